@@ -1,0 +1,179 @@
+# Trains GPT-2 with tensor, pipeline and data parallelism, on GPUs or without any. `make help` lists the
+# targets.
+#
+#   make DEVICE=cpu|cuda      default: cuda if there are nvcc and a GPU
+#        PRECISION=fp32|bf16  default: bf16 on cuda, fp32 on cpu
+#        SANITIZE=1           cpu only: address and undefined-behaviour sanitizers
+#        NCCL=nccl|mpi        cuda only: mpi carries the calls of NCCL over MPI, so that ranks can share a GPU
+#        LAYOUT='--tensor 2'  more flags for `make train`, RANKS=8 for its number of ranks
+#        ONLY=pattern         `make test` runs only programs whose name matches
+#
+# All output goes to build/, each combination to a folder of its own: build/cpu-fp32/train_gpt.
+
+.DEFAULT_GOAL := all
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+JOBS := $(shell nproc 2>/dev/null || echo 2)
+# A recipe that calls make with all cores, unless the user chose -j.
+PARALLEL = $(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS))
+
+comma := ,
+ifndef NVCC
+NVCC := $(or $(shell command -v nvcc 2>/dev/null),$(wildcard /usr/local/cuda/bin/nvcc))
+endif
+ifndef DEVICE
+DEVICE := $(if $(NVCC),$(if $(shell nvidia-smi -L 2>/dev/null | grep GPU),cuda,cpu),cpu)
+endif
+PRECISION ?= $(if $(filter cuda,$(DEVICE)),bf16,fp32)
+NCCL ?= nccl
+ifeq ($(and $(filter cpu cuda,$(DEVICE)),$(filter fp32 bf16,$(PRECISION)),$(filter nccl mpi,$(NCCL))),)
+$(error DEVICE must be cpu or cuda, PRECISION fp32 or bf16, NCCL nccl or mpi)
+endif
+ifeq ($(DEVICE)$(NVCC),cuda)
+$(error DEVICE=cuda needs nvcc in PATH or NVCC=/path/to/nvcc)
+endif
+ifeq ($(DEVICE)$(SANITIZE),cuda1)
+$(error SANITIZE=1 is for DEVICE=cpu)
+endif
+DIR := build/$(DEVICE)-$(PRECISION)$(if $(SANITIZE),-asan)
+
+# ---- what there is to build --------------------------------------------------------------------------------
+
+TRAINERS := $(wildcard train_gpt.cu train_gpt_tp.cu train_gpt_pp.cu train_gpt_3d.cu)
+KERNELS := $(wildcard dev/cuda/*.cu)
+C_TESTS := $(wildcard dev/test/test_*.c)
+CPU_TESTS := $(if $(filter cpu,$(DEVICE)),$(wildcard dev/test/test_*.cu))  # of the stand-ins
+TOOLS := $(wildcard dev/data/*.c dev/plot/*.c)
+program = $(addprefix $(DIR)/,$(basename $(1)))
+
+# ---- what was found ----------------------------------------------------------------------------------------
+# dev/probe.sh links small programs; its answer is kept, but what was missing is looked for again at the next
+# call.
+
+PROBE := build/probe-$(DEVICE).mk
+ifneq ($(filter-out help setup clean train test gpu-check,$(or $(MAKECMDGOALS),all)),)
+include $(PROBE)
+ifdef FOUND
+ifdef MISSING
+$(shell rm -f $(PROBE))
+endif
+ifeq ($(and $(BLAS_LIBS),$(CJSON_LIBS)),)
+$(error not found: $(MISSING); `make setup` installs what is missing)
+endif
+ifeq ($(MAKELEVEL),0)
+$(info $(DIR): found $(FOUND)$(if $(MISSING),; missing: $(MISSING)))
+endif
+endif
+endif
+
+$(PROBE): dev/probe.sh
+	@mkdir -p $(@D)
+	@dev/probe.sh $(DEVICE) '$(if $(filter cuda,$(DEVICE)),$(NVCC),$(CXX))' > $@.tmp && mv $@.tmp $@
+
+# ---- how it is compiled ------------------------------------------------------------------------------------
+# Never -ffast-math. No contraction to fused multiply-add on the host, so that the same source gives the same
+# bits in every program.
+
+WARNINGS := -Wall -Wextra
+HOST := $(if $(SANITIZE),-O1 -g -fsanitize=address$(comma)undefined -fno-sanitize-recover=all,-O3) \
+        $(NATIVE) -ffp-contract=off $(OPENMP)
+DEFINES := -DPRECISION_$(if $(filter bf16,$(PRECISION)),BF16,FP32)
+LIBS := -Xlinker --as-needed $(BLAS_LIBS) $(CJSON_LIBS) $(MPI_LIBS)
+DEPENDENCIES = -MMD -MP -MF $@.d -MT $@
+
+ifeq ($(DEVICE),cpu)
+CU = $(CXX) -x c++ -std=c++17 $(HOST) $(WARNINGS) -Illmc/cpu -Illmc/mpi -I. $(DEFINES) $(BLAS_DEFINES) \
+     $(MPI_FLAGS)
+else
+ARCHITECTURES := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90$(comma)compute_90]
+NVCC_HOST := $(subst $(eval) ,$(comma),$(strip $(NATIVE) -ffp-contract=off $(OPENMP) $(WARNINGS)))
+CU = $(NVCC) -std=c++17 -O3 $(ARCHITECTURES) -diag-suppress 177 -Xcompiler $(NVCC_HOST) -I. $(DEFINES) \
+     $(MPI_FLAGS)
+ifeq ($(NCCL),mpi)
+CU += -Illmc/mpi -DNCCL_OVER_MPI
+else
+LIBS += $(NCCL_LIBS)
+endif
+endif
+C = $(CC) -std=gnu11 $(HOST) $(WARNINGS) -I.
+
+$(DIR)/%: %.cu Makefile $(PROBE)
+	@mkdir -p $(@D)
+	$(if $(MPI_LIBS),,$(if $(shell grep -E 'mpi\.h|nccl\.h|job\.cuh' $<),$(error $< needs MPI: `make setup`)))
+	$(CU) $(DEPENDENCIES) -o $@ $< $(LIBS)
+
+$(DIR)/%: %.c Makefile $(PROBE)
+	@mkdir -p $(@D)
+	$(C) $(DEPENDENCIES) -o $@ $< -Xlinker --as-needed $(CJSON_LIBS) -lm
+
+# Tools have no device and no precision.
+build/tools/%: dev/data/%.c Makefile $(PROBE)
+	@mkdir -p $(@D)
+	$(C) $(DEPENDENCIES) -o $@ $< -Xlinker --as-needed $(CJSON_LIBS) -lm
+
+build/tools/%: dev/plot/%.c Makefile $(PROBE)
+	@mkdir -p $(@D)
+	$(C) $(DEPENDENCIES) -o $@ $< -Xlinker --as-needed $(CJSON_LIBS) -lm
+
+-include $(wildcard $(DIR)/*.d $(DIR)/dev/*/*.d build/tools/*.d)
+
+# ---- targets -----------------------------------------------------------------------------------------------
+
+.PHONY: all trainers kernels tests tools setup train test gpu-check clean help corpus run-train build-train
+
+all: trainers tools                  ## every trainer and tool
+trainers: $(call program,$(TRAINERS))  ## build/cpu-fp32/train_gpt and those after it
+kernels: $(call program,$(KERNELS))  ## the checks of the kernels, dev/cuda
+tools: $(addprefix build/tools/,$(notdir $(basename $(TOOLS))))  ## data preparation and plots: build/tools
+TESTS := $(call program,$(C_TESTS) $(CPU_TESTS) $(wildcard test_gpt.c))
+tests: trainers kernels tools $(TESTS)  ## every test program
+
+setup:  ## installs what is missing (compiler, MPI, oneDNN, cJSON)
+	@dev/setup.sh
+
+clean:  ## removes build/
+	rm -rf build
+
+help:  ## this list
+	@echo 'usage: make [TARGET] [DEVICE=cpu|cuda] [PRECISION=fp32|bf16] [SANITIZE=1]; here DEVICE is $(DEVICE)'
+	@sed -nE 's/^([a-z-]+):.*## */\1|/p' Makefile | awk -F'|' '{printf "  %-12s %s\n", $$1, $$2}'
+
+gpu-check:  ## one command for a machine with a GPU: builds, tests and measures there
+	dev/gpu_check.sh
+
+# ---- the built-in corpus: this repository's own text, as bytes ---------------------------------------------
+
+CORPUS_TEXT := $(sort $(wildcard README.md *.cu *.c) \
+                 $(shell find llmc dev -type f \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \
+                         -o -name '*.sh' -o -name '*.py' -o -name '*.md' \) 2>/dev/null))
+
+corpus: build/corpus/train.bin  ## build/corpus/train.bin and val.bin
+build/corpus/train.bin: build/tools/bytes $(CORPUS_TEXT)
+	@mkdir -p $(@D)
+	build/tools/bytes $@ build/corpus/val.bin $(CORPUS_TEXT)
+
+# ---- make train --------------------------------------------------------------------------------------------
+
+train:  ## set-up, build, and train a small model on the built-in corpus
+	@dev/setup.sh
+	@$(PARALLEL) build-train
+	@$(MAKE) --no-print-directory run-train
+
+MAIN := $(lastword $(TRAINERS))
+build-train: $(call program,$(MAIN)) corpus tools
+TRAIN_FLAGS := --train-data build/corpus/train.bin --val-data build/corpus/val.bin \
+               --layers 4 --heads 4 --channels 128 --seq 128 --micro-batch 16 --steps 400 --lr 2e-3 --warmup 20 \
+               --val-every 100 --sample-every 400 --out build/out --log build/out/log.jsonl
+
+run-train:
+	@mkdir -p build/out
+	$(call program,$(MAIN)) $(TRAIN_FLAGS) $(LAYOUT)
+
+# ---- make test ---------------------------------------------------------------------------------------------
+
+test:  ## builds and runs every test; the last line is `N passed, N failed`
+	@dev/setup.sh
+	@$(PARALLEL) PRECISION=fp32 tests
+	@$(PARALLEL) PRECISION=bf16 trainers kernels
+	@$(if $(filter cpu,$(DEVICE)),$(PARALLEL) PRECISION=fp32 SANITIZE=1 tests)
+	@dev/test/run_tests.sh $(DEVICE) $(ONLY)

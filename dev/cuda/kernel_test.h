@@ -1,0 +1,102 @@
+// kernel_test.h: what the checks of the element and row kernels share: test data, device buffers, errors.
+#ifndef LLMC_KERNEL_TEST_H
+#define LLMC_KERNEL_TEST_H
+
+#include <float.h>
+#include <math.h>
+
+#include "dev/test/check.h"
+#include "llmc/cuda_common.cuh"
+
+// Largest relative error of one rounding to floatX, for bounds.
+static const double FLOATX_ROUNDING = sizeof(floatX) == 4 ? 6.0e-8 : 4.0e-3;
+
+static inline void *test_memory(size_t bytes) {
+    void *p = malloc(bytes + 16);
+    if (!p) { fprintf(stderr, "error: out of host memory\n"); exit(1); }
+    return p;
+}
+
+// The next of a sequence of numbers in [-1, 1).
+static inline double test_random(uint64_t *state) {
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (double)(*state >> 40) / (double)(1 << 23) - 1.0;
+}
+
+// n values in [center - scale, center + scale), such that floatX holds them exactly.
+static inline float *test_values(size_t n, double center, double scale, uint64_t seed) {
+    float *x = (float *)test_memory(n * sizeof(float));
+    for (size_t i = 0; i < n; i++) x[i] = to_float(from_float<floatX>((float)(center + scale * test_random(&seed))));
+    return x;
+}
+
+static inline void *test_device(size_t bytes) {
+    void *p;
+    CUDA_CHECK(cudaMalloc(&p, bytes ? bytes : 1));
+    return p;
+}
+
+static inline float *to_device(const float *host, size_t n) {
+    float *p = (float *)test_device(n * sizeof(float));
+    if (n) CUDA_CHECK(cudaMemcpy(p, host, n * sizeof(float), cudaMemcpyHostToDevice));
+    return p;
+}
+
+static inline int *to_device_int(const int *host, size_t n) {
+    int *p = (int *)test_device(n * sizeof(int));
+    if (n) CUDA_CHECK(cudaMemcpy(p, host, n * sizeof(int), cudaMemcpyHostToDevice));
+    return p;
+}
+
+// Rounds n host floats to a device buffer of floatX, whose first element is at dst.
+static inline void copy_to_floatX(floatX *dst, const float *host, size_t n) {
+    floatX *narrow = (floatX *)test_memory(n * sizeof(floatX));
+    for (size_t i = 0; i < n; i++) narrow[i] = from_float<floatX>(host[i]);
+    if (n) CUDA_CHECK(cudaMemcpy(dst, narrow, n * sizeof(floatX), cudaMemcpyHostToDevice));
+    free(narrow);
+}
+
+static inline floatX *to_device_floatX(const float *host, size_t n) {
+    floatX *p = (floatX *)test_device(n * sizeof(floatX));
+    copy_to_floatX(p, host, n);
+    return p;
+}
+
+static inline float *to_host(const float *device, size_t n, cudaStream_t stream) {
+    float *x = (float *)test_memory(n * sizeof(float));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    if (n) CUDA_CHECK(cudaMemcpy(x, device, n * sizeof(float), cudaMemcpyDeviceToHost));
+    return x;
+}
+
+static inline float *to_host_floatX(const floatX *device, size_t n, cudaStream_t stream) {
+    floatX *narrow = (floatX *)test_memory(n * sizeof(floatX));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    if (n) CUDA_CHECK(cudaMemcpy(narrow, device, n * sizeof(floatX), cudaMemcpyDeviceToHost));
+    float *x = (float *)test_memory(n * sizeof(float));
+    for (size_t i = 0; i < n; i++) x[i] = to_float(narrow[i]);
+    free(narrow);
+    return x;
+}
+
+// Largest |got - want| / (|want| + the root mean square of want); infinite if got has a NaN.
+static inline double test_error(const float *got, const double *want, size_t n) {
+    double square = 0.0, worst = 0.0;
+    for (size_t i = 0; i < n; i++) square += want[i] * want[i];
+    double rms = n ? sqrt(square / (double)n) : 0.0;
+    for (size_t i = 0; i < n; i++) {
+        double error = fabs((double)got[i] - want[i]) / (fabs(want[i]) + rms + 1e-30);
+        if (!(error <= worst)) worst = isnan(error) ? (double)INFINITY : error;
+    }
+    return worst;
+}
+
+static inline bool same_bits(const void *a, const void *b, size_t n) { return memcmp(a, b, n * sizeof(float)) == 0; }
+
+static inline double *test_doubles(size_t n) {
+    double *x = (double *)test_memory(n * sizeof(double));
+    for (size_t i = 0; i < n; i++) x[i] = 0.0;
+    return x;
+}
+
+#endif

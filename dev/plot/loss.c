@@ -1,0 +1,242 @@
+// loss.c: draws the losses of one or more --log files as an SVG: training loss (thin as logged, thick
+// smoothed) and validation loss (dots) over steps.
+//
+//   loss [--title TEXT] [--smooth STEPS] [--log-y] [--width PIXELS] [--out FILE.svg] [LABEL=]LOG.jsonl ...
+#include <cjson/cJSON.h>
+#include <getopt.h>
+#include <stdbool.h>
+
+#include "dev/plot/svg.h"
+
+typedef struct {
+    double step, loss;
+} Point;
+
+typedef struct {
+    Point *points;
+    size_t count, capacity;
+} Curve;
+
+typedef struct {
+    char label[128];
+    Curve train, val;
+} Run;
+
+typedef struct {
+    double x0, x1, y0, y1;            // data
+    double left, right, top, bottom;  // pixels
+    bool log_y;
+} Axes;
+
+enum { MAX_RUNS = 8 };
+static const char *const colors[MAX_RUNS] = {"#2c5f9e", "#d9632f", "#1f7a5c", "#8a5ac2",
+                                             "#b58a1c", "#c0437a", "#3b8ea5", "#5f6b76"};
+
+static bool curve_add(Curve *curve, double step, double loss) {
+    if (curve->count == curve->capacity) {
+        size_t capacity = curve->capacity ? 2 * curve->capacity : 256;
+        Point *larger = realloc(curve->points, capacity * sizeof(Point));
+        if (!larger) return false;
+        curve->points = larger;
+        curve->capacity = capacity;
+    }
+    curve->points[curve->count++] = (Point){step, loss};
+    return true;
+}
+
+static double finite_number(const cJSON *line, const char *name) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(line, name);
+    return cJSON_IsNumber(item) ? item->valuedouble : NAN;
+}
+
+// argument: [LABEL=]PATH. A line that is not JSON (the last one of a run that was killed) is left out.
+static bool read_run(const char *argument, Run *run, Error *err) {
+    const char *equals = strchr(argument, '='), *path = equals ? equals + 1 : argument;
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    if (equals) snprintf(run->label, sizeof run->label, "%.*s", (int)(equals - argument), argument);
+    else snprintf(run->label, sizeof run->label, "%.*s", (int)strcspn(name, "."), name);
+    char *text = read_text(path, err);
+    if (!text) return false;
+    bool room = true;
+    for (char *line = text, *end; line && *line && room; line = end) {
+        end = strchr(line, '\n');
+        if (end) *end++ = 0;
+        cJSON *json = cJSON_Parse(line);
+        double step = finite_number(json, "step"), loss = finite_number(json, "loss"),
+               val = finite_number(json, "val_loss");
+        if (isfinite(step) && isfinite(loss)) room = room && curve_add(&run->train, step, loss);
+        if (isfinite(step) && isfinite(val)) room = room && curve_add(&run->val, step, val);
+        cJSON_Delete(json);
+    }
+    free(text);
+    if (!room) return error_set(err, "out of memory");
+    return run->train.count + run->val.count > 0 || error_set(err, "%s holds no losses", path);
+}
+
+static void extend(Axes *a, const Curve *curve) {
+    for (size_t i = 0; i < curve->count; i++) {
+        Point q = curve->points[i];
+        if (a->log_y && q.loss <= 0) continue;
+        a->x0 = fmin(a->x0, q.step), a->x1 = fmax(a->x1, q.step);
+        a->y0 = fmin(a->y0, q.loss), a->y1 = fmax(a->y1, q.loss);
+    }
+}
+
+static double place_x(const Axes *a, double step) {
+    return a->left + (step - a->x0) / (a->x1 - a->x0) * (a->right - a->left);
+}
+
+static double place_y(const Axes *a, double loss) {
+    double t = a->log_y ? log(loss / a->y0) / log(a->y1 / a->y0) : (loss - a->y0) / (a->y1 - a->y0);
+    return a->bottom - t * (a->bottom - a->top);
+}
+
+// smooth: the mean of that many points around each one; 1 draws them as they are.
+static void draw_curve(FILE *out, const Axes *a, const Curve *curve, const char *color, double width,
+                       double opacity, size_t smooth) {
+    fprintf(out,
+            "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"%g\" stroke-opacity=\"%g\" "
+            "stroke-linejoin=\"round\" points=\"",
+            color, width, opacity);
+    size_t first = 0, last = 0;  // of the window [first, last), whose sum is kept
+    double sum = 0;
+    for (size_t i = 0; i < curve->count; i++) {
+        size_t half = smooth / 2, reach = i < half ? i : half;  // a window of equal length on both sides
+        if (reach > curve->count - 1 - i) reach = curve->count - 1 - i;
+        for (; last <= i + reach; last++) sum += curve->points[last].loss;
+        for (; first < i - reach; first++) sum -= curve->points[first].loss;
+        for (; last > i + reach + 1; last--) sum -= curve->points[last - 1].loss;
+        double mean = sum / (double)(last - first);
+        if (!a->log_y || mean > 0)
+            fprintf(out, "%.2f,%.2f ", place_x(a, curve->points[i].step), place_y(a, mean));
+    }
+    fprintf(out, "\"/>\n");
+}
+
+static void draw_axes(FILE *out, const Axes *a) {
+    double step = svg_axis_step(a->x1 - a->x0, 8);
+    for (double x = ceil(a->x0 / step) * step; x <= a->x1 * (1 + 1e-9); x += step) {
+        svg_line(out, place_x(a, x), a->top, place_x(a, x), a->bottom, SVG_GRID, 1);
+        svg_text(out, place_x(a, x), a->bottom + 20, 12, 400, "middle", SVG_MUTED, "%.*f",
+                 svg_axis_digits(step), x);
+    }
+    step = svg_axis_step(a->y1 - a->y0, a->log_y ? 16 : 7);
+    double last = INFINITY;
+    for (double y = ceil(a->y0 / step) * step; y <= a->y1 * (1 + 1e-9); y += step) {
+        if (a->log_y && last - place_y(a, y) < 18) continue;
+        last = place_y(a, y);
+        svg_line(out, a->left, last, a->right, last, SVG_GRID, 1);
+        svg_text(out, a->left - 10, last + 4, 12, 400, "end", SVG_MUTED, "%.*f", svg_axis_digits(step), y);
+    }
+    svg_line(out, a->left, a->bottom, a->right, a->bottom, SVG_MUTED, 1);
+    svg_text(out, (a->left + a->right) / 2, a->bottom + 42, 13, 400, "middle", SVG_INK, "step");
+}
+
+static void draw(FILE *out, const Run *runs, int count, const char *title, double width, size_t smooth,
+                 bool log_y) {
+    double height = 0.5 * width + 70;
+    Axes a = {INFINITY, -INFINITY, INFINITY, -INFINITY, 70, width - 30, 62, height - 60, log_y};
+    for (int r = 0; r < count; r++) {
+        extend(&a, &runs[r].train);
+        extend(&a, &runs[r].val);
+    }
+    if (!(a.x1 > a.x0)) a.x0 -= 1, a.x1 += 1;
+    double margin = 0.04 * (a.y1 - a.y0) + 1e-6 * fabs(a.y1) + 1e-12;
+    if (log_y) a.y0 *= 0.97, a.y1 *= 1.03;
+    else a.y0 -= margin, a.y1 += margin;
+    svg_begin(out, width, height);
+    svg_text(out, a.left, 28, 17, 700, "start", SVG_INK, "%s", title ? title : "Loss");
+    svg_text(out, a.left, 48, 13, 400, "start", SVG_MUTED,
+             "nats per token; line: training, dots: validation%s", log_y ? "; logarithmic" : "");
+    draw_axes(out, &a);
+    double y = a.top + 16, label_x = a.right;
+    for (int r = 0; r < count; r++) {
+        double w = svg_text_width(runs[r].label, 12.5) + 130;
+        label_x = fmin(label_x, a.right - w);
+    }
+    for (int r = 0; r < count; r++) {
+        const Run *run = &runs[r];
+        draw_curve(out, &a, &run->train, colors[r], 1, smooth > 1 ? 0.3 : 1, 1);
+        if (smooth > 1) draw_curve(out, &a, &run->train, colors[r], 2.2, 1, smooth);
+        draw_curve(out, &a, &run->val, colors[r], 1, 0.6, 1);
+        for (size_t i = 0; i < run->val.count; i++) {
+            Point q = run->val.points[i];
+            if (log_y && q.loss <= 0) continue;
+            fprintf(
+                out,
+                "<circle cx=\"%.2f\" cy=\"%.2f\" r=\"4\" fill=\"%s\" stroke=\"#ffffff\"/>\n",
+                place_x(&a, q.step), place_y(&a, q.loss), colors[r]);
+        }
+    }
+    for (int r = 0; r < count; r++, y += 20) {
+        const Curve *train = &runs[r].train, *val = &runs[r].val;
+        char text[256];
+        size_t n = (size_t)snprintf(text, sizeof text, "%s", runs[r].label);
+        if (train->count)
+            n += (size_t)snprintf(text + n, sizeof text - n, ": %.3f", train->points[train->count - 1].loss);
+        if (val->count)
+            snprintf(text + n, sizeof text - n, "%s val %.3f", train->count ? "," : ":",
+                     val->points[val->count - 1].loss);
+        svg_line(out, label_x, y - 4, label_x + 20, y - 4, colors[r], 3);
+        svg_text(out, label_x + 28, y, 12.5, 400, "start", SVG_INK, "%s", text);
+    }
+    svg_end(out);
+}
+
+static const char usage[] =
+    "usage: loss [--title TEXT] [--smooth STEPS] [--log-y] [--width PIXELS] [--out FILE.svg]\n"
+    "            [LABEL=]LOG.jsonl ...\n"
+    "  --smooth STEPS  also draw the mean of that many steps (default: run / 50; 1: off)\n"
+    "  --log-y         logarithmic loss axis\n"
+    "  --out FILE      where to write (default: standard output)\n";
+
+static int fail(const char *text) {
+    fprintf(stderr, "loss: %s\n", text);
+    return 1;
+}
+
+int main(int argc, char **argv) {
+    static const struct option options[] = {
+        {"title", required_argument, NULL, 't'},
+        {"smooth", required_argument, NULL, 's'},
+        {"log-y", no_argument, NULL, 'l'},
+        {"width", required_argument, NULL, 'w'},
+        {"out", required_argument, NULL, 'o'},
+        {"help", no_argument, NULL, 'h'},
+        {NULL, 0, NULL, 0},
+    };
+    const char *title = NULL, *path = NULL;
+    long smooth = 0, width = 1000;
+    bool log_y = false, good = true;
+    for (int c; good && (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        if (c == 't') title = optarg;
+        else if (c == 's') good = plot_integer(optarg, 1, 1000000, &smooth);
+        else if (c == 'w') good = plot_integer(optarg, 300, 20000, &width);
+        else if (c == 'l') log_y = true;
+        else if (c == 'o') path = optarg;
+        else if (c == 'h') return fputs(usage, stdout) == EOF;
+        else good = false;
+    }
+    int count = argc - optind;
+    if (!good || count < 1) {
+        fputs(usage, stderr);
+        return 2;
+    }
+    if (count > MAX_RUNS) return fail("at most 8 logs fit into one picture");
+    Run runs[MAX_RUNS] = {0};
+    Error err;
+    size_t longest = 0;
+    for (int r = 0; r < count; r++) {
+        if (!read_run(argv[optind + r], &runs[r], &err)) return fail(err.text);
+        if (runs[r].train.count > longest) longest = runs[r].train.count;
+    }
+    FILE *out = path ? fopen(path, "wb") : stdout;
+    if (!out) return fail(strerror(errno));
+    draw(out, runs, count, title, (double)width, smooth ? (size_t)smooth : longest / 50 + 1, log_y);
+    bool failed = ferror(out) | (out == stdout ? fflush(out) != 0 : fclose(out) != 0);
+    for (int r = 0; r < count; r++) {
+        free(runs[r].train.points);
+        free(runs[r].val.points);
+    }
+    return failed ? fail("the picture could not be written") : 0;
+}

@@ -1,0 +1,132 @@
+// svg.h: the few things that the plots share: text files, SVG shapes, colours, round axis steps.
+#ifndef LLMC_SVG_H
+#define LLMC_SVG_H
+
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/error.h"
+
+#define SVG_INK "#1f2933"
+#define SVG_MUTED "#66727f"
+#define SVG_GRID "#e3e8ee"
+
+// The whole file as a string (release with free), or NULL with a sentence.
+static inline char *read_text(const char *path, Error *err) {
+    FILE *file = fopen(path, "rb");
+    if (!file) {
+        error_set(err, "cannot read %s: %s", path, strerror(errno));
+        return NULL;
+    }
+    size_t size = 0, room = 1 << 16;
+    char *text = (char *)malloc(room);
+    while (text) {
+        size_t got = fread(text + size, 1, room - size - 1, file);
+        size += got;
+        if (got == 0) break;
+        if (room - size < room / 2) {
+            char *larger = (char *)realloc(text, room *= 2);
+            if (!larger) free(text);
+            text = larger;
+        }
+    }
+    bool failed = ferror(file) != 0;
+    fclose(file);
+    if (!text || failed) {
+        error_set(err, text ? "cannot read %s: %s" : "no memory for %s: %s", path, strerror(errno));
+        free(text);
+        return NULL;
+    }
+    text[size] = 0;
+    return text;
+}
+
+// True when the whole text is an integer from lowest to highest.
+static inline bool plot_integer(const char *text, long lowest, long highest, long *value) {
+    char *end;
+    errno = 0;
+    *value = strtol(text, &end, 10);
+    return *text && !*end && errno == 0 && *value >= lowest && *value <= highest;
+}
+
+static inline void svg_begin(FILE *out, double width, double height) {
+    fprintf(out,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%g\" height=\"%g\" viewBox=\"0 0 %g %g\" "
+            "font-family=\"Helvetica, Arial, 'DejaVu Sans', sans-serif\">\n"
+            "<rect width=\"100%%\" height=\"100%%\" fill=\"#ffffff\"/>\n",
+            width, height, width, height);
+}
+
+static inline void svg_end(FILE *out) { fprintf(out, "</svg>\n"); }
+
+// stroke: a colour or NULL
+static inline void svg_rect(FILE *out, double x, double y, double w, double h, const char *fill,
+                            const char *stroke) {
+    fprintf(out, "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"%s\"", x, y, w, h, fill);
+    if (stroke) fprintf(out, " stroke=\"%s\" stroke-width=\"0.75\"", stroke);
+    fprintf(out, "/>\n");
+}
+
+static inline void svg_line(FILE *out, double x1, double y1, double x2, double y2, const char *stroke,
+                            double width) {
+    fprintf(out,
+            "<line x1=\"%.2f\" y1=\"%.2f\" x2=\"%.2f\" y2=\"%.2f\" stroke=\"%s\" stroke-width=\"%g\"/>\n", x1,
+            y1, x2, y2, stroke, width);
+}
+
+// anchor: "start", "middle" or "end"; weight 400 or 700. y is the baseline.
+__attribute__((format(printf, 8, 9))) static inline void svg_text(FILE *out, double x, double y, double size,
+                                                                  int weight, const char *anchor,
+                                                                  const char *fill, const char *format, ...) {
+    char text[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    fprintf(
+        out,
+        "<text x=\"%.2f\" y=\"%.2f\" font-size=\"%.1f\" font-weight=\"%d\" text-anchor=\"%s\" fill=\"%s\">",
+        x, y, size, weight, anchor, fill);
+    for (const char *c = text; *c; c++) {
+        if (*c == '<') fputs("&lt;", out);
+        else if (*c == '>') fputs("&gt;", out);
+        else if (*c == '&') fputs("&amp;", out);
+        else if ((unsigned char)*c >= 0x20) fputc(*c, out);
+    }
+    fputs("</text>\n", out);
+}
+
+// Width in pixels that a text of this size takes, roughly.
+static inline double svg_text_width(const char *text, double size) {
+    return 0.56 * size * (double)strlen(text);
+}
+
+// The colour between a and b (0xRRGGBB), written as #rrggbb into out[8].
+static inline const char *svg_mix(unsigned a, unsigned b, double t, char out[8]) {
+    unsigned mixed = 0;
+    for (int shift = 0; shift <= 16; shift += 8) {
+        double from = (a >> shift) & 255, to = (b >> shift) & 255;
+        mixed |= (unsigned)lround(from + (to - from) * t) << shift;
+    }
+    snprintf(out, 8, "#%06x", mixed & 0xffffffu);
+    return out;
+}
+
+// A step of 1, 2 or 5 times a power of ten that cuts range into about `parts`.
+static inline double svg_axis_step(double range, int parts) {
+    double raw = range / parts, power = pow(10, floor(log10(raw))), lead = raw / power;
+    return power * (lead <= 1.001 ? 1 : lead <= 2.001 ? 2 : lead <= 5.001 ? 5 : 10);
+}
+
+// Digits behind the point that values on this axis need.
+static inline int svg_axis_digits(double step) {
+    int digits = (int)-floor(log10(step) + 1e-9);
+    return digits < 0 ? 0 : digits;
+}
+
+#endif

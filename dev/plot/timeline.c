@@ -1,0 +1,400 @@
+// timeline.c: draws one training step of a --trace file as an SVG like the figures of the pipeline papers: a
+// row per rank, a box per forward and backward with its micro-batch, and the measured bubble beside the
+// formula.
+//
+//   timeline [--step N] [--pipeline P] [--title TEXT] [--width PIXELS] [--retime] [--out FILE.svg] TRACE.json
+//
+// --retime keeps what ran where and in which order, and replaces when: every forward takes the mean forward,
+// every backward the mean backward, messages take nothing. That is the picture to look at when ranks shared
+// cores.
+#include <cjson/cJSON.h>
+#include <getopt.h>
+#include <limits.h>
+
+#include "dev/plot/svg.h"
+#include "llmc/pipeline.h"
+#include "llmc/trace.h"
+
+// Where a kind is drawn: in the row's boxes, or in one of the thin lanes below them.
+typedef enum { LANE_BOX, LANE_SEND, LANE_RECEIVE, LANE_COLLECTIVE, LANE_HIDDEN, LANE_COUNT } Lane;
+
+typedef struct {
+    const char *kind;
+    Lane lane;
+    unsigned dark, light;  // from the first chunk to the last
+} KindStyle;
+
+static const KindStyle styles[] = {
+    {"forward", LANE_BOX, 0x2c5f9e, 0xa9cdf2},
+    {"backward", LANE_BOX, 0x1f7a5c, 0x9fe0c4},
+    {"recompute", LANE_BOX, 0x7f93b8, 0xc3cfe4},
+    {"optimizer", LANE_BOX, 0xe3a33b, 0xe3a33b},
+    {"wait", LANE_HIDDEN, 0, 0},
+    {"step", LANE_HIDDEN, 0, 0},
+    {"send", LANE_SEND, 0xd9632f, 0xd9632f},
+    {"recv", LANE_RECEIVE, 0xf0bd9f, 0xf0bd9f},
+    {"all-reduce", LANE_COLLECTIVE, 0x8a5ac2, 0x8a5ac2},
+    {"reduce-scatter", LANE_COLLECTIVE, 0xa27bd3, 0xa27bd3},
+    {"all-gather", LANE_COLLECTIVE, 0xc3a8e6, 0xc3a8e6},
+    {"broadcast", LANE_COLLECTIVE, 0xd9a3c7, 0xd9a3c7},
+};
+static const KindStyle other_style = {"other", LANE_BOX, 0xc2c9d1, 0xc2c9d1};
+
+// A kind may say more after a space: "send activations" is drawn as send.
+static const KindStyle *style_of(const char *kind) {
+    size_t length = strcspn(kind, " ");
+    for (size_t i = 0; i < sizeof styles / sizeof styles[0]; i++)
+        if (strlen(styles[i].kind) == length && strncmp(kind, styles[i].kind, length) == 0) return &styles[i];
+    return &other_style;
+}
+
+static bool is_forward(const TraceEvent *e) { return strcmp(e->kind, "forward") == 0; }
+static bool is_backward(const TraceEvent *e) { return strcmp(e->kind, "backward") == 0; }
+static bool is_compute(const TraceEvent *e) {
+    return is_forward(e) || is_backward(e) || strcmp(e->kind, "recompute") == 0;
+}
+
+typedef struct {
+    TraceList trace;
+    long step;
+    int ranks, p, m, v;
+    double start, end;   // of all events of the step, microseconds
+    double first, last;  // of its forwards and backwards
+    double bubble;       // idle over busy, between first and last
+    double mean[2];      // forward, backward
+    double *busy;        // [ranks], between first and last
+    bool lanes[LANE_COUNT];
+} Timeline;
+
+// Reading
+
+static double number_of(const cJSON *object, const char *name, double missing) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
+    return cJSON_IsNumber(item) && isfinite(item->valuedouble) ? item->valuedouble : missing;
+}
+
+static int small_number(const cJSON *object, const char *name) {
+    double x = number_of(object, name, -1);
+    return x >= 0 && x < 1e6 ? (int)x : -1;
+}
+
+static bool read_trace(const char *path, TraceList *list, Error *err) {
+    char *text = read_text(path, err);
+    if (!text) return false;
+    cJSON *root = cJSON_Parse(text);
+    free(text);
+    const cJSON *events = cJSON_IsArray(root) ? root : cJSON_GetObjectItemCaseSensitive(root, "traceEvents"),
+                *item;
+    if (!cJSON_IsArray(events)) {
+        cJSON_Delete(root);
+        return error_set(err, "%s is not a Chrome trace: no traceEvents", path);
+    }
+    cJSON_ArrayForEach(item, events) {
+        const cJSON *args = cJSON_GetObjectItemCaseSensitive(item, "args");
+        const char *phase = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "ph"));
+        const char *kind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(args, "kind"));
+        double start = number_of(item, "ts", NAN), duration = number_of(item, "dur", NAN);
+        int rank = small_number(item, "pid");
+        if (!phase || strcmp(phase, "X") != 0 || !kind || !isfinite(start) || !(duration >= 0) || rank < 0)
+            continue;
+        TraceEvent e = trace_event(kind, rank, small_number(item, "tid"), small_number(args, "micro"),
+                                   small_number(args, "chunk"));
+        e.start_us = start;
+        e.duration_us = duration;
+        e.step = (long)number_of(args, "step", 0);
+        trace_add(list, &e);
+    }
+    cJSON_Delete(root);
+    return list->count > 0 || error_set(err, "%s holds no events with a kind", path);
+}
+
+// Rank, then start, then the longer one first, so that what lies inside is drawn over it.
+static int compare_events(const void *a, const void *b) {
+    const TraceEvent *x = a, *y = b;
+    if (x->rank != y->rank) return x->rank < y->rank ? -1 : 1;
+    if (x->start_us != y->start_us) return x->start_us < y->start_us ? -1 : 1;
+    return x->duration_us > y->duration_us ? -1 : x->duration_us < y->duration_us;
+}
+
+// Keeps one step (LONG_MIN: the last that has a backward) and learns the sizes from it. stages 0: all ranks.
+static bool choose_step(Timeline *t, long step, int stages, Error *err) {
+    bool any = step != LONG_MIN;
+    t->step = step;
+    for (size_t i = 0; i < t->trace.count; i++) {
+        const TraceEvent *e = &t->trace.events[i];
+        if (e->rank + 1 > t->ranks) t->ranks = e->rank + 1;
+        if (step == LONG_MIN && is_backward(e) && (!any || e->step > t->step)) t->step = e->step, any = true;
+    }
+    if (!any) return error_set(err, "no step in this trace has a backward");
+    size_t kept = 0;
+    t->v = 1;
+    for (size_t i = 0; i < t->trace.count; i++) {
+        TraceEvent e = t->trace.events[i];
+        if (e.step != t->step) continue;
+        if (is_compute(&e) && e.micro + 1 > t->m) t->m = e.micro + 1;
+        if (is_compute(&e) && e.chunk + 1 > t->v) t->v = e.chunk + 1;
+        t->trace.events[kept++] = e;
+    }
+    t->trace.count = kept;
+    if (t->m == 0)
+        return error_set(err, "step %ld of this trace has no forward or backward of a micro-batch", t->step);
+    t->p = stages ? stages : t->ranks;
+    if (t->ranks % t->p != 0)
+        return error_set(err, "%d ranks are not a multiple of --pipeline %d stages", t->ranks, t->p);
+    qsort(t->trace.events, kept, sizeof(TraceEvent), compare_events);
+    return true;
+}
+
+// Measuring. A rank is busy while any of its forwards, backwards or recomputations runs; ranks start in one
+// moment and end in one moment, as a training step does.
+static void measure(Timeline *t) {
+    t->start = t->first = INFINITY;
+    t->end = t->last = -INFINITY;
+    memset(t->lanes, 0, sizeof t->lanes);
+    memset(t->busy, 0, (size_t)t->ranks * sizeof *t->busy);
+    size_t counts[2] = {0, 0};
+    double covered = 0, total = 0, forwards = 0;  // covered: up to where this rank's busy time is counted
+    for (size_t i = 0; i < t->trace.count; i++) {
+        const TraceEvent *e = &t->trace.events[i];
+        double from = e->start_us, to = from + e->duration_us;
+        Lane lane = style_of(e->kind)->lane;
+        t->lanes[lane] = true;
+        if (lane != LANE_HIDDEN) {
+            t->start = fmin(t->start, from);
+            t->end = fmax(t->end, to);
+        }
+        if (!is_compute(e)) continue;
+        t->first = fmin(t->first, from);
+        t->last = fmax(t->last, to);
+        if (t->busy[e->rank] == 0) covered = from;
+        double added = fmax(0, to - fmax(from, covered));
+        t->busy[e->rank] += added;
+        covered = fmax(covered, to);
+        total += added;
+        if (is_forward(e)) forwards += e->duration_us;
+        if (is_forward(e) || is_backward(e)) counts[is_backward(e)]++;
+    }
+    t->mean[0] = counts[0] ? forwards / counts[0] : 0;
+    t->mean[1] = counts[1] ? (total - forwards) / counts[1] : 0;  // recomputation belongs to its backward
+    t->bubble = total > 0 ? (t->ranks * (t->last - t->first) - total) / total : 0;
+}
+
+// End of what a step needs from its neighbour, indexed as ends[rank][kind][micro][chunk]; NAN: not run yet.
+static double *end_of(Timeline *t, double *ends, int rank, int kind, int micro, int chunk) {
+    return &ends[(((size_t)rank * 2 + kind) * t->m + micro) * t->v + chunk];
+}
+
+// Runs the forwards and backwards again in virtual time: the order of each rank and their dependencies stay.
+static bool retime(Timeline *t, Error *err) {
+    size_t kept = 0, count = (size_t)t->ranks * 2 * t->m * t->v;
+    for (size_t i = 0; i < t->trace.count; i++) {
+        TraceEvent e = t->trace.events[i];
+        if ((is_forward(&e) || is_backward(&e)) && e.micro >= 0) t->trace.events[kept++] = e;
+    }
+    t->trace.count = kept;
+    double *ends = malloc(count * sizeof *ends), *clock = calloc((size_t)t->ranks, sizeof *clock);
+    size_t *next = malloc((size_t)t->ranks * sizeof *next), done = 0;
+    if (!ends || !clock || !next) return error_set(err, "out of memory");
+    for (size_t i = 0; i < count; i++) ends[i] = NAN;
+    for (int r = t->ranks; r-- > 0;) next[r] = kept;
+    for (size_t i = kept; i-- > 0;) next[t->trace.events[i].rank] = i;
+    int across = t->ranks / t->p;  // ranks a stage; the stage is the slowest index
+    for (bool moved = true; moved;) {
+        moved = false;
+        for (int r = 0; r < t->ranks; r++)
+            while (next[r] < kept && t->trace.events[next[r]].rank == r) {
+                TraceEvent *e = &t->trace.events[next[r]];
+                PipelineStep step = {is_forward(e) ? STEP_FORWARD : STEP_BACKWARD, e->micro,
+                                     e->chunk < 0 ? 0 : e->chunk};
+                PipelineRoute route;
+                pipeline_neighbours(t->p, r / across, t->v, step, &route);
+                double input = 0;
+                if (route.from != PIPELINE_NONE) {
+                    int global = step.chunk * t->p + r / across + (step.kind == STEP_FORWARD ? -1 : 1);
+                    input = *end_of(t, ends, route.from * across + r % across, step.kind, step.micro,
+                                    global / t->p);
+                }
+                if (isnan(input)) break;
+                e->start_us = fmax(clock[r], input);
+                e->duration_us = t->mean[step.kind];
+                clock[r] = *end_of(t, ends, r, step.kind, step.micro, step.chunk) =
+                    e->start_us + e->duration_us;
+                next[r]++;
+                done++;
+                moved = true;
+            }
+    }
+    free(ends);
+    free(clock);
+    free(next);
+    return done == kept ||
+           error_set(err, "this trace cannot be retimed: an input is missing, or --pipeline is wrong");
+}
+
+// Drawing
+
+enum { LEFT = 96, RIGHT = 74, TOP = 64, BOX = 34, LANE_HEIGHT = 6, ROW_GAP = 10 };
+
+static void draw_box(FILE *out, const Timeline *t, const TraceEvent *e, double x, double y, double w,
+                     double h) {
+    const KindStyle *style = style_of(e->kind);
+    char fill[8];
+    double shade = t->v > 1 && e->chunk > 0 ? (double)e->chunk / (t->v - 1) : 0;
+    svg_mix(style->dark, style->light, shade, fill);
+    svg_rect(out, x, y, fmax(w, 0.5), h, fill, style->lane == LANE_BOX && w > 3 ? "#ffffff" : NULL);
+    if (style->lane != LANE_BOX || e->micro < 0) return;
+    int digits = e->micro + 1 < 10 ? 1 : e->micro + 1 < 100 ? 2 : 3;
+    double size = fmin(14, (w - 2) / (0.6 * digits));
+    if (size >= 5.5)
+        svg_text(out, x + w / 2, y + h / 2 + 0.36 * size, size, 400, "middle",
+                 shade > 0.45 ? "#12303f" : "#ffffff", "%d", e->micro + 1);
+}
+
+// Legend entries go from left to right and wrap.
+typedef struct {
+    double x, y, width;
+} Legend;
+
+static void legend_entry(FILE *out, Legend *l, const char *fill, const char *text) {
+    double width = 22 + svg_text_width(text, 12) + 18;
+    if (l->x + width > l->width) l->x = LEFT, l->y += 20;
+    svg_rect(out, l->x, l->y - 10, 16, 12, fill, NULL);
+    svg_text(out, l->x + 22, l->y, 12, 400, "start", SVG_INK, "%s", text);
+    l->x += width;
+}
+
+static void draw_legend(FILE *out, const Timeline *t, double y, double width) {
+    Legend l = {LEFT, y, width - 10};
+    for (size_t k = 0; k <= sizeof styles / sizeof styles[0]; k++) {
+        const KindStyle *style = k < sizeof styles / sizeof styles[0] ? &styles[k] : &other_style;
+        bool seen = false;
+        for (size_t i = 0; i < t->trace.count && !seen; i++)
+            seen = style_of(t->trace.events[i].kind) == style;
+        if (!seen || style->lane == LANE_HIDDEN) continue;
+        int shades = k < 2 ? t->v : 1;  // forward and backward, by chunk
+        for (int chunk = 0; chunk < shades; chunk++) {
+            char fill[8], text[64];
+            svg_mix(style->dark, style->light, shades > 1 ? (double)chunk / (shades - 1) : 0, fill);
+            snprintf(text, sizeof text, shades > 1 ? "%s, chunk %d" : "%s", style->kind, chunk + 1);
+            legend_entry(out, &l, fill, text);
+        }
+    }
+    legend_entry(out, &l, "#e6eaef", "idle");
+    svg_text(out, LEFT, l.y + 22, 11.5, 400, "start", SVG_MUTED,
+             "Numbers are micro-batches, counted from 1.");
+}
+
+static void draw(FILE *out, const Timeline *t, const char *title, double width, bool retimed) {
+    int lanes = t->lanes[LANE_SEND] + t->lanes[LANE_RECEIVE] + t->lanes[LANE_COLLECTIVE];
+    double row = BOX + lanes * (LANE_HEIGHT + 1) + ROW_GAP, bottom = TOP + t->ranks * row;
+    double scale = (width - LEFT - RIGHT) / fmax(t->end - t->start, 1e-9);
+    svg_begin(out, width, bottom + 118);
+    if (title) svg_text(out, LEFT, 28, 17, 700, "start", SVG_INK, "%s", title);
+    else
+        svg_text(out, LEFT, 28, 17, 700, "start", SVG_INK,
+                 "p = %d stage%s, m = %d micro-batch%s, v = %d chunk%s a stage", t->p, t->p > 1 ? "s" : "",
+                 t->m, t->m > 1 ? "es" : "", t->v, t->v > 1 ? "s" : "");
+    double formula = pipeline_bubble(t->p, t->m, t->v);
+    svg_text(out, LEFT, 49, 13, 400, "start", SVG_MUTED,
+             "bubble: %s %.1f%% of compute time, formula %s = %.1f%%%s", retimed ? "retimed" : "measured",
+             100 * t->bubble, t->v > 1 ? "(p-1)/(v m)" : "(p-1)/m", 100 * formula,
+             retimed ? "   (order as it ran, mean durations, free messages)" : "");
+    svg_text(out, width - RIGHT + 8, 49, 11, 400, "start", SVG_MUTED, "busy");
+
+    // Axis: light lines behind the rows, labels below
+    double unit = t->end - t->start < 2000 ? 1 : 1000, step = svg_axis_step((t->end - t->start) / unit, 10);
+    for (double at = 0; at <= (t->end - t->start) / unit * 1.0001; at += step) {
+        double x = LEFT + at * unit * scale;
+        svg_line(out, x, TOP - 4, x, bottom + 2, SVG_GRID, 1);
+        svg_text(out, x, bottom + 18, 11.5, 400, "middle", SVG_MUTED, "%.*f", svg_axis_digits(step), at);
+    }
+    svg_text(out, width - RIGHT + 8, bottom + 18, 11.5, 400, "start", SVG_MUTED, unit == 1 ? "us" : "ms");
+
+    int across = t->ranks / t->p;
+    for (int r = 0; r < t->ranks; r++) {
+        double y = TOP + r * row;
+        svg_rect(out, LEFT + (t->first - t->start) * scale, y, (t->last - t->first) * scale, BOX, "#e6eaef",
+                 NULL);
+        if (across == 1) svg_text(out, LEFT - 12, y + 22, 13, 700, "end", SVG_INK, "stage %d", r);
+        else {
+            svg_text(out, LEFT - 12, y + 15, 13, 700, "end", SVG_INK, "rank %d", r);
+            svg_text(out, LEFT - 12, y + 30, 11, 400, "end", SVG_MUTED, "stage %d", r / across);
+        }
+        svg_text(out, width - RIGHT + 8, y + 22, 12, 400, "start", SVG_INK, "%.1f%%",
+                 100 * t->busy[r] / (t->last - t->first));
+    }
+    double lane_y[LANE_COUNT] = {0}, offset = BOX + 2;
+    for (int lane = LANE_SEND; lane <= LANE_COLLECTIVE; lane++)
+        if (t->lanes[lane]) lane_y[lane] = offset, offset += LANE_HEIGHT + 1;
+    for (size_t i = 0; i < t->trace.count; i++) {
+        const TraceEvent *e = &t->trace.events[i];
+        Lane lane = style_of(e->kind)->lane;
+        if (lane == LANE_HIDDEN) continue;
+        double x = LEFT + (e->start_us - t->start) * scale, y = TOP + e->rank * row + lane_y[lane];
+        draw_box(out, t, e, x, y, e->duration_us * scale, lane == LANE_BOX ? BOX : LANE_HEIGHT);
+    }
+    draw_legend(out, t, bottom + 52, width);
+    svg_end(out);
+}
+
+static const char usage[] =
+    "usage: timeline [--step N] [--pipeline P] [--title TEXT] [--width PIXELS] [--retime]\n"
+    "                [--out FILE.svg] TRACE.json\n"
+    "  --step N      training step to draw (default: the last one)\n"
+    "  --pipeline P  stages, where a stage has several ranks (default: one rank a stage)\n"
+    "  --retime      keep the order that ran, but with mean durations and messages that take no time\n"
+    "  --out FILE    where to write (default: standard output)\n";
+
+static int fail(const Error *err) {
+    fprintf(stderr, "timeline: %s\n", err->text);
+    return 1;
+}
+
+int main(int argc, char **argv) {
+    static const struct option options[] = {
+        {"step", required_argument, NULL, 's'},  {"pipeline", required_argument, NULL, 'p'},
+        {"title", required_argument, NULL, 't'}, {"width", required_argument, NULL, 'w'},
+        {"retime", no_argument, NULL, 'r'},      {"out", required_argument, NULL, 'o'},
+        {"help", no_argument, NULL, 'h'},        {NULL, 0, NULL, 0},
+    };
+    Timeline t = {0};
+    long step = LONG_MIN, stages = 0, width = 1200;
+    const char *title = NULL, *path = NULL;
+    bool retimed = false, good = true;
+    for (int c; good && (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        if (c == 's') good = plot_integer(optarg, 0, LONG_MAX, &step);
+        else if (c == 'p') good = plot_integer(optarg, 1, 1000000, &stages);
+        else if (c == 'w') good = plot_integer(optarg, 300, 20000, &width);
+        else if (c == 't') title = optarg;
+        else if (c == 'r') retimed = true;
+        else if (c == 'o') path = optarg;
+        else if (c == 'h') return fputs(usage, stdout) == EOF;
+        else good = false;
+    }
+    if (!good || optind + 1 != argc) {
+        fputs(usage, stderr);
+        return 2;
+    }
+    Error err;
+    if (!read_trace(argv[optind], &t.trace, &err) || !choose_step(&t, step, (int)stages, &err))
+        return fail(&err);
+    t.busy = malloc((size_t)t.ranks * sizeof *t.busy);
+    if (!t.busy) return error_set(&err, "out of memory"), fail(&err);
+    measure(&t);
+    if (retimed) {
+        if (!retime(&t, &err)) return fail(&err);
+        measure(&t);
+    }
+    FILE *out = path ? fopen(path, "wb") : stdout;
+    if (!out) return error_set(&err, "cannot write %s: %s", path, strerror(errno)), fail(&err);
+    draw(out, &t, title, (double)width, retimed);
+    bool failed = ferror(out) | (out == stdout ? fflush(out) != 0 : fclose(out) != 0);
+    if (failed)
+        return error_set(&err, "cannot write %s: %s", path ? path : "the picture", strerror(errno)),
+               fail(&err);
+    fprintf(stderr, "step %ld: %d stages, %d micro-batches, %d chunks; bubble %.4f, formula %.4f\n", t.step,
+            t.p, t.m, t.v, t.bubble, pipeline_bubble(t.p, t.m, t.v));
+    free(t.busy);
+    trace_free(&t.trace);
+    return 0;
+}

@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# probe.sh cpu|cuda COMPILER: finds out by linking small programs which libraries work, and prints what the
+# Makefile needs to know. The Makefile keeps the answer in build/probe-DEVICE.mk.
+set -uo pipefail
+
+device=$1 compiler=$2
+folder=$(mktemp -d) || exit 1
+trap 'rm -rf "$folder"' EXIT
+
+# links 'C++ source' FLAG...: true if it compiles and links.
+links() {
+    local source=$1
+    shift
+    printf '%s\n' "$source" >"$folder/probe.cpp"
+    "$compiler" -o "$folder/probe" "$folder/probe.cpp" "$@" >/dev/null 2>&1
+}
+
+found=() missing=()
+say() { printf '%s := %s\n' "$1" "$2"; }
+host=() # how a flag reaches the host compiler
+[ "$device" = cuda ] && host=(-Xcompiler)
+
+if links 'int main() { return 0; }' "${host[@]}" -march=native; then say NATIVE -march=native; fi
+
+if links '#include <omp.h>
+int main() { return omp_get_max_threads() < 1; }' "${host[@]}" -fopenmp; then
+    say OPENMP -fopenmp
+    found+=(OpenMP)
+else
+    missing+=(OpenMP)
+fi
+
+if [ "$device" = cuda ]; then
+    if links '#include <cublasLt.h>
+int main() { cublasLtHandle_t h; return cublasLtCreate(&h) != 0; }' -lcublasLt; then
+        say BLAS_LIBS -lcublasLt
+        found+=(cuBLASLt)
+    else
+        missing+=(cuBLASLt)
+    fi
+    if links '#include <nccl.h>
+int main() { int v; return ncclGetVersion(&v) != 0; }' -lnccl; then
+        say NCCL_LIBS -lnccl
+        found+=(NCCL)
+    else
+        missing+=(NCCL)
+    fi
+else
+    sgemm='float a = 1, b = 1, c;'
+    if links "#include <dnnl.h>
+int main() { $sgemm return dnnl_sgemm('N', 'N', 1, 1, 1, 1, &a, 1, &b, 1, 0, &c, 1) != 0; }" -ldnnl; then
+        say BLAS_LIBS -ldnnl
+        found+=(oneDNN)
+    else
+        for library in openblas cblas; do
+            if links "#include <cblas.h>
+int main() { $sgemm
+cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, 1, 1, 1, 1, &a, 1, &b, 1, 0, &c, 1); return c != 1; }" -l$library
+            then
+                say BLAS_LIBS "-l$library"
+                say BLAS_DEFINES -DUSE_CBLAS
+                found+=("CBLAS (lib$library)")
+                break
+            fi
+        done
+        [[ "${found[*]}" == *CBLAS* ]] || missing+=(oneDNN)
+    fi
+fi
+
+# Open MPI and MPICH both print the compiler's whole command line for -show.
+mpi_include=() mpi_libs=()
+for word in $(mpicxx -show 2>/dev/null); do
+    case $word in
+        -I*) mpi_include+=(-isystem "${word#-I}") ;;
+        -lmpi_cxx | -lmpicxx) ;;  # the old C++ binding, which nothing here uses
+        -L*) mpi_libs+=("$word" -Xlinker -rpath -Xlinker "${word#-L}") ;;
+        -l*) mpi_libs+=("$word") ;;
+    esac
+done
+if links '#include <mpi.h>
+int main(int argc, char **argv) { return MPI_Init(&argc, &argv); }' -DOMPI_SKIP_MPICXX=1 -DMPICH_SKIP_MPICXX=1 \
+    "${mpi_include[@]}" "${mpi_libs[@]}" && command -v mpirun >/dev/null; then
+    say MPI_FLAGS "-DOMPI_SKIP_MPICXX=1 -DMPICH_SKIP_MPICXX=1 ${mpi_include[*]}"
+    say MPI_LIBS "${mpi_libs[*]}"
+    found+=(MPI)
+    # Ranks share cores on a small machine, and a container's user is root.
+    if mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
+        options='--oversubscribe --bind-to none --mca btl_vader_single_copy_mechanism none'
+        [ "$(id -u)" -eq 0 ] && options="$options --allow-run-as-root"
+        say MPIRUN "mpirun $options"
+    else
+        say MPIRUN mpirun
+    fi
+else
+    missing+=(MPI)
+fi
+
+if links '#include <cjson/cJSON.h>
+int main() { return cJSON_Parse("1") == 0; }' -lcjson; then
+    say CJSON_LIBS -lcjson
+    found+=(cJSON)
+else
+    missing+=(cJSON)
+fi
+
+join() { local text; text=$(printf ', %s' "$@"); echo "${text:2}"; }
+say FOUND "$(join "${found[@]}")"
+say MISSING "$([ ${#missing[@]} -eq 0 ] || join "${missing[@]}")"

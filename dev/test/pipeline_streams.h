@@ -1,0 +1,223 @@
+// pipeline_streams.h: a small machine on which pipeline schedules run: a few in-order streams a stage, events
+// between them, messages that are a rendezvous. It enqueues what llmc/pipeline.h tells a trainer to enqueue
+// and runs it in virtual time, so a schedule can be proved and drawn before any model exists.
+//
+// Buffers hold names instead of numbers, so a wait that is missing shows up as the wrong name in a buffer.
+#ifndef LLMC_PIPELINE_STREAMS_H
+#define LLMC_PIPELINE_STREAMS_H
+
+#include <stdint.h>
+
+#include "llmc/pipeline.h"
+
+// A stage's streams: compute, then for each kind of message one that receives and one that sends.
+enum { STREAM_COMPUTE, STREAM_RECEIVE = 1, STREAM_SEND = 2, STREAM_COUNT = 5 };
+enum { WAIT_INPUT, WAIT_SENT, WAIT_FREE, WAIT_COMPUTED, WAIT_COUNT };
+
+typedef enum { OP_COMPUTE, OP_SEND, OP_RECEIVE } OpType;
+
+typedef struct {
+    OpType type;
+    PipelineStep step;  // messages: the step at this end
+    int peer;
+    size_t in, out;      // compute: its buffers; messages: in is their buffer
+    size_t slot;         // activations
+    int wait_stream[2];  // up to two operations of this stage that must be complete; -1: none
+    size_t wait_index[2];
+    double start, end;
+} StreamOp;
+
+typedef struct {
+    StreamOp *ops;
+    size_t count, next;
+    double clock;
+} Stream;
+
+typedef struct {
+    // what to run; set these
+    int p, m, v;
+    size_t buffers;
+    double cost[2], transfer;     // of a forward and a backward of one chunk, and of a message
+    int stream_of[STREAM_COUNT];  // {0, 1, 2, 3, 4}, or several roles on one stream to see what goes wrong
+    bool drop[WAIT_COUNT];        // leave a wait out, to see what goes wrong
+    uint64_t order;               // 0: streams in turn; else a seed: any ready stream at any moment
+    // what came of it
+    Stream *streams;        // [p][STREAM_COUNT]
+    bool complete;          // false: it hung
+    size_t wrong;           // computes that found something else than their input or their activations
+    double makespan, busy;  // end of the last compute; sum of all computes
+    int *receive_name, *send_name, *slot_name;  // [p][2][buffers], the same, [p][slots]
+    size_t slots;
+} Machine;
+
+static inline Stream *machine_stream(Machine *mc, int stage, int role) {
+    return &mc->streams[stage * STREAM_COUNT + mc->stream_of[role]];
+}
+
+static inline void op_wait(Machine *mc, StreamOp *op, int which, int role, size_t index, bool exists) {
+    if (!exists || mc->drop[which]) return;
+    int place = op->wait_stream[0] < 0 ? 0 : 1;
+    op->wait_stream[place] = mc->stream_of[role];
+    op->wait_index[place] = index;
+}
+
+// Adds an operation to the end of a role's stream and returns its index there.
+static inline size_t machine_enqueue(Machine *mc, int stage, int role, StreamOp op) {
+    Stream *stream = machine_stream(mc, stage, role);
+    stream->ops[stream->count] = op;
+    return stream->count++;
+}
+
+// The host's side of one stage: exactly rule 3 of pipeline.h.
+static inline void machine_enqueue_stage(Machine *mc, int stage, const PipelineStep *steps,
+                                         const PipelineRoute *routes, size_t count) {
+    // Indices of the operations that the events stand for, [2][B] each
+    size_t B = mc->buffers, *freed = (size_t *)malloc(4 * B * sizeof *freed), *sent = freed + 2 * B;
+    for (size_t i = 0; i < count; i++) {
+        PipelineStep step = steps[i];
+        const PipelineRoute *route = &routes[i];
+        int receive = STREAM_RECEIVE + 2 * step.kind, send = STREAM_SEND + 2 * step.kind;
+        StreamOp op = {OP_COMPUTE, step, 0, 0, 0, route->slot, {-1, -1}, {0, 0}, 0, 0};
+        op.in = step.kind * B + route->receive % B;
+        op.out = step.kind * B + route->send % B;
+        if (route->from != PIPELINE_NONE) {
+            StreamOp r = {OP_RECEIVE, step, route->from, op.in, 0, 0, {-1, -1}, {0, 0}, 0, 0};
+            op_wait(mc, &r, WAIT_FREE, STREAM_COMPUTE, freed[op.in], route->receive >= B);
+            size_t arrived = machine_enqueue(mc, stage, receive, r);
+            op_wait(mc, &op, WAIT_INPUT, receive, arrived, true);
+        }
+        if (route->to != PIPELINE_NONE) op_wait(mc, &op, WAIT_SENT, send, sent[op.out], route->send >= B);
+        size_t computed = machine_enqueue(mc, stage, STREAM_COMPUTE, op);
+        if (route->from != PIPELINE_NONE) freed[op.in] = computed;
+        if (route->to != PIPELINE_NONE) {
+            StreamOp s = {OP_SEND, step, route->to, op.out, 0, 0, {-1, -1}, {0, 0}, 0, 0};
+            op_wait(mc, &s, WAIT_COMPUTED, STREAM_COMPUTE, computed, true);
+            sent[op.out] = machine_enqueue(mc, stage, send, s);
+        }
+    }
+    free(freed);
+}
+
+// Name of what a step reads or writes: kind, micro-batch and global chunk at which it is consumed.
+static inline int machine_name(const Machine *mc, StepKind kind, int micro, int global_chunk) {
+    return (micro * (mc->p * mc->v + 2) + global_chunk + 1) * 2 + kind;
+}
+
+static inline bool machine_ready(const Machine *mc, int stage, const StreamOp *op, double *time) {
+    for (int w = 0; w < 2; w++) {
+        if (op->wait_stream[w] < 0) continue;
+        const Stream *other = &mc->streams[stage * STREAM_COUNT + op->wait_stream[w]];
+        if (other->next <= op->wait_index[w]) return false;
+        if (other->ops[op->wait_index[w]].end > *time) *time = other->ops[op->wait_index[w]].end;
+    }
+    return true;
+}
+
+static inline void machine_finish(Stream *stream, double start, double end) {
+    stream->ops[stream->next].start = start;
+    stream->ops[stream->next].end = end;
+    stream->next++;
+    stream->clock = end;
+}
+
+static inline void machine_compute(Machine *mc, int stage, const StreamOp *op) {
+    size_t B2 = 2 * mc->buffers;
+    PipelineStep step = op->step;
+    PipelineRoute route;
+    pipeline_neighbours(mc->p, stage, mc->v, step, &route);
+    int chunk = step.chunk * mc->p + stage, *slot = &mc->slot_name[stage * mc->slots + op->slot];
+    int own = machine_name(mc, STEP_FORWARD, step.micro, chunk);
+    if (route.from != PIPELINE_NONE &&
+        mc->receive_name[stage * B2 + op->in] != machine_name(mc, step.kind, step.micro, chunk))
+        mc->wrong++;
+    if (step.kind == STEP_FORWARD) {
+        if (*slot) mc->wrong++;
+        *slot = own;
+    } else {
+        if (*slot != own) mc->wrong++;
+        *slot = 0;
+    }
+    if (route.to != PIPELINE_NONE)
+        mc->send_name[stage * B2 + op->out] =
+            machine_name(mc, step.kind, step.micro, chunk + (step.kind == STEP_FORWARD ? 1 : -1));
+}
+
+// Runs the operation at the head of a stream if it can. A message runs from its receiving end, when both ends
+// are ready: the sender's head must be a send to this stage, on the stream that belongs to the same link.
+static inline bool machine_advance(Machine *mc, int stage, int stream_index) {
+    Stream *stream = &mc->streams[stage * STREAM_COUNT + stream_index];
+    if (stream->next == stream->count) return false;
+    StreamOp *op = &stream->ops[stream->next];
+    double time = stream->clock;
+    if (op->type == OP_SEND || !machine_ready(mc, stage, op, &time)) return false;
+    if (op->type == OP_COMPUTE) {
+        double cost = mc->cost[op->step.kind];
+        machine_compute(mc, stage, op);
+        machine_finish(stream, time, time + cost);
+        mc->busy += cost;
+        if (time + cost > mc->makespan) mc->makespan = time + cost;
+        return true;
+    }
+    Stream *from = machine_stream(mc, op->peer, STREAM_SEND + 2 * op->step.kind);
+    if (from->next == from->count) return false;
+    StreamOp *send = &from->ops[from->next];
+    double send_time = from->clock;
+    if (send->type != OP_SEND || send->peer != stage || !machine_ready(mc, op->peer, send, &send_time))
+        return false;
+    if (send_time > time) time = send_time;
+    mc->receive_name[stage * 2 * mc->buffers + op->in] = mc->send_name[op->peer * 2 * mc->buffers + send->in];
+    machine_finish(stream, time, time + mc->transfer);
+    machine_finish(from, time, time + mc->transfer);
+    return true;
+}
+
+// Runs p lists on the machine. Release with machine_free (also before another run with the same Machine).
+static inline void machine_run(Machine *mc, PipelineStep *const *lists, const size_t *counts) {
+    size_t per_stage = (size_t)mc->m * mc->v, B2 = 2 * mc->buffers;
+    mc->streams = (Stream *)calloc((size_t)mc->p * STREAM_COUNT, sizeof *mc->streams);
+    mc->wrong = mc->slots = 0;
+    mc->makespan = mc->busy = 0;
+    PipelineRoute *routes = (PipelineRoute *)malloc(2 * per_stage * sizeof *routes);
+    for (int s = 0; s < mc->p; s++) {
+        size_t room[STREAM_COUNT] = {0};
+        for (int role = 0; role < STREAM_COUNT; role++)
+            room[mc->stream_of[role]] += role == STREAM_COMPUTE ? 2 * per_stage : per_stage;
+        for (int i = 0; i < STREAM_COUNT; i++)
+            mc->streams[s * STREAM_COUNT + i].ops = (StreamOp *)malloc((room[i] + 1) * sizeof(StreamOp));
+        size_t slots = pipeline_routes(mc->p, s, mc->m, mc->v, lists[s], counts[s], routes);
+        if (slots > mc->slots) mc->slots = slots;
+        machine_enqueue_stage(mc, s, lists[s], routes, counts[s]);
+    }
+    free(routes);
+    mc->receive_name = (int *)calloc((size_t)mc->p * (2 * B2 + mc->slots), sizeof(int));
+    mc->send_name = mc->receive_name + mc->p * B2;
+    mc->slot_name = mc->send_name + mc->p * B2;
+    int n = mc->p * STREAM_COUNT;
+    uint64_t random = mc->order;
+    for (bool moved = true; moved;) {
+        moved = false;
+        // At random first, then everything once in turn, so that the end is noticed
+        for (int burst = 0; mc->order && burst < n; burst++) {
+            random = random * 6364136223846793005u + 1442695040888963407u;
+            int pick = (int)((random >> 33) % (uint64_t)n);
+            machine_advance(mc, pick / STREAM_COUNT, pick % STREAM_COUNT);
+        }
+        for (int i = 0; i < n; i++) {
+            bool more = true;
+            while (more && machine_advance(mc, i / STREAM_COUNT, i % STREAM_COUNT)) {
+                moved = true;
+                more = !mc->order;
+            }
+        }
+    }
+    mc->complete = true;
+    for (int i = 0; i < n; i++) mc->complete = mc->complete && mc->streams[i].next == mc->streams[i].count;
+}
+
+static inline void machine_free(Machine *mc) {
+    for (int i = 0; i < mc->p * STREAM_COUNT; i++) free(mc->streams[i].ops);
+    free(mc->streams);
+    free(mc->receive_name);
+}
+
+#endif

@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# run_tests.sh cpu|cuda [PATTERN]: runs every test program that `make test` has built, prints one line for
+# each with its time, shows what failed, and sums up. With a pattern, only those whose title contains it. The
+# whole output of each is kept in build/test-logs.
+set -u
+cd "$(dirname "$0")/../.."
+
+device=$1 pattern=${2:-}
+logs=build/test-logs
+passed=0 failed=0
+mkdir -p "$logs"
+
+# run TITLE SECONDS COMMAND...: runs one program, which ends with a line `N passed, N failed`. The exit code
+# counts as well: a program that reports no failure and then crashes has failed. COMMAND may begin with
+# NAME=value words.
+run() {
+    local title=$1 limit=$2 log begin code tenths last ok=0 bad=1 why=
+    shift 2
+    [[ $title == *"$pattern"* ]] || return 0
+    log="$logs/${title//[^A-Za-z0-9_.-]/_}.log"
+    begin=$(date +%s%N)
+    timeout --kill-after=5 "$limit" env "$@" </dev/null >"$log" 2>&1
+    code=$?
+    tenths=$((($(date +%s%N) - begin) / 100000000))
+    last=$(tail -n 1 "$log" | tr -d '\0')
+    if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
+        ok=${BASH_REMATCH[1]} bad=${BASH_REMATCH[2]}
+    else
+        last='no result'
+    fi
+    if [ "$code" -eq 124 ] || [ "$code" -eq 137 ]; then
+        why="stopped after $limit s"
+    elif [ "$code" -ne 0 ]; then
+        why="exit code $code"
+    fi
+    [ -n "$why" ] && [ "$bad" -eq 0 ] && bad=1
+    passed=$((passed + ok)) failed=$((failed + bad))
+    printf '%-52s %-24s %4d.%d s  %s\n' "$title" "$last" $((tenths / 10)) $((tenths % 10)) "$why"
+    [ "$bad" -eq 0 ] && return
+    grep -a '^FAIL' "$log" | head -n 20
+    [ -n "$why" ] && tail -n 15 "$log" | sed 's/^/  | /'
+    echo "  the whole output is in $log"
+}
+
+# Names of the sources under a folder, without what follows the first dot; nothing if there are none.
+programs() {
+    local source
+    for source in "$@"; do
+        [ -f "$source" ] && echo "${source%.*}"
+    done
+}
+
+# What needs several ranks has a script run_NAME.sh that starts test_NAME*; it is called with the build
+# folder.
+has_script() {
+    local script
+    for script in dev/test/run_*.sh; do
+        script=${script##*/run_}
+        [[ ${1##*/test_} == "${script%.sh}"* ]] && return 0
+    done
+    return 1
+}
+
+fp32=build/$device-fp32 bf16=build/$device-bf16 asan=build/$device-fp32-asan
+sources=(dev/test/test_*.c)
+[ "$device" = cpu ] && sources+=(dev/test/test_*.cu)  # of the stand-ins
+
+for name in $(programs "${sources[@]}"); do
+    has_script "$name" || run "$name" 300 "$fp32/$name"
+done
+for script in dev/test/run_*.sh; do
+    [ "$script" = dev/test/run_tests.sh ] || [ ! -x "$script" ] || run "$script" 600 "$script" "$fp32"
+done
+for name in $(programs dev/cuda/*.cu); do
+    run "$name fp32" 300 "$fp32/$name"
+    run "$name bf16" 300 "$bf16/$name"
+    [ "$device" = cpu ] && run "$name fp32, random thread order" 300 CPU_THREAD_ORDER=random:1 "$fp32/$name"
+done
+if [ "$device" = cpu ]; then
+    # Libraries keep memory to the end (oneDNN its kernels), so leaks are looked for in the plain C programs
+    # only.
+    for name in $(programs dev/test/test_*.c); do
+        has_script "$name" || run "$name sanitized" 600 "$asan/$name"
+    done
+    for name in $(programs dev/test/test_*.cu dev/cuda/*.cu); do
+        has_script "$name" || run "$name sanitized" 600 ASAN_OPTIONS=detect_leaks=0 "$asan/$name"
+    done
+fi
+if [ -f test_gpt.c ]; then
+    run "test_gpt fp32" 1200 "$fp32/test_gpt" "$fp32"
+    run "test_gpt bf16" 1200 "$bf16/test_gpt" "$bf16"
+fi
+
+if [ $((passed + failed)) -eq 0 ]; then
+    echo "no test program matches '$pattern'"
+    failed=1
+fi
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

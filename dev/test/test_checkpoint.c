@@ -1,0 +1,820 @@
+// test_checkpoint.c: safetensors files and checkpoint folders: every layout writes the same files and reads any other's
+// bit for bit, and nothing that is wrong with a file, a disk or a moment does more than end in one sentence.
+//
+//   test_checkpoint                      the tests
+//   test_checkpoint --copy FROM OUT      saves the model of a Hugging Face folder as a checkpoint of ours under OUT
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "llmc/checkpoint.h"
+
+#include <sched.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include "dev/test/check.h"
+
+static Check checks;
+static char root[PATH_MAX];  // where this run keeps its files
+
+static void *allocate(size_t bytes) {
+    void *p = malloc(bytes + 1);
+    if (!p) exit(1);
+    return p;
+}
+
+// Paths under root; the text lives until eight more have been asked for.
+static const char *in_root(const char *name) {
+    static char paths[8][PATH_MAX + 64];
+    static int next;
+    char *path = paths[next++ % 8];
+    snprintf(path, sizeof paths[0], "%s/%s", root, name);
+    return path;
+}
+
+static uint64_t mix(uint64_t x) {
+    x = (x ^ x >> 31) * 0x9e3779b97f4a7c15u;
+    x = (x ^ x >> 29) * 0xbf58476d1ce4e5b9u;
+    return x ^ x >> 32;
+}
+
+static void write_bytes(const char *path, const void *data, size_t bytes) {
+    FILE *f = fopen(path, "wb");
+    if (!f || fwrite(data, 1, bytes, f) != bytes || fclose(f) != 0) {
+        fprintf(stderr, "cannot write %s\n", path);
+        exit(1);
+    }
+}
+
+static char *read_bytes(const char *path, size_t *bytes) {
+    Error err;
+    char *data = file_read(path, (size_t)1 << 30, bytes, &err);
+    if (!data) {
+        fprintf(stderr, "%s\n", err.text);
+        exit(1);
+    }
+    return data;
+}
+
+static bool same_file(const char *a, const char *b) {
+    size_t na, nb;
+    char *x = read_bytes(a, &na), *y = read_bytes(b, &nb);
+    bool same = na == nb && memcmp(x, y, na) == 0;
+    free(x);
+    free(y);
+    return same;
+}
+
+// One sentence: some text, on one line, and this part of it.
+static bool says(const Error *err, const char *part) {
+    bool ok = err->text[0] && !strchr(err->text, '\n') && strstr(err->text, part);
+    if (!ok) printf("     got: %s\n", err->text);
+    return ok;
+}
+
+static void write_safetensors(const char *path, const char *header, size_t data_bytes) {
+    uint64_t n = strlen(header);
+    char *file = allocate(8 + n + data_bytes);
+    memcpy(file, &n, 8);
+    memcpy(file + 8, header, n);
+    memset(file + 8 + n, 0x11, data_bytes);
+    write_bytes(path, file, 8 + n + data_bytes);
+    free(file);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// safetensors.h
+
+typedef struct {
+    const char *what, *header;
+    size_t data;
+    const char *says;  // NULL: the file is sound
+} HeaderCase;
+
+#define X "\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}"
+static const HeaderCase HEADERS[] = {
+    {"one tensor", "{" X "}", 8, NULL},
+    {"padding and metadata", "{\"__metadata__\":{\"format\":\"pt\"}," X "}    ", 8, NULL},
+    {"no tensors", "{}", 0, NULL},
+    {"a scalar and an empty tensor", "{\"a\":{\"dtype\":\"F64\",\"shape\":[],\"data_offsets\":[0,8]},"
+     "\"b\":{\"dtype\":\"BF16\",\"shape\":[3,0,99999999],\"data_offsets\":[8,8]}}", 8, NULL},
+    {"not JSON", "{\"x\":", 8, "not valid JSON"},
+    {"an array", "[1]", 8, "not a JSON object"},
+    {"a number", "1", 8, "not a JSON object"},
+    {"text behind", "{" X "} x", 8, "not valid JSON"},
+    {"NaN offset", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[NaN,8]}}", 8, "not valid JSON"},
+    {"infinite offset", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,1e999]}}", 8, "absurd data_offsets"},
+    {"negative offset", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[-8,0]}}", 8, "absurd data_offsets"},
+    {"fractional offset", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8.5]}}", 8, "absurd data_offsets"},
+    {"offset above 2^53", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[9007199254740993,9007199254741001]}}", 8,
+     "absurd data_offsets"},
+    {"swapped offsets", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,0]}}", 8, "absurd data_offsets"},
+    {"three offsets", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4,8]}}", 8, "two data_offsets"},
+    {"offsets behind the end", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2000],\"data_offsets\":[0,8000]}}", 8, "truncated"},
+    {"a hole at the start", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,16]}}", 16, "hole"},
+    {"bytes behind the last tensor", "{" X "}", 9, "belong to no tensor"},
+    {"overlap", "{" X ",\"y\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[4,12]}}", 12, "overlaps"},
+    {"the same name twice", "{" X ",\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,16]}}", 16, "twice"},
+    {"the same member twice", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "twice"},
+    {"shape against offsets", "{\"x\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8, "contradict"},
+    {"size past 2^64", "{\"x\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296,4],\"data_offsets\":[0,0]}}", 0, "absurd shape"},
+    {"bytes past 2^64", "{\"x\":{\"dtype\":\"F64\",\"shape\":[4294967296,536870912],\"data_offsets\":[0,0]}}", 0, "contradict"},
+    {"negative size", "{\"x\":{\"dtype\":\"F32\",\"shape\":[-2],\"data_offsets\":[0,8]}}", 8, "no list"},
+    {"a size that is text", "{\"x\":{\"dtype\":\"F32\",\"shape\":[\"2\"],\"data_offsets\":[0,8]}}", 8, "no list"},
+    {"nine dimensions", "{\"x\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1,2],\"data_offsets\":[0,8]}}", 8, "no list"},
+    {"unknown dtype", "{\"x\":{\"dtype\":\"Q4\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "unknown dtype"},
+    {"no dtype", "{\"x\":{\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "lacks a dtype"},
+    {"a tensor that is a number", "{\"x\":1}", 8, "lacks a dtype"},
+    {"a name with an escape sequence", "{\"\\u001b[2J\":1}", 8, "unprintable"},
+    {"an empty name", "{\"\":1}", 8, "empty"},
+};
+
+static void test_headers(void) {
+    Error err;
+    SafeTensors st;
+    const char *path = in_root("header.safetensors");
+    for (size_t i = 0; i < sizeof HEADERS / sizeof HEADERS[0]; i++) {
+        const HeaderCase *c = &HEADERS[i];
+        write_safetensors(path, c->header, c->data);
+        bool opened = st_open(&st, path, &err);
+        if (opened) st_close(&st);
+        check(&checks, opened == !c->says && (opened || says(&err, c->says)), "header: %s", c->what);
+    }
+    size_t deep = 200000;
+    char *text = allocate(deep);
+    memset(text, '[', deep);
+    memcpy(text, "{\"x\":", 5);
+    text[deep - 1] = '\0';
+    write_safetensors(path, text, 0);
+    check(&checks, !st_open(&st, path, &err) && says(&err, "not valid JSON"), "header: nesting of 200000");
+    memset(text, 'n', deep);
+    memcpy(text, "{\"", 2);
+    memcpy(text + deep - 6, "\":1}", 5);
+    write_safetensors(path, text, 0);
+    check(&checks, !st_open(&st, path, &err) && says(&err, "longer than"), "header: name of 200000 characters");
+    free(text);
+    uint64_t claims[] = {9, 100000001, (uint64_t)1 << 63, UINT64_MAX, UINT64_MAX - 7};
+    bool ok = true;
+    for (int i = 0; i < 5; i++) {
+        char file[16] = "";
+        memcpy(file, &claims[i], 8);
+        write_bytes(path, file, 16);
+        ok &= !st_open(&st, path, &err) && says(&err, i ? "header claims" : "truncated inside its header");
+    }
+    check(&checks, ok, "header: absurd lengths");
+    ok = !st_open(&st, in_root("missing"), &err) && says(&err, "No such file");
+    ok &= !st_open(&st, root, &err) && says(&err, "not a regular file");
+    ok &= mkfifo(in_root("pipe"), 0600) == 0 && !st_open(&st, in_root("pipe"), &err) && says(&err, "not a regular file");
+    check(&checks, ok, "missing file, folder, pipe");
+}
+
+// Damage: whatever opens must also be readable without a crash.
+static void open_and_read(const char *path) {
+    Error err;
+    SafeTensors st;
+    if (!st_open(&st, path, &err)) return;
+    float *out = allocate(65536 * sizeof(float));
+    for (size_t i = 0; i < st.count; i++) {
+        if (st.entries[i].count <= 65536) st_read_floats(&st, &st.entries[i], 0, st.entries[i].count, out, &err);
+    }
+    free(out);
+    st_close(&st);
+}
+
+static void test_damage(void) {
+    Error err;
+    SafeTensors st;
+    const char *path = in_root("damage.safetensors");
+    STEntry specs[] = {st_entry("wte.weight", ST_F32, 2, 5, 3), st_entry("b", ST_BF16, 1, 1, 7)};
+    bool ok = st_create(&st, path, specs, 2, &err) && st_finish(&st, &err);
+    size_t bytes;
+    char *sound = read_bytes(path, &bytes);
+    for (size_t n = bytes; n-- > 0;) {
+        ok &= truncate(path, (off_t)n) == 0 && !st_open(&st, path, &err) && says(&err, path);
+    }
+    check(&checks, ok, "each of %zu truncations is refused", bytes);
+    char *broken = allocate(bytes);
+    for (uint64_t i = 0; i < 4000; i++) {
+        memcpy(broken, sound, bytes);
+        for (uint64_t k = 0; k <= i % 3; k++) {
+            size_t place = mix(i * 8 + k) % (bytes - 44);
+            broken[place] = (char)(i % 2 ? "0123456789[]{},\":eE.-"[mix(i * 9 + k) % 21] : mix(i * 7 + k));
+        }
+        write_bytes(path, broken, bytes);
+        open_and_read(path);
+    }
+    check(&checks, true, "4000 damaged headers end in no crash");
+    free(broken);
+    free(sound);
+}
+
+static void test_types(void) {
+    Error err;
+    SafeTensors st;
+    const char *path = in_root("types.safetensors");
+    char header[512];
+    snprintf(header, sizeof header, "{\"h\":{\"dtype\":\"F16\",\"shape\":[65536],\"data_offsets\":[0,131072]},"
+             "\"b\":{\"dtype\":\"BF16\",\"shape\":[65536],\"data_offsets\":[131072,262144]},"
+             "\"d\":{\"dtype\":\"F64\",\"shape\":[65536],\"data_offsets\":[262144,786432]},"
+             "\"i\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[786432,786440]}}");
+    write_safetensors(path, header, 786440);
+    size_t bytes;
+    char *file = read_bytes(path, &bytes), *data = file + bytes - 786440;
+    for (int i = 0; i < 65536; i++) {
+        uint16_t half = (uint16_t)i;
+        double wide = (i - 30000) / 7.0;
+        memcpy(data + 2 * i, &half, 2);
+        memcpy(data + 131072 + 2 * i, &half, 2);
+        memcpy(data + 262144 + 8 * i, &wide, 8);
+    }
+    write_bytes(path, file, bytes);
+    free(file);
+    if (!check(&checks, st_open(&st, path, &err), "a file of all types opens")) return;
+    float *out = allocate(65536 * sizeof(float));
+    bool half_ok = st_read_floats(&st, st_find(&st, "h"), 0, 65536, out, &err), brain_ok, wide_ok;
+    for (int i = 0; i < 65536; i++) {
+        int e = i >> 10 & 31, f = i & 1023;
+        double wanted = e ? ldexp(1024 + f, e - 25) : ldexp(f, -24);
+        if (e == 31) half_ok &= f ? isnan(out[i]) : isinf(out[i]) && (out[i] < 0) == (i >> 15);
+        else half_ok &= (double)out[i] == (i >> 15 ? -wanted : wanted) && !signbit(out[i]) == !(i >> 15);
+    }
+    brain_ok = st_read_floats(&st, st_find(&st, "b"), 1, 65535, out, &err);
+    for (int i = 1; i < 65536; i++) {
+        brain_ok &= st_to_bf16(out[i - 1]) == (isnan(out[i - 1]) ? i | 0x40 : i);
+    }
+    wide_ok = st_read_floats(&st, st_find(&st, "d"), 5, 65531, out, &err);
+    for (int i = 5; i < 65536; i++) wide_ok &= out[i - 5] == (float)((i - 30000) / 7.0);
+    check(&checks, half_ok, "all 65536 F16 values");
+    check(&checks, brain_ok, "all 65536 BF16 values, there and back");
+    check(&checks, wide_ok, "F64 is rounded to float");
+    bool ok = !st_read_floats(&st, st_find(&st, "i"), 0, 1, out, &err) && says(&err, "no floating-point numbers");
+    ok &= !st_read_floats(&st, st_find(&st, "h"), 65536, 1, out, &err) && says(&err, "do not exist");
+    ok &= !st_read_floats(&st, st_find(&st, "h"), 1, SIZE_MAX, out, &err) && says(&err, "do not exist");
+    check(&checks, ok, "integers and elements out of range are refused");
+    st_close(&st);
+    ok = true;  // rounding: a float between two neighbours goes to the nearer one, a tie to the even one
+    for (uint64_t i = 0; i < 100000; i++) {
+        uint32_t bits = (uint32_t)mix(i);
+        if (i % 4 == 0) bits = (bits & 0xffff0000) | 0x8000;
+        float x = st_float_from_bits(bits);
+        if (!isfinite(x) || (bits & 0x7fffffff) >= 0x7f7f0000) continue;
+        double down = st_from_bf16((uint16_t)(bits >> 16)), up = st_from_bf16((uint16_t)((bits >> 16) + 1));
+        double to_down = fabs(x - down), to_up = fabs(x - up);
+        bool take_up = to_up < to_down || (to_up == to_down && (bits >> 16 & 1));
+        ok &= st_from_bf16(st_to_bf16(x)) == (float)(take_up ? up : down);
+    }
+    ok &= isinf(st_from_bf16(st_to_bf16(3.4e38f))) && isnan(st_from_bf16(st_to_bf16(st_float_from_bits(0x7f800001))));
+    check(&checks, ok, "BF16 rounds to nearest even");
+    free(out);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Layouts
+
+static const GPTConfig SMALL = {7, 24, 12, 257, 384, 10};
+
+// What an element of the unsharded model holds: any finite bits; those of a bf16 model have no lower half.
+static float element(const Tensor *x, StateKind kind, size_t global, bool bf16) {
+    uint32_t bits = (uint32_t)mix(((uint64_t)x->id << 40) + ((uint64_t)kind << 60) + global + 1);
+    if ((bits >> 23 & 255) == 255) bits &= 0xbfffffff;
+    if (bf16 && kind == STATE_WEIGHTS) bits &= 0xffff0000;
+    return st_float_from_bits(bits);
+}
+
+// A rank's flat buffer as the model above has it. outside: what stands in gaps and padding.
+static float *make_values(const ParamTable *table, StateKind kind, bool bf16, float outside) {
+    float *values = allocate((table->total + 1) * sizeof(float));
+    for (size_t i = 0; i < table->total; i++) values[i] = outside;
+    for (size_t i = 0; i < table->count; i++) {
+        const Tensor *x = &table->tensors[i];
+        for (size_t r = 0; r < tensor_run_count(x); r++) {
+            Run run = tensor_run(x, r);
+            for (size_t j = 0; j < run.count; j++) {
+                values[x->offset + run.local + j] = element(x, kind, run.global + j, bf16);
+            }
+        }
+    }
+    return values;
+}
+
+typedef struct {
+    size_t t, p, v, d;
+    bool fork;  // a process per rank, all at once
+} Layout;
+
+typedef bool (*RankJob)(const ParamTable *table, size_t lo, size_t hi, bool writes_wte, bool bf16, const char *dir,
+                        Error *err);
+
+// The table of tensor rank `tr` of stage `stage`.
+static ParamTable rank_table(const GPTConfig *config, const Layout *l, size_t tr, size_t stage) {
+    size_t chunks = l->p * l->v, *layers = allocate(config->L * sizeof(size_t)), n = 0;
+    for (size_t c = 0; c < l->v; c++) {
+        size_t chunk = c * l->p + stage, each = config->L / chunks, more = config->L % chunks;
+        size_t first = chunk * each + (chunk < more ? chunk : more);
+        for (size_t i = 0; i < each + (chunk < more); i++) layers[n++] = first + i;
+    }
+    Shard shard;
+    memset(&shard, 0, sizeof shard);
+    shard.t = l->t;
+    shard.t_rank = tr;
+    shard.embedding = stage == 0;
+    shard.head = stage == l->p - 1;
+    shard.n_layers = n;
+    shard.layers = layers;
+    ParamTable table = table_make(config, &shard);
+    free(layers);
+    return table;
+}
+
+// Runs the job of every rank of the layout; data ranks share the flat buffer out as ZeRO does.
+static bool each_rank(const GPTConfig *config, const Layout *l, bool bf16, const char *dir, RankJob job, Error *err) {
+    bool ok = true;
+    for (size_t rank = 0; rank < l->t * l->p * l->d; rank++) {
+        size_t tr = rank % l->t, dr = rank / l->t % l->d, stage = rank / l->t / l->d;
+        pid_t child = l->fork ? fork() : 0;
+        if (child) continue;
+        ParamTable table = rank_table(config, l, tr, stage);
+        size_t lo = table.total * dr / l->d, hi = table.total * (dr + 1) / l->d;
+        bool done = job(&table, lo, hi, stage == 0, bf16, dir, err);
+        if (!done) printf("     rank %zu: %s\n", rank, err->text);
+        table_free(&table);
+        if (l->fork) _exit(!done);
+        ok &= done;
+    }
+    for (int status; l->fork && wait(&status) > 0;) ok &= status == 0;
+    return ok;
+}
+
+static bool job_write(const ParamTable *table, size_t lo, size_t hi, bool writes_wte, bool bf16, const char *dir,
+                      Error *err) {
+    bool ok = true;
+    for (int k = 0; k < (bf16 ? 4 : 3) && ok; k++) {
+        float *values = make_values(table, (StateKind)k, bf16, NAN);
+        size_t middle = lo + (hi - lo) / 3;  // in two parts, as a trainer with a small host buffer does
+        ok = checkpoint_write(dir, (StateKind)k, table, values + lo, lo, middle, writes_wte, err) &&
+             checkpoint_write(dir, (StateKind)k, table, values + middle, middle, hi, writes_wte, err);
+        free(values);
+    }
+    return ok;
+}
+
+static bool job_read(const ParamTable *table, size_t lo, size_t hi, bool writes_wte, bool bf16, const char *dir,
+                     Error *err) {
+    (void)writes_wte;
+    bool ok = true;
+    for (int k = 0; k < (bf16 ? 4 : 3) && ok; k++) {
+        float *wanted = make_values(table, (StateKind)k, bf16, 0.0f), *values = allocate((hi - lo) * sizeof(float));
+        memset(values, 0xff, (hi - lo) * sizeof(float));
+        ok = checkpoint_read(dir, (StateKind)k, table, values, lo, hi, err);
+        if (ok && memcmp(values, wanted + lo, (hi - lo) * sizeof(float)) != 0) ok = error_set(err, "other bits were read");
+        free(values);
+        free(wanted);
+    }
+    return ok;
+}
+
+static bool job_gradients(const ParamTable *table, size_t lo, size_t hi, bool writes_wte, bool bf16, const char *path,
+                          Error *err) {
+    float *values = make_values(table, STATE_WEIGHTS, bf16, NAN);
+    bool ok = gradients_write(path, table, values + lo, lo, hi, writes_wte, err);
+    free(values);
+    return ok;
+}
+
+static TrainerState example_state(size_t step) {
+    TrainerState s = {step, step * 8, step, UINT64_MAX - 1, true, false, 64, 8, 1000, 10, 1,
+                      1e-3 / 3, 0.1, 0.1, 1.0, 0.9, 0.95, 1e-8};
+    return s;
+}
+
+// Saves a checkpoint of the example model under `out`; dir gets its path.
+static bool save(const char *out, size_t step, const GPTConfig *config, const Layout *l, bool bf16, char dir[PATH_MAX],
+                 Error *err) {
+    char tmp[PATH_MAX];
+    TrainerState state = example_state(step);
+    state.bf16 = bf16;
+    return checkpoint_create(out, step, config, bf16, tmp, sizeof tmp, err) &&
+           (each_rank(config, l, bf16, tmp, job_write, err) || (checkpoint_abandon(tmp), false)) &&
+           checkpoint_commit(tmp, &state, dir, PATH_MAX, err);
+}
+
+static const Layout ONE = {1, 1, 1, 1, false};
+
+static void test_layouts(void) {
+    static const Layout layouts[] = {
+        {1, 1, 1, 1, false}, {1, 1, 1, 3, false}, {2, 1, 1, 1, false}, {3, 1, 1, 2, true},  {4, 1, 1, 1, false},
+        {1, 2, 1, 1, false}, {1, 3, 2, 2, false}, {2, 2, 1, 2, true},  {2, 2, 2, 1, false}, {3, 3, 1, 1, false},
+        {4, 2, 2, 3, true},  {4, 3, 1, 2, false}, {1, 7, 1, 1, false}, {2, 1, 1, 5, false},
+    };
+    enum { COUNT = sizeof layouts / sizeof layouts[0] };
+    Error err = {""};
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        char whole[PATH_MAX], dir[PATH_MAX];
+        bool saved = save(in_root(bf16 ? "whole16" : "whole"), 100, &SMALL, &ONE, bf16, whole, &err);
+        if (!check(&checks, saved, "one rank saves (%s) %s", bf16 ? "bf16" : "fp32", err.text)) return;
+        for (int i = 0; i < COUNT; i++) {
+            const Layout *w = &layouts[i], *r = &layouts[(i * 5 + 3) % COUNT];
+            bool ok = save(in_root("layout"), 100, &SMALL, w, bf16, dir, &err);
+            static const char *const names[] = {"config.json", "trainer.json", "model.safetensors", "optimizer.safetensors"};
+            for (int f = 0; f < 4 && ok; f++) {
+                char a[PATH_MAX + 32], b[PATH_MAX + 32];
+                snprintf(a, sizeof a, "%s/%s", whole, names[f]);
+                snprintf(b, sizeof b, "%s/%s", dir, names[f]);
+                ok = same_file(a, b) || error_set(&err, "%s differs from the one of one rank", names[f]);
+            }
+            ok = ok && checkpoint_check(dir, &SMALL, true, bf16, &err) && each_rank(&SMALL, r, bf16, dir, job_read, &err);
+            check(&checks, ok, "same topology only: %s saved by t%zu p%zu v%zu d%zu, read by t%zu p%zu v%zu d%zu%s%s",
+                  bf16 ? "bf16" : "fp32", w->t, w->p, w->v, w->d, r->t, r->p, r->v, r->d, ok ? "" : ": ", ok ? "" : err.text);
+        }
+    }
+    // Rows much longer than a read window, and tensors much larger.
+    static const GPTConfig wide = {1, 512, 8, 100, 128, 4};
+    static const Layout four = {4, 1, 1, 2, true}, two = {2, 1, 1, 1, false};
+    char dir[PATH_MAX];
+    bool ok = save(in_root("wide"), 1, &wide, &four, false, dir, &err) && each_rank(&wide, &two, false, dir, job_read, &err);
+    check(&checks, ok, "C = 512 saved by t4 d2, read by t2%s%s", ok ? "" : ": ", ok ? "" : err.text);
+    // The gradient dump walks the same slices.
+    const char *path = in_root("gradients.safetensors");
+    ok = gradients_create(path, &SMALL, &err) && access(path, F_OK) != 0;
+    ok = ok && each_rank(&SMALL, &layouts[10], false, path, job_gradients, &err) && gradients_finish(path, &err);
+    snprintf(dir, sizeof dir, "%s/whole/step-00000100/model.safetensors", root);
+    check(&checks, ok && same_file(path, dir), "gradients written by t4 p2 v2 d3 are those of one rank");
+    ok = !gradients_create(in_root("no/such/folder"), &SMALL, &err) && says(&err, "No such file");
+    check(&checks, ok, "gradients to a folder that is not there");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Foreign and wrong checkpoints
+
+// Copies model.safetensors of a checkpoint with another header: every `from` becomes `to`, `extra` is added in front.
+static void rewrite_header(const char *from_dir, const char *to_dir, const char *from, const char *to, const char *extra,
+                           size_t extra_bytes) {
+    char path[PATH_MAX + 32];
+    snprintf(path, sizeof path, "%s/model.safetensors", from_dir);
+    size_t bytes, room, n = 0;
+    char *file = read_bytes(path, &bytes);
+    uint64_t length;
+    memcpy(&length, file, 8);
+    room = 8 + length * 4 + strlen(extra) + 8;
+    char *out = allocate(room);
+    n = 8 + (size_t)sprintf(out + 8, "{%s%s", extra, extra[0] ? "," : "");
+    for (const char *p = file + 9; p < file + 8 + length;) {
+        if (strncmp(p, from, strlen(from)) == 0) {
+            n += (size_t)sprintf(out + n, "%s", to);
+            p += strlen(from);
+        } else {
+            out[n++] = *p++;
+        }
+    }
+    uint64_t new_length = n - 8;
+    memcpy(out, &new_length, 8);
+    size_t data = bytes - 8 - length;
+    out = realloc(out, n + data + extra_bytes);
+    if (!out) exit(1);
+    memcpy(out + n, file + 8 + length, data);
+    memset(out + n + data, 1, extra_bytes);
+    snprintf(path, sizeof path, "%s/model.safetensors", to_dir);
+    write_bytes(path, out, n + data + extra_bytes);
+    free(out);
+    free(file);
+}
+
+static void test_foreign(void) {
+    Error err;
+    char whole[PATH_MAX];
+    snprintf(whole, sizeof whole, "%s/whole/step-00000100", root);
+    const char *dir = in_root("foreign");
+    mkdir(dir, 0777);
+    ParamTable table = table_make_whole(&SMALL);
+    size_t data = 0;
+    for (size_t i = 0; i < table.count; i++) data += table.tensors[i].rows * table.tensors[i].cols * 4;
+    table_free(&table);
+    char extra[512];
+    snprintf(extra, sizeof extra, "\"lm_head.weight\":{\"dtype\":\"F32\",\"shape\":[257,24],\"data_offsets\":[%zu,%zu]},"
+             "\"transformer.h.0.attn.bias\":{\"dtype\":\"BOOL\",\"shape\":[1,1,10,10],\"data_offsets\":[%zu,%zu]},"
+             "\"transformer.h.0.attn.masked_bias\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[%zu,%zu]}",
+             data, data + 24672, data + 24672, data + 24772, data + 24772, data + 24776);
+    rewrite_header(whole, dir, "", "", extra, 24776);
+    rewrite_header(whole, dir, "\"h.", "\"transformer.h.", extra, 24776);
+    bool ok = checkpoint_check(dir, &SMALL, false, false, &err);
+    if (!ok) printf("     %s\n", err.text);
+    static const StateKind weights = STATE_WEIGHTS;
+    ParamTable whole_table = table_make_whole(&SMALL);
+    float *wanted = make_values(&whole_table, weights, false, 0.0f), *values = allocate(whole_table.total * sizeof(float));
+    ok = ok && checkpoint_read(dir, weights, &whole_table, values, 0, whole_table.total, &err);
+    ok = ok && memcmp(values, wanted, whole_table.total * sizeof(float)) == 0;
+    check(&checks, ok, "names with the prefix \"transformer.\", extra lm_head.weight and buffers");
+    free(values);
+    free(wanted);
+    table_free(&whole_table);
+
+    static const struct { const char *what, *from, *to, *says; } wrong[] = {
+        {"a tensor is missing", "\"ln_f.bias\"", "\"ln_g.bias\"", "has no tensor ln_f.bias"},
+        {"another shape of the same size", "[24,96]", "[96,24]", "instead of [24, 96]"},
+        {"another number of dimensions", "\"shape\":[24,72]", "\"shape\":[1728]", "has shape [1728] instead of [24, 72]"},
+        {"integers", "\"F32\",\"shape\":[10,24]", "\"I32\",\"shape\":[10,24]", "tensor wpe.weight is integer"},
+    };
+    for (int i = 0; i < 4; i++) {
+        rewrite_header(whole, dir, wrong[i].from, wrong[i].to, "", 0);
+        ok = !checkpoint_check(dir, &SMALL, false, false, &err) && says(&err, wrong[i].says);
+        check(&checks, ok, "weights: %s", wrong[i].what);
+    }
+    unlink(in_root("foreign/model.safetensors"));
+    ok = !checkpoint_check(dir, &SMALL, false, false, &err) && says(&err, "No such file");
+    write_bytes(in_root("foreign/model.safetensors.index.json"), "{}", 2);
+    ok &= !checkpoint_check(dir, &SMALL, false, false, &err) && says(&err, "split into several files");
+    ok &= !checkpoint_check(whole, &SMALL, true, true, &err) && says(&err, "has no tensor wte.weight.master");
+    GPTConfig longer = SMALL;
+    longer.maxT = 11;
+    ok &= !checkpoint_check(whole, &longer, true, false, &err) && says(&err, "wpe.weight has shape [10, 24] instead of [11, 24]");
+    check(&checks, ok, "missing or split weights, missing master weights, another model");
+}
+
+#define SIZES "\"n_layer\":2,\"n_head\":4,\"n_embd\":32,\"n_positions\":24,\"vocab_size\":61"
+static void test_config(void) {
+    static const struct { const char *what, *text, *says; } cases[] = {
+        {"the least that is needed", "{\"model_type\":\"gpt2\"," SIZES "}", NULL},
+        {"all defaults written out", "{\"model_type\":\"gpt2\"," SIZES ",\"activation_function\":\"gelu_new\",\"n_inner\":128,"
+         "\"layer_norm_epsilon\":1e-05,\"tie_word_embeddings\":true,\"scale_attn_weights\":true,"
+         "\"scale_attn_by_inverse_layer_idx\":false,\"reorder_and_upcast_attn\":false,\"attn_pdrop\":0.1}", NULL},
+        {"another architecture", "{\"model_type\":\"llama\"," SIZES "}", "model_type"},
+        {"no model_type", "{" SIZES "}", "model_type"},
+        {"model_type is a number", "{\"model_type\":2," SIZES "}", "model_type"},
+        {"ReLU", "{\"model_type\":\"gpt2\"," SIZES ",\"activation_function\":\"relu\"}", "gelu_new"},
+        {"another epsilon", "{\"model_type\":\"gpt2\"," SIZES ",\"layer_norm_epsilon\":1e-6}", "layer_norm_epsilon"},
+        {"an untied head", "{\"model_type\":\"gpt2\"," SIZES ",\"tie_word_embeddings\":false}", "tie_word_embeddings"},
+        {"attention scaled by layer", "{\"model_type\":\"gpt2\"," SIZES ",\"scale_attn_by_inverse_layer_idx\":true}", "scale_attn"},
+        {"unscaled attention", "{\"model_type\":\"gpt2\"," SIZES ",\"scale_attn_weights\":false}", "scale_attn_weights"},
+        {"another inner size", "{\"model_type\":\"gpt2\"," SIZES ",\"n_inner\":64}", "n_inner"},
+        {"a size twice", "{\"model_type\":\"gpt2\"," SIZES ",\"n_embd\":64}", "twice"},
+        {"a size is missing", "{\"model_type\":\"gpt2\",\"n_layer\":2,\"n_embd\":32}", "n_head"},
+        {"heads that do not divide", "{\"model_type\":\"gpt2\",\"n_layer\":2,\"n_head\":5,\"n_embd\":32,\"n_positions\":24,"
+         "\"vocab_size\":61}", "n_head 5 does not divide n_embd 32"},
+        {"no heads", "{\"model_type\":\"gpt2\",\"n_layer\":2,\"n_head\":0,\"n_embd\":32,\"n_positions\":24,"
+         "\"vocab_size\":61}", "n_head"},
+        {"an absurd size", "{\"model_type\":\"gpt2\",\"n_layer\":1e15,\"n_head\":4,\"n_embd\":32}", "n_layer"},
+        {"a fractional size", "{\"model_type\":\"gpt2\",\"n_layer\":2.5,\"n_head\":4,\"n_embd\":32}", "n_layer"},
+        {"NaN", "{\"model_type\":\"gpt2\",\"n_embd\":NaN}", "not valid JSON"},
+        {"an empty file", "", "not valid JSON"},
+    };
+    Error err;
+    GPTConfig g;
+    mkdir(in_root("config"), 0777);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        write_bytes(in_root("config/config.json"), cases[i].text, strlen(cases[i].text));
+        bool read = checkpoint_read_config(in_root("config"), &g, &err);
+        bool ok = read == !cases[i].says && (read || says(&err, cases[i].says));
+        if (read) ok &= g.L == 2 && g.NH == 4 && g.C == 32 && g.maxT == 24 && g.V == 61 && g.Vp == 128;
+        check(&checks, ok, "config.json: %s", cases[i].what);
+    }
+    bool ok = config_write(in_root("config/config.json"), &SMALL, true, &err) && checkpoint_read_config(in_root("config"), &g, &err);
+    check(&checks, ok && memcmp(&g, &SMALL, sizeof g) == 0, "config.json: what is written is read back");
+    size_t bytes;
+    free(read_bytes(in_root("config/config.json"), &bytes));
+    for (size_t n = bytes - 1; n-- > 0;) {  // the last byte is a newline
+        ok &= truncate(in_root("config/config.json"), (off_t)n) == 0 && !checkpoint_read_config(in_root("config"), &g, &err);
+    }
+    check(&checks, ok && !checkpoint_read_config(in_root("nowhere"), &g, &err) && says(&err, "No such file"),
+          "config.json: each truncation is refused");
+}
+
+static void test_state(void) {
+    Error err;
+    mkdir(in_root("state"), 0777);
+    const char *path = in_root("state/trainer.json");
+    bool ok = true;
+    for (uint64_t i = 0; i < 200; i++) {
+        TrainerState a = example_state(i), b;
+        memset(&b, 0, sizeof b);
+        a.seed = i == 0 ? UINT64_MAX : mix(i);
+        a.sample = (size_t)(mix(i + 1000) >> 11);
+        a.shuffle = i % 2;
+        double *fields[] = {&a.lr, &a.lr_final, &a.weight_decay, &a.clip, &a.beta1, &a.beta2, &a.eps};
+        for (int k = 0; k < 7; k++) *fields[k] = ldexp((double)(mix(i * 7 + (uint64_t)k) >> 11), -60 - (int)i);
+        ok &= trainer_state_write(path, &a, &err) && trainer_state_read(path, &b, &err);
+        ok &= a.step == b.step && a.sample == b.sample && b.first_step == b.step && a.seed == b.seed;
+        ok &= a.shuffle == b.shuffle && a.seq == b.seq && a.global_batch == b.global_batch && a.steps == b.steps;
+        ok &= a.warmup == b.warmup && a.lr_schedule == b.lr_schedule;
+        ok &= memcmp(&a.lr, &b.lr, sizeof(TrainerState) - offsetof(TrainerState, lr)) == 0;
+    }
+    check(&checks, ok, "trainer.json: 200 states come back bit for bit");
+    size_t bytes;
+    char *text = read_bytes(path, &bytes);
+    TrainerState s;
+    ok = true;
+    for (size_t n = bytes - 1; n-- > 0;) ok &= truncate(path, (off_t)n) == 0 && !trainer_state_read(path, &s, &err);
+    check(&checks, ok, "trainer.json: each truncation is refused");
+    static const struct { const char *from, *to, *says; } wrong[] = {
+        {"\"version\": 1", "\"version\": 2", "version 1"},
+        {"\"seq\": 64", "\"seq\": \"64\"", "\"seq\" is malformed"},
+        {"\"seq\": 64", "\"seq\": -64", "\"seq\" is malformed"},
+        {"\"seq\": 64,", "", "\"seq\" is missing"},
+        {"\"seq\": 64", "\"seq\": 64, \"seq\": 65", "\"seq\" twice"},
+        {"\"seed\": \"", "\"seed\": \"9999999999999999999999", "\"seed\" is malformed"},
+        {"\"clip\": ", "\"clip\": 1e999, \"clap\": ", "\"clip\" is malformed"},
+    };
+    ok = true;
+    for (int i = 0; i < 7; i++) {
+        char *at = strstr(text, wrong[i].from), *changed = allocate(bytes + 128);
+        sprintf(changed, "%.*s%s%s", (int)(at - text), text, wrong[i].to, at + strlen(wrong[i].from));
+        write_bytes(path, changed, strlen(changed));
+        ok &= !trainer_state_read(path, &s, &err) && says(&err, wrong[i].says);
+        free(changed);
+    }
+    free(text);
+    check(&checks, ok, "trainer.json: wrong version, missing, malformed and repeated members");
+    char changed[256];
+    TrainerState a = example_state(5), b = example_state(9);
+    ok = trainer_state_compare(&a, &b, changed, sizeof changed, &err) && !changed[0];
+    b.lr = 0.5;
+    b.global_batch = 16;
+    ok &= trainer_state_compare(&a, &b, changed, sizeof changed, &err) && strstr(changed, "global_batch 8 -> 16, lr 0.000") != NULL;
+    b.seq = 128;
+    ok &= !trainer_state_compare(&a, &b, changed, sizeof changed, &err) && says(&err, "seq = 64, this run has 128");
+    check(&checks, ok, "a run that resumes with other options is told, with another seq refused");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Interruptions and full disks
+
+static size_t count_entries(const char *dir) {
+    size_t n = 0;
+    DIR *d = opendir(dir);
+    for (struct dirent *e; d && (e = readdir(d));) n += e->d_name[0] != '.';
+    if (d) closedir(d);
+    return n;
+}
+
+static bool latest_is(const char *out, const char *name) {
+    char path[PATH_MAX];
+    Error err;
+    if (!checkpoint_latest(out, path, sizeof path, &err)) return false;
+    const char *slash = strrchr(path, '/');
+    return strcmp(slash ? slash + 1 : path, name) == 0;
+}
+
+static void test_folders(void) {
+    Error err;
+    char dir[PATH_MAX], tmp[PATH_MAX];
+    const char *out = in_root("a/b/out");
+    bool ok = latest_is(out, "");
+    check(&checks, ok, "no folder yet: no checkpoint, and no error");
+    ok = save(out, 5, &SMALL, &ONE, false, dir, &err) && save(out, 10, &SMALL, &ONE, false, dir, &err);
+    check(&checks, ok && latest_is(out, "step-00000010"), "the newest checkpoint is found");
+    ok = checkpoint_create(out, 15, &SMALL, false, tmp, sizeof tmp, &err) && latest_is(out, "step-00000010");
+    ok = ok && save(out, 20, &SMALL, &ONE, false, dir, &err) && count_entries(out) == 4;
+    mkdir(in_root("a/b/out/step-00000099"), 0777);  // somebody's empty folder
+    mkdir(in_root("a/b/out/step-mine"), 0777);
+    mkdir(in_root("a/b/out/tmp-mine"), 0777);
+    check(&checks, ok && latest_is(out, "step-00000020"), "an interrupted save and foreign folders do not count");
+    checkpoint_prune(out, 0, 20);
+    ok = access(tmp, F_OK) != 0 && count_entries(out) == 6;
+    rmdir(in_root("a/b/out/step-00000099"));
+    checkpoint_prune(out, 2, 20);
+    ok &= access(in_root("a/b/out/step-00000005"), F_OK) != 0 && access(in_root("a/b/out/step-00000010"), F_OK) == 0;
+    checkpoint_prune(out, 1, 10);
+    ok &= access(in_root("a/b/out/step-00000010"), F_OK) == 0 && access(in_root("a/b/out/step-00000020"), F_OK) == 0;
+    checkpoint_prune(out, 1, 20);
+    ok &= access(in_root("a/b/out/step-00000010"), F_OK) != 0 && count_entries(out) == 3;
+    check(&checks, ok, "pruning keeps the newest, later ones and what is not ours");
+    ok = save(out, 20, &SMALL, &ONE, true, dir, &err) && count_entries(out) == 3 && checkpoint_check(dir, &SMALL, true, true, &err);
+    check(&checks, ok, "the same step saved again replaces the old one");
+    write_bytes(in_root("file"), "x", 1);
+    ok = !folder_check_writable(in_root("file"), &err) && says(&err, "not a folder");
+    ok &= !folder_check_writable(in_root("file/out"), &err) && says(&err, "Not a directory");
+    ok &= !folder_check_writable("/proc/out", &err) && says(&err, "/proc/out");
+    ok &= !folder_check_writable("", &err) && says(&err, "");
+    ok &= folder_check_writable(in_root("a/b/new/"), &err) && count_entries(in_root("a/b/new")) == 0;
+    ok &= !checkpoint_create(in_root("file/out"), 1, &SMALL, false, tmp, sizeof tmp, &err) && says(&err, "Not a directory");
+    check(&checks, ok, "unwritable --out");
+}
+
+// SIGKILL at any moment of saving: the newest checkpoint is a whole one.
+static void test_kill(void) {
+    const char *out = in_root("kill");
+    Error err = {""};
+    char dir[PATH_MAX];
+    static const GPTConfig tiny = {1, 8, 2, 20, 128, 4};
+    bool ok = save(out, 0, &tiny, &ONE, false, dir, &err);
+    int most = 0;
+    for (int round = 0; round < 40 && ok; round++) {
+        pid_t child = fork();
+        if (child == 0) {
+            for (size_t step = 1;; step++) {
+                if (!save(out, step % 7, &tiny, &ONE, false, dir, &err)) _exit(1);
+                checkpoint_prune(out, 2, step % 7);
+            }
+        }
+        struct timespec pause = {0, (long)(mix((uint64_t)round) % 8000000)};
+        nanosleep(&pause, NULL);
+        kill(child, SIGKILL);
+        int status;
+        waitpid(child, &status, 0);
+        ok = WIFSIGNALED(status) || error_set(&err, "a save failed");
+        TrainerState state;
+        ok = ok && checkpoint_latest(out, dir, sizeof dir, &err) && (dir[0] || error_set(&err, "no checkpoint is left"));
+        ok = ok && checkpoint_check(dir, &tiny, true, false, &err) && checkpoint_read_state(dir, &state, &err) &&
+             each_rank(&tiny, &ONE, false, dir, job_read, &err);
+        if ((int)count_entries(out) > most) most = (int)count_entries(out);
+    }
+    check(&checks, ok, "killed 40 times while saving, the newest checkpoint is whole%s%s (at most %d folders)",
+          ok ? "" : ": ", ok ? "" : err.text, most);
+}
+
+// In a child with little room: a save that fits, then one that does not. Returns the exit code.
+static int full_disk(const char *out, const GPTConfig *large, bool limit_now) {
+    Error err = {""};
+    char dir[PATH_MAX], tmp[PATH_MAX];
+    static const GPTConfig tiny = {1, 8, 2, 20, 128, 4};
+    if (!save(out, 1, &tiny, &ONE, false, dir, &err)) return 1;
+    if (limit_now) {
+        struct rlimit limit = {65536, 65536};
+        signal(SIGXFSZ, SIG_IGN);
+        if (setrlimit(RLIMIT_FSIZE, &limit) != 0) return 2;
+    }
+    if (save(out, 2, large, &ONE, false, dir, &err)) return 3;
+    if (!says(&err, "cannot write") || !says(&err, limit_now ? "File too large" : "No space left")) return 4;
+    if (count_entries(out) != 1 || !latest_is(out, "step-00000001")) return 5;
+    if (!each_rank(&tiny, &ONE, false, in_root(limit_now ? "limit/step-00000001" : "disk/step-00000001"), job_read, &err)) return 6;
+    if (!save(out, 3, &tiny, &ONE, false, dir, &err)) return 7;
+    // The disk fills up later: while a rank writes.
+    if (!checkpoint_create(out, 4, &tiny, false, tmp, sizeof tmp, &err)) return 8;
+    struct rlimit none = {100, 100};
+    signal(SIGXFSZ, SIG_IGN);
+    if (setrlimit(RLIMIT_FSIZE, &none) != 0) return 9;
+    if (each_rank(&tiny, &ONE, false, tmp, job_write, &err) || !says(&err, "cannot write")) return 10;
+    checkpoint_abandon(tmp);
+    return latest_is(out, "step-00000003") && count_entries(out) == 2 ? 0 : 11;
+}
+
+static void test_full_disk(void) {
+    static const GPTConfig large = {4, 64, 4, 1000, 1024, 64};
+    int status = 0;
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) _exit(full_disk(in_root("limit"), &large, true));
+    waitpid(child, &status, 0);
+    check(&checks, status == 0, "file size limit while saving: one sentence, previous checkpoint intact (%d)", status >> 8);
+    fflush(stdout);
+    child = fork();
+    if (child == 0) {  // a disk of 256 KiB that only this process sees
+        const char *disk = in_root("disk");
+        mkdir(disk, 0777);
+        if (unshare(CLONE_NEWNS) != 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+            mount("none", disk, "tmpfs", 0, "size=256k") != 0) _exit(77);
+        _exit(full_disk(disk, &large, false));
+    }
+    waitpid(child, &status, 0);
+    if (status >> 8 == 77) printf("     no right to mount a small disk: only the file size limit was tested\n");
+    else check(&checks, status == 0, "full disk while saving: one sentence, previous checkpoint intact (%d)", status >> 8);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+static int copy(const char *from, const char *out) {
+    Error err;
+    GPTConfig config;
+    char tmp[PATH_MAX], dir[PATH_MAX];
+    if (!checkpoint_read_config(from, &config, &err) || !checkpoint_check(from, &config, false, false, &err)) {
+        fprintf(stderr, "error: %s\n", err.text);
+        return 1;
+    }
+    ParamTable table = table_make_whole(&config);
+    float *values = calloc(table.total + 1, sizeof(float));
+    TrainerState state = example_state(0);
+    bool ok = values && checkpoint_read(from, STATE_WEIGHTS, &table, values, 0, table.total, &err) &&
+              checkpoint_create(out, 0, &config, false, tmp, sizeof tmp, &err) &&
+              checkpoint_write(tmp, STATE_WEIGHTS, &table, values, 0, table.total, true, &err) &&
+              checkpoint_commit(tmp, &state, dir, sizeof dir, &err);
+    printf("%s\n", ok ? dir : err.text);
+    free(values);
+    table_free(&table);
+    return !ok;
+}
+
+int main(int argc, char **argv) {
+    if (argc == 4 && strcmp(argv[1], "--copy") == 0) return copy(argv[2], argv[3]);
+    const char *base = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";  // in memory: hundreds of fsyncs
+    snprintf(root, sizeof root, "%s/llmc-test-XXXXXX", base);
+    if (!mkdtemp(root)) {
+        fprintf(stderr, "cannot create a folder under %s: %s\n", base, strerror(errno));
+        return 1;
+    }
+    test_headers();
+    test_damage();
+    test_types();
+    test_layouts();
+    test_foreign();
+    test_config();
+    test_state();
+    test_folders();
+    test_kill();
+    test_full_disk();
+    char command[PATH_MAX + 16];
+    snprintf(command, sizeof command, "rm -rf '%s'", root);
+    if (system(command) != 0) fprintf(stderr, "cannot remove %s\n", root);
+    return check_summary(&checks);
+}

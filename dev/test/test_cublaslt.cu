@@ -1,0 +1,392 @@
+// test_cublaslt.cu: cublasLt.h against plain loops in double: every transposition, epilogue, type and kind of batch at
+// ragged sizes; and what it must refuse. CPU stand-in only: on a GPU there is nothing of ours to test here.
+#include <cublasLt.h>
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <omp.h>
+
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dev/test/check.h"
+
+static Check checks;
+
+typedef struct {
+    cudaDataType type;
+    size_t count;
+    float *host;   // the values, rounded to the type
+    void *device;
+} Array;
+
+static size_t type_size(cudaDataType type) { return type == CUDA_R_16BF ? sizeof(__nv_bfloat16) : sizeof(float); }
+
+// Uniform in [-1, 1), rounded to the type.
+static Array array_create(cudaDataType type, size_t count, uint32_t *seed) {
+    Array a = {type, count, (float *)malloc(count * sizeof(float)), NULL};
+    void *stored = malloc(count * type_size(type));
+    for (size_t i = 0; i < count; i++) {
+        *seed = *seed * 1664525u + 1013904223u;
+        float x = (float)(*seed >> 8) / 8388608.0f - 1.0f;
+        if (type == CUDA_R_16BF) {
+            ((__nv_bfloat16 *)stored)[i] = __float2bfloat16_rn(x);
+            x = __bfloat162float(((__nv_bfloat16 *)stored)[i]);
+        } else {
+            ((float *)stored)[i] = x;
+        }
+        a.host[i] = x;
+    }
+    if (cudaMalloc(&a.device, count * type_size(type)) != cudaSuccess) exit(1);
+    cudaMemcpy(a.device, stored, count * type_size(type), cudaMemcpyHostToDevice);
+    free(stored);
+    return a;
+}
+
+// What the device holds now.
+static float *array_read(const Array *a) {
+    float *values = (float *)malloc(a->count * sizeof(float));
+    void *stored = malloc(a->count * type_size(a->type));
+    cudaMemcpy(stored, a->device, a->count * type_size(a->type), cudaMemcpyDeviceToHost);
+    for (size_t i = 0; i < a->count; i++) {
+        values[i] = a->type == CUDA_R_16BF ? __bfloat162float(((__nv_bfloat16 *)stored)[i]) : ((float *)stored)[i];
+    }
+    free(stored);
+    return values;
+}
+
+static void array_free(Array *a) {
+    cudaFree(a->device);
+    free(a->host);
+}
+
+static double exact_gelu(double x, double *derivative) {
+    double k = sqrt(2.0 / M_PI), u = k * (x + 0.044715 * x * x * x), t = tanh(u);
+    *derivative = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * k * (1 + 3 * 0.044715 * x * x);
+    return 0.5 * x * (1 + t);
+}
+
+typedef struct {
+    cudaDataType type, type_d;
+    int trans_a, trans_b;
+    uint32_t epilogue;
+    float alpha, beta;
+    size_t m, n, k, batch;
+    bool interleaved;  // the matrices of the batch lie side by side within a row length, as attention's heads do
+} Case;
+
+// One matrix of the batch: how far apart columns and matrices are.
+static void spread(const Case *c, size_t rows, size_t cols, size_t pad, size_t *ld, size_t *stride, size_t *count) {
+    *ld = (c->interleaved ? rows * c->batch : rows) + pad;
+    *stride = c->interleaved ? rows : *ld * cols + 8;
+    *count = *ld * cols + *stride * (c->batch - 1);
+}
+
+static cublasLtMatrixLayout_t layout(cudaDataType type, size_t rows, size_t cols, size_t ld, size_t batch,
+                                     size_t stride) {
+    cublasLtMatrixLayout_t l;
+    int32_t count = (int32_t)batch;
+    int64_t offset = (int64_t)stride;
+    cublasLtMatrixLayoutCreate(&l, type, rows, cols, (int64_t)ld);
+    cublasLtMatrixLayoutSetAttribute(l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count);
+    cublasLtMatrixLayoutSetAttribute(l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &offset, sizeof offset);
+    return l;
+}
+
+// Everything that a call needs, so that the tests of misuse can spoil one thing.
+typedef struct {
+    cublasLtHandle_t handle;
+    cudaStream_t stream;
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t a, b, d;
+    const void *A, *B;
+    void *D;
+    float alpha, beta;
+} Call;
+
+static cublasStatus_t call_matmul(const Call *c, const cublasLtMatmulAlgo_t *algo) {
+    return cublasLtMatmul(c->handle, c->desc, &c->alpha, c->A, c->a, c->B, c->b, &c->beta, c->D, c->d, c->D, c->d,
+                          algo, NULL, 0, c->stream);
+}
+
+static void set_pointer(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attr, const void *p) {
+    cublasLtMatmulDescSetAttribute(desc, attr, &p, sizeof p);
+}
+
+// The largest error of D (and aux) as a multiple of the bound; huge if elements between the matrices changed.
+static double run_case(cublasLtHandle_t handle, cudaStream_t stream, const Case *c) {
+    uint32_t seed = (uint32_t)(c->m * 31 + c->n * 17 + c->k + c->epilogue);
+    size_t lda, sa, na, ldb, sb, nb, ldd, sd, nd, ldx = (c->m + 7) / 8 * 8, sx = ldx * c->n;
+    size_t a_rows = c->trans_a ? c->k : c->m, a_cols = c->trans_a ? c->m : c->k;
+    size_t b_rows = c->trans_b ? c->n : c->k, b_cols = c->trans_b ? c->k : c->n;
+    spread(c, a_rows, a_cols, 3, &lda, &sa, &na);
+    spread(c, b_rows, b_cols, 0, &ldb, &sb, &nb);
+    spread(c, c->m, c->n, 5, &ldd, &sd, &nd);
+    Array a = array_create(c->type, na, &seed), b = array_create(c->type, nb, &seed);
+    Array d = array_create(c->type_d, nd, &seed), aux = array_create(c->type_d, sx * c->batch, &seed);
+    Array bias = array_create(c->type_d, c->m, &seed);
+
+    Call call = {handle, stream, NULL, NULL, NULL, NULL, a.device, b.device, d.device, c->alpha, c->beta};
+    cublasLtMatmulDescCreate(&call.desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    int32_t trans_a = c->trans_a, trans_b = c->trans_b;
+    int64_t aux_ld = (int64_t)ldx, aux_stride = (int64_t)sx;
+    cublasLtMatmulDescSetAttribute(call.desc, CUBLASLT_MATMUL_DESC_TRANSA, &trans_a, sizeof trans_a);
+    cublasLtMatmulDescSetAttribute(call.desc, CUBLASLT_MATMUL_DESC_TRANSB, &trans_b, sizeof trans_b);
+    cublasLtMatmulDescSetAttribute(call.desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &c->epilogue, sizeof c->epilogue);
+    if (c->epilogue & 4) set_pointer(call.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias.device);
+    if (c->epilogue & 128) {
+        set_pointer(call.desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux.device);
+        cublasLtMatmulDescSetAttribute(call.desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &aux_ld, sizeof aux_ld);
+        cublasLtMatmulDescSetAttribute(call.desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, &aux_stride,
+                                       sizeof aux_stride);
+    }
+    call.a = layout(c->type, a_rows, a_cols, lda, c->batch, sa);
+    call.b = layout(c->type, b_rows, b_cols, ldb, c->batch, sb);
+    call.d = layout(c->type_d, c->m, c->n, ldd, c->batch, sd);
+    for (size_t i = 0; c->beta == 0 && i < c->batch * c->n; i++) {  // with beta 0, NaN in D must not matter
+        size_t at = i / c->n * sd + i % c->n * ldd;
+        cudaMemset((char *)d.device + at * type_size(c->type_d), 0xff, c->m * type_size(c->type_d));
+    }
+    cublasStatus_t status = call_matmul(&call, NULL);
+    cudaStreamSynchronize(stream);
+    float *got = array_read(&d), *got_aux = array_read(&aux);
+
+    double worst = status == CUBLAS_STATUS_SUCCESS ? 0 : 1e30;
+    double half_ulp = c->type_d == CUDA_R_16BF ? 1.0 / 256 : 1.2e-7;
+    bool *written = (bool *)calloc(nd, sizeof(bool));
+    for (size_t i = 0; i < c->batch * c->m * c->n; i++) {
+        size_t batch = i / (c->m * c->n), col = i / c->m % c->n, row = i % c->m;
+        double sum = 0, size = 0;
+        for (size_t k = 0; k < c->k; k++) {
+            double x = a.host[batch * sa + (c->trans_a ? row * lda + k : k * lda + row)];
+            double y = b.host[batch * sb + (c->trans_b ? k * ldb + col : col * ldb + k)];
+            sum += x * y;
+            size += fabs(x * y);
+        }
+        size_t at = batch * sd + col * ldd + row, at_aux = batch * sx + col * ldx + row;
+        double v = c->alpha * sum, derivative;
+        if (c->beta != 0) v += c->beta * d.host[at];
+        if (c->epilogue & 4) v += bias.host[row];
+        double bound = 1e-6 * (size + 1), unrounded = v;
+        if (c->epilogue & 32) v = exact_gelu(v, &derivative);
+        if (c->epilogue & 64) exact_gelu(aux.host[at_aux], &derivative), v *= derivative;
+        worst = fmax(worst, fabs(got[at] - v) / (1.2 * bound + half_ulp * fabs(v)));
+        if (!(fabs(got[at]) < 1e30)) worst = 1e30;
+        if ((c->epilogue & 160) == 160) {
+            worst = fmax(worst, fabs(got_aux[at_aux] - unrounded) / (bound + half_ulp * fabs(unrounded)));
+        }
+        written[at] = true;
+    }
+    for (size_t i = 0; i < nd; i++) {
+        if (!written[i] && got[i] != d.host[i]) worst = 1e30;
+    }
+    free(written), free(got), free(got_aux);
+    array_free(&a), array_free(&b), array_free(&d), array_free(&aux), array_free(&bias);
+    cublasLtMatrixLayoutDestroy(call.a), cublasLtMatrixLayoutDestroy(call.b), cublasLtMatrixLayoutDestroy(call.d);
+    cublasLtMatmulDescDestroy(call.desc);
+    return worst;
+}
+
+static void test_products(cublasLtHandle_t handle, cudaStream_t stream) {
+    static const struct {
+        const char *name;
+        cudaDataType in, out;
+    } types[] = {{"float32", CUDA_R_32F, CUDA_R_32F},
+                 {"bfloat16", CUDA_R_16BF, CUDA_R_16BF},
+                 {"bfloat16 to float32", CUDA_R_16BF, CUDA_R_32F}};
+    static const struct {
+        const char *name;
+        uint32_t value;
+    } epilogues[] = {{"default", CUBLASLT_EPILOGUE_DEFAULT},     {"bias", CUBLASLT_EPILOGUE_BIAS},
+                     {"gelu", CUBLASLT_EPILOGUE_GELU},           {"gelu bias", CUBLASLT_EPILOGUE_GELU_BIAS},
+                     {"gelu aux", CUBLASLT_EPILOGUE_GELU_AUX},   {"gelu aux bias", CUBLASLT_EPILOGUE_GELU_AUX_BIAS},
+                     {"gelu gradient", CUBLASLT_EPILOGUE_DGELU}};
+    static const size_t shapes[][4] = {{1, 1, 1, 1},    {7, 5, 3, 1},      {18, 24, 65, 1}, {130, 61, 97, 1},
+                                       {64, 64, 64, 3}, {65, 33, 18, 3},   {6, 24, 24, 5},  {1, 9, 70, 2},
+                                       {97, 270, 12, 1}, {390, 20, 800, 1}};
+    for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+        for (size_t e = 0; e < sizeof epilogues / sizeof *epilogues; e++) {
+            double worst = 0;
+            for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+                for (int variant = 0; variant < 8; variant++) {
+                    const size_t *z = shapes[s];
+                    Case c = {types[t].in, types[t].out, variant & 1, variant >> 1 & 1, epilogues[e].value,
+                              variant & 4 ? 0.5f : 1.0f, variant & 4 ? 1.0f : 0.0f, z[0], z[1], z[2], z[3],
+                              z[3] > 1 && variant >= 4};
+                    if (e != 0 && (s == 9 ? variant > 0 : (variant ^ variant >> 2) & 1)) continue;  // fewer will do
+                    worst = fmax(worst, run_case(handle, stream, &c));
+                }
+            }
+            check(&checks, worst <= 1, "%s, %s (error %.2f of the bound)", types[t].name, epilogues[e].name, worst);
+        }
+    }
+    // Large enough for several tiles and blocks of K, and rows a multiple of 4 KiB apart.
+    double worst = 0;
+    for (int v = 0; v < 4; v++) {
+        Case c = {v & 1 ? CUDA_R_16BF : CUDA_R_32F, CUDA_R_32F, 0, 1, CUBLASLT_EPILOGUE_DEFAULT,
+                  1.0f, v & 2 ? 1.0f : 0.0f, 410, 1024, 50, 1, false};
+        worst = fmax(worst, run_case(handle, stream, &c));
+        Case long_k = {v & 1 ? CUDA_R_16BF : CUDA_R_32F, CUDA_R_32F, 0, 1, CUBLASLT_EPILOGUE_DEFAULT,
+                       1.0f, v & 2 ? 1.0f : 0.0f, 17, 1024, 1700, 1, false};
+        worst = fmax(worst, run_case(handle, stream, &long_k));
+    }
+    check(&checks, worst <= 1, "several tiles and blocks of K (error %.2f of the bound)", worst);
+}
+
+// The bits must not depend on the number of threads: ranks of other layouts have more or fewer.
+static void test_threads(cublasLtHandle_t handle, cudaStream_t stream) {
+    uint32_t seed = 1;
+    size_t m = 600, n = 300, k = 500;
+    Array a = array_create(CUDA_R_32F, m * k, &seed), b = array_create(CUDA_R_32F, k * n, &seed);
+    Array d = array_create(CUDA_R_32F, m * n, &seed);
+    Call call = {handle, stream, NULL, layout(CUDA_R_32F, m, k, m, 1, 0), layout(CUDA_R_32F, k, n, k, 1, 0),
+                 layout(CUDA_R_32F, m, n, m, 1, 0), a.device, b.device, d.device, 1.0f, 0.0f};
+    cublasLtMatmulDescCreate(&call.desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    float *first = NULL;
+    bool same = true;
+    int threads = omp_get_max_threads();
+    for (int t = 1; t <= 5; t++) {
+        omp_set_num_threads(t);
+        same &= call_matmul(&call, NULL) == CUBLAS_STATUS_SUCCESS;
+        cudaStreamSynchronize(stream);
+        float *got = array_read(&d);
+        if (first) same &= memcmp(first, got, m * n * sizeof(float)) == 0, free(got);
+        else first = got;
+    }
+    omp_set_num_threads(threads);
+    check(&checks, same, "same bits with 1 to 5 threads");
+    free(first);
+    array_free(&a), array_free(&b), array_free(&d);
+    cublasLtMatrixLayoutDestroy(call.a), cublasLtMatrixLayoutDestroy(call.b), cublasLtMatrixLayoutDestroy(call.d);
+    cublasLtMatmulDescDestroy(call.desc);
+}
+
+static void expect(cublasStatus_t got, cublasStatus_t want, const char *what) {
+    check(&checks, got == want, "%s: %s", what, cublasLtGetStatusName(got));
+}
+
+static void test_misuse(cublasLtHandle_t handle, cudaStream_t stream) {
+    const cublasStatus_t ok = CUBLAS_STATUS_SUCCESS, invalid = CUBLAS_STATUS_INVALID_VALUE;
+    const cublasStatus_t unsupported = CUBLAS_STATUS_NOT_SUPPORTED;
+    const size_t n = 16;
+    float *buffer, *host = (float *)calloc(4 * n * n, sizeof(float));
+    cudaMalloc((void **)&buffer, 4 * n * n * sizeof(float));
+    float *A = buffer, *B = A + n * n, *D = B + n * n, *last = D + n * n;
+    cublasLtMatrixLayout_t square = layout(CUDA_R_32F, n, n, n, 1, 0), narrow = layout(CUDA_R_32F, n, n, n - 1, 1, 0);
+    cublasLtMatrixLayout_t wide = layout(CUDA_R_32F, n, n, n + 1, 1, 0), tall = layout(CUDA_R_32F, n + 1, n, n + 1, 1, 0);
+    cublasLtMatrixLayout_t half = layout(CUDA_R_16BF, n, n, n, 1, 0), twice = layout(CUDA_R_32F, n, n, n, 2, n * n);
+    cublasLtMatrixLayout_t crossed = layout(CUDA_R_32F, n, n, n, 2, n), empty = layout(CUDA_R_32F, 0, n, n, 1, 0);
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    const Call good = {handle, stream, desc, square, square, square, A, B, D, 1.0f, 0.0f};
+    Call c;
+
+    expect(call_matmul(&good, NULL), ok, "the legal call of these tests");
+    c = good, c.handle = NULL;
+    expect(call_matmul(&c, NULL), CUBLAS_STATUS_NOT_INITIALIZED, "no handle");
+    c = good, c.stream = NULL;
+    expect(call_matmul(&c, NULL), invalid, "no stream");
+    c = good, c.a = narrow;
+    expect(call_matmul(&c, NULL), invalid, "leading dimension below the rows");
+    c = good, c.a = tall;
+    expect(call_matmul(&c, NULL), invalid, "sizes that do not fit");
+    c = good, c.a = empty;
+    expect(call_matmul(&c, NULL), invalid, "no rows");
+    c = good, c.a = half;
+    expect(call_matmul(&c, NULL), unsupported, "float32 times bfloat16");
+    c = good, c.d = half;
+    expect(call_matmul(&c, NULL), unsupported, "float32 to bfloat16");
+    c = good, c.b = twice;
+    expect(call_matmul(&c, NULL), invalid, "batch counts differ");
+    c = good, c.a = c.b = twice, c.d = crossed;
+    expect(call_matmul(&c, NULL), invalid, "outputs of a batch overlap");
+    c = good, c.A = host;
+    expect(call_matmul(&c, NULL), invalid, "input in host memory");
+    c = good, c.D = last + 4;
+    expect(call_matmul(&c, NULL), invalid, "output past its allocation");
+    c = good, c.d = wide, c.D = last;
+    expect(call_matmul(&c, NULL), invalid, "leading dimension past the allocation");
+    c = good, c.D = A;
+    expect(call_matmul(&c, NULL), invalid, "output over an input");
+    c = good, c.D = B + 4;
+    expect(call_matmul(&c, NULL), invalid, "output over part of an input");
+    c = good, c.A = (const char *)A + 2;
+    expect(call_matmul(&c, NULL), invalid, "input between two floats");
+    c = good;
+    expect(cublasLtMatmul(handle, desc, &c.alpha, A, square, B, square, &c.beta, D, square, D, square, NULL, host, 64,
+                          stream), invalid, "workspace in host memory");
+
+    // Halves of rows may be read and written side by side.
+    cublasLtMatrixLayout_t block = layout(CUDA_R_32F, n / 2, n / 2, n, 1, 0);
+    c = good, c.a = c.b = c.d = block, c.B = A, c.D = A + n / 2;
+    expect(call_matmul(&c, NULL), ok, "output beside an input in the same rows");
+
+    uint32_t relu = 2, plain = CUBLASLT_EPILOGUE_DEFAULT, bias = CUBLASLT_EPILOGUE_BIAS;
+    uint32_t gelu = CUBLASLT_EPILOGUE_GELU_AUX;
+    int32_t conjugate = 3, type = CUDA_R_16BF;
+    int64_t odd = (int64_t)n + 4;
+    expect(cublasLtMatmulDescSetAttribute(desc, (cublasLtMatmulDescAttributes_t)99, &relu, sizeof relu), invalid,
+           "unknown attribute");
+    expect(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &odd, sizeof odd), invalid,
+           "attribute of the wrong size");
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &relu, sizeof relu);
+    expect(call_matmul(&good, NULL), unsupported, "an epilogue that is not here");
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &bias, sizeof bias);
+    expect(call_matmul(&good, NULL), invalid, "bias without a pointer");
+    set_pointer(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, last);
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type);
+    expect(call_matmul(&good, NULL), unsupported, "bias of another type");
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &gelu, sizeof gelu);
+    expect(call_matmul(&good, NULL), invalid, "aux without a leading dimension");
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &odd, sizeof odd);
+    set_pointer(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, last);
+    expect(call_matmul(&good, NULL), unsupported, "aux leading dimension not a multiple of 8");
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &plain, sizeof plain);
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &conjugate, sizeof conjugate);
+    expect(call_matmul(&good, NULL), unsupported, "conjugation");
+    conjugate = CUBLAS_OP_N;
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &conjugate, sizeof conjugate);
+
+    cublasLtMatmulPreference_t pref;
+    cublasLtMatmulHeuristicResult_t result;
+    int found = -1;
+    uint64_t workspace = 1 << 20;
+    cublasLtMatmulPreferenceCreate(&pref);
+    expect(cublasLtMatmulAlgoGetHeuristic(handle, desc, square, square, square, square, pref, 0, &result, &found),
+           invalid, "no algorithm requested");
+    expect(cublasLtMatmulAlgoGetHeuristic(handle, desc, square, square, square, square, pref, 1, &result, &found),
+           ok, "an algorithm");
+    check(&checks, found == 1 && result.state == ok && result.workspaceSize == 0, "one algorithm without workspace");
+    c = good, c.A = A + 4, c.D = last, c.d = square;
+    expect(call_matmul(&c, &result.algo), invalid, "pointer less aligned than promised to the heuristic");
+    expect(call_matmul(&good, &result.algo), ok, "the algorithm with what was promised");
+    c = good, c.a = c.b = c.d = block, c.B = A, c.D = D;
+    expect(call_matmul(&c, &result.algo), invalid, "an algorithm of another problem");
+    cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
+    cublasLtMatmulAlgoGetHeuristic(handle, desc, square, square, square, square, pref, 1, &result, &found);
+    expect(call_matmul(&good, &result.algo), invalid, "less workspace than the algorithm needs");
+
+    cudaStreamSynchronize(stream);
+    cublasLtMatrixLayout_t all[] = {square, narrow, wide, tall, half, twice, crossed, empty, block};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) cublasLtMatrixLayoutDestroy(all[i]);
+    cublasLtMatmulPreferenceDestroy(pref);
+    cublasLtMatmulDescDestroy(desc);
+    cudaFree(buffer);
+    free(host);
+}
+
+int main(void) {
+    setenv("CUBLASLT_LOG_LEVEL", "0", 1);  // the refusals below are on purpose
+    cublasLtHandle_t handle;
+    cudaStream_t stream;
+    cublasLtCreate(&handle);
+    cudaStreamCreate(&stream);
+    test_products(handle, stream);
+    test_threads(handle, stream);
+    test_misuse(handle, stream);
+    cublasLtDestroy(handle);
+    cudaStreamDestroy(stream);
+    return check_summary(&checks);
+}

@@ -1,0 +1,671 @@
+// test_cuda_runtime.cu: the CPU stand-in of the CUDA runtime: threads, barriers, streams, memory, and that it
+// reports every misuse it is meant to report. Cases that end the program run in a child of this program.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <string>
+#include <vector>
+
+#include <cuda_profiler_api.h>
+#include <nvtx3/nvToolsExt.h>
+
+#include "dev/test/check.h"
+#include "llmc/cuda_common.cuh"
+
+static Check c;
+static cudaStream_t stream;
+
+template <class T>
+static T *device(size_t n) {
+    T *p;
+    CUDA_CHECK(cudaMalloc(&p, n * sizeof(T)));
+    return p;
+}
+template <class T>
+static std::vector<T> fetch(const T *p, size_t n) {
+    std::vector<T> host(n);
+    CUDA_CHECK(cudaMemcpy(host.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost));
+    return host;
+}
+static void finish() {
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    CUDA_CHECK(cudaGetLastError());
+}
+template <class T>
+static bool same_bits(const std::vector<T> &a, const std::vector<T> &b) {
+    return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+static void thread_order(const char *text) { cpu_thread_order() = cpu_parse_order("CPU_THREAD_ORDER", text); }
+static void stream_order(const char *text) { cpu_stream_order() = cpu_parse_order("CPU_STREAM_ORDER", text); }
+
+// ---------------------------------------------------------------------------------------------- launches
+
+// Counts each thread of the grid once, at its own number.
+__global__ void count_threads(int *seen) {
+    size_t block = blockIdx.x + gridDim.x * (blockIdx.y + (size_t)gridDim.y * blockIdx.z);
+    size_t thread = threadIdx.x + blockDim.x * (threadIdx.y + (size_t)blockDim.y * threadIdx.z);
+    atomicAdd(&seen[block * (blockDim.x * blockDim.y * blockDim.z) + thread], 1);
+    __syncthreads();
+    atomicAdd(&seen[block * (blockDim.x * blockDim.y * blockDim.z) + thread], 10);
+}
+
+struct Numbers {
+    int a[5];
+    double b;
+};
+__global__ void take_arguments(double *out, Numbers numbers, size_t big, float f, bool flag) {
+    out[0] = numbers.a[4] + numbers.b;
+    out[1] = (double)big;
+    out[2] = f;
+    out[3] = flag;
+}
+template <int A, int B>
+__global__ void template_sum(int *out) { *out = A + B; }
+
+static void test_launches() {
+    const dim3 shapes[][2] = {{1, 1}, {7, 33}, {dim3(3, 2, 5), dim3(5, 3, 2)}, {dim3(2, 3), dim3(8, 4, 32)}, {1000, 5}};
+    for (const char *order : {"", "random:1", "random:2"}) {
+        thread_order(order);
+        bool once = true;
+        for (auto &shape : shapes) {
+            size_t n = (size_t)shape[0].x * shape[0].y * shape[0].z * shape[1].x * shape[1].y * shape[1].z;
+            int *seen = device<int>(n);
+            CUDA_CHECK(cudaMemsetAsync(seen, 0, n * sizeof(int), stream));
+            LAUNCH(count_threads, shape[0], shape[1], 0, stream)(seen);
+            finish();
+            for (int s : fetch(seen, n)) once &= s == 11;
+            CUDA_CHECK(cudaFree(seen));
+        }
+        check(&c, once, "every thread of ragged and 3-D grids and blocks runs once, order '%s'", order);
+    }
+    thread_order("");
+
+    double *out = device<double>(4);
+    Numbers numbers = {{1, 2, 3, 4, 5}, 0.5};
+    LAUNCH(take_arguments, 1, 1, 0, stream)(out, numbers, 3, 1, 2);
+    numbers.a[4] = 0;  // the launch has its own copy
+    finish();
+    check(&c, same_bits(fetch(out, 4), {5.5, 3, 1, 1}), "arguments are converted and copied at the launch");
+    LAUNCH((template_sum<3, 4>), (size_t)1, 1, 0, stream)((int *)out);
+    finish();
+    check(&c, fetch((int *)out, 1)[0] == 7, "a template with two arguments is launched");
+    CUDA_CHECK(cudaFree(out));
+}
+
+static void test_refused_launches() {
+    int *p = device<int>(1);
+    FILE *quiet = freopen("/dev/null", "w", stderr);
+    cudaError_t errors[7];
+    LAUNCH((template_sum<1, 1>), 1, 1, 0, 0)(p);
+    errors[0] = cudaGetLastError();
+    const struct { size_t grid, block, shared; } bad[] = {{0, 1, 0}, {1, 0, 0}, {1, 1025, 0}, {(size_t)1 << 32, 1, 0},
+                                                          {1, 1, 50000}};
+    for (int i = 0; i < 5; i++) {
+        LAUNCH((template_sum<1, 1>), bad[i].grid, bad[i].block, bad[i].shared, stream)(p);
+        errors[1 + i] = cudaGetLastError();
+    }
+    LAUNCH((template_sum<1, 1>), dim3(1, 70000), 1, 0, stream)(p);
+    errors[6] = cudaStreamSynchronize(stream);
+    cudaError_t last = cudaGetLastError();
+    bool invalid = true;
+    for (int i = 1; i < 7; i++) invalid &= errors[i] == cudaErrorInvalidConfiguration;
+    check(&c, errors[0] == cudaErrorInvalidResourceHandle, "a launch on stream 0 is refused");
+    check(&c, invalid, "impossible grids, blocks and shared memory are refused, 2^32 blocks do not wrap around");
+    check(&c, last == errors[6] && cudaGetLastError() == cudaSuccess && cudaStreamSynchronize(stream) == cudaSuccess,
+          "a refused launch shows at the next synchronisation and is cleared by cudaGetLastError");
+    if (quiet) check(&c, freopen("/dev/tty", "w", stderr) || dup2(1, 2) == 2, "stderr is back");
+    CUDA_CHECK(cudaFree(p));
+}
+
+// ---------------------------------------------------------------------------------------------- warps
+
+enum { BY_INDEX, UP, DOWN, XOR };
+
+template <class T>
+__global__ void shuffle(T *out, int kind, unsigned mask, int by, int width) {
+    unsigned thread = threadIdx.x + blockDim.x * threadIdx.y;
+    T value = (T)(thread * 3 + 1), got = 0;
+    if (mask >> (thread % 32) & 1) {
+        if (kind == BY_INDEX) got = __shfl_sync(mask, value, by, width);
+        if (kind == UP) got = __shfl_up_sync(mask, value, (unsigned)by, width);
+        if (kind == DOWN) got = __shfl_down_sync(mask, value, (unsigned)by, width);
+        if (kind == XOR) got = __shfl_xor_sync(mask, value, by, width);
+    }
+    out[thread] = got;
+}
+
+// The lane that a lane reads, by the words of the CUDA programming guide.
+static int shuffle_source(int kind, int lane, int by, int width) {
+    int first = lane / width * width, in_group = lane % width;
+    if (kind == BY_INDEX) return first + by % width;
+    if (kind == UP) return in_group - by < 0 ? lane : lane - by;
+    if (kind == DOWN) return in_group + by >= width ? lane : lane + by;
+    return (lane ^ by) >= first + width ? lane : lane ^ by;
+}
+
+template <class T>
+static bool shuffles_agree(dim3 block, unsigned mask) {
+    size_t threads = (size_t)block.x * block.y;
+    T *out = device<T>(threads);
+    bool good = true;
+    for (int kind = 0; kind < 4; kind++) {
+        for (int width = 1; width <= 32; width *= 2) {
+            for (int by : {0, 1, 2, 5, 16, 31}) {
+                bool legal = true;  // every lane of the mask reads a lane of the mask
+                for (int lane = 0; lane < 32; lane++)
+                    if (mask >> lane & 1) legal &= mask >> shuffle_source(kind, lane, by, width) & 1;
+                if (!legal) continue;
+                LAUNCH(shuffle<T>, 1, block, 0, stream)(out, kind, mask, by, width);
+                finish();
+                std::vector<T> got = fetch(out, threads);
+                for (int i = 0; i < (int)threads; i++) {
+                    int source = i / 32 * 32 + shuffle_source(kind, i % 32, by, width);
+                    good &= got[i] == (mask >> (i % 32) & 1 ? (T)(source * 3 + 1) : 0);
+                }
+            }
+        }
+    }
+    CUDA_CHECK(cudaFree(out));
+    return good;
+}
+
+__global__ void vote(unsigned *out, unsigned mask) {
+    unsigned lane = threadIdx.x % 32;
+    if (!(mask >> lane & 1)) return;
+    unsigned odd = __ballot_sync(mask, lane & 1);
+    int any = __any_sync(mask, lane == 31), all = __all_sync(mask, lane < 32);
+    __syncwarp(mask);
+    out[threadIdx.x] = (odd ^ (0xAAAAAAAAu & mask)) | (unsigned)(any != (int)(mask >> 31)) | (unsigned)!all;
+}
+
+// Two halves of a warp at different operations at the same time, each with its own mask.
+__global__ void two_halves(float *out) {
+    float x = (float)threadIdx.x;
+    if (threadIdx.x < 16) {
+        for (int offset = 8; offset; offset /= 2) x += __shfl_xor_sync(0x0000FFFFu, x, offset);
+    } else {
+        for (int i = 0; i < 7; i++) x = __shfl_down_sync(0xFFFF0000u, x, 1, 16);
+    }
+    out[threadIdx.x] = x;
+}
+
+static void test_shuffles() {
+    for (const char *order : {"", "random:3"}) {
+        thread_order(order);
+        bool good = shuffles_agree<int>(32, 0xFFFFFFFFu) && shuffles_agree<float>(96, 0xFFFFFFFFu) &&
+                    shuffles_agree<double>(dim3(16, 8), 0xFFFFFFFFu);
+        check(&c, good, "shuffles of every kind, width and type, order '%s'", order);
+        check(&c, shuffles_agree<unsigned>(45, 0x00001FFFu) && shuffles_agree<long long>(64, 0xF0F0F0F0u) &&
+                      shuffles_agree<float>(7, 0x0000007Fu) && shuffles_agree<int>(33, 1),
+              "shuffles with partial masks and ragged blocks, order '%s'", order);
+        unsigned *out = device<unsigned>(64);
+        CUDA_CHECK(cudaMemset(out, 0, 64 * sizeof(unsigned)));
+        LAUNCH(vote, 1, 64, 0, stream)(out, 0xFFFFFFFFu);
+        LAUNCH(vote, 1, 64, 0, stream)(out, 0x80F00013u);
+        finish();
+        check(&c, same_bits(fetch(out, 64), std::vector<unsigned>(64, 0)), "votes, order '%s'", order);
+        LAUNCH(two_halves, 1, 32, 0, stream)((float *)out);
+        finish();
+        std::vector<float> halves = fetch((float *)out, 32);
+        bool apart = true;
+        for (int i = 0; i < 32; i++) apart &= halves[i] == (i < 16 ? 120 : i + 7 > 31 ? 31 : i + 7);
+        check(&c, apart, "two masks of one warp meet apart, order '%s'", order);
+        CUDA_CHECK(cudaFree(out));
+    }
+    thread_order("");
+}
+
+template <class T> __device__ T by_shuffles(T x, bool sum) {
+    for (int offset = 16; offset > 0; offset /= 2) {
+        T other = __shfl_xor_sync(0xFFFFFFFFu, x, offset);
+        x = sum ? x + other : (T)fmax(x, other);
+    }
+    return x;
+}
+// Each thread's six results: of a warp and a block, and the same written out with shuffles and barriers.
+template <class T>
+__global__ void reductions(T *out, const T *in) {
+    __shared__ T of_warp[32];
+    unsigned thread = threadIdx.x + blockDim.x * threadIdx.y, threads = blockDim.x * blockDim.y;
+    T x = in[thread], *mine = out + thread * 8;
+    mine[0] = warp_sum(x);
+    mine[1] = by_shuffles(x, true);
+    mine[2] = warp_max(x);
+    mine[3] = by_shuffles(x, false);
+    mine[4] = block_sum(x);
+    mine[6] = block_max(x);
+    for (int k = 0; k < 2; k++) {
+        if (thread % 32 == 0) of_warp[thread / 32] = mine[k ? 3 : 1];
+        __syncthreads();
+        T total = of_warp[0];
+        for (unsigned w = 1; w < threads / 32; w++) total = k ? (T)fmax(total, of_warp[w]) : total + of_warp[w];
+        __syncthreads();
+        mine[5 + 2 * k] = total;
+    }
+}
+template <class T>
+static bool reductions_agree() {
+    bool good = true;
+    for (dim3 block : {dim3(32), dim3(256), dim3(16, 6), dim3(1024)}) {
+        size_t threads = (size_t)block.x * block.y;
+        std::vector<T> host(threads);
+        uint64_t random = threads;
+        for (T &x : host) x = (T)((double)(int64_t)cpu_random(&random) * 1e-19 * (cpu_random(&random) % 1000));
+        T *in = device<T>(threads), *out = device<T>(threads * 8);
+        CUDA_CHECK(cudaMemcpyAsync(in, host.data(), threads * sizeof(T), cudaMemcpyHostToDevice, stream));
+        LAUNCH(reductions<T>, 1, block, 0, stream)(out, in);
+        finish();
+        std::vector<T> got = fetch(out, threads * 8);
+        for (size_t i = 0; i < threads * 8; i += 2) good &= memcmp(&got[i], &got[i + 1], sizeof(T)) == 0;
+        CUDA_CHECK(cudaFree(in));
+        CUDA_CHECK(cudaFree(out));
+    }
+    return good;
+}
+static void test_reductions() {
+    for (const char *order : {"", "random:4"}) {
+        thread_order(order);
+        check(&c, reductions_agree<float>(), "float warp_sum .. block_max have the bits of shuffles, order '%s'", order);
+        check(&c, reductions_agree<double>(), "double warp_sum .. block_max have the bits of shuffles, order '%s'", order);
+    }
+    thread_order("");
+}
+
+// ---------------------------------------------------------------------------------------------- races
+
+// Each thread reads its neighbour's number through shared memory. Without the barrier that is a race.
+__global__ void neighbour(float *out, bool with_barrier) {
+    __shared__ float s[64];
+    s[threadIdx.x] = -1;
+    __syncthreads();
+    s[threadIdx.x] = (float)(threadIdx.x + blockIdx.x);
+    if (with_barrier) __syncthreads();
+    out[blockIdx.x * 64 + threadIdx.x] = s[(threadIdx.x + 1) % 64];
+}
+// Shared memory beyond what this block wrote is NaN, whatever the block before left.
+__global__ void leftover(float *out) {
+    DYNAMIC_SHARED(float, s);
+    out[blockIdx.x * 8 + threadIdx.x] = s[threadIdx.x];
+    s[threadIdx.x] = 1;
+}
+
+static void test_races() {
+    float *out = device<float>(64 * 9);
+    std::vector<float> first;
+    bool same = true, exposed = false;
+    for (const char *order : {"random:1", "random:2", "random:3", "random:4", "random:5", ""}) {
+        thread_order(order);
+        for (bool with_barrier : {true, false}) {
+            LAUNCH(neighbour, 9, 64, 0, stream)(out, with_barrier);
+            finish();
+            std::vector<float> got = fetch(out, 64 * 9);
+            if (first.empty()) first = got;
+            if (with_barrier) same &= same_bits(got, first);
+            else exposed |= !same_bits(got, first);
+        }
+    }
+    check(&c, same, "a kernel with its barriers has the same bits in every thread order");
+    check(&c, exposed, "missing barrier: a forgotten __syncthreads shows in a random thread order");
+    LAUNCH(leftover, 9, 8, 8 * sizeof(float), stream)(out);
+    finish();
+    bool nan = true;
+    for (float x : fetch(out, 72)) nan &= x != x;
+    check(&c, nan, "dynamic shared memory is NaN at the start of every block");
+    CUDA_CHECK(cudaFree(out));
+}
+
+// ---------------------------------------------------------------------------------------------- streams
+
+__global__ void add_one(float *x, size_t n) {
+    size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    if (i < n) x[i] += 1;
+}
+__global__ void times_two(float *x, size_t n) {
+    size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    if (i < n) x[i] *= 2;
+}
+
+// Two streams work on x in turns, three times; the events between them may be left out.
+static float in_turns(const char *order, bool with_events) {
+    stream_order(order);
+    cudaStream_t other;
+    cudaEvent_t done[6];
+    float *x = device<float>(100);
+    CUDA_CHECK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+    for (cudaEvent_t &e : done) CUDA_CHECK(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+    CUDA_CHECK(cudaMemset(x, 0, 100 * sizeof(float)));
+    for (int i = 0; i < 6; i++) {
+        cudaStream_t s = i % 2 ? other : stream;
+        if (with_events && i > 0) CUDA_CHECK(cudaStreamWaitEvent(s, done[i - 1]));
+        if (i % 2) LAUNCH(times_two, 1, 128, 0, s)(x, 100);
+        else LAUNCH(add_one, 1, 128, 0, s)(x, 100);
+        CUDA_CHECK(cudaEventRecord(done[i], s));
+    }
+    CUDA_CHECK(cudaDeviceSynchronize());
+    float result = fetch(x, 100)[99];
+    for (cudaEvent_t e : done) CUDA_CHECK(cudaEventDestroy(e));
+    CUDA_CHECK(cudaStreamDestroy(other));
+    CUDA_CHECK(cudaFree(x));
+    stream_order("");
+    return result;
+}
+
+static void test_streams() {
+    bool same = true, exposed = false;
+    for (int seed = 0; seed < 8; seed++) {
+        std::string order = "random:" + std::to_string(seed);
+        same &= in_turns(order.c_str(), true) == 14;
+        exposed |= in_turns(order.c_str(), false) != 14;
+    }
+    check(&c, same && in_turns("", true) == 14 && in_turns("", false) == 14, "events order two streams for every seed");
+    check(&c, exposed, "stream race: a forgotten cudaStreamWaitEvent shows in a random stream order");
+
+    float *x = device<float>(4), *host;
+    CUDA_CHECK(cudaMallocHost(&host, 4 * sizeof(float)));
+    for (int i = 0; i < 4; i++) host[i] = 1;
+    CUDA_CHECK(cudaMemcpyAsync(x, host, 4 * sizeof(float), cudaMemcpyHostToDevice, stream));
+    host[2] = 5;
+    CUDA_CHECK(cudaMemcpyAsync(host, x, 2 * sizeof(float), cudaMemcpyDeviceToHost, stream));
+    host[0] = 7;
+    bool waited = host[0] == 7;
+    finish();
+    check(&c, waited && host[0] == 7 && fetch(x, 4)[2] == 5, "asynchronous copies read the host's memory when they run");
+
+    // A wait is for the record that was there when it was called.
+    cudaStream_t other;
+    cudaEvent_t event, never;
+    CUDA_CHECK(cudaStreamCreate(&other));
+    CUDA_CHECK(cudaEventCreate(&event));
+    CUDA_CHECK(cudaEventCreate(&never));
+    CUDA_CHECK(cudaMemset(x, 0, 4 * sizeof(float)));
+    bool later_ran = false;
+    CUDA_CHECK(cudaStreamWaitEvent(other, never));
+    CUDA_CHECK(cudaEventRecord(event, stream));
+    CUDA_CHECK(cudaStreamWaitEvent(other, event));
+    cpu_enqueue(stream, "later", [&] { return later_ran = true; });
+    CUDA_CHECK(cudaEventRecord(event, stream));
+    CUDA_CHECK(cudaStreamSynchronize(other));
+    check(&c, !later_ran, "a wait is for the record it saw, an unrecorded event for nothing, and no more is run");
+    CUDA_CHECK(cudaEventSynchronize(event));
+    check(&c, later_ran, "cudaEventSynchronize runs up to the last record");
+
+    int polls = 0;
+    cpu_enqueue(stream, "slow", [&] { return ++polls == 5; });
+    cpu_enqueue(other, "quick", [&] { return polls > 0; });
+    CUDA_CHECK(cudaEventRecord(event, stream));
+    bool not_ready = cudaEventQuery(event) == cudaErrorNotReady && cudaStreamQuery(stream) == cudaErrorNotReady;
+    for (int i = 0; i < 100 && cudaEventQuery(event) == cudaErrorNotReady; i++) {}
+    check(&c, not_ready && polls == 5 && cudaEventQuery(event) == cudaSuccess && cudaGetLastError() == cudaSuccess,
+          "queries report cudaErrorNotReady and get work done");
+
+    cudaEvent_t start;
+    CUDA_CHECK(cudaEventCreate(&start));
+    float ms = -1;
+    CUDA_CHECK(cudaEventRecord(start, stream));
+    cpu_enqueue(stream, "sleep", [] { return usleep(20000), true; });
+    CUDA_CHECK(cudaEventRecord(event, stream));
+    bool early = cudaEventElapsedTime(&ms, start, event) == cudaErrorNotReady;
+    finish();
+    CUDA_CHECK(cudaEventElapsedTime(&ms, start, event));
+    check(&c, early && ms >= 20 && ms < 2000, "events measure when the work ran, not when it was enqueued");
+    check(&c, cudaEventElapsedTime(&ms, start, never) == cudaErrorInvalidResourceHandle, "no time without a record");
+    cudaGetLastError();
+
+    check(&c, nvtxRangePushA("outer") == 0 && nvtxRangePushA("inner") == 1 && !strcmp(cpu_current_label(), "inner") &&
+                  nvtxRangePop() == 1 && nvtxRangePop() == 0 && nvtxRangePop() == -1 && !*cpu_current_label(),
+          "nvtx ranges nest");
+    for (cudaEvent_t e : {event, never, start}) CUDA_CHECK(cudaEventDestroy(e));
+    CUDA_CHECK(cudaStreamDestroy(other));
+    CUDA_CHECK(cudaFreeHost(host));
+    CUDA_CHECK(cudaFree(x));
+}
+
+// ---------------------------------------------------------------------------------------------- memory
+
+static void test_memory() {
+    const size_t n = 3000000;
+    float *x = device<float>(n), *pinned, host[4] = {0};
+    CUDA_CHECK(cudaMallocHost(&pinned, 100));
+    bool nan = true;
+    for (float v : fetch(x, n)) nan &= v != v;
+    check(&c, nan && (uintptr_t)x % 256 == 0, "new memory is NaN and aligned");
+    CUDA_CHECK(cudaMemset(x, 0, n * sizeof(float)));
+    std::vector<float> ones(n, 1.0f);
+    CUDA_CHECK(cudaMemcpy(x + 1, ones.data(), (n - 1) * sizeof(float), cudaMemcpyHostToDevice));
+    std::vector<float> got = fetch(x, n);
+    check(&c, got[0] == 0 && got[1] == 1 && got[n - 1] == 1, "large copies and fills");
+
+    check(&c, cpu_is_device_range(x, n * 4) && cpu_is_device_range(x + n - 1, 4) && !cpu_is_device_range(x + n - 1, 5) &&
+                  !cpu_is_device_range(x + n, 1) && !cpu_is_device_range(pinned, 4) && !cpu_is_device_range(host, 4),
+          "device ranges are known");
+    const cudaError_t good = cudaSuccess, value = cudaErrorInvalidValue, way = cudaErrorInvalidMemcpyDirection;
+    check(&c, cudaMemcpy(host, x, 16, cudaMemcpyDefault) == good && cudaMemcpy(x, x + 4, 16, cudaMemcpyDefault) == good &&
+                  cudaMemcpy(pinned, host, 16, cudaMemcpyHostToHost) == good, "legal copies of every kind");
+    check(&c, cudaMemcpy(host, x, 16, cudaMemcpyHostToDevice) == way && cudaMemcpy(x, x + 4, 16, cudaMemcpyDeviceToHost) == way &&
+                  cudaMemcpyAsync(x, host, 16, cudaMemcpyDeviceToDevice, stream) == way, "copies in the wrong direction");
+    check(&c, cudaMemcpy(host, x + n - 1, 16, cudaMemcpyDeviceToHost) == value &&
+                  cudaMemcpy(pinned + 24, x, 16, cudaMemcpyDeviceToHost) == value &&
+                  cudaMemset(x + 1, 0, n * 4) == value && cudaMemset(host, 0, 4) == value &&
+                  cudaMemsetAsync(x + n, 0, 4, stream) == value && cudaMemcpy(NULL, x, 4, cudaMemcpyDeviceToHost) == value,
+          "copies and fills beyond an allocation");
+    const cudaError_t handle = cudaErrorInvalidResourceHandle;
+    check(&c, cudaMemcpyAsync(x, host, 16, cudaMemcpyHostToDevice, 0) == handle && cudaMemsetAsync(x, 0, 4) == handle &&
+                  cudaEventRecord(NULL, stream) == handle && cudaStreamSynchronize((cudaStream_t)x) == handle,
+          "asynchronous work on stream 0 and handles that are none");
+    check(&c, cudaFree(x + 1) == value && cudaFree(host) == value && cudaFree(pinned) == value && cudaFreeHost(x) == value &&
+                  cudaFree(NULL) == good, "foreign pointers are not freed");
+    cudaGetLastError();
+
+    LAUNCH(add_one, CEIL_DIV(n, 256), 256, 0, stream)(x, n);
+    bool drained = false;
+    cpu_enqueue(stream, "check", [&] { return drained = true; });
+    check(&c, cudaFree(x) == good && drained && cudaFree(x) == value, "cudaFree waits for queued work; twice is an error");
+    check(&c, cudaPeekAtLastError() == value && cudaGetLastError() == value && cudaGetLastError() == good,
+          "the last error is kept once");
+    CUDA_CHECK(cudaFreeHost(pinned));
+
+    size_t before, after, total;
+    void *p;
+    Error err = {""};
+    CUDA_CHECK(cudaMemGetInfo(&before, &total));
+    bool fits = cuda_allocate(&p, total * 2, "the test", &err);
+    check(&c, !fits && !p && strstr(err.text, "does not fit: the test needs "), "what does not fit is refused: %s", err.text);
+    check(&c, cudaMalloc(&p, total * 2) == cudaErrorMemoryAllocation && cudaGetLastError() != good, "cudaMalloc fails");
+    check(&c, cuda_allocate(&p, 64 << 20, "the test", &err) && cudaMemGetInfo(&after, &total) == good && after < before,
+          "allocated memory is not free");
+    CUDA_CHECK(cudaFree(p));
+}
+
+static void test_device() {
+    int count = 0, device = -1;
+    cudaDeviceProp prop;
+    CUDA_CHECK(cudaGetDeviceCount(&count));
+    CUDA_CHECK(cudaSetDevice(0));
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaGetDeviceProperties(&prop, 0));
+    check(&c, count == 1 && device == 0 && cudaSetDevice(1) == cudaErrorInvalidDevice && prop.warpSize == 32 &&
+                  !strcmp(prop.name, "CPU (stand-in)") && prop.multiProcessorCount > 0, "one device");
+    cudaGetLastError();
+}
+
+// ---------------------------------------------------------------------------------------------- bf16
+
+static float float_of(uint32_t bits) { return cpu_from_bits<float>(bits); }
+
+static void test_bf16() {
+    bool exact = true, nearest = true;
+    for (uint32_t h = 0; h < 65536; h++) {
+        float f = __bfloat162float(__ushort_as_bfloat16((unsigned short)h));
+        unsigned short back = __bfloat16_as_ushort(__float2bfloat16(f));
+        exact &= f != f ? back == 0x7FFF : back == h;
+        if ((h & 0x7FFF) >= 0x7F80) continue;
+        // Between h and the next: below the middle, the middle (to even), above it.
+        const uint32_t next[5] = {h, h + (h & 1), h + 1, h, h + 1};
+        const uint32_t low[5] = {0x7FFF, 0x8000, 0x8001, 1, 0xFFFF};
+        for (int i = 0; i < 5; i++) nearest &= __bfloat16_as_ushort(__float2bfloat16_rn(float_of(h << 16 | low[i]))) == next[i];
+    }
+    check(&c, exact, "bf16 to float and back is exact for all 65536 values; NaN becomes 0x7FFF");
+    check(&c, nearest, "float to bf16 rounds to nearest, ties to even, overflow to infinity");
+    bool nan = true;
+    for (uint32_t bits : {0x7F800001u, 0xFF800001u, 0x7FFFFFFFu, 0xFFFFFFFFu, 0x7FC00000u})
+        nan &= __bfloat16_as_ushort(__float2bfloat16_rn(float_of(bits))) == 0x7FFF;
+    check(&c, nan, "a NaN never rounds to infinity");
+    check(&c, to_float(from_float<__nv_bfloat16>(1.00390625f)) == 1.0f && from_float<float>(1.5f) == 1.5f &&
+                  (float)__nv_bfloat16(-2.0f) == -2.0f, "to_float and from_float");
+    alignas(16) floatX a[16];
+    for (size_t i = 0; i < 16; i++) a[i] = from_float<floatX>((float)i);
+    x128 pack = load128(a);
+    store128(a + x128::size, pack);
+    check(&c, sizeof pack == 16 && to_float(a[2 * x128::size - 1]) == (float)(x128::size - 1), "128-bit packs of " FLOATX_NAME);
+}
+
+// ---------------------------------------------------------------------------------------------- cases that end
+
+__global__ void divergent() {
+    if (threadIdx.x == 3) __syncthreads();
+    else { __syncthreads(); }
+    if (threadIdx.x < 5) {
+        __syncthreads();
+    } else {
+        __syncthreads();
+    }
+}
+__global__ void leaves_early() {
+    if (blockIdx.x == 2 && threadIdx.x == 40) return;
+    __syncthreads();
+}
+__global__ void lane_left() {
+    if (threadIdx.x == 9) return;
+    __shfl_xor_sync(0xFFFFFFFFu, 1.0f, 1);
+}
+__global__ void warp_against_block() {
+    if (threadIdx.x == 9) __syncthreads();
+    else __syncwarp();
+}
+__global__ void short_block() { warp_sum(1.0f); }
+__global__ void not_in_mask() { __shfl_sync(0x0000FFFFu, 1, 0); }
+__global__ void reads_outside() {
+    if (threadIdx.x < 8) __shfl_sync(0x000000FFu, 1, 12);
+}
+__global__ void different_masks() { __syncwarp(threadIdx.x < 16 ? 0xFFFFFFFFu : 0xFFFF0000u); }
+__global__ void bad_width() { __shfl_sync(0xFFFFFFFFu, 1, 0, 12); }
+__global__ void misaligned(float *x) { load128(x + threadIdx.x + 1); }
+__global__ void writes_at(float *x, size_t i) { x[i] = 1; }
+__global__ void reads_shared(float *x) {
+    DYNAMIC_SHARED(float, s);
+    x[0] = s[threadIdx.x];
+}
+
+static int run_case(const char *name) {
+    std::string n = name;
+    CUDA_CHECK(cudaStreamCreate(&stream));
+    float *x = device<float>(10);
+    if (n == "divergent") LAUNCH(divergent, 3, dim3(4, 4, 2), 0, stream)();
+    if (n == "exit") LAUNCH(leaves_early, 3, 64, 0, stream)();
+    if (n == "lane") LAUNCH(lane_left, 1, 32, 0, stream)();
+    if (n == "warp-block") LAUNCH(warp_against_block, 1, 32, 0, stream)();
+    if (n == "short") LAUNCH(short_block, 1, 40, 0, stream)();
+    if (n == "not-in-mask") LAUNCH(not_in_mask, 1, 32, 0, stream)();
+    if (n == "outside") LAUNCH(reads_outside, 1, 32, 0, stream)();
+    if (n == "masks") LAUNCH(different_masks, 1, 32, 0, stream)();
+    if (n == "width") LAUNCH(bad_width, 1, 32, 0, stream)();
+    if (n == "misaligned") LAUNCH(misaligned, 1, 2, 0, stream)(x);
+    if (n == "write") LAUNCH(writes_at, 1, 1, 0, stream)(x, 12);
+    if (n == "shared") LAUNCH(reads_shared, 1, 9, 8 * sizeof(float), stream)(x);
+    if (n == "stall") {
+        cudaStream_t other;
+        CUDA_CHECK(cudaStreamCreate(&other));
+        nvtxRangePushA("micro-batch 3");
+        cpu_enqueue(stream, "waits for nobody", [] { return false; });
+        nvtxRangePop();
+        cpu_enqueue(other, "also", [] { return false; });
+    }
+    if (n == "host-read") {
+        volatile float *p = x;
+        printf("%f\n", (double)p[3]);
+    }
+    if (n == "profile") {
+        CUDA_CHECK(cudaProfilerStart());
+        for (int i = 0; i < 3; i++) LAUNCH(writes_at, 1, 1, 0, stream)(x, 0);
+        CUDA_CHECK(cudaMemsetAsync(x, 0, 40, stream));
+        CUDA_CHECK(cudaStreamSynchronize(stream));
+        CUDA_CHECK(cudaProfilerStop());
+    }
+    if (n == "enqueue-inside") cpu_enqueue(stream, "outer", [] { return cudaStreamSynchronize(stream) == cudaSuccess; });
+    CUDA_CHECK(cudaDeviceSynchronize());
+    CUDA_CHECK(cudaFree(x));
+    CUDA_CHECK(cudaStreamDestroy(stream));
+    return 0;
+}
+
+// Runs this program again for one case. True if it ends as expected and its output has all the words.
+static bool ends(const char *name, const char *variable, bool fails, std::vector<const char *> words) {
+    int out[2], status = 0;
+    if (pipe(out) != 0) return false;
+    pid_t child = fork();
+    if (child == 0) {
+        setenv("CPU_STALL_SECONDS", "1", 1);
+        if (variable) setenv("CPU_THREAD_ORDER", variable, 1);
+        dup2(out[1], 1), dup2(out[1], 2), close(out[0]);
+        execl("/proc/self/exe", "test_cuda_runtime", name, (char *)NULL);
+        _exit(127);
+    }
+    close(out[1]);
+    std::string text;
+    char buffer[4096];
+    for (ssize_t n; (n = read(out[0], buffer, sizeof buffer)) > 0;) text.append(buffer, (size_t)n);
+    close(out[0]);
+    waitpid(child, &status, 0);
+    bool good = fails == !(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    for (const char *word : words) good &= text.find(word) != std::string::npos;
+    if (!good) printf("case %s ended with status %d and said: %s\n", name, status, text.c_str());
+    return good;
+}
+
+static void test_reports() {
+    for (const char *order : {"", "random:5"}) {
+        check(&c, ends("divergent", order, true, {"kernel divergent, block (", "thread (", "divergent barrier: it is at"}),
+              "divergent barriers are reported, order '%s'", order);
+        check(&c, ends("exit", order, true, {"kernel leaves_early, block (2,0,0), thread (", "thread (40,0,0) has exited"}),
+              "a barrier after an exit is reported, order '%s'", order);
+        check(&c, ends("lane", order, true, {"kernel lane_left", "mask 0xffffffff: thread (9,0,0) has exited"}),
+              "a shuffle of a lane that exited is reported, order '%s'", order);
+        check(&c, ends("warp-block", order, true, {"thread (9,0,0) waits at a block barrier"}),
+              "a warp that waits for a thread at the block's barrier is reported, order '%s'", order);
+    }
+    check(&c, ends("short", NULL, true, {"thread (32,0,0)", "names lanes that do not exist"}), "a full mask in a short warp");
+    check(&c, ends("not-in-mask", NULL, true, {"thread (16,0,0)", "leaves it out"}), "a mask without the caller");
+    check(&c, ends("outside", NULL, true, {"thread (0,0,0)", "shuffle reads lane 12"}), "a shuffle from outside the mask");
+    check(&c, ends("masks", NULL, true, {"kernel different_masks", "are at different warp operations"}), "masks that differ");
+    check(&c, ends("width", NULL, true, {"power of two"}), "a shuffle's width");
+    check(&c, ends("misaligned", NULL, true, {"kernel misaligned", "not a multiple of 16"}), "128 bits at an odd address");
+    check(&c, ends("write", NULL, true, {CPU_ASAN ? "heap-buffer-overflow" : "behind the 40 bytes of device memory"}),
+          "a kernel's write past the end is caught");
+    check(&c, ends("stall", NULL, true, {"no progress for", "stream 1: waits for nobody in micro-batch 3", "stream 2: also"}),
+          "streams that wait for ever are reported");
+    check(&c, ends("profile", NULL, false, {"writes_at                                        3", "cudaMemsetAsync "}),
+          "the profile counts kernels and copies");
+    check(&c, ends("enqueue-inside", NULL, true, {"may not synchronise"}), "an operation that synchronises is reported");
+    check(&c, ends("none", "backwards", true, {"CPU_THREAD_ORDER=backwards is not understood"}), "an unknown order is refused");
+    check(&c, ends("none", NULL, false, {}), "a case without a fault ends well");
+    if (!CPU_ASAN) return;
+    check(&c, ends("host-read", NULL, true, {"use-after-poison"}), "the host reading device memory is caught");
+    check(&c, ends("shared", NULL, true, {"heap-buffer-overflow"}), "a read past dynamic shared memory is caught");
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1) return run_case(argv[1]);
+    CUDA_CHECK(cudaStreamCreate(&stream));
+    test_launches();
+    test_shuffles();
+    test_reductions();
+    test_races();
+    test_streams();
+    test_memory();
+    test_device();
+    test_bf16();
+    test_reports();
+    test_refused_launches();
+    CUDA_CHECK(cudaStreamDestroy(stream));
+    return check_summary(&c);
+}

@@ -1,0 +1,142 @@
+// test_dataloader.c: llmc/dataloader.h: samples, epochs, shuffling, and every kind of shard that it refuses.
+#define _XOPEN_SOURCE 700
+#include "dev/test/check.h"
+#include "dev/test/fixture.h"
+#include "llmc/dataloader.h"
+
+// A shard of `count` tokens first, first + 1, ... (modulo 60000).
+static void counting_shard(const char *path, int first, size_t count) {
+    int *tokens = (int *)allocate(count * sizeof(int));
+    for (size_t i = 0; i < count; i++) tokens[i] = (first + (int)i) % 60000;
+    write_shard(path, SHARD_MAGIC, SHARD_VERSION, (int)count, tokens, count);
+    free(tokens);
+}
+
+static void test_samples(Check *c) {
+    enum { T = 10 };
+    DataLoader dl;
+    Error err = {""};
+    int inputs[T], targets[T];
+    counting_shard("a_1.bin", 1000, 41);  // 4 samples; the last target is the last token
+    counting_shard("a_0.bin", 0, 30);     // 2 samples: token 29 is input of none
+    counting_shard("a_2.bin", 5000, 11);  // 1 sample
+    if (!check(c, dataloader_open(&dl, "a_*.bin", T, &err), "three shards open %s", err.text)) return;
+    check(c, dl.samples == 7 && dl.count == 3, "with 7 samples");
+    static const int first[7] = {0, 10, 1000, 1010, 1020, 1030, 5000};  // by name, not by creation
+    bool good = true;
+    for (uint64_t n = 0; n < 21; n++) {
+        good = good && dataloader_read(&dl, n, false, 0, 60000, inputs, targets, &err);
+        for (int i = 0; i < T; i++)
+            good = good && inputs[i] == first[n % 7] + i && targets[i] == inputs[i] + 1;
+    }
+    check(c, good, "sample n is tokens n*T .. n*T+T of its shard, shard after shard, epoch after epoch");
+    check(c, dataloader_check_batch(&dl, 7, &err), "a global batch as large as the epoch");
+    check(c, !dataloader_check_batch(&dl, 8, &err), "refused: shard shorter than one batch -> %s", err.text);
+    check(c, !dataloader_read(&dl, 0, false, 0, 5, inputs, targets, &err) && strstr(err.text, "position 5"),
+          "refused: token id >= V -> %s", err.text);
+    check(c,
+          truncate("a_2.bin", 1024 + 20) == 0 &&
+              !dataloader_read(&dl, 6, false, 0, 60000, inputs, targets, &err),
+          "refused: a shard that shrinks under the run -> %s", err.text);
+    dataloader_close(&dl);
+}
+
+static void test_permutation(Check *c) {
+    bool bijective = true, differs = true, seeded = true;
+    static unsigned char seen[70000];
+    static const uint64_t sizes[] = {1, 2, 3, 4, 5, 7, 16, 17, 100, 1023, 1024, 1025, 65537};
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        memset(seen, 0, sizeof seen);
+        size_t fixed = 0, same_epoch = 0, same_seed = 0;
+        for (uint64_t i = 0; i < sizes[s]; i++) {
+            uint64_t j = dataloader_permute(i, sizes[s], 42, 0);
+            bijective = bijective && j < sizes[s] && !seen[j];
+            if (j < sizes[s]) seen[j] = 1;
+            fixed += j == i;
+            same_epoch += j == dataloader_permute(i, sizes[s], 42, 1);
+            same_seed += j == dataloader_permute(i, sizes[s], 43, 0);
+        }
+        if (sizes[s] < 100) continue;
+        differs = differs && fixed < 12 && same_epoch < 12;  // about 1 is expected of random permutations
+        seeded = seeded && same_seed < 12;
+    }
+    check(c, bijective, "a shuffled epoch has every sample once");
+    check(c, differs, "no two epochs have the same order");
+    check(c, seeded, "\"seed + rank\": the order depends on seed and epoch alone");
+
+    // Neighbours must not stay neighbours: the mean distance of two uniform numbers below N is N/3.
+    double distance = 0;
+    enum { N = 10000 };
+    for (uint64_t i = 0; i + 1 < N; i++) {
+        distance += fabs((double)dataloader_permute(i, N, 1, 0) - (double)dataloader_permute(i + 1, N, 1, 0));
+    }
+    check(c, fabs(distance / (N - 1) / N - 1.0 / 3) < 0.02, "neighbours are %.3f of the epoch apart",
+          distance / (N - 1) / N);
+    bool large = true;
+    for (uint64_t i = 0; i < 1000; i++)
+        large = large && dataloader_permute(i, UINT64_C(1) << 40, 1, 0) < (UINT64_C(1) << 40);
+    check(c, large, "an epoch of 2^40 samples");
+
+    DataLoader dl;
+    Error err = {""};
+    int inputs[4], targets[4];
+    counting_shard("b_0.bin", 0, 4 * 50 + 1);
+    counting_shard("b_1.bin", 200, 4 * 33 + 1);
+    if (!check(c, dataloader_open(&dl, "b_*.bin", 4, &err), "two shards open %s", err.text)) return;
+    memset(seen, 0, sizeof seen);
+    bool once = true;
+    for (uint64_t n = 0; n < 83; n++) {
+        once = once && dataloader_read(&dl, n, true, 7, 60000, inputs, targets, &err) && inputs[0] % 4 == 0 &&
+               !seen[inputs[0] / 4] && inputs[3] == inputs[0] + 3 && targets[3] == inputs[3] + 1;
+        if (once) seen[inputs[0] / 4] = 1;
+    }
+    check(c, once, "over several shards too");
+    dataloader_close(&dl);
+}
+
+typedef struct {
+    const char *what, *expected;
+    int magic, version, stated;  // stated: tokens by the header
+    size_t tokens;
+} BadShard;
+
+static const BadShard BAD_SHARDS[] = {
+    {"foreign magic", "not a data shard", 0x4d4d, SHARD_VERSION, 100, 100},
+    {"another version", "version 2", SHARD_MAGIC, 2, 100, 100},
+    {"truncated", "is truncated", SHARD_MAGIC, SHARD_VERSION, 100, 99},
+    {"longer than its header says", "is damaged", SHARD_MAGIC, SHARD_VERSION, 100, 101},
+    {"negative count", "is damaged", SHARD_MAGIC, SHARD_VERSION, -1, 100},
+    {"absurd count", "is truncated", SHARD_MAGIC, SHARD_VERSION, 0x7fffffff, 100},
+    {"shorter than one sample", "fewer than a sample", SHARD_MAGIC, SHARD_VERSION, 10, 10},
+    {"empty", "fewer than a sample", SHARD_MAGIC, SHARD_VERSION, 0, 0},
+};
+
+static void test_refusals(Check *c) {
+    DataLoader dl;
+    Error err = {""};
+    static int tokens[256];
+    counting_shard("bad_0.bin", 0, 100);  // sound: one bad shard among good ones is enough
+    for (size_t i = 0; i < sizeof BAD_SHARDS / sizeof BAD_SHARDS[0]; i++) {
+        const BadShard *bad = &BAD_SHARDS[i];
+        write_shard("bad_1.bin", bad->magic, bad->version, bad->stated, tokens, bad->tokens);
+        bool refused = !dataloader_open(&dl, "bad_*.bin", 10, &err);
+        check(c, refused && strstr(err.text, bad->expected) && strstr(err.text, "bad_1.bin"),
+              "refused: %s -> %s", bad->what, err.text);
+        if (!refused) dataloader_close(&dl);
+    }
+    write_file("bad_1.bin", "short", 5);
+    check(c, !dataloader_open(&dl, "bad_*.bin", 10, &err), "refused: no whole header -> %s", err.text);
+    check(c, !dataloader_open(&dl, "nothing_*.bin", 10, &err), "refused: missing -> %s", err.text);
+    check(c, !dataloader_open(&dl, ".", 10, &err), "refused: a folder -> %s", err.text);
+}
+
+int main(void) {
+    static Check c;
+    static char folder[] = "build/test_dataloader.XXXXXX";
+    if (!mkdtemp(folder) || chdir(folder)) die("cannot make", folder);
+    test_samples(&c);
+    test_permutation(&c);
+    test_refusals(&c);
+    if (chdir("../..") == 0) remove_tree(folder);
+    return check_summary(&c);
+}

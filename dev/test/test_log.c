@@ -1,0 +1,216 @@
+// test_log.c: what a run reports: llmc/log.h (console line, JSON Lines, MFU), llmc/lr.h and llmc/trace.h.
+#include <unistd.h>
+
+#include <cjson/cJSON.h>
+
+#include "dev/test/check.h"
+#include "llmc/log.h"
+#include "llmc/lr.h"
+#include "llmc/trace.h"
+
+static char folder[] = "build/test_log.XXXXXX";  // of the files below
+static char log_path[64], trace_path[64];
+
+static char *read_text(const char *path) {
+    FILE *file = fopen(path, "rb");
+    char *text = (char *)calloc(1 << 16, 1);
+    if (!file || !text || fread(text, 1, (1 << 16) - 1, file) == 0) fprintf(stderr, "%s is empty\n", path);
+    if (file) fclose(file);
+    return text;
+}
+
+static double number(const cJSON *object, const char *key) {
+    const cJSON *item = cJSON_GetObjectItem(object, key);
+    return cJSON_IsNumber(item) ? item->valuedouble : -1;
+}
+
+static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fabs(b); }
+
+static void test_learning_rate(Check *c) {
+    check(c,
+          near(learning_rate(LR_COSINE, 0, 4, 10, 1.0, 0.1), 0.25) &&
+              near(learning_rate(LR_COSINE, 3, 4, 10, 1.0, 0.1), 1),
+          "warm-up reaches lr in its last step");
+    check(c, learning_rate(LR_COSINE, 4, 4, 10, 1.0, 0.1) == 1.0, "decay starts from lr");
+    check(c,
+          near(learning_rate(LR_COSINE, 7, 4, 10, 1.0, 0.1), 0.55) &&
+              near(learning_rate(LR_LINEAR, 7, 4, 10, 1.0, 0.1), 0.55),
+          "half way is the mean");
+    check(c, near(learning_rate(LR_COSINE, 5, 4, 10, 1.0, 0.1), 0.1 + 0.45 * (1 + cos(acos(-1.0) / 6))),
+          "cosine");
+    check(c, near(learning_rate(LR_LINEAR, 5, 4, 10, 1.0, 0.1), 0.1 + 0.9 * 5 / 6), "linear");
+    check(c,
+          near(learning_rate(LR_COSINE, 10, 4, 10, 2.0, 0.1), 0.2) &&
+              near(learning_rate(LR_LINEAR, 99, 4, 10, 2.0, 0.1), 0.2),
+          "then lr * lr_final");
+    bool constant = true;
+    for (size_t step = 0; step < 12; step++)
+        constant = constant && learning_rate(LR_COSINE, step, 0, 10, 1e-3, 1.0) == 1e-3;
+    check(c, constant, "without warm-up and with lr_final 1 it is constant");
+    check(c, near(learning_rate(LR_COSINE, 4, 10, 5, 1.0, 0.1), 0.5), "a warm-up longer than the run");
+}
+
+static void test_peaks(Check *c) {
+    check(c,
+          device_peak_flops("NVIDIA H100 80GB HBM3", true) == 989e12 &&
+              device_peak_flops("NVIDIA H100 PCIe", true) == 756e12 &&
+              device_peak_flops("NVIDIA A100-SXM4-80GB", true) == 312e12 &&
+              device_peak_flops("NVIDIA H200", true) == 989e12,
+          "peaks in bf16");
+    check(c, device_peak_flops("NVIDIA A100-SXM4-40GB", false) == 19.5e12, "and in fp32");
+    check(c,
+          device_peak_flops("CPU (stand-in)", true) == 0 && device_peak_flops("NVIDIA A10G", true) == 0 &&
+              device_peak_flops("NVIDIA Z9000", true) == 0 &&
+              device_peak_flops("NVIDIA H100 80GB HBM3 MIG 1g.10gb", true) == 0,
+          "\"unknown GPU\": a device that is not in the table, or a slice of one, has no peak");
+}
+
+static void log_steps(size_t done, size_t first, size_t last, Check *c) {
+    Log log;
+    Error err = {""};
+    if (!log_open(&log, log_path, done, 10, 512, 1e9, 0, &err)) {
+        check(c, false, "%s", err.text);
+        return;
+    }
+    for (size_t step = first; step <= last; step++) {
+        StepReport report = {step, 1.0 / 3.0 + (double)done, 2.5, 1e-3, 4.0};
+        log_step(&log, &report);
+        if (step % 2 == 0) log_validation(&log, step, 0.125);
+    }
+    check(c, log_close(&log, &err), "log of steps %zu to %zu written", first, last);
+}
+
+static void test_log(Check *c) {
+    log_steps(0, 1, 5, c);
+    char *text = read_text(log_path);
+    bool keys = true;
+    size_t lines = 0, validations = 0;
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n"), lines++) {
+        cJSON *object = cJSON_Parse(line);
+        if (cJSON_GetObjectItem(object, "val_loss")) {
+            validations++;
+            keys = keys && number(object, "val_loss") == 0.125;
+        } else {
+            keys = keys && fabs(number(object, "loss") - 1.0 / 3) < 1e-9 &&
+                   number(object, "grad_norm") == 2.5 && number(object, "lr") == 1e-3 &&
+                   number(object, "ms") == 4 && number(object, "tokens_per_s") == 128000;
+        }
+        keys = keys && number(object, "step") >= 1;
+        cJSON_Delete(object);
+    }
+    check(c, lines == 7 && validations == 2 && keys, "every line is JSON with its keys");
+    free(text);
+
+    // Killed in the middle of a line, then resumed from the checkpoint of step 3.
+    FILE *file = fopen(log_path, "ab");
+    fprintf(file, "{\"step\":6,\"lo");
+    fclose(file);
+    log_steps(3, 4, 10, c);
+    text = read_text(log_path);
+    size_t next = 1;
+    bool once = true;
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
+        cJSON *object = cJSON_Parse(line);
+        if (cJSON_GetObjectItem(object, "loss")) {
+            once =
+                once && number(object, "step") == (double)next && (number(object, "loss") > 3) == (next > 3);
+            next++;
+        }
+        cJSON_Delete(object);
+    }
+    check(c, next == 11 && once, "a resumed run continues its log: every step once, in order");
+    free(text);
+
+    Log log;
+    Error err = {""};
+    file = fopen(log_path, "wb");
+    fprintf(file, "dear diary\n");
+    fclose(file);
+    check(c, !log_open(&log, log_path, 3, 10, 1, 1, 0, &err), "refused: a file that is no log -> %s",
+          err.text);
+    text = read_text(log_path);
+    check(c, strcmp(text, "dear diary\n") == 0, "and left as it was");
+    free(text);
+    check(c, !log_open(&log, "build/no/such/folder/log", 0, 10, 1, 1, 0, &err), "refused: %s", err.text);
+    StepReport report = {1, NAN, INFINITY, 1e-3, 4.0};
+    if (log_open(&log, log_path, 0, 10, 1, 1, 0, &err)) {
+        log_step(&log, &report);
+        log_close(&log, &err);
+    }
+    text = read_text(log_path);
+    cJSON *object = cJSON_Parse(text);
+    check(c, cJSON_IsNull(cJSON_GetObjectItem(object, "loss")), "numbers that JSON cannot hold are null");
+    cJSON_Delete(object);
+    free(text);
+    if (log_open(&log, "/dev/full", 0, 10, 1, 1, 0, &err)) {
+        log_validation(&log, 1, 1.0);
+        check(c, !log_close(&log, &err), "a full disk is reported: %s", err.text);
+    }
+}
+
+static void test_trace(Check *c) {
+    static const char *const streams[] = {"compute", "communication \"x\"\n"};
+    TraceList list;
+    Error err = {""};
+    memset(&list, 0, sizeof list);
+    for (int i = 0; i < 3000; i++) {
+        TraceEvent event = trace_event(i % 2 ? "forward" : "all \\ reduce", i % 3, i % 2, i % 5 - 1, 0);
+        event.start_us = 10.5 * i;
+        event.duration_us = 3.25;
+        event.step = i;
+        trace_add(&list, &event);
+    }
+    bool written = trace_write(trace_path, list.events, list.count, streams, 2, &err);
+    check(c, written, "trace written %s", err.text);
+    FILE *file = fopen(trace_path, "rb");
+    char *text = (char *)calloc(1 << 21, 1);
+    size_t size = file && text ? fread(text, 1, (1 << 21) - 1, file) : 0;
+    cJSON *root = cJSON_ParseWithLength(text, size), *events = cJSON_GetObjectItem(root, "traceEvents"),
+          *event;
+    int complete = 0, names = 0;
+    bool good = true;
+    cJSON_ArrayForEach(event, events) {
+        const cJSON *args = cJSON_GetObjectItem(event, "args");
+        const char *phase = cJSON_GetStringValue(cJSON_GetObjectItem(event, "ph"));
+        if (phase && *phase == 'X') {
+            int i = complete++;
+            const char *kind = cJSON_GetStringValue(cJSON_GetObjectItem(args, "kind"));
+            good = good && kind && strcmp(kind, i % 2 ? "forward" : "all \\ reduce") == 0 &&
+                   number(event, "pid") == i % 3 && number(event, "tid") == i % 2 &&
+                   number(event, "ts") == 10.5 * i && number(event, "dur") == 3.25 &&
+                   number(args, "step") == i && (i % 5 == 0 || number(args, "micro") == i % 5 - 1);
+        } else if (phase && *phase == 'M') {
+            names++;
+        }
+    }
+    check(c, complete == 3000 && good, "a trace is JSON with every event as it was");
+    check(c, names == 3 * 2 * 3, "and with names and places of 3 ranks of 2 streams");
+    cJSON_Delete(root);
+    free(text);
+    if (file) fclose(file);
+    check(c, trace_write(trace_path, NULL, 0, streams, 2, &err), "an empty trace");
+    text = read_text(trace_path);
+    root = cJSON_Parse(text);
+    check(c, root != NULL, "is JSON too");
+    cJSON_Delete(root);
+    free(text);
+    check(c, !trace_write("build/no/such/folder/t", NULL, 0, streams, 2, &err), "refused: %s", err.text);
+    check(c, !trace_write("/dev/full", list.events, list.count, streams, 2, &err), "a full disk: %s",
+          err.text);
+    trace_free(&list);
+}
+
+int main(void) {
+    static Check c;
+    if (!mkdtemp(folder)) return 1;
+    snprintf(log_path, sizeof log_path, "%s/log.jsonl", folder);
+    snprintf(trace_path, sizeof trace_path, "%s/trace.json", folder);
+    test_learning_rate(&c);
+    test_peaks(&c);
+    test_log(&c);
+    test_trace(&c);
+    remove(log_path);
+    remove(trace_path);
+    rmdir(folder);
+    return check_summary(&c);
+}

@@ -1,0 +1,601 @@
+// test_nccl.cu: NCCL over MPI. Started by mpirun with any number of ranks; dev/test/nccl.sh runs it at several sizes and
+// in its failing modes: `test_nccl deadlock`, `mismatch KIND`, `absent`, `loop`, `exit`, `bench`.
+#include <nccl.h>
+
+#include "dev/test/check.h"
+
+static Check totals;
+static int world_rank, world_size;
+
+// One check that must hold on all ranks; rank 0 prints it, and ranks that failed say so.
+#define CHECK_ALL(ok, ...) check_all(ok, __LINE__, __VA_ARGS__)
+__attribute__((format(printf, 3, 4))) static void check_all(bool ok, int line, const char *format, ...) {
+    char text[256];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    int mine = ok, all;
+    MPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+    if (!ok) fprintf(stderr, "rank %d: line %d failed\n", world_rank, line);
+    if (world_rank == 0) check(&totals, all != 0, "%d ranks: %s", world_size, text);
+}
+
+static void must(ncclResult_t result, int line) {
+    if (result == ncclSuccess) return;
+    fprintf(stderr, "rank %d, line %d: %s: %s\n", world_rank, line, ncclGetErrorString(result), ncclGetLastError(NULL));
+    MPI_Abort(MPI_COMM_WORLD, 3);
+}
+#define NCCL(call) must(call, __LINE__)
+
+static ncclComm_t init_communicator(MPI_Comm mpi) {
+    ncclUniqueId id;
+    int rank = 0, size = 0;
+    MPI_Comm_rank(mpi, &rank);
+    MPI_Comm_size(mpi, &size);
+    if (rank == 0) NCCL(ncclGetUniqueId(&id));
+    MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, mpi);
+    ncclComm_t comm = NULL;
+    NCCL(ncclCommInitRank(&comm, size, id, rank));
+    return comm;
+}
+
+static ncclComm_t split(ncclComm_t comm, int color, int key, const char *name) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.commName = name;
+    ncclComm_t part = NULL;
+    NCCL(ncclCommSplit(comm, color, key, &part, &config));
+    return part;
+}
+
+static char *device(size_t bytes) {
+    void *p;
+    if (cudaMalloc(&p, bytes ? bytes : 1) != cudaSuccess) MPI_Abort(MPI_COMM_WORLD, 3);
+    return (char *)p;
+}
+
+static void to_device(void *to, const void *from, size_t bytes) { cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice); }
+
+static bool holds(const void *on_device, const void *expected, size_t bytes) {
+    std::vector<char> got(bytes);
+    cudaMemcpy(got.data(), on_device, bytes, cudaMemcpyDeviceToHost);
+    return memcmp(got.data(), expected, bytes) == 0;
+}
+
+static uint64_t mix(uint64_t x) {
+    x += 0x9e3779b97f4a7c15ull;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return x ^ (x >> 31);
+}
+
+// Element i of rank's input. Floating-point values span ten binary orders, so that the order of a sum shows in its bits.
+static double value(int rank, size_t i, bool integer) {
+    uint64_t x = mix((uint64_t)rank * 1000003 + i);
+    if (integer) return (double)(x % 200);
+    return ((double)(x >> 11) * 0x1p-53 - 0.5) * (double)(1 << (x % 10));
+}
+
+static float bf16_to_float(uint16_t x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+// To nearest even by comparing the two neighbours, another way than the code under test.
+static uint16_t float_to_bf16(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    uint16_t down = (uint16_t)(bits >> 16), up = (uint16_t)(down + 1);
+    double below = fabs((double)f - bf16_to_float(down)), above = fabs((double)bf16_to_float(up) - f);
+    if (below != above) return below < above ? down : up;
+    return down & 1 ? up : down;
+}
+
+static void put(char *p, size_t i, int type, double x) {
+    switch (type) {
+        case ncclUint8: ((uint8_t *)p)[i] = (uint8_t)x; break;
+        case ncclInt32: ((int32_t *)p)[i] = (int32_t)x; break;
+        case ncclInt64: ((int64_t *)p)[i] = (int64_t)x; break;
+        case ncclFloat32: ((float *)p)[i] = (float)x; break;
+        case ncclFloat64: ((double *)p)[i] = x; break;
+        default: ((uint16_t *)p)[i] = float_to_bf16((float)x); break;
+    }
+}
+
+template <typename T>
+static T combine(const T *x, int n, int redop) {
+    T sum = x[0];
+    for (int r = 1; r < n; r++) {
+        if (redop == ncclMax) sum = x[r] > sum ? x[r] : sum;
+        else if (redop == ncclMin) sum = x[r] < sum ? x[r] : sum;
+        else sum = (T)(sum + x[r]);
+    }
+    return redop == ncclAvg ? (T)(sum / (T)n) : sum;
+}
+
+template <typename T>
+static void combine_into(char *out, size_t i, const std::vector<std::vector<char>> &inputs, int redop) {
+    T x[64] = {};
+    int n = (int)inputs.size();
+    for (int r = 0; r < n; r++) x[r] = ((const T *)inputs[r].data())[i];
+    ((T *)out)[i] = combine(x, n, redop);
+}
+
+static std::vector<char> reduced(const std::vector<std::vector<char>> &inputs, size_t count, int type, int redop) {
+    std::vector<char> out(count * nccl_mpi::type_bytes(type));
+    for (size_t i = 0; i < count; i++) {
+        switch (type) {
+            case ncclUint8: combine_into<uint8_t>(out.data(), i, inputs, redop); break;
+            case ncclInt32: combine_into<int32_t>(out.data(), i, inputs, redop); break;
+            case ncclInt64: combine_into<int64_t>(out.data(), i, inputs, redop); break;
+            case ncclFloat32: combine_into<float>(out.data(), i, inputs, redop); break;
+            case ncclFloat64: combine_into<double>(out.data(), i, inputs, redop); break;
+            default: {
+                float x[64] = {};
+                for (size_t r = 0; r < inputs.size(); r++) x[r] = bf16_to_float(((const uint16_t *)inputs[r].data())[i]);
+                ((uint16_t *)out.data())[i] = float_to_bf16(combine(x, (int)inputs.size(), redop));
+            }
+        }
+    }
+    return out;
+}
+
+// All collectives for one type and count, against plain loops, in place and not.
+static bool collectives_agree(ncclComm_t comm, cudaStream_t stream, ncclDataType_t type, size_t count, bool all_ops) {
+    int n = 0, rank = 0;
+    NCCL(ncclCommCount(comm, &n));
+    NCCL(ncclCommUserRank(comm, &rank));
+    size_t w = nccl_mpi::type_bytes(type), bytes = count * w;
+    bool integer = type == ncclUint8 || type == ncclInt32 || type == ncclInt64, ok = true;
+    std::vector<std::vector<char>> inputs(n, std::vector<char>(bytes * n));
+    for (int r = 0; r < n; r++) {
+        for (size_t i = 0; i < count * n; i++) put(inputs[r].data(), i, type, value(r, i, integer));
+    }
+    char *a = device(bytes * n), *b = device(bytes * n);
+    const ncclRedOp_t redops[] = {ncclSum, ncclMax, ncclMin, ncclAvg};
+    for (int o = 0; o < (all_ops ? 4 : 1); o++) {
+        std::vector<char> expected = reduced(inputs, count * n, type, redops[o]);
+        for (int in_place = 0; in_place < 2; in_place++) {
+            to_device(a, inputs[rank].data(), bytes * n);
+            NCCL(ncclAllReduce(a, in_place ? a : b, count, type, redops[o], comm, stream));
+            cudaStreamSynchronize(stream);
+            ok = ok && holds(in_place ? a : b, expected.data(), bytes);
+            to_device(a, inputs[rank].data(), bytes * n);
+            char *part = in_place ? a + rank * bytes : b;
+            NCCL(ncclReduceScatter(a, part, count, type, redops[o], comm, stream));
+            cudaStreamSynchronize(stream);
+            ok = ok && holds(part, expected.data() + rank * bytes, bytes);
+        }
+    }
+    for (int in_place = 0; in_place < 2; in_place++) {
+        std::vector<char> expected;
+        for (int r = 0; r < n; r++) expected.insert(expected.end(), inputs[r].begin(), inputs[r].begin() + bytes);
+        char *part = in_place ? a + rank * bytes : b;
+        to_device(part, inputs[rank].data(), bytes);
+        NCCL(ncclAllGather(part, a, count, type, comm, stream));
+        cudaStreamSynchronize(stream);
+        ok = ok && holds(a, expected.data(), bytes * n);
+        int root = (int)(count % n);
+        to_device(a, inputs[rank].data(), bytes);
+        NCCL(ncclBroadcast(a, in_place ? a : b, count, type, root, comm, stream));
+        cudaStreamSynchronize(stream);
+        ok = ok && holds(in_place ? a : b, inputs[root].data(), bytes);
+    }
+    cudaFree(a);
+    cudaFree(b);
+    return ok;
+}
+
+static void test_collectives(ncclComm_t comm, cudaStream_t stream, const char *paths) {
+    const ncclDataType_t types[] = {ncclFloat32, ncclBfloat16, ncclFloat64, ncclInt32, ncclInt64, ncclUint8};
+    const size_t counts[] = {0, 1, 3, 17, 257, 2051};
+    for (ncclDataType_t type : types) {
+        bool ok = true;
+        for (size_t count : counts) ok = collectives_agree(comm, stream, type, count, true) && ok;
+        CHECK_ALL(ok, "collectives, %s, %s, counts 0..2051, in place and not", nccl_mpi::type_name(type), paths);
+    }
+}
+
+// Send and receive: a ring in one group, two messages each way with one peer in one group (p = 2 interleaved), to
+// oneself, and outside of groups where even ranks send first.
+static void test_point_to_point(ncclComm_t comm, cudaStream_t stream, const char *paths) {
+    int n = world_size, rank = world_rank;
+    bool ok = true;
+    for (size_t count : {(size_t)0, (size_t)1, (size_t)1000, (size_t)50001}) {
+        size_t bytes = count * sizeof(float);
+        std::vector<std::vector<float>> inputs(n, std::vector<float>(2 * count));
+        for (int r = 0; r < n; r++) {
+            for (size_t i = 0; i < 2 * count; i++) inputs[r][i] = (float)value(r, i, false);
+        }
+        float *a = (float *)device(2 * bytes), *b = (float *)device(2 * bytes), *own = (float *)device(bytes);
+        to_device(a, inputs[rank].data(), 2 * bytes);
+        int next = (rank + 1) % n, previous = (rank + n - 1) % n;
+        NCCL(ncclGroupStart());
+        NCCL(ncclSend(a, count, ncclFloat, next, comm, stream));
+        NCCL(ncclRecv(b, count, ncclFloat, previous, comm, stream));
+        NCCL(ncclSend(a, count, ncclFloat, rank, comm, stream));
+        NCCL(ncclRecv(own, count, ncclFloat, rank, comm, stream));
+        NCCL(ncclGroupEnd());
+        cudaStreamSynchronize(stream);
+        ok = ok && holds(b, inputs[previous].data(), bytes) && holds(own, inputs[rank].data(), bytes);
+
+        int peer = rank ^ 1;
+        if (peer < n) {
+            NCCL(ncclGroupStart());
+            NCCL(ncclRecv(b, count, ncclFloat, peer, comm, stream));
+            NCCL(ncclSend(a, count, ncclFloat, peer, comm, stream));
+            NCCL(ncclSend(a + count, count, ncclFloat, peer, comm, stream));
+            NCCL(ncclRecv(b + count, count, ncclFloat, peer, comm, stream));
+            NCCL(ncclGroupEnd());
+            cudaStreamSynchronize(stream);
+            ok = ok && holds(b, inputs[peer].data(), 2 * bytes);
+            for (int half = 0; half < 2; half++) {
+                if ((rank + half) % 2 == 0) NCCL(ncclSend(a + half * count, count, ncclFloat, peer, comm, stream));
+                else NCCL(ncclRecv(b, count, ncclFloat, peer, comm, stream));
+            }
+            cudaStreamSynchronize(stream);
+            ok = ok && holds(b, inputs[peer].data() + (rank % 2 ? 0 : count), bytes);
+        }
+        cudaFree(a);
+        cudaFree(b);
+        cudaFree(own);
+    }
+    CHECK_ALL(ok, "send and receive, %s: ring, p = 2 interleaved, oneself, ungrouped", paths);
+}
+
+static void test_communicators(ncclComm_t world, cudaStream_t stream) {
+    ncclComm_t backwards = split(world, 0, -world_rank, "backwards");
+    int rank = 0, size = 0;
+    NCCL(ncclCommUserRank(backwards, &rank));
+    CHECK_ALL(rank == world_size - 1 - world_rank, "ncclCommSplit orders by key");
+    ncclComm_t parity = split(world, world_rank % 2, world_rank, "parity");
+    NCCL(ncclCommCount(parity, &size));
+    CHECK_ALL(size == (world_size + 1 - world_rank % 2) / 2 && strcmp(ncclMpiName(parity), "parity") == 0,
+              "ncclCommSplit groups by colour");
+    bool ok = collectives_agree(parity, stream, ncclFloat32, 100, true);
+    CHECK_ALL(ok && collectives_agree(backwards, stream, ncclBfloat16, 100, true), "collectives on parts of the world");
+    ncclComm_t none = split(world, world_rank == 0 ? 0 : NCCL_SPLIT_NOCOLOR, 0, NULL);
+    CHECK_ALL((none != NULL) == (world_rank == 0), "NCCL_SPLIT_NOCOLOR gives no communicator");
+    NCCL(ncclCommDestroy(none));
+
+    MPI_Comm mpi;  // the even ranks alone start a communicator
+    MPI_Comm_split(MPI_COMM_WORLD, world_rank % 2, -world_rank, &mpi);
+    ncclComm_t part = init_communicator(mpi);
+    CHECK_ALL(collectives_agree(part, stream, ncclInt32, 33, true), "ncclCommInitRank on a part of the world");
+    NCCL(ncclCommDestroy(part));
+    MPI_Comm_free(&mpi);
+    NCCL(ncclCommDestroy(parity));
+    NCCL(ncclCommDestroy(backwards));
+}
+
+// One group over two communicators and three streams.
+static void test_groups(ncclComm_t world, cudaStream_t *streams) {
+    ncclComm_t second = split(world, 0, world_rank, "second");
+    const size_t count = 3000;
+    std::vector<std::vector<char>> inputs(world_size, std::vector<char>(count * sizeof(float)));
+    for (int r = 0; r < world_size; r++) {
+        for (size_t i = 0; i < count; i++) put(inputs[r].data(), i, ncclFloat32, value(r, i, false));
+    }
+    char *buffers[3];
+    for (char *&b : buffers) {
+        b = device(count * sizeof(float));
+        to_device(b, inputs[world_rank].data(), count * sizeof(float));
+    }
+    NCCL(ncclGroupStart());
+    NCCL(ncclAllReduce(buffers[0], buffers[0], count, ncclFloat, ncclSum, world, streams[0]));
+    NCCL(ncclAllReduce(buffers[1], buffers[1], count, ncclFloat, ncclMax, second, streams[1]));
+    NCCL(ncclGroupStart());
+    NCCL(ncclAllReduce(buffers[2], buffers[2], count, ncclFloat, ncclMin, world, streams[2]));
+    NCCL(ncclGroupEnd());
+    bool idle = cudaStreamQuery(streams[0]) == cudaSuccess;  // the inner end issues nothing
+    NCCL(ncclGroupEnd());
+    cudaDeviceSynchronize();
+    bool ok = idle;
+    const ncclRedOp_t redops[] = {ncclSum, ncclMax, ncclMin};
+    for (int i = 0; i < 3; i++) {
+        std::vector<char> expected = reduced(inputs, count, ncclFloat32, redops[i]);
+        ok = ok && holds(buffers[i], expected.data(), expected.size());
+        cudaFree(buffers[i]);
+    }
+    CHECK_ALL(ok, "a group over two communicators and three streams");
+    NCCL(ncclCommDestroy(second));
+}
+
+static void test_semantics(ncclComm_t comm, cudaStream_t *streams) {
+    float *x = (float *)device(4096), *y = (float *)device(4096);
+    cudaMemset(x, 0, 4096);
+    cudaMemset(y, 0, 4096);
+    bool ok = true;
+    if (world_rank == 0) {
+        NCCL(ncclSend(x, 8, ncclFloat, 1, comm, streams[0]));
+        for (int i = 0; i < 20; i++) {
+            ok = ok && cudaStreamQuery(streams[0]) == cudaErrorNotReady;
+            usleep(1000);
+        }
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (world_rank == 1) NCCL(ncclRecv(x, 8, ncclFloat, 0, comm, streams[0]));
+    cudaStreamSynchronize(streams[0]);
+    CHECK_ALL(ok, "a small send is incomplete until its receive is posted");
+
+    if (world_rank == 1) {
+        NCCL(ncclRecv(x, 8, ncclFloat, 0, comm, streams[0]));
+        cudaMemsetAsync(y, 1, 4096, streams[1]);
+        cudaStreamSynchronize(streams[1]);  // would hang if the receive held up other streams
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (world_rank == 0) NCCL(ncclSend(x, 8, ncclFloat, 1, comm, streams[0]));
+    cudaDeviceSynchronize();
+    CHECK_ALL(true, "other streams run while a receive waits");
+
+    for (int i = 0; i < 4; i++) {  // host order rules, though each is on another stream and the last is waited for first
+        float one = (float)(i + 1);
+        to_device(x + i, &one, sizeof one);
+        NCCL(ncclAllReduce(x + i, x + i, 1, ncclFloat, ncclSum, comm, streams[i % 3]));
+    }
+    cudaStreamSynchronize(streams[0]);
+    float expected[4] = {1.f * world_size, 2.f * world_size, 3.f * world_size, 4.f * world_size};
+    CHECK_ALL(holds(x, expected, sizeof expected), "operations of a communicator run in the order of issue");
+
+    float nan = NAN;
+    to_device(x, world_rank == 1 ? &nan : expected, sizeof nan);
+    NCCL(ncclAllReduce(x, y, 1, ncclFloat, ncclMax, comm, streams[0]));
+    cudaDeviceSynchronize();
+    float got;
+    cudaMemcpy(&got, y, sizeof got, cudaMemcpyDeviceToHost);
+    CHECK_ALL(got != got, "a NaN on one rank survives a maximum");
+    cudaFree(x);
+    cudaFree(y);
+}
+
+static void test_misuse(ncclComm_t comm, cudaStream_t stream) {
+    float *x = (float *)device(1024);
+    static float host[16];
+    bool ok = true;
+    ok = ok && ncclAllReduce(x, x, 4, ncclFloat, ncclSum, NULL, stream) == ncclInvalidArgument;
+    ok = ok && ncclAllReduce(x, x, 257, ncclFloat, ncclSum, comm, stream) == ncclInvalidArgument;
+    ok = ok && ncclAllReduce(x, x + 1, 4, ncclFloat, ncclSum, comm, stream) == ncclInvalidArgument;
+    ok = ok && ncclAllReduce(host, x, 4, ncclFloat, ncclSum, comm, stream) == ncclInvalidArgument;
+    ok = ok && ncclAllReduce(x, x, SIZE_MAX / 2, ncclFloat, ncclSum, comm, stream) == ncclInvalidArgument;
+    ok = ok && ncclAllReduce(x, x, 4, (ncclDataType_t)6, ncclSum, comm, stream) == ncclInvalidArgument;
+    ok = ok && ncclAllReduce(x, x, 4, ncclFloat, (ncclRedOp_t)1, comm, stream) == ncclInvalidArgument;
+    ok = ok && ncclReduceScatter(x, x + 128, 256 / world_size + 1, ncclFloat, ncclSum, comm, stream) == ncclInvalidArgument;
+    ok = ok && ncclAllGather(x, x, 256, ncclFloat, comm, stream) == ncclInvalidArgument;
+    ok = ok && ncclBroadcast(x, x, 4, ncclFloat, world_size, comm, stream) == ncclInvalidArgument;
+    ok = ok && ncclSend(x, 4, ncclFloat, -1, comm, stream) == ncclInvalidArgument;
+    ok = ok && ncclRecv(x, 4, ncclFloat, world_size, comm, stream) == ncclInvalidArgument;
+    ok = ok && ncclSend(x, 4, ncclFloat, 0, comm, (cudaStream_t)host) == ncclInvalidArgument;
+    ok = ok && ncclGroupEnd() == ncclInvalidUsage;
+    ok = ok && strstr(ncclGetLastError(comm), "ncclGroupEnd") != NULL;
+    NCCL(ncclGroupStart());
+    ok = ok && ncclSend(x, 4, ncclFloat, 0, comm, stream) == ncclSuccess;
+    ok = ok && ncclSend(x, 4, ncclFloat, -7, comm, stream) == ncclInvalidArgument;
+    ok = ok && ncclGroupEnd() == ncclInvalidArgument;  // and the good send was not issued
+    cudaDeviceSynchronize();
+    CHECK_ALL(ok, "misuse returns an error and a sentence");
+    cudaFree(x);
+}
+
+// Bytes by the formulas: summed over the ranks, an all-reduce moves 2 (n-1) buffers, its halves (n-1).
+static void test_counters(ncclComm_t comm, cudaStream_t stream) {
+    const size_t count = 12345, bytes = count * sizeof(float);
+    size_t n = (size_t)world_size;
+    float *x = (float *)device(bytes * n), *y = (float *)device(bytes * n);
+    cudaMemset(x, 0, bytes * n);
+    ncclMpiResetCounters(comm);
+    for (int i = 0; i < 3; i++) NCCL(ncclAllReduce(x, x, count, ncclFloat, ncclSum, comm, stream));
+    NCCL(ncclReduceScatter(x, y, count, ncclFloat, ncclSum, comm, stream));
+    NCCL(ncclAllGather(x, y, count, ncclFloat, comm, stream));
+    NCCL(ncclBroadcast(x, x, count, ncclFloat, 0, comm, stream));
+    cudaStreamSynchronize(stream);
+    size_t mine[NCCL_MPI_OPS], sum[NCCL_MPI_OPS], calls = ncclMpiCounter(comm, NCCL_MPI_ALL_REDUCE).calls;
+    for (int op = 0; op < NCCL_MPI_OPS; op++) mine[op] = ncclMpiCounter(comm, (NcclMpiOp)op).bytes_sent;
+    MPI_Allreduce(mine, sum, NCCL_MPI_OPS, MPI_UNSIGNED_LONG, MPI_SUM, MPI_COMM_WORLD);
+    bool ok = calls == 3 && sum[NCCL_MPI_ALL_REDUCE] == 3 * 2 * (n - 1) * bytes;
+    ok = ok && sum[NCCL_MPI_REDUCE_SCATTER] == n * (n - 1) * bytes && mine[NCCL_MPI_ALL_GATHER] == (n - 1) * bytes;
+    ok = ok && sum[NCCL_MPI_BROADCAST] == (n - 1) * bytes;
+    CHECK_ALL(ok, "bytes sent equal the formulas");
+    cudaFree(x);
+    cudaFree(y);
+}
+
+// A program of random operations on three communicators and four streams, the same on all ranks. Events order what
+// shares a buffer. Returns a hash of all buffers.
+static uint64_t random_program(ncclComm_t *comms, cudaStream_t *streams, uint64_t seed) {
+    enum { BUFFERS = 5, COUNT = 9000 };
+    float *buffers[BUFFERS];
+    cudaEvent_t last[BUFFERS];
+    std::vector<float> values(COUNT);
+    for (int b = 0; b < BUFFERS; b++) {
+        buffers[b] = (float *)device(COUNT * sizeof(float));
+        for (size_t i = 0; i < COUNT; i++) values[i] = (float)value(world_rank + 100 * b, i, false);
+        to_device(buffers[b], values.data(), COUNT * sizeof(float));
+        cudaEventCreateWithFlags(&last[b], cudaEventDisableTiming);
+    }
+    for (int step = 0; step < 40; step++) {
+        uint64_t x = mix(seed * 7919 + (uint64_t)step);
+        ncclComm_t comm = comms[x % 3];
+        cudaStream_t stream = streams[x / 3 % 4];
+        int n = 0, rank = 0, kind = (int)(x / 12 % 5);
+        NCCL(ncclCommCount(comm, &n));
+        NCCL(ncclCommUserRank(comm, &rank));
+        size_t to = x / 60 % BUFFERS, from = (to + 1 + x / 300 % (BUFFERS - 1)) % BUFFERS;
+        size_t count = step % 7 == 0 ? (size_t)COUNT : 1 + x / 1500 % COUNT;
+        cudaStreamWaitEvent(stream, last[to], 0);
+        cudaStreamWaitEvent(stream, last[from], 0);
+        float *a = buffers[from], *b = buffers[to];
+        if (kind == 0) NCCL(ncclAllReduce(a, b, count, ncclFloat, ncclAvg, comm, stream));
+        if (kind == 1) NCCL(ncclReduceScatter(a, b, count / n, ncclFloat, ncclAvg, comm, stream));
+        if (kind == 2) NCCL(ncclAllGather(a, b, count / n, ncclFloat, comm, stream));
+        if (kind == 3) NCCL(ncclBroadcast(a, b, count, ncclFloat, (int)(count % n), comm, stream));
+        if (kind == 4) {
+            NCCL(ncclGroupStart());
+            NCCL(ncclSend(a, count, ncclFloat, (rank + 1) % n, comm, stream));
+            NCCL(ncclRecv(b, count, ncclFloat, (rank + n - 1) % n, comm, stream));
+            NCCL(ncclGroupEnd());
+        }
+        cudaEventRecord(last[to], stream);
+        cudaEventRecord(last[from], stream);
+    }
+    cudaDeviceSynchronize();
+    uint64_t hash = 0;
+    for (int b = 0; b < BUFFERS; b++) {
+        cudaMemcpy(values.data(), buffers[b], COUNT * sizeof(float), cudaMemcpyDeviceToHost);
+        for (float v : values) {
+            uint32_t bits;
+            memcpy(&bits, &v, 4);
+            hash = mix(hash ^ bits);
+        }
+        cudaFree(buffers[b]);
+        cudaEventDestroy(last[b]);
+    }
+    return hash;
+}
+
+static void test_random_orders(ncclComm_t world, cudaStream_t *streams) {
+    ncclComm_t comms[3] = {world, split(world, 0, -world_rank, "backwards"), split(world, world_rank % 2, world_rank, "parity")};
+    nccl_mpi::State &s = nccl_mpi::state();
+    bool ok = true;
+    for (uint64_t seed = 1; seed <= 10; seed++) {
+        uint64_t plain = random_program(comms, streams, seed);
+#ifndef __CUDACC__
+        cpu_stream_order() = cpu_parse_order("CPU_STREAM_ORDER", ("random:" + std::to_string(seed)).c_str());
+#endif
+        s.delay_state = seed * 1000 + (uint64_t)world_rank;
+        s.delay_max = 100e-6;
+        ok = random_program(comms, streams, seed) == plain && ok;
+        s.delay_max = 0;
+#ifndef __CUDACC__
+        cpu_stream_order() = cpu_parse_order("CPU_STREAM_ORDER", NULL);
+#endif
+    }
+    CHECK_ALL(ok, "random stream orders and delays: the same bits, no hang (10 seeds)");
+    NCCL(ncclCommDestroy(comms[2]));
+    NCCL(ncclCommDestroy(comms[1]));
+}
+
+static int run_all(ncclComm_t comm, cudaStream_t *streams) {
+    test_communicators(comm, streams[0]);
+    nccl_mpi::Limits &limits = nccl_mpi::state().limits, usual = limits;
+    for (int tiny = 0; tiny < 2; tiny++) {
+        const char *paths = tiny ? "as if large" : "small";
+        if (tiny) {
+            limits.together = 100;
+            limits.part = 64;
+            limits.piece = 1000;
+        }
+        test_collectives(comm, streams[0], paths);
+        test_point_to_point(comm, streams[0], paths);
+    }
+    limits = usual;
+    bool ok = collectives_agree(comm, streams[0], ncclFloat32, 70001, false);
+    CHECK_ALL(ok && collectives_agree(comm, streams[0], ncclBfloat16, 70001, false), "collectives of 70001 elements");
+    test_groups(comm, streams);
+    test_semantics(comm, streams);
+    test_misuse(comm, streams[0]);
+    test_counters(comm, streams[0]);
+    test_random_orders(comm, streams);
+    return world_rank == 0 ? check_summary(&totals) : 0;
+}
+
+// Both ranks send before they receive, outside of a group: NCCL hangs, so must we, with a report.
+static void deadlock(ncclComm_t comm, cudaStream_t stream) {
+    float *x = (float *)device(4096);
+    int peer = world_rank ^ 1;
+    if (peer < world_size) {
+        NCCL(ncclSend(x, 16, ncclFloat, peer, comm, stream));
+        NCCL(ncclRecv(x + 16, 16, ncclFloat, peer, comm, stream));
+    }
+    cudaStreamSynchronize(stream);
+}
+
+// Rank 1 calls something slightly different.
+static void mismatch(ncclComm_t comm, cudaStream_t stream, const char *kind) {
+    float *x = (float *)device(1 << 16), *y = (float *)device(1 << 16);
+    bool odd = world_rank == 1;
+    if (!strcmp(kind, "count")) NCCL(ncclAllReduce(x, x, odd ? 101 : 100, ncclFloat, ncclSum, comm, stream));
+    if (!strcmp(kind, "type")) NCCL(ncclAllReduce(x, x, 100, odd ? ncclInt : ncclFloat, ncclSum, comm, stream));
+    if (!strcmp(kind, "reduction")) NCCL(ncclAllReduce(x, x, 100, ncclFloat, odd ? ncclMax : ncclSum, comm, stream));
+    if (!strcmp(kind, "root")) NCCL(ncclBroadcast(x, x, 100, ncclFloat, odd ? 1 : 0, comm, stream));
+    if (!strcmp(kind, "operation")) {
+        if (odd) NCCL(ncclAllGather(x, y, 100, ncclFloat, comm, stream));
+        else NCCL(ncclAllReduce(x, x, 100, ncclFloat, ncclSum, comm, stream));
+    }
+    if (!strcmp(kind, "message")) {
+        if (odd) NCCL(ncclRecv(x, 101, ncclFloat, 0, comm, stream));
+        else if (world_rank == 0) NCCL(ncclSend(x, 100, ncclFloat, 1, comm, stream));
+    }
+    cudaStreamSynchronize(stream);
+}
+
+// All-reduces without end, for a rank to be killed in; every rank first prints its process id.
+static void loop(ncclComm_t comm, cudaStream_t stream, bool one_exits) {
+    float *x = (float *)device(1 << 16);
+    cudaMemset(x, 0, 1 << 16);
+    printf("pid %d\n", (int)getpid());
+    fflush(stdout);
+    for (int i = 0;; i++) {
+        NCCL(ncclAllReduce(x, x, 1 << 14, ncclFloat, ncclSum, comm, stream));
+        cudaStreamSynchronize(stream);
+        if (one_exits && i == 100 && world_rank == world_size - 1) exit(1);
+    }
+}
+
+static void bench(ncclComm_t comm, cudaStream_t stream) {
+    for (size_t bytes : {(size_t)4, (size_t)1024, (size_t)16384, (size_t)65536, (size_t)262144, (size_t)4194304}) {
+        float *x = (float *)device(bytes);
+        cudaMemset(x, 0, bytes);
+        int repeats = bytes > 1000000 ? 20 : 300;
+        for (int waits = 0; waits < 2; waits++) {
+            double start = 0;
+            for (int i = -5; i < repeats; i++) {
+                if (i == 0) {
+                    cudaStreamSynchronize(stream);
+                    MPI_Barrier(MPI_COMM_WORLD);
+                    start = MPI_Wtime();
+                }
+                NCCL(ncclAllReduce(x, x, bytes / 4, ncclFloat, ncclSum, comm, stream));
+                if (waits) cudaStreamSynchronize(stream);
+            }
+            cudaStreamSynchronize(stream);
+            MPI_Barrier(MPI_COMM_WORLD);
+            double us = 1e6 * (MPI_Wtime() - start) / repeats;
+            if (world_rank == 0) {
+                printf("all-reduce of %zu bytes, %d ranks, %s: %.1f us\n", bytes, world_size,
+                       waits ? "each waited for" : "queued", us);
+            }
+        }
+        cudaFree(x);
+    }
+}
+
+int main(int argc, char **argv) {
+    int provided;
+#ifdef __CUDACC__
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
+#else
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
+#endif
+    MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &world_size);
+    if (world_size < 2) {
+        fprintf(stderr, "test_nccl needs at least 2 ranks: mpirun -n 2 %s\n", argv[0]);
+        MPI_Abort(MPI_COMM_WORLD, 2);
+    }
+    const char *mode = argc > 1 ? argv[1] : "all";
+    ncclComm_t comm = init_communicator(MPI_COMM_WORLD);
+    cudaStream_t streams[4];
+    for (cudaStream_t &s : streams) cudaStreamCreate(&s);
+    int code = 0;
+    if (!strcmp(mode, "all")) code = run_all(comm, streams);
+    else if (!strcmp(mode, "deadlock")) deadlock(comm, streams[0]);
+    else if (!strcmp(mode, "mismatch") && argc > 2) mismatch(comm, streams[0], argv[2]);
+    else if (!strcmp(mode, "absent") && world_rank != 1) split(comm, 0, 0, "all but one");
+    else if (!strcmp(mode, "loop") || !strcmp(mode, "exit")) loop(comm, streams[0], !strcmp(mode, "exit"));
+    else if (!strcmp(mode, "bench")) bench(comm, streams[0]);
+    NCCL(ncclCommDestroy(comm));
+    MPI_Finalize();
+    return code;
+}

@@ -1,0 +1,242 @@
+// test_options.c: llmc/options.h: what it accepts and derives, and the sentence for everything that it
+// refuses.
+#include "dev/test/check.h"
+#include "llmc/options.h"
+
+enum { ALL = OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA, MAX_WORDS = 64 };
+
+// Parses a command line of words separated by blanks; '' stands for an empty word.
+static bool parse(Options *o, const char *line, unsigned sections, Error *err) {
+    static char text[4096];  // options keep pointers into it
+    static char program[] = "train_gpt", empty[] = "";
+    char *words[MAX_WORDS] = {program}, *rest = text;
+    int count = 1;
+    snprintf(text, sizeof text, "%s", line);
+    while (*rest && count < MAX_WORDS) {
+        char *end = rest + strcspn(rest, " ");
+        bool last = *end == '\0';
+        *end = '\0';
+        if (*rest) words[count++] = strcmp(rest, "''") == 0 ? empty : rest;
+        rest = last ? end : end + 1;
+    }
+    return options_parse(o, count, words, sections, err);
+}
+
+static bool resolve(Options *o, const char *line, unsigned sections, size_t ranks, const GPTConfig *file,
+                    Error *err) {
+    return parse(o, line, sections, err) && options_resolve(o, file, ranks, err);
+}
+
+// One sentence: not empty, one line, no full stop, no capital at its start (the trainer puts "error: " before
+// it).
+static bool is_sentence(const Error *err) {
+    size_t length = strlen(err->text);
+    return length > 10 && length + 1 < sizeof err->text && !strchr(err->text, '\n') &&
+           err->text[length - 1] != '.' && !(err->text[0] >= 'A' && err->text[0] <= 'Z');
+}
+
+typedef struct {
+    const char *line, *expected;  // expected: part of the sentence
+    unsigned sections;
+    size_t ranks;
+} Refusal;
+
+static const Refusal REFUSALS[] = {
+    {"--train-date x", "unknown flag '--train-date'", 0, 1},
+    {"-x", "unknown flag '-x'", 0, 1},
+    {"--", "not a flag", 0, 1},
+    {"--layer 3", "unknown flag '--layer'", 0, 1},
+    {"--layer=3", "unknown flag '--layer=3'", 0, 1},
+    {"--val 3", "unknown flag '--val'", 0, 1},
+    {"--tensor 2", "--tensor is for train_gpt_tp", 0, 2},
+    {"--pipeline=2", "--pipeline is for train_gpt_pp", OPTIONS_TENSOR, 2},
+    {"--zero 1", "--zero is for train_gpt_3d", OPTIONS_TENSOR | OPTIONS_PIPELINE, 2},
+    {"--tensorial 2", "unknown flag '--tensorial'", 0, 1},
+    {"file.bin", "'file.bin' is not a flag", 0, 1},
+    {"--steps 3 4", "'4' is not a flag", 0, 1},
+    {"--steps", "--steps needs a value", 0, 1},
+    {"--seq 8 --steps", "--steps needs a value", 0, 1},
+    {"--out --steps 5", "--out needs a value, but '--steps' follows", 0, 1},
+    {"--dry-run=1", "unknown flag '--dry-run=1'", 0, 1},
+    {"--steps 12x", "--steps needs a whole number, not '12x'", 0, 1},
+    {"--steps 1e3", "not '1e3'", 0, 1},
+    {"--steps -1", "not '-1'", 0, 1},
+    {"--steps +1", "not '+1'", 0, 1},
+    {"--steps=", "not ''", 0, 1},
+    {"--steps 99999999999999999999", "out of range", 0, 1},
+    {"--seed 18446744073709551616", "64 bits", 0, 1},
+    {"--seed x", "whole number", 0, 1},
+    {"--layers 0", "out of range", 0, 1},
+    {"--lr nan", "needs a number, not 'nan'", 0, 1},
+    {"--lr inf", "not 'inf'", 0, 1},
+    {"--lr 0x1p3", "not '0x1p3'", 0, 1},
+    {"--lr 1e-3f", "not '1e-3f'", 0, 1},
+    {"--lr 1e999", "out of range", 0, 1},
+    {"--lr -1e-3", "out of range", 0, 1},
+    {"--lr ''", "needs a number", 0, 1},
+    {"--lr-final 1.5", "out of range", 0, 1},
+    {"--beta2 1", "out of range", 0, 1},
+    {"--shuffle yes", "--shuffle must be 0 or 1", 0, 1},
+    {"--recompute all", "--recompute must be one of none|gelu|layer", 0, 1},
+    {"--recompute gel", "must be one of", 0, 1},
+    {"--model d13", "--model must be one of d12|d24|d36|d48", 0, 1},
+    {"--out ''", "--out is empty", 0, 1},
+    {"", "--train-data is missing", 0, 1},
+    {"--train-data x --channels 100 --heads 3", "--heads 3 does not divide --channels 100", 0, 1},
+    {"--train-data x --seq 65 --max-seq 64", "--seq 65 is longer", 0, 1},
+    {"--train-data x --micro-batch 4 --global-batch 6", "--global-batch 6 is not a multiple", 0, 1},
+    {"--train-data x --micro-batch 2 --global-batch 6 --data 2", "times the data ranks", ALL, 2},
+    {"--train-data x --val-every 5", "--val-every 5 needs --val-data", 0, 1},
+    {"--train-data x --save-every 5", "--save-every 5 needs --out", 0, 1},
+    {"--train-data x --resume auto", "--resume auto needs --out", 0, 1},
+    {"--train-data x --resume a --init b", "exclude each other", 0, 1},
+    {"--train-data x", "train_gpt is one rank, but 2", 0, 2},
+    {"--train-data x --tensor 2", "--tensor 2 makes 2, but 1 rank was started", OPTIONS_TENSOR, 1},
+    {"--train-data x --tensor 2 --pipeline 2",
+     "--tensor 2 * --pipeline 2 * --data 1 makes 4, but 6 ranks were", ALL, 6},
+    {"--train-data x --tensor 3 --heads 4", "--tensor 3 does not divide the 4 heads", OPTIONS_TENSOR, 3},
+    {"--train-data x --tensor 5 --heads 5 --channels 100", "vocabulary padded to 384", OPTIONS_TENSOR, 5},
+    {"--train-data x --tensor 4 --seq 6 --sequence-parallel 1", "does not divide --seq 6", OPTIONS_TENSOR, 4},
+    {"--train-data x --pipeline 3 --virtual 2 --layers 5", "5 layers do not fill 3 stages * 2 chunks",
+     OPTIONS_TENSOR | OPTIONS_PIPELINE, 3},
+    {"--train-data x --order tdd", "--order must be", ALL, 1},
+    {"--train-data x --order tdpx", "--order must be", ALL, 1},
+};
+
+static void test_refusals(Check *c) {
+    for (size_t i = 0; i < sizeof REFUSALS / sizeof REFUSALS[0]; i++) {
+        const Refusal *r = &REFUSALS[i];
+        Options o;
+        Error err = {""};
+        bool refused = !resolve(&o, r->line, r->sections, r->ranks, NULL, &err);
+        check(c, refused && strstr(err.text, r->expected) && is_sentence(&err), "refused: %s -> %s",
+              *r->line ? r->line : "(nothing)", err.text);
+    }
+}
+
+static void test_defaults(Check *c) {
+    Options o;
+    Error err = {""};
+    bool ok = resolve(&o, "--train-data x", 0, 1, NULL, &err);
+    check(c,
+          ok && o.layers == 4 && o.heads == 4 && o.channels == 128 && o.vocab == 257 && o.seq == 128 &&
+              o.max_seq == 128 && o.micro_batch == 4 && o.global_batch == 4,
+          "default model and batch %s", err.text);
+    check(c,
+          o.steps == 100 && o.lr == 1e-3 && o.lr_final == 0.1 && o.weight_decay == 0.1 && o.clip == 1.0 &&
+              o.beta1 == 0.9 && o.beta2 == 0.95 && o.eps == 1e-8 && o.seed == 1337 && o.keep == 2,
+          "default optimizer");
+    check(c,
+          o.tensor == 1 && o.pipeline == 1 && o.data == 1 && o.chunks == 1 && o.schedule == 1 &&
+              o.val_every == 0 && o.recompute == RECOMPUTE_NONE && !o.help && !o.dry_run && !o.out,
+          "the rest is off");
+    GPTConfig g = options_config(&o);
+    check(c, g.L == 4 && g.C == 128 && g.NH == 4 && g.V == 257 && g.Vp == 384 && g.maxT == 128,
+          "configuration");
+    ok = resolve(&o, "--train-data x --val-data y", 0, 1, NULL, &err);
+    check(c, ok && o.val_every == 20, "--val-data turns validation on");
+    ok = resolve(&o, "--train-data x --val-data y --val-every 0", 0, 1, NULL, &err);
+    check(c, ok && o.val_every == 0, "--val-every 0 turns it off");
+    ok = resolve(&o, "--dry-run", 0, 1, NULL, &err);
+    check(c, ok && o.dry_run, "--dry-run needs no data");
+    ok = parse(&o, "--help --steps 3", 0, &err);
+    check(c, ok && o.help && o.steps == 3, "--help");
+    ok = resolve(&o, "--train-data=x --steps 3 --steps=4 --seed 18446744073709551615 --lr 0", 0, 1, NULL,
+                 &err);
+    check(c, ok && o.steps == 4 && o.seed == UINT64_MAX && o.lr == 0, "--flag=value, the last one counts");
+    ok = resolve(&o, "--train-data x --prompt=--x", 0, 1, NULL, &err);
+    check(c, ok && strcmp(o.prompt, "--x") == 0, "a text that begins with -- after =");
+    ok = resolve(&o, "--train-data x --prompt ''", 0, 1, NULL, &err);
+    check(c, ok && o.prompt[0] == '\0', "an empty prompt");
+    ok = resolve(&o, "--train-data x --recompute layer --lr-schedule linear", 0, 1, NULL, &err);
+    check(c, ok && o.recompute == RECOMPUTE_LAYER && o.lr_schedule == 1, "choices");
+}
+
+static void test_model(Check *c) {
+    Options o;
+    Error err = {""};
+    bool ok = resolve(&o, "--train-data x --model d12", 0, 1, NULL, &err);
+    check(c,
+          ok && o.layers == 12 && o.heads == 12 && o.channels == 768 && o.vocab == 50257 &&
+              o.max_seq == 1024 && o.seq == 1024,
+          "d12 is GPT-2 small");
+    GPTConfig g = options_config(&o);
+    check(c, count_parameters(&g) == 124439808 && g.Vp == 50304, "with 124439808 parameters");
+    ok = resolve(&o, "--train-data x --model d48", 0, 1, NULL, &err);
+    g = options_config(&o);
+    check(c, ok && count_parameters(&g) == 1557611200, "d48 is GPT-2 XL with 1557611200");
+    ok = resolve(&o, "--train-data x --model d12 --layers 2 --seq 64", 0, 1, NULL, &err);
+    check(c, ok && o.layers == 2 && o.channels == 768 && o.seq == 64 && o.max_seq == 1024,
+          "a size beside a preset");
+    GPTConfig file = {6, 96, 3, 61, 128, 24};
+    ok = resolve(&o, "--train-data x --init y", 0, 1, &file, &err);
+    check(c,
+          ok && o.layers == 6 && o.channels == 96 && o.heads == 3 && o.vocab == 61 && o.max_seq == 24 &&
+              o.seq == 24,
+          "sizes come from the checkpoint");
+    ok = resolve(&o, "--train-data x --init y --layers 6 --seq 8", 0, 1, &file, &err);
+    check(c, ok && o.seq == 8 && o.max_seq == 24, "the same size again, and a shorter sequence");
+    check(c, !resolve(&o, "--train-data x --init y --layers 4", 0, 1, &file, &err) && is_sentence(&err),
+          "refused: another size than the checkpoint's -> %s", err.text);
+    check(c, !resolve(&o, "--train-data x --init y --seq 25", 0, 1, &file, &err) && is_sentence(&err),
+          "refused: T > max T -> %s", err.text);
+}
+
+static void test_grid(Check *c) {
+    Options o;
+    Error err = {""};
+    unsigned tp = OPTIONS_TENSOR, pp = OPTIONS_TENSOR | OPTIONS_PIPELINE;
+    bool ok = resolve(&o, "--train-data x", tp, 4, NULL, &err);
+    check(c, ok && o.tensor == 4 && o.pipeline == 1 && o.data == 1, "tensor ranks are all ranks");
+    ok = resolve(&o, "--train-data x --heads 3 --channels 96", tp, 3, NULL, &err);
+    check(c, ok && o.tensor == 3, "three tensor ranks: 3 divides the padded vocabulary 384");
+    ok = resolve(&o, "--train-data x --tensor 2", pp, 8, NULL, &err);
+    check(c, ok && o.tensor == 2 && o.pipeline == 4 && o.data == 1, "stages are what is left over");
+    ok = resolve(&o, "--train-data x --tensor 2 --pipeline 2", ALL, 8, NULL, &err);
+    check(c, ok && o.data == 2 && o.global_batch == 8, "so are the data ranks; a micro-batch for each");
+    ok = resolve(&o, "--train-data x --pipeline 2 --virtual 2", pp, 2, NULL, &err);
+    check(c, ok && o.schedule == 2, "--virtual means interleaved");
+    ok = resolve(&o, "--train-data x --layers 30 --pipeline 4", pp, 4, NULL, &err);
+    check(c, ok && o.layers == 30, "\"dropped layers\": 30 layers on 4 stages stay 30");
+    ok = resolve(&o, "--train-data x --order ptd --zero 0 --overlap 0", ALL, 2, NULL, &err);
+    check(c, ok && strcmp(o.order, "ptd") == 0 && !o.zero && !o.overlap, "order, zero and overlap");
+}
+
+// Every row of the table has help, a range that holds its default, and a field of its own.
+static void test_table(Check *c) {
+    bool help = true, fields = true;
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const Option *a = &OPTIONS[i];
+        help = help && (a->help ? strlen(a->help) > 5 : !a->initial);
+        for (int j = 0; j < i && a->help; j++) {
+            if (OPTIONS[j].help && (OPTIONS[j].offset == a->offset || strcmp(OPTIONS[j].name, a->name) == 0))
+                fields = false;
+        }
+    }
+    check(c, help, "every flag has help");
+    check(c, fields, "no two flags share a name or a field");
+    char *text = NULL;
+    size_t size = 0;
+    FILE *file = open_memstream(&text, &size);
+    if (!file) return;
+    options_help(file, "build/train_gpt", 0);
+    fclose(file);
+    check(c, strstr(text, "--train-data GLOB") && strstr(text, "(default 1e-3)") && !strstr(text, "--tensor"),
+          "help of the first trainer");
+    size_t widest = 0;
+    for (const char *line = text; *line; line += strcspn(line, "\n") + 1) {
+        if (strcspn(line, "\n") > widest) widest = strcspn(line, "\n");
+    }
+    check(c, widest <= 110, "help is %zu columns wide", widest);
+    free(text);
+}
+
+int main(void) {
+    static Check c;
+    test_defaults(&c);
+    test_model(&c);
+    test_grid(&c);
+    test_table(&c);
+    test_refusals(&c);
+    return check_summary(&c);
+}

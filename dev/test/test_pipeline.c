@@ -1,0 +1,397 @@
+// test_pipeline.c: proves the schedules of llmc/pipeline.h and the rules by which a trainer executes them,
+// for all legal p <= 16, m <= 64, v <= 8, and shows that wrong lists and wrong rules are noticed.
+#include <math.h>
+#include <stdio.h>
+
+#include "dev/test/check.h"
+#include "dev/test/pipeline_streams.h"
+
+enum { MAX_P = 16, MAX_M = 64, MAX_V = 8 };
+
+static Check c;
+
+// The lists of all stages.
+typedef struct {
+    PipelineStep *steps[MAX_P];
+    size_t counts[MAX_P];
+    int p, m, v;
+} Lists;
+
+static void lists_make(Lists *l, Schedule schedule, int p, int m, int v) {
+    l->p = p, l->m = m, l->v = v;
+    for (int s = 0; s < p; s++) {
+        l->counts[s] = pipeline_schedule(schedule, p, s, m, v, NULL);
+        l->steps[s] = malloc((l->counts[s] + 8) * sizeof(PipelineStep));
+        pipeline_schedule(schedule, p, s, m, v, l->steps[s]);
+    }
+}
+
+static void lists_free(Lists *l) {
+    for (int s = 0; s < l->p; s++) free(l->steps[s]);
+}
+
+static bool lists_prove(const Lists *l, size_t buffers, Error *err) {
+    return pipeline_prove(l->p, l->m, l->v, (const PipelineStep *const *)l->steps, l->counts, buffers, err);
+}
+
+static Machine machine_make(const Lists *l, size_t buffers, double forward, double backward,
+                            double transfer) {
+    Machine mc = {.p = l->p, .m = l->m, .v = l->v, .buffers = buffers, .transfer = transfer};
+    mc.cost[STEP_FORWARD] = forward;
+    mc.cost[STEP_BACKWARD] = backward;
+    for (int role = 0; role < STREAM_COUNT; role++) mc.stream_of[role] = role;
+    return mc;
+}
+
+// Runs and releases; the summary stays in the Machine.
+static void machine_try(Machine *mc, const Lists *l) {
+    machine_run(mc, l->steps, l->counts);
+    machine_free(mc);
+}
+
+static double machine_bubble(const Machine *mc) {
+    double ideal = mc->busy / mc->p;
+    return (mc->makespan - ideal) / ideal;
+}
+
+// Counts of one sweep over all sizes; a problem's first sentence is kept.
+typedef struct {
+    size_t cases, bad_list, bad_count, bad_flight, bad_run, bad_bubble, bad_one, slower, random_bad,
+        random_runs, bad_messages;
+    size_t one_slower;
+    char first[1200];
+} Sweep;
+
+static void sweep_note(Sweep *w, size_t *count, Schedule schedule, int p, int m, int v, const char *what) {
+    if (!w->first[0])
+        snprintf(w->first, sizeof w->first, "%s p=%d m=%d v=%d: %s", pipeline_schedule_name(schedule), p, m,
+                 v, what);
+    (*count)++;
+}
+
+static size_t expected_in_flight(Schedule schedule, int p, int stage, int m, int v) {
+    int most = 2 * (p - stage - 1) + (v - 1) * p + 1;
+    if (schedule == SCHEDULE_GPIPE) most = m;
+    if (schedule == SCHEDULE_1F1B) most = p - stage;
+    return (size_t)(most < m * v ? most : m * v);
+}
+
+static void sweep_case(Sweep *w, Schedule schedule, int p, int m, int v) {
+    Error err;
+    Lists l;
+    lists_make(&l, schedule, p, m, v);
+    w->cases++;
+    for (int s = 0; s < p; s++) {
+        if (l.counts[s] != (size_t)2 * m * v) sweep_note(w, &w->bad_count, schedule, p, m, v, "length");
+        size_t most = pipeline_max_in_flight(l.steps[s], l.counts[s]);
+        if (most != expected_in_flight(schedule, p, s, m, v))
+            sweep_note(w, &w->bad_flight, schedule, p, m, v, "in flight");
+    }
+    size_t messages = 0;
+    for (int s = 0; s < p; s++)
+        for (size_t i = 0; i < l.counts[s]; i++) {
+            PipelineRoute route;
+            pipeline_neighbours(p, s, v, l.steps[s][i], &route);
+            messages += route.from != PIPELINE_NONE;
+        }
+    if (messages != (size_t)2 * m * (p * v - 1))
+        sweep_note(w, &w->bad_messages, schedule, p, m, v, "messages");
+    if (!lists_prove(&l, PIPELINE_BUFFERS, &err)) sweep_note(w, &w->bad_list, schedule, p, m, v, err.text);
+    if (!lists_prove(&l, 1, &err)) sweep_note(w, &w->bad_one, schedule, p, m, v, err.text);
+    double formula = pipeline_bubble(p, m, v);
+    for (int backward = 1; backward <= 2; backward++) {
+        Machine mc = machine_make(&l, PIPELINE_BUFFERS, 1, backward, 0);
+        machine_try(&mc, &l);
+        if (!mc.complete || mc.wrong)
+            sweep_note(w, &w->bad_run, schedule, p, m, v, mc.complete ? "wrong input" : "hung");
+        if (fabs(machine_bubble(&mc) - formula) > 1e-12)
+            sweep_note(w, &w->bad_bubble, schedule, p, m, v, "bubble");
+    }
+    // Two buffers against more than a step can fill, when transfers take time
+    if (m <= 24 || m == MAX_M) {
+        static const double transfers[] = {0.25, 1};
+        for (int i = 0; i < 2; i++) {
+            Machine one = machine_make(&l, 1, 1, 2, transfers[i]),
+                    two = machine_make(&l, PIPELINE_BUFFERS, 1, 2, transfers[i]);
+            Machine all = machine_make(&l, (size_t)m * v, 1, 2, transfers[i]);
+            machine_try(&one, &l);
+            machine_try(&two, &l);
+            machine_try(&all, &l);
+            if (two.makespan > all.makespan + 1e-9)
+                sweep_note(w, &w->slower, schedule, p, m, v, "two buffers are slower");
+            if (one.makespan > all.makespan + 1e-9) w->one_slower++;
+        }
+    }
+    if ((size_t)p * m * v <= 128)  // small ones in ten random orders, also with a single buffer
+        for (uint64_t seed = 1; seed <= 10; seed++) {
+            Machine mc = machine_make(&l, 1 + seed % 2, 1, 2, 0.25), in_turn = mc;
+            mc.order = seed;
+            machine_try(&mc, &l);
+            machine_try(&in_turn, &l);
+            w->random_runs++;
+            if (!mc.complete || mc.wrong || mc.makespan != in_turn.makespan)
+                sweep_note(w, &w->random_bad, schedule, p, m, v, "random order");
+        }
+    lists_free(&l);
+}
+
+static void test_schedules(Schedule schedule) {
+    Sweep w = {0};
+    size_t refused = 0;
+    Error err;
+    for (int p = 1; p <= MAX_P; p++)
+        for (int m = 1; m <= MAX_M; m++)
+            for (int v = 1; v <= MAX_V; v++) {
+                if (pipeline_check(schedule, p, m, v, &err)) sweep_case(&w, schedule, p, m, v);
+                else refused++;
+            }
+    const char *name = pipeline_schedule_name(schedule);
+    check(&c, w.cases > 0 && w.cases + refused == MAX_P * MAX_M * MAX_V, "%s: %zu sizes are legal", name,
+          w.cases);
+    check(&c, w.bad_list + w.bad_count == 0,
+          "%s: each step once, inputs first, link orders equal, no deadlock: %zu wrong", name,
+          w.bad_list + w.bad_count);
+    check(&c, w.bad_flight == 0, "%s: activations in flight as the paper says: %zu wrong", name,
+          w.bad_flight);
+    check(&c, w.bad_messages == 0, "%s: 2 m (p v - 1) messages: %zu wrong", name, w.bad_messages);
+    check(&c, w.bad_run == 0, "%s: streams with rendezvous messages and %d buffers: %zu wrong", name,
+          PIPELINE_BUFFERS, w.bad_run);
+    check(&c, w.bad_bubble == 0, "%s: bubble (p-1)/(v m) at costs 1:1 and 1:2: %zu differ", name,
+          w.bad_bubble);
+    check(&c, w.bad_one == 0, "%s: one buffer cannot hang either: %zu do", name, w.bad_one);
+    check(&c, w.slower == 0,
+          "%s: two buffers lose no time against unlimited ones: %zu do (one buffer: %zu do)", name, w.slower,
+          w.one_slower);
+    check(&c, w.random_bad == 0, "%s: %zu runs in random stream orders end alike: %zu do not", name,
+          w.random_runs, w.random_bad);
+    if (w.first[0]) printf("     first: %s\n", w.first);
+}
+
+// A list as the papers print it: micro-batches from 1, backwards in brackets, chunks as letters.
+static void list_text(const PipelineStep *steps, size_t count, char *out, size_t size) {
+    size_t n = 0;
+    out[0] = 0;
+    for (size_t i = 0; i < count && n < size; i++)
+        n += (size_t)snprintf(out + n, size - n, steps[i].kind == STEP_FORWARD ? "%s%c%d" : "%s(%c%d)",
+                              i ? " " : "", 'a' + steps[i].chunk, steps[i].micro + 1);
+}
+
+static void test_figure(Schedule schedule, int p, int stage, int m, int v, const char *expected) {
+    PipelineStep steps[256];
+    char text[2048];
+    list_text(steps, pipeline_schedule(schedule, p, stage, m, v, steps), text, sizeof text);
+    if (!check(&c, strcmp(text, expected) == 0, "%s p=%d m=%d v=%d stage %d as in the paper's figure",
+               pipeline_schedule_name(schedule), p, m, v, stage))
+        printf("     got %s\n", text);
+}
+
+static void test_figures(void) {
+    test_figure(SCHEDULE_GPIPE, 4, 2, 4, 1, "a1 a2 a3 a4 (a1) (a2) (a3) (a4)");
+    test_figure(SCHEDULE_1F1B, 4, 0, 8, 1, "a1 a2 a3 a4 (a1) a5 (a2) a6 (a3) a7 (a4) a8 (a5) (a6) (a7) (a8)");
+    test_figure(SCHEDULE_1F1B, 4, 3, 3, 1, "a1 (a1) a2 (a2) a3 (a3)");
+    test_figure(SCHEDULE_1F1B, 4, 0, 2, 1, "a1 a2 (a1) (a2)");
+    test_figure(SCHEDULE_INTERLEAVED, 4, 0, 8, 2,
+                "a1 a2 a3 a4 b1 b2 b3 b4 a5 a6 a7 (b1) a8 (b2) b5 (b3) b6 (b4) b7 (a1) b8 (a2) "
+                "(a3) (a4) (b5) (b6) (b7) (b8) (a5) (a6) (a7) (a8)");
+    test_figure(SCHEDULE_INTERLEAVED, 4, 3, 8, 2,
+                "a1 a2 a3 a4 b1 (b1) b2 (b2) b3 (b3) b4 (b4) a5 (a1) a6 (a2) a7 (a3) a8 (a4) "
+                "b5 (b5) b6 (b6) b7 (b7) b8 (b8) (a5) (a6) (a7) (a8)");
+}
+
+static void test_refused(void) {
+    static const struct {
+        Schedule schedule;
+        int p, m, v;
+        const char *part;
+    } cases[] = {
+        {SCHEDULE_GPIPE, 0, 1, 1, "at least 1 stage"},
+        {SCHEDULE_1F1B, 1, 0, 1, "at least 1 stage"},
+        {SCHEDULE_1F1B, 2, 4, -1, "at least 1 stage"},
+        {SCHEDULE_GPIPE, 2, 4, 2, "--schedule interleaved"},
+        {SCHEDULE_1F1B, 2, 4, 2, "--schedule interleaved"},
+        {SCHEDULE_INTERLEAVED, 4, 8, 1, "--virtual 2"},
+        {SCHEDULE_INTERLEAVED, 4, 10, 2, "a multiple of 4"},
+        {SCHEDULE_INTERLEAVED, 4, 2, 2, "a multiple of 4"},
+        {SCHEDULE_INTERLEAVED, 1, 8, 2, "--pipeline 2"},
+        {SCHEDULE_1F1B, 2, INT_MAX, 1, "too many"},
+        {SCHEDULE_INTERLEAVED, INT_MAX, INT_MAX, INT_MAX, "too many"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Error err = {{0}};
+        bool ok = pipeline_check(cases[i].schedule, cases[i].p, cases[i].m, cases[i].v, &err);
+        check(&c, !ok && strstr(err.text, cases[i].part), "refused: %s", err.text);
+    }
+}
+
+static void test_routes(void) {
+    bool slots_ok = true, links_ok = true;
+    for (int p = 1; p <= 8; p++)
+        for (int stage = 0; stage < p; stage++) {
+            PipelineStep steps[64];
+            PipelineRoute routes[64];
+            size_t n = pipeline_1f1b(p, stage, 20, steps);
+            slots_ok = slots_ok && pipeline_routes(p, stage, 20, 1, steps, n, routes) == (size_t)(p - stage);
+            for (size_t i = 0; i < n; i++)
+                slots_ok = slots_ok && routes[i].slot == (size_t)(steps[i].micro % (p - stage));
+        }
+    check(&c, slots_ok, "1f1b: activation slot = micro-batch %% (p - stage)");
+    for (int p = 1; p <= 8; p++)
+        for (int v = 1; v <= 2; v++) {
+            int used = 0, from, to;
+            for (int link = 0; link < pipeline_link_count(p); link++)
+                if (pipeline_link_ends(p, v, link, &from, &to)) {
+                    used++;
+                    // A step at the sending end that uses this link names its other end
+                    for (int chunk = 0; chunk < v; chunk++) {
+                        PipelineStep step = {link < p ? STEP_FORWARD : STEP_BACKWARD, 0, chunk};
+                        PipelineRoute route;
+                        pipeline_neighbours(p, from, v, step, &route);
+                        links_ok = links_ok && (route.to == to || route.to == PIPELINE_NONE);
+                    }
+                }
+            links_ok = links_ok && used == (p == 1 ? 0 : v > 1 ? 2 * p : 2 * (p - 1));
+        }
+    check(&c, links_ok, "links: 2(p-1) of them, 2p in a ring, and the routes agree");
+}
+
+// Wrong lists: each must be refused with a sentence that names the reason.
+static void wrong_list(const Lists *l, const char *part, const char *name) {
+    Error err = {{0}};
+    bool ok = lists_prove(l, PIPELINE_BUFFERS, &err);
+    check(&c, !ok && strstr(err.text, part), "wrong list, %s: %s", name, err.text);
+}
+
+static void swap(Lists *l, int stage, size_t a, size_t b) {
+    PipelineStep t = l->steps[stage][a];
+    l->steps[stage][a] = l->steps[stage][b];
+    l->steps[stage][b] = t;
+}
+
+static void test_wrong_lists(void) {
+    Lists l;
+    lists_make(&l, SCHEDULE_1F1B, 4, 8, 1);
+    l.counts[2]--;
+    wrong_list(&l, "stage 2 has 15 steps", "a step is missing");
+    l.counts[2]++;
+    l.steps[0][1].micro = 0;
+    wrong_list(&l, "stage 0 runs the forward of micro-batch 0, chunk 0 twice", "a step twice");
+    lists_free(&l);
+    lists_make(&l, SCHEDULE_1F1B, 4, 8, 1);
+    l.steps[3][4].micro = 8;
+    wrong_list(&l, "does not exist", "micro-batch out of range");
+    l.steps[3][4].micro = 2;
+    l.steps[0][0].chunk = -1;
+    wrong_list(&l, "does not exist", "chunk out of range");
+    l.steps[0][0].chunk = 0;
+    swap(&l, 3, 0, 1);
+    wrong_list(&l, "before its forward", "backward first");
+    lists_free(&l);
+    lists_make(&l, SCHEDULE_GPIPE, 4, 8, 1);
+    swap(&l, 2, 1, 2);
+    wrong_list(&l, "in another order", "ends of a link in different orders");
+    lists_free(&l);
+    lists_make(&l, SCHEDULE_GPIPE, 2, 2, 1);
+    swap(&l, 0, 1, 2);  // stage 0: F B F B; stage 1: F F B B. Each waits for the other's second step
+    wrong_list(&l, "deadlock", "circular wait");
+    lists_free(&l);
+}
+
+// Right lists, wrong execution. Each of these has hung or corrupted someone's training.
+static void test_wrong_rules(void) {
+    Lists l;
+    Error err = {{0}};
+    lists_make(&l, SCHEDULE_1F1B, 2, 16, 1);
+    pipeline_gpipe(16, l.steps[0]);  // stage 0 as GPipe, stage 1 as 1F1B: in order, but it needs more buffers
+    check(&c, !lists_prove(&l, 2, &err) && strstr(err.text, "deadlock") && lists_prove(&l, 16, &err),
+          "a mix of schedules hangs with 2 buffers and runs with 16: both found");
+    Machine mc = machine_make(&l, 2, 1, 2, 0), enough = machine_make(&l, 16, 1, 2, 0);
+    machine_try(&mc, &l);
+    machine_try(&enough, &l);
+    check(&c, !mc.complete && enough.complete && !enough.wrong, "and so the streams do");
+    lists_free(&l);
+
+    static const struct {
+        int p, m, v, stream_of[STREAM_COUNT];
+        const char *name;
+    } layouts[] = {
+        {2, 4, 1, {0, 0, 0, 0, 0}, "order of send and receive: everything on one stream, 1f1b"},
+        {4, 8, 1, {0, 1, 1, 1, 1}, "order of send and receive: one communication stream, 1f1b"},
+        {2, 4, 2, {0, 1, 1, 2, 2}, "p = 2 interleaved: one communicator for both directions"},
+        {2, 4, 2, {0, 1, 1, 1, 1}, "p = 2 interleaved: one communication stream"},
+    };
+    for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
+        lists_make(&l, layouts[i].v > 1 ? SCHEDULE_INTERLEAVED : SCHEDULE_1F1B, layouts[i].p, layouts[i].m,
+                   layouts[i].v);
+        Machine wrong = machine_make(&l, PIPELINE_BUFFERS, 1, 2, 0), right = wrong;
+        memcpy(wrong.stream_of, layouts[i].stream_of, sizeof wrong.stream_of);
+        machine_try(&wrong, &l);
+        machine_try(&right, &l);
+        check(&c, right.complete && !right.wrong && (!wrong.complete || wrong.wrong),
+              "%s: %s; a stream per link end: runs", layouts[i].name,
+              wrong.complete ? "wrong messages" : "hangs");
+        lists_free(&l);
+    }
+
+    static const char *waits[WAIT_COUNT] = {"input arrived", "output buffer sent", "input buffer free",
+                                            "output computed"};
+    lists_make(&l, SCHEDULE_INTERLEAVED, 4, 8, 2);
+    for (int w = 0; w < WAIT_COUNT; w++) {
+        int noticed = 0;
+        for (uint64_t seed = 1; seed <= 10; seed++) {
+            Machine without = machine_make(&l, PIPELINE_BUFFERS, 1, 2, 0);
+            without.order = seed;
+            without.drop[w] = true;
+            machine_try(&without, &l);
+            noticed += !without.complete || without.wrong;
+        }
+        check(&c, noticed > 0, "without the wait for '%s' random orders compute wrong things: %d of 10",
+              waits[w], noticed);
+    }
+    lists_free(&l);
+}
+
+// Random damage to right lists: pipeline_prove must say yes exactly when the streams come to the right end.
+static void test_mutants(void) {
+    uint64_t random = 1;
+    size_t accepted = 0, refused = 0, differ = 0;
+    for (int trial = 0; trial < 6000; trial++) {
+        int p = 2 + trial % 3, v = 1 + trial / 3 % 2, m = p * (1 + trial / 6 % 2);
+        Lists l;
+        lists_make(&l, v > 1 ? SCHEDULE_INTERLEAVED : trial % 5 ? SCHEDULE_1F1B : SCHEDULE_GPIPE, p, m, v);
+        for (int change = 0; change <= trial % 3; change++) {
+            random = random * 6364136223846793005u + 1442695040888963407u;
+            int stage = (int)((random >> 33) % (unsigned)p);
+            size_t at = (size_t)(random >> 40) % (l.counts[stage] - 1);
+            PipelineStep a = l.steps[stage][at], b = l.steps[stage][at + 1];
+            bool pair =
+                a.kind == STEP_FORWARD && b.kind == STEP_BACKWARD && a.micro == b.micro && a.chunk == b.chunk;
+            if (!pair) swap(&l, stage, at, at + 1);
+        }
+        size_t buffers = 1 + trial / 12 % 2;
+        Error err;
+        bool proved = lists_prove(&l, buffers, &err);
+        Machine mc = machine_make(&l, buffers, 1, 2, 0);
+        mc.order = trial / 24 % 2 ? random : 0;
+        machine_try(&mc, &l);
+        if (proved != (mc.complete && !mc.wrong)) differ++;
+        if (proved) accepted++;
+        else refused++;
+        lists_free(&l);
+    }
+    check(&c, differ == 0 && accepted > 100 && refused > 100,
+          "damaged lists: proof and streams agree: %zu run, %zu do not, %zu differ", accepted, refused,
+          differ);
+}
+
+int main(void) {
+    test_figures();
+    test_refused();
+    test_routes();
+    test_wrong_lists();
+    test_wrong_rules();
+    test_mutants();
+    test_schedules(SCHEDULE_GPIPE);
+    test_schedules(SCHEDULE_1F1B);
+    test_schedules(SCHEDULE_INTERLEAVED);
+    return check_summary(&c);
+}

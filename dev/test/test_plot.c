@@ -1,0 +1,220 @@
+// test_plot.c: simulate, timeline and loss of dev/plot as a user runs them: pictures hold what they should,
+// bad files are refused. With a folder as argument the pictures stay there to be looked at.
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+// The programs themselves, each main called in a process of its own
+#define main simulate_main
+#define fail simulate_fail
+#include "dev/plot/simulate.c"
+#undef main
+#undef fail
+#define main timeline_main
+#define fail timeline_fail
+#define usage timeline_usage
+#define draw timeline_draw
+#include "dev/plot/timeline.c"
+#undef main
+#undef fail
+#undef usage
+#undef draw
+#define main loss_main
+#define fail loss_fail
+#define usage loss_usage
+#define draw loss_draw
+#include "dev/plot/loss.c"
+#undef main
+
+#include "dev/test/check.h"
+
+static Check c;
+
+// Runs a program with arguments (separated by spaces) and returns its exit code; its output is not shown.
+static int run(int (*program)(int, char **), const char *format, ...) __attribute__((format(printf, 2, 3)));
+static int run(int (*program)(int, char **), const char *format, ...) {
+    char line[2048], *argv[32] = {0};
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    int argc = 0, status;
+    for (char *word = strtok(line, " "); word && argc < 31; word = strtok(NULL, " ")) argv[argc++] = word;
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        if (!freopen("/dev/null", "w", stderr) || !freopen("/dev/null", "w", stdout)) _exit(99);
+        int code = program(argc, argv);
+        fflush(NULL);
+        _exit(code);
+    }
+    if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status)) return -1;
+    return WEXITSTATUS(status);
+}
+
+static size_t occurrences(const char *text, const char *part) {
+    size_t n = 0;
+    for (const char *at = text; (at = strstr(at, part)); at += strlen(part)) n++;
+    return n;
+}
+
+// A picture's text, or an empty one; also looks whether every element is closed.
+static char *read_picture(const char *path) {
+    Error err;
+    char *text = read_text(path, &err);
+    if (!text) return calloc(1, 1);
+    bool whole = strncmp(text, "<svg ", 5) == 0 && occurrences(text, "</svg>") == 1 &&
+                 occurrences(text, "<") == occurrences(text, ">") && !strstr(text, "nan") &&
+                 !strstr(text, "inf") && occurrences(text, "<text") == occurrences(text, "</text>");
+    if (!whole) text[0] = 0;
+    return text;
+}
+
+static void write_file(const char *path, const char *text) {
+    FILE *file = fopen(path, "wb");
+    if (file) {
+        fputs(text, file);
+        fclose(file);
+    }
+}
+
+static void test_timeline(const char *dir, const char *schedule, int v, const char *percent) {
+    char path[1024], part[64];
+    double chunk = 1.0 / v;
+    int made = run(simulate_main, "simulate %s 4 8 %d %g %g 0 %s/%s.json", schedule, v, chunk, 2 * chunk, dir,
+                   schedule);
+    int drawn = run(timeline_main, "timeline --out %s/%s.svg %s/%s.json", dir, schedule, dir, schedule);
+    snprintf(path, sizeof path, "%s/%s.svg", dir, schedule);
+    snprintf(part, sizeof part, "measured %s%% of", percent);
+    char *text = read_picture(path);
+    check(&c, made == 0 && drawn == 0 && strstr(text, part), "timeline: %s has a bubble of %s%%", schedule,
+          percent);
+    check(&c, occurrences(text, ">8</text>") == (size_t)8 * v,
+          "timeline: %s shows micro-batch 8 in all its boxes", schedule);
+    free(text);
+
+    // Messages that take time: more idle, and after retiming the formula again
+    made = run(simulate_main, "simulate %s 4 8 %d %g %g 0.4 %s/%s-slow.json", schedule, v, chunk, 2 * chunk,
+               dir, schedule);
+    drawn = run(timeline_main, "timeline --title %s --out %s/%s-slow.svg %s/%s-slow.json", schedule, dir,
+                schedule, dir, schedule);
+    snprintf(path, sizeof path, "%s/%s-slow.svg", dir, schedule);
+    text = read_picture(path);
+    bool slower = made == 0 && drawn == 0 && text[0] && !strstr(text, part) && strstr(text, ">send<");
+    free(text);
+    drawn = run(timeline_main, "timeline --retime --out %s/retimed.svg %s/%s-slow.json", dir, dir, schedule);
+    snprintf(path, sizeof path, "%s/retimed.svg", dir);
+    snprintf(part, sizeof part, "retimed %s%% of", percent);
+    text = read_picture(path);
+    check(&c, slower && drawn == 0 && strstr(text, part), "timeline: %s with slow messages, and retimed",
+          schedule);
+    free(text);
+}
+
+static void test_bad_traces(const char *dir) {
+    static const struct {
+        const char *text, *name;
+    } cases[] = {
+        {"", "empty file"},
+        {"{\"traceEvents\":[{", "truncated file"},
+        {"{\"traceEvents\":{}}", "no array"},
+        {"[]", "no events"},
+        {"[{\"ph\":\"X\",\"ts\":0,\"dur\":1,\"pid\":0,\"args\":{\"kind\":\"forward\",\"micro\":0}}]",
+         "no backward"},
+        {"[{\"ph\":\"X\",\"ts\":0,\"dur\":-1,\"pid\":-7,\"args\":{\"kind\":\"backward\",\"micro\":1e300}}]",
+         "absurd numbers"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char path[1024];
+        snprintf(path, sizeof path, "%s/bad.json", dir);
+        write_file(path, cases[i].text);
+        check(&c, run(timeline_main, "timeline --out %s/bad.svg %s", dir, path) == 1, "timeline refuses: %s",
+              cases[i].name);
+    }
+    check(&c, run(timeline_main, "timeline --step 7 --out %s/bad.svg %s/gpipe.json", dir, dir) == 1,
+          "timeline refuses: no such step");
+    check(&c, run(timeline_main, "timeline --pipeline 3 --out %s/bad.svg %s/gpipe.json", dir, dir) == 1,
+          "timeline refuses: 4 ranks on 3 stages");
+    check(&c,
+          run(timeline_main, "timeline --retime --pipeline 2 --out %s/bad.svg %s/interleaved.json", dir,
+              dir) <= 1,
+          "timeline survives: a wrong number of stages");
+    check(&c, run(timeline_main, "timeline %s/missing.json", dir) == 1, "timeline refuses: missing file");
+    check(&c, run(timeline_main, "timeline --width 7 %s/gpipe.json", dir) == 2,
+          "timeline refuses: bad option");
+    check(&c, run(simulate_main, "simulate interleaved 4 6 2 1 2 0 %s/bad.json", dir) == 1,
+          "simulate refuses: 6 micro-batches on 4 stages");
+}
+
+static void test_loss(const char *dir) {
+    char path[1024];
+    snprintf(path, sizeof path, "%s/log.jsonl", dir);
+    FILE *log = fopen(path, "wb");
+    for (int step = 0; log && step < 200; step++) {
+        fprintf(log, "{\"step\":%d,\"loss\":%.9g,\"grad_norm\":1,\"lr\":0.001,\"ms\":5,\"tokens_per_s\":1}\n",
+                step, 1.5 + 4 * exp(-step / 30.0) + 0.1 * sin(step * 7.0));
+        if (step % 50 == 49)
+            fprintf(log, "{\"step\":%d,\"val_loss\":%.9g}\n", step + 1, 1.6 + 4 * exp(-step / 30.0));
+    }
+    if (log) fputs("{\"step\":200,\"lo", log), fclose(log);
+    int drawn = run(loss_main, "loss --out %s/loss.svg %s again=%s", dir, path, path);
+    snprintf(path, sizeof path, "%s/loss.svg", dir);
+    char *text = read_picture(path);
+    check(&c,
+          drawn == 0 && occurrences(text, "<circle") == 8 && occurrences(text, "<polyline") == 6 &&
+              strstr(text, ">again: 1."),
+          "loss: two runs, with the last line cut off");
+    free(text);
+    check(&c, run(loss_main, "loss --log-y --smooth 1 --out %s/loss-log.svg %s/log.jsonl", dir, dir) == 0,
+          "loss: logarithmic");
+    snprintf(path, sizeof path, "%s/one.jsonl", dir);
+    write_file(path, "{\"step\":0,\"loss\":3}\n");
+    check(&c, run(loss_main, "loss --out %s/one.svg %s", dir, path) == 0, "loss: a single step");
+    write_file(path, "{\"step\":0,\"loss\":null}\nnonsense\n[]\n");
+    check(&c, run(loss_main, "loss --out %s/one.svg %s", dir, path) == 1,
+          "loss refuses: a log without losses");
+    check(&c, run(loss_main, "loss %s/missing.jsonl", dir) == 1 && run(loss_main, "loss") == 2,
+          "loss refuses: no file");
+}
+
+int main(int argc, char **argv) {
+    char dir[512];
+    snprintf(dir, sizeof dir, "%s/test_plot.XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : P_tmpdir);
+    if (argc > 1) snprintf(dir, sizeof dir, "%s", argv[1]);
+    if (argc > 1 ? mkdir(dir, 0777) != 0 && errno != EEXIST : !mkdtemp(dir)) return perror(dir), 1;
+    test_timeline(dir, "gpipe", 1, "37.5");
+    test_timeline(dir, "1f1b", 1, "37.5");
+    test_timeline(dir, "interleaved", 2, "18.8");
+    test_bad_traces(dir);
+    test_loss(dir);
+    static const char *const left[] = {"gpipe.json",
+                                       "gpipe.svg",
+                                       "gpipe-slow.json",
+                                       "gpipe-slow.svg",
+                                       "1f1b.json",
+                                       "1f1b.svg",
+                                       "1f1b-slow.json",
+                                       "1f1b-slow.svg",
+                                       "interleaved.json",
+                                       "interleaved.svg",
+                                       "interleaved-slow.json",
+                                       "interleaved-slow.svg",
+                                       "retimed.svg",
+                                       "bad.json",
+                                       "bad.svg",
+                                       "log.jsonl",
+                                       "loss.svg",
+                                       "loss-log.svg",
+                                       "one.jsonl",
+                                       "one.svg"};
+    for (size_t i = 0; argc < 2 && i < sizeof left / sizeof left[0]; i++) {
+        char path[1024];
+        snprintf(path, sizeof path, "%s/%s", dir, left[i]);
+        remove(path);
+    }
+    if (argc < 2) rmdir(dir);
+    return check_summary(&c);
+}

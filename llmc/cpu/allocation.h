@@ -1,0 +1,159 @@
+// allocation.h: device and pinned host memory of the stand-in: every allocation is known, checked and poisoned.
+//
+// New memory is NaN. A strip behind each allocation is looked at when it is freed and at every device
+// synchronisation, so that a kernel's write past the end is reported in any build. Under AddressSanitizer
+// exact bounds are kept for reads too, and device memory is out of bounds to all but the scheduler.
+#ifndef LLMC_CPU_ALLOCATION_H
+#define LLMC_CPU_ALLOCATION_H
+
+#include <unistd.h>
+
+#include <map>
+
+#include "block.h"
+
+struct CpuAllocation {
+    size_t bytes;
+    void *base;   // what free() takes
+    bool device;  // cudaMalloc, else cudaMallocHost
+};
+
+enum { CPU_FENCE = CPU_ASAN ? 0 : 256, CPU_FENCE_BYTE = 0xA5, CPU_BIG = 4 << 20 };
+constexpr size_t CPU_PIECE = 2 << 20;  // also the size and alignment of a huge page
+
+struct CpuMemory {
+    std::map<uintptr_t, CpuAllocation> live;
+    size_t device_bytes;  // allocated now
+    unsigned count;       // of allocations ever made
+    bool open;            // the scheduler runs, so device memory may be touched
+};
+
+inline CpuMemory &cpu_memory() {
+    static CpuMemory memory;
+    return memory;
+}
+
+// The live allocation that holds p, or live.end().
+static inline std::map<uintptr_t, CpuAllocation>::iterator cpu_find_allocation(const void *p) {
+    CpuMemory &m = cpu_memory();
+    auto after = m.live.upper_bound((uintptr_t)p);
+    if (after == m.live.begin()) return m.live.end();
+    --after;
+    return (uintptr_t)p - after->first < after->second.bytes ? after : m.live.end();
+}
+
+// True if [p, p + bytes) lies inside one live allocation of cudaMalloc.
+static inline bool cpu_is_device_range(const void *p, size_t bytes) {
+    auto a = cpu_find_allocation(p);
+    return a != cpu_memory().live.end() && a->second.device && bytes <= a->second.bytes - ((uintptr_t)p - a->first);
+}
+
+// True if [p, p + bytes) may be host memory: nothing of it is device memory, nor past the end of a pinned block.
+static inline bool cpu_is_host_range(const void *p, size_t bytes) {
+    CpuMemory &m = cpu_memory();
+    auto a = cpu_find_allocation(p);
+    if (a != m.live.end()) return !a->second.device && bytes <= a->second.bytes - ((uintptr_t)p - a->first);
+    auto after = m.live.upper_bound((uintptr_t)p);
+    return after == m.live.end() || after->first - (uintptr_t)p >= bytes;
+}
+
+// Calls piece(first, bytes) for parts of a range, over the OS threads when it is large.
+template <class Piece>
+static inline void cpu_in_pieces(size_t bytes, Piece piece) {
+    if (bytes < CPU_BIG) return piece((size_t)0, bytes);
+    size_t pieces = (bytes + CPU_PIECE - 1) / CPU_PIECE;
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < pieces; i++) piece(i * CPU_PIECE, i + 1 < pieces ? CPU_PIECE : bytes - i * CPU_PIECE);
+}
+static inline void cpu_fill(void *p, int byte, size_t bytes) {
+    cpu_in_pieces(bytes, [=](size_t first, size_t n) { memset((char *)p + first, byte, n); });
+}
+static inline void cpu_copy(void *to, const void *from, size_t bytes) {
+    cpu_in_pieces(bytes, [=](size_t first, size_t n) { memmove((char *)to + first, (const char *)from + first, n); });
+}
+
+static inline void cpu_poison(void *p, size_t bytes, bool poison) {
+    (void)p, (void)bytes, (void)poison;
+#if CPU_ASAN
+    if (poison) ASAN_POISON_MEMORY_REGION(p, bytes);
+    else ASAN_UNPOISON_MEMORY_REGION(p, bytes);
+#endif
+}
+
+// Lets device memory be touched, or not. Returns what held before.
+static inline bool cpu_open_memory(bool open) {
+    CpuMemory &m = cpu_memory();
+    bool before = m.open;
+    m.open = open;
+    if (CPU_ASAN && before != open)
+        for (auto &a : m.live)
+            if (a.second.device) cpu_poison((void *)a.first, a.second.bytes, !open);
+    return before;
+}
+
+static inline void *cpu_allocate(size_t bytes, bool device) {
+    CpuMemory &m = cpu_memory();
+    bool big = bytes >= (size_t)CPU_BIG && !CPU_ASAN;
+    // Big blocks start on a huge page plus a little: blocks all equal modulo 4 KiB fight for the same cache lines.
+    size_t offset = big ? m.count % 13 * 1280 : 0;
+    char *base;
+    if (bytes > SIZE_MAX / 2 || posix_memalign((void **)&base, big ? CPU_PIECE : 256, bytes + offset + CPU_FENCE))
+        return NULL;
+    if (big) madvise(base, bytes + offset, MADV_HUGEPAGE);
+    char *p = base + offset;
+    cpu_fill(p, 0xFF, bytes);
+    memset(p + bytes, CPU_FENCE_BYTE, CPU_FENCE);
+    m.live[(uintptr_t)p] = {bytes, base, device};
+    m.count++;
+    if (device) m.device_bytes += bytes;
+    if (device && !m.open) cpu_poison(p, bytes, true);
+    return p;
+}
+
+// Ends the program if something was written behind the allocation.
+static inline void cpu_check_fence(uintptr_t p, const CpuAllocation &a) {
+    const unsigned char *fence = (const unsigned char *)p + a.bytes;
+    for (int i = 0; i < CPU_FENCE; i++) {
+        if (fence[i] == CPU_FENCE_BYTE) continue;
+        fflush(stdout);
+        fprintf(stderr, "out of bounds: byte %d behind the %zu bytes of %s at %p was written\n", i, a.bytes,
+                a.device ? "device memory" : "pinned host memory", (void *)p);
+        abort();
+    }
+}
+static inline void cpu_check_fences() {
+    if (CPU_FENCE > 0)
+        for (auto &a : cpu_memory().live) cpu_check_fence(a.first, a.second);
+}
+
+// False if p is not the start of a live allocation of that kind.
+static inline bool cpu_release(void *p, bool device) {
+    CpuMemory &m = cpu_memory();
+    auto a = m.live.find((uintptr_t)p);
+    if (a == m.live.end() || a->second.device != device) return false;
+    cpu_check_fence(a->first, a->second);
+    if (device) cpu_poison(p, a->second.bytes, false);
+    if (device) m.device_bytes -= a->second.bytes;
+    free(a->second.base);
+    m.live.erase(a);
+    return true;
+}
+
+// Bytes of the "device": CPU_DEVICE_MEMORY (in MiB) or the machine's memory; free is what is left of both.
+static inline void cpu_memory_info(size_t *available, size_t *total) {
+    size_t machine = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE), unused = machine;
+    FILE *f = fopen("/proc/meminfo", "r");
+    if (f) {
+        char line[128];
+        size_t kib;
+        while (fgets(line, sizeof line, f))
+            if (sscanf(line, "MemAvailable: %zu kB", &kib) == 1) unused = kib << 10;
+        fclose(f);
+    }
+    const char *limit = getenv("CPU_DEVICE_MEMORY");
+    *total = limit ? (size_t)strtoull(limit, NULL, 10) << 20 : machine;
+    size_t used = cpu_memory().device_bytes, left = *total > used ? *total - used : 0;
+    *available = left < unused ? left : unused;
+}
+
+#endif

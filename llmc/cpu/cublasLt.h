@@ -1,0 +1,245 @@
+// cublasLt.h (CPU): the cuBLASLt calls that the trainers use, computed by oneDNN, or by a CBLAS with -DUSE_CBLAS.
+// Names, signatures, units and status codes are cuBLASLt's; whatever else it has does not compile here.
+//
+// Matrices are column-major, as cuBLASLt documents them: D[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * C[m,n],
+// then the epilogue; float32 or bfloat16 in memory, float32 arithmetic. gemm.h computes.
+//
+// What is misused is refused with cuBLASLt's status and, unless CUBLASLT_LOG_LEVEL=0, a sentence on stderr.
+// Beyond the real checks: ranges must lie in device memory, the output must not overlap an input, pointers must
+// have the alignment promised to the heuristic, and an algorithm serves only the problem it was found for.
+#ifndef LLMC_CPU_CUBLASLT_H
+#define LLMC_CPU_CUBLASLT_H
+
+#include <cuda_runtime.h>
+
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "llmc/cpu/cublasLt_types.h"
+#include "llmc/cpu/gemm.h"
+
+// ---- checks ----
+
+// Refuses with the given status, and says why.
+__attribute__((format(printf, 2, 3))) static inline cublasStatus_t cpu_lt_refuse(cublasStatus_t status,
+                                                                                 const char *format, ...) {
+    const char *level = getenv("CUBLASLT_LOG_LEVEL");
+    if (level && !strcmp(level, "0")) return status;
+    va_list args;
+    va_start(args, format);
+    fprintf(stderr, "cuBLASLt: ");
+    vfprintf(stderr, format, args);
+    fprintf(stderr, "\n");
+    va_end(args);
+    return status;
+}
+
+static inline size_t cpu_lt_type_size(cudaDataType type) {
+    return type == CUDA_R_16BF ? 2 : 4;
+}
+
+// Elements from the first to the last of the whole batch, one past it.
+static inline uint64_t cpu_lt_extent(cublasLtMatrixLayout_t m) {
+    return (uint64_t)m->stride * (uint64_t)(m->batch - 1) + (uint64_t)m->ld * (m->cols - 1) + m->rows;
+}
+
+// One layout by itself: sizes, leading dimension, type; an output's columns and matrices must not overlap.
+static inline cublasStatus_t cpu_lt_check_layout(const char *name, cublasLtMatrixLayout_t m, bool output) {
+    if (m->type != CUDA_R_32F && m->type != CUDA_R_16BF) {
+        return cpu_lt_refuse(CUBLAS_STATUS_NOT_SUPPORTED, "%s has data type %d", name, (int)m->type);
+    }
+    if (!m->rows || !m->cols || m->rows > INT32_MAX || m->cols > INT32_MAX || m->batch < 1 || m->stride < 0) {
+        return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE, "%s is %zu x %zu, batch %d, stride %lld", name,
+                             (size_t)m->rows, (size_t)m->cols, m->batch, (long long)m->stride);
+    }
+    if (m->ld < (int64_t)m->rows || m->ld > INT32_MAX) {
+        return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE, "%s has %zu rows and leading dimension %lld", name,
+                             (size_t)m->rows, (long long)m->ld);
+    }
+    if (!output || m->batch == 1) return CUBLAS_STATUS_SUCCESS;
+    uint64_t stride = (uint64_t)m->stride, last = stride * (uint64_t)(m->batch - 1);
+    bool apart = stride >= (uint64_t)m->ld * (m->cols - 1) + m->rows;
+    bool side_by_side = stride >= m->rows && last + m->rows <= (uint64_t)m->ld;
+    if (apart || side_by_side) return CUBLAS_STATUS_SUCCESS;
+    return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE, "the matrices of %s's batch overlap (stride %lld)", name,
+                         (long long)m->stride);
+}
+
+// Everything that does not depend on addresses.
+static inline cublasStatus_t cpu_lt_check(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
+                                          cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+                                          cublasLtMatrixLayout_t d) {
+    if (!desc || !a || !b || !c || !d) return CUBLAS_STATUS_INVALID_VALUE;
+    cublasLtMatrixLayout_t all[4] = {a, b, c, d};
+    for (int i = 0; i < 4; i++) {
+        const char name[2] = {"ABCD"[i], 0};
+        cublasStatus_t status = cpu_lt_check_layout(name, all[i], i == 3);
+        if (status != CUBLAS_STATUS_SUCCESS) return status;
+        if (all[i]->batch != d->batch) {
+            return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE, "%s has batch count %d, D %d", name, all[i]->batch,
+                                 d->batch);
+        }
+    }
+    if ((desc->trans_a | desc->trans_b) & ~1) {
+        return cpu_lt_refuse(CUBLAS_STATUS_NOT_SUPPORTED, "operation other than N and T");
+    }
+    uint64_t m = desc->trans_a ? a->cols : a->rows, k = desc->trans_a ? a->rows : a->cols;
+    uint64_t kb = desc->trans_b ? b->cols : b->rows, n = desc->trans_b ? b->rows : b->cols;
+    if (k != kb || d->rows != m || d->cols != n || c->rows != m || c->cols != n) {
+        return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE,
+                             "op(A) is %zu x %zu, op(B) %zu x %zu, C %zu x %zu, D %zu x %zu", (size_t)m, (size_t)k,
+                             (size_t)kb, (size_t)n, (size_t)c->rows, (size_t)c->cols, (size_t)d->rows,
+                             (size_t)d->cols);
+    }
+    if (a->type != b->type || c->type != d->type || (a->type == CUDA_R_32F && d->type != CUDA_R_32F)) {
+        return cpu_lt_refuse(CUBLAS_STATUS_NOT_SUPPORTED, "data types A %d, B %d, C %d, D %d", (int)a->type,
+                             (int)b->type, (int)c->type, (int)d->type);
+    }
+    uint32_t e = desc->epilogue;
+    bool aux = e & 128, bias = e & 4;
+    if (e != CUBLASLT_EPILOGUE_DEFAULT && e != CUBLASLT_EPILOGUE_BIAS && e != CUBLASLT_EPILOGUE_GELU &&
+        e != CUBLASLT_EPILOGUE_GELU_AUX && e != CUBLASLT_EPILOGUE_GELU_BIAS &&
+        e != CUBLASLT_EPILOGUE_GELU_AUX_BIAS && e != CUBLASLT_EPILOGUE_DGELU) {
+        return cpu_lt_refuse(CUBLAS_STATUS_NOT_SUPPORTED, "epilogue %u", e);
+    }
+    if ((bias && desc->bias_type != -1 && desc->bias_type != (int32_t)d->type) ||
+        (aux && desc->aux_type != -1 && desc->aux_type != (int32_t)d->type)) {
+        return cpu_lt_refuse(CUBLAS_STATUS_NOT_SUPPORTED, "bias or aux data type other than D's");
+    }
+    if (aux && (desc->aux_ld < (int64_t)m || (d->batch > 1 && desc->aux_stride < desc->aux_ld * (int64_t)n))) {
+        return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE, "aux has leading dimension %lld for %zu rows",
+                             (long long)desc->aux_ld, (size_t)m);
+    }
+    // Documented of GELU's aux matrix; a caller meets it as a problem without an algorithm, so it is not reported.
+    if (aux && (desc->aux_ld % 8 || desc->aux_stride % 8)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+// Tells problems apart, so that an algorithm of another one is recognised (FNV-1a over the numbers).
+static inline uint64_t cpu_lt_fingerprint(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t const layouts[4]) {
+    uint64_t h = 14695981039346656037ull;
+    const auto mix = [&h](uint64_t x) { h = (h ^ x) * 1099511628211ull; };
+    mix((uint64_t)desc->trans_a), mix((uint64_t)desc->trans_b), mix(desc->epilogue), mix((uint64_t)desc->aux_ld);
+    for (int i = 0; i < 4; i++) {
+        const cublasLtMatrixLayoutOpaque_t *m = layouts[i];
+        mix(m->type), mix(m->rows), mix(m->cols), mix((uint64_t)m->ld), mix((uint64_t)m->batch);
+        mix((uint64_t)m->stride);
+    }
+    return h;
+}
+
+// Do the elements of two matrices (batches included) meet? Exact for what lies side by side with one row length.
+static inline bool cpu_lt_overlap(const void *p, cublasLtMatrixLayout_t pm, const void *q,
+                                  cublasLtMatrixLayout_t qm) {
+    uint64_t ps = cpu_lt_type_size(pm->type), qs = cpu_lt_type_size(qm->type);
+    uint64_t p0 = (uint64_t)(uintptr_t)p, q0 = (uint64_t)(uintptr_t)q;
+    if (p0 + cpu_lt_extent(pm) * ps <= q0 || q0 + cpu_lt_extent(qm) * qs <= p0) return false;
+    uint64_t row = (uint64_t)pm->ld * ps;
+    uint64_t pw = ((uint64_t)pm->stride * (uint64_t)(pm->batch - 1) + pm->rows) * ps;
+    uint64_t qw = ((uint64_t)qm->stride * (uint64_t)(qm->batch - 1) + qm->rows) * qs;
+    if (row != (uint64_t)qm->ld * qs || pw > row || qw > row) return true;
+    uint64_t ahead = (q0 + row - p0 % row) % row;  // from p's columns forward to q's
+    return ahead < pw || row - ahead < qw;
+}
+
+// ---- the product ----
+
+// The one algorithm, which claims a little workspace so that callers must really provide it. Problems that are
+// legal but not served return NOT_SUPPORTED and no algorithm.
+static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
+    cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+    cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t pref, int requested,
+    cublasLtMatmulHeuristicResult_t results[], int *returned) {
+    if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
+    if (!pref || requested < 1 || !results || !returned) return CUBLAS_STATUS_INVALID_VALUE;
+    *returned = 0;
+    cublasStatus_t status = cpu_lt_check(desc, a, b, c, d);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    cublasLtMatrixLayout_t layouts[4] = {a, b, c, d};
+    cublasLtMatmulHeuristicResult_t *r = &results[0];
+    memset(r, 0, sizeof *r);
+    r->workspaceSize = pref->workspace < 1024 ? 0 : 1024;
+    r->state = CUBLAS_STATUS_SUCCESS;
+    r->wavesCount = 1.0f;
+    r->algo.data[0] = cpu_lt_fingerprint(desc, layouts);
+    r->algo.data[1] = r->workspaceSize;
+    for (int i = 0; i < 4; i++) r->algo.data[2 + i] = pref->align[i];
+    *returned = 1;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static inline CpuMatrix cpu_lt_matrix(const void *p, cublasLtMatrixLayout_t m) {
+    return CpuMatrix{(char *)p, m->type == CUDA_R_16BF, (size_t)m->ld, (size_t)m->stride};
+}
+
+// alpha and beta are host pointers, read now; algo NULL asks the heuristic. The work is queued on the stream.
+static inline cublasStatus_t cublasLtMatmul(
+    cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha, const void *A, cublasLtMatrixLayout_t a,
+    const void *B, cublasLtMatrixLayout_t b, const void *beta, const void *C, cublasLtMatrixLayout_t c, void *D,
+    cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t *algo, void *workspace, size_t workspace_bytes,
+    cudaStream_t stream) {
+    const cublasStatus_t invalid = CUBLAS_STATUS_INVALID_VALUE;
+    if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
+    cublasStatus_t status = cpu_lt_check(desc, a, b, c, d);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    if (!alpha || !beta) return cpu_lt_refuse(invalid, "alpha or beta is NULL");
+    if (!cpu_is_stream(stream)) return cpu_lt_refuse(invalid, stream ? "no such stream" : "stream 0 is not used here");
+
+    cublasLtMatrixLayout_t layouts[4] = {a, b, c, d};
+    float alpha_value = *(const float *)alpha, beta_value = *(const float *)beta;
+    const void *pointers[4] = {A, B, beta_value != 0.0f ? C : D, D};
+    for (int i = 0; i < 4; i++) {
+        size_t size = cpu_lt_type_size(layouts[i]->type), align = algo ? algo->data[2 + i] : size;
+        if (!cpu_is_device_range(pointers[i], cpu_lt_extent(layouts[i]) * size)) {
+            return cpu_lt_refuse(invalid, "%c (%zu x %zu, ld %lld, batch %d) leaves its device allocation",
+                                 "ABCD"[i], (size_t)layouts[i]->rows, (size_t)layouts[i]->cols,
+                                 (long long)layouts[i]->ld, layouts[i]->batch);
+        }
+        if ((uintptr_t)pointers[i] % (align > size ? align : size)) {
+            return cpu_lt_refuse(invalid, "%c is not aligned to the %zu bytes promised to the heuristic",
+                                 "ABCD"[i], align);
+        }
+        bool in_place = i == 2 && pointers[2] == D && c->ld == d->ld && c->stride == d->stride;
+        if (i < 3 && !in_place && cpu_lt_overlap(pointers[i], layouts[i], D, d)) {
+            return cpu_lt_refuse(invalid, "D overlaps %c", "ABCD"[i]);
+        }
+    }
+    bool has_bias = desc->epilogue & 4, has_aux = desc->epilogue & 128;
+    size_t size = cpu_lt_type_size(d->type);
+    cublasLtMatrixLayoutOpaque_t aux = {d->type, d->rows, d->cols, desc->aux_ld, d->batch, desc->aux_stride};
+    if (has_bias && !cpu_is_device_range(desc->bias, d->rows * size)) {
+        return cpu_lt_refuse(invalid, "the bias (%zu) leaves its device allocation", (size_t)d->rows);
+    }
+    if (has_aux && (!cpu_is_device_range(desc->aux, cpu_lt_extent(&aux) * size) || (uintptr_t)desc->aux % 16)) {
+        return cpu_lt_refuse(invalid, "aux leaves its device allocation or is not aligned to 16 bytes");
+    }
+    if (has_aux && cpu_lt_overlap(desc->aux, &aux, D, d)) return cpu_lt_refuse(invalid, "D overlaps aux");
+    if (algo && algo->data[0] != cpu_lt_fingerprint(desc, layouts)) {
+        return cpu_lt_refuse(invalid, "the algorithm was found for another problem");
+    }
+    if ((algo && workspace_bytes < algo->data[1]) ||
+        (workspace_bytes && (!cpu_is_device_range(workspace, workspace_bytes) || (uintptr_t)workspace % 16))) {
+        return cpu_lt_refuse(invalid, "the workspace is too small, unaligned or no device memory");
+    }
+
+    // Column-major D = op(A) op(B) is the row-major product of op(B)'s and op(A)'s transposes, in the same memory.
+    CpuGemm g = CpuGemm();
+    g.x = cpu_lt_matrix(B, b), g.y = cpu_lt_matrix(A, a);
+    g.c = cpu_lt_matrix(pointers[2], c), g.d = cpu_lt_matrix(D, d);
+    g.trans_x = desc->trans_b, g.trans_y = desc->trans_a;
+    g.rows = d->cols, g.cols = d->rows, g.depth = desc->trans_a ? a->rows : a->cols, g.batch = (size_t)d->batch;
+    g.alpha = alpha_value, g.beta = beta_value;
+    if (has_bias) g.bias = (const char *)desc->bias;
+    if (has_aux) g.aux = cpu_lt_matrix(desc->aux, &aux);
+    g.gelu = desc->epilogue & 32, g.dgelu = desc->epilogue & 64;
+    cpu_enqueue(stream, "cublasLtMatmul", [g]() {
+        cpu_gemm(&g);
+        return true;
+    });
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+#endif

@@ -1,0 +1,315 @@
+// cuda_runtime.h: the part of the CUDA runtime that this project uses, on a CPU without any GPU.
+//
+// Same names, signatures and error codes; what is not here does not compile. It is stricter than the real
+// thing: stream 0 is refused for kernels and asynchronous work, host and device pointers are told apart,
+// and every range is checked. allocation.h has the memory, stream.h the queues, fibre.h and warp.h the threads.
+#ifndef LLMC_CPU_CUDA_RUNTIME_H
+#define LLMC_CPU_CUDA_RUNTIME_H
+
+#include "launch.h"
+#include "library_types.h"
+
+#define __global__ __attribute__((always_inline)) inline
+#define __device__
+#define __host__
+#define __shared__ static thread_local
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+
+typedef enum cudaError {
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorInvalidConfiguration = 9,
+    cudaErrorInvalidMemcpyDirection = 21,
+    cudaErrorInvalidDevice = 101,
+    cudaErrorInvalidResourceHandle = 400,
+    cudaErrorNotReady = 600,
+} cudaError_t;
+
+enum cudaMemcpyKind {
+    cudaMemcpyHostToHost,
+    cudaMemcpyHostToDevice,
+    cudaMemcpyDeviceToHost,
+    cudaMemcpyDeviceToDevice,
+    cudaMemcpyDefault
+};
+enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
+enum { cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
+
+struct cudaDeviceProp {
+    char name[256];
+    size_t totalGlobalMem, sharedMemPerBlock;
+    int warpSize, maxThreadsPerBlock, multiProcessorCount, maxThreadsPerMultiProcessor, major, minor;
+};
+
+static inline const char *cudaGetErrorName(cudaError_t error) {
+    switch (error) {
+    case cudaSuccess: return "cudaSuccess";
+    case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
+    case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+    case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
+    case cudaErrorInvalidMemcpyDirection: return "cudaErrorInvalidMemcpyDirection";
+    case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
+    case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
+    case cudaErrorNotReady: return "cudaErrorNotReady";
+    }
+    return "unrecognized error code";
+}
+static inline const char *cudaGetErrorString(cudaError_t error) {
+    switch (error) {
+    case cudaSuccess: return "no error";
+    case cudaErrorInvalidValue: return "invalid argument";
+    case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+    case cudaErrorInvalidMemcpyDirection: return "invalid copy direction for memcpy";
+    case cudaErrorInvalidDevice: return "invalid device ordinal";
+    case cudaErrorInvalidResourceHandle: return "invalid resource handle";
+    case cudaErrorNotReady: return "device not ready";
+    }
+    return "unrecognized error code";
+}
+
+// Remembers an error for cudaGetLastError, and passes it on.
+static inline cudaError_t cpu_error(cudaError_t error) {
+    if (error != cudaSuccess && error != cudaErrorNotReady) cpu_runtime().last_error = error;
+    return error;
+}
+static inline cudaError_t cudaPeekAtLastError() { return (cudaError_t)cpu_runtime().last_error; }
+static inline cudaError_t cudaGetLastError() {
+    cudaError_t error = cudaPeekAtLastError();
+    cpu_runtime().last_error = cpu_runtime().launch_error = cudaSuccess;
+    return error;
+}
+inline void cpu_refuse_launch(const char *name, const char *why, bool bad_stream) {
+    fprintf(stderr, "kernel %s was not launched: %s\n", name, why);
+    cpu_runtime().launch_error = cpu_error(bad_stream ? cudaErrorInvalidResourceHandle : cudaErrorInvalidConfiguration);
+}
+// The result of a synchronising call: a launch that was refused shows up here at the latest.
+static inline cudaError_t cpu_synchronised() { return cpu_error((cudaError_t)cpu_runtime().launch_error); }
+
+// ---------------------------------------------------------------------------------------------- device
+
+static inline cudaError_t cudaGetDeviceCount(int *count) { return *count = 1, cudaSuccess; }
+static inline cudaError_t cudaGetDevice(int *device) { return *device = 0, cudaSuccess; }
+static inline cudaError_t cudaSetDevice(int device) { return cpu_error(device ? cudaErrorInvalidDevice : cudaSuccess); }
+static inline cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
+    cpu_memory_info(available, total);
+    return cudaSuccess;
+}
+static inline cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device) {
+    if (device) return cpu_error(cudaErrorInvalidDevice);
+    size_t available;
+    memset(prop, 0, sizeof *prop);
+    strcpy(prop->name, "CPU (stand-in)");
+    cpu_memory_info(&available, &prop->totalGlobalMem);
+    prop->sharedMemPerBlock = 48 << 10;
+    prop->warpSize = CPU_WARP;
+    prop->maxThreadsPerBlock = prop->maxThreadsPerMultiProcessor = CPU_MAX_THREADS;
+    prop->multiProcessorCount = omp_get_max_threads();
+    return cudaSuccess;
+}
+static inline cudaError_t cudaDeviceSynchronize() {
+    cpu_drain_all();
+    cpu_check_fences();
+    return cpu_synchronised();
+}
+
+// ---------------------------------------------------------------------------------------------- streams
+
+static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
+    CpuRuntime &r = cpu_runtime();
+    if (!stream || flags > cudaStreamNonBlocking) return cpu_error(cudaErrorInvalidValue);
+    if (r.streams.size() == CPU_MAX_STREAMS) return cpu_error(cudaErrorMemoryAllocation);
+    r.streams.push_back(*stream = new CUstream_st{{}, ++r.streams_made, flags, priority});
+    return cudaSuccess;
+}
+static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
+    return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+static inline cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithFlags(stream, 0); }
+
+// Stream 0 stands for all streams that are not cudaStreamNonBlocking.
+static inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    if (!stream) {
+        cpu_drain_blocking();
+        return cpu_synchronised();
+    }
+    if (!cpu_is_stream(stream)) return cpu_error(cudaErrorInvalidResourceHandle);
+    cpu_run_until([=] { return stream->queue.empty(); });
+    return cpu_synchronised();
+}
+// Lets at most one operation complete, so that a loop over queries gets there.
+static inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
+    if (!cpu_is_stream(stream)) return cpu_error(cudaErrorInvalidResourceHandle);
+    if (stream->queue.empty()) return cpu_synchronised();
+    cpu_try_one();
+    return cudaErrorNotReady;
+}
+static inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    if (!cpu_is_stream(stream)) return cpu_error(cudaErrorInvalidResourceHandle);
+    cpu_run_until([=] { return stream->queue.empty(); });
+    std::vector<cudaStream_t> &all = cpu_runtime().streams;
+    all.erase(std::find(all.begin(), all.end(), stream));
+    delete stream;
+    return cudaSuccess;
+}
+
+// ---------------------------------------------------------------------------------------------- events
+
+static inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
+    if (!event || (flags & ~(unsigned)(cudaEventBlockingSync | cudaEventDisableTiming)))
+        return cpu_error(cudaErrorInvalidValue);
+    cpu_runtime().events.insert(*event = new CUevent_st{nullptr, flags});
+    return cudaSuccess;
+}
+static inline cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, 0); }
+static inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = 0) {
+    if (!cpu_is_event(event) || !cpu_is_stream(stream)) return cpu_error(cudaErrorInvalidResourceHandle);
+    std::shared_ptr<CpuRecord> record = event->last = std::make_shared<CpuRecord>();
+    cpu_enqueue(stream, "cudaEventRecord", [record] {
+        record->seconds = cpu_seconds();
+        return record->done = true;
+    });
+    return cudaSuccess;
+}
+// Waits for the record that the event holds now; for nothing if it never was recorded.
+static inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0) {
+    if (!cpu_is_event(event) || !cpu_is_stream(stream)) return cpu_error(cudaErrorInvalidResourceHandle);
+    if (flags) return cpu_error(cudaErrorInvalidValue);
+    std::shared_ptr<CpuRecord> record = event->last;
+    if (record) cpu_enqueue(stream, "cudaStreamWaitEvent", [record] { return record->done; });
+    return cudaSuccess;
+}
+static inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    if (!cpu_is_event(event)) return cpu_error(cudaErrorInvalidResourceHandle);
+    std::shared_ptr<CpuRecord> record = event->last;
+    cpu_run_until([=] { return !record || record->done; });
+    return cpu_synchronised();
+}
+// Lets at most one operation complete.
+static inline cudaError_t cudaEventQuery(cudaEvent_t event) {
+    if (!cpu_is_event(event)) return cpu_error(cudaErrorInvalidResourceHandle);
+    if (!event->last || event->last->done) return cpu_synchronised();
+    cpu_try_one();
+    return cudaErrorNotReady;
+}
+static inline cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {
+    if (!cpu_is_event(start) || !cpu_is_event(end) || !start->last || !end->last ||
+        ((start->flags | end->flags) & cudaEventDisableTiming))
+        return cpu_error(cudaErrorInvalidResourceHandle);
+    if (!start->last->done || !end->last->done) return cudaErrorNotReady;
+    *ms = (float)(1e3 * (end->last->seconds - start->last->seconds));
+    return cudaSuccess;
+}
+static inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    if (!cpu_is_event(event)) return cpu_error(cudaErrorInvalidResourceHandle);
+    cpu_runtime().events.erase(event);
+    delete event;
+    return cudaSuccess;
+}
+
+// ---------------------------------------------------------------------------------------------- memory
+
+static inline cudaError_t cpu_malloc(void **p, size_t bytes, bool device) {
+    *p = NULL;
+    if (bytes == 0) return cudaSuccess;
+    size_t available, total;
+    cpu_memory_info(&available, &total);
+    if (bytes > available || !(*p = cpu_allocate(bytes, device))) return cpu_error(cudaErrorMemoryAllocation);
+    return cudaSuccess;
+}
+template <class T>
+static inline cudaError_t cudaMalloc(T **p, size_t bytes) { return cpu_malloc((void **)p, bytes, true); }
+template <class T>
+static inline cudaError_t cudaMallocHost(T **p, size_t bytes) { return cpu_malloc((void **)p, bytes, false); }
+
+// Both wait for all queued work first.
+static inline cudaError_t cudaFree(void *p) {
+    if (!p) return cudaSuccess;
+    cpu_drain_all();
+    return cpu_error(cpu_release(p, true) ? cpu_synchronised() : cudaErrorInvalidValue);
+}
+static inline cudaError_t cudaFreeHost(void *p) {
+    if (!p) return cudaSuccess;
+    cpu_drain_all();
+    return cpu_error(cpu_release(p, false) ? cpu_synchronised() : cudaErrorInvalidValue);
+}
+
+// Whether both ranges are what the kind says.
+static inline cudaError_t cpu_check_copy(const void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
+    bool to_device = cpu_is_device_range(to, bytes), from_device = cpu_is_device_range(from, bytes);
+    if (!to || !from || (!to_device && !cpu_is_host_range(to, bytes)) ||
+        (!from_device && !cpu_is_host_range(from, bytes)))
+        return cudaErrorInvalidValue;
+    if (kind == cudaMemcpyDefault) return cudaSuccess;
+    if ((unsigned)kind > cudaMemcpyDefault) return cudaErrorInvalidMemcpyDirection;
+    bool wants_to = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+    bool wants_from = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    return wants_to == to_device && wants_from == from_device ? cudaSuccess : cudaErrorInvalidMemcpyDirection;
+}
+
+// Reads the source when the copy's turn comes, even from pageable memory: keep it until then.
+static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                                          cudaStream_t stream = 0) {
+    if (!cpu_is_stream(stream)) return cpu_error(cudaErrorInvalidResourceHandle);
+    if (bytes == 0) return cudaSuccess;
+    cudaError_t error = cpu_check_copy(to, from, bytes, kind);
+    if (error == cudaSuccess) cpu_enqueue(stream, "cudaMemcpyAsync", [=] { return cpu_copy(to, from, bytes), true; });
+    return cpu_error(error);
+}
+static inline cudaError_t cudaMemsetAsync(void *p, int byte, size_t bytes, cudaStream_t stream = 0) {
+    if (!cpu_is_stream(stream)) return cpu_error(cudaErrorInvalidResourceHandle);
+    if (bytes == 0) return cudaSuccess;
+    if (!cpu_is_device_range(p, bytes)) return cpu_error(cudaErrorInvalidValue);
+    cpu_enqueue(stream, "cudaMemsetAsync", [=] { return cpu_fill(p, byte, bytes), true; });
+    return cudaSuccess;
+}
+// These two wait for all blocking streams, then run at once.
+static inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
+    if (bytes == 0) return cudaSuccess;
+    cudaError_t error = cpu_check_copy(to, from, bytes, kind);
+    if (error != cudaSuccess) return cpu_error(error);
+    cpu_drain_blocking();
+    bool before = cpu_open_memory(true);
+    cpu_copy(to, from, bytes);
+    cpu_open_memory(before);
+    return cpu_synchronised();
+}
+static inline cudaError_t cudaMemset(void *p, int byte, size_t bytes) {
+    if (bytes == 0) return cudaSuccess;
+    if (!cpu_is_device_range(p, bytes)) return cpu_error(cudaErrorInvalidValue);
+    cpu_drain_blocking();
+    bool before = cpu_open_memory(true);
+    cpu_fill(p, byte, bytes);
+    cpu_open_memory(before);
+    return cpu_synchronised();
+}
+
+// ---------------------------------------------------------------------------------------------- profile
+
+static inline cudaError_t cudaProfilerStart() {
+    cpu_runtime().profile.clear();
+    cpu_runtime().profiling = true;
+    return cudaSuccess;
+}
+// Prints, by name: calls, total milliseconds from begin to completion, share of the sum.
+static inline cudaError_t cudaProfilerStop() {
+    if (cpu_runtime().profiling) cpu_print_profile();
+    cpu_runtime().profiling = false;
+    return cudaSuccess;
+}
+
+// ---------------------------------------------------------------------------------------------- device code
+
+// Whole numbers only: sums of floats would depend on the order.
+static inline int atomicAdd(int *p, int value) { return __atomic_fetch_add(p, value, __ATOMIC_RELAXED); }
+static inline unsigned atomicAdd(unsigned *p, unsigned value) {
+    return __atomic_fetch_add(p, value, __ATOMIC_RELAXED);
+}
+template <class T> static inline T __ldg(const T *p) { return *p; }
+template <class T> static inline T __ldcs(const T *p) { return *p; }
+template <class T> static inline void __stcs(T *p, T value) { *p = value; }
+static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+
+#endif

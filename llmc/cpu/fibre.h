@@ -1,0 +1,289 @@
+// fibre.h: how the CPU runs the threads of a block: one OS thread per block, a fibre per waiting thread.
+//
+// A kernel's threads are run one after the other as plain calls. A thread that meets a barrier is left where
+// it stands, on its stack, and the next one that can go on is continued: a ready thread, or another fibre
+// that takes up threads not yet started. Fibres are made by makecontext, pooled by each OS thread, and
+// switched by _setjmp and _longjmp, which cost a few ns and no system call.
+#ifndef LLMC_CPU_FIBRE_H
+#define LLMC_CPU_FIBRE_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <vector>
+
+#if defined(__SANITIZE_ADDRESS__)
+#define CPU_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define CPU_ASAN 1
+#endif
+#endif
+#ifndef CPU_ASAN
+#define CPU_ASAN 0
+#endif
+#if CPU_ASAN
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+struct uint3 {
+    unsigned x, y, z;
+};
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+inline thread_local uint3 threadIdx, blockIdx;
+inline thread_local dim3 blockDim, gridDim;
+
+// CPU_THREAD_ORDER and CPU_STREAM_ORDER: unset, or random:SEED.
+struct CpuOrder {
+    bool random;
+    uint64_t state;
+};
+
+static inline uint64_t cpu_random(uint64_t *state) {
+    uint64_t z = (*state += 0x9E3779B97F4A7C15u);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+// NULL or "" is the default order; anything but "random:SEED" ends the program with a sentence.
+static inline CpuOrder cpu_parse_order(const char *variable, const char *text) {
+    CpuOrder order = {false, 0};
+    if (!text || !*text) return order;
+    char *end = NULL;
+    if (strncmp(text, "random:", 7) == 0) order = {true, strtoull(text + 7, &end, 10)};
+    if (!end || end == text + 7 || *end) {
+        fprintf(stderr, "%s=%s is not understood: write random:SEED with a whole number\n", variable, text);
+        exit(2);
+    }
+    return order;
+}
+
+// Tests may assign to it between launches.
+inline CpuOrder &cpu_thread_order() {
+    static CpuOrder order = cpu_parse_order("CPU_THREAD_ORDER", getenv("CPU_THREAD_ORDER"));
+    return order;
+}
+
+enum { CPU_WARP = 32, CPU_MAX_THREADS = 1024, CPU_STACK = CPU_ASAN ? 256 << 10 : 64 << 10, CPU_GUARD = 4096 };
+
+struct CpuFibre {
+    jmp_buf where;
+    unsigned thread;  // what it runs, while suspended
+    uint3 index;
+    bool started;
+    char *stack;        // [CPU_STACK] above a guard page; fibre 0 is the OS thread on its own stack
+    const void *bottom; // of the stack, for the sanitizer
+    size_t size;
+    void *fake;
+};
+
+// What a thread left at the rendezvous of its warp or block.
+struct CpuLane {
+    uint64_t value;
+    unsigned mask;
+    unsigned source;  // the lane whose value it wants
+    int op;
+    CpuFibre *fibre;
+};
+
+struct CpuBlock;
+
+// A launch, ready to run: body runs unstarted threads of the OS thread's block until others should go first.
+struct CpuGrid {
+    const char *name;
+    dim3 grid, block;
+    size_t shared;
+    void (*body)(CpuBlock *, const void *);
+    const void *args;
+    double *thread_seconds;  // what a thread of this kernel took last time, 0 at first
+};
+
+// The block that an OS thread runs, and its pool of fibres.
+struct CpuBlock {
+    const CpuGrid *launch;
+    unsigned count, next, current;  // threads; how many were started; the one that runs now (x fastest)
+    bool flat;                      // one-dimensional: threadIdx.x is the thread's number
+    bool shuffled;                  // random orders
+    uint64_t random;
+    unsigned suspended;             // threads left on a stack, waiting or ready
+    bool involved;                  // some thread of this block was suspended
+    CpuFibre *running;
+    unsigned created, idle_count, ready_head, ready_count, barrier_count;
+    const char *barrier_file;
+    int barrier_line;
+    uint64_t reduced;  // the result of a block-wide reduction
+    void *shared;      // dynamic shared memory: exactly as large as asked for
+    size_t shared_bytes;
+    uint32_t waiting[CPU_WARP];  // lanes of each warp that wait for others of their mask
+    CpuFibre *idle[CPU_MAX_THREADS + 1], *ready[CPU_MAX_THREADS], *barrier[CPU_MAX_THREADS];
+    uint16_t order[CPU_MAX_THREADS];
+    CpuLane lanes[CPU_MAX_THREADS];
+    CpuFibre fibres[CPU_MAX_THREADS + 1];
+};
+
+inline thread_local CpuBlock *cpu_block = NULL;
+
+static inline uint3 cpu_thread_index(unsigned t) {
+    return {t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
+}
+
+// Ends the program: kernel, block and thread, then the sentence.
+[[noreturn]] __attribute__((noinline, cold, format(printf, 2, 3))) inline void cpu_kernel_abort(
+    unsigned thread, const char *format, ...) {
+    char text[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    uint3 i = cpu_thread_index(thread);
+    fflush(stdout);
+    fprintf(stderr, "kernel %s, block (%u,%u,%u), thread (%u,%u,%u): %s\n", cpu_block->launch->name, blockIdx.x,
+            blockIdx.y, blockIdx.z, i.x, i.y, i.z, text);
+    abort();
+}
+
+// Nobody can go on: says who waits for whom.
+[[noreturn]] __attribute__((noinline, cold)) inline void cpu_report_deadlock(CpuBlock *b) {
+    enum { EXITED, AT_BARRIER, IN_WARP };
+    std::vector<char> state(b->count, EXITED);
+    for (unsigned i = 0; i < b->barrier_count; i++) state[b->barrier[i]->thread] = AT_BARRIER;
+    for (unsigned t = 0; t < b->count; t++)
+        if (b->waiting[t / CPU_WARP] >> (t % CPU_WARP) & 1) state[t] = IN_WARP;
+    unsigned waits = 0, missing = 0;
+    for (unsigned t = 0; t < b->count; t++)
+        if (state[t] == IN_WARP) waits = t;
+    if (state[waits] == IN_WARP) {
+        unsigned mask = b->lanes[waits].mask, first = waits / CPU_WARP * CPU_WARP;
+        for (unsigned l = 0; l < CPU_WARP; l++)
+            if ((mask >> l & 1) && state[first + l] != IN_WARP) missing = first + l;
+        uint3 m = cpu_thread_index(missing);
+        cpu_kernel_abort(waits, "waits for ever in a warp operation of mask 0x%08x: thread (%u,%u,%u) %s", mask,
+                         m.x, m.y, m.z, state[missing] == EXITED ? "has exited" : "waits at a block barrier");
+    }
+    for (unsigned t = 0; t < b->count; t++) {
+        if (state[t] == EXITED) missing = t;
+        if (state[t] == AT_BARRIER) waits = t;
+    }
+    uint3 m = cpu_thread_index(missing);
+    cpu_kernel_abort(waits, "waits for ever at the barrier %s:%d: thread (%u,%u,%u) has exited", b->barrier_file,
+                     b->barrier_line, m.x, m.y, m.z);
+}
+
+// The C library's own name, because _FORTIFY_SOURCE takes a jump between stacks for an error.
+extern "C" void cpu_longjmp(jmp_buf where, int value) __asm__("_longjmp") __attribute__((noreturn));
+
+static inline void cpu_arrive([[maybe_unused]] CpuBlock *b, [[maybe_unused]] CpuFibre *self) {
+#if CPU_ASAN
+    const void *bottom;
+    size_t size;
+    CpuFibre *from = b->running;
+    __sanitizer_finish_switch_fiber(self->fake, &bottom, &size);
+    if (from) from->bottom = bottom, from->size = size;
+#endif
+    b->running = self;
+}
+
+inline void cpu_fibre_main();
+
+[[noreturn]] inline void cpu_start_fibre(CpuFibre *f) {
+    ucontext_t context;
+    f->started = true;
+    getcontext(&context);
+    context.uc_stack.ss_sp = f->stack;
+    context.uc_stack.ss_size = f->size;
+    context.uc_link = NULL;
+    makecontext(&context, cpu_fibre_main, 0);
+    setcontext(&context);
+    abort();
+}
+
+// One more fibre for the pool, not started yet.
+__attribute__((noinline)) inline CpuFibre *cpu_new_fibre(CpuBlock *b) {
+    CpuFibre *f = &b->fibres[b->created++];
+    void *p = mmap(NULL, CPU_GUARD + CPU_STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED || mprotect(p, CPU_GUARD, PROT_NONE) != 0) {
+        fprintf(stderr, "no memory for the stack of fibre %u\n", b->created);
+        abort();
+    }
+    f->stack = (char *)p + CPU_GUARD;
+    f->bottom = f->stack;
+    // Stacks that all end at the same address modulo the page size would fight for the same cache lines.
+    f->size = CPU_STACK - b->created * 7 % 64 * 64;
+    return f;
+}
+
+// Whom to continue when the running fibre cannot go on. Ready threads come first: a warp that goes on
+// until it is done frees its stacks for the next.
+inline CpuFibre *cpu_next(CpuBlock *b) {
+    bool unstarted = b->next < b->count;
+    if (b->ready_count && (!b->shuffled || !unstarted || cpu_random(&b->random) % 2)) {
+        unsigned head = b->ready_head;
+        if (b->shuffled) {
+            unsigned other = (head + cpu_random(&b->random) % b->ready_count) % CPU_MAX_THREADS;
+            CpuFibre *f = b->ready[head];
+            b->ready[head] = b->ready[other], b->ready[other] = f;
+        }
+        b->ready_head = (head + 1) % CPU_MAX_THREADS;
+        b->ready_count--;
+        b->suspended--;
+        return b->ready[head];
+    }
+    if (unstarted) return b->idle_count ? b->idle[--b->idle_count] : cpu_new_fibre(b);
+    if (b->suspended == 0) return &b->fibres[0];
+    cpu_report_deadlock(b);
+}
+
+// Leaves the running fibre until it is chosen again: either it has no thread (idle), or its thread stays where
+// it stands until it is made ready. One function, because each return on a stack that was switched to costs a
+// mispredicted branch.
+__attribute__((noinline)) inline void cpu_leave(CpuBlock *b, bool idle) {
+    CpuFibre *self = b->running;
+    if (idle) {
+        b->idle[b->idle_count++] = self;
+    } else {
+        self->thread = b->current;
+        self->index = threadIdx;
+        b->suspended++;
+        b->involved = true;
+    }
+    CpuFibre *to = cpu_next(b);
+    if (to == self) return;
+    if (_setjmp(self->where) == 0) {
+#if CPU_ASAN
+        __sanitizer_start_switch_fiber(&self->fake, to->bottom, to->size);
+#endif
+        if (to->started) cpu_longjmp(to->where, 1);
+        cpu_start_fibre(to);
+    }
+    cpu_arrive(b, self);
+    b->current = self->thread;
+    threadIdx = self->index;
+}
+static inline void cpu_suspend(CpuBlock *b) { cpu_leave(b, false); }
+
+// The first frame of a pooled fibre: it runs threads of whatever block its OS thread is at, for ever.
+inline void cpu_fibre_main() {
+    CpuBlock *b = cpu_block;
+    cpu_arrive(b, &b->fibres[b->created - 1]);
+    for (;;) {
+        b->launch->body(b, b->launch->args);
+        cpu_leave(b, true);
+    }
+}
+
+static inline void cpu_make_ready(CpuBlock *b, CpuFibre *f) {
+    b->ready[(b->ready_head + b->ready_count++) % CPU_MAX_THREADS] = f;
+}
+
+#endif

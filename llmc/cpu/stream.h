@@ -1,0 +1,225 @@
+// stream.h: streams as real in-order queues, and the scheduler that runs them at synchronisation points.
+//
+// Enqueuing never runs anything. A synchronising call asks the scheduler to run ready heads of the queues,
+// the oldest first (or any, with CPU_STREAM_ORDER=random:SEED), until what it waits for is done and not
+// further: work that nobody waits for stays undone as long as possible. One host thread makes all calls.
+#ifndef LLMC_CPU_STREAM_H
+#define LLMC_CPU_STREAM_H
+
+#include <sched.h>
+
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "allocation.h"
+
+struct CpuOp {
+    std::string name;
+    std::shared_ptr<const std::string> label;  // innermost nvtx range when it was enqueued, or none
+    std::function<bool()> run;
+    uint64_t number;  // in order of enqueuing
+    double started;   // seconds; 0 before the first call
+};
+
+struct CUstream_st {
+    std::deque<CpuOp> queue;
+    unsigned number, flags;
+    int priority;
+};
+typedef CUstream_st *cudaStream_t;
+enum { CPU_MAX_STREAMS = 64 };
+
+// A point in a stream: what cudaEventRecord makes. A wait holds the one it saw, whatever is recorded later.
+struct CpuRecord {
+    bool done;
+    double seconds;
+};
+struct CUevent_st {
+    std::shared_ptr<CpuRecord> last;  // none before the first record
+    unsigned flags;
+};
+typedef CUevent_st *cudaEvent_t;
+
+struct CpuProfile {
+    size_t calls;
+    double seconds;
+};
+
+struct CpuRuntime {
+    std::vector<cudaStream_t> streams;
+    std::unordered_set<CUevent_st *> events;
+    std::vector<std::shared_ptr<const std::string>> labels;
+    uint64_t ops;
+    unsigned streams_made;
+    bool running;       // inside the scheduler
+    double progressed;  // when the last fruitless stretch began; 0 while things go on
+    bool profiling;
+    std::unordered_map<std::string, CpuProfile> profile;
+    int last_error, launch_error;  // cudaError_t
+};
+
+inline CpuRuntime &cpu_runtime() {
+    static CpuRuntime runtime;
+    return runtime;
+}
+
+// Tests may assign to it while nothing is queued.
+inline CpuOrder &cpu_stream_order() {
+    static CpuOrder order = cpu_parse_order("CPU_STREAM_ORDER", getenv("CPU_STREAM_ORDER"));
+    return order;
+}
+
+// Called after the report of a stall, instead of _exit(1); nccl.h makes it end the whole job.
+inline void (*cpu_stall_hook)(void) = NULL;
+
+// Misuse that the real thing would not report, or not here: one sentence, then abort().
+[[noreturn]] __attribute__((noinline, cold, format(printf, 1, 2))) inline void cpu_abort(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    fflush(stdout);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    va_end(args);
+    abort();
+}
+
+// The innermost nvtx range, "" outside of all.
+static inline const char *cpu_current_label() {
+    CpuRuntime &r = cpu_runtime();
+    return r.labels.empty() ? "" : r.labels.back()->c_str();
+}
+
+static inline bool cpu_is_stream(cudaStream_t s) {
+    const std::vector<cudaStream_t> &all = cpu_runtime().streams;
+    return s && std::find(all.begin(), all.end(), s) != all.end();
+}
+
+static inline bool cpu_is_event(cudaEvent_t e) { return cpu_runtime().events.count(e) != 0; }
+
+// Adds work to the stream's queue. The scheduler calls fn until it returns true; false means begun but not
+// complete: ask again later. fn may throw nothing and may not enqueue or synchronise.
+inline void cpu_enqueue(cudaStream_t stream, const char *name, std::function<bool()> fn) {
+    CpuRuntime &r = cpu_runtime();
+    if (!cpu_is_stream(stream)) cpu_abort("%s was given %s", name, stream ? "a stream that does not exist" : "stream 0");
+    if (r.running) cpu_abort("%s was enqueued from inside an operation", name);
+    stream->queue.push_back({name, r.labels.empty() ? nullptr : r.labels.back(), std::move(fn), r.ops++, 0});
+}
+
+// An operation that is begun and takes long may say that it is alive.
+static inline void cpu_note_progress() { cpu_runtime().progressed = cpu_seconds(); }
+
+static inline double cpu_stall_seconds() {
+    const char *text = getenv("CPU_STALL_SECONDS");
+    double seconds = text ? atof(text) : 0;
+    return seconds > 0 ? seconds : 30;
+}
+
+// Nothing has completed for too long: prints what each stream waits for and ends the program.
+__attribute__((noinline, cold)) inline void cpu_report_stall(double now) {
+    CpuRuntime &r = cpu_runtime();
+    fflush(stdout);
+    fprintf(stderr, "no progress for %.0f seconds; waiting operations:\n", now - r.progressed);
+    for (cudaStream_t s : r.streams) {
+        if (s->queue.empty()) continue;
+        const CpuOp &op = s->queue.front();
+        fprintf(stderr, "  stream %u: %s%s%s, for %.1f s, %zu behind it\n", s->number, op.name.c_str(),
+                op.label ? " in " : "", op.label ? op.label->c_str() : "", op.started ? now - op.started : 0,
+                s->queue.size() - 1);
+    }
+    fflush(stderr);
+    if (cpu_stall_hook) cpu_stall_hook();
+    _exit(1);
+}
+
+// Profiles are by name; what follows a name of one word (sizes, peers) is left out.
+static inline void cpu_profile(const CpuOp &op, double seconds) {
+    size_t word = op.name.find('<') == std::string::npos ? op.name.find(' ') : std::string::npos;
+    CpuProfile &p = cpu_runtime().profile[op.name.substr(0, word)];
+    p.calls++;
+    p.seconds += seconds;
+}
+
+// Gives the head of each stream one chance, in the order that rules, until one completes. False if none did.
+inline bool cpu_run_one() {
+    CpuRuntime &r = cpu_runtime();
+    if (r.running) cpu_abort("an operation on a stream may not synchronise");
+    cudaStream_t ready[CPU_MAX_STREAMS];
+    size_t count = 0;
+    for (cudaStream_t s : r.streams)
+        if (!s->queue.empty()) ready[count++] = s;
+    CpuOrder &order = cpu_stream_order();
+    if (order.random)
+        for (size_t i = count; i > 1; i--) std::swap(ready[i - 1], ready[cpu_random(&order.state) % i]);
+    else
+        std::sort(ready, ready + count, [](cudaStream_t a, cudaStream_t b) {
+            return a->queue.front().number < b->queue.front().number;
+        });
+    r.running = true;
+    bool completed = false;
+    for (size_t i = 0; i < count && !completed; i++) {
+        CpuOp &op = ready[i]->queue.front();
+        if (!op.started) op.started = cpu_seconds();
+        completed = op.run();
+        if (!completed) continue;
+        if (r.profiling) cpu_profile(op, cpu_seconds() - op.started);
+        ready[i]->queue.pop_front();
+    }
+    r.running = false;
+    if (completed || count == 0) {
+        r.progressed = 0;  // the clock starts at the next fruitless try
+        return completed;
+    }
+    double now = cpu_seconds();
+    static const double limit = cpu_stall_seconds();
+    if (r.progressed == 0) r.progressed = now;
+    if (now - r.progressed > limit) cpu_report_stall(now);
+    sched_yield();
+    return false;
+}
+
+// Runs queued work until done() holds.
+template <class Done>
+static inline void cpu_run_until(Done done) {
+    if (done()) return;
+    bool before = cpu_open_memory(true);
+    while (!done()) cpu_run_one();
+    cpu_open_memory(before);
+}
+
+static inline void cpu_try_one() {
+    bool before = cpu_open_memory(true);
+    cpu_run_one();
+    cpu_open_memory(before);
+}
+
+// Runs all work of the streams whose flags have none of these bits.
+static inline void cpu_drain(unsigned without) {
+    cpu_run_until([=] {
+        for (cudaStream_t s : cpu_runtime().streams)
+            if (!(s->flags & without) && !s->queue.empty()) return false;
+        return true;
+    });
+}
+static inline void cpu_drain_all() { cpu_drain(0); }
+static inline void cpu_drain_blocking() { cpu_drain(1); }  // 1 is cudaStreamNonBlocking
+
+static inline void cpu_print_profile() {
+    CpuRuntime &r = cpu_runtime();
+    std::vector<std::pair<std::string, CpuProfile>> rows(r.profile.begin(), r.profile.end());
+    std::sort(rows.begin(), rows.end(), [](const auto &a, const auto &b) {
+        return a.second.seconds != b.second.seconds ? a.second.seconds > b.second.seconds : a.first < b.first;
+    });
+    double sum = 0;
+    for (auto &row : rows) sum += row.second.seconds;
+    printf("%-40s %9s %12s %7s\n", "operation", "calls", "total ms", "share");
+    for (auto &row : rows)
+        printf("%-40s %9zu %12.3f %6.1f%%\n", row.first.c_str(), row.second.calls, 1e3 * row.second.seconds,
+               sum > 0 ? 100 * row.second.seconds / sum : 0);
+}
+
+#endif

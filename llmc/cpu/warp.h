@@ -1,0 +1,233 @@
+// warp.h: where the threads of a warp or a block meet: barriers, shuffles, votes and whole reductions.
+//
+// Each thread leaves its value; the last of its mask to arrive works out everybody's result and makes the
+// others ready. What a GPU would leave undefined ends the program here, naming kernel, block and thread.
+#ifndef LLMC_CPU_WARP_H
+#define LLMC_CPU_WARP_H
+
+#include <math.h>
+
+#include <type_traits>
+
+#include "fibre.h"
+
+enum {
+    CPU_SYNCWARP,
+    CPU_SHUFFLE,  // + the size of the type
+    CPU_BALLOT = 16,
+    CPU_SUM_FLOAT,
+    CPU_MAX_FLOAT,
+    CPU_SUM_DOUBLE,
+    CPU_MAX_DOUBLE
+};
+
+template <class T>
+static inline uint64_t cpu_to_bits(T value) {
+    static_assert(std::is_trivially_copyable<T>::value && sizeof(T) <= 8, "not a type that can be shuffled");
+    uint64_t bits = 0;
+    memcpy(&bits, &value, sizeof value);
+    return bits;
+}
+
+template <class T>
+static inline T cpu_from_bits(uint64_t bits) {
+    T value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline float cpu_combine(bool sum, float a, float b) { return sum ? a + b : fmaxf(a, b); }
+static inline double cpu_combine(bool sum, double a, double b) { return sum ? a + b : fmax(a, b); }
+
+// The values of a full warp, added or compared as the loop over __shfl_xor_sync by 16, 8, 4, 2, 1 does it.
+template <class T>
+static inline void cpu_butterfly(bool sum, CpuLane *lanes) {
+    T a[CPU_WARP], b[CPU_WARP];
+    for (int l = 0; l < CPU_WARP; l++) a[l] = cpu_from_bits<T>(lanes[l].value);
+    for (int offset = CPU_WARP / 2; offset; offset /= 2) {
+        for (int l = 0; l < CPU_WARP; l++) b[l] = cpu_combine(sum, a[l], a[l ^ offset]);
+        memcpy(a, b, sizeof a);
+    }
+    for (int l = 0; l < CPU_WARP; l++) lanes[l].value = cpu_to_bits(a[l]);
+}
+
+inline void cpu_deliver(int op, unsigned mask, CpuLane *lanes, unsigned first) {
+    switch (op) {
+    case CPU_SYNCWARP: return;
+    case CPU_SUM_FLOAT: case CPU_MAX_FLOAT: return cpu_butterfly<float>(op == CPU_SUM_FLOAT, lanes);
+    case CPU_SUM_DOUBLE: case CPU_MAX_DOUBLE: return cpu_butterfly<double>(op == CPU_SUM_DOUBLE, lanes);
+    }
+    uint64_t value[CPU_WARP], votes = 0;
+    for (unsigned l = 0; l < CPU_WARP; l++) {
+        if (!(mask >> l & 1)) continue;
+        value[l] = lanes[l].value;
+        if (value[l]) votes |= (uint64_t)1 << l;
+    }
+    for (unsigned l = 0; l < CPU_WARP; l++) {
+        if (!(mask >> l & 1)) continue;
+        if (op == CPU_BALLOT) {
+            lanes[l].value = votes;
+            continue;
+        }
+        unsigned from = lanes[l].source;
+        if (!(mask >> from & 1))
+            cpu_kernel_abort(first + l, "shuffle reads lane %u, which is not in its mask 0x%08x", from, mask);
+        lanes[l].value = value[from];
+    }
+}
+
+// The last to arrive goes on at once, or, in random orders, takes its chance among the ready.
+static inline bool cpu_queue_up(CpuBlock *b) {
+    if (b->shuffled) cpu_make_ready(b, b->running);
+    return b->shuffled;
+}
+
+// Leaves the running thread's value at its warp's rendezvous. True if it has to wait for lanes of the mask, which
+// must all come with the same mask and operation; else the results are there.
+__attribute__((noinline)) inline bool cpu_warp_arrive(CpuBlock *b, int op, unsigned mask, uint64_t value,
+                                                      unsigned source) {
+    unsigned t = b->current, warp = t / CPU_WARP, lane = t % CPU_WARP, first = t - lane;
+    unsigned existing = b->count - first >= CPU_WARP ? ~0u : (1u << (b->count - first)) - 1;
+    CpuLane *lanes = b->lanes + first;
+    if (!(mask >> lane & 1)) cpu_kernel_abort(t, "calls a warp operation whose mask 0x%08x leaves it out", mask);
+    if (mask & ~existing)
+        cpu_kernel_abort(t, "calls a warp operation whose mask 0x%08x names lanes that do not exist", mask);
+    lanes[lane] = {value, mask, source, op, b->running};
+    unsigned waiting = b->waiting[warp] |= 1u << lane;
+    if ((waiting & mask) != mask) return true;
+    b->waiting[warp] &= ~mask;
+    for (unsigned l = 0; l < CPU_WARP; l++) {
+        if (!(mask >> l & 1)) continue;
+        if (lanes[l].mask != mask || lanes[l].op != op)
+            cpu_kernel_abort(t, "and lane %u of its warp are at different warp operations (masks 0x%08x, 0x%08x)", l,
+                             mask, lanes[l].mask);
+        if (l != lane) cpu_make_ready(b, lanes[l].fibre);
+    }
+    cpu_deliver(op, mask, lanes, first);
+    return cpu_queue_up(b);
+}
+
+// Waits for the lanes of the mask and returns this lane's result.
+static inline uint64_t cpu_warp_meet(int op, unsigned mask, uint64_t value, unsigned source) {
+    CpuBlock *b = cpu_block;
+    const CpuLane *self = &b->lanes[b->current];
+    if (cpu_warp_arrive(b, op, mask, value, source)) cpu_suspend(b);
+    return self->value;
+}
+
+static inline void __syncwarp(unsigned mask = 0xFFFFFFFFu) { cpu_warp_meet(CPU_SYNCWARP, mask, 0, 0); }
+static inline unsigned __ballot_sync(unsigned mask, int predicate) {
+    return (unsigned)cpu_warp_meet(CPU_BALLOT, mask, predicate != 0, 0);
+}
+static inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
+static inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == mask; }
+
+static inline unsigned cpu_lane() { return cpu_block->current % CPU_WARP; }
+
+static inline void cpu_check_width(int width) {
+    if (width < 1 || width > CPU_WARP || (width & (width - 1)))
+        cpu_kernel_abort(cpu_block->current, "shuffle of width %d: it must be a power of two up to 32", width);
+}
+
+template <class T>
+static inline T cpu_shuffle(unsigned mask, T value, unsigned source) {
+    return cpu_from_bits<T>(cpu_warp_meet(CPU_SHUFFLE + (int)sizeof(T), mask, cpu_to_bits(value), source));
+}
+
+// Shuffles work within groups of width lanes. A source outside the group is the lane itself (up, down, and
+// xor beyond its end) or wraps around (by index).
+template <class T>
+static inline T __shfl_sync(unsigned mask, T value, int source, int width = CPU_WARP) {
+    cpu_check_width(width);
+    unsigned lane = cpu_lane(), group = lane & ~(unsigned)(width - 1);
+    return cpu_shuffle(mask, value, group + ((unsigned)source & (unsigned)(width - 1)));
+}
+template <class T>
+static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = CPU_WARP) {
+    cpu_check_width(width);
+    unsigned lane = cpu_lane(), in_group = lane & (unsigned)(width - 1);
+    return cpu_shuffle(mask, value, delta <= in_group ? lane - delta : lane);
+}
+template <class T>
+static inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = CPU_WARP) {
+    cpu_check_width(width);
+    unsigned lane = cpu_lane(), in_group = lane & (unsigned)(width - 1);
+    return cpu_shuffle(mask, value, delta < (unsigned)width - in_group ? lane + delta : lane);
+}
+template <class T>
+static inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = CPU_WARP) {
+    cpu_check_width(width);
+    unsigned lane = cpu_lane(), source = lane ^ ((unsigned)lane_mask & 31);
+    bool beyond = (source & ~(unsigned)(width - 1)) > (lane & ~(unsigned)(width - 1));  // earlier groups may be read
+    return cpu_shuffle(mask, value, beyond ? lane : source);
+}
+
+static inline int cpu_reduce_op(bool sum, float) { return sum ? CPU_SUM_FLOAT : CPU_MAX_FLOAT; }
+static inline int cpu_reduce_op(bool sum, double) { return sum ? CPU_SUM_DOUBLE : CPU_MAX_DOUBLE; }
+
+// One rendezvous with the bits of the five shuffles that it stands for. Full warps only.
+template <class T>
+static inline T cpu_warp_reduce(bool sum, T value) {
+    return cpu_from_bits<T>(cpu_warp_meet(cpu_reduce_op(sum, value), 0xFFFFFFFFu, cpu_to_bits(value), 0));
+}
+
+// Comes to the block's barrier, where all threads must be at the same line. True if this one has to wait; else
+// it is the last, and the others are ready.
+__attribute__((noinline)) inline bool cpu_block_arrive(CpuBlock *b, const char *file, int line) {
+    if (b->barrier_count == 0) {
+        b->barrier_file = file;
+        b->barrier_line = line;
+    } else if (b->barrier_line != line || (b->barrier_file != file && strcmp(b->barrier_file, file))) {
+        uint3 o = cpu_thread_index(b->barrier[0]->thread);
+        cpu_kernel_abort(b->current, "divergent barrier: it is at %s:%d, thread (%u,%u,%u) waits at %s:%d", file,
+                         line, o.x, o.y, o.z, b->barrier_file, b->barrier_line);
+    }
+    if (b->barrier_count + 1 < b->count) {
+        b->barrier[b->barrier_count++] = b->running;
+        return true;
+    }
+    for (unsigned i = 0; i < b->barrier_count; i++) cpu_make_ready(b, b->barrier[i]);
+    b->barrier_count = 0;
+    return false;
+}
+
+static inline void cpu_syncthreads(const char *file, int line) {
+    CpuBlock *b = cpu_block;
+    if (cpu_block_arrive(b, file, line) || cpu_queue_up(b)) cpu_suspend(b);
+}
+#define __syncthreads() cpu_syncthreads(__FILE__, __LINE__)
+
+// A butterfly in every warp, then the warps one after the other.
+template <class T>
+inline void cpu_combine_block(CpuBlock *b, bool sum) {
+    T total = 0;
+    for (unsigned first = 0; first < b->count; first += CPU_WARP) {
+        cpu_butterfly<T>(sum, b->lanes + first);
+        T part = cpu_from_bits<T>(b->lanes[first].value);
+        total = first ? cpu_combine(sum, total, part) : part;
+    }
+    b->reduced = cpu_to_bits(total);
+}
+
+// One rendezvous of the block with the bits of cuda_common.cuh's block_reduce. Full warps only.
+template <class T>
+static inline T cpu_block_reduce(bool sum, T value, const char *file, int line) {
+    CpuBlock *b = cpu_block;
+    if (b->count % CPU_WARP) cpu_kernel_abort(b->current, "reduces over a block that is no multiple of 32 threads");
+    b->lanes[b->current].value = cpu_to_bits(value);
+    if (cpu_block_arrive(b, file, line)) {
+        cpu_suspend(b);
+    } else {
+        cpu_combine_block<T>(b, sum);
+        if (cpu_queue_up(b)) cpu_suspend(b);
+    }
+    return cpu_from_bits<T>(b->reduced);
+}
+
+// A GPU faults on 16 bytes that do not stand at a multiple of 16.
+static inline void cpu_check_aligned(const void *p) {
+    if (__builtin_expect((uintptr_t)p % 16 != 0, 0))
+        cpu_kernel_abort(cpu_block->current, "moves 16 bytes at %p, which is not a multiple of 16", p);
+}
+
+#endif

@@ -1,0 +1,327 @@
+// pipeline.h: pipeline schedules as lists of steps, and the rules by which a trainer executes any such list.
+//
+// defines: PipelineStep, Schedule, pipeline_gpipe, pipeline_1f1b, pipeline_interleaved, pipeline_schedule,
+//          pipeline_check, pipeline_bubble, pipeline_max_in_flight, PipelineRoute, pipeline_routes,
+//          pipeline_link_ends, pipeline_prove
+//
+// p stages in a row, m micro-batches a training step, v model chunks a stage. The model is cut into p * v
+// chunks; chunk c of stage s is global chunk c * p + s, so with v > 1 the model goes round the stages v
+// times, and what follows the last stage is stage 0 again. A schedule says in which order ONE stage runs its
+// forwards and backwards. It says nothing about messages: they follow from the list (pipeline_routes).
+//
+// Papers: GPipe (Huang et al. 2019), PipeDream-Flush's 1F1B and interleaved 1F1B as in PTD-P (Narayanan et
+// al. 2021), section 2.2, figures 3 and 4.
+//
+// HOW A LIST IS EXECUTED, AND WHY IT CANNOT HANG
+//
+// A send completes only when its receive is posted, and the operations of one communicator pair up in order.
+// Done naively (send, receive and compute on one stream), 1F1B hangs at once: stage 0 is in "send activations
+// of micro-batch 1" while stage 1 is in "send gradients of micro-batch 0", and neither comes to its receive.
+// So:
+//
+// 1. A link is one direction between two neighbours for one kind of message: activations s -> s+1 or
+//    gradients s -> s-1 (modulo p; the wrap-around links exist only with v > 1). Each link has a two-rank
+//    communicator of its own, and at each end a stream of its own. A stage has at most four link ends: it
+//    receives and sends, activations and gradients. At p = 2 previous and next are one rank, but still four
+//    different links.
+// 2. A link end has PIPELINE_BUFFERS buffers; message number k of a link uses buffer k % PIPELINE_BUFFERS.
+//    The k-th send meets the k-th receive, so the order in which one end computes them must be the order in
+//    which the other end consumes them (pipeline_prove checks it; the three schedules have it).
+// 3. The host walks the list and only enqueues; it waits for nothing. For a step that reads message k of one
+//    link and makes message j of another:
+//      receiving stream:  wait until the step that read message k - PIPELINE_BUFFERS is computed; ncclRecv
+//      compute stream:    wait until message k has arrived, and message j - PIPELINE_BUFFERS is sent; compute
+//      sending stream:    wait until computed; ncclSend
+//    Nothing else is waited for. As the host is ahead, a receive is posted as soon as its buffer is free,
+//    long before the step that needs it: transfers overlap compute without a line of code about prefetching.
+//
+// No stream ever chooses: each operation waits for a fixed set of others. Such a system (a marked graph) ends
+// in the same state in whatever order and at whatever speed its operations run. Hence, if ONE order of
+// running it comes to the end, EVERY order does; pipeline_prove looks for that one order, and
+// dev/test/test_pipeline.c does so for all p <= 16, m <= 64, v <= 8. Freeing a buffer earlier than at the end
+// of its step only removes waiting. Tensor ranks change nothing: the t ranks of a stage run the same list, so
+// step i of all of them counts as one operation. How many buffers? For the three schedules one at each end
+// already cannot hang; two also lose no time against unlimited ones (tested with forward 1, backward 2 and a
+// transfer of 0.25 or 1). For a list of your own, pipeline_prove says whether a number suffices; m * v does
+// whenever the list can be run at all.
+//
+// Two rules for real GPUs. NCCL connects a pair at its first message and keeps the host waiting meanwhile:
+// let each link carry one small message at start-up, in ascending link number on all ranks, so that no two
+// hosts wait for each other. And a posted receive occupies some of the GPU until its message comes: give
+// links few blocks (ncclConfig_t.maxCTAs), and leave CUDA_DEVICE_MAX_CONNECTIONS at 8 or more, for at 1 a
+// waiting receive stops compute.
+#ifndef LLMC_PIPELINE_H
+#define LLMC_PIPELINE_H
+
+#include <limits.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/error.h"
+
+#define PIPELINE_BUFFERS 2  // at each end of a link
+#define PIPELINE_NONE (-1)  // no neighbour: the input is tokens, or the output is the loss or nothing
+
+// Also the index of a stage's link ends: a forward receives and sends activations, a backward gradients.
+typedef enum { STEP_FORWARD, STEP_BACKWARD } StepKind;
+
+typedef struct {
+    StepKind kind;
+    int micro, chunk;  // micro-batch in [0, m), local chunk in [0, v)
+} PipelineStep;
+
+typedef enum { SCHEDULE_GPIPE, SCHEDULE_1F1B, SCHEDULE_INTERLEAVED } Schedule;
+
+static inline const char *pipeline_schedule_name(Schedule schedule) {
+    return schedule == SCHEDULE_GPIPE ? "gpipe" : schedule == SCHEDULE_1F1B ? "1f1b" : "interleaved";
+}
+
+// Appends a step; out may be NULL to count only.
+static inline void pipeline_add(PipelineStep *out, size_t *n, StepKind kind, int micro, int chunk) {
+    if (out) {
+        out[*n].kind = kind;
+        out[*n].micro = micro;
+        out[*n].chunk = chunk;
+    }
+    (*n)++;
+}
+
+// GPipe (PTD-P figure 3): all forwards, then all backwards. Every stage keeps m micro-batches of activations.
+// Backwards go 0, 1, 2, ... as in 1F1B, so that gradients are summed in one order and have the same bits.
+static inline size_t pipeline_gpipe(int m, PipelineStep *out) {
+    size_t n = 0;
+    for (int i = 0; i < m; i++) pipeline_add(out, &n, STEP_FORWARD, i, 0);
+    for (int i = 0; i < m; i++) pipeline_add(out, &n, STEP_BACKWARD, i, 0);
+    return n;
+}
+
+// 1F1B (PTD-P figure 4, top): the same bubble, but stage s keeps at most p - s micro-batches. Just enough
+// forwards to reach the last stage and come back, then forward and backward in turn, then what is left.
+static inline size_t pipeline_1f1b(int p, int stage, int m, PipelineStep *out) {
+    int warmup = p - stage - 1 < m ? p - stage - 1 : m;
+    size_t n = 0;
+    for (int i = 0; i < warmup; i++) pipeline_add(out, &n, STEP_FORWARD, i, 0);
+    for (int i = 0; i < m - warmup; i++) {
+        pipeline_add(out, &n, STEP_FORWARD, warmup + i, 0);
+        pipeline_add(out, &n, STEP_BACKWARD, i, 0);
+    }
+    for (int i = m - warmup; i < m; i++) pipeline_add(out, &n, STEP_BACKWARD, i, 0);
+    return n;
+}
+
+// Interleaved 1F1B (PTD-P figure 4, bottom): a bubble v times smaller for v times as many messages.
+// Micro-batches go in groups of p: a group runs through chunk 0, then chunk 1, ..., because p steps later
+// stage 0 has back what it sent round the ring; so p must divide m. Backwards go from the last chunk down.
+static inline size_t pipeline_interleaved(int p, int stage, int m, int v, PipelineStep *out) {
+    int total = m * v, group = p * v;
+    int warmup = (p - stage - 1) * 2 + (v - 1) * p;
+    if (warmup > total) warmup = total;
+    size_t n = 0;
+    for (int i = 0; i < total + warmup; i++) {
+        int f = i, b = i - warmup;  // the f-th forward and the b-th backward, where they exist
+        if (f < total) pipeline_add(out, &n, STEP_FORWARD, f / group * p + f % p, f % group / p);
+        if (b >= 0) pipeline_add(out, &n, STEP_BACKWARD, b / group * p + b % p, v - 1 - b % group / p);
+    }
+    return n;
+}
+
+// The list of one stage: writes out[2 * m * v] (NULL: nothing) and returns its length. Arguments as
+// pipeline_check accepts.
+static inline size_t pipeline_schedule(Schedule schedule, int p, int stage, int m, int v, PipelineStep *out) {
+    if (schedule == SCHEDULE_GPIPE) return pipeline_gpipe(m, out);
+    if (schedule == SCHEDULE_1F1B) return pipeline_1f1b(p, stage, m, out);
+    return pipeline_interleaved(p, stage, m, v, out);
+}
+
+// False, with a sentence that says what to change, when the schedule does not exist for these sizes.
+static inline bool pipeline_check(Schedule schedule, int p, int m, int v, Error *err) {
+    if (p < 1 || m < 1 || v < 1)
+        return error_set(err, "a pipeline has at least 1 stage, 1 micro-batch and 1 chunk, not %d, %d, %d", p,
+                         m, v);
+    if ((long long)m * v > INT_MAX / 8 || (long long)m * v * p > INT_MAX / 8)
+        return error_set(err, "%d stages, %d micro-batches and %d chunks are too many", p, m, v);
+    if (schedule != SCHEDULE_INTERLEAVED && v > 1)
+        return error_set(err, "%d chunks a stage need --schedule interleaved: use it, or --virtual 1", v);
+    if (schedule == SCHEDULE_INTERLEAVED && v == 1)
+        return error_set(
+            err,
+            "--schedule interleaved needs 2 or more chunks a stage: use --virtual 2, or --schedule 1f1b");
+    if (schedule == SCHEDULE_INTERLEAVED && p == 1)
+        return error_set(
+            err, "--schedule interleaved needs 2 or more stages: use --pipeline 2, or --schedule 1f1b");
+    if (schedule == SCHEDULE_INTERLEAVED && m % p != 0)
+        return error_set(err,
+                         "--schedule interleaved needs a multiple of %d (stages) micro-batches, not %d: "
+                         "change --global-batch or --micro-batch, or use --schedule 1f1b",
+                         p, m);
+    return true;
+}
+
+// Idle over ideal time when all chunks cost the same and messages nothing: (p-1)/m, interleaved (p-1)/(v m).
+static inline double pipeline_bubble(int p, int m, int v) { return (double)(p - 1) / ((double)v * m); }
+
+// Most (micro-batch, chunk) pairs of which a stage holds activations at one time.
+static inline size_t pipeline_max_in_flight(const PipelineStep *steps, size_t count) {
+    size_t now = 0, most = 0;
+    for (size_t i = 0; i < count; i++) {
+        now = steps[i].kind == STEP_FORWARD ? now + 1 : now - 1;
+        if (now > most) most = now;
+    }
+    return most;
+}
+
+// Links are numbered 0 .. 2p-1: link s carries stage s's activations to s + 1, link p + s its gradients to s
+// - 1 (modulo p). Those that only a ring needs (from p - 1 to 0, and back) are used when v > 1.
+static inline int pipeline_link_count(int p) { return 2 * p; }
+
+static inline bool pipeline_link_ends(int p, int v, int link, int *from, int *to) {
+    *from = link % p;
+    *to = link < p ? (*from + 1) % p : (*from + p - 1) % p;
+    bool wraps = link < p ? *from == p - 1 : *from == 0;
+    return p > 1 && (v > 1 || !wraps);
+}
+
+// What a stage needs to know to execute a step.
+typedef struct {
+    int from, to;          // stages that send the input and get the output; PIPELINE_NONE at the model's ends
+    size_t receive, send;  // numbers of these messages on their links; 0 where there is none
+    size_t slot;           // where the activations of this micro-batch and chunk stay until its backward
+} PipelineRoute;
+
+// Fills from and to. Forwards go up the global chunks, backwards down; the loss sits at the top.
+static inline void pipeline_neighbours(int p, int stage, int v, PipelineStep step, PipelineRoute *route) {
+    bool first = stage == 0 && step.chunk == 0, last = stage == p - 1 && step.chunk == v - 1;
+    int previous = first ? PIPELINE_NONE : (stage + p - 1) % p, next = last ? PIPELINE_NONE : (stage + 1) % p;
+    route->from = step.kind == STEP_FORWARD ? previous : next;
+    route->to = step.kind == STEP_FORWARD ? next : previous;
+}
+
+// Fills routes[count] for a stage's list, which must be one that pipeline_prove accepts, and returns the
+// number of activation slots in use (pipeline_max_in_flight), or 0 when memory ran out. In 1F1B, slot =
+// micro-batch % (p - stage).
+static inline size_t pipeline_routes(int p, int stage, int m, int v, const PipelineStep *steps, size_t count,
+                                     PipelineRoute *routes) {
+    size_t slots = pipeline_max_in_flight(steps, count), received[2] = {0, 0}, sent[2] = {0, 0};
+    size_t *slot_of = (size_t *)malloc((size_t)m * v * sizeof *slot_of);
+    size_t *unused = (size_t *)malloc(slots * sizeof *unused);
+    if (!slot_of || !unused) slots = count = 0;
+    for (size_t i = 0; i < slots; i++) unused[i] = slots - 1 - i;  // a stack whose top is slot 0
+    size_t top = slots;
+    for (size_t i = 0; i < count; i++) {
+        PipelineStep step = steps[i];
+        PipelineRoute *route = &routes[i];
+        size_t *slot = &slot_of[(size_t)step.micro * v + step.chunk];
+        pipeline_neighbours(p, stage, v, step, route);
+        route->receive = route->from == PIPELINE_NONE ? 0 : received[step.kind]++;
+        route->send = route->to == PIPELINE_NONE ? 0 : sent[step.kind]++;
+        if (step.kind == STEP_FORWARD) *slot = unused[--top];
+        route->slot = *slot;
+        if (step.kind == STEP_BACKWARD) unused[top++] = *slot;
+    }
+    free(slot_of);
+    free(unused);
+    return slots;
+}
+
+// ---------------------------------------------------------------------------------------------
+// The proof. A message is named by micro-batch and the global chunk that consumes it.
+
+typedef struct {
+    int *messages;                    // names in the order in which the sender computes them, [m * v]
+    size_t computed, sent, consumed;  // how many so far; sent also means received
+} PipelineLink;
+
+// done[micro * v + chunk] counts a stage's steps for that pair: 0, 1 after its forward, 2 after its backward.
+static inline bool pipeline_prove_step(int stage, int m, int v, PipelineStep step, const unsigned char *done,
+                                       Error *err) {
+    bool kind_exists = step.kind == STEP_FORWARD || step.kind == STEP_BACKWARD;
+    if (!kind_exists || step.micro < 0 || step.micro >= m || step.chunk < 0 || step.chunk >= v)
+        return error_set(err,
+                         "stage %d has a step of kind %d, micro-batch %d, chunk %d, which does not exist",
+                         stage, (int)step.kind, step.micro, step.chunk);
+    int before = done[(size_t)step.micro * v + step.chunk], kind = step.kind == STEP_FORWARD ? 0 : 1;
+    if (before > kind)
+        return error_set(err, "stage %d runs the %s of micro-batch %d, chunk %d twice", stage,
+                         kind ? "backward" : "forward", step.micro, step.chunk);
+    if (before < kind)
+        return error_set(err, "stage %d runs the backward of micro-batch %d, chunk %d before its forward",
+                         stage, step.micro, step.chunk);
+    return true;
+}
+
+// Runs a stage's next step if its input is there and its output has a free buffer; *ran says whether it did.
+static inline bool pipeline_prove_run(int p, int stage, int m, int v, PipelineStep step, size_t buffers,
+                                      unsigned char *done, PipelineLink *links, bool *ran, Error *err) {
+    *ran = false;
+    if (!pipeline_prove_step(stage, m, v, step, done, err)) return false;
+    PipelineRoute route;
+    pipeline_neighbours(p, stage, v, step, &route);
+    int side = step.kind == STEP_FORWARD ? 0 : p, up = step.kind == STEP_FORWARD ? 1 : -1;
+    int chunk = step.chunk * p + stage;  // global
+    PipelineLink *in = route.from == PIPELINE_NONE ? NULL : &links[side + route.from];
+    PipelineLink *out = route.to == PIPELINE_NONE ? NULL : &links[side + stage];
+    if (in && in->consumed == in->sent) return true;
+    if (out && out->computed == out->sent + buffers) return true;
+    if (in && in->messages[in->consumed++] != step.micro * p * v + chunk)
+        return error_set(err,
+                         "stage %d takes micro-batch %d, chunk %d in another order than stage %d sends it",
+                         stage, step.micro, step.chunk, route.from);
+    done[(size_t)step.micro * v + step.chunk]++;
+    if (out) out->messages[out->computed++] = step.micro * p * v + chunk + up;
+    *ran = true;
+    return true;
+}
+
+// True when the p lists (lists[stage] has counts[stage] steps) can be executed by the rules above with so
+// many buffers at each link end: every forward and backward exactly once, inputs before their use, both ends
+// of each link in one order, and no deadlock. Otherwise one sentence says why. Takes milliseconds; a trainer
+// asks before it starts.
+static inline bool pipeline_prove(int p, int m, int v, const PipelineStep *const *lists, const size_t *counts,
+                                  size_t buffers, Error *err) {
+    size_t per_stage = (size_t)m * v, links_n = (size_t)pipeline_link_count(p);
+    for (int s = 0; s < p; s++)
+        if (counts[s] != 2 * per_stage)
+            return error_set(err, "stage %d has %zu steps, and %d micro-batches in %d chunks are %zu", s,
+                             counts[s], m, v, 2 * per_stage);
+    unsigned char *done = (unsigned char *)calloc((size_t)p * per_stage, 1);
+    size_t *next = (size_t *)calloc((size_t)p, sizeof *next);
+    PipelineLink *links = (PipelineLink *)calloc(links_n, sizeof *links);
+    int *messages = (int *)malloc(links_n * per_stage * sizeof *messages);
+    bool ok = done && next && links && messages, moved = ok;
+    if (!ok) error_set(err, "no memory for checking a schedule of %zu steps a stage", 2 * per_stage);
+    for (size_t l = 0; ok && l < links_n; l++) links[l].messages = messages + l * per_stage;
+    while (ok && moved) {
+        moved = false;
+        for (int s = 0; ok && s < p; s++) {
+            bool ran = true;
+            while (ok && ran && next[s] < counts[s]) {
+                ok = pipeline_prove_run(p, s, m, v, lists[s][next[s]], buffers, done + s * per_stage, links,
+                                        &ran, err);
+                next[s] += ok && ran;
+                moved = moved || (ok && ran);
+            }
+        }
+        for (PipelineLink *l = links; l < links + links_n; l++)
+            while (l->sent < l->computed && l->sent < l->consumed + buffers) {  // a rendezvous
+                l->sent++;
+                moved = true;
+            }
+    }
+    for (int s = 0; ok && s < p; s++)
+        if (next[s] < counts[s]) {
+            PipelineStep step = lists[s][next[s]];
+            const char *what = step.kind == STEP_FORWARD ? "forward" : "backward";
+            ok = error_set(
+                err, "deadlock with %zu buffers: stage %d never runs the %s of micro-batch %d, chunk %d",
+                buffers, s, what, step.micro, step.chunk);
+        }
+    free(done);
+    free(next);
+    free(links);
+    free(messages);
+    return ok;
+}
+
+#endif
