@@ -4,8 +4,8 @@
 #   make DEVICE=cpu|cuda      default: cuda if there are nvcc and a GPU
 #        PRECISION=fp32|bf16  default: bf16 on cuda, fp32 on cpu
 #        SANITIZE=1           cpu only: address and undefined-behaviour sanitizers
-#        NCCL=nccl|mpi        cuda only: mpi carries the calls of NCCL over MPI, so that ranks can share a GPU
-#        LAYOUT='--tensor 2'  more flags for `make train`, RANKS=8 for its number of ranks
+#        NCCL=nccl|mpi        cuda only: mpi carries NCCL's calls over MPI, so that ranks can share a GPU
+#        LAYOUT='--tensor 2'  more flags for `make train`; its sizes say how many ranks are started
 #        ONLY=pattern         `make test` runs only programs whose name matches
 #
 # All output goes to build/, each combination to a folder of its own: build/cpu-fp32/train_gpt.
@@ -25,7 +25,7 @@ ifndef DEVICE
 DEVICE := $(if $(NVCC),$(if $(shell nvidia-smi -L 2>/dev/null | grep GPU),cuda,cpu),cpu)
 endif
 PRECISION ?= $(if $(filter cuda,$(DEVICE)),bf16,fp32)
-NCCL ?= nccl
+NCCL ?= $(if $(NCCL_LIBS),nccl,mpi)
 ifeq ($(and $(filter cpu cuda,$(DEVICE)),$(filter fp32 bf16,$(PRECISION)),$(filter nccl mpi,$(NCCL))),)
 $(error DEVICE must be cpu or cuda, PRECISION fp32 or bf16, NCCL nccl or mpi)
 endif
@@ -156,24 +156,33 @@ build/corpus/train.bin: build/tools/bytes $(CORPUS_TEXT)
 
 train:  ## set-up, build, and train a small model on the built-in corpus
 	@dev/setup.sh
-	@$(PARALLEL) build-train
-	@$(MAKE) --no-print-directory run-train
+	@$(PARALLEL) DEVICE=$(DEVICE) build-train
+	@$(MAKE) --no-print-directory DEVICE=$(DEVICE) run-train
 
 MAIN := $(lastword $(TRAINERS))
-build-train: $(call program,$(MAIN)) corpus tools
-TRAIN_FLAGS := --train-data build/corpus/train.bin --val-data build/corpus/val.bin \
-               --layers 4 --heads 4 --channels 128 --seq 128 --micro-batch 16 --steps 400 --lr 2e-3 --warmup 20 \
-               --val-every 100 --sample-every 400 --out build/out --log build/out/log.jsonl
+LAYOUT ?= $(if $(filter %_3d.cu,$(MAIN)),--tensor 2 --data 2 --pipeline 2 --virtual 2,\
+          $(if $(filter %_pp.cu,$(MAIN)),--pipeline 2,$(if $(filter %_tp.cu,$(MAIN)),--tensor 2)))
+# As many ranks as the sizes that LAYOUT names multiply to; they share the cores.
+RANKS ?= $(shell echo '$(LAYOUT)' | \
+           awk '{n = 1; for (i = 1; i < NF; i++) if ($$i ~ /^--(tensor|pipeline|data)$$/) n *= $$(i + 1); print n}')
+THREADS = $(shell echo $$(($(JOBS) > $(RANKS) ? $(JOBS) / $(RANKS) : 1)))
+LAUNCHER = $(if $(filter 1,$(RANKS)),,OMP_NUM_THREADS=$(THREADS) $(MPIRUN) -n $(RANKS))
 
+TRAIN_FLAGS := --train-data build/corpus/train.bin --val-data build/corpus/val.bin \
+               --layers 4 --heads 4 --channels 128 --seq 128 --micro-batch 4 --global-batch 16 \
+               --steps 400 --lr 2e-3 --warmup 20 --val-every 100 --sample-every 400 \
+               --out build/out --log build/out/log.jsonl
+
+build-train: $(call program,$(MAIN)) corpus tools
 run-train:
 	@mkdir -p build/out
-	$(call program,$(MAIN)) $(TRAIN_FLAGS) $(LAYOUT)
+	$(LAUNCHER) $(call program,$(MAIN)) $(TRAIN_FLAGS) $(LAYOUT)
 
 # ---- make test ---------------------------------------------------------------------------------------------
 
 test:  ## builds and runs every test; the last line is `N passed, N failed`
 	@dev/setup.sh
-	@$(PARALLEL) PRECISION=fp32 tests
-	@$(PARALLEL) PRECISION=bf16 trainers kernels
-	@$(if $(filter cpu,$(DEVICE)),$(PARALLEL) PRECISION=fp32 SANITIZE=1 tests)
+	@$(PARALLEL) DEVICE=$(DEVICE) PRECISION=fp32 tests
+	@$(PARALLEL) DEVICE=$(DEVICE) PRECISION=bf16 tests
+	@$(if $(filter cpu,$(DEVICE)),$(PARALLEL) DEVICE=cpu PRECISION=fp32 SANITIZE=1 tests)
 	@dev/test/run_tests.sh $(DEVICE) $(ONLY)

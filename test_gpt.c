@@ -131,8 +131,8 @@ static void expected_free(Expected *e) {
 static void training_flags(char text[ARG_BYTES], const Training *h, const char *model, const char *shard) {
     snprintf(text, ARG_BYTES, "--init %s --train-data %s --shuffle 0 --seq %zu --global-batch %zu "
              "--steps %zu --lr %g --lr-final 1 --warmup 0 --weight-decay %g --clip %g --beta1 %g --beta2 %g "
-             "--eps %g --val-every 0 --sample-every 0", model, shard, h->seq, h->global_batch, h->steps, h->lr,
-             h->weight_decay, h->clip, h->beta1, h->beta2, h->eps);
+             "--eps %g --val-every 0 --sample-every 0", model, shard, h->seq, h->global_batch, h->steps,
+             h->lr, h->weight_decay, h->clip, h->beta1, h->beta2, h->eps);
 }
 
 static double relative(double got, double want) { return fabs(got - want) / fabs(want); }
@@ -390,7 +390,7 @@ typedef struct {
 // Packs of 4 and 8 elements, warps of 32 and tiles do not divide most of these.
 static const Shape SHAPES[] = {
     {"nothing divides", 3, 18, 3, 33, 7, 7, 1, 3},
-    {"one token, one head, one layer", 1, 8, 1, 2, 1, 1, 2, 8},
+    {"one token, one head, one layer", 1, 8, 1, 9, 1, 1, 2, 8},
     {"\"T < max T\"", 2, 24, 4, 130, 19, 11, 3, 6},
     {"vocabulary of a multiple of 128", 2, 32, 2, 128, 16, 16, 2, 4},
     {"T beyond a warp", 1, 20, 5, 97, 70, 65, 1, 2},
@@ -458,7 +458,7 @@ static bool same_checkpoint(const char *a, const char *b) {
 static void group_bits(Context *x) {
     char env[256], flags[ARG_BYTES];
     Training h = x->training;
-    h.steps = 3;
+    h.steps = 2;
     Log base;
     memset(&base, 0, sizeof base);
     training_flags(flags, &h, "golden", "golden/train.bin");
@@ -471,13 +471,13 @@ static void group_bits(Context *x) {
             Setting setting = {env, 0};
             remove_tree(out);
             remove("log");
-            Outcome o = run(x->build, &row->layout, setting, "%s --micro-batch 2 --out %s --log log "
+            Outcome o = run(x->build, &row->layout, setting, "%s --micro-batch 4 --out %s --log log "
                             "--dump-gradients %s.gradients", flags, out, out);
             same = succeeded(&o);
             Log log = read_log("log");
             if (row->name) {
                 same = same && same_log(&log, &base) && same_file("other.gradients", "base.gradients") &&
-                       same_checkpoint("other/step-00000003", "base/step-00000003");
+                       same_checkpoint("other/step-00000002", "base/step-00000002");
             } else {
                 base = log;
             }

@@ -432,12 +432,14 @@ static void backward(GPT *g, const int *inputs, int micro) {
 }
 
 // Under sequence parallelism a rank's layernorm gradients cover its own tokens: their sum over the ranks is the gradient.
-static void reduce_layernorms(GPT *g) {
+// Sums those that stand in elements [lo, hi) of the flat buffer.
+static void reduce_layernorms(GPT *g, size_t lo, size_t hi) {
     if (!g->sp) return;
     NCCL_CHECK(ncclGroupStart());
     for (size_t i = 0; i < g->table.count; i++) {
         const Tensor *x = &g->table.tensors[i];
-        if (x->kind != LN1W && x->kind != LN1B && x->kind != LN2W && x->kind != LN2B && x->kind < LNFW) continue;
+        bool in_layer = x->kind == LN1W || x->kind == LN1B || x->kind == LN2W || x->kind == LN2B;
+        if ((!in_layer && x->kind < LNFW) || x->offset < lo || x->offset >= hi) continue;
         float *dx = g->state.grads + x->offset;
         NCCL_CHECK(ncclAllReduce(dx, dx, x->size, ncclFloat, ncclSum, g->tensor, g->stream));
     }
@@ -457,6 +459,14 @@ static bool load_batch(GPT *g, DataLoader *data, uint64_t first, size_t count, b
     CUDA_CHECK(cudaMemcpyAsync(g->inputs, g->host_inputs, bytes, cudaMemcpyHostToDevice, g->stream));
     CUDA_CHECK(cudaMemcpyAsync(g->targets, g->host_targets, bytes, cudaMemcpyHostToDevice, g->stream));
     return true;
+}
+
+// Sums host doubles over all ranks, through the device. Synchronises.
+static void all_reduce_host(GPT *g, double *x, size_t count) {
+    CUDA_CHECK(cudaMemcpyAsync(g->totals, x, count * sizeof(double), cudaMemcpyHostToDevice, g->stream));
+    NCCL_CHECK(ncclAllReduce(g->totals, g->totals, count, ncclDouble, ncclSum, g->job.world, g->stream));
+    CUDA_CHECK(cudaMemcpyAsync(x, g->totals, count * sizeof(double), cudaMemcpyDeviceToHost, g->stream));
+    CUDA_CHECK(cudaStreamSynchronize(g->stream));
 }
 
 // Mean loss per token over `sequences` sequences from the loss sums on the device. Synchronises.
@@ -484,11 +494,7 @@ static double gradient_norm(GPT *g, char bad[40]) {
         bool replicated = tensor_by_id(&g->config, g->norm_ids[i]).split == SPLIT_NONE;
         if (!replicated || g->grid.t_rank == 0) g->host_totals[g->norm_ids[i]] += g->host_norms[i];
     }
-    size_t bytes = (tensors + 1) * sizeof(double);
-    CUDA_CHECK(cudaMemcpyAsync(g->totals, g->host_totals, bytes, cudaMemcpyHostToDevice, g->stream));
-    NCCL_CHECK(ncclAllReduce(g->totals, g->totals, tensors + 1, ncclDouble, ncclSum, g->job.world, g->stream));
-    CUDA_CHECK(cudaMemcpyAsync(g->host_totals, g->totals, bytes, cudaMemcpyDeviceToHost, g->stream));
-    CUDA_CHECK(cudaStreamSynchronize(g->stream));
+    all_reduce_host(g, g->host_totals, tensors + 1);
     bad[0] = '\0';
     for (size_t i = 0; i < tensors; i++) {
         if (!isfinite(g->host_totals[i]) && !bad[0]) strcpy(bad, tensor_by_id(&g->config, i).name);
@@ -538,7 +544,7 @@ static StepReport train_step(GPT *g) {
         loss(g, g->targets + micro * N, (int)micro, true);
         backward(g, g->inputs + micro * N, (int)micro);
     }
-    reduce_layernorms(g);
+    reduce_layernorms(g, 0, g->table.total);
     char bad[40];
     report.step = step + 1;
     report.grad_norm = gradient_norm(g, bad);

@@ -3,6 +3,7 @@
 # cJSON. Does nothing when all is there. On Debian and Ubuntu it calls apt-get (with sudo when not root);
 # elsewhere it names the packages.
 set -euo pipefail
+cd "$(dirname "$0")/.."
 
 has_command() { command -v "$1" >/dev/null 2>&1; }
 has_header() { printf '#include <%s>\n' "$1" | "${CXX:-g++}" -E -x c++ - >/dev/null 2>&1; }

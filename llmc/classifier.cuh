@@ -15,29 +15,40 @@
 
 #include "llmc/elementwise.cuh"
 
+enum { CLASSIFIER_TILE = 16 };  // elements that a thread of the statistics works on at a time
+
 // max and sum of exp(x - max) over the first `valid` (> 0) columns of a row, by all threads of the block; every thread
-// gets them. One pass: whenever a thread meets a larger logit, it rescales the sums that it has.
+// gets them. One pass: whenever a thread meets a larger logit, it rescales the sums that it has. Several packs at a
+// time, so that their loads overlap.
 template <int W>
 __device__ __forceinline__ void row_stats(float *row_max, float *row_sum, const floatX *row, size_t valid) {
-    float max = -INFINITY, sums[W] = {0.0f};
+    constexpr int PACKS = W == 1 ? 1 : CLASSIFIER_TILE / W, TILE = PACKS * W;
+    float max = -INFINITY, sums[TILE] = {0.0f};
     Share s = share_of(CEIL_DIV(valid, (size_t)W), threadIdx.x, blockDim.x);
-    for (size_t i = s.begin; i < s.end; i += s.step) {
-        float x[W], larger = max;
-        load_floats<W>(x, row + i * W);
-        if (W > 1 && (i + 1) * W > valid) {
-            for (int k = 0; k < W; k++) x[k] = i * W + (size_t)k < valid ? x[k] : -INFINITY;
+    for (size_t i = s.begin; i < s.end; i += PACKS * s.step) {
+        float x[TILE];
+        for (int j = 0; j < PACKS; j++) {
+            size_t pack = i + (size_t)j * s.step;
+            size_t left = pack < s.end ? valid - pack * W : 0;  // columns from this pack's first on
+            float y[W];
+            if (left >= W) {
+                load_floats<W>(y, row + pack * W);
+            } else {
+                for (int k = 0; k < W; k++) y[k] = (size_t)k < left ? to_float(row[pack * W + (size_t)k]) : -INFINITY;
+            }
+            for (int k = 0; k < W; k++) x[j * W + k] = y[k];
         }
-        for (int k = 0; k < W; k++) larger = x[k] > larger ? x[k] : larger;
+        float larger = max_of<TILE>(x);
         if (larger > max) {
             float scale = exponential(max - larger);
-            for (int k = 0; k < W; k++) sums[k] *= scale;
+            for (int k = 0; k < TILE; k++) sums[k] *= scale;
             max = larger;
         }
-        for (int k = 0; k < W; k++) sums[k] += exponential(x[k] - max);
+        for (int k = 0; k < TILE; k++) sums[k] += exponential(x[k] - max);
     }
     bool one_warp = blockDim.x == 32;
     float all = one_warp ? warp_max(max) : block_max(max);
-    float sum = sum_of<W>(sums) * exponential(max - all);  // 0 for a thread without columns
+    float sum = sum_of<TILE>(sums) * exponential(max - all);  // 0 for a thread without columns
     *row_max = all;
     *row_sum = one_warp ? warp_sum(sum) : block_sum(sum);
 }
@@ -75,7 +86,7 @@ __host__ __device__ __forceinline__ size_t valid_columns(size_t V, size_t Vl, si
 }
 
 template <int W>
-__global__ void __launch_bounds__(512, 3)
+__global__ void __launch_bounds__(512, 2)
 classifier_fused_kernel(float *losses, floatX *logits, const int *targets, float dloss, size_t V, size_t Vp,
                         bool gradient) {
     size_t n = blockIdx.x, target = (size_t)targets[n];
@@ -88,7 +99,7 @@ classifier_fused_kernel(float *losses, floatX *logits, const int *targets, float
 }
 
 template <int W>
-__global__ void __launch_bounds__(512, 3)
+__global__ void __launch_bounds__(512, 2)
 classifier_stats_kernel(float *max, float *sum, float *target_logit, const floatX *logits, const int *targets,
                         size_t V, size_t Vl, size_t v_start) {
     size_t n = blockIdx.x, target = (size_t)targets[n] - v_start, valid = valid_columns(V, Vl, v_start);
@@ -109,7 +120,7 @@ classifier_rescale_kernel(float *sum, const float *local_max, const float *globa
 }
 
 template <int W>
-__global__ void __launch_bounds__(512, 3)
+__global__ void __launch_bounds__(512, 2)
 classifier_gradient_kernel(float *losses, floatX *logits, const float *max, const float *sum,
                            const float *target_logit, const int *targets, float dloss, size_t V, size_t Vl,
                            size_t v_start, bool gradient) {

@@ -152,8 +152,8 @@ static inline bool cuda_allocate(void **p, size_t bytes, const char *purpose, Er
     *p = NULL;
     cudaError_t error = cudaMemGetInfo(&available, &total);
     if (error == cudaSuccess && bytes > available)
-        return error_set(err, "does not fit: %s needs %zu MiB, %zu MiB are free", purpose, CEIL_DIV(bytes, (size_t)1 << 20),
-                         available >> 20);
+        return error_set(err, "does not fit: %s needs %zu MiB, %zu MiB are free", purpose,
+                         CEIL_DIV(bytes, (size_t)1 << 20), available >> 20);
     if (error == cudaSuccess && bytes > 0) error = cudaMalloc(p, bytes);
     if (error != cudaSuccess) {
         cudaGetLastError();

@@ -1,7 +1,8 @@
 // elementwise.cuh: what the element and row kernels share: packs of elements read and written as floats, which packs a
 // thread takes, and an exponential that a CPU compiler can vectorise.
 //
-// defines: load_floats, store_floats, sum_of, Share, share_of, LONG_ROW_THREADS, warp_share, element_share, element_blocks, aligned16, exponential
+// defines: load_floats, store_floats, sum_of, max_of, Share, share_of, ROW_LANES, LONG_ROW_THREADS, row_share, row_sum,
+//          element_share, element_tail, element_blocks, aligned16, exponential
 #ifndef LLMC_ELEMENTWISE_CUH
 #define LLMC_ELEMENTWISE_CUH
 
@@ -78,13 +79,24 @@ __device__ __forceinline__ void store_floats(T *p, const float (&in)[W]) {
     }
 }
 
-// The sum of W floats, by halves: W is a power of two.
-template <int W>
-__device__ __forceinline__ float sum_of(const float (&x)[W]) {
-    float y[W];
+// The sum of W numbers, by halves: W is a power of two.
+template <int W, typename T>
+__device__ __forceinline__ T sum_of(const T (&x)[W]) {
+    T y[W];
     for (int k = 0; k < W; k++) y[k] = x[k];
     for (int half = W / 2; half > 0; half /= 2) {
         for (int k = 0; k < half; k++) y[k] += y[k + half];
+    }
+    return y[0];
+}
+
+// The largest of W floats; NaNs are passed over.
+template <int W>
+__device__ __forceinline__ float max_of(const float (&x)[W]) {
+    float y[W];
+    for (int k = 0; k < W; k++) y[k] = x[k];
+    for (int half = W / 2; half > 0; half /= 2) {
+        for (int k = 0; k < half; k++) y[k] = y[k + half] > y[k] ? y[k + half] : y[k];
     }
     return y[0];
 }
@@ -96,25 +108,44 @@ typedef struct {
 
 // Divides n packs among `count` threads. The threads of a GPU run in step, so neighbours take neighbouring packs and a
 // warp reads whole cache lines; those of the CPU run one after the other, so each takes a contiguous piece.
+//
+// ROW_LANES of the 32 threads of a warp share a row, and LONG_ROW_THREADS one of tens of thousands of elements. On a
+// GPU these are many: a row is read at once, and the long rows at work at one time fit in the L2 cache. On the CPU
+// more threads gain nothing, and each must be resumed at every reduction: a row is short enough for one.
 #ifdef __CUDACC__
+static constexpr int ROW_LANES = 32;
+static constexpr unsigned LONG_ROW_THREADS = 512;
+
 __device__ __forceinline__ Share share_of(size_t n, size_t index, size_t count) {
     Share s = {index, n, count};
     return s;
 }
-// Threads that share a row of tens of thousands of elements: many, so that the rows at work fit in the L2 cache.
-static constexpr unsigned LONG_ROW_THREADS = 512;
 #else
-__device__ __forceinline__ Share share_of(size_t n, size_t index, size_t count) {
+static constexpr int ROW_LANES = 1;
+static constexpr unsigned LONG_ROW_THREADS = 32;
+
+static inline Share share_of(size_t n, size_t index, size_t count) {
     size_t piece = CEIL_DIV(n, count), begin = index * piece < n ? index * piece : n;
     Share s = {begin, n - begin < piece ? n : begin + piece, 1};
     return s;
 }
-// More threads cost time here: they gain nothing, and each must be resumed at every reduction.
-static constexpr unsigned LONG_ROW_THREADS = 32;
 #endif
 
-// A row of n packs divided among the 32 threads of a warp.
-__device__ __forceinline__ Share warp_share(size_t n) { return share_of(n, threadIdx.x % 32, 32); }
+// A row of n packs divided among the first LANES threads of a warp; the others get none.
+template <int LANES>
+__device__ __forceinline__ Share row_share(size_t n) {
+    size_t lane = threadIdx.x % 32;
+    Share none = {n, n, 1};
+    return lane < LANES ? share_of(n, lane, LANES) : none;
+}
+
+// The sum over the LANES (32 or 1) threads that share a row.
+template <int LANES, typename T>
+__device__ __forceinline__ T row_sum(T x) {
+    static_assert(LANES == 32 || LANES == 1, "a row belongs to a warp or to a thread");
+    if constexpr (LANES == 32) x = warp_sum(x);
+    return x;
+}
 
 // Element kernels: blocks of ELEMENT_THREADS threads, each of which takes about 16 elements.
 static constexpr unsigned ELEMENT_THREADS = 256, ELEMENTS_PER_THREAD = 16;

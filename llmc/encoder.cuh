@@ -18,7 +18,7 @@ encoder_forward_kernel(floatX *out, const int *tokens, const floatX *wte, const 
     size_t row = (size_t)tokens[n] - v_start;  // wraps around, past every Vl, if the token is below v_start
     bool mine = row < Vl;
     const floatX *token = wte + (mine ? row * C : 0), *position = wpe ? wpe + n % T * C : NULL;
-    Share s = warp_share(C / W);
+    Share s = row_share<ROW_LANES>(C / W);
     for (size_t i = s.begin; i < s.end; i += s.step) {
         float x[W] = {0.0f}, p[W];
         if (mine) load_floats<W>(x, token + i * W);
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(32 * ENCODER_WARPS)
 encoder_backward_wte_kernel(float *dwte, const floatX *dout, const int *tokens, size_t N, size_t C, size_t v_start,
                             size_t Vl) {
     unsigned owner = blockIdx.x * ENCODER_WARPS + threadIdx.x / 32;
-    Share s = warp_share(C / W);
+    Share s = row_share<ROW_LANES>(C / W);
     if (s.begin >= s.end) return;
     for (size_t first = 0; first < N; first += ENCODER_GROUP) {
         int count = N - first < ENCODER_GROUP ? (int)(N - first) : (int)ENCODER_GROUP;
@@ -72,7 +72,7 @@ encoder_backward_wpe_kernel(float *dwpe, const floatX *dout, size_t B, size_t T,
                             bool accumulate) {
     size_t t = (size_t)blockIdx.x * ENCODER_WARPS + threadIdx.x / 32;
     if (t >= rows) return;
-    Share s = warp_share(C / W);
+    Share s = row_share<ROW_LANES>(C / W);
     for (size_t i = s.begin; i < s.end; i += s.step) {
         float sum[W] = {0.0f}, d[W];
         for (size_t b = 0; t < T && b < B; b++) {

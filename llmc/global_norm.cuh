@@ -25,31 +25,37 @@ __host__ __device__ __forceinline__ size_t norm_chunk_count(size_t size) {
     return CEIL_DIV(size, norm_chunk_elements(size));
 }
 
-// First stage: blockIdx.y is the range, each warp sums a chunk of it; scratch is [count, max_chunks].
-__global__ void __launch_bounds__(32 * NORM_WARPS)
-global_norm_kernel(double *scratch, const float *grads, const NormRange *ranges, size_t max_chunks) {
-    size_t size = ranges[blockIdx.y].size, chunk = (size_t)blockIdx.x * NORM_WARPS + threadIdx.x / 32;
-    if (chunk >= norm_chunk_count(size)) return;
-    size_t elements = norm_chunk_elements(size), first = chunk * elements;
-    size_t count = size - first < elements ? size - first : elements;
-    const float *g = grads + ranges[blockIdx.y].offset + first;
-    bool aligned = (uintptr_t)g % 16 == 0;  // the loads differ, the order of the sum does not
+// The squares of a thread's share of the packs at g. The order does not depend on the alignment, only the loads do.
+template <bool ALIGNED>
+__device__ __forceinline__ double norm_share(const float *g, Share s) {
     double sums[NORM_WIDTH] = {0.0};
-    Share s = warp_share(count / NORM_WIDTH);
     for (size_t i = s.begin; i < s.end; i += s.step) {
         float x[NORM_WIDTH];
-        if (aligned) {
+        if constexpr (ALIGNED) {
             load_floats<NORM_WIDTH>(x, g + i * NORM_WIDTH);
         } else {
-            for (int k = 0; k < NORM_WIDTH; k++) x[k] = g[i * NORM_WIDTH + (size_t)k];
+            memcpy(x, g + i * NORM_WIDTH, sizeof x);
         }
         for (int k = 0; k < NORM_WIDTH; k++) sums[k] += (double)x[k] * (double)x[k];
     }
-    double sum = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+    return sum_of<NORM_WIDTH>(sums);
+}
+
+// First stage: blockIdx.y is the range, each warp sums a chunk of it; scratch is [count, max_chunks].
+template <int LANES>
+__global__ void __launch_bounds__(32 * NORM_WARPS)
+global_norm_kernel(double *scratch, const float *grads, const NormRange *ranges, size_t max_chunks) {
+    size_t size = ranges[blockIdx.y].size, chunk = (size_t)blockIdx.x * NORM_WARPS + threadIdx.x / 32;
+    if (threadIdx.x % 32 >= LANES || chunk >= norm_chunk_count(size)) return;
+    size_t elements = norm_chunk_elements(size), first = chunk * elements;
+    size_t count = size - first < elements ? size - first : elements;
+    const float *g = grads + ranges[blockIdx.y].offset + first;
+    Share s = row_share<LANES>(count / NORM_WIDTH);
+    double sum = (uintptr_t)g % 16 == 0 ? norm_share<true>(g, s) : norm_share<false>(g, s);
     if (threadIdx.x % 32 == 0) {
         for (size_t i = count - count % NORM_WIDTH; i < count; i++) sum += (double)g[i] * (double)g[i];
     }
-    sum = warp_sum(sum);
+    sum = row_sum<LANES>(sum);
     if (threadIdx.x % 32 == 0) scratch[blockIdx.y * max_chunks + chunk] = sum;
 }
 
@@ -58,7 +64,7 @@ __global__ void __launch_bounds__(32)
 global_norm_sum_kernel(double *out, const double *scratch, const NormRange *ranges, size_t max_chunks) {
     const double *chunks = scratch + blockIdx.x * max_chunks;
     double sum = 0.0;
-    Share s = warp_share(norm_chunk_count(ranges[blockIdx.x].size));
+    Share s = row_share<32>(norm_chunk_count(ranges[blockIdx.x].size));
     for (size_t i = s.begin; i < s.end; i += s.step) sum += chunks[i];
     sum = warp_sum(sum);
     if (threadIdx.x == 0) out[blockIdx.x] = sum;
@@ -67,17 +73,23 @@ global_norm_sum_kernel(double *out, const double *scratch, const NormRange *rang
 // Doubles of scratch that global_norm_squared wants.
 static inline size_t global_norm_scratch(size_t count, size_t max_size) { return count * norm_chunk_count(max_size); }
 
-// out[count] = the sum of the squares of each range of grads; ranges[count] lies on the device, max_size is the
-// largest size in it. A NaN or infinity among the gradients reaches the out of its own range only.
-static inline void global_norm_squared(double *out, double *scratch, const float *grads, const NormRange *ranges,
-                                       size_t count, size_t max_size, cudaStream_t stream) {
+template <int LANES>
+static inline void global_norm_launch(double *out, double *scratch, const float *grads, const NormRange *ranges,
+                                      size_t count, size_t max_size, cudaStream_t stream) {
     if (count == 0) return;
     size_t max_chunks = norm_chunk_count(max_size);
     if (max_chunks > 0) {
         dim3 grid((unsigned)CEIL_DIV(max_chunks, (size_t)NORM_WARPS), (unsigned)count);
-        LAUNCH(global_norm_kernel, grid, 32 * NORM_WARPS, 0, stream)(scratch, grads, ranges, max_chunks);
+        LAUNCH(global_norm_kernel<LANES>, grid, 32 * NORM_WARPS, 0, stream)(scratch, grads, ranges, max_chunks);
     }
     LAUNCH(global_norm_sum_kernel, (unsigned)count, 32, 0, stream)(out, scratch, ranges, max_chunks);
+}
+
+// out[count] = the sum of the squares of each range of grads; ranges[count] lies on the device, max_size is the
+// largest size in it. A NaN or infinity among the gradients reaches the out of its own range only.
+static inline void global_norm_squared(double *out, double *scratch, const float *grads, const NormRange *ranges,
+                                       size_t count, size_t max_size, cudaStream_t stream) {
+    global_norm_launch<ROW_LANES>(out, scratch, grads, ranges, count, max_size, stream);
 }
 
 #endif

@@ -29,15 +29,15 @@ __device__ __forceinline__ void add_residual(float (&x)[W], floatX *residual, co
 
 // A warp per row. With inp1, the row is first made as residual = inp1 + (inp2 + inp2_bias); each thread reads back
 // only what it wrote itself. The variance is of the centred values: no cancellation.
-template <int W>
+template <int W, int LANES>
 __global__ void __launch_bounds__(32 * LAYERNORM_WARPS)
 layernorm_forward_kernel(floatX *out, float *mean, float *rstd, floatX *residual, const floatX *inp1,
                          const floatX *inp2, const floatX *inp2_bias, const floatX *weight, const floatX *bias,
                          size_t N, size_t C) {
     size_t n = (size_t)blockIdx.x * LAYERNORM_WARPS + threadIdx.x / 32;
-    if (n >= N) return;
+    if (n >= N || threadIdx.x % 32 >= LANES) return;
     floatX *row = residual + n * C;
-    Share s = warp_share(C / W);
+    Share s = row_share<LANES>(C / W);
     float x[W], sums[W] = {0.0f};
     for (size_t i = s.begin; i < s.end; i += s.step) {
         if (inp1) {
@@ -47,13 +47,13 @@ layernorm_forward_kernel(floatX *out, float *mean, float *rstd, floatX *residual
         }
         for (int k = 0; k < W; k++) sums[k] += x[k];
     }
-    float m = warp_sum(sum_of<W>(sums)) / (float)C;
+    float m = row_sum<LANES>(sum_of<W>(sums)) / (float)C;
     for (int k = 0; k < W; k++) sums[k] = 0.0f;
     for (size_t i = s.begin; i < s.end; i += s.step) {
         load_floats<W>(x, row + i * W);
         for (int k = 0; k < W; k++) sums[k] += (x[k] - m) * (x[k] - m);
     }
-    float r = 1.0f / sqrtf(warp_sum(sum_of<W>(sums)) / (float)C + LAYERNORM_EPSILON);
+    float r = 1.0f / sqrtf(row_sum<LANES>(sum_of<W>(sums)) / (float)C + LAYERNORM_EPSILON);
     for (size_t i = s.begin; i < s.end; i += s.step) {
         float w[W], b[W];
         load_floats<W>(x, row + i * W);
@@ -74,7 +74,7 @@ residual_forward_kernel(floatX *out, const floatX *inp1, const floatX *inp2, con
                         size_t C) {
     size_t n = (size_t)blockIdx.x * LAYERNORM_WARPS + threadIdx.x / 32;
     if (n >= N) return;
-    Share s = warp_share(C / W);
+    Share s = row_share<ROW_LANES>(C / W);
     for (size_t i = s.begin; i < s.end; i += s.step) {
         size_t at = n * C + i * W;
         float x[W];
@@ -85,19 +85,20 @@ residual_forward_kernel(floatX *out, const floatX *inp1, const floatX *inp2, con
 // First stage of the backward pass. A block takes rows_per_block rows in a row, its warps one each in turn; a warp
 // sums its rows' part of dweight and dbias in its own [2, C] floats, of which each thread touches only its columns.
 // They are in shared memory, and the block adds its warps' sums to one row of partials [blocks, 2, C]; or, if C is too
-// large for that, the block has one warp and sums in partials directly.
-template <int W>
+// large for that or one thread has the row, the block has one warp and sums in partials directly.
+template <int W, int LANES>
 __global__ void __launch_bounds__(32 * LAYERNORM_WARPS)
 layernorm_backward_kernel(floatX *dinp, float *partials, const floatX *dresidual, const floatX *dout,
                           const floatX *inp, const floatX *weight, const float *mean, const float *rstd, size_t N,
                           size_t C, size_t rows_per_block, bool in_shared) {
     DYNAMIC_SHARED(float, shared);
+    if (!in_shared && threadIdx.x % 32 >= LANES) return;
     size_t warp = threadIdx.x / 32, warps = blockDim.x / 32;
     float *partial = partials + (size_t)blockIdx.x * 2 * C;
     float *dweight = in_shared ? shared + warp * 2 * C : partial, *dbias = dweight + C;
     size_t first = (size_t)blockIdx.x * rows_per_block;
     size_t end = N - first < rows_per_block ? N : first + rows_per_block;
-    Share s = warp_share(C / W);
+    Share s = row_share<LANES>(C / W);
     for (size_t i = s.begin; i < s.end; i += s.step) {
         float zero[W] = {0.0f};
         store_floats<W>(dweight + i * W, zero);
@@ -123,7 +124,7 @@ layernorm_backward_kernel(floatX *dinp, float *partials, const floatX *dresidual
             store_floats<W>(dweight + i * W, dw);
             store_floats<W>(dbias + i * W, db);
         }
-        float sum = warp_sum(sum_of<W>(sums)) / (float)C, dot = warp_sum(sum_of<W>(dots)) / (float)C;
+        float sum = row_sum<LANES>(sum_of<W>(sums)) / (float)C, dot = row_sum<LANES>(sum_of<W>(dots)) / (float)C;
         for (size_t i = s.begin; i < s.end; i += s.step) {
             float y[W] = {0.0f};
             load_floats<W>(x, x_row + i * W);
@@ -162,17 +163,19 @@ static inline size_t layernorm_backward_blocks(size_t N) {
     return blocks < LAYERNORM_MAX_BLOCKS ? blocks : (size_t)LAYERNORM_MAX_BLOCKS;
 }
 
+// With inp1 NULL, residual is only read.
+template <int LANES>
 static inline void layernorm_forward_launch(floatX *out, float *mean, float *rstd, floatX *residual,
                                             const floatX *inp1, const floatX *inp2, const floatX *inp2_bias,
                                             const floatX *weight, const floatX *bias, size_t N, size_t C,
                                             cudaStream_t stream) {
     if (N == 0) return;
-    unsigned blocks = (unsigned)CEIL_DIV(N, (size_t)LAYERNORM_WARPS);
+    unsigned blocks = (unsigned)CEIL_DIV(N, (size_t)LAYERNORM_WARPS), threads = 32 * LAYERNORM_WARPS;
     if (C % x128::size == 0) {
-        LAUNCH(layernorm_forward_kernel<x128::size>, blocks, 32 * LAYERNORM_WARPS, 0, stream)(
+        LAUNCH((layernorm_forward_kernel<x128::size, LANES>), blocks, threads, 0, stream)(
             out, mean, rstd, residual, inp1, inp2, inp2_bias, weight, bias, N, C);
     } else {
-        LAUNCH(layernorm_forward_kernel<1>, blocks, 32 * LAYERNORM_WARPS, 0, stream)(
+        LAUNCH((layernorm_forward_kernel<1, LANES>), blocks, threads, 0, stream)(
             out, mean, rstd, residual, inp1, inp2, inp2_bias, weight, bias, N, C);
     }
 }
@@ -180,7 +183,7 @@ static inline void layernorm_forward_launch(floatX *out, float *mean, float *rst
 // out[N, C] = (inp - mean) * rstd * weight + bias by rows; keeps mean[N] and rstd[N] for the backward pass.
 static inline void layernorm_forward(floatX *out, float *mean, float *rstd, const floatX *inp, const floatX *weight,
                                      const floatX *bias, size_t N, size_t C, cudaStream_t stream) {
-    layernorm_forward_launch(out, mean, rstd, (floatX *)inp, NULL, NULL, NULL, weight, bias, N, C, stream);
+    layernorm_forward_launch<ROW_LANES>(out, mean, rstd, (floatX *)inp, NULL, NULL, NULL, weight, bias, N, C, stream);
 }
 
 // residual[N, C] = inp1 + (inp2 + inp2_bias[C]), rounded once to floatX; out = layernorm(residual as stored).
@@ -189,24 +192,49 @@ static inline void layernorm_residual_forward(floatX *residual, floatX *out, flo
                                               const floatX *inp1, const floatX *inp2, const floatX *inp2_bias,
                                               const floatX *weight, const floatX *bias, size_t N, size_t C,
                                               cudaStream_t stream) {
-    layernorm_forward_launch(out, mean, rstd, residual, inp1, inp2, inp2_bias, weight, bias, N, C, stream);
+    layernorm_forward_launch<ROW_LANES>(out, mean, rstd, residual, inp1, inp2, inp2_bias, weight, bias, N, C, stream);
 }
 
 // The first half of layernorm_residual_forward alone, with the same bits.
 static inline void residual_forward(floatX *out, const floatX *inp1, const floatX *inp2, const floatX *inp2_bias,
                                     size_t N, size_t C, cudaStream_t stream) {
     if (N == 0) return;
-    unsigned blocks = (unsigned)CEIL_DIV(N, (size_t)LAYERNORM_WARPS);
+    unsigned blocks = (unsigned)CEIL_DIV(N, (size_t)LAYERNORM_WARPS), threads = 32 * LAYERNORM_WARPS;
     if (C % x128::size == 0) {
-        LAUNCH(residual_forward_kernel<x128::size>, blocks, 32 * LAYERNORM_WARPS, 0, stream)(out, inp1, inp2,
-                                                                                             inp2_bias, N, C);
+        LAUNCH(residual_forward_kernel<x128::size>, blocks, threads, 0, stream)(out, inp1, inp2, inp2_bias, N, C);
     } else {
-        LAUNCH(residual_forward_kernel<1>, blocks, 32 * LAYERNORM_WARPS, 0, stream)(out, inp1, inp2, inp2_bias, N, C);
+        LAUNCH(residual_forward_kernel<1>, blocks, threads, 0, stream)(out, inp1, inp2, inp2_bias, N, C);
     }
 }
 
 // Floats of scratch that layernorm_backward wants (aligned to 16 bytes).
 static inline size_t layernorm_backward_scratch(size_t N, size_t C) { return layernorm_backward_blocks(N) * 2 * C; }
+
+template <int LANES>
+static inline void layernorm_backward_launch(floatX *dinp, float *dweight, float *dbias, float *scratch,
+                                             const floatX *dresidual, const floatX *dout, const floatX *inp,
+                                             const floatX *weight, const float *mean, const float *rstd, size_t N,
+                                             size_t C, bool accumulate, cudaStream_t stream) {
+    size_t blocks = 0;
+    if (N > 0) {
+        size_t rows = CEIL_DIV(N, layernorm_backward_blocks(N));
+        blocks = CEIL_DIV(N, rows);  // not more than asked for above, and each has a row
+        unsigned warps = LANES == 32 ? LAYERNORM_WARPS : 1;
+        while (warps > 1 && warps * 2 * C * sizeof(float) > LAYERNORM_SHARED) warps /= 2;
+        size_t shared = warps * 2 * C * sizeof(float);
+        bool in_shared = LANES == 32 && shared <= LAYERNORM_SHARED;
+        if (!in_shared) shared = 0;
+        if (C % x128::size == 0) {
+            LAUNCH((layernorm_backward_kernel<x128::size, LANES>), (unsigned)blocks, 32 * warps, shared, stream)(
+                dinp, scratch, dresidual, dout, inp, weight, mean, rstd, N, C, rows, in_shared);
+        } else {
+            LAUNCH((layernorm_backward_kernel<1, LANES>), (unsigned)blocks, 32 * warps, shared, stream)(
+                dinp, scratch, dresidual, dout, inp, weight, mean, rstd, N, C, rows, in_shared);
+        }
+    }
+    LAUNCH(layernorm_backward_sum_kernel, (unsigned)CEIL_DIV(2 * C, (size_t)128), 128, 0, stream)(
+        dweight, dbias, scratch, blocks, C, accumulate);
+}
 
 // dinp[N, C] = dresidual (if not NULL; it may be dinp) + the gradient of layernorm with respect to inp.
 // dweight[C] and dbias[C] are overwritten, or added to with accumulate. dout may be dinp as well.
@@ -214,23 +242,8 @@ static inline void layernorm_backward(floatX *dinp, float *dweight, float *dbias
                                       const floatX *dresidual, const floatX *dout, const floatX *inp,
                                       const floatX *weight, const float *mean, const float *rstd, size_t N, size_t C,
                                       bool accumulate, cudaStream_t stream) {
-    size_t most = layernorm_backward_blocks(N), blocks = 0;
-    if (N > 0) {
-        size_t rows = CEIL_DIV(N, most), warps = LAYERNORM_WARPS, bytes = 2 * C * sizeof(float);
-        blocks = CEIL_DIV(N, rows);  // every block has a row
-        while (warps > 1 && warps * bytes > LAYERNORM_SHARED) warps /= 2;
-        bool in_shared = warps * bytes <= LAYERNORM_SHARED;
-        size_t shared = in_shared ? warps * bytes : 0;
-        if (C % x128::size == 0) {
-            LAUNCH(layernorm_backward_kernel<x128::size>, (unsigned)blocks, (unsigned)(32 * warps), shared, stream)(
-                dinp, scratch, dresidual, dout, inp, weight, mean, rstd, N, C, rows, in_shared);
-        } else {
-            LAUNCH(layernorm_backward_kernel<1>, (unsigned)blocks, (unsigned)(32 * warps), shared, stream)(
-                dinp, scratch, dresidual, dout, inp, weight, mean, rstd, N, C, rows, in_shared);
-        }
-    }
-    LAUNCH(layernorm_backward_sum_kernel, (unsigned)CEIL_DIV(2 * C, (size_t)128), 128, 0, stream)(
-        dweight, dbias, scratch, blocks, C, accumulate);
+    layernorm_backward_launch<ROW_LANES>(dinp, dweight, dbias, scratch, dresidual, dout, inp, weight, mean, rstd, N, C,
+                                         accumulate, stream);
 }
 
 #endif

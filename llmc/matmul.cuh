@@ -1,8 +1,8 @@
 // matmul.cuh: every matrix product of the trainers, on cuBLASLt, and the gradient of a bias.
-// Matrices are row-major [rows, cols]; a weight is [IC, OC] as Hugging Face's GPT-2 stores it, the embedding [V, C].
+// Matrices are row-major [rows, cols]; a weight is [IC, OC] as in Hugging Face's GPT-2, the embedding [V, C].
 //
-// defines: Matmul, matmul_create, matmul_destroy, GemmArgs, gemm_args, gemm, matmul_forward, matmul_backward_input,
-//          matmul_backward_weight, head_forward, head_backward_input, head_backward_weight,
+// defines: Matmul, matmul_create, matmul_destroy, GemmArgs, gemm_args, gemm,
+//          matmul_forward, matmul_backward_input, matmul_backward_weight, head_forward, head_backward_input, head_backward_weight,
 //          bias_backward, bias_backward_scratch
 #ifndef LLMC_MATMUL_CUH
 #define LLMC_MATMUL_CUH
@@ -13,7 +13,7 @@
 #include "llmc/elementwise.cuh"
 #include "llmc/gelu.cuh"
 
-enum { MATMUL_PLANS = 256 };
+static constexpr size_t MATMUL_PLANS = 256;
 
 // What cuBLASLt's heuristic said about one problem; asking it anew costs more than a small product.
 typedef struct {
@@ -28,8 +28,9 @@ typedef struct Matmul {
     cudaStream_t stream;
     void *workspace;
     size_t workspace_size;
-    // GELU inside the forward GEMM sees the sum before it is rounded, and is cuBLASLt's own: recomputing it from the
-    // stored input then gives other bits. Off, it is gelu_forward's, and recomputation changes nothing.
+    // GELU inside the forward GEMM sees the sum before it is rounded, and is cuBLASLt's own: recomputing it
+    // from the stored input then gives other bits. Off, it is gelu_forward's, and recomputation changes
+    // nothing.
     bool fuse_gelu;
     MatmulPlan plans[MATMUL_PLANS];
 } Matmul;
@@ -54,25 +55,25 @@ static inline void matmul_destroy(Matmul *mm) {
     memset(mm, 0, sizeof *mm);
 }
 
-// d[M,N] = alpha op(a)[M,K] op(b)[K,N] + (accumulate ? d : 0) for every matrix of the batch; op transposes if trans_.
-// Then, for batch 1 and d of type floatX: + bias; with gelu_aux, gelu_aux = that and d = gelu(that); or, with dgelu,
-// d = that * gelu'(gelu_aux). Leading dimensions and strides count elements.
+// d[M,N] = alpha op(a)[M,K] op(b)[K,N] + (accumulate ? d : 0) for every matrix of the batch; op transposes if
+// trans_. Then, for batch 1 and d of type floatX: + bias; with gelu_aux, gelu_aux = that and d = gelu(that);
+// or, with dgelu, d = that * gelu'(gelu_aux). Leading dimensions and strides count elements.
 typedef struct {
     const floatX *a, *b;
-    void *d;  // float if d_fp32, else floatX
+    void *d; // float if d_fp32, else floatX
     bool d_fp32, trans_a, trans_b;
     size_t M, N, K, lda, ldb, ldd;
     size_t batch, stride_a, stride_b, stride_d;
     float alpha;
     bool accumulate;
-    const floatX *bias;  // [N] or NULL
-    floatX *gelu_aux;    // [M,N], leading dimension N, or NULL
+    const floatX *bias; // [N] or NULL
+    floatX *gelu_aux;   // [M,N], leading dimension N, or NULL
     bool dgelu;
 } GemmArgs;
 
 // The arguments of a product of dense matrices.
-static inline GemmArgs gemm_args(void *d, bool d_fp32, const floatX *a, bool trans_a, const floatX *b, bool trans_b,
-                                 size_t M, size_t N, size_t K) {
+static inline GemmArgs gemm_args(void *d, bool d_fp32, const floatX *a, bool trans_a, const floatX *b,
+                                 bool trans_b, size_t M, size_t N, size_t K) {
     GemmArgs g;
     memset(&g, 0, sizeof g);
     g.a = a, g.b = b, g.d = d, g.d_fp32 = d_fp32, g.trans_a = trans_a, g.trans_b = trans_b;
@@ -95,9 +96,10 @@ static inline cublasLtMatrixLayout_t gemm_layout(cudaDataType type, size_t rows,
     int32_t count = (int32_t)batch;
     int64_t offset = (int64_t)stride;
     CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&layout, type, rows, cols, (int64_t)ld));
-    CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
-    CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &offset,
-                                                  sizeof offset));
+    CUBLAS_CHECK(
+        cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
+    CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                                  &offset, sizeof offset));
     return layout;
 }
 
@@ -109,22 +111,22 @@ static inline bool gemm_search(Matmul *mm, cublasLtMatmulAlgo_t *algo, cublasLtM
     // Partial sums of a split K are kept in float, not in the type of the output.
     uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&pref));
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
-                                                      sizeof workspace));
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
-                                                      sizeof reduction));
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &align[0],
-                                                      sizeof align[0]));
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &align[1],
-                                                      sizeof align[1]));
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align[2],
-                                                      sizeof align[2]));
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align[2],
-                                                      sizeof align[2]));
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                      &workspace, sizeof workspace));
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                                      &reduction, sizeof reduction));
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+                                                      &align[0], sizeof align[0]));
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                                                      &align[1], sizeof align[1]));
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+                                                      &align[2], sizeof align[2]));
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+                                                      &align[2], sizeof align[2]));
     cublasLtMatmulHeuristicResult_t result;
     int found = 0;
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(mm->handle, desc, layouts[0], layouts[1], layouts[2],
-                                                           layouts[2], pref, 1, &result, &found);
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(mm->handle, desc, layouts[0], layouts[1],
+                                                           layouts[2], layouts[2], pref, 1, &result, &found);
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(pref));
     if (status == CUBLAS_STATUS_NOT_SUPPORTED) return false;
     CUBLAS_CHECK(status);
@@ -157,7 +159,7 @@ static inline bool gemm_launch(Matmul *mm, const GemmArgs *g, cublasLtEpilogue_t
     cublasLtMatmulDesc_t desc;
     int32_t op_a = g->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, op_b = g->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     uint32_t ep = (uint32_t)epilogue;
-    CUBLAS_CHECK(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));  // true float: no TF32
+    CUBLAS_CHECK(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F)); // true float: no TF32
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof op_a));
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b));
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &ep, sizeof ep));
@@ -168,9 +170,10 @@ static inline bool gemm_launch(Matmul *mm, const GemmArgs *g, cublasLtEpilogue_t
     }
     if (has_aux) {
         int64_t ld = (int64_t)g->N;
-        CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &g->gelu_aux,
-                                                    sizeof g->gelu_aux));
-        CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &ld, sizeof ld));
+        CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
+                                                    &g->gelu_aux, sizeof g->gelu_aux));
+        CUBLAS_CHECK(
+            cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &ld, sizeof ld));
     }
 
     size_t size = sizeof(floatX), size_d = g->d_fp32 ? sizeof(float) : size;
@@ -182,8 +185,8 @@ static inline bool gemm_launch(Matmul *mm, const GemmArgs *g, cublasLtEpilogue_t
     uint64_t aligns = (uint64_t)align[0] | (uint64_t)align[1] << 10 | (uint64_t)align[2] << 20 |
                       (uint64_t)(has_bias ? gemm_alignment(g->bias, 1, 0) : 0) << 30 |
                       (uint64_t)(has_aux ? gemm_alignment(g->gelu_aux, 1, 0) : 0) << 40;
-    uint64_t key[12] = {g->M, g->N, g->K, g->lda, g->ldb, g->ldd, g->batch, g->stride_a, g->stride_b, g->stride_d,
-                        flags, aligns};
+    uint64_t key[12] = {g->M,     g->N,        g->K,        g->lda,      g->ldb, g->ldd,
+                        g->batch, g->stride_a, g->stride_b, g->stride_d, flags,  aligns};
     MatmulPlan *plan = gemm_plan(mm, key);
     if (!plan->used) {
         memcpy(plan->key, key, sizeof key);
@@ -192,9 +195,9 @@ static inline bool gemm_launch(Matmul *mm, const GemmArgs *g, cublasLtEpilogue_t
     }
     if (plan->supported) {
         float beta = g->accumulate ? 1.0f : 0.0f;
-        CUBLAS_CHECK(cublasLtMatmul(mm->handle, desc, &g->alpha, g->b, layouts[0], g->a, layouts[1], &beta, g->d,
-                                    layouts[2], g->d, layouts[2], &plan->algo, mm->workspace, mm->workspace_size,
-                                    mm->stream));
+        CUBLAS_CHECK(cublasLtMatmul(mm->handle, desc, &g->alpha, g->b, layouts[0], g->a, layouts[1], &beta,
+                                    g->d, layouts[2], g->d, layouts[2], &plan->algo, mm->workspace,
+                                    mm->workspace_size, mm->stream));
     }
     CUBLAS_CHECK(cublasLtMatmulDescDestroy(desc));
     for (int i = 0; i < 3; i++) CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(layouts[i]));
@@ -213,7 +216,8 @@ __global__ void bias_add_kernel(floatX *x, const floatX *bias, size_t rows, size
 
 static inline void gemm_fail(const GemmArgs *g, const char *why) {
     fflush(stdout);
-    fprintf(stderr, "matrix product [%zu,%zu] x [%zu,%zu], batch %zu: %s\n", g->M, g->K, g->K, g->N, g->batch, why);
+    fprintf(stderr, "matrix product [%zu,%zu] x [%zu,%zu], batch %zu: %s\n", g->M, g->K, g->K, g->N, g->batch,
+            why);
     exit(1);
 }
 
@@ -221,8 +225,8 @@ static inline void gemm_fail(const GemmArgs *g, const char *why) {
 static inline void gemm(Matmul *mm, const GemmArgs *args) {
     GemmArgs g = *args;
     bool epilogue = g.bias || g.gelu_aux;
-    if (epilogue && (g.batch != 1 || g.d_fp32 || g.accumulate || (g.gelu_aux && g.ldd != g.N) ||
-                     (g.dgelu && g.bias))) {
+    if (epilogue &&
+        (g.batch != 1 || g.d_fp32 || g.accumulate || (g.gelu_aux && g.ldd != g.N) || (g.dgelu && g.bias))) {
         gemm_fail(args, "this combination of epilogue, batch, type and accumulation is not offered");
     }
     if (g.gelu_aux && g.dgelu) {
@@ -259,7 +263,7 @@ static inline void matmul_forward(Matmul *mm, floatX *out, const floatX *inp, co
 static inline void matmul_backward_input(Matmul *mm, floatX *dinp, const floatX *dout, const floatX *weight,
                                          const floatX *pre_gelu, size_t N, size_t IC, size_t OC) {
     GemmArgs g = gemm_args(dinp, false, dout, false, weight, true, N, IC, OC);
-    g.gelu_aux = (floatX *)pre_gelu;  // only read
+    g.gelu_aux = (floatX *)pre_gelu; // only read
     g.dgelu = pre_gelu != NULL;
     gemm(mm, &g);
 }
@@ -273,22 +277,22 @@ static inline void matmul_backward_weight(Matmul *mm, float *dweight, const floa
 }
 
 // logits[N,Vl] = inp[N,C] wte[Vl,C]^T
-static inline void head_forward(Matmul *mm, floatX *logits, const floatX *inp, const floatX *wte, size_t N, size_t C,
-                                size_t Vl) {
+static inline void head_forward(Matmul *mm, floatX *logits, const floatX *inp, const floatX *wte, size_t N,
+                                size_t C, size_t Vl) {
     GemmArgs g = gemm_args(logits, false, inp, false, wte, true, N, Vl, C);
     gemm(mm, &g);
 }
 
 // dinp[N,C] = dlogits[N,Vl] wte[Vl,C]
-static inline void head_backward_input(Matmul *mm, floatX *dinp, const floatX *dlogits, const floatX *wte, size_t N,
-                                       size_t C, size_t Vl) {
+static inline void head_backward_input(Matmul *mm, floatX *dinp, const floatX *dlogits, const floatX *wte,
+                                       size_t N, size_t C, size_t Vl) {
     GemmArgs g = gemm_args(dinp, false, dlogits, false, wte, false, N, C, Vl);
     gemm(mm, &g);
 }
 
 // dwte[Vl,C] (float) = or += dlogits[N,Vl]^T inp[N,C].
-static inline void head_backward_weight(Matmul *mm, float *dwte, const floatX *inp, const floatX *dlogits, size_t N,
-                                        size_t C, size_t Vl, bool accumulate) {
+static inline void head_backward_weight(Matmul *mm, float *dwte, const floatX *inp, const floatX *dlogits,
+                                        size_t N, size_t C, size_t Vl, bool accumulate) {
     GemmArgs g = gemm_args(dwte, true, dlogits, true, inp, false, Vl, C, N);
     g.accumulate = accumulate;
     gemm(mm, &g);
@@ -296,7 +300,7 @@ static inline void head_backward_weight(Matmul *mm, float *dwte, const floatX *i
 
 // ---- the gradient of a bias: sums of columns, first over chunks of rows, then over the chunks ----
 
-enum { BIAS_THREADS = 128, BIAS_ROWS = 16, BIAS_MAX_CHUNKS = 128 };
+static constexpr unsigned BIAS_THREADS = 128, BIAS_ROWS = 16, BIAS_MAX_CHUNKS = 128;
 
 // Rows of a chunk: they depend on N alone, and so does the order of the sum.
 static inline size_t bias_chunk_rows(size_t N) {
@@ -305,12 +309,14 @@ static inline size_t bias_chunk_rows(size_t N) {
 }
 
 // Floats of scratch that bias_backward needs.
-static inline size_t bias_backward_scratch(size_t N, size_t OC) { return CEIL_DIV(N, bias_chunk_rows(N)) * OC; }
+static inline size_t bias_backward_scratch(size_t N, size_t OC) {
+    return CEIL_DIV(N, bias_chunk_rows(N)) * OC;
+}
 
 // partial[blockIdx.y, OC] = sum over the chunk's rows of dout[N, OC]; each thread has W columns.
 template <int W>
 __global__ void __launch_bounds__(BIAS_THREADS)
-bias_partial_kernel(float *partial, const floatX *dout, size_t N, size_t OC, size_t chunk_rows) {
+    bias_partial_kernel(float *partial, const floatX *dout, size_t N, size_t OC, size_t chunk_rows) {
     size_t col = ((size_t)blockIdx.x * BIAS_THREADS + threadIdx.x) * W;
     if (col >= OC) return;
     size_t begin = blockIdx.y * chunk_rows, end = begin + chunk_rows < N ? begin + chunk_rows : N;
@@ -324,7 +330,7 @@ bias_partial_kernel(float *partial, const floatX *dout, size_t N, size_t OC, siz
 }
 
 __global__ void __launch_bounds__(BIAS_THREADS)
-bias_final_kernel(float *dbias, const float *partial, size_t chunks, size_t OC, bool accumulate) {
+    bias_final_kernel(float *dbias, const float *partial, size_t chunks, size_t OC, bool accumulate) {
     size_t col = (size_t)blockIdx.x * BIAS_THREADS + threadIdx.x;
     if (col >= OC) return;
     float sum = 0.0f;
@@ -339,7 +345,8 @@ static inline void bias_backward(float *dbias, const floatX *dout, float *scratc
     size_t chunk_rows = bias_chunk_rows(N), chunks = CEIL_DIV(N, chunk_rows);
     if (OC % W == 0 && aligned16(dout) && aligned16(scratch)) {
         dim3 grid((unsigned)CEIL_DIV(OC, BIAS_THREADS * W), (unsigned)chunks);
-        LAUNCH(bias_partial_kernel<x128::size>, grid, BIAS_THREADS, 0, stream)(scratch, dout, N, OC, chunk_rows);
+        LAUNCH(bias_partial_kernel<x128::size>, grid, BIAS_THREADS, 0, stream)
+        (scratch, dout, N, OC, chunk_rows);
     } else {
         dim3 grid((unsigned)CEIL_DIV(OC, (size_t)BIAS_THREADS), (unsigned)chunks);
         LAUNCH(bias_partial_kernel<1>, grid, BIAS_THREADS, 0, stream)(scratch, dout, N, OC, chunk_rows);

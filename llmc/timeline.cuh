@@ -64,6 +64,7 @@ static inline size_t span_begin(Timeline *t, cudaStream_t stream, int track, con
         t->created++;
     }
     span->event = trace_event(kind, t->rank, track, micro, chunk);
+    span->event.step = -1;
     CUDA_CHECK(cudaEventRecord(span->begin, stream));
     return t->open++;
 }
@@ -73,19 +74,26 @@ static inline void span_end(Timeline *t, cudaStream_t stream, size_t number) {
     if (t->on) CUDA_CHECK(cudaEventRecord(t->spans[number].end, stream));
 }
 
-// Turns the open spans into trace events of training step `step`. All streams must have been synchronised.
+// Turns the spans that have ended into trace events of training step `step`; those that still run stay for later.
 static inline void timeline_collect(Timeline *t, size_t step) {
+    size_t kept = 0;
     for (size_t i = 0; i < t->open; i++) {
         Span *span = &t->spans[i];
+        if (span->event.step < 0) span->event.step = (long)step;
+        if (cudaEventQuery(span->end) != cudaSuccess) {
+            Span swap = t->spans[kept];
+            t->spans[kept++] = *span;
+            *span = swap;
+            continue;
+        }
         float begin, duration;
         CUDA_CHECK(cudaEventElapsedTime(&begin, t->origin, span->begin));
         CUDA_CHECK(cudaEventElapsedTime(&duration, span->begin, span->end));
         span->event.start_us = 1e3 * (double)begin;
         span->event.duration_us = 1e3 * (double)duration;
-        span->event.step = (long)step;
         trace_add(&t->trace, &span->event);
     }
-    t->open = 0;
+    t->open = kept;
 }
 
 static inline void timeline_free(Timeline *t) {

@@ -89,6 +89,10 @@ fi
 if [ -f test_gpt.c ]; then
     run "test_gpt fp32" 1200 "$fp32/test_gpt" "$fp32"
     run "test_gpt bf16" 1200 "$bf16/test_gpt" "$bf16"
+    # Hostile input is where a trainer would read past a buffer.
+    if [ "$device" = cpu ]; then
+        run "test_gpt refusals sanitized" 1200 ASAN_OPTIONS=detect_leaks=0 "$asan/test_gpt" "$asan" refusals
+    fi
 fi
 
 if [ $((passed + failed)) -eq 0 ]; then

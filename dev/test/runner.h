@@ -163,6 +163,7 @@ static inline pid_t start(const char *build, const Layout *layout, Setting setti
     setpgid(0, 0);  // a group of its own, so that a timeout ends mpirun and all its ranks
     if (!freopen("/dev/null", "r", stdin) || !freopen("stdout.txt", "w", stdout) ||
         !freopen("stderr.txt", "w", stderr)) _exit(126);
+    setenv("OMP_WAIT_POLICY", "passive", 0);  // waiting threads that spin are slow where cores are shared
     if (layout->ranks > 1) setenv("OMP_NUM_THREADS", "1", 0);
     for (size_t i = 0; i < variables; i++) putenv(names[i]);
     if (setting.file_limit) {

@@ -1,5 +1,5 @@
-// test_cublaslt.cu: cublasLt.h against plain loops in double: every transposition, epilogue, type and kind of batch at
-// ragged sizes; and what it must refuse. CPU stand-in only: on a GPU there is nothing of ours to test here.
+// test_cublaslt.cu: cublasLt.h against plain loops in double: every transposition, epilogue, type and kind of
+// batch at ragged sizes; and what it must refuse. For the CPU stand-in only: the real one is not ours to test.
 #include <cublasLt.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -18,11 +18,13 @@ static Check checks;
 typedef struct {
     cudaDataType type;
     size_t count;
-    float *host;   // the values, rounded to the type
+    float *host; // the values, rounded to the type
     void *device;
 } Array;
 
-static size_t type_size(cudaDataType type) { return type == CUDA_R_16BF ? sizeof(__nv_bfloat16) : sizeof(float); }
+static size_t type_size(cudaDataType type) {
+    return type == CUDA_R_16BF ? sizeof(__nv_bfloat16) : sizeof(float);
+}
 
 // Uniform in [-1, 1), rounded to the type.
 static Array array_create(cudaDataType type, size_t count, uint32_t *seed) {
@@ -51,7 +53,8 @@ static float *array_read(const Array *a) {
     void *stored = malloc(a->count * type_size(a->type));
     cudaMemcpy(stored, a->device, a->count * type_size(a->type), cudaMemcpyDeviceToHost);
     for (size_t i = 0; i < a->count; i++) {
-        values[i] = a->type == CUDA_R_16BF ? __bfloat162float(((__nv_bfloat16 *)stored)[i]) : ((float *)stored)[i];
+        values[i] = a->type == CUDA_R_16BF ? __bfloat162float(((__nv_bfloat16 *)stored)[i])
+                                           : ((float *)stored)[i];
     }
     free(stored);
     return values;
@@ -74,11 +77,12 @@ typedef struct {
     uint32_t epilogue;
     float alpha, beta;
     size_t m, n, k, batch;
-    bool interleaved;  // the matrices of the batch lie side by side within a row length, as attention's heads do
+    bool interleaved; // the matrices of the batch lie side by side, as attention's heads do
 } Case;
 
 // One matrix of the batch: how far apart columns and matrices are.
-static void spread(const Case *c, size_t rows, size_t cols, size_t pad, size_t *ld, size_t *stride, size_t *count) {
+static void spread(const Case *c, size_t rows, size_t cols, size_t pad, size_t *ld, size_t *stride,
+                   size_t *count) {
     *ld = (c->interleaved ? rows * c->batch : rows) + pad;
     *stride = c->interleaved ? rows : *ld * cols + 8;
     *count = *ld * cols + *stride * (c->batch - 1);
@@ -107,8 +111,8 @@ typedef struct {
 } Call;
 
 static cublasStatus_t call_matmul(const Call *c, const cublasLtMatmulAlgo_t *algo) {
-    return cublasLtMatmul(c->handle, c->desc, &c->alpha, c->A, c->a, c->B, c->b, &c->beta, c->D, c->d, c->D, c->d,
-                          algo, NULL, 0, c->stream);
+    return cublasLtMatmul(c->handle, c->desc, &c->alpha, c->A, c->a, c->B, c->b, &c->beta, c->D, c->d, c->D,
+                          c->d, algo, NULL, 0, c->stream);
 }
 
 static void set_pointer(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attr, const void *p) {
@@ -134,18 +138,20 @@ static double run_case(cublasLtHandle_t handle, cudaStream_t stream, const Case 
     int64_t aux_ld = (int64_t)ldx, aux_stride = (int64_t)sx;
     cublasLtMatmulDescSetAttribute(call.desc, CUBLASLT_MATMUL_DESC_TRANSA, &trans_a, sizeof trans_a);
     cublasLtMatmulDescSetAttribute(call.desc, CUBLASLT_MATMUL_DESC_TRANSB, &trans_b, sizeof trans_b);
-    cublasLtMatmulDescSetAttribute(call.desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &c->epilogue, sizeof c->epilogue);
+    cublasLtMatmulDescSetAttribute(call.desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &c->epilogue,
+                                   sizeof c->epilogue);
     if (c->epilogue & 4) set_pointer(call.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias.device);
     if (c->epilogue & 128) {
         set_pointer(call.desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux.device);
-        cublasLtMatmulDescSetAttribute(call.desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &aux_ld, sizeof aux_ld);
+        cublasLtMatmulDescSetAttribute(call.desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &aux_ld,
+                                       sizeof aux_ld);
         cublasLtMatmulDescSetAttribute(call.desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, &aux_stride,
                                        sizeof aux_stride);
     }
     call.a = layout(c->type, a_rows, a_cols, lda, c->batch, sa);
     call.b = layout(c->type, b_rows, b_cols, ldb, c->batch, sb);
     call.d = layout(c->type_d, c->m, c->n, ldd, c->batch, sd);
-    for (size_t i = 0; c->beta == 0 && i < c->batch * c->n; i++) {  // with beta 0, NaN in D must not matter
+    for (size_t i = 0; c->beta == 0 && i < c->batch * c->n; i++) { // with beta 0, NaN in D must not matter
         size_t at = i / c->n * sd + i % c->n * ldd;
         cudaMemset((char *)d.device + at * type_size(c->type_d), 0xff, c->m * type_size(c->type_d));
     }
@@ -184,7 +190,8 @@ static double run_case(cublasLtHandle_t handle, cudaStream_t stream, const Case 
     }
     free(written), free(got), free(got_aux);
     array_free(&a), array_free(&b), array_free(&d), array_free(&aux), array_free(&bias);
-    cublasLtMatrixLayoutDestroy(call.a), cublasLtMatrixLayoutDestroy(call.b), cublasLtMatrixLayoutDestroy(call.d);
+    cublasLtMatrixLayoutDestroy(call.a), cublasLtMatrixLayoutDestroy(call.b),
+        cublasLtMatrixLayoutDestroy(call.d);
     cublasLtMatmulDescDestroy(call.desc);
     return worst;
 }
@@ -199,12 +206,13 @@ static void test_products(cublasLtHandle_t handle, cudaStream_t stream) {
     static const struct {
         const char *name;
         uint32_t value;
-    } epilogues[] = {{"default", CUBLASLT_EPILOGUE_DEFAULT},     {"bias", CUBLASLT_EPILOGUE_BIAS},
-                     {"gelu", CUBLASLT_EPILOGUE_GELU},           {"gelu bias", CUBLASLT_EPILOGUE_GELU_BIAS},
-                     {"gelu aux", CUBLASLT_EPILOGUE_GELU_AUX},   {"gelu aux bias", CUBLASLT_EPILOGUE_GELU_AUX_BIAS},
-                     {"gelu gradient", CUBLASLT_EPILOGUE_DGELU}};
-    static const size_t shapes[][4] = {{1, 1, 1, 1},    {7, 5, 3, 1},      {18, 24, 65, 1}, {130, 61, 97, 1},
-                                       {64, 64, 64, 3}, {65, 33, 18, 3},   {6, 24, 24, 5},  {1, 9, 70, 2},
+    } epilogues[] = {
+        {"default", CUBLASLT_EPILOGUE_DEFAULT},    {"bias", CUBLASLT_EPILOGUE_BIAS},
+        {"gelu", CUBLASLT_EPILOGUE_GELU},          {"gelu bias", CUBLASLT_EPILOGUE_GELU_BIAS},
+        {"gelu aux", CUBLASLT_EPILOGUE_GELU_AUX},  {"gelu aux bias", CUBLASLT_EPILOGUE_GELU_AUX_BIAS},
+        {"gelu gradient", CUBLASLT_EPILOGUE_DGELU}};
+    static const size_t shapes[][4] = {{1, 1, 1, 1},     {7, 5, 3, 1},     {18, 24, 65, 1}, {130, 61, 97, 1},
+                                       {64, 64, 64, 3},  {65, 33, 18, 3},  {6, 24, 24, 5},  {1, 9, 70, 2},
                                        {97, 270, 12, 1}, {390, 20, 800, 1}};
     for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
         for (size_t e = 0; e < sizeof epilogues / sizeof *epilogues; e++) {
@@ -215,21 +223,23 @@ static void test_products(cublasLtHandle_t handle, cudaStream_t stream) {
                     Case c = {types[t].in, types[t].out, variant & 1, variant >> 1 & 1, epilogues[e].value,
                               variant & 4 ? 0.5f : 1.0f, variant & 4 ? 1.0f : 0.0f, z[0], z[1], z[2], z[3],
                               z[3] > 1 && variant >= 4};
-                    if (e != 0 && (s == 9 ? variant > 0 : (variant ^ variant >> 2) & 1)) continue;  // fewer will do
+                    if (e != 0 && (s == 9 ? variant > 0 : (variant ^ variant >> 2) & 1))
+                        continue; // fewer will do
                     worst = fmax(worst, run_case(handle, stream, &c));
                 }
             }
-            check(&checks, worst <= 1, "%s, %s (error %.2f of the bound)", types[t].name, epilogues[e].name, worst);
+            check(&checks, worst <= 1, "%s, %s (error %.2f of the bound)", types[t].name, epilogues[e].name,
+                  worst);
         }
     }
     // Large enough for several tiles and blocks of K, and rows a multiple of 4 KiB apart.
     double worst = 0;
     for (int v = 0; v < 4; v++) {
-        Case c = {v & 1 ? CUDA_R_16BF : CUDA_R_32F, CUDA_R_32F, 0, 1, CUBLASLT_EPILOGUE_DEFAULT,
-                  1.0f, v & 2 ? 1.0f : 0.0f, 410, 1024, 50, 1, false};
+        Case c = {v & 1 ? CUDA_R_16BF : CUDA_R_32F, CUDA_R_32F, 0, 1, CUBLASLT_EPILOGUE_DEFAULT, 1.0f,
+                  v & 2 ? 1.0f : 0.0f, 410, 1024, 50, 1, false};
         worst = fmax(worst, run_case(handle, stream, &c));
-        Case long_k = {v & 1 ? CUDA_R_16BF : CUDA_R_32F, CUDA_R_32F, 0, 1, CUBLASLT_EPILOGUE_DEFAULT,
-                       1.0f, v & 2 ? 1.0f : 0.0f, 17, 1024, 1700, 1, false};
+        Case long_k = {v & 1 ? CUDA_R_16BF : CUDA_R_32F, CUDA_R_32F, 0, 1, CUBLASLT_EPILOGUE_DEFAULT, 1.0f,
+                       v & 2 ? 1.0f : 0.0f, 17, 1024, 1700, 1, false};
         worst = fmax(worst, run_case(handle, stream, &long_k));
     }
     check(&checks, worst <= 1, "several tiles and blocks of K (error %.2f of the bound)", worst);
@@ -252,14 +262,17 @@ static void test_threads(cublasLtHandle_t handle, cudaStream_t stream) {
         same &= call_matmul(&call, NULL) == CUBLAS_STATUS_SUCCESS;
         cudaStreamSynchronize(stream);
         float *got = array_read(&d);
-        if (first) same &= memcmp(first, got, m * n * sizeof(float)) == 0, free(got);
-        else first = got;
+        if (first)
+            same &= memcmp(first, got, m * n * sizeof(float)) == 0, free(got);
+        else
+            first = got;
     }
     omp_set_num_threads(threads);
     check(&checks, same, "same bits with 1 to 5 threads");
     free(first);
     array_free(&a), array_free(&b), array_free(&d);
-    cublasLtMatrixLayoutDestroy(call.a), cublasLtMatrixLayoutDestroy(call.b), cublasLtMatrixLayoutDestroy(call.d);
+    cublasLtMatrixLayoutDestroy(call.a), cublasLtMatrixLayoutDestroy(call.b),
+        cublasLtMatrixLayoutDestroy(call.d);
     cublasLtMatmulDescDestroy(call.desc);
 }
 
@@ -274,10 +287,14 @@ static void test_misuse(cublasLtHandle_t handle, cudaStream_t stream) {
     float *buffer, *host = (float *)calloc(4 * n * n, sizeof(float));
     cudaMalloc((void **)&buffer, 4 * n * n * sizeof(float));
     float *A = buffer, *B = A + n * n, *D = B + n * n, *last = D + n * n;
-    cublasLtMatrixLayout_t square = layout(CUDA_R_32F, n, n, n, 1, 0), narrow = layout(CUDA_R_32F, n, n, n - 1, 1, 0);
-    cublasLtMatrixLayout_t wide = layout(CUDA_R_32F, n, n, n + 1, 1, 0), tall = layout(CUDA_R_32F, n + 1, n, n + 1, 1, 0);
-    cublasLtMatrixLayout_t half = layout(CUDA_R_16BF, n, n, n, 1, 0), twice = layout(CUDA_R_32F, n, n, n, 2, n * n);
-    cublasLtMatrixLayout_t crossed = layout(CUDA_R_32F, n, n, n, 2, n), empty = layout(CUDA_R_32F, 0, n, n, 1, 0);
+    cublasLtMatrixLayout_t square = layout(CUDA_R_32F, n, n, n, 1, 0),
+                           narrow = layout(CUDA_R_32F, n, n, n - 1, 1, 0);
+    cublasLtMatrixLayout_t wide = layout(CUDA_R_32F, n, n, n + 1, 1, 0),
+                           tall = layout(CUDA_R_32F, n + 1, n, n + 1, 1, 0);
+    cublasLtMatrixLayout_t half = layout(CUDA_R_16BF, n, n, n, 1, 0),
+                           twice = layout(CUDA_R_32F, n, n, n, 2, n * n);
+    cublasLtMatrixLayout_t crossed = layout(CUDA_R_32F, n, n, n, 2, n),
+                           empty = layout(CUDA_R_32F, 0, n, n, 1, 0);
     cublasLtMatmulDesc_t desc;
     cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
     const Call good = {handle, stream, desc, square, square, square, A, B, D, 1.0f, 0.0f};
@@ -315,8 +332,9 @@ static void test_misuse(cublasLtHandle_t handle, cudaStream_t stream) {
     c = good, c.A = (const char *)A + 2;
     expect(call_matmul(&c, NULL), invalid, "input between two floats");
     c = good;
-    expect(cublasLtMatmul(handle, desc, &c.alpha, A, square, B, square, &c.beta, D, square, D, square, NULL, host, 64,
-                          stream), invalid, "workspace in host memory");
+    expect(cublasLtMatmul(handle, desc, &c.alpha, A, square, B, square, &c.beta, D, square, D, square, NULL,
+                          host, 64, stream),
+           invalid, "workspace in host memory");
 
     // Halves of rows may be read and written side by side.
     cublasLtMatrixLayout_t block = layout(CUDA_R_32F, n / 2, n / 2, n, 1, 0);
@@ -327,8 +345,8 @@ static void test_misuse(cublasLtHandle_t handle, cudaStream_t stream) {
     uint32_t gelu = CUBLASLT_EPILOGUE_GELU_AUX;
     int32_t conjugate = 3, type = CUDA_R_16BF;
     int64_t odd = (int64_t)n + 4;
-    expect(cublasLtMatmulDescSetAttribute(desc, (cublasLtMatmulDescAttributes_t)99, &relu, sizeof relu), invalid,
-           "unknown attribute");
+    expect(cublasLtMatmulDescSetAttribute(desc, (cublasLtMatmulDescAttributes_t)99, &relu, sizeof relu),
+           invalid, "unknown attribute");
     expect(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &odd, sizeof odd), invalid,
            "attribute of the wrong size");
     cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &relu, sizeof relu);
@@ -354,17 +372,21 @@ static void test_misuse(cublasLtHandle_t handle, cudaStream_t stream) {
     int found = -1;
     uint64_t workspace = 1 << 20;
     cublasLtMatmulPreferenceCreate(&pref);
-    expect(cublasLtMatmulAlgoGetHeuristic(handle, desc, square, square, square, square, pref, 0, &result, &found),
+    expect(cublasLtMatmulAlgoGetHeuristic(handle, desc, square, square, square, square, pref, 0, &result,
+                                          &found),
            invalid, "no algorithm requested");
-    expect(cublasLtMatmulAlgoGetHeuristic(handle, desc, square, square, square, square, pref, 1, &result, &found),
+    expect(cublasLtMatmulAlgoGetHeuristic(handle, desc, square, square, square, square, pref, 1, &result,
+                                          &found),
            ok, "an algorithm");
-    check(&checks, found == 1 && result.state == ok && result.workspaceSize == 0, "one algorithm without workspace");
+    check(&checks, found == 1 && result.state == ok && result.workspaceSize == 0,
+          "one algorithm without workspace");
     c = good, c.A = A + 4, c.D = last, c.d = square;
     expect(call_matmul(&c, &result.algo), invalid, "pointer less aligned than promised to the heuristic");
     expect(call_matmul(&good, &result.algo), ok, "the algorithm with what was promised");
     c = good, c.a = c.b = c.d = block, c.B = A, c.D = D;
     expect(call_matmul(&c, &result.algo), invalid, "an algorithm of another problem");
-    cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
+    cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                                         sizeof workspace);
     cublasLtMatmulAlgoGetHeuristic(handle, desc, square, square, square, square, pref, 1, &result, &found);
     expect(call_matmul(&good, &result.algo), invalid, "less workspace than the algorithm needs");
 
@@ -378,7 +400,7 @@ static void test_misuse(cublasLtHandle_t handle, cudaStream_t stream) {
 }
 
 int main(void) {
-    setenv("CUBLASLT_LOG_LEVEL", "0", 1);  // the refusals below are on purpose
+    setenv("CUBLASLT_LOG_LEVEL", "0", 1); // the refusals below are on purpose
     cublasLtHandle_t handle;
     cudaStream_t stream;
     cublasLtCreate(&handle);

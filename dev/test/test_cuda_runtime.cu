@@ -1,5 +1,6 @@
 // test_cuda_runtime.cu: the CPU stand-in of the CUDA runtime: threads, barriers, streams, memory, and that it
 // reports every misuse it is meant to report. Cases that end the program run in a child of this program.
+#include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -63,7 +64,8 @@ template <int A, int B>
 __global__ void template_sum(int *out) { *out = A + B; }
 
 static void test_launches() {
-    const dim3 shapes[][2] = {{1, 1}, {7, 33}, {dim3(3, 2, 5), dim3(5, 3, 2)}, {dim3(2, 3), dim3(8, 4, 32)}, {1000, 5}};
+    const dim3 shapes[][2] = {
+        {1, 1}, {7, 33}, {dim3(3, 2, 5), dim3(5, 3, 2)}, {dim3(2, 3), dim3(8, 4, 32)}, {1000, 5}};
     for (const char *order : {"", "random:1", "random:2"}) {
         thread_order(order);
         bool once = true;
@@ -94,12 +96,14 @@ static void test_launches() {
 
 static void test_refused_launches() {
     int *p = device<int>(1);
-    FILE *quiet = freopen("/dev/null", "w", stderr);
+    int terminal = dup(2), nowhere = open("/dev/null", O_WRONLY);
+    dup2(nowhere, 2);  // six sentences that are meant to be there
     cudaError_t errors[7];
     LAUNCH((template_sum<1, 1>), 1, 1, 0, 0)(p);
     errors[0] = cudaGetLastError();
-    const struct { size_t grid, block, shared; } bad[] = {{0, 1, 0}, {1, 0, 0}, {1, 1025, 0}, {(size_t)1 << 32, 1, 0},
-                                                          {1, 1, 50000}};
+    const struct {
+        size_t grid, block, shared;
+    } bad[] = {{0, 1, 0}, {1, 0, 0}, {1, 1025, 0}, {(size_t)1 << 32, 1, 0}, {1, 1, 50000}};
     for (int i = 0; i < 5; i++) {
         LAUNCH((template_sum<1, 1>), bad[i].grid, bad[i].block, bad[i].shared, stream)(p);
         errors[1 + i] = cudaGetLastError();
@@ -107,13 +111,18 @@ static void test_refused_launches() {
     LAUNCH((template_sum<1, 1>), dim3(1, 70000), 1, 0, stream)(p);
     errors[6] = cudaStreamSynchronize(stream);
     cudaError_t last = cudaGetLastError();
+    dup2(terminal, 2);
+    close(terminal);
+    close(nowhere);
     bool invalid = true;
     for (int i = 1; i < 7; i++) invalid &= errors[i] == cudaErrorInvalidConfiguration;
     check(&c, errors[0] == cudaErrorInvalidResourceHandle, "a launch on stream 0 is refused");
-    check(&c, invalid, "impossible grids, blocks and shared memory are refused, 2^32 blocks do not wrap around");
-    check(&c, last == errors[6] && cudaGetLastError() == cudaSuccess && cudaStreamSynchronize(stream) == cudaSuccess,
+    check(&c, invalid,
+          "impossible grids, blocks and shared memory are refused, 2^32 blocks do not wrap around");
+    check(&c,
+          last == errors[6] && cudaGetLastError() == cudaSuccess &&
+              cudaStreamSynchronize(stream) == cudaSuccess,
           "a refused launch shows at the next synchronisation and is cleared by cudaGetLastError");
-    if (quiet) check(&c, freopen("/dev/tty", "w", stderr) || dup2(1, 2) == 2, "stderr is back");
     CUDA_CHECK(cudaFree(p));
 }
 
@@ -238,7 +247,8 @@ __global__ void reductions(T *out, const T *in) {
         if (thread % 32 == 0) of_warp[thread / 32] = mine[k ? 3 : 1];
         __syncthreads();
         T total = of_warp[0];
-        for (unsigned w = 1; w < threads / 32; w++) total = k ? (T)fmax(total, of_warp[w]) : total + of_warp[w];
+        for (unsigned w = 1; w < threads / 32; w++)
+            total = k ? (T)fmax(total, of_warp[w]) : total + of_warp[w];
         __syncthreads();
         mine[5 + 2 * k] = total;
     }
@@ -250,7 +260,8 @@ static bool reductions_agree() {
         size_t threads = (size_t)block.x * block.y;
         std::vector<T> host(threads);
         uint64_t random = threads;
-        for (T &x : host) x = (T)((double)(int64_t)cpu_random(&random) * 1e-19 * (cpu_random(&random) % 1000));
+        for (T &x : host)
+            x = (T)((double)(int64_t)cpu_random(&random) * 1e-19 * (cpu_random(&random) % 1000));
         T *in = device<T>(threads), *out = device<T>(threads * 8);
         CUDA_CHECK(cudaMemcpyAsync(in, host.data(), threads * sizeof(T), cudaMemcpyHostToDevice, stream));
         LAUNCH(reductions<T>, 1, block, 0, stream)(out, in);
@@ -265,8 +276,10 @@ static bool reductions_agree() {
 static void test_reductions() {
     for (const char *order : {"", "random:4"}) {
         thread_order(order);
-        check(&c, reductions_agree<float>(), "float warp_sum .. block_max have the bits of shuffles, order '%s'", order);
-        check(&c, reductions_agree<double>(), "double warp_sum .. block_max have the bits of shuffles, order '%s'", order);
+        check(&c, reductions_agree<float>(),
+              "float warp_sum .. block_max have the bits of shuffles, order '%s'", order);
+        check(&c, reductions_agree<double>(),
+              "double warp_sum .. block_max have the bits of shuffles, order '%s'", order);
     }
     thread_order("");
 }
@@ -357,7 +370,8 @@ static void test_streams() {
         same &= in_turns(order.c_str(), true) == 14;
         exposed |= in_turns(order.c_str(), false) != 14;
     }
-    check(&c, same && in_turns("", true) == 14 && in_turns("", false) == 14, "events order two streams for every seed");
+    check(&c, same && in_turns("", true) == 14 && in_turns("", false) == 14,
+          "events order two streams for every seed");
     check(&c, exposed, "stream race: a forgotten cudaStreamWaitEvent shows in a random stream order");
 
     float *x = device<float>(4), *host;
@@ -369,7 +383,8 @@ static void test_streams() {
     host[0] = 7;
     bool waited = host[0] == 7;
     finish();
-    check(&c, waited && host[0] == 7 && fetch(x, 4)[2] == 5, "asynchronous copies read the host's memory when they run");
+    check(&c, waited && host[0] == 7 && fetch(x, 4)[2] == 5,
+          "asynchronous copies read the host's memory when they run");
 
     // A wait is for the record that was there when it was called.
     cudaStream_t other;
@@ -385,7 +400,8 @@ static void test_streams() {
     cpu_enqueue(stream, "later", [&] { return later_ran = true; });
     CUDA_CHECK(cudaEventRecord(event, stream));
     CUDA_CHECK(cudaStreamSynchronize(other));
-    check(&c, !later_ran, "a wait is for the record it saw, an unrecorded event for nothing, and no more is run");
+    check(&c, !later_ran,
+          "a wait is for the record it saw, an unrecorded event for nothing, and no more is run");
     CUDA_CHECK(cudaEventSynchronize(event));
     check(&c, later_ran, "cudaEventSynchronize runs up to the last record");
 
@@ -393,10 +409,13 @@ static void test_streams() {
     cpu_enqueue(stream, "slow", [&] { return ++polls == 5; });
     cpu_enqueue(other, "quick", [&] { return polls > 0; });
     CUDA_CHECK(cudaEventRecord(event, stream));
-    bool not_ready = cudaEventQuery(event) == cudaErrorNotReady && cudaStreamQuery(stream) == cudaErrorNotReady;
+    bool not_ready =
+        cudaEventQuery(event) == cudaErrorNotReady && cudaStreamQuery(stream) == cudaErrorNotReady;
     for (int i = 0; i < 100 && cudaEventQuery(event) == cudaErrorNotReady; i++) {}
-    check(&c, not_ready && polls == 5 && cudaEventQuery(event) == cudaSuccess && cudaGetLastError() == cudaSuccess,
-          "queries report cudaErrorNotReady and get work done");
+    check(
+        &c,
+        not_ready && polls == 5 && cudaEventQuery(event) == cudaSuccess && cudaGetLastError() == cudaSuccess,
+        "queries report cudaErrorNotReady and get work done");
 
     cudaEvent_t start;
     CUDA_CHECK(cudaEventCreate(&start));
@@ -408,11 +427,14 @@ static void test_streams() {
     finish();
     CUDA_CHECK(cudaEventElapsedTime(&ms, start, event));
     check(&c, early && ms >= 20 && ms < 2000, "events measure when the work ran, not when it was enqueued");
-    check(&c, cudaEventElapsedTime(&ms, start, never) == cudaErrorInvalidResourceHandle, "no time without a record");
+    check(&c, cudaEventElapsedTime(&ms, start, never) == cudaErrorInvalidResourceHandle,
+          "no time without a record");
     cudaGetLastError();
 
-    check(&c, nvtxRangePushA("outer") == 0 && nvtxRangePushA("inner") == 1 && !strcmp(cpu_current_label(), "inner") &&
-                  nvtxRangePop() == 1 && nvtxRangePop() == 0 && nvtxRangePop() == -1 && !*cpu_current_label(),
+    check(&c,
+          nvtxRangePushA("outer") == 0 && nvtxRangePushA("inner") == 1 &&
+              !strcmp(cpu_current_label(), "inner") && nvtxRangePop() == 1 && nvtxRangePop() == 0 &&
+              nvtxRangePop() == -1 && !*cpu_current_label(),
           "nvtx ranges nest");
     for (cudaEvent_t e : {event, never, start}) CUDA_CHECK(cudaEventDestroy(e));
     CUDA_CHECK(cudaStreamDestroy(other));
@@ -435,31 +457,47 @@ static void test_memory() {
     std::vector<float> got = fetch(x, n);
     check(&c, got[0] == 0 && got[1] == 1 && got[n - 1] == 1, "large copies and fills");
 
-    check(&c, cpu_is_device_range(x, n * 4) && cpu_is_device_range(x + n - 1, 4) && !cpu_is_device_range(x + n - 1, 5) &&
-                  !cpu_is_device_range(x + n, 1) && !cpu_is_device_range(pinned, 4) && !cpu_is_device_range(host, 4),
+    check(&c,
+          cpu_is_device_range(x, n * 4) && cpu_is_device_range(x + n - 1, 4) &&
+              !cpu_is_device_range(x + n - 1, 5) && !cpu_is_device_range(x + n, 1) &&
+              !cpu_is_device_range(pinned, 4) && !cpu_is_device_range(host, 4),
           "device ranges are known");
-    const cudaError_t good = cudaSuccess, value = cudaErrorInvalidValue, way = cudaErrorInvalidMemcpyDirection;
-    check(&c, cudaMemcpy(host, x, 16, cudaMemcpyDefault) == good && cudaMemcpy(x, x + 4, 16, cudaMemcpyDefault) == good &&
-                  cudaMemcpy(pinned, host, 16, cudaMemcpyHostToHost) == good, "legal copies of every kind");
-    check(&c, cudaMemcpy(host, x, 16, cudaMemcpyHostToDevice) == way && cudaMemcpy(x, x + 4, 16, cudaMemcpyDeviceToHost) == way &&
-                  cudaMemcpyAsync(x, host, 16, cudaMemcpyDeviceToDevice, stream) == way, "copies in the wrong direction");
-    check(&c, cudaMemcpy(host, x + n - 1, 16, cudaMemcpyDeviceToHost) == value &&
-                  cudaMemcpy(pinned + 24, x, 16, cudaMemcpyDeviceToHost) == value &&
-                  cudaMemset(x + 1, 0, n * 4) == value && cudaMemset(host, 0, 4) == value &&
-                  cudaMemsetAsync(x + n, 0, 4, stream) == value && cudaMemcpy(NULL, x, 4, cudaMemcpyDeviceToHost) == value,
+    const cudaError_t good = cudaSuccess, value = cudaErrorInvalidValue,
+                      way = cudaErrorInvalidMemcpyDirection;
+    check(&c,
+          cudaMemcpy(host, x, 16, cudaMemcpyDefault) == good &&
+              cudaMemcpy(x, x + 4, 16, cudaMemcpyDefault) == good &&
+              cudaMemcpy(pinned, host, 16, cudaMemcpyHostToHost) == good,
+          "legal copies of every kind");
+    check(&c,
+          cudaMemcpy(host, x, 16, cudaMemcpyHostToDevice) == way &&
+              cudaMemcpy(x, x + 4, 16, cudaMemcpyDeviceToHost) == way &&
+              cudaMemcpyAsync(x, host, 16, cudaMemcpyDeviceToDevice, stream) == way,
+          "copies in the wrong direction");
+    check(&c,
+          cudaMemcpy(host, x + n - 1, 16, cudaMemcpyDeviceToHost) == value &&
+              cudaMemcpy(pinned + 24, x, 16, cudaMemcpyDeviceToHost) == value &&
+              cudaMemset(x + 1, 0, n * 4) == value && cudaMemset(host, 0, 4) == value &&
+              cudaMemsetAsync(x + n, 0, 4, stream) == value &&
+              cudaMemcpy(NULL, x, 4, cudaMemcpyDeviceToHost) == value,
           "copies and fills beyond an allocation");
     const cudaError_t handle = cudaErrorInvalidResourceHandle;
-    check(&c, cudaMemcpyAsync(x, host, 16, cudaMemcpyHostToDevice, 0) == handle && cudaMemsetAsync(x, 0, 4) == handle &&
-                  cudaEventRecord(NULL, stream) == handle && cudaStreamSynchronize((cudaStream_t)x) == handle,
+    check(&c,
+          cudaMemcpyAsync(x, host, 16, cudaMemcpyHostToDevice, 0) == handle &&
+              cudaMemsetAsync(x, 0, 4) == handle && cudaEventRecord(NULL, stream) == handle &&
+              cudaStreamSynchronize((cudaStream_t)x) == handle,
           "asynchronous work on stream 0 and handles that are none");
-    check(&c, cudaFree(x + 1) == value && cudaFree(host) == value && cudaFree(pinned) == value && cudaFreeHost(x) == value &&
-                  cudaFree(NULL) == good, "foreign pointers are not freed");
+    check(&c,
+          cudaFree(x + 1) == value && cudaFree(host) == value && cudaFree(pinned) == value &&
+              cudaFreeHost(x) == value && cudaFree(NULL) == good,
+          "foreign pointers are not freed");
     cudaGetLastError();
 
     LAUNCH(add_one, CEIL_DIV(n, 256), 256, 0, stream)(x, n);
     bool drained = false;
     cpu_enqueue(stream, "check", [&] { return drained = true; });
-    check(&c, cudaFree(x) == good && drained && cudaFree(x) == value, "cudaFree waits for queued work; twice is an error");
+    check(&c, cudaFree(x) == good && drained && cudaFree(x) == value,
+          "cudaFree waits for queued work; twice is an error");
     check(&c, cudaPeekAtLastError() == value && cudaGetLastError() == value && cudaGetLastError() == good,
           "the last error is kept once");
     CUDA_CHECK(cudaFreeHost(pinned));
@@ -467,13 +505,18 @@ static void test_memory() {
     size_t before, after, total;
     void *p;
     Error err = {""};
+    setenv("CPU_DEVICE_MEMORY", "512", 1);
     CUDA_CHECK(cudaMemGetInfo(&before, &total));
     bool fits = cuda_allocate(&p, total * 2, "the test", &err);
-    check(&c, !fits && !p && strstr(err.text, "does not fit: the test needs "), "what does not fit is refused: %s", err.text);
-    check(&c, cudaMalloc(&p, total * 2) == cudaErrorMemoryAllocation && cudaGetLastError() != good, "cudaMalloc fails");
-    check(&c, cuda_allocate(&p, 64 << 20, "the test", &err) && cudaMemGetInfo(&after, &total) == good && after < before,
+    check(&c, !fits && !p && strstr(err.text, "does not fit: the test needs "),
+          "what does not fit is refused: %s", err.text);
+    check(&c, cudaMalloc(&p, total * 2) == cudaErrorMemoryAllocation && cudaGetLastError() != good,
+          "cudaMalloc fails");
+    check(&c, cuda_allocate(&p, 64 << 20, "the test", &err) && cudaMemGetInfo(&after, &total) == good &&
+                  total == (size_t)512 << 20 && after == before - (64 << 20),
           "allocated memory is not free");
     CUDA_CHECK(cudaFree(p));
+    unsetenv("CPU_DEVICE_MEMORY");
 }
 
 static void test_device() {
@@ -483,8 +526,10 @@ static void test_device() {
     CUDA_CHECK(cudaSetDevice(0));
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaGetDeviceProperties(&prop, 0));
-    check(&c, count == 1 && device == 0 && cudaSetDevice(1) == cudaErrorInvalidDevice && prop.warpSize == 32 &&
-                  !strcmp(prop.name, "CPU (stand-in)") && prop.multiProcessorCount > 0, "one device");
+    check(&c,
+          count == 1 && device == 0 && cudaSetDevice(1) == cudaErrorInvalidDevice && prop.warpSize == 32 &&
+              !strcmp(prop.name, "CPU (stand-in)") && prop.multiProcessorCount > 0,
+          "one device");
     cudaGetLastError();
 }
 
@@ -502,7 +547,8 @@ static void test_bf16() {
         // Between h and the next: below the middle, the middle (to even), above it.
         const uint32_t next[5] = {h, h + (h & 1), h + 1, h, h + 1};
         const uint32_t low[5] = {0x7FFF, 0x8000, 0x8001, 1, 0xFFFF};
-        for (int i = 0; i < 5; i++) nearest &= __bfloat16_as_ushort(__float2bfloat16_rn(float_of(h << 16 | low[i]))) == next[i];
+        for (int i = 0; i < 5; i++)
+            nearest &= __bfloat16_as_ushort(__float2bfloat16_rn(float_of(h << 16 | low[i]))) == next[i];
     }
     check(&c, exact, "bf16 to float and back is exact for all 65536 values; NaN becomes 0x7FFF");
     check(&c, nearest, "float to bf16 rounds to nearest, ties to even, overflow to infinity");
@@ -516,10 +562,12 @@ static void test_bf16() {
     for (size_t i = 0; i < 16; i++) a[i] = from_float<floatX>((float)i);
     x128 pack = load128(a);
     store128(a + x128::size, pack);
-    check(&c, sizeof pack == 16 && to_float(a[2 * x128::size - 1]) == (float)(x128::size - 1), "128-bit packs of " FLOATX_NAME);
+    check(&c, sizeof pack == 16 && to_float(a[2 * x128::size - 1]) == (float)(x128::size - 1),
+          "128-bit packs of " FLOATX_NAME);
 }
 
-// ---------------------------------------------------------------------------------------------- cases that end
+// ---------------------------------------------------------------------------------------------- cases that
+// end
 
 __global__ void divergent() {
     if (threadIdx.x == 3) __syncthreads();
@@ -547,7 +595,7 @@ __global__ void not_in_mask() { __shfl_sync(0x0000FFFFu, 1, 0); }
 __global__ void reads_outside() {
     if (threadIdx.x < 8) __shfl_sync(0x000000FFu, 1, 12);
 }
-__global__ void different_masks() { __syncwarp(threadIdx.x < 16 ? 0xFFFFFFFFu : 0xFFFF0000u); }
+__global__ void different_masks() { __syncwarp(threadIdx.x < 31 ? 0xFFFFFFFFu : 0x80000001u); }
 __global__ void bad_width() { __shfl_sync(0xFFFFFFFFu, 1, 0, 12); }
 __global__ void misaligned(float *x) { load128(x + threadIdx.x + 1); }
 __global__ void writes_at(float *x, size_t i) { x[i] = 1; }
@@ -591,7 +639,8 @@ static int run_case(const char *name) {
         CUDA_CHECK(cudaStreamSynchronize(stream));
         CUDA_CHECK(cudaProfilerStop());
     }
-    if (n == "enqueue-inside") cpu_enqueue(stream, "outer", [] { return cudaStreamSynchronize(stream) == cudaSuccess; });
+    if (n == "enqueue-inside")
+        cpu_enqueue(stream, "outer", [] { return cudaStreamSynchronize(stream) == cudaSuccess; });
     CUDA_CHECK(cudaDeviceSynchronize());
     CUDA_CHECK(cudaFree(x));
     CUDA_CHECK(cudaStreamDestroy(stream));
@@ -599,13 +648,13 @@ static int run_case(const char *name) {
 }
 
 // Runs this program again for one case. True if it ends as expected and its output has all the words.
-static bool ends(const char *name, const char *variable, bool fails, std::vector<const char *> words) {
+static bool ends(const char *name, const char *order, bool fails, std::vector<const char *> words) {
     int out[2], status = 0;
     if (pipe(out) != 0) return false;
     pid_t child = fork();
     if (child == 0) {
         setenv("CPU_STALL_SECONDS", "1", 1);
-        if (variable) setenv("CPU_THREAD_ORDER", variable, 1);
+        setenv("CPU_THREAD_ORDER", order ? order : "", 1);
         dup2(out[1], 1), dup2(out[1], 2), close(out[0]);
         execl("/proc/self/exe", "test_cuda_runtime", name, (char *)NULL);
         _exit(127);
@@ -624,33 +673,53 @@ static bool ends(const char *name, const char *variable, bool fails, std::vector
 
 static void test_reports() {
     for (const char *order : {"", "random:5"}) {
-        check(&c, ends("divergent", order, true, {"kernel divergent, block (", "thread (", "divergent barrier: it is at"}),
+        check(&c,
+              ends("divergent", order, true,
+                   {"kernel divergent, block (", "thread (", "divergent barrier: it is at"}),
               "divergent barriers are reported, order '%s'", order);
-        check(&c, ends("exit", order, true, {"kernel leaves_early, block (2,0,0), thread (", "thread (40,0,0) has exited"}),
+        check(&c,
+              ends("exit", order, true,
+                   {"kernel leaves_early, block (2,0,0), thread (", "thread (40,0,0) has exited"}),
               "a barrier after an exit is reported, order '%s'", order);
-        check(&c, ends("lane", order, true, {"kernel lane_left", "mask 0xffffffff: thread (9,0,0) has exited"}),
+        check(&c,
+              ends("lane", order, true, {"kernel lane_left", "mask 0xffffffff: thread (9,0,0) has exited"}),
               "a shuffle of a lane that exited is reported, order '%s'", order);
         check(&c, ends("warp-block", order, true, {"thread (9,0,0) waits at a block barrier"}),
               "a warp that waits for a thread at the block's barrier is reported, order '%s'", order);
     }
-    check(&c, ends("short", NULL, true, {"thread (32,0,0)", "names lanes that do not exist"}), "a full mask in a short warp");
-    check(&c, ends("not-in-mask", NULL, true, {"thread (16,0,0)", "leaves it out"}), "a mask without the caller");
-    check(&c, ends("outside", NULL, true, {"thread (0,0,0)", "shuffle reads lane 12"}), "a shuffle from outside the mask");
-    check(&c, ends("masks", NULL, true, {"kernel different_masks", "are at different warp operations"}), "masks that differ");
+    check(&c, ends("short", NULL, true, {"thread (32,0,0)", "names lanes that do not exist"}),
+          "a full mask in a short warp");
+    check(&c, ends("not-in-mask", NULL, true, {"thread (16,0,0)", "leaves it out"}),
+          "a mask without the caller");
+    check(&c, ends("outside", NULL, true, {"thread (0,0,0)", "shuffle reads lane 12"}),
+          "a shuffle from outside the mask");
+    check(&c, ends("masks", NULL, true, {"kernel different_masks", "are at different warp operations"}),
+          "masks that differ");
     check(&c, ends("width", NULL, true, {"power of two"}), "a shuffle's width");
-    check(&c, ends("misaligned", NULL, true, {"kernel misaligned", "not a multiple of 16"}), "128 bits at an odd address");
-    check(&c, ends("write", NULL, true, {CPU_ASAN ? "heap-buffer-overflow" : "behind the 40 bytes of device memory"}),
+    check(&c, ends("misaligned", NULL, true, {"kernel misaligned", "not a multiple of 16"}),
+          "128 bits at an odd address");
+    check(&c,
+          ends("write", NULL, true,
+               {CPU_ASAN ? "heap-buffer-overflow" : "behind the 40 bytes of device memory"}),
           "a kernel's write past the end is caught");
-    check(&c, ends("stall", NULL, true, {"no progress for", "stream 1: waits for nobody in micro-batch 3", "stream 2: also"}),
+    check(&c,
+          ends("stall", NULL, true,
+               {"no progress for", "stream 1: waits for nobody in micro-batch 3", "stream 2: also"}),
           "streams that wait for ever are reported");
-    check(&c, ends("profile", NULL, false, {"writes_at                                        3", "cudaMemsetAsync "}),
+    check(&c,
+          ends("profile", NULL, false,
+               {"writes_at                                        3", "cudaMemsetAsync "}),
           "the profile counts kernels and copies");
-    check(&c, ends("enqueue-inside", NULL, true, {"may not synchronise"}), "an operation that synchronises is reported");
-    check(&c, ends("none", "backwards", true, {"CPU_THREAD_ORDER=backwards is not understood"}), "an unknown order is refused");
+    check(&c, ends("enqueue-inside", NULL, true, {"may not synchronise"}),
+          "an operation that synchronises is reported");
+    check(&c, ends("none", "backwards", true, {"CPU_THREAD_ORDER=backwards is not understood"}),
+          "an unknown order is refused");
     check(&c, ends("none", NULL, false, {}), "a case without a fault ends well");
     if (!CPU_ASAN) return;
-    check(&c, ends("host-read", NULL, true, {"use-after-poison"}), "the host reading device memory is caught");
-    check(&c, ends("shared", NULL, true, {"heap-buffer-overflow"}), "a read past dynamic shared memory is caught");
+    check(&c, ends("host-read", NULL, true, {"use-after-poison"}),
+          "the host reading device memory is caught");
+    check(&c, ends("shared", NULL, true, {"heap-buffer-overflow"}),
+          "a read past dynamic shared memory is caught");
 }
 
 int main(int argc, char **argv) {
@@ -664,8 +733,8 @@ int main(int argc, char **argv) {
     test_memory();
     test_device();
     test_bf16();
-    test_reports();
     test_refused_launches();
+    test_reports();
     CUDA_CHECK(cudaStreamDestroy(stream));
     return check_summary(&c);
 }

@@ -543,29 +543,36 @@ static void loop(ncclComm_t comm, cudaStream_t stream, bool one_exits) {
     }
 }
 
+// `test_nccl bench [TOGETHER PART]` (see Limits). Batches of three kinds take turns and the best of each counts, because
+// other programs may run beside us; the third is MPI's own non-blocking all-reduce, polled with a yield as ours is.
 static void bench(ncclComm_t comm, cudaStream_t stream) {
     for (size_t bytes : {(size_t)4, (size_t)1024, (size_t)16384, (size_t)65536, (size_t)262144, (size_t)4194304}) {
         float *x = (float *)device(bytes);
+        std::vector<float> from(bytes / 4), to(bytes / 4);
         cudaMemset(x, 0, bytes);
-        int repeats = bytes > 1000000 ? 20 : 300;
-        for (int waits = 0; waits < 2; waits++) {
-            double start = 0;
-            for (int i = -5; i < repeats; i++) {
-                if (i == 0) {
-                    cudaStreamSynchronize(stream);
-                    MPI_Barrier(MPI_COMM_WORLD);
-                    start = MPI_Wtime();
+        int repeats = bytes > 1000000 ? 2 : 20;
+        double best[3] = {1e30, 1e30, 1e30};
+        for (int batch = 0; batch < 60; batch++) {
+            int kind = batch % 3;
+            MPI_Barrier(MPI_COMM_WORLD);
+            double start = MPI_Wtime();
+            for (int i = 0; i < repeats; i++) {
+                if (kind < 2) {
+                    NCCL(ncclAllReduce(x, x, bytes / 4, ncclFloat, ncclSum, comm, stream));
+                    if (kind == 1) cudaStreamSynchronize(stream);
+                    continue;
                 }
-                NCCL(ncclAllReduce(x, x, bytes / 4, ncclFloat, ncclSum, comm, stream));
-                if (waits) cudaStreamSynchronize(stream);
+                MPI_Request request;
+                MPI_Iallreduce(from.data(), to.data(), (int)(bytes / 4), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request);
+                for (int done = 0; MPI_Test(&request, &done, MPI_STATUS_IGNORE), !done;) sched_yield();
             }
             cudaStreamSynchronize(stream);
-            MPI_Barrier(MPI_COMM_WORLD);
             double us = 1e6 * (MPI_Wtime() - start) / repeats;
-            if (world_rank == 0) {
-                printf("all-reduce of %zu bytes, %d ranks, %s: %.1f us\n", bytes, world_size,
-                       waits ? "each waited for" : "queued", us);
-            }
+            if (us < best[kind]) best[kind] = us;
+        }
+        if (world_rank == 0) {
+            printf("all-reduce of %zu bytes, %d ranks: %.1f us queued, %.1f us each waited for (MPI_Iallreduce %.1f us)\n",
+                   bytes, world_size, best[0], best[1], best[2]);
         }
         cudaFree(x);
     }
@@ -594,7 +601,13 @@ int main(int argc, char **argv) {
     else if (!strcmp(mode, "mismatch") && argc > 2) mismatch(comm, streams[0], argv[2]);
     else if (!strcmp(mode, "absent") && world_rank != 1) split(comm, 0, 0, "all but one");
     else if (!strcmp(mode, "loop") || !strcmp(mode, "exit")) loop(comm, streams[0], !strcmp(mode, "exit"));
-    else if (!strcmp(mode, "bench")) bench(comm, streams[0]);
+    else if (!strcmp(mode, "bench")) {
+        if (argc > 3) {
+            nccl_mpi::state().limits.together = strtoull(argv[2], NULL, 10);
+            nccl_mpi::state().limits.part = strtoull(argv[3], NULL, 10);
+        }
+        bench(comm, streams[0]);
+    }
     NCCL(ncclCommDestroy(comm));
     MPI_Finalize();
     return code;

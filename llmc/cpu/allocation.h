@@ -1,4 +1,5 @@
-// allocation.h: device and pinned host memory of the stand-in: every allocation is known, checked and poisoned.
+// allocation.h: device and pinned host memory of the stand-in: every allocation is known, checked and
+// poisoned.
 //
 // New memory is NaN. A strip behind each allocation is looked at when it is freed and at every device
 // synchronisation, so that a kernel's write past the end is reported in any build. Under AddressSanitizer
@@ -45,10 +46,12 @@ static inline std::map<uintptr_t, CpuAllocation>::iterator cpu_find_allocation(c
 // True if [p, p + bytes) lies inside one live allocation of cudaMalloc.
 static inline bool cpu_is_device_range(const void *p, size_t bytes) {
     auto a = cpu_find_allocation(p);
-    return a != cpu_memory().live.end() && a->second.device && bytes <= a->second.bytes - ((uintptr_t)p - a->first);
+    return a != cpu_memory().live.end() && a->second.device &&
+           bytes <= a->second.bytes - ((uintptr_t)p - a->first);
 }
 
-// True if [p, p + bytes) may be host memory: nothing of it is device memory, nor past the end of a pinned block.
+// True if [p, p + bytes) may be host memory: nothing of it is device memory, nor past the end of a pinned
+// block.
 static inline bool cpu_is_host_range(const void *p, size_t bytes) {
     CpuMemory &m = cpu_memory();
     auto a = cpu_find_allocation(p);
@@ -63,13 +66,15 @@ static inline void cpu_in_pieces(size_t bytes, Piece piece) {
     if (bytes < CPU_BIG) return piece((size_t)0, bytes);
     size_t pieces = (bytes + CPU_PIECE - 1) / CPU_PIECE;
 #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < pieces; i++) piece(i * CPU_PIECE, i + 1 < pieces ? CPU_PIECE : bytes - i * CPU_PIECE);
+    for (size_t i = 0; i < pieces; i++)
+        piece(i * CPU_PIECE, i + 1 < pieces ? CPU_PIECE : bytes - i * CPU_PIECE);
 }
 static inline void cpu_fill(void *p, int byte, size_t bytes) {
     cpu_in_pieces(bytes, [=](size_t first, size_t n) { memset((char *)p + first, byte, n); });
 }
 static inline void cpu_copy(void *to, const void *from, size_t bytes) {
-    cpu_in_pieces(bytes, [=](size_t first, size_t n) { memmove((char *)to + first, (const char *)from + first, n); });
+    cpu_in_pieces(
+        bytes, [=](size_t first, size_t n) { memmove((char *)to + first, (const char *)from + first, n); });
 }
 
 static inline void cpu_poison(void *p, size_t bytes, bool poison) {
@@ -94,10 +99,12 @@ static inline bool cpu_open_memory(bool open) {
 static inline void *cpu_allocate(size_t bytes, bool device) {
     CpuMemory &m = cpu_memory();
     bool big = bytes >= (size_t)CPU_BIG && !CPU_ASAN;
-    // Big blocks start on a huge page plus a little: blocks all equal modulo 4 KiB fight for the same cache lines.
+    // Big blocks start on a huge page plus a little: blocks all equal modulo 4 KiB fight for the same cache
+    // lines.
     size_t offset = big ? m.count % 13 * 1280 : 0;
     char *base;
-    if (bytes > SIZE_MAX / 2 || posix_memalign((void **)&base, big ? CPU_PIECE : 256, bytes + offset + CPU_FENCE))
+    if (bytes > SIZE_MAX / 2 ||
+        posix_memalign((void **)&base, big ? CPU_PIECE : 256, bytes + offset + CPU_FENCE))
         return NULL;
     if (big) madvise(base, bytes + offset, MADV_HUGEPAGE);
     char *p = base + offset;

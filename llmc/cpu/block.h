@@ -75,7 +75,8 @@ inline void cpu_run_block(CpuBlock *b, size_t number, uint64_t seed) {
             b->order[i] = b->order[j], b->order[j] = (uint16_t)i;
         }
     }
-    if (b->shared_bytes) memset(b->shared, 0xFF, b->shared_bytes);  // NaN: nothing may be read before it is written
+    if (b->shared_bytes)
+        memset(b->shared, 0xFF, b->shared_bytes);  // NaN: nothing may be read before it is written
     for (;;) {
         b->launch->body(b, b->launch->args);
         if (b->suspended == 0 && b->next == b->count) break;
@@ -89,7 +90,8 @@ inline void cpu_run_block(CpuBlock *b, size_t number, uint64_t seed) {
 }
 
 // Runs every block of the launch. Waking the other OS threads costs some microseconds, and far more on a busy
-// machine: it must be worth it, by what the kernel's threads took last time (a few ns each, until that is known).
+// machine: it must be worth it, by what the kernel's threads took last time (a few ns each, until that is
+// known).
 inline void cpu_run_grid(const CpuGrid *g) {
     size_t blocks = (size_t)g->grid.x * g->grid.y * g->grid.z;
     double threads = (double)blocks * g->block.x * g->block.y * g->block.z;

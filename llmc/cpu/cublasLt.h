@@ -1,12 +1,12 @@
-// cublasLt.h (CPU): the cuBLASLt calls that the trainers use, computed by oneDNN, or by a CBLAS with -DUSE_CBLAS.
+// cublasLt.h (CPU): the cuBLASLt calls that the trainers use, on oneDNN or, with -DUSE_CBLAS, on a CBLAS.
 // Names, signatures, units and status codes are cuBLASLt's; whatever else it has does not compile here.
 //
-// Matrices are column-major, as cuBLASLt documents them: D[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * C[m,n],
-// then the epilogue; float32 or bfloat16 in memory, float32 arithmetic. gemm.h computes.
+// Matrices are column-major, as cuBLASLt documents them:
+// D[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * C[m,n], then the epilogue; float32 or bfloat16 in memory, float32 arithmetic. gemm.h computes.
 //
 // What is misused is refused with cuBLASLt's status and, unless CUBLASLT_LOG_LEVEL=0, a sentence on stderr.
-// Beyond the real checks: ranges must lie in device memory, the output must not overlap an input, pointers must
-// have the alignment promised to the heuristic, and an algorithm serves only the problem it was found for.
+// Beyond the real checks: ranges must lie in device memory, the output must not overlap an input, pointers
+// must have the alignment promised to the heuristic, and an algorithm serves only the problem it came for.
 #ifndef LLMC_CPU_CUBLASLT_H
 #define LLMC_CPU_CUBLASLT_H
 
@@ -37,9 +37,7 @@ __attribute__((format(printf, 2, 3))) static inline cublasStatus_t cpu_lt_refuse
     return status;
 }
 
-static inline size_t cpu_lt_type_size(cudaDataType type) {
-    return type == CUDA_R_16BF ? 2 : 4;
-}
+static inline size_t cpu_lt_type_size(cudaDataType type) { return type == CUDA_R_16BF ? 2 : 4; }
 
 // Elements from the first to the last of the whole batch, one past it.
 static inline uint64_t cpu_lt_extent(cublasLtMatrixLayout_t m) {
@@ -64,8 +62,8 @@ static inline cublasStatus_t cpu_lt_check_layout(const char *name, cublasLtMatri
     bool apart = stride >= (uint64_t)m->ld * (m->cols - 1) + m->rows;
     bool side_by_side = stride >= m->rows && last + m->rows <= (uint64_t)m->ld;
     if (apart || side_by_side) return CUBLAS_STATUS_SUCCESS;
-    return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE, "the matrices of %s's batch overlap (stride %lld)", name,
-                         (long long)m->stride);
+    return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE, "the matrices of %s's batch overlap (stride %lld)",
+                         name, (long long)m->stride);
 }
 
 // Everything that does not depend on addresses.
@@ -79,8 +77,8 @@ static inline cublasStatus_t cpu_lt_check(cublasLtMatmulDesc_t desc, cublasLtMat
         cublasStatus_t status = cpu_lt_check_layout(name, all[i], i == 3);
         if (status != CUBLAS_STATUS_SUCCESS) return status;
         if (all[i]->batch != d->batch) {
-            return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE, "%s has batch count %d, D %d", name, all[i]->batch,
-                                 d->batch);
+            return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE, "%s has batch count %d, D %d", name,
+                                 all[i]->batch, d->batch);
         }
     }
     if ((desc->trans_a | desc->trans_b) & ~1) {
@@ -90,9 +88,9 @@ static inline cublasStatus_t cpu_lt_check(cublasLtMatmulDesc_t desc, cublasLtMat
     uint64_t kb = desc->trans_b ? b->cols : b->rows, n = desc->trans_b ? b->rows : b->cols;
     if (k != kb || d->rows != m || d->cols != n || c->rows != m || c->cols != n) {
         return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE,
-                             "op(A) is %zu x %zu, op(B) %zu x %zu, C %zu x %zu, D %zu x %zu", (size_t)m, (size_t)k,
-                             (size_t)kb, (size_t)n, (size_t)c->rows, (size_t)c->cols, (size_t)d->rows,
-                             (size_t)d->cols);
+                             "op(A) is %zu x %zu, op(B) %zu x %zu, C %zu x %zu, D %zu x %zu", (size_t)m,
+                             (size_t)k, (size_t)kb, (size_t)n, (size_t)c->rows, (size_t)c->cols,
+                             (size_t)d->rows, (size_t)d->cols);
     }
     if (a->type != b->type || c->type != d->type || (a->type == CUDA_R_32F && d->type != CUDA_R_32F)) {
         return cpu_lt_refuse(CUBLAS_STATUS_NOT_SUPPORTED, "data types A %d, B %d, C %d, D %d", (int)a->type,
@@ -109,20 +107,23 @@ static inline cublasStatus_t cpu_lt_check(cublasLtMatmulDesc_t desc, cublasLtMat
         (aux && desc->aux_type != -1 && desc->aux_type != (int32_t)d->type)) {
         return cpu_lt_refuse(CUBLAS_STATUS_NOT_SUPPORTED, "bias or aux data type other than D's");
     }
-    if (aux && (desc->aux_ld < (int64_t)m || (d->batch > 1 && desc->aux_stride < desc->aux_ld * (int64_t)n))) {
+    if (aux &&
+        (desc->aux_ld < (int64_t)m || (d->batch > 1 && desc->aux_stride < desc->aux_ld * (int64_t)n))) {
         return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE, "aux has leading dimension %lld for %zu rows",
                              (long long)desc->aux_ld, (size_t)m);
     }
-    // Documented of GELU's aux matrix; a caller meets it as a problem without an algorithm, so it is not reported.
+    // As documented of GELU's aux matrix. It is no misuse to ask, so there is no sentence.
     if (aux && (desc->aux_ld % 8 || desc->aux_stride % 8)) return CUBLAS_STATUS_NOT_SUPPORTED;
     return CUBLAS_STATUS_SUCCESS;
 }
 
 // Tells problems apart, so that an algorithm of another one is recognised (FNV-1a over the numbers).
-static inline uint64_t cpu_lt_fingerprint(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t const layouts[4]) {
+static inline uint64_t cpu_lt_fingerprint(cublasLtMatmulDesc_t desc,
+                                          cublasLtMatrixLayout_t const layouts[4]) {
     uint64_t h = 14695981039346656037ull;
     const auto mix = [&h](uint64_t x) { h = (h ^ x) * 1099511628211ull; };
-    mix((uint64_t)desc->trans_a), mix((uint64_t)desc->trans_b), mix(desc->epilogue), mix((uint64_t)desc->aux_ld);
+    mix((uint64_t)desc->trans_a), mix((uint64_t)desc->trans_b), mix(desc->epilogue),
+        mix((uint64_t)desc->aux_ld);
     for (int i = 0; i < 4; i++) {
         const cublasLtMatrixLayoutOpaque_t *m = layouts[i];
         mix(m->type), mix(m->rows), mix(m->cols), mix((uint64_t)m->ld), mix((uint64_t)m->batch);
@@ -131,7 +132,7 @@ static inline uint64_t cpu_lt_fingerprint(cublasLtMatmulDesc_t desc, cublasLtMat
     return h;
 }
 
-// Do the elements of two matrices (batches included) meet? Exact for what lies side by side with one row length.
+// Do the elements of two matrices, batches included, meet? Exact for matrices side by side in the same rows.
 static inline bool cpu_lt_overlap(const void *p, cublasLtMatrixLayout_t pm, const void *q,
                                   cublasLtMatrixLayout_t qm) {
     uint64_t ps = cpu_lt_type_size(pm->type), qs = cpu_lt_type_size(qm->type);
@@ -141,18 +142,19 @@ static inline bool cpu_lt_overlap(const void *p, cublasLtMatrixLayout_t pm, cons
     uint64_t pw = ((uint64_t)pm->stride * (uint64_t)(pm->batch - 1) + pm->rows) * ps;
     uint64_t qw = ((uint64_t)qm->stride * (uint64_t)(qm->batch - 1) + qm->rows) * qs;
     if (row != (uint64_t)qm->ld * qs || pw > row || qw > row) return true;
-    uint64_t ahead = (q0 + row - p0 % row) % row;  // from p's columns forward to q's
+    uint64_t ahead = (q0 + row - p0 % row) % row; // from p's columns forward to q's
     return ahead < pw || row - ahead < qw;
 }
 
 // ---- the product ----
 
-// The one algorithm, which claims a little workspace so that callers must really provide it. Problems that are
-// legal but not served return NOT_SUPPORTED and no algorithm.
-static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
-    cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-    cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t pref, int requested,
-    cublasLtMatmulHeuristicResult_t results[], int *returned) {
+// The one algorithm, which claims a little workspace so that callers must really provide it. Problems that
+// are legal but not served return NOT_SUPPORTED and no algorithm.
+static inline cublasStatus_t
+cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
+                               cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                               cublasLtMatmulPreference_t pref, int requested,
+                               cublasLtMatmulHeuristicResult_t results[], int *returned) {
     if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
     if (!pref || requested < 1 || !results || !returned) return CUBLAS_STATUS_INVALID_VALUE;
     *returned = 0;
@@ -176,17 +178,19 @@ static inline CpuMatrix cpu_lt_matrix(const void *p, cublasLtMatrixLayout_t m) {
 }
 
 // alpha and beta are host pointers, read now; algo NULL asks the heuristic. The work is queued on the stream.
-static inline cublasStatus_t cublasLtMatmul(
-    cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha, const void *A, cublasLtMatrixLayout_t a,
-    const void *B, cublasLtMatrixLayout_t b, const void *beta, const void *C, cublasLtMatrixLayout_t c, void *D,
-    cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t *algo, void *workspace, size_t workspace_bytes,
-    cudaStream_t stream) {
+static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                                            const void *alpha, const void *A, cublasLtMatrixLayout_t a,
+                                            const void *B, cublasLtMatrixLayout_t b, const void *beta,
+                                            const void *C, cublasLtMatrixLayout_t c, void *D,
+                                            cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t *algo,
+                                            void *workspace, size_t workspace_bytes, cudaStream_t stream) {
     const cublasStatus_t invalid = CUBLAS_STATUS_INVALID_VALUE;
     if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
     cublasStatus_t status = cpu_lt_check(desc, a, b, c, d);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     if (!alpha || !beta) return cpu_lt_refuse(invalid, "alpha or beta is NULL");
-    if (!cpu_is_stream(stream)) return cpu_lt_refuse(invalid, stream ? "no such stream" : "stream 0 is not used here");
+    if (!cpu_is_stream(stream))
+        return cpu_lt_refuse(invalid, stream ? "no such stream" : "stream 0 is not used here");
 
     cublasLtMatrixLayout_t layouts[4] = {a, b, c, d};
     float alpha_value = *(const float *)alpha, beta_value = *(const float *)beta;
@@ -213,7 +217,8 @@ static inline cublasStatus_t cublasLtMatmul(
     if (has_bias && !cpu_is_device_range(desc->bias, d->rows * size)) {
         return cpu_lt_refuse(invalid, "the bias (%zu) leaves its device allocation", (size_t)d->rows);
     }
-    if (has_aux && (!cpu_is_device_range(desc->aux, cpu_lt_extent(&aux) * size) || (uintptr_t)desc->aux % 16)) {
+    if (has_aux &&
+        (!cpu_is_device_range(desc->aux, cpu_lt_extent(&aux) * size) || (uintptr_t)desc->aux % 16)) {
         return cpu_lt_refuse(invalid, "aux leaves its device allocation or is not aligned to 16 bytes");
     }
     if (has_aux && cpu_lt_overlap(desc->aux, &aux, D, d)) return cpu_lt_refuse(invalid, "D overlaps aux");
@@ -221,16 +226,18 @@ static inline cublasStatus_t cublasLtMatmul(
         return cpu_lt_refuse(invalid, "the algorithm was found for another problem");
     }
     if ((algo && workspace_bytes < algo->data[1]) ||
-        (workspace_bytes && (!cpu_is_device_range(workspace, workspace_bytes) || (uintptr_t)workspace % 16))) {
+        (workspace_bytes &&
+         (!cpu_is_device_range(workspace, workspace_bytes) || (uintptr_t)workspace % 16))) {
         return cpu_lt_refuse(invalid, "the workspace is too small, unaligned or no device memory");
     }
 
-    // Column-major D = op(A) op(B) is the row-major product of op(B)'s and op(A)'s transposes, in the same memory.
+    // Column-major D = op(A) op(B) is, in the same memory, the row-major D^T = op(B)^T op(A)^T.
     CpuGemm g = CpuGemm();
     g.x = cpu_lt_matrix(B, b), g.y = cpu_lt_matrix(A, a);
     g.c = cpu_lt_matrix(pointers[2], c), g.d = cpu_lt_matrix(D, d);
     g.trans_x = desc->trans_b, g.trans_y = desc->trans_a;
-    g.rows = d->cols, g.cols = d->rows, g.depth = desc->trans_a ? a->rows : a->cols, g.batch = (size_t)d->batch;
+    g.rows = d->cols, g.cols = d->rows, g.depth = desc->trans_a ? a->rows : a->cols,
+    g.batch = (size_t)d->batch;
     g.alpha = alpha_value, g.beta = beta_value;
     if (has_bias) g.bias = (const char *)desc->bias;
     if (has_aux) g.aux = cpu_lt_matrix(desc->aux, &aux);

@@ -1,5 +1,5 @@
-// cublasLt_types.h (CPU): cuBLASLt's status codes, enumerations and descriptors, as far as the trainers use them.
-// Numbers and field sizes are cuBLASLt's. cublasLt.h, which includes this, has the product itself.
+// cublasLt_types.h (CPU): cuBLASLt's status codes, enumerations and descriptors, as far as the trainers use
+// them. Numbers and field sizes are cuBLASLt's. cublasLt.h, which includes this, has the product itself.
 #ifndef LLMC_CPU_CUBLASLT_TYPES_H
 #define LLMC_CPU_CUBLASLT_TYPES_H
 
@@ -81,9 +81,9 @@ struct cublasLtContext {
 struct cublasLtMatrixLayoutOpaque_t {
     cudaDataType type;
     uint64_t rows, cols;
-    int64_t ld;      // elements from one column to the next
+    int64_t ld; // elements from one column to the next
     int32_t batch;
-    int64_t stride;  // elements from one matrix of the batch to the next
+    int64_t stride; // elements from one matrix of the batch to the next
 };
 
 struct cublasLtMatmulDescOpaque_t {
@@ -92,13 +92,13 @@ struct cublasLtMatmulDescOpaque_t {
     const void *bias;
     void *aux;
     int64_t aux_ld, aux_stride;
-    int32_t bias_type, aux_type;  // -1: as D
+    int32_t bias_type, aux_type; // -1: as D
 };
 
 struct cublasLtMatmulPreferenceOpaque_t {
     uint64_t workspace;
     uint32_t reduction;
-    uint32_t align[4];  // A B C D
+    uint32_t align[4]; // A B C D
 };
 
 typedef struct cublasLtContext *cublasLtHandle_t;
@@ -171,8 +171,8 @@ static inline cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t 
 static inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute,
                                                       cudaDataType scale) {
     if (!desc || compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F) return CUBLAS_STATUS_INVALID_VALUE;
-    *desc = new cublasLtMatmulDescOpaque_t{CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, NULL, NULL,
-                                           0, 0, -1, -1};
+    *desc = new cublasLtMatmulDescOpaque_t{
+        CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, NULL, NULL, 0, 0, -1, -1};
     return CUBLAS_STATUS_SUCCESS;
 }
 

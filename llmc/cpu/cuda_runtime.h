@@ -2,7 +2,8 @@
 //
 // Same names, signatures and error codes; what is not here does not compile. It is stricter than the real
 // thing: stream 0 is refused for kernels and asynchronous work, host and device pointers are told apart,
-// and every range is checked. allocation.h has the memory, stream.h the queues, fibre.h and warp.h the threads.
+// and every range is checked. allocation.h has the memory, stream.h the queues, fibre.h and warp.h the
+// threads.
 #ifndef LLMC_CPU_CUDA_RUNTIME_H
 #define LLMC_CPU_CUDA_RUNTIME_H
 
@@ -83,7 +84,8 @@ static inline cudaError_t cudaGetLastError() {
 }
 inline void cpu_refuse_launch(const char *name, const char *why, bool bad_stream) {
     fprintf(stderr, "kernel %s was not launched: %s\n", name, why);
-    cpu_runtime().launch_error = cpu_error(bad_stream ? cudaErrorInvalidResourceHandle : cudaErrorInvalidConfiguration);
+    cpu_runtime().launch_error =
+        cpu_error(bad_stream ? cudaErrorInvalidResourceHandle : cudaErrorInvalidConfiguration);
 }
 // The result of a synchronising call: a launch that was refused shows up here at the latest.
 static inline cudaError_t cpu_synchronised() { return cpu_error((cudaError_t)cpu_runtime().launch_error); }
@@ -92,7 +94,9 @@ static inline cudaError_t cpu_synchronised() { return cpu_error((cudaError_t)cpu
 
 static inline cudaError_t cudaGetDeviceCount(int *count) { return *count = 1, cudaSuccess; }
 static inline cudaError_t cudaGetDevice(int *device) { return *device = 0, cudaSuccess; }
-static inline cudaError_t cudaSetDevice(int device) { return cpu_error(device ? cudaErrorInvalidDevice : cudaSuccess); }
+static inline cudaError_t cudaSetDevice(int device) {
+    return cpu_error(device ? cudaErrorInvalidDevice : cudaSuccess);
+}
 static inline cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
     cpu_memory_info(available, total);
     return cudaSuccess;
@@ -120,6 +124,7 @@ static inline cudaError_t cudaDeviceSynchronize() {
 static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
     CpuRuntime &r = cpu_runtime();
     if (!stream || flags > cudaStreamNonBlocking) return cpu_error(cudaErrorInvalidValue);
+    cpu_thread_order(), cpu_stream_order();  // refuse what is not understood before any work
     if (r.streams.size() == CPU_MAX_STREAMS) return cpu_error(cudaErrorMemoryAllocation);
     r.streams.push_back(*stream = new CUstream_st{{}, ++r.streams_made, flags, priority});
     return cudaSuccess;
@@ -127,7 +132,9 @@ static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, uns
 static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
     return cudaStreamCreateWithPriority(stream, flags, 0);
 }
-static inline cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithFlags(stream, 0); }
+static inline cudaError_t cudaStreamCreate(cudaStream_t *stream) {
+    return cudaStreamCreateWithFlags(stream, 0);
+}
 
 // Stream 0 stands for all streams that are not cudaStreamNonBlocking.
 static inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
@@ -237,7 +244,8 @@ static inline cudaError_t cudaFreeHost(void *p) {
 }
 
 // Whether both ranges are what the kind says.
-static inline cudaError_t cpu_check_copy(const void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
+static inline cudaError_t cpu_check_copy(const void *to, const void *from, size_t bytes,
+                                         cudaMemcpyKind kind) {
     bool to_device = cpu_is_device_range(to, bytes), from_device = cpu_is_device_range(from, bytes);
     if (!to || !from || (!to_device && !cpu_is_host_range(to, bytes)) ||
         (!from_device && !cpu_is_host_range(from, bytes)))
@@ -255,7 +263,8 @@ static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t byt
     if (!cpu_is_stream(stream)) return cpu_error(cudaErrorInvalidResourceHandle);
     if (bytes == 0) return cudaSuccess;
     cudaError_t error = cpu_check_copy(to, from, bytes, kind);
-    if (error == cudaSuccess) cpu_enqueue(stream, "cudaMemcpyAsync", [=] { return cpu_copy(to, from, bytes), true; });
+    if (error == cudaSuccess)
+        cpu_enqueue(stream, "cudaMemcpyAsync", [=] { return cpu_copy(to, from, bytes), true; });
     return cpu_error(error);
 }
 static inline cudaError_t cudaMemsetAsync(void *p, int byte, size_t bytes, cudaStream_t stream = 0) {

@@ -130,6 +130,7 @@ struct CpuBlock {
     uint16_t order[CPU_MAX_THREADS];
     CpuLane lanes[CPU_MAX_THREADS];
     CpuFibre fibres[CPU_MAX_THREADS + 1];
+    ucontext_t context;  // of the fibre being started; not on a stack that is left without returning
 };
 
 inline thread_local CpuBlock *cpu_block = NULL;
@@ -148,8 +149,8 @@ static inline uint3 cpu_thread_index(unsigned t) {
     va_end(args);
     uint3 i = cpu_thread_index(thread);
     fflush(stdout);
-    fprintf(stderr, "kernel %s, block (%u,%u,%u), thread (%u,%u,%u): %s\n", cpu_block->launch->name, blockIdx.x,
-            blockIdx.y, blockIdx.z, i.x, i.y, i.z, text);
+    fprintf(stderr, "kernel %s, block (%u,%u,%u), thread (%u,%u,%u): %s\n", cpu_block->launch->name,
+            blockIdx.x, blockIdx.y, blockIdx.z, i.x, i.y, i.z, text);
     abort();
 }
 
@@ -168,16 +169,17 @@ static inline uint3 cpu_thread_index(unsigned t) {
         for (unsigned l = 0; l < CPU_WARP; l++)
             if ((mask >> l & 1) && state[first + l] != IN_WARP) missing = first + l;
         uint3 m = cpu_thread_index(missing);
-        cpu_kernel_abort(waits, "waits for ever in a warp operation of mask 0x%08x: thread (%u,%u,%u) %s", mask,
-                         m.x, m.y, m.z, state[missing] == EXITED ? "has exited" : "waits at a block barrier");
+        cpu_kernel_abort(waits, "waits for ever in a warp operation of mask 0x%08x: thread (%u,%u,%u) %s",
+                         mask, m.x, m.y, m.z,
+                         state[missing] == EXITED ? "has exited" : "waits at a block barrier");
     }
     for (unsigned t = 0; t < b->count; t++) {
         if (state[t] == EXITED) missing = t;
         if (state[t] == AT_BARRIER) waits = t;
     }
     uint3 m = cpu_thread_index(missing);
-    cpu_kernel_abort(waits, "waits for ever at the barrier %s:%d: thread (%u,%u,%u) has exited", b->barrier_file,
-                     b->barrier_line, m.x, m.y, m.z);
+    cpu_kernel_abort(waits, "waits for ever at the barrier %s:%d: thread (%u,%u,%u) has exited",
+                     b->barrier_file, b->barrier_line, m.x, m.y, m.z);
 }
 
 // The C library's own name, because _FORTIFY_SOURCE takes a jump between stacks for an error.
@@ -196,15 +198,14 @@ static inline void cpu_arrive([[maybe_unused]] CpuBlock *b, [[maybe_unused]] Cpu
 
 inline void cpu_fibre_main();
 
-[[noreturn]] inline void cpu_start_fibre(CpuFibre *f) {
-    ucontext_t context;
+[[noreturn]] inline void cpu_start_fibre(CpuFibre *f, ucontext_t *context) {
     f->started = true;
-    getcontext(&context);
-    context.uc_stack.ss_sp = f->stack;
-    context.uc_stack.ss_size = f->size;
-    context.uc_link = NULL;
-    makecontext(&context, cpu_fibre_main, 0);
-    setcontext(&context);
+    getcontext(context);
+    context->uc_stack.ss_sp = f->stack;
+    context->uc_stack.ss_size = f->size;
+    context->uc_link = NULL;
+    makecontext(context, cpu_fibre_main, 0);
+    setcontext(context);
     abort();
 }
 
@@ -244,9 +245,9 @@ inline CpuFibre *cpu_next(CpuBlock *b) {
     cpu_report_deadlock(b);
 }
 
-// Leaves the running fibre until it is chosen again: either it has no thread (idle), or its thread stays where
-// it stands until it is made ready. One function, because each return on a stack that was switched to costs a
-// mispredicted branch.
+// Leaves the running fibre until it is chosen again: either it has no thread (idle), or its thread stays
+// where it stands until it is made ready. One function, because each return on a stack that was switched to
+// costs a mispredicted branch.
 __attribute__((noinline)) inline void cpu_leave(CpuBlock *b, bool idle) {
     CpuFibre *self = b->running;
     if (idle) {
@@ -264,9 +265,10 @@ __attribute__((noinline)) inline void cpu_leave(CpuBlock *b, bool idle) {
         __sanitizer_start_switch_fiber(&self->fake, to->bottom, to->size);
 #endif
         if (to->started) cpu_longjmp(to->where, 1);
-        cpu_start_fibre(to);
+        cpu_start_fibre(to, &b->context);
     }
     cpu_arrive(b, self);
+    if (idle) return;
     b->current = self->thread;
     threadIdx = self->index;
 }

@@ -37,8 +37,8 @@ struct CpuGemm {
     bool trans_x, trans_y;
     size_t rows, cols, depth, batch;
     float alpha, beta;
-    const char *bias;  // [cols], of D's type, or NULL
-    CpuMatrix aux;     // [rows, cols], data NULL without: written before gelu, read by its gradient
+    const char *bias; // [cols], of D's type, or NULL
+    CpuMatrix aux;    // [rows, cols], data NULL without: written before gelu, read by its gradient
     bool gelu, dgelu;
 };
 
@@ -84,12 +84,12 @@ static inline void cpu_store(char *out, const float *in, bool bf16, size_t n) {
 
 // e^x, clamped to e^-87 .. e^88, to about 1 ulp. libm's expf is not vectorised; this is.
 static inline float cpu_exp(float x) {
-    const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+    const float shift = 12582912.0f; // 1.5 * 2^23: adding it rounds to an integer in the low bits
     x = x < -87.0f ? -87.0f : x;
     x = x > 88.0f ? 88.0f : x;
     float rounded = x * 1.44269504f + shift;
     float n = rounded - shift;
-    float f = x - n * 0.693359375f;  // ln 2 in two parts, the first exact in a few bits
+    float f = x - n * 0.693359375f; // ln 2 in two parts, the first exact in a few bits
     f = f + n * 2.12194440e-4f;
     float p = 1.0f / 5040;
     p = p * f + 1.0f / 720;
@@ -119,8 +119,8 @@ static inline float cpu_gelu_gradient(float x) {
 
 // One thread's c[m,n] = alpha op(a) op(b) + beta c, row-major.
 static inline void cpu_sgemm(bool trans_a, bool trans_b, size_t m, size_t n, size_t k, float alpha,
-                             const float *a, size_t lda, const float *b, size_t ldb,
-                             float beta, float *c, size_t ldc) {
+                             const float *a, size_t lda, const float *b, size_t ldb, float beta, float *c,
+                             size_t ldc) {
 #ifdef USE_CBLAS
     cblas_sgemm(CblasRowMajor, trans_a ? CblasTrans : CblasNoTrans, trans_b ? CblasTrans : CblasNoTrans,
                 (int)m, (int)n, (int)k, alpha, a, (int)lda, b, (int)ldb, beta, c, (int)ldc);
@@ -170,11 +170,12 @@ static inline void cpu_epilogue_row(const CpuGemm *g, float *acc, const float *b
     cpu_store(g->d.at(batch, row, col), acc, g->d.bf16, n);
 }
 
-static const size_t CPU_GEMM_ROWS = 256, CPU_GEMM_COLS = 384;  // largest tile
-static const size_t CPU_GEMM_DEPTH = 768;                      // of a copied block
-static const size_t CPU_GEMM_PACK = 16384;                     // floats of Y worth a dense copy (64 KiB)
+static const size_t CPU_GEMM_ROWS = 256, CPU_GEMM_COLS = 384; // largest tile
+static const size_t CPU_GEMM_DEPTH = 768;                     // of a copied block
+static const size_t CPU_GEMM_PACK = 16384;                    // floats of Y worth a dense copy (64 KiB)
 
-static inline void cpu_gemm_tile(const CpuGemm *g, size_t batch, size_t r0, size_t rows, size_t c0, size_t cols) {
+static inline void cpu_gemm_tile(const CpuGemm *g, size_t batch, size_t r0, size_t rows, size_t c0,
+                                 size_t cols) {
     bool widen = g->x.bf16;
     // Columns a multiple of 4 KiB apart fight for the same cache lines: a dense copy is worth it.
     bool dense_x = widen || (g->trans_x && g->x.ld % 1024 == 0);
@@ -202,7 +203,8 @@ static inline void cpu_gemm_tile(const CpuGemm *g, size_t batch, size_t r0, size
         size_t k = std::min(depth, g->depth - k0);
         size_t x_row = g->trans_x ? k0 : r0, x_col = g->trans_x ? r0 : k0;
         size_t y_row = g->trans_y ? c0 : k0, y_col = g->trans_y ? k0 : c0;
-        const float *x = (const float *)g->x.at(batch, x_row, x_col), *y = (const float *)g->y.at(batch, y_row, y_col);
+        const float *x = (const float *)g->x.at(batch, x_row, x_col),
+                    *y = (const float *)g->y.at(batch, y_row, y_col);
         size_t ldx = g->x.ld, ldy = g->y.ld;
         bool trans_y = g->trans_y;
         if (dense_x) {
@@ -221,7 +223,8 @@ static inline void cpu_gemm_tile(const CpuGemm *g, size_t batch, size_t r0, size
             }
             y = y_dense;
         }
-        cpu_sgemm(g->trans_x, trans_y, rows, cols, k, g->alpha, x, ldx, y, ldy, k0 ? 1.0f : g->beta, acc, ldacc);
+        cpu_sgemm(g->trans_x, trans_y, rows, cols, k, g->alpha, x, ldx, y, ldy, k0 ? 1.0f : g->beta, acc,
+                  ldacc);
     }
     if (!g->bias && !g->gelu && !g->dgelu && !g->d.bf16) return;
     if (g->bias) cpu_load(bias, g->bias + c0 * (g->d.bf16 ? 2 : 4), g->d.bf16, cols);
@@ -243,20 +246,24 @@ static inline void cpu_gemm(const CpuGemm *g) {
     size_t tile_rows, tile_cols, row_tiles, tiles;
     for (;;) {
         tile_rows = cpu_gemm_piece(g->rows, max_rows, 16);
-        tile_cols = cpu_gemm_piece(g->cols, max_cols, 48);  // sgemm's own blocks are 48 wide
+        tile_cols = cpu_gemm_piece(g->cols, max_cols, 48); // sgemm's own blocks are 48 wide
         row_tiles = (g->rows + tile_rows - 1) / tile_rows;
         tiles = row_tiles * ((g->cols + tile_cols - 1) / tile_cols);
         // Enough tiles for a few threads, as long as a tile is worth its overhead (a few microseconds).
         if (g->batch * tiles >= 4 || tile_rows * tile_cols * g->depth < 1 << 19) break;
-        if (tile_cols > tile_rows && tile_cols > 48) max_cols = tile_cols / 2;
-        else if (tile_rows > 16) max_rows = tile_rows / 2;
-        else break;
+        if (tile_cols > tile_rows && tile_cols > 48)
+            max_cols = tile_cols / 2;
+        else if (tile_rows > 16)
+            max_rows = tile_rows / 2;
+        else
+            break;
     }
     // Always inside a parallel region, where sgemm uses one thread.
 #pragma omp parallel for schedule(dynamic)
     for (size_t i = 0; i < g->batch * tiles; i++) {
         size_t tile = i % tiles, r0 = tile % row_tiles * tile_rows, c0 = tile / row_tiles * tile_cols;
-        cpu_gemm_tile(g, i / tiles, r0, std::min(tile_rows, g->rows - r0), c0, std::min(tile_cols, g->cols - c0));
+        cpu_gemm_tile(g, i / tiles, r0, std::min(tile_rows, g->rows - r0), c0,
+                      std::min(tile_cols, g->cols - c0));
     }
 }
 

@@ -47,7 +47,8 @@ struct CpuWork {
 };
 
 // Why a launch cannot be, or NULL.
-inline const char *cpu_launch_error(const CpuDim &grid, const CpuDim &block, size_t shared, cudaStream_t stream) {
+inline const char *cpu_launch_error(const CpuDim &grid, const CpuDim &block, size_t shared,
+                                    cudaStream_t stream) {
     const dim3 &g = grid.dim, &b = block.dim;
     if (!stream) return "stream 0 is not used here: give it a stream of its own";
     if (!cpu_is_stream(stream)) return "the stream does not exist";
@@ -72,17 +73,22 @@ struct CpuLauncher {
     Call call;
 
     void operator()(P... args) const {
-        static_assert((std::is_trivially_copyable<P>::value && ...), "kernel parameters are copied byte by byte");
+        static_assert((std::is_trivially_copyable<P>::value && ...),
+                      "kernel parameters are copied byte by byte");
         const char *why = cpu_launch_error(grid, block, shared, stream);
         if (why) return cpu_refuse_launch(name, why, !cpu_is_stream(stream));
         typedef CpuWork<Call, P...> Work;
-        cpu_enqueue(stream, name, Work{{name, grid.dim, block.dim, shared, Work::body, NULL, &Work::thread_seconds}, call, {args...}});
+        cpu_enqueue(stream, name,
+                    Work{{name, grid.dim, block.dim, shared, Work::body, NULL, &Work::thread_seconds},
+                         call,
+                         {args...}});
     }
 };
 
 template <class Call, class... P>
-static inline CpuLauncher<Call, P...> cpu_launcher(void (*)(P...), const char *name, CpuDim grid, CpuDim block,
-                                                   size_t shared, cudaStream_t stream, Call call) {
+static inline CpuLauncher<Call, P...> cpu_launcher(void (*)(P...), const char *name, CpuDim grid,
+                                                   CpuDim block, size_t shared, cudaStream_t stream,
+                                                   Call call) {
     return {name, grid, block, shared, stream, call};
 }
 

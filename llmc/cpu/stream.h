@@ -78,7 +78,8 @@ inline CpuOrder &cpu_stream_order() {
 inline void (*cpu_stall_hook)(void) = NULL;
 
 // Misuse that the real thing would not report, or not here: one sentence, then abort().
-[[noreturn]] __attribute__((noinline, cold, format(printf, 1, 2))) inline void cpu_abort(const char *format, ...) {
+[[noreturn]] __attribute__((noinline, cold, format(printf, 1, 2))) inline void cpu_abort(const char *format,
+                                                                                         ...) {
     va_list args;
     va_start(args, format);
     fflush(stdout);
@@ -105,7 +106,8 @@ static inline bool cpu_is_event(cudaEvent_t e) { return cpu_runtime().events.cou
 // complete: ask again later. fn may throw nothing and may not enqueue or synchronise.
 inline void cpu_enqueue(cudaStream_t stream, const char *name, std::function<bool()> fn) {
     CpuRuntime &r = cpu_runtime();
-    if (!cpu_is_stream(stream)) cpu_abort("%s was given %s", name, stream ? "a stream that does not exist" : "stream 0");
+    if (!cpu_is_stream(stream))
+        cpu_abort("%s was given %s", name, stream ? "a stream that does not exist" : "stream 0");
     if (r.running) cpu_abort("%s was enqueued from inside an operation", name);
     stream->queue.push_back({name, r.labels.empty() ? nullptr : r.labels.back(), std::move(fn), r.ops++, 0});
 }

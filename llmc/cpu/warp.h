@@ -82,14 +82,15 @@ static inline bool cpu_queue_up(CpuBlock *b) {
     return b->shuffled;
 }
 
-// Leaves the running thread's value at its warp's rendezvous. True if it has to wait for lanes of the mask, which
-// must all come with the same mask and operation; else the results are there.
+// Leaves the running thread's value at its warp's rendezvous. True if it has to wait for lanes of the mask,
+// which must all come with the same mask and operation; else the results are there.
 __attribute__((noinline)) inline bool cpu_warp_arrive(CpuBlock *b, int op, unsigned mask, uint64_t value,
                                                       unsigned source) {
     unsigned t = b->current, warp = t / CPU_WARP, lane = t % CPU_WARP, first = t - lane;
     unsigned existing = b->count - first >= CPU_WARP ? ~0u : (1u << (b->count - first)) - 1;
     CpuLane *lanes = b->lanes + first;
-    if (!(mask >> lane & 1)) cpu_kernel_abort(t, "calls a warp operation whose mask 0x%08x leaves it out", mask);
+    if (!(mask >> lane & 1))
+        cpu_kernel_abort(t, "calls a warp operation whose mask 0x%08x leaves it out", mask);
     if (mask & ~existing)
         cpu_kernel_abort(t, "calls a warp operation whose mask 0x%08x names lanes that do not exist", mask);
     lanes[lane] = {value, mask, source, op, b->running};
@@ -99,8 +100,9 @@ __attribute__((noinline)) inline bool cpu_warp_arrive(CpuBlock *b, int op, unsig
     for (unsigned l = 0; l < CPU_WARP; l++) {
         if (!(mask >> l & 1)) continue;
         if (lanes[l].mask != mask || lanes[l].op != op)
-            cpu_kernel_abort(t, "and lane %u of its warp are at different warp operations (masks 0x%08x, 0x%08x)", l,
-                             mask, lanes[l].mask);
+            cpu_kernel_abort(
+                t, "and lane %u of its warp are at different warp operations (masks 0x%08x, 0x%08x)", l, mask,
+                lanes[l].mask);
         if (l != lane) cpu_make_ready(b, lanes[l].fibre);
     }
     cpu_deliver(op, mask, lanes, first);
@@ -126,7 +128,8 @@ static inline unsigned cpu_lane() { return cpu_block->current % CPU_WARP; }
 
 static inline void cpu_check_width(int width) {
     if (width < 1 || width > CPU_WARP || (width & (width - 1)))
-        cpu_kernel_abort(cpu_block->current, "shuffle of width %d: it must be a power of two up to 32", width);
+        cpu_kernel_abort(cpu_block->current, "shuffle of width %d: it must be a power of two up to 32",
+                         width);
 }
 
 template <class T>
@@ -158,7 +161,8 @@ template <class T>
 static inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = CPU_WARP) {
     cpu_check_width(width);
     unsigned lane = cpu_lane(), source = lane ^ ((unsigned)lane_mask & 31);
-    bool beyond = (source & ~(unsigned)(width - 1)) > (lane & ~(unsigned)(width - 1));  // earlier groups may be read
+    bool beyond =
+        (source & ~(unsigned)(width - 1)) > (lane & ~(unsigned)(width - 1));  // earlier groups may be read
     return cpu_shuffle(mask, value, beyond ? lane : source);
 }
 
@@ -171,16 +175,16 @@ static inline T cpu_warp_reduce(bool sum, T value) {
     return cpu_from_bits<T>(cpu_warp_meet(cpu_reduce_op(sum, value), 0xFFFFFFFFu, cpu_to_bits(value), 0));
 }
 
-// Comes to the block's barrier, where all threads must be at the same line. True if this one has to wait; else
-// it is the last, and the others are ready.
+// Comes to the block's barrier, where all threads must be at the same line. True if this one has to wait;
+// else it is the last, and the others are ready.
 __attribute__((noinline)) inline bool cpu_block_arrive(CpuBlock *b, const char *file, int line) {
     if (b->barrier_count == 0) {
         b->barrier_file = file;
         b->barrier_line = line;
     } else if (b->barrier_line != line || (b->barrier_file != file && strcmp(b->barrier_file, file))) {
         uint3 o = cpu_thread_index(b->barrier[0]->thread);
-        cpu_kernel_abort(b->current, "divergent barrier: it is at %s:%d, thread (%u,%u,%u) waits at %s:%d", file,
-                         line, o.x, o.y, o.z, b->barrier_file, b->barrier_line);
+        cpu_kernel_abort(b->current, "divergent barrier: it is at %s:%d, thread (%u,%u,%u) waits at %s:%d",
+                         file, line, o.x, o.y, o.z, b->barrier_file, b->barrier_line);
     }
     if (b->barrier_count + 1 < b->count) {
         b->barrier[b->barrier_count++] = b->running;
@@ -213,7 +217,8 @@ inline void cpu_combine_block(CpuBlock *b, bool sum) {
 template <class T>
 static inline T cpu_block_reduce(bool sum, T value, const char *file, int line) {
     CpuBlock *b = cpu_block;
-    if (b->count % CPU_WARP) cpu_kernel_abort(b->current, "reduces over a block that is no multiple of 32 threads");
+    if (b->count % CPU_WARP)
+        cpu_kernel_abort(b->current, "reduces over a block that is no multiple of 32 threads");
     b->lanes[b->current].value = cpu_to_bits(value);
     if (cpu_block_arrive(b, file, line)) {
         cpu_suspend(b);

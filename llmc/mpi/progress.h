@@ -108,16 +108,20 @@ inline void arrived(Group *g, Transfer *t) {
     else op->missing--;
 }
 
-// A request of this transfer has completed: on to the next state.
+inline void receive_payload(Group *g, int index) {
+    post_payload(g, index);
+    settle(g, index);
+}
+
+// The requests of this transfer have completed: on to its next state.
 inline void advance(Group *g, int index) {
     Transfer *t = &g->transfers[index];
-    if (--t->open > 0) return;
     if (!t->receive) {
         t->state = Transfer::DONE;
         state().pool.give(t->block);
         g->remaining--;
         for (int i = 0; i < (int)g->transfers.size(); i++) {
-            if (g->transfers[i].state == Transfer::BLOCKED && g->transfers[i].after == index) post_payload(g, i);
+            if (g->transfers[i].state == Transfer::BLOCKED && g->transfers[i].after == index) receive_payload(g, i);
         }
         return;
     }
@@ -139,13 +143,14 @@ inline void advance(Group *g, int index) {
     }
     // In place, this writes where our contribution is sent from. Its owner has read it, so this is done at once or soon.
     if (t->after >= 0 && g->transfers[t->after].state != Transfer::DONE) t->state = Transfer::BLOCKED;
-    else post_payload(g, index);
+    else receive_payload(g, index);
 }
 
 inline bool complete_requests(Group *g) {
     if (g->requests.empty()) return false;
     int n = (int)g->requests.size(), completed = 0;
-    std::vector<int> which(g->requests.size());
+    std::vector<int> &which = g->completed;
+    which.resize(g->requests.size());
     MPI_Testsome(n, g->requests.data(), &completed, which.data(), MPI_STATUSES_IGNORE);
     if (completed <= 0) return false;
     for (int i = 0; i < completed; i++) which[i] = g->owners[which[i]];
@@ -157,7 +162,9 @@ inline bool complete_requests(Group *g) {
     }
     g->requests.resize(kept);
     g->owners.resize(kept);
-    for (int i = 0; i < completed; i++) advance(g, which[i]);
+    for (int i = 0; i < completed; i++) {
+        if (--g->transfers[which[i]].open == 0) advance(g, which[i]);
+    }
     return true;
 }
 

@@ -14,8 +14,9 @@
 //     sends twice in one all-reduce (contribution, then result), they arrive in that order and say which they are;
 //   - all send/recv headers share a tag, hence the k-th ncclSend to a peer meets its k-th ncclRecv from us;
 //   - a payload's tag holds the call number and phase of its header, which has arrived before it is received.
-// Headers are sent by MPI_Issend, which completes only once the peer has begun the matching operation: a send whose
-// receive is never posted hangs here as it does in NCCL.
+// Headers of sends and broadcasts go by MPI_Issend, which completes only once the peer has begun the matching
+// operation: a send whose receive is never posted hangs here as it does in NCCL. The other collectives wait for
+// something from every rank anyway, so they spare the acknowledgement (no rank is ever more than one of them ahead).
 #ifndef LLMC_MPI_TRANSPORT_H
 #define LLMC_MPI_TRANSPORT_H
 
@@ -110,7 +111,7 @@ struct Group {
     std::vector<Op> ops;
     std::vector<Transfer> transfers;
     std::vector<MPI_Request> requests;
-    std::vector<int> owners;  // transfer of each request
+    std::vector<int> owners, completed;  // transfer of each request; room for MPI_Testsome
     size_t posted;            // transfers before this one are receives, or sends that have been posted
 };
 
@@ -243,10 +244,21 @@ inline int add_transfer(Group *g, int op, bool receive, int peer, int phase, con
     return (int)g->transfers.size() - 1;
 }
 
+inline void advance(Group *g, int index);
+
+// Keeps a request until it completes; most small ones already have.
 inline void add_request(Group *g, int transfer, MPI_Request request) {
+    int done;
+    MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    if (done) return;
     g->requests.push_back(request);
     g->owners.push_back(transfer);
     g->transfers[transfer].open++;
+}
+
+// After its requests have been posted: on, if none of them is open.
+inline void settle(Group *g, int transfer) {
+    if (g->transfers[transfer].open == 0) advance(g, transfer);
 }
 
 // The bytes of a large payload, in messages that MPI can count.
@@ -254,6 +266,7 @@ inline void post_payload(Group *g, int index) {
     Transfer *t = &g->transfers[index];
     int tag = payload_tag(&g->ops[t->op], t->phase);
     char *data = t->data ? t->data : t->payload;
+    t->state = Transfer::PAYLOAD;
     size_t piece = state().limits.piece;
     for (size_t at = 0; at < t->bytes; at += piece) {
         int size = (int)std::min(t->bytes - at, piece);
@@ -262,7 +275,6 @@ inline void post_payload(Group *g, int index) {
         else MPI_Isend(data + at, size, MPI_BYTE, t->peer, tag, g->comm->mpi, &request);
         add_request(g, index, request);
     }
-    t->state = Transfer::PAYLOAD;
 }
 
 inline void post_send(Group *g, int index) {
@@ -277,11 +289,14 @@ inline void post_send(Group *g, int index) {
     memcpy(t->block, &h, sizeof h);
     if (together && t->bytes) memcpy(t->block + sizeof h, t->data, t->bytes);
     MPI_Request request;
-    MPI_Issend(t->block, (int)size, MPI_BYTE, t->peer, op->tag, g->comm->mpi, &request);
+    bool waits = op->call.op == NCCL_MPI_SEND || op->call.op == NCCL_MPI_BROADCAST;
+    if (waits) MPI_Issend(t->block, (int)size, MPI_BYTE, t->peer, op->tag, g->comm->mpi, &request);
+    else MPI_Isend(t->block, (int)size, MPI_BYTE, t->peer, op->tag, g->comm->mpi, &request);
     add_request(g, index, request);
     t->state = Transfer::HEADER;
-    if (!together) post_payload(g, index);
     g->comm->counters[op->call.op].bytes_sent += t->bytes;
+    if (!together) post_payload(g, index);
+    settle(g, index);
 }
 
 // Sends leave strictly in the order of the list, whatever the delays: matching relies on it.
@@ -317,6 +332,7 @@ inline void take_message(Group *g, int op_index, int only, MPI_Message message, 
     MPI_Imrecv(block, size, MPI_BYTE, &message, &request);
     add_request(g, index, request);
     g->ops[op_index].due = delay_until();
+    settle(g, index);
 }
 
 inline bool probe(Group *g, int op_index, int only, int source) {

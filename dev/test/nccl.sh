@@ -1,0 +1,128 @@
+#!/bin/sh
+# nccl.sh: runs test_nccl at 2, 3, 4, 5 and 8 ranks, then in the ways in which a job must fail: quickly, with a message,
+# and leaving no process behind. Usage: dev/test/nccl.sh [PATH OF test_nccl]. Ends with `N passed, N failed`.
+program=${1:-build/cpu-fp32/test_nccl}
+launch="mpirun --oversubscribe --bind-to none"
+[ "$(id -u)" = 0 ] && launch="$launch --allow-run-as-root"
+OMP_NUM_THREADS=1
+export OMP_NUM_THREADS
+passed=0
+failed=0
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+
+report() {  # report STATUS NAME
+    if [ "$1" = 0 ]; then
+        passed=$((passed + 1))
+        echo "ok   $2"
+    else
+        failed=$((failed + 1))
+        echo "FAIL $2"
+        tail -n 20 "$dir/out" "$dir/err"
+    fi
+}
+
+# A job that must end with an error by itself, within 35 s. Its output is in $dir/out and $dir/err.
+must_fail() {  # must_fail RANKS ARGUMENTS...
+    ranks=$1
+    shift
+    timeout -k 5 35 $launch -n "$ranks" "$program" "$@" >"$dir/out" 2>"$dir/err"
+    code=$?
+    [ $code != 0 ] && [ $code != 124 ] && [ $code != 137 ]
+}
+
+said() { grep -q -- "$1" "$dir/err"; }
+
+gone() {  # none of these processes is left; they get 35 s
+    for _ in $(seq 70); do
+        left=0
+        for pid in "$@"; do
+            state=$(sed 's/.*) //; s/ .*//' "/proc/$pid/stat" 2>/dev/null)
+            [ -n "$state" ] && [ "$state" != Z ] && left=1
+        done
+        [ $left = 0 ] && return 0
+        sleep 0.5
+    done
+    return 1
+}
+
+for n in 2 3 4 5 8; do
+    timeout -k 5 300 $launch -n $n "$program" >"$dir/out" 2>"$dir/err"
+    code=$?
+    grep '^FAIL' "$dir/out"
+    line=$(tail -n 1 "$dir/out")
+    case $line in
+        *" passed, "*" failed") passed=$((passed + ${line%% *}))
+                                line=${line#*passed, }
+                                failed=$((failed + ${line%% *})) ;;
+    esac
+    [ $code = 0 ]
+    report $? "$n ranks: every check"
+done
+
+# No progress: every rank says what it waits for.
+CPU_STALL_SECONDS=2
+export CPU_STALL_SECONDS
+must_fail 4 deadlock
+ok=$?
+for rank in 0 1 2 3; do
+    said "rank $rank waits in ncclSend of 16 float32 to rank $((rank ^ 1)) (world).*not received by rank $((rank ^ 1))" || ok=1
+done
+report $ok "order of send and receive: a deadlock is reported by all four ranks"
+must_fail 3 absent && said "waited 2 s in ncclCommSplit of world"
+report $? "a rank that does not take part in ncclCommSplit is reported"
+unset CPU_STALL_SECONDS
+
+# Disagreement: both sides' values.
+mismatch() {  # mismatch KIND PATTERN PATTERN
+    must_fail 2 mismatch "$1" && said 'ranks disagree on communicator "world"' && said "$2" && said "$3"
+    report $? "unequal $1 is reported with both values"
+}
+mismatch count "ncclAllReduce of 100 float32, sum" "ncclAllReduce of 101 float32, sum"
+mismatch type "ncclAllReduce of 100 float32, sum" "ncclAllReduce of 100 int32, sum"
+mismatch reduction "ncclAllReduce of 100 float32, sum" "ncclAllReduce of 100 float32, max"
+mismatch root "ncclBroadcast of 100 float32 from root 0" "ncclBroadcast of 100 float32 from root 1"
+mismatch operation "ncclAllReduce of 100 float32, sum" "ncclAllGather of 100 float32"
+mismatch message "ncclRecv of 101 float32 from rank 0" "ncclSend of 100 float32 to rank 1"
+
+must_fail 3 exit && said .
+report $? "a rank that exits takes the job down"
+
+# Starts four ranks that all-reduce for ever; sets job (mpirun) and pids (the ranks).
+start_loop() {
+    $launch -n 4 "$program" loop >"$dir/out" 2>"$dir/err" &
+    job=$!
+    for _ in $(seq 100); do
+        pids=$(sed -n 's/^pid //p' "$dir/out")
+        [ "$(echo "$pids" | wc -w)" = 4 ] && break
+        sleep 0.2
+    done
+    sleep 1
+}
+
+start_loop
+kill -KILL "$(echo "$pids" | tail -n 1)"
+gone $pids && wait $job
+code=$?
+[ $code != 0 ] && said . && gone $pids "$job"
+report $? "a rank killed in the middle: the job ends with a message, no process is left"
+
+start_loop
+kill -KILL $job
+{ wait $job; } 2>/dev/null
+gone $pids
+report $? "mpirun killed: no rank is left"
+for pid in $pids; do kill -KILL "$pid" 2>/dev/null; done
+
+CPU_STALL_SECONDS=2
+export CPU_STALL_SECONDS
+start_loop
+kill -STOP "$(echo "$pids" | tail -n 1)"
+gone $pids && wait $job
+code=$?
+[ $code != 0 ] && said "waits in ncclAllReduce" && gone $pids
+report $? "a rank that hangs: the others end the job"
+for pid in $pids $job; do kill -KILL "$pid" 2>/dev/null; done
+
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]
