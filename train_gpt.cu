@@ -31,7 +31,7 @@
 #include "llmc/lr.h"
 // defines: the console line and the JSON Lines log
 #include "llmc/log.h"
-// defines: progress_start, progress_resume, out_check
+// defines: progress_start, progress_resume, out_check, out_check_file
 #include "llmc/resume.h"
 // defines: Arena: one allocation per purpose
 #include "llmc/arena.h"
@@ -509,6 +509,8 @@ static bool prepare(GPT *g, int argc, char **argv, Error *err) {
         access(beside, R_OK) == 0) o->tokenizer = beside;
     if (!tokenizer_open(&g->tokenizer, o->tokenizer, err)) return false;
     if (o->out && !out_check(o->out, err)) return false;
+    if (!out_check_file("--trace", o->trace, err)) return false;
+    if (!out_check_file("--dump-gradients", o->dump_gradients, err)) return false;
     double tokens = (double)o->global_batch * (double)g->T;
     return log_open(&g->log, o->dry_run ? NULL : o->log, g->progress.step, o->steps, tokens, count_flops(&g->config, tokens, g->T),
                     device_peak_flops(g->device.name, sizeof(floatX) == 2), err);

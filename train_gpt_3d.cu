@@ -44,7 +44,7 @@
 #include "llmc/lr.h"
 // defines: the console line and the JSON Lines log
 #include "llmc/log.h"
-// defines: progress_start, progress_resume, out_check
+// defines: progress_start, progress_resume, out_check, out_check_file
 #include "llmc/resume.h"
 // defines: Arena: one allocation per purpose
 #include "llmc/arena.h"
@@ -54,6 +54,8 @@
 #include "llmc/job.cuh"
 // defines: Grid: rank -> coordinates
 #include "llmc/grid.h"
+// defines: replicas_check
+#include "llmc/replicas.cuh"
 // defines: pipeline_schedule, pipeline_routes: which step when, and where its input comes from
 #include "llmc/pipeline.h"
 // defines: Timeline: spans for --trace
@@ -306,6 +308,13 @@ static bool allocate(GPT *g, Error *err) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward and backward
 
+// Lets the compute stream wait for another stream's event. The span shows how long: communication that is not hidden.
+static void wait_for(GPT *g, cudaEvent_t event, const char *what) {
+    size_t span = span_begin(&g->timeline, g->stream, 0, what, -1, 0);
+    CUDA_CHECK(cudaStreamWaitEvent(g->stream, event, 0));
+    span_end(&g->timeline, g->stream, span);
+}
+
 // Operator f of the paper: identity in forward, all-reduce in backward. Under sequence parallelism its forward gathers
 // the rows of all ranks, (Nl, C) -> (N, C), and its backward sums and scatters them again.
 static const floatX *f_forward(GPT *g, const floatX *x, size_t N, cudaStream_t stream) {
@@ -333,7 +342,7 @@ static void f_backward_begin(GPT *g) {
 }
 
 static void f_backward_end(GPT *g) {
-    if (g->grid.t > 1) CUDA_CHECK(cudaStreamWaitEvent(g->stream, g->reduced_ready, 0));
+    if (g->grid.t > 1) wait_for(g, g->reduced_ready, "wait tensor");
 }
 
 // Under sequence parallelism backward needs f's output again, which was not kept: gathers it beside the compute stream.
@@ -347,7 +356,7 @@ static const floatX *f_again_begin(GPT *g, const floatX *x) {
 }
 
 static void f_again_end(GPT *g) {
-    if (g->sp) CUDA_CHECK(cudaStreamWaitEvent(g->stream, g->gathered_ready, 0));
+    if (g->sp) wait_for(g, g->gathered_ready, "wait tensor");
 }
 
 // Operator g: all-reduce in forward, identity in backward. Under sequence parallelism the reduce-scatter
@@ -441,7 +450,7 @@ static void link_receive(GPT *g, StepKind kind, floatX *x, size_t N, int micro, 
     NCCL_CHECK(ncclRecv(end->buffer[b], count, NCCL_FLOATX, 0, end->comm, end->stream));
     span_end(&g->timeline, end->stream, span);
     CUDA_CHECK(cudaEventRecord(end->moved[b], end->stream));
-    CUDA_CHECK(cudaStreamWaitEvent(g->stream, end->moved[b], 0));
+    wait_for(g, end->moved[b], "wait pipeline");
     if (g->sp || g->grid.t == 1) {
         CUDA_CHECK(cudaMemcpyAsync(x, end->buffer[b], count * sizeof(floatX), cudaMemcpyDeviceToDevice, g->stream));
     } else {
@@ -455,7 +464,7 @@ static void link_send(GPT *g, StepKind kind, const floatX *x, size_t N, int micr
     LinkEnd *end = &g->send[kind];
     size_t b = end->count++ % PIPELINE_BUFFERS, count = N * g->config.C / (size_t)g->grid.t;
     const floatX *mine = g->sp ? x : x + (size_t)g->grid.t_rank * count;
-    CUDA_CHECK(cudaStreamWaitEvent(g->stream, end->moved[b], 0));
+    wait_for(g, end->moved[b], "wait pipeline");
     CUDA_CHECK(cudaMemcpyAsync(end->buffer[b], mine, count * sizeof(floatX), cudaMemcpyDeviceToDevice, g->stream));
     CUDA_CHECK(cudaEventRecord(end->ready[b], g->stream));
     CUDA_CHECK(cudaStreamWaitEvent(end->stream, end->ready[b], 0));
@@ -517,7 +526,7 @@ static void gather_weights(GPT *g) {
 
 // Before weights of a bucket are read: waits on the device until they have been gathered.
 static void use_bucket(GPT *g, size_t bucket) {
-    CUDA_CHECK(cudaStreamWaitEvent(g->stream, g->gathered_bucket[bucket], 0));
+    if (g->grid.d > 1 && g->opt.zero) wait_for(g, g->gathered_bucket[bucket], "wait data");
 }
 
 // The chunk that starts from tokens, and the one that ends in the loss.
@@ -715,6 +724,14 @@ static bool dump_gradients(GPT *g, Error *err) {
     return g->job.rank != 0 || gradients_finish(path, err);
 }
 
+// --debug-replicas: what several ranks hold must stay the same bits on all of them.
+static bool check_replicas(GPT *g, Error *err) {
+    CUDA_CHECK(cudaDeviceSynchronize());
+    return replicas_check(&g->state, &g->table, REPLICAS_ALL, g->data, "data", g->stream, err) &&
+           replicas_check(&g->state, &g->table, REPLICAS_UNSPLIT, g->tensor, "tensor", g->stream, err) &&
+           (!g->embedding || replicas_check(&g->state, &g->table, REPLICAS_TIED, g->embedding, "embedding", g->stream, err));
+}
+
 // Forward, backward and update over one global batch.
 static StepReport train_step(GPT *g) {
     Error err;
@@ -731,7 +748,7 @@ static StepReport train_step(GPT *g) {
     reduce_bucket(g, 0);
     for (size_t b = 1; b < bucket_count(g) && !g->opt.overlap; b++) reduce_bucket(g, b);
     CUDA_CHECK(cudaEventRecord(g->reduced_all, g->data_stream));
-    CUDA_CHECK(cudaStreamWaitEvent(g->stream, g->reduced_all, 0));
+    if (g->grid.d > 1) wait_for(g, g->reduced_all, "wait data");
     char bad[40];
     report.step = step + 1;
     report.grad_norm = gradient_norm(g, bad);
@@ -745,6 +762,7 @@ static StepReport train_step(GPT *g) {
     if (g->opt.dump_gradients && step == g->progress.first_step && !dump_gradients(g, &err)) job_fail(&g->job, &err);
     update(g, report.lr, report.grad_norm);
     CUDA_CHECK(cudaStreamSynchronize(g->stream));  // the weights may still be on their way
+    if (g->opt.debug_replicas && !check_replicas(g, &err)) job_fail(&g->job, &err);
     timeline_collect(&g->timeline, step + 1);
     g->progress.step++;
     g->progress.sample += g->opt.global_batch;
@@ -912,6 +930,8 @@ static bool prepare(GPT *g, int argc, char **argv, Error *err) {
         access(beside, R_OK) == 0) o->tokenizer = beside;
     if (!tokenizer_open(&g->tokenizer, o->tokenizer, err)) return false;
     if (o->out && !out_check(o->out, err)) return false;
+    if (!out_check_file("--trace", o->trace, err)) return false;
+    if (!out_check_file("--dump-gradients", o->dump_gradients, err)) return false;
     double tokens = (double)o->global_batch * (double)g->T;
     bool write_log = g->job.rank == 0 && !o->dry_run;
     return log_open(&g->log, write_log ? o->log : NULL, g->progress.step, o->steps, tokens, count_flops(&g->config, tokens, g->T),
@@ -937,8 +957,7 @@ static void connect_stages(GPT *g) {
         StepKind kind = link < p ? STEP_FORWARD : STEP_BACKWARD;
         LinkEnd *end = sends ? &g->send[kind] : &g->receive[kind];
         ncclComm_t comm;
-        int color = at_end ? grid_color(&g->grid, 'p') : NCCL_SPLIT_NOCOLOR;
-        NCCL_CHECK(ncclCommSplit(g->job.world, color, sends ? 0 : 1, &comm, NULL));
+        job_split(&g->job, at_end ? grid_color(&g->grid, 'p') : -1, sends ? 0 : 1, "pipeline", &comm);
         if (!at_end) continue;
         end->comm = comm;
         CUDA_CHECK(cudaStreamCreateWithFlags(&end->stream, cudaStreamNonBlocking));
@@ -948,16 +967,14 @@ static void connect_stages(GPT *g) {
         }
     }
     if (p == 1) return;
-    int color = grid_color(&g->grid, 'e');
-    NCCL_CHECK(ncclCommSplit(g->job.world, color < 0 ? NCCL_SPLIT_NOCOLOR : color, grid_key(&g->grid, 'e'),
-                             &g->embedding, NULL));
+    job_split(&g->job, grid_color(&g->grid, 'e'), grid_key(&g->grid, 'e'), "embedding", &g->embedding);
 }
 
 static void connect(GPT *g) {
     job_connect(&g->job);
-    NCCL_CHECK(ncclCommSplit(g->job.world, grid_color(&g->grid, 't'), grid_key(&g->grid, 't'), &g->tensor, NULL));
+    job_split(&g->job, grid_color(&g->grid, 't'), grid_key(&g->grid, 't'), "tensor", &g->tensor);
     connect_stages(g);
-    NCCL_CHECK(ncclCommSplit(g->job.world, grid_color(&g->grid, 'd'), grid_key(&g->grid, 'd'), &g->data, NULL));
+    job_split(&g->job, grid_color(&g->grid, 'd'), grid_key(&g->grid, 'd'), "data", &g->data);
     CUDA_CHECK(cudaStreamCreateWithFlags(&g->data_stream, cudaStreamNonBlocking));
     CUDA_CHECK(cudaEventCreateWithFlags(&g->bucket_done, cudaEventDisableTiming));
     CUDA_CHECK(cudaEventCreateWithFlags(&g->reduced_all, cudaEventDisableTiming));

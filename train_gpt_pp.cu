@@ -40,7 +40,7 @@
 #include "llmc/lr.h"
 // defines: the console line and the JSON Lines log
 #include "llmc/log.h"
-// defines: progress_start, progress_resume, out_check
+// defines: progress_start, progress_resume, out_check, out_check_file
 #include "llmc/resume.h"
 // defines: Arena: one allocation per purpose
 #include "llmc/arena.h"
@@ -50,6 +50,8 @@
 #include "llmc/job.cuh"
 // defines: Grid: rank -> coordinates
 #include "llmc/grid.h"
+// defines: replicas_check
+#include "llmc/replicas.cuh"
 // defines: pipeline_schedule, pipeline_routes: which step when, and where its input comes from
 #include "llmc/pipeline.h"
 // defines: Timeline: spans for --trace
@@ -295,6 +297,13 @@ static bool allocate(GPT *g, Error *err) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward and backward
 
+// Lets the compute stream wait for another stream's event. The span shows how long: communication that is not hidden.
+static void wait_for(GPT *g, cudaEvent_t event, const char *what) {
+    size_t span = span_begin(&g->timeline, g->stream, 0, what, -1, 0);
+    CUDA_CHECK(cudaStreamWaitEvent(g->stream, event, 0));
+    span_end(&g->timeline, g->stream, span);
+}
+
 // Operator f of the paper: identity in forward, all-reduce in backward. Under sequence parallelism its forward gathers
 // the rows of all ranks, (Nl, C) -> (N, C), and its backward sums and scatters them again.
 static const floatX *f_forward(GPT *g, const floatX *x, size_t N, cudaStream_t stream) {
@@ -322,7 +331,7 @@ static void f_backward_begin(GPT *g) {
 }
 
 static void f_backward_end(GPT *g) {
-    if (g->grid.t > 1) CUDA_CHECK(cudaStreamWaitEvent(g->stream, g->reduced_ready, 0));
+    if (g->grid.t > 1) wait_for(g, g->reduced_ready, "wait tensor");
 }
 
 // Under sequence parallelism backward needs f's output again, which was not kept: gathers it beside the compute stream.
@@ -336,7 +345,7 @@ static const floatX *f_again_begin(GPT *g, const floatX *x) {
 }
 
 static void f_again_end(GPT *g) {
-    if (g->sp) CUDA_CHECK(cudaStreamWaitEvent(g->stream, g->gathered_ready, 0));
+    if (g->sp) wait_for(g, g->gathered_ready, "wait tensor");
 }
 
 // Operator g: all-reduce in forward, identity in backward. Under sequence parallelism the reduce-scatter
@@ -430,7 +439,7 @@ static void link_receive(GPT *g, StepKind kind, floatX *x, size_t N, int micro, 
     NCCL_CHECK(ncclRecv(end->buffer[b], count, NCCL_FLOATX, 0, end->comm, end->stream));
     span_end(&g->timeline, end->stream, span);
     CUDA_CHECK(cudaEventRecord(end->moved[b], end->stream));
-    CUDA_CHECK(cudaStreamWaitEvent(g->stream, end->moved[b], 0));
+    wait_for(g, end->moved[b], "wait pipeline");
     if (g->sp || g->grid.t == 1) {
         CUDA_CHECK(cudaMemcpyAsync(x, end->buffer[b], count * sizeof(floatX), cudaMemcpyDeviceToDevice, g->stream));
     } else {
@@ -444,7 +453,7 @@ static void link_send(GPT *g, StepKind kind, const floatX *x, size_t N, int micr
     LinkEnd *end = &g->send[kind];
     size_t b = end->count++ % PIPELINE_BUFFERS, count = N * g->config.C / (size_t)g->grid.t;
     const floatX *mine = g->sp ? x : x + (size_t)g->grid.t_rank * count;
-    CUDA_CHECK(cudaStreamWaitEvent(g->stream, end->moved[b], 0));
+    wait_for(g, end->moved[b], "wait pipeline");
     CUDA_CHECK(cudaMemcpyAsync(end->buffer[b], mine, count * sizeof(floatX), cudaMemcpyDeviceToDevice, g->stream));
     CUDA_CHECK(cudaEventRecord(end->ready[b], g->stream));
     CUDA_CHECK(cudaStreamWaitEvent(end->stream, end->ready[b], 0));
@@ -652,6 +661,12 @@ static bool dump_gradients(GPT *g, Error *err) {
     return g->job.rank != 0 || gradients_finish(path, err);
 }
 
+// --debug-replicas: what several ranks hold must stay the same bits on all of them.
+static bool check_replicas(GPT *g, Error *err) {
+    return replicas_check(&g->state, &g->table, REPLICAS_UNSPLIT, g->tensor, "tensor", g->stream, err) &&
+           (!g->embedding || replicas_check(&g->state, &g->table, REPLICAS_TIED, g->embedding, "embedding", g->stream, err));
+}
+
 // Forward, backward and update over one global batch.
 static StepReport train_step(GPT *g) {
     Error err;
@@ -679,6 +694,7 @@ static StepReport train_step(GPT *g) {
     if (g->opt.dump_gradients && step == g->progress.first_step && !dump_gradients(g, &err)) job_fail(&g->job, &err);
     update(g, report.lr, report.grad_norm);
     CUDA_CHECK(cudaDeviceSynchronize());
+    if (g->opt.debug_replicas && !check_replicas(g, &err)) job_fail(&g->job, &err);
     timeline_collect(&g->timeline, step + 1);
     g->progress.step++;
     g->progress.sample += g->opt.global_batch;
@@ -841,6 +857,8 @@ static bool prepare(GPT *g, int argc, char **argv, Error *err) {
         access(beside, R_OK) == 0) o->tokenizer = beside;
     if (!tokenizer_open(&g->tokenizer, o->tokenizer, err)) return false;
     if (o->out && !out_check(o->out, err)) return false;
+    if (!out_check_file("--trace", o->trace, err)) return false;
+    if (!out_check_file("--dump-gradients", o->dump_gradients, err)) return false;
     double tokens = (double)o->global_batch * (double)g->T;
     bool write_log = g->job.rank == 0 && !o->dry_run;
     return log_open(&g->log, write_log ? o->log : NULL, g->progress.step, o->steps, tokens, count_flops(&g->config, tokens, g->T),
@@ -866,8 +884,7 @@ static void connect_stages(GPT *g) {
         StepKind kind = link < p ? STEP_FORWARD : STEP_BACKWARD;
         LinkEnd *end = sends ? &g->send[kind] : &g->receive[kind];
         ncclComm_t comm;
-        int color = at_end ? grid_color(&g->grid, 'p') : NCCL_SPLIT_NOCOLOR;
-        NCCL_CHECK(ncclCommSplit(g->job.world, color, sends ? 0 : 1, &comm, NULL));
+        job_split(&g->job, at_end ? grid_color(&g->grid, 'p') : -1, sends ? 0 : 1, "pipeline", &comm);
         if (!at_end) continue;
         end->comm = comm;
         CUDA_CHECK(cudaStreamCreateWithFlags(&end->stream, cudaStreamNonBlocking));
@@ -877,14 +894,12 @@ static void connect_stages(GPT *g) {
         }
     }
     if (p == 1) return;
-    int color = grid_color(&g->grid, 'e');
-    NCCL_CHECK(ncclCommSplit(g->job.world, color < 0 ? NCCL_SPLIT_NOCOLOR : color, grid_key(&g->grid, 'e'),
-                             &g->embedding, NULL));
+    job_split(&g->job, grid_color(&g->grid, 'e'), grid_key(&g->grid, 'e'), "embedding", &g->embedding);
 }
 
 static void connect(GPT *g) {
     job_connect(&g->job);
-    NCCL_CHECK(ncclCommSplit(g->job.world, grid_color(&g->grid, 't'), grid_key(&g->grid, 't'), &g->tensor, NULL));
+    job_split(&g->job, grid_color(&g->grid, 't'), grid_key(&g->grid, 't'), "tensor", &g->tensor);
     connect_stages(g);
     CUDA_CHECK(cudaStreamCreateWithFlags(&g->comm, cudaStreamNonBlocking));
     CUDA_CHECK(cudaEventCreateWithFlags(&g->computed, cudaEventDisableTiming));

@@ -37,7 +37,7 @@
 #include "llmc/lr.h"
 // defines: the console line and the JSON Lines log
 #include "llmc/log.h"
-// defines: progress_start, progress_resume, out_check
+// defines: progress_start, progress_resume, out_check, out_check_file
 #include "llmc/resume.h"
 // defines: Arena: one allocation per purpose
 #include "llmc/arena.h"
@@ -47,6 +47,8 @@
 #include "llmc/job.cuh"
 // defines: Grid: rank -> coordinates
 #include "llmc/grid.h"
+// defines: replicas_check
+#include "llmc/replicas.cuh"
 // defines: Timeline: spans for --trace
 #include "llmc/timeline.cuh"
 // the kernels
@@ -253,6 +255,13 @@ static bool allocate(GPT *g, Error *err) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward and backward
 
+// Lets the compute stream wait for another stream's event. The span shows how long: communication that is not hidden.
+static void wait_for(GPT *g, cudaEvent_t event, const char *what) {
+    size_t span = span_begin(&g->timeline, g->stream, 0, what, -1, 0);
+    CUDA_CHECK(cudaStreamWaitEvent(g->stream, event, 0));
+    span_end(&g->timeline, g->stream, span);
+}
+
 // Operator f of the paper: identity in forward, all-reduce in backward. Under sequence parallelism its forward gathers
 // the rows of all ranks, (Nl, C) -> (N, C), and its backward sums and scatters them again.
 static const floatX *f_forward(GPT *g, const floatX *x, size_t N, cudaStream_t stream) {
@@ -280,7 +289,7 @@ static void f_backward_begin(GPT *g) {
 }
 
 static void f_backward_end(GPT *g) {
-    if (g->grid.t > 1) CUDA_CHECK(cudaStreamWaitEvent(g->stream, g->reduced_ready, 0));
+    if (g->grid.t > 1) wait_for(g, g->reduced_ready, "wait tensor");
 }
 
 // Under sequence parallelism backward needs f's output again, which was not kept: gathers it beside the compute stream.
@@ -294,7 +303,7 @@ static const floatX *f_again_begin(GPT *g, const floatX *x) {
 }
 
 static void f_again_end(GPT *g) {
-    if (g->sp) CUDA_CHECK(cudaStreamWaitEvent(g->stream, g->gathered_ready, 0));
+    if (g->sp) wait_for(g, g->gathered_ready, "wait tensor");
 }
 
 // Operator g: all-reduce in forward, identity in backward. Under sequence parallelism the reduce-scatter
@@ -531,6 +540,11 @@ static bool dump_gradients(GPT *g, Error *err) {
     return g->job.rank != 0 || gradients_finish(path, err);
 }
 
+// --debug-replicas: what several ranks hold must stay the same bits on all of them.
+static bool check_replicas(GPT *g, Error *err) {
+    return replicas_check(&g->state, &g->table, REPLICAS_UNSPLIT, g->tensor, "tensor", g->stream, err);
+}
+
 // Forward, backward and update over one global batch.
 static StepReport train_step(GPT *g) {
     Error err;
@@ -558,6 +572,7 @@ static StepReport train_step(GPT *g) {
     if (g->opt.dump_gradients && step == g->progress.first_step && !dump_gradients(g, &err)) job_fail(&g->job, &err);
     update(g, report.lr, report.grad_norm);
     CUDA_CHECK(cudaStreamSynchronize(g->stream));
+    if (g->opt.debug_replicas && !check_replicas(g, &err)) job_fail(&g->job, &err);
     timeline_collect(&g->timeline, step + 1);
     g->progress.step++;
     g->progress.sample += g->opt.global_batch;
@@ -693,6 +708,8 @@ static bool prepare(GPT *g, int argc, char **argv, Error *err) {
         access(beside, R_OK) == 0) o->tokenizer = beside;
     if (!tokenizer_open(&g->tokenizer, o->tokenizer, err)) return false;
     if (o->out && !out_check(o->out, err)) return false;
+    if (!out_check_file("--trace", o->trace, err)) return false;
+    if (!out_check_file("--dump-gradients", o->dump_gradients, err)) return false;
     double tokens = (double)o->global_batch * (double)g->T;
     bool write_log = g->job.rank == 0 && !o->dry_run;
     return log_open(&g->log, write_log ? o->log : NULL, g->progress.step, o->steps, tokens, count_flops(&g->config, tokens, g->T),
@@ -711,7 +728,7 @@ static void print_configuration(const GPT *g) {
 
 static void connect(GPT *g) {
     job_connect(&g->job);
-    NCCL_CHECK(ncclCommSplit(g->job.world, grid_color(&g->grid, 't'), grid_key(&g->grid, 't'), &g->tensor, NULL));
+    job_split(&g->job, grid_color(&g->grid, 't'), grid_key(&g->grid, 't'), "tensor", &g->tensor);
     CUDA_CHECK(cudaStreamCreateWithFlags(&g->comm, cudaStreamNonBlocking));
     CUDA_CHECK(cudaEventCreateWithFlags(&g->computed, cudaEventDisableTiming));
     CUDA_CHECK(cudaEventCreateWithFlags(&g->reduced_ready, cudaEventDisableTiming));

@@ -1,6 +1,7 @@
 // attention.cuh: causal self-attention. The products are batched GEMMs over the heads, straight on the
 // interleaved q|k|v that the projection wrote, so nothing is permuted; the softmax is a kernel with a warp
-// per row (on the CPU a thread: no rendezvous). NH may be the heads of one tensor rank; C is then their share of the channels, and HS = C / NH.
+// per row, which on the CPU is one thread and needs no rendezvous.
+// NH may be the heads of one tensor rank; C is then their share of the channels, and HS = C / NH.
 //
 // defines: attention_saved_bytes, attention_scratch_bytes, attention_forward, attention_backward
 #ifndef LLMC_ATTENTION_CUH
@@ -11,13 +12,16 @@
 #include "llmc/matmul.cuh"
 
 static constexpr unsigned SOFTMAX_WARPS = 4;
+// Elements at a time, where they divide T: a 128-bit load, or whole vectors for the one thread of a CPU.
+static constexpr int SOFTMAX_PACK = ROW_LANES == 1 ? 16 : (int)x128::size;
 
 // Pack i of a row of scores; those after column t become minus infinity, whose exponential is 0.
 template <int W>
 __device__ __forceinline__ void load_scores(float (&x)[W], const floatX *row, size_t i, size_t t) {
     load_floats<W>(x, row + i * W);
     if (i * W + W > t + 1) {
-        for (int k = 0; k < W; k++) x[k] = i * W + k <= t ? x[k] : -INFINITY;
+        int left = (int)(t + 1 - i * W);
+        for (int k = 0; k < W; k++) x[k] = k < left ? x[k] : -INFINITY;
     }
 }
 
@@ -87,8 +91,8 @@ __global__ void __launch_bounds__(SOFTMAX_WARPS * 32)
 // att[rows, T] as softmax_forward_kernel says.
 static inline void softmax_forward(floatX *att, size_t rows, size_t T, cudaStream_t stream) {
     unsigned blocks = (unsigned)CEIL_DIV(rows, (size_t)SOFTMAX_WARPS);
-    if (T % x128::size == 0 && aligned16(att)) {
-        LAUNCH((softmax_forward_kernel<x128::size, ROW_LANES>), blocks, SOFTMAX_WARPS * 32, 0, stream)
+    if (T % SOFTMAX_PACK == 0 && aligned16(att)) {
+        LAUNCH((softmax_forward_kernel<SOFTMAX_PACK, ROW_LANES>), blocks, SOFTMAX_WARPS * 32, 0, stream)
         (att, rows, T);
     } else {
         LAUNCH((softmax_forward_kernel<1, ROW_LANES>), blocks, SOFTMAX_WARPS * 32, 0, stream)(att, rows, T);
@@ -99,8 +103,8 @@ static inline void softmax_forward(floatX *att, size_t rows, size_t T, cudaStrea
 static inline void softmax_backward(floatX *datt, const floatX *att, size_t rows, size_t T,
                                     cudaStream_t stream) {
     unsigned blocks = (unsigned)CEIL_DIV(rows, (size_t)SOFTMAX_WARPS);
-    if (T % x128::size == 0 && aligned16(datt) && aligned16(att)) {
-        LAUNCH((softmax_backward_kernel<x128::size, ROW_LANES>), blocks, SOFTMAX_WARPS * 32, 0, stream)
+    if (T % SOFTMAX_PACK == 0 && aligned16(datt) && aligned16(att)) {
+        LAUNCH((softmax_backward_kernel<SOFTMAX_PACK, ROW_LANES>), blocks, SOFTMAX_WARPS * 32, 0, stream)
         (datt, att, rows, T);
     } else {
         LAUNCH((softmax_backward_kernel<1, ROW_LANES>), blocks, SOFTMAX_WARPS * 32, 0, stream)

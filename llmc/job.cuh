@@ -1,12 +1,15 @@
 // job.cuh: the ranks of one job: start, a device for each, and how all of them end when one cannot go on.
 //
-// defines: NCCL_CHECK, NCCL_FLOATX, Job, job_start, job_check_devices, job_agree, job_fail, job_connect,
+// defines: NCCL_CHECK, NCCL_FLOATX, Job, job_start, job_check_devices, job_agree, job_fail, job_connect, job_split,
 //          job_gather_trace, job_finish
 #ifndef LLMC_JOB_CUH
 #define LLMC_JOB_CUH
 
 #include <mpi.h>
 #include <nccl.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 #include "llmc/cuda_common.cuh"
 #include "llmc/error.h"
@@ -54,6 +57,10 @@ static inline void job_start(Job *job, int *argc, char ***argv) {
     CUDA_CHECK(cudaGetDeviceCount(&job->devices));
     job->device = job->local_rank % job->devices;
     CUDA_CHECK(cudaSetDevice(job->device));
+#ifdef _OPENMP
+    // Ranks of one node share its cores.
+    if (!getenv("OMP_NUM_THREADS")) omp_set_num_threads(omp_get_num_procs() > job->local_size ? omp_get_num_procs() / job->local_size : 1);
+#endif
     if (job->rank != 0 && !freopen("/dev/null", "w", stdout)) exit(1);
 }
 
@@ -95,6 +102,18 @@ static inline void job_connect(Job *job) {
     if (job->rank == 0) NCCL_CHECK(ncclGetUniqueId(&id));
     MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, MPI_COMM_WORLD);
     NCCL_CHECK(ncclCommInitRank(&job->world, job->size, id, job->rank));
+}
+
+// Splits the world by colour (below 0: in no group, NULL); the name shows in reports of what hangs.
+static inline void job_split(const Job *job, int color, int key, const char *name, ncclComm_t *comm) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+#if !defined(NCCL_VERSION_CODE) || NCCL_VERSION_CODE >= 22700
+    config.commName = name;
+#else
+    (void)name;
+#endif
+    *comm = NULL;
+    NCCL_CHECK(ncclCommSplit(job->world, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, comm, &config));
 }
 
 // Collects the trace events of all ranks on rank 0, which then gets true and frees them.

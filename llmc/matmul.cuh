@@ -2,7 +2,8 @@
 // Matrices are row-major [rows, cols]; a weight is [IC, OC] as in Hugging Face's GPT-2, the embedding [V, C].
 //
 // defines: Matmul, matmul_create, matmul_destroy, GemmArgs, gemm_args, gemm,
-//          matmul_forward, matmul_backward_input, matmul_backward_weight, head_forward, head_backward_input, head_backward_weight,
+//          matmul_forward, matmul_backward_input, matmul_backward_weight,
+//          head_forward, head_backward_input, head_backward_weight,
 //          bias_backward, bias_backward_scratch
 #ifndef LLMC_MATMUL_CUH
 #define LLMC_MATMUL_CUH

@@ -1,5 +1,5 @@
 // test_cublaslt.cu: cublasLt.h against plain loops in double: every transposition, epilogue, type and kind of
-// batch at ragged sizes; and what it must refuse. For the CPU stand-in only: the real one is not ours to test.
+// batch at ragged sizes; and what it must refuse. For the CPU stand-in: the real one is not ours to test.
 #include <cublasLt.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>

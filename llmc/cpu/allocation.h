@@ -1,5 +1,4 @@
-// allocation.h: device and pinned host memory of the stand-in: every allocation is known, checked and
-// poisoned.
+// allocation.h: device and pinned host memory of the stand-in: known, checked and poisoned.
 //
 // New memory is NaN. A strip behind each allocation is looked at when it is freed and at every device
 // synchronisation, so that a kernel's write past the end is reported in any build. Under AddressSanitizer

@@ -2,7 +2,8 @@
 // Names, signatures, units and status codes are cuBLASLt's; whatever else it has does not compile here.
 //
 // Matrices are column-major, as cuBLASLt documents them:
-// D[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * C[m,n], then the epilogue; float32 or bfloat16 in memory, float32 arithmetic. gemm.h computes.
+// D[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * C[m,n], then the epilogue; float32 or bfloat16 in memory,
+// float32 arithmetic. gemm.h computes.
 //
 // What is misused is refused with cuBLASLt's status and, unless CUBLASLT_LOG_LEVEL=0, a sentence on stderr.
 // Beyond the real checks: ranges must lie in device memory, the output must not overlap an input, pointers

@@ -14,9 +14,7 @@ inline void on_stall() {
     std::string text = waiting_report();
     fputs(text.c_str(), stderr);
     fprintf(stderr, "nccl: no progress, ending the job (CPU_STALL_SECONDS sets the patience)\n");
-    fflush(stderr);
-    usleep(2000000);
-    MPI_Abort(MPI_COMM_WORLD, 1);
+    end_job(2);
 }
 
 inline bool queue_start(std::string *) {
@@ -33,7 +31,13 @@ inline bool is_device_memory(const void *p, size_t bytes) { return cpu_is_device
 inline const char *current_label() { return cpu_current_label(); }
 
 // Queues the group on each of its streams: it starts when all of them have reached it, and all wait until it is done.
-inline bool queue_group(const std::shared_ptr<Group> &g, const std::vector<cudaStream_t> &streams, std::string *) {
+// op_streams: the stream of each operation.
+inline bool queue_group(const std::shared_ptr<Group> &g, const std::vector<cudaStream_t> &op_streams, std::string *) {
+    std::vector<cudaStream_t> streams;
+    for (cudaStream_t s : op_streams) {
+        if (std::find(streams.begin(), streams.end(), s) == streams.end()) streams.push_back(s);
+    }
+    state().active.push_back(g);
     std::shared_ptr<std::vector<bool>> reached(new std::vector<bool>(streams.size(), false));
     for (size_t i = 0; i < streams.size(); i++) {
         cpu_enqueue(streams[i], g->name.c_str(), [g, reached, i]() {

@@ -61,9 +61,7 @@ inline void wait_for(MPI_Request *request, const char *what) {
             MPI_Comm_rank(MPI_COMM_WORLD, &rank);
             fprintf(stderr, "nccl: rank %d waited %.0f s in %s for the other ranks to call it, ending the job\n", rank,
                     patience, what);
-            fflush(stderr);
-            usleep(2000000);
-            MPI_Abort(MPI_COMM_WORLD, 1);
+            end_job(2);
         }
         sched_yield();
     }
@@ -106,7 +104,6 @@ inline ncclResult_t issue_group(const std::vector<Op> &ops, ncclComm_t comm, con
     }
     g->name += " (" + comm->name + ")";
     std::string error;
-    state().active.push_back(g);
     if (!queue_group(g, streams, &error)) return fail(ncclSystemError, "%s", error.c_str());
     return ncclSuccess;
 }
@@ -127,8 +124,7 @@ inline ncclResult_t issue_pending() {
                 continue;
             }
             ops.push_back(p.first);
-            cudaStream_t stream = p.second.second;
-            if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
+            streams.push_back(p.second.second);
         }
         result = issue_group(ops, comm, streams);
         pending.swap(others);

@@ -209,15 +209,24 @@ inline std::string describe(const Header *h) {
     return text;
 }
 
+// Ends the job after `seconds` of patience for the others to print too. The ranks do not all do so at once: mpirun has
+// trouble with many aborts at the same moment.
+[[noreturn]] inline void end_job(double seconds) {
+    int rank;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    fflush(stderr);
+    usleep((useconds_t)(1e6 * seconds + 30e3 * std::min(rank, 30)));
+    MPI_Abort(MPI_COMM_WORLD, 1);
+    _exit(1);
+}
+
 // Two ranks disagree about a call: says what each of them asked for and ends the job.
 [[noreturn]] inline void mismatch(const ncclComm *comm, const Op *mine, const Header *theirs, int peer) {
     fflush(stdout);
     fprintf(stderr, "nccl: ranks disagree on communicator \"%s\": call %llu of rank %d is %s, call %llu of rank %d is %s\n",
             comm->name.c_str(), (unsigned long long)mine->call.sequence, comm->rank, describe(&mine->call).c_str(),
             (unsigned long long)theirs->sequence, peer, describe(theirs).c_str());
-    fflush(stderr);
-    MPI_Abort(MPI_COMM_WORLD, 1);
-    _exit(1);
+    end_job(0);
 }
 
 enum { P2P_TAG = 16384 };  // all tags stay below 32767, which every MPI allows

@@ -1,7 +1,8 @@
 #!/bin/sh
-# nccl.sh: runs test_nccl at 2, 3, 4, 5 and 8 ranks, then in the ways in which a job must fail: quickly, with a message,
-# and leaving no process behind. Usage: dev/test/nccl.sh [PATH OF test_nccl]. Ends with `N passed, N failed`.
-program=${1:-build/cpu-fp32/test_nccl}
+# run_nccl.sh [FOLDER]: runs FOLDER/dev/test/test_nccl at 2, 3, 4, 5 and 8 ranks (sanitized too, if that is built), then in
+# the ways in which a job must fail: quickly, with a message, and leaving no process behind.
+folder=${1:-build/cpu-fp32}
+program=$folder/dev/test/test_nccl
 launch="mpirun --oversubscribe --bind-to none"
 [ "$(id -u)" = 0 ] && launch="$launch --allow-run-as-root"
 OMP_NUM_THREADS=1
@@ -46,8 +47,8 @@ gone() {  # none of these processes is left; they get 35 s
     return 1
 }
 
-for n in 2 3 4 5 8; do
-    timeout -k 5 300 $launch -n $n "$program" >"$dir/out" 2>"$dir/err"
+all_checks() {  # all_checks RANKS PROGRAM NAME
+    timeout -k 5 300 $launch -n "$1" "$2" >"$dir/out" 2>"$dir/err"
     code=$?
     grep '^FAIL' "$dir/out"
     line=$(tail -n 1 "$dir/out")
@@ -57,8 +58,15 @@ for n in 2 3 4 5 8; do
                                 failed=$((failed + ${line%% *})) ;;
     esac
     [ $code = 0 ]
-    report $? "$n ranks: every check"
-done
+    report $? "$3: every check"
+}
+
+for n in 2 3 4 5 8; do all_checks $n "$program" "$n ranks"; done
+if [ -x "$folder-asan/dev/test/test_nccl" ]; then
+    ASAN_OPTIONS=detect_leaks=0  # MPI keeps memory to the end
+    export ASAN_OPTIONS
+    all_checks 3 "$folder-asan/dev/test/test_nccl" "3 ranks, sanitized"
+fi
 
 # No progress: every rank says what it waits for.
 CPU_STALL_SECONDS=2

@@ -1,0 +1,343 @@
+// test_tokenizer.c: bytes, byte-level BPE from tokenizer.json, damaged tokenizer files, and drawing from logits.
+//
+//   test_tokenizer                  the tests
+//   test_tokenizer --fixture FILE   writes the small tokenizer.json of the tests
+//   test_tokenizer --encode FILE    prints the tokens of standard input, for comparison with other programs
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "llmc/tokenizer.h"
+
+#include "dev/test/check.h"
+#include "llmc/sampler.h"
+
+static Check checks;
+static char path[64];
+
+static void write_text(const char *text) {
+    FILE *f = fopen(path, "wb");
+    if (!f || fwrite(text, 1, strlen(text), f) != strlen(text) || fclose(f) != 0) {
+        fprintf(stderr, "cannot write %s\n", path);
+        exit(1);
+    }
+}
+
+static const char *const MERGES[][2] = {
+    {"h", "e"}, {"l", "l"}, {"he", "ll"}, {"hell", "o"}, {" ", "w"}, {"o", "r"}, {" w", "or"}, {"l", "d"}, {" wor", "ld"},
+    {" ", " "}, {"'", "s"}, {"1", "2"}, {"\xc3", "\xa9"}, {"\n", "\n"}, {"a", "a"}, {"aa", "a"}, {"  ", "  "}, {" ", "1"},
+    {"\xe6", "\x97"}, {"\xe6\x97", "\xa5"}, {"'", "l"}, {"'l", "l"}, {"s", " "}, {"<", "|"},
+};
+enum { MERGE_COUNT = sizeof MERGES / sizeof MERGES[0] };
+
+// Appends bytes as byte-level BPE writes them, quoted for JSON where need be.
+static size_t print_bytes(char *out, const char *bytes, size_t count) {
+    size_t n = 0;
+    for (size_t i = 0; i < count; i++) {
+        unsigned c = byte_to_character((unsigned char)bytes[i]);
+        if (c == '"' || c == '\\') out[n++] = '\\';
+        n += utf8_encode(c, out + n);
+    }
+    out[n] = '\0';
+    return n;
+}
+
+// The JSON of a tokenizer: tokens 0 to 255 are the bytes, 256 is <|endoftext|>, then the merges. pairs: merges are
+// written ["a", "b"] instead of "a b".
+static char *make_fixture(bool pairs) {
+    char *text = malloc(32768);
+    if (!text) exit(1);
+    size_t n = (size_t)sprintf(text, "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":["
+        "{\"id\":256,\"content\":\"<|endoftext|>\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,"
+        "\"normalized\":false,\"special\":true},{\"id\":%d,\"content\":\"<|end\",\"single_word\":false,\"lstrip\":false,"
+        "\"rstrip\":false,\"normalized\":false,\"special\":true}],\"normalizer\":null,\"pre_tokenizer\":{\"type\":"
+        "\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":true},\"post_processor\":null,"
+        "\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true,\"trim_offsets\":true,\"use_regex\":true},\"model\":{"
+        "\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":\"\",\"end_of_word_suffix\":\"\","
+        "\"fuse_unk\":false,\"vocab\":{\"<|endoftext|>\":256", 257 + MERGE_COUNT);
+    for (int b = 0; b < 256; b++) {
+        char byte = (char)b;
+        n += (size_t)sprintf(text + n, ",\"");
+        n += print_bytes(text + n, &byte, 1);
+        n += (size_t)sprintf(text + n, "\":%d", b);
+    }
+    for (int i = 0; i < MERGE_COUNT; i++) {
+        n += (size_t)sprintf(text + n, ",\"");
+        n += print_bytes(text + n, MERGES[i][0], strlen(MERGES[i][0]));
+        n += print_bytes(text + n, MERGES[i][1], strlen(MERGES[i][1]));
+        n += (size_t)sprintf(text + n, "\":%d", 257 + i);
+    }
+    n += (size_t)sprintf(text + n, "},\"merges\":[");
+    for (int i = 0; i < MERGE_COUNT; i++) {
+        n += (size_t)sprintf(text + n, "%s%s", i ? "," : "", pairs ? "[\"" : "\"");
+        n += print_bytes(text + n, MERGES[i][0], strlen(MERGES[i][0]));
+        n += (size_t)sprintf(text + n, "%s", pairs ? "\",\"" : " ");
+        n += print_bytes(text + n, MERGES[i][1], strlen(MERGES[i][1]));
+        n += (size_t)sprintf(text + n, "%s", pairs ? "\"]" : "\"");
+    }
+    sprintf(text + n, "]}}");
+    return text;
+}
+
+static bool says(const Error *err, const char *part) {
+    bool ok = err->text[0] && !strchr(err->text, '\n') && strstr(err->text, part);
+    if (!ok) printf("     got: %s\n", err->text);
+    return ok;
+}
+
+// Do the tokens say the text?
+static bool decodes_to(const Tokenizer *tk, const int *tokens, size_t count, const char *text, size_t bytes) {
+    size_t at = 0, n;
+    for (size_t i = 0; i < count; i++) {
+        const char *part = tokenizer_decode(tk, tokens[i], &n);
+        if (n > bytes - at || memcmp(text + at, part, n) != 0) return false;
+        at += n;
+    }
+    return at == bytes;
+}
+
+static void test_bytes(void) {
+    Tokenizer tk;
+    Error err;
+    char text[256];
+    int tokens[256];
+    size_t n;
+    if (!check(&checks, tokenizer_open(&tk, NULL, &err) && tk.V == 257 && tk.end_of_text == 256, "byte tokenizer")) return;
+    for (int i = 0; i < 256; i++) text[i] = (char)i;
+    n = tokenizer_encode(&tk, text, 256, tokens);
+    bool ok = n == 256 && decodes_to(&tk, tokens, n, text, n);
+    for (int i = 0; i < 256; i++) ok &= tokens[i] == i;
+    check(&checks, ok, "bytes: each byte is its own token");
+    const char *mixed = "a<|endoftext|><|endoftext|>b<|endoftext|";
+    n = tokenizer_encode(&tk, mixed, strlen(mixed), tokens);
+    check(&checks, n == 4 + 13 - 1 && tokens[1] == 256 && tokens[2] == 256 && tokens[3] == 'b' &&
+          decodes_to(&tk, tokens, n, mixed, strlen(mixed)), "bytes: <|endoftext|> within text");
+    ok = tokenizer_decode(&tk, -1, &n) && n == 0 && tokenizer_decode(&tk, 257, &n) && n == 0;
+    check(&checks, ok && tokenizer_encode(&tk, "", 0, tokens) == 0, "bytes: no text and no such token");
+    int *prompt;
+    ok = tokenizer_prompt(&tk, NULL, 3, 257, &prompt, &n, &err) && n == 1 && prompt[0] == 256;
+    if (ok) free(prompt);
+    ok &= tokenizer_prompt(&tk, "ab", 3, 257, &prompt, &n, &err) && n == 2 && prompt[0] == 'a' && prompt[1] == 'b';
+    if (ok) prompt[4] = 0;  // room for three more
+    if (ok) free(prompt);
+    ok &= !tokenizer_prompt(&tk, NULL, 3, 61, &prompt, &n, &err) && says(&err, "the model's vocabulary has 61");
+    check(&checks, ok, "prompts: default, text, a vocabulary that is too small");
+    tokenizer_free(&tk);
+}
+
+// The expected tokens are those of the package tokenizers with the file that --fixture writes.
+typedef struct {
+    const char *text;
+    int count;
+    int tokens[40];
+} EncodeCase;
+
+static const EncodeCase ENCODED[] = {
+    {"", 0, {0}},
+};
+
+static void test_bpe(void) {
+    Error err;
+    for (int pairs = 0; pairs < 2; pairs++) {
+        Tokenizer tk;
+        char *json = make_fixture(pairs);
+        write_text(json);
+        free(json);
+        if (!check(&checks, tokenizer_open(&tk, path, &err) && tk.V == 258 + MERGE_COUNT && tk.end_of_text == 256,
+                   "tokenizer.json with merges as %s", pairs ? "pairs" : "text")) return;
+        bool ok = true;
+        for (size_t i = 0; i < sizeof ENCODED / sizeof ENCODED[0]; i++) {
+            const EncodeCase *c = &ENCODED[i];
+            int tokens[256];
+            size_t n = tokenizer_encode(&tk, c->text, strlen(c->text), tokens);
+            bool same = n == (size_t)c->count && memcmp(tokens, c->tokens, n * sizeof(int)) == 0;
+            same &= decodes_to(&tk, tokens, n, c->text, strlen(c->text));
+            if (!same) printf("     case %zu: '%s'\n", i, c->text);
+            ok &= same;
+        }
+        check(&checks, ok, "BPE: %zu texts become the tokens of the reference", sizeof ENCODED / sizeof ENCODED[0]);
+        ok = true;  // any bytes, valid UTF-8 or not, survive
+        uint32_t random = 1;
+        for (int round = 0; round < 2000; round++) {
+            char text[64];
+            int tokens[64];
+            size_t bytes = (size_t)round % 64;
+            for (size_t i = 0; i < bytes; i++) {
+                random = random * 1664525u + 1013904223u;
+                text[i] = round % 2 ? (char)(random >> 24) : "ahelo wrd's12 \n\xc3\xa9\xe6\x97\xa5\xf0<|end"[random >> 16 & 31];
+            }
+            size_t n = tokenizer_encode(&tk, text, bytes, tokens);
+            ok &= n <= bytes && decodes_to(&tk, tokens, n, text, bytes);
+        }
+        check(&checks, ok, "BPE: 2000 random texts come back");
+        tokenizer_free(&tk);
+    }
+}
+
+static void test_damage(void) {
+    static const struct { const char *what, *text, *says; } cases[] = {
+        {"empty", "", "not valid JSON"},
+        {"array", "[]", "not a JSON object"},
+        {"no model", "{}", "not BPE"},
+        {"another model", "{\"model\":{\"type\":\"WordPiece\"}}", "not BPE"},
+        {"another splitter", "{\"model\":{\"type\":\"BPE\"},\"pre_tokenizer\":{\"type\":\"Metaspace\"}}", "ByteLevel"},
+        {"no splitter", "{\"model\":{\"type\":\"BPE\"}}", "ByteLevel"},
+#define START "{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},"
+        {"prefix space", "{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true},\"model\":{}}", "prefix_space"},
+        {"normalizer", START "\"normalizer\":{\"type\":\"NFC\"},\"model\":{}}", "normalizer"},
+        {"dropout", START "\"model\":{\"dropout\":0.1}}", "dropout"},
+        {"no vocabulary", START "\"model\":{\"merges\":[]}}", "vocab, merges"},
+        {"no merges", START "\"model\":{\"vocab\":{}}}", "vocab, merges"},
+        {"nothing in it", START "\"model\":{\"vocab\":{},\"merges\":[]}}", "no tokens"},
+        {"negative number", START "\"model\":{\"vocab\":{\"a\":-1},\"merges\":[]}}", "absurd number"},
+        {"huge number", START "\"model\":{\"vocab\":{\"a\":1e300},\"merges\":[]}}", "absurd number"},
+        {"number past the limit", START "\"model\":{\"vocab\":{\"a\":4194304},\"merges\":[]}}", "absurd number"},
+        {"number twice", START "\"model\":{\"vocab\":{\"a\":1,\"b\":1},\"merges\":[]}}", "token 1 twice"},
+        {"text twice", START "\"model\":{\"vocab\":{\"a\":1,\"a\":2},\"merges\":[]}}", "same text"},
+        {"merge of unknown tokens", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[\"a b\"]}}", "vocabulary"},
+        {"merge into nothing", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[\"a a\"]}}", "vocabulary"},
+        {"merge of one", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[\"a\"]}}", "no pair"},
+        {"merge of three", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[[\"a\",\"a\",\"a\"]]}}", "no pair"},
+        {"merge of numbers", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[[1,2]]}}", "no pair"},
+        {"added without id", START "\"added_tokens\":[{\"content\":\"x\"}],\"model\":{\"vocab\":{\"a\":1},\"merges\":[]}}", "id"},
+        {"added is a number", START "\"added_tokens\":[1],\"model\":{\"vocab\":{\"a\":1},\"merges\":[]}}", "id"},
+        {"added is an object", START "\"added_tokens\":{},\"model\":{\"vocab\":{\"a\":1},\"merges\":[]}}", "malformed"},
+    };
+    Error err;
+    Tokenizer tk;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        write_text(cases[i].text);
+        check(&checks, !tokenizer_open(&tk, path, &err) && says(&err, cases[i].says), "tokenizer.json: %s", cases[i].what);
+    }
+    write_text(START "\"added_tokens\":[{\"id\":9,\"content\":\"\"}],\"model\":{\"vocab\":{\"a\":1,\"aa\":7},\"merges\":[\"a a\"]}}");
+    int tokens[8], *prompt;
+    size_t n = 0;
+    bool ok = tokenizer_open(&tk, path, &err) && tk.V == 10;
+    if (ok) {
+        n = tokenizer_encode(&tk, "aaxa", 4, tokens);
+        ok = n == 2 && tokens[0] == 7 && tokens[1] == 1 && tokenizer_decode(&tk, 3, &n) && n == 0;
+        ok &= !tokenizer_prompt(&tk, "xyz", 0, 10, &prompt, &n, &err) && says(&err, "no token for this");
+        ok &= !tokenizer_prompt(&tk, NULL, 0, 10, &prompt, &n, &err) && says(&err, "give a --prompt");
+        tokenizer_free(&tk);
+    }
+    check(&checks, ok, "tokenizer.json: gaps, missing bytes, empty added token");
+    char *json = make_fixture(false);
+    ok = true;
+    for (size_t length = strlen(json) - 1; length > 0; length -= length > 600 ? 37 : 1) {
+        json[length] = '\0';
+        write_text(json);
+        ok &= !tokenizer_open(&tk, path, &err) && says(&err, "not valid JSON");
+    }
+    free(json);
+    check(&checks, ok, "tokenizer.json: truncations are refused");
+    unlink(path);
+    check(&checks, !tokenizer_open(&tk, path, &err) && says(&err, "No such file"), "tokenizer.json: missing");
+}
+
+static void test_unicode(void) {
+    bool ok = true;
+    for (unsigned c = 0; c < 0x110000; c++) {
+        char text[4];
+        size_t used, n = utf8_encode(c, text);
+        bool surrogate = c >= 0xd800 && c < 0xe000;
+        unsigned back = utf8_decode(text, n, &used);
+        ok &= surrogate ? back == 0xfffd && used == 1 : back == c && used == n;
+        if (n > 1) ok &= utf8_decode(text, n - 1, &used) == 0xfffd && used == 1;
+    }
+    size_t used;
+    static const char *const wrong[] = {"\x80", "\xc0\x80", "\xe0\x80\x80", "\xf0\x80\x80\x80", "\xf4\x90\x80\x80", "\xff", "\xc3("};
+    for (int i = 0; i < 7; i++) ok &= utf8_decode(wrong[i], strlen(wrong[i]), &used) == 0xfffd && used == 1;
+    check(&checks, ok, "UTF-8: every code point, and what is none");
+    ok = unicode_class('a') == CLASS_LETTER && unicode_class(0xe9) == CLASS_LETTER && unicode_class(0x4e2d) == CLASS_LETTER;
+    ok &= unicode_class('7') == CLASS_NUMBER && unicode_class(0x0663) == CLASS_NUMBER && unicode_class(0xbd) == CLASS_NUMBER;
+    ok &= unicode_class(0xa0) == CLASS_SPACE && unicode_class(0x3000) == CLASS_SPACE && unicode_class('\n') == CLASS_SPACE;
+    ok &= unicode_class('!') == CLASS_OTHER && unicode_class(0x1f600) == CLASS_OTHER && unicode_class(0x301) == CLASS_OTHER;
+    check(&checks, ok, "Unicode classes");
+    ok = true;
+    for (unsigned b = 0; b < 256; b++) ok &= character_to_byte(byte_to_character(b)) == (int)b;
+    for (unsigned c = 324; c < 1000; c++) ok &= character_to_byte(c) == -1;
+    check(&checks, ok && character_to_byte(' ') == -1 && byte_to_character(' ') == 0x120, "bytes as characters");
+}
+
+static void test_sampler(void) {
+    float logits[1000];
+    uint32_t random = 7;
+    for (int i = 0; i < 1000; i++) {
+        random = random * 1664525u + 1013904223u;
+        logits[i] = (float)(random >> 8) / 4194304.0f - 2.0f;
+    }
+    logits[123] = 3.0f;
+    bool ok = sample_token(logits, 1000, 0.0, 0, 0.7) == 123 && sample_token(logits, 1000, 1.0, 1, 0.999) == 123;
+    check(&checks, ok, "sampling: temperature 0 and top_k 1 take the largest");
+    for (int k = 0; k < 2; k++) {  // equally spaced coins hit each token in proportion to its probability
+        double temperature = k ? 0.5 : 1.0, sum = 0.0, worst = 0.0;
+        int counts[10] = {0};
+        float few[10] = {0.1f, -1.0f, 2.0f, -INFINITY, 0.5f, 1.9f, -3.0f, 0.0f, 1.0f, -0.5f};
+        for (int i = 0; i < 10; i++) sum += exp((double)few[i] / temperature);
+        for (int i = 0; i < 100000; i++) counts[sample_token(few, 10, temperature, 0, (i + 0.5) / 100000)]++;
+        for (int i = 0; i < 10; i++) {
+            double difference = fabs(counts[i] / 100000.0 - exp((double)few[i] / temperature) / sum);
+            if (difference > worst) worst = difference;
+        }
+        check(&checks, worst < 2e-5 && counts[3] == 0, "sampling: frequencies at temperature %g within %.1g", temperature, worst);
+    }
+    ok = true;
+    for (int i = 0; i < 2000; i++) {
+        int token = sample_token(logits, 1000, 1.0, 5, i / 2000.0), larger = 0;
+        for (int j = 0; j < 1000; j++) larger += logits[j] > logits[token];
+        ok &= larger < 5;
+    }
+    check(&checks, ok, "sampling: top_k 5 draws among the five largest");
+    float odd[4] = {NAN, 1.0f, NAN, -1.0f}, none[2] = {NAN, NAN}, low[3] = {-INFINITY, -INFINITY, -INFINITY};
+    for (int i = 0; i < 100; i++) {
+        int a = sample_token(odd, 4, 1.0, 3, i / 100.0), b = sample_token(none, 2, 1.0, 0, i / 100.0);
+        int c = sample_token(low, 3, 1.0, 2, i / 100.0);
+        ok &= (a == 1 || a == 3) && b >= 0 && b < 2 && c >= 0 && c < 3;
+    }
+    float equal[3] = {5.0f, 5.0f, 5.0f};
+    ok &= sample_token(equal, 3, 1.0, 0, 0.0) == 0 && sample_token(equal, 3, 1.0, 0, 0.99999999999999994) == 2;
+    check(&checks, ok, "sampling: NaN is never drawn, the coin's ends are in range");
+}
+
+static int encode(const char *file) {
+    Tokenizer tk;
+    Error err;
+    if (!tokenizer_open(&tk, file, &err)) {
+        fprintf(stderr, "error: %s\n", err.text);
+        return 1;
+    }
+    size_t room = 1 << 24;
+    char *text = malloc(room);
+    int *tokens = malloc(room * sizeof(int));
+    if (!text || !tokens) return 1;
+    size_t n = tokenizer_encode(&tk, text, fread(text, 1, room, stdin), tokens);
+    for (size_t i = 0; i < n; i++) printf("%d\n", tokens[i]);
+    free(text);
+    free(tokens);
+    tokenizer_free(&tk);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    if (argc == 3 && strcmp(argv[1], "--encode") == 0) return encode(argv[2]);
+    if (argc == 3 && strcmp(argv[1], "--fixture") == 0) {
+        snprintf(path, sizeof path, "%s", argv[2]);
+        char *json = make_fixture(false);
+        write_text(json);
+        free(json);
+        return 0;
+    }
+    snprintf(path, sizeof path, "/tmp/llmc-tokenizer-XXXXXX");
+    int fd = mkstemp(path);
+    if (fd < 0) {
+        perror(path);
+        return 1;
+    }
+    close(fd);
+    test_unicode();
+    test_bytes();
+    test_bpe();
+    test_damage();
+    test_sampler();
+    unlink(path);
+    return check_summary(&checks);
+}

@@ -1,0 +1,244 @@
+// gpu_queue.h: puts communication into the streams of a real GPU, so that several ranks may share one (NCCL=mpi).
+//
+// A group copies what it sends into pinned host memory, raises a flag there, and lets its streams wait for another flag.
+// A helper thread sees the first flag, runs the MPI side, and raises the second; then the streams copy the result back.
+// Meant for testing on one GPU, never for speed. Guaranteed as on the CPU: order, matching, strictness, bits, reports.
+//
+// Why it cannot hang by itself: flags are written and awaited by the streams (cuStreamWriteValue32, cuStreamWaitValue32),
+// so no callback thread of the driver and no multiprocessor is held while a group waits; the helper thread calls no CUDA
+// function; all pinned memory is allocated at the start, since a later allocation could wait for the streams. When that
+// memory (NCCL_MPI_PINNED_MIB, default 256) is in use, the host waits for the oldest group, as NCCL's does when its queue
+// is full. With more than 8 streams set CUDA_DEVICE_MAX_CONNECTIONS=32, or streams share a hardware queue and wait for
+// each other. MPI must have been started with MPI_THREAD_MULTIPLE.
+#ifndef LLMC_MPI_GPU_QUEUE_H
+#define LLMC_MPI_GPU_QUEUE_H
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+#include <sched.h>
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "llmc/mpi/progress.h"
+
+namespace nccl_mpi {
+
+typedef CUresult (*FlagCall)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
+
+struct GpuJob {
+    std::shared_ptr<Group> group;
+    volatile uint32_t *flags;  // [0] raised when the result is there, [1 + i] when stream i has brought its part
+    int streams;
+};
+
+struct GpuRegion {  // of the pinned memory, in the order of use
+    size_t begin, end;
+    std::vector<cudaEvent_t> copied;
+};
+
+struct GpuQueue {
+    std::mutex mutex;  // of jobs and of state().active
+    std::condition_variable filled;
+    std::deque<GpuJob> jobs;
+    char *pinned;
+    size_t bytes, head;
+    std::deque<GpuRegion> regions;
+    std::vector<cudaEvent_t> events;  // unused
+    FlagCall write_flag, await_flag;
+};
+
+// Never freed: the helper thread may outlive main's statics.
+inline GpuQueue &gpu_queue() {
+    static GpuQueue *q = new GpuQueue();
+    return *q;
+}
+
+inline bool is_stream(cudaStream_t) { return true; }
+inline void queue_drain() { cudaDeviceSynchronize(); }
+inline const char *current_label() { return ""; }
+
+inline bool is_device_memory(const void *p, size_t) {
+    cudaPointerAttributes a;
+    if (cudaPointerGetAttributes(&a, p) != cudaSuccess) return false;
+    return a.type == cudaMemoryTypeDevice || a.type == cudaMemoryTypeManaged;
+}
+
+inline void gpu_helper() {
+    GpuQueue &q = gpu_queue();
+    const char *text = getenv("CPU_STALL_SECONDS");
+    double patience = text && atof(text) > 0 ? atof(text) : 30, last = MPI_Wtime();
+    std::unique_lock<std::mutex> lock(q.mutex);
+    for (;;) {
+        while (q.jobs.empty()) {
+            q.filled.wait(lock);
+            last = MPI_Wtime();
+        }
+        bool moved = false, ready = false;
+        for (size_t i = 0; i < q.jobs.size() && !moved; i++) {
+            GpuJob job = q.jobs[i];
+            bool all = true;
+            for (int s = 1; s <= job.streams; s++) all = all && job.flags[s];
+            if (!all) continue;
+            ready = true;
+            lock.unlock();  // the host may queue more meanwhile; only this thread removes
+            bool done = progress(job.group.get(), &moved);
+            lock.lock();
+            if (!done) continue;
+            std::vector<std::shared_ptr<Group>> &active = state().active;
+            active.erase(std::remove(active.begin(), active.end(), job.group), active.end());
+            q.jobs.erase(q.jobs.begin() + (long)i);
+            __sync_synchronize();
+            job.flags[0] = 1;
+            moved = true;
+        }
+        if (moved || !ready) last = MPI_Wtime();
+        if (MPI_Wtime() - last > patience) {
+            fprintf(stderr, "%snccl: no progress for %.0f s, ending the job\n", waiting_report().c_str(), patience);
+            end_job(2);
+        }
+        lock.unlock();
+        if (!moved) sched_yield();
+        lock.lock();
+    }
+}
+
+inline bool driver_call(const char *name, FlagCall *call) {
+    void *found = NULL;
+    cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+    cudaError_t error = cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
+#else
+    cudaError_t error = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result);
+#endif
+    *call = (FlagCall)found;
+    return error == cudaSuccess && result == cudaDriverEntryPointSuccess && found;
+}
+
+inline bool queue_start(std::string *error) {
+    GpuQueue &q = gpu_queue();
+    if (q.pinned) return true;
+    int level = 0;
+    MPI_Query_thread(&level);
+    if (level < MPI_THREAD_MULTIPLE) {
+        *error = "NCCL over MPI on a GPU needs MPI_Init_thread with MPI_THREAD_MULTIPLE";
+        return false;
+    }
+    if (!driver_call("cuStreamWriteValue32", &q.write_flag) || !driver_call("cuStreamWaitValue32", &q.await_flag)) {
+        *error = "the CUDA driver has no cuStreamWaitValue32";
+        return false;
+    }
+    const char *text = getenv("NCCL_MPI_PINNED_MIB");
+    q.bytes = (text && atol(text) > 0 ? (size_t)atol(text) : 256) << 20;
+    if (cudaHostAlloc((void **)&q.pinned, q.bytes, cudaHostAllocPortable | cudaHostAllocMapped) != cudaSuccess) {
+        *error = "no pinned host memory left: lower NCCL_MPI_PINNED_MIB";
+        q.pinned = NULL;
+        return false;
+    }
+    std::thread(gpu_helper).detach();
+    return true;
+}
+
+inline void release_oldest(GpuQueue *q) {
+    for (cudaEvent_t e : q->regions.front().copied) {
+        cudaEventSynchronize(e);
+        q->events.push_back(e);
+    }
+    q->regions.pop_front();
+}
+
+// The next bytes of the pinned ring, NULL if it is smaller than that.
+inline char *take_pinned(GpuQueue *q, size_t bytes) {
+    if (bytes > q->bytes) return NULL;
+    while (!q->regions.empty() && cudaEventQuery(q->regions.front().copied.back()) == cudaSuccess) release_oldest(q);
+    size_t begin = q->head + bytes <= q->bytes ? q->head : 0;
+    // What begins before `head` but is older lies ahead of us after a wrap: wait for all that the new part would overlap.
+    for (bool clear = false; !clear;) {
+        clear = true;
+        for (const GpuRegion &r : q->regions) clear = clear && (r.end <= begin || begin + bytes <= r.begin);
+        if (!clear) release_oldest(q);
+    }
+    q->head = begin + bytes;
+    q->regions.push_back({begin, begin + bytes, {}});
+    return q->pinned + begin;
+}
+
+// Bytes that an operation reads and writes on this rank.
+inline void spans(const Group *g, const Op *op, size_t *send, size_t *recv) {
+    size_t bytes = op->call.count * op->width, n = (size_t)g->comm->size;
+    bool root = op->call.op != NCCL_MPI_BROADCAST || op->call.root == g->comm->rank;
+    *send = op->call.op == NCCL_MPI_RECV || !root ? 0 : op->call.op == NCCL_MPI_REDUCE_SCATTER ? n * bytes : bytes;
+    *recv = op->call.op == NCCL_MPI_SEND ? 0 : op->call.op == NCCL_MPI_ALL_GATHER ? n * bytes : bytes;
+}
+
+inline size_t pad(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+inline bool queue_group(const std::shared_ptr<Group> &g, const std::vector<cudaStream_t> &op_streams, std::string *error) {
+    GpuQueue &q = gpu_queue();
+    std::vector<cudaStream_t> streams;
+    for (cudaStream_t s : op_streams) {
+        if (std::find(streams.begin(), streams.end(), s) == streams.end()) streams.push_back(s);
+    }
+    size_t flag_bytes = pad((streams.size() + 1) * sizeof(uint32_t)), total = flag_bytes, send, recv;
+    for (const Op &op : g->ops) {
+        spans(g.get(), &op, &send, &recv);
+        total += pad(send) + pad(recv);
+    }
+    char *block = take_pinned(&q, total), *at = block + flag_bytes;
+    if (!block) {
+        *error = "a group of " + std::to_string(total) + " bytes does not fit: raise NCCL_MPI_PINNED_MIB";
+        return false;
+    }
+    volatile uint32_t *flags = (volatile uint32_t *)block;
+    for (size_t i = 0; i <= streams.size(); i++) flags[i] = 0;
+    std::vector<std::pair<void *, std::pair<char *, size_t>>> results(g->ops.size());
+    cudaError_t worst = cudaSuccess;
+    auto note = [&worst](cudaError_t e) {
+        if (worst == cudaSuccess) worst = e;
+    };
+    for (size_t i = 0; i < g->ops.size(); i++) {
+        Op *op = &g->ops[i];
+        spans(g.get(), op, &send, &recv);
+        if (send) note(cudaMemcpyAsync(at, op->send, send, cudaMemcpyDeviceToHost, op_streams[i]));
+        results[i] = {op->recv, {at + pad(send), recv}};
+        op->send = at;
+        op->recv = at + pad(send);
+        at += pad(send) + pad(recv);
+    }
+    GpuJob job = {g, flags, (int)streams.size()};
+    {
+        std::lock_guard<std::mutex> lock(q.mutex);
+        q.jobs.push_back(job);
+        state().active.push_back(g);
+    }
+    q.filled.notify_one();
+    int refused = 0;
+    for (size_t i = 0; i < streams.size(); i++) {
+        refused |= q.write_flag((CUstream)streams[i], (CUdeviceptr)(flags + 1 + i), 1, CU_STREAM_WRITE_VALUE_DEFAULT);
+        refused |= q.await_flag((CUstream)streams[i], (CUdeviceptr)flags, 1, CU_STREAM_WAIT_VALUE_GEQ);
+    }
+    for (size_t i = 0; i < g->ops.size(); i++) {
+        const std::pair<char *, size_t> &from = results[i].second;
+        if (from.second) note(cudaMemcpyAsync(results[i].first, from.first, from.second, cudaMemcpyHostToDevice, op_streams[i]));
+    }
+    for (cudaStream_t s : streams) {
+        cudaEvent_t e;
+        if (q.events.empty()) {
+            note(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+        } else {
+            e = q.events.back();
+            q.events.pop_back();
+        }
+        note(cudaEventRecord(e, s));
+        q.regions.back().copied.push_back(e);
+    }
+    if (worst == cudaSuccess && !refused) return true;
+    *error = std::string("queueing ") + g->name + " failed: " + cudaGetErrorString(worst);
+    return false;
+}
+
+}  // namespace nccl_mpi
+
+#endif
