@@ -37,8 +37,10 @@
 #include "llmc/arena.h"
 // defines: State: weights, gradients and moments; init, load, save
 #include "llmc/state.cuh"
-// defines: Timeline: spans for --trace
+// defines: Timeline: spans for --trace and --profile
 #include "llmc/timeline.cuh"
+// defines: profile_report: where the time of a step went
+#include "llmc/profile.h"
 // the kernels
 #include "llmc/attention.cuh"
 #include "llmc/classifier.cuh"
@@ -379,6 +381,7 @@ static StepReport train_step(GPT *g) {
     StepReport report;
     memset(&report, 0, sizeof report);
     size_t N = g->B * g->T, step = g->progress.step;
+    timeline_collect(&g->timeline, 0);  // of what ran between the steps
     double begin = seconds_now();
     if (!load_batch(g, &g->train_data, g->progress.sample, g->opt.global_batch, g->opt.shuffle, &err)) leave(1, &err);
     for (size_t micro = 0; micro < g->micros; micro++) {
@@ -464,9 +467,12 @@ static bool save(GPT *g, Error *err) {
     return true;
 }
 
-static bool write_trace(GPT *g, Error *err) {
+// What the timeline saw: a table of where the time went (--profile), and the Chrome trace (--trace).
+static bool report_timeline(GPT *g, Error *err) {
     static const char *const tracks[] = {"compute"};
-    return trace_write(g->opt.trace, g->timeline.trace.events, g->timeline.trace.count, tracks, 1, err);
+    TraceList *all = &g->timeline.trace;
+    if (g->opt.profile) profile_report(all->events, all->count, 1, g->progress.first_step);
+    return !g->opt.trace || trace_write(g->opt.trace, all->events, all->count, tracks, 1, err);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -537,7 +543,7 @@ int main(int argc, char **argv) {
     if (o->dry_run) return 0;
     CUDA_CHECK(cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking));
     matmul_create(&g->matmul, g->stream);
-    timeline_start(&g->timeline, o->trace != NULL, 0, g->stream);
+    timeline_start(&g->timeline, o->trace || o->profile, 0, g->stream);
     const char *from = o->resume ? o->resume : o->init;
     if (!from) state_init_weights(&g->state, &g->table, o->seed);
     else if (!state_load(&g->state, &g->table, from, o->resume != NULL, &err)) leave(1, &err);
@@ -565,7 +571,7 @@ int main(int argc, char **argv) {
     if (g->stop && o->out && g->progress.step > g->progress.first_step && !save(g, &err)) leave(1, &err);
     if (g->stop) printf("stopped by a signal after step %zu\n", g->progress.step);
     if (o->profile) CUDA_CHECK(cudaProfilerStop());
-    if (o->trace && !write_trace(g, &err)) leave(1, &err);
+    if ((o->trace || o->profile) && !report_timeline(g, &err)) leave(1, &err);
     if (!log_close(&g->log, &err)) leave(1, &err);
     return 0;
 }

@@ -58,8 +58,10 @@
 #include "llmc/replicas.cuh"
 // defines: pipeline_schedule, pipeline_routes: which step when, and where its input comes from
 #include "llmc/pipeline.h"
-// defines: Timeline: spans for --trace
+// defines: Timeline: spans for --trace and --profile
 #include "llmc/timeline.cuh"
+// defines: profile_report: where the time of a step went
+#include "llmc/profile.h"
 // the kernels
 #include "llmc/attention.cuh"
 #include "llmc/classifier.cuh"
@@ -738,6 +740,7 @@ static StepReport train_step(GPT *g) {
     StepReport report;
     memset(&report, 0, sizeof report);
     size_t step = g->progress.step;
+    timeline_collect(&g->timeline, 0);  // of what ran between the steps
     double begin = seconds_now();
     if (!load_batch(g, &g->train_data, g->progress.sample, g->opt.global_batch, g->opt.shuffle, &err)) job_fail(&g->job, &err);
     if (g->embedding) {  // the head's gradient writes wte's, the encoder's adds to it
@@ -839,12 +842,14 @@ static bool save(GPT *g, Error *err) {
     return true;
 }
 
-static bool write_trace(GPT *g, Error *err) {
+// What the timeline saw: a table of where the time went (--profile), and the Chrome trace (--trace).
+static bool report_timeline(GPT *g, Error *err) {
     static const char *const tracks[] = {"compute", "all-reduce", "receive activations", "send activations",
                                          "receive gradients", "send gradients", "data"};
     TraceList all;
     if (!job_gather_trace(&g->job, &g->timeline.trace, &all)) return true;  // rank 0 has the events of all ranks
-    bool ok = trace_write(g->opt.trace, all.events, all.count, tracks, 7, err);
+    if (g->opt.profile) profile_report(all.events, all.count, g->job.size, g->progress.first_step);
+    bool ok = !g->opt.trace || trace_write(g->opt.trace, all.events, all.count, tracks, 7, err);
     trace_free(&all);
     return ok;
 }
@@ -1003,7 +1008,7 @@ int main(int argc, char **argv) {
     connect(g);
     CUDA_CHECK(cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking));
     matmul_create(&g->matmul, g->stream);
-    timeline_start(&g->timeline, o->trace != NULL, g->job.rank, g->stream);
+    timeline_start(&g->timeline, o->trace || o->profile, g->job.rank, g->stream);
     const char *from = o->resume ? o->resume : o->init;
     if (!from) state_init_weights(&g->state, &g->table, o->seed);
     else if (!state_load(&g->state, &g->table, from, o->resume != NULL, &err)) job_fail(&g->job, &err);
@@ -1031,7 +1036,7 @@ int main(int argc, char **argv) {
     if (g->stop && o->out && g->progress.step > g->progress.first_step && !save(g, &err)) job_fail(&g->job, &err);
     if (g->stop) printf("stopped by a signal after step %zu\n", g->progress.step);
     if (o->profile) CUDA_CHECK(cudaProfilerStop());
-    if (o->trace && !write_trace(g, &err)) job_fail(&g->job, &err);
+    if ((o->trace || o->profile) && !report_timeline(g, &err)) job_fail(&g->job, &err);
     if (!log_close(&g->log, &err)) job_fail(&g->job, &err);
     for (int i = 0; i < 4; i++) {
         LinkEnd *end = i < 2 ? &g->receive[i] : &g->send[i - 2];

@@ -1,6 +1,7 @@
-// checkpoint.h: saving and loading training, whatever layout does it. A checkpoint is a folder that holds the unsharded
-// model as Hugging Face's GPT-2 does (config.json, model.safetensors), the optimizer (optimizer.safetensors) and where
-// training stands (trainer.json). Every rank reads and writes its own slices at their offsets.
+// checkpoint.h: saving and loading training, whatever layout does it. A checkpoint is a folder that holds the
+// unsharded model as Hugging Face's GPT-2 does (config.json, model.safetensors), the optimizer
+// (optimizer.safetensors) and where training stands (trainer.json). Every rank reads and writes its own
+// slices at their offsets.
 //
 // Saving has phases; the trainer puts a barrier between them and, where a phase fails on any rank, calls
 // checkpoint_abandon on rank 0:
@@ -20,7 +21,7 @@
 #include "llmc/safetensors.h"
 #include "llmc/trainer_json.h"
 
-typedef enum { STATE_WEIGHTS, STATE_M, STATE_V, STATE_MASTER } StateKind;  // master: fp32 weights of a bf16 run
+typedef enum { STATE_WEIGHTS, STATE_M, STATE_V, STATE_MASTER } StateKind;  // master: fp32, beside bf16 weights
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Slices: what elements [lo, hi) of a rank's flat buffer are in the unsharded tensors
@@ -34,8 +35,8 @@ typedef struct {
 
 typedef bool (*SliceVisit)(void *context, const Slice *slice, Error *err);
 
-// Calls visit for the longest slices that make up [lo, hi), in memory order, without gaps and padding. Stops when
-// visit returns false.
+// Calls visit for the longest slices that make up [lo, hi), in memory order, without gaps and padding. Stops
+// when visit returns false.
 static inline bool slices_walk(const ParamTable *table, size_t lo, size_t hi, SliceVisit visit, void *context,
                                Error *err) {
     for (size_t i = 0; i < table->count; i++) {
@@ -81,16 +82,16 @@ static inline const STEntry *slices_find(const SafeTensors *st, const Tensor *x,
         error_set(err, "%s has no tensor %s", st->path, name);
         return NULL;
     }
-    bool shape = entry->dims == x->dims &&
-                 (x->dims == 1 ? entry->shape[0] == x->cols : entry->shape[0] == x->rows && entry->shape[1] == x->cols);
-    if (!shape) {
+    bool fits = entry->dims == x->dims && entry->shape[x->dims - 1] == x->cols;
+    if (!fits || (x->dims == 2 && entry->shape[0] != x->rows)) {
         char found[ST_MAX_DIMS * 21 + 1] = "";
         for (int d = 0, n = 0; d < entry->dims; d++) {
             n += snprintf(found + n, sizeof found - (size_t)n, "%s%zu", d ? ", " : "", entry->shape[d]);
         }
         char wanted[48] = "";
         if (x->dims == 2) snprintf(wanted, sizeof wanted, "%zu, ", x->rows);
-        error_set(err, "%s: tensor %s has shape [%s] instead of [%s%zu]", st->path, name, found, wanted, x->cols);
+        error_set(err, "%s: tensor %s has shape [%s] instead of [%s%zu]", st->path, name, found, wanted,
+                  x->cols);
         return NULL;
     }
     // Optimizer state is exact or useless; weights may come in any floating-point type.
@@ -128,8 +129,9 @@ static inline bool slice_write(void *context, const Slice *slice, Error *err) {
     SliceFile *file = (SliceFile *)context;
     const Tensor *x = slice->tensor;
     if ((x->split == SPLIT_NONE && x->t_rank != 0) || (x->kind == WTE && !file->write_wte)) return true;
-    return slice_file_seek(file, x, err) && st_write_floats(&file->st, file->entry, slice->global, slice->count,
-                                                            file->values + (slice->local - file->lo), err);
+    return slice_file_seek(file, x, err) &&
+           st_write_floats(&file->st, file->entry, slice->global, slice->count,
+                           file->values + (slice->local - file->lo), err);
 }
 
 static inline bool slice_read(void *context, const Slice *slice, Error *err) {
@@ -145,14 +147,16 @@ static inline bool slice_read(void *context, const Slice *slice, Error *err) {
         size_t left = file->entry->count - slice->global;
         file->window_first = slice->global;
         file->window_count = left < SLICE_WINDOW ? left : (size_t)SLICE_WINDOW;
-        if (!st_read_floats(&file->st, file->entry, slice->global, file->window_count, file->window, err)) return false;
+        if (!st_read_floats(&file->st, file->entry, slice->global, file->window_count, file->window, err)) {
+            return false;
+        }
     }
     memcpy(out, file->window + (slice->global - file->window_first), slice->count * sizeof(float));
     return true;
 }
 
-static inline bool slices_write(const char *path, StateKind kind, const ParamTable *table, const float *values,
-                                size_t lo, size_t hi, bool write_wte, Error *err) {
+static inline bool slices_write(const char *path, StateKind kind, const ParamTable *table,
+                                const float *values, size_t lo, size_t hi, bool write_wte, Error *err) {
     SliceFile file;
     memset(&file, 0, sizeof file);
     file.kind = kind;
@@ -166,8 +170,8 @@ static inline bool slices_write(const char *path, StateKind kind, const ParamTab
 }
 
 // Creates `path` with every tensor of the kinds, in the order of the unsharded table.
-static inline bool slices_create(const char *path, const GPTConfig *config, const StateKind *kinds, int kind_count,
-                                 STType dtype, Error *err) {
+static inline bool slices_create(const char *path, const GPTConfig *config, const StateKind *kinds,
+                                 int kind_count, STType dtype, Error *err) {
     ParamTable whole = table_make_whole(config);
     STEntry *specs = (STEntry *)malloc(whole.count * (size_t)kind_count * sizeof(STEntry));
     bool ok = specs || error_set(err, "cannot write %s: out of host memory", path);
@@ -193,16 +197,19 @@ static inline bool slices_create(const char *path, const GPTConfig *config, cons
 // Removes what a failed save has left.
 static inline void checkpoint_abandon(const char *tmp_path) { folder_remove(tmp_path); }
 
-// Rank 0: makes OUT/tmp-<step> with config.json and the tensors' files at full size, and gives its path. bf16: weights
-// are stored as BF16 beside fp32 master weights. On failure nothing is left behind.
+// Rank 0: makes OUT/tmp-<step> with config.json and the tensors' files at full size, and gives its path.
+// bf16: weights are stored as BF16 beside fp32 master weights. On failure nothing is left behind.
 static inline bool checkpoint_create(const char *out_dir, size_t step, const GPTConfig *config, bool bf16,
                                      char *tmp_path, size_t size, Error *err) {
     static const StateKind weights[] = {STATE_WEIGHTS}, optimizer[] = {STATE_M, STATE_V, STATE_MASTER};
     char path[PATH_MAX];
-    if (!folder_make(out_dir, err) || !path_print(tmp_path, size, err, "%s/tmp-%08zu", out_dir, step)) return false;
+    if (!folder_make(out_dir, err) || !path_print(tmp_path, size, err, "%s/tmp-%08zu", out_dir, step)) {
+        return false;
+    }
     folder_remove(tmp_path);
     if (mkdir(tmp_path, 0777) != 0) return error_set(err, "cannot create %s: %s", tmp_path, strerror(errno));
-    bool ok = path_print(path, sizeof path, err, "%s/config.json", tmp_path) && config_write(path, config, bf16, err) &&
+    bool ok = path_print(path, sizeof path, err, "%s/config.json", tmp_path) &&
+              config_write(path, config, bf16, err) &&
               path_print(path, sizeof path, err, "%s/model.safetensors", tmp_path) &&
               slices_create(path, config, weights, 1, bf16 ? ST_BF16 : ST_F32, err) &&
               path_print(path, sizeof path, err, "%s/optimizer.safetensors", tmp_path) &&
@@ -211,32 +218,32 @@ static inline bool checkpoint_create(const char *out_dir, size_t step, const GPT
     return ok;
 }
 
-// Every rank, any number of times: writes elements [lo, hi) of its flat buffer, which `values` holds (values[0] is
-// element lo). Replicas over tensor ranks are written by tensor rank 0 alone; write_wte says whether this rank is the
-// one of first and last stage that writes the tied embedding.
-static inline bool checkpoint_write(const char *tmp_path, StateKind kind, const ParamTable *table, const float *values,
-                                    size_t lo, size_t hi, bool write_wte, Error *err) {
+// Every rank, any number of times: writes elements [lo, hi) of its flat buffer, which `values` holds
+// (values[0] is element lo). Replicas over tensor ranks are written by tensor rank 0 alone; write_wte says
+// whether this rank is the one of first and last stage that writes the tied embedding.
+static inline bool checkpoint_write(const char *tmp_path, StateKind kind, const ParamTable *table,
+                                    const float *values, size_t lo, size_t hi, bool write_wte, Error *err) {
     char path[PATH_MAX];
     return path_print(path, sizeof path, err, "%s/%s", tmp_path, state_file(kind)) &&
            slices_write(path, kind, table, values, lo, hi, write_wte, err);
 }
 
-// Rank 0, after all have written: completes the folder and gives it its name OUT/step-<step>. A checkpoint of the same
-// step that is already there is replaced.
-static inline bool checkpoint_commit(const char *tmp_path, const TrainerState *state, char *final_path, size_t size,
-                                     Error *err) {
+// Rank 0, after all have written: completes the folder and gives it its name OUT/step-<step>. A checkpoint of
+// the same step that is already there is replaced.
+static inline bool checkpoint_commit(const char *tmp_path, const TrainerState *state, char *final_path,
+                                     size_t size, Error *err) {
     char path[PATH_MAX], out_dir[PATH_MAX];
     if (!path_print(out_dir, sizeof out_dir, err, "%s", tmp_path)) return false;
     char *slash = strrchr(out_dir, '/');
     if (slash) *slash = '\0';
     return path_print(final_path, size, err, "%s/step-%08zu", slash ? out_dir : ".", state->step) &&
-           path_print(path, sizeof path, err, "%s/trainer.json", tmp_path) && trainer_state_write(path, state, err) &&
-           folder_sync(tmp_path, err) && folder_replace(tmp_path, final_path, err) &&
-           folder_sync(slash ? out_dir : ".", err);
+           path_print(path, sizeof path, err, "%s/trainer.json", tmp_path) &&
+           trainer_state_write(path, state, err) && folder_sync(tmp_path, err) &&
+           folder_replace(tmp_path, final_path, err) && folder_sync(slash ? out_dir : ".", err);
 }
 
-// Removes stale tmp-* folders and, of the checkpoints up to `step` (the one just saved), all but the newest `keep`;
-// 0 keeps all. Later ones, of a run that went on from an earlier step, are not ours to remove.
+// Removes stale tmp-* folders and, of the checkpoints up to `step` (the one just saved), all but the newest
+// `keep`; 0 keeps all. Later ones, of a run that went on from an earlier step, are not ours to remove.
 static inline void checkpoint_prune(const char *out_dir, size_t keep, size_t step) {
     char path[PATH_MAX], tmp[PATH_MAX];
     Error ignored;
@@ -247,7 +254,8 @@ static inline void checkpoint_prune(const char *out_dir, size_t keep, size_t ste
         if (list.names[i].stale) {
             folder_remove(path);
         } else if (list.names[i].step <= step && ++newer > keep && keep > 0) {
-            // Renamed first: a removal that is interrupted must not leave half a checkpoint under a good name.
+            // Renamed first: a removal that is interrupted must not leave half a checkpoint under a good
+            // name.
             bool named = path_print(tmp, sizeof tmp, &ignored, "%s/tmp-%08zu", out_dir, list.names[i].step);
             if (named && rename(path, tmp) == 0) folder_remove(tmp);
         }
@@ -258,7 +266,8 @@ static inline void checkpoint_prune(const char *out_dir, size_t keep, size_t ste
 // ---------------------------------------------------------------------------------------------------------------------
 // Loading
 
-// The newest complete checkpoint under out_dir; path is empty where there is none. False only if out_dir is unreadable.
+// The newest complete checkpoint under out_dir; path is empty where there is none. False only if out_dir is
+// unreadable.
 static inline bool checkpoint_latest(const char *out_dir, char *path, size_t size, Error *err) {
     path[0] = '\0';
     if (access(out_dir, R_OK | X_OK) != 0 && errno != ENOENT) {
@@ -278,7 +287,8 @@ static inline bool checkpoint_latest(const char *out_dir, char *path, size_t siz
     return ok;
 }
 
-// config.json of our own folders or Hugging Face's; false with a sentence if this is not a GPT-2 that we can compute.
+// config.json of our own folders or Hugging Face's; false with a sentence if this is not a GPT-2 that we can
+// compute.
 static inline bool checkpoint_read_config(const char *dir, GPTConfig *config, Error *err) {
     char path[PATH_MAX];
     return path_print(path, sizeof path, err, "%s/config.json", dir) && config_read(path, config, err);
@@ -299,8 +309,9 @@ static inline bool checkpoint_open(const char *dir, StateKind kind, SafeTensors 
     return st_open(st, path, err);
 }
 
-// Are all tensors of that model there, with the right shapes and types? Looks at the headers alone, so it comes before
-// any allocation. with_optimizer: as --resume needs; bf16: the fp32 master weights of a bf16 run as well.
+// Are all tensors of that model there, with the right shapes and types? Looks at the headers alone, so it
+// comes before any allocation. with_optimizer: as --resume needs; bf16: the fp32 master weights of a bf16 run
+// as well.
 static inline bool checkpoint_check(const char *dir, const GPTConfig *config, bool with_optimizer, bool bf16,
                                     Error *err) {
     ParamTable whole = table_make_whole(config);
@@ -319,8 +330,8 @@ static inline bool checkpoint_check(const char *dir, const GPTConfig *config, bo
 }
 
 // Every rank: fills values with elements [lo, hi) of its flat buffer; padding and gaps become 0.
-static inline bool checkpoint_read(const char *dir, StateKind kind, const ParamTable *table, float *values, size_t lo,
-                                   size_t hi, Error *err) {
+static inline bool checkpoint_read(const char *dir, StateKind kind, const ParamTable *table, float *values,
+                                   size_t lo, size_t hi, Error *err) {
     SliceFile file;
     memset(&file, 0, sizeof file);
     file.kind = kind;
@@ -342,12 +353,13 @@ static inline bool checkpoint_read(const char *dir, StateKind kind, const ParamT
 static inline bool gradients_create(const char *path, const GPTConfig *config, Error *err) {
     static const StateKind kinds[] = {STATE_WEIGHTS};
     char tmp[PATH_MAX];
-    return path_print(tmp, sizeof tmp, err, "%s.tmp", path) && slices_create(tmp, config, kinds, 1, ST_F32, err);
+    return path_print(tmp, sizeof tmp, err, "%s.tmp", path) &&
+           slices_create(tmp, config, kinds, 1, ST_F32, err);
 }
 
 // Every rank; arguments as those of checkpoint_write.
-static inline bool gradients_write(const char *path, const ParamTable *table, const float *values, size_t lo, size_t hi,
-                                   bool write_wte, Error *err) {
+static inline bool gradients_write(const char *path, const ParamTable *table, const float *values, size_t lo,
+                                   size_t hi, bool write_wte, Error *err) {
     char tmp[PATH_MAX];
     return path_print(tmp, sizeof tmp, err, "%s.tmp", path) &&
            slices_write(tmp, STATE_WEIGHTS, table, values, lo, hi, write_wte, err);

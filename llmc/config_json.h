@@ -23,7 +23,8 @@ static inline bool config_size(const cJSON *root, const char *key, size_t max, s
 }
 
 // A switch that must have the value that our kernels compute, which is also Hugging Face's default.
-static inline bool config_switch(const cJSON *root, const char *key, bool wanted, const char *path, Error *err) {
+static inline bool config_switch(const cJSON *root, const char *key, bool wanted, const char *path,
+                                 Error *err) {
     const cJSON *item;
     if (!json_get(root, key, &item, path, err)) return false;
     if (!item || (wanted ? cJSON_IsTrue(item) : cJSON_IsFalse(item))) return true;
@@ -47,7 +48,8 @@ static inline bool config_check_variant(const cJSON *root, size_t channels, cons
         return error_set(err, "%s: \"layer_norm_epsilon\" must be 1e-05", path);
     }
     if (!json_get(root, "n_inner", &item, path, err)) return false;
-    if (item && !cJSON_IsNull(item) && !(cJSON_IsNumber(item) && item->valuedouble == 4.0 * (double)channels)) {
+    if (item && !cJSON_IsNull(item) &&
+        !(cJSON_IsNumber(item) && item->valuedouble == 4.0 * (double)channels)) {
         return error_set(err, "%s: \"n_inner\" must be null or 4 times n_embd", path);
     }
     return config_switch(root, "tie_word_embeddings", true, path, err) &&
@@ -63,7 +65,8 @@ static inline bool config_read(const char *path, GPTConfig *config, Error *err) 
     GPTConfig g;
     memset(&g, 0, sizeof g);
     // The limits keep every product of sizes far from 2^63.
-    bool ok = config_size(root, "n_embd", 1 << 17, &g.C, path, err) && config_check_variant(root, g.C, path, err) &&
+    bool ok = config_size(root, "n_embd", 1 << 17, &g.C, path, err) &&
+              config_check_variant(root, g.C, path, err) &&
               config_size(root, "n_layer", 10000, &g.L, path, err) &&
               config_size(root, "n_head", 1 << 17, &g.NH, path, err) &&
               config_size(root, "vocab_size", 1 << 24, &g.V, path, err) &&
@@ -102,7 +105,8 @@ static inline bool config_write(const char *path, const GPTConfig *g, bool bf16,
              "  \"eos_token_id\": %s,\n"
              "  \"torch_dtype\": \"%s\"\n"
              "}\n",
-             g->L, g->NH, g->C, g->maxT, g->maxT, g->V, end_of_text, end_of_text, bf16 ? "bfloat16" : "float32");
+             g->L, g->NH, g->C, g->maxT, g->maxT, g->V, end_of_text, end_of_text,
+             bf16 ? "bfloat16" : "float32");
     return file_write_text(path, text, err);
 }
 

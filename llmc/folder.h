@@ -1,7 +1,8 @@
-// folder.h: folders of checkpoints: making, listing, replacing and removing them so that an interruption at any moment
-// leaves either the old or the new one.
+// folder.h: folders of checkpoints: making, listing, replacing and removing them so that an interruption at
+// any moment leaves either the old or the new one.
 //
-// defines: path_print, folder_make, folder_check_writable, folder_remove, folder_sync, folder_replace, folder_list
+// defines: path_print, folder_make, folder_check_writable, folder_remove, folder_sync, folder_replace,
+//          folder_list, file_write_text
 #ifndef LLMC_FOLDER_H
 #define LLMC_FOLDER_H
 
@@ -86,7 +87,7 @@ static inline bool folder_sync(const char *dir, Error *err) {
     return ok;
 }
 
-// Gives the folder `from` the name `to`. A folder of that name is swapped with it in one step and then removed.
+// Gives the folder `from` the name `to`. One that has it is swapped out in one step, then removed.
 static inline bool folder_replace(const char *from, const char *to, Error *err) {
     if (rename(from, to) == 0) return true;
     bool taken = errno == ENOTEMPTY || errno == EEXIST;
@@ -104,7 +105,9 @@ static inline bool folder_replace(const char *from, const char *to, Error *err) 
             return true;
         }
         int reason = errno;
-        if (rename(old, to) != 0) return error_set(err, "cannot rename %s to %s: the old one is now %s", from, to, old);
+        if (rename(old, to) != 0) {
+            return error_set(err, "cannot rename %s to %s: the old one is now %s", from, to, old);
+        }
         errno = reason;
     }
     return error_set(err, "cannot rename %s to %s: %s", from, to, strerror(errno));

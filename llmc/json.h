@@ -23,7 +23,7 @@
 static inline bool file_read_at(int fd, void *out, size_t bytes, uint64_t offset, size_t *got) {
     *got = 0;
     while (*got < bytes) {
-        size_t ask = bytes - *got < ((size_t)1 << 30) ? bytes - *got : (size_t)1 << 30;  // Linux moves < 2 GiB a call
+        size_t ask = bytes - *got < ((size_t)1 << 30) ? bytes - *got : (size_t)1 << 30;  // Linux's limit is 2 GiB
         ssize_t n = pread(fd, (char *)out + *got, ask, (off_t)(offset + *got));
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) return false;
@@ -33,7 +33,7 @@ static inline bool file_read_at(int fd, void *out, size_t bytes, uint64_t offset
     return true;
 }
 
-// Opens a regular file and gives its size; -1 with a sentence otherwise. Directories, pipes and devices are refused.
+// Opens a regular file and gives its size; -1 with a sentence for anything else, pipes and folders included.
 static inline int file_open(const char *path, int flags, uint64_t *size, Error *err) {
     int fd = open(path, flags | O_CLOEXEC | O_NONBLOCK);  // O_NONBLOCK: a pipe must not block us here
     struct stat info;
@@ -51,15 +51,15 @@ static inline int file_open(const char *path, int flags, uint64_t *size, Error *
     return fd;
 }
 
-// A whole small file, followed by a NUL that *bytes does not count; free() it. NULL with a sentence on failure.
+// A whole small file, followed by a NUL that *bytes does not count; free() it. NULL: see err.
 static inline char *file_read(const char *path, size_t max_bytes, size_t *bytes, Error *err) {
     uint64_t size;
     int fd = file_open(path, O_RDONLY, &size, err);
     if (fd < 0) return NULL;
     char *text = NULL;
     if (size > max_bytes) {
-        error_set(err, "%s is too large: %llu bytes where at most %zu are expected", path, (unsigned long long)size,
-                  max_bytes);
+        error_set(err, "%s is too large: %llu bytes where at most %zu are expected", path,
+                  (unsigned long long)size, max_bytes);
     } else if (!(text = (char *)malloc((size_t)size + 1))) {
         error_set(err, "cannot read %s: out of host memory", path);
     } else if (!file_read_at(fd, text, (size_t)size, 0, bytes)) {
@@ -73,7 +73,7 @@ static inline char *file_read(const char *path, size_t max_bytes, size_t *bytes,
     return text;
 }
 
-// Parses text[bytes] (with a NUL behind it), of which all must be one JSON object. Nesting is bounded by cJSON.
+// Parses text[bytes] (with a NUL behind it), all of which must be one JSON object. cJSON bounds the nesting.
 static inline cJSON *json_parse(const char *text, size_t bytes, const char *file, Error *err) {
     const char *end = NULL;
     cJSON *root = cJSON_ParseWithOpts(text, &end, 0);
@@ -94,7 +94,8 @@ static inline cJSON *json_read(const char *path, size_t max_bytes, Error *err) {
 }
 
 // *item is the member of that name, or NULL where there is none. Fails if the name stands there twice.
-static inline bool json_get(const cJSON *object, const char *key, const cJSON **item, const char *file, Error *err) {
+static inline bool json_get(const cJSON *object, const char *key, const cJSON **item, const char *file,
+                            Error *err) {
     *item = NULL;
     const cJSON *child;
     cJSON_ArrayForEach(child, object) {

@@ -136,7 +136,7 @@ static inline bool gemm_search(Matmul *mm, cublasLtMatmulAlgo_t *algo, cublasLtM
     return true;
 }
 
-// The place of a problem in the table, found or to be filled. A full table gives up the oldest guess's place.
+// The place of a problem in the table, found or to be filled. In a full table the first place tried is taken over.
 static inline MatmulPlan *gemm_plan(Matmul *mm, const uint64_t key[12]) {
     uint64_t hash = 0;
     for (int i = 0; i < 12; i++) hash = (hash ^ key[i]) * 0x9E3779B97F4A7C15u + (hash >> 29);
@@ -151,6 +151,8 @@ static inline MatmulPlan *gemm_plan(Matmul *mm, const uint64_t key[12]) {
 
 // One cuBLASLt call. false: no algorithm for this problem with this epilogue; nothing was queued.
 static inline bool gemm_launch(Matmul *mm, const GemmArgs *g, cublasLtEpilogue_t epilogue) {
+    // cuBLASLt wants rows of the aux matrix to be multiples of 8 elements.
+    if (((int)epilogue & 128) && (g->N % 8 || !aligned16(g->gelu_aux))) return false;
     // cuBLASLt's matrices are column-major: it sees ours transposed, and computes d^T[N,M] = op(b)^T op(a)^T.
     cudaDataType type = CUDA_FLOATX, type_d = g->d_fp32 ? CUDA_R_32F : CUDA_FLOATX;
     cublasLtMatrixLayout_t layouts[3] = {

@@ -1,6 +1,6 @@
-// safetensors.h: reading and writing .safetensors files: 8 bytes header length, a JSON header that gives each tensor's
-// type, shape and place, then the data. Readers and writers touch slices, never the whole file, and several processes
-// can write disjoint slices of one file.
+// safetensors.h: reading and writing .safetensors files: 8 bytes header length, a JSON header that gives each
+// tensor's type, shape and place, then the data. Readers and writers touch slices, never the whole file, and
+// several processes can write disjoint slices of one file.
 //
 // defines: SafeTensors, STEntry, st_open, st_find, st_read_floats, st_close;
 //          st_entry, st_create, st_open_for_writing, st_write_floats, st_write_raw, st_finish
@@ -15,7 +15,7 @@
 
 enum { ST_NAME_SIZE = 128, ST_MAX_DIMS = 8, ST_MAX_HEADER = 100000000, ST_STAGE = 16384 };
 
-typedef enum { ST_F32, ST_BF16, ST_F16, ST_F64, ST_OTHER } STType;  // ST_OTHER: integers and the like; can be skipped
+typedef enum { ST_F32, ST_BF16, ST_F16, ST_F64, ST_OTHER } STType;  // other: integers; they can be skipped
 
 typedef struct {
     char name[ST_NAME_SIZE];
@@ -42,14 +42,16 @@ typedef struct {
 } STTypeName;
 
 static const STTypeName ST_TYPES[] = {
-    {"F32", ST_F32, 4}, {"BF16", ST_BF16, 2}, {"F16", ST_F16, 2}, {"F64", ST_F64, 8},
-    {"BOOL", ST_OTHER, 1}, {"U8", ST_OTHER, 1}, {"I8", ST_OTHER, 1}, {"F8_E4M3", ST_OTHER, 1}, {"F8_E5M2", ST_OTHER, 1},
-    {"I16", ST_OTHER, 2}, {"U16", ST_OTHER, 2}, {"I32", ST_OTHER, 4}, {"U32", ST_OTHER, 4}, {"I64", ST_OTHER, 8},
-    {"U64", ST_OTHER, 8}, {"C64", ST_OTHER, 8},
+    {"F32", ST_F32, 4},       {"BF16", ST_BF16, 2}, {"F16", ST_F16, 2},   {"F64", ST_F64, 8},
+    {"BOOL", ST_OTHER, 1},    {"U8", ST_OTHER, 1},  {"I8", ST_OTHER, 1},  {"F8_E4M3", ST_OTHER, 1},
+    {"F8_E5M2", ST_OTHER, 1}, {"I16", ST_OTHER, 2}, {"U16", ST_OTHER, 2}, {"I32", ST_OTHER, 4},
+    {"U32", ST_OTHER, 4},     {"I64", ST_OTHER, 8}, {"U64", ST_OTHER, 8}, {"C64", ST_OTHER, 8},
 };
 enum { ST_TYPE_COUNT = (int)(sizeof ST_TYPES / sizeof ST_TYPES[0]) };
 
-static inline const char *st_type_name(STType type) { return type == ST_OTHER ? "integer" : ST_TYPES[type].name; }
+static inline const char *st_type_name(STType type) {
+    return type == ST_OTHER ? "integer" : ST_TYPES[type].name;
+}
 
 static inline float st_float_from_bits(uint32_t bits) {
     float x;
@@ -127,8 +129,8 @@ static inline bool st_parse_entry(STEntry *x, const cJSON *item, const char *pat
     cJSON_ArrayForEach(number, shape) {
         uint64_t n;
         if (x->dims == ST_MAX_DIMS || !json_whole(number, &n)) {
-            return error_set(err, "%s: tensor %s has a shape that is no list of at most %d sizes", path, x->name,
-                             ST_MAX_DIMS);
+            return error_set(err, "%s: tensor %s has a shape that is no list of at most %d sizes", path,
+                             x->name, ST_MAX_DIMS);
         }
         x->shape[x->dims++] = (size_t)n;
         empty |= n == 0;
@@ -138,7 +140,8 @@ static inline bool st_parse_entry(STEntry *x, const cJSON *item, const char *pat
     }
     if (empty) x->count = 0;
     size_t bytes;
-    if (!json_whole(offsets->child, &x->begin) || !json_whole(offsets->child->next, &x->end) || x->begin > x->end) {
+    if (!json_whole(offsets->child, &x->begin) || !json_whole(offsets->child->next, &x->end) ||
+        x->begin > x->end) {
         return error_set(err, "%s: tensor %s has absurd data_offsets", path, x->name);
     }
     if (__builtin_mul_overflow(x->count, x->width, &bytes) || bytes != x->end - x->begin) {
@@ -147,7 +150,7 @@ static inline bool st_parse_entry(STEntry *x, const cJSON *item, const char *pat
     return true;
 }
 
-// The tensors must tile the data exactly: no overlap, no hole, nothing behind the last one, and no name twice.
+// The tensors must tile the data exactly: no overlap, no hole, nothing behind the last one. No name twice.
 static inline bool st_check_places(SafeTensors *st, uint64_t data, uint64_t file_size, Error *err) {
     qsort(st->entries, st->count, sizeof(STEntry), st_compare_places);
     uint64_t at = 0;
@@ -156,8 +159,8 @@ static inline bool st_check_places(SafeTensors *st, uint64_t data, uint64_t file
         if (x->begin < at) return error_set(err, "%s: tensor %s overlaps another one", st->path, x->name);
         if (x->begin > at) return error_set(err, "%s: there is a hole before tensor %s", st->path, x->name);
         if (x->end > file_size - data) {
-            return error_set(err, "%s is truncated: tensor %s ends %llu bytes behind its end", st->path, x->name,
-                             (unsigned long long)(x->end - (file_size - data)));
+            return error_set(err, "%s is truncated: tensor %s ends %llu bytes behind its end", st->path,
+                             x->name, (unsigned long long)(x->end - (file_size - data)));
         }
         at = x->end;
         x->begin += data;
@@ -196,7 +199,8 @@ static inline bool st_parse(SafeTensors *st, uint64_t file_size, Error *err) {
     cJSON *root = whole ? json_parse(text, got, st->path, err) : NULL;
     free(text);
     if (!whole) {
-        return error_set(err, "cannot read the header of %s: %s", st->path, errno ? strerror(errno) : "it ends early");
+        return error_set(err, "cannot read the header of %s: %s", st->path,
+                         errno ? strerror(errno) : "it ends early");
     }
     if (!root) return false;
     const cJSON *item;
@@ -257,16 +261,20 @@ static inline const STEntry *st_find(const SafeTensors *st, const char *name) {
     return found;
 }
 
-static inline bool st_in_range(const SafeTensors *st, const STEntry *x, size_t first, size_t count, Error *err) {
+static inline bool st_in_range(const SafeTensors *st, const STEntry *x, size_t first, size_t count,
+                               Error *err) {
     if (first <= x->count && count <= x->count - first) return true;
-    return error_set(err, "%s: elements %zu to %zu of tensor %s do not exist", st->path, first, first + count, x->name);
+    return error_set(err, "%s: elements %zu to %zu of tensor %s do not exist", st->path, first, first + count,
+                     x->name);
 }
 
 // Elements [first, first + count) of a tensor as floats; F32, BF16 and F16 exactly, F64 rounded.
-static inline bool st_read_floats(const SafeTensors *st, const STEntry *x, size_t first, size_t count, float *out,
-                                  Error *err) {
+static inline bool st_read_floats(const SafeTensors *st, const STEntry *x, size_t first, size_t count,
+                                  float *out, Error *err) {
     if (!st_in_range(st, x, first, count, err)) return false;
-    if (x->dtype == ST_OTHER) return error_set(err, "%s: tensor %s holds no floating-point numbers", st->path, x->name);
+    if (x->dtype == ST_OTHER) {
+        return error_set(err, "%s: tensor %s holds no floating-point numbers", st->path, x->name);
+    }
     union { uint16_t half[ST_STAGE]; double wide[ST_STAGE / 4]; } stage;
     size_t step = x->dtype == ST_F32 ? count : x->dtype == ST_F64 ? ST_STAGE / 4 : ST_STAGE, got;
     for (size_t i = 0; i < count; i += step) {
@@ -324,7 +332,7 @@ static inline bool st_reserve(int fd, uint64_t bytes) {
     return ftruncate(fd, (off_t)bytes) == 0;
 }
 
-// The header of `specs`, padded with spaces so that the data starts at a multiple of 8; *bytes is the data's size.
+// The header of `specs`, padded with spaces so that the data starts at a multiple of 8. *bytes: of the data.
 static inline char *st_make_header(const STEntry *specs, size_t count, size_t *length, uint64_t *bytes) {
     size_t room = 64 + count * (ST_NAME_SIZE + 128 + 21 * ST_MAX_DIMS), n = 0;
     char *text = (char *)malloc(room);
@@ -342,8 +350,8 @@ static inline char *st_make_header(const STEntry *specs, size_t count, size_t *l
             n += (size_t)snprintf(text + n, room - n, "%s%zu", d ? "," : "", x->shape[d]);
         }
         *bytes += size;
-        n += (size_t)snprintf(text + n, room - n, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)begin,
-                              (unsigned long long)*bytes);
+        n += (size_t)snprintf(text + n, room - n, "],\"data_offsets\":[%llu,%llu]}",
+                              (unsigned long long)begin, (unsigned long long)*bytes);
     }
     n += (size_t)snprintf(text + n, room - n, "}");
     while (n % 8) text[n++] = ' ';
@@ -351,9 +359,11 @@ static inline char *st_make_header(const STEntry *specs, size_t count, size_t *l
     return text;
 }
 
-// Creates (or empties) the file, writes the header of the specs (name, dtype, dims and shape are read; see st_entry)
-// and reserves the space of the data. Afterwards *st is open for writing. On failure the file is removed.
-static inline bool st_create(SafeTensors *st, const char *path, const STEntry *specs, size_t count, Error *err) {
+// Creates (or empties) the file, writes the header of the specs (name, dtype, dims and shape are read; see
+// st_entry) and reserves the space of the data. Afterwards *st is open for writing. On failure the file is
+// removed.
+static inline bool st_create(SafeTensors *st, const char *path, const STEntry *specs, size_t count,
+                             Error *err) {
     uint64_t length = 0, bytes = 0;
     size_t n = 0;
     char *text = st_make_header(specs, count, &n, &bytes);
@@ -374,21 +384,24 @@ static inline bool st_create(SafeTensors *st, const char *path, const STEntry *s
 }
 
 // Writes `bytes` bytes at byte `offset` of a tensor, as they are.
-static inline bool st_write_raw(const SafeTensors *st, const STEntry *x, size_t offset, const void *data, size_t bytes,
-                                Error *err) {
+static inline bool st_write_raw(const SafeTensors *st, const STEntry *x, size_t offset, const void *data,
+                                size_t bytes, Error *err) {
     if (offset > x->end - x->begin || bytes > x->end - x->begin - offset) {
-        return error_set(err, "%s: tensor %s has no bytes %zu to %zu", st->path, x->name, offset, offset + bytes);
+        return error_set(err, "%s: tensor %s has no bytes %zu to %zu", st->path, x->name, offset,
+                         offset + bytes);
     }
     if (file_write_at(st->fd, data, bytes, x->begin + offset)) return true;
     return error_set(err, "cannot write %s: %s", st->path, strerror(errno));
 }
 
 // Writes elements [first, first + count) of an F32 tensor, or of a BF16 one, rounded to nearest even.
-static inline bool st_write_floats(const SafeTensors *st, const STEntry *x, size_t first, size_t count, const float *in,
-                                   Error *err) {
+static inline bool st_write_floats(const SafeTensors *st, const STEntry *x, size_t first, size_t count,
+                                   const float *in, Error *err) {
     if (!st_in_range(st, x, first, count, err)) return false;
     if (x->dtype == ST_F32) return st_write_raw(st, x, first * 4, in, count * 4, err);
-    if (x->dtype != ST_BF16) return error_set(err, "%s: tensor %s is neither F32 nor BF16", st->path, x->name);
+    if (x->dtype != ST_BF16) {
+        return error_set(err, "%s: tensor %s is neither F32 nor BF16", st->path, x->name);
+    }
     uint16_t stage[ST_STAGE];
     for (size_t i = 0; i < count; i += ST_STAGE) {
         size_t n = count - i < ST_STAGE ? count - i : (size_t)ST_STAGE;

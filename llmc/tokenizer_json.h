@@ -1,4 +1,5 @@
-// tokenizer_json.h: what a tokenizer holds, and how it is read from a Hugging Face tokenizer.json (byte-level BPE).
+// tokenizer_json.h: what a tokenizer holds, and how it is read from a Hugging Face tokenizer.json (byte-level
+// BPE).
 //
 // defines: Tokenizer, tokenizer_open, tokenizer_free
 #ifndef LLMC_TOKENIZER_JSON_H
@@ -71,8 +72,8 @@ static inline size_t hash_slots(size_t count) {
     return slots;
 }
 
-// Byte-level BPE writes each byte as a printable character: the printable ones of Latin-1 as themselves, the other 68
-// as U+0100 onwards.
+// Byte-level BPE writes each byte as a printable character: the printable ones of Latin-1 as themselves, the
+// other 68 as U+0100 onwards.
 static inline unsigned byte_to_character(unsigned byte) {
     if ((byte >= 33 && byte <= 126) || (byte >= 161 && byte != 173)) return byte;
     return byte <= 32 ? 256 + byte : byte <= 160 ? 256 + 33 + (byte - 127) : 256 + 67;
@@ -126,7 +127,9 @@ static inline bool tokenizer_read_vocab(Tokenizer *tk, TokenizerReader *r, const
     cJSON_ArrayForEach(item, vocab) {
         int id = (int)item->valuedouble, *slot = token_slot(r, item->string, strlen(item->string));
         if (r->names[id]) return error_set(err, "%s gives the token %d twice", r->path, id);
-        if (*slot != -1) return error_set(err, "%s gives the tokens %d and %d the same text", r->path, *slot, id);
+        if (*slot != -1) {
+            return error_set(err, "%s gives the tokens %d and %d the same text", r->path, *slot, id);
+        }
         r->names[id] = item->string;
         *slot = id;
         tk->text[id] = token_bytes(item->string, tk->pool + r->pool_used);
@@ -163,7 +166,9 @@ static inline bool tokenizer_read_merges(Tokenizer *tk, TokenizerReader *r, cons
             memcpy(r->scratch + left_size, right, right_size);
             merged = *token_slot(r, r->scratch, left_size + right_size);
         }
-        if (merged == -1) return error_set(err, "%s: merge %d is not of tokens in the vocabulary", r->path, rank);
+        if (merged == -1) {
+            return error_set(err, "%s: merge %d is not of tokens in the vocabulary", r->path, rank);
+        }
         TokenMerge merge = {a, b, merged, rank++};
         *merge_slot(tk, a, b) = merge;
     }
@@ -173,7 +178,8 @@ static inline bool tokenizer_read_merges(Tokenizer *tk, TokenizerReader *r, cons
 static inline bool tokenizer_read_added(Tokenizer *tk, TokenizerReader *r, const cJSON *added, Error *err) {
     const cJSON *item, *id, *content;
     cJSON_ArrayForEach(item, added) {
-        if (!json_get(item, "id", &id, r->path, err) || !json_get(item, "content", &content, r->path, err)) return false;
+        if (!json_get(item, "id", &id, r->path, err)) return false;
+        if (!json_get(item, "content", &content, r->path, err)) return false;
         int token = (int)id->valuedouble;
         size_t n = strlen(content->valuestring);
         if (n == 0) continue;
@@ -195,17 +201,20 @@ static inline bool tokenizer_count_token(const cJSON *id, size_t *V) {
 }
 
 // First pass: checks the tokens' numbers, and counts what has to be allocated.
-static inline bool tokenizer_measure(Tokenizer *tk, const TokenizerReader *r, const cJSON *vocab, const cJSON *added,
-                                     size_t *pool, size_t *longest, Error *err) {
+static inline bool tokenizer_measure(Tokenizer *tk, const TokenizerReader *r, const cJSON *vocab,
+                                     const cJSON *added, size_t *pool, size_t *longest, Error *err) {
     const cJSON *item, *id, *content;
     cJSON_ArrayForEach(item, vocab) {
         size_t n = strlen(item->string);
-        if (!tokenizer_count_token(item, &tk->V)) return error_set(err, "%s: a token has an absurd number", r->path);
+        if (!tokenizer_count_token(item, &tk->V)) {
+            return error_set(err, "%s: a token has an absurd number", r->path);
+        }
         if (n > *longest) *longest = n;
         *pool += n;
     }
     cJSON_ArrayForEach(item, added) {
-        if (!json_get(item, "id", &id, r->path, err) || !json_get(item, "content", &content, r->path, err)) return false;
+        if (!json_get(item, "id", &id, r->path, err)) return false;
+        if (!json_get(item, "content", &content, r->path, err)) return false;
         if (!tokenizer_count_token(id, &tk->V) || !cJSON_IsString(content)) {
             return error_set(err, "%s: an added token lacks a sound id and content", r->path);
         }
@@ -226,14 +235,16 @@ static inline bool tokenizer_check_kind(const cJSON *root, const cJSON *model, c
     const cJSON *splitter = cJSON_GetObjectItemCaseSensitive(root, "pre_tokenizer");
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(model, "type");
     const cJSON *split_type = cJSON_GetObjectItemCaseSensitive(splitter, "type");
-    if (!cJSON_IsObject(model) || (type && !(cJSON_IsString(type) && strcmp(type->valuestring, "BPE") == 0))) {
+    if (!cJSON_IsObject(model) ||
+        (type && !(cJSON_IsString(type) && strcmp(type->valuestring, "BPE") == 0))) {
         return error_set(err, "%s: the model is not BPE", path);
     }
     if (!cJSON_IsString(split_type) || strcmp(split_type->valuestring, "ByteLevel") != 0 ||
         cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(splitter, "use_regex"))) {
         return error_set(err, "%s: only the pre-tokenizer ByteLevel, as GPT-2 has it, is supported", path);
     }
-    static const char *const off[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"};
+    static const char *const off[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix",
+                                      "byte_fallback"};
     for (int i = 0; i < 4; i++) {
         if (!json_is_off(model, off[i])) return error_set(err, "%s: \"%s\" is not supported", path, off[i]);
     }
@@ -245,9 +256,12 @@ static inline bool tokenizer_check_kind(const cJSON *root, const cJSON *model, c
 
 static inline bool tokenizer_read(Tokenizer *tk, TokenizerReader *r, const cJSON *root, Error *err) {
     const cJSON *model, *vocab, *merges, *added;
-    if (!json_get(root, "model", &model, r->path, err) || !json_get(root, "added_tokens", &added, r->path, err) ||
-        !tokenizer_check_kind(root, model, r->path, err) ||
-        !json_get(model, "vocab", &vocab, r->path, err) || !json_get(model, "merges", &merges, r->path, err)) return false;
+    if (!json_get(root, "model", &model, r->path, err) ||
+        !json_get(root, "added_tokens", &added, r->path, err) ||
+        !tokenizer_check_kind(root, model, r->path, err) || !json_get(model, "vocab", &vocab, r->path, err) ||
+        !json_get(model, "merges", &merges, r->path, err)) {
+        return false;
+    }
     if (!cJSON_IsObject(vocab) || !cJSON_IsArray(merges) || (added && !cJSON_IsArray(added))) {
         return error_set(err, "%s: vocab, merges or added_tokens is missing or malformed", r->path);
     }

@@ -53,8 +53,9 @@ static const TrainerField TRAINER_FIELDS[] = {
 #undef TRAINER_FIELD
 enum { TRAINER_FIELD_COUNT = (int)(sizeof TRAINER_FIELDS / sizeof TRAINER_FIELDS[0]), TRAINER_VERSION = 1 };
 
-// A field as JSON. Doubles get 17 digits, which give back the same double; a seed can pass 2^53, so it is a string.
-static inline void trainer_field_print(const TrainerState *state, const TrainerField *f, char *text, size_t size) {
+// A field as JSON. 17 digits give back the same double; a seed can pass 2^53, so it is a string.
+static inline void trainer_field_print(const TrainerState *state, const TrainerField *f, char *text,
+                                       size_t size) {
     const char *at = (const char *)state + f->offset;
     switch (f->type) {
         case FIELD_SIZE: snprintf(text, size, "%zu", *(const size_t *)at); break;
@@ -74,7 +75,9 @@ static inline bool trainer_field_parse(TrainerState *state, const TrainerField *
             *(size_t *)at = (size_t)n;
             return true;
         case FIELD_SEED:
-            if (!cJSON_IsString(item) || item->valuestring[0] < '0' || item->valuestring[0] > '9') return false;
+            if (!cJSON_IsString(item) || item->valuestring[0] < '0' || item->valuestring[0] > '9') {
+                return false;
+            }
             errno = 0;
             *(uint64_t *)at = strtoull(item->valuestring, &end, 10);
             return errno == 0 && *end == '\0';
@@ -117,7 +120,8 @@ static inline bool trainer_state_read(const char *path, TrainerState *state, Err
     for (int i = 0; i < TRAINER_FIELD_COUNT && ok; i++) {
         ok = json_get(root, TRAINER_FIELDS[i].name, &item, path, err);
         if (ok && (!item || !trainer_field_parse(&s, &TRAINER_FIELDS[i], item))) {
-            ok = error_set(err, "%s: \"%s\" is %s", path, TRAINER_FIELDS[i].name, item ? "malformed" : "missing");
+            ok = error_set(err, "%s: \"%s\" is %s", path, TRAINER_FIELDS[i].name,
+                           item ? "malformed" : "missing");
         }
     }
     cJSON_Delete(root);
@@ -126,10 +130,11 @@ static inline bool trainer_state_read(const char *path, TrainerState *state, Err
     return ok;
 }
 
-// Can a run with the options of `now` continue `saved`? False with a sentence where the data or the precision would be
-// others. `changed` lists what differs and may ("lr 0.001 -> 0.0005, ..."); empty: the run continues bit for bit.
-static inline bool trainer_state_compare(const TrainerState *saved, const TrainerState *now, char *changed, size_t size,
-                                         Error *err) {
+// Can a run with the options of `now` continue `saved`? False with a sentence where the data or the precision
+// would be others. `changed` lists what differs and may ("lr 0.001 -> 0.0005, ..."); empty: the run continues
+// bit for bit.
+static inline bool trainer_state_compare(const TrainerState *saved, const TrainerState *now, char *changed,
+                                         size_t size, Error *err) {
     size_t n = 0;
     changed[0] = '\0';
     for (int i = 0; i < TRAINER_FIELD_COUNT; i++) {
@@ -139,10 +144,12 @@ static inline bool trainer_state_compare(const TrainerState *saved, const Traine
         trainer_field_print(now, f, b, sizeof b);
         if (f->role == FIELD_POSITION || strcmp(a, b) == 0) continue;
         if (f->role == FIELD_FIXED) {
-            return error_set(err, "the checkpoint was trained with %s = %s, this run has %s: make them equal, or start "
-                             "anew from its weights with --init", f->name, a, b);
+            return error_set(err, "the checkpoint was trained with %s = %s, this run has %s: make them equal, "
+                             "or start anew from its weights with --init", f->name, a, b);
         }
-        if (n < size) n += (size_t)snprintf(changed + n, size - n, "%s%s %s -> %s", n ? ", " : "", f->name, a, b);
+        if (n < size) {
+            n += (size_t)snprintf(changed + n, size - n, "%s%s %s -> %s", n ? ", " : "", f->name, a, b);
+        }
     }
     return true;
 }

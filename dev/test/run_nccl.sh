@@ -1,6 +1,6 @@
 #!/bin/sh
-# run_nccl.sh [FOLDER]: runs FOLDER/dev/test/test_nccl at 2, 3, 4, 5 and 8 ranks (sanitized too, if that is built), then in
-# the ways in which a job must fail: quickly, with a message, and leaving no process behind.
+# run_nccl.sh [FOLDER]: runs FOLDER/dev/test/test_nccl at 2, 3, 4, 5 and 8 ranks (sanitized too, if that is
+# built), then in the ways in which a job must fail: quickly, with a message, and leaving no process behind.
 folder=${1:-build/cpu-fp32}
 program=$folder/dev/test/test_nccl
 launch="mpirun --oversubscribe --bind-to none"
@@ -74,7 +74,8 @@ export CPU_STALL_SECONDS
 must_fail 4 deadlock
 ok=$?
 for rank in 0 1 2 3; do
-    said "rank $rank waits in ncclSend of 16 float32 to rank $((rank ^ 1)) (world).*not received by rank $((rank ^ 1))" || ok=1
+    peer=$((rank ^ 1))
+    said "rank $rank waits in ncclSend of 16 float32 to rank $peer (world).*not received by rank $peer" || ok=1
 done
 report $ok "order of send and receive: a deadlock is reported by all four ranks"
 must_fail 3 absent && said "waited 2 s in ncclCommSplit of world"

@@ -1,8 +1,9 @@
-// test_checkpoint.c: safetensors files and checkpoint folders: every layout writes the same files and reads any other's
-// bit for bit, and nothing that is wrong with a file, a disk or a moment does more than end in one sentence.
+// test_checkpoint.c: safetensors files and checkpoint folders: every layout writes the same files and reads
+// any other's bit for bit, and nothing that is wrong with a file, a disk or a moment does more than end in
+// one sentence.
 //
-//   test_checkpoint                      the tests
-//   test_checkpoint --copy FROM OUT      saves the model of a Hugging Face folder as a checkpoint of ours under OUT
+//   test_checkpoint                         the tests
+//   test_checkpoint --copy FROM OUT [bf16]  saves the model of a Hugging Face folder as a checkpoint of ours
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -99,32 +100,49 @@ static const HeaderCase HEADERS[] = {
     {"one tensor", "{" X "}", 8, NULL},
     {"padding and metadata", "{\"__metadata__\":{\"format\":\"pt\"}," X "}    ", 8, NULL},
     {"no tensors", "{}", 0, NULL},
-    {"a scalar and an empty tensor", "{\"a\":{\"dtype\":\"F64\",\"shape\":[],\"data_offsets\":[0,8]},"
-     "\"b\":{\"dtype\":\"BF16\",\"shape\":[3,0,99999999],\"data_offsets\":[8,8]}}", 8, NULL},
+    {"a scalar and an empty tensor",
+     "{\"a\":{\"dtype\":\"F64\",\"shape\":[],\"data_offsets\":[0,8]},"
+     "\"b\":{\"dtype\":\"BF16\",\"shape\":[3,0,99999999],\"data_offsets\":[8,8]}}",
+     8, NULL},
     {"not JSON", "{\"x\":", 8, "not valid JSON"},
     {"an array", "[1]", 8, "not a JSON object"},
     {"a number", "1", 8, "not a JSON object"},
     {"text behind", "{" X "} x", 8, "not valid JSON"},
     {"NaN offset", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[NaN,8]}}", 8, "not valid JSON"},
-    {"infinite offset", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,1e999]}}", 8, "absurd data_offsets"},
-    {"negative offset", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[-8,0]}}", 8, "absurd data_offsets"},
-    {"fractional offset", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8.5]}}", 8, "absurd data_offsets"},
-    {"offset above 2^53", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[9007199254740993,9007199254741001]}}", 8,
+    {"infinite offset", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,1e999]}}", 8,
      "absurd data_offsets"},
-    {"swapped offsets", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,0]}}", 8, "absurd data_offsets"},
-    {"three offsets", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4,8]}}", 8, "two data_offsets"},
-    {"offsets behind the end", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2000],\"data_offsets\":[0,8000]}}", 8, "truncated"},
+    {"negative offset", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[-8,0]}}", 8,
+     "absurd data_offsets"},
+    {"fractional offset", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8.5]}}", 8,
+     "absurd data_offsets"},
+    {"offset above 2^53",
+     "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[9007199254740993,9007199254741001]}}", 8,
+     "absurd data_offsets"},
+    {"swapped offsets", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,0]}}", 8,
+     "absurd data_offsets"},
+    {"three offsets", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4,8]}}", 8,
+     "two data_offsets"},
+    {"offsets behind the end", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2000],\"data_offsets\":[0,8000]}}", 8,
+     "truncated"},
     {"a hole at the start", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,16]}}", 16, "hole"},
     {"bytes behind the last tensor", "{" X "}", 9, "belong to no tensor"},
     {"overlap", "{" X ",\"y\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[4,12]}}", 12, "overlaps"},
-    {"the same name twice", "{" X ",\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,16]}}", 16, "twice"},
-    {"the same member twice", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "twice"},
-    {"shape against offsets", "{\"x\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8, "contradict"},
-    {"size past 2^64", "{\"x\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296,4],\"data_offsets\":[0,0]}}", 0, "absurd shape"},
-    {"bytes past 2^64", "{\"x\":{\"dtype\":\"F64\",\"shape\":[4294967296,536870912],\"data_offsets\":[0,0]}}", 0, "contradict"},
+    {"the same name twice", "{" X ",\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,16]}}", 16,
+     "twice"},
+    {"the same member twice",
+     "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "twice"},
+    {"shape against offsets", "{\"x\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8,
+     "contradict"},
+    {"size past 2^64",
+     "{\"x\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296,4],\"data_offsets\":[0,0]}}", 0,
+     "absurd shape"},
+    {"bytes past 2^64", "{\"x\":{\"dtype\":\"F64\",\"shape\":[4294967296,536870912],\"data_offsets\":[0,0]}}",
+     0, "contradict"},
     {"negative size", "{\"x\":{\"dtype\":\"F32\",\"shape\":[-2],\"data_offsets\":[0,8]}}", 8, "no list"},
-    {"a size that is text", "{\"x\":{\"dtype\":\"F32\",\"shape\":[\"2\"],\"data_offsets\":[0,8]}}", 8, "no list"},
-    {"nine dimensions", "{\"x\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1,2],\"data_offsets\":[0,8]}}", 8, "no list"},
+    {"a size that is text", "{\"x\":{\"dtype\":\"F32\",\"shape\":[\"2\"],\"data_offsets\":[0,8]}}", 8,
+     "no list"},
+    {"nine dimensions", "{\"x\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1,2],\"data_offsets\":[0,8]}}", 8,
+     "no list"},
     {"unknown dtype", "{\"x\":{\"dtype\":\"Q4\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "unknown dtype"},
     {"no dtype", "{\"x\":{\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "lacks a dtype"},
     {"a tensor that is a number", "{\"x\":1}", 8, "lacks a dtype"},
@@ -154,7 +172,8 @@ static void test_headers(void) {
     memcpy(text, "{\"", 2);
     memcpy(text + deep - 6, "\":1}", 5);
     write_safetensors(path, text, 0);
-    check(&checks, !st_open(&st, path, &err) && says(&err, "longer than"), "header: name of 200000 characters");
+    check(&checks, !st_open(&st, path, &err) && says(&err, "longer than"),
+          "header: name of 200000 characters");
     free(text);
     uint64_t claims[] = {9, 100000001, (uint64_t)1 << 63, UINT64_MAX, UINT64_MAX - 7};
     bool ok = true;
@@ -167,7 +186,8 @@ static void test_headers(void) {
     check(&checks, ok, "header: absurd lengths");
     ok = !st_open(&st, in_root("missing"), &err) && says(&err, "No such file");
     ok &= !st_open(&st, root, &err) && says(&err, "not a regular file");
-    ok &= mkfifo(in_root("pipe"), 0600) == 0 && !st_open(&st, in_root("pipe"), &err) && says(&err, "not a regular file");
+    ok &= mkfifo(in_root("pipe"), 0600) == 0 && !st_open(&st, in_root("pipe"), &err) &&
+          says(&err, "not a regular file");
     check(&checks, ok, "missing file, folder, pipe");
 }
 
@@ -178,7 +198,9 @@ static void open_and_read(const char *path) {
     if (!st_open(&st, path, &err)) return;
     float *out = allocate(65536 * sizeof(float));
     for (size_t i = 0; i < st.count; i++) {
-        if (st.entries[i].count <= 65536) st_read_floats(&st, &st.entries[i], 0, st.entries[i].count, out, &err);
+        if (st.entries[i].count <= 65536) {
+            st_read_floats(&st, &st.entries[i], 0, st.entries[i].count, out, &err);
+        }
     }
     free(out);
     st_close(&st);
@@ -217,7 +239,8 @@ static void test_types(void) {
     SafeTensors st;
     const char *path = in_root("types.safetensors");
     char header[512];
-    snprintf(header, sizeof header, "{\"h\":{\"dtype\":\"F16\",\"shape\":[65536],\"data_offsets\":[0,131072]},"
+    snprintf(header, sizeof header,
+             "{\"h\":{\"dtype\":\"F16\",\"shape\":[65536],\"data_offsets\":[0,131072]},"
              "\"b\":{\"dtype\":\"BF16\",\"shape\":[65536],\"data_offsets\":[131072,262144]},"
              "\"d\":{\"dtype\":\"F64\",\"shape\":[65536],\"data_offsets\":[262144,786432]},"
              "\"i\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[786432,786440]}}");
@@ -251,7 +274,8 @@ static void test_types(void) {
     check(&checks, half_ok, "all 65536 F16 values");
     check(&checks, brain_ok, "all 65536 BF16 values, there and back");
     check(&checks, wide_ok, "F64 is rounded to float");
-    bool ok = !st_read_floats(&st, st_find(&st, "i"), 0, 1, out, &err) && says(&err, "no floating-point numbers");
+    bool ok =
+        !st_read_floats(&st, st_find(&st, "i"), 0, 1, out, &err) && says(&err, "no floating-point numbers");
     ok &= !st_read_floats(&st, st_find(&st, "h"), 65536, 1, out, &err) && says(&err, "do not exist");
     ok &= !st_read_floats(&st, st_find(&st, "h"), 1, SIZE_MAX, out, &err) && says(&err, "do not exist");
     check(&checks, ok, "integers and elements out of range are refused");
@@ -267,7 +291,8 @@ static void test_types(void) {
         bool take_up = to_up < to_down || (to_up == to_down && (bits >> 16 & 1));
         ok &= st_from_bf16(st_to_bf16(x)) == (float)(take_up ? up : down);
     }
-    ok &= isinf(st_from_bf16(st_to_bf16(3.4e38f))) && isnan(st_from_bf16(st_to_bf16(st_float_from_bits(0x7f800001))));
+    ok &= isinf(st_from_bf16(st_to_bf16(3.4e38f))) &&
+          isnan(st_from_bf16(st_to_bf16(st_float_from_bits(0x7f800001))));
     check(&checks, ok, "BF16 rounds to nearest even");
     free(out);
 }
@@ -306,8 +331,8 @@ typedef struct {
     bool fork;  // a process per rank, all at once
 } Layout;
 
-typedef bool (*RankJob)(const ParamTable *table, size_t lo, size_t hi, bool writes_wte, bool bf16, const char *dir,
-                        Error *err);
+typedef bool (*RankJob)(const ParamTable *table, size_t lo, size_t hi, bool writes_wte, bool bf16,
+                        const char *dir, Error *err);
 
 // The table of tensor rank `tr` of stage `stage`.
 static ParamTable rank_table(const GPTConfig *config, const Layout *l, size_t tr, size_t stage) {
@@ -331,7 +356,8 @@ static ParamTable rank_table(const GPTConfig *config, const Layout *l, size_t tr
 }
 
 // Runs the job of every rank of the layout; data ranks share the flat buffer out as ZeRO does.
-static bool each_rank(const GPTConfig *config, const Layout *l, bool bf16, const char *dir, RankJob job, Error *err) {
+static bool each_rank(const GPTConfig *config, const Layout *l, bool bf16, const char *dir, RankJob job,
+                      Error *err) {
     bool ok = true;
     for (size_t rank = 0; rank < l->t * l->p * l->d; rank++) {
         size_t tr = rank % l->t, dr = rank / l->t % l->d, stage = rank / l->t / l->d;
@@ -349,8 +375,8 @@ static bool each_rank(const GPTConfig *config, const Layout *l, bool bf16, const
     return ok;
 }
 
-static bool job_write(const ParamTable *table, size_t lo, size_t hi, bool writes_wte, bool bf16, const char *dir,
-                      Error *err) {
+static bool job_write(const ParamTable *table, size_t lo, size_t hi, bool writes_wte, bool bf16,
+                      const char *dir, Error *err) {
     bool ok = true;
     for (int k = 0; k < (bf16 ? 4 : 3) && ok; k++) {
         float *values = make_values(table, (StateKind)k, bf16, NAN);
@@ -362,23 +388,26 @@ static bool job_write(const ParamTable *table, size_t lo, size_t hi, bool writes
     return ok;
 }
 
-static bool job_read(const ParamTable *table, size_t lo, size_t hi, bool writes_wte, bool bf16, const char *dir,
-                     Error *err) {
+static bool job_read(const ParamTable *table, size_t lo, size_t hi, bool writes_wte, bool bf16,
+                     const char *dir, Error *err) {
     (void)writes_wte;
     bool ok = true;
     for (int k = 0; k < (bf16 ? 4 : 3) && ok; k++) {
-        float *wanted = make_values(table, (StateKind)k, bf16, 0.0f), *values = allocate((hi - lo) * sizeof(float));
+        float *wanted = make_values(table, (StateKind)k, bf16, 0.0f),
+              *values = allocate((hi - lo) * sizeof(float));
         memset(values, 0xff, (hi - lo) * sizeof(float));
         ok = checkpoint_read(dir, (StateKind)k, table, values, lo, hi, err);
-        if (ok && memcmp(values, wanted + lo, (hi - lo) * sizeof(float)) != 0) ok = error_set(err, "other bits were read");
+        if (ok && memcmp(values, wanted + lo, (hi - lo) * sizeof(float)) != 0) {
+            ok = error_set(err, "other bits were read");
+        }
         free(values);
         free(wanted);
     }
     return ok;
 }
 
-static bool job_gradients(const ParamTable *table, size_t lo, size_t hi, bool writes_wte, bool bf16, const char *path,
-                          Error *err) {
+static bool job_gradients(const ParamTable *table, size_t lo, size_t hi, bool writes_wte, bool bf16,
+                          const char *path, Error *err) {
     float *values = make_values(table, STATE_WEIGHTS, bf16, NAN);
     bool ok = gradients_write(path, table, values + lo, lo, hi, writes_wte, err);
     free(values);
@@ -392,8 +421,8 @@ static TrainerState example_state(size_t step) {
 }
 
 // Saves a checkpoint of the example model under `out`; dir gets its path.
-static bool save(const char *out, size_t step, const GPTConfig *config, const Layout *l, bool bf16, char dir[PATH_MAX],
-                 Error *err) {
+static bool save(const char *out, size_t step, const GPTConfig *config, const Layout *l, bool bf16,
+                 char dir[PATH_MAX], Error *err) {
     char tmp[PATH_MAX];
     TrainerState state = example_state(step);
     state.bf16 = bf16;
@@ -406,9 +435,10 @@ static const Layout ONE = {1, 1, 1, 1, false};
 
 static void test_layouts(void) {
     static const Layout layouts[] = {
-        {1, 1, 1, 1, false}, {1, 1, 1, 3, false}, {2, 1, 1, 1, false}, {3, 1, 1, 2, true},  {4, 1, 1, 1, false},
-        {1, 2, 1, 1, false}, {1, 3, 2, 2, false}, {2, 2, 1, 2, true},  {2, 2, 2, 1, false}, {3, 3, 1, 1, false},
-        {4, 2, 2, 3, true},  {4, 3, 1, 2, false}, {1, 7, 1, 1, false}, {2, 1, 1, 5, false},
+        {1, 1, 1, 1, false}, {1, 1, 1, 3, false}, {2, 1, 1, 1, false}, {3, 1, 1, 2, true},
+        {4, 1, 1, 1, false}, {1, 2, 1, 1, false}, {1, 3, 2, 2, false}, {2, 2, 1, 2, true},
+        {2, 2, 2, 1, false}, {3, 3, 1, 1, false}, {4, 2, 2, 3, true},  {4, 3, 1, 2, false},
+        {1, 7, 1, 1, false}, {2, 1, 1, 5, false},
     };
     enum { COUNT = sizeof layouts / sizeof layouts[0] };
     Error err = {""};
@@ -419,28 +449,34 @@ static void test_layouts(void) {
         for (int i = 0; i < COUNT; i++) {
             const Layout *w = &layouts[i], *r = &layouts[(i * 5 + 3) % COUNT];
             bool ok = save(in_root("layout"), 100, &SMALL, w, bf16, dir, &err);
-            static const char *const names[] = {"config.json", "trainer.json", "model.safetensors", "optimizer.safetensors"};
+            static const char *const names[] = {"config.json", "trainer.json", "model.safetensors",
+                                                "optimizer.safetensors"};
             for (int f = 0; f < 4 && ok; f++) {
                 char a[PATH_MAX + 32], b[PATH_MAX + 32];
                 snprintf(a, sizeof a, "%s/%s", whole, names[f]);
                 snprintf(b, sizeof b, "%s/%s", dir, names[f]);
                 ok = same_file(a, b) || error_set(&err, "%s differs from the one of one rank", names[f]);
             }
-            ok = ok && checkpoint_check(dir, &SMALL, true, bf16, &err) && each_rank(&SMALL, r, bf16, dir, job_read, &err);
-            check(&checks, ok, "same topology only: %s saved by t%zu p%zu v%zu d%zu, read by t%zu p%zu v%zu d%zu%s%s",
-                  bf16 ? "bf16" : "fp32", w->t, w->p, w->v, w->d, r->t, r->p, r->v, r->d, ok ? "" : ": ", ok ? "" : err.text);
+            ok = ok && checkpoint_check(dir, &SMALL, true, bf16, &err) &&
+                 each_rank(&SMALL, r, bf16, dir, job_read, &err);
+            check(&checks, ok,
+                  "same topology only: %s saved by t%zu p%zu v%zu d%zu, read by t%zu p%zu v%zu d%zu%s%s",
+                  bf16 ? "bf16" : "fp32", w->t, w->p, w->v, w->d, r->t, r->p, r->v, r->d, ok ? "" : ": ",
+                  ok ? "" : err.text);
         }
     }
     // Rows much longer than a read window, and tensors much larger.
     static const GPTConfig wide = {1, 512, 8, 100, 128, 4};
     static const Layout four = {4, 1, 1, 2, true}, two = {2, 1, 1, 1, false};
     char dir[PATH_MAX];
-    bool ok = save(in_root("wide"), 1, &wide, &four, false, dir, &err) && each_rank(&wide, &two, false, dir, job_read, &err);
+    bool ok = save(in_root("wide"), 1, &wide, &four, false, dir, &err) &&
+              each_rank(&wide, &two, false, dir, job_read, &err);
     check(&checks, ok, "C = 512 saved by t4 d2, read by t2%s%s", ok ? "" : ": ", ok ? "" : err.text);
     // The gradient dump walks the same slices.
     const char *path = in_root("gradients.safetensors");
     ok = gradients_create(path, &SMALL, &err) && access(path, F_OK) != 0;
-    ok = ok && each_rank(&SMALL, &layouts[10], false, path, job_gradients, &err) && gradients_finish(path, &err);
+    ok = ok && each_rank(&SMALL, &layouts[10], false, path, job_gradients, &err) &&
+         gradients_finish(path, &err);
     snprintf(dir, sizeof dir, "%s/whole/step-00000100/model.safetensors", root);
     check(&checks, ok && same_file(path, dir), "gradients written by t4 p2 v2 d3 are those of one rank");
     ok = !gradients_create(in_root("no/such/folder"), &SMALL, &err) && says(&err, "No such file");
@@ -450,9 +486,10 @@ static void test_layouts(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Foreign and wrong checkpoints
 
-// Copies model.safetensors of a checkpoint with another header: every `from` becomes `to`, `extra` is added in front.
-static void rewrite_header(const char *from_dir, const char *to_dir, const char *from, const char *to, const char *extra,
-                           size_t extra_bytes) {
+// Copies model.safetensors of a checkpoint with another header: every `from` becomes `to`, `extra` is added
+// in front.
+static void rewrite_header(const char *from_dir, const char *to_dir, const char *from, const char *to,
+                           const char *extra, size_t extra_bytes) {
     char path[PATH_MAX + 32];
     snprintf(path, sizeof path, "%s/model.safetensors", from_dir);
     size_t bytes, room, n = 0;
@@ -494,16 +531,19 @@ static void test_foreign(void) {
     for (size_t i = 0; i < table.count; i++) data += table.tensors[i].rows * table.tensors[i].cols * 4;
     table_free(&table);
     char extra[512];
-    snprintf(extra, sizeof extra, "\"lm_head.weight\":{\"dtype\":\"F32\",\"shape\":[257,24],\"data_offsets\":[%zu,%zu]},"
-             "\"transformer.h.0.attn.bias\":{\"dtype\":\"BOOL\",\"shape\":[1,1,10,10],\"data_offsets\":[%zu,%zu]},"
-             "\"transformer.h.0.attn.masked_bias\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[%zu,%zu]}",
-             data, data + 24672, data + 24672, data + 24772, data + 24772, data + 24776);
+    snprintf(
+        extra, sizeof extra,
+        "\"lm_head.weight\":{\"dtype\":\"F32\",\"shape\":[257,24],\"data_offsets\":[%zu,%zu]},"
+        "\"transformer.h.0.attn.bias\":{\"dtype\":\"BOOL\",\"shape\":[1,1,10,10],\"data_offsets\":[%zu,%zu]},"
+        "\"transformer.h.0.attn.masked_bias\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[%zu,%zu]}",
+        data, data + 24672, data + 24672, data + 24772, data + 24772, data + 24776);
     rewrite_header(whole, dir, "\"h.", "\"transformer.h.", extra, 24776);
     bool ok = checkpoint_check(dir, &SMALL, false, false, &err);
     if (!ok) printf("     %s\n", err.text);
     static const StateKind weights = STATE_WEIGHTS;
     ParamTable whole_table = table_make_whole(&SMALL);
-    float *wanted = make_values(&whole_table, weights, false, 0.0f), *values = allocate(whole_table.total * sizeof(float));
+    float *wanted = make_values(&whole_table, weights, false, 0.0f),
+          *values = allocate(whole_table.total * sizeof(float));
     ok = ok && checkpoint_read(dir, weights, &whole_table, values, 0, whole_table.total, &err);
     ok = ok && memcmp(values, wanted, whole_table.total * sizeof(float)) == 0;
     check(&checks, ok, "names with the prefix \"transformer.\", extra lm_head.weight and buffers");
@@ -511,11 +551,14 @@ static void test_foreign(void) {
     free(wanted);
     table_free(&whole_table);
 
-    static const struct { const char *what, *from, *to, *says; } wrong[] = {
+    static const struct { const char *what, *from, *to, *says;
+    } wrong[] = {
         {"a tensor is missing", "\"ln_f.bias\"", "\"ln_g.bias\"", "has no tensor ln_f.bias"},
         {"another shape of the same size", "[24,96]", "[96,24]", "instead of [24, 96]"},
-        {"another number of dimensions", "\"shape\":[24,72]", "\"shape\":[1728]", "has shape [1728] instead of [24, 72]"},
-        {"integers", "\"F32\",\"shape\":[10,24]", "\"I32\",\"shape\":[10,24]", "tensor wpe.weight is integer"},
+        {"another number of dimensions", "\"shape\":[24,72]", "\"shape\":[1728]",
+         "has shape [1728] instead of [24, 72]"},
+        {"integers", "\"F32\",\"shape\":[10,24]", "\"I32\",\"shape\":[10,24]",
+         "tensor wpe.weight is integer"},
     };
     for (int i = 0; i < 4; i++) {
         rewrite_header(whole, dir, wrong[i].from, wrong[i].to, "", 0);
@@ -529,34 +572,48 @@ static void test_foreign(void) {
     ok &= !checkpoint_check(whole, &SMALL, true, true, &err) && says(&err, "has no tensor wte.weight.master");
     GPTConfig longer = SMALL;
     longer.maxT = 11;
-    ok &= !checkpoint_check(whole, &longer, true, false, &err) && says(&err, "wpe.weight has shape [10, 24] instead of [11, 24]");
+    ok &= !checkpoint_check(whole, &longer, true, false, &err) &&
+          says(&err, "wpe.weight has shape [10, 24] instead of [11, 24]");
     check(&checks, ok, "missing or split weights, missing master weights, another model");
 }
 
 #define SIZES "\"n_layer\":2,\"n_head\":4,\"n_embd\":32,\"n_positions\":24,\"vocab_size\":61"
 static void test_config(void) {
-    static const struct { const char *what, *text, *says; } cases[] = {
+    static const struct { const char *what, *text, *says;
+    } cases[] = {
         {"the least that is needed", "{\"model_type\":\"gpt2\"," SIZES "}", NULL},
-        {"all defaults written out", "{\"model_type\":\"gpt2\"," SIZES ",\"activation_function\":\"gelu_new\",\"n_inner\":128,"
+        {"all defaults written out",
+         "{\"model_type\":\"gpt2\"," SIZES ",\"activation_function\":\"gelu_new\",\"n_inner\":128,"
          "\"layer_norm_epsilon\":1e-05,\"tie_word_embeddings\":true,\"scale_attn_weights\":true,"
-         "\"scale_attn_by_inverse_layer_idx\":false,\"reorder_and_upcast_attn\":false,\"attn_pdrop\":0.1}", NULL},
+         "\"scale_attn_by_inverse_layer_idx\":false,\"reorder_and_upcast_attn\":false,\"attn_pdrop\":0.1}",
+         NULL},
         {"another architecture", "{\"model_type\":\"llama\"," SIZES "}", "model_type"},
         {"no model_type", "{" SIZES "}", "model_type"},
         {"model_type is a number", "{\"model_type\":2," SIZES "}", "model_type"},
         {"ReLU", "{\"model_type\":\"gpt2\"," SIZES ",\"activation_function\":\"relu\"}", "gelu_new"},
-        {"another epsilon", "{\"model_type\":\"gpt2\"," SIZES ",\"layer_norm_epsilon\":1e-6}", "layer_norm_epsilon"},
-        {"an untied head", "{\"model_type\":\"gpt2\"," SIZES ",\"tie_word_embeddings\":false}", "tie_word_embeddings"},
-        {"attention scaled by layer", "{\"model_type\":\"gpt2\"," SIZES ",\"scale_attn_by_inverse_layer_idx\":true}", "scale_attn"},
-        {"unscaled attention", "{\"model_type\":\"gpt2\"," SIZES ",\"scale_attn_weights\":false}", "scale_attn_weights"},
+        {"another epsilon", "{\"model_type\":\"gpt2\"," SIZES ",\"layer_norm_epsilon\":1e-6}",
+         "layer_norm_epsilon"},
+        {"an untied head", "{\"model_type\":\"gpt2\"," SIZES ",\"tie_word_embeddings\":false}",
+         "tie_word_embeddings"},
+        {"attention scaled by layer",
+         "{\"model_type\":\"gpt2\"," SIZES ",\"scale_attn_by_inverse_layer_idx\":true}", "scale_attn"},
+        {"unscaled attention", "{\"model_type\":\"gpt2\"," SIZES ",\"scale_attn_weights\":false}",
+         "scale_attn_weights"},
         {"another inner size", "{\"model_type\":\"gpt2\"," SIZES ",\"n_inner\":64}", "n_inner"},
         {"a size twice", "{\"model_type\":\"gpt2\"," SIZES ",\"n_embd\":64}", "twice"},
         {"a size is missing", "{\"model_type\":\"gpt2\",\"n_layer\":2,\"n_embd\":32}", "n_head"},
-        {"heads that do not divide", "{\"model_type\":\"gpt2\",\"n_layer\":2,\"n_head\":5,\"n_embd\":32,\"n_positions\":24,"
-         "\"vocab_size\":61}", "n_head 5 does not divide n_embd 32"},
-        {"no heads", "{\"model_type\":\"gpt2\",\"n_layer\":2,\"n_head\":0,\"n_embd\":32,\"n_positions\":24,"
-         "\"vocab_size\":61}", "n_head"},
-        {"an absurd size", "{\"model_type\":\"gpt2\",\"n_layer\":1e15,\"n_head\":4,\"n_embd\":32}", "n_layer"},
-        {"a fractional size", "{\"model_type\":\"gpt2\",\"n_layer\":2.5,\"n_head\":4,\"n_embd\":32}", "n_layer"},
+        {"heads that do not divide",
+         "{\"model_type\":\"gpt2\",\"n_layer\":2,\"n_head\":5,\"n_embd\":32,\"n_positions\":24,"
+         "\"vocab_size\":61}",
+         "n_head 5 does not divide n_embd 32"},
+        {"no heads",
+         "{\"model_type\":\"gpt2\",\"n_layer\":2,\"n_head\":0,\"n_embd\":32,\"n_positions\":24,"
+         "\"vocab_size\":61}",
+         "n_head"},
+        {"an absurd size", "{\"model_type\":\"gpt2\",\"n_layer\":1e15,\"n_head\":4,\"n_embd\":32}",
+         "n_layer"},
+        {"a fractional size", "{\"model_type\":\"gpt2\",\"n_layer\":2.5,\"n_head\":4,\"n_embd\":32}",
+         "n_layer"},
         {"NaN", "{\"model_type\":\"gpt2\",\"n_embd\":NaN}", "not valid JSON"},
         {"an empty file", "", "not valid JSON"},
     };
@@ -570,12 +627,14 @@ static void test_config(void) {
         if (read) ok &= g.L == 2 && g.NH == 4 && g.C == 32 && g.maxT == 24 && g.V == 61 && g.Vp == 128;
         check(&checks, ok, "config.json: %s", cases[i].what);
     }
-    bool ok = config_write(in_root("config/config.json"), &SMALL, true, &err) && checkpoint_read_config(in_root("config"), &g, &err);
+    bool ok = config_write(in_root("config/config.json"), &SMALL, true, &err) &&
+              checkpoint_read_config(in_root("config"), &g, &err);
     check(&checks, ok && memcmp(&g, &SMALL, sizeof g) == 0, "config.json: what is written is read back");
     size_t bytes;
     free(read_bytes(in_root("config/config.json"), &bytes));
     for (size_t n = bytes - 1; n-- > 0;) {  // the last byte is a newline
-        ok &= truncate(in_root("config/config.json"), (off_t)n) == 0 && !checkpoint_read_config(in_root("config"), &g, &err);
+        ok &= truncate(in_root("config/config.json"), (off_t)n) == 0 &&
+              !checkpoint_read_config(in_root("config"), &g, &err);
     }
     check(&checks, ok && !checkpoint_read_config(in_root("nowhere"), &g, &err) && says(&err, "No such file"),
           "config.json: each truncation is refused");
@@ -593,10 +652,13 @@ static void test_state(void) {
         a.sample = (size_t)(mix(i + 1000) >> 11);
         a.shuffle = i % 2;
         double *fields[] = {&a.lr, &a.lr_final, &a.weight_decay, &a.clip, &a.beta1, &a.beta2, &a.eps};
-        for (int k = 0; k < 7; k++) *fields[k] = ldexp((double)(mix(i * 7 + (uint64_t)k) >> 11), -60 - (int)i);
+        for (int k = 0; k < 7; k++) {
+            *fields[k] = ldexp((double)(mix(i * 7 + (uint64_t)k) >> 11), -60 - (int)i);
+        }
         ok &= trainer_state_write(path, &a, &err) && trainer_state_read(path, &b, &err);
         ok &= a.step == b.step && a.sample == b.sample && b.first_step == b.step && a.seed == b.seed;
-        ok &= a.shuffle == b.shuffle && a.seq == b.seq && a.global_batch == b.global_batch && a.steps == b.steps;
+        ok &= a.shuffle == b.shuffle && a.seq == b.seq && a.global_batch == b.global_batch &&
+              a.steps == b.steps;
         ok &= a.warmup == b.warmup && a.lr_schedule == b.lr_schedule;
         ok &= memcmp(&a.lr, &b.lr, sizeof(TrainerState) - offsetof(TrainerState, lr)) == 0;
     }
@@ -605,7 +667,9 @@ static void test_state(void) {
     char *text = read_bytes(path, &bytes);
     TrainerState s;
     ok = true;
-    for (size_t n = bytes - 1; n-- > 0;) ok &= truncate(path, (off_t)n) == 0 && !trainer_state_read(path, &s, &err);
+    for (size_t n = bytes - 1; n-- > 0;) {
+        ok &= truncate(path, (off_t)n) == 0 && !trainer_state_read(path, &s, &err);
+    }
     check(&checks, ok, "trainer.json: each truncation is refused");
     static const struct { const char *from, *to, *says; } wrong[] = {
         {"\"version\": 1", "\"version\": 2", "version 1"},
@@ -631,9 +695,11 @@ static void test_state(void) {
     ok = trainer_state_compare(&a, &b, changed, sizeof changed, &err) && !changed[0];
     b.lr = 0.5;
     b.global_batch = 16;
-    ok &= trainer_state_compare(&a, &b, changed, sizeof changed, &err) && strstr(changed, "global_batch 8 -> 16, lr 0.000") != NULL;
+    ok &= trainer_state_compare(&a, &b, changed, sizeof changed, &err) &&
+          strstr(changed, "global_batch 8 -> 16, lr 0.000") != NULL;
     b.seq = 128;
-    ok &= !trainer_state_compare(&a, &b, changed, sizeof changed, &err) && says(&err, "seq = 64, this run has 128");
+    ok &= !trainer_state_compare(&a, &b, changed, sizeof changed, &err) &&
+          says(&err, "seq = 64, this run has 128");
     check(&checks, ok, "a run that resumes with other options is told, with another seq refused");
 }
 
@@ -669,18 +735,22 @@ static void test_folders(void) {
     mkdir(in_root("a/b/out/step-00000099"), 0777);  // somebody's empty folder
     mkdir(in_root("a/b/out/step-mine"), 0777);
     mkdir(in_root("a/b/out/tmp-mine"), 0777);
-    check(&checks, ok && latest_is(out, "step-00000020"), "an interrupted save and foreign folders do not count");
+    check(&checks, ok && latest_is(out, "step-00000020"),
+          "an interrupted save and foreign folders do not count");
     checkpoint_prune(out, 0, 20);
     ok = access(tmp, F_OK) != 0 && count_entries(out) == 6;
     rmdir(in_root("a/b/out/step-00000099"));
     checkpoint_prune(out, 2, 20);
-    ok &= access(in_root("a/b/out/step-00000005"), F_OK) != 0 && access(in_root("a/b/out/step-00000010"), F_OK) == 0;
+    ok &= access(in_root("a/b/out/step-00000005"), F_OK) != 0 &&
+          access(in_root("a/b/out/step-00000010"), F_OK) == 0;
     checkpoint_prune(out, 1, 10);
-    ok &= access(in_root("a/b/out/step-00000010"), F_OK) == 0 && access(in_root("a/b/out/step-00000020"), F_OK) == 0;
+    ok &= access(in_root("a/b/out/step-00000010"), F_OK) == 0 &&
+          access(in_root("a/b/out/step-00000020"), F_OK) == 0;
     checkpoint_prune(out, 1, 20);
     ok &= access(in_root("a/b/out/step-00000010"), F_OK) != 0 && count_entries(out) == 3;
     check(&checks, ok, "pruning keeps the newest, later ones and what is not ours");
-    ok = save(out, 20, &SMALL, &ONE, true, dir, &err) && count_entries(out) == 3 && checkpoint_check(dir, &SMALL, true, true, &err);
+    ok = save(out, 20, &SMALL, &ONE, true, dir, &err) && count_entries(out) == 3 &&
+         checkpoint_check(dir, &SMALL, true, true, &err);
     check(&checks, ok, "the same step saved again replaces the old one");
     write_bytes(in_root("file"), "x", 1);
     ok = !folder_check_writable(in_root("file"), &err) && says(&err, "not a folder");
@@ -688,7 +758,8 @@ static void test_folders(void) {
     ok &= !folder_check_writable("/proc/out", &err) && says(&err, "/proc/out");
     ok &= !folder_check_writable("", &err) && says(&err, "");
     ok &= folder_check_writable(in_root("a/b/new/"), &err) && count_entries(in_root("a/b/new")) == 0;
-    ok &= !checkpoint_create(in_root("file/out"), 1, &SMALL, false, tmp, sizeof tmp, &err) && says(&err, "Not a directory");
+    ok &= !checkpoint_create(in_root("file/out"), 1, &SMALL, false, tmp, sizeof tmp, &err) &&
+          says(&err, "Not a directory");
     check(&checks, ok, "unwritable --out");
 }
 
@@ -715,12 +786,14 @@ static void test_kill(void) {
         waitpid(child, &status, 0);
         ok = WIFSIGNALED(status) || error_set(&err, "a save failed");
         TrainerState state;
-        ok = ok && checkpoint_latest(out, dir, sizeof dir, &err) && (dir[0] || error_set(&err, "no checkpoint is left"));
-        ok = ok && checkpoint_check(dir, &tiny, true, false, &err) && checkpoint_read_state(dir, &state, &err) &&
-             each_rank(&tiny, &ONE, false, dir, job_read, &err);
+        ok = ok && checkpoint_latest(out, dir, sizeof dir, &err) &&
+             (dir[0] || error_set(&err, "no checkpoint is left"));
+        ok = ok && checkpoint_check(dir, &tiny, true, false, &err) &&
+             checkpoint_read_state(dir, &state, &err) && each_rank(&tiny, &ONE, false, dir, job_read, &err);
         if ((int)count_entries(out) > most) most = (int)count_entries(out);
     }
-    check(&checks, ok, "killed 40 times while saving, the newest checkpoint is whole%s%s (at most %d folders)",
+    check(&checks, ok,
+          "killed 40 times while saving, the newest checkpoint is whole%s%s (at most %d folders)",
           ok ? "" : ": ", ok ? "" : err.text, most);
 }
 
@@ -738,7 +811,9 @@ static int full_disk(const char *out, const GPTConfig *large, bool limit_now) {
     if (save(out, 2, large, &ONE, false, dir, &err)) return 3;
     if (!says(&err, "cannot write") || !says(&err, limit_now ? "File too large" : "No space left")) return 4;
     if (count_entries(out) != 1 || !latest_is(out, "step-00000001")) return 5;
-    if (!each_rank(&tiny, &ONE, false, in_root(limit_now ? "limit/step-00000001" : "disk/step-00000001"), job_read, &err)) return 6;
+    if (!each_rank(&tiny, &ONE, false, in_root(limit_now ? "limit/step-00000001" : "disk/step-00000001"),
+                   job_read, &err))
+        return 6;
     if (!save(out, 3, &tiny, &ONE, false, dir, &err)) return 7;
     // The disk fills up later: while a rank writes.
     if (!checkpoint_create(out, 4, &tiny, false, tmp, sizeof tmp, &err)) return 8;
@@ -757,7 +832,8 @@ static void test_full_disk(void) {
     pid_t child = fork();
     if (child == 0) _exit(full_disk(in_root("limit"), &large, true));
     waitpid(child, &status, 0);
-    check(&checks, status == 0, "file size limit while saving: one sentence, previous checkpoint intact (%d)", status >> 8);
+    check(&checks, status == 0, "file size limit while saving: one sentence, previous checkpoint intact (%d)",
+          status >> 8);
     fflush(stdout);
     child = fork();
     if (child == 0) {  // a disk of 256 KiB that only this process sees
@@ -768,17 +844,22 @@ static void test_full_disk(void) {
         _exit(full_disk(disk, &large, false));
     }
     waitpid(child, &status, 0);
-    if (status >> 8 == 77) printf("     no right to mount a small disk: only the file size limit was tested\n");
-    else check(&checks, status == 0, "full disk while saving: one sentence, previous checkpoint intact (%d)", status >> 8);
+    if (status >> 8 == 77) {
+        printf("     no right to mount a small disk: only the file size limit was tested\n");
+    }
+    else
+        check(&checks, status == 0, "full disk while saving: one sentence, previous checkpoint intact (%d)",
+              status >> 8);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-static int copy(const char *from, const char *out) {
+static int copy(const char *from, const char *out, bool bf16) {
     Error err;
     GPTConfig config;
     char tmp[PATH_MAX], dir[PATH_MAX];
-    if (!checkpoint_read_config(from, &config, &err) || !checkpoint_check(from, &config, false, false, &err)) {
+    if (!checkpoint_read_config(from, &config, &err) ||
+        !checkpoint_check(from, &config, false, false, &err)) {
         fprintf(stderr, "error: %s\n", err.text);
         return 1;
     }
@@ -786,7 +867,7 @@ static int copy(const char *from, const char *out) {
     float *values = calloc(table.total + 1, sizeof(float));
     TrainerState state = example_state(0);
     bool ok = values && checkpoint_read(from, STATE_WEIGHTS, &table, values, 0, table.total, &err) &&
-              checkpoint_create(out, 0, &config, false, tmp, sizeof tmp, &err) &&
+              checkpoint_create(out, 0, &config, bf16, tmp, sizeof tmp, &err) &&
               checkpoint_write(tmp, STATE_WEIGHTS, &table, values, 0, table.total, true, &err) &&
               checkpoint_commit(tmp, &state, dir, sizeof dir, &err);
     printf("%s\n", ok ? dir : err.text);
@@ -796,7 +877,7 @@ static int copy(const char *from, const char *out) {
 }
 
 int main(int argc, char **argv) {
-    if (argc == 4 && strcmp(argv[1], "--copy") == 0) return copy(argv[2], argv[3]);
+    if (argc >= 4 && strcmp(argv[1], "--copy") == 0) return copy(argv[2], argv[3], argc > 4);
     const char *base = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";  // in memory: hundreds of fsyncs
     snprintf(root, sizeof root, "%s/llmc-test-XXXXXX", base);
     if (!mkdtemp(root)) {

@@ -17,13 +17,15 @@ static bool coordinates_are_a_bijection(int t, int d, int p, const char *order) 
     int world = t * d * p;
     for (int rank = 0; rank < world; rank++) {
         Grid g = at(world, rank, t, d, p, order);
-        if (g.t_rank < 0 || g.t_rank >= t || g.d_rank < 0 || g.d_rank >= d || g.p_rank < 0 || g.p_rank >= p) return false;
+        if (g.t_rank < 0 || g.t_rank >= t || g.d_rank < 0 || g.d_rank >= d || g.p_rank < 0 || g.p_rank >= p)
+            return false;
         if (grid_rank_at(&g, g.t_rank, g.d_rank, g.p_rank) != rank) return false;
     }
     return true;
 }
 
-// The ranks of a colour number grid_group_size, with keys 0, 1, ..., and differ in the group's own coordinates only.
+// The ranks of a colour number grid_group_size, with keys 0, 1, ..., and differ in the group's own
+// coordinates only.
 static bool groups_are_right(int t, int d, int p, const char *order, char group) {
     int world = t * d * p;
     for (int rank = 0; rank < world; rank++) {
@@ -85,7 +87,8 @@ int main(void) {
     check(&c, groups, "tensor, data, pipeline, embedding and model groups: members, sizes, keys");
 
     Grid g = at(8, 5, 2, 2, 2, "tdp");
-    check(&c, g.t_rank == 1 && g.d_rank == 0 && g.p_rank == 1, "rank 5 of 2 x 2 x 2 is tensor 1, data 0, pipeline 1");
+    check(&c, g.t_rank == 1 && g.d_rank == 0 && g.p_rank == 1,
+          "rank 5 of 2 x 2 x 2 is tensor 1, data 0, pipeline 1");
     g = at(12, 0, 2, 0, 3, "tdp");
     check(&c, g.d == 2, "a data size left out is derived");
 
@@ -94,10 +97,12 @@ int main(void) {
         for (size_t chunks = 1; chunks <= 100; chunks++) dealt = dealt && layers_are_dealt(L, chunks);
     }
     check(&c, dealt, "dropped layers: every split of 1..100 layers over 1..100 chunks holds each layer once");
-    check(&c, stage_layer_count(30, 4, 0) == 8 && stage_layer_count(30, 4, 3) == 7, "dropped layers: 30 over 4 is 8 8 7 7");
+    check(&c, stage_layer_count(30, 4, 0) == 8 && stage_layer_count(30, 4, 3) == 7,
+          "dropped layers: 30 over 4 is 8 8 7 7");
 
     check(&c, refused(8, 3, 0, 1, "tdp", "does not divide the 8 ranks"), "3 tensor ranks of 8 are refused");
-    check(&c, refused(8, 2, 3, 2, "tdp", "need 12 ranks, but 8 were started"), "2 x 3 x 2 on 8 ranks is refused");
+    check(&c, refused(8, 2, 3, 2, "tdp", "need 12 ranks, but 8 were started"),
+          "2 x 3 x 2 on 8 ranks is refused");
     check(&c, refused(8, 100000, 100000, 100000, "tdp", "need"), "sizes whose product overflows are refused");
     check(&c, refused(8, 0, 0, 1, "tdp", "--tensor 0"), "no tensor ranks are refused");
     check(&c, refused(8, 1, -1, 1, "tdp", "--data -1"), "a negative data size is refused");
@@ -113,6 +118,7 @@ int main(void) {
         text[fread(text, 1, sizeof text - 1, file)] = 0;
         fclose(file);
     }
-    check(&c, strstr(text, "    1     0     4    5\n") != NULL, "the printed table names the ranks of each stage");
+    check(&c, strstr(text, "    1     0     4    5\n") != NULL,
+          "the printed table names the ranks of each stage");
     return check_summary(&c);
 }

@@ -1,4 +1,5 @@
-// test_tokenizer.c: bytes, byte-level BPE from tokenizer.json, damaged tokenizer files, and drawing from logits.
+// test_tokenizer.c: bytes, byte-level BPE from tokenizer.json, damaged tokenizer files, and drawing from
+// logits.
 //
 //   test_tokenizer                  the tests
 //   test_tokenizer --fixture FILE   writes the small tokenizer.json of the tests
@@ -23,9 +24,10 @@ static void write_text(const char *text) {
 }
 
 static const char *const MERGES[][2] = {
-    {"h", "e"}, {"l", "l"}, {"he", "ll"}, {"hell", "o"}, {" ", "w"}, {"o", "r"}, {" w", "or"}, {"l", "d"}, {" wor", "ld"},
-    {" ", " "}, {"'", "s"}, {"1", "2"}, {"\xc3", "\xa9"}, {"\n", "\n"}, {"a", "a"}, {"aa", "a"}, {"  ", "  "}, {" ", "1"},
-    {"\xe6", "\x97"}, {"\xe6\x97", "\xa5"}, {"'", "l"}, {"'l", "l"}, {"s", " "}, {"<", "|"},
+    {"h", "e"},       {"l", "l"},           {"he", "ll"},   {"hell", "o"}, {" ", "w"},   {"o", "r"},
+    {" w", "or"},     {"l", "d"},           {" wor", "ld"}, {" ", " "},    {"'", "s"},   {"1", "2"},
+    {"\xc3", "\xa9"}, {"\n", "\n"},         {"a", "a"},     {"aa", "a"},   {"  ", "  "}, {" ", "1"},
+    {"\xe6", "\x97"}, {"\xe6\x97", "\xa5"}, {"'", "l"},     {"'l", "l"},   {"s", " "},   {"<", "|"},
 };
 enum { MERGE_COUNT = sizeof MERGES / sizeof MERGES[0] };
 
@@ -41,19 +43,22 @@ static size_t print_bytes(char *out, const char *bytes, size_t count) {
     return n;
 }
 
-// The JSON of a tokenizer: tokens 0 to 255 are the bytes, 256 is <|endoftext|>, then the merges. pairs: merges are
-// written ["a", "b"] instead of "a b".
+// The JSON of a tokenizer: tokens 0 to 255 are the bytes, 256 is <|endoftext|>, then the merges. pairs:
+// merges are written ["a", "b"] instead of "a b".
 static char *make_fixture(bool pairs) {
     char *text = malloc(32768);
     if (!text) exit(1);
-    size_t n = (size_t)sprintf(text, "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":["
+    size_t n = (size_t)sprintf(
+        text,
+        "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":["
         "{\"id\":256,\"content\":\"<|endoftext|>\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,"
         "\"normalized\":false,\"special\":true},{\"id\":%d,\"content\":\"<|end\",\"single_word\":false,\"lstrip\":false,"
         "\"rstrip\":false,\"normalized\":false,\"special\":true}],\"normalizer\":null,\"pre_tokenizer\":{\"type\":"
         "\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":true},\"post_processor\":null,"
         "\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true,\"trim_offsets\":true,\"use_regex\":true},\"model\":{"
         "\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":\"\",\"end_of_word_suffix\":\"\","
-        "\"fuse_unk\":false,\"vocab\":{\"<|endoftext|>\":256", 257 + MERGE_COUNT);
+        "\"fuse_unk\":false,\"vocab\":{\"<|endoftext|>\":256",
+        257 + MERGE_COUNT);
     for (int b = 0; b < 256; b++) {
         char byte = (char)b;
         n += (size_t)sprintf(text + n, ",\"");
@@ -101,7 +106,9 @@ static void test_bytes(void) {
     char text[256];
     int tokens[256];
     size_t n;
-    if (!check(&checks, tokenizer_open(&tk, NULL, &err) && tk.V == 257 && tk.end_of_text == 256, "byte tokenizer")) return;
+    if (!check(&checks, tokenizer_open(&tk, NULL, &err) && tk.V == 257 && tk.end_of_text == 256,
+               "byte tokenizer"))
+        return;
     for (int i = 0; i < 256; i++) text[i] = (char)i;
     n = tokenizer_encode(&tk, text, 256, tokens);
     bool ok = n == 256 && decodes_to(&tk, tokens, n, text, n);
@@ -116,10 +123,12 @@ static void test_bytes(void) {
     int *prompt;
     ok = tokenizer_prompt(&tk, NULL, 3, 257, &prompt, &n, &err) && n == 1 && prompt[0] == 256;
     if (ok) free(prompt);
-    ok &= tokenizer_prompt(&tk, "ab", 3, 257, &prompt, &n, &err) && n == 2 && prompt[0] == 'a' && prompt[1] == 'b';
+    ok &= tokenizer_prompt(&tk, "ab", 3, 257, &prompt, &n, &err) && n == 2 && prompt[0] == 'a' &&
+          prompt[1] == 'b';
     if (ok) prompt[4] = 0;  // room for three more
     if (ok) free(prompt);
-    ok &= !tokenizer_prompt(&tk, NULL, 3, 61, &prompt, &n, &err) && says(&err, "the model's vocabulary has 61");
+    ok &=
+        !tokenizer_prompt(&tk, NULL, 3, 61, &prompt, &n, &err) && says(&err, "the model's vocabulary has 61");
     check(&checks, ok, "prompts: default, text, a vocabulary that is too small");
     tokenizer_free(&tk);
 }
@@ -132,18 +141,45 @@ typedef struct {
 } EncodeCase;
 
 static const EncodeCase ENCODED[] = {
+    {"hello world", 2, {260, 265}},
+    {"hello  world", 3, {260, 32, 265}},
+    {" hello   world \n\n x", 8, {32, 260, 266, 265, 32, 270, 32, 120}},
+    {"he'll she's we're I'd I'M 'sx 's", 27, {257, 39,  258, 32, 115, 257, 267, 261, 101,
+                                              39,  114, 101, 32, 73,  39,  100, 32,  73,
+                                              39,  77,  32,  39, 115, 120, 32,  39,  115}},
+    {"aaaaaaa aa a aaa", 9, {271, 271, 272, 32, 271, 32, 97, 32, 272}},
+    {"12 112 1212 a12b", 10, {268, 274, 268, 32, 268, 268, 32, 97, 268, 98}},
+    {"caf\303\251 \303\251\303\251 \346\227\245\346\234\254\346\227\245",
+     13,
+     {99, 97, 102, 269, 32, 269, 269, 32, 276, 230, 156, 172, 276}},
+    {"   ", 2, {266, 32}},
+    {"\n\n\n hello", 4, {270, 10, 32, 260}},
+    {"a<|endoftext|>hello<|endoftext|> world<|endo<|end", 8, {97, 256, 260, 256, 265, 281, 111, 281}},
+    {"\302\240x \343\200\200 y\t\tz  ", 13, {194, 160, 120, 32, 227, 128, 128, 32, 121, 9, 9, 122, 266}},
+    {"\331\243\331\244a\314\201b \360\237\230\200hello!!! 's",
+     20,
+     {217, 163, 217, 164, 97, 204, 129, 98, 32, 240, 159, 152, 128, 260, 33, 33, 33, 32, 39, 115}},
+    {"x\342\200\213s \342\200\250  w", 11, {120, 226, 128, 139, 115, 32, 226, 128, 168, 32, 261}},
+    {"<| <|endoftext|", 10, {280, 32, 281, 111, 102, 116, 101, 120, 116, 124}},
+    {"\302\275\302\262 \342\205\253 hello1world",
+     14,
+     {194, 189, 194, 178, 32, 226, 133, 171, 32, 260, 49, 119, 262, 264}},
+    {"'ll 'l l'lll", 10, {39, 258, 32, 39, 108, 32, 108, 39, 258, 108}},
     {"", 0, {0}},
 };
 
 static void test_bpe(void) {
+    static const char pieces[] = "ahelo wrd's12 \n\xc3\xa9\xe6\x97\xa5\xf0<|end";
     Error err;
     for (int pairs = 0; pairs < 2; pairs++) {
         Tokenizer tk;
         char *json = make_fixture(pairs);
         write_text(json);
         free(json);
-        if (!check(&checks, tokenizer_open(&tk, path, &err) && tk.V == 258 + MERGE_COUNT && tk.end_of_text == 256,
-                   "tokenizer.json with merges as %s", pairs ? "pairs" : "text")) return;
+        if (!check(&checks,
+                   tokenizer_open(&tk, path, &err) && tk.V == 258 + MERGE_COUNT && tk.end_of_text == 256,
+                   "tokenizer.json with merges as %s", pairs ? "pairs" : "text"))
+            return;
         bool ok = true;
         for (size_t i = 0; i < sizeof ENCODED / sizeof ENCODED[0]; i++) {
             const EncodeCase *c = &ENCODED[i];
@@ -154,7 +190,8 @@ static void test_bpe(void) {
             if (!same) printf("     case %zu: '%s'\n", i, c->text);
             ok &= same;
         }
-        check(&checks, ok, "BPE: %zu texts become the tokens of the reference", sizeof ENCODED / sizeof ENCODED[0]);
+        check(&checks, ok, "BPE: %zu texts become the tokens of the reference",
+              sizeof ENCODED / sizeof ENCODED[0]);
         ok = true;  // any bytes, valid UTF-8 or not, survive
         uint32_t random = 1;
         for (int round = 0; round < 2000; round++) {
@@ -163,7 +200,7 @@ static void test_bpe(void) {
             size_t bytes = (size_t)round % 64;
             for (size_t i = 0; i < bytes; i++) {
                 random = random * 1664525u + 1013904223u;
-                text[i] = round % 2 ? (char)(random >> 24) : "ahelo wrd's12 \n\xc3\xa9\xe6\x97\xa5\xf0<|end"[random >> 16 & 31];
+                text[i] = round % 2 ? (char)(random >> 24) : pieces[(random >> 16) % (sizeof pieces - 1)];
             }
             size_t n = tokenizer_encode(&tk, text, bytes, tokens);
             ok &= n <= bytes && decodes_to(&tk, tokens, n, text, bytes);
@@ -174,15 +211,19 @@ static void test_bpe(void) {
 }
 
 static void test_damage(void) {
-    static const struct { const char *what, *text, *says; } cases[] = {
+    static const struct { const char *what, *text, *says;
+    } cases[] = {
         {"empty", "", "not valid JSON"},
         {"array", "[]", "not a JSON object"},
         {"no model", "{}", "not BPE"},
         {"another model", "{\"model\":{\"type\":\"WordPiece\"}}", "not BPE"},
-        {"another splitter", "{\"model\":{\"type\":\"BPE\"},\"pre_tokenizer\":{\"type\":\"Metaspace\"}}", "ByteLevel"},
+        {"another splitter", "{\"model\":{\"type\":\"BPE\"},\"pre_tokenizer\":{\"type\":\"Metaspace\"}}",
+         "ByteLevel"},
         {"no splitter", "{\"model\":{\"type\":\"BPE\"}}", "ByteLevel"},
 #define START "{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},"
-        {"prefix space", "{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true},\"model\":{}}", "prefix_space"},
+        {"prefix space",
+         "{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true},\"model\":{}}",
+         "prefix_space"},
         {"normalizer", START "\"normalizer\":{\"type\":\"NFC\"},\"model\":{}}", "normalizer"},
         {"dropout", START "\"model\":{\"dropout\":0.1}}", "dropout"},
         {"no vocabulary", START "\"model\":{\"merges\":[]}}", "vocab, merges"},
@@ -190,25 +231,34 @@ static void test_damage(void) {
         {"nothing in it", START "\"model\":{\"vocab\":{},\"merges\":[]}}", "no tokens"},
         {"negative number", START "\"model\":{\"vocab\":{\"a\":-1},\"merges\":[]}}", "absurd number"},
         {"huge number", START "\"model\":{\"vocab\":{\"a\":1e300},\"merges\":[]}}", "absurd number"},
-        {"number past the limit", START "\"model\":{\"vocab\":{\"a\":4194304},\"merges\":[]}}", "absurd number"},
+        {"number past the limit", START "\"model\":{\"vocab\":{\"a\":4194304},\"merges\":[]}}",
+         "absurd number"},
         {"number twice", START "\"model\":{\"vocab\":{\"a\":1,\"b\":1},\"merges\":[]}}", "token 1 twice"},
         {"text twice", START "\"model\":{\"vocab\":{\"a\":1,\"a\":2},\"merges\":[]}}", "same text"},
-        {"merge of unknown tokens", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[\"a b\"]}}", "vocabulary"},
+        {"merge of unknown tokens", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[\"a b\"]}}",
+         "vocabulary"},
         {"merge into nothing", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[\"a a\"]}}", "vocabulary"},
         {"merge of one", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[\"a\"]}}", "no pair"},
-        {"merge of three", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[[\"a\",\"a\",\"a\"]]}}", "no pair"},
+        {"merge of three", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[[\"a\",\"a\",\"a\"]]}}",
+         "no pair"},
         {"merge of numbers", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[[1,2]]}}", "no pair"},
-        {"added without id", START "\"added_tokens\":[{\"content\":\"x\"}],\"model\":{\"vocab\":{\"a\":1},\"merges\":[]}}", "id"},
-        {"added is a number", START "\"added_tokens\":[1],\"model\":{\"vocab\":{\"a\":1},\"merges\":[]}}", "id"},
-        {"added is an object", START "\"added_tokens\":{},\"model\":{\"vocab\":{\"a\":1},\"merges\":[]}}", "malformed"},
+        {"added without id",
+         START "\"added_tokens\":[{\"content\":\"x\"}],\"model\":{\"vocab\":{\"a\":1},\"merges\":[]}}", "id"},
+        {"added is a number", START "\"added_tokens\":[1],\"model\":{\"vocab\":{\"a\":1},\"merges\":[]}}",
+         "id"},
+        {"added is an object", START "\"added_tokens\":{},\"model\":{\"vocab\":{\"a\":1},\"merges\":[]}}",
+         "malformed"},
     };
     Error err;
     Tokenizer tk;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         write_text(cases[i].text);
-        check(&checks, !tokenizer_open(&tk, path, &err) && says(&err, cases[i].says), "tokenizer.json: %s", cases[i].what);
+        check(&checks, !tokenizer_open(&tk, path, &err) && says(&err, cases[i].says), "tokenizer.json: %s",
+              cases[i].what);
     }
-    write_text(START "\"added_tokens\":[{\"id\":9,\"content\":\"\"}],\"model\":{\"vocab\":{\"a\":1,\"aa\":7},\"merges\":[\"a a\"]}}");
+    write_text(
+        START
+        "\"added_tokens\":[{\"id\":9,\"content\":\"\"}],\"model\":{\"vocab\":{\"a\":1,\"aa\":7},\"merges\":[\"a a\"]}}");
     int tokens[8], *prompt;
     size_t n = 0;
     bool ok = tokenizer_open(&tk, path, &err) && tk.V == 10;
@@ -244,18 +294,24 @@ static void test_unicode(void) {
         if (n > 1) ok &= utf8_decode(text, n - 1, &used) == 0xfffd && used == 1;
     }
     size_t used;
-    static const char *const wrong[] = {"\x80", "\xc0\x80", "\xe0\x80\x80", "\xf0\x80\x80\x80", "\xf4\x90\x80\x80", "\xff", "\xc3("};
+    static const char *const wrong[] = {
+        "\x80", "\xc0\x80", "\xe0\x80\x80", "\xf0\x80\x80\x80", "\xf4\x90\x80\x80", "\xff", "\xc3("};
     for (int i = 0; i < 7; i++) ok &= utf8_decode(wrong[i], strlen(wrong[i]), &used) == 0xfffd && used == 1;
     check(&checks, ok, "UTF-8: every code point, and what is none");
-    ok = unicode_class('a') == CLASS_LETTER && unicode_class(0xe9) == CLASS_LETTER && unicode_class(0x4e2d) == CLASS_LETTER;
-    ok &= unicode_class('7') == CLASS_NUMBER && unicode_class(0x0663) == CLASS_NUMBER && unicode_class(0xbd) == CLASS_NUMBER;
-    ok &= unicode_class(0xa0) == CLASS_SPACE && unicode_class(0x3000) == CLASS_SPACE && unicode_class('\n') == CLASS_SPACE;
-    ok &= unicode_class('!') == CLASS_OTHER && unicode_class(0x1f600) == CLASS_OTHER && unicode_class(0x301) == CLASS_OTHER;
+    ok = unicode_class('a') == CLASS_LETTER && unicode_class(0xe9) == CLASS_LETTER &&
+         unicode_class(0x4e2d) == CLASS_LETTER;
+    ok &= unicode_class('7') == CLASS_NUMBER && unicode_class(0x0663) == CLASS_NUMBER &&
+          unicode_class(0xbd) == CLASS_NUMBER;
+    ok &= unicode_class(0xa0) == CLASS_SPACE && unicode_class(0x3000) == CLASS_SPACE &&
+          unicode_class('\n') == CLASS_SPACE;
+    ok &= unicode_class('!') == CLASS_OTHER && unicode_class(0x1f600) == CLASS_OTHER &&
+          unicode_class(0x301) == CLASS_OTHER;
     check(&checks, ok, "Unicode classes");
     ok = true;
     for (unsigned b = 0; b < 256; b++) ok &= character_to_byte(byte_to_character(b)) == (int)b;
     for (unsigned c = 324; c < 1000; c++) ok &= character_to_byte(c) == -1;
-    check(&checks, ok && character_to_byte(' ') == -1 && byte_to_character(' ') == 0x120, "bytes as characters");
+    check(&checks, ok && character_to_byte(' ') == -1 && byte_to_character(' ') == 0x120,
+          "bytes as characters");
 }
 
 static void test_sampler(void) {
@@ -266,7 +322,8 @@ static void test_sampler(void) {
         logits[i] = (float)(random >> 8) / 4194304.0f - 2.0f;
     }
     logits[123] = 3.0f;
-    bool ok = sample_token(logits, 1000, 0.0, 0, 0.7) == 123 && sample_token(logits, 1000, 1.0, 1, 0.999) == 123;
+    bool ok =
+        sample_token(logits, 1000, 0.0, 0, 0.7) == 123 && sample_token(logits, 1000, 1.0, 1, 0.999) == 123;
     check(&checks, ok, "sampling: temperature 0 and top_k 1 take the largest");
     for (int k = 0; k < 2; k++) {  // equally spaced coins hit each token in proportion to its probability
         double temperature = k ? 0.5 : 1.0, sum = 0.0, worst = 0.0;
@@ -278,7 +335,8 @@ static void test_sampler(void) {
             double difference = fabs(counts[i] / 100000.0 - exp((double)few[i] / temperature) / sum);
             if (difference > worst) worst = difference;
         }
-        check(&checks, worst < 2e-5 && counts[3] == 0, "sampling: frequencies at temperature %g within %.1g", temperature, worst);
+        check(&checks, worst < 2e-5 && counts[3] == 0, "sampling: frequencies at temperature %g within %.1g",
+              temperature, worst);
     }
     ok = true;
     for (int i = 0; i < 2000; i++) {
@@ -294,7 +352,8 @@ static void test_sampler(void) {
         ok &= (a == 1 || a == 3) && b >= 0 && b < 2 && c >= 0 && c < 3;
     }
     float equal[3] = {5.0f, 5.0f, 5.0f};
-    ok &= sample_token(equal, 3, 1.0, 0, 0.0) == 0 && sample_token(equal, 3, 1.0, 0, 0.99999999999999994) == 2;
+    ok &=
+        sample_token(equal, 3, 1.0, 0, 0.0) == 0 && sample_token(equal, 3, 1.0, 0, 0.99999999999999994) == 2;
     check(&checks, ok, "sampling: NaN is never drawn, the coin's ends are in range");
 }
 

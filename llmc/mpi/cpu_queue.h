@@ -8,8 +8,8 @@
 
 namespace nccl_mpi {
 
-// The scheduler calls this when nothing has completed for CPU_STALL_SECONDS. All ranks of a deadlock stall at nearly the
-// same time; the two seconds let each of them print before the first abort ends the job.
+// The scheduler calls this when nothing has completed for CPU_STALL_SECONDS. All ranks of a deadlock stall at
+// nearly the same time; the two seconds let each of them print before the first abort ends the job.
 inline void on_stall() {
     std::string text = waiting_report();
     fputs(text.c_str(), stderr);
@@ -30,9 +30,10 @@ inline bool is_device_memory(const void *p, size_t bytes) { return cpu_is_device
 
 inline const char *current_label() { return cpu_current_label(); }
 
-// Queues the group on each of its streams: it starts when all of them have reached it, and all wait until it is done.
-// op_streams: the stream of each operation.
-inline bool queue_group(const std::shared_ptr<Group> &g, const std::vector<cudaStream_t> &op_streams, std::string *) {
+// Queues the group on each of its streams: it starts when all of them have reached it, and all wait until it
+// is done. op_streams: the stream of each operation.
+inline bool queue_group(const std::shared_ptr<Group> &g, const std::vector<cudaStream_t> &op_streams,
+                        std::string *) {
     std::vector<cudaStream_t> streams;
     for (cudaStream_t s : op_streams) {
         if (std::find(streams.begin(), streams.end(), s) == streams.end()) streams.push_back(s);

@@ -1,15 +1,18 @@
-// gpu_queue.h: puts communication into the streams of a real GPU, so that several ranks may share one (NCCL=mpi).
+// gpu_queue.h: puts communication into the streams of a real GPU, so that several ranks may share one
+// (NCCL=mpi).
 //
-// A group copies what it sends into pinned host memory, raises a flag there, and lets its streams wait for another flag.
-// A helper thread sees the first flag, runs the MPI side, and raises the second; then the streams copy the result back.
-// Meant for testing on one GPU, never for speed. Guaranteed as on the CPU: order, matching, strictness, bits, reports.
+// A group copies what it sends into pinned host memory, raises a flag there, and lets its streams wait for
+// another flag. A helper thread sees the first flag, runs the MPI side, and raises the second; then the
+// streams copy the result back. Meant for testing on one GPU, never for speed. Guaranteed as on the CPU:
+// order, matching, strictness, bits, reports.
 //
-// Why it cannot hang by itself: flags are written and awaited by the streams (cuStreamWriteValue32, cuStreamWaitValue32),
-// so no callback thread of the driver and no multiprocessor is held while a group waits; the helper thread calls no CUDA
-// function; all pinned memory is allocated at the start, since a later allocation could wait for the streams. When that
-// memory (NCCL_MPI_PINNED_MIB, default 256) is in use, the host waits for the oldest group, as NCCL's does when its queue
-// is full. With more than 8 streams set CUDA_DEVICE_MAX_CONNECTIONS=32, or streams share a hardware queue and wait for
-// each other. MPI must have been started with MPI_THREAD_MULTIPLE.
+// Why it cannot hang by itself: flags are written and awaited by the streams (cuStreamWriteValue32,
+// cuStreamWaitValue32), so no callback thread of the driver and no multiprocessor is held while a group
+// waits; the helper thread calls no CUDA function; all pinned memory is allocated at the start, since a later
+// allocation could wait for the streams. When that memory (NCCL_MPI_PINNED_MIB, default 256) is in use, the
+// host waits for the oldest group, as NCCL's does when its queue is full. With more than 8 streams set
+// CUDA_DEVICE_MAX_CONNECTIONS=32, or streams share a hardware queue and wait for each other. MPI must have
+// been started with MPI_THREAD_MULTIPLE.
 #ifndef LLMC_MPI_GPU_QUEUE_H
 #define LLMC_MPI_GPU_QUEUE_H
 
@@ -30,7 +33,8 @@ typedef CUresult (*FlagCall)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
 
 struct GpuJob {
     std::shared_ptr<Group> group;
-    volatile uint32_t *flags;  // [0] raised when the result is there, [1 + i] when stream i has brought its part
+    volatile uint32_t
+        *flags;  // [0] raised when the result is there, [1 + i] when stream i has brought its part
     int streams;
 };
 
@@ -96,7 +100,8 @@ inline void gpu_helper() {
         }
         if (moved || !ready) last = MPI_Wtime();
         if (MPI_Wtime() - last > patience) {
-            fprintf(stderr, "%snccl: no progress for %.0f s, ending the job\n", waiting_report().c_str(), patience);
+            fprintf(stderr, "%snccl: no progress for %.0f s, ending the job\n", waiting_report().c_str(),
+                    patience);
             end_job(2);
         }
         lock.unlock();
@@ -126,13 +131,15 @@ inline bool queue_start(std::string *error) {
         *error = "NCCL over MPI on a GPU needs MPI_Init_thread with MPI_THREAD_MULTIPLE";
         return false;
     }
-    if (!driver_call("cuStreamWriteValue32", &q.write_flag) || !driver_call("cuStreamWaitValue32", &q.await_flag)) {
+    if (!driver_call("cuStreamWriteValue32", &q.write_flag) ||
+        !driver_call("cuStreamWaitValue32", &q.await_flag)) {
         *error = "the CUDA driver has no cuStreamWaitValue32";
         return false;
     }
     const char *text = getenv("NCCL_MPI_PINNED_MIB");
     q.bytes = (text && atol(text) > 0 ? (size_t)atol(text) : 256) << 20;
-    if (cudaHostAlloc((void **)&q.pinned, q.bytes, cudaHostAllocPortable | cudaHostAllocMapped) != cudaSuccess) {
+    if (cudaHostAlloc((void **)&q.pinned, q.bytes, cudaHostAllocPortable | cudaHostAllocMapped) !=
+        cudaSuccess) {
         *error = "no pinned host memory left: lower NCCL_MPI_PINNED_MIB";
         q.pinned = NULL;
         return false;
@@ -152,9 +159,11 @@ inline void release_oldest(GpuQueue *q) {
 // The next bytes of the pinned ring, NULL if it is smaller than that.
 inline char *take_pinned(GpuQueue *q, size_t bytes) {
     if (bytes > q->bytes) return NULL;
-    while (!q->regions.empty() && cudaEventQuery(q->regions.front().copied.back()) == cudaSuccess) release_oldest(q);
+    while (!q->regions.empty() && cudaEventQuery(q->regions.front().copied.back()) == cudaSuccess)
+        release_oldest(q);
     size_t begin = q->head + bytes <= q->bytes ? q->head : 0;
-    // What begins before `head` but is older lies ahead of us after a wrap: wait for all that the new part would overlap.
+    // What begins before `head` but is older lies ahead of us after a wrap: wait for all that the new part
+    // would overlap.
     for (bool clear = false; !clear;) {
         clear = true;
         for (const GpuRegion &r : q->regions) clear = clear && (r.end <= begin || begin + bytes <= r.begin);
@@ -169,13 +178,16 @@ inline char *take_pinned(GpuQueue *q, size_t bytes) {
 inline void spans(const Group *g, const Op *op, size_t *send, size_t *recv) {
     size_t bytes = op->call.count * op->width, n = (size_t)g->comm->size;
     bool root = op->call.op != NCCL_MPI_BROADCAST || op->call.root == g->comm->rank;
-    *send = op->call.op == NCCL_MPI_RECV || !root ? 0 : op->call.op == NCCL_MPI_REDUCE_SCATTER ? n * bytes : bytes;
+    *send = op->call.op == NCCL_MPI_RECV || !root    ? 0
+            : op->call.op == NCCL_MPI_REDUCE_SCATTER ? n * bytes
+                                                     : bytes;
     *recv = op->call.op == NCCL_MPI_SEND ? 0 : op->call.op == NCCL_MPI_ALL_GATHER ? n * bytes : bytes;
 }
 
 inline size_t pad(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-inline bool queue_group(const std::shared_ptr<Group> &g, const std::vector<cudaStream_t> &op_streams, std::string *error) {
+inline bool queue_group(const std::shared_ptr<Group> &g, const std::vector<cudaStream_t> &op_streams,
+                        std::string *error) {
     GpuQueue &q = gpu_queue();
     std::vector<cudaStream_t> streams;
     for (cudaStream_t s : op_streams) {
@@ -216,12 +228,15 @@ inline bool queue_group(const std::shared_ptr<Group> &g, const std::vector<cudaS
     q.filled.notify_one();
     int refused = 0;
     for (size_t i = 0; i < streams.size(); i++) {
-        refused |= q.write_flag((CUstream)streams[i], (CUdeviceptr)(flags + 1 + i), 1, CU_STREAM_WRITE_VALUE_DEFAULT);
+        refused |= q.write_flag((CUstream)streams[i], (CUdeviceptr)(flags + 1 + i), 1,
+                                CU_STREAM_WRITE_VALUE_DEFAULT);
         refused |= q.await_flag((CUstream)streams[i], (CUdeviceptr)flags, 1, CU_STREAM_WAIT_VALUE_GEQ);
     }
     for (size_t i = 0; i < g->ops.size(); i++) {
         const std::pair<char *, size_t> &from = results[i].second;
-        if (from.second) note(cudaMemcpyAsync(results[i].first, from.first, from.second, cudaMemcpyHostToDevice, op_streams[i]));
+        if (from.second)
+            note(cudaMemcpyAsync(results[i].first, from.first, from.second, cudaMemcpyHostToDevice,
+                                 op_streams[i]));
     }
     for (cudaStream_t s : streams) {
         cudaEvent_t e;

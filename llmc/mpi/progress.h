@@ -1,9 +1,9 @@
 // progress.h: what each operation sends, receives and reduces.
 //
-//   all-reduce      the buffer is cut into parts, each owned by a rank. Everybody sends each owner its part, the owner
-//                   adds them up in rank order and sends the result back: a reduce-scatter, then an all-gather.
-//                   Averaged over the ranks, 2 (n-1)/n of the buffer is sent, as by a ring.
-//                   Two ranks exchange small buffers whole instead: the same bytes in one round.
+//   all-reduce      the buffer is cut into parts, each owned by a rank. Everybody sends each owner its part;
+//                   the owner adds them up in rank order and sends the result back: a reduce-scatter, then
+//                   an all-gather. Averaged over ranks, 2 (n-1)/n of the buffer is sent, as by a ring. Two
+//                   ranks exchange small buffers whole instead: the same bytes in one round.
 //   reduce-scatter  its first half, all-gather: its second half; (n-1)/n of the whole buffer each
 //   broadcast       the root sends to each
 //
@@ -31,14 +31,17 @@ inline void start_all_reduce(Group *g, int index) {
     Op *op = &g->ops[index];
     int n = g->comm->size, rank = g->comm->rank;
     size_t count = op->call.count, w = op->width;
-    if (n == 2 && count * w <= state().limits.together) {  // staged, so recv may be written while the message is on its way
+    if (n == 2 &&
+        count * w <=
+            state().limits.together) {  // staged, so recv may be written while the message is on its way
         add_transfer(g, index, false, 1 - rank, 0, op->send, count * w);
         expect_contributions(g, index, 0, count);
         return;
     }
     size_t part = std::max((count + n - 1) / n, state().limits.part / w);
     part = (part + 15) / 16 * 16;
-    int owners = std::max((int)((count + part - 1) / part), 1);  // an empty all-reduce still meets, to be compared
+    int owners =
+        std::max((int)((count + part - 1) / part), 1);  // an empty all-reduce still meets, to be compared
     int shift = (int)(op->call.sequence % n);
     for (int k = 0; k < owners; k++) {
         if ((k + shift) % n != rank) continue;
@@ -75,7 +78,8 @@ inline void start_op(Group *g, int index) {
             }
             break;
         case NCCL_MPI_ALL_GATHER:
-            if (op->recv + rank * bytes != op->send && bytes) memcpy(op->recv + rank * bytes, op->send, bytes);
+            if (op->recv + rank * bytes != op->send && bytes)
+                memcpy(op->recv + rank * bytes, op->send, bytes);
             for (int i = 1; i < n; i++) {
                 int to = (rank + i) % n, from = (rank + n - i) % n;
                 add_transfer(g, index, false, to, 0, op->send, bytes);
@@ -85,7 +89,8 @@ inline void start_op(Group *g, int index) {
         case NCCL_MPI_BROADCAST:
             if (rank != root) add_transfer(g, index, true, root, 0, op->recv, bytes);
             else if (op->recv != op->send && bytes) memcpy(op->recv, op->send, bytes);
-            for (int i = 1; rank == root && i < n; i++) add_transfer(g, index, false, (rank + i) % n, 0, op->send, bytes);
+            for (int i = 1; rank == root && i < n; i++)
+                add_transfer(g, index, false, (rank + i) % n, 0, op->send, bytes);
             break;
         case NCCL_MPI_SEND: add_transfer(g, index, false, op->peer, 0, op->send, bytes); break;
         default: add_transfer(g, index, true, op->peer, 0, op->recv, bytes); break;
@@ -96,7 +101,8 @@ inline bool header_fits(const Op *op, const Transfer *t, const Header *h) {
     int expected = op->call.op == NCCL_MPI_RECV ? (int)NCCL_MPI_SEND : op->call.op;
     bool same_root = is_p2p(op) || h->root == op->call.root;
     return h->op == expected && h->type == op->call.type && h->redop == op->call.redop && same_root &&
-           h->count == op->call.count && h->sequence == op->call.sequence && h->phase == t->phase && h->bytes == t->bytes;
+           h->count == op->call.count && h->sequence == op->call.sequence && h->phase == t->phase &&
+           h->bytes == t->bytes;
 }
 
 inline void arrived(Group *g, Transfer *t) {
@@ -121,7 +127,8 @@ inline void advance(Group *g, int index) {
         state().pool.give(t->block);
         g->remaining--;
         for (int i = 0; i < (int)g->transfers.size(); i++) {
-            if (g->transfers[i].state == Transfer::BLOCKED && g->transfers[i].after == index) receive_payload(g, i);
+            if (g->transfers[i].state == Transfer::BLOCKED && g->transfers[i].after == index)
+                receive_payload(g, i);
         }
         return;
     }
@@ -141,7 +148,8 @@ inline void advance(Group *g, int index) {
         state().pool.give(t->block);
         t->block = t->payload = state().pool.take(t->bytes);
     }
-    // In place, this writes where our contribution is sent from. Its owner has read it, so this is done at once or soon.
+    // In place, this writes where our contribution is sent from. Its owner has read it, so this is done at
+    // once or soon.
     if (t->after >= 0 && g->transfers[t->after].state != Transfer::DONE) t->state = Transfer::BLOCKED;
     else receive_payload(g, index);
 }
@@ -168,7 +176,8 @@ inline bool complete_requests(Group *g) {
     return true;
 }
 
-// Adds up an op's own part once all contributions are there and, in an all-reduce, sends the result to the others.
+// Adds up an op's own part once all contributions are there and, in an all-reduce, sends the result to the
+// others.
 inline bool reduce_ready(Group *g) {
     bool moved = false;
     for (int i = 0; i < (int)g->ops.size(); i++) {
@@ -233,7 +242,8 @@ inline std::string waiting_report() {
                 bool open = t.receive == (receive != 0) && t.state != Transfer::DONE;
                 if (open && (ranks + " ").find(peer + " ") == std::string::npos) ranks += peer;
             }
-            if (!ranks.empty()) text += (receive ? "; nothing received from rank" : "; not received by rank") + ranks;
+            if (!ranks.empty())
+                text += (receive ? "; nothing received from rank" : "; not received by rank") + ranks;
         }
         text += "\n";
     }

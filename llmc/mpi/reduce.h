@@ -1,6 +1,6 @@
-// reduce.h: the arithmetic of the reductions. Element i of the result is ((x0 + x1) + x2) + ... over the ranks in
-// their order, so its bits depend neither on who computes it, nor on how the buffer is cut, nor on what arrives first.
-// bfloat16 is added up in fp32 and rounded once, at the end.
+// reduce.h: the arithmetic of the reductions. Element i of the result is ((x0 + x1) + x2) + ... over the
+// ranks in their order, so its bits depend neither on who computes it, nor on how the buffer is cut, nor on
+// what arrives first. bfloat16 is added up in fp32 and rounded once, at the end.
 #ifndef LLMC_MPI_REDUCE_H
 #define LLMC_MPI_REDUCE_H
 

@@ -1,216 +1,32 @@
 // transport.h: how the operations of a communicator become MPI messages.
 //
-// Every message begins with a header that repeats the sender's call. The receiver compares it with its own call, so
-// unequal counts, types, reductions or roots are reported with both sides' values instead of corrupting memory.
-// Up to Limits.together the payload travels with its header, in one message, through a staging block; a larger one
-// follows as messages of its own, straight from and to the buffers of the call.
+// Every message begins with a header that repeats the sender's call. The receiver compares it with its own
+// call, so unequal counts, types, reductions or roots are reported with both sides' values instead of
+// corrupting memory. Up to Limits.together the payload travels with its header, in one message, through a
+// staging block; a larger one follows as messages of its own, straight from and to the buffers of the call.
 //
 // Nothing here blocks: progress() does what can be done now and is called again by the scheduler.
 //
-// Which message meets which receive follows from MPI's rule that two messages of one sender with one tag on one MPI
-// communicator are matched in the order in which they were sent:
-//   - each NCCL communicator has an MPI communicator of its own, and runs one group at a time in the order of issue;
-//   - a collective's header tag holds its call number, so it never meets the message of another collective; if an owner
-//     sends twice in one all-reduce (contribution, then result), they arrive in that order and say which they are;
+// Which message meets which receive follows from MPI's rule that two messages of one sender with one tag on
+// one MPI communicator are matched in the order in which they were sent:
+//   - an NCCL communicator has an MPI communicator of its own, and runs its groups one by one;
+//   - a collective's header tag holds its call number, so it never meets the message of another collective;
+//   - of an owner's two messages in an all-reduce, the contribution comes first, and both say which they are;
 //   - all send/recv headers share a tag, hence the k-th ncclSend to a peer meets its k-th ncclRecv from us;
 //   - a payload's tag holds the call number and phase of its header, which has arrived before it is received.
 // Headers of sends and broadcasts go by MPI_Issend, which completes only once the peer has begun the matching
-// operation: a send whose receive is never posted hangs here as it does in NCCL. The other collectives wait for
-// something from every rank anyway, so they spare the acknowledgement (no rank is ever more than one of them ahead).
+// operation: a send whose receive is never posted hangs here as it does in NCCL. The other collectives wait
+// for something from every rank anyway, so they spare the acknowledgement (no rank is ever more than one of
+// them ahead).
 #ifndef LLMC_MPI_TRANSPORT_H
 #define LLMC_MPI_TRANSPORT_H
 
-#ifndef OMPI_SKIP_MPICXX
-#define OMPI_SKIP_MPICXX 1  // the C interface is all we use
-#endif
-#ifndef MPICH_SKIP_MPICXX
-#define MPICH_SKIP_MPICXX 1
-#endif
-#include <mpi.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "llmc/mpi/reduce.h"
-
-typedef enum {
-    NCCL_MPI_ALL_REDUCE,
-    NCCL_MPI_REDUCE_SCATTER,
-    NCCL_MPI_ALL_GATHER,
-    NCCL_MPI_BROADCAST,
-    NCCL_MPI_SEND,
-    NCCL_MPI_RECV,
-    NCCL_MPI_OPS
-} NcclMpiOp;
-
-// What one rank did on one communicator: calls issued, and payload bytes (no headers) that left and reached it.
-typedef struct {
-    size_t calls, bytes_sent, bytes_received;
-} NcclMpiCounter;
-
-struct ncclComm {
-    MPI_Comm mpi;
-    int rank, size;
-    std::string name;
-    uint64_t issued, finished;      // groups; one runs at a time, in the order of issue
-    uint64_t collectives;           // issued
-    std::vector<uint64_t> sent_to, received_from;  // sends and receives issued, per peer
-    NcclMpiCounter counters[NCCL_MPI_OPS];
-};
+#include "llmc/mpi/operation.h"
 
 namespace nccl_mpi {
 
-struct Header {
-    int32_t op, type, redop, root;  // NcclMpiOp; root of a broadcast, destination of a send, else -1
-    int32_t phase;                  // of an all-reduce: 0 contribution, 1 result
-    int32_t unused[3];
-    uint64_t count, sequence;       // as in the call; its number on this communicator (send/recv: for this pair)
-    uint64_t bytes;                 // payload of this message
-    uint64_t padding;
-};
-static_assert(sizeof(Header) == 64, "payloads behind headers stay aligned");
-
-struct Transfer {
-    enum State { WAITING, HEADER, BLOCKED, PAYLOAD, DONE };
-    bool receive;
-    int op, peer, phase;  // op: index in the group
-    char *data;           // NULL: a contribution, which stays in its block until it is reduced
-    size_t bytes;
-    int after;            // an earlier send from the memory that this receive writes; -1: none
-    double due;           // injected delay
-    State state;
-    char *block, *payload;  // staging: header and payload, or header alone; where the contribution lies
-    int open;               // MPI requests not yet complete
-};
-
-struct Op {
-    Header call;
-    const char *send;
-    char *recv;
-    size_t width;            // bytes of an element
-    int peer;                // of send and recv
-    size_t first, elements;  // the part that this rank reduces
-    int missing;             // contributions to it that have not arrived
-    bool reduces, shares;    // has a part to reduce; must send the result to the others
-    int tag;
-    double due;
-};
-
-// The operations between ncclGroupStart and ncclGroupEnd on one communicator, or a single one.
-struct Group {
-    ncclComm_t comm;
-    std::string name, label;
-    uint64_t turn;
-    bool started, done;
-    size_t remaining;  // transfers and reductions
-    std::vector<Op> ops;
-    std::vector<Transfer> transfers;
-    std::vector<MPI_Request> requests;
-    std::vector<int> owners, completed;  // transfer of each request; room for MPI_Testsome
-    size_t posted;            // transfers before this one are receives, or sends that have been posted
-};
-
-// Staging blocks are kept by size class: a step needs the same ones again and again.
-struct Pool {
-    std::vector<char *> unused[64];
-
-    char *take(size_t bytes) {
-        int size_class = 8;
-        while (((size_t)1 << size_class) < bytes) size_class++;
-        if (!unused[size_class].empty()) {
-            char *block = unused[size_class].back();
-            unused[size_class].pop_back();
-            return block;
-        }
-        char *base = (char *)aligned_alloc(64, ((size_t)1 << size_class) + 64);
-        if (!base) {
-            fprintf(stderr, "nccl: out of host memory for a staging block of %zu bytes\n", bytes);
-            MPI_Abort(MPI_COMM_WORLD, 1);
-        }
-        memcpy(base, &size_class, sizeof size_class);
-        return base + 64;
-    }
-
-    void give(char *block) {
-        int size_class;
-        memcpy(&size_class, block - 64, sizeof size_class);
-        unused[size_class].push_back(block);
-    }
-};
-
-// The same on all ranks. Tests make them tiny, so that small buffers take the paths of large ones.
-struct Limits {
-    size_t together = 32768;  // bytes of a payload that travels with its header: a copy is cheaper than a message
-    size_t part = 8192;       // bytes below which an all-reduce is not cut, to save messages
-    size_t piece = 1 << 30;   // bytes in one MPI message, whose count is an int
-};
-
-struct State {
-    Pool pool;
-    Limits limits;
-    std::vector<std::shared_ptr<Group>> active;  // issued, not finished: for the report of a hang
-    int group_depth;
-    ncclResult_t group_error;
-    std::vector<std::pair<Op, std::pair<ncclComm_t, cudaStream_t>>> pending;  // of the open group
-    std::string last_error;
-    uint64_t unique_ids;
-    uint64_t delay_state;
-    double delay_max;  // seconds; 0: none
-};
-
-inline State &state() {
-    static State s;
-    return s;
-}
-
-// NCCL_DELAY=random:SEED:MICROSECONDS holds every send and receive back for a random time up to that.
-inline void delays_start() {
-    State &s = state();
-    const char *text = getenv("NCCL_DELAY");
-    unsigned long long seed = 0, most = 0;
-    if (!text || s.delay_max > 0) return;
-    if (sscanf(text, "random:%llu:%llu", &seed, &most) != 2) {
-        fprintf(stderr, "nccl: NCCL_DELAY=%s is not random:SEED:MICROSECONDS\n", text);
-        MPI_Abort(MPI_COMM_WORLD, 2);
-    }
-    int rank;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    s.delay_state = seed * 1000003 + (uint64_t)rank + 1;
-    s.delay_max = 1e-6 * (double)most;
-}
-
-inline double delay_until() {
-    State &s = state();
-    if (s.delay_max == 0) return 0;
-    uint64_t x = s.delay_state += 0x9e3779b97f4a7c15ull;  // splitmix64
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-    return MPI_Wtime() + s.delay_max * (double)((x ^ (x >> 31)) >> 11) * 0x1p-53;
-}
-
-inline bool is_due(double due) { return due == 0 || MPI_Wtime() >= due; }
-
-inline std::string describe(const Header *h) {
-    static const char *const names[] = {"ncclAllReduce", "ncclReduceScatter", "ncclAllGather",
-                                        "ncclBroadcast", "ncclSend", "ncclRecv"};
-    char text[160], extra[48] = "";
-    bool known = h->op >= 0 && h->op < NCCL_MPI_OPS;
-    if (h->op <= NCCL_MPI_REDUCE_SCATTER && redop_name(h->redop)) snprintf(extra, sizeof extra, ", %s", redop_name(h->redop));
-    if (h->op == NCCL_MPI_BROADCAST) snprintf(extra, sizeof extra, " from root %d", h->root);
-    if (h->op == NCCL_MPI_SEND) snprintf(extra, sizeof extra, " to rank %d", h->root);
-    if (h->op == NCCL_MPI_RECV) snprintf(extra, sizeof extra, " from rank %d", h->root);
-    snprintf(text, sizeof text, "%s of %llu %s%s", known ? names[h->op] : "an unknown operation",
-             (unsigned long long)h->count, type_name(h->type), extra);
-    return text;
-}
-
-// Ends the job after `seconds` of patience for the others to print too. The ranks do not all do so at once: mpirun has
-// trouble with many aborts at the same moment.
+// Ends the job after `seconds` of patience for the others to print too. The ranks do not all do so at once:
+// mpirun has trouble with many aborts at the same moment.
 [[noreturn]] inline void end_job(double seconds) {
     int rank;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -223,9 +39,12 @@ inline std::string describe(const Header *h) {
 // Two ranks disagree about a call: says what each of them asked for and ends the job.
 [[noreturn]] inline void mismatch(const ncclComm *comm, const Op *mine, const Header *theirs, int peer) {
     fflush(stdout);
-    fprintf(stderr, "nccl: ranks disagree on communicator \"%s\": call %llu of rank %d is %s, call %llu of rank %d is %s\n",
-            comm->name.c_str(), (unsigned long long)mine->call.sequence, comm->rank, describe(&mine->call).c_str(),
-            (unsigned long long)theirs->sequence, peer, describe(theirs).c_str());
+    std::string ours = describe(&mine->call), other = describe(theirs);
+    fprintf(stderr, "nccl: ranks disagree on communicator \"%s\": ", comm->name.c_str());
+    fprintf(stderr, "call %llu of rank %d is %s, ", (unsigned long long)mine->call.sequence, comm->rank,
+            ours.c_str());
+    fprintf(stderr, "call %llu of rank %d is %s\n", (unsigned long long)theirs->sequence, peer,
+            other.c_str());
     end_job(0);
 }
 
@@ -321,7 +140,8 @@ inline bool post_sends(Group *g) {
     return moved;
 }
 
-// Takes the message that a probe has found for a receive of `op` (all phases of a peer come in the list's order).
+// Takes the message that a probe has found for a receive of this op; a peer's phases come in the list's
+// order.
 inline void take_message(Group *g, int op_index, int only, MPI_Message message, MPI_Status *status) {
     int size, peer = status->MPI_SOURCE, index = only;
     MPI_Get_count(status, MPI_BYTE, &size);
@@ -353,8 +173,8 @@ inline bool probe(Group *g, int op_index, int only, int source) {
     return found != 0;
 }
 
-// A collective looks for messages even if it expects none, so that a rank which called something else is found out.
-// Of several receives from one peer only the first waiting one may take a message.
+// A collective looks for messages even if it expects none, so that a rank which called something else is
+// found out. Of several receives from one peer only the first waiting one may take a message.
 inline bool match_receives(Group *g) {
     bool moved = false;
     for (int i = 0; i < (int)g->ops.size(); i++) {
@@ -363,11 +183,13 @@ inline bool match_receives(Group *g) {
     }
     for (int i = 0; i < (int)g->transfers.size(); i++) {
         const Transfer *t = &g->transfers[i];
-        if (!t->receive || t->state != Transfer::WAITING || !is_p2p(&g->ops[t->op]) || !is_due(t->due)) continue;
+        if (!t->receive || t->state != Transfer::WAITING || !is_p2p(&g->ops[t->op]) || !is_due(t->due))
+            continue;
         bool first = true;
         for (int j = 0; j < i && first; j++) {
             const Transfer *u = &g->transfers[j];
-            first = !(u->receive && u->peer == t->peer && u->state == Transfer::WAITING && is_p2p(&g->ops[u->op]));
+            first = !(u->receive && u->peer == t->peer && u->state == Transfer::WAITING &&
+                      is_p2p(&g->ops[u->op]));
         }
         if (first && probe(g, t->op, i, t->peer)) moved = true;
     }

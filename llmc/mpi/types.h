@@ -1,5 +1,5 @@
-// types.h: the part of NCCL's types that the trainers use, with NCCL's names and values. What is not here does not
-// compile, so that nobody relies on a call, a type or a reduction that llmc/mpi/nccl.h cannot carry.
+// types.h: the part of NCCL's types that the trainers use, with NCCL's names and values. What is not here
+// does not compile, so that nobody relies on a call, a type or a reduction that nccl.h cannot carry.
 #ifndef LLMC_MPI_TYPES_H
 #define LLMC_MPI_TYPES_H
 

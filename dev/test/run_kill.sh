@@ -1,0 +1,213 @@
+#!/usr/bin/env bash
+# run_kill.sh [BUILD] [SEED]: kill -9 of a random rank at a random moment, half of the time during a save, 20 times. Each
+# time the job must end by itself within 35 s with an error and leave no process, and `--resume auto` with fewer ranks
+# must go on from the newest complete checkpoint, which is at least the last one that was announced. The losses of the
+# whole chain of killed and resumed runs must be those of one run that nobody disturbed. The seed is printed; the same
+# seed makes the same choices (the moments are times, so the same lines of code need not be hit).
+# Ends with `N passed, N failed`.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+build=$(realpath -m "${1:-build/cpu-fp32}")
+seed=${2:-$(($(date +%s) % 100000))}
+trainer=$build/train_gpt_3d
+rounds=20 patience=35
+if [[ ${build##*/} == cuda* ]] && [ "$(nvidia-smi -L 2>/dev/null | grep -c GPU)" -lt 8 ]; then
+    echo 'skip kill: 8 ranks need 8 GPUs'
+    echo '0 passed, 0 failed'
+    exit 0
+fi
+[ -x "$trainer" ] || { echo "FAIL kill: $trainer is not built"; echo '0 passed, 1 failed'; exit 1; }
+RANDOM=$seed
+echo "seed $seed"
+
+dir=$(mktemp -d) || exit 1
+mkdir "$dir/pids" "$dir/tmp"
+export TMPDIR=$dir/tmp OMP_NUM_THREADS=1
+end_all() {  # of this test's ranks: for when it is interrupted
+    local pid
+    for pid in $(cat "$dir"/pids/* 2>/dev/null); do
+        grep -qsz "^$trainer" "/proc/$pid/cmdline" && kill -KILL "$pid"
+    done
+    [ -n "${job:-}" ] && kill -KILL "$job" 2>/dev/null
+    rm -rf "$dir"
+}
+trap end_all EXIT
+trap 'exit 1' HUP INT TERM
+
+launch=(mpirun)
+if mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
+    launch+=(--oversubscribe --bind-to none --mca btl_vader_single_copy_mechanism none)
+    [ "$(id -u)" = 0 ] && launch+=(--allow-run-as-root)
+fi
+
+passed=0 failed=0
+report() {  # report STATUS NAME
+    if [ "$1" = 0 ]; then
+        passed=$((passed + 1))
+        echo "ok   $2"
+    else
+        failed=$((failed + 1))
+        echo "FAIL $2"
+        tail -n 15 "$dir/out" "$dir/err" | sed 's/^/  | /'
+    fi
+}
+
+model="--layers 4 --heads 4 --channels 32 --vocab 61 --train-data dev/test/golden/train.bin --seq 24 --micro-batch 1
+       --global-batch 8 --lr 1e-3 --lr-final 1 --val-every 0 --shuffle 1"
+
+# train RANKS FLAGS...: starts the trainer in the background. Each rank leaves its process id in pids/ before it becomes
+# the trainer. Sets job.
+train() {
+    local ranks=$1
+    shift
+    rm -f "$dir"/pids/*
+    # shellcheck disable=SC2016,SC2086
+    "${launch[@]}" -n "$ranks" sh -c 'echo $$ >"$0/$$" && exec "$@"' "$dir/pids" "$trainer" $model "$@" \
+        >"$dir/out" 2>"$dir/err" </dev/null &
+    job=$!
+}
+
+# ends SECONDS: waits until the job has ended and no rank of it is left; sets code. False if that takes longer.
+ends() {
+    local deadline=$((SECONDS + $1)) pid left
+    while :; do
+        left=0
+        for pid in $job $(cat "$dir"/pids/* 2>/dev/null); do
+            case $(sed 's/.*) \(.\).*/\1/' "/proc/$pid/stat" 2>/dev/null) in '' | Z) ;; *) left=$((left + 1)) ;; esac
+        done
+        [ $left = 0 ] && break
+        [ $SECONDS -ge $deadline ] && return 1
+        sleep 0.05
+    done
+    wait "$job" 2>/dev/null
+    code=$?
+    job=
+}
+
+milliseconds() { sleep "$(printf '%d.%03d' $(($1 / 1000)) $(($1 % 1000)))"; }
+
+# newest FOLDER: the step of its newest complete checkpoint, 0 if there is none.
+newest() {
+    local name best=0 step
+    for name in "$1"/step-*/trainer.json; do
+        [ -f "$name" ] || continue
+        name=${name%/trainer.json}
+        step=$((10#${name##*-}))
+        [ $step -gt $best ] && best=$step
+    done
+    echo $best
+}
+
+# announced: the step of the last `saved` line, 0 if there is none. A line can be cut off by the kill.
+announced() { local step; step=$(sed -n 's/^saved .*step-\([0-9]\{8\}\)$/\1/p' "$dir/out" | tail -n 1); echo $((10#${step:-0})); }
+
+# strike RANKS HOW: kills one of the ranks. HOW: `start` while they start, `step` at any time of the first steps, `save`
+# when the folder of a save has appeared. Sets step_now (saved when it struck) and in_save.
+strike() {
+    local ranks=$1 how=$2 folder=$3 pids=() victim i wanted=$((RANDOM % 4)) delay
+    for ((i = 0; i < 1500; i++)); do
+        pids=("$dir"/pids/*)
+        [ ${#pids[@]} = "$ranks" ] && [ -f "${pids[0]}" ] && break
+        sleep 0.01
+    done
+    victim=$((RANDOM % ranks))
+    case $how in
+        start) milliseconds $((RANDOM % 500)) ;;
+        step)
+            delay=$((RANDOM % 700))
+            for ((i = 0; i < 1500; i++)); do grep -q '^step ' "$dir/out" && break; sleep 0.01; done
+            milliseconds $delay
+            ;;
+        save)
+            delay=$((RANDOM % 12))
+            for ((i = 0; i < 1500; i++)); do [ "$(grep -c '^step ' "$dir/out")" -gt $wanted ] && break; sleep 0.01; done
+            for ((i = 0; i < 100000; i++)); do compgen -G "$folder/tmp-*" >/dev/null && break; done
+            milliseconds $delay
+            ;;
+    esac
+    kill -KILL "${pids[victim]##*/}"
+}
+
+# ---- kill, resume with fewer ranks, kill again ----------------------------------------------------------------------
+
+many=('8 --tensor 2 --data 2 --pipeline 2 --virtual 2' '8 --tensor 2 --data 4 --sequence-parallel 1'
+      '4 --tensor 2 --pipeline 2' '6 --data 2 --pipeline 3 --zero 0' '4 --data 4' '8 --tensor 4 --pipeline 2')
+few=('2 --data 2' '1 --tensor 1' '2 --pipeline 2' '2 --tensor 2' '3 --pipeline 3')
+hows=(step save start save step save)
+out=$dir/chain log=$dir/chain.jsonl
+torn=0  # kills that left an unfinished save behind
+slowest=0
+for ((round = 0; round < rounds; round++)); do
+    read -r ranks flags <<<"${many[round % ${#many[@]}]}"
+    how=${hows[RANDOM % ${#hows[@]}]}
+    before=$(newest "$out")
+    # shellcheck disable=SC2086
+    train "$ranks" $flags --steps 100000 --save-every 1 --out "$out" --resume auto --log "$log"
+    strike "$ranks" "$how" "$out"
+    begin=$(date +%s%N)
+    ends $patience
+    status=$?
+    took=$((($(date +%s%N) - begin) / 1000000))
+    [ $took -gt $slowest ] && slowest=$took
+    said=$(announced) there=$(newest "$out") what=
+    compgen -G "$out/tmp-*" >/dev/null && torn=$((torn + 1)) && what=', in a save'
+    [ $status = 0 ] && [ "$code" != 0 ]
+    report $? "kill $((round + 1)) of $ranks ranks (${flags//--/}; $how$what): the job ended after $took ms, code ${code:-none}"
+    [ $status = 0 ] || break
+    read -r ranks flags <<<"${few[RANDOM % ${#few[@]}]}"
+    # shellcheck disable=SC2086
+    train "$ranks" $flags --steps $((there + 1)) --out "$out" --resume auto --log "$log"
+    ends $patience
+    status=$?
+    from=$(sed -n 's/^resuming .* after step \([0-9]*\).*/\1/p' "$dir/out")
+    [ $status = 0 ] && [ "$code" = 0 ] && [ "${from:-0}" = "$there" ] && [ "$there" -ge "$said" ] &&
+        [ "$there" -ge "$before" ] && [ "$(newest "$out")" = $((there + 1)) ] && ! compgen -G "$out/tmp-*" >/dev/null
+    report $? "     resumed by $ranks (${flags//--/}): after step ${from:-0}; newest $there, announced $said"
+    [ $status = 0 ] || break
+done
+[ $torn -gt 0 ]
+report $? "$torn of $rounds kills came in the middle of a save; the slowest end took $slowest ms"
+
+# ---- against runs that nobody disturbed -----------------------------------------------------------------------------
+
+# Of a log, what does not depend on the clock: step, loss and norm of each line.
+numbers() { sed -E 's/.*"step":([0-9]+),"loss":([^,]+),"grad_norm":([^,]+),.*/\1 \2 \3/' "$1"; }
+
+# Other layouts add in another order, and training amplifies the difference: hence a bound here, and bits below.
+steps=$(newest "$out")
+train 1 --steps "$steps" --log "$dir/calm.jsonl"
+ends 200
+paste -d ' ' <(numbers "$log") <(numbers "$dir/calm.jsonl") | awk -v steps="$steps" '
+    function off(a, b) { return a > b ? (a - b) / b : (b - a) / b }
+    { if ($1 != NR || $4 != NR || NF != 6) bad = 1
+      if (off($2, $5) > most) most = off($2, $5) }
+    END { printf "steps %d, largest relative difference of a loss %.1e\n", NR, most; exit bad || NR != steps || most > 1e-3 }
+' >"$dir/err"
+report $? "the losses of the chain are those of one calm run: $(cat "$dir/err"), bound 1e-3"
+
+flags='--tensor 2 --data 2 --steps 14 --save-every 1'
+out=$dir/same log=$dir/same.jsonl
+# shellcheck disable=SC2086
+train 4 $flags --out "$dir/whole" --log "$dir/whole.jsonl"
+ends 100
+for how in save step save; do
+    # shellcheck disable=SC2086
+    train 4 $flags --out "$out" --resume auto --log "$log"
+    strike 4 $how "$out"
+    ends $patience
+    killed_at=$(newest "$out")
+    echo "     same layout: killed ($how) after step $killed_at"
+done
+# shellcheck disable=SC2086
+train 4 $flags --out "$out" --resume auto --log "$log"
+ends 100
+status=$?
+[ $status = 0 ] && [ "$code" = 0 ] && [ "$(numbers "$log" | wc -l)" = 14 ] &&
+    cmp <(numbers "$log") <(numbers "$dir/whole.jsonl") &&
+    cmp "$out/step-00000014/model.safetensors" "$dir/whole/step-00000014/model.safetensors" &&
+    cmp "$out/step-00000014/optimizer.safetensors" "$dir/whole/step-00000014/optimizer.safetensors"
+report $? 'killed three times and resumed at the same layout: losses, weights and optimizer have the same bits'
+
+echo "seed $seed"
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]

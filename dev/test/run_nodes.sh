@@ -1,0 +1,176 @@
+#!/usr/bin/env bash
+# run_nodes.sh [BUILD]: training over a network, on one machine. Each host is a Linux network namespace with a cable
+# (veth) to a bridge; Open MPI starts its daemon on them through a script that stands in for ssh, and may use TCP
+# only. The golden case must give the bits of the same layout without a network, and the byte counters of the cables
+# must show that what the layout has to send did cross. Ends with `N passed, N failed`; skips where namespaces cannot
+# be made (no iproute2, no permission) and where there is no Open MPI.
+#
+# All of it, the bridge too, lives in namespaces of its own, and so do its processes: when this script ends, however
+# it ends, the kernel removes the hosts and every process on them.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+build=$(realpath -m "${1:-build/cpu-fp32}")
+trainer=$build/train_gpt_3d
+
+skip() {
+    echo "skip nodes: $1"
+    echo '0 passed, 0 failed'
+    exit 0
+}
+
+if [ "${NODES_INSIDE:-}" != 1 ]; then
+    case ${build##*/} in cuda*) skip 'the hosts would share GPUs, which NCCL refuses' ;; esac
+    [ -x "$trainer" ] || { echo "FAIL nodes: $trainer is not built"; echo '0 passed, 1 failed'; exit 1; }
+    mpirun --version 2>/dev/null | grep -q 'Open MPI' || skip 'no Open MPI'
+    for tool in ip unshare mount hostname; do
+        command -v $tool >/dev/null || skip "no $tool"
+    done
+    # Without root the same is done in a user namespace, where the system allows those.
+    private=(unshare --mount --net --pid --fork --kill-child --mount-proc)
+    [ "$(id -u)" = 0 ] || private+=(--user --map-root-user)
+    why=$(timeout 20 "${private[@]}" sh -ec 'mount -t tmpfs tmpfs /run; mkdir /run/netns
+        ip link add hub type bridge; ip netns add host; ip link add wire type veth peer name eth0 netns host
+        ip netns exec host unshare --uts hostname host' 2>&1) || skip "cannot make network namespaces: ${why%%$'\n'*}"
+    NODES_INSIDE=1 exec "${private[@]}" dev/test/run_nodes.sh "$build"
+fi
+
+trap 'exit 1' HUP INT TERM
+mount -t tmpfs tmpfs /run && mkdir /run/netns /run/tmp || exit 1  # ours alone; gone with the namespace
+export TMPDIR=/run/tmp OMP_NUM_THREADS=1
+passed=0 failed=0
+report() {  # report STATUS NAME: with the output of the last job if it failed
+    if [ "$1" = 0 ]; then
+        passed=$((passed + 1))
+        echo "ok   $2"
+    else
+        failed=$((failed + 1))
+        echo "FAIL $2"
+        tail -n 25 /run/out | sed 's/^/  | /'
+    fi
+}
+
+# ---- four hosts on one bridge ---------------------------------------------------------------------------------------
+
+ip link set lo up
+ip link add hub type bridge && ip link set hub up || exit 1
+for i in 1 2 3 4; do
+    ip netns add host$i && ip link add wire$i type veth peer name eth0 netns host$i || exit 1
+    ip link set wire$i master hub up
+    ip -n host$i addr add 10.77.0.$i/24 dev eth0
+    ip -n host$i link set lo up
+    ip -n host$i link set eth0 up
+done
+
+# Called as ssh is: agent ADDRESS COMMAND. It runs on the host of that address, under a name of its own: Open MPI takes
+# processes with the same host name for neighbours that share memory.
+cat >/run/agent <<'END'
+#!/bin/sh
+host=host${1##*.}
+shift
+exec ip netns exec "$host" unshare --uts sh -c "hostname $host; $*"
+END
+chmod +x /run/agent
+
+# The keep-alive probes are what tells Open MPI's daemons that a host is gone; by default it takes minutes.
+launch=(mpirun --allow-run-as-root --oversubscribe --bind-to none
+        --mca plm rsh --mca plm_rsh_agent /run/agent --mca pml ob1 --mca btl tcp,self
+        --mca btl_tcp_if_include 10.77.0.0/24 --mca oob_tcp_if_include 10.77.0.0/24
+        --mca oob_tcp_keepalive_time 4 --mca oob_tcp_keepalive_intvl 1 --mca oob_tcp_keepalive_probes 4
+        -x CPU_STALL_SECONDS -x OMP_NUM_THREADS)
+
+# over_network SECONDS HOSTS RANKS_PER_HOST FLAGS...: mpirun runs on the first host. Output in /run/out.
+over_network() {
+    local limit=$1 hosts=$2 each=$3 list= i
+    shift 3
+    for ((i = 1; i <= hosts; i++)); do list+=,10.77.0.$i:$each; done
+    timeout -k 5 "$limit" /run/agent 10.77.0.1 exec "${launch[@]}" --host "${list:1}" -n $((hosts * each)) \
+        "$trainer" "$@" >/run/out 2>&1 </dev/null
+}
+
+sent_by() {  # bytes that a host has put on its cable
+    ip -s link show dev "wire$1" | awk '/RX:/ {getline; print $1}'
+}
+
+# ---- the golden case over them --------------------------------------------------------------------------------------
+
+golden="--init dev/test/golden --train-data dev/test/golden/train.bin --seq 24 --global-batch 8 --micro-batch 2
+        --steps 5 --lr 1e-3 --lr-final 1 --val-every 0"
+message=$((8 * 24 * 32 * 4))  # bytes of the activations between two layers, over the global batch
+
+numbers() { sed 's/,"ms".*//' "$1"; }  # of a log, what does not depend on the clock
+
+# same_as_local NAME HOSTS RANKS_PER_HOST LEAST FLAGS...: LEAST bytes have to leave each host in a step, whatever the
+# algorithm; more than eight times as much would mean that something is sent in vain.
+same_as_local() {
+    local name=$1 hosts=$2 each=$3 least=$(($4 * 5)) i code=0 bytes before=() text=
+    shift 4
+    rm -rf /run/net /run/local
+    for ((i = 1; i <= hosts; i++)); do before[i]=$(sent_by "$i"); done
+    # shellcheck disable=SC2086
+    over_network 120 "$hosts" "$each" $golden "$@" --log /run/net.jsonl --out /run/net
+    report $? "$name: runs on $hosts hosts with $each ranks each"
+    for ((i = 1; i <= hosts; i++)); do
+        bytes=$(($(sent_by "$i") - before[i]))
+        text+=", $((bytes / 1024)) KiB by host $i"
+        [ $bytes -ge $least ] && [ $bytes -le $((8 * least)) ] || code=1
+    done
+    report $code "$name: sent over the network${text}; at least $((least / 1024)) KiB each"
+    # shellcheck disable=SC2086
+    timeout -k 5 120 mpirun --allow-run-as-root --oversubscribe --bind-to none -n $((hosts * each)) \
+        "$trainer" $golden "$@" --log /run/local.jsonl --out /run/local >/run/out 2>&1 </dev/null
+    report $? "$name: runs on one host"
+    diff <(numbers /run/net.jsonl) <(numbers /run/local.jsonl) >/run/out 2>&1 && [ "$(wc -l </run/net.jsonl)" = 5 ]
+    report $? "$name: losses and norms have the same bits"
+    for i in model optimizer; do
+        cmp /run/net/step-00000005/$i.safetensors /run/local/step-00000005/$i.safetensors >>/run/out 2>&1 || code=2
+    done
+    report $((code == 2)) "$name: weights and optimizer have the same bits"
+    # The file has the five losses of an independent implementation.
+    paste <(sed -n '/"losses"/,/]/p' dev/test/golden/expected.json | grep -o '[0-9.]\{6,\}') \
+          <(sed 's/.*"loss":\([^,]*\).*/\1/' /run/net.jsonl) |
+        awk '{d = $1 - $2; if (d < -1e-5 || d > 1e-5 || NF != 2) bad = 1; print} END {exit bad || NR != 5}' >/run/out
+    report $? "$name: losses are those of the golden case"
+}
+
+# Stages on different hosts: the activations go forth, their gradients back.
+same_as_local 't=2 p=2, a stage per host' 2 2 $message --tensor 2 --pipeline 2
+# A rank per host: four all-reduces in each of the two layers of a stage.
+same_as_local 't=2 p=2, a rank per host' 4 1 $((8 * message)) --tensor 2 --pipeline 2
+# Replicas on different hosts: the reduced half of the gradients, then half of the weights.
+same_as_local 'd=4, two replicas per host' 2 2 $((53600 * 4)) --data 4
+
+# ---- hosts that go away ---------------------------------------------------------------------------------------------
+
+# Processes of the job. /proc shows those of this test only, and grep does not match itself.
+ranks_left() { grep -lsz 'train_gpt_[3]d' /proc/[0-9]*/cmdline | wc -l; }
+
+# lose_host NAME COMMAND...: does that in the middle of training; the job must end by itself within 35 s.
+lose_host() {
+    local name=$1 job code begin
+    shift
+    # shellcheck disable=SC2086
+    CPU_STALL_SECONDS=5 over_network 60 2 2 $golden --tensor 2 --pipeline 2 --steps 100000 &
+    job=$!
+    for _ in {1..300}; do
+        grep -q '^step 3/' /run/out 2>/dev/null && break
+        sleep 0.1
+    done
+    "$@"
+    begin=$SECONDS
+    wait $job
+    code=$?
+    for _ in {1..50}; do
+        [ "$(ranks_left)" = 0 ] && break
+        sleep 0.2
+    done
+    grep -q '^step 3/' /run/out && [ $code != 0 ] && [ $code != 124 ] && [ $((SECONDS - begin)) -le 35 ] &&
+        [ "$(ranks_left)" = 0 ]
+    report $? "$name: the job ended with code $code after $((SECONDS - begin)) s, $(ranks_left) ranks are left"
+}
+
+kill_host() { ip netns pids "$1" | xargs kill -KILL; }
+lose_host 'a host crashes' kill_host host2
+lose_host 'a cable is pulled' ip link set wire2 down
+
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]

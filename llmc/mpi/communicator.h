@@ -1,0 +1,231 @@
+// communicator.h: communicators and their life: how ranks find each other, split, count their traffic and
+// end.
+#ifndef LLMC_MPI_COMMUNICATOR_H
+#define LLMC_MPI_COMMUNICATOR_H
+
+#include <sched.h>
+#include <stdarg.h>
+
+#ifdef __CUDACC__
+#include "llmc/mpi/gpu_queue.h"
+#else
+#include "llmc/mpi/cpu_queue.h"
+#endif
+
+namespace nccl_mpi {
+
+__attribute__((format(printf, 2, 3))) inline ncclResult_t fail(ncclResult_t result, const char *format, ...) {
+    char text[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    State &s = state();
+    s.last_error = text;
+    if (s.group_depth > 0 && s.group_error == ncclSuccess) s.group_error = result;
+    const char *debug = getenv("NCCL_DEBUG");
+    if (debug && strcmp(debug, "WARN") == 0) fprintf(stderr, "nccl: %s\n", text);
+    return result;
+}
+
+// Starting a communicator is the one thing that blocks the host, as in NCCL. Ends the job if it lasts too
+// long.
+inline void wait_for(MPI_Request *request, const char *what) {
+    const char *text = getenv("CPU_STALL_SECONDS");
+    double patience = text && atof(text) > 0 ? atof(text) : 30, start = MPI_Wtime();
+    for (int done = 0;;) {
+        MPI_Test(request, &done, MPI_STATUS_IGNORE);
+        if (done) return;
+        if (MPI_Wtime() - start > patience) {
+            int rank;
+            MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+            fprintf(stderr,
+                    "nccl: rank %d waited %.0f s in %s for the other ranks to call it, ending the job\n",
+                    rank, patience, what);
+            end_job(2);
+        }
+        sched_yield();
+    }
+}
+
+inline ncclComm_t new_communicator(MPI_Comm mpi, const std::string &name) {
+    ncclComm_t comm = new ncclComm();
+    comm->mpi = mpi;
+    MPI_Comm_rank(mpi, &comm->rank);
+    MPI_Comm_size(mpi, &comm->size);
+    comm->name = name;
+    comm->sent_to.assign(comm->size, 0);
+    comm->received_from.assign(comm->size, 0);
+    return comm;
+}
+
+// A unique id names the rank that made it, and which of its ids it is.
+struct Id {
+    char magic[8];
+    int32_t creator, tag;
+};
+
+}  // namespace nccl_mpi
+
+inline const char *ncclGetErrorString(ncclResult_t result) {
+    switch (result) {
+        case ncclSuccess: return "no error";
+        case ncclUnhandledCudaError: return "unhandled cuda error";
+        case ncclSystemError: return "unhandled system error";
+        case ncclInternalError: return "internal error";
+        case ncclInvalidArgument: return "invalid argument";
+        case ncclInvalidUsage: return "invalid usage";
+        case ncclRemoteError: return "remote process exited or there was a network error";
+        case ncclInProgress: return "operation in progress";
+        default: return "unknown result code";
+    }
+}
+
+// One sentence about the last call that failed, "" before.
+inline const char *ncclGetLastError(ncclComm_t) { return nccl_mpi::state().last_error.c_str(); }
+
+// Errors end the job at once, so a communicator that can be asked is well.
+inline ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
+    if (!comm || !error) return nccl_mpi::fail(ncclInvalidArgument, "ncclCommGetAsyncError: null argument");
+    *error = ncclSuccess;
+    return ncclSuccess;
+}
+
+// Whoever calls this must take part in the communicator; hand the id to the others, for instance with
+// MPI_Bcast.
+inline ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
+    if (!id) return nccl_mpi::fail(ncclInvalidArgument, "ncclGetUniqueId: null argument");
+    nccl_mpi::Id mine = {"llmcmpi", 0, 16384 + (int32_t)(nccl_mpi::state().unique_ids++ % 16384)};
+    int rank;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    mine.creator = rank;
+    memset(id, 0, sizeof *id);
+    memcpy(id, &mine, sizeof mine);
+    return ncclSuccess;
+}
+
+// Blocks until all nranks ranks have called it. They tell the id's creator who they are, and it tells all who
+// all are, on MPI_COMM_WORLD with tags from 16384 on.
+inline ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId unique, int rank) {
+    nccl_mpi::Id id;
+    memcpy(&id, &unique, sizeof id);
+    int world, world_rank;
+    MPI_Comm_size(MPI_COMM_WORLD, &world);
+    MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
+    if (!comm || nranks < 1 || nranks > world || rank < 0 || rank >= nranks ||
+        strcmp(id.magic, "llmcmpi") != 0) {
+        return nccl_mpi::fail(ncclInvalidArgument,
+                              "ncclCommInitRank: rank %d of %d with %d MPI ranks, or a wrong id", rank,
+                              nranks, world);
+    }
+    nccl_mpi::delays_start();
+    std::string error;
+    if (!nccl_mpi::queue_start(&error))
+        return nccl_mpi::fail(ncclInvalidUsage, "ncclCommInitRank: %s", error.c_str());
+    std::vector<int> members(nranks, -1);
+    int me[3] = {rank, world_rank, nranks}, them[3];
+    MPI_Request request;
+    if (world_rank == id.creator) {
+        members[rank] = world_rank;
+        for (int i = 1; i < nranks; i++) {
+            MPI_Irecv(them, 3, MPI_INT, MPI_ANY_SOURCE, id.tag, MPI_COMM_WORLD, &request);
+            nccl_mpi::wait_for(&request, "ncclCommInitRank");
+            if (them[2] != nranks || members[them[0]] >= 0) {
+                fprintf(stderr,
+                        "nccl: ncclCommInitRank was called as rank %d of %d by MPI rank %d, as rank %d of %d "
+                        "by %d\n",
+                        rank, nranks, world_rank, them[0], them[2], them[1]);
+                MPI_Abort(MPI_COMM_WORLD, 1);
+            }
+            members[them[0]] = them[1];
+        }
+        for (int i = 0; i < nranks; i++) {
+            if (i != rank) MPI_Send(members.data(), nranks, MPI_INT, members[i], id.tag, MPI_COMM_WORLD);
+        }
+    } else {
+        MPI_Send(me, 3, MPI_INT, id.creator, id.tag, MPI_COMM_WORLD);
+        MPI_Irecv(members.data(), nranks, MPI_INT, id.creator, id.tag, MPI_COMM_WORLD, &request);
+        nccl_mpi::wait_for(&request, "ncclCommInitRank");
+    }
+    MPI_Group all, some;
+    MPI_Comm mpi;
+    MPI_Comm_group(MPI_COMM_WORLD, &all);
+    MPI_Group_incl(all, nranks, members.data(), &some);
+    MPI_Comm_create_group(MPI_COMM_WORLD, some, id.tag, &mpi);
+    MPI_Group_free(&some);
+    MPI_Group_free(&all);
+    *comm = nccl_mpi::new_communicator(mpi, nranks == world ? "world" : "part of the world");
+    return ncclSuccess;
+}
+
+// All ranks of comm call it; those with the same colour form a communicator, ordered by key, then by rank.
+// NCCL_SPLIT_NOCOLOR gives none (NULL). config->commName names it in reports.
+inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm,
+                                  ncclConfig_t *config) {
+    if (!comm || !newcomm || color < NCCL_SPLIT_NOCOLOR) {
+        return nccl_mpi::fail(ncclInvalidArgument, "ncclCommSplit: null argument or a negative colour");
+    }
+    if (nccl_mpi::state().group_depth > 0)
+        return nccl_mpi::fail(ncclInvalidUsage, "ncclCommSplit inside a group");
+    // Everybody arrives before MPI_Comm_split, which could not say who is missing.
+    MPI_Request request;
+    MPI_Ibarrier(comm->mpi, &request);
+    std::string what = "ncclCommSplit of " + comm->name;
+    nccl_mpi::wait_for(&request, what.c_str());
+    MPI_Comm mpi;
+    MPI_Comm_split(comm->mpi, color == NCCL_SPLIT_NOCOLOR ? MPI_UNDEFINED : color, key, &mpi);
+    *newcomm = NULL;
+    if (mpi == MPI_COMM_NULL) return ncclSuccess;
+    const char *name = config ? config->commName : NULL;
+    *newcomm = nccl_mpi::new_communicator(mpi, name ? name : comm->name + "/" + std::to_string(color));
+    return ncclSuccess;
+}
+
+inline ncclResult_t ncclCommCount(const ncclComm_t comm, int *count) {
+    if (!comm || !count) return nccl_mpi::fail(ncclInvalidArgument, "ncclCommCount: null argument");
+    *count = comm->size;
+    return ncclSuccess;
+}
+
+inline ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) {
+    if (!comm || !rank) return nccl_mpi::fail(ncclInvalidArgument, "ncclCommUserRank: null argument");
+    *rank = comm->rank;
+    return ncclSuccess;
+}
+
+// Beyond NCCL: what this rank did on the communicator since it was made or the counters were reset.
+inline NcclMpiCounter ncclMpiCounter(ncclComm_t comm, NcclMpiOp op) { return comm->counters[op]; }
+inline size_t ncclMpiBytesSent(ncclComm_t comm) {
+    size_t bytes = 0;
+    for (int op = 0; op < NCCL_MPI_OPS; op++) bytes += comm->counters[op].bytes_sent;
+    return bytes;
+}
+inline void ncclMpiResetCounters(ncclComm_t comm) { memset(comm->counters, 0, sizeof comm->counters); }
+inline const char *ncclMpiName(ncclComm_t comm) { return comm->name.c_str(); }
+
+// Completes what is queued, then frees. All ranks of comm call it.
+inline ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+    if (!comm) return ncclSuccess;
+    if (comm->finished != comm->issued) nccl_mpi::queue_drain();
+    const char *traffic = getenv("NCCL_TRAFFIC");
+    for (int op = 0; traffic && strcmp(traffic, "1") == 0 && op < NCCL_MPI_OPS; op++) {
+        const NcclMpiCounter *c = &comm->counters[op];
+        if (!c->calls) continue;
+        fprintf(stderr, "traffic: %s rank %d of %d, %s: %zu calls, %zu bytes sent, %zu received\n",
+                comm->name.c_str(), comm->rank, comm->size, nccl_mpi::op_name(op), c->calls, c->bytes_sent,
+                c->bytes_received);
+    }
+    MPI_Comm_free(&comm->mpi);
+    delete comm;
+    return ncclSuccess;
+}
+
+// A rank that gives up cannot leave the others in the middle of an operation: this ends the job.
+inline ncclResult_t ncclCommAbort(ncclComm_t comm) {
+    fprintf(stderr, "nccl: ncclCommAbort was called on %s\n", comm ? comm->name.c_str() : "no communicator");
+    fflush(stderr);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+    return ncclSuccess;
+}
+
+#endif

@@ -1,0 +1,209 @@
+// operation.h: what an operation, a message and a group of operations are, and the state that holds them.
+#ifndef LLMC_MPI_OPERATION_H
+#define LLMC_MPI_OPERATION_H
+
+#include <cuda_runtime.h>
+
+#ifndef OMPI_SKIP_MPICXX
+#define OMPI_SKIP_MPICXX 1  // the C interface is all we use
+#endif
+#ifndef MPICH_SKIP_MPICXX
+#define MPICH_SKIP_MPICXX 1
+#endif
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "llmc/mpi/reduce.h"
+
+typedef enum {
+    NCCL_MPI_ALL_REDUCE,
+    NCCL_MPI_REDUCE_SCATTER,
+    NCCL_MPI_ALL_GATHER,
+    NCCL_MPI_BROADCAST,
+    NCCL_MPI_SEND,
+    NCCL_MPI_RECV,
+    NCCL_MPI_OPS
+} NcclMpiOp;
+
+// What one rank did on one communicator: calls issued, and payload bytes, without headers.
+typedef struct {
+    size_t calls, bytes_sent, bytes_received;
+} NcclMpiCounter;
+
+struct ncclComm {
+    MPI_Comm mpi;
+    int rank, size;
+    std::string name;
+    uint64_t issued, finished;            // groups; one runs at a time, in the order of issue
+    uint64_t collectives;                 // issued
+    std::vector<uint64_t> sent_to;        // sends issued, per peer
+    std::vector<uint64_t> received_from;  // receives issued, per peer
+    NcclMpiCounter counters[NCCL_MPI_OPS];
+};
+
+namespace nccl_mpi {
+
+struct Header {
+    int32_t op, type, redop, root;  // NcclMpiOp; root of a broadcast, destination of a send, else -1
+    int32_t phase;                  // of an all-reduce: 0 contribution, 1 result
+    int32_t unused[3];
+    uint64_t count, sequence;  // as in the call; its number on this communicator (send/recv: for this pair)
+    uint64_t bytes;            // payload of this message
+    uint64_t padding;
+};
+static_assert(sizeof(Header) == 64, "payloads behind headers stay aligned");
+
+struct Transfer {
+    enum State { WAITING, HEADER, BLOCKED, PAYLOAD, DONE };
+    bool receive;
+    int op, peer, phase;  // op: index in the group
+    char *data;           // NULL: a contribution, which stays in its block until it is reduced
+    size_t bytes;
+    int after;   // an earlier send from the memory that this receive writes; -1: none
+    double due;  // injected delay
+    State state;
+    char *block, *payload;  // staging: header and payload, or header alone; where the contribution lies
+    int open;               // MPI requests not yet complete
+};
+
+struct Op {
+    Header call;
+    const char *send;
+    char *recv;
+    size_t width;            // bytes of an element
+    int peer;                // of send and recv
+    size_t first, elements;  // the part that this rank reduces
+    int missing;             // contributions to it that have not arrived
+    bool reduces, shares;    // has a part to reduce; must send the result to the others
+    int tag;
+    double due;
+};
+
+// The operations between ncclGroupStart and ncclGroupEnd on one communicator, or a single one.
+struct Group {
+    ncclComm_t comm;
+    std::string name, label;
+    uint64_t turn;
+    bool started, done;
+    size_t remaining;  // transfers and reductions
+    std::vector<Op> ops;
+    std::vector<Transfer> transfers;
+    std::vector<MPI_Request> requests;
+    std::vector<int> owners, completed;  // transfer of each request; room for MPI_Testsome
+    size_t posted;  // transfers before this one are receives, or sends that have been posted
+};
+
+// Staging blocks are kept by size class: a step needs the same ones again and again.
+struct Pool {
+    std::vector<char *> unused[64];
+
+    char *take(size_t bytes) {
+        int size_class = 8;
+        while (((size_t)1 << size_class) < bytes) size_class++;
+        if (!unused[size_class].empty()) {
+            char *block = unused[size_class].back();
+            unused[size_class].pop_back();
+            return block;
+        }
+        char *base = (char *)aligned_alloc(64, ((size_t)1 << size_class) + 64);
+        if (!base) {
+            fprintf(stderr, "nccl: out of host memory for a staging block of %zu bytes\n", bytes);
+            MPI_Abort(MPI_COMM_WORLD, 1);
+        }
+        memcpy(base, &size_class, sizeof size_class);
+        return base + 64;
+    }
+
+    void give(char *block) {
+        int size_class;
+        memcpy(&size_class, block - 64, sizeof size_class);
+        unused[size_class].push_back(block);
+    }
+};
+
+// The same on all ranks. Tests make them tiny, so that small buffers take the paths of large ones.
+struct Limits {
+    size_t together = 32768;  // bytes of a payload that travels with its header: saves a message
+    size_t part = 8192;       // bytes below which an all-reduce is not cut, to save messages
+    size_t piece = 1 << 30;   // bytes in one MPI message, whose count is an int
+};
+
+struct State {
+    Pool pool;
+    Limits limits;
+    std::vector<std::shared_ptr<Group>> active;  // issued, not finished: for the report of a hang
+    int group_depth;
+    ncclResult_t group_error;
+    std::vector<std::pair<Op, std::pair<ncclComm_t, cudaStream_t>>> pending;  // of the open group
+    std::string last_error;
+    uint64_t unique_ids;
+    uint64_t delay_state;
+    double delay_max;  // seconds; 0: none
+};
+
+inline State &state() {
+    static State s;
+    return s;
+}
+
+// NCCL_DELAY=random:SEED:MICROSECONDS holds every send and receive back for a random time up to that.
+inline void delays_start() {
+    State &s = state();
+    const char *text = getenv("NCCL_DELAY");
+    unsigned long long seed = 0, most = 0;
+    if (!text || s.delay_max > 0) return;
+    if (sscanf(text, "random:%llu:%llu", &seed, &most) != 2) {
+        fprintf(stderr, "nccl: NCCL_DELAY=%s is not random:SEED:MICROSECONDS\n", text);
+        MPI_Abort(MPI_COMM_WORLD, 2);
+    }
+    int rank;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    s.delay_state = seed * 1000003 + (uint64_t)rank + 1;
+    s.delay_max = 1e-6 * (double)most;
+}
+
+inline double delay_until() {
+    State &s = state();
+    if (s.delay_max == 0) return 0;
+    uint64_t x = s.delay_state += 0x9e3779b97f4a7c15ull;  // splitmix64
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return MPI_Wtime() + s.delay_max * (double)((x ^ (x >> 31)) >> 11) * 0x1p-53;
+}
+
+inline bool is_due(double due) { return due == 0 || MPI_Wtime() >= due; }
+
+inline const char *op_name(int op) {
+    switch (op) {
+        case NCCL_MPI_ALL_REDUCE: return "ncclAllReduce";
+        case NCCL_MPI_REDUCE_SCATTER: return "ncclReduceScatter";
+        case NCCL_MPI_ALL_GATHER: return "ncclAllGather";
+        case NCCL_MPI_BROADCAST: return "ncclBroadcast";
+        case NCCL_MPI_SEND: return "ncclSend";
+        case NCCL_MPI_RECV: return "ncclRecv";
+        default: return "an unknown operation";
+    }
+}
+
+inline std::string describe(const Header *h) {
+    char text[160], extra[48] = "";
+    const char *reduction = redop_name(h->redop);
+    if (reduction && h->op <= NCCL_MPI_REDUCE_SCATTER) snprintf(extra, sizeof extra, ", %s", reduction);
+    if (h->op == NCCL_MPI_BROADCAST) snprintf(extra, sizeof extra, " from root %d", h->root);
+    if (h->op == NCCL_MPI_SEND) snprintf(extra, sizeof extra, " to rank %d", h->root);
+    if (h->op == NCCL_MPI_RECV) snprintf(extra, sizeof extra, " from rank %d", h->root);
+    snprintf(text, sizeof text, "%s of %llu %s%s", op_name(h->op), (unsigned long long)h->count,
+             type_name(h->type), extra);
+    return text;
+}
+
+}  // namespace nccl_mpi
+
+#endif
