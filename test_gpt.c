@@ -4,231 +4,12 @@
 //   test_gpt BUILD_DIR [GROUP]      for example: test_gpt build/cpu-fp32 golden
 //
 // Run it in the root of the repository. BUILD_DIR holds the trainers; -bf16 in its name selects the bounds of
-// that precision. The groups are listed above main. A new trainer or layout is a row in LAYOUTS and, where
-// its bits must equal another's, in BIT_ROWS. A check that guards against a known bug of this field names it
-// in quotation marks. All files go to a folder below BUILD_DIR, which is removed at the end.
+// that precision. The groups are listed above main: what one rank computes, then the matrix of all layouts. A
+// new layout is a row in ROWS. What several ranks do beyond computing is in dev/test/test_parallel.c. A check
+// that guards against a known bug of this field names it in quotation marks. All files go to a folder below
+// BUILD_DIR, which is removed at the end.
 #define _XOPEN_SOURCE 700
-#include "dev/test/check.h"
-#include "dev/test/fixture.h"
-#include "dev/test/runner.h"
-#include "llmc/reference.h"
-
-// Every layout is held against the golden case.
-static const Layout LAYOUTS[] = {
-    {"train_gpt", 1, "--micro-batch 1"},
-    {"train_gpt", 1, "--micro-batch 2"},
-    {"train_gpt", 1, "--micro-batch 4"},
-    {"train_gpt", 1, "--micro-batch 8"},
-};
-enum { NUM_LAYOUTS = sizeof LAYOUTS / sizeof *LAYOUTS };
-
-// What is not about layouts is tested on one rank.
-static const Layout ONE = {"train_gpt", 1, ""};
-
-// One case that a trainer repeats: hyperparameters of a run at a constant learning rate.
-typedef struct {
-    size_t seq, global_batch, steps;
-    double lr, weight_decay, clip, beta1, beta2, eps;
-} Training;
-
-// What the reference says about such a run.
-typedef struct {
-    double losses[16], norms[16];
-    double *gradients;  // [table.total] of the first step, before clipping
-    double *weights;    // [table.total] after the last step
-} Expected;
-
-typedef struct {
-    Check check;
-    char build[PATH_MAX], temp[PATH_MAX];  // absolute; temp is the working directory
-    bool bf16;
-    Reference golden;      // with the golden weights
-    Training training;     // the golden run
-    Expected expected;     // of the golden run, by the reference, at this build's precision
-    int *tokens;           // the golden shard
-    size_t token_count;
-} Context;
-
-static cJSON *read_json(const char *path) {
-    char *text = read_file(path, NULL);
-    cJSON *json = text ? cJSON_Parse(text) : NULL;
-    if (!json) die("cannot read", path);
-    free(text);
-    return json;
-}
-
-// Runs the one-rank trainer, which must succeed.
-__attribute__((format(printf, 2, 3))) static bool trains(const Context *x, const char *format, ...) {
-    char flags[ARG_BYTES];
-    va_list values;
-    va_start(values, format);
-    vsnprintf(flags, sizeof flags, format, values);
-    va_end(values);
-    Outcome o = run(x->build, &ONE, PLAIN, "%s", flags);
-    return succeeded(&o);
-}
-
-// ---- expectations ---------------------------------------------------------------------------------------
-
-static double round_to_bf16(double value) {
-    float single = (float)value;
-    uint32_t bits;
-    memcpy(&bits, &single, 4);
-    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u;
-    memcpy(&single, &bits, 4);
-    return single;
-}
-
-static void shard_batch(const int *tokens, size_t first, size_t count, int *inputs, int *targets) {
-    for (size_t i = 0; i < count; i++) {
-        inputs[i] = tokens[first + i];
-        targets[i] = tokens[first + i + 1];
-    }
-}
-
-// Mean loss of sequences first .. first + count of the shard.
-static double reference_mean_loss(Reference *ref, const int *tokens, size_t T, size_t first, size_t count,
-                                  double scale) {
-    int *inputs = allocate(count * T * sizeof(int)), *targets = allocate(count * T * sizeof(int));
-    shard_batch(tokens, first * T, count * T, inputs, targets);
-    double sum = reference_loss_and_gradients(ref, inputs, targets, count, T, scale);
-    free(inputs);
-    free(targets);
-    return sum / (double)(count * T);
-}
-
-// Trains the reference from its present weights. With bf16, forward and backward see the weights rounded to
-// bf16 while the update acts on the unrounded ones: mixed precision without any other rounding.
-static Expected reference_train(Reference *ref, const Training *h, const int *tokens, bool bf16) {
-    size_t total = ref->table.total, bytes = total * sizeof(double);
-    Expected e;
-    double *master = allocate(bytes);
-    e.gradients = allocate(bytes);
-    e.weights = allocate(bytes);
-    for (size_t s = 0; s < h->steps; s++) {
-        memcpy(master, ref->params, bytes);
-        for (size_t i = 0; i < total && bf16; i++) ref->params[i] = round_to_bf16(master[i]);
-        reference_zero_gradients(ref);
-        e.losses[s] = reference_mean_loss(ref, tokens, h->seq, s * h->global_batch, h->global_batch,
-                                          1.0 / (double)(h->global_batch * h->seq));
-        e.norms[s] = reference_gradient_norm(ref);
-        if (s == 0) memcpy(e.gradients, ref->grads, bytes);
-        memcpy(ref->params, master, bytes);
-        double scale = h->clip > 0 && e.norms[s] > h->clip ? h->clip / e.norms[s] : 1.0;
-        reference_adamw(ref, s + 1, h->lr, h->beta1, h->beta2, h->eps, h->weight_decay, scale);
-    }
-    memcpy(e.weights, ref->params, bytes);
-    free(master);
-    return e;
-}
-
-static void expected_free(Expected *e) {
-    free(e->gradients);
-    free(e->weights);
-}
-
-// The flags of such a run on a model folder, written to text.
-static void training_flags(char text[ARG_BYTES], const Training *h, const char *model, const char *shard) {
-    snprintf(text, ARG_BYTES, "--init %s --train-data %s --shuffle 0 --seq %zu --global-batch %zu "
-             "--steps %zu --lr %g --lr-final 1 --warmup 0 --weight-decay %g --clip %g --beta1 %g --beta2 %g "
-             "--eps %g --val-every 0 --sample-every 0", model, shard, h->seq, h->global_batch, h->steps,
-             h->lr, h->weight_decay, h->clip, h->beta1, h->beta2, h->eps);
-}
-
-static double relative(double got, double want) { return fabs(got - want) / fabs(want); }
-
-// Bounds of the relative error of a gradient tensor (L2), a loss, a norm, a weight tensor after updates.
-//
-// fp32: 1e-5, the contract. bf16: the reference sees the same rounded weights; what is left is the rounding
-// of activations and their gradients. One rounding is wrong by at most u = 2^-9. Between the loss and a
-// gradient lie about 10 roundings a layer in forward and 10 in backward; their errors are independent and add
-// like a random walk: u * sqrt(20 L + 10). Twice that covers the spread between tensors. Losses and norms
-// average over many of these.
-typedef struct {
-    double gradient, loss, norm, weight;
-} Bounds;
-
-static Bounds bounds(const Context *x, const GPTConfig *g) {
-    Bounds fp32 = {1e-5, 1e-5, 1e-5, 1e-5};
-    double walk = sqrt(20.0 * (double)g->L + 10.0) / 512.0;
-    Bounds bf16 = {2 * walk, 1.0 / 512.0, walk, 1.0 / 128.0};
-    return x->bf16 ? bf16 : fp32;
-}
-
-// Relative L2 error of every tensor: the worst of each kind over the layers, and the worst of all.
-typedef struct {
-    double kinds[NUM_KINDS], worst;
-    const char *name;  // of the worst
-} Errors;
-
-static double tensor_error(const Tensor *x, const double *got, const double *want) {
-    double difference = 0, norm = 0;
-    for (size_t i = x->offset; i < x->offset + x->size; i++) {
-        difference += (got[i] - want[i]) * (got[i] - want[i]);
-        norm += want[i] * want[i];
-    }
-    double error = difference == 0 ? 0 : sqrt(difference / norm);
-    return isnan(error) ? INFINITY : error;
-}
-
-static Errors compare_tensors(const ParamTable *table, const double *got, const double *want) {
-    Errors e;
-    memset(&e, 0, sizeof e);
-    e.name = "none";
-    for (size_t i = 0; i < table->count; i++) {
-        const Tensor *x = &table->tensors[i];
-        double error = tensor_error(x, got, want);
-        if (error > e.kinds[x->kind]) e.kinds[x->kind] = error;
-        if (error > e.worst) {
-            e.worst = error;
-            e.name = x->name;
-        }
-    }
-    return e;
-}
-
-// One line of the matrix "layout x tensor": the worst error of each kind of tensor in percent of the bound.
-static void print_errors(const char *name, const Errors *e, double bound) {
-    printf("     %-40.40s", name);
-    for (int k = 0; k < NUM_KINDS; k++) printf(" %5.1f", 100.0 * e->kinds[k] / bound);
-    printf("\n");
-}
-
-static void print_errors_head(double bound) {
-    static const char *HEADS[NUM_KINDS] = {"wte", "wpe", "ln1w", "ln1b", "qkvw", "qkvb", "projw", "projb",
-                                           "ln2w", "ln2b", "fcw", "fcb", "fc2w", "fc2b", "lnfw", "lnfb"};
-    printf("     relative L2 error of the gradient, worst layer, in percent of the bound %.2g\n", bound);
-    printf("     %-40s", "");
-    for (int k = 0; k < NUM_KINDS; k++) printf(" %5s", HEADS[k]);
-    printf("\n");
-}
-
-// Compares a finished run (the files "log" and "gradients") with what is expected: one check.
-static void check_run(Context *x, const char *name, const ParamTable *table, const Expected *want,
-                      size_t steps, Errors *errors) {
-    Bounds bound = bounds(x, &table->config);
-    double *got = allocate(table->total * sizeof(double)), loss = 0, norm = 0;
-    Log log = read_log("log");
-    bool complete = read_tensors("gradients", table, got) && log.steps == steps;
-    for (size_t s = 0; s < steps && complete; s++) {
-        loss = fmax(loss, relative(log.loss[s], want->losses[s]));
-        norm = fmax(norm, relative(log.norm[s], want->norms[s]));
-        complete = log.step[s] == (double)(s + 1) && isfinite(log.loss[s]) && isfinite(log.norm[s]);
-    }
-    *errors = compare_tensors(table, got, want->gradients);
-    bool ok = complete && errors->worst <= bound.gradient && loss <= bound.loss && norm <= bound.norm;
-    check(&x->check, ok, "%s: gradients %.1e (%s; bound %.1e), losses %.1e (%.1e), norms %.1e (%.1e)%s", name,
-          errors->worst, errors->name, bound.gradient, loss, bound.loss, norm, bound.norm,
-          complete ? "" : ", the log or a tensor is missing");
-    free(got);
-    remove("log");
-    remove("gradients");
-}
-
-static const char *layout_name(const Layout *layout, char text[128]) {
-    snprintf(text, 128, "%s %s", layout->trainer, layout->flags);
-    return text;
-}
+#include "dev/test/trainers.h"
 
 // ---- group reference ------------------------------------------------------------------------------------
 
@@ -292,7 +73,7 @@ static void test_reference_golden(Context *x) {
     memcpy(ref.params, x->golden.params, bytes);
     Expected ours = reference_train(&ref, &x->training, x->tokens, false);
     double *gradients = allocate(bytes), loss = 0, norm = 0;
-    bool read = read_tensors("golden/gradients.safetensors", &ref.table, gradients);
+    bool read = read_tensors("golden/gradients.safetensors", "", &ref.table, gradients);
     cJSON *json = read_json("golden/expected.json");
     for (size_t s = 0; s < x->training.steps; s++) {
         const cJSON *losses = cJSON_GetObjectItem(json, "losses");
@@ -317,7 +98,7 @@ static void group_reference(Context *x) {
     test_reference_golden(x);
 }
 
-// ---- group golden: every layout against the golden case -------------------------------------------------
+// ---- group golden: one rank against the golden case -----------------------------------------------------
 
 // The table "is my difference normal?" for one rank, tensor by tensor.
 static void print_tensor_table(const Context *x, const double *got, const double *golden) {
@@ -333,49 +114,36 @@ static void print_tensor_table(const Context *x, const double *got, const double
     }
 }
 
-// The weights after the last update.
-static void check_weights(Context *x, const char *name, const char *path) {
-    const ParamTable *table = &x->golden.table;
-    size_t C = table->config.C;
-    double *got = allocate(table->total * sizeof(double));
-    bool saved = read_tensors(path, table, got);
-    // The gradient of the keys' bias is 0 but for rounding, which AdamW would blow up to whole steps. The
-    // softmax does not see that bias, so it is left out.
-    for (size_t l = 0; l < table->config.L; l++) {
-        size_t keys = table_offset(table, QKVB, l) + C;
-        memcpy(got + keys, x->expected.weights + keys, C * sizeof(double));
-    }
-    Errors e = compare_tensors(table, got, x->expected.weights);
-    double bound = bounds(x, &table->config).weight;
-    check(&x->check, saved && e.worst <= bound, "%s: updated weights %.1e (%s; bound %.1e)", name, e.worst,
-          e.name, bound);
-    free(got);
-}
-
 static void group_golden(Context *x) {
+    static const size_t MICRO_BATCHES[] = {1, 2, 4, 8};
     const ParamTable *table = &x->golden.table;
-    Errors errors[NUM_LAYOUTS];
-    char name[128], flags[ARG_BYTES];
+    Bounds bound = bounds(x, &table->config);
+    Errors errors[4];
+    char name[32], flags[ARG_BYTES];
     double *got = allocate(table->total * sizeof(double)), *golden = allocate(table->total * sizeof(double));
-    bool have_golden = read_tensors("golden/gradients.safetensors", table, golden);
+    bool have_golden = read_tensors("golden/gradients.safetensors", "", table, golden);
     training_flags(flags, &x->training, "golden", "golden/train.bin");
-    for (size_t i = 0; i < NUM_LAYOUTS; i++) {
-        layout_name(&LAYOUTS[i], name);
-        Outcome o = run(x->build, &LAYOUTS[i], PLAIN, "%s --log log --dump-gradients gradients --out out",
-                        flags);
-        bool ok = succeeded(&o) && have_golden && read_tensors("gradients", table, got);
+    for (size_t i = 0; i < 4; i++) {
+        snprintf(name, sizeof name, "micro-batches of %zu", MICRO_BATCHES[i]);
+        bool ok = trains(x, "%s --micro-batch %zu --log log --dump-gradients gradients --out out", flags,
+                         MICRO_BATCHES[i]);
+        ok = ok && have_golden && read_tensors("gradients", "", table, got);
         if (i == 0 && ok) print_tensor_table(x, got, golden);
         if (!x->bf16) {
             double worst = ok ? compare_tensors(table, got, golden).worst : INFINITY;
             check(&x->check, worst <= 1e-5, "%s: gradients against PyTorch's %.1e (bound 1e-5)", name, worst);
         }
         check_run(x, name, table, &x->expected, x->training.steps, &errors[i]);
-        check_weights(x, name, "out/step-00000005/model.safetensors");
+        Errors e = state_errors(table, "out/step-00000005/model.safetensors", "", x->expected.weights);
+        check(&x->check, e.worst <= bound.weight, "%s: updated weights %.1e (%s; bound %.1e)", name, e.worst,
+              e.name, bound.weight);
         remove_tree("out");
     }
-    double bound = bounds(x, &table->config).gradient;
-    print_errors_head(bound);
-    for (size_t i = 0; i < NUM_LAYOUTS; i++) print_errors(layout_name(&LAYOUTS[i], name), &errors[i], bound);
+    print_errors_head(bound.gradient);
+    for (size_t i = 0; i < 4; i++) {
+        snprintf(name, sizeof name, "micro-batches of %zu", MICRO_BATCHES[i]);
+        print_errors(name, &errors[i], bound.gradient);
+    }
     free(got);
     free(golden);
 }
@@ -442,18 +210,6 @@ static const BitRow BIT_ROWS[] = {
     {"random thread order, \"missing barrier\"", {"train_gpt", 1, ""}, "CPU_THREAD_ORDER=random:%d", 10},
     {"random stream order, \"stream race\"", {"train_gpt", 1, ""}, "CPU_STREAM_ORDER=random:%d", 10},
 };
-
-static bool same_checkpoint(const char *a, const char *b) {
-    static const char *const FILES[] = {"config.json", "model.safetensors", "optimizer.safetensors"};
-    bool same = true;
-    for (size_t i = 0; i < 3; i++) {
-        char path_a[300], path_b[300];
-        snprintf(path_a, sizeof path_a, "%s/%s", a, FILES[i]);
-        snprintf(path_b, sizeof path_b, "%s/%s", b, FILES[i]);
-        same = same && same_file(path_a, path_b);
-    }
-    return same;
-}
 
 static void group_bits(Context *x) {
     char env[256], flags[ARG_BYTES];
@@ -699,25 +455,6 @@ static const BadModel BAD_MODELS[] = {
     {"tensor twice", {"header", "h.3.ln_1.bias", "h.2.ln_1.bias", 0}, "h.2.ln_1.bias"},
 };
 
-// One line on stderr that begins with "error: " and names what it is about; alone, unless mpirun adds more.
-static bool one_sentence(const char *text, const char *says, bool alone) {
-    const char *line = strncmp(text, "error: ", 7) == 0 ? text : strstr(text, "\nerror: ");
-    if (!line) return false;
-    if (*line == '\n') line++;
-    const char *end = strchr(line, '\n'), *named = strstr(line, says);
-    if (!end || !named || named > end || strstr(end, "\nerror: ")) return false;
-    return !alone || (line == text && end[1] == 0);
-}
-
-static void check_refusal(Context *x, const Layout *layout, const char *name, Setting setting,
-                          const char *flags, int code, const char *says) {
-    Outcome o = run(x->build, layout, setting, "%s", flags);
-    bool ok = o.code == code && one_sentence(o.err, says, layout->ranks == 1);
-    check(&x->check, ok, "refused: %s", name);
-    if (!ok) printf("     wanted exit code %d naming '%s', got %d: %.400s\n", code, says, o.code, o.err);
-    outcome_free(&o);
-}
-
 static void group_refusals(Context *x) {
     const int *tokens = x->tokens;
     int *foreign_token = allocate(x->token_count * sizeof(int)), magic = 20240520, n = (int)x->token_count;
@@ -792,73 +529,361 @@ static void group_failures(Context *x) {
     check_signal(x, SIGINT, "SIGINT");
 }
 
-// ---- main -----------------------------------------------------------------------------------------------
+// ---- groups layouts and pipeline: every layout against the reference ------------------------------------
 
-static void load_golden(Context *x) {
-    cJSON *c = read_json("golden/config.json"), *e = read_json("golden/expected.json");
-    GPTConfig g = {(size_t)number(c, "n_layer"), (size_t)number(c, "n_embd"), (size_t)number(c, "n_head"),
-                   (size_t)number(c, "vocab_size"), 0, (size_t)number(c, "n_positions")};
-    Training h = {(size_t)number(e, "seq"), (size_t)number(e, "global_batch"), (size_t)number(e, "steps"),
-                  number(e, "lr"), number(e, "weight_decay"), number(e, "clip"), number(e, "beta1"),
-                  number(e, "beta2"), number(e, "eps")};
-    cJSON_Delete(c);
-    cJSON_Delete(e);
-    g.Vp = padded_vocabulary(g.V);
-    x->training = h;
-    x->golden = reference_create(&g);
-    x->tokens = read_shard("golden/train.bin", &x->token_count);
-    if (!read_tensors("golden/model.safetensors", &x->golden.table, x->golden.params)) exit(1);
-    Reference ref = reference_create(&g);
-    memcpy(ref.params, x->golden.params, ref.table.total * sizeof(double));
-    x->expected = reference_train(&ref, &h, x->tokens, x->bf16);
-    reference_free(&ref);
-}
+// What the layouts train: the golden case, and random models that larger and odder layouts divide, or do not.
+typedef struct {
+    size_t L, C, NH, V, maxT, T, global, steps;
+} Fixture;
+
+enum { GOLDEN, WIDE, WIDE_24, WIDE_10, WIDE_14, DEEP, NUM_FIXTURES };
+
+static const Fixture FIXTURES[NUM_FIXTURES] = {
+    {0, 0, 0, 0, 0, 0, 0, 0},         // GOLDEN: 4 layers, 4 heads, 8 sequences of 24 tokens, 5 steps
+    {9, 32, 8, 200, 20, 16, 8, 2},    // WIDE: 8 heads; of 8 tensor ranks the last has only padding
+    {9, 32, 8, 200, 20, 16, 24, 2},   // WIDE_24, WIDE_10, WIDE_14: the same for 3, 5, 6, 7 data ranks
+    {9, 32, 8, 200, 20, 16, 10, 2},
+    {9, 32, 8, 200, 20, 16, 14, 2},
+    {25, 16, 2, 50, 4, 4, 144, 1},    // DEEP: enough layers for 8 stages of 3 chunks, and many micro-batches
+};
+
+// A layout: t * d * p ranks, micro-batches of so many sequences.
+typedef struct {
+    const char *trainer;  // behind "train_gpt"
+    int t, d, p, micro, fixture;
+    const char *flags;
+    bool bf16;        // in bf16 too, not only in fp32
+    const char *bug;  // that this row would show, or NULL
+} Row;
+
+static const Row ROWS[] = {
+    {"", 1, 1, 1, 1, GOLDEN, "", true, NULL},
+    {"", 1, 1, 1, 4, GOLDEN, "", false, NULL},
+    {"", 1, 1, 1, 8, GOLDEN, "", false, NULL},
+    // tensor
+    {"_tp", 1, 1, 1, 1, GOLDEN, "", true, NULL},
+    {"_tp", 1, 1, 1, 1, GOLDEN, "--sequence-parallel 1", false, NULL},
+    {"_tp", 2, 1, 1, 1, GOLDEN, "", true, "gathered logits"},
+    {"_tp", 2, 1, 1, 1, GOLDEN, "", false, "the same command twice"},
+    {"_tp", 2, 1, 1, 1, GOLDEN, "--recompute gelu", false, NULL},
+    {"_tp", 2, 1, 1, 1, GOLDEN, "--recompute layer", true, NULL},
+    {"_tp", 2, 1, 1, 4, GOLDEN, "", false, NULL},
+    {"_tp", 4, 1, 1, 1, GOLDEN, "", true, "padding tied to t"},
+    {"_tp", 4, 1, 1, 8, GOLDEN, "", false, NULL},
+    {"_tp", 2, 1, 1, 1, GOLDEN, "--sequence-parallel 1", true, "layernorm drift"},
+    {"_tp", 2, 1, 1, 1, GOLDEN, "--sequence-parallel 1 --recompute layer", false, NULL},
+    {"_tp", 4, 1, 1, 1, GOLDEN, "--sequence-parallel 1", true, NULL},
+    {"_tp", 4, 1, 1, 4, GOLDEN, "--sequence-parallel 1", false, NULL},
+    // pipeline
+    {"_pp", 1, 1, 1, 1, GOLDEN, "", true, NULL},
+    {"_pp", 2, 1, 1, 1, GOLDEN, "", false, NULL},
+    {"_pp", 1, 1, 2, 1, GOLDEN, "", true, "loss only on the last stage"},
+    {"_pp", 1, 1, 2, 1, GOLDEN, "--schedule gpipe", true, "order of send and receive"},
+    {"_pp", 1, 1, 2, 1, GOLDEN, "--virtual 2", true, "p = 2 interleaved"},
+    {"_pp", 1, 1, 2, 1, GOLDEN, "--recompute gelu", false, NULL},
+    {"_pp", 1, 1, 2, 1, GOLDEN, "--virtual 2 --recompute layer", true, NULL},
+    {"_pp", 1, 1, 2, 4, GOLDEN, "--virtual 2", false, NULL},
+    {"_pp", 1, 1, 3, 1, GOLDEN, "", false, "dropped layers"},
+    {"_pp", 1, 1, 4, 1, GOLDEN, "", true, NULL},
+    {"_pp", 1, 1, 4, 8, GOLDEN, "", false, "p > m"},
+    {"_pp", 1, 1, 4, 1, GOLDEN, "--schedule gpipe --recompute layer", false, NULL},
+    {"_pp", 2, 1, 2, 1, GOLDEN, "", true, NULL},
+    {"_pp", 2, 1, 2, 1, GOLDEN, "--virtual 2 --recompute gelu", false, NULL},
+    {"_pp", 2, 1, 2, 1, GOLDEN, "--sequence-parallel 1", true, NULL},
+    {"_pp", 2, 1, 2, 1, GOLDEN, "--sequence-parallel 1 --virtual 2", false, NULL},
+    {"_pp", 2, 1, 3, 1, GOLDEN, "", false, "dropped layers"},
+    {"_pp", 2, 1, 4, 1, GOLDEN, "", false, NULL},
+    {"_pp", 2, 1, 4, 1, GOLDEN, "--sequence-parallel 1 --schedule gpipe", false, NULL},
+    {"_pp", 4, 1, 2, 1, GOLDEN, "", false, NULL},
+    {"_pp", 4, 1, 2, 1, GOLDEN, "--sequence-parallel 1", true, NULL},
+    // the grid: every (t, d, p) with t * d * p <= 8 and t a power of 2
+    {"_3d", 1, 1, 1, 1, GOLDEN, "", true, NULL},
+    {"_3d", 1, 1, 2, 1, GOLDEN, "", false, NULL},
+    {"_3d", 1, 1, 3, 1, GOLDEN, "", false, NULL},
+    {"_3d", 1, 1, 4, 1, GOLDEN, "", false, NULL},
+    {"_3d", 1, 2, 1, 1, GOLDEN, "", true, "shard norm"},
+    {"_3d", 1, 2, 1, 1, GOLDEN, "--zero 0", true, NULL},
+    {"_3d", 1, 2, 1, 1, GOLDEN, "--overlap 0", true, "stream race"},
+    {"_3d", 1, 2, 1, 1, GOLDEN, "--zero 0 --overlap 0 --recompute layer", false, NULL},
+    {"_3d", 1, 2, 1, 4, GOLDEN, "", false, NULL},
+    {"_3d", 1, 4, 1, 1, GOLDEN, "", false, NULL},
+    {"_3d", 1, 4, 1, 1, GOLDEN, "--zero 0 --recompute gelu", false, NULL},
+    {"_3d", 1, 8, 1, 1, GOLDEN, "", true, NULL},
+    {"_3d", 1, 8, 1, 1, GOLDEN, "--zero 0", false, NULL},
+    {"_3d", 1, 2, 2, 1, GOLDEN, "", true, "tied-embedding order"},
+    {"_3d", 1, 2, 2, 1, GOLDEN, "--virtual 2", false, "p = 2 interleaved"},
+    {"_3d", 1, 2, 2, 1, GOLDEN, "--schedule gpipe --zero 0", false, NULL},
+    {"_3d", 1, 2, 2, 1, GOLDEN, "--overlap 0 --recompute layer", false, NULL},
+    {"_3d", 1, 2, 3, 1, GOLDEN, "", false, NULL},
+    {"_3d", 1, 2, 4, 1, GOLDEN, "", false, NULL},
+    {"_3d", 1, 2, 4, 1, GOLDEN, "--schedule gpipe", false, NULL},
+    {"_3d", 1, 4, 2, 1, GOLDEN, "", false, NULL},
+    {"_3d", 1, 4, 2, 1, GOLDEN, "--virtual 2 --zero 0", false, NULL},
+    {"_3d", 2, 1, 1, 1, GOLDEN, "", false, NULL},
+    {"_3d", 2, 1, 2, 1, GOLDEN, "", false, NULL},
+    {"_3d", 2, 1, 3, 1, GOLDEN, "", false, NULL},
+    {"_3d", 2, 1, 4, 1, GOLDEN, "", false, NULL},
+    {"_3d", 2, 1, 4, 1, GOLDEN, "--sequence-parallel 1", false, NULL},
+    {"_3d", 2, 2, 1, 1, GOLDEN, "", true, NULL},
+    {"_3d", 2, 2, 1, 1, GOLDEN, "--zero 0 --recompute layer", false, NULL},
+    {"_3d", 2, 2, 1, 1, GOLDEN, "--sequence-parallel 1", true, NULL},
+    {"_3d", 2, 2, 1, 1, GOLDEN, "--sequence-parallel 1 --overlap 0", false, NULL},
+    {"_3d", 2, 4, 1, 1, GOLDEN, "", false, NULL},
+    {"_3d", 2, 4, 1, 1, GOLDEN, "--sequence-parallel 1", false, NULL},
+    {"_3d", 2, 2, 2, 1, GOLDEN, "", true, "tied-embedding order"},
+    {"_3d", 2, 2, 2, 1, GOLDEN, "--virtual 2", true, NULL},
+    {"_3d", 2, 2, 2, 1, GOLDEN, "--zero 0", false, NULL},
+    {"_3d", 2, 2, 2, 1, GOLDEN, "--schedule gpipe --overlap 0", false, NULL},
+    {"_3d", 2, 2, 2, 1, GOLDEN, "--recompute layer", false, NULL},
+    {"_3d", 2, 2, 2, 1, GOLDEN, "--order ptd", false, NULL},
+    {"_3d", 2, 2, 2, 1, GOLDEN, "--sequence-parallel 1", false, "layernorm drift"},
+    {"_3d", 2, 2, 2, 1, GOLDEN, "--sequence-parallel 1 --virtual 2", true, NULL},
+    {"_3d", 2, 2, 2, 1, GOLDEN, "--sequence-parallel 1 --zero 0 --overlap 0 --recompute gelu", false, NULL},
+    {"_3d", 2, 2, 2, 2, GOLDEN, "--sequence-parallel 1 --virtual 2", false, NULL},
+    {"_3d", 4, 1, 1, 1, GOLDEN, "", false, NULL},
+    {"_3d", 4, 1, 2, 1, GOLDEN, "", false, NULL},
+    {"_3d", 4, 1, 2, 1, GOLDEN, "--sequence-parallel 1 --virtual 2", false, NULL},
+    {"_3d", 4, 2, 1, 1, GOLDEN, "", false, NULL},
+    {"_3d", 4, 2, 1, 1, GOLDEN, "--sequence-parallel 1", true, NULL},
+    // what the golden model is too small for
+    {"", 1, 1, 1, 1, WIDE, "", true, "T < max T"},
+    {"_3d", 1, 1, 5, 1, WIDE, "", false, "dropped layers"},
+    {"_3d", 1, 1, 6, 1, WIDE, "", false, "dropped layers"},
+    {"_3d", 1, 1, 7, 1, WIDE, "", false, "dropped layers"},
+    {"_3d", 1, 1, 8, 1, WIDE, "", false, "dropped layers"},
+    {"_3d", 1, 1, 8, 1, WIDE, "--schedule gpipe --recompute layer", false, NULL},
+    {"_3d", 1, 1, 4, 1, WIDE, "--virtual 2", false, "dropped layers"},
+    {"_3d", 1, 1, 2, 1, WIDE, "--virtual 4", true, "p = 2 interleaved"},
+    {"_tp", 8, 1, 1, 1, WIDE, "", false, NULL},
+    {"_tp", 8, 1, 1, 1, WIDE, "--sequence-parallel 1", true, "gathered logits"},
+    {"_3d", 8, 1, 1, 1, WIDE, "--recompute layer", false, NULL},
+    {"_3d", 2, 2, 2, 1, WIDE, "--sequence-parallel 1 --virtual 4", true, "T < max T"},
+    {"", 1, 1, 1, 1, WIDE_24, "", false, NULL},
+    {"_3d", 1, 3, 1, 1, WIDE_24, "", false, NULL},
+    {"_3d", 1, 3, 1, 1, WIDE_24, "--zero 0", false, NULL},
+    {"_3d", 1, 3, 2, 1, WIDE_24, "--virtual 2", false, NULL},
+    {"_3d", 2, 3, 1, 1, WIDE_24, "--sequence-parallel 1", false, NULL},
+    {"_3d", 1, 6, 1, 1, WIDE_24, "", true, NULL},
+    {"_3d", 1, 2, 3, 1, WIDE_24, "--virtual 3", false, NULL},
+    {"", 1, 1, 1, 1, WIDE_10, "", false, NULL},
+    {"_3d", 1, 5, 1, 1, WIDE_10, "", false, NULL},
+    {"", 1, 1, 1, 1, WIDE_14, "", false, NULL},
+    {"_3d", 1, 7, 1, 1, WIDE_14, "", false, NULL},
+};
+
+// A fixture that is open, and what its runs have left.
+typedef struct {
+    Reference ref;
+    Expected want;
+    Training h;
+    char flags[ARG_BYTES];
+    double *one_rank;  // gradients of the first row; NULL before
+} Case;
+
+// Rows of the same case, t, d, micro-batch and sequence parallelism must have the same bits, whatever else they
+// do differently, if all of them have stages or none of them has. With and without, losses and gradients of the
+// first step are the same but for the tied embedding, whose two gradients are added in another order.
+typedef struct {
+    int fixture, t, d, micro;
+    bool sp, stages;
+    size_t row;  // whose run is kept in folder family-ROW
+    Log log;
+    double *gradients;
+} Family;
+
+enum { MAX_ROWS = 256 };
 
 typedef struct {
-    const char *name;
-    void (*test)(Context *x);
-} Group;
+    Case cases[NUM_FIXTURES];
+    size_t rows, families;
+    char names[MAX_ROWS][128];
+    Errors errors[MAX_ROWS];
+    Family family[MAX_ROWS];
+} Matrix;
+
+static void open_case(const Context *x, Case *c, int fixture) {
+    const Fixture *f = &FIXTURES[fixture];
+    char model[32] = "golden", shard[32] = "golden/train.bin";
+    if (fixture == GOLDEN) {
+        c->h = x->training;
+        c->ref = reference_create(&x->golden.config);
+        memcpy(c->ref.params, x->golden.params, c->ref.table.total * sizeof(double));
+        c->want = reference_train(&c->ref, &c->h, x->tokens, x->bf16);
+    } else {
+        Training h = {f->T, f->global, f->steps, 1e-4, 0.1, 1.0, 0.9, 0.95, 1e-8};
+        size_t count = f->T * f->global * f->steps + 1;
+        int *tokens = random_tokens(count, f->V, 31);
+        snprintf(model, sizeof model, "model-%d", fixture);
+        snprintf(shard, sizeof shard, "shard-%d.bin", fixture);
+        c->h = h;
+        c->ref = random_model(f->L, f->C, f->NH, f->V, f->maxT, 0.2, 30);
+        write_model(model, &c->ref.table, c->ref.params, INTACT);
+        write_shard(shard, 20240520, 1, (int)count, tokens, count);
+        c->want = reference_train(&c->ref, &h, tokens, x->bf16);
+        free(tokens);
+    }
+    training_flags(c->flags, &c->h, model, shard);
+}
+
+// All gradients are the same bits, that of the tied embedding aside if it may differ.
+static bool same_gradients(const ParamTable *table, const double *a, const double *b, bool tied) {
+    const Tensor *wte = table_find(table, WTE, 0);
+    size_t end = wte->offset + wte->size;
+    return (!tied || memcmp(a, b, end * sizeof(double)) == 0) &&
+           memcmp(a + end, b + end, (table->total - end) * sizeof(double)) == 0;
+}
+
+// Compares the run in "out" with its family, or founds one with it. Says which row it was compared with.
+static bool compare_bits(Matrix *m, const Row *row, const ParamTable *table, const Log *log, double *gradients,
+                         char says[48]) {
+    Family mine = {row->fixture, row->t, row->d, row->micro, row->t > 1 && strstr(row->flags, "--sequence"),
+                   row->p > 1, m->rows, *log, gradients};
+    const Family *same = NULL, *other = NULL;
+    char step[48], kept[96];
+    for (size_t i = 0; i < m->families; i++) {
+        const Family *f = &m->family[i];
+        if (f->fixture != mine.fixture || f->t != mine.t || f->d != mine.d || f->micro != mine.micro ||
+            f->sp != mine.sp) continue;
+        *(f->stages == mine.stages ? &same : &other) = f;
+    }
+    snprintf(step, sizeof step, "out/step-%08zu", m->cases[row->fixture].h.steps);
+    if (same) {
+        snprintf(says, 48, "%zu", same->row);
+        snprintf(kept, sizeof kept, "family-%zu/%s", same->row, step + 4);
+        return same_log(log, &same->log) && same_gradients(table, gradients, same->gradients, true) &&
+               same_checkpoint(step, kept);
+    }
+    snprintf(kept, sizeof kept, "family-%zu", m->rows);
+    if (rename("out", kept)) return false;
+    m->family[m->families++] = mine;
+    snprintf(says, 48, "-");
+    if (!other) return true;
+    snprintf(says, 48, "%zu but wte", other->row);
+    return log->loss[0] == other->log.loss[0] && same_gradients(table, gradients, other->gradients, false);
+}
+
+// Runs one layout: one check, which is one row of the table.
+static void run_row(Context *x, Matrix *m, const Row *row) {
+    int ranks = row->t * row->d * row->p;
+    if (ranks > x->max_ranks || (x->bf16 && !row->bf16) || m->rows == MAX_ROWS) return;
+    Case *c = &m->cases[row->fixture];
+    if (!c->want.weights) open_case(x, c, row->fixture);
+    const ParamTable *table = &c->ref.table;
+    char trainer[32], sizes[96] = "", *name = m->names[m->rows], path[96], bits[48] = "";
+    size_t used = 0;
+    snprintf(trainer, sizeof trainer, "train_gpt%s", row->trainer);
+    if (*row->trainer) used += (size_t)sprintf(sizes, "--tensor %d ", row->t);
+    if (strcmp(row->trainer, "_pp") == 0 || row->d * row->p > 1) used += (size_t)sprintf(sizes + used, "--pipeline %d ", row->p);
+    if (strcmp(row->trainer, "_3d") == 0) sprintf(sizes + used, "--data %d ", row->d);
+    snprintf(name, 128, "%-4s %dx%dx%d of %d %s", *row->trainer ? row->trainer + 1 : "gpt", row->t, row->d, row->p,
+             row->micro, row->flags);
+    Layout layout = {trainer, ranks, row->flags};
+    remove_tree("out");
+    bool ok = runs(x, &layout, "", "%s --micro-batch %d %s--log log --dump-gradients gradients --out out", c->flags,
+                   row->micro, sizes);
+    double *got = allocate(table->total * sizeof(double));
+    Measured r = measure_run(table, &c->want, c->h.steps, got);
+    Bounds bound = bounds(x, &table->config);
+    snprintf(path, sizeof path, "out/step-%08zu/model.safetensors", c->h.steps);
+    Errors weights = state_errors(table, path, "", c->want.weights);
+    if (!c->one_rank) c->one_rank = got;
+    const Tensor *worst = &table->tensors[r.gradients.tensor];
+    double alone = tensor_error(worst, c->one_rank, c->want.gradients);
+    Log log = read_log("log");
+    size_t families = m->families;
+    bool close = within(&r, &bound) && weights.worst <= bound.weight;
+    bool same = ok && r.complete && compare_bits(m, row, table, &log, got, bits);
+    m->errors[m->rows] = r.gradients;
+    check(&x->check, ok && close && same, "%3zu %-58s %7.1e %7.1e %-22s %7.1e %7.1e %7.1e %-10s%s%s%s", m->rows,
+          name, r.gradients.worst, alone, worst->name, r.loss, r.norm, weights.worst, bits, row->bug ? "\"" : "",
+          row->bug ? row->bug : "", row->bug ? "\"" : "");
+    if (!close) printf("     not within the bounds\n");
+    else if (!same) printf("     its bits are not those of row %s\n", bits);
+    if (m->families == families && c->one_rank != got) free(got);
+    remove("log");
+    remove("gradients");
+    m->rows++;
+}
+
+static Matrix *matrix_begin(const Context *x) {
+    Bounds b = bounds(x, &x->golden.config);
+    printf("     Relative errors against the reference: of the worst gradient tensor (L2; and that of one rank "
+           "in the\n     same tensor), of losses, norms and updated weights; 4 layers: %.1e, %.1e, %.1e, %.1e "
+           "are allowed.\n     bits: the row that has the same\n", b.gradient, b.loss, b.norm, b.weight);
+    printf("      row t x d x p of micro-batch, flags %27s gradient one rank %14s %12s %7s %7s bits\n", "", "", "losses",
+           "norms", "weights");
+    return allocate(sizeof(Matrix));
+}
+
+static void matrix_end(const Context *x, Matrix *m) {
+    double bound = bounds(x, &x->golden.config).gradient;
+    print_errors_head(bound);
+    for (size_t i = 0; i < m->rows; i++) print_errors(m->names[i], &m->errors[i], bound);
+    printf("     %zu layouts\n", m->rows);
+    for (int i = 0; i < NUM_FIXTURES; i++) {
+        if (!m->cases[i].want.weights) continue;
+        reference_free(&m->cases[i].ref);
+        expected_free(&m->cases[i].want);
+    }
+    for (size_t i = 0; i < m->families; i++) {
+        char kept[48];
+        snprintf(kept, sizeof kept, "family-%zu", m->family[i].row);
+        remove_tree(kept);
+        free(m->family[i].gradients);
+    }
+    free(m);
+}
+
+static void group_layouts(Context *x) {
+    Matrix *m = matrix_begin(x);
+    for (size_t i = 0; i < sizeof ROWS / sizeof *ROWS; i++) run_row(x, m, &ROWS[i]);
+    matrix_end(x, m);
+}
+
+// Every p, v and m of the list, with one tensor rank and two, against the same micro-batches without stages.
+static void group_pipeline(Context *x) {
+    static const int STAGES[] = {2, 3, 4, 6, 8};
+    Matrix *m = matrix_begin(x);
+    for (int t = 1; t <= 2; t++) {
+        for (int micros = 1; micros <= 24; micros++) {
+            bool first = true;
+            for (int i = 0; i < 5; i++) {
+                int p = STAGES[i], rounds = micros == 1 ? 0 : micros % p == 0 ? micros / p : -1;
+                if (t * p > 8 || rounds < 0 || rounds > 3 || ((t == 2 || x->bf16) && rounds != 2)) continue;
+                Row row = {t == 1 ? "" : "_tp", t, 1, 1, 144 / micros, DEEP, "", true, NULL};
+                if (first) run_row(x, m, &row);
+                first = false;
+                row.trainer = "_pp";
+                row.p = p;
+                run_row(x, m, &row);
+                row.flags = "--schedule gpipe";
+                if (rounds == 2) run_row(x, m, &row);
+                row.flags = "--virtual 2";
+                if (rounds) run_row(x, m, &row);
+                row.flags = "--virtual 3";
+                if (rounds) run_row(x, m, &row);
+            }
+        }
+    }
+    matrix_end(x, m);
+}
+
+// ---- main -----------------------------------------------------------------------------------------------
 
 static const Group GROUPS[] = {
     {"reference", group_reference},  // the reference itself, no trainer
-    {"golden", group_golden},        // every layout against the golden case
+    {"golden", group_golden},        // one rank against the golden case
     {"shapes", group_shapes},        // odd sizes against the reference
     {"bits", group_bits},            // what must not change a single bit
     {"resume", group_resume},        // stopping and going on
     {"reports", group_reports},      // validation, samples, schedules, trace, help
     {"refusals", group_refusals},    // bad input
     {"failures", group_failures},    // full disk, NaN, signals
+    {"layouts", group_layouts},      // every layout against the reference, and the bits that it must share
+    {"pipeline", group_pipeline},    // the same for stages, chunks and micro-batches, systematically
 };
 
 int main(int argc, char **argv) {
     static Context context;
-    Context *x = &context;
-    size_t count = sizeof GROUPS / sizeof *GROUPS, known = argc < 3;
-    for (size_t i = 0; i < count && argc > 2; i++) known += strcmp(argv[2], GROUPS[i].name) == 0;
-    if (argc < 2 || argc > 3 || !known) {
-        fprintf(stderr, "usage: test_gpt BUILD_DIR [GROUP], where GROUP is one of");
-        for (size_t i = 0; i < count; i++) fprintf(stderr, " %s", GROUPS[i].name);
-        fprintf(stderr, "\n");
-        return 2;
-    }
-    char golden[PATH_MAX];
-    if (!realpath(argv[1], x->build)) die("cannot open", argv[1]);
-    if (!realpath("dev/test/golden", golden)) die("cannot open", "dev/test/golden");
-    x->bf16 = strstr(x->build, "-bf16") != NULL;
-    if (snprintf(x->temp, sizeof x->temp, "%.4000s/test_gpt.XXXXXX", x->build) < 0 || !mkdtemp(x->temp) ||
-        chdir(x->temp)) die("cannot make a folder in", x->build);
-    if (symlink(golden, "golden")) die("cannot link", golden);
-    load_golden(x);
-    for (size_t i = 0; i < count; i++) {
-        if (argc > 2 && strcmp(argv[2], GROUPS[i].name) != 0) continue;
-        printf("--- %s\n", GROUPS[i].name);
-        time_t begin = time(NULL);
-        GROUPS[i].test(x);
-        printf("     %.0f s\n", difftime(time(NULL), begin));
-    }
-    expected_free(&x->expected);
-    free(x->tokens);
-    reference_free(&x->golden);
-    if (chdir("/") == 0) remove_tree(x->temp);
-    return check_summary(&x->check);
+    return test_trainers(&context, GROUPS, sizeof GROUPS / sizeof *GROUPS, argc, argv);
 }

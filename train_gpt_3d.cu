@@ -44,7 +44,7 @@
 #include "llmc/lr.h"
 // defines: the console line and the JSON Lines log
 #include "llmc/log.h"
-// defines: progress_start, progress_resume, out_check, out_check_file
+// defines: progress_start, progress_resume, out_check_file
 #include "llmc/resume.h"
 // defines: Arena: one allocation per purpose
 #include "llmc/arena.h"
@@ -832,11 +832,14 @@ static bool save(GPT *g, Error *err) {
     if (first && !checkpoint_create(g->opt.out, g->progress.step, &g->config, bf16, tmp, sizeof tmp, err)) return false;
     MPI_Bcast(tmp, sizeof tmp, MPI_CHAR, 0, MPI_COMM_WORLD);
     CUDA_CHECK(cudaDeviceSynchronize());
-    bool mine = g->opt.zero || g->grid.d_rank == 0;  // without ZeRO all data ranks hold the same
-    if (mine && !state_save(&g->state, &g->table, tmp, g->table.shard.embedding, err)) return false;
-    MPI_Barrier(MPI_COMM_WORLD);
+    bool others = !g->opt.zero && g->grid.d_rank != 0;  // without ZeRO all data ranks hold the same
+    bool saved = others || state_save(&g->state, &g->table, tmp, g->table.shard.embedding, err);
+    if (saved) MPI_Barrier(MPI_COMM_WORLD);
+    if (!saved || (first && !checkpoint_commit(tmp, &g->progress, path, sizeof path, err))) {
+        checkpoint_abandon(tmp);
+        return false;
+    }
     if (!first) return true;
-    if (!checkpoint_commit(tmp, &g->progress, path, sizeof path, err)) return false;
     checkpoint_prune(g->opt.out, g->opt.keep, g->progress.step);
     printf("saved %s\n", path);
     return true;
@@ -847,6 +850,8 @@ static bool report_timeline(GPT *g, Error *err) {
     static const char *const tracks[] = {"compute", "all-reduce", "receive activations", "send activations",
                                          "receive gradients", "send gradients", "data"};
     TraceList all;
+    CUDA_CHECK(cudaDeviceSynchronize());
+    timeline_collect(&g->timeline, g->progress.step);
     if (!job_gather_trace(&g->job, &g->timeline.trace, &all)) return true;  // rank 0 has the events of all ranks
     if (g->opt.profile) profile_report(all.events, all.count, g->job.size, g->progress.first_step);
     bool ok = !g->opt.trace || trace_write(g->opt.trace, all.events, all.count, tracks, 7, err);
@@ -934,7 +939,7 @@ static bool prepare(GPT *g, int argc, char **argv, Error *err) {
     if (!o->tokenizer && from && path_print(beside, sizeof beside, err, "%s/tokenizer.json", from) &&
         access(beside, R_OK) == 0) o->tokenizer = beside;
     if (!tokenizer_open(&g->tokenizer, o->tokenizer, err)) return false;
-    if (o->out && !out_check(o->out, err)) return false;
+    if (o->out && !folder_check_writable(o->out, err)) return false;
     if (!out_check_file("--trace", o->trace, err)) return false;
     if (!out_check_file("--dump-gradients", o->dump_gradients, err)) return false;
     double tokens = (double)o->global_batch * (double)g->T;
@@ -1017,6 +1022,7 @@ int main(int argc, char **argv) {
     action.sa_handler = on_signal;
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGINT, &action, NULL);
+    signal(SIGXFSZ, SIG_IGN);  // a file that grows too large is an error of the write, with a sentence
     if (o->profile) CUDA_CHECK(cudaProfilerStart());
 
     // The training loop: what is due after `step` updates, then one more update.

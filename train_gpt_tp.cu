@@ -37,7 +37,7 @@
 #include "llmc/lr.h"
 // defines: the console line and the JSON Lines log
 #include "llmc/log.h"
-// defines: progress_start, progress_resume, out_check, out_check_file
+// defines: progress_start, progress_resume, out_check_file
 #include "llmc/resume.h"
 // defines: Arena: one allocation per purpose
 #include "llmc/arena.h"
@@ -640,10 +640,13 @@ static bool save(GPT *g, Error *err) {
     bool bf16 = sizeof(floatX) != sizeof(float), first = g->job.rank == 0;
     if (first && !checkpoint_create(g->opt.out, g->progress.step, &g->config, bf16, tmp, sizeof tmp, err)) return false;
     MPI_Bcast(tmp, sizeof tmp, MPI_CHAR, 0, MPI_COMM_WORLD);
-    if (!state_save(&g->state, &g->table, tmp, true, err)) return false;
-    MPI_Barrier(MPI_COMM_WORLD);
+    bool saved = state_save(&g->state, &g->table, tmp, true, err);
+    if (saved) MPI_Barrier(MPI_COMM_WORLD);
+    if (!saved || (first && !checkpoint_commit(tmp, &g->progress, path, sizeof path, err))) {
+        checkpoint_abandon(tmp);
+        return false;
+    }
     if (!first) return true;
-    if (!checkpoint_commit(tmp, &g->progress, path, sizeof path, err)) return false;
     checkpoint_prune(g->opt.out, g->opt.keep, g->progress.step);
     printf("saved %s\n", path);
     return true;
@@ -712,7 +715,7 @@ static bool prepare(GPT *g, int argc, char **argv, Error *err) {
     if (!o->tokenizer && from && path_print(beside, sizeof beside, err, "%s/tokenizer.json", from) &&
         access(beside, R_OK) == 0) o->tokenizer = beside;
     if (!tokenizer_open(&g->tokenizer, o->tokenizer, err)) return false;
-    if (o->out && !out_check(o->out, err)) return false;
+    if (o->out && !folder_check_writable(o->out, err)) return false;
     if (!out_check_file("--trace", o->trace, err)) return false;
     if (!out_check_file("--dump-gradients", o->dump_gradients, err)) return false;
     double tokens = (double)o->global_batch * (double)g->T;
@@ -763,6 +766,7 @@ int main(int argc, char **argv) {
     action.sa_handler = on_signal;
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGINT, &action, NULL);
+    signal(SIGXFSZ, SIG_IGN);  // a file that grows too large is an error of the write, with a sentence
     if (o->profile) CUDA_CHECK(cudaProfilerStart());
 
     // The training loop: what is due after `step` updates, then one more update.

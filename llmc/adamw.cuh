@@ -30,7 +30,8 @@ __device__ __forceinline__ float adamw_element(float p, float g, float *m, float
 // `weights` are the fp32 weights: master, or params themselves where these are fp32; narrow is then NULL.
 template <int W>
 __global__ void __launch_bounds__(ELEMENT_THREADS)
-adamw_kernel(floatX *narrow, float *weights, const float *grads, float *ms, float *vs, size_t n, AdamWFactors h) {
+    adamw_kernel(floatX *narrow, float *weights, const float *grads, float *ms, float *vs, size_t n,
+                 AdamWFactors h) {
     Share s = element_share<W>(n);
     for (size_t i = s.begin; i < s.end; i += s.step) {
         float p[W], g[W], m[W], v[W];
@@ -54,7 +55,7 @@ adamw_kernel(floatX *narrow, float *weights, const float *grads, float *ms, floa
 
 template <int W>
 __global__ void __launch_bounds__(ELEMENT_THREADS)
-params_from_master_kernel(floatX *params, const float *master, size_t n) {
+    params_from_master_kernel(floatX *params, const float *master, size_t n) {
     Share s = element_share<W>(n);
     for (size_t i = s.begin; i < s.end; i += s.step) {
         float p[W];
@@ -66,21 +67,29 @@ params_from_master_kernel(floatX *params, const float *master, size_t n) {
     }
 }
 
-// One step of n weights with gradients grads[n] and moments m[n], v[n]. master[n] are the fp32 weights, params their
-// rounded copy; master is NULL where floatX is float. Pointers that are not aligned to 16 bytes take a slower path.
-static inline void adamw_update(floatX *params, float *master, const float *grads, float *m, float *v, size_t n,
-                                const AdamW *h, cudaStream_t stream) {
+// One step of n weights with gradients grads[n] and moments m[n], v[n]. master[n] are the fp32 weights,
+// params their rounded copy; master is NULL where floatX is float. Pointers that are not aligned to 16 bytes
+// take a slower path.
+static inline void adamw_update(floatX *params, float *master, const float *grads, float *m, float *v,
+                                size_t n, const AdamW *h, cudaStream_t stream) {
     if (n == 0) return;
     bool fp32 = sizeof(floatX) == sizeof(float);
     float *weights = fp32 ? (float *)(void *)params : master;
     floatX *narrow = fp32 ? NULL : params;
-    AdamWFactors f = {h->lr, h->beta1, h->beta2, h->eps, h->weight_decay, (float)(1.0 / (double)h->beta1_correction),
-                      (float)(1.0 / sqrt((double)h->beta2_correction)), h->grad_scale};
+    AdamWFactors f = {h->lr,
+                      h->beta1,
+                      h->beta2,
+                      h->eps,
+                      h->weight_decay,
+                      (float)(1.0 / (double)h->beta1_correction),
+                      (float)(1.0 / sqrt((double)h->beta2_correction)),
+                      h->grad_scale};
     if (aligned16(params) && aligned16(weights) && aligned16(grads) && aligned16(m) && aligned16(v)) {
-        LAUNCH(adamw_kernel<x128::size>, element_blocks(n), ELEMENT_THREADS, 0, stream)(narrow, weights, grads, m, v, n,
-                                                                                        f);
+        LAUNCH(adamw_kernel<x128::size>, element_blocks(n), ELEMENT_THREADS, 0, stream)
+        (narrow, weights, grads, m, v, n, f);
     } else {
-        LAUNCH(adamw_kernel<1>, element_blocks(n), ELEMENT_THREADS, 0, stream)(narrow, weights, grads, m, v, n, f);
+        LAUNCH(adamw_kernel<1>, element_blocks(n), ELEMENT_THREADS, 0, stream)
+        (narrow, weights, grads, m, v, n, f);
     }
 }
 
@@ -88,9 +97,11 @@ static inline void adamw_update(floatX *params, float *master, const float *grad
 static inline void params_from_master(floatX *params, const float *master, size_t n, cudaStream_t stream) {
     if (n == 0) return;
     if (aligned16(params) && aligned16(master)) {
-        LAUNCH(params_from_master_kernel<x128::size>, element_blocks(n), ELEMENT_THREADS, 0, stream)(params, master, n);
+        LAUNCH(params_from_master_kernel<x128::size>, element_blocks(n), ELEMENT_THREADS, 0, stream)
+        (params, master, n);
     } else {
-        LAUNCH(params_from_master_kernel<1>, element_blocks(n), ELEMENT_THREADS, 0, stream)(params, master, n);
+        LAUNCH(params_from_master_kernel<1>, element_blocks(n), ELEMENT_THREADS, 0, stream)
+        (params, master, n);
     }
 }
 

@@ -1,8 +1,8 @@
-// elementwise.cuh: what the element and row kernels share: packs of elements read and written as floats, which packs a
-// thread takes, and an exponential that a CPU compiler can vectorise.
+// elementwise.cuh: what the element and row kernels share: packs of elements read and written as floats,
+// which packs a thread takes, and an exponential that a CPU compiler can vectorise.
 //
-// defines: load_floats, store_floats, sum_of, max_of, Share, share_of, ROW_LANES, LONG_ROW_THREADS, row_share, row_sum,
-//          element_share, element_tail, element_blocks, aligned16, exponential
+// defines: load_floats, store_floats, sum_of, max_of, Share, share_of, ROW_LANES, LONG_ROW_THREADS,
+//          row_share, row_sum, element_share, element_tail, element_blocks, aligned16, exponential
 #ifndef LLMC_ELEMENTWISE_CUH
 #define LLMC_ELEMENTWISE_CUH
 
@@ -13,8 +13,8 @@
 
 #include "llmc/cuda_common.cuh"
 
-// Kernels are templates over W, the elements they treat at a time: x128::size (then every address and every row length
-// must be a multiple of it), or 1 for anything else.
+// Kernels are templates over W, the elements they treat at a time: x128::size (then every address and every
+// row length must be a multiple of it), or 1 for anything else.
 
 #ifdef __CUDACC__
 template <typename T>
@@ -28,7 +28,8 @@ __device__ __forceinline__ Packed128<T> pack_floats(const float *in) {
     return pack;
 }
 #else
-// The same with the bits of to_float and from_float, in the compiler's vectors: eight bfloat16 one by one are slow.
+// The same with the bits of to_float and from_float, in the compiler's vectors: eight bfloat16 one by one are
+// slow.
 typedef uint16_t Half8 __attribute__((vector_size(16)));
 typedef uint32_t Word8 __attribute__((vector_size(32)));
 
@@ -39,13 +40,16 @@ static inline void unpack(float *out, const Packed128<__nv_bfloat16> &pack) {
     Word8 word = __builtin_convertvector(half, Word8) << 16;
     memcpy(out, &word, sizeof word);
 }
-template <typename T> static inline Packed128<T> pack_floats(const float *in);
-template <> inline Packed128<float> pack_floats<float>(const float *in) {
+template <typename T>
+static inline Packed128<T> pack_floats(const float *in);
+template <>
+inline Packed128<float> pack_floats<float>(const float *in) {
     Packed128<float> pack;
     memcpy(&pack, in, sizeof pack);
     return pack;
 }
-template <> inline Packed128<__nv_bfloat16> pack_floats<__nv_bfloat16>(const float *in) {
+template <>
+inline Packed128<__nv_bfloat16> pack_floats<__nv_bfloat16>(const float *in) {
     Word8 word;
     memcpy(&word, in, sizeof word);
     Word8 rounded = (word + 0x7FFFu + (word >> 16 & 1)) >> 16;
@@ -106,12 +110,14 @@ typedef struct {
     size_t begin, end, step;
 } Share;
 
-// Divides n packs among `count` threads. The threads of a GPU run in step, so neighbours take neighbouring packs and a
-// warp reads whole cache lines; those of the CPU run one after the other, so each takes a contiguous piece.
+// Divides n packs among `count` threads. The threads of a GPU run in step, so neighbours take neighbouring
+// packs and a warp reads whole cache lines; those of the CPU run one after the other, so each takes a
+// contiguous piece.
 //
-// ROW_LANES of the 32 threads of a warp share a row, and LONG_ROW_THREADS one of tens of thousands of elements. On a
-// GPU these are many: a row is read at once, and the long rows at work at one time fit in the L2 cache. On the CPU
-// more threads gain nothing, and each must be resumed at every reduction: a row is short enough for one.
+// ROW_LANES of the 32 threads of a warp share a row, and LONG_ROW_THREADS one of tens of thousands of
+// elements. On a GPU these are many: a row is read at once, and the long rows at work at one time fit in the
+// L2 cache. On the CPU more threads gain nothing, and each must be resumed at every reduction: a row is short
+// enough for one.
 #ifdef __CUDACC__
 static constexpr int ROW_LANES = 32;
 static constexpr unsigned LONG_ROW_THREADS = 512;
@@ -153,7 +159,8 @@ static constexpr unsigned ELEMENT_THREADS = 256, ELEMENTS_PER_THREAD = 16;
 // The packs of the whole array that this thread of an element kernel takes; n counts elements.
 template <int W>
 __device__ __forceinline__ Share element_share(size_t n) {
-    size_t chunk = (size_t)ELEMENT_THREADS * ELEMENTS_PER_THREAD / W, first = blockIdx.x * chunk, packs = n / W;
+    size_t packs = n / W, chunk = (size_t)ELEMENT_THREADS * ELEMENTS_PER_THREAD / W;
+    size_t first = blockIdx.x * chunk;
     size_t count = first >= packs ? 0 : packs - first < chunk ? packs - first : chunk;
     Share s = share_of(count, threadIdx.x, ELEMENT_THREADS);
     s.begin += first;
@@ -170,13 +177,15 @@ static inline unsigned element_blocks(size_t n) {
 
 static inline bool aligned16(const void *p) { return (uintptr_t)p % 16 == 0; }
 
-// exp(x) to about one unit in the last place; 0 and infinity at the ends, NaN for NaN. A GPU has hardware for it. A CPU
-// has only a function call for one number, so here it is a few multiplications, which the compiler vectorises.
+// exp(x) to about one unit in the last place; 0 and infinity at the ends, NaN for NaN. A GPU has hardware for
+// it. A CPU has only a function call for one number, so here it is a few multiplications, which the compiler
+// vectorises.
 __device__ __forceinline__ float exponential(float x) {
 #ifdef __CUDA_ARCH__
     return expf(x);
 #else
-    x = x < -104.0f ? -104.0f : x;  // exp rounds to 0 there, and to infinity from 89; written so that NaN stays
+    // exp rounds to 0 from -104 on, and to infinity from 89 on. Written so that NaN stays.
+    x = x < -104.0f ? -104.0f : x;
     x = x > 89.0f ? 89.0f : x;
     // x = n ln 2 + r with |r| <= ln(2) / 2. Adding 1.5 * 2^23 rounds to an integer, left in the low bits.
     float shifted = fmaf(x, 1.44269504f, 12582912.0f);

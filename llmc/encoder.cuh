@@ -11,8 +11,8 @@ enum { ENCODER_WARPS = 8, ENCODER_OWNERS = 1024, ENCODER_GROUP = 8 };
 // A warp per position.
 template <int W>
 __global__ void __launch_bounds__(32 * ENCODER_WARPS)
-encoder_forward_kernel(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, size_t N, size_t T,
-                       size_t C, size_t v_start, size_t Vl) {
+    encoder_forward_kernel(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, size_t N,
+                           size_t T, size_t C, size_t v_start, size_t Vl) {
     size_t n = (size_t)blockIdx.x * ENCODER_WARPS + threadIdx.x / 32;
     if (n >= N) return;
     size_t row = (size_t)tokens[n] - v_start;  // wraps around, past every Vl, if the token is below v_start
@@ -30,13 +30,14 @@ encoder_forward_kernel(floatX *out, const int *tokens, const floatX *wte, const 
     }
 }
 
-// Each warp owns the vocabulary rows whose number is its own modulo the count of warps, a power of two. It walks all
-// positions in order and adds those whose token it owns: no atomics, no barrier, and always the same order. A position
-// without a match costs one comparison, so many owners with little to do are better than few.
+// Each warp owns the vocabulary rows whose number is its own modulo the count of warps, a power of two. It
+// walks all positions in order and adds those whose token it owns: no atomics, no barrier, and always the
+// same order. A position without a match costs one comparison, so many owners with little to do are better
+// than few.
 template <int W>
 __global__ void __launch_bounds__(32 * ENCODER_WARPS)
-encoder_backward_wte_kernel(float *dwte, const floatX *dout, const int *tokens, size_t N, size_t C, size_t v_start,
-                            size_t Vl) {
+    encoder_backward_wte_kernel(float *dwte, const floatX *dout, const int *tokens, size_t N, size_t C,
+                                size_t v_start, size_t Vl) {
     unsigned owner = blockIdx.x * ENCODER_WARPS + threadIdx.x / 32;
     Share s = row_share<ROW_LANES>(C / W);
     if (s.begin >= s.end) return;
@@ -68,8 +69,8 @@ encoder_backward_wte_kernel(float *dwte, const floatX *dout, const int *tokens, 
 // A warp per position of the sequence, summing over the batch; positions from T on have no gradient.
 template <int W>
 __global__ void __launch_bounds__(32 * ENCODER_WARPS)
-encoder_backward_wpe_kernel(float *dwpe, const floatX *dout, size_t B, size_t T, size_t rows, size_t C,
-                            bool accumulate) {
+    encoder_backward_wpe_kernel(float *dwpe, const floatX *dout, size_t B, size_t T, size_t rows, size_t C,
+                                bool accumulate) {
     size_t t = (size_t)blockIdx.x * ENCODER_WARPS + threadIdx.x / 32;
     if (t >= rows) return;
     Share s = row_share<ROW_LANES>(C / W);
@@ -87,47 +88,48 @@ encoder_backward_wpe_kernel(float *dwpe, const floatX *dout, size_t B, size_t T,
     }
 }
 
-// out[B, T, C] = wte[token - v_start] + wpe[t]. wte [Vl, C] holds vocabulary rows v_start .. v_start + Vl; a token
-// outside of them contributes 0. wpe [maxT, C], or NULL: not added.
-static inline void encoder_forward(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, size_t B,
-                                   size_t T, size_t C, size_t v_start, size_t Vl, cudaStream_t stream) {
+// out[B, T, C] = wte[token - v_start] + wpe[t]. wte [Vl, C] holds vocabulary rows v_start .. v_start + Vl; a
+// token outside of them contributes 0. wpe [maxT, C], or NULL: not added.
+static inline void encoder_forward(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe,
+                                   size_t B, size_t T, size_t C, size_t v_start, size_t Vl,
+                                   cudaStream_t stream) {
     size_t N = B * T;
     if (N == 0) return;
     unsigned blocks = (unsigned)CEIL_DIV(N, (size_t)ENCODER_WARPS);
     if (C % x128::size == 0) {
-        LAUNCH(encoder_forward_kernel<x128::size>, blocks, 32 * ENCODER_WARPS, 0, stream)(out, tokens, wte, wpe, N, T,
-                                                                                          C, v_start, Vl);
+        LAUNCH(encoder_forward_kernel<x128::size>, blocks, 32 * ENCODER_WARPS, 0, stream)
+        (out, tokens, wte, wpe, N, T, C, v_start, Vl);
     } else {
-        LAUNCH(encoder_forward_kernel<1>, blocks, 32 * ENCODER_WARPS, 0, stream)(out, tokens, wte, wpe, N, T, C,
-                                                                                 v_start, Vl);
+        LAUNCH(encoder_forward_kernel<1>, blocks, 32 * ENCODER_WARPS, 0, stream)
+        (out, tokens, wte, wpe, N, T, C, v_start, Vl);
     }
 }
 
-// Adds dout[B, T, C] to dwte[Vl, C] at the rows of its tokens, and to dwpe[maxT, C], of which accumulate_wpe false
-// overwrites all rows, those from T on with 0. dwte or dwpe may be NULL: not wanted.
-static inline void encoder_backward(float *dwte, float *dwpe, const floatX *dout, const int *tokens, size_t B, size_t T,
-                                    size_t C, size_t maxT, size_t v_start, size_t Vl, bool accumulate_wpe,
-                                    cudaStream_t stream) {
+// Adds dout[B, T, C] to dwte[Vl, C] at the rows of its tokens, and to dwpe[maxT, C], of which accumulate_wpe
+// false overwrites all rows, those from T on with 0. dwte or dwpe may be NULL: not wanted.
+static inline void encoder_backward(float *dwte, float *dwpe, const floatX *dout, const int *tokens, size_t B,
+                                    size_t T, size_t C, size_t maxT, size_t v_start, size_t Vl,
+                                    bool accumulate_wpe, cudaStream_t stream) {
     bool wide = C % x128::size == 0;
     if (dwte && B * T > 0) {
         unsigned blocks = ENCODER_OWNERS / ENCODER_WARPS;
         if (wide) {
-            LAUNCH(encoder_backward_wte_kernel<x128::size>, blocks, 32 * ENCODER_WARPS, 0, stream)(dwte, dout, tokens,
-                                                                                    B * T, C, v_start, Vl);
+            LAUNCH(encoder_backward_wte_kernel<x128::size>, blocks, 32 * ENCODER_WARPS, 0, stream)
+            (dwte, dout, tokens, B * T, C, v_start, Vl);
         } else {
-            LAUNCH(encoder_backward_wte_kernel<1>, blocks, 32 * ENCODER_WARPS, 0, stream)(dwte, dout, tokens, B * T, C,
-                                                                                          v_start, Vl);
+            LAUNCH(encoder_backward_wte_kernel<1>, blocks, 32 * ENCODER_WARPS, 0, stream)
+            (dwte, dout, tokens, B * T, C, v_start, Vl);
         }
     }
     size_t rows = accumulate_wpe ? T : maxT;
     if (dwpe && rows > 0) {
         unsigned blocks = (unsigned)CEIL_DIV(rows, (size_t)ENCODER_WARPS);
         if (wide) {
-            LAUNCH(encoder_backward_wpe_kernel<x128::size>, blocks, 32 * ENCODER_WARPS, 0, stream)(dwpe, dout, B, T,
-                                                                                    rows, C, accumulate_wpe);
+            LAUNCH(encoder_backward_wpe_kernel<x128::size>, blocks, 32 * ENCODER_WARPS, 0, stream)
+            (dwpe, dout, B, T, rows, C, accumulate_wpe);
         } else {
-            LAUNCH(encoder_backward_wpe_kernel<1>, blocks, 32 * ENCODER_WARPS, 0, stream)(dwpe, dout, B, T, rows, C,
-                                                                                          accumulate_wpe);
+            LAUNCH(encoder_backward_wpe_kernel<1>, blocks, 32 * ENCODER_WARPS, 0, stream)
+            (dwpe, dout, B, T, rows, C, accumulate_wpe);
         }
     }
 }

@@ -2,28 +2,18 @@
 // any moment leaves either the old or the new one.
 //
 // defines: path_print, folder_make, folder_check_writable, folder_remove, folder_sync, folder_replace,
-//          folder_list, file_write_text
+//          folder_list
 #ifndef LLMC_FOLDER_H
 #define LLMC_FOLDER_H
 
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
+#include "llmc/file.h"
+
 #include <ctype.h>
 #include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #ifdef __linux__
 #include <sys/syscall.h>
 #endif
-
-#include "llmc/error.h"
 
 // snprintf into a path; false with a sentence if it does not fit.
 __attribute__((format(printf, 4, 5))) static inline bool path_print(char *path, size_t size, Error *err,
@@ -158,18 +148,6 @@ static inline FolderList folder_list(const char *dir) {
     closedir(d);
     if (list.count) qsort(list.names, list.count, sizeof(FolderName), folder_compare);
     return list;
-}
-
-// Writes a small file and waits until it is on the disk.
-static inline bool file_write_text(const char *path, const char *text, Error *err) {
-    FILE *f = fopen(path, "we");
-    bool ok = f && fputs(text, f) >= 0 && fflush(f) == 0 && fsync(fileno(f)) == 0;
-    int reason = errno;
-    if (f && fclose(f) != 0 && ok) {
-        ok = false;
-        reason = errno;
-    }
-    return ok || error_set(err, "cannot write %s: %s", path, strerror(reason));
 }
 
 #endif

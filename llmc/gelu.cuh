@@ -1,4 +1,5 @@
-// gelu.cuh: the activation of GPT-2's MLP, in its tanh form: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
+// gelu.cuh: the activation of GPT-2's MLP, in its tanh form: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715
+// x^3))).
 //
 // defines: gelu, gelu_gradient (of one float, for other kernels), gelu_forward, gelu_backward
 #ifndef LLMC_GELU_CUH
@@ -28,7 +29,8 @@ __device__ __forceinline__ float gelu_gradient(float x) {
 }
 
 template <int W>
-__global__ void __launch_bounds__(ELEMENT_THREADS) gelu_forward_kernel(floatX *out, const floatX *inp, size_t n) {
+__global__ void __launch_bounds__(ELEMENT_THREADS)
+    gelu_forward_kernel(floatX *out, const floatX *inp, size_t n) {
     Share s = element_share<W>(n);
     for (size_t i = s.begin; i < s.end; i += s.step) {
         float x[W];
@@ -43,7 +45,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS) gelu_forward_kernel(floatX *o
 
 template <int W>
 __global__ void __launch_bounds__(ELEMENT_THREADS)
-gelu_backward_kernel(floatX *dinp, const floatX *dout, const floatX *inp, size_t n) {
+    gelu_backward_kernel(floatX *dinp, const floatX *dout, const floatX *inp, size_t n) {
     Share s = element_share<W>(n);
     for (size_t i = s.begin; i < s.end; i += s.step) {
         float x[W], d[W];
@@ -70,10 +72,12 @@ static inline void gelu_forward(floatX *out, const floatX *inp, size_t n, cudaSt
 }
 
 // dinp[n] = dout[n] * gelu'(inp[n]); dinp may be dout.
-static inline void gelu_backward(floatX *dinp, const floatX *dout, const floatX *inp, size_t n, cudaStream_t stream) {
+static inline void gelu_backward(floatX *dinp, const floatX *dout, const floatX *inp, size_t n,
+                                 cudaStream_t stream) {
     if (n == 0) return;
     if (aligned16(dinp) && aligned16(dout) && aligned16(inp)) {
-        LAUNCH(gelu_backward_kernel<x128::size>, element_blocks(n), ELEMENT_THREADS, 0, stream)(dinp, dout, inp, n);
+        LAUNCH(gelu_backward_kernel<x128::size>, element_blocks(n), ELEMENT_THREADS, 0, stream)
+        (dinp, dout, inp, n);
     } else {
         LAUNCH(gelu_backward_kernel<1>, element_blocks(n), ELEMENT_THREADS, 0, stream)(dinp, dout, inp, n);
     }

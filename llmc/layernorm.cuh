@@ -1,4 +1,5 @@
-// layernorm.cuh: layer normalisation over the channels, alone and after the residual addition that precedes it.
+// layernorm.cuh: layer normalisation over the channels, alone and after the residual addition that precedes
+// it.
 //
 // defines: layernorm_forward, layernorm_residual_forward, residual_forward, layernorm_backward,
 //          layernorm_backward_scratch
@@ -8,17 +9,18 @@
 #include "llmc/elementwise.cuh"
 
 enum {
-    LAYERNORM_WARPS = 8,           // most warps of a block: each has a row
-    LAYERNORM_MAX_BLOCKS = 264,    // of the backward pass: two for each multiprocessor of an H100
-    LAYERNORM_ROWS_PER_BLOCK = 16, // fewest rows a block of the backward pass is worth
-    LAYERNORM_SHARED = 48 << 10,   // bytes of shared memory that any block may have
+    LAYERNORM_WARPS = 8,            // most warps of a block: each has a row
+    LAYERNORM_MAX_BLOCKS = 264,     // of the backward pass: two for each multiprocessor of an H100
+    LAYERNORM_ROWS_PER_BLOCK = 16,  // fewest rows a block of the backward pass is worth
+    LAYERNORM_SHARED = 48 << 10,    // bytes of shared memory that any block may have
 };
 #define LAYERNORM_EPSILON 1e-5f
 
-// residual = inp1 + (inp2 + bias), rounded once: W elements, kept as the floats that a later read of residual gives.
+// residual = inp1 + (inp2 + bias), rounded once: W elements, kept as the floats that a later read of residual
+// gives.
 template <int W>
-__device__ __forceinline__ void add_residual(float (&x)[W], floatX *residual, const floatX *inp1, const floatX *inp2,
-                                             const floatX *bias) {
+__device__ __forceinline__ void add_residual(float (&x)[W], floatX *residual, const floatX *inp1,
+                                             const floatX *inp2, const floatX *bias) {
     float y[W], b[W];
     load_floats<W>(x, inp1);
     load_floats<W>(y, inp2);
@@ -27,13 +29,13 @@ __device__ __forceinline__ void add_residual(float (&x)[W], floatX *residual, co
     store_floats<W>(residual, x);
 }
 
-// A warp per row. With inp1, the row is first made as residual = inp1 + (inp2 + inp2_bias); each thread reads back
-// only what it wrote itself. The variance is of the centred values: no cancellation.
+// A warp per row. With inp1, the row is first made as residual = inp1 + (inp2 + inp2_bias); each thread reads
+// back only what it wrote itself. The variance is of the centred values: no cancellation.
 template <int W, int LANES>
 __global__ void __launch_bounds__(32 * LAYERNORM_WARPS)
-layernorm_forward_kernel(floatX *out, float *mean, float *rstd, floatX *residual, const floatX *inp1,
-                         const floatX *inp2, const floatX *inp2_bias, const floatX *weight, const floatX *bias,
-                         size_t N, size_t C) {
+    layernorm_forward_kernel(floatX *out, float *mean, float *rstd, floatX *residual, const floatX *inp1,
+                             const floatX *inp2, const floatX *inp2_bias, const floatX *weight,
+                             const floatX *bias, size_t N, size_t C) {
     size_t n = (size_t)blockIdx.x * LAYERNORM_WARPS + threadIdx.x / 32;
     if (n >= N || threadIdx.x % 32 >= LANES) return;
     floatX *row = residual + n * C;
@@ -70,8 +72,8 @@ layernorm_forward_kernel(floatX *out, float *mean, float *rstd, floatX *residual
 
 template <int W>
 __global__ void __launch_bounds__(32 * LAYERNORM_WARPS)
-residual_forward_kernel(floatX *out, const floatX *inp1, const floatX *inp2, const floatX *inp2_bias, size_t N,
-                        size_t C) {
+    residual_forward_kernel(floatX *out, const floatX *inp1, const floatX *inp2, const floatX *inp2_bias,
+                            size_t N, size_t C) {
     size_t n = (size_t)blockIdx.x * LAYERNORM_WARPS + threadIdx.x / 32;
     if (n >= N) return;
     Share s = row_share<ROW_LANES>(C / W);
@@ -82,15 +84,16 @@ residual_forward_kernel(floatX *out, const floatX *inp1, const floatX *inp2, con
     }
 }
 
-// First stage of the backward pass. A block takes rows_per_block rows in a row, its warps one each in turn; a warp
-// sums its rows' part of dweight and dbias in its own [2, C] floats, of which each thread touches only its columns.
-// They are in shared memory, and the block adds its warps' sums to one row of partials [blocks, 2, C]; or, if C is too
-// large for that or one thread has the row, the block has one warp and sums in partials directly.
+// First stage of the backward pass. A block takes rows_per_block rows, its warps one each in turn; a
+// warp sums its rows' part of dweight and dbias in its own [2, C] floats, of which each thread touches only
+// its columns. They are in shared memory, and the block adds its warps' sums to one row of partials [blocks,
+// 2, C]; or, if C is too large for that or one thread has the row, the block has one warp and sums in
+// partials directly.
 template <int W, int LANES>
 __global__ void __launch_bounds__(32 * LAYERNORM_WARPS)
-layernorm_backward_kernel(floatX *dinp, float *partials, const floatX *dresidual, const floatX *dout,
-                          const floatX *inp, const floatX *weight, const float *mean, const float *rstd, size_t N,
-                          size_t C, size_t rows_per_block, bool in_shared) {
+    layernorm_backward_kernel(floatX *dinp, float *partials, const floatX *dresidual, const floatX *dout,
+                              const floatX *inp, const floatX *weight, const float *mean, const float *rstd,
+                              size_t N, size_t C, size_t rows_per_block, bool in_shared) {
     DYNAMIC_SHARED(float, shared);
     if (!in_shared && threadIdx.x % 32 >= LANES) return;
     size_t warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -124,7 +127,8 @@ layernorm_backward_kernel(floatX *dinp, float *partials, const floatX *dresidual
             store_floats<W>(dweight + i * W, dw);
             store_floats<W>(dbias + i * W, db);
         }
-        float sum = row_sum<LANES>(sum_of<W>(sums)) / (float)C, dot = row_sum<LANES>(sum_of<W>(dots)) / (float)C;
+        float sum = row_sum<LANES>(sum_of<W>(sums)) / (float)C,
+              dot = row_sum<LANES>(sum_of<W>(dots)) / (float)C;
         for (size_t i = s.begin; i < s.end; i += s.step) {
             float y[W] = {0.0f};
             load_floats<W>(x, x_row + i * W);
@@ -146,9 +150,9 @@ layernorm_backward_kernel(floatX *dinp, float *partials, const floatX *dresidual
 }
 
 // Second stage: a thread per column of partials [blocks, 2, C], of which the first half is dweight's.
-__global__ void __launch_bounds__(128) layernorm_backward_sum_kernel(float *dweight, float *dbias,
-                                                                     const float *partials, size_t blocks, size_t C,
-                                                                     bool accumulate) {
+__global__ void __launch_bounds__(128)
+    layernorm_backward_sum_kernel(float *dweight, float *dbias, const float *partials, size_t blocks,
+                                  size_t C, bool accumulate) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= 2 * C) return;
     float sum = 0.0f;
@@ -172,18 +176,20 @@ static inline void layernorm_forward_launch(floatX *out, float *mean, float *rst
     if (N == 0) return;
     unsigned blocks = (unsigned)CEIL_DIV(N, (size_t)LAYERNORM_WARPS), threads = 32 * LAYERNORM_WARPS;
     if (C % x128::size == 0) {
-        LAUNCH((layernorm_forward_kernel<x128::size, LANES>), blocks, threads, 0, stream)(
-            out, mean, rstd, residual, inp1, inp2, inp2_bias, weight, bias, N, C);
+        LAUNCH((layernorm_forward_kernel<x128::size, LANES>), blocks, threads, 0, stream)
+        (out, mean, rstd, residual, inp1, inp2, inp2_bias, weight, bias, N, C);
     } else {
-        LAUNCH((layernorm_forward_kernel<1, LANES>), blocks, threads, 0, stream)(
-            out, mean, rstd, residual, inp1, inp2, inp2_bias, weight, bias, N, C);
+        LAUNCH((layernorm_forward_kernel<1, LANES>), blocks, threads, 0, stream)
+        (out, mean, rstd, residual, inp1, inp2, inp2_bias, weight, bias, N, C);
     }
 }
 
 // out[N, C] = (inp - mean) * rstd * weight + bias by rows; keeps mean[N] and rstd[N] for the backward pass.
-static inline void layernorm_forward(floatX *out, float *mean, float *rstd, const floatX *inp, const floatX *weight,
-                                     const floatX *bias, size_t N, size_t C, cudaStream_t stream) {
-    layernorm_forward_launch<ROW_LANES>(out, mean, rstd, (floatX *)inp, NULL, NULL, NULL, weight, bias, N, C, stream);
+static inline void layernorm_forward(floatX *out, float *mean, float *rstd, const floatX *inp,
+                                     const floatX *weight, const floatX *bias, size_t N, size_t C,
+                                     cudaStream_t stream) {
+    layernorm_forward_launch<ROW_LANES>(out, mean, rstd, (floatX *)inp, NULL, NULL, NULL, weight, bias, N, C,
+                                        stream);
 }
 
 // residual[N, C] = inp1 + (inp2 + inp2_bias[C]), rounded once to floatX; out = layernorm(residual as stored).
@@ -192,29 +198,33 @@ static inline void layernorm_residual_forward(floatX *residual, floatX *out, flo
                                               const floatX *inp1, const floatX *inp2, const floatX *inp2_bias,
                                               const floatX *weight, const floatX *bias, size_t N, size_t C,
                                               cudaStream_t stream) {
-    layernorm_forward_launch<ROW_LANES>(out, mean, rstd, residual, inp1, inp2, inp2_bias, weight, bias, N, C, stream);
+    layernorm_forward_launch<ROW_LANES>(out, mean, rstd, residual, inp1, inp2, inp2_bias, weight, bias, N, C,
+                                        stream);
 }
 
 // The first half of layernorm_residual_forward alone, with the same bits.
-static inline void residual_forward(floatX *out, const floatX *inp1, const floatX *inp2, const floatX *inp2_bias,
-                                    size_t N, size_t C, cudaStream_t stream) {
+static inline void residual_forward(floatX *out, const floatX *inp1, const floatX *inp2,
+                                    const floatX *inp2_bias, size_t N, size_t C, cudaStream_t stream) {
     if (N == 0) return;
     unsigned blocks = (unsigned)CEIL_DIV(N, (size_t)LAYERNORM_WARPS), threads = 32 * LAYERNORM_WARPS;
     if (C % x128::size == 0) {
-        LAUNCH(residual_forward_kernel<x128::size>, blocks, threads, 0, stream)(out, inp1, inp2, inp2_bias, N, C);
+        LAUNCH(residual_forward_kernel<x128::size>, blocks, threads, 0, stream)
+        (out, inp1, inp2, inp2_bias, N, C);
     } else {
         LAUNCH(residual_forward_kernel<1>, blocks, threads, 0, stream)(out, inp1, inp2, inp2_bias, N, C);
     }
 }
 
 // Floats of scratch that layernorm_backward wants (aligned to 16 bytes).
-static inline size_t layernorm_backward_scratch(size_t N, size_t C) { return layernorm_backward_blocks(N) * 2 * C; }
+static inline size_t layernorm_backward_scratch(size_t N, size_t C) {
+    return layernorm_backward_blocks(N) * 2 * C;
+}
 
 template <int LANES>
 static inline void layernorm_backward_launch(floatX *dinp, float *dweight, float *dbias, float *scratch,
                                              const floatX *dresidual, const floatX *dout, const floatX *inp,
-                                             const floatX *weight, const float *mean, const float *rstd, size_t N,
-                                             size_t C, bool accumulate, cudaStream_t stream) {
+                                             const floatX *weight, const float *mean, const float *rstd,
+                                             size_t N, size_t C, bool accumulate, cudaStream_t stream) {
     size_t blocks = 0;
     if (N > 0) {
         size_t rows = CEIL_DIV(N, layernorm_backward_blocks(N));
@@ -225,25 +235,26 @@ static inline void layernorm_backward_launch(floatX *dinp, float *dweight, float
         bool in_shared = LANES == 32 && shared <= LAYERNORM_SHARED;
         if (!in_shared) shared = 0;
         if (C % x128::size == 0) {
-            LAUNCH((layernorm_backward_kernel<x128::size, LANES>), (unsigned)blocks, 32 * warps, shared, stream)(
-                dinp, scratch, dresidual, dout, inp, weight, mean, rstd, N, C, rows, in_shared);
+            LAUNCH((layernorm_backward_kernel<x128::size, LANES>), (unsigned)blocks, 32 * warps, shared,
+                   stream)
+            (dinp, scratch, dresidual, dout, inp, weight, mean, rstd, N, C, rows, in_shared);
         } else {
-            LAUNCH((layernorm_backward_kernel<1, LANES>), (unsigned)blocks, 32 * warps, shared, stream)(
-                dinp, scratch, dresidual, dout, inp, weight, mean, rstd, N, C, rows, in_shared);
+            LAUNCH((layernorm_backward_kernel<1, LANES>), (unsigned)blocks, 32 * warps, shared, stream)
+            (dinp, scratch, dresidual, dout, inp, weight, mean, rstd, N, C, rows, in_shared);
         }
     }
-    LAUNCH(layernorm_backward_sum_kernel, (unsigned)CEIL_DIV(2 * C, (size_t)128), 128, 0, stream)(
-        dweight, dbias, scratch, blocks, C, accumulate);
+    LAUNCH(layernorm_backward_sum_kernel, (unsigned)CEIL_DIV(2 * C, (size_t)128), 128, 0, stream)
+    (dweight, dbias, scratch, blocks, C, accumulate);
 }
 
 // dinp[N, C] = dresidual (if not NULL; it may be dinp) + the gradient of layernorm with respect to inp.
 // dweight[C] and dbias[C] are overwritten, or added to with accumulate. dout may be dinp as well.
 static inline void layernorm_backward(floatX *dinp, float *dweight, float *dbias, float *scratch,
                                       const floatX *dresidual, const floatX *dout, const floatX *inp,
-                                      const floatX *weight, const float *mean, const float *rstd, size_t N, size_t C,
-                                      bool accumulate, cudaStream_t stream) {
-    layernorm_backward_launch<ROW_LANES>(dinp, dweight, dbias, scratch, dresidual, dout, inp, weight, mean, rstd, N, C,
-                                         accumulate, stream);
+                                      const floatX *weight, const float *mean, const float *rstd, size_t N,
+                                      size_t C, bool accumulate, cudaStream_t stream) {
+    layernorm_backward_launch<ROW_LANES>(dinp, dweight, dbias, scratch, dresidual, dout, inp, weight, mean,
+                                         rstd, N, C, accumulate, stream);
 }
 
 #endif

@@ -136,7 +136,7 @@ static inline bool gemm_search(Matmul *mm, cublasLtMatmulAlgo_t *algo, cublasLtM
     return true;
 }
 
-// The place of a problem in the table, found or to be filled. In a full table the first place tried is taken over.
+// The place of a problem in the table, found or to be filled. A full table reuses the first one tried.
 static inline MatmulPlan *gemm_plan(Matmul *mm, const uint64_t key[12]) {
     uint64_t hash = 0;
     for (int i = 0; i < 12; i++) hash = (hash ^ key[i]) * 0x9E3779B97F4A7C15u + (hash >> 29);

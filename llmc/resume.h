@@ -27,17 +27,6 @@ static inline TrainerState progress_start(const Options *o, bool bf16) {
     return s;
 }
 
-// Makes the folder --out if it is missing and proves that files can be made in it, before any work is lost.
-static inline bool out_check(const char *dir, Error *err) {
-    char path[PATH_MAX];
-    if (!folder_make(dir, err) || !path_print(path, sizeof path, err, "%s/.writable-%ld", dir, (long)getpid())) return false;
-    FILE *file = fopen(path, "wb");
-    if (!file) return error_set(err, "cannot write to --out %s: %s", dir, strerror(errno));
-    fclose(file);
-    remove(path);
-    return true;
-}
-
 // Proves that a file can be written, before any work is lost; path NULL: nothing to do. Leaves no new file behind.
 static inline bool out_check_file(const char *flag, const char *path, Error *err) {
     if (!path) return true;

@@ -294,19 +294,6 @@ static inline bool st_read_floats(const SafeTensors *st, const STEntry *x, size_
     return true;
 }
 
-// Writes all bytes at an offset; false: errno says why.
-static inline bool file_write_at(int fd, const void *data, size_t bytes, uint64_t offset) {
-    for (size_t done = 0; done < bytes;) {
-        size_t ask = bytes - done < ((size_t)1 << 30) ? bytes - done : (size_t)1 << 30;
-        ssize_t n = pwrite(fd, (const char *)data + done, ask, (off_t)(offset + done));
-        if (n < 0 && errno == EINTR) continue;
-        if (n == 0) errno = ENOSPC;
-        if (n <= 0) return false;
-        done += (size_t)n;
-    }
-    return true;
-}
-
 // Describes a tensor for st_create; dims 1: [cols], dims 2: [rows, cols].
 static inline STEntry st_entry(const char *name, STType dtype, int dims, size_t rows, size_t cols) {
     STEntry x;
@@ -317,19 +304,6 @@ static inline STEntry st_entry(const char *name, STType dtype, int dims, size_t 
     x.shape[0] = dims == 1 ? cols : rows;
     if (dims == 2) x.shape[1] = cols;
     return x;
-}
-
-// Reserves the blocks of the whole file, so that a full disk is met here and not half-way through.
-static inline bool st_reserve(int fd, uint64_t bytes) {
-#ifdef __linux__
-    int failure = posix_fallocate(fd, 0, (off_t)bytes);
-    while (failure == EINTR) failure = posix_fallocate(fd, 0, (off_t)bytes);
-    if (failure != EOPNOTSUPP && failure != EINVAL) {
-        errno = failure;
-        return failure == 0;
-    }
-#endif
-    return ftruncate(fd, (off_t)bytes) == 0;
 }
 
 // The header of `specs`, padded with spaces so that the data starts at a multiple of 8. *bytes: of the data.
@@ -360,8 +334,7 @@ static inline char *st_make_header(const STEntry *specs, size_t count, size_t *l
 }
 
 // Creates (or empties) the file, writes the header of the specs (name, dtype, dims and shape are read; see
-// st_entry) and reserves the space of the data. Afterwards *st is open for writing. On failure the file is
-// removed.
+// st_entry) and reserves the space of the data. Then *st is open for writing. A file that fails is removed.
 static inline bool st_create(SafeTensors *st, const char *path, const STEntry *specs, size_t count,
                              Error *err) {
     uint64_t length = 0, bytes = 0;
@@ -370,7 +343,7 @@ static inline bool st_create(SafeTensors *st, const char *path, const STEntry *s
     length = n;
     if (!text) return error_set(err, "cannot write %s: out of host memory", path);
     int fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    bool ok = fd >= 0 && st_reserve(fd, 8 + length + bytes) && file_write_at(fd, &length, 8, 0) &&
+    bool ok = fd >= 0 && file_reserve(fd, 8 + length + bytes) && file_write_at(fd, &length, 8, 0) &&
               file_write_at(fd, text, n, 8);
     if (!ok) {
         error_set(err, "cannot write %s (%.1f MiB): %s", path, (double)(8 + length + bytes) / 1048576.0,

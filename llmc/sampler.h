@@ -29,9 +29,8 @@ static inline uint32_t sampler_threshold(const float *logits, size_t V, size_t k
     return threshold;
 }
 
-// Draws from softmax(logits [V] / temperature) with coin in [0, 1). temperature 0 takes the largest logit.
-// top_k > 0 draws among the k largest only (those equal to the k-th included); 0 among all. A NaN is never
-// drawn.
+// Draws from softmax(logits [V] / temperature) with coin in [0, 1), but never a NaN. temperature 0 takes the
+// largest logit. top_k > 0 draws among the k largest only (those equal to the k-th included); 0 among all.
 static inline int sample_token(const float *logits, size_t V, double temperature, size_t top_k, double coin) {
     size_t best = 0;
     for (size_t i = 1; i < V; i++) {

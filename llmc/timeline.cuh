@@ -12,6 +12,8 @@
 #include "llmc/cuda_common.cuh"
 #include "llmc/trace.h"
 
+enum { TIMELINE_LIMIT = 1000000 };  // spans of one rank; a longer run is traced up to there
+
 // Seconds on the host's clock that never jumps.
 static inline double seconds_now(void) {
     struct timespec now;
@@ -51,7 +53,7 @@ static inline size_t span_begin(Timeline *t, cudaStream_t stream, int track, con
     char label[64];
     snprintf(label, sizeof label, micro < 0 ? "%s" : "%s micro-batch %d chunk %d", kind, micro, chunk);
     nvtxRangePushA(label);
-    if (!t->on) return 0;
+    if (!t->on || t->trace.count + t->open >= TIMELINE_LIMIT) return SIZE_MAX;
     if (t->open == t->capacity) {
         t->capacity = t->capacity ? 2 * t->capacity : 256;
         t->spans = (Span *)realloc(t->spans, t->capacity * sizeof(Span));
@@ -71,7 +73,7 @@ static inline size_t span_begin(Timeline *t, cudaStream_t stream, int track, con
 
 static inline void span_end(Timeline *t, cudaStream_t stream, size_t number) {
     nvtxRangePop();
-    if (t->on) CUDA_CHECK(cudaEventRecord(t->spans[number].end, stream));
+    if (number != SIZE_MAX) CUDA_CHECK(cudaEventRecord(t->spans[number].end, stream));
 }
 
 // Turns the spans that have ended into trace events of training step `step`; those that still run stay for later.

@@ -8,9 +8,9 @@
 
 #include "llmc/tokenizer_json.h"
 
-// The length of the first word of text[bytes], bytes > 0, as GPT-2 splits: a contraction ('s 't 're 've 'm
-// 'll 'd); else letters, digits or other signs, each with at most one space in front; else white space, of
-// which the last character is left to the next word.
+// The length of the first word of text[bytes], bytes > 0, as GPT-2 splits: a contraction ('s, 't, 're, 've,
+// 'm, 'll, 'd); else letters, digits or other signs, each with at most one space in front; else white space,
+// of which the last character is left to the next word.
 static inline size_t tokenizer_word(const char *text, size_t bytes) {
     static const char *const contractions[] = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"};
     for (int i = 0; i < 7; i++) {
@@ -27,8 +27,7 @@ static inline size_t tokenizer_word(const char *text, size_t bytes) {
     return wanted == CLASS_SPACE && at < bytes && last > 0 ? last : at;
 }
 
-// Merges the bytes' tokens of one word. Quadratic in its length, which is a few bytes for any text that words
-// make up.
+// Merges the bytes' tokens of one word. Quadratic in its length, which is a few bytes in ordinary text.
 static inline size_t tokenizer_encode_word(const Tokenizer *tk, const char *word, size_t bytes, int *tokens) {
     size_t n = 0;
     for (size_t i = 0; i < bytes; i++) {
@@ -90,8 +89,7 @@ static inline const char *tokenizer_decode(const Tokenizer *tk, int token, size_
     return tk->text[token].bytes;
 }
 
-// Prints a token. Control characters, which an untrained model produces in plenty, must not reach the
-// terminal.
+// Prints a token. Control characters, of which an untrained model makes plenty, must not reach a terminal.
 static inline void tokenizer_print(const Tokenizer *tk, int token) {
     size_t bytes;
     const char *text = tokenizer_decode(tk, token, &bytes);
@@ -102,8 +100,7 @@ static inline void tokenizer_print(const Tokenizer *tk, int token) {
 }
 
 // The tokens of a prompt, with room for `extra` more behind them: free(*tokens). No prompt, or an empty one,
-// is
-// <|endoftext|>. Every token must be below the model's vocabulary V.
+// is <|endoftext|>. Every token must be below the model's vocabulary V.
 static inline bool tokenizer_prompt(const Tokenizer *tk, const char *prompt, size_t extra, size_t V,
                                     int **tokens, size_t *count, Error *err) {
     if (!prompt || !prompt[0]) {
@@ -119,11 +116,8 @@ static inline bool tokenizer_prompt(const Tokenizer *tk, const char *prompt, siz
     bool ok = *count > 0 || error_set(err, "the tokenizer has no token for this --prompt");
     for (size_t i = 0; i < *count && ok; i++) {
         if ((size_t)(*tokens)[i] >= V) {
-            ok =
-                error_set(err,
-                          "the prompt has token %d, but the model's vocabulary has %zu: give the --tokenizer "
-                          "that the data was made with, or set --sample-every 0",
-                          (*tokens)[i], V);
+            ok = error_set(err, "the prompt has token %d, but the model's vocabulary has %zu: give the "
+                           "--tokenizer that the data was made with, or set --sample-every 0", (*tokens)[i], V);
         }
     }
     if (!ok) free(*tokens);

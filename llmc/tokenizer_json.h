@@ -1,5 +1,4 @@
-// tokenizer_json.h: what a tokenizer holds, and how it is read from a Hugging Face tokenizer.json (byte-level
-// BPE).
+// tokenizer_json.h: what a tokenizer holds, and how it is read from a Hugging Face tokenizer.json.
 //
 // defines: Tokenizer, tokenizer_open, tokenizer_free
 #ifndef LLMC_TOKENIZER_JSON_H

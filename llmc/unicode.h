@@ -209,11 +209,8 @@ static inline unsigned utf8_decode(const char *text, size_t bytes, size_t *used)
     const unsigned char *s = (const unsigned char *)text;
     *used = 1;
     if (s[0] < 0x80) return s[0];
-    size_t n = s[0] >= 0xf0 && s[0] <= 0xf4  ? 4
-               : s[0] >= 0xe0 && s[0] < 0xf0 ? 3
-               : s[0] >= 0xc2 && s[0] < 0xe0 ? 2
-                                             : 0;
-    if (n == 0 || n > bytes) return 0xfffd;
+    size_t n = s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : 4;
+    if (s[0] < 0xc2 || s[0] > 0xf4 || n > bytes) return 0xfffd;
     unsigned c = s[0] & (0xff >> (n + 1));
     for (size_t i = 1; i < n; i++) {
         if ((s[i] & 0xc0) != 0x80) return 0xfffd;

@@ -1,11 +1,13 @@
-// classifier.cu: checks llmc/classifier.cuh against plain loops in double: fused, in vocabulary parts, and that both
-// give the same bits on one rank.
+// classifier.cu: checks llmc/classifier.cuh against plain loops in double: fused, in vocabulary parts, and
+// that both give the same bits on one rank.
 #include "dev/cuda/kernel_test.h"
 #include "llmc/classifier.cuh"
 
 static Check c;
 
-typedef struct { size_t N, V, Vp; } Shape;
+typedef struct {
+    size_t N, V, Vp;
+} Shape;
 
 // Logits whose padding would show: larger than all others.
 static float *test_logits(Shape k, double scale) {
@@ -24,7 +26,8 @@ static int *test_targets(Shape k) {
     return targets;
 }
 
-static void reference(double *losses, double *gradient, const float *x, const int *targets, double dloss, Shape k) {
+static void reference(double *losses, double *gradient, const float *x, const int *targets, double dloss,
+                      Shape k) {
     for (size_t n = 0; n < k.N; n++) {
         const float *row = x + n * k.Vp;
         double max = (double)row[0], sum = 0.0;
@@ -43,8 +46,8 @@ static bool bounded(double *worst, double error, double bound) {
     return error <= bound;
 }
 
-// The padding is exactly 0, everything else within the bound. What is left of 1 - p when p is nearly 1 has p's
-// rounding: there, at the target, the error is measured against dloss.
+// The padding is exactly 0, everything else within the bound. What is left of 1 - p when p is nearly 1 has
+// p's rounding: there, at the target, the error is measured against dloss.
 static bool check_gradient(const float *got, const double *want, double dloss, Shape k, double *worst) {
     bool ok = true;
     for (size_t n = 0; n < k.N; n++) {
@@ -87,18 +90,34 @@ static void check_fused(Shape k, double scale, cudaStream_t stream) {
     ok = check_gradient(got, gradient, (double)dloss, k, &worst) && ok;
     // the steps of the parallel trainer on one rank: the same bits
     floatX *d_y = to_device_floatX(x, k.N * k.Vp);
-    float *d_max = (float *)test_device(k.N * sizeof(float)), *d_sum = (float *)test_device(k.N * sizeof(float));
+    float *d_max = (float *)test_device(k.N * sizeof(float)),
+          *d_sum = (float *)test_device(k.N * sizeof(float));
     float *d_target = (float *)test_device(k.N * sizeof(float));
     classifier_stats(d_max, d_sum, d_target, d_y, d_targets, k.N, k.V, k.Vp, 0, stream);
     classifier_rescale(d_sum, d_max, d_max, k.N, stream);
-    classifier_gradient(d_losses, d_y, d_max, d_sum, d_target, d_targets, dloss, k.N, k.V, k.Vp, 0, true, stream);
+    classifier_gradient(d_losses, d_y, d_max, d_sum, d_target, d_targets, dloss, k.N, k.V, k.Vp, 0, true,
+                        stream);
     float *loss3 = to_host(d_losses, k.N, stream), *got3 = to_host_floatX(d_y, k.N * k.Vp, stream);
     bool bits = same_bits(loss2, loss3, k.N) && same_bits(got, got3, k.N * k.Vp);
-    check(&c, ok && bits, "N %zu V %zu of %zu, logits to %g (" FLOATX_NAME "): loss %.2e, gradient %.2e%s", k.N, k.V,
-          k.Vp, scale, loss_worst, worst, bits ? "" : ", the steps give other bits than the fused kernel");
-    CUDA_CHECK(cudaFree(d_x)); CUDA_CHECK(cudaFree(d_y)); CUDA_CHECK(cudaFree(d_losses)); CUDA_CHECK(cudaFree(d_max));
-    CUDA_CHECK(cudaFree(d_sum)); CUDA_CHECK(cudaFree(d_target)); CUDA_CHECK(cudaFree(d_targets));
-    free(x); free(targets); free(losses); free(gradient); free(loss1); free(same); free(loss2); free(got); free(loss3);
+    check(&c, ok && bits, "N %zu V %zu of %zu, logits to %g (" FLOATX_NAME "): loss %.2e, gradient %.2e%s",
+          k.N, k.V, k.Vp, scale, loss_worst, worst,
+          bits ? "" : ", the steps give other bits than the fused kernel");
+    CUDA_CHECK(cudaFree(d_x));
+    CUDA_CHECK(cudaFree(d_y));
+    CUDA_CHECK(cudaFree(d_losses));
+    CUDA_CHECK(cudaFree(d_max));
+    CUDA_CHECK(cudaFree(d_sum));
+    CUDA_CHECK(cudaFree(d_target));
+    CUDA_CHECK(cudaFree(d_targets));
+    free(x);
+    free(targets);
+    free(losses);
+    free(gradient);
+    free(loss1);
+    free(same);
+    free(loss2);
+    free(got);
+    free(loss3);
     free(got3);
 }
 
@@ -109,12 +128,18 @@ static void check_parts(Shape k, size_t ranks, cudaStream_t stream) {
     int *targets = test_targets(k), *d_targets = to_device_int(targets, N);
     double *losses = test_doubles(N), *gradient = test_doubles(N * k.Vp), worst = 0.0, loss_worst = 0.0;
     reference(losses, gradient, x, targets, (double)dloss, k);
-    float *part = (float *)test_memory(N * Vl * sizeof(float)), *got = (float *)test_memory(N * k.Vp * sizeof(float));
+    float *part = (float *)test_memory(N * Vl * sizeof(float)),
+          *got = (float *)test_memory(N * k.Vp * sizeof(float));
     float *max = (float *)test_memory(N * sizeof(float)), *sum = (float *)test_memory(N * sizeof(float));
     float *target = (float *)test_memory(N * sizeof(float));
-    float *d_local = (float *)test_device(N * sizeof(float)), *d_sum = (float *)test_device(N * sizeof(float));
-    float *d_target = (float *)test_device(N * sizeof(float)), *d_losses = (float *)test_device(N * sizeof(float));
-    for (size_t n = 0; n < N; n++) { max[n] = -INFINITY; sum[n] = target[n] = 0.0f; }
+    float *d_local = (float *)test_device(N * sizeof(float)),
+          *d_sum = (float *)test_device(N * sizeof(float));
+    float *d_target = (float *)test_device(N * sizeof(float)),
+          *d_losses = (float *)test_device(N * sizeof(float));
+    for (size_t n = 0; n < N; n++) {
+        max[n] = -INFINITY;
+        sum[n] = target[n] = 0.0f;
+    }
     floatX *d_part = (floatX *)test_device(N * Vl * sizeof(floatX));
     float *d_max = (float *)test_device(N * sizeof(float));
     bool ok = true;
@@ -123,23 +148,31 @@ static void check_parts(Shape k, size_t ranks, cudaStream_t stream) {
             for (size_t n = 0; n < N; n++) memcpy(part + n * Vl, x + n * k.Vp + r * Vl, Vl * sizeof(float));
             copy_to_floatX(d_part, part, N * Vl);
             if (pass == 2) {
-                classifier_gradient(d_losses, d_part, d_max, d_sum, d_target, d_targets, dloss, N, k.V, Vl, r * Vl,
-                                    true, stream);
+                classifier_gradient(d_losses, d_part, d_max, d_sum, d_target, d_targets, dloss, N, k.V, Vl,
+                                    r * Vl, true, stream);
                 float *slice = to_host_floatX(d_part, N * Vl, stream), *loss = to_host(d_losses, N, stream);
-                for (size_t n = 0; n < N; n++) memcpy(got + n * k.Vp + r * Vl, slice + n * Vl, Vl * sizeof(float));
+                for (size_t n = 0; n < N; n++)
+                    memcpy(got + n * k.Vp + r * Vl, slice + n * Vl, Vl * sizeof(float));
                 ok = check_losses(loss, losses, N, &loss_worst) && ok;
-                free(slice); free(loss);
+                free(slice);
+                free(loss);
                 continue;
             }
             classifier_stats(d_local, d_sum, d_target, d_part, d_targets, N, k.V, Vl, r * Vl, stream);
             if (pass == 1) classifier_rescale(d_sum, d_local, d_max, N, stream);
-            float *a = to_host(d_local, N, stream), *b = to_host(d_sum, N, stream), *t = to_host(d_target, N, stream);
+            float *a = to_host(d_local, N, stream), *b = to_host(d_sum, N, stream),
+                  *t = to_host(d_target, N, stream);
             for (size_t n = 0; n < N; n++) {
                 if (r * Vl >= k.V) ok = ok && a[n] == -INFINITY && b[n] == 0.0f && t[n] == 0.0f;
                 if (pass == 0) max[n] = fmaxf(max[n], a[n]);
-                if (pass == 1) { sum[n] += b[n]; target[n] += t[n]; }
+                if (pass == 1) {
+                    sum[n] += b[n];
+                    target[n] += t[n];
+                }
             }
-            free(a); free(b); free(t);
+            free(a);
+            free(b);
+            free(t);
         }
         if (pass == 0) CUDA_CHECK(cudaMemcpy(d_max, max, N * sizeof(float), cudaMemcpyHostToDevice));
         if (pass == 1) {
@@ -148,12 +181,21 @@ static void check_parts(Shape k, size_t ranks, cudaStream_t stream) {
         }
     }
     ok = check_gradient(got, gradient, (double)dloss, k, &worst) && ok;
-    check(&c, ok, "gathered logits: V %zu of %zu in %zu parts (" FLOATX_NAME "): loss %.2e, gradient %.2e", k.V, k.Vp,
-          ranks, loss_worst, worst);
+    check(&c, ok, "gathered logits: V %zu of %zu in %zu parts (" FLOATX_NAME "): loss %.2e, gradient %.2e",
+          k.V, k.Vp, ranks, loss_worst, worst);
     float *buffers[] = {d_local, d_sum, d_target, d_losses, d_max};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) CUDA_CHECK(cudaFree(buffers[i]));
-    CUDA_CHECK(cudaFree(d_part)); CUDA_CHECK(cudaFree(d_targets));
-    free(x); free(targets); free(losses); free(gradient); free(part); free(got); free(max); free(sum); free(target);
+    CUDA_CHECK(cudaFree(d_part));
+    CUDA_CHECK(cudaFree(d_targets));
+    free(x);
+    free(targets);
+    free(losses);
+    free(gradient);
+    free(part);
+    free(got);
+    free(max);
+    free(sum);
+    free(target);
 }
 
 // The other block sizes, which the machine at hand may not choose by itself: results agree to rounding.
@@ -165,39 +207,54 @@ static void check_block_sizes(Shape k, cudaStream_t stream) {
     bool ok = true;
     for (int i = 0; i < 3; i++) {
         floatX *d_x = to_device_floatX(x, k.N * k.Vp);
-        LAUNCH(classifier_fused_kernel<x128::size>, (unsigned)k.N, sizes[i], 0, stream)(d_losses, d_x, d_targets, 1.0f,
-                                                                                        k.V, k.Vp, true);
+        LAUNCH(classifier_fused_kernel<x128::size>, (unsigned)k.N, sizes[i], 0, stream)
+        (d_losses, d_x, d_targets, 1.0f, k.V, k.Vp, true);
         float *got = to_host_floatX(d_x, k.N * k.Vp, stream), *loss = to_host(d_losses, k.N, stream);
         for (size_t j = 0; first && j < k.N * k.Vp; j++) {
-            ok = ok && fabs((double)(got[j] - first[j])) <= (2.0 * FLOATX_ROUNDING + 2e-6) * fabs((double)first[j]);
+            ok = ok &&
+                 fabs((double)(got[j] - first[j])) <= (2.0 * FLOATX_ROUNDING + 2e-6) * fabs((double)first[j]);
         }
-        for (size_t n = 0; first && n < k.N; n++) ok = ok && fabsf(loss[n] - first_loss[n]) <= 4e-6f * first_loss[n];
+        for (size_t n = 0; first && n < k.N; n++)
+            ok = ok && fabsf(loss[n] - first_loss[n]) <= 4e-6f * first_loss[n];
         if (first) {
-            free(got); free(loss);
+            free(got);
+            free(loss);
         } else {
-            first = got; first_loss = loss;
+            first = got;
+            first_loss = loss;
         }
         CUDA_CHECK(cudaFree(d_x));
     }
     check(&c, ok, "missing barrier: blocks of 32, 128 and 512 threads agree");
-    CUDA_CHECK(cudaFree(d_losses)); CUDA_CHECK(cudaFree(d_targets));
-    free(x); free(targets); free(first); free(first_loss);
+    CUDA_CHECK(cudaFree(d_losses));
+    CUDA_CHECK(cudaFree(d_targets));
+    free(x);
+    free(targets);
+    free(first);
+    free(first_loss);
 }
 
 static void check_special(cudaStream_t stream) {
     const Shape k = {3, 6, 8};
     float x[24] = {0}, nan = NAN;
     int targets[3] = {1, 2, 3};
-    x[1] = 1e30f; x[8 + 2] = nan; x[16 + 3] = -1e30f;
+    x[1] = 1e30f;
+    x[8 + 2] = nan;
+    x[16 + 3] = -1e30f;
     floatX *d_x = to_device_floatX(x, 24);
     int *d_targets = to_device_int(targets, 3);
     float *d_losses = (float *)test_device(3 * sizeof(float));
     classifier_fused(d_losses, d_x, d_targets, 1.0f, k.N, k.V, k.Vp, true, stream);
     float *loss = to_host(d_losses, 3, stream), *got = to_host_floatX(d_x, 24, stream);
-    check(&c, loss[0] == 0.0f && got[1] == 0.0f && isnan(loss[1]) && loss[2] > 9e29f && got[16 + 3] == -1.0f && got[6] == 0.0f,
+    check(&c,
+          loss[0] == 0.0f && got[1] == 0.0f && isnan(loss[1]) && loss[2] > 9e29f && got[16 + 3] == -1.0f &&
+              got[6] == 0.0f,
           "a huge logit, a NaN, a target without probability");
-    CUDA_CHECK(cudaFree(d_x)); CUDA_CHECK(cudaFree(d_targets)); CUDA_CHECK(cudaFree(d_losses));
-    free(loss); free(got);
+    CUDA_CHECK(cudaFree(d_x));
+    CUDA_CHECK(cudaFree(d_targets));
+    CUDA_CHECK(cudaFree(d_losses));
+    free(loss);
+    free(got);
 }
 
 static void check_loss_sum(cudaStream_t stream) {
@@ -215,7 +272,8 @@ static void check_loss_sum(cudaStream_t stream) {
             CUDA_CHECK(cudaMemcpy(&got[accumulate], d_out, sizeof(double), cudaMemcpyDeviceToHost));
         }
         ok = ok && fabs(got[0] - want) <= 1e-13 * want && fabs(got[1] - 2.0 * want) <= 2e-13 * want;
-        CUDA_CHECK(cudaFree(d_x)); CUDA_CHECK(cudaFree(d_out));
+        CUDA_CHECK(cudaFree(d_x));
+        CUDA_CHECK(cudaFree(d_out));
         free(x);
     }
     check(&c, ok, "loss_sum, overwriting and adding");
@@ -224,8 +282,8 @@ static void check_loss_sum(cudaStream_t stream) {
 int main(void) {
     cudaStream_t stream;
     CUDA_CHECK(cudaStreamCreate(&stream));
-    const Shape shapes[] = {{1, 2, 8}, {5, 257, 384}, {7, 31, 31}, {3, 100, 104}, {4, 1000, 1024}, {3, 5003, 5120},
-                            {2, 50257, 50304}};
+    const Shape shapes[] = {{1, 2, 8},       {5, 257, 384},   {7, 31, 31},      {3, 100, 104},
+                            {4, 1000, 1024}, {3, 5003, 5120}, {2, 50257, 50304}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         check_fused(shapes[i], 4.0, stream);
         check_fused(shapes[i], 60.0, stream);

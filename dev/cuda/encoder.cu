@@ -4,7 +4,9 @@
 
 static Check c;
 
-typedef struct { size_t B, T, maxT, C, V, ranks; } Case;  // ranks: into how many parts the vocabulary is cut
+typedef struct {
+    size_t B, T, maxT, C, V, ranks;
+} Case;  // ranks: into how many parts the vocabulary is cut
 
 static bool check_case(Case k, double *worst, cudaStream_t stream) {
     size_t N = k.B * k.T, C = k.C, Vl = CEIL_DIV(k.V, k.ranks), Vp = Vl * k.ranks;
@@ -26,11 +28,13 @@ static bool check_case(Case k, double *worst, cudaStream_t stream) {
     }
     int *d_tokens = to_device_int(tokens, N);
     floatX *d_wpe = to_device_floatX(wpe, k.maxT * C), *d_dout = to_device_floatX(dout, N * C);
-    float *whole = (float *)test_memory(N * C * sizeof(float)), *d_dwpe = to_device(start + Vp * C, k.maxT * C);
+    float *whole = (float *)test_memory(N * C * sizeof(float)),
+          *d_dwpe = to_device(start + Vp * C, k.maxT * C);
     for (size_t i = 0; i < N * C; i++) whole[i] = 0.0f;
     double error = 0.0;
     for (size_t r = 0; r < k.ranks; r++) {  // the parts add up to the whole
-        floatX *d_wte = to_device_floatX(wte + r * Vl * C, Vl * C), *d_out = (floatX *)test_device(N * C * sizeof(floatX));
+        floatX *d_wte = to_device_floatX(wte + r * Vl * C, Vl * C),
+               *d_out = (floatX *)test_device(N * C * sizeof(floatX));
         float *d_dwte = to_device(start + r * Vl * C, Vl * C);
         encoder_forward(d_out, d_tokens, d_wte, r == 0 ? d_wpe : NULL, k.B, k.T, C, r * Vl, Vl, stream);
         encoder_backward(d_dwte, NULL, d_dout, d_tokens, k.B, k.T, C, k.maxT, r * Vl, Vl, true, stream);
@@ -40,8 +44,12 @@ static bool check_case(Case k, double *worst, cudaStream_t stream) {
         for (size_t i = 0; i < Vl * C; i++) want[i] = (double)start[r * Vl * C + i] + dwte[r * Vl * C + i];
         double e = test_error(grad, want, Vl * C);
         error = fmax(error, e > 2e-6 ? INFINITY : e);
-        free(part); free(grad); free(want);
-        CUDA_CHECK(cudaFree(d_wte)); CUDA_CHECK(cudaFree(d_out)); CUDA_CHECK(cudaFree(d_dwte));
+        free(part);
+        free(grad);
+        free(want);
+        CUDA_CHECK(cudaFree(d_wte));
+        CUDA_CHECK(cudaFree(d_out));
+        CUDA_CHECK(cudaFree(d_dwte));
     }
     double e = test_error(whole, out, N * C);
     error = fmax(error, e > (k.ranks > 1 ? 3.0 : 1.0) * FLOATX_ROUNDING + 2e-7 ? INFINITY : e);
@@ -49,14 +57,26 @@ static bool check_case(Case k, double *worst, cudaStream_t stream) {
         encoder_backward(NULL, d_dwpe, d_dout, d_tokens, k.B, k.T, C, k.maxT, 0, k.V, accumulate, stream);
         float *grad = to_host(d_dwpe, k.maxT * C, stream);
         double *want = test_doubles(k.maxT * C);
-        for (size_t i = 0; i < k.maxT * C; i++) want[i] = dwpe[i] + (accumulate ? (double)start[Vp * C + i] : 0.0);
+        for (size_t i = 0; i < k.maxT * C; i++)
+            want[i] = dwpe[i] + (accumulate ? (double)start[Vp * C + i] : 0.0);
         e = test_error(grad, want, k.maxT * C);
         error = fmax(error, e > 2e-6 ? INFINITY : e);
-        free(grad); free(want);
+        free(grad);
+        free(want);
     }
-    CUDA_CHECK(cudaFree(d_tokens)); CUDA_CHECK(cudaFree(d_wpe)); CUDA_CHECK(cudaFree(d_dout));
+    CUDA_CHECK(cudaFree(d_tokens));
+    CUDA_CHECK(cudaFree(d_wpe));
+    CUDA_CHECK(cudaFree(d_dout));
     CUDA_CHECK(cudaFree(d_dwpe));
-    free(wte); free(wpe); free(dout); free(start); free(tokens); free(out); free(dwte); free(dwpe); free(whole);
+    free(wte);
+    free(wpe);
+    free(dout);
+    free(start);
+    free(tokens);
+    free(out);
+    free(dwte);
+    free(dwpe);
+    free(whole);
     *worst = fmax(*worst, error);
     return isfinite(error);
 }
@@ -64,14 +84,15 @@ static bool check_case(Case k, double *worst, cudaStream_t stream) {
 int main(void) {
     cudaStream_t stream;
     CUDA_CHECK(cudaStreamCreate(&stream));
-    const Case cases[] = {{1, 1, 1, 1, 3, 1},     {2, 7, 9, 18, 40, 2},      {4, 16, 16, 64, 257, 1}, {3, 24, 30, 20, 100, 3},
-                          {2, 33, 40, 768, 5, 4}, {2, 65, 65, 24, 4000, 8}, {1, 9, 64, 1604, 50, 1}};
+    const Case cases[] = {{1, 1, 1, 1, 3, 1},      {2, 7, 9, 18, 40, 2},   {4, 16, 16, 64, 257, 1},
+                          {3, 24, 30, 20, 100, 3}, {2, 33, 40, 768, 5, 4}, {2, 65, 65, 24, 4000, 8},
+                          {1, 9, 64, 1604, 50, 1}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Case k = cases[i];
         double worst = 0.0;
         bool ok = check_case(k, &worst, stream);
-        check(&c, ok, "B %zu T %zu maxT %zu C %zu V %zu in %zu parts (" FLOATX_NAME "): error %.2e", k.B, k.T, k.maxT,
-              k.C, k.V, k.ranks, worst);
+        check(&c, ok, "B %zu T %zu maxT %zu C %zu V %zu in %zu parts (" FLOATX_NAME "): error %.2e", k.B, k.T,
+              k.maxT, k.C, k.V, k.ranks, worst);
     }
     CUDA_CHECK(cudaStreamDestroy(stream));
     return check_summary(&c);

@@ -4,7 +4,9 @@
 
 static Check c;
 
-static double reference_gelu(double x) { return 0.5 * x * (1.0 + tanh(sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x))); }
+static double reference_gelu(double x) {
+    return 0.5 * x * (1.0 + tanh(sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x)));
+}
 
 static double reference_gradient(double x) {
     double tanh_u = tanh(sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x));
@@ -14,14 +16,16 @@ static double reference_gradient(double x) {
 
 // The exponential is exp to `bound` in relative error from underflow to overflow.
 __global__ void exponential_kernel(float *x, size_t n) {
-    for (size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) x[i] = exponential(x[i]);
+    for (size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+        x[i] = exponential(x[i]);
 }
 
 static void check_exponential(cudaStream_t stream) {
     enum { N = 200000 };
     float *x = (float *)test_memory(N * sizeof(float));
     for (int i = 0; i < N; i++) x[i] = -110.0f + 205.0f * (float)i / N;
-    const float special[] = {0.0f, -0.0f, INFINITY, -INFINITY, NAN, 1e30f, -1e30f, 88.7f, 88.8f, -87.4f, -103.9f};
+    const float special[] = {0.0f,   -0.0f, INFINITY, -INFINITY, NAN,    1e30f,
+                             -1e30f, 88.7f, 88.8f,    -87.4f,    -103.9f};
     memcpy(x, special, sizeof special);
     float *device = to_device(x, N);
     LAUNCH(exponential_kernel, 64, 128, 0, stream)(device, N);
@@ -61,7 +65,11 @@ static bool check_size(size_t n, size_t shift, bool in_place, double *worst, cud
     error = fmax(error, test_error(dx, want, n));
     if (error > *worst) *worst = error;
     for (int i = 0; i < 3; i++) CUDA_CHECK(cudaFree(buffer[i]));
-    free(x); free(d); free(y); free(dx); free(want);
+    free(x);
+    free(d);
+    free(y);
+    free(dx);
+    free(want);
     return error < FLOATX_ROUNDING + 4e-7;
 }
 
@@ -80,8 +88,11 @@ static void check_extremes(cudaStream_t stream) {
         ok = ok && fabsf(dx[i] - (x[i] > 0.0f ? 1.0f : 0.0f)) < 1e-25f;
     }
     check(&c, ok, "fast math: no overflow at large inputs, NaN stays NaN");
-    CUDA_CHECK(cudaFree(inp)); CUDA_CHECK(cudaFree(out)); CUDA_CHECK(cudaFree(d));
-    free(y); free(dx);
+    CUDA_CHECK(cudaFree(inp));
+    CUDA_CHECK(cudaFree(out));
+    CUDA_CHECK(cudaFree(d));
+    free(y);
+    free(dx);
 }
 
 int main(void) {
@@ -97,7 +108,8 @@ int main(void) {
             ok &= check_size(sizes[i], variant / 2 ? 1 : 0, variant % 2, &worst, stream);
         }
     }
-    check(&c, ok, "forward and backward, ragged sizes, unaligned, in place (" FLOATX_NAME "): error %.2e", worst);
+    check(&c, ok, "forward and backward, ragged sizes, unaligned, in place (" FLOATX_NAME "): error %.2e",
+          worst);
     CUDA_CHECK(cudaStreamDestroy(stream));
     return check_summary(&c);
 }

@@ -1,4 +1,5 @@
-// global_norm.cu: checks llmc/global_norm.cuh against plain loops in double, with a warp and with a thread per chunk.
+// global_norm.cu: checks llmc/global_norm.cuh against plain loops in double, with a warp and with a thread
+// per chunk.
 #include "dev/cuda/kernel_test.h"
 #include "llmc/global_norm.cuh"
 
@@ -6,7 +7,8 @@ static Check c;
 
 enum { RANGES = 12, EXTRA = 17 };
 
-static double *norms(const float *d_grads, const NormRange *ranges, size_t count, bool warp, cudaStream_t stream) {
+static double *norms(const float *d_grads, const NormRange *ranges, size_t count, bool warp,
+                     cudaStream_t stream) {
     size_t largest = 0;
     for (size_t i = 0; i < count; i++) largest = ranges[i].size > largest ? ranges[i].size : largest;
     NormRange *d_ranges = (NormRange *)test_device(count * sizeof *ranges);
@@ -17,7 +19,9 @@ static double *norms(const float *d_grads, const NormRange *ranges, size_t count
     else global_norm_launch<1>(d_out, scratch, d_grads, d_ranges, count, largest, stream);
     CUDA_CHECK(cudaStreamSynchronize(stream));
     CUDA_CHECK(cudaMemcpy(out, d_out, count * sizeof(double), cudaMemcpyDeviceToHost));
-    CUDA_CHECK(cudaFree(d_ranges)); CUDA_CHECK(cudaFree(d_out)); CUDA_CHECK(cudaFree(scratch));
+    CUDA_CHECK(cudaFree(d_ranges));
+    CUDA_CHECK(cudaFree(d_out));
+    CUDA_CHECK(cudaFree(scratch));
     return out;
 }
 
@@ -34,13 +38,15 @@ int main(void) {
     }
     float *g = (float *)test_memory((total + EXTRA) * sizeof(float));
     uint64_t seed = 3;
-    for (size_t i = 0; i < total; i++) g[i] = (float)(test_random(&seed) * pow(10.0, 20.0 * test_random(&seed)));
+    for (size_t i = 0; i < total; i++)
+        g[i] = (float)(test_random(&seed) * pow(10.0, 20.0 * test_random(&seed)));
     for (int warp = 0; warp < 2; warp++) {
         float *d_g = to_device(g, total);
         double *got = norms(d_g, ranges, RANGES, warp, stream), worst = 0.0;
         for (int i = 0; i < RANGES; i++) {
             double want = 0.0;
-            for (size_t j = 0; j < sizes[i]; j++) want += (double)g[ranges[i].offset + j] * (double)g[ranges[i].offset + j];
+            for (size_t j = 0; j < sizes[i]; j++)
+                want += (double)g[ranges[i].offset + j] * (double)g[ranges[i].offset + j];
             worst = fmax(worst, fabs(got[i] - want) / (want + 1e-300));
         }
         check(&c, worst < 1e-12 && got[0] == 0.0, "%d threads a chunk: error %.2e", warp ? 32 : 1, worst);
@@ -49,7 +55,8 @@ int main(void) {
         for (size_t shift = 1; shift < EXTRA; shift += 3) {
             NormRange one = {shift, sizes[9]};
             float *d_one = (float *)test_device((sizes[9] + shift) * sizeof(float));
-            CUDA_CHECK(cudaMemcpy(d_one + shift, g + ranges[9].offset, sizes[9] * sizeof(float), cudaMemcpyHostToDevice));
+            CUDA_CHECK(cudaMemcpy(d_one + shift, g + ranges[9].offset, sizes[9] * sizeof(float),
+                                  cudaMemcpyHostToDevice));
             double *alone = norms(d_one, &one, 1, warp, stream);
             ok = ok && alone[0] == got[9];
             free(alone);
@@ -57,10 +64,12 @@ int main(void) {
         }
         check(&c, ok, "%d threads a chunk: the order depends on the size alone", warp ? 32 : 1);
         float broken[] = {NAN, INFINITY};
-        CUDA_CHECK(cudaMemcpy(d_g + ranges[7].offset + 39999, &broken[0], sizeof(float), cudaMemcpyHostToDevice));
+        CUDA_CHECK(
+            cudaMemcpy(d_g + ranges[7].offset + 39999, &broken[0], sizeof(float), cudaMemcpyHostToDevice));
         CUDA_CHECK(cudaMemcpy(d_g + ranges[3].offset, &broken[1], sizeof(float), cudaMemcpyHostToDevice));
         double *bad = norms(d_g, ranges, RANGES, warp, stream);
-        for (int i = 0; i < RANGES; i++) ok = ok && (i == 7 ? isnan(bad[i]) : i == 3 ? isinf(bad[i]) : bad[i] == got[i]);
+        for (int i = 0; i < RANGES; i++)
+            ok = ok && (i == 7 ? isnan(bad[i]) : i == 3 ? isinf(bad[i]) : bad[i] == got[i]);
         check(&c, ok, "%d threads a chunk: a NaN stays in its tensor", warp ? 32 : 1);
         free(got);
         free(bad);

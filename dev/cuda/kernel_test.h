@@ -13,7 +13,10 @@ static const double FLOATX_ROUNDING = sizeof(floatX) == 4 ? 6.0e-8 : 4.0e-3;
 
 static inline void *test_memory(size_t bytes) {
     void *p = malloc(bytes + 16);
-    if (!p) { fprintf(stderr, "error: out of host memory\n"); exit(1); }
+    if (!p) {
+        fprintf(stderr, "error: out of host memory\n");
+        exit(1);
+    }
     return p;
 }
 
@@ -26,7 +29,8 @@ static inline double test_random(uint64_t *state) {
 // n values in [center - scale, center + scale), such that floatX holds them exactly.
 static inline float *test_values(size_t n, double center, double scale, uint64_t seed) {
     float *x = (float *)test_memory(n * sizeof(float));
-    for (size_t i = 0; i < n; i++) x[i] = to_float(from_float<floatX>((float)(center + scale * test_random(&seed))));
+    for (size_t i = 0; i < n; i++)
+        x[i] = to_float(from_float<floatX>((float)(center + scale * test_random(&seed))));
     return x;
 }
 
@@ -91,7 +95,9 @@ static inline double test_error(const float *got, const double *want, size_t n) 
     return worst;
 }
 
-static inline bool same_bits(const void *a, const void *b, size_t n) { return memcmp(a, b, n * sizeof(float)) == 0; }
+static inline bool same_bits(const void *a, const void *b, size_t n) {
+    return memcmp(a, b, n * sizeof(float)) == 0;
+}
 
 static inline double *test_doubles(size_t n) {
     double *x = (double *)test_memory(n * sizeof(double));

@@ -1,4 +1,5 @@
-// layernorm.cu: checks llmc/layernorm.cuh against plain loops in double, with a warp and with a thread per row.
+// layernorm.cu: checks llmc/layernorm.cuh against plain loops in double, with a warp and with a thread per
+// row.
 #include "dev/cuda/kernel_test.h"
 #include "llmc/layernorm.cuh"
 
@@ -40,16 +41,21 @@ static bool bounded(double *worst, double error, double bound) {
 template <int LANES>
 static void check_shape(size_t N, size_t C, double center, cudaStream_t stream) {
     float *inp1 = test_values(N * C, center, 1.5, 1), *inp2 = test_values(N * C, 0.0, 0.5, 2);
-    float *bias2 = test_values(C, 0.0, 0.5, 3), *w = test_values(C, 1.0, 0.5, 4), *b = test_values(C, 0.0, 1.0, 5);
+    float *bias2 = test_values(C, 0.0, 0.5, 3), *w = test_values(C, 1.0, 0.5, 4),
+          *b = test_values(C, 0.0, 1.0, 5);
     float *dout = test_values(N * C, 0.0, 1.0, 6), *dres = test_values(N * C, 0.0, 1.0, 7);
     floatX *d_inp1 = to_device_floatX(inp1, N * C), *d_inp2 = to_device_floatX(inp2, N * C);
-    floatX *d_bias2 = to_device_floatX(bias2, C), *d_w = to_device_floatX(w, C), *d_b = to_device_floatX(b, C);
+    floatX *d_bias2 = to_device_floatX(bias2, C), *d_w = to_device_floatX(w, C),
+           *d_b = to_device_floatX(b, C);
     floatX *d_dout = to_device_floatX(dout, N * C), *d_res = (floatX *)test_device(N * C * sizeof(floatX));
-    floatX *d_sum = (floatX *)test_device(N * C * sizeof(floatX)), *d_out = (floatX *)test_device(N * C * sizeof(floatX));
-    float *d_mean = (float *)test_device(N * sizeof(float)), *d_rstd = (float *)test_device(N * sizeof(float));
+    floatX *d_sum = (floatX *)test_device(N * C * sizeof(floatX)),
+           *d_out = (floatX *)test_device(N * C * sizeof(floatX));
+    float *d_mean = (float *)test_device(N * sizeof(float)),
+          *d_rstd = (float *)test_device(N * sizeof(float));
     double worst = 0.0, outer = FLOATX_ROUNDING + 4e-6 * (1.0 + fabs(center));
     // residual: rounded once, the same bits from both functions, and layernorm of what was stored
-    layernorm_forward_launch<LANES>(d_out, d_mean, d_rstd, d_res, d_inp1, d_inp2, d_bias2, d_w, d_b, N, C, stream);
+    layernorm_forward_launch<LANES>(d_out, d_mean, d_rstd, d_res, d_inp1, d_inp2, d_bias2, d_w, d_b, N, C,
+                                    stream);
     residual_forward(d_sum, d_inp1, d_inp2, d_bias2, N, C, stream);
     float *res = to_host_floatX(d_res, N * C, stream), *sum = to_host_floatX(d_sum, N * C, stream);
     float *out = to_host_floatX(d_out, N * C, stream);
@@ -65,24 +71,27 @@ static void check_shape(size_t N, size_t C, double center, cudaStream_t stream) 
     // backward: overwriting, then in place with accumulation and the residual's gradient
     float *d_dw = to_device(w, C), *d_db = to_device(b, C);
     float *scratch = (float *)test_device(layernorm_backward_scratch(N, C) * sizeof(float));
-    layernorm_backward_launch<LANES>(d_out, d_dw, d_db, scratch, NULL, d_dout, d_res, d_w, d_mean, d_rstd, N, C, false,
-                                     stream);
-    float *dinp = to_host_floatX(d_out, N * C, stream), *dw = to_host(d_dw, C, stream), *db = to_host(d_db, C, stream);
+    layernorm_backward_launch<LANES>(d_out, d_dw, d_db, scratch, NULL, d_dout, d_res, d_w, d_mean, d_rstd, N,
+                                     C, false, stream);
+    float *dinp = to_host_floatX(d_out, N * C, stream), *dw = to_host(d_dw, C, stream),
+          *db = to_host(d_db, C, stream);
     ok = bounded(&worst, test_error(dinp, want.dinp, N * C), outer) && ok;
     ok = bounded(&worst, test_error(dw, want.dweight, C), 4e-6 * (1.0 + fabs(center))) && ok;
     ok = bounded(&worst, test_error(db, want.dbias, C), 4e-6) && ok;
     copy_to_floatX(d_sum, dres, N * C);
-    layernorm_backward_launch<LANES>(d_sum, d_dw, d_db, scratch, d_sum, d_dout, d_res, d_w, d_mean, d_rstd, N, C, true,
-                                     stream);
-    float *dinp2 = to_host_floatX(d_sum, N * C, stream), *dw2 = to_host(d_dw, C, stream), *db2 = to_host(d_db, C, stream);
+    layernorm_backward_launch<LANES>(d_sum, d_dw, d_db, scratch, d_sum, d_dout, d_res, d_w, d_mean, d_rstd, N,
+                                     C, true, stream);
+    float *dinp2 = to_host_floatX(d_sum, N * C, stream), *dw2 = to_host(d_dw, C, stream),
+          *db2 = to_host(d_db, C, stream);
     for (size_t i = 0; i < N * C; i++) want.dinp[i] += (double)dres[i];
     ok = bounded(&worst, test_error(dinp2, want.dinp, N * C), outer) && ok;
     for (size_t i = 0; i < C; i++) ok = ok && dw2[i] == 2.0f * dw[i] && db2[i] == 2.0f * db[i];
-    check(&c, ok, "N %zu C %zu mean %g, %2d threads a row (" FLOATX_NAME "): error %.2e", N, C, center, LANES, worst);
+    check(&c, ok, "N %zu C %zu mean %g, %2d threads a row (" FLOATX_NAME "): error %.2e", N, C, center, LANES,
+          worst);
     floatX *x_buffers[] = {d_inp1, d_inp2, d_bias2, d_w, d_b, d_dout, d_res, d_sum, d_out};
     float *f_buffers[] = {d_mean, d_rstd, d_dw, d_db, scratch};
-    void *host[] = {inp1, inp2, bias2, w, b, dout, dres, res, sum, out, plain, dinp, dw, db, dinp2, dw2, db2,
-                    want.out, want.dinp, want.dweight, want.dbias};
+    void *host[] = {inp1, inp2, bias2, w,     b,   dout, dres,     res,       sum,          out,       plain,
+                    dinp, dw,   db,    dinp2, dw2, db2,  want.out, want.dinp, want.dweight, want.dbias};
     for (size_t i = 0; i < sizeof x_buffers / sizeof *x_buffers; i++) CUDA_CHECK(cudaFree(x_buffers[i]));
     for (size_t i = 0; i < sizeof f_buffers / sizeof *f_buffers; i++) CUDA_CHECK(cudaFree(f_buffers[i]));
     for (size_t i = 0; i < sizeof host / sizeof *host; i++) free(host[i]);
@@ -91,9 +100,11 @@ static void check_shape(size_t N, size_t C, double center, cudaStream_t stream) 
 int main(void) {
     cudaStream_t stream;
     CUDA_CHECK(cudaStreamCreate(&stream));
-    const struct { size_t N, C; double center; } shapes[] = {
-        {1, 8, 0.0}, {3, 1, 0.0}, {7, 18, 0.0}, {33, 64, 0.0}, {130, 24, 0.0}, {65, 768, 0.0}, {40, 768, 50.0}, {9, 1600, 0.0},
-        {5, 6152, 0.0}, {4500, 16, 0.0}};
+    const struct {
+        size_t N, C;
+        double center;
+    } shapes[] = {{1, 8, 0.0},    {3, 1, 0.0},     {7, 18, 0.0},   {33, 64, 0.0},  {130, 24, 0.0},
+                  {65, 768, 0.0}, {40, 768, 50.0}, {9, 1600, 0.0}, {5, 6152, 0.0}, {4500, 16, 0.0}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         check_shape<32>(shapes[i].N, shapes[i].C, shapes[i].center, stream);
         check_shape<1>(shapes[i].N, shapes[i].C, shapes[i].center, stream);

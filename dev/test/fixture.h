@@ -103,9 +103,9 @@ static inline void write_model(const char *folder, const ParamTable *table, cons
     free(file);
 }
 
-// Reads every tensor of the table from a safetensors file into its place in flat; the padding stays as it is.
-// False, with the reason printed, if one cannot be read.
-static inline bool read_tensors(const char *path, const ParamTable *table, double *flat) {
+// Reads every tensor of the table, by its name and a suffix, from a safetensors file into its place in flat;
+// the padding stays as it is. False, with the reason printed, if one cannot be read.
+static inline bool read_tensors(const char *path, const char *suffix, const ParamTable *table, double *flat) {
     SafeTensors file;
     Error err;
     if (!st_open(&file, path, &err)) {
@@ -115,11 +115,13 @@ static inline bool read_tensors(const char *path, const ParamTable *table, doubl
     bool ok = true;
     for (size_t i = 0; i < table->count && ok; i++) {
         const Tensor *x = &table->tensors[i];
-        const STEntry *entry = st_find(&file, x->name);
+        char name[64];
+        snprintf(name, sizeof name, "%s%s", x->name, suffix);
+        const STEntry *entry = st_find(&file, name);
         size_t count = x->rows * x->cols;
         float *values = allocate(count * sizeof(float));
         ok = entry && st_read_floats(&file, entry, 0, count, values, &err);
-        if (!entry) printf("     %s has no %s\n", path, x->name);
+        if (!entry) printf("     %s has no %s\n", path, name);
         else if (!ok) printf("     %s\n", err.text);
         for (size_t k = 0; k < count && ok; k++) flat[x->offset + k] = values[k];
         free(values);

@@ -846,10 +846,9 @@ static void test_full_disk(void) {
     waitpid(child, &status, 0);
     if (status >> 8 == 77) {
         printf("     no right to mount a small disk: only the file size limit was tested\n");
+        return;
     }
-    else
-        check(&checks, status == 0, "full disk while saving: one sentence, previous checkpoint intact (%d)",
-              status >> 8);
+    check(&checks, status == 0, "full disk while saving: one sentence, previous checkpoint intact (%d)", status >> 8);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

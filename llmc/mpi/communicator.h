@@ -135,7 +135,7 @@ inline ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId 
                         "nccl: ncclCommInitRank was called as rank %d of %d by MPI rank %d, as rank %d of %d "
                         "by %d\n",
                         rank, nranks, world_rank, them[0], them[2], them[1]);
-                MPI_Abort(MPI_COMM_WORLD, 1);
+                nccl_mpi::end_job(0);
             }
             members[them[0]] = them[1];
         }
@@ -223,9 +223,7 @@ inline ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 // A rank that gives up cannot leave the others in the middle of an operation: this ends the job.
 inline ncclResult_t ncclCommAbort(ncclComm_t comm) {
     fprintf(stderr, "nccl: ncclCommAbort was called on %s\n", comm ? comm->name.c_str() : "no communicator");
-    fflush(stderr);
-    MPI_Abort(MPI_COMM_WORLD, 1);
-    return ncclSuccess;
+    nccl_mpi::end_job(0);
 }
 
 #endif

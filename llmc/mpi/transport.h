@@ -25,17 +25,6 @@
 
 namespace nccl_mpi {
 
-// Ends the job after `seconds` of patience for the others to print too. The ranks do not all do so at once:
-// mpirun has trouble with many aborts at the same moment.
-[[noreturn]] inline void end_job(double seconds) {
-    int rank;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    fflush(stderr);
-    usleep((useconds_t)(1e6 * seconds + 30e3 * std::min(rank, 30)));
-    MPI_Abort(MPI_COMM_WORLD, 1);
-    _exit(1);
-}
-
 // Two ranks disagree about a call: says what each of them asked for and ends the job.
 [[noreturn]] inline void mismatch(const ncclComm *comm, const Op *mine, const Header *theirs, int peer) {
     fflush(stdout);
@@ -72,7 +61,7 @@ inline int add_transfer(Group *g, int op, bool receive, int peer, int phase, con
     return (int)g->transfers.size() - 1;
 }
 
-inline void advance(Group *g, int index);
+void advance(Group *g, int index);  // progress.h
 
 // Keeps a request until it completes; most small ones already have.
 inline void add_request(Group *g, int transfer, MPI_Request request) {
