@@ -5,6 +5,8 @@
 #ifndef LLMC_JOB_CUH
 #define LLMC_JOB_CUH
 
+#include <unistd.h>
+
 #include <mpi.h>
 #include <nccl.h>
 #ifdef _OPENMP
@@ -22,7 +24,7 @@
         if (nccl_result != ncclSuccess) {                                                                  \
             fprintf(stderr, "error: NCCL: %s at %s:%d: %s\n", ncclGetErrorString(nccl_result), __FILE__,   \
                     __LINE__, #call);                                                                      \
-            MPI_Abort(MPI_COMM_WORLD, 1);                                                                  \
+            _exit(1);                                                                                      \
         }                                                                                                  \
     } while (0)
 
@@ -88,12 +90,13 @@ static inline void job_agree(const Job *job, bool ok, const Error *err) {
     exit(2);
 }
 
-// One rank cannot go on in the middle of the work: it says why and takes the job down.
+// One rank cannot go on in the middle of the work: it says why and takes the job down. Leaving without MPI_Finalize does
+// that: mpirun (and srun --kill-on-bad-exit=1) ends the others. MPI_Abort would too, but Open MPI's sometimes hangs.
 static inline void job_fail(const Job *job, const Error *err) {
     fprintf(stderr, "error: rank %d: %s\n", job->rank, err->text);
+    fflush(stdout);
     fflush(stderr);
-    MPI_Abort(MPI_COMM_WORLD, 1);
-    exit(1);
+    _exit(1);
 }
 
 // The communicator of all ranks; the others are split from it.

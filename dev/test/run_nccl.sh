@@ -75,7 +75,8 @@ must_fail 4 deadlock
 ok=$?
 for rank in 0 1 2 3; do
     peer=$((rank ^ 1))
-    said "rank $rank waits in ncclSend of 16 float32 to rank $peer (world).*not received by rank $peer" || ok=1
+    waits="rank $rank waits in ncclSend of 16 float32 to rank $peer (world)"
+    said "$waits.*not received by rank $peer" || ok=1
 done
 report $ok "order of send and receive: a deadlock is reported by all four ranks"
 must_fail 3 absent && said "waited 2 s in ncclCommSplit of world"

@@ -100,8 +100,8 @@ struct Group {
     size_t posted;  // transfers before this one are receives, or sends that have been posted
 };
 
-// Ends the job after `seconds` of patience for the others to print too. Under Open MPI's mpirun we just exit: it
-// kills the others, whereas after MPI_Abort one run in twenty saw mpirun 4.1.4 itself crash or hang.
+// Ends the job after `seconds` of patience for the others to print too. Under Open MPI's mpirun we just exit:
+// it kills the others, whereas after MPI_Abort one run in twenty saw mpirun 4.1.4 itself crash or hang.
 [[noreturn]] inline void end_job(double seconds) {
     fflush(stderr);
     usleep((useconds_t)(1e6 * seconds));
