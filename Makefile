@@ -168,15 +168,22 @@ RANKS ?= $(shell echo '$(LAYOUT)' | \
 THREADS = $(shell echo $$(($(JOBS) > $(RANKS) ? $(JOBS) / $(RANKS) : 1)))
 LAUNCHER = $(if $(filter 1,$(RANKS)),,OMP_NUM_THREADS=$(THREADS) $(MPIRUN) -n $(RANKS))
 
-TRAIN_FLAGS := --train-data build/corpus/train.bin --val-data build/corpus/val.bin \
-               --layers 4 --heads 4 --channels 128 --seq 128 --micro-batch 4 --global-batch 16 \
-               --steps 400 --lr 2e-3 --warmup 20 --val-every 100 --sample-every 400 \
-               --out build/out --log build/out/log.jsonl
+TRAIN_FLAGS := --train-data build/corpus/train.bin --val-data build/corpus/val.bin --shuffle 1 \
+               --layers 4 --heads 4 --channels 128 --seq 64 --micro-batch 4 --global-batch 16 \
+               --steps 500 --lr 4e-3 --warmup 30 --val-every 100 --sample-every 500 \
+               --out build/out --log build/out/log.jsonl --trace build/out/trace.json --profile 1
+STAGES = $(or $(shell echo '$(LAYOUT)' | sed -n 's/.*--pipeline \([0-9]*\).*/\1/p'),1)
 
 build-train: $(call program,$(MAIN)) corpus tools
 run-train:
 	@mkdir -p build/out
 	$(LAUNCHER) $(call program,$(MAIN)) $(TRAIN_FLAGS) $(LAYOUT)
+	@build/tools/timeline --step 5 --pipeline $(STAGES) --out build/out/timeline.svg build/out/trace.json
+	@build/tools/profile --out build/out/profile.svg build/out/trace.json >/dev/null
+	@build/tools/loss --out build/out/loss.svg build/out/log.jsonl
+	@echo "checkpoint   $$(ls -d build/out/step-* | tail -n 1)"
+	@echo "log          build/out/log.jsonl    loss curve build/out/loss.svg"
+	@echo "trace        build/out/trace.json   timeline   build/out/timeline.svg, profile build/out/profile.svg"
 
 # ---- make test ---------------------------------------------------------------------------------------------
 

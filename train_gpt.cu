@@ -382,6 +382,7 @@ static StepReport train_step(GPT *g) {
     memset(&report, 0, sizeof report);
     size_t N = g->B * g->T, step = g->progress.step;
     timeline_collect(&g->timeline, 0);  // of what ran between the steps
+    g->timeline.paused = step >= g->progress.first_step + g->opt.trace_steps;
     double begin = seconds_now();
     if (!load_batch(g, &g->train_data, g->progress.sample, g->opt.global_batch, g->opt.shuffle, &err)) leave(1, &err);
     for (size_t micro = 0; micro < g->micros; micro++) {
@@ -467,6 +468,7 @@ static bool save(GPT *g, Error *err) {
     }
     checkpoint_prune(g->opt.out, g->opt.keep, g->progress.step);
     printf("saved %s\n", path);
+    fflush(stdout);
     return true;
 }
 
@@ -495,6 +497,7 @@ static bool prepare(GPT *g, int argc, char **argv, Error *err) {
         if (!o->out) return error_set(err, "--resume auto needs --out");
         if (!checkpoint_latest(o->out, latest, sizeof latest, err)) return false;
         o->resume = latest[0] ? latest : NULL;  // none yet: a fresh start
+        if (o->resume) o->init = NULL;          // a requeued job goes on from where it stands
     }
     const char *from = o->resume ? o->resume : o->init;
     GPTConfig file;

@@ -741,6 +741,7 @@ static StepReport train_step(GPT *g) {
     memset(&report, 0, sizeof report);
     size_t step = g->progress.step;
     timeline_collect(&g->timeline, 0);  // of what ran between the steps
+    g->timeline.paused = step >= g->progress.first_step + g->opt.trace_steps;
     double begin = seconds_now();
     if (!load_batch(g, &g->train_data, g->progress.sample, g->opt.global_batch, g->opt.shuffle, &err)) job_fail(&g->job, &err);
     if (g->embedding) {  // the head's gradient writes wte's, the encoder's adds to it
@@ -842,6 +843,7 @@ static bool save(GPT *g, Error *err) {
     if (!first) return true;
     checkpoint_prune(g->opt.out, g->opt.keep, g->progress.step);
     printf("saved %s\n", path);
+    fflush(stdout);
     return true;
 }
 
@@ -905,8 +907,11 @@ static bool prepare(GPT *g, int argc, char **argv, Error *err) {
     static char latest[PATH_MAX];
     if (o->resume && strcmp(o->resume, "auto") == 0) {
         if (!o->out) return error_set(err, "--resume auto needs --out");
-        if (!checkpoint_latest(o->out, latest, sizeof latest, err)) return false;
+        bool found = g->job.rank != 0 || checkpoint_latest(o->out, latest, sizeof latest, err);
+        MPI_Bcast(latest, sizeof latest, MPI_CHAR, 0, MPI_COMM_WORLD);  // all ranks take the same one
+        if (!found) return false;
         o->resume = latest[0] ? latest : NULL;  // none yet: a fresh start
+        if (o->resume) o->init = NULL;          // a requeued job goes on from where it stands
     }
     const char *from = o->resume ? o->resume : o->init;
     GPTConfig file;

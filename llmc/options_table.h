@@ -34,6 +34,7 @@ typedef struct {
     const char *prompt;
     size_t save_every, keep;
     const char *log, *trace, *dump_gradients;
+    size_t trace_steps;
     bool profile, dry_run, debug_replicas;
     size_t tensor;
     bool sequence_parallel;
@@ -128,6 +129,7 @@ static const Option OPTIONS[] = {
     TEXT("prompt", prompt, NULL, 0, "TEXT", "what a sample starts with (default: <|endoftext|>)"),
     TEXT("log", log, NULL, 0, "FILE", "JSON Lines of every step; a resumed run appends"),
     TEXT("trace", trace, NULL, 0, "FILE", "Chrome trace of what ran, a track per rank and stream"),
+    SIZE("trace-steps", trace_steps, "10", 1, 1e6, 0, "training steps that --trace and --profile look at"),
     SWITCH("profile", profile, "0", 0, "table of the time per kernel at the end"),
     TEXT("dump-gradients", dump_gradients, NULL, 0, "FILE", "safetensors of the first step's gradients"),
     MARK("dry-run", dry_run, "print configuration, ranks and bytes per rank, then stop"),

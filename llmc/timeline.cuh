@@ -27,7 +27,7 @@ typedef struct {
 } Span;
 
 typedef struct {
-    bool on;
+    bool on, paused;
     int rank;
     cudaEvent_t origin;
     Span *spans;          // of the steps not yet collected; their CUDA events are reused
@@ -53,7 +53,7 @@ static inline size_t span_begin(Timeline *t, cudaStream_t stream, int track, con
     char label[64];
     snprintf(label, sizeof label, micro < 0 ? "%s" : "%s micro-batch %d chunk %d", kind, micro, chunk);
     nvtxRangePushA(label);
-    if (!t->on || t->trace.count + t->open >= TIMELINE_LIMIT) return SIZE_MAX;
+    if (!t->on || t->paused || t->trace.count + t->open >= TIMELINE_LIMIT) return SIZE_MAX;
     if (t->open == t->capacity) {
         t->capacity = t->capacity ? 2 * t->capacity : 256;
         t->spans = (Span *)realloc(t->spans, t->capacity * sizeof(Span));

@@ -1,0 +1,233 @@
+// bench.h: the driver of the kernel laboratory, which gives every program of dev/cuda the same flags and table.
+//
+//   PROGRAM                    checks every kernel against plain loops in double: a row for each
+//   PROGRAM --bench            times every kernel: a row for each, with the share of the measured peak
+//   PROGRAM --bench --log FILE also appends JSON Lines, one for each kernel and block size
+//
+// A program has one list of kernels for an operation, numbered from naive to best; the last is what llmc/ uses.
+// "must MB" are the bytes that any kernel must move: every input read once, every output written once. "asks
+// MB" are those that the loads and stores of this one ask for; what exceeds the first had better be in a cache.
+// Both leave out vectors of one row, which all rows share. GB/s counts the bytes that must move, so that a
+// kernel cannot look fast by moving more; its share is that of a device copy, measured first in the same run.
+// The share of a matrix product is that of a large one.
+//
+// defines: Lab, LabKernel, lab_start, lab_check, lab_bench, lab_finish
+#ifndef LLMC_BENCH_H
+#define LLMC_BENCH_H
+
+#include <float.h>
+
+#include "dev/cuda/kernel_test.h"
+#include "llmc/elementwise.cuh"
+#include "llmc/matmul.cuh"
+
+typedef struct {
+    Check checks;
+    bool bench, cpu;            // cpu: the stand-ins, where sizes are small
+    FILE *log;                  // NULL: none
+    cudaStream_t stream;
+    Matmul *mm;                 // on that stream
+    char device[256];
+    double copy_gb, gemm_tflop; // the measured peaks, per second
+    void *flush;                // written between two runs, so that no run finds its data in a cache
+    size_t flush_bytes;
+    double (*slowest)(double);  // of several ranks, or NULL
+} Lab;
+
+// One kernel. run queues it once on the problem with blocks of so many threads; a kernel of llmc/ has its own
+// block size, which stands in `block`, and those with 0 are timed with several.
+typedef struct {
+    const char *operation;
+    int number;
+    const char *name;
+    void (*run)(const void *problem, unsigned block);
+    unsigned block;
+} LabKernel;
+
+enum { LAB_DEFAULT_BLOCK = 256, LAB_MAX_RUNS = 50 };
+
+static inline unsigned lab_block(const LabKernel *k) { return k->block ? k->block : LAB_DEFAULT_BLOCK; }
+
+static inline int lab_compare(const void *a, const void *b) {
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+// Milliseconds of one run: the median of several, the first left out; of several ranks the slowest counts.
+static inline double lab_time(Lab *lab, void (*run)(const void *, unsigned), const void *problem,
+                              unsigned block) {
+    cudaEvent_t begin, end;
+    float ms[LAB_MAX_RUNS + 1];
+    CUDA_CHECK(cudaEventCreate(&begin));
+    CUDA_CHECK(cudaEventCreate(&end));
+    int runs = 1;
+    for (int i = 0; i <= runs; i++) {
+        CUDA_CHECK(cudaMemsetAsync(lab->flush, 0, lab->flush_bytes, lab->stream));
+        CUDA_CHECK(cudaEventRecord(begin, lab->stream));
+        run(problem, block);
+        CUDA_CHECK(cudaGetLastError());
+        CUDA_CHECK(cudaEventRecord(end, lab->stream));
+        CUDA_CHECK(cudaEventSynchronize(end));
+        CUDA_CHECK(cudaEventElapsedTime(&ms[i], begin, end));
+        if (i == 0) {  // how many runs fit in the time that a row may take; all ranks must agree
+            double first = lab->slowest ? lab->slowest((double)ms[0]) : (double)ms[0];
+            double fit = (lab->cpu ? 100.0 : 300.0) / (first + 1e-3);
+            runs = fit < 3.0 ? 3 : fit > LAB_MAX_RUNS ? (int)LAB_MAX_RUNS : (int)fit;
+        }
+    }
+    CUDA_CHECK(cudaEventDestroy(begin));
+    CUDA_CHECK(cudaEventDestroy(end));
+    qsort(ms + 1, (size_t)runs, sizeof *ms, lab_compare);
+    double median = (double)ms[1 + runs / 2];
+    return lab->slowest ? lab->slowest(median) : median;
+}
+
+// The peaks are measured with the calls and the timer that the kernels are measured with.
+typedef struct {
+    Lab *lab;
+    float *to;
+    const float *from;
+    size_t n;
+} LabPeak;
+
+__global__ void __launch_bounds__(ELEMENT_THREADS) lab_copy_kernel(float *to, const float *from, size_t n) {
+    Share s = element_share<f128::size>(n);
+    for (size_t i = s.begin; i < s.end; i += s.step) store128(to + i * f128::size, load128(from + i * f128::size));
+}
+
+static inline void lab_run_copy(const void *problem, unsigned) {
+    const LabPeak *p = (const LabPeak *)problem;
+    LAUNCH(lab_copy_kernel, element_blocks(p->n), ELEMENT_THREADS, 0, p->lab->stream)(p->to, p->from, p->n);
+}
+
+static inline void lab_run_memcpy(const void *problem, unsigned) {
+    const LabPeak *p = (const LabPeak *)problem;
+    CUDA_CHECK(cudaMemcpyAsync(p->to, p->from, p->n * sizeof(float), cudaMemcpyDeviceToDevice, p->lab->stream));
+}
+
+static inline void lab_run_gemm(const void *problem, unsigned) {
+    const LabPeak *p = (const LabPeak *)problem;
+    matmul_forward(p->lab->mm, (floatX *)(void *)p->to, (const floatX *)(const void *)p->from,
+                   (const floatX *)(const void *)p->from, NULL, NULL, p->n, p->n, p->n);
+}
+
+static inline void lab_measure_peaks(Lab *lab) {
+    size_t n = lab->cpu ? (size_t)1 << 24 : (size_t)1 << 26;
+    size_t side = lab->cpu ? 1024 : sizeof(floatX) == 2 ? 8192 : 4096;
+    LabPeak p = {lab, (float *)test_device(n * sizeof(float)), NULL, n};
+    float *from = (float *)test_device(n * sizeof(float));
+    CUDA_CHECK(cudaMemset(from, 0, n * sizeof(float)));
+    p.from = from;
+    double copy = lab_time(lab, lab_run_copy, &p, 0), call = lab_time(lab, lab_run_memcpy, &p, 0);
+    lab->copy_gb = 2e-6 * (double)(n * sizeof(float)) / (copy < call ? copy : call);
+    p.n = side;
+    lab->gemm_tflop = 2e-9 * (double)side * (double)side * (double)side / lab_time(lab, lab_run_gemm, &p, 0);
+    CUDA_CHECK(cudaFree(from));
+    CUDA_CHECK(cudaFree(p.to));
+}
+
+// Reads the flags, makes the stream, and prints the head of the table. slowest: see Lab.
+static inline void lab_start(Lab *lab, int argc, char **argv, double (*slowest)(double)) {
+    memset(lab, 0, sizeof *lab);
+    lab->slowest = slowest;
+    const char *log = NULL;
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--bench") == 0) lab->bench = true;
+        else if (strcmp(argv[i], "--log") == 0 && i + 1 < argc) log = argv[++i];
+        else {
+            fprintf(stderr, "usage: %s [--bench [--log FILE]]\n", argv[0]);
+            exit(2);
+        }
+    }
+    if (log && !lab->bench) {
+        fprintf(stderr, "error: --log goes with --bench\n");
+        exit(2);
+    }
+    if (log && !(lab->log = fopen(log, "ab"))) {
+        fprintf(stderr, "error: cannot write %s\n", log);
+        exit(1);
+    }
+    int device;
+    struct cudaDeviceProp prop;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaGetDeviceProperties(&prop, device));
+    snprintf(lab->device, sizeof lab->device, "%s", prop.name);
+    lab->cpu = strncmp(prop.name, "CPU", 3) == 0;
+    CUDA_CHECK(cudaStreamCreate(&lab->stream));
+    lab->mm = (Matmul *)test_memory(sizeof(Matmul));
+    matmul_create(lab->mm, lab->stream);
+    if (lab->bench) {
+        lab->flush_bytes = (size_t)(lab->cpu ? 32 : 256) << 20;
+        lab->flush = test_device(lab->flush_bytes);
+        lab_measure_peaks(lab);
+        printf("%s, " FLOATX_NAME ": copy %.1f GB/s, matrix product %.2f TFLOP/s\n", lab->device, lab->copy_gb,
+               lab->gemm_tflop);
+        printf("%-26s %2s  %-52s %5s %10s %9s %9s %16s %6s\n", "operation", "#", "kernel", "block", "ms",
+               "must MB", "asks MB", "", "share");
+    } else {
+        printf("     %-26s %2s  %-52s %9s %9s  " FLOATX_NAME "\n", "operation", "#", "kernel", "error", "bound");
+    }
+    fflush(stdout);
+}
+
+// The row of one kernel's check: its largest error over all problems.
+static inline void lab_check(Lab *lab, const LabKernel *k, double error, double bound) {
+    check(&lab->checks, error <= bound, "%-26s %2d  %-52s %9.2e %9.2e", k->operation, k->number, k->name, error,
+          bound);
+}
+
+// Times one kernel with its block size, or with several of which the best is printed and all are logged. must and
+// asks are bytes; with flops > 0 it is measured in TFLOP/s.
+static inline void lab_bench(Lab *lab, const LabKernel *k, const void *problem, double must, double asks,
+                             double flops) {
+    static const unsigned SWEEP[] = {32, 64, 128, 256, 512, 1024};
+    double best = DBL_MAX;
+    unsigned best_block = 0;
+    for (int i = 0; i < (k->block ? 1 : 6); i++) {
+        unsigned block = k->block ? k->block : SWEEP[i];
+        if (lab->cpu && !k->block && block != 64 && block != 256) continue;  // threads are cheap or dear alike
+        double ms = lab_time(lab, k->run, problem, block);
+        double gb = 1e-6 * must / ms, tflop = 1e-9 * flops / ms;
+        double share = flops > 0.0 ? tflop / lab->gemm_tflop : gb / lab->copy_gb;
+        if (ms < best) {
+            best = ms;
+            best_block = block;
+        }
+        if (!lab->log) continue;
+        fprintf(lab->log, "{\"operation\":\"%s\",\"number\":%d,\"kernel\":\"%s\",\"block\":%u,\"ms\":%.6g", k->operation,
+                k->number, k->name, block, ms);
+        if (flops > 0.0) fprintf(lab->log, ",\"tflop_per_s\":%.6g", tflop);
+        else fprintf(lab->log, ",\"gb_per_s\":%.6g,\"must_bytes\":%.0f,\"asks_bytes\":%.0f", gb, must, asks);
+        fprintf(lab->log, ",\"share\":%.4g,\"device\":\"%s\",\"precision\":\"" FLOATX_NAME "\"", share, lab->device);
+        fprintf(lab->log, ",\"peak_gb_per_s\":%.6g,\"peak_tflop_per_s\":%.6g}\n", lab->copy_gb, lab->gemm_tflop);
+    }
+    char bytes[32] = "", speed[32];
+    double share = flops > 0.0 ? 1e-9 * flops / best / lab->gemm_tflop : 1e-6 * must / best / lab->copy_gb;
+    if (flops > 0.0) {
+        snprintf(bytes, sizeof bytes, "%9s %9s", "", "");
+        snprintf(speed, sizeof speed, "%8.2f TFLOP/s", 1e-9 * flops / best);
+    } else {
+        snprintf(bytes, sizeof bytes, "%9.2f %9.2f", 1e-6 * must, 1e-6 * asks);
+        snprintf(speed, sizeof speed, "%8.1f GB/s", 1e-6 * must / best);
+    }
+    char block[16] = "-";
+    if (best_block > 1) snprintf(block, sizeof block, "%u", best_block);
+    printf("%-26s %2d  %-52s %5s %10.4f %s %16s %5.1f%%\n", k->operation, k->number, k->name, block, best, bytes,
+           speed, 100.0 * share);
+    fflush(stdout);
+}
+
+// Frees everything; the exit code: of the checks, or whether the log could be written.
+static inline int lab_finish(Lab *lab) {
+    matmul_destroy(lab->mm);
+    free(lab->mm);
+    if (lab->flush) CUDA_CHECK(cudaFree(lab->flush));
+    CUDA_CHECK(cudaStreamDestroy(lab->stream));
+    if (lab->log && (ferror(lab->log) | (fclose(lab->log) != 0))) {
+        fprintf(stderr, "error: the log is incomplete\n");
+        return 1;
+    }
+    return lab->bench ? 0 : check_summary(&lab->checks);
+}
+
+#endif

@@ -1,0 +1,699 @@
+// test_parallel.c: what several ranks do beyond computing the right numbers (test_gpt.c sees to those): they
+// resume each other's checkpoints, keep their replicas equal, send as many bytes and hold as many as the papers
+// say, survive any order of streams and messages, and refuse together.
+//
+//   test_parallel BUILD_DIR [GROUP]      for example: test_parallel build/cpu-fp32 traffic
+//
+// Run it in the root of the repository. The groups are listed above main. A check that guards against a known
+// bug of this field names it in quotation marks.
+#define _XOPEN_SOURCE 700
+#include "dev/test/trainers.h"
+
+// A grid of t x d x p ranks with v chunks a stage. Its flags are --tensor and so on, and `flags`.
+typedef struct {
+    const char *trainer;  // behind "train_gpt"
+    int t, d, p, v;
+    const char *flags;
+    bool bf16;  // in bf16 too
+} Grid;
+
+typedef struct {
+    char trainer[32], flags[256], name[128];
+    Layout layout;
+} Started;
+
+// How the grid is started. s must outlive the layout.
+static const Layout *start_of(const Grid *g, Started *s) {
+    bool tp = *g->trainer, pp = tp && strcmp(g->trainer, "_tp") != 0, dp = strcmp(g->trainer, "_3d") == 0;
+    char t[32], p[32], v[32], d[32];
+    snprintf(t, sizeof t, " --tensor %d", g->t);
+    snprintf(p, sizeof p, " --pipeline %d", g->p);
+    snprintf(v, sizeof v, " --virtual %d", g->v);
+    snprintf(d, sizeof d, " --data %d", g->d);
+    snprintf(s->trainer, sizeof s->trainer, "train_gpt%s", g->trainer);
+    snprintf(s->flags, sizeof s->flags, "%s%s%s%s%s", g->flags, tp ? t : "", pp ? p : "", g->v > 1 ? v : "",
+             dp ? d : "");
+    snprintf(s->name, sizeof s->name, "%s %dx%dx%d%s%s%s", tp ? g->trainer + 1 : "gpt", g->t, g->d, g->p,
+             g->v > 1 ? v : "", *g->flags ? " " : "", g->flags);
+    s->layout.trainer = s->trainer;
+    s->layout.ranks = g->t * g->d * g->p;
+    s->layout.flags = s->flags;
+    return &s->layout;
+}
+
+static bool has(const Grid *g, const char *flag) { return strstr(g->flags, flag) != NULL; }
+static bool sequence_parallel(const Grid *g) { return g->t > 1 && has(g, "--sequence-parallel 1"); }
+static bool skipped(const Context *x, const Grid *g) {
+    return g->t * g->d * g->p > x->max_ranks || (x->bf16 && !g->bf16);
+}
+
+// ---- group checkpoints: written by one layout, resumed by another ---------------------------------------
+
+static const Grid PLACES[] = {
+    {"", 1, 1, 1, 1, "", true},
+    {"_tp", 4, 1, 1, 1, "", true},
+    {"_tp", 2, 1, 1, 1, "--sequence-parallel 1", false},
+    {"_pp", 1, 1, 4, 1, "", false},
+    {"_3d", 1, 4, 1, 1, "", true},
+    {"_pp", 2, 1, 2, 2, "", false},
+    {"_3d", 1, 2, 3, 1, "--zero 0", false},
+    {"_3d", 2, 2, 2, 2, "--sequence-parallel 1", true},
+    {"_3d", 4, 2, 1, 1, "--zero 0", false},
+};
+enum { NUM_PLACES = sizeof PLACES / sizeof *PLACES };
+
+// Pairs (writer, reader) in PLACES; every place also resumes itself.
+static const int MOVES[][2] = {{1, 0}, {1, 2}, {2, 3}, {3, 4}, {4, 5}, {5, 6}, {6, 7}, {7, 8}, {8, 0}, {7, 0},
+                               {0, 7}, {4, 1}, {7, 4}};
+
+// Four steps over a shuffled epoch, with the states after steps 2 and 4.
+static const char FOUR_STEPS[] = "--train-data golden/train.bin --shuffle 1 --seq 24 --global-batch 8 "
+                                 "--micro-batch 1 --steps 4 --lr 0.003 --warmup 2 --val-every 0 "
+                                 "--save-every 2 --keep 0 --log log";
+
+// Weights and optimizer of a folder against those of one rank. Names what is furthest from it.
+static double checkpoint_error(const Context *x, const char *folder, const char *base, const char **what) {
+    const ParamTable *table = &x->golden.table;
+    static const char *const SUFFIXES[] = {"", ".m", ".v", ".master"};
+    double *want = allocate(table->total * sizeof(double)), worst = 0;
+    char path[128];
+    for (int i = 0; i < (x->bf16 ? 4 : 3); i++) {
+        const char *file = i == 0 ? "model" : "optimizer";
+        snprintf(path, sizeof path, "%s/%s.safetensors", base, file);
+        bool read = read_tensors(path, SUFFIXES[i], table, want);
+        snprintf(path, sizeof path, "%s/%s.safetensors", folder, file);
+        Errors e = state_errors(table, path, SUFFIXES[i], want);
+        // The moments follow the gradients and have their bound, the second moment, a square, twice that.
+        Bounds b = bounds(x, &table->config);
+        double share = !read ? INFINITY : e.worst / (i == 1 ? b.gradient : i == 2 ? 2 * b.gradient : b.weight);
+        if (share >= worst) {
+            worst = share;
+            *what = i == 0 ? "weights" : SUFFIXES[i] + 1;
+        }
+    }
+    free(want);
+    return worst;
+}
+
+static void group_checkpoints(Context *x) {
+    Started s, to;
+    Log logs[NUM_PLACES];
+    char from[64], base[] = "place-0/step-00000004";
+    const char *what = "nothing";
+    double bound = bounds(x, &x->golden.config).loss;
+    for (int i = 0; i < NUM_PLACES; i++) {
+        if (skipped(x, &PLACES[i])) continue;
+        const Layout *layout = start_of(&PLACES[i], &s);
+        remove("log");
+        bool ok = runs(x, layout, "", "--init golden --out place-%d %s", i, FOUR_STEPS);
+        logs[i] = read_log("log");
+        snprintf(from, sizeof from, "place-%d/step-00000004", i);
+        double error = checkpoint_error(x, from, base, &what), loss = 0;
+        for (size_t k = 0; k < 4; k++) loss = fmax(loss, relative(logs[i].loss[k], logs[0].loss[k]));
+        check(&x->check, ok && error <= 1, "%s: the checkpoint is that of one rank, %.3f of the bound (%s), "
+              "\"tied embedding forgotten\"", s.name, error, what);
+        check(&x->check, ok && loss <= bound && logs[i].steps == 4,
+              "%s: the curve is that of one rank, %.1e, \"seed + rank\"", s.name, loss);
+
+        ok = runs(x, layout, "", "--resume place-%d/step-00000002 --out again %s", i, FOUR_STEPS);
+        Log log = read_log("log");
+        check(&x->check, ok && same_log(&log, &logs[i]) && same_checkpoint("again/step-00000004", from),
+              "%s: resumed by itself with the same bits, \"master weights\"", s.name);
+        remove_tree("again");
+    }
+    for (size_t i = 0; i < sizeof MOVES / sizeof *MOVES; i++) {
+        const Grid *a = &PLACES[MOVES[i][0]], *b = &PLACES[MOVES[i][1]];
+        if (skipped(x, a) || skipped(x, b)) continue;
+        start_of(a, &s);
+        remove("log");
+        bool ok = runs(x, start_of(b, &to), "", "--resume place-%d/step-00000002 --out moved %s", MOVES[i][0],
+                       FOUR_STEPS);
+        double error = checkpoint_error(x, "moved/step-00000004", base, &what);
+        check(&x->check, ok && error <= 1,
+              "%s -> %s: as if never moved, %.3f of the bound (%s), \"same topology only\"%s", s.name, to.name,
+              error, what, a->t != b->t ? ", \"padding tied to t\"" : "");
+        remove_tree("moved");
+    }
+    for (int i = 0; i < NUM_PLACES; i++) {
+        snprintf(from, sizeof from, "place-%d", i);
+        remove_tree(from);
+    }
+}
+
+// ---- group replicas -------------------------------------------------------------------------------------
+
+static void group_replicas(Context *x) {
+    static const Grid GRIDS[] = {
+        {"_3d", 2, 2, 2, 2, "--sequence-parallel 1", true},
+        {"_3d", 2, 2, 2, 1, "--sequence-parallel 1 --zero 0 --overlap 0", false},
+        {"_tp", 4, 1, 1, 1, "--sequence-parallel 1", true},
+    };
+    for (size_t i = 0; i < sizeof GRIDS / sizeof *GRIDS; i++) {
+        Started s;
+        if (skipped(x, &GRIDS[i])) continue;
+        remove("log");
+        bool ok = runs(x, start_of(&GRIDS[i], &s), "", "--init golden --train-data golden/train.bin --seq 24 "
+                       "--global-batch 8 --micro-batch 1 --steps 50 --lr 0.01 --val-every 0 --log log "
+                       "--debug-replicas 1");
+        Log log = read_log("log");
+        check(&x->check, ok && log.steps == 50 && log.loss[49] < log.loss[0],
+              "%s: replicas are bit-equal after each of 50 steps, \"layernorm drift\", \"seed + rank\"", s.name);
+    }
+}
+
+// ---- group traffic: calls and bytes against the papers' formulas ----------------------------------------
+
+// The model that is counted: L layers, C channels; global batch G; two steps.
+enum { TL = 4, TC = 32, TT = 24, TV = 61, TG = 8, TSTEPS = 2 };
+
+typedef struct {
+    Grid grid;
+    int micro;
+} TrafficRow;
+
+static const TrafficRow TRAFFIC[] = {
+    {{"_tp", 2, 1, 1, 1, "", true}, 1},
+    {{"_tp", 4, 1, 1, 1, "", false}, 2},
+    {{"_tp", 2, 1, 1, 1, "--recompute layer", false}, 2},
+    {{"_tp", 4, 1, 1, 1, "--sequence-parallel 1", false}, 2},
+    {{"_tp", 2, 1, 1, 1, "--sequence-parallel 1 --recompute layer", true}, 2},
+    {{"_pp", 1, 1, 4, 1, "", true}, 1},
+    {{"_pp", 1, 1, 2, 2, "", false}, 1},
+    {{"_pp", 2, 1, 4, 1, "", false}, 1},
+    {{"_pp", 4, 1, 2, 1, "--sequence-parallel 1", false}, 1},
+    {{"_3d", 1, 2, 1, 1, "", true}, 1},
+    {{"_3d", 1, 4, 1, 1, "--zero 0", true}, 1},
+    {{"_3d", 1, 8, 1, 1, "", false}, 1},
+    {{"_3d", 2, 2, 2, 2, "", true}, 1},
+    {{"_3d", 2, 2, 2, 2, "--sequence-parallel 1", false}, 1},
+    {{"_3d", 2, 2, 2, 1, "--sequence-parallel 1 --zero 0 --overlap 0", false}, 2},
+};
+
+typedef struct {
+    double calls, bytes;  // sent, over all ranks
+} Traffic;
+
+// Sums the lines that NCCL_TRAFFIC=1 made.
+static Traffic traffic_of(const char *text, const char *comm, const char *op) {
+    Traffic sum = {0, 0};
+    char name[32], kind[32];
+    for (const char *line = strstr(text, "traffic: "); line; line = strstr(line + 1, "traffic: ")) {
+        unsigned long long calls, sent;
+        int rank, size;
+        if (sscanf(line, "traffic: %31s rank %d of %d, %31[^:]: %llu calls, %llu", name, &rank, &size, kind, &calls,
+                   &sent) != 6 || strcmp(name, comm) != 0 || strcmp(kind, op) != 0) continue;
+        sum.calls += (double)calls;
+        sum.bytes += (double)sent;
+    }
+    return sum;
+}
+
+// n operations of all ranks of a group of `size`, on `bytes` each: what all of them send together.
+static void add_all_reduces(Traffic *t, double n, double size, double bytes) {
+    t->calls += n * size;
+    t->bytes += n * 2 * (size - 1) * bytes;
+}
+
+// Half an all-reduce: reduce-scatter or all-gather of a whole buffer of `bytes`.
+static void add_halves(Traffic *t, double n, double size, double bytes) {
+    t->calls += n * size;
+    t->bytes += n * (size - 1) * bytes;
+}
+
+enum { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, SEND, NUM_OPS };
+enum { TENSOR, PIPELINE, DATA, EMBEDDING, WORLD, NUM_COMMS };
+static const char *const OPS[NUM_OPS] = {"all-reduce", "reduce-scatter", "all-gather", "send"};
+static const char *const COMMS[NUM_COMMS] = {"tensor", "pipeline", "data", "embedding", "world"};
+
+typedef struct {
+    Traffic by[NUM_COMMS][NUM_OPS];
+    double layers;      // bytes on the tensor communicators for the layers alone
+    double parameters;  // of all ranks together, padding included
+} Counts;
+
+static GPTConfig traffic_model(void) {
+    GPTConfig g = {TL, TC, 4, TV, padded_vocabulary(TV), TT};
+    return g;
+}
+
+// Parameters of the rank of tensor rank 0 on a stage; all tensor ranks have as many.
+static ParamTable stage_table(const GPTConfig *config, const Grid *g, int stage) {
+    size_t layers[64], n = 0, chunks = (size_t)(g->p * g->v);
+    for (size_t chunk = (size_t)stage; chunk < chunks; chunk += (size_t)g->p) {
+        size_t each = config->L / chunks, longer = config->L % chunks, first = chunk * each + (chunk < longer ? chunk : longer);
+        for (size_t l = 0; l < each + (chunk < longer); l++) layers[n++] = first + l;
+    }
+    Shard shard = {(size_t)g->t, 0, stage == 0, stage == g->p - 1, n, layers,
+                   strcmp(g->trainer, "_3d") == 0 ? 64 * (size_t)g->d : 0};
+    return table_make(config, &shard);
+}
+
+// What must be sent, from the formulas.
+static Counts expected_traffic(const Grid *g, int micro, size_t width) {
+    Counts c;
+    memset(&c, 0, sizeof c);
+    double t = g->t, d = g->d, w = (double)width, m = TG / (micro * d), N = micro * TT, X = N * TC * w;
+    double steps = TSTEPS, all = steps * d * m, L = TL, messages = 2 * (g->p * g->v - 1);
+    bool sp = sequence_parallel(g), again = has(g, "--recompute layer"), three = strcmp(g->trainer, "_3d") == 0;
+    Traffic *tensor = c.by[TENSOR], layers[NUM_OPS];
+    memset(layers, 0, sizeof layers);
+    // Layers: g and f of both halves, forward and backward: 4 all-reduces, and one g more when forward is
+    // recomputed. Under sequence parallelism each is a reduce-scatter and an all-gather; and backward gathers
+    // the layernorms' outputs again, twice a layer, as each rank keeps only its rows of them.
+    if (!sp) {
+        add_all_reduces(&layers[ALL_REDUCE], all * L * (again ? 5 : 4), t, X);
+    } else {
+        add_halves(&layers[REDUCE_SCATTER], all * L * (again ? 5 : 4), t, X);
+        add_halves(&layers[ALL_GATHER], all * L * (4 + 2 + (again ? 2 : 0)), t, X);
+    }
+    for (int op = 0; op < NUM_OPS; op++) {
+        c.layers += layers[op].bytes;
+        tensor[op] = layers[op];
+    }
+    // Embedding and head: one pair of g and f. The loss: the maximum, then sum and target of each token.
+    if (!sp) {
+        add_all_reduces(&tensor[ALL_REDUCE], all * 2, t, X);
+    } else {
+        add_halves(&tensor[REDUCE_SCATTER], all * 2, t, X);
+        add_halves(&tensor[ALL_GATHER], all * (2 + 1), t, X);
+        add_all_reduces(&tensor[ALL_REDUCE], steps * d * (4 * L + 2), t, TC * 4);  // gradients of layernorms
+    }
+    add_all_reduces(&tensor[ALL_REDUCE], all, t, N * 4);
+    add_all_reduces(&tensor[ALL_REDUCE], all, t, 2 * N * 4);
+    // A message is sent in t parts, which the receivers gather; under sequence parallelism they stay apart.
+    c.by[PIPELINE][SEND].calls = all * messages * t;
+    c.by[PIPELINE][SEND].bytes = all * messages * X;
+    if (t > 1 && !sp) add_halves(&tensor[ALL_GATHER], all * messages, t, X);
+    GPTConfig config = traffic_model();
+    if (g->p > 1) add_all_reduces(&c.by[EMBEDDING][ALL_REDUCE], steps * t * d, 2, (double)config.Vp * TC * 4 / t);
+    // Gradients in fp32 are reduce-scattered; then weights are gathered, or gradients without ZeRO.
+    for (int stage = 0; stage < g->p; stage++) {
+        ParamTable table = stage_table(&config, g, stage);
+        double buckets = 0, after = has(g, "--zero 0") ? 4 : w;
+        for (size_t b = 0; b < table.shard.n_layers + 2; b++) buckets += table.buckets[b + 1] > table.buckets[b];
+        c.parameters += t * d * (double)table.total;
+        if (d > 1) {
+            add_halves(&c.by[DATA][REDUCE_SCATTER], 0, d, 0);
+            c.by[DATA][REDUCE_SCATTER].calls += steps * t * d * buckets;
+            c.by[DATA][REDUCE_SCATTER].bytes += steps * t * (d - 1) * (double)table.total * 4;
+            c.by[DATA][ALL_GATHER].calls += steps * t * d * buckets;
+            c.by[DATA][ALL_GATHER].bytes += steps * t * (d - 1) * (double)table.total * after;
+        }
+        table_free(&table);
+    }
+    // The squared norm of each tensor with the stop flag; beyond tensor parallelism the loss too.
+    double world = t * d * g->p;
+    add_all_reduces(&c.by[WORLD][ALL_REDUCE], steps, world, (double)(count_tensors(&config) + 1) * 8);
+    if (g->p > 1 || three || strcmp(g->trainer, "_pp") == 0) add_all_reduces(&c.by[WORLD][ALL_REDUCE], steps, world, 8);
+    return c;
+}
+
+// One line of the table: bytes per rank by the papers' formulas beside the measured ones.
+static void print_traffic(const Grid *g, int micro, size_t width, const char *name, const Counts *want,
+                          const Counts *got) {
+    double ranks = g->t * g->d * g->p, m = TG / (micro * g->d), bsh = micro * TT * TC * (double)width;
+    double stated = 0, tensor = 0, messages = want->by[PIPELINE][SEND].calls, P = want->parameters / ranks;
+    for (int op = 0; op < NUM_OPS; op++) {
+        tensor += got->by[TENSOR][op].bytes;
+        stated += want->by[TENSOR][op].bytes;
+    }
+    tensor = (tensor - stated + want->layers) / (TSTEPS * g->d * m * TL * g->t);
+    double data = got->by[DATA][REDUCE_SCATTER].bytes + got->by[DATA][ALL_GATHER].bytes;
+    printf("     %-52s %8.0f %8.0f  %8.0f %8.0f  %8.0f %8.0f\n", name, 8 * bsh * (g->t - 1) / g->t, tensor,
+           messages > 0 ? bsh / g->t : 0, messages > 0 ? got->by[PIPELINE][SEND].bytes / messages : 0,
+           (g->d - 1.0) / g->d * P * (4 + (has(g, "--zero 0") ? 4.0 : (double)width)), data / ranks / TSTEPS);
+}
+
+// Calls of a tensor rank in forward and in backward, told apart by validation, which is forward alone.
+static void check_forward_and_backward(Context *x) {
+    static const Layout TWO = {"train_gpt_tp", 2, "--tensor 2"};
+    static const char FLAGS[] = "--layers 4 --heads 4 --channels 32 --vocab 61 --seq 24 --global-batch 8 "
+                                "--micro-batch 1 --steps 1 --train-data golden/train.bin";
+    Setting count = {"NCCL_TRAFFIC=1", 0};
+    Outcome o = run(x->build, &TWO, count, "%s --val-every 0", FLAGS);
+    Traffic training = traffic_of(o.err, "tensor", "all-reduce");
+    bool ok = succeeded(&o);
+    o = run(x->build, &TWO, count, "%s --val-every 1 --val-batches 1 --val-data golden/train.bin", FLAGS);
+    Traffic both = traffic_of(o.err, "tensor", "all-reduce");
+    ok = succeeded(&o) && ok;
+    // Two validations, before and after the step, of as many micro-batches; two all-reduces are the loss's.
+    double forward = (both.calls - training.calls) / (2 * 2 * 8) - 2, backward = training.calls / (2 * 8) - 2 - forward;
+    check(&x->check, ok && forward == 2 * 4 + 1 && backward == 2 * 4 + 1,
+          "a micro-batch takes 2 all-reduces a layer and 1 for the embedding forward (%g in all), 2 a layer and 1 "
+          "for the head backward (%g)", forward, backward);
+}
+
+static void group_traffic(Context *x) {
+    if (strstr(x->build, "/cuda-") && x->max_ranks == 1) return;
+    size_t width = x->bf16 ? 2 : 4;
+    Setting count = {"NCCL_TRAFFIC=1", 0};
+    check_forward_and_backward(x);
+    printf("     bytes sent by a rank         tensor: per layer and micro-batch, pipeline: per message, data: per "
+           "step\n     %-52s %17s  %17s  %17s\n     %-52s %8s %8s  %8s %8s  %8s %8s\n", "", "8bsh(t-1)/t", "bsh/t",
+           "2(d-1)/d P", "t x d x p", "formula", "measured", "formula", "measured", "formula", "measured");
+    for (size_t i = 0; i < sizeof TRAFFIC / sizeof *TRAFFIC; i++) {
+        const Grid *g = &TRAFFIC[i].grid;
+        Started s;
+        if (skipped(x, g)) continue;
+        Outcome o = run(x->build, start_of(g, &s), count, "--layers %d --heads 4 --channels %d --vocab %d --seq %d "
+                        "--global-batch %d --micro-batch %d --steps %d --train-data golden/train.bin --val-every 0",
+                        TL, TC, TV, TT, TG, TRAFFIC[i].micro, TSTEPS);
+        Counts want = expected_traffic(g, TRAFFIC[i].micro, width), got;
+        char wrong[256] = "";
+        memset(&got, 0, sizeof got);
+        for (int comm = 0; comm < NUM_COMMS; comm++) {
+            for (int op = 0; op < NUM_OPS; op++) {
+                Traffic *a = &want.by[comm][op], *b = &got.by[comm][op];
+                *b = traffic_of(o.err, COMMS[comm], OPS[op]);
+                if (b->calls != a->calls && a->bytes + b->bytes > 0) {
+                    snprintf(wrong, sizeof wrong, ": %s %s: %.0f calls, not %.0f", COMMS[comm], OPS[op], b->calls,
+                             a->calls);
+                } else if (b->bytes != a->bytes) {
+                    snprintf(wrong, sizeof wrong, ": %s %s: %.0f bytes, not %.0f", COMMS[comm], OPS[op], b->bytes,
+                             a->bytes);
+                }
+            }
+        }
+        print_traffic(g, TRAFFIC[i].micro, width, s.name, &want, &got);
+        check(&x->check, succeeded(&o) && !*wrong, "%s: calls and bytes, \"counts in bytes\"%s", s.name, wrong);
+    }
+}
+
+// ---- group memory: what --dry-run counts ----------------------------------------------------------------
+
+typedef struct {
+    double weights, gradients, optimizer, activations;  // MiB of rank 0
+} Memory;
+
+static double mebibytes(const char *text, const char *what) {
+    char line[32];
+    double value = NAN;
+    snprintf(line, sizeof line, "\n%s ", what);
+    const char *at = strstr(text, line);
+    return at && sscanf(at + strlen(line), "%lf", &value) == 1 ? value : NAN;
+}
+
+// Whether it would fit on this machine does not matter here.
+static Memory dry_run(Context *x, const Grid *g, const char *model) {
+    Started s;
+    Outcome o = run(x->build, start_of(g, &s), PLAIN, "%s --dry-run", model);
+    Memory m = {mebibytes(o.out, "weights"), mebibytes(o.out, "gradients"), mebibytes(o.out, "optimizer"),
+                mebibytes(o.out, "activations")};
+    if (isnan(m.activations)) printf("     exit code %d: %.600s\n", o.code, o.err);
+    outcome_free(&o);
+    return m;
+}
+
+static bool near(double a, double b, double slack) { return fabs(a - b) <= slack; }
+
+// Elements on rank 0 by the table: what is split falls as 1/t, the replicated tensors do not.
+static double rank_elements(const Grid *g, const GPTConfig *config) {
+    ParamTable table = stage_table(config, g, 0);
+    double total = (double)table.total;
+    table_free(&table);
+    return total;
+}
+
+static void memory_over_tensor(Context *x, double MiB) {
+    enum { B = 4, T = 512, C = 1024, NH = 16 };
+    GPTConfig config = {8, C, NH, 50257, padded_vocabulary(50257), T};
+    double w = x->bf16 ? 2 : 4, N = B * T;
+    printf("     rank 0 of a model of 8 layers, C = %d, V = 50257, T = %d, micro-batches of %d; MiB\n", C, T, B);
+    printf("     %-34s %9s %9s %9s %9s   activations a layer: measured, formula\n", "", "weights", "of 1/t",
+           "gradients", "optimizer");
+    double alone = 0;
+    for (int t = 1; t <= 8; t *= 2) {
+        for (int sp = 0; sp < 2; sp++) {
+            Grid g = {"_tp", t, 1, 1, 1, sp ? "--sequence-parallel 1" : "", true};
+            Started s;
+            if (t > x->max_ranks) continue;
+            start_of(&g, &s);
+            char model[160];
+            static const char MODEL[] = "--layers %d --heads 16 --channels 1024 --vocab 50257 --seq 512 --micro-batch 4";
+            snprintf(model, sizeof model, MODEL, 8);
+            Memory m = dry_run(x, &g, model);
+            snprintf(model, sizeof model, MODEL, 4);
+            Memory half = dry_run(x, &g, model);
+            // ln1, residual2, ln2 and the residual stream are (N, C); qkv, atty, fch and its GELU (N, 12 C / t);
+            // then the probabilities of attention and the statistics of two layernorms.
+            double rows = sp ? t : 1, layer = N * C * w * (4 / rows + 12.0 / t) + B * NH * (double)T * T * w / t + 16 * N / rows;
+            double elements = rank_elements(&g, &config), measured = (m.activations - half.activations) / 4;
+            if (t == 1) alone = elements;
+            double share = elements * t / alone;
+            printf("     %-34s %9.1f %9.3f %9.1f %9.1f   %12.2f %12.2f\n", s.name, m.weights, share, m.gradients,
+                   m.optimizer, measured, layer / MiB);
+            bool ok = near(m.weights, elements * w / MiB, 0.06) && near(m.gradients, elements * 4 / MiB, 0.06) &&
+                      near(m.optimizer, elements * (x->bf16 ? 12 : 8) / MiB, 0.06) && share < 1.01 &&
+                      near(measured, layer / MiB, 0.06);
+            check(&x->check, ok, "memory %s: 1/t of parameters, gradients and optimizer%s", s.name,
+                  sp ? " and of activations" : "");
+        }
+    }
+}
+
+static void memory_over_data(Context *x, double MiB) {
+    static const char MODEL[] = "--layers 8 --heads 16 --channels 1024 --vocab 50257 --seq 512 --micro-batch 1 "
+                                "--global-batch 8";
+    GPTConfig config = {8, 1024, 16, 50257, padded_vocabulary(50257), 512};
+    printf("     the same over data ranks; MiB%30s optimizer   formula\n", "");
+    for (int d = 1; d <= 8 && d <= x->max_ranks; d *= 2) {
+        for (int zero = 0; zero < 2; zero++) {
+            Grid g = {"_3d", 1, d, 1, 1, zero ? "--zero 1" : "--zero 0", true};
+            Started s;
+            start_of(&g, &s);
+            Memory m = dry_run(x, &g, MODEL);
+            double elements = rank_elements(&g, &config), formula = elements * (x->bf16 ? 12 : 8) / (zero ? d : 1) / MiB;
+            printf("     %-54s %9.1f %9.1f\n", s.name, m.optimizer, formula);
+            check(&x->check, near(m.optimizer, formula, 0.06) && near(m.gradients, elements * 4 / MiB, 0.06),
+                  "memory %s: %s", s.name, zero ? "1/d of the optimizer" : "all of the optimizer");
+        }
+    }
+}
+
+// Stage 0 keeps p micro-batches under 1F1B whatever m is, and m under GPipe.
+static void memory_over_schedules(Context *x) {
+    enum { P = 4 };
+    double gpipe[3] = {0, 0, 0}, one[3] = {0, 0, 0}, interleaved[3] = {0, 0, 0};
+    if (P > x->max_ranks) return;
+    printf("     activations of stage 0 of %d, 8 layers, C = 1024, T = 512; MiB\n     %-14s %9s %9s %9s\n", P,
+           "micro-batches", "gpipe", "1f1b", "v = 2");
+    for (int i = 0; i < 3; i++) {
+        char model[160];
+        snprintf(model, sizeof model, "--layers 8 --heads 16 --channels 1024 --vocab 257 --seq 512 --micro-batch 1 "
+                 "--global-batch %d", P << i);
+        Grid g = {"_pp", 1, 1, P, 1, "--schedule gpipe", true};
+        gpipe[i] = dry_run(x, &g, model).activations;
+        g.flags = "--schedule 1f1b";
+        one[i] = dry_run(x, &g, model).activations;
+        g.v = 2;
+        g.flags = "";
+        interleaved[i] = dry_run(x, &g, model).activations;
+        printf("     %-14d %9.1f %9.1f %9.1f\n", P << i, gpipe[i], one[i], interleaved[i]);
+    }
+    double slot = (gpipe[2] - gpipe[1]) / (2 * P);  // one micro-batch
+    check(&x->check, near(one[0], gpipe[0], 0.11) && near(one[1], one[0], 0.11) && near(one[2], one[0], 0.11),
+          "memory: 1F1B keeps as much for %d and %d micro-batches as for %d", 2 * P, 4 * P, P);
+    check(&x->check, near(gpipe[1] - gpipe[0], P * slot, 0.21) && slot > 1,
+          "memory: GPipe keeps %.1f MiB more for each micro-batch", slot);
+    // Half a slot for each of 2 (p - 1) + (v - 1) p + 1 chunks in flight.
+    check(&x->check, near(interleaved[2] - one[2], slot * (11.0 / 2 - 4), 0.6) && near(interleaved[2], interleaved[1], 0.11),
+          "memory: interleaved 1F1B keeps 11 half micro-batches");
+}
+
+static void group_memory(Context *x) {
+    double MiB = 1048576.0;
+    memory_over_tensor(x, MiB);
+    memory_over_data(x, MiB);
+    memory_over_schedules(x);
+    // Weights, optimizer, logits and attention all beyond 2^31 bytes, the last two beyond 2^31 elements.
+    Grid g = {"", 1, 1, 1, 1, "", true};
+    GPTConfig xl = {48, 1600, 25, 50257, padded_vocabulary(50257), 1024};
+    Memory m = dry_run(x, &g, "--model d48 --seq 1024 --micro-batch 64");
+    double w = x->bf16 ? 2 : 4, N = 64 * 1024, elements = rank_elements(&g, &xl);
+    double acts = N * 1600 * w * 16 * 48 + 64.0 * 25 * 1024 * 1024 * w * 48 + N * 50304 * w;
+    check(&x->check, near(m.weights, elements * w / MiB, 0.06) && m.activations > acts / MiB &&
+          m.activations < 1.1 * acts / MiB, "\"int overflow\": d48 with 64 x 1024 tokens needs %.0f and %.0f MiB", m.weights,
+          m.activations);
+}
+
+// ---- group orders: any order of streams, any delay of messages ------------------------------------------
+
+typedef struct {
+    Grid grid;
+    const char *env;  // %d: the seed
+    int seeds;
+} Order;
+
+static const Order ORDERS[] = {
+    {{"_3d", 2, 2, 2, 2, "--sequence-parallel 1", true}, "CPU_STREAM_ORDER=random:%d NCCL_DELAY=random:%d:200", 10},
+    {{"_pp", 1, 1, 4, 1, "", false}, "CPU_STREAM_ORDER=random:%d NCCL_DELAY=random:%d:200", 10},
+    {{"_pp", 1, 1, 2, 2, "", false}, "CPU_STREAM_ORDER=random:%d NCCL_DELAY=random:%d:1000", 10},
+    {{"_pp", 2, 1, 2, 1, "--schedule gpipe", false}, "CPU_STREAM_ORDER=random:%d", 5},
+    {{"_3d", 1, 4, 1, 1, "", false}, "CPU_STREAM_ORDER=random:%d", 5},
+    {{"_tp", 2, 1, 1, 1, "--sequence-parallel 1", false}, "CPU_STREAM_ORDER=random:%d NCCL_DELAY=random:%d:200", 5},
+};
+
+static void group_orders(Context *x) {
+    for (size_t i = 0; i < sizeof ORDERS / sizeof *ORDERS; i++) {
+        const Order *order = &ORDERS[i];
+        Started s;
+        if (skipped(x, &order->grid)) continue;
+        const Layout *layout = start_of(&order->grid, &s);
+        Log base;
+        bool same = true;
+        int seed = 0, seeds = x->bf16 ? 2 : order->seeds;
+        for (; seed <= seeds && same; seed++) {
+            char env[128] = "";
+            const char *out = seed ? "other" : "base";
+            if (seed) snprintf(env, sizeof env, order->env, seed, seed);
+            remove_tree(out);
+            remove("log");
+            same = runs(x, layout, env, "--init golden --train-data golden/train.bin --seq 24 --global-batch 8 "
+                        "--micro-batch 1 --steps 2 --val-every 0 --log log --out %s --dump-gradients %s.gradients",
+                        out, out);
+            Log log = read_log("log");
+            if (!seed) base = log;
+            same = same && same_log(&log, &base) && (!seed || (same_file("other.gradients", "base.gradients") &&
+                   same_checkpoint("other/step-00000002", "base/step-00000002")));
+            if (!same) printf("     %s\n", env);
+        }
+        check(&x->check, same, "%s: the same bits in %d random orders (%s), \"order of send and receive\", "
+              "\"stream race\"%s", s.name, seeds, order->env,
+              order->grid.v > 1 && order->grid.p == 2 ? ", \"p = 2 interleaved\"" : "");
+    }
+}
+
+// ---- group between: validation, samples and traces ------------------------------------------------------
+
+static void group_between(Context *x) {
+    static const Grid GRIDS[] = {
+        {"", 1, 1, 1, 1, "", true},
+        {"_tp", 2, 1, 1, 1, "", false},
+        {"_tp", 4, 1, 1, 1, "--sequence-parallel 1", true},
+        {"_pp", 1, 1, 2, 2, "", false},
+        {"_pp", 2, 1, 3, 1, "--schedule gpipe", false},
+        {"_3d", 1, 4, 1, 1, "", false},
+        {"_3d", 2, 2, 2, 2, "--sequence-parallel 1", true},
+    };
+    enum { TOKENS = 24 };
+    char text[4096] = "";
+    Reference ref = random_model(4, 32, 4, 257, 16, 0.1, 5);
+    int *tokens = random_tokens(500, 257, 6);
+    write_model("bytes", &ref.table, ref.params, INTACT);
+    write_shard("bytes.bin", 20240520, 1, 500, tokens, 500);
+    static const char BYTES[] = "--init bytes --train-data bytes.bin --seq 16 --micro-batch 1 --global-batch 4 "
+                                "--steps 4 --lr 0.002 --log log";
+    Log first;
+    memset(&first, 0, sizeof first);
+    for (size_t i = 0; i < sizeof GRIDS / sizeof *GRIDS; i++) {
+        const Grid *g = &GRIDS[i];
+        Started s;
+        if (skipped(x, g)) continue;
+        const Layout *layout = start_of(g, &s);
+        remove("log");
+        bool ok = runs(x, layout, "", "%s --val-every 0", BYTES);
+        Log plain = read_log("log");
+        remove("log");
+        Outcome o = run(x->build, layout, PLAIN, "%s --val-data bytes.bin --val-every 2 --val-batches 2 --sample-every "
+                        "3 --sample-tokens %d --prompt Once~upon --trace trace.json", BYTES, TOKENS);
+        const char *sample = strstr(o.out, "sample: Once upon");
+        size_t length = sample ? strcspn(sample, "\n") : 0;
+        bool says = length > strlen("sample: Once upon"), as_one_rank = true;
+        if (says && i == 0) snprintf(text, sizeof text, "%.*s", (int)length, sample);
+        else as_one_rank = says && strlen(text) == length && strncmp(sample, text, length) == 0;
+        ok = succeeded(&o) && ok;
+        Log log = read_log("log");
+        if (i == 0) first = log;
+        double worst = log.vals == 3 ? 0 : INFINITY;
+        for (size_t k = 0; k < log.vals; k++) worst = fmax(worst, relative(log.val[k], first.val[k]));
+        check(&x->check, ok && same_log(&plain, &log),
+              "%s: validation and samples leave training alone, \"accumulator not reset\"", s.name);
+        check(&x->check, worst <= bounds(x, &ref.config).loss, "%s: validation losses are those of one rank, %.1e",
+              s.name, worst);
+        check(&x->check, says && (x->bf16 || as_one_rank), "%s: the sample is that of one rank", s.name);
+        char *json = read_file("trace.json", NULL);
+        cJSON *trace = json ? cJSON_Parse(json) : NULL, *events = cJSON_GetObjectItem(trace, "traceEvents"), *event;
+        unsigned seen = 0;
+        cJSON_ArrayForEach(event, events) {
+            double pid = number(event, "pid");
+            if (pid >= 0 && pid < 8) seen |= 1u << (int)pid;
+        }
+        check(&x->check, seen == (1u << layout->ranks) - 1, "%s: --trace has every rank", s.name);
+        cJSON_Delete(trace);
+        free(json);
+    }
+    free(tokens);
+    reference_free(&ref);
+}
+
+// ---- group refusals -------------------------------------------------------------------------------------
+
+#define DATA "--train-data golden/train.bin "
+#define SIZES "--seq 24 --global-batch 8 --micro-batch 1 --steps 2 --val-every 0 "
+#define GOOD "--init golden " DATA SIZES
+
+typedef struct {
+    const char *name;
+    Layout layout;
+    const char *flags;
+    int code;
+    const char *says;
+} Refusal;
+
+static const Refusal REFUSALS[] = {
+    {"heads that t does not divide", {"train_gpt_tp", 3, ""}, GOOD, 2, "4 heads"},
+    {"heads, before any memory", {"train_gpt_tp", 3, ""}, DATA "--layers 5000 --heads 1024 --channels 65536", 2, "heads"},
+    {"4C and vocabulary that t does not divide", {"train_gpt_tp", 3, ""}, DATA "--heads 3 --channels 48 --vocab 61", 2,
+     "vocabulary"},
+    {"T that t does not divide", {"train_gpt_tp", 2, "--sequence-parallel 1"}, GOOD "--seq 23", 2, "--seq 23"},
+    {"ranks that are not t", {"train_gpt_tp", 3, "--tensor 2"}, GOOD, 2, "--tensor 2"},
+    {"a flag of pipelines", {"train_gpt_tp", 2, "--pipeline 2"}, GOOD, 2, "--pipeline is for train_gpt_pp"},
+    {"ranks that are not t * p", {"train_gpt_pp", 3, "--tensor 2"}, GOOD, 2, "--tensor 2"},
+    {"a flag of data parallelism", {"train_gpt_pp", 2, "--zero 1"}, GOOD, 2, "--zero is for train_gpt_3d"},
+    {"more stages than layers", {"train_gpt_pp", 5, ""}, GOOD, 2, "4 layers"},
+    {"more chunks than layers", {"train_gpt_pp", 4, "--virtual 2"}, GOOD, 2, "4 layers"},
+    {"m that is no multiple of p, interleaved", {"train_gpt_pp", 2, "--virtual 2"}, GOOD "--micro-batch 8", 2, "multiple of 2"},
+    {"chunks without interleaving", {"train_gpt_pp", 2, "--virtual 2 --schedule 1f1b"}, GOOD, 2, "interleaved"},
+    {"interleaving without chunks", {"train_gpt_pp", 2, "--schedule interleaved"}, GOOD, 2, "--virtual"},
+    {"ranks that are not t * d * p", {"train_gpt_3d", 6, "--tensor 4"}, GOOD, 2, "--tensor 4"},
+    {"a batch that d does not divide", {"train_gpt_3d", 3, "--data 3"}, GOOD, 2, "--global-batch 8"},
+    {"an order that is none", {"train_gpt_3d", 2, "--order tdd"}, GOOD, 2, "--order"},
+    {"no training data", {"train_gpt_3d", 4, "--tensor 2"}, "--init golden " SIZES, 2, "--train-data"},
+    {"no such checkpoint", {"train_gpt_3d", 4, "--tensor 2"}, "--resume nowhere " DATA SIZES, 2, "nowhere"},
+    {"a token that only one data rank meets", {"train_gpt_3d", 4, "--data 4"}, "--init golden --train-data token.bin " SIZES,
+     1, "token.bin"},
+    {"a loss that is not finite", {"train_gpt_3d", 4, "--tensor 2 --pipeline 2"},
+     GOOD "--lr 1000 --lr-final 1 --clip 0 --weight-decay 1000 --steps 60", 1, "step"},
+};
+
+static void group_refusals(Context *x) {
+    int *tokens = allocate(x->token_count * sizeof(int));
+    memcpy(tokens, x->tokens, x->token_count * sizeof(int));
+    tokens[24 * 7 + 5] = 61;  // in the last sequence of the first step
+    write_shard("token.bin", 20240520, 1, (int)x->token_count, tokens, x->token_count);
+    free(tokens);
+    for (size_t i = 0; i < sizeof REFUSALS / sizeof *REFUSALS; i++) {
+        const Refusal *r = &REFUSALS[i];
+        char name[160];
+        snprintf(name, sizeof name, "%s (%s %s)", r->name, r->layout.trainer, r->layout.flags);
+        check_refusal(x, &r->layout, name, PLAIN, r->flags, r->code, r->says);
+    }
+    check(&x->check, !file_exists("nowhere"), "refusals leave nothing behind");
+}
+
+// ---- main -----------------------------------------------------------------------------------------------
+
+static const Group GROUPS[] = {
+    {"checkpoints", group_checkpoints},  // written by one layout, resumed by another
+    {"replicas", group_replicas},        // stay bit-equal
+    {"traffic", group_traffic},          // calls and bytes against the formulas
+    {"memory", group_memory},            // bytes held against the formulas
+    {"orders", group_orders},            // random orders of streams and delays of messages
+    {"between", group_between},          // validation, samples, traces
+    {"refusals", group_refusals},        // by all ranks, in one sentence
+};
+
+int main(int argc, char **argv) {
+    static Context context;
+    return test_trainers(&context, GROUPS, sizeof GROUPS / sizeof *GROUPS, argc, argv);
+}
