@@ -553,6 +553,7 @@ int main(int argc, char **argv) {
     const char *from = o->resume ? o->resume : o->init;
     if (!from) state_init_weights(&g->state, &g->table, o->seed);
     else if (!state_load(&g->state, &g->table, from, o->resume != NULL, &err)) leave(1, &err);
+    CUDA_CHECK(cudaDeviceSynchronize());  // memory is set on the default stream, which ours do not wait for
     struct sigaction action;
     memset(&action, 0, sizeof action);
     action.sa_handler = on_signal;

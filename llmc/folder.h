@@ -61,7 +61,7 @@ static inline bool folder_check_writable(const char *dir, Error *err) {
 static inline void folder_remove(const char *dir) {
     DIR *d = opendir(dir);
     if (!d) return;
-    for (struct dirent *e; (e = readdir(d));) unlinkat(dirfd(d), e->d_name, 0);
+    for (struct dirent *e; (e = readdir(d)) != NULL;) unlinkat(dirfd(d), e->d_name, 0);
     closedir(d);
     rmdir(dir);
 }
@@ -125,7 +125,7 @@ static inline FolderList folder_list(const char *dir) {
     DIR *d = opendir(dir);
     if (!d) return list;
     size_t room = 0;
-    for (struct dirent *e; (e = readdir(d));) {
+    for (struct dirent *e; (e = readdir(d)) != NULL;) {
         bool step = strncmp(e->d_name, "step-", 5) == 0, stale = strncmp(e->d_name, "tmp-", 4) == 0;
         const char *digits = e->d_name + (step ? 5 : 4);
         if ((!step && !stale) || !isdigit((unsigned char)*digits)) continue;

@@ -27,6 +27,7 @@ typedef struct {
 static const KindStyle styles[] = {
     {"forward", LANE_BOX, 0x2c5f9e, 0xa9cdf2},
     {"backward", LANE_BOX, 0x1f7a5c, 0x9fe0c4},
+    {"loss", LANE_BOX, 0x5b7089, 0x9fb0c4},
     {"recompute", LANE_BOX, 0x7f93b8, 0xc3cfe4},
     {"optimizer", LANE_BOX, 0xe3a33b, 0xe3a33b},
     {"wait", LANE_HIDDEN, 0, 0},
