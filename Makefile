@@ -24,6 +24,7 @@ endif
 ifndef DEVICE
 DEVICE := $(if $(NVCC),$(if $(shell nvidia-smi -L 2>/dev/null | grep GPU),cuda,cpu),cpu)
 endif
+PRECISIONS := $(or $(PRECISION),fp32 bf16)  # of make kernels and make bench
 PRECISION ?= $(if $(filter cuda,$(DEVICE)),bf16,fp32)
 NCCL ?= $(if $(NCCL_LIBS),nccl,mpi)
 ifeq ($(and $(filter cpu cuda,$(DEVICE)),$(filter fp32 bf16,$(PRECISION)),$(filter nccl mpi,$(NCCL))),)
@@ -51,7 +52,7 @@ program = $(addprefix $(DIR)/,$(basename $(1)))
 # call.
 
 PROBE := build/probe-$(DEVICE).mk
-ifneq ($(filter-out help setup clean train test gpu-check,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out help setup clean train test kernels bench spills gpu-check,$(or $(MAKECMDGOALS),all)),)
 include $(PROBE)
 ifdef FOUND
 ifdef MISSING
@@ -119,14 +120,14 @@ build/tools/%: dev/plot/%.c Makefile $(PROBE)
 
 # ---- targets -----------------------------------------------------------------------------------------------
 
-.PHONY: all trainers kernels tests tools setup train test gpu-check clean help corpus run-train build-train
+.PHONY: all trainers kernel-programs kernels bench spills tests tools setup train test gpu-check clean help corpus run-train build-train
 
 all: trainers tools                  ## every trainer and tool
 trainers: $(call program,$(TRAINERS))  ## build/cpu-fp32/train_gpt and those after it
-kernels: $(call program,$(KERNELS))  ## the checks of the kernels, dev/cuda
+kernel-programs: $(call program,$(KERNELS))  ## the kernel laboratory, dev/cuda, compiled only
 tools: $(addprefix build/tools/,$(notdir $(basename $(TOOLS))))  ## data preparation and plots: build/tools
 TESTS := $(call program,$(C_TESTS) $(CPU_TESTS) $(wildcard test_gpt.c))
-tests: trainers kernels tools $(TESTS)  ## every test program
+tests: trainers kernel-programs tools $(TESTS)  ## every test program
 
 setup:  ## installs what is missing (compiler, MPI, oneDNN, cJSON)
 	@dev/setup.sh
@@ -136,7 +137,26 @@ clean:  ## removes build/
 
 help:  ## this list
 	@echo 'usage: make [TARGET] [DEVICE=cpu|cuda] [PRECISION=fp32|bf16] [SANITIZE=1]; here DEVICE is $(DEVICE)'
-	@sed -nE 's/^([a-z-]+):.*## */\1|/p' Makefile | awk -F'|' '{printf "  %-12s %s\n", $$1, $$2}'
+	@sed -nE 's/^([a-z-]+):.*## */\1|/p' Makefile | awk -F'|' '{printf "  %-16s %s\n", $$1, $$2}'
+
+# ---- the kernel laboratory ---------------------------------------------------------------------------------
+
+define build-kernels
+	@dev/setup.sh
+	@for precision in $(PRECISIONS); do \
+	    $(PARALLEL) DEVICE=$(DEVICE) PRECISION=$$precision kernel-programs || exit 1; done
+endef
+
+kernels:  ## checks every kernel of dev/cuda in both precisions: a row for each
+	$(build-kernels)
+	@dev/cuda/run.sh check $(DEVICE) $(PRECISIONS)
+
+bench:  ## times every kernel, with its share of the measured peak; JSON Lines in build/bench-DEVICE.jsonl
+	$(build-kernels)
+	@dev/cuda/run.sh bench $(DEVICE) $(PRECISIONS)
+
+spills:  ## registers, shared memory and spills of every kernel of llmc/ (nvcc, no GPU needed)
+	@dev/ptxas.sh $(NVCC)
 
 gpu-check:  ## one command for a machine with a GPU: builds, tests and measures there
 	dev/gpu_check.sh

@@ -553,7 +553,7 @@ typedef struct {
     int t, d, p, micro, fixture;
     const char *flags;
     bool bf16;        // in bf16 too, not only in fp32
-    const char *bug;  // that this row would show, or NULL
+    const char *bug;  // known bugs that this row would show, in quotation marks; or NULL
 } Row;
 
 static const Row ROWS[] = {
@@ -563,27 +563,27 @@ static const Row ROWS[] = {
     // tensor
     {"_tp", 1, 1, 1, 1, GOLDEN, "", true, NULL},
     {"_tp", 1, 1, 1, 1, GOLDEN, "--sequence-parallel 1", false, NULL},
-    {"_tp", 2, 1, 1, 1, GOLDEN, "", true, "gathered logits"},
+    {"_tp", 2, 1, 1, 1, GOLDEN, "", true, "\"gathered logits\""},
     {"_tp", 2, 1, 1, 1, GOLDEN, "", false, "the same command twice"},
     {"_tp", 2, 1, 1, 1, GOLDEN, "--recompute gelu", false, NULL},
     {"_tp", 2, 1, 1, 1, GOLDEN, "--recompute layer", true, NULL},
     {"_tp", 2, 1, 1, 4, GOLDEN, "", false, NULL},
-    {"_tp", 4, 1, 1, 1, GOLDEN, "", true, "padding tied to t"},
+    {"_tp", 4, 1, 1, 1, GOLDEN, "", true, "\"padding tied to t\""},
     {"_tp", 4, 1, 1, 8, GOLDEN, "", false, NULL},
-    {"_tp", 2, 1, 1, 1, GOLDEN, "--sequence-parallel 1", true, "layernorm drift"},
+    {"_tp", 2, 1, 1, 1, GOLDEN, "--sequence-parallel 1", true, "\"layernorm drift\""},
     {"_tp", 2, 1, 1, 1, GOLDEN, "--sequence-parallel 1 --recompute layer", false, NULL},
     {"_tp", 4, 1, 1, 1, GOLDEN, "--sequence-parallel 1", true, NULL},
     {"_tp", 4, 1, 1, 4, GOLDEN, "--sequence-parallel 1", false, NULL},
     // pipeline
     {"_pp", 1, 1, 1, 1, GOLDEN, "", true, NULL},
     {"_pp", 2, 1, 1, 1, GOLDEN, "", false, NULL},
-    {"_pp", 1, 1, 2, 1, GOLDEN, "", true, "loss only on the last stage"},
-    {"_pp", 1, 1, 2, 1, GOLDEN, "--schedule gpipe", true, "order of send and receive"},
-    {"_pp", 1, 1, 2, 1, GOLDEN, "--virtual 2", true, "p = 2 interleaved"},
+    {"_pp", 1, 1, 2, 1, GOLDEN, "", true, "\"loss only on the last stage\""},
+    {"_pp", 1, 1, 2, 1, GOLDEN, "--schedule gpipe", true, "\"order of send and receive\""},
+    {"_pp", 1, 1, 2, 1, GOLDEN, "--virtual 2", true, "\"p = 2 interleaved\""},
     {"_pp", 1, 1, 2, 1, GOLDEN, "--recompute gelu", false, NULL},
     {"_pp", 1, 1, 2, 1, GOLDEN, "--virtual 2 --recompute layer", true, NULL},
     {"_pp", 1, 1, 2, 4, GOLDEN, "--virtual 2", false, NULL},
-    {"_pp", 1, 1, 3, 1, GOLDEN, "", false, "dropped layers"},
+    {"_pp", 1, 1, 3, 1, GOLDEN, "", false, "\"dropped layers\""},
     {"_pp", 1, 1, 4, 1, GOLDEN, "", true, NULL},
     {"_pp", 1, 1, 4, 8, GOLDEN, "", false, "p > m"},
     {"_pp", 1, 1, 4, 1, GOLDEN, "--schedule gpipe --recompute layer", false, NULL},
@@ -591,7 +591,7 @@ static const Row ROWS[] = {
     {"_pp", 2, 1, 2, 1, GOLDEN, "--virtual 2 --recompute gelu", false, NULL},
     {"_pp", 2, 1, 2, 1, GOLDEN, "--sequence-parallel 1", true, NULL},
     {"_pp", 2, 1, 2, 1, GOLDEN, "--sequence-parallel 1 --virtual 2", false, NULL},
-    {"_pp", 2, 1, 3, 1, GOLDEN, "", false, "dropped layers"},
+    {"_pp", 2, 1, 3, 1, GOLDEN, "", false, "\"dropped layers\""},
     {"_pp", 2, 1, 4, 1, GOLDEN, "", false, NULL},
     {"_pp", 2, 1, 4, 1, GOLDEN, "--sequence-parallel 1 --schedule gpipe", false, NULL},
     {"_pp", 4, 1, 2, 1, GOLDEN, "", false, NULL},
@@ -601,17 +601,17 @@ static const Row ROWS[] = {
     {"_3d", 1, 1, 2, 1, GOLDEN, "", false, NULL},
     {"_3d", 1, 1, 3, 1, GOLDEN, "", false, NULL},
     {"_3d", 1, 1, 4, 1, GOLDEN, "", false, NULL},
-    {"_3d", 1, 2, 1, 1, GOLDEN, "", true, "shard norm"},
+    {"_3d", 1, 2, 1, 1, GOLDEN, "", true, "\"shard norm\""},
     {"_3d", 1, 2, 1, 1, GOLDEN, "--zero 0", true, NULL},
-    {"_3d", 1, 2, 1, 1, GOLDEN, "--overlap 0", true, "stream race"},
+    {"_3d", 1, 2, 1, 1, GOLDEN, "--overlap 0", true, "\"stream race\""},
     {"_3d", 1, 2, 1, 1, GOLDEN, "--zero 0 --overlap 0 --recompute layer", false, NULL},
     {"_3d", 1, 2, 1, 4, GOLDEN, "", false, NULL},
     {"_3d", 1, 4, 1, 1, GOLDEN, "", false, NULL},
     {"_3d", 1, 4, 1, 1, GOLDEN, "--zero 0 --recompute gelu", false, NULL},
     {"_3d", 1, 8, 1, 1, GOLDEN, "", true, NULL},
     {"_3d", 1, 8, 1, 1, GOLDEN, "--zero 0", false, NULL},
-    {"_3d", 1, 2, 2, 1, GOLDEN, "", true, "tied-embedding order"},
-    {"_3d", 1, 2, 2, 1, GOLDEN, "--virtual 2", false, "p = 2 interleaved"},
+    {"_3d", 1, 2, 2, 1, GOLDEN, "", true, "\"tied-embedding order\""},
+    {"_3d", 1, 2, 2, 1, GOLDEN, "--virtual 2", false, "\"p = 2 interleaved\""},
     {"_3d", 1, 2, 2, 1, GOLDEN, "--schedule gpipe --zero 0", false, NULL},
     {"_3d", 1, 2, 2, 1, GOLDEN, "--overlap 0 --recompute layer", false, NULL},
     {"_3d", 1, 2, 3, 1, GOLDEN, "", false, NULL},
@@ -630,15 +630,16 @@ static const Row ROWS[] = {
     {"_3d", 2, 2, 1, 1, GOLDEN, "--sequence-parallel 1 --overlap 0", false, NULL},
     {"_3d", 2, 4, 1, 1, GOLDEN, "", false, NULL},
     {"_3d", 2, 4, 1, 1, GOLDEN, "--sequence-parallel 1", false, NULL},
-    {"_3d", 2, 2, 2, 1, GOLDEN, "", true, "tied-embedding order"},
+    {"_3d", 2, 2, 2, 1, GOLDEN, "", true, "\"tied-embedding order\""},
     {"_3d", 2, 2, 2, 1, GOLDEN, "--virtual 2", true, NULL},
     {"_3d", 2, 2, 2, 1, GOLDEN, "--zero 0", false, NULL},
     {"_3d", 2, 2, 2, 1, GOLDEN, "--schedule gpipe --overlap 0", false, NULL},
     {"_3d", 2, 2, 2, 1, GOLDEN, "--recompute layer", false, NULL},
     {"_3d", 2, 2, 2, 1, GOLDEN, "--order ptd", false, NULL},
-    {"_3d", 2, 2, 2, 1, GOLDEN, "--sequence-parallel 1", false, "layernorm drift"},
+    {"_3d", 2, 2, 2, 1, GOLDEN, "--sequence-parallel 1", false, "\"layernorm drift\""},
     {"_3d", 2, 2, 2, 1, GOLDEN, "--sequence-parallel 1 --virtual 2", true, NULL},
-    {"_3d", 2, 2, 2, 1, GOLDEN, "--sequence-parallel 1 --zero 0 --overlap 0 --recompute gelu", false, NULL},
+    {"_3d", 2, 2, 2, 1, GOLDEN, "--sequence-parallel 1 --zero 0 --overlap 0", false, NULL},
+    {"_3d", 2, 2, 2, 1, GOLDEN, "--sequence-parallel 1 --recompute gelu", false, NULL},
     {"_3d", 2, 2, 2, 2, GOLDEN, "--sequence-parallel 1 --virtual 2", false, NULL},
     {"_3d", 4, 1, 1, 1, GOLDEN, "", false, NULL},
     {"_3d", 4, 1, 2, 1, GOLDEN, "", false, NULL},
@@ -646,18 +647,18 @@ static const Row ROWS[] = {
     {"_3d", 4, 2, 1, 1, GOLDEN, "", false, NULL},
     {"_3d", 4, 2, 1, 1, GOLDEN, "--sequence-parallel 1", true, NULL},
     // what the golden model is too small for
-    {"", 1, 1, 1, 1, WIDE, "", true, "T < max T"},
-    {"_3d", 1, 1, 5, 1, WIDE, "", false, "dropped layers"},
-    {"_3d", 1, 1, 6, 1, WIDE, "", false, "dropped layers"},
-    {"_3d", 1, 1, 7, 1, WIDE, "", false, "dropped layers"},
-    {"_3d", 1, 1, 8, 1, WIDE, "", false, "dropped layers"},
+    {"", 1, 1, 1, 1, WIDE, "", true, "\"T < max T\""},
+    {"_3d", 1, 1, 5, 1, WIDE, "", false, "\"dropped layers\""},
+    {"_3d", 1, 1, 6, 1, WIDE, "", false, "\"dropped layers\""},
+    {"_3d", 1, 1, 7, 1, WIDE, "", false, "\"dropped layers\""},
+    {"_3d", 1, 1, 8, 1, WIDE, "", false, "\"dropped layers\""},
     {"_3d", 1, 1, 8, 1, WIDE, "--schedule gpipe --recompute layer", false, NULL},
-    {"_3d", 1, 1, 4, 1, WIDE, "--virtual 2", false, "dropped layers"},
-    {"_3d", 1, 1, 2, 1, WIDE, "--virtual 4", true, "p = 2 interleaved"},
+    {"_3d", 1, 1, 4, 1, WIDE, "--virtual 2", false, "\"dropped layers\""},
+    {"_3d", 1, 1, 2, 1, WIDE, "--virtual 4", true, "\"p = 2 interleaved\""},
     {"_tp", 8, 1, 1, 1, WIDE, "", false, NULL},
-    {"_tp", 8, 1, 1, 1, WIDE, "--sequence-parallel 1", true, "gathered logits"},
+    {"_tp", 8, 1, 1, 1, WIDE, "--sequence-parallel 1", true, "\"gathered logits\""},
     {"_3d", 8, 1, 1, 1, WIDE, "--recompute layer", false, NULL},
-    {"_3d", 2, 2, 2, 1, WIDE, "--sequence-parallel 1 --virtual 4", true, "T < max T"},
+    {"_3d", 2, 2, 2, 1, WIDE, "--sequence-parallel 1 --virtual 4", true, "\"T < max T\""},
     {"", 1, 1, 1, 1, WIDE_24, "", false, NULL},
     {"_3d", 1, 3, 1, 1, WIDE_24, "", false, NULL},
     {"_3d", 1, 3, 1, 1, WIDE_24, "--zero 0", false, NULL},
@@ -680,9 +681,9 @@ typedef struct {
     double *one_rank;  // gradients of the first row; NULL before
 } Case;
 
-// Rows of the same case, t, d, micro-batch and sequence parallelism must have the same bits, whatever else they
-// do differently, if all of them have stages or none of them has. With and without, losses and gradients of the
-// first step are the same but for the tied embedding, whose two gradients are added in another order.
+// Rows of the same case, t, d, micro-batch and sequence parallelism must have the same bits, whatever else
+// they do differently, if all of them have stages or none of them has. With and without, losses and gradients
+// of the first step are the same but for the tied embedding, whose two gradients are added in another order.
 typedef struct {
     int fixture, t, d, micro;
     bool sp, stages;
@@ -734,10 +735,10 @@ static bool same_gradients(const ParamTable *table, const double *a, const doubl
 }
 
 // Compares the run in "out" with its family, or founds one with it. Says which row it was compared with.
-static bool compare_bits(Matrix *m, const Row *row, const ParamTable *table, const Log *log, double *gradients,
-                         char says[48]) {
-    Family mine = {row->fixture, row->t, row->d, row->micro, row->t > 1 && strstr(row->flags, "--sequence"),
-                   row->p > 1, m->rows, *log, gradients};
+static bool compare_bits(Matrix *m, const Row *row, const ParamTable *table, const Log *log,
+                         double *gradients, char says[48]) {
+    bool sp = row->t > 1 && strstr(row->flags, "--sequence-parallel 1");
+    Family mine = {row->fixture, row->t, row->d, row->micro, sp, row->p > 1, m->rows, *log, gradients};
     const Family *same = NULL, *other = NULL;
     char step[48], kept[96];
     for (size_t i = 0; i < m->families; i++) {
@@ -762,41 +763,47 @@ static bool compare_bits(Matrix *m, const Row *row, const ParamTable *table, con
     return log->loss[0] == other->log.loss[0] && same_gradients(table, gradients, other->gradients, false);
 }
 
+// The flags of a row's trainer and grid, and its name in the table.
+static void row_flags(const Row *row, char flags[192], char name[128]) {
+    bool pp = strcmp(row->trainer, "_pp") == 0, dp = strcmp(row->trainer, "_3d") == 0;
+    size_t used = (size_t)snprintf(flags, 192, "--micro-batch %d %s", row->micro, row->flags);
+    if (*row->trainer) used += (size_t)snprintf(flags + used, 192 - used, " --tensor %d", row->t);
+    if (pp || dp) used += (size_t)snprintf(flags + used, 192 - used, " --pipeline %d", row->p);
+    if (dp) snprintf(flags + used, 192 - used, " --data %d", row->d);
+    snprintf(name, 128, "%-4s %dx%dx%d of %d %s", *row->trainer ? row->trainer + 1 : "gpt", row->t, row->d,
+             row->p, row->micro, row->flags);
+}
+
 // Runs one layout: one check, which is one row of the table.
 static void run_row(Context *x, Matrix *m, const Row *row) {
-    int ranks = row->t * row->d * row->p;
-    if (ranks > x->max_ranks || (x->bf16 && !row->bf16) || m->rows == MAX_ROWS) return;
+    char trainer[32], flags[192], *name = m->names[m->rows], path[64], bits[48] = "";
+    Layout layout = {trainer, row->t * row->d * row->p, flags};
+    if (layout.ranks > x->max_ranks || (x->bf16 && !row->bf16) || m->rows == MAX_ROWS) return;
     Case *c = &m->cases[row->fixture];
     if (!c->want.weights) open_case(x, c, row->fixture);
     const ParamTable *table = &c->ref.table;
-    char trainer[32], sizes[96] = "", *name = m->names[m->rows], path[96], bits[48] = "";
-    size_t used = 0;
     snprintf(trainer, sizeof trainer, "train_gpt%s", row->trainer);
-    if (*row->trainer) used += (size_t)sprintf(sizes, "--tensor %d ", row->t);
-    if (strcmp(row->trainer, "_pp") == 0 || row->d * row->p > 1) used += (size_t)sprintf(sizes + used, "--pipeline %d ", row->p);
-    if (strcmp(row->trainer, "_3d") == 0) sprintf(sizes + used, "--data %d ", row->d);
-    snprintf(name, 128, "%-4s %dx%dx%d of %d %s", *row->trainer ? row->trainer + 1 : "gpt", row->t, row->d, row->p,
-             row->micro, row->flags);
-    Layout layout = {trainer, ranks, row->flags};
+    row_flags(row, flags, name);
     remove_tree("out");
-    bool ok = runs(x, &layout, "", "%s --micro-batch %d %s--log log --dump-gradients gradients --out out", c->flags,
-                   row->micro, sizes);
+    bool ok = runs(x, &layout, "", "%s --log log --dump-gradients gradients --out out", c->flags);
+
     double *got = allocate(table->total * sizeof(double));
     Measured r = measure_run(table, &c->want, c->h.steps, got);
     Bounds bound = bounds(x, &table->config);
     snprintf(path, sizeof path, "out/step-%08zu/model.safetensors", c->h.steps);
     Errors weights = state_errors(table, path, "", c->want.weights);
+    bool close = within(&r, &bound) && weights.worst <= bound.weight;
     if (!c->one_rank) c->one_rank = got;
     const Tensor *worst = &table->tensors[r.gradients.tensor];
     double alone = tensor_error(worst, c->one_rank, c->want.gradients);
+
     Log log = read_log("log");
     size_t families = m->families;
-    bool close = within(&r, &bound) && weights.worst <= bound.weight;
     bool same = ok && r.complete && compare_bits(m, row, table, &log, got, bits);
     m->errors[m->rows] = r.gradients;
-    check(&x->check, ok && close && same, "%3zu %-58s %7.1e %7.1e %-22s %7.1e %7.1e %7.1e %-10s%s%s%s", m->rows,
-          name, r.gradients.worst, alone, worst->name, r.loss, r.norm, weights.worst, bits, row->bug ? "\"" : "",
-          row->bug ? row->bug : "", row->bug ? "\"" : "");
+    check(&x->check, ok && close && same, "%3zu %-58s %7.1e %7.1e %-22s %7.1e %7.1e %7.1e %-11s%s", m->rows,
+          name, r.gradients.worst, alone, worst->name, r.loss, r.norm, weights.worst, bits,
+          row->bug ? row->bug : "");
     if (!close) printf("     not within the bounds\n");
     else if (!same) printf("     its bits are not those of row %s\n", bits);
     if (m->families == families && c->one_rank != got) free(got);
@@ -807,11 +814,12 @@ static void run_row(Context *x, Matrix *m, const Row *row) {
 
 static Matrix *matrix_begin(const Context *x) {
     Bounds b = bounds(x, &x->golden.config);
-    printf("     Relative errors against the reference: of the worst gradient tensor (L2; and that of one rank "
-           "in the\n     same tensor), of losses, norms and updated weights; 4 layers: %.1e, %.1e, %.1e, %.1e "
-           "are allowed.\n     bits: the row that has the same\n", b.gradient, b.loss, b.norm, b.weight);
-    printf("      row t x d x p of micro-batch, flags %27s gradient one rank %14s %12s %7s %7s bits\n", "", "", "losses",
-           "norms", "weights");
+    printf("     Each layout against the reference: relative error of its worst gradient tensor (L2), that "
+           "of one rank\n     in the same tensor, and of losses, norms and updated weights. With 4 layers "
+           "%.1e, %.1e, %.1e, %.1e\n     are allowed. bits: the row that has the same, \"but wte\" where "
+           "the tied embedding may differ.\n", b.gradient, b.loss, b.norm, b.weight);
+    printf("     %3s %-58s %7s %7s %-22s %7s %7s %7s %s\n", "row", "t x d x p of micro-batch, flags", "worst",
+           "1 rank", "tensor", "losses", "norms", "weights", "bits");
     return allocate(sizeof(Matrix));
 }
 

@@ -571,7 +571,7 @@ static StepReport train_step(GPT *g) {
     if (!isfinite(report.loss) || bad[0]) {
         error_set(&err, "step %zu: the loss is %g and %s is the first tensor whose gradient is not finite; nothing was "
                   "updated; resume from the last checkpoint with a lower --lr", step + 1, report.loss, bad[0] ? bad : "none");
-        job_fail(&g->job, &err);
+        job_stop(&g->job, &err);
     }
     if (g->opt.dump_gradients && step == g->progress.first_step && !dump_gradients(g, &err)) job_fail(&g->job, &err);
     update(g, report.lr, report.grad_norm);
@@ -748,6 +748,14 @@ static void connect(GPT *g) {
     CUDA_CHECK(cudaEventCreateWithFlags(&g->gathered_ready, cudaEventDisableTiming));
 }
 
+// --dry-run: what every rank would need.
+static int dry_run(GPT *g) {
+    double bytes[] = {(double)g->weights.used, (double)g->gradients.used, (double)g->optimizer.used,
+                      (double)g->activations.used};
+    job_print_bytes(&g->job, bytes, 4);
+    return MPI_Finalize();
+}
+
 int main(int argc, char **argv) {
     static GPT context;
     GPT *g = &context;
@@ -758,7 +766,7 @@ int main(int argc, char **argv) {
     job_agree(&g->job, prepare(g, argc, argv, &err), &err);
     print_configuration(g);
     job_agree(&g->job, allocate(g, &err), &err);
-    if (o->dry_run) return MPI_Finalize();
+    if (o->dry_run) return dry_run(g);
     connect(g);
     CUDA_CHECK(cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking));
     matmul_create(&g->matmul, g->stream);

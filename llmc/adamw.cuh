@@ -45,11 +45,10 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
         store_floats<W>(vs + i * W, v);
         if (narrow) store_floats<W>(narrow + i * W, p);
     }
-    if (W > 1 && element_tail()) {
-        for (size_t i = n - n % W; i < n; i++) {
-            weights[i] = adamw_element(weights[i], grads[i], &ms[i], &vs[i], h);
-            if (narrow) narrow[i] = from_float<floatX>(weights[i]);
-        }
+    size_t last = element_tail<W>(n);
+    if (last < n) {
+        weights[last] = adamw_element(weights[last], grads[last], &ms[last], &vs[last], h);
+        if (narrow) narrow[last] = from_float<floatX>(weights[last]);
     }
 }
 
@@ -62,9 +61,8 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
         load_floats<W>(p, master + i * W);
         store_floats<W>(params + i * W, p);
     }
-    if (W > 1 && element_tail()) {
-        for (size_t i = n - n % W; i < n; i++) params[i] = from_float<floatX>(master[i]);
-    }
+    size_t last = element_tail<W>(n);
+    if (last < n) params[last] = from_float<floatX>(master[last]);
 }
 
 // One step of n weights with gradients grads[n] and moments m[n], v[n]. master[n] are the fp32 weights,

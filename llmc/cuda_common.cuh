@@ -1,5 +1,5 @@
 // cuda_common.cuh: what every kernel and trainer shares, for nvcc and for the CPU stand-ins alike.
-// defines: floatX, CUDA_CHECK, CUBLAS_CHECK, CEIL_DIV, LAUNCH, DYNAMIC_SHARED, Packed128 with load128 and
+// defines: floatX, CUDA_CHECK, CUBLAS_CHECK, CEIL_DIV, LAUNCH, DYNAMIC_SHARED, UNROLL, Packed128 with load128 and
 //          store128, to_float, from_float, warp_sum, warp_max, block_sum, block_max, cuda_allocate
 #ifndef LLMC_CUDA_COMMON_CUH
 #define LLMC_CUDA_COMMON_CUH
@@ -60,6 +60,13 @@ static inline void cublas_check(int status, const char *file, int line, const ch
     cpu_launcher(&kernel, #kernel, grid, block, shared, stream,         \
                  [=](auto... cpu_args) __attribute__((always_inline)) { kernel(cpu_args...); })
 #define DYNAMIC_SHARED(type, name) type *name = (type *)cpu_block->shared
+#endif
+
+// Before a loop of constant length whose arrays should be registers.
+#ifdef __CUDACC__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL
 #endif
 
 __host__ __device__ static inline float to_float(float x) { return x; }

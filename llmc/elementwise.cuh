@@ -1,7 +1,7 @@
 // elementwise.cuh: what the element and row kernels share: packs of elements read and written as floats,
 // which packs a thread takes, and an exponential that a CPU compiler can vectorise.
 //
-// defines: load_floats, store_floats, sum_of, max_of, Share, share_of, ROW_LANES, LONG_ROW_THREADS,
+// defines: load_floats, store_floats, sum_of, sum_strided, max_of, Share, share_of, ROW_LANES, LONG_ROW_THREADS,
 //          row_share, row_sum, element_share, element_tail, element_blocks, aligned16, exponential
 #ifndef LLMC_ELEMENTWISE_CUH
 #define LLMC_ELEMENTWISE_CUH
@@ -94,6 +94,20 @@ __device__ __forceinline__ T sum_of(const T (&x)[W]) {
     return y[0];
 }
 
+// The sum of x[0], x[stride], ... in that order, by one thread. It reads several before it adds them: a lone read waits
+// longer for memory than its addition takes.
+__device__ __forceinline__ float sum_strided(const float *x, size_t count, size_t stride) {
+    constexpr size_t BATCH = 16;
+    float sum = 0.0f, y[BATCH];
+    size_t i = 0;
+    for (; i + BATCH <= count; i += BATCH) {
+        for (size_t k = 0; k < BATCH; k++) y[k] = x[(i + k) * stride];
+        for (size_t k = 0; k < BATCH; k++) sum += y[k];
+    }
+    for (; i < count; i++) sum += x[i * stride];
+    return sum;
+}
+
 // The largest of W floats; NaNs are passed over.
 template <int W>
 __device__ __forceinline__ float max_of(const float (&x)[W]) {
@@ -168,8 +182,11 @@ __device__ __forceinline__ Share element_share(size_t n) {
     return s;
 }
 
-// True for the one thread that treats the last n % W elements, one by one.
-__device__ __forceinline__ bool element_tail() { return blockIdx.x == 0 && threadIdx.x == 0; }
+// Which of the last n % W elements this thread treats, n for none: each has a thread of the first block.
+template <int W>
+__device__ __forceinline__ size_t element_tail(size_t n) {
+    return W > 1 && blockIdx.x == 0 && threadIdx.x < n % W ? n - n % W + threadIdx.x : n;
+}
 
 static inline unsigned element_blocks(size_t n) {
     return (unsigned)CEIL_DIV(n, (size_t)ELEMENT_THREADS * ELEMENTS_PER_THREAD);

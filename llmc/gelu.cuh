@@ -38,9 +38,8 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
         for (int k = 0; k < W; k++) x[k] = gelu(x[k]);
         store_floats<W>(out + i * W, x);
     }
-    if (W > 1 && element_tail()) {
-        for (size_t i = n - n % W; i < n; i++) out[i] = from_float<floatX>(gelu((float)inp[i]));
-    }
+    size_t last = element_tail<W>(n);
+    if (last < n) out[last] = from_float<floatX>(gelu(to_float(inp[last])));
 }
 
 template <int W>
@@ -54,11 +53,8 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
         for (int k = 0; k < W; k++) d[k] *= gelu_gradient(x[k]);
         store_floats<W>(dinp + i * W, d);
     }
-    if (W > 1 && element_tail()) {
-        for (size_t i = n - n % W; i < n; i++) {
-            dinp[i] = from_float<floatX>((float)dout[i] * gelu_gradient((float)inp[i]));
-        }
-    }
+    size_t last = element_tail<W>(n);
+    if (last < n) dinp[last] = from_float<floatX>(to_float(dout[last]) * gelu_gradient(to_float(inp[last])));
 }
 
 // out[n] = gelu(inp[n]); out may be inp.

@@ -1,6 +1,6 @@
 // job.cuh: the ranks of one job: start, a device for each, and how all of them end when one cannot go on.
 //
-// defines: NCCL_CHECK, NCCL_FLOATX, Job, job_start, job_check_devices, job_agree, job_fail, job_connect, job_split,
+// defines: NCCL_CHECK, NCCL_FLOATX, Job, job_start, job_check_devices, job_agree, job_stop, job_fail, job_print_bytes, job_connect, job_split,
 //          job_gather_trace, job_finish
 #ifndef LLMC_JOB_CUH
 #define LLMC_JOB_CUH
@@ -88,6 +88,29 @@ static inline void job_agree(const Job *job, bool ok, const Error *err) {
     fflush(stderr);
     MPI_Finalize();
     exit(2);
+}
+
+// All ranks call it when all know that the run cannot go on: rank 0 says why, and all leave with code 1.
+static inline void job_stop(const Job *job, const Error *err) {
+    fflush(stdout);
+    if (job->rank == 0) fprintf(stderr, "error: %s\n", err->text);
+    fflush(stderr);
+    MPI_Finalize();
+    exit(1);
+}
+
+// Prints the bytes that every rank needs for `purposes` purposes, in MiB: a row per rank. All ranks call it.
+static inline void job_print_bytes(const Job *job, const double *mine, int purposes) {
+    double *all = (double *)malloc((size_t)job->size * (size_t)purposes * sizeof(double));
+    if (!all) { fprintf(stderr, "error: out of host memory\n"); exit(1); }
+    MPI_Gather(mine, purposes, MPI_DOUBLE, all, purposes, MPI_DOUBLE, 0, MPI_COMM_WORLD);
+    printf("MiB per rank      weights    gradients    optimizer  activations\n");
+    for (int rank = 0; rank < job->size && job->rank == 0; rank++) {
+        printf("%12d", rank);
+        for (int i = 0; i < purposes; i++) printf(" %12.1f", all[rank * purposes + i] / 1048576.0);
+        printf("\n");
+    }
+    free(all);
 }
 
 // One rank cannot go on in the middle of the work: it says why and takes the job down. Leaving without MPI_Finalize does

@@ -155,8 +155,7 @@ __global__ void __launch_bounds__(128)
                                   size_t C, bool accumulate) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= 2 * C) return;
-    float sum = 0.0f;
-    for (size_t j = 0; j < blocks; j++) sum += partials[j * 2 * C + i];
+    float sum = sum_strided(partials + i, blocks, 2 * C);
     float *out = i < C ? dweight + i : dbias + (i - C);
     *out = accumulate ? *out + sum : sum;
 }

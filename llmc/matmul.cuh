@@ -303,7 +303,8 @@ static inline void head_backward_weight(Matmul *mm, float *dwte, const floatX *i
 
 // ---- the gradient of a bias: sums of columns, first over chunks of rows, then over the chunks ----
 
-static constexpr unsigned BIAS_THREADS = 128, BIAS_ROWS = 16, BIAS_MAX_CHUNKS = 128;
+static constexpr unsigned BIAS_THREADS = 128, BIAS_ROWS = 16, BIAS_MAX_CHUNKS = 256;
+static constexpr size_t BIAS_BATCH = 4; // rows that a thread reads before it adds them: reads that overlap
 
 // Rows of a chunk: they depend on N alone, and so does the order of the sum.
 static inline size_t bias_chunk_rows(size_t N) {
@@ -323,11 +324,18 @@ __global__ void __launch_bounds__(BIAS_THREADS)
     size_t col = ((size_t)blockIdx.x * BIAS_THREADS + threadIdx.x) * W;
     if (col >= OC) return;
     size_t begin = blockIdx.y * chunk_rows, end = begin + chunk_rows < N ? begin + chunk_rows : N;
-    float sum[W], x[W];
+    float sum[W], x[BIAS_BATCH][W];
     for (int k = 0; k < W; k++) sum[k] = 0.0f;
-    for (size_t row = begin; row < end; row++) {
-        load_floats<W>(x, dout + row * OC + col);
-        for (int k = 0; k < W; k++) sum[k] += x[k];
+    size_t row = begin;
+    for (; row + BIAS_BATCH <= end; row += BIAS_BATCH) {
+        for (size_t r = 0; r < BIAS_BATCH; r++) load_floats<W>(x[r], dout + (row + r) * OC + col);
+        for (size_t r = 0; r < BIAS_BATCH; r++) {
+            for (int k = 0; k < W; k++) sum[k] += x[r][k];
+        }
+    }
+    for (; row < end; row++) {
+        load_floats<W>(x[0], dout + row * OC + col);
+        for (int k = 0; k < W; k++) sum[k] += x[0][k];
     }
     store_floats<W>(partial + blockIdx.y * OC + col, sum);
 }
@@ -336,8 +344,7 @@ __global__ void __launch_bounds__(BIAS_THREADS)
     bias_final_kernel(float *dbias, const float *partial, size_t chunks, size_t OC, bool accumulate) {
     size_t col = (size_t)blockIdx.x * BIAS_THREADS + threadIdx.x;
     if (col >= OC) return;
-    float sum = 0.0f;
-    for (size_t c = 0; c < chunks; c++) sum += partial[c * OC + col];
+    float sum = sum_strided(partial + col, chunks, OC);
     dbias[col] = accumulate ? dbias[col] + sum : sum;
 }
 

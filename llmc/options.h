@@ -200,6 +200,10 @@ static inline bool options_resolve_model(Options *o, const GPTConfig *file, Erro
         return error_set(err, "--heads %zu does not divide --channels %zu: change one of them", o->heads,
                          o->channels);
     }
+    if (o->channels / o->heads > 512) {  // ATTENTION_MAX_HEAD_SIZE
+        return error_set(err, "heads of %zu channels are too large, 512 is the most: raise --heads",
+                         o->channels / o->heads);
+    }
     if (o->seq > o->max_seq) {
         return error_set(err, "--seq %zu is longer than the model's %zu positions: shorten it%s", o->seq,
                          o->max_seq, file ? "" : " or raise --max-seq");

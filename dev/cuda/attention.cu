@@ -1,10 +1,345 @@
-// attention.cu: checks attention.cuh, forward and backward, against plain loops in double at ragged sizes.
-// `attention bench [B T]` instead times one layer of GPT-2 124M (4 x 64 unless told).
+// attention.cu: attention by several kernels, each checked against plain loops in double, forward and backward, at
+// ragged sizes, for the same bits again and in any order of threads, and for memory that grows with T, not T^2.
+// `attention bench [B T C NH]` times them instead (one layer of GPT-2 124M, 4 x 64, unless told).
+//
+//   1 gemm     batched GEMMs around a softmax kernel; the probabilities [B,NH,T,T] are stored
+//   2 naive    flash: a thread per row goes over the other rows in global memory, and stores no score
+//   3 lanes    the rows of a block share tiles in shared memory, several threads a row: llmc's fp32 path on a GPU
+//   4 vectors  16 rows a thread, which are the lanes of a vector, no barrier: llmc's fp32 path on a CPU
+//   5 tensor   the products on tensor cores, fragments from product to product in registers: llmc's bf16 path
 #include "llmc/attention.cuh"
 
 #include "dev/cuda/kernel_test.h"
 
 static Check checks;
+
+// ---------------------------------------------------------------------------------------------- 1 gemm
+
+static constexpr unsigned SOFTMAX_WARPS = 4;
+// Elements at a time, where they divide T: a 128-bit load, or whole vectors for the one thread of a CPU.
+static constexpr int SOFTMAX_PACK = ROW_LANES == 1 ? 16 : (int)x128::size;
+
+// Pack i of a row of scores; those after column t become minus infinity, whose exponential is 0.
+template <int W>
+__device__ __forceinline__ void load_scores(float (&x)[W], const floatX *row, size_t i, size_t t) {
+    load_floats<W>(x, row + i * W);
+    if (i * W + W > t + 1) {
+        int left = (int)(t + 1 - i * W);
+        for (int k = 0; k < W; k++) x[k] = k < left ? x[k] : -INFINITY;
+    }
+}
+
+// Packs first, first + 1, ... of a row of T become zero, by the LANES threads of the row.
+template <int W, int LANES>
+__device__ __forceinline__ void clear_after(floatX *row, size_t first, size_t T) {
+    const float zero[W] = {0.0f};
+    Share rest = row_share<LANES>(T / W - first);
+    for (size_t i = rest.begin; i < rest.end; i += rest.step) store_floats<W>(row + (first + i) * W, zero);
+}
+
+// Row t of each score matrix, att[rows = B*NH*T, T]: in place the softmax of columns 0..t, then exact zeros.
+template <int W, int LANES>
+__global__ void __launch_bounds__(SOFTMAX_WARPS * 32)
+    softmax_forward_kernel(floatX *att, size_t rows, size_t T) {
+    size_t row = (size_t)blockIdx.x * SOFTMAX_WARPS + threadIdx.x / 32, t = row % T;
+    if (row >= rows || threadIdx.x % 32 >= LANES) return;
+    floatX *scores = att + row * T;
+    Share s = row_share<LANES>(t / W + 1);
+    float x[W], largest[W], sums[W] = {0.0f};
+    for (int k = 0; k < W; k++) largest[k] = -INFINITY;
+    for (size_t i = s.begin; i < s.end; i += s.step) {
+        load_scores<W>(x, scores, i, t);
+        for (int k = 0; k < W; k++) largest[k] = x[k] > largest[k] ? x[k] : largest[k];
+    }
+    float max = max_of<W>(largest);
+    if constexpr (LANES == 32) max = warp_max(max);
+    for (size_t i = s.begin; i < s.end; i += s.step) {
+        load_scores<W>(x, scores, i, t);
+        for (int k = 0; k < W; k++) sums[k] += exponential(x[k] - max);
+    }
+    float scale = 1.0f / row_sum<LANES>(sum_of<W>(sums));
+    for (size_t i = s.begin; i < s.end; i += s.step) {
+        load_scores<W>(x, scores, i, t);
+        for (int k = 0; k < W; k++) x[k] = exponential(x[k] - max) * scale;
+        store_floats<W>(scores + i * W, x);
+    }
+    clear_after<W, LANES>(scores, t / W + 1, T);
+}
+
+// datt = att * (datt - sum(att * datt)) row by row in place: the gradient of the scores.
+// Where att is 0, so is this.
+template <int W, int LANES>
+__global__ void __launch_bounds__(SOFTMAX_WARPS * 32)
+    softmax_backward_kernel(floatX *datt, const floatX *att, size_t rows, size_t T) {
+    size_t row = (size_t)blockIdx.x * SOFTMAX_WARPS + threadIdx.x / 32, t = row % T;
+    if (row >= rows || threadIdx.x % 32 >= LANES) return;
+    const floatX *p_row = att + row * T;
+    floatX *d_row = datt + row * T;
+    Share s = row_share<LANES>(t / W + 1);
+    float p[W], d[W], sums[W] = {0.0f};
+    for (size_t i = s.begin; i < s.end; i += s.step) {
+        load_floats<W>(p, p_row + i * W);
+        load_floats<W>(d, d_row + i * W);
+        for (int k = 0; k < W; k++) sums[k] += p[k] * d[k];
+    }
+    float dot = row_sum<LANES>(sum_of<W>(sums));
+    for (size_t i = s.begin; i < s.end; i += s.step) {
+        load_floats<W>(p, p_row + i * W);
+        load_floats<W>(d, d_row + i * W);
+        for (int k = 0; k < W; k++) d[k] = p[k] * (d[k] - dot);
+        store_floats<W>(d_row + i * W, d);
+    }
+    clear_after<W, LANES>(d_row, t / W + 1, T);
+}
+
+// att[rows, T] as softmax_forward_kernel says.
+static inline void softmax_forward(floatX *att, size_t rows, size_t T, cudaStream_t stream) {
+    unsigned blocks = (unsigned)CEIL_DIV(rows, (size_t)SOFTMAX_WARPS);
+    if (T % SOFTMAX_PACK == 0 && aligned16(att)) {
+        LAUNCH((softmax_forward_kernel<SOFTMAX_PACK, ROW_LANES>), blocks, SOFTMAX_WARPS * 32, 0, stream)
+        (att, rows, T);
+    } else {
+        LAUNCH((softmax_forward_kernel<1, ROW_LANES>), blocks, SOFTMAX_WARPS * 32, 0, stream)(att, rows, T);
+    }
+}
+
+// datt[rows, T] as softmax_backward_kernel says.
+static inline void softmax_backward(floatX *datt, const floatX *att, size_t rows, size_t T,
+                                    cudaStream_t stream) {
+    unsigned blocks = (unsigned)CEIL_DIV(rows, (size_t)SOFTMAX_WARPS);
+    if (T % SOFTMAX_PACK == 0 && aligned16(datt) && aligned16(att)) {
+        LAUNCH((softmax_backward_kernel<SOFTMAX_PACK, ROW_LANES>), blocks, SOFTMAX_WARPS * 32, 0, stream)
+        (datt, att, rows, T);
+    } else {
+        LAUNCH((softmax_backward_kernel<1, ROW_LANES>), blocks, SOFTMAX_WARPS * 32, 0, stream)
+        (datt, att, rows, T);
+    }
+}
+
+// Bytes kept from forward to backward, per micro-batch and layer: the probabilities [B,NH,T,T].
+static inline size_t gemm_saved_bytes(size_t B, size_t T, size_t C, size_t NH) {
+    (void)C;
+    return B * NH * T * T * sizeof(floatX);
+}
+
+// Bytes of scratch for backward: the gradient of the probabilities of one sequence [NH,T,T].
+static inline size_t gemm_scratch_bytes(size_t B, size_t T, size_t C, size_t NH) {
+    (void)B, (void)C;
+    return NH * T * T * sizeof(floatX);
+}
+
+// d[T,T] = alpha a[T,HS] b[T,HS]^T for each head; a and b are rows of HS values, lda and ldb apart.
+static inline void gemm_scores(Matmul *mm, floatX *d, float alpha, const floatX *a, size_t lda,
+                                    const floatX *b, size_t ldb, size_t T, size_t HS, size_t NH) {
+    GemmArgs g = gemm_args(d, false, a, false, b, true, T, T, HS);
+    g.alpha = alpha, g.lda = lda, g.ldb = ldb;
+    g.batch = NH, g.stride_a = HS, g.stride_b = HS, g.stride_d = T * T;
+    gemm(mm, &g);
+}
+
+// d[T,HS] = alpha op(att)[T,T] b[T,HS] for each head.
+static inline void gemm_mix(Matmul *mm, floatX *d, size_t ldd, float alpha, const floatX *att,
+                                 bool trans, const floatX *b, size_t ldb, size_t T, size_t HS, size_t NH) {
+    GemmArgs g = gemm_args(d, false, att, trans, b, false, T, HS, T);
+    g.alpha = alpha, g.ldb = ldb, g.ldd = ldd;
+    g.batch = NH, g.stride_a = T * T, g.stride_b = HS, g.stride_d = HS;
+    gemm(mm, &g);
+}
+
+// out[B,T,C] from qkv[B,T,3,NH,HS]; fills saved (gemm_saved_bytes) for the backward pass.
+static inline void gemm_forward(Matmul *mm, floatX *out, void *saved, const floatX *qkv, size_t B,
+                                     size_t T, size_t C, size_t NH) {
+    size_t HS = C / NH;
+    floatX *att = (floatX *)saved; // [B,NH,T,T]
+    for (size_t b = 0; b < B; b++) {
+        const floatX *q = qkv + b * T * 3 * C, *k = q + C;
+        gemm_scores(mm, att + b * NH * T * T, 1.0f / sqrtf((float)HS), q, 3 * C, k, 3 * C, T, HS, NH);
+    }
+    softmax_forward(att, B * NH * T, T, mm->stream);
+    for (size_t b = 0; b < B; b++) {
+        const floatX *v = qkv + b * T * 3 * C + 2 * C;
+        gemm_mix(mm, out + b * T * C, C, 1.0f, att + b * NH * T * T, false, v, 3 * C, T, HS, NH);
+    }
+}
+
+// dqkv[B,T,3,NH,HS] from dout[B,T,C] and what forward read and saved.
+static inline void gemm_backward(Matmul *mm, floatX *dqkv, void *scratch, const floatX *dout,
+                                      const floatX *out, const void *saved, const floatX *qkv, size_t B,
+                                      size_t T, size_t C, size_t NH) {
+    (void)out;
+    size_t HS = C / NH;
+    float scale = 1.0f / sqrtf((float)HS);
+    floatX *datt = (floatX *)scratch; // [NH,T,T]
+    for (size_t b = 0; b < B; b++) {
+        const floatX *q = qkv + b * T * 3 * C, *k = q + C, *v = q + 2 * C;
+        floatX *dq = dqkv + b * T * 3 * C, *dk = dq + C, *dv = dq + 2 * C;
+        const floatX *att = (const floatX *)saved + b * NH * T * T, *dout_b = dout + b * T * C;
+        gemm_mix(mm, dv, 3 * C, 1.0f, att, true, dout_b, C, T, HS, NH);
+        gemm_scores(mm, datt, 1.0f, dout_b, C, v, 3 * C, T, HS, NH);
+        softmax_backward(datt, att, NH * T, T, mm->stream);
+        gemm_mix(mm, dq, 3 * C, scale, datt, false, k, 3 * C, T, HS, NH);
+        gemm_mix(mm, dk, 3 * C, scale, datt, true, q, 3 * C, T, HS, NH);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------- 2 naive
+
+static constexpr int NAIVE_CHANNELS = 128;
+static constexpr unsigned NAIVE_THREADS = 64;
+
+// One thread per query: max and sum of the softmax so far, and the output so far, which is rescaled when the
+// maximum grows.
+static __global__ void naive_forward_kernel(floatX *out, float *lse, const floatX *qkv, AttentionShape a) {
+    size_t i = (size_t)blockIdx.x * NAIVE_THREADS + threadIdx.x, C = a.NH * a.HS;
+    if (i >= a.B * a.NH * a.T) return;
+    size_t t = i % a.T, h = i / a.T % a.NH, b = i / a.T / a.NH;
+    const floatX *q = qkv + (b * a.T + t) * 3 * C + h * a.HS;
+    float mixed[NAIVE_CHANNELS], max = -INFINITY, sum = 0.0f;
+    for (size_t c = 0; c < a.HS; c++) mixed[c] = 0.0f;
+    for (size_t s = 0; s <= t; s++) {
+        const floatX *k = qkv + (b * a.T + s) * 3 * C + C + h * a.HS, *v = k + C;
+        float score = 0.0f;
+        for (size_t c = 0; c < a.HS; c++) score += to_float(q[c]) * to_float(k[c]);
+        score *= a.scale;
+        float larger = score > max ? score : max, correction = expf(max - larger), p = expf(score - larger);
+        for (size_t c = 0; c < a.HS; c++) mixed[c] = mixed[c] * correction + p * to_float(v[c]);
+        sum = sum * correction + p;
+        max = larger;
+    }
+    for (size_t c = 0; c < a.HS; c++) out[(b * a.T + t) * C + h * a.HS + c] = from_float<floatX>(mixed[c] / sum);
+    lse[i] = max + logf(sum);
+}
+
+// One thread per query: its gradient, from probabilities made again.
+static __global__ void naive_backward_query_kernel(floatX *dqkv, float *dot, const floatX *dout, const floatX *out,
+                                                   const float *lse, const floatX *qkv, AttentionShape a) {
+    size_t i = (size_t)blockIdx.x * NAIVE_THREADS + threadIdx.x, C = a.NH * a.HS;
+    if (i >= a.B * a.NH * a.T) return;
+    size_t t = i % a.T, h = i / a.T % a.NH, b = i / a.T / a.NH, at = (b * a.T + t) * 3 * C + h * a.HS;
+    const floatX *q = qkv + at, *d = dout + (b * a.T + t) * C + h * a.HS, *o = out + (b * a.T + t) * C + h * a.HS;
+    float dq[NAIVE_CHANNELS], of_row = 0.0f;
+    for (size_t c = 0; c < a.HS; c++) dq[c] = 0.0f, of_row += to_float(d[c]) * to_float(o[c]);
+    for (size_t s = 0; s <= t; s++) {
+        const floatX *k = qkv + (b * a.T + s) * 3 * C + C + h * a.HS, *v = k + C;
+        float score = 0.0f, dp = 0.0f;
+        for (size_t c = 0; c < a.HS; c++) {
+            score += to_float(q[c]) * to_float(k[c]);
+            dp += to_float(d[c]) * to_float(v[c]);
+        }
+        float ds = expf(score * a.scale - lse[i]) * (dp - of_row) * a.scale;
+        for (size_t c = 0; c < a.HS; c++) dq[c] += ds * to_float(k[c]);
+    }
+    for (size_t c = 0; c < a.HS; c++) dqkv[at + c] = from_float<floatX>(dq[c]);
+    dot[i] = of_row;
+}
+
+// One thread per key: its gradient and that of its value.
+static __global__ void naive_backward_key_kernel(floatX *dqkv, const float *dot, const floatX *dout,
+                                                 const float *lse, const floatX *qkv, AttentionShape a) {
+    size_t i = (size_t)blockIdx.x * NAIVE_THREADS + threadIdx.x, C = a.NH * a.HS;
+    if (i >= a.B * a.NH * a.T) return;
+    size_t s = i % a.T, h = i / a.T % a.NH, b = i / a.T / a.NH, at = (b * a.T + s) * 3 * C + C + h * a.HS;
+    const floatX *k = qkv + at, *v = k + C;
+    float dk[NAIVE_CHANNELS], dv[NAIVE_CHANNELS];
+    for (size_t c = 0; c < a.HS; c++) dk[c] = dv[c] = 0.0f;
+    for (size_t t = s; t < a.T; t++) {
+        const floatX *q = qkv + (b * a.T + t) * 3 * C + h * a.HS, *d = dout + (b * a.T + t) * C + h * a.HS;
+        float score = 0.0f, dp = 0.0f;
+        for (size_t c = 0; c < a.HS; c++) {
+            score += to_float(q[c]) * to_float(k[c]);
+            dp += to_float(d[c]) * to_float(v[c]);
+        }
+        size_t row = i - s + t;
+        float p = expf(score * a.scale - lse[row]), ds = p * (dp - dot[row]) * a.scale;
+        for (size_t c = 0; c < a.HS; c++) {
+            dv[c] += p * to_float(d[c]);
+            dk[c] += ds * to_float(q[c]);
+        }
+    }
+    for (size_t c = 0; c < a.HS; c++) {
+        dqkv[at + c] = from_float<floatX>(dk[c]);
+        dqkv[at + C + c] = from_float<floatX>(dv[c]);
+    }
+}
+
+static void naive_forward(Matmul *mm, floatX *out, void *saved, const floatX *qkv, size_t B, size_t T, size_t C,
+                          size_t NH) {
+    AttentionShape a = attention_shape(B, T, C, NH);
+    unsigned blocks = (unsigned)CEIL_DIV(B * NH * T, (size_t)NAIVE_THREADS);
+    LAUNCH(naive_forward_kernel, blocks, NAIVE_THREADS, 0, mm->stream)(out, (float *)saved, qkv, a);
+}
+
+static void naive_backward(Matmul *mm, floatX *dqkv, void *scratch, const floatX *dout, const floatX *out,
+                           const void *saved, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
+    AttentionShape a = attention_shape(B, T, C, NH);
+    unsigned blocks = (unsigned)CEIL_DIV(B * NH * T, (size_t)NAIVE_THREADS);
+    float *dot = (float *)scratch;
+    const float *lse = (const float *)saved;
+    LAUNCH(naive_backward_query_kernel, blocks, NAIVE_THREADS, 0, mm->stream)(dqkv, dot, dout, out, lse, qkv, a);
+    LAUNCH(naive_backward_key_kernel, blocks, NAIVE_THREADS, 0, mm->stream)(dqkv, dot, dout, lse, qkv, a);
+}
+
+// ---------------------------------------------------------------------------------------------- 3, 4, 5: llmc's
+
+// Rows kernels with one row a thread (3) or ATTENTION_ROWS (4), whatever machine this is.
+template <int R, int CAPACITY>
+using RowsOf = AttentionRows<CAPACITY, R, R == 1 ? CAPACITY / 16 : 1>;
+
+template <int R>
+static void rows_forward(Matmul *mm, floatX *out, void *saved, const floatX *qkv, size_t B, size_t T, size_t C,
+                         size_t NH) {
+    AttentionShape a = attention_shape(B, T, C, NH);
+    float *lse = (float *)saved;
+    if (a.HS <= 32) attention_forward_rows<RowsOf<R, 32>>(out, lse, qkv, a, mm->stream);
+    else if (a.HS <= 64) attention_forward_rows<RowsOf<R, 64>>(out, lse, qkv, a, mm->stream);
+    else attention_forward_rows<RowsOf<R, 128>>(out, lse, qkv, a, mm->stream);
+}
+
+template <int R>
+static void rows_backward(Matmul *mm, floatX *dqkv, void *scratch, const floatX *dout, const floatX *out,
+                          const void *saved, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
+    AttentionShape a = attention_shape(B, T, C, NH);
+    float *dot = (float *)scratch;
+    const float *lse = (const float *)saved;
+    if (a.HS <= 32) attention_backward_rows<RowsOf<R, 32>>(dqkv, dot, dout, out, lse, qkv, a, mm->stream);
+    else if (a.HS <= 64) attention_backward_rows<RowsOf<R, 64>>(dqkv, dot, dout, out, lse, qkv, a, mm->stream);
+    else attention_backward_rows<RowsOf<R, 128>>(dqkv, dot, dout, out, lse, qkv, a, mm->stream);
+}
+
+typedef size_t Bytes(size_t B, size_t T, size_t C, size_t NH);
+typedef void Forward(Matmul *, floatX *, void *, const floatX *, size_t, size_t, size_t, size_t);
+typedef void Backward(Matmul *, floatX *, void *, const floatX *, const floatX *, const void *, const floatX *, size_t,
+                      size_t, size_t, size_t);
+
+typedef struct {
+    int number;
+    const char *name;
+    Bytes *saved, *scratch;
+    Forward *forward;
+    Backward *backward;
+    size_t most; // the largest head
+} Kernel;
+
+// The last is what attention_forward takes: 5 in bf16 where the head size allows, else 3 or 4.
+static const Kernel KERNELS[] = {
+    {1, "gemm", gemm_saved_bytes, gemm_scratch_bytes, gemm_forward, gemm_backward, 1024},
+    {2, "naive", attention_saved_bytes, attention_scratch_bytes, naive_forward, naive_backward, NAIVE_CHANNELS},
+    {3, "lanes", attention_saved_bytes, attention_scratch_bytes, rows_forward<1>, rows_backward<1>, 128},
+#ifndef __CUDACC__
+    {4, "vectors", attention_saved_bytes, attention_scratch_bytes, rows_forward<ATTENTION_ROWS>,
+     rows_backward<ATTENTION_ROWS>, 128},
+#endif
+    {0, "llmc", attention_saved_bytes, attention_scratch_bytes, attention_forward, attention_backward,
+     ATTENTION_MAX_HEAD_SIZE},
+};
+
+static int kernel_number(const Kernel *k, size_t B, size_t T, size_t C, size_t NH) {
+    if (k->number) return k->number;
+    AttentionShape a = attention_shape(B, T, C, NH);
+    return sizeof(floatX) == 2 && attention_mma_takes(a) ? 5 : ATTENTION_ROWS == 1 ? 3 : 4;
+}
+
+// ---------------------------------------------------------------------------------------------- checks
 
 // out[B,T,C] and the probabilities att[B,NH,T,T] from qkv[B,T,3,NH,HS].
 static void plain_forward(double *out, double *att, const float *qkv, size_t B, size_t T, size_t C,
@@ -68,59 +403,93 @@ static void plain_backward(double *dqkv, const float *dout, const double *att, c
     free(datt);
 }
 
-static void test_attention(Matmul *mm, size_t B, size_t T, size_t C, size_t NH) {
-    // In bf16 the scores (up to about 4 here), the probabilities and their gradients are rounded on the way.
-    const double bound_out = sizeof(floatX) == 4 ? 3e-6 : 2.5e-2,
-                 bound_grad = sizeof(floatX) == 4 ? 1e-5 : 5e-2;
-    size_t n = B * T * C, rows = B * NH * T;
-    float *qkv = test_values(3 * n, 0, 1.5, 1), *dout = test_values(n, 0, 1, 2);
-    floatX *dev_qkv = to_device_floatX(qkv, 3 * n), *dev_dout = to_device_floatX(dout, n);
-    floatX *out = (floatX *)test_device(n * sizeof(floatX)),
-           *dqkv = (floatX *)test_device(3 * n * sizeof(floatX));
-    void *saved = test_device(attention_saved_bytes(B, T, C, NH));
-    void *scratch = test_device(attention_scratch_bytes(B, T, C, NH));
-    double *want_out = test_doubles(n), *want_att = test_doubles(rows * T), *want_dqkv = test_doubles(3 * n);
-    plain_forward(want_out, want_att, qkv, B, T, C, NH);
-    plain_backward(want_dqkv, dout, want_att, qkv, B, T, C, NH);
+// What one kernel gives for one problem.
+typedef struct {
+    float *out, *dqkv; // [B,T,C], [B,T,3C]
+} Result;
 
-    attention_forward(mm, out, saved, dev_qkv, B, T, C, NH);
-    attention_backward(mm, dqkv, scratch, dev_dout, out, saved, dev_qkv, B, T, C, NH);
-    float *got_out = to_host_floatX(out, n, mm->stream),
-          *got_att = to_host_floatX((floatX *)saved, rows * T, mm->stream);
-    float *got_dqkv = to_host_floatX(dqkv, 3 * n, mm->stream);
-    bool causal = true;
-    for (size_t i = 0; i < rows * T; i++) causal &= i % T <= i / T % T || got_att[i] == 0.0f;
-    double error = fmax(test_error(got_out, want_out, n), test_error(got_att, want_att, rows * T));
-    double error_grad = test_error(got_dqkv, want_dqkv, 3 * n);
-    check(&checks, causal, "B %zu T %zu C %zu NH %zu: zero after the diagonal", B, T, C, NH);
-    check(&checks, error <= bound_out, "B %zu T %zu C %zu NH %zu: forward (%.1e, bound %.1e)", B, T, C, NH,
-          error, bound_out);
-    check(&checks, error_grad <= bound_grad, "B %zu T %zu C %zu NH %zu: backward (%.1e, bound %.1e)", B, T, C,
-          NH, error_grad, bound_grad);
-
-    free(qkv), free(dout), free(want_out), free(want_att), free(want_dqkv);
-    free(got_out), free(got_att), free(got_dqkv);
-    CUDA_CHECK(cudaFree(dev_qkv)), CUDA_CHECK(cudaFree(dev_dout)), CUDA_CHECK(cudaFree(out));
-    CUDA_CHECK(cudaFree(dqkv)), CUDA_CHECK(cudaFree(saved)), CUDA_CHECK(cudaFree(scratch));
+static Result run(Matmul *mm, const Kernel *k, const floatX *qkv, const floatX *dout, size_t B, size_t T, size_t C,
+                  size_t NH) {
+    size_t n = B * T * C;
+    floatX *out = (floatX *)test_device(n * sizeof(floatX)), *dqkv = (floatX *)test_device(3 * n * sizeof(floatX));
+    void *saved = test_device(k->saved(B, T, C, NH)), *scratch = test_device(k->scratch(B, T, C, NH));
+    k->forward(mm, out, saved, qkv, B, T, C, NH);
+    k->backward(mm, dqkv, scratch, dout, out, saved, qkv, B, T, C, NH);
+    Result r = {to_host_floatX(out, n, mm->stream), to_host_floatX(dqkv, 3 * n, mm->stream)};
+    CUDA_CHECK(cudaFree(out)), CUDA_CHECK(cudaFree(dqkv)), CUDA_CHECK(cudaFree(saved)), CUDA_CHECK(cudaFree(scratch));
+    return r;
 }
 
-// Scores far apart must neither overflow nor become NaN.
-static void test_large_scores(Matmul *mm) {
-    size_t B = 1, T = 24, C = 16, NH = 2, n = B * T * C;
-    float *qkv = test_values(3 * n, 0, 60, 3);
-    floatX *dev_qkv = to_device_floatX(qkv, 3 * n), *out = (floatX *)test_device(n * sizeof(floatX));
-    void *saved = test_device(attention_saved_bytes(B, T, C, NH));
-    attention_forward(mm, out, saved, dev_qkv, B, T, C, NH);
-    float *att = to_host_floatX((floatX *)saved, NH * T * T, mm->stream);
-    double worst = 0.0;
-    for (size_t row = 0; row < NH * T; row++) {
-        double sum = 0.0;
-        for (size_t s = 0; s < T; s++) sum += (double)att[row * T + s];
-        worst = fmax(worst, isnan(sum) ? (double)INFINITY : fabs(sum - 1));
+static bool same_results(Result *a, Result *b, size_t n) {
+    bool same = same_bits(a->out, b->out, n) && same_bits(a->dqkv, b->dqkv, 3 * n);
+    free(b->out), free(b->dqkv);
+    return same;
+}
+
+// Again in the same order of threads, and, where orders can be chosen, in three random ones.
+static bool same_again(Matmul *mm, const Kernel *k, Result *first, const floatX *qkv, const floatX *dout, size_t B,
+                       size_t T, size_t C, size_t NH) {
+    size_t n = B * T * C;
+    Result again = run(mm, k, qkv, dout, B, T, C, NH);
+    bool same = same_results(first, &again, n);
+#ifndef __CUDACC__
+    CpuOrder before = cpu_thread_order();
+    for (uint64_t seed = 1; seed <= 3; seed++) {
+        cpu_thread_order() = {true, seed};
+        again = run(mm, k, qkv, dout, B, T, C, NH);
+        same = same_results(first, &again, n) && same;
     }
-    check(&checks, worst <= 3 * FLOATX_ROUNDING, "large scores: rows sum to 1 (%.1e)", worst);
-    free(qkv), free(att);
-    CUDA_CHECK(cudaFree(dev_qkv)), CUDA_CHECK(cudaFree(out)), CUDA_CHECK(cudaFree(saved));
+    cpu_thread_order() = before;
+#endif
+    return same;
+}
+
+// Every kernel at one shape. `repeat`: also for the same bits again.
+static void test_shape(Matmul *mm, size_t B, size_t T, size_t C, size_t NH, bool repeat) {
+    // In bf16 the scores (up to about 4 here), the probabilities and their gradients are rounded on the way.
+    const double bound_out = sizeof(floatX) == 4 ? 3e-6 : 2.5e-2, bound_grad = sizeof(floatX) == 4 ? 1e-5 : 5e-2;
+    size_t n = B * T * C, HS = C / NH;
+    float *qkv = test_values(3 * n, 0, 1.5, 1), *dout = test_values(n, 0, 1, 2);
+    floatX *device_qkv = to_device_floatX(qkv, 3 * n), *device_dout = to_device_floatX(dout, n);
+    double *want_out = test_doubles(n), *want_att = test_doubles(B * NH * T * T), *want_dqkv = test_doubles(3 * n);
+    plain_forward(want_out, want_att, qkv, B, T, C, NH);
+    plain_backward(want_dqkv, dout, want_att, qkv, B, T, C, NH);
+    for (const Kernel &k : KERNELS) {
+        if (HS > k.most) continue;
+        Result r = run(mm, &k, device_qkv, device_dout, B, T, C, NH);
+        double error = test_error(r.out, want_out, n), error_grad = test_error(r.dqkv, want_dqkv, 3 * n);
+        bool same = !repeat || same_again(mm, &k, &r, device_qkv, device_dout, B, T, C, NH);
+        check(&checks, error <= bound_out && error_grad <= bound_grad && same,
+              "%d %-7s B %zu T %4zu NH %zu HS %3zu: forward %.1e (bound %.1e), backward %.1e (bound %.1e)%s%s",
+              kernel_number(&k, B, T, C, NH), k.name, B, T, NH, HS, error, bound_out, error_grad, bound_grad,
+              repeat ? ", bits again: " : "", !repeat ? "" : same ? "same" : "DIFFERENT");
+        if (k.number != 1 && T >= 1024) {
+            size_t bytes = k.saved(B, T, C, NH) + k.scratch(B, T, C, NH);
+            check(&checks, bytes <= 2 * B * NH * T * sizeof(float),
+                  "%d %-7s T %zu: %zu bytes beside the activations, where the probabilities would be %zu",
+                  kernel_number(&k, B, T, C, NH), k.name, T, bytes, B * NH * T * T * sizeof(floatX));
+        }
+        free(r.out), free(r.dqkv);
+    }
+    free(qkv), free(dout), free(want_out), free(want_att), free(want_dqkv);
+    CUDA_CHECK(cudaFree(device_qkv)), CUDA_CHECK(cudaFree(device_dout));
+}
+
+// Scores of thousands: the softmax is all but a choice, and nothing overflows.
+static void test_large_scores(Matmul *mm) {
+    const size_t B = 1, T = 72, C = 64, NH = 2, n = B * T * C;
+    float *qkv = test_values(3 * n, 0, 60, 3), *dout = test_values(n, 0, 1, 4);
+    floatX *device_qkv = to_device_floatX(qkv, 3 * n), *device_dout = to_device_floatX(dout, n);
+    for (const Kernel &k : KERNELS) {
+        Result r = run(mm, &k, device_qkv, device_dout, B, T, C, NH);
+        bool ok = true;
+        for (size_t i = 0; i < n; i++) ok = ok && fabsf(r.out[i]) <= 60.5f;
+        for (size_t i = 0; i < 3 * n; i++) ok = ok && isfinite(r.dqkv[i]);
+        check(&checks, ok, "%d %-7s scores of thousands", kernel_number(&k, B, T, C, NH), k.name);
+        free(r.out), free(r.dqkv);
+    }
+    free(qkv), free(dout);
+    CUDA_CHECK(cudaFree(device_qkv)), CUDA_CHECK(cudaFree(device_dout));
 }
 
 // The softmax p of rows of T scores x, and the gradient dx of the scores from d, that of the probabilities q.
@@ -169,39 +538,43 @@ static void test_softmax(cudaStream_t stream, size_t T) {
     free(x), free(d), free(want_p), free(want_d);
 }
 
-// Best of several runs, by events.
-static void bench(Matmul *mm, size_t B, size_t T) {
-    size_t C = 768, NH = 12, n = B * T * C;
+// Best of several runs, by events. Only the half of the products that causal attention needs is counted.
+static void bench(Matmul *mm, size_t B, size_t T, size_t C, size_t NH) {
+    size_t n = B * T * C;
+    double flops = 2.0 * (double)(B * T) * (double)(T + 1) * (double)C; // of forward's two products
     float *qkv = test_values(3 * n, 0, 1, 1);
-    floatX *dev_qkv = to_device_floatX(qkv, 3 * n), *dout = to_device_floatX(qkv, n);
-    floatX *out = (floatX *)test_device(n * sizeof(floatX)),
-           *dqkv = (floatX *)test_device(3 * n * sizeof(floatX));
-    void *saved = test_device(attention_saved_bytes(B, T, C, NH));
-    void *scratch = test_device(attention_scratch_bytes(B, T, C, NH));
+    floatX *device_qkv = to_device_floatX(qkv, 3 * n), *dout = to_device_floatX(qkv, n);
+    floatX *out = (floatX *)test_device(n * sizeof(floatX)), *dqkv = (floatX *)test_device(3 * n * sizeof(floatX));
     cudaEvent_t event[3];
     for (int i = 0; i < 3; i++) CUDA_CHECK(cudaEventCreate(&event[i]));
-    float forward = 1e30f, backward = 1e30f;
-    for (int run = 0; run < 20; run++) {
-        float ms;
-        CUDA_CHECK(cudaEventRecord(event[0], mm->stream));
-        attention_forward(mm, out, saved, dev_qkv, B, T, C, NH);
-        CUDA_CHECK(cudaEventRecord(event[1], mm->stream));
-        attention_backward(mm, dqkv, scratch, dout, out, saved, dev_qkv, B, T, C, NH);
-        CUDA_CHECK(cudaEventRecord(event[2], mm->stream));
-        CUDA_CHECK(cudaEventSynchronize(event[2]));
-        CUDA_CHECK(cudaEventElapsedTime(&ms, event[0], event[1]));
-        forward = fminf(forward, ms);
-        CUDA_CHECK(cudaEventElapsedTime(&ms, event[1], event[2]));
-        backward = fminf(backward, ms);
+    printf("%s B %zu T %zu C %zu NH %zu    forward ms  TFLOP/s   backward ms  TFLOP/s   MiB kept\n", FLOATX_NAME, B, T,
+           C, NH);
+    for (const Kernel &k : KERNELS) {
+        if (C / NH > k.most || (k.number == 3 && ATTENTION_ROWS > 1)) continue; // a CPU is slow at shuffles
+        size_t saved_bytes = k.saved(B, T, C, NH);
+        void *saved = test_device(saved_bytes), *scratch = test_device(k.scratch(B, T, C, NH));
+        float forward = 1e30f, backward = 1e30f;
+        for (int run = 0; run < 20; run++) {
+            float ms;
+            CUDA_CHECK(cudaEventRecord(event[0], mm->stream));
+            k.forward(mm, out, saved, device_qkv, B, T, C, NH);
+            CUDA_CHECK(cudaEventRecord(event[1], mm->stream));
+            k.backward(mm, dqkv, scratch, dout, out, saved, device_qkv, B, T, C, NH);
+            CUDA_CHECK(cudaEventRecord(event[2], mm->stream));
+            CUDA_CHECK(cudaEventSynchronize(event[2]));
+            CUDA_CHECK(cudaEventElapsedTime(&ms, event[0], event[1]));
+            forward = fminf(forward, ms);
+            CUDA_CHECK(cudaEventElapsedTime(&ms, event[1], event[2]));
+            backward = fminf(backward, ms);
+        }
+        printf("  %d %-24s %13.3f %8.3f %13.3f %8.3f %10.2f\n", kernel_number(&k, B, T, C, NH), k.name, (double)forward,
+               flops / (double)forward * 1e-9, (double)backward, 2.5 * flops / (double)backward * 1e-9,
+               (double)saved_bytes / 1048576.0);
+        CUDA_CHECK(cudaFree(saved)), CUDA_CHECK(cudaFree(scratch));
     }
-    double flops = 4.0 * (double)(B * T * T) * (double)C; // of the two full products of forward
-    printf("%s B %zu T %zu C %zu NH %zu: forward %.3f ms (%.1f GFLOP/s), backward %.3f ms (%.1f GFLOP/s)\n",
-           FLOATX_NAME, B, T, C, NH, (double)forward, flops / (double)forward * 1e-6, (double)backward,
-           2 * flops / (double)backward * 1e-6);
     for (int i = 0; i < 3; i++) CUDA_CHECK(cudaEventDestroy(event[i]));
     free(qkv);
-    CUDA_CHECK(cudaFree(dev_qkv)), CUDA_CHECK(cudaFree(dout)), CUDA_CHECK(cudaFree(out));
-    CUDA_CHECK(cudaFree(dqkv)), CUDA_CHECK(cudaFree(saved)), CUDA_CHECK(cudaFree(scratch));
+    CUDA_CHECK(cudaFree(device_qkv)), CUDA_CHECK(cudaFree(dout)), CUDA_CHECK(cudaFree(out)), CUDA_CHECK(cudaFree(dqkv));
 }
 
 int main(int argc, char **argv) {
@@ -209,16 +582,26 @@ int main(int argc, char **argv) {
     CUDA_CHECK(cudaStreamCreate(&stream));
     Matmul *mm = (Matmul *)test_memory(sizeof(Matmul));
     matmul_create(mm, stream);
-    bool benchmark = argc > 1 && strcmp(argv[1], "bench") == 0;
+    bool benchmark = argc > 1 && (strcmp(argv[1], "bench") == 0 || strcmp(argv[1], "--bench") == 0);
     if (benchmark) {
-        bench(mm, argc > 2 ? strtoul(argv[2], NULL, 10) : 4, argc > 3 ? strtoul(argv[3], NULL, 10) : 64);
+        size_t size[4] = {4, 64, 768, 12};
+        for (int i = 0; i < 4 && i + 2 < argc; i++) size[i] = strtoul(argv[i + 2], NULL, 10);
+        bench(mm, size[0], size[1], size[2], size[3]);
     } else {
-        test_attention(mm, 2, 1, 18, 3);
-        test_attention(mm, 3, 7, 18, 3);
-        test_attention(mm, 2, 24, 64, 4);
-        test_attention(mm, 2, 24, 18, 1);
-        test_attention(mm, 1, 65, 96, 2);
-        test_attention(mm, 1, 136, 64, 1);
+        test_shape(mm, 2, 1, 18, 3, true);     // heads of 6, of 18, of 8: nothing divides
+        test_shape(mm, 3, 7, 18, 3, true);
+        test_shape(mm, 2, 24, 18, 1, true);
+        test_shape(mm, 2, 65, 16, 2, true);
+        test_shape(mm, 1, 65, 96, 3, true);    // 32
+        test_shape(mm, 2, 129, 128, 2, true);  // 64
+        test_shape(mm, 1, 1, 64, 1, false);
+        test_shape(mm, 1, 63, 48, 1, false);   // sizes between those that the kernels are made for
+        test_shape(mm, 1, 70, 80, 1, false);
+        test_shape(mm, 1, 81, 192, 2, false);
+        test_shape(mm, 1, 97, 112, 1, false);
+        test_shape(mm, 1, 67, 256, 2, true);
+        test_shape(mm, 1, 40, 300, 1, false);  // more than 128
+        test_shape(mm, 1, 1024, 64, 1, false);
         test_large_scores(mm);
         test_softmax(stream, 8);
         test_softmax(stream, 264);

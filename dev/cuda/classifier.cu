@@ -1,9 +1,76 @@
-// classifier.cu: checks llmc/classifier.cuh against plain loops in double: fused, in vocabulary parts, and
-// that both give the same bits on one rank.
-#include "dev/cuda/kernel_test.h"
+// classifier.cu: softmax, cross-entropy and its gradient: kernels from naive to llmc/classifier.cuh's, checked
+// against plain loops in double. llmc's own also in vocabulary parts, which give the same bits on one rank.
 #include "llmc/classifier.cuh"
 
-static Check c;
+#include "dev/cuda/bench.h"
+
+static Lab lab;
+
+// ---- the kernels -------------------------------------------------------------------------------------------
+
+typedef struct {
+    float *losses;       // [N]
+    floatX *logits;      // [N, Vp], becomes the gradient
+    const int *targets;  // [N]
+    float dloss;
+    size_t N, V, Vp;
+} Problem;
+
+// 1: a thread a row: four passes, and neighbouring threads read addresses that lie Vp apart.
+__global__ void classify_thread_a_row(float *losses, floatX *logits, const int *targets, float dloss, size_t N,
+                                      size_t V, size_t Vp) {
+    size_t n = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (n >= N) return;
+    floatX *row = logits + n * Vp;
+    size_t target = (size_t)targets[n];
+    float max = -INFINITY, sum = 0.0f;
+    for (size_t j = 0; j < V; j++) max = fmaxf(max, to_float(row[j]));
+    for (size_t j = 0; j < V; j++) sum += expf(to_float(row[j]) - max);
+    losses[n] = logf(sum) + max - to_float(row[target]);
+    for (size_t j = 0; j < Vp; j++) {
+        float p = j < V ? expf(to_float(row[j]) - max) / sum : 0.0f;
+        row[j] = from_float<floatX>(dloss * (p - (j == target ? 1.0f : 0.0f)));
+    }
+}
+
+// 2: a block a row: the same passes, read by whole cache lines.
+__global__ void classify_block_a_row(float *losses, floatX *logits, const int *targets, float dloss, size_t V,
+                                     size_t Vp) {
+    floatX *row = logits + blockIdx.x * Vp;
+    size_t target = (size_t)targets[blockIdx.x];
+    float max = -INFINITY, sum = 0.0f, target_logit = to_float(row[target]);
+    for (size_t j = threadIdx.x; j < V; j += blockDim.x) max = fmaxf(max, to_float(row[j]));
+    max = block_max(max);
+    for (size_t j = threadIdx.x; j < V; j += blockDim.x) sum += exponential(to_float(row[j]) - max);
+    sum = block_sum(sum);
+    for (size_t j = threadIdx.x; j < Vp; j += blockDim.x) {
+        float p = j < V ? exponential(to_float(row[j]) - max) / sum : 0.0f;
+        row[j] = from_float<floatX>(dloss * (p - (j == target ? 1.0f : 0.0f)));
+    }
+    if (threadIdx.x == 0) losses[blockIdx.x] = logf(sum) + max - target_logit;
+}
+
+static void classify1(const void *problem, unsigned block) {
+    const Problem *p = (const Problem *)problem;
+    LAUNCH(classify_thread_a_row, CEIL_DIV(p->N, (size_t)block), block, 0, lab.stream)
+    (p->losses, p->logits, p->targets, p->dloss, p->N, p->V, p->Vp);
+}
+static void classify2(const void *problem, unsigned block) {
+    const Problem *p = (const Problem *)problem;
+    LAUNCH(classify_block_a_row, p->N, block, 0, lab.stream)(p->losses, p->logits, p->targets, p->dloss, p->V, p->Vp);
+}
+static void classify3(const void *problem, unsigned) {
+    const Problem *p = (const Problem *)problem;
+    classifier_fused(p->losses, p->logits, p->targets, p->dloss, p->N, p->V, p->Vp, true, lab.stream);
+}
+
+static const LabKernel CLASSIFIER[] = {
+    {"classifier", 1, "a thread a row: maximum, sum, gradient", classify1, 0},
+    {"classifier", 2, "a block a row", classify2, 0},
+    {"classifier", 3, "maximum and sum in one pass, 128-bit loads (llmc)", classify3, LONG_ROW_THREADS},
+};
+
+// ---- the checks --------------------------------------------------------------------------------------------
 
 typedef struct {
     size_t N, V, Vp;
@@ -99,7 +166,7 @@ static void check_fused(Shape k, double scale, cudaStream_t stream) {
                         stream);
     float *loss3 = to_host(d_losses, k.N, stream), *got3 = to_host_floatX(d_y, k.N * k.Vp, stream);
     bool bits = same_bits(loss2, loss3, k.N) && same_bits(got, got3, k.N * k.Vp);
-    check(&c, ok && bits, "N %zu V %zu of %zu, logits to %g (" FLOATX_NAME "): loss %.2e, gradient %.2e%s",
+    check(&lab.checks, ok && bits, "N %zu V %zu of %zu, logits to %g (" FLOATX_NAME "): loss %.2e, gradient %.2e%s",
           k.N, k.V, k.Vp, scale, loss_worst, worst,
           bits ? "" : ", the steps give other bits than the fused kernel");
     CUDA_CHECK(cudaFree(d_x));
@@ -181,7 +248,7 @@ static void check_parts(Shape k, size_t ranks, cudaStream_t stream) {
         }
     }
     ok = check_gradient(got, gradient, (double)dloss, k, &worst) && ok;
-    check(&c, ok, "gathered logits: V %zu of %zu in %zu parts (" FLOATX_NAME "): loss %.2e, gradient %.2e",
+    check(&lab.checks, ok, "gathered logits: V %zu of %zu in %zu parts (" FLOATX_NAME "): loss %.2e, gradient %.2e",
           k.V, k.Vp, ranks, loss_worst, worst);
     float *buffers[] = {d_local, d_sum, d_target, d_losses, d_max};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) CUDA_CHECK(cudaFree(buffers[i]));
@@ -225,7 +292,7 @@ static void check_block_sizes(Shape k, cudaStream_t stream) {
         }
         CUDA_CHECK(cudaFree(d_x));
     }
-    check(&c, ok, "missing barrier: blocks of 32, 128 and 512 threads agree");
+    check(&lab.checks, ok, "missing barrier: blocks of 32, 128 and 512 threads agree");
     CUDA_CHECK(cudaFree(d_losses));
     CUDA_CHECK(cudaFree(d_targets));
     free(x);
@@ -246,7 +313,7 @@ static void check_special(cudaStream_t stream) {
     float *d_losses = (float *)test_device(3 * sizeof(float));
     classifier_fused(d_losses, d_x, d_targets, 1.0f, k.N, k.V, k.Vp, true, stream);
     float *loss = to_host(d_losses, 3, stream), *got = to_host_floatX(d_x, 24, stream);
-    check(&c,
+    check(&lab.checks,
           loss[0] == 0.0f && got[1] == 0.0f && isnan(loss[1]) && loss[2] > 9e29f && got[16 + 3] == -1.0f &&
               got[6] == 0.0f,
           "a huge logit, a NaN, a target without probability");
@@ -276,12 +343,67 @@ static void check_loss_sum(cudaStream_t stream) {
         CUDA_CHECK(cudaFree(d_out));
         free(x);
     }
-    check(&c, ok, "loss_sum, overwriting and adding");
+    check(&lab.checks, ok, "loss_sum, overwriting and adding");
 }
 
-int main(void) {
-    cudaStream_t stream;
-    CUDA_CHECK(cudaStreamCreate(&stream));
+// Every kernel of the list at ragged sizes; the errors of losses and gradients count against the same bound.
+static void check_kernels(void) {
+    static const Shape shapes[] = {{1, 2, 8}, {5, 257, 384}, {7, 31, 31}, {3, 5003, 5120}};
+    double errors[3] = {0.0}, dloss = (double)(1.0f / 37.0f), bound = FLOATX_ROUNDING + 2e-6;
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+        Shape k = shapes[s];
+        float *x = test_logits(k, 9.0);
+        int *targets = test_targets(k);
+        double *losses = test_doubles(k.N), *gradient = test_doubles(k.N * k.Vp);
+        reference(losses, gradient, x, targets, dloss, k);
+        for (int i = 0; i < 3; i++) {
+            Problem p = {(float *)test_device(k.N * sizeof(float)), to_device_floatX(x, k.N * k.Vp),
+                         to_device_int(targets, k.N), (float)dloss, k.N, k.V, k.Vp};
+            CLASSIFIER[i].run(&p, lab_block(&CLASSIFIER[i]));
+            float *loss = to_host(p.losses, k.N, lab.stream), *got = to_host_floatX(p.logits, k.N * k.Vp, lab.stream);
+            if (!check_losses(loss, losses, k.N, &errors[i])) errors[i] = (double)INFINITY;
+            bool ok = check_gradient(got, gradient, dloss, k, &errors[i]);
+            if (!ok && errors[i] <= bound) errors[i] = (double)INFINITY;  // the padding
+            free(loss);
+            free(got);
+            CUDA_CHECK(cudaFree(p.losses));
+            CUDA_CHECK(cudaFree(p.logits));
+            CUDA_CHECK(cudaFree((void *)p.targets));
+        }
+        free(x);
+        free(targets);
+        free(losses);
+        free(gradient);
+    }
+    for (int i = 0; i < 3; i++) lab_check(&lab, &CLASSIFIER[i], errors[i], bound);
+}
+
+// A row must be read and written once: 2 units of N Vp elements. The naive kernels read it for the maximum, the sum
+// and the gradient (4), llmc's for both statistics at once and for the gradient (3), when it is still in the L2 cache.
+static void bench(void) {
+    Shape k = {lab.cpu ? (size_t)32 : (size_t)4096, 50257, 50304};
+    float *x = test_values(k.Vp, 0.0, 4.0, 1);
+    int *targets = test_targets(k);
+    Problem p = {(float *)test_device(k.N * sizeof(float)), (floatX *)test_device(k.N * k.Vp * sizeof(floatX)),
+                 to_device_int(targets, k.N), 1e-3f, k.N, k.V, k.Vp};
+    for (size_t n = 0; n < k.N; n++) copy_to_floatX(p.logits + n * k.Vp, x, k.Vp);
+    double unit = (double)(k.N * k.Vp * sizeof(floatX));
+    for (int i = 0; i < 3; i++) lab_bench(&lab, &CLASSIFIER[i], &p, 2.0 * unit, (i < 2 ? 4.0 : 3.0) * unit, 0.0);
+    CUDA_CHECK(cudaFree(p.losses));
+    CUDA_CHECK(cudaFree(p.logits));
+    CUDA_CHECK(cudaFree((void *)p.targets));
+    free(x);
+    free(targets);
+}
+
+int main(int argc, char **argv) {
+    lab_start(&lab, argc, argv, NULL);
+    if (lab.bench) {
+        bench();
+        return lab_finish(&lab);
+    }
+    cudaStream_t stream = lab.stream;
+    check_kernels();
     const Shape shapes[] = {{1, 2, 8},       {5, 257, 384},   {7, 31, 31},      {3, 100, 104},
                             {4, 1000, 1024}, {3, 5003, 5120}, {2, 50257, 50304}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
@@ -298,6 +420,5 @@ int main(void) {
     check_block_sizes(wide, stream);
     check_special(stream);
     check_loss_sum(stream);
-    CUDA_CHECK(cudaStreamDestroy(stream));
-    return check_summary(&c);
+    return lab_finish(&lab);
 }

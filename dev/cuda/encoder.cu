@@ -1,8 +1,117 @@
-// encoder.cu: checks llmc/encoder.cuh against plain loops in double.
-#include "dev/cuda/kernel_test.h"
+// encoder.cu: the embedding, forward and backward: kernels from naive to llmc/encoder.cuh's, checked against plain
+// loops in double.
 #include "llmc/encoder.cuh"
 
-static Check c;
+#include "dev/cuda/bench.h"
+
+static Lab lab;
+
+// ---- the kernels -------------------------------------------------------------------------------------------
+
+typedef struct {
+    floatX *out;              // [B, T, C]
+    const int *tokens;        // [B, T]
+    const floatX *wte, *wpe;  // [V, C], [T, C]
+    float *dwte, *dwpe;       // [V, C], [T, C]
+    const floatX *dout;       // [B, T, C]
+    size_t B, T, C, V;
+} Problem;
+
+// 1 and 2: a thread for each W elements: 1, or a pack of 128 bits.
+template <int W>
+__global__ void embed_elements(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, size_t N, size_t T,
+                               size_t C) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W, n = i / C;
+    if (n >= N) return;
+    float x[W], p[W];
+    load_floats<W>(x, wte + (size_t)tokens[n] * C + i % C);
+    load_floats<W>(p, wpe + n % T * C + i % C);
+    for (int k = 0; k < W; k++) x[k] += p[k];
+    store_floats<W>(out + i, x);
+}
+
+// 1: a thread a channel walks over all positions: always the same order, and hardly any threads.
+__global__ void dwte_thread_a_channel(float *dwte, const floatX *dout, const int *tokens, size_t N, size_t C) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= C) return;
+    for (size_t n = 0; n < N; n++) dwte[(size_t)tokens[n] * C + i] += to_float(dout[n * C + i]);
+}
+
+// 2: a block a position; the first that has a token adds all those that have it. Everyone compares N tokens.
+__global__ void dwte_first_of_token(float *dwte, const floatX *dout, const int *tokens, size_t N, size_t C) {
+    size_t first = blockIdx.x;
+    int token = tokens[first];
+    for (size_t n = 0; n < first; n++) {
+        if (tokens[n] == token) return;
+    }
+    for (size_t n = first; n < N; n++) {
+        if (tokens[n] != token) continue;
+        for (size_t i = threadIdx.x; i < C; i += blockDim.x) dwte[(size_t)token * C + i] += to_float(dout[n * C + i]);
+    }
+}
+
+// 1: a thread an element sums over the batch.
+__global__ void dwpe_element(float *dwpe, const floatX *dout, size_t B, size_t n) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    float sum = 0.0f;
+    for (size_t b = 0; b < B; b++) sum += to_float(dout[b * n + i]);
+    dwpe[i] += sum;
+}
+
+static void forward1(const void *problem, unsigned block) {
+    const Problem *p = (const Problem *)problem;
+    size_t n = p->B * p->T * p->C;
+    LAUNCH(embed_elements<1>, CEIL_DIV(n, (size_t)block), block, 0, lab.stream)
+    (p->out, p->tokens, p->wte, p->wpe, p->B * p->T, p->T, p->C);
+}
+static void forward2(const void *problem, unsigned block) {
+    const Problem *p = (const Problem *)problem;
+    size_t n = p->B * p->T * p->C;
+    if (p->C % x128::size) return forward1(problem, block);
+    LAUNCH(embed_elements<x128::size>, CEIL_DIV(n, block * x128::size), block, 0, lab.stream)
+    (p->out, p->tokens, p->wte, p->wpe, p->B * p->T, p->T, p->C);
+}
+static void forward3(const void *problem, unsigned) {
+    const Problem *p = (const Problem *)problem;
+    encoder_forward(p->out, p->tokens, p->wte, p->wpe, p->B, p->T, p->C, 0, p->V, lab.stream);
+}
+static void tokens1(const void *problem, unsigned block) {
+    const Problem *p = (const Problem *)problem;
+    LAUNCH(dwte_thread_a_channel, CEIL_DIV(p->C, (size_t)block), block, 0, lab.stream)
+    (p->dwte, p->dout, p->tokens, p->B * p->T, p->C);
+}
+static void tokens2(const void *problem, unsigned block) {
+    const Problem *p = (const Problem *)problem;
+    LAUNCH(dwte_first_of_token, p->B * p->T, block, 0, lab.stream)(p->dwte, p->dout, p->tokens, p->B * p->T, p->C);
+}
+static void tokens3(const void *problem, unsigned) {
+    const Problem *p = (const Problem *)problem;
+    encoder_backward(p->dwte, NULL, p->dout, p->tokens, p->B, p->T, p->C, p->T, 0, p->V, true, lab.stream);
+}
+static void positions1(const void *problem, unsigned block) {
+    const Problem *p = (const Problem *)problem;
+    size_t n = p->T * p->C;
+    LAUNCH(dwpe_element, CEIL_DIV(n, (size_t)block), block, 0, lab.stream)(p->dwpe, p->dout, p->B, n);
+}
+static void positions2(const void *problem, unsigned) {
+    const Problem *p = (const Problem *)problem;
+    encoder_backward(NULL, p->dwpe, p->dout, p->tokens, p->B, p->T, p->C, p->T, 0, p->V, true, lab.stream);
+}
+
+static const LabKernel KERNELS[] = {
+    {"encoder forward", 1, "an element a thread", forward1, 0},
+    {"encoder forward", 2, "128 bits a thread", forward2, 0},
+    {"encoder forward", 3, "a warp a position: one token to look up (llmc)", forward3, 32 * ENCODER_WARPS},
+    {"encoder backward, tokens", 1, "a thread a channel, all positions in order", tokens1, 0},
+    {"encoder backward, tokens", 2, "a block a position, the first of a token adds", tokens2, 0},
+    {"encoder backward, tokens", 3, "a warp owns rows of the vocabulary (llmc)", tokens3, 32 * ENCODER_WARPS},
+    {"encoder backward, places", 1, "an element a thread", positions1, 0},
+    {"encoder backward, places", 2, "a warp a position, 128-bit loads (llmc)", positions2, 32 * ENCODER_WARPS},
+};
+enum { KERNEL_COUNT = sizeof KERNELS / sizeof *KERNELS, FORWARDS = 3, TOKENS_END = 6 };
+
+// ---- the checks --------------------------------------------------------------------------------------------
 
 typedef struct {
     size_t B, T, maxT, C, V, ranks;
@@ -81,9 +190,87 @@ static bool check_case(Case k, double *worst, cudaStream_t stream) {
     return isfinite(error);
 }
 
-int main(void) {
-    cudaStream_t stream;
-    CUDA_CHECK(cudaStreamCreate(&stream));
+static Problem make_problem(size_t B, size_t T, size_t C, size_t V) {
+    size_t N = B * T;
+    float *wte = test_values(V * C, 0.0, 1.0, 1), *wpe = test_values(T * C, 0.0, 1.0, 2);
+    float *dout = test_values(N * C, 0.0, 1.0, 3);
+    int *tokens = (int *)test_memory(N * sizeof(int));
+    uint64_t seed = 5;
+    for (size_t n = 0; n < N; n++) tokens[n] = (int)((0.5 + 0.5 * test_random(&seed)) * (double)(V - 1));
+    Problem p = {(floatX *)test_device(N * C * sizeof(floatX)), to_device_int(tokens, N), to_device_floatX(wte, V * C),
+                 to_device_floatX(wpe, T * C), (float *)test_device(V * C * sizeof(float)),
+                 (float *)test_device(T * C * sizeof(float)), to_device_floatX(dout, N * C), B, T, C, V};
+    CUDA_CHECK(cudaMemset(p.dwte, 0, V * C * sizeof(float)));
+    CUDA_CHECK(cudaMemset(p.dwpe, 0, T * C * sizeof(float)));
+    free(wte);
+    free(wpe);
+    free(dout);
+    free(tokens);
+    return p;
+}
+
+static void free_problem(Problem *p) {
+    const void *buffers[] = {p->out, p->tokens, p->wte, p->wpe, p->dwte, p->dwpe, p->dout};
+    for (int i = 0; i < 7; i++) CUDA_CHECK(cudaFree((void *)buffers[i]));
+}
+
+// Every kernel of the list at ragged sizes.
+static void check_kernels(void) {
+    static const size_t shapes[][4] = {
+        {1, 1, 1, 3}, {2, 7, 18, 40}, {4, 16, 64, 257}, {3, 24, 20, 7}, {2, 33, 768, 50}};
+    double errors[KERNEL_COUNT] = {0.0};
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+        size_t B = shapes[s][0], T = shapes[s][1], C = shapes[s][2], V = shapes[s][3], N = B * T;
+        for (int k = 0; k < KERNEL_COUNT; k++) {
+            Problem p = make_problem(B, T, C, V);
+            int *tokens = (int *)test_memory(N * sizeof(int));
+            CUDA_CHECK(cudaMemcpy(tokens, p.tokens, N * sizeof(int), cudaMemcpyDeviceToHost));
+            float *wte = to_host_floatX(p.wte, V * C, lab.stream), *wpe = to_host_floatX(p.wpe, T * C, lab.stream);
+            float *dout = to_host_floatX(p.dout, N * C, lab.stream);
+            size_t count = k < FORWARDS ? N * C : k < TOKENS_END ? V * C : T * C;
+            double *want = test_doubles(count);
+            for (size_t i = 0; i < N * C; i++) {
+                size_t row = (size_t)tokens[i / C] * C + i % C, place = i / C % T * C + i % C;
+                if (k < FORWARDS) want[i] = (double)wte[row] + (double)wpe[place];
+                else want[k < TOKENS_END ? row : place] += (double)dout[i];
+            }
+            KERNELS[k].run(&p, lab_block(&KERNELS[k]));
+            float *got = k < FORWARDS ? to_host_floatX(p.out, count, lab.stream)
+                                      : to_host(k < TOKENS_END ? p.dwte : p.dwpe, count, lab.stream);
+            errors[k] = fmax(errors[k], test_error(got, want, count));
+            void *host[] = {tokens, wte, wpe, dout, want, got};
+            for (int i = 0; i < 6; i++) free(host[i]);
+            free_problem(&p);
+        }
+    }
+    for (int k = 0; k < KERNEL_COUNT; k++) {
+        lab_check(&lab, &KERNELS[k], errors[k], k < FORWARDS ? FLOATX_ROUNDING + 2e-7 : 2e-6);
+    }
+}
+
+// Forward reads a row of wte and of wpe for each position and writes one; wpe need be read only once. Backward reads
+// dout and updates, in float, the rows of the tokens that occur (here: mostly different ones), or all of wpe.
+static void bench(void) {
+    size_t B = lab.cpu ? 8 : 32, T = lab.cpu ? 128 : 1024;
+    Problem p = make_problem(B, T, 768, 50257);
+    double row = (double)(B * T * p.C), x = (double)sizeof(floatX), places = (double)(T * p.C);
+    for (int k = 0; k < KERNEL_COUNT; k++) {
+        double must = (2.0 * row + places) * x;
+        if (k >= FORWARDS) must = row * x + 8.0 * (k < TOKENS_END ? row : places);
+        double asks = k < FORWARDS ? 3.0 * row * x : must;
+        lab_bench(&lab, &KERNELS[k], &p, must, asks, 0.0);
+    }
+    free_problem(&p);
+}
+
+int main(int argc, char **argv) {
+    lab_start(&lab, argc, argv, NULL);
+    if (lab.bench) {
+        bench();
+        return lab_finish(&lab);
+    }
+    cudaStream_t stream = lab.stream;
+    check_kernels();
     const Case cases[] = {{1, 1, 1, 1, 3, 1},      {2, 7, 9, 18, 40, 2},   {4, 16, 16, 64, 257, 1},
                           {3, 24, 30, 20, 100, 3}, {2, 33, 40, 768, 5, 4}, {2, 65, 65, 24, 4000, 8},
                           {1, 9, 64, 1604, 50, 1}};
@@ -91,9 +278,8 @@ int main(void) {
         Case k = cases[i];
         double worst = 0.0;
         bool ok = check_case(k, &worst, stream);
-        check(&c, ok, "B %zu T %zu maxT %zu C %zu V %zu in %zu parts (" FLOATX_NAME "): error %.2e", k.B, k.T,
+        check(&lab.checks, ok, "B %zu T %zu maxT %zu C %zu V %zu in %zu parts (" FLOATX_NAME "): error %.2e", k.B, k.T,
               k.maxT, k.C, k.V, k.ranks, worst);
     }
-    CUDA_CHECK(cudaStreamDestroy(stream));
-    return check_summary(&c);
+    return lab_finish(&lab);
 }

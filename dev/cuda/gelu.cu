@@ -200,7 +200,8 @@ static void check_kernels(void) {
         free(dx);
     }
     for (int k = 0; k < 3; k++) lab_check(&lab, &FORWARD[k], errors[0][k], FLOATX_ROUNDING + 4e-7);
-    for (int k = 0; k < 3; k++) lab_check(&lab, &BACKWARD[k], errors[1][k], FLOATX_ROUNDING + 4e-7);
+    // 1 - tanh^2, as the naive kernel has it, cancels where tanh is near 1.
+    for (int k = 0; k < 3; k++) lab_check(&lab, &BACKWARD[k], errors[1][k], FLOATX_ROUNDING + (k == 0 ? 4e-6 : 4e-7));
 }
 
 // The activations of an MLP with C = 768.

@@ -1,9 +1,65 @@
-// global_norm.cu: checks llmc/global_norm.cuh against plain loops in double, with a warp and with a thread
-// per chunk.
-#include "dev/cuda/kernel_test.h"
+// global_norm.cu: the squared norm of every gradient tensor: kernels from naive to llmc/global_norm.cuh's, checked
+// against plain loops in double. llmc's own also with a warp and with a thread per chunk.
 #include "llmc/global_norm.cuh"
 
-static Check c;
+#include "dev/cuda/bench.h"
+
+static Lab lab;
+
+// ---- the kernels -------------------------------------------------------------------------------------------
+
+typedef struct {
+    double *out, *scratch;    // [count], global_norm_scratch
+    const float *grads;
+    const NormRange *ranges;  // [count]
+    size_t count, max_size;
+} Problem;
+
+// 1: a block for each tensor: the largest one is left to a single multiprocessor.
+__global__ void norm_block_a_tensor(double *out, const float *grads, const NormRange *ranges) {
+    const float *g = grads + ranges[blockIdx.x].offset;
+    size_t size = ranges[blockIdx.x].size;
+    double sum = 0.0;
+    for (size_t i = threadIdx.x; i < size; i += blockDim.x) sum += (double)g[i] * (double)g[i];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) out[blockIdx.x] = sum;
+}
+
+// 2: a block for each chunk of a tensor, then a second kernel for the chunks.
+__global__ void norm_block_a_chunk(double *scratch, const float *grads, const NormRange *ranges, size_t max_chunks) {
+    size_t size = ranges[blockIdx.y].size, elements = norm_chunk_elements(size), first = blockIdx.x * elements;
+    if (first >= size) return;
+    const float *g = grads + ranges[blockIdx.y].offset + first;
+    size_t count = size - first < elements ? size - first : elements;
+    double sum = 0.0;
+    for (size_t i = threadIdx.x; i < count; i += blockDim.x) sum += (double)g[i] * (double)g[i];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) scratch[blockIdx.y * max_chunks + blockIdx.x] = sum;
+}
+
+static void norm1(const void *problem, unsigned block) {
+    const Problem *p = (const Problem *)problem;
+    LAUNCH(norm_block_a_tensor, p->count, block, 0, lab.stream)(p->out, p->grads, p->ranges);
+}
+static void norm2(const void *problem, unsigned block) {
+    const Problem *p = (const Problem *)problem;
+    size_t chunks = norm_chunk_count(p->max_size);
+    dim3 grid((unsigned)chunks, (unsigned)p->count);
+    LAUNCH(norm_block_a_chunk, grid, block, 0, lab.stream)(p->scratch, p->grads, p->ranges, chunks);
+    LAUNCH(global_norm_sum_kernel, p->count, 32, 0, lab.stream)(p->out, p->scratch, p->ranges, chunks);
+}
+static void norm3(const void *problem, unsigned) {
+    const Problem *p = (const Problem *)problem;
+    global_norm_squared(p->out, p->scratch, p->grads, p->ranges, p->count, p->max_size, lab.stream);
+}
+
+static const LabKernel NORM[] = {
+    {"global norm", 1, "a block a tensor", norm1, 0},
+    {"global norm", 2, "a block a chunk of a tensor, then their sum", norm2, 0},
+    {"global norm", 3, "a warp a chunk, 8 elements at a time (llmc)", norm3, 32 * NORM_WARPS},
+};
+
+// ---- the checks --------------------------------------------------------------------------------------------
 
 enum { RANGES = 12, EXTRA = 17 };
 
@@ -25,9 +81,73 @@ static double *norms(const float *d_grads, const NormRange *ranges, size_t count
     return out;
 }
 
-int main(void) {
-    cudaStream_t stream;
-    CUDA_CHECK(cudaStreamCreate(&stream));
+static Problem make_problem(const float *grads, const NormRange *ranges, size_t count) {
+    Problem p = {(double *)test_device(count * sizeof(double)), NULL, grads, NULL, count, 0};
+    for (size_t i = 0; i < count; i++) p.max_size = ranges[i].size > p.max_size ? ranges[i].size : p.max_size;
+    p.scratch = (double *)test_device(global_norm_scratch(count, p.max_size) * sizeof(double));
+    NormRange *device = (NormRange *)test_device(count * sizeof *ranges);
+    CUDA_CHECK(cudaMemcpy(device, ranges, count * sizeof *ranges, cudaMemcpyHostToDevice));
+    p.ranges = device;
+    return p;
+}
+
+static void free_problem(Problem *p) {
+    CUDA_CHECK(cudaFree(p->out));
+    CUDA_CHECK(cudaFree(p->scratch));
+    CUDA_CHECK(cudaFree((void *)p->ranges));
+}
+
+// Every kernel of the list on the ranges of main.
+static void check_kernels(const float *d_g, const NormRange *ranges, const double *want) {
+    for (int k = 0; k < 3; k++) {
+        Problem p = make_problem(d_g, ranges, RANGES);
+        double got[RANGES], error = 0.0;
+        NORM[k].run(&p, lab_block(&NORM[k]));
+        CUDA_CHECK(cudaStreamSynchronize(lab.stream));
+        CUDA_CHECK(cudaMemcpy(got, p.out, sizeof got, cudaMemcpyDeviceToHost));
+        for (int i = 0; i < RANGES; i++) {
+            double e = fabs(got[i] - want[i]) / (want[i] + 1e-300);
+            if (!(e <= error)) error = isnan(e) ? (double)INFINITY : e;
+        }
+        lab_check(&lab, &NORM[k], error, 1e-12);
+        free_problem(&p);
+    }
+}
+
+// The tensors of layers with C = 768, and an embedding.
+static void bench(void) {
+    static const size_t sizes[] = {768, 768, 2304 * 768, 2304, 768 * 768,  768,
+                                   768, 768, 3072 * 768, 3072, 3072 * 768, 768};
+    NormRange ranges[12 * 12 + 1];
+    size_t count = 0, total = 0;
+    for (int layer = 0; layer < (lab.cpu ? 1 : 12); layer++) {
+        for (int i = 0; i < 12; i++) {
+            ranges[count].offset = total;
+            ranges[count++].size = sizes[i];
+            total += sizes[i];
+        }
+    }
+    if (!lab.cpu) {
+        ranges[count].offset = total;
+        ranges[count++].size = (size_t)50304 * 768;
+        total += (size_t)50304 * 768;
+    }
+    float *grads = (float *)test_device(total * sizeof(float));
+    CUDA_CHECK(cudaMemset(grads, 0, total * sizeof(float)));
+    Problem p = make_problem(grads, ranges, count);
+    double bytes = 4.0 * (double)total;
+    for (int k = 0; k < 3; k++) lab_bench(&lab, &NORM[k], &p, bytes, bytes, 0.0);
+    free_problem(&p);
+    CUDA_CHECK(cudaFree(grads));
+}
+
+int main(int argc, char **argv) {
+    lab_start(&lab, argc, argv, NULL);
+    if (lab.bench) {
+        bench();
+        return lab_finish(&lab);
+    }
+    cudaStream_t stream = lab.stream;
     const size_t sizes[RANGES] = {0, 1, 7, 64, 768, 16384, 16385, 40000, 131072, 200003, 589824, 9};
     NormRange ranges[RANGES];
     size_t total = 0;
@@ -40,16 +160,22 @@ int main(void) {
     uint64_t seed = 3;
     for (size_t i = 0; i < total; i++)
         g[i] = (float)(test_random(&seed) * pow(10.0, 20.0 * test_random(&seed)));
+    double norms_wanted[RANGES] = {0.0};
+    for (int i = 0; i < RANGES; i++) {
+        for (size_t j = 0; j < sizes[i]; j++) {
+            norms_wanted[i] += (double)g[ranges[i].offset + j] * (double)g[ranges[i].offset + j];
+        }
+    }
+    float *d_all = to_device(g, total);
+    check_kernels(d_all, ranges, norms_wanted);
+    CUDA_CHECK(cudaFree(d_all));
     for (int warp = 0; warp < 2; warp++) {
         float *d_g = to_device(g, total);
         double *got = norms(d_g, ranges, RANGES, warp, stream), worst = 0.0;
         for (int i = 0; i < RANGES; i++) {
-            double want = 0.0;
-            for (size_t j = 0; j < sizes[i]; j++)
-                want += (double)g[ranges[i].offset + j] * (double)g[ranges[i].offset + j];
-            worst = fmax(worst, fabs(got[i] - want) / (want + 1e-300));
+            worst = fmax(worst, fabs(got[i] - norms_wanted[i]) / (norms_wanted[i] + 1e-300));
         }
-        check(&c, worst < 1e-12 && got[0] == 0.0, "%d threads a chunk: error %.2e", warp ? 32 : 1, worst);
+        check(&lab.checks, worst < 1e-12 && got[0] == 0.0, "%d threads a chunk: error %.2e", warp ? 32 : 1, worst);
         // at another place, aligned or not, and alone: the same bits
         bool ok = true;
         for (size_t shift = 1; shift < EXTRA; shift += 3) {
@@ -62,7 +188,7 @@ int main(void) {
             free(alone);
             CUDA_CHECK(cudaFree(d_one));
         }
-        check(&c, ok, "%d threads a chunk: the order depends on the size alone", warp ? 32 : 1);
+        check(&lab.checks, ok, "%d threads a chunk: the order depends on the size alone", warp ? 32 : 1);
         float broken[] = {NAN, INFINITY};
         CUDA_CHECK(
             cudaMemcpy(d_g + ranges[7].offset + 39999, &broken[0], sizeof(float), cudaMemcpyHostToDevice));
@@ -70,7 +196,7 @@ int main(void) {
         double *bad = norms(d_g, ranges, RANGES, warp, stream);
         for (int i = 0; i < RANGES; i++)
             ok = ok && (i == 7 ? isnan(bad[i]) : i == 3 ? isinf(bad[i]) : bad[i] == got[i]);
-        check(&c, ok, "%d threads a chunk: a NaN stays in its tensor", warp ? 32 : 1);
+        check(&lab.checks, ok, "%d threads a chunk: a NaN stays in its tensor", warp ? 32 : 1);
         free(got);
         free(bad);
         CUDA_CHECK(cudaFree(d_g));
@@ -78,7 +204,7 @@ int main(void) {
     NormRange empty = {0, 0};
     float *d_g = to_device(g, 1);
     double *zero = norms(d_g, &empty, 1, true, stream);
-    check(&c, *zero == 0.0, "an empty range is 0");
+    check(&lab.checks, *zero == 0.0, "an empty range is 0");
     free(zero);
     free(g);
     CUDA_CHECK(cudaFree(d_g));
@@ -88,7 +214,6 @@ int main(void) {
         ok = ok && norm_chunk_count(s) >= last && norm_chunk_count(s) <= NORM_CHUNKS;
         last = norm_chunk_count(s);
     }
-    check(&c, ok, "int overflow: chunks of ranges up to 2^40");
-    CUDA_CHECK(cudaStreamDestroy(stream));
-    return check_summary(&c);
+    check(&lab.checks, ok, "int overflow: chunks of ranges up to 2^40");
+    return lab_finish(&lab);
 }

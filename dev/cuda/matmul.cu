@@ -1,10 +1,191 @@
-// matmul.cu: checks matmul.cuh against plain loops in double at ragged sizes.
-// `matmul bench [ROWS]` instead times the products of GPT-2 124M (256 rows unless told) and prints GFLOP/s.
+// matmul.cu: the matrix products and the gradient of a bias: kernels from naive to llmc/matmul.cuh's, checked against
+// plain loops in double at ragged sizes. With --bench, llmc's products also at the shapes of GPT-2 124M.
 #include "llmc/matmul.cuh"
 
-#include "dev/cuda/kernel_test.h"
+#include "dev/cuda/bench.h"
 
-static Check checks;
+static Lab lab;
+
+// ---- the kernels -------------------------------------------------------------------------------------------
+// out = inp weight + bias, pre_gelu the same before the activation; dinp = dout weight^T; dweight = inp^T dout.
+
+typedef struct {
+    floatX *out, *pre_gelu, *dinp;                     // [N, OC], [N, OC], [N, IC]
+    float *dweight, *dbias, *scratch;                  // [IC, OC], [OC], bias_backward_scratch
+    const floatX *inp, *weight, *bias, *dout, *fch;    // [N, IC], [IC, OC], [OC], [N, OC], [N, IC]
+    size_t N, IC, OC;
+} Problem;
+
+// Element (row, col) of op(x), where the stored x has ld columns.
+template <bool TRANS>
+__device__ __forceinline__ float element(const floatX *x, size_t row, size_t col, size_t ld) {
+    return to_float(x[TRANS ? col * ld + row : row * ld + col]);
+}
+
+// 1: a thread an output element; every factor is read from memory as often as it is used.
+template <class T, bool TRANS_A, bool TRANS_B>
+__global__ void product_naive(T *d, const floatX *a, const floatX *b, size_t M, size_t N, size_t K) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, row = i / N, col = i % N;
+    if (row >= M) return;
+    float sum = 0.0f;
+    for (size_t k = 0; k < K; k++) {
+        sum += element<TRANS_A>(a, row, k, TRANS_A ? M : K) * element<TRANS_B>(b, k, col, TRANS_B ? K : N);
+    }
+    d[i] = from_float<T>(sum);
+}
+
+// 2: a block a tile of 16 x 16 outputs; tiles of the factors lie in shared memory and are used 16 times.
+enum { TILE = 16 };
+
+template <class T, bool TRANS_A, bool TRANS_B>
+__global__ void __launch_bounds__(TILE * TILE)
+    product_tiled(T *d, const floatX *a, const floatX *b, size_t M, size_t N, size_t K) {
+    __shared__ float tile_a[TILE][TILE + 1];
+    __shared__ float tile_b[TILE][TILE + 1];
+    size_t x = threadIdx.x % TILE, y = threadIdx.x / TILE;
+    size_t row = (size_t)blockIdx.y * TILE + y, col = (size_t)blockIdx.x * TILE + x;
+    float sum = 0.0f;
+    for (size_t first = 0; first < K; first += TILE) {
+        tile_a[y][x] = row < M && first + x < K ? element<TRANS_A>(a, row, first + x, TRANS_A ? M : K) : 0.0f;
+        tile_b[y][x] = first + y < K && col < N ? element<TRANS_B>(b, first + y, col, TRANS_B ? K : N) : 0.0f;
+        __syncthreads();
+        for (size_t k = 0; k < TILE; k++) sum += tile_a[y][k] * tile_b[k][x];
+        __syncthreads();
+    }
+    if (row < M && col < N) d[row * N + col] = from_float<T>(sum);
+}
+
+template <class T, bool TRANS_A, bool TRANS_B>
+static void naive(T *d, const floatX *a, const floatX *b, size_t M, size_t N, size_t K, unsigned block) {
+    LAUNCH((product_naive<T, TRANS_A, TRANS_B>), CEIL_DIV(M * N, (size_t)block), block, 0, lab.stream)
+    (d, a, b, M, N, K);
+}
+template <class T, bool TRANS_A, bool TRANS_B>
+static void tiled(T *d, const floatX *a, const floatX *b, size_t M, size_t N, size_t K) {
+    dim3 grid((unsigned)CEIL_DIV(N, (size_t)TILE), (unsigned)CEIL_DIV(M, (size_t)TILE));
+    LAUNCH((product_tiled<T, TRANS_A, TRANS_B>), grid, TILE * TILE, 0, lab.stream)(d, a, b, M, N, K);
+}
+
+static void forward1(const void *problem, unsigned block) {
+    const Problem *p = (const Problem *)problem;
+    naive<floatX, false, false>(p->out, p->inp, p->weight, p->N, p->OC, p->IC, block);
+}
+static void forward2(const void *problem, unsigned) {
+    const Problem *p = (const Problem *)problem;
+    tiled<floatX, false, false>(p->out, p->inp, p->weight, p->N, p->OC, p->IC);
+}
+static void forward3(const void *problem, unsigned) {
+    const Problem *p = (const Problem *)problem;
+    matmul_forward(lab.mm, p->out, p->inp, p->weight, NULL, NULL, p->N, p->IC, p->OC);
+}
+static void input1(const void *problem, unsigned block) {
+    const Problem *p = (const Problem *)problem;
+    naive<floatX, false, true>(p->dinp, p->dout, p->weight, p->N, p->IC, p->OC, block);
+}
+static void input2(const void *problem, unsigned) {
+    const Problem *p = (const Problem *)problem;
+    tiled<floatX, false, true>(p->dinp, p->dout, p->weight, p->N, p->IC, p->OC);
+}
+static void input3(const void *problem, unsigned) {
+    const Problem *p = (const Problem *)problem;
+    matmul_backward_input(lab.mm, p->dinp, p->dout, p->weight, NULL, p->N, p->IC, p->OC);
+}
+static void weight1(const void *problem, unsigned block) {
+    const Problem *p = (const Problem *)problem;
+    naive<float, true, false>(p->dweight, p->inp, p->dout, p->IC, p->OC, p->N, block);
+}
+static void weight2(const void *problem, unsigned) {
+    const Problem *p = (const Problem *)problem;
+    tiled<float, true, false>(p->dweight, p->inp, p->dout, p->IC, p->OC, p->N);
+}
+static void weight3(const void *problem, unsigned) {
+    const Problem *p = (const Problem *)problem;
+    matmul_backward_weight(lab.mm, p->dweight, p->inp, p->dout, p->N, p->IC, p->OC, false);
+}
+
+// The product with bias and activation, in three kernels, two, and one.
+static void activated1(const void *problem, unsigned) {
+    const Problem *p = (const Problem *)problem;
+    matmul_forward(lab.mm, p->pre_gelu, p->inp, p->weight, NULL, NULL, p->N, p->IC, p->OC);
+    dim3 grid((unsigned)CEIL_DIV(p->OC, (size_t)128), (unsigned)(p->N < 256 ? p->N : 256));
+    LAUNCH(bias_add_kernel, grid, 128, 0, lab.stream)(p->pre_gelu, p->bias, p->N, p->OC, p->OC);
+    gelu_forward(p->out, p->pre_gelu, p->N * p->OC, lab.stream);
+}
+static void activated(const Problem *p, bool fuse) {
+    lab.mm->fuse_gelu = fuse;
+    matmul_forward(lab.mm, p->out, p->inp, p->weight, p->bias, p->pre_gelu, p->N, p->IC, p->OC);
+    lab.mm->fuse_gelu = false;
+}
+static void activated2(const void *problem, unsigned) { activated((const Problem *)problem, true); }
+static void activated3(const void *problem, unsigned) { activated((const Problem *)problem, false); }
+static void through1(const void *problem, unsigned) {
+    const Problem *p = (const Problem *)problem;
+    matmul_backward_input(lab.mm, p->dinp, p->dout, p->weight, p->fch, p->N, p->IC, p->OC);
+}
+static void through2(const void *problem, unsigned) {
+    const Problem *p = (const Problem *)problem;
+    matmul_backward_input(lab.mm, p->dinp, p->dout, p->weight, NULL, p->N, p->IC, p->OC);
+    gelu_backward(p->dinp, p->dinp, p->fch, p->N * p->IC, lab.stream);
+}
+
+// 1: a thread a column walks over all rows. 2: a block a column: many threads, each a cache line for one element.
+__global__ void bias_thread_a_column(float *dbias, const floatX *dout, size_t N, size_t OC) {
+    size_t col = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (col >= OC) return;
+    float sum = 0.0f;
+    for (size_t row = 0; row < N; row++) sum += to_float(dout[row * OC + col]);
+    dbias[col] = sum;
+}
+__global__ void bias_block_a_column(float *dbias, const floatX *dout, size_t N, size_t OC) {
+    float sum = 0.0f;
+    for (size_t row = threadIdx.x; row < N; row += blockDim.x) sum += to_float(dout[row * OC + blockIdx.x]);
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) dbias[blockIdx.x] = sum;
+}
+
+static void bias1(const void *problem, unsigned block) {
+    const Problem *p = (const Problem *)problem;
+    LAUNCH(bias_thread_a_column, CEIL_DIV(p->OC, (size_t)block), block, 0, lab.stream)(p->dbias, p->dout, p->N, p->OC);
+}
+static void bias2(const void *problem, unsigned block) {
+    const Problem *p = (const Problem *)problem;
+    LAUNCH(bias_block_a_column, p->OC, block, 0, lab.stream)(p->dbias, p->dout, p->N, p->OC);
+}
+static void bias3(const void *problem, unsigned) {
+    const Problem *p = (const Problem *)problem;
+    bias_backward(p->dbias, p->dout, p->scratch, p->N, p->OC, false, lab.stream);
+}
+
+enum Result { OUT, DINP, DWEIGHT, DBIAS, OUT_GELU, DINP_GELU, RESULTS };
+typedef struct {
+    LabKernel kernel;
+    Result result;  // what it computes
+} Row;
+
+// A block of 1: the library chooses. llmc's default is not the last word on speed where the activation is fused: with
+// it, recomputing the activation would give other bits.
+static const Row ROWS[] = {
+    {{"matmul forward", 1, "a thread an output", forward1, 0}, OUT},
+    {{"matmul forward", 2, "tiles in shared memory", forward2, TILE * TILE}, OUT},
+    {{"matmul forward", 3, "cuBLASLt, tensor cores in bf16 (llmc)", forward3, 1}, OUT},
+    {{"matmul backward input", 1, "a thread an output", input1, 0}, DINP},
+    {{"matmul backward input", 2, "tiles in shared memory", input2, TILE * TILE}, DINP},
+    {{"matmul backward input", 3, "cuBLASLt, tensor cores in bf16 (llmc)", input3, 1}, DINP},
+    {{"matmul backward weight", 1, "a thread an output", weight1, 0}, DWEIGHT},
+    {{"matmul backward weight", 2, "tiles in shared memory", weight2, TILE * TILE}, DWEIGHT},
+    {{"matmul backward weight", 3, "cuBLASLt, fp32 result, may accumulate (llmc)", weight3, 1}, DWEIGHT},
+    {{"matmul + bias + gelu", 1, "three kernels", activated1, 1}, OUT_GELU},
+    {{"matmul + bias + gelu", 2, "one: both in the epilogue (llmc, fuse_gelu)", activated2, 1}, OUT_GELU},
+    {{"matmul + bias + gelu", 3, "two: bias in the epilogue, bits recompute (llmc)", activated3, 1}, OUT_GELU},
+    {{"matmul * gelu gradient", 1, "in the epilogue (llmc, with pre_gelu)", through1, 1}, DINP_GELU},
+    {{"matmul * gelu gradient", 2, "two kernels: what the trainers call (llmc)", through2, 1}, DINP_GELU},
+    {{"bias gradient", 1, "a thread a column", bias1, 0}, DBIAS},
+    {{"bias gradient", 2, "a block a column", bias2, 0}, DBIAS},
+    {{"bias gradient", 3, "128-bit loads, chunks of rows, then their sum (llmc)", bias3, BIAS_THREADS}, DBIAS},
+};
+enum { ROW_COUNT = sizeof ROWS / sizeof *ROWS };
+
+// ---- the checks --------------------------------------------------------------------------------------------
 
 typedef struct {
     size_t N, IC, OC;
@@ -73,7 +254,7 @@ static void test_linear(Matmul *mm, Shape s) {
     double error = error_floatX(out, plain, N * OC, stream);
     matmul_forward(mm, out, dx, dw, db, NULL, N, IC, OC);
     error = fmax(error, error_floatX(out, with_bias, N * OC, stream));
-    check(&checks, error <= OUT_BOUND, "forward %zu x %zu x %zu (%.1e, bound %.1e)", N, IC, OC, error,
+    check(&lab.checks, error <= OUT_BOUND, "forward %zu x %zu x %zu (%.1e, bound %.1e)", N, IC, OC, error,
           OUT_BOUND);
 
     for (int fuse = 0; fuse <= 1; fuse++) {
@@ -84,7 +265,7 @@ static void test_linear(Matmul *mm, Shape s) {
         double bound = fuse && OC % 8 == 0 ? OUT_BOUND : 2.2 * OUT_BOUND;
         error = fmax(error_floatX(out, activated, N * OC, stream),
                      error_floatX(pre, with_bias, N * OC, stream));
-        check(&checks, error <= bound, "forward with %s gelu %zu x %zu x %zu (%.1e, bound %.1e)",
+        check(&lab.checks, error <= bound, "forward with %s gelu %zu x %zu x %zu (%.1e, bound %.1e)",
               fuse ? "fused" : "separate", N, IC, OC, error, bound);
     }
     mm->fuse_gelu = false;
@@ -92,7 +273,7 @@ static void test_linear(Matmul *mm, Shape s) {
     float *kept = to_host_floatX(out, N * OC, stream);
     gelu_forward(out, pre, N * OC, stream);
     float *recomputed = to_host_floatX(out, N * OC, stream);
-    check(&checks, same_bits(kept, recomputed, N * OC), "recomputed gelu %zu x %zu x %zu: same bits", N, IC,
+    check(&lab.checks, same_bits(kept, recomputed, N * OC), "recomputed gelu %zu x %zu x %zu: same bits", N, IC,
           OC);
 
     free(x), free(w), free(bias), free(plain), free(with_bias), free(activated), free(kept), free(recomputed);
@@ -118,19 +299,19 @@ static void test_linear_backward(Matmul *mm, Shape s) {
 
     matmul_backward_input(mm, dinp, dd, dw, NULL, N, IC, OC);
     double error = error_floatX(dinp, plain, N * IC, stream);
-    check(&checks, error <= OUT_BOUND, "backward input %zu x %zu x %zu (%.1e, bound %.1e)", N, IC, OC, error,
+    check(&lab.checks, error <= OUT_BOUND, "backward input %zu x %zu x %zu (%.1e, bound %.1e)", N, IC, OC, error,
           OUT_BOUND);
     matmul_backward_input(mm, dinp, dd, dw, dpre, N, IC, OC);
     error = error_floatX(dinp, through, N * IC, stream);
     // Where cuBLASLt does not fuse it, the product is rounded before gelu's gradient, which reaches 1.13.
-    check(&checks, error <= 2.2 * OUT_BOUND, "backward input through gelu %zu x %zu x %zu (%.1e, bound %.1e)",
+    check(&lab.checks, error <= 2.2 * OUT_BOUND, "backward input through gelu %zu x %zu x %zu (%.1e, bound %.1e)",
           N, IC, OC, error, 2.2 * OUT_BOUND);
 
     matmul_backward_weight(mm, dweight, dx, dd, N, IC, OC, true);
     error = error_float(dweight, sum, IC * OC, stream);
     matmul_backward_weight(mm, dweight, dx, dd, N, IC, OC, false);
     error = fmax(error, error_float(dweight, weight, IC * OC, stream));
-    check(&checks, error <= FLOAT_BOUND, "backward weight %zu x %zu x %zu (%.1e, bound %.1e)", N, IC, OC,
+    check(&lab.checks, error <= FLOAT_BOUND, "backward weight %zu x %zu x %zu (%.1e, bound %.1e)", N, IC, OC,
           error, FLOAT_BOUND);
 
     free(x), free(w), free(d), free(pre), free(g), free(plain), free(through), free(weight), free(sum);
@@ -156,13 +337,13 @@ static void test_head(Matmul *mm, size_t N, size_t C, size_t V) {
     head_backward_input(mm, dinp, dd, dw, N, C, V);
     double error = fmax(error_floatX(logits, want_logits, N * V, stream),
                         error_floatX(dinp, want_inp, N * C, stream));
-    check(&checks, error <= OUT_BOUND, "head %zu x %zu x %zu (%.1e, bound %.1e)", N, C, V, error, OUT_BOUND);
+    check(&lab.checks, error <= OUT_BOUND, "head %zu x %zu x %zu (%.1e, bound %.1e)", N, C, V, error, OUT_BOUND);
     head_backward_weight(mm, dwte, dx, dd, N, C, V, false);
     error = error_float(dwte, want_wte, V * C, stream);
     head_backward_weight(mm, dwte, dx, dd, N, C, V, true);
     for (size_t i = 0; i < V * C; i++) want_wte[i] *= 2;
     error = fmax(error, error_float(dwte, want_wte, V * C, stream));
-    check(&checks, error <= FLOAT_BOUND, "head weight %zu x %zu x %zu (%.1e, bound %.1e)", N, C, V, error,
+    check(&lab.checks, error <= FLOAT_BOUND, "head weight %zu x %zu x %zu (%.1e, bound %.1e)", N, C, V, error,
           FLOAT_BOUND);
 
     free(x), free(w), free(d), free(want_logits), free(want_inp), free(want_wte);
@@ -184,7 +365,7 @@ static void test_bias(cudaStream_t stream, size_t N, size_t OC, size_t offset) {
     bias_backward(dbias, dd + offset, scratch, N, OC, true, stream);
     for (size_t i = 0; i < OC; i++) want[i] *= 2;
     error = fmax(error, error_float(dbias, want, OC, stream));
-    check(&checks, error <= FLOAT_BOUND, "bias %zu x %zu, offset %zu (%.1e, bound %.1e)", N, OC, offset,
+    check(&lab.checks, error <= FLOAT_BOUND, "bias %zu x %zu, offset %zu (%.1e, bound %.1e)", N, OC, offset,
           error, FLOAT_BOUND);
     free(d), free(want);
     CUDA_CHECK(cudaFree(dd)), CUDA_CHECK(cudaFree(scratch)), CUDA_CHECK(cudaFree(dbias));
@@ -205,87 +386,189 @@ static void test_plans(Matmul *mm) {
             free(want);
         }
     }
-    check(&checks, worst <= OUT_BOUND, "more shapes than plans (%.1e, bound %.1e)", worst, OUT_BOUND);
+    check(&lab.checks, worst <= OUT_BOUND, "more shapes than plans (%.1e, bound %.1e)", worst, OUT_BOUND);
     free(x);
     CUDA_CHECK(cudaFree(dx)), CUDA_CHECK(cudaFree(out));
 }
 
-enum { FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, HEAD_FORWARD, HEAD_BACKWARD_INPUT, HEAD_BACKWARD_WEIGHT };
-
-// Best of several runs, by events.
-static void bench(Matmul *mm, const char *name, int kind, size_t N, size_t IC, size_t OC) {
-    floatX *x = (floatX *)test_device(N * IC * sizeof(floatX)),
-           *y = (floatX *)test_device(N * OC * sizeof(floatX));
-    floatX *w = (floatX *)test_device(IC * OC * sizeof(floatX));
-    float *dw = (float *)test_device(IC * OC * sizeof(float));
-    CUDA_CHECK(cudaMemset(x, 0, N * IC * sizeof(floatX))),
-        CUDA_CHECK(cudaMemset(y, 0, N * OC * sizeof(floatX)));
-    CUDA_CHECK(cudaMemset(w, 0, IC * OC * sizeof(floatX))),
-        CUDA_CHECK(cudaMemset(dw, 0, IC * OC * sizeof(float)));
-    cudaEvent_t begin, end;
-    CUDA_CHECK(cudaEventCreate(&begin));
-    CUDA_CHECK(cudaEventCreate(&end));
-    double flops = 2.0 * (double)N * (double)IC * (double)OC;
-    int runs = flops > 1e10 ? 6 : 20;
-    float best = 1e30f;
-    for (int i = 0; i < runs; i++) {
-        CUDA_CHECK(cudaEventRecord(begin, mm->stream));
-        switch (kind) {
-        case FORWARD: matmul_forward(mm, y, x, w, NULL, NULL, N, IC, OC); break;
-        case BACKWARD_INPUT: matmul_backward_input(mm, x, y, w, NULL, N, IC, OC); break;
-        case BACKWARD_WEIGHT: matmul_backward_weight(mm, dw, x, y, N, IC, OC, true); break;
-        case HEAD_FORWARD: head_forward(mm, y, x, w, N, IC, OC); break;
-        case HEAD_BACKWARD_INPUT: head_backward_input(mm, x, y, w, N, IC, OC); break;
-        case HEAD_BACKWARD_WEIGHT: head_backward_weight(mm, dw, x, y, N, IC, OC, true); break;
-        }
-        CUDA_CHECK(cudaEventRecord(end, mm->stream));
-        CUDA_CHECK(cudaEventSynchronize(end));
-        float ms;
-        CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
-        best = ms < best ? ms : best;
-    }
-    printf("%-24s %6zu x %5zu x %6zu  %9.3f ms  %9.1f GFLOP/s\n", name, N, IC, OC, (double)best,
-           flops / (double)best * 1e-6);
-    CUDA_CHECK(cudaEventDestroy(begin)), CUDA_CHECK(cudaEventDestroy(end));
-    CUDA_CHECK(cudaFree(x)), CUDA_CHECK(cudaFree(y)), CUDA_CHECK(cudaFree(w)), CUDA_CHECK(cudaFree(dw));
+static Problem make_problem(size_t N, size_t IC, size_t OC) {
+    float *x = test_values(N * IC, 0, 1, 1), *w = test_values(IC * OC, 0, 0.5, 2), *b = test_values(OC, 0, 1, 3);
+    float *d = test_values(N * OC, 0, 1, 4), *fch = test_values(N * IC, 0, 3, 5);
+    Problem p = {(floatX *)test_device(N * OC * sizeof(floatX)), (floatX *)test_device(N * OC * sizeof(floatX)),
+                 (floatX *)test_device(N * IC * sizeof(floatX)), (float *)test_device(IC * OC * sizeof(float)),
+                 (float *)test_device(OC * sizeof(float)),
+                 (float *)test_device(bias_backward_scratch(N, OC) * sizeof(float)), to_device_floatX(x, N * IC),
+                 to_device_floatX(w, IC * OC), to_device_floatX(b, OC), to_device_floatX(d, N * OC),
+                 to_device_floatX(fch, N * IC), N, IC, OC};
+    float *host[] = {x, w, b, d, fch};
+    for (int i = 0; i < 5; i++) free(host[i]);
+    return p;
 }
 
-static void bench_all(Matmul *mm, size_t N) {
-    static const char *layer[] = {"qkv", "attention projection", "mlp up", "mlp down"};
-    static const char *pass[] = {"forward", "backward input", "backward weight"};
-    const size_t C = 768, V = 50304, sizes[4][2] = {{C, 3 * C}, {C, C}, {C, 4 * C}, {4 * C, C}};
-    printf("%s, %zu rows, rows x in x out\n", FLOATX_NAME, N);
-    for (int kind = FORWARD; kind <= BACKWARD_WEIGHT; kind++) {
-        printf("%s:\n", pass[kind]);
-        for (int i = 0; i < 4; i++) bench(mm, layer[i], kind, N, sizes[i][0], sizes[i][1]);
-        bench(mm, "head", kind + HEAD_FORWARD, N, C, V);
+static void free_problem(Problem *p) {
+    const void *buffers[] = {p->out, p->pre_gelu, p->dinp, p->dweight, p->dbias, p->scratch,
+                             p->inp, p->weight, p->bias, p->dout, p->fch};
+    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) CUDA_CHECK(cudaFree((void *)buffers[i]));
+}
+
+// What all rows of one result should give, in double.
+static double *wanted(const Problem *p, Result result) {
+    size_t N = p->N, IC = p->IC, OC = p->OC;
+    float *x = to_host_floatX(p->inp, N * IC, lab.stream), *w = to_host_floatX(p->weight, IC * OC, lab.stream);
+    float *b = to_host_floatX(p->bias, OC, lab.stream), *d = to_host_floatX(p->dout, N * OC, lab.stream);
+    float *fch = to_host_floatX(p->fch, N * IC, lab.stream);
+    double *want = NULL;
+    if (result == OUT || result == OUT_GELU) want = plain_product(x, false, w, false, N, OC, IC);
+    if (result == DINP || result == DINP_GELU) want = plain_product(d, false, w, true, N, IC, OC);
+    if (result == DWEIGHT) want = plain_product(x, true, d, false, IC, OC, N);
+    if (result == DBIAS) {
+        want = test_doubles(OC);
+        for (size_t i = 0; i < N * OC; i++) want[i % OC] += (double)d[i];
     }
+    for (size_t i = 0; result == OUT_GELU && i < N * OC; i++) want[i] = plain_gelu(want[i] + (double)b[i % OC]);
+    for (size_t i = 0; result == DINP_GELU && i < N * IC; i++) want[i] *= plain_gelu_gradient((double)fch[i]);
+    float *host[] = {x, w, b, d, fch};
+    for (int i = 0; i < 5; i++) free(host[i]);
+    return want;
+}
+
+// Every kernel of the list at ragged sizes.
+static void check_kernels(void) {
+    static const Shape shapes[] = {{1, 1, 1}, {7, 18, 54}, {24, 18, 72}, {65, 64, 192}, {33, 100, 36}};
+    double errors[ROW_COUNT] = {0.0};
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+        Problem p = make_problem(shapes[s].N, shapes[s].IC, shapes[s].OC);
+        for (int r = 0; r < ROW_COUNT; r++) {
+            Result result = ROWS[r].result;
+            double *want = wanted(&p, result), error;
+            ROWS[r].kernel.run(&p, lab_block(&ROWS[r].kernel));
+            if (result == DWEIGHT) error = error_float(p.dweight, want, p.IC * p.OC, lab.stream);
+            else if (result == DBIAS) error = error_float(p.dbias, want, p.OC, lab.stream);
+            else if (result == OUT || result == OUT_GELU) error = error_floatX(p.out, want, p.N * p.OC, lab.stream);
+            else error = error_floatX(p.dinp, want, p.N * p.IC, lab.stream);
+            errors[r] = fmax(errors[r], error);
+            free(want);
+        }
+        free_problem(&p);
+    }
+    for (int r = 0; r < ROW_COUNT; r++) {
+        Result result = ROWS[r].result;
+        bool sum = result == DWEIGHT || result == DBIAS, roundings = result == OUT_GELU || result == DINP_GELU;
+        // Between separate kernels the product is rounded, and the sum with the bias once more.
+        double bound = sum ? FLOAT_BOUND : roundings ? 2.2 * OUT_BOUND : OUT_BOUND;
+        if (result == OUT_GELU && ROWS[r].kernel.number == 1) bound = 3.5 * OUT_BOUND;
+        lab_check(&lab, &ROWS[r].kernel, errors[r], bound);
+    }
+}
+
+// Bytes of the rows with an activation or a bias, in elements of floatX: the product's factors are read in any case.
+static double row_bytes(const Problem *p, const Row *row, bool must) {
+    double out = (double)(p->N * p->OC), inp = (double)(p->N * p->IC), weight = (double)(p->IC * p->OC);
+    double elements = out;                                                    // the bias gradient reads dout
+    if (row->result == OUT_GELU) {                                            // out and pre_gelu are written
+        elements = inp + weight + 2.0 * out;
+        if (!must && row->kernel.number == 3) elements += out;                // gelu reads pre_gelu
+        if (!must && row->kernel.number == 1) elements += 3.0 * out;          // and the bias kernel reads and writes
+    }
+    if (row->result == DINP_GELU) {
+        elements = out + weight + 2.0 * inp;
+        if (!must && row->kernel.number == 2) elements += 2.0 * inp;
+    }
+    return elements * (double)sizeof(floatX);
+}
+
+// The products of a layer, and of the head, by llmc. The head's weight is the embedding, [V, C].
+typedef struct {
+    floatX *x, *y, *w;  // [N, IC], [N, OC], [IC, OC]
+    float *dw;          // [IC, OC]
+    size_t N, IC, OC;
+} Product;
+
+static void layer_forward(const void *p, unsigned) {
+    const Product *q = (const Product *)p;
+    matmul_forward(lab.mm, q->y, q->x, q->w, NULL, NULL, q->N, q->IC, q->OC);
+}
+static void layer_input(const void *p, unsigned) {
+    const Product *q = (const Product *)p;
+    matmul_backward_input(lab.mm, q->x, q->y, q->w, NULL, q->N, q->IC, q->OC);
+}
+static void layer_weight(const void *p, unsigned) {
+    const Product *q = (const Product *)p;
+    matmul_backward_weight(lab.mm, q->dw, q->x, q->y, q->N, q->IC, q->OC, true);
+}
+static void logits_forward(const void *p, unsigned) {
+    const Product *q = (const Product *)p;
+    head_forward(lab.mm, q->y, q->x, q->w, q->N, q->IC, q->OC);
+}
+static void logits_input(const void *p, unsigned) {
+    const Product *q = (const Product *)p;
+    head_backward_input(lab.mm, q->x, q->y, q->w, q->N, q->IC, q->OC);
+}
+static void logits_weight(const void *p, unsigned) {
+    const Product *q = (const Product *)p;
+    head_backward_weight(lab.mm, q->dw, q->x, q->y, q->N, q->IC, q->OC, true);
+}
+
+static void bench_products(size_t N) {
+    const size_t C = 768, V = 50304;
+    const struct {
+        const char *name;
+        size_t IC, OC;
+    } shapes[] = {{"qkv", C, 3 * C}, {"attention projection", C, C}, {"mlp up", C, 4 * C}, {"mlp down", 4 * C, C},
+                  {"head", C, V}};
+    void (*const layer[])(const void *, unsigned) = {layer_forward, layer_input, layer_weight};
+    void (*const head[])(const void *, unsigned) = {logits_forward, logits_input, logits_weight};
+    static const char *pass[] = {"matmul forward", "matmul backward input", "matmul backward weight"};
+    for (int i = 0; i < 5; i++) {
+        Product q = {NULL, NULL, NULL, NULL, N, shapes[i].IC, shapes[i].OC};
+        q.x = lab_fill(&lab, N * q.IC), q.y = lab_fill(&lab, N * q.OC), q.w = lab_fill(&lab, q.IC * q.OC);
+        q.dw = (float *)test_device(q.IC * q.OC * sizeof(float));
+        CUDA_CHECK(cudaMemset(q.dw, 0, q.IC * q.OC * sizeof(float)));
+        for (int k = 0; k < 3; k++) {
+            char name[64];
+            snprintf(name, sizeof name, "%s, %zu x %zu x %zu (llmc)", shapes[i].name, N, q.IC, q.OC);
+            LabKernel kernel = {pass[k], 3, name, i < 4 ? layer[k] : head[k], 1};
+            lab_bench(&lab, &kernel, &q, 0.0, 0.0, 2.0 * (double)N * (double)q.IC * (double)q.OC);
+        }
+        CUDA_CHECK(cudaFree(q.x));
+        CUDA_CHECK(cudaFree(q.y));
+        CUDA_CHECK(cudaFree(q.w));
+        CUDA_CHECK(cudaFree(q.dw));
+    }
+}
+
+static void bench(void) {
+    Problem p = lab.cpu ? make_problem(32, 256, 256) : make_problem(4096, 768, 3072);
+    Problem large = lab.cpu ? make_problem(256, 768, 3072) : make_problem(16384, 768, 3072);
+    double flops = 2.0 * (double)p.N * (double)p.IC * (double)p.OC;
+    for (int r = 0; r < ROW_COUNT; r++) {
+        const Row *row = &ROWS[r];
+        if (row->result <= DWEIGHT) lab_bench(&lab, &row->kernel, &p, 0.0, 0.0, flops);
+        else lab_bench(&lab, &row->kernel, &large, row_bytes(&large, row, true), row_bytes(&large, row, false), 0.0);
+    }
+    free_problem(&p);
+    free_problem(&large);
+    bench_products(lab.cpu ? 64 : 16384);
 }
 
 int main(int argc, char **argv) {
-    cudaStream_t stream;
-    CUDA_CHECK(cudaStreamCreate(&stream));
-    Matmul *mm = (Matmul *)test_memory(sizeof(Matmul));
-    matmul_create(mm, stream);
-    bool benchmark = argc > 1 && strcmp(argv[1], "bench") == 0;
-    if (benchmark) {
-        bench_all(mm, argc > 2 ? strtoul(argv[2], NULL, 10) : 256);
-    } else {
-        static const Shape shapes[] = {{1, 1, 1},     {7, 18, 54},    {24, 18, 72},
-                                       {65, 64, 192}, {64, 128, 512}, {33, 100, 36}};
-        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) test_linear(mm, shapes[i]);
-        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) test_linear_backward(mm, shapes[i]);
-        test_head(mm, 24, 18, 384);
-        test_head(mm, 7, 64, 33);
-        test_bias(stream, 1, 1, 0);
-        test_bias(stream, 65, 18, 0);
-        test_bias(stream, 100, 512, 0);
-        test_bias(stream, 100, 512, 1);
-        test_bias(stream, 3000, 2304, 0);
-        test_plans(mm);
+    lab_start(&lab, argc, argv, NULL);
+    if (lab.bench) {
+        bench();
+        return lab_finish(&lab);
     }
-    matmul_destroy(mm);
-    free(mm);
-    CUDA_CHECK(cudaStreamDestroy(stream));
-    return benchmark ? 0 : check_summary(&checks);
+    check_kernels();
+    static const Shape shapes[] = {{1, 1, 1},     {7, 18, 54},    {24, 18, 72},
+                                   {65, 64, 192}, {64, 128, 512}, {33, 100, 36}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) test_linear(lab.mm, shapes[i]);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) test_linear_backward(lab.mm, shapes[i]);
+    test_head(lab.mm, 24, 18, 384);
+    test_head(lab.mm, 7, 64, 33);
+    test_bias(lab.stream, 1, 1, 0);
+    test_bias(lab.stream, 65, 18, 0);
+    test_bias(lab.stream, 100, 512, 0);
+    test_bias(lab.stream, 100, 512, 1);
+    test_bias(lab.stream, 3000, 2304, 0);
+    test_plans(lab.mm);
+    return lab_finish(&lab);
 }

@@ -1,6 +1,6 @@
 // test_parallel.c: what several ranks do beyond computing the right numbers (test_gpt.c sees to those): they
-// resume each other's checkpoints, keep their replicas equal, send as many bytes and hold as many as the papers
-// say, survive any order of streams and messages, and refuse together.
+// resume each other's checkpoints, keep their replicas equal, send as many bytes and hold as many as the
+// papers say, survive any order of streams and messages, and refuse together.
 //
 //   test_parallel BUILD_DIR [GROUP]      for example: test_parallel build/cpu-fp32 traffic
 //
@@ -71,7 +71,8 @@ static const char FOUR_STEPS[] = "--train-data golden/train.bin --shuffle 1 --se
                                  "--micro-batch 1 --steps 4 --lr 0.003 --warmup 2 --val-every 0 "
                                  "--save-every 2 --keep 0 --log log";
 
-// Weights and optimizer of a folder against those of one rank. Names what is furthest from it.
+// Weights and optimizer of a folder against those of one rank, in parts of what is allowed: twice the bound,
+// because both may be so far from the reference. Names what is furthest.
 static double checkpoint_error(const Context *x, const char *folder, const char *base, const char **what) {
     const ParamTable *table = &x->golden.table;
     static const char *const SUFFIXES[] = {"", ".m", ".v", ".master"};
@@ -85,7 +86,8 @@ static double checkpoint_error(const Context *x, const char *folder, const char 
         Errors e = state_errors(table, path, SUFFIXES[i], want);
         // The moments follow the gradients and have their bound, the second moment, a square, twice that.
         Bounds b = bounds(x, &table->config);
-        double share = !read ? INFINITY : e.worst / (i == 1 ? b.gradient : i == 2 ? 2 * b.gradient : b.weight);
+        double bound = i == 1 ? b.gradient : i == 2 ? 2 * b.gradient : b.weight;
+        double share = read ? e.worst / (2 * bound) : INFINITY;
         if (share >= worst) {
             worst = share;
             *what = i == 0 ? "weights" : SUFFIXES[i] + 1;
@@ -130,8 +132,8 @@ static void group_checkpoints(Context *x) {
                        FOUR_STEPS);
         double error = checkpoint_error(x, "moved/step-00000004", base, &what);
         check(&x->check, ok && error <= 1,
-              "%s -> %s: as if never moved, %.3f of the bound (%s), \"same topology only\"%s", s.name, to.name,
-              error, what, a->t != b->t ? ", \"padding tied to t\"" : "");
+              "%s -> %s: as if never moved, %.3f of the bound (%s), \"same topology only\"%s", s.name,
+              to.name, error, what, a->t != b->t ? ", \"padding tied to t\"" : "");
         remove_tree("moved");
     }
     for (int i = 0; i < NUM_PLACES; i++) {
@@ -157,7 +159,8 @@ static void group_replicas(Context *x) {
                        "--debug-replicas 1");
         Log log = read_log("log");
         check(&x->check, ok && log.steps == 50 && log.loss[49] < log.loss[0],
-              "%s: replicas are bit-equal after each of 50 steps, \"layernorm drift\", \"seed + rank\"", s.name);
+              "%s: replicas are bit-equal after each of 50 steps, \"layernorm drift\", \"seed + rank\"",
+              s.name);
     }
 }
 
@@ -199,9 +202,9 @@ static Traffic traffic_of(const char *text, const char *comm, const char *op) {
     char name[32], kind[32];
     for (const char *line = strstr(text, "traffic: "); line; line = strstr(line + 1, "traffic: ")) {
         unsigned long long calls, sent;
-        int rank, size;
-        if (sscanf(line, "traffic: %31s rank %d of %d, %31[^:]: %llu calls, %llu", name, &rank, &size, kind, &calls,
-                   &sent) != 6 || strcmp(name, comm) != 0 || strcmp(kind, op) != 0) continue;
+        int found = sscanf(line, "traffic: %31s rank %*d of %*d, %31[^:]: %llu calls, %llu", name, kind,
+                           &calls, &sent);
+        if (found != 4 || strcmp(name, comm) != 0 || strcmp(kind, op) != 0) continue;
         sum.calls += (double)calls;
         sum.bytes += (double)sent;
     }
@@ -222,7 +225,7 @@ static void add_halves(Traffic *t, double n, double size, double bytes) {
 
 enum { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, SEND, NUM_OPS };
 enum { TENSOR, PIPELINE, DATA, EMBEDDING, WORLD, NUM_COMMS };
-static const char *const OPS[NUM_OPS] = {"all-reduce", "reduce-scatter", "all-gather", "send"};
+static const char *const OPS[NUM_OPS] = {"ncclAllReduce", "ncclReduceScatter", "ncclAllGather", "ncclSend"};
 static const char *const COMMS[NUM_COMMS] = {"tensor", "pipeline", "data", "embedding", "world"};
 
 typedef struct {
@@ -238,13 +241,14 @@ static GPTConfig traffic_model(void) {
 
 // Parameters of the rank of tensor rank 0 on a stage; all tensor ranks have as many.
 static ParamTable stage_table(const GPTConfig *config, const Grid *g, int stage) {
-    size_t layers[64], n = 0, chunks = (size_t)(g->p * g->v);
-    for (size_t chunk = (size_t)stage; chunk < chunks; chunk += (size_t)g->p) {
-        size_t each = config->L / chunks, longer = config->L % chunks, first = chunk * each + (chunk < longer ? chunk : longer);
-        for (size_t l = 0; l < each + (chunk < longer); l++) layers[n++] = first + l;
+    size_t layers[64], n = 0, chunks = (size_t)(g->p * g->v), first = 0;
+    for (size_t chunk = 0; chunk < chunks; chunk++) {
+        size_t count = config->L / chunks + (chunk < config->L % chunks);
+        for (size_t l = 0; l < count && chunk % (size_t)g->p == (size_t)stage; l++) layers[n++] = first + l;
+        first += count;
     }
-    Shard shard = {(size_t)g->t, 0, stage == 0, stage == g->p - 1, n, layers,
-                   strcmp(g->trainer, "_3d") == 0 ? 64 * (size_t)g->d : 0};
+    size_t align = strcmp(g->trainer, "_3d") == 0 ? TENSOR_ALIGN * (size_t)g->d : 0;
+    Shard shard = {(size_t)g->t, 0, stage == 0, stage == g->p - 1, n, layers, align};
     return table_make(config, &shard);
 }
 
@@ -254,7 +258,7 @@ static Counts expected_traffic(const Grid *g, int micro, size_t width) {
     memset(&c, 0, sizeof c);
     double t = g->t, d = g->d, w = (double)width, m = TG / (micro * d), N = micro * TT, X = N * TC * w;
     double steps = TSTEPS, all = steps * d * m, L = TL, messages = 2 * (g->p * g->v - 1);
-    bool sp = sequence_parallel(g), again = has(g, "--recompute layer"), three = strcmp(g->trainer, "_3d") == 0;
+    bool sp = sequence_parallel(g), again = has(g, "--recompute layer");
     Traffic *tensor = c.by[TENSOR], layers[NUM_OPS];
     memset(layers, 0, sizeof layers);
     // Layers: g and f of both halves, forward and backward: 4 all-reduces, and one g more when forward is
@@ -285,26 +289,26 @@ static Counts expected_traffic(const Grid *g, int micro, size_t width) {
     c.by[PIPELINE][SEND].bytes = all * messages * X;
     if (t > 1 && !sp) add_halves(&tensor[ALL_GATHER], all * messages, t, X);
     GPTConfig config = traffic_model();
-    if (g->p > 1) add_all_reduces(&c.by[EMBEDDING][ALL_REDUCE], steps * t * d, 2, (double)config.Vp * TC * 4 / t);
+    double wte = (double)config.Vp * TC * 4 / t;
+    if (g->p > 1) add_all_reduces(&c.by[EMBEDDING][ALL_REDUCE], steps * t * d, 2, wte);
     // Gradients in fp32 are reduce-scattered; then weights are gathered, or gradients without ZeRO.
     for (int stage = 0; stage < g->p; stage++) {
         ParamTable table = stage_table(&config, g, stage);
-        double buckets = 0, after = has(g, "--zero 0") ? 4 : w;
-        for (size_t b = 0; b < table.shard.n_layers + 2; b++) buckets += table.buckets[b + 1] > table.buckets[b];
+        double after = has(g, "--zero 0") ? 4 : w;
         c.parameters += t * d * (double)table.total;
-        if (d > 1) {
-            add_halves(&c.by[DATA][REDUCE_SCATTER], 0, d, 0);
-            c.by[DATA][REDUCE_SCATTER].calls += steps * t * d * buckets;
-            c.by[DATA][REDUCE_SCATTER].bytes += steps * t * (d - 1) * (double)table.total * 4;
-            c.by[DATA][ALL_GATHER].calls += steps * t * d * buckets;
-            c.by[DATA][ALL_GATHER].bytes += steps * t * (d - 1) * (double)table.total * after;
+        for (size_t b = 0; b < table.shard.n_layers + 2 && d > 1; b++) {
+            double size = (double)(table.buckets[b + 1] - table.buckets[b]);
+            if (size == 0) continue;
+            add_halves(&c.by[DATA][REDUCE_SCATTER], steps * t, d, size * 4);
+            add_halves(&c.by[DATA][ALL_GATHER], steps * t, d, size * after);
         }
         table_free(&table);
     }
     // The squared norm of each tensor with the stop flag; beyond tensor parallelism the loss too.
     double world = t * d * g->p;
+    bool loss = strcmp(g->trainer, "_tp") != 0;
     add_all_reduces(&c.by[WORLD][ALL_REDUCE], steps, world, (double)(count_tensors(&config) + 1) * 8);
-    if (g->p > 1 || three || strcmp(g->trainer, "_pp") == 0) add_all_reduces(&c.by[WORLD][ALL_REDUCE], steps, world, 8);
+    if (loss) add_all_reduces(&c.by[WORLD][ALL_REDUCE], steps, world, 8);
     return c;
 }
 
@@ -331,16 +335,17 @@ static void check_forward_and_backward(Context *x) {
                                 "--micro-batch 1 --steps 1 --train-data golden/train.bin";
     Setting count = {"NCCL_TRAFFIC=1", 0};
     Outcome o = run(x->build, &TWO, count, "%s --val-every 0", FLAGS);
-    Traffic training = traffic_of(o.err, "tensor", "all-reduce");
+    Traffic training = traffic_of(o.err, "tensor", OPS[ALL_REDUCE]);
     bool ok = succeeded(&o);
     o = run(x->build, &TWO, count, "%s --val-every 1 --val-batches 1 --val-data golden/train.bin", FLAGS);
-    Traffic both = traffic_of(o.err, "tensor", "all-reduce");
+    Traffic both = traffic_of(o.err, "tensor", OPS[ALL_REDUCE]);
     ok = succeeded(&o) && ok;
     // Two validations, before and after the step, of as many micro-batches; two all-reduces are the loss's.
-    double forward = (both.calls - training.calls) / (2 * 2 * 8) - 2, backward = training.calls / (2 * 8) - 2 - forward;
+    double forward = (both.calls - training.calls) / (2 * 2 * 8) - 2;
+    double backward = training.calls / (2 * 8) - 2 - forward;
     check(&x->check, ok && forward == 2 * 4 + 1 && backward == 2 * 4 + 1,
-          "a micro-batch takes 2 all-reduces a layer and 1 for the embedding forward (%g in all), 2 a layer and 1 "
-          "for the head backward (%g)", forward, backward);
+          "a micro-batch takes 2 all-reduces a layer and 1 for the embedding forward (%g in all), 2 a layer "
+          "and 1 for the head backward (%g)", forward, backward);
 }
 
 static void group_traffic(Context *x) {
@@ -348,16 +353,20 @@ static void group_traffic(Context *x) {
     size_t width = x->bf16 ? 2 : 4;
     Setting count = {"NCCL_TRAFFIC=1", 0};
     check_forward_and_backward(x);
-    printf("     bytes sent by a rank         tensor: per layer and micro-batch, pipeline: per message, data: per "
-           "step\n     %-52s %17s  %17s  %17s\n     %-52s %8s %8s  %8s %8s  %8s %8s\n", "", "8bsh(t-1)/t", "bsh/t",
+    printf("     Bytes that a rank sends: tensor per layer and micro-batch, pipeline per message, data per "
+           "step.\n     Beyond the tensor formula: recomputing a layer sums once more (x 5/4); under "
+           "sequence parallelism\n     backward gathers the layernorms' outputs again (x 5/4, and recomputed "
+           "x 13/8).\n");
+    printf("     %-52s %17s  %17s  %17s\n     %-52s %8s %8s  %8s %8s  %8s %8s\n", "", "8bsh(t-1)/t", "bsh/t",
            "2(d-1)/d P", "t x d x p", "formula", "measured", "formula", "measured", "formula", "measured");
     for (size_t i = 0; i < sizeof TRAFFIC / sizeof *TRAFFIC; i++) {
         const Grid *g = &TRAFFIC[i].grid;
         Started s;
         if (skipped(x, g)) continue;
-        Outcome o = run(x->build, start_of(g, &s), count, "--layers %d --heads 4 --channels %d --vocab %d --seq %d "
-                        "--global-batch %d --micro-batch %d --steps %d --train-data golden/train.bin --val-every 0",
-                        TL, TC, TV, TT, TG, TRAFFIC[i].micro, TSTEPS);
+        Outcome o = run(x->build, start_of(g, &s), count,
+                        "--layers %d --heads 4 --channels %d --vocab %d --seq %d --global-batch %d "
+                        "--micro-batch %d --steps %d --train-data golden/train.bin --val-every 0", TL, TC, TV,
+                        TT, TG, TRAFFIC[i].micro, TSTEPS);
         Counts want = expected_traffic(g, TRAFFIC[i].micro, width), got;
         char wrong[256] = "";
         memset(&got, 0, sizeof got);
@@ -365,17 +374,14 @@ static void group_traffic(Context *x) {
             for (int op = 0; op < NUM_OPS; op++) {
                 Traffic *a = &want.by[comm][op], *b = &got.by[comm][op];
                 *b = traffic_of(o.err, COMMS[comm], OPS[op]);
-                if (b->calls != a->calls && a->bytes + b->bytes > 0) {
-                    snprintf(wrong, sizeof wrong, ": %s %s: %.0f calls, not %.0f", COMMS[comm], OPS[op], b->calls,
-                             a->calls);
-                } else if (b->bytes != a->bytes) {
-                    snprintf(wrong, sizeof wrong, ": %s %s: %.0f bytes, not %.0f", COMMS[comm], OPS[op], b->bytes,
-                             a->bytes);
-                }
+                if (a->bytes + b->bytes == 0 || (a->calls == b->calls && a->bytes == b->bytes)) continue;
+                snprintf(wrong, sizeof wrong, ": %s %s: %.0f calls, %.0f bytes, not %.0f, %.0f", COMMS[comm],
+                         OPS[op], b->calls, b->bytes, a->calls, a->bytes);
             }
         }
         print_traffic(g, TRAFFIC[i].micro, width, s.name, &want, &got);
-        check(&x->check, succeeded(&o) && !*wrong, "%s: calls and bytes, \"counts in bytes\"%s", s.name, wrong);
+        check(&x->check, succeeded(&o) && !*wrong, "%s: calls and bytes, \"counts in bytes\"%s", s.name,
+              wrong);
     }
 }
 
@@ -393,6 +399,8 @@ static double mebibytes(const char *text, const char *what) {
     return at && sscanf(at + strlen(line), "%lf", &value) == 1 ? value : NAN;
 }
 
+#define LARGE "--heads 16 --channels 1024 --vocab 50257 --seq 512 "
+
 // Whether it would fit on this machine does not matter here.
 static Memory dry_run(Context *x, const Grid *g, const char *model) {
     Started s;
@@ -407,9 +415,12 @@ static Memory dry_run(Context *x, const Grid *g, const char *model) {
 static bool near(double a, double b, double slack) { return fabs(a - b) <= slack; }
 
 // Elements on rank 0 by the table: what is split falls as 1/t, the replicated tensors do not.
-static double rank_elements(const Grid *g, const GPTConfig *config) {
+static double rank_elements(const Grid *g, const GPTConfig *config, double *replicated) {
     ParamTable table = stage_table(config, g, 0);
     double total = (double)table.total;
+    for (size_t i = 0; i < table.count && replicated; i++) {
+        if (table.tensors[i].split == SPLIT_NONE) *replicated += (double)table.tensors[i].size;
+    }
     table_free(&table);
     return total;
 }
@@ -418,8 +429,9 @@ static void memory_over_tensor(Context *x, double MiB) {
     enum { B = 4, T = 512, C = 1024, NH = 16 };
     GPTConfig config = {8, C, NH, 50257, padded_vocabulary(50257), T};
     double w = x->bf16 ? 2 : 4, N = B * T;
-    printf("     rank 0 of a model of 8 layers, C = %d, V = 50257, T = %d, micro-batches of %d; MiB\n", C, T, B);
-    printf("     %-34s %9s %9s %9s %9s   activations a layer: measured, formula\n", "", "weights", "of 1/t",
+    printf("     rank 0 of a model of 8 layers, C = %d, V = 50257, T = %d, micro-batches of %d; MiB\n", C, T,
+           B);
+    printf("     %-34s %9s %9s %9s %9s   activations a layer: measured, formula\n", "", "weights", "formula",
            "gradients", "optimizer");
     double alone = 0;
     for (int t = 1; t <= 8; t *= 2) {
@@ -428,23 +440,22 @@ static void memory_over_tensor(Context *x, double MiB) {
             Started s;
             if (t > x->max_ranks) continue;
             start_of(&g, &s);
-            char model[160];
-            static const char MODEL[] = "--layers %d --heads 16 --channels 1024 --vocab 50257 --seq 512 --micro-batch 4";
-            snprintf(model, sizeof model, MODEL, 8);
-            Memory m = dry_run(x, &g, model);
-            snprintf(model, sizeof model, MODEL, 4);
-            Memory half = dry_run(x, &g, model);
-            // ln1, residual2, ln2 and the residual stream are (N, C); qkv, atty, fch and its GELU (N, 12 C / t);
-            // then the probabilities of attention and the statistics of two layernorms.
-            double rows = sp ? t : 1, layer = N * C * w * (4 / rows + 12.0 / t) + B * NH * (double)T * T * w / t + 16 * N / rows;
-            double elements = rank_elements(&g, &config), measured = (m.activations - half.activations) / 4;
-            if (t == 1) alone = elements;
-            double share = elements * t / alone;
-            printf("     %-34s %9.1f %9.3f %9.1f %9.1f   %12.2f %12.2f\n", s.name, m.weights, share, m.gradients,
-                   m.optimizer, measured, layer / MiB);
-            bool ok = near(m.weights, elements * w / MiB, 0.06) && near(m.gradients, elements * 4 / MiB, 0.06) &&
-                      near(m.optimizer, elements * (x->bf16 ? 12 : 8) / MiB, 0.06) && share < 1.01 &&
-                      near(measured, layer / MiB, 0.06);
+            Memory m = dry_run(x, &g, LARGE "--layers 8 --micro-batch 4");
+            Memory half = dry_run(x, &g, LARGE "--layers 4 --micro-batch 4");
+            // ln1, residual2, ln2 and the residual stream are (N, C); qkv, atty, fch and its GELU together
+            // (N, 12 C / t); then the statistics of two layernorms and the probabilities of attention.
+            double rows = sp ? t : 1, layer = N * C * w * (4 / rows + 12.0 / t) + 16 * N / rows;
+            layer += B * NH * (double)T * T * w / t;
+            double replicated = 0, elements = rank_elements(&g, &config, &replicated);
+            double measured = (m.activations - half.activations) / 4;
+            if (t == 1) alone = elements - replicated;
+            elements = alone / t + replicated;
+            elements /= MiB;
+            printf("     %-34s %9.1f %9.1f %9.1f %9.1f   %12.2f %12.2f\n", s.name, m.weights, elements * w,
+                   m.gradients, m.optimizer, measured, layer / MiB);
+            bool ok = near(m.weights, elements * w, 0.06) && near(m.gradients, elements * 4, 0.06) &&
+                      near(m.optimizer, elements * (x->bf16 ? 12 : 8), 0.06) &&
+                      near(measured, layer / MiB, 0.01 * measured);
             check(&x->check, ok, "memory %s: 1/t of parameters, gradients and optimizer%s", s.name,
                   sp ? " and of activations" : "");
         }
@@ -452,8 +463,6 @@ static void memory_over_tensor(Context *x, double MiB) {
 }
 
 static void memory_over_data(Context *x, double MiB) {
-    static const char MODEL[] = "--layers 8 --heads 16 --channels 1024 --vocab 50257 --seq 512 --micro-batch 1 "
-                                "--global-batch 8";
     GPTConfig config = {8, 1024, 16, 50257, padded_vocabulary(50257), 512};
     printf("     the same over data ranks; MiB%30s optimizer   formula\n", "");
     for (int d = 1; d <= 8 && d <= x->max_ranks; d *= 2) {
@@ -461,10 +470,11 @@ static void memory_over_data(Context *x, double MiB) {
             Grid g = {"_3d", 1, d, 1, 1, zero ? "--zero 1" : "--zero 0", true};
             Started s;
             start_of(&g, &s);
-            Memory m = dry_run(x, &g, MODEL);
-            double elements = rank_elements(&g, &config), formula = elements * (x->bf16 ? 12 : 8) / (zero ? d : 1) / MiB;
+            Memory m = dry_run(x, &g, LARGE "--layers 8 --micro-batch 1 --global-batch 8");
+            double elements = rank_elements(&g, &config, NULL) / MiB;
+            double formula = elements * (x->bf16 ? 12 : 8) / (zero ? d : 1);
             printf("     %-54s %9.1f %9.1f\n", s.name, m.optimizer, formula);
-            check(&x->check, near(m.optimizer, formula, 0.06) && near(m.gradients, elements * 4 / MiB, 0.06),
+            check(&x->check, near(m.optimizer, formula, 0.06) && near(m.gradients, elements * 4, 0.06),
                   "memory %s: %s", s.name, zero ? "1/d of the optimizer" : "all of the optimizer");
         }
     }
@@ -479,8 +489,7 @@ static void memory_over_schedules(Context *x) {
            "micro-batches", "gpipe", "1f1b", "v = 2");
     for (int i = 0; i < 3; i++) {
         char model[160];
-        snprintf(model, sizeof model, "--layers 8 --heads 16 --channels 1024 --vocab 257 --seq 512 --micro-batch 1 "
-                 "--global-batch %d", P << i);
+        snprintf(model, sizeof model, LARGE "--layers 8 --micro-batch 1 --global-batch %d", P << i);
         Grid g = {"_pp", 1, 1, P, 1, "--schedule gpipe", true};
         gpipe[i] = dry_run(x, &g, model).activations;
         g.flags = "--schedule 1f1b";
@@ -495,9 +504,10 @@ static void memory_over_schedules(Context *x) {
           "memory: 1F1B keeps as much for %d and %d micro-batches as for %d", 2 * P, 4 * P, P);
     check(&x->check, near(gpipe[1] - gpipe[0], P * slot, 0.21) && slot > 1,
           "memory: GPipe keeps %.1f MiB more for each micro-batch", slot);
-    // Half a slot for each of 2 (p - 1) + (v - 1) p + 1 chunks in flight.
-    check(&x->check, near(interleaved[2] - one[2], slot * (11.0 / 2 - 4), 0.6) && near(interleaved[2], interleaved[1], 0.11),
-          "memory: interleaved 1F1B keeps 11 half micro-batches");
+    // 2 (p - 1) + (v - 1) p + 1 chunks in flight, of half the layers; each keeps its output (N, C) too.
+    double output = 512 * 1024 * (x->bf16 ? 2 : 4) / 1048576.0, half = (slot - output) / 2 + output;
+    check(&x->check, near(interleaved[2] - one[2], 11 * half - 4 * slot, 0.6) &&
+          near(interleaved[2], interleaved[1], 0.21), "memory: interleaved 1F1B keeps 11 half micro-batches");
 }
 
 static void group_memory(Context *x) {
@@ -509,11 +519,11 @@ static void group_memory(Context *x) {
     Grid g = {"", 1, 1, 1, 1, "", true};
     GPTConfig xl = {48, 1600, 25, 50257, padded_vocabulary(50257), 1024};
     Memory m = dry_run(x, &g, "--model d48 --seq 1024 --micro-batch 64");
-    double w = x->bf16 ? 2 : 4, N = 64 * 1024, elements = rank_elements(&g, &xl);
+    double w = x->bf16 ? 2 : 4, N = 64 * 1024, elements = rank_elements(&g, &xl, NULL);
     double acts = N * 1600 * w * 16 * 48 + 64.0 * 25 * 1024 * 1024 * w * 48 + N * 50304 * w;
     check(&x->check, near(m.weights, elements * w / MiB, 0.06) && m.activations > acts / MiB &&
-          m.activations < 1.1 * acts / MiB, "\"int overflow\": d48 with 64 x 1024 tokens needs %.0f and %.0f MiB", m.weights,
-          m.activations);
+          m.activations < 1.1 * acts / MiB,
+          "\"int overflow\": d48 with 64 x 1024 tokens needs %.0f and %.0f MiB", m.weights, m.activations);
 }
 
 // ---- group orders: any order of streams, any delay of messages ------------------------------------------
@@ -524,13 +534,16 @@ typedef struct {
     int seeds;
 } Order;
 
+#define STREAMS "CPU_STREAM_ORDER=random:%d"
+#define MESSAGES "NCCL_DELAY=random:%d:200"
+
 static const Order ORDERS[] = {
-    {{"_3d", 2, 2, 2, 2, "--sequence-parallel 1", true}, "CPU_STREAM_ORDER=random:%d NCCL_DELAY=random:%d:200", 10},
-    {{"_pp", 1, 1, 4, 1, "", false}, "CPU_STREAM_ORDER=random:%d NCCL_DELAY=random:%d:200", 10},
-    {{"_pp", 1, 1, 2, 2, "", false}, "CPU_STREAM_ORDER=random:%d NCCL_DELAY=random:%d:1000", 10},
-    {{"_pp", 2, 1, 2, 1, "--schedule gpipe", false}, "CPU_STREAM_ORDER=random:%d", 5},
-    {{"_3d", 1, 4, 1, 1, "", false}, "CPU_STREAM_ORDER=random:%d", 5},
-    {{"_tp", 2, 1, 1, 1, "--sequence-parallel 1", false}, "CPU_STREAM_ORDER=random:%d NCCL_DELAY=random:%d:200", 5},
+    {{"_3d", 2, 2, 2, 2, "--sequence-parallel 1", true}, STREAMS " " MESSAGES, 10},
+    {{"_pp", 1, 1, 4, 1, "", false}, STREAMS " " MESSAGES, 10},
+    {{"_pp", 1, 1, 2, 2, "", false}, STREAMS " " MESSAGES "0", 10},
+    {{"_pp", 2, 1, 2, 1, "--schedule gpipe", false}, STREAMS, 5},
+    {{"_3d", 1, 4, 1, 1, "", false}, STREAMS, 5},
+    {{"_tp", 2, 1, 1, 1, "--sequence-parallel 1", false}, MESSAGES, 5},
 };
 
 static void group_orders(Context *x) {
@@ -548,18 +561,19 @@ static void group_orders(Context *x) {
             if (seed) snprintf(env, sizeof env, order->env, seed, seed);
             remove_tree(out);
             remove("log");
-            same = runs(x, layout, env, "--init golden --train-data golden/train.bin --seq 24 --global-batch 8 "
-                        "--micro-batch 1 --steps 2 --val-every 0 --log log --out %s --dump-gradients %s.gradients",
-                        out, out);
+            same = runs(x, layout, env, "--init golden --train-data golden/train.bin --seq 24 "
+                        "--global-batch 8 --micro-batch 1 --steps 2 --val-every 0 --log log --out %s "
+                        "--dump-gradients %s.gradients", out, out);
             Log log = read_log("log");
             if (!seed) base = log;
-            same = same && same_log(&log, &base) && (!seed || (same_file("other.gradients", "base.gradients") &&
-                   same_checkpoint("other/step-00000002", "base/step-00000002")));
+            same = same && same_log(&log, &base) &&
+                   (!seed || (same_file("other.gradients", "base.gradients") &&
+                              same_checkpoint("other/step-00000002", "base/step-00000002")));
             if (!same) printf("     %s\n", env);
         }
-        check(&x->check, same, "%s: the same bits in %d random orders (%s), \"order of send and receive\", "
-              "\"stream race\"%s", s.name, seeds, order->env,
-              order->grid.v > 1 && order->grid.p == 2 ? ", \"p = 2 interleaved\"" : "");
+        bool ring = order->grid.v > 1 && order->grid.p == 2;
+        check(&x->check, same, "%s: the same bits for %d seeds of %s; \"order of send and receive\", "
+              "\"stream race\"%s", s.name, seeds, order->env, ring ? ", \"p = 2 interleaved\"" : "");
     }
 }
 
@@ -575,14 +589,13 @@ static void group_between(Context *x) {
         {"_3d", 1, 4, 1, 1, "", false},
         {"_3d", 2, 2, 2, 2, "--sequence-parallel 1", true},
     };
-    enum { TOKENS = 24 };
     char text[4096] = "";
     Reference ref = random_model(4, 32, 4, 257, 16, 0.1, 5);
     int *tokens = random_tokens(500, 257, 6);
     write_model("bytes", &ref.table, ref.params, INTACT);
     write_shard("bytes.bin", 20240520, 1, 500, tokens, 500);
-    static const char BYTES[] = "--init bytes --train-data bytes.bin --seq 16 --micro-batch 1 --global-batch 4 "
-                                "--steps 4 --lr 0.002 --log log";
+    static const char BYTES[] = "--init bytes --train-data bytes.bin --seq 16 --micro-batch 1 "
+                                "--global-batch 4 --steps 4 --lr 0.002 --log log";
     Log first;
     memset(&first, 0, sizeof first);
     for (size_t i = 0; i < sizeof GRIDS / sizeof *GRIDS; i++) {
@@ -594,8 +607,8 @@ static void group_between(Context *x) {
         bool ok = runs(x, layout, "", "%s --val-every 0", BYTES);
         Log plain = read_log("log");
         remove("log");
-        Outcome o = run(x->build, layout, PLAIN, "%s --val-data bytes.bin --val-every 2 --val-batches 2 --sample-every "
-                        "3 --sample-tokens %d --prompt Once~upon --trace trace.json", BYTES, TOKENS);
+        Outcome o = run(x->build, layout, PLAIN, "%s --val-data bytes.bin --val-every 2 --val-batches 2 "
+                        "--sample-every 3 --sample-tokens 24 --prompt Once~upon --trace trace.json", BYTES);
         const char *sample = strstr(o.out, "sample: Once upon");
         size_t length = sample ? strcspn(sample, "\n") : 0;
         bool says = length > strlen("sample: Once upon"), as_one_rank = true;
@@ -608,11 +621,12 @@ static void group_between(Context *x) {
         for (size_t k = 0; k < log.vals; k++) worst = fmax(worst, relative(log.val[k], first.val[k]));
         check(&x->check, ok && same_log(&plain, &log),
               "%s: validation and samples leave training alone, \"accumulator not reset\"", s.name);
-        check(&x->check, worst <= bounds(x, &ref.config).loss, "%s: validation losses are those of one rank, %.1e",
-              s.name, worst);
+        check(&x->check, worst <= bounds(x, &ref.config).loss,
+              "%s: validation losses are those of one rank, %.1e", s.name, worst);
         check(&x->check, says && (x->bf16 || as_one_rank), "%s: the sample is that of one rank", s.name);
         char *json = read_file("trace.json", NULL);
-        cJSON *trace = json ? cJSON_Parse(json) : NULL, *events = cJSON_GetObjectItem(trace, "traceEvents"), *event;
+        cJSON *trace = json ? cJSON_Parse(json) : NULL, *event;
+        const cJSON *events = cJSON_GetObjectItem(trace, "traceEvents");
         unsigned seen = 0;
         cJSON_ArrayForEach(event, events) {
             double pid = number(event, "pid");
@@ -641,27 +655,29 @@ typedef struct {
 } Refusal;
 
 static const Refusal REFUSALS[] = {
-    {"heads that t does not divide", {"train_gpt_tp", 3, ""}, GOOD, 2, "4 heads"},
-    {"heads, before any memory", {"train_gpt_tp", 3, ""}, DATA "--layers 5000 --heads 1024 --channels 65536", 2, "heads"},
-    {"4C and vocabulary that t does not divide", {"train_gpt_tp", 3, ""}, DATA "--heads 3 --channels 48 --vocab 61", 2,
-     "vocabulary"},
-    {"T that t does not divide", {"train_gpt_tp", 2, "--sequence-parallel 1"}, GOOD "--seq 23", 2, "--seq 23"},
+    {"heads", {"train_gpt_tp", 3, ""}, GOOD, 2, "4 heads"},
+    {"heads, before any memory", {"train_gpt_tp", 3, ""},
+     DATA "--layers 5000 --heads 1024 --channels 65536", 2, "1024 heads"},
+    {"vocabulary", {"train_gpt_tp", 3, ""}, DATA "--heads 3 --channels 48 --vocab 61", 2, "vocabulary"},
+    {"T", {"train_gpt_tp", 2, "--sequence-parallel 1"}, GOOD "--seq 23", 2, "--seq 23"},
     {"ranks that are not t", {"train_gpt_tp", 3, "--tensor 2"}, GOOD, 2, "--tensor 2"},
-    {"a flag of pipelines", {"train_gpt_tp", 2, "--pipeline 2"}, GOOD, 2, "--pipeline is for train_gpt_pp"},
+    {"a flag of pipelines", {"train_gpt_tp", 2, "--pipeline 2"}, GOOD, 2, "train_gpt_pp"},
     {"ranks that are not t * p", {"train_gpt_pp", 3, "--tensor 2"}, GOOD, 2, "--tensor 2"},
-    {"a flag of data parallelism", {"train_gpt_pp", 2, "--zero 1"}, GOOD, 2, "--zero is for train_gpt_3d"},
+    {"a flag of data parallelism", {"train_gpt_pp", 2, "--zero 1"}, GOOD, 2, "train_gpt_3d"},
     {"more stages than layers", {"train_gpt_pp", 5, ""}, GOOD, 2, "4 layers"},
     {"more chunks than layers", {"train_gpt_pp", 4, "--virtual 2"}, GOOD, 2, "4 layers"},
-    {"m that is no multiple of p, interleaved", {"train_gpt_pp", 2, "--virtual 2"}, GOOD "--micro-batch 8", 2, "multiple of 2"},
-    {"chunks without interleaving", {"train_gpt_pp", 2, "--virtual 2 --schedule 1f1b"}, GOOD, 2, "interleaved"},
-    {"interleaving without chunks", {"train_gpt_pp", 2, "--schedule interleaved"}, GOOD, 2, "--virtual"},
+    {"m", {"train_gpt_pp", 2, "--virtual 2"}, GOOD "--micro-batch 8", 2, "multiple of 2"},
+    {"chunks", {"train_gpt_pp", 2, "--virtual 2 --schedule 1f1b"}, GOOD, 2, "interleaved"},
+    {"one chunk", {"train_gpt_pp", 2, "--schedule interleaved"}, GOOD, 2, "--virtual 2"},
     {"ranks that are not t * d * p", {"train_gpt_3d", 6, "--tensor 4"}, GOOD, 2, "--tensor 4"},
-    {"a batch that d does not divide", {"train_gpt_3d", 3, "--data 3"}, GOOD, 2, "--global-batch 8"},
-    {"an order that is none", {"train_gpt_3d", 2, "--order tdd"}, GOOD, 2, "--order"},
+    {"the batch", {"train_gpt_3d", 3, "--data 3"}, GOOD, 2, "--global-batch 8"},
+    {"the order", {"train_gpt_3d", 2, "--order tdd"}, GOOD, 2, "--order"},
     {"no training data", {"train_gpt_3d", 4, "--tensor 2"}, "--init golden " SIZES, 2, "--train-data"},
     {"no such checkpoint", {"train_gpt_3d", 4, "--tensor 2"}, "--resume nowhere " DATA SIZES, 2, "nowhere"},
-    {"a token that only one data rank meets", {"train_gpt_3d", 4, "--data 4"}, "--init golden --train-data token.bin " SIZES,
-     1, "token.bin"},
+    {"a model that does not fit", {"train_gpt_3d", 2, "--tensor 2"},
+     DATA "--layers 5000 --heads 1024 --channels 65536", 2, "does not fit"},
+    {"a token that one data rank meets", {"train_gpt_3d", 4, "--data 4"},
+     "--init golden --train-data token.bin " SIZES, 1, "token.bin"},
     {"a loss that is not finite", {"train_gpt_3d", 4, "--tensor 2 --pipeline 2"},
      GOOD "--lr 1000 --lr-final 1 --clip 0 --weight-decay 1000 --steps 60", 1, "step"},
 };

@@ -15,6 +15,7 @@ enum {
     CPU_SYNCWARP,
     CPU_SHUFFLE,  // + the size of the type
     CPU_BALLOT = 16,
+    CPU_TOGETHER,
     CPU_SUM_FLOAT,
     CPU_MAX_FLOAT,
     CPU_SUM_DOUBLE,
@@ -51,9 +52,26 @@ static inline void cpu_butterfly(bool sum, CpuLane *lanes) {
     for (int l = 0; l < CPU_WARP; l++) lanes[l].value = cpu_to_bits(a[l]);
 }
 
+// What each lane leaves for an operation of the whole warp, done by one of them: its registers or addresses.
+struct CpuTogether {
+    void (*work)(CpuTogether *const *lanes);
+};
+
+// The lanes must have come for the same work.
+inline void cpu_work_together(CpuLane *lanes, unsigned first) {
+    CpuTogether *of_lane[CPU_WARP];
+    for (unsigned l = 0; l < CPU_WARP; l++) {
+        of_lane[l] = cpu_from_bits<CpuTogether *>(lanes[l].value);
+        if (of_lane[l]->work != of_lane[0]->work)
+            cpu_kernel_abort(first + l, "and lane 0 of its warp are at different matrix operations");
+    }
+    of_lane[0]->work(of_lane);
+}
+
 inline void cpu_deliver(int op, unsigned mask, CpuLane *lanes, unsigned first) {
     switch (op) {
     case CPU_SYNCWARP: return;
+    case CPU_TOGETHER: return cpu_work_together(lanes, first);
     case CPU_SUM_FLOAT: case CPU_MAX_FLOAT: return cpu_butterfly<float>(op == CPU_SUM_FLOAT, lanes);
     case CPU_SUM_DOUBLE: case CPU_MAX_DOUBLE: return cpu_butterfly<double>(op == CPU_SUM_DOUBLE, lanes);
     }
@@ -123,6 +141,12 @@ static inline unsigned __ballot_sync(unsigned mask, int predicate) {
 }
 static inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 static inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == mask; }
+
+// All 32 lanes meet; the work is done when this returns.
+static inline void cpu_warp_together(CpuTogether *lane, void (*work)(CpuTogether *const *lanes)) {
+    lane->work = work;
+    cpu_warp_meet(CPU_TOGETHER, 0xFFFFFFFFu, cpu_to_bits(lane), 0);
+}
 
 static inline unsigned cpu_lane() { return cpu_block->current % CPU_WARP; }
 

@@ -176,13 +176,21 @@ inline bool complete_requests(Group *g) {
     return true;
 }
 
+// Does a part that this op sends still wait to be posted (a delayed message)? An in-place result must not overwrite it.
+inline bool unsent(const Group *g, int op) {
+    for (size_t i = g->posted; i < g->transfers.size(); i++) {
+        if (!g->transfers[i].receive && g->transfers[i].op == op) return true;
+    }
+    return false;
+}
+
 // Adds up an op's own part once all contributions are there and, in an all-reduce, sends the result to the
 // others.
 inline bool reduce_ready(Group *g) {
     bool moved = false;
     for (int i = 0; i < (int)g->ops.size(); i++) {
         Op *op = &g->ops[i];
-        if (!op->reduces || op->missing > 0) continue;
+        if (!op->reduces || op->missing > 0 || unsent(g, i)) continue;
         std::vector<const char *> inputs(g->comm->size);
         std::vector<char *> blocks;
         inputs[g->comm->rank] = op->send + op->first * op->width;

@@ -1,0 +1,179 @@
+// test_mma.cu: checks the stand-in's tensor-core instructions against plain products, by the fragment layouts that
+// the PTX ISA documents and mma.cuh repeats.
+#include "llmc/mma.cuh"
+
+#include "dev/cuda/kernel_test.h"
+
+static Check c;
+
+// d[16,8] += a[16,16] b[16,8], each lane with its own elements, through nothing but mma_bf16.
+static __global__ void mma_kernel(float *d, const bfloat16 *a, const bfloat16 *b) {
+    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4 * 2;
+    float fragment_d[4];
+    uint32_t fragment_a[4], fragment_b[2];
+    for (int i = 0; i < 4; i++) {
+        fragment_d[i] = d[(g + i / 2 * 8) * 8 + t + i % 2];
+        const bfloat16 *p = a + (g + i % 2 * 8) * 16 + t + i / 2 * 8;
+        fragment_a[i] = (uint32_t)p[1].__x << 16 | p[0].__x;
+    }
+    for (int i = 0; i < 2; i++) {
+        const bfloat16 *p = b + (t + i * 8) * 8 + g;
+        fragment_b[i] = (uint32_t)p[8].__x << 16 | p[0].__x;
+    }
+    mma_bf16(fragment_d, fragment_a, fragment_b[0], fragment_b[1]);
+    for (int i = 0; i < 4; i++) d[(g + i / 2 * 8) * 8 + t + i % 2] = fragment_d[i];
+}
+
+// out[matrix][row][column] from four 8 x 8 matrices, rows in any order in memory.
+template <bool TRANS>
+static __global__ void ldmatrix_kernel(float *out, const bfloat16 *in) {
+    int lane = (int)threadIdx.x;
+    uint32_t registers[4];
+    ldmatrix_x4<TRANS>(registers, in + (lane * 5 % 32) * 8); // matrix m, row r is in memory at row (8 m + r) 5 % 32
+    for (int i = 0; i < 4; i++) {
+        out[i * 64 + lane / 4 * 8 + lane % 4 * 2] = low_float(registers[i]);
+        out[i * 64 + lane / 4 * 8 + lane % 4 * 2 + 1] = high_float(registers[i]);
+    }
+}
+
+// d[16, 8 N8] += a[16, 16 K16] b: by mma_product, or by the instructions it stands for.
+template <bool TRANS, int N8, int K16, bool WHOLE>
+static __global__ void product_kernel(float *d, const bfloat16 *a, const bfloat16 *tile) {
+    constexpr int N = N8 * 8, K = K16 * 16, STRIDE = (TRANS ? N : K) + 8;
+    int lane = (int)threadIdx.x, g = lane / 4, t = lane % 4 * 2;
+    float fragment_d[N8][4];
+    uint32_t fragment_a[K16][4];
+    for (int n = 0; n < N8; n++)
+        for (int i = 0; i < 4; i++) fragment_d[n][i] = d[(g + i / 2 * 8) * N + n * 8 + t + i % 2];
+    for (int k = 0; k < K16; k++)
+        for (int i = 0; i < 4; i++) memcpy(&fragment_a[k][i], a + (g + i % 2 * 8) * K + k * 16 + t + i / 2 * 8, 4);
+    if constexpr (WHOLE) {
+        mma_product<TRANS, STRIDE>(fragment_d, fragment_a, tile);
+    } else {
+        for (int k = 0; k < K16; k++)
+            for (int n = 0; n < N8; n += 2) {
+                int from_k = k * 16 + lane / 8 % 2 * 8, from_n = n * 8 + lane / 16 * 8;
+                uint32_t b[4];
+                ldmatrix_x4<TRANS>(b, TRANS ? tile + (from_k + lane % 8) * STRIDE + from_n
+                                            : tile + (from_n + lane % 8) * STRIDE + from_k);
+                mma_bf16(fragment_d[n], fragment_a[k], b[0], b[1]);
+                mma_bf16(fragment_d[n + 1], fragment_a[k], b[2], b[3]);
+            }
+    }
+    for (int n = 0; n < N8; n++)
+        for (int i = 0; i < 4; i++) d[(g + i / 2 * 8) * N + n * 8 + t + i % 2] = fragment_d[n][i];
+}
+
+static __global__ void quad_kernel(float *out, const float *in) {
+    float largest[2] = {in[threadIdx.x], in[32 + threadIdx.x]}, sum[2] = {largest[0], largest[1]};
+    quad_max(largest), quad_sum(sum);
+    for (int i = 0; i < 2; i++) {
+        out[i * 32 + threadIdx.x] = largest[i];
+        float x = in[i * 32 + threadIdx.x];
+        for (int offset = 1; offset < 4; offset *= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, offset);
+        out[64 + i * 32 + threadIdx.x] = sum[i] - x;
+    }
+}
+
+static bfloat16 *to_device_bf16(const float *x, size_t n) {
+    bfloat16 *host = (bfloat16 *)test_memory(n * sizeof(bfloat16)), *p = (bfloat16 *)test_device(n * sizeof(bfloat16));
+    for (size_t i = 0; i < n; i++) host[i] = __float2bfloat16_rn(x[i]);
+    CUDA_CHECK(cudaMemcpy(p, host, n * sizeof(bfloat16), cudaMemcpyHostToDevice));
+    free(host);
+    return p;
+}
+
+// Whole numbers up to 8 in absolute value: bf16 holds them and fp32 their sums, so that every result is exact.
+static float *whole_numbers(size_t n, uint64_t seed) {
+    float *x = (float *)test_memory(n * sizeof(float));
+    for (size_t i = 0; i < n; i++) x[i] = (float)(int)(test_random(&seed) * 8.0);
+    return x;
+}
+
+static void test_instructions(cudaStream_t stream) {
+    float *a = whole_numbers(256, 1), *b = whole_numbers(128, 2), *d = whole_numbers(128, 3);
+    bfloat16 *device_a = to_device_bf16(a, 256), *device_b = to_device_bf16(b, 128);
+    float *device_d = to_device(d, 128), *out = (float *)test_device(256 * sizeof(float));
+    LAUNCH(mma_kernel, 1, 32, 0, stream)(device_d, device_a, device_b);
+    float *got = to_host(device_d, 128, stream);
+    bool ok = true;
+    for (int i = 0; i < 128; i++) {
+        float sum = d[i];
+        for (int k = 0; k < 16; k++) sum += a[i / 8 * 16 + k] * b[k * 8 + i % 8];
+        ok = ok && got[i] == sum;
+    }
+    check(&c, ok, "mma.m16n8k16 is a product of its fragments");
+    for (int trans = 0; trans < 2; trans++) {
+        if (trans) LAUNCH(ldmatrix_kernel<true>, 1, 32, 0, stream)(out, device_a);
+        else LAUNCH(ldmatrix_kernel<false>, 1, 32, 0, stream)(out, device_a);
+        float *matrices = to_host(out, 256, stream);
+        ok = true;
+        for (int m = 0; m < 4; m++)
+            for (int r = 0; r < 8; r++)
+                for (int column = 0; column < 8; column++)
+                    ok = ok && matrices[m * 64 + (trans ? column * 8 + r : r * 8 + column)] ==
+                                   a[(m * 8 + r) * 5 % 32 * 8 + column];
+        check(&c, ok, "ldmatrix.x4%s", trans ? ".trans" : "");
+        free(matrices);
+    }
+    float *x = test_values(64, 0, 1, 4), *device_x = to_device(x, 64), *reduced;
+    LAUNCH(quad_kernel, 1, 32, 0, stream)(out, device_x);
+    reduced = to_host(out, 128, stream);
+    ok = true;
+    for (int i = 0; i < 64; i++) {
+        float largest = x[i];
+        for (int j = i / 4 * 4; j < i / 4 * 4 + 4; j++) largest = x[j] > largest ? x[j] : largest;
+        ok = ok && reduced[i] == largest && reduced[64 + i] == 0.0f;
+    }
+    check(&c, ok, "sum and largest of groups of four lanes have the bits of their shuffles");
+    free(a), free(b), free(d), free(got), free(x), free(reduced);
+    CUDA_CHECK(cudaFree(device_a)), CUDA_CHECK(cudaFree(device_b)), CUDA_CHECK(cudaFree(device_d));
+    CUDA_CHECK(cudaFree(out)), CUDA_CHECK(cudaFree(device_x));
+}
+
+template <bool TRANS, int N8, int K16>
+static void test_product(cudaStream_t stream) {
+    constexpr int N = N8 * 8, K = K16 * 16, ROWS = TRANS ? K : N, STRIDE = (TRANS ? N : K) + 8;
+    float *a = whole_numbers(16 * K, 5), *tile = whole_numbers(ROWS * STRIDE, 6), *d = whole_numbers(16 * N, 7);
+    float *random_a = test_values(16 * K, 0, 1, 8), *random_tile = test_values(ROWS * STRIDE, 0, 1, 9);
+    bool exact = true, same;
+    float *results[4];
+    for (int i = 0; i < 4; i++) {
+        bfloat16 *device_a = to_device_bf16(i < 2 ? a : random_a, 16 * K);
+        bfloat16 *device_tile = to_device_bf16(i < 2 ? tile : random_tile, ROWS * STRIDE);
+        float *device_d = to_device(d, 16 * N);
+        if (i % 2) LAUNCH((product_kernel<TRANS, N8, K16, false>), 1, 32, 0, stream)(device_d, device_a, device_tile);
+        else LAUNCH((product_kernel<TRANS, N8, K16, true>), 1, 32, 0, stream)(device_d, device_a, device_tile);
+        results[i] = to_host(device_d, 16 * N, stream);
+        CUDA_CHECK(cudaFree(device_a)), CUDA_CHECK(cudaFree(device_tile)), CUDA_CHECK(cudaFree(device_d));
+    }
+    for (int row = 0; row < 16; row++)
+        for (int n = 0; n < N; n++) {
+            float sum = d[row * N + n];
+            for (int k = 0; k < K; k++) sum += a[row * K + k] * tile[TRANS ? k * STRIDE + n : n * STRIDE + k];
+            exact = exact && results[0][row * N + n] == sum;
+        }
+    same = same_bits(results[0], results[1], 16 * N) && same_bits(results[2], results[3], 16 * N);
+    check(&c, exact, "product 16 x %d x %d%s", N, K, TRANS ? ", factor not transposed" : "");
+    check(&c, same, "product 16 x %d x %d%s has the bits of its instructions", N, K,
+          TRANS ? ", factor not transposed" : "");
+    for (int i = 0; i < 4; i++) free(results[i]);
+    free(a), free(tile), free(d), free(random_a), free(random_tile);
+}
+
+int main(void) {
+    cudaStream_t stream;
+    CUDA_CHECK(cudaStreamCreate(&stream));
+    for (unsigned seed = 0; seed < 3; seed++) { // in order, then in two random orders
+        cpu_thread_order() = {seed > 0, seed};
+        test_instructions(stream);
+        test_product<false, 2, 1>(stream);
+        test_product<true, 2, 1>(stream);
+        test_product<false, 8, 4>(stream);
+        test_product<true, 8, 4>(stream);
+        test_product<false, 4, 8>(stream);
+        test_product<true, 16, 2>(stream);
+    }
+    CUDA_CHECK(cudaStreamDestroy(stream));
+    return check_summary(&c);
+}
