@@ -126,7 +126,9 @@ all: trainers tools                  ## every trainer and tool
 trainers: $(call program,$(TRAINERS))  ## build/cpu-fp32/train_gpt and those after it
 kernel-programs: $(call program,$(KERNELS))  ## the kernel laboratory, dev/cuda, compiled only
 tools: $(addprefix build/tools/,$(notdir $(basename $(TOOLS))))  ## data preparation and plots: build/tools
-TESTS := $(call program,$(C_TESTS) $(CPU_TESTS) $(wildcard test_gpt.c))
+# Only what runs trainers is built for bf16 as well: the other programs do not depend on the precision.
+TESTS := $(call program,$(if $(filter fp32,$(PRECISION)),$(C_TESTS) $(CPU_TESTS),$(wildcard dev/test/test_parallel.c)) \
+                        $(wildcard test_gpt.c))
 tests: trainers kernel-programs tools $(TESTS)  ## every test program
 
 setup:  ## installs what is missing (compiler, MPI, oneDNN, cJSON)
