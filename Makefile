@@ -192,7 +192,7 @@ LAUNCHER = $(if $(filter 1,$(RANKS)),,OMP_NUM_THREADS=$(THREADS) $(MPIRUN) -n $(
 
 TRAIN_FLAGS := --train-data build/corpus/train.bin --val-data build/corpus/val.bin --shuffle 1 \
                --layers 4 --heads 4 --channels 128 --seq 64 --micro-batch 4 --global-batch 16 \
-               --steps 500 --lr 4e-3 --warmup 30 --val-every 100 --sample-every 500 \
+               --steps 500 --lr 4e-3 --warmup 30 --val-every 100 --sample-every 500 --prompt "static inline " \
                --out build/out --log build/out/log.jsonl --trace build/out/trace.json --profile 1
 STAGES = $(or $(shell echo '$(LAYOUT)' | sed -n 's/.*--pipeline \([0-9]*\).*/\1/p'),1)
 
