@@ -1004,14 +1004,6 @@ static void connect(GPT *g) {
     CUDA_CHECK(cudaEventCreateWithFlags(&g->gathered_ready, cudaEventDisableTiming));
 }
 
-// --dry-run: what every rank would need.
-static int dry_run(GPT *g) {
-    double bytes[] = {(double)g->weights.used, (double)g->gradients.used, (double)g->optimizer.used,
-                      (double)g->activations.used};
-    job_print_bytes(&g->job, bytes, 4);
-    return MPI_Finalize();
-}
-
 int main(int argc, char **argv) {
     static GPT context;
     GPT *g = &context;
@@ -1022,7 +1014,9 @@ int main(int argc, char **argv) {
     job_agree(&g->job, prepare(g, argc, argv, &err), &err);
     print_configuration(g);
     job_agree(&g->job, allocate(g, &err), &err);
-    if (o->dry_run) return dry_run(g);
+    if (o->dry_run) {
+        return job_dry_run(&g->job, g->weights.used, g->gradients.used, g->optimizer.used, g->activations.used);
+    }
     connect(g);
     CUDA_CHECK(cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking));
     matmul_create(&g->matmul, g->stream);

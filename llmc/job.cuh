@@ -1,6 +1,6 @@
 // job.cuh: the ranks of one job: start, a device for each, and how all of them end when one cannot go on.
 //
-// defines: NCCL_CHECK, NCCL_FLOATX, Job, job_start, job_check_devices, job_agree, job_stop, job_fail, job_print_bytes, job_connect, job_split,
+// defines: NCCL_CHECK, NCCL_FLOATX, Job, job_start, job_check_devices, job_agree, job_stop, job_fail, job_dry_run, job_connect, job_split,
 //          job_gather_trace, job_finish
 #ifndef LLMC_JOB_CUH
 #define LLMC_JOB_CUH
@@ -99,18 +99,20 @@ static inline void job_stop(const Job *job, const Error *err) {
     exit(1);
 }
 
-// Prints the bytes that every rank needs for `purposes` purposes, in MiB: a row per rank. All ranks call it.
-static inline void job_print_bytes(const Job *job, const double *mine, int purposes) {
-    double *all = (double *)malloc((size_t)job->size * (size_t)purposes * sizeof(double));
+// --dry-run: prints what every rank would need, in MiB, a row per rank, and leaves MPI. All ranks call it.
+static inline int job_dry_run(const Job *job, size_t weights, size_t gradients, size_t optimizer, size_t activations) {
+    double mine[4] = {(double)weights, (double)gradients, (double)optimizer, (double)activations};
+    double *all = (double *)malloc((size_t)job->size * sizeof mine);
     if (!all) { fprintf(stderr, "error: out of host memory\n"); exit(1); }
-    MPI_Gather(mine, purposes, MPI_DOUBLE, all, purposes, MPI_DOUBLE, 0, MPI_COMM_WORLD);
+    MPI_Gather(mine, 4, MPI_DOUBLE, all, 4, MPI_DOUBLE, 0, MPI_COMM_WORLD);
     printf("MiB per rank      weights    gradients    optimizer  activations\n");
     for (int rank = 0; rank < job->size && job->rank == 0; rank++) {
         printf("%12d", rank);
-        for (int i = 0; i < purposes; i++) printf(" %12.1f", all[rank * purposes + i] / 1048576.0);
+        for (int i = 0; i < 4; i++) printf(" %12.1f", all[rank * 4 + i] / 1048576.0);
         printf("\n");
     }
     free(all);
+    return MPI_Finalize();
 }
 
 // One rank cannot go on in the middle of the work: it says why and takes the job down. Leaving without MPI_Finalize does

@@ -12,6 +12,7 @@
 #include <limits.h>
 
 #include "dev/plot/svg.h"
+#include "dev/plot/trace_read.h"
 #include "llmc/pipeline.h"
 #include "llmc/trace.h"
 
@@ -66,48 +67,6 @@ typedef struct {
     double *busy;        // [ranks], between first and last
     bool lanes[LANE_COUNT];
 } Timeline;
-
-// Reading
-
-static double number_of(const cJSON *object, const char *name, double missing) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
-    return cJSON_IsNumber(item) && isfinite(item->valuedouble) ? item->valuedouble : missing;
-}
-
-static int small_number(const cJSON *object, const char *name) {
-    double x = number_of(object, name, -1);
-    return x >= 0 && x < 1e6 ? (int)x : -1;
-}
-
-static bool read_trace(const char *path, TraceList *list, Error *err) {
-    char *text = read_text(path, err);
-    if (!text) return false;
-    cJSON *root = cJSON_Parse(text);
-    free(text);
-    const cJSON *events = cJSON_IsArray(root) ? root : cJSON_GetObjectItemCaseSensitive(root, "traceEvents"),
-                *item;
-    if (!cJSON_IsArray(events)) {
-        cJSON_Delete(root);
-        return error_set(err, "%s is not a Chrome trace: no traceEvents", path);
-    }
-    cJSON_ArrayForEach(item, events) {
-        const cJSON *args = cJSON_GetObjectItemCaseSensitive(item, "args");
-        const char *phase = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "ph"));
-        const char *kind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(args, "kind"));
-        double start = number_of(item, "ts", NAN), duration = number_of(item, "dur", NAN);
-        int rank = small_number(item, "pid");
-        if (!phase || strcmp(phase, "X") != 0 || !kind || !isfinite(start) || !(duration >= 0) || rank < 0)
-            continue;
-        TraceEvent e = trace_event(kind, rank, small_number(item, "tid"), small_number(args, "micro"),
-                                   small_number(args, "chunk"));
-        e.start_us = start;
-        e.duration_us = duration;
-        e.step = (long)number_of(args, "step", 0);
-        trace_add(list, &e);
-    }
-    cJSON_Delete(root);
-    return list->count > 0 || error_set(err, "%s holds no events with a kind", path);
-}
 
 // Rank, then start, then the longer one first, so that what lies inside is drawn over it.
 static int compare_events(const void *a, const void *b) {
@@ -377,7 +336,7 @@ int main(int argc, char **argv) {
         return 2;
     }
     Error err;
-    if (!read_trace(argv[optind], &t.trace, &err) || !choose_step(&t, step, (int)stages, &err))
+    if (!trace_read(argv[optind], &t.trace, &err) || !choose_step(&t, step, (int)stages, &err))
         return fail(&err);
     t.busy = malloc((size_t)t.ranks * sizeof *t.busy);
     if (!t.busy) return error_set(&err, "out of memory"), fail(&err);
