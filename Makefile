@@ -178,8 +178,8 @@ build/corpus/train.bin: build/tools/bytes $(CORPUS_TEXT)
 
 train:  ## set-up, build, and train a small model on the built-in corpus
 	@dev/setup.sh
-	@$(PARALLEL) DEVICE=$(DEVICE) build-train
-	@$(MAKE) --no-print-directory DEVICE=$(DEVICE) run-train
+	+@$(PARALLEL) DEVICE=$(DEVICE) build-train
+	+@$(MAKE) --no-print-directory DEVICE=$(DEVICE) run-train
 
 MAIN := $(lastword $(TRAINERS))
 LAYOUT ?= $(if $(filter %_3d.cu,$(MAIN)),--tensor 2 --data 2 --pipeline 2 --virtual 2,\
@@ -211,7 +211,7 @@ run-train:
 
 test:  ## builds and runs every test; the last line is `N passed, N failed`
 	@dev/setup.sh
-	@$(PARALLEL) DEVICE=$(DEVICE) PRECISION=fp32 tests
-	@$(PARALLEL) DEVICE=$(DEVICE) PRECISION=bf16 tests
-	@$(if $(filter cpu,$(DEVICE)),$(PARALLEL) DEVICE=cpu PRECISION=fp32 SANITIZE=1 tests)
+	+@$(PARALLEL) DEVICE=$(DEVICE) PRECISION=fp32 tests
+	+@$(PARALLEL) DEVICE=$(DEVICE) PRECISION=bf16 tests
+	+@$(if $(filter cpu,$(DEVICE)),$(PARALLEL) DEVICE=cpu PRECISION=fp32 SANITIZE=1 tests)
 	@dev/test/run_tests.sh $(DEVICE) $(ONLY)
