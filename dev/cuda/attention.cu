@@ -1,17 +1,17 @@
 // attention.cu: attention by several kernels, each checked against plain loops in double, forward and backward, at
 // ragged sizes, for the same bits again and in any order of threads, and for memory that grows with T, not T^2.
-// `attention bench [B T C NH]` times them instead (one layer of GPT-2 124M, 4 x 64, unless told).
 //
 //   1 gemm     batched GEMMs around a softmax kernel; the probabilities [B,NH,T,T] are stored
 //   2 naive    flash: a thread per row goes over the other rows in global memory, and stores no score
 //   3 lanes    the rows of a block share tiles in shared memory, several threads a row: llmc's fp32 path on a GPU
 //   4 vectors  16 rows a thread, which are the lanes of a vector, no barrier: llmc's fp32 path on a CPU
 //   5 tensor   the products on tensor cores, fragments from product to product in registers: llmc's bf16 path
+//   6 llmc     attention_forward and attention_backward: 5 in bf16 where the head size allows, else 3 or 4
 #include "llmc/attention.cuh"
 
-#include "dev/cuda/kernel_test.h"
+#include "dev/cuda/bench.h"
 
-static Check checks;
+static Lab lab;
 
 // ---------------------------------------------------------------------------------------------- 1 gemm
 
@@ -311,32 +311,69 @@ typedef void Forward(Matmul *, floatX *, void *, const floatX *, size_t, size_t,
 typedef void Backward(Matmul *, floatX *, void *, const floatX *, const floatX *, const void *, const floatX *, size_t,
                       size_t, size_t, size_t);
 
+enum { TENSOR = 5, LLMC = 6 };
 typedef struct {
     int number;
-    const char *name;
+    const char *name, *text;
+    unsigned block;  // 1: differs from kernel to kernel
     Bytes *saved, *scratch;
     Forward *forward;
     Backward *backward;
-    size_t most; // the largest head
+    size_t most;  // the largest head
 } Kernel;
 
-// The last is what attention_forward takes: 5 in bf16 where the head size allows, else 3 or 4.
 static const Kernel KERNELS[] = {
-    {1, "gemm", gemm_saved_bytes, gemm_scratch_bytes, gemm_forward, gemm_backward, 1024},
-    {2, "naive", attention_saved_bytes, attention_scratch_bytes, naive_forward, naive_backward, NAIVE_CHANNELS},
-    {3, "lanes", attention_saved_bytes, attention_scratch_bytes, rows_forward<1>, rows_backward<1>, 128},
+    {1, "gemm", "batched GEMMs around a softmax, probabilities stored", 1, gemm_saved_bytes, gemm_scratch_bytes,
+     gemm_forward, gemm_backward, 1024},
+    {2, "naive", "flash: a thread a row, the others in global memory", NAIVE_THREADS, attention_saved_bytes,
+     attention_scratch_bytes, naive_forward, naive_backward, NAIVE_CHANNELS},
+    {3, "lanes", "flash: tiles in shared memory, several threads a row", 1, attention_saved_bytes,
+     attention_scratch_bytes, rows_forward<1>, rows_backward<1>, 128},
 #ifndef __CUDACC__
-    {4, "vectors", attention_saved_bytes, attention_scratch_bytes, rows_forward<ATTENTION_ROWS>,
-     rows_backward<ATTENTION_ROWS>, 128},
+    {4, "vectors", "flash: 16 rows a thread, the lanes of a CPU's vector", 1, attention_saved_bytes,
+     attention_scratch_bytes, rows_forward<ATTENTION_ROWS>, rows_backward<ATTENTION_ROWS>, 128},
 #endif
-    {0, "llmc", attention_saved_bytes, attention_scratch_bytes, attention_forward, attention_backward,
-     ATTENTION_MAX_HEAD_SIZE},
+#ifdef PRECISION_BF16  // not checked by itself: it is what llmc's functions do with the heads that it takes
+    {TENSOR, "tensor", "flash: tensor cores, fragments stay in registers", ATTENTION_MMA_THREADS, attention_saved_bytes,
+     attention_scratch_bytes, attention_forward, attention_backward, 128},
+#endif
+    {LLMC, "llmc", "whichever of 3, 4, 5 suits machine and head (llmc)", 1, attention_saved_bytes,
+     attention_scratch_bytes, attention_forward, attention_backward, ATTENTION_MAX_HEAD_SIZE},
 };
+enum { KERNEL_COUNT = sizeof KERNELS / sizeof *KERNELS };
 
+// For llmc's the number of the kernel that it takes.
 static int kernel_number(const Kernel *k, size_t B, size_t T, size_t C, size_t NH) {
-    if (k->number) return k->number;
+    if (k->number != LLMC) return k->number;
     AttentionShape a = attention_shape(B, T, C, NH);
-    return sizeof(floatX) == 2 && attention_mma_takes(a) ? 5 : ATTENTION_ROWS == 1 ? 3 : 4;
+    return sizeof(floatX) == 2 && attention_mma_takes(a) ? TENSOR : ATTENTION_ROWS == 1 ? 3 : 4;
+}
+
+// What the table times: one pass of one kernel.
+typedef struct {
+    const Kernel *kernel;
+    floatX *out, *dqkv;         // [B,T,C], [B,T,3C]
+    const floatX *qkv, *dout;   // [B,T,3C], [B,T,C]
+    void *saved, *scratch;
+    size_t B, T, C, NH;
+} Problem;
+
+static void time_forward(const void *problem, unsigned) {
+    const Problem *p = (const Problem *)problem;
+    p->kernel->forward(lab.mm, p->out, p->saved, p->qkv, p->B, p->T, p->C, p->NH);
+}
+
+static void time_backward(const void *problem, unsigned) {
+    const Problem *p = (const Problem *)problem;
+    p->kernel->backward(lab.mm, p->dqkv, p->scratch, p->dout, p->out, p->saved, p->qkv, p->B, p->T, p->C, p->NH);
+}
+
+static LabKernel forward_row(const Kernel *k) {
+    return {"attention", k->number, k->text, time_forward, k->block};
+}
+
+static LabKernel backward_row(const Kernel *k) {
+    return {"attention backward", k->number, k->text, time_backward, k->block};
 }
 
 // ---------------------------------------------------------------------------------------------- checks
@@ -444,10 +481,32 @@ static bool same_again(Matmul *mm, const Kernel *k, Result *first, const floatX 
     return same;
 }
 
+// In bf16 the scores (up to about 4 here), the probabilities and their gradients are rounded on the way.
+static const double BOUND_OUT = sizeof(floatX) == 4 ? 3e-6 : 2.5e-2, BOUND_GRAD = sizeof(floatX) == 4 ? 1e-5 : 5e-2;
+
+// The largest errors of each kernel so far, forward and backward; NAN, which fails, before the first.
+static double worst[KERNEL_COUNT][2];
+
+static void note_errors(int number, double error, double error_grad) {
+    for (int i = 0; i < KERNEL_COUNT; i++) {
+        if (KERNELS[i].number != number) continue;
+        worst[i][0] = fmax(worst[i][0], error);
+        worst[i][1] = fmax(worst[i][1], error_grad);
+    }
+}
+
+// The table: a row for each kernel and pass with its largest error of all shapes.
+static void check_rows(void) {
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 0; i < KERNEL_COUNT; i++) {
+            LabKernel row = pass ? backward_row(&KERNELS[i]) : forward_row(&KERNELS[i]);
+            lab_check(&lab, &row, worst[i][pass], pass ? BOUND_GRAD : BOUND_OUT);
+        }
+    }
+}
+
 // Every kernel at one shape. `repeat`: also for the same bits again.
 static void test_shape(Matmul *mm, size_t B, size_t T, size_t C, size_t NH, bool repeat) {
-    // In bf16 the scores (up to about 4 here), the probabilities and their gradients are rounded on the way.
-    const double bound_out = sizeof(floatX) == 4 ? 3e-6 : 2.5e-2, bound_grad = sizeof(floatX) == 4 ? 1e-5 : 5e-2;
     size_t n = B * T * C, HS = C / NH;
     float *qkv = test_values(3 * n, 0, 1.5, 1), *dout = test_values(n, 0, 1, 2);
     floatX *device_qkv = to_device_floatX(qkv, 3 * n), *device_dout = to_device_floatX(dout, n);
@@ -455,19 +514,22 @@ static void test_shape(Matmul *mm, size_t B, size_t T, size_t C, size_t NH, bool
     plain_forward(want_out, want_att, qkv, B, T, C, NH);
     plain_backward(want_dqkv, dout, want_att, qkv, B, T, C, NH);
     for (const Kernel &k : KERNELS) {
-        if (HS > k.most) continue;
+        if (HS > k.most || k.number == TENSOR) continue;
         Result r = run(mm, &k, device_qkv, device_dout, B, T, C, NH);
         double error = test_error(r.out, want_out, n), error_grad = test_error(r.dqkv, want_dqkv, 3 * n);
+        int number = kernel_number(&k, B, T, C, NH);
+        note_errors(k.number, error, error_grad);
+        if (k.number == LLMC && number == TENSOR) note_errors(TENSOR, error, error_grad);
         bool same = !repeat || same_again(mm, &k, &r, device_qkv, device_dout, B, T, C, NH);
-        check(&checks, error <= bound_out && error_grad <= bound_grad && same,
+        check(&lab.checks, error <= BOUND_OUT && error_grad <= BOUND_GRAD && same,
               "%d %-7s B %zu T %4zu NH %zu HS %3zu: forward %.1e (bound %.1e), backward %.1e (bound %.1e)%s%s",
-              kernel_number(&k, B, T, C, NH), k.name, B, T, NH, HS, error, bound_out, error_grad, bound_grad,
+              number, k.name, B, T, NH, HS, error, BOUND_OUT, error_grad, BOUND_GRAD,
               repeat ? ", bits again: " : "", !repeat ? "" : same ? "same" : "DIFFERENT");
         if (k.number != 1 && T >= 1024) {
             size_t bytes = k.saved(B, T, C, NH) + k.scratch(B, T, C, NH);
-            check(&checks, bytes <= 2 * B * NH * T * sizeof(float),
+            check(&lab.checks, bytes <= 2 * B * NH * T * sizeof(float),
                   "%d %-7s T %zu: %zu bytes beside the activations, where the probabilities would be %zu",
-                  kernel_number(&k, B, T, C, NH), k.name, T, bytes, B * NH * T * T * sizeof(floatX));
+                  number, k.name, T, bytes, B * NH * T * T * sizeof(floatX));
         }
         free(r.out), free(r.dqkv);
     }
@@ -481,11 +543,12 @@ static void test_large_scores(Matmul *mm) {
     float *qkv = test_values(3 * n, 0, 60, 3), *dout = test_values(n, 0, 1, 4);
     floatX *device_qkv = to_device_floatX(qkv, 3 * n), *device_dout = to_device_floatX(dout, n);
     for (const Kernel &k : KERNELS) {
+        if (k.number == TENSOR) continue;
         Result r = run(mm, &k, device_qkv, device_dout, B, T, C, NH);
         bool ok = true;
         for (size_t i = 0; i < n; i++) ok = ok && fabsf(r.out[i]) <= 60.5f;
         for (size_t i = 0; i < 3 * n; i++) ok = ok && isfinite(r.dqkv[i]);
-        check(&checks, ok, "%d %-7s scores of thousands", kernel_number(&k, B, T, C, NH), k.name);
+        check(&lab.checks, ok, "%d %-7s scores of thousands", kernel_number(&k, B, T, C, NH), k.name);
         free(r.out), free(r.dqkv);
     }
     free(qkv), free(dout);
@@ -529,7 +592,7 @@ static void test_softmax(cudaStream_t stream, size_t T) {
         float *got_p = to_host_floatX(att, rows * T, stream), *got_d = to_host_floatX(datt, rows * T, stream);
         plain_softmax(want_p, want_d, x, d, got_p, rows, T);
         double error_p = test_error(got_p, want_p, rows * T), error_d = test_error(got_d, want_d, rows * T);
-        check(&checks, error_p <= bound_p && error_d <= bound_d,
+        check(&lab.checks, error_p <= bound_p && error_d <= bound_d,
               "softmax T %zu by a %s (%.1e, bound %.1e; gradient %.1e, bound %.1e)", T,
               warp ? "warp" : "thread", error_p, bound_p, error_d, bound_d);
         free(got_p), free(got_d);
@@ -538,76 +601,54 @@ static void test_softmax(cudaStream_t stream, size_t T) {
     free(x), free(d), free(want_p), free(want_d);
 }
 
-// Best of several runs, by events. Only the half of the products that causal attention needs is counted.
-static void bench(Matmul *mm, size_t B, size_t T, size_t C, size_t NH) {
-    size_t n = B * T * C;
-    double flops = 2.0 * (double)(B * T) * (double)(T + 1) * (double)C; // of forward's two products
-    float *qkv = test_values(3 * n, 0, 1, 1);
-    floatX *device_qkv = to_device_floatX(qkv, 3 * n), *dout = to_device_floatX(qkv, n);
-    floatX *out = (floatX *)test_device(n * sizeof(floatX)), *dqkv = (floatX *)test_device(3 * n * sizeof(floatX));
-    cudaEvent_t event[3];
-    for (int i = 0; i < 3; i++) CUDA_CHECK(cudaEventCreate(&event[i]));
-    printf("%s B %zu T %zu C %zu NH %zu    forward ms  TFLOP/s   backward ms  TFLOP/s   MiB kept\n", FLOATX_NAME, B, T,
-           C, NH);
-    for (const Kernel &k : KERNELS) {
-        if (C / NH > k.most || (k.number == 3 && ATTENTION_ROWS > 1)) continue; // a CPU is slow at shuffles
-        size_t saved_bytes = k.saved(B, T, C, NH);
-        void *saved = test_device(saved_bytes), *scratch = test_device(k.scratch(B, T, C, NH));
-        float forward = 1e30f, backward = 1e30f;
-        for (int run = 0; run < 20; run++) {
-            float ms;
-            CUDA_CHECK(cudaEventRecord(event[0], mm->stream));
-            k.forward(mm, out, saved, device_qkv, B, T, C, NH);
-            CUDA_CHECK(cudaEventRecord(event[1], mm->stream));
-            k.backward(mm, dqkv, scratch, dout, out, saved, device_qkv, B, T, C, NH);
-            CUDA_CHECK(cudaEventRecord(event[2], mm->stream));
-            CUDA_CHECK(cudaEventSynchronize(event[2]));
-            CUDA_CHECK(cudaEventElapsedTime(&ms, event[0], event[1]));
-            forward = fminf(forward, ms);
-            CUDA_CHECK(cudaEventElapsedTime(&ms, event[1], event[2]));
-            backward = fminf(backward, ms);
+// One layer of GPT-2 124M. Only the half of the products that causal attention needs is counted: two forward, and
+// backward five, since flash attention makes the scores again.
+static void bench(void) {
+    Problem p = {NULL, NULL, NULL, NULL, NULL, NULL, NULL, 4, 64, 768, 12};
+    if (!lab.cpu) p.B = 16, p.T = 1024;
+    size_t n = p.B * p.T * p.C;
+    double flops = 2.0 * (double)(p.B * p.T) * (double)(p.T + 1) * (double)p.C;
+    floatX *qkv = lab_fill(&lab, 3 * n), *dout = lab_fill(&lab, n);
+    p.qkv = qkv, p.dout = dout;
+    p.out = (floatX *)test_device(n * sizeof(floatX)), p.dqkv = (floatX *)test_device(3 * n * sizeof(floatX));
+    for (int pass = 0; pass < 2; pass++) {
+        for (const Kernel &k : KERNELS) {
+            p.kernel = &k;
+            p.saved = test_device(k.saved(p.B, p.T, p.C, p.NH));
+            p.scratch = test_device(k.scratch(p.B, p.T, p.C, p.NH));
+            LabKernel row = pass ? backward_row(&k) : forward_row(&k);
+            if (pass) time_forward(&p, 0);  // fills out and saved
+            lab_bench(&lab, &row, &p, 0.0, 0.0, pass ? 2.5 * flops : flops);
+            CUDA_CHECK(cudaFree(p.saved)), CUDA_CHECK(cudaFree(p.scratch));
         }
-        printf("  %d %-24s %13.3f %8.3f %13.3f %8.3f %10.2f\n", kernel_number(&k, B, T, C, NH), k.name, (double)forward,
-               flops / (double)forward * 1e-9, (double)backward, 2.5 * flops / (double)backward * 1e-9,
-               (double)saved_bytes / 1048576.0);
-        CUDA_CHECK(cudaFree(saved)), CUDA_CHECK(cudaFree(scratch));
     }
-    for (int i = 0; i < 3; i++) CUDA_CHECK(cudaEventDestroy(event[i]));
-    free(qkv);
-    CUDA_CHECK(cudaFree(device_qkv)), CUDA_CHECK(cudaFree(dout)), CUDA_CHECK(cudaFree(out)), CUDA_CHECK(cudaFree(dqkv));
+    CUDA_CHECK(cudaFree(qkv)), CUDA_CHECK(cudaFree(dout)), CUDA_CHECK(cudaFree(p.out)), CUDA_CHECK(cudaFree(p.dqkv));
 }
 
 int main(int argc, char **argv) {
-    cudaStream_t stream;
-    CUDA_CHECK(cudaStreamCreate(&stream));
-    Matmul *mm = (Matmul *)test_memory(sizeof(Matmul));
-    matmul_create(mm, stream);
-    bool benchmark = argc > 1 && (strcmp(argv[1], "bench") == 0 || strcmp(argv[1], "--bench") == 0);
-    if (benchmark) {
-        size_t size[4] = {4, 64, 768, 12};
-        for (int i = 0; i < 4 && i + 2 < argc; i++) size[i] = strtoul(argv[i + 2], NULL, 10);
-        bench(mm, size[0], size[1], size[2], size[3]);
-    } else {
-        test_shape(mm, 2, 1, 18, 3, true);     // heads of 6, of 18, of 8: nothing divides
-        test_shape(mm, 3, 7, 18, 3, true);
-        test_shape(mm, 2, 24, 18, 1, true);
-        test_shape(mm, 2, 65, 16, 2, true);
-        test_shape(mm, 1, 65, 96, 3, true);    // 32
-        test_shape(mm, 2, 129, 128, 2, true);  // 64
-        test_shape(mm, 1, 1, 64, 1, false);
-        test_shape(mm, 1, 63, 48, 1, false);   // sizes between those that the kernels are made for
-        test_shape(mm, 1, 70, 80, 1, false);
-        test_shape(mm, 1, 81, 192, 2, false);
-        test_shape(mm, 1, 97, 112, 1, false);
-        test_shape(mm, 1, 67, 256, 2, true);
-        test_shape(mm, 1, 40, 300, 1, false);  // more than 128
-        test_shape(mm, 1, 1024, 64, 1, false);
-        test_large_scores(mm);
-        test_softmax(stream, 8);
-        test_softmax(stream, 264);
+    lab_start(&lab, argc, argv, NULL);
+    if (lab.bench) {
+        bench();
+        return lab_finish(&lab);
     }
-    matmul_destroy(mm);
-    free(mm);
-    CUDA_CHECK(cudaStreamDestroy(stream));
-    return benchmark ? 0 : check_summary(&checks);
+    for (int i = 0; i < KERNEL_COUNT; i++) worst[i][0] = worst[i][1] = NAN;
+    test_shape(lab.mm, 2, 1, 18, 3, true);     // heads of 6, of 18, of 8: nothing divides
+    test_shape(lab.mm, 3, 7, 18, 3, true);
+    test_shape(lab.mm, 2, 24, 18, 1, true);
+    test_shape(lab.mm, 2, 65, 16, 2, true);
+    test_shape(lab.mm, 1, 65, 96, 3, true);    // 32
+    test_shape(lab.mm, 2, 129, 128, 2, true);  // 64
+    test_shape(lab.mm, 1, 1, 64, 1, false);
+    test_shape(lab.mm, 1, 63, 48, 1, false);   // sizes between those that the kernels are made for
+    test_shape(lab.mm, 1, 70, 80, 1, false);
+    test_shape(lab.mm, 1, 81, 192, 2, false);
+    test_shape(lab.mm, 1, 97, 112, 1, false);
+    test_shape(lab.mm, 1, 67, 256, 2, true);
+    test_shape(lab.mm, 1, 40, 300, 1, false);  // more than 128
+    test_shape(lab.mm, 1, 1024, 64, 1, false);
+    check_rows();
+    test_large_scores(lab.mm);
+    test_softmax(lab.stream, 8);
+    test_softmax(lab.stream, 264);
+    return lab_finish(&lab);
 }
