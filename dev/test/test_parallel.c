@@ -443,9 +443,9 @@ static void memory_over_tensor(Context *x, double MiB) {
             Memory m = dry_run(x, &g, LARGE "--layers 8 --micro-batch 4");
             Memory half = dry_run(x, &g, LARGE "--layers 4 --micro-batch 4");
             // ln1, residual2, ln2 and the residual stream are (N, C); qkv, atty, fch and its GELU together
-            // (N, 12 C / t); then the statistics of two layernorms and the probabilities of attention.
+            // (N, 12 C / t); then the statistics of two layernorms and attention's log-sum-exps.
             double rows = sp ? t : 1, layer = N * C * w * (4 / rows + 12.0 / t) + 16 * N / rows;
-            layer += B * NH * (double)T * T * w / t;
+            layer += B * NH * (double)T * 4 / t;
             double replicated = 0, elements = rank_elements(&g, &config, &replicated);
             double measured = (m.activations - half.activations) / 4;
             if (t == 1) alone = elements - replicated;
@@ -515,12 +515,12 @@ static void group_memory(Context *x) {
     memory_over_tensor(x, MiB);
     memory_over_data(x, MiB);
     memory_over_schedules(x);
-    // Weights, optimizer, logits and attention all beyond 2^31 bytes, the last two beyond 2^31 elements.
+    // Weights, optimizer, activations and logits all beyond 2^31 bytes, the last two beyond 2^31 elements.
     Grid g = {"", 1, 1, 1, 1, "", true};
     GPTConfig xl = {48, 1600, 25, 50257, padded_vocabulary(50257), 1024};
     Memory m = dry_run(x, &g, "--model d48 --seq 1024 --micro-batch 64");
     double w = x->bf16 ? 2 : 4, N = 64 * 1024, elements = rank_elements(&g, &xl, NULL);
-    double acts = N * 1600 * w * 16 * 48 + 64.0 * 25 * 1024 * 1024 * w * 48 + N * 50304 * w;
+    double acts = N * 1600 * w * 16 * 48 + 64.0 * 25 * 1024 * 4 * 48 + N * 50304 * w;
     check(&x->check, near(m.weights, elements * w / MiB, 0.06) && m.activations > acts / MiB &&
           m.activations < 1.1 * acts / MiB,
           "\"int overflow\": d48 with 64 x 1024 tokens needs %.0f and %.0f MiB", m.weights, m.activations);
