@@ -249,7 +249,8 @@ static void layout_activations(GPT *g, Arena *arena) {
     g->reduce_scratch = (float *)arena_take(arena, scratch, sizeof(float));
     g->norm_ranges = (NormRange *)arena_take(arena, g->norm_count, sizeof(NormRange));
     g->norms = (double *)arena_take(arena, g->norm_count, sizeof(double));
-    g->norm_scratch = (double *)arena_take(arena, global_norm_scratch(g->norm_count, g->table.total), sizeof(double));
+    size_t norm_scratch = global_norm_scratch(g->norm_count, table_largest(&g->table));
+    g->norm_scratch = (double *)arena_take(arena, norm_scratch, sizeof(double));
     g->totals = (double *)arena_take(arena, count_tensors(&g->config) + 1, sizeof(double));
 }
 
@@ -678,7 +679,8 @@ static double mean_loss(GPT *g, size_t micros, size_t sequences) {
 static double gradient_norm(GPT *g, char bad[40]) {
     size_t count = g->norm_count, tensors = count_tensors(&g->config);
     double sum = 0.0;
-    global_norm_squared(g->norms, g->norm_scratch, g->state.grads, g->norm_ranges, count, g->table.total, g->stream);
+    global_norm_squared(g->norms, g->norm_scratch, g->state.grads, g->norm_ranges, count, table_largest(&g->table),
+                        g->stream);
     CUDA_CHECK(cudaMemcpyAsync(g->host_norms, g->norms, count * sizeof(double), cudaMemcpyDeviceToHost, g->stream));
     CUDA_CHECK(cudaStreamSynchronize(g->stream));
     memset(g->host_totals, 0, tensors * sizeof(double));

@@ -239,6 +239,15 @@ static inline size_t table_offset(const ParamTable *table, TensorKind kind, size
     return table_find(table, kind, l)->offset;
 }
 
+// Elements of the largest tensor that the rank holds.
+static inline size_t table_largest(const ParamTable *table) {
+    size_t largest = 0;
+    for (size_t i = 0; i < table->count; i++) {
+        if (table->tensors[i].size > largest) largest = table->tensors[i].size;
+    }
+    return largest;
+}
+
 // A run: `count` elements that are contiguous both in this rank's memory and in the unsharded tensor.
 typedef struct {
     size_t local;   // element of the rank's part of the tensor (add Tensor.offset for the flat buffer)
