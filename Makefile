@@ -76,8 +76,13 @@ $(PROBE): dev/probe.sh
 # bits in every program.
 
 WARNINGS := -Wall -Wextra
-HOST := $(if $(SANITIZE),-O1 -g -fsanitize=address$(comma)undefined -fno-sanitize-recover=all,-O3) \
-        $(NATIVE) -ffp-contract=off $(OPENMP)
+# What trains on a CPU is compiled to run fast; what is there to check, tests and bf16, to compile fast. Null
+# pointers and the sizes of objects are left to the address sanitizer, which sees them too.
+SANITIZERS := -fsanitize=address,undefined -fno-sanitize=null,object-size,vptr -fno-sanitize-recover=all
+QUICK := -O1 $(if $(SANITIZE),-g1 $(SANITIZERS),-ftree-vectorize)
+OPTIMIZE := $(if $(SANITIZE)$(filter bf16,$(PRECISION)),$(QUICK),-O3)
+$(DIR)/dev/test/% $(DIR)/test_gpt: OPTIMIZE := $(QUICK)
+HOST = $(OPTIMIZE) $(NATIVE) -ffp-contract=off $(OPENMP)
 DEFINES := -DPRECISION_$(if $(filter bf16,$(PRECISION)),BF16,FP32)
 LIBS := -Xlinker --as-needed $(BLAS_LIBS) $(CJSON_LIBS) $(MPI_LIBS)
 DEPENDENCIES = -MMD -MP -MF $@.d -MT $@
@@ -126,10 +131,11 @@ all: trainers tools                  ## every trainer and tool
 trainers: $(call program,$(TRAINERS))  ## build/cpu-fp32/train_gpt and those after it
 kernel-programs: $(call program,$(KERNELS))  ## the kernel laboratory, dev/cuda, compiled only
 tools: $(addprefix build/tools/,$(notdir $(basename $(TOOLS))))  ## data preparation and plots: build/tools
-# Only what runs trainers is built for bf16 as well: the other programs do not depend on the precision.
-TESTS := $(call program,$(if $(filter fp32,$(PRECISION)),$(C_TESTS) $(CPU_TESTS),$(wildcard dev/test/test_parallel.c)) \
-                        $(wildcard test_gpt.c))
-tests: trainers kernel-programs tools $(TESTS)  ## every test program
+# Only what runs trainers is built for bf16 as well: the other programs do not depend on the precision. The
+# sanitizers see one rank and the whole grid; what is between compiles long, and has no code that these have not.
+TESTS := $(if $(filter fp32,$(PRECISION)),$(C_TESTS) $(CPU_TESTS),dev/test/test_parallel.c) test_gpt.c
+TESTED := $(if $(SANITIZE),train_gpt.cu train_gpt_3d.cu,$(TRAINERS))
+tests: $(call program,$(TESTED) $(KERNELS) $(TESTS)) tools  ## every test program
 
 setup:  ## installs what is missing (compiler, MPI, oneDNN, cJSON)
 	@dev/setup.sh

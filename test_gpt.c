@@ -544,7 +544,7 @@ static const Fixture FIXTURES[NUM_FIXTURES] = {
     {9, 32, 8, 200, 20, 16, 24, 2},   // WIDE_24, WIDE_10, WIDE_14: the same for 3, 5, 6, 7 data ranks
     {9, 32, 8, 200, 20, 16, 10, 2},
     {9, 32, 8, 200, 20, 16, 14, 2},
-    {25, 16, 2, 50, 4, 4, 144, 1},    // DEEP: enough layers for 8 stages of 3 chunks, and many micro-batches
+    {25, 16, 4, 50, 4, 4, 144, 1},    // DEEP: enough layers for 8 stages of 3 chunks, and many micro-batches
 };
 
 // A layout: t * d * p ranks, micro-batches of so many sequences.
@@ -813,6 +813,7 @@ static void run_row(Context *x, Matrix *m, const Row *row) {
 }
 
 static Matrix *matrix_begin(const Context *x) {
+    prefer_quick_starts();
     Bounds b = bounds(x, &x->golden.config);
     printf("     Each layout against the reference: relative error of its worst gradient tensor (L2), that "
            "of one rank\n     in the same tensor, and of losses, norms and updated weights. With 4 layers "

@@ -27,9 +27,11 @@ static inline size_t attention_scratch_bytes(size_t B, size_t T, size_t C, size_
     return B * NH * T * sizeof(float);
 }
 
-// The fp32 kernels as this machine runs them best: 16 rows a thread, or a row of 16 channels a lane.
+// The fp32 kernels as this machine runs them best: a row of 16 channels a lane, or 16 rows a thread, for which one
+// capacity does, as it keeps nothing in registers.
 template <int CAPACITY>
-using RowsHere = AttentionRows<CAPACITY, ATTENTION_ROWS, ATTENTION_ROWS == 1 ? CAPACITY / 16 : 1>;
+using RowsHere = AttentionRows<ATTENTION_ROWS == 1 ? CAPACITY : ATTENTION_MAX_HEAD_SIZE, ATTENTION_ROWS,
+                               ATTENTION_ROWS == 1 ? CAPACITY / 16 : 1>;
 
 static inline AttentionShape attention_shape(size_t B, size_t T, size_t C, size_t NH) {
     size_t HS = C / NH;

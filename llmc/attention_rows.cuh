@@ -31,7 +31,8 @@ static constexpr int ATTENTION_ROWS = 16;
 template <> struct RowVector<16> { typedef float type __attribute__((vector_size(64))); };
 #endif
 
-// CAPACITY: the largest head size, which decides the registers; channels beyond HS are zero.
+// CAPACITY: the largest head size, which decides the registers; channels beyond HS are zero. A thread that is
+// alone goes over no more channels than there are, and the rows of its tiles do not share cache sets.
 template <int CAPACITY_, int R_, int LANES_>
 struct AttentionRows {
     static constexpr int CAPACITY = CAPACITY_, R = R_, LANES = LANES_;
@@ -42,8 +43,13 @@ struct AttentionRows {
     static constexpr unsigned BLOCK_ROWS = THREADS / LANES * R;
     typedef typename RowVector<R>::type V;
     typedef float Scores[TILE][R];
-    typedef float Tile[CAPACITY];
-    static_assert(CHANNELS % 4 == 0 && TILE % 8 == 0 && 32 % LANES == 0, "channels go by 4, rows by 8");
+    static constexpr int STRIDE = CAPACITY + (ALONE ? 16 : 0);   // of a tile's rows
+    typedef float Tile[STRIDE];
+    static_assert(CHANNELS % 8 == 0 && TILE % 8 == 0 && 32 % LANES == 0, "channels and rows go by 8");
+    // How many channels a lane goes over.
+    __device__ __forceinline__ static int channels(const AttentionShape &a) {
+        return ALONE ? (int)((a.HS + 7) / 8 * 8) : CHANNELS;
+    }
 };
 
 // What a thread works at: sequence b, head h, its first row, and the tiles' rows that its block or it needs.
@@ -79,14 +85,10 @@ __device__ __forceinline__ void load_tile(typename A::Tile *tile, const floatX *
                                           const AttentionShape &a) {
     if constexpr (A::ALONE) {
         for (int j = 0; j < A::TILE; j++) {
-            size_t n = first + j < a.T ? a.HS : 0;
+            int n = first + j < a.T ? (int)a.HS : 0, end = A::channels(a);
             const floatX *from = p + (first + j) * stride;
-            if (n == (size_t)A::CAPACITY) { // a loop of known length costs less
-                for (int c = 0; c < A::CAPACITY; c++) tile[j][c] = to_float(from[c]);
-                continue;
-            }
-            for (size_t c = 0; c < n; c++) tile[j][c] = to_float(from[c]);
-            for (size_t c = n; c < (size_t)A::CAPACITY; c++) tile[j][c] = 0.0f;
+            for (int c = 0; c < n; c++) tile[j][c] = to_float(from[c]);
+            for (int c = n; c < end; c++) tile[j][c] = 0.0f;
         }
     } else {
         for (unsigned i = threadIdx.x; i < A::TILE * A::CAPACITY; i += A::THREADS) {
@@ -102,7 +104,7 @@ template <class A>
 __device__ __forceinline__ void load_rows(typename A::V (&x)[A::CHANNELS], typename A::Tile *tile, const floatX *p,
                                           size_t stride, size_t row, const AttentionShape &a, float scale) {
     if constexpr (A::ALONE) load_tile<A>(tile, p, stride, row, a);
-    for (int i = 0; i < A::CHANNELS; i++) {
+    for (int i = 0; i < A::channels(a); i++) {
         size_t c = (size_t)channel<A>(i);
         float v[A::R];
         if constexpr (A::ALONE) {
@@ -118,7 +120,7 @@ __device__ __forceinline__ void load_rows(typename A::V (&x)[A::CHANNELS], typen
 template <class A>
 __device__ __forceinline__ void store_rows(floatX *p, typename A::Tile *tile, size_t stride, size_t row,
                                            const AttentionShape &a, const typename A::V (&x)[A::CHANNELS]) {
-    for (int i = 0; i < A::CHANNELS; i++) {
+    for (int i = 0; i < A::channels(a); i++) {
         size_t c = (size_t)channel<A>(i);
         float v[A::R];
         memcpy(v, &x[i], sizeof v);
@@ -135,10 +137,16 @@ __device__ __forceinline__ void store_rows(floatX *p, typename A::Tile *tile, si
 }
 
 template <class A>
-__device__ __forceinline__ void scale_rows(typename A::V (&x)[A::CHANNELS], const float (&by)[A::R]) {
+__device__ __forceinline__ void zero_rows(typename A::V (&x)[A::CHANNELS], const AttentionShape &a) {
+    for (int i = 0; i < A::channels(a); i++) x[i] = typename A::V{};
+}
+
+template <class A>
+__device__ __forceinline__ void scale_rows(typename A::V (&x)[A::CHANNELS], const AttentionShape &a,
+                                           const float (&by)[A::R]) {
     typename A::V v;
     memcpy(&v, by, sizeof v);
-    for (int i = 0; i < A::CHANNELS; i++) x[i] *= v;
+    for (int i = 0; i < A::channels(a); i++) x[i] *= v;
 }
 
 template <class A>
@@ -150,15 +158,15 @@ __device__ __forceinline__ float lanes_sum(float x) {
 // scores[j][r] = the dot product of the thread's row r and the tile's row j.
 template <class A>
 __device__ __forceinline__ void dot_tile(typename A::Scores &scores, const typename A::V (&own)[A::CHANNELS],
-                                         const typename A::Tile *tile) {
+                                         const typename A::Tile *tile, const AttentionShape &a) {
     for (int j0 = 0; j0 < A::TILE; j0 += 8) {
         typename A::V sum[8] = {};
-        for (int i = 0; i < A::CHANNELS; i += 4) {
+        for (int i = 0; i < A::channels(a); i += 4) {
             const float *at = &tile[j0][channel<A>(i)];
             UNROLL
             for (int j = 0; j < 8; j++)
                 UNROLL
-                for (int e = 0; e < 4; e++) sum[j] += own[i + e] * at[j * A::CAPACITY + e];
+                for (int e = 0; e < 4; e++) sum[j] += own[i + e] * at[j * A::STRIDE + e];
         }
         UNROLL
         for (int j = 0; j < 8; j++) {
@@ -172,8 +180,8 @@ __device__ __forceinline__ void dot_tile(typename A::Scores &scores, const typen
 // own += the sum over j of weights[j] times the tile's row j.
 template <class A>
 __device__ __forceinline__ void mix_tile(typename A::V (&own)[A::CHANNELS], const float (&weights)[A::TILE][A::R],
-                                         const typename A::Tile *tile) {
-    for (int i = 0; i < A::CHANNELS; i += 8) {
+                                         const typename A::Tile *tile, const AttentionShape &a) {
+    for (int i = 0; i < A::channels(a); i += 8) {
         typename A::V sum[8];
         UNROLL
         for (int e = 0; e < 8; e++) sum[e] = own[i + e];
@@ -207,12 +215,13 @@ __device__ __forceinline__ void hide_later(typename A::Scores &s, size_t row, si
 template <class A>
 __global__ void __launch_bounds__(A::THREADS, 1)
     attention_forward_rows_kernel(floatX *out, float *lse, const floatX *qkv, AttentionShape a) {
-    alignas(64) __shared__ float k_tile[A::TILE][A::CAPACITY], v_tile[A::TILE][A::CAPACITY];
+    alignas(64) __shared__ typename A::Tile k_tile[A::TILE], v_tile[A::TILE];
     RowPlace at = row_place<A>(a);
     if (A::ALONE && at.row >= a.T) return;
     size_t C = a.NH * a.HS;
     const floatX *q = qkv + at.b * a.T * 3 * C + at.h * a.HS;
-    typename A::V own[A::CHANNELS], mixed[A::CHANNELS] = {};
+    typename A::V own[A::CHANNELS], mixed[A::CHANNELS];
+    zero_rows<A>(mixed, a);
     load_rows<A>(own, k_tile, q, 3 * C, at.row, a, a.scale);
     float max[A::R], sum[A::R];
     for (int r = 0; r < A::R; r++) max[r] = -INFINITY, sum[r] = 0.0f;
@@ -223,7 +232,7 @@ __global__ void __launch_bounds__(A::THREADS, 1)
         load_tile<A>(v_tile, q + 2 * C, 3 * C, first, a);
         tile_barrier<A>();
         typename A::Scores s;
-        dot_tile<A>(s, own, k_tile);
+        dot_tile<A>(s, own, k_tile, a);
         hide_later<A>(s, at.row, first); // key 0 is always seen: max becomes finite
         float correction[A::R];
         for (int r = 0; r < A::R; r++) correction[r] = max[r];
@@ -235,13 +244,13 @@ __global__ void __launch_bounds__(A::THREADS, 1)
             for (int r = 0; r < A::R; r++) s[j][r] = softmax_exponential(s[j][r] - max[r]);
             for (int r = 0; r < A::R; r++) sum[r] += s[j][r];
         }
-        scale_rows<A>(mixed, correction);
-        mix_tile<A>(mixed, s, v_tile);
+        scale_rows<A>(mixed, a, correction);
+        mix_tile<A>(mixed, s, v_tile, a);
         tile_barrier<A>();
     }
     float scale[A::R];
     for (int r = 0; r < A::R; r++) scale[r] = 1.0f / sum[r];
-    scale_rows<A>(mixed, scale);
+    scale_rows<A>(mixed, a, scale);
     store_rows<A>(out + at.b * a.T * C + at.h * a.HS, k_tile, C, at.row, a, mixed);
     if (threadIdx.x % A::LANES == 0)
         for (int r = 0; r < A::R; r++)
@@ -253,16 +262,17 @@ template <class A>
 __global__ void __launch_bounds__(A::THREADS, 1)
     attention_backward_query_rows_kernel(floatX *dqkv, float *dot, const floatX *dout, const floatX *out,
                                          const float *lse, const floatX *qkv, AttentionShape a) {
-    alignas(64) __shared__ float k_tile[A::TILE][A::CAPACITY], v_tile[A::TILE][A::CAPACITY];
+    alignas(64) __shared__ typename A::Tile k_tile[A::TILE], v_tile[A::TILE];
     RowPlace at = row_place<A>(a);
     if (A::ALONE && at.row >= a.T) return;
     size_t C = a.NH * a.HS, from = at.b * a.T * 3 * C + at.h * a.HS, to = at.b * a.T * C + at.h * a.HS;
     const floatX *k = qkv + from + C, *v = k + C;
-    typename A::V q[A::CHANNELS], d[A::CHANNELS], dq[A::CHANNELS] = {};
+    typename A::V q[A::CHANNELS], d[A::CHANNELS], dq[A::CHANNELS];
     load_rows<A>(dq, k_tile, out + to, C, at.row, a, 1.0f);
     load_rows<A>(d, k_tile, dout + to, C, at.row, a, 1.0f);
     typename A::V product = {};
-    for (int i = 0; i < A::CHANNELS; i++) product += dq[i] * d[i], dq[i] = typename A::V{};
+    for (int i = 0; i < A::channels(a); i++) product += dq[i] * d[i];
+    zero_rows<A>(dq, a);
     if constexpr (A::LANES > 1) product = lanes_sum<A>(product);
     float norm[A::R], of_row[A::R];
     memcpy(of_row, &product, sizeof of_row);
@@ -278,15 +288,15 @@ __global__ void __launch_bounds__(A::THREADS, 1)
         load_tile<A>(v_tile, v, 3 * C, first, a);
         tile_barrier<A>();
         typename A::Scores s, ds;
-        dot_tile<A>(s, q, k_tile);
-        dot_tile<A>(ds, d, v_tile);
+        dot_tile<A>(s, q, k_tile, a);
+        dot_tile<A>(ds, d, v_tile, a);
         hide_later<A>(s, at.row, first);
         for (int j = 0; j < A::TILE; j++)
             for (int r = 0; r < A::R; r++) ds[j][r] = softmax_exponential(s[j][r] - norm[r]) * (ds[j][r] - of_row[r]);
-        mix_tile<A>(dq, ds, k_tile);
+        mix_tile<A>(dq, ds, k_tile, a);
         tile_barrier<A>();
     }
-    for (int i = 0; i < A::CHANNELS; i++) dq[i] *= a.scale;
+    for (int i = 0; i < A::channels(a); i++) dq[i] *= a.scale;
     store_rows<A>(dqkv + from, k_tile, 3 * C, at.row, a, dq);
 }
 
@@ -295,11 +305,12 @@ template <class A>
 __global__ void __launch_bounds__(A::THREADS, 1)
     attention_backward_key_rows_kernel(floatX *dqkv, const float *dot, const floatX *dout, const float *lse,
                                        const floatX *qkv, AttentionShape a) {
-    alignas(64) __shared__ float q_tile[A::TILE][A::CAPACITY], d_tile[A::TILE][A::CAPACITY];
+    alignas(64) __shared__ typename A::Tile q_tile[A::TILE], d_tile[A::TILE];
     RowPlace at = row_place<A>(a);
     if (A::ALONE && at.row >= a.T) return;
     size_t C = a.NH * a.HS, from = at.b * a.T * 3 * C + at.h * a.HS, to = at.b * a.T * C + at.h * a.HS;
-    typename A::V k[A::CHANNELS], v[A::CHANNELS], dk[A::CHANNELS] = {}, dv[A::CHANNELS] = {};
+    typename A::V k[A::CHANNELS], v[A::CHANNELS], dk[A::CHANNELS], dv[A::CHANNELS];
+    zero_rows<A>(dk, a), zero_rows<A>(dv, a);
     load_rows<A>(k, q_tile, qkv + from + C, 3 * C, at.row, a, a.scale);
     load_rows<A>(v, q_tile, qkv + from + 2 * C, 3 * C, at.row, a, 1.0f);
     for (size_t first = A::ALONE ? at.row : at.block_row; first < a.T; first += A::TILE) {
@@ -307,8 +318,8 @@ __global__ void __launch_bounds__(A::THREADS, 1)
         load_tile<A>(d_tile, dout + to, C, first, a);
         tile_barrier<A>();
         typename A::Scores p, ds;
-        dot_tile<A>(p, k, q_tile);
-        dot_tile<A>(ds, v, d_tile);
+        dot_tile<A>(p, k, q_tile, a);
+        dot_tile<A>(ds, v, d_tile, a);
         // Query first + j sees key row + r if r <= j + seen; there is none after T.
         int seen = at.row <= first ? (int)(first - at.row < A::R ? first - at.row : A::R)
                                    : -(int)(at.row - first);
@@ -322,11 +333,11 @@ __global__ void __launch_bounds__(A::THREADS, 1)
                 ds[j][r] = p[j][r] * (ds[j][r] - of_query);
             }
         }
-        mix_tile<A>(dv, p, d_tile);
-        mix_tile<A>(dk, ds, q_tile);
+        mix_tile<A>(dv, p, d_tile, a);
+        mix_tile<A>(dk, ds, q_tile, a);
         tile_barrier<A>();
     }
-    for (int i = 0; i < A::CHANNELS; i++) dk[i] *= a.scale;
+    for (int i = 0; i < A::channels(a); i++) dk[i] *= a.scale;
     store_rows<A>(dqkv + from + C, q_tile, 3 * C, at.row, a, dk);
     store_rows<A>(dqkv + from + 2 * C, q_tile, 3 * C, at.row, a, dv);
 }

@@ -1,25 +1,33 @@
 #!/usr/bin/env bash
 # run_tests.sh cpu|cuda [PATTERN]: runs every test program that `make test` has built, prints one line for
-# each with its time, shows what failed, and sums up. With a pattern, only those whose title contains it. The
-# whole output of each is kept in build/test-logs.
+# each with its time when it ends, shows what failed, and sums up. With a pattern, only those whose title contains
+# it. The whole output of each is kept in build/test-logs. On a CPU as many run at a time as there are cores, as
+# starting and waiting leaves these idle; on a GPU one does.
 set -u
 cd "$(dirname "$0")/../.."
 
 device=$1 pattern=${2:-}
 logs=build/test-logs
-passed=0 failed=0
+passed=0 failed=0 started=0 ended=0
+lanes=1
+[ "$device" = cpu ] && lanes=$(nproc 2>/dev/null || echo 2)
 mkdir -p "$logs"
+rm -f "$logs"/*.report
+trap 'kill $(jobs -p) 2>/dev/null; wait; exit 130' INT TERM
 
-# run TITLE SECONDS COMMAND...: runs one program, which ends with a line `N passed, N failed`. The exit code
-# counts as well: a program that reports no failure and then crashes has failed. COMMAND may begin with
-# NAME=value words.
-run() {
-    local title=$1 limit=$2 log begin code tenths last ok=0 bad=1 why=
+# one TITLE SECONDS COMMAND...: runs one program, which ends with a line `N passed, N failed`, and leaves a report:
+# these numbers, then what is to be shown. The exit code counts as well: a program that reports no failure and then
+# crashes has failed. COMMAND may begin with NAME=value words.
+one() {
+    local title=$1 limit=$2 name log begin child code tenths last ok=0 bad=1 why=
     shift 2
-    [[ $title == *"$pattern"* ]] || return 0
-    log="$logs/${title//[^A-Za-z0-9_.-]/_}.log"
+    name="$logs/${title//[^A-Za-z0-9_.-]/_}"
+    log=$name.log
     begin=$(date +%s%N)
-    timeout --kill-after=5 "$limit" env "$@" </dev/null >"$log" 2>&1
+    timeout --kill-after=5 "$limit" env "$@" </dev/null >"$log" 2>&1 &
+    child=$!
+    trap 'kill $child 2>/dev/null; exit 130' TERM
+    wait $child
     code=$?
     tenths=$((($(date +%s%N) - begin) / 100000000))
     last=$(tail -n 1 "$log" | tr -d '\0')
@@ -34,12 +42,37 @@ run() {
         why="exit code $code"
     fi
     [ -n "$why" ] && [ "$bad" -eq 0 ] && bad=1
-    passed=$((passed + ok)) failed=$((failed + bad))
-    printf '%-52s %-24s %4d.%d s  %s\n' "$title" "$last" $((tenths / 10)) $((tenths % 10)) "$why"
-    [ "$bad" -eq 0 ] && return
-    grep -a '^FAIL' "$log" | head -n 20
-    [ -n "$why" ] && tail -n 15 "$log" | sed 's/^/  | /'
-    echo "  the whole output is in $log"
+    {
+        echo "$ok $bad"
+        printf '%-52s %-24s %4d.%d s  %s\n' "$title" "$last" $((tenths / 10)) $((tenths % 10)) "$why"
+        if [ "$bad" -ne 0 ]; then
+            grep -a '^FAIL' "$log" | head -n 20
+            [ -n "$why" ] && tail -n 15 "$log" | sed 's/^/  | /'
+            echo "  the whole output is in $log"
+        fi
+    } >"$name.new"
+    mv "$name.new" "$name.report"
+}
+
+# Waits until one of the running programs has ended, and shows the reports that are there.
+reap() {
+    local report ok bad
+    wait -n 2>/dev/null
+    for report in "$logs"/*.report; do
+        [ -f "$report" ] || continue
+        read -r ok bad <"$report"
+        tail -n +2 "$report"
+        rm "$report"
+        passed=$((passed + ok)) failed=$((failed + bad)) ended=$((ended + 1))
+    done
+}
+
+# run TITLE SECONDS COMMAND...: as soon as there is room for it.
+run() {
+    [[ $1 == *"$pattern"* ]] || return 0
+    while [ "$(jobs -rp | wc -l)" -ge "$lanes" ]; do reap; done
+    started=$((started + 1))
+    one "$@" &
 }
 
 # Names of the sources under a folder, without what follows the first dot; nothing if there are none.
@@ -69,13 +102,14 @@ parallel=dev/test/test_parallel  # is given the trainers, like test_gpt
 for name in $(programs "${sources[@]}"); do
     has_script "$name" || [ "$name" = "$parallel" ] || run "$name" 300 "$fp32/$name"
 done
+# The long ones first, so that the short ones fill what is left.
+for precision in fp32 bf16; do
+    folder=build/$device-$precision
+    run "test_gpt $precision" 1200 "$folder/test_gpt" "$folder"
+    run "test_parallel $precision" 1200 "$folder/$parallel" "$folder"
+done
 for script in dev/test/run_*.sh; do
     [ "$script" = dev/test/run_tests.sh ] || [ ! -x "$script" ] || run "$script" 600 "$script" "$fp32"
-done
-for name in $(programs dev/cuda/*.cu); do
-    run "$name fp32" 300 "$fp32/$name"
-    run "$name bf16" 300 "$bf16/$name"
-    [ "$device" = cpu ] && run "$name fp32, random thread order" 300 CPU_THREAD_ORDER=random:1 "$fp32/$name"
 done
 if [ "$device" = cpu ]; then
     # Libraries keep memory to the end (oneDNN its kernels), so leaks are looked for in the plain C programs
@@ -86,21 +120,24 @@ if [ "$device" = cpu ]; then
     for name in $(programs dev/test/test_*.cu dev/cuda/*.cu); do
         has_script "$name" || run "$name sanitized" 600 ASAN_OPTIONS=detect_leaks=0 "$asan/$name"
     done
-fi
-for precision in fp32 bf16; do
-    folder=build/$device-$precision
-    run "test_gpt $precision" 1200 "$folder/test_gpt" "$folder"
-    run "test_parallel $precision" 1200 "$folder/$parallel" "$folder"
-done
-# Hostile input is where a trainer would read past a buffer; and 8 ranks use all of its buffers.
-if [ "$device" = cpu ]; then
+    # Hostile input is where a trainer would read past a buffer; and 8 ranks use all of its buffers.
     run "test_gpt refusals sanitized" 1200 ASAN_OPTIONS=detect_leaks=0 "$asan/test_gpt" "$asan" refusals
     run "test_parallel replicas sanitized" 1200 ASAN_OPTIONS=detect_leaks=0 "$asan/$parallel" "$asan" replicas
 fi
+for name in $(programs dev/cuda/*.cu); do
+    run "$name fp32" 300 "$fp32/$name"
+    run "$name bf16" 300 "$bf16/$name"
+    [ "$device" = cpu ] && run "$name fp32, random thread order" 300 CPU_THREAD_ORDER=random:1 "$fp32/$name"
+done
+while [ -n "$(jobs -rp)" ]; do reap; done
+reap
 
-if [ $((passed + failed)) -eq 0 ]; then
+if [ $started -eq 0 ]; then
     echo "no test program matches '$pattern'"
     failed=1
+elif [ $ended -ne $started ]; then
+    echo "$((started - ended)) programs left no report"
+    failed=$((failed + started - ended))
 fi
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -13,7 +13,7 @@
 #include "llmc/sampler.h"
 
 static Check checks;
-static char path[64];
+static char path[256];
 
 static void write_text(const char *text) {
     FILE *f = fopen(path, "wb");
@@ -385,7 +385,8 @@ int main(int argc, char **argv) {
         free(json);
         return 0;
     }
-    snprintf(path, sizeof path, "/tmp/llmc-tokenizer-XXXXXX");
+    const char *folder = getenv("TMPDIR");
+    snprintf(path, sizeof path, "%s/llmc-tokenizer-XXXXXX", folder && strlen(folder) < 200 ? folder : "/tmp");
     int fd = mkstemp(path);
     if (fd < 0) {
         perror(path);

@@ -27,7 +27,7 @@ typedef struct {
 typedef struct {
     Check check;
     char build[PATH_MAX], temp[PATH_MAX];  // absolute; temp is the working directory
-    bool bf16;
+    bool bf16, sanitized;
     int max_ranks;         // that this machine can start: NCCL wants a GPU for each
     Reference golden;      // with the golden weights
     Training training;     // the golden run
@@ -348,6 +348,7 @@ static inline int test_trainers(Context *x, const Group *groups, size_t count, i
     if (!realpath(argv[1], x->build)) die("cannot open", argv[1]);
     if (!realpath("dev/test/golden", golden)) die("cannot open", "dev/test/golden");
     x->bf16 = strstr(x->build, "-bf16") != NULL;
+    x->sanitized = strstr(x->build, "-asan") != NULL;
     if (snprintf(x->temp, sizeof x->temp, "%.4000s/test_gpt.XXXXXX", x->build) < 0 || !mkdtemp(x->temp) ||
         chdir(x->temp)) die("cannot make a folder in", x->build);
     if (symlink(golden, "golden")) die("cannot link", golden);
