@@ -178,7 +178,7 @@ CORPUS_TEXT := $(sort $(wildcard README.md *.cu *.c) \
 corpus: build/corpus/train.bin  ## build/corpus/train.bin and val.bin
 build/corpus/train.bin: build/tools/bytes $(CORPUS_TEXT)
 	@mkdir -p $(@D)
-	build/tools/bytes $@ build/corpus/val.bin $(CORPUS_TEXT)
+	@build/tools/bytes $@ build/corpus/val.bin $(CORPUS_TEXT)
 
 # ---- make train --------------------------------------------------------------------------------------------
 
