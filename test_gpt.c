@@ -859,6 +859,7 @@ static void group_pipeline(Context *x) {
             for (int i = 0; i < 5; i++) {
                 int p = STAGES[i], rounds = micros == 1 ? 0 : micros % p == 0 ? micros / p : -1;
                 if (t * p > 8 || rounds < 0 || rounds > 3 || ((t == 2 || x->bf16) && rounds != 2)) continue;
+                if (x->bf16 && p % 3 == 0) continue;  // how layers divide does not depend on the precision
                 Row row = {t == 1 ? "" : "_tp", t, 1, 1, 144 / micros, DEEP, "", true, NULL};
                 if (first) run_row(x, m, &row);
                 first = false;

@@ -10,6 +10,7 @@ device=$1 pattern=${2:-}
 logs=build/test-logs
 passed=0 failed=0 started=0 ended=0
 lanes=1
+export OMP_WAIT_POLICY=passive  # threads that wait leave their core to the other programs
 [ "$device" = cpu ] && lanes=$(nproc 2>/dev/null || echo 2)
 mkdir -p "$logs"
 rm -f "$logs"/*.report

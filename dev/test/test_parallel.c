@@ -642,6 +642,38 @@ static void group_between(Context *x) {
     reference_free(&ref);
 }
 
+// ---- group bubble: the schedules in the order in which they ran -----------------------------------------
+
+// The trace of a run, played again with the mean durations of its steps and free messages, as the ranks share cores.
+static void group_bubble(Context *x) {
+    static const Grid GRIDS[] = {
+        {"_pp", 1, 1, 4, 1, "--schedule gpipe", true},
+        {"_pp", 1, 1, 4, 1, "--schedule 1f1b", true},
+        {"_pp", 1, 1, 4, 2, "", true},
+    };
+    Reference ref = random_model(8, 32, 4, 61, 24, 0.1, 7);
+    write_model("eight", &ref.table, ref.params, INTACT);
+    reference_free(&ref);
+    char command[PATH_MAX + 128], line[256];
+    snprintf(command, sizeof command, "'%s/../tools/timeline' --step 4 --retime --out step.svg trace.json 2>&1", x->build);
+    for (size_t i = 0; i < sizeof GRIDS / sizeof *GRIDS; i++) {
+        Started s;
+        if (skipped(x, &GRIDS[i])) continue;
+        remove("trace.json");
+        bool ok = runs(x, start_of(&GRIDS[i], &s), "", "--init eight --train-data golden/train.bin --seq 24 "
+                       "--global-batch 8 --micro-batch 1 --steps 5 --val-every 0 --trace trace.json");
+        double bubble = NAN, formula = NAN, want = 3.0 / (8 * GRIDS[i].v);
+        FILE *tool = ok ? popen(command, "r") : NULL;
+        while (tool && fgets(line, sizeof line, tool)) {
+            const char *at = strstr(line, "bubble ");
+            if (at) sscanf(at, "bubble %lf, formula %lf", &bubble, &formula);
+        }
+        ok = tool && pclose(tool) == 0;
+        check(&x->check, ok && fabs(bubble - want) <= 0.15 * want && fabs(formula - want) < 1e-4,
+              "%s: bubble %.4f, (p-1)/(v m) = %.4f", s.name, bubble, want);
+    }
+}
+
 // ---- group refusals -------------------------------------------------------------------------------------
 
 #define DATA "--train-data golden/train.bin "
@@ -685,6 +717,7 @@ static const Refusal REFUSALS[] = {
 };
 
 static void group_refusals(Context *x) {
+    if (x->bf16) return;  // they do not depend on the precision
     int *tokens = allocate(x->token_count * sizeof(int));
     memcpy(tokens, x->tokens, x->token_count * sizeof(int));
     tokens[24 * 7 + 5] = 61;  // in the last sequence of the first step
@@ -708,6 +741,7 @@ static const Group GROUPS[] = {
     {"memory", group_memory},            // bytes held against the formulas
     {"orders", group_orders},            // random orders of streams and delays of messages
     {"between", group_between},          // validation, samples, traces
+    {"bubble", group_bubble},            // against the formula
     {"refusals", group_refusals},        // by all ranks, in one sentence
 };
 
