@@ -132,7 +132,7 @@ trainers: $(call program,$(TRAINERS))  ## build/cpu-fp32/train_gpt and those aft
 kernel-programs: $(call program,$(KERNELS))  ## the kernel laboratory, dev/cuda, compiled only
 tools: $(addprefix build/tools/,$(notdir $(basename $(TOOLS))))  ## data preparation and plots: build/tools
 # Only what runs trainers is built for bf16 as well: the other programs do not depend on the precision. The
-# sanitizers see one rank and the whole grid; what is between compiles long, and has no code that these have not.
+# sanitizers see one rank and the whole grid, as they compile long: the grid has the headers of what is between.
 TESTS := $(if $(filter fp32,$(PRECISION)),$(C_TESTS) $(CPU_TESTS),dev/test/test_parallel.c) test_gpt.c
 TESTED := $(if $(SANITIZE),train_gpt.cu train_gpt_3d.cu,$(TRAINERS))
 tests: $(call program,$(TESTED) $(KERNELS) $(TESTS)) tools  ## every test program
