@@ -176,9 +176,9 @@ CORPUS_TEXT := $(sort $(wildcard README.md *.cu *.c) \
                          -o -name '*.sh' -o -name '*.py' -o -name '*.md' \) 2>/dev/null))
 
 corpus: build/corpus/train.bin  ## build/corpus/train.bin and val.bin
-build/corpus/train.bin: build/tools/bytes $(CORPUS_TEXT)
+build/corpus/train.bin: build/tools/byte_corpus $(CORPUS_TEXT)
 	@mkdir -p $(@D)
-	@build/tools/bytes $@ build/corpus/val.bin $(CORPUS_TEXT)
+	@build/tools/byte_corpus $@ build/corpus/val.bin $(CORPUS_TEXT)
 
 # ---- make train --------------------------------------------------------------------------------------------
 

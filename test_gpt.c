@@ -9,7 +9,7 @@
 // that guards against a known bug of this field names it in quotation marks. All files go to a folder below
 // BUILD_DIR, which is removed at the end.
 #define _XOPEN_SOURCE 700
-#include "dev/test/trainers.h"
+#include "dev/test/compare_runs.h"
 
 // ---- group reference ------------------------------------------------------------------------------------
 

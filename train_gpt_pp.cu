@@ -25,47 +25,47 @@
 #include <cuda_runtime.h>
 
 // defines: LAUNCH, CUDA_CHECK, floatX
-#include "llmc/cuda_common.cuh"
+#include "llmc/kernels/cuda_common.cuh"
 // defines: GPTConfig, ParamTable, table_offset
 #include "llmc/model.h"
 // defines: Options, options_parse
-#include "llmc/options.h"
+#include "llmc/host/options.h"
 // defines: DataLoader
-#include "llmc/dataloader.h"
+#include "llmc/host/dataloader.h"
 // defines: tokenizer_encode, tokenizer_decode
-#include "llmc/tokenizer.h"
+#include "llmc/host/tokenizer.h"
 // defines: sample_token
-#include "llmc/sampler.h"
+#include "llmc/host/sampler.h"
 // defines: learning_rate
-#include "llmc/lr.h"
+#include "llmc/host/lr.h"
 // defines: the console line and the JSON Lines log
-#include "llmc/log.h"
+#include "llmc/host/log.h"
 // defines: progress_start, progress_resume, out_check_file
-#include "llmc/resume.h"
+#include "llmc/host/progress.h"
 // defines: Arena: one allocation per purpose
-#include "llmc/arena.h"
+#include "llmc/trainer/arena.h"
 // defines: State: weights, gradients and moments; init, load, save
-#include "llmc/state.cuh"
+#include "llmc/trainer/state.cuh"
 // defines: Job, NCCL_CHECK: the ranks, and how they end together
-#include "llmc/job.cuh"
+#include "llmc/trainer/job.cuh"
 // defines: Grid: rank -> coordinates
 #include "llmc/grid.h"
 // defines: replicas_check
-#include "llmc/replicas.cuh"
+#include "llmc/trainer/replicas.cuh"
 // defines: pipeline_schedule, pipeline_routes: which step when, and where its input comes from
 #include "llmc/pipeline.h"
 // defines: Timeline: spans for --trace and --profile
-#include "llmc/timeline.cuh"
+#include "llmc/trainer/timeline.cuh"
 // defines: profile_report: where the time of a step went
-#include "llmc/profile.h"
+#include "llmc/host/profile.h"
 // the kernels
-#include "llmc/attention.cuh"
-#include "llmc/classifier.cuh"
-#include "llmc/encoder.cuh"
-#include "llmc/gelu.cuh"
-#include "llmc/global_norm.cuh"
-#include "llmc/layernorm.cuh"
-#include "llmc/matmul.cuh"
+#include "llmc/kernels/attention.cuh"
+#include "llmc/kernels/classifier.cuh"
+#include "llmc/kernels/encoder.cuh"
+#include "llmc/kernels/gelu.cuh"
+#include "llmc/kernels/global_norm.cuh"
+#include "llmc/kernels/layernorm.cuh"
+#include "llmc/kernels/matmul.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The model and its memory

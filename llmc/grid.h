@@ -13,7 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "llmc/error.h"
+#include "llmc/host/error.h"
 
 typedef struct {
     int world, rank;             // all ranks, and this one

@@ -59,7 +59,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/error.h"
+#include "llmc/host/error.h"
 
 #define PIPELINE_BUFFERS 2  // at each end of a link
 #define PIPELINE_NONE (-1)  // no neighbour: the input is tokens, or the output is the loss or nothing

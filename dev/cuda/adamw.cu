@@ -1,5 +1,5 @@
-// adamw.cu: the optimizer's update: kernels from naive to llmc/adamw.cuh's, checked against plain loops in double.
-#include "llmc/adamw.cuh"
+// adamw.cu: the optimizer's update: kernels from naive to llmc/kernels/adamw.cuh's, checked against plain loops in double.
+#include "llmc/kernels/adamw.cuh"
 
 #include "dev/cuda/bench.h"
 

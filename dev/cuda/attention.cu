@@ -7,7 +7,7 @@
 //   4 vectors  16 rows a thread, which are the lanes of a vector, no barrier: llmc's fp32 path on a CPU
 //   5 tensor   the products on tensor cores, fragments from product to product in registers: llmc's bf16 path
 //   6 llmc     attention_forward and attention_backward: 5 in bf16 where the head size allows, else 3 or 4
-#include "llmc/attention.cuh"
+#include "llmc/kernels/attention.cuh"
 
 #include "dev/cuda/bench.h"
 

@@ -18,8 +18,8 @@
 #include <float.h>
 
 #include "dev/cuda/kernel_test.h"
-#include "llmc/elementwise.cuh"
-#include "llmc/matmul.cuh"
+#include "llmc/kernels/elementwise.cuh"
+#include "llmc/kernels/matmul.cuh"
 
 typedef struct {
     Check checks;

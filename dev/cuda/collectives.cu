@@ -6,7 +6,7 @@
 // With --bench, "must MB" are the bytes that a rank must send, n ranks and S bytes: (n - 1) / n S for the halves of an
 // all-reduce, twice that for all of it, S for a shift; "asks MB" are those that this version sends. The time is that of
 // the slowest rank.
-#include "llmc/job.cuh"
+#include "llmc/trainer/job.cuh"
 
 #include "dev/cuda/bench.h"
 

@@ -1,6 +1,6 @@
-// encoder.cu: the embedding, forward and backward: kernels from naive to llmc/encoder.cuh's, checked against plain
+// encoder.cu: the embedding, forward and backward: kernels from naive to llmc/kernels/encoder.cuh's, checked against plain
 // loops in double.
-#include "llmc/encoder.cuh"
+#include "llmc/kernels/encoder.cuh"
 
 #include "dev/cuda/bench.h"
 

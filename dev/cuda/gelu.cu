@@ -1,6 +1,6 @@
-// gelu.cu: the activation, forward and backward: kernels from naive to llmc/gelu.cuh's, checked against plain
+// gelu.cu: the activation, forward and backward: kernels from naive to llmc/kernels/gelu.cuh's, checked against plain
 // loops in double.
-#include "llmc/gelu.cuh"
+#include "llmc/kernels/gelu.cuh"
 
 #include "dev/cuda/bench.h"
 

@@ -6,7 +6,7 @@
 #include <math.h>
 
 #include "dev/test/check.h"
-#include "llmc/cuda_common.cuh"
+#include "llmc/kernels/cuda_common.cuh"
 
 // Largest relative error of one rounding to floatX, for bounds.
 static const double FLOATX_ROUNDING = sizeof(floatX) == 4 ? 6.0e-8 : 4.0e-3;

@@ -1,6 +1,6 @@
-// matmul.cu: the matrix products and the gradient of a bias: kernels from naive to llmc/matmul.cuh's, checked against
+// matmul.cu: the matrix products and the gradient of a bias: kernels from naive to llmc/kernels/matmul.cuh's, checked against
 // plain loops in double at ragged sizes. With --bench, llmc's products also at the shapes of GPT-2 124M.
-#include "llmc/matmul.cuh"
+#include "llmc/kernels/matmul.cuh"
 
 #include "dev/cuda/bench.h"
 

@@ -3,12 +3,12 @@
 //
 //   profile [--skip N] [--title TEXT] [--width PIXELS] [--out FILE.svg] TRACE.json
 //
-// llmc/profile.h has the formulas.
+// llmc/host/profile.h has the formulas.
 #include <getopt.h>
 #include <limits.h>
 
 #include "dev/plot/trace_read.h"
-#include "llmc/profile.h"
+#include "llmc/host/profile.h"
 
 enum { LEFT = 96, RIGHT = 92, TOP = 88, MAX_RANKS = 4096 };
 

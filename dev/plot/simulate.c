@@ -5,8 +5,8 @@
 //   simulate interleaved 4 8 2 1 2 0.2 trace.json && timeline --out timeline.svg trace.json
 #include <math.h>
 
-#include "dev/test/pipeline_streams.h"
-#include "llmc/trace.h"
+#include "dev/plot/pipeline_streams.h"
+#include "llmc/host/trace.h"
 
 static int fail(const char *text) {
     fprintf(stderr, "simulate: %s\n", text);

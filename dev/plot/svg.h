@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/error.h"
+#include "llmc/host/error.h"
 
 #define SVG_INK "#1f2933"
 #define SVG_MUTED "#66727f"

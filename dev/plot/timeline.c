@@ -14,7 +14,7 @@
 #include "dev/plot/svg.h"
 #include "dev/plot/trace_read.h"
 #include "llmc/pipeline.h"
-#include "llmc/trace.h"
+#include "llmc/host/trace.h"
 
 // Where a kind is drawn: in the row's boxes, or in one of the thin lanes below them.
 typedef enum { LANE_BOX, LANE_SEND, LANE_RECEIVE, LANE_COLLECTIVE, LANE_HIDDEN, LANE_COUNT } Lane;

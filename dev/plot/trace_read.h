@@ -1,4 +1,4 @@
-// trace_read.h: reads the events of a Chrome trace back, as llmc/trace.h writes it.
+// trace_read.h: reads the events of a Chrome trace back, as llmc/host/trace.h writes it.
 #ifndef LLMC_TRACE_READ_H
 #define LLMC_TRACE_READ_H
 
@@ -6,7 +6,7 @@
 #include <math.h>
 
 #include "dev/plot/svg.h"
-#include "llmc/trace.h"
+#include "llmc/host/trace.h"
 
 static inline double trace_number(const cJSON *object, const char *name, double missing) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);

@@ -7,7 +7,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include "llmc/checkpoint.h"
+#include "llmc/host/checkpoint.h"
 
 #include <sched.h>
 #include <signal.h>

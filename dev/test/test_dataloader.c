@@ -1,8 +1,8 @@
-// test_dataloader.c: llmc/dataloader.h: samples, epochs, shuffling, and every kind of shard that it refuses.
+// test_dataloader.c: llmc/host/dataloader.h: samples, epochs, shuffling, and every kind of shard that it refuses.
 #define _XOPEN_SOURCE 700
 #include "dev/test/check.h"
-#include "dev/test/fixture.h"
-#include "llmc/dataloader.h"
+#include "dev/test/make_inputs.h"
+#include "llmc/host/dataloader.h"
 
 // A shard of `count` tokens first, first + 1, ... (modulo 60000).
 static void counting_shard(const char *path, int first, size_t count) {

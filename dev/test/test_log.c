@@ -1,12 +1,12 @@
-// test_log.c: what a run reports: llmc/log.h (console line, JSON Lines, MFU), llmc/lr.h and llmc/trace.h.
+// test_log.c: what a run reports: llmc/host/log.h (console line, JSON Lines, MFU), llmc/host/lr.h and llmc/host/trace.h.
 #include <unistd.h>
 
 #include <cjson/cJSON.h>
 
 #include "dev/test/check.h"
-#include "llmc/log.h"
-#include "llmc/lr.h"
-#include "llmc/trace.h"
+#include "llmc/host/log.h"
+#include "llmc/host/lr.h"
+#include "llmc/host/trace.h"
 
 static char folder[] = "build/test_log.XXXXXX";  // of the files below
 static char log_path[64], trace_path[64];

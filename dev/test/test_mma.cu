@@ -1,6 +1,6 @@
 // test_mma.cu: checks the stand-in's tensor-core instructions against plain products, by the fragment layouts that
 // the PTX ISA documents and mma.cuh repeats.
-#include "llmc/mma.cuh"
+#include "llmc/kernels/mma.cuh"
 
 #include "dev/cuda/kernel_test.h"
 

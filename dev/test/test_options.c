@@ -1,7 +1,7 @@
-// test_options.c: llmc/options.h: what it accepts and derives, and the sentence for everything that it
+// test_options.c: llmc/host/options.h: what it accepts and derives, and the sentence for everything that it
 // refuses.
 #include "dev/test/check.h"
-#include "llmc/options.h"
+#include "llmc/host/options.h"
 
 enum { ALL = OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA, MAX_WORDS = 64 };
 

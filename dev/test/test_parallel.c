@@ -7,7 +7,7 @@
 // Run it in the root of the repository. The groups are listed above main. A check that guards against a known
 // bug of this field names it in quotation marks.
 #define _XOPEN_SOURCE 700
-#include "dev/test/trainers.h"
+#include "dev/test/compare_runs.h"
 
 // A grid of t x d x p ranks with v chunks a stage. Its flags are --tensor and so on, and `flags`.
 typedef struct {

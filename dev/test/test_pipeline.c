@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 #include "dev/test/check.h"
-#include "dev/test/pipeline_streams.h"
+#include "dev/plot/pipeline_streams.h"
 
 #ifdef __SANITIZE_ADDRESS__
 enum { MAX_P = 8, MAX_M = 32, MAX_V = 4 };

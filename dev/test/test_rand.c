@@ -1,6 +1,6 @@
-// test_rand.c: llmc/rand.h: known answers, statistics, and that a number depends on its place alone.
+// test_rand.c: llmc/host/rand.h: known answers, statistics, and that a number depends on its place alone.
 #include "dev/test/check.h"
-#include "llmc/rand.h"
+#include "llmc/host/rand.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -7,10 +7,10 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include "llmc/tokenizer.h"
+#include "llmc/host/tokenizer.h"
 
 #include "dev/test/check.h"
-#include "llmc/sampler.h"
+#include "llmc/host/sampler.h"
 
 static Check checks;
 static char path[256];

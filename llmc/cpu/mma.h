@@ -1,5 +1,5 @@
 // mma.h: tensor-core instructions on a CPU: ldmatrix and mma.m16n8k16 in bf16, with the registers of the 32
-// lanes laid out as the PTX ISA documents them. Included by llmc/mma.cuh.
+// lanes laid out as the PTX ISA documents them. Included by llmc/kernels/mma.cuh.
 //
 // Each lane leaves the addresses of its registers at one rendezvous of the warp, and the last to arrive does
 // the work of all.

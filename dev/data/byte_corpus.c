@@ -1,0 +1,98 @@
+// byte_corpus.c: makes training data from any files without a tokenizer: a token is a byte (0 to 255) or 256, <|endoftext|>.
+//
+//   bytes TRAIN.bin VAL.bin FILE...
+//
+// Writes two shards in llm.c's format: 256 int32 (magic 20240520, version 1, number of tokens), then uint16 tokens.
+// <|endoftext|> stands before each file. Every 20th block of 2 KiB goes to VAL.bin; since that tears a file into pieces
+// that do not belong together, <|endoftext|> stands before each piece too.
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <errno.h>
+#include <limits.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BLOCK = 2048, VAL_EVERY = 20, VAL_PHASE = 10, END_OF_TEXT = 256, HEADER = 256 };
+
+typedef struct {
+    const char *path;
+    char *tmp;  // the shard takes its name when it is complete
+    FILE *file;
+    int64_t tokens;
+} Shard;
+
+static void fail(const char *what, const char *path) {
+    fprintf(stderr, "bytes: %s %s: %s\n", what, path, strerror(errno));
+    exit(1);
+}
+
+static void shard_write_header(Shard *shard) {
+    int32_t header[HEADER] = {20240520, 1, (int32_t)shard->tokens};
+    if (fwrite(header, sizeof header, 1, shard->file) != 1) fail("cannot write", shard->path);
+}
+
+static Shard shard_open(const char *path) {
+    Shard shard = {path, NULL, NULL, 0};
+    if (asprintf(&shard.tmp, "%s.tmp", path) < 0) fail("no memory for", path);
+    shard.file = fopen(shard.tmp, "wb");
+    if (!shard.file) fail("cannot create", path);
+    shard_write_header(&shard);
+    return shard;
+}
+
+static void shard_put(Shard *shard, const uint16_t *tokens, size_t count) {
+    if (fwrite(tokens, sizeof *tokens, count, shard->file) != count) fail("cannot write", shard->path);
+    shard->tokens += (int64_t)count;
+    if (shard->tokens > INT32_MAX) {
+        fprintf(stderr, "bytes: more than %d tokens do not fit into the shard %s: give fewer files\n", INT32_MAX,
+                shard->path);
+        exit(1);
+    }
+}
+
+static void shard_finish(Shard *shard) {
+    rewind(shard->file);
+    shard_write_header(shard);
+    if (fclose(shard->file) != 0 || rename(shard->tmp, shard->path) != 0) fail("cannot write", shard->path);
+    free(shard->tmp);
+}
+
+int main(int argc, char **argv) {
+    if (argc < 4 || argv[1][0] == '-') {
+        bool help = argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0);
+        fprintf(help ? stdout : stderr, "usage: bytes TRAIN.bin VAL.bin FILE...\n"
+                "Writes the bytes of the files as training and validation shards (a 20th goes to VAL.bin).\n");
+        return help ? 0 : 2;
+    }
+    Shard shards[2] = {shard_open(argv[1]), shard_open(argv[2])};
+    const uint16_t end_of_text = END_OF_TEXT;
+    size_t position = 0;  // in all files together, so that small files are shared out too
+    for (int i = 3; i < argc; i++) {
+        FILE *file = fopen(argv[i], "rb");
+        if (!file) fail("cannot read", argv[i]);
+        unsigned char bytes[BLOCK];
+        uint16_t tokens[BLOCK];
+        int last = -1;  // the shard that has the previous piece of this file
+        for (;;) {
+            size_t n = fread(bytes, 1, BLOCK - position % BLOCK, file);  // up to the end of the block
+            if (ferror(file)) fail("cannot read", argv[i]);
+            if (n == 0) break;
+            int now = position / BLOCK % VAL_EVERY == VAL_PHASE;
+            if (now != last) shard_put(&shards[now], &end_of_text, 1);
+            for (size_t j = 0; j < n; j++) tokens[j] = bytes[j];
+            shard_put(&shards[now], tokens, n);
+            last = now;
+            position += n;
+        }
+        fclose(file);
+    }
+    for (int i = 0; i < 2; i++) {
+        shard_finish(&shards[i]);
+        printf("%s: %lld tokens\n", shards[i].path, (long long)shards[i].tokens);
+    }
+    return 0;
+}

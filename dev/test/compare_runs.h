@@ -1,0 +1,371 @@
+// compare_runs.h: what the tests of whole trainers share: the golden case, what the reference says about a run,
+// how what a run left behind (log, gradients, checkpoints, messages) is compared with it, and main.
+#ifndef LLMC_COMPARE_RUNS_H
+#define LLMC_COMPARE_RUNS_H
+
+#include "dev/test/check.h"
+#include "dev/test/make_inputs.h"
+#include "dev/test/run_program.h"
+#include "llmc/reference.h"
+
+// What is not about layouts is tested on one rank.
+static const Layout ONE = {"train_gpt", 1, ""};
+
+// One case that a trainer repeats: hyperparameters of a run at a constant learning rate.
+typedef struct {
+    size_t seq, global_batch, steps;
+    double lr, weight_decay, clip, beta1, beta2, eps;
+} Training;
+
+// What the reference says about such a run.
+typedef struct {
+    double losses[16], norms[16];
+    double *gradients;  // [table.total] of the first step, before clipping
+    double *weights;    // [table.total] after the last step
+} Expected;
+
+typedef struct {
+    Check check;
+    char build[PATH_MAX], temp[PATH_MAX];  // absolute; temp is the working directory
+    bool bf16, sanitized;
+    int max_ranks;         // that this machine can start: NCCL wants a GPU for each
+    Reference golden;      // with the golden weights
+    Training training;     // the golden run
+    Expected expected;     // of the golden run, by the reference, at this build's precision
+    int *tokens;           // the golden shard
+    size_t token_count;
+} Context;
+
+static inline cJSON *read_json(const char *path) {
+    char *text = read_file(path, NULL);
+    cJSON *json = text ? cJSON_Parse(text) : NULL;
+    if (!json) die("cannot read", path);
+    free(text);
+    return json;
+}
+
+// Runs a layout, which must succeed.
+__attribute__((format(printf, 4, 5)))
+static inline bool runs(const Context *x, const Layout *layout, const char *env, const char *format, ...) {
+    char flags[ARG_BYTES];
+    Setting setting = {env, 0};
+    va_list values;
+    va_start(values, format);
+    vsnprintf(flags, sizeof flags, format, values);
+    va_end(values);
+    Outcome o = run(x->build, layout, setting, "%s", flags);
+    return succeeded(&o);
+}
+
+// The same on one rank.
+#define trains(x, ...) runs(x, &ONE, "", __VA_ARGS__)
+
+// ---- expectations ---------------------------------------------------------------------------------------
+
+static inline double round_to_bf16(double value) {
+    float single = (float)value;
+    uint32_t bits;
+    memcpy(&bits, &single, 4);
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u;
+    memcpy(&single, &bits, 4);
+    return single;
+}
+
+static inline void shard_batch(const int *tokens, size_t first, size_t count, int *inputs, int *targets) {
+    for (size_t i = 0; i < count; i++) {
+        inputs[i] = tokens[first + i];
+        targets[i] = tokens[first + i + 1];
+    }
+}
+
+// Mean loss of sequences first .. first + count of the shard.
+static inline double reference_mean_loss(Reference *ref, const int *tokens, size_t T, size_t first,
+                                         size_t count, double scale) {
+    int *inputs = allocate(count * T * sizeof(int)), *targets = allocate(count * T * sizeof(int));
+    shard_batch(tokens, first * T, count * T, inputs, targets);
+    double sum = reference_loss_and_gradients(ref, inputs, targets, count, T, scale);
+    free(inputs);
+    free(targets);
+    return sum / (double)(count * T);
+}
+
+// Trains the reference from its present weights. With bf16, forward and backward see the weights rounded to
+// bf16 while the update acts on the unrounded ones: mixed precision without any other rounding.
+static inline Expected reference_train(Reference *ref, const Training *h, const int *tokens, bool bf16) {
+    size_t total = ref->table.total, bytes = total * sizeof(double);
+    Expected e;
+    double *master = allocate(bytes);
+    e.gradients = allocate(bytes);
+    e.weights = allocate(bytes);
+    for (size_t s = 0; s < h->steps; s++) {
+        memcpy(master, ref->params, bytes);
+        for (size_t i = 0; i < total && bf16; i++) ref->params[i] = round_to_bf16(master[i]);
+        reference_zero_gradients(ref);
+        e.losses[s] = reference_mean_loss(ref, tokens, h->seq, s * h->global_batch, h->global_batch,
+                                          1.0 / (double)(h->global_batch * h->seq));
+        e.norms[s] = reference_gradient_norm(ref);
+        if (s == 0) memcpy(e.gradients, ref->grads, bytes);
+        memcpy(ref->params, master, bytes);
+        double scale = h->clip > 0 && e.norms[s] > h->clip ? h->clip / e.norms[s] : 1.0;
+        reference_adamw(ref, s + 1, h->lr, h->beta1, h->beta2, h->eps, h->weight_decay, scale);
+    }
+    memcpy(e.weights, ref->params, bytes);
+    free(master);
+    return e;
+}
+
+static inline void expected_free(Expected *e) {
+    free(e->gradients);
+    free(e->weights);
+}
+
+// The flags of such a run on a model folder, written to text.
+static inline void training_flags(char text[ARG_BYTES], const Training *h, const char *model,
+                                  const char *shard) {
+    snprintf(text, ARG_BYTES, "--init %s --train-data %s --shuffle 0 --seq %zu --global-batch %zu "
+             "--steps %zu --lr %g --lr-final 1 --warmup 0 --weight-decay %g --clip %g --beta1 %g --beta2 %g "
+             "--eps %g --val-every 0 --sample-every 0", model, shard, h->seq, h->global_batch, h->steps,
+             h->lr, h->weight_decay, h->clip, h->beta1, h->beta2, h->eps);
+}
+
+static inline double relative(double got, double want) { return fabs(got - want) / fabs(want); }
+
+// Bounds of the relative error of a gradient tensor (L2), a loss, a norm, a weight tensor after updates.
+//
+// fp32: 1e-5, the contract. bf16: the reference sees the same rounded weights; what is left is the rounding
+// of activations and their gradients. One rounding is wrong by at most u = 2^-9. Between the loss and a
+// gradient lie about 10 roundings a layer in forward and 10 in backward; their errors are independent and add
+// like a random walk: u * sqrt(20 L + 10). Twice that covers the spread between tensors. Losses and norms
+// average over many of these.
+typedef struct {
+    double gradient, loss, norm, weight;
+} Bounds;
+
+static inline Bounds bounds(const Context *x, const GPTConfig *g) {
+    Bounds fp32 = {1e-5, 1e-5, 1e-5, 1e-5};
+    double walk = sqrt(20.0 * (double)g->L + 10.0) / 512.0;
+    Bounds bf16 = {2 * walk, 1.0 / 512.0, walk, 1.0 / 128.0};
+    return x->bf16 ? bf16 : fp32;
+}
+
+// Relative L2 error of every tensor: the worst of each kind over the layers, and the worst of all.
+typedef struct {
+    double kinds[NUM_KINDS], worst;
+    size_t tensor;     // the worst: its place in the table
+    const char *name;  // its name
+} Errors;
+
+static inline double tensor_error(const Tensor *x, const double *got, const double *want) {
+    double difference = 0, norm = 0;
+    for (size_t i = x->offset; i < x->offset + x->size; i++) {
+        difference += (got[i] - want[i]) * (got[i] - want[i]);
+        norm += want[i] * want[i];
+    }
+    double error = difference == 0 ? 0 : sqrt(difference / norm);
+    return isnan(error) ? INFINITY : error;
+}
+
+static inline Errors compare_tensors(const ParamTable *table, const double *got, const double *want) {
+    Errors e;
+    memset(&e, 0, sizeof e);
+    e.name = "none";
+    for (size_t i = 0; i < table->count; i++) {
+        const Tensor *x = &table->tensors[i];
+        double error = tensor_error(x, got, want);
+        if (error > e.kinds[x->kind]) e.kinds[x->kind] = error;
+        if (error > e.worst) {
+            e.worst = error;
+            e.tensor = i;
+            e.name = x->name;
+        }
+    }
+    return e;
+}
+
+// One line of the matrix "layout x tensor": the worst error of each kind of tensor in percent of the bound.
+static inline void print_errors(const char *name, const Errors *e, double bound) {
+    printf("     %-40.40s", name);
+    for (int k = 0; k < NUM_KINDS; k++) printf(" %5.1f", 100.0 * e->kinds[k] / bound);
+    printf("\n");
+}
+
+static inline void print_errors_head(double bound) {
+    static const char *HEADS[NUM_KINDS] = {"wte", "wpe", "ln1w", "ln1b", "qkvw", "qkvb", "projw", "projb",
+                                           "ln2w", "ln2b", "fcw", "fcb", "fc2w", "fc2b", "lnfw", "lnfb"};
+    printf("     relative L2 error of the gradient, worst layer, in percent of the bound %.2g\n", bound);
+    printf("     %-40s", "");
+    for (int k = 0; k < NUM_KINDS; k++) printf(" %5s", HEADS[k]);
+    printf("\n");
+}
+
+// How far a finished run (its files "log" and "gradients") is from what is expected.
+typedef struct {
+    bool complete;  // every step and every tensor is there
+    Errors gradients;
+    double loss, norm;  // worst relative error
+} Measured;
+
+// got [table->total]: gets the gradients.
+static inline Measured measure_run(const ParamTable *table, const Expected *want, size_t steps, double *got) {
+    Measured m;
+    memset(&m, 0, sizeof m);
+    Log log = read_log("log");
+    m.complete = read_tensors("gradients", "", table, got) && log.steps == steps;
+    for (size_t s = 0; s < steps && m.complete; s++) {
+        m.loss = fmax(m.loss, relative(log.loss[s], want->losses[s]));
+        m.norm = fmax(m.norm, relative(log.norm[s], want->norms[s]));
+        m.complete = log.step[s] == (double)(s + 1) && isfinite(log.loss[s]) && isfinite(log.norm[s]);
+    }
+    m.gradients = compare_tensors(table, got, want->gradients);
+    return m;
+}
+
+static inline bool within(const Measured *m, const Bounds *bound) {
+    return m->complete && m->gradients.worst <= bound->gradient && m->loss <= bound->loss &&
+           m->norm <= bound->norm;
+}
+
+// Compares a finished run with what is expected: one check. Removes its log and gradients.
+static inline void check_run(Context *x, const char *name, const ParamTable *table, const Expected *want,
+                             size_t steps, Errors *errors) {
+    Bounds bound = bounds(x, &table->config);
+    double *got = allocate(table->total * sizeof(double));
+    Measured m = measure_run(table, want, steps, got);
+    *errors = m.gradients;
+    check(&x->check, within(&m, &bound),
+          "%s: gradients %.1e (%s; bound %.1e), losses %.1e (%.1e), norms %.1e (%.1e)%s", name,
+          m.gradients.worst, m.gradients.name, bound.gradient, m.loss, bound.loss, m.norm, bound.norm,
+          m.complete ? "" : ", the log or a tensor is missing");
+    free(got);
+    remove("log");
+    remove("gradients");
+}
+
+// Reads weights (suffix "") or moments (".m", ".v") and says how far they are from what is expected. The
+// gradient of the keys' bias is 0 but for rounding, which AdamW would blow up to whole steps; the softmax
+// does not see that bias, so it is left out.
+static inline Errors state_errors(const ParamTable *table, const char *path, const char *suffix,
+                                  const double *want) {
+    size_t C = table->config.C;
+    double *got = allocate(table->total * sizeof(double));
+    bool saved = read_tensors(path, suffix, table, got);
+    for (size_t l = 0; l < table->config.L; l++) {
+        size_t keys = table_offset(table, QKVB, l) + C;
+        memcpy(got + keys, want + keys, C * sizeof(double));
+    }
+    Errors e = compare_tensors(table, got, want);
+    if (!saved) e.worst = INFINITY;
+    free(got);
+    return e;
+}
+
+static inline bool same_checkpoint(const char *a, const char *b) {
+    static const char *const FILES[] = {"config.json", "model.safetensors", "optimizer.safetensors"};
+    bool same = true;
+    for (size_t i = 0; i < 3; i++) {
+        char path_a[300], path_b[300];
+        snprintf(path_a, sizeof path_a, "%s/%s", a, FILES[i]);
+        snprintf(path_b, sizeof path_b, "%s/%s", b, FILES[i]);
+        same = same && same_file(path_a, path_b);
+    }
+    return same;
+}
+
+// ---- error messages -------------------------------------------------------------------------------------
+
+// One line on stderr that begins with "error: " and names what it is about; alone, unless mpirun adds more.
+// What goes wrong in the middle of the work may be said by several ranks.
+static inline bool one_sentence(const char *text, const char *says, bool alone, bool once) {
+    const char *line = strncmp(text, "error: ", 7) == 0 ? text : strstr(text, "\nerror: ");
+    if (!line) return false;
+    if (*line == '\n') line++;
+    const char *end = strchr(line, '\n'), *named = strstr(line, says);
+    if (!end || !named || named > end || (once && strstr(end, "\nerror: "))) return false;
+    return !alone || (line == text && end[1] == 0);
+}
+
+static inline void check_refusal(Context *x, const Layout *layout, const char *name, Setting setting,
+                          const char *flags, int code, const char *says) {
+    if (layout->ranks > x->max_ranks) return;
+    Outcome o = run(x->build, layout, setting, "%s", flags);
+    bool ok = o.code == code && one_sentence(o.err, says, layout->ranks == 1, code == 2);
+    check(&x->check, ok, "refused: %s", name);
+    if (!ok) printf("     wanted exit code %d naming '%s', got %d: %.400s\n", code, says, o.code, o.err);
+    outcome_free(&o);
+}
+
+// ---- main -----------------------------------------------------------------------------------------------
+
+static inline void load_golden(Context *x) {
+    cJSON *c = read_json("golden/config.json"), *e = read_json("golden/expected.json");
+    GPTConfig g = {(size_t)number(c, "n_layer"), (size_t)number(c, "n_embd"), (size_t)number(c, "n_head"),
+                   (size_t)number(c, "vocab_size"), 0, (size_t)number(c, "n_positions")};
+    Training h = {(size_t)number(e, "seq"), (size_t)number(e, "global_batch"), (size_t)number(e, "steps"),
+                  number(e, "lr"), number(e, "weight_decay"), number(e, "clip"), number(e, "beta1"),
+                  number(e, "beta2"), number(e, "eps")};
+    cJSON_Delete(c);
+    cJSON_Delete(e);
+    g.Vp = padded_vocabulary(g.V);
+    x->training = h;
+    x->golden = reference_create(&g);
+    x->tokens = read_shard("golden/train.bin", &x->token_count);
+    if (!read_tensors("golden/model.safetensors", "", &x->golden.table, x->golden.params)) exit(1);
+    Reference ref = reference_create(&g);
+    memcpy(ref.params, x->golden.params, ref.table.total * sizeof(double));
+    x->expected = reference_train(&ref, &h, x->tokens, x->bf16);
+    reference_free(&ref);
+}
+
+// Real NCCL wants a GPU for every rank.
+static inline int find_max_ranks(const Context *x) {
+    static const Layout EIGHT = {"train_gpt_3d", 8, "--data 8 --dry-run"};
+    if (!strstr(x->build, "/cuda-")) return 8;
+    Outcome o = run(x->build, &EIGHT, PLAIN, "--global-batch 8 --micro-batch 1");
+    const char *gpus = strstr(o.err, "node with ");
+    int ranks = 8;
+    if (o.code != 0 && (!gpus || sscanf(gpus, "node with %d", &ranks) != 1)) ranks = 1;
+    outcome_free(&o);
+    if (ranks < 8) printf("     only layouts of up to %d ranks: NCCL wants a GPU for each\n", ranks);
+    return ranks;
+}
+
+typedef struct {
+    const char *name;
+    void (*test)(Context *x);
+} Group;
+
+// Runs all groups, or the one that is named.
+static inline int test_trainers(Context *x, const Group *groups, size_t count, int argc, char **argv) {
+    size_t known = argc < 3;
+    for (size_t i = 0; i < count && argc > 2; i++) known += strcmp(argv[2], groups[i].name) == 0;
+    if (argc < 2 || argc > 3 || !known) {
+        fprintf(stderr, "usage: %s BUILD_DIR [GROUP], where GROUP is one of", argv[0]);
+        for (size_t i = 0; i < count; i++) fprintf(stderr, " %s", groups[i].name);
+        fprintf(stderr, "\n");
+        return 2;
+    }
+    char golden[PATH_MAX];
+    if (!realpath(argv[1], x->build)) die("cannot open", argv[1]);
+    if (!realpath("dev/test/golden", golden)) die("cannot open", "dev/test/golden");
+    x->bf16 = strstr(x->build, "-bf16") != NULL;
+    x->sanitized = strstr(x->build, "-asan") != NULL;
+    if (snprintf(x->temp, sizeof x->temp, "%.4000s/test_gpt.XXXXXX", x->build) < 0 || !mkdtemp(x->temp) ||
+        chdir(x->temp)) die("cannot make a folder in", x->build);
+    if (symlink(golden, "golden")) die("cannot link", golden);
+    load_golden(x);
+    x->max_ranks = find_max_ranks(x);
+    for (size_t i = 0; i < count; i++) {
+        if (argc > 2 && strcmp(argv[2], groups[i].name) != 0) continue;
+        printf("--- %s\n", groups[i].name);
+        time_t begin = time(NULL);
+        groups[i].test(x);
+        printf("     %.0f s\n", difftime(time(NULL), begin));
+    }
+    expected_free(&x->expected);
+    free(x->tokens);
+    reference_free(&x->golden);
+    if (chdir("/") == 0) remove_tree(x->temp);
+    return check_summary(&x->check);
+}
+
+#endif

@@ -1,0 +1,159 @@
+// make_inputs.h: what tests give to a trainer: token shards, model folders (sound, or damaged in one place) and
+// small models with random weights. They are made without the code that a trainer writes and draws with.
+#ifndef LLMC_MAKE_INPUTS_H
+#define LLMC_MAKE_INPUTS_H
+
+#include "dev/test/run_program.h"
+#include "llmc/reference.h"
+#include "llmc/host/safetensors.h"
+
+// A shard: 256 int32 (magic, version, count), then uint16 tokens.
+static inline void write_shard(const char *path, int magic, int version, int stated, const int *tokens,
+                               size_t count) {
+    size_t bytes = 1024 + 2 * count;
+    char *data = allocate(bytes);
+    int32_t header[3] = {magic, version, stated};
+    memcpy(data, header, sizeof header);
+    for (size_t i = 0; i < count; i++) {
+        uint16_t token = (uint16_t)tokens[i];
+        memcpy(data + 1024 + 2 * i, &token, 2);
+    }
+    write_file(path, data, bytes);
+    free(data);
+}
+
+// The tokens of a shard.
+static inline int *read_shard(const char *path, size_t *count) {
+    size_t bytes = 0;
+    char *data = read_file(path, &bytes);
+    if (!data) die("cannot read", path);
+    *count = (bytes - 1024) / 2;
+    int *tokens = allocate(*count * sizeof(int));
+    for (size_t i = 0; i < *count; i++) {
+        uint16_t token;
+        memcpy(&token, data + 1024 + 2 * i, 2);
+        tokens[i] = token;
+    }
+    free(data);
+    return tokens;
+}
+
+// What is wrong with a model folder. kind "config" or "header" (of model.safetensors): the first `from` of
+// that text becomes `to`; "cut": the file ends after `number` bytes; "length": its header claims so many.
+typedef struct {
+    const char *kind, *from, *to;
+    uint64_t number;
+} Damage;
+
+static const Damage INTACT = {"", "", "", 0};
+
+static inline char *damaged(char *text, Damage damage) {
+    char *at = strstr(text, damage.from), *out = (char *)allocate(strlen(text) + strlen(damage.to) + 1);
+    if (!at) die("nothing to damage:", damage.from);
+    sprintf(out, "%.*s%s%s", (int)(at - text), text, damage.to, at + strlen(damage.from));
+    free(text);
+    return out;
+}
+
+// A Hugging Face folder: config.json and model.safetensors (F32).
+static inline void write_model(const char *folder, const ParamTable *table, const double *params,
+                               Damage damage) {
+    const GPTConfig *g = &table->config;
+    char path[256], shape[64];
+    char *config = (char *)allocate(1024), *header = (char *)allocate(256 * (table->count + 1));
+    snprintf(config, 1024, "{\"model_type\": \"gpt2\", \"architectures\": [\"GPT2LMHeadModel\"], "
+             "\"n_layer\": %zu, \"n_head\": %zu, \"n_embd\": %zu, \"n_positions\": %zu, \"n_ctx\": %zu, "
+             "\"vocab_size\": %zu, \"activation_function\": \"gelu_new\", \"layer_norm_epsilon\": 1e-05, "
+             "\"tie_word_embeddings\": true}\n", g->L, g->NH, g->C, g->maxT, g->maxT, g->V);
+    size_t floats = 0, used = 0;
+    for (size_t i = 0; i < table->count; i++) {
+        const Tensor *x = &table->tensors[i];
+        size_t begin = 4 * floats;
+        floats += x->rows * x->cols;
+        if (x->dims == 2) snprintf(shape, sizeof shape, "%zu,%zu", x->rows, x->cols);
+        else snprintf(shape, sizeof shape, "%zu", x->cols);
+        used += (size_t)sprintf(header + used, "%s\"%s\":{\"dtype\":\"F32\",\"shape\":[%s],"
+                                "\"data_offsets\":[%zu,%zu]}", i ? "," : "{", x->name, shape, begin,
+                                4 * floats);
+    }
+    sprintf(header + used, "}");
+    if (strcmp(damage.kind, "config") == 0) config = damaged(config, damage);
+    if (strcmp(damage.kind, "header") == 0) header = damaged(header, damage);
+    uint64_t length = strlen(header);
+    size_t total = 8 + length + 4 * floats, at = 8 + length;
+    char *file = allocate(total);
+    memcpy(file + 8, header, length);
+    for (size_t i = 0; i < table->count; i++) {
+        const Tensor *x = &table->tensors[i];
+        for (size_t k = 0; k < x->rows * x->cols; k++, at += 4) {
+            float value = (float)params[x->offset + k];
+            memcpy(file + at, &value, 4);
+        }
+    }
+    if (strcmp(damage.kind, "length") == 0) length = damage.number;
+    if (strcmp(damage.kind, "cut") == 0) total = damage.number;
+    memcpy(file, &length, 8);
+    mkdir(folder, 0777);
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    write_file(path, config, strlen(config));
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    write_file(path, file, total);
+    free(config);
+    free(header);
+    free(file);
+}
+
+// Reads every tensor of the table, by its name and a suffix, from a safetensors file into its place in flat;
+// the padding stays as it is. False, with the reason printed, if one cannot be read.
+static inline bool read_tensors(const char *path, const char *suffix, const ParamTable *table, double *flat) {
+    SafeTensors file;
+    Error err;
+    if (!st_open(&file, path, &err)) {
+        printf("     %s\n", err.text);
+        return false;
+    }
+    bool ok = true;
+    for (size_t i = 0; i < table->count && ok; i++) {
+        const Tensor *x = &table->tensors[i];
+        char name[64];
+        snprintf(name, sizeof name, "%s%s", x->name, suffix);
+        const STEntry *entry = st_find(&file, name);
+        size_t count = x->rows * x->cols;
+        float *values = allocate(count * sizeof(float));
+        ok = entry && st_read_floats(&file, entry, 0, count, values, &err);
+        if (!entry) printf("     %s has no %s\n", path, name);
+        else if (!ok) printf("     %s\n", err.text);
+        for (size_t k = 0; k < count && ok; k++) flat[x->offset + k] = values[k];
+        free(values);
+    }
+    st_close(&file);
+    return ok;
+}
+
+// A number in [-1, 1) from a small generator of the test's own.
+static inline double noise(uint64_t *state) {
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (double)(*state >> 11) / 4503599627370496.0 - 1.0;
+}
+
+// A model of which every parameter matters: uniform in [-scale, scale), layernorm weights around 1, all fp32.
+static inline Reference random_model(size_t L, size_t C, size_t NH, size_t V, size_t maxT, double scale,
+                                     uint64_t seed) {
+    GPTConfig config = {L, C, NH, V, padded_vocabulary(V), maxT};
+    Reference ref = reference_create(&config);
+    for (size_t i = 0; i < ref.table.count; i++) {
+        const Tensor *x = &ref.table.tensors[i];
+        for (size_t k = 0; k < x->rows * x->cols; k++) {
+            ref.params[x->offset + k] = (float)((x->init == INIT_ONE) + scale * noise(&seed));
+        }
+    }
+    return ref;
+}
+
+static inline int *random_tokens(size_t count, size_t V, uint64_t seed) {
+    int *tokens = allocate(count * sizeof(int));
+    for (size_t i = 0; i < count; i++) tokens[i] = (int)((noise(&seed) + 1.0) / 2.0 * (double)V);
+    return tokens;
+}
+
+#endif

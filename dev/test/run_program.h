@@ -1,0 +1,281 @@
+// run_program.h: what tests of whole trainers need: files, programs run by their command line (alone or under
+// mpirun, with a time limit), and the JSON Lines logs that they leave.
+#ifndef LLMC_RUN_PROGRAM_H
+#define LLMC_RUN_PROGRAM_H
+
+#ifndef _XOPEN_SOURCE
+#error "define _XOPEN_SOURCE 700 before the first include: fork, nftw and setpgid need it"
+#endif
+
+#include <errno.h>
+#include <ftw.h>
+#include <limits.h>
+#include <math.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cjson/cJSON.h>
+
+// ---- files ----------------------------------------------------------------------------------------------
+
+static inline void die(const char *what, const char *name) {
+    fprintf(stderr, "test_gpt: %s %s: %s\n", what, name, strerror(errno));
+    exit(1);
+}
+
+static inline void *allocate(size_t bytes) {
+    void *p = calloc(bytes + 1, 1);
+    if (!p) die("cannot allocate", "memory");
+    return p;
+}
+
+// The whole file with a 0 behind it, or NULL.
+static inline char *read_file(const char *path, size_t *bytes) {
+    FILE *file = fopen(path, "rb");
+    if (!file) return NULL;
+    size_t used = 0, room = 1 << 16, got;
+    char *text = allocate(room);
+    while ((got = fread(text + used, 1, room - used, file)) > 0) {
+        used += got;
+        if (used == room) {
+            text = realloc(text, 2 * room + 1);
+            if (!text) die("cannot read", path);
+            room *= 2;
+        }
+    }
+    fclose(file);
+    text[used] = 0;
+    if (bytes) *bytes = used;
+    return text;
+}
+
+static inline void write_file(const char *path, const void *data, size_t bytes) {
+    FILE *file = fopen(path, "wb");
+    if (!file || fwrite(data, 1, bytes, file) != bytes || fclose(file)) die("cannot write", path);
+}
+
+static inline bool file_exists(const char *path) {
+    struct stat info;
+    return stat(path, &info) == 0;
+}
+
+static inline bool same_file(const char *a, const char *b) {
+    size_t bytes_a = 0, bytes_b = 0;
+    char *text_a = read_file(a, &bytes_a), *text_b = read_file(b, &bytes_b);
+    bool same = text_a && text_b && bytes_a == bytes_b && memcmp(text_a, text_b, bytes_a) == 0;
+    free(text_a);
+    free(text_b);
+    return same;
+}
+
+static inline int remove_entry(const char *path, const struct stat *info, int type, struct FTW *level) {
+    (void)info, (void)type, (void)level;
+    return remove(path);
+}
+
+static inline void remove_tree(const char *path) { nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS); }
+
+// ---- running programs -----------------------------------------------------------------------------------
+
+enum { TIMED_OUT = 1000, KILLED = 1001, TIME_LIMIT = 300 };  // exit codes that no program returns; seconds
+
+// How a trainer is started: more than one rank by mpirun; its flags make the layout.
+typedef struct {
+    const char *trainer;
+    int ranks;
+    const char *flags;
+} Layout;
+
+// How a run differs from a plain one.
+typedef struct {
+    const char *env;    // "NAME=VALUE NAME=VALUE"
+    size_t file_limit;  // bytes that no file may exceed, which is how a full disk is played; 0: none
+} Setting;
+
+static const Setting PLAIN = {"", 0};
+
+typedef struct {
+    int code;         // exit code, TIMED_OUT, or KILLED (ended by a signal)
+    char *out, *err;  // what it printed
+} Outcome;
+
+enum { MAX_ARGS = 128, ARG_BYTES = 4096 };
+
+// Cuts text at its spaces and appends the pieces. A '~' in a piece stands for a space.
+static inline size_t add_args(char **args, size_t count, char *text) {
+    for (char *piece = strtok(text, " "); piece; piece = strtok(NULL, " ")) {
+        for (char *c = piece; *c; c++) {
+            if (*c == '~') *c = ' ';
+        }
+        if (count + 1 < MAX_ARGS) args[count++] = piece;
+    }
+    args[count] = NULL;
+    return count;
+}
+
+// The process group that is running, so that an interrupted test leaves none behind.
+static volatile sig_atomic_t runner_child;
+
+static inline void runner_interrupted(int number) {
+    if (runner_child) kill(-(pid_t)runner_child, SIGTERM);
+    _exit(128 + number);
+}
+
+// For many short runs: oneDNN makes its kernels anew in every process, the plainest in a fraction of the time,
+// and Open MPI need not look for networks.
+static inline void prefer_quick_starts(void) {
+    setenv("ONEDNN_MAX_CPU_ISA", "SSE41", 0);
+    setenv("OMPI_MCA_pml", "ob1", 0);
+    setenv("OMPI_MCA_btl", "self,vader", 0);
+}
+
+// Starts the trainer of folder `build` with `flags`, then the layout's own. What it prints goes to stdout.txt
+// and stderr.txt in the working directory.
+static inline pid_t start(const char *build, const Layout *layout, Setting setting, const char *flags) {
+    char program[PATH_MAX + 64], mpi[128], own[ARG_BYTES], given[ARG_BYTES], env[ARG_BYTES];
+    char *args[MAX_ARGS], *names[MAX_ARGS];
+    size_t count = 0;
+    snprintf(program, sizeof program, "%s/%s", build, layout->trainer);
+    snprintf(mpi, sizeof mpi, "mpirun --oversubscribe --bind-to none --allow-run-as-root -n %d",
+             layout->ranks);
+    snprintf(own, sizeof own, "%s", layout->flags);
+    snprintf(given, sizeof given, "%s", flags);
+    snprintf(env, sizeof env, "%s", setting.env);
+    if (layout->ranks > 1) count = add_args(args, count, mpi);
+    args[count++] = program;
+    count = add_args(args, count, given);
+    add_args(args, count, own);
+    size_t variables = add_args(names, 0, env);
+    fflush(NULL);
+    pid_t child = fork();
+    if (child < 0) die("cannot start", program);
+    if (child > 0) {
+        setpgid(child, child);
+        runner_child = child;
+        signal(SIGINT, runner_interrupted);
+        signal(SIGTERM, runner_interrupted);
+        return child;
+    }
+    signal(SIGINT, SIG_DFL);
+    signal(SIGTERM, SIG_DFL);
+    setpgid(0, 0);  // a group of its own, so that a timeout ends mpirun and all its ranks
+    if (!freopen("/dev/null", "r", stdin) || !freopen("stdout.txt", "w", stdout) ||
+        !freopen("stderr.txt", "w", stderr)) _exit(126);
+    setenv("OMP_WAIT_POLICY", "passive", 0);  // waiting threads that spin are slow where cores are shared
+    if (layout->ranks > 1) setenv("OMP_NUM_THREADS", "1", 0);
+    for (size_t i = 0; i < variables; i++) putenv(names[i]);
+    if (setting.file_limit) {
+        struct rlimit limit = {setting.file_limit, setting.file_limit};
+        signal(SIGXFSZ, SIG_IGN);  // so that write() fails instead
+        setrlimit(RLIMIT_FSIZE, &limit);
+    }
+    execvp(args[0], args);
+    fprintf(stderr, "cannot run %s: %s\n", args[0], strerror(errno));
+    _exit(127);
+}
+
+static inline void pause_ms(long ms) {
+    struct timespec pause = {ms / 1000, ms % 1000 * 1000000};
+    nanosleep(&pause, NULL);
+}
+
+static inline Outcome finish(pid_t child) {
+    Outcome o = {TIMED_OUT, NULL, NULL};
+    int status = 0;
+    time_t begin = time(NULL);
+    while (waitpid(child, &status, WNOHANG) == 0) {
+        if (difftime(time(NULL), begin) > TIME_LIMIT) {
+            kill(-child, SIGTERM);  // mpirun then ends its ranks
+            pause_ms(5000);
+            kill(-child, SIGKILL);
+            waitpid(child, &status, 0);
+            status = -1;
+            break;
+        }
+        pause_ms(2);
+    }
+    runner_child = 0;
+    if (status != -1) o.code = WIFEXITED(status) ? WEXITSTATUS(status) : KILLED;
+    o.out = read_file("stdout.txt", NULL);
+    o.err = read_file("stderr.txt", NULL);
+    if (!o.out || !o.err) die("cannot read", "the output of a run");
+    return o;
+}
+
+static inline void outcome_free(Outcome *o) {
+    free(o->out);
+    free(o->err);
+}
+
+// Runs a layout to its end.
+__attribute__((format(printf, 4, 5)))
+static inline Outcome run(const char *build, const Layout *layout, Setting setting, const char *format, ...) {
+    char flags[ARG_BYTES];
+    va_list values;
+    va_start(values, format);
+    vsnprintf(flags, sizeof flags, format, values);
+    va_end(values);
+    return finish(start(build, layout, setting, flags));
+}
+
+// Prints why a run that should have succeeded did not, frees the outcome, and tells whether it did.
+static inline bool succeeded(Outcome *o) {
+    bool ok = o->code == 0;
+    if (!ok) printf("     exit code %d: %.600s\n", o->code, o->err);
+    outcome_free(o);
+    return ok;
+}
+
+// The JSON Lines log of a run. Its lines beyond MAX_STEPS are not kept.
+enum { MAX_STEPS = 1000 };
+
+typedef struct {
+    size_t steps, vals;
+    double step[MAX_STEPS], loss[MAX_STEPS], norm[MAX_STEPS], lr[MAX_STEPS];
+    double val_step[MAX_STEPS], val[MAX_STEPS];
+} Log;
+
+static inline double number(const cJSON *object, const char *key) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+    return cJSON_IsNumber(item) ? item->valuedouble : NAN;
+}
+
+static inline Log read_log(const char *path) {
+    Log log;
+    memset(&log, 0, sizeof log);
+    char *text = read_file(path, NULL);
+    for (char *line = text ? strtok(text, "\n") : NULL; line; line = strtok(NULL, "\n")) {
+        cJSON *json = cJSON_Parse(line);
+        if (!json) continue;  // being written at this moment
+        if (!isnan(number(json, "val_loss")) && log.vals < MAX_STEPS) {
+            log.val_step[log.vals] = number(json, "step");
+            log.val[log.vals++] = number(json, "val_loss");
+        } else if (log.steps < MAX_STEPS) {
+            log.step[log.steps] = number(json, "step");
+            log.loss[log.steps] = number(json, "loss");
+            log.norm[log.steps] = number(json, "grad_norm");
+            log.lr[log.steps++] = number(json, "lr");
+        }
+        cJSON_Delete(json);
+    }
+    free(text);
+    return log;
+}
+
+static inline bool same_log(const Log *a, const Log *b) {
+    size_t bytes = a->steps * sizeof(double);
+    return a->steps == b->steps && a->steps > 0 && memcmp(a->loss, b->loss, bytes) == 0 &&
+           memcmp(a->norm, b->norm, bytes) == 0 && memcmp(a->lr, b->lr, bytes) == 0;
+}
+
+#endif

@@ -1,0 +1,187 @@
+// checkpoint.h: saving and loading training, whatever layout does it. A checkpoint is a folder that holds the
+// unsharded model as Hugging Face's GPT-2 does (config.json, model.safetensors), the optimizer
+// (optimizer.safetensors) and where training stands (trainer.json). Every rank reads and writes its own
+// slices at their offsets.
+//
+// Saving has phases; the trainer puts a barrier between them and, where a phase fails on any rank, calls
+// checkpoint_abandon on rank 0:
+//   rank 0      checkpoint_create    OUT/tmp-00000100 with files of full size: a full disk is met here
+//   every rank  checkpoint_write     its slices, synced to the disk
+//   rank 0      checkpoint_commit    trainer.json, sync, rename to OUT/step-00000100
+//   rank 0      checkpoint_prune     old ones go
+// A gradient dump has the same phases: gradients_create, gradients_write, gradients_finish.
+//
+// defines: TrainerState, StateKind, checkpoint_*, trainer_state_*, gradients_*
+#ifndef LLMC_CHECKPOINT_H
+#define LLMC_CHECKPOINT_H
+
+#include "llmc/host/config_json.h"
+#include "llmc/host/tensor_slices.h"
+#include "llmc/host/trainer_json.h"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Saving
+
+// Removes what a failed save has left.
+static inline void checkpoint_abandon(const char *tmp_path) { folder_remove(tmp_path); }
+
+// Rank 0: makes OUT/tmp-<step> with config.json and the tensors' files at full size, and gives its path.
+// bf16: weights are stored as BF16 beside fp32 master weights. On failure nothing is left behind.
+static inline bool checkpoint_create(const char *out_dir, size_t step, const GPTConfig *config, bool bf16,
+                                     char *tmp_path, size_t size, Error *err) {
+    static const StateKind weights[] = {STATE_WEIGHTS}, optimizer[] = {STATE_M, STATE_V, STATE_MASTER};
+    char path[PATH_MAX];
+    if (!folder_make(out_dir, err) || !path_print(tmp_path, size, err, "%s/tmp-%08zu", out_dir, step)) {
+        return false;
+    }
+    folder_remove(tmp_path);
+    if (mkdir(tmp_path, 0777) != 0) return error_set(err, "cannot create %s: %s", tmp_path, strerror(errno));
+    bool ok = path_print(path, sizeof path, err, "%s/config.json", tmp_path) &&
+              config_write(path, config, bf16, err) &&
+              path_print(path, sizeof path, err, "%s/model.safetensors", tmp_path) &&
+              slices_create(path, config, weights, 1, bf16 ? ST_BF16 : ST_F32, err) &&
+              path_print(path, sizeof path, err, "%s/optimizer.safetensors", tmp_path) &&
+              slices_create(path, config, optimizer, bf16 ? 3 : 2, ST_F32, err);
+    if (!ok) checkpoint_abandon(tmp_path);
+    return ok;
+}
+
+// Every rank, any number of times: writes elements [lo, hi) of its flat buffer, which `values` holds
+// (values[0] is element lo). Replicas over tensor ranks are written by tensor rank 0 alone; write_wte says
+// whether this rank is the one of first and last stage that writes the tied embedding.
+static inline bool checkpoint_write(const char *tmp_path, StateKind kind, const ParamTable *table,
+                                    const float *values, size_t lo, size_t hi, bool write_wte, Error *err) {
+    char path[PATH_MAX];
+    return path_print(path, sizeof path, err, "%s/%s", tmp_path, state_file(kind)) &&
+           slices_write(path, kind, table, values, lo, hi, write_wte, err);
+}
+
+// Rank 0, after all have written: completes the folder and gives it its name OUT/step-<step>. A checkpoint of
+// the same step that is already there is replaced.
+static inline bool checkpoint_commit(const char *tmp_path, const TrainerState *state, char *final_path,
+                                     size_t size, Error *err) {
+    char path[PATH_MAX], out_dir[PATH_MAX];
+    if (!path_print(out_dir, sizeof out_dir, err, "%s", tmp_path)) return false;
+    char *slash = strrchr(out_dir, '/');
+    if (slash) *slash = '\0';
+    return path_print(final_path, size, err, "%s/step-%08zu", slash ? out_dir : ".", state->step) &&
+           path_print(path, sizeof path, err, "%s/trainer.json", tmp_path) &&
+           trainer_state_write(path, state, err) && folder_sync(tmp_path, err) &&
+           folder_replace(tmp_path, final_path, err) && folder_sync(slash ? out_dir : ".", err);
+}
+
+// Removes stale tmp-* folders and, of the checkpoints up to `step` (the one just saved), all but the newest
+// `keep`; 0 keeps all. Later ones, of a run that went on from an earlier step, are not ours to remove.
+static inline void checkpoint_prune(const char *out_dir, size_t keep, size_t step) {
+    char path[PATH_MAX], tmp[PATH_MAX];
+    Error ignored;
+    FolderList list = folder_list(out_dir);
+    size_t newer = 0;
+    for (size_t i = list.count; i-- > 0;) {  // newest first
+        if (!path_print(path, sizeof path, &ignored, "%s/%s", out_dir, list.names[i].text)) continue;
+        if (list.names[i].stale) {
+            folder_remove(path);
+        } else if (list.names[i].step <= step && ++newer > keep && keep > 0) {
+            // Renamed first: an interrupted removal must not leave half a checkpoint under a good name.
+            bool named = path_print(tmp, sizeof tmp, &ignored, "%s/tmp-%08zu", out_dir, list.names[i].step);
+            if (named && rename(path, tmp) == 0) folder_remove(tmp);
+        }
+    }
+    free(list.names);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Loading
+
+// The newest complete checkpoint under out_dir; path is empty where there is none. False: no right to read it.
+static inline bool checkpoint_latest(const char *out_dir, char *path, size_t size, Error *err) {
+    path[0] = '\0';
+    if (access(out_dir, R_OK | X_OK) != 0 && errno != ENOENT) {
+        return error_set(err, "cannot read %s: %s", out_dir, strerror(errno));
+    }
+    FolderList list = folder_list(out_dir);
+    bool ok = true, found = false;
+    for (size_t i = list.count; i-- > 0 && ok && !found;) {
+        char file[PATH_MAX];
+        if (list.names[i].stale) continue;
+        ok = path_print(path, size, err, "%s/%s", out_dir, list.names[i].text) &&
+             path_print(file, sizeof file, err, "%s/trainer.json", path);
+        found = ok && access(file, F_OK) == 0;
+    }
+    if (!found) path[0] = '\0';
+    free(list.names);
+    return ok;
+}
+
+// config.json of our own folders or Hugging Face's; false with a sentence if it is no GPT-2 as we compute it.
+static inline bool checkpoint_read_config(const char *dir, GPTConfig *config, Error *err) {
+    char path[PATH_MAX];
+    return path_print(path, sizeof path, err, "%s/config.json", dir) && config_read(path, config, err);
+}
+
+static inline bool checkpoint_read_state(const char *dir, TrainerState *state, Error *err) {
+    char path[PATH_MAX];
+    return path_print(path, sizeof path, err, "%s/trainer.json", dir) && trainer_state_read(path, state, err);
+}
+
+static inline bool checkpoint_open(const char *dir, StateKind kind, SafeTensors *st, Error *err) {
+    char path[PATH_MAX], index[PATH_MAX];
+    if (!path_print(path, sizeof path, err, "%s/%s", dir, state_file(kind)) ||
+        !path_print(index, sizeof index, err, "%s.index.json", path)) return false;
+    if (access(path, F_OK) != 0 && access(index, F_OK) == 0) {
+        return error_set(err, "%s is split into several files: save it as one model.safetensors", path);
+    }
+    return st_open(st, path, err);
+}
+
+// Are all tensors of that model there, with the right shapes and types? Looks at the headers alone, so it
+// comes before any allocation. with_optimizer: as --resume needs; bf16: and the fp32 master weights.
+static inline bool checkpoint_check(const char *dir, const GPTConfig *config, bool with_optimizer, bool bf16,
+                                    Error *err) {
+    ParamTable whole = table_make_whole(config);
+    bool ok = true;
+    for (int k = 0; k < (!with_optimizer ? 1 : bf16 ? 4 : 3) && ok; k++) {
+        SafeTensors st;
+        ok = checkpoint_open(dir, (StateKind)k, &st, err);
+        if (!ok) break;
+        for (size_t i = 0; i < whole.count && ok; i++) {
+            ok = slices_find(&st, &whole.tensors[i], (StateKind)k, err) != NULL;
+        }
+        st_close(&st);
+    }
+    table_free(&whole);
+    return ok;
+}
+
+// Every rank: fills values with elements [lo, hi) of its flat buffer; padding and gaps become 0.
+static inline bool checkpoint_read(const char *dir, StateKind kind, const ParamTable *table, float *values,
+                                   size_t lo, size_t hi, Error *err) {
+    SafeTensors st;
+    return checkpoint_open(dir, kind, &st, err) && slices_read(&st, kind, table, values, lo, hi, err);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Gradient dumps: one F32 file with the names of the model, written as PATH.tmp and renamed when complete
+
+static inline bool gradients_create(const char *path, const GPTConfig *config, Error *err) {
+    static const StateKind kinds[] = {STATE_WEIGHTS};
+    char tmp[PATH_MAX];
+    return path_print(tmp, sizeof tmp, err, "%s.tmp", path) &&
+           slices_create(tmp, config, kinds, 1, ST_F32, err);
+}
+
+// Every rank; arguments as those of checkpoint_write.
+static inline bool gradients_write(const char *path, const ParamTable *table, const float *values, size_t lo,
+                                   size_t hi, bool write_wte, Error *err) {
+    char tmp[PATH_MAX];
+    return path_print(tmp, sizeof tmp, err, "%s.tmp", path) &&
+           slices_write(tmp, STATE_WEIGHTS, table, values, lo, hi, write_wte, err);
+}
+
+static inline bool gradients_finish(const char *path, Error *err) {
+    char tmp[PATH_MAX];
+    if (!path_print(tmp, sizeof tmp, err, "%s.tmp", path)) return false;
+    return rename(tmp, path) == 0 || error_set(err, "cannot write %s: %s", path, strerror(errno));
+}
+
+#endif

@@ -1,0 +1,113 @@
+// config_json.h: config.json as Hugging Face's GPT-2 writes and reads it.
+//
+// defines: config_read, config_write
+#ifndef LLMC_CONFIG_JSON_H
+#define LLMC_CONFIG_JSON_H
+
+#include "llmc/host/folder.h"
+#include "llmc/host/json.h"
+#include "llmc/model.h"
+
+// Reads member `key` as a size from 1 to max into *out; it must be there.
+static inline bool config_size(const cJSON *root, const char *key, size_t max, size_t *out, const char *path,
+                               Error *err) {
+    const cJSON *item;
+    uint64_t n;
+    if (!json_get(root, key, &item, path, err)) return false;
+    if (!item) return error_set(err, "%s has no \"%s\"", path, key);
+    if (!json_whole(item, &n) || n < 1 || n > max) {
+        return error_set(err, "%s: \"%s\" must be a whole number from 1 to %zu", path, key, max);
+    }
+    *out = (size_t)n;
+    return true;
+}
+
+// A switch that must have the value that our kernels compute, which is also Hugging Face's default.
+static inline bool config_switch(const cJSON *root, const char *key, bool wanted, const char *path,
+                                 Error *err) {
+    const cJSON *item;
+    if (!json_get(root, key, &item, path, err)) return false;
+    if (!item || (wanted ? cJSON_IsTrue(item) : cJSON_IsFalse(item))) return true;
+    return error_set(err, "%s: \"%s\" must be %s: this variant of GPT-2 is not supported", path, key,
+                     wanted ? "true" : "false");
+}
+
+static inline bool config_check_variant(const cJSON *root, size_t channels, const char *path, Error *err) {
+    const cJSON *item;
+    if (!json_get(root, "model_type", &item, path, err)) return false;
+    if (!cJSON_IsString(item) || strcmp(item->valuestring, "gpt2") != 0) {
+        return error_set(err, "%s: \"model_type\" is not \"gpt2\": only GPT-2 can be loaded", path);
+    }
+    if (!json_get(root, "activation_function", &item, path, err)) return false;
+    if (item && !(cJSON_IsString(item) && (strcmp(item->valuestring, "gelu_new") == 0 ||
+                                           strcmp(item->valuestring, "gelu_pytorch_tanh") == 0))) {
+        return error_set(err, "%s: \"activation_function\" must be \"gelu_new\"", path);
+    }
+    if (!json_get(root, "layer_norm_epsilon", &item, path, err)) return false;
+    if (item && !(cJSON_IsNumber(item) && item->valuedouble == 1e-5)) {
+        return error_set(err, "%s: \"layer_norm_epsilon\" must be 1e-05", path);
+    }
+    if (!json_get(root, "n_inner", &item, path, err)) return false;
+    if (item && !cJSON_IsNull(item) &&
+        !(cJSON_IsNumber(item) && item->valuedouble == 4.0 * (double)channels)) {
+        return error_set(err, "%s: \"n_inner\" must be null or 4 times n_embd", path);
+    }
+    return config_switch(root, "tie_word_embeddings", true, path, err) &&
+           config_switch(root, "scale_attn_weights", true, path, err) &&
+           config_switch(root, "scale_attn_by_inverse_layer_idx", false, path, err) &&
+           config_switch(root, "add_cross_attention", false, path, err);
+}
+
+// False with a sentence that names the first thing that is not a GPT-2 as we compute it.
+static inline bool config_read(const char *path, GPTConfig *config, Error *err) {
+    cJSON *root = json_read(path, 1 << 20, err);
+    if (!root) return false;
+    GPTConfig g;
+    memset(&g, 0, sizeof g);
+    // The limits keep every product of sizes far from 2^63.
+    bool ok = config_size(root, "n_embd", 1 << 17, &g.C, path, err) &&
+              config_check_variant(root, g.C, path, err) &&
+              config_size(root, "n_layer", 10000, &g.L, path, err) &&
+              config_size(root, "n_head", 1 << 17, &g.NH, path, err) &&
+              config_size(root, "vocab_size", 1 << 24, &g.V, path, err) &&
+              config_size(root, "n_positions", 1 << 24, &g.maxT, path, err);
+    if (ok && g.C % g.NH) ok = error_set(err, "%s: n_head %zu does not divide n_embd %zu", path, g.NH, g.C);
+    cJSON_Delete(root);
+    g.Vp = padded_vocabulary(g.V);
+    if (ok) *config = g;
+    return ok;
+}
+
+static inline bool config_write(const char *path, const GPTConfig *g, bool bf16, Error *err) {
+    char text[2048], end_of_text[24] = "null";
+    // In both vocabularies that we prepare data for, <|endoftext|> is the last token.
+    if (g->V == 257 || g->V == 50257) snprintf(end_of_text, sizeof end_of_text, "%zu", g->V - 1);
+    snprintf(text, sizeof text,
+             "{\n"
+             "  \"architectures\": [\"GPT2LMHeadModel\"],\n"
+             "  \"model_type\": \"gpt2\",\n"
+             "  \"n_layer\": %zu,\n"
+             "  \"n_head\": %zu,\n"
+             "  \"n_embd\": %zu,\n"
+             "  \"n_inner\": null,\n"
+             "  \"n_positions\": %zu,\n"
+             "  \"n_ctx\": %zu,\n"
+             "  \"vocab_size\": %zu,\n"
+             "  \"activation_function\": \"gelu_new\",\n"
+             "  \"layer_norm_epsilon\": 1e-05,\n"
+             "  \"initializer_range\": 0.02,\n"
+             "  \"attn_pdrop\": 0.0,\n"
+             "  \"embd_pdrop\": 0.0,\n"
+             "  \"resid_pdrop\": 0.0,\n"
+             "  \"scale_attn_weights\": true,\n"
+             "  \"tie_word_embeddings\": true,\n"
+             "  \"bos_token_id\": %s,\n"
+             "  \"eos_token_id\": %s,\n"
+             "  \"torch_dtype\": \"%s\"\n"
+             "}\n",
+             g->L, g->NH, g->C, g->maxT, g->maxT, g->V, end_of_text, end_of_text,
+             bf16 ? "bfloat16" : "float32");
+    return file_write_text(path, text, err);
+}
+
+#endif

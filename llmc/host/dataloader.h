@@ -1,0 +1,202 @@
+// dataloader.h: training samples by number, from shards in llm.c's format.
+//
+// A shard is 256 int32 of header (magic 20240520, version 1, number of tokens) and uint16 tokens, all
+// little-endian. Its sample n is tokens n*T .. n*T+T: T inputs, and the same shifted by one as T targets. The
+// samples of all shards, in the order of their names, are numbered through: that is an epoch. A global sample
+// number goes on from epoch to epoch. Which rank reads which number is the trainer's affair: nothing here
+// depends on the layout.
+#ifndef LLMC_DATALOADER_H
+#define LLMC_DATALOADER_H
+
+#include <errno.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "llmc/host/error.h"
+#include "llmc/host/rand.h"
+
+enum { SHARD_MAGIC = 20240520, SHARD_VERSION = 1, SHARD_HEADER_BYTES = 1024 };
+
+typedef struct {
+    char *path;
+    size_t tokens;
+    size_t first_sample;  // number within the epoch
+    size_t samples;
+} DataShard;
+
+typedef struct {
+    size_t T;
+    size_t samples;     // of one epoch
+    size_t count;
+    DataShard *shards;  // [count] sorted by name
+    int fd;             // the shard that was read last stays open; -1: none
+    size_t open_shard;
+    uint16_t *buffer;   // [T + 1]
+} DataLoader;
+
+static inline void dataloader_close(DataLoader *dl) {
+    for (size_t i = 0; i < dl->count; i++) free(dl->shards[i].path);
+    free(dl->shards);
+    free(dl->buffer);
+    if (dl->fd >= 0) close(dl->fd);
+    memset(dl, 0, sizeof *dl);
+    dl->fd = -1;
+}
+
+// Reads `bytes` at `offset`; false at the end of the file or on an error.
+static inline bool shard_read_at(int fd, void *out, size_t bytes, size_t offset) {
+    size_t done = 0;
+    while (done < bytes) {
+        ssize_t n = pread(fd, (char *)out + done, bytes - done, (off_t)(offset + done));
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return false;
+        done += (size_t)n;
+    }
+    return true;
+}
+
+// Checks the header of one shard and fills in its tokens and samples.
+static inline bool shard_check(DataShard *shard, size_t T, Error *err) {
+    int32_t header[256];
+    struct stat info;
+    int fd = open(shard->path, O_RDONLY);
+    if (fd < 0) return error_set(err, "cannot open data shard %s: %s", shard->path, strerror(errno));
+    bool known_size = fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
+    bool whole = known_size && shard_read_at(fd, header, sizeof header, 0);
+    close(fd);
+    if (!known_size) return error_set(err, "data shard %s is not a file", shard->path);
+    if (!whole) {
+        return error_set(err, "data shard %s is truncated: its %lld bytes do not hold the header of 1024",
+                         shard->path, (long long)info.st_size);
+    }
+    if (header[0] != SHARD_MAGIC) {
+        return error_set(err, "%s is not a data shard: its magic number is %d, not %d", shard->path,
+                         (int)header[0], (int)SHARD_MAGIC);
+    }
+    if (header[1] != SHARD_VERSION) {
+        return error_set(err, "data shard %s has version %d, only version %d is known", shard->path,
+                         (int)header[1], (int)SHARD_VERSION);
+    }
+    long long expected = SHARD_HEADER_BYTES + 2LL * header[2];
+    if (header[2] < 0 || (long long)info.st_size != expected) {
+        const char *how = (long long)info.st_size < expected ? "truncated" : "damaged";
+        return error_set(err, "data shard %s is %s: %d tokens by its header, but %lld bytes instead of %lld",
+                         shard->path, how, (int)header[2], (long long)info.st_size, expected);
+    }
+    shard->tokens = (size_t)header[2];
+    if (shard->tokens < T + 1) {
+        return error_set(err, "data shard %s has %zu tokens, fewer than a sample of --seq %zu and its target",
+                         shard->path, shard->tokens, T);
+    }
+    shard->samples = (shard->tokens - 1) / T;
+    return true;
+}
+
+static inline int shard_compare(const void *a, const void *b) {
+    return strcmp(((const DataShard *)a)->path, ((const DataShard *)b)->path);
+}
+
+// Opens the shards that the pattern names for sequences of T tokens. Refuses a pattern without files and a
+// shard that is truncated, foreign or shorter than one sample. dataloader_close frees it; after an error that
+// is done.
+static inline bool dataloader_open(DataLoader *dl, const char *pattern, size_t T, Error *err) {
+    glob_t found;
+    memset(dl, 0, sizeof *dl);
+    dl->fd = -1;
+    dl->T = T;
+    int status = glob(pattern, GLOB_NOSORT, NULL, &found);
+    if (status != 0) {
+        if (status == GLOB_NOMATCH) return error_set(err, "no data shard matches '%s'", pattern);
+        return error_set(err, "cannot list data shards '%s': %s", pattern, strerror(errno));
+    }
+    dl->shards = (DataShard *)calloc(found.gl_pathc, sizeof(DataShard));
+    dl->buffer = (uint16_t *)malloc((T + 1) * sizeof(uint16_t));
+    bool ok = dl->shards && dl->buffer;
+    for (size_t i = 0; ok && i < found.gl_pathc; i++) {
+        dl->shards[i].path = strdup(found.gl_pathv[i]);
+        ok = dl->shards[i].path != NULL;
+        if (ok) dl->count++;
+    }
+    globfree(&found);
+    if (!ok) error_set(err, "out of host memory for the list of data shards '%s'", pattern);
+    // Not glob's own order: that follows the locale, and ranks of one job may differ in it.
+    if (ok) qsort(dl->shards, dl->count, sizeof(DataShard), shard_compare);
+    for (size_t i = 0; ok && i < dl->count; i++) {
+        ok = shard_check(&dl->shards[i], T, err);
+        dl->shards[i].first_sample = dl->samples;
+        dl->samples += dl->shards[i].samples;
+    }
+    if (!ok) dataloader_close(dl);
+    return ok;
+}
+
+// Refuses data of which one epoch does not fill a global batch of G sequences.
+static inline bool dataloader_check_batch(const DataLoader *dl, size_t G, Error *err) {
+    if (dl->samples >= G) return true;
+    return error_set(err, "%s%s has %zu samples of --seq %zu, fewer than one --global-batch of %zu",
+                     dl->shards[0].path, dl->count > 1 ? " with its sister shards" : "", dl->samples,
+                     dl->T, G);
+}
+
+// Where a shuffled epoch has its sample `index` < samples: a permutation that needs no memory. A Feistel
+// network of eight Philox rounds permutes the next power of 4; a result past the end goes through it again
+// (cycle walking).
+static inline uint64_t dataloader_permute(uint64_t index, uint64_t samples, uint64_t seed, uint64_t epoch) {
+    unsigned half = 1;
+    while (half < 32 && (UINT64_C(1) << (2 * half)) < samples) half++;
+    uint64_t mask = (UINT64_C(1) << half) - 1;
+    do {
+        uint64_t left = index >> half, right = index & mask;
+        for (uint64_t round = 0; round < 8; round++) {
+            uint64_t mixed = left ^ (random_words(seed, RANDOM_SHUFFLE, epoch, round, right).word[0] & mask);
+            left = right;
+            right = mixed;
+        }
+        index = left << half | right;
+    } while (index >= samples);
+    return index;
+}
+
+// Reads global sample n into inputs [T] and targets [T]; epoch n / samples is permuted if `shuffle`. A token
+// that is not below the vocabulary V is an error that names shard and position.
+static inline bool dataloader_read(DataLoader *dl, uint64_t n, bool shuffle, uint64_t seed, size_t V,
+                                   int *inputs, int *targets, Error *err) {
+    uint64_t sample = n % dl->samples, epoch = n / dl->samples;
+    if (shuffle) sample = dataloader_permute(sample, dl->samples, seed, epoch);
+    size_t low = 0, high = dl->count - 1;  // the last shard that starts at or before the sample
+    while (low < high) {
+        size_t middle = (low + high + 1) / 2;
+        if (dl->shards[middle].first_sample <= sample) low = middle;
+        else high = middle - 1;
+    }
+    const DataShard *shard = &dl->shards[low];
+    if (dl->fd < 0 || dl->open_shard != low) {
+        if (dl->fd >= 0) close(dl->fd);
+        dl->fd = open(shard->path, O_RDONLY);
+        dl->open_shard = low;
+        if (dl->fd < 0) return error_set(err, "cannot open data shard %s: %s", shard->path, strerror(errno));
+    }
+    size_t first = (sample - shard->first_sample) * dl->T;
+    if (!shard_read_at(dl->fd, dl->buffer, (dl->T + 1) * sizeof(uint16_t), SHARD_HEADER_BYTES + 2 * first)) {
+        return error_set(err, "cannot read tokens %zu to %zu of data shard %s: it became shorter or damaged",
+                         first, first + dl->T, shard->path);
+    }
+    for (size_t i = 0; i <= dl->T; i++) {
+        if (dl->buffer[i] >= V) {
+            return error_set(err, "data shard %s has token %d at position %zu, but the vocabulary is %zu",
+                             shard->path, (int)dl->buffer[i], first + i, V);
+        }
+    }
+    for (size_t i = 0; i < dl->T; i++) {
+        inputs[i] = dl->buffer[i];
+        targets[i] = dl->buffer[i + 1];
+    }
+    return true;
+}
+
+#endif

@@ -1,0 +1,181 @@
+// log.h: what a run says: one console line a step, and the JSON Lines file of --log.
+//
+// A step is numbered by the updates that are done after it, as checkpoints are: the first one is step 1.
+#ifndef LLMC_LOG_H
+#define LLMC_LOG_H
+
+#include <ctype.h>
+#include <errno.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "llmc/host/error.h"
+
+// Dense peak of a matrix product in TFLOP/s: bf16 on tensor cores, and plain fp32 (0: not known for sure).
+typedef struct {
+    const char *name;  // as cudaGetDeviceProperties begins or gives it
+    double bf16, fp32;
+} DevicePeak;
+
+static const DevicePeak DEVICE_PEAKS[] = {  // the vendor's data sheets; the longest name that matches counts
+    {"NVIDIA A10", 125, 31.2},
+    {"NVIDIA A30", 165, 10.3},
+    {"NVIDIA A40", 149.7, 37.4},
+    {"NVIDIA A100", 312, 19.5},
+    {"NVIDIA L4", 121, 30.3},
+    {"NVIDIA L40S", 362, 91.6},
+    {"NVIDIA H100", 989, 67},
+    {"NVIDIA H100 PCIe", 756, 51},
+    {"NVIDIA H100 NVL", 835, 60},
+    {"NVIDIA H200", 989, 67},
+    {"NVIDIA H200 NVL", 835, 60},
+    {"NVIDIA GH200", 989, 67},
+    {"NVIDIA B200", 2250, 0},
+};
+
+// Peak FLOP/s of a device by its name, 0 if unknown: a wrong peak would make a wrong MFU.
+static inline double device_peak_flops(const char *name, bool bf16) {
+    double peak = 0;
+    size_t longest = 0;
+    if (strstr(name, "MIG")) return 0;  // a slice of a GPU
+    for (size_t i = 0; i < sizeof DEVICE_PEAKS / sizeof DEVICE_PEAKS[0]; i++) {
+        size_t length = strlen(DEVICE_PEAKS[i].name);
+        bool begins = strncmp(name, DEVICE_PEAKS[i].name, length) == 0;
+        if (!begins || isalnum((unsigned char)name[length]) || length <= longest) continue;
+        longest = length;
+        peak = 1e12 * (bf16 ? DEVICE_PEAKS[i].bf16 : DEVICE_PEAKS[i].fp32);
+    }
+    return peak;
+}
+
+// What one step reports.
+typedef struct {
+    size_t step;       // updates done after it
+    double loss;       // mean over all tokens of the global batch
+    double grad_norm;  // before clipping
+    double lr, ms;
+} StepReport;
+
+typedef struct {
+    FILE *json;         // NULL: no --log
+    size_t steps;       // of the whole run
+    double tokens;      // of one step, over all ranks
+    double flops;       // of one step, over all ranks
+    double peak_flops;  // of all devices together; 0: unknown
+    double mean_ms;     // smoothed, for the time left
+    size_t seen;        // steps logged by this process
+} Log;
+
+// Keeps the lines of a log that belong to the first `done` steps: what a resumed run does again is dropped,
+// and so is a last line that was cut off. A missing file is an empty log; a file that is no log is refused,
+// not damaged.
+static inline bool log_truncate(const char *path, size_t done, Error *err) {
+    FILE *in = fopen(path, "rb");
+    if (!in) return errno == ENOENT ? true : error_set(err, "cannot read log %s: %s", path, strerror(errno));
+    size_t length = strlen(path) + 8;
+    char *copy = (char *)malloc(length);
+    FILE *out = NULL;
+    if (copy) {
+        snprintf(copy, length, "%s.tmp", path);
+        out = fopen(copy, "wb");
+    }
+    bool ok = out != NULL;
+    if (!ok) error_set(err, "cannot write log %s.tmp: %s", path, strerror(errno));
+    char line[1024];
+    for (size_t number = 1; ok && fgets(line, sizeof line, in); number++) {
+        unsigned long long step;
+        if (!strchr(line, '\n') && feof(in)) break;
+        if (sscanf(line, "{\"step\":%llu,", &step) != 1) {
+            ok = error_set(err, "line %zu of %s is no line of a training log: give --log another file",
+                           number, path);
+        } else if (step <= done) {
+            fputs(line, out);
+        }
+    }
+    fclose(in);
+    if (out && fclose(out) != 0 && ok) ok = error_set(err, "cannot write log %s: %s", copy, strerror(errno));
+    if (ok && rename(copy, path) != 0) ok = error_set(err, "cannot write log %s: %s", path, strerror(errno));
+    if (out && !ok) remove(copy);
+    free(copy);
+    return ok;
+}
+
+// Starts the report of a run of `steps` steps, of which `done` were done before a resume; path may be NULL.
+// tokens and flops are those of one step over all ranks, peak_flops that of all devices together (0: unknown,
+// MFU is "n/a").
+static inline bool log_open(Log *log, const char *path, size_t done, size_t steps, double tokens,
+                            double flops, double peak_flops, Error *err) {
+    memset(log, 0, sizeof *log);
+    log->steps = steps;
+    log->tokens = tokens;
+    log->flops = flops;
+    log->peak_flops = peak_flops;
+    if (!path) return true;
+    if (done > 0 && !log_truncate(path, done, err)) return false;
+    log->json = fopen(path, done > 0 ? "ab" : "wb");
+    return log->json ? true : error_set(err, "cannot write log %s: %s", path, strerror(errno));
+}
+
+// Appends `,"name":number` with 9 significant digits; JSON knows no infinities.
+static inline void log_number(FILE *json, const char *name, double number) {
+    if (isfinite(number)) fprintf(json, ",\"%s\":%.9g", name, number);
+    else fprintf(json, ",\"%s\":null", name);
+}
+
+// Writes a time as 1h02m, 3m05s or 4s.
+static inline void log_duration(char *text, size_t size, double seconds) {
+    unsigned long long s = (unsigned long long)(seconds + 0.5);
+    if (s >= 3600) snprintf(text, size, "%lluh%02llum", s / 3600, s / 60 % 60);
+    else if (s >= 60) snprintf(text, size, "%llum%02llus", s / 60, s % 60);
+    else snprintf(text, size, "%llus", s);
+}
+
+// The console line of a step, and its line in the log.
+static inline void log_step(Log *log, const StepReport *r) {
+    double tokens_per_s = log->tokens / (1e-3 * r->ms);
+    // The first step warms up libraries and caches: it counts for the time left only until there is a second.
+    log->mean_ms = log->seen < 2 ? r->ms : 0.9 * log->mean_ms + 0.1 * r->ms;
+    log->seen++;
+    char left[32], mfu[32], width[32];
+    double to_go = log->steps > r->step ? (double)(log->steps - r->step) : 0.0;
+    double utilisation = log->peak_flops > 0 ? log->flops / (1e-3 * r->ms) / log->peak_flops : 0.0;
+    log_duration(left, sizeof left, 1e-3 * log->mean_ms * to_go);
+    if (log->peak_flops > 0) snprintf(mfu, sizeof mfu, "%.1f%%", 100.0 * utilisation);
+    else snprintf(mfu, sizeof mfu, "n/a");
+    int digits = snprintf(width, sizeof width, "%zu", log->steps);
+    printf("step %*zu/%zu | loss %.6f | norm %.4f | lr %.3e | %.1f ms | %.0f tokens/s | MFU %s | %s left\n",
+           digits, r->step, log->steps, r->loss, r->grad_norm, r->lr, r->ms, tokens_per_s, mfu, left);
+    fflush(stdout);
+    if (!log->json) return;
+    fprintf(log->json, "{\"step\":%zu", r->step);
+    log_number(log->json, "loss", r->loss);
+    log_number(log->json, "grad_norm", r->grad_norm);
+    log_number(log->json, "lr", r->lr);
+    log_number(log->json, "ms", r->ms);
+    log_number(log->json, "tokens_per_s", tokens_per_s);
+    fprintf(log->json, "}\n");
+    fflush(log->json);  // so that the log of a killed run ends at its last step
+}
+
+// The validation loss after `step` updates.
+static inline void log_validation(Log *log, size_t step, double val_loss) {
+    printf("step %zu/%zu | validation loss %.6f\n", step, log->steps, val_loss);
+    fflush(stdout);
+    if (!log->json) return;
+    fprintf(log->json, "{\"step\":%zu", step);
+    log_number(log->json, "val_loss", val_loss);
+    fprintf(log->json, "}\n");
+    fflush(log->json);
+}
+
+// False, with a sentence, if something could not be written (a full disk).
+static inline bool log_close(Log *log, Error *err) {
+    bool failed = log->json && (ferror(log->json) | (fclose(log->json) != 0));
+    log->json = NULL;
+    return failed ? error_set(err, "the log is incomplete: %s", strerror(errno)) : true;
+}
+
+#endif

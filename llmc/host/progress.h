@@ -1,0 +1,54 @@
+// progress.h: where a run stands, from its options and, when it resumes, from a checkpoint's trainer.json.
+#ifndef LLMC_PROGRESS_H
+#define LLMC_PROGRESS_H
+
+#include "llmc/host/checkpoint.h"
+#include "llmc/host/options.h"
+
+// The state of a run that has done nothing yet.
+static inline TrainerState progress_start(const Options *o, bool bf16) {
+    TrainerState s;
+    memset(&s, 0, sizeof s);
+    s.seed = o->seed;
+    s.shuffle = o->shuffle;
+    s.bf16 = bf16;
+    s.seq = o->seq;
+    s.global_batch = o->global_batch;
+    s.steps = o->steps;
+    s.warmup = o->warmup;
+    s.lr_schedule = o->lr_schedule;
+    s.lr = o->lr;
+    s.lr_final = o->lr_final;
+    s.weight_decay = o->weight_decay;
+    s.clip = o->clip;
+    s.beta1 = o->beta1;
+    s.beta2 = o->beta2;
+    s.eps = o->eps;
+    return s;
+}
+
+// Proves that a file can be written, before any work is lost; path NULL: nothing to do. Leaves no new file behind.
+static inline bool out_check_file(const char *flag, const char *path, Error *err) {
+    if (!path) return true;
+    bool there = access(path, F_OK) == 0;
+    FILE *file = fopen(path, "ab");
+    if (!file) return error_set(err, "cannot write %s %s: %s", flag, path, strerror(errno));
+    fclose(file);
+    if (!there) remove(path);
+    return true;
+}
+
+// Takes up step and data position of the checkpoint in dir. Refuses one that these options cannot continue, and says
+// (to stdout) which options differ from those that it was trained with.
+static inline bool progress_resume(TrainerState *progress, const char *dir, Error *err) {
+    TrainerState saved;
+    char changed[512];
+    if (!checkpoint_read_state(dir, &saved, err)) return false;
+    if (!trainer_state_compare(&saved, progress, changed, sizeof changed, err)) return false;
+    progress->step = progress->first_step = saved.step;
+    progress->sample = saved.sample;
+    printf("resuming     %s after step %zu%s%s\n", dir, saved.step, changed[0] ? "; changed: " : "", changed);
+    return true;
+}
+
+#endif

@@ -1,0 +1,394 @@
+// safetensors.h: reading and writing .safetensors files: 8 bytes header length, a JSON header that gives each
+// tensor's type, shape and place, then the data. Readers and writers touch slices, never the whole file, and
+// several processes can write disjoint slices of one file.
+//
+// defines: SafeTensors, STEntry, st_open, st_find, st_read_floats, st_close;
+//          st_entry, st_create, st_open_for_writing, st_write_floats, st_write_raw, st_finish
+#ifndef LLMC_SAFETENSORS_H
+#define LLMC_SAFETENSORS_H
+
+#include "llmc/host/json.h"
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "safetensors files are little-endian, and so must the machine be"
+#endif
+
+enum { ST_NAME_SIZE = 128, ST_MAX_DIMS = 8, ST_MAX_HEADER = 100000000, ST_STAGE = 16384 };
+
+typedef enum { ST_F32, ST_BF16, ST_F16, ST_F64, ST_OTHER } STType;  // other: integers; they can be skipped
+
+typedef struct {
+    char name[ST_NAME_SIZE];
+    STType dtype;
+    int dims;
+    size_t shape[ST_MAX_DIMS];
+    size_t count;         // elements: the product of the shape
+    size_t width;         // bytes of one element
+    uint64_t begin, end;  // bytes of the file
+} STEntry;
+
+typedef struct {
+    int fd;
+    char *path;
+    size_t count;
+    STEntry *entries;  // [count] sorted by name
+} SafeTensors;
+
+// The types that the format knows and how wide they are.
+typedef struct {
+    const char *name;
+    STType type;
+    size_t width;
+} STTypeName;
+
+static const STTypeName ST_TYPES[] = {
+    {"F32", ST_F32, 4},       {"BF16", ST_BF16, 2}, {"F16", ST_F16, 2},   {"F64", ST_F64, 8},
+    {"BOOL", ST_OTHER, 1},    {"U8", ST_OTHER, 1},  {"I8", ST_OTHER, 1},  {"F8_E4M3", ST_OTHER, 1},
+    {"F8_E5M2", ST_OTHER, 1}, {"I16", ST_OTHER, 2}, {"U16", ST_OTHER, 2}, {"I32", ST_OTHER, 4},
+    {"U32", ST_OTHER, 4},     {"I64", ST_OTHER, 8}, {"U64", ST_OTHER, 8}, {"C64", ST_OTHER, 8},
+};
+enum { ST_TYPE_COUNT = (int)(sizeof ST_TYPES / sizeof ST_TYPES[0]) };
+
+static inline const char *st_type_name(STType type) {
+    return type == ST_OTHER ? "integer" : ST_TYPES[type].name;
+}
+
+static inline float st_float_from_bits(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static inline float st_from_bf16(uint16_t x) { return st_float_from_bits((uint32_t)x << 16); }
+
+// To nearest, ties to even; a NaN stays one.
+static inline uint16_t st_to_bf16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+static inline float st_from_f16(uint16_t x) {
+    uint32_t sign = (uint32_t)(x & 0x8000) << 16, exponent = x >> 10 & 31, fraction = x & 1023;
+    if (exponent == 31) return st_float_from_bits(sign | 0x7f800000 | fraction << 13);
+    if (exponent) return st_float_from_bits(sign | (exponent + 112) << 23 | fraction << 13);
+    float tiny = (float)fraction / 16777216.0f;  // subnormal: fraction * 2^-24, exact
+    return sign ? -tiny : tiny;
+}
+
+static inline void st_close(SafeTensors *st) {
+    if (st->fd >= 0) close(st->fd);
+    free(st->path);
+    free(st->entries);
+    memset(st, 0, sizeof *st);
+    st->fd = -1;
+}
+
+static inline int st_compare_names(const void *a, const void *b) {
+    return strcmp(((const STEntry *)a)->name, ((const STEntry *)b)->name);
+}
+
+static inline int st_compare_places(const void *a, const void *b) {
+    const STEntry *x = (const STEntry *)a, *y = (const STEntry *)b;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    return x->end < y->end ? -1 : x->end > y->end;
+}
+
+// Names end up in sentences on a terminal, so only printable ASCII is taken.
+static inline bool st_name_is_plain(const char *name) {
+    size_t n = 0;
+    for (; name[n]; n++) {
+        if (name[n] < ' ' || name[n] > '~' || n + 1 >= ST_NAME_SIZE) return false;
+    }
+    return n > 0;
+}
+
+// Fills in dtype, shape, count and place (relative to the data) of one member of the header.
+static inline bool st_parse_entry(STEntry *x, const cJSON *item, const char *path, Error *err) {
+    if (!st_name_is_plain(item->string)) {
+        return error_set(err, "%s has a tensor whose name is empty, unprintable or longer than %d", path,
+                         ST_NAME_SIZE - 1);
+    }
+    snprintf(x->name, sizeof x->name, "%s", item->string);
+    const cJSON *dtype, *shape, *offsets, *number;
+    if (!json_get(item, "dtype", &dtype, path, err) || !json_get(item, "shape", &shape, path, err) ||
+        !json_get(item, "data_offsets", &offsets, path, err)) return false;
+    if (!cJSON_IsString(dtype) || !cJSON_IsArray(shape) || !cJSON_IsArray(offsets) ||
+        cJSON_GetArraySize(offsets) != 2) {
+        return error_set(err, "%s: tensor %s lacks a dtype, a shape or two data_offsets", path, x->name);
+    }
+    for (int i = 0; i < ST_TYPE_COUNT; i++) {
+        if (strcmp(ST_TYPES[i].name, dtype->valuestring) != 0) continue;
+        x->dtype = ST_TYPES[i].type;
+        x->width = ST_TYPES[i].width;
+    }
+    if (!x->width) return error_set(err, "%s: tensor %s has an unknown dtype", path, x->name);
+    x->count = 1;
+    bool empty = false;
+    cJSON_ArrayForEach(number, shape) {
+        uint64_t n;
+        if (x->dims == ST_MAX_DIMS || !json_whole(number, &n)) {
+            return error_set(err, "%s: tensor %s has a shape that is no list of at most %d sizes", path,
+                             x->name, ST_MAX_DIMS);
+        }
+        x->shape[x->dims++] = (size_t)n;
+        empty |= n == 0;
+        if (n && __builtin_mul_overflow(x->count, (size_t)n, &x->count)) {
+            return error_set(err, "%s: tensor %s has an absurd shape", path, x->name);
+        }
+    }
+    if (empty) x->count = 0;
+    size_t bytes;
+    if (!json_whole(offsets->child, &x->begin) || !json_whole(offsets->child->next, &x->end) ||
+        x->begin > x->end) {
+        return error_set(err, "%s: tensor %s has absurd data_offsets", path, x->name);
+    }
+    if (__builtin_mul_overflow(x->count, x->width, &bytes) || bytes != x->end - x->begin) {
+        return error_set(err, "%s: tensor %s has data_offsets that contradict its shape", path, x->name);
+    }
+    return true;
+}
+
+// The tensors must tile the data exactly: no overlap, no hole, nothing behind the last one. No name twice.
+static inline bool st_check_places(SafeTensors *st, uint64_t data, uint64_t file_size, Error *err) {
+    qsort(st->entries, st->count, sizeof(STEntry), st_compare_places);
+    uint64_t at = 0;
+    for (size_t i = 0; i < st->count; i++) {
+        STEntry *x = &st->entries[i];
+        if (x->begin < at) return error_set(err, "%s: tensor %s overlaps another one", st->path, x->name);
+        if (x->begin > at) return error_set(err, "%s: there is a hole before tensor %s", st->path, x->name);
+        if (x->end > file_size - data) {
+            return error_set(err, "%s is truncated: tensor %s ends %llu bytes behind its end", st->path,
+                             x->name, (unsigned long long)(x->end - (file_size - data)));
+        }
+        at = x->end;
+        x->begin += data;
+        x->end += data;
+    }
+    if (data + at != file_size) {
+        return error_set(err, "%s has %llu bytes that belong to no tensor", st->path,
+                         (unsigned long long)(file_size - data - at));
+    }
+    qsort(st->entries, st->count, sizeof(STEntry), st_compare_names);
+    for (size_t i = 1; i < st->count; i++) {
+        if (strcmp(st->entries[i - 1].name, st->entries[i].name) == 0) {
+            return error_set(err, "%s has tensor %s twice", st->path, st->entries[i].name);
+        }
+    }
+    return true;
+}
+
+static inline bool st_parse(SafeTensors *st, uint64_t file_size, Error *err) {
+    uint64_t length = 0;
+    size_t got = 0, metadata = 0;
+    if (!file_read_at(st->fd, &length, 8, 0, &got)) {
+        return error_set(err, "cannot read %s: %s", st->path, strerror(errno));
+    }
+    if (got < 8) return error_set(err, "%s is truncated: it has no safetensors header", st->path);
+    if (length > ST_MAX_HEADER) {
+        return error_set(err, "%s is no safetensors file: its header claims %llu bytes", st->path,
+                         (unsigned long long)length);
+    }
+    if (length > file_size - 8) return error_set(err, "%s is truncated inside its header", st->path);
+    char *text = (char *)malloc((size_t)length + 1);
+    if (!text) return error_set(err, "cannot read %s: out of host memory", st->path);
+    errno = 0;
+    bool whole = file_read_at(st->fd, text, (size_t)length, 8, &got) && got == length;
+    text[got] = '\0';
+    cJSON *root = whole ? json_parse(text, got, st->path, err) : NULL;
+    free(text);
+    if (!whole) {
+        return error_set(err, "cannot read the header of %s: %s", st->path,
+                         errno ? strerror(errno) : "it ends early");
+    }
+    if (!root) return false;
+    const cJSON *item;
+    bool ok = true;
+    cJSON_ArrayForEach(item, root) {
+        if (strcmp(item->string, "__metadata__") == 0) metadata++;
+        else st->count++;
+    }
+    if (metadata > 1) ok = error_set(err, "%s has \"__metadata__\" twice", st->path);
+    st->entries = (STEntry *)calloc(st->count + 1, sizeof(STEntry));
+    if (ok && !st->entries) ok = error_set(err, "cannot read %s: out of host memory", st->path);
+    if (ok) {
+        size_t i = 0;
+        cJSON_ArrayForEach(item, root) {
+            if (!ok || strcmp(item->string, "__metadata__") == 0) continue;
+            ok = st_parse_entry(&st->entries[i++], item, st->path, err);
+        }
+    }
+    cJSON_Delete(root);
+    return ok && st_check_places(st, 8 + length, file_size, err);
+}
+
+static inline bool st_open_flags(SafeTensors *st, const char *path, int flags, Error *err) {
+    memset(st, 0, sizeof *st);
+    uint64_t size = 0;
+    st->fd = file_open(path, flags, &size, err);
+    if (st->fd < 0) return false;
+    st->path = strdup(path);
+    bool ok = st->path ? st_parse(st, size, err) : error_set(err, "cannot open %s: out of host memory", path);
+    if (ok) return true;
+    st_close(st);
+    return false;
+}
+
+// Reads and checks the header. False with a sentence, and nothing to close, for whatever is not a sound file.
+static inline bool st_open(SafeTensors *st, const char *path, Error *err) {
+    return st_open_flags(st, path, O_RDONLY, err);
+}
+
+// For a rank that fills in its slices of a file that st_create has made.
+static inline bool st_open_for_writing(SafeTensors *st, const char *path, Error *err) {
+    return st_open_flags(st, path, O_RDWR, err);
+}
+
+// The tensor of that name, with or without the prefix "transformer." on either side; NULL if there is none.
+static inline const STEntry *st_find(const SafeTensors *st, const char *name) {
+    static const char prefix[] = "transformer.";
+    STEntry key;
+    const STEntry *found = NULL;
+    for (int attempt = 0; attempt < 2 && !found; attempt++) {
+        bool has_prefix = strncmp(name, prefix, sizeof prefix - 1) == 0;
+        int n = attempt == 0 ? snprintf(key.name, sizeof key.name, "%s", name)
+                : has_prefix ? snprintf(key.name, sizeof key.name, "%s", name + sizeof prefix - 1)
+                             : snprintf(key.name, sizeof key.name, "%s%s", prefix, name);
+        if (n < 0 || (size_t)n >= sizeof key.name) return NULL;
+        found = (const STEntry *)bsearch(&key, st->entries, st->count, sizeof(STEntry), st_compare_names);
+    }
+    return found;
+}
+
+static inline bool st_in_range(const SafeTensors *st, const STEntry *x, size_t first, size_t count,
+                               Error *err) {
+    if (first <= x->count && count <= x->count - first) return true;
+    return error_set(err, "%s: elements %zu to %zu of tensor %s do not exist", st->path, first, first + count,
+                     x->name);
+}
+
+// Elements [first, first + count) of a tensor as floats; F32, BF16 and F16 exactly, F64 rounded.
+static inline bool st_read_floats(const SafeTensors *st, const STEntry *x, size_t first, size_t count,
+                                  float *out, Error *err) {
+    if (!st_in_range(st, x, first, count, err)) return false;
+    if (x->dtype == ST_OTHER) {
+        return error_set(err, "%s: tensor %s holds no floating-point numbers", st->path, x->name);
+    }
+    union { uint16_t half[ST_STAGE]; double wide[ST_STAGE / 4]; } stage;
+    size_t step = x->dtype == ST_F32 ? count : x->dtype == ST_F64 ? ST_STAGE / 4 : ST_STAGE, got;
+    for (size_t i = 0; i < count; i += step) {
+        size_t n = count - i < step ? count - i : step;
+        void *to = x->dtype == ST_F32 ? (void *)out : (void *)&stage;
+        errno = 0;
+        uint64_t place = x->begin + (uint64_t)(first + i) * x->width;
+        if (!file_read_at(st->fd, to, n * x->width, place, &got) || got < n * x->width) {
+            return error_set(err, "cannot read tensor %s of %s: %s", x->name, st->path,
+                             errno ? strerror(errno) : "the file has become shorter");
+        }
+        for (size_t j = 0; j < n && x->dtype != ST_F32; j++) {
+            out[i + j] = x->dtype == ST_BF16 ? st_from_bf16(stage.half[j])
+                       : x->dtype == ST_F16 ? st_from_f16(stage.half[j]) : (float)stage.wide[j];
+        }
+    }
+    return true;
+}
+
+// Describes a tensor for st_create; dims 1: [cols], dims 2: [rows, cols].
+static inline STEntry st_entry(const char *name, STType dtype, int dims, size_t rows, size_t cols) {
+    STEntry x;
+    memset(&x, 0, sizeof x);
+    snprintf(x.name, sizeof x.name, "%s", name);
+    x.dtype = dtype;
+    x.dims = dims;
+    x.shape[0] = dims == 1 ? cols : rows;
+    if (dims == 2) x.shape[1] = cols;
+    return x;
+}
+
+// The header of `specs`, padded with spaces so that the data starts at a multiple of 8. *bytes: of the data.
+static inline char *st_make_header(const STEntry *specs, size_t count, size_t *length, uint64_t *bytes) {
+    size_t room = 64 + count * (ST_NAME_SIZE + 128 + 21 * ST_MAX_DIMS), n = 0;
+    char *text = (char *)malloc(room);
+    if (!text) return NULL;
+    *bytes = 0;
+    // transformers wants to see the format "pt".
+    n += (size_t)snprintf(text + n, room - n, "{\"__metadata__\":{\"format\":\"pt\"}");
+    for (size_t i = 0; i < count; i++) {
+        const STEntry *x = &specs[i];
+        uint64_t begin = *bytes, size = ST_TYPES[x->dtype].width;
+        n += (size_t)snprintf(text + n, room - n, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[", x->name,
+                              st_type_name(x->dtype));
+        for (int d = 0; d < x->dims; d++) {
+            size *= x->shape[d];
+            n += (size_t)snprintf(text + n, room - n, "%s%zu", d ? "," : "", x->shape[d]);
+        }
+        *bytes += size;
+        n += (size_t)snprintf(text + n, room - n, "],\"data_offsets\":[%llu,%llu]}",
+                              (unsigned long long)begin, (unsigned long long)*bytes);
+    }
+    n += (size_t)snprintf(text + n, room - n, "}");
+    while (n % 8) text[n++] = ' ';
+    *length = n;
+    return text;
+}
+
+// Creates (or empties) the file, writes the header of the specs (name, dtype, dims and shape are read; see
+// st_entry) and reserves the space of the data. Then *st is open for writing. A file that fails is removed.
+static inline bool st_create(SafeTensors *st, const char *path, const STEntry *specs, size_t count,
+                             Error *err) {
+    uint64_t length = 0, bytes = 0;
+    size_t n = 0;
+    char *text = st_make_header(specs, count, &n, &bytes);
+    length = n;
+    if (!text) return error_set(err, "cannot write %s: out of host memory", path);
+    int fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    bool ok = fd >= 0 && file_reserve(fd, 8 + length + bytes) && file_write_at(fd, &length, 8, 0) &&
+              file_write_at(fd, text, n, 8);
+    if (!ok) {
+        error_set(err, "cannot write %s (%.1f MiB): %s", path, (double)(8 + length + bytes) / 1048576.0,
+                  strerror(errno));
+    }
+    if (fd >= 0) close(fd);
+    free(text);
+    if (ok) ok = st_open_for_writing(st, path, err);
+    if (!ok && fd >= 0) unlink(path);
+    return ok;
+}
+
+// Writes `bytes` bytes at byte `offset` of a tensor, as they are.
+static inline bool st_write_raw(const SafeTensors *st, const STEntry *x, size_t offset, const void *data,
+                                size_t bytes, Error *err) {
+    if (offset > x->end - x->begin || bytes > x->end - x->begin - offset) {
+        return error_set(err, "%s: tensor %s has no bytes %zu to %zu", st->path, x->name, offset,
+                         offset + bytes);
+    }
+    if (file_write_at(st->fd, data, bytes, x->begin + offset)) return true;
+    return error_set(err, "cannot write %s: %s", st->path, strerror(errno));
+}
+
+// Writes elements [first, first + count) of an F32 tensor, or of a BF16 one, rounded to nearest even.
+static inline bool st_write_floats(const SafeTensors *st, const STEntry *x, size_t first, size_t count,
+                                   const float *in, Error *err) {
+    if (!st_in_range(st, x, first, count, err)) return false;
+    if (x->dtype == ST_F32) return st_write_raw(st, x, first * 4, in, count * 4, err);
+    if (x->dtype != ST_BF16) {
+        return error_set(err, "%s: tensor %s is neither F32 nor BF16", st->path, x->name);
+    }
+    uint16_t stage[ST_STAGE];
+    for (size_t i = 0; i < count; i += ST_STAGE) {
+        size_t n = count - i < ST_STAGE ? count - i : (size_t)ST_STAGE;
+        for (size_t j = 0; j < n; j++) stage[j] = st_to_bf16(in[i + j]);
+        if (!st_write_raw(st, x, (first + i) * 2, stage, n * 2, err)) return false;
+    }
+    return true;
+}
+
+// Waits until what was written is on the disk, and closes.
+static inline bool st_finish(SafeTensors *st, Error *err) {
+    bool ok = fsync(st->fd) == 0 || error_set(err, "cannot write %s: %s", st->path, strerror(errno));
+    st_close(st);
+    return ok;
+}
+
+#endif

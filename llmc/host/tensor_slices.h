@@ -1,0 +1,198 @@
+// tensor_slices.h: moving slices of a rank's flat buffer to and from the unsharded tensors of a safetensors file.
+//
+// defines: StateKind, Slice, slices_walk, slices_create, slices_write, slices_read
+#ifndef LLMC_TENSOR_SLICES_H
+#define LLMC_TENSOR_SLICES_H
+
+#include "llmc/host/safetensors.h"
+
+#include "llmc/model.h"
+
+typedef enum { STATE_WEIGHTS, STATE_M, STATE_V, STATE_MASTER } StateKind;  // master: of a bf16 run
+
+// What elements of a rank's flat buffer are in the unsharded tensors.
+typedef struct {
+    const Tensor *tensor;
+    size_t local;   // element of the rank's flat buffer
+    size_t global;  // element of the unsharded tensor
+    size_t count;   // contiguous in both
+} Slice;
+
+typedef bool (*SliceVisit)(void *context, const Slice *slice, Error *err);
+
+// Calls visit for the longest slices that make up [lo, hi), in memory order, without gaps and padding. Stops
+// when visit returns false.
+static inline bool slices_walk(const ParamTable *table, size_t lo, size_t hi, SliceVisit visit, void *context,
+                               Error *err) {
+    for (size_t i = 0; i < table->count; i++) {
+        const Tensor *x = &table->tensors[i];
+        if (x->offset >= hi || x->offset + x->size <= lo) continue;
+        Slice slice = {x, 0, 0, 0};
+        for (size_t r = 0; r < tensor_run_count(x); r++) {
+            Run run = tensor_run(x, r);
+            size_t begin = x->offset + run.local, end = begin + run.count;
+            if (begin >= hi) break;
+            size_t skip = begin < lo ? lo - begin : 0;
+            if (end > hi) end = hi;
+            if (begin + skip >= end) continue;
+            size_t local = begin + skip, global = run.global + skip;
+            if (slice.count && slice.local + slice.count == local && slice.global + slice.count == global) {
+                slice.count += end - local;  // with one tensor rank the runs of a matrix join up
+                continue;
+            }
+            if (slice.count && !visit(context, &slice, err)) return false;
+            slice.local = local;
+            slice.global = global;
+            slice.count = end - local;
+        }
+        if (slice.count && !visit(context, &slice, err)) return false;
+    }
+    return true;
+}
+
+static inline const char *state_suffix(StateKind kind) {
+    return kind == STATE_M ? ".m" : kind == STATE_V ? ".v" : kind == STATE_MASTER ? ".master" : "";
+}
+
+static inline const char *state_file(StateKind kind) {
+    return kind == STATE_WEIGHTS ? "model.safetensors" : "optimizer.safetensors";
+}
+
+// Finds the tensor of the table (with the kind's suffix) in the file and compares their shapes.
+static inline const STEntry *slices_find(const SafeTensors *st, const Tensor *x, StateKind kind, Error *err) {
+    char name[sizeof x->name + 16];
+    snprintf(name, sizeof name, "%s%s", x->name, state_suffix(kind));
+    const STEntry *entry = st_find(st, name);
+    if (!entry) {
+        error_set(err, "%s has no tensor %s", st->path, name);
+        return NULL;
+    }
+    bool fits = entry->dims == x->dims && entry->shape[x->dims - 1] == x->cols;
+    if (!fits || (x->dims == 2 && entry->shape[0] != x->rows)) {
+        char found[ST_MAX_DIMS * 21 + 1] = "";
+        for (int d = 0, n = 0; d < entry->dims; d++) {
+            n += snprintf(found + n, sizeof found - (size_t)n, "%s%zu", d ? ", " : "", entry->shape[d]);
+        }
+        char wanted[48] = "";
+        if (x->dims == 2) snprintf(wanted, sizeof wanted, "%zu, ", x->rows);
+        error_set(err, "%s: tensor %s has shape [%s] instead of [%s%zu]", st->path, name, found, wanted,
+                  x->cols);
+        return NULL;
+    }
+    // Optimizer state is exact or useless; weights may come in any floating-point type.
+    if (entry->dtype == ST_OTHER || (kind != STATE_WEIGHTS && entry->dtype != ST_F32)) {
+        error_set(err, "%s: tensor %s is %s instead of %s", st->path, name, st_type_name(entry->dtype),
+                  kind == STATE_WEIGHTS ? "F32, BF16 or F16" : "F32");
+        return NULL;
+    }
+    return entry;
+}
+
+enum { SLICE_WINDOW = 1 << 18 };  // elements read at once where a rank's columns are scattered over the rows
+
+typedef struct {
+    SafeTensors st;
+    StateKind kind;
+    float *values;         // elements [lo, hi) of the flat buffer; const when writing
+    size_t lo;
+    bool write_wte;
+    const Tensor *tensor;  // the last one that was looked up, and its place in the file
+    const STEntry *entry;
+    float *window;         // [SLICE_WINDOW] elements [first, first + count) of that tensor
+    size_t window_first, window_count;
+} SliceFile;
+
+static inline bool slice_file_seek(SliceFile *file, const Tensor *x, Error *err) {
+    if (file->tensor == x) return true;
+    file->tensor = x;
+    file->window_count = 0;
+    file->entry = slices_find(&file->st, x, file->kind, err);
+    return file->entry != NULL;
+}
+
+static inline bool slice_write(void *context, const Slice *slice, Error *err) {
+    SliceFile *file = (SliceFile *)context;
+    const Tensor *x = slice->tensor;
+    if ((x->split == SPLIT_NONE && x->t_rank != 0) || (x->kind == WTE && !file->write_wte)) return true;
+    return slice_file_seek(file, x, err) &&
+           st_write_floats(&file->st, file->entry, slice->global, slice->count,
+                           file->values + (slice->local - file->lo), err);
+}
+
+static inline bool slice_read(void *context, const Slice *slice, Error *err) {
+    SliceFile *file = (SliceFile *)context;
+    const Tensor *x = slice->tensor;
+    float *out = file->values + (slice->local - file->lo);
+    if (!slice_file_seek(file, x, err)) return false;
+    if ((x->split != SPLIT_COLUMNS && x->split != SPLIT_QKV) || slice->count >= SLICE_WINDOW) {
+        return st_read_floats(&file->st, file->entry, slice->global, slice->count, out, err);
+    }
+    size_t window_end = file->window_first + file->window_count;
+    if (slice->global < file->window_first || slice->global + slice->count > window_end) {
+        size_t left = file->entry->count - slice->global;
+        file->window_first = slice->global;
+        file->window_count = left < SLICE_WINDOW ? left : (size_t)SLICE_WINDOW;
+        if (!st_read_floats(&file->st, file->entry, slice->global, file->window_count, file->window, err)) {
+            return false;
+        }
+    }
+    memcpy(out, file->window + (slice->global - file->window_first), slice->count * sizeof(float));
+    return true;
+}
+
+static inline bool slices_write(const char *path, StateKind kind, const ParamTable *table,
+                                const float *values, size_t lo, size_t hi, bool write_wte, Error *err) {
+    SliceFile file;
+    memset(&file, 0, sizeof file);
+    file.kind = kind;
+    file.values = (float *)values;
+    file.lo = lo;
+    file.write_wte = write_wte;
+    if (!st_open_for_writing(&file.st, path, err)) return false;
+    if (slices_walk(table, lo, hi, slice_write, &file, err)) return st_finish(&file.st, err);
+    st_close(&file.st);
+    return false;
+}
+
+// Creates `path` with every tensor of the kinds, in the order of the unsharded table.
+static inline bool slices_create(const char *path, const GPTConfig *config, const StateKind *kinds,
+                                 int kind_count, STType dtype, Error *err) {
+    ParamTable whole = table_make_whole(config);
+    STEntry *specs = (STEntry *)malloc(whole.count * (size_t)kind_count * sizeof(STEntry));
+    bool ok = specs || error_set(err, "cannot write %s: out of host memory", path);
+    size_t n = 0;
+    for (int k = 0; ok && k < kind_count; k++) {
+        for (size_t i = 0; i < whole.count; i++) {
+            const Tensor *x = &whole.tensors[i];
+            char name[sizeof x->name + 16];
+            snprintf(name, sizeof name, "%s%s", x->name, state_suffix(kinds[k]));
+            specs[n++] = st_entry(name, dtype, x->dims, x->rows, x->cols);
+        }
+    }
+    SafeTensors st;
+    ok = ok && st_create(&st, path, specs, n, err) && st_finish(&st, err);
+    free(specs);
+    table_free(&whole);
+    return ok;
+}
+
+// Fills values with elements [lo, hi) of the flat buffer from an open file; padding and gaps become 0. Closes
+// the file.
+static inline bool slices_read(SafeTensors *st, StateKind kind, const ParamTable *table, float *values,
+                               size_t lo, size_t hi, Error *err) {
+    SliceFile file;
+    memset(&file, 0, sizeof file);
+    file.st = *st;
+    file.kind = kind;
+    file.values = values;
+    file.lo = lo;
+    memset(values, 0, (hi - lo) * sizeof(float));
+    file.window = (float *)malloc(SLICE_WINDOW * sizeof(float));
+    bool ok = file.window ? slices_walk(table, lo, hi, slice_read, &file, err)
+                          : error_set(err, "cannot read %s: out of host memory", st->path);
+    free(file.window);
+    st_close(st);
+    return ok;
+}
+
+#endif

@@ -1,0 +1,131 @@
+// trace.h: a timeline as Chrome trace JSON (chrome://tracing, Perfetto): a process a rank, a track a stream.
+#ifndef LLMC_TRACE_H
+#define LLMC_TRACE_H
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/host/error.h"
+
+// What ran on one stream of one rank. Plain bytes, so that ranks can send their events as they are.
+typedef struct {
+    char kind[24];  // "forward", "backward", "send", "recv", "all-reduce", "optimizer", ...
+    int rank, stream;
+    int micro, chunk;  // micro-batch and model chunk that it worked on; -1: none
+    long step;
+    double start_us, duration_us;
+} TraceEvent;
+
+typedef struct {
+    TraceEvent *events;  // [count]
+    size_t count, capacity;
+} TraceList;
+
+// An event whose step and times are still 0.
+static inline TraceEvent trace_event(const char *kind, int rank, int stream, int micro, int chunk) {
+    TraceEvent event;
+    memset(&event, 0, sizeof event);
+    snprintf(event.kind, sizeof event.kind, "%s", kind);
+    event.rank = rank;
+    event.stream = stream;
+    event.micro = micro;
+    event.chunk = chunk;
+    return event;
+}
+
+static inline void trace_add(TraceList *list, const TraceEvent *event) {
+    if (list->count == list->capacity) {
+        list->capacity = list->capacity ? 2 * list->capacity : 1024;
+        list->events = (TraceEvent *)realloc(list->events, list->capacity * sizeof(TraceEvent));
+        if (!list->events) { fprintf(stderr, "error: out of host memory\n"); exit(1); }
+    }
+    list->events[list->count++] = *event;
+}
+
+static inline void trace_free(TraceList *list) {
+    free(list->events);
+    memset(list, 0, sizeof *list);
+}
+
+// The colour of a kind, by its name in the viewer's palette.
+static inline const char *trace_color(const char *kind) {
+    static const char *const colors[][2] = {
+        {"forward", "thread_state_running"},
+        {"backward", "rail_response"},
+        {"recompute", "rail_animation"},
+        {"send", "thread_state_iowait"},
+        {"recv", "rail_idle"},
+        {"optimizer", "thread_state_runnable"},
+    };
+    for (size_t i = 0; i < sizeof colors / sizeof colors[0]; i++) {
+        if (strcmp(kind, colors[i][0]) == 0) return colors[i][1];
+    }
+    return "generic_work";
+}
+
+// Writes a JSON string with its quotes.
+static inline void trace_string(FILE *file, const char *text) {
+    fputc('"', file);
+    for (; *text; text++) {
+        unsigned char c = (unsigned char)*text;
+        if (c == '"' || c == '\\') fprintf(file, "\\%c", c);
+        else if (c < 0x20 || c >= 0x7f) fprintf(file, "\\u%04x", c);
+        else fputc(c, file);
+    }
+    fputc('"', file);
+}
+
+// Names a process (stream < 0) or one of its threads, and gives its place in the viewer.
+static inline void trace_name(FILE *file, int rank, int stream, const char *name) {
+    const char *what = stream < 0 ? "process" : "thread";
+    int thread = stream < 0 ? 0 : stream, order = stream < 0 ? rank : stream;
+    fprintf(file, "{\"name\":\"%s_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":", what, rank,
+            thread);
+    trace_string(file, name);
+    fprintf(file, "}},\n{\"name\":\"%s_sort_index\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,", what, rank, thread);
+    fprintf(file, "\"args\":{\"sort_index\":%d}}", order);
+}
+
+// Writes the events of all ranks. streams: the names of tracks 0 .. stream_count - 1, the same on every rank.
+static inline bool trace_write(const char *path, const TraceEvent *events, size_t count,
+                               const char *const *streams, int stream_count, Error *err) {
+    FILE *file = fopen(path, "wb");
+    if (!file) return error_set(err, "cannot write trace %s: %s", path, strerror(errno));
+    int ranks = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (events[i].rank >= ranks) ranks = events[i].rank + 1;
+    }
+    fprintf(file, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[");
+    const char *separator = "\n";
+    for (int rank = 0; rank < ranks; rank++) {
+        char name[32];
+        snprintf(name, sizeof name, "rank %d", rank);
+        fputs(separator, file);
+        separator = ",\n";
+        trace_name(file, rank, -1, name);
+        for (int stream = 0; stream < stream_count; stream++) {
+            fputs(separator, file);
+            trace_name(file, rank, stream, streams[stream]);
+        }
+    }
+    for (size_t i = 0; i < count; i++) {
+        const TraceEvent *e = &events[i];
+        char name[48];
+        if (e->micro < 0) snprintf(name, sizeof name, "%s", e->kind);
+        else snprintf(name, sizeof name, "%s %d", e->kind, e->micro);
+        fprintf(file, "%s{\"name\":", separator);
+        trace_string(file, name);
+        fprintf(file, ",\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f,\"pid\":%d,\"tid\":%d,", e->start_us,
+                e->duration_us, e->rank, e->stream);
+        fprintf(file, "\"cname\":\"%s\",\"args\":{\"kind\":", trace_color(e->kind));
+        trace_string(file, e->kind);
+        fprintf(file, ",\"micro\":%d,\"chunk\":%d,\"step\":%ld}}", e->micro, e->chunk, e->step);
+    }
+    fprintf(file, "\n]}\n");
+    bool failed = ferror(file) | (fclose(file) != 0);
+    return failed ? error_set(err, "cannot write trace %s: %s", path, strerror(errno)) : true;
+}
+
+#endif

@@ -1,0 +1,157 @@
+// trainer_json.h: trainer.json: where training stands and with which options it came there.
+//
+// defines: TrainerState, trainer_state_read, trainer_state_write, trainer_state_compare
+#ifndef LLMC_TRAINER_JSON_H
+#define LLMC_TRAINER_JSON_H
+
+#include "llmc/host/folder.h"
+#include "llmc/host/json.h"
+
+#include <inttypes.h>
+
+typedef struct {
+    size_t step;        // updates done
+    size_t sample;      // number of the next training sample
+    size_t first_step;  // where this run started; not in the file: reading sets it to step
+    uint64_t seed;
+    bool shuffle, bf16;
+    size_t seq, global_batch, steps, warmup;
+    int lr_schedule;    // lr.h's LRSchedule
+    double lr, lr_final, weight_decay, clip, beta1, beta2, eps;
+} TrainerState;
+
+typedef enum { FIELD_SIZE, FIELD_SEED, FIELD_BOOL, FIELD_INT, FIELD_DOUBLE } FieldType;
+typedef enum { FIELD_POSITION, FIELD_FIXED, FIELD_FREE } FieldRole;  // fixed: another value is another run
+
+typedef struct {
+    const char *name;
+    FieldType type;
+    FieldRole role;
+    size_t offset;
+} TrainerField;
+
+#define TRAINER_FIELD(name, type, role) {#name, type, role, offsetof(TrainerState, name)}
+static const TrainerField TRAINER_FIELDS[] = {
+    TRAINER_FIELD(step, FIELD_SIZE, FIELD_POSITION),
+    TRAINER_FIELD(sample, FIELD_SIZE, FIELD_POSITION),
+    TRAINER_FIELD(seed, FIELD_SEED, FIELD_FIXED),
+    TRAINER_FIELD(shuffle, FIELD_BOOL, FIELD_FIXED),
+    TRAINER_FIELD(bf16, FIELD_BOOL, FIELD_FIXED),
+    TRAINER_FIELD(seq, FIELD_SIZE, FIELD_FIXED),
+    TRAINER_FIELD(global_batch, FIELD_SIZE, FIELD_FREE),
+    TRAINER_FIELD(steps, FIELD_SIZE, FIELD_FREE),
+    TRAINER_FIELD(warmup, FIELD_SIZE, FIELD_FREE),
+    TRAINER_FIELD(lr_schedule, FIELD_INT, FIELD_FREE),
+    TRAINER_FIELD(lr, FIELD_DOUBLE, FIELD_FREE),
+    TRAINER_FIELD(lr_final, FIELD_DOUBLE, FIELD_FREE),
+    TRAINER_FIELD(weight_decay, FIELD_DOUBLE, FIELD_FREE),
+    TRAINER_FIELD(clip, FIELD_DOUBLE, FIELD_FREE),
+    TRAINER_FIELD(beta1, FIELD_DOUBLE, FIELD_FREE),
+    TRAINER_FIELD(beta2, FIELD_DOUBLE, FIELD_FREE),
+    TRAINER_FIELD(eps, FIELD_DOUBLE, FIELD_FREE),
+};
+#undef TRAINER_FIELD
+enum { TRAINER_FIELD_COUNT = (int)(sizeof TRAINER_FIELDS / sizeof TRAINER_FIELDS[0]), TRAINER_VERSION = 1 };
+
+// A field as JSON. 17 digits give back the same double; a seed can pass 2^53, so it is a string.
+static inline void trainer_field_print(const TrainerState *state, const TrainerField *f, char *text,
+                                       size_t size) {
+    const char *at = (const char *)state + f->offset;
+    switch (f->type) {
+        case FIELD_SIZE: snprintf(text, size, "%zu", *(const size_t *)at); break;
+        case FIELD_SEED: snprintf(text, size, "\"%" PRIu64 "\"", *(const uint64_t *)at); break;
+        case FIELD_BOOL: snprintf(text, size, "%s", *(const bool *)at ? "true" : "false"); break;
+        case FIELD_INT: snprintf(text, size, "%d", *(const int *)at); break;
+        case FIELD_DOUBLE: snprintf(text, size, "%.17g", *(const double *)at); break;
+    }
+}
+
+static inline bool trainer_field_parse(TrainerState *state, const TrainerField *f, const cJSON *item) {
+    char *at = (char *)state + f->offset, *end;
+    uint64_t n;
+    switch (f->type) {
+        case FIELD_SIZE:
+            if (!json_whole(item, &n)) return false;
+            *(size_t *)at = (size_t)n;
+            return true;
+        case FIELD_SEED:
+            if (!cJSON_IsString(item) || item->valuestring[0] < '0' || item->valuestring[0] > '9') {
+                return false;
+            }
+            errno = 0;
+            *(uint64_t *)at = strtoull(item->valuestring, &end, 10);
+            return errno == 0 && *end == '\0';
+        case FIELD_BOOL:
+            *(bool *)at = cJSON_IsTrue(item);
+            return cJSON_IsBool(item);
+        case FIELD_INT:
+            if (!json_whole(item, &n) || n > 1000000) return false;
+            *(int *)at = (int)n;
+            return true;
+        case FIELD_DOUBLE:
+            if (!cJSON_IsNumber(item) || !isfinite(item->valuedouble)) return false;
+            *(double *)at = item->valuedouble;
+            return true;
+    }
+    return false;
+}
+
+static inline bool trainer_state_write(const char *path, const TrainerState *state, Error *err) {
+    char text[4096], value[64];
+    size_t n = (size_t)snprintf(text, sizeof text, "{\n  \"version\": %d", (int)TRAINER_VERSION);
+    for (int i = 0; i < TRAINER_FIELD_COUNT; i++) {
+        trainer_field_print(state, &TRAINER_FIELDS[i], value, sizeof value);
+        n += (size_t)snprintf(text + n, sizeof text - n, ",\n  \"%s\": %s", TRAINER_FIELDS[i].name, value);
+    }
+    snprintf(text + n, sizeof text - n, "\n}\n");
+    return file_write_text(path, text, err);
+}
+
+static inline bool trainer_state_read(const char *path, TrainerState *state, Error *err) {
+    cJSON *root = json_read(path, 1 << 20, err);
+    if (!root) return false;
+    TrainerState s;
+    memset(&s, 0, sizeof s);
+    const cJSON *item;
+    bool ok = json_get(root, "version", &item, path, err);
+    if (ok && !(cJSON_IsNumber(item) && item->valuedouble == TRAINER_VERSION)) {
+        ok = error_set(err, "%s is not of version %d", path, (int)TRAINER_VERSION);
+    }
+    for (int i = 0; i < TRAINER_FIELD_COUNT && ok; i++) {
+        ok = json_get(root, TRAINER_FIELDS[i].name, &item, path, err);
+        if (ok && (!item || !trainer_field_parse(&s, &TRAINER_FIELDS[i], item))) {
+            ok = error_set(err, "%s: \"%s\" is %s", path, TRAINER_FIELDS[i].name,
+                           item ? "malformed" : "missing");
+        }
+    }
+    cJSON_Delete(root);
+    s.first_step = s.step;
+    if (ok) *state = s;
+    return ok;
+}
+
+// Can a run with the options of `now` continue `saved`? False with a sentence where the data or the precision
+// would be others. `changed` lists what differs and may ("lr 0.001 -> 0.0005, ..."); empty: the run continues
+// bit for bit.
+static inline bool trainer_state_compare(const TrainerState *saved, const TrainerState *now, char *changed,
+                                         size_t size, Error *err) {
+    size_t n = 0;
+    changed[0] = '\0';
+    for (int i = 0; i < TRAINER_FIELD_COUNT; i++) {
+        const TrainerField *f = &TRAINER_FIELDS[i];
+        char a[64], b[64];
+        trainer_field_print(saved, f, a, sizeof a);
+        trainer_field_print(now, f, b, sizeof b);
+        if (f->role == FIELD_POSITION || strcmp(a, b) == 0) continue;
+        if (f->role == FIELD_FIXED) {
+            return error_set(err, "the checkpoint was trained with %s = %s, this run has %s: make them equal, "
+                             "or start anew from its weights with --init", f->name, a, b);
+        }
+        if (n < size) {
+            n += (size_t)snprintf(changed + n, size - n, "%s%s %s -> %s", n ? ", " : "", f->name, a, b);
+        }
+    }
+    return true;
+}
+
+#endif

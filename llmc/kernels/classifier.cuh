@@ -1,0 +1,213 @@
+// classifier.cuh: softmax, cross-entropy and its gradient over the vocabulary, a block per token. In one
+// kernel where a rank has all the columns; in steps, with all-reduces between them, where tensor ranks have
+// some each:
+//
+//   classifier_stats             max, sum of exp(x - max), and the target's logit, of the rank's columns
+//   all-reduce of max            (the operation max, into another buffer: global_max)
+//   classifier_rescale           sum, as if it had been taken with the global maximum
+//   all-reduce of sum, target    (the operation sum)
+//   classifier_gradient          loss and gradient
+//
+// Both ways use the same functions below, so that one rank gets the same bits from either.
+//
+// defines: classifier_fused, classifier_stats, classifier_rescale, classifier_gradient, loss_sum
+#ifndef LLMC_CLASSIFIER_CUH
+#define LLMC_CLASSIFIER_CUH
+
+#include "llmc/kernels/elementwise.cuh"
+
+enum { CLASSIFIER_TILE = 16 };  // elements that a thread of the statistics works on at a time
+
+// max and sum of exp(x - max) over the first `valid` (> 0) columns of a row, by all threads of the block;
+// every thread gets them. One pass: whenever a thread meets a larger logit, it rescales the sums that it has.
+// Several packs at a time, so that their loads overlap.
+template <int W>
+__device__ __forceinline__ void row_stats(float *row_max, float *row_sum, const floatX *row, size_t valid) {
+    constexpr int PACKS = W == 1 ? 1 : CLASSIFIER_TILE / W, TILE = PACKS * W;
+    float max = -INFINITY, sums[TILE] = {0.0f};
+    Share s = share_of(CEIL_DIV(valid, (size_t)W), threadIdx.x, blockDim.x);
+    for (size_t i = s.begin; i < s.end; i += PACKS * s.step) {
+        float x[TILE];
+        for (int j = 0; j < PACKS; j++) {
+            size_t pack = i + (size_t)j * s.step;
+            size_t left = pack < s.end ? valid - pack * W : 0;  // columns from this pack's first on
+            float y[W];
+            if (left >= W) {
+                load_floats<W>(y, row + pack * W);
+            } else {
+                for (int k = 0; k < W; k++)
+                    y[k] = (size_t)k < left ? to_float(row[pack * W + (size_t)k]) : -INFINITY;
+            }
+            for (int k = 0; k < W; k++) x[j * W + k] = y[k];
+        }
+        float larger = max_of<TILE>(x);
+        if (larger > max) {
+            float scale = exponential(max - larger);
+            for (int k = 0; k < TILE; k++) sums[k] *= scale;
+            max = larger;
+        }
+        for (int k = 0; k < TILE; k++) sums[k] += exponential(x[k] - max);
+    }
+    bool one_warp = blockDim.x == 32;
+    float all = one_warp ? warp_max(max) : block_max(max);
+    float sum = sum_of<TILE>(sums) * exponential(max - all);  // 0 for a thread without columns
+    *row_max = all;
+    *row_sum = one_warp ? warp_sum(sum) : block_sum(sum);
+}
+
+// Turns a row of Vl logits into gradients: dloss * (softmax - (column == target)), and 0 from column `valid`
+// on. target is a local column; any number that is none of them means that another rank has it.
+template <int W>
+__device__ __forceinline__ void row_gradient(floatX *row, float max, float sum, size_t target, float dloss,
+                                             size_t valid, size_t Vl) {
+    float scale = dloss / sum;
+    Share s = share_of(Vl / W, threadIdx.x, blockDim.x);
+    for (size_t i = s.begin; i < s.end; i += s.step) {
+        size_t first = i * W;
+        float x[W];
+        load_floats<W>(x, row + first);
+        for (int k = 0; k < W; k++) x[k] = exponential(x[k] - max) * scale;
+        if (target - first < W) {
+            for (int k = 0; k < W; k++) x[k] -= first + (size_t)k == target ? dloss : 0.0f;
+        }
+        if (first + W > valid) {
+            for (int k = 0; k < W; k++) x[k] = first + (size_t)k < valid ? x[k] : 0.0f;
+        }
+        store_floats<W>(row + first, x);
+    }
+}
+
+__device__ __forceinline__ float row_loss(float max, float sum, float target_logit) {
+    return logf(sum) + max - target_logit;
+}
+
+// How many of a rank's Vl columns, of which the first is v_start, are not padding.
+__host__ __device__ __forceinline__ size_t valid_columns(size_t V, size_t Vl, size_t v_start) {
+    size_t left = v_start < V ? V - v_start : 0;
+    return left < Vl ? left : Vl;
+}
+
+template <int W>
+__global__ void __launch_bounds__(512, 2)
+    classifier_fused_kernel(float *losses, floatX *logits, const int *targets, float dloss, size_t V,
+                            size_t Vp, bool gradient) {
+    size_t n = blockIdx.x, target = (size_t)targets[n];
+    floatX *row = logits + n * Vp;
+    // Thread 0 reads the target's logit before the reductions of row_stats; nobody writes until after them.
+    float max, sum, target_logit = threadIdx.x == 0 && target < V ? (float)row[target] : 0.0f;
+    row_stats<W>(&max, &sum, row, V);
+    if (gradient) row_gradient<W>(row, max, sum, target, dloss, V, Vp);
+    if (threadIdx.x == 0) losses[n] = row_loss(max, sum, target_logit);
+}
+
+template <int W>
+__global__ void __launch_bounds__(512, 2)
+    classifier_stats_kernel(float *max, float *sum, float *target_logit, const floatX *logits,
+                            const int *targets, size_t V, size_t Vl, size_t v_start) {
+    size_t n = blockIdx.x, target = (size_t)targets[n] - v_start, valid = valid_columns(V, Vl, v_start);
+    const floatX *row = logits + n * Vl;
+    float row_max = -INFINITY, row_sum = 0.0f;
+    if (valid > 0) row_stats<W>(&row_max, &row_sum, row, valid);
+    if (threadIdx.x == 0) {
+        max[n] = row_max;
+        sum[n] = row_sum;
+        target_logit[n] = target < valid ? (float)row[target] : 0.0f;
+    }
+}
+
+__global__ void __launch_bounds__(256)
+    classifier_rescale_kernel(float *sum, const float *local_max, const float *global_max, size_t N) {
+    size_t n = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (n < N) sum[n] *= exponential(local_max[n] - global_max[n]);
+}
+
+template <int W>
+__global__ void __launch_bounds__(512, 2)
+    classifier_gradient_kernel(float *losses, floatX *logits, const float *max, const float *sum,
+                               const float *target_logit, const int *targets, float dloss, size_t V,
+                               size_t Vl, size_t v_start, bool gradient) {
+    size_t n = blockIdx.x, target = (size_t)targets[n] - v_start, valid = valid_columns(V, Vl, v_start);
+    if (gradient) row_gradient<W>(logits + n * Vl, max[n], sum[n], target, dloss, valid, Vl);
+    if (threadIdx.x == 0) losses[n] = row_loss(max[n], sum[n], target_logit[n]);
+}
+
+// The sum of N floats in double by one block.
+__global__ void __launch_bounds__(256)
+    loss_sum_kernel(double *out, const float *losses, size_t N, bool accumulate) {
+    double sum = 0.0;
+    Share s = share_of(N, threadIdx.x, blockDim.x);
+    for (size_t i = s.begin; i < s.end; i += s.step) sum += (double)losses[i];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) *out = accumulate ? *out + sum : sum;
+}
+
+// Threads for a row of Vl columns.
+static inline unsigned classifier_threads(size_t Vl) {
+    return Vl < 4096 && LONG_ROW_THREADS > 128 ? 128 : LONG_ROW_THREADS;
+}
+
+// losses[N] = -log softmax(logits[n])[targets[n]] over the first V of Vp columns. With gradient, logits[N,
+// Vp] become dloss * d loss / d logits, exactly 0 in the padding; else they are left alone. Targets must be
+// in [0, V).
+static inline void classifier_fused(float *losses, floatX *logits, const int *targets, float dloss, size_t N,
+                                    size_t V, size_t Vp, bool gradient, cudaStream_t stream) {
+    if (N == 0) return;
+    unsigned threads = classifier_threads(Vp);
+    if (Vp % x128::size == 0) {
+        LAUNCH(classifier_fused_kernel<x128::size>, (unsigned)N, threads, 0, stream)
+        (losses, logits, targets, dloss, V, Vp, gradient);
+    } else {
+        LAUNCH(classifier_fused_kernel<1>, (unsigned)N, threads, 0, stream)
+        (losses, logits, targets, dloss, V, Vp, gradient);
+    }
+}
+
+// max, sum of exp(x - max) and target_logit, each [N], over those of logits[N, Vl]'s columns v_start + j that
+// are below V. target_logit is 0 if the target is elsewhere; a rank that has only padding gets max -inf and
+// sum 0.
+static inline void classifier_stats(float *max, float *sum, float *target_logit, const floatX *logits,
+                                    const int *targets, size_t N, size_t V, size_t Vl, size_t v_start,
+                                    cudaStream_t stream) {
+    if (N == 0) return;
+    unsigned threads = classifier_threads(Vl);
+    if (Vl % x128::size == 0) {
+        LAUNCH(classifier_stats_kernel<x128::size>, (unsigned)N, threads, 0, stream)
+        (max, sum, target_logit, logits, targets, V, Vl, v_start);
+    } else {
+        LAUNCH(classifier_stats_kernel<1>, (unsigned)N, threads, 0, stream)
+        (max, sum, target_logit, logits, targets, V, Vl, v_start);
+    }
+}
+
+// sum[N] *= exp(local_max - global_max): before sum is added over the ranks.
+static inline void classifier_rescale(float *sum, const float *local_max, const float *global_max, size_t N,
+                                      cudaStream_t stream) {
+    if (N == 0) return;
+    LAUNCH(classifier_rescale_kernel, (unsigned)CEIL_DIV(N, (size_t)256), 256, 0, stream)
+    (sum, local_max, global_max, N);
+}
+
+// losses[N] = log(sum) + max - target_logit, of the global statistics; with gradient, logits[N, Vl] become
+// gradients.
+static inline void classifier_gradient(float *losses, floatX *logits, const float *max, const float *sum,
+                                       const float *target_logit, const int *targets, float dloss, size_t N,
+                                       size_t V, size_t Vl, size_t v_start, bool gradient,
+                                       cudaStream_t stream) {
+    if (N == 0) return;
+    unsigned threads = classifier_threads(Vl);
+    if (Vl % x128::size == 0) {
+        LAUNCH(classifier_gradient_kernel<x128::size>, (unsigned)N, threads, 0, stream)
+        (losses, logits, max, sum, target_logit, targets, dloss, V, Vl, v_start, gradient);
+    } else {
+        LAUNCH(classifier_gradient_kernel<1>, (unsigned)N, threads, 0, stream)
+        (losses, logits, max, sum, target_logit, targets, dloss, V, Vl, v_start, gradient);
+    }
+}
+
+// out[1] = the sum of losses[N] in double, or out += it with accumulate. The order depends on N alone.
+static inline void loss_sum(double *out, const float *losses, size_t N, bool accumulate,
+                            cudaStream_t stream) {
+    LAUNCH(loss_sum_kernel, 1, 256, 0, stream)(out, losses, N, accumulate);
+}
+
+#endif

@@ -1,0 +1,173 @@
+// cuda_common.cuh: what every kernel and trainer shares, for nvcc and for the CPU stand-ins alike.
+// defines: floatX, CUDA_CHECK, CUBLAS_CHECK, CEIL_DIV, LAUNCH, DYNAMIC_SHARED, UNROLL, Packed128 with load128 and
+//          store128, to_float, from_float, warp_sum, warp_max, block_sum, block_max, cuda_allocate
+#ifndef LLMC_CUDA_COMMON_CUH
+#define LLMC_CUDA_COMMON_CUH
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include "llmc/host/error.h"
+
+// The type of weights and activations. Gradients of weights, the optimizer and all sums are float or double.
+#if defined(PRECISION_FP32)
+typedef float floatX;
+#define FLOATX_NAME "fp32"
+#define CUDA_FLOATX CUDA_R_32F
+#elif defined(PRECISION_BF16)
+typedef __nv_bfloat16 floatX;
+#define FLOATX_NAME "bf16"
+#define CUDA_FLOATX CUDA_R_16BF
+#else
+#error "compile with -DPRECISION_FP32 or -DPRECISION_BF16"
+#endif
+
+#define CEIL_DIV(n, d) (((n) + (d) - 1) / (d))
+
+static inline void cuda_check(cudaError_t error, const char *file, int line, const char *what) {
+    if (error == cudaSuccess) return;
+    fflush(stdout);
+    fprintf(stderr, "%s:%d: %s: %s\n", file, line, what, cudaGetErrorString(error));
+    exit(1);
+}
+// Ends the program when a CUDA call fails.
+#define CUDA_CHECK(call) cuda_check((call), __FILE__, __LINE__, #call)
+
+static inline void cublas_check(int status, const char *file, int line, const char *what) {
+    if (status == 0) return;
+    fflush(stdout);
+    fprintf(stderr, "%s:%d: %s: cuBLAS status %d\n", file, line, what, status);
+    exit(1);
+}
+// The same for calls that return a cublasStatus_t.
+#define CUBLAS_CHECK(call) cublas_check((int)(call), __FILE__, __LINE__, #call)
+
+// LAUNCH(kernel, grid, block, shared, stream)(args...) is kernel<<<grid, block, shared, stream>>>(args...).
+// A template's name with commas stands in parentheses. DYNAMIC_SHARED(type, name) declares the pointer to it.
+#ifdef __CUDACC__
+#define LAUNCH(kernel, grid, block, shared, stream) kernel<<<grid, block, shared, stream>>>
+#define DYNAMIC_SHARED(type, name)                                \
+    extern __shared__ __align__(16) unsigned char dynamic_shared[]; \
+    type *name = (type *)dynamic_shared
+#else
+#define LAUNCH(kernel, grid, block, shared, stream)                     \
+    cpu_launcher(&kernel, #kernel, grid, block, shared, stream,         \
+                 [=](auto... cpu_args) __attribute__((always_inline)) { kernel(cpu_args...); })
+#define DYNAMIC_SHARED(type, name) type *name = (type *)cpu_block->shared
+#endif
+
+// Before a loop of constant length whose arrays should be registers.
+#ifdef __CUDACC__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL
+#endif
+
+__host__ __device__ static inline float to_float(float x) { return x; }
+__host__ __device__ static inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+// from_float<T>(x): to nearest, ties to even.
+template <class T> __host__ __device__ static inline T from_float(float x);
+template <> __host__ __device__ inline float from_float<float>(float x) { return x; }
+template <> __host__ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
+    return __float2bfloat16_rn(x);
+}
+
+// 16 bytes of elements, moved at once. Pointers to load from and store to are multiples of 16 bytes.
+template <class T>
+struct alignas(16) Packed128 {
+    static constexpr size_t size = 16 / sizeof(T);
+    T v[16 / sizeof(T)];
+};
+typedef Packed128<floatX> x128;
+typedef Packed128<float> f128;
+
+template <class T>
+__device__ static __forceinline__ Packed128<T> load128(const T *p) {
+    Packed128<T> pack;
+#ifdef __CUDACC__
+    int4 bits = *reinterpret_cast<const int4 *>(p);
+    memcpy(&pack, &bits, sizeof bits);
+#else
+    cpu_check_aligned(p);
+    memcpy(&pack, p, sizeof pack);
+#endif
+    return pack;
+}
+
+template <class T>
+__device__ static __forceinline__ void store128(T *p, const Packed128<T> &pack) {
+#ifdef __CUDACC__
+    int4 bits;
+    memcpy(&bits, &pack, sizeof bits);
+    *reinterpret_cast<int4 *>(p) = bits;
+#else
+    cpu_check_aligned(p);
+    memcpy(p, &pack, sizeof pack);
+#endif
+}
+
+// The sum or the largest of the 32 values of a full warp; every lane gets it, in an order that never changes.
+// The CPU does it in one rendezvous, with the same bits as the loop of shuffles.
+#ifdef __CUDACC__
+template <class T>
+__device__ static inline T warp_sum(T x) {
+    for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, offset);
+    return x;
+}
+__device__ static inline float larger(float a, float b) { return fmaxf(a, b); }
+__device__ static inline double larger(double a, double b) { return fmax(a, b); }
+template <class T>
+__device__ static inline T warp_max(T x) {
+    for (int offset = 16; offset > 0; offset /= 2) x = larger(x, __shfl_xor_sync(0xFFFFFFFFu, x, offset));
+    return x;
+}
+
+// The same over a block of full warps: each warp, then the warps in their order. Ends with a barrier, so that
+// it can be called again at once.
+template <class T, bool SUM>
+__device__ static inline T block_reduce(T x) {
+    __shared__ T of_warp[32];
+    unsigned thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+    unsigned warps = blockDim.x * blockDim.y * blockDim.z / 32;
+    x = SUM ? warp_sum(x) : warp_max(x);
+    if (thread % 32 == 0) of_warp[thread / 32] = x;
+    __syncthreads();
+    T total = of_warp[0];
+    for (unsigned w = 1; w < warps; w++) total = SUM ? total + of_warp[w] : larger(total, of_warp[w]);
+    __syncthreads();
+    return total;
+}
+template <class T> __device__ static inline T block_sum(T x) { return block_reduce<T, true>(x); }
+template <class T> __device__ static inline T block_max(T x) { return block_reduce<T, false>(x); }
+#else
+template <class T> static inline T warp_sum(T x) { return cpu_warp_reduce(true, x); }
+template <class T> static inline T warp_max(T x) { return cpu_warp_reduce(false, x); }
+template <class T> static inline T block_sum(T x) { return cpu_block_reduce(true, x, __FILE__, __LINE__); }
+template <class T> static inline T block_max(T x) { return cpu_block_reduce(false, x, __FILE__, __LINE__); }
+#endif
+
+// Allocates device memory. What does not fit is refused before the attempt, naming its purpose.
+static inline bool cuda_allocate(void **p, size_t bytes, const char *purpose, Error *err) {
+    size_t available = 0, total = 0;
+    *p = NULL;
+    cudaError_t error = cudaMemGetInfo(&available, &total);
+    if (error == cudaSuccess && bytes > available)
+        return error_set(err, "does not fit: %s needs %zu MiB, %zu MiB are free", purpose,
+                         CEIL_DIV(bytes, (size_t)1 << 20), available >> 20);
+    if (error == cudaSuccess && bytes > 0) error = cudaMalloc(p, bytes);
+    if (error != cudaSuccess) {
+        cudaGetLastError();
+        return error_set(err, "cannot allocate %zu MiB for %s: %s", CEIL_DIV(bytes, (size_t)1 << 20), purpose,
+                         cudaGetErrorString(error));
+    }
+    return true;
+}
+
+#endif

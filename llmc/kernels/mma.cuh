@@ -1,0 +1,168 @@
+// mma.cuh: thin wrappers of the tensor-core instructions for bf16 (sm_80 and later) and of what goes with them.
+// All 32 lanes of a warp call them together. Fragments are laid out as the PTX ISA documents for m16n8k16; with
+// g = lane / 4 and t = lane % 4:
+//   a[4]: (row g, columns 2t, 2t+1), (row g+8, the same), (row g, columns 2t+8, 2t+9), (row g+8, the same)
+//   b[2]: (rows 2t, 2t+1, column g), (rows 2t+8, 2t+9, column g)
+//   d[4]: (row g, columns 2t, 2t+1), (row g+8, the same)
+// so two neighbouring d fragments, rounded, are an a fragment. llmc/cpu/mma.h does the same on a CPU.
+//
+// defines: bfloat16, mma_bf16, ldmatrix_x4, mma_product, quad_sum, quad_max, pack_bf16, low_float, high_float,
+//          copy_async16, copy_async_commit, copy_async_wait, exponential2
+#ifndef LLMC_MMA_CUH
+#define LLMC_MMA_CUH
+
+#include "llmc/kernels/cuda_common.cuh"
+#include "llmc/kernels/elementwise.cuh"
+#ifndef __CUDACC__
+#include "mma.h"
+#endif
+
+typedef __nv_bfloat16 bfloat16;
+
+// Two numbers rounded to bf16, the first in the low half.
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+#ifdef __CUDACC__
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    uint32_t bits;
+    memcpy(&bits, &pair, sizeof bits);
+    return bits;
+#else
+    return (uint32_t)__float2bfloat16_rn(high).__x << 16 | __float2bfloat16_rn(low).__x;
+#endif
+}
+
+__device__ __forceinline__ float bits_float(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+// The two numbers of a pair.
+__device__ __forceinline__ float low_float(uint32_t pair) { return bits_float(pair << 16); }
+__device__ __forceinline__ float high_float(uint32_t pair) { return bits_float(pair & 0xFFFF0000u); }
+
+// 2^x to about two units in the last place; subnormal results are 0.
+__device__ __forceinline__ float exponential2(float x) {
+#ifdef __CUDACC__
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    float y = exponential((x < -120.0f ? -120.0f : x) * 0.693147181f); // a CPU is slow at subnormal numbers
+    return x < -120.0f ? 0.0f : y;
+#endif
+}
+
+// d[16,8] += a[16,16] b[16,8].
+__device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#ifdef __CUDACC__
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+                 "{%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+    CpuMma lane;
+    lane.d = d, lane.a = a, lane.b0 = b0, lane.b1 = b1;
+    cpu_warp_together(&lane, CpuMma::run);
+#endif
+}
+
+// Four 8 x 8 matrices from shared memory: lane l gives the address, a multiple of 16 bytes, of row l % 8 of matrix
+// l / 8. Register i: row g of matrix i, columns 2t and 2t+1; with TRANS, column g, rows 2t and 2t+1.
+template <bool TRANS>
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&registers)[4], const bfloat16 *row) {
+#ifdef __CUDACC__
+    uint32_t address = (uint32_t)__cvta_generic_to_shared(row);
+    if constexpr (TRANS) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
+                     : "r"(address) : "memory");
+    } else {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
+                     : "r"(address) : "memory");
+    }
+#else
+    cpu_check_aligned(row);
+    CpuLdmatrix lane;
+    lane.registers = registers, lane.row = row, lane.trans = TRANS;
+    cpu_warp_together(&lane, CpuLdmatrix::run);
+#endif
+}
+
+// d[16, 8 N8] += a[16, 16 K16] b, with b in shared memory, rows STRIDE elements apart: b^T as tile[n][k], or with
+// TRANS b itself as tile[k][n]. d[n] and a[k] are fragments; N8 is even.
+template <bool TRANS, int STRIDE, int N8, int K16>
+__device__ __forceinline__ void mma_product(float (&d)[N8][4], const uint32_t (&a)[K16][4],
+                                            const bfloat16 *tile) {
+    static_assert(N8 % 2 == 0 && STRIDE % 8 == 0, "two column tiles at a time, rows of 16 bytes");
+    // Matrices 0 and 1 are the two halves of k for one column tile, 2 and 3 those for the next.
+    int lane = threadIdx.x % 32, k = lane / 8 % 2 * 8, n = lane / 16 * 8;
+    constexpr size_t k_step = TRANS ? 16 * STRIDE : 16, n_step = TRANS ? 16 : 16 * STRIDE;
+    const bfloat16 *row = TRANS ? tile + (k + lane % 8) * STRIDE + n : tile + (n + lane % 8) * STRIDE + k;
+#ifdef __CUDACC__
+    UNROLL
+    for (int i = 0; i < K16; i++) {
+        UNROLL
+        for (int j = 0; j < N8; j += 2) {
+            uint32_t b[4];
+            ldmatrix_x4<TRANS>(b, row + i * k_step + j / 2 * n_step);
+            mma_bf16(d[j], a[i], b[0], b[1]);
+            mma_bf16(d[j + 1], a[i], b[2], b[3]);
+        }
+    }
+#else
+    cpu_check_aligned(row);
+    CpuMmaProduct<N8, K16> product;
+    product.d = d, product.a = a, product.row = row, product.trans = TRANS;
+    product.k_step = k_step, product.n_step = n_step;
+    cpu_warp_together(&product, CpuMmaProduct<N8, K16>::run);
+#endif
+}
+
+// Each of the two values summed, or the largest taken, over the four lanes of a row of d.
+template <bool SUM>
+__device__ __forceinline__ void quad_reduce(float (&x)[2]) {
+#ifdef __CUDACC__
+    UNROLL
+    for (int offset = 1; offset < 4; offset *= 2) {
+        UNROLL
+        for (int i = 0; i < 2; i++) {
+            float other = __shfl_xor_sync(0xFFFFFFFFu, x[i], offset);
+            x[i] = SUM ? x[i] + other : fmaxf(x[i], other);
+        }
+    }
+#else
+    CpuQuad lane;
+    lane.x = x, lane.sum = SUM;
+    cpu_warp_together(&lane, CpuQuad::run);
+#endif
+}
+__device__ __forceinline__ void quad_sum(float (&x)[2]) { quad_reduce<true>(x); }
+__device__ __forceinline__ void quad_max(float (&x)[2]) { quad_reduce<false>(x); }
+
+// 16 bytes from global to shared memory, there after copy_async_wait and a barrier; zeros if not `exists`.
+__device__ __forceinline__ void copy_async16(void *shared, const void *global, bool exists) {
+#ifdef __CUDACC__
+    uint32_t address = (uint32_t)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"(address), "l"(global), "r"(exists ? 16 : 0) : "memory");
+#else
+    cpu_check_aligned(shared);
+    if (exists) cpu_check_aligned(global), memcpy(shared, global, 16);
+    else memset(shared, 0, 16);
+#endif
+}
+__device__ __forceinline__ void copy_async_commit() {
+#ifdef __CUDACC__
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// Waits until at most LEFT of the groups that this thread committed are under way.
+template <int LEFT>
+__device__ __forceinline__ void copy_async_wait() {
+#ifdef __CUDACC__
+    asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory");
+#endif
+}
+
+#endif

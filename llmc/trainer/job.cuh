@@ -1,0 +1,177 @@
+// job.cuh: the ranks of one job: start, a device for each, and how all of them end when one cannot go on.
+//
+// defines: NCCL_CHECK, NCCL_FLOATX, Job, job_start, job_check_devices, job_agree, job_stop, job_fail, job_dry_run, job_connect, job_split,
+//          job_gather_trace, job_finish
+#ifndef LLMC_JOB_CUH
+#define LLMC_JOB_CUH
+
+#include <unistd.h>
+
+#include <mpi.h>
+#include <nccl.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "llmc/kernels/cuda_common.cuh"
+#include "llmc/host/error.h"
+#include "llmc/host/trace.h"
+
+// Ends the process, and with it the job, on a NCCL error: mpirun kills the others when one exits without finalising.
+#define NCCL_CHECK(call)                                                                                   \
+    do {                                                                                                   \
+        ncclResult_t nccl_result = (call);                                                                 \
+        if (nccl_result != ncclSuccess) {                                                                  \
+            fprintf(stderr, "error: NCCL: %s at %s:%d: %s\n", ncclGetErrorString(nccl_result), __FILE__,   \
+                    __LINE__, #call);                                                                      \
+            _exit(1);                                                                                      \
+        }                                                                                                  \
+    } while (0)
+
+#ifdef PRECISION_FP32
+#define NCCL_FLOATX ncclFloat
+#else
+#define NCCL_FLOATX ncclBfloat16
+#endif
+
+typedef struct {
+    int rank, size, local_rank, local_size;  // local: among the ranks of this node
+    int device, devices;                     // this rank's, and how many the node has
+    ncclComm_t world;
+} Job;
+
+// Starts MPI and gives this rank its device (device = local rank). From here on only rank 0's stdout is seen.
+static inline void job_start(Job *job, int *argc, char ***argv) {
+#if defined(NCCL_OVER_MPI_COUNTERS) && defined(__CUDACC__)
+    int wanted = MPI_THREAD_MULTIPLE, provided;  // a helper thread carries NCCL's calls
+#else
+    int wanted = MPI_THREAD_FUNNELED, provided;
+#endif
+    MPI_Comm node;
+    if (MPI_Init_thread(argc, argv, wanted, &provided) != MPI_SUCCESS) exit(1);
+    if (provided < wanted) { fprintf(stderr, "error: this MPI does not support MPI_THREAD_MULTIPLE\n"); exit(1); }
+    MPI_Comm_rank(MPI_COMM_WORLD, &job->rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &job->size);
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node);
+    MPI_Comm_rank(node, &job->local_rank);
+    MPI_Comm_size(node, &job->local_size);
+    MPI_Comm_free(&node);
+    CUDA_CHECK(cudaGetDeviceCount(&job->devices));
+    job->device = job->local_rank % job->devices;
+    CUDA_CHECK(cudaSetDevice(job->device));
+#ifdef _OPENMP
+    // Ranks of one node share its cores.
+    if (!getenv("OMP_NUM_THREADS")) omp_set_num_threads(omp_get_num_procs() > job->local_size ? omp_get_num_procs() / job->local_size : 1);
+#endif
+    if (job->rank != 0 && !freopen("/dev/null", "w", stdout)) exit(1);
+}
+
+// NCCL wants a GPU for every rank; carried by MPI, ranks can share one.
+static inline bool job_check_devices(const Job *job, Error *err) {
+#ifdef NCCL_OVER_MPI_COUNTERS
+    (void)job;
+    (void)err;
+    return true;
+#else
+    if (job->local_size <= job->devices) return true;
+    return error_set(err, "%d ranks on a node with %d GPU%s: start one rank per GPU, or build with NCCL=mpi, where ranks "
+                     "share a GPU", job->local_size, job->devices, job->devices == 1 ? "" : "s");
+#endif
+}
+
+// All ranks call it: goes on if all are ok. Otherwise one of those that are not says why, and all leave with code 2.
+static inline void job_agree(const Job *job, bool ok, const Error *err) {
+    int mine = ok ? job->size : job->rank, first;
+    MPI_Allreduce(&mine, &first, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+    if (first == job->size) return;
+    if (first == job->rank) fprintf(stderr, "error: %s\n", err->text);
+    fflush(stderr);
+    MPI_Finalize();
+    exit(2);
+}
+
+// All ranks call it when all know that the run cannot go on: rank 0 says why, and all leave with code 1.
+static inline void job_stop(const Job *job, const Error *err) {
+    fflush(stdout);
+    if (job->rank == 0) fprintf(stderr, "error: %s\n", err->text);
+    fflush(stderr);
+    MPI_Finalize();
+    exit(1);
+}
+
+// --dry-run: prints what every rank would need, in MiB, a row per rank, and leaves MPI. All ranks call it.
+static inline int job_dry_run(const Job *job, size_t weights, size_t gradients, size_t optimizer, size_t activations) {
+    double mine[4] = {(double)weights, (double)gradients, (double)optimizer, (double)activations};
+    double *all = (double *)malloc((size_t)job->size * sizeof mine);
+    if (!all) { fprintf(stderr, "error: out of host memory\n"); exit(1); }
+    MPI_Gather(mine, 4, MPI_DOUBLE, all, 4, MPI_DOUBLE, 0, MPI_COMM_WORLD);
+    printf("MiB per rank      weights    gradients    optimizer  activations\n");
+    for (int rank = 0; rank < job->size && job->rank == 0; rank++) {
+        printf("%12d", rank);
+        for (int i = 0; i < 4; i++) printf(" %12.1f", all[rank * 4 + i] / 1048576.0);
+        printf("\n");
+    }
+    free(all);
+    return MPI_Finalize();
+}
+
+// One rank cannot go on in the middle of the work: it says why and takes the job down. Leaving without MPI_Finalize does
+// that: mpirun (and srun --kill-on-bad-exit=1) ends the others. MPI_Abort would too, but Open MPI's sometimes hangs.
+static inline void job_fail(const Job *job, const Error *err) {
+    fprintf(stderr, "error: rank %d: %s\n", job->rank, err->text);
+    fflush(stdout);
+    fflush(stderr);
+    _exit(1);
+}
+
+// The communicator of all ranks; the others are split from it.
+static inline void job_connect(Job *job) {
+    ncclUniqueId id;
+    if (job->rank == 0) NCCL_CHECK(ncclGetUniqueId(&id));
+    MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, MPI_COMM_WORLD);
+    NCCL_CHECK(ncclCommInitRank(&job->world, job->size, id, job->rank));
+}
+
+// Splits the world by colour (below 0: in no group, NULL); the name shows in reports of what hangs.
+static inline void job_split(const Job *job, int color, int key, const char *name, ncclComm_t *comm) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+#if !defined(NCCL_VERSION_CODE) || NCCL_VERSION_CODE >= 22700
+    config.commName = name;
+#else
+    (void)name;
+#endif
+    *comm = NULL;
+    NCCL_CHECK(ncclCommSplit(job->world, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, comm, &config));
+}
+
+// Collects the trace events of all ranks on rank 0, which then gets true and frees them.
+static inline bool job_gather_trace(const Job *job, const TraceList *mine, TraceList *all) {
+    memset(all, 0, sizeof *all);
+    unsigned long long count = mine->count;
+    for (int rank = 0; rank < job->size; rank++) {
+        unsigned long long n = count;
+        MPI_Bcast(&n, 1, MPI_UNSIGNED_LONG_LONG, rank, MPI_COMM_WORLD);
+        TraceEvent *events = rank == job->rank ? mine->events : (TraceEvent *)malloc((size_t)n * sizeof(TraceEvent) + 1);
+        if (!events && n) { fprintf(stderr, "error: out of host memory\n"); exit(1); }
+        for (size_t done = 0; done < n && (rank == job->rank || job->rank == 0);) {  // MPI counts in int
+            size_t chunk = n - done < 1000000 ? (size_t)n - done : 1000000;
+            int bytes = (int)(chunk * sizeof(TraceEvent));
+            if (rank != 0 && job->rank == 0) {
+                MPI_Recv(events + done, bytes, MPI_BYTE, rank, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+            } else if (rank != 0) {
+                MPI_Send(events + done, bytes, MPI_BYTE, 0, 0, MPI_COMM_WORLD);
+            }
+            done += chunk;
+        }
+        for (size_t i = 0; i < n && job->rank == 0; i++) trace_add(all, &events[i]);
+        if (rank != job->rank) free(events);
+    }
+    return job->rank == 0;
+}
+
+static inline void job_finish(Job *job) {
+    NCCL_CHECK(ncclCommDestroy(job->world));
+    MPI_Finalize();
+}
+
+#endif

@@ -1,0 +1,262 @@
+// state.cuh: what training changes, on the device: weights, gradients, and the optimizer's moments and master weights.
+// How they are initialised, loaded, saved and stepped; all of it by walking the parameter table.
+//
+// defines: State, state_create, state_layout, state_init_weights, state_load, state_save, state_dump_gradients,
+//          state_ranges, state_adamw
+#ifndef LLMC_STATE_CUH
+#define LLMC_STATE_CUH
+
+#include "llmc/kernels/adamw.cuh"
+#include "llmc/trainer/arena.h"
+#include "llmc/host/checkpoint.h"
+#include "llmc/kernels/cuda_common.cuh"
+#include "llmc/kernels/global_norm.cuh"
+#include "llmc/model.h"
+#include "llmc/host/rand.h"
+
+// Elements [lo, hi) of the flat buffer, of which a buffer of slices holds a copy from its element `at` on.
+typedef struct {
+    size_t lo, hi, at;
+} Piece;
+
+// Flat buffers of one rank, all laid out by its table. The optimizer may own slices of it only (ZeRO).
+typedef struct {
+    size_t total;    // elements of the flat buffer
+    Piece *slices;   // [slice_count], ascending
+    size_t slice_count, owned;  // owned: elements of all slices together
+    floatX *params;  // (total)
+    float *grads;    // (total), always fp32: micro-batches accumulate in it
+    float *m, *v;    // (owned) first and second moments
+    float *master;   // (owned) fp32 weights; NULL when floatX is float, where params are the master weights
+} State;
+
+enum { STATE_CHUNK = 16 << 20 };  // elements that pass through the host at a time
+
+// The optimizer owns part `index` of `parts` of every gradient bucket; with 1 part, all of it.
+static inline void state_create(State *state, const ParamTable *table, size_t parts, size_t index) {
+    size_t buckets = table->shard.n_layers + 2;
+    memset(state, 0, sizeof *state);
+    state->total = table->total;
+    state->slices = (Piece *)malloc(buckets * sizeof(Piece));
+    if (!state->slices) { fprintf(stderr, "error: out of host memory\n"); exit(1); }
+    for (size_t b = 0; b < buckets; b++) {
+        size_t part = (table->buckets[b + 1] - table->buckets[b]) / parts;
+        if (part == 0) continue;
+        Piece *slice = &state->slices[state->slice_count++];
+        slice->lo = table->buckets[b] + index * part;
+        slice->hi = slice->lo + part;
+        slice->at = state->owned;
+        state->owned += part;
+    }
+}
+
+static inline void state_layout(State *state, Arena *weights, Arena *gradients, Arena *optimizer) {
+    state->params = (floatX *)arena_take(weights, state->total, sizeof(floatX));
+    state->grads = (float *)arena_take(gradients, state->total, sizeof(float));
+    state->m = (float *)arena_take(optimizer, state->owned, sizeof(float));
+    state->v = (float *)arena_take(optimizer, state->owned, sizeof(float));
+    state->master = sizeof(floatX) == sizeof(float) ? NULL : (float *)arena_take(optimizer, state->owned, sizeof(float));
+}
+
+static inline float *state_moments(const State *state, StateKind kind) {
+    return kind == STATE_M ? state->m : kind == STATE_V ? state->v : state->master;
+}
+
+// Copies elements [first, first + count) of a device buffer to host floats, or back. Synchronous.
+static inline void state_download(float *host, const void *device, size_t first, size_t count, bool is_floatX) {
+    if (!is_floatX || sizeof(floatX) == sizeof(float)) {
+        CUDA_CHECK(cudaMemcpy(host, (const float *)device + first, count * sizeof(float), cudaMemcpyDeviceToHost));
+        return;
+    }
+    floatX *narrow = (floatX *)host + count;  // upper half of the host buffer: widened from the front, in place
+    CUDA_CHECK(cudaMemcpy(narrow, (const floatX *)device + first, count * sizeof(floatX), cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < count; i++) {
+        floatX x;
+        memcpy(&x, (const char *)narrow + i * sizeof(floatX), sizeof x);
+        float wide = to_float(x);
+        memcpy((char *)host + i * sizeof(float), &wide, sizeof wide);
+    }
+}
+
+static inline void state_upload(void *device, float *host, size_t first, size_t count, bool is_floatX) {
+    if (!is_floatX || sizeof(floatX) == sizeof(float)) {
+        CUDA_CHECK(cudaMemcpy((float *)device + first, host, count * sizeof(float), cudaMemcpyHostToDevice));
+        return;
+    }
+    for (size_t i = 0; i < count; i++) {  // narrowed in place, from the front
+        float wide;
+        memcpy(&wide, (const char *)host + i * sizeof(float), sizeof wide);
+        floatX x = from_float<floatX>(wide);
+        memcpy((char *)host + i * sizeof(floatX), &x, sizeof x);
+    }
+    CUDA_CHECK(cudaMemcpy((floatX *)device + first, host, count * sizeof(floatX), cudaMemcpyHostToDevice));
+}
+
+static inline float *state_host_chunk(size_t total) {
+    float *host = (float *)malloc((total < STATE_CHUNK ? total : (size_t)STATE_CHUNK) * sizeof(float) + 1);
+    if (!host) { fprintf(stderr, "error: out of host memory\n"); exit(1); }
+    return host;
+}
+
+// Gives params, and master where this rank owns it, the host floats of elements [first, first + count).
+static inline void state_set_weights(State *state, float *host, size_t first, size_t count) {
+    for (size_t i = 0; i < state->slice_count && state->master; i++) {
+        Piece slice = state->slices[i];
+        size_t lo = first > slice.lo ? first : slice.lo, hi = first + count < slice.hi ? first + count : slice.hi;
+        if (lo < hi) state_upload(state->master, host + (lo - first), slice.at + (lo - slice.lo), hi - lo, false);
+    }
+    state_upload(state->params, host, first, count, true);
+}
+
+static inline void state_zero(State *state) {
+    CUDA_CHECK(cudaMemset(state->grads, 0, state->total * sizeof(float)));
+    CUDA_CHECK(cudaMemset(state->m, 0, state->owned * sizeof(float)));
+    CUDA_CHECK(cudaMemset(state->v, 0, state->owned * sizeof(float)));
+}
+
+// GPT-2's initial weights. Every element depends on (seed, tensor, its global position) alone, so each rank makes its
+// own shard and any layout starts from the same model.
+static inline void state_init_weights(State *state, const ParamTable *table, uint64_t seed) {
+    float *host = state_host_chunk(table->total);
+    for (size_t first = 0; first < table->total; first += STATE_CHUNK) {
+        size_t end = first + STATE_CHUNK < table->total ? first + STATE_CHUNK : table->total;
+        memset(host, 0, (end - first) * sizeof(float));
+        for (size_t i = 0; i < table->count; i++) {
+            const Tensor *x = &table->tensors[i];
+            double stddev = x->init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * (double)table->config.L) : 0.02;
+            for (size_t r = 0; r < tensor_run_count(x) && x->init != INIT_ZERO; r++) {
+                Run run = tensor_run(x, r);
+                size_t a = x->offset + run.local, b = a + run.count;  // the run in the flat buffer, cut to the chunk
+                if (a < first) a = first;
+                if (b > end) b = end;
+                if (a >= b) continue;
+                size_t global = run.global + (a - x->offset - run.local);
+                if (x->init == INIT_ONE) {
+                    for (size_t j = a; j < b; j++) host[j - first] = 1.0f;
+                } else {
+                    random_normal_fill(host + (a - first), seed, x->id, global, b - a, stddev);
+                }
+            }
+        }
+        state_set_weights(state, host, first, end - first);
+    }
+    free(host);
+    state_zero(state);
+}
+
+// Reads elements [lo, hi) of one kind of state from a checkpoint folder into the device buffer at element `at`.
+static inline bool state_read(State *state, StateKind kind, const ParamTable *table, const char *dir, Piece slice,
+                              Error *err) {
+    float *host = state_host_chunk(slice.hi - slice.lo);
+    bool ok = true;
+    for (size_t lo = slice.lo; lo < slice.hi && ok; lo += STATE_CHUNK) {
+        size_t hi = lo + STATE_CHUNK < slice.hi ? lo + STATE_CHUNK : slice.hi;
+        ok = checkpoint_read(dir, kind, table, host, lo, hi, err);
+        if (!ok) break;
+        if (kind == STATE_WEIGHTS) state_set_weights(state, host, lo, hi - lo);
+        else state_upload(state_moments(state, kind), host, slice.at + (lo - slice.lo), hi - lo, false);
+    }
+    free(host);
+    return ok;
+}
+
+// Weights only (--init), or with the optimizer (--resume).
+static inline bool state_load(State *state, const ParamTable *table, const char *dir, bool with_optimizer, Error *err) {
+    Piece whole = {0, state->total, 0};
+    state_zero(state);
+    if (!state_read(state, STATE_WEIGHTS, table, dir, whole, err)) return false;
+    for (size_t i = 0; i < state->slice_count && with_optimizer; i++) {
+        if (!state_read(state, STATE_M, table, dir, state->slices[i], err) ||
+            !state_read(state, STATE_V, table, dir, state->slices[i], err)) return false;
+        if (state->master && !state_read(state, STATE_MASTER, table, dir, state->slices[i], err)) return false;
+    }
+    return true;
+}
+
+// Writes elements [lo, hi) of one kind of state, held by the device buffer from element `at` on, to a folder.
+static inline bool state_write(const State *state, StateKind kind, const ParamTable *table, const char *dir, Piece slice,
+                               bool write_wte, Error *err) {
+    float *host = state_host_chunk(slice.hi - slice.lo);
+    bool ok = true, weights = kind == STATE_WEIGHTS;
+    for (size_t lo = slice.lo; lo < slice.hi && ok; lo += STATE_CHUNK) {
+        size_t hi = lo + STATE_CHUNK < slice.hi ? lo + STATE_CHUNK : slice.hi;
+        state_download(host, weights ? (void *)state->params : (void *)state_moments(state, kind),
+                       slice.at + (lo - slice.lo), hi - lo, weights);
+        ok = checkpoint_write(dir, kind, table, host, lo, hi, write_wte, err);
+    }
+    free(host);
+    return ok;
+}
+
+// Writes what this rank owns into the folder that checkpoint_create has made. write_wte: the tied embedding is held
+// by the first and the last pipeline stage, and one of them writes it.
+static inline bool state_save(const State *state, const ParamTable *table, const char *dir, bool write_wte, Error *err) {
+    for (size_t i = 0; i < state->slice_count; i++) {
+        Piece owned = state->slices[i], in_params = {owned.lo, owned.hi, owned.lo};
+        if (!state_write(state, STATE_WEIGHTS, table, dir, in_params, write_wte, err) ||
+            !state_write(state, STATE_M, table, dir, owned, write_wte, err) ||
+            !state_write(state, STATE_V, table, dir, owned, write_wte, err)) return false;
+        if (state->master && !state_write(state, STATE_MASTER, table, dir, owned, write_wte, err)) return false;
+    }
+    return true;
+}
+
+// Writes the owned slices of this rank's gradients into the file that gradients_create has made.
+static inline bool state_dump_gradients(const State *state, const ParamTable *table, const char *path, bool write_wte,
+                                        Error *err) {
+    bool ok = true;
+    for (size_t i = 0; i < state->slice_count && ok; i++) {
+        Piece slice = state->slices[i];
+        float *host = state_host_chunk(slice.hi - slice.lo);
+        for (size_t lo = slice.lo; lo < slice.hi && ok; lo += STATE_CHUNK) {
+            size_t hi = lo + STATE_CHUNK < slice.hi ? lo + STATE_CHUNK : slice.hi;
+            state_download(host, state->grads, lo, hi - lo, false);
+            ok = gradients_write(path, table, host, lo, hi, write_wte, err);
+        }
+        free(host);
+    }
+    return ok;
+}
+
+// The piece of tensor x that slice s of this rank holds; false if none.
+static inline bool state_piece(const State *state, const Tensor *x, size_t s, Piece *piece) {
+    Piece slice = state->slices[s];
+    piece->lo = x->offset > slice.lo ? x->offset : slice.lo;
+    piece->hi = x->offset + x->size < slice.hi ? x->offset + x->size : slice.hi;
+    piece->at = slice.at + (piece->lo - slice.lo);
+    return piece->lo < piece->hi;
+}
+
+// The pieces of gradient tensors that this rank owns, for the gradient norm: ranges[i] belongs to tensor id ids[i].
+// Returns how many; with NULL it only counts.
+static inline size_t state_ranges(const State *state, const ParamTable *table, NormRange *ranges, size_t *ids) {
+    size_t count = 0;
+    for (size_t i = 0; i < table->count; i++) {
+        for (size_t s = 0; s < state->slice_count; s++) {
+            Piece piece;
+            if (!state_piece(state, &table->tensors[i], s, &piece)) continue;
+            if (ranges) {
+                ranges[count].offset = piece.lo;
+                ranges[count].size = piece.hi - piece.lo;
+                ids[count] = table->tensors[i].id;
+            }
+            count++;
+        }
+    }
+    return count;
+}
+
+// One AdamW step on the owned slices, tensor by tensor: decay depends on the tensor.
+static inline void state_adamw(State *state, const ParamTable *table, AdamW h, float weight_decay, cudaStream_t stream) {
+    for (size_t i = 0; i < table->count; i++) {
+        h.weight_decay = table->tensors[i].decay ? weight_decay : 0.0f;
+        for (size_t s = 0; s < state->slice_count; s++) {
+            Piece p;
+            if (!state_piece(state, &table->tensors[i], s, &p)) continue;
+            adamw_update(state->params + p.lo, state->master ? state->master + p.at : NULL, state->grads + p.lo,
+                         state->m + p.at, state->v + p.at, p.hi - p.lo, &h, stream);
+        }
+    }
+}
+
+#endif

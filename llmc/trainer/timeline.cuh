@@ -1,0 +1,111 @@
+// timeline.cuh: what ran when. A span brackets work on a stream with two CUDA events; after a synchronisation
+// the spans become trace events, in microseconds since timeline_start. Off (and free) unless asked for.
+//
+// defines: seconds_now, Timeline, timeline_start, span_begin, span_end, timeline_collect, timeline_free
+#ifndef LLMC_TIMELINE_CUH
+#define LLMC_TIMELINE_CUH
+
+#include <time.h>
+
+#include <nvtx3/nvToolsExt.h>
+
+#include "llmc/kernels/cuda_common.cuh"
+#include "llmc/host/trace.h"
+
+enum { TIMELINE_LIMIT = 1000000 };  // spans of one rank; a longer run is traced up to there
+
+// Seconds on the host's clock that never jumps.
+static inline double seconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+typedef struct {
+    cudaEvent_t begin, end;
+    TraceEvent event;
+} Span;
+
+typedef struct {
+    bool on, paused;
+    int rank;
+    cudaEvent_t origin;
+    Span *spans;          // of the steps not yet collected; their CUDA events are reused
+    size_t open, capacity, created;
+    TraceList trace;      // collected so far
+} Timeline;
+
+// Time zero of this rank's trace: call it when all ranks have just met.
+static inline void timeline_start(Timeline *t, bool on, int rank, cudaStream_t stream) {
+    memset(t, 0, sizeof *t);
+    t->on = on;
+    t->rank = rank;
+    if (!on) return;
+    CUDA_CHECK(cudaEventCreate(&t->origin));
+    CUDA_CHECK(cudaEventRecord(t->origin, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+// Opens a span of `kind` (forward, backward, send, all-reduce, optimizer, ...) on a stream, with the track's number
+// and the micro-batch and chunk it works on (-1: none). Returns a number for span_end. It also labels the work for
+// profilers and for the reports of a hang.
+static inline size_t span_begin(Timeline *t, cudaStream_t stream, int track, const char *kind, int micro, int chunk) {
+    char label[64];
+    snprintf(label, sizeof label, micro < 0 ? "%s" : "%s micro-batch %d chunk %d", kind, micro, chunk);
+    nvtxRangePushA(label);
+    if (!t->on || t->paused || t->trace.count + t->open >= TIMELINE_LIMIT) return SIZE_MAX;
+    if (t->open == t->capacity) {
+        t->capacity = t->capacity ? 2 * t->capacity : 256;
+        t->spans = (Span *)realloc(t->spans, t->capacity * sizeof(Span));
+        if (!t->spans) { fprintf(stderr, "error: out of host memory\n"); exit(1); }
+    }
+    Span *span = &t->spans[t->open];
+    if (t->open == t->created) {
+        CUDA_CHECK(cudaEventCreate(&span->begin));
+        CUDA_CHECK(cudaEventCreate(&span->end));
+        t->created++;
+    }
+    span->event = trace_event(kind, t->rank, track, micro, chunk);
+    span->event.step = -1;
+    CUDA_CHECK(cudaEventRecord(span->begin, stream));
+    return t->open++;
+}
+
+static inline void span_end(Timeline *t, cudaStream_t stream, size_t number) {
+    nvtxRangePop();
+    if (number != SIZE_MAX) CUDA_CHECK(cudaEventRecord(t->spans[number].end, stream));
+}
+
+// Turns the spans that have ended into trace events of training step `step`; those that still run stay for later.
+static inline void timeline_collect(Timeline *t, size_t step) {
+    size_t kept = 0;
+    for (size_t i = 0; i < t->open; i++) {
+        Span *span = &t->spans[i];
+        if (span->event.step < 0) span->event.step = (long)step;
+        if (cudaEventQuery(span->end) != cudaSuccess) {
+            Span swap = t->spans[kept];
+            t->spans[kept++] = *span;
+            *span = swap;
+            continue;
+        }
+        float begin, duration;
+        CUDA_CHECK(cudaEventElapsedTime(&begin, t->origin, span->begin));
+        CUDA_CHECK(cudaEventElapsedTime(&duration, span->begin, span->end));
+        span->event.start_us = 1e3 * (double)begin;
+        span->event.duration_us = 1e3 * (double)duration;
+        trace_add(&t->trace, &span->event);
+    }
+    t->open = kept;
+}
+
+static inline void timeline_free(Timeline *t) {
+    for (size_t i = 0; i < t->created; i++) {
+        CUDA_CHECK(cudaEventDestroy(t->spans[i].begin));
+        CUDA_CHECK(cudaEventDestroy(t->spans[i].end));
+    }
+    if (t->on) CUDA_CHECK(cudaEventDestroy(t->origin));
+    free(t->spans);
+    trace_free(&t->trace);
+}
+
+#endif
