@@ -58,7 +58,7 @@ typedef struct {
     floatX *ln1;                   // (N, C)
     float *ln1_mean, *ln1_rstd;    // (N)
     floatX *qkv;                   // (N, 3C)
-    void *saved;                   // attention_saved_bytes
+    float *saved;                  // (B, NH, T) log-sum-exp of the scores
     floatX *atty;                  // (N, C)
     floatX *residual2;             // (N, C) residual stream between the two halves
     floatX *ln2;                   // (N, C)
@@ -88,7 +88,7 @@ typedef struct {
     floatX *dnorm;                 // (N, C) gradient of a layernorm's output, and of atty
     floatX *dqkv;                  // (N, 3C)
     floatX *dfch;                  // (N, 4C)
-    void *dattention;              // attention_scratch_bytes
+    float *dattention;             // (B, NH, T) scratch
     float *reduce_scratch;         // for the two-stage column sums
     NormRange *norm_ranges;        // [norm_count] the pieces of gradient tensors that this rank owns
     size_t norm_count, *norm_ids;  // [norm_count] on the host: the tensor of each
@@ -141,7 +141,7 @@ static void layout_activations(GPT *g, Arena *arena) {
         a->ln1_mean = (float *)arena_take(arena, N, sizeof(float));
         a->ln1_rstd = (float *)arena_take(arena, N, sizeof(float));
         a->qkv = (floatX *)arena_take(arena, N * 3 * C, sizeof(floatX));
-        a->saved = arena_take(arena, attention_saved_bytes(g->B, g->T, C, NH), 1);
+        a->saved = (float *)arena_take(arena, N * NH, sizeof(float));
         a->atty = (floatX *)arena_take(arena, N * C, sizeof(floatX));
         a->residual2 = (floatX *)arena_take(arena, N * C, sizeof(floatX));
         a->ln2 = (floatX *)arena_take(arena, N * C, sizeof(floatX));
@@ -165,7 +165,7 @@ static void layout_activations(GPT *g, Arena *arena) {
     g->dnorm = (floatX *)arena_take(arena, N * C, sizeof(floatX));
     g->dqkv = (floatX *)arena_take(arena, N * 3 * C, sizeof(floatX));
     g->dfch = (floatX *)arena_take(arena, N * 4 * C, sizeof(floatX));
-    g->dattention = arena_take(arena, attention_scratch_bytes(g->B, g->T, C, NH), 1);
+    g->dattention = (float *)arena_take(arena, N * NH, sizeof(float));
     size_t scratch = layernorm_backward_scratch(N, C);
     if (bias_backward_scratch(N, 4 * C) > scratch) scratch = bias_backward_scratch(N, 4 * C);
     g->reduce_scratch = (float *)arena_take(arena, scratch, sizeof(float));
@@ -231,15 +231,15 @@ static void layer_forward(GPT *g, size_t l, floatX *out, const floatX *x, size_t
     cudaStream_t s = g->stream;
     LayerActs *a = &g->layers[l];
     layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, x, weight(g, LN1W, l), weight(g, LN1B, l), N, C, s);
-    matmul_forward(&g->matmul, a->qkv, a->ln1, weight(g, QKVW, l), weight(g, QKVB, l), NULL, N, C, 3 * C);
-    attention_forward(&g->matmul, a->atty, a->saved, a->qkv, B, T, C, NH);
-    matmul_forward(&g->matmul, g->proj, a->atty, weight(g, PROJW, l), NULL, NULL, N, C, C);
+    matmul_forward(&g->matmul, a->qkv, a->ln1, weight(g, QKVW, l), weight(g, QKVB, l), N, C, 3 * C);
+    attention_forward(a->atty, a->saved, a->qkv, B, T, C, NH, s);
+    matmul_forward(&g->matmul, g->proj, a->atty, weight(g, PROJW, l), NULL, N, C, C);
     layernorm_residual_forward(a->residual2, a->ln2, a->ln2_mean, a->ln2_rstd, x, g->proj, weight(g, PROJB, l),
                                weight(g, LN2W, l), weight(g, LN2B, l), N, C, s);
-    matmul_forward(&g->matmul, a->fch, a->ln2, weight(g, FCW, l), weight(g, FCB, l), NULL, N, C, 4 * C);
+    matmul_forward(&g->matmul, a->fch, a->ln2, weight(g, FCW, l), weight(g, FCB, l), N, C, 4 * C);
     gelu_forward(a->fch_gelu, a->fch, N * 4 * C, s);
     if (!out) return;  // recomputation: backward needs nothing of what follows
-    matmul_forward(&g->matmul, g->proj, a->fch_gelu, weight(g, FCPROJW, l), NULL, NULL, N, 4 * C, C);
+    matmul_forward(&g->matmul, g->proj, a->fch_gelu, weight(g, FCPROJW, l), NULL, N, 4 * C, C);
     residual_forward(out, a->residual2, g->proj, weight(g, FCPROJB, l), N, C, s);
 }
 
@@ -253,21 +253,21 @@ static void layer_backward(GPT *g, size_t l, const floatX *x, bool accumulate) {
     if (g->opt.recompute == RECOMPUTE_LAYER) layer_forward(g, l, NULL, x, B, T);
     if (g->opt.recompute == RECOMPUTE_GELU) gelu_forward(a->fch_gelu, a->fch, N * 4 * C, s);
     // the MLP
-    matmul_backward_input(&g->matmul, g->dfch, dresidual, weight(g, FCPROJW, l), NULL, N, 4 * C, C);
+    matmul_backward_input(&g->matmul, g->dfch, dresidual, weight(g, FCPROJW, l), N, 4 * C, C);
     matmul_backward_weight(&g->matmul, gradient(g, FCPROJW, l), a->fch_gelu, dresidual, N, 4 * C, C, accumulate);
     bias_backward(gradient(g, FCPROJB, l), dresidual, g->reduce_scratch, N, C, accumulate, s);
     gelu_backward(g->dfch, g->dfch, a->fch, N * 4 * C, s);
-    matmul_backward_input(&g->matmul, g->dnorm, g->dfch, weight(g, FCW, l), NULL, N, C, 4 * C);
+    matmul_backward_input(&g->matmul, g->dnorm, g->dfch, weight(g, FCW, l), N, C, 4 * C);
     matmul_backward_weight(&g->matmul, gradient(g, FCW, l), a->ln2, g->dfch, N, C, 4 * C, accumulate);
     bias_backward(gradient(g, FCB, l), g->dfch, g->reduce_scratch, N, 4 * C, accumulate, s);
     layernorm_backward(dresidual, gradient(g, LN2W, l), gradient(g, LN2B, l), g->reduce_scratch, dresidual, g->dnorm,
                        a->residual2, weight(g, LN2W, l), a->ln2_mean, a->ln2_rstd, N, C, accumulate, s);
     // the attention
-    matmul_backward_input(&g->matmul, g->dnorm, dresidual, weight(g, PROJW, l), NULL, N, C, C);
+    matmul_backward_input(&g->matmul, g->dnorm, dresidual, weight(g, PROJW, l), N, C, C);
     matmul_backward_weight(&g->matmul, gradient(g, PROJW, l), a->atty, dresidual, N, C, C, accumulate);
     bias_backward(gradient(g, PROJB, l), dresidual, g->reduce_scratch, N, C, accumulate, s);
-    attention_backward(&g->matmul, g->dqkv, g->dattention, g->dnorm, a->atty, a->saved, a->qkv, B, T, C, NH);
-    matmul_backward_input(&g->matmul, g->dnorm, g->dqkv, weight(g, QKVW, l), NULL, N, C, 3 * C);
+    attention_backward(g->dqkv, g->dattention, g->dnorm, a->atty, a->saved, a->qkv, B, T, C, NH, s);
+    matmul_backward_input(&g->matmul, g->dnorm, g->dqkv, weight(g, QKVW, l), N, C, 3 * C);
     matmul_backward_weight(&g->matmul, gradient(g, QKVW, l), a->ln1, g->dqkv, N, C, 3 * C, accumulate);
     bias_backward(gradient(g, QKVB, l), g->dqkv, g->reduce_scratch, N, 3 * C, accumulate, s);
     layernorm_backward(dresidual, gradient(g, LN1W, l), gradient(g, LN1B, l), g->reduce_scratch, dresidual, g->dnorm,
@@ -292,7 +292,7 @@ static void loss(GPT *g, const int *targets, int micro, bool want_gradient) {
     size_t span = span_begin(&g->timeline, g->stream, 0, "loss", micro, 0);
     head_forward(&g->matmul, g->logits, g->lnf, weight(g, WTE, 0), N, C, Vp);
     classifier_fused(g->losses, g->logits, targets, dloss, N, V, Vp, want_gradient, g->stream);
-    loss_sum(&g->loss_sums[micro], g->losses, N, false, g->stream);
+    loss_sum(&g->loss_sums[micro], g->losses, N, g->stream);
     span_end(&g->timeline, g->stream, span);
 }
 

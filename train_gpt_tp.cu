@@ -70,7 +70,7 @@ typedef struct {
     floatX *ln1;                   // (N, C) -> (Nl, C) under sequence parallelism; so are the others marked (Nl, C)
     float *ln1_mean, *ln1_rstd;    // (Nl)
     floatX *qkv;                   // (N, 3C) -> (N, 3Cl)
-    void *saved;                   // attention_saved_bytes
+    float *saved;                  // (B, NH, T) log-sum-exp of the scores
     floatX *atty;                  // (N, C) -> (N, Cl)
     floatX *residual2;             // (Nl, C) residual stream between the two halves
     floatX *ln2;                   // (Nl, C)
@@ -111,7 +111,7 @@ typedef struct {
     floatX *dreduced;              // (Nl, C) the same summed over the tensor ranks; dnorm itself without sp
     floatX *dqkv;                  // (N, 3C) -> (N, 3Cl)
     floatX *dfch;                  // (N, 4C) -> (N, Fl)
-    void *dattention;              // attention_scratch_bytes
+    float *dattention;             // (B, NH, T) scratch
     float *reduce_scratch;         // for the two-stage column sums
     NormRange *norm_ranges;        // [norm_count] the pieces of gradient tensors that this rank owns
     size_t norm_count, *norm_ids;  // [norm_count] on the host: the tensor of each
@@ -164,7 +164,7 @@ static void layout_activations(GPT *g, Arena *arena) {
         a->ln1_mean = (float *)arena_take(arena, Nl, sizeof(float));
         a->ln1_rstd = (float *)arena_take(arena, Nl, sizeof(float));
         a->qkv = (floatX *)arena_take(arena, N * 3 * Cl, sizeof(floatX));
-        a->saved = arena_take(arena, attention_saved_bytes(g->B, g->T, Cl, NHl), 1);
+        a->saved = (float *)arena_take(arena, N * NHl, sizeof(float));
         a->atty = (floatX *)arena_take(arena, N * Cl, sizeof(floatX));
         a->residual2 = (floatX *)arena_take(arena, Nl * C, sizeof(floatX));
         a->ln2 = (floatX *)arena_take(arena, Nl * C, sizeof(floatX));
@@ -196,7 +196,7 @@ static void layout_activations(GPT *g, Arena *arena) {
     g->dgathered = g->sp ? (floatX *)arena_take(arena, N * C, sizeof(floatX)) : NULL;
     g->dqkv = (floatX *)arena_take(arena, N * 3 * Cl, sizeof(floatX));
     g->dfch = (floatX *)arena_take(arena, N * Fl, sizeof(floatX));
-    g->dattention = arena_take(arena, attention_scratch_bytes(g->B, g->T, Cl, NHl), 1);
+    g->dattention = (float *)arena_take(arena, N * NHl, sizeof(float));
     size_t scratch = layernorm_backward_scratch(N, C);
     if (bias_backward_scratch(N, 4 * C) > scratch) scratch = bias_backward_scratch(N, 4 * C);
     g->reduce_scratch = (float *)arena_take(arena, scratch, sizeof(float));
@@ -336,17 +336,17 @@ static void layer_forward(GPT *g, size_t l, floatX *out, const floatX *x, size_t
     LayerActs *a = &g->layers[l];
     layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, x, weight(g, LN1W, l), weight(g, LN1B, l), Nl, C, s);
     const floatX *ln1 = f_forward(g, a->ln1, N, s);
-    matmul_forward(&g->matmul, a->qkv, ln1, weight(g, QKVW, l), weight(g, QKVB, l), NULL, N, C, 3 * Cl);
-    attention_forward(&g->matmul, a->atty, a->saved, a->qkv, B, T, Cl, g->NHl);
-    matmul_forward(&g->matmul, g->proj, a->atty, weight(g, PROJW, l), NULL, NULL, N, Cl, C);
+    matmul_forward(&g->matmul, a->qkv, ln1, weight(g, QKVW, l), weight(g, QKVB, l), N, C, 3 * Cl);
+    attention_forward(a->atty, a->saved, a->qkv, B, T, Cl, g->NHl, s);
+    matmul_forward(&g->matmul, g->proj, a->atty, weight(g, PROJW, l), NULL, N, Cl, C);
     g_forward(g, g->reduced, g->proj, N);
     layernorm_residual_forward(a->residual2, a->ln2, a->ln2_mean, a->ln2_rstd, x, g->reduced, weight(g, PROJB, l),
                                weight(g, LN2W, l), weight(g, LN2B, l), Nl, C, s);
     const floatX *ln2 = f_forward(g, a->ln2, N, s);
-    matmul_forward(&g->matmul, a->fch, ln2, weight(g, FCW, l), weight(g, FCB, l), NULL, N, C, Fl);
+    matmul_forward(&g->matmul, a->fch, ln2, weight(g, FCW, l), weight(g, FCB, l), N, C, Fl);
     gelu_forward(a->fch_gelu, a->fch, N * Fl, s);
     if (!out) return;  // recomputation: backward needs nothing of what follows
-    matmul_forward(&g->matmul, g->proj, a->fch_gelu, weight(g, FCPROJW, l), NULL, NULL, N, Fl, C);
+    matmul_forward(&g->matmul, g->proj, a->fch_gelu, weight(g, FCPROJW, l), NULL, N, Fl, C);
     g_forward(g, g->reduced, g->proj, N);
     residual_forward(out, a->residual2, g->reduced, weight(g, FCPROJB, l), Nl, C, s);
 }
@@ -363,11 +363,11 @@ static void layer_backward(GPT *g, size_t l, const floatX *x, bool accumulate) {
     // the MLP
     const floatX *dout = g_backward(g, dresidual);
     const floatX *ln2 = f_again_begin(g, a->ln2);
-    matmul_backward_input(&g->matmul, g->dfch, dout, weight(g, FCPROJW, l), NULL, N, Fl, C);
+    matmul_backward_input(&g->matmul, g->dfch, dout, weight(g, FCPROJW, l), N, Fl, C);
     matmul_backward_weight(&g->matmul, gradient(g, FCPROJW, l), a->fch_gelu, dout, N, Fl, C, accumulate);
     bias_backward(gradient(g, FCPROJB, l), dout, g->reduce_scratch, N, C, accumulate, s);
     gelu_backward(g->dfch, g->dfch, a->fch, N * Fl, s);
-    matmul_backward_input(&g->matmul, g->dnorm, g->dfch, weight(g, FCW, l), NULL, N, C, Fl);
+    matmul_backward_input(&g->matmul, g->dnorm, g->dfch, weight(g, FCW, l), N, C, Fl);
     f_backward_begin(g);
     f_again_end(g);
     matmul_backward_weight(&g->matmul, gradient(g, FCW, l), ln2, g->dfch, N, C, Fl, accumulate);
@@ -378,11 +378,11 @@ static void layer_backward(GPT *g, size_t l, const floatX *x, bool accumulate) {
     // the attention
     dout = g_backward(g, dresidual);
     const floatX *ln1 = f_again_begin(g, a->ln1);
-    matmul_backward_input(&g->matmul, g->dnorm, dout, weight(g, PROJW, l), NULL, N, Cl, C);
+    matmul_backward_input(&g->matmul, g->dnorm, dout, weight(g, PROJW, l), N, Cl, C);
     matmul_backward_weight(&g->matmul, gradient(g, PROJW, l), a->atty, dout, N, Cl, C, accumulate);
     bias_backward(gradient(g, PROJB, l), dout, g->reduce_scratch, N, C, accumulate, s);
-    attention_backward(&g->matmul, g->dqkv, g->dattention, g->dnorm, a->atty, a->saved, a->qkv, B, T, Cl, g->NHl);
-    matmul_backward_input(&g->matmul, g->dnorm, g->dqkv, weight(g, QKVW, l), NULL, N, C, 3 * Cl);
+    attention_backward(g->dqkv, g->dattention, g->dnorm, a->atty, a->saved, a->qkv, B, T, Cl, g->NHl, s);
+    matmul_backward_input(&g->matmul, g->dnorm, g->dqkv, weight(g, QKVW, l), N, C, 3 * Cl);
     f_backward_begin(g);
     f_again_end(g);
     matmul_backward_weight(&g->matmul, gradient(g, QKVW, l), ln1, g->dqkv, N, C, 3 * Cl, accumulate);
@@ -420,7 +420,7 @@ static void loss(GPT *g, const int *targets, int micro, bool want_gradient) {
     NCCL_CHECK(ncclAllReduce(g->row_sums, g->row_sums, 2 * N, ncclFloat, ncclSum, g->tensor, g->stream));
     classifier_gradient(g->losses, g->logits, g->row_max, sum, target, targets, dloss, N, V, Vl, v_start, want_gradient,
                         g->stream);
-    loss_sum(&g->loss_sums[micro], g->losses, N, false, g->stream);
+    loss_sum(&g->loss_sums[micro], g->losses, N, g->stream);
     span_end(&g->timeline, g->stream, span);
 }
 

@@ -4,28 +4,14 @@
 // multiple of 8, go to the tensor cores; everything else is done in fp32 arithmetic.
 // NH may be the heads of one tensor rank; C is then their share of the channels, and HS = C / NH.
 //
-// defines: ATTENTION_MAX_HEAD_SIZE, attention_saved_bytes, attention_scratch_bytes, attention_forward,
-//          attention_backward
+// defines: ATTENTION_MAX_HEAD_SIZE, attention_forward, attention_backward
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH
 
 #include "llmc/kernels/attention_mma.cuh"
 #include "llmc/kernels/attention_rows.cuh"
-#include "llmc/kernels/matmul.cuh"
 
 #define ATTENTION_MAX_HEAD_SIZE 512
-
-// Bytes kept from forward to backward, per micro-batch and layer: the log-sum-exp of the scores [B,NH,T].
-static inline size_t attention_saved_bytes(size_t B, size_t T, size_t C, size_t NH) {
-    (void)C;
-    return B * NH * T * sizeof(float);
-}
-
-// Bytes of scratch for backward: the dot product of each output and its gradient [B,NH,T].
-static inline size_t attention_scratch_bytes(size_t B, size_t T, size_t C, size_t NH) {
-    (void)C;
-    return B * NH * T * sizeof(float);
-}
 
 // The fp32 kernels as this machine runs them best: a row of 16 channels a lane, or 16 rows a thread, for which one
 // capacity does, as it keeps nothing in registers.
@@ -43,12 +29,10 @@ static inline AttentionShape attention_shape(size_t B, size_t T, size_t C, size_
     return a;
 }
 
-// out[B,T,C] from qkv[B,T,3,NH,HS]; fills saved (attention_saved_bytes) for the backward pass.
-static inline void attention_forward(Matmul *mm, floatX *out, void *saved, const floatX *qkv, size_t B,
-                                     size_t T, size_t C, size_t NH) {
+// out[B,T,C] from qkv[B,T,3,NH,HS], and for the backward pass lse[B,NH,T]: the log-sum-exp of each row of scores.
+static inline void attention_forward(floatX *out, float *lse, const floatX *qkv, size_t B, size_t T, size_t C,
+                                     size_t NH, cudaStream_t stream) {
     AttentionShape a = attention_shape(B, T, C, NH);
-    float *lse = (float *)saved; // [B,NH,T]
-    cudaStream_t stream = mm->stream;
 #ifdef PRECISION_BF16
     if (attention_mma_takes(a)) {
         if (a.HS <= 32) attention_forward_mma<32>(out, lse, qkv, a, stream);
@@ -64,14 +48,12 @@ static inline void attention_forward(Matmul *mm, floatX *out, void *saved, const
     else attention_forward_rows<RowsHere<512>>(out, lse, qkv, a, stream);
 }
 
-// dqkv[B,T,3,NH,HS] from dout[B,T,C] and what forward read, wrote and saved. scratch: attention_scratch_bytes.
-static inline void attention_backward(Matmul *mm, floatX *dqkv, void *scratch, const floatX *dout,
-                                      const floatX *out, const void *saved, const floatX *qkv, size_t B,
-                                      size_t T, size_t C, size_t NH) {
+// dqkv[B,T,3,NH,HS] from dout[B,T,C] and what forward read (qkv) and wrote (out, lse). dot[B,NH,T] is scratch: the dot
+// product of each output and its gradient.
+static inline void attention_backward(floatX *dqkv, float *dot, const floatX *dout, const floatX *out,
+                                      const float *lse, const floatX *qkv, size_t B, size_t T, size_t C,
+                                      size_t NH, cudaStream_t stream) {
     AttentionShape a = attention_shape(B, T, C, NH);
-    const float *lse = (const float *)saved;
-    float *dot = (float *)scratch; // [B,NH,T]
-    cudaStream_t stream = mm->stream;
 #ifdef PRECISION_BF16
     if (attention_mma_takes(a)) {
         if (a.HS <= 32) attention_backward_mma<32>(dqkv, dot, dout, out, lse, qkv, a, stream);

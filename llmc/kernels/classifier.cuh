@@ -133,12 +133,12 @@ __global__ void __launch_bounds__(512, 2)
 
 // The sum of N floats in double by one block.
 __global__ void __launch_bounds__(256)
-    loss_sum_kernel(double *out, const float *losses, size_t N, bool accumulate) {
+    loss_sum_kernel(double *out, const float *losses, size_t N) {
     double sum = 0.0;
     Share s = share_of(N, threadIdx.x, blockDim.x);
     for (size_t i = s.begin; i < s.end; i += s.step) sum += (double)losses[i];
     sum = block_sum(sum);
-    if (threadIdx.x == 0) *out = accumulate ? *out + sum : sum;
+    if (threadIdx.x == 0) *out = sum;
 }
 
 // Threads for a row of Vl columns.
@@ -204,10 +204,9 @@ static inline void classifier_gradient(float *losses, floatX *logits, const floa
     }
 }
 
-// out[1] = the sum of losses[N] in double, or out += it with accumulate. The order depends on N alone.
-static inline void loss_sum(double *out, const float *losses, size_t N, bool accumulate,
-                            cudaStream_t stream) {
-    LAUNCH(loss_sum_kernel, 1, 256, 0, stream)(out, losses, N, accumulate);
+// out[1] = the sum of losses[N] in double. The order depends on N alone.
+static inline void loss_sum(double *out, const float *losses, size_t N, cudaStream_t stream) {
+    LAUNCH(loss_sum_kernel, 1, 256, 0, stream)(out, losses, N);
 }
 
 #endif

@@ -253,21 +253,18 @@ static inline void gemm(Matmul *mm, const GemmArgs *args) {
     if (g.gelu_aux) gelu_forward((floatX *)args->d, g.gelu_aux, g.M * g.N, mm->stream);
 }
 
-// out[N,OC] = inp[N,IC] weight[IC,OC] (+ bias[OC]). With pre_gelu[N,OC] that goes there, and out is its gelu.
+// out[N,OC] = inp[N,IC] weight[IC,OC] (+ bias[OC], unless it is NULL).
 static inline void matmul_forward(Matmul *mm, floatX *out, const floatX *inp, const floatX *weight,
-                                  const floatX *bias, floatX *pre_gelu, size_t N, size_t IC, size_t OC) {
+                                  const floatX *bias, size_t N, size_t IC, size_t OC) {
     GemmArgs g = gemm_args(out, false, inp, false, weight, false, N, OC, IC);
     g.bias = bias;
-    g.gelu_aux = pre_gelu;
     gemm(mm, &g);
 }
 
-// dinp[N,IC] = dout[N,OC] weight[IC,OC]^T, times gelu'(pre_gelu[N,IC]) where it is given.
+// dinp[N,IC] = dout[N,OC] weight[IC,OC]^T
 static inline void matmul_backward_input(Matmul *mm, floatX *dinp, const floatX *dout, const floatX *weight,
-                                         const floatX *pre_gelu, size_t N, size_t IC, size_t OC) {
+                                         size_t N, size_t IC, size_t OC) {
     GemmArgs g = gemm_args(dinp, false, dout, false, weight, true, N, IC, OC);
-    g.gelu_aux = (floatX *)pre_gelu; // only read
-    g.dgelu = pre_gelu != NULL;
     gemm(mm, &g);
 }
 
