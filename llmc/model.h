@@ -64,6 +64,7 @@ typedef struct {
     size_t t, t_rank;
     bool decay;          // weight decay: matrices and embeddings
     Init init;
+    bool counted;        // this rank adds its squared norm: of several that hold the tensor, one does
 } Tensor;
 
 typedef struct {
@@ -105,6 +106,10 @@ static const TensorSpec TENSOR_SPECS[NUM_KINDS] = {  // in the order of TensorKi
     {"ln_f.bias",                1, '1', 'C', SPLIT_NONE,    false, INIT_ZERO},
 };
 
+static inline bool is_layernorm(TensorKind kind) {
+    return kind == LN1W || kind == LN1B || kind == LN2W || kind == LN2B || kind == LNFW || kind == LNFB;
+}
+
 static inline size_t config_dimension(const GPTConfig *g, char letter) {
     switch (letter) {
         case 'V': return g->V;
@@ -142,6 +147,7 @@ static inline Tensor tensor_describe(const GPTConfig *g, TensorKind kind, size_t
     x.t_rank = t_rank;
     x.decay = spec->decay;
     x.init = spec->init;
+    x.counted = true;
     x.lrows = x.split == SPLIT_ROWS ? x.rows / t : x.split == SPLIT_VOCAB ? g->Vp / t : x.rows;
     x.lcols = x.split == SPLIT_COLUMNS || x.split == SPLIT_QKV ? x.cols / t : x.cols;
     x.size = x.lrows * x.lcols;
@@ -203,16 +209,19 @@ static inline Tensor tensor_by_id(const GPTConfig *g, size_t id) {
 // How many tensors the unsharded model has.
 static inline size_t count_tensors(const GPTConfig *g) { return 4 + g->L * TENSORS_PER_LAYER; }
 
-// The table of the whole model on one rank.
-static inline ParamTable table_make_whole(const GPTConfig *g) {
+// The table of all layers, as tensor rank t_rank of t holds them.
+static inline ParamTable table_make_tensor(const GPTConfig *g, size_t t, size_t t_rank) {
     size_t *layers = (size_t *)malloc((g->L + 1) * sizeof(size_t));
     if (!layers) { fprintf(stderr, "error: out of host memory\n"); exit(1); }
     for (size_t l = 0; l < g->L; l++) layers[l] = l;
-    Shard whole = {1, 0, true, true, g->L, layers, 0};
-    ParamTable table = table_make(g, &whole);
+    Shard shard = {t, t_rank, true, true, g->L, layers, 0};
+    ParamTable table = table_make(g, &shard);
     free(layers);
     return table;
 }
+
+// The table of the whole model on one rank.
+static inline ParamTable table_make_whole(const GPTConfig *g) { return table_make_tensor(g, 1, 0); }
 
 static inline void table_free(ParamTable *table) {
     free(table->tensors);

@@ -7,6 +7,7 @@
 #define LLMC_LAYERNORM_CUH
 
 #include "llmc/kernels/elementwise.cuh"
+#include "llmc/kernels/matmul.cuh"
 
 enum {
     LAYERNORM_WARPS = 8,            // most warps of a block: each has a row
@@ -217,6 +218,13 @@ static inline void residual_forward(floatX *out, const floatX *inp1, const float
 // Floats of scratch that layernorm_backward wants (aligned to 16 bytes).
 static inline size_t layernorm_backward_scratch(size_t N, size_t C) {
     return layernorm_backward_blocks(N) * 2 * C;
+}
+
+// Floats of scratch that layernorm_backward(N, C) and bias_backward of the outputs of a layer's matrices want: widths C,
+// 3A (A <= C) and F.
+static inline size_t reduce_scratch_floats(size_t N, size_t C, size_t F) {
+    size_t widest = F > 3 * C ? F : 3 * C, bias = bias_backward_scratch(N, widest), norm = layernorm_backward_scratch(N, C);
+    return bias > norm ? bias : norm;
 }
 
 template <int LANES>

@@ -1,7 +1,7 @@
 // job.cuh: the ranks of one job: start, a device for each, and how all of them end when one cannot go on.
 //
-// defines: NCCL_CHECK, NCCL_FLOATX, Job, job_start, job_check_devices, job_agree, job_stop, job_fail, job_dry_run, job_connect, job_split,
-//          job_gather_trace, job_finish
+// defines: NCCL_CHECK, NCCL_FLOATX, Job, job_start, job_check_devices, job_agree, job_stop, job_fail, job_dry_run,
+//          job_connect, job_split, job_split_grid, job_gather_trace, job_finish
 #ifndef LLMC_JOB_CUH
 #define LLMC_JOB_CUH
 
@@ -13,6 +13,7 @@
 #include <omp.h>
 #endif
 
+#include "llmc/grid.h"
 #include "llmc/kernels/cuda_common.cuh"
 #include "llmc/host/error.h"
 #include "llmc/host/trace.h"
@@ -34,10 +35,14 @@
 #define NCCL_FLOATX ncclBfloat16
 #endif
 
+enum { JOB_GROUPS = 16 };
+
 typedef struct {
     int rank, size, local_rank, local_size;  // local: among the ranks of this node
     int device, devices;                     // this rank's, and how many the node has
     ncclComm_t world;
+    ncclComm_t groups[JOB_GROUPS];           // [group_count] split from the world, for job_finish to destroy
+    size_t group_count;
 } Job;
 
 // Starts MPI and gives this rank its device (device = local rank). From here on only rank 0's stdout is seen.
@@ -132,16 +137,24 @@ static inline void job_connect(Job *job) {
     NCCL_CHECK(ncclCommInitRank(&job->world, job->size, id, job->rank));
 }
 
-// Splits the world by colour (below 0: in no group, NULL); the name shows in reports of what hangs.
-static inline void job_split(const Job *job, int color, int key, const char *name, ncclComm_t *comm) {
+// The communicator of the ranks with the same colour, ordered by key; below 0: in no group, NULL. All ranks call it. The
+// name shows in reports of what hangs.
+static inline ncclComm_t job_split(Job *job, int color, int key, const char *name) {
+    ncclComm_t comm = NULL;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
 #if !defined(NCCL_VERSION_CODE) || NCCL_VERSION_CODE >= 22700
     config.commName = name;
 #else
     (void)name;
 #endif
-    *comm = NULL;
-    NCCL_CHECK(ncclCommSplit(job->world, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, comm, &config));
+    NCCL_CHECK(ncclCommSplit(job->world, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &comm, &config));
+    if (comm) job->groups[job->group_count++] = comm;
+    return comm;
+}
+
+// The ranks that differ in one coordinate only; see grid_color.
+static inline ncclComm_t job_split_grid(Job *job, const Grid *grid, char group, const char *name) {
+    return job_split(job, grid_color(grid, group), grid_key(grid, group), name);
 }
 
 // Collects the trace events of all ranks on rank 0, which then gets true and frees them.
@@ -169,7 +182,12 @@ static inline bool job_gather_trace(const Job *job, const TraceList *mine, Trace
     return job->rank == 0;
 }
 
+// The end of a run: every rank has done its work.
 static inline void job_finish(Job *job) {
+    CUDA_CHECK(cudaDeviceSynchronize());
+    NCCL_CHECK(ncclGroupStart());
+    for (size_t i = 0; i < job->group_count; i++) NCCL_CHECK(ncclCommDestroy(job->groups[i]));
+    NCCL_CHECK(ncclGroupEnd());
     NCCL_CHECK(ncclCommDestroy(job->world));
     MPI_Finalize();
 }

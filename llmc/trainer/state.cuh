@@ -7,7 +7,7 @@
 #define LLMC_STATE_CUH
 
 #include "llmc/kernels/adamw.cuh"
-#include "llmc/trainer/arena.h"
+#include "llmc/trainer/arena.cuh"
 #include "llmc/host/checkpoint.h"
 #include "llmc/kernels/cuda_common.cuh"
 #include "llmc/kernels/global_norm.cuh"
@@ -51,11 +51,11 @@ static inline void state_create(State *state, const ParamTable *table, size_t pa
 }
 
 static inline void state_layout(State *state, Arena *weights, Arena *gradients, Arena *optimizer) {
-    state->params = (floatX *)arena_take(weights, state->total, sizeof(floatX));
-    state->grads = (float *)arena_take(gradients, state->total, sizeof(float));
-    state->m = (float *)arena_take(optimizer, state->owned, sizeof(float));
-    state->v = (float *)arena_take(optimizer, state->owned, sizeof(float));
-    state->master = sizeof(floatX) == sizeof(float) ? NULL : (float *)arena_take(optimizer, state->owned, sizeof(float));
+    take(weights, state->params, state->total);
+    take(gradients, state->grads, state->total);
+    take(optimizer, state->m, state->owned);
+    take(optimizer, state->v, state->owned);
+    if (sizeof(floatX) != sizeof(float)) take(optimizer, state->master, state->owned);
 }
 
 static inline float *state_moments(const State *state, StateKind kind) {
@@ -227,9 +227,9 @@ static inline bool state_piece(const State *state, const Tensor *x, size_t s, Pi
     return piece->lo < piece->hi;
 }
 
-// The pieces of gradient tensors that this rank owns, for the gradient norm: ranges[i] belongs to tensor id ids[i].
+// The pieces of gradient tensors that this rank owns, for the gradient norm: ranges[i] is of table.tensors[owners[i]].
 // Returns how many; with NULL it only counts.
-static inline size_t state_ranges(const State *state, const ParamTable *table, NormRange *ranges, size_t *ids) {
+static inline size_t state_ranges(const State *state, const ParamTable *table, NormRange *ranges, size_t *owners) {
     size_t count = 0;
     for (size_t i = 0; i < table->count; i++) {
         for (size_t s = 0; s < state->slice_count; s++) {
@@ -238,7 +238,7 @@ static inline size_t state_ranges(const State *state, const ParamTable *table, N
             if (ranges) {
                 ranges[count].offset = piece.lo;
                 ranges[count].size = piece.hi - piece.lo;
-                ids[count] = table->tensors[i].id;
+                owners[count] = i;
             }
             count++;
         }

@@ -1,7 +1,7 @@
 // timeline.cuh: what ran when. A span brackets work on a stream with two CUDA events; after a synchronisation
 // the spans become trace events, in microseconds since timeline_start. Off (and free) unless asked for.
 //
-// defines: seconds_now, Timeline, timeline_start, span_begin, span_end, timeline_collect, timeline_free
+// defines: seconds_now, Timeline, timeline_start, span_begin, span_end, timeline_collect
 #ifndef LLMC_TIMELINE_CUH
 #define LLMC_TIMELINE_CUH
 
@@ -24,13 +24,13 @@ static inline double seconds_now(void) {
 typedef struct {
     cudaEvent_t begin, end;
     TraceEvent event;
-} Span;
+} TimelineSpan;
 
 typedef struct {
     bool on, paused;
     int rank;
     cudaEvent_t origin;
-    Span *spans;          // of the steps not yet collected; their CUDA events are reused
+    TimelineSpan *spans;  // of the steps not yet collected; their CUDA events are reused
     size_t open, capacity, created;
     TraceList trace;      // collected so far
 } Timeline;
@@ -56,10 +56,10 @@ static inline size_t span_begin(Timeline *t, cudaStream_t stream, int track, con
     if (!t->on || t->paused || t->trace.count + t->open >= TIMELINE_LIMIT) return SIZE_MAX;
     if (t->open == t->capacity) {
         t->capacity = t->capacity ? 2 * t->capacity : 256;
-        t->spans = (Span *)realloc(t->spans, t->capacity * sizeof(Span));
+        t->spans = (TimelineSpan *)realloc(t->spans, t->capacity * sizeof(TimelineSpan));
         if (!t->spans) { fprintf(stderr, "error: out of host memory\n"); exit(1); }
     }
-    Span *span = &t->spans[t->open];
+    TimelineSpan *span = &t->spans[t->open];
     if (t->open == t->created) {
         CUDA_CHECK(cudaEventCreate(&span->begin));
         CUDA_CHECK(cudaEventCreate(&span->end));
@@ -80,10 +80,10 @@ static inline void span_end(Timeline *t, cudaStream_t stream, size_t number) {
 static inline void timeline_collect(Timeline *t, size_t step) {
     size_t kept = 0;
     for (size_t i = 0; i < t->open; i++) {
-        Span *span = &t->spans[i];
+        TimelineSpan *span = &t->spans[i];
         if (span->event.step < 0) span->event.step = (long)step;
         if (cudaEventQuery(span->end) != cudaSuccess) {
-            Span swap = t->spans[kept];
+            TimelineSpan swap = t->spans[kept];
             t->spans[kept++] = *span;
             *span = swap;
             continue;
@@ -96,16 +96,6 @@ static inline void timeline_collect(Timeline *t, size_t step) {
         trace_add(&t->trace, &span->event);
     }
     t->open = kept;
-}
-
-static inline void timeline_free(Timeline *t) {
-    for (size_t i = 0; i < t->created; i++) {
-        CUDA_CHECK(cudaEventDestroy(t->spans[i].begin));
-        CUDA_CHECK(cudaEventDestroy(t->spans[i].end));
-    }
-    if (t->on) CUDA_CHECK(cudaEventDestroy(t->origin));
-    free(t->spans);
-    trace_free(&t->trace);
 }
 
 #endif

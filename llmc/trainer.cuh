@@ -1,0 +1,107 @@
+// trainer.cuh: what surrounds training and is the same in all four trainers: options, memory, data, loss and gradient norm,
+// AdamW, checkpoints, samples, log, timeline. A library: a trainer calls it, and it calls no trainer.
+//
+// A trainer's GPT is a Trainer with the model's own buffers behind it. It writes, in this order (see any main):
+//   trainer_open       options, checkpoint's configuration, grid, data: what can be refused is refused, exit code 2
+//   trainer_layout     called by the trainer's layout: once to count bytes, once to give every buffer its place
+//   trainer_allocate   refuses what does not fit, ends a --dry-run, allocates
+//   trainer_start      weights from a checkpoint or from random numbers; the log begins
+//   the training loop: what is due (validation_due, sample_due, save_due), then a step:
+//     trainer_begin_step   the batch; trainer_norm, trainer_adamw, trainer_end_step
+//   trainer_close      the last save, reports; returns the exit code
+// It serves any grid of t x d x p ranks; one rank is a grid of 1 x 1 x 1.
+//
+// defines: Trainer, Span, stream_create, event_create, trainer_*; and all that the headers below do
+#ifndef LLMC_TRAINER_CUH
+#define LLMC_TRAINER_CUH
+
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cuda_profiler_api.h>
+#include <cuda_runtime.h>
+
+#include "llmc/grid.h"
+#include "llmc/host/dataloader.h"
+#include "llmc/host/log.h"
+#include "llmc/host/lr.h"
+#include "llmc/host/options.h"
+#include "llmc/host/profile.h"
+#include "llmc/host/progress.h"
+#include "llmc/host/sampler.h"
+#include "llmc/host/tokenizer.h"
+#include "llmc/kernels/global_norm.cuh"
+#include "llmc/kernels/matmul.cuh"
+#include "llmc/model.h"
+#include "llmc/trainer/arena.cuh"
+#include "llmc/trainer/job.cuh"
+#include "llmc/trainer/state.cuh"
+#include "llmc/trainer/timeline.cuh"
+
+// The tracks of a rank in the timeline. A link's track is that of its direction plus 2 * StepKind.
+enum { TRACK_COMPUTE, TRACK_TENSOR, TRACK_RECEIVE, TRACK_SEND, TRACK_DATA = 6, TRACK_COUNT };
+
+struct Trainer {
+    Options opt;
+    GPTConfig config;
+    Job job;                       // the ranks, and how they end together
+    Grid grid;                     // t, d, p, and this rank's place in it
+    size_t B, T, micros;           // sequences of a micro-batch, tokens of a sequence, micro-batches of a step
+    size_t A, NH, F, Vl, V0;       // this rank's part: channels of its heads, heads, hidden units, vocabulary and its first
+    float dloss;                   // gradient of the step's loss by a token's: 1 / (tokens of a step)
+    ParamTable table;              // the tensors that this rank holds: the trainer makes it
+    floatX *(*w)[NUM_KINDS];       // [layers held] weights of layer l: w[l][QKVW]; w[0][WTE] and so on outside the layers
+    float *(*dw)[NUM_KINDS];       // [layers held] their gradients
+    State state;                   // weights, gradients, and the part of the optimizer that this rank owns
+    State part;                    // the part of each gradient bucket that this rank owns once data ranks have reduced it
+    int *inputs, *targets;         // (micros, B * T) the batch, on the device
+    double *loss_sums;             // [micros] written by the last pipeline stage
+    cudaStream_t stream;           // of all compute
+    Matmul matmul;
+    Timeline timeline;
+    Arena weights, gradients, optimizer, activations;  // the device's allocations
+
+    NormRange *norm_ranges;        // [norm_count] pieces of gradient tensors, of `part`
+    size_t norm_count, *norm_owner;   // [norm_count] on the host: the tensor of each, as index into table.tensors
+    double *norms, *norm_scratch;  // [norm_count] squared norm of each
+    double *totals, *host_totals;  // [tensors of the whole model + 1] the same summed over the ranks; and a stop flag
+    int *host_inputs, *host_targets;  // (micros, B * T) pinned
+    double *host_sums, *host_norms;   // [micros], [norm_count] pinned
+    DataLoader train_data, val_data;
+    Tokenizer tokenizer;
+    TrainerState progress;         // steps done, next sample
+    double step_began;             // seconds
+    bool stop;                     // a signal asked to save and leave: all ranks know
+    Log log;
+    struct cudaDeviceProp device;
+};
+
+// A span of the timeline: work that is queued on `stream` while it is in scope. micro -1: of no micro-batch.
+struct Span {
+    Timeline *timeline;
+    cudaStream_t stream;
+    size_t number;
+    Span(Trainer *m, cudaStream_t s, int track, const char *kind, int micro = -1, int chunk = 0)
+        : timeline(&m->timeline), stream(s), number(span_begin(timeline, s, track, kind, micro, chunk)) {}
+    ~Span() { span_end(timeline, stream, number); }
+};
+
+// A stream that nothing else waits for, and an event that orders streams.
+static inline cudaStream_t stream_create(void) {
+    cudaStream_t stream;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    return stream;
+}
+
+static inline void event_create(cudaEvent_t *event) {
+    CUDA_CHECK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
+}
+
+#include "llmc/trainer/start.cuh"
+#include "llmc/trainer/step.cuh"
+#include "llmc/trainer/between_steps.cuh"
+
+#endif

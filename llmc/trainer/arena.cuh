@@ -1,0 +1,31 @@
+// arena.cuh: one allocation per purpose. A layout function takes its buffers from an arena twice: once with base NULL, which
+// only counts the bytes, and once with the allocation, which gives the pointers.
+//
+// defines: Arena, take, host_array
+#ifndef LLMC_ARENA_CUH
+#define LLMC_ARENA_CUH
+
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+typedef struct {
+    char *base;   // NULL: count only
+    size_t used;  // bytes taken so far
+} Arena;
+
+// p becomes the next `count` elements, aligned to 256 bytes; NULL while counting.
+template <class T>
+static inline void take(Arena *arena, T *&p, size_t count) {
+    p = arena->base ? (T *)(arena->base + arena->used) : NULL;
+    arena->used += (count * sizeof(T) + 255) / 256 * 256;
+}
+
+// p becomes a host array of `count` zeroed elements, the first time; a second layout finds it there.
+template <class T>
+static inline void host_array(T *&p, size_t count) {
+    if (!p) p = (T *)calloc(count + 1, sizeof(T));
+    if (!p) { fprintf(stderr, "error: out of host memory\n"); exit(1); }
+}
+
+#endif

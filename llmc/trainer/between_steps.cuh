@@ -1,0 +1,136 @@
+// between_steps.cuh: what is due between training steps: validation, checkpoints, samples; and the end of the run.
+//
+// defines: validation_due, validation_batches, save_due, trainer_save, sample_due, Sample, sample_begin, sample_goes_on,
+//          sample_append, trainer_close
+#ifndef LLMC_BETWEEN_STEPS_CUH
+#define LLMC_BETWEEN_STEPS_CUH
+
+#include "llmc/trainer.cuh"
+
+static const double SAMPLE_TEMPERATURE = 0.8;
+
+static inline bool is_last_step(const Trainer *m) { return m->progress.step >= m->opt.steps; }
+static inline bool has_moved(const Trainer *m) { return m->progress.step > m->progress.first_step; }
+
+// Is it time for one, after progress.step updates? A resumed run does not repeat what the run before it did.
+static inline bool validation_due(const Trainer *m) {
+    const Options *o = &m->opt;
+    return o->val_every && (has_moved(m) || !o->resume) && (m->progress.step % o->val_every == 0 || is_last_step(m));
+}
+
+static inline bool sample_due(const Trainer *m) {
+    size_t every = m->opt.sample_every;
+    return every && ((has_moved(m) && m->progress.step % every == 0) || is_last_step(m));
+}
+
+static inline bool save_due(const Trainer *m) {
+    const Options *o = &m->opt;
+    bool due = o->save_every && m->progress.step % o->save_every == 0 && has_moved(m);
+    return o->out && (is_last_step(m) ? has_moved(m) || !o->resume : due);
+}
+
+// Global batches of a validation: always the first ones of the data, in order.
+static inline size_t validation_batches(const Trainer *m) {
+    size_t batches = m->val_data.samples / m->opt.global_batch;
+    return batches < m->opt.val_batches ? batches : m->opt.val_batches;
+}
+
+// Rank 0 makes the files, every rank writes its own slices into them, rank 0 gives the folder its name.
+static inline bool trainer_write(Trainer *m, char *path, size_t size, Error *err) {
+    char tmp[PATH_MAX] = "";
+    bool bf16 = sizeof(floatX) != sizeof(float), first = m->job.rank == 0;
+    if (first && !checkpoint_create(m->opt.out, m->progress.step, &m->config, bf16, tmp, sizeof tmp, err)) return false;
+    MPI_Bcast(tmp, sizeof tmp, MPI_CHAR, 0, MPI_COMM_WORLD);
+    CUDA_CHECK(cudaDeviceSynchronize());
+    bool others = !m->opt.zero && m->grid.d_rank != 0;  // without ZeRO all data ranks hold the same
+    bool saved = others || state_save(&m->state, &m->table, tmp, m->table.shard.embedding, err);
+    if (saved) MPI_Barrier(MPI_COMM_WORLD);
+    if (saved && (!first || checkpoint_commit(tmp, &m->progress, path, size, err))) return true;
+    checkpoint_abandon(tmp);
+    return false;
+}
+
+// Saves a checkpoint. A failure leaves nothing behind and ends the run.
+static inline void trainer_save(Trainer *m) {
+    Error err;
+    char path[PATH_MAX];
+    if (!trainer_write(m, path, sizeof path, &err)) job_fail(&m->job, &err);
+    if (m->job.rank != 0) return;
+    checkpoint_prune(m->opt.out, m->opt.keep, m->progress.step);
+    printf("saved %s\n", path);
+    fflush(stdout);
+}
+
+// A text that grows by a token for each forward pass over its last T tokens.
+typedef struct {
+    int *tokens;          // prompt and continuation
+    size_t count, made;   // tokens so far, and how many of them are new
+    size_t T;             // tokens of the pass that is due: they are in the trainer's inputs
+    float *logits;        // (Vp) on the host
+} Sample;
+
+// Prints the prompt. Use: while (sample_goes_on(m, &s)) sample_append(m, &s, the logits behind the last of s.T tokens).
+static inline Sample sample_begin(Trainer *m) {
+    Error err;
+    Sample s;
+    memset(&s, 0, sizeof s);
+    if (!tokenizer_prompt(&m->tokenizer, m->opt.prompt, m->opt.sample_tokens, m->config.V, &s.tokens, &s.count, &err)) {
+        job_fail(&m->job, &err);
+    }
+    host_array(s.logits, m->config.Vp);
+    printf("sample: ");
+    for (size_t i = 0; i < s.count; i++) tokenizer_print(&m->tokenizer, s.tokens[i]);
+    return s;
+}
+
+// Sends the last tokens to the device; false, and all is freed, when the sample is complete.
+static inline bool sample_goes_on(Trainer *m, Sample *s) {
+    if (s->made == m->opt.sample_tokens) {
+        printf("\n");
+        free(s->logits);
+        free(s->tokens);
+        return false;
+    }
+    s->T = s->count < m->T ? s->count : m->T;
+    memcpy(m->host_inputs, s->tokens + s->count - s->T, s->T * sizeof(int));
+    CUDA_CHECK(cudaMemcpyAsync(m->inputs, m->host_inputs, s->T * sizeof(int), cudaMemcpyHostToDevice, m->stream));
+    return true;
+}
+
+// Draws the next token from logits (Vp) on the device, and prints it.
+static inline void sample_append(Trainer *m, Sample *s, const floatX *logits) {
+    CUDA_CHECK(cudaDeviceSynchronize());
+    state_download(s->logits, logits, 0, m->config.Vp, true);
+    double coin = random_uniform(m->opt.seed, RANDOM_SAMPLE, m->progress.step, 0, s->made++);
+    s->tokens[s->count] = sample_token(s->logits, m->config.V, SAMPLE_TEMPERATURE, 0, coin);
+    tokenizer_print(&m->tokenizer, s->tokens[s->count++]);
+}
+
+// What the timeline saw: a table of where the time went (--profile), and the Chrome trace (--trace).
+static inline bool trainer_report_timeline(Trainer *m, Error *err) {
+    static const char *const tracks[TRACK_COUNT] = {"compute", "all-reduce", "receive activations", "send activations",
+                                                    "receive gradients", "send gradients", "data"};
+    TraceList all;
+    CUDA_CHECK(cudaDeviceSynchronize());
+    timeline_collect(&m->timeline, m->progress.step);
+    if (!job_gather_trace(&m->job, &m->timeline.trace, &all)) return true;  // rank 0 has the events of all ranks
+    if (m->opt.profile) profile_report(all.events, all.count, m->job.size, m->progress.first_step);
+    bool ok = !m->opt.trace || trace_write(m->opt.trace, all.events, all.count, tracks, TRACK_COUNT, err);
+    trace_free(&all);
+    return ok;
+}
+
+// The end of the run: saves if a signal ended it, writes the reports, leaves the job. Returns the exit code.
+static inline int trainer_close(Trainer *m) {
+    Error err;
+    const Options *o = &m->opt;
+    if (m->stop && o->out && has_moved(m)) trainer_save(m);
+    if (m->stop) printf("stopped by a signal after step %zu\n", m->progress.step);
+    if (o->profile) CUDA_CHECK(cudaProfilerStop());
+    if ((o->trace || o->profile) && !trainer_report_timeline(m, &err)) job_fail(&m->job, &err);
+    if (!log_close(&m->log, &err)) job_fail(&m->job, &err);
+    job_finish(&m->job);
+    return 0;
+}
+
+#endif

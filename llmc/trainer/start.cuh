@@ -1,0 +1,186 @@
+// start.cuh: a trainer's way to its first step: command line, checkpoint, data, grid, memory, weights.
+//
+// defines: trainer_open, trainer_layout, trainer_allocate, trainer_start
+#ifndef LLMC_START_CUH
+#define LLMC_START_CUH
+
+#include "llmc/trainer.cuh"
+
+static volatile sig_atomic_t stop_signal = 0;  // SIGTERM or SIGINT: save and leave after this step
+
+static void on_signal(int number) { stop_signal = number; }
+
+// Where the weights come from: --resume (auto: the newest checkpoint, if there is one), --init, or NULL, random numbers.
+static inline bool trainer_source(Trainer *m, const char **from, Error *err) {
+    static char latest[PATH_MAX];
+    Options *o = &m->opt;
+    if (o->resume && strcmp(o->resume, "auto") == 0) {
+        if (!o->out) return error_set(err, "--resume auto needs --out, where it looks");
+        bool found = m->job.rank != 0 || checkpoint_latest(o->out, latest, sizeof latest, err);
+        MPI_Bcast(latest, sizeof latest, MPI_CHAR, 0, MPI_COMM_WORLD);  // all ranks take the same one
+        if (!found) return false;
+        o->resume = latest[0] ? latest : NULL;  // none yet: a fresh start
+        if (o->resume) o->init = NULL;          // a requeued job goes on from where it stands
+    }
+    *from = o->resume ? o->resume : o->init;
+    return true;
+}
+
+// Opens the data and the tokenizer, and proves that the outputs can be written.
+static inline bool trainer_files(Trainer *m, const char *from, Error *err) {
+    static char beside[PATH_MAX];
+    Options *o = &m->opt;
+    if (o->train_data && (!dataloader_open(&m->train_data, o->train_data, m->T, err) ||
+                          !dataloader_check_batch(&m->train_data, o->global_batch, err))) return false;
+    if (o->val_every && (!dataloader_open(&m->val_data, o->val_data, m->T, err) ||
+                         !dataloader_check_batch(&m->val_data, o->global_batch, err))) return false;
+    if (!o->tokenizer && from && path_print(beside, sizeof beside, err, "%s/tokenizer.json", from) &&
+        access(beside, R_OK) == 0) o->tokenizer = beside;
+    return tokenizer_open(&m->tokenizer, o->tokenizer, err) && (!o->out || folder_check_writable(o->out, err)) &&
+           out_check_file("--trace", o->trace, err) && out_check_file("--dump-gradients", o->dump_gradients, err);
+}
+
+static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned sections, Error *err) {
+    Options *o = &m->opt;
+    const char *from = NULL;
+    GPTConfig file;
+    if (!options_parse(o, argc, argv, sections, err)) return false;
+    if (o->help) {
+        options_help(stdout, argv[0], sections);
+        MPI_Finalize();
+        exit(0);
+    }
+    if (!trainer_source(m, &from, err) || (from && !checkpoint_read_config(from, &file, err))) return false;
+    if (!options_resolve(o, from ? &file : NULL, m->job.size, err) ||
+        !grid_make(&m->grid, m->job.size, m->job.rank, o->tensor, o->data, o->pipeline, o->order, err) ||
+        !job_check_devices(&m->job, err)) return false;
+    m->config = options_config(o);
+    if (from && !checkpoint_check(from, &m->config, o->resume != NULL, sizeof(floatX) == 2, err)) return false;
+    m->progress = progress_start(o, sizeof(floatX) == 2);
+    if (o->resume && !progress_resume(&m->progress, o->resume, err)) return false;
+    m->B = o->micro_batch;
+    m->T = o->seq;
+    m->micros = o->global_batch / (o->micro_batch * o->data);
+    m->A = m->config.C / o->tensor;
+    m->NH = m->config.NH / o->tensor;
+    m->F = 4 * m->config.C / o->tensor;
+    m->Vl = m->config.Vp / o->tensor;
+    m->V0 = m->grid.t_rank * m->Vl;
+    m->dloss = (float)(1.0 / ((double)o->global_batch * (double)m->T));
+    return trainer_files(m, from, err);
+}
+
+// Starts the job and reads everything that the command line names. sections: which flags this trainer has. Whatever is
+// wrong is said in one sentence by one rank, and all ranks leave with exit code 2.
+static inline void trainer_open(Trainer *m, int argc, char **argv, unsigned sections) {
+    Error err;
+    job_start(&m->job, &argc, &argv);
+    CUDA_CHECK(cudaGetDeviceProperties(&m->device, m->job.device));
+    job_agree(&m->job, trainer_prepare(m, argc, argv, sections, &err), &err);
+}
+
+// The buffers that every trainer has: counts them, or gives them their place. Returns the arena for the trainer's own.
+static inline Arena *trainer_layout(Trainer *m) {
+    size_t N = m->B * m->T, layers = m->table.shard.n_layers;
+    if (!m->w) {
+        state_create(&m->part, &m->table, m->grid.d, m->grid.d_rank);
+        state_create(&m->state, &m->table, m->opt.zero ? m->grid.d : 1, m->opt.zero ? m->grid.d_rank : 0);
+        m->norm_count = state_ranges(&m->part, &m->table, NULL, NULL);
+        host_array(m->norm_owner, m->norm_count);
+        host_array(m->w, layers);
+        host_array(m->dw, layers);
+    }
+    m->weights.used = m->gradients.used = m->optimizer.used = m->activations.used = 0;
+    state_layout(&m->state, &m->weights, &m->gradients, &m->optimizer);
+    m->part.grads = m->state.grads;
+    for (size_t l = 0; l <= layers; l++) {
+        for (int kind = 0; kind < NUM_KINDS; kind++) {
+            const Tensor *x = table_find(&m->table, (TensorKind)kind, l);
+            m->w[l][kind] = x ? m->state.params + x->offset : NULL;
+            m->dw[l][kind] = x ? m->state.grads + x->offset : NULL;
+        }
+    }
+    Arena *arena = &m->activations;
+    take(arena, m->loss_sums, m->micros), take(arena, m->inputs, m->micros * N), take(arena, m->targets, m->micros * N);
+    take(arena, m->norm_ranges, m->norm_count), take(arena, m->norms, m->norm_count);
+    take(arena, m->norm_scratch, global_norm_scratch(m->norm_count, table_largest(&m->table)));
+    take(arena, m->totals, count_tensors(&m->config) + 1);
+    return arena;
+}
+
+static inline void trainer_print(const Trainer *m) {
+    const GPTConfig *c = &m->config;
+    printf("device       %s, %s\n", m->device.name, FLOATX_NAME);
+    printf("model        %zu layers, %zu heads, %zu channels, vocabulary %zu (padded to %zu), %zu positions: %zu "
+           "parameters\n", c->L, c->NH, c->C, c->V, c->Vp, c->maxT, count_parameters(c));
+    printf("batch        %zu sequences of %zu tokens a step, in %zu micro-batches of %zu", m->opt.global_batch, m->T,
+           m->micros, m->B);
+    if (m->job.size > 1) printf(" on each of %zu data ranks\n", m->grid.d), grid_print(stdout, &m->grid);
+    else printf("\n");
+}
+
+// Allocates what layout has counted. What does not fit is refused before, with exit code 2; a --dry-run ends here.
+static inline void trainer_allocate(Trainer *m) {
+    struct { Arena *arena; const char *purpose; } plan[] = {
+        {&m->weights, "weights"}, {&m->gradients, "gradients"}, {&m->optimizer, "optimizer"},
+        {&m->activations, "activations"}};
+    size_t needed = 0, free_bytes, total_bytes;
+    Error err;
+    trainer_print(m);
+    for (int i = 0; i < 4; i++) {
+        printf("%-12s %12.1f MiB\n", plan[i].purpose, (double)plan[i].arena->used / 1048576.0);
+        needed += plan[i].arena->used;
+    }
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+    bool fits = needed <= free_bytes ||
+                error_set(&err, "does not fit: %.0f MiB are needed and %.0f MiB are free on the device; lower --micro-batch "
+                          "or --seq, or use --recompute layer", (double)needed / 1048576.0, (double)free_bytes / 1048576.0);
+    for (int i = 0; i < 4 && fits && !m->opt.dry_run; i++) {
+        fits = cuda_allocate((void **)&plan[i].arena->base, plan[i].arena->used, plan[i].purpose, &err);
+    }
+    job_agree(&m->job, fits, &err);
+    if (m->opt.dry_run) {
+        exit(job_dry_run(&m->job, m->weights.used, m->gradients.used, m->optimizer.used, m->activations.used));
+    }
+}
+
+static inline void trainer_host_buffers(Trainer *m) {
+    size_t tokens = m->micros * m->B * m->T * sizeof(int), ranges = m->norm_count * sizeof(NormRange);
+    CUDA_CHECK(cudaMallocHost((void **)&m->host_inputs, tokens));
+    CUDA_CHECK(cudaMallocHost((void **)&m->host_targets, tokens));
+    CUDA_CHECK(cudaMallocHost((void **)&m->host_sums, m->micros * sizeof(double)));
+    CUDA_CHECK(cudaMallocHost((void **)&m->host_norms, m->norm_count * sizeof(double)));
+    CUDA_CHECK(cudaMallocHost((void **)&m->host_totals, (count_tensors(&m->config) + 1) * sizeof(double)));
+    NormRange *host_ranges = NULL;
+    host_array(host_ranges, m->norm_count);
+    state_ranges(&m->part, &m->table, host_ranges, m->norm_owner);
+    CUDA_CHECK(cudaMemcpy(m->norm_ranges, host_ranges, ranges, cudaMemcpyHostToDevice));
+    free(host_ranges);
+}
+
+// Weights and optimizer as the run begins. All ranks have met (job_connect), and every buffer has its place.
+static inline void trainer_start(Trainer *m) {
+    const Options *o = &m->opt;
+    Error err;
+    double tokens = (double)o->global_batch * (double)m->T, peak = device_peak_flops(m->device.name, sizeof(floatX) == 2);
+    bool opened = log_open(&m->log, m->job.rank == 0 ? o->log : NULL, m->progress.step, o->steps, tokens,
+                           count_flops(&m->config, tokens, m->T), m->job.size * peak, &err);
+    job_agree(&m->job, opened, &err);
+    trainer_host_buffers(m);
+    m->stream = stream_create();
+    matmul_create(&m->matmul, m->stream);
+    timeline_start(&m->timeline, o->trace || o->profile, m->job.rank, m->stream);
+    const char *from = o->resume ? o->resume : o->init;
+    if (!from) state_init_weights(&m->state, &m->table, o->seed);
+    else if (!state_load(&m->state, &m->table, from, o->resume != NULL, &err)) job_fail(&m->job, &err);
+    CUDA_CHECK(cudaDeviceSynchronize());  // memory is set on the default stream, which ours do not wait for
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = on_signal;
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGINT, &action, NULL);
+    signal(SIGXFSZ, SIG_IGN);  // a file that grows too large is an error of the write, with a sentence
+    if (o->profile) CUDA_CHECK(cudaProfilerStart());
+}
+
+#endif

@@ -1,0 +1,139 @@
+// step.cuh: what surrounds the forwards and backwards of a training step: its data before, loss, gradient norm and AdamW
+// after them.
+//
+// defines: trainer_load, trainer_mean_loss, trainer_begin_step, trainer_norm, trainer_adamw, trainer_end_step, zero_gradient
+#ifndef LLMC_STEP_CUH
+#define LLMC_STEP_CUH
+
+#include "llmc/trainer.cuh"
+
+// Reads this data rank's share of the global batch that begins at sample `first`; it goes to inputs and targets.
+static inline void trainer_load(Trainer *m, DataLoader *data, uint64_t first, bool shuffle) {
+    Error err;
+    size_t count = m->micros * m->B, bytes = count * m->T * sizeof(int);
+    first += m->grid.d_rank * count;
+    for (size_t i = 0; i < count; i++) {
+        if (!dataloader_read(data, first + i, shuffle, m->opt.seed, m->config.V, m->host_inputs + i * m->T,
+                             m->host_targets + i * m->T, &err)) job_fail(&m->job, &err);
+    }
+    CUDA_CHECK(cudaMemcpyAsync(m->inputs, m->host_inputs, bytes, cudaMemcpyHostToDevice, m->stream));
+    CUDA_CHECK(cudaMemcpyAsync(m->targets, m->host_targets, bytes, cudaMemcpyHostToDevice, m->stream));
+}
+
+static inline StepReport trainer_begin_step(Trainer *m) {
+    StepReport report;
+    memset(&report, 0, sizeof report);
+    report.step = m->progress.step + 1;
+    timeline_collect(&m->timeline, 0);  // of what ran between the steps
+    m->timeline.paused = m->progress.step >= m->progress.first_step + m->opt.trace_steps;
+    m->step_began = seconds_now();
+    trainer_load(m, &m->train_data, m->progress.sample, m->opt.shuffle);
+    return report;
+}
+
+// Sets the gradient of a tensor outside the layers to zero.
+static inline void zero_gradient(Trainer *m, TensorKind kind) {
+    const Tensor *x = table_find(&m->table, kind, 0);
+    CUDA_CHECK(cudaMemsetAsync(m->state.grads + x->offset, 0, x->size * sizeof(float), m->stream));
+}
+
+// Sums host doubles over all ranks, through the device. Synchronises.
+static inline void trainer_sum(Trainer *m, double *x, size_t count) {
+    CUDA_CHECK(cudaMemcpyAsync(m->totals, x, count * sizeof(double), cudaMemcpyHostToDevice, m->stream));
+    NCCL_CHECK(ncclAllReduce(m->totals, m->totals, count, ncclDouble, ncclSum, m->job.world, m->stream));
+    CUDA_CHECK(cudaMemcpyAsync(x, m->totals, count * sizeof(double), cudaMemcpyDeviceToHost, m->stream));
+    CUDA_CHECK(cudaStreamSynchronize(m->stream));
+}
+
+// Mean loss per token of the global batch, from the loss sums of the last stages. Synchronises.
+static inline double trainer_mean_loss(Trainer *m) {
+    bool ours = m->table.shard.head && m->grid.t_rank == 0;
+    size_t bytes = m->micros * sizeof(double);
+    if (ours) CUDA_CHECK(cudaMemcpyAsync(m->host_sums, m->loss_sums, bytes, cudaMemcpyDeviceToHost, m->stream));
+    CUDA_CHECK(cudaDeviceSynchronize());
+    double sum = 0.0;
+    for (size_t i = 0; i < m->micros && ours; i++) sum += m->host_sums[i];
+    trainer_sum(m, &sum, 1);  // all other ranks add 0
+    return sum / ((double)m->opt.global_batch * (double)m->T);
+}
+
+// Global gradient norm: squares are summed per tensor in double on the device, over the ranks, and here in the order of the
+// whole model's table. bad: the first tensor whose gradient is not finite, or "". If any rank has been asked to stop, all
+// of them learn of it here.
+static inline double trainer_gradient_norm(Trainer *m, char bad[40]) {
+    size_t count = m->norm_count, tensors = count_tensors(&m->config);
+    double sum = 0.0;
+    global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->norm_ranges, count, table_largest(&m->table), m->stream);
+    CUDA_CHECK(cudaMemcpyAsync(m->host_norms, m->norms, count * sizeof(double), cudaMemcpyDeviceToHost, m->stream));
+    CUDA_CHECK(cudaStreamSynchronize(m->stream));
+    memset(m->host_totals, 0, tensors * sizeof(double));
+    m->host_totals[tensors] = stop_signal != 0;
+    for (size_t i = 0; i < count; i++) {
+        const Tensor *x = &m->table.tensors[m->norm_owner[i]];
+        if (x->counted) m->host_totals[x->id] += m->host_norms[i];
+    }
+    trainer_sum(m, m->host_totals, tensors + 1);
+    bad[0] = '\0';
+    for (size_t i = 0; i < tensors; i++) {
+        if (!isfinite(m->host_totals[i]) && !bad[0]) strcpy(bad, tensor_by_id(&m->config, i).name);
+        sum += m->host_totals[i];
+    }
+    m->stop = m->host_totals[tensors] > 0.0;
+    return sqrt(sum);
+}
+
+// Writes this step's gradients, before clipping, as one unsharded file.
+static inline bool trainer_dump_gradients(Trainer *m, Error *err) {
+    const char *path = m->opt.dump_gradients;
+    if (m->job.rank == 0 && !gradients_create(path, &m->config, err)) return false;
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (!state_dump_gradients(&m->part, &m->table, path, m->table.shard.embedding, err)) return false;
+    MPI_Barrier(MPI_COMM_WORLD);
+    return m->job.rank != 0 || gradients_finish(path, err);
+}
+
+// Loss and gradient norm of the step, once the gradients of all ranks are summed. Ends the run if one is not finite.
+static inline void trainer_norm(Trainer *m, StepReport *report) {
+    Error err;
+    char bad[40];
+    report->grad_norm = trainer_gradient_norm(m, bad);
+    report->loss = trainer_mean_loss(m);
+    if (!isfinite(report->loss) || bad[0]) {
+        error_set(&err, "step %zu: the loss is %g and %s is the first tensor whose gradient is not finite; nothing was "
+                  "updated; resume from the last checkpoint with a lower --lr", report->step, report->loss,
+                  bad[0] ? bad : "none");
+        job_stop(&m->job, &err);
+    }
+    bool first = m->progress.step == m->progress.first_step;
+    if (m->opt.dump_gradients && first && !trainer_dump_gradients(m, &err)) job_fail(&m->job, &err);
+}
+
+// AdamW (Loshchilov and Hutter 2019) on what this rank owns, with gradients clipped to --clip.
+static inline void trainer_adamw(Trainer *m, StepReport *report) {
+    const Options *o = &m->opt;
+    double t = (double)report->step;
+    AdamW h;
+    report->lr = learning_rate((LRSchedule)o->lr_schedule, report->step - 1, o->warmup, o->steps, o->lr, o->lr_final);
+    h.lr = (float)report->lr;
+    h.beta1 = (float)o->beta1;
+    h.beta2 = (float)o->beta2;
+    h.eps = (float)o->eps;
+    h.weight_decay = 0.0f;
+    h.beta1_correction = (float)(1.0 - pow(o->beta1, t));
+    h.beta2_correction = (float)(1.0 - pow(o->beta2, t));
+    h.grad_scale = o->clip > 0.0 && report->grad_norm > o->clip ? (float)(o->clip / report->grad_norm) : 1.0f;
+    Span span(m, m->stream, TRACK_COMPUTE, "optimizer");
+    state_adamw(&m->state, &m->table, h, (float)o->weight_decay, m->stream);
+}
+
+// Waits for the update (ZeRO's weights may still be on their way), counts the step and logs it.
+static inline void trainer_end_step(Trainer *m, StepReport *report) {
+    CUDA_CHECK(cudaStreamSynchronize(m->stream));
+    timeline_collect(&m->timeline, report->step);
+    m->progress.step++;
+    m->progress.sample += m->opt.global_batch;
+    report->ms = 1e3 * (seconds_now() - m->step_began);
+    log_step(&m->log, report);
+}
+
+#endif
