@@ -1,7 +1,7 @@
 // attention.cu: attention by several kernels, each checked against plain loops in double, forward and backward, at
 // ragged sizes, for the same bits again and in any order of threads, and for memory that grows with T, not T^2.
 //
-//   1 gemm     batched GEMMs around a softmax kernel; the probabilities [B,NH,T,T] are stored
+//   1 gemm     a GEMM a head around a softmax kernel; the probabilities [B,NH,T,T] are stored
 //   2 naive    flash: a thread per row goes over the other rows in global memory, and stores no score
 //   3 lanes    the rows of a block share tiles in shared memory, several threads a row: llmc's fp32 path on a GPU
 //   4 vectors  16 rows a thread, which are the lanes of a vector, no barrier: llmc's fp32 path on a CPU
@@ -129,44 +129,43 @@ static inline size_t gemm_scratch_bytes(size_t B, size_t T, size_t C, size_t NH)
 }
 
 // d[T,T] = alpha a[T,HS] b[T,HS]^T for each head; a and b are rows of HS values, lda and ldb apart.
-static inline void gemm_scores(Matmul *mm, floatX *d, float alpha, const floatX *a, size_t lda,
-                                    const floatX *b, size_t ldb, size_t T, size_t HS, size_t NH) {
-    GemmArgs g = gemm_args(d, false, a, false, b, true, T, T, HS);
-    g.alpha = alpha, g.lda = lda, g.ldb = ldb;
-    g.batch = NH, g.stride_a = HS, g.stride_b = HS, g.stride_d = T * T;
-    gemm(mm, &g);
+static inline void gemm_scores(floatX *d, float alpha, const floatX *a, size_t lda, const floatX *b,
+                               size_t ldb, size_t T, size_t HS, size_t NH) {
+    for (size_t h = 0; h < NH; h++) {
+        GemmArgs g = gemm_args(d + h * T * T, false, a + h * HS, false, b + h * HS, true, T, T, HS);
+        g.alpha = alpha, g.lda = lda, g.ldb = ldb;
+        gemm(&lab.mm, &g);
+    }
 }
 
 // d[T,HS] = alpha op(att)[T,T] b[T,HS] for each head.
-static inline void gemm_mix(Matmul *mm, floatX *d, size_t ldd, float alpha, const floatX *att,
-                                 bool trans, const floatX *b, size_t ldb, size_t T, size_t HS, size_t NH) {
-    GemmArgs g = gemm_args(d, false, att, trans, b, false, T, HS, T);
-    g.alpha = alpha, g.ldb = ldb, g.ldd = ldd;
-    g.batch = NH, g.stride_a = T * T, g.stride_b = HS, g.stride_d = HS;
-    gemm(mm, &g);
+static inline void gemm_mix(floatX *d, size_t ldd, float alpha, const floatX *att, bool trans,
+                            const floatX *b, size_t ldb, size_t T, size_t HS, size_t NH) {
+    for (size_t h = 0; h < NH; h++) {
+        GemmArgs g = gemm_args(d + h * HS, false, att + h * T * T, trans, b + h * HS, false, T, HS, T);
+        g.alpha = alpha, g.ldb = ldb, g.ldd = ldd;
+        gemm(&lab.mm, &g);
+    }
 }
 
 // out[B,T,C] from qkv[B,T,3,NH,HS]; fills saved (gemm_saved_bytes) for the backward pass.
-static inline void gemm_forward(Matmul *mm, floatX *out, void *saved, const floatX *qkv, size_t B,
-                                     size_t T, size_t C, size_t NH) {
+static void gemm_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
     size_t HS = C / NH;
     floatX *att = (floatX *)saved; // [B,NH,T,T]
     for (size_t b = 0; b < B; b++) {
         const floatX *q = qkv + b * T * 3 * C, *k = q + C;
-        gemm_scores(mm, att + b * NH * T * T, 1.0f / sqrtf((float)HS), q, 3 * C, k, 3 * C, T, HS, NH);
+        gemm_scores(att + b * NH * T * T, 1.0f / sqrtf((float)HS), q, 3 * C, k, 3 * C, T, HS, NH);
     }
-    softmax_forward(att, B * NH * T, T, mm->stream);
+    softmax_forward(att, B * NH * T, T, lab.stream);
     for (size_t b = 0; b < B; b++) {
         const floatX *v = qkv + b * T * 3 * C + 2 * C;
-        gemm_mix(mm, out + b * T * C, C, 1.0f, att + b * NH * T * T, false, v, 3 * C, T, HS, NH);
+        gemm_mix(out + b * T * C, C, 1.0f, att + b * NH * T * T, false, v, 3 * C, T, HS, NH);
     }
 }
 
 // dqkv[B,T,3,NH,HS] from dout[B,T,C] and what forward read and saved.
-static inline void gemm_backward(Matmul *mm, floatX *dqkv, void *scratch, const floatX *dout,
-                                      const floatX *out, const void *saved, const floatX *qkv, size_t B,
-                                      size_t T, size_t C, size_t NH) {
-    (void)out;
+static void gemm_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *, const void *saved,
+                          const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
     size_t HS = C / NH;
     float scale = 1.0f / sqrtf((float)HS);
     floatX *datt = (floatX *)scratch; // [NH,T,T]
@@ -174,11 +173,11 @@ static inline void gemm_backward(Matmul *mm, floatX *dqkv, void *scratch, const 
         const floatX *q = qkv + b * T * 3 * C, *k = q + C, *v = q + 2 * C;
         floatX *dq = dqkv + b * T * 3 * C, *dk = dq + C, *dv = dq + 2 * C;
         const floatX *att = (const floatX *)saved + b * NH * T * T, *dout_b = dout + b * T * C;
-        gemm_mix(mm, dv, 3 * C, 1.0f, att, true, dout_b, C, T, HS, NH);
-        gemm_scores(mm, datt, 1.0f, dout_b, C, v, 3 * C, T, HS, NH);
-        softmax_backward(datt, att, NH * T, T, mm->stream);
-        gemm_mix(mm, dq, 3 * C, scale, datt, false, k, 3 * C, T, HS, NH);
-        gemm_mix(mm, dk, 3 * C, scale, datt, true, q, 3 * C, T, HS, NH);
+        gemm_mix(dv, 3 * C, 1.0f, att, true, dout_b, C, T, HS, NH);
+        gemm_scores(datt, 1.0f, dout_b, C, v, 3 * C, T, HS, NH);
+        softmax_backward(datt, att, NH * T, T, lab.stream);
+        gemm_mix(dq, 3 * C, scale, datt, false, k, 3 * C, T, HS, NH);
+        gemm_mix(dk, 3 * C, scale, datt, true, q, 3 * C, T, HS, NH);
     }
 }
 
@@ -262,21 +261,20 @@ static __global__ void naive_backward_key_kernel(floatX *dqkv, const float *dot,
     }
 }
 
-static void naive_forward(Matmul *mm, floatX *out, void *saved, const floatX *qkv, size_t B, size_t T, size_t C,
-                          size_t NH) {
+static void naive_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
     AttentionShape a = attention_shape(B, T, C, NH);
     unsigned blocks = (unsigned)CEIL_DIV(B * NH * T, (size_t)NAIVE_THREADS);
-    LAUNCH(naive_forward_kernel, blocks, NAIVE_THREADS, 0, mm->stream)(out, (float *)saved, qkv, a);
+    LAUNCH(naive_forward_kernel, blocks, NAIVE_THREADS, 0, lab.stream)(out, (float *)saved, qkv, a);
 }
 
-static void naive_backward(Matmul *mm, floatX *dqkv, void *scratch, const floatX *dout, const floatX *out,
-                           const void *saved, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
+static void naive_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *out, const void *saved,
+                           const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
     AttentionShape a = attention_shape(B, T, C, NH);
     unsigned blocks = (unsigned)CEIL_DIV(B * NH * T, (size_t)NAIVE_THREADS);
     float *dot = (float *)scratch;
     const float *lse = (const float *)saved;
-    LAUNCH(naive_backward_query_kernel, blocks, NAIVE_THREADS, 0, mm->stream)(dqkv, dot, dout, out, lse, qkv, a);
-    LAUNCH(naive_backward_key_kernel, blocks, NAIVE_THREADS, 0, mm->stream)(dqkv, dot, dout, lse, qkv, a);
+    LAUNCH(naive_backward_query_kernel, blocks, NAIVE_THREADS, 0, lab.stream)(dqkv, dot, dout, out, lse, qkv, a);
+    LAUNCH(naive_backward_key_kernel, blocks, NAIVE_THREADS, 0, lab.stream)(dqkv, dot, dout, lse, qkv, a);
 }
 
 // ---------------------------------------------------------------------------------------------- 3, 4, 5: llmc's
@@ -286,30 +284,41 @@ template <int R, int CAPACITY>
 using RowsOf = AttentionRows<R == 1 ? CAPACITY : ATTENTION_MAX_HEAD_SIZE, R, R == 1 ? CAPACITY / 16 : 1>;
 
 template <int R>
-static void rows_forward(Matmul *mm, floatX *out, void *saved, const floatX *qkv, size_t B, size_t T, size_t C,
-                         size_t NH) {
+static void rows_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
     AttentionShape a = attention_shape(B, T, C, NH);
     float *lse = (float *)saved;
-    if (a.HS <= 32) attention_forward_rows<RowsOf<R, 32>>(out, lse, qkv, a, mm->stream);
-    else if (a.HS <= 64) attention_forward_rows<RowsOf<R, 64>>(out, lse, qkv, a, mm->stream);
-    else attention_forward_rows<RowsOf<R, 128>>(out, lse, qkv, a, mm->stream);
+    if (a.HS <= 32) attention_forward_rows<RowsOf<R, 32>>(out, lse, qkv, a, lab.stream);
+    else if (a.HS <= 64) attention_forward_rows<RowsOf<R, 64>>(out, lse, qkv, a, lab.stream);
+    else attention_forward_rows<RowsOf<R, 128>>(out, lse, qkv, a, lab.stream);
 }
 
 template <int R>
-static void rows_backward(Matmul *mm, floatX *dqkv, void *scratch, const floatX *dout, const floatX *out,
-                          const void *saved, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
+static void rows_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *out, const void *saved,
+                          const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
     AttentionShape a = attention_shape(B, T, C, NH);
     float *dot = (float *)scratch;
     const float *lse = (const float *)saved;
-    if (a.HS <= 32) attention_backward_rows<RowsOf<R, 32>>(dqkv, dot, dout, out, lse, qkv, a, mm->stream);
-    else if (a.HS <= 64) attention_backward_rows<RowsOf<R, 64>>(dqkv, dot, dout, out, lse, qkv, a, mm->stream);
-    else attention_backward_rows<RowsOf<R, 128>>(dqkv, dot, dout, out, lse, qkv, a, mm->stream);
+    if (a.HS <= 32) attention_backward_rows<RowsOf<R, 32>>(dqkv, dot, dout, out, lse, qkv, a, lab.stream);
+    else if (a.HS <= 64) attention_backward_rows<RowsOf<R, 64>>(dqkv, dot, dout, out, lse, qkv, a, lab.stream);
+    else attention_backward_rows<RowsOf<R, 128>>(dqkv, dot, dout, out, lse, qkv, a, lab.stream);
 }
 
+static void llmc_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
+    attention_forward(out, (float *)saved, qkv, B, T, C, NH, lab.stream);
+}
+
+static void llmc_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *out, const void *saved,
+                          const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
+    attention_backward(dqkv, (float *)scratch, dout, out, (const float *)saved, qkv, B, T, C, NH, lab.stream);
+}
+
+// Flash attention keeps lse[B,NH,T], and dot[B,NH,T] is its scratch.
+static size_t flash_bytes(size_t B, size_t T, size_t, size_t NH) { return B * NH * T * sizeof(float); }
+
 typedef size_t Bytes(size_t B, size_t T, size_t C, size_t NH);
-typedef void Forward(Matmul *, floatX *, void *, const floatX *, size_t, size_t, size_t, size_t);
-typedef void Backward(Matmul *, floatX *, void *, const floatX *, const floatX *, const void *, const floatX *, size_t,
-                      size_t, size_t, size_t);
+typedef void Forward(floatX *, void *, const floatX *, size_t, size_t, size_t, size_t);
+typedef void Backward(floatX *, void *, const floatX *, const floatX *, const void *, const floatX *, size_t, size_t,
+                      size_t, size_t);
 
 enum { TENSOR = 5, LLMC = 6 };
 typedef struct {
@@ -323,22 +332,22 @@ typedef struct {
 } Kernel;
 
 static const Kernel KERNELS[] = {
-    {1, "gemm", "batched GEMMs around a softmax, probabilities stored", 1, gemm_saved_bytes, gemm_scratch_bytes,
-     gemm_forward, gemm_backward, 1024},
-    {2, "naive", "flash: a thread a row, the others in global memory", NAIVE_THREADS, attention_saved_bytes,
-     attention_scratch_bytes, naive_forward, naive_backward, NAIVE_CHANNELS},
-    {3, "lanes", "flash: tiles in shared memory, several threads a row", 1, attention_saved_bytes,
-     attention_scratch_bytes, rows_forward<1>, rows_backward<1>, 128},
+    {1, "gemm", "GEMMs around a softmax, probabilities stored", 1, gemm_saved_bytes, gemm_scratch_bytes, gemm_forward,
+     gemm_backward, 1024},
+    {2, "naive", "flash: a thread a row, the others in global memory", NAIVE_THREADS, flash_bytes, flash_bytes,
+     naive_forward, naive_backward, NAIVE_CHANNELS},
+    {3, "lanes", "flash: tiles in shared memory, several threads a row", 1, flash_bytes, flash_bytes, rows_forward<1>,
+     rows_backward<1>, 128},
 #ifndef __CUDACC__
-    {4, "vectors", "flash: 16 rows a thread, the lanes of a CPU's vector", 1, attention_saved_bytes,
-     attention_scratch_bytes, rows_forward<ATTENTION_ROWS>, rows_backward<ATTENTION_ROWS>, 128},
+    {4, "vectors", "flash: 16 rows a thread, the lanes of a CPU's vector", 1, flash_bytes, flash_bytes,
+     rows_forward<ATTENTION_ROWS>, rows_backward<ATTENTION_ROWS>, 128},
 #endif
 #ifdef PRECISION_BF16  // not checked by itself: it is what llmc's functions do with the heads that it takes
-    {TENSOR, "tensor", "flash: tensor cores, fragments stay in registers", ATTENTION_MMA_THREADS, attention_saved_bytes,
-     attention_scratch_bytes, attention_forward, attention_backward, 128},
+    {TENSOR, "tensor", "flash: tensor cores, fragments stay in registers", ATTENTION_MMA_THREADS, flash_bytes,
+     flash_bytes, llmc_forward, llmc_backward, 128},
 #endif
-    {LLMC, "llmc", "whichever of 3, 4, 5 suits machine and head (llmc)", 1, attention_saved_bytes,
-     attention_scratch_bytes, attention_forward, attention_backward, ATTENTION_MAX_HEAD_SIZE},
+    {LLMC, "llmc", "whichever of 3, 4, 5 suits machine and head (llmc)", 1, flash_bytes, flash_bytes, llmc_forward,
+     llmc_backward, ATTENTION_MAX_HEAD_SIZE},
 };
 enum { KERNEL_COUNT = sizeof KERNELS / sizeof *KERNELS };
 
@@ -360,12 +369,12 @@ typedef struct {
 
 static void time_forward(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;
-    p->kernel->forward(lab.mm, p->out, p->saved, p->qkv, p->B, p->T, p->C, p->NH);
+    p->kernel->forward(p->out, p->saved, p->qkv, p->B, p->T, p->C, p->NH);
 }
 
 static void time_backward(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;
-    p->kernel->backward(lab.mm, p->dqkv, p->scratch, p->dout, p->out, p->saved, p->qkv, p->B, p->T, p->C, p->NH);
+    p->kernel->backward(p->dqkv, p->scratch, p->dout, p->out, p->saved, p->qkv, p->B, p->T, p->C, p->NH);
 }
 
 static LabKernel forward_row(const Kernel *k) {
@@ -445,14 +454,13 @@ typedef struct {
     float *out, *dqkv; // [B,T,C], [B,T,3C]
 } Result;
 
-static Result run(Matmul *mm, const Kernel *k, const floatX *qkv, const floatX *dout, size_t B, size_t T, size_t C,
-                  size_t NH) {
+static Result run(const Kernel *k, const floatX *qkv, const floatX *dout, size_t B, size_t T, size_t C, size_t NH) {
     size_t n = B * T * C;
     floatX *out = (floatX *)test_device(n * sizeof(floatX)), *dqkv = (floatX *)test_device(3 * n * sizeof(floatX));
     void *saved = test_device(k->saved(B, T, C, NH)), *scratch = test_device(k->scratch(B, T, C, NH));
-    k->forward(mm, out, saved, qkv, B, T, C, NH);
-    k->backward(mm, dqkv, scratch, dout, out, saved, qkv, B, T, C, NH);
-    Result r = {to_host_floatX(out, n, mm->stream), to_host_floatX(dqkv, 3 * n, mm->stream)};
+    k->forward(out, saved, qkv, B, T, C, NH);
+    k->backward(dqkv, scratch, dout, out, saved, qkv, B, T, C, NH);
+    Result r = {to_host_floatX(out, n, lab.stream), to_host_floatX(dqkv, 3 * n, lab.stream)};
     CUDA_CHECK(cudaFree(out)), CUDA_CHECK(cudaFree(dqkv)), CUDA_CHECK(cudaFree(saved)), CUDA_CHECK(cudaFree(scratch));
     return r;
 }
@@ -464,16 +472,16 @@ static bool same_results(Result *a, Result *b, size_t n) {
 }
 
 // Again in the same order of threads, and, where orders can be chosen, in random ones.
-static bool same_again(Matmul *mm, const Kernel *k, Result *first, const floatX *qkv, const floatX *dout, size_t B,
-                       size_t T, size_t C, size_t NH) {
+static bool same_again(const Kernel *k, Result *first, const floatX *qkv, const floatX *dout, size_t B, size_t T,
+                       size_t C, size_t NH) {
     size_t n = B * T * C;
-    Result again = run(mm, k, qkv, dout, B, T, C, NH);
+    Result again = run(k, qkv, dout, B, T, C, NH);
     bool same = same_results(first, &again, n);
 #ifndef __CUDACC__
     CpuOrder before = cpu_thread_order();
     for (uint64_t seed = 1; seed <= (CPU_ASAN ? 1 : 3); seed++) {  // sanitized, a switch of threads is slow
         cpu_thread_order() = {true, seed};
-        again = run(mm, k, qkv, dout, B, T, C, NH);
+        again = run(k, qkv, dout, B, T, C, NH);
         same = same_results(first, &again, n) && same;
     }
     cpu_thread_order() = before;
@@ -506,7 +514,7 @@ static void check_rows(void) {
 }
 
 // Every kernel at one shape. `repeat`: also for the same bits again.
-static void test_shape(Matmul *mm, size_t B, size_t T, size_t C, size_t NH, bool repeat) {
+static void test_shape(size_t B, size_t T, size_t C, size_t NH, bool repeat) {
     size_t n = B * T * C, HS = C / NH;
     float *qkv = test_values(3 * n, 0, 1.5, 1), *dout = test_values(n, 0, 1, 2);
     floatX *device_qkv = to_device_floatX(qkv, 3 * n), *device_dout = to_device_floatX(dout, n);
@@ -515,12 +523,12 @@ static void test_shape(Matmul *mm, size_t B, size_t T, size_t C, size_t NH, bool
     plain_backward(want_dqkv, dout, want_att, qkv, B, T, C, NH);
     for (const Kernel &k : KERNELS) {
         if (HS > k.most || k.number == TENSOR) continue;
-        Result r = run(mm, &k, device_qkv, device_dout, B, T, C, NH);
+        Result r = run(&k, device_qkv, device_dout, B, T, C, NH);
         double error = test_error(r.out, want_out, n), error_grad = test_error(r.dqkv, want_dqkv, 3 * n);
         int number = kernel_number(&k, B, T, C, NH);
         note_errors(k.number, error, error_grad);
         if (k.number == LLMC && number == TENSOR) note_errors(TENSOR, error, error_grad);
-        bool same = !repeat || same_again(mm, &k, &r, device_qkv, device_dout, B, T, C, NH);
+        bool same = !repeat || same_again(&k, &r, device_qkv, device_dout, B, T, C, NH);
         check(&lab.checks, error <= BOUND_OUT && error_grad <= BOUND_GRAD && same,
               "%d %-7s B %zu T %4zu NH %zu HS %3zu: forward %.1e (bound %.1e), backward %.1e (bound %.1e)%s%s",
               number, k.name, B, T, NH, HS, error, BOUND_OUT, error_grad, BOUND_GRAD,
@@ -538,13 +546,13 @@ static void test_shape(Matmul *mm, size_t B, size_t T, size_t C, size_t NH, bool
 }
 
 // Scores of thousands: the softmax is all but a choice, and nothing overflows.
-static void test_large_scores(Matmul *mm) {
+static void test_large_scores(void) {
     const size_t B = 1, T = 72, C = 64, NH = 2, n = B * T * C;
     float *qkv = test_values(3 * n, 0, 60, 3), *dout = test_values(n, 0, 1, 4);
     floatX *device_qkv = to_device_floatX(qkv, 3 * n), *device_dout = to_device_floatX(dout, n);
     for (const Kernel &k : KERNELS) {
         if (k.number == TENSOR) continue;
-        Result r = run(mm, &k, device_qkv, device_dout, B, T, C, NH);
+        Result r = run(&k, device_qkv, device_dout, B, T, C, NH);
         bool ok = true;
         for (size_t i = 0; i < n; i++) ok = ok && fabsf(r.out[i]) <= 60.5f;
         for (size_t i = 0; i < 3 * n; i++) ok = ok && isfinite(r.dqkv[i]);
@@ -632,22 +640,22 @@ int main(int argc, char **argv) {
         return lab_finish(&lab);
     }
     for (int i = 0; i < KERNEL_COUNT; i++) worst[i][0] = worst[i][1] = NAN;
-    test_shape(lab.mm, 2, 1, 18, 3, true);     // heads of 6, of 18, of 8: nothing divides
-    test_shape(lab.mm, 3, 7, 18, 3, true);
-    test_shape(lab.mm, 2, 24, 18, 1, true);
-    test_shape(lab.mm, 2, 65, 16, 2, true);
-    test_shape(lab.mm, 1, 65, 96, 3, true);    // 32
-    test_shape(lab.mm, 2, 129, 128, 2, true);  // 64
-    test_shape(lab.mm, 1, 1, 64, 1, false);
-    test_shape(lab.mm, 1, 63, 48, 1, false);   // sizes between those that the kernels are made for
-    test_shape(lab.mm, 1, 70, 80, 1, false);
-    test_shape(lab.mm, 1, 81, 192, 2, false);
-    test_shape(lab.mm, 1, 97, 112, 1, false);
-    test_shape(lab.mm, 1, 67, 256, 2, true);
-    test_shape(lab.mm, 1, 40, 300, 1, false);  // more than 128
-    test_shape(lab.mm, 1, 514, 64, 1, false);
+    test_shape(2, 1, 18, 3, true);     // heads of 6, of 18, of 8: nothing divides
+    test_shape(3, 7, 18, 3, true);
+    test_shape(2, 24, 18, 1, true);
+    test_shape(2, 65, 16, 2, true);
+    test_shape(1, 65, 96, 3, true);    // 32
+    test_shape(2, 129, 128, 2, true);  // 64
+    test_shape(1, 1, 64, 1, false);
+    test_shape(1, 63, 48, 1, false);   // sizes between those that the kernels are made for
+    test_shape(1, 70, 80, 1, false);
+    test_shape(1, 81, 192, 2, false);
+    test_shape(1, 97, 112, 1, false);
+    test_shape(1, 67, 256, 2, true);
+    test_shape(1, 40, 300, 1, false);  // more than 128
+    test_shape(1, 514, 64, 1, false);
     check_rows();
-    test_large_scores(lab.mm);
+    test_large_scores();
     test_softmax(lab.stream, 8);
     test_softmax(lab.stream, 264);
     return lab_finish(&lab);

@@ -26,7 +26,7 @@ typedef struct {
     bool bench, cpu;            // cpu: the stand-ins, where sizes are small
     FILE *log;                  // NULL: none
     cudaStream_t stream;
-    Matmul *mm;                 // on that stream
+    Matmul mm;                  // on that stream
     char device[256];
     double copy_gb, gemm_tflop; // the measured peaks, per second
     void *flush;                // written between two runs, so that no run finds its data in a cache
@@ -124,8 +124,8 @@ static inline void lab_run_memcpy(const void *problem, unsigned) {
 
 static inline void lab_run_gemm(const void *problem, unsigned) {
     const LabPeak *p = (const LabPeak *)problem;
-    matmul_forward(p->lab->mm, (floatX *)(void *)p->to, (const floatX *)(const void *)p->from,
-                   (const floatX *)(const void *)p->from, NULL, NULL, p->n, p->n, p->n);
+    matmul_forward(&p->lab->mm, (floatX *)(void *)p->to, (const floatX *)(const void *)p->from,
+                   (const floatX *)(const void *)p->from, NULL, p->n, p->n, p->n);
 }
 
 static inline void lab_measure_peaks(Lab *lab) {
@@ -170,8 +170,7 @@ static inline void lab_start(Lab *lab, int argc, char **argv, double (*slowest)(
     snprintf(lab->device, sizeof lab->device, "%s", prop.name);
     lab->cpu = strncmp(prop.name, "CPU", 3) == 0;
     CUDA_CHECK(cudaStreamCreate(&lab->stream));
-    lab->mm = (Matmul *)test_memory(sizeof(Matmul));
-    matmul_create(lab->mm, lab->stream);
+    matmul_create(&lab->mm, lab->stream);
     if (lab->bench) {
         lab->flush_bytes = (size_t)(lab->cpu ? 32 : 256) << 20;
         lab->flush = test_device(lab->flush_bytes);
@@ -233,12 +232,9 @@ static inline void lab_bench(Lab *lab, const LabKernel *k, const void *problem, 
     fflush(stdout);
 }
 
-// Frees everything; the exit code: of the checks, or whether the log could be written.
+// The exit code: of the checks, or whether the log could be written.
 static inline int lab_finish(Lab *lab) {
-    matmul_destroy(lab->mm);
-    free(lab->mm);
-    if (lab->flush) CUDA_CHECK(cudaFree(lab->flush));
-    CUDA_CHECK(cudaStreamDestroy(lab->stream));
+    CUDA_CHECK(cudaStreamSynchronize(lab->stream));
     if (lab->log && (ferror(lab->log) | (fclose(lab->log) != 0))) {
         fprintf(stderr, "error: the log is incomplete\n");
         return 1;

@@ -40,31 +40,24 @@ __attribute__((format(printf, 2, 3))) static inline cublasStatus_t cpu_lt_refuse
 
 static inline size_t cpu_lt_type_size(cudaDataType type) { return type == CUDA_R_16BF ? 2 : 4; }
 
-// Elements from the first to the last of the whole batch, one past it.
+// Elements from the first to the last, one past it.
 static inline uint64_t cpu_lt_extent(cublasLtMatrixLayout_t m) {
-    return (uint64_t)m->stride * (uint64_t)(m->batch - 1) + (uint64_t)m->ld * (m->cols - 1) + m->rows;
+    return (uint64_t)m->ld * (m->cols - 1) + m->rows;
 }
 
-// One layout by itself: sizes, leading dimension, type; an output's columns and matrices must not overlap.
-static inline cublasStatus_t cpu_lt_check_layout(const char *name, cublasLtMatrixLayout_t m, bool output) {
+// One layout by itself: sizes, leading dimension, type.
+static inline cublasStatus_t cpu_lt_check_layout(const char *name, cublasLtMatrixLayout_t m) {
     if (m->type != CUDA_R_32F && m->type != CUDA_R_16BF) {
         return cpu_lt_refuse(CUBLAS_STATUS_NOT_SUPPORTED, "%s has data type %d", name, (int)m->type);
     }
-    if (!m->rows || !m->cols || m->rows > INT32_MAX || m->cols > INT32_MAX || m->batch < 1 || m->stride < 0) {
-        return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE, "%s is %zu x %zu, batch %d, stride %lld", name,
-                             (size_t)m->rows, (size_t)m->cols, m->batch, (long long)m->stride);
+    if (!m->rows || !m->cols || m->rows > INT32_MAX || m->cols > INT32_MAX) {
+        return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE, "%s is %zu x %zu", name, (size_t)m->rows, (size_t)m->cols);
     }
     if (m->ld < (int64_t)m->rows || m->ld > INT32_MAX) {
         return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE, "%s has %zu rows and leading dimension %lld", name,
                              (size_t)m->rows, (long long)m->ld);
     }
-    if (!output || m->batch == 1) return CUBLAS_STATUS_SUCCESS;
-    uint64_t stride = (uint64_t)m->stride, last = stride * (uint64_t)(m->batch - 1);
-    bool apart = stride >= (uint64_t)m->ld * (m->cols - 1) + m->rows;
-    bool side_by_side = stride >= m->rows && last + m->rows <= (uint64_t)m->ld;
-    if (apart || side_by_side) return CUBLAS_STATUS_SUCCESS;
-    return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE, "the matrices of %s's batch overlap (stride %lld)",
-                         name, (long long)m->stride);
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 // Everything that does not depend on addresses.
@@ -75,12 +68,8 @@ static inline cublasStatus_t cpu_lt_check(cublasLtMatmulDesc_t desc, cublasLtMat
     cublasLtMatrixLayout_t all[4] = {a, b, c, d};
     for (int i = 0; i < 4; i++) {
         const char name[2] = {"ABCD"[i], 0};
-        cublasStatus_t status = cpu_lt_check_layout(name, all[i], i == 3);
+        cublasStatus_t status = cpu_lt_check_layout(name, all[i]);
         if (status != CUBLAS_STATUS_SUCCESS) return status;
-        if (all[i]->batch != d->batch) {
-            return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE, "%s has batch count %d, D %d", name,
-                                 all[i]->batch, d->batch);
-        }
     }
     if ((desc->trans_a | desc->trans_b) & ~1) {
         return cpu_lt_refuse(CUBLAS_STATUS_NOT_SUPPORTED, "operation other than N and T");
@@ -98,23 +87,12 @@ static inline cublasStatus_t cpu_lt_check(cublasLtMatmulDesc_t desc, cublasLtMat
                              (int)b->type, (int)c->type, (int)d->type);
     }
     uint32_t e = desc->epilogue;
-    bool aux = e & 128, bias = e & 4;
-    if (e != CUBLASLT_EPILOGUE_DEFAULT && e != CUBLASLT_EPILOGUE_BIAS && e != CUBLASLT_EPILOGUE_GELU &&
-        e != CUBLASLT_EPILOGUE_GELU_AUX && e != CUBLASLT_EPILOGUE_GELU_BIAS &&
-        e != CUBLASLT_EPILOGUE_GELU_AUX_BIAS && e != CUBLASLT_EPILOGUE_DGELU) {
+    if (e != CUBLASLT_EPILOGUE_DEFAULT && e != CUBLASLT_EPILOGUE_BIAS) {
         return cpu_lt_refuse(CUBLAS_STATUS_NOT_SUPPORTED, "epilogue %u", e);
     }
-    if ((bias && desc->bias_type != -1 && desc->bias_type != (int32_t)d->type) ||
-        (aux && desc->aux_type != -1 && desc->aux_type != (int32_t)d->type)) {
-        return cpu_lt_refuse(CUBLAS_STATUS_NOT_SUPPORTED, "bias or aux data type other than D's");
+    if (e == CUBLASLT_EPILOGUE_BIAS && desc->bias_type != -1 && desc->bias_type != (int32_t)d->type) {
+        return cpu_lt_refuse(CUBLAS_STATUS_NOT_SUPPORTED, "bias data type other than D's");
     }
-    if (aux &&
-        (desc->aux_ld < (int64_t)m || (d->batch > 1 && desc->aux_stride < desc->aux_ld * (int64_t)n))) {
-        return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE, "aux has leading dimension %lld for %zu rows",
-                             (long long)desc->aux_ld, (size_t)m);
-    }
-    // As documented of GELU's aux matrix. It is no misuse to ask, so there is no sentence.
-    if (aux && (desc->aux_ld % 8 || desc->aux_stride % 8)) return CUBLAS_STATUS_NOT_SUPPORTED;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -123,26 +101,23 @@ static inline uint64_t cpu_lt_fingerprint(cublasLtMatmulDesc_t desc,
                                           cublasLtMatrixLayout_t const layouts[4]) {
     uint64_t h = 14695981039346656037ull;
     const auto mix = [&h](uint64_t x) { h = (h ^ x) * 1099511628211ull; };
-    mix((uint64_t)desc->trans_a), mix((uint64_t)desc->trans_b), mix(desc->epilogue),
-        mix((uint64_t)desc->aux_ld);
+    mix((uint64_t)desc->trans_a), mix((uint64_t)desc->trans_b), mix(desc->epilogue);
     for (int i = 0; i < 4; i++) {
         const cublasLtMatrixLayoutOpaque_t *m = layouts[i];
-        mix(m->type), mix(m->rows), mix(m->cols), mix((uint64_t)m->ld), mix((uint64_t)m->batch);
-        mix((uint64_t)m->stride);
+        mix(m->type), mix(m->rows), mix(m->cols), mix((uint64_t)m->ld);
     }
     return h;
 }
 
-// Do the elements of two matrices, batches included, meet? Exact for matrices side by side in the same rows.
+// Do the elements of two matrices meet? Exact for matrices side by side in the same rows.
 static inline bool cpu_lt_overlap(const void *p, cublasLtMatrixLayout_t pm, const void *q,
                                   cublasLtMatrixLayout_t qm) {
     uint64_t ps = cpu_lt_type_size(pm->type), qs = cpu_lt_type_size(qm->type);
     uint64_t p0 = (uint64_t)(uintptr_t)p, q0 = (uint64_t)(uintptr_t)q;
     if (p0 + cpu_lt_extent(pm) * ps <= q0 || q0 + cpu_lt_extent(qm) * qs <= p0) return false;
     uint64_t row = (uint64_t)pm->ld * ps;
-    uint64_t pw = ((uint64_t)pm->stride * (uint64_t)(pm->batch - 1) + pm->rows) * ps;
-    uint64_t qw = ((uint64_t)qm->stride * (uint64_t)(qm->batch - 1) + qm->rows) * qs;
-    if (row != (uint64_t)qm->ld * qs || pw > row || qw > row) return true;
+    uint64_t pw = pm->rows * ps, qw = qm->rows * qs;
+    if (row != (uint64_t)qm->ld * qs) return true;
     uint64_t ahead = (q0 + row - p0 % row) % row; // from p's columns forward to q's
     return ahead < pw || row - ahead < qw;
 }
@@ -175,7 +150,7 @@ cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t des
 }
 
 static inline CpuMatrix cpu_lt_matrix(const void *p, cublasLtMatrixLayout_t m) {
-    return CpuMatrix{(char *)p, m->type == CUDA_R_16BF, (size_t)m->ld, (size_t)m->stride};
+    return CpuMatrix{(char *)p, m->type == CUDA_R_16BF, (size_t)m->ld};
 }
 
 // alpha and beta are host pointers, read now; algo NULL asks the heuristic. The work is queued on the stream.
@@ -199,30 +174,22 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMat
     for (int i = 0; i < 4; i++) {
         size_t size = cpu_lt_type_size(layouts[i]->type), align = algo ? algo->data[2 + i] : size;
         if (!cpu_is_device_range(pointers[i], cpu_lt_extent(layouts[i]) * size)) {
-            return cpu_lt_refuse(invalid, "%c (%zu x %zu, ld %lld, batch %d) leaves its device allocation",
-                                 "ABCD"[i], (size_t)layouts[i]->rows, (size_t)layouts[i]->cols,
-                                 (long long)layouts[i]->ld, layouts[i]->batch);
+            return cpu_lt_refuse(invalid, "%c (%zu x %zu, ld %lld) leaves its device allocation", "ABCD"[i],
+                                 (size_t)layouts[i]->rows, (size_t)layouts[i]->cols, (long long)layouts[i]->ld);
         }
         if ((uintptr_t)pointers[i] % (align > size ? align : size)) {
             return cpu_lt_refuse(invalid, "%c is not aligned to the %zu bytes promised to the heuristic",
                                  "ABCD"[i], align);
         }
-        bool in_place = i == 2 && pointers[2] == D && c->ld == d->ld && c->stride == d->stride;
+        bool in_place = i == 2 && pointers[2] == D && c->ld == d->ld;
         if (i < 3 && !in_place && cpu_lt_overlap(pointers[i], layouts[i], D, d)) {
             return cpu_lt_refuse(invalid, "D overlaps %c", "ABCD"[i]);
         }
     }
-    bool has_bias = desc->epilogue & 4, has_aux = desc->epilogue & 128;
-    size_t size = cpu_lt_type_size(d->type);
-    cublasLtMatrixLayoutOpaque_t aux = {d->type, d->rows, d->cols, desc->aux_ld, d->batch, desc->aux_stride};
-    if (has_bias && !cpu_is_device_range(desc->bias, d->rows * size)) {
+    bool has_bias = desc->epilogue == CUBLASLT_EPILOGUE_BIAS;
+    if (has_bias && !cpu_is_device_range(desc->bias, d->rows * cpu_lt_type_size(d->type))) {
         return cpu_lt_refuse(invalid, "the bias (%zu) leaves its device allocation", (size_t)d->rows);
     }
-    if (has_aux &&
-        (!cpu_is_device_range(desc->aux, cpu_lt_extent(&aux) * size) || (uintptr_t)desc->aux % 16)) {
-        return cpu_lt_refuse(invalid, "aux leaves its device allocation or is not aligned to 16 bytes");
-    }
-    if (has_aux && cpu_lt_overlap(desc->aux, &aux, D, d)) return cpu_lt_refuse(invalid, "D overlaps aux");
     if (algo && algo->data[0] != cpu_lt_fingerprint(desc, layouts)) {
         return cpu_lt_refuse(invalid, "the algorithm was found for another problem");
     }
@@ -237,12 +204,9 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMat
     g.x = cpu_lt_matrix(B, b), g.y = cpu_lt_matrix(A, a);
     g.c = cpu_lt_matrix(pointers[2], c), g.d = cpu_lt_matrix(D, d);
     g.trans_x = desc->trans_b, g.trans_y = desc->trans_a;
-    g.rows = d->cols, g.cols = d->rows, g.depth = desc->trans_a ? a->rows : a->cols,
-    g.batch = (size_t)d->batch;
+    g.rows = d->cols, g.cols = d->rows, g.depth = desc->trans_a ? a->rows : a->cols;
     g.alpha = alpha_value, g.beta = beta_value;
     if (has_bias) g.bias = (const char *)desc->bias;
-    if (has_aux) g.aux = cpu_lt_matrix(desc->aux, &aux);
-    g.gelu = desc->epilogue & 32, g.dgelu = desc->epilogue & 64;
     cpu_enqueue(stream, "cublasLtMatmul", [g]() {
         cpu_gemm(&g);
         return true;

@@ -31,31 +31,14 @@ typedef enum { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 } cublasOperation_t;
 typedef enum { CUBLAS_COMPUTE_32F = 68 } cublasComputeType_t;
 
 typedef enum {
-    CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT = 5,
-    CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET = 6
-} cublasLtMatrixLayoutAttribute_t;
-
-typedef enum {
     CUBLASLT_MATMUL_DESC_TRANSA = 3,
     CUBLASLT_MATMUL_DESC_TRANSB = 4,
     CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
     CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
-    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = 11,
-    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12,
-    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE = 13,
-    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE = 22,
     CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26
 } cublasLtMatmulDescAttributes_t;
 
-typedef enum {
-    CUBLASLT_EPILOGUE_DEFAULT = 1,
-    CUBLASLT_EPILOGUE_BIAS = 4,
-    CUBLASLT_EPILOGUE_GELU = 32,
-    CUBLASLT_EPILOGUE_GELU_AUX = 32 | 128,
-    CUBLASLT_EPILOGUE_GELU_BIAS = 32 | 4,
-    CUBLASLT_EPILOGUE_GELU_AUX_BIAS = 32 | 128 | 4,
-    CUBLASLT_EPILOGUE_DGELU = 64 | 128
-} cublasLtEpilogue_t;
+typedef enum { CUBLASLT_EPILOGUE_DEFAULT = 1, CUBLASLT_EPILOGUE_BIAS = 4 } cublasLtEpilogue_t;
 
 typedef enum {
     CUBLASLT_REDUCTION_SCHEME_NONE = 0,
@@ -82,17 +65,13 @@ struct cublasLtMatrixLayoutOpaque_t {
     cudaDataType type;
     uint64_t rows, cols;
     int64_t ld; // elements from one column to the next
-    int32_t batch;
-    int64_t stride; // elements from one matrix of the batch to the next
 };
 
 struct cublasLtMatmulDescOpaque_t {
     int32_t trans_a, trans_b;
     uint32_t epilogue;
     const void *bias;
-    void *aux;
-    int64_t aux_ld, aux_stride;
-    int32_t bias_type, aux_type; // -1: as D
+    int32_t bias_type; // -1: as D
 };
 
 struct cublasLtMatmulPreferenceOpaque_t {
@@ -159,7 +138,7 @@ static inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
 static inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type,
                                                         uint64_t rows, uint64_t cols, int64_t ld) {
     if (!layout) return CUBLAS_STATUS_INVALID_VALUE;
-    *layout = new cublasLtMatrixLayoutOpaque_t{type, rows, cols, ld, 1, 0};
+    *layout = new cublasLtMatrixLayoutOpaque_t{type, rows, cols, ld};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -171,8 +150,7 @@ static inline cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t 
 static inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute,
                                                       cudaDataType scale) {
     if (!desc || compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F) return CUBLAS_STATUS_INVALID_VALUE;
-    *desc = new cublasLtMatmulDescOpaque_t{
-        CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, NULL, NULL, 0, 0, -1, -1};
+    *desc = new cublasLtMatmulDescOpaque_t{CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, NULL, -1};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -200,17 +178,6 @@ static inline cublasStatus_t cpu_lt_set(T *field, const void *buf, size_t bytes)
     return CUBLAS_STATUS_SUCCESS;
 }
 
-static inline cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
-                                                              cublasLtMatrixLayoutAttribute_t attr,
-                                                              const void *buf, size_t bytes) {
-    if (!layout) return CUBLAS_STATUS_INVALID_VALUE;
-    switch (attr) {
-    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: return cpu_lt_set(&layout->batch, buf, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: return cpu_lt_set(&layout->stride, buf, bytes);
-    }
-    return CUBLAS_STATUS_INVALID_VALUE;
-}
-
 static inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
                                                             cublasLtMatmulDescAttributes_t attr,
                                                             const void *buf, size_t bytes) {
@@ -220,10 +187,6 @@ static inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t
     case CUBLASLT_MATMUL_DESC_TRANSB: return cpu_lt_set(&desc->trans_b, buf, bytes);
     case CUBLASLT_MATMUL_DESC_EPILOGUE: return cpu_lt_set(&desc->epilogue, buf, bytes);
     case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return cpu_lt_set(&desc->bias, buf, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return cpu_lt_set(&desc->aux, buf, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return cpu_lt_set(&desc->aux_ld, buf, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE: return cpu_lt_set(&desc->aux_stride, buf, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE: return cpu_lt_set(&desc->aux_type, buf, bytes);
     case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return cpu_lt_set(&desc->bias_type, buf, bytes);
     }
     return CUBLAS_STATUS_INVALID_VALUE;

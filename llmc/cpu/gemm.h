@@ -1,5 +1,5 @@
-// gemm.h (CPU): the computation behind cublasLt.h, a strided batch of row-major products
-// D[rows, cols] = alpha * op(X)[rows, depth] * op(Y)[depth, cols] + beta * C[rows, cols], then the epilogue.
+// gemm.h (CPU): the computation behind cublasLt.h, a product of row-major matrices
+// D[rows, cols] = alpha * op(X)[rows, depth] * op(Y)[depth, cols] + beta * C[rows, cols] + bias[cols].
 //
 // D is cut into tiles whose shape depends on the sizes alone; one thread computes a tile by a single-threaded
 // sgemm and finishes it while it is in its cache. So the bits do not depend on the number of threads, which
@@ -21,25 +21,21 @@
 #include <dnnl.h>
 #endif
 
-// A matrix of the batch, in elements of the problem's type: bfloat16 (as its bits) or float32.
+// A matrix, in elements of the problem's type: bfloat16 (as its bits) or float32.
 struct CpuMatrix {
     char *data;
     bool bf16;
-    size_t ld, stride;
+    size_t ld;
 
-    char *at(size_t batch, size_t row, size_t col) const {
-        return data + (batch * stride + row * ld + col) * (bf16 ? 2 : 4);
-    }
+    char *at(size_t row, size_t col) const { return data + (row * ld + col) * (bf16 ? 2 : 4); }
 };
 
 struct CpuGemm {
     CpuMatrix x, y, c, d;
     bool trans_x, trans_y;
-    size_t rows, cols, depth, batch;
+    size_t rows, cols, depth;
     float alpha, beta;
     const char *bias; // [cols], of D's type, or NULL
-    CpuMatrix aux;    // [rows, cols], data NULL without: written before gelu, read by its gradient
-    bool gelu, dgelu;
 };
 
 // ---- elements ----
@@ -82,39 +78,6 @@ static inline void cpu_store(char *out, const float *in, bool bf16, size_t n) {
     }
 }
 
-// e^x, clamped to e^-87 .. e^88, to about 1 ulp. libm's expf is not vectorised; this is.
-static inline float cpu_exp(float x) {
-    const float shift = 12582912.0f; // 1.5 * 2^23: adding it rounds to an integer in the low bits
-    x = x < -87.0f ? -87.0f : x;
-    x = x > 88.0f ? 88.0f : x;
-    float rounded = x * 1.44269504f + shift;
-    float n = rounded - shift;
-    float f = x - n * 0.693359375f; // ln 2 in two parts, the first exact in a few bits
-    f = f + n * 2.12194440e-4f;
-    float p = 1.0f / 5040;
-    p = p * f + 1.0f / 720;
-    p = p * f + 1.0f / 120;
-    p = p * f + 1.0f / 24;
-    p = p * f + 1.0f / 6;
-    p = p * f + 0.5f;
-    p = p * f + 1.0f;
-    p = p * f + 1.0f;
-    return p * cpu_bits_float((cpu_float_bits(rounded) - cpu_float_bits(shift) + 127) << 23);
-}
-
-// GELU in its tanh form is x * sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3).
-static inline float cpu_gelu(float x) {
-    float u2 = 1.59576912f * (x + 0.044715f * x * x * x);
-    return x / (1.0f + cpu_exp(-u2));
-}
-
-static inline float cpu_gelu_gradient(float x) {
-    float u2 = 1.59576912f * (x + 0.044715f * x * x * x);
-    float e = cpu_exp(-u2);
-    float s = 1.0f / (1.0f + e);
-    return s + x * (e * s * s) * (1.59576912f * (1.0f + 0.134145f * x * x));
-}
-
 // ---- a tile ----
 
 // One thread's c[m,n] = alpha op(a) op(b) + beta c, row-major.
@@ -148,34 +111,15 @@ static inline void cpu_transpose(float *out, const float *in, size_t rows, size_
 }
 
 // A block of a stored matrix as dense floats in `out` (rows * cols).
-static inline void cpu_load_block(float *out, const CpuMatrix *m, size_t batch, size_t row, size_t col,
-                                  size_t rows, size_t cols) {
-    for (size_t r = 0; r < rows; r++) cpu_load(out + r * cols, m->at(batch, row + r, col), m->bf16, cols);
-}
-
-// Finishes one row of a tile: bias, GELU or its gradient, the conversion to D's type.
-static inline void cpu_epilogue_row(const CpuGemm *g, float *acc, const float *bias, float *work,
-                                    size_t batch, size_t row, size_t col, size_t n) {
-    if (bias) {
-        for (size_t j = 0; j < n; j++) acc[j] += bias[j];
-    }
-    if (g->gelu) {
-        if (g->aux.data) cpu_store(g->aux.at(batch, row, col), acc, g->aux.bf16, n);
-        for (size_t j = 0; j < n; j++) acc[j] = cpu_gelu(acc[j]);
-    }
-    if (g->dgelu) {
-        cpu_load(work, g->aux.at(batch, row, col), g->aux.bf16, n);
-        for (size_t j = 0; j < n; j++) acc[j] *= cpu_gelu_gradient(work[j]);
-    }
-    cpu_store(g->d.at(batch, row, col), acc, g->d.bf16, n);
+static inline void cpu_load_block(float *out, const CpuMatrix *m, size_t row, size_t col, size_t rows, size_t cols) {
+    for (size_t r = 0; r < rows; r++) cpu_load(out + r * cols, m->at(row + r, col), m->bf16, cols);
 }
 
 static const size_t CPU_GEMM_ROWS = 256, CPU_GEMM_COLS = 384; // largest tile
 static const size_t CPU_GEMM_DEPTH = 768;                     // of a copied block
 static const size_t CPU_GEMM_PACK = 16384;                    // floats of Y worth a dense copy (64 KiB)
 
-static inline void cpu_gemm_tile(const CpuGemm *g, size_t batch, size_t r0, size_t rows, size_t c0,
-                                 size_t cols) {
+static inline void cpu_gemm_tile(const CpuGemm *g, size_t r0, size_t rows, size_t c0, size_t cols) {
     bool widen = g->x.bf16;
     // Columns a multiple of 4 KiB apart fight for the same cache lines: a dense copy is worth it.
     bool dense_x = widen || (g->trans_x && g->x.ld % 1024 == 0);
@@ -186,36 +130,36 @@ static inline void cpu_gemm_tile(const CpuGemm *g, size_t batch, size_t r0, size
     static thread_local std::vector<float> scratch;
     size_t x_size = dense_x ? rows * depth : 0, y_size = widen || pack ? depth * cols : 0;
     size_t acc_size = g->d.bf16 ? rows * cols : 0;
-    size_t total = x_size + 2 * y_size + acc_size + 2 * cols;
+    size_t total = x_size + 2 * y_size + acc_size + cols;
     if (scratch.size() < total + 16) scratch.resize(total + 16);
     float *aligned = (float *)(((uintptr_t)scratch.data() + 63) / 64 * 64);
     float *x_dense = aligned, *y_dense = x_dense + x_size, *y_stored = y_dense + y_size;
-    float *work = y_stored + y_size, *bias = work + cols;
-    float *acc = g->d.bf16 ? bias + cols : (float *)g->d.at(batch, r0, c0);
+    float *bias = y_stored + y_size;
+    float *acc = g->d.bf16 ? bias + cols : (float *)g->d.at(r0, c0);
     size_t ldacc = g->d.bf16 ? cols : g->d.ld;
 
-    if (g->beta != 0.0f && g->c.at(batch, r0, c0) != (char *)acc) {
+    if (g->beta != 0.0f && g->c.at(r0, c0) != (char *)acc) {
         for (size_t r = 0; r < rows; r++) {
-            cpu_load(acc + r * ldacc, g->c.at(batch, r0 + r, c0), g->c.bf16, cols);
+            cpu_load(acc + r * ldacc, g->c.at(r0 + r, c0), g->c.bf16, cols);
         }
     }
     for (size_t k0 = 0; k0 < g->depth; k0 += depth) {
         size_t k = std::min(depth, g->depth - k0);
         size_t x_row = g->trans_x ? k0 : r0, x_col = g->trans_x ? r0 : k0;
         size_t y_row = g->trans_y ? c0 : k0, y_col = g->trans_y ? k0 : c0;
-        const float *x = (const float *)g->x.at(batch, x_row, x_col),
-                    *y = (const float *)g->y.at(batch, y_row, y_col);
+        const float *x = (const float *)g->x.at(x_row, x_col),
+                    *y = (const float *)g->y.at(y_row, y_col);
         size_t ldx = g->x.ld, ldy = g->y.ld;
         bool trans_y = g->trans_y;
         if (dense_x) {
             ldx = g->trans_x ? rows : k;
-            cpu_load_block(x_dense, &g->x, batch, x_row, x_col, g->trans_x ? k : rows, ldx);
+            cpu_load_block(x_dense, &g->x, x_row, x_col, g->trans_x ? k : rows, ldx);
             x = x_dense;
         }
         if (widen || pack) {
             float *block = pack && trans_y ? y_stored : y_dense;
             ldy = trans_y ? k : cols;
-            cpu_load_block(block, &g->y, batch, y_row, y_col, trans_y ? cols : k, ldy);
+            cpu_load_block(block, &g->y, y_row, y_col, trans_y ? cols : k, ldy);
             if (pack && trans_y) {
                 cpu_transpose(y_dense, y_stored, cols, k);
                 trans_y = false;
@@ -226,10 +170,12 @@ static inline void cpu_gemm_tile(const CpuGemm *g, size_t batch, size_t r0, size
         cpu_sgemm(g->trans_x, trans_y, rows, cols, k, g->alpha, x, ldx, y, ldy, k0 ? 1.0f : g->beta, acc,
                   ldacc);
     }
-    if (!g->bias && !g->gelu && !g->dgelu && !g->d.bf16) return;
+    if (!g->bias && !g->d.bf16) return;
     if (g->bias) cpu_load(bias, g->bias + c0 * (g->d.bf16 ? 2 : 4), g->d.bf16, cols);
     for (size_t r = 0; r < rows; r++) {
-        cpu_epilogue_row(g, acc + r * ldacc, g->bias ? bias : NULL, work, batch, r0 + r, c0, cols);
+        float *row = acc + r * ldacc;
+        for (size_t j = 0; g->bias && j < cols; j++) row[j] += bias[j];
+        cpu_store(g->d.at(r0 + r, c0), row, g->d.bf16, cols);
     }
 }
 
@@ -250,7 +196,7 @@ static inline void cpu_gemm(const CpuGemm *g) {
         row_tiles = (g->rows + tile_rows - 1) / tile_rows;
         tiles = row_tiles * ((g->cols + tile_cols - 1) / tile_cols);
         // Enough tiles for a few threads, as long as a tile is worth its overhead (a few microseconds).
-        if (g->batch * tiles >= 4 || tile_rows * tile_cols * g->depth < 1 << 19) break;
+        if (tiles >= 4 || tile_rows * tile_cols * g->depth < 1 << 19) break;
         if (tile_cols > tile_rows && tile_cols > 48)
             max_cols = tile_cols / 2;
         else if (tile_rows > 16)
@@ -260,10 +206,9 @@ static inline void cpu_gemm(const CpuGemm *g) {
     }
     // Always inside a parallel region, where sgemm uses one thread.
 #pragma omp parallel for schedule(dynamic)
-    for (size_t i = 0; i < g->batch * tiles; i++) {
-        size_t tile = i % tiles, r0 = tile % row_tiles * tile_rows, c0 = tile / row_tiles * tile_cols;
-        cpu_gemm_tile(g, i / tiles, r0, std::min(tile_rows, g->rows - r0), c0,
-                      std::min(tile_cols, g->cols - c0));
+    for (size_t i = 0; i < tiles; i++) {
+        size_t r0 = i % row_tiles * tile_rows, c0 = i / row_tiles * tile_cols;
+        cpu_gemm_tile(g, r0, std::min(tile_rows, g->rows - r0), c0, std::min(tile_cols, g->cols - c0));
     }
 }
 

@@ -3,7 +3,7 @@
 //   m = beta1 m + (1 - beta1) g        v = beta2 v + (1 - beta2) g^2
 //   p = p - lr (m / c1 / (sqrt(v / c2) + eps) + weight_decay p)        c1 = 1 - beta1^t, c2 = 1 - beta2^t
 //
-// defines: AdamW, adamw_update, params_from_master
+// defines: AdamW, adamw_update
 #ifndef LLMC_ADAMW_CUH
 #define LLMC_ADAMW_CUH
 
@@ -52,19 +52,6 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
     }
 }
 
-template <int W>
-__global__ void __launch_bounds__(ELEMENT_THREADS)
-    params_from_master_kernel(floatX *params, const float *master, size_t n) {
-    Share s = element_share<W>(n);
-    for (size_t i = s.begin; i < s.end; i += s.step) {
-        float p[W];
-        load_floats<W>(p, master + i * W);
-        store_floats<W>(params + i * W, p);
-    }
-    size_t last = element_tail<W>(n);
-    if (last < n) params[last] = from_float<floatX>(master[last]);
-}
-
 // One step of n weights with gradients grads[n] and moments m[n], v[n]. master[n] are the fp32 weights,
 // params their rounded copy; master is NULL where floatX is float. Pointers that are not aligned to 16 bytes
 // take a slower path.
@@ -88,18 +75,6 @@ static inline void adamw_update(floatX *params, float *master, const float *grad
     } else {
         LAUNCH(adamw_kernel<1>, element_blocks(n), ELEMENT_THREADS, 0, stream)
         (narrow, weights, grads, m, v, n, f);
-    }
-}
-
-// params[n] = master[n], rounded to floatX.
-static inline void params_from_master(floatX *params, const float *master, size_t n, cudaStream_t stream) {
-    if (n == 0) return;
-    if (aligned16(params) && aligned16(master)) {
-        LAUNCH(params_from_master_kernel<x128::size>, element_blocks(n), ELEMENT_THREADS, 0, stream)
-        (params, master, n);
-    } else {
-        LAUNCH(params_from_master_kernel<1>, element_blocks(n), ELEMENT_THREADS, 0, stream)
-        (params, master, n);
     }
 }
 

@@ -2,12 +2,12 @@
 // it.
 //
 // defines: layernorm_forward, layernorm_residual_forward, residual_forward, layernorm_backward,
-//          layernorm_backward_scratch
+//          layernorm_backward_scratch, reduce_scratch_floats
 #ifndef LLMC_LAYERNORM_CUH
 #define LLMC_LAYERNORM_CUH
 
+#include "llmc/kernels/bias.cuh"
 #include "llmc/kernels/elementwise.cuh"
-#include "llmc/kernels/matmul.cuh"
 
 enum {
     LAYERNORM_WARPS = 8,            // most warps of a block: each has a row
@@ -220,11 +220,11 @@ static inline size_t layernorm_backward_scratch(size_t N, size_t C) {
     return layernorm_backward_blocks(N) * 2 * C;
 }
 
-// Floats of scratch that layernorm_backward(N, C) and bias_backward of the outputs of a layer's matrices want: widths C,
-// 3A (A <= C) and F.
+// Floats of scratch for every sum over rows that a layer's backward pass takes: of N rows, the layernorms' and the
+// biases' of C columns, and the biases' of up to F.
 static inline size_t reduce_scratch_floats(size_t N, size_t C, size_t F) {
-    size_t widest = F > 3 * C ? F : 3 * C, bias = bias_backward_scratch(N, widest), norm = layernorm_backward_scratch(N, C);
-    return bias > norm ? bias : norm;
+    size_t most = layernorm_backward_scratch(N, C), bias = bias_backward_scratch(N, F > C ? F : C);
+    return bias > most ? bias : most;
 }
 
 template <int LANES>

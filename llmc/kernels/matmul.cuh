@@ -1,24 +1,22 @@
-// matmul.cuh: every matrix product of the trainers, on cuBLASLt, and the gradient of a bias.
+// matmul.cuh: every matrix product of the trainers, on cuBLASLt.
 // Matrices are row-major [rows, cols]; a weight is [IC, OC] as in Hugging Face's GPT-2, the embedding [V, C].
 //
-// defines: Matmul, matmul_create, matmul_destroy, GemmArgs, gemm_args, gemm,
+// defines: Matmul, matmul_create, GemmArgs, gemm_args, gemm,
 //          matmul_forward, matmul_backward_input, matmul_backward_weight,
-//          head_forward, head_backward_input, head_backward_weight,
-//          bias_backward, bias_backward_scratch
+//          head_forward, head_backward_input, head_backward_weight
 #ifndef LLMC_MATMUL_CUH
 #define LLMC_MATMUL_CUH
 
 #include <cublasLt.h>
 
 #include "llmc/kernels/cuda_common.cuh"
-#include "llmc/kernels/elementwise.cuh"
-#include "llmc/kernels/gelu.cuh"
 
 static constexpr size_t MATMUL_PLANS = 256;
+enum { MATMUL_KEY = 8 };
 
 // What cuBLASLt's heuristic said about one problem; asking it anew costs more than a small product.
 typedef struct {
-    uint64_t key[12];
+    uint64_t key[MATMUL_KEY];
     bool used, supported;
     cublasLtMatmulAlgo_t algo;
 } MatmulPlan;
@@ -29,10 +27,6 @@ typedef struct Matmul {
     cudaStream_t stream;
     void *workspace;
     size_t workspace_size;
-    // GELU inside the forward GEMM sees the sum before it is rounded, and is cuBLASLt's own: recomputing it
-    // from the stored input then gives other bits. Off, it is gelu_forward's, and recomputation changes
-    // nothing.
-    bool fuse_gelu;
     MatmulPlan plans[MATMUL_PLANS];
 } Matmul;
 
@@ -49,27 +43,16 @@ static inline void matmul_create(Matmul *mm, cudaStream_t stream) {
     CUBLAS_CHECK(cublasLtCreate(&mm->handle));
 }
 
-static inline void matmul_destroy(Matmul *mm) {
-    CUDA_CHECK(cudaStreamSynchronize(mm->stream));
-    CUBLAS_CHECK(cublasLtDestroy(mm->handle));
-    CUDA_CHECK(cudaFree(mm->workspace));
-    memset(mm, 0, sizeof *mm);
-}
-
-// d[M,N] = alpha op(a)[M,K] op(b)[K,N] + (accumulate ? d : 0) for every matrix of the batch; op transposes if
-// trans_. Then, for batch 1 and d of type floatX: + bias; with gelu_aux, gelu_aux = that and d = gelu(that);
-// or, with dgelu, d = that * gelu'(gelu_aux). Leading dimensions and strides count elements.
+// d[M,N] = alpha op(a)[M,K] op(b)[K,N] + (accumulate ? d : 0) + bias; op transposes if trans_. Leading dimensions, from
+// one row as stored to the next, count elements. A bias goes with a d of type floatX that is not accumulated.
 typedef struct {
     const floatX *a, *b;
     void *d; // float if d_fp32, else floatX
     bool d_fp32, trans_a, trans_b;
     size_t M, N, K, lda, ldb, ldd;
-    size_t batch, stride_a, stride_b, stride_d;
     float alpha;
     bool accumulate;
     const floatX *bias; // [N] or NULL
-    floatX *gelu_aux;   // [M,N], leading dimension N, or NULL
-    bool dgelu;
 } GemmArgs;
 
 // The arguments of a product of dense matrices.
@@ -79,28 +62,20 @@ static inline GemmArgs gemm_args(void *d, bool d_fp32, const floatX *a, bool tra
     memset(&g, 0, sizeof g);
     g.a = a, g.b = b, g.d = d, g.d_fp32 = d_fp32, g.trans_a = trans_a, g.trans_b = trans_b;
     g.M = M, g.N = N, g.K = K, g.lda = trans_a ? M : K, g.ldb = trans_b ? K : N, g.ldd = N;
-    g.batch = 1, g.alpha = 1.0f;
+    g.alpha = 1.0f;
     return g;
 }
 
-// The largest power of two (up to 256 bytes) of which every matrix of a batch begins at a multiple.
-static inline uint32_t gemm_alignment(const void *p, size_t batch, size_t stride_bytes) {
-    uint64_t address = (uint64_t)(uintptr_t)p | (batch > 1 ? stride_bytes : 0);
+// The largest power of two (up to 256) of which the address is a multiple.
+static inline uint32_t gemm_alignment(const void *p) {
     uint32_t align = 256;
-    while (align > 1 && address % align) align /= 2;
+    while ((uintptr_t)p % align) align /= 2;
     return align;
 }
 
-static inline cublasLtMatrixLayout_t gemm_layout(cudaDataType type, size_t rows, size_t cols, size_t ld,
-                                                 size_t batch, size_t stride) {
+static inline cublasLtMatrixLayout_t gemm_layout(cudaDataType type, size_t rows, size_t cols, size_t ld) {
     cublasLtMatrixLayout_t layout;
-    int32_t count = (int32_t)batch;
-    int64_t offset = (int64_t)stride;
     CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&layout, type, rows, cols, (int64_t)ld));
-    CUBLAS_CHECK(
-        cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
-    CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
-                                                  &offset, sizeof offset));
     return layout;
 }
 
@@ -137,9 +112,9 @@ static inline bool gemm_search(Matmul *mm, cublasLtMatmulAlgo_t *algo, cublasLtM
 }
 
 // The place of a problem in the table, found or to be filled. A full table reuses the first one tried.
-static inline MatmulPlan *gemm_plan(Matmul *mm, const uint64_t key[12]) {
+static inline MatmulPlan *gemm_plan(Matmul *mm, const uint64_t key[MATMUL_KEY]) {
     uint64_t hash = 0;
-    for (int i = 0; i < 12; i++) hash = (hash ^ key[i]) * 0x9E3779B97F4A7C15u + (hash >> 29);
+    for (int i = 0; i < MATMUL_KEY; i++) hash = (hash ^ key[i]) * 0x9E3779B97F4A7C15u + (hash >> 29);
     for (size_t probe = 0; probe < MATMUL_PLANS; probe++) {
         MatmulPlan *plan = &mm->plans[(hash + probe) % MATMUL_PLANS];
         if (!plan->used || memcmp(plan->key, key, sizeof plan->key) == 0) return plan;
@@ -151,45 +126,30 @@ static inline MatmulPlan *gemm_plan(Matmul *mm, const uint64_t key[12]) {
 
 // One cuBLASLt call. false: no algorithm for this problem with this epilogue; nothing was queued.
 static inline bool gemm_launch(Matmul *mm, const GemmArgs *g, cublasLtEpilogue_t epilogue) {
-    // cuBLASLt wants rows of the aux matrix to be multiples of 8 elements.
-    if (((int)epilogue & 128) && (g->N % 8 || !aligned16(g->gelu_aux))) return false;
     // cuBLASLt's matrices are column-major: it sees ours transposed, and computes d^T[N,M] = op(b)^T op(a)^T.
     cudaDataType type = CUDA_FLOATX, type_d = g->d_fp32 ? CUDA_R_32F : CUDA_FLOATX;
     cublasLtMatrixLayout_t layouts[3] = {
-        gemm_layout(type, g->trans_b ? g->K : g->N, g->trans_b ? g->N : g->K, g->ldb, g->batch, g->stride_b),
-        gemm_layout(type, g->trans_a ? g->M : g->K, g->trans_a ? g->K : g->M, g->lda, g->batch, g->stride_a),
-        gemm_layout(type_d, g->N, g->M, g->ldd, g->batch, g->stride_d)};
+        gemm_layout(type, g->trans_b ? g->K : g->N, g->trans_b ? g->N : g->K, g->ldb),
+        gemm_layout(type, g->trans_a ? g->M : g->K, g->trans_a ? g->K : g->M, g->lda),
+        gemm_layout(type_d, g->N, g->M, g->ldd)};
     cublasLtMatmulDesc_t desc;
     int32_t op_a = g->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, op_b = g->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     uint32_t ep = (uint32_t)epilogue;
+    bool has_bias = epilogue == CUBLASLT_EPILOGUE_BIAS;
     CUBLAS_CHECK(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F)); // true float: no TF32
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof op_a));
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b));
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &ep, sizeof ep));
-    bool has_bias = ep & CUBLASLT_EPILOGUE_BIAS, has_aux = ep & 128;
     if (has_bias) {
         CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g->bias,
                                                     sizeof g->bias));
     }
-    if (has_aux) {
-        int64_t ld = (int64_t)g->N;
-        CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
-                                                    &g->gelu_aux, sizeof g->gelu_aux));
-        CUBLAS_CHECK(
-            cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &ld, sizeof ld));
-    }
-
-    size_t size = sizeof(floatX), size_d = g->d_fp32 ? sizeof(float) : size;
-    uint32_t align[3] = {gemm_alignment(g->b, g->batch, g->stride_b * size),
-                         gemm_alignment(g->a, g->batch, g->stride_a * size),
-                         gemm_alignment(g->d, g->batch, g->stride_d * size_d)};
+    uint32_t align[3] = {gemm_alignment(g->b), gemm_alignment(g->a), gemm_alignment(g->d)};
     uint64_t flags = (uint64_t)g->d_fp32 | (uint64_t)g->trans_a << 1 | (uint64_t)g->trans_b << 2 |
                      (uint64_t)g->accumulate << 3 | (uint64_t)ep << 8;
     uint64_t aligns = (uint64_t)align[0] | (uint64_t)align[1] << 10 | (uint64_t)align[2] << 20 |
-                      (uint64_t)(has_bias ? gemm_alignment(g->bias, 1, 0) : 0) << 30 |
-                      (uint64_t)(has_aux ? gemm_alignment(g->gelu_aux, 1, 0) : 0) << 40;
-    uint64_t key[12] = {g->M,     g->N,        g->K,        g->lda,      g->ldb, g->ldd,
-                        g->batch, g->stride_a, g->stride_b, g->stride_d, flags,  aligns};
+                      (uint64_t)(has_bias ? gemm_alignment(g->bias) : 0) << 30;
+    uint64_t key[MATMUL_KEY] = {g->M, g->N, g->K, g->lda, g->ldb, g->ldd, flags, aligns};
     MatmulPlan *plan = gemm_plan(mm, key);
     if (!plan->used) {
         memcpy(plan->key, key, sizeof key);
@@ -219,38 +179,18 @@ __global__ void bias_add_kernel(floatX *x, const floatX *bias, size_t rows, size
 
 static inline void gemm_fail(const GemmArgs *g, const char *why) {
     fflush(stdout);
-    fprintf(stderr, "matrix product [%zu,%zu] x [%zu,%zu], batch %zu: %s\n", g->M, g->K, g->K, g->N, g->batch,
-            why);
+    fprintf(stderr, "matrix product [%zu,%zu] x [%zu,%zu]: %s\n", g->M, g->K, g->K, g->N, why);
     exit(1);
 }
 
-// See GemmArgs. Epilogues that cuBLASLt does not offer for the problem are computed by separate kernels.
-static inline void gemm(Matmul *mm, const GemmArgs *args) {
-    GemmArgs g = *args;
-    bool epilogue = g.bias || g.gelu_aux;
-    if (epilogue &&
-        (g.batch != 1 || g.d_fp32 || g.accumulate || (g.gelu_aux && g.ldd != g.N) || (g.dgelu && g.bias))) {
-        gemm_fail(args, "this combination of epilogue, batch, type and accumulation is not offered");
-    }
-    if (g.gelu_aux && g.dgelu) {
-        if (gemm_launch(mm, &g, CUBLASLT_EPILOGUE_DGELU)) return;
-        if (!gemm_launch(mm, &g, CUBLASLT_EPILOGUE_DEFAULT)) gemm_fail(args, "cuBLASLt has no algorithm");
-        gelu_backward((floatX *)g.d, (const floatX *)g.d, g.gelu_aux, g.M * g.N, mm->stream);
-        return;
-    }
-    if (g.gelu_aux && mm->fuse_gelu &&
-        gemm_launch(mm, &g, g.bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX)) {
-        return;
-    }
-    if (g.gelu_aux) g.d = g.gelu_aux;
-    if (!gemm_launch(mm, &g, g.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT)) {
-        if (!g.bias || !gemm_launch(mm, &g, CUBLASLT_EPILOGUE_DEFAULT)) {
-            gemm_fail(args, "cuBLASLt has no algorithm");
-        }
-        dim3 grid((unsigned)CEIL_DIV(g.N, (size_t)128), (unsigned)(g.M < 256 ? g.M : 256));
-        LAUNCH(bias_add_kernel, grid, 128, 0, mm->stream)((floatX *)g.d, g.bias, g.M, g.N, g.ldd);
-    }
-    if (g.gelu_aux) gelu_forward((floatX *)args->d, g.gelu_aux, g.M * g.N, mm->stream);
+// See GemmArgs. Where cuBLASLt does not add the bias, a kernel does.
+static inline void gemm(Matmul *mm, const GemmArgs *g) {
+    if (g->bias && (g->d_fp32 || g->accumulate)) gemm_fail(g, "a bias is not offered with a float or accumulated result");
+    if (g->bias && gemm_launch(mm, g, CUBLASLT_EPILOGUE_BIAS)) return;
+    if (!gemm_launch(mm, g, CUBLASLT_EPILOGUE_DEFAULT)) gemm_fail(g, "cuBLASLt has no algorithm");
+    if (!g->bias) return;
+    dim3 grid((unsigned)CEIL_DIV(g->N, (size_t)128), (unsigned)(g->M < 256 ? g->M : 256));
+    LAUNCH(bias_add_kernel, grid, 128, 0, mm->stream)((floatX *)g->d, g->bias, g->M, g->N, g->ldd);
 }
 
 // out[N,OC] = inp[N,IC] weight[IC,OC] (+ bias[OC], unless it is NULL).
@@ -296,70 +236,6 @@ static inline void head_backward_weight(Matmul *mm, float *dwte, const floatX *i
     GemmArgs g = gemm_args(dwte, true, dlogits, true, inp, false, Vl, C, N);
     g.accumulate = accumulate;
     gemm(mm, &g);
-}
-
-// ---- the gradient of a bias: sums of columns, first over chunks of rows, then over the chunks ----
-
-static constexpr unsigned BIAS_THREADS = 128, BIAS_ROWS = 16, BIAS_MAX_CHUNKS = 256;
-static constexpr size_t BIAS_BATCH = 4; // rows that a thread reads before it adds them: reads that overlap
-
-// Rows of a chunk: they depend on N alone, and so does the order of the sum.
-static inline size_t bias_chunk_rows(size_t N) {
-    size_t chunks = CEIL_DIV(N, (size_t)BIAS_ROWS);
-    return CEIL_DIV(N, chunks < BIAS_MAX_CHUNKS ? chunks : (size_t)BIAS_MAX_CHUNKS);
-}
-
-// Floats of scratch that bias_backward needs.
-static inline size_t bias_backward_scratch(size_t N, size_t OC) {
-    return CEIL_DIV(N, bias_chunk_rows(N)) * OC;
-}
-
-// partial[blockIdx.y, OC] = sum over the chunk's rows of dout[N, OC]; each thread has W columns.
-template <int W>
-__global__ void __launch_bounds__(BIAS_THREADS)
-    bias_partial_kernel(float *partial, const floatX *dout, size_t N, size_t OC, size_t chunk_rows) {
-    size_t col = ((size_t)blockIdx.x * BIAS_THREADS + threadIdx.x) * W;
-    if (col >= OC) return;
-    size_t begin = blockIdx.y * chunk_rows, end = begin + chunk_rows < N ? begin + chunk_rows : N;
-    float sum[W], x[BIAS_BATCH][W];
-    for (int k = 0; k < W; k++) sum[k] = 0.0f;
-    size_t row = begin;
-    for (; row + BIAS_BATCH <= end; row += BIAS_BATCH) {
-        for (size_t r = 0; r < BIAS_BATCH; r++) load_floats<W>(x[r], dout + (row + r) * OC + col);
-        for (size_t r = 0; r < BIAS_BATCH; r++) {
-            for (int k = 0; k < W; k++) sum[k] += x[r][k];
-        }
-    }
-    for (; row < end; row++) {
-        load_floats<W>(x[0], dout + row * OC + col);
-        for (int k = 0; k < W; k++) sum[k] += x[0][k];
-    }
-    store_floats<W>(partial + blockIdx.y * OC + col, sum);
-}
-
-__global__ void __launch_bounds__(BIAS_THREADS)
-    bias_final_kernel(float *dbias, const float *partial, size_t chunks, size_t OC, bool accumulate) {
-    size_t col = (size_t)blockIdx.x * BIAS_THREADS + threadIdx.x;
-    if (col >= OC) return;
-    float sum = sum_strided(partial + col, chunks, OC);
-    dbias[col] = accumulate ? dbias[col] + sum : sum;
-}
-
-// dbias[OC] (float) = or += sum over N of dout[N,OC]. scratch: bias_backward_scratch(N, OC) floats.
-static inline void bias_backward(float *dbias, const floatX *dout, float *scratch, size_t N, size_t OC,
-                                 bool accumulate, cudaStream_t stream) {
-    const size_t W = x128::size;
-    size_t chunk_rows = bias_chunk_rows(N), chunks = CEIL_DIV(N, chunk_rows);
-    if (OC % W == 0 && aligned16(dout) && aligned16(scratch)) {
-        dim3 grid((unsigned)CEIL_DIV(OC, BIAS_THREADS * W), (unsigned)chunks);
-        LAUNCH(bias_partial_kernel<x128::size>, grid, BIAS_THREADS, 0, stream)
-        (scratch, dout, N, OC, chunk_rows);
-    } else {
-        dim3 grid((unsigned)CEIL_DIV(OC, (size_t)BIAS_THREADS), (unsigned)chunks);
-        LAUNCH(bias_partial_kernel<1>, grid, BIAS_THREADS, 0, stream)(scratch, dout, N, OC, chunk_rows);
-    }
-    LAUNCH(bias_final_kernel, (unsigned)CEIL_DIV(OC, (size_t)BIAS_THREADS), BIAS_THREADS, 0, stream)
-    (dbias, scratch, chunks, OC, accumulate);
 }
 
 #endif

@@ -1,0 +1,72 @@
+// bias.cuh: the gradient of a bias: the sums of the columns of a matrix, first over chunks of its rows, then over the
+// chunks, in an order that depends on the number of rows alone.
+//
+// defines: bias_backward, bias_backward_scratch
+#ifndef LLMC_BIAS_CUH
+#define LLMC_BIAS_CUH
+
+#include "llmc/kernels/elementwise.cuh"
+
+static constexpr unsigned BIAS_THREADS = 128, BIAS_ROWS = 16, BIAS_MAX_CHUNKS = 256;
+static constexpr size_t BIAS_BATCH = 4; // rows that a thread reads before it adds them: reads that overlap
+
+// Rows of a chunk: they depend on N alone, and so does the order of the sum.
+static inline size_t bias_chunk_rows(size_t N) {
+    size_t chunks = CEIL_DIV(N, (size_t)BIAS_ROWS);
+    return CEIL_DIV(N, chunks < BIAS_MAX_CHUNKS ? chunks : (size_t)BIAS_MAX_CHUNKS);
+}
+
+// Floats of scratch that bias_backward needs.
+static inline size_t bias_backward_scratch(size_t N, size_t OC) {
+    return CEIL_DIV(N, bias_chunk_rows(N)) * OC;
+}
+
+// partial[blockIdx.y, OC] = sum over the chunk's rows of dout[N, OC]; each thread has W columns.
+template <int W>
+__global__ void __launch_bounds__(BIAS_THREADS)
+    bias_partial_kernel(float *partial, const floatX *dout, size_t N, size_t OC, size_t chunk_rows) {
+    size_t col = ((size_t)blockIdx.x * BIAS_THREADS + threadIdx.x) * W;
+    if (col >= OC) return;
+    size_t begin = blockIdx.y * chunk_rows, end = begin + chunk_rows < N ? begin + chunk_rows : N;
+    float sum[W], x[BIAS_BATCH][W];
+    for (int k = 0; k < W; k++) sum[k] = 0.0f;
+    size_t row = begin;
+    for (; row + BIAS_BATCH <= end; row += BIAS_BATCH) {
+        for (size_t r = 0; r < BIAS_BATCH; r++) load_floats<W>(x[r], dout + (row + r) * OC + col);
+        for (size_t r = 0; r < BIAS_BATCH; r++) {
+            for (int k = 0; k < W; k++) sum[k] += x[r][k];
+        }
+    }
+    for (; row < end; row++) {
+        load_floats<W>(x[0], dout + row * OC + col);
+        for (int k = 0; k < W; k++) sum[k] += x[0][k];
+    }
+    store_floats<W>(partial + blockIdx.y * OC + col, sum);
+}
+
+__global__ void __launch_bounds__(BIAS_THREADS)
+    bias_final_kernel(float *dbias, const float *partial, size_t chunks, size_t OC, bool accumulate) {
+    size_t col = (size_t)blockIdx.x * BIAS_THREADS + threadIdx.x;
+    if (col >= OC) return;
+    float sum = sum_strided(partial + col, chunks, OC);
+    dbias[col] = accumulate ? dbias[col] + sum : sum;
+}
+
+// dbias[OC] (float) = or += sum over N of dout[N,OC]. scratch: bias_backward_scratch(N, OC) floats.
+static inline void bias_backward(float *dbias, const floatX *dout, float *scratch, size_t N, size_t OC,
+                                 bool accumulate, cudaStream_t stream) {
+    const size_t W = x128::size;
+    size_t chunk_rows = bias_chunk_rows(N), chunks = CEIL_DIV(N, chunk_rows);
+    if (OC % W == 0 && aligned16(dout) && aligned16(scratch)) {
+        dim3 grid((unsigned)CEIL_DIV(OC, BIAS_THREADS * W), (unsigned)chunks);
+        LAUNCH(bias_partial_kernel<x128::size>, grid, BIAS_THREADS, 0, stream)
+        (scratch, dout, N, OC, chunk_rows);
+    } else {
+        dim3 grid((unsigned)CEIL_DIV(OC, (size_t)BIAS_THREADS), (unsigned)chunks);
+        LAUNCH(bias_partial_kernel<1>, grid, BIAS_THREADS, 0, stream)(scratch, dout, N, OC, chunk_rows);
+    }
+    LAUNCH(bias_final_kernel, (unsigned)CEIL_DIV(OC, (size_t)BIAS_THREADS), BIAS_THREADS, 0, stream)
+    (dbias, scratch, chunks, OC, accumulate);
+}
+
+#endif
