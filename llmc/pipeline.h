@@ -233,14 +233,14 @@ typedef struct {
     size_t computed, sent, consumed;  // how many so far; sent also means received
 } PipelineLink;
 
-// done[micro * v + chunk] counts a stage's steps for that pair: 0, 1 after its forward, 2 after its backward.
+// What a stage has done so far: done[micro * v + chunk] steps for that pair (0, 1 after its forward, 2 after its
+// backward), and backwards[chunk] backwards of a chunk.
 static inline bool pipeline_prove_step(int stage, int m, int v, PipelineStep step, const unsigned char *done,
-                                       Error *err) {
+                                       const int *backwards, Error *err) {
     bool kind_exists = step.kind == STEP_FORWARD || step.kind == STEP_BACKWARD;
     if (!kind_exists || step.micro < 0 || step.micro >= m || step.chunk < 0 || step.chunk >= v)
-        return error_set(err,
-                         "stage %d has a step of kind %d, micro-batch %d, chunk %d, which does not exist",
-                         stage, (int)step.kind, step.micro, step.chunk);
+        return error_set(err, "stage %d has a step of kind %d, micro-batch %d, chunk %d, which does not exist", stage,
+                         (int)step.kind, step.micro, step.chunk);
     int before = done[(size_t)step.micro * v + step.chunk], kind = step.kind == STEP_FORWARD ? 0 : 1;
     if (before > kind)
         return error_set(err, "stage %d runs the %s of micro-batch %d, chunk %d twice", stage,
@@ -248,14 +248,21 @@ static inline bool pipeline_prove_step(int stage, int m, int v, PipelineStep ste
     if (before < kind)
         return error_set(err, "stage %d runs the backward of micro-batch %d, chunk %d before its forward",
                          stage, step.micro, step.chunk);
+    if (step.kind == STEP_BACKWARD && step.micro != backwards[step.chunk])
+        return error_set(err,
+                         "stage %d runs the backward of micro-batch %d, chunk %d when that of micro-batch %d is next: "
+                         "the backwards of a chunk go 0, 1, 2, ..., because the first writes the gradients, the others "
+                         "add to them in this order, and the last has them reduced",
+                         stage, step.micro, step.chunk, backwards[step.chunk]);
     return true;
 }
 
 // Runs a stage's next step if its input is there and its output has a free buffer; *ran says whether it did.
 static inline bool pipeline_prove_run(int p, int stage, int m, int v, PipelineStep step, size_t buffers,
-                                      unsigned char *done, PipelineLink *links, bool *ran, Error *err) {
+                                      unsigned char *done, int *backwards, PipelineLink *links, bool *ran,
+                                      Error *err) {
     *ran = false;
-    if (!pipeline_prove_step(stage, m, v, step, done, err)) return false;
+    if (!pipeline_prove_step(stage, m, v, step, done, backwards, err)) return false;
     PipelineRoute route;
     pipeline_neighbours(p, stage, v, step, &route);
     int side = step.kind == STEP_FORWARD ? 0 : p, up = step.kind == STEP_FORWARD ? 1 : -1;
@@ -265,31 +272,34 @@ static inline bool pipeline_prove_run(int p, int stage, int m, int v, PipelineSt
     if (in && in->consumed == in->sent) return true;
     if (out && out->computed == out->sent + buffers) return true;
     if (in && in->messages[in->consumed++] != step.micro * p * v + chunk)
-        return error_set(err,
-                         "stage %d takes micro-batch %d, chunk %d in another order than stage %d sends it",
-                         stage, step.micro, step.chunk, route.from);
+        return error_set(err, "stage %d takes micro-batch %d, chunk %d in another order than stage %d sends it", stage,
+                         step.micro, step.chunk, route.from);
     done[(size_t)step.micro * v + step.chunk]++;
+    backwards[step.chunk] += step.kind == STEP_BACKWARD;
     if (out) out->messages[out->computed++] = step.micro * p * v + chunk + up;
     *ran = true;
     return true;
 }
 
 // True when the p lists (lists[stage] has counts[stage] steps) can be executed by the rules above with so
-// many buffers at each link end: every forward and backward exactly once, inputs before their use, both ends
-// of each link in one order, and no deadlock. Otherwise one sentence says why. Takes milliseconds; a trainer
-// asks before it starts.
+// many buffers at each link end and train as one rank would: every forward and backward exactly once, inputs
+// before their use, both ends of each link in one order, no deadlock, and the backwards of each chunk in the
+// order of the micro-batches, on which trainers rely (the first writes the gradients, the others add to them
+// with the same bits whatever the schedule is, the last has them reduced). Otherwise one sentence says why. For 64
+// stages, 512 micro-batches and 8 chunks it takes about 25 ms and 3 MiB.
 static inline bool pipeline_prove(int p, int m, int v, const PipelineStep *const *lists, const size_t *counts,
                                   size_t buffers, Error *err) {
     size_t per_stage = (size_t)m * v, links_n = (size_t)pipeline_link_count(p);
     for (int s = 0; s < p; s++)
         if (counts[s] != 2 * per_stage)
-            return error_set(err, "stage %d has %zu steps, and %d micro-batches in %d chunks are %zu", s,
-                             counts[s], m, v, 2 * per_stage);
+            return error_set(err, "stage %d has %zu steps, and %d micro-batches in %d chunks are %zu", s, counts[s],
+                             m, v, 2 * per_stage);
     unsigned char *done = (unsigned char *)calloc((size_t)p * per_stage, 1);
     size_t *next = (size_t *)calloc((size_t)p, sizeof *next);
+    int *backwards = (int *)calloc((size_t)p * v, sizeof *backwards);
     PipelineLink *links = (PipelineLink *)calloc(links_n, sizeof *links);
     int *messages = (int *)malloc(links_n * per_stage * sizeof *messages);
-    bool ok = done && next && links && messages, moved = ok;
+    bool ok = done && next && backwards && links && messages, moved = ok;
     if (!ok) error_set(err, "no memory for checking a schedule of %zu steps a stage", 2 * per_stage);
     for (size_t l = 0; ok && l < links_n; l++) links[l].messages = messages + l * per_stage;
     while (ok && moved) {
@@ -297,8 +307,8 @@ static inline bool pipeline_prove(int p, int m, int v, const PipelineStep *const
         for (int s = 0; ok && s < p; s++) {
             bool ran = true;
             while (ok && ran && next[s] < counts[s]) {
-                ok = pipeline_prove_run(p, s, m, v, lists[s][next[s]], buffers, done + s * per_stage, links,
-                                        &ran, err);
+                ok = pipeline_prove_run(p, s, m, v, lists[s][next[s]], buffers, done + s * per_stage,
+                                        backwards + (size_t)s * v, links, &ran, err);
                 next[s] += ok && ran;
                 moved = moved || (ok && ran);
             }
@@ -313,12 +323,12 @@ static inline bool pipeline_prove(int p, int m, int v, const PipelineStep *const
         if (next[s] < counts[s]) {
             PipelineStep step = lists[s][next[s]];
             const char *what = step.kind == STEP_FORWARD ? "forward" : "backward";
-            ok = error_set(
-                err, "deadlock with %zu buffers: stage %d never runs the %s of micro-batch %d, chunk %d",
-                buffers, s, what, step.micro, step.chunk);
+            ok = error_set(err, "deadlock with %zu buffers: stage %d never runs the %s of micro-batch %d, chunk %d",
+                           buffers, s, what, step.micro, step.chunk);
         }
     free(done);
     free(next);
+    free(backwards);
     free(links);
     free(messages);
     return ok;
