@@ -95,18 +95,14 @@ static inline bool dataloader_open(DataLoader *dl, const char *pattern, size_t T
         if (status == GLOB_NOMATCH) return error_set(err, "no data shard matches '%s'", pattern);
         return error_set(err, "cannot list data shards '%s': %s", pattern, strerror(errno));
     }
-    dl->shards = (DataShard *)calloc(found.gl_pathc, sizeof(DataShard));
-    dl->buffer = (uint16_t *)malloc((T + 1) * sizeof(uint16_t));
-    bool ok = dl->shards && dl->buffer;
-    for (size_t i = 0; ok && i < found.gl_pathc; i++) {
-        dl->shards[i].path = strdup(found.gl_pathv[i]);
-        ok = dl->shards[i].path != NULL;
-        if (ok) dl->count++;
-    }
+    dl->count = found.gl_pathc;
+    dl->shards = (DataShard *)host_alloc(dl->count, sizeof(DataShard));
+    dl->buffer = (uint16_t *)host_alloc(T + 1, sizeof(uint16_t));
+    for (size_t i = 0; i < dl->count; i++) dl->shards[i].path = host_string(found.gl_pathv[i]);
     globfree(&found);
-    if (!ok) error_set(err, "out of host memory for the list of data shards '%s'", pattern);
     // Not glob's own order: that follows the locale, and ranks of one job may differ in it.
-    if (ok) qsort(dl->shards, dl->count, sizeof(DataShard), shard_compare);
+    qsort(dl->shards, dl->count, sizeof(DataShard), shard_compare);
+    bool ok = true;
     for (size_t i = 0; ok && i < dl->count; i++) {
         ok = shard_check(&dl->shards[i], T, err);
         dl->shards[i].first_sample = dl->samples;

@@ -136,9 +136,7 @@ static inline FolderList folder_list(const char *dir) {
         if (errno || (*end && (step || strcmp(end, ".old") != 0))) continue;
         if (list.count == room) {
             room = room ? 2 * room : 16;
-            FolderName *more = (FolderName *)realloc(list.names, room * sizeof(FolderName));
-            if (!more) break;
-            list.names = more;
+            list.names = (FolderName *)host_resize(list.names, room, sizeof(FolderName));
         }
         FolderName *x = &list.names[list.count++];
         strcpy(x->text, e->d_name);

@@ -1,12 +1,14 @@
 // memory.h: host memory, or the end of the program.
 //
-// defines: host_alloc, host_resize
+// defines: host_alloc, host_resize, host_string
 #ifndef LLMC_MEMORY_H
 #define LLMC_MEMORY_H
 
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 // Ends the program with one sentence unless there is memory: no caller could go on. Leaving MPI without MPI_Finalize
@@ -20,7 +22,9 @@ static inline void *host_check(void *memory, size_t count, size_t size) {
 
 // `count` objects of `size` bytes, all 0; not NULL even if that is no byte. free() them.
 static inline void *host_alloc(size_t count, size_t size) {
-    return host_check(count && size ? calloc(count, size) : calloc(1, 1), count, size);
+    size_t bytes;
+    bool fits = !__builtin_mul_overflow(count, size, &bytes);
+    return host_check(fits ? calloc(bytes ? bytes : 1, 1) : NULL, count, size);
 }
 
 // The same memory with room for `count` objects; what is new is not set. memory may be NULL.
@@ -28,6 +32,12 @@ static inline void *host_resize(void *memory, size_t count, size_t size) {
     size_t bytes;
     bool fits = !__builtin_mul_overflow(count, size, &bytes);
     return host_check(fits ? realloc(memory, bytes ? bytes : 1) : NULL, count, size);
+}
+
+// A copy of the text.
+static inline char *host_string(const char *text) {
+    size_t bytes = strlen(text) + 1;
+    return (char *)memcpy(host_alloc(bytes, 1), text, bytes);
 }
 
 #endif
