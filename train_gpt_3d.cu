@@ -820,7 +820,7 @@ static void sample(GPT *g) {
         CUDA_CHECK(cudaDeviceSynchronize());
         state_download(logits, g->last_logits, 0, Vp, true);
         double coin = random_uniform(g->opt.seed, RANDOM_SAMPLE, g->progress.step, 0, i);
-        tokens[count] = sample_token(logits, V, SAMPLE_TEMPERATURE, 0, coin);
+        tokens[count] = sample_token(logits, V, SAMPLE_TEMPERATURE, coin);
         tokenizer_print(&g->tokenizer, tokens[count++]);
     }
     printf("\n");
