@@ -2,13 +2,22 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include "llmc/host/memory.h"
+#include "llmc/host/folder.h"
 
 #include <sys/wait.h>
 
 #include "dev/test/check.h"
 
 static Check checks;
+static char root[] = "build/test_file.XXXXXX";  // holds all files of this test
+
+static const char *in_root(const char *name) {
+    static char paths[4][PATH_MAX];
+    static int next;
+    char *path = paths[next++ % 4];
+    snprintf(path, PATH_MAX, "%s/%s", root, name);
+    return path;
+}
 
 // Calls `act` in a process of its own; gives its exit code (-1: a signal) and the start of what it says on stderr.
 static int run(void (*act)(void), char *said, size_t size) {
@@ -49,7 +58,35 @@ static void test_memory(void) {
     free(text);
 }
 
+static void test_errors(void) {
+    Error err;
+    error_set(&err, "no flag '%s'", "--a\nerror: \033[2J\177\303\251");
+    check(&checks, strcmp(err.text, "no flag '--a?error: ?[2J?\303\251'") == 0,
+          "control characters of what is quoted become '?': %s", err.text);
+}
+
+static void make_in_sealed(void) {
+    Error err = {""};
+    if (geteuid() == 0 && setresuid(65534, 65534, 65534) != 0) _exit(3);  // nothing is sealed for root
+    if (!folder_make(in_root("sealed/out"), &err)) fprintf(stderr, "%s", err.text);
+}
+
+static void test_folders(void) {
+    char said[512];
+    bool made = chmod(root, 0755) == 0 && mkdir(in_root("sealed"), 0555) == 0;
+    int code = run(make_in_sealed, said, sizeof said);
+    check(&checks, made && code == 0 && strstr(said, "Permission denied"), "the reason why there is no folder: %s", said);
+}
+
 int main(void) {
+    if (!mkdtemp(root)) {
+        perror(root);
+        return 1;
+    }
     test_memory();
+    test_errors();
+    test_folders();
+    rmdir(in_root("sealed"));
+    rmdir(root);
     return check_summary(&checks);
 }
