@@ -58,7 +58,7 @@ ifdef FOUND
 ifdef MISSING
 $(shell rm -f $(PROBE))
 endif
-ifeq ($(and $(BLAS_LIBS),$(CJSON_LIBS)),)
+ifeq ($(and $(BLAS_LIBS),$(CJSON_LIBS),$(PCRE2_LIBS)),)
 $(error not found: $(MISSING); `make setup` installs what is missing)
 endif
 ifeq ($(MAKELEVEL),0)
@@ -84,7 +84,7 @@ OPTIMIZE := $(if $(SANITIZE)$(filter bf16,$(PRECISION)),$(QUICK),-O3)
 $(DIR)/dev/test/% $(DIR)/test_gpt: OPTIMIZE := $(QUICK)
 HOST = $(OPTIMIZE) $(NATIVE) -ffp-contract=off $(OPENMP)
 DEFINES := -DPRECISION_$(if $(filter bf16,$(PRECISION)),BF16,FP32)
-LIBS := -Xlinker --as-needed $(BLAS_LIBS) $(CJSON_LIBS) $(MPI_LIBS)
+LIBS := -Xlinker --as-needed $(BLAS_LIBS) $(CJSON_LIBS) $(PCRE2_LIBS) $(MPI_LIBS)
 DEPENDENCIES = -MMD -MP -MF $@.d -MT $@
 
 ifeq ($(DEVICE),cpu)
@@ -110,7 +110,7 @@ $(DIR)/%: %.cu Makefile $(PROBE)
 
 $(DIR)/%: %.c Makefile $(PROBE)
 	@mkdir -p $(@D)
-	$(C) $(DEPENDENCIES) -o $@ $< -Xlinker --as-needed $(CJSON_LIBS) -lm
+	$(C) $(DEPENDENCIES) -o $@ $< -Xlinker --as-needed $(CJSON_LIBS) $(PCRE2_LIBS) -lm
 
 # Tools have no device and no precision.
 build/tools/%: dev/data/%.c Makefile $(PROBE)

@@ -103,6 +103,15 @@ else
     missing+=(cJSON)
 fi
 
+if links '#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+int main() { return pcre2_config(PCRE2_CONFIG_UNICODE, 0) < 0; }' -lpcre2-8; then
+    say PCRE2_LIBS -lpcre2-8
+    found+=(PCRE2)
+else
+    missing+=(PCRE2)
+fi
+
 join() { local text; text=$(printf ', %s' "$@"); echo "${text:2}"; }
 say FOUND "$(join "${found[@]}")"
 say MISSING "$([ ${#missing[@]} -eq 0 ] || join "${missing[@]}")"

@@ -9,8 +9,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
+
+#include "llmc/host/memory.h"
 
 typedef struct {
     size_t L, C, NH;  // layers, channels, heads (head size HS = C / NH)
@@ -160,10 +161,9 @@ static inline ParamTable table_make(const GPTConfig *g, const Shard *shard) {
     memset(&table, 0, sizeof table);
     table.config = *g;
     table.shard = *shard;
-    table.layers = (size_t *)malloc((shard->n_layers + 1) * sizeof(size_t));
-    table.tensors = (Tensor *)malloc((4 + shard->n_layers * TENSORS_PER_LAYER) * sizeof(Tensor));
-    table.buckets = (size_t *)malloc((shard->n_layers + 3) * sizeof(size_t));
-    if (!table.layers || !table.tensors || !table.buckets) { fprintf(stderr, "error: out of host memory\n"); exit(1); }
+    table.layers = (size_t *)host_alloc(shard->n_layers, sizeof(size_t));
+    table.tensors = (Tensor *)host_alloc(4 + shard->n_layers * TENSORS_PER_LAYER, sizeof(Tensor));
+    table.buckets = (size_t *)host_alloc(shard->n_layers + 3, sizeof(size_t));
     for (size_t i = 0; i < shard->n_layers; i++) table.layers[i] = shard->layers[i];
     table.shard.layers = table.layers;
     size_t n = 0;
@@ -211,8 +211,7 @@ static inline size_t count_tensors(const GPTConfig *g) { return 4 + g->L * TENSO
 
 // The table of all layers, as tensor rank t_rank of t holds them.
 static inline ParamTable table_make_tensor(const GPTConfig *g, size_t t, size_t t_rank) {
-    size_t *layers = (size_t *)malloc((g->L + 1) * sizeof(size_t));
-    if (!layers) { fprintf(stderr, "error: out of host memory\n"); exit(1); }
+    size_t *layers = (size_t *)host_alloc(g->L, sizeof(size_t));
     for (size_t l = 0; l < g->L; l++) layers[l] = l;
     Shard shard = {t, t_rank, true, true, g->L, layers, 0};
     ParamTable table = table_make(g, &shard);

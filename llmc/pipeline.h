@@ -60,6 +60,7 @@
 #include <string.h>
 
 #include "llmc/host/error.h"
+#include "llmc/host/memory.h"
 
 #define PIPELINE_BUFFERS 2  // at each end of a link
 #define PIPELINE_NONE (-1)  // no neighbour: the input is tokens, or the output is the loss or nothing
@@ -199,14 +200,12 @@ static inline void pipeline_neighbours(int p, int stage, int v, PipelineStep ste
 }
 
 // Fills routes[count] for a stage's list, which must be one that pipeline_prove accepts, and returns the
-// number of activation slots in use (pipeline_max_in_flight), or 0 when memory ran out. In 1F1B, slot =
-// micro-batch % (p - stage).
+// number of activation slots in use (pipeline_max_in_flight). In 1F1B, slot = micro-batch % (p - stage).
 static inline size_t pipeline_routes(int p, int stage, int m, int v, const PipelineStep *steps, size_t count,
                                      PipelineRoute *routes) {
     size_t slots = pipeline_max_in_flight(steps, count), received[2] = {0, 0}, sent[2] = {0, 0};
-    size_t *slot_of = (size_t *)malloc((size_t)m * v * sizeof *slot_of);
-    size_t *unused = (size_t *)malloc(slots * sizeof *unused);
-    if (!slot_of || !unused) slots = count = 0;
+    size_t *slot_of = (size_t *)host_alloc((size_t)m * v, sizeof *slot_of);
+    size_t *unused = (size_t *)host_alloc(slots, sizeof *unused);
     for (size_t i = 0; i < slots; i++) unused[i] = slots - 1 - i;  // a stack whose top is slot 0
     size_t top = slots;
     for (size_t i = 0; i < count; i++) {

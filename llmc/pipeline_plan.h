@@ -6,6 +6,7 @@
 #define LLMC_PIPELINE_PLAN_H
 
 #include "llmc/grid.h"
+#include "llmc/host/memory.h"
 #include "llmc/pipeline.h"
 
 typedef struct {
@@ -20,12 +21,11 @@ typedef struct {
 } PipelinePlan;
 
 // Deals L layers to the p * v chunks, and gives `stage` its own: global chunk c * p + stage is its chunk c.
-static inline bool pipeline_plan_layers(PipelinePlan *plan, size_t L, size_t p, size_t stage, size_t v) {
+static inline void pipeline_plan_layers(PipelinePlan *plan, size_t L, size_t p, size_t stage, size_t v) {
     plan->chunks = v;
-    plan->first = (size_t *)malloc(v * sizeof(size_t));
-    plan->count = (size_t *)malloc(v * sizeof(size_t));
-    plan->layers = (size_t *)malloc((L + 1) * sizeof(size_t));
-    if (!plan->first || !plan->count || !plan->layers) return false;
+    plan->first = (size_t *)host_alloc(v, sizeof(size_t));
+    plan->count = (size_t *)host_alloc(v, sizeof(size_t));
+    plan->layers = (size_t *)host_alloc(L, sizeof(size_t));
     for (size_t c = 0; c < v; c++) {
         size_t chunk = c * p + stage, first = stage_first_layer(L, v * p, chunk);
         plan->first[c] = plan->layer_count;
@@ -33,31 +33,27 @@ static inline bool pipeline_plan_layers(PipelinePlan *plan, size_t L, size_t p, 
         if (plan->count[c] > plan->most_layers) plan->most_layers = plan->count[c];
         for (size_t i = 0; i < plan->count[c]; i++) plan->layers[plan->layer_count++] = first + i;
     }
-    return true;
 }
 
 // Makes the lists of all p stages, has them proved and keeps that of `stage`, with its slots.
 static inline bool pipeline_plan_steps(PipelinePlan *plan, Schedule schedule, int p, int stage, int m, int v, Error *err) {
     size_t longest = 2 * (size_t)m * v;
-    PipelineStep *all = (PipelineStep *)malloc(p * longest * sizeof *all);
-    const PipelineStep **lists = (const PipelineStep **)malloc(p * sizeof *lists);
-    size_t *counts = (size_t *)malloc(p * sizeof *counts);
-    PipelineRoute *routes = (PipelineRoute *)malloc(longest * sizeof *routes);
-    plan->steps = (PipelineStep *)malloc(longest * sizeof *plan->steps);
-    plan->slot = (size_t *)malloc(longest * sizeof *plan->slot);
-    bool ok = all && lists && counts && routes && plan->steps && plan->slot;
-    if (!ok) error_set(err, "out of host memory");
-    for (int s = 0; s < p && ok; s++) {
+    PipelineStep *all = (PipelineStep *)host_alloc(p * longest, sizeof *all);
+    const PipelineStep **lists = (const PipelineStep **)host_alloc(p, sizeof *lists);
+    size_t *counts = (size_t *)host_alloc(p, sizeof *counts);
+    PipelineRoute *routes = (PipelineRoute *)host_alloc(longest, sizeof *routes);
+    plan->steps = (PipelineStep *)host_alloc(longest, sizeof *plan->steps);
+    plan->slot = (size_t *)host_alloc(longest, sizeof *plan->slot);
+    for (int s = 0; s < p; s++) {
         lists[s] = all + s * longest;
         counts[s] = pipeline_schedule(schedule, p, s, m, v, all + s * longest);
     }
-    ok = ok && pipeline_prove(p, m, v, lists, counts, PIPELINE_BUFFERS, err);
+    bool ok = pipeline_prove(p, m, v, lists, counts, PIPELINE_BUFFERS, err);
     if (ok) {
         plan->step_count = counts[stage];
         memcpy(plan->steps, lists[stage], counts[stage] * sizeof *plan->steps);
         plan->slots = pipeline_routes(p, stage, m, v, plan->steps, plan->step_count, routes);
         for (size_t i = 0; i < plan->step_count; i++) plan->slot[i] = routes[i].slot;
-        ok = plan->slots > 0 || error_set(err, "out of host memory");
     }
     free(all);
     free(lists);
@@ -73,7 +69,7 @@ static inline bool pipeline_plan(PipelinePlan *plan, Schedule schedule, size_t L
     memset(plan, 0, sizeof *plan);
     if (m > INT_MAX) return error_set(err, "%zu micro-batches are too many: raise --micro-batch", m);
     if (!pipeline_check(schedule, (int)p, (int)m, (int)v, err)) return false;
-    if (!pipeline_plan_layers(plan, L, p, stage, v)) return error_set(err, "out of host memory");
+    pipeline_plan_layers(plan, L, p, stage, v);
     return pipeline_plan_steps(plan, schedule, (int)p, (int)stage, (int)m, (int)v, err);
 }
 

@@ -248,14 +248,7 @@ typedef struct {
     double *residual3;                  // [N,C] after the MLP: what the next layer reads
 } ReferenceLayer;
 
-static inline double *reference_allocate(size_t count) {
-    double *p = (double *)calloc(count + 1, sizeof(double));
-    if (!p) {
-        fprintf(stderr, "error: out of host memory\n");
-        exit(1);
-    }
-    return p;
-}
+static inline double *reference_allocate(size_t count) { return (double *)host_alloc(count, sizeof(double)); }
 
 static inline Reference reference_create(const GPTConfig *config) {
     Reference ref;
@@ -348,7 +341,7 @@ static inline double reference_loss_and_gradients(Reference *ref, const int *tok
     double *embedded = reference_allocate(4 * N * C + 3 * N + N * V);  // all that stands outside the layers
     double *lnf = embedded + N * C, *dembedded = lnf + N * C, *dlnf = dembedded + N * C;
     double *lnf_mean = dlnf + N * C, *lnf_rstd = lnf_mean + N, *losses = lnf_rstd + N, *probs = losses + N;
-    ReferenceLayer *layers = (ReferenceLayer *)malloc((L + 1) * sizeof(ReferenceLayer));
+    ReferenceLayer *layers = (ReferenceLayer *)host_alloc(L, sizeof(ReferenceLayer));
     for (size_t l = 0; l < L; l++) layers[l] = reference_layer_allocate(B, T, C, NH);
 
     reference_encoder_forward(embedded, tokens, wte, wpe, B, T, C);
@@ -363,7 +356,7 @@ static inline double reference_loss_and_gradients(Reference *ref, const int *tok
     for (size_t n = 0; n < N; n++) loss += losses[n];
 
     if (scale != 0) {
-        ReferenceLayer *dlayers = (ReferenceLayer *)malloc((L + 1) * sizeof(ReferenceLayer));
+        ReferenceLayer *dlayers = (ReferenceLayer *)host_alloc(L, sizeof(ReferenceLayer));
         for (size_t l = 0; l < L; l++) dlayers[l] = reference_layer_allocate(B, T, C, NH);
         reference_classifier_backward(dlnf, ref->grads + at_wte, probs, lnf, wte, targets, scale, N, C, V);
         reference_layernorm_backward(L ? dlayers[L - 1].residual3 : dembedded, ref->grads + at_lnfw,

@@ -55,7 +55,8 @@ static bool read_run(const char *argument, Run *run, Error *err) {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     if (equals) snprintf(run->label, sizeof run->label, "%.*s", (int)(equals - argument), argument);
     else snprintf(run->label, sizeof run->label, "%.*s", (int)strcspn(name, "."), name);
-    char *text = read_text(path, err);
+    size_t bytes;
+    char *text = file_read(path, SIZE_MAX, &bytes, err);
     if (!text) return false;
     bool room = true;
     for (char *line = text, *end; line && *line && room; line = end) {

@@ -1,4 +1,4 @@
-// svg.h: the few things that the plots share: text files, SVG shapes, colours, round axis steps.
+// svg.h: the few things that the plots share: SVG shapes, colours, round axis steps.
 #ifndef LLMC_SVG_H
 #define LLMC_SVG_H
 
@@ -10,41 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/host/error.h"
+#include "llmc/host/file.h"
 
 #define SVG_INK "#1f2933"
 #define SVG_MUTED "#66727f"
 #define SVG_GRID "#e3e8ee"
-
-// The whole file as a string (release with free), or NULL with a sentence.
-static inline char *read_text(const char *path, Error *err) {
-    FILE *file = fopen(path, "rb");
-    if (!file) {
-        error_set(err, "cannot read %s: %s", path, strerror(errno));
-        return NULL;
-    }
-    size_t size = 0, room = 1 << 16;
-    char *text = (char *)malloc(room);
-    while (text) {
-        size_t got = fread(text + size, 1, room - size - 1, file);
-        size += got;
-        if (got == 0) break;
-        if (room - size < room / 2) {
-            char *larger = (char *)realloc(text, room *= 2);
-            if (!larger) free(text);
-            text = larger;
-        }
-    }
-    bool failed = ferror(file) != 0;
-    fclose(file);
-    if (!text || failed) {
-        error_set(err, text ? "cannot read %s: %s" : "no memory for %s: %s", path, strerror(errno));
-        free(text);
-        return NULL;
-    }
-    text[size] = 0;
-    return text;
-}
 
 // True when the whole text is an integer from lowest to highest.
 static inline bool plot_integer(const char *text, long lowest, long highest, long *value) {

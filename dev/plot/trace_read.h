@@ -22,7 +22,8 @@ static inline long trace_index(const cJSON *object, const char *name, double lim
 // Appends every complete event that has a kind, a rank and times; other events are passed over. False with a
 // sentence if the file is not such a trace or holds none of them. Release with trace_free in either case.
 static inline bool trace_read(const char *path, TraceList *list, Error *err) {
-    char *text = read_text(path, err);
+    size_t bytes;
+    char *text = file_read(path, SIZE_MAX, &bytes, err);
     if (!text) return false;
     cJSON *root = cJSON_Parse(text);
     free(text);

@@ -26,6 +26,8 @@
 
 #include <cjson/cJSON.h>
 
+#include "llmc/host/file.h"
+
 // ---- files ----------------------------------------------------------------------------------------------
 
 static inline void die(const char *what, const char *name) {
@@ -41,22 +43,9 @@ static inline void *allocate(size_t bytes) {
 
 // The whole file with a 0 behind it, or NULL.
 static inline char *read_file(const char *path, size_t *bytes) {
-    FILE *file = fopen(path, "rb");
-    if (!file) return NULL;
-    size_t used = 0, room = 1 << 16, got;
-    char *text = allocate(room);
-    while ((got = fread(text + used, 1, room - used, file)) > 0) {
-        used += got;
-        if (used == room) {
-            text = realloc(text, 2 * room + 1);
-            if (!text) die("cannot read", path);
-            room *= 2;
-        }
-    }
-    fclose(file);
-    text[used] = 0;
-    if (bytes) *bytes = used;
-    return text;
+    size_t ignored;
+    Error err;
+    return file_read(path, SIZE_MAX, bytes ? bytes : &ignored, &err);
 }
 
 static inline void write_file(const char *path, const void *data, size_t bytes) {

@@ -38,6 +38,9 @@ static void test_samples(Check *c) {
           truncate("a_2.bin", 1024 + 20) == 0 &&
               !dataloader_read(&dl, 6, false, 0, 60000, inputs, targets, &err),
           "refused: a shard that shrinks under the run -> %s", err.text);
+    check(c, unlink("a_0.bin") == 0 && mkfifo("a_0.bin", 0666) == 0 &&
+                 !dataloader_read(&dl, 0, false, 0, 60000, inputs, targets, &err),
+          "refused: one that becomes a FIFO -> %s", err.text);
     dataloader_close(&dl);
 }
 
@@ -128,11 +131,15 @@ static void test_refusals(Check *c) {
     check(c, !dataloader_open(&dl, "bad_*.bin", 10, &err), "refused: no whole header -> %s", err.text);
     check(c, !dataloader_open(&dl, "nothing_*.bin", 10, &err), "refused: missing -> %s", err.text);
     check(c, !dataloader_open(&dl, ".", 10, &err), "refused: a folder -> %s", err.text);
+    bool made = unlink("bad_1.bin") == 0 && mkfifo("bad_1.bin", 0666) == 0;
+    check(c, made && !dataloader_open(&dl, "bad_*.bin", 10, &err) && strstr(err.text, "bad_1.bin: not a regular file"),
+          "refused: a FIFO, at once -> %s", err.text);
 }
 
 int main(void) {
     static Check c;
     static char folder[] = "build/test_dataloader.XXXXXX";
+    alarm(60);  // ends the program if a shard that is a FIFO makes it wait
     if (!mkdtemp(folder) || chdir(folder)) die("cannot make", folder);
     test_samples(&c);
     test_permutation(&c);

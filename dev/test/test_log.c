@@ -4,6 +4,7 @@
 #include <cjson/cJSON.h>
 
 #include "dev/test/check.h"
+#include "llmc/host/file.h"
 #include "llmc/host/log.h"
 #include "llmc/host/lr.h"
 #include "llmc/host/trace.h"
@@ -12,11 +13,12 @@ static char folder[] = "build/test_log.XXXXXX";  // of the files below
 static char log_path[64], trace_path[64];
 
 static char *read_text(const char *path) {
-    FILE *file = fopen(path, "rb");
-    char *text = (char *)calloc(1 << 16, 1);
-    if (!file || !text || fread(text, 1, (1 << 16) - 1, file) == 0) fprintf(stderr, "%s is empty\n", path);
-    if (file) fclose(file);
-    return text;
+    size_t bytes;
+    Error err;
+    char *text = file_read(path, SIZE_MAX, &bytes, &err);
+    if (text) return text;
+    fprintf(stderr, "%s\n", err.text);
+    exit(1);
 }
 
 static double number(const cJSON *object, const char *key) {
@@ -162,11 +164,8 @@ static void test_trace(Check *c) {
     }
     bool written = trace_write(trace_path, list.events, list.count, streams, 2, &err);
     check(c, written, "trace written %s", err.text);
-    FILE *file = fopen(trace_path, "rb");
-    char *text = (char *)calloc(1 << 21, 1);
-    size_t size = file && text ? fread(text, 1, (1 << 21) - 1, file) : 0;
-    cJSON *root = cJSON_ParseWithLength(text, size), *events = cJSON_GetObjectItem(root, "traceEvents"),
-          *event;
+    char *text = read_text(trace_path);
+    cJSON *root = cJSON_Parse(text), *events = cJSON_GetObjectItem(root, "traceEvents"), *event;
     int complete = 0, names = 0;
     bool good = true;
     cJSON_ArrayForEach(event, events) {
@@ -187,7 +186,6 @@ static void test_trace(Check *c) {
     check(c, names == 3 * 2 * 3, "and with names and places of 3 ranks of 2 streams");
     cJSON_Delete(root);
     free(text);
-    if (file) fclose(file);
     check(c, trace_write(trace_path, NULL, 0, streams, 2, &err), "an empty trace");
     text = read_text(trace_path);
     root = cJSON_Parse(text);

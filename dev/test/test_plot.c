@@ -64,7 +64,8 @@ static size_t occurrences(const char *text, const char *part) {
 // A picture's text, or an empty one; also looks whether every element is closed.
 static char *read_picture(const char *path) {
     Error err;
-    char *text = read_text(path, &err);
+    size_t bytes;
+    char *text = file_read(path, SIZE_MAX, &bytes, &err);
     if (!text) return calloc(1, 1);
     bool whole = strncmp(text, "<svg ", 5) == 0 && occurrences(text, "</svg>") == 1 &&
                  occurrences(text, "<") == occurrences(text, ">") && !strstr(text, "nan") &&

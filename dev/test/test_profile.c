@@ -248,7 +248,8 @@ static char *read_or_empty(const char *dir, const char *name) {
     char path[1024];
     Error err;
     snprintf(path, sizeof path, "%s/%s", dir, name);
-    char *text = read_text(path, &err);
+    size_t bytes;
+    char *text = file_read(path, SIZE_MAX, &bytes, &err);
     return text ? text : calloc(1, 1);
 }
 

@@ -9,6 +9,8 @@
 #endif
 #include "llmc/host/tokenizer.h"
 
+#include <time.h>
+
 #include "dev/test/check.h"
 #include "llmc/host/sampler.h"
 
@@ -35,9 +37,8 @@ enum { MERGE_COUNT = sizeof MERGES / sizeof MERGES[0] };
 static size_t print_bytes(char *out, const char *bytes, size_t count) {
     size_t n = 0;
     for (size_t i = 0; i < count; i++) {
-        unsigned c = byte_to_character((unsigned char)bytes[i]);
-        if (c == '"' || c == '\\') out[n++] = '\\';
-        n += utf8_encode(c, out + n);
+        if (bytes[i] == '"' || bytes[i] == '\\') out[n++] = '\\';
+        n += byte_to_utf8((unsigned char)bytes[i], out + n);
     }
     out[n] = '\0';
     return n;
@@ -168,6 +169,20 @@ static const EncodeCase ENCODED[] = {
     {"", 0, {0}},
 };
 
+static void check_encoded(const Tokenizer *tk, const char *what, const EncodeCase *cases, size_t count) {
+    bool ok = true;
+    for (size_t i = 0; i < count; i++) {
+        const EncodeCase *c = &cases[i];
+        int tokens[256];
+        size_t n = tokenizer_encode(tk, c->text, strlen(c->text), tokens);
+        bool same = n == (size_t)c->count && memcmp(tokens, c->tokens, n * sizeof(int)) == 0;
+        same &= decodes_to(tk, tokens, n, c->text, strlen(c->text));
+        if (!same) printf("     case %zu: '%s'\n", i, c->text);
+        ok &= same;
+    }
+    check(&checks, ok, "%s: %zu texts become the tokens of the reference", what, count);
+}
+
 static void test_bpe(void) {
     static const char pieces[] = "ahelo wrd's12 \n\xc3\xa9\xe6\x97\xa5\xf0<|end";
     Error err;
@@ -180,19 +195,8 @@ static void test_bpe(void) {
                    tokenizer_open(&tk, path, &err) && tk.V == 258 + MERGE_COUNT && tk.end_of_text == 256,
                    "tokenizer.json with merges as %s", pairs ? "pairs" : "text"))
             return;
-        bool ok = true;
-        for (size_t i = 0; i < sizeof ENCODED / sizeof ENCODED[0]; i++) {
-            const EncodeCase *c = &ENCODED[i];
-            int tokens[256];
-            size_t n = tokenizer_encode(&tk, c->text, strlen(c->text), tokens);
-            bool same = n == (size_t)c->count && memcmp(tokens, c->tokens, n * sizeof(int)) == 0;
-            same &= decodes_to(&tk, tokens, n, c->text, strlen(c->text));
-            if (!same) printf("     case %zu: '%s'\n", i, c->text);
-            ok &= same;
-        }
-        check(&checks, ok, "BPE: %zu texts become the tokens of the reference",
-              sizeof ENCODED / sizeof ENCODED[0]);
-        ok = true;  // any bytes, valid UTF-8 or not, survive
+        check_encoded(&tk, "BPE", ENCODED, sizeof ENCODED / sizeof ENCODED[0]);
+        bool ok = true;  // any bytes, valid UTF-8 or not, survive
         uint32_t random = 1;
         for (int round = 0; round < 2000; round++) {
             char text[64];
@@ -242,6 +246,9 @@ static void test_damage(void) {
         {"merge of three", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[[\"a\",\"a\",\"a\"]]}}",
          "no pair"},
         {"merge of numbers", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[[1,2]]}}", "no pair"},
+        {"merge twice", START "\"model\":{\"vocab\":{\"a\":1,\"aa\":2},\"merges\":[\"a a\",[\"a\",\"a\"]]}}",
+         "tokens 1 and 1 twice"},
+        {"merges are ignored", START "\"model\":{\"ignore_merges\":true}}", "ignore_merges"},
         {"added without id",
          START "\"added_tokens\":[{\"content\":\"x\"}],\"model\":{\"vocab\":{\"a\":1},\"merges\":[]}}", "id"},
         {"added is a number", START "\"added_tokens\":[1],\"model\":{\"vocab\":{\"a\":1},\"merges\":[]}}",
@@ -283,35 +290,143 @@ static void test_damage(void) {
     check(&checks, !tokenizer_open(&tk, path, &err) && says(&err, "No such file"), "tokenizer.json: missing");
 }
 
-static void test_unicode(void) {
+static void test_characters(void) {
     bool ok = true;
-    for (unsigned c = 0; c < 0x110000; c++) {
-        char text[4];
-        size_t used, n = utf8_encode(c, text);
-        bool surrogate = c >= 0xd800 && c < 0xe000;
-        unsigned back = utf8_decode(text, n, &used);
-        ok &= surrogate ? back == 0xfffd && used == 1 : back == c && used == n;
-        if (n > 1) ok &= utf8_decode(text, n - 1, &used) == 0xfffd && used == 1;
+    for (unsigned b = 0; b < 256; b++) {
+        char name[3], byte[3];
+        ok &= character_to_byte(byte_to_character(b)) == (int)b;
+        ok &= byte_to_utf8(b, name) == strlen(name) && name_to_bytes(name, byte) == 1 && (unsigned char)byte[0] == b;
     }
-    size_t used;
-    static const char *const wrong[] = {
-        "\x80", "\xc0\x80", "\xe0\x80\x80", "\xf0\x80\x80\x80", "\xf4\x90\x80\x80", "\xff", "\xc3("};
-    for (int i = 0; i < 7; i++) ok &= utf8_decode(wrong[i], strlen(wrong[i]), &used) == 0xfffd && used == 1;
-    check(&checks, ok, "UTF-8: every code point, and what is none");
-    ok = unicode_class('a') == CLASS_LETTER && unicode_class(0xe9) == CLASS_LETTER &&
-         unicode_class(0x4e2d) == CLASS_LETTER;
-    ok &= unicode_class('7') == CLASS_NUMBER && unicode_class(0x0663) == CLASS_NUMBER &&
-          unicode_class(0xbd) == CLASS_NUMBER;
-    ok &= unicode_class(0xa0) == CLASS_SPACE && unicode_class(0x3000) == CLASS_SPACE &&
-          unicode_class('\n') == CLASS_SPACE;
-    ok &= unicode_class('!') == CLASS_OTHER && unicode_class(0x1f600) == CLASS_OTHER &&
-          unicode_class(0x301) == CLASS_OTHER;
-    check(&checks, ok, "Unicode classes");
-    ok = true;
-    for (unsigned b = 0; b < 256; b++) ok &= character_to_byte(byte_to_character(b)) == (int)b;
     for (unsigned c = 324; c < 1000; c++) ok &= character_to_byte(c) == -1;
-    check(&checks, ok && character_to_byte(' ') == -1 && byte_to_character(' ') == 0x120,
-          "bytes as characters");
+    check(&checks, ok && character_to_byte(' ') == -1 && byte_to_character(' ') == 0x120, "bytes as characters");
+    static const char *const strange[] = {"\xe6\x97\xa5", "a b", "\xc1\x81", "\xc3", "\xc5\x84"};
+    for (int i = 0; i < 5; i++) {
+        char out[8];
+        size_t n = strlen(strange[i]);
+        ok &= name_to_bytes(strange[i], out) == n && memcmp(out, strange[i], n) == 0;
+    }
+    check(&checks, ok, "names with other characters stand for themselves");
+}
+
+// Appends text, quoted for JSON.
+static size_t print_quoted(char *out, const char *text) {
+    size_t n = 0;
+    out[n++] = '"';
+    for (; *text; text++) {
+        if (*text == '"' || *text == '\\') out[n++] = '\\';
+        out[n++] = *text;
+    }
+    out[n++] = '"';
+    return n;
+}
+
+// GPT-2's tokenizer.json from its merges, a line each, as OpenAI published them under the MIT licence. Tokens 0 to 255
+// are the bytes, in the order of their characters, then come the merges, and <|endoftext|> is the last.
+static bool write_gpt2(Error *err) {
+    size_t bytes, count = 0, n;
+    char *lines = file_read("dev/test/tokenizer/gpt2_merges.txt", 1 << 20, &bytes, err);
+    if (!lines) return false;
+    char *text = malloc(6 * bytes), name[64];
+    if (!text) exit(1);
+    n = (size_t)sprintf(text, "{\"added_tokens\":[{\"id\":50256,\"content\":\"<|endoftext|>\"}],\"pre_tokenizer\":"
+                        "{\"type\":\"ByteLevel\"},\"model\":{\"type\":\"BPE\",\"vocab\":{\"<|endoftext|>\":50256");
+    for (unsigned c = 0; c < 324; c++) {
+        if (character_to_byte(c) < 0) continue;
+        byte_to_utf8((unsigned)character_to_byte(c), name);
+        text[n++] = ',';
+        n += print_quoted(text + n, name);
+        n += (size_t)sprintf(text + n, ":%zu", count++);
+    }
+    char *copy = strdup(lines);  // strtok_r cuts a text into pieces
+    for (char *rest = copy, *line; (line = strtok_r(rest, "\n", &rest));) {
+        size_t left = strcspn(line, " ");
+        memmove(line + left, line + left + 1, strlen(line + left));
+        text[n++] = ',';
+        n += print_quoted(text + n, line);
+        n += (size_t)sprintf(text + n, ":%zu", count++);
+    }
+    n += (size_t)sprintf(text + n, "},\"merges\":[");
+    for (char *rest = lines, *line; (line = strtok_r(rest, "\n", &rest));) {
+        if (line != lines) text[n++] = ',';
+        n += print_quoted(text + n, line);
+    }
+    sprintf(text + n, "]}}");
+    write_text(text);
+    free(copy);
+    free(lines);
+    free(text);
+    return true;
+}
+
+// What the encoder makes of bytes that are no UTF-8, each a sign for itself, and of U+180E and U+0085, which PCRE2's
+// \\s and older versions of Unicode take for other classes than today's: no space, and white space.
+static const EncodeCase GPT2_ENCODED[] = {
+    {"!\xff\xff? \xff\xfe", 7, {0, 187, 187, 30, 220, 187, 186}},
+    {" \xe6\x97 a\xe6\x97\xa5\xa5", 6, {10545, 245, 257, 33768, 98, 98}},
+    {"\xc0\x80\xed\xa0\x80\xf4\x90\x80\x80\xf8\x88\x80\x80\x80",
+     14,
+     {124, 222, 169, 254, 222, 176, 238, 222, 222, 180, 230, 222, 222, 222}},
+    {"a\xf0\x9f  \xff  \xc3", 7, {64, 8582, 220, 220, 187, 220, 6184}},
+    {"\xe1\xa0\x8e  \xe1\xa0\x8ex \xc2\x85 y\xc2\x85\xc2\x85z",
+     16,
+     {157, 254, 236, 220, 28053, 254, 236, 87, 1587, 227, 331, 126, 227, 126, 227, 89}},
+    {"it'\xffs 'll\xff", 7, {270, 6, 187, 82, 705, 297, 187}},
+};
+
+// Encodes `bytes` bytes of a word that a quadratic encoder would need minutes for, and looks only at whether they come
+// back.
+static void test_long_word(const Tokenizer *tk, const char *what, const char *alphabet) {
+    size_t bytes = 1 << 18, n;
+    char *text = malloc(bytes);
+    int *tokens = malloc(bytes * sizeof(int));
+    if (!text || !tokens) exit(1);
+    uint32_t random = 1;
+    for (size_t i = 0; i < bytes; i++) {
+        random = random * 1664525u + 1013904223u;
+        text[i] = alphabet[(random >> 16) % strlen(alphabet)];
+    }
+    clock_t begin = clock();
+    n = tokenizer_encode(tk, text, bytes, tokens);
+    double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
+    check(&checks, decodes_to(tk, tokens, n, text, bytes) && seconds < 10.0,
+          "GPT-2: a word of 256 KiB of %s in %.2f s, at most 10 (%zu tokens)", what, seconds, n);
+    free(text);
+    free(tokens);
+}
+
+static void test_gpt2(void) {
+    Tokenizer tk;
+    Error err;
+    if (!check(&checks, write_gpt2(&err) && tokenizer_open(&tk, path, &err) && tk.V == 50257 && tk.end_of_text == 50256,
+               "GPT-2: tokenizer.json"))
+        return;
+    size_t bytes, count = 0, same = 0;
+    char *cases = file_read("dev/test/tokenizer/gpt2_cases.jsonl", 1 << 20, &bytes, &err), *line, *rest = cases;
+    while (cases && (line = strtok_r(rest, "\n", &rest))) {
+        cJSON *root = json_parse(line, strlen(line), "gpt2_cases.jsonl", &err);
+        const char *text = cJSON_GetStringValue(cJSON_GetObjectItem(root, "text"));
+        const cJSON *expected = cJSON_GetObjectItem(root, "tokens"), *token = expected ? expected->child : NULL;
+        if (!text || !expected) break;
+        size_t length = strlen(text);
+        int *tokens = malloc((length + 1) * sizeof(int));
+        if (!tokens) exit(1);
+        size_t n = tokenizer_encode(&tk, text, length, tokens);
+        bool ok = n == (size_t)cJSON_GetArraySize(expected) && decodes_to(&tk, tokens, n, text, length);
+        for (size_t i = 0; i < n && ok; i++, token = token->next) ok = tokens[i] == token->valueint;
+        if (!ok) printf("     line %zu: '%.60s...'\n", count + 1, text);
+        same += ok;
+        count++;
+        free(tokens);
+        cJSON_Delete(root);
+    }
+    free(cases);
+    check(&checks, count == 400 && same == count, "GPT-2: %zu of 400 texts become the tokens of another encoder", same);
+    check_encoded(&tk, "GPT-2", GPT2_ENCODED, sizeof GPT2_ENCODED / sizeof GPT2_ENCODED[0]);
+    test_long_word(&tk, "a", "a");
+    test_long_word(&tk, "spaces", " ");
+    test_long_word(&tk, "letters", "abcdefghijklmnopqrstuvwxyz");
+    test_long_word(&tk, "bytes that are no UTF-8", "\xff\xfe");
+    tokenizer_free(&tk);
 }
 
 static void test_sampler(void) {
@@ -323,14 +438,14 @@ static void test_sampler(void) {
     }
     logits[123] = 3.0f;
     bool ok =
-        sample_token(logits, 1000, 0.0, 0, 0.7) == 123 && sample_token(logits, 1000, 1.0, 1, 0.999) == 123;
-    check(&checks, ok, "sampling: temperature 0 and top_k 1 take the largest");
+        sample_token(logits, 1000, 0.0, 0.7) == 123 && sample_token(logits, 1000, 1e-9, 0.999) == 123;
+    check(&checks, ok, "sampling: temperature 0 and a tiny one take the largest");
     for (int k = 0; k < 2; k++) {  // equally spaced coins hit each token in proportion to its probability
         double temperature = k ? 0.5 : 1.0, sum = 0.0, worst = 0.0;
         int counts[10] = {0};
         float few[10] = {0.1f, -1.0f, 2.0f, -INFINITY, 0.5f, 1.9f, -3.0f, 0.0f, 1.0f, -0.5f};
         for (int i = 0; i < 10; i++) sum += exp((double)few[i] / temperature);
-        for (int i = 0; i < 100000; i++) counts[sample_token(few, 10, temperature, 0, (i + 0.5) / 100000)]++;
+        for (int i = 0; i < 100000; i++) counts[sample_token(few, 10, temperature, (i + 0.5) / 100000)]++;
         for (int i = 0; i < 10; i++) {
             double difference = fabs(counts[i] / 100000.0 - exp((double)few[i] / temperature) / sum);
             if (difference > worst) worst = difference;
@@ -338,22 +453,15 @@ static void test_sampler(void) {
         check(&checks, worst < 2e-5 && counts[3] == 0, "sampling: frequencies at temperature %g within %.1g",
               temperature, worst);
     }
-    ok = true;
-    for (int i = 0; i < 2000; i++) {
-        int token = sample_token(logits, 1000, 1.0, 5, i / 2000.0), larger = 0;
-        for (int j = 0; j < 1000; j++) larger += logits[j] > logits[token];
-        ok &= larger < 5;
-    }
-    check(&checks, ok, "sampling: top_k 5 draws among the five largest");
     float odd[4] = {NAN, 1.0f, NAN, -1.0f}, none[2] = {NAN, NAN}, low[3] = {-INFINITY, -INFINITY, -INFINITY};
     for (int i = 0; i < 100; i++) {
-        int a = sample_token(odd, 4, 1.0, 3, i / 100.0), b = sample_token(none, 2, 1.0, 0, i / 100.0);
-        int c = sample_token(low, 3, 1.0, 2, i / 100.0);
+        int a = sample_token(odd, 4, 1.0, i / 100.0), b = sample_token(none, 2, 1.0, i / 100.0);
+        int c = sample_token(low, 3, 1.0, i / 100.0);
         ok &= (a == 1 || a == 3) && b >= 0 && b < 2 && c >= 0 && c < 3;
     }
     float equal[3] = {5.0f, 5.0f, 5.0f};
     ok &=
-        sample_token(equal, 3, 1.0, 0, 0.0) == 0 && sample_token(equal, 3, 1.0, 0, 0.99999999999999994) == 2;
+        sample_token(equal, 3, 1.0, 0.0) == 0 && sample_token(equal, 3, 1.0, 0.99999999999999994) == 2;
     check(&checks, ok, "sampling: NaN is never drawn, the coin's ends are in range");
 }
 
@@ -393,9 +501,10 @@ int main(int argc, char **argv) {
         return 1;
     }
     close(fd);
-    test_unicode();
+    test_characters();
     test_bytes();
     test_bpe();
+    test_gpt2();
     test_damage();
     test_sampler();
     unlink(path);

@@ -8,16 +8,9 @@
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H
 
-#include <errno.h>
-#include <fcntl.h>
 #include <glob.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include "llmc/host/error.h"
+#include "llmc/host/file.h"
 #include "llmc/host/rand.h"
 
 enum { SHARD_MAGIC = 20240520, SHARD_VERSION = 1, SHARD_HEADER_BYTES = 1024 };
@@ -48,31 +41,20 @@ static inline void dataloader_close(DataLoader *dl) {
     dl->fd = -1;
 }
 
-// Reads `bytes` at `offset`; false at the end of the file or on an error.
-static inline bool shard_read_at(int fd, void *out, size_t bytes, size_t offset) {
-    size_t done = 0;
-    while (done < bytes) {
-        ssize_t n = pread(fd, (char *)out + done, bytes - done, (off_t)(offset + done));
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;
-        done += (size_t)n;
-    }
-    return true;
-}
-
 // Checks the header of one shard and fills in its tokens and samples.
 static inline bool shard_check(DataShard *shard, size_t T, Error *err) {
-    int32_t header[256];
-    struct stat info;
-    int fd = open(shard->path, O_RDONLY);
-    if (fd < 0) return error_set(err, "cannot open data shard %s: %s", shard->path, strerror(errno));
-    bool known_size = fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
-    bool whole = known_size && shard_read_at(fd, header, sizeof header, 0);
+    int32_t header[SHARD_HEADER_BYTES / 4];
+    uint64_t bytes;
+    size_t got;
+    int fd = file_open(shard->path, O_RDONLY, &bytes, err);
+    if (fd < 0) return false;
+    bool readable = file_read_at(fd, header, sizeof header, 0, &got) ||
+                    error_set(err, "cannot read data shard %s: %s", shard->path, strerror(errno));
     close(fd);
-    if (!known_size) return error_set(err, "data shard %s is not a file", shard->path);
-    if (!whole) {
-        return error_set(err, "data shard %s is truncated: its %lld bytes do not hold the header of 1024",
-                         shard->path, (long long)info.st_size);
+    if (!readable) return false;
+    if (got < sizeof header) {
+        return error_set(err, "data shard %s is truncated: its %zu bytes do not hold the header of %d", shard->path, got,
+                         (int)SHARD_HEADER_BYTES);
     }
     if (header[0] != SHARD_MAGIC) {
         return error_set(err, "%s is not a data shard: its magic number is %d, not %d", shard->path,
@@ -82,11 +64,10 @@ static inline bool shard_check(DataShard *shard, size_t T, Error *err) {
         return error_set(err, "data shard %s has version %d, only version %d is known", shard->path,
                          (int)header[1], (int)SHARD_VERSION);
     }
-    long long expected = SHARD_HEADER_BYTES + 2LL * header[2];
-    if (header[2] < 0 || (long long)info.st_size != expected) {
-        const char *how = (long long)info.st_size < expected ? "truncated" : "damaged";
+    long long size = (long long)bytes, expected = SHARD_HEADER_BYTES + 2LL * header[2];
+    if (header[2] < 0 || size != expected) {
         return error_set(err, "data shard %s is %s: %d tokens by its header, but %lld bytes instead of %lld",
-                         shard->path, how, (int)header[2], (long long)info.st_size, expected);
+                         shard->path, size < expected ? "truncated" : "damaged", (int)header[2], size, expected);
     }
     shard->tokens = (size_t)header[2];
     if (shard->tokens < T + 1) {
@@ -114,18 +95,14 @@ static inline bool dataloader_open(DataLoader *dl, const char *pattern, size_t T
         if (status == GLOB_NOMATCH) return error_set(err, "no data shard matches '%s'", pattern);
         return error_set(err, "cannot list data shards '%s': %s", pattern, strerror(errno));
     }
-    dl->shards = (DataShard *)calloc(found.gl_pathc, sizeof(DataShard));
-    dl->buffer = (uint16_t *)malloc((T + 1) * sizeof(uint16_t));
-    bool ok = dl->shards && dl->buffer;
-    for (size_t i = 0; ok && i < found.gl_pathc; i++) {
-        dl->shards[i].path = strdup(found.gl_pathv[i]);
-        ok = dl->shards[i].path != NULL;
-        if (ok) dl->count++;
-    }
+    dl->count = found.gl_pathc;
+    dl->shards = (DataShard *)host_alloc(dl->count, sizeof(DataShard));
+    dl->buffer = (uint16_t *)host_alloc(T + 1, sizeof(uint16_t));
+    for (size_t i = 0; i < dl->count; i++) dl->shards[i].path = host_string(found.gl_pathv[i]);
     globfree(&found);
-    if (!ok) error_set(err, "out of host memory for the list of data shards '%s'", pattern);
     // Not glob's own order: that follows the locale, and ranks of one job may differ in it.
-    if (ok) qsort(dl->shards, dl->count, sizeof(DataShard), shard_compare);
+    qsort(dl->shards, dl->count, sizeof(DataShard), shard_compare);
+    bool ok = true;
     for (size_t i = 0; ok && i < dl->count; i++) {
         ok = shard_check(&dl->shards[i], T, err);
         dl->shards[i].first_sample = dl->samples;
@@ -176,15 +153,17 @@ static inline bool dataloader_read(DataLoader *dl, uint64_t n, bool shuffle, uin
     }
     const DataShard *shard = &dl->shards[low];
     if (dl->fd < 0 || dl->open_shard != low) {
+        uint64_t size;
         if (dl->fd >= 0) close(dl->fd);
-        dl->fd = open(shard->path, O_RDONLY);
+        dl->fd = file_open(shard->path, O_RDONLY, &size, err);
         dl->open_shard = low;
-        if (dl->fd < 0) return error_set(err, "cannot open data shard %s: %s", shard->path, strerror(errno));
+        if (dl->fd < 0) return false;
     }
-    size_t first = (sample - shard->first_sample) * dl->T;
-    if (!shard_read_at(dl->fd, dl->buffer, (dl->T + 1) * sizeof(uint16_t), SHARD_HEADER_BYTES + 2 * first)) {
-        return error_set(err, "cannot read tokens %zu to %zu of data shard %s: it became shorter or damaged",
-                         first, first + dl->T, shard->path);
+    size_t first = (sample - shard->first_sample) * dl->T, bytes = (dl->T + 1) * sizeof(uint16_t), got;
+    errno = 0;
+    if (!file_read_at(dl->fd, dl->buffer, bytes, SHARD_HEADER_BYTES + 2 * first, &got) || got < bytes) {
+        return error_set(err, "cannot read tokens %zu to %zu of data shard %s: %s", first, first + dl->T, shard->path,
+                         errno ? strerror(errno) : "it became shorter");
     }
     for (size_t i = 0; i <= dl->T; i++) {
         if (dl->buffer[i] >= V) {

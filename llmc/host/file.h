@@ -10,12 +10,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "llmc/host/error.h"
+#include "llmc/host/memory.h"
 
 // Reads up to `bytes` bytes at `offset`; *got is less only at the end of the file. False: errno says why.
 static inline bool file_read_at(int fd, void *out, size_t bytes, uint64_t offset, size_t *got) {
@@ -54,21 +53,19 @@ static inline char *file_read(const char *path, size_t max_bytes, size_t *bytes,
     uint64_t size;
     int fd = file_open(path, O_RDONLY, &size, err);
     if (fd < 0) return NULL;
-    char *text = NULL;
     if (size > max_bytes) {
         error_set(err, "%s is too large: %llu bytes where at most %zu are expected", path,
                   (unsigned long long)size, max_bytes);
-    } else if (!(text = (char *)malloc((size_t)size + 1))) {
-        error_set(err, "cannot read %s: out of host memory", path);
-    } else if (!file_read_at(fd, text, (size_t)size, 0, bytes)) {
-        error_set(err, "cannot read %s: %s", path, strerror(errno));
-        free(text);
-        text = NULL;
-    } else {
-        text[*bytes] = '\0';
+        close(fd);
+        return NULL;
     }
+    char *text = (char *)host_alloc((size_t)size + 1, 1);
+    bool ok = file_read_at(fd, text, (size_t)size, 0, bytes) ||
+              error_set(err, "cannot read %s: %s", path, strerror(errno));
     close(fd);
-    return text;
+    if (ok) return text;
+    free(text);
+    return NULL;
 }
 
 // Writes all bytes at an offset; false: errno says why.

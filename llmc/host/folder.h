@@ -33,9 +33,9 @@ static inline bool folder_make(const char *dir, Error *err) {
         char c = *p;
         if (c != '/' && c != '\0') continue;
         *p = '\0';
-        struct stat info;
-        if (mkdir(path, 0777) != 0 && errno != EEXIST && stat(path, &info) != 0) {
-            return error_set(err, "cannot create the folder %s: %s", path, strerror(errno));
+        int failure = mkdir(path, 0777) == 0 ? 0 : errno;
+        if (failure && access(path, F_OK) != 0) {
+            return error_set(err, "cannot create the folder %s: %s", path, strerror(failure));
         }
         *p = c;
         if (!c) break;
@@ -136,9 +136,7 @@ static inline FolderList folder_list(const char *dir) {
         if (errno || (*end && (step || strcmp(end, ".old") != 0))) continue;
         if (list.count == room) {
             room = room ? 2 * room : 16;
-            FolderName *more = (FolderName *)realloc(list.names, room * sizeof(FolderName));
-            if (!more) break;
-            list.names = more;
+            list.names = (FolderName *)host_resize(list.names, room, sizeof(FolderName));
         }
         FolderName *x = &list.names[list.count++];
         strcpy(x->text, e->d_name);

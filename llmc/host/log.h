@@ -13,6 +13,7 @@
 #include <time.h>
 
 #include "llmc/host/error.h"
+#include "llmc/host/memory.h"
 
 // Dense peak of a matrix product in TFLOP/s: bf16 on tensor cores, and plain fp32 (0: not known for sure).
 typedef struct {
@@ -76,12 +77,9 @@ static inline bool log_truncate(const char *path, size_t done, Error *err) {
     FILE *in = fopen(path, "rb");
     if (!in) return errno == ENOENT ? true : error_set(err, "cannot read log %s: %s", path, strerror(errno));
     size_t length = strlen(path) + 8;
-    char *copy = (char *)malloc(length);
-    FILE *out = NULL;
-    if (copy) {
-        snprintf(copy, length, "%s.tmp", path);
-        out = fopen(copy, "wb");
-    }
+    char *copy = (char *)host_alloc(length, 1);
+    snprintf(copy, length, "%s.tmp", path);
+    FILE *out = fopen(copy, "wb");
     bool ok = out != NULL;
     if (!ok) error_set(err, "cannot write log %s.tmp: %s", path, strerror(errno));
     char line[1024];

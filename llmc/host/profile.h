@@ -143,14 +143,14 @@ static inline void profile_add(StepProfile *out, const ProfileSpan *spans, size_
     out->steps++;
 }
 
-// Profiles the events of ranks 0 .. ranks-1, in any order. Steps before first_step are left out. False when
-// memory runs out or an event has a rank outside, a negative duration, or times not finite or absurd.
+// Profiles the events of ranks 0 .. ranks-1, in any order. Steps before first_step are left out. False if an
+// event has a rank outside, a negative duration, or times not finite or absurd.
 static inline bool profile_steps(const TraceEvent *events, size_t count, int ranks, size_t first_step,
                                  StepProfile *out /*[ranks]*/) {
     if (ranks > 0) memset(out, 0, (size_t)ranks * sizeof *out);
-    ProfileSpan *spans = (ProfileSpan *)malloc((count + 1) * sizeof *spans);
-    const ProfileSpan **stack = (const ProfileSpan **)malloc((count + 1) * sizeof *stack);
-    bool ok = spans && stack;
+    ProfileSpan *spans = (ProfileSpan *)host_alloc(count, sizeof *spans);
+    const ProfileSpan **stack = (const ProfileSpan **)host_alloc(count, sizeof *stack);
+    bool ok = true;
     size_t kept = 0;
     for (size_t i = 0; ok && i < count; i++) {
         const TraceEvent *e = &events[i];
@@ -241,8 +241,8 @@ static inline void profile_print(FILE *file, const StepProfile *profile, int ran
 // The table of a run of `ranks` ranks that started after `done` steps, on stdout; its first step, which warms up caches and
 // connections, is left out.
 static inline void profile_report(const TraceEvent *events, size_t count, int ranks, size_t done) {
-    StepProfile *profile = (StepProfile *)malloc((size_t)ranks * sizeof *profile);
-    if (profile && profile_steps(events, count, ranks, done + 2, profile)) profile_print(stdout, profile, ranks);
+    StepProfile *profile = (StepProfile *)host_alloc((size_t)ranks, sizeof *profile);
+    if (profile_steps(events, count, ranks, done + 2, profile)) profile_print(stdout, profile, ranks);
     free(profile);
 }
 

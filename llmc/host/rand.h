@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-typedef enum { RANDOM_INIT = 1, RANDOM_SHUFFLE, RANDOM_SAMPLE, RANDOM_ROUNDING, RANDOM_TEST } RandomPurpose;
+typedef enum { RANDOM_INIT = 1, RANDOM_SHUFFLE, RANDOM_SAMPLE } RandomPurpose;
 
 typedef struct {
     uint32_t word[4];
@@ -56,14 +56,6 @@ static inline void random_normal_block(double out[4], Philox r) {
         out[2 * pair] = radius * cos(angle);
         out[2 * pair + 1] = radius * sin(angle);
     }
-}
-
-// Standard normal at a place: four elements to a block.
-static inline double random_normal(uint64_t seed, RandomPurpose purpose, uint64_t step, uint64_t tensor,
-                                   uint64_t index) {
-    double block[4];
-    random_normal_block(block, random_words(seed, purpose, step, tensor, index / 4));
-    return block[index % 4];
 }
 
 // out[i], i < count, is stddev times the initial normal of element first + i of the unsharded tensor `tensor`.

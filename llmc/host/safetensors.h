@@ -191,11 +191,9 @@ static inline bool st_parse(SafeTensors *st, uint64_t file_size, Error *err) {
                          (unsigned long long)length);
     }
     if (length > file_size - 8) return error_set(err, "%s is truncated inside its header", st->path);
-    char *text = (char *)malloc((size_t)length + 1);
-    if (!text) return error_set(err, "cannot read %s: out of host memory", st->path);
+    char *text = (char *)host_alloc((size_t)length + 1, 1);
     errno = 0;
     bool whole = file_read_at(st->fd, text, (size_t)length, 8, &got) && got == length;
-    text[got] = '\0';
     cJSON *root = whole ? json_parse(text, got, st->path, err) : NULL;
     free(text);
     if (!whole) {
@@ -210,8 +208,7 @@ static inline bool st_parse(SafeTensors *st, uint64_t file_size, Error *err) {
         else st->count++;
     }
     if (metadata > 1) ok = error_set(err, "%s has \"__metadata__\" twice", st->path);
-    st->entries = (STEntry *)calloc(st->count + 1, sizeof(STEntry));
-    if (ok && !st->entries) ok = error_set(err, "cannot read %s: out of host memory", st->path);
+    st->entries = (STEntry *)host_alloc(st->count, sizeof(STEntry));
     if (ok) {
         size_t i = 0;
         cJSON_ArrayForEach(item, root) {
@@ -228,9 +225,8 @@ static inline bool st_open_flags(SafeTensors *st, const char *path, int flags, E
     uint64_t size = 0;
     st->fd = file_open(path, flags, &size, err);
     if (st->fd < 0) return false;
-    st->path = strdup(path);
-    bool ok = st->path ? st_parse(st, size, err) : error_set(err, "cannot open %s: out of host memory", path);
-    if (ok) return true;
+    st->path = host_string(path);
+    if (st_parse(st, size, err)) return true;
     st_close(st);
     return false;
 }
@@ -309,8 +305,7 @@ static inline STEntry st_entry(const char *name, STType dtype, int dims, size_t 
 // The header of `specs`, padded with spaces so that the data starts at a multiple of 8. *bytes: of the data.
 static inline char *st_make_header(const STEntry *specs, size_t count, size_t *length, uint64_t *bytes) {
     size_t room = 64 + count * (ST_NAME_SIZE + 128 + 21 * ST_MAX_DIMS), n = 0;
-    char *text = (char *)malloc(room);
-    if (!text) return NULL;
+    char *text = (char *)host_alloc(room, 1);
     *bytes = 0;
     // transformers wants to see the format "pt".
     n += (size_t)snprintf(text + n, room - n, "{\"__metadata__\":{\"format\":\"pt\"}");
@@ -341,7 +336,6 @@ static inline bool st_create(SafeTensors *st, const char *path, const STEntry *s
     size_t n = 0;
     char *text = st_make_header(specs, count, &n, &bytes);
     length = n;
-    if (!text) return error_set(err, "cannot write %s: out of host memory", path);
     int fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     bool ok = fd >= 0 && file_reserve(fd, 8 + length + bytes) && file_write_at(fd, &length, 8, 0) &&
               file_write_at(fd, text, n, 8);

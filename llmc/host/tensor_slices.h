@@ -158,10 +158,9 @@ static inline bool slices_write(const char *path, StateKind kind, const ParamTab
 static inline bool slices_create(const char *path, const GPTConfig *config, const StateKind *kinds,
                                  int kind_count, STType dtype, Error *err) {
     ParamTable whole = table_make_whole(config);
-    STEntry *specs = (STEntry *)malloc(whole.count * (size_t)kind_count * sizeof(STEntry));
-    bool ok = specs || error_set(err, "cannot write %s: out of host memory", path);
+    STEntry *specs = (STEntry *)host_alloc(whole.count, (size_t)kind_count * sizeof(STEntry));
     size_t n = 0;
-    for (int k = 0; ok && k < kind_count; k++) {
+    for (int k = 0; k < kind_count; k++) {
         for (size_t i = 0; i < whole.count; i++) {
             const Tensor *x = &whole.tensors[i];
             char name[sizeof x->name + 16];
@@ -170,7 +169,7 @@ static inline bool slices_create(const char *path, const GPTConfig *config, cons
         }
     }
     SafeTensors st;
-    ok = ok && st_create(&st, path, specs, n, err) && st_finish(&st, err);
+    bool ok = st_create(&st, path, specs, n, err) && st_finish(&st, err);
     free(specs);
     table_free(&whole);
     return ok;
@@ -187,9 +186,8 @@ static inline bool slices_read(SafeTensors *st, StateKind kind, const ParamTable
     file.values = values;
     file.lo = lo;
     memset(values, 0, (hi - lo) * sizeof(float));
-    file.window = (float *)malloc(SLICE_WINDOW * sizeof(float));
-    bool ok = file.window ? slices_walk(table, lo, hi, slice_read, &file, err)
-                          : error_set(err, "cannot read %s: out of host memory", st->path);
+    file.window = (float *)host_alloc(SLICE_WINDOW, sizeof(float));
+    bool ok = slices_walk(table, lo, hi, slice_read, &file, err);
     free(file.window);
     st_close(st);
     return ok;

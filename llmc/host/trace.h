@@ -3,11 +3,9 @@
 #define LLMC_TRACE_H
 
 #include <errno.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "llmc/host/error.h"
+#include "llmc/host/memory.h"
 
 // What ran on one stream of one rank. Plain bytes, so that ranks can send their events as they are.
 typedef struct {
@@ -38,8 +36,7 @@ static inline TraceEvent trace_event(const char *kind, int rank, int stream, int
 static inline void trace_add(TraceList *list, const TraceEvent *event) {
     if (list->count == list->capacity) {
         list->capacity = list->capacity ? 2 * list->capacity : 1024;
-        list->events = (TraceEvent *)realloc(list->events, list->capacity * sizeof(TraceEvent));
-        if (!list->events) { fprintf(stderr, "error: out of host memory\n"); exit(1); }
+        list->events = (TraceEvent *)host_resize(list->events, list->capacity, sizeof(TraceEvent));
     }
     list->events[list->count++] = *event;
 }

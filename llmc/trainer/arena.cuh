@@ -6,8 +6,8 @@
 #define LLMC_ARENA_CUH
 
 #include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
+
+#include "llmc/host/memory.h"
 
 typedef struct {
     char *base;   // NULL: count only
@@ -24,8 +24,7 @@ static inline void take(Arena *arena, T *&p, size_t count) {
 // p becomes a host array of `count` zeroed elements, the first time; a second layout finds it there.
 template <class T>
 static inline void host_array(T *&p, size_t count) {
-    if (!p) p = (T *)calloc(count + 1, sizeof(T));
-    if (!p) { fprintf(stderr, "error: out of host memory\n"); exit(1); }
+    if (!p) p = (T *)host_alloc(count + 1, sizeof(T));
 }
 
 #endif

@@ -102,7 +102,7 @@ static inline void sample_append(Trainer *m, Sample *s, const floatX *logits) {
     CUDA_CHECK(cudaDeviceSynchronize());
     state_download(s->logits, logits, 0, m->config.Vp, true);
     double coin = random_uniform(m->opt.seed, RANDOM_SAMPLE, m->progress.step, 0, s->made++);
-    s->tokens[s->count] = sample_token(s->logits, m->config.V, SAMPLE_TEMPERATURE, 0, coin);
+    s->tokens[s->count] = sample_token(s->logits, m->config.V, SAMPLE_TEMPERATURE, coin);
     tokenizer_print(&m->tokenizer, s->tokens[s->count++]);
 }
 

@@ -16,6 +16,7 @@
 #include "llmc/grid.h"
 #include "llmc/kernels/cuda_common.cuh"
 #include "llmc/host/error.h"
+#include "llmc/host/memory.h"
 #include "llmc/host/trace.h"
 
 // Ends the process, and with it the job, on a NCCL error: mpirun kills the others when one exits without finalising.
@@ -107,8 +108,7 @@ static inline void job_stop(const Job *job, const Error *err) {
 // --dry-run: prints what every rank would need, in MiB, a row per rank, and leaves MPI. All ranks call it.
 static inline int job_dry_run(const Job *job, size_t weights, size_t gradients, size_t optimizer, size_t activations) {
     double mine[4] = {(double)weights, (double)gradients, (double)optimizer, (double)activations};
-    double *all = (double *)malloc((size_t)job->size * sizeof mine);
-    if (!all) { fprintf(stderr, "error: out of host memory\n"); exit(1); }
+    double *all = (double *)host_alloc(job->size, sizeof mine);
     MPI_Gather(mine, 4, MPI_DOUBLE, all, 4, MPI_DOUBLE, 0, MPI_COMM_WORLD);
     printf("MiB per rank      weights    gradients    optimizer  activations\n");
     for (int rank = 0; rank < job->size && job->rank == 0; rank++) {
@@ -164,8 +164,7 @@ static inline bool job_gather_trace(const Job *job, const TraceList *mine, Trace
     for (int rank = 0; rank < job->size; rank++) {
         unsigned long long n = count;
         MPI_Bcast(&n, 1, MPI_UNSIGNED_LONG_LONG, rank, MPI_COMM_WORLD);
-        TraceEvent *events = rank == job->rank ? mine->events : (TraceEvent *)malloc((size_t)n * sizeof(TraceEvent) + 1);
-        if (!events && n) { fprintf(stderr, "error: out of host memory\n"); exit(1); }
+        TraceEvent *events = rank == job->rank ? mine->events : (TraceEvent *)host_alloc(n, sizeof(TraceEvent));
         for (size_t done = 0; done < n && (rank == job->rank || job->rank == 0);) {  // MPI counts in int
             size_t chunk = n - done < 1000000 ? (size_t)n - done : 1000000;
             int bytes = (int)(chunk * sizeof(TraceEvent));

@@ -13,8 +13,7 @@ typedef enum { REPLICAS_UNSPLIT, REPLICAS_TIED, REPLICAS_ALL } Replicas;
 // A 64-bit hash (FNV-1a) of a tensor's weights.
 static inline uint64_t replicas_hash(const State *state, const Tensor *x) {
     size_t bytes = x->size * sizeof(floatX);
-    unsigned char *host = (unsigned char *)malloc(bytes + 1);
-    if (!host) { fprintf(stderr, "error: out of host memory\n"); exit(1); }
+    unsigned char *host = (unsigned char *)host_alloc(bytes, 1);
     CUDA_CHECK(cudaMemcpy(host, state->params + x->offset, bytes, cudaMemcpyDeviceToHost));
     uint64_t hash = 0xcbf29ce484222325u;
     for (size_t i = 0; i < bytes; i++) hash = (hash ^ host[i]) * 0x100000001b3u;

@@ -37,8 +37,7 @@ static inline void state_create(State *state, const ParamTable *table, size_t pa
     size_t buckets = table->shard.n_layers + 2;
     memset(state, 0, sizeof *state);
     state->total = table->total;
-    state->slices = (Piece *)malloc(buckets * sizeof(Piece));
-    if (!state->slices) { fprintf(stderr, "error: out of host memory\n"); exit(1); }
+    state->slices = (Piece *)host_alloc(buckets, sizeof(Piece));
     for (size_t b = 0; b < buckets; b++) {
         size_t part = (table->buckets[b + 1] - table->buckets[b]) / parts;
         if (part == 0) continue;
@@ -93,9 +92,7 @@ static inline void state_upload(void *device, float *host, size_t first, size_t 
 }
 
 static inline float *state_host_chunk(size_t total) {
-    float *host = (float *)malloc((total < STATE_CHUNK ? total : (size_t)STATE_CHUNK) * sizeof(float) + 1);
-    if (!host) { fprintf(stderr, "error: out of host memory\n"); exit(1); }
-    return host;
+    return (float *)host_alloc(total < STATE_CHUNK ? total : (size_t)STATE_CHUNK, sizeof(float));
 }
 
 // Gives params, and master where this rank owns it, the host floats of elements [first, first + count).

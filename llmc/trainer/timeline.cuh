@@ -10,6 +10,7 @@
 #include <nvtx3/nvToolsExt.h>
 
 #include "llmc/kernels/cuda_common.cuh"
+#include "llmc/host/memory.h"
 #include "llmc/host/trace.h"
 
 enum { TIMELINE_LIMIT = 1000000 };  // spans of one rank; a longer run is traced up to there
@@ -56,8 +57,7 @@ static inline size_t span_begin(Timeline *t, cudaStream_t stream, int track, con
     if (!t->on || t->paused || t->trace.count + t->open >= TIMELINE_LIMIT) return SIZE_MAX;
     if (t->open == t->capacity) {
         t->capacity = t->capacity ? 2 * t->capacity : 256;
-        t->spans = (TimelineSpan *)realloc(t->spans, t->capacity * sizeof(TimelineSpan));
-        if (!t->spans) { fprintf(stderr, "error: out of host memory\n"); exit(1); }
+        t->spans = (TimelineSpan *)host_resize(t->spans, t->capacity, sizeof(TimelineSpan));
     }
     TimelineSpan *span = &t->spans[t->open];
     if (t->open == t->created) {
