@@ -7,7 +7,7 @@
 #        NCCL=nccl|mpi        cuda only: mpi carries NCCL's calls over MPI, so that ranks can share a GPU
 #        MPI=openmpi|mpich    the one to take where both are installed (mpicxx.mpich, mpirun.mpich)
 #        LAYOUT='--tensor 2'  more flags for `make train`; its sizes say how many ranks are started
-#        ONLY=pattern         `make test` runs only programs whose name matches
+#        ONLY=pattern         `make test` builds and runs only what has the pattern in its title
 #
 # All output goes to build/, each combination to a folder of its own: build/cpu-fp32/train_gpt.
 
@@ -37,14 +37,12 @@ endif
 ifeq ($(DEVICE)$(SANITIZE),cuda1)
 $(error SANITIZE=1 is for DEVICE=cpu)
 endif
-DIR := build/$(DEVICE)-$(PRECISION)$(if $(SANITIZE),-asan)$(addprefix -,$(MPI))
+DIR := build/$(DEVICE)-$(PRECISION)$(addprefix -,$(MPI))$(if $(SANITIZE),-asan)
 
 # ---- what there is to build --------------------------------------------------------------------------------
 
 TRAINERS := $(wildcard train_gpt.cu train_gpt_tp.cu train_gpt_pp.cu train_gpt_3d.cu)
 KERNELS := $(wildcard dev/cuda/*.cu)
-C_TESTS := $(wildcard dev/test/test_*.c)
-CPU_TESTS := $(if $(filter cpu,$(DEVICE)),$(wildcard dev/test/test_*.cu))  # of the stand-ins
 TOOLS := $(wildcard dev/data/*.c dev/plot/*.c)
 program = $(addprefix $(DIR)/,$(basename $(1)))
 
@@ -125,18 +123,12 @@ build/tools/%: dev/plot/%.c Makefile $(PROBE)
 
 # ---- targets -----------------------------------------------------------------------------------------------
 
-.PHONY: all trainers kernel-programs kernels bench spills tests tools setup train test gpu-check clean help corpus run-train build-train
+.PHONY: all trainers kernel-programs kernels bench spills tools setup train test gpu-check clean help corpus run-train build-train planned
 
 all: trainers tools                  ## every trainer and tool
 trainers: $(call program,$(TRAINERS))  ## build/cpu-fp32/train_gpt and those after it
 kernel-programs: $(call program,$(KERNELS))  ## the kernel laboratory, dev/cuda, compiled only
 tools: $(addprefix build/tools/,$(notdir $(basename $(TOOLS))))  ## data preparation and plots: build/tools
-# Only what runs trainers is built for bf16 as well: the other programs do not depend on the precision. The
-# sanitizers see one rank and the whole grid, as they compile long: the grid has the headers of what is between.
-TESTS := $(if $(filter fp32,$(PRECISION)),$(C_TESTS) $(CPU_TESTS),dev/test/test_parallel.c) test_gpt.c
-TESTED := $(if $(SANITIZE),train_gpt.cu train_gpt_3d.cu,$(TRAINERS))
-tests: $(call program,$(TESTED) $(KERNELS) $(TESTS)) tools  ## every test program
-
 setup:  ## installs what is missing (compiler, MPI, oneDNN, cJSON, PCRE2)
 	@dev/setup.sh $(PROBED)
 
@@ -217,7 +209,12 @@ run-train:
 
 test:  ## builds and runs every test; the last line is `N passed, N failed`
 	@dev/setup.sh $(PROBED)
-	+@$(PARALLEL) DEVICE=$(DEVICE) PRECISION=fp32 tests
-	+@$(PARALLEL) DEVICE=$(DEVICE) PRECISION=bf16 tests
-	+@$(if $(filter cpu,$(DEVICE)),$(PARALLEL) DEVICE=cpu PRECISION=fp32 SANITIZE=1 tests)
-	@dev/test/run_tests.sh $(DEVICE) $(ONLY)
+	@dev/test/run_tests.sh --plan $(DEVICE) '$(ONLY)' > build/test-plan
+	+@$(PARALLEL) DEVICE=$(DEVICE) PRECISION=fp32 planned
+	+@$(PARALLEL) DEVICE=$(DEVICE) PRECISION=bf16 planned
+	+@$(if $(filter cpu,$(DEVICE)),$(PARALLEL) DEVICE=cpu PRECISION=fp32 SANITIZE=1 planned)
+	@dev/test/run_tests.sh $(DEVICE) '$(ONLY)'
+
+# What the plan names of this combination.
+planned: $(filter $(DIR)/% build/tools/%,$(if $(filter planned,$(MAKECMDGOALS)),$(shell sort -u build/test-plan)))
+	@:
