@@ -5,8 +5,9 @@
 #        PRECISION=fp32|bf16  default: bf16 on cuda, fp32 on cpu
 #        SANITIZE=1           cpu only: address and undefined-behaviour sanitizers
 #        NCCL=nccl|mpi        cuda only: mpi carries NCCL's calls over MPI, so that ranks can share a GPU
+#        MPI=openmpi|mpich    the one to take where both are installed (mpicxx.mpich, mpirun.mpich)
 #        LAYOUT='--tensor 2'  more flags for `make train`; its sizes say how many ranks are started
-#        ONLY=pattern         `make test` runs only programs whose name matches
+#        ONLY=pattern         `make test` builds and runs only what has the pattern in its title
 #
 # All output goes to build/, each combination to a folder of its own: build/cpu-fp32/train_gpt.
 
@@ -36,40 +37,37 @@ endif
 ifeq ($(DEVICE)$(SANITIZE),cuda1)
 $(error SANITIZE=1 is for DEVICE=cpu)
 endif
-DIR := build/$(DEVICE)-$(PRECISION)$(if $(SANITIZE),-asan)
+DIR := build/$(DEVICE)-$(PRECISION)$(addprefix -,$(MPI))$(if $(SANITIZE),-asan)
 
 # ---- what there is to build --------------------------------------------------------------------------------
 
 TRAINERS := $(wildcard train_gpt.cu train_gpt_tp.cu train_gpt_pp.cu train_gpt_3d.cu)
 KERNELS := $(wildcard dev/cuda/*.cu)
-C_TESTS := $(wildcard dev/test/test_*.c)
-CPU_TESTS := $(if $(filter cpu,$(DEVICE)),$(wildcard dev/test/test_*.cu))  # of the stand-ins
 TOOLS := $(wildcard dev/data/*.c dev/plot/*.c)
 program = $(addprefix $(DIR)/,$(basename $(1)))
 
 # ---- what was found ----------------------------------------------------------------------------------------
-# dev/probe.sh links small programs; its answer is kept, but what was missing is looked for again at the next
-# call.
+# dev/probe.sh links small programs and alone judges what is there: what it misses is refused here and installed by
+# dev/setup.sh. Its answer is kept, but what was missing is looked for again at the next call.
 
-PROBE := build/probe-$(DEVICE).mk
+PROBE := build/probe-$(DEVICE)$(addprefix -,$(MPI)).mk
+PROBED = $(DEVICE) '$(if $(filter cuda,$(DEVICE)),$(NVCC),$(CXX))' '$(CC)' $(MPI)
 ifneq ($(filter-out help setup clean train test kernels bench spills gpu-check,$(or $(MAKECMDGOALS),all)),)
 include $(PROBE)
-ifdef FOUND
-ifdef MISSING
+ifneq ($(strip $(MISSING)),)
 $(shell rm -f $(PROBE))
-endif
-ifeq ($(and $(BLAS_LIBS),$(CJSON_LIBS),$(PCRE2_LIBS)),)
 $(error not found: $(MISSING); `make setup` installs what is missing)
 endif
 ifeq ($(MAKELEVEL),0)
-$(info $(DIR): found $(FOUND)$(if $(MISSING),; missing: $(MISSING)))
+ifdef FOUND
+$(info $(DIR): found $(FOUND)$(if $(strip $(WITHOUT)),; without $(WITHOUT)))
 endif
 endif
 endif
 
 $(PROBE): dev/probe.sh
 	@mkdir -p $(@D)
-	@dev/probe.sh $(DEVICE) '$(if $(filter cuda,$(DEVICE)),$(NVCC),$(CXX))' > $@.tmp && mv $@.tmp $@
+	@dev/probe.sh $(PROBED) > $@.tmp && mv $@.tmp $@
 
 # ---- how it is compiled ------------------------------------------------------------------------------------
 # Never -ffast-math. No contraction to fused multiply-add on the host, so that the same source gives the same
@@ -84,7 +82,8 @@ OPTIMIZE := $(if $(SANITIZE)$(filter bf16,$(PRECISION)),$(QUICK),-O3)
 $(DIR)/dev/test/% $(DIR)/test_gpt: OPTIMIZE := $(QUICK)
 HOST = $(OPTIMIZE) $(NATIVE) -ffp-contract=off $(OPENMP)
 DEFINES := -DPRECISION_$(if $(filter bf16,$(PRECISION)),BF16,FP32)
-LIBS := -Xlinker --as-needed $(BLAS_LIBS) $(CJSON_LIBS) $(PCRE2_LIBS) $(MPI_LIBS)
+HOST_LIBS = -Xlinker --as-needed $(CJSON_LIBS) $(PCRE2_LIBS)
+LIBS := $(HOST_LIBS) $(BLAS_LIBS) $(MPI_LIBS)
 DEPENDENCIES = -MMD -MP -MF $@.d -MT $@
 
 ifeq ($(DEVICE),cpu)
@@ -96,7 +95,7 @@ NVCC_HOST := $(subst $(eval) ,$(comma),$(strip $(NATIVE) -ffp-contract=off $(OPE
 CU = $(NVCC) -std=c++17 -O3 $(ARCHITECTURES) -diag-suppress 177 -Xcompiler $(NVCC_HOST) -I. $(DEFINES) \
      $(MPI_FLAGS)
 ifeq ($(NCCL),mpi)
-CU += -Illmc/mpi -DNCCL_OVER_MPI
+CU += -Illmc/mpi
 else
 LIBS += $(NCCL_LIBS)
 endif
@@ -105,40 +104,33 @@ C = $(CC) -std=gnu11 $(HOST) $(WARNINGS) -I.
 
 $(DIR)/%: %.cu Makefile $(PROBE)
 	@mkdir -p $(@D)
-	$(if $(MPI_LIBS),,$(if $(shell grep -E 'mpi\.h|nccl\.h|job\.cuh' $<),$(error $< needs MPI: `make setup`)))
 	$(CU) $(DEPENDENCIES) -o $@ $< $(LIBS)
 
 $(DIR)/%: %.c Makefile $(PROBE)
 	@mkdir -p $(@D)
-	$(C) $(DEPENDENCIES) -o $@ $< -Xlinker --as-needed $(CJSON_LIBS) $(PCRE2_LIBS) -lm
+	$(C) $(DEPENDENCIES) -o $@ $< $(HOST_LIBS) -lm
 
 # Tools have no device and no precision.
 build/tools/%: dev/data/%.c Makefile $(PROBE)
 	@mkdir -p $(@D)
-	$(C) $(DEPENDENCIES) -o $@ $< -Xlinker --as-needed $(CJSON_LIBS) -lm
+	$(C) $(DEPENDENCIES) -o $@ $< $(HOST_LIBS) -lm
 
 build/tools/%: dev/plot/%.c Makefile $(PROBE)
 	@mkdir -p $(@D)
-	$(C) $(DEPENDENCIES) -o $@ $< -Xlinker --as-needed $(CJSON_LIBS) -lm
+	$(C) $(DEPENDENCIES) -o $@ $< $(HOST_LIBS) -lm
 
 -include $(wildcard $(DIR)/*.d $(DIR)/dev/*/*.d build/tools/*.d)
 
 # ---- targets -----------------------------------------------------------------------------------------------
 
-.PHONY: all trainers kernel-programs kernels bench spills tests tools setup train test gpu-check clean help corpus run-train build-train
+.PHONY: all trainers kernel-programs kernels bench spills tools setup train test gpu-check clean help corpus run-train build-train planned
 
 all: trainers tools                  ## every trainer and tool
 trainers: $(call program,$(TRAINERS))  ## build/cpu-fp32/train_gpt and those after it
 kernel-programs: $(call program,$(KERNELS))  ## the kernel laboratory, dev/cuda, compiled only
 tools: $(addprefix build/tools/,$(notdir $(basename $(TOOLS))))  ## data preparation and plots: build/tools
-# Only what runs trainers is built for bf16 as well: the other programs do not depend on the precision. The
-# sanitizers see one rank and the whole grid, as they compile long: the grid has the headers of what is between.
-TESTS := $(if $(filter fp32,$(PRECISION)),$(C_TESTS) $(CPU_TESTS),dev/test/test_parallel.c) test_gpt.c
-TESTED := $(if $(SANITIZE),train_gpt.cu train_gpt_3d.cu,$(TRAINERS))
-tests: $(call program,$(TESTED) $(KERNELS) $(TESTS)) tools  ## every test program
-
-setup:  ## installs what is missing (compiler, MPI, oneDNN, cJSON)
-	@dev/setup.sh
+setup:  ## installs what is missing (compiler, MPI, oneDNN, cJSON, PCRE2)
+	@dev/setup.sh $(PROBED)
 
 clean:  ## removes build/
 	rm -rf build
@@ -150,7 +142,7 @@ help:  ## this list
 # ---- the kernel laboratory ---------------------------------------------------------------------------------
 
 define build-kernels
-	@dev/setup.sh
+	@dev/setup.sh $(PROBED)
 	@for precision in $(PRECISIONS); do \
 	    $(PARALLEL) DEVICE=$(DEVICE) PRECISION=$$precision kernel-programs || exit 1; done
 endef
@@ -183,7 +175,7 @@ build/corpus/train.bin: build/tools/byte_corpus $(CORPUS_TEXT)
 # ---- make train --------------------------------------------------------------------------------------------
 
 train:  ## set-up, build, and train a small model on the built-in corpus
-	@dev/setup.sh
+	@dev/setup.sh $(PROBED)
 	+@$(PARALLEL) DEVICE=$(DEVICE) build-train
 	+@$(MAKE) --no-print-directory DEVICE=$(DEVICE) run-train
 
@@ -216,8 +208,13 @@ run-train:
 # ---- make test ---------------------------------------------------------------------------------------------
 
 test:  ## builds and runs every test; the last line is `N passed, N failed`
-	@dev/setup.sh
-	+@$(PARALLEL) DEVICE=$(DEVICE) PRECISION=fp32 tests
-	+@$(PARALLEL) DEVICE=$(DEVICE) PRECISION=bf16 tests
-	+@$(if $(filter cpu,$(DEVICE)),$(PARALLEL) DEVICE=cpu PRECISION=fp32 SANITIZE=1 tests)
-	@dev/test/run_tests.sh $(DEVICE) $(ONLY)
+	@dev/setup.sh $(PROBED)
+	@dev/test/run_tests.sh --plan $(DEVICE) '$(ONLY)' > build/test-plan
+	+@$(PARALLEL) DEVICE=$(DEVICE) PRECISION=fp32 planned
+	+@$(PARALLEL) DEVICE=$(DEVICE) PRECISION=bf16 planned
+	+@$(if $(filter cpu,$(DEVICE)),$(PARALLEL) DEVICE=cpu PRECISION=fp32 SANITIZE=1 planned)
+	@dev/test/run_tests.sh $(DEVICE) '$(ONLY)'
+
+# What the plan names of this combination.
+planned: $(filter $(DIR)/% build/tools/%,$(if $(filter planned,$(MAKECMDGOALS)),$(shell sort -u build/test-plan)))
+	@:

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# probe.sh cpu|cuda COMPILER: finds out by linking small programs which libraries work, and prints what the
-# Makefile needs to know. The Makefile keeps the answer in build/probe-DEVICE.mk.
+# probe.sh cpu|cuda COMPILER [C_COMPILER [MPI]]: finds out by linking small programs which libraries work, and prints
+# what the Makefile needs to know; the Makefile keeps the answer in build/probe-DEVICE.mk. It is the only judge of what is
+# there: the build refuses what it reports as MISSING, and dev/setup.sh installs that. What is WITHOUT makes the
+# build slower at most. With MPI, mpicxx.MPI and mpirun.MPI are taken, as Debian names them: openmpi or mpich.
 set -uo pipefail
 
-device=$1 compiler=$2
+device=$1 compiler=$2 c_compiler=${3:-cc} mpi=${4:+.$4}
 folder=$(mktemp -d) || exit 1
 trap 'rm -rf "$folder"' EXIT
 
@@ -12,13 +14,28 @@ links() {
     local source=$1
     shift
     printf '%s\n' "$source" >"$folder/probe.cpp"
-    "$compiler" -o "$folder/probe" "$folder/probe.cpp" "$@" >/dev/null 2>&1
+    # shellcheck disable=SC2086  # a compiler may come with flags
+    $compiler -o "$folder/probe" "$folder/probe.cpp" "$@" >/dev/null 2>&1
 }
 
-found=() missing=()
+found=() missing=() without=()
 say() { printf '%s := %s\n' "$1" "$2"; }
+answer() {
+    say FOUND "$(printf '%s, ' "${found[@]}" | sed 's/, $//')"
+    say MISSING "${missing[*]}"
+    say WITHOUT "${without[*]}"
+    exit 0
+}
 host=() # how a flag reaches the host compiler
 [ "$device" = cuda ] && host=(-Xcompiler)
+
+# Without a compiler nothing else can be found out.
+printf 'int main(void) { return 0; }\n' >"$folder/probe.c"
+# shellcheck disable=SC2086
+if ! links 'int main() { return 0; }' || ! $c_compiler -o "$folder/probe" "$folder/probe.c" >/dev/null 2>&1; then
+    missing+=(compiler)
+    answer
+fi
 
 if links 'int main() { return 0; }' "${host[@]}" -march=native; then say NATIVE -march=native; fi
 
@@ -27,7 +44,7 @@ int main() { return omp_get_max_threads() < 1; }' "${host[@]}" -fopenmp; then
     say OPENMP -fopenmp
     found+=(OpenMP)
 else
-    missing+=(OpenMP)
+    without+=(OpenMP)
 fi
 
 if [ "$device" = cuda ]; then
@@ -43,15 +60,17 @@ int main() { int v; return ncclGetVersion(&v) != 0; }' -lnccl; then
         say NCCL_LIBS -lnccl
         found+=(NCCL)
     else
-        missing+=(NCCL)
+        without+=(NCCL)
     fi
 else
     sgemm='float a = 1, b = 1, c;'
+    blas=
     if links "#include <dnnl.h>
 int main() { $sgemm return dnnl_sgemm('N', 'N', 1, 1, 1, 1, &a, 1, &b, 1, 0, &c, 1) != 0; }" -ldnnl; then
         say BLAS_LIBS -ldnnl
-        found+=(oneDNN)
+        blas=oneDNN
     else
+        # The reference BLAS is not looked for: it is many times slower.
         for library in openblas cblas; do
             if links "#include <cblas.h>
 int main() { $sgemm
@@ -59,38 +78,39 @@ cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, 1, 1, 1, 1, &a, 1, &b, 1,
             then
                 say BLAS_LIBS "-l$library"
                 say BLAS_DEFINES -DUSE_CBLAS
-                found+=("CBLAS (lib$library)")
+                blas="CBLAS (lib$library)"
                 break
             fi
         done
-        [[ "${found[*]}" == *CBLAS* ]] || missing+=(oneDNN)
     fi
+    if [ -n "$blas" ]; then found+=("$blas"); else missing+=(oneDNN); fi
 fi
 
 # Open MPI and MPICH both print the compiler's whole command line for -show.
 mpi_include=() mpi_libs=()
-for word in $(mpicxx -show 2>/dev/null); do
+for word in $("mpicxx$mpi" -show 2>/dev/null); do
     case $word in
         -I*) mpi_include+=(-isystem "${word#-I}") ;;
-        -lmpi_cxx | -lmpicxx) ;;  # the old C++ binding, which nothing here uses
+        -lmpi_cxx | -lmpicxx | -lmpichcxx) ;;  # the old C++ binding, which nothing here uses
         -L*) mpi_libs+=("$word" -Xlinker -rpath -Xlinker "${word#-L}") ;;
         -l*) mpi_libs+=("$word") ;;
     esac
 done
 if links '#include <mpi.h>
 int main(int argc, char **argv) { return MPI_Init(&argc, &argv); }' -DOMPI_SKIP_MPICXX=1 -DMPICH_SKIP_MPICXX=1 \
-    "${mpi_include[@]}" "${mpi_libs[@]}" && command -v mpirun >/dev/null; then
+    "${mpi_include[@]}" "${mpi_libs[@]}" && command -v "mpirun$mpi" >/dev/null; then
     say MPI_FLAGS "-DOMPI_SKIP_MPICXX=1 -DMPICH_SKIP_MPICXX=1 ${mpi_include[*]}"
     say MPI_LIBS "${mpi_libs[*]}"
-    found+=(MPI)
     # Ranks share cores on a small machine, and a container's user is root.
-    if mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
-        options='--oversubscribe --bind-to none --mca btl_vader_single_copy_mechanism none'
+    if "mpirun$mpi" --version 2>/dev/null | grep -q 'Open MPI'; then
+        options=' --oversubscribe --bind-to none --mca btl_vader_single_copy_mechanism none'
         [ "$(id -u)" -eq 0 ] && options="$options --allow-run-as-root"
-        say MPIRUN "mpirun $options"
+        found+=('Open MPI')
     else
-        say MPIRUN mpirun
+        options=
+        found+=(MPI)
     fi
+    say MPIRUN "mpirun$mpi$options"
 else
     missing+=(MPI)
 fi
@@ -112,6 +132,4 @@ else
     missing+=(PCRE2)
 fi
 
-join() { local text; text=$(printf ', %s' "$@"); echo "${text:2}"; }
-say FOUND "$(join "${found[@]}")"
-say MISSING "$([ ${#missing[@]} -eq 0 ] || join "${missing[@]}")"
+answer

@@ -293,13 +293,12 @@ static inline bool pipeline_prove(int p, int m, int v, const PipelineStep *const
         if (counts[s] != 2 * per_stage)
             return error_set(err, "stage %d has %zu steps, and %d micro-batches in %d chunks are %zu", s, counts[s],
                              m, v, 2 * per_stage);
-    unsigned char *done = (unsigned char *)calloc((size_t)p * per_stage, 1);
-    size_t *next = (size_t *)calloc((size_t)p, sizeof *next);
-    int *backwards = (int *)calloc((size_t)p * v, sizeof *backwards);
-    PipelineLink *links = (PipelineLink *)calloc(links_n, sizeof *links);
-    int *messages = (int *)malloc(links_n * per_stage * sizeof *messages);
-    bool ok = done && next && backwards && links && messages, moved = ok;
-    if (!ok) error_set(err, "no memory for checking a schedule of %zu steps a stage", 2 * per_stage);
+    unsigned char *done = (unsigned char *)host_alloc((size_t)p * per_stage, 1);
+    size_t *next = (size_t *)host_alloc(p, sizeof *next);
+    int *backwards = (int *)host_alloc((size_t)p * v, sizeof *backwards);
+    PipelineLink *links = (PipelineLink *)host_alloc(links_n, sizeof *links);
+    int *messages = (int *)host_alloc(links_n * per_stage, sizeof *messages);
+    bool ok = true, moved = true;
     for (size_t l = 0; ok && l < links_n; l++) links[l].messages = messages + l * per_stage;
     while (ok && moved) {
         moved = false;

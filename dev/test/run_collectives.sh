@@ -1,12 +1,13 @@
 #!/bin/sh
 # run_collectives.sh [FOLDER]: the checks of FOLDER/dev/cuda/collectives at 1, 2, 3, 4 and 8 ranks, and in bf16 too if
 # that is built.
+# needs: fp32/dev/cuda/collectives bf16/dev/cuda/collectives
 folder=${1:-build/cpu-fp32}
-launch="mpirun --oversubscribe --bind-to none"
-mpirun --version 2>/dev/null | grep -q 'Open MPI' || launch=mpirun
-case $launch in
-    *oversubscribe*) [ "$(id -u)" = 0 ] && launch="$launch --allow-run-as-root" ;;
-esac
+launch=${MPIRUN:-mpirun}
+if [ -z "${MPIRUN:-}" ] && mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
+    launch="mpirun --oversubscribe --bind-to none"
+    [ "$(id -u)" = 0 ] && launch="$launch --allow-run-as-root"
+fi
 OMP_NUM_THREADS=1
 export OMP_NUM_THREADS
 passed=0

@@ -2,6 +2,7 @@
 # run_nccl.sh [FOLDER]: runs FOLDER/dev/test/test_nccl at 2, 3, 4, 5 and 8 ranks (sanitized too, if that is
 # built) and test_nccl_replicas, then in the ways in which a job must fail: quickly, with a message, and leaving no
 # process behind.
+# needs: fp32/dev/test/test_nccl fp32/dev/test/test_nccl_replicas fp32-asan/dev/test/test_nccl
 folder=${1:-build/cpu-fp32}
 program=$folder/dev/test/test_nccl
 case $folder in
@@ -9,8 +10,11 @@ case $folder in
             echo '0 passed, 0 failed'
             exit 0 ;;
 esac
-launch="mpirun --oversubscribe --bind-to none"
-[ "$(id -u)" = 0 ] && launch="$launch --allow-run-as-root"
+launch=${MPIRUN:-mpirun}
+if [ -z "${MPIRUN:-}" ] && mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
+    launch="mpirun --oversubscribe --bind-to none"
+    [ "$(id -u)" = 0 ] && launch="$launch --allow-run-as-root"
+fi
 OMP_NUM_THREADS=1
 export OMP_NUM_THREADS
 passed=0

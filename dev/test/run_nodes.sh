@@ -7,6 +7,8 @@
 #
 # All of it, the bridge too, lives in namespaces of its own, and so do its processes: when this script ends, however
 # it ends, the kernel removes the hosts and every process on them.
+#
+# needs: fp32/train_gpt_3d
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=$(realpath -m "${1:-build/cpu-fp32}")

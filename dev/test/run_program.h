@@ -131,12 +131,13 @@ static inline void prefer_quick_starts(void) {
 // Starts the trainer of folder `build` with `flags`, then the layout's own. What it prints goes to stdout.txt
 // and stderr.txt in the working directory.
 static inline pid_t start(const char *build, const Layout *layout, Setting setting, const char *flags) {
-    char program[PATH_MAX + 64], mpi[128], own[ARG_BYTES], given[ARG_BYTES], env[ARG_BYTES];
+    const char *mpirun = getenv("MPIRUN");  // dev/test/run_tests.sh sets it to what the probe has found
+    char program[PATH_MAX + 64], mpi[256], own[ARG_BYTES], given[ARG_BYTES], env[ARG_BYTES];
     char *args[MAX_ARGS], *names[MAX_ARGS];
     size_t count = 0;
     snprintf(program, sizeof program, "%s/%s", build, layout->trainer);
-    snprintf(mpi, sizeof mpi, "mpirun --oversubscribe --bind-to none --allow-run-as-root -n %d",
-             layout->ranks);
+    snprintf(mpi, sizeof mpi, "%s -n %d",
+             mpirun ? mpirun : "mpirun --oversubscribe --bind-to none --allow-run-as-root", layout->ranks);
     snprintf(own, sizeof own, "%s", layout->flags);
     snprintf(given, sizeof given, "%s", flags);
     snprintf(env, sizeof env, "%s", setting.env);

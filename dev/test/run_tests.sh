@@ -1,20 +1,32 @@
 #!/usr/bin/env bash
-# run_tests.sh cpu|cuda [PATTERN]: runs every test program that `make test` has built, prints one line for
-# each with its time when it ends, shows what failed, and sums up. With a pattern, only those whose title contains
-# it. The whole output of each is kept in build/test-logs. On a CPU as many run at a time as there are cores, as
-# starting and waiting leaves these idle; on a GPU one does.
+# run_tests.sh cpu|cuda [PATTERN]: runs every test program that `make test` has built, prints one line for each with its
+# time when it ends, shows what failed, and sums up. With a pattern, only those whose title contains it. The whole
+# output of each is kept in build/test-logs. On a CPU as many run at a time as there are cores, as starting and waiting
+# leaves these idle; on a GPU one does.
+# run_tests.sh --plan cpu|cuda [PATTERN]: prints what these programs need, as targets of make. This is all that `make
+# test` builds.
 set -u
 cd "$(dirname "$0")/../.."
 
+plan=
+[ "$1" = --plan ] && plan=1 && shift
 device=$1 pattern=${2:-}
+# The folders are those of the Makefile, to which MPI=mpich means the same.
+fp32=build/$device-fp32${MPI:+-$MPI} bf16=build/$device-bf16${MPI:+-$MPI}
+asan=$fp32-asan
 logs=build/test-logs
 passed=0 failed=0 started=0 ended=0
 lanes=1
 export OMP_WAIT_POLICY=passive  # threads that wait leave their core to the other programs
 [ "$device" = cpu ] && lanes=$(nproc 2>/dev/null || echo 2)
-mkdir -p "$logs"
-rm -f "$logs"/*.report
-trap 'kill $(jobs -p) 2>/dev/null; wait; exit 130' INT TERM
+if [ -z "$plan" ]; then
+    mkdir -p "$logs"
+    rm -f "$logs"/*.report
+    trap 'kill $(jobs -p) 2>/dev/null; wait; exit 130' INT TERM
+    # How ranks are started: dev/probe.sh has found that out.
+    MPIRUN=$(sed -n 's/^MPIRUN := //p' "build/probe-$device${MPI:+-$MPI}.mk" 2>/dev/null)
+    if [ -n "$MPIRUN" ]; then export MPIRUN; else unset MPIRUN; fi
+fi
 
 # one TITLE SECONDS COMMAND...: runs one program, which ends with a line `N passed, N failed`, and leaves a report:
 # these numbers, then what is to be shown. The exit code counts as well: a program that reports no failure and then
@@ -43,6 +55,7 @@ one() {
         why="exit code $code"
     fi
     [ -n "$why" ] && [ "$bad" -eq 0 ] && bad=1
+    [ $((ok + bad)) -eq 0 ] && why=$(grep -am1 '^skip ' "$log")
     {
         echo "$ok $bad"
         printf '%-52s %-24s %4d.%d s  %s\n' "$title" "$last" $((tenths / 10)) $((tenths % 10)) "$why"
@@ -68,9 +81,15 @@ reap() {
     done
 }
 
-# run TITLE SECONDS COMMAND...: as soon as there is room for it.
+# run TITLE SECONDS COMMAND...: as soon as there is room for it. `also` names what it needs besides its program.
 run() {
     [[ $1 == *"$pattern"* ]] || return 0
+    if [ -n "$plan" ]; then
+        # shellcheck disable=SC2086
+        printf '%s\n' "${@:3}" | grep -m1 "^build/.*/"
+        [ -z "${also:-}" ] || printf '%s\n' $also
+        return 0
+    fi
     while [ "$(jobs -rp | wc -l)" -ge "$lanes" ]; do reap; done
     started=$((started + 1))
     one "$@" &
@@ -84,33 +103,38 @@ programs() {
     done
 }
 
-# What needs several ranks has a script run_NAME.sh that starts test_NAME*; it is called with the build
-# folder.
-has_script() {
-    local script
-    for script in dev/test/run_*.sh; do
-        script=${script##*/run_}
-        [[ ${1##*/test_} == "${script%.sh}"* ]] && return 0
+# needs SCRIPT: the programs that a script starts, which it names itself: `# needs: fp32/train_gpt_3d tools/loss`.
+needs() {
+    local word
+    for word in $(sed -n 's/^# needs: //p' "$1"); do
+        case $device-$word in
+            cuda-*asan/* | cuda-*/test_nccl*) ;;  # these are for the CPU
+            *-tools/*) echo "build/$word" ;;
+            *) echo "${fp32/fp32/${word%%/*}}/${word#*/}" ;;
+        esac
     done
-    return 1
 }
 
-fp32=build/$device-fp32 bf16=build/$device-bf16 asan=build/$device-fp32-asan
+# What a script starts is not run without it.
+has_script() { grep -q "^# needs:.*/$1\b" dev/test/run_*.sh; }
+
 sources=(dev/test/test_*.c)
 [ "$device" = cpu ] && sources+=(dev/test/test_*.cu)  # of the stand-ins
 parallel=dev/test/test_parallel  # is given the trainers, like test_gpt
+trainers() { for name in $(programs train_gpt*.cu); do echo "$1/$name"; done; }
 
 for name in $(programs "${sources[@]}"); do
     has_script "$name" || [ "$name" = "$parallel" ] || run "$name" 300 "$fp32/$name"
 done
 # The long ones first, so that the short ones fill what is left.
-for precision in fp32 bf16; do
-    folder=build/$device-$precision
-    run "test_gpt $precision" 1200 "$folder/test_gpt" "$folder"
-    run "test_parallel $precision" 1200 "$folder/$parallel" "$folder"
+for folder in "$fp32" "$bf16"; do
+    precision=${folder#*-} precision=${precision%%-*}
+    also=$(trainers "$folder") run "test_gpt $precision" 1200 "$folder/test_gpt" "$folder"
+    also="$(trainers "$folder") build/tools/timeline" \
+        run "test_parallel $precision" 1200 "$folder/$parallel" "$folder"
 done
 for script in dev/test/run_*.sh; do
-    [ "$script" = dev/test/run_tests.sh ] || [ ! -x "$script" ] || run "$script" 600 "$script" "$fp32"
+    [ "$script" = dev/test/run_tests.sh ] || also=$(needs "$script") run "$script" 600 "$script" "$fp32"
 done
 if [ "$device" = cpu ]; then
     # Libraries keep memory to the end (oneDNN its kernels), so leaks are looked for in the plain C programs
@@ -122,14 +146,15 @@ if [ "$device" = cpu ]; then
         has_script "$name" || run "$name sanitized" 600 ASAN_OPTIONS=detect_leaks=0 "$asan/$name"
     done
     # Hostile input is where a trainer would read past a buffer; and 8 ranks use all of its buffers.
-    run "test_gpt refusals sanitized" 1200 ASAN_OPTIONS=detect_leaks=0 "$asan/test_gpt" "$asan" refusals
-    run "test_parallel replicas sanitized" 1200 ASAN_OPTIONS=detect_leaks=0 "$asan/$parallel" "$asan" replicas
+    also=$asan/train_gpt run "test_gpt refusals sanitized" 1200 ASAN_OPTIONS=detect_leaks=0 "$asan/test_gpt" "$asan" refusals
+    also=$asan/train_gpt_3d run "test_parallel replicas sanitized" 1200 ASAN_OPTIONS=detect_leaks=0 "$asan/$parallel" "$asan" replicas
 fi
 for name in $(programs dev/cuda/*.cu); do
     run "$name fp32" 300 "$fp32/$name"
     run "$name bf16" 300 "$bf16/$name"
     [ "$device" = cpu ] && run "$name fp32, random thread order" 300 CPU_THREAD_ORDER=random:1 "$fp32/$name"
 done
+[ -n "$plan" ] && exit 0
 while [ -n "$(jobs -rp)" ]; do reap; done
 reap
 

@@ -44,7 +44,7 @@ static const Layout *start_of(const Grid *g, Started *s) {
 static bool has(const Grid *g, const char *flag) { return strstr(g->flags, flag) != NULL; }
 static bool sequence_parallel(const Grid *g) { return g->t > 1 && has(g, "--sequence-parallel 1"); }
 static bool skipped(const Context *x, const Grid *g) {
-    bool built = !x->sanitized || strcmp(g->trainer, "_3d") == 0;  // `make tests` says which are
+    bool built = !x->sanitized || strcmp(g->trainer, "_3d") == 0;  // by dev/test/run_tests.sh
     return !built || g->t * g->d * g->p > x->max_ranks || (x->bf16 && !g->bf16);
 }
 

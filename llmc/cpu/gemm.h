@@ -16,7 +16,9 @@
 #include <vector>
 
 #ifdef USE_CBLAS
+#define bfloat16 cblas_bfloat16  // OpenBLAS's name for its 16 bits, which the kernels have for their own type
 #include <cblas.h>
+#undef bfloat16
 #else
 #include <dnnl.h>
 #endif
