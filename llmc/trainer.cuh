@@ -44,6 +44,8 @@
 // The tracks of a rank in the timeline. A link's track is that of its direction plus 2 * StepKind.
 enum { TRACK_COMPUTE, TRACK_TENSOR, TRACK_RECEIVE, TRACK_SEND, TRACK_DATA = 6, TRACK_COUNT };
 
+enum { TOTALS_EXTRA = 2 };  // what travels with the squared norms: the loss, and whether to stop
+
 struct Trainer {
     Options opt;
     GPTConfig config;
@@ -67,7 +69,7 @@ struct Trainer {
     NormRange *norm_ranges;        // [norm_count] pieces of gradient tensors, of `part`
     size_t norm_count, *norm_owner;   // [norm_count] on the host: the tensor of each, as index into table.tensors
     double *norms, *norm_scratch;  // [norm_count] squared norm of each
-    double *totals, *host_totals;  // [tensors of the whole model + 1] the same summed over the ranks; and a stop flag
+    double *totals, *host_totals;  // [tensors of the whole model + TOTALS_EXTRA] the same summed over the ranks; loss, stop
     int *host_inputs, *host_targets;  // (micros, B * T) pinned
     double *host_sums, *host_norms;   // [micros], [norm_count] pinned
     DataLoader train_data, val_data;

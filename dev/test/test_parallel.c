@@ -306,11 +306,9 @@ static Counts expected_traffic(const Grid *g, int micro, size_t width) {
         }
         table_free(&table);
     }
-    // The squared norm of each tensor with the stop flag; beyond tensor parallelism the loss too.
+    // The squared norm of each tensor, the loss and the stop flag.
     double world = t * d * g->p;
-    bool loss = strcmp(g->trainer, "_tp") != 0;
-    add_all_reduces(&c.by[WORLD][ALL_REDUCE], steps, world, (double)(count_tensors(&config) + 1) * 8);
-    if (loss) add_all_reduces(&c.by[WORLD][ALL_REDUCE], steps, world, 8);
+    add_all_reduces(&c.by[WORLD][ALL_REDUCE], steps, world, (double)(count_tensors(&config) + 2) * 8);
     return c;
 }
 

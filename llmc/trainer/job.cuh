@@ -54,6 +54,7 @@ static inline void job_start(Job *job, int *argc, char ***argv) {
     int wanted = MPI_THREAD_FUNNELED, provided;
 #endif
     MPI_Comm node;
+    setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);  // Open MPI without mpirun: no daemon beside the program
     if (MPI_Init_thread(argc, argv, wanted, &provided) != MPI_SUCCESS) exit(1);
     if (provided < wanted) { fprintf(stderr, "error: this MPI does not support MPI_THREAD_MULTIPLE\n"); exit(1); }
     MPI_Comm_rank(MPI_COMM_WORLD, &job->rank);

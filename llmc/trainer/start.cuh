@@ -104,7 +104,7 @@ static inline Arena *trainer_layout(Trainer *m) {
     take(arena, m->loss_sums, m->micros), take(arena, m->inputs, m->micros * N), take(arena, m->targets, m->micros * N);
     take(arena, m->norm_ranges, m->norm_count), take(arena, m->norms, m->norm_count);
     take(arena, m->norm_scratch, global_norm_scratch(m->norm_count, table_largest(&m->table)));
-    take(arena, m->totals, count_tensors(&m->config) + 1);
+    take(arena, m->totals, count_tensors(&m->config) + TOTALS_EXTRA);
     return arena;
 }
 
@@ -150,7 +150,7 @@ static inline void trainer_host_buffers(Trainer *m) {
     CUDA_CHECK(cudaMallocHost((void **)&m->host_targets, tokens));
     CUDA_CHECK(cudaMallocHost((void **)&m->host_sums, m->micros * sizeof(double)));
     CUDA_CHECK(cudaMallocHost((void **)&m->host_norms, m->norm_count * sizeof(double)));
-    CUDA_CHECK(cudaMallocHost((void **)&m->host_totals, (count_tensors(&m->config) + 1) * sizeof(double)));
+    CUDA_CHECK(cudaMallocHost((void **)&m->host_totals, (count_tensors(&m->config) + TOTALS_EXTRA) * sizeof(double)));
     NormRange *host_ranges = NULL;
     host_array(host_ranges, m->norm_count);
     state_ranges(&m->part, &m->table, host_ranges, m->norm_owner);

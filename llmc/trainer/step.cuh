@@ -45,41 +45,41 @@ static inline void trainer_sum(Trainer *m, double *x, size_t count) {
     CUDA_CHECK(cudaStreamSynchronize(m->stream));
 }
 
-// Mean loss per token of the global batch, from the loss sums of the last stages. Synchronises.
-static inline double trainer_mean_loss(Trainer *m) {
+// This rank's part of the loss, from the sums of its micro-batches: the last stages' first tensor ranks have it, all others
+// add 0. Synchronises.
+static inline double trainer_loss_share(Trainer *m) {
     bool ours = m->table.shard.head && m->grid.t_rank == 0;
     size_t bytes = m->micros * sizeof(double);
     if (ours) CUDA_CHECK(cudaMemcpyAsync(m->host_sums, m->loss_sums, bytes, cudaMemcpyDeviceToHost, m->stream));
     CUDA_CHECK(cudaDeviceSynchronize());
     double sum = 0.0;
     for (size_t i = 0; i < m->micros && ours; i++) sum += m->host_sums[i];
-    trainer_sum(m, &sum, 1);  // all other ranks add 0
+    return sum;
+}
+
+// Mean loss per token of a global batch that has run forward. Synchronises.
+static inline double trainer_mean_loss(Trainer *m) {
+    double sum = trainer_loss_share(m);
+    trainer_sum(m, &sum, 1);
     return sum / ((double)m->opt.global_batch * (double)m->T);
 }
 
-// Global gradient norm: squares are summed per tensor in double on the device, over the ranks, and here in the order of the
-// whole model's table. bad: the first tensor whose gradient is not finite, or "". If any rank has been asked to stop, all
-// of them learn of it here.
-static inline double trainer_gradient_norm(Trainer *m, char bad[40]) {
+// Sums over all ranks, in one message: the squared gradient norm of every tensor of the whole model, then the loss, then
+// whether a rank has been asked to stop. Squares are summed per tensor in double on the device. Returns host_totals.
+static inline const double *trainer_totals(Trainer *m) {
     size_t count = m->norm_count, tensors = count_tensors(&m->config);
-    double sum = 0.0;
     global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->norm_ranges, count, table_largest(&m->table), m->stream);
     CUDA_CHECK(cudaMemcpyAsync(m->host_norms, m->norms, count * sizeof(double), cudaMemcpyDeviceToHost, m->stream));
-    CUDA_CHECK(cudaStreamSynchronize(m->stream));
+    double loss = trainer_loss_share(m);
     memset(m->host_totals, 0, tensors * sizeof(double));
-    m->host_totals[tensors] = stop_signal != 0;
     for (size_t i = 0; i < count; i++) {
         const Tensor *x = &m->table.tensors[m->norm_owner[i]];
         if (x->counted) m->host_totals[x->id] += m->host_norms[i];
     }
-    trainer_sum(m, m->host_totals, tensors + 1);
-    bad[0] = '\0';
-    for (size_t i = 0; i < tensors; i++) {
-        if (!isfinite(m->host_totals[i]) && !bad[0]) strcpy(bad, tensor_by_id(&m->config, i).name);
-        sum += m->host_totals[i];
-    }
-    m->stop = m->host_totals[tensors] > 0.0;
-    return sqrt(sum);
+    m->host_totals[tensors] = loss;
+    m->host_totals[tensors + 1] = stop_signal != 0;
+    trainer_sum(m, m->host_totals, tensors + TOTALS_EXTRA);
+    return m->host_totals;
 }
 
 // Writes this step's gradients, before clipping, as one unsharded file.
@@ -92,16 +92,24 @@ static inline bool trainer_dump_gradients(Trainer *m, Error *err) {
     return m->job.rank != 0 || gradients_finish(path, err);
 }
 
-// Loss and gradient norm of the step, once the gradients of all ranks are summed. Ends the run if one is not finite.
+// Loss and gradient norm of the step, once the gradients of all ranks are summed; the squares are added in the order of the
+// whole model's table. Ends the run if one is not finite. All ranks learn here whether one has been asked to stop.
 static inline void trainer_norm(Trainer *m, StepReport *report) {
     Error err;
-    char bad[40];
-    report->grad_norm = trainer_gradient_norm(m, bad);
-    report->loss = trainer_mean_loss(m);
-    if (!isfinite(report->loss) || bad[0]) {
+    char bad[40] = "none";
+    size_t tensors = count_tensors(&m->config);
+    const double *totals = trainer_totals(m);
+    double sum = 0.0;
+    for (size_t i = 0; i < tensors; i++) sum += totals[i];
+    for (size_t i = tensors; i-- > 0;) {
+        if (!isfinite(totals[i])) strcpy(bad, tensor_by_id(&m->config, i).name);
+    }
+    report->grad_norm = sqrt(sum);
+    report->loss = totals[tensors] / ((double)m->opt.global_batch * (double)m->T);
+    m->stop = totals[tensors + 1] > 0.0;
+    if (!isfinite(report->loss) || !isfinite(sum)) {
         error_set(&err, "step %zu: the loss is %g and %s is the first tensor whose gradient is not finite; nothing was "
-                  "updated; resume from the last checkpoint with a lower --lr", report->step, report->loss,
-                  bad[0] ? bad : "none");
+                  "updated; resume from the last checkpoint with a lower --lr", report->step, report->loss, bad);
         job_stop(&m->job, &err);
     }
     bool first = m->progress.step == m->progress.first_step;
