@@ -96,7 +96,7 @@ NVCC_HOST := $(subst $(eval) ,$(comma),$(strip $(NATIVE) -ffp-contract=off $(OPE
 CU = $(NVCC) -std=c++17 -O3 $(ARCHITECTURES) -diag-suppress 177 -Xcompiler $(NVCC_HOST) -I. $(DEFINES) \
      $(MPI_FLAGS)
 ifeq ($(NCCL),mpi)
-CU += -Illmc/mpi -DNCCL_OVER_MPI
+CU += -Illmc/mpi
 else
 LIBS += $(NCCL_LIBS)
 endif
