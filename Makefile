@@ -52,7 +52,7 @@ program = $(addprefix $(DIR)/,$(basename $(1)))
 
 PROBE := build/probe-$(DEVICE)$(addprefix -,$(MPI)).mk
 PROBED = $(DEVICE) '$(if $(filter cuda,$(DEVICE)),$(NVCC),$(CXX))' '$(CC)' $(MPI)
-ifneq ($(filter-out help setup clean train test kernels bench spills gpu-check,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out help setup clean train test lessons kernels bench spills gpu-check,$(or $(MAKECMDGOALS),all)),)
 include $(PROBE)
 ifneq ($(strip $(MISSING)),)
 $(shell rm -f $(PROBE))
@@ -123,7 +123,8 @@ build/tools/%: dev/plot/%.c Makefile $(PROBE)
 
 # ---- targets -----------------------------------------------------------------------------------------------
 
-.PHONY: all trainers kernel-programs kernels bench spills tools setup train test gpu-check clean help corpus run-train build-train planned
+.PHONY: all trainers kernel-programs kernels bench spills tools setup train test lessons gpu-check clean help corpus \
+        run-train build-train planned
 
 all: trainers tools                  ## every trainer and tool
 trainers: $(call program,$(TRAINERS))  ## build/cpu-fp32/train_gpt and those after it
@@ -188,22 +189,30 @@ RANKS ?= $(shell echo '$(LAYOUT)' | \
 THREADS = $(shell echo $$(($(JOBS) > $(RANKS) ? $(JOBS) / $(RANKS) : 1)))
 LAUNCHER = $(if $(filter 1,$(RANKS)),,OMP_NUM_THREADS=$(THREADS) $(MPIRUN) -n $(RANKS))
 
+OUT ?= build/out
 TRAIN_FLAGS := --train-data build/corpus/train.bin --val-data build/corpus/val.bin --shuffle 1 \
                --layers 4 --heads 4 --channels 128 --seq 64 --micro-batch 4 --global-batch 16 \
                --steps 500 --lr 4e-3 --warmup 30 --val-every 100 --sample-every 500 --prompt "static inline " \
-               --out build/out --log build/out/log.jsonl --trace build/out/trace.json --profile 1
+               --out $(OUT) --log $(OUT)/log.jsonl --trace $(OUT)/trace.json --profile 1
 STAGES = $(or $(shell echo '$(LAYOUT)' | sed -n 's/.*--pipeline \([0-9]*\).*/\1/p'),1)
 
 build-train: $(call program,$(MAIN)) corpus tools
 run-train:
-	@mkdir -p build/out
+	@mkdir -p $(OUT)
 	$(LAUNCHER) $(call program,$(MAIN)) $(TRAIN_FLAGS) $(LAYOUT)
-	@build/tools/timeline --step 5 --pipeline $(STAGES) --out build/out/timeline.svg build/out/trace.json
-	@build/tools/profile --out build/out/profile.svg build/out/trace.json >/dev/null
-	@build/tools/loss --out build/out/loss.svg build/out/log.jsonl
-	@echo "checkpoint   $$(ls -d build/out/step-* | tail -n 1)"
-	@echo "log          build/out/log.jsonl    loss curve build/out/loss.svg"
-	@echo "trace        build/out/trace.json   timeline   build/out/timeline.svg, profile build/out/profile.svg"
+	@build/tools/timeline --step 5 --pipeline $(STAGES) --out $(OUT)/timeline.svg $(OUT)/trace.json
+	@build/tools/profile --out $(OUT)/profile.svg $(OUT)/trace.json >/dev/null
+	@build/tools/loss --out $(OUT)/loss.svg $(OUT)/log.jsonl
+	@echo "checkpoint   $$(ls -d $(OUT)/step-* | tail -n 1)"
+	@echo "log          $(OUT)/log.jsonl    loss curve $(OUT)/loss.svg"
+	@echo "trace        $(OUT)/trace.json   timeline   $(OUT)/timeline.svg, profile $(OUT)/profile.svg"
+
+# ---- make lessons ------------------------------------------------------------------------------------------
+
+lessons:  ## what each trainer adds to the one before: three diffs, each part under the name of its function
+	@set -- $(TRAINERS); while [ $$# -gt 1 ]; do \
+	    printf '%s\n' "==== from $$1 to $$2 ===="; \
+	    diff --color=auto -u -p -d --label $$1 --label $$2 $$1 $$2; shift; done; true
 
 # ---- make test ---------------------------------------------------------------------------------------------
 

@@ -264,7 +264,7 @@ static void test_communicators(ncclComm_t world, cudaStream_t stream) {
     CHECK_ALL(rank == world_size - 1 - world_rank, "ncclCommSplit orders by key");
     ncclComm_t parity = split(world, world_rank % 2, world_rank, "parity");
     NCCL(ncclCommCount(parity, &size));
-    CHECK_ALL(size == (world_size + 1 - world_rank % 2) / 2 && strcmp(ncclMpiName(parity), "parity") == 0,
+    CHECK_ALL(size == (world_size + 1 - world_rank % 2) / 2 && parity->name == "parity",
               "ncclCommSplit groups by colour");
     bool ok = collectives_agree(parity, stream, ncclFloat32, 100, true);
     CHECK_ALL(ok && collectives_agree(backwards, stream, ncclBfloat16, 100, true),
@@ -496,18 +496,13 @@ static void test_random_orders(ncclComm_t world, cudaStream_t *streams) {
 
 static int run_all(ncclComm_t comm, cudaStream_t *streams) {
     test_communicators(comm, streams[0]);
-    nccl_mpi::Limits &limits = nccl_mpi::state().limits, usual = limits;
+    size_t usual = nccl_mpi::state().small;
     for (int tiny = 0; tiny < 2; tiny++) {
-        const char *paths = tiny ? "as if large" : "small";
-        if (tiny) {
-            limits.together = 100;
-            limits.part = 64;
-            limits.piece = 1000;
-        }
-        test_collectives(comm, streams[0], paths);
-        test_point_to_point(comm, streams[0], paths);
+        if (tiny) nccl_mpi::state().small = nccl_mpi::state().together = 0;
+        test_collectives(comm, streams[0], tiny ? "as if large" : "small");
+        test_point_to_point(comm, streams[0], tiny ? "as if large" : "small");
     }
-    limits = usual;
+    nccl_mpi::state().small = nccl_mpi::state().together = usual;
     bool ok = collectives_agree(comm, streams[0], ncclFloat32, 70001, false);
     CHECK_ALL(ok && collectives_agree(comm, streams[0], ncclBfloat16, 70001, false),
               "collectives of 70001 elements");
@@ -566,7 +561,7 @@ static void loop(ncclComm_t comm, cudaStream_t stream, bool one_exits) {
     }
 }
 
-// `test_nccl bench [TOGETHER PART]` (see Limits). Batches of three kinds take turns and the best of each
+// `test_nccl bench [SMALL TOGETHER]` (see State). Batches of three kinds take turns and the best of each
 // counts, because other programs may run beside us; the third is MPI's own non-blocking all-reduce, polled
 // with a yield as ours is.
 static void bench(ncclComm_t comm, cudaStream_t stream) {
@@ -631,8 +626,8 @@ int main(int argc, char **argv) {
     else if (!strcmp(mode, "loop") || !strcmp(mode, "exit")) loop(comm, streams[0], !strcmp(mode, "exit"));
     else if (!strcmp(mode, "bench")) {
         if (argc > 3) {
-            nccl_mpi::state().limits.together = strtoull(argv[2], NULL, 10);
-            nccl_mpi::state().limits.part = strtoull(argv[3], NULL, 10);
+            nccl_mpi::state().small = strtoull(argv[2], NULL, 10);
+            nccl_mpi::state().together = strtoull(argv[3], NULL, 10);
         }
         bench(comm, streams[0]);
     }

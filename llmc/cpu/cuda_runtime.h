@@ -36,7 +36,7 @@ enum cudaMemcpyKind {
     cudaMemcpyDefault
 };
 enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
-enum { cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
+enum { cudaEventDefault = 0, cudaEventDisableTiming = 2 };
 
 struct cudaDeviceProp {
     char name[256];
@@ -44,19 +44,6 @@ struct cudaDeviceProp {
     int warpSize, maxThreadsPerBlock, multiProcessorCount, maxThreadsPerMultiProcessor, major, minor;
 };
 
-static inline const char *cudaGetErrorName(cudaError_t error) {
-    switch (error) {
-    case cudaSuccess: return "cudaSuccess";
-    case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
-    case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
-    case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
-    case cudaErrorInvalidMemcpyDirection: return "cudaErrorInvalidMemcpyDirection";
-    case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
-    case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
-    case cudaErrorNotReady: return "cudaErrorNotReady";
-    }
-    return "unrecognized error code";
-}
 static inline const char *cudaGetErrorString(cudaError_t error) {
     switch (error) {
     case cudaSuccess: return "no error";
@@ -165,7 +152,7 @@ static inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 // ---------------------------------------------------------------------------------------------- events
 
 static inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
-    if (!event || (flags & ~(unsigned)(cudaEventBlockingSync | cudaEventDisableTiming)))
+    if (!event || (flags & ~(unsigned)cudaEventDisableTiming))
         return cpu_error(cudaErrorInvalidValue);
     cpu_runtime().events.insert(*event = new CUevent_st{nullptr, flags});
     return cudaSuccess;
@@ -316,9 +303,5 @@ static inline int atomicAdd(int *p, int value) { return __atomic_fetch_add(p, va
 static inline unsigned atomicAdd(unsigned *p, unsigned value) {
     return __atomic_fetch_add(p, value, __ATOMIC_RELAXED);
 }
-template <class T> static inline T __ldg(const T *p) { return *p; }
-template <class T> static inline T __ldcs(const T *p) { return *p; }
-template <class T> static inline void __stcs(T *p, T value) { *p = value; }
-static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 
 #endif

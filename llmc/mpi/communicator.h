@@ -195,13 +195,7 @@ inline ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) {
 
 // Beyond NCCL: what this rank did on the communicator since it was made or the counters were reset.
 inline NcclMpiCounter ncclMpiCounter(ncclComm_t comm, NcclMpiOp op) { return comm->counters[op]; }
-inline size_t ncclMpiBytesSent(ncclComm_t comm) {
-    size_t bytes = 0;
-    for (int op = 0; op < NCCL_MPI_OPS; op++) bytes += comm->counters[op].bytes_sent;
-    return bytes;
-}
 inline void ncclMpiResetCounters(ncclComm_t comm) { memset(comm->counters, 0, sizeof comm->counters); }
-inline const char *ncclMpiName(ncclComm_t comm) { return comm->name.c_str(); }
 
 // Completes what is queued, then frees. All ranks of comm call it.
 inline ncclResult_t ncclCommDestroy(ncclComm_t comm) {
@@ -218,12 +212,6 @@ inline ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     MPI_Comm_free(&comm->mpi);
     delete comm;
     return ncclSuccess;
-}
-
-// A rank that gives up cannot leave the others in the middle of an operation: this ends the job.
-inline ncclResult_t ncclCommAbort(ncclComm_t comm) {
-    fprintf(stderr, "nccl: ncclCommAbort was called on %s\n", comm ? comm->name.c_str() : "no communicator");
-    nccl_mpi::end_job(0);
 }
 
 #endif

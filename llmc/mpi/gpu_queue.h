@@ -86,6 +86,7 @@ inline void gpu_helper() {
             bool all = true;
             for (int s = 1; s <= job.streams; s++) all = all && job.flags[s];
             if (!all) continue;
+            __sync_synchronize();  // what the streams have brought is read after the flags
             ready = true;
             lock.unlock();  // the host may queue more meanwhile; only this thread removes
             bool done = progress(job.group.get(), &moved);
@@ -159,7 +160,8 @@ inline void release_oldest(GpuQueue *q) {
 // The next bytes of the pinned ring, NULL if it is smaller than that.
 inline char *take_pinned(GpuQueue *q, size_t bytes) {
     if (bytes > q->bytes) return NULL;
-    while (!q->regions.empty() && cudaEventQuery(q->regions.front().copied.back()) == cudaSuccess)
+    while (!q->regions.empty() && (q->regions.front().copied.empty() ||  // empty: its group failed
+                                   cudaEventQuery(q->regions.front().copied.back()) == cudaSuccess))
         release_oldest(q);
     size_t begin = q->head + bytes <= q->bytes ? q->head : 0;
     // What begins before `head` but is older lies ahead of us after a wrap: wait for all that the new part

@@ -26,9 +26,28 @@
 
 #include "llmc/mpi/communicator.h"
 
-#define NCCL_OVER_MPI_COUNTERS 1  // tells a program that the counters of communicator.h exist
+#define NCCL_OVER_MPI 1  // tells a program which NCCL it has: ranks may share a device, and their traffic is counted
 
 namespace nccl_mpi {
+
+// Counts what a ring would send and receive: rank r keeps part r of an all-reduced buffer, the last rank of a
+// broadcast sends nothing on.
+inline void count_traffic(ncclComm_t comm, const Op *op) {
+    NcclMpiCounter *c = &comm->counters[op->call.op];
+    size_t n = (size_t)comm->size, rank = (size_t)comm->rank, count = op->call.count, bytes = count * op->width;
+    size_t own = (count / n + (rank < count % n)) * op->width, root = (size_t)op->call.root;
+    c->calls++;
+    switch (op->call.op) {
+        case NCCL_MPI_ALL_REDUCE: c->bytes_sent += 2 * (bytes - own), c->bytes_received += 2 * (bytes - own); break;
+        case NCCL_MPI_SEND: c->bytes_sent += bytes; break;
+        case NCCL_MPI_RECV: c->bytes_received += bytes; break;
+        case NCCL_MPI_BROADCAST:
+            c->bytes_sent += (rank + 1) % n == root ? 0 : bytes;
+            c->bytes_received += rank == root ? 0 : bytes;
+            break;
+        default: c->bytes_sent += (n - 1) * bytes, c->bytes_received += (n - 1) * bytes; break;
+    }
+}
 
 // Hands one communicator's share of a closed group to the streams.
 inline ncclResult_t issue_group(const std::vector<Op> &ops, ncclComm_t comm,
@@ -45,7 +64,7 @@ inline ncclResult_t issue_group(const std::vector<Op> &ops, ncclComm_t comm,
         if (call->op == NCCL_MPI_SEND) call->sequence = comm->sent_to[op->peer]++;
         else if (call->op == NCCL_MPI_RECV) call->sequence = comm->received_from[op->peer]++;
         else call->sequence = comm->collectives++;
-        comm->counters[call->op].calls++;
+        count_traffic(comm, op);
         if (i < 4) g->name += (i ? " and " : "") + describe(call);
         else if (i == 4) g->name += " and more";
     }
@@ -100,9 +119,7 @@ inline ncclResult_t call(NcclMpiOp kind, const void *send, void *recv, size_t co
         return fail(ncclInvalidArgument, "%s: rank %d does not exist, %s has %d", name, other,
                     comm->name.c_str(), comm->size);
     }
-    if (count > (SIZE_MAX >> 2) / width / (size_t)comm->size) {
-        return fail(ncclInvalidArgument, "%s: a count of %zu is beyond any memory", name, count);
-    }
+    if (count > INT_MAX) return fail(ncclInvalidArgument, "%s: a count of %zu is beyond an MPI message", name, count);
     size_t bytes = count * width, send_bytes = bytes * send_parts, recv_bytes = bytes * recv_parts;
     if (send_bytes && !is_device_memory(send, send_bytes)) {
         return fail(ncclInvalidArgument, "%s: %zu bytes at %p are not inside one device allocation", name,
@@ -117,8 +134,7 @@ inline ncclResult_t call(NcclMpiOp kind, const void *send, void *recv, size_t co
         return fail(ncclInvalidArgument, "%s: the buffers overlap without being in place", name);
     }
     if (!is_stream(stream)) return fail(ncclInvalidArgument, "%s: no such stream", name);
-    Op op;
-    memset(&op, 0, sizeof op);
+    Op op = Op();
     op.call.op = kind;
     op.call.type = type;
     op.call.redop = reduces ? redop : -1;

@@ -50,27 +50,26 @@ struct ncclComm {
 
 namespace nccl_mpi {
 
+// Repeats a call. Every message begins with its sender's, so that the receiver can compare it with its own.
 struct Header {
     int32_t op, type, redop, root;  // NcclMpiOp; root of a broadcast, destination of a send, else -1
-    int32_t phase;                  // of an all-reduce: 0 contribution, 1 result
-    int32_t unused[3];
-    uint64_t count, sequence;  // as in the call; its number on this communicator (send/recv: for this pair)
-    uint64_t bytes;            // payload of this message
-    uint64_t padding;
+    uint64_t count, sequence;       // as in the call; its number on this communicator (send/recv: for this pair)
+    uint64_t unused[4];
 };
-static_assert(sizeof(Header) == 64, "payloads behind headers stay aligned");
+static_assert(sizeof(Header) == 64, "nothing between the fields, which travel as bytes");
 
-struct Transfer {
-    enum State { WAITING, HEADER, BLOCKED, PAYLOAD, DONE };
+// A message from or to one rank. Those of phase 1, the results of an all-reduce, leave and are taken when all of
+// phase 0 is through.
+struct Message {
+    enum State { WAITING, HEADER, PAYLOAD, DONE };
     bool receive;
-    int op, peer, phase;  // op: index in the group
-    char *data;           // NULL: a contribution, which stays in its block until it is reduced
+    int peer, phase;
+    char *data;  // NULL: a contribution, which stays in its block until it is reduced
     size_t bytes;
-    int after;   // an earlier send from the memory that this receive writes; -1: none
-    double due;  // injected delay
+    double due;  // injected delay of a send
     State state;
-    char *block, *payload;  // staging: header and payload, or header alone; where the contribution lies
-    int open;               // MPI requests not yet complete
+    char *block;           // header and payload, or header alone
+    MPI_Request requests[2];  // of the block; of a payload by itself
 };
 
 struct Op {
@@ -79,11 +78,11 @@ struct Op {
     char *recv;
     size_t width;            // bytes of an element
     int peer;                // of send and recv
-    size_t first, elements;  // the part that this rank reduces
-    int missing;             // contributions to it that have not arrived
     bool reduces, shares;    // has a part to reduce; must send the result to the others
-    int tag;
-    double due;
+    size_t first, elements;  // that part
+    int tag, phase;
+    double due;              // injected delay: when the next message may be taken
+    std::vector<Message> messages;
 };
 
 // The operations between ncclGroupStart and ncclGroupEnd on one communicator, or a single one.
@@ -92,12 +91,7 @@ struct Group {
     std::string name, label;
     uint64_t turn;
     bool started, done;
-    size_t remaining;  // transfers and reductions
     std::vector<Op> ops;
-    std::vector<Transfer> transfers;
-    std::vector<MPI_Request> requests;
-    std::vector<int> owners, completed;  // transfer of each request; room for MPI_Testsome
-    size_t posted;  // transfers before this one are receives, or sends that have been posted
 };
 
 // Ends the job after `seconds` of patience for the others to print too. Under Open MPI's mpirun we just exit:
@@ -137,16 +131,11 @@ struct Pool {
     }
 };
 
-// The same on all ranks. Tests make them tiny, so that small buffers take the paths of large ones.
-struct Limits {
-    size_t together = 32768;  // bytes of a payload that travels with its header: saves a message
-    size_t part = 8192;       // bytes below which an all-reduce is not cut, to save messages
-    size_t piece = 1 << 30;   // bytes in one MPI message, whose count is an int
-};
-
 struct State {
     Pool pool;
-    Limits limits;
+    // The same on all ranks. Tests make them 0, so that small buffers take the paths of large ones.
+    size_t small = 32768;     // bytes of an all-reduce up to which few messages beat short ones
+    size_t together = 32768;  // bytes of a payload that travels with its header: saves a message
     std::vector<std::shared_ptr<Group>> active;  // issued, not finished: for the report of a hang
     int group_depth;
     ncclResult_t group_error;

@@ -48,7 +48,7 @@ typedef struct {
 
 // Starts MPI and gives this rank its device (device = local rank). From here on only rank 0's stdout is seen.
 static inline void job_start(Job *job, int *argc, char ***argv) {
-#if defined(NCCL_OVER_MPI_COUNTERS) && defined(__CUDACC__)
+#if defined(NCCL_OVER_MPI) && defined(__CUDACC__)
     int wanted = MPI_THREAD_MULTIPLE, provided;  // a helper thread carries NCCL's calls
 #else
     int wanted = MPI_THREAD_FUNNELED, provided;
@@ -75,7 +75,7 @@ static inline void job_start(Job *job, int *argc, char ***argv) {
 
 // NCCL wants a GPU for every rank; carried by MPI, ranks can share one.
 static inline bool job_check_devices(const Job *job, Error *err) {
-#ifdef NCCL_OVER_MPI_COUNTERS
+#ifdef NCCL_OVER_MPI
     (void)job;
     (void)err;
     return true;
