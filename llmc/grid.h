@@ -45,8 +45,8 @@ static inline void grid_place(Grid *g, size_t rank) {
     }
 }
 
-// Places `rank` of `world` ranks in a grid of t x d x p. `order` names the digits from fastest to slowest. What does not
-// fit is refused with a sentence that says what to change.
+// Places `rank` of `world` ranks in a grid of t x d x p. `order` names the digits from fastest to slowest. What does
+// not fit is refused with a sentence that says what to change.
 static inline bool grid_make(Grid *g, size_t world, size_t rank, size_t t, size_t d, size_t p, const char *order,
                              Error *err) {
     memset(g, 0, sizeof *g);
@@ -55,8 +55,10 @@ static inline bool grid_make(Grid *g, size_t world, size_t rank, size_t t, size_
         return error_set(err, "--order must be an order of the letters t, d and p, not '%s'", order);
     }
     if (t * d * p != world) {
-        return error_set(err, "--tensor %zu x --data %zu x --pipeline %zu need %zu ranks, but %zu were started: change one "
-                         "of them, or start that many with mpirun -n", t, d, p, t * d * p, world);
+        return error_set(err,
+                         "--tensor %zu x --data %zu x --pipeline %zu need %zu ranks, but %zu were started: change one "
+                         "of them, or start that many with mpirun -n",
+                         t, d, p, t * d * p, world);
     }
     g->world = world;
     g->t = t;

@@ -36,7 +36,8 @@ static inline void pipeline_plan_layers(PipelinePlan *plan, size_t L, size_t p, 
 }
 
 // Makes the lists of all p stages, has them proved and keeps that of `stage`, with its slots.
-static inline bool pipeline_plan_steps(PipelinePlan *plan, Schedule schedule, int p, int stage, int m, int v, Error *err) {
+static inline bool pipeline_plan_steps(PipelinePlan *plan, Schedule schedule, int p, int stage, int m, int v,
+                                       Error *err) {
     size_t longest = 2 * (size_t)m * v;
     PipelineStep *all = (PipelineStep *)host_alloc(p * longest, sizeof *all);
     const PipelineStep **lists = (const PipelineStep **)host_alloc(p, sizeof *lists);
@@ -62,10 +63,10 @@ static inline bool pipeline_plan_steps(PipelinePlan *plan, Schedule schedule, in
     return ok;
 }
 
-// The plan of `stage` of p, for L layers in v chunks a stage and m micro-batches a training step. False, with a sentence,
-// when the schedule does not exist for these sizes or cannot be run.
-static inline bool pipeline_plan(PipelinePlan *plan, Schedule schedule, size_t L, size_t p, size_t stage, size_t m, size_t v,
-                                 Error *err) {
+// The plan of `stage` of p, for L layers in v chunks a stage and m micro-batches a training step. False, with a
+// sentence, when the schedule does not exist for these sizes or cannot be run.
+static inline bool pipeline_plan(PipelinePlan *plan, Schedule schedule, size_t L, size_t p, size_t stage, size_t m,
+                                 size_t v, Error *err) {
     memset(plan, 0, sizeof *plan);
     if (m > INT_MAX) return error_set(err, "%zu micro-batches are too many: raise --micro-batch", m);
     if (!pipeline_check(schedule, (int)p, (int)m, (int)v, err)) return false;

@@ -1,5 +1,5 @@
-// trainer.cuh: what surrounds training and is the same in all four trainers: options, memory, data, loss and gradient norm,
-// AdamW, checkpoints, samples, log, timeline. A library: a trainer calls it, and it calls no trainer.
+// trainer.cuh: what surrounds training and is the same in all four trainers: options, memory, data, loss and gradient
+// norm, AdamW, checkpoints, samples, log, timeline. A library: a trainer calls it, and it calls no trainer.
 //
 // A trainer's GPT is a Trainer with the model's own buffers behind it. It writes, in this order (see any main):
 //   trainer_open       options, checkpoint's configuration, grid, data: what can be refused is refused, exit code 2
@@ -52,13 +52,13 @@ struct Trainer {
     Job job;                       // the ranks, and how they end together
     Grid grid;                     // t, d, p, and this rank's place in it
     size_t B, T, micros;           // sequences of a micro-batch, tokens of a sequence, micro-batches of a step
-    size_t A, NH, F, Vl, V0;       // this rank's part: channels of its heads, heads, hidden units, vocabulary and its first
+    size_t A, NH, F, Vl, V0;       // this rank's channels of heads, heads, hidden units, vocabulary and its first token
     float dloss;                   // gradient of the step's loss by a token's: 1 / (tokens of a step)
     ParamTable table;              // the tensors that this rank holds: the trainer makes it
-    floatX *(*w)[NUM_KINDS];       // [layers held] weights of layer l: w[l][QKVW]; w[0][WTE] and so on outside the layers
+    floatX *(*w)[NUM_KINDS];       // [layers held] weights: w[l][QKVW] of layer l; w[0][WTE] and so on outside them
     float *(*dw)[NUM_KINDS];       // [layers held] their gradients
     State state;                   // weights, gradients, and the part of the optimizer that this rank owns
-    State part;                    // the part of each gradient bucket that this rank owns once data ranks have reduced it
+    State part;                    // what this rank owns of each gradient bucket once the data ranks have reduced it
     int *inputs, *targets;         // (micros, B * T) the batch, on the device
     double *loss_sums;             // [micros] written by the last pipeline stage
     cudaStream_t stream;           // of all compute
@@ -67,9 +67,9 @@ struct Trainer {
     Arena weights, gradients, optimizer, activations;  // the device's allocations
 
     NormRange *norm_ranges;        // [norm_count] pieces of gradient tensors, of `part`
-    size_t norm_count, *norm_owner;   // [norm_count] on the host: the tensor of each, as index into table.tensors
+    size_t norm_count, *norm_owner;  // [norm_count] on the host: the tensor of each, as index into table.tensors
     double *norms, *norm_scratch;  // [norm_count] squared norm of each
-    double *totals, *host_totals;  // [tensors of the whole model + TOTALS_EXTRA] the same summed over the ranks; loss, stop
+    double *totals, *host_totals;  // [tensors of the whole model + TOTALS_EXTRA] the same over all ranks; loss, stop
     int *host_inputs, *host_targets;  // (micros, B * T) pinned
     double *host_sums, *host_norms;   // [micros], [norm_count] pinned
     DataLoader train_data, val_data;

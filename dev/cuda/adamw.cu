@@ -1,4 +1,5 @@
-// adamw.cu: the optimizer's update: kernels from naive to llmc/kernels/adamw.cuh's, checked against plain loops in double.
+// adamw.cu: the optimizer's update: kernels from naive to llmc/kernels/adamw.cuh's, checked against plain loops in
+// double.
 #include "llmc/kernels/adamw.cuh"
 
 #include "dev/cuda/bench.h"

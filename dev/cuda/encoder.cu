@@ -1,5 +1,5 @@
-// encoder.cu: the embedding, forward and backward: kernels from naive to llmc/kernels/encoder.cuh's, checked against plain
-// loops in double.
+// encoder.cu: the embedding, forward and backward: kernels from naive to llmc/kernels/encoder.cuh's, checked against
+// plain loops in double.
 #include "llmc/kernels/encoder.cuh"
 
 #include "dev/cuda/bench.h"

@@ -1,5 +1,5 @@
-// matmul.cu: the matrix products and the gradient of a bias: kernels from naive to llmc/kernels/matmul.cuh's, checked against
-// plain loops in double at ragged sizes. With --bench, llmc's products also at the shapes of GPT-2 124M.
+// matmul.cu: the matrix products and the gradient of a bias: kernels from naive to llmc/kernels/matmul.cuh's, checked
+// against plain loops in double at ragged sizes. With --bench, llmc's products also at the shapes of GPT-2 124M.
 #include "llmc/kernels/bias.cuh"
 #include "llmc/kernels/gelu.cuh"
 #include "llmc/kernels/matmul.cuh"

@@ -53,7 +53,8 @@ static void test_memory(void) {
     check(&checks, code == 1 && strncmp(said, sentence, strlen(sentence)) == 0, "also of memory that grows");
     char *none = host_alloc(0, 8), *text = host_string("text");
     text = host_resize(text, 100, 1);
-    check(&checks, none && strcmp(text, "text") == 0, "no object at all is memory too, and what grows keeps its content");
+    check(&checks, none && strcmp(text, "text") == 0,
+          "no object at all is memory too, and what grows keeps its content");
     free(none);
     free(text);
 }
@@ -75,7 +76,8 @@ static void test_folders(void) {
     char said[512];
     bool made = chmod(root, 0755) == 0 && mkdir(in_root("sealed"), 0555) == 0;
     int code = run(make_in_sealed, said, sizeof said);
-    check(&checks, made && code == 0 && strstr(said, "Permission denied"), "the reason why there is no folder: %s", said);
+    check(&checks, made && code == 0 && strstr(said, "Permission denied"), "the reason why there is no folder: %s",
+          said);
 }
 
 int main(void) {

@@ -1,4 +1,5 @@
-// test_log.c: what a run reports: llmc/host/log.h (console line, JSON Lines, MFU), llmc/host/lr.h and llmc/host/trace.h.
+// test_log.c: what a run reports: llmc/host/log.h (console line, JSON Lines, MFU), llmc/host/lr.h and
+// llmc/host/trace.h.
 #include <unistd.h>
 
 #include <cjson/cJSON.h>

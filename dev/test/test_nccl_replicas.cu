@@ -41,7 +41,8 @@ int main(int argc, char **argv) {
     state_create(&state, &table, 1, 0);
     CUDA_CHECK(cudaMalloc((void **)&state.params, table.total * sizeof(floatX)));
     CUDA_CHECK(cudaMemset(state.params, 0x3c, table.total * sizeof(floatX)));
-    size_t wte = table_offset(&table, WTE, 0), norm = table_offset(&table, LN2B, 1), split = table_offset(&table, FCW, 1);
+    size_t wte = table_offset(&table, WTE, 0), norm = table_offset(&table, LN2B, 1),
+           split = table_offset(&table, FCW, 1);
 
     static const struct { Replicas which; const char *text; } WHICH[] = {
         {REPLICAS_UNSPLIT, "tensor ranks"}, {REPLICAS_TIED, "embedding ranks"}, {REPLICAS_ALL, "data ranks"}};
@@ -51,7 +52,8 @@ int main(int argc, char **argv) {
               WHICH[i].text);
         const char *says = which == REPLICAS_TIED ? NULL : "h.1.ln_2.bias";
         check(&c, seen_by_all(&job, &state, &table, which, norm + 3, 1, says, stream),
-              "%s: a bit of a tensor that is not split, \"layernorm drift\": %s", WHICH[i].text, says ? "seen" : "not theirs");
+              "%s: a bit of a tensor that is not split, \"layernorm drift\": %s", WHICH[i].text,
+              says ? "seen" : "not theirs");
         says = which == REPLICAS_ALL ? "h.1.mlp.c_fc.weight" : NULL;
         check(&c, seen_by_all(&job, &state, &table, which, split, 128, says, stream), "%s: a bit of a split tensor: %s",
               WHICH[i].text, says ? "seen" : "not theirs");

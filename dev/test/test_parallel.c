@@ -653,7 +653,8 @@ static void group_bubble(Context *x) {
     write_model("eight", &ref.table, ref.params, INTACT);
     reference_free(&ref);
     char command[PATH_MAX + 128], line[256];
-    snprintf(command, sizeof command, "'%s/../tools/timeline' --step 4 --retime --out step.svg trace.json 2>&1", x->build);
+    snprintf(command, sizeof command, "'%s/../tools/timeline' --step 4 --retime --out step.svg trace.json 2>&1",
+             x->build);
     for (size_t i = 0; i < sizeof GRIDS / sizeof *GRIDS; i++) {
         Started s;
         if (skipped(x, &GRIDS[i])) continue;

@@ -53,11 +53,14 @@ static char *make_fixture(bool pairs) {
         text,
         "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":["
         "{\"id\":256,\"content\":\"<|endoftext|>\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,"
-        "\"normalized\":false,\"special\":true},{\"id\":%d,\"content\":\"<|end\",\"single_word\":false,\"lstrip\":false,"
+        "\"normalized\":false,\"special\":true},{\"id\":%d,\"content\":\"<|end\",\"single_word\":false,\"lstrip\":"
+        "false,"
         "\"rstrip\":false,\"normalized\":false,\"special\":true}],\"normalizer\":null,\"pre_tokenizer\":{\"type\":"
         "\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":true},\"post_processor\":null,"
-        "\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true,\"trim_offsets\":true,\"use_regex\":true},\"model\":{"
-        "\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":\"\",\"end_of_word_suffix\":\"\","
+        "\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true,\"trim_offsets\":true,\"use_regex\":true},"
+        "\"model\":{"
+        "\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":\"\",\"end_of_word_"
+        "suffix\":\"\","
         "\"fuse_unk\":false,\"vocab\":{\"<|endoftext|>\":256",
         257 + MERGE_COUNT);
     for (int b = 0; b < 256; b++) {
@@ -263,9 +266,8 @@ static void test_damage(void) {
         check(&checks, !tokenizer_open(&tk, path, &err) && says(&err, cases[i].says), "tokenizer.json: %s",
               cases[i].what);
     }
-    write_text(
-        START
-        "\"added_tokens\":[{\"id\":9,\"content\":\"\"}],\"model\":{\"vocab\":{\"a\":1,\"aa\":7},\"merges\":[\"a a\"]}}");
+    write_text(START "\"added_tokens\":[{\"id\":9,\"content\":\"\"}],\"model\":{\"vocab\":{\"a\":1,\"aa\":7},"
+                     "\"merges\":[\"a a\"]}}");
     int tokens[8], *prompt;
     size_t n = 0;
     bool ok = tokenizer_open(&tk, path, &err) && tk.V == 10;

@@ -53,8 +53,8 @@ static inline bool shard_check(DataShard *shard, size_t T, Error *err) {
     close(fd);
     if (!readable) return false;
     if (got < sizeof header) {
-        return error_set(err, "data shard %s is truncated: its %zu bytes do not hold the header of %d", shard->path, got,
-                         (int)SHARD_HEADER_BYTES);
+        return error_set(err, "data shard %s is truncated: its %zu bytes do not hold the header of %d", shard->path,
+                         got, (int)SHARD_HEADER_BYTES);
     }
     if (header[0] != SHARD_MAGIC) {
         return error_set(err, "%s is not a data shard: its magic number is %d, not %d", shard->path,

@@ -238,8 +238,8 @@ static inline void profile_print(FILE *file, const StepProfile *profile, int ran
         "percent of its working time\n(in theory (p-1)/(v m)).\n");
 }
 
-// The table of a run of `ranks` ranks that started after `done` steps, on stdout; its first step, which warms up caches and
-// connections, is left out.
+// The table of a run of `ranks` ranks that started after `done` steps, on stdout; its first step, which warms up
+// caches and connections, is left out.
 static inline void profile_report(const TraceEvent *events, size_t count, int ranks, size_t done) {
     StepProfile *profile = (StepProfile *)host_alloc((size_t)ranks, sizeof *profile);
     if (profile_steps(events, count, ranks, done + 2, profile)) profile_print(stdout, profile, ranks);

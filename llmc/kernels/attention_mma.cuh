@@ -93,7 +93,8 @@ __device__ __forceinline__ void tile_fragments(uint32_t (&x)[K16][4], const bflo
 // Writes d fragments, the rows times scale[0] and scale[1].
 template <class A>
 __device__ __forceinline__ void store_fragments(bfloat16 *p, size_t stride, const MmaPlace &at,
-                                                const AttentionShape &a, const float (&d)[A::N8][4], float scale0, float scale1) {
+                                                const AttentionShape &a, const float (&d)[A::N8][4], float scale0,
+                                                float scale1) {
     UNROLL
     for (int n = 0; n < A::N8; n++) {
         int c = n * 8 + at.pair;

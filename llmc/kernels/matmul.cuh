@@ -185,7 +185,8 @@ static inline void gemm_fail(const GemmArgs *g, const char *why) {
 
 // See GemmArgs. Where cuBLASLt does not add the bias, a kernel does.
 static inline void gemm(Matmul *mm, const GemmArgs *g) {
-    if (g->bias && (g->d_fp32 || g->accumulate)) gemm_fail(g, "a bias is not offered with a float or accumulated result");
+    if (g->bias && (g->d_fp32 || g->accumulate))
+        gemm_fail(g, "a bias is not offered with a float or accumulated result");
     if (g->bias && gemm_launch(mm, g, CUBLASLT_EPILOGUE_BIAS)) return;
     if (!gemm_launch(mm, g, CUBLASLT_EPILOGUE_DEFAULT)) gemm_fail(g, "cuBLASLt has no algorithm");
     if (!g->bias) return;

@@ -1,5 +1,5 @@
-// arena.cuh: one allocation per purpose. A layout function takes its buffers from an arena twice: once with base NULL, which
-// only counts the bytes, and once with the allocation, which gives the pointers.
+// arena.cuh: one allocation per purpose. A layout function takes its buffers from an arena twice: once with base NULL,
+// which only counts the bytes, and once with the allocation, which gives the pointers.
 //
 // defines: Arena, take, host_array
 #ifndef LLMC_ARENA_CUH

@@ -1,7 +1,7 @@
 // between_steps.cuh: what is due between training steps: validation, checkpoints, samples; and the end of the run.
 //
-// defines: validation_due, validation_batches, save_due, trainer_save, sample_due, Sample, sample_begin, sample_goes_on,
-//          sample_append, trainer_close
+// defines: validation_due, validation_batches, save_due, trainer_save, sample_due, Sample, sample_begin,
+//          sample_goes_on, sample_append, trainer_close
 #ifndef LLMC_BETWEEN_STEPS_CUH
 #define LLMC_BETWEEN_STEPS_CUH
 

@@ -68,7 +68,8 @@ static inline void job_start(Job *job, int *argc, char ***argv) {
     CUDA_CHECK(cudaSetDevice(job->device));
 #ifdef _OPENMP
     // Ranks of one node share its cores.
-    if (!getenv("OMP_NUM_THREADS")) omp_set_num_threads(omp_get_num_procs() > job->local_size ? omp_get_num_procs() / job->local_size : 1);
+    if (!getenv("OMP_NUM_THREADS"))
+        omp_set_num_threads(omp_get_num_procs() > job->local_size ? omp_get_num_procs() / job->local_size : 1);
 #endif
     if (job->rank != 0 && !freopen("/dev/null", "w", stdout)) exit(1);
 }
@@ -81,8 +82,10 @@ static inline bool job_check_devices(const Job *job, Error *err) {
     return true;
 #else
     if (job->local_size <= job->devices) return true;
-    return error_set(err, "%d ranks on a node with %d GPU%s: start one rank per GPU, or build with NCCL=mpi, where ranks "
-                     "share a GPU", job->local_size, job->devices, job->devices == 1 ? "" : "s");
+    return error_set(err,
+                     "%d ranks on a node with %d GPU%s: start one rank per GPU, or build with NCCL=mpi, where ranks "
+                     "share a GPU",
+                     job->local_size, job->devices, job->devices == 1 ? "" : "s");
 #endif
 }
 
@@ -121,8 +124,9 @@ static inline int job_dry_run(const Job *job, size_t weights, size_t gradients, 
     return MPI_Finalize();
 }
 
-// One rank cannot go on in the middle of the work: it says why and takes the job down. Leaving without MPI_Finalize does
-// that: mpirun (and srun --kill-on-bad-exit=1) ends the others. MPI_Abort would too, but Open MPI's sometimes hangs.
+// One rank cannot go on in the middle of the work: it says why and takes the job down. Leaving without MPI_Finalize
+// does that: mpirun (and srun --kill-on-bad-exit=1) ends the others. MPI_Abort would too, but Open MPI's sometimes
+// hangs.
 static inline void job_fail(const Job *job, const Error *err) {
     fprintf(stderr, "error: rank %d: %s\n", job->rank, err->text);
     fflush(stdout);
@@ -138,8 +142,8 @@ static inline void job_connect(Job *job) {
     NCCL_CHECK(ncclCommInitRank(&job->world, job->size, id, job->rank));
 }
 
-// The communicator of the ranks with the same colour, ordered by key; below 0: in no group, NULL. All ranks call it. The
-// name shows in reports of what hangs.
+// The communicator of the ranks with the same colour, ordered by key; below 0: in no group, NULL. All ranks call it.
+// The name shows in reports of what hangs.
 static inline ncclComm_t job_split(Job *job, int color, int key, const char *name) {
     ncclComm_t comm = NULL;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;

@@ -36,7 +36,8 @@ static inline bool replicas_check(const State *state, const ParamTable *table, R
         NCCL_CHECK(ncclAllReduce(device + 1, device + 1, 1, ncclInt64, ncclMax, comm, stream));
         CUDA_CHECK(cudaMemcpyAsync(host, device, sizeof host, cudaMemcpyDeviceToHost, stream));
         CUDA_CHECK(cudaStreamSynchronize(stream));
-        if (host[0] != host[1] && ok) ok = error_set(err, "%s differs between the %s ranks that hold it", x->name, group);
+        if (host[0] != host[1] && ok)
+            ok = error_set(err, "%s differs between the %s ranks that hold it", x->name, group);
     }
     CUDA_CHECK(cudaFree(device));
     return ok;

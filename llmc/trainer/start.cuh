@@ -10,7 +10,8 @@ static volatile sig_atomic_t stop_signal = 0;  // SIGTERM or SIGINT: save and le
 
 static void on_signal(int number) { stop_signal = number; }
 
-// Where the weights come from: --resume (auto: the newest checkpoint, if there is one), --init, or NULL, random numbers.
+// Where the weights come from: --resume (auto: the newest checkpoint, if there is one), --init, or NULL, random
+// numbers.
 static inline bool trainer_source(Trainer *m, const char **from, Error *err) {
     static char latest[PATH_MAX];
     Options *o = &m->opt;
@@ -133,8 +134,10 @@ static inline void trainer_allocate(Trainer *m) {
     }
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
     bool fits = needed <= free_bytes ||
-                error_set(&err, "does not fit: %.0f MiB are needed and %.0f MiB are free on the device; lower --micro-batch "
-                          "or --seq, or use --recompute layer", (double)needed / 1048576.0, (double)free_bytes / 1048576.0);
+                error_set(&err,
+                          "does not fit: %.0f MiB are needed and %.0f MiB are free on the device; lower --micro-batch "
+                          "or --seq, or use --recompute layer",
+                          (double)needed / 1048576.0, (double)free_bytes / 1048576.0);
     for (int i = 0; i < 4 && fits && !m->opt.dry_run; i++) {
         fits = cuda_allocate((void **)&plan[i].arena->base, plan[i].arena->used, plan[i].purpose, &err);
     }
@@ -162,7 +165,8 @@ static inline void trainer_host_buffers(Trainer *m) {
 static inline void trainer_start(Trainer *m) {
     const Options *o = &m->opt;
     Error err;
-    double tokens = (double)o->global_batch * (double)m->T, peak = device_peak_flops(m->device.name, sizeof(floatX) == 2);
+    double tokens = (double)o->global_batch * (double)m->T,
+           peak = device_peak_flops(m->device.name, sizeof(floatX) == 2);
     bool opened = log_open(&m->log, m->job.rank == 0 ? o->log : NULL, m->progress.step, o->steps, tokens,
                            count_flops(&m->config, tokens, m->T), m->job.size * peak, &err);
     job_agree(&m->job, opened, &err);

@@ -171,8 +171,8 @@ static inline bool state_load(State *state, const ParamTable *table, const char 
 }
 
 // Writes elements [lo, hi) of one kind of state, held by the device buffer from element `at` on, to a folder.
-static inline bool state_write(const State *state, StateKind kind, const ParamTable *table, const char *dir, Piece slice,
-                               bool write_wte, Error *err) {
+static inline bool state_write(const State *state, StateKind kind, const ParamTable *table, const char *dir,
+                               Piece slice, bool write_wte, Error *err) {
     float *host = state_host_chunk(slice.hi - slice.lo);
     bool ok = true, weights = kind == STATE_WEIGHTS;
     for (size_t lo = slice.lo; lo < slice.hi && ok; lo += STATE_CHUNK) {
@@ -187,7 +187,8 @@ static inline bool state_write(const State *state, StateKind kind, const ParamTa
 
 // Writes what this rank owns into the folder that checkpoint_create has made. write_wte: the tied embedding is held
 // by the first and the last pipeline stage, and one of them writes it.
-static inline bool state_save(const State *state, const ParamTable *table, const char *dir, bool write_wte, Error *err) {
+static inline bool state_save(const State *state, const ParamTable *table, const char *dir, bool write_wte,
+                              Error *err) {
     for (size_t i = 0; i < state->slice_count; i++) {
         Piece owned = state->slices[i], in_params = {owned.lo, owned.hi, owned.lo};
         if (!state_write(state, STATE_WEIGHTS, table, dir, in_params, write_wte, err) ||
@@ -244,7 +245,8 @@ static inline size_t state_ranges(const State *state, const ParamTable *table, N
 }
 
 // One AdamW step on the owned slices, tensor by tensor: decay depends on the tensor.
-static inline void state_adamw(State *state, const ParamTable *table, AdamW h, float weight_decay, cudaStream_t stream) {
+static inline void state_adamw(State *state, const ParamTable *table, AdamW h, float weight_decay,
+                               cudaStream_t stream) {
     for (size_t i = 0; i < table->count; i++) {
         h.weight_decay = table->tensors[i].decay ? weight_decay : 0.0f;
         for (size_t s = 0; s < state->slice_count; s++) {

@@ -1,7 +1,8 @@
-// step.cuh: what surrounds the forwards and backwards of a training step: its data before, loss, gradient norm and AdamW
-// after them.
+// step.cuh: what surrounds the forwards and backwards of a training step: its data before, loss, gradient norm and
+// AdamW after them.
 //
-// defines: trainer_load, trainer_mean_loss, trainer_begin_step, trainer_norm, trainer_adamw, trainer_end_step, zero_gradient
+// defines: trainer_load, trainer_mean_loss, trainer_begin_step, trainer_norm, trainer_adamw, trainer_end_step,
+//          zero_gradient
 #ifndef LLMC_STEP_CUH
 #define LLMC_STEP_CUH
 
@@ -45,8 +46,8 @@ static inline void trainer_sum(Trainer *m, double *x, size_t count) {
     CUDA_CHECK(cudaStreamSynchronize(m->stream));
 }
 
-// This rank's part of the loss, from the sums of its micro-batches: the last stages' first tensor ranks have it, all others
-// add 0. Synchronises.
+// This rank's part of the loss, from the sums of its micro-batches: the last stages' first tensor ranks have it, all
+// others add 0. Synchronises.
 static inline double trainer_loss_share(Trainer *m) {
     bool ours = m->table.shard.head && m->grid.t_rank == 0;
     size_t bytes = m->micros * sizeof(double);
@@ -64,11 +65,13 @@ static inline double trainer_mean_loss(Trainer *m) {
     return sum / ((double)m->opt.global_batch * (double)m->T);
 }
 
-// Sums over all ranks, in one message: the squared gradient norm of every tensor of the whole model, then the loss, then
-// whether a rank has been asked to stop. Squares are summed per tensor in double on the device. Returns host_totals.
+// Sums over all ranks, in one message: the squared gradient norm of every tensor of the whole model, then the loss,
+// then whether a rank has been asked to stop. Squares are summed per tensor in double on the device. Returns
+// host_totals.
 static inline const double *trainer_totals(Trainer *m) {
     size_t count = m->norm_count, tensors = count_tensors(&m->config);
-    global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->norm_ranges, count, table_largest(&m->table), m->stream);
+    global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->norm_ranges, count, table_largest(&m->table),
+                        m->stream);
     CUDA_CHECK(cudaMemcpyAsync(m->host_norms, m->norms, count * sizeof(double), cudaMemcpyDeviceToHost, m->stream));
     double loss = trainer_loss_share(m);
     memset(m->host_totals, 0, tensors * sizeof(double));
@@ -92,8 +95,9 @@ static inline bool trainer_dump_gradients(Trainer *m, Error *err) {
     return m->job.rank != 0 || gradients_finish(path, err);
 }
 
-// Loss and gradient norm of the step, once the gradients of all ranks are summed; the squares are added in the order of the
-// whole model's table. Ends the run if one is not finite. All ranks learn here whether one has been asked to stop.
+// Loss and gradient norm of the step, once the gradients of all ranks are summed; the squares are added in the order
+// of the whole model's table. Ends the run if one is not finite. All ranks learn here whether one has been asked to
+// stop.
 static inline void trainer_norm(Trainer *m, StepReport *report) {
     Error err;
     char bad[40] = "none";
