@@ -7,7 +7,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include "llmc/host/checkpoint.h"
+#include "llmc/host/checkpoint_list.h"
 
 #include <sched.h>
 #include <signal.h>
@@ -738,11 +738,12 @@ static void test_folders(void) {
     check(&checks, ok && latest_is(out, "step-00000020"),
           "an interrupted save and foreign folders do not count");
     checkpoint_prune(out, 0, 20);
-    ok = access(tmp, F_OK) != 0 && count_entries(out) == 6;
+    ok = count_entries(out) == 7 && checkpoint_claim(out, true, &err) && access(tmp, F_OK) != 0 && count_entries(out) == 6;
+    check(&checks, ok, "a new run clears an interrupted save away");
     rmdir(in_root("a/b/out/step-00000099"));
     checkpoint_prune(out, 2, 20);
-    ok &= access(in_root("a/b/out/step-00000005"), F_OK) != 0 &&
-          access(in_root("a/b/out/step-00000010"), F_OK) == 0;
+    ok = access(in_root("a/b/out/step-00000005"), F_OK) != 0 &&
+         access(in_root("a/b/out/step-00000010"), F_OK) == 0;
     checkpoint_prune(out, 1, 10);
     ok &= access(in_root("a/b/out/step-00000010"), F_OK) == 0 &&
           access(in_root("a/b/out/step-00000020"), F_OK) == 0;
@@ -752,15 +753,139 @@ static void test_folders(void) {
     ok = save(out, 20, &SMALL, &ONE, true, dir, &err) && count_entries(out) == 3 &&
          checkpoint_check(dir, &SMALL, true, true, &err);
     check(&checks, ok, "the same step saved again replaces the old one");
+    ok = save(out, 30, &SMALL, &ONE, false, dir, &err) && save(out, 25, &SMALL, &ONE, false, dir, &err);
+    check(&checks, ok && latest_is(out, "step-00000025"),
+          "the newest checkpoint is the one that was saved last, though an earlier run came further");
+    ok = rename(in_root("a/b/out/step-00000030"), in_root("a/b/out/tmp-00000030-node-7")) == 0 &&
+         checkpoint_claim(out, true, &err) && access(in_root("a/b/out/step-00000030"), F_OK) == 0;
+    check(&checks, ok, "a checkpoint that lacked but its name gets it from the next run");
     write_bytes(in_root("file"), "x", 1);
-    ok = !folder_check_writable(in_root("file"), &err) && says(&err, "not a folder");
-    ok &= !folder_check_writable(in_root("file/out"), &err) && says(&err, "Not a directory");
-    ok &= !folder_check_writable("/proc/out", &err) && says(&err, "/proc/out");
-    ok &= !folder_check_writable("", &err) && says(&err, "");
-    ok &= folder_check_writable(in_root("a/b/new/"), &err) && count_entries(in_root("a/b/new")) == 0;
+    ok = !checkpoint_claim(in_root("file"), true, &err) && says(&err, "not a folder");
+    ok &= !checkpoint_claim(in_root("file/out"), true, &err) && says(&err, "Not a directory");
+    ok &= !checkpoint_claim("/proc/out", true, &err) && says(&err, "/proc/out");
+    ok &= !checkpoint_claim("", true, &err) && says(&err, "");
+    ok &= checkpoint_claim(in_root("a/b/new/"), true, &err) && count_entries(in_root("a/b/new")) == 0;
     ok &= !checkpoint_create(in_root("file/out"), 1, &SMALL, false, tmp, sizeof tmp, &err) &&
           says(&err, "Not a directory");
     check(&checks, ok, "unwritable --out");
+}
+
+static const GPTConfig TINY = {1, 8, 2, 20, 128, 4};
+
+// What lies under --out and was not written by us stays, whatever its name is.
+static void test_foreign_files(void) {
+    static const char *const files[] = {"tmp-2024/thesis.tex", "tmp-00000004-of-2024/model.safetensors", "step-1/notes",
+                                        "tmp-00000003-node-12/notes", "step-00000005/model.safetensors",
+                                        "step-00000006/notes", "step-00000008/notes"};
+    enum { COUNT = sizeof files / sizeof files[0] };
+    Error err;
+    char dir[PATH_MAX], out[512], path[1024];
+    snprintf(out, sizeof out, "%s", in_root("uo"));
+    bool ok = save(out, 6, &TINY, &ONE, false, dir, &err);
+    for (int i = 0; i < COUNT; i++) {
+        snprintf(path, sizeof path, "%s/%s", out, files[i]);
+        *strrchr(path, '/') = '\0';
+        mkdir(path, 0777);
+        path[strlen(path)] = '/';
+        write_bytes(path, "mine", 4);
+    }
+    ok = ok && checkpoint_claim(out, true, &err);
+    for (size_t step = 7; step < 10; step++) {
+        ok = ok && save(out, step, &TINY, &ONE, false, dir, &err);
+        checkpoint_prune(out, 1, step);
+    }
+    ok = ok && checkpoint_claim(out, true, &err) && latest_is(out, "step-00000009");
+    char process[PROCESS_NAME_SIZE];
+    process_name(process);
+    for (int i = 0; i < COUNT; i++) {
+        size_t bytes = 0;
+        snprintf(path, sizeof path, "%s/%s", out, files[i]);
+        // The folder that stood where a checkpoint had to go gave way.
+        if (i == COUNT - 1) snprintf(path, sizeof path, "%s/tmp-00000008-%s/notes", out, process);
+        bool there = access(path, R_OK) == 0;
+        char *text = there ? read_bytes(path, &bytes) : NULL;
+        if (!text || bytes != 4 || memcmp(text, "mine", 4) != 0) ok = error_set(&err, "%s is gone", path);
+        free(text);
+    }
+    check(&checks, ok, "%d files of others under --out stay%s%s", (int)COUNT, ok ? "" : ": ", ok ? "" : err.text);
+}
+
+// Two runs with one --out: the second one is refused until the first has ended, however it ends.
+static void test_lock(void) {
+    Error err = {""};
+    const char *out = in_root("lock");
+    char name[64] = "";
+    int ends[2];
+    if (pipe(ends) != 0) exit(1);
+    pid_t child = fork();
+    if (child == 0) {
+        bool claimed = checkpoint_claim(out, true, &err);
+        if (write(ends[1], &claimed, sizeof claimed) < 0) _exit(1);
+        for (;;) pause();
+    }
+    bool claimed = false;
+    bool ok = read(ends[0], &claimed, sizeof claimed) == sizeof claimed && claimed;
+    snprintf(name, sizeof name, "-%ld:", (long)child);
+    ok = ok && !checkpoint_claim(out, true, &err) && says(&err, "is in use by another run, process") && says(&err, name);
+    check(&checks, ok, "one writer: a second run is refused -> %s", err.text);
+    ok = checkpoint_claim(out, false, &err) && count_entries(out) == 0;
+    check(&checks, ok, "the other ranks of a run look only whether they can write");
+    int status;
+    kill(child, SIGKILL);
+    ok = waitpid(child, &status, 0) == child && checkpoint_claim(out, true, &err);
+    check(&checks, ok, "the lock dies with its process");
+    close(ends[0]);
+    close(ends[1]);
+}
+
+// --out of every length near the limit, the longest first: where a run may start, it can save.
+static void test_path_lengths(void) {
+    char out[PATH_MAX + 256], dir[PATH_MAX];
+    Error err = {""};
+    size_t n = (size_t)snprintf(out, sizeof out, "%s", root);
+    int accepted = 0, refused = 0;
+    bool ok = true;
+    while (n < PATH_MAX - 340) {
+        n += (size_t)sprintf(out + n, "/");
+        memset(out + n, 'd', 200);
+        out[n += 200] = '\0';
+        ok &= mkdir(out, 0777) == 0;
+    }
+    out[n++] = '/';
+    memset(out + n, 'e', 330);
+    out[n + 120] = '/';  // a name has at most 255 characters
+    for (size_t length = PATH_MAX + 4; accepted < 3 && length > n + 121; length--) {
+        out[length] = '\0';
+        if (checkpoint_claim(out, true, &err)) {
+            accepted++;
+            ok &= save(out, 12345678, &TINY, &ONE, false, dir, &err);
+        } else {
+            refused++;
+            ok &= says(&err, "too long");
+        }
+    }
+    check(&checks, ok && accepted == 3 && refused > 20,
+          "--out is refused at once where it is too long (%d lengths), and one less can be saved to%s%s", refused,
+          ok ? "" : ": ", ok ? "" : err.text);
+}
+
+// Of the checkpoints under --out, those that are damaged do not count.
+static void test_unsound(void) {
+    Error err;
+    char dir[PATH_MAX], path[PATH_MAX], out[512];
+    snprintf(out, sizeof out, "%s", in_root("unsound"));
+    bool ok = true;
+    for (size_t step = 1; step <= 4; step++) ok = ok && save(out, step, &TINY, &ONE, false, dir, &err);
+    ok = ok && latest_is(out, "step-00000004") && truncate(in_root("unsound/step-00000004/trainer.json"), 0) == 0;
+    check(&checks, ok && latest_is(out, "step-00000003"), "--resume auto passes over an empty trainer.json");
+    ok = truncate(in_root("unsound/step-00000003/optimizer.safetensors"), 1000) == 0;
+    check(&checks, ok && latest_is(out, "step-00000002"), "a truncated optimizer");
+    ok = unlink(in_root("unsound/step-00000002/model.safetensors")) == 0;
+    check(&checks, ok && latest_is(out, "step-00000001"), "weights that are missing");
+    ok = unlink(in_root("unsound/step-00000001/config.json")) == 0;
+    ok &= !checkpoint_latest(out, path, sizeof path, &err) && says(&err, "no checkpoint under") &&
+          says(&err, "step-00000004/trainer.json");
+    check(&checks, ok, "and where none is sound it refuses, and names what is wrong with the newest");
 }
 
 // SIGKILL at any moment of saving: the newest checkpoint is a whole one.
@@ -774,6 +899,7 @@ static void test_kill(void) {
     for (int round = 0; round < 40 && ok; round++) {
         pid_t child = fork();
         if (child == 0) {
+            if (!checkpoint_claim(out, true, &err)) _exit(1);
             for (size_t step = 1;; step++) {
                 if (!save(out, step % 7, &tiny, &ONE, false, dir, &err)) _exit(1);
                 checkpoint_prune(out, 2, step % 7);
@@ -891,6 +1017,10 @@ int main(int argc, char **argv) {
     test_config();
     test_state();
     test_folders();
+    test_foreign_files();
+    test_lock();
+    test_path_lengths();
+    test_unsound();
     test_kill();
     test_full_disk();
     char command[PATH_MAX + 16];

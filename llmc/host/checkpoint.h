@@ -5,15 +5,19 @@
 //
 // Saving has phases; the trainer puts a barrier between them and, where a phase fails on any rank, calls
 // checkpoint_abandon on rank 0:
-//   rank 0      checkpoint_create    OUT/tmp-00000100 with files of full size: a full disk is met here
+//   rank 0      checkpoint_create    OUT/tmp-00000100-HOST-PID with files of full size: a full disk is met here
 //   every rank  checkpoint_write     its slices, synced to the disk
 //   rank 0      checkpoint_commit    trainer.json, sync, rename to OUT/step-00000100
-//   rank 0      checkpoint_prune     old ones go
+//   rank 0      checkpoint_prune     old ones go (checkpoint_list.h)
 // A gradient dump has the same phases: gradients_create, gradients_write, gradients_finish.
 //
-// defines: TrainerState, StateKind, checkpoint_*, trainer_state_*, gradients_*
+// defines: checkpoint_create, checkpoint_write, checkpoint_commit, checkpoint_abandon, checkpoint_is_ours,
+//          checkpoint_read_config, checkpoint_read_state, checkpoint_check, checkpoint_read, gradients_create,
+//          gradients_write, gradients_finish
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
+
+#include <dirent.h>
 
 #include "llmc/host/config_json.h"
 #include "llmc/host/tensor_slices.h"
@@ -22,19 +26,62 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Saving
 
-// Removes what a failed save has left.
-static inline void checkpoint_abandon(const char *tmp_path) { folder_remove(tmp_path); }
+// All that a checkpoint consists of. Without the first, a folder is no checkpoint.
+static const char *const CHECKPOINT_FILES[] = {"trainer.json", "config.json", "model.safetensors",
+                                               "optimizer.safetensors"};
+enum { CHECKPOINT_FILE_COUNT = sizeof CHECKPOINT_FILES / sizeof CHECKPOINT_FILES[0] };
 
-// Rank 0: makes OUT/tmp-<step> with config.json and the tensors' files at full size, and gives its path.
+// Is it a folder with nothing in it but files of a checkpoint, config.json (which is made first) among them?
+static inline bool checkpoint_looks_ours(const char *path) {
+    DIR *dir = opendir(path);
+    if (!dir) return false;
+    bool foreign = false, config = false;
+    for (struct dirent *e; (e = readdir(dir)) != NULL;) {
+        bool known = strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0;
+        for (int i = 0; i < CHECKPOINT_FILE_COUNT; i++) known |= strcmp(e->d_name, CHECKPOINT_FILES[i]) == 0;
+        foreign |= !known;
+        config |= strcmp(e->d_name, "config.json") == 0;
+    }
+    closedir(dir);
+    return config && !foreign;
+}
+
+// Is it the checkpoint of that step and nothing else? Only then may it be removed.
+static inline bool checkpoint_is_ours(const char *path, size_t step) {
+    char file[PATH_MAX];
+    TrainerState state;
+    Error err;
+    return checkpoint_looks_ours(path) && path_print(file, sizeof file, &err, "%s/trainer.json", path) &&
+           trainer_state_read(file, &state, &err) && state.step == step;
+}
+
+// Removes the files of a checkpoint, complete or not, and the folder if nothing else is in it.
+static inline void checkpoint_remove(const char *path) {
+    int dir = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (dir < 0) return;
+    for (int i = 0; i < CHECKPOINT_FILE_COUNT; i++) unlinkat(dir, CHECKPOINT_FILES[i], 0);
+    close(dir);
+    rmdir(path);
+}
+
+// Removes what a failed save has left.
+static inline void checkpoint_abandon(const char *tmp_path) { checkpoint_remove(tmp_path); }
+
+// The name of a checkpoint while it is being written, which no other process takes.
+static inline bool checkpoint_tmp_path(char *path, size_t size, const char *out_dir, size_t step, Error *err) {
+    char process[PROCESS_NAME_SIZE];
+    process_name(process);
+    return path_print(path, size, err, "%s/tmp-%08zu-%s", out_dir, step, process);
+}
+
+// Rank 0: makes the temporary folder with config.json and the tensors' files at full size, and gives its path.
 // bf16: weights are stored as BF16 beside fp32 master weights. On failure nothing is left behind.
 static inline bool checkpoint_create(const char *out_dir, size_t step, const GPTConfig *config, bool bf16,
                                      char *tmp_path, size_t size, Error *err) {
     static const StateKind weights[] = {STATE_WEIGHTS}, optimizer[] = {STATE_M, STATE_V, STATE_MASTER};
     char path[PATH_MAX];
-    if (!folder_make(out_dir, err) || !path_print(tmp_path, size, err, "%s/tmp-%08zu", out_dir, step)) {
-        return false;
-    }
-    folder_remove(tmp_path);
+    if (!folder_make(out_dir, err) || !checkpoint_tmp_path(tmp_path, size, out_dir, step, err)) return false;
+    checkpoint_remove(tmp_path);
     if (mkdir(tmp_path, 0777) != 0) return error_set(err, "cannot create %s: %s", tmp_path, strerror(errno));
     bool ok = path_print(path, sizeof path, err, "%s/config.json", tmp_path) &&
               config_write(path, config, bf16, err) &&
@@ -56,62 +103,23 @@ static inline bool checkpoint_write(const char *tmp_path, StateKind kind, const 
            slices_write(path, kind, table, values, lo, hi, write_wte, err);
 }
 
-// Rank 0, after all have written: completes the folder and gives it its name OUT/step-<step>. A checkpoint of
-// the same step that is already there is replaced.
+// Rank 0, after all have written: completes the folder and gives it its name OUT/step-<step>. A checkpoint of the same
+// step that is already there is replaced; anything else of that name is not ours, and now has the temporary name.
 static inline bool checkpoint_commit(const char *tmp_path, const TrainerState *state, char *final_path,
                                      size_t size, Error *err) {
     char path[PATH_MAX], out_dir[PATH_MAX];
     if (!path_print(out_dir, sizeof out_dir, err, "%s", tmp_path)) return false;
     char *slash = strrchr(out_dir, '/');
     if (slash) *slash = '\0';
-    return path_print(final_path, size, err, "%s/step-%08zu", slash ? out_dir : ".", state->step) &&
-           path_print(path, sizeof path, err, "%s/trainer.json", tmp_path) &&
-           trainer_state_write(path, state, err) && folder_sync(tmp_path, err) &&
-           folder_replace(tmp_path, final_path, err) && folder_sync(slash ? out_dir : ".", err);
-}
-
-// Removes stale tmp-* folders and, of the checkpoints up to `step` (the one just saved), all but the newest
-// `keep`; 0 keeps all. Later ones, of a run that went on from an earlier step, are not ours to remove.
-static inline void checkpoint_prune(const char *out_dir, size_t keep, size_t step) {
-    char path[PATH_MAX], tmp[PATH_MAX];
-    Error ignored;
-    FolderList list = folder_list(out_dir);
-    size_t newer = 0;
-    for (size_t i = list.count; i-- > 0;) {  // newest first
-        if (!path_print(path, sizeof path, &ignored, "%s/%s", out_dir, list.names[i].text)) continue;
-        if (list.names[i].stale) {
-            folder_remove(path);
-        } else if (list.names[i].step <= step && ++newer > keep && keep > 0) {
-            // Renamed first: an interrupted removal must not leave half a checkpoint under a good name.
-            bool named = path_print(tmp, sizeof tmp, &ignored, "%s/tmp-%08zu", out_dir, list.names[i].step);
-            if (named && rename(path, tmp) == 0) folder_remove(tmp);
-        }
-    }
-    free(list.names);
+    if (!path_print(final_path, size, err, "%s/step-%08zu", slash ? out_dir : ".", state->step) ||
+        !path_print(path, sizeof path, err, "%s/trainer.json", tmp_path) || !trainer_state_write(path, state, err) ||
+        !folder_sync(tmp_path, err) || !folder_replace(tmp_path, final_path, err)) return false;
+    if (checkpoint_is_ours(tmp_path, state->step)) checkpoint_remove(tmp_path);  // the one that had the name
+    return folder_sync(slash ? out_dir : ".", err);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Loading
-
-// The newest complete checkpoint under out_dir; path is empty where there is none. False: no right to read it.
-static inline bool checkpoint_latest(const char *out_dir, char *path, size_t size, Error *err) {
-    path[0] = '\0';
-    if (access(out_dir, R_OK | X_OK) != 0 && errno != ENOENT) {
-        return error_set(err, "cannot read %s: %s", out_dir, strerror(errno));
-    }
-    FolderList list = folder_list(out_dir);
-    bool ok = true, found = false;
-    for (size_t i = list.count; i-- > 0 && ok && !found;) {
-        char file[PATH_MAX];
-        if (list.names[i].stale) continue;
-        ok = path_print(path, size, err, "%s/%s", out_dir, list.names[i].text) &&
-             path_print(file, sizeof file, err, "%s/trainer.json", path);
-        found = ok && access(file, F_OK) == 0;
-    }
-    if (!found) path[0] = '\0';
-    free(list.names);
-    return ok;
-}
 
 // config.json of our own folders or Hugging Face's; false with a sentence if it is no GPT-2 as we compute it.
 static inline bool checkpoint_read_config(const char *dir, GPTConfig *config, Error *err) {

@@ -1,15 +1,11 @@
-// folder.h: folders of checkpoints: making, listing, replacing and removing them so that an interruption at
-// any moment leaves either the old or the new one.
+// folder.h: making, locking and replacing folders.
 //
-// defines: path_print, folder_make, folder_check_writable, folder_remove, folder_sync, folder_replace,
-//          folder_list
+// defines: path_print, process_name, folder_make, folder_sync, folder_replace, folder_lock
 #ifndef LLMC_FOLDER_H
 #define LLMC_FOLDER_H
 
 #include "llmc/host/file.h"
 
-#include <ctype.h>
-#include <dirent.h>
 #include <limits.h>
 #ifdef __linux__
 #include <sys/syscall.h>
@@ -23,6 +19,15 @@ __attribute__((format(printf, 4, 5))) static inline bool path_print(char *path, 
     int n = vsnprintf(path, size, format, args);
     va_end(args);
     return (n >= 0 && (size_t)n < size) || error_set(err, "the path %.200s... is too long", path);
+}
+
+enum { PROCESS_NAME_SIZE = 80 };
+
+// "HOST-PID": a name that no other living process has, on any node.
+static inline void process_name(char name[PROCESS_NAME_SIZE]) {
+    char host[65] = "";
+    if (gethostname(host, sizeof host - 1) != 0 || strchr(host, '/')) strcpy(host, "host");
+    snprintf(name, PROCESS_NAME_SIZE, "%s-%ld", host, (long)getpid());
 }
 
 // Makes the folder and those above it, where they are missing.
@@ -45,27 +50,6 @@ static inline bool folder_make(const char *dir, Error *err) {
     return S_ISDIR(info.st_mode) || error_set(err, "cannot write to %s: it is not a folder", dir);
 }
 
-// Makes the folder and proves that files can be created in it: the check of --out before any work.
-static inline bool folder_check_writable(const char *dir, Error *err) {
-    char path[PATH_MAX];
-    if (!folder_make(dir, err)) return false;
-    if (!path_print(path, sizeof path, err, "%s/tmp-probe-%ld", dir, (long)getpid())) return false;
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd < 0) return error_set(err, "cannot write to %s: %s", dir, strerror(errno));
-    close(fd);
-    unlink(path);
-    return true;
-}
-
-// Removes a folder and the files in it, but no folders in it. One that is not there is fine.
-static inline void folder_remove(const char *dir) {
-    DIR *d = opendir(dir);
-    if (!d) return;
-    for (struct dirent *e; (e = readdir(d)) != NULL;) unlinkat(dirfd(d), e->d_name, 0);
-    closedir(d);
-    rmdir(dir);
-}
-
 // Waits until the entries of a folder are on the disk.
 static inline bool folder_sync(const char *dir, Error *err) {
     int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -77,75 +61,61 @@ static inline bool folder_sync(const char *dir, Error *err) {
     return ok;
 }
 
-// Gives the folder `from` the name `to`. One that has it is swapped out in one step, then removed.
+// Gives the folder `from` the name `to`. What has it already, whatever it is, gets the name `from` in the same step.
 static inline bool folder_replace(const char *from, const char *to, Error *err) {
-    if (rename(from, to) == 0) return true;
-    bool taken = errno == ENOTEMPTY || errno == EEXIST;
+    if (rename(from, to) == 0) return true;  // there was nothing, or an empty folder
+    bool taken = errno == ENOTEMPTY || errno == EEXIST || errno == ENOTDIR;
 #if defined(__linux__) && defined(SYS_renameat2)
     const unsigned exchange = 2;  // RENAME_EXCHANGE
-    if (taken && syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, exchange) == 0) {
-        folder_remove(from);
-        return true;
-    }
+    if (taken && syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, exchange) == 0) return true;
 #endif
-    char old[PATH_MAX];  // a file system that cannot swap: aside, then in
-    if (taken && path_print(old, sizeof old, err, "%s.old", from) && rename(to, old) == 0) {
+    char aside[PATH_MAX];  // a file system that cannot swap: in three steps
+    if (taken && path_print(aside, sizeof aside, err, "%s.old", from) && rename(to, aside) == 0) {
         if (rename(from, to) == 0) {
-            folder_remove(old);
+            if (rename(aside, from) != 0) fprintf(stderr, "note: what was %s is now %s\n", to, aside);
             return true;
         }
         int reason = errno;
-        if (rename(old, to) != 0) {
-            return error_set(err, "cannot rename %s to %s: the old one is now %s", from, to, old);
+        if (rename(aside, to) != 0) {
+            return error_set(err, "cannot rename %s to %s: the old one is now %s", from, to, aside);
         }
         errno = reason;
     }
     return error_set(err, "cannot rename %s to %s: %s", from, to, strerror(errno));
 }
 
-typedef struct {
-    char text[64];
-    size_t step;
-    bool stale;  // tmp-*: left by a save that was interrupted
-} FolderName;
-
-typedef struct {
-    size_t count;
-    FolderName *names;  // sorted by step; free() it
-} FolderList;
-
-static inline int folder_compare(const void *a, const void *b) {
-    const FolderName *x = (const FolderName *)a, *y = (const FolderName *)b;
-    return x->step < y->step ? -1 : x->step > y->step;
-}
-
-// The entries step-<digits> and tmp-<digits>* of a folder; all others belong to somebody else.
-static inline FolderList folder_list(const char *dir) {
-    FolderList list = {0, NULL};
-    DIR *d = opendir(dir);
-    if (!d) return list;
-    size_t room = 0;
-    for (struct dirent *e; (e = readdir(d)) != NULL;) {
-        bool step = strncmp(e->d_name, "step-", 5) == 0, stale = strncmp(e->d_name, "tmp-", 4) == 0;
-        const char *digits = e->d_name + (step ? 5 : 4);
-        if ((!step && !stale) || !isdigit((unsigned char)*digits)) continue;
-        if (strlen(e->d_name) >= sizeof list.names->text) continue;
-        char *end;
-        errno = 0;
-        unsigned long long number = strtoull(digits, &end, 10);
-        if (errno || (*end && (step || strcmp(end, ".old") != 0))) continue;
-        if (list.count == room) {
-            room = room ? 2 * room : 16;
-            list.names = (FolderName *)host_resize(list.names, room, sizeof(FolderName));
-        }
-        FolderName *x = &list.names[list.count++];
-        strcpy(x->text, e->d_name);
-        x->step = (size_t)number;
-        x->stale = stale;
+// Locks the folder for this process until it ends, however it ends, through a file .lock that stays. False with a
+// sentence if another process has locked it. Where the file system has no locks it returns true, *locked is false and
+// err says why. On NFS the server holds the lock for all nodes (mounted with nolock, a node sees only its own locks).
+static inline bool folder_lock(const char *dir, bool *locked, Error *err) {
+    char path[PATH_MAX], name[PROCESS_NAME_SIZE];
+    *locked = false;
+    if (!path_print(path, sizeof path, err, "%s/.lock", dir)) return false;
+    int fd = open(path, O_RDWR | O_CREAT | O_NONBLOCK | O_CLOEXEC, 0666);
+    if (fd < 0) return error_set(err, "cannot open %s: %s", path, strerror(errno));
+    struct flock whole;
+    memset(&whole, 0, sizeof whole);
+    whole.l_type = F_WRLCK;
+    whole.l_whence = SEEK_SET;
+    *locked = fcntl(fd, F_SETLK, &whole) == 0;
+    if (*locked) {  // fd stays open: closing it would end the lock
+        process_name(name);
+        size_t n = strlen(name);
+        return (ftruncate(fd, 0) == 0 && file_write_at(fd, name, n, 0)) ||
+               error_set(err, "cannot write %s: %s", path, strerror(errno));
     }
-    closedir(d);
-    if (list.count) qsort(list.names, list.count, sizeof(FolderName), folder_compare);
-    return list;
+    bool held = errno == EAGAIN || errno == EACCES;
+    if (held) {
+        size_t got = 0;
+        file_read_at(fd, name, sizeof name - 1, 0, &got);
+        name[got] = '\0';
+        error_set(err, "%s is in use by another run%s%s: give this one another --out, or wait for that one to end", dir,
+                  got ? ", process " : "", name);
+    } else {
+        error_set(err, "%s cannot be locked (%s): see to it that no other run writes to it", dir, strerror(errno));
+    }
+    close(fd);
+    return !held;
 }
 
 #endif

@@ -2,7 +2,7 @@
 #ifndef LLMC_PROGRESS_H
 #define LLMC_PROGRESS_H
 
-#include "llmc/host/checkpoint.h"
+#include "llmc/host/checkpoint_list.h"
 #include "llmc/host/options.h"
 
 // The state of a run that has done nothing yet.

@@ -10,21 +10,21 @@ static volatile sig_atomic_t stop_signal = 0;  // SIGTERM or SIGINT: save and le
 
 static void on_signal(int number) { stop_signal = number; }
 
-// Where the weights come from: --resume (auto: the newest checkpoint, if there is one), --init, or NULL, random
-// numbers.
+// Takes --out for this run, and finds where the weights come from: --resume (auto: the newest checkpoint, if there is
+// one), --init, or NULL, random numbers.
 static inline bool trainer_source(Trainer *m, const char **from, Error *err) {
     static char latest[PATH_MAX];
     Options *o = &m->opt;
+    bool ok = !o->out || o->dry_run || checkpoint_claim(o->out, m->job.rank == 0, err);
     if (o->resume && strcmp(o->resume, "auto") == 0) {
         if (!o->out) return error_set(err, "--resume auto needs --out, where it looks");
-        bool found = m->job.rank != 0 || checkpoint_latest(o->out, latest, sizeof latest, err);
+        ok = ok && (m->job.rank != 0 || checkpoint_latest(o->out, latest, sizeof latest, err));
         MPI_Bcast(latest, sizeof latest, MPI_CHAR, 0, MPI_COMM_WORLD);  // all ranks take the same one
-        if (!found) return false;
         o->resume = latest[0] ? latest : NULL;  // none yet: a fresh start
         if (o->resume) o->init = NULL;          // a requeued job goes on from where it stands
     }
     *from = o->resume ? o->resume : o->init;
-    return true;
+    return ok;
 }
 
 // Opens the data and the tokenizer, and proves that the outputs can be written.
@@ -37,7 +37,7 @@ static inline bool trainer_files(Trainer *m, const char *from, Error *err) {
                          !dataloader_check_batch(&m->val_data, o->global_batch, err))) return false;
     if (!o->tokenizer && from && path_print(beside, sizeof beside, err, "%s/tokenizer.json", from) &&
         access(beside, R_OK) == 0) o->tokenizer = beside;
-    return tokenizer_open(&m->tokenizer, o->tokenizer, err) && (!o->out || folder_check_writable(o->out, err)) &&
+    return tokenizer_open(&m->tokenizer, o->tokenizer, err) &&
            out_check_file("--trace", o->trace, err) && out_check_file("--dump-gradients", o->dump_gradients, err);
 }
 
