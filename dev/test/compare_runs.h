@@ -6,6 +6,7 @@
 #include "dev/test/check.h"
 #include "dev/test/make_inputs.h"
 #include "dev/test/run_program.h"
+#include "llmc/host/bf16.h"
 #include "llmc/reference.h"
 
 // What is not about layouts is tested on one rank.
@@ -62,14 +63,7 @@ static inline bool runs(const Context *x, const Layout *layout, const char *env,
 
 // ---- expectations ---------------------------------------------------------------------------------------
 
-static inline double round_to_bf16(double value) {
-    float single = (float)value;
-    uint32_t bits;
-    memcpy(&bits, &single, 4);
-    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u;
-    memcpy(&single, &bits, 4);
-    return single;
-}
+static inline double round_to_bf16(double value) { return bf16_to_float(bf16_from_float((float)value)); }
 
 static inline void shard_batch(const int *tokens, size_t first, size_t count, int *inputs, int *targets) {
     for (size_t i = 0; i < count; i++) {

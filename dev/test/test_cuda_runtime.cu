@@ -538,7 +538,7 @@ static void test_device() {
 static float float_of(uint32_t bits) { return cpu_from_bits<float>(bits); }
 
 static void test_bf16() {
-    bool exact = true, nearest = true;
+    bool exact = true, nearest = true, eight = true;
     for (uint32_t h = 0; h < 65536; h++) {
         float f = __bfloat162float(__ushort_as_bfloat16((unsigned short)h));
         unsigned short back = __bfloat16_as_ushort(__float2bfloat16(f));
@@ -556,6 +556,18 @@ static void test_bf16() {
     for (uint32_t bits : {0x7F800001u, 0xFF800001u, 0x7FFFFFFFu, 0xFFFFFFFFu, 0x7FC00000u})
         nan &= __bfloat16_as_ushort(__float2bfloat16_rn(float_of(bits))) == 0x7FFF;
     check(&c, nan, "a NaN never rounds to infinity");
+    for (uint32_t first = 0; first < 0xFFFFFF00u; first += 7777777) {  // floats of every kind
+        float x[8], back[8];
+        uint16_t half[8];
+        for (uint32_t k = 0; k < 8; k++) x[k] = float_of(first + k * 0x1234567u);
+        bf16x8_from_float(half, x);
+        bf16x8_to_float(back, half);
+        for (int k = 0; k < 8; k++) {
+            float one = bf16_to_float(half[k]);
+            eight &= half[k] == bf16_from_float(x[k]) && memcmp(&one, &back[k], sizeof one) == 0;
+        }
+    }
+    check(&c, eight, "eight conversions at once give the bits of one by one");
     check(&c, to_float(from_float<__nv_bfloat16>(1.00390625f)) == 1.0f && from_float<float>(1.5f) == 1.5f &&
                   (float)__nv_bfloat16(-2.0f) == -2.0f, "to_float and from_float");
     alignas(16) floatX a[16];

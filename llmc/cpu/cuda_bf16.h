@@ -2,8 +2,7 @@
 #ifndef LLMC_CPU_CUDA_BF16_H
 #define LLMC_CPU_CUDA_BF16_H
 
-#include <stdint.h>
-#include <string.h>
+#include "llmc/host/bf16.h"
 
 struct __nv_bfloat16 {
     unsigned short __x;
@@ -20,21 +19,8 @@ static inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short bits) {
     return value;
 }
 
-static inline float __bfloat162float(__nv_bfloat16 value) {
-    uint32_t bits = (uint32_t)value.__x << 16;
-    float f;
-    memcpy(&f, &bits, sizeof f);
-    return f;
-}
-
-// To nearest, ties to even; every NaN becomes 0x7FFF, as on the GPU.
-static inline __nv_bfloat16 __float2bfloat16_rn(float f) {
-    uint32_t bits;
-    memcpy(&bits, &f, sizeof bits);
-    uint32_t rounded = (bits + 0x7FFFu + (bits >> 16 & 1)) >> 16;
-    bool nan = (bits & 0x7FFFFFFFu) > 0x7F800000u;
-    return __ushort_as_bfloat16((unsigned short)(nan ? 0x7FFFu : rounded));
-}
+static inline float __bfloat162float(__nv_bfloat16 value) { return bf16_to_float(value.__x); }
+static inline __nv_bfloat16 __float2bfloat16_rn(float f) { return __ushort_as_bfloat16(bf16_from_float(f)); }
 static inline __nv_bfloat16 __float2bfloat16(float f) { return __float2bfloat16_rn(f); }
 
 inline __nv_bfloat16::__nv_bfloat16(float value) { *this = __float2bfloat16_rn(value); }

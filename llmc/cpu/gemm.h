@@ -23,6 +23,8 @@
 #include <dnnl.h>
 #endif
 
+#include "llmc/host/bf16.h"
+
 // A matrix, in elements of the problem's type: bfloat16 (as its bits) or float32.
 struct CpuMatrix {
     char *data;
@@ -44,23 +46,11 @@ struct CpuGemm {
 
 typedef uint16_t __attribute__((may_alias)) CpuBits16;
 
-static inline float cpu_bits_float(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-static inline uint32_t cpu_float_bits(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
 // n elements to float.
 static inline void cpu_load(float *out, const char *in, bool bf16, size_t n) {
     if (bf16) {
         const CpuBits16 *bits = (const CpuBits16 *)in;
-        for (size_t i = 0; i < n; i++) out[i] = cpu_bits_float((uint32_t)bits[i] << 16);
+        for (size_t i = 0; i < n; i++) out[i] = bf16_to_float(bits[i]);
     } else if (in != (const char *)out) {
         memcpy(out, in, n * sizeof(float));
     }
@@ -70,11 +60,7 @@ static inline void cpu_load(float *out, const char *in, bool bf16, size_t n) {
 static inline void cpu_store(char *out, const float *in, bool bf16, size_t n) {
     if (bf16) {
         CpuBits16 *bits = (CpuBits16 *)out;
-        for (size_t i = 0; i < n; i++) {
-            uint32_t u = cpu_float_bits(in[i]);
-            uint32_t rounded = (u + 0x7fff + (u >> 16 & 1)) >> 16;
-            bits[i] = (uint16_t)((u & 0x7fffffff) > 0x7f800000 ? u >> 16 | 0x40 : rounded);
-        }
+        for (size_t i = 0; i < n; i++) bits[i] = bf16_from_float(in[i]);
     } else if (out != (const char *)in) {
         memcpy(out, in, n * sizeof(float));
     }

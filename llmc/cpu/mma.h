@@ -12,10 +12,7 @@
 #include "warp.h"
 
 static inline float cpu_bf16_half(uint32_t pair, int half) {
-    uint32_t bits = half ? pair & 0xFFFF0000u : pair << 16;
-    float f;
-    memcpy(&f, &bits, sizeof f);
-    return f;
+    return bf16_to_float((uint16_t)(half ? pair >> 16 : pair));
 }
 
 // Fragment A, 16 x 16: register i of lane l holds row l/4 + 8 (i % 2), columns 2 (l % 4) + 8 (i / 2) and the next.
@@ -108,12 +105,7 @@ struct CpuMmaProduct : CpuTogether {
     // Row r of one 8 x 8 matrix, and where it goes in b: a row, or without trans a column.
     static void decode_row(float (*b)[N8 * 8], const __nv_bfloat16 *row, int r, bool trans) {
         float x[8];
-        uint16_t bits[8];
-        memcpy(bits, row, sizeof bits);
-        for (int c = 0; c < 8; c++) {
-            uint32_t word = (uint32_t)bits[c] << 16;
-            memcpy(&x[c], &word, sizeof x[c]);
-        }
+        bf16x8_to_float(x, &row->__x);
         if (trans) memcpy(b[r], x, sizeof x);
         else for (int c = 0; c < 8; c++) b[c][r] = x[c];
     }

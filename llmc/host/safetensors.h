@@ -7,6 +7,7 @@
 #ifndef LLMC_SAFETENSORS_H
 #define LLMC_SAFETENSORS_H
 
+#include "llmc/host/bf16.h"
 #include "llmc/host/json.h"
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -57,16 +58,6 @@ static inline float st_float_from_bits(uint32_t bits) {
     float x;
     memcpy(&x, &bits, sizeof x);
     return x;
-}
-
-static inline float st_from_bf16(uint16_t x) { return st_float_from_bits((uint32_t)x << 16); }
-
-// To nearest, ties to even; a NaN stays one.
-static inline uint16_t st_to_bf16(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 0x40);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 static inline float st_from_f16(uint16_t x) {
@@ -283,7 +274,7 @@ static inline bool st_read_floats(const SafeTensors *st, const STEntry *x, size_
                              errno ? strerror(errno) : "the file has become shorter");
         }
         for (size_t j = 0; j < n && x->dtype != ST_F32; j++) {
-            out[i + j] = x->dtype == ST_BF16 ? st_from_bf16(stage.half[j])
+            out[i + j] = x->dtype == ST_BF16 ? bf16_to_float(stage.half[j])
                        : x->dtype == ST_F16 ? st_from_f16(stage.half[j]) : (float)stage.wide[j];
         }
     }
@@ -372,7 +363,7 @@ static inline bool st_write_floats(const SafeTensors *st, const STEntry *x, size
     uint16_t stage[ST_STAGE];
     for (size_t i = 0; i < count; i += ST_STAGE) {
         size_t n = count - i < ST_STAGE ? count - i : (size_t)ST_STAGE;
-        for (size_t j = 0; j < n; j++) stage[j] = st_to_bf16(in[i + j]);
+        for (size_t j = 0; j < n; j++) stage[j] = bf16_from_float(in[i + j]);
         if (!st_write_raw(st, x, (first + i) * 2, stage, n * 2, err)) return false;
     }
     return true;

@@ -16,7 +16,6 @@
 // Kernels are templates over W, the elements they treat at a time: x128::size (then every address and every
 // row length must be a multiple of it), or 1 for anything else.
 
-#ifdef __CUDACC__
 template <typename T>
 __device__ __forceinline__ void unpack(float *out, const Packed128<T> &pack) {
     for (size_t k = 0; k < pack.size; k++) out[k] = to_float(pack.v[k]);
@@ -27,36 +26,13 @@ __device__ __forceinline__ Packed128<T> pack_floats(const float *in) {
     for (size_t k = 0; k < pack.size; k++) pack.v[k] = from_float<T>(in[k]);
     return pack;
 }
-#else
-// The same with the bits of to_float and from_float, in the compiler's vectors: eight bfloat16 one by one are
-// slow.
-typedef uint16_t Half8 __attribute__((vector_size(16)));
-typedef uint32_t Word8 __attribute__((vector_size(32)));
-
-static inline void unpack(float *out, const Packed128<float> &pack) { memcpy(out, &pack, sizeof pack); }
-static inline void unpack(float *out, const Packed128<__nv_bfloat16> &pack) {
-    Half8 half;
-    memcpy(&half, &pack, sizeof half);
-    Word8 word = __builtin_convertvector(half, Word8) << 16;
-    memcpy(out, &word, sizeof word);
-}
-template <typename T>
-static inline Packed128<T> pack_floats(const float *in);
+#ifndef __CUDACC__  // a CPU is slow at eight bfloat16 one by one
 template <>
-inline Packed128<float> pack_floats<float>(const float *in) {
-    Packed128<float> pack;
-    memcpy(&pack, in, sizeof pack);
-    return pack;
-}
+inline void unpack(float *out, const Packed128<__nv_bfloat16> &pack) { bf16x8_to_float(out, &pack.v[0].__x); }
 template <>
 inline Packed128<__nv_bfloat16> pack_floats<__nv_bfloat16>(const float *in) {
-    Word8 word;
-    memcpy(&word, in, sizeof word);
-    Word8 rounded = (word + 0x7FFFu + (word >> 16 & 1)) >> 16;
-    Word8 nan = (Word8)((word & 0x7FFFFFFFu) > 0x7F800000u);  // all ones where true
-    Half8 half = __builtin_convertvector((rounded & ~nan) | (nan & 0x7FFFu), Half8);
     Packed128<__nv_bfloat16> pack;
-    memcpy(&pack, &half, sizeof half);
+    bf16x8_from_float(&pack.v[0].__x, in);
     return pack;
 }
 #endif

@@ -4,24 +4,10 @@
 #ifndef LLMC_MPI_REDUCE_H
 #define LLMC_MPI_REDUCE_H
 
+#include "llmc/host/bf16.h"
 #include "llmc/mpi/types.h"
 
 namespace nccl_mpi {
-
-inline float widen(uint16_t x) {
-    uint32_t bits = (uint32_t)x << 16;
-    float f;
-    memcpy(&f, &bits, sizeof f);
-    return f;
-}
-
-// fp32 to bfloat16, to nearest, ties to even; a NaN stays a NaN.
-inline uint16_t narrow(float f) {
-    uint32_t bits;
-    memcpy(&bits, &f, sizeof bits);
-    if (f != f) return (uint16_t)((bits >> 16) | 0x40);
-    return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
 
 // How an element of type T is read into an accumulator and written back.
 template <typename T>
@@ -33,8 +19,8 @@ struct Element {
 template <>
 struct Element<uint16_t> {  // no 16-bit integer is carried: these are bfloat16
     typedef float Sum;
-    static float read(uint16_t x) { return widen(x); }
-    static uint16_t write(float x) { return narrow(x); }
+    static float read(uint16_t x) { return bf16_to_float(x); }
+    static uint16_t write(float x) { return bf16_from_float(x); }
 };
 
 // out[i] = reduction over the n inputs, in their order. out may be one of the inputs.
