@@ -78,180 +78,132 @@ static const LabKernel UPDATE[] = {
 
 // ---- the checks --------------------------------------------------------------------------------------------
 
+static AdamW adamw_at(double t, float decay) {
+    return {3e-3f, 0.9f, 0.95f, 1e-8f, decay, (float)(1.0 - pow(0.9, t)), (float)(1.0 - pow(0.95, t)), 0.7f};
+}
+
+// The formulas in double, for step t, on elements [first, end) of weights w, gradients g and moments m and v.
+static void plain_update(double *w, const float *g, double *m, double *v, size_t first, size_t end, double t,
+                         double decay) {
+    for (size_t i = first; i < end; i++) {
+        double grad = (double)g[i] * 0.7;
+        m[i] = 0.9 * m[i] + 0.1 * grad;
+        v[i] = 0.95 * v[i] + 0.05 * grad * grad;
+        w[i] -= 3e-3 * (m[i] / (1.0 - pow(0.9, t)) / (sqrt(v[i] / (1.0 - pow(0.95, t))) + 1e-8) + decay * w[i]);
+    }
+}
+
+static Problem make_problem(const float *weights, const float *grads, const float *m, const float *v, size_t n) {
+    return {to_device_floatX(weights, n), NARROW ? to_device(weights, n) : NULL, to_device(grads, n), to_device(m, n),
+            to_device(v, n), n, adamw_at(1.0, 0.1f)};
+}
+
+static float *host_weights(const Problem *p) { return to_host(weights_of(p), p->n, lab.stream); }
+
+// params are the weights, rounded.
+static bool rounded(const Problem *p) {
+    float *params = to_host_floatX(p->params, p->n, lab.stream), *w = host_weights(p);
+    bool ok = true;
+    for (size_t i = 0; i < p->n; i++) ok = ok && params[i] == to_float(from_float<floatX>(w[i]));
+    return ok;
+}
+
+static double *widened(const float *x, size_t n) {
+    double *y = test_doubles(n);
+    for (size_t i = 0; i < n; i++) y[i] = (double)x[i];
+    return y;
+}
+
 // Three steps on n weights that start `shift` elements after an aligned address.
-static bool check_size(size_t n, size_t shift, float decay, double *worst, cudaStream_t stream) {
-    size_t total = n + shift + 4;  // the elements around must not change
-    bool narrow = sizeof(floatX) < sizeof(float);
-    float *p = test_values(total, 0.0, 1.0, 1), *g = test_values(total, 0.0, 0.1, 2);
+static bool check_size(size_t n, size_t shift, float decay, double *worst) {
+    size_t mark = test_count, total = n + shift + 4;  // the elements around must not change
+    float *w = test_values(total, 0.0, 1.0, 1), *g = test_values(total, 0.0, 0.1, 2);
     float *m = test_values(total, 0.0, 0.05, 3), *v = test_values(total, 0.01, 0.005, 4);
-    double *pw = test_doubles(total), *mw = test_doubles(total), *vw = test_doubles(total);
-    for (size_t i = 0; i < total; i++) {
-        pw[i] = (double)p[i];
-        mw[i] = (double)m[i];
-        vw[i] = (double)v[i];
-    }
-    floatX *d_params = to_device_floatX(p, total);
-    float *d_master = narrow ? to_device(p, total) : NULL, *d_g = to_device(g, total),
-          *d_m = to_device(m, total);
-    float *d_v = to_device(v, total);
+    double *ww = widened(w, total), *mw = widened(m, total), *vw = widened(v, total);
+    Problem p = make_problem(w, g, m, v, total);
     for (int t = 1; t <= 3; t++) {
-        AdamW h = {3e-3f, 0.9f, 0.95f, 1e-8f, decay, (float)(1.0 - pow(0.9, t)), (float)(1.0 - pow(0.95, t)),
-                   0.7f};
-        adamw_update(d_params + shift, narrow ? d_master + shift : NULL, d_g + shift, d_m + shift,
-                     d_v + shift, n, &h, stream);
-        for (size_t i = shift; i < shift + n; i++) {
-            double grad = (double)g[i] * 0.7;
-            mw[i] = 0.9 * mw[i] + 0.1 * grad;
-            vw[i] = 0.95 * vw[i] + 0.05 * grad * grad;
-            double mhat = mw[i] / (1.0 - pow(0.9, t)), vhat = vw[i] / (1.0 - pow(0.95, t));
-            pw[i] -= 3e-3 * (mhat / (sqrt(vhat) + 1e-8) + (double)decay * pw[i]);
-        }
+        AdamW h = adamw_at(t, decay);
+        adamw_update(p.params + shift, NARROW ? p.master + shift : NULL, p.grads + shift, p.m + shift, p.v + shift, n,
+                     &h, lab.stream);
+        plain_update(ww, g, mw, vw, shift, shift + n, t, (double)decay);
     }
-    float *params = to_host_floatX(d_params, total, stream),
-          *weights = narrow ? to_host(d_master, total, stream) : params;
-    float *got_m = to_host(d_m, total, stream), *got_v = to_host(d_v, total, stream);
-    double error = fmax(fmax(test_error(weights, pw, total), test_error(got_m, mw, total)),
-                        test_error(got_v, vw, total));
-    if (error > *worst) *worst = error;
-    bool ok = error < 1e-6;
+    float *got_w = host_weights(&p), *got_m = to_host(p.m, total, lab.stream), *got_v = to_host(p.v, total, lab.stream);
+    double error = fmax(test_error(got_w, ww, total), fmax(test_error(got_m, mw, total), test_error(got_v, vw, total)));
+    *worst = fmax(*worst, error);
+    bool ok = error < 1e-6 && rounded(&p);
     for (size_t i = 0; i < total; i++) {
-        ok = ok && params[i] == to_float(from_float<floatX>(weights[i]));
-        if (i < shift || i >= shift + n)
-            ok = ok && weights[i] == p[i] && got_m[i] == m[i] && got_v[i] == v[i];
+        if (i < shift || i >= shift + n) ok = ok && got_w[i] == w[i] && got_m[i] == m[i] && got_v[i] == v[i];
     }
-    if (narrow) {
-        free(weights);
-        CUDA_CHECK(cudaFree(d_master));
-    }
-    CUDA_CHECK(cudaFree(d_params));
-    CUDA_CHECK(cudaFree(d_g));
-    CUDA_CHECK(cudaFree(d_m));
-    CUDA_CHECK(cudaFree(d_v));
-    free(p);
-    free(g);
-    free(m);
-    free(v);
-    free(pw);
-    free(mw);
-    free(vw);
-    free(params);
-    free(got_m);
-    free(got_v);
+    test_release(mark);
     return ok;
 }
 
 // A slice of the whole gives the bits of the whole, wherever it is cut: what a sharded optimizer relies on.
-static void check_slices(cudaStream_t stream) {
+static void check_slices(void) {
     enum { N = 5000 };
-    float *p = test_values(N, 0.0, 1.0, 1), *g = test_values(N, 0.0, 0.1, 2),
-          *zero = test_values(N, 0.0, 0.0, 3), *want = NULL;
+    float *w = test_values(N, 0.0, 1.0, 1), *g = test_values(N, 0.0, 0.1, 2), *zero = test_values(N, 0.0, 0.0, 3);
+    float *want = NULL;
     AdamW h = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.1f, 0.05f, 1.0f};
-    bool ok = true, narrow = sizeof(floatX) < sizeof(float);
-    const size_t cuts[] = {0, 64, 1001, 2502, 4999};
-    for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
-        floatX *d_p = to_device_floatX(p, N);
-        float *d_w = narrow ? to_device(p, N) : NULL, *d_g = to_device(g, N), *d_m = to_device(zero, N),
-              *d_v = to_device(zero, N);
-        size_t k = cuts[i];
-        adamw_update(d_p, d_w, d_g, d_m, d_v, k, &h, stream);
-        adamw_update(d_p + k, narrow ? d_w + k : NULL, d_g + k, d_m + k, d_v + k, N - k, &h, stream);
-        float *got = narrow ? to_host(d_w, N, stream) : to_host_floatX(d_p, N, stream);
-        if (want) ok = ok && same_bits(want, got, N);
-        if (want) free(got);
-        else want = got;
-        if (narrow) CUDA_CHECK(cudaFree(d_w));
-        CUDA_CHECK(cudaFree(d_p));
-        CUDA_CHECK(cudaFree(d_g));
-        CUDA_CHECK(cudaFree(d_m));
-        CUDA_CHECK(cudaFree(d_v));
+    bool ok = true;
+    static const size_t cuts[] = {0, 64, 1001, 2502, 4999};
+    for (size_t k : cuts) {
+        Problem p = make_problem(w, g, zero, zero, N);
+        adamw_update(p.params, p.master, p.grads, p.m, p.v, k, &h, lab.stream);
+        adamw_update(p.params + k, NARROW ? p.master + k : NULL, p.grads + k, p.m + k, p.v + k, N - k, &h, lab.stream);
+        float *got = host_weights(&p);
+        ok = ok && (!want || same_bits(want, got, N));
+        want = got;
     }
     check(&lab.checks, ok, "slices give the bits of the whole (" FLOATX_NAME ")");
-    free(p);
-    free(g);
-    free(zero);
-    free(want);
 }
 
 // Every kernel of the list at ragged sizes, two steps each.
 static void check_kernels(void) {
     static const size_t sizes[] = {1, 7, 255, 4096, 4099, 20011};
-    double errors[3] = {0.0};
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        size_t n = sizes[i];
-        float *x = test_values(n, 0.0, 1.0, 1), *g = test_values(n, 0.0, 0.1, 2);
-        double *want = test_doubles(n);
-        for (size_t j = 0; j < n; j++) {
-            double m = 0.0, v = 0.0, w = (double)x[j];
+    double errors[LAB_COUNT(UPDATE)] = {0.0};
+    for (size_t n : sizes) {
+        size_t mark = test_count;
+        float *x = test_values(n, 0.0, 1.0, 1), *g = test_values(n, 0.0, 0.1, 2), *zero = test_values(n, 0.0, 0.0, 3);
+        double *want = widened(x, n), *m = test_doubles(n), *v = test_doubles(n);
+        for (int t = 1; t <= 2; t++) plain_update(want, g, m, v, 0, n, t, 0.1);
+        for (size_t k = 0; k < LAB_COUNT(UPDATE); k++) {
+            Problem p = make_problem(x, g, zero, zero, n);
             for (int t = 1; t <= 2; t++) {
-                double grad = (double)g[j] * 0.7;
-                m = 0.9 * m + 0.1 * grad;
-                v = 0.95 * v + 0.05 * grad * grad;
-                w -= 3e-3 * (m / (1.0 - pow(0.9, t)) / (sqrt(v / (1.0 - pow(0.95, t))) + 1e-8) + 0.1 * w);
-            }
-            want[j] = w;
-        }
-        for (int k = 0; k < 3; k++) {
-            Problem p = {to_device_floatX(x, n), NARROW ? to_device(x, n) : NULL, to_device(g, n),
-                         (float *)test_device(n * sizeof(float)), (float *)test_device(n * sizeof(float)), n,
-                         {3e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.1f, 0.05f, 0.7f}};
-            CUDA_CHECK(cudaMemset(p.m, 0, n * sizeof(float)));
-            CUDA_CHECK(cudaMemset(p.v, 0, n * sizeof(float)));
-            for (int t = 1; t <= 2; t++) {
-                p.h.beta1_correction = (float)(1.0 - pow(0.9, t));
-                p.h.beta2_correction = (float)(1.0 - pow(0.95, t));
+                p.h = adamw_at(t, 0.1f);
                 UPDATE[k].run(&p, lab_block(&UPDATE[k]));
             }
-            float *params = to_host_floatX(p.params, n, lab.stream), *w = to_host(weights_of(&p), n, lab.stream);
-            errors[k] = fmax(errors[k], test_error(w, want, n));
-            for (size_t j = 0; j < n; j++) {
-                if (params[j] != to_float(from_float<floatX>(w[j]))) errors[k] = (double)INFINITY;
-            }
-            free(params);
-            free(w);
-            float *buffers[] = {p.grads, p.m, p.v};
-            for (int j = 0; j < 3; j++) CUDA_CHECK(cudaFree(buffers[j]));
-            CUDA_CHECK(cudaFree(p.params));
-            if (p.master) CUDA_CHECK(cudaFree(p.master));
+            double error = test_error(host_weights(&p), want, n);
+            errors[k] = fmax(errors[k], rounded(&p) ? error : (double)INFINITY);
         }
-        free(x);
-        free(g);
-        free(want);
+        test_release(mark);
     }
-    for (int k = 0; k < 3; k++) lab_check(&lab, &UPDATE[k], errors[k], 1e-6);
+    for (size_t k = 0; k < LAB_COUNT(UPDATE); k++) lab_check(&lab, &UPDATE[k], errors[k], 1e-6);
 }
 
-// Reads of gradient, weight and two moments, writes of the last three, and of the rounded weight: 28 bytes for an
-// fp32 weight, 30 for a bf16 one. Three kernels read the gradient and the moments twice: 40, and 46 bytes.
-static void bench(void) {
-    size_t n = lab.cpu ? (size_t)1 << 20 : (size_t)124 << 20;
-    Problem p = {(floatX *)test_device(n * sizeof(floatX)), NARROW ? (float *)test_device(n * sizeof(float)) : NULL,
-                 (float *)test_device(n * sizeof(float)), (float *)test_device(n * sizeof(float)),
-                 (float *)test_device(n * sizeof(float)), n, {3e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.1f, 0.05f, 0.7f}};
-    float *buffers[] = {weights_of(&p), p.grads, p.m, p.v};
-    for (int i = 0; i < 4; i++) CUDA_CHECK(cudaMemset(buffers[i], 0, n * sizeof(float)));
-    double must = (NARROW ? 30.0 : 28.0) * (double)n, naive = (NARROW ? 46.0 : 40.0) * (double)n;
-    for (int k = 0; k < 3; k++) lab_bench(&lab, &UPDATE[k], &p, must, k == 0 ? naive : must, 0.0);
-    for (int i = NARROW ? 0 : 1; i < 4; i++) CUDA_CHECK(cudaFree(buffers[i]));
-    CUDA_CHECK(cudaFree(p.params));
-}
-
-int main(int argc, char **argv) {
-    lab_start(&lab, argc, argv, NULL);
-    if (lab.bench) {
-        bench();
-        return lab_finish(&lab);
-    }
-    cudaStream_t stream = lab.stream;
+static void checks(void) {
     check_kernels();
     const size_t sizes[] = {0, 1, 3, 4, 5, 8, 63, 768, 4096, 4099, 30001};
     for (size_t shift = 0; shift < 9; shift = shift * 2 + (shift == 0)) {
         bool ok = true;
         double worst = 0.0;
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-            ok &= check_size(sizes[i], shift, i % 2 ? 0.1f : 0.0f, &worst, stream);
+            ok &= check_size(sizes[i], shift, i % 2 ? 0.1f : 0.0f, &worst);
         }
         check(&lab.checks, ok, "%zu elements past an aligned address (" FLOATX_NAME "): error %.2e", shift, worst);
     }
-    check_slices(stream);
-    return lab_finish(&lab);
+    check_slices();
 }
+
+// Reads of gradient, weight and two moments, writes of the last three, and of the rounded weight: 28 bytes for an
+// fp32 weight, 30 for a bf16 one. Three kernels read the gradient and the moments twice: 40, and 46 bytes.
+static void bench(void) {
+    size_t n = lab.cpu ? (size_t)1 << 20 : (size_t)124 << 20;
+    Problem p = {test_floatX(n), NARROW ? test_floats(n) : NULL, test_floats(n), test_floats(n), test_floats(n), n,
+                 adamw_at(1.0, 0.1f)};
+    float *buffers[] = {weights_of(&p), p.grads, p.m, p.v};
+    for (float *x : buffers) CUDA_CHECK(cudaMemset(x, 0, n * sizeof(float)));
+    double must = (NARROW ? 30.0 : 28.0) * (double)n, naive = (NARROW ? 46.0 : 40.0) * (double)n;
+    for (const LabKernel &k : UPDATE) lab_bench(&lab, &k, &p, must, k.number == 1 ? naive : must, 0.0);
+}
+
+int main(int argc, char **argv) { return lab_main(&lab, argc, argv, checks, bench); }

@@ -446,7 +446,6 @@ static void plain_backward(double *dqkv, const float *dout, const double *att, c
             }
         }
     }
-    free(datt);
 }
 
 // What one kernel gives for one problem.
@@ -456,37 +455,32 @@ typedef struct {
 
 static Result run(const Kernel *k, const floatX *qkv, const floatX *dout, size_t B, size_t T, size_t C, size_t NH) {
     size_t n = B * T * C;
-    floatX *out = (floatX *)test_device(n * sizeof(floatX)), *dqkv = (floatX *)test_device(3 * n * sizeof(floatX));
+    floatX *out = test_floatX(n), *dqkv = test_floatX(3 * n);
     void *saved = test_device(k->saved(B, T, C, NH)), *scratch = test_device(k->scratch(B, T, C, NH));
     k->forward(out, saved, qkv, B, T, C, NH);
     k->backward(dqkv, scratch, dout, out, saved, qkv, B, T, C, NH);
     Result r = {to_host_floatX(out, n, lab.stream), to_host_floatX(dqkv, 3 * n, lab.stream)};
-    CUDA_CHECK(cudaFree(out)), CUDA_CHECK(cudaFree(dqkv)), CUDA_CHECK(cudaFree(saved)), CUDA_CHECK(cudaFree(scratch));
     return r;
 }
 
-static bool same_results(Result *a, Result *b, size_t n) {
-    bool same = same_bits(a->out, b->out, n) && same_bits(a->dqkv, b->dqkv, 3 * n);
-    free(b->out), free(b->dqkv);
-    return same;
-}
-
 // Again in the same order of threads, and, where orders can be chosen, in random ones.
-static bool same_again(const Kernel *k, Result *first, const floatX *qkv, const floatX *dout, size_t B, size_t T,
+static bool same_again(const Kernel *k, const Result *first, const floatX *qkv, const floatX *dout, size_t B, size_t T,
                        size_t C, size_t NH) {
     size_t n = B * T * C;
-    Result again = run(k, qkv, dout, B, T, C, NH);
-    bool same = same_results(first, &again, n);
+    const auto same = [=]() {
+        Result again = run(k, qkv, dout, B, T, C, NH);
+        return same_bits(first->out, again.out, n) && same_bits(first->dqkv, again.dqkv, 3 * n);
+    };
+    bool ok = same();
 #ifndef __CUDACC__
     CpuOrder before = cpu_thread_order();
     for (uint64_t seed = 1; seed <= (CPU_ASAN ? 1 : 3); seed++) {  // sanitized, a switch of threads is slow
         cpu_thread_order() = {true, seed};
-        again = run(k, qkv, dout, B, T, C, NH);
-        same = same_results(first, &again, n) && same;
+        ok = same() && ok;
     }
     cpu_thread_order() = before;
 #endif
-    return same;
+    return ok;
 }
 
 // In bf16 the scores (up to about 4 here), the probabilities and their gradients are rounded on the way.
@@ -515,7 +509,7 @@ static void check_rows(void) {
 
 // Every kernel at one shape. `repeat`: also for the same bits again.
 static void test_shape(size_t B, size_t T, size_t C, size_t NH, bool repeat) {
-    size_t n = B * T * C, HS = C / NH;
+    size_t mark = test_count, n = B * T * C, HS = C / NH;
     float *qkv = test_values(3 * n, 0, 1.5, 1), *dout = test_values(n, 0, 1, 2);
     floatX *device_qkv = to_device_floatX(qkv, 3 * n), *device_dout = to_device_floatX(dout, n);
     double *want_out = test_doubles(n), *want_att = test_doubles(B * NH * T * T), *want_dqkv = test_doubles(3 * n);
@@ -539,10 +533,8 @@ static void test_shape(size_t B, size_t T, size_t C, size_t NH, bool repeat) {
                   "%d %-7s T %zu: %zu bytes beside the activations, where the probabilities would be %zu",
                   number, k.name, T, bytes, B * NH * T * T * sizeof(floatX));
         }
-        free(r.out), free(r.dqkv);
     }
-    free(qkv), free(dout), free(want_out), free(want_att), free(want_dqkv);
-    CUDA_CHECK(cudaFree(device_qkv)), CUDA_CHECK(cudaFree(device_dout));
+    test_release(mark);
 }
 
 // Scores of thousands: the softmax is all but a choice, and nothing overflows.
@@ -557,10 +549,7 @@ static void test_large_scores(void) {
         for (size_t i = 0; i < n; i++) ok = ok && fabsf(r.out[i]) <= 60.5f;
         for (size_t i = 0; i < 3 * n; i++) ok = ok && isfinite(r.dqkv[i]);
         check(&lab.checks, ok, "%d %-7s scores of thousands", kernel_number(&k, B, T, C, NH), k.name);
-        free(r.out), free(r.dqkv);
     }
-    free(qkv), free(dout);
-    CUDA_CHECK(cudaFree(device_qkv)), CUDA_CHECK(cudaFree(device_dout));
 }
 
 // The softmax p of rows of T scores x, and the gradient dx of the scores from d, that of the probabilities q.
@@ -578,7 +567,7 @@ static void plain_softmax(double *p, double *dx, const float *x, const float *d,
 }
 
 // A CPU takes a row by one thread, a GPU by a warp: here both do both, one by one and in packs.
-static void test_softmax(cudaStream_t stream, size_t T) {
+static void test_softmax(size_t T) {
     size_t rows = 3 * T;
     unsigned blocks = (unsigned)CEIL_DIV(rows, (size_t)SOFTMAX_WARPS);
     // The gradient is compared with that of the probabilities as rounded; it loses digits where they cancel.
@@ -588,25 +577,22 @@ static void test_softmax(cudaStream_t stream, size_t T) {
     for (int warp = 0; warp < 2; warp++) {
         floatX *att = to_device_floatX(x, rows * T), *datt = to_device_floatX(d, rows * T);
         if (warp) {
-            LAUNCH((softmax_forward_kernel<x128::size, 32>), blocks, SOFTMAX_WARPS * 32, 0, stream)
+            LAUNCH((softmax_forward_kernel<x128::size, 32>), blocks, SOFTMAX_WARPS * 32, 0, lab.stream)
             (att, rows, T);
-            LAUNCH((softmax_backward_kernel<x128::size, 32>), blocks, SOFTMAX_WARPS * 32, 0, stream)
+            LAUNCH((softmax_backward_kernel<x128::size, 32>), blocks, SOFTMAX_WARPS * 32, 0, lab.stream)
             (datt, att, rows, T);
         } else {
-            LAUNCH((softmax_forward_kernel<1, 1>), blocks, SOFTMAX_WARPS * 32, 0, stream)(att, rows, T);
-            LAUNCH((softmax_backward_kernel<1, 1>), blocks, SOFTMAX_WARPS * 32, 0, stream)
+            LAUNCH((softmax_forward_kernel<1, 1>), blocks, SOFTMAX_WARPS * 32, 0, lab.stream)(att, rows, T);
+            LAUNCH((softmax_backward_kernel<1, 1>), blocks, SOFTMAX_WARPS * 32, 0, lab.stream)
             (datt, att, rows, T);
         }
-        float *got_p = to_host_floatX(att, rows * T, stream), *got_d = to_host_floatX(datt, rows * T, stream);
+        float *got_p = to_host_floatX(att, rows * T, lab.stream), *got_d = to_host_floatX(datt, rows * T, lab.stream);
         plain_softmax(want_p, want_d, x, d, got_p, rows, T);
         double error_p = test_error(got_p, want_p, rows * T), error_d = test_error(got_d, want_d, rows * T);
         check(&lab.checks, error_p <= bound_p && error_d <= bound_d,
               "softmax T %zu by a %s (%.1e, bound %.1e; gradient %.1e, bound %.1e)", T,
               warp ? "warp" : "thread", error_p, bound_p, error_d, bound_d);
-        free(got_p), free(got_d);
-        CUDA_CHECK(cudaFree(att)), CUDA_CHECK(cudaFree(datt));
     }
-    free(x), free(d), free(want_p), free(want_d);
 }
 
 // One layer of GPT-2 124M. Only the half of the products that causal attention needs is counted: two forward, and
@@ -616,29 +602,22 @@ static void bench(void) {
     if (!lab.cpu) p.B = 16, p.T = 1024;
     size_t n = p.B * p.T * p.C;
     double flops = 2.0 * (double)(p.B * p.T) * (double)(p.T + 1) * (double)p.C;
-    floatX *qkv = lab_fill(&lab, 3 * n), *dout = lab_fill(&lab, n);
-    p.qkv = qkv, p.dout = dout;
-    p.out = (floatX *)test_device(n * sizeof(floatX)), p.dqkv = (floatX *)test_device(3 * n * sizeof(floatX));
+    p.qkv = lab_fill(&lab, 3 * n), p.dout = lab_fill(&lab, n), p.out = test_floatX(n), p.dqkv = test_floatX(3 * n);
     for (int pass = 0; pass < 2; pass++) {
         for (const Kernel &k : KERNELS) {
+            size_t mark = test_count;
             p.kernel = &k;
             p.saved = test_device(k.saved(p.B, p.T, p.C, p.NH));
             p.scratch = test_device(k.scratch(p.B, p.T, p.C, p.NH));
             LabKernel row = pass ? backward_row(&k) : forward_row(&k);
             if (pass) time_forward(&p, 0);  // fills out and saved
             lab_bench(&lab, &row, &p, 0.0, 0.0, pass ? 2.5 * flops : flops);
-            CUDA_CHECK(cudaFree(p.saved)), CUDA_CHECK(cudaFree(p.scratch));
+            test_release(mark);
         }
     }
-    CUDA_CHECK(cudaFree(qkv)), CUDA_CHECK(cudaFree(dout)), CUDA_CHECK(cudaFree(p.out)), CUDA_CHECK(cudaFree(p.dqkv));
 }
 
-int main(int argc, char **argv) {
-    lab_start(&lab, argc, argv, NULL);
-    if (lab.bench) {
-        bench();
-        return lab_finish(&lab);
-    }
+static void checks(void) {
     for (int i = 0; i < KERNEL_COUNT; i++) worst[i][0] = worst[i][1] = NAN;
     test_shape(2, 1, 18, 3, true);     // heads of 6, of 18, of 8: nothing divides
     test_shape(3, 7, 18, 3, true);
@@ -656,7 +635,8 @@ int main(int argc, char **argv) {
     test_shape(1, 514, 64, 1, false);
     check_rows();
     test_large_scores();
-    test_softmax(lab.stream, 8);
-    test_softmax(lab.stream, 264);
-    return lab_finish(&lab);
+    test_softmax(8);
+    test_softmax(264);
 }
+
+int main(int argc, char **argv) { return lab_main(&lab, argc, argv, checks, bench); }

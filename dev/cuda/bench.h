@@ -11,14 +11,15 @@
 // kernel cannot look fast by moving more; its share is that of a device copy, measured first in the same run.
 // The share of a matrix product is that of a large one.
 //
-// defines: Lab, LabKernel, lab_start, lab_block, lab_fill, lab_check, lab_bench, lab_finish
+// defines: Lab, LabKernel, LAB_COUNT, lab_main, lab_start, lab_block, lab_fill, lab_check, lab_bench, lab_finish
 #ifndef LLMC_BENCH_H
 #define LLMC_BENCH_H
 
 #include <float.h>
 
 #include "dev/cuda/kernel_test.h"
-#include "llmc/kernels/elementwise.cuh"
+#include "llmc/kernels/packs.cuh"
+#include "llmc/kernels/shares.cuh"
 #include "llmc/kernels/matmul.cuh"
 
 typedef struct {
@@ -43,6 +44,9 @@ typedef struct {
     void (*run)(const void *problem, unsigned block);
     unsigned block;
 } LabKernel;
+
+// The kernels of a list.
+#define LAB_COUNT(list) (sizeof(list) / sizeof *(list))
 
 static constexpr unsigned LAB_DEFAULT_BLOCK = 256;
 enum { LAB_MAX_RUNS = 50 };
@@ -106,7 +110,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS) lab_fill_kernel(floatX *x, si
 
 // n numbers on the device, unlike each other.
 static inline floatX *lab_fill(Lab *lab, size_t n) {
-    floatX *x = (floatX *)test_device(n * sizeof(floatX));
+    floatX *x = test_floatX(n);
     LAUNCH(lab_fill_kernel, element_blocks(n), ELEMENT_THREADS, 0, lab->stream)(x, n);
     CUDA_CHECK(cudaStreamSynchronize(lab->stream));
     return x;
@@ -129,17 +133,14 @@ static inline void lab_run_gemm(const void *problem, unsigned) {
 }
 
 static inline void lab_measure_peaks(Lab *lab) {
-    size_t n = lab->cpu ? (size_t)1 << 24 : (size_t)1 << 26;
+    size_t mark = test_count, n = lab->cpu ? (size_t)1 << 24 : (size_t)1 << 26;
     size_t side = lab->cpu ? 1024 : sizeof(floatX) == 2 ? 8192 : 4096;
-    LabPeak p = {lab, (float *)test_device(n * sizeof(float)), NULL, n};
-    floatX *from = lab_fill(lab, n * sizeof(float) / sizeof(floatX));
-    p.from = (const float *)(const void *)from;
+    LabPeak p = {lab, test_floats(n), (float *)(void *)lab_fill(lab, n * sizeof(float) / sizeof(floatX)), n};
     double copy = lab_time(lab, lab_run_copy, &p, 0), call = lab_time(lab, lab_run_memcpy, &p, 0);
     lab->copy_gb = 2e-6 * (double)(n * sizeof(float)) / (copy < call ? copy : call);
     p.n = side;
     lab->gemm_tflop = 2e-9 * (double)side * (double)side * (double)side / lab_time(lab, lab_run_gemm, &p, 0);
-    CUDA_CHECK(cudaFree(from));
-    CUDA_CHECK(cudaFree(p.to));
+    test_release(mark);
 }
 
 // Reads the flags, makes the stream, and prints the head of the table. slowest: see Lab.
@@ -239,7 +240,16 @@ static inline int lab_finish(Lab *lab) {
         fprintf(stderr, "error: the log is incomplete\n");
         return 1;
     }
+    test_release(0);
     return lab->bench ? 0 : check_summary(&lab->checks);
+}
+
+// The main function of a program for one rank.
+static inline int lab_main(Lab *lab, int argc, char **argv, void (*checks)(void), void (*bench)(void)) {
+    lab_start(lab, argc, argv, NULL);
+    if (lab->bench) bench();
+    else checks();
+    return lab_finish(lab);
 }
 
 #endif

@@ -139,57 +139,41 @@ static bool check_losses(const float *got, const double *want, size_t N, double 
     return ok;
 }
 
-static void check_fused(Shape k, double scale, cudaStream_t stream) {
+static void check_fused(Shape k, double scale) {
+    size_t mark = test_count;
     float *x = test_logits(k, scale), dloss = 1.0f / 37.0f;
     int *targets = test_targets(k), *d_targets = to_device_int(targets, k.N);
     double *losses = test_doubles(k.N), *gradient = test_doubles(k.N * k.Vp), worst = 0.0, loss_worst = 0.0;
     reference(losses, gradient, x, targets, (double)dloss, k);
     floatX *d_x = to_device_floatX(x, k.N * k.Vp);
-    float *d_losses = (float *)test_device(k.N * sizeof(float));
-    classifier_fused(d_losses, d_x, d_targets, dloss, k.N, k.V, k.Vp, false, stream);
-    float *loss1 = to_host(d_losses, k.N, stream), *same = to_host_floatX(d_x, k.N * k.Vp, stream);
+    float *d_losses = test_floats(k.N);
+    classifier_fused(d_losses, d_x, d_targets, dloss, k.N, k.V, k.Vp, false, lab.stream);
+    float *loss1 = to_host(d_losses, k.N, lab.stream), *same = to_host_floatX(d_x, k.N * k.Vp, lab.stream);
     bool ok = true;
     for (size_t i = 0; i < k.N * k.Vp; i++) ok = ok && same[i] == to_float(from_float<floatX>(x[i]));
-    classifier_fused(d_losses, d_x, d_targets, dloss, k.N, k.V, k.Vp, true, stream);
-    float *loss2 = to_host(d_losses, k.N, stream), *got = to_host_floatX(d_x, k.N * k.Vp, stream);
+    classifier_fused(d_losses, d_x, d_targets, dloss, k.N, k.V, k.Vp, true, lab.stream);
+    float *loss2 = to_host(d_losses, k.N, lab.stream), *got = to_host_floatX(d_x, k.N * k.Vp, lab.stream);
     ok = ok && same_bits(loss1, loss2, k.N);
     ok = check_losses(loss2, losses, k.N, &loss_worst) && ok;
     ok = check_gradient(got, gradient, (double)dloss, k, &worst) && ok;
     // the steps of the parallel trainer on one rank: the same bits
     floatX *d_y = to_device_floatX(x, k.N * k.Vp);
-    float *d_max = (float *)test_device(k.N * sizeof(float)),
-          *d_sum = (float *)test_device(k.N * sizeof(float));
-    float *d_target = (float *)test_device(k.N * sizeof(float));
-    classifier_stats(d_max, d_sum, d_target, d_y, d_targets, k.N, k.V, k.Vp, 0, stream);
-    classifier_rescale(d_sum, d_max, d_max, k.N, stream);
+    float *d_max = test_floats(k.N), *d_sum = test_floats(k.N), *d_target = test_floats(k.N);
+    classifier_stats(d_max, d_sum, d_target, d_y, d_targets, k.N, k.V, k.Vp, 0, lab.stream);
+    classifier_rescale(d_sum, d_max, d_max, k.N, lab.stream);
     classifier_gradient(d_losses, d_y, d_max, d_sum, d_target, d_targets, dloss, k.N, k.V, k.Vp, 0, true,
-                        stream);
-    float *loss3 = to_host(d_losses, k.N, stream), *got3 = to_host_floatX(d_y, k.N * k.Vp, stream);
+                        lab.stream);
+    float *loss3 = to_host(d_losses, k.N, lab.stream), *got3 = to_host_floatX(d_y, k.N * k.Vp, lab.stream);
     bool bits = same_bits(loss2, loss3, k.N) && same_bits(got, got3, k.N * k.Vp);
     check(&lab.checks, ok && bits, "N %zu V %zu of %zu, logits to %g (" FLOATX_NAME "): loss %.2e, gradient %.2e%s",
           k.N, k.V, k.Vp, scale, loss_worst, worst,
           bits ? "" : ", the steps give other bits than the fused kernel");
-    CUDA_CHECK(cudaFree(d_x));
-    CUDA_CHECK(cudaFree(d_y));
-    CUDA_CHECK(cudaFree(d_losses));
-    CUDA_CHECK(cudaFree(d_max));
-    CUDA_CHECK(cudaFree(d_sum));
-    CUDA_CHECK(cudaFree(d_target));
-    CUDA_CHECK(cudaFree(d_targets));
-    free(x);
-    free(targets);
-    free(losses);
-    free(gradient);
-    free(loss1);
-    free(same);
-    free(loss2);
-    free(got);
-    free(loss3);
-    free(got3);
+    test_release(mark);
 }
 
 // The columns cut into `ranks` parts, with the all-reduces done here.
-static void check_parts(Shape k, size_t ranks, cudaStream_t stream) {
+static void check_parts(Shape k, size_t ranks) {
+    size_t mark = test_count;
     size_t N = k.N, Vl = k.Vp / ranks;
     float *x = test_logits(k, 9.0), dloss = 1.0f / 11.0f;
     int *targets = test_targets(k), *d_targets = to_device_int(targets, N);
@@ -199,16 +183,13 @@ static void check_parts(Shape k, size_t ranks, cudaStream_t stream) {
           *got = (float *)test_memory(N * k.Vp * sizeof(float));
     float *max = (float *)test_memory(N * sizeof(float)), *sum = (float *)test_memory(N * sizeof(float));
     float *target = (float *)test_memory(N * sizeof(float));
-    float *d_local = (float *)test_device(N * sizeof(float)),
-          *d_sum = (float *)test_device(N * sizeof(float));
-    float *d_target = (float *)test_device(N * sizeof(float)),
-          *d_losses = (float *)test_device(N * sizeof(float));
+    float *d_local = test_floats(N), *d_sum = test_floats(N), *d_target = test_floats(N), *d_losses = test_floats(N);
     for (size_t n = 0; n < N; n++) {
         max[n] = -INFINITY;
         sum[n] = target[n] = 0.0f;
     }
-    floatX *d_part = (floatX *)test_device(N * Vl * sizeof(floatX));
-    float *d_max = (float *)test_device(N * sizeof(float));
+    floatX *d_part = test_floatX(N * Vl);
+    float *d_max = test_floats(N);
     bool ok = true;
     for (int pass = 0; pass < 3; pass++) {  // 0: maxima, 1: sums and targets, 2: gradients
         for (size_t r = 0; r < ranks; r++) {
@@ -216,19 +197,17 @@ static void check_parts(Shape k, size_t ranks, cudaStream_t stream) {
             copy_to_floatX(d_part, part, N * Vl);
             if (pass == 2) {
                 classifier_gradient(d_losses, d_part, d_max, d_sum, d_target, d_targets, dloss, N, k.V, Vl,
-                                    r * Vl, true, stream);
-                float *slice = to_host_floatX(d_part, N * Vl, stream), *loss = to_host(d_losses, N, stream);
+                                    r * Vl, true, lab.stream);
+                float *slice = to_host_floatX(d_part, N * Vl, lab.stream), *loss = to_host(d_losses, N, lab.stream);
                 for (size_t n = 0; n < N; n++)
                     memcpy(got + n * k.Vp + r * Vl, slice + n * Vl, Vl * sizeof(float));
                 ok = check_losses(loss, losses, N, &loss_worst) && ok;
-                free(slice);
-                free(loss);
                 continue;
             }
-            classifier_stats(d_local, d_sum, d_target, d_part, d_targets, N, k.V, Vl, r * Vl, stream);
-            if (pass == 1) classifier_rescale(d_sum, d_local, d_max, N, stream);
-            float *a = to_host(d_local, N, stream), *b = to_host(d_sum, N, stream),
-                  *t = to_host(d_target, N, stream);
+            classifier_stats(d_local, d_sum, d_target, d_part, d_targets, N, k.V, Vl, r * Vl, lab.stream);
+            if (pass == 1) classifier_rescale(d_sum, d_local, d_max, N, lab.stream);
+            float *a = to_host(d_local, N, lab.stream), *b = to_host(d_sum, N, lab.stream),
+                  *t = to_host(d_target, N, lab.stream);
             for (size_t n = 0; n < N; n++) {
                 if (r * Vl >= k.V) ok = ok && a[n] == -INFINITY && b[n] == 0.0f && t[n] == 0.0f;
                 if (pass == 0) max[n] = fmaxf(max[n], a[n]);
@@ -237,9 +216,6 @@ static void check_parts(Shape k, size_t ranks, cudaStream_t stream) {
                     target[n] += t[n];
                 }
             }
-            free(a);
-            free(b);
-            free(t);
         }
         if (pass == 0) CUDA_CHECK(cudaMemcpy(d_max, max, N * sizeof(float), cudaMemcpyHostToDevice));
         if (pass == 1) {
@@ -250,58 +226,33 @@ static void check_parts(Shape k, size_t ranks, cudaStream_t stream) {
     ok = check_gradient(got, gradient, (double)dloss, k, &worst) && ok;
     check(&lab.checks, ok, "gathered logits: V %zu of %zu in %zu parts (" FLOATX_NAME "): loss %.2e, gradient %.2e",
           k.V, k.Vp, ranks, loss_worst, worst);
-    float *buffers[] = {d_local, d_sum, d_target, d_losses, d_max};
-    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) CUDA_CHECK(cudaFree(buffers[i]));
-    CUDA_CHECK(cudaFree(d_part));
-    CUDA_CHECK(cudaFree(d_targets));
-    free(x);
-    free(targets);
-    free(losses);
-    free(gradient);
-    free(part);
-    free(got);
-    free(max);
-    free(sum);
-    free(target);
+    test_release(mark);
 }
 
 // The other block sizes, which the machine at hand may not choose by itself: results agree to rounding.
-static void check_block_sizes(Shape k, cudaStream_t stream) {
+static void check_block_sizes(Shape k) {
     float *x = test_logits(k, 6.0), *first = NULL, *first_loss = NULL;
     int *targets = test_targets(k), *d_targets = to_device_int(targets, k.N);
-    float *d_losses = (float *)test_device(k.N * sizeof(float));
+    float *d_losses = test_floats(k.N);
     const unsigned sizes[] = {32, 128, 512};
     bool ok = true;
     for (int i = 0; i < 3; i++) {
         floatX *d_x = to_device_floatX(x, k.N * k.Vp);
-        LAUNCH(classifier_fused_kernel<x128::size>, (unsigned)k.N, sizes[i], 0, stream)
+        LAUNCH(classifier_fused_kernel<x128::size>, (unsigned)k.N, sizes[i], 0, lab.stream)
         (d_losses, d_x, d_targets, 1.0f, k.V, k.Vp, true);
-        float *got = to_host_floatX(d_x, k.N * k.Vp, stream), *loss = to_host(d_losses, k.N, stream);
+        float *got = to_host_floatX(d_x, k.N * k.Vp, lab.stream), *loss = to_host(d_losses, k.N, lab.stream);
         for (size_t j = 0; first && j < k.N * k.Vp; j++) {
             ok = ok &&
                  fabs((double)(got[j] - first[j])) <= (2.0 * FLOATX_ROUNDING + 2e-6) * fabs((double)first[j]);
         }
         for (size_t n = 0; first && n < k.N; n++)
             ok = ok && fabsf(loss[n] - first_loss[n]) <= 4e-6f * first_loss[n];
-        if (first) {
-            free(got);
-            free(loss);
-        } else {
-            first = got;
-            first_loss = loss;
-        }
-        CUDA_CHECK(cudaFree(d_x));
+        if (!first) first = got, first_loss = loss;
     }
     check(&lab.checks, ok, "missing barrier: blocks of 32, 128 and 512 threads agree");
-    CUDA_CHECK(cudaFree(d_losses));
-    CUDA_CHECK(cudaFree(d_targets));
-    free(x);
-    free(targets);
-    free(first);
-    free(first_loss);
 }
 
-static void check_special(cudaStream_t stream) {
+static void check_special(void) {
     const Shape k = {3, 6, 8};
     float x[24] = {0}, nan = NAN;
     int targets[3] = {1, 2, 3};
@@ -310,21 +261,16 @@ static void check_special(cudaStream_t stream) {
     x[16 + 3] = -1e30f;
     floatX *d_x = to_device_floatX(x, 24);
     int *d_targets = to_device_int(targets, 3);
-    float *d_losses = (float *)test_device(3 * sizeof(float));
-    classifier_fused(d_losses, d_x, d_targets, 1.0f, k.N, k.V, k.Vp, true, stream);
-    float *loss = to_host(d_losses, 3, stream), *got = to_host_floatX(d_x, 24, stream);
+    float *d_losses = test_floats(3);
+    classifier_fused(d_losses, d_x, d_targets, 1.0f, k.N, k.V, k.Vp, true, lab.stream);
+    float *loss = to_host(d_losses, 3, lab.stream), *got = to_host_floatX(d_x, 24, lab.stream);
     check(&lab.checks,
           loss[0] == 0.0f && got[1] == 0.0f && isnan(loss[1]) && loss[2] > 9e29f && got[16 + 3] == -1.0f &&
               got[6] == 0.0f,
           "a huge logit, a NaN, a target without probability");
-    CUDA_CHECK(cudaFree(d_x));
-    CUDA_CHECK(cudaFree(d_targets));
-    CUDA_CHECK(cudaFree(d_losses));
-    free(loss);
-    free(got);
 }
 
-static void check_loss_sum(cudaStream_t stream) {
+static void check_loss_sum(void) {
     bool ok = true;
     const size_t sizes[] = {1, 31, 256, 257, 5000};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
@@ -333,13 +279,10 @@ static void check_loss_sum(cudaStream_t stream) {
         float *d_x = to_device(x, N);
         double *d_out = (double *)test_device(sizeof(double)), got, want = 0.0;
         for (size_t n = 0; n < N; n++) want += (double)x[n];
-        loss_sum(d_out, d_x, N, stream);
-        CUDA_CHECK(cudaStreamSynchronize(stream));
+        loss_sum(d_out, d_x, N, lab.stream);
+        CUDA_CHECK(cudaStreamSynchronize(lab.stream));
         CUDA_CHECK(cudaMemcpy(&got, d_out, sizeof(double), cudaMemcpyDeviceToHost));
         ok = ok && fabs(got - want) <= 1e-13 * want;
-        CUDA_CHECK(cudaFree(d_x));
-        CUDA_CHECK(cudaFree(d_out));
-        free(x);
     }
     check(&lab.checks, ok, "loss_sum");
 }
@@ -347,33 +290,45 @@ static void check_loss_sum(cudaStream_t stream) {
 // Every kernel of the list at ragged sizes; the errors of losses and gradients count against the same bound.
 static void check_kernels(void) {
     static const Shape shapes[] = {{1, 2, 8}, {5, 257, 384}, {7, 31, 31}, {3, 5003, 5120}};
-    double errors[3] = {0.0}, dloss = (double)(1.0f / 37.0f), bound = FLOATX_ROUNDING + 2e-6;
-    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
-        Shape k = shapes[s];
+    double errors[LAB_COUNT(CLASSIFIER)] = {0.0}, dloss = (double)(1.0f / 37.0f), bound = FLOATX_ROUNDING + 2e-6;
+    for (Shape k : shapes) {
+        size_t mark = test_count;
         float *x = test_logits(k, 9.0);
         int *targets = test_targets(k);
         double *losses = test_doubles(k.N), *gradient = test_doubles(k.N * k.Vp);
         reference(losses, gradient, x, targets, dloss, k);
-        for (int i = 0; i < 3; i++) {
-            Problem p = {(float *)test_device(k.N * sizeof(float)), to_device_floatX(x, k.N * k.Vp),
-                         to_device_int(targets, k.N), (float)dloss, k.N, k.V, k.Vp};
+        for (size_t i = 0; i < LAB_COUNT(CLASSIFIER); i++) {
+            Problem p = {test_floats(k.N), to_device_floatX(x, k.N * k.Vp), to_device_int(targets, k.N), (float)dloss,
+                         k.N, k.V, k.Vp};
             CLASSIFIER[i].run(&p, lab_block(&CLASSIFIER[i]));
             float *loss = to_host(p.losses, k.N, lab.stream), *got = to_host_floatX(p.logits, k.N * k.Vp, lab.stream);
             if (!check_losses(loss, losses, k.N, &errors[i])) errors[i] = (double)INFINITY;
             bool ok = check_gradient(got, gradient, dloss, k, &errors[i]);
             if (!ok && errors[i] <= bound) errors[i] = (double)INFINITY;  // the padding
-            free(loss);
-            free(got);
-            CUDA_CHECK(cudaFree(p.losses));
-            CUDA_CHECK(cudaFree(p.logits));
-            CUDA_CHECK(cudaFree((void *)p.targets));
         }
-        free(x);
-        free(targets);
-        free(losses);
-        free(gradient);
+        test_release(mark);
     }
-    for (int i = 0; i < 3; i++) lab_check(&lab, &CLASSIFIER[i], errors[i], bound);
+    for (size_t i = 0; i < LAB_COUNT(CLASSIFIER); i++) lab_check(&lab, &CLASSIFIER[i], errors[i], bound);
+}
+
+static void checks(void) {
+    check_kernels();
+    const Shape shapes[] = {{1, 2, 8},       {5, 257, 384},   {7, 31, 31},      {3, 100, 104},
+                            {4, 1000, 1024}, {3, 5003, 5120}, {2, 50257, 50304}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        check_fused(shapes[i], 4.0);
+        check_fused(shapes[i], 60.0);
+    }
+    const size_t ranks[] = {1, 2, 3, 4, 8};
+    for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++) {
+        Shape k = {6, 257, 384};
+        check_parts(k, ranks[i]);
+    }
+    Shape wide = {2, 5003, 5120};
+    check_parts(wide, 2);
+    check_block_sizes(wide);
+    check_special();
+    check_loss_sum();
 }
 
 // A row must be read and written once: 2 units of N Vp elements. The naive kernels read it for the maximum, the sum
@@ -382,41 +337,10 @@ static void bench(void) {
     Shape k = {lab.cpu ? (size_t)32 : (size_t)4096, 50257, 50304};
     float *x = test_values(k.Vp, 0.0, 4.0, 1);
     int *targets = test_targets(k);
-    Problem p = {(float *)test_device(k.N * sizeof(float)), (floatX *)test_device(k.N * k.Vp * sizeof(floatX)),
-                 to_device_int(targets, k.N), 1e-3f, k.N, k.V, k.Vp};
+    Problem p = {test_floats(k.N), test_floatX(k.N * k.Vp), to_device_int(targets, k.N), 1e-3f, k.N, k.V, k.Vp};
     for (size_t n = 0; n < k.N; n++) copy_to_floatX(p.logits + n * k.Vp, x, k.Vp);
     double unit = (double)(k.N * k.Vp * sizeof(floatX));
-    for (int i = 0; i < 3; i++) lab_bench(&lab, &CLASSIFIER[i], &p, 2.0 * unit, (i < 2 ? 4.0 : 3.0) * unit, 0.0);
-    CUDA_CHECK(cudaFree(p.losses));
-    CUDA_CHECK(cudaFree(p.logits));
-    CUDA_CHECK(cudaFree((void *)p.targets));
-    free(x);
-    free(targets);
+    for (const LabKernel &c : CLASSIFIER) lab_bench(&lab, &c, &p, 2.0 * unit, (c.number < 3 ? 4.0 : 3.0) * unit, 0.0);
 }
 
-int main(int argc, char **argv) {
-    lab_start(&lab, argc, argv, NULL);
-    if (lab.bench) {
-        bench();
-        return lab_finish(&lab);
-    }
-    cudaStream_t stream = lab.stream;
-    check_kernels();
-    const Shape shapes[] = {{1, 2, 8},       {5, 257, 384},   {7, 31, 31},      {3, 100, 104},
-                            {4, 1000, 1024}, {3, 5003, 5120}, {2, 50257, 50304}};
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        check_fused(shapes[i], 4.0, stream);
-        check_fused(shapes[i], 60.0, stream);
-    }
-    const size_t ranks[] = {1, 2, 3, 4, 8};
-    for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++) {
-        Shape k = {6, 257, 384};
-        check_parts(k, ranks[i], stream);
-    }
-    Shape wide = {2, 5003, 5120};
-    check_parts(wide, 2, stream);
-    check_block_sizes(wide, stream);
-    check_special(stream);
-    check_loss_sum(stream);
-    return lab_finish(&lab);
-}
+int main(int argc, char **argv) { return lab_main(&lab, argc, argv, checks, bench); }

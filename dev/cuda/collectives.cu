@@ -140,7 +140,6 @@ static const Row ROWS[] = {
     {{"send and receive", 1, "even ranks send first, odd ones receive first", shift1, 1}, SHIFT, false},
     {{"send and receive", 2, "both in one group (the trainers)", shift2, 1}, SHIFT, false},
 };
-enum { ROW_COUNT = sizeof ROWS / sizeof *ROWS };
 
 // ---- the checks --------------------------------------------------------------------------------------------
 
@@ -149,17 +148,7 @@ static float *values_of(int r, size_t n) { return test_values(n, 0.0, 1.0, 100 +
 
 static Problem make_problem(size_t count) {
     size_t n = ranks() * count;
-    float *x = values_of(job.rank, n);
-    Problem p = {to_device_floatX(x, n), (floatX *)test_device(n * sizeof(floatX)),
-                 (floatX *)test_device(n * sizeof(floatX)), count};
-    free(x);
-    return p;
-}
-
-static void free_problem(Problem *p) {
-    CUDA_CHECK(cudaFree(p->send));
-    CUDA_CHECK(cudaFree(p->recv));
-    CUDA_CHECK(cudaFree(p->parts));
+    return {to_device_floatX(values_of(job.rank, n), n), test_floatX(n), test_floatX(n), count};
 }
 
 static double slowest(double x) {
@@ -170,7 +159,7 @@ static double slowest(double x) {
 
 // This rank's error of one row at one size.
 static double row_error(const Row *row, size_t count) {
-    size_t n = ranks(), total = n * count, results = count;
+    size_t mark = test_count, n = ranks(), total = n * count, results = count;
     Problem p = make_problem(count);
     double *want = test_doubles(total);
     for (int r = 0; r < job.size; r++) {
@@ -182,26 +171,22 @@ static double row_error(const Row *row, size_t count) {
             if (row->operation == GATHER && i < count) want[(size_t)r * count + i] = (double)x[i];
             if (row->operation == SHIFT && i < count && (r + 1) % job.size == job.rank) want[i] = (double)x[i];
         }
-        free(x);
     }
     if (row->operation == REDUCE || row->operation == GATHER) results = total;
     row->kernel.run(&p, 1);
-    float *got = to_host_floatX(p.recv, results, lab.stream);
-    double error = test_error(got, want, results);
-    free(got);
-    free(want);
-    free_problem(&p);
+    double error = test_error_floatX(p.recv, want, results, lab.stream);
+    test_release(mark);
     return error;
 }
 
 static void check_kernels(void) {
     static const size_t counts[] = {1, 3, 64, 1001, 40000};
-    for (int i = 0; i < ROW_COUNT; i++) {
+    for (const Row &row : ROWS) {
         double error = 0.0;
-        for (size_t k = 0; k < sizeof counts / sizeof *counts; k++) error = fmax(error, row_error(&ROWS[i], counts[k]));
-        bool copies = ROWS[i].operation == GATHER || ROWS[i].operation == SHIFT;
+        for (size_t count : counts) error = fmax(error, row_error(&row, count));
+        bool copies = row.operation == GATHER || row.operation == SHIFT;
         // A library may round to floatX at every one of its additions.
-        lab_check(&lab, &ROWS[i].kernel, slowest(error), copies ? 0.0 : FLOATX_ROUNDING * (double)job.size + 1e-7);
+        lab_check(&lab, &row.kernel, slowest(error), copies ? 0.0 : FLOATX_ROUNDING * (double)job.size + 1e-7);
     }
 }
 
@@ -209,13 +194,11 @@ static void bench(void) {
     printf("%d rank%s\n", job.size, job.size == 1 ? "" : "s");
     Problem p = make_problem((size_t)(lab.cpu ? 1 << 18 : 1 << 24) / ranks());
     double part = (double)(p.count * sizeof(floatX)), others = (double)(job.size - 1);
-    for (int i = 0; i < ROW_COUNT; i++) {
-        Operation operation = ROWS[i].operation;
+    for (const Row &row : ROWS) {
+        Operation operation = row.operation;
         double must = part * (operation == SHIFT ? 1.0 : operation == REDUCE ? 2.0 * others : others);
-        double sent = ROWS[i].everything ? part * others * (double)job.size : must;
-        lab_bench(&lab, &ROWS[i].kernel, &p, must, sent, 0.0);
+        lab_bench(&lab, &row.kernel, &p, must, row.everything ? part * others * (double)job.size : must, 0.0);
     }
-    free_problem(&p);
 }
 
 int main(int argc, char **argv) {

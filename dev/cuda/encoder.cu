@@ -99,17 +99,22 @@ static void positions2(const void *problem, unsigned) {
     encoder_backward(NULL, p->dwpe, p->dout, p->tokens, p->B, p->T, p->C, p->T, 0, p->V, true, lab.stream);
 }
 
-static const LabKernel KERNELS[] = {
-    {"encoder forward", 1, "an element a thread", forward1, 0},
-    {"encoder forward", 2, "128 bits a thread", forward2, 0},
-    {"encoder forward", 3, "a warp a position: one token to look up (llmc)", forward3, 32 * ENCODER_WARPS},
-    {"encoder backward, tokens", 1, "a thread a channel, all positions in order", tokens1, 0},
-    {"encoder backward, tokens", 2, "a block a position, the first of a token adds", tokens2, 0},
-    {"encoder backward, tokens", 3, "a warp owns rows of the vocabulary (llmc)", tokens3, 32 * ENCODER_WARPS},
-    {"encoder backward, places", 1, "an element a thread", positions1, 0},
-    {"encoder backward, places", 2, "a warp a position, 128-bit loads (llmc)", positions2, 32 * ENCODER_WARPS},
+enum Result { OUT, DWTE, DWPE };
+typedef struct {
+    LabKernel kernel;
+    Result result;  // what it computes
+} Row;
+
+static const Row ROWS[] = {
+    {{"encoder forward", 1, "an element a thread", forward1, 0}, OUT},
+    {{"encoder forward", 2, "128 bits a thread", forward2, 0}, OUT},
+    {{"encoder forward", 3, "a warp a position: one token to look up (llmc)", forward3, 32 * ENCODER_WARPS}, OUT},
+    {{"encoder backward, tokens", 1, "a thread a channel, all positions in order", tokens1, 0}, DWTE},
+    {{"encoder backward, tokens", 2, "a block a position, the first of a token adds", tokens2, 0}, DWTE},
+    {{"encoder backward, tokens", 3, "a warp owns rows of the vocabulary (llmc)", tokens3, 32 * ENCODER_WARPS}, DWTE},
+    {{"encoder backward, places", 1, "an element a thread", positions1, 0}, DWPE},
+    {{"encoder backward, places", 2, "a warp a position, 128-bit loads (llmc)", positions2, 32 * ENCODER_WARPS}, DWPE},
 };
-enum { KERNEL_COUNT = sizeof KERNELS / sizeof *KERNELS, FORWARDS = 3, TOKENS_END = 6 };
 
 // ---- the checks --------------------------------------------------------------------------------------------
 
@@ -117,8 +122,9 @@ typedef struct {
     size_t B, T, maxT, C, V, ranks;
 } Case;  // ranks: into how many parts the vocabulary is cut
 
-static bool check_case(Case k, double *worst, cudaStream_t stream) {
-    size_t N = k.B * k.T, C = k.C, Vl = CEIL_DIV(k.V, k.ranks), Vp = Vl * k.ranks;
+static void check_case(Case k) {
+    size_t mark = test_count, N = k.B * k.T, C = k.C, Vl = CEIL_DIV(k.V, k.ranks), Vp = Vl * k.ranks;
+    cudaStream_t stream = lab.stream;
     float *wte = test_values(Vp * C, 0.0, 1.0, 1), *wpe = test_values(k.maxT * C, 0.0, 1.0, 2);
     float *dout = test_values(N * C, 0.0, 1.0, 3), *start = test_values((Vp + k.maxT) * C, 0.0, 1.0, 4);
     int *tokens = (int *)test_memory(N * sizeof(int));
@@ -135,117 +141,81 @@ static bool check_case(Case k, double *worst, cudaStream_t stream) {
             dwpe[n % k.T * C + i] += (double)dout[n * C + i];
         }
     }
+    for (size_t i = 0; i < Vp * C; i++) dwte[i] += (double)start[i];
     int *d_tokens = to_device_int(tokens, N);
     floatX *d_wpe = to_device_floatX(wpe, k.maxT * C), *d_dout = to_device_floatX(dout, N * C);
-    float *whole = (float *)test_memory(N * C * sizeof(float)),
-          *d_dwpe = to_device(start + Vp * C, k.maxT * C);
+    float *whole = (float *)test_memory(N * C * sizeof(float)), *d_dwpe = to_device(start + Vp * C, k.maxT * C);
     for (size_t i = 0; i < N * C; i++) whole[i] = 0.0f;
-    double error = 0.0;
+    double error = 0.0;  // of the gradients
     for (size_t r = 0; r < k.ranks; r++) {  // the parts add up to the whole
-        floatX *d_wte = to_device_floatX(wte + r * Vl * C, Vl * C),
-               *d_out = (floatX *)test_device(N * C * sizeof(floatX));
+        floatX *d_wte = to_device_floatX(wte + r * Vl * C, Vl * C), *d_out = test_floatX(N * C);
         float *d_dwte = to_device(start + r * Vl * C, Vl * C);
         encoder_forward(d_out, d_tokens, d_wte, r == 0 ? d_wpe : NULL, k.B, k.T, C, r * Vl, Vl, stream);
         encoder_backward(d_dwte, NULL, d_dout, d_tokens, k.B, k.T, C, k.maxT, r * Vl, Vl, true, stream);
-        float *part = to_host_floatX(d_out, N * C, stream), *grad = to_host(d_dwte, Vl * C, stream);
+        float *part = to_host_floatX(d_out, N * C, stream);
         for (size_t i = 0; i < N * C; i++) whole[i] += part[i];
-        double *want = test_doubles(Vl * C);
-        for (size_t i = 0; i < Vl * C; i++) want[i] = (double)start[r * Vl * C + i] + dwte[r * Vl * C + i];
-        double e = test_error(grad, want, Vl * C);
-        error = fmax(error, e > 2e-6 ? INFINITY : e);
-        free(part);
-        free(grad);
-        free(want);
-        CUDA_CHECK(cudaFree(d_wte));
-        CUDA_CHECK(cudaFree(d_out));
-        CUDA_CHECK(cudaFree(d_dwte));
+        error = fmax(error, test_error_float(d_dwte, dwte + r * Vl * C, Vl * C, stream));
     }
-    double e = test_error(whole, out, N * C);
-    error = fmax(error, e > (k.ranks > 1 ? 3.0 : 1.0) * FLOATX_ROUNDING + 2e-7 ? INFINITY : e);
-    for (int accumulate = 1; accumulate >= 0; accumulate--) {  // added first, overwritten then
-        encoder_backward(NULL, d_dwpe, d_dout, d_tokens, k.B, k.T, C, k.maxT, 0, k.V, accumulate, stream);
-        float *grad = to_host(d_dwpe, k.maxT * C, stream);
-        double *want = test_doubles(k.maxT * C);
-        for (size_t i = 0; i < k.maxT * C; i++)
-            want[i] = dwpe[i] + (accumulate ? (double)start[Vp * C + i] : 0.0);
-        e = test_error(grad, want, k.maxT * C);
-        error = fmax(error, e > 2e-6 ? INFINITY : e);
-        free(grad);
-        free(want);
-    }
-    CUDA_CHECK(cudaFree(d_tokens));
-    CUDA_CHECK(cudaFree(d_wpe));
-    CUDA_CHECK(cudaFree(d_dout));
-    CUDA_CHECK(cudaFree(d_dwpe));
-    free(wte);
-    free(wpe);
-    free(dout);
-    free(start);
-    free(tokens);
-    free(out);
-    free(dwte);
-    free(dwpe);
-    free(whole);
-    *worst = fmax(*worst, error);
-    return isfinite(error);
+    encoder_backward(NULL, d_dwpe, d_dout, d_tokens, k.B, k.T, C, k.maxT, 0, k.V, false, stream);
+    error = fmax(error, test_error_float(d_dwpe, dwpe, k.maxT * C, stream));
+    for (size_t i = 0; i < k.maxT * C; i++) dwpe[i] *= 2.0;
+    encoder_backward(NULL, d_dwpe, d_dout, d_tokens, k.B, k.T, C, k.maxT, 0, k.V, true, stream);
+    error = fmax(error, test_error_float(d_dwpe, dwpe, k.maxT * C, stream));
+    double error_out = test_error(whole, out, N * C), bound_out = (k.ranks > 1 ? 3.0 : 1.0) * FLOATX_ROUNDING + 2e-7;
+    check(&lab.checks, error <= 2e-6 && error_out <= bound_out,
+          "B %zu T %zu maxT %zu C %zu V %zu in %zu parts (" FLOATX_NAME "): error %.2e, of gradients %.2e", k.B, k.T,
+          k.maxT, k.C, k.V, k.ranks, error_out, error);
+    test_release(mark);
 }
 
 static Problem make_problem(size_t B, size_t T, size_t C, size_t V) {
     size_t N = B * T;
-    float *wte = test_values(V * C, 0.0, 1.0, 1), *wpe = test_values(T * C, 0.0, 1.0, 2);
-    float *dout = test_values(N * C, 0.0, 1.0, 3);
     int *tokens = (int *)test_memory(N * sizeof(int));
     uint64_t seed = 5;
     for (size_t n = 0; n < N; n++) tokens[n] = (int)((0.5 + 0.5 * test_random(&seed)) * (double)(V - 1));
-    Problem p = {(floatX *)test_device(N * C * sizeof(floatX)), to_device_int(tokens, N), to_device_floatX(wte, V * C),
-                 to_device_floatX(wpe, T * C), (float *)test_device(V * C * sizeof(float)),
-                 (float *)test_device(T * C * sizeof(float)), to_device_floatX(dout, N * C), B, T, C, V};
+    Problem p = {test_floatX(N * C), to_device_int(tokens, N),
+                 to_device_floatX(test_values(V * C, 0.0, 1.0, 1), V * C),
+                 to_device_floatX(test_values(T * C, 0.0, 1.0, 2), T * C), test_floats(V * C), test_floats(T * C),
+                 to_device_floatX(test_values(N * C, 0.0, 1.0, 3), N * C), B, T, C, V};
     CUDA_CHECK(cudaMemset(p.dwte, 0, V * C * sizeof(float)));
     CUDA_CHECK(cudaMemset(p.dwpe, 0, T * C * sizeof(float)));
-    free(wte);
-    free(wpe);
-    free(dout);
-    free(tokens);
     return p;
 }
 
-static void free_problem(Problem *p) {
-    const void *buffers[] = {p->out, p->tokens, p->wte, p->wpe, p->dwte, p->dwpe, p->dout};
-    for (int i = 0; i < 7; i++) CUDA_CHECK(cudaFree((void *)buffers[i]));
+// The error of one kernel at one shape.
+static double row_error(const Row *row, size_t B, size_t T, size_t C, size_t V) {
+    size_t mark = test_count, N = B * T, count = row->result == OUT ? N * C : row->result == DWTE ? V * C : T * C;
+    Problem p = make_problem(B, T, C, V);
+    int *tokens = (int *)test_memory(N * sizeof(int));
+    CUDA_CHECK(cudaMemcpy(tokens, p.tokens, N * sizeof(int), cudaMemcpyDeviceToHost));
+    float *wte = to_host_floatX(p.wte, V * C, lab.stream), *wpe = to_host_floatX(p.wpe, T * C, lab.stream);
+    float *dout = to_host_floatX(p.dout, N * C, lab.stream);
+    double *want = test_doubles(count);
+    for (size_t i = 0; i < N * C; i++) {
+        size_t token = (size_t)tokens[i / C] * C + i % C, place = i / C % T * C + i % C;
+        if (row->result == OUT) want[i] = (double)wte[token] + (double)wpe[place];
+        else want[row->result == DWTE ? token : place] += (double)dout[i];
+    }
+    row->kernel.run(&p, lab_block(&row->kernel));
+    double error = row->result == OUT    ? test_error_floatX(p.out, want, count, lab.stream)
+                   : row->result == DWTE ? test_error_float(p.dwte, want, count, lab.stream)
+                                         : test_error_float(p.dwpe, want, count, lab.stream);
+    test_release(mark);
+    return error;
 }
 
-// Every kernel of the list at ragged sizes.
-static void check_kernels(void) {
+static void checks(void) {
     static const size_t shapes[][4] = {
         {1, 1, 1, 3}, {2, 7, 18, 40}, {4, 16, 64, 257}, {3, 24, 20, 7}, {2, 33, 768, 50}};
-    double errors[KERNEL_COUNT] = {0.0};
-    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
-        size_t B = shapes[s][0], T = shapes[s][1], C = shapes[s][2], V = shapes[s][3], N = B * T;
-        for (int k = 0; k < KERNEL_COUNT; k++) {
-            Problem p = make_problem(B, T, C, V);
-            int *tokens = (int *)test_memory(N * sizeof(int));
-            CUDA_CHECK(cudaMemcpy(tokens, p.tokens, N * sizeof(int), cudaMemcpyDeviceToHost));
-            float *wte = to_host_floatX(p.wte, V * C, lab.stream), *wpe = to_host_floatX(p.wpe, T * C, lab.stream);
-            float *dout = to_host_floatX(p.dout, N * C, lab.stream);
-            size_t count = k < FORWARDS ? N * C : k < TOKENS_END ? V * C : T * C;
-            double *want = test_doubles(count);
-            for (size_t i = 0; i < N * C; i++) {
-                size_t row = (size_t)tokens[i / C] * C + i % C, place = i / C % T * C + i % C;
-                if (k < FORWARDS) want[i] = (double)wte[row] + (double)wpe[place];
-                else want[k < TOKENS_END ? row : place] += (double)dout[i];
-            }
-            KERNELS[k].run(&p, lab_block(&KERNELS[k]));
-            float *got = k < FORWARDS ? to_host_floatX(p.out, count, lab.stream)
-                                      : to_host(k < TOKENS_END ? p.dwte : p.dwpe, count, lab.stream);
-            errors[k] = fmax(errors[k], test_error(got, want, count));
-            void *host[] = {tokens, wte, wpe, dout, want, got};
-            for (int i = 0; i < 6; i++) free(host[i]);
-            free_problem(&p);
-        }
+    for (const Row &row : ROWS) {
+        double error = 0.0;
+        for (const size_t *s : shapes) error = fmax(error, row_error(&row, s[0], s[1], s[2], s[3]));
+        lab_check(&lab, &row.kernel, error, row.result == OUT ? FLOATX_ROUNDING + 2e-7 : 2e-6);
     }
-    for (int k = 0; k < KERNEL_COUNT; k++) {
-        lab_check(&lab, &KERNELS[k], errors[k], k < FORWARDS ? FLOATX_ROUNDING + 2e-7 : 2e-6);
-    }
+    static const Case cases[] = {{1, 1, 1, 1, 3, 1},      {2, 7, 9, 18, 40, 2},   {4, 16, 16, 64, 257, 1},
+                                 {3, 24, 30, 20, 100, 3}, {2, 33, 40, 768, 5, 4}, {2, 65, 65, 24, 4000, 8},
+                                 {1, 9, 64, 1604, 50, 1}};
+    for (const Case &k : cases) check_case(k);
 }
 
 // Forward reads a row of wte and of wpe for each position and writes one; wpe need be read only once. Backward reads
@@ -253,33 +223,12 @@ static void check_kernels(void) {
 static void bench(void) {
     size_t B = lab.cpu ? 8 : 32, T = lab.cpu ? 128 : 1024;
     Problem p = make_problem(B, T, 768, 50257);
-    double row = (double)(B * T * p.C), x = (double)sizeof(floatX), places = (double)(T * p.C);
-    for (int k = 0; k < KERNEL_COUNT; k++) {
-        double must = (2.0 * row + places) * x;
-        if (k >= FORWARDS) must = row * x + 8.0 * (k < TOKENS_END ? row : places);
-        double asks = k < FORWARDS ? 3.0 * row * x : must;
-        lab_bench(&lab, &KERNELS[k], &p, must, asks, 0.0);
+    double all = (double)(B * T * p.C), x = (double)sizeof(floatX), places = (double)(T * p.C);
+    for (const Row &row : ROWS) {
+        double must = (2.0 * all + places) * x;
+        if (row.result != OUT) must = all * x + 8.0 * (row.result == DWTE ? all : places);
+        lab_bench(&lab, &row.kernel, &p, must, row.result == OUT ? 3.0 * all * x : must, 0.0);
     }
-    free_problem(&p);
 }
 
-int main(int argc, char **argv) {
-    lab_start(&lab, argc, argv, NULL);
-    if (lab.bench) {
-        bench();
-        return lab_finish(&lab);
-    }
-    cudaStream_t stream = lab.stream;
-    check_kernels();
-    const Case cases[] = {{1, 1, 1, 1, 3, 1},      {2, 7, 9, 18, 40, 2},   {4, 16, 16, 64, 257, 1},
-                          {3, 24, 30, 20, 100, 3}, {2, 33, 40, 768, 5, 4}, {2, 65, 65, 24, 4000, 8},
-                          {1, 9, 64, 1604, 50, 1}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        Case k = cases[i];
-        double worst = 0.0;
-        bool ok = check_case(k, &worst, stream);
-        check(&lab.checks, ok, "B %zu T %zu maxT %zu C %zu V %zu in %zu parts (" FLOATX_NAME "): error %.2e", k.B, k.T,
-              k.maxT, k.C, k.V, k.ranks, worst);
-    }
-    return lab_finish(&lab);
-}
+int main(int argc, char **argv) { return lab_main(&lab, argc, argv, checks, bench); }

@@ -95,7 +95,7 @@ __global__ void exponential_kernel(float *x, size_t n) {
         x[i] = exponential(x[i]);
 }
 
-static void check_exponential(cudaStream_t stream) {
+static void check_exponential(void) {
     enum { N = 200000 };
     float *x = (float *)test_memory(N * sizeof(float));
     for (int i = 0; i < N; i++) x[i] = -110.0f + 205.0f * (float)i / N;
@@ -103,8 +103,8 @@ static void check_exponential(cudaStream_t stream) {
                              -1e30f, 88.7f, 88.8f,    -87.4f,    -103.9f};
     memcpy(x, special, sizeof special);
     float *device = to_device(x, N);
-    LAUNCH(exponential_kernel, 64, 128, 0, stream)(device, N);
-    float *got = to_host(device, N, stream);
+    LAUNCH(exponential_kernel, 64, 128, 0, lab.stream)(device, N);
+    float *got = to_host(device, N, lab.stream);
     double worst = 0.0;
     bool ok = true;
     for (int i = 0; i < N; i++) {
@@ -116,46 +116,35 @@ static void check_exponential(cudaStream_t stream) {
     }
     check(&lab.checks, ok && got[0] == 1.0f && got[1] == 1.0f, "exponential: 0, infinities, NaN, subnormal results");
     check(&lab.checks, worst < 2.5e-7, "exponential: relative error %.2e <= 2.5e-7", worst);
-    free(x);
-    free(got);
-    CUDA_CHECK(cudaFree(device));
 }
 
 // n elements from `shift` elements after an aligned address, in place or not.
-static bool check_size(size_t n, size_t shift, bool in_place, double *worst, cudaStream_t stream) {
+static bool check_size(size_t n, size_t shift, bool in_place, double *worst) {
+    size_t mark = test_count;
     float *x = test_values(n, 0.0, 6.0, 1), *d = test_values(n, 0.0, 2.0, 2);
-    floatX *buffer[3];
-    for (int i = 0; i < 3; i++) buffer[i] = (floatX *)test_device((n + shift) * sizeof(floatX));
-    floatX *inp = buffer[0] + shift, *out = buffer[1] + shift, *dout = buffer[2] + shift;
+    floatX *inp = test_floatX(n + shift) + shift, *dout = test_floatX(n + shift) + shift;
+    floatX *out = test_floatX(n + shift) + shift, *dinp = in_place ? dout : test_floatX(n + shift) + shift;
+    double *want = test_doubles(n), *dwant = test_doubles(n);
+    for (size_t i = 0; i < n; i++) want[i] = reference_gelu((double)x[i]);
+    for (size_t i = 0; i < n; i++) dwant[i] = (double)d[i] * reference_gradient((double)x[i]);
     copy_to_floatX(inp, x, n);
     copy_to_floatX(dout, d, n);
-    gelu_forward(out, inp, n, stream);
-    float *y = to_host_floatX(out, n, stream);
-    gelu_backward(in_place ? dout : out, dout, inp, n, stream);
-    float *dx = to_host_floatX(in_place ? dout : out, n, stream);
-    double *want = test_doubles(n), error = 0.0;
-    for (size_t i = 0; i < n; i++) want[i] = reference_gelu((double)x[i]);
-    error = test_error(y, want, n);
-    for (size_t i = 0; i < n; i++) want[i] = (double)d[i] * reference_gradient((double)x[i]);
-    error = fmax(error, test_error(dx, want, n));
-    if (error > *worst) *worst = error;
-    for (int i = 0; i < 3; i++) CUDA_CHECK(cudaFree(buffer[i]));
-    free(x);
-    free(d);
-    free(y);
-    free(dx);
-    free(want);
+    gelu_forward(out, inp, n, lab.stream);
+    gelu_backward(dinp, dout, inp, n, lab.stream);
+    double error = fmax(test_error_floatX(out, want, n, lab.stream), test_error_floatX(dinp, dwant, n, lab.stream));
+    *worst = fmax(*worst, error);
+    test_release(mark);
     return error < FLOATX_ROUNDING + 4e-7;
 }
 
-static void check_extremes(cudaStream_t stream) {
+static void check_extremes(void) {
     const float x[] = {1e30f, -1e30f, 50.0f, -50.0f, 12.0f, -12.0f, 0.0f, NAN, 3e38f, -3e38f};
     const float ones[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     const size_t n = sizeof x / sizeof *x;
     floatX *inp = to_device_floatX(x, n), *out = to_device_floatX(ones, n), *d = to_device_floatX(ones, n);
-    gelu_forward(out, inp, n, stream);
-    gelu_backward(d, d, inp, n, stream);
-    float *y = to_host_floatX(out, n, stream), *dx = to_host_floatX(d, n, stream);
+    gelu_forward(out, inp, n, lab.stream);
+    gelu_backward(d, d, inp, n, lab.stream);
+    float *y = to_host_floatX(out, n, lab.stream), *dx = to_host_floatX(d, n, lab.stream);
     bool ok = isnan(y[7]) && isnan(dx[7]) && y[6] == 0.0f && fabsf(dx[6] - 0.5f) < 1e-6f;
     for (size_t i = 0; i < n; i++) {
         if (i == 6 || i == 7) continue;
@@ -163,81 +152,60 @@ static void check_extremes(cudaStream_t stream) {
         ok = ok && fabsf(dx[i] - (x[i] > 0.0f ? 1.0f : 0.0f)) < 1e-25f;
     }
     check(&lab.checks, ok, "fast math: no overflow at large inputs, NaN stays NaN");
-    CUDA_CHECK(cudaFree(inp));
-    CUDA_CHECK(cudaFree(out));
-    CUDA_CHECK(cudaFree(d));
-    free(y);
-    free(dx);
 }
 
 // Every kernel of the lists at ragged sizes.
 static void check_kernels(void) {
     static const size_t sizes[] = {1, 7, 255, 1024, 4097, 20011};
-    double errors[2][3] = {{0.0}};
+    double forward[LAB_COUNT(FORWARD)] = {0.0}, backward[LAB_COUNT(BACKWARD)] = {0.0};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        size_t n = sizes[i];
+        size_t n = sizes[i], mark = test_count;
         float *x = test_values(n, 0.0, 6.0, 1), *d = test_values(n, 0.0, 2.0, 2);
-        floatX *inp = to_device_floatX(x, n), *dout = to_device_floatX(d, n);
         double *y = test_doubles(n), *dx = test_doubles(n);
         for (size_t j = 0; j < n; j++) {
             y[j] = reference_gelu((double)x[j]);
             dx[j] = (double)d[j] * reference_gradient((double)x[j]);
         }
-        for (int k = 0; k < 6; k++) {
-            Problem p = {(floatX *)test_device(n * sizeof(floatX)), inp, dout, n};
-            const LabKernel *kernel = k < 3 ? &FORWARD[k] : &BACKWARD[k - 3];
-            kernel->run(&p, lab_block(kernel));
-            float *got = to_host_floatX(p.out, n, lab.stream);
-            errors[k / 3][k % 3] = fmax(errors[k / 3][k % 3], test_error(got, k < 3 ? y : dx, n));
-            free(got);
-            CUDA_CHECK(cudaFree(p.out));
+        Problem p = {test_floatX(n), to_device_floatX(x, n), to_device_floatX(d, n), n};
+        for (size_t k = 0; k < LAB_COUNT(FORWARD); k++) {
+            FORWARD[k].run(&p, lab_block(&FORWARD[k]));
+            forward[k] = fmax(forward[k], test_error_floatX(p.out, y, n, lab.stream));
         }
-        CUDA_CHECK(cudaFree(inp));
-        CUDA_CHECK(cudaFree(dout));
-        free(x);
-        free(d);
-        free(y);
-        free(dx);
+        for (size_t k = 0; k < LAB_COUNT(BACKWARD); k++) {
+            BACKWARD[k].run(&p, lab_block(&BACKWARD[k]));
+            backward[k] = fmax(backward[k], test_error_floatX(p.out, dx, n, lab.stream));
+        }
+        test_release(mark);
     }
-    for (int k = 0; k < 3; k++) lab_check(&lab, &FORWARD[k], errors[0][k], FLOATX_ROUNDING + 4e-7);
+    for (size_t k = 0; k < LAB_COUNT(FORWARD); k++) lab_check(&lab, &FORWARD[k], forward[k], FLOATX_ROUNDING + 4e-7);
     // 1 - tanh^2, as the naive kernel has it, cancels where tanh is near 1.
-    for (int k = 0; k < 3; k++) lab_check(&lab, &BACKWARD[k], errors[1][k], FLOATX_ROUNDING + (k == 0 ? 4e-6 : 4e-7));
+    for (size_t k = 0; k < LAB_COUNT(BACKWARD); k++)
+        lab_check(&lab, &BACKWARD[k], backward[k], FLOATX_ROUNDING + (k == 0 ? 4e-6 : 4e-7));
 }
 
-// The activations of an MLP with C = 768.
-static void bench(void) {
-    size_t n = (size_t)(lab.cpu ? 512 : 16384) * 3072;
-    Problem p = {(floatX *)test_device(n * sizeof(floatX)), (floatX *)test_device(n * sizeof(floatX)),
-                 (floatX *)test_device(n * sizeof(floatX)), n};
-    CUDA_CHECK(cudaMemset((void *)p.inp, 0, n * sizeof(floatX)));
-    CUDA_CHECK(cudaMemset((void *)p.dout, 0, n * sizeof(floatX)));
-    double bytes = (double)(n * sizeof(floatX));
-    for (int k = 0; k < 3; k++) lab_bench(&lab, &FORWARD[k], &p, 2.0 * bytes, 2.0 * bytes, 0.0);
-    for (int k = 0; k < 3; k++) lab_bench(&lab, &BACKWARD[k], &p, 3.0 * bytes, 3.0 * bytes, 0.0);
-    CUDA_CHECK(cudaFree(p.out));
-    CUDA_CHECK(cudaFree((void *)p.inp));
-    CUDA_CHECK(cudaFree((void *)p.dout));
-}
-
-int main(int argc, char **argv) {
-    lab_start(&lab, argc, argv, NULL);
-    if (lab.bench) {
-        bench();
-        return lab_finish(&lab);
-    }
-    cudaStream_t stream = lab.stream;
+static void checks(void) {
     check_kernels();
-    check_exponential(stream);
-    check_extremes(stream);
+    check_exponential();
+    check_extremes();
     const size_t sizes[] = {0, 1, 3, 4, 7, 8, 255, 1000, 4095, 4096, 4097, 20011};
     bool ok = true;
     double worst = 0.0;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         for (int variant = 0; variant < 4; variant++) {
-            ok &= check_size(sizes[i], variant / 2 ? 1 : 0, variant % 2, &worst, stream);
+            ok &= check_size(sizes[i], variant / 2 ? 1 : 0, variant % 2, &worst);
         }
     }
     check(&lab.checks, ok, "forward and backward, ragged sizes, unaligned, in place (" FLOATX_NAME "): error %.2e",
           worst);
-    return lab_finish(&lab);
 }
+
+// The activations of an MLP with C = 768.
+static void bench(void) {
+    size_t n = (size_t)(lab.cpu ? 512 : 16384) * 3072;
+    Problem p = {test_floatX(n), lab_fill(&lab, n), lab_fill(&lab, n), n};
+    double bytes = (double)(n * sizeof(floatX));
+    for (const LabKernel &k : FORWARD) lab_bench(&lab, &k, &p, 2.0 * bytes, 2.0 * bytes, 0.0);
+    for (const LabKernel &k : BACKWARD) lab_bench(&lab, &k, &p, 3.0 * bytes, 3.0 * bytes, 0.0);
+}
+
+int main(int argc, char **argv) { return lab_main(&lab, argc, argv, checks, bench); }

@@ -63,24 +63,6 @@ static const LabKernel NORM[] = {
 
 enum { RANGES = 12, EXTRA = 17 };
 
-static double *norms(const float *d_grads, const NormRange *ranges, size_t count, bool warp,
-                     cudaStream_t stream) {
-    size_t largest = 0;
-    for (size_t i = 0; i < count; i++) largest = ranges[i].size > largest ? ranges[i].size : largest;
-    NormRange *d_ranges = (NormRange *)test_device(count * sizeof *ranges);
-    CUDA_CHECK(cudaMemcpy(d_ranges, ranges, count * sizeof *ranges, cudaMemcpyHostToDevice));
-    double *d_out = (double *)test_device(count * sizeof(double)), *out = test_doubles(count);
-    double *scratch = (double *)test_device(global_norm_scratch(count, largest) * sizeof(double));
-    if (warp) global_norm_launch<32>(d_out, scratch, d_grads, d_ranges, count, largest, stream);
-    else global_norm_launch<1>(d_out, scratch, d_grads, d_ranges, count, largest, stream);
-    CUDA_CHECK(cudaStreamSynchronize(stream));
-    CUDA_CHECK(cudaMemcpy(out, d_out, count * sizeof(double), cudaMemcpyDeviceToHost));
-    CUDA_CHECK(cudaFree(d_ranges));
-    CUDA_CHECK(cudaFree(d_out));
-    CUDA_CHECK(cudaFree(scratch));
-    return out;
-}
-
 static Problem make_problem(const float *grads, const NormRange *ranges, size_t count) {
     Problem p = {(double *)test_device(count * sizeof(double)), NULL, grads, NULL, count, 0};
     for (size_t i = 0; i < count; i++) p.max_size = ranges[i].size > p.max_size ? ranges[i].size : p.max_size;
@@ -91,27 +73,85 @@ static Problem make_problem(const float *grads, const NormRange *ranges, size_t 
     return p;
 }
 
-static void free_problem(Problem *p) {
-    CUDA_CHECK(cudaFree(p->out));
-    CUDA_CHECK(cudaFree(p->scratch));
-    CUDA_CHECK(cudaFree((void *)p->ranges));
+static double *host_norms(const Problem *p) {
+    double *out = test_doubles(p->count);
+    CUDA_CHECK(cudaStreamSynchronize(lab.stream));
+    CUDA_CHECK(cudaMemcpy(out, p->out, p->count * sizeof(double), cudaMemcpyDeviceToHost));
+    return out;
 }
 
-// Every kernel of the list on the ranges of main.
-static void check_kernels(const float *d_g, const NormRange *ranges, const double *want) {
-    for (int k = 0; k < 3; k++) {
-        Problem p = make_problem(d_g, ranges, RANGES);
-        double got[RANGES], error = 0.0;
-        NORM[k].run(&p, lab_block(&NORM[k]));
-        CUDA_CHECK(cudaStreamSynchronize(lab.stream));
-        CUDA_CHECK(cudaMemcpy(got, p.out, sizeof got, cudaMemcpyDeviceToHost));
-        for (int i = 0; i < RANGES; i++) {
-            double e = fabs(got[i] - want[i]) / (want[i] + 1e-300);
-            if (!(e <= error)) error = isnan(e) ? (double)INFINITY : e;
-        }
-        lab_check(&lab, &NORM[k], error, 1e-12);
-        free_problem(&p);
+// llmc's norms with a warp or a thread a chunk.
+static double *norms(const float *grads, const NormRange *ranges, size_t count, bool warp) {
+    Problem p = make_problem(grads, ranges, count);
+    if (warp) global_norm_launch<32>(p.out, p.scratch, grads, p.ranges, count, p.max_size, lab.stream);
+    else global_norm_launch<1>(p.out, p.scratch, grads, p.ranges, count, p.max_size, lab.stream);
+    return host_norms(&p);
+}
+
+static double norm_error(const double *got, const double *want, size_t count) {
+    double worst = 0.0;
+    for (size_t i = 0; i < count; i++) {
+        double error = fabs(got[i] - want[i]) / (want[i] + 1e-300);
+        if (!(error <= worst)) worst = isnan(error) ? (double)INFINITY : error;
     }
+    return worst;
+}
+
+static void checks_with(bool warp, const float *g, size_t total, const NormRange *ranges, const double *want) {
+    float *d_g = to_device(g, total);
+    const char *who = warp ? "32 threads" : "1 thread";
+    double *got = norms(d_g, ranges, RANGES, warp), error = norm_error(got, want, RANGES);
+    check(&lab.checks, error < 1e-12 && got[0] == 0.0, "%s a chunk: error %.2e", who, error);
+    bool ok = true;  // at another place, aligned or not, and alone: the same bits
+    for (size_t shift = 1; shift < EXTRA; shift += 3) {
+        NormRange one = {shift, ranges[9].size};
+        float *d_one = test_floats(one.size + shift);
+        CUDA_CHECK(cudaMemcpy(d_one + shift, g + ranges[9].offset, one.size * sizeof(float), cudaMemcpyHostToDevice));
+        ok = ok && *norms(d_one, &one, 1, warp) == got[9];
+    }
+    check(&lab.checks, ok, "%s a chunk: the order depends on the size alone", who);
+    const float broken[] = {NAN, INFINITY};
+    CUDA_CHECK(cudaMemcpy(d_g + ranges[7].offset + 39999, &broken[0], sizeof(float), cudaMemcpyHostToDevice));
+    CUDA_CHECK(cudaMemcpy(d_g + ranges[3].offset, &broken[1], sizeof(float), cudaMemcpyHostToDevice));
+    double *bad = norms(d_g, ranges, RANGES, warp);
+    for (int i = 0; i < RANGES; i++) ok = ok && (i == 7 ? isnan(bad[i]) : i == 3 ? isinf(bad[i]) : bad[i] == got[i]);
+    check(&lab.checks, ok, "%s a chunk: a NaN stays in its tensor", who);
+}
+
+static void checks(void) {
+    const size_t sizes[RANGES] = {0, 1, 7, 64, 768, 16384, 16385, 40000, 131072, 200003, 589824, 9};
+    NormRange ranges[RANGES];
+    size_t total = 0;
+    for (int i = 0; i < RANGES; i++) {
+        ranges[i].offset = total;
+        ranges[i].size = sizes[i];
+        total += CEIL_DIV(sizes[i], (size_t)64) * 64;
+    }
+    float *g = (float *)test_memory(total * sizeof(float));
+    uint64_t seed = 3;
+    for (size_t i = 0; i < total; i++) g[i] = (float)(test_random(&seed) * pow(10.0, 20.0 * test_random(&seed)));
+    double want[RANGES] = {0.0};
+    for (int i = 0; i < RANGES; i++) {
+        for (size_t j = 0; j < sizes[i]; j++) {
+            want[i] += (double)g[ranges[i].offset + j] * (double)g[ranges[i].offset + j];
+        }
+    }
+    Problem p = make_problem(to_device(g, total), ranges, RANGES);
+    for (const LabKernel &k : NORM) {
+        k.run(&p, lab_block(&k));
+        lab_check(&lab, &k, norm_error(host_norms(&p), want, RANGES), 1e-12);
+    }
+    checks_with(false, g, total, ranges, want);
+    checks_with(true, g, total, ranges, want);
+    NormRange empty = {0, 0};
+    check(&lab.checks, *norms(to_device(g, 1), &empty, 1, true) == 0.0, "an empty range is 0");
+    // chunk counts never exceed those of a larger range: scratch is sized by the largest
+    bool ok = true;
+    for (size_t s = 1, last = 0; s < ((size_t)1 << 40); s = s + s / 7 + 1) {
+        ok = ok && norm_chunk_count(s) >= last && norm_chunk_count(s) <= NORM_CHUNKS;
+        last = norm_chunk_count(s);
+    }
+    check(&lab.checks, ok, "int overflow: chunks of ranges up to 2^40");
 }
 
 // The tensors of layers with C = 768, and an embedding.
@@ -132,88 +172,11 @@ static void bench(void) {
         ranges[count++].size = (size_t)50304 * 768;
         total += (size_t)50304 * 768;
     }
-    float *grads = (float *)test_device(total * sizeof(float));
+    float *grads = test_floats(total);
     CUDA_CHECK(cudaMemset(grads, 0, total * sizeof(float)));
     Problem p = make_problem(grads, ranges, count);
     double bytes = 4.0 * (double)total;
-    for (int k = 0; k < 3; k++) lab_bench(&lab, &NORM[k], &p, bytes, bytes, 0.0);
-    free_problem(&p);
-    CUDA_CHECK(cudaFree(grads));
+    for (const LabKernel &k : NORM) lab_bench(&lab, &k, &p, bytes, bytes, 0.0);
 }
 
-int main(int argc, char **argv) {
-    lab_start(&lab, argc, argv, NULL);
-    if (lab.bench) {
-        bench();
-        return lab_finish(&lab);
-    }
-    cudaStream_t stream = lab.stream;
-    const size_t sizes[RANGES] = {0, 1, 7, 64, 768, 16384, 16385, 40000, 131072, 200003, 589824, 9};
-    NormRange ranges[RANGES];
-    size_t total = 0;
-    for (int i = 0; i < RANGES; i++) {
-        ranges[i].offset = total;
-        ranges[i].size = sizes[i];
-        total += CEIL_DIV(sizes[i], (size_t)64) * 64;
-    }
-    float *g = (float *)test_memory((total + EXTRA) * sizeof(float));
-    uint64_t seed = 3;
-    for (size_t i = 0; i < total; i++)
-        g[i] = (float)(test_random(&seed) * pow(10.0, 20.0 * test_random(&seed)));
-    double norms_wanted[RANGES] = {0.0};
-    for (int i = 0; i < RANGES; i++) {
-        for (size_t j = 0; j < sizes[i]; j++) {
-            norms_wanted[i] += (double)g[ranges[i].offset + j] * (double)g[ranges[i].offset + j];
-        }
-    }
-    float *d_all = to_device(g, total);
-    check_kernels(d_all, ranges, norms_wanted);
-    CUDA_CHECK(cudaFree(d_all));
-    for (int warp = 0; warp < 2; warp++) {
-        float *d_g = to_device(g, total);
-        double *got = norms(d_g, ranges, RANGES, warp, stream), worst = 0.0;
-        for (int i = 0; i < RANGES; i++) {
-            worst = fmax(worst, fabs(got[i] - norms_wanted[i]) / (norms_wanted[i] + 1e-300));
-        }
-        check(&lab.checks, worst < 1e-12 && got[0] == 0.0, "%d threads a chunk: error %.2e", warp ? 32 : 1, worst);
-        // at another place, aligned or not, and alone: the same bits
-        bool ok = true;
-        for (size_t shift = 1; shift < EXTRA; shift += 3) {
-            NormRange one = {shift, sizes[9]};
-            float *d_one = (float *)test_device((sizes[9] + shift) * sizeof(float));
-            CUDA_CHECK(cudaMemcpy(d_one + shift, g + ranges[9].offset, sizes[9] * sizeof(float),
-                                  cudaMemcpyHostToDevice));
-            double *alone = norms(d_one, &one, 1, warp, stream);
-            ok = ok && alone[0] == got[9];
-            free(alone);
-            CUDA_CHECK(cudaFree(d_one));
-        }
-        check(&lab.checks, ok, "%d threads a chunk: the order depends on the size alone", warp ? 32 : 1);
-        float broken[] = {NAN, INFINITY};
-        CUDA_CHECK(
-            cudaMemcpy(d_g + ranges[7].offset + 39999, &broken[0], sizeof(float), cudaMemcpyHostToDevice));
-        CUDA_CHECK(cudaMemcpy(d_g + ranges[3].offset, &broken[1], sizeof(float), cudaMemcpyHostToDevice));
-        double *bad = norms(d_g, ranges, RANGES, warp, stream);
-        for (int i = 0; i < RANGES; i++)
-            ok = ok && (i == 7 ? isnan(bad[i]) : i == 3 ? isinf(bad[i]) : bad[i] == got[i]);
-        check(&lab.checks, ok, "%d threads a chunk: a NaN stays in its tensor", warp ? 32 : 1);
-        free(got);
-        free(bad);
-        CUDA_CHECK(cudaFree(d_g));
-    }
-    NormRange empty = {0, 0};
-    float *d_g = to_device(g, 1);
-    double *zero = norms(d_g, &empty, 1, true, stream);
-    check(&lab.checks, *zero == 0.0, "an empty range is 0");
-    free(zero);
-    free(g);
-    CUDA_CHECK(cudaFree(d_g));
-    // chunk counts never exceed those of a larger range: scratch is sized by the largest
-    bool ok = true;
-    for (size_t s = 1, last = 0; s < ((size_t)1 << 40); s = s + s / 7 + 1) {
-        ok = ok && norm_chunk_count(s) >= last && norm_chunk_count(s) <= NORM_CHUNKS;
-        last = norm_chunk_count(s);
-    }
-    check(&lab.checks, ok, "int overflow: chunks of ranges up to 2^40");
-    return lab_finish(&lab);
-}
+int main(int argc, char **argv) { return lab_main(&lab, argc, argv, checks, bench); }

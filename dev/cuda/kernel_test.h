@@ -11,14 +11,33 @@
 // Largest relative error of one rounding to floatX, for bounds.
 static const double FLOATX_ROUNDING = sizeof(floatX) == 4 ? 6.0e-8 : 4.0e-3;
 
-static inline void *test_memory(size_t bytes) {
-    void *p = malloc(bytes + 16);
-    if (!p) {
+// The buffers of a check. What the functions below allocate, on the host or the device, is freed together: mark = the
+// count at the beginning, test_release(mark) at the end.
+static struct {
+    void *p;
+    bool on_device;
+} test_buffers[1024];
+static size_t test_count;
+
+static inline void *test_keep(void *p, bool on_device) {
+    if (!p || test_count == sizeof test_buffers / sizeof *test_buffers) {
         fprintf(stderr, "error: out of host memory\n");
         exit(1);
     }
+    test_buffers[test_count].p = p;
+    test_buffers[test_count++].on_device = on_device;
     return p;
 }
+
+static inline void test_release(size_t mark) {
+    while (test_count > mark) {
+        test_count--;
+        if (test_buffers[test_count].on_device) CUDA_CHECK(cudaFree(test_buffers[test_count].p));
+        else free(test_buffers[test_count].p);
+    }
+}
+
+static inline void *test_memory(size_t bytes) { return test_keep(malloc(bytes + 16), false); }
 
 // The next of a sequence of numbers in [-1, 1).
 static inline double test_random(uint64_t *state) {
@@ -37,8 +56,12 @@ static inline float *test_values(size_t n, double center, double scale, uint64_t
 static inline void *test_device(size_t bytes) {
     void *p;
     CUDA_CHECK(cudaMalloc(&p, bytes ? bytes : 1));
-    return p;
+    return test_keep(p, true);
 }
+
+// n elements on the device, not initialised.
+static inline floatX *test_floatX(size_t n) { return (floatX *)test_device(n * sizeof(floatX)); }
+static inline float *test_floats(size_t n) { return (float *)test_device(n * sizeof(float)); }
 
 static inline float *to_device(const float *host, size_t n) {
     float *p = (float *)test_device(n * sizeof(float));
@@ -54,10 +77,11 @@ static inline int *to_device_int(const int *host, size_t n) {
 
 // Rounds n host floats to a device buffer of floatX, whose first element is at dst.
 static inline void copy_to_floatX(floatX *dst, const float *host, size_t n) {
+    size_t mark = test_count;
     floatX *narrow = (floatX *)test_memory(n * sizeof(floatX));
     for (size_t i = 0; i < n; i++) narrow[i] = from_float<floatX>(host[i]);
     if (n) CUDA_CHECK(cudaMemcpy(dst, narrow, n * sizeof(floatX), cudaMemcpyHostToDevice));
-    free(narrow);
+    test_release(mark);
 }
 
 static inline floatX *to_device_floatX(const float *host, size_t n) {
@@ -74,12 +98,13 @@ static inline float *to_host(const float *device, size_t n, cudaStream_t stream)
 }
 
 static inline float *to_host_floatX(const floatX *device, size_t n, cudaStream_t stream) {
+    float *x = (float *)test_memory(n * sizeof(float));
+    size_t mark = test_count;
     floatX *narrow = (floatX *)test_memory(n * sizeof(floatX));
     CUDA_CHECK(cudaStreamSynchronize(stream));
     if (n) CUDA_CHECK(cudaMemcpy(narrow, device, n * sizeof(floatX), cudaMemcpyDeviceToHost));
-    float *x = (float *)test_memory(n * sizeof(float));
     for (size_t i = 0; i < n; i++) x[i] = to_float(narrow[i]);
-    free(narrow);
+    test_release(mark);
     return x;
 }
 
@@ -93,6 +118,20 @@ static inline double test_error(const float *got, const double *want, size_t n) 
         if (!(error <= worst)) worst = isnan(error) ? (double)INFINITY : error;
     }
     return worst;
+}
+
+// The same of what lies on the device.
+static inline double test_error_floatX(const floatX *device, const double *want, size_t n, cudaStream_t stream) {
+    size_t mark = test_count;
+    double error = test_error(to_host_floatX(device, n, stream), want, n);
+    test_release(mark);
+    return error;
+}
+static inline double test_error_float(const float *device, const double *want, size_t n, cudaStream_t stream) {
+    size_t mark = test_count;
+    double error = test_error(to_host(device, n, stream), want, n);
+    test_release(mark);
+    return error;
 }
 
 static inline bool same_bits(const void *a, const void *b, size_t n) {

@@ -171,7 +171,6 @@ static const Row ROWS[] = {
     {{"bias gradient", 2, "a block a column", bias2, 0}, DBIAS},
     {{"bias gradient", 3, "128-bit loads, chunks of rows, then their sum (llmc)", bias3, BIAS_THREADS}, DBIAS},
 };
-enum { ROW_COUNT = sizeof ROWS / sizeof *ROWS };
 
 // ---- the checks --------------------------------------------------------------------------------------------
 
@@ -200,162 +199,114 @@ static double plain_gelu(double x) {
     return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
 }
 
-static double error_floatX(const floatX *device, const double *want, size_t n, cudaStream_t stream) {
-    float *got = to_host_floatX(device, n, stream);
-    double error = test_error(got, want, n);
-    free(got);
-    return error;
-}
-
-static double error_float(const float *device, const double *want, size_t n, cudaStream_t stream) {
-    float *got = to_host(device, n, stream);
-    double error = test_error(got, want, n);
-    free(got);
-    return error;
-}
-
 // Sums of up to a few hundred products in float, then one or two roundings to floatX.
 static const double FLOAT_BOUND = 2e-6, OUT_BOUND = FLOATX_ROUNDING + FLOAT_BOUND;
 
-static void test_linear(Matmul *mm, Shape s) {
-    size_t N = s.N, IC = s.IC, OC = s.OC;
-    cudaStream_t stream = mm->stream;
-    float *x = test_values(N * IC, 0, 1, 1), *w = test_values(IC * OC, 0, 0.5, 2),
-          *bias = test_values(OC, 0, 1, 3);
-    floatX *dx = to_device_floatX(x, N * IC), *dw = to_device_floatX(w, IC * OC),
-           *db = to_device_floatX(bias, OC);
-    floatX *out = (floatX *)test_device(N * OC * sizeof(floatX));
+static void test_linear(Shape s) {
+    size_t mark = test_count, N = s.N, IC = s.IC, OC = s.OC;
+    float *x = test_values(N * IC, 0, 1, 1), *w = test_values(IC * OC, 0, 0.5, 2), *bias = test_values(OC, 0, 1, 3);
+    floatX *dx = to_device_floatX(x, N * IC), *dw = to_device_floatX(w, IC * OC), *db = to_device_floatX(bias, OC);
+    floatX *out = test_floatX(N * OC);
     double *want = plain_product(x, false, w, false, N, OC, IC);
-    matmul_forward(mm, out, dx, dw, NULL, N, IC, OC);
-    double error = error_floatX(out, want, N * OC, stream);
+    matmul_forward(&lab.mm, out, dx, dw, NULL, N, IC, OC);
+    double error = test_error_floatX(out, want, N * OC, lab.stream);
     for (size_t i = 0; i < N * OC; i++) want[i] += (double)bias[i % OC];
-    matmul_forward(mm, out, dx, dw, db, N, IC, OC);
-    error = fmax(error, error_floatX(out, want, N * OC, stream));
-    check(&lab.checks, error <= OUT_BOUND, "forward %zu x %zu x %zu (%.1e, bound %.1e)", N, IC, OC, error,
-          OUT_BOUND);
-    free(x), free(w), free(bias), free(want);
-    CUDA_CHECK(cudaFree(dx)), CUDA_CHECK(cudaFree(dw)), CUDA_CHECK(cudaFree(db)), CUDA_CHECK(cudaFree(out));
+    matmul_forward(&lab.mm, out, dx, dw, db, N, IC, OC);
+    error = fmax(error, test_error_floatX(out, want, N * OC, lab.stream));
+    check(&lab.checks, error <= OUT_BOUND, "forward %zu x %zu x %zu (%.1e, bound %.1e)", N, IC, OC, error, OUT_BOUND);
+    test_release(mark);
 }
 
-static void test_linear_backward(Matmul *mm, Shape s) {
-    size_t N = s.N, IC = s.IC, OC = s.OC;
-    cudaStream_t stream = mm->stream;
-    float *x = test_values(N * IC, 0, 1, 4), *w = test_values(IC * OC, 0, 0.5, 5),
-          *d = test_values(N * OC, 0, 1, 6), *g = (float *)test_memory(IC * OC * sizeof(float));
+static void test_linear_backward(Shape s) {
+    size_t mark = test_count, N = s.N, IC = s.IC, OC = s.OC;
+    float *x = test_values(N * IC, 0, 1, 4), *w = test_values(IC * OC, 0, 0.5, 5), *d = test_values(N * OC, 0, 1, 6);
+    float *g = (float *)test_memory(IC * OC * sizeof(float));
     for (size_t i = 0; i < IC * OC; i++) g[i] = 0.25f * (float)(i % 7);
-    floatX *dx = to_device_floatX(x, N * IC), *dw = to_device_floatX(w, IC * OC),
-           *dd = to_device_floatX(d, N * OC), *dinp = (floatX *)test_device(N * IC * sizeof(floatX));
+    floatX *dx = to_device_floatX(x, N * IC), *dw = to_device_floatX(w, IC * OC), *dd = to_device_floatX(d, N * OC);
+    floatX *dinp = test_floatX(N * IC);
     float *dweight = to_device(g, IC * OC);
     double *plain = plain_product(d, false, w, true, N, IC, OC);
     double *weight = plain_product(x, true, d, false, IC, OC, N), *sum = test_doubles(IC * OC);
     for (size_t i = 0; i < IC * OC; i++) sum[i] = weight[i] + (double)g[i];
 
-    matmul_backward_input(mm, dinp, dd, dw, N, IC, OC);
-    double error = error_floatX(dinp, plain, N * IC, stream);
+    matmul_backward_input(&lab.mm, dinp, dd, dw, N, IC, OC);
+    double error = test_error_floatX(dinp, plain, N * IC, lab.stream);
     check(&lab.checks, error <= OUT_BOUND, "backward input %zu x %zu x %zu (%.1e, bound %.1e)", N, IC, OC, error,
           OUT_BOUND);
-
-    matmul_backward_weight(mm, dweight, dx, dd, N, IC, OC, true);
-    error = error_float(dweight, sum, IC * OC, stream);
-    matmul_backward_weight(mm, dweight, dx, dd, N, IC, OC, false);
-    error = fmax(error, error_float(dweight, weight, IC * OC, stream));
-    check(&lab.checks, error <= FLOAT_BOUND, "backward weight %zu x %zu x %zu (%.1e, bound %.1e)", N, IC, OC,
-          error, FLOAT_BOUND);
-
-    free(x), free(w), free(d), free(g), free(plain), free(weight), free(sum);
-    CUDA_CHECK(cudaFree(dx)), CUDA_CHECK(cudaFree(dw)), CUDA_CHECK(cudaFree(dd));
-    CUDA_CHECK(cudaFree(dinp)), CUDA_CHECK(cudaFree(dweight));
+    matmul_backward_weight(&lab.mm, dweight, dx, dd, N, IC, OC, true);
+    error = test_error_float(dweight, sum, IC * OC, lab.stream);
+    matmul_backward_weight(&lab.mm, dweight, dx, dd, N, IC, OC, false);
+    error = fmax(error, test_error_float(dweight, weight, IC * OC, lab.stream));
+    check(&lab.checks, error <= FLOAT_BOUND, "backward weight %zu x %zu x %zu (%.1e, bound %.1e)", N, IC, OC, error,
+          FLOAT_BOUND);
+    test_release(mark);
 }
 
 // The head shares its weight with the embedding, [V, C]: everything is transposed.
-static void test_head(Matmul *mm, size_t N, size_t C, size_t V) {
-    cudaStream_t stream = mm->stream;
-    float *x = test_values(N * C, 0, 1, 8), *w = test_values(V * C, 0, 0.5, 9),
-          *d = test_values(N * V, 0, 1, 10);
-    floatX *dx = to_device_floatX(x, N * C), *dw = to_device_floatX(w, V * C),
-           *dd = to_device_floatX(d, N * V);
-    floatX *logits = (floatX *)test_device(N * V * sizeof(floatX)),
-           *dinp = (floatX *)test_device(N * C * sizeof(floatX));
-    float *dwte = (float *)test_device(V * C * sizeof(float));
+static void test_head(size_t N, size_t C, size_t V) {
+    size_t mark = test_count;
+    float *x = test_values(N * C, 0, 1, 8), *w = test_values(V * C, 0, 0.5, 9), *d = test_values(N * V, 0, 1, 10);
+    floatX *dx = to_device_floatX(x, N * C), *dw = to_device_floatX(w, V * C), *dd = to_device_floatX(d, N * V);
+    floatX *logits = test_floatX(N * V), *dinp = test_floatX(N * C);
+    float *dwte = test_floats(V * C);
     double *want_logits = plain_product(x, false, w, true, N, V, C);
-    double *want_inp = plain_product(d, false, w, false, N, C, V),
-           *want_wte = plain_product(d, true, x, false, V, C, N);
+    double *want_inp = plain_product(d, false, w, false, N, C, V);
+    double *want_wte = plain_product(d, true, x, false, V, C, N);
 
-    head_forward(mm, logits, dx, dw, N, C, V);
-    head_backward_input(mm, dinp, dd, dw, N, C, V);
-    double error = fmax(error_floatX(logits, want_logits, N * V, stream),
-                        error_floatX(dinp, want_inp, N * C, stream));
+    head_forward(&lab.mm, logits, dx, dw, N, C, V);
+    head_backward_input(&lab.mm, dinp, dd, dw, N, C, V);
+    double error = fmax(test_error_floatX(logits, want_logits, N * V, lab.stream),
+                        test_error_floatX(dinp, want_inp, N * C, lab.stream));
     check(&lab.checks, error <= OUT_BOUND, "head %zu x %zu x %zu (%.1e, bound %.1e)", N, C, V, error, OUT_BOUND);
-    head_backward_weight(mm, dwte, dx, dd, N, C, V, false);
-    error = error_float(dwte, want_wte, V * C, stream);
-    head_backward_weight(mm, dwte, dx, dd, N, C, V, true);
+    head_backward_weight(&lab.mm, dwte, dx, dd, N, C, V, false);
+    error = test_error_float(dwte, want_wte, V * C, lab.stream);
+    head_backward_weight(&lab.mm, dwte, dx, dd, N, C, V, true);
     for (size_t i = 0; i < V * C; i++) want_wte[i] *= 2;
-    error = fmax(error, error_float(dwte, want_wte, V * C, stream));
+    error = fmax(error, test_error_float(dwte, want_wte, V * C, lab.stream));
     check(&lab.checks, error <= FLOAT_BOUND, "head weight %zu x %zu x %zu (%.1e, bound %.1e)", N, C, V, error,
           FLOAT_BOUND);
-
-    free(x), free(w), free(d), free(want_logits), free(want_inp), free(want_wte);
-    CUDA_CHECK(cudaFree(dx)), CUDA_CHECK(cudaFree(dw)), CUDA_CHECK(cudaFree(dd)),
-        CUDA_CHECK(cudaFree(logits));
-    CUDA_CHECK(cudaFree(dinp)), CUDA_CHECK(cudaFree(dwte));
+    test_release(mark);
 }
 
 // offset: elements by which dout is off its alignment.
-static void test_bias(cudaStream_t stream, size_t N, size_t OC, size_t offset) {
+static void test_bias(size_t N, size_t OC, size_t offset) {
+    size_t mark = test_count;
     float *d = test_values(N * OC + offset, 0, 1, 11);
     floatX *dd = to_device_floatX(d, N * OC + offset);
-    float *scratch = (float *)test_device(bias_backward_scratch(N, OC) * sizeof(float));
-    float *dbias = (float *)test_device(OC * sizeof(float));
-    double *want = (double *)calloc(OC, sizeof(double));
+    float *scratch = test_floats(bias_backward_scratch(N, OC)), *dbias = test_floats(OC);
+    double *want = test_doubles(OC);
     for (size_t i = 0; i < N * OC; i++) want[i % OC] += (double)d[offset + i];
-    bias_backward(dbias, dd + offset, scratch, N, OC, false, stream);
-    double error = error_float(dbias, want, OC, stream);
-    bias_backward(dbias, dd + offset, scratch, N, OC, true, stream);
+    bias_backward(dbias, dd + offset, scratch, N, OC, false, lab.stream);
+    double error = test_error_float(dbias, want, OC, lab.stream);
+    bias_backward(dbias, dd + offset, scratch, N, OC, true, lab.stream);
     for (size_t i = 0; i < OC; i++) want[i] *= 2;
-    error = fmax(error, error_float(dbias, want, OC, stream));
-    check(&lab.checks, error <= FLOAT_BOUND, "bias %zu x %zu, offset %zu (%.1e, bound %.1e)", N, OC, offset,
-          error, FLOAT_BOUND);
-    free(d), free(want);
-    CUDA_CHECK(cudaFree(dd)), CUDA_CHECK(cudaFree(scratch)), CUDA_CHECK(cudaFree(dbias));
+    error = fmax(error, test_error_float(dbias, want, OC, lab.stream));
+    check(&lab.checks, error <= FLOAT_BOUND, "bias %zu x %zu, offset %zu (%.1e, bound %.1e)", N, OC, offset, error,
+          FLOAT_BOUND);
+    test_release(mark);
 }
 
 // More problems than the table of plans has places: each still gets its own algorithm.
-static void test_plans(Matmul *mm) {
+static void test_plans(void) {
     size_t largest = MATMUL_PLANS + 40;
     float *x = test_values(largest * 8, 0, 1, 12);
-    floatX *dx = to_device_floatX(x, largest * 8), *out = (floatX *)test_device(largest * sizeof(floatX));
+    floatX *dx = to_device_floatX(x, largest * 8), *out = test_floatX(largest);
     double worst = 0.0;
     for (int round = 0; round < 2; round++) {
         for (size_t N = 1; N <= largest; N++) {
-            matmul_forward(mm, out, dx, dx, NULL, N, 8, 1);
+            matmul_forward(&lab.mm, out, dx, dx, NULL, N, 8, 1);
             if (N % 37) continue;
-            double *want = plain_product(x, false, x, false, N, 1, 8);
-            worst = fmax(worst, error_floatX(out, want, N, mm->stream));
-            free(want);
+            worst = fmax(worst, test_error_floatX(out, plain_product(x, false, x, false, N, 1, 8), N, lab.stream));
         }
     }
     check(&lab.checks, worst <= OUT_BOUND, "more shapes than plans (%.1e, bound %.1e)", worst, OUT_BOUND);
-    free(x);
-    CUDA_CHECK(cudaFree(dx)), CUDA_CHECK(cudaFree(out));
 }
 
 static Problem make_problem(size_t N, size_t IC, size_t OC) {
-    float *x = test_values(N * IC, 0, 1, 1), *w = test_values(IC * OC, 0, 0.5, 2), *b = test_values(OC, 0, 1, 3);
-    float *d = test_values(N * OC, 0, 1, 4);
-    Problem p = {(floatX *)test_device(N * OC * sizeof(floatX)), (floatX *)test_device(N * OC * sizeof(floatX)),
-                 (floatX *)test_device(N * IC * sizeof(floatX)), (float *)test_device(IC * OC * sizeof(float)),
-                 (float *)test_device(OC * sizeof(float)),
-                 (float *)test_device(bias_backward_scratch(N, OC) * sizeof(float)), to_device_floatX(x, N * IC),
-                 to_device_floatX(w, IC * OC), to_device_floatX(b, OC), to_device_floatX(d, N * OC), N, IC, OC};
-    float *host[] = {x, w, b, d};
-    for (int i = 0; i < 4; i++) free(host[i]);
-    return p;
-}
-
-static void free_problem(Problem *p) {
-    const void *buffers[] = {p->out, p->pre_gelu, p->dinp, p->dweight, p->dbias, p->scratch,
-                             p->inp, p->weight, p->bias, p->dout};
-    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) CUDA_CHECK(cudaFree((void *)buffers[i]));
+    return {test_floatX(N * OC), test_floatX(N * OC), test_floatX(N * IC), test_floats(IC * OC), test_floats(OC),
+            test_floats(bias_backward_scratch(N, OC)), to_device_floatX(test_values(N * IC, 0, 1, 1), N * IC),
+            to_device_floatX(test_values(IC * OC, 0, 0.5, 2), IC * OC), to_device_floatX(test_values(OC, 0, 1, 3), OC),
+            to_device_floatX(test_values(N * OC, 0, 1, 4), N * OC), N, IC, OC};
 }
 
 // What all rows of one result should give, in double.
@@ -363,46 +314,41 @@ static double *wanted(const Problem *p, Result result) {
     size_t N = p->N, IC = p->IC, OC = p->OC;
     float *x = to_host_floatX(p->inp, N * IC, lab.stream), *w = to_host_floatX(p->weight, IC * OC, lab.stream);
     float *b = to_host_floatX(p->bias, OC, lab.stream), *d = to_host_floatX(p->dout, N * OC, lab.stream);
-    double *want = NULL;
-    if (result == OUT || result == OUT_GELU) want = plain_product(x, false, w, false, N, OC, IC);
-    if (result == DINP) want = plain_product(d, false, w, true, N, IC, OC);
-    if (result == DWEIGHT) want = plain_product(x, true, d, false, IC, OC, N);
+    if (result == DINP) return plain_product(d, false, w, true, N, IC, OC);
+    if (result == DWEIGHT) return plain_product(x, true, d, false, IC, OC, N);
     if (result == DBIAS) {
-        want = test_doubles(OC);
+        double *want = test_doubles(OC);
         for (size_t i = 0; i < N * OC; i++) want[i % OC] += (double)d[i];
+        return want;
     }
+    double *want = plain_product(x, false, w, false, N, OC, IC);
     for (size_t i = 0; result == OUT_GELU && i < N * OC; i++) want[i] = plain_gelu(want[i] + (double)b[i % OC]);
-    float *host[] = {x, w, b, d};
-    for (int i = 0; i < 4; i++) free(host[i]);
     return want;
+}
+
+// The error of one kernel at one shape.
+static double row_error(const Row *row, Shape s) {
+    size_t mark = test_count;
+    Problem p = make_problem(s.N, s.IC, s.OC);
+    double *want = wanted(&p, row->result), error;
+    row->kernel.run(&p, lab_block(&row->kernel));
+    if (row->result == DWEIGHT) error = test_error_float(p.dweight, want, p.IC * p.OC, lab.stream);
+    else if (row->result == DBIAS) error = test_error_float(p.dbias, want, p.OC, lab.stream);
+    else if (row->result == DINP) error = test_error_floatX(p.dinp, want, p.N * p.IC, lab.stream);
+    else error = test_error_floatX(p.out, want, p.N * p.OC, lab.stream);
+    test_release(mark);
+    return error;
 }
 
 // Every kernel of the list at ragged sizes.
 static void check_kernels(void) {
     static const Shape shapes[] = {{1, 1, 1}, {7, 18, 54}, {24, 18, 72}, {65, 64, 192}, {33, 100, 36}};
-    double errors[ROW_COUNT] = {0.0};
-    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
-        Problem p = make_problem(shapes[s].N, shapes[s].IC, shapes[s].OC);
-        for (int r = 0; r < ROW_COUNT; r++) {
-            Result result = ROWS[r].result;
-            double *want = wanted(&p, result), error;
-            ROWS[r].kernel.run(&p, lab_block(&ROWS[r].kernel));
-            if (result == DWEIGHT) error = error_float(p.dweight, want, p.IC * p.OC, lab.stream);
-            else if (result == DBIAS) error = error_float(p.dbias, want, p.OC, lab.stream);
-            else if (result == OUT || result == OUT_GELU) error = error_floatX(p.out, want, p.N * p.OC, lab.stream);
-            else error = error_floatX(p.dinp, want, p.N * p.IC, lab.stream);
-            errors[r] = fmax(errors[r], error);
-            free(want);
-        }
-        free_problem(&p);
-    }
-    for (int r = 0; r < ROW_COUNT; r++) {
-        Result result = ROWS[r].result;
-        bool sum = result == DWEIGHT || result == DBIAS;
+    for (const Row &row : ROWS) {
+        double error = 0.0, bound = row.result == DWEIGHT || row.result == DBIAS ? FLOAT_BOUND : OUT_BOUND;
+        for (Shape s : shapes) error = fmax(error, row_error(&row, s));
         // Between separate kernels the product is rounded, and the sum with the bias once more.
-        double bound = sum ? FLOAT_BOUND : result == OUT_GELU ? 2.2 * OUT_BOUND : OUT_BOUND;
-        if (result == OUT_GELU && ROWS[r].kernel.number == 1) bound = 3.5 * OUT_BOUND;
-        lab_check(&lab, &ROWS[r].kernel, errors[r], bound);
+        if (row.result == OUT_GELU) bound *= row.kernel.number == 1 ? 3.5 : 2.2;
+        lab_check(&lab, &row.kernel, error, bound);
     }
 }
 
@@ -461,9 +407,10 @@ static void bench_products(size_t N) {
     void (*const head[])(const void *, unsigned) = {logits_forward, logits_input, logits_weight};
     static const char *pass[] = {"matmul forward", "matmul backward input", "matmul backward weight"};
     for (int i = 0; i < 5; i++) {
+        size_t mark = test_count;
         Product q = {NULL, NULL, NULL, NULL, N, shapes[i].IC, shapes[i].OC};
         q.x = lab_fill(&lab, N * q.IC), q.y = lab_fill(&lab, N * q.OC), q.w = lab_fill(&lab, q.IC * q.OC);
-        q.dw = (float *)test_device(q.IC * q.OC * sizeof(float));
+        q.dw = test_floats(q.IC * q.OC);
         CUDA_CHECK(cudaMemset(q.dw, 0, q.IC * q.OC * sizeof(float)));
         for (int k = 0; k < 3; k++) {
             char name[64];
@@ -471,10 +418,7 @@ static void bench_products(size_t N) {
             LabKernel kernel = {pass[k], 3, name, i < 4 ? layer[k] : head[k], 1};
             lab_bench(&lab, &kernel, &q, 0.0, 0.0, 2.0 * (double)N * (double)q.IC * (double)q.OC);
         }
-        CUDA_CHECK(cudaFree(q.x));
-        CUDA_CHECK(cudaFree(q.y));
-        CUDA_CHECK(cudaFree(q.w));
-        CUDA_CHECK(cudaFree(q.dw));
+        test_release(mark);
     }
 }
 
@@ -482,34 +426,27 @@ static void bench(void) {
     Problem p = lab.cpu ? make_problem(32, 256, 256) : make_problem(4096, 768, 3072);
     Problem large = lab.cpu ? make_problem(256, 768, 3072) : make_problem(16384, 768, 3072);
     double flops = 2.0 * (double)p.N * (double)p.IC * (double)p.OC;
-    for (int r = 0; r < ROW_COUNT; r++) {
-        const Row *row = &ROWS[r];
-        if (row->result <= DWEIGHT) lab_bench(&lab, &row->kernel, &p, 0.0, 0.0, flops);
-        else lab_bench(&lab, &row->kernel, &large, row_bytes(&large, row, true), row_bytes(&large, row, false), 0.0);
+    for (const Row &row : ROWS) {
+        if (row.result <= DWEIGHT) lab_bench(&lab, &row.kernel, &p, 0.0, 0.0, flops);
+        else lab_bench(&lab, &row.kernel, &large, row_bytes(&large, &row, true), row_bytes(&large, &row, false), 0.0);
     }
-    free_problem(&p);
-    free_problem(&large);
     bench_products(lab.cpu ? 64 : 16384);
 }
 
-int main(int argc, char **argv) {
-    lab_start(&lab, argc, argv, NULL);
-    if (lab.bench) {
-        bench();
-        return lab_finish(&lab);
-    }
+static void checks(void) {
     check_kernels();
     static const Shape shapes[] = {{1, 1, 1},     {7, 18, 54},    {24, 18, 72},
                                    {65, 64, 192}, {64, 128, 512}, {33, 100, 36}};
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) test_linear(&lab.mm, shapes[i]);
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) test_linear_backward(&lab.mm, shapes[i]);
-    test_head(&lab.mm, 24, 18, 384);
-    test_head(&lab.mm, 7, 64, 33);
-    test_bias(lab.stream, 1, 1, 0);
-    test_bias(lab.stream, 65, 18, 0);
-    test_bias(lab.stream, 100, 512, 0);
-    test_bias(lab.stream, 100, 512, 1);
-    test_bias(lab.stream, 3000, 2304, 0);
-    test_plans(&lab.mm);
-    return lab_finish(&lab);
+    for (Shape s : shapes) test_linear(s);
+    for (Shape s : shapes) test_linear_backward(s);
+    test_head(24, 18, 384);
+    test_head(7, 64, 33);
+    test_bias(1, 1, 0);
+    test_bias(65, 18, 0);
+    test_bias(100, 512, 0);
+    test_bias(100, 512, 1);
+    test_bias(3000, 2304, 0);
+    test_plans();
 }
+
+int main(int argc, char **argv) { return lab_main(&lab, argc, argv, checks, bench); }

@@ -11,7 +11,7 @@
 #include <nvtx3/nvToolsExt.h>
 
 #include "dev/test/check.h"
-#include "llmc/kernels/cuda_common.cuh"
+#include "llmc/kernels/packs.cuh"
 
 static Check c;
 static cudaStream_t stream;

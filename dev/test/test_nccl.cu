@@ -82,13 +82,6 @@ static double value(int rank, size_t i, bool integer) {
     return ((double)(x >> 11) * 0x1p-53 - 0.5) * (double)(1 << (x % 10));
 }
 
-static float bf16_to_float(uint16_t x) {
-    uint32_t bits = (uint32_t)x << 16;
-    float f;
-    memcpy(&f, &bits, 4);
-    return f;
-}
-
 // To nearest even by comparing the two neighbours, another way than the code under test.
 static uint16_t float_to_bf16(float f) {
     uint32_t bits;

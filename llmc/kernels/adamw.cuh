@@ -7,7 +7,8 @@
 #ifndef LLMC_ADAMW_CUH
 #define LLMC_ADAMW_CUH
 
-#include "llmc/kernels/elementwise.cuh"
+#include "llmc/kernels/packs.cuh"
+#include "llmc/kernels/shares.cuh"
 
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay;

@@ -10,6 +10,7 @@
 #define LLMC_ATTENTION_MMA_CUH
 
 #include "llmc/kernels/attention_rows.cuh"
+#include "llmc/kernels/exponential.cuh"
 #include "llmc/kernels/mma.cuh"
 
 static constexpr unsigned ATTENTION_MMA_THREADS = 128;

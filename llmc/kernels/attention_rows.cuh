@@ -14,7 +14,7 @@
 #include <math.h>
 
 #include "llmc/kernels/cuda_common.cuh"
-#include "llmc/kernels/elementwise.cuh"
+#include "llmc/kernels/exponential.cuh"
 
 // q|k|v are [B,T,3,NH,HS], the output [B,T,NH,HS], log-sum-exp and dot (of output and its gradient) [B,NH,T].
 typedef struct {

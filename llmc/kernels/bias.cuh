@@ -5,7 +5,8 @@
 #ifndef LLMC_BIAS_CUH
 #define LLMC_BIAS_CUH
 
-#include "llmc/kernels/elementwise.cuh"
+#include "llmc/kernels/packs.cuh"
+#include "llmc/kernels/shares.cuh"
 
 static constexpr unsigned BIAS_THREADS = 128, BIAS_ROWS = 16, BIAS_MAX_CHUNKS = 256;
 static constexpr size_t BIAS_BATCH = 4; // rows that a thread reads before it adds them: reads that overlap

@@ -14,7 +14,9 @@
 #ifndef LLMC_CLASSIFIER_CUH
 #define LLMC_CLASSIFIER_CUH
 
-#include "llmc/kernels/elementwise.cuh"
+#include "llmc/kernels/exponential.cuh"
+#include "llmc/kernels/packs.cuh"
+#include "llmc/kernels/shares.cuh"
 
 enum { CLASSIFIER_TILE = 16 };  // elements that a thread of the statistics works on at a time
 

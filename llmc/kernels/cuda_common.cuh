@@ -1,6 +1,6 @@
 // cuda_common.cuh: what every kernel and trainer shares, for nvcc and for the CPU stand-ins alike.
-// defines: floatX, CUDA_CHECK, CUBLAS_CHECK, CEIL_DIV, LAUNCH, DYNAMIC_SHARED, UNROLL, Packed128 with load128 and
-//          store128, to_float, from_float, warp_sum, warp_max, block_sum, block_max, cuda_allocate
+// defines: floatX, CUDA_CHECK, CUBLAS_CHECK, CEIL_DIV, LAUNCH, DYNAMIC_SHARED, UNROLL, to_float, from_float, warp_sum,
+//          warp_max, block_sum, block_max, cuda_allocate
 #ifndef LLMC_CUDA_COMMON_CUH
 #define LLMC_CUDA_COMMON_CUH
 
@@ -77,40 +77,6 @@ template <class T> __host__ __device__ static inline T from_float(float x);
 template <> __host__ __device__ inline float from_float<float>(float x) { return x; }
 template <> __host__ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
     return __float2bfloat16_rn(x);
-}
-
-// 16 bytes of elements, moved at once. Pointers to load from and store to are multiples of 16 bytes.
-template <class T>
-struct alignas(16) Packed128 {
-    static constexpr size_t size = 16 / sizeof(T);
-    T v[16 / sizeof(T)];
-};
-typedef Packed128<floatX> x128;
-typedef Packed128<float> f128;
-
-template <class T>
-__device__ static __forceinline__ Packed128<T> load128(const T *p) {
-    Packed128<T> pack;
-#ifdef __CUDACC__
-    int4 bits = *reinterpret_cast<const int4 *>(p);
-    memcpy(&pack, &bits, sizeof bits);
-#else
-    cpu_check_aligned(p);
-    memcpy(&pack, p, sizeof pack);
-#endif
-    return pack;
-}
-
-template <class T>
-__device__ static __forceinline__ void store128(T *p, const Packed128<T> &pack) {
-#ifdef __CUDACC__
-    int4 bits;
-    memcpy(&bits, &pack, sizeof bits);
-    *reinterpret_cast<int4 *>(p) = bits;
-#else
-    cpu_check_aligned(p);
-    memcpy(p, &pack, sizeof pack);
-#endif
 }
 
 // The sum or the largest of the 32 values of a full warp; every lane gets it, in an order that never changes.

@@ -4,7 +4,8 @@
 #ifndef LLMC_ENCODER_CUH
 #define LLMC_ENCODER_CUH
 
-#include "llmc/kernels/elementwise.cuh"
+#include "llmc/kernels/packs.cuh"
+#include "llmc/kernels/shares.cuh"
 
 enum { ENCODER_WARPS = 8, ENCODER_OWNERS = 1024, ENCODER_GROUP = 8 };
 

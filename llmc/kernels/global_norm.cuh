@@ -5,7 +5,8 @@
 #ifndef LLMC_GLOBAL_NORM_CUH
 #define LLMC_GLOBAL_NORM_CUH
 
-#include "llmc/kernels/elementwise.cuh"
+#include "llmc/kernels/packs.cuh"
+#include "llmc/kernels/shares.cuh"
 
 // Elements [offset, offset + size) of the gradient buffer.
 typedef struct {

@@ -7,7 +7,8 @@
 #define LLMC_LAYERNORM_CUH
 
 #include "llmc/kernels/bias.cuh"
-#include "llmc/kernels/elementwise.cuh"
+#include "llmc/kernels/packs.cuh"
+#include "llmc/kernels/shares.cuh"
 
 enum {
     LAYERNORM_WARPS = 8,            // most warps of a block: each has a row

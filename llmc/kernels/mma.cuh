@@ -7,12 +7,11 @@
 // so two neighbouring d fragments, rounded, are an a fragment. llmc/cpu/mma.h does the same on a CPU.
 //
 // defines: bfloat16, mma_bf16, ldmatrix_x4, mma_product, quad_sum, quad_max, pack_bf16, low_float, high_float,
-//          copy_async16, copy_async_commit, copy_async_wait, exponential2
+//          copy_async16, copy_async_commit, copy_async_wait
 #ifndef LLMC_MMA_CUH
 #define LLMC_MMA_CUH
 
 #include "llmc/kernels/cuda_common.cuh"
-#include "llmc/kernels/elementwise.cuh"
 #ifndef __CUDACC__
 #include "mma.h"
 #endif
@@ -39,18 +38,6 @@ __device__ __forceinline__ float bits_float(uint32_t bits) {
 // The two numbers of a pair.
 __device__ __forceinline__ float low_float(uint32_t pair) { return bits_float(pair << 16); }
 __device__ __forceinline__ float high_float(uint32_t pair) { return bits_float(pair & 0xFFFF0000u); }
-
-// 2^x to about two units in the last place; subnormal results are 0.
-__device__ __forceinline__ float exponential2(float x) {
-#ifdef __CUDACC__
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-#else
-    float y = exponential((x < -120.0f ? -120.0f : x) * 0.693147181f); // a CPU is slow at subnormal numbers
-    return x < -120.0f ? 0.0f : y;
-#endif
-}
 
 // d[16,8] += a[16,16] b[16,8].
 __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {

@@ -1,0 +1,57 @@
+// exponential.cuh: exponentials by hardware on a GPU, and such that a compiler makes vectors of them on a CPU.
+//
+// defines: exponential, exponential2
+#ifndef LLMC_EXPONENTIAL_CUH
+#define LLMC_EXPONENTIAL_CUH
+
+#include <math.h>
+
+#include "llmc/kernels/cuda_common.cuh"
+
+// exp(x) to about one unit in the last place; 0 and infinity at the ends, NaN for NaN. A GPU has hardware for
+// it. A CPU has only a function call for one number, so here it is a few multiplications, which the compiler
+// vectorises.
+__device__ __forceinline__ float exponential(float x) {
+#ifdef __CUDA_ARCH__
+    return expf(x);
+#else
+    // exp rounds to 0 from -104 on, and to infinity from 89 on. Written so that NaN stays.
+    x = x < -104.0f ? -104.0f : x;
+    x = x > 89.0f ? 89.0f : x;
+    // x = n ln 2 + r with |r| <= ln(2) / 2. Adding 1.5 * 2^23 rounds to an integer, left in the low bits.
+    float shifted = fmaf(x, 1.44269504f, 12582912.0f);
+    float n = shifted - 12582912.0f;
+    float r = fmaf(n, -1.42860677e-6f, fmaf(n, -0.693145752f, x));
+    // exp(r) = 1 + r + r^2 q(r), q interpolated at the Chebyshev nodes
+    float q = 1.392617611e-3f;
+    q = fmaf(q, r, 8.363173074e-3f);
+    q = fmaf(q, r, 4.1666554662e-2f);
+    q = fmaf(q, r, 1.66665770255e-1f);
+    q = fmaf(q, r, 0.5f);
+    float p = fmaf(q, r * r, r) + 1.0f;
+    // times 2^n in two halves, so that neither leaves the range of a float
+    int32_t bits;
+    memcpy(&bits, &shifted, sizeof bits);
+    uint32_t whole = (uint32_t)bits - 0x4B400000u;
+    uint32_t half = (uint32_t)((int32_t)whole >> 1);
+    uint32_t scale1 = (half + 127u) << 23, scale2 = (whole - half + 127u) << 23;
+    float s1, s2;
+    memcpy(&s1, &scale1, sizeof s1);
+    memcpy(&s2, &scale2, sizeof s2);
+    return p * s1 * s2;
+#endif
+}
+
+// 2^x to about two units in the last place; subnormal results are 0.
+__device__ __forceinline__ float exponential2(float x) {
+#ifdef __CUDACC__
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    float y = exponential((x < -120.0f ? -120.0f : x) * 0.693147181f); // a CPU is slow at subnormal numbers
+    return x < -120.0f ? 0.0f : y;
+#endif
+}
+
+#endif

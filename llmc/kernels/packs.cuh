@@ -1,0 +1,113 @@
+// packs.cuh: elements moved by packs of 16 bytes, as floats.
+//
+// Kernels are templates over W, the elements they treat at a time: x128::size (then every address and every row length
+// must be a multiple of it), or 1 for anything else.
+//
+// defines: Packed128 as x128 and f128, load128, store128, load_floats, store_floats, sum_of, max_of, aligned16
+#ifndef LLMC_PACKS_CUH
+#define LLMC_PACKS_CUH
+
+#include "llmc/kernels/cuda_common.cuh"
+
+// 16 bytes of elements, moved at once. Pointers to load from and store to are multiples of 16 bytes.
+template <class T>
+struct alignas(16) Packed128 {
+    static constexpr size_t size = 16 / sizeof(T);
+    T v[16 / sizeof(T)];
+};
+typedef Packed128<floatX> x128;
+typedef Packed128<float> f128;
+
+template <class T>
+__device__ static __forceinline__ Packed128<T> load128(const T *p) {
+    Packed128<T> pack;
+#ifdef __CUDACC__
+    int4 bits = *reinterpret_cast<const int4 *>(p);
+    memcpy(&pack, &bits, sizeof bits);
+#else
+    cpu_check_aligned(p);
+    memcpy(&pack, p, sizeof pack);
+#endif
+    return pack;
+}
+
+template <class T>
+__device__ static __forceinline__ void store128(T *p, const Packed128<T> &pack) {
+#ifdef __CUDACC__
+    int4 bits;
+    memcpy(&bits, &pack, sizeof bits);
+    *reinterpret_cast<int4 *>(p) = bits;
+#else
+    cpu_check_aligned(p);
+    memcpy(p, &pack, sizeof pack);
+#endif
+}
+
+static inline bool aligned16(const void *p) { return (uintptr_t)p % 16 == 0; }
+
+template <typename T>
+__device__ __forceinline__ void unpack(float *out, const Packed128<T> &pack) {
+    for (size_t k = 0; k < pack.size; k++) out[k] = to_float(pack.v[k]);
+}
+template <typename T>
+__device__ __forceinline__ Packed128<T> pack_floats(const float *in) {
+    Packed128<T> pack;
+    for (size_t k = 0; k < pack.size; k++) pack.v[k] = from_float<T>(in[k]);
+    return pack;
+}
+#ifndef __CUDACC__  // a CPU is slow at eight bfloat16 one by one
+template <>
+inline void unpack(float *out, const Packed128<__nv_bfloat16> &pack) { bf16x8_to_float(out, &pack.v[0].__x); }
+template <>
+inline Packed128<__nv_bfloat16> pack_floats<__nv_bfloat16>(const float *in) {
+    Packed128<__nv_bfloat16> pack;
+    bf16x8_from_float(&pack.v[0].__x, in);
+    return pack;
+}
+#endif
+
+// Reads W elements of type T at p as floats: by 128-bit loads if W fills them.
+template <int W, typename T>
+__device__ __forceinline__ void load_floats(float (&out)[W], const T *p) {
+    constexpr int size = 16 / sizeof(T);
+    if constexpr (W % size == 0) {
+        for (int i = 0; i < W; i += size) unpack(out + i, load128(p + i));
+    } else {
+        for (int k = 0; k < W; k++) out[k] = to_float(p[k]);
+    }
+}
+
+// Writes W floats to p, rounded to T.
+template <int W, typename T>
+__device__ __forceinline__ void store_floats(T *p, const float (&in)[W]) {
+    constexpr int size = 16 / sizeof(T);
+    if constexpr (W % size == 0) {
+        for (int i = 0; i < W; i += size) store128(p + i, pack_floats<T>(in + i));
+    } else {
+        for (int k = 0; k < W; k++) p[k] = from_float<T>(in[k]);
+    }
+}
+
+// The sum of W numbers, by halves: W is a power of two.
+template <int W, typename T>
+__device__ __forceinline__ T sum_of(const T (&x)[W]) {
+    T y[W];
+    for (int k = 0; k < W; k++) y[k] = x[k];
+    for (int half = W / 2; half > 0; half /= 2) {
+        for (int k = 0; k < half; k++) y[k] += y[k + half];
+    }
+    return y[0];
+}
+
+// The largest of W floats; NaNs are passed over.
+template <int W>
+__device__ __forceinline__ float max_of(const float (&x)[W]) {
+    float y[W];
+    for (int k = 0; k < W; k++) y[k] = x[k];
+    for (int half = W / 2; half > 0; half /= 2) {
+        for (int k = 0; k < half; k++) y[k] = y[k + half] > y[k] ? y[k + half] : y[k];
+    }
+    return y[0];
+}
+
+#endif

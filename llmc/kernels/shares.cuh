@@ -1,0 +1,97 @@
+// shares.cuh: which packs of an array or of a row a thread takes, and sums over those who share a row.
+//
+// defines: Share, share_of, ROW_LANES, LONG_ROW_THREADS, row_share, row_sum, sum_strided, element_share, element_tail,
+//          element_blocks
+#ifndef LLMC_SHARES_CUH
+#define LLMC_SHARES_CUH
+
+#include "llmc/kernels/cuda_common.cuh"
+
+// The packs of one thread: for (size_t i = s.begin; i < s.end; i += s.step).
+typedef struct {
+    size_t begin, end, step;
+} Share;
+
+// Divides n packs among `count` threads. The threads of a GPU run in step, so neighbours take neighbouring
+// packs and a warp reads whole cache lines; those of the CPU run one after the other, so each takes a
+// contiguous piece.
+//
+// ROW_LANES of the 32 threads of a warp share a row, and LONG_ROW_THREADS one of tens of thousands of
+// elements. On a GPU these are many: a row is read at once, and the long rows at work at one time fit in the
+// L2 cache. On the CPU more threads gain nothing, and each must be resumed at every reduction: a row is short
+// enough for one.
+#ifdef __CUDACC__
+static constexpr int ROW_LANES = 32;
+static constexpr unsigned LONG_ROW_THREADS = 512;
+
+__device__ __forceinline__ Share share_of(size_t n, size_t index, size_t count) {
+    Share s = {index, n, count};
+    return s;
+}
+#else
+static constexpr int ROW_LANES = 1;
+static constexpr unsigned LONG_ROW_THREADS = 32;
+
+static inline Share share_of(size_t n, size_t index, size_t count) {
+    size_t piece = CEIL_DIV(n, count), begin = index * piece < n ? index * piece : n;
+    Share s = {begin, n - begin < piece ? n : begin + piece, 1};
+    return s;
+}
+#endif
+
+// A row of n packs divided among the first LANES threads of a warp; the others get none.
+template <int LANES>
+__device__ __forceinline__ Share row_share(size_t n) {
+    size_t lane = threadIdx.x % 32;
+    Share none = {n, n, 1};
+    return lane < LANES ? share_of(n, lane, LANES) : none;
+}
+
+// The sum over the LANES (32 or 1) threads that share a row.
+template <int LANES, typename T>
+__device__ __forceinline__ T row_sum(T x) {
+    static_assert(LANES == 32 || LANES == 1, "a row belongs to a warp or to a thread");
+    if constexpr (LANES == 32) x = warp_sum(x);
+    return x;
+}
+
+// The sum of x[0], x[stride], ... in that order, by one thread. It reads several before it adds them: a lone read waits
+// longer for memory than its addition takes.
+__device__ __forceinline__ float sum_strided(const float *x, size_t count, size_t stride) {
+    constexpr size_t BATCH = 16;
+    float sum = 0.0f, y[BATCH];
+    size_t i = 0;
+    for (; i + BATCH <= count; i += BATCH) {
+        for (size_t k = 0; k < BATCH; k++) y[k] = x[(i + k) * stride];
+        for (size_t k = 0; k < BATCH; k++) sum += y[k];
+    }
+    for (; i < count; i++) sum += x[i * stride];
+    return sum;
+}
+
+// Element kernels: blocks of ELEMENT_THREADS threads, each of which takes about 16 elements.
+static constexpr unsigned ELEMENT_THREADS = 256, ELEMENTS_PER_THREAD = 16;
+
+// The packs of the whole array that this thread of an element kernel takes; n counts elements.
+template <int W>
+__device__ __forceinline__ Share element_share(size_t n) {
+    size_t packs = n / W, chunk = (size_t)ELEMENT_THREADS * ELEMENTS_PER_THREAD / W;
+    size_t first = blockIdx.x * chunk;
+    size_t count = first >= packs ? 0 : packs - first < chunk ? packs - first : chunk;
+    Share s = share_of(count, threadIdx.x, ELEMENT_THREADS);
+    s.begin += first;
+    s.end += first;
+    return s;
+}
+
+// Which of the last n % W elements this thread treats, n for none: each has a thread of the first block.
+template <int W>
+__device__ __forceinline__ size_t element_tail(size_t n) {
+    return W > 1 && blockIdx.x == 0 && threadIdx.x < n % W ? n - n % W + threadIdx.x : n;
+}
+
+static inline unsigned element_blocks(size_t n) {
+    return (unsigned)CEIL_DIV(n, (size_t)ELEMENT_THREADS * ELEMENTS_PER_THREAD);
+}
+
+#endif
