@@ -165,7 +165,7 @@ gpu-check:  ## one command for a machine with a GPU: builds, tests and measures 
 # ---- the built-in corpus: this repository's own text, as bytes ---------------------------------------------
 
 CORPUS_TEXT := $(sort $(wildcard README.md *.cu *.c) \
-                 $(shell find llmc dev -type f \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \
+                 $(shell find llmc dev doc -type f \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \
                          -o -name '*.sh' -o -name '*.py' -o -name '*.md' \) 2>/dev/null))
 
 corpus: build/corpus/train.bin  ## build/corpus/train.bin and val.bin
@@ -192,7 +192,7 @@ LAUNCHER = $(if $(filter 1,$(RANKS)),,OMP_NUM_THREADS=$(THREADS) $(MPIRUN) -n $(
 OUT ?= build/out
 TRAIN_FLAGS := --train-data build/corpus/train.bin --val-data build/corpus/val.bin --shuffle 1 \
                --layers 4 --heads 4 --channels 128 --seq 64 --micro-batch 4 --global-batch 16 \
-               --steps 500 --lr 4e-3 --warmup 30 --val-every 100 --sample-every 500 --prompt "static inline " \
+               --steps 500 --lr 2e-3 --warmup 30 --val-every 100 --sample-every 500 --prompt "static inline " \
                --out $(OUT) --log $(OUT)/log.jsonl --trace $(OUT)/trace.json --profile 1
 STAGES = $(or $(shell echo '$(LAYOUT)' | sed -n 's/.*--pipeline \([0-9]*\).*/\1/p'),1)
 

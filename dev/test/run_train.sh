@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# run_train.sh [BUILD]: `make train` as a newcomer runs it, but into a folder of its own. It must end with 0, learn what
+# 500 steps of a sound trainer learn, and leave every file that it announces. Ends with `N passed, N failed`.
+# needs: fp32/train_gpt_3d tools/byte_corpus tools/timeline tools/profile tools/loss
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+build=${1:-build/cpu-fp32}
+device=${build##*/} device=${device%%-*}
+if [ "$device" = cuda ] && [ "$(nvidia-smi -L 2>/dev/null | grep -c GPU)" -lt 8 ]; then
+    echo 'skip train: 8 ranks need 8 GPUs'
+    echo '0 passed, 0 failed'
+    exit 0
+fi
+out=$(mktemp -d build/train.XXXXXX) || exit 1
+job=
+trap 'rm -rf "$out"' EXIT
+trap '[ -n "$job" ] && kill "$job" 2>/dev/null; exit 1' HUP INT TERM
+
+passed=0 failed=0
+report() {  # report STATUS NAME
+    if [ "$1" = 0 ]; then
+        passed=$((passed + 1))
+        echo "ok   $2"
+    else
+        failed=$((failed + 1))
+        echo "FAIL $2"
+    fi
+}
+
+# The outer make's flags would change what the inner one does.
+env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL -u OMP_NUM_THREADS make train DEVICE="$device" OUT="$out" >"$out/output" 2>&1 &
+job=$!
+wait $job
+code=$?
+report $code "make train ends with exit code $code"
+[ $code = 0 ] || tail -n 25 "$out/output" | sed 's/^/  | /'
+
+# value STEP: the validation loss that was printed after this step.
+value() { sed -n "s|^step $1/500 . validation loss \\([0-9.]*\\)\$|\\1|p" "$out/output"; }
+within() { awk -v x="$1" -v lo="$2" -v hi="$3" 'BEGIN { exit !(x != "" && x > lo && x < hi) }'; }
+
+first=$(value 0) last=$(value 500)
+within "$first" 5.4 5.7
+report $? "validation loss before the first step ${first:-not printed}; ln 257 = 5.549 is that of a model that knows nothing"
+within "$last" 1.7 2.3
+report $? "validation loss after 500 steps ${last:-not printed}, between 1.7 and 2.3"
+steps=$(grep -c '"loss":' "$out/log.jsonl" 2>/dev/null)
+[ "$steps" = 500 ]
+report $? "the log has ${steps:-no} of 500 steps"
+
+# Everything that is announced is there: the words with the folder's name in the last three lines.
+announced=$(tail -n 3 "$out/output" | grep -o "$out/[^ ,]*")
+[ "$(wc -l <<<"$announced")" = 6 ]
+report $? "six files are announced: ${announced//$'\n'/ }"
+for file in $announced; do
+    case $file in
+        *.svg) tail -c 16 "$file" 2>/dev/null | grep -q '</svg>' ;;
+        *.json) [ "$(tail -c 4 "$file" 2>/dev/null)" = $'\n]}' ] ;;
+        */step-*) [ -s "$file/model.safetensors" ] && [ -s "$file/optimizer.safetensors" ] && [ -s "$file/config.json" ] ;;
+        *) [ -s "$file" ] ;;
+    esac
+    report $? "${file##*/} is there, and whole as far as its end tells"
+done
+
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]
