@@ -259,14 +259,14 @@ static void group_resume(Context *x) {
 
     // As if interrupted while step 6 was being saved: the log is ahead of the last whole checkpoint.
     mkdir("part", 0777);
-    mkdir("part/tmp-00000006", 0777);
+    mkdir("part/tmp-00000006-node-7", 0777);
     if (rename("whole/step-00000004", "part/step-00000004")) die("cannot move", "whole/step-00000004");
     ok = trains(x, "--resume auto %s --save-every 2 --keep 0 --out part --log log", FLAGS);
     Log part = read_log("log");
     check(&x->check, ok && same_log(&part, &whole), "--resume auto: the log reads as if never stopped");
     check(&x->check, ok && same_checkpoint("part/step-00000006", "whole/step-00000006"),
           "--resume auto: same bits, \"master weights\" and moments included");
-    check(&x->check, !file_exists("part/tmp-00000006"), "a half-written checkpoint is ignored and removed");
+    check(&x->check, !file_exists("part/tmp-00000006-node-7"), "a half-written checkpoint is ignored and removed");
 
     ok = trains(x, "--resume whole/step-00000002 %s --recompute layer --out again", FLAGS);
     check(&x->check, ok && same_checkpoint("again/step-00000006", "whole/step-00000006"),
