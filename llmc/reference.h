@@ -1,9 +1,9 @@
 // reference.h: GPT-2 in plain C loops and fp64: forward, backward and AdamW. Every test compares with it.
 //
-// Read it top to bottom: a pair of functions for each kind of layer, then the model that calls them in order.
-// Nothing here is fast, and nothing knows about devices, ranks or padding. Matrices are row-major; weights
-// are stored [in, out]. N = B * T counts the tokens of the batch. Every backward function ADDS to its
-// gradients, so that a value used twice (a residual, the tied embedding, a second micro-batch) needs no care.
+// Read it top to bottom: a pair of functions for each kind of layer, then the model that calls them in order. Nothing
+// here is fast, and nothing knows about devices, ranks or padding. Matrices are row-major; weights are stored [in, out].
+// N = B * T counts the tokens of the batch. Every backward function ADDS to its gradients, so that a value used twice
+// (a residual, the tied embedding, a second micro-batch) needs no care.
 #ifndef LLMC_REFERENCE_H
 #define LLMC_REFERENCE_H
 
@@ -191,16 +191,12 @@ static inline void reference_residual_forward(double *out, const double *a, cons
 }
 
 static inline void reference_residual_backward(double *da, double *db, const double *dout, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        da[i] += dout[i];
-        db[i] += dout[i];
-    }
+    for (size_t i = 0; i < n; i++) da[i] += dout[i], db[i] += dout[i];
 }
 
 // The head (logits = inp wte^T, the embedding tied), softmax and cross-entropy: losses [N], probs [N,V].
-static inline void reference_classifier_forward(double *losses, double *probs, const double *inp,
-                                                const double *wte, const int *targets,
-                                                size_t N, size_t C, size_t V) {
+static inline void reference_classifier_forward(double *losses, double *probs, const double *inp, const double *wte,
+                                                const int *targets, size_t N, size_t C, size_t V) {
     for (size_t n = 0; n < N; n++) {
         double *row = probs + n * V, max = -INFINITY, sum = 0;
         for (size_t v = 0; v < V; v++) {
@@ -262,10 +258,7 @@ static inline Reference reference_create(const GPTConfig *config) {
 }
 
 static inline void reference_free(Reference *ref) {
-    free(ref->params);
-    free(ref->grads);
-    free(ref->m);
-    free(ref->v);
+    free(ref->params), free(ref->grads), free(ref->m), free(ref->v);
     table_free(&ref->table);
 }
 
@@ -280,10 +273,7 @@ static inline ReferenceLayer reference_layer_allocate(size_t B, size_t T, size_t
     size_t total = 0, count = sizeof sizes / sizeof *sizes;
     for (size_t i = 0; i < count; i++) total += sizes[i];
     double *p = reference_allocate(total);
-    for (size_t i = 0; i < count; i++) {
-        *fields[i] = p;
-        p += sizes[i];
-    }
+    for (size_t i = 0; i < count; p += sizes[i++]) *fields[i] = p;
     return x;
 }
 
@@ -305,9 +295,8 @@ static inline void reference_layer_forward(const Reference *ref, size_t l, Refer
 }
 
 // d->residual3 holds the gradient that arrives; what leaves is added to dresidual. d is zero elsewhere.
-static inline void reference_layer_backward(Reference *ref, size_t l, const ReferenceLayer *x,
-                                            ReferenceLayer *d, const double *residual, double *dresidual,
-                                            size_t B, size_t T) {
+static inline void reference_layer_backward(Reference *ref, size_t l, const ReferenceLayer *x, ReferenceLayer *d,
+                                            const double *residual, double *dresidual, size_t B, size_t T) {
     const double *w[NUM_KINDS];
     double *g[NUM_KINDS];  // gradients of this layer's parameters
     size_t N = B * T, C = ref->config.C, NH = ref->config.NH;
