@@ -1,9 +1,9 @@
 // reference.h: GPT-2 in plain C loops and fp64: forward, backward and AdamW. Every test compares with it.
 //
 // Read it top to bottom: a pair of functions for each kind of layer, then the model that calls them in order. Nothing
-// here is fast, and nothing knows about devices, ranks or padding. Matrices are row-major; weights are stored [in, out].
-// N = B * T counts the tokens of the batch. Every backward function ADDS to its gradients, so that a value used twice
-// (a residual, the tied embedding, a second micro-batch) needs no care.
+// here is fast, and nothing knows about devices, ranks or padding. Matrices are row-major; weights are stored [in,
+// out]. N = B * T counts the tokens of the batch. Every backward function ADDS to its gradients, so that a value used
+// twice (a residual, the tied embedding, a second micro-batch) needs no care.
 #ifndef LLMC_REFERENCE_H
 #define LLMC_REFERENCE_H
 
