@@ -124,34 +124,41 @@ static inline void training_flags(char text[ARG_BYTES], const Training *h, const
 
 static inline double relative(double got, double want) { return fabs(got - want) / fabs(want); }
 
-// Bounds of the relative error of a gradient tensor (L2), a loss, a norm, a weight tensor after updates.
+// Bounds of the relative error (L2) of the worst gradient tensor, of all gradients together, of a loss, of a norm, of
+// the worst weight tensor after updates, and of all weights together.
 //
-// fp32: 1e-5, the contract. bf16: the reference sees the same rounded weights; what is left is the rounding
-// of activations and their gradients. One rounding is wrong by at most u = 2^-9. Between the loss and a
-// gradient lie about 10 roundings a layer in forward and 10 in backward; their errors are independent and add
-// like a random walk: u * sqrt(20 L + 10). Twice that covers the spread between tensors. Losses and norms
-// average over many of these.
+// fp32: a bug shows as 1e-4 and more; 5e-7 is measured in the whole, 1.1e-6 in the worst tensor of the deepest model.
+//
+// bf16: the reference sees the same rounded weights; what is left is the rounding of activations and their gradients.
+// One rounding is wrong by at most u = 2^-9, in the root mean square by 0.41 u, and independent errors add like a random
+// walk: n of them to 0.41 u sqrt(n). Along the residual stream forward and backward round twice a layer each, and what
+// branches off it enters by its share; with what one layer and the head do, n = 8 L + 60 describes all models of these
+// tests (L = 1 to 25). All gradients together may be 1.5 times as far off: 1.9% with 25 layers, where one lost
+// micro-batch of 24 is 4%. The worst tensor sums the fewest numbers: 2.4 times. Errors at right angles to the gradient do
+// not change its norm, and a loss averages over tokens. A bias that started as 0 is nothing but updates, which follow the
+// sign of its gradient: hence the bound of the worst weight tensor.
 typedef struct {
-    double gradient, loss, norm, weight;
+    double gradient, gradients, loss, norm, weight, weights;
 } Bounds;
 
 static inline Bounds bounds(const Context *x, const GPTConfig *g) {
-    Bounds fp32 = {1e-5, 1e-5, 1e-5, 1e-5};
-    double walk = sqrt(20.0 * (double)g->L + 10.0) / 512.0;
-    Bounds bf16 = {2 * walk, 1.0 / 512.0, walk, 1.0 / 128.0};
+    Bounds fp32 = {2e-6, 1e-6, 1e-6, 2e-6, 2e-6, 1e-6};
+    double walk = sqrt(8.0 * (double)g->L + 60.0) / 512.0;
+    Bounds bf16 = {walk, 0.6 * walk, 1.0 / 2048.0, 0.3 * walk, 1.0 / 128.0, 1.0 / 256.0};
     return x->bf16 ? bf16 : fp32;
 }
 
-// Relative L2 error of every tensor: the worst of each kind over the layers, and the worst of all.
+// Relative L2 error of the tensors: the worst of each kind over the layers, the worst of all, and all together.
 typedef struct {
     double kinds[NUM_KINDS], worst;
+    double whole;      // of all tensors together, as if they were one
     size_t tensor;     // the worst: its place in the table
     const char *name;  // its name
 } Errors;
 
-static inline double tensor_error(const Tensor *x, const double *got, const double *want) {
+static inline double relative_error(const double *got, const double *want, size_t count) {
     double difference = 0, norm = 0;
-    for (size_t i = x->offset; i < x->offset + x->size; i++) {
+    for (size_t i = 0; i < count; i++) {
         difference += (got[i] - want[i]) * (got[i] - want[i]);
         norm += want[i] * want[i];
     }
@@ -159,10 +166,15 @@ static inline double tensor_error(const Tensor *x, const double *got, const doub
     return isnan(error) ? INFINITY : error;
 }
 
+static inline double tensor_error(const Tensor *x, const double *got, const double *want) {
+    return relative_error(got + x->offset, want + x->offset, x->size);
+}
+
 static inline Errors compare_tensors(const ParamTable *table, const double *got, const double *want) {
     Errors e;
     memset(&e, 0, sizeof e);
     e.name = "none";
+    e.whole = relative_error(got, want, table->total);  // the padding is 0 in both
     for (size_t i = 0; i < table->count; i++) {
         const Tensor *x = &table->tensors[i];
         double error = tensor_error(x, got, want);
@@ -215,8 +227,8 @@ static inline Measured measure_run(const ParamTable *table, const Expected *want
 }
 
 static inline bool within(const Measured *m, const Bounds *bound) {
-    return m->complete && m->gradients.worst <= bound->gradient && m->loss <= bound->loss &&
-           m->norm <= bound->norm;
+    return m->complete && m->gradients.worst <= bound->gradient && m->gradients.whole <= bound->gradients &&
+           m->loss <= bound->loss && m->norm <= bound->norm;
 }
 
 // Compares a finished run with what is expected: one check. Removes its log and gradients.
@@ -227,9 +239,9 @@ static inline void check_run(Context *x, const char *name, const ParamTable *tab
     Measured m = measure_run(table, want, steps, got);
     *errors = m.gradients;
     check(&x->check, within(&m, &bound),
-          "%s: gradients %.1e (%s; bound %.1e), losses %.1e (%.1e), norms %.1e (%.1e)%s", name,
-          m.gradients.worst, m.gradients.name, bound.gradient, m.loss, bound.loss, m.norm, bound.norm,
-          m.complete ? "" : ", the log or a tensor is missing");
+          "%s: gradients %.1e (bound %.1e), %s %.1e (%.1e), losses %.1e (%.1e), norms %.1e (%.1e)%s", name,
+          m.gradients.whole, bound.gradients, m.gradients.name, m.gradients.worst, bound.gradient, m.loss, bound.loss,
+          m.norm, bound.norm, m.complete ? "" : ", the log or a tensor is missing");
     free(got);
     remove("log");
     remove("gradients");
@@ -248,7 +260,7 @@ static inline Errors state_errors(const ParamTable *table, const char *path, con
         memcpy(got + keys, want + keys, C * sizeof(double));
     }
     Errors e = compare_tensors(table, got, want);
-    if (!saved) e.worst = INFINITY;
+    if (!saved) e.worst = e.whole = INFINITY;
     free(got);
     return e;
 }

@@ -7,6 +7,7 @@
 // Run it in the root of the repository. The groups are listed above main. A check that guards against a known
 // bug of this field names it in quotation marks.
 #define _XOPEN_SOURCE 700
+#include "dev/test/check_trace.h"
 #include "dev/test/compare_runs.h"
 
 // A grid of t x d x p ranks with v chunks a stage. Its flags are --tensor and so on, and `flags`.
@@ -72,8 +73,8 @@ static const char FOUR_STEPS[] = "--train-data golden/train.bin --shuffle 1 --se
                                  "--micro-batch 1 --steps 4 --lr 0.003 --warmup 2 --val-every 0 "
                                  "--save-every 2 --keep 0 --log log";
 
-// Weights and optimizer of a folder against those of one rank, in parts of what is allowed: twice the bound,
-// because both may be so far from the reference. Names what is furthest.
+// Weights and optimizer of a folder against those of one rank, in parts of what is allowed: twice the bounds of the worst
+// tensor and of all together, because both may be so far from the reference. Names what is furthest.
 static double checkpoint_error(const Context *x, const char *folder, const char *base, const char **what) {
     const ParamTable *table = &x->golden.table;
     static const char *const SUFFIXES[] = {"", ".m", ".v", ".master"};
@@ -87,8 +88,9 @@ static double checkpoint_error(const Context *x, const char *folder, const char 
         Errors e = state_errors(table, path, SUFFIXES[i], want);
         // The moments follow the gradients and have their bound, the second moment, a square, twice that.
         Bounds b = bounds(x, &table->config);
-        double bound = i == 1 ? b.gradient : i == 2 ? 2 * b.gradient : b.weight;
-        double share = read ? e.worst / (2 * bound) : INFINITY;
+        double worst_bound = i == 1 ? b.gradient : i == 2 ? 2 * b.gradient : b.weight;
+        double whole_bound = i == 1 ? b.gradients : i == 2 ? 2 * b.gradients : b.weights;
+        double share = read ? fmax(e.worst / (2 * worst_bound), e.whole / (2 * whole_bound)) : INFINITY;
         if (share >= worst) {
             worst = share;
             *what = i == 0 ? "weights" : SUFFIXES[i] + 1;
@@ -145,6 +147,47 @@ static void group_checkpoints(Context *x) {
 
 // ---- group replicas -------------------------------------------------------------------------------------
 
+// A copy of the model on one node is out of date: the last rank, which a script starts in a folder of its own, begins
+// with one number that is not that of the others. Nothing fails, and only --debug-replicas says so.
+typedef struct {
+    Grid grid;
+    TensorKind kind;
+    size_t layer;
+    const char *says;
+} StaleRow;
+
+static const StaleRow STALE[] = {
+    {{"_3d", 1, 2, 1, 1, "--zero 0", true}, FCB, 1, "h.1.mlp.c_fc.bias differs between the data ranks"},
+    {{"_pp", 1, 1, 2, 1, "", false}, WTE, 0, "wte.weight differs between the embedding ranks"},
+    {{"_tp", 2, 1, 1, 1, "--sequence-parallel 1", false}, LN1W, 2, "h.2.ln_1.weight differs between the tensor ranks"},
+};
+
+static void check_stale(Context *x, const StaleRow *row) {
+    static const char SCRIPT[] = "#!/bin/sh\n[ ${OMPI_COMM_WORLD_RANK:-$PMI_RANK} != %d ] || cd stale\nexec %s/%s \"$@\"\n";
+    char script[PATH_MAX + 256];
+    Started s;
+    Layout layout = *start_of(&row->grid, &s);
+    int length = snprintf(script, sizeof script, SCRIPT, layout.ranks - 1, x->build, layout.trainer);
+    write_file("one-stale.sh", script, (size_t)length);
+    Reference ref = reference_create(&x->golden.config);
+    memcpy(ref.params, x->golden.params, ref.table.total * sizeof(double));
+    write_model("model", &ref.table, ref.params, INTACT);
+    ref.params[table_offset(&ref.table, row->kind, row->layer) + 7] += 0.001;
+    if ((mkdir("stale", 0777) && errno != EEXIST) || chmod("one-stale.sh", 0755)) die("cannot make", "one-stale.sh");
+    write_model("stale/model", &ref.table, ref.params, INTACT);
+    reference_free(&ref);
+    layout.trainer = "one-stale.sh";
+    static const char FLAGS[] = "--init model --train-data %s/golden/train.bin --seq 24 --global-batch 8 --micro-batch 1 "
+                                "--steps 2 --val-every 0 --debug-replicas %d";
+    Outcome o = run(x->temp, &layout, PLAIN, FLAGS, x->temp, 1);
+    bool ok = o.code == 1 && one_sentence(o.err, row->says, false, false);
+    check(&x->check, ok, "%s: a stale copy on one rank is reported: %s", s.name, row->says);
+    if (!ok) printf("     got exit code %d: %.400s\n", o.code, o.err);
+    outcome_free(&o);
+    o = run(x->temp, &layout, PLAIN, FLAGS, x->temp, 0);
+    check(&x->check, succeeded(&o), "%s: without --debug-replicas it is not", s.name);
+}
+
 static void group_replicas(Context *x) {
     static const Grid GRIDS[] = {
         {"_3d", 2, 2, 2, 2, "--sequence-parallel 1", true},
@@ -163,6 +206,9 @@ static void group_replicas(Context *x) {
         check(&x->check, ok && log.steps == steps && log.loss[steps - 1] < log.loss[0],
               "%s: replicas are bit-equal after each of %zu steps, \"layernorm drift\", \"seed + rank\"",
               s.name, steps);
+    }
+    for (size_t i = 0; i < sizeof STALE / sizeof *STALE; i++) {
+        if (!skipped(x, &STALE[i].grid)) check_stale(x, &STALE[i]);
     }
 }
 
@@ -462,6 +508,41 @@ static void memory_over_tensor(Context *x, double MiB) {
     }
 }
 
+// What a recomputation does not keep: all layers of all micro-batches in flight share one buffer of it.
+static void memory_over_recomputation(Context *x, double MiB) {
+    enum { B = 4, T = 512, C = 1024, NH = 16, L = 8 };
+    static const struct {
+        Grid grid;
+        int in_flight;  // micro-batches on stage 0
+    } ROWS[] = {{{"", 1, 1, 1, 1, "", true}, 1},
+                {{"_tp", 4, 1, 1, 1, "--sequence-parallel 1", true}, 1},
+                {{"_pp", 2, 1, 2, 1, "", true}, 2}};
+    static const char *const HOW[] = {"none", "gelu", "layer"};
+    printf("     activations of rank 0 by --recompute, the same model; MiB\n     %-34s %9s %9s %9s   formulas of what is "
+           "saved\n", "", HOW[0], HOW[1], HOW[2]);
+    for (size_t i = 0; i < sizeof ROWS / sizeof *ROWS; i++) {
+        Grid g = ROWS[i].grid;
+        double w = x->bf16 ? 2 : 4, N = B * T, rows = sequence_parallel(&g) ? g.t : 1, kept[3];
+        double gelu = N * 4 * C * w / g.t / MiB;
+        double layer = (N * C * w * (3 / rows + 12.0 / g.t) + 16 * N / rows + B * NH * (double)T * 4 / g.t) / MiB;
+        double shared = ROWS[i].in_flight * (L / g.p) - 1;
+        char flags[128], name[128];
+        Started s;
+        if (g.t * g.p > x->max_ranks) continue;
+        for (int how = 0; how < 3; how++) {
+            snprintf(flags, sizeof flags, "%s --recompute %s", ROWS[i].grid.flags, HOW[how]);
+            g.flags = flags;
+            kept[how] = dry_run(x, &g, LARGE "--layers 8 --micro-batch 4 --global-batch 16").activations;
+        }
+        g.flags = ROWS[i].grid.flags;
+        start_of(&g, &s);
+        snprintf(name, sizeof name, "%s", s.name);
+        printf("     %-34s %9.1f %9.1f %9.1f   %.1f %.1f\n", name, kept[0], kept[1], kept[2], shared * gelu, shared * layer);
+        check(&x->check, near(kept[0] - kept[1], shared * gelu, 0.11) && near(kept[0] - kept[2], shared * layer, 0.11),
+              "memory %s: --recompute gelu saves the GELU of %g layers, layer all but their inputs", name, shared);
+    }
+}
+
 static void memory_over_data(Context *x, double MiB) {
     GPTConfig config = {8, 1024, 16, 50257, padded_vocabulary(50257), 512};
     printf("     the same over data ranks; MiB%30s optimizer   formula\n", "");
@@ -513,6 +594,7 @@ static void memory_over_schedules(Context *x) {
 static void group_memory(Context *x) {
     double MiB = 1048576.0;
     memory_over_tensor(x, MiB);
+    memory_over_recomputation(x, MiB);
     memory_over_data(x, MiB);
     memory_over_schedules(x);
     // Weights, optimizer, activations and logits all beyond 2^31 bytes, the last two beyond 2^31 elements.
@@ -624,17 +706,10 @@ static void group_between(Context *x) {
         check(&x->check, worst <= bounds(x, &ref.config).loss,
               "%s: validation losses are those of one rank, %.1e", s.name, worst);
         check(&x->check, says && (x->bf16 || as_one_rank), "%s: the sample is that of one rank", s.name);
-        char *json = read_file("trace.json", NULL);
-        cJSON *trace = json ? cJSON_Parse(json) : NULL, *event;
-        const cJSON *events = cJSON_GetObjectItem(trace, "traceEvents");
-        unsigned seen = 0;
-        cJSON_ArrayForEach(event, events) {
-            double pid = number(event, "pid");
-            if (pid >= 0 && pid < 8) seen |= 1u << (int)pid;
-        }
-        check(&x->check, seen == (1u << layout->ranks) - 1, "%s: --trace has every rank", s.name);
-        cJSON_Delete(trace);
-        free(json);
+        TracedRun traced = {g->t * g->d, g->p, g->v, 4 / g->d, 4};
+        Error why = {""};
+        ok = trace_check("trace.json", &traced, &why);
+        check(&x->check, ok, "%s: --trace has every step of every rank, and every message twice %s", s.name, why.text);
     }
     free(tokens);
     reference_free(&ref);
@@ -668,8 +743,9 @@ static void group_bubble(Context *x) {
             if (at) sscanf(at, "bubble %lf, formula %lf", &bubble, &formula);
         }
         ok = tool && pclose(tool) == 0;
-        check(&x->check, ok && fabs(bubble - want) <= 0.15 * want && fabs(formula - want) < 1e-4,
-              "%s: bubble %.4f, (p-1)/(v m) = %.4f", s.name, bubble, want);
+        // The order is the schedule's and the durations are equal: nothing is left that could differ.
+        check(&x->check, ok && fabs(bubble - want) <= 1e-3 * want && fabs(formula - want) < 1e-4,
+              "%s: bubble %.4f, (p-1)/(v m) = %.4f (bound 1e-3)", s.name, bubble, want);
     }
 }
 

@@ -112,7 +112,7 @@ static inline bool trainer_report_timeline(Trainer *m, Error *err) {
                                                     "receive gradients", "send gradients", "data"};
     TraceList all;
     CUDA_CHECK(cudaDeviceSynchronize());
-    timeline_collect(&m->timeline, m->progress.step);
+    timeline_collect(&m->timeline, 0);  // validation and samples; what a step has left behind knows its number
     if (!job_gather_trace(&m->job, &m->timeline.trace, &all)) return true;  // rank 0 has the events of all ranks
     if (m->opt.profile) profile_report(all.events, all.count, m->job.size, m->progress.first_step);
     bool ok = !m->opt.trace || trace_write(m->opt.trace, all.events, all.count, tracks, TRACK_COUNT, err);
