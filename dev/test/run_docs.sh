@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # run_docs.sh [BUILD]: are README.md and doc/ true? The tables of numbers that take seconds, the drawings, the plan that
 # README prints of `make train`, the code of the recipes, and every link, flag, file and known bug that the pages name.
+# needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d bf16/train_gpt_3d tools/figures
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=${1:-build/cpu-fp32}
@@ -10,8 +11,7 @@ case $build in
             exit 0 ;;
 esac
 pages=(README.md doc/*.md dev/slurm/README.md)
-launch=$(sed -n 's/^MPIRUN := //p' build/probe-cpu.mk 2>/dev/null)
-[ -n "$launch" ] || launch="mpirun --oversubscribe --bind-to none --allow-run-as-root"
+launch=${MPIRUN:-$(sed -n 's/^MPIRUN := //p' "build/probe-cpu${MPI:+-$MPI}.mk")}
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # run_experiments.sh [BUILD]: runs the commands of doc/experiments.md, as they stand there, on copies of the trainers,
 # and checks what the page says of them. What they print stays in build/experiments/NAME.out for `make doc`.
+# needs: fp32/train_gpt_tp fp32/train_gpt_3d bf16/train_gpt_3d
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=${1:-build/cpu-fp32} page=doc/experiments.md dir=build/experiments
@@ -9,8 +10,7 @@ case $build in
             echo '0 passed, 0 failed'
             exit 0 ;;
 esac
-launch=$(sed -n 's/^MPIRUN := //p' build/probe-cpu.mk 2>/dev/null)
-[ -n "$launch" ] || launch="mpirun --oversubscribe --bind-to none --allow-run-as-root"
+launch=${MPIRUN:-$(sed -n 's/^MPIRUN := //p' "build/probe-cpu${MPI:+-$MPI}.mk")}
 export OMP_NUM_THREADS=1
 passed=0 failed=0
 mkdir -p $dir
@@ -78,7 +78,7 @@ $launch -n 2 "$build/$dir/one_stream" --pipeline 2 --schedule gpipe --init dev/t
     --train-data dev/test/golden/train.bin --global-batch 8 --steps 2 --val-every 0 >$dir/gpipe.out 2>&1 </dev/null
 check "one_stream: GPipe runs to its end" test $? = 0
 
-run zero zero.out build/cpu-fp32 "$build"
+run zero zero.out 'build/cpu-$precision' "${build/fp32/\$precision}"
 # sent N OPERATION: bytes that data rank 0 sent in run number N.
 sent() { awk -v n="$1" -v op="$2:" '/^(fp32|bf16)/ { i++ } i == n && $7 == op { print $10 }' $dir/zero.out; }
 for n in 1 2 3 4; do
