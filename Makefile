@@ -123,8 +123,8 @@ build/tools/%: dev/plot/%.c Makefile $(PROBE)
 
 # ---- targets -----------------------------------------------------------------------------------------------
 
-.PHONY: doc all trainers kernel-programs kernels bench spills tools setup train test lessons gpu-check clean help corpus \
-        run-train build-train planned
+.PHONY: all trainers kernel-programs kernels bench spills tools setup train test lessons gpu-check clean help corpus \
+        run-train build-train doc planned
 
 all: trainers tools                  ## every trainer and tool
 trainers: $(call program,$(TRAINERS))  ## build/cpu-fp32/train_gpt and those after it
