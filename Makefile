@@ -124,7 +124,7 @@ build/tools/%: dev/plot/%.c Makefile $(PROBE)
 # ---- targets -----------------------------------------------------------------------------------------------
 
 .PHONY: all trainers kernel-programs kernels bench spills tools setup train test lessons gpu-check clean help corpus \
-        run-train build-train planned
+        run-train build-train doc planned
 
 all: trainers tools                  ## every trainer and tool
 trainers: $(call program,$(TRAINERS))  ## build/cpu-fp32/train_gpt and those after it
@@ -213,6 +213,11 @@ lessons:  ## what each trainer adds to the one before: three diffs, each part un
 	@set -- $(TRAINERS); while [ $$# -gt 1 ]; do \
 	    printf '%s\n' "==== from $$1 to $$2 ===="; \
 	    diff --color=auto -u -p -d --label $$1 --label $$2 $$1 $$2; shift; done; true
+
+doc:  ## makes every picture and table of README.md and doc/ again, from runs (some 15 minutes)
+	+@$(PARALLEL) DEVICE=cpu PRECISION=fp32 trainers tools corpus build/cpu-fp32/test_gpt
+	+@$(PARALLEL) DEVICE=cpu PRECISION=bf16 build/cpu-bf16/train_gpt_3d
+	@dev/plot/doc.sh
 
 # ---- make test ---------------------------------------------------------------------------------------------
 

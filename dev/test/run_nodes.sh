@@ -111,7 +111,7 @@ same_as_local() {
     for ((i = 1; i <= hosts; i++)); do before[i]=$(sent_by "$i"); done
     # shellcheck disable=SC2086
     over_network 120 "$hosts" "$each" $golden "$@" --log /run/net.jsonl --out /run/net
-    report $? "$name: runs on $hosts hosts with $each ranks each"
+    report $? "$name: runs on $hosts hosts with $each ranks each, without PMIx, \"MPI bootstrap\""
     for ((i = 1; i <= hosts; i++)); do
         bytes=$(($(sent_by "$i") - before[i]))
         text+=", $((bytes / 1024)) KiB by host $i"

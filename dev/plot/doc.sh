@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# doc.sh: makes the pictures and tables of README.md and doc/ again, from runs on this machine. `make doc` builds first.
+# What it writes is in the working tree: look at it, then commit it.
+set -eu
+cd "$(dirname "$0")/../.."
+pictures=doc/pictures
+launch=$(sed -n 's/^MPIRUN := //p' build/probe-cpu.mk)
+
+build/tools/figures $pictures
+
+mkdir -p build/out
+make --no-print-directory DEVICE=cpu run-train | tee build/out/console.txt
+cp build/out/timeline.svg $pictures/main.svg
+cp build/out/profile.svg $pictures/profile.svg
+
+for schedule in gpipe 1f1b interleaved; do
+    chunks=1 title="$schedule: 4 stages, 8 micro-batches"
+    [ $schedule = interleaved ] && chunks=2 title="$title, 2 chunks a stage"
+    OMP_NUM_THREADS=1 $launch -n 4 build/cpu-fp32/train_gpt_pp --pipeline 4 --schedule $schedule --virtual $chunks \
+        --layers 8 --seq 64 --micro-batch 4 --global-batch 32 --steps 5 --val-every 0 \
+        --train-data build/corpus/train.bin --trace build/out/$schedule.json >/dev/null
+    build/tools/timeline --step 4 --retime --title "$title" --out $pictures/$schedule.svg build/out/$schedule.json
+done
+
+dev/test/run_experiments.sh build/cpu-fp32
+rm -f build/test-logs/test_gpt_fp32.log  # tables.sh then runs the layouts
+dev/plot/tables.sh write build/cpu-fp32 all

@@ -1,0 +1,33 @@
+// figures.c: draws the pictures of doc/ that come from no run: what collectives do, a layer on a tensor rank,
+// backward's streams, the pipeline's deadlock, bucket 0.
+//
+//   figures FOLDER      writes FOLDER/NAME.svg for each of them
+#include "dev/plot/draw_buckets.h"
+#include "dev/plot/draw_collectives.h"
+#include "dev/plot/draw_layer.h"
+#include "dev/plot/draw_streams.h"
+
+typedef struct {
+    const char *name;
+    void (*draw)(FILE *out);
+} Figure;
+
+static const Figure FIGURES[] = {
+    {"all_reduce", draw_all_reduce}, {"reduce_scatter", draw_reduce_scatter}, {"all_gather", draw_all_gather},
+    {"broadcast", draw_broadcast},   {"send_receive", draw_send_receive},     {"ring", draw_ring},
+    {"layer", draw_layer},           {"streams", draw_backward_streams},      {"deadlock", draw_deadlock},
+    {"bucket0", draw_bucket0},
+};
+
+int main(int argc, char **argv) {
+    if (argc != 2) return fprintf(stderr, "usage: figures FOLDER\n"), 2;
+    for (size_t i = 0; i < sizeof FIGURES / sizeof *FIGURES; i++) {
+        char path[4096];
+        if (snprintf(path, sizeof path, "%s/%s.svg", argv[1], FIGURES[i].name) >= (int)sizeof path) return 2;
+        FILE *out = fopen(path, "wb");
+        if (out) FIGURES[i].draw(out);
+        if (!out || ferror(out) | (fclose(out) != 0))
+            return fprintf(stderr, "figures: cannot write %s: %s\n", path, strerror(errno)), 1;
+    }
+    return 0;
+}

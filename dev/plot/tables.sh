@@ -1,0 +1,271 @@
+#!/usr/bin/env bash
+# tables.sh check|write [BUILD] [NAME...]: the tables and outputs of README.md and doc/*.md that come from commands.
+# A table stands between the lines `<!-- table NAME -->` and `<!-- end -->`; table_NAME below prints it. `check`
+# compares what is written with what the command gives now, `write` puts it there. BUILD (build/cpu-fp32) holds the
+# trainers; bf16 ones are looked for beside it. Without names: those that take seconds. `all` are those of `make doc`.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+
+quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes data_bytes optimizer_memory)
+slow=(layouts main errors no_wait one_stream zero)
+
+mode=${1:-check} build=${2:-build/cpu-fp32}
+shift $(($# < 2 ? $# : 2))
+names=("$@")
+[ ${#names[@]} -eq 0 ] && names=("${quick[@]}")
+[ "${names[0]}" = all ] && names=("${quick[@]}" "${slow[@]}")
+
+launch=${MPIRUN:-$(sed -n 's/^MPIRUN := //p' "build/probe-cpu${MPI:+-$MPI}.mk")}
+export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=${ONEDNN_MAX_CPU_ISA:-SSE41}  # starting is most of the time here
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+
+# ranks N PRECISION TRAINER FLAGS: runs it; what it prints goes to $dir/out and $dir/err.
+ranks() {
+    local how=
+    [ "$1" = 1 ] || how="$launch -n $1"
+    # shellcheck disable=SC2086
+    $how "${build/fp32/$2}/$3" $4 >"$dir/out" 2>"$dir/err" </dev/null || {
+        echo "failed: $3 $4" >&2
+        head -n 5 "$dir/err" >&2
+        return 1
+    }
+}
+
+# dry N TRAINER FLAGS: MiB of weights, gradients, optimizer and activations of rank 0, by the plan of a run.
+dry() {
+    ranks "$1" fp32 "$2" "--dry-run $3" || return 1
+    awk '$3 == "MiB" && NF == 3 { mib[$1] = $2 }
+         END { print mib["weights"], mib["gradients"], mib["optimizer"], mib["activations"] }' "$dir/out"
+}
+
+# traffic COMMUNICATOR OPERATION: calls and bytes that all ranks together sent in the last run.
+traffic() {
+    awk -v comm="$1" -v op="$2:" '$1 == "traffic:" && $2 == comm && $7 == op { calls += $8; bytes += $10 }
+                                  END { printf "%d %d\n", calls, bytes }' "$dir/err"
+}
+
+# 1234567 -> 1,234,567
+comma() { sed -E ':a; s/^([0-9]+)([0-9]{3})/\1,\2/; ta' <<<"$1"; }
+
+golden="--init dev/test/golden --train-data dev/test/golden/train.bin --global-batch 8 --steps 1 --val-every 0"
+large="--heads 16 --channels 1024 --vocab 50257 --seq 512"
+export NCCL_TRAFFIC=1
+
+# ---- the tables -----------------------------------------------------------------------------------------------------
+
+# L = 4, C = 32, m = 4 micro-batches of N = 48 tokens, fp32.
+table_tensor_bytes() {
+    local N=48 C=32 L=4 m=4 calls bytes
+    ranks 2 fp32 train_gpt_tp "$golden --micro-batch 2 --tensor 2" || return 1
+    read -r calls bytes < <(traffic tensor ncclAllReduce)
+    local layers=$((4 * N * C * 4 * L * m)) ends=$((2 * N * C * 4 * m)) loss=$((3 * N * 4 * m))
+    echo '| t = 2 | all-reduces a step | bytes a rank sends |'
+    echo '|---|---|---|'
+    echo "| layers: 4 a layer and micro-batch, 8 N C (t-1)/t elements together | $((4 * L * m)) | $(comma $layers) |"
+    echo "| embedding (g) and head (f): 4 N C (t-1)/t elements a micro-batch | $((2 * m)) | $(comma $ends) |"
+    echo "| loss: maximum, then sum and target: 6 N (t-1)/t numbers a micro-batch | $((2 * m)) | $(comma $loss) |"
+    echo "| together, by formula | $((4 * L * m + 4 * m)) | $(comma $((layers + ends + loss))) |"
+    echo "| together, measured | $((calls / 2)) | $(comma $((bytes / 2))) |"
+}
+
+table_tensor_memory() {
+    local t sp all half flags row
+    echo '| t | weights | gradients | optimizer | activations of a layer | with sequence parallelism |'
+    echo '|---|---|---|---|---|---|'
+    for t in 1 2 4 8; do
+        row=
+        for sp in 0 1; do
+            flags="--tensor $t --sequence-parallel $sp $large --micro-batch 4"
+            all=$(dry $t train_gpt_tp "$flags --layers 8") || return 1
+            half=$(dry $t train_gpt_tp "$flags --layers 4") || return 1
+            row="$row $(awk '{ printf "%.1f", ($4 - $8) / 4 }' <<<"$all $half") |"
+        done
+        awk -v t=$t -v row="$row" '{ printf "| %d | %s | %s | %s |%s\n", t, $1, $2, $3, row }' <<<"$all"
+    done
+}
+
+# Forward of a layer: 24 N C^2 / t FLOPs of GEMMs, and two all-reduces that send 4 (t-1)/t N C elements of 2 bytes.
+# A100: 312 TFLOP/s in bf16, NVLink 300 GB/s each way, a 200 Gb/s adapter for each GPU. Percent: 100 x 312e12 = 31.2e15.
+table_tensor_ratio() {
+    echo '| C | t | FLOPs a byte sent | inside a node, 300 GB/s | across nodes, 25 GB/s |'
+    echo '|---|---|---|---|---|'
+    awk 'BEGIN {
+        split("1600 4096 12288", widths); split("2 4 8", sizes)
+        for (i = 1; i <= 3; i++) for (j = 1; j <= 3; j++) {
+            C = widths[i]; t = sizes[j]
+            ratio = 24 * C ^ 2 / t / (2 * 4 * (t - 1) / t * C)
+            near = 31.2e15 / 300e9 / ratio; far = 31.2e15 / 25e9 / ratio
+            printf "| %d | %d | %.0f | %.0f%% | %.0f%% |\n", C, t, ratio, near, far
+        }
+    }'
+}
+
+table_schedule_memory() {
+    local m row flags mib
+    echo '| micro-batches | GPipe | 1F1B | interleaved, v = 2 |'
+    echo '|---|---|---|---|'
+    for m in 4 8 16; do
+        row="| $m |"
+        for flags in '--schedule gpipe' '--schedule 1f1b' '--virtual 2'; do
+            flags="--pipeline 4 $flags $large --layers 8 --micro-batch 1 --global-batch $m"
+            mib=$(dry 4 train_gpt_pp "$flags") || return 1
+            row="$row ${mib##* } |"
+        done
+        echo "$row"
+    done
+}
+
+# Micro-batches of N = 24 tokens, C = 32, fp32: a message is N C elements, of which each of t ranks sends 1/t.
+table_pipeline_bytes() {
+    local t p v m=8 calls bytes messages
+    echo '| t | p | v | m | messages a step: 2 m (p v - 1) | sends: t a message | bytes a send: 4 N C / t | measured |'
+    echo '|---|---|---|---|---|---|---|---|'
+    while read -r t p v; do
+        ranks $((t * p)) fp32 train_gpt_pp "$golden --micro-batch 1 --tensor $t --pipeline $p --virtual $v" ||
+            return 1
+        read -r calls bytes < <(traffic pipeline ncclSend)
+        messages=$((2 * m * (p * v - 1)))
+        echo "| $t | $p | $v | $m | $messages | $((t * messages)) | $((24 * 32 * 4 / t)) |" \
+            "$calls x $((bytes / calls)) |"
+    done <<'ROWS'
+1 4 1
+1 2 2
+2 4 1
+2 2 2
+ROWS
+}
+
+# What of data parallelism a rank sends in a step of the golden model.
+table_data_bytes() {
+    local precision zero scatter gather what
+    echo '| d = 4 | `--zero` | reduce-scatter of gradients | all-gather | together | bytes a parameter, over (d-1)/d |'
+    echo '|---|---|---|---|---|---|'
+    for precision in fp32 bf16; do
+        for zero in 0 1; do
+            ranks 4 $precision train_gpt_3d "$golden --micro-batch 1 --data 4 --zero $zero" || return 1
+            read -r _ scatter < <(traffic data ncclReduceScatter)
+            read -r _ gather < <(traffic data ncclAllGather)
+            what=$([ $zero = 0 ] && echo 'gradients, fp32' || echo "weights, $precision")
+            echo "| $precision | $zero | $(comma $((scatter / 4))) | $(comma $((gather / 4))): $what |" \
+                "$(comma $(((scatter + gather) / 4))) | $((4 * (scatter + gather) / scatter)) |"
+        done
+    done
+}
+
+table_optimizer_memory() {
+    local d zero mib row flags
+    echo '| d | `--zero 0` | `--zero 1` |'
+    echo '|---|---|---|'
+    for d in 1 2 4 8; do
+        row="| $d |"
+        for zero in 0 1; do
+            flags="--data $d --zero $zero $large --layers 8 --micro-batch 1 --global-batch 8"
+            mib=$(dry $d train_gpt_3d "$flags") || return 1
+            row="$row $(cut -d' ' -f3 <<<"$mib") |"
+        done
+        echo "$row"
+    done
+}
+
+# ---- what only `make doc` makes -------------------------------------------------------------------------------------
+
+# GPT-2 medium in bf16 on 8 ranks: GiB on the fullest rank.
+table_layouts() {
+    local t d p flags
+    echo '| t x d x p | flags | weights | gradients | optimizer | activations | together |'
+    echo '|---|---|---|---|---|---|---|'
+    while read -r t d p flags; do
+        ranks 8 bf16 train_gpt_3d "--dry-run --model d24 --seq 1024 --global-batch 64 --micro-batch 4 --tensor $t \
+            --data $d --pipeline $p $flags" || return 1
+        awk -v name="$t x $d x $p | $flags" '/^MiB per rank/ { on = 1; next } on && NF == 5 {
+                sum = $2 + $3 + $4 + $5
+                if (sum > most) { most = sum; for (i = 2; i <= 5; i++) gib[i] = $i / 1024 }
+            }
+            END {
+                printf "| %s | %.1f | %.1f | %.1f | %.1f |", name, gib[2], gib[3], gib[4], gib[5]
+                printf " %.1f |\n", most / 1024
+            }' "$dir/out"
+    done <<'ROWS'
+1 8 1
+1 8 1 --recompute gelu
+1 8 1 --recompute layer
+1 8 1 --zero 0
+2 4 1 --sequence-parallel 1
+8 1 1
+8 1 1 --sequence-parallel 1
+1 2 4
+1 1 8
+2 2 2 --sequence-parallel 1
+ROWS
+}
+
+fenced() { printf '```\n%s\n```\n' "$(cat)"; }
+
+# The run of `make train`, as it printed it.
+table_main() {
+    awk '/^step 2\/500/ { print "..." } /^step +[0-9]+\/500/ && !/^step +(0|1|500)\/500/ { next }
+         /^(device|model|batch|[0-9]+ ranks|stage|    |step|checkpoint|log|trace)/ && !/MiB/' \
+        build/out/console.txt | fenced
+}
+
+# Worst gradient tensor of some layouts against the reference, from the log of test_gpt.
+table_errors() {
+    local log=build/test-logs/test_gpt_fp32.log bound layout
+    [ -f $log ] || { mkdir -p build/test-logs && "$build/test_gpt" "$build" layouts >$log; }
+    bound=$(sed -n 's/.*With 4 layers \([^,]*\),.*/\1/p' $log | head -n 1)
+    echo '| t x d x p of micro-batches of 1 | worst tensor | error | one rank, same tensor | bound |'
+    echo '|---|---|---|---|---|'
+    while read -r layout; do
+        awk -v layout="$layout" -v bound="$bound" '/^ok / {
+            name = substr($0, 10, 58); sub(/ +$/, "", name); sub(/^[a-z0-9]+ +/, "", name)
+            if (name != layout || seen++) next
+            split(substr($0, 69), x, " "); sub(/ of 1/, "", name)
+            printf "| %s | %s | %s | %s | %s |\n", name, x[3], x[1], x[2], bound
+        }' $log
+    done <<'ROWS'
+1x1x1 of 1
+2x1x1 of 1
+4x1x1 of 1
+2x1x1 of 1 --sequence-parallel 1
+4x1x1 of 1 --sequence-parallel 1
+1x1x4 of 1
+1x4x1 of 1
+2x2x2 of 1
+2x2x2 of 1 --sequence-parallel 1 --virtual 2
+ROWS
+}
+
+# Of dev/test/run_experiments.sh, which leaves them there.
+table_no_wait() { fenced <build/experiments/no_wait.out; }
+table_one_stream() { fenced <build/experiments/one_stream.out; }
+table_zero() { fenced <build/experiments/zero.out; }
+
+# ---- comparing and writing ------------------------------------------------------------------------------------------
+
+passed=0 failed=0
+for name in "${names[@]}"; do
+    page=$(grep -l "^<!-- table $name -->$" README.md doc/*.md)
+    if [ -z "$page" ] || ! "table_$name" >"$dir/new"; then
+        echo "FAIL table $name: ${page:-is on no page}"
+        failed=$((failed + 1))
+        continue
+    fi
+    if [ "$mode" = write ]; then
+        awk -v begin="<!-- table $name -->" -v new="$dir/new" '
+            $0 == begin { print; inside = 1; while ((getline line < new) > 0) print line; next }
+            $0 == "<!-- end -->" { inside = 0 }
+            !inside' "$page" >"$dir/page" && cat "$dir/page" >"$page"
+    fi
+    if awk -v begin="<!-- table $name -->" '$0 == "<!-- end -->" { inside = 0 } inside; $0 == begin { inside = 1 }' \
+        "$page" | diff - "$dir/new" >"$dir/diff"; then
+        echo "ok   table $name of $page"
+        passed=$((passed + 1))
+    else
+        echo "FAIL table $name of $page: < is written there, > is what the command gives (make doc writes it)"
+        cat "$dir/diff"
+        failed=$((failed + 1))
+    fi
+done
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ]

@@ -1,0 +1,149 @@
+#!/usr/bin/env bash
+# run_docs.sh [BUILD]: are README.md and doc/ true? The tables of numbers that take seconds, the drawings, the plan that
+# README prints of `make train`, the code of the recipes, and every link, flag, file and known bug that the pages name.
+# needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d bf16/train_gpt_3d tools/figures
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+build=${1:-build/cpu-fp32}
+case $build in
+    *cuda*) echo 'skip docs: the numbers are those of the stand-ins'
+            echo '0 passed, 0 failed'
+            exit 0 ;;
+esac
+pages=(README.md doc/*.md dev/slurm/README.md)
+launch=${MPIRUN:-$(sed -n 's/^MPIRUN := //p' "build/probe-cpu${MPI:+-$MPI}.mk")}
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+
+dev/plot/tables.sh check "$build" >"$dir/tables"
+head -n -1 "$dir/tables"
+read -r passed _ failed _ <<<"$(tail -n 1 "$dir/tables")"
+
+check() { # check TEXT WRONG: passes if nothing is wrong, else says what
+    if [ -z "$2" ]; then
+        passed=$((passed + 1))
+        echo "ok   $1"
+    else
+        failed=$((failed + 1))
+        printf 'FAIL %s\n%s\n' "$1" "$2"
+    fi
+}
+
+drawings() {
+    build/tools/figures "$dir" 2>&1
+    for drawn in "$dir"/*.svg; do cmp "$drawn" "doc/pictures/${drawn##*/}"; done 2>&1
+}
+check "the drawings are what build/tools/figures draws (else: make doc)" "$(drawings)"
+
+# Lines of the plan that README prints and the dry run of the same command does not.
+plan() {
+    local flags
+    flags=$(make --no-print-directory -n DEVICE=cpu run-train 2>/dev/null | sed -n 's/.*train_gpt_3d //p' |
+        sed -E 's/--prompt "[^"]*"//; s/--(train-data|val-data|out|log|trace|val-every) [^ ]*//g')
+    # shellcheck disable=SC2086
+    $launch -n 8 "$build/train_gpt_3d" $flags --dry-run >"$dir/plan" 2>&1 </dev/null
+    awk '/^<!-- table main/ { on = 1 } /^<!-- end/ { on = 0 }
+         on && /^(device|model|batch|[0-9]+ ranks|stage|    )/' README.md >"$dir/printed"
+    [ "$(wc -l <"$dir/printed")" -ge 6 ] || echo 'it is not there'
+    grep -vxFf "$dir/plan" "$dir/printed"
+}
+check "README: the plan of make train" "$(plan)"
+
+# GitHub's name of a heading: lower case, no punctuation, dashes for spaces.
+headings() { sed -n 's/^##* //p' "$1" | tr '[:upper:]' '[:lower:]' | sed -E 's/[^a-z0-9 _-]//g; s/ /-/g'; }
+links() {
+    local page link file target
+    for page in "${pages[@]}"; do
+        grep -oE '\]\([^) ]+\)' "$page" | sed 's/^](//; s/)$//' | grep -v '^http' | while read -r link; do
+            file=${link%%#*} target=$page
+            [ -n "$file" ] && target=$(dirname "$page")/$file
+            [ -e "$target" ] || { echo "$page: no file $link"; continue; }
+            [[ $link != *#* ]] || headings "$target" | grep -qx -- "${link#*#}" || echo "$page: no heading $link"
+        done
+    done
+    for page in doc/*.md; do grep -q "($page" README.md || echo "README does not lead to $page"; done
+    for page in doc/pictures/*.svg; do
+        grep -q "pictures/${page##*/})" README.md doc/*.md || echo "no page shows $page"
+    done
+}
+check "links lead somewhere, README leads to all pages, all pictures are shown" "$(links)"
+
+files() {
+    local path
+    grep -ohE '\b(llmc|dev|doc)/[A-Za-z0-9_./-]*[A-Za-z0-9_]' "${pages[@]}" | sort -u | grep -v NAME |
+        while read -r path; do [ -e "$path" ] || echo "$path"; done
+}
+check "files that the pages name are there" "$(files)"
+
+# Flags of mpirun, Slurm, Open MPI's configuration and of tools are not the trainers'.
+others='allow-run-as-root|oversubscribe|hostfile|map-by|mca|nodes|mpi|signal|requeue|kill-on-bad-exit|gpus-per-node'
+others="$others|gpus-per-task|gpu-bind|with-pmi|pretokenized|shards|help"
+flags() {
+    local flag
+    "$build/train_gpt_3d" --help >"$dir/help" 2>&1
+    grep -ohE '(^|[ `("])--[a-z][a-z0-9-]*' "${pages[@]}" | sed -E 's/^[ `("]*--//' | sort -u | grep -vxE "$others" |
+        while read -r flag; do grep -q -- "--$flag " "$dir/help" || echo "--$flag"; done
+    grep -ohE '(`|^)make [a-z-]+( |`|$)' README.md doc/*.md | tr -d '\140' | sort -u | while read -r _ flag; do
+        grep -qE "^${flag% }:" Makefile || echo "make $flag"
+    done
+}
+check "flags of trainers and targets of make that the pages name exist" "$(flags)"
+
+# README's rows `| [file] | lines | diff |`.
+budgets() {
+    local previous='' file lines changes
+    grep -E '^\| \[train_gpt' README.md | while IFS='|' read -r _ file lines changes _; do
+        file=$(sed 's/.*(\(.*\)).*/\1/' <<<"$file")
+        [ "$(wc -l <"$file")" -le "$lines" ] || echo "$file has $(wc -l <"$file") lines, not $lines"
+        [ -z "$previous" ] || [ "$(diff "$previous" "$file" | wc -l)" -le "$changes" ] ||
+            echo "diff $previous $file has $(diff "$previous" "$file" | wc -l) lines, not $changes"
+        previous=$file
+    done
+}
+check "trainers and their diffs are as short as README says" "$(budgets)"
+
+# Each bug stands by its name in a string of each test that doc/bugs.md gives for it.
+bugs() {
+    local name tests file rows=0
+    while IFS='|' read -r _ name _ _ tests _; do
+        name=$(xargs <<<"$name") rows=$((rows + 1))
+        for file in $tests; do
+            awk -v name="$name" '{ at = index($0, name) } at && index(substr($0, 1, at), "\"") { found = 1 }
+                                 END { exit !found }' "$file" || echo "\"$name\" is not in $file"
+        done
+    done < <(grep -E '\.(c|cu|sh) \|$' doc/bugs.md)
+    [ $rows = 23 ] || echo "$rows rows were read, not 23"
+}
+check "each bug is in the tests that doc/bugs.md names" "$(bugs)"
+
+# The schedule of doc/recipes.md is one that pipeline_prove accepts.
+schedule() {
+    {
+        printf '#include <stdio.h>\n#include "llmc/pipeline.h"\n'
+        awk '/^<!-- code pipeline_eager/ { on = 1 } on && /^```$/ { exit } on && !/^(<!--|```)/' doc/recipes.md
+        cat <<'END'
+int main(void) {
+    enum { P = 8, M = 32 };
+    static PipelineStep steps[P][2 * M];
+    for (int p = 1; p <= P; p++) {
+        for (int m = 1; m <= M; m++) {
+            const PipelineStep *lists[P];
+            size_t counts[P];
+            Error err;
+            for (int s = 0; s < p; s++) {
+                counts[s] = pipeline_eager(p, s, m, steps[s]);
+                lists[s] = steps[s];
+            }
+            if (!pipeline_prove(p, m, 1, lists, counts, PIPELINE_BUFFERS, &err)) return puts(err.text), 1;
+        }
+    }
+    return 0;
+}
+END
+    } >"$dir/schedule.c"
+    ${CC:-cc} -std=gnu11 -I. -o "$dir/schedule" "$dir/schedule.c" 2>&1 && "$dir/schedule"
+}
+check "the schedule of doc/recipes.md cannot hang" "$(schedule)"
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

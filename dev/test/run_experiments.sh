@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# run_experiments.sh [BUILD]: runs the commands of doc/experiments.md, as they stand there, on copies of the trainers,
+# and checks what the page says of them. What they print stays in build/experiments/NAME.out for `make doc`.
+# needs: fp32/train_gpt_tp fp32/train_gpt_3d bf16/train_gpt_3d
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+build=${1:-build/cpu-fp32} page=doc/experiments.md dir=build/experiments
+case $build in
+    *cuda*) echo 'skip experiments: they are about the stand-ins'
+            echo '0 passed, 0 failed'
+            exit 0 ;;
+esac
+launch=${MPIRUN:-$(sed -n 's/^MPIRUN := //p' "build/probe-cpu${MPI:+-$MPI}.mk")}
+export OMP_NUM_THREADS=1
+passed=0 failed=0
+mkdir -p $dir
+
+check() { # check TEXT COMMAND...
+    local text=$1
+    shift
+    if "$@"; then
+        passed=$((passed + 1))
+        echo "ok   $text"
+    else
+        failed=$((failed + 1))
+        echo "FAIL $text"
+    fi
+}
+
+# The commands of an experiment: the block of code behind `<!-- run NAME -->`.
+commands() {
+    awk -v begin="<!-- run $1 -->" '$0 == begin { on = 1 } on && /^```$/ { exit } on && !/^(<!--|```)/' $page
+}
+
+# change NAME: makes build/experiments/NAME.cu as the sed line on the page says, and builds it.
+change() {
+    local edit file
+    edit=$(commands "$1" | grep '^sed -i ')
+    file=${edit##* } edit=${edit#sed -i } edit=${edit% *}
+    eval "sed $edit $file" >"$dir/$1.cu"
+    check "$1: the sed line changes $file" eval "! cmp -s $file $dir/$1.cu"
+    env -u MAKEFLAGS -u MAKELEVEL make DEVICE=cpu PRECISION=fp32 OPTIMIZE=-O0 "$build/$dir/$1" >"$dir/$1.log" 2>&1
+    check "$1: it compiles" test $? = 0
+}
+
+# run NAME OUTPUT PROGRAM OTHER: the commands but sed and make, with another program in the place of the page's.
+run() {
+    commands "$1" | grep -vE '^(sed -i|make) ' | sed "s|mpirun --oversubscribe|$launch|; s|$3|$4|" >"$dir/$1.sh"
+    bash "$dir/$1.sh" >"$dir/$2" 2>"$dir/$1.err" </dev/null
+}
+
+change no_wait
+run no_wait no_wait.out build/cpu-fp32/train_gpt_tp "$build/$dir/no_wait"
+run no_wait with_wait.out build/cpu-fp32/train_gpt_tp "$build/train_gpt_tp"
+# order FILE N: what order number N printed.
+order() { awk -v n="$2" '/^order/ { i++ } i == n && !/^order/' "$dir/$1.out"; }
+right=$(order with_wait 1)
+for n in 2 3 4; do
+    check "no_wait: with the wait, order $n gives the numbers of order 1" \
+        test -n "$right" -a "$(order with_wait $n)" = "$right"
+done
+check "no_wait: without it, the default order happens to be right" test "$(order no_wait 1)" = "$right"
+wrong=$(for n in 2 3 4; do [ "$(order no_wait $n)" = "$right" ] || echo $n; done)
+check "no_wait: and a random order shows that it is wrong" test -n "$wrong"
+
+change one_stream
+run one_stream one_stream.out build/cpu-fp32/train_gpt_pp "$build/$dir/one_stream"
+says() { sed -n "$1p" $dir/one_stream.out | grep -q "$2"; } # says LINE PATTERN
+check "one_stream: rank 0 is in the send of micro-batch 1" \
+    says 1 'rank 0 waits in ncclSend.*micro-batch 1.*not received'
+check "one_stream: behind it is the receive of micro-batch 0" \
+    says 2 'rank 0 waits in ncclRecv.*micro-batch 0.*behind'
+check "one_stream: rank 1 is in the send of micro-batch 0" \
+    says 3 'rank 1 waits in ncclSend.*micro-batch 0.*not received'
+check "one_stream: behind it is the receive of micro-batch 1" \
+    says 4 'rank 1 waits in ncclRecv.*micro-batch 1.*behind'
+$launch -n 2 "$build/$dir/one_stream" --pipeline 2 --schedule gpipe --init dev/test/golden --micro-batch 2 \
+    --train-data dev/test/golden/train.bin --global-batch 8 --steps 2 --val-every 0 >$dir/gpipe.out 2>&1 </dev/null
+check "one_stream: GPipe runs to its end" test $? = 0
+
+run zero zero.out 'build/cpu-$precision' "${build/fp32/\$precision}"
+# sent N OPERATION: bytes that data rank 0 sent in run number N.
+sent() { awk -v n="$1" -v op="$2:" '/^(fp32|bf16)/ { i++ } i == n && $7 == op { print $10 }' $dir/zero.out; }
+for n in 1 2 3 4; do
+    share=$((n == 4 ? 2 : 1)) # weights in bf16
+    check "zero: run $n of 4 gathers 1/$share of what all of them scatter" \
+        test "$(sent $n ncclReduceScatter) $(sent 1 ncclReduceScatter)" = \
+        "$(sent 1 ncclReduceScatter) $((share * $(sent $n ncclAllGather)))"
+done
+
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ]

@@ -1,0 +1,81 @@
+// test_figures.c: the drawings of dev/plot/figures.c are whole, no text is cut off, and the ring of collectives.md
+// ends as an all-reduce does. That doc/pictures has the same ones is checked by run_docs.sh.
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <unistd.h>
+
+#define main figures_main
+#include "dev/plot/figures.c"
+#undef main
+
+#include "dev/test/check.h"
+
+static Check c;
+
+static size_t occurrences(const char *text, const char *part) {
+    size_t n = 0;
+    for (const char *at = text; (at = strstr(at, part)); at += strlen(part)) n++;
+    return n;
+}
+
+// The number behind name=" in an element.
+static double attribute(const char *element, const char *name) {
+    char key[32];
+    snprintf(key, sizeof key, " %s=\"", name);
+    const char *at = strstr(element, key);
+    return at ? atof(at + strlen(key)) : NAN;
+}
+
+static bool is_whole(const char *text) {
+    return strncmp(text, "<svg ", 5) == 0 && occurrences(text, "</svg>") == 1 &&
+           occurrences(text, "<") == occurrences(text, ">") &&
+           occurrences(text, "<text ") == occurrences(text, "</text>") && !strstr(text, "nan") &&
+           !strstr(text, "inf");
+}
+
+// Is every text inside the picture? A character is taken as 0.6 of the size wide, as in a wide font.
+static bool texts_fit(const char *picture) {
+    double width = attribute(picture, "width"), height = attribute(picture, "height");
+    bool fit = width > 0 && width <= 910; // wider ones are shrunk where GitHub shows them
+    for (const char *at = picture; (at = strstr(at, "<text ")); at++) {
+        const char *text = strchr(at, '>') + 1, *anchor = strstr(at, "text-anchor=\"") + 13;
+        size_t length = strcspn(text, "<");
+        double x = attribute(at, "x"), w = 0.6 * attribute(at, "font-size") * (double)length;
+        double left = *anchor == 'm' ? x - w / 2 : *anchor == 'e' ? x - w : x;
+        if (left >= 0 && left + w <= width && attribute(at, "y") <= height) continue;
+        printf("     sticks out: %.*s\n", (int)length, text);
+        fit = false;
+    }
+    return fit;
+}
+
+static int draw_into(const char *folder) {
+    char program[] = "figures", path[1024];
+    snprintf(path, sizeof path, "%s", folder);
+    char *arguments[] = {program, path, NULL};
+    return figures_main(2, arguments);
+}
+
+int main(void) {
+    char dir[512];
+    snprintf(dir, sizeof dir, "%s/test_figures.XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : P_tmpdir);
+    if (!mkdtemp(dir)) return perror(dir), 1;
+    check(&c, draw_into(dir) == 0, "figures writes all drawings");
+    for (size_t i = 0; i < sizeof FIGURES / sizeof *FIGURES; i++) {
+        char path[1024];
+        Error err;
+        snprintf(path, sizeof path, "%s/%s.svg", dir, FIGURES[i].name);
+        char *text = read_text(path, &err);
+        check(&c, text && is_whole(text) && occurrences(text, "<text ") > 5 && texts_fit(text),
+              "%s: whole, and no text is cut off", FIGURES[i].name);
+        if (text && strcmp(FIGURES[i].name, "ring") == 0)
+            check(&c, occurrences(text, ">abc<") == 3 + 6 + 9, "ring: after four steps every rank has every sum");
+        free(text);
+        remove(path);
+    }
+    rmdir(dir);
+    check(&c, draw_into(dir) == 1 && figures_main(1, NULL) == 2,
+          "figures refuses a folder that is not there, and none");
+    return check_summary(&c);
+}
