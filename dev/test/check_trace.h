@@ -25,8 +25,8 @@ static inline int trace_by_start(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-// One event of a rank that computes, after `*clock`, where the one before it ended. done[micro * v + chunk]: 1 after the
-// forward, 2 after the backward. ran: how often each kind did before, in this step.
+// One event of a rank that computes, after `*clock`, where the one before it ended. done[micro * v + chunk]: 1 after
+// the forward, 2 after the backward. ran: how often each kind did before, in this step.
 static inline bool trace_check_event(const TracedRun *run, const TraceEvent *e, int kind, double *clock,
                                      unsigned char *done, const size_t ran[RAN_KINDS], Error *err) {
     const double slack_us = 10;  // start and duration are floats, in ms

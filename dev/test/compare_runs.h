@@ -130,13 +130,13 @@ static inline double relative(double got, double want) { return fabs(got - want)
 // fp32: a bug shows as 1e-4 and more; 5e-7 is measured in the whole, 1.1e-6 in the worst tensor of the deepest model.
 //
 // bf16: the reference sees the same rounded weights; what is left is the rounding of activations and their gradients.
-// One rounding is wrong by at most u = 2^-9, in the root mean square by 0.41 u, and independent errors add like a random
-// walk: n of them to 0.41 u sqrt(n). Along the residual stream forward and backward round twice a layer each, and what
-// branches off it enters by its share; with what one layer and the head do, n = 8 L + 60 describes all models of these
-// tests (L = 1 to 25). All gradients together may be 1.5 times as far off: 1.9% with 25 layers, where one lost
-// micro-batch of 24 is 4%. The worst tensor sums the fewest numbers: 2.4 times. Errors at right angles to the gradient do
-// not change its norm, and a loss averages over tokens. A bias that started as 0 is nothing but updates, which follow the
-// sign of its gradient: hence the bound of the worst weight tensor.
+// One rounding is wrong by at most u = 2^-9, in the root mean square by 0.41 u, and independent errors add like a
+// random walk: n of them to 0.41 u sqrt(n). Along the residual stream forward and backward round twice a layer each,
+// and what branches off it enters by its share; with what one layer and the head do, n = 8 L + 60 describes all models
+// of these tests (L = 1 to 25). All gradients together may be 1.5 times as far off: 1.9% with 25 layers, where one
+// lost micro-batch of 24 is 4%. The worst tensor sums the fewest numbers: 2.4 times. Errors at right angles to the
+// gradient do not change its norm, and a loss averages over tokens. A bias that started as 0 is nothing but updates,
+// which follow the sign of its gradient: hence the bound of the worst weight tensor.
 typedef struct {
     double gradient, gradients, loss, norm, weight, weights;
 } Bounds;

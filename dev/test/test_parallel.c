@@ -73,8 +73,8 @@ static const char FOUR_STEPS[] = "--train-data golden/train.bin --shuffle 1 --se
                                  "--micro-batch 1 --steps 4 --lr 0.003 --warmup 2 --val-every 0 "
                                  "--save-every 2 --keep 0 --log log";
 
-// Weights and optimizer of a folder against those of one rank, in parts of what is allowed: twice the bounds of the worst
-// tensor and of all together, because both may be so far from the reference. Names what is furthest.
+// Weights and optimizer of a folder against those of one rank, in parts of what is allowed: twice the bounds of the
+// worst tensor and of all together, because both may be so far from the reference. Names what is furthest.
 static double checkpoint_error(const Context *x, const char *folder, const char *base, const char **what) {
     const ParamTable *table = &x->golden.table;
     static const char *const SUFFIXES[] = {"", ".m", ".v", ".master"};
@@ -163,7 +163,8 @@ static const StaleRow STALE[] = {
 };
 
 static void check_stale(Context *x, const StaleRow *row) {
-    static const char SCRIPT[] = "#!/bin/sh\n[ ${OMPI_COMM_WORLD_RANK:-$PMI_RANK} != %d ] || cd stale\nexec %s/%s \"$@\"\n";
+    static const char SCRIPT[] =
+        "#!/bin/sh\n[ ${OMPI_COMM_WORLD_RANK:-$PMI_RANK} != %d ] || cd stale\nexec %s/%s \"$@\"\n";
     char script[PATH_MAX + 256];
     Started s;
     Layout layout = *start_of(&row->grid, &s);
@@ -177,8 +178,9 @@ static void check_stale(Context *x, const StaleRow *row) {
     write_model("stale/model", &ref.table, ref.params, INTACT);
     reference_free(&ref);
     layout.trainer = "one-stale.sh";
-    static const char FLAGS[] = "--init model --train-data %s/golden/train.bin --seq 24 --global-batch 8 --micro-batch 1 "
-                                "--steps 2 --val-every 0 --debug-replicas %d";
+    static const char FLAGS[] =
+        "--init model --train-data %s/golden/train.bin --seq 24 --global-batch 8 --micro-batch 1 "
+        "--steps 2 --val-every 0 --debug-replicas %d";
     Outcome o = run(x->temp, &layout, PLAIN, FLAGS, x->temp, 1);
     bool ok = o.code == 1 && one_sentence(o.err, row->says, false, false);
     check(&x->check, ok, "%s: a stale copy on one rank is reported: %s", s.name, row->says);
@@ -518,8 +520,10 @@ static void memory_over_recomputation(Context *x, double MiB) {
                 {{"_tp", 4, 1, 1, 1, "--sequence-parallel 1", true}, 1},
                 {{"_pp", 2, 1, 2, 1, "", true}, 2}};
     static const char *const HOW[] = {"none", "gelu", "layer"};
-    printf("     activations of rank 0 by --recompute, the same model; MiB\n     %-34s %9s %9s %9s   formulas of what is "
-           "saved\n", "", HOW[0], HOW[1], HOW[2]);
+    printf(
+        "     activations of rank 0 by --recompute, the same model; MiB\n     %-34s %9s %9s %9s   formulas of what is "
+        "saved\n",
+        "", HOW[0], HOW[1], HOW[2]);
     for (size_t i = 0; i < sizeof ROWS / sizeof *ROWS; i++) {
         Grid g = ROWS[i].grid;
         double w = x->bf16 ? 2 : 4, N = B * T, rows = sequence_parallel(&g) ? g.t : 1, kept[3];
@@ -537,7 +541,8 @@ static void memory_over_recomputation(Context *x, double MiB) {
         g.flags = ROWS[i].grid.flags;
         start_of(&g, &s);
         snprintf(name, sizeof name, "%s", s.name);
-        printf("     %-34s %9.1f %9.1f %9.1f   %.1f %.1f\n", name, kept[0], kept[1], kept[2], shared * gelu, shared * layer);
+        printf("     %-34s %9.1f %9.1f %9.1f   %.1f %.1f\n", name, kept[0], kept[1], kept[2], shared * gelu,
+               shared * layer);
         check(&x->check, near(kept[0] - kept[1], shared * gelu, 0.11) && near(kept[0] - kept[2], shared * layer, 0.11),
               "memory %s: --recompute gelu saves the GELU of %g layers, layer all but their inputs", name, shared);
     }

@@ -48,8 +48,10 @@ static void test_nested(void) {
     timeline_collect(&t, 7);
     host = 1e6 * (seconds_now() - host);
     const TraceEvent *e = t.trace.events;
-    check(&c, t.trace.count == 5 && is(&e[0], "forward", 0, 5, 1, 7) && is(&e[1], "wait tensor", 0, -1, 0, 7) &&
-          is(&e[2], "all-reduce", 0, -1, 0, 7) && is(&e[3], "wait data", 0, -1, 0, 7) && is(&e[4], "backward", 0, 5, 1, 7),
+    check(&c,
+          t.trace.count == 5 && is(&e[0], "forward", 0, 5, 1, 7) && is(&e[1], "wait tensor", 0, -1, 0, 7) &&
+              is(&e[2], "all-reduce", 0, -1, 0, 7) && is(&e[3], "wait data", 0, -1, 0, 7) &&
+              is(&e[4], "backward", 0, 5, 1, 7),
           "five spans, three deep: what they are, in the order in which they were opened");
     check(&c, t.trace.count == 5 && inside(&e[1], &e[0]) && inside(&e[2], &e[0]) && inside(&e[3], &e[2]) &&
           e[1].duration_us > 0 && e[0].duration_us > e[1].duration_us + e[2].duration_us - 2,
@@ -155,7 +157,8 @@ static void test_off_and_paused(void) {
     t.trace.count = count;
     CUDA_CHECK(cudaStreamSynchronize(stream));
     timeline_collect(&t, 9);
-    check(&c, last != SIZE_MAX && beyond == SIZE_MAX && t.trace.count == count + 1, "a long run is traced up to the limit");
+    check(&c, last != SIZE_MAX && beyond == SIZE_MAX && t.trace.count == count + 1,
+          "a long run is traced up to the limit");
 }
 
 // Whether spans are kept or not, their names stand in reports of what hangs.
