@@ -13,6 +13,7 @@ skip() {
     exit 0
 }
 case ${build##*/} in cuda*) skip 'its test is for DEVICE=cpu' ;; esac
+[ -z "${MPI:-}" ] || skip "the whole suite runs on MPI=$MPI"
 mpirun --version 2>/dev/null | grep -q 'Open MPI' || skip 'mpirun is not of Open MPI: the whole suite runs on the other MPI'
 command -v mpicxx.mpich >/dev/null && command -v mpirun.mpich >/dev/null ||
     skip 'no MPICH beside Open MPI (apt-get install mpich libmpich-dev)'
