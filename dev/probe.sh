@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # probe.sh cpu|cuda COMPILER [C_COMPILER [MPI]]: finds out by linking small programs which libraries work, and prints
-# what the Makefile needs to know; the Makefile keeps the answer in build/probe-DEVICE.mk. It is the only judge of what is
-# there: the build refuses what it reports as MISSING, and dev/setup.sh installs that. What is WITHOUT makes the
-# build slower at most. With MPI, mpicxx.MPI and mpirun.MPI are taken, as Debian names them: openmpi or mpich.
+# what the Makefile needs to know; the Makefile keeps the answer in build/probe-DEVICE.mk. It is the only judge of what
+# is there: what it reports as MISSING the build refuses and dev/setup.sh installs; what it reports under WITHOUT the
+# build can do without. With MPI, mpicxx.MPI and mpirun.MPI are taken, as Debian names them: openmpi or mpich.
 set -uo pipefail
 
 device=$1 compiler=$2 c_compiler=${3:-cc} mpi=${4:+.$4}

@@ -31,6 +31,8 @@ packages() {
     esac
 }
 
+wanted() { for name in "${missing[@]}"; do packages "$name"; done | xargs; }
+
 look
 [ ${#missing[@]} -eq 0 ] && exit 0
 echo "missing: ${missing[*]}"
@@ -53,7 +55,7 @@ fi
 as_root=()
 if [ "$(id -u)" -ne 0 ]; then
     if ! command -v sudo >/dev/null; then
-        echo "Neither root nor sudo: ask for the Debian packages $(for name in "${missing[@]}"; do packages "$name"; done | xargs)"
+        echo "Neither root nor sudo: ask for the Debian packages $(wanted)"
         exit 1
     fi
     as_root=(sudo)
@@ -66,7 +68,7 @@ before=
 while [ ${#missing[@]} -gt 0 ] && [ "${missing[*]}" != "$before" ]; do
     before=${missing[*]}
     # shellcheck disable=SC2046
-    apt_get install -y --no-install-recommends $(for name in "${missing[@]}"; do packages "$name"; done) || break
+    apt_get install -y --no-install-recommends $(wanted) || break
     look
 done
 if [ ${#missing[@]} -ne 0 ]; then

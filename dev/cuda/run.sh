@@ -19,8 +19,8 @@ fi
 # Several ranks where the program is for them: all GPUs, or two on the CPU.
 ranks=2
 [ "$device" = cuda ] && ranks=$(nvidia-smi -L | grep -c GPU)
-mpirun=(mpirun)
-if mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
+mpirun=("mpirun${MPI:+.$MPI}")  # what MPI means to the Makefile
+if "${mpirun[0]}" --version 2>/dev/null | grep -q 'Open MPI'; then
     mpirun+=(--oversubscribe --bind-to none)
     [ "$(id -u)" -eq 0 ] && mpirun+=(--allow-run-as-root)
 fi
@@ -55,7 +55,7 @@ check() {
     for precision in "$@"; do
         head=
         for program in dev/cuda/*.cu; do
-            program=build/$device-$precision/${program%.cu}
+            program=build/$device-$precision${MPI:+-$MPI}/${program%.cu}
             output=$(launch "$program" </dev/null 2>&1)
             code=$?
             [ -n "$head" ] || { head=$(grep -am1 '^     operation' <<<"$output"); [ -n "$head" ] && echo "$head"; }
@@ -75,7 +75,7 @@ bench() {
     rm -f "$log"
     for precision in "$@"; do
         for program in dev/cuda/*.cu; do
-            program=build/$device-$precision/${program%.cu}
+            program=build/$device-$precision${MPI:+-$MPI}/${program%.cu}
             echo "$program --bench"
             launch "$program" --bench --log "$log" </dev/null || { echo "FAIL $program --bench"; failures=1; }
             echo

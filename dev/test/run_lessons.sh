@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# run_lessons.sh: the four trainers are lessons, and these numbers keep them so: the length of each, what the diff to the
-# one before has in lines, where the mathematics begins, and that tensor parallelism changes nothing of a layer but what
-# communication hands over. `make lessons` shows these diffs. Ends with `N passed, N failed`.
+# run_lessons.sh: the four trainers are lessons, and these numbers keep them so: the length of each, how many lines the
+# diff to the one before has, where the mathematics begins, and that tensor parallelism changes nothing of a layer but
+# what communication hands over. `make lessons` shows these diffs. Ends with `N passed, N failed`.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 export LC_ALL=C.UTF-8  # a line's length is in characters
@@ -33,7 +33,7 @@ at_most "$(diff train_gpt_pp.cu train_gpt_3d.cu | wc -l)" 140 'lines of the diff
 begin=$(grep -n -m1 '^static void layer_forward(' train_gpt.cu | cut -d: -f1)
 at_most "${begin:-9999}" 120 'line of train_gpt.cu at which the mathematics begins (layer_forward)'
 
-mapfile -t sources < <(find . -path ./build -prune -o \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -print)
+mapfile -t sources < <(find . -path ./build -prune -o -type f -regex '.*\.\(c\|h\|cu\|cuh\)' -print)
 long=$(grep -nE '^.{121,}' "${sources[@]}" | cut -d: -f1,2)
 [ ${#sources[@]} -gt 50 ] && [ -z "$long" ]
 report $? "no line of ${#sources[@]} C and CUDA files has more than 120 columns${long:+, but ${long//$'\n'/, }}"
@@ -69,7 +69,7 @@ for function in layer_forward layer_backward; do
         report $? "$trainer.cu: $function is that of train_gpt_tp.cu"
     done
 done
-# Two halves of a layer: f before each and g behind it; in backward g, f in two parts, and f's output again in two parts.
+# Two halves of a layer: f before each and g behind it; in backward g, f in two parts, f's output again in two parts.
 for row in 'layer_forward 4' 'layer_backward 10'; do
     read -r function want <<<"$row"
     inserted=$(body train_gpt_tp.cu "$function" | grep -cE "$operators")

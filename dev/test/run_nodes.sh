@@ -23,7 +23,8 @@ skip() {
 if [ "${NODES_INSIDE:-}" != 1 ]; then
     case ${build##*/} in cuda*) skip 'the hosts would share GPUs, which NCCL refuses' ;; esac
     [ -x "$trainer" ] || { echo "FAIL nodes: $trainer is not built"; echo '0 passed, 1 failed'; exit 1; }
-    mpirun --version 2>/dev/null | grep -q 'Open MPI) 4' || skip 'mpirun is not that of Open MPI 4'
+    [ "${MPI:-openmpi}" = openmpi ] && mpirun --version 2>/dev/null | grep -q 'Open MPI) 4' ||
+        skip 'mpirun is not that of Open MPI 4'
     for tool in ip unshare mount hostname; do
         command -v $tool >/dev/null || skip "no $tool"
     done

@@ -146,8 +146,10 @@ if [ "$device" = cpu ]; then
         has_script "$name" || run "$name sanitized" 600 ASAN_OPTIONS=detect_leaks=0 "$asan/$name"
     done
     # Hostile input is where a trainer would read past a buffer; and 8 ranks use all of its buffers.
-    also=$asan/train_gpt run "test_gpt refusals sanitized" 1200 ASAN_OPTIONS=detect_leaks=0 "$asan/test_gpt" "$asan" refusals
-    also=$asan/train_gpt_3d run "test_parallel replicas sanitized" 1200 ASAN_OPTIONS=detect_leaks=0 "$asan/$parallel" "$asan" replicas
+    also=$asan/train_gpt \
+        run "test_gpt refusals sanitized" 1200 ASAN_OPTIONS=detect_leaks=0 "$asan/test_gpt" "$asan" refusals
+    also=$asan/train_gpt_3d \
+        run "test_parallel replicas sanitized" 1200 ASAN_OPTIONS=detect_leaks=0 "$asan/$parallel" "$asan" replicas
 fi
 for name in $(programs dev/cuda/*.cu); do
     run "$name fp32" 300 "$fp32/$name"

@@ -41,7 +41,7 @@ within() { awk -v x="$1" -v lo="$2" -v hi="$3" 'BEGIN { exit !(x != "" && x > lo
 
 first=$(value 0) last=$(value 500)
 within "$first" 5.4 5.7
-report $? "validation loss before the first step ${first:-not printed}; ln 257 = 5.549 is that of a model that knows nothing"
+report $? "validation loss before the first step ${first:-not printed}; a model that knows nothing has ln 257 = 5.549"
 within "$last" 1.7 2.3
 report $? "validation loss after 500 steps ${last:-not printed}, between 1.7 and 2.3"
 steps=$(grep -c '"loss":' "$out/log.jsonl" 2>/dev/null)
@@ -56,7 +56,8 @@ for file in $announced; do
     case $file in
         *.svg) tail -c 16 "$file" 2>/dev/null | grep -q '</svg>' ;;
         *.json) [ "$(tail -c 4 "$file" 2>/dev/null)" = $'\n]}' ] ;;
-        */step-*) [ -s "$file/model.safetensors" ] && [ -s "$file/optimizer.safetensors" ] && [ -s "$file/config.json" ] ;;
+        */step-*) [ -s "$file/model.safetensors" ] && [ -s "$file/optimizer.safetensors" ] && [ -s "$file/config.json" ]
+            ;;
         *) [ -s "$file" ] ;;
     esac
     report $? "${file##*/} is there, and whole as far as its end tells"
