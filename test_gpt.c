@@ -434,6 +434,7 @@ static const Refusal REFUSALS[] = {
     {"--out below a file", GOOD "--out golden/train.bin/out", 2, "golden/train.bin"},
     {"--log in no folder", GOOD "--log nowhere/log", 2, "nowhere/log"},
     {"--dump-gradients in no folder", GOOD "--dump-gradients nowhere/gradients", 2, "nowhere/gradients"},
+    {"prompt that the model has no token for", GOOD "--sample-every 1000", 2, "vocabulary has 61"},
     {"--trace in no folder", GOOD "--trace nowhere/trace", 2, "nowhere/trace"},
 };
 

@@ -29,6 +29,7 @@
 #include "llmc/host/log.h"
 #include "llmc/host/lr.h"
 #include "llmc/host/options.h"
+#include "llmc/host/outputs.h"
 #include "llmc/host/profile.h"
 #include "llmc/host/progress.h"
 #include "llmc/host/sampler.h"

@@ -1,5 +1,9 @@
 // test_log.c: what a run reports: llmc/host/log.h (console line, JSON Lines, MFU), llmc/host/lr.h and
 // llmc/host/trace.h.
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <cjson/cJSON.h>
@@ -129,11 +133,14 @@ static void test_log(Check *c) {
     file = fopen(log_path, "wb");
     fprintf(file, "dear diary\n");
     fclose(file);
-    check(c, !log_open(&log, log_path, 3, 10, 1, 1, 0, &err), "refused: a file that is no log -> %s",
-          err.text);
-    text = read_text(log_path);
-    check(c, strcmp(text, "dear diary\n") == 0, "and left as it was");
-    free(text);
+    for (size_t done = 0; done < 4; done += 3) {
+        check(c, !log_open(&log, log_path, done, 10, 1, 1, 0, &err) && !log_check(log_path, &err),
+              "refused after %zu steps: a file that is no log -> %s", done, err.text);
+        text = read_text(log_path);
+        check(c, strcmp(text, "dear diary\n") == 0, "and left as it was");
+        free(text);
+    }
+    unlink(log_path);
     check(c, !log_open(&log, "build/no/such/folder/log", 0, 10, 1, 1, 0, &err), "refused: %s", err.text);
     StepReport report = {1, NAN, INFINITY, 1e-3, 4.0};
     if (log_open(&log, log_path, 0, 10, 1, 1, 0, &err)) {
@@ -147,8 +154,50 @@ static void test_log(Check *c) {
     free(text);
     if (log_open(&log, "/dev/full", 0, 10, 1, 1, 0, &err)) {
         log_validation(&log, 1, 1.0);
-        check(c, !log_close(&log, &err), "a full disk is reported: %s", err.text);
+        errno = 0;  // as something that succeeds in between may leave it
+        check(c, !log_close(&log, &err) && strstr(err.text, "No space left"), "a full disk is reported: %s", err.text);
     }
+}
+
+// A log that is no regular file is written through: it is never renamed over.
+static void test_special_logs(Check *c) {
+    char link[80], other[80];
+    Error err = {""};
+    Log log;
+    struct stat info;
+    snprintf(link, sizeof link, "%s/link", folder);
+    snprintf(other, sizeof other, "%s/other", folder);
+    unlink(log_path);
+    log_steps(0, 1, 5, c);
+    bool ok = symlink("log.jsonl", link) == 0 && log_open(&log, link, 3, 10, 1, 1, 0, &err) && log_close(&log, &err);
+    char *text = read_text(log_path);
+    check(c, ok && lstat(link, &info) == 0 && S_ISLNK(info.st_mode) && strstr(text, "\"step\":3,") &&
+                 !strstr(text, "\"step\":4,"), "a link stays one, and its target is cut to what was done");
+    free(text);
+    alarm(20);  // ends the program if opening waits for a reader
+    ok = mkfifo(other, 0666) == 0 && !log_open(&log, other, 0, 10, 1, 1, 0, &err);
+    check(c, ok, "refused at once: a FIFO that nobody reads -> %s", err.text);
+    TraceEvent event = trace_event("forward", 0, 0, 0, 0);
+    const char *track = "compute";
+    ok = !trace_write(other, &event, 1, &track, 1, &err);
+    check(c, ok, "also for a trace -> %s", err.text);
+    int reader = open(other, O_RDONLY | O_NONBLOCK);
+    char line[256] = "";
+    if (log_open(&log, other, 2, 10, 1, 1, 0, &err)) {
+        log_validation(&log, 3, 0.5);
+        log_close(&log, &err);
+    }
+    ok = read(reader, line, sizeof line - 1) > 0 && strcmp(line, "{\"step\":3,\"val_loss\":0.5}\n") == 0;
+    check(c, ok, "a FIFO that somebody reads gets the lines");
+    close(reader);
+    alarm(0);
+    unlink(other);
+    if (mknod(other, S_IFCHR | 0666, makedev(1, 3)) == 0) {
+        ok = log_open(&log, other, 3, 10, 1, 1, 0, &err) && log_close(&log, &err);
+        check(c, ok && stat(other, &info) == 0 && S_ISCHR(info.st_mode), "a device stays one when a run resumes");
+        unlink(other);
+    }
+    unlink(link);
 }
 
 static void test_trace(Check *c) {
@@ -208,6 +257,7 @@ int main(void) {
     test_peaks(&c);
     test_log(&c);
     test_trace(&c);
+    test_special_logs(&c);
     remove(log_path);
     remove(trace_path);
     rmdir(folder);

@@ -133,6 +133,8 @@ static void test_bytes(void) {
     if (ok) free(prompt);
     ok &=
         !tokenizer_prompt(&tk, NULL, 3, 61, &prompt, &n, &err) && says(&err, "the model's vocabulary has 61");
+    ok &= !tokenizer_check_prompt(&tk, NULL, 61, &err) && says(&err, "the model's vocabulary has 61") &&
+          tokenizer_check_prompt(&tk, "ab", 257, &err);
     check(&checks, ok, "prompts: default, text, a vocabulary that is too small");
     tokenizer_free(&tk);
 }

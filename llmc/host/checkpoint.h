@@ -169,12 +169,12 @@ static inline bool checkpoint_read(const char *dir, StateKind kind, const ParamT
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Gradient dumps: one F32 file with the names of the model, written as PATH.tmp and renamed when complete
+// Gradient dumps: one F32 file with the names of the model, written as PATH.unfinished and renamed when complete
 
 static inline bool gradients_create(const char *path, const GPTConfig *config, Error *err) {
     static const StateKind kinds[] = {STATE_WEIGHTS};
     char tmp[PATH_MAX];
-    return path_print(tmp, sizeof tmp, err, "%s.tmp", path) &&
+    return path_print(tmp, sizeof tmp, err, "%s.unfinished", path) &&
            slices_create(tmp, config, kinds, 1, ST_F32, err);
 }
 
@@ -182,13 +182,13 @@ static inline bool gradients_create(const char *path, const GPTConfig *config, E
 static inline bool gradients_write(const char *path, const ParamTable *table, const float *values, size_t lo,
                                    size_t hi, bool write_wte, Error *err) {
     char tmp[PATH_MAX];
-    return path_print(tmp, sizeof tmp, err, "%s.tmp", path) &&
+    return path_print(tmp, sizeof tmp, err, "%s.unfinished", path) &&
            slices_write(tmp, STATE_WEIGHTS, table, values, lo, hi, write_wte, err);
 }
 
 static inline bool gradients_finish(const char *path, Error *err) {
     char tmp[PATH_MAX];
-    if (!path_print(tmp, sizeof tmp, err, "%s.tmp", path)) return false;
+    if (!path_print(tmp, sizeof tmp, err, "%s.unfinished", path)) return false;
     return rename(tmp, path) == 0 || error_set(err, "cannot write %s: %s", path, strerror(errno));
 }
 

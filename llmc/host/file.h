@@ -1,6 +1,6 @@
 // file.h: reading and writing files at offsets, whole or not at all.
 //
-// defines: file_open, file_read_at, file_read, file_write_at, file_reserve, file_write_text
+// defines: file_open, file_read_at, file_read, file_open_output, file_write_at, file_reserve, file_write_text
 #ifndef LLMC_FILE_H
 #define LLMC_FILE_H
 
@@ -65,6 +65,18 @@ static inline char *file_read(const char *path, size_t max_bytes, size_t *bytes,
     close(fd);
     if (ok) return text;
     free(text);
+    return NULL;
+}
+
+// Opens a file, device or pipe to write a stream to (flags: O_TRUNC or O_APPEND). Does not wait for somebody to read
+// from a pipe: then it fails.
+static inline FILE *file_open_output(const char *path, int flags, Error *err) {
+    int fd = open(path, O_WRONLY | O_CREAT | O_NONBLOCK | O_CLOEXEC | flags, 0666);
+    bool ok = fd >= 0 && fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK) == 0;
+    FILE *file = ok ? fdopen(fd, flags & O_APPEND ? "ab" : "wb") : NULL;
+    if (file) return file;
+    error_set(err, "cannot write %s: %s", path, errno == ENXIO ? "nobody reads from that pipe" : strerror(errno));
+    if (fd >= 0) close(fd);
     return NULL;
 }
 

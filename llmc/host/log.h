@@ -1,19 +1,15 @@
 // log.h: what a run says: one console line a step, and the JSON Lines file of --log.
 //
+// defines: device_peak_flops, StepReport, Log, log_check, log_open, log_step, log_validation, log_close
+//
 // A step is numbered by the updates that are done after it, as checkpoints are: the first one is step 1.
 #ifndef LLMC_LOG_H
 #define LLMC_LOG_H
 
 #include <ctype.h>
-#include <errno.h>
 #include <math.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
-#include "llmc/host/error.h"
-#include "llmc/host/memory.h"
+#include "llmc/host/file.h"
 
 // Dense peak of a matrix product in TFLOP/s: bf16 on tensor cores, and plain fp32 (0: not known for sure).
 typedef struct {
@@ -68,42 +64,62 @@ typedef struct {
     double peak_flops;  // of all devices together; 0: unknown
     double mean_ms;     // smoothed, for the time left
     size_t seen;        // steps logged by this process
+    int failure;        // errno of the first line that could not be written; 0: none
 } Log;
 
-// Keeps the lines of a log that belong to the first `done` steps: what a resumed run does again is dropped,
-// and so is a last line that was cut off. A missing file is an empty log; a file that is no log is refused,
-// not damaged.
-static inline bool log_truncate(const char *path, size_t done, Error *err) {
-    FILE *in = fopen(path, "rb");
-    if (!in) return errno == ENOENT ? true : error_set(err, "cannot read log %s: %s", path, strerror(errno));
-    size_t length = strlen(path) + 8;
-    char *copy = (char *)host_alloc(length, 1);
-    snprintf(copy, length, "%s.tmp", path);
-    FILE *out = fopen(copy, "wb");
-    bool ok = out != NULL;
-    if (!ok) error_set(err, "cannot write log %s.tmp: %s", path, strerror(errno));
+// Reads through a log. *end: where the lines of the first `done` steps end; a last line that was cut off is none of
+// them. False if it is no log.
+static inline bool log_scan(FILE *in, const char *path, size_t done, long *end, Error *err) {
+    static const char start[] = "{\"step\":";
     char line[1024];
-    for (size_t number = 1; ok && fgets(line, sizeof line, in); number++) {
+    bool later = false;
+    *end = 0;
+    for (size_t number = 1; fgets(line, sizeof line, in); number++) {
         unsigned long long step;
-        if (!strchr(line, '\n') && feof(in)) break;
+        size_t length = strlen(line);
+        bool cut_off = line[length - (length > 0)] != '\n' && feof(in);
+        if (cut_off && strncmp(line, start, length < strlen(start) ? length : strlen(start)) == 0) break;
         if (sscanf(line, "{\"step\":%llu,", &step) != 1) {
-            ok = error_set(err, "line %zu of %s is no line of a training log: give --log another file",
-                           number, path);
-        } else if (step <= done) {
-            fputs(line, out);
+            return error_set(err, "line %zu of %s is no line of a training log: give --log another file", number, path);
         }
+        later |= step > done;
+        if (!later) *end = ftell(in);
     }
+    return true;
+}
+
+static inline bool log_is_file(const char *path) {
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISREG(info.st_mode);
+}
+
+// Is there no file of that name yet, or the log of a run, or a device or pipe? Touches nothing.
+static inline bool log_check(const char *path, Error *err) {
+    if (!log_is_file(path)) return true;
+    FILE *in = fopen(path, "rb");
+    long end;
+    if (!in) return error_set(err, "cannot read log %s: %s", path, strerror(errno));
+    bool ok = log_scan(in, path, 0, &end, err);
     fclose(in);
-    if (out && fclose(out) != 0 && ok) ok = error_set(err, "cannot write log %s: %s", copy, strerror(errno));
-    if (ok && rename(copy, path) != 0) ok = error_set(err, "cannot write log %s: %s", path, strerror(errno));
-    if (out && !ok) remove(copy);
-    free(copy);
     return ok;
 }
 
-// Starts the report of a run of `steps` steps, of which `done` were done before a resume; path may be NULL.
-// tokens and flops are those of one step over all ranks, peak_flops that of all devices together (0: unknown,
-// MFU is "n/a").
+// Drops the lines after the first `done` steps, which the run does again; with none done, all lines.
+static inline bool log_truncate(const char *path, size_t done, Error *err) {
+    FILE *log = fopen(path, "r+b");
+    long end;
+    if (!log) return error_set(err, "cannot write log %s: %s", path, strerror(errno));
+    bool ok = log_scan(log, path, done, &end, err);
+    if (ok && ftruncate(fileno(log), done ? end : 0) != 0) {
+        ok = error_set(err, "cannot write log %s: %s", path, strerror(errno));
+    }
+    fclose(log);
+    return ok;
+}
+
+// Starts the report of a run of `steps` steps, of which `done` were done before a resume: later lines of the log are
+// dropped. path may be NULL. tokens and flops are those of one step over all ranks, peak_flops that of all devices
+// together (0: unknown, MFU is "n/a").
 static inline bool log_open(Log *log, const char *path, size_t done, size_t steps, double tokens,
                             double flops, double peak_flops, Error *err) {
     memset(log, 0, sizeof *log);
@@ -112,15 +128,22 @@ static inline bool log_open(Log *log, const char *path, size_t done, size_t step
     log->flops = flops;
     log->peak_flops = peak_flops;
     if (!path) return true;
-    if (done > 0 && !log_truncate(path, done, err)) return false;
-    log->json = fopen(path, done > 0 ? "ab" : "wb");
-    return log->json ? true : error_set(err, "cannot write log %s: %s", path, strerror(errno));
+    if (log_is_file(path) && !log_truncate(path, done, err)) return false;
+    log->json = file_open_output(path, O_APPEND, err);
+    return log->json != NULL;
 }
 
 // Appends `,"name":number` with 9 significant digits; JSON knows no infinities.
 static inline void log_number(FILE *json, const char *name, double number) {
     if (isfinite(number)) fprintf(json, ",\"%s\":%.9g", name, number);
     else fprintf(json, ",\"%s\":null", name);
+}
+
+static inline void log_end_line(Log *log) {
+    fprintf(log->json, "}\n");
+    errno = 0;
+    bool written = fflush(log->json) == 0;  // so that the log of a killed run ends at its last step
+    if (!written && !log->failure) log->failure = errno;
 }
 
 // Writes a time as 1h02m, 3m05s or 4s.
@@ -154,8 +177,7 @@ static inline void log_step(Log *log, const StepReport *r) {
     log_number(log->json, "lr", r->lr);
     log_number(log->json, "ms", r->ms);
     log_number(log->json, "tokens_per_s", tokens_per_s);
-    fprintf(log->json, "}\n");
-    fflush(log->json);  // so that the log of a killed run ends at its last step
+    log_end_line(log);
 }
 
 // The validation loss after `step` updates.
@@ -165,15 +187,15 @@ static inline void log_validation(Log *log, size_t step, double val_loss) {
     if (!log->json) return;
     fprintf(log->json, "{\"step\":%zu", step);
     log_number(log->json, "val_loss", val_loss);
-    fprintf(log->json, "}\n");
-    fflush(log->json);
+    log_end_line(log);
 }
 
 // False, with a sentence, if something could not be written (a full disk).
 static inline bool log_close(Log *log, Error *err) {
-    bool failed = log->json && (ferror(log->json) | (fclose(log->json) != 0));
+    errno = 0;
+    if (log->json && fclose(log->json) != 0 && !log->failure) log->failure = errno;
     log->json = NULL;
-    return failed ? error_set(err, "the log is incomplete: %s", strerror(errno)) : true;
+    return log->failure ? error_set(err, "the log is incomplete: %s", strerror(log->failure)) : true;
 }
 
 #endif

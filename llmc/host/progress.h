@@ -27,17 +27,6 @@ static inline TrainerState progress_start(const Options *o, bool bf16) {
     return s;
 }
 
-// Proves that a file can be written, before any work is lost; path NULL: nothing to do. Leaves no new file behind.
-static inline bool out_check_file(const char *flag, const char *path, Error *err) {
-    if (!path) return true;
-    bool there = access(path, F_OK) == 0;
-    FILE *file = fopen(path, "ab");
-    if (!file) return error_set(err, "cannot write %s %s: %s", flag, path, strerror(errno));
-    fclose(file);
-    if (!there) remove(path);
-    return true;
-}
-
 // Takes up step and data position of the checkpoint in dir. Refuses one that these options cannot continue, and says
 // (to stdout) which options differ from those that it was trained with.
 static inline bool progress_resume(TrainerState *progress, const char *dir, Error *err) {

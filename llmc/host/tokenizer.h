@@ -1,7 +1,7 @@
 // tokenizer.h: opens a tokenizer: bytes (256 of them and <|endoftext|>), or the byte-level BPE of a Hugging Face
 // tokenizer.json such as GPT-2's; prompts and samples.
 //
-// defines: tokenizer_open, tokenizer_prompt, tokenizer_print, and what bpe.h defines
+// defines: tokenizer_open, tokenizer_prompt, tokenizer_check_prompt, tokenizer_print, and what bpe.h defines
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
 
@@ -319,6 +319,15 @@ static inline bool tokenizer_prompt(const Tokenizer *tk, const char *prompt, siz
     }
     if (!ok) free(*tokens);
     return ok;
+}
+
+// Can a sample start with this prompt? For the check before any work.
+static inline bool tokenizer_check_prompt(const Tokenizer *tk, const char *prompt, size_t V, Error *err) {
+    int *tokens;
+    size_t count;
+    if (!tokenizer_prompt(tk, prompt, 0, V, &tokens, &count, err)) return false;
+    free(tokens);
+    return true;
 }
 
 #endif

@@ -2,10 +2,7 @@
 #ifndef LLMC_TRACE_H
 #define LLMC_TRACE_H
 
-#include <errno.h>
-
-#include "llmc/host/error.h"
-#include "llmc/host/memory.h"
+#include "llmc/host/file.h"
 
 // What ran on one stream of one rank. Plain bytes, so that ranks can send their events as they are.
 typedef struct {
@@ -88,8 +85,8 @@ static inline void trace_name(FILE *file, int rank, int stream, const char *name
 // Writes the events of all ranks. streams: the names of tracks 0 .. stream_count - 1, the same on every rank.
 static inline bool trace_write(const char *path, const TraceEvent *events, size_t count,
                                const char *const *streams, int stream_count, Error *err) {
-    FILE *file = fopen(path, "wb");
-    if (!file) return error_set(err, "cannot write trace %s: %s", path, strerror(errno));
+    FILE *file = file_open_output(path, O_TRUNC, err);
+    if (!file) return false;
     int ranks = 0;
     for (size_t i = 0; i < count; i++) {
         if (events[i].rank >= ranks) ranks = events[i].rank + 1;

@@ -38,7 +38,8 @@ static inline bool trainer_files(Trainer *m, const char *from, Error *err) {
     if (!o->tokenizer && from && path_print(beside, sizeof beside, err, "%s/tokenizer.json", from) &&
         access(beside, R_OK) == 0) o->tokenizer = beside;
     return tokenizer_open(&m->tokenizer, o->tokenizer, err) &&
-           out_check_file("--trace", o->trace, err) && out_check_file("--dump-gradients", o->dump_gradients, err);
+           (!o->sample_every || tokenizer_check_prompt(&m->tokenizer, o->prompt, m->config.V, err)) &&
+           (m->job.rank != 0 || outputs_check(o, from, &m->train_data, &m->val_data, err));
 }
 
 static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned sections, Error *err) {

@@ -1,0 +1,107 @@
+// test_outputs.c: llmc/host/outputs.h: a run overwrites nothing but former outputs.
+#define _GNU_SOURCE
+#include "llmc/host/outputs.h"
+
+#include "dev/test/check.h"
+
+static void give_up(const char *what, const char *why) {
+    fprintf(stderr, "%s: %s\n", what, why);
+    exit(1);
+}
+
+static void write_bytes(const char *path, const void *data, size_t bytes) {
+    FILE *file = fopen(path, "wb");
+    if (!file || fwrite(data, 1, bytes, file) != bytes || fclose(file) != 0) give_up(path, strerror(errno));
+}
+
+static size_t count_entries(void) {
+    size_t n = 0;
+    DIR *here = opendir(".");
+    while (here && readdir(here)) n++;
+    if (here) closedir(here);
+    return n;
+}
+
+// Parses `line` (words and spaces) as a trainer would, opens the data that it names, and checks its outputs.
+static bool outputs_are_fine(const char *line, const char *from, Error *err) {
+    char copy[512], *words[32] = {"train_gpt"}, *rest = copy;
+    int n = 1;
+    snprintf(copy, sizeof copy, "--train-data train.bin --val-data val_*.bin --tokenizer tokenizer.json %s", line);
+    for (char *word; (word = strtok_r(rest, " ", &rest));) words[n++] = word;
+    Options o;
+    DataLoader train, val;
+    if (!options_parse(&o, n, words, 0, err)) give_up(line, err->text);
+    if (!dataloader_open(&train, o.train_data, 4, err)) give_up(line, err->text);
+    if (!dataloader_open(&val, o.val_data, 4, err)) give_up(line, err->text);
+    bool fine = outputs_check(&o, from, &train, &val, err);
+    dataloader_close(&train);
+    dataloader_close(&val);
+    return fine;
+}
+
+typedef struct {
+    const char *flags, *says;  // NULL: they are fine
+} OutputCase;
+
+static const OutputCase CASES[] = {
+    {"", NULL},
+    {"--log new.jsonl --trace new.json --dump-gradients new.safetensors", NULL},
+    {"--log old.jsonl --trace text --dump-gradients text2", NULL},
+    {"--log train.bin", "--log would overwrite train.bin, which this run reads"},
+    {"--trace val_1.bin", "--trace would overwrite val_1.bin"},
+    {"--dump-gradients ./val_0.bin", "--dump-gradients would overwrite val_0.bin"},
+    {"--trace link_to_train", "--trace would overwrite train.bin"},
+    {"--log hard_link_to_train", "--log would overwrite train.bin"},
+    {"--log tokenizer.json", "--log would overwrite tokenizer.json"},
+    {"--trace model/config.json", "--trace would overwrite model/config.json"},
+    {"--dump-gradients model/model.safetensors", "--dump-gradients would overwrite model/model.safetensors"},
+    {"--log text", "line 1 of text is no line of a training log"},
+    {"--log same --trace same", "--log and --trace are both same"},
+    {"--trace text --dump-gradients ./text", "--trace and --dump-gradients are both ./text"},
+    {"--log link_to_old", NULL},
+    {"--dump-gradients link_to_old", "is a symbolic link: name the file itself"},
+    {"--trace link_to_nothing", "is a symbolic link to nothing"},
+    {"--log fifo --trace /dev/null", NULL},
+    {"--log /dev/null --trace /dev/null", NULL},
+    {"--dump-gradients fifo", "--dump-gradients fifo is not a regular file"},
+    {"--dump-gradients /dev/null", "--dump-gradients /dev/null is not a regular file"},
+    {"--trace model", "--trace model is a folder"},
+    {"--trace no/such/folder", "cannot write --trace no/such/folder: No such file or directory"},
+};
+
+int main(void) {
+    static Check c;
+    static char folder[] = "build/test_outputs.XXXXXX";
+    static const int32_t shard[256 + 32] = {SHARD_MAGIC, SHARD_VERSION, 64};  // and 64 tokens
+    static const char *const files[] = {"tokenizer.json", "text", "text2", "model/config.json",
+                                        "model/model.safetensors"};
+    const char *step = "{\"step\":1,\"loss\":1}\n", *text = "{\"text\":1}";
+    alarm(60);  // ends the program if a FIFO makes it wait
+    if (!mkdtemp(folder) || chdir(folder) || mkdir("model", 0777)) give_up(folder, strerror(errno));
+    write_bytes("train.bin", shard, sizeof shard);
+    write_bytes("val_0.bin", shard, sizeof shard);
+    write_bytes("val_1.bin", shard, sizeof shard);
+    for (int i = 0; i < 5; i++) write_bytes(files[i], text, strlen(text));
+    write_bytes("old.jsonl", step, strlen(step));
+    bool made = symlink("train.bin", "link_to_train") == 0 && link("train.bin", "hard_link_to_train") == 0 &&
+                symlink("old.jsonl", "link_to_old") == 0 && symlink("nothing", "link_to_nothing") == 0 &&
+                mkfifo("fifo", 0666) == 0;
+    check(&c, made, "links and a FIFO");
+    size_t before = count_entries(), bytes;
+    for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++) {
+        Error err = {""};
+        bool fine = outputs_are_fine(CASES[i].flags, "model", &err);
+        bool ok = CASES[i].says ? !fine && strstr(err.text, CASES[i].says) : fine;
+        check(&c, ok, "%s: %s -> %s", CASES[i].says ? "refused" : "fine", CASES[i].flags, err.text);
+    }
+    Error err;
+    char *text_after = file_read("text", 100, &bytes, &err), *log_after = file_read("old.jsonl", 100, &bytes, &err);
+    bool same = text_after && strcmp(text_after, text) == 0 && log_after && strcmp(log_after, step) == 0;
+    check(&c, same && count_entries() == before, "and nothing was made or touched");
+    free(text_after);
+    free(log_after);
+    char command[64];
+    snprintf(command, sizeof command, "rm -r ../../%s", folder);
+    if (system(command) != 0) give_up("cannot remove", folder);
+    return check_summary(&c);
+}
