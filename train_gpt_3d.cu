@@ -49,14 +49,12 @@ struct LayerActs {
     floatX *fch, *fch_gelu;        // (N, F) before and after GELU
 };
 
-// What the input half of one layer's backward leaves for the weight half.
+// What the input half of one layer's backward leaves for the weight half, which a schedule may put off to a later step.
+enum { INPUT_HALF = 1, WEIGHT_HALF = 2, BOTH_HALVES = INPUT_HALF | WEIGHT_HALF };
 struct LayerGrads {
     floatX *dout, *dresidual2;     // (Nl, C) of the layer's output and of residual2, if the halves are two steps
     floatX *dfch, *dqkv;           // (N, F), (N, 3A); the model's own if not
 };
-
-// The halves of a backward. Nobody waits for the second: a schedule may put it off to a weight step.
-enum { INPUT_HALF = 1, WEIGHT_HALF = 2, BOTH_HALVES = INPUT_HALF | WEIGHT_HALF };
 
 // What the forward pass of one micro-batch through one chunk of layers keeps until its backward pass.
 struct Acts {
@@ -113,8 +111,7 @@ static size_t local_rows(const GPT *m, size_t N) { return m->sp ? N / m->grid.t 
 
 // Gives what one micro-batch keeps its place. Recomputation shares one buffer among the layers.
 static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
-    size_t N = m->B * m->T, Nl = local_rows(m, N), C = m->config.C, A = m->A, F = m->F;
-    size_t L = m->plan.most_layers;
+    size_t N = m->B * m->T, Nl = local_rows(m, N), C = m->config.C, A = m->A, F = m->F, L = m->plan.most_layers;
     host_array(acts->layers, L), host_array(acts->residual, L + 1), host_array(acts->grads, L);
     for (size_t l = 0; l < L; l++) {
         LayerActs *a = &acts->layers[l], *shared = &m->slots[0].layers[0];
@@ -296,9 +293,8 @@ static void link_receive(GPT *m, StepKind kind, floatX *x, size_t N, int micro, 
     NCCL_CHECK(ncclRecv(end->buffer[b], count, NCCL_FLOATX, 0, end->comm, end->stream));
     CUDA_CHECK(cudaEventRecord(end->moved[b], end->stream));
     wait_for(m, end->moved[b], "wait pipeline");
-    bool whole = m->sp || m->grid.t == 1;
-    if (!whole) NCCL_CHECK(ncclAllGather(end->buffer[b], x, count, NCCL_FLOATX, m->tensor, m->stream));
-    else CUDA_CHECK(cudaMemcpyAsync(x, end->buffer[b], count * sizeof(floatX), cudaMemcpyDeviceToDevice, m->stream));
+    if (m->sp || m->grid.t == 1) trainer_copy(m, x, end->buffer[b], count);
+    else NCCL_CHECK(ncclAllGather(end->buffer[b], x, count, NCCL_FLOATX, m->tensor, m->stream));
     CUDA_CHECK(cudaEventRecord(end->ready[b], m->stream));
 }
 
@@ -308,7 +304,7 @@ static void link_send(GPT *m, StepKind kind, const floatX *x, size_t N, int micr
     size_t b = end->count++ % PIPELINE_BUFFERS, count = N * m->config.C / m->grid.t;
     const floatX *mine = m->sp ? x : x + m->grid.t_rank * count;
     wait_for(m, end->moved[b], "wait pipeline");
-    CUDA_CHECK(cudaMemcpyAsync(end->buffer[b], mine, count * sizeof(floatX), cudaMemcpyDeviceToDevice, m->stream));
+    trainer_copy(m, end->buffer[b], mine, count);
     CUDA_CHECK(cudaEventRecord(end->ready[b], m->stream));
     CUDA_CHECK(cudaStreamWaitEvent(end->stream, end->ready[b], 0));
     Span span(m, end->stream, TRACK_SEND + 2 * kind, "send", micro, chunk);
@@ -347,8 +343,7 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
 
 // dresidual (Nl, C) -> (N, C) where a matrix product needs it. The input half keeps it for the weight half.
 static const floatX *output_gradient(GPT *m, floatX *kept, int half) {
-    size_t bytes = local_rows(m, m->B * m->T) * m->config.C * sizeof(floatX);
-    if (half == INPUT_HALF) CUDA_CHECK(cudaMemcpyAsync(kept, m->dresidual, bytes, cudaMemcpyDeviceToDevice, m->stream));
+    if (half == INPUT_HALF) trainer_copy(m, kept, m->dresidual, local_rows(m, m->B * m->T) * m->config.C);
     return g_backward(m, half == WEIGHT_HALF ? kept : m->dresidual);
 }
 
