@@ -563,8 +563,8 @@ static void shard(GPT *m) {
     Error err;
     size_t p = m->grid.p, stage = m->grid.p_rank;
     PipelineCosts costs = pipeline_layer_costs(m->config.C, m->T, m->opt.max_in_flight ? m->opt.max_in_flight : 2 * p);
-    Schedule schedule = (Schedule)m->opt.schedule;
-    bool ok = pipeline_plan(&m->plan, schedule, m->config.L, p, stage, m->micros, m->opt.chunks, &costs, &err);
+    bool ok = pipeline_plan(&m->plan, (Schedule)m->opt.schedule, m->opt.schedule_file, m->config.L, p, stage, m->micros,
+                            m->opt.chunks, &costs, &err);
     job_agree(&m->job, ok, &err);
     Shard part = {m->grid.t, m->grid.t_rank, stage == 0, stage == p - 1, m->plan.layer_count, m->plan.layers,
                   TENSOR_ALIGN * m->grid.d};

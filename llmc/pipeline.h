@@ -1,8 +1,8 @@
 // pipeline.h: pipeline schedules as lists of steps, and the rules by which a trainer executes any such list.
 //
-// defines: PipelineStep, Schedule, pipeline_gpipe, pipeline_1f1b, pipeline_interleaved, pipeline_schedule,
-//          pipeline_check, pipeline_bubble, pipeline_max_in_flight, PipelineRoute, pipeline_routes,
-//          pipeline_link_ends, pipeline_prove
+// defines: PipelineStep, Schedule, pipeline_gpipe, pipeline_1f1b, pipeline_interleaved, pipeline_zb_h1,
+//          pipeline_schedule, pipeline_check, pipeline_bubble, pipeline_max_in_flight, PipelineRoute,
+//          pipeline_routes, pipeline_link_ends
 //
 // p stages in a row, m micro-batches a training step, v model chunks a stage. The model is cut into p * v
 // chunks; chunk c of stage s is global chunk c * p + s, so with v > 1 the model goes round the stages v
