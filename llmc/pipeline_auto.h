@@ -49,10 +49,11 @@ static inline int auto_choose(const AutoStage *s, int m, int limit, int ahead, d
     return start[STEP_WEIGHT] <= s->clock && *until - s->clock > patience ? STEP_WEIGHT : -1;
 }
 
-// Runs all stages by one policy; the lists are in the stages. Returns the time from the first start to the last end,
-// and *span, the longest that one stage takes from its own first start to its own last end.
+// Runs all stages by one policy, or by the lists in `given` (NULL: by the policy); the lists are in the stages. Returns
+// the time from the first start to the last end, and *span, the longest that one stage takes from its own first start
+// to its own last end.
 static inline double auto_run(AutoStage *stages, int p, int m, const PipelineCosts *costs, int extra, double patience,
-                              double *span) {
+                              PipelineStep *const *given, double *span) {
     for (int s = 0; s < p; s++) {
         stages[s].clock = stages[s].first = 0;
         stages[s].count = 0;
@@ -67,7 +68,10 @@ static inline double auto_run(AutoStage *stages, int p, int m, const PipelineCos
         if (next < 0) break;
         AutoStage *s = &stages[next];
         double until = INFINITY;
-        int kind = auto_choose(s, m, costs->limit, p - next + extra, patience, &until);
+        int kind = given ? (int)given[next][s->count].kind
+                         : auto_choose(s, m, costs->limit, p - next + extra, patience, &until);
+        if (given) until = auto_start(s, (StepKind)kind, m, costs->limit);
+        if (given && until > s->clock) kind = -1;
         if (kind < 0) {  // nothing to do before `until`, or before another stage sends something
             for (int other = 0; other < p; other++) {
                 bool later = stages[other].done[STEP_WEIGHT] < m && stages[other].clock > s->clock;
@@ -94,9 +98,9 @@ static inline double auto_run(AutoStage *stages, int p, int m, const PipelineCos
     return end;
 }
 
-// The lists of all p stages: lists[s] has room for 3 * m steps; counts[s] becomes 3 * m. Tries how far the stages fill
-// before their first backward and how patiently they wait, and takes what ends first; of these, what keeps a stage
-// shortest; of equals, what was tried first.
+// The lists of all p stages: lists[s] has room for 3 * m steps; counts[s] becomes 3 * m. Tries zb-h1, if
+// the limit allows it, then how far the stages fill before their first backward and how patiently they wait, and takes
+// what ends first; of these, what keeps a stage shortest; of equals, what was tried first.
 static inline void pipeline_zb_auto(int p, int m, const PipelineCosts *costs, PipelineStep *const *lists,
                                     size_t *counts) {
     AutoStage *stages = (AutoStage *)host_alloc(p, sizeof *stages);
@@ -108,16 +112,18 @@ static inline void pipeline_zb_auto(int p, int m, const PipelineCosts *costs, Pi
         stages[s].arrival[1] = stages[s].arrival[0] + m;
         stages[s].steps = steps + 3 * (size_t)s * m;
     }
+    for (int s = 0; s < p; s++) counts[s] = pipeline_zb_h1(p, s, m, lists[s]);
+    if (costs->limit >= (p < m ? p : m)) best = auto_run(stages, p, m, costs, 0, 0, lists, &best_span);
     for (int fill = 0; fill < 5; fill++) {
         for (int patience = 0; patience < 4; patience++) {
-            double end = auto_run(stages, p, m, costs, fill * p / 4, 0.25 * patience * costs->step[STEP_WEIGHT], &span);
+            double wait = 0.25 * patience * costs->step[STEP_WEIGHT];
+            double end = auto_run(stages, p, m, costs, fill * p / 4, wait, NULL, &span);
             if (end > best + small || (end > best - small && span > best_span - small)) continue;
             best = end;
             best_span = span;
             for (int s = 0; s < p; s++) memcpy(lists[s], stages[s].steps, 3 * (size_t)m * sizeof *steps);
         }
     }
-    for (int s = 0; s < p; s++) counts[s] = 3 * (size_t)m;
     free(stages);
     free(arrivals);
     free(steps);

@@ -25,7 +25,8 @@ static bool backward_halves(const char *text, double *halves) {
     char first[64];
     snprintf(first, sizeof first, "%.*s", plus ? (int)(plus - text) : (int)strlen(text), text);
     halves[0] = number(first, 1e6);
-    halves[1] = plus ? number(plus + 1, 1e6) : halves[0] /= 2;
+    if (!plus) halves[0] /= 2;
+    halves[1] = plus ? number(plus + 1, 1e6) : halves[0];
     return halves[0] >= 0 && halves[1] >= 0;
 }
 

@@ -510,11 +510,37 @@ static void memory_over_schedules(Context *x) {
           near(interleaved[2], interleaved[1], 0.21), "memory: interleaved 1F1B keeps 11 half micro-batches");
 }
 
+// What the halves of a backward keep: for each layer of each micro-batch in flight the gradients of its output and of
+// residual2, (N, C) each, of fch (N, 4C) and of qkv (N, 3C). zb-h1 has p micro-batches in flight, zb-auto as many as it
+// is allowed, at most 2p of itself.
+static void memory_over_halves(Context *x) {
+    enum { P = 4, M = 16, LAYERS = 2 };  // of a stage
+    if (P > x->max_ranks) return;
+    const char *model = LARGE "--layers 8 --micro-batch 1 --global-batch 16";
+    Grid g = {"_pp", 1, 1, P, 1, "--schedule gpipe", true};
+    double w = x->bf16 ? 2 : 4, output = 512 * 1024 * w / 1048576.0, halves = LAYERS * 9 * output;
+    double gpipe = dry_run(x, &g, model).activations;
+    g.flags = "--schedule 1f1b";
+    double one = dry_run(x, &g, model).activations, slot = (gpipe - one) / (M - P);
+    g.flags = "--schedule zb-h1";
+    double h1 = dry_run(x, &g, model).activations;
+    g.flags = "--schedule zb-auto";
+    double full = dry_run(x, &g, model).activations;
+    g.flags = "--schedule zb-auto --max-in-flight 4";
+    double limited = dry_run(x, &g, model).activations;
+    printf("     1f1b %.1f, zb-h1 %.1f, zb-auto %.1f, with 4 in flight %.1f MiB\n", one, h1, full, limited);
+    check(&x->check, near(h1 - one, P * halves, 0.3), "memory: zb-h1 keeps 9 (N, C) more a layer than 1F1B: %.1f MiB",
+          P * halves);
+    check(&x->check, near(full - h1, P * (slot + halves), 0.6) && near(limited, h1, 0.2),
+          "memory: zb-auto keeps 2p micro-batches, or p if it must");
+}
+
 static void group_memory(Context *x) {
     double MiB = 1048576.0;
     memory_over_tensor(x, MiB);
     memory_over_data(x, MiB);
     memory_over_schedules(x);
+    memory_over_halves(x);
     // Weights, optimizer, activations and logits all beyond 2^31 bytes, the last two beyond 2^31 elements.
     Grid g = {"", 1, 1, 1, 1, "", true};
     GPTConfig xl = {48, 1600, 25, 50257, padded_vocabulary(50257), 1024};
@@ -702,6 +728,9 @@ static const Refusal REFUSALS[] = {
     {"m", {"train_gpt_pp", 2, "--virtual 2"}, GOOD "--micro-batch 8", 2, "multiple of 2"},
     {"chunks", {"train_gpt_pp", 2, "--virtual 2 --schedule 1f1b"}, GOOD, 2, "interleaved"},
     {"one chunk", {"train_gpt_pp", 2, "--schedule interleaved"}, GOOD, 2, "--virtual 2"},
+    {"halves with chunks", {"train_gpt_pp", 2, "--virtual 2 --schedule zb-h1"}, GOOD, 2, "interleaved"},
+    {"halves of one stage", {"train_gpt_pp", 1, "--schedule zb-auto"}, GOOD, 2, "2 or more stages"},
+    {"a limit that nothing looks at", {"train_gpt_pp", 2, "--max-in-flight 3"}, GOOD, 2, "zb-auto"},
     {"ranks that are not t * d * p", {"train_gpt_3d", 6, "--tensor 4"}, GOOD, 2, "--tensor 4"},
     {"the batch", {"train_gpt_3d", 3, "--data 3"}, GOOD, 2, "--global-batch 8"},
     {"the order", {"train_gpt_3d", 2, "--order tdd"}, GOOD, 2, "--order"},
