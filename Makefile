@@ -123,7 +123,7 @@ build/tools/%: dev/plot/%.c Makefile $(PROBE)
 
 # ---- targets -----------------------------------------------------------------------------------------------
 
-.PHONY: all trainers kernel-programs kernels bench spills tools setup train test lessons gpu-check clean help corpus \
+.PHONY: schedule all trainers kernel-programs kernels bench spills tools setup train test lessons gpu-check clean help corpus \
         run-train build-train planned
 
 all: trainers tools                  ## every trainer and tool
@@ -213,6 +213,17 @@ lessons:  ## what each trainer adds to the one before: three diffs, each part un
 	@set -- $(TRAINERS); while [ $$# -gt 1 ]; do \
 	    printf '%s\n' "==== from $$1 to $$2 ===="; \
 	    diff --color=auto -u -p -d --label $$1 --label $$2 $$1 $$2; shift; done; true
+
+# ---- make schedule -----------------------------------------------------------------------------------------
+
+# A file, a list, or a schedule by its name with P stages and M micro-batches. A recipe reads the list from the
+# environment, where no character of it means anything to a shell.
+SCHEDULE ?= doc/schedules/zb-h1.txt
+schedule: export LIST = $(value SCHEDULE)
+schedule: build/tools/schedule build/tools/timeline  ## proves or refuses SCHEDULE='F0 B0; F0 B0' or a file, and draws it
+	@build/tools/schedule --list $(if $(P),--stages $(P)) $(if $(M),--micros $(M)) --trace build/schedule.json "$$LIST"
+	@build/tools/timeline --out build/schedule.svg build/schedule.json 2>/dev/null
+	@echo 'picture: build/schedule.svg'
 
 # ---- make test ---------------------------------------------------------------------------------------------
 

@@ -129,33 +129,38 @@ static void print_report(const PipelineLists *l, const Machine *mc) {
 
 // ---- the table ------------------------------------------------------------------------------------------------------
 
-// A schedule of the table: its bubble when all stages wait for each other at the end, that of the stage which takes
-// longest by itself, and the most micro-batches in flight on a stage.
+// A column of the tables. The formula is the bubble over the ideal time, as a multiple of (p-1)/m: 1, 1/v, or zb-h1's
+// (F+B-W)/(F+B+W); 0: there is none.
 typedef struct {
+    const char *name, *formula;
     Schedule schedule;
-    int v, limit;  // chunks; zb-auto: micro-batches a stage, as multiple of p
-    const char *name;
-} TableRow;
+    int v, limit;  // chunks; zb-auto: micro-batches that a stage may hold, as multiple of p
+} TableColumn;
 
-static bool print_row(const TableRow *row, int p, int m, const double *cost, Error *err) {
-    PipelineCosts costs = {{cost[0], cost[1], cost[2]}, 0, row->limit * p};
-    PipelineLists l = pipeline_lists_make(row->schedule, p, m, row->v, &costs);
+static const TableColumn columns[] = {
+    {"gpipe", NULL, SCHEDULE_GPIPE, 1, 0},
+    {"1f1b", "(p-1)/m", SCHEDULE_1F1B, 1, 0},
+    {"interleaved", "(p-1)/(v m)", SCHEDULE_INTERLEAVED, 2, 0},
+    {"zb-h1", "(p-1)(F+B-W)/(m(F+B+W))", SCHEDULE_ZB_H1, 1, 0},
+    {"zb-auto, p", NULL, SCHEDULE_ZB_AUTO, 1, 1},
+    {"zb-auto, 2p", NULL, SCHEDULE_ZB_AUTO, 1, 2},
+};
+enum { COLUMNS = sizeof columns / sizeof *columns };
+
+// alone false: idle over ideal time when all stages wait for each other at the end. true: of the stage that takes
+// longest from its own first step to its own last. v = 2, and a chunk costs half of a stage.
+static bool table_cell(const TableColumn *column, int p, int m, const double *cost, bool alone, Error *err) {
+    PipelineCosts costs = {{cost[0], cost[1], cost[2]}, 0, column->limit * p};
+    PipelineLists l = pipeline_lists_make(column->schedule, p, m, column->v, &costs);
     bool ok = pipeline_lists_prove(&l, PIPELINE_BUFFERS, err);
-    double chunk[3] = {cost[0] / row->v, cost[1] / row->v, cost[2] / row->v}, own = 0, sum = cost[0] + cost[1] + cost[2];
     if (ok) {
+        double chunk[3], sum = cost[0] + cost[1] + cost[2], longest = 0, formula = pipeline_bubble(p, m, column->v);
+        for (int kind = 0; kind < 3; kind++) chunk[kind] = cost[kind] / column->v;
         Machine mc = machine_for(&l, chunk, 0);
-        size_t most = 0;
-        for (int s = 0; s < p; s++) {
-            size_t flight = pipeline_max_in_flight(l.steps[s], l.counts[s]);
-            if (flight > most) most = flight;
-            own = fmax(own, machine_own_span(&mc, s));
-        }
-        double formula = pipeline_bubble(p, m, row->v);
-        if (row->schedule == SCHEDULE_ZB_H1) formula *= (cost[0] + cost[1] - cost[2]) / sum;
-        char says[32] = "";
-        if (row->schedule != SCHEDULE_ZB_AUTO) snprintf(says, sizeof says, "%.2f%%", 100 * formula);
-        printf("| %d | %d | %s | %.2f%% | %s | %.2f%% | %.4g |\n", p, m, row->name, 100 * machine_bubble(&mc), says,
-               100 * (own / (m * sum) - 1), (double)most / row->v);
+        for (int s = 0; s < p; s++) longest = fmax(longest, machine_own_span(&mc, s));
+        printf(" %.2f |", 100 * (alone ? longest / (m * sum) - 1 : machine_bubble(&mc)));
+        if (column->schedule == SCHEDULE_ZB_H1) formula *= (cost[0] + cost[1] - cost[2]) / sum;
+        if (!alone && column->formula) printf(" %.2f |", 100 * formula);
         machine_free(&mc);
     }
     pipeline_lists_free(&l);
@@ -163,18 +168,28 @@ static bool print_row(const TableRow *row, int p, int m, const double *cost, Err
 }
 
 static int print_table(const double *cost) {
-    static const TableRow rows[] = {
-        {SCHEDULE_GPIPE, 1, 0, "gpipe"},        {SCHEDULE_1F1B, 1, 0, "1f1b"},
-        {SCHEDULE_INTERLEAVED, 2, 0, "interleaved, v = 2"}, {SCHEDULE_ZB_H1, 1, 0, "zb-h1"},
-        {SCHEDULE_ZB_AUTO, 1, 1, "zb-auto, at most p"}, {SCHEDULE_ZB_AUTO, 1, 2, "zb-auto, at most 2p"},
-    };
     Error err;
-    puts("| p | m | schedule | bubble | formula | longest stage alone | in flight |\n"
-         "|---|---|---|---|---|---|---|");
-    for (int p = 4; p <= 16; p *= 2)
-        for (int m = p; m <= 4 * p; m *= 2)
-            for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-                if (!print_row(&rows[i], p, m, cost, &err)) return refuse(err.text);
+    for (int alone = 0; alone < 2; alone++) {
+        printf("%s, %% of compute time; F = %g, B = %g, W = %g\n\n| p | m |",
+               alone ? "The stage that takes longest, alone" : "All stages until the last one ends", cost[0], cost[1],
+               cost[2]);
+        int width = 2;
+        for (int i = 0; i < COLUMNS; i++, width++) {
+            printf(" %s |", columns[i].name);
+            if (!alone && columns[i].formula) width += printf(" %s |", columns[i].formula) > 0;
+        }
+        putchar('\n');
+        for (int i = 0; i < width; i++) printf("|---");
+        puts("|");
+        for (int p = 4; p <= 16; p *= 2)
+            for (int m = p; m <= 4 * p; m *= 2) {
+                printf("| %d | %d |", p, m);
+                for (int i = 0; i < COLUMNS; i++)
+                    if (!table_cell(&columns[i], p, m, cost, alone, &err)) return refuse(err.text);
+                putchar('\n');
+            }
+        if (!alone) putchar('\n');
+    }
     return 0;
 }
 

@@ -358,8 +358,10 @@ int main(int argc, char **argv) {
     if (failed)
         return error_set(&err, "cannot write %s: %s", path ? path : "the picture", strerror(errno)),
                fail(&err);
-    fprintf(stderr, "step %ld: %d stages, %d micro-batches, %d chunks; bubble %.4f, formula %.4f\n", t.step,
-            t.p, t.m, t.v, t.bubble, pipeline_bubble(t.p, t.m, t.v));
+    fprintf(stderr, "step %ld: %d stages, %d micro-batches, %d chunks; bubble %.4f, formula %.4f", t.step, t.p, t.m, t.v,
+            t.bubble, pipeline_bubble(t.p, t.m, t.v));
+    fprintf(stderr, "; mean forward %.4g, backward %.4g, weight %.4g us\n", t.mean[STEP_FORWARD],
+            t.mean[STEP_BACKWARD], t.mean[STEP_WEIGHT]);
     free(t.busy);
     trace_free(&t.trace);
     return 0;
