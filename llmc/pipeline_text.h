@@ -4,9 +4,9 @@
 //   F0 F1 B0 W0 B1 W1
 //   F0 B0 F1 W0 B1 W1
 //
-// F is a forward, B a backward, W a weight step; then the micro-batch, from 0; with several chunks a stage a dot and the
-// chunk, from 0: F3.1. A semicolon ends a line as well, so that a schedule fits on a command line; '#' starts a comment.
-// A stage whose line has no W does both halves of a backward in B. Whether such a schedule can be run is for
+// F is a forward, B a backward, W a weight step; then the micro-batch, from 0; with several chunks a stage a dot and
+// the chunk, from 0: F3.1. A semicolon ends a line as well, so that a schedule fits on a command line; '#' starts a
+// comment. A stage whose line has no W does both halves of a backward in B. Whether such a schedule can be run is for
 // llmc/pipeline_proof.h to say.
 //
 // defines: pipeline_text_parse, pipeline_text_read

@@ -133,7 +133,7 @@ static inline void machine_compute(Machine *mc, int stage, const StreamOp *op) {
     if (route.from != PIPELINE_NONE &&
         mc->receive_name[stage * B2 + op->in] != machine_name(mc, step.kind, step.micro, chunk))
         mc->wrong++;
-    // The slot is free (0), holds what the forward kept (its name), or what the backward left for the weight step (-name)
+    // The slot is free (0), holds what the forward kept (its name), or what a backward left for the weight step (-name)
     int expected = step.kind == STEP_FORWARD ? 0 : step.kind == STEP_BACKWARD ? own : -own;
     if (*slot != expected) mc->wrong++;
     *slot = op->last_use ? 0 : step.kind == STEP_FORWARD ? own : -own;

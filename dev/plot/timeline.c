@@ -263,7 +263,8 @@ static void draw(FILE *out, const Timeline *t, const char *title, double width, 
     double formula = pipeline_bubble(t->p, t->m, t->v);
     svg_text(out, LEFT, 49, 13, 400, "start", SVG_MUTED,
              "bubble: %s %.1f%% of compute time, %s %s = %.1f%%%s", retimed ? "retimed" : "measured",
-             100 * t->bubble, t->split ? "without weight steps" : "formula", t->v > 1 ? "(p-1)/(v m)" : "(p-1)/m", 100 * formula,
+             100 * t->bubble, t->split ? "without weight steps" : "formula", t->v > 1 ? "(p-1)/(v m)" : "(p-1)/m",
+             100 * formula,
              retimed ? "   (order as it ran, mean durations, free messages)" : "");
     svg_text(out, width - RIGHT + 8, 49, 11, 400, "start", SVG_MUTED, "busy");
 
@@ -358,8 +359,8 @@ int main(int argc, char **argv) {
     if (failed)
         return error_set(&err, "cannot write %s: %s", path ? path : "the picture", strerror(errno)),
                fail(&err);
-    fprintf(stderr, "step %ld: %d stages, %d micro-batches, %d chunks; bubble %.4f, formula %.4f", t.step, t.p, t.m, t.v,
-            t.bubble, pipeline_bubble(t.p, t.m, t.v));
+    fprintf(stderr, "step %ld: %d stages, %d micro-batches, %d chunks; bubble %.4f, formula %.4f", t.step, t.p, t.m,
+            t.v, t.bubble, pipeline_bubble(t.p, t.m, t.v));
     fprintf(stderr, "; mean forward %.4g, backward %.4g, weight %.4g us\n", t.mean[STEP_FORWARD],
             t.mean[STEP_BACKWARD], t.mean[STEP_WEIGHT]);
     free(t.busy);
