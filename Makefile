@@ -124,7 +124,7 @@ build/tools/%: dev/plot/%.c Makefile $(PROBE)
 # ---- targets -----------------------------------------------------------------------------------------------
 
 .PHONY: all trainers kernel-programs kernels bench spills tools setup train test lessons gpu-check clean help corpus \
-        run-train build-train doc planned
+        run-train build-train doc planned schedule
 
 all: trainers tools                  ## every trainer and tool
 trainers: $(call program,$(TRAINERS))  ## build/cpu-fp32/train_gpt and those after it
@@ -218,6 +218,17 @@ doc:  ## makes every picture and table of README.md and doc/ again, from runs (s
 	+@$(PARALLEL) DEVICE=cpu PRECISION=fp32 trainers tools corpus build/cpu-fp32/test_gpt
 	+@$(PARALLEL) DEVICE=cpu PRECISION=bf16 build/cpu-bf16/train_gpt_3d
 	@dev/plot/doc.sh
+
+# ---- make schedule -----------------------------------------------------------------------------------------
+
+# A file, a list, or a schedule by its name with P stages and M micro-batches. A recipe reads the list from the
+# environment, where no character of it means anything to a shell.
+SCHEDULE ?= doc/schedules/zb-h1.txt
+schedule: export LIST = $(value SCHEDULE)
+schedule: build/tools/schedule build/tools/timeline  ## proves or refuses SCHEDULE='F0 B0; F0 B0' or a file, and draws it
+	@build/tools/schedule --list $(if $(P),--stages $(P)) $(if $(M),--micros $(M)) --trace build/schedule.json "$$LIST"
+	@build/tools/timeline --out build/schedule.svg build/schedule.json 2>/dev/null
+	@echo 'picture: build/schedule.svg'
 
 # ---- make test ---------------------------------------------------------------------------------------------
 

@@ -614,6 +614,16 @@ static const Row ROWS[] = {
     {"_pp", 2, 1, 4, 1, GOLDEN, "--sequence-parallel 1 --schedule gpipe", false, NULL},
     {"_pp", 4, 1, 2, 1, GOLDEN, "", false, NULL},
     {"_pp", 4, 1, 2, 1, GOLDEN, "--sequence-parallel 1", true, NULL},
+    // backwards by halves, and lists by hand
+    {"_pp", 1, 1, 2, 1, GOLDEN, "--schedule zb-h1", true, NULL},
+    {"_pp", 1, 1, 2, 1, GOLDEN, "--schedule-file halves-of-one.txt", false, NULL},
+    {"_pp", 1, 1, 2, 1, GOLDEN, "--schedule-file chunks.txt --virtual 2 --recompute layer", false, NULL},
+    {"_pp", 1, 1, 3, 1, GOLDEN, "--schedule zb-auto --recompute gelu", false, NULL},
+    {"_pp", 1, 1, 4, 1, GOLDEN, "--schedule zb-auto", true, NULL},
+    {"_pp", 1, 1, 4, 8, GOLDEN, "--schedule zb-h1", false, "p > m"},
+    {"_pp", 2, 1, 2, 1, GOLDEN, "--schedule zb-h1 --recompute layer", false, NULL},
+    {"_pp", 2, 1, 2, 1, GOLDEN, "--sequence-parallel 1 --schedule zb-auto", true, NULL},
+    {"_pp", 2, 1, 4, 1, GOLDEN, "--sequence-parallel 1 --schedule zb-h1 --recompute gelu", false, NULL},
     // the grid: every (t, d, p) with t * d * p <= 8 and t a power of 2
     {"_3d", 1, 1, 1, 1, GOLDEN, "", true, NULL},
     {"_3d", 1, 1, 2, 1, GOLDEN, "", false, NULL},
@@ -632,9 +642,13 @@ static const Row ROWS[] = {
     {"_3d", 1, 2, 2, 1, GOLDEN, "--virtual 2", false, "\"p = 2 interleaved\""},
     {"_3d", 1, 2, 2, 1, GOLDEN, "--schedule gpipe --zero 0", false, NULL},
     {"_3d", 1, 2, 2, 1, GOLDEN, "--overlap 0 --recompute layer", false, NULL},
+    {"_3d", 1, 2, 2, 1, GOLDEN, "--schedule zb-h1", true, NULL},
+    {"_3d", 1, 2, 2, 1, GOLDEN, "--schedule zb-h1 --overlap 0 --zero 0", false, NULL},
+    {"_3d", 1, 2, 2, 1, GOLDEN, "--schedule zb-auto --recompute layer", false, NULL},
     {"_3d", 1, 2, 3, 1, GOLDEN, "", false, NULL},
     {"_3d", 1, 2, 4, 1, GOLDEN, "", false, NULL},
     {"_3d", 1, 2, 4, 1, GOLDEN, "--schedule gpipe", false, NULL},
+    {"_3d", 1, 2, 4, 1, GOLDEN, "--schedule zb-auto --zero 0", false, NULL},
     {"_3d", 1, 4, 2, 1, GOLDEN, "", false, NULL},
     {"_3d", 1, 4, 2, 1, GOLDEN, "--virtual 2 --zero 0", false, NULL},
     {"_3d", 2, 1, 1, 1, GOLDEN, "", false, NULL},
@@ -658,6 +672,9 @@ static const Row ROWS[] = {
     {"_3d", 2, 2, 2, 1, GOLDEN, "--sequence-parallel 1 --virtual 2", true, NULL},
     {"_3d", 2, 2, 2, 1, GOLDEN, "--sequence-parallel 1 --zero 0 --overlap 0", false, NULL},
     {"_3d", 2, 2, 2, 1, GOLDEN, "--sequence-parallel 1 --recompute gelu", false, NULL},
+    {"_3d", 2, 2, 2, 1, GOLDEN, "--schedule zb-auto", true, NULL},
+    {"_3d", 2, 2, 2, 1, GOLDEN, "--sequence-parallel 1 --schedule zb-h1 --overlap 0", false, NULL},
+    {"_3d", 2, 2, 2, 1, GOLDEN, "--sequence-parallel 1 --schedule zb-auto --zero 0 --recompute gelu", false, NULL},
     {"_3d", 2, 2, 2, 2, GOLDEN, "--sequence-parallel 1 --virtual 2", false, NULL},
     {"_3d", 4, 1, 1, 1, GOLDEN, "", false, NULL},
     {"_3d", 4, 1, 2, 1, GOLDEN, "", false, NULL},
@@ -862,7 +879,21 @@ static void matrix_end(const Context *x, Matrix *m) {
     free(m);
 }
 
+// Lists that no schedule by name makes, for 2 stages and 8 micro-batches: whole backwards on stage 0 beside halves on
+// stage 1; and interleaved 1F1B by halves, on stage 0 at once, on stage 1 with all weight steps at the end.
+static const char HALVES_OF_ONE[] =
+    "F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 F6 B5 F7 B6 B7; F0 B0 F1 B1 F2 W0 B2 F3 B3 F4 B4 F5 B5 F6 W1 B6 F7 B7 W2 "
+    "W3 W4 W5 W6 W7";
+static const char CHUNKS[] =
+    "F0.0 F1.0 F0.1 F1.1 F2.0 B0.1 W0.1 F3.0 B1.1 W1.1 F2.1 B0.0 W0.0 F3.1 B1.0 W1.0 F4.0 B2.1 W2.1 F5.0 B3.1 "
+    "W3.1 F4.1 B2.0 W2.0 F5.1 B3.0 W3.0 F6.0 B4.1 W4.1 F7.0 B5.1 W5.1 F6.1 B4.0 W4.0 F7.1 B5.0 W5.0 B6.1 W6.1 "
+    "B7.1 W7.1 B6.0 W6.0 B7.0 W7.0; F0.0 F1.0 F0.1 B0.1 F1.1 B1.1 F2.0 B0.0 F3.0 B1.0 F2.1 B2.1 F3.1 B3.1 F4.0 "
+    "B2.0 F5.0 B3.0 F4.1 B4.1 F5.1 B5.1 F6.0 B4.0 F7.0 B5.0 F6.1 B6.1 F7.1 B7.1 B6.0 B7.0 W0.1 W1.1 W0.0 W1.0 "
+    "W2.1 W3.1 W2.0 W3.0 W4.1 W5.1 W4.0 W5.0 W6.1 W7.1 W6.0 W7.0";
+
 static void group_layouts(Context *x) {
+    write_file("halves-of-one.txt", HALVES_OF_ONE, strlen(HALVES_OF_ONE));
+    write_file("chunks.txt", CHUNKS, strlen(CHUNKS));
     Matrix *m = matrix_begin(x);
     for (size_t i = 0; i < sizeof ROWS / sizeof *ROWS; i++) run_row(x, m, &ROWS[i]);
     matrix_end(x, m);

@@ -1,5 +1,5 @@
 // train_gpt_pp.cu: train_gpt_tp.cu plus pipeline parallelism: GPipe (Huang et al. 2019), 1F1B and interleaved 1F1B
-// (Narayanan et al. 2021). The third of four trainers:
+// (Narayanan et al. 2021), Zero Bubble (Qi et al. 2024). The third of four trainers:
 //   train_gpt.cu -> train_gpt_tp.cu (tensor) -> train_gpt_pp.cu (pipeline) -> train_gpt_3d.cu (data, sharded optimizer)
 //
 // The layers are dealt to p stages in v chunks each: global chunk c*p + s is chunk c of stage s. A stage runs the list
@@ -45,9 +45,17 @@ struct LayerActs {
     floatX *fch, *fch_gelu;        // (N, F) before and after GELU
 };
 
+// What the input half of one layer's backward leaves for the weight half, which a schedule may put off to a later step.
+enum { INPUT_HALF = 1, WEIGHT_HALF = 2, BOTH_HALVES = INPUT_HALF | WEIGHT_HALF };
+struct LayerGrads {
+    floatX *dout, *dresidual2;     // (Nl, C) of the layer's output and of residual2, if the halves are two steps
+    floatX *dfch, *dqkv;           // (N, F), (N, 3A); the model's own if not
+};
+
 // What the forward pass of one micro-batch through one chunk of layers keeps until its backward pass.
 struct Acts {
     LayerActs *layers;             // [L] of the chunk
+    LayerGrads *grads;             // [L]
     floatX **residual;             // [L + 1] of (Nl, C): input of layer l; the last is the chunk's output
     floatX *lnf;                   // (Nl, C)
     float *lnf_mean, *lnf_rstd;    // (Nl)
@@ -95,12 +103,15 @@ static size_t local_rows(const GPT *m, size_t N) { return m->sp ? N / m->grid.t 
 
 // Gives what one micro-batch keeps its place. Recomputation shares one buffer among the layers.
 static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
-    size_t N = m->B * m->T, Nl = local_rows(m, N), C = m->config.C, A = m->A, F = m->F;
-    size_t L = m->plan.most_layers;
-    host_array(acts->layers, L), host_array(acts->residual, L + 1);
+    size_t N = m->B * m->T, Nl = local_rows(m, N), C = m->config.C, A = m->A, F = m->F, L = m->plan.most_layers;
+    host_array(acts->layers, L), host_array(acts->residual, L + 1), host_array(acts->grads, L);
     for (size_t l = 0; l < L; l++) {
         LayerActs *a = &acts->layers[l], *shared = &m->slots[0].layers[0];
+        LayerGrads *g = &acts->grads[l];
         take(arena, acts->residual[l], Nl * C);
+        g->dfch = m->dfch, g->dqkv = m->dqkv;
+        if (m->plan.split) take(arena, g->dout, Nl * C), take(arena, g->dresidual2, Nl * C),
+                           take(arena, g->dfch, N * F), take(arena, g->dqkv, N * 3 * A);
         if (a != shared && m->opt.recompute == RECOMPUTE_LAYER) { *a = *shared; continue; }
         take(arena, a->ln1, Nl * C), take(arena, a->ln1_mean, Nl), take(arena, a->ln1_rstd, Nl);
         take(arena, a->qkv, N * 3 * A), take(arena, a->lse, N * m->NH), take(arena, a->atty, N * A);
@@ -119,8 +130,6 @@ static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
 static void layout(GPT *m) {
     size_t N = m->B * m->T, Nl = local_rows(m, N), C = m->config.C, A = m->A, F = m->F;
     Arena *arena = trainer_layout(m);
-    host_array(m->slots, m->plan.slots);
-    for (size_t i = 0; i < m->plan.slots; i++) layout_acts(m, arena, &m->slots[i]);
     for (int i = 0; i < 2 * PIPELINE_BUFFERS && m->grid.p > 1; i++) {
         take(arena, m->receive[i % 2].buffer[i / 2], N * C / m->grid.t);
         take(arena, m->send[i % 2].buffer[i / 2], N * C / m->grid.t);
@@ -137,6 +146,8 @@ static void layout(GPT *m) {
     }
     take(arena, m->dqkv, N * 3 * A), take(arena, m->dfch, N * F), take(arena, m->dattention, N * m->NH);
     take(arena, m->reduce_scratch, reduce_scratch_floats(N, C, F));
+    host_array(m->slots, m->plan.slots);
+    for (size_t i = 0; i < m->plan.slots; i++) layout_acts(m, arena, &m->slots[i]);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -233,9 +244,8 @@ static void link_receive(GPT *m, StepKind kind, floatX *x, size_t N, int micro, 
     NCCL_CHECK(ncclRecv(end->buffer[b], count, NCCL_FLOATX, 0, end->comm, end->stream));
     CUDA_CHECK(cudaEventRecord(end->moved[b], end->stream));
     wait_for(m, end->moved[b], "wait pipeline");
-    bool whole = m->sp || m->grid.t == 1;
-    if (!whole) NCCL_CHECK(ncclAllGather(end->buffer[b], x, count, NCCL_FLOATX, m->tensor, m->stream));
-    else CUDA_CHECK(cudaMemcpyAsync(x, end->buffer[b], count * sizeof(floatX), cudaMemcpyDeviceToDevice, m->stream));
+    if (m->sp || m->grid.t == 1) trainer_copy(m, x, end->buffer[b], count);
+    else NCCL_CHECK(ncclAllGather(end->buffer[b], x, count, NCCL_FLOATX, m->tensor, m->stream));
     CUDA_CHECK(cudaEventRecord(end->ready[b], m->stream));
 }
 
@@ -245,7 +255,7 @@ static void link_send(GPT *m, StepKind kind, const floatX *x, size_t N, int micr
     size_t b = end->count++ % PIPELINE_BUFFERS, count = N * m->config.C / m->grid.t;
     const floatX *mine = m->sp ? x : x + m->grid.t_rank * count;
     wait_for(m, end->moved[b], "wait pipeline");
-    CUDA_CHECK(cudaMemcpyAsync(end->buffer[b], mine, count * sizeof(floatX), cudaMemcpyDeviceToDevice, m->stream));
+    trainer_copy(m, end->buffer[b], mine, count);
     CUDA_CHECK(cudaEventRecord(end->ready[b], m->stream));
     CUDA_CHECK(cudaStreamWaitEvent(end->stream, end->ready[b], 0));
     Span span(m, end->stream, TRACK_SEND + 2 * kind, "send", micro, chunk);
@@ -282,45 +292,52 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     residual_forward(out, a->residual2, m->reduced, w[FCPROJB], Nl, C, s);
 }
 
+// dresidual (Nl, C) -> (N, C) where a matrix product needs it. The input half keeps it for the weight half.
+static const floatX *output_gradient(GPT *m, floatX *kept, int half) {
+    if (half == INPUT_HALF) trainer_copy(m, kept, m->dresidual, local_rows(m, m->B * m->T) * m->config.C);
+    return g_backward(m, half == WEIGHT_HALF ? kept : m->dresidual);
+}
+
 // One layer: dresidual (Nl, C) is the gradient of its output and becomes that of its input x. Weight gradients are
-// written by the first micro-batch and added to by the others (add).
-static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool add) {
+// written by the first micro-batch and added to by the others (add). half: what of this is done.
+static void layer_backward(GPT *m, size_t l, LayerActs *a, LayerGrads *g, const floatX *x, bool add, int half) {
     size_t B = m->B, T = m->T, N = B * T, Nl = local_rows(m, N), C = m->config.C, A = m->A, F = m->F;
     floatX **w = m->w[l], *dresidual = m->dresidual;
     float **dw = m->dw[l], *scratch = m->reduce_scratch;
     cudaStream_t s = m->stream;
+    bool input = half & INPUT_HALF, weights = half & WEIGHT_HALF;
     if (m->opt.recompute == RECOMPUTE_LAYER) layer_forward(m, l, a, NULL, x, B, T);
-    if (m->opt.recompute == RECOMPUTE_GELU) gelu_forward(a->fch_gelu, a->fch, N * F, s);
+    if (m->opt.recompute == RECOMPUTE_GELU && weights) gelu_forward(a->fch_gelu, a->fch, N * F, s);
     // the MLP
-    const floatX *dout = g_backward(m, dresidual);
-    const floatX *ln2 = f_again_begin(m, a->ln2);
-    matmul_backward_input(&m->matmul, m->dfch, dout, w[FCPROJW], N, F, C);
-    matmul_backward_weight(&m->matmul, dw[FCPROJW], a->fch_gelu, dout, N, F, C, add);
-    bias_backward(dw[FCPROJB], dout, scratch, N, C, add, s);
-    gelu_backward(m->dfch, m->dfch, a->fch, N * F, s);
-    matmul_backward_input(&m->matmul, m->dnorm, m->dfch, w[FCW], N, C, F);
-    f_backward_begin(m);
-    f_again_end(m);
-    matmul_backward_weight(&m->matmul, dw[FCW], ln2, m->dfch, N, C, F, add);
-    bias_backward(dw[FCB], m->dfch, scratch, N, F, add, s);
-    f_backward_end(m);
-    layernorm_backward(dresidual, dw[LN2W], dw[LN2B], scratch, dresidual, m->dreduced, a->residual2, w[LN2W],
-                       a->ln2_mean, a->ln2_rstd, Nl, C, add, s);
+    const floatX *dout = output_gradient(m, g->dout, half);
+    const floatX *ln2 = weights ? f_again_begin(m, a->ln2) : NULL;
+    if (input) matmul_backward_input(&m->matmul, g->dfch, dout, w[FCPROJW], N, F, C);
+    if (weights) matmul_backward_weight(&m->matmul, dw[FCPROJW], a->fch_gelu, dout, N, F, C, add);
+    if (weights) bias_backward(dw[FCPROJB], dout, scratch, N, C, add, s);
+    if (input) gelu_backward(g->dfch, g->dfch, a->fch, N * F, s);
+    if (input) matmul_backward_input(&m->matmul, m->dnorm, g->dfch, w[FCW], N, C, F);
+    if (input) f_backward_begin(m);
+    if (weights) f_again_end(m);
+    if (weights) matmul_backward_weight(&m->matmul, dw[FCW], ln2, g->dfch, N, C, F, add);
+    if (weights) bias_backward(dw[FCB], g->dfch, scratch, N, F, add, s);
+    if (input) f_backward_end(m);
+    if (input) layernorm_backward(dresidual, dw[LN2W], dw[LN2B], scratch, dresidual, m->dreduced, a->residual2,
+                                  w[LN2W], a->ln2_mean, a->ln2_rstd, Nl, C, add, s);
     // the attention
-    dout = g_backward(m, dresidual);
-    const floatX *ln1 = f_again_begin(m, a->ln1);
-    matmul_backward_input(&m->matmul, m->dnorm, dout, w[PROJW], N, A, C);
-    matmul_backward_weight(&m->matmul, dw[PROJW], a->atty, dout, N, A, C, add);
-    bias_backward(dw[PROJB], dout, scratch, N, C, add, s);
-    attention_backward(m->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv, B, T, A, m->NH, s);
-    matmul_backward_input(&m->matmul, m->dnorm, m->dqkv, w[QKVW], N, C, 3 * A);
-    f_backward_begin(m);
-    f_again_end(m);
-    matmul_backward_weight(&m->matmul, dw[QKVW], ln1, m->dqkv, N, C, 3 * A, add);
-    bias_backward(dw[QKVB], m->dqkv, scratch, N, 3 * A, add, s);
-    f_backward_end(m);
-    layernorm_backward(dresidual, dw[LN1W], dw[LN1B], scratch, dresidual, m->dreduced, x, w[LN1W],
-                       a->ln1_mean, a->ln1_rstd, Nl, C, add, s);
+    dout = output_gradient(m, g->dresidual2, half);
+    const floatX *ln1 = weights ? f_again_begin(m, a->ln1) : NULL;
+    if (input) matmul_backward_input(&m->matmul, m->dnorm, dout, w[PROJW], N, A, C);
+    if (weights) matmul_backward_weight(&m->matmul, dw[PROJW], a->atty, dout, N, A, C, add);
+    if (weights) bias_backward(dw[PROJB], dout, scratch, N, C, add, s);
+    if (input) attention_backward(g->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv, B, T, A, m->NH, s);
+    if (input) matmul_backward_input(&m->matmul, m->dnorm, g->dqkv, w[QKVW], N, C, 3 * A);
+    if (input) f_backward_begin(m);
+    if (weights) f_again_end(m);
+    if (weights) matmul_backward_weight(&m->matmul, dw[QKVW], ln1, g->dqkv, N, C, 3 * A, add);
+    if (weights) bias_backward(dw[QKVB], g->dqkv, scratch, N, 3 * A, add, s);
+    if (input) f_backward_end(m);
+    if (input) layernorm_backward(dresidual, dw[LN1W], dw[LN1B], scratch, dresidual, m->dreduced, x, w[LN1W],
+                                  a->ln1_mean, a->ln1_rstd, Nl, C, add, s);
 }
 
 // One chunk: tokens (B, T), or residual[0] -> lnf (Nl, C), or residual[L]. A rank looks up the tokens of its part of
@@ -358,14 +375,15 @@ static void loss(GPT *m, Acts *acts, const int *targets, int micro, bool want_gr
 }
 
 // One chunk, after loss() or from the gradient of its output in dresidual: gradients of its weights and of its input.
-static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk) {
+// Those of the embeddings and layernorms belong to the input half.
+static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk, int half) {
     size_t B = m->B, T = m->T, N = B * T, Nl = local_rows(m, N), C = m->config.C;
     size_t L = m->plan.count[chunk], first = m->plan.first[chunk];
     floatX **w = m->w[0];
     float **dw = m->dw[0];
     bool add = micro > 0;
-    Span span(m, m->stream, TRACK_COMPUTE, "backward", micro, chunk);
-    if (is_last(m, chunk)) {
+    Span span(m, m->stream, TRACK_COMPUTE, half == WEIGHT_HALF ? "weight" : "backward", micro, chunk);
+    if (is_last(m, chunk) && half != WEIGHT_HALF) {
         const floatX *lnf = f_again_begin(m, acts->lnf);
         head_backward_input(&m->matmul, m->dnorm, m->logits, w[WTE], N, C, m->Vl);
         f_backward_begin(m);
@@ -375,8 +393,10 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk
         layernorm_backward(m->dresidual, dw[LNFW], dw[LNFB], m->reduce_scratch, NULL, m->dreduced, acts->residual[L],
                            w[LNFW], acts->lnf_mean, acts->lnf_rstd, Nl, C, add, m->stream);
     }
-    for (size_t l = L; l-- > 0;) layer_backward(m, first + l, &acts->layers[l], acts->residual[l], add);
-    if (!is_first(m, chunk)) return;
+    for (size_t l = L; l-- > 0;) {
+        layer_backward(m, first + l, &acts->layers[l], &acts->grads[l], acts->residual[l], add, half);
+    }
+    if (!is_first(m, chunk) || half == WEIGHT_HALF) return;
     const floatX *dout = g_backward(m, m->dresidual);
     encoder_backward(dw[WTE], dw[WPE], dout, inputs, B, T, C, m->config.maxT, m->V0, m->Vl, add, m->stream);
 }
@@ -390,7 +410,7 @@ static void forward_step(GPT *m, Acts *acts, const int *inputs, size_t B, size_t
 
 static void backward_step(GPT *m, Acts *acts, const int *inputs, int micro, int chunk) {
     if (!is_last(m, chunk)) link_receive(m, STEP_BACKWARD, m->dresidual, m->B * m->T, micro, chunk);
-    backward(m, acts, inputs, micro, chunk);
+    backward(m, acts, inputs, micro, chunk, m->plan.split ? INPUT_HALF : BOTH_HALVES);
     if (!is_first(m, chunk)) link_send(m, STEP_BACKWARD, m->dresidual, m->B * m->T, micro, chunk);
 }
 
@@ -405,6 +425,7 @@ static void run_batch(GPT *m, bool training) {
         bool loss_now = is_last(m, step.chunk) && (step.kind == STEP_BACKWARD) == training;
         if (loss_now) loss(m, acts, m->targets + at, step.micro, training);
         if (step.kind == STEP_BACKWARD && training) backward_step(m, acts, m->inputs + at, step.micro, step.chunk);
+        if (step.kind == STEP_WEIGHT && training) backward(m, acts, NULL, step.micro, step.chunk, WEIGHT_HALF);
     }
 }
 
@@ -479,8 +500,9 @@ static void sample(GPT *m) {
 static void shard(GPT *m) {
     Error err;
     size_t p = m->grid.p, stage = m->grid.p_rank;
-    Schedule schedule = (Schedule)m->opt.schedule;
-    bool ok = pipeline_plan(&m->plan, schedule, m->config.L, p, stage, m->micros, m->opt.chunks, &err);
+    PipelineCosts costs = pipeline_layer_costs(m->config.C, m->T, m->opt.max_in_flight ? m->opt.max_in_flight : 2 * p);
+    bool ok = pipeline_plan(&m->plan, (Schedule)m->opt.schedule, m->opt.schedule_file, m->config.L, p, stage, m->micros,
+                            m->opt.chunks, &costs, &err);
     job_agree(&m->job, ok, &err);
     Shard part = {m->grid.t, m->grid.t_rank, stage == 0, stage == p - 1, m->plan.layer_count, m->plan.layers, 0};
     m->table = table_make(&m->config, &part);

@@ -99,7 +99,6 @@ static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
 static void layout(GPT *m) {
     size_t N = m->B * m->T, Nl = local_rows(m, N), C = m->config.C, A = m->A, F = m->F;
     Arena *arena = trainer_layout(m);
-    layout_acts(m, arena, &m->acts);
     take(arena, m->logits, N * m->Vl), take(arena, m->losses, N);
     take(arena, m->last_logits, m->config.Vp);
     take(arena, m->row_max, N), take(arena, m->row_sums, 2 * N), take(arena, m->row_max_local, N);
@@ -111,6 +110,7 @@ static void layout(GPT *m) {
     }
     take(arena, m->dqkv, N * 3 * A), take(arena, m->dfch, N * F), take(arena, m->dattention, N * m->NH);
     take(arena, m->reduce_scratch, reduce_scratch_floats(N, C, F));
+    layout_acts(m, arena, &m->acts);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 // pipeline.h: pipeline schedules as lists of steps, and the rules by which a trainer executes any such list.
 //
-// defines: PipelineStep, Schedule, pipeline_gpipe, pipeline_1f1b, pipeline_interleaved, pipeline_schedule,
-//          pipeline_check, pipeline_bubble, pipeline_max_in_flight, PipelineRoute, pipeline_routes,
-//          pipeline_link_ends, pipeline_prove
+// defines: PipelineStep, Schedule, pipeline_gpipe, pipeline_1f1b, pipeline_interleaved, pipeline_zb_h1,
+//          pipeline_schedule, pipeline_check, pipeline_bubble, pipeline_max_in_flight, PipelineRoute,
+//          pipeline_routes, pipeline_link_ends
 //
 // p stages in a row, m micro-batches a training step, v model chunks a stage. The model is cut into p * v
 // chunks; chunk c of stage s is global chunk c * p + s, so with v > 1 the model goes round the stages v
@@ -10,7 +10,7 @@
 // forwards and backwards. It says nothing about messages: they follow from the list (pipeline_routes).
 //
 // Papers: GPipe (Huang et al. 2019), PipeDream-Flush's 1F1B and interleaved 1F1B as in PTD-P (Narayanan et
-// al. 2021), section 2.2, figures 3 and 4.
+// al. 2021), section 2.2, figures 3 and 4; Zero Bubble Pipeline Parallelism (Qi et al. 2024).
 //
 // HOW A LIST IS EXECUTED, AND WHY IT CANNOT HANG
 //
@@ -65,18 +65,24 @@
 #define PIPELINE_BUFFERS 2  // at each end of a link
 #define PIPELINE_NONE (-1)  // no neighbour: the input is tokens, or the output is the loss or nothing
 
-// Also the index of a stage's link ends: a forward receives and sends activations, a backward gradients.
-typedef enum { STEP_FORWARD, STEP_BACKWARD } StepKind;
+// Also the index of a stage's link ends: a forward receives and sends activations, a backward gradients. In a list
+// that has weight steps a backward makes the gradient of its input only (B), for which the stage before waits; the
+// weight step makes the gradients of the weights (W), for which nobody does (Qi et al. 2024). In other lists a
+// backward does both.
+typedef enum { STEP_FORWARD, STEP_BACKWARD, STEP_WEIGHT } StepKind;
 
 typedef struct {
     StepKind kind;
     int micro, chunk;  // micro-batch in [0, m), local chunk in [0, v)
 } PipelineStep;
 
-typedef enum { SCHEDULE_GPIPE, SCHEDULE_1F1B, SCHEDULE_INTERLEAVED } Schedule;
+typedef enum { SCHEDULE_GPIPE, SCHEDULE_1F1B, SCHEDULE_INTERLEAVED, SCHEDULE_ZB_H1, SCHEDULE_ZB_AUTO } Schedule;
+
+enum { SCHEDULE_COUNT = SCHEDULE_ZB_AUTO + 1 };
 
 static inline const char *pipeline_schedule_name(Schedule schedule) {
-    return schedule == SCHEDULE_GPIPE ? "gpipe" : schedule == SCHEDULE_1F1B ? "1f1b" : "interleaved";
+    static const char *const names[SCHEDULE_COUNT] = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-auto"};
+    return names[schedule];
 }
 
 // Appends a step; out may be NULL to count only.
@@ -128,11 +134,37 @@ static inline size_t pipeline_interleaved(int p, int stage, int m, int v, Pipeli
     return n;
 }
 
-// The list of one stage: writes out[2 * m * v] (NULL: nothing) and returns its length. Arguments as
-// pipeline_check accepts.
+// ZB-H1 (Qi et al. 2024, section 2): 1F1B whose backwards are halved. A stage puts off its weight steps until `stage`
+// of them wait, so that it is never idle for lack of gradients as long as there are some; those left over fill the
+// end, where 1F1B idles. Every stage then holds at most p micro-batches, as stage 0 of 1F1B does, and the bubble
+// shrinks from (p - 1)(F + B + W) to (p - 1)(F + B - W).
+static inline size_t pipeline_zb_h1(int p, int stage, int m, PipelineStep *out) {
+    int warmup = p - stage - 1 < m ? p - stage - 1 : m, weights = 0;
+    size_t n = 0;
+    for (int i = 0; i < warmup; i++) pipeline_add(out, &n, STEP_FORWARD, i, 0);
+    for (int i = 0; i < m; i++) {
+        if (warmup + i < m) pipeline_add(out, &n, STEP_FORWARD, warmup + i, 0);
+        pipeline_add(out, &n, STEP_BACKWARD, i, 0);
+        if (i + 1 - weights > stage) pipeline_add(out, &n, STEP_WEIGHT, weights++, 0);
+    }
+    while (weights < m) pipeline_add(out, &n, STEP_WEIGHT, weights++, 0);
+    return n;
+}
+
+// True if the list has weight steps.
+static inline bool pipeline_is_split(const PipelineStep *steps, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        if (steps[i].kind == STEP_WEIGHT) return true;
+    }
+    return false;
+}
+
+// The list of one stage: writes out[3 * m * v] (NULL: nothing) and returns its length. Arguments as pipeline_check
+// accepts; zb-auto, which makes the lists of all stages at once, is in llmc/pipeline_auto.h.
 static inline size_t pipeline_schedule(Schedule schedule, int p, int stage, int m, int v, PipelineStep *out) {
     if (schedule == SCHEDULE_GPIPE) return pipeline_gpipe(m, out);
     if (schedule == SCHEDULE_1F1B) return pipeline_1f1b(p, stage, m, out);
+    if (schedule == SCHEDULE_ZB_H1) return pipeline_zb_h1(p, stage, m, out);
     return pipeline_interleaved(p, stage, m, v, out);
 }
 
@@ -143,6 +175,9 @@ static inline bool pipeline_check(Schedule schedule, int p, int m, int v, Error 
                          m, v);
     if ((long long)m * v > INT_MAX / 8 || (long long)m * v * p > INT_MAX / 8)
         return error_set(err, "%d stages, %d micro-batches and %d chunks are too many", p, m, v);
+    if (schedule >= SCHEDULE_ZB_H1 && p == 1)
+        return error_set(err, "--schedule %s needs 2 or more stages: use --pipeline 2, or --schedule 1f1b",
+                         pipeline_schedule_name(schedule));
     if (schedule != SCHEDULE_INTERLEAVED && v > 1)
         return error_set(err, "%d chunks a stage need --schedule interleaved: use it, or --virtual 1", v);
     if (schedule == SCHEDULE_INTERLEAVED && v == 1)
@@ -163,11 +198,17 @@ static inline bool pipeline_check(Schedule schedule, int p, int m, int v, Error 
 // Idle over ideal time when all chunks cost the same and messages nothing: (p-1)/m, interleaved (p-1)/(v m).
 static inline double pipeline_bubble(int p, int m, int v) { return (double)(p - 1) / ((double)v * m); }
 
+// The step after which the activations of a micro-batch and chunk are no longer needed.
+static inline StepKind pipeline_last_use(const PipelineStep *steps, size_t count) {
+    return pipeline_is_split(steps, count) ? STEP_WEIGHT : STEP_BACKWARD;
+}
+
 // Most (micro-batch, chunk) pairs of which a stage holds activations at one time.
 static inline size_t pipeline_max_in_flight(const PipelineStep *steps, size_t count) {
     size_t now = 0, most = 0;
+    StepKind last_use = pipeline_last_use(steps, count);
     for (size_t i = 0; i < count; i++) {
-        now = steps[i].kind == STEP_FORWARD ? now + 1 : now - 1;
+        now = now + (steps[i].kind == STEP_FORWARD) - (steps[i].kind == last_use);
         if (now > most) most = now;
     }
     return most;
@@ -188,15 +229,15 @@ static inline bool pipeline_link_ends(int p, int v, int link, int *from, int *to
 typedef struct {
     int from, to;          // stages that send the input and get the output; PIPELINE_NONE at the model's ends
     size_t receive, send;  // numbers of these messages on their links; 0 where there is none
-    size_t slot;           // where the activations of this micro-batch and chunk stay until its backward
+    size_t slot;           // where the activations of this micro-batch and chunk stay until their last use
 } PipelineRoute;
 
-// Fills from and to. Forwards go up the global chunks, backwards down; the loss sits at the top.
+// Fills from and to. Forwards go up the global chunks, backwards down; the loss sits at the top. Weight steps stay.
 static inline void pipeline_neighbours(int p, int stage, int v, PipelineStep step, PipelineRoute *route) {
     bool first = stage == 0 && step.chunk == 0, last = stage == p - 1 && step.chunk == v - 1;
     int previous = first ? PIPELINE_NONE : (stage + p - 1) % p, next = last ? PIPELINE_NONE : (stage + 1) % p;
-    route->from = step.kind == STEP_FORWARD ? previous : next;
-    route->to = step.kind == STEP_FORWARD ? next : previous;
+    route->from = step.kind == STEP_WEIGHT ? PIPELINE_NONE : step.kind == STEP_FORWARD ? previous : next;
+    route->to = step.kind == STEP_WEIGHT ? PIPELINE_NONE : step.kind == STEP_FORWARD ? next : previous;
 }
 
 // Fills routes[count] for a stage's list, which must be one that pipeline_prove accepts, and returns the
@@ -208,6 +249,7 @@ static inline size_t pipeline_routes(int p, int stage, int m, int v, const Pipel
     size_t *unused = (size_t *)host_alloc(slots, sizeof *unused);
     for (size_t i = 0; i < slots; i++) unused[i] = slots - 1 - i;  // a stack whose top is slot 0
     size_t top = slots;
+    StepKind last_use = pipeline_last_use(steps, count);
     for (size_t i = 0; i < count; i++) {
         PipelineStep step = steps[i];
         PipelineRoute *route = &routes[i];
@@ -217,119 +259,11 @@ static inline size_t pipeline_routes(int p, int stage, int m, int v, const Pipel
         route->send = route->to == PIPELINE_NONE ? 0 : sent[step.kind]++;
         if (step.kind == STEP_FORWARD) *slot = unused[--top];
         route->slot = *slot;
-        if (step.kind == STEP_BACKWARD) unused[top++] = *slot;
+        if (step.kind == last_use) unused[top++] = *slot;
     }
     free(slot_of);
     free(unused);
     return slots;
-}
-
-// ---------------------------------------------------------------------------------------------
-// The proof. A message is named by micro-batch and the global chunk that consumes it.
-
-typedef struct {
-    int *messages;                    // names in the order in which the sender computes them, [m * v]
-    size_t computed, sent, consumed;  // how many so far; sent also means received
-} PipelineLink;
-
-// What a stage has done so far: done[micro * v + chunk] steps for that pair (0, 1 after its forward, 2 after its
-// backward), and backwards[chunk] backwards of a chunk.
-static inline bool pipeline_prove_step(int stage, int m, int v, PipelineStep step, const unsigned char *done,
-                                       const int *backwards, Error *err) {
-    bool kind_exists = step.kind == STEP_FORWARD || step.kind == STEP_BACKWARD;
-    if (!kind_exists || step.micro < 0 || step.micro >= m || step.chunk < 0 || step.chunk >= v)
-        return error_set(err, "stage %d has a step of kind %d, micro-batch %d, chunk %d, which does not exist", stage,
-                         (int)step.kind, step.micro, step.chunk);
-    int before = done[(size_t)step.micro * v + step.chunk], kind = step.kind == STEP_FORWARD ? 0 : 1;
-    if (before > kind)
-        return error_set(err, "stage %d runs the %s of micro-batch %d, chunk %d twice", stage,
-                         kind ? "backward" : "forward", step.micro, step.chunk);
-    if (before < kind)
-        return error_set(err, "stage %d runs the backward of micro-batch %d, chunk %d before its forward",
-                         stage, step.micro, step.chunk);
-    if (step.kind == STEP_BACKWARD && step.micro != backwards[step.chunk])
-        return error_set(err,
-                         "stage %d runs the backward of micro-batch %d, chunk %d when that of micro-batch %d is next: "
-                         "the backwards of a chunk go 0, 1, 2, ..., because the first writes the gradients, the others "
-                         "add to them in this order, and the last has them reduced",
-                         stage, step.micro, step.chunk, backwards[step.chunk]);
-    return true;
-}
-
-// Runs a stage's next step if its input is there and its output has a free buffer; *ran says whether it did.
-static inline bool pipeline_prove_run(int p, int stage, int m, int v, PipelineStep step, size_t buffers,
-                                      unsigned char *done, int *backwards, PipelineLink *links, bool *ran,
-                                      Error *err) {
-    *ran = false;
-    if (!pipeline_prove_step(stage, m, v, step, done, backwards, err)) return false;
-    PipelineRoute route;
-    pipeline_neighbours(p, stage, v, step, &route);
-    int side = step.kind == STEP_FORWARD ? 0 : p, up = step.kind == STEP_FORWARD ? 1 : -1;
-    int chunk = step.chunk * p + stage;  // global
-    PipelineLink *in = route.from == PIPELINE_NONE ? NULL : &links[side + route.from];
-    PipelineLink *out = route.to == PIPELINE_NONE ? NULL : &links[side + stage];
-    if (in && in->consumed == in->sent) return true;
-    if (out && out->computed == out->sent + buffers) return true;
-    if (in && in->messages[in->consumed++] != step.micro * p * v + chunk)
-        return error_set(err, "stage %d takes micro-batch %d, chunk %d in another order than stage %d sends it", stage,
-                         step.micro, step.chunk, route.from);
-    done[(size_t)step.micro * v + step.chunk]++;
-    backwards[step.chunk] += step.kind == STEP_BACKWARD;
-    if (out) out->messages[out->computed++] = step.micro * p * v + chunk + up;
-    *ran = true;
-    return true;
-}
-
-// True when the p lists (lists[stage] has counts[stage] steps) can be executed by the rules above with so
-// many buffers at each link end and train as one rank would: every forward and backward exactly once, inputs
-// before their use, both ends of each link in one order, no deadlock, and the backwards of each chunk in the
-// order of the micro-batches, on which trainers rely (the first writes the gradients, the others add to them
-// with the same bits whatever the schedule is, the last has them reduced). Otherwise one sentence says why. For 64
-// stages, 512 micro-batches and 8 chunks it takes about 25 ms and 3 MiB.
-static inline bool pipeline_prove(int p, int m, int v, const PipelineStep *const *lists, const size_t *counts,
-                                  size_t buffers, Error *err) {
-    size_t per_stage = (size_t)m * v, links_n = (size_t)pipeline_link_count(p);
-    for (int s = 0; s < p; s++)
-        if (counts[s] != 2 * per_stage)
-            return error_set(err, "stage %d has %zu steps, and %d micro-batches in %d chunks are %zu", s, counts[s],
-                             m, v, 2 * per_stage);
-    unsigned char *done = (unsigned char *)host_alloc((size_t)p * per_stage, 1);
-    size_t *next = (size_t *)host_alloc(p, sizeof *next);
-    int *backwards = (int *)host_alloc((size_t)p * v, sizeof *backwards);
-    PipelineLink *links = (PipelineLink *)host_alloc(links_n, sizeof *links);
-    int *messages = (int *)host_alloc(links_n * per_stage, sizeof *messages);
-    bool ok = true, moved = true;
-    for (size_t l = 0; ok && l < links_n; l++) links[l].messages = messages + l * per_stage;
-    while (ok && moved) {
-        moved = false;
-        for (int s = 0; ok && s < p; s++) {
-            bool ran = true;
-            while (ok && ran && next[s] < counts[s]) {
-                ok = pipeline_prove_run(p, s, m, v, lists[s][next[s]], buffers, done + s * per_stage,
-                                        backwards + (size_t)s * v, links, &ran, err);
-                next[s] += ok && ran;
-                moved = moved || (ok && ran);
-            }
-        }
-        for (PipelineLink *l = links; l < links + links_n; l++)
-            while (l->sent < l->computed && l->sent < l->consumed + buffers) {  // a rendezvous
-                l->sent++;
-                moved = true;
-            }
-    }
-    for (int s = 0; ok && s < p; s++)
-        if (next[s] < counts[s]) {
-            PipelineStep step = lists[s][next[s]];
-            const char *what = step.kind == STEP_FORWARD ? "forward" : "backward";
-            ok = error_set(err, "deadlock with %zu buffers: stage %d never runs the %s of micro-batch %d, chunk %d",
-                           buffers, s, what, step.micro, step.chunk);
-        }
-    free(done);
-    free(next);
-    free(backwards);
-    free(links);
-    free(messages);
-    return ok;
 }
 
 #endif

@@ -6,6 +6,7 @@
 #ifndef LLMC_PIPELINE_STREAMS_H
 #define LLMC_PIPELINE_STREAMS_H
 
+#include <math.h>
 #include <stdint.h>
 
 #include "llmc/pipeline.h"
@@ -22,6 +23,7 @@ typedef struct {
     int peer;
     size_t in, out;      // compute: its buffers; messages: in is their buffer
     size_t slot;         // activations
+    bool last_use;       // compute: of the slot, which is free afterwards
     int wait_stream[2];  // up to two operations of this stage that must be complete; -1: none
     size_t wait_index[2];
     double start, end;
@@ -37,7 +39,7 @@ typedef struct {
     // what to run; set these
     int p, m, v;
     size_t buffers;
-    double cost[2], transfer;     // of a forward and a backward of one chunk, and of a message
+    double cost[3], transfer;     // of a forward, an input half and a weight half of one chunk, and of a message
     int stream_of[STREAM_COUNT];  // {0, 1, 2, 3, 4}, or several roles on one stream to see what goes wrong
     bool drop[WAIT_COUNT];        // leave a wait out, to see what goes wrong
     uint64_t order;               // 0: streams in turn; else a seed: any ready stream at any moment
@@ -71,17 +73,18 @@ static inline size_t machine_enqueue(Machine *mc, int stage, int role, StreamOp 
 // The host's side of one stage: exactly rule 3 of pipeline.h.
 static inline void machine_enqueue_stage(Machine *mc, int stage, const PipelineStep *steps,
                                          const PipelineRoute *routes, size_t count) {
-    // Indices of the operations that the events stand for, [2][B] each
+    StepKind last_use = pipeline_last_use(steps, count);
+    // Indices of the operations that the events stand for, [2][B] each. A weight step has no message and no event.
     size_t B = mc->buffers, *freed = (size_t *)malloc(4 * B * sizeof *freed), *sent = freed + 2 * B;
     for (size_t i = 0; i < count; i++) {
         PipelineStep step = steps[i];
         const PipelineRoute *route = &routes[i];
         int receive = STREAM_RECEIVE + 2 * step.kind, send = STREAM_SEND + 2 * step.kind;
-        StreamOp op = {OP_COMPUTE, step, 0, 0, 0, route->slot, {-1, -1}, {0, 0}, 0, 0};
+        StreamOp op = {OP_COMPUTE, step, 0, 0, 0, route->slot, step.kind == last_use, {-1, -1}, {0, 0}, 0, 0};
         op.in = step.kind * B + route->receive % B;
         op.out = step.kind * B + route->send % B;
         if (route->from != PIPELINE_NONE) {
-            StreamOp r = {OP_RECEIVE, step, route->from, op.in, 0, 0, {-1, -1}, {0, 0}, 0, 0};
+            StreamOp r = {OP_RECEIVE, step, route->from, op.in, 0, 0, false, {-1, -1}, {0, 0}, 0, 0};
             op_wait(mc, &r, WAIT_FREE, STREAM_COMPUTE, freed[op.in], route->receive >= B);
             size_t arrived = machine_enqueue(mc, stage, receive, r);
             op_wait(mc, &op, WAIT_INPUT, receive, arrived, true);
@@ -90,7 +93,7 @@ static inline void machine_enqueue_stage(Machine *mc, int stage, const PipelineS
         size_t computed = machine_enqueue(mc, stage, STREAM_COMPUTE, op);
         if (route->from != PIPELINE_NONE) freed[op.in] = computed;
         if (route->to != PIPELINE_NONE) {
-            StreamOp s = {OP_SEND, step, route->to, op.out, 0, 0, {-1, -1}, {0, 0}, 0, 0};
+            StreamOp s = {OP_SEND, step, route->to, op.out, 0, 0, false, {-1, -1}, {0, 0}, 0, 0};
             op_wait(mc, &s, WAIT_COMPUTED, STREAM_COMPUTE, computed, true);
             sent[op.out] = machine_enqueue(mc, stage, send, s);
         }
@@ -130,13 +133,10 @@ static inline void machine_compute(Machine *mc, int stage, const StreamOp *op) {
     if (route.from != PIPELINE_NONE &&
         mc->receive_name[stage * B2 + op->in] != machine_name(mc, step.kind, step.micro, chunk))
         mc->wrong++;
-    if (step.kind == STEP_FORWARD) {
-        if (*slot) mc->wrong++;
-        *slot = own;
-    } else {
-        if (*slot != own) mc->wrong++;
-        *slot = 0;
-    }
+    // The slot is free (0), holds what the forward kept (its name), or what a backward left for the weight step (-name)
+    int expected = step.kind == STEP_FORWARD ? 0 : step.kind == STEP_BACKWARD ? own : -own;
+    if (*slot != expected) mc->wrong++;
+    *slot = op->last_use ? 0 : step.kind == STEP_FORWARD ? own : -own;
     if (route.to != PIPELINE_NONE)
         mc->send_name[stage * B2 + op->out] =
             machine_name(mc, step.kind, step.micro, chunk + (step.kind == STEP_FORWARD ? 1 : -1));
@@ -152,6 +152,7 @@ static inline bool machine_advance(Machine *mc, int stage, int stream_index) {
     if (op->type == OP_SEND || !machine_ready(mc, stage, op, &time)) return false;
     if (op->type == OP_COMPUTE) {
         double cost = mc->cost[op->step.kind];
+        if (op->step.kind == STEP_BACKWARD && op->last_use) cost += mc->cost[STEP_WEIGHT];  // it does both halves
         machine_compute(mc, stage, op);
         machine_finish(stream, time, time + cost);
         mc->busy += cost;
@@ -171,17 +172,37 @@ static inline bool machine_advance(Machine *mc, int stage, int stream_index) {
     return true;
 }
 
+// From the first start to the last end of one stage's computes, after machine_run.
+static inline double machine_own_span(const Machine *mc, int stage) {
+    double first = INFINITY, last = 0;
+    for (int i = 0; i < STREAM_COUNT; i++) {
+        const Stream *stream = &mc->streams[stage * STREAM_COUNT + i];
+        for (size_t k = 0; k < stream->next; k++) {
+            if (stream->ops[k].type != OP_COMPUTE) continue;
+            first = fmin(first, stream->ops[k].start);
+            last = fmax(last, stream->ops[k].end);
+        }
+    }
+    return last > first ? last - first : 0;
+}
+
+// Idle over ideal time of all stages together, from the first start to the last end.
+static inline double machine_bubble(const Machine *mc) {
+    double ideal = mc->busy / mc->p;
+    return (mc->makespan - ideal) / ideal;
+}
+
 // Runs p lists on the machine. Release with machine_free (also before another run with the same Machine).
 static inline void machine_run(Machine *mc, PipelineStep *const *lists, const size_t *counts) {
     size_t per_stage = (size_t)mc->m * mc->v, B2 = 2 * mc->buffers;
     mc->streams = (Stream *)calloc((size_t)mc->p * STREAM_COUNT, sizeof *mc->streams);
     mc->wrong = mc->slots = 0;
     mc->makespan = mc->busy = 0;
-    PipelineRoute *routes = (PipelineRoute *)malloc(2 * per_stage * sizeof *routes);
+    PipelineRoute *routes = (PipelineRoute *)malloc(3 * per_stage * sizeof *routes);
     for (int s = 0; s < mc->p; s++) {
         size_t room[STREAM_COUNT] = {0};
         for (int role = 0; role < STREAM_COUNT; role++)
-            room[mc->stream_of[role]] += role == STREAM_COMPUTE ? 2 * per_stage : per_stage;
+            room[mc->stream_of[role]] += role == STREAM_COMPUTE ? 3 * per_stage : per_stage;
         for (int i = 0; i < STREAM_COUNT; i++)
             mc->streams[s * STREAM_COUNT + i].ops = (StreamOp *)malloc((room[i] + 1) * sizeof(StreamOp));
         size_t slots = pipeline_routes(mc->p, s, mc->m, mc->v, lists[s], counts[s], routes);

@@ -1,11 +1,11 @@
 // timeline.c: draws one training step of a --trace file as an SVG like the figures of the pipeline papers: a
-// row per rank, a box per forward and backward with its micro-batch, and the measured bubble beside the
-// formula.
+// row per rank, a box per forward, backward and weight step with its micro-batch, and the measured bubble beside
+// the formula of 1F1B, which has no weight steps.
 //
 //   timeline [--step N] [--pipeline P] [--title TEXT] [--width PIXELS] [--retime] [--out FILE.svg] TRACE.json
 //
-// --retime keeps what ran where and in which order, and replaces when: every forward takes the mean forward,
-// every backward the mean backward, messages take nothing. That is the picture to look at when ranks shared
+// --retime keeps what ran where and in which order, and replaces when: every step takes the mean of its
+// kind, messages take nothing. That is the picture to look at when ranks shared
 // cores.
 #include <cjson/cJSON.h>
 #include <getopt.h>
@@ -28,6 +28,7 @@ typedef struct {
 static const KindStyle styles[] = {
     {"forward", LANE_BOX, 0x2c5f9e, 0xa9cdf2},
     {"backward", LANE_BOX, 0x1f7a5c, 0x9fe0c4},
+    {"weight", LANE_BOX, 0x7d9a2e, 0xd3e3a0},
     {"loss", LANE_BOX, 0x5b7089, 0x9fb0c4},
     {"recompute", LANE_BOX, 0x7f93b8, 0xc3cfe4},
     {"optimizer", LANE_BOX, 0xe3a33b, 0xe3a33b},
@@ -52,8 +53,11 @@ static const KindStyle *style_of(const char *kind) {
 
 static bool is_forward(const TraceEvent *e) { return strcmp(e->kind, "forward") == 0; }
 static bool is_backward(const TraceEvent *e) { return strcmp(e->kind, "backward") == 0; }
-static bool is_compute(const TraceEvent *e) {
-    return is_forward(e) || is_backward(e) || strcmp(e->kind, "recompute") == 0;
+static bool is_weight(const TraceEvent *e) { return strcmp(e->kind, "weight") == 0; }
+static bool is_step(const TraceEvent *e) { return is_forward(e) || is_backward(e) || is_weight(e); }
+static bool is_compute(const TraceEvent *e) { return is_step(e) || strcmp(e->kind, "recompute") == 0; }
+static StepKind step_kind(const TraceEvent *e) {
+    return is_forward(e) ? STEP_FORWARD : is_backward(e) ? STEP_BACKWARD : STEP_WEIGHT;
 }
 
 typedef struct {
@@ -61,9 +65,10 @@ typedef struct {
     long step;
     int ranks, p, m, v;
     double start, end;   // of all events of the step, microseconds
-    double first, last;  // of its forwards and backwards
+    double first, last;  // of its forwards, backwards and weight steps
     double bubble;       // idle over busy, between first and last
-    double mean[2];      // forward, backward
+    double mean[3];      // of a step, by StepKind
+    bool split;          // it has weight steps
     double *busy;        // [ranks], between first and last
     bool lanes[LANE_COUNT];
 } Timeline;
@@ -105,15 +110,15 @@ static bool choose_step(Timeline *t, long step, int stages, Error *err) {
     return true;
 }
 
-// Measuring. A rank is busy while any of its forwards, backwards or recomputations runs; ranks start in one
+// Measuring. A rank is busy while any of its steps or recomputations runs; ranks start in one
 // moment and end in one moment, as a training step does.
 static void measure(Timeline *t) {
     t->start = t->first = INFINITY;
     t->end = t->last = -INFINITY;
     memset(t->lanes, 0, sizeof t->lanes);
     memset(t->busy, 0, (size_t)t->ranks * sizeof *t->busy);
-    size_t counts[2] = {0, 0};
-    double covered = 0, total = 0, forwards = 0;  // covered: up to where this rank's busy time is counted
+    size_t counts[3] = {0, 0, 0};
+    double covered = 0, total = 0, sums[3] = {0, 0, 0};  // covered: up to where this rank's busy time is counted
     for (size_t i = 0; i < t->trace.count; i++) {
         const TraceEvent *e = &t->trace.events[i];
         double from = e->start_us, to = from + e->duration_us;
@@ -131,25 +136,27 @@ static void measure(Timeline *t) {
         t->busy[e->rank] += added;
         covered = fmax(covered, to);
         total += added;
-        if (is_forward(e)) forwards += e->duration_us;
-        if (is_forward(e) || is_backward(e)) counts[is_backward(e)]++;
+        if (!is_step(e)) continue;
+        sums[step_kind(e)] += e->duration_us;
+        counts[step_kind(e)]++;
     }
-    t->mean[0] = counts[0] ? forwards / counts[0] : 0;
-    t->mean[1] = counts[1] ? (total - forwards) / counts[1] : 0;  // recomputation belongs to its backward
+    t->split = counts[STEP_WEIGHT] > 0;
+    sums[STEP_BACKWARD] = total - sums[STEP_FORWARD] - sums[STEP_WEIGHT];  // recomputation belongs to its backward
+    for (int kind = 0; kind < 3; kind++) t->mean[kind] = counts[kind] ? sums[kind] / counts[kind] : 0;
     t->bubble = total > 0 ? (t->ranks * (t->last - t->first) - total) / total : 0;
 }
 
 // End of what a step needs from its neighbour, indexed as ends[rank][kind][micro][chunk]; NAN: not run yet.
 static double *end_of(Timeline *t, double *ends, int rank, int kind, int micro, int chunk) {
-    return &ends[(((size_t)rank * 2 + kind) * t->m + micro) * t->v + chunk];
+    return &ends[(((size_t)rank * 3 + kind) * t->m + micro) * t->v + chunk];
 }
 
-// Runs the forwards and backwards again in virtual time: the order of each rank and their dependencies stay.
+// Runs the steps again in virtual time: the order of each rank and their dependencies stay.
 static bool retime(Timeline *t, Error *err) {
-    size_t kept = 0, count = (size_t)t->ranks * 2 * t->m * t->v;
+    size_t kept = 0, count = (size_t)t->ranks * 3 * t->m * t->v;
     for (size_t i = 0; i < t->trace.count; i++) {
         TraceEvent e = t->trace.events[i];
-        if ((is_forward(&e) || is_backward(&e)) && e.micro >= 0) t->trace.events[kept++] = e;
+        if (is_step(&e) && e.micro >= 0) t->trace.events[kept++] = e;
     }
     t->trace.count = kept;
     double *ends = malloc(count * sizeof *ends), *clock = calloc((size_t)t->ranks, sizeof *clock);
@@ -164,8 +171,7 @@ static bool retime(Timeline *t, Error *err) {
         for (int r = 0; r < t->ranks; r++)
             while (next[r] < kept && t->trace.events[next[r]].rank == r) {
                 TraceEvent *e = &t->trace.events[next[r]];
-                PipelineStep step = {is_forward(e) ? STEP_FORWARD : STEP_BACKWARD, e->micro,
-                                     e->chunk < 0 ? 0 : e->chunk};
+                PipelineStep step = {step_kind(e), e->micro, e->chunk < 0 ? 0 : e->chunk};
                 PipelineRoute route;
                 pipeline_neighbours(t->p, r / across, t->v, step, &route);
                 double input = 0;
@@ -231,7 +237,7 @@ static void draw_legend(FILE *out, const Timeline *t, double y, double width) {
         for (size_t i = 0; i < t->trace.count && !seen; i++)
             seen = style_of(t->trace.events[i].kind) == style;
         if (!seen || style->lane == LANE_HIDDEN) continue;
-        int shades = k < 2 ? t->v : 1;  // forward and backward, by chunk
+        int shades = k < 3 ? t->v : 1;  // forward, backward and weight, by chunk
         for (int chunk = 0; chunk < shades; chunk++) {
             char fill[8], text[64];
             svg_mix(style->dark, style->light, shades > 1 ? (double)chunk / (shades - 1) : 0, fill);
@@ -256,8 +262,9 @@ static void draw(FILE *out, const Timeline *t, const char *title, double width, 
                  t->m, t->m > 1 ? "es" : "", t->v, t->v > 1 ? "s" : "");
     double formula = pipeline_bubble(t->p, t->m, t->v);
     svg_text(out, LEFT, 49, 13, 400, "start", SVG_MUTED,
-             "bubble: %s %.1f%% of compute time, formula %s = %.1f%%%s", retimed ? "retimed" : "measured",
-             100 * t->bubble, t->v > 1 ? "(p-1)/(v m)" : "(p-1)/m", 100 * formula,
+             "bubble: %s %.1f%% of compute time, %s %s = %.1f%%%s", retimed ? "retimed" : "measured",
+             100 * t->bubble, t->split ? "without weight steps" : "formula", t->v > 1 ? "(p-1)/(v m)" : "(p-1)/m",
+             100 * formula,
              retimed ? "   (order as it ran, mean durations, free messages)" : "");
     svg_text(out, width - RIGHT + 8, 49, 11, 400, "start", SVG_MUTED, "busy");
 
@@ -352,8 +359,10 @@ int main(int argc, char **argv) {
     if (failed)
         return error_set(&err, "cannot write %s: %s", path ? path : "the picture", strerror(errno)),
                fail(&err);
-    fprintf(stderr, "step %ld: %d stages, %d micro-batches, %d chunks; bubble %.4f, formula %.4f\n", t.step,
-            t.p, t.m, t.v, t.bubble, pipeline_bubble(t.p, t.m, t.v));
+    fprintf(stderr, "step %ld: %d stages, %d micro-batches, %d chunks; bubble %.4f, formula %.4f", t.step, t.p, t.m,
+            t.v, t.bubble, pipeline_bubble(t.p, t.m, t.v));
+    fprintf(stderr, "; mean forward %.4g, backward %.4g, weight %.4g us\n", t.mean[STEP_FORWARD],
+            t.mean[STEP_BACKWARD], t.mean[STEP_WEIGHT]);
     free(t.busy);
     trace_free(&t.trace);
     return 0;

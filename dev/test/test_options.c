@@ -99,6 +99,12 @@ static const Refusal REFUSALS[] = {
     {"--train-data x --tensor 4 --seq 6 --sequence-parallel 1", "does not divide --seq 6", OPTIONS_TENSOR, 4},
     {"--train-data x --pipeline 3 --virtual 2 --layers 5", "5 layers do not fill 3 stages * 2 chunks",
      OPTIONS_TENSOR | OPTIONS_PIPELINE, 3},
+    {"--train-data x --schedule zb --pipeline 2", "one of gpipe|1f1b|interleaved|zb-h1|zb-auto", ALL, 2},
+    {"--train-data x --schedule zb-h1", "--schedule is for train_gpt_pp and train_gpt_3d", 0, 1},
+    {"--train-data x --schedule-file x --schedule 1f1b --pipeline 2", "exclude each other", ALL, 2},
+    {"--train-data x --max-in-flight 3 --pipeline 2", "--max-in-flight 3 needs --schedule zb-auto", ALL, 2},
+    {"--train-data x --max-in-flight 3 --schedule zb-h1 --pipeline 2", "needs --schedule zb-auto", ALL, 2},
+    {"--train-data x --max-in-flight 0 --schedule zb-auto", "out of range", ALL, 2},
     {"--train-data x --order tdd", "--order must be", ALL, 1},
     {"--train-data x --order tdpx", "--order must be", ALL, 1},
 };
@@ -196,6 +202,10 @@ static void test_grid(Check *c) {
     check(c, ok && o.data == 2 && o.global_batch == 8, "so are the data ranks; a micro-batch for each");
     ok = resolve(&o, "--train-data x --pipeline 2 --virtual 2", pp, 2, NULL, &err);
     check(c, ok && o.schedule == 2, "--virtual means interleaved");
+    ok = resolve(&o, "--train-data x --pipeline 2 --schedule zb-auto --max-in-flight 3", pp, 2, NULL, &err);
+    check(c, ok && o.schedule == 4 && o.max_in_flight == 3, "zb-auto with a limit");
+    ok = resolve(&o, "--train-data x --pipeline 2 --virtual 2 --schedule-file f", pp, 2, NULL, &err);
+    check(c, ok && strcmp(o.schedule_file, "f") == 0 && o.chunks == 2, "a schedule of one's own");
     ok = resolve(&o, "--train-data x --layers 30 --pipeline 4", pp, 4, NULL, &err);
     check(c, ok && o.layers == 30, "\"dropped layers\": 30 layers on 4 stages stay 30");
     ok = resolve(&o, "--train-data x --order ptd --zero 0 --overlap 0", ALL, 2, NULL, &err);

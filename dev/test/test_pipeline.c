@@ -1,12 +1,13 @@
-// test_pipeline.c: proves the schedules of llmc/pipeline.h and the rules by which a trainer executes them,
-// for all legal p <= 16, m <= 64, v <= 8 (sanitized, which is slow, for fewer), and shows that wrong lists and wrong
-// rules are noticed.
+// test_pipeline.c: proves the schedules of llmc/pipeline.h and pipeline_auto.h, those of text files, and the rules by
+// which a trainer executes them, for all legal p <= 16, m <= 64, v <= 8 (sanitized, which is slow, for fewer), and
+// shows that wrong lists and wrong rules are noticed.
 #include <math.h>
 #include <stdio.h>
 #include <time.h>
 
 #include "dev/test/check.h"
 #include "dev/plot/pipeline_streams.h"
+#include "llmc/pipeline_text.h"
 
 #ifdef __SANITIZE_ADDRESS__
 enum { MAX_P = 8, MAX_M = 32, MAX_V = 4 };
@@ -17,30 +18,19 @@ enum { MOST_STAGES = 64 };
 
 static Check c;
 
-// The lists of all stages.
-typedef struct {
-    PipelineStep *steps[MOST_STAGES];
-    size_t counts[MOST_STAGES];
-    int p, m, v;
-} Lists;
+typedef PipelineLists Lists;
+
+static const PipelineCosts EQUAL = {{1, 1, 1}, 0, INT_MAX};  // what zb-auto searches with unless a test says else
 
 static void lists_make(Lists *l, Schedule schedule, int p, int m, int v) {
-    l->p = p, l->m = m, l->v = v;
-    for (int s = 0; s < p; s++) {
-        l->counts[s] = pipeline_schedule(schedule, p, s, m, v, NULL);
-        l->steps[s] = malloc((l->counts[s] + 8) * sizeof(PipelineStep));
-        pipeline_schedule(schedule, p, s, m, v, l->steps[s]);
-    }
+    *l = pipeline_lists_make(schedule, p, m, v, &EQUAL);
 }
 
-static void lists_free(Lists *l) {
-    for (int s = 0; s < l->p; s++) free(l->steps[s]);
-}
+static void lists_free(Lists *l) { pipeline_lists_free(l); }
 
-static bool lists_prove(const Lists *l, size_t buffers, Error *err) {
-    return pipeline_prove(l->p, l->m, l->v, (const PipelineStep *const *)l->steps, l->counts, buffers, err);
-}
+static bool lists_prove(const Lists *l, size_t buffers, Error *err) { return pipeline_lists_prove(l, buffers, err); }
 
+// backward: both halves.
 static Machine machine_make(const Lists *l, size_t buffers, double forward, double backward,
                             double transfer) {
     Machine mc = {.p = l->p, .m = l->m, .v = l->v, .buffers = buffers, .transfer = transfer};
@@ -54,11 +44,6 @@ static Machine machine_make(const Lists *l, size_t buffers, double forward, doub
 static void machine_try(Machine *mc, const Lists *l) {
     machine_run(mc, l->steps, l->counts);
     machine_free(mc);
-}
-
-static double machine_bubble(const Machine *mc) {
-    double ideal = mc->busy / mc->p;
-    return (mc->makespan - ideal) / ideal;
 }
 
 // Counts of one sweep over all sizes; a problem's first sentence is kept.
@@ -174,13 +159,15 @@ static void test_schedules(Schedule schedule) {
     if (w.first[0]) printf("     first: %s\n", w.first);
 }
 
-// A list as the papers print it: micro-batches from 1, backwards in brackets, chunks as letters.
+// A list as the papers print it: micro-batches from 1, backwards in brackets, weight steps in square ones, chunks as
+// letters.
 static void list_text(const PipelineStep *steps, size_t count, char *out, size_t size) {
+    static const char *const forms[] = {"%s%c%d", "%s(%c%d)", "%s[%c%d]"};
     size_t n = 0;
     out[0] = 0;
     for (size_t i = 0; i < count && n < size; i++)
-        n += (size_t)snprintf(out + n, size - n, steps[i].kind == STEP_FORWARD ? "%s%c%d" : "%s(%c%d)",
-                              i ? " " : "", 'a' + steps[i].chunk, steps[i].micro + 1);
+        n += (size_t)snprintf(out + n, size - n, forms[steps[i].kind], i ? " " : "", 'a' + steps[i].chunk,
+                              steps[i].micro + 1);
 }
 
 static void test_figure(Schedule schedule, int p, int stage, int m, int v, const char *expected) {
@@ -203,6 +190,13 @@ static void test_figures(void) {
     test_figure(SCHEDULE_INTERLEAVED, 4, 3, 8, 2,
                 "a1 a2 a3 a4 b1 (b1) b2 (b2) b3 (b3) b4 (b4) a5 (a1) a6 (a2) a7 (a3) a8 (a4) "
                 "b5 (b5) b6 (b6) b7 (b7) b8 (b8) (a5) (a6) (a7) (a8)");
+    // Zero Bubble, figure 2: the last stage puts off three weight steps, the first none.
+    test_figure(SCHEDULE_ZB_H1, 4, 0, 8, 1,
+                "a1 a2 a3 a4 (a1) [a1] a5 (a2) [a2] a6 (a3) [a3] a7 (a4) [a4] a8 (a5) [a5] (a6) [a6] (a7) [a7] "
+                "(a8) [a8]");
+    test_figure(SCHEDULE_ZB_H1, 4, 3, 8, 1,
+                "a1 (a1) a2 (a2) a3 (a3) a4 (a4) [a1] a5 (a5) [a2] a6 (a6) [a3] a7 (a7) [a4] a8 (a8) [a5] "
+                "[a6] [a7] [a8]");
 }
 
 static void test_refused(void) {
@@ -220,6 +214,10 @@ static void test_refused(void) {
         {SCHEDULE_INTERLEAVED, 4, 10, 2, "a multiple of 4"},
         {SCHEDULE_INTERLEAVED, 4, 2, 2, "a multiple of 4"},
         {SCHEDULE_INTERLEAVED, 1, 8, 2, "--pipeline 2"},
+        {SCHEDULE_ZB_H1, 1, 8, 1, "--pipeline 2"},
+        {SCHEDULE_ZB_AUTO, 1, 8, 1, "--pipeline 2"},
+        {SCHEDULE_ZB_H1, 2, 8, 2, "--schedule interleaved"},
+        {SCHEDULE_ZB_AUTO, 2, 8, 2, "--schedule interleaved"},
         {SCHEDULE_1F1B, 2, INT_MAX, 1, "too many"},
         {SCHEDULE_INTERLEAVED, INT_MAX, INT_MAX, INT_MAX, "too many"},
     };
@@ -443,6 +441,240 @@ static void test_mutants(void) {
           "%zu differ", accepted, refused, order_alone, differ);
 }
 
+// ---- weight steps ---------------------------------------------------------------------------------------------------
+
+static Machine machine_halves(const Lists *l, size_t buffers, const double *cost, double transfer) {
+    Machine mc = machine_make(l, buffers, cost[STEP_FORWARD], cost[STEP_BACKWARD], transfer);
+    mc.cost[STEP_WEIGHT] = cost[STEP_WEIGHT];
+    machine_run(&mc, l->steps, l->counts);
+    return mc;
+}
+
+// The longest that one stage takes by itself: what a step costs if no stage waited for the others at its end.
+static double longest_span(const Machine *mc) {
+    double longest = 0;
+    for (int s = 0; s < mc->p; s++) longest = fmax(longest, machine_own_span(mc, s));
+    return longest;
+}
+
+typedef struct {
+    size_t cases, bad_list, bad_one, bad_flight, bad_run, bad_bubble, worse, slower;
+    char first[1200];
+} HalvesSweep;
+
+static void halves_note(HalvesSweep *w, size_t *count, const Lists *l, const char *what) {
+    if (!w->first[0]) snprintf(w->first, sizeof w->first, "p=%d m=%d: %s", l->p, l->m, what);
+    (*count)++;
+}
+
+// Costs F, B, W of the sweep: equal ones, those of layers with long sequences, and a weight half that is cheap.
+static const double COSTS[][3] = {{1, 1, 1}, {1, 1.5, 1}, {1, 1, 0.5}};
+
+// One list for one set of costs. limit: micro-batches that a stage may hold.
+static void halves_case(HalvesSweep *w, Schedule schedule, const Lists *l, const double *cost, size_t limit) {
+    Error err;
+    int p = l->p, m = l->m;
+    w->cases++;
+    if (!lists_prove(l, PIPELINE_BUFFERS, &err)) halves_note(w, &w->bad_list, l, err.text);
+    if (!lists_prove(l, 1, &err)) halves_note(w, &w->bad_one, l, err.text);
+    for (int s = 0; s < p; s++) {
+        size_t most = pipeline_max_in_flight(l->steps[s], l->counts[s]);
+        bool right = schedule == SCHEDULE_ZB_H1 ? most == limit : most <= limit;
+        if (!right || l->counts[s] != 3 * (size_t)m) halves_note(w, &w->bad_flight, l, "in flight");
+    }
+    Machine mc = machine_halves(l, PIPELINE_BUFFERS, cost, 0), all = machine_halves(l, (size_t)m, cost, 0);
+    if (!mc.complete || mc.wrong) halves_note(w, &w->bad_run, l, mc.complete ? "wrong input" : "hung");
+    if (mc.makespan > all.makespan + 1e-9) halves_note(w, &w->slower, l, "two buffers are slower");
+    double sum = cost[0] + cost[1] + cost[2], bubble = machine_bubble(&mc);
+    double h1 = pipeline_bubble(p, m, 1) * (cost[0] + cost[1] - cost[2]) / sum;
+    if (schedule == SCHEDULE_ZB_H1 && m >= p && fabs(bubble - h1) > 1e-9) halves_note(w, &w->bad_bubble, l, "bubble");
+    if (bubble > pipeline_bubble(p, m, 1) + 1e-9) halves_note(w, &w->worse, l, "worse than 1f1b");
+    // With equal costs and the memory of 2p no stage idles in its own span.
+    bool none = schedule == SCHEDULE_ZB_AUTO && limit == (size_t)(2 * p) && cost == COSTS[0] && m >= 2 * p;
+    if (none && longest_span(&mc) > m * sum + 1e-9) halves_note(w, &w->bad_bubble, l, "a stage idles");
+    // No list ends earlier than (p-1) F behind the ideal time: the last stage begins so late.
+    if (mc.makespan < m * sum + (p - 1) * cost[0] - 1e-9) halves_note(w, &w->bad_bubble, l, "earlier than possible");
+    machine_free(&mc);
+    machine_free(&all);
+}
+
+static void test_halves(Schedule schedule) {
+    HalvesSweep w = {0};
+    for (int p = 2; p <= MAX_P; p++)
+        for (int m = 1; m <= MAX_M; m += m < 2 * p ? 1 : 5)
+            for (size_t k = 0; k < sizeof COSTS / sizeof *COSTS; k++)
+                for (int memory = 1; memory <= (schedule == SCHEDULE_ZB_AUTO ? 2 : 1); memory++) {
+                    PipelineCosts costs = {{COSTS[k][0], COSTS[k][1], COSTS[k][2]}, 0, memory * p};
+                    Lists l = pipeline_lists_make(schedule, p, m, 1, &costs);
+                    size_t limit = schedule == SCHEDULE_ZB_H1 && m < p ? (size_t)m : (size_t)(memory * p);
+                    halves_case(&w, schedule, &l, COSTS[k], limit);
+                    lists_free(&l);
+                }
+    const char *name = pipeline_schedule_name(schedule);
+    check(&c, w.cases > 100 && w.bad_list == 0, "%s: %zu lists proved: %zu wrong", name, w.cases, w.bad_list);
+    check(&c, w.bad_one == 0, "%s: one buffer cannot hang either: %zu do", name, w.bad_one);
+    check(&c, w.bad_flight == 0, "%s: activations in flight %s: %zu wrong", name,
+          schedule == SCHEDULE_ZB_H1 ? "p on every stage, as on stage 0 of 1f1b" : "p or 2p at most, as asked",
+          w.bad_flight);
+    check(&c, w.bad_run == 0, "%s: streams with rendezvous messages and %d buffers: %zu wrong", name, PIPELINE_BUFFERS,
+          w.bad_run);
+    check(&c, w.bad_bubble == 0, "%s: %s: %zu differ", name,
+          schedule == SCHEDULE_ZB_H1 ? "bubble (p-1)(F+B-W) / (m (F+B+W)) from m = p on"
+                                     : "equal costs, 2p in flight, m from 2p on: no stage idles in its own span",
+          w.bad_bubble);
+    check(&c, w.worse == 0, "%s: the bubble is never larger than that of 1f1b: %zu are", name, w.worse);
+    check(&c, w.slower == 0, "%s: two buffers lose no time against unlimited ones: %zu do", name, w.slower);
+    if (w.first[0]) printf("     first: %s\n", w.first);
+}
+
+// The search is a function of its arguments alone, keeps any limit, and with the memory of 1F1B is as good as zb-h1.
+static void test_auto(void) {
+    Error err;
+    size_t over = 0, unproved = 0, worse = 0;
+    bool same = true;
+    for (int p = 2; p <= 8; p++)
+        for (int limit = 1; limit <= 2 * p; limit++) {
+            PipelineCosts costs = {{1, 1.25, 0.75}, 0.1, limit};
+            Lists a = pipeline_lists_make(SCHEDULE_ZB_AUTO, p, 3 * p, 1, &costs);
+            Lists b = pipeline_lists_make(SCHEDULE_ZB_AUTO, p, 3 * p, 1, &costs);
+            unproved += !lists_prove(&a, PIPELINE_BUFFERS, &err);
+            for (int s = 0; s < p; s++) {
+                over += pipeline_max_in_flight(a.steps[s], a.counts[s]) > (size_t)limit;
+                same = same && memcmp(a.steps[s], b.steps[s], a.counts[s] * sizeof(PipelineStep)) == 0;
+            }
+            if (limit >= p) {
+                Lists h1 = pipeline_lists_make(SCHEDULE_ZB_H1, p, 3 * p, 1, NULL);
+                Machine mine = machine_halves(&a, PIPELINE_BUFFERS, costs.step, costs.transfer);
+                Machine its = machine_halves(&h1, PIPELINE_BUFFERS, costs.step, costs.transfer);
+                worse += mine.makespan > its.makespan + 1e-9;
+                machine_free(&mine);
+                machine_free(&its);
+                lists_free(&h1);
+            }
+            lists_free(&a);
+            lists_free(&b);
+        }
+    check(&c, same, "zb-auto: the same arguments give the same lists");
+    check(&c, over == 0 && unproved == 0, "zb-auto: limits from 1 to 2p are kept, and the lists run: %zu, %zu do not",
+          over, unproved);
+    check(&c, worse == 0, "zb-auto: with the memory of zb-h1 or more and slow messages never later: %zu are", worse);
+}
+
+static void test_wrong_halves(void) {
+    Lists l;
+    lists_make(&l, SCHEDULE_ZB_H1, 4, 8, 1);  // stage 0: F0 F1 F2 F3 B0 W0 F4 B1 W1 ...
+    swap(&l, 0, 4, 5);
+    wrong_list(&l, "stage 0 runs the weight step of micro-batch 0, chunk 0 before its backward", "weight step first");
+    swap(&l, 0, 4, 5);
+    l.steps[0][5].micro = 1, l.steps[0][8].micro = 0;
+    wrong_list(&l, "weight step of micro-batch 1, chunk 0 before its backward", "weight steps exchanged");
+    l.steps[0][5].micro = 0, l.steps[0][8].micro = 0;
+    wrong_list(&l, "stage 0 runs the weight step of micro-batch 0, chunk 0 twice", "weight step twice");
+    l.steps[0][8].micro = 1;
+    l.counts[0]--;
+    wrong_list(&l, "stage 0 has 23 steps, and 8 micro-batches in 1 chunks are 24 with their weight steps",
+               "weight step missing");
+    l.counts[0]++;
+    size_t n = l.counts[3];  // stage 3 ends with W4 W5 W6 W7
+    swap(&l, 3, n - 1, n - 2);
+    wrong_list(&l, "stage 3 runs the weight step of micro-batch 7, chunk 0 when that of micro-batch 6 is next: the "
+                   "weight steps of a chunk go 0, 1, 2",
+               "weight steps out of order");
+    swap(&l, 3, n - 1, n - 2);
+    l.steps[2][3].kind = (StepKind)3;
+    wrong_list(&l, "does not exist", "a fourth kind");
+    lists_free(&l);
+    // Lists of both kinds beside each other: stage 0 by halves, stage 1 not.
+    Error err;
+    pipeline_text_parse("mixed", "F0 F1 B0 W0 B1 W1; F0 B0 F1 B1", &l, &err);
+    const double equal[] = {1, 1, 1};
+    Machine mc = machine_halves(&l, PIPELINE_BUFFERS, equal, 0);
+    check(&c, lists_prove(&l, 1, &err) && mc.complete && !mc.wrong && mc.busy == 12,
+          "a stage by halves beside one with whole backwards runs");
+    machine_free(&mc);
+    lists_free(&l);
+}
+
+// ---- lists from text ------------------------------------------------------------------------------------------------
+
+static void test_text(void) {
+    static const struct {
+        const char *text, *part;
+    } refused[] = {
+        {"", "has no steps"},
+        {"# nothing\n\n ; \n", "has no steps"},
+        {"F0 B0\nF0 X0", "t, line 2, word 2: 'X0' is no step"},
+        {"F0 F", "line 1, word 2: 'F' is no step"},
+        {"# c\nF0 B-1", "line 2, word 2: 'B-1' is no step"},
+        {"F0 B1x", "'B1x' is no step"},
+        {"F0 b0", "'b0' is no step"},
+        {"F0. B0", "'F0.' is no step"},
+        {"F.0 B0", "'F.0' is no step"},
+        {"F0.0.0", "'F0.0.0' is no step"},
+        {"F12345678901234567890 B0", "line 1, word 1: 'F1234567890123456789' is no step"},
+        {"F0,B0", "'F0,B0' is no step"},
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        Lists l;
+        Error err = {{0}};
+        bool ok = pipeline_text_parse("t", refused[i].text, &l, &err);
+        check(&c, !ok && strstr(err.text, refused[i].part), "text refused: %s", err.text);
+        lists_free(&l);
+    }
+    // What is written and read again is the same schedule.
+    size_t differ = 0;
+    for (int schedule = 0; schedule < SCHEDULE_COUNT; schedule++) {
+        int v = schedule == SCHEDULE_INTERLEAVED ? 2 : 1;
+        Lists l, back;
+        Error err;
+        lists_make(&l, (Schedule)schedule, 4, 8, v);
+        char text[8192] = "# by name\r\n\n", *end = text + strlen(text);
+        for (int s = 0; s < 4; s++) {
+            for (size_t i = 0; i < l.counts[s]; i++) {
+                PipelineStep step = l.steps[s][i];
+                end += sprintf(end, v > 1 || i % 2 ? "%c%d.%d\t" : "%c%d ", "FBW"[step.kind], step.micro, step.chunk);
+            }
+            end += sprintf(end, s % 2 ? "# stage\r\n" : ";\n");
+        }
+        bool ok = pipeline_text_parse("t", text, &back, &err) && back.p == 4 && back.m == 8 && back.v == v;
+        for (int s = 0; ok && s < 4; s++)
+            ok = l.counts[s] == back.counts[s] &&
+                 memcmp(l.steps[s], back.steps[s], l.counts[s] * sizeof(PipelineStep)) == 0;
+        differ += !ok;
+        lists_free(&l);
+        lists_free(&back);
+    }
+    check(&c, differ == 0, "text: all schedules come back as they were written: %zu do not", differ);
+}
+
+// The examples that the documentation shows are legal and as good as it says.
+static void test_examples(void) {
+    static const struct {
+        const char *path;
+        int p, m;
+        double bubble;  // at equal costs of forward, input half and weight half
+    } examples[] = {
+        {"doc/schedules/1f1b.txt", 3, 4, 2.0 / 4},
+        {"doc/schedules/zb-h1.txt", 3, 4, 2.0 / 12},
+        {"doc/schedules/mixed.txt", 2, 4, 1.0 / 12},
+    };
+    for (size_t i = 0; i < sizeof examples / sizeof *examples; i++) {
+        Lists l;
+        Error err = {{0}};
+        const double equal[] = {1, 1, 1};
+        bool ok = pipeline_text_read(examples[i].path, &l, &err) && lists_prove(&l, PIPELINE_BUFFERS, &err);
+        double bubble = NAN;
+        if (ok) {
+            Machine mc = machine_halves(&l, PIPELINE_BUFFERS, equal, 0);
+            bubble = machine_bubble(&mc);
+            machine_free(&mc);
+        }
+        check(&c, ok && l.p == examples[i].p && l.m == examples[i].m && fabs(bubble - examples[i].bubble) < 1e-12,
+              "%s runs, bubble %.4f %s", examples[i].path, bubble, err.text);
+        lists_free(&l);
+    }
+}
+
 int main(void) {
     test_figures();
     test_refused();
@@ -452,6 +684,12 @@ int main(void) {
     test_proof_is_quick();
     test_wrong_rules();
     test_mutants();
+    test_wrong_halves();
+    test_text();
+    test_examples();
+    test_auto();
+    test_halves(SCHEDULE_ZB_H1);
+    test_halves(SCHEDULE_ZB_AUTO);
     test_schedules(SCHEDULE_GPIPE);
     test_schedules(SCHEDULE_1F1B);
     test_schedules(SCHEDULE_INTERLEAVED);

@@ -1,4 +1,4 @@
-// test_plot.c: simulate, timeline and loss of dev/plot as a user runs them: pictures hold what they should,
+// test_plot.c: simulate, timeline, schedule and loss of dev/plot as a user runs them: pictures hold what they should,
 // bad files are refused. With a folder as argument the pictures stay there to be looked at.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -22,6 +22,13 @@
 #undef fail
 #undef usage
 #undef draw
+#define main schedule_main
+#define fail schedule_fail
+#define usage schedule_usage
+#include "dev/plot/schedule.c"
+#undef main
+#undef fail
+#undef usage
 #define main loss_main
 #define fail loss_fail
 #define usage loss_usage
@@ -85,6 +92,7 @@ static void write_file(const char *path, const char *text) {
 static void test_timeline(const char *dir, const char *schedule, int v, const char *percent) {
     char path[1024], part[64];
     double chunk = 1.0 / v;
+    bool split = strncmp(schedule, "zb", 2) == 0;
     int made = run(simulate_main, "simulate %s 4 8 %d %g %g 0 %s/%s.json", schedule, v, chunk, 2 * chunk, dir,
                    schedule);
     int drawn = run(timeline_main, "timeline --out %s/%s.svg %s/%s.json", dir, schedule, dir, schedule);
@@ -93,7 +101,7 @@ static void test_timeline(const char *dir, const char *schedule, int v, const ch
     char *text = read_picture(path);
     check(&c, made == 0 && drawn == 0 && strstr(text, part), "timeline: %s has a bubble of %s%%", schedule,
           percent);
-    check(&c, occurrences(text, ">8</text>") == (size_t)8 * v,
+    check(&c, occurrences(text, ">8</text>") == (size_t)(split ? 12 : 8) * v,
           "timeline: %s shows micro-batch 8 in all its boxes", schedule);
     free(text);
 
@@ -113,6 +121,33 @@ static void test_timeline(const char *dir, const char *schedule, int v, const ch
     check(&c, slower && drawn == 0 && strstr(text, part), "timeline: %s with slow messages, and retimed",
           schedule);
     free(text);
+}
+
+// A list, a file and a name: what is drawn, and what is refused. Arguments are separated by spaces here, so that a list
+// goes through a file.
+static void test_schedule(const char *dir) {
+    char path[1024];
+    snprintf(path, sizeof path, "%s/list.txt", dir);
+    write_file(path, "F0 F1 B0 W0 B1 W1\nF0 B0 F1 B1 W0 W1\n");
+    int made = run(schedule_main, "schedule --list --trace %s/list.json %s", dir, path);
+    int drawn = run(timeline_main, "timeline --out %s/list.svg %s/list.json", dir, dir);
+    snprintf(path, sizeof path, "%s/list.svg", dir);
+    char *text = read_picture(path);
+    check(&c, made == 0 && drawn == 0 && strstr(text, "measured 16.7% of") && strstr(text, ">weight<"),
+          "schedule: a list from a file is drawn, with its weight steps");
+    free(text);
+    check(&c, run(schedule_main, "schedule --stages 3 --micros 5 zb-auto") == 0, "schedule: a name with sizes");
+    check(&c, run(schedule_main, "schedule zb-auto") == 1, "schedule refuses: a name without sizes");
+    check(&c, run(schedule_main, "schedule --stages 3 --micros 5 %s/list.txt", dir) == 1,
+          "schedule refuses: a file for other sizes");
+    snprintf(path, sizeof path, "%s/list.txt", dir);
+    write_file(path, "F0 B0 F1 B1\nF0 F1 B0 B1\n");
+    check(&c, run(schedule_main, "schedule %s", path) == 1, "schedule refuses: a list that hangs");
+    write_file(path, "F0 B0 F1 C1\n");
+    check(&c, run(schedule_main, "schedule %s", path) == 1, "schedule refuses: a word that is no step");
+    check(&c, run(schedule_main, "schedule %s/nowhere.txt", dir) == 1, "schedule refuses: no such file");
+    check(&c, run(schedule_main, "schedule --stages 0 1f1b") == 2 && run(schedule_main, "schedule") == 2,
+          "schedule refuses: bad options");
 }
 
 static void test_bad_traces(const char *dir) {
@@ -189,6 +224,9 @@ int main(int argc, char **argv) {
     test_timeline(dir, "gpipe", 1, "37.5");
     test_timeline(dir, "1f1b", 1, "37.5");
     test_timeline(dir, "interleaved", 2, "18.8");
+    test_timeline(dir, "zb-h1", 1, "12.5");
+    test_timeline(dir, "zb-auto", 1, "12.5");
+    test_schedule(dir);
     test_bad_traces(dir);
     test_loss(dir);
     static const char *const left[] = {"gpipe.json",
@@ -203,6 +241,17 @@ int main(int argc, char **argv) {
                                        "interleaved.svg",
                                        "interleaved-slow.json",
                                        "interleaved-slow.svg",
+                                       "zb-h1.json",
+                                       "zb-h1.svg",
+                                       "zb-h1-slow.json",
+                                       "zb-h1-slow.svg",
+                                       "zb-auto.json",
+                                       "zb-auto.svg",
+                                       "zb-auto-slow.json",
+                                       "zb-auto-slow.svg",
+                                       "list.txt",
+                                       "list.json",
+                                       "list.svg",
                                        "retimed.svg",
                                        "bad.json",
                                        "bad.svg",

@@ -242,6 +242,13 @@ static inline bool options_resolve_grid(Options *o, size_t ranks, Error *err) {
         return error_set(err, "--tensor %zu does not divide --seq %zu, which --sequence-parallel 1 needs",
                          o->tensor, o->seq);
     }
+    if (o->schedule_file && o->schedule >= 0) {
+        return error_set(err, "--schedule and --schedule-file exclude each other: a file says all that a name does");
+    }
+    if (o->max_in_flight && o->schedule != 4) {
+        return error_set(err, "--max-in-flight %zu needs --schedule zb-auto, which looks for a schedule that keeps to "
+                         "it", o->max_in_flight);
+    }
     if (o->schedule < 0) o->schedule = o->chunks > 1 ? 2 : 1;  // interleaved, 1f1b
     if (o->pipeline * o->chunks > o->layers) {
         return error_set(err, "%zu layers do not fill %zu stages * %zu chunks: lower --pipeline or --virtual",

@@ -38,8 +38,10 @@ typedef struct {
     bool profile, dry_run, debug_replicas;
     size_t tensor;
     bool sequence_parallel;
+    size_t max_in_flight;     // 0: left out
     size_t pipeline, chunks;  // chunks: --virtual, v of the paper
     int schedule;             // pipeline.h's Schedule; -1 until resolved
+    const char *schedule_file;
     size_t data;
     bool zero, overlap;
     const char *order;
@@ -148,8 +150,12 @@ static const Option OPTIONS[] = {
            "stages (default: the ranks left over in _pp, else 1)"),
     SIZE("virtual", chunks, "1", 1, 1e6, OPTIONS_PIPELINE,
            "chunks of layers per stage; needs the interleaved schedule"),
-    CHOICE("schedule", schedule, NULL, OPTIONS_PIPELINE, "gpipe|1f1b|interleaved",
+    CHOICE("schedule", schedule, NULL, OPTIONS_PIPELINE, "gpipe|1f1b|interleaved|zb-h1|zb-auto",
            "order of forward and backward (default: 1f1b; interleaved with --virtual)"),
+    TEXT("schedule-file", schedule_file, NULL, OPTIONS_PIPELINE, "FILE",
+         "a schedule of your own, a line for each stage: F0 F1 B0 W0 B1 W1"),
+    SIZE("max-in-flight", max_in_flight, NULL, 1, 1e6, OPTIONS_PIPELINE,
+         "micro-batches that a stage may hold under zb-auto (default: twice the stages)"),
 
     GROUP("Data parallelism", OPTIONS_DATA),
     SIZE("data", data, NULL, 1, 1e6, OPTIONS_DATA, "replicas (default: ranks / (tensor * pipeline))"),

@@ -12,13 +12,13 @@
 //   step      = end of the last span - start of the first span, on track 0
 //   each instant of the step belongs to the innermost span that covers it, so that
 //   step      = compute + optimizer + tensor + pipeline + data + other
-//   compute   = forward, loss, backward (and recompute), less what is nested inside them
+//   compute   = forward, loss, backward, weight (and recompute), less what is nested inside them
 //   tensor    = all-reduce, reduce-scatter, all-gather on the compute stream, and "wait tensor"
 //   pipeline  = "wait pipeline" (and send or recv, should they run on the compute stream)
 //   data      = "wait data"
 //   other     = covered by no span, or by one of another kind
 // The bubble is measured where pipeline papers draw it, between the first and the last work on micro-batches:
-//   phase     = last end - first start of a forward, loss or backward of ANY rank in this step
+//   phase     = last end - first start of a forward, loss, backward or weight step of ANY rank in this step
 //   own       = the same of this rank alone
 //   bubble    = phase - own + (pipeline + other inside own)
 //   ideal     = phase - bubble
@@ -65,7 +65,8 @@ static inline ProfilePart profile_part_of(const char *kind) {
         ProfilePart part;
     } kinds[] = {
         {"forward", PROFILE_COMPUTE},       {"loss", PROFILE_COMPUTE},
-        {"backward", PROFILE_COMPUTE},      {"recompute", PROFILE_COMPUTE},
+        {"backward", PROFILE_COMPUTE},      {"weight", PROFILE_COMPUTE},
+        {"recompute", PROFILE_COMPUTE},
         {"optimizer", PROFILE_OPTIMIZER},   {"all-reduce", PROFILE_TENSOR},
         {"reduce-scatter", PROFILE_TENSOR}, {"all-gather", PROFILE_TENSOR},
         {"wait tensor", PROFILE_TENSOR},    {"wait pipeline", PROFILE_PIPELINE},

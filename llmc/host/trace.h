@@ -48,6 +48,7 @@ static inline const char *trace_color(const char *kind) {
     static const char *const colors[][2] = {
         {"forward", "thread_state_running"},
         {"backward", "rail_response"},
+        {"weight", "rail_load"},
         {"recompute", "rail_animation"},
         {"send", "thread_state_iowait"},
         {"recv", "rail_idle"},

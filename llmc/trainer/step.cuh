@@ -1,8 +1,8 @@
 // step.cuh: what surrounds the forwards and backwards of a training step: its data before, loss, gradient norm and
 // AdamW after them.
 //
-// defines: trainer_load, trainer_mean_loss, trainer_begin_step, trainer_norm, trainer_adamw, trainer_end_step,
-//          zero_gradient
+// defines: trainer_load, trainer_copy, trainer_mean_loss, trainer_begin_step, trainer_norm, trainer_adamw,
+//          trainer_end_step, zero_gradient
 #ifndef LLMC_STEP_CUH
 #define LLMC_STEP_CUH
 
@@ -36,6 +36,11 @@ static inline StepReport trainer_begin_step(Trainer *m) {
 static inline void zero_gradient(Trainer *m, TensorKind kind) {
     const Tensor *x = table_find(&m->table, kind, 0);
     CUDA_CHECK(cudaMemsetAsync(m->state.grads + x->offset, 0, x->size * sizeof(float), m->stream));
+}
+
+// Copies floatX within the device, on the compute stream.
+static inline void trainer_copy(Trainer *m, floatX *to, const floatX *from, size_t count) {
+    CUDA_CHECK(cudaMemcpyAsync(to, from, count * sizeof(floatX), cudaMemcpyDeviceToDevice, m->stream));
 }
 
 // Sums host doubles over all ranks, through the device. Synchronises.

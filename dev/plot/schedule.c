@@ -1,0 +1,212 @@
+// schedule.c: a pipeline schedule as a playground: proves a list of steps or refuses it with the reason, and says what
+// it costs in time and memory on a small machine in virtual time.
+//
+//   schedule [flags] 'F0 F1 B0 B1; F0 B0 F1 B1'     a list, one line (or ;) for each stage
+//   schedule [flags] doc/schedules/zb-h1.txt        the same from a file
+//   schedule --stages 4 --micros 8 zb-h1            a schedule by its name
+//   schedule --table                                every schedule for p of 4, 8, 16 and m of p, 2p, 4p, in Markdown
+//
+// llmc/pipeline_text.h has the form of a list.
+#include <getopt.h>
+#include <limits.h>
+
+#include "dev/plot/pipeline_trace.h"
+#include "dev/plot/svg.h"
+#include "llmc/pipeline_text.h"
+
+static const char usage[] =
+    "usage: schedule [--stages P] [--micros M] [--virtual V] [--forward X] [--backward X] [--weight X]\n"
+    "                [--transfer X] [--limit N] [--trace FILE.json] [--list] LIST|FILE|NAME, or schedule --table\n"
+    "  LIST             'F0 F1 B0 B1; F0 B0 F1 B1': a line (or ;) for each stage; F, B or W with a micro-batch\n"
+    "  FILE             the same in a file\n"
+    "  NAME             gpipe, 1f1b, interleaved, zb-h1 or zb-auto; needs --stages and --micros\n"
+    "  --forward X      what a chunk's forward costs (default 1), the input half of its backward (--backward), the\n"
+    "                   weight half (--weight), and a message (--transfer, default 0)\n"
+    "  --limit N        micro-batches that a stage may hold under zb-auto (default 2 P)\n"
+    "  --trace FILE     what ran, for the timeline tool\n"
+    "  --list           print the list, as a FILE holds it\n";
+
+// What the command line says.
+typedef struct {
+    long p, m, v, limit;
+    double cost[3], transfer;
+    const char *trace, *what;
+    bool list, table;
+} Request;
+
+static int refuse(const char *text) {
+    fprintf(stderr, "refused: %s\n", text);
+    return 1;
+}
+
+static bool parse_cost(const char *text, double *out) {
+    char *end;
+    *out = strtod(text, &end);
+    return *text && !*end && *out >= 0 && *out <= 1e6;
+}
+
+static bool parse_request(int argc, char **argv, Request *r) {
+    static const struct option options[] = {
+        {"stages", required_argument, NULL, 'p'},   {"micros", required_argument, NULL, 'm'},
+        {"virtual", required_argument, NULL, 'v'},  {"limit", required_argument, NULL, 'n'},
+        {"forward", required_argument, NULL, 'F'},  {"backward", required_argument, NULL, 'B'},
+        {"weight", required_argument, NULL, 'W'},   {"transfer", required_argument, NULL, 'T'},
+        {"trace", required_argument, NULL, 't'},    {"list", no_argument, NULL, 'l'},
+        {"table", no_argument, NULL, 'a'},          {NULL, 0, NULL, 0},
+    };
+    bool good = true;
+    for (int c; good && (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        if (c == 'p') good = plot_integer(optarg, 1, 1024, &r->p);
+        else if (c == 'm') good = plot_integer(optarg, 1, 65536, &r->m);
+        else if (c == 'v') good = plot_integer(optarg, 1, 1024, &r->v);
+        else if (c == 'n') good = plot_integer(optarg, 1, 65536, &r->limit);
+        else if (c == 'F') good = parse_cost(optarg, &r->cost[STEP_FORWARD]);
+        else if (c == 'B') good = parse_cost(optarg, &r->cost[STEP_BACKWARD]);
+        else if (c == 'W') good = parse_cost(optarg, &r->cost[STEP_WEIGHT]);
+        else if (c == 'T') good = parse_cost(optarg, &r->transfer);
+        else if (c == 't') r->trace = optarg;
+        else if (c == 'l') r->list = true;
+        else if (c == 'a') r->table = true;
+        else good = false;
+    }
+    r->what = optind < argc ? argv[optind] : NULL;
+    good = good && r->cost[0] + r->cost[1] + r->cost[2] > 0;
+    return good && (r->table ? optind == argc : optind + 1 == argc);
+}
+
+// The lists that the request names: a schedule's name, a file, or a list itself.
+static bool make_lists(const Request *r, PipelineLists *l, Error *err) {
+    memset(l, 0, sizeof *l);
+    for (int s = 0; s < SCHEDULE_COUNT; s++) {
+        if (strcmp(r->what, pipeline_schedule_name((Schedule)s)) != 0) continue;
+        if (!r->p || !r->m) return error_set(err, "%s needs --stages and --micros", r->what);
+        long v = r->v ? r->v : s == SCHEDULE_INTERLEAVED ? 2 : 1;
+        if (!pipeline_check((Schedule)s, (int)r->p, (int)r->m, (int)v, err)) return false;
+        PipelineCosts costs = {{r->cost[0], r->cost[1], r->cost[2]}, r->transfer,
+                               (int)(r->limit ? r->limit : 2 * r->p)};
+        *l = pipeline_lists_make((Schedule)s, (int)r->p, (int)r->m, (int)v, &costs);
+        return true;
+    }
+    bool is_text = access(r->what, F_OK) != 0 && strpbrk(r->what, " ;\n");
+    if (!(is_text ? pipeline_text_parse("the list", r->what, l, err) : pipeline_text_read(r->what, l, err)))
+        return false;
+    if (r->p && r->p != l->p)
+        return error_set(err, "the list has %d stages, and --stages is %ld", l->p, r->p);
+    return !r->m || r->m == l->m ||
+           error_set(err, "the list has %d micro-batches, and --micros is %ld", l->m, r->m);
+}
+
+static Machine machine_for(const PipelineLists *l, const double *cost, double transfer) {
+    Machine mc = {.p = l->p, .m = l->m, .v = l->v, .buffers = PIPELINE_BUFFERS, .transfer = transfer};
+    for (int role = 0; role < STREAM_COUNT; role++) mc.stream_of[role] = role;
+    for (int kind = 0; kind < 3; kind++) mc.cost[kind] = cost[kind];
+    machine_run(&mc, l->steps, l->counts);
+    return mc;
+}
+
+static void print_lists(const PipelineLists *l) {
+    for (int s = 0; s < l->p; s++)
+        for (size_t i = 0; i < l->counts[s]; i++) {
+            PipelineStep step = l->steps[s][i];
+            printf("%c%d", "FBW"[step.kind], step.micro);
+            if (l->v > 1) printf(".%d", step.chunk);
+            putchar(i + 1 < l->counts[s] ? ' ' : '\n');
+        }
+}
+
+static void print_report(const PipelineLists *l, const Machine *mc) {
+    printf("%5s %6s %10s %10s %10s\n", "stage", "steps", "in flight", "own span", "idle in it");
+    double busy = mc->busy / mc->p;  // every stage has the same work
+    for (int s = 0; s < l->p; s++) {
+        double span = machine_own_span(mc, s);
+        printf("%5d %6zu %10zu %10g %10g\n", s, l->counts[s], pipeline_max_in_flight(l->steps[s], l->counts[s]), span,
+               span - busy);
+    }
+    printf("proved: %d stages, %d micro-batches, %d chunk%s a stage\n", l->p, l->m, l->v, l->v > 1 ? "s" : "");
+    printf("bubble: %.2f%% of compute time (%g of %g)", 100 * machine_bubble(mc), mc->makespan - busy, busy);
+    printf("; 1f1b has %.2f%%\n", 100 * pipeline_bubble(l->p, l->m, 1));
+}
+
+// ---- the table ------------------------------------------------------------------------------------------------------
+
+// A column of the tables. The formula is the bubble over the ideal time, as a multiple of (p-1)/m: 1, 1/v, or zb-h1's
+// (F+B-W)/(F+B+W); 0: there is none.
+typedef struct {
+    const char *name, *formula;
+    Schedule schedule;
+    int v, limit;  // chunks; zb-auto: micro-batches that a stage may hold, as multiple of p
+} TableColumn;
+
+static const TableColumn columns[] = {
+    {"gpipe", NULL, SCHEDULE_GPIPE, 1, 0},
+    {"1f1b", "(p-1)/m", SCHEDULE_1F1B, 1, 0},
+    {"interleaved", "(p-1)/(v m)", SCHEDULE_INTERLEAVED, 2, 0},
+    {"zb-h1", "(p-1)(F+B-W)/(m(F+B+W))", SCHEDULE_ZB_H1, 1, 0},
+    {"zb-auto, p", NULL, SCHEDULE_ZB_AUTO, 1, 1},
+    {"zb-auto, 2p", NULL, SCHEDULE_ZB_AUTO, 1, 2},
+};
+enum { COLUMNS = sizeof columns / sizeof *columns };
+
+// alone false: idle over ideal time when all stages wait for each other at the end. true: of the stage that takes
+// longest from its own first step to its own last. v = 2, and a chunk costs half of a stage.
+static bool table_cell(const TableColumn *column, int p, int m, const double *cost, bool alone, Error *err) {
+    PipelineCosts costs = {{cost[0], cost[1], cost[2]}, 0, column->limit * p};
+    PipelineLists l = pipeline_lists_make(column->schedule, p, m, column->v, &costs);
+    bool ok = pipeline_lists_prove(&l, PIPELINE_BUFFERS, err);
+    if (ok) {
+        double chunk[3], sum = cost[0] + cost[1] + cost[2], longest = 0, formula = pipeline_bubble(p, m, column->v);
+        for (int kind = 0; kind < 3; kind++) chunk[kind] = cost[kind] / column->v;
+        Machine mc = machine_for(&l, chunk, 0);
+        for (int s = 0; s < p; s++) longest = fmax(longest, machine_own_span(&mc, s));
+        printf(" %.2f |", 100 * (alone ? longest / (m * sum) - 1 : machine_bubble(&mc)));
+        if (column->schedule == SCHEDULE_ZB_H1) formula *= (cost[0] + cost[1] - cost[2]) / sum;
+        if (!alone && column->formula) printf(" %.2f |", 100 * formula);
+        machine_free(&mc);
+    }
+    pipeline_lists_free(&l);
+    return ok;
+}
+
+static int print_table(const double *cost) {
+    Error err;
+    for (int alone = 0; alone < 2; alone++) {
+        printf("%s, %% of compute time; F = %g, B = %g, W = %g\n\n| p | m |",
+               alone ? "The stage that takes longest, alone" : "All stages until the last one ends", cost[0], cost[1],
+               cost[2]);
+        int width = 2;
+        for (int i = 0; i < COLUMNS; i++, width++) {
+            printf(" %s |", columns[i].name);
+            if (!alone && columns[i].formula) width += printf(" %s |", columns[i].formula) > 0;
+        }
+        putchar('\n');
+        for (int i = 0; i < width; i++) printf("|---");
+        puts("|");
+        for (int p = 4; p <= 16; p *= 2)
+            for (int m = p; m <= 4 * p; m *= 2) {
+                printf("| %d | %d |", p, m);
+                for (int i = 0; i < COLUMNS; i++)
+                    if (!table_cell(&columns[i], p, m, cost, alone, &err)) return refuse(err.text);
+                putchar('\n');
+            }
+        if (!alone) putchar('\n');
+    }
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    Request r = {.cost = {1, 1, 1}};
+    if (!parse_request(argc, argv, &r)) return fputs(usage, stderr), 2;
+    if (r.table) return print_table(r.cost);
+    Error err;
+    PipelineLists l;
+    bool ok = make_lists(&r, &l, &err) && pipeline_lists_prove(&l, PIPELINE_BUFFERS, &err);
+    if (ok) {
+        Machine mc = machine_for(&l, r.cost, r.transfer);
+        if (r.list) print_lists(&l);
+        print_report(&l, &mc);
+        ok = !r.trace || machine_trace_write(&mc, r.trace, &err);
+        machine_free(&mc);
+    }
+    pipeline_lists_free(&l);
+    return ok ? 0 : refuse(err.text);
+}

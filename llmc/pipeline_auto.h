@@ -1,0 +1,132 @@
+// pipeline_auto.h: a zero-bubble schedule found by a search: what each stage does next follows from what steps cost,
+// what a message takes, and how many micro-batches a stage may hold (Qi et al. 2024, section 3.1, "automatic
+// schedule").
+//
+// defines: PipelineCosts, pipeline_zb_auto
+#ifndef LLMC_PIPELINE_AUTO_H
+#define LLMC_PIPELINE_AUTO_H
+
+#include <math.h>
+
+#include "llmc/pipeline.h"
+
+// Durations in any one unit: of a stage's forward, of the two halves of its backward, of a message; and the most
+// micro-batches of which a stage may hold activations (2p: no bubble is left in the middle; p: the memory of 1F1B).
+typedef struct {
+    double step[3], transfer;  // by StepKind
+    int limit;
+} PipelineCosts;
+
+// One stage while the search runs.
+typedef struct {
+    double clock;       // it is free from here on
+    double first;       // start of its first step
+    double *arrival[2]; // [m] when the input of a forward, and of a backward, is there; INFINITY: not known yet
+    int done[3];        // steps of each kind
+    PipelineStep *steps;
+    size_t count;
+} AutoStage;
+
+// When the stage can start its next step of a kind; INFINITY if it must not, or does not know yet.
+static inline double auto_start(const AutoStage *s, StepKind kind, int m, int limit) {
+    int next = s->done[kind];
+    if (next == m || (kind == STEP_FORWARD && next - s->done[STEP_WEIGHT] >= limit)) return INFINITY;
+    if (kind == STEP_WEIGHT) return next < s->done[STEP_BACKWARD] ? s->clock : INFINITY;
+    return fmax(s->clock, s->arrival[kind][next]);
+}
+
+// What the stage does next, at its clock: a forward while it has fewer than `ahead` forwards more than backwards; else
+// a backward, a forward, and a weight step where it would otherwise wait longer than `patience`. -1: it waits until
+// *until.
+static inline int auto_choose(const AutoStage *s, int m, int limit, int ahead, double patience, double *until) {
+    double start[3];
+    for (int kind = 0; kind < 3; kind++) start[kind] = auto_start(s, (StepKind)kind, m, limit);
+    bool fill = s->done[STEP_FORWARD] - s->done[STEP_BACKWARD] < ahead;
+    if (fill && start[STEP_FORWARD] <= s->clock) return STEP_FORWARD;
+    if (start[STEP_BACKWARD] <= s->clock) return STEP_BACKWARD;
+    if (start[STEP_FORWARD] <= s->clock) return STEP_FORWARD;
+    *until = fmin(start[STEP_FORWARD], start[STEP_BACKWARD]);
+    return start[STEP_WEIGHT] <= s->clock && *until - s->clock > patience ? STEP_WEIGHT : -1;
+}
+
+// Runs all stages by one policy, or by the lists in `given` (NULL: by the policy); the lists are in the stages. Returns
+// the time from the first start to the last end, and *span, the longest that one stage takes from its own first start
+// to its own last end.
+static inline double auto_run(AutoStage *stages, int p, int m, const PipelineCosts *costs, int extra, double patience,
+                              PipelineStep *const *given, double *span) {
+    for (int s = 0; s < p; s++) {
+        stages[s].clock = stages[s].first = 0;
+        stages[s].count = 0;
+        memset(stages[s].done, 0, sizeof stages[s].done);
+        for (int i = 0; i < 2 * m; i++) stages[s].arrival[i / m][i % m] = s == 0 && i < m ? 0 : INFINITY;
+    }
+    for (;;) {
+        int next = -1;  // the stage that is furthest behind: what the others have sent up to its clock is known
+        for (int s = 0; s < p; s++) {
+            if (stages[s].done[STEP_WEIGHT] < m && (next < 0 || stages[s].clock < stages[next].clock)) next = s;
+        }
+        if (next < 0) break;
+        AutoStage *s = &stages[next];
+        double until = INFINITY;
+        int kind = given ? (int)given[next][s->count].kind
+                         : auto_choose(s, m, costs->limit, p - next + extra, patience, &until);
+        if (given) until = auto_start(s, (StepKind)kind, m, costs->limit);
+        if (given && until > s->clock) kind = -1;
+        if (kind < 0) {  // nothing to do before `until`, or before another stage sends something
+            for (int other = 0; other < p; other++) {
+                bool later = stages[other].done[STEP_WEIGHT] < m && stages[other].clock > s->clock;
+                if (later) until = fmin(until, stages[other].clock);
+            }
+            if (isinf(until)) until = s->clock + costs->step[STEP_FORWARD];
+            s->clock = until;
+            continue;
+        }
+        int micro = s->done[kind]++;
+        if (s->count == 0) s->first = s->clock;
+        s->clock += costs->step[kind];
+        pipeline_add(s->steps, &s->count, (StepKind)kind, micro, 0);
+        double arrives = s->clock + costs->transfer;
+        if (kind == STEP_FORWARD && next < p - 1) stages[next + 1].arrival[STEP_FORWARD][micro] = arrives;
+        if (kind == STEP_FORWARD && next == p - 1) s->arrival[STEP_BACKWARD][micro] = s->clock;
+        if (kind == STEP_BACKWARD && next > 0) stages[next - 1].arrival[STEP_BACKWARD][micro] = arrives;
+    }
+    double end = *span = 0;
+    for (int s = 0; s < p; s++) {
+        end = fmax(end, stages[s].clock);
+        *span = fmax(*span, stages[s].clock - stages[s].first);
+    }
+    return end;
+}
+
+// The lists of all p stages: lists[s] has room for 3 * m steps; counts[s] becomes 3 * m. Tries zb-h1, if
+// the limit allows it, then how far the stages fill before their first backward and how patiently they wait, and takes
+// what ends first; of these, what keeps a stage shortest; of equals, what was tried first.
+static inline void pipeline_zb_auto(int p, int m, const PipelineCosts *costs, PipelineStep *const *lists,
+                                    size_t *counts) {
+    AutoStage *stages = (AutoStage *)host_alloc(p, sizeof *stages);
+    double *arrivals = (double *)host_alloc(2 * (size_t)p * m, sizeof *arrivals);
+    double best = INFINITY, best_span = INFINITY, span, small = 1e-9 * m * costs->step[STEP_FORWARD];
+    PipelineStep *steps = (PipelineStep *)host_alloc(3 * (size_t)p * m, sizeof *steps);
+    for (int s = 0; s < p; s++) {
+        stages[s].arrival[0] = arrivals + 2 * (size_t)s * m;
+        stages[s].arrival[1] = stages[s].arrival[0] + m;
+        stages[s].steps = steps + 3 * (size_t)s * m;
+    }
+    for (int s = 0; s < p; s++) counts[s] = pipeline_zb_h1(p, s, m, lists[s]);
+    if (costs->limit >= (p < m ? p : m)) best = auto_run(stages, p, m, costs, 0, 0, lists, &best_span);
+    for (int fill = 0; fill < 5; fill++) {
+        for (int patience = 0; patience < 4; patience++) {
+            double wait = 0.25 * patience * costs->step[STEP_WEIGHT];
+            double end = auto_run(stages, p, m, costs, fill * p / 4, wait, NULL, &span);
+            if (end > best + small || (end > best - small && span > best_span - small)) continue;
+            best = end;
+            best_span = span;
+            for (int s = 0; s < p; s++) memcpy(lists[s], stages[s].steps, 3 * (size_t)m * sizeof *steps);
+        }
+    }
+    free(stages);
+    free(arrivals);
+    free(steps);
+}
+
+#endif
