@@ -186,6 +186,7 @@ static void test_bad_traces(const char *dir) {
 }
 
 static void test_loss(const char *dir) {
+    // 3 (1 + 1 - 0.5) / (8 * 2.5)
     char path[1024];
     snprintf(path, sizeof path, "%s/log.jsonl", dir);
     FILE *log = fopen(path, "wb");
