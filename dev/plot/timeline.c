@@ -2,10 +2,11 @@
 // row per rank, a box per forward, backward and weight step with its micro-batch, and the measured bubble beside
 // the formula of 1F1B, which has no weight steps.
 //
-//   timeline [--step N] [--pipeline P] [--title TEXT] [--width PIXELS] [--retime] [--out FILE.svg] TRACE.json
+//   timeline [--step N] [--pipeline P] [--title TEXT] [--width PIXELS] [--retime]
+//            [--costs F,B,W] [--out FILE.svg] TRACE.json
 //
 // --retime keeps what ran where and in which order, and replaces when: every step takes the mean of its
-// kind, messages take nothing. That is the picture to look at when ranks shared
+// kind, or with --costs what is given there for a forward, an input half and a weight half, messages take nothing. That is the picture to look at when ranks shared
 // cores.
 #include <cjson/cJSON.h>
 #include <getopt.h>
@@ -250,7 +251,10 @@ static void draw_legend(FILE *out, const Timeline *t, double y, double width) {
              "Numbers are micro-batches, counted from 1.");
 }
 
-static void draw(FILE *out, const Timeline *t, const char *title, double width, bool retimed) {
+// how: durations that were put in the place of those measured; NULL: none.
+static void draw(FILE *out, const Timeline *t, const char *title, double width, const char *how) {
+    char note[96] = "";
+    if (how) snprintf(note, sizeof note, "   (order as it ran, %s, free messages)", how);
     int lanes = t->lanes[LANE_SEND] + t->lanes[LANE_RECEIVE] + t->lanes[LANE_COLLECTIVE];
     double row = BOX + lanes * (LANE_HEIGHT + 1) + ROW_GAP, bottom = TOP + t->ranks * row;
     double scale = (width - LEFT - RIGHT) / fmax(t->end - t->start, 1e-9);
@@ -262,10 +266,9 @@ static void draw(FILE *out, const Timeline *t, const char *title, double width, 
                  t->m, t->m > 1 ? "es" : "", t->v, t->v > 1 ? "s" : "");
     double formula = pipeline_bubble(t->p, t->m, t->v);
     svg_text(out, LEFT, 49, 13, 400, "start", SVG_MUTED,
-             "bubble: %s %.1f%% of compute time, %s %s = %.1f%%%s", retimed ? "retimed" : "measured",
+             "bubble: %s %.1f%% of compute time, %s %s = %.1f%%%s", how ? "retimed" : "measured",
              100 * t->bubble, t->split ? "without weight steps" : "formula", t->v > 1 ? "(p-1)/(v m)" : "(p-1)/m",
-             100 * formula,
-             retimed ? "   (order as it ran, mean durations, free messages)" : "");
+             100 * formula, note);
     svg_text(out, width - RIGHT + 8, 49, 11, 400, "start", SVG_MUTED, "busy");
 
     // Axis: light lines behind the rows, labels below
@@ -306,10 +309,12 @@ static void draw(FILE *out, const Timeline *t, const char *title, double width, 
 
 static const char usage[] =
     "usage: timeline [--step N] [--pipeline P] [--title TEXT] [--width PIXELS] [--retime]\n"
-    "                [--out FILE.svg] TRACE.json\n"
+    "                [--costs F,B,W] [--out FILE.svg] TRACE.json\n"
     "  --step N      training step to draw (default: the last one)\n"
     "  --pipeline P  stages, where a stage has several ranks (default: one rank a stage)\n"
     "  --retime      keep the order that ran, but with mean durations and messages that take no time\n"
+    "  --costs F,B,W --retime with these milliseconds for a forward and the halves of a backward; where the trace\n"
+    "                has no weight steps a backward takes B + W\n"
     "  --out FILE    where to write (default: standard output)\n";
 
 static int fail(const Error *err) {
@@ -317,23 +322,35 @@ static int fail(const Error *err) {
     return 1;
 }
 
+// "1,1,0.5"
+static bool parse_costs(const char *text, double *costs) {
+    char rest;
+    if (sscanf(text, "%lf,%lf,%lf%c", &costs[0], &costs[1], &costs[2], &rest) != 3) return false;
+    for (int kind = 0; kind < 3; kind++)
+        if (!(costs[kind] >= 0 && costs[kind] <= 1e6)) return false;
+    return costs[0] + costs[1] > 0;
+}
+
 int main(int argc, char **argv) {
     static const struct option options[] = {
         {"step", required_argument, NULL, 's'},  {"pipeline", required_argument, NULL, 'p'},
         {"title", required_argument, NULL, 't'}, {"width", required_argument, NULL, 'w'},
-        {"retime", no_argument, NULL, 'r'},      {"out", required_argument, NULL, 'o'},
+        {"retime", no_argument, NULL, 'r'},      {"costs", required_argument, NULL, 'c'},
+        {"out", required_argument, NULL, 'o'},
         {"help", no_argument, NULL, 'h'},        {NULL, 0, NULL, 0},
     };
     Timeline t = {0};
     long step = LONG_MIN, stages = 0, width = 1200;
     const char *title = NULL, *path = NULL;
-    bool retimed = false, good = true;
+    double costs[3];
+    bool retimed = false, given = false, good = true;
     for (int c; good && (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         if (c == 's') good = plot_integer(optarg, 0, LONG_MAX, &step);
         else if (c == 'p') good = plot_integer(optarg, 1, 1000000, &stages);
         else if (c == 'w') good = plot_integer(optarg, 300, 20000, &width);
         else if (c == 't') title = optarg;
         else if (c == 'r') retimed = true;
+        else if (c == 'c') given = retimed = true, good = parse_costs(optarg, costs);
         else if (c == 'o') path = optarg;
         else if (c == 'h') return fputs(usage, stdout) == EOF;
         else good = false;
@@ -349,12 +366,16 @@ int main(int argc, char **argv) {
     if (!t.busy) return error_set(&err, "out of memory"), fail(&err);
     measure(&t);
     if (retimed) {
+        if (given) {
+            if (!t.split) costs[STEP_BACKWARD] += costs[STEP_WEIGHT];
+            for (int kind = 0; kind < 3; kind++) t.mean[kind] = 1e3 * costs[kind];
+        }
         if (!retime(&t, &err)) return fail(&err);
         measure(&t);
     }
     FILE *out = path ? fopen(path, "wb") : stdout;
     if (!out) return error_set(&err, "cannot write %s: %s", path, strerror(errno)), fail(&err);
-    draw(out, &t, title, (double)width, retimed);
+    draw(out, &t, title, (double)width, given ? "given durations" : retimed ? "mean durations" : NULL);
     bool failed = ferror(out) | (out == stdout ? fflush(out) != 0 : fclose(out) != 0);
     if (failed)
         return error_set(&err, "cannot write %s: %s", path ? path : "the picture", strerror(errno)),

@@ -179,8 +179,15 @@ static void test_bad_traces(const char *dir) {
               dir) <= 1,
           "timeline survives: a wrong number of stages");
     check(&c, run(timeline_main, "timeline %s/missing.json", dir) == 1, "timeline refuses: missing file");
-    check(&c, run(timeline_main, "timeline --width 7 %s/gpipe.json", dir) == 2,
+    check(&c, run(timeline_main, "timeline --width 7 %s/gpipe.json", dir) == 2 &&
+                  run(timeline_main, "timeline --costs 1,1 %s/gpipe.json", dir) == 2,
           "timeline refuses: bad option");
+    int drawn = run(timeline_main, "timeline --costs 1,1,0.5 --out %s/bad.svg %s/zb-h1-slow.json", dir, dir);
+    char path[1024];
+    snprintf(path, sizeof path, "%s/bad.svg", dir);
+    char *text = read_picture(path);
+    check(&c, drawn == 0 && strstr(text, "retimed 22.5% of"), "timeline: zb-h1 with given costs");  // 3 (1 + 1 - 0.5) / 20
+    free(text);
     check(&c, run(simulate_main, "simulate interleaved 4 6 2 1 2 0 %s/bad.json", dir) == 1,
           "simulate refuses: 6 micro-batches on 4 stages");
 }
