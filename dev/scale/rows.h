@@ -57,7 +57,8 @@ static inline bool row_parse(char **header, size_t columns, char **fields, size_
     r->recompute = strcmp(recompute, "full") == 0        ? LAYER_WHOLE
                    : strcmp(recompute, "selective") == 0 ? LAYER_ATTENTION
                                                          : LAYER_KEEPS;
-    if (r->recompute == LAYER_KEEPS && strcmp(recompute, "none") != 0) return false;
+    bool kept = strcmp(recompute, "none") == 0 || strstr(recompute, "0 layers") != NULL;
+    if (r->recompute == LAYER_KEEPS && !kept) return false;
     r->sequence_parallel = strcmp(row_field(header, columns, fields, n, "seq_par"), "1") == 0;
     r->scatter_gather = strcmp(row_field(header, columns, fields, n, "scatter_gather"), "0") != 0;
     r->short_ends = strstr(row_field(header, columns, fields, n, "note"), "hold one layer fewer") != NULL;
@@ -66,27 +67,27 @@ static inline bool row_parse(char **header, size_t columns, char **fields, size_
     size_t multiple = 128 * (r->t ? r->t : 1);  // Megatron pads the vocabulary
     r->vocabulary = (r->vocabulary + multiple - 1) / multiple * multiple;
     row->seconds = strtod(row_field(header, columns, fields, n, "step_s"), NULL);
-    return r->ranks && r->layers && r->C && r->NH && r->T && r->vocabulary && r->global_batch && r->micro_batch &&
-           r->t && r->p && r->d && r->v && row->seconds > 0;
+    bool full = r->ranks && r->layers && r->C && r->NH && r->T && r->vocabulary && r->global_batch && r->micro_batch &&
+                r->t && r->p && r->d && r->v && row->seconds > 0;
+    return full && r->global_batch % (r->micro_batch * r->d) == 0;  // some ran with batches that do not divide
 }
 
-// The rows with a full layout; free() them. NULL: see err.
-static inline Row *rows_read(const char *path, size_t *count, Error *err) {
+// Appends the table's rows with a full layout to *rows, which is NULL or from here; free() it.
+static inline bool rows_read(const char *path, Row **rows, size_t *count, Error *err) {
     size_t bytes, columns = 0;
     char *text = file_read(path, (size_t)1 << 24, &bytes, err), *header[ROW_FIELDS];
-    if (!text) return NULL;
-    Row *rows = (Row *)host_alloc(bytes / 16 + 1, sizeof *rows);
-    *count = 0;
+    if (!text) return false;
     for (char *line = text; line && *line;) {
         char *end = strchr(line, '\n'), *fields[ROW_FIELDS];
         if (end) *end = 0;
         line[strcspn(line, "\r")] = 0;
+        *rows = (Row *)host_resize(*rows, *count + 1, sizeof **rows);
         if (!columns) columns = row_cut(line, header);
-        else *count += row_parse(header, columns, fields, row_cut(line, fields), &rows[*count]);
+        else *count += row_parse(header, columns, fields, row_cut(line, fields), &(*rows)[*count]);
         line = end ? end + 1 : NULL;
     }
     free(text);
-    return rows;
+    return true;
 }
 
 #endif

@@ -1,6 +1,6 @@
 // step.h: the time of one training step of a layout on a described cluster: a light simulation. Each stage walks the
 // list that llmc/pipeline.h gives it, each step of it lasts what llmc/sim/layer.h says, messages take their time, and
-// at the end gradients are summed and weights updated. All tensor and data ranks of a stage do the same at the same time.
+// at the end gradients are summed and weights updated. All tensor and data ranks of a stage do the same at one time.
 //
 // defines: Run, StepParts, StepTime, step_check, step_simulate
 #ifndef DEV_SCALE_STEP_H
@@ -22,8 +22,8 @@ typedef enum { PART_GEMM, PART_ATTENTION, PART_MEMORY, PART_TENSOR, PART_PIPELIN
                PART_IDLE, PART_COUNT } StepPart;
 
 static inline const char *step_part_name(StepPart part) {
-    static const char *const names[] = {"GEMM", "attention", "memory", "tensor", "pipeline", "data", "optimizer", "host",
-                                        "idle"};
+    static const char *const names[] = {"GEMM", "attention", "memory", "tensor", "pipeline",
+                                        "data", "optimizer", "host",   "idle"};
     return names[part];
 }
 
@@ -58,7 +58,7 @@ static inline ChunkCost step_chunk_cost(const Cluster *c, const Run *r, size_t c
     ChunkCost cost;
     memset(&cost, 0, sizeof cost);
     LayerShape s = {r->micro_batch, r->T, r->C, r->NH, r->t, r->vocabulary, r->sequence_parallel, false, r->recompute,
-                    PRECISION_OF_BF16, placement_stride(c, 0, 1, r->t, r->ranks)};
+                    COST_BF16, placement_stride(c, 0, 1, r->t, r->ranks)};
     double layers = (double)step_chunk_layers(r, chunk);
     for (int backward = 0; backward < 2; backward++)
         for (int later = 0; later < 2; later++) {

@@ -18,7 +18,7 @@
 // How attention is computed: one fused kernel, or two batched GEMMs with a softmax over (B, NH, T, T) between them.
 typedef enum { ATTENTION_FLASH, ATTENTION_UNFUSED } AttentionLaw;
 
-// Head sizes at which the measured rates of attention change: unfused GEMMs below 64, 96, 160 and from there on.
+// Head sizes at which rates of unfused attention are given: 48, 80, 128, 192.
 enum { ATTENTION_SIZES = 4 };
 
 typedef struct {
@@ -46,7 +46,8 @@ typedef struct {
     // the software
     AttentionLaw attention;
     bool dropout;                                // 0.1 in attention, embedding and residuals; false: none
-    bool data_overlap, tensor_overlap, pipeline_overlap;  // communication beside the backward, weight gradients, compute
+    // Communication runs beside the last backward, beside weight gradients, beside everything.
+    bool data_overlap, tensor_overlap, pipeline_overlap;
     bool scatter_gather;                         // a tensor rank sends 1/t of what goes to the next stage
     bool recompute_end;                          // a recomputed layer computes its last GEMM and sum too
     double optimizer_bytes;                      // moved for each parameter of the rank in an update
@@ -84,14 +85,14 @@ static inline const ClusterField *cluster_fields(size_t *count) {
         CLUSTER_FIELD(gemm_wave, FIELD_ZERO_OK, false),
         CLUSTER_FIELD(gemm_depth, FIELD_ZERO_OK, false),
         CLUSTER_FIELD(gemm_sustained, FIELD_SHARE, false),
-        CLUSTER_ELEMENT("attention_qk_32", attention_qk, 0, FIELD_POSITIVE),
-        CLUSTER_ELEMENT("attention_qk_64", attention_qk, 1, FIELD_POSITIVE),
-        CLUSTER_ELEMENT("attention_qk_96", attention_qk, 2, FIELD_POSITIVE),
-        CLUSTER_ELEMENT("attention_qk_160", attention_qk, 3, FIELD_POSITIVE),
-        CLUSTER_ELEMENT("attention_pv_32", attention_pv, 0, FIELD_POSITIVE),
-        CLUSTER_ELEMENT("attention_pv_64", attention_pv, 1, FIELD_POSITIVE),
-        CLUSTER_ELEMENT("attention_pv_96", attention_pv, 2, FIELD_POSITIVE),
-        CLUSTER_ELEMENT("attention_pv_160", attention_pv, 3, FIELD_POSITIVE),
+        CLUSTER_ELEMENT("attention_qk_48", attention_qk, 0, FIELD_POSITIVE),
+        CLUSTER_ELEMENT("attention_qk_80", attention_qk, 1, FIELD_POSITIVE),
+        CLUSTER_ELEMENT("attention_qk_128", attention_qk, 2, FIELD_POSITIVE),
+        CLUSTER_ELEMENT("attention_qk_192", attention_qk, 3, FIELD_POSITIVE),
+        CLUSTER_ELEMENT("attention_pv_48", attention_pv, 0, FIELD_POSITIVE),
+        CLUSTER_ELEMENT("attention_pv_80", attention_pv, 1, FIELD_POSITIVE),
+        CLUSTER_ELEMENT("attention_pv_128", attention_pv, 2, FIELD_POSITIVE),
+        CLUSTER_ELEMENT("attention_pv_192", attention_pv, 3, FIELD_POSITIVE),
         CLUSTER_ELEMENT("flash_forward_64", flash_forward, 0, FIELD_POSITIVE),
         CLUSTER_ELEMENT("flash_forward_128", flash_forward, 1, FIELD_POSITIVE),
         CLUSTER_ELEMENT("flash_backward_64", flash_backward, 0, FIELD_POSITIVE),
@@ -135,7 +136,8 @@ static inline const ClusterField *cluster_fields(size_t *count) {
 }
 
 // Puts a number where the field stands, or says what would be one.
-static inline bool cluster_number(Cluster *c, const ClusterField *field, const cJSON *value, const char *file, Error *err) {
+static inline bool cluster_number(Cluster *c, const ClusterField *field, const cJSON *value, const char *file,
+                                  Error *err) {
     double x = cJSON_IsNumber(value) ? value->valuedouble : NAN;
     static const char *const wanted[] = {"a number above 0",           "a number, 0 or more", "above 0 and at most 1",
                                          "a number from 1 to 10",      "a whole number from 1 to 1048576"};
@@ -148,7 +150,8 @@ static inline bool cluster_number(Cluster *c, const ClusterField *field, const c
     return true;
 }
 
-static inline bool cluster_value(Cluster *c, const ClusterField *field, const cJSON *value, const char *file, Error *err) {
+static inline bool cluster_value(Cluster *c, const ClusterField *field, const cJSON *value, const char *file,
+                                 Error *err) {
     char *at = (char *)c + field->offset;
     if (field->kind == FIELD_BOOL) {
         if (!cJSON_IsBool(value)) return error_set(err, "%s: \"%s\" must be true or false", file, field->key);
@@ -176,7 +179,8 @@ static inline bool cluster_constant(Cluster *c, const ClusterField *field, const
     if (!json_get(child, "value", &value, file, err) || !json_get(child, "source", &source, file, err)) return false;
     if (!value) return error_set(err, "%s: \"%s\" has no \"value\"", file, field->key);
     if (!cJSON_IsString(source) || !source->valuestring[0])
-        return error_set(err, "%s: \"%s\" has no \"source\", a text that says where the value is from", file, field->key);
+        return error_set(err, "%s: \"%s\" has no \"source\", a text that says where the value is from", file,
+                         field->key);
     const cJSON *member;
     cJSON_ArrayForEach(member, child) {
         if (member != value && member != source)

@@ -1,7 +1,7 @@
 // cost.h: how long one operation lasts on a device of a described cluster, in seconds.
 //
-// defines: Precision, cost_gemm, cost_attention_gemms, cost_softmax, cost_attention, MemoryClass, cost_memory, Placement,
-//          placement_ranks, placement_stride, CollectiveKind, cost_collective, cost_send
+// defines: CostPrecision, cost_gemm, cost_attention_gemms, cost_softmax, cost_attention, MemoryClass, cost_memory,
+//          Placement, placement_ranks, placement_stride, CollectiveKind, cost_collective, cost_send
 //
 // Nothing here knows of models, layouts, streams or schedules. Every function is pure: same arguments, same bits.
 #ifndef LLMC_SIM_COST_H
@@ -9,9 +9,9 @@
 
 #include "llmc/sim/cluster.h"
 
-typedef enum { PRECISION_OF_FP32, PRECISION_OF_BF16 } Precision;
+typedef enum { COST_FP32, COST_BF16 } CostPrecision;
 
-static inline double precision_bytes(Precision precision) { return precision == PRECISION_OF_FP32 ? 4 : 2; }
+static inline double precision_bytes(CostPrecision precision) { return precision == COST_FP32 ? 4 : 2; }
 
 // What it takes to run kernels that move so many bytes at a share of the memory's bandwidth.
 static inline double cost_bytes(const Cluster *c, double share, double bytes) {
@@ -28,10 +28,10 @@ static inline double cost_waves(const Cluster *c, double tiles) {
 // stands for what a tile costs besides its K steps: filling the pipeline, writing the result. Never faster than
 // reading and writing the three matrices once.
 // Law and constants are fitted on 7371 (A100) and 8775 (GH200) timed shapes: doc/virtual_time.md, "GEMM".
-static inline double cost_gemm(const Cluster *c, size_t M, size_t N, size_t K, Precision precision) {
+static inline double cost_gemm(const Cluster *c, size_t M, size_t N, size_t K, CostPrecision precision) {
     if (M == 0 || N == 0 || K == 0) return 0;
     double m = (double)M, n = (double)N, k = (double)K;
-    double peak = precision == PRECISION_OF_BF16 ? c->peak_bf16 : c->peak_fp32;
+    double peak = precision == COST_BF16 ? c->peak_bf16 : c->peak_fp32;
     double rate = peak * c->gemm_efficiency * c->gemm_sustained / c->sms;  // FLOP/s of one multiprocessor
     static const double tile[3][2] = {{128, 128}, {256, 128}, {128, 256}};
     double best = INFINITY;
@@ -44,13 +44,22 @@ static inline double cost_gemm(const Cluster *c, size_t M, size_t N, size_t K, P
     return c->gemm_start + fmax(best, memory);
 }
 
+// A rate at head size HS, on straight lines between those that are given for ATTENTION_SIZES head sizes.
+static inline double attention_rate(const double *rates, size_t HS) {
+    static const double sizes[ATTENTION_SIZES] = {48, 80, 128, 192};
+    double head = fmin(fmax((double)HS, sizes[0]), sizes[ATTENTION_SIZES - 1]);
+    int i = 0;
+    while (head > sizes[i + 1]) i++;
+    return rates[i] + (rates[i + 1] - rates[i]) * (head - sizes[i]) / (sizes[i + 1] - sizes[i]);
+}
+
 // The batched GEMMs of unfused attention, of B * NH matrices each: qk of them make or consume a (T, T) matrix along the
-// head (Q K' and its like: the result is large, the depth is the head), pv of them sum over T (P V and its like). Rates
-// by head size HS, measured, as these GEMMs are bound by reading and writing (T, T).
+// head (Q K' and its like: the result is large, the depth is the head), pv of them sum over T (P V and its like). Their
+// rates are measured, as they are bound by reading and writing (T, T).
 static inline double cost_attention_gemms(const Cluster *c, size_t B, size_t T, size_t NH, size_t HS, int qk, int pv) {
-    int size = HS < 64 ? 0 : HS < 96 ? 1 : HS < 160 ? 2 : 3;
     double flops = 2.0 * (double)B * (double)NH * (double)T * (double)T * (double)HS;
-    return (qk + pv) * c->launch_device + qk * flops / c->attention_qk[size] + pv * flops / c->attention_pv[size];
+    return (qk + pv) * c->launch_device + qk * flops / attention_rate(c->attention_qk, HS) +
+           pv * flops / attention_rate(c->attention_pv, HS);
 }
 
 // Causal softmax of (B, NH, T, T) in 16 bits, with the dropout behind it. It reads the lower half and writes the whole
@@ -61,8 +70,8 @@ static inline double cost_softmax(const Cluster *c, size_t B, size_t T, size_t N
     return time + (c->dropout ? cost_bytes(c, c->elementwise_efficiency, elements * 5) : 0);
 }
 
-// Causal self-attention of B sequences of T tokens, NH heads (of this rank) of HS channels. Flash: rates are of the full
-// (T, T) square, of which the causal kernel computes half; its backward does 5 GEMMs where the forward does 2.
+// Causal self-attention of B sequences of T tokens, NH heads (of this rank) of HS channels. Flash: rates count the
+// FLOPs that are done, of a causal kernel half the square; its backward does 5 GEMMs where the forward does 2.
 // Unfused: the whole square, as Megatron of 2021 does; the backward is dP like Q K', and dV, dQ, dK like P V.
 static inline double cost_attention(const Cluster *c, AttentionLaw law, bool backward, size_t B, size_t T, size_t NH,
                                     size_t HS) {
@@ -93,8 +102,8 @@ typedef struct {
     size_t sharing;   // groups like this one in a node: they use its NICs at the same time
 } Placement;
 
-// Rank r of `world` sits in node r / gpus_per_node. The other ranks of a node form groups of the same kind. ranks[count]
-// must go upwards.
+// Rank r of `world` sits in node r / gpus_per_node. The other ranks of a node form groups of the same kind.
+// ranks[count] must go upwards.
 static inline Placement placement_ranks(const Cluster *c, const size_t *ranks, size_t count, size_t world) {
     size_t node_size = (size_t)c->gpus_per_node, in_node = 0, node = 0;
     Placement place = {count, 0, 0, 1};
@@ -119,10 +128,15 @@ static inline Placement placement_stride(const Cluster *c, size_t first, size_t 
     return place;
 }
 
-typedef enum { COLLECTIVE_ALL_REDUCE, COLLECTIVE_ALL_GATHER, COLLECTIVE_REDUCE_SCATTER, COLLECTIVE_BROADCAST } CollectiveKind;
+typedef enum {
+    COLLECTIVE_ALL_REDUCE,
+    COLLECTIVE_ALL_GATHER,
+    COLLECTIVE_REDUCE_SCATTER,
+    COLLECTIVE_BROADCAST
+} CollectiveKind;
 
-// Bytes/s that a group's ring moves. Inside a node the switch's. Across nodes there is one ring for each NIC that the group
-// can use: all of the node's when all its ranks belong to the group, else the group's share, and at least one rank's own.
+// Bytes/s that a group's rings move. Inside a node the switch's. Across nodes there is one ring for each NIC that the
+// group can use: all of the node's if all ranks of the node belong to it, else its share. A rank alone uses one NIC.
 static inline double collective_bandwidth(const Cluster *c, const Placement *place) {
     if (place->nodes <= 1) return c->node_bandwidth;
     double near = fmax(1, c->nics_per_node * (double)place->per_node / c->gpus_per_node);
@@ -131,10 +145,10 @@ static inline double collective_bandwidth(const Cluster *c, const Placement *pla
     return place->per_node > 1 ? fmin(network, c->node_bandwidth) : network;
 }
 
-// A collective over a buffer of `bytes` (the whole of it: what a rank has after an all-gather, before a reduce-scatter).
-// A ring moves 2 (n-1)/n of it for an all-reduce, half that for the other kinds (NCCL's cost model; nccl-tests call it bus
-// bandwidth). Latency inside a node grows with the ranks, across nodes with the logarithm of the nodes. The better of two
-// protocols: full bandwidth, or a share of the latency at a share of the bandwidth.
+// A collective over a buffer of `bytes`: the whole, as a rank has it after an all-gather or before a reduce-scatter.
+// A ring moves 2 (n-1)/n of it for an all-reduce, half that for the other kinds (nccl-tests, doc/PERFORMANCE.md: bus
+// bandwidth). Latency inside a node grows with the ranks, across nodes with the logarithm of the nodes. The better of
+// two protocols: full bandwidth, or a share of the latency at a share of the bandwidth.
 static inline double cost_collective(const Cluster *c, CollectiveKind kind, double bytes, Placement place) {
     if (place.ranks <= 1) return 0;
     double n = (double)place.ranks, passes = kind == COLLECTIVE_ALL_REDUCE ? 2 : 1;

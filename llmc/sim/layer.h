@@ -1,11 +1,12 @@
 // layer.h: the operations of one transformer layer, of the embedding and of the head, in the order in which a trainer
-// enqueues them, each with what it costs. A clock that sees the trainer's own kernels is to be compared with these lists.
+// enqueues them, each with what it costs. A clock that sees the trainer's own kernels can be compared with these lists.
 //
 // defines: OpGroup, Op, OpList, ops_seconds, LayerShape, Recompute, layer_operations, embedding_operations,
 //          head_operations
 //
-// Letters as in the trainers: B, T, N = B*T tokens, Nl of a rank under sequence parallelism, C channels, A = C/t of this
-// rank's heads, F = 4C/t. "bytes" are those that a kernel must move, activations of 2 bytes (4 in fp32), a dropout mask 1.
+// Letters as in the trainers: B, T, N = B*T tokens, Nl of a rank under sequence parallelism, C channels, A = C/t of
+// this rank's heads, F = 4C/t. "bytes" are those that a kernel must move: activations of 2 bytes (4 in fp32), a dropout
+// mask of 1.
 #ifndef LLMC_SIM_LAYER_H
 #define LLMC_SIM_LAYER_H
 
@@ -50,12 +51,13 @@ typedef struct {
     bool sequence_parallel;
     bool add;                   // weight gradients are added to those of earlier micro-batches
     Recompute recompute;
-    Precision precision;
+    CostPrecision precision;
     Placement tensor;           // of the tensor group
 } LayerShape;
 
 // GEMMs, collectives and memory-bound kernels of a shape.
-static inline void ops_gemm(OpList *o, const Cluster *c, const LayerShape *s, const char *name, size_t M, size_t N, size_t K) {
+static inline void ops_gemm(OpList *o, const Cluster *c, const LayerShape *s, const char *name, size_t M, size_t N,
+                            size_t K) {
     ops_add(o, name, GROUP_GEMM, cost_gemm(c, M, N, K, s->precision));
 }
 
@@ -91,8 +93,8 @@ static inline void ops_beside(OpList *o, const Cluster *c, const LayerShape *s, 
     ops_add(o, name, GROUP_TENSOR, seconds - gemm - slow);
 }
 
-// Both gradients of Y(N, n) = X(N, k) W and what adds them up; X is gathered again under sequence parallelism, and dX is
-// summed over the tensor group (f_backward). wide: X is the input of a column-parallel matrix, which has f before it.
+// Both gradients of Y(N, n) = X(N, k) W and what adds them up. wide: W is column-parallel, so f stands before it: dX is
+// summed over the tensor group, and under sequence parallelism X is gathered again.
 static inline void ops_linear_backward(OpList *o, const Cluster *c, const LayerShape *s, size_t N, size_t n, size_t k,
                                        bool wide) {
     double input = cost_gemm(c, N, k, n, s->precision), weight = cost_gemm(c, k, n, N, s->precision);
@@ -114,7 +116,7 @@ static inline void ops_attention(OpList *o, const Cluster *c, const LayerShape *
             cost_attention(c, c->attention, backward, s->B, s->T, s->NH / s->t, s->C / s->NH));
 }
 
-// Forward of one layer. `ends`: with the last GEMM and what follows it, which a trainer may leave out when it recomputes.
+// Forward of one layer. `ends`: with the last GEMM and what follows, which a trainer may leave out when it recomputes.
 static inline void ops_layer_forward(OpList *o, const Cluster *c, const LayerShape *s, bool ends) {
     size_t N = s->B * s->T, A = s->C / s->t, F = 4 * A;
     double e = precision_bytes(s->precision), mask = c->dropout;
