@@ -43,7 +43,7 @@ DIR := build/$(DEVICE)-$(PRECISION)$(addprefix -,$(MPI))$(if $(SANITIZE),-asan)
 
 TRAINERS := $(wildcard train_gpt.cu train_gpt_tp.cu train_gpt_pp.cu train_gpt_3d.cu)
 KERNELS := $(wildcard dev/cuda/*.cu)
-TOOLS := $(wildcard dev/data/*.c dev/plot/*.c)
+TOOLS := $(wildcard dev/data/*.c dev/plot/*.c dev/scale/*.c)
 program = $(addprefix $(DIR)/,$(basename $(1)))
 
 # ---- what was found ----------------------------------------------------------------------------------------
@@ -119,12 +119,16 @@ build/tools/%: dev/plot/%.c Makefile $(PROBE)
 	@mkdir -p $(@D)
 	$(C) $(DEPENDENCIES) -o $@ $< $(HOST_LIBS) -lm
 
+build/tools/%: dev/scale/%.c Makefile $(PROBE)
+	@mkdir -p $(@D)
+	$(C) $(DEPENDENCIES) -o $@ $< $(HOST_LIBS) -lm
+
 -include $(wildcard $(DIR)/*.d $(DIR)/dev/*/*.d build/tools/*.d)
 
 # ---- targets -----------------------------------------------------------------------------------------------
 
-.PHONY: all trainers kernel-programs kernels bench spills tools setup train test lessons gpu-check clean help corpus \
-        run-train build-train doc planned schedule
+.PHONY: all trainers kernel-programs kernels bench spills tools scale setup train test lessons gpu-check clean help \
+        corpus run-train build-train doc planned schedule
 
 all: trainers tools                  ## every trainer and tool
 trainers: $(call program,$(TRAINERS))  ## build/cpu-fp32/train_gpt and those after it
@@ -161,6 +165,10 @@ spills:  ## registers, shared memory and spills of every kernel of llmc/ (nvcc, 
 
 gpu-check:  ## one command for a machine with a GPU: builds, tests and measures there
 	dev/gpu_check.sh
+
+scale: build/tools/scale  ## published runs on up to 3072 GPUs: predicted step time, published, error
+	@build/tools/scale dev/scale/rows_a100.csv dev/scale/rows_more.csv dev/clusters/selene-2021.json:ptd- \
+	    dev/clusters/selene-2022.json:kor-,nemo2208,nemo2211-5b dev/clusters/roce-a100.json:zb-
 
 # ---- the built-in corpus: this repository's own text, as bytes ---------------------------------------------
 

@@ -1,0 +1,282 @@
+// scale.c: predicts the step time of every published run in a table and compares.
+//
+//   scale [--set KEY=VALUE]... [--fit KEY,KEY] [--parts] ROWS.csv... CLUSTER.json:PREFIX[,PREFIX]...
+//
+// Each row that has a full layout, and whose id begins with a prefix, is predicted for the cluster named with it, by
+// the light simulation of step.h. Every third row of a group is held out, the first included, and all of some groups:
+// --fit, which seeks the values of the named constants that make the mean absolute error least, does not see these.
+// --set tries a value; --parts shows where the time goes.
+#include "dev/scale/rows.h"
+#include "dev/scale/step.h"
+
+// Mean absolute errors (%) of two other models on the same rows: Calculon (Isaev et al., SC23) as shipped, and one
+// parameter: step = FLOPs / (n * 158.5 TFLOP/s) * (1 + (p-1)/(v m)). Below 0: not known. A group without a goal was
+// looked at only when all constants had their values.
+typedef struct {
+    const char *prefix, *title;
+    double goal, calculon, trivial;
+} Group;
+
+static const Group groups[] = {
+    {"ptd-t1-", "PTD-P Table 1", 5, 10.3, 9.2},
+    {"ptd-f11-", "figure 11, pipeline weak scaling", 5, 19.4, 5.6},
+    {"ptd-f12-", "figure 12, interleaving", 5, 7.3, 2.9},
+    {"ptd-f14-", "figure 14, pipeline against data", 8, 21.7, 14.2},
+    {"ptd-f16-", "figure 16, micro-batch size", 5, 11.6, 7.4},
+    {"ptd-f17-", "figure 17, recomputation", 5, 6.4, 2.8},
+    {"ptd-f18-", "figure 18, without scatter/gather", 8, 15.6, 14.5},
+    {"kor-t5-", "Korthikanti Table 5", 5, 3.7, 16.1},
+    {"zb-", "Zero Bubble", 8, -1, -1},
+    {"nemo2208-175b", "NeMo 2022, 175B", -1, -1, -1},
+    {"nemo2208-5b", "NeMo 2022, 5B, August", -1, -1, -1},
+    {"nemo2211-5b", "NeMo 2022, 5B, December", -1, -1, -1},
+};
+enum { GROUPS = sizeof groups / sizeof groups[0] };
+
+static size_t group_of(const char *id) {
+    size_t g = 0;
+    while (g < GROUPS && strncmp(id, groups[g].prefix, strlen(groups[g].prefix)) != 0) g++;
+    return g;
+}
+
+typedef struct {
+    const Row *row;
+    const Cluster *cluster;
+    size_t group;
+    bool held_out;
+    StepTime time;
+    double error;          // predicted / published - 1
+} Point;
+
+static int fail(const char *text) {
+    fprintf(stderr, "scale: %s\n", text);
+    return 2;
+}
+
+static bool wanted(const char *id, const char *prefixes) {
+    for (const char *at = prefixes; *at;) {
+        size_t n = strcspn(at, ",");
+        if (n > 0 && strncmp(id, at, n) == 0) return true;
+        at += n + (at[n] == ',');
+    }
+    return false;
+}
+
+// Predicts all points; the sum of absolute errors over those that are, or are not, held out.
+static double predict(Point *points, size_t count, bool held_out, Error *err) {
+    double sum = 0;
+    for (size_t i = 0; i < count; i++) {
+        Point *x = &points[i];
+        if (x->held_out != held_out) continue;
+        if (!step_simulate(x->cluster, &x->row->run, &x->time, err)) return -1;
+        x->error = x->time.seconds / x->row->seconds - 1;
+        sum += fabs(x->error);
+    }
+    return sum;
+}
+
+// What --fit makes least: the mean over the groups of the mean absolute error of the rows that it may see.
+static double fit_error(Point *points, size_t count, Error *err) {
+    double sums[GROUPS + 1] = {0}, total = 0;
+    size_t counts[GROUPS + 1] = {0}, used = 0;
+    if (predict(points, count, false, err) < 0) return -1;
+    for (size_t i = 0; i < count; i++) {
+        if (points[i].held_out) continue;
+        sums[points[i].group] += fabs(points[i].error);
+        counts[points[i].group]++;
+    }
+    for (size_t g = 0; g <= GROUPS; g++) {
+        if (!counts[g]) continue;
+        total += sums[g] / (double)counts[g];
+        used++;
+    }
+    return total / (double)used;
+}
+
+enum { CLUSTERS_MAX = 8 };
+typedef struct {
+    Cluster cluster[CLUSTERS_MAX];
+    const char *prefixes[CLUSTERS_MAX];
+    char paths[CLUSTERS_MAX][4096];
+    size_t count;
+} Clusters;
+
+// Where the constant of that name stands in a cluster; NULL if there is none or it is no number.
+static double *constant(Cluster *c, const char *key, size_t length) {
+    size_t count;
+    const ClusterField *fields = cluster_fields(&count);
+    for (size_t i = 0; i < count; i++)
+        if (strlen(fields[i].key) == length && strncmp(fields[i].key, key, length) == 0 &&
+            fields[i].kind != FIELD_BOOL && fields[i].kind != FIELD_LAW)
+            return (double *)((char *)c + fields[i].offset);
+    return NULL;
+}
+
+static void scale_constant(Clusters *all, const char *key, size_t length, double factor) {
+    for (size_t i = 0; i < all->count; i++) *constant(&all->cluster[i], key, length) *= factor;
+}
+
+// Shares of something end at 1; all that --fit may be asked for are below 1 or above 2.
+static bool beyond(Clusters *all, const char *key, size_t length, double before) {
+    double now = *constant(&all->cluster[0], key, length);
+    return before <= 1 && now > 1;
+}
+
+// Coordinate descent, by factors that shrink from 10% to 0.1%, the same for all clusters.
+static bool fit(Clusters *all, const char *keys, Point *points, size_t count, Error *err) {
+    double best = fit_error(points, count, err);
+    for (double step = 0.1; best >= 0 && step > 0.001;) {
+        bool better = false;
+        for (const char *at = keys; *at;) {
+            size_t n = strcspn(at, ",");
+            double factors[2] = {1 + step, 1 / (1 + step)};
+            if (!constant(&all->cluster[0], at, n)) return error_set(err, "no constant %.*s", (int)n, at);
+            for (int i = 0; i < 2; i++) {
+                double before = *constant(&all->cluster[0], at, n);
+                scale_constant(all, at, n, factors[i]);
+                double now = fit_error(points, count, err);
+                if (now >= 0 && now < best && !beyond(all, at, n, before)) best = now, better = true;
+                else scale_constant(all, at, n, 1 / factors[i]);
+            }
+            at += n + (at[n] == ',');
+        }
+        if (!better) step /= 2;
+    }
+    for (const char *at = keys; best >= 0 && *at;) {
+        size_t n = strcspn(at, ",");
+        printf("fitted %.*s = %.6g\n", (int)n, at, *constant(&all->cluster[0], at, n));
+        at += n + (at[n] == ',');
+    }
+    return best >= 0;
+}
+
+static bool set(Clusters *all, const char *text, Error *err) {
+    size_t n = strcspn(text, "=");
+    char *end;
+    for (size_t i = 0; i < all->count; i++) {
+        double *value = constant(&all->cluster[i], text, n);
+        if (!value || !text[n]) return error_set(err, "--set %s: no such constant, or no value", text);
+        *value = strtod(text + n + 1, &end);
+        if (*end || end == text + n + 1) return error_set(err, "--set %s: no number", text);
+    }
+    return true;
+}
+
+// CLUSTER.json:PREFIX,PREFIX
+static bool open_cluster(Clusters *all, const char *text, Error *err) {
+    const char *colon = strrchr(text, ':');
+    if (!colon || all->count == CLUSTERS_MAX) return error_set(err, "%s is not CLUSTER.json:PREFIX,...", text);
+    char *path = all->paths[all->count];
+    snprintf(path, sizeof all->paths[0], "%.*s", (int)(colon - text), text);
+    all->prefixes[all->count] = colon + 1;
+    return cluster_read(&all->cluster[all->count++], path, err);
+}
+
+// The constants whose source says that they were fitted or chosen, rather than taken from elsewhere.
+static void print_fitted(const Clusters *all) {
+    size_t count;
+    const ClusterField *fields = cluster_fields(&count);
+    Error err;
+    for (size_t i = 0; i < all->count; i++) {
+        cJSON *root = json_read(all->paths[i], CLUSTER_FILE_MAX, &err);
+        printf("\n%s, fitted or chosen:\n", all->cluster[i].name);
+        for (size_t f = 0; root && f < count; f++) {
+            const cJSON *section = cJSON_GetObjectItem(root, fields[f].software ? "software" : "hardware");
+            const cJSON *constant = cJSON_GetObjectItem(section, fields[f].key);
+            const char *source = cJSON_GetStringValue(cJSON_GetObjectItem(constant, "source"));
+            bool ours = source && (strncmp(source, "fitted", 6) == 0 || strncmp(source, "chosen", 6) == 0);
+            for (size_t j = 0; ours && j < i; j++)  // named already
+                ours = memcmp((const char *)&all->cluster[i] + fields[f].offset,
+                              (const char *)&all->cluster[j] + fields[f].offset, sizeof(double)) != 0;
+            if (ours) printf("  %s = %g: %s\n", fields[f].key, cJSON_GetNumberValue(
+                                 cJSON_GetObjectItem(constant, "value")), source);
+        }
+        cJSON_Delete(root);
+    }
+}
+
+// The points of the table: each row with the first cluster that names it.
+static size_t choose(const Clusters *all, const Row *rows, size_t row_count, Point *points) {
+    size_t count = 0, seen[GROUPS + 1] = {0};
+    for (size_t i = 0; i < row_count; i++) {
+        size_t k = 0, g = group_of(rows[i].id);
+        while (k < all->count && !wanted(rows[i].id, all->prefixes[k])) k++;
+        if (k == all->count) continue;
+        Point *x = &points[count++];
+        x->row = &rows[i];
+        x->cluster = &all->cluster[k];
+        x->group = g;
+        x->held_out = seen[g]++ % 3 == 0 || (g < GROUPS && groups[g].goal < 0);
+    }
+    return count;
+}
+
+static void print_rows(const Point *points, size_t count, bool parts) {
+    printf("%-24s %10s %10s %8s\n", "run", "predicted", "published", "error");
+    for (size_t i = 0; i < count; i++) {
+        const Point *x = &points[i];
+        printf("%-24s %8.3f s %8.3f s %+6.1f %% %s", x->row->id, x->time.seconds, x->row->seconds, 100 * x->error,
+               x->held_out ? "held out" : "        ");
+        for (int part = 0; parts && part < PART_COUNT; part++)
+            printf(" %s %.1f%%", step_part_name((StepPart)part), 100 * x->time.parts[part] / x->time.seconds);
+        printf("\n");
+    }
+}
+
+static void print_groups(const Point *points, size_t count) {
+    printf("\n%-34s %4s %7s %9s %7s %7s %9s %8s %6s\n", "mean absolute error, %", "rows", "ours", "held out", "bias",
+           "worst", "Calculon", "trivial", "goal");
+    for (size_t g = 0; g < GROUPS; g++) {
+        double sum = 0, held = 0, bias = 0, worst = 0;
+        size_t n = 0, held_n = 0;
+        for (size_t i = 0; i < count; i++) {
+            if (points[i].group != g) continue;
+            double e = points[i].error;
+            n++, sum += fabs(e), bias += e;
+            if (points[i].held_out) held_n++, held += fabs(e);
+            if (fabs(e) > fabs(worst)) worst = e;
+        }
+        if (!n) continue;
+        printf("%-34s %4zu %7.1f %9.1f %+7.1f %+7.1f", groups[g].title, n, 100 * sum / (double)n,
+               held_n ? 100 * held / (double)held_n : 0.0, 100 * bias / (double)n, 100 * worst);
+        if (groups[g].calculon < 0) printf(" %9s %8s", "-", "-");
+        else printf(" %9.1f %8.1f", groups[g].calculon, groups[g].trivial);
+        if (groups[g].goal < 0) printf(" %6s\n", "-");
+        else printf(" %6.1f\n", groups[g].goal);
+    }
+}
+
+int main(int argc, char **argv) {
+    static Clusters all;
+    Error err;
+    const char *keys = NULL, *sets[64];
+    size_t set_count = 0, row_count = 0;
+    Row *rows = NULL;
+    bool parts = false, ok = true;
+    for (int i = 1; ok && i < argc; i++) {
+        if (strcmp(argv[i], "--parts") == 0) parts = true;
+        else if (strcmp(argv[i], "--fit") == 0 && i + 1 < argc) keys = argv[++i];
+        else if (strcmp(argv[i], "--set") == 0 && i + 1 < argc && set_count < 64) sets[set_count++] = argv[++i];
+        else if (argv[i][0] == '-') ok = error_set(&err, "unknown flag %s", argv[i]);
+        else if (strchr(argv[i], ':')) ok = open_cluster(&all, argv[i], &err);
+        else ok = rows_read(argv[i], &rows, &row_count, &err);
+    }
+    if (!ok) return fail(err.text);
+    if (all.count == 0 || !rows)
+        return fail("usage: scale [--set KEY=VALUE]... [--fit KEY,KEY] [--parts] ROWS.csv... CLUSTER.json:PREFIX,...");
+    for (size_t i = 0; i < set_count; i++)
+        if (!set(&all, sets[i], &err)) return fail(err.text);
+    Point *points = (Point *)host_alloc(row_count, sizeof *points);
+    size_t count = choose(&all, rows, row_count, points);
+    if (count == 0) return fail("no row with a full layout has one of these prefixes");
+    ok = !keys || fit(&all, keys, points, count, &err);
+    ok = ok && predict(points, count, false, &err) >= 0 && predict(points, count, true, &err) >= 0;
+    if (ok) {
+        print_rows(points, count, parts);
+        print_groups(points, count);
+        print_fitted(&all);
+    }
+    free(points);
+    free(rows);
+    return ok ? 0 : fail(err.text);
+}

@@ -1,0 +1,365 @@
+// test_cost.c: llmc/sim: cluster files that are refused, and costs against cases that were worked out by hand; and the
+// light simulation of a step in dev/scale/step.h.
+#include <glob.h>
+#include <unistd.h>
+
+#include "dev/scale/step.h"
+#include "dev/test/check.h"
+
+static bool near(double a, double b) { return fabs(a - b) <= 1e-9 * fabs(b); }
+
+// ---------------------------------------------------------------------------------------------
+// Cluster files
+
+// A text of all constants with round values; `key`, if it is one of them, has `constant` instead of its object, and is
+// left out where that is NULL. `tail` follows the last constant of the hardware.
+static char *cluster_text(const char *key, const char *constant, const char *tail) {
+    char *text = (char *)host_alloc(1 << 16, 1);
+    size_t n = (size_t)sprintf(text, "{\"name\": \"test\"");
+    for (int software = 0; software < 2; software++) {
+        size_t count;
+        const ClusterField *fields = cluster_fields(&count);
+        n += (size_t)sprintf(text + n, ", \"%s\": {", software ? "software" : "hardware");
+        const char *comma = "";
+        for (size_t i = 0; i < count; i++) {
+            const ClusterField *f = &fields[i];
+            if (f->software != (bool)software || (key && !constant && strcmp(f->key, key) == 0)) continue;
+            const char *value = f->kind == FIELD_BOOL ? "false" : f->kind == FIELD_LAW ? "\"flash\"" : "1";
+            if (strcmp(f->key, "reserve") == 0) value = "0";
+            n += (size_t)sprintf(text + n, "%s\"%s\": ", comma, f->key);
+            if (key && strcmp(f->key, key) == 0) n += (size_t)sprintf(text + n, "%s", constant);
+            else n += (size_t)sprintf(text + n, "{\"value\": %s, \"source\": \"test\"}", value);
+            comma = ", ";
+        }
+        n += (size_t)sprintf(text + n, "%s}", software ? "" : tail);
+    }
+    sprintf(text + n, "}");
+    return text;
+}
+
+static bool parse(Cluster *c, const char *text, Error *err) {
+    cJSON *root = json_parse(text, strlen(text), "f.json", err);
+    bool ok = root && cluster_parse(c, root, "f.json", err);
+    cJSON_Delete(root);
+    return ok;
+}
+
+static void refused(Check *c, char *text, const char *sentence) {
+    Cluster cluster;
+    Error err = {""};
+    bool ok = parse(&cluster, text, &err);
+    check(c, !ok && strcmp(err.text, sentence) == 0, "%s%s%s", sentence, ok ? ": but it was read" : " = ", err.text);
+    free(text);
+}
+
+static void test_files(Check *c) {
+    Cluster cluster;
+    Error err = {""};
+    char *text = cluster_text(NULL, NULL, "");
+    check(c, parse(&cluster, text, &err) && cluster.sms == 1 && cluster.attention_pv[3] == 1, "a whole file");
+    free(text);
+    size_t count, missing = 0;
+    const ClusterField *fields = cluster_fields(&count);
+    for (size_t i = 0; i < count; i++) {
+        char sentence[128];
+        text = cluster_text(fields[i].key, NULL, "");
+        snprintf(sentence, sizeof sentence, "f.json has no \"%s\"", fields[i].key);
+        missing += !parse(&cluster, text, &err) && strcmp(err.text, sentence) == 0;
+        free(text);
+    }
+    check(c, missing == count && count > 50, "each of %zu constants is missed when it is not there", count);
+    size_t negative = 0, numbers = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (fields[i].kind == FIELD_BOOL || fields[i].kind == FIELD_LAW) continue;
+        text = cluster_text(fields[i].key, "{\"value\": -1, \"source\": \"test\"}", "");
+        numbers++;
+        negative += !parse(&cluster, text, &err) && strstr(err.text, fields[i].key) && strstr(err.text, "f.json");
+        free(text);
+    }
+    check(c, negative == numbers, "each of %zu numbers is refused when it is negative", numbers);
+    refused(c, cluster_text("sms", "{\"value\": 1.5, \"source\": \"x\"}", ""),
+            "f.json: \"sms\" must be a whole number from 1 to 1048576");
+    refused(c, cluster_text("hbm_bandwidth", "{\"value\": 0, \"source\": \"x\"}", ""),
+            "f.json: \"hbm_bandwidth\" must be a number above 0");
+    refused(c, cluster_text("hbm_bandwidth", "{\"value\": 1e999, \"source\": \"x\"}", ""),
+            "f.json: \"hbm_bandwidth\" must be a number above 0");
+    refused(c, cluster_text("hbm_bandwidth", "{\"value\": \"2e12\", \"source\": \"x\"}", ""),
+            "f.json: \"hbm_bandwidth\" must be a number above 0");
+    refused(c, cluster_text("launch_host", "{\"value\": null, \"source\": \"x\"}", ""),
+            "f.json: \"launch_host\" must be a number, 0 or more");
+    refused(c, cluster_text("gemm_sustained", "{\"value\": 1.1, \"source\": \"x\"}", ""),
+            "f.json: \"gemm_sustained\" must be above 0 and at most 1");
+    refused(c, cluster_text("overlap_slowdown", "{\"value\": 0.5, \"source\": \"x\"}", ""),
+            "f.json: \"overlap_slowdown\" must be a number from 1 to 10");
+    refused(c, cluster_text("dropout", "{\"value\": 1, \"source\": \"x\"}", ""),
+            "f.json: \"dropout\" must be true or false");
+    refused(c, cluster_text("attention", "{\"value\": \"fast\", \"source\": \"x\"}", ""),
+            "f.json: \"attention\" must be \"flash\" or \"unfused\"");
+    refused(c, cluster_text("sms", "108", ""), "f.json: \"sms\" must be an object with \"value\" and \"source\"");
+    refused(c, cluster_text("sms", "{\"source\": \"x\"}", ""), "f.json: \"sms\" has no \"value\"");
+    refused(c, cluster_text("sms", "{\"value\": 1}", ""),
+            "f.json: \"sms\" has no \"source\", a text that says where the value is from");
+    refused(c, cluster_text("sms", "{\"value\": 1, \"source\": \"x\", \"unit\": \"1\"}", ""),
+            "f.json: \"sms\" has an unknown member \"unit\"");
+    refused(c, cluster_text("sms", "{\"value\": 1, \"value\": 2, \"source\": \"x\"}", ""), "f.json has \"value\" twice");
+    refused(c, cluster_text(NULL, NULL, ", \"smss\": {\"value\": 1, \"source\": \"x\"}"),
+            "f.json: \"hardware\" has an unknown constant \"smss\"");
+    refused(c, cluster_text(NULL, NULL, ", \"dropout\": {\"value\": true, \"source\": \"x\"}"),
+            "f.json: \"hardware\" has an unknown constant \"dropout\"");
+    refused(c, cluster_text(NULL, NULL, ", \"sms\": {\"value\": 2, \"source\": \"x\"}"), "f.json has \"sms\" twice");
+    refused(c, cluster_text("reserve", "{\"value\": 1, \"source\": \"x\"}", ""),
+            "f.json: \"reserve\" must be less than \"memory\"");
+    refused(c, host_string("{\"hardware\": {}}"), "f.json: \"name\" must be a text of 1 to 63 characters");
+    refused(c, host_string("{\"name\": \"x\"}"), "f.json has no object \"hardware\"");
+    refused(c, host_string("{\"name\": \"x\", \"hard\": {}}"), "f.json has an unknown member \"hard\"");
+    refused(c, host_string("[]"), "f.json is not a JSON object");
+    check(c, !cluster_read(&cluster, "no such file", &err) && strstr(err.text, "no such file"), "%s", err.text);
+
+    glob_t found;
+    size_t read = 0;
+    glob("dev/clusters/*.json", 0, NULL, &found);
+    for (size_t i = 0; i < found.gl_pathc; i++)
+        if (cluster_read(&cluster, found.gl_pathv[i], &err)) read++;
+        else check(c, false, "%s", err.text);
+    check(c, read >= 4 && read == found.gl_pathc, "%zu of %zu files in dev/clusters are clusters", read,
+          (size_t)found.gl_pathc);
+    globfree(&found);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Costs
+
+// Round constants, no latencies: 1e12 FLOP/s on 10 multiprocessors, 1e12 bytes/s, 8 GPUs and 8 NICs a node.
+static Cluster simple(void) {
+    Cluster c;
+    Error err;
+    char *text = cluster_text(NULL, NULL, "");
+    if (!parse(&c, text, &err)) fprintf(stderr, "%s\n", err.text), exit(1);
+    free(text);
+    c.peak_bf16 = c.hbm_bandwidth = 1e12, c.peak_fp32 = 1e11, c.sms = 10;
+    c.launch_host = c.launch_device = c.gemm_start = c.gemm_wave = c.gemm_depth = 0;
+    c.gpus_per_node = c.nics_per_node = 8;
+    c.node_bandwidth = 1e10, c.nic_collective_bandwidth = 1e9, c.nic_bandwidth = 1e9, c.node_p2p_bandwidth = 4e9;
+    c.node_base = c.node_hop = c.net_base = c.net_doubling = c.nic_latency = c.node_p2p_latency = 0;
+    c.host_transfer = c.host_step = c.optimizer_bytes = c.accumulate_bytes = c.classifier_bytes = 0;
+    c.gradient_bytes = 4;
+    for (int i = 0; i < ATTENTION_SIZES; i++) c.attention_qk[i] = 1e12 * (i + 1), c.attention_pv[i] = 2e12 * (i + 1);
+    c.flash_forward[0] = c.flash_forward[1] = 1e12, c.flash_backward[0] = c.flash_backward[1] = 5e11;
+    return c;
+}
+
+static void test_gemm(Check *c) {
+    Cluster x = simple();
+    // one tile keeps one of 10 multiprocessors busy: 2 * 128 * 128 * 10000 FLOPs at 1e11
+    check(c, near(cost_gemm(&x, 128, 128, 10000, COST_BF16), 3.2768e-3), "a GEMM of one tile");
+    check(c, near(cost_gemm(&x, 1280, 1280, 10000, COST_BF16), 3.2768e-2), "100 tiles on 10 multiprocessors");
+    check(c, near(cost_gemm(&x, 1280, 1280, 10000, COST_FP32), 3.2768e-1), "in fp32, at its own peak");
+    check(c, near(cost_gemm(&x, 1281, 1280, 10000, COST_BF16), 3.2768e-2 * 1.1), "a row more is a row of tiles more");
+    x.gemm_wave = 1;
+    check(c, near(cost_gemm(&x, 1281, 1280, 10000, COST_BF16), 3.2768e-2 * 1.1), "which is a whole wave");
+    check(c, near(cost_gemm(&x, 11 * 128, 128, 10000, COST_BF16), 3.2768e-3 * 2), "11 tiles are two waves");
+    x.gemm_wave = 0.5;
+    check(c, near(cost_gemm(&x, 11 * 128, 128, 10000, COST_BF16), 3.2768e-3 * 1.55), "or what the law says");
+    x = simple();
+    x.gemm_start = 1, x.gemm_depth = 10000, x.gemm_efficiency = 0.5, x.gemm_sustained = 0.5;
+    check(c, near(cost_gemm(&x, 128, 128, 10000, COST_BF16), 1 + 3.2768e-3 * 8), "start-up, depth, efficiency, clock");
+    x = simple();
+    x.hbm_bandwidth = 1e9;
+    check(c, near(cost_gemm(&x, 1280, 1280, 128, COST_BF16), 2e-9 * (2 * 1280 * 128 + 1280 * 1280)), "bound by memory");
+    check(c, cost_gemm(&x, 0, 128, 128, COST_BF16) == 0, "an empty GEMM is none");
+    bool up = true;
+    x.gemm_wave = 0.4;
+    for (size_t n = 1; n < 3000; n += 7)
+        up = up && cost_gemm(&x, n + 7, 999, 512, COST_BF16) >= cost_gemm(&x, n, 999, 512, COST_BF16) &&
+             cost_gemm(&x, 999, n + 7, 512, COST_BF16) >= cost_gemm(&x, 999, n, 512, COST_BF16) &&
+             cost_gemm(&x, 999, 512, n + 7, COST_BF16) > cost_gemm(&x, 999, 512, n, COST_BF16);
+    check(c, up, "no GEMM is faster than a smaller one");
+}
+
+static void test_memory_and_attention(Check *c) {
+    Cluster x = simple();
+    x.launch_device = 1, x.softmax_efficiency = 0.5, x.elementwise_efficiency = 0.25;
+    check(c, near(cost_memory(&x, MEMORY_ELEMENTWISE, 1e12), 5) && near(cost_memory(&x, MEMORY_SOFTMAX, 1e12), 3) &&
+                 near(cost_memory(&x, MEMORY_OPTIMIZER, 1e12), 2), "bytes at the share of their class");
+    check(c, cost_memory(&x, MEMORY_LAYERNORM_FORWARD, 0) == 0, "no bytes, no kernel");
+    x = simple();
+    // 2 sequences, 3 heads of 64, T = 1000: 4 * 2 * 3 * 1e6 * 64 / 2 FLOPs, backward 2.5 times that
+    check(c, near(cost_attention(&x, ATTENTION_FLASH, false, 2, 1000, 3, 64), 7.68e-4), "flash forward");
+    check(c, near(cost_attention(&x, ATTENTION_FLASH, true, 2, 1000, 3, 64), 7.68e-4 * 5), "flash backward");
+    // heads of 80: 2 * 6 * 1e6 * 80 FLOPs a GEMM at 2e12 and 4e12; softmax 3 bytes, backward 4, of 6e6 elements
+    double gemm = 9.6e8;
+    check(c, near(cost_attention(&x, ATTENTION_UNFUSED, false, 2, 1000, 3, 80), gemm / 2e12 + gemm / 4e12 + 1.8e-5),
+          "unfused forward");
+    check(c, near(cost_attention(&x, ATTENTION_UNFUSED, true, 2, 1000, 3, 80), gemm / 2e12 + 3 * gemm / 4e12 + 2.4e-5),
+          "unfused backward");
+    x.dropout = true;
+    check(c, near(cost_attention(&x, ATTENTION_UNFUSED, false, 2, 1000, 3, 80), gemm / 2e12 + gemm / 4e12 + 4.8e-5),
+          "with dropout");
+    check(c, near(attention_rate(x.attention_qk, 104), 2.5e12) && near(attention_rate(x.attention_qk, 8), 1e12) &&
+                 near(attention_rate(x.attention_qk, 192), 4e12) && near(attention_rate(x.attention_qk, 999), 4e12),
+          "rates between head sizes lie on a line, beyond them they stay");
+}
+
+static bool placed(Placement p, size_t ranks, size_t nodes, size_t per_node, size_t sharing) {
+    return p.ranks == ranks && p.nodes == nodes && p.per_node == per_node && p.sharing == sharing;
+}
+
+static void test_placement(Check *c) {
+    Cluster x = simple();
+    check(c, placed(placement_stride(&x, 0, 1, 8, 64), 8, 1, 8, 1), "t = 8 fills a node");
+    check(c, placed(placement_stride(&x, 8, 1, 4, 64), 4, 1, 4, 2), "t = 4: two groups in a node");
+    check(c, placed(placement_stride(&x, 0, 1, 16, 64), 16, 2, 8, 1), "t = 16: all of two nodes");
+    check(c, placed(placement_stride(&x, 3, 8, 4, 64), 4, 4, 1, 8), "data ranks behind t = 8: 8 groups share the NICs");
+    check(c, placed(placement_stride(&x, 1, 2, 32, 64), 32, 8, 4, 2), "behind t = 2: half a node, two groups");
+    check(c, placed(placement_stride(&x, 0, 1, 4, 4), 4, 1, 4, 1), "a job smaller than a node");
+    size_t odd[] = {6, 7, 8, 9, 10, 24};
+    check(c, placed(placement_ranks(&x, odd, 6, 64), 6, 3, 3, 2), "any list of ranks");
+}
+
+static void test_collectives(Check *c) {
+    Cluster x = simple();
+    Placement node = placement_stride(&x, 0, 1, 8, 8), two = placement_stride(&x, 0, 1, 16, 16);
+    Placement one_nic = placement_stride(&x, 0, 8, 2, 16), alone = placement_stride(&x, 0, 1, 1, 16);
+    check(c, near(cost_collective(&x, COLLECTIVE_ALL_REDUCE, 8e10, node), 14), "all-reduce in a node: 2 * 7/8");
+    check(c, near(cost_collective(&x, COLLECTIVE_ALL_GATHER, 8e10, node), 7) &&
+                 near(cost_collective(&x, COLLECTIVE_REDUCE_SCATTER, 8e10, node), 7), "each half of it half");
+    check(c, near(cost_collective(&x, COLLECTIVE_BROADCAST, 8e10, node), 8), "broadcast");
+    check(c, near(cost_collective(&x, COLLECTIVE_ALL_REDUCE, 8e10, two), 18.75), "across nodes on 8 rings of 8 NICs");
+    check(c, near(cost_collective(&x, COLLECTIVE_ALL_REDUCE, 8e9, one_nic), 8), "a rank a node: its own NIC");
+    check(c, cost_collective(&x, COLLECTIVE_ALL_REDUCE, 8e9, alone) == 0, "one rank alone");
+    Cluster half = x;
+    half.nic_collective_bandwidth /= 2;
+    check(c, near(cost_collective(&half, COLLECTIVE_ALL_REDUCE, 8e10, two), 37.5) &&
+                 near(cost_collective(&half, COLLECTIVE_ALL_REDUCE, 8e10, node), 14),
+          "halving the network doubles its time");
+    half = x;
+    half.node_bandwidth /= 2;
+    check(c, near(cost_collective(&half, COLLECTIVE_ALL_REDUCE, 8e10, node), 28), "halving the switch doubles its time");
+    half.node_bandwidth = 4e9;
+    check(c, near(cost_collective(&half, COLLECTIVE_ALL_REDUCE, 8e10, two), 37.5), "rings pass through the switch too");
+    x.node_base = 1, x.node_hop = 0.5, x.net_base = 2, x.net_doubling = 1;
+    Placement eight = placement_stride(&x, 0, 1, 64, 64);
+    check(c, near(cost_collective(&x, COLLECTIVE_ALL_REDUCE, 0, node), 8) &&
+                 near(cost_collective(&x, COLLECTIVE_ALL_GATHER, 0, node), 4.5), "latency in a node");
+    check(c, near(cost_collective(&x, COLLECTIVE_ALL_REDUCE, 0, two), 2) &&
+                 near(cost_collective(&x, COLLECTIVE_ALL_REDUCE, 0, eight), 4), "latency across 2 and 8 nodes");
+    x.small_latency = 0.25, x.small_bandwidth = 0.5;
+    check(c, near(cost_collective(&x, COLLECTIVE_ALL_REDUCE, 0, two), 0.5) &&
+                 near(cost_collective(&x, COLLECTIVE_ALL_REDUCE, 8e10, two), 20.75),
+          "small messages by the other protocol");
+    x = simple();
+    check(c, near(cost_send(&x, 8e9, true, 8), 2) && near(cost_send(&x, 8e9, false, 1), 8) &&
+                 near(cost_send(&x, 8e9, false, 8), 8) && near(cost_send(&x, 8e9, false, 16), 16),
+          "messages in a node, by a NIC, by a NIC for two");
+    x.nic_latency = 3, x.node_p2p_latency = 1;
+    check(c, near(cost_send(&x, 8e9, true, 8), 3) && near(cost_send(&x, 8e9, false, 8), 11), "and their latency");
+}
+
+// ---------------------------------------------------------------------------------------------
+// Layers and steps
+
+static void test_layers(Check *c) {
+    Cluster x = simple();
+    LayerShape s = {2, 1024, 1024, 16, 1, 1024, false, false, LAYER_KEEPS, COST_BF16,
+                    placement_stride(&x, 0, 1, 1, 8)};
+    OpList o;
+    double groups[GROUP_COUNT] = {0}, sum = 0;
+    layer_operations(&o, &x, &s, false);
+    double forward = ops_seconds(&o, groups);
+    for (int g = 0; g < GROUP_COUNT; g++) sum += groups[g];
+    check(c, near(sum, forward) && groups[GROUP_TENSOR] == 0, "groups sum to the layer, and t = 1 sends nothing");
+    double gemms = cost_gemm(&x, 2048, 3072, 1024, COST_BF16) + cost_gemm(&x, 2048, 1024, 1024, COST_BF16) +
+                   cost_gemm(&x, 2048, 4096, 1024, COST_BF16) + cost_gemm(&x, 2048, 1024, 4096, COST_BF16);
+    check(c, near(groups[GROUP_GEMM], gemms), "its four GEMMs");
+    layer_operations(&o, &x, &s, true);
+    double backward = ops_seconds(&o, NULL);
+    s.recompute = LAYER_WHOLE, x.recompute_end = true;
+    layer_operations(&o, &x, &s, true);
+    check(c, near(ops_seconds(&o, NULL), forward + backward), "recomputation is a forward more");
+    x.recompute_end = false;
+    layer_operations(&o, &x, &s, true);
+    double less = cost_gemm(&x, 2048, 1024, 4096, COST_BF16) + cost_memory(&x, MEMORY_ELEMENTWISE, 6.0 * 2048 * 1024);
+    check(c, near(ops_seconds(&o, NULL), forward + backward - less), "less its end, where a trainer leaves that out");
+    s.recompute = LAYER_ATTENTION;
+    layer_operations(&o, &x, &s, true);
+    check(c, near(ops_seconds(&o, NULL), backward + cost_attention(&x, x.attention, false, 2, 1024, 16, 64)),
+          "selective recomputation is attention once more");
+
+    s.t = 8, s.recompute = LAYER_KEEPS, s.tensor = placement_stride(&x, 0, 1, 8, 8);
+    double all_reduce = cost_collective(&x, COLLECTIVE_ALL_REDUCE, 2.0 * 2048 * 1024, s.tensor), part[2][GROUP_COUNT];
+    for (int parallel = 0; parallel < 2; parallel++) {
+        memset(part[parallel], 0, sizeof part[parallel]);
+        s.sequence_parallel = parallel;
+        layer_operations(&o, &x, &s, false);
+        ops_seconds(&o, part[parallel]);
+    }
+    check(c, near(part[0][GROUP_TENSOR], 2 * all_reduce), "t = 8: two all-reduces in forward");
+    check(c, near(part[1][GROUP_TENSOR], 2 * all_reduce), "sequence parallelism sends as much");
+    check(c, part[1][GROUP_MEMORY] < part[0][GROUP_MEMORY] && near(part[1][GROUP_GEMM], part[0][GROUP_GEMM]),
+          "and cuts memory-bound kernels, not GEMMs");
+    memset(part, 0, sizeof part);
+    s.sequence_parallel = false;
+    layer_operations(&o, &x, &s, true);
+    ops_seconds(&o, part[0]);
+    x.tensor_overlap = true, x.overlap_slowdown = 1;
+    layer_operations(&o, &x, &s, true);
+    ops_seconds(&o, part[1]);
+    check(c, near(part[0][GROUP_TENSOR], 2 * all_reduce) && part[1][GROUP_TENSOR] < part[0][GROUP_TENSOR] &&
+                 near(part[0][GROUP_GEMM], part[1][GROUP_GEMM]), "weight gradients hide the all-reduces of backward");
+}
+
+// Layers of equal cost, and next to nothing at the ends: 4 stages of 2 layers, 8 micro-batches.
+static Run equal_stages(size_t v) {
+    Run r = {4, 8, 4096, 32, 256, 128, 8, 1, 1, 4, 1, v, LAYER_KEEPS, false, false, false};
+    return r;
+}
+
+static void test_steps(Check *c) {
+    Cluster x = simple();
+    Error err;
+    StepTime time, again;
+    x.gpus_per_node = 1, x.nic_bandwidth = 1e15, x.nic_collective_bandwidth = 1e15;
+    for (size_t v = 1; v <= 2; v++) {
+        Run r = equal_stages(v);
+        bool ok = step_simulate(&x, &r, &time, &err) && step_simulate(&x, &r, &again, &err);
+        double idle = time.parts[PART_IDLE], bubble = idle / (time.seconds - idle), sum = 0;
+        double formula = pipeline_bubble(4, 8, (int)v);
+        for (int i = 0; i < PART_COUNT; i++) sum += time.parts[i];
+        check(c, ok && fabs(bubble / formula - 1) < 0.03, "v = %zu: a bubble of %.4f, by the formula %.4f", v, bubble,
+              formula);
+        check(c, near(sum, time.seconds), "the parts sum to the step");
+        check(c, memcmp(&time, &again, sizeof time) == 0, "the same bits twice");
+        x.nic_bandwidth = 1e9;
+        step_simulate(&x, &r, &time, &err);
+        x.nic_bandwidth = 5e8;
+        step_simulate(&x, &r, &again, &err);
+        check(c, near(again.parts[PART_PIPELINE], 2 * time.parts[PART_PIPELINE]) && time.parts[PART_PIPELINE] > 0,
+              "half the bandwidth between stages, twice the time that its messages take");
+        x.nic_bandwidth = 1e15;
+    }
+    Run data = {16, 2, 1024, 16, 256, 128, 32, 1, 1, 1, 16, 1, LAYER_KEEPS, false, false, false};
+    x = simple();
+    step_simulate(&x, &data, &time, &err);
+    x.nic_collective_bandwidth /= 2;
+    step_simulate(&x, &data, &again, &err);
+    check(c, near(again.parts[PART_DATA], 2 * time.parts[PART_DATA]) && time.parts[PART_DATA] > 0 &&
+                 near(again.seconds - time.seconds, time.parts[PART_DATA]), "and so of the sum over data ranks");
+    double parameters = 2 * (12.0 * 1024 * 1024 + 13.0 * 1024) + (256.0 + 128) * 1024;
+    check(c, near(time.parts[PART_DATA], 2.0 * 15 / 16 * 4 * parameters / 8e9), "which is of all parameters");
+    data.layers = 3, data.p = 2, data.d = 8;
+    check(c, !step_simulate(&x, &data, &time, &err), "%s", err.text);
+    data.p = 3;
+    check(c, !step_simulate(&x, &data, &time, &err), "%s", err.text);
+}
+
+int main(void) {
+    static Check c;
+    test_files(&c);
+    test_gemm(&c);
+    test_memory_and_attention(&c);
+    test_placement(&c);
+    test_collectives(&c);
+    test_layers(&c);
+    test_steps(&c);
+    return check_summary(&c);
+}

@@ -1,0 +1,235 @@
+// cluster.h: the description of a cluster and of the software that trains on it, read from a JSON file.
+//
+// defines: AttentionLaw, Cluster, cluster_read, cluster_parse
+//
+// The file is an object with "name", "hardware" and "software"; doc/virtual_time.md lists what they hold. Each constant
+// is an object with its "value" and its "source", a text that says where the value comes from. All are in SI units:
+// seconds, bytes, bytes a second, floating-point operations a second.
+#ifndef LLMC_SIM_CLUSTER_H
+#define LLMC_SIM_CLUSTER_H
+
+#include "llmc/host/json.h"
+
+#include <stddef.h>
+
+#define CLUSTER_FILE_MAX ((size_t)1 << 20)  // bytes
+#define CLUSTER_NAME_MAX 64
+
+// How attention is computed: one fused kernel, or two batched GEMMs with a softmax over (B, NH, T, T) between them.
+typedef enum { ATTENTION_FLASH, ATTENTION_UNFUSED } AttentionLaw;
+
+// Head sizes at which rates of unfused attention are given: 48, 80, 128, 192.
+enum { ATTENTION_SIZES = 4 };
+
+typedef struct {
+    char name[CLUSTER_NAME_MAX];
+    // the device
+    double peak_bf16, peak_fp32;                 // dense FLOP/s
+    double sms;                                  // multiprocessors: output tiles of a GEMM that run at a time
+    double hbm_bandwidth, memory, reserve;       // bytes/s, bytes, bytes that libraries and the driver keep
+    double launch_host, launch_device;           // s that the host spends on a launch; that a kernel takes at least
+    double gemm_start, gemm_efficiency;          // s; share of the peak that one GEMM of full waves reaches
+    double gemm_wave, gemm_depth;                // share of a part-filled wave that is lost; K added to each tile
+    double gemm_sustained;                       // rate in long runs over the rate of a single GEMM
+    double attention_qk[ATTENTION_SIZES], attention_pv[ATTENTION_SIZES];  // FLOP/s of the unfused GEMMs
+    double flash_forward[2], flash_backward[2];  // FLOP/s at heads of up to 64, and of more
+    double elementwise_efficiency, layernorm_forward_efficiency;  // shares of hbm_bandwidth
+    double layernorm_backward_efficiency, softmax_efficiency, optimizer_efficiency;
+    double overlap_slowdown;                     // of kernels while the same device communicates, >= 1
+    // the node and the network
+    double gpus_per_node, nics_per_node;
+    double node_bandwidth, node_base, node_hop;  // bus bandwidth of collectives in a node; s; s for each rank passed
+    double nic_collective_bandwidth;             // of collectives across nodes, for each NIC of a node
+    double net_base, net_doubling;               // s of a collective over 2 nodes; more for each doubling
+    double small_latency, small_bandwidth;       // low-latency protocol: shares of the latency and the bandwidth above
+    double node_p2p_bandwidth, node_p2p_latency, nic_bandwidth, nic_latency;  // one message from rank to rank
+    // the software
+    AttentionLaw attention;
+    bool dropout;                                // 0.1 in attention, embedding and residuals; false: none
+    // Communication runs beside the last backward, beside weight gradients, beside everything.
+    bool data_overlap, tensor_overlap, pipeline_overlap;
+    bool scatter_gather;                         // a tensor rank sends 1/t of what goes to the next stage
+    bool recompute_end;                          // a recomputed layer computes its last GEMM and sum too
+    double optimizer_bytes;                      // moved for each parameter of the rank in an update
+    double gradient_bytes;                       // of one gradient in the sum over data ranks
+    double accumulate_bytes;                     // moved to add one gradient to those of earlier micro-batches
+    double classifier_bytes;                     // moved for each logit, forward and backward together
+    double host_transfer, host_step;             // s of the host that the device waits for: per message, per step
+} Cluster;
+
+typedef enum { FIELD_POSITIVE, FIELD_ZERO_OK, FIELD_SHARE, FIELD_FACTOR, FIELD_COUNT, FIELD_BOOL, FIELD_LAW } FieldKind;
+
+typedef struct {
+    const char *key;
+    size_t offset;
+    FieldKind kind;
+    bool software;
+} ClusterField;
+
+#define CLUSTER_FIELD(key, kind, software) {#key, offsetof(Cluster, key), kind, software}
+#define CLUSTER_ELEMENT(key, array, i, kind) {key, offsetof(Cluster, array) + (i) * sizeof(double), kind, false}
+
+// All constants, in the order of the struct; *count says how many.
+static inline const ClusterField *cluster_fields(size_t *count) {
+    static const ClusterField fields[] = {
+        CLUSTER_FIELD(peak_bf16, FIELD_POSITIVE, false),
+        CLUSTER_FIELD(peak_fp32, FIELD_POSITIVE, false),
+        CLUSTER_FIELD(sms, FIELD_COUNT, false),
+        CLUSTER_FIELD(hbm_bandwidth, FIELD_POSITIVE, false),
+        CLUSTER_FIELD(memory, FIELD_POSITIVE, false),
+        CLUSTER_FIELD(reserve, FIELD_ZERO_OK, false),
+        CLUSTER_FIELD(launch_host, FIELD_ZERO_OK, false),
+        CLUSTER_FIELD(launch_device, FIELD_ZERO_OK, false),
+        CLUSTER_FIELD(gemm_start, FIELD_ZERO_OK, false),
+        CLUSTER_FIELD(gemm_efficiency, FIELD_SHARE, false),
+        CLUSTER_FIELD(gemm_wave, FIELD_ZERO_OK, false),
+        CLUSTER_FIELD(gemm_depth, FIELD_ZERO_OK, false),
+        CLUSTER_FIELD(gemm_sustained, FIELD_SHARE, false),
+        CLUSTER_ELEMENT("attention_qk_48", attention_qk, 0, FIELD_POSITIVE),
+        CLUSTER_ELEMENT("attention_qk_80", attention_qk, 1, FIELD_POSITIVE),
+        CLUSTER_ELEMENT("attention_qk_128", attention_qk, 2, FIELD_POSITIVE),
+        CLUSTER_ELEMENT("attention_qk_192", attention_qk, 3, FIELD_POSITIVE),
+        CLUSTER_ELEMENT("attention_pv_48", attention_pv, 0, FIELD_POSITIVE),
+        CLUSTER_ELEMENT("attention_pv_80", attention_pv, 1, FIELD_POSITIVE),
+        CLUSTER_ELEMENT("attention_pv_128", attention_pv, 2, FIELD_POSITIVE),
+        CLUSTER_ELEMENT("attention_pv_192", attention_pv, 3, FIELD_POSITIVE),
+        CLUSTER_ELEMENT("flash_forward_64", flash_forward, 0, FIELD_POSITIVE),
+        CLUSTER_ELEMENT("flash_forward_128", flash_forward, 1, FIELD_POSITIVE),
+        CLUSTER_ELEMENT("flash_backward_64", flash_backward, 0, FIELD_POSITIVE),
+        CLUSTER_ELEMENT("flash_backward_128", flash_backward, 1, FIELD_POSITIVE),
+        CLUSTER_FIELD(elementwise_efficiency, FIELD_SHARE, false),
+        CLUSTER_FIELD(layernorm_forward_efficiency, FIELD_SHARE, false),
+        CLUSTER_FIELD(layernorm_backward_efficiency, FIELD_SHARE, false),
+        CLUSTER_FIELD(softmax_efficiency, FIELD_SHARE, false),
+        CLUSTER_FIELD(optimizer_efficiency, FIELD_SHARE, false),
+        CLUSTER_FIELD(overlap_slowdown, FIELD_FACTOR, false),
+        CLUSTER_FIELD(gpus_per_node, FIELD_COUNT, false),
+        CLUSTER_FIELD(nics_per_node, FIELD_COUNT, false),
+        CLUSTER_FIELD(node_bandwidth, FIELD_POSITIVE, false),
+        CLUSTER_FIELD(node_base, FIELD_ZERO_OK, false),
+        CLUSTER_FIELD(node_hop, FIELD_ZERO_OK, false),
+        CLUSTER_FIELD(nic_collective_bandwidth, FIELD_POSITIVE, false),
+        CLUSTER_FIELD(net_base, FIELD_ZERO_OK, false),
+        CLUSTER_FIELD(net_doubling, FIELD_ZERO_OK, false),
+        CLUSTER_FIELD(small_latency, FIELD_SHARE, false),
+        CLUSTER_FIELD(small_bandwidth, FIELD_SHARE, false),
+        CLUSTER_FIELD(node_p2p_bandwidth, FIELD_POSITIVE, false),
+        CLUSTER_FIELD(node_p2p_latency, FIELD_ZERO_OK, false),
+        CLUSTER_FIELD(nic_bandwidth, FIELD_POSITIVE, false),
+        CLUSTER_FIELD(nic_latency, FIELD_ZERO_OK, false),
+        CLUSTER_FIELD(attention, FIELD_LAW, true),
+        CLUSTER_FIELD(dropout, FIELD_BOOL, true),
+        CLUSTER_FIELD(data_overlap, FIELD_BOOL, true),
+        CLUSTER_FIELD(tensor_overlap, FIELD_BOOL, true),
+        CLUSTER_FIELD(pipeline_overlap, FIELD_BOOL, true),
+        CLUSTER_FIELD(scatter_gather, FIELD_BOOL, true),
+        CLUSTER_FIELD(recompute_end, FIELD_BOOL, true),
+        CLUSTER_FIELD(optimizer_bytes, FIELD_ZERO_OK, true),
+        CLUSTER_FIELD(gradient_bytes, FIELD_POSITIVE, true),
+        CLUSTER_FIELD(accumulate_bytes, FIELD_ZERO_OK, true),
+        CLUSTER_FIELD(classifier_bytes, FIELD_ZERO_OK, true),
+        CLUSTER_FIELD(host_transfer, FIELD_ZERO_OK, true),
+        CLUSTER_FIELD(host_step, FIELD_ZERO_OK, true),
+    };
+    *count = sizeof fields / sizeof fields[0];
+    return fields;
+}
+
+// Puts a number where the field stands, or says what would be one.
+static inline bool cluster_number(Cluster *c, const ClusterField *field, const cJSON *value, const char *file,
+                                  Error *err) {
+    double x = cJSON_IsNumber(value) ? value->valuedouble : NAN;
+    static const char *const wanted[] = {"a number above 0",           "a number, 0 or more", "above 0 and at most 1",
+                                         "a number from 1 to 10",      "a whole number from 1 to 1048576"};
+    bool ok = isfinite(x) && (field->kind == FIELD_ZERO_OK ? x >= 0 : x > 0);
+    if (field->kind == FIELD_SHARE) ok = ok && x <= 1;
+    if (field->kind == FIELD_FACTOR) ok = ok && x >= 1 && x <= 10;
+    if (field->kind == FIELD_COUNT) ok = ok && x == floor(x) && x <= 1048576;
+    if (!ok) return error_set(err, "%s: \"%s\" must be %s", file, field->key, wanted[field->kind]);
+    *(double *)((char *)c + field->offset) = x;
+    return true;
+}
+
+static inline bool cluster_value(Cluster *c, const ClusterField *field, const cJSON *value, const char *file,
+                                 Error *err) {
+    char *at = (char *)c + field->offset;
+    if (field->kind == FIELD_BOOL) {
+        if (!cJSON_IsBool(value)) return error_set(err, "%s: \"%s\" must be true or false", file, field->key);
+        *(bool *)at = cJSON_IsTrue(value);
+        return true;
+    }
+    if (field->kind == FIELD_LAW) {
+        const char *law = cJSON_IsString(value) ? value->valuestring : "";
+        if (strcmp(law, "flash") != 0 && strcmp(law, "unfused") != 0)
+            return error_set(err, "%s: \"%s\" must be \"flash\" or \"unfused\"", file, field->key);
+        *(AttentionLaw *)at = strcmp(law, "flash") == 0 ? ATTENTION_FLASH : ATTENTION_UNFUSED;
+        return true;
+    }
+    return cluster_number(c, field, value, file, err);
+}
+
+// One constant: {"value": ..., "source": "..."} and nothing else.
+static inline bool cluster_constant(Cluster *c, const ClusterField *field, const cJSON *object, const char *file,
+                                    Error *err) {
+    const cJSON *value, *source, *child;
+    if (!json_get(object, field->key, &child, file, err)) return false;
+    if (!child) return error_set(err, "%s has no \"%s\"", file, field->key);
+    if (!cJSON_IsObject(child))
+        return error_set(err, "%s: \"%s\" must be an object with \"value\" and \"source\"", file, field->key);
+    if (!json_get(child, "value", &value, file, err) || !json_get(child, "source", &source, file, err)) return false;
+    if (!value) return error_set(err, "%s: \"%s\" has no \"value\"", file, field->key);
+    if (!cJSON_IsString(source) || !source->valuestring[0])
+        return error_set(err, "%s: \"%s\" has no \"source\", a text that says where the value is from", file,
+                         field->key);
+    const cJSON *member;
+    cJSON_ArrayForEach(member, child) {
+        if (member != value && member != source)
+            return error_set(err, "%s: \"%s\" has an unknown member \"%s\"", file, field->key, member->string);
+    }
+    return cluster_value(c, field, value, file, err);
+}
+
+// All constants of "hardware" or "software", and no others.
+static inline bool cluster_section(Cluster *c, const cJSON *root, bool software, const char *file, Error *err) {
+    const char *name = software ? "software" : "hardware";
+    const cJSON *object, *child;
+    if (!json_get(root, name, &object, file, err)) return false;
+    if (!cJSON_IsObject(object)) return error_set(err, "%s has no object \"%s\"", file, name);
+    size_t count;
+    const ClusterField *fields = cluster_fields(&count);
+    cJSON_ArrayForEach(child, object) {
+        size_t i = 0;
+        while (i < count && (fields[i].software != software || strcmp(fields[i].key, child->string) != 0)) i++;
+        if (i == count) return error_set(err, "%s: \"%s\" has an unknown constant \"%s\"", file, name, child->string);
+    }
+    for (size_t i = 0; i < count; i++)
+        if (fields[i].software == software && !cluster_constant(c, &fields[i], object, file, err)) return false;
+    return true;
+}
+
+// Fills *c from a parsed file. False, with a sentence that names the key and the file, if anything is missing, unknown,
+// twice there or out of range.
+static inline bool cluster_parse(Cluster *c, const cJSON *root, const char *file, Error *err) {
+    memset(c, 0, sizeof *c);
+    const cJSON *name, *child;
+    if (!json_get(root, "name", &name, file, err)) return false;
+    if (!cJSON_IsString(name) || !name->valuestring[0] || strlen(name->valuestring) >= sizeof c->name)
+        return error_set(err, "%s: \"name\" must be a text of 1 to %zu characters", file, sizeof c->name - 1);
+    cJSON_ArrayForEach(child, root) {
+        if (child != name && strcmp(child->string, "hardware") != 0 && strcmp(child->string, "software") != 0)
+            return error_set(err, "%s has an unknown member \"%s\"", file, child->string);
+    }
+    strcpy(c->name, name->valuestring);
+    if (!cluster_section(c, root, false, file, err) || !cluster_section(c, root, true, file, err)) return false;
+    if (c->reserve >= c->memory) return error_set(err, "%s: \"reserve\" must be less than \"memory\"", file);
+    return true;
+}
+
+static inline bool cluster_read(Cluster *c, const char *path, Error *err) {
+    cJSON *root = json_read(path, CLUSTER_FILE_MAX, err);
+    bool ok = root && cluster_parse(c, root, path, err);
+    cJSON_Delete(root);
+    return ok;
+}
+
+#endif

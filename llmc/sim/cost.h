@@ -1,0 +1,169 @@
+// cost.h: how long one operation lasts on a device of a described cluster, in seconds.
+//
+// defines: CostPrecision, cost_gemm, cost_attention_gemms, cost_softmax, cost_attention, MemoryClass, cost_memory,
+//          Placement, placement_ranks, placement_stride, CollectiveKind, cost_collective, cost_send
+//
+// Nothing here knows of models, layouts, streams or schedules. Every function is pure: same arguments, same bits.
+#ifndef LLMC_SIM_COST_H
+#define LLMC_SIM_COST_H
+
+#include "llmc/sim/cluster.h"
+
+typedef enum { COST_FP32, COST_BF16 } CostPrecision;
+
+static inline double precision_bytes(CostPrecision precision) { return precision == COST_FP32 ? 4 : 2; }
+
+// What it takes to run kernels that move so many bytes at a share of the memory's bandwidth.
+static inline double cost_bytes(const Cluster *c, double share, double bytes) {
+    return bytes <= 0 ? 0 : c->launch_device + bytes / (share * c->hbm_bandwidth);
+}
+
+// Waves of tiles over the multiprocessors: between tiles / SMs, as if the work were cut finely, and that rounded up.
+static inline double cost_waves(const Cluster *c, double tiles) {
+    double even = tiles / c->sms, whole = ceil(even);
+    return fmax(even, 1) * (1 - c->gemm_wave) + whole * c->gemm_wave;
+}
+
+// (M, K) x (K, N): start-up, then waves of 128 x 128 or 256 x 128 tiles of the output, whichever is faster. gemm_depth
+// stands for what a tile costs besides its K steps: filling the pipeline, writing the result. Never faster than
+// reading and writing the three matrices once.
+// Law and constants are fitted on 7371 (A100) and 8775 (GH200) timed shapes: doc/virtual_time.md, "GEMM".
+static inline double cost_gemm(const Cluster *c, size_t M, size_t N, size_t K, CostPrecision precision) {
+    if (M == 0 || N == 0 || K == 0) return 0;
+    double m = (double)M, n = (double)N, k = (double)K;
+    double peak = precision == COST_BF16 ? c->peak_bf16 : c->peak_fp32;
+    double rate = peak * c->gemm_efficiency * c->gemm_sustained / c->sms;  // FLOP/s of one multiprocessor
+    static const double tile[3][2] = {{128, 128}, {256, 128}, {128, 256}};
+    double best = INFINITY;
+    for (int i = 0; i < 3; i++) {
+        double tiles = ceil(m / tile[i][0]) * ceil(n / tile[i][1]);
+        double time = cost_waves(c, tiles) * 2 * tile[i][0] * tile[i][1] * (k + c->gemm_depth) / rate;
+        best = fmin(best, time);
+    }
+    double memory = precision_bytes(precision) * (m * k + k * n + m * n) / c->hbm_bandwidth;
+    return c->gemm_start + fmax(best, memory);
+}
+
+// A rate at head size HS, on straight lines between those that are given for ATTENTION_SIZES head sizes.
+static inline double attention_rate(const double *rates, size_t HS) {
+    static const double sizes[ATTENTION_SIZES] = {48, 80, 128, 192};
+    double head = fmin(fmax((double)HS, sizes[0]), sizes[ATTENTION_SIZES - 1]);
+    int i = 0;
+    while (head > sizes[i + 1]) i++;
+    return rates[i] + (rates[i + 1] - rates[i]) * (head - sizes[i]) / (sizes[i + 1] - sizes[i]);
+}
+
+// The batched GEMMs of unfused attention, of B * NH matrices each: qk of them make or consume a (T, T) matrix along the
+// head (Q K' and its like: the result is large, the depth is the head), pv of them sum over T (P V and its like). Their
+// rates are measured, as they are bound by reading and writing (T, T).
+static inline double cost_attention_gemms(const Cluster *c, size_t B, size_t T, size_t NH, size_t HS, int qk, int pv) {
+    double flops = 2.0 * (double)B * (double)NH * (double)T * (double)T * (double)HS;
+    return (qk + pv) * c->launch_device + qk * flops / attention_rate(c->attention_qk, HS) +
+           pv * flops / attention_rate(c->attention_pv, HS);
+}
+
+// Causal softmax of (B, NH, T, T) in 16 bits, with the dropout behind it. It reads the lower half and writes the whole
+// matrix; backward reads two halves. Dropout: 2 bytes read, 2 written, 1 of a mask; backward the same.
+static inline double cost_softmax(const Cluster *c, size_t B, size_t T, size_t NH, bool backward) {
+    double elements = (double)B * (double)NH * (double)T * (double)T;
+    double time = cost_bytes(c, c->softmax_efficiency, elements * (backward ? 4 : 3));
+    return time + (c->dropout ? cost_bytes(c, c->elementwise_efficiency, elements * 5) : 0);
+}
+
+// Causal self-attention of B sequences of T tokens, NH heads (of this rank) of HS channels. Flash: rates count the
+// FLOPs that are done, of a causal kernel half the square; its backward does 5 GEMMs where the forward does 2.
+// Unfused: the whole square, as Megatron of 2021 does; the backward is dP like Q K', and dV, dQ, dK like P V.
+static inline double cost_attention(const Cluster *c, AttentionLaw law, bool backward, size_t B, size_t T, size_t NH,
+                                    size_t HS) {
+    if (law == ATTENTION_UNFUSED)
+        return cost_attention_gemms(c, B, T, NH, HS, 1, backward ? 3 : 1) + cost_softmax(c, B, T, NH, backward);
+    double flops = 4.0 * (double)B * (double)NH * (double)T * (double)T * (double)HS / 2;
+    double rate = backward ? c->flash_backward[HS > 64] : c->flash_forward[HS > 64];
+    return c->launch_device + (backward ? 2.5 : 1) * flops / rate;
+}
+
+// Kernels that memory bandwidth bounds.
+typedef enum { MEMORY_ELEMENTWISE, MEMORY_LAYERNORM_FORWARD, MEMORY_LAYERNORM_BACKWARD, MEMORY_SOFTMAX,
+               MEMORY_OPTIMIZER } MemoryClass;
+
+static inline double cost_memory(const Cluster *c, MemoryClass kind, double bytes) {
+    double share = kind == MEMORY_ELEMENTWISE          ? c->elementwise_efficiency
+                   : kind == MEMORY_LAYERNORM_FORWARD  ? c->layernorm_forward_efficiency
+                   : kind == MEMORY_LAYERNORM_BACKWARD ? c->layernorm_backward_efficiency
+                   : kind == MEMORY_SOFTMAX            ? c->softmax_efficiency
+                                                       : c->optimizer_efficiency;
+    return cost_bytes(c, share, bytes);
+}
+
+// Where the ranks of a group sit.
+typedef struct {
+    size_t ranks, nodes;
+    size_t per_node;  // most ranks of the group in one node
+    size_t sharing;   // groups like this one in a node: they use its NICs at the same time
+} Placement;
+
+// Rank r of `world` sits in node r / gpus_per_node. The other ranks of a node form groups of the same kind.
+// ranks[count] must go upwards.
+static inline Placement placement_ranks(const Cluster *c, const size_t *ranks, size_t count, size_t world) {
+    size_t node_size = (size_t)c->gpus_per_node, in_node = 0, node = 0;
+    Placement place = {count, 0, 0, 1};
+    for (size_t i = 0; i < count; i++) {
+        bool new_node = i == 0 || ranks[i] / node_size != node;
+        node = ranks[i] / node_size;
+        place.nodes += new_node;
+        in_node = new_node ? 1 : in_node + 1;
+        if (in_node > place.per_node) place.per_node = in_node;
+    }
+    size_t occupied = world < node_size ? world : node_size;
+    if (place.per_node > 0 && place.per_node < occupied) place.sharing = occupied / place.per_node;
+    return place;
+}
+
+// The group of `count` ranks first, first + stride, ...: groups of a grid are such.
+static inline Placement placement_stride(const Cluster *c, size_t first, size_t stride, size_t count, size_t world) {
+    size_t *ranks = (size_t *)host_alloc(count, sizeof *ranks);
+    for (size_t i = 0; i < count; i++) ranks[i] = first + i * stride;
+    Placement place = placement_ranks(c, ranks, count, world);
+    free(ranks);
+    return place;
+}
+
+typedef enum {
+    COLLECTIVE_ALL_REDUCE,
+    COLLECTIVE_ALL_GATHER,
+    COLLECTIVE_REDUCE_SCATTER,
+    COLLECTIVE_BROADCAST
+} CollectiveKind;
+
+// Bytes/s that a group's rings move. Inside a node the switch's. Across nodes there is one ring for each NIC that the
+// group can use: all of the node's if all ranks of the node belong to it, else its share. A rank alone uses one NIC.
+static inline double collective_bandwidth(const Cluster *c, const Placement *place) {
+    if (place->nodes <= 1) return c->node_bandwidth;
+    double near = fmax(1, c->nics_per_node * (double)place->per_node / c->gpus_per_node);
+    double nics = fmin(near, c->nics_per_node / (double)place->sharing);
+    double network = nics * c->nic_collective_bandwidth;
+    return place->per_node > 1 ? fmin(network, c->node_bandwidth) : network;
+}
+
+// A collective over a buffer of `bytes`: the whole, as a rank has it after an all-gather or before a reduce-scatter.
+// A ring moves 2 (n-1)/n of it for an all-reduce, half that for the other kinds (nccl-tests, doc/PERFORMANCE.md: bus
+// bandwidth). Latency inside a node grows with the ranks, across nodes with the logarithm of the nodes. The better of
+// two protocols: full bandwidth, or a share of the latency at a share of the bandwidth.
+static inline double cost_collective(const Cluster *c, CollectiveKind kind, double bytes, Placement place) {
+    if (place.ranks <= 1) return 0;
+    double n = (double)place.ranks, passes = kind == COLLECTIVE_ALL_REDUCE ? 2 : 1;
+    double latency = place.nodes <= 1 ? c->node_base + passes * (n - 1) * c->node_hop
+                                      : passes / 2 * (c->net_base + c->net_doubling * log2((double)place.nodes / 2));
+    double moved = kind == COLLECTIVE_BROADCAST ? bytes : passes * (n - 1) / n * bytes;
+    double transfer = moved / collective_bandwidth(c, &place);
+    return fmin(latency + transfer, c->small_latency * latency + transfer / c->small_bandwidth);
+}
+
+// One message from rank to rank; `sharing` ranks of the node send across nodes at the same time and share its NICs.
+static inline double cost_send(const Cluster *c, double bytes, bool same_node, size_t sharing) {
+    if (same_node) return c->node_p2p_latency + bytes / c->node_p2p_bandwidth;
+    double share = fmin(1, c->nics_per_node / (double)(sharing ? sharing : 1));
+    return c->nic_latency + bytes / (share * c->nic_bandwidth);
+}
+
+#endif

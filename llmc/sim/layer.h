@@ -1,0 +1,215 @@
+// layer.h: the operations of one transformer layer, of the embedding and of the head, in the order in which a trainer
+// enqueues them, each with what it costs. A clock that sees the trainer's own kernels can be compared with these lists.
+//
+// defines: OpGroup, Op, OpList, ops_seconds, LayerShape, Recompute, layer_operations, embedding_operations,
+//          head_operations
+//
+// Letters as in the trainers: B, T, N = B*T tokens, Nl of a rank under sequence parallelism, C channels, A = C/t of
+// this rank's heads, F = 4C/t. "bytes" are those that a kernel must move: activations of 2 bytes (4 in fp32), a dropout
+// mask of 1.
+#ifndef LLMC_SIM_LAYER_H
+#define LLMC_SIM_LAYER_H
+
+#include "llmc/sim/cost.h"
+
+typedef enum { GROUP_GEMM, GROUP_ATTENTION, GROUP_MEMORY, GROUP_TENSOR, GROUP_COUNT } OpGroup;
+
+typedef struct {
+    const char *name;
+    OpGroup group;
+    double seconds;  // that the compute stream spends on it: what other operations hide is not in it
+} Op;
+
+enum { OPS_MAX = 64 };
+typedef struct {
+    Op op[OPS_MAX];
+    size_t count;
+} OpList;
+
+static inline void ops_add(OpList *list, const char *name, OpGroup group, double seconds) {
+    if (list->count == OPS_MAX || seconds <= 0) return;
+    Op op = {name, group, seconds};
+    list->op[list->count++] = op;
+}
+
+// Sum of all, and into by_group[GROUP_COUNT] (which may be NULL) of each group.
+static inline double ops_seconds(const OpList *list, double *by_group) {
+    double sum = 0;
+    for (size_t i = 0; i < list->count; i++) {
+        sum += list->op[i].seconds;
+        if (by_group) by_group[list->op[i].group] += list->op[i].seconds;
+    }
+    return sum;
+}
+
+// What backward computes again: nothing, GELU, attention between its GEMMs, or the whole layer.
+typedef enum { LAYER_KEEPS, LAYER_GELU, LAYER_ATTENTION, LAYER_WHOLE } Recompute;
+
+typedef struct {
+    size_t B, T, C, NH, t;      // NH heads of all tensor ranks together
+    size_t vocabulary;          // rows of wte of all tensor ranks together
+    bool sequence_parallel;
+    bool add;                   // weight gradients are added to those of earlier micro-batches
+    Recompute recompute;
+    CostPrecision precision;
+    Placement tensor;           // of the tensor group
+} LayerShape;
+
+// GEMMs, collectives and memory-bound kernels of a shape.
+static inline void ops_gemm(OpList *o, const Cluster *c, const LayerShape *s, const char *name, size_t M, size_t N,
+                            size_t K) {
+    ops_add(o, name, GROUP_GEMM, cost_gemm(c, M, N, K, s->precision));
+}
+
+static inline void ops_memory(OpList *o, const Cluster *c, const char *name, MemoryClass kind, double bytes) {
+    ops_add(o, name, GROUP_MEMORY, cost_memory(c, kind, bytes));
+}
+
+static inline double layer_collective(const Cluster *c, const LayerShape *s, CollectiveKind kind) {
+    double bytes = precision_bytes(s->precision) * (double)s->B * (double)s->T * (double)s->C;
+    return cost_collective(c, kind, bytes, s->tensor);
+}
+
+// Operator f in forward: nothing, or the all-gather of sequence parallelism. Operator g: all-reduce or reduce-scatter.
+static inline void ops_f_forward(OpList *o, const Cluster *c, const LayerShape *s) {
+    if (s->sequence_parallel) ops_add(o, "all-gather", GROUP_TENSOR, layer_collective(c, s, COLLECTIVE_ALL_GATHER));
+}
+
+static inline void ops_g_forward(OpList *o, const Cluster *c, const LayerShape *s) {
+    CollectiveKind kind = s->sequence_parallel ? COLLECTIVE_REDUCE_SCATTER : COLLECTIVE_ALL_REDUCE;
+    ops_add(o, s->sequence_parallel ? "reduce-scatter" : "all-reduce", GROUP_TENSOR, layer_collective(c, s, kind));
+}
+
+static inline void ops_g_backward(OpList *o, const Cluster *c, const LayerShape *s) {
+    if (s->sequence_parallel) ops_add(o, "all-gather", GROUP_TENSOR, layer_collective(c, s, COLLECTIVE_ALL_GATHER));
+}
+
+// A GEMM beside which a collective runs: both are slower, and what the GEMM does not hide is exposed.
+static inline void ops_beside(OpList *o, const Cluster *c, const LayerShape *s, const char *gemm_name, double gemm,
+                              const char *name, CollectiveKind kind) {
+    double seconds = s->t > 1 ? layer_collective(c, s, kind) : 0;
+    double slow = fmin(seconds, gemm) * (c->overlap_slowdown - 1);
+    ops_add(o, gemm_name, GROUP_GEMM, gemm + slow);
+    ops_add(o, name, GROUP_TENSOR, seconds - gemm - slow);
+}
+
+// Both gradients of Y(N, n) = X(N, k) W and what adds them up. wide: W is column-parallel, so f stands before it: dX is
+// summed over the tensor group, and under sequence parallelism X is gathered again.
+static inline void ops_linear_backward(OpList *o, const Cluster *c, const LayerShape *s, size_t N, size_t n, size_t k,
+                                       bool wide) {
+    double input = cost_gemm(c, N, k, n, s->precision), weight = cost_gemm(c, k, n, N, s->precision);
+    CollectiveKind sum = s->sequence_parallel ? COLLECTIVE_REDUCE_SCATTER : COLLECTIVE_ALL_REDUCE;
+    const char *name = s->sequence_parallel ? "reduce-scatter" : "all-reduce";
+    if (wide && s->sequence_parallel)
+        ops_beside(o, c, s, "input gradient", input, "all-gather", COLLECTIVE_ALL_GATHER);
+    else ops_add(o, "input gradient", GROUP_GEMM, input);
+    if (wide && c->tensor_overlap) ops_beside(o, c, s, "weight gradient", weight, name, sum);
+    else {
+        ops_add(o, "weight gradient", GROUP_GEMM, weight);
+        if (wide && s->t > 1) ops_add(o, name, GROUP_TENSOR, layer_collective(c, s, sum));
+    }
+    if (s->add) ops_memory(o, c, "add gradient", MEMORY_ELEMENTWISE, c->accumulate_bytes * (double)n * (double)k);
+}
+
+static inline void ops_attention(OpList *o, const Cluster *c, const LayerShape *s, bool backward) {
+    ops_add(o, "attention", GROUP_ATTENTION,
+            cost_attention(c, c->attention, backward, s->B, s->T, s->NH / s->t, s->C / s->NH));
+}
+
+// Forward of one layer. `ends`: with the last GEMM and what follows, which a trainer may leave out when it recomputes.
+static inline void ops_layer_forward(OpList *o, const Cluster *c, const LayerShape *s, bool ends) {
+    size_t N = s->B * s->T, A = s->C / s->t, F = 4 * A;
+    double e = precision_bytes(s->precision), mask = c->dropout;
+    double rows = (double)(N / (s->sequence_parallel ? s->t : 1)) * (double)s->C, inner = (double)N * (double)A;
+    ops_memory(o, c, "layernorm", MEMORY_LAYERNORM_FORWARD, 2 * e * rows);
+    ops_f_forward(o, c, s);
+    ops_gemm(o, c, s, "qkv", N, 3 * A, s->C);
+    ops_attention(o, c, s, false);
+    // The unfused law's result is (B, NH, T, HS) and is copied to (B, T, NH, HS).
+    if (c->attention == ATTENTION_UNFUSED) ops_memory(o, c, "transpose", MEMORY_ELEMENTWISE, 2 * e * inner);
+    ops_gemm(o, c, s, "proj", N, s->C, A);
+    ops_g_forward(o, c, s);
+    ops_memory(o, c, "bias, dropout, residual", MEMORY_ELEMENTWISE, (3 * e + mask) * rows);
+    ops_memory(o, c, "layernorm", MEMORY_LAYERNORM_FORWARD, 2 * e * rows);
+    ops_f_forward(o, c, s);
+    ops_gemm(o, c, s, "fc", N, F, s->C);
+    ops_memory(o, c, "gelu", MEMORY_ELEMENTWISE, 2 * e * 4 * inner);
+    if (!ends) return;
+    ops_gemm(o, c, s, "fcproj", N, s->C, F);
+    ops_g_forward(o, c, s);
+    ops_memory(o, c, "bias, dropout, residual", MEMORY_ELEMENTWISE, (3 * e + mask) * rows);
+}
+
+// Backward of one layer, without what it recomputes. Behind each kernel's bytes: what it reads and writes.
+static inline void ops_layer_backward(OpList *o, const Cluster *c, const LayerShape *s) {
+    size_t N = s->B * s->T, A = s->C / s->t, F = 4 * A;
+    double e = precision_bytes(s->precision), mask = c->dropout;
+    double rows = (double)(N / (s->sequence_parallel ? s->t : 1)) * (double)s->C, inner = (double)N * (double)A;
+    for (int half = 0; half < 2; half++) {  // the MLP, then attention
+        // dropout: gradient, mask -> gradient; bias: gradient -> its sum
+        ops_memory(o, c, "dropout", MEMORY_ELEMENTWISE, c->dropout ? (2 * e + mask) * rows : 0);
+        ops_memory(o, c, "bias gradient", MEMORY_ELEMENTWISE, e * rows);
+        ops_g_backward(o, c, s);
+        ops_linear_backward(o, c, s, N, s->C, half == 0 ? F : A, false);
+        if (half == 0) ops_memory(o, c, "gelu", MEMORY_ELEMENTWISE, 3 * e * 4 * inner);
+        else ops_attention(o, c, s, true);
+        // three matrices of (N, A) gathered into dqkv, and datty transposed
+        if (half == 1 && c->attention == ATTENTION_UNFUSED)
+            ops_memory(o, c, "transpose", MEMORY_ELEMENTWISE, (2 + 6) * e * inner);
+        ops_memory(o, c, "bias gradient", MEMORY_ELEMENTWISE, (half == 0 ? 4 : 3) * e * inner);
+        ops_linear_backward(o, c, s, N, half == 0 ? F : 3 * A, s->C, true);
+        // layernorm: gradient, x -> gradient; gradient, x -> those of its weights; and the residual's gradient is added
+        ops_memory(o, c, "layernorm", MEMORY_LAYERNORM_BACKWARD, 5 * e * rows);
+        ops_memory(o, c, "residual gradient", MEMORY_ELEMENTWISE, 3 * e * rows);
+    }
+}
+
+// THE list of a layer: forward, or backward with what it recomputes.
+static inline void layer_operations(OpList *o, const Cluster *c, const LayerShape *s, bool backward) {
+    o->count = 0;
+    if (!backward) {
+        ops_layer_forward(o, c, s, true);
+        return;
+    }
+    double gelu = 2 * precision_bytes(s->precision) * (double)(s->B * s->T) * 4 * (double)(s->C / s->t);
+    if (s->recompute == LAYER_WHOLE) ops_layer_forward(o, c, s, c->recompute_end);
+    if (s->recompute == LAYER_GELU) ops_memory(o, c, "gelu", MEMORY_ELEMENTWISE, gelu);
+    if (s->recompute == LAYER_ATTENTION) ops_attention(o, c, s, false);
+    ops_layer_backward(o, c, s);
+}
+
+// Lookup of tokens and positions with dropout; backward: a scatter into the gradient of this rank's part of wte.
+static inline void embedding_operations(OpList *o, const Cluster *c, const LayerShape *s, bool backward) {
+    double e = precision_bytes(s->precision), table = (double)(s->vocabulary / s->t) * (double)s->C;
+    double whole = (double)(s->B * s->T) * (double)s->C;
+    o->count = 0;
+    if (backward) {
+        ops_g_backward(o, c, s);
+        ops_memory(o, c, "embedding", MEMORY_ELEMENTWISE, 3 * e * whole);
+        if (s->add) ops_memory(o, c, "add gradient", MEMORY_ELEMENTWISE, c->accumulate_bytes * table);
+        return;
+    }
+    ops_memory(o, c, "embedding", MEMORY_ELEMENTWISE, (2 * e + 2 * e + e + (double)c->dropout) * whole);
+    ops_g_forward(o, c, s);
+}
+
+// Last layernorm, logits, loss. Backward: its two GEMMs. Megatron recomputes none of it.
+static inline void head_operations(OpList *o, const Cluster *c, const LayerShape *s, bool backward) {
+    size_t N = s->B * s->T, V = s->vocabulary / s->t;
+    double e = precision_bytes(s->precision), rows = (double)(N / (s->sequence_parallel ? s->t : 1)) * (double)s->C;
+    o->count = 0;
+    if (backward) {
+        ops_linear_backward(o, c, s, N, V, s->C, true);
+        ops_memory(o, c, "layernorm", MEMORY_LAYERNORM_BACKWARD, 5 * e * rows);
+        return;
+    }
+    ops_memory(o, c, "layernorm", MEMORY_LAYERNORM_FORWARD, 2 * e * rows);
+    ops_f_forward(o, c, s);
+    ops_gemm(o, c, s, "logits", N, V, s->C);
+    ops_memory(o, c, "classifier", MEMORY_ELEMENTWISE, c->classifier_bytes * (double)N * (double)V);
+    // maximum, sum and target logit of each token, fp32: two all-reduces
+    ops_add(o, "all-reduce", GROUP_TENSOR, cost_collective(c, COLLECTIVE_ALL_REDUCE, 4.0 * (double)N, s->tensor));
+    ops_add(o, "all-reduce", GROUP_TENSOR, cost_collective(c, COLLECTIVE_ALL_REDUCE, 8.0 * (double)N, s->tensor));
+}
+
+#endif
