@@ -1,0 +1,288 @@
+#!/usr/bin/env python3
+"""sass.py: what a GPU is asked to execute, known without one: every kernel of llmc/kernels compiled as the trainers ship
+it, for sm_80 and sm_90, fp32 and bf16, and its machine code (SASS) read.
+
+  dev/sass.py            prints a table, a row a kernel; fails if a kernel spills registers or exceeds a budget below
+  dev/sass.py REGEX      only kernels whose name matches, and every loop of each
+
+  registers, shared      of a thread, and static bytes of a block
+  warps                  that fit on a multiprocessor at the kernel's block size, of 64
+  HMMA, other            tensor-core and other instructions of the loop that moves most, on the way through it that
+                         moves most with fewest instructions: once for a tile of attention, a pack of a row
+  each                   other instructions for an HMMA; without HMMA, instructions for 16 bytes that a thread asks memory for
+
+It needs nvcc, c++filt, and nvdisasm (of the CUDA toolkit, or the PyPI package nvidia-cuda-nvdisasm): in PATH, beside nvcc,
+or named by NVCC and NVDISASM.
+"""
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+# What must not grow: (kernel, precision, column, most) for both architectures; 'warps' is the least.
+BUDGETS = []
+
+SHARED_OF_SM = {80: 164 * 1024, 90: 228 * 1024}  # bytes; a block costs 1 KiB more than it uses
+ADDRESS = re.compile(r'^\s*/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\d+|@!?U?PT)\s+)?([A-Z][A-Z0-9_.]*)\s*([^;]*);')
+
+
+def tool(variable, name, package):
+    """The path of a tool, or one sentence and the end."""
+    beside = os.path.join(os.path.dirname(NVCC) if name != 'nvcc' else '/usr/local/cuda/bin', name)
+    path = os.environ.get(variable) or shutil.which(name) or (beside if os.path.exists(beside) else None)
+    if not path:
+        sys.exit(f'sass.py: {name} not found; it comes with {package}; or say {variable}=/path/to/{name}')
+    return path
+
+
+def compile_kernels(folder, arch, precision):
+    """One program that includes every header: what their functions launch is every instance of a template."""
+    source = os.path.join(folder, 'kernels.cu')
+    with open(source, 'w') as file:
+        file.writelines(f'#include "{header}"\n' for header in sorted(glob.glob('llmc/kernels/*.cuh')))
+    cubin = os.path.join(folder, f'{arch}-{precision}.cubin')
+    done = subprocess.run([NVCC, '-std=c++17', '-O3', '-I.', f'-DPRECISION_{precision.upper()}', f'-arch=sm_{arch}',
+                           '-diag-suppress', '177', '-cubin', '-Xptxas', '-v', '-o', cubin, source],
+                          capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr)
+    return cubin, done.stderr
+
+
+def resources(log):
+    """name -> registers, static shared memory, bytes spilled, from what the assembler says."""
+    found, name, spilled = {}, None, 0
+    for line in log.splitlines():
+        if match := re.search(r"Compiling entry function '(\w+)'", line):
+            name = match[1]
+        elif match := re.search(r'(\d+) bytes spill stores, (\d+) bytes spill loads', line):
+            spilled = int(match[1]) + int(match[2])
+        elif name and (match := re.search(r'Used (\d+) registers', line)):
+            shared = re.search(r'(\d+) bytes smem', line)
+            found[name] = (int(match[1]), int(shared[1]) if shared else 0, spilled)
+            name = None
+    return found
+
+
+def functions(cubin):
+    """name -> (threads of a block, [(label or None, predicate, opcode, operands)])."""
+    text = subprocess.run([NVDISASM, cubin], capture_output=True, text=True, check=True).stdout
+    code, threads, name, info, pending = {}, {}, None, None, None
+    lines = iter(text.splitlines())
+    for line in lines:
+        if match := re.match(r'^\.text\.(\w+):', line):
+            name, pending = match[1], None
+            code[name] = []
+        elif line.startswith('//-----'):
+            match = re.search(r'\.nv\.info\.(\w+)', line)
+            name, info = None, match[1] if match else None
+        elif info and 'EIATTR_MAX_THREADS' in line:
+            words = []
+            while len(words) < 3:
+                words += re.findall(r'\.word\s+(0x[0-9a-f]+)', next(lines))
+            threads[info] = int(words[0], 16) * int(words[1], 16) * int(words[2], 16)
+        elif name and (match := re.match(r'^(\.L_\w+|\$\w+):', line)):
+            pending = match[1] if pending is None else pending
+            code[name].append((match[1], '', 'LABEL', ''))
+        elif name and (match := ADDRESS.match(line)):
+            code[name].append((None, match[2] or '', match[3], match[4]))
+    return {n: (threads.get(n, 0), c) for n, c in code.items()}
+
+
+def weight(opcode, operands):
+    """HMMA, bytes that a thread asks global memory for, and one instruction less to have."""
+    if opcode.startswith('HMMA'):
+        return (1, 0, -1)
+    size = 0
+    if re.match(r'(LDG|STG|LDGSTS|LD\.|ST\.|LD$|ST$|LDL?S?M?$)', opcode) and not opcode.startswith(('LDS', 'STS', 'LDL', 'STL')) \
+            or opcode.startswith('LDGSTS'):
+        width = re.search(r'\.(128|64|U16|S16|U8|S8)', opcode)
+        size = {'128': 16, '64': 8, 'U16': 2, 'S16': 2, 'U8': 1, 'S8': 1}[width[1]] if width else 4
+    return (0, size, -1)
+
+
+def blocks_of(code):
+    """Basic blocks: their weights, and which follow each."""
+    starts, labels, index = [], {}, -1
+    weights, follow, ends = [], [], []
+    new = True
+    for label, predicate, opcode, operands in code:
+        if opcode == 'LABEL' or new:
+            if opcode == 'LABEL' and index >= 0 and not new and weights[index] == []:
+                labels[label] = index  # two labels in a row
+                continue
+            index += 1
+            weights.append([]), follow.append(set()), ends.append(None)
+            if opcode == 'LABEL':
+                labels[label] = index
+                new = False
+                continue
+            new = False
+        weights[index].append(weight(opcode, operands))
+        if re.match(r'(BRA|BRX|EXIT|RET|JMP|BSYNC|KILL)', opcode) and opcode != 'BSYNC':
+            target = re.search(r'`\(([^)]+)\)', operands)
+            # A condition may also stand among the operands: BRA P1, ... or BRA.DIV UR4, ...
+            always = predicate in ('', '@PT') and not re.match(r'\s*(!?U?P\d|~?U?R)', operands)
+            ends[index] = (opcode, always, target[1] if target else None)
+            new = True
+    for i, end in enumerate(ends):
+        falls = True
+        if end:
+            opcode, always, target = end
+            if target in labels:
+                follow[i].add(labels[target])
+            falls = not always
+        if falls and i + 1 < len(ends):
+            follow[i].add(i + 1)
+    total = [tuple(map(sum, zip(*w))) if w else (0, 0, 0) for w in weights]
+    return total, follow
+
+
+def loops_of(total, follow):
+    """The natural loops: [(header, blocks)], by dominators."""
+    n = len(total)
+    before = [set() for _ in range(n)]
+    for i in range(n):
+        for j in follow[i]:
+            before[j].add(i)
+    reached, stack = {0}, [0]
+    while stack:
+        for j in follow[stack.pop()]:
+            if j not in reached:
+                reached.add(j), stack.append(j)
+    everything = set(reached)
+    dominators = {i: everything for i in reached}
+    dominators[0] = {0}
+    changed = True
+    while changed:
+        changed = False
+        for i in sorted(reached - {0}):
+            sets = [dominators[j] for j in before[i] if j in reached]
+            new = set.intersection(*sets) | {i}
+            if new != dominators[i]:
+                dominators[i], changed = new, True
+    loops = {}
+    for i in reached:
+        for h in follow[i]:
+            if h in dominators[i]:
+                body, stack = {h, i}, [i]
+                while stack:
+                    j = stack.pop()
+                    if j == h:
+                        continue
+                    for k in before[j]:
+                        if k in reached and k not in body:
+                            body.add(k), stack.append(k)
+                loops[h] = loops.get(h, set()) | body
+    return [(h, body, {(i, j) for i in body for j in follow[i] if j in dominators[i]}) for h, body in loops.items()]
+
+
+def way(header, body, back, total, follow):
+    """The best way once around a loop: most HMMA, then most bytes, then fewest instructions."""
+    memo = {}
+
+    def best(i):
+        if i not in memo:
+            memo[i] = None
+            options = [best(j) for j in follow[i] if j in body and (i, j) not in back]
+            options = [o for o in options if o is not None]
+            if header in follow[i]:
+                options.append((0, 0, 0))
+            if options:
+                memo[i] = tuple(a + b for a, b in zip(max(options), total[i]))
+        return memo[i]
+    sys.setrecursionlimit(10000)
+    return best(header)
+
+
+def kernel_loops(code):
+    """[(HMMA, bytes, other instructions, has a loop inside)] of a kernel."""
+    total, follow = blocks_of(code)
+    loops = loops_of(total, follow)
+    result = []
+    for header, body, back in loops:
+        found = way(header, body, back, total, follow)
+        if found:
+            inner = any(h != header and h in body for h, _, _ in loops)
+            result.append((found[0], found[1], -found[2] - found[0], inner))
+    return result
+
+
+def warps_of(arch, threads, registers, shared):
+    """Warps on a multiprocessor: registers go to a warp by 256, and a block has a KiB of shared memory for itself."""
+    warps = (threads + 31) // 32
+    by_registers = 65536 // ((registers * 32 + 255) // 256 * 256) // warps
+    by_shared = SHARED_OF_SM[arch] // ((shared + 1024 + 127) // 128 * 128)
+    return min(by_registers, by_shared, 32, 64 // warps) * warps
+
+
+def names(mangled):
+    text = subprocess.run(['c++filt'], input='\n'.join(mangled), capture_output=True, text=True, check=True).stdout
+    short = [re.sub(r'\(.*', '', re.sub(r'^void ', '', line)) for line in text.splitlines()]
+    return dict(zip(mangled, [s.replace('Attention', '').replace('(int)', '').replace(' >', '>') for s in short]))
+
+
+def rows(folder, pattern):
+    for arch in (80, 90):
+        for precision in ('fp32', 'bf16'):
+            cubin, log = compile_kernels(folder, arch, precision)
+            used, code = resources(log), functions(cubin)
+            readable = names(sorted(used))
+            for name in sorted(used, key=readable.get):
+                if pattern and not re.search(pattern, readable[name]):
+                    continue
+                registers, shared, spilled = used[name]
+                threads, instructions = code[name]
+                loops = kernel_loops(instructions)
+                simple = [l for l in loops if l[0] or not l[3]]
+                main = max(simple, key=lambda l: (l[0], l[1], -l[2]), default=None)
+                yield {'arch': arch, 'type': precision, 'kernel': readable[name], 'registers': registers,
+                       'shared': shared, 'spilled': spilled,
+                       'warps': warps_of(arch, threads, registers, shared) if threads else 0, 'main': main, 'loops': loops}
+
+
+def columns(row):
+    main = row['main']
+    hmma, size, other, inner = main or (0, 0, 0, False)
+    each = other / hmma if hmma else 16.0 * other / size if size else 0.0
+    return {**row, 'HMMA': hmma, 'other': other, 'each': each, 'inner': inner}
+
+
+NVCC = 'nvcc'
+NVCC = tool('NVCC', 'nvcc', 'the CUDA toolkit')
+
+
+def main():
+    global NVDISASM
+    NVDISASM = tool('NVDISASM', 'nvdisasm', 'the CUDA toolkit and the PyPI package nvidia-cuda-nvdisasm')
+    os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), '..'))
+    pattern = sys.argv[1] if len(sys.argv) > 1 else None
+    failed = 0
+    print(f'{"arch":5} {"type":4} {"kernel":58} {"registers":>9} {"shared":>6} {"spilled":>7} {"warps":>5} {"HMMA":>5} '
+          f'{"other":>6} {"each":>6}')
+    with tempfile.TemporaryDirectory() as folder:
+        for row in map(columns, rows(folder, pattern)):
+            print(f'sm_{row["arch"]:<2} {row["type"]:4} {row["kernel"]:58} {row["registers"]:9} {row["shared"]:6} '
+                  f'{row["spilled"]:7} {row["warps"] or "-":>5} {row["HMMA"] or "-":>5} {row["other"] or "-":>6}'
+                  f'{"+" if row["inner"] else " "}{row["each"]:6.1f}')
+            if pattern:
+                for loop in sorted(row['loops'], reverse=True):
+                    print(f'{"":10} loop: {loop[0]} HMMA, {loop[1]} bytes, {loop[2]} other instructions'
+                          f'{", with a loop inside" if loop[3] else ""}')
+            if row['spilled']:
+                print(f'FAIL {row["kernel"]} spills {row["spilled"]} bytes')
+                failed += 1
+            for kernel, precision, column, most in BUDGETS:
+                if precision == row['type'] and re.fullmatch(kernel, row['kernel']):
+                    ok = row[column] >= most if column == 'warps' else row[column] <= most
+                    if not ok:
+                        print(f'FAIL {row["kernel"]}: {column} is {row[column]}, the budget {most}')
+                        failed += 1
+    return 1 if failed else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
