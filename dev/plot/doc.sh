@@ -13,13 +13,15 @@ make --no-print-directory DEVICE=cpu run-train | tee build/out/console.txt
 cp build/out/timeline.svg $pictures/main.svg
 cp build/out/profile.svg $pictures/profile.svg
 
-for schedule in gpipe 1f1b interleaved; do
-    chunks=1 title="$schedule: 4 stages, 8 micro-batches"
+for schedule in gpipe 1f1b interleaved zb-h1 zb-auto; do
+    chunks=1 title="$schedule: 4 stages, 8 micro-batches" durations=--retime
     [ $schedule = interleaved ] && chunks=2 title="$title, 2 chunks a stage"
+    [[ $schedule = zb-* ]] && durations='--costs 1,1,1'
     OMP_NUM_THREADS=1 $launch -n 4 build/cpu-fp32/train_gpt_pp --pipeline 4 --schedule $schedule --virtual $chunks \
         --layers 8 --seq 64 --micro-batch 4 --global-batch 32 --steps 5 --val-every 0 \
         --train-data build/corpus/train.bin --trace build/out/$schedule.json >/dev/null
-    build/tools/timeline --step 4 --retime --title "$title" --out $pictures/$schedule.svg build/out/$schedule.json
+    # shellcheck disable=SC2086
+    build/tools/timeline --step 4 $durations --title "$title" --out $pictures/$schedule.svg build/out/$schedule.json
 done
 
 dev/test/run_experiments.sh build/cpu-fp32

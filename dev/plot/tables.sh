@@ -6,7 +6,8 @@
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 
-quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes data_bytes optimizer_memory)
+quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes data_bytes optimizer_memory
+       schedules schedules_norm)
 slow=(layouts main errors no_wait one_stream zero)
 
 mode=${1:-check} build=${2:-build/cpu-fp32}
@@ -168,6 +169,20 @@ table_optimizer_memory() {
     done
 }
 
+# The lists of every schedule in virtual time, with F = B = W.
+table_schedules() { build/tools/schedule --table; }
+
+# With other times the stage that takes longest, alone, under zb-auto with 2p micro-batches, beside ZB-H2's formula.
+table_schedules_norm() {
+    build/tools/schedule --table --forward 1.11 --backward 1.28 >"$dir/out" || return 1
+    echo '| p | m | zb-auto, 2p | ZB-H2 formula |'
+    echo '|---|---|---|---|'
+    awk -F' *[|] *' '/^The stage that takes longest/ { on = 1 } on && $2 ~ /^[0-9]+$/ && $3 >= 2 * $2 {
+        formula = 100 * ($2 - 1) * (1.11 + 1.28 - 2) / ($3 * (1.11 + 1.28 + 1))
+        printf "| %d | %d | %s | %.2f |\n", $2, $3, $(NF - 1), formula
+    }' "$dir/out"
+}
+
 # ---- what only `make doc` makes -------------------------------------------------------------------------------------
 
 # GPT-2 medium in bf16 on 8 ranks: GiB on the fullest rank.
@@ -204,8 +219,8 @@ fenced() { printf '```\n%s\n```\n' "$(cat)"; }
 
 # The run of `make train`, as it printed it.
 table_main() {
-    awk '/^step 2\/500/ { print "..." } /^step +[0-9]+\/500/ && !/^step +(0|1|500)\/500/ { next }
-         /^(device|model|batch|[0-9]+ ranks|stage|    |step|checkpoint|log|trace)/ && !/MiB/' \
+    awk '/^step +2\/500/ { print "..." } /^step +[0-9]+\/500/ && !/^step +(0|1|500)\/500/ { next }
+         /^(device|model|batch|[0-9]+ ranks|stage|    [0-9 ]*[0-9]$|step|checkpoint|log|trace)/ && !/MiB/' \
         build/out/console.txt | fenced
 }
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # run_docs.sh [BUILD]: are README.md and doc/ true? The tables of numbers that take seconds, the drawings, the plan that
 # README prints of `make train`, the code of the recipes, and every link, flag, file and known bug that the pages name.
-# needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d bf16/train_gpt_3d tools/figures
+# needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d bf16/train_gpt_3d
+# needs: tools/figures tools/schedule tools/scale tools/timeline
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=${1:-build/cpu-fp32}
@@ -80,7 +81,8 @@ others='allow-run-as-root|oversubscribe|hostfile|map-by|mca|nodes|mpi|signal|req
 others="$others|gpus-per-task|gpu-bind|with-pmi|pretokenized|shards|help"
 flags() {
     local flag
-    "$build/train_gpt_3d" --help >"$dir/help" 2>&1
+    { "$build/train_gpt_3d" --help; build/tools/scale; build/tools/schedule; build/tools/timeline; } 2>&1 |
+        sed 's/]/ ]/g; s/$/ /' >"$dir/help"
     grep -ohE '(^|[ `("])--[a-z][a-z0-9-]*' "${pages[@]}" | sed -E 's/^[ `("]*--//' | sort -u | grep -vxE "$others" |
         while read -r flag; do grep -q -- "--$flag " "$dir/help" || echo "--$flag"; done
     grep -ohE '(`|^)make [a-z-]+( |`|$)' README.md doc/*.md | tr -d '\140' | sort -u | while read -r _ flag; do
@@ -119,7 +121,7 @@ check "each bug is in the tests that doc/bugs.md names" "$(bugs)"
 # The schedule of doc/recipes.md is one that pipeline_prove accepts.
 schedule() {
     {
-        printf '#include <stdio.h>\n#include "llmc/pipeline.h"\n'
+        printf '#include <stdio.h>\n#include "llmc/pipeline_proof.h"\n'
         awk '/^<!-- code pipeline_eager/ { on = 1 } on && /^```$/ { exit } on && !/^(<!--|```)/' doc/recipes.md
         cat <<'END'
 int main(void) {

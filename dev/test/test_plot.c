@@ -186,14 +186,13 @@ static void test_bad_traces(const char *dir) {
     char path[1024];
     snprintf(path, sizeof path, "%s/bad.svg", dir);
     char *text = read_picture(path);
-    check(&c, drawn == 0 && strstr(text, "retimed 22.5% of"), "timeline: zb-h1 with given costs");  // 3 (1 + 1 - 0.5) / 20
+    check(&c, drawn == 0 && strstr(text, "retimed 22.5% of"), "timeline: zb-h1 with given costs");
     free(text);
     check(&c, run(simulate_main, "simulate interleaved 4 6 2 1 2 0 %s/bad.json", dir) == 1,
           "simulate refuses: 6 micro-batches on 4 stages");
 }
 
 static void test_loss(const char *dir) {
-    // 3 (1 + 1 - 0.5) / (8 * 2.5)
     char path[1024];
     snprintf(path, sizeof path, "%s/log.jsonl", dir);
     FILE *log = fopen(path, "wb");
