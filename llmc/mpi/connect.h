@@ -110,13 +110,11 @@ inline ncclResult_t connect(const std::vector<Call> &calls) {
         for (const std::shared_ptr<Group> &g : active) {
             bool same = g->comm == c.comm && g->streams.size() == 1 && g->streams[0] == c.stream;
             if (!connected || *connected || same || g->comm->size == 1) continue;
-            fail(ncclInvalidUsage,
-                 "rank %d: %s (%s) is the first of its kind there, so NCCL connects now and the host waits for the "
-                 "other ranks; that is refused while %s is in flight: connect at the start, one after the other in "
-                 "the same order on all ranks, and synchronise after each", c.comm->rank,
-                 describe(&c.op.call).c_str(), c.comm->name.c_str(), full_name(*g).c_str());
-            fprintf(stderr, "nccl: %s\n", state().last_error.c_str());
-            return ncclInvalidUsage;
+            return fail(ncclInvalidUsage,
+                        "rank %d: %s (%s) is the first of its kind there, so NCCL connects now and the host waits for "
+                        "the other ranks; that is refused while %s is in flight: connect at the start, one after the "
+                        "other in the same order on all ranks, and synchronise after each", c.comm->rank,
+                        describe(&c.op.call).c_str(), c.comm->name.c_str(), full_name(*g).c_str());
         }
     }
     std::vector<MPI_Request> requests;
