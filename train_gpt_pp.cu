@@ -523,8 +523,7 @@ static void connect(GPT *m) {
     job_connect_links(&m->job, &m->grid, m->plan.chunks, links, m->proj, m->stream);
     for (int i = 0; i < 4; i++) {
         LinkEnd *end = i < 2 ? &m->receive[i] : &m->send[i - 2];
-        if (!(end->comm = links[i])) continue;
-        end->stream = stream_create(true);
+        end->comm = links[i], end->stream = stream_create(true);
         for (int b = 0; b < PIPELINE_BUFFERS; b++) event_create(&end->moved[b]), event_create(&end->ready[b]);
     }
     if (m->grid.p > 1) m->embedding = job_split_grid(&m->job, &m->grid, 'e', "embedding");
@@ -534,7 +533,7 @@ static void connect(GPT *m) {
     for (int i = 0, v = (int)m->plan.chunks; i < 2 * v && m->grid.p > 1; i++) {
         forward(m, m->slots, m->inputs, m->B, m->T, i / v, i % v);
         if (is_last(m, i % v)) loss(m, m->slots, m->targets, 0, true);
-        backward(m, m->slots, m->inputs, i / v, i % v);
+        backward(m, m->slots, m->inputs, i / v, i % v, BOTH_HALVES);
     }
 }
 

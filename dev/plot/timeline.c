@@ -6,8 +6,8 @@
 //            [--costs F,B,W] [--out FILE.svg] TRACE.json
 //
 // --retime keeps what ran where and in which order, and replaces when: every step takes the mean of its
-// kind, or with --costs what is given there for a forward, an input half and a weight half, messages take nothing. That is the picture to look at when ranks shared
-// cores.
+// kind, or with --costs what is given there for a forward, an input half and a weight half, messages take nothing.
+// That is the picture to look at when ranks shared cores.
 #include <cjson/cJSON.h>
 #include <getopt.h>
 #include <limits.h>

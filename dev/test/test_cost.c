@@ -101,7 +101,8 @@ static void test_files(Check *c) {
             "f.json: \"sms\" has no \"source\", a text that says where the value is from");
     refused(c, cluster_text("sms", "{\"value\": 1, \"source\": \"x\", \"unit\": \"1\"}", ""),
             "f.json: \"sms\" has an unknown member \"unit\"");
-    refused(c, cluster_text("sms", "{\"value\": 1, \"value\": 2, \"source\": \"x\"}", ""), "f.json has \"value\" twice");
+    refused(c, cluster_text("sms", "{\"value\": 1, \"value\": 2, \"source\": \"x\"}", ""),
+            "f.json has \"value\" twice");
     refused(c, cluster_text(NULL, NULL, ", \"smss\": {\"value\": 1, \"source\": \"x\"}"),
             "f.json: \"hardware\" has an unknown constant \"smss\"");
     refused(c, cluster_text(NULL, NULL, ", \"dropout\": {\"value\": true, \"source\": \"x\"}"),
@@ -234,7 +235,8 @@ static void test_collectives(Check *c) {
           "halving the network doubles its time");
     half = x;
     half.node_bandwidth /= 2;
-    check(c, near(cost_collective(&half, COLLECTIVE_ALL_REDUCE, 8e10, node), 28), "halving the switch doubles its time");
+    check(c, near(cost_collective(&half, COLLECTIVE_ALL_REDUCE, 8e10, node), 28),
+          "halving the switch doubles its time");
     half.node_bandwidth = 4e9;
     check(c, near(cost_collective(&half, COLLECTIVE_ALL_REDUCE, 8e10, two), 37.5), "rings pass through the switch too");
     x.node_base = 1, x.node_hop = 0.5, x.net_base = 2, x.net_doubling = 1;

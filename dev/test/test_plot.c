@@ -186,7 +186,8 @@ static void test_bad_traces(const char *dir) {
     char path[1024];
     snprintf(path, sizeof path, "%s/bad.svg", dir);
     char *text = read_picture(path);
-    check(&c, drawn == 0 && strstr(text, "retimed 22.5% of"), "timeline: zb-h1 with given costs");  // 3 (1 + 1 - 0.5) / 20
+    check(&c, drawn == 0 && strstr(text, "retimed 22.5% of"),
+          "timeline: zb-h1 with given costs");  // 3 (1 + 1 - 0.5) / 20
     free(text);
     check(&c, run(simulate_main, "simulate interleaved 4 6 2 1 2 0 %s/bad.json", dir) == 1,
           "simulate refuses: 6 micro-batches on 4 stages");
