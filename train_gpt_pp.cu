@@ -404,6 +404,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk
 // A forward or backward with what it receives and what it sends. The host only enqueues.
 static void forward_step(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro, int chunk) {
     if (!is_first(m, chunk)) link_receive(m, STEP_FORWARD, acts->residual[0], B * T, micro, chunk);
+    if (micro < 0) CUDA_CHECK(cudaDeviceSynchronize());  // a sample: products of new shapes, see connect
     forward(m, acts, inputs, B, T, micro, chunk);
     if (!is_last(m, chunk)) link_send(m, STEP_FORWARD, acts->residual[m->plan.count[chunk]], B * T, micro, chunk);
 }
@@ -513,29 +514,27 @@ static void shard(GPT *m) {
     }
 }
 
-// The communicators of the links, two ranks each, and of the tied embedding. All ranks split in the same order.
-static void connect_stages(GPT *m) {
-    size_t p = m->grid.p, stage = m->grid.p_rank;
-    for (int link = 0, from, to; link < pipeline_link_count(p); link++) {
-        if (!pipeline_link_ends(p, m->plan.chunks, link, &from, &to)) continue;
-        bool sends = (size_t)from == stage, at_end = sends || (size_t)to == stage;
-        StepKind kind = (size_t)link < p ? STEP_FORWARD : STEP_BACKWARD;
-        LinkEnd *end = sends ? &m->send[kind] : &m->receive[kind];
-        ncclComm_t comm = job_split(&m->job, at_end ? grid_color(&m->grid, 'p') : -1, sends ? 0 : 1, "pipeline");
-        if (!at_end) continue;
-        end->comm = comm;
-        end->stream = stream_create();
-        for (int b = 0; b < PIPELINE_BUFFERS; b++) event_create(&end->moved[b]), event_create(&end->ready[b]);
-    }
-    if (p > 1) m->embedding = job_split_grid(&m->job, &m->grid, 'e', "embedding");
-}
-
+// The communicators, with a stream of its own for each end of a link. Then all that training uses is used once, while
+// no message is in flight (llmc/trainer/connect.cuh): kernels write gradients, then add to them.
 static void connect(GPT *m) {
+    ncclComm_t links[4];
     job_connect(&m->job);
     m->tensor = job_split_grid(&m->job, &m->grid, 't', "tensor");
-    connect_stages(m);
-    m->comm = stream_create();
+    job_connect_links(&m->job, &m->grid, m->plan.chunks, links, m->proj, m->stream);
+    for (int i = 0; i < 4; i++) {
+        LinkEnd *end = i < 2 ? &m->receive[i] : &m->send[i - 2];
+        end->comm = links[i], end->stream = stream_create(true);
+        for (int b = 0; b < PIPELINE_BUFFERS; b++) event_create(&end->moved[b]), event_create(&end->ready[b]);
+    }
+    if (m->grid.p > 1) m->embedding = job_split_grid(&m->job, &m->grid, 'e', "embedding");
+    m->comm = stream_create(true);
     event_create(&m->computed), event_create(&m->reduced_ready), event_create(&m->gathered_ready);
+    trainer_warm_up(m);
+    for (int i = 0, v = (int)m->plan.chunks; i < 2 * v && m->grid.p > 1; i++) {
+        forward(m, m->slots, m->inputs, m->B, m->T, i / v, i % v);
+        if (is_last(m, i % v)) loss(m, m->slots, m->targets, 0, true);
+        backward(m, m->slots, m->inputs, i / v, i % v, BOTH_HALVES);
+    }
 }
 
 int main(int argc, char **argv) {

@@ -384,8 +384,9 @@ static void shard(GPT *m) {
 static void connect(GPT *m) {
     job_connect(&m->job);
     m->tensor = job_split_grid(&m->job, &m->grid, 't', "tensor");
-    m->comm = stream_create();
+    m->comm = stream_create(true);
     event_create(&m->computed), event_create(&m->reduced_ready), event_create(&m->gathered_ready);
+    trainer_warm_up(m);
 }
 
 int main(int argc, char **argv) {

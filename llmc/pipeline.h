@@ -45,11 +45,11 @@
 // transfer of 0.25 or 1). For a list of your own, pipeline_prove says whether a number suffices; m * v does
 // whenever the list can be run at all.
 //
-// Two rules for real GPUs. NCCL connects a pair at its first message and keeps the host waiting meanwhile:
-// let each link carry one small message at start-up, in ascending link number on all ranks, so that no two
-// hosts wait for each other. And a posted receive occupies some of the GPU until its message comes: give
-// links few blocks (ncclConfig_t.maxCTAs), and leave CUDA_DEVICE_MAX_CONNECTIONS at 8 or more, for at 1 a
-// waiting receive stops compute.
+// Two rules for real GPUs, which llmc/trainer/connect.cuh keeps. NCCL connects a pair at its first message and keeps
+// the host waiting meanwhile: each link carries one small message at start-up, in ascending link number on all ranks,
+// so that no two hosts wait for each other. And a posted receive occupies some of the GPU until its message comes:
+// links get few blocks (ncclConfig_t.maxCTAs). CUDA_DEVICE_MAX_CONNECTIONS stays above the number of streams, for
+// where a waiting receive shares a hardware queue with compute it stops compute.
 #ifndef LLMC_PIPELINE_H
 #define LLMC_PIPELINE_H
 

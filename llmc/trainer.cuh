@@ -5,6 +5,7 @@
 //   trainer_open       options, checkpoint's configuration, grid, data: what can be refused is refused, exit code 2
 //   trainer_layout     called by the trainer's layout: once to count bytes, once to give every buffer its place
 //   trainer_allocate   refuses what does not fit, ends a --dry-run, allocates
+//   trainer_warm_up    called by the trainer's connect, after its own communicators
 //   trainer_start      weights from a checkpoint or from random numbers; the log begins
 //   the training loop: what is due (validation_due, sample_due, save_due), then a step:
 //     trainer_begin_step   the batch; trainer_norm, trainer_adamw, trainer_end_step
@@ -38,6 +39,7 @@
 #include "llmc/kernels/matmul.cuh"
 #include "llmc/model.h"
 #include "llmc/trainer/arena.cuh"
+#include "llmc/trainer/connect.cuh"
 #include "llmc/trainer/job.cuh"
 #include "llmc/trainer/state.cuh"
 #include "llmc/trainer/timeline.cuh"
@@ -92,10 +94,13 @@ struct Span {
     ~Span() { span_end(timeline, stream, number); }
 };
 
-// A stream that nothing else waits for, and an event that orders streams.
-static inline cudaStream_t stream_create(void) {
+// A stream that nothing else waits for, and an event that orders streams. What communicates goes first where both it
+// and compute want to start: NCCL's kernels need room on a GPU that compute fills.
+static inline cudaStream_t stream_create(bool communicates) {
     cudaStream_t stream;
-    CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    int least, greatest;
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, communicates ? greatest : least));
     return stream;
 }
 

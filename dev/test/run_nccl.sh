@@ -92,9 +92,21 @@ for rank in 0 1 2 3; do
     said "$waits.*not received by rank $peer" || ok=1
 done
 report $ok "order of send and receive: a deadlock is reported by all four ranks"
-must_fail 3 absent && said "waited 2 s in ncclCommSplit of world"
+must_fail 3 absent && said 'disagree on communicator "world": rank . is in ncclCommSplit, rank 1 is in ncclCommDestroy'
 report $? "a rank that does not take part in ncclCommSplit is reported"
+must_fail 2 first && said "rank 0 waits on the host in the first ncclSend of 16 float32 to rank 1 (world)" &&
+    said "rank 1 waits on the host in the first ncclSend of 16 float32 to rank 0 (second)"
+report $? "first messages that wait for each other on the host are reported"
+must_fail 2 destroy && said "rank 0 waits on the host in ncclCommDestroy of even" &&
+    said "rank 1 waits on the host in ncclCommDestroy of odd"
+report $? "communicators destroyed in different orders are reported"
 unset CPU_STALL_SECONDS
+
+must_fail 2 use kernel && said "add_one is used for the first time while ncclRecv of 8 float32 from rank 0 (world)" &&
+    said "labelled forward micro-batch 3"
+report $? "the first launch of a kernel beside a receive is reported"
+must_fail 2 use product && said "a matrix product 8 x 8 x 8 is used for the first time while ncclRecv"
+report $? "the first use of a matrix product beside a receive is reported"
 
 # Disagreement: both sides' values.
 mismatch() {  # mismatch KIND PATTERN PATTERN
@@ -106,6 +118,8 @@ mismatch type "ncclAllReduce of 100 float32, sum" "ncclAllReduce of 100 int32, s
 mismatch reduction "ncclAllReduce of 100 float32, sum" "ncclAllReduce of 100 float32, max"
 mismatch root "ncclBroadcast of 100 float32 from root 0" "ncclBroadcast of 100 float32 from root 1"
 mismatch operation "ncclAllReduce of 100 float32, sum" "ncclAllGather of 100 float32"
+must_fail 2 kinds && said 'disagree on communicator "world": rank . is in the first ncclAll.*rank . is in the first ncclAll'
+report $? "first collectives of different kinds are reported"
 mismatch message "ncclRecv of 101 float32 from rank 0" "ncclSend of 100 float32 to rank 1"
 
 must_fail 3 exit && launcher_said 'exit code: *1$'

@@ -1,9 +1,14 @@
 // test_nccl.cu: NCCL over MPI. Started by mpirun with any number of ranks; dev/test/run_nccl.sh runs it at
-// several sizes and in its failing modes: `test_nccl deadlock`, `mismatch KIND`, `absent`, `loop`, `exit`,
-// `bench`.
+// several sizes and in its failing modes: `test_nccl deadlock`, `first`, `destroy`, `use WHAT`, `mismatch KIND`,
+// `kinds`, `absent`, `loop`, `exit`; and `bench`.
 #include <nccl.h>
 
 #include "dev/test/check.h"
+#include "llmc/kernels/matmul.cuh"
+
+#include <functional>
+
+#include <nvtx3/nvToolsExt.h>
 
 static Check totals;
 static int world_rank, world_size;
@@ -65,6 +70,29 @@ static bool holds(const void *on_device, const void *expected, size_t bytes) {
     std::vector<char> got(bytes);
     cudaMemcpy(got.data(), on_device, bytes, cudaMemcpyDeviceToHost);
     return memcmp(got.data(), expected, bytes) == 0;
+}
+
+// Uses every way of a communicator once, with nothing else in flight, so that later calls only enqueue.
+static ncclComm_t connected(ncclComm_t comm, cudaStream_t stream) {
+    int n = 0;
+    NCCL(ncclCommCount(comm, &n));
+    for (size_t count : {(size_t)1, (size_t)nccl_mpi::LARGE}) {
+        char *a = device(count * n), *b = device(count * n);
+        NCCL(ncclAllReduce(a, b, count, ncclUint8, ncclSum, comm, stream));
+        NCCL(ncclReduceScatter(a, b, count, ncclUint8, ncclSum, comm, stream));
+        NCCL(ncclAllGather(a, b, count, ncclUint8, comm, stream));
+        NCCL(ncclBroadcast(a, b, count, ncclUint8, 0, comm, stream));
+        NCCL(ncclGroupStart());
+        for (int r = 0; r < n && count == 1; r++) {
+            NCCL(ncclSend(a, 1, ncclUint8, r, comm, stream));
+            NCCL(ncclRecv(b + r, 1, ncclUint8, r, comm, stream));
+        }
+        NCCL(ncclGroupEnd());
+        cudaStreamSynchronize(stream);
+        cudaFree(a);
+        cudaFree(b);
+    }
+    return comm;
 }
 
 static uint64_t mix(uint64_t x) {
@@ -279,7 +307,7 @@ static void test_communicators(ncclComm_t world, cudaStream_t stream) {
 
 // One group over two communicators and three streams.
 static void test_groups(ncclComm_t world, cudaStream_t *streams) {
-    ncclComm_t second = split(world, 0, world_rank, "second");
+    ncclComm_t second = connected(split(world, 0, world_rank, "second"), streams[0]);
     const size_t count = 3000;
     std::vector<std::vector<char>> inputs(world_size, std::vector<char>(count * sizeof(float)));
     for (int r = 0; r < world_size; r++) {
@@ -356,6 +384,106 @@ static void test_semantics(ncclComm_t comm, cudaStream_t *streams) {
     CHECK_ALL(got != got, "a NaN on one rank survives a maximum");
     cudaFree(x);
     cudaFree(y);
+}
+
+// All ranks make a call, the last one later: does rank 0 come back before the last rank has called? It gets
+// `seconds` for that.
+static bool comes_back(double seconds, const std::function<void()> &call) {
+    int last = world_size - 1, back = 0;
+    cudaDeviceSynchronize();
+    MPI_Barrier(MPI_COMM_WORLD);
+    for (double end = MPI_Wtime() + seconds; world_rank == last && !back && MPI_Wtime() < end; usleep(1000))
+        MPI_Iprobe(0, 7, MPI_COMM_WORLD, &back, MPI_STATUS_IGNORE);
+    call();
+    if (world_rank == 0) MPI_Send(NULL, 0, MPI_INT, last, 7, MPI_COMM_WORLD);
+    if (world_rank == last) MPI_Recv(NULL, 0, MPI_INT, 0, 7, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    MPI_Bcast(&back, 1, MPI_INT, last, MPI_COMM_WORLD);
+    cudaDeviceSynchronize();
+    return back != 0;
+}
+
+static bool refused(ncclResult_t result, const char *what, const char *beside) {
+    const char *why = ncclGetLastError(NULL);
+    return result == ncclInvalidUsage && strstr(why, what) && strstr(why, beside);
+}
+
+// First uses block the host and are refused beside other operations; later ones only enqueue.
+static void test_connections(ncclComm_t world, cudaStream_t *streams) {
+    float *x = (float *)device(1 << 20);
+    int last = world_size - 1;
+    ncclComm_t comm = split(world, 0, world_rank, "fresh"), other = split(world, 0, world_rank, "other");
+    size_t count = 8;
+    auto reduce = [&] { NCCL(ncclAllReduce(x, x, count, ncclFloat, ncclSum, comm, streams[0])); };
+    auto message = [&] {
+        if (world_rank == 0) NCCL(ncclSend(x, 8, ncclFloat, last, comm, streams[0]));
+        if (world_rank == last) NCCL(ncclRecv(x, 8, ncclFloat, 0, comm, streams[0]));
+    };
+    bool blocks = !comes_back(0.1, reduce), then = comes_back(10, reduce);
+    count = 1 << 18;
+    blocks = !comes_back(0.1, reduce) && blocks;
+    then = comes_back(10, reduce) && then;
+    CHECK_ALL(blocks && then, "the first collective of a kind, small and large, waits on the host, and no other");
+    blocks = !comes_back(0.1, message);
+    then = comes_back(10, message);
+    CHECK_ALL(blocks && then, "the first message to a rank waits on the host, and no other");
+
+    NCCL(ncclAllReduce(x, x, 8, ncclFloat, ncclSum, comm, streams[0]));
+    bool ok = refused(ncclAllGather(x, x + 100, 8, ncclFloat, other, streams[0]), "ncclAllGather of 8 float32 (other)",
+                      "while ncclAllReduce of 8 float32, sum (fresh) is in flight");
+    int peer = world_rank == 0 ? last : 0;
+    ok = ok && refused(ncclSend(x, 8, ncclFloat, peer, other, streams[1]), "ncclSend of 8 float32 to rank", "(fresh)");
+    ok = ok && refused(ncclBroadcast(x, x, 8, ncclFloat, 0, comm, streams[1]), "(fresh)", "(fresh) is in flight");
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t none = NULL;
+    ok = ok && ncclCommSplit(comm, 0, 0, &none, &config) == ncclInvalidUsage && !none;
+    NCCL(ncclBroadcast(x, x, 8, ncclFloat, 0, comm, streams[0]));  // behind it on its own stream
+    cudaDeviceSynchronize();
+    CHECK_ALL(ok, "a first use beside another operation is refused, and both are named");
+
+    NCCL(ncclAllGather(x, x + 100, 8, ncclFloat, other, streams[0]));
+    cudaDeviceSynchronize();
+    NCCL(ncclAllReduce(x, x, 8, ncclFloat, ncclSum, comm, streams[0]));
+    NCCL(ncclAllGather(x + 200, x + 300, 8, ncclFloat, other, streams[1]));
+    cudaDeviceSynchronize();
+    CHECK_ALL(true, "after a first use with nothing in flight, operations overlap");
+
+    config.maxCTAs = 0;
+    ok = ncclCommSplit(comm, 0, 0, &none, &config) == ncclInvalidArgument;
+    config.maxCTAs = 4;
+    NCCL(ncclCommSplit(comm, 0, world_rank, &none, &config));
+    CHECK_ALL(ok && none, "ncclConfig_t.maxCTAs");
+    NCCL(ncclGroupStart());
+    NCCL(ncclCommDestroy(world_rank % 2 ? none : other));
+    NCCL(ncclCommDestroy(world_rank % 2 ? other : none));
+    NCCL(ncclGroupEnd());
+    blocks = !comes_back(0.1, [&] { NCCL(ncclCommDestroy(comm)); });
+    CHECK_ALL(blocks, "ncclCommDestroy waits for all ranks; in a group in any order");
+    cudaFree(x);
+}
+
+__global__ void add_one(float *x) { *x += 1; }
+
+// A kernel and a product that have been used before may be used beside a receive.
+static void test_uses(ncclComm_t comm, cudaStream_t *streams) {
+    float *x = (float *)device(4096);
+    floatX *m = (floatX *)device(4096);
+    Matmul matmul;
+    matmul_create(&matmul, streams[0]);
+    cudaMemset(m, 0, 4096);
+    cudaMemset(x, 0, 4096);
+    for (int pending = 0; pending < 2; pending++) {
+        if (pending && world_rank == 1) NCCL(ncclRecv(x, 8, ncclFloat, 0, comm, streams[1]));
+        LAUNCH(add_one, 1, 1, 0, streams[0])(x + 100);
+        matmul_forward(&matmul, m, m + 256, m + 512, NULL, 8, 8, 8);
+        cudaStreamSynchronize(streams[0]);
+    }
+    if (world_rank == 0) NCCL(ncclSend(x, 8, ncclFloat, 1, comm, streams[1]));
+    cudaDeviceSynchronize();
+    float got;
+    cudaMemcpy(&got, x + 100, sizeof got, cudaMemcpyDeviceToHost);
+    CHECK_ALL(got == 2, "kernels that have been used before run beside a receive");
+    cudaFree(x);
+    cudaFree(m);
 }
 
 [[maybe_unused]] static void test_misuse(ncclComm_t comm, cudaStream_t stream) {
@@ -465,8 +593,8 @@ static uint64_t random_program(ncclComm_t *comms, cudaStream_t *streams, uint64_
 }
 
 static void test_random_orders(ncclComm_t world, cudaStream_t *streams) {
-    ncclComm_t comms[3] = {world, split(world, 0, -world_rank, "backwards"),
-                           split(world, world_rank % 2, world_rank, "parity")};
+    ncclComm_t comms[3] = {world, connected(split(world, 0, -world_rank, "backwards"), streams[0]),
+                           connected(split(world, world_rank % 2, world_rank, "parity"), streams[0])};
     nccl_mpi::State &s = nccl_mpi::state();
     bool ok = true;
     for (uint64_t seed = 1; seed <= 10; seed++) {
@@ -499,7 +627,10 @@ static int run_all(ncclComm_t comm, cudaStream_t *streams) {
     bool ok = collectives_agree(comm, streams[0], ncclFloat32, 70001, false);
     CHECK_ALL(ok && collectives_agree(comm, streams[0], ncclBfloat16, 70001, false),
               "collectives of 70001 elements");
+    connected(comm, streams[0]);
     test_groups(comm, streams);
+    test_connections(comm, streams);
+    test_uses(comm, streams);
     test_semantics(comm, streams);
 #ifndef __CUDACC__  // a GPU does not know the bounds of allocations
     test_misuse(comm, streams[0]);
@@ -518,6 +649,39 @@ static void deadlock(ncclComm_t comm, cudaStream_t stream) {
         NCCL(ncclRecv(x + 16, 16, ncclFloat, peer, comm, stream));
     }
     cudaStreamSynchronize(stream);
+}
+
+// Each rank sends its first message before it receives: the host itself waits for ever.
+static void first(ncclComm_t comm, cudaStream_t stream) {
+    ncclComm_t second = split(comm, 0, world_rank, "second");
+    float *x = (float *)device(4096);
+    int peer = world_rank ^ 1;
+    NCCL(ncclSend(x, 16, ncclFloat, peer, peer ? comm : second, stream));
+    NCCL(ncclRecv(x + 16, 16, ncclFloat, peer, peer ? second : comm, stream));
+    cudaStreamSynchronize(stream);
+}
+
+// Destroys two communicators in another order on odd ranks.
+static void destroy(ncclComm_t comm) {
+    ncclComm_t parts[2] = {split(comm, 0, world_rank, "even"), split(comm, 0, world_rank, "odd")};
+    for (int i = 0; i < 2; i++) NCCL(ncclCommDestroy(parts[i ^ (world_rank % 2)]));
+}
+
+// First use of a kernel or a product beside a receive.
+static void use(ncclComm_t comm, cudaStream_t *streams, const char *what) {
+    float *x = (float *)device(4096);
+    floatX *m = (floatX *)device(4096);
+    Matmul matmul;
+    matmul_create(&matmul, streams[0]);
+    connected(comm, streams[0]);
+    nvtxRangePushA("forward micro-batch 3");
+    if (world_rank == 1) NCCL(ncclRecv(x, 8, ncclFloat, 0, comm, streams[1]));
+    nvtxRangePop();
+    if (!strcmp(what, "kernel")) LAUNCH(add_one, 1, 1, 0, streams[0])(x + 100);
+    else matmul_forward(&matmul, m, m + 256, m + 512, NULL, 8, 8, 8);
+    cudaStreamSynchronize(streams[0]);
+    if (world_rank == 0) NCCL(ncclSend(x, 8, ncclFloat, 1, comm, streams[1]));
+    cudaDeviceSynchronize();
 }
 
 // Rank 1 calls something slightly different.
@@ -613,8 +777,12 @@ int main(int argc, char **argv) {
     for (cudaStream_t &s : streams) cudaStreamCreate(&s);
     int code = 0;
     if (!strcmp(mode, "all")) code = run_all(comm, streams);
-    else if (!strcmp(mode, "deadlock")) deadlock(comm, streams[0]);
-    else if (!strcmp(mode, "mismatch") && argc > 2) mismatch(comm, streams[0], argv[2]);
+    else if (!strcmp(mode, "deadlock")) deadlock(connected(comm, streams[0]), streams[0]);
+    else if (!strcmp(mode, "first")) first(comm, streams[0]);
+    else if (!strcmp(mode, "destroy")) destroy(comm);
+    else if (!strcmp(mode, "use") && argc > 2) use(comm, streams, argv[2]);
+    else if (!strcmp(mode, "kinds")) mismatch(comm, streams[0], "operation");
+    else if (!strcmp(mode, "mismatch") && argc > 2) mismatch(connected(comm, streams[0]), streams[0], argv[2]);
     else if (!strcmp(mode, "absent") && world_rank != 1) split(comm, 0, 0, "all but one");
     else if (!strcmp(mode, "loop") || !strcmp(mode, "exit")) loop(comm, streams[0], !strcmp(mode, "exit"));
     else if (!strcmp(mode, "bench")) {

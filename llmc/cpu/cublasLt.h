@@ -207,6 +207,14 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMat
     g.rows = d->cols, g.cols = d->rows, g.depth = desc->trans_a ? a->rows : a->cols;
     g.alpha = alpha_value, g.beta = beta_value;
     if (has_bias) g.bias = (const char *)desc->bias;
+    // Another problem may be another kernel, and so may unaligned pointers and a sum with C.
+    uint64_t plan = cpu_lt_fingerprint(desc, layouts) * 2 + (beta_value != 0.0f);
+    for (int i = 0; algo && i < 4; i++) plan = plan * 2 + (algo->data[2 + i] < 16);
+    if (cpu_runtime().gemms.insert(plan).second) {
+        char name[96];
+        snprintf(name, sizeof name, "a matrix product %zu x %zu x %zu", g.rows, g.cols, g.depth);
+        cpu_first_use(name);
+    }
     cpu_enqueue(stream, "cublasLtMatmul", [g]() {
         cpu_gemm(&g);
         return true;

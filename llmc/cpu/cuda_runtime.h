@@ -17,17 +17,6 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 
-typedef enum cudaError {
-    cudaSuccess = 0,
-    cudaErrorInvalidValue = 1,
-    cudaErrorMemoryAllocation = 2,
-    cudaErrorInvalidConfiguration = 9,
-    cudaErrorInvalidMemcpyDirection = 21,
-    cudaErrorInvalidDevice = 101,
-    cudaErrorInvalidResourceHandle = 400,
-    cudaErrorNotReady = 600,
-} cudaError_t;
-
 enum cudaMemcpyKind {
     cudaMemcpyHostToHost,
     cudaMemcpyHostToDevice,
@@ -44,38 +33,18 @@ struct cudaDeviceProp {
     int warpSize, maxThreadsPerBlock, multiProcessorCount, maxThreadsPerMultiProcessor, major, minor;
 };
 
-static inline const char *cudaGetErrorString(cudaError_t error) {
-    switch (error) {
-    case cudaSuccess: return "no error";
-    case cudaErrorInvalidValue: return "invalid argument";
-    case cudaErrorMemoryAllocation: return "out of memory";
-    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
-    case cudaErrorInvalidMemcpyDirection: return "invalid copy direction for memcpy";
-    case cudaErrorInvalidDevice: return "invalid device ordinal";
-    case cudaErrorInvalidResourceHandle: return "invalid resource handle";
-    case cudaErrorNotReady: return "device not ready";
-    }
-    return "unrecognized error code";
-}
-
 // Remembers an error for cudaGetLastError, and passes it on.
 static inline cudaError_t cpu_error(cudaError_t error) {
     if (error != cudaSuccess && error != cudaErrorNotReady) cpu_runtime().last_error = error;
     return error;
 }
-static inline cudaError_t cudaPeekAtLastError() { return (cudaError_t)cpu_runtime().last_error; }
+// A launch that was refused shows up here and nowhere else: no synchronisation reports it.
+static inline cudaError_t cudaPeekAtLastError() { return cpu_runtime().last_error; }
 static inline cudaError_t cudaGetLastError() {
     cudaError_t error = cudaPeekAtLastError();
-    cpu_runtime().last_error = cpu_runtime().launch_error = cudaSuccess;
+    cpu_runtime().last_error = cudaSuccess;
     return error;
 }
-inline void cpu_refuse_launch(const char *name, const char *why, bool bad_stream) {
-    fprintf(stderr, "kernel %s was not launched: %s\n", name, why);
-    cpu_runtime().launch_error =
-        cpu_error(bad_stream ? cudaErrorInvalidResourceHandle : cudaErrorInvalidConfiguration);
-}
-// The result of a synchronising call: a launch that was refused shows up here at the latest.
-static inline cudaError_t cpu_synchronised() { return cpu_error((cudaError_t)cpu_runtime().launch_error); }
 
 // ---------------------------------------------------------------------------------------------- device
 
@@ -98,16 +67,29 @@ static inline cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, i
     prop->warpSize = CPU_WARP;
     prop->maxThreadsPerBlock = prop->maxThreadsPerMultiProcessor = CPU_MAX_THREADS;
     prop->multiProcessorCount = omp_get_max_threads();
+    prop->major = cpu_capability() / 10;
+    prop->minor = cpu_capability() % 10;
+    return cudaSuccess;
+}
+// A name that no other device of the machine has. Ranks without GPUs share their device.
+static inline cudaError_t cudaDeviceGetPCIBusId(char *id, int length, int device) {
+    if (!id || length < 13) return cpu_error(cudaErrorInvalidValue);
+    if (device) return cpu_error(cudaErrorInvalidDevice);
+    strcpy(id, "0000:00:00.0");
     return cudaSuccess;
 }
 static inline cudaError_t cudaDeviceSynchronize() {
     cpu_drain_all();
     cpu_check_fences();
-    return cpu_synchronised();
+    return cudaSuccess;
 }
 
 // ---------------------------------------------------------------------------------------------- streams
 
+// The smaller number goes first; here both go when they can.
+static inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    return *least = 0, *greatest = -5, cudaSuccess;
+}
 static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
     CpuRuntime &r = cpu_runtime();
     if (!stream || flags > cudaStreamNonBlocking) return cpu_error(cudaErrorInvalidValue);
@@ -127,16 +109,16 @@ static inline cudaError_t cudaStreamCreate(cudaStream_t *stream) {
 static inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     if (!stream) {
         cpu_drain_blocking();
-        return cpu_synchronised();
+        return cudaSuccess;
     }
     if (!cpu_is_stream(stream)) return cpu_error(cudaErrorInvalidResourceHandle);
     cpu_run_until([=] { return stream->queue.empty(); });
-    return cpu_synchronised();
+    return cudaSuccess;
 }
 // Lets at most one operation complete, so that a loop over queries gets there.
 static inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
     if (!cpu_is_stream(stream)) return cpu_error(cudaErrorInvalidResourceHandle);
-    if (stream->queue.empty()) return cpu_synchronised();
+    if (stream->queue.empty()) return cudaSuccess;
     cpu_try_one();
     return cudaErrorNotReady;
 }
@@ -179,12 +161,12 @@ static inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     if (!cpu_is_event(event)) return cpu_error(cudaErrorInvalidResourceHandle);
     std::shared_ptr<CpuRecord> record = event->last;
     cpu_run_until([=] { return !record || record->done; });
-    return cpu_synchronised();
+    return cudaSuccess;
 }
 // Lets at most one operation complete.
 static inline cudaError_t cudaEventQuery(cudaEvent_t event) {
     if (!cpu_is_event(event)) return cpu_error(cudaErrorInvalidResourceHandle);
-    if (!event->last || event->last->done) return cpu_synchronised();
+    if (!event->last || event->last->done) return cudaSuccess;
     cpu_try_one();
     return cudaErrorNotReady;
 }
@@ -222,12 +204,12 @@ static inline cudaError_t cudaMallocHost(T **p, size_t bytes) { return cpu_mallo
 static inline cudaError_t cudaFree(void *p) {
     if (!p) return cudaSuccess;
     cpu_drain_all();
-    return cpu_error(cpu_release(p, true) ? cpu_synchronised() : cudaErrorInvalidValue);
+    return cpu_error(cpu_release(p, true) ? cudaSuccess : cudaErrorInvalidValue);
 }
 static inline cudaError_t cudaFreeHost(void *p) {
     if (!p) return cudaSuccess;
     cpu_drain_all();
-    return cpu_error(cpu_release(p, false) ? cpu_synchronised() : cudaErrorInvalidValue);
+    return cpu_error(cpu_release(p, false) ? cudaSuccess : cudaErrorInvalidValue);
 }
 
 // Whether both ranges are what the kind says.
@@ -270,7 +252,7 @@ static inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, c
     bool before = cpu_open_memory(true);
     cpu_copy(to, from, bytes);
     cpu_open_memory(before);
-    return cpu_synchronised();
+    return cudaSuccess;
 }
 static inline cudaError_t cudaMemset(void *p, int byte, size_t bytes) {
     if (bytes == 0) return cudaSuccess;
@@ -279,7 +261,7 @@ static inline cudaError_t cudaMemset(void *p, int byte, size_t bytes) {
     bool before = cpu_open_memory(true);
     cpu_fill(p, byte, bytes);
     cpu_open_memory(before);
-    return cpu_synchronised();
+    return cudaSuccess;
 }
 
 // ---------------------------------------------------------------------------------------------- profile

@@ -26,6 +26,7 @@ struct CpuWork {
     Call call;
     std::tuple<P...> args;
     inline static double thread_seconds = 0;
+    inline static bool launched = false;  // a place that launches counts as a kernel of its own
 
     template <size_t... I>
     __attribute__((always_inline)) inline void thread(std::index_sequence<I...>) const {
@@ -46,23 +47,33 @@ struct CpuWork {
     }
 };
 
-// Why a launch cannot be, or NULL.
-inline const char *cpu_launch_error(const CpuDim &grid, const CpuDim &block, size_t shared,
-                                    cudaStream_t stream) {
-    const dim3 &g = grid.dim, &b = block.dim;
-    if (!stream) return "stream 0 is not used here: give it a stream of its own";
-    if (!cpu_is_stream(stream)) return "the stream does not exist";
-    if (!grid.fits || !block.fits) return "the grid or block size is negative or too large";
-    if (!g.x || !g.y || !g.z || g.x > 0x7FFFFFFFu || g.y > 65535 || g.z > 65535) return "no such grid size";
-    if (!b.x || !b.y || !b.z || b.x > CPU_MAX_THREADS || b.y > CPU_MAX_THREADS || b.z > 64 ||
-        (size_t)b.x * b.y * b.z > CPU_MAX_THREADS)
-        return "a block has 1 to 1024 threads";
-    if (shared > 48 << 10) return "more than 48 KiB of dynamic shared memory";
-    return NULL;
+// A launch that cannot be has no result of its own: says why, and keeps the error for cudaGetLastError.
+__attribute__((noinline, cold)) inline bool cpu_refuse_launch(const char *name, cudaError_t error,
+                                                              const char *why) {
+    fprintf(stderr, "kernel %s was not launched: %s\n", name, why);
+    cpu_runtime().last_error = error;
+    return false;
 }
 
-// A launch has no result of its own: the error is printed, and kept for the next call that can return it.
-void cpu_refuse_launch(const char *name, const char *why, bool bad_stream);
+inline bool cpu_check_launch(const char *name, const CpuDim &grid, const CpuDim &block, size_t shared,
+                             cudaStream_t stream) {
+    const dim3 &g = grid.dim, &b = block.dim;
+    const cudaError_t handle = cudaErrorInvalidResourceHandle, configuration = cudaErrorInvalidConfiguration;
+    if (!stream) return cpu_refuse_launch(name, handle, "stream 0 is not used here: give it a stream of its own");
+    if (!cpu_is_stream(stream)) return cpu_refuse_launch(name, handle, "the stream does not exist");
+    if (cpu_capability() < 80)
+        return cpu_refuse_launch(name, cudaErrorNoKernelImageForDevice, "there is no code for this device");
+    if (!grid.fits || !block.fits)
+        return cpu_refuse_launch(name, configuration, "the grid or block size is negative or too large");
+    if (!g.x || !g.y || !g.z || g.x > 0x7FFFFFFFu || g.y > 65535 || g.z > 65535)
+        return cpu_refuse_launch(name, configuration, "no such grid size");
+    if (!b.x || !b.y || !b.z || b.x > CPU_MAX_THREADS || b.y > CPU_MAX_THREADS || b.z > 64 ||
+        (size_t)b.x * b.y * b.z > CPU_MAX_THREADS)
+        return cpu_refuse_launch(name, configuration, "a block has 1 to 1024 threads");
+    if (shared > 48 << 10)
+        return cpu_refuse_launch(name, configuration, "more than 48 KiB of dynamic shared memory");
+    return true;
+}
 
 template <class Call, class... P>
 struct CpuLauncher {
@@ -75,9 +86,10 @@ struct CpuLauncher {
     void operator()(P... args) const {
         static_assert((std::is_trivially_copyable<P>::value && ...),
                       "kernel parameters are copied byte by byte");
-        const char *why = cpu_launch_error(grid, block, shared, stream);
-        if (why) return cpu_refuse_launch(name, why, !cpu_is_stream(stream));
         typedef CpuWork<Call, P...> Work;
+        if (!cpu_check_launch(name, grid, block, shared, stream)) return;
+        if (!Work::launched) cpu_first_use(name);
+        Work::launched = true;
         cpu_enqueue(stream, name,
                     Work{{name, grid.dim, block.dim, shared, Work::body, NULL, &Work::thread_seconds},
                          call,

@@ -17,6 +17,7 @@
 #include <unordered_set>
 
 #include "allocation.h"
+#include "cuda_error.h"
 
 struct CpuOp {
     std::string name;
@@ -60,7 +61,8 @@ struct CpuRuntime {
     double progressed;  // when the last fruitless stretch began; 0 while things go on
     bool profiling;
     std::unordered_map<std::string, CpuProfile> profile;
-    int last_error, launch_error;  // cudaError_t
+    cudaError_t last_error;
+    std::unordered_set<uint64_t> gemms;  // the products that have been computed before
 };
 
 inline CpuRuntime &cpu_runtime() {
@@ -93,6 +95,26 @@ inline void (*cpu_stall_hook)(void) = NULL;
 static inline const char *cpu_current_label() {
     CpuRuntime &r = cpu_runtime();
     return r.labels.empty() ? "" : r.labels.back()->c_str();
+}
+
+// Names a send or receive of this rank that is not complete, "" if there is none; nccl.h sets it.
+inline std::string (*cpu_message_in_flight)(void) = NULL;
+
+// CUDA loads a kernel at its first launch, cuBLASLt's too, and that may wait for all work that runs (CUDA
+// programming guide, "Lazy Loading"). Beside a receive from a peer that waits for us in turn it would wait for
+// ever, so a first use beside a send or receive ends the program here.
+__attribute__((noinline, cold)) inline void cpu_first_use(const char *name) {
+    std::string pending = cpu_message_in_flight ? cpu_message_in_flight() : "";
+    if (pending.empty()) return;
+    cpu_abort("%s is used for the first time while %s is in flight: CUDA loads it now and may wait for all that "
+              "runs; use it once before, with nothing in flight", name, pending.c_str());
+}
+
+// What the GPU whose place we take can do: 90 is compute capability 9.0. CPU_DEVICE_CAPABILITY=70 makes an old one, for
+// which there is no code: launches are refused.
+inline int cpu_capability() {
+    static const char *text = getenv("CPU_DEVICE_CAPABILITY");
+    return text ? atoi(text) : 90;
 }
 
 static inline bool cpu_is_stream(cudaStream_t s) {

@@ -3,50 +3,9 @@
 #ifndef LLMC_MPI_COMMUNICATOR_H
 #define LLMC_MPI_COMMUNICATOR_H
 
-#include <sched.h>
-#include <stdarg.h>
-
-#ifdef __CUDACC__
-#include "llmc/mpi/gpu_queue.h"
-#else
-#include "llmc/mpi/cpu_queue.h"
-#endif
+#include "llmc/mpi/connect.h"
 
 namespace nccl_mpi {
-
-__attribute__((format(printf, 2, 3))) inline ncclResult_t fail(ncclResult_t result, const char *format, ...) {
-    char text[512];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    State &s = state();
-    s.last_error = text;
-    if (s.group_depth > 0 && s.group_error == ncclSuccess) s.group_error = result;
-    const char *debug = getenv("NCCL_DEBUG");
-    if (debug && strcmp(debug, "WARN") == 0) fprintf(stderr, "nccl: %s\n", text);
-    return result;
-}
-
-// Starting a communicator is the one thing that blocks the host, as in NCCL. Ends the job if it lasts too
-// long.
-inline void wait_for(MPI_Request *request, const char *what) {
-    const char *text = getenv("CPU_STALL_SECONDS");
-    double patience = text && atof(text) > 0 ? atof(text) : 30, start = MPI_Wtime();
-    for (int done = 0;;) {
-        MPI_Test(request, &done, MPI_STATUS_IGNORE);
-        if (done) return;
-        if (MPI_Wtime() - start > patience) {
-            int rank;
-            MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-            fprintf(stderr,
-                    "nccl: rank %d waited %.0f s in %s for the other ranks to call it, ending the job\n",
-                    rank, patience, what);
-            end_job(2);
-        }
-        sched_yield();
-    }
-}
 
 inline ncclComm_t new_communicator(MPI_Comm mpi, const std::string &name) {
     ncclComm_t comm = new ncclComm();
@@ -56,6 +15,8 @@ inline ncclComm_t new_communicator(MPI_Comm mpi, const std::string &name) {
     comm->name = name;
     comm->sent_to.assign(comm->size, 0);
     comm->received_from.assign(comm->size, 0);
+    comm->connected_to.assign(comm->size, 0);
+    comm->connected_from.assign(comm->size, 0);
     return comm;
 }
 
@@ -158,8 +119,8 @@ inline ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId 
     return ncclSuccess;
 }
 
-// All ranks of comm call it; those with the same colour form a communicator, ordered by key, then by rank.
-// NCCL_SPLIT_NOCOLOR gives none (NULL). config->commName names it in reports.
+// All ranks of comm call it, with nothing of comm in flight; those with the same colour form a communicator, ordered
+// by key, then by rank. NCCL_SPLIT_NOCOLOR gives none (NULL). config->commName names it in reports.
 inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm,
                                   ncclConfig_t *config) {
     if (!comm || !newcomm || color < NCCL_SPLIT_NOCOLOR) {
@@ -167,11 +128,16 @@ inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_
     }
     if (nccl_mpi::state().group_depth > 0)
         return nccl_mpi::fail(ncclInvalidUsage, "ncclCommSplit inside a group");
+    int least = config && config->minCTAs != NCCL_CONFIG_UNDEF_INT ? config->minCTAs : 1;
+    if (least < 1 || (config && config->maxCTAs != NCCL_CONFIG_UNDEF_INT && config->maxCTAs < least))
+        return nccl_mpi::fail(ncclInvalidArgument, "ncclCommSplit: minCTAs %d, maxCTAs %d", least, config->maxCTAs);
+    if (comm->finished != comm->issued)
+        return nccl_mpi::fail(ncclInvalidUsage, "ncclCommSplit of %s, which has operations in flight",
+                              comm->name.c_str());
     // Everybody arrives before MPI_Comm_split, which could not say who is missing.
-    MPI_Request request;
-    MPI_Ibarrier(comm->mpi, &request);
-    std::string what = "ncclCommSplit of " + comm->name;
-    nccl_mpi::wait_for(&request, what.c_str());
+    nccl_mpi::Meeting meeting;
+    nccl_mpi::meet_begin(&meeting, comm, "ncclCommSplit");
+    nccl_mpi::meet_end(&meeting, "ncclCommSplit of " + comm->name);
     MPI_Comm mpi;
     MPI_Comm_split(comm->mpi, color == NCCL_SPLIT_NOCOLOR ? MPI_UNDEFINED : color, key, &mpi);
     *newcomm = NULL;
@@ -197,20 +163,11 @@ inline ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) {
 inline NcclMpiCounter ncclMpiCounter(ncclComm_t comm, NcclMpiOp op) { return comm->counters[op]; }
 inline void ncclMpiResetCounters(ncclComm_t comm) { memset(comm->counters, 0, sizeof comm->counters); }
 
-// Completes what is queued, then frees. All ranks of comm call it.
+// Completes what is queued, then frees. Returns when all ranks of comm have called it; in a group, at its end.
 inline ncclResult_t ncclCommDestroy(ncclComm_t comm) {
-    if (!comm) return ncclSuccess;
-    if (comm->finished != comm->issued) nccl_mpi::queue_drain();
-    const char *traffic = getenv("NCCL_TRAFFIC");
-    for (int op = 0; traffic && strcmp(traffic, "1") == 0 && op < NCCL_MPI_OPS; op++) {
-        const NcclMpiCounter *c = &comm->counters[op];
-        if (!c->calls) continue;
-        fprintf(stderr, "traffic: %s rank %d of %d, %s: %zu calls, %zu bytes sent, %zu received\n",
-                comm->name.c_str(), comm->rank, comm->size, nccl_mpi::op_name(op), c->calls, c->bytes_sent,
-                c->bytes_received);
-    }
-    MPI_Comm_free(&comm->mpi);
-    delete comm;
+    nccl_mpi::State &s = nccl_mpi::state();
+    if (comm && s.group_depth > 0) s.ending.push_back(comm);
+    else if (comm) nccl_mpi::destroy({comm});
     return ncclSuccess;
 }
 

@@ -8,6 +8,8 @@
 
 namespace nccl_mpi {
 
+inline std::vector<std::shared_ptr<Group>> queue_active() { return state().active; }
+
 // The scheduler calls this when nothing has completed for CPU_STALL_SECONDS. All ranks of a deadlock stall at
 // nearly the same time; the two seconds let each of them print before the first abort ends the job.
 inline void on_stall() {
@@ -17,12 +19,25 @@ inline void on_stall() {
     end_job(2);
 }
 
+inline std::string message_in_flight() {
+    for (const std::shared_ptr<Group> &g : state().active) {
+        for (const Op &op : g->ops) {
+            if (is_p2p(&op)) return g->name + (g->label.empty() ? "" : ", labelled " + g->label + ",");
+        }
+    }
+    return "";
+}
+
 inline bool queue_start(std::string *) {
     cpu_stall_hook = on_stall;
+    cpu_message_in_flight = message_in_flight;
     return true;
 }
 
 inline void queue_drain() { cudaDeviceSynchronize(); }
+
+// The device works on while the host waits for other ranks.
+inline void queue_poll() { cpu_try_one(); }
 
 inline bool is_stream(cudaStream_t stream) { return cpu_is_stream(stream); }
 
@@ -31,13 +46,9 @@ inline bool is_device_memory(const void *p, size_t bytes) { return cpu_is_device
 inline const char *current_label() { return cpu_current_label(); }
 
 // Queues the group on each of its streams: it starts when all of them have reached it, and all wait until it
-// is done. op_streams: the stream of each operation.
-inline bool queue_group(const std::shared_ptr<Group> &g, const std::vector<cudaStream_t> &op_streams,
-                        std::string *) {
-    std::vector<cudaStream_t> streams;
-    for (cudaStream_t s : op_streams) {
-        if (std::find(streams.begin(), streams.end(), s) == streams.end()) streams.push_back(s);
-    }
+// is done.
+inline bool queue_group(const std::shared_ptr<Group> &g, const std::vector<cudaStream_t> &, std::string *) {
+    std::vector<cudaStream_t> &streams = g->streams;
     state().active.push_back(g);
     std::shared_ptr<std::vector<bool>> reached(new std::vector<bool>(streams.size(), false));
     for (size_t i = 0; i < streams.size(); i++) {

@@ -62,6 +62,11 @@ inline GpuQueue &gpu_queue() {
 
 inline bool is_stream(cudaStream_t) { return true; }
 inline void queue_drain() { cudaDeviceSynchronize(); }
+inline void queue_poll() {}  // the helper thread does
+inline std::vector<std::shared_ptr<Group>> queue_active() {
+    std::lock_guard<std::mutex> lock(gpu_queue().mutex);
+    return state().active;
+}
 inline const char *current_label() { return ""; }
 
 inline bool is_device_memory(const void *p, size_t) {
@@ -188,13 +193,11 @@ inline void spans(const Group *g, const Op *op, size_t *send, size_t *recv) {
 
 inline size_t pad(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
+// op_streams: the stream of each operation.
 inline bool queue_group(const std::shared_ptr<Group> &g, const std::vector<cudaStream_t> &op_streams,
                         std::string *error) {
     GpuQueue &q = gpu_queue();
-    std::vector<cudaStream_t> streams;
-    for (cudaStream_t s : op_streams) {
-        if (std::find(streams.begin(), streams.end(), s) == streams.end()) streams.push_back(s);
-    }
+    const std::vector<cudaStream_t> &streams = g->streams;
     size_t flag_bytes = pad((streams.size() + 1) * sizeof(uint32_t)), total = flag_bytes, send, recv;
     for (const Op &op : g->ops) {
         spans(g.get(), &op, &send, &recv);

@@ -10,6 +10,7 @@
 //   - a send completes only when its receive has begun, so a wrong order of sends and receives hangs; every
 //     rank then says what it waits for and the job ends, after CPU_STALL_SECONDS (default 30);
 //   - ranks that disagree about an operation, count, type, reduction or root are reported with both values;
+//   - the first use of a communicator blocks the host and is refused beside other operations, see connect.h;
 //   - a reduction adds in rank order (see reduce.h): the same bits on every rank, every time.
 // NCCL_DELAY=random:SEED:MICROSECONDS delays messages at random; results must not depend on it.
 // NCCL_TRAFFIC=1 prints calls and bytes of each communicator when it is destroyed.
@@ -49,16 +50,19 @@ inline void count_traffic(ncclComm_t comm, const Op *op) {
     }
 }
 
-// Hands one communicator's share of a closed group to the streams.
-inline ncclResult_t issue_group(const std::vector<Op> &ops, ncclComm_t comm,
-                                const std::vector<cudaStream_t> &streams) {
+// Hands the calls of a closed group on one communicator to the streams.
+inline ncclResult_t issue_group(ncclComm_t comm, const std::vector<Call> &calls) {
     std::shared_ptr<Group> g(new Group());
+    std::vector<cudaStream_t> streams;
     g->comm = comm;
     g->turn = comm->issued++;
-    g->ops = ops;
     g->label = current_label();
-    if (ops.size() > 1) g->name = "ncclGroup: ";
-    for (size_t i = 0; i < g->ops.size(); i++) {
+    if (calls.size() > 1) g->name = "ncclGroup: ";
+    for (size_t i = 0; i < calls.size(); i++) {
+        g->ops.push_back(calls[i].op);
+        streams.push_back(calls[i].stream);
+        if (std::find(g->streams.begin(), g->streams.end(), streams[i]) == g->streams.end())
+            g->streams.push_back(streams[i]);
         Op *op = &g->ops[i];
         Header *call = &op->call;
         if (call->op == NCCL_MPI_SEND) call->sequence = comm->sent_to[op->peer]++;
@@ -76,23 +80,14 @@ inline ncclResult_t issue_group(const std::vector<Op> &ops, ncclComm_t comm,
 
 // The pending operations of the outermost group, one group for each communicator in order of first use.
 inline ncclResult_t issue_pending() {
-    auto pending = std::move(state().pending);
+    std::vector<Call> pending = std::move(state().pending);
     state().pending.clear();
-    ncclResult_t result = ncclSuccess;
+    ncclResult_t result = connect(pending);
     while (!pending.empty() && result == ncclSuccess) {
-        ncclComm_t comm = pending.front().second.first;
-        std::vector<Op> ops;
-        std::vector<cudaStream_t> streams;
-        decltype(pending) others;
-        for (auto &p : pending) {
-            if (p.second.first != comm) {
-                others.push_back(p);
-                continue;
-            }
-            ops.push_back(p.first);
-            streams.push_back(p.second.second);
-        }
-        result = issue_group(ops, comm, streams);
+        ncclComm_t comm = pending[0].comm;
+        std::vector<Call> calls, others;
+        for (Call &c : pending) (c.comm == comm ? calls : others).push_back(c);
+        result = issue_group(comm, calls);
         pending.swap(others);
     }
     return result;
@@ -144,7 +139,7 @@ inline ncclResult_t call(NcclMpiOp kind, const void *send, void *recv, size_t co
     op.recv = (char *)recv;
     op.width = width;
     op.peer = other;
-    state().pending.push_back({op, {comm, stream}});
+    state().pending.push_back({op, comm, stream});
     return state().group_depth > 0 ? ncclSuccess : issue_pending();
 }
 
@@ -162,8 +157,10 @@ inline ncclResult_t ncclGroupEnd() {
     if (--s.group_depth > 0) return ncclSuccess;
     ncclResult_t error = s.group_error;
     s.group_error = ncclSuccess;
-    if (error == ncclSuccess) return nccl_mpi::issue_pending();
+    if (error == ncclSuccess) error = nccl_mpi::issue_pending();
     s.pending.clear();
+    nccl_mpi::destroy(s.ending);
+    s.ending.clear();
     return error;
 }
 

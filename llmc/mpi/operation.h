@@ -45,6 +45,8 @@ struct ncclComm {
     uint64_t collectives;                 // issued
     std::vector<uint64_t> sent_to;        // sends issued, per peer
     std::vector<uint64_t> received_from;  // receives issued, per peer
+    std::vector<char> connected_to, connected_from;  // per peer, and by kind of collective, small and large
+    char connected[NCCL_MPI_OPS][2];
     NcclMpiCounter counters[NCCL_MPI_OPS];
 };
 
@@ -85,6 +87,12 @@ struct Op {
     std::vector<Message> messages;
 };
 
+struct Call {
+    Op op;
+    ncclComm_t comm;
+    cudaStream_t stream;
+};
+
 // The operations between ncclGroupStart and ncclGroupEnd on one communicator, or a single one.
 struct Group {
     ncclComm_t comm;
@@ -92,6 +100,7 @@ struct Group {
     uint64_t turn;
     bool started, done;
     std::vector<Op> ops;
+    std::vector<cudaStream_t> streams;  // each once
 };
 
 // Ends the job after `seconds` of patience for the others to print too. Under Open MPI's mpirun we just exit:
@@ -139,7 +148,9 @@ struct State {
     std::vector<std::shared_ptr<Group>> active;  // issued, not finished: for the report of a hang
     int group_depth;
     ncclResult_t group_error;
-    std::vector<std::pair<Op, std::pair<ncclComm_t, cudaStream_t>>> pending;  // of the open group
+    std::vector<Call> pending;       // of the open group
+    std::vector<ncclComm_t> ending;  // likewise, to be destroyed
+    std::string host_waits_in;       // a call that has to wait for other ranks
     std::string last_error;
     uint64_t unique_ids;
     uint64_t delay_state;

@@ -170,7 +170,10 @@ inline bool progress(Group *g, bool *moved) {
 inline std::string waiting_report() {
     int rank;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    std::string text;
+    std::string text, host = state().host_waits_in;
+    if (!host.empty())
+        text = "nccl: rank " + std::to_string(rank) + " waits on the host in " + host +
+               " for the other ranks to call it\n";
     for (const std::shared_ptr<Group> &g : state().active) {
         text += "nccl: rank " + std::to_string(rank) + " waits in " + g->name;
         if (!g->label.empty()) text += ", labelled " + g->label;

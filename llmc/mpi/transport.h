@@ -36,7 +36,7 @@ namespace nccl_mpi {
     end_job(0);
 }
 
-enum { P2P_TAG = 16384 };  // all tags stay below 32767, which every MPI allows
+enum { P2P_TAG = 16384, CONNECT_TAG = 16386 };  // all tags stay below 32767, which every MPI allows
 
 inline bool is_p2p(const Op *op) { return op->call.op == NCCL_MPI_SEND || op->call.op == NCCL_MPI_RECV; }
 

@@ -30,12 +30,15 @@ typedef enum {
 
 #define NCCL_SPLIT_NOCOLOR -1
 
-// Of NCCL's configuration only the name means something here; initialise with NCCL_CONFIG_INITIALIZER.
+// Of NCCL's configuration the name means something here, and the number of blocks is checked. Initialise with
+// NCCL_CONFIG_INITIALIZER.
+#define NCCL_CONFIG_UNDEF_INT INT_MIN
 typedef struct {
     size_t size;
+    int minCTAs, maxCTAs;  // blocks that a kernel of the communicator occupies, at least and at most
     const char *commName;
 } ncclConfig_t;
-#define NCCL_CONFIG_INITIALIZER {sizeof(ncclConfig_t), NULL}
+#define NCCL_CONFIG_INITIALIZER {sizeof(ncclConfig_t), NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NULL}
 
 typedef enum { ncclSum = 0, ncclMax = 2, ncclMin = 3, ncclAvg = 4 } ncclRedOp_t;
 

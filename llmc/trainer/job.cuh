@@ -24,8 +24,8 @@
     do {                                                                                                   \
         ncclResult_t nccl_result = (call);                                                                 \
         if (nccl_result != ncclSuccess) {                                                                  \
-            fprintf(stderr, "error: NCCL: %s at %s:%d: %s\n", ncclGetErrorString(nccl_result), __FILE__,   \
-                    __LINE__, #call);                                                                      \
+            fprintf(stderr, "error: NCCL: %s at %s:%d: %s: %s\n", ncclGetErrorString(nccl_result),         \
+                    __FILE__, __LINE__, #call, ncclGetLastError(NULL));                                    \
             _exit(1);                                                                                      \
         }                                                                                                  \
     } while (0)
@@ -40,11 +40,24 @@ enum { JOB_GROUPS = 16 };
 
 typedef struct {
     int rank, size, local_rank, local_size;  // local: among the ranks of this node
-    int device, devices;                     // this rank's, and how many the node has
+    int device, devices;                     // this rank's, and how many it sees
+    bool shares_device;                      // with another rank of its node
     ncclComm_t world;
     ncclComm_t groups[JOB_GROUPS];           // [group_count] split from the world, for job_finish to destroy
+    bool is_link[JOB_GROUPS];                // [group_count] of two neighbouring stages, for messages only
     size_t group_count;
 } Job;
+
+// Does another rank of this node have the same device? Compared by bus id: a launcher may show each rank only its own.
+static inline bool job_shares_device(const Job *job, MPI_Comm node) {
+    char mine[32] = "", *all = (char *)host_alloc(job->local_size, sizeof mine);
+    int same = 0;
+    CUDA_CHECK(cudaDeviceGetPCIBusId(mine, sizeof mine, job->device));
+    MPI_Allgather(mine, sizeof mine, MPI_CHAR, all, sizeof mine, MPI_CHAR, node);
+    for (int i = 0; i < job->local_size; i++) same += strcmp(all + i * sizeof mine, mine) == 0;
+    free(all);
+    return same > 1;
+}
 
 // Starts MPI and gives this rank its device (device = local rank). From here on only rank 0's stdout is seen.
 static inline void job_start(Job *job, int *argc, char ***argv) {
@@ -54,6 +67,7 @@ static inline void job_start(Job *job, int *argc, char ***argv) {
     int wanted = MPI_THREAD_FUNNELED, provided;
 #endif
     MPI_Comm node;
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);  // streams that share a hardware queue wait for each other
     setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);  // Open MPI without mpirun: no daemon beside the program
     if (MPI_Init_thread(argc, argv, wanted, &provided) != MPI_SUCCESS) exit(1);
     if (provided < wanted) { fprintf(stderr, "error: this MPI does not support MPI_THREAD_MULTIPLE\n"); exit(1); }
@@ -62,10 +76,11 @@ static inline void job_start(Job *job, int *argc, char ***argv) {
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node);
     MPI_Comm_rank(node, &job->local_rank);
     MPI_Comm_size(node, &job->local_size);
-    MPI_Comm_free(&node);
     CUDA_CHECK(cudaGetDeviceCount(&job->devices));
     job->device = job->local_rank % job->devices;
     CUDA_CHECK(cudaSetDevice(job->device));
+    job->shares_device = job_shares_device(job, node);
+    MPI_Comm_free(&node);
 #ifdef _OPENMP
     // Ranks of one node share its cores.
     if (!getenv("OMP_NUM_THREADS"))
@@ -74,19 +89,22 @@ static inline void job_start(Job *job, int *argc, char ***argv) {
     if (job->rank != 0 && !freopen("/dev/null", "w", stdout)) exit(1);
 }
 
-// NCCL wants a GPU for every rank; carried by MPI, ranks can share one.
+// The kernels are compiled for compute capability 8.0 on. NCCL wants a GPU for every rank; carried by MPI, ranks can
+// share one.
 static inline bool job_check_devices(const Job *job, Error *err) {
-#ifdef NCCL_OVER_MPI
-    (void)job;
-    (void)err;
-    return true;
-#else
-    if (job->local_size <= job->devices) return true;
-    return error_set(err,
-                     "%d ranks on a node with %d GPU%s: start one rank per GPU, or build with NCCL=mpi, where ranks "
-                     "share a GPU",
-                     job->local_size, job->devices, job->devices == 1 ? "" : "s");
+    struct cudaDeviceProp prop;
+    CUDA_CHECK(cudaGetDeviceProperties(&prop, job->device));
+    if (prop.major < 8)
+        return error_set(err, "%s has compute capability %d.%d: 8.0 is needed, as an A100 or RTX 3090 has it",
+                         prop.name, prop.major, prop.minor);
+#ifndef NCCL_OVER_MPI
+    if (job->shares_device)
+        return error_set(err,
+                         "%d ranks on a node with %d GPU%s share one: start one rank per GPU, or build with NCCL=mpi, "
+                         "where ranks may share a GPU",
+                         job->local_size, job->devices, job->devices == 1 ? "" : "s");
 #endif
+    return true;
 }
 
 // All ranks call it: goes on if all are ok. Otherwise one of those that are not says why, and all leave with code 2.
@@ -143,23 +161,25 @@ static inline void job_connect(Job *job) {
 }
 
 // The communicator of the ranks with the same colour, ordered by key; below 0: in no group, NULL. All ranks call it.
-// The name shows in reports of what hangs.
-static inline ncclComm_t job_split(Job *job, int color, int key, const char *name) {
+// The name shows in reports of what hangs. blocks: at most so many multiprocessors for its kernels; 0: NCCL's choice.
+static inline ncclComm_t job_split(Job *job, int color, int key, const char *name, int blocks) {
     ncclComm_t comm = NULL;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    if (blocks > 0) config.minCTAs = 1, config.maxCTAs = blocks;
 #if !defined(NCCL_VERSION_CODE) || NCCL_VERSION_CODE >= 22700
     config.commName = name;
 #else
     (void)name;
 #endif
     NCCL_CHECK(ncclCommSplit(job->world, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &comm, &config));
-    if (comm) job->groups[job->group_count++] = comm;
-    return comm;
+    if (!comm) return NULL;
+    job->is_link[job->group_count] = blocks > 0;
+    return job->groups[job->group_count++] = comm;
 }
 
 // The ranks that differ in one coordinate only; see grid_color.
 static inline ncclComm_t job_split_grid(Job *job, const Grid *grid, char group, const char *name) {
-    return job_split(job, grid_color(grid, group), grid_key(grid, group), name);
+    return job_split(job, grid_color(grid, group), grid_key(grid, group), name, 0);
 }
 
 // Collects the trace events of all ranks on rank 0, which then gets true and frees them.

@@ -1,6 +1,6 @@
 // start.cuh: a trainer's way to its first step: command line, checkpoint, data, grid, memory, weights.
 //
-// defines: trainer_open, trainer_layout, trainer_allocate, trainer_start
+// defines: trainer_open, trainer_layout, trainer_allocate, trainer_warm_up, trainer_start
 #ifndef LLMC_START_CUH
 #define LLMC_START_CUH
 
@@ -126,7 +126,7 @@ static inline void trainer_allocate(Trainer *m) {
     struct { Arena *arena; const char *purpose; } plan[] = {
         {&m->weights, "weights"}, {&m->gradients, "gradients"}, {&m->optimizer, "optimizer"},
         {&m->activations, "activations"}};
-    size_t needed = 0, free_bytes, total_bytes;
+    size_t needed = job_reserve(&m->job), free_bytes, total_bytes;
     Error err;
     trainer_print(m);
     for (int i = 0; i < 4; i++) {
@@ -146,6 +146,19 @@ static inline void trainer_allocate(Trainer *m) {
     if (m->opt.dry_run) {
         exit(job_dry_run(&m->job, m->weights.used, m->gradients.used, m->optimizer.used, m->activations.used));
     }
+    m->stream = stream_create(false);
+    matmul_create(&m->matmul, m->stream);
+}
+
+// First collectives on all communicators, before anything else is in flight: see connect.cuh. What the trainer's own
+// warm_up reads of the batch becomes zero.
+static inline void trainer_warm_up(Trainer *m) {
+    Arena *larger = m->gradients.used > m->activations.used ? &m->gradients : &m->activations;
+    size_t tokens = m->micros * m->B * m->T * sizeof(int);
+    job_warm_up(&m->job, larger->base, larger->used, m->stream);
+    CUDA_CHECK(cudaMemset(m->inputs, 0, tokens));
+    CUDA_CHECK(cudaMemset(m->targets, 0, tokens));
+    CUDA_CHECK(cudaDeviceSynchronize());
 }
 
 static inline void trainer_host_buffers(Trainer *m) {
@@ -166,19 +179,21 @@ static inline void trainer_host_buffers(Trainer *m) {
 static inline void trainer_start(Trainer *m) {
     const Options *o = &m->opt;
     Error err;
+    CUDA_CHECK(cudaDeviceSynchronize());
     double tokens = (double)o->global_batch * (double)m->T,
            peak = device_peak_flops(m->device.name, sizeof(floatX) == 2);
     bool opened = log_open(&m->log, m->job.rank == 0 ? o->log : NULL, m->progress.step, o->steps, tokens,
                            count_flops(&m->config, tokens, m->T), m->job.size * peak, &err);
     job_agree(&m->job, opened, &err);
     trainer_host_buffers(m);
-    m->stream = stream_create();
-    matmul_create(&m->matmul, m->stream);
+    global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->norm_ranges, m->norm_count,
+                        table_largest(&m->table), m->stream);  // its kernels are loaded before messages are in flight
     timeline_start(&m->timeline, o->trace || o->profile, m->job.rank, m->stream);
     const char *from = o->resume ? o->resume : o->init;
     if (!from) state_init_weights(&m->state, &m->table, o->seed);
     else if (!state_load(&m->state, &m->table, from, o->resume != NULL, &err)) job_fail(&m->job, &err);
     CUDA_CHECK(cudaDeviceSynchronize());  // memory is set on the default stream, which ours do not wait for
+    job_reset_traffic(&m->job);
     struct sigaction action;
     memset(&action, 0, sizeof action);
     action.sa_handler = on_signal;

@@ -48,7 +48,7 @@ static inline void trainer_sum(Trainer *m, double *x, size_t count) {
     CUDA_CHECK(cudaMemcpyAsync(m->totals, x, count * sizeof(double), cudaMemcpyHostToDevice, m->stream));
     NCCL_CHECK(ncclAllReduce(m->totals, m->totals, count, ncclDouble, ncclSum, m->job.world, m->stream));
     CUDA_CHECK(cudaMemcpyAsync(x, m->totals, count * sizeof(double), cudaMemcpyDeviceToHost, m->stream));
-    CUDA_CHECK(cudaStreamSynchronize(m->stream));
+    job_synchronize(&m->job, m->stream);
 }
 
 // This rank's part of the loss, from the sums of its micro-batches: the last stages' first tensor ranks have it, all
@@ -57,6 +57,7 @@ static inline double trainer_loss_share(Trainer *m) {
     bool ours = m->table.shard.head && m->grid.t_rank == 0;
     size_t bytes = m->micros * sizeof(double);
     if (ours) CUDA_CHECK(cudaMemcpyAsync(m->host_sums, m->loss_sums, bytes, cudaMemcpyDeviceToHost, m->stream));
+    job_synchronize(&m->job, m->stream);
     CUDA_CHECK(cudaDeviceSynchronize());
     double sum = 0.0;
     for (size_t i = 0; i < m->micros && ours; i++) sum += m->host_sums[i];
@@ -145,7 +146,7 @@ static inline void trainer_adamw(Trainer *m, StepReport *report) {
 
 // Waits for the update (ZeRO's weights may still be on their way), counts the step and logs it.
 static inline void trainer_end_step(Trainer *m, StepReport *report) {
-    CUDA_CHECK(cudaStreamSynchronize(m->stream));
+    job_synchronize(&m->job, m->stream);
     timeline_collect(&m->timeline, report->step);
     m->progress.step++;
     m->progress.sample += m->opt.global_batch;

@@ -71,8 +71,10 @@ static inline size_t span_begin(Timeline *t, cudaStream_t stream, int track, con
     return t->open++;
 }
 
+// A kernel of the span that could not be launched is reported here: no synchronisation does that.
 static inline void span_end(Timeline *t, cudaStream_t stream, size_t number) {
     nvtxRangePop();
+    CUDA_CHECK(cudaGetLastError());
     if (number != SIZE_MAX) CUDA_CHECK(cudaEventRecord(t->spans[number].end, stream));
 }
 

@@ -1,0 +1,137 @@
+// connect.cuh: how the ranks of a job come together before training, so that nothing waits for ever in its first step.
+//
+// On GPUs some things happen at first use, on the host, and may wait for all that is in flight: NCCL connects two ranks
+// at their first message, and a communicator at its first collective of each kind and size; CUDA loads a kernel at its
+// first launch. Beside a receive whose sender waits for us, that is a circle. So, before any training traffic:
+//   1. job_connect_links: a first message on each link, in ascending order, waited for;
+//   2. job_warm_up: every kind of collective on every communicator, small and large, waited for;
+//   3. the trainer's connect: a micro-batch forward and backward, twice, since the second one adds to the gradients.
+// The stand-ins refuse what does not keep to this (llmc/mpi/connect.h), so that it is tested without a GPU.
+//
+// defines: job_reserve, job_connect_links, job_warm_up, job_reset_traffic, job_synchronize
+#ifndef LLMC_CONNECT_CUH
+#define LLMC_CONNECT_CUH
+
+#include <sched.h>
+
+#include "llmc/pipeline.h"
+#include "llmc/trainer/job.cuh"
+#include "llmc/trainer/timeline.cuh"
+
+enum { LINK_BLOCKS = 4 };  // of a link's kernels: each fills a multiprocessor, and a receive waits long
+
+static constexpr size_t WARM_UP_BYTES = 64 << 20;  // of the largest message in job_warm_up
+
+// Bytes of the device that the plan of memory leaves to libraries, which take theirs after it: kernels and cuBLASLt's
+// workspace, and the buffers of up to 8 communicators. Estimates, from NCCL's source; a CPU needs none of it.
+static inline size_t job_reserve(const Job *job) {
+#ifdef __CUDACC__
+    return (size_t)(job->size > 1 ? 2048 : 768) << 20;
+#else
+    (void)job;
+    return 0;
+#endif
+}
+
+// The communicator of this rank's link of one kind and turn, two ranks of which 0 sends to 1; NULL: none. A rank is on
+// two links of a kind, so two splits of the world make all of them: those that begin on even stages, then on odd ones.
+// The link that closes a ring of odd length lies between two even stages: it has a third turn.
+static inline ncclComm_t job_split_link(Job *job, const Grid *grid, size_t chunks, StepKind kind, int turn,
+                                        bool *sends) {
+    int p = (int)grid->p, stage = (int)grid->p_rank, mine = -1, from, to;
+    *sends = false;
+    for (int link = kind * p; link < (kind + 1) * p; link++) {
+        if (!pipeline_link_ends(p, (int)chunks, link, &from, &to) || (stage != from && stage != to)) continue;
+        bool closes = p % 2 && (from - to == p - 1 || to - from == p - 1);
+        if ((closes ? 2 : from % 2) != turn) continue;
+        mine = link;
+        *sends = stage == from;
+    }
+    int color = mine < 0 ? -1 : grid_color(grid, 'p') * 2 * p + mine;
+    return job_split(job, color, *sends ? 0 : 1, "pipeline", LINK_BLOCKS);
+}
+
+// Fills links[4] with the communicators on which this rank receives activations and gradients, and sends them; NULL
+// where it does not. One after the other, in ascending order, each link carries its first message, of one element of
+// buffer. All ranks call it.
+static inline void job_connect_links(Job *job, const Grid *grid, size_t chunks, ncclComm_t links[4], floatX *buffer,
+                                     cudaStream_t stream) {
+    int p = (int)grid->p, stage = (int)grid->p_rank, turns = p == 1 ? 0 : p % 2 && chunks > 1 ? 3 : 2, from, to;
+    for (int i = 0; i < 4; i++) links[i] = NULL;
+    for (int i = 0; i < 2 * turns; i++) {
+        bool sends;
+        ncclComm_t comm = job_split_link(job, grid, chunks, (StepKind)(i / turns), i % turns, &sends);
+        if (comm) links[i / turns + (sends ? 2 : 0)] = comm;
+    }
+    for (int link = 0; link < pipeline_link_count(p); link++) {
+        if (!pipeline_link_ends(p, (int)chunks, link, &from, &to)) continue;
+        if (stage == from) NCCL_CHECK(ncclSend(buffer, 1, NCCL_FLOATX, 1, links[2 + link / p], stream));
+        if (stage == to) NCCL_CHECK(ncclRecv(buffer, 1, NCCL_FLOATX, 0, links[link / p], stream));
+        CUDA_CHECK(cudaStreamSynchronize(stream));
+    }
+}
+
+// Connects a communicator for collectives: a few bytes, then as many as the rank with the least can send.
+static inline void job_warm_up_one(ncclComm_t comm, void *scratch, size_t bytes, cudaStream_t stream) {
+    int n = 1, rank = 0;
+    NCCL_CHECK(ncclCommCount(comm, &n));
+    NCCL_CHECK(ncclCommUserRank(comm, &rank));
+    if (n == 1) return;
+    CUDA_CHECK(cudaMemcpy(scratch, &bytes, sizeof bytes, cudaMemcpyHostToDevice));
+    NCCL_CHECK(ncclAllReduce(scratch, scratch, 1, ncclInt64, ncclMin, comm, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    CUDA_CHECK(cudaMemcpy(&bytes, scratch, sizeof bytes, cudaMemcpyDeviceToHost));
+    for (int large = 0; large < 2; large++) {
+        size_t part = large ? bytes / sizeof(floatX) / (size_t)n : 1, count = part * (size_t)n;
+        floatX *x = (floatX *)scratch, *mine = x + (size_t)rank * part;
+        NCCL_CHECK(ncclAllReduce(x, x, count, NCCL_FLOATX, ncclSum, comm, stream));
+        CUDA_CHECK(cudaStreamSynchronize(stream));
+        NCCL_CHECK(ncclReduceScatter(x, mine, part, NCCL_FLOATX, ncclSum, comm, stream));
+        CUDA_CHECK(cudaStreamSynchronize(stream));
+        NCCL_CHECK(ncclAllGather(mine, x, part, NCCL_FLOATX, comm, stream));
+        CUDA_CHECK(cudaStreamSynchronize(stream));
+        NCCL_CHECK(ncclBroadcast(x, x, count, NCCL_FLOATX, 0, comm, stream));
+        CUDA_CHECK(cudaStreamSynchronize(stream));
+    }
+}
+
+// Connects all communicators but the links for collectives. scratch: `bytes` on the device, as many as the largest
+// message has, or more; they are overwritten. All ranks call it.
+static inline void job_warm_up(const Job *job, void *scratch, size_t bytes, cudaStream_t stream) {
+    if (bytes > WARM_UP_BYTES) bytes = WARM_UP_BYTES;
+    job_warm_up_one(job->world, scratch, bytes, stream);
+    for (size_t i = 0; i < job->group_count; i++) {
+        if (!job->is_link[i]) job_warm_up_one(job->groups[i], scratch, bytes, stream);
+    }
+}
+
+// What was sent so far is not training traffic: NCCL_TRAFFIC=1 counts from here.
+static inline void job_reset_traffic(const Job *job) {
+#ifdef NCCL_OVER_MPI
+    for (size_t i = 0; i < job->group_count; i++) ncclMpiResetCounters(job->groups[i]);
+    ncclMpiResetCounters(job->world);
+#else
+    (void)job;
+#endif
+}
+
+// cudaStreamSynchronize that does not outlive the other ranks: when NCCL finds that one is gone, this one says so and
+// ends as well.
+static inline void job_synchronize(const Job *job, cudaStream_t stream) {
+    double asked = seconds_now();
+    for (cudaError_t state; (state = cudaStreamQuery(stream)) != cudaSuccess; sched_yield()) {
+        if (state != cudaErrorNotReady) CUDA_CHECK(state);
+        if (seconds_now() - asked < 0.1) continue;
+        asked = seconds_now();
+        for (size_t i = 0; i <= job->group_count; i++) {
+            ncclResult_t result = ncclSuccess;
+            NCCL_CHECK(ncclCommGetAsyncError(i == 0 ? job->world : job->groups[i - 1], &result));
+            if (result == ncclSuccess || result == ncclInProgress) continue;
+            Error err;
+            error_set(&err, "another rank has ended, or the network between them: %s", ncclGetErrorString(result));
+            job_fail(job, &err);
+        }
+    }
+}
+
+#endif
