@@ -131,8 +131,8 @@ static inline bool trainer_state_read(const char *path, TrainerState *state, Err
 }
 
 // Can a run with the options of `now` continue `saved`? False with a sentence where the data or the precision
-// would be others. `changed` lists what differs and may ("lr 0.001 -> 0.0005, ..."); empty: the run continues
-// bit for bit.
+// would be others. `changed` lists what differs and may ("lr 0.001 -> 0.0005, ..."); empty: at the same layout the run
+// continues with the same bits.
 static inline bool trainer_state_compare(const TrainerState *saved, const TrainerState *now, char *changed,
                                          size_t size, Error *err) {
     size_t n = 0;
