@@ -45,6 +45,7 @@ inline void wait_for(MPI_Request *request, const std::string &what) {
     const char *text = getenv("CPU_STALL_SECONDS");
     double patience = text && atof(text) > 0 ? atof(text) : 30, start = MPI_Wtime();
     state().host_waits_in = what;
+    bool before = queue_open_memory(true);
     for (int done = 0;;) {
         MPI_Test(request, &done, MPI_STATUS_IGNORE);
         if (done) break;
@@ -56,6 +57,7 @@ inline void wait_for(MPI_Request *request, const std::string &what) {
         queue_poll();
         sched_yield();
     }
+    queue_open_memory(before);
     state().host_waits_in.clear();
 }
 
@@ -73,7 +75,9 @@ inline void meet_begin(Meeting *m, ncclComm_t comm, const std::string &call) {
     m->call = call;
     m->calls.assign((size_t)comm->size * Meeting::WIDTH, 0);
     snprintf(m->calls.data() + (size_t)comm->rank * Meeting::WIDTH, Meeting::WIDTH, "%s", call.c_str());
+    bool before = queue_open_memory(true);
     MPI_Iallgather(MPI_IN_PLACE, 0, MPI_CHAR, m->calls.data(), Meeting::WIDTH, MPI_CHAR, comm->mpi, &m->request);
+    queue_open_memory(before);
 }
 
 inline void meet_end(Meeting *m, const std::string &what) {
@@ -128,8 +132,10 @@ inline ncclResult_t connect(const std::vector<Call> &calls) {
         if (is_p2p(&c.op)) {
             int arrived = CONNECT_TAG + (c.op.call.op == NCCL_MPI_RECV), awaited = 2 * CONNECT_TAG + 1 - arrived;
             requests.resize(requests.size() + 2);
+            bool before = queue_open_memory(true);
             MPI_Isend(&nothing, 0, MPI_BYTE, c.op.peer, arrived, c.comm->mpi, &requests.end()[-2]);
             MPI_Irecv(&nothing, 0, MPI_BYTE, c.op.peer, awaited, c.comm->mpi, &requests.end()[-1]);
+            queue_open_memory(before);
         } else {
             meetings.emplace_back();
             meet_begin(&meetings.back(), c.comm, std::string("the first ") + op_name(c.op.call.op));
