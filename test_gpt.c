@@ -421,6 +421,7 @@ static const Refusal REFUSALS[] = {
     {"no training data", MODEL SIZES, 2, "--train-data"},
     {"no such model folder", "--init nowhere " DATA SIZES, 2, "nowhere"},
     {"no such checkpoint", "--resume nowhere " DATA SIZES, 2, "nowhere"},
+    {"resume auto without a folder", "--resume auto " DATA SIZES, 2, "--resume auto needs --out"},
     {"missing shard", MODEL SIZES "--train-data nowhere/*.bin", 2, "nowhere"},
     {"missing validation shard", GOOD "--val-every 1 --val-data nowhere.bin", 2, "nowhere"},
     {"truncated shard", MODEL SIZES "--train-data truncated.bin", 2, "truncated.bin"},

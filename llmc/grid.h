@@ -55,10 +55,11 @@ static inline bool grid_make(Grid *g, size_t world, size_t rank, size_t t, size_
         return error_set(err, "--order must be an order of the letters t, d and p, not '%s'", order);
     }
     if (t * d * p != world) {
-        return error_set(err,
-                         "--tensor %zu x --data %zu x --pipeline %zu need %zu ranks, but %zu were started: change one "
-                         "of them, or start that many with mpirun -n",
-                         t, d, p, t * d * p, world);
+        char data[40] = "", pipeline[40] = "";
+        if (p > 1) snprintf(pipeline, sizeof pipeline, " * --pipeline %zu", p);
+        if (d > 1) snprintf(data, sizeof data, " * --data %zu", d);
+        return error_set(err, "--tensor %zu%s%s makes %zu, but %zu rank%s started: change that or mpirun -n", t,
+                         pipeline, data, t * d * p, world, world == 1 ? " was" : "s were");
     }
     g->world = world;
     g->t = t;

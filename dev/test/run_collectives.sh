@@ -2,6 +2,8 @@
 # run_collectives.sh [FOLDER]: the checks of FOLDER/dev/cuda/collectives at 1, 2, 3, 4 and 8 ranks, and in bf16 too if
 # that is built.
 # needs: fp32/dev/cuda/collectives bf16/dev/cuda/collectives
+cd "$(dirname "$0")/../.." || exit 1
+. dev/test/report.sh
 folder=${1:-build/cpu-fp32}
 launch=${MPIRUN:-mpirun}
 if [ -z "${MPIRUN:-}" ] && mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
@@ -10,8 +12,6 @@ if [ -z "${MPIRUN:-}" ] && mpirun --version 2>/dev/null | grep -q 'Open MPI'; th
 fi
 OMP_NUM_THREADS=1
 export OMP_NUM_THREADS
-passed=0
-failed=0
 ranks='1 2 3 4 8'
 # Real NCCL wants a GPU for each rank.
 case $folder in
@@ -41,5 +41,5 @@ for program in "$folder/dev/cuda/collectives" "$(echo "$folder" | sed 's/fp32/bf
     done
     [ "$program" = "$folder/dev/cuda/collectives" ] && case $folder in *bf16*) break ;; esac
 done
-echo "$passed passed, $failed failed"
-[ $failed = 0 ] && [ $passed -gt 0 ]
+[ "$passed" -gt 0 ] || report 1 "$folder/dev/cuda/collectives checked nothing"
+finish

@@ -5,27 +5,15 @@
 # needs: fp32/train_gpt
 set -u
 cd "$(dirname "$0")/../.." || exit 1
+. dev/test/report.sh
 build=$(realpath -m "${1:-build/cpu-fp32}")
 python=${PYTHON:-python3}
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
-passed=0 failed=0
-
-report() {  # report STATUS NAME
-    if [ "$1" = 0 ]; then
-        passed=$((passed + 1))
-        echo "ok   $2"
-    else
-        failed=$((failed + 1))
-        echo "FAIL $2"
-        tail -n 10 "$dir/out" | sed 's/^/  | /'
-    fi
-}
+shown="$dir/out"
 
 if ! command -v "$python" >/dev/null; then
-    echo "skip data: no $python"
-    echo '0 passed, 0 failed'
-    exit 0
+    skip data "no $python"
 fi
 
 prepare() { "$python" dev/data/prepare.py "$@" >"$dir/out" 2>&1; }
@@ -168,5 +156,4 @@ else
     report $? 'a file that is no shard is refused'
 fi
 
-echo "$passed passed, $failed failed"
-[ $failed = 0 ]
+finish

@@ -5,11 +5,10 @@
 # needs: tools/figures tools/schedule tools/scale tools/timeline
 set -u
 cd "$(dirname "$0")/../.." || exit 1
+. dev/test/report.sh
 build=${1:-build/cpu-fp32}
 case $build in
-    *cuda*) echo 'skip docs: the numbers are those of the stand-ins'
-            echo '0 passed, 0 failed'
-            exit 0 ;;
+    *cuda*) skip docs 'the numbers are those of the stand-ins' ;;
 esac
 pages=(README.md doc/*.md dev/slurm/README.md)
 launch=${MPIRUN:-$(sed -n 's/^MPIRUN := //p' "build/probe-cpu${MPI:+-$MPI}.mk")}
@@ -21,13 +20,9 @@ head -n -1 "$dir/tables"
 read -r passed _ failed _ <<<"$(tail -n 1 "$dir/tables")"
 
 check() { # check TEXT WRONG: passes if nothing is wrong, else says what
-    if [ -z "$2" ]; then
-        passed=$((passed + 1))
-        echo "ok   $1"
-    else
-        failed=$((failed + 1))
-        printf 'FAIL %s\n%s\n' "$1" "$2"
-    fi
+    [ -z "$2" ]
+    report $? "$1${2:+
+$2}"
 }
 
 drawings() {
@@ -147,5 +142,4 @@ END
 }
 check "the schedule of doc/recipes.md cannot hang" "$(schedule)"
 
-echo "$passed passed, $failed failed"
-[ "$failed" -eq 0 ]
+finish

@@ -4,27 +4,20 @@
 # needs: fp32/train_gpt_tp fp32/train_gpt_3d bf16/train_gpt_3d
 set -u
 cd "$(dirname "$0")/../.." || exit 1
+. dev/test/report.sh
 build=${1:-build/cpu-fp32} page=doc/experiments.md dir=build/experiments
 case $build in
-    *cuda*) echo 'skip experiments: they are about the stand-ins'
-            echo '0 passed, 0 failed'
-            exit 0 ;;
+    *cuda*) skip experiments 'they are about the stand-ins' ;;
 esac
 launch=${MPIRUN:-$(sed -n 's/^MPIRUN := //p' "build/probe-cpu${MPI:+-$MPI}.mk")}
 export OMP_NUM_THREADS=1
-passed=0 failed=0
 mkdir -p $dir
 
 check() { # check TEXT COMMAND...
     local text=$1
     shift
-    if "$@"; then
-        passed=$((passed + 1))
-        echo "ok   $text"
-    else
-        failed=$((failed + 1))
-        echo "FAIL $text"
-    fi
+    "$@"
+    report $? "$text"
 }
 
 # The commands of an experiment: the block of code behind `<!-- run NAME -->`.
@@ -88,5 +81,4 @@ for n in 1 2 3 4; do
         "$(sent 1 ncclReduceScatter) $((share * $(sent $n ncclAllGather)))"
 done
 
-echo "$passed passed, $failed failed"
-[ $failed -eq 0 ]
+finish

@@ -8,16 +8,15 @@
 # needs: fp32/train_gpt_3d
 set -u
 cd "$(dirname "$0")/../.." || exit 1
+. dev/test/report.sh
 build=$(realpath -m "${1:-build/cpu-fp32}")
 seed=${2:-$(($(date +%s) % 100000))}
 trainer=$build/train_gpt_3d
 rounds=20 patience=35
 if [[ ${build##*/} == cuda* ]] && [ "$(nvidia-smi -L 2>/dev/null | grep -c GPU)" -lt 8 ]; then
-    echo 'skip kill: 8 ranks need 8 GPUs'
-    echo '0 passed, 0 failed'
-    exit 0
+    skip kill '8 ranks need 8 GPUs'
 fi
-[ -x "$trainer" ] || { echo "FAIL kill: $trainer is not built"; echo '0 passed, 1 failed'; exit 1; }
+[ -x "$trainer" ] || { report 1 "kill: $trainer is not built"; finish; }
 RANDOM=$seed
 echo "seed $seed"
 
@@ -42,17 +41,7 @@ if [ -z "${MPIRUN:-}" ] && mpirun --version 2>/dev/null | grep -q 'Open MPI'; th
     [ "$(id -u)" = 0 ] && launch+=(--allow-run-as-root)
 fi
 
-passed=0 failed=0
-report() {  # report STATUS NAME
-    if [ "$1" = 0 ]; then
-        passed=$((passed + 1))
-        echo "ok   $2"
-    else
-        failed=$((failed + 1))
-        echo "FAIL $2"
-        tail -n 15 "$dir/out" "$dir/err" | sed 's/^/  | /'
-    fi
-}
+shown="$dir/out $dir/err"
 
 model="--layers 4 --heads 4 --channels 32 --vocab 61 --train-data dev/test/golden/train.bin --seq 24 --micro-batch 1
        --global-batch 8 --lr 1e-3 --lr-final 1 --val-every 0 --shuffle 1"
@@ -210,5 +199,4 @@ status=$?
 report $? 'killed three times and resumed at the same layout: losses, weights and optimizer have the same bits'
 
 echo "seed $seed"
-echo "$passed passed, $failed failed"
-[ $failed = 0 ]
+finish

@@ -4,18 +4,9 @@
 # what communication hands over. `make lessons` shows these diffs. Ends with `N passed, N failed`.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
+. dev/test/report.sh
 export LC_ALL=C.UTF-8  # a line's length is in characters
 
-passed=0 failed=0
-report() {  # report STATUS NAME
-    if [ "$1" = 0 ]; then
-        passed=$((passed + 1))
-        echo "ok   $2"
-    else
-        failed=$((failed + 1))
-        echo "FAIL $2"
-    fi
-}
 at_most() {  # at_most VALUE BOUND NAME
     [ "$1" -le "$2" ]
     report $? "$3: $1, at most $2"
@@ -84,5 +75,4 @@ for row in 'layer_forward 4' 'layer_backward 10'; do
     report $? "train_gpt_tp.cu: $inserted calls of f and g in $function, $want expected"
 done
 
-echo "$passed passed, $failed failed"
-[ $failed = 0 ]
+finish

@@ -5,34 +5,20 @@
 # needs: fp32/train_gpt_3d
 set -u
 cd "$(dirname "$0")/../.." || exit 1
+. dev/test/report.sh
 build=${1:-build/cpu-fp32}
 
-skip() {
-    echo "skip mpich: $1"
-    echo '0 passed, 0 failed'
-    exit 0
-}
-case ${build##*/} in cuda*) skip 'its test is for DEVICE=cpu' ;; esac
-[ -z "${MPI:-}" ] || skip "the whole suite runs on MPI=$MPI"
-mpirun --version 2>/dev/null | grep -q 'Open MPI' || skip 'the whole suite runs on an MPI that is not Open MPI'
+case ${build##*/} in cuda*) skip mpich 'its test is for DEVICE=cpu' ;; esac
+[ -z "${MPI:-}" ] || skip mpich "the whole suite runs on MPI=$MPI"
+mpirun --version 2>/dev/null | grep -q 'Open MPI' || skip mpich 'the whole suite runs on an MPI that is not Open MPI'
 command -v mpicxx.mpich >/dev/null && command -v mpirun.mpich >/dev/null ||
-    skip 'no MPICH beside Open MPI (apt-get install mpich libmpich-dev)'
+    skip mpich 'no MPICH beside Open MPI (apt-get install mpich libmpich-dev)'
 
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
 trap 'exit 1' HUP INT TERM
 export OMP_NUM_THREADS=1
-passed=0 failed=0
-report() {  # report STATUS NAME: with the output of the last command if it failed
-    if [ "$1" = 0 ]; then
-        passed=$((passed + 1))
-        echo "ok   $2"
-    else
-        failed=$((failed + 1))
-        echo "FAIL $2"
-        tail -n 15 "$dir/out" | sed 's/^/  | /'
-    fi
-}
+shown="$dir/out"
 
 # Not optimised as the suite's own: the bits are the same, the compiler is sooner done.
 env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL make MPI=mpich OPTIMIZE=-O1 "$build-mpich/train_gpt_3d" \
@@ -64,5 +50,4 @@ for name in mpich open; do sha256sum <"$dir/$name.out/step-00000005/model.safete
 [ "$(sort -u "$dir/out" | grep -c -)" = 1 ]
 report $? 'weights have the same bits under both'
 
-echo "$passed passed, $failed failed"
-[ $failed = 0 ]
+finish

@@ -3,12 +3,12 @@
 # built) and test_nccl_replicas, then in the ways in which a job must fail: quickly, with a message, and leaving no
 # process behind.
 # needs: fp32/dev/test/test_nccl fp32/dev/test/test_nccl_replicas fp32-asan/dev/test/test_nccl
+cd "$(dirname "$0")/../.." || exit 1
+. dev/test/report.sh
 folder=${1:-build/cpu-fp32}
 program=$folder/dev/test/test_nccl
 case $folder in
-    *cuda*) echo 'skip nccl: the stand-ins are tested with DEVICE=cpu'
-            echo '0 passed, 0 failed'
-            exit 0 ;;
+    *cuda*) skip nccl 'the stand-ins are tested with DEVICE=cpu' ;;
 esac
 launch=${MPIRUN:-mpirun}
 if [ -z "${MPIRUN:-}" ] && mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
@@ -17,21 +17,9 @@ if [ -z "${MPIRUN:-}" ] && mpirun --version 2>/dev/null | grep -q 'Open MPI'; th
 fi
 OMP_NUM_THREADS=1
 export OMP_NUM_THREADS
-passed=0
-failed=0
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
-
-report() {  # report STATUS NAME
-    if [ "$1" = 0 ]; then
-        passed=$((passed + 1))
-        echo "ok   $2"
-    else
-        failed=$((failed + 1))
-        echo "FAIL $2"
-        tail -n 20 "$dir/out" "$dir/err"
-    fi
-}
+shown="$dir/out $dir/err"
 
 # A job that must end with an error by itself, within 35 s. Its output is in $dir/out and $dir/err.
 must_fail() {  # must_fail RANKS ARGUMENTS...
@@ -161,5 +149,4 @@ code=$?
 report $? "a rank that hangs: the others end the job"
 for pid in $pids $job; do kill -KILL "$pid" 2>/dev/null; done
 
-echo "$passed passed, $failed failed"
-[ $failed = 0 ]
+finish

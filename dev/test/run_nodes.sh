@@ -11,46 +11,31 @@
 # needs: fp32/train_gpt_3d
 set -u
 cd "$(dirname "$0")/../.." || exit 1
+. dev/test/report.sh
 build=$(realpath -m "${1:-build/cpu-fp32}")
 trainer=$build/train_gpt_3d
 
-skip() {
-    echo "skip nodes: $1"
-    echo '0 passed, 0 failed'
-    exit 0
-}
-
 if [ "${NODES_INSIDE:-}" != 1 ]; then
-    case ${build##*/} in cuda*) skip 'the hosts would share GPUs, which NCCL refuses' ;; esac
-    [ -x "$trainer" ] || { echo "FAIL nodes: $trainer is not built"; echo '0 passed, 1 failed'; exit 1; }
+    case ${build##*/} in cuda*) skip nodes 'the hosts would share GPUs, which NCCL refuses' ;; esac
+    [ -x "$trainer" ] || { report 1 "nodes: $trainer is not built"; finish; }
     [ "${MPI:-openmpi}" = openmpi ] && mpirun --version 2>/dev/null | grep -q 'Open MPI) 4' ||
-        skip 'mpirun is not that of Open MPI 4'
+        skip nodes 'mpirun is not that of Open MPI 4'
     for tool in ip unshare mount hostname; do
-        command -v $tool >/dev/null || skip "no $tool"
+        command -v $tool >/dev/null || skip nodes "no $tool"
     done
     # Without root the same is done in a user namespace, where the system allows those.
     private=(unshare --mount --net --pid --fork --kill-child --mount-proc)
     [ "$(id -u)" = 0 ] || private+=(--user --map-root-user)
     why=$(timeout 20 "${private[@]}" sh -ec 'mount -t tmpfs tmpfs /run; mkdir /run/netns
         ip link add hub type bridge; ip netns add host; ip link add wire type veth peer name eth0 netns host
-        ip netns exec host unshare --uts hostname host' 2>&1) || skip "cannot make network namespaces: ${why%%$'\n'*}"
+        ip netns exec host unshare --uts hostname host' 2>&1) || skip nodes "cannot make network namespaces: ${why%%$'\n'*}"
     NODES_INSIDE=1 exec "${private[@]}" dev/test/run_nodes.sh "$build"
 fi
 
 trap 'exit 1' HUP INT TERM
 mount -t tmpfs tmpfs /run && mkdir /run/netns /run/tmp || exit 1  # ours alone; gone with the namespace
 export TMPDIR=/run/tmp OMP_NUM_THREADS=1
-passed=0 failed=0
-report() {  # report STATUS NAME: with the output of the last job if it failed
-    if [ "$1" = 0 ]; then
-        passed=$((passed + 1))
-        echo "ok   $2"
-    else
-        failed=$((failed + 1))
-        echo "FAIL $2"
-        tail -n 25 /run/out | sed 's/^/  | /'
-    fi
-}
+shown=/run/out
 
 # ---- four hosts on one bridge ---------------------------------------------------------------------------------------
 
@@ -184,5 +169,4 @@ kill_host() { ip netns pids "$1" | xargs kill -KILL; }
 lose_host 'a host crashes' kill_host host2
 lose_host 'a cable is pulled' ip link set wire2 down
 
-echo "$passed passed, $failed failed"
-[ $failed = 0 ]
+finish

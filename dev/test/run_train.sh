@@ -4,28 +4,16 @@
 # needs: fp32/train_gpt_3d tools/byte_corpus tools/timeline tools/profile tools/loss
 set -u
 cd "$(dirname "$0")/../.." || exit 1
+. dev/test/report.sh
 build=${1:-build/cpu-fp32}
 device=${build##*/} device=${device%%-*}
 if [ "$device" = cuda ] && [ "$(nvidia-smi -L 2>/dev/null | grep -c GPU)" -lt 8 ]; then
-    echo 'skip train: 8 ranks need 8 GPUs'
-    echo '0 passed, 0 failed'
-    exit 0
+    skip train '8 ranks need 8 GPUs'
 fi
 out=$(mktemp -d build/train.XXXXXX) || exit 1
 job=
 trap 'rm -rf "$out"' EXIT
 trap '[ -n "$job" ] && kill "$job" 2>/dev/null; exit 1' HUP INT TERM
-
-passed=0 failed=0
-report() {  # report STATUS NAME
-    if [ "$1" = 0 ]; then
-        passed=$((passed + 1))
-        echo "ok   $2"
-    else
-        failed=$((failed + 1))
-        echo "FAIL $2"
-    fi
-}
 
 # The outer make's flags would change what the inner one does.
 env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL -u OMP_NUM_THREADS make train DEVICE="$device" OUT="$out" >"$out/output" 2>&1 &
@@ -63,5 +51,4 @@ for file in $announced; do
     report $? "${file##*/} is there, and whole as far as its end tells"
 done
 
-echo "$passed passed, $failed failed"
-[ $failed = 0 ]
+finish

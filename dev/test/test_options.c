@@ -88,12 +88,8 @@ static const Refusal REFUSALS[] = {
     {"--train-data x --micro-batch 2 --global-batch 6 --data 2", "times the data ranks", ALL, 2},
     {"--train-data x --val-every 5", "--val-every 5 needs --val-data", 0, 1},
     {"--train-data x --save-every 5", "--save-every 5 needs --out", 0, 1},
-    {"--train-data x --resume auto", "--resume auto needs --out", 0, 1},
     {"--train-data x --resume a --init b", "exclude each other", 0, 1},
     {"--train-data x", "train_gpt is one rank, but 2", 0, 2},
-    {"--train-data x --tensor 2", "--tensor 2 makes 2, but 1 rank was started", OPTIONS_TENSOR, 1},
-    {"--train-data x --tensor 2 --pipeline 2",
-     "--tensor 2 * --pipeline 2 * --data 1 makes 4, but 6 ranks were", ALL, 6},
     {"--train-data x --tensor 3 --heads 4", "--tensor 3 does not divide the 4 heads", OPTIONS_TENSOR, 3},
     {"--train-data x --tensor 5 --heads 5 --channels 100", "vocabulary padded to 384", OPTIONS_TENSOR, 5},
     {"--train-data x --tensor 4 --seq 6 --sequence-parallel 1", "does not divide --seq 6", OPTIONS_TENSOR, 4},
@@ -105,8 +101,6 @@ static const Refusal REFUSALS[] = {
     {"--train-data x --max-in-flight 3 --pipeline 2", "--max-in-flight 3 needs --schedule zb-auto", ALL, 2},
     {"--train-data x --max-in-flight 3 --schedule zb-h1 --pipeline 2", "needs --schedule zb-auto", ALL, 2},
     {"--train-data x --max-in-flight 0 --schedule zb-auto", "out of range", ALL, 2},
-    {"--train-data x --order tdd", "--order must be", ALL, 1},
-    {"--train-data x --order tdpx", "--order must be", ALL, 1},
 };
 
 static void test_refusals(Check *c) {

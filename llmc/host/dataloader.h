@@ -5,6 +5,9 @@
 // samples of all shards, in the order of their names, are numbered through: that is an epoch. A global sample
 // number goes on from epoch to epoch. Which rank reads which number is the trainer's affair: nothing here
 // depends on the layout.
+//
+// defines: DataShard, DataLoader, dataloader_open, dataloader_close, dataloader_check_batch, dataloader_permute,
+//          dataloader_read
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H
 

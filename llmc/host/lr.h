@@ -1,4 +1,6 @@
 // lr.h: the learning rate of each step.
+//
+// defines: LRSchedule, learning_rate
 #ifndef LLMC_LR_H
 #define LLMC_LR_H
 

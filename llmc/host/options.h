@@ -211,7 +211,8 @@ static inline bool options_resolve_model(Options *o, const GPTConfig *file, Erro
     return true;
 }
 
-// Fills in the sizes of the grid that were left out, for a run of `ranks` ranks, and checks what they divide.
+// Fills in the sizes of the grid that were left out, for a run of `ranks` ranks, and checks what they divide. grid.h
+// checks that they make that many ranks.
 static inline bool options_resolve_grid(Options *o, size_t ranks, Error *err) {
     bool has_tensor = o->sections & OPTIONS_TENSOR, has_pipeline = o->sections & OPTIONS_PIPELINE;
     bool has_data = o->sections & OPTIONS_DATA;
@@ -223,13 +224,6 @@ static inline bool options_resolve_grid(Options *o, size_t ranks, Error *err) {
     if (!o->pipeline) o->pipeline = derive ? ranks / o->tensor : 1;
     size_t tp = o->tensor * o->pipeline;
     if (!o->data) o->data = has_data && ranks % tp == 0 ? ranks / tp : 1;
-    if (tp * o->data != ranks) {
-        char pipeline[40] = "", data[40] = "";
-        if (has_pipeline) snprintf(pipeline, sizeof pipeline, " * --pipeline %zu", o->pipeline);
-        if (has_data) snprintf(data, sizeof data, " * --data %zu", o->data);
-        return error_set(err, "--tensor %zu%s%s makes %zu, but %zu rank%s started: change that or mpirun -n",
-                         o->tensor, pipeline, data, tp * o->data, ranks, ranks == 1 ? " was" : "s were");
-    }
     if (o->heads % o->tensor) {
         return error_set(err, "--tensor %zu does not divide the %zu heads: take a size that does", o->tensor,
                          o->heads);
@@ -254,9 +248,7 @@ static inline bool options_resolve_grid(Options *o, size_t ranks, Error *err) {
         return error_set(err, "%zu layers do not fill %zu stages * %zu chunks: lower --pipeline or --virtual",
                          o->layers, o->pipeline, o->chunks);
     }
-    bool three = strlen(o->order) == 3;
-    if (three && strchr(o->order, 't') && strchr(o->order, 'd') && strchr(o->order, 'p')) return true;
-    return error_set(err, "--order must be an order of the letters t, d and p, not '%s'", o->order);
+    return true;
 }
 
 // Fills in everything that was left out and checks everything that needs no file, for a run of `ranks` ranks.
@@ -275,8 +267,6 @@ static inline bool options_resolve(Options *o, const GPTConfig *file, size_t ran
     if (!o->train_data && !o->dry_run) return error_set(err, "--train-data is missing: it names the shards");
     if (o->val_every && !o->val_data) return error_set(err, "--val-every %zu needs --val-data", o->val_every);
     if (o->save_every && !o->out) return error_set(err, "--save-every %zu needs --out", o->save_every);
-    bool newest = o->resume && strcmp(o->resume, "auto") == 0;
-    if (newest && !o->out) return error_set(err, "--resume auto needs --out, where it looks");
     return true;
 }
 

@@ -1,4 +1,6 @@
 // options_table.h: every flag of the trainers: its name, where its value goes, default, range and help.
+//
+// defines: OPTIONS_TENSOR, OPTIONS_PIPELINE, OPTIONS_DATA, OPTION_LEFT_OUT, Options, Option, OPTIONS, OPTION_COUNT
 #ifndef LLMC_OPTIONS_TABLE_H
 #define LLMC_OPTIONS_TABLE_H
 

@@ -1,4 +1,6 @@
 // progress.h: where a run stands, from its options and, when it resumes, from a checkpoint's trainer.json.
+//
+// defines: progress_start, progress_resume
 #ifndef LLMC_PROGRESS_H
 #define LLMC_PROGRESS_H
 

@@ -3,6 +3,8 @@
 // Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) maps a counter and a
 // key to four random words. The key is the seed; the counter holds purpose, step, tensor and element. So each
 // rank makes exactly the numbers of its own shard, and no layout, thread or call order changes any of them.
+//
+// defines: RandomPurpose, Philox, philox4x32_10, random_words, random_uniform, random_normal_fill
 #ifndef LLMC_RAND_H
 #define LLMC_RAND_H
 

@@ -1,4 +1,6 @@
 // trace.h: a timeline as Chrome trace JSON (chrome://tracing, Perfetto): a process a rank, a track a stream.
+//
+// defines: TraceEvent, TraceList, trace_event, trace_add, trace_free, trace_color, trace_write
 #ifndef LLMC_TRACE_H
 #define LLMC_TRACE_H
 
