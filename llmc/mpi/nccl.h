@@ -31,23 +31,9 @@
 
 namespace nccl_mpi {
 
-// Counts what a ring would send and receive: rank r keeps part r of an all-reduced buffer, the last rank of a
-// broadcast sends nothing on.
 inline void count_traffic(ncclComm_t comm, const Op *op) {
-    NcclMpiCounter *c = &comm->counters[op->call.op];
-    size_t n = (size_t)comm->size, rank = (size_t)comm->rank, count = op->call.count, bytes = count * op->width;
-    size_t own = (count / n + (rank < count % n)) * op->width, root = (size_t)op->call.root;
-    c->calls++;
-    switch (op->call.op) {
-        case NCCL_MPI_ALL_REDUCE: c->bytes_sent += 2 * (bytes - own), c->bytes_received += 2 * (bytes - own); break;
-        case NCCL_MPI_SEND: c->bytes_sent += bytes; break;
-        case NCCL_MPI_RECV: c->bytes_received += bytes; break;
-        case NCCL_MPI_BROADCAST:
-            c->bytes_sent += (rank + 1) % n == root ? 0 : bytes;
-            c->bytes_received += rank == root ? 0 : bytes;
-            break;
-        default: c->bytes_sent += (n - 1) * bytes, c->bytes_received += (n - 1) * bytes; break;
-    }
+    ring_traffic(&comm->counters[op->call.op], (NcclMpiOp)op->call.op, op->call.count, op->width, (size_t)comm->size,
+                 (size_t)comm->rank, (size_t)op->call.root);
 }
 
 // Hands the calls of a closed group on one communicator to the streams.

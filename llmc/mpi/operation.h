@@ -21,21 +21,7 @@
 #include <vector>
 
 #include "llmc/mpi/reduce.h"
-
-typedef enum {
-    NCCL_MPI_ALL_REDUCE,
-    NCCL_MPI_REDUCE_SCATTER,
-    NCCL_MPI_ALL_GATHER,
-    NCCL_MPI_BROADCAST,
-    NCCL_MPI_SEND,
-    NCCL_MPI_RECV,
-    NCCL_MPI_OPS
-} NcclMpiOp;
-
-// What one rank did on one communicator: calls issued, and payload bytes, without headers.
-typedef struct {
-    size_t calls, bytes_sent, bytes_received;
-} NcclMpiCounter;
+#include "llmc/mpi/traffic.h"
 
 struct ncclComm {
     MPI_Comm mpi;
@@ -189,17 +175,7 @@ inline double delay_until() {
 
 inline bool is_due(double due) { return due == 0 || MPI_Wtime() >= due; }
 
-inline const char *op_name(int op) {
-    switch (op) {
-        case NCCL_MPI_ALL_REDUCE: return "ncclAllReduce";
-        case NCCL_MPI_REDUCE_SCATTER: return "ncclReduceScatter";
-        case NCCL_MPI_ALL_GATHER: return "ncclAllGather";
-        case NCCL_MPI_BROADCAST: return "ncclBroadcast";
-        case NCCL_MPI_SEND: return "ncclSend";
-        case NCCL_MPI_RECV: return "ncclRecv";
-        default: return "an unknown operation";
-    }
-}
+inline const char *op_name(int op) { return nccl_mpi_op_name(op); }
 
 inline std::string describe(const Header *h) {
     char text[160], extra[48] = "";
