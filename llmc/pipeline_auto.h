@@ -49,11 +49,18 @@ static inline int auto_choose(const AutoStage *s, int m, int limit, int ahead, d
     return start[STEP_WEIGHT] <= s->clock && *until - s->clock > patience ? STEP_WEIGHT : -1;
 }
 
+// The earliest time at which a stage can be through: what it still has to do takes so long even without waiting.
+static inline double auto_earliest_end(const AutoStage *s, int m, const PipelineCosts *costs) {
+    double end = s->clock;
+    for (int kind = 0; kind < 3; kind++) end += (m - s->done[kind]) * costs->step[kind];
+    return end;
+}
+
 // Runs all stages by one policy, or by the lists in `given` (NULL: by the policy); the lists are in the stages. Returns
 // the time from the first start to the last end, and *span, the longest that one stage takes from its own first start
-// to its own last end.
+// to its own last end. Gives up, and returns INFINITY, once the end must be later than `latest`.
 static inline double auto_run(AutoStage *stages, int p, int m, const PipelineCosts *costs, int extra, double patience,
-                              PipelineStep *const *given, double *span) {
+                              PipelineStep *const *given, double latest, double *span) {
     for (int s = 0; s < p; s++) {
         stages[s].clock = stages[s].first = 0;
         stages[s].count = 0;
@@ -79,6 +86,7 @@ static inline double auto_run(AutoStage *stages, int p, int m, const PipelineCos
             }
             if (isinf(until)) until = s->clock + costs->step[STEP_FORWARD];
             s->clock = until;
+            if (auto_earliest_end(s, m, costs) > latest) return INFINITY;
             continue;
         }
         int micro = s->done[kind]++;
@@ -113,11 +121,15 @@ static inline void pipeline_zb_auto(int p, int m, const PipelineCosts *costs, Pi
         stages[s].steps = steps + 3 * (size_t)s * m;
     }
     for (int s = 0; s < p; s++) counts[s] = pipeline_zb_h1(p, s, m, lists[s]);
-    if (costs->limit >= (p < m ? p : m)) best = auto_run(stages, p, m, costs, 0, 0, lists, &best_span);
+    if (costs->limit >= (p < m ? p : m)) best = auto_run(stages, p, m, costs, 0, 0, lists, INFINITY, &best_span);
+    // The last stage must get its first input and then do all its work, and no stage does its work in less.
+    double work = m * (costs->step[STEP_FORWARD] + costs->step[STEP_BACKWARD] + costs->step[STEP_WEIGHT]);
+    double bound = (p - 1) * (costs->step[STEP_FORWARD] + costs->transfer) + work;
     for (int fill = 0; fill < 5; fill++) {
         for (int patience = 0; patience < 4; patience++) {
+            if (best < bound + small / 2 && best_span < work + small / 2) break;  // none can be better
             double wait = 0.25 * patience * costs->step[STEP_WEIGHT];
-            double end = auto_run(stages, p, m, costs, fill * p / 4, wait, NULL, &span);
+            double end = auto_run(stages, p, m, costs, fill * p / 4, wait, NULL, best + 2 * small, &span);
             if (end > best + small || (end > best - small && span > best_span - small)) continue;
             best = end;
             best_span = span;
