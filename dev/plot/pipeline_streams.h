@@ -40,6 +40,7 @@ typedef struct {
     int p, m, v;
     size_t buffers;
     double cost[3], transfer;     // of a forward, an input half and a weight half of one chunk, and of a message
+    const double *scale;          // [p * v] how many times that a global chunk's steps cost; NULL: 1
     int stream_of[STREAM_COUNT];  // {0, 1, 2, 3, 4}, or several roles on one stream to see what goes wrong
     bool drop[WAIT_COUNT];        // leave a wait out, to see what goes wrong
     uint64_t order;               // 0: streams in turn; else a seed: any ready stream at any moment
@@ -153,6 +154,7 @@ static inline bool machine_advance(Machine *mc, int stage, int stream_index) {
     if (op->type == OP_COMPUTE) {
         double cost = mc->cost[op->step.kind];
         if (op->step.kind == STEP_BACKWARD && op->last_use) cost += mc->cost[STEP_WEIGHT];  // it does both halves
+        if (mc->scale) cost *= mc->scale[op->step.chunk * mc->p + stage];
         machine_compute(mc, stage, op);
         machine_finish(stream, time, time + cost);
         mc->busy += cost;

@@ -8,7 +8,7 @@
 //   3. the trainer's connect: a micro-batch forward and backward, twice, since the second one adds to the gradients.
 // The stand-ins refuse what does not keep to this (llmc/mpi/connect.h), so that it is tested without a GPU.
 //
-// defines: job_reserve, job_connect_links, job_warm_up, job_reset_traffic, job_synchronize
+// defines: job_gpu_reserve, job_reserve, job_connect_links, job_warm_up, job_reset_traffic, job_synchronize
 #ifndef LLMC_CONNECT_CUH
 #define LLMC_CONNECT_CUH
 
@@ -24,9 +24,11 @@ static constexpr size_t WARM_UP_BYTES = 64 << 20;  // of the largest message in 
 
 // Bytes of the device that the plan of memory leaves to libraries, which take theirs after it: kernels and cuBLASLt's
 // workspace, and the buffers of up to 8 communicators. Estimates, from NCCL's source; a CPU needs none of it.
+static inline size_t job_gpu_reserve(int ranks) { return (size_t)(ranks > 1 ? 2048 : 768) << 20; }
+
 static inline size_t job_reserve(const Job *job) {
 #ifdef __CUDACC__
-    return (size_t)(job->size > 1 ? 2048 : 768) << 20;
+    return job_gpu_reserve(job->size);
 #else
     (void)job;
     return 0;
