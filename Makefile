@@ -52,7 +52,7 @@ program = $(addprefix $(DIR)/,$(basename $(1)))
 
 PROBE := build/probe-$(DEVICE)$(addprefix -,$(MPI)).mk
 PROBED = $(DEVICE) '$(if $(filter cuda,$(DEVICE)),$(NVCC),$(CXX))' '$(CC)' $(MPI)
-ifneq ($(filter-out help setup clean train test lessons kernels bench spills gpu-check,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out help setup clean train test lessons kernels bench spills gpu-check explorer,$(or $(MAKECMDGOALS),all)),)
 include $(PROBE)
 ifneq ($(strip $(MISSING)),)
 $(shell rm -f $(PROBE))
@@ -128,7 +128,7 @@ build/tools/%: dev/scale/%.c Makefile $(PROBE)
 # ---- targets -----------------------------------------------------------------------------------------------
 
 .PHONY: all trainers kernel-programs kernels bench spills tools scale setup train test lessons gpu-check clean help \
-        corpus run-train build-train doc planned schedule
+        explorer corpus run-train build-train doc planned schedule
 
 all: trainers tools                  ## every trainer and tool
 trainers: $(call program,$(TRAINERS))  ## build/cpu-fp32/train_gpt and those after it
@@ -237,6 +237,11 @@ schedule: build/tools/schedule build/tools/timeline  ## proves or refuses SCHEDU
 	@build/tools/schedule --list $(if $(P),--stages $(P)) $(if $(M),--micros $(M)) --trace build/schedule.json "$$LIST"
 	@build/tools/timeline --out build/schedule.svg build/schedule.json 2>/dev/null
 	@echo 'picture: build/schedule.svg'
+
+# ---- make explorer -----------------------------------------------------------------------------------------
+
+explorer:  ## doc/explorer.html: these headers in a browser (needs clang and wasm-ld)
+	@dev/explorer/build.sh
 
 # ---- make test ---------------------------------------------------------------------------------------------
 

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# build.sh [OUT]: makes doc/explorer.html, or OUT: one page with its style, its script and the trainers' C compiled to
+# WebAssembly. Needs clang with the target wasm32, and wasm-ld. The same version of clang makes the same bytes; which
+# one made the page stands in its last line.
+set -eu
+cd "$(dirname "$0")/../.."
+out=${1:-doc/explorer.html}
+clang=${CLANG:-clang} linker=${WASM_LD:-wasm-ld}
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+
+# Standard headers by their names: the C library's, and those of CUDA, NCCL and MPI.
+mkdir -p "$dir/include/nvtx3"
+for name in ctype errno getopt limits math sched signal stdarg stdbool stddef stdint stdio stdlib string time unistd; do
+    echo '#include "dev/explorer/libc.h"' >"$dir/include/$name.h"
+done
+for name in cuda_profiler_api cuda_runtime mpi nccl nvtx3/nvToolsExt; do
+    echo '#include "dev/explorer/device.h"' >"$dir/include/$name.h"
+done
+cp llmc/cpu/cuda_bf16.h "$dir/include/"
+
+# Formats are not checked: %zu is right here for a size_t of 64 bits, which the compiler thinks has 32.
+flags=(--target=wasm32 -nostdinc -ffreestanding -fno-builtin -Os -mbulk-memory -fvisibility=hidden -ffunction-sections
+       -fdata-sections -Wall -Wextra -Wno-format -Wno-unused-function -I"$dir/include" -I.)
+compile() { "$clang" "${flags[@]}" -c "$@"; }
+compile -std=gnu11 -o "$dir/libc.o" dev/explorer/libc.c
+compile -std=gnu11 -O2 -o "$dir/schedule.o" dev/explorer/schedule.c
+for precision in fp32 bf16; do
+    renamed=()
+    for name in run rank place; do renamed+=("-Dlayout_$name=layout_${name}_$precision"); done
+    compile -x c++ -std=c++17 -fno-exceptions -fno-rtti -fno-threadsafe-statics -Idev/explorer "${renamed[@]}" \
+        "-DPRECISION_${precision^^}" -o "$dir/layout_$precision.o" dev/explorer/layout.cu
+done
+exports=()
+for name in stderr_text schedule_text command_text schedule_run schedule_result schedule_list ring_run \
+            layout_{run,rank,place}_{fp32,bf16}; do
+    exports+=("--export=$name")
+done
+# What the page brings: math, and a way to end.
+printf '%s\n' pow cos exit _exit >"$dir/allowed"
+"$linker" --no-entry --gc-sections --strip-all -z stack-size=262144 --allow-undefined-file="$dir/allowed" \
+    "${exports[@]}" -o "$dir/explorer.wasm" "$dir"/*.o
+
+base64 -w 0 "$dir/explorer.wasm" >"$dir/wasm"
+awk -v dir="$dir" '
+    function insert(file,   line) { while ((getline line < file) > 0) print line }
+    /^@@page/ { insert("dev/explorer/" substr($0, 3)); next }
+    /@@wasm/ { getline line < (dir "/wasm"); i = index($0, "@@wasm")
+               print substr($0, 1, i - 1) line substr($0, i + 6); next }
+    { print }' dev/explorer/page.html >"$dir/page"
+"$clang" --version | sed -n '1s/.*version \([0-9.]*\).*/<!-- clang \1 -->/p' >>"$dir/page"
+mv "$dir/page" "$out"
+echo "$out: $(wc -c <"$out") bytes, of which WebAssembly $(wc -c <"$dir/explorer.wasm")"

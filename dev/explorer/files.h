@@ -1,0 +1,105 @@
+// files.h: what stands in for those parts of a trainer that read or write files, or keep the time. There are none here:
+// the run is a --dry-run that goes on for one step. Names and types are those of the headers whose place it takes.
+#ifndef EXPLORER_FILES_H
+#define EXPLORER_FILES_H
+
+#include "device.h"
+#include "llmc/host/error.h"
+
+#define LLMC_CHECKPOINT_H
+#define LLMC_CHECKPOINT_LIST_H
+#define LLMC_DATALOADER_H
+#define LLMC_FILE_H
+#define LLMC_LOG_H
+#define LLMC_OUTPUTS_H
+#define LLMC_PROFILE_H
+#define LLMC_PROGRESS_H
+#define LLMC_RAND_H
+#define LLMC_SAMPLER_H
+#define LLMC_TIMELINE_CUH
+#define LLMC_TOKENIZER_H
+#define LLMC_TRACE_H
+
+// The one file: the list of steps that a user has written.
+extern "C" char schedule_text[];
+static inline char *file_read(const char *, size_t, size_t *bytes, Error *) {
+    *bytes = strlen(schedule_text);
+    return schedule_text;
+}
+
+typedef enum { STATE_WEIGHTS, STATE_M, STATE_V, STATE_MASTER } StateKind;
+typedef struct {
+    size_t step, first_step, sample;
+} TrainerState;
+DOES_NOTHING(bool, checkpoint_claim, true)
+DOES_NOTHING(bool, checkpoint_latest, true)
+DOES_NOTHING(bool, checkpoint_read_config, true)
+DOES_NOTHING(bool, checkpoint_check, true)
+DOES_NOTHING(bool, checkpoint_read, true)
+DOES_NOTHING(bool, checkpoint_write, true)
+DOES_NOTHING(bool, checkpoint_create, true)
+DOES_NOTHING(bool, checkpoint_commit, true)
+DOES_NOTHING(void, checkpoint_abandon, )
+DOES_NOTHING(void, checkpoint_prune, )
+DOES_NOTHING(bool, gradients_create, true)
+DOES_NOTHING(bool, gradients_write, true)
+DOES_NOTHING(bool, gradients_finish, true)
+DOES_NOTHING(bool, progress_resume, true)
+DOES_NOTHING(TrainerState, progress_start, (TrainerState{0, 0, 0}))
+DOES_NOTHING(bool, path_print, true)
+DOES_NOTHING(bool, outputs_check, true)
+
+typedef struct {
+    size_t samples;
+} DataLoader;
+DOES_NOTHING(bool, dataloader_open, true)
+DOES_NOTHING(bool, dataloader_check_batch, true)
+DOES_NOTHING(bool, dataloader_read, true)
+
+typedef struct {
+    int none;
+} Tokenizer;
+DOES_NOTHING(bool, tokenizer_open, true)
+DOES_NOTHING(bool, tokenizer_check_prompt, true)
+DOES_NOTHING(bool, tokenizer_prompt, true)
+DOES_NOTHING(void, tokenizer_print, )
+enum { RANDOM_SAMPLE };
+DOES_NOTHING(double, random_uniform, 0)
+DOES_NOTHING(void, random_normal_fill, )
+DOES_NOTHING(int, sample_token, 0)
+
+typedef struct {
+    size_t step;
+    double loss, grad_norm, lr, ms;
+} StepReport;
+typedef struct {
+    int none;
+} Log;
+DOES_NOTHING(bool, log_open, true)
+DOES_NOTHING(bool, log_close, true)
+DOES_NOTHING(void, log_step, )
+DOES_NOTHING(void, log_validation, )
+DOES_NOTHING(double, device_peak_flops, 0)
+
+typedef struct {
+    int none;
+} TraceEvent;
+typedef struct {
+    TraceEvent *events;
+    size_t count;
+} TraceList;
+typedef struct {
+    bool on, paused;
+    TraceList trace;
+} Timeline;
+DOES_NOTHING(double, seconds_now, 0)
+DOES_NOTHING(void, timeline_start, )
+DOES_NOTHING(void, timeline_collect, )
+DOES_NOTHING(size_t, span_begin, 0)
+DOES_NOTHING(void, span_end, )
+DOES_NOTHING(void, profile_report, )
+DOES_NOTHING(bool, trace_write, true)
+DOES_NOTHING(void, trace_add, )
+DOES_NOTHING(void, trace_free, )
+
+#endif

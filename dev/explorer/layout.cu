@@ -1,0 +1,212 @@
+// layout.cu: what train_gpt_3d would do with a command line, for the page: its refusals, the bytes of every stage, the
+// bytes of a step. It compiles the trainer itself, with device.h and files.h in place of what is not here, and runs one
+// rank of every stage up to a --dry-run's plan and then through one step whose calls are counted.
+//
+// Compiled once for each precision; PRECISION is its name.
+#include "files.h"
+
+#include "llmc/pipeline_text.h"
+
+// All stages of a layout take their steps out of the same lists: these are made and proved once.
+static struct {
+    Schedule schedule;
+    PipelineCosts costs;
+    PipelineLists lists;
+    bool made, proved;
+} shared;
+
+static PipelineLists shared_lists_make(Schedule schedule, int p, int m, int v, const PipelineCosts *costs) {
+    bool same = shared.made && shared.schedule == schedule && shared.lists.p == p && shared.lists.m == m &&
+                shared.lists.v == v && memcmp(&shared.costs, costs, sizeof *costs) == 0;
+    if (!same) {
+        shared.schedule = schedule;
+        shared.costs = *costs;
+        shared.lists = pipeline_lists_make(schedule, p, m, v, costs);
+        shared.made = true;
+        shared.proved = false;
+    }
+    return shared.lists;
+}
+
+static bool shared_lists_prove(const PipelineLists *lists, size_t buffers, Error *err) {
+    bool is_shared = shared.made && lists->steps == shared.lists.steps;
+    if (is_shared && shared.proved) return true;
+    bool ok = pipeline_lists_prove(lists, buffers, err);
+    if (is_shared) shared.proved = ok;
+    return ok;
+}
+
+#define pipeline_lists_make shared_lists_make
+#define pipeline_lists_prove shared_lists_prove
+#include "llmc/pipeline_plan.h"
+#undef pipeline_lists_make
+#undef pipeline_lists_prove
+
+#define main static unused_main
+#include "train_gpt_3d.cu"
+#undef main
+
+enum { LAYOUT_WORDS = 128, LAYOUT_PASSES = 1 << 22 };
+
+// What the page reads. Sizes are doubles, which hold bytes up to 2^53.
+typedef struct {
+    double layers, slots, weights, gradients, optimizer, activations;
+} StageBytes;
+typedef struct {
+    double calls, sent, received, across;  // across: of what is sent, the bytes that leave a node
+} Sent;
+typedef struct {
+    double stages, micros, chunks, parameters, flops, reserve, counted, costs[3];
+    Sent all[GROUP_COUNT][NCCL_MPI_OPS], rank[GROUP_COUNT][NCCL_MPI_OPS];  // of all ranks together, and of one
+    StageBytes rank_bytes;
+    StageBytes stage[1];  // [stages] of the first rank of each
+} Layout;
+
+// The calls of one rank of a stage: those of its other ranks are the same.
+typedef struct {
+    Traffic *calls;
+    int count;
+} StageCalls;
+
+static struct {
+    Grid grid;
+    int chunks, node;  // GPUs of a node
+    StageCalls *stages;
+    Layout *result;
+} plan;
+
+// The rank that gets what this rank sends by a call: its neighbour on a ring, or the stage at the link's other end.
+static int receiver(const Grid *g, const Traffic *call) {
+    if (call->group == GROUP_WORLD) return (int)((g->rank + 1) % g->world);
+    if (call->group == GROUP_TENSOR) return grid_rank_at(g, (g->t_rank + 1) % g->t, g->d_rank, g->p_rank);
+    if (call->group == GROUP_DATA) return grid_rank_at(g, g->t_rank, (g->d_rank + 1) % g->d, g->p_rank);
+    if (call->group == GROUP_EMBEDDING) return grid_rank_at(g, g->t_rank, g->d_rank, g->p_rank ? 0 : g->p - 1);
+    int from, to;
+    pipeline_link_ends((int)g->p, plan.chunks, call->link, &from, &to);
+    return grid_rank_at(g, g->t_rank, g->d_rank, (size_t)to);
+}
+
+// Adds what one rank sends in a step.
+static void add_rank(Sent sums[GROUP_COUNT][NCCL_MPI_OPS], size_t rank) {
+    Grid g = plan.grid;
+    grid_place(&g, rank);
+    const StageCalls *calls = &plan.stages[g.p_rank];
+    const size_t sizes[GROUP_COUNT] = {g.world, g.t, g.d, 2, 2};
+    const size_t keys[GROUP_COUNT] = {rank, g.t_rank, g.d_rank, 0, g.p_rank != 0};
+    for (int i = 0; i < calls->count; i++) {
+        const Traffic *call = &calls->calls[i];
+        NcclMpiCounter c = {0, 0, 0};
+        ring_traffic(&c, (NcclMpiOp)call->op, call->count, call->width, sizes[call->group], keys[call->group], 0);
+        Sent *sum = &sums[call->group][call->op];
+        bool crosses = (int)rank / plan.node != receiver(&g, call) / plan.node;
+        sum->calls += call->calls;
+        sum->sent += (double)c.bytes_sent * call->calls;
+        sum->received += (double)c.bytes_received * call->calls;
+        sum->across += crosses ? (double)c.bytes_sent * call->calls : 0.0;
+    }
+}
+
+// One step of the rank whose plan m holds, and what it calls.
+static StageCalls count_step(GPT *m) {
+    char *nowhere = (char *)1;  // no buffer has the address NULL
+    m->weights.base = m->gradients.base = m->optimizer.base = m->activations.base = nowhere;
+    layout(m);
+    connect(m);
+    host_array(m->host_sums, m->micros), host_array(m->host_norms, m->norm_count);
+    host_array(m->host_totals, count_tensors(&m->config) + TOTALS_EXTRA);
+    job_reset_traffic(&m->job);
+    train_step(m);
+    StageCalls calls = {traffic, traffic_count};
+    return calls;
+}
+
+// The command line of layout_run.
+static struct {
+    char *words[LAYOUT_WORDS];
+    int count;
+} command;
+
+// Cuts a command line at its spaces; the first word is the program.
+static void cut_words(char *line) {
+    static char program[] = "train_gpt_3d";
+    command.words[0] = program;
+    command.count = 1;
+    for (char *at = line; *at && command.count < LAYOUT_WORDS;) {
+        command.words[command.count++] = at;
+        at += strcspn(at, " ");
+        while (*at == ' ') *at++ = 0;
+    }
+}
+
+// A rank's plan of memory. Does not return if the trainer refuses: it prints why, and exits.
+static void plan_rank(GPT *m, int rank, int t, int d, int p) {
+    memset(m, 0, sizeof *m);
+    ranks_are(rank, t, d, p);
+    trainer_open(m, command.count, command.words, OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA);
+    shard(m);
+    layout(m);
+}
+
+static StageBytes bytes_of(const GPT *m) {
+    return {(double)m->plan.layer_count, (double)m->plan.slots,     (double)m->weights.used,
+            (double)m->gradients.used,   (double)m->optimizer.used, (double)m->activations.used};
+}
+
+static GPT gpt;
+
+// Runs the command line for t x d x p ranks with so many on a node. The result is there as long as the program.
+extern "C" const Layout *layout_run(char *line, int t, int d, int p, int node) {
+    GPT *m = &gpt;
+    cut_words(line);
+    memset(&shared, 0, sizeof shared);
+    stderr_text[0] = 0;
+    plan_rank(m, 0, t, d, p);  // whatever the trainer would refuse has been refused now
+    plan.grid = m->grid;
+    plan.chunks = (int)m->opt.chunks;
+    plan.node = node;
+    plan.stages = (StageCalls *)host_alloc((size_t)p, sizeof *plan.stages);
+    Traffic *calls = (Traffic *)host_alloc((size_t)p * TRAFFIC_MOST, sizeof *calls);
+    Layout *r = plan.result = (Layout *)host_alloc(1, sizeof(Layout) + (size_t)p * sizeof(StageBytes));
+    r->stages = p;
+    r->micros = (double)m->micros;
+    r->chunks = plan.chunks;
+    r->parameters = (double)count_parameters(&m->config);
+    r->flops = count_flops(&m->config, (double)m->opt.global_batch * (double)m->T, m->T);
+    r->reserve = (double)job_gpu_reserve(ranks_size);
+    r->counted = (double)m->config.L * (double)m->micros <= LAYOUT_PASSES;
+    PipelineCosts costs = pipeline_layer_costs(m->config.C, m->T, 1);
+    memcpy(r->costs, costs.step, sizeof costs.step);
+    size_t mark = heap_mark();
+    for (int stage = 0; stage < p; stage++) {
+        heap_reset(mark);
+        plan_rank(m, grid_rank_at(&plan.grid, 0, 0, (size_t)stage), t, d, p);
+        r->stage[stage] = bytes_of(m);
+        if (!r->counted) continue;
+        StageCalls made = count_step(m);
+        plan.stages[stage].calls = calls + (size_t)stage * TRAFFIC_MOST;
+        plan.stages[stage].count = made.count;
+        memcpy(plan.stages[stage].calls, made.calls, (size_t)made.count * sizeof *made.calls);
+    }
+    heap_reset(mark);
+    for (size_t rank = 0; rank < plan.grid.world; rank++) add_rank(r->all, rank);
+    return r;
+}
+
+// What one rank of the layout above sends, and its bytes: data ranks differ a little in the pieces of tensors that they
+// own, of which the norm keeps a list.
+extern "C" const Layout *layout_rank(int rank) {
+    memset(plan.result->rank, 0, sizeof plan.result->rank);
+    add_rank(plan.result->rank, (size_t)rank);
+    size_t mark = heap_mark();
+    plan_rank(&gpt, rank, (int)plan.grid.t, (int)plan.grid.d, (int)plan.grid.p);
+    plan.result->rank_bytes = bytes_of(&gpt);
+    heap_reset(mark);
+    return plan.result;
+}
+
+// Where a rank stands: t_rank + t * (d_rank + d * p_rank).
+extern "C" int layout_place(int rank) {
+    Grid g = plan.grid;
+    grid_place(&g, (size_t)rank);
+    return (int)(g.t_rank + g.t * (g.d_rank + g.d * g.p_rank));
+}

@@ -1,0 +1,134 @@
+// libc.h: the part of the C library that the trainers' headers call, for WebAssembly, where there is none. build.sh
+// gives this file the names of all standard headers.
+//
+// size_t has 64 bits, as where the trainers run: a model of 100 GB is counted, though it would not fit in here.
+#ifndef EXPLORER_LIBC_H
+#define EXPLORER_LIBC_H
+
+#ifdef __cplusplus
+extern "C" {
+#define NULL 0
+#else
+#define NULL ((void *)0)
+#define bool _Bool
+#define true 1
+#define false 0
+#endif
+
+typedef unsigned long long size_t;
+typedef long long ptrdiff_t, ssize_t, off_t;
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t, sig_atomic_t;
+typedef unsigned int uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+typedef unsigned long uintptr_t;
+#define SIZE_MAX (~(size_t)0)
+#define INT_MAX 2147483647
+#define INT_MIN (-INT_MAX - 1)
+#define PATH_MAX 4096
+#define offsetof(type, field) __builtin_offsetof(type, field)
+
+typedef __builtin_va_list va_list;
+#define va_start(args, last) __builtin_va_start(args, last)
+#define va_arg(args, type) __builtin_va_arg(args, type)
+#define va_end(args) __builtin_va_end(args)
+
+// The compiler's own copies count in 32 bits.
+#define memcpy(to, from, count) __builtin_memcpy(to, from, (unsigned long)(count))
+#define memmove(to, from, count) __builtin_memmove(to, from, (unsigned long)(count))
+#define memset(to, byte, count) __builtin_memset(to, byte, (unsigned long)(count))
+int memcmp(const void *a, const void *b, size_t count);
+size_t strlen(const char *text);
+int strcmp(const char *a, const char *b);
+int strncmp(const char *a, const char *b, size_t count);
+char *strcpy(char *to, const char *from);
+char *strchr(const char *text, int c);
+char *strrchr(const char *text, int c);
+char *strstr(const char *text, const char *part);
+size_t strspn(const char *text, const char *set);
+size_t strcspn(const char *text, const char *set);
+int isdigit(int c);
+int isspace(int c);
+
+// Memory is taken in order and given back all at once, by heap_reset.
+void *malloc(size_t bytes);
+void *calloc(size_t count, size_t size);
+static inline bool mul_overflow(size_t a, size_t b, size_t *product) {
+    *product = a * b;
+    return (double)a * (double)b >= 18446744073709551616.0;
+}
+#define __builtin_mul_overflow mul_overflow  // the compiler's multiplies in 128 bits
+void *realloc(void *memory, size_t bytes);
+void free(void *memory);
+size_t heap_mark(void);
+void heap_reset(size_t mark);
+
+extern int errno;
+unsigned long long strtoull(const char *text, char **end, int base);
+double strtod(const char *text, char **end);
+char *getenv(const char *name);
+int setenv(const char *name, const char *value, int overwrite);
+void exit(int code) __attribute__((noreturn));  // the page throws
+void _exit(int code) __attribute__((noreturn));
+
+// What goes to stdout is dropped; stderr_text holds what went to stderr.
+typedef struct FILE FILE;
+extern FILE *stdout, *stderr;
+extern char stderr_text[4096];
+int vsnprintf(char *out, size_t size, const char *format, va_list args);
+int snprintf(char *out, size_t size, const char *format, ...);
+int fprintf(FILE *file, const char *format, ...);
+int printf(const char *format, ...);
+int fflush(FILE *file);
+FILE *freopen(const char *path, const char *mode, FILE *file);
+
+// Math that the instructions of WebAssembly do not have is the page's.
+double pow(double x, double y);
+double cos(double x);
+double fmax(double x, double y);
+double fmin(double x, double y);
+#define sqrt(x) __builtin_sqrt(x)
+#define sqrtf(x) __builtin_sqrtf(x)
+#define isnan(x) __builtin_isnan(x)
+#define isinf(x) __builtin_isinf(x)
+#define isfinite(x) __builtin_isfinite(x)
+#define INFINITY __builtin_inff()
+
+// getopt_long for words that are all --name or --name value.
+struct option {
+    const char *name;
+    int has_arg, *flag, val;
+};
+enum { no_argument, required_argument };
+extern int optind, opterr;
+extern char *optarg;
+int getopt_long(int argc, char *const *argv, const char *letters, const struct option *flags, int *found);
+
+// Signals never come.
+struct sigaction {
+    void (*sa_handler)(int);
+};
+#define SIGTERM 15
+#define SIGINT 2
+#define SIGXFSZ 25
+#define SIG_IGN ((void (*)(int))1)
+static inline int sigaction(int number, const struct sigaction *now, struct sigaction *before) {
+    (void)number, (void)now, (void)before;
+    return 0;
+}
+static inline void signal(int number, void (*handler)(int)) { (void)number, (void)handler; }
+static inline int sched_yield(void) { return 0; }
+enum { R_OK = 4 };
+static inline int access(const char *path, int mode) {
+    (void)path, (void)mode;
+    return -1;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

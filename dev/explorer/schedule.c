@@ -1,0 +1,264 @@
+// schedule.c: the pages' schedules and rings, from the headers that the trainers and build/tools/schedule use: lists,
+// proof, and the small machine in virtual time that runs them.
+#include "libc.h"
+#define LLMC_FILE_H  // lists come from the page, not from files
+#include "llmc/host/error.h"
+static char *file_read(const char *path, size_t most, size_t *bytes, Error *err);
+
+#include "dev/plot/pipeline_streams.h"
+#include "llmc/grid.h"
+#include "llmc/mpi/traffic.h"
+#include "llmc/pipeline_text.h"
+
+enum { TEXT_BYTES = 1 << 20, MOST_STEPS = 1 << 21, BY_HAND = SCHEDULE_COUNT };
+char schedule_text[TEXT_BYTES], command_text[TEXT_BYTES];  // what the page writes: a list by hand, a command line
+
+static char *file_read(const char *path, size_t most, size_t *bytes, Error *err) {
+    (void)path, (void)most, (void)err;
+    *bytes = strlen(schedule_text);
+    return schedule_text;
+}
+
+// A step or a message as it ran. kind: StepKind; 3 a send, 4 a receipt.
+typedef struct {
+    double start, end;
+    int kind, micro, chunk, stream;
+} Box;
+
+// What a stage is in when nothing moves any more, and the stage for which it waits. type: OpType, of the operation that
+// does not begin; for a compute, `input` says whether it waits for its input or for a free buffer.
+typedef struct {
+    int type, kind, micro, chunk, peer, input;
+} Stuck;
+
+typedef struct {
+    double p, m, v, split, makespan, busy, bubble, formula, proved_with, needs, limit, hangs;
+    Box *boxes;
+    int *first;      // [p + 1] boxes of each stage
+    int *in_flight;  // [p] most activations at one time
+    int *layers;     // [p * v] of each global chunk
+    Stuck *stuck;    // [p] type -1: the stage is through
+} Result;
+
+static struct {
+    PipelineLists lists;
+    Machine machine;
+    Result result;
+} run;
+
+static int refuse(const char *text) {
+    snprintf(stderr_text, sizeof stderr_text, "%s", text);
+    return 1;
+}
+
+// The lists of a schedule by its name or by hand.
+static bool make_lists(int kind, int p, int m, int v, const PipelineCosts *costs, Error *err) {
+    if (kind == BY_HAND) return pipeline_text_parse("the list", schedule_text, &run.lists, err);
+    if (!pipeline_check((Schedule)kind, p, m, v, err)) return false;
+    if ((double)p * m * v > MOST_STEPS / 2)
+        return error_set(err, "%d stages, %d micro-batches and %d chunks are too many for this page", p, m, v);
+    run.lists = pipeline_lists_make((Schedule)kind, p, m, v, costs);
+    return true;
+}
+
+// Is each list in order by itself? Then the machine can run it, whatever the stages do to each other.
+static bool lists_in_order(const PipelineLists *l, Error *err) {
+    size_t pairs = (size_t)l->m * l->v;
+    if ((double)l->p * l->m * l->v > MOST_STEPS / 2) return error_set(err, "the list is too long for this page");
+    for (int s = 0; s < l->p; s++) {
+        unsigned char *done = host_alloc(pairs, 1);
+        int *ordered = host_alloc(2 * (size_t)l->v, sizeof *ordered);
+        for (size_t i = 0; i < l->counts[s]; i++) {
+            PipelineStep step = l->steps[s][i];
+            if (!pipeline_prove_step(s, l->m, l->v, step, done, ordered, err)) return false;
+            done[(size_t)step.micro * l->v + step.chunk]++;
+            if (step.kind != STEP_FORWARD) ordered[(step.kind - 1) * l->v + step.chunk]++;
+        }
+    }
+    return true;
+}
+
+// The fewest buffers at each end of a link with which the lists cannot hang; 0: they hang with any number.
+static size_t buffers_needed(const PipelineLists *l) {
+    Error err;
+    size_t most = (size_t)l->m * l->v;
+    for (size_t buffers = 1; buffers < most && buffers <= 4; buffers++)
+        if (pipeline_lists_prove(l, buffers, &err)) return buffers;
+    if (!pipeline_lists_prove(l, most, &err)) return 0;
+    size_t low = most < 4 ? most - 1 : 4, high = most;  // hangs with low, not with high
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        if (pipeline_lists_prove(l, middle, &err)) high = middle;
+        else low = middle;
+    }
+    return high;
+}
+
+// What the stage is in, and for whom it waits. Its compute stream says so: it waits for a message, whose stream waits
+// for the other stage; on one stream the message itself is there.
+static Stuck find_stuck(const Machine *mc, int stage) {
+    Stuck stuck = {-1, 0, 0, 0, stage, 0};
+    const Stream *streams = &mc->streams[stage * STREAM_COUNT];
+    for (int i = 0; i < STREAM_COUNT; i++) {
+        const Stream *stream = &streams[i];
+        if (stream->next == stream->count) continue;
+        const StreamOp *op = &stream->ops[stream->next];
+        stuck.type = op->type;
+        stuck.kind = op->step.kind;
+        stuck.micro = op->step.micro;
+        stuck.chunk = op->step.chunk;
+        if (op->type != OP_COMPUTE) stuck.peer = op->peer;
+        for (int w = 0; op->type == OP_COMPUTE && w < 2; w++) {
+            if (op->wait_stream[w] < 0) continue;
+            const Stream *other = &streams[op->wait_stream[w]];
+            if (other->next > op->wait_index[w]) continue;
+            stuck.peer = other->ops[op->wait_index[w]].peer;
+            stuck.input = other->ops[op->wait_index[w]].type == OP_RECEIVE;
+            break;
+        }
+        break;  // of the compute stream if it is not through: it is the first
+    }
+    return stuck;
+}
+
+// What ran, stage by stage; the computes of a stage in the order of time, then its messages.
+static void copy_boxes(const Machine *mc, Result *r) {
+    size_t count = 0;
+    for (int i = 0; i < mc->p * STREAM_COUNT; i++) count += mc->streams[i].next;
+    r->boxes = host_alloc(count, sizeof *r->boxes);
+    r->first = host_alloc((size_t)mc->p + 1, sizeof *r->first);
+    int n = 0;
+    for (int s = 0; s < mc->p; s++) {
+        r->first[s] = n;
+        for (int messages = 0; messages < 2; messages++)
+            for (int i = 0; i < STREAM_COUNT; i++) {
+                const Stream *stream = &mc->streams[s * STREAM_COUNT + i];
+                for (size_t k = 0; k < stream->next; k++) {
+                    const StreamOp *op = &stream->ops[k];
+                    if ((op->type != OP_COMPUTE) != messages || (messages && op->end <= op->start)) continue;
+                    Box box = {op->start, op->end, 0, op->step.micro, op->step.chunk, i};
+                    box.kind = op->type == OP_COMPUTE ? (int)op->step.kind : op->type == OP_SEND ? 3 : 4;
+                    r->boxes[n++] = box;
+                }
+            }
+    }
+    r->first[mc->p] = n;
+}
+
+// The papers' bubble for chunks that all cost the same, idle over ideal time; NAN where there is no formula.
+static double formula_of(int kind, int p, int m, int v, const double *cost) {
+    double bubble = pipeline_bubble(p, m, v);
+    if (kind == SCHEDULE_ZB_H1) return bubble * (cost[0] + cost[1] - cost[2]) / (cost[0] + cost[1] + cost[2]);
+    return kind <= SCHEDULE_INTERLEAVED ? bubble : __builtin_nan("");
+}
+
+// Makes the lists, has them proved, runs them. A step of a chunk of average length costs `cost`, and others as many
+// times more as they have more layers; layers 0: all chunks are equal. one_stream: send, receive and compute share one.
+// Returns 0; 1 if refused, with the sentence in stderr_text; 2 if it hangs, with what ran up to there. The result is
+// there until the next run.
+int schedule_run(int kind, int p, int m, int v, double forward, double backward, double weight, double transfer,
+                 int layers, int limit, int buffers, int one_stream) {
+    Error err;
+    Result *r = &run.result;
+    const double cost[3] = {forward, backward, weight};
+    PipelineCosts costs = {{forward, backward, weight}, transfer, limit ? limit : 2 * p};
+    static size_t start;
+    if (!start) start = heap_mark();
+    heap_reset(start);
+    memset(&run, 0, sizeof run);
+    stderr_text[0] = 0;
+    if (buffers < 1) return refuse("a link needs 1 or more buffers at each end");
+    if (!make_lists(kind, p, m, v, &costs, &err)) return refuse(err.text);
+    PipelineLists *l = &run.lists;
+    p = l->p, m = l->m, v = l->v;
+    if (layers && layers < p * v) {
+        error_set(&err, "%d layers do not fill %d stages * %d chunks: lower --pipeline or --virtual", layers, p, v);
+        return refuse(err.text);
+    }
+    bool proved = pipeline_lists_prove(l, (size_t)buffers, &err);
+    if (!proved) refuse(err.text);
+    if (!proved && (strncmp(err.text, "deadlock", 8) != 0 || !lists_in_order(l, &err))) return 1;
+    double *scale = host_alloc((size_t)p * v, sizeof *scale);
+    r->layers = host_alloc((size_t)p * v, sizeof *r->layers);
+    for (int c = 0; c < p * v; c++) {
+        r->layers[c] = layers ? (int)stage_layer_count((size_t)layers, (size_t)p * v, (size_t)c) : 0;
+        scale[c] = layers ? (double)r->layers[c] * p * v / layers : 1;
+    }
+    Machine *mc = &run.machine;
+    mc->p = p, mc->m = m, mc->v = v;
+    mc->buffers = (size_t)buffers;
+    mc->transfer = transfer;
+    mc->scale = layers ? scale : NULL;
+    for (int role = 0; role < STREAM_COUNT; role++) mc->stream_of[role] = one_stream ? 0 : role;
+    for (int k = 0; k < 3; k++) mc->cost[k] = cost[k];
+    machine_run(mc, l->steps, l->counts);
+    r->p = p, r->m = m, r->v = v;
+    r->makespan = mc->makespan;
+    r->busy = mc->busy;
+    r->bubble = mc->complete ? machine_bubble(mc) : __builtin_nan("");
+    r->formula = formula_of(kind, p, m, v, cost);
+    r->proved_with = proved ? buffers : 0;
+    r->needs = (double)buffers_needed(l);
+    r->limit = costs.limit;
+    r->hangs = !mc->complete;
+    r->in_flight = host_alloc((size_t)p, sizeof *r->in_flight);
+    r->stuck = host_alloc((size_t)p, sizeof *r->stuck);
+    for (int s = 0; s < p; s++) {
+        r->split = r->split || pipeline_is_split(l->steps[s], l->counts[s]);
+        r->in_flight[s] = (int)pipeline_max_in_flight(l->steps[s], l->counts[s]);
+        r->stuck[s] = find_stuck(mc, s);
+    }
+    copy_boxes(mc, r);
+    return mc->complete ? 0 : 2;
+}
+
+const Result *schedule_result(void) { return &run.result; }
+
+// One line of the list: writes it into schedule_text, as pipeline_text.h reads it.
+void schedule_list(int stage) {
+    size_t at = 0;
+    schedule_text[0] = 0;
+    for (size_t i = 0; i < run.lists.counts[stage] && at + 32 < sizeof schedule_text; i++) {
+        PipelineStep step = run.lists.steps[stage][i];
+        at += (size_t)snprintf(schedule_text + at, 32, run.lists.v > 1 ? "%s%c%d.%d" : "%s%c%d", i ? " " : "",
+                               "FBW"[step.kind], step.micro, step.chunk);
+    }
+}
+
+// ---- rings ----------------------------------------------------------------------------------------------------------
+
+enum { RING_MOST = 16 };
+
+// What stands in each part of each rank's buffer before and after every round: the set of ranks whose contributions it
+// holds, a bit for each; and which part a rank sends in a round. In round k of a reduce-scatter rank r sends part
+// r - 1 - k, which it has just added to; in round k of an all-gather part r - k, which it has just got.
+typedef struct {
+    double rounds, bytes_sent, counted_sent;  // of rank 0: added up over the rounds, and by ring_traffic
+    int sets[2 * RING_MOST][RING_MOST][RING_MOST], part[2 * RING_MOST][RING_MOST];
+} Ring;
+static Ring ring;
+
+// count: elements of the whole buffer of all n parts, a multiple of n.
+const Ring *ring_run(int op, int n, double count, int width) {
+    memset(&ring, 0, sizeof ring);
+    size_t part_count = (size_t)count / (size_t)n;
+    int half = n - 1, rounds = op == NCCL_MPI_ALL_REDUCE ? 2 * half : half;
+    for (int r = 0; r < n; r++)
+        for (int i = 0; i < n; i++) ring.sets[0][r][i] = op != NCCL_MPI_ALL_GATHER || i == r ? 1 << r : 0;
+    ring.rounds = rounds;
+    for (int k = 0; k < rounds; k++) {
+        bool adds = op == NCCL_MPI_REDUCE_SCATTER || (op == NCCL_MPI_ALL_REDUCE && k < half);
+        memcpy(ring.sets[k + 1], ring.sets[k], sizeof ring.sets[k]);
+        for (int r = 0; r < n; r++) {
+            int part = ring.part[k][r] = ((adds ? r - 1 - k : r - k % half) + 2 * n) % n, to = (r + 1) % n;
+            int set = ring.sets[k][r][part];
+            ring.sets[k + 1][to][part] = adds ? ring.sets[k][to][part] | set : set;
+        }
+        ring.bytes_sent += (double)part_count * width;
+    }
+    NcclMpiCounter c = {0, 0, 0};
+    size_t argument = op == NCCL_MPI_ALL_REDUCE ? part_count * (size_t)n : part_count;
+    ring_traffic(&c, (NcclMpiOp)op, argument, (size_t)width, (size_t)n, 0, 0);
+    ring.counted_sent = (double)c.bytes_sent;
+    return &ring;
+}

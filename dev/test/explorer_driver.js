@@ -1,0 +1,77 @@
+// explorer_driver.js: dev/test/run_explorer.sh appends it to a copy of doc/explorer.html. It opens one address after the
+// other and writes what the page says of each, a line for each number: ADDRESS NUMBER, then what the trainers print of
+// it. While it works the page's load event waits for a document that stays open, and so does the browser.
+(async () => {
+    const out = [], frame = document.createElement("iframe");
+    document.body.append(frame);
+    frame.contentDocument.open();
+    const say = (...words) => out.push(words.join(" "));
+    const numbers = () => JSON.parse($("numbers").textContent);
+    for (const [i, hash] of ADDRESSES.entries()) {
+        history.replaceState(null, "", hash);
+        const ok = await open(hash), x = numbers();
+        if (panel === "layout") say(i, "flags" + flagsOf(ok ? state.layout : Object.fromEntries(
+            fields("layout").map(f => [f.name, valueOf(f)]))));
+        if (!ok) {
+            say(i, "refused", x.refused);
+        } else if (panel === "schedules") {
+            x.flight.forEach((most, s) => say(i, "stage", s, most, short(x.span[s])));
+            if (x.hangs) say(i, "hangs", x.circle.join("->"), x.stuck.join(" | "));
+            else say(i, "bubble", x.bubble, short(x.makespan - x.busy / x.p), short(x.busy / x.p));
+        } else if (panel === "layout") {
+            for (let rank = 0; rank < laid.ranks; rank++) {
+                const s = laid.rank(rank).bytes;
+                say(i, "rank", rank, s.weights, s.gradients, s.optimizer, s.activations);
+            }
+            x.all.forEach((group, g) => group.forEach((op, o) => {
+                if (op.calls) say(i, "traffic", GROUPS[g], OPS[o], op.calls, op.sent, op.received);
+            }));
+            let each = 0;  // the sums of what the single ranks send
+            for (let rank = 0; rank < laid.ranks; rank++) each += laid.rank(rank).sent.flat().reduce((a, b) => a + b.sent, 0);
+            say(i, "sums", each === x.all.flat().reduce((a, b) => a + b.sent, 0) ? "agree" : "differ");
+        } else {
+            say(i, "ring", x.rounds, x.sent, x.counted, x.last.map(row => row.join(",")).join(";"));
+        }
+        if (ok) {  // the address that the page now shows leads to the same numbers
+            const before = $("numbers").textContent, shownAt = location.hash;
+            await open(shownAt);
+            say(i, "address", $("numbers").textContent === before && location.hash === shownAt ? "same" : "differs");
+        }
+    }
+    // Bad input leaves everything but the sentence as it was.
+    history.replaceState(null, "", "#schedules");
+    await open("#schedules");
+    const picture = $("timeline").toDataURL(), text = $("facts").textContent, field = section("schedules").querySelector("[name=p]");
+    for (const bad of ["x", "0", "", "-1", "1e9", "<b>"]) {
+        field.value = bad;
+        await changed(field);
+        say("bad", !$("refusal").hidden && location.hash === "#schedules" && $("facts").textContent === text &&
+            $("timeline").toDataURL() === picture && state.schedules.p === "4" ? "kept" : "changed", bad);
+    }
+    // Keys.
+    await open("#schedules");
+    const press = (id, key) => $(id).dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
+    press("timeline", "ArrowLeft");
+    const earlier = timeShown;
+    press("timeline", "End");
+    say("keys", earlier !== null && timeShown === null ? "time" : "nothing");
+    await open("#layout");
+    press("grid", "ArrowRight");
+    press("grid", "ArrowDown");
+    say("keys", rankShown === 33 ? "rank" : "nothing", rankShown);
+    // How long drawing takes, from the input to the picture: the shortest of five times.
+    for (const hash of SLOW) {
+        let least = Infinity;
+        for (let i = 0; i < 5; i++) {
+            const begin = performance.now();
+            const ok = await open(hash);
+            if (ok) least = Math.min(least, performance.now() - begin);
+        }
+        say("time", least.toFixed(0), hash);
+    }
+    const result = document.createElement("pre");
+    result.id = "result";
+    result.textContent = "\n" + out.join("\n") + "\nend\n";
+    document.body.replaceChildren(result, frame);
+    frame.contentDocument.close();
+})();

@@ -1,0 +1,224 @@
+#!/usr/bin/env bash
+# run_explorer.sh [BUILD]: is doc/explorer.html what its sources make, and are its numbers the trainers' own? The page
+# runs in headless Chromium; what it says of schedules is compared with build/tools/schedule, of layouts with --dry-run,
+# NCCL_TRAFFIC=1 and what the trainer refuses. Without clang (target wasm32) or Chromium that part is skipped.
+# needs: fp32/train_gpt_3d bf16/train_gpt_3d tools/schedule
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+build=${1:-build/cpu-fp32}
+case $build in
+    *cuda*) echo 'skip explorer: the numbers are those of the stand-ins'
+            echo '0 passed, 0 failed'
+            exit 0 ;;
+esac
+page=doc/explorer.html
+launch=${MPIRUN:-$(sed -n 's/^MPIRUN := //p' "build/probe-cpu${MPI:+-$MPI}.mk")}
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+passed=0 failed=0
+
+check() { # check TEXT WRONG: passes if nothing is wrong, else says what
+    if [ -z "$2" ]; then
+        passed=$((passed + 1))
+        echo "ok   $1"
+    else
+        failed=$((failed + 1))
+        printf 'FAIL %s\n%s\n' "$1" "$2"
+    fi
+}
+
+# ---- the page -------------------------------------------------------------------------------------------------------
+
+check "the page has $(wc -c <$page) bytes, at most 300 KB" "$([ "$(wc -c <$page)" -le 300000 ] || echo 'too large')"
+check "the page loads nothing" "$(grep -oE '(src|href|action)="?[^#"][^"]*"|https?://|url\(|@import|fetch\(|XMLHttp' $page)"
+
+clang=${CLANG:-clang} linker=${WASM_LD:-wasm-ld}
+made=$(tail -n 1 $page)
+here=$("$clang" --version 2>/dev/null | sed -n '1s/.*version \([0-9.]*\).*/<!-- clang \1 -->/p')
+if ! command -v "$linker" >/dev/null || ! "$clang" --print-targets 2>/dev/null | grep -q wasm32; then
+    echo 'skip the bytes of the page: no clang with the target wasm32, or no wasm-ld'
+elif [ "$made" != "$here" ]; then
+    dev/explorer/build.sh "$dir/explorer.html" >"$dir/made" 2>&1
+    check "the page can be made" "$([ -s "$dir/explorer.html" ] || cat "$dir/made")"
+    echo "skip the bytes of the page: $made made it, and here is $here"
+else
+    dev/explorer/build.sh "$dir/explorer.html" >"$dir/made" 2>&1
+    check "the page is what its sources make (else: make explorer)" "$(cmp "$dir/explorer.html" $page 2>&1)"
+    check "no warning of the compiler" "$(grep -i warning "$dir/made")"
+fi
+
+chromium=
+for name in chromium chromium-browser google-chrome; do
+    [ -n "$chromium" ] || chromium=$(command -v $name)
+done
+if [ -z "$chromium" ]; then
+    echo 'skip the numbers of the page: no Chromium'
+    echo "$passed passed, $failed failed"
+    [ $failed = 0 ]
+    exit
+fi
+
+# ---- what the page says ---------------------------------------------------------------------------------------------
+
+# Words of an address, and what to compare it with: schedule ARGUMENTS of build/tools/schedule (LIST: the file of a
+# list), dry (--dry-run), traffic (one step of the golden model), refused.
+golden='heads=4&channels=32&vocab=61&seq=24&micro=2&global=8&sp=0&recompute=none'
+small='heads=4&channels=128&vocab=257&seq=64&micro=4&global=16&sp=0&recompute=none'
+middle='heads=8&channels=512&vocab=50257&seq=512&micro=4&global=32&sp=0&recompute=none'
+cases=(
+    '#schedules|schedule --stages 4 --micros 8 1f1b'
+    '#schedules?kind=gpipe|schedule --stages 4 --micros 8 gpipe'
+    '#schedules?kind=interleaved&v=2|schedule --stages 4 --micros 8 --virtual 2 interleaved'
+    '#schedules?kind=zb-h1|schedule --stages 4 --micros 8 zb-h1'
+    '#schedules?kind=zb-auto|schedule --stages 4 --micros 8 zb-auto'
+    '#schedules?kind=zb-auto&limit=4&p=4&m=12|schedule --stages 4 --micros 12 --limit 4 zb-auto'
+    '#schedules?p=1&m=3|schedule --stages 1 --micros 3 1f1b'
+    '#schedules?p=16&m=64|schedule --stages 16 --micros 64 1f1b'
+    '#schedules?kind=gpipe&p=7&m=5|schedule --stages 7 --micros 5 gpipe'
+    '#schedules?kind=interleaved&p=8&m=16&v=3|schedule --stages 8 --micros 16 --virtual 3 interleaved'
+    '#schedules?kind=zb-h1&p=8&m=32&F=1.11&B=1.28|schedule --stages 8 --micros 32 --forward 1.11 --backward 1.28 zb-h1'
+    '#schedules?kind=zb-auto&p=8&m=32&F=1.11&B=1.28|schedule --stages 8 --micros 32 --forward 1.11 --backward 1.28 zb-auto'
+    '#schedules?transfer=0.25|schedule --stages 4 --micros 8 --transfer 0.25 1f1b'
+    '#schedules?kind=zb-auto&transfer=0.5&F=2|schedule --stages 4 --micros 8 --transfer 0.5 --forward 2 zb-auto'
+    '#schedules?kind=interleaved&v=4&m=12&transfer=0.1&B=1.5|schedule --stages 4 --micros 12 --virtual 4 --transfer 0.1 --backward 1.5 interleaved'
+    '#schedules?kind=zb-h1&p=5&m=3&W=0.25|schedule --stages 5 --micros 3 --weight 0.25 zb-h1'
+    'LIST doc/schedules/1f1b.txt|schedule LIST'
+    'LIST doc/schedules/zb-h1.txt|schedule LIST'
+    'LIST doc/schedules/no-idle.txt|schedule LIST'
+    '#schedules?kind=interleaved&v=2&m=7|schedule --stages 4 --micros 7 interleaved'
+    '#schedules?kind=zb-h1&p=1|schedule --stages 1 --micros 8 zb-h1'
+    '#schedules?v=2|schedule --stages 4 --micros 8 --virtual 2 1f1b'
+    '#schedules?kind=list&list=F0+B0+X1|schedule F0 B0 X1'
+    '#schedules?kind=list&list=F0+F1+B1+B0%3B+F0+F1+B0+B1|schedule F0 F1 B1 B0; F0 F1 B0 B1'
+    "#layout?$small&layers=4&tensor=2&data=2&pipeline=2&virtual=2&precision=fp32|dry"
+    "#layout?$middle&layers=6&tensor=1&data=1&pipeline=1&precision=fp32|dry"
+    "#layout?$middle&layers=6&tensor=8&data=1&pipeline=1&sp=1&precision=fp32|dry"
+    "#layout?$middle&layers=6&tensor=2&data=4&pipeline=1&recompute=layer&precision=fp32|dry"
+    "#layout?$middle&layers=6&tensor=1&data=2&pipeline=3&zero=0&global=24&recompute=gelu&precision=fp32|dry"
+    "#layout?$middle&layers=6&tensor=1&data=1&pipeline=4&schedule=zb-h1&precision=fp32|dry"
+    "#layout?$middle&layers=6&tensor=2&data=1&pipeline=2&schedule=zb-auto&sp=1&precision=bf16|dry"
+    "#layout?$middle&layers=6&tensor=2&data=2&pipeline=2&order=pdt&precision=bf16|dry"
+    "#layout?$middle&layers=5&tensor=1&data=2&pipeline=2&virtual=2&precision=bf16&zero=0|dry"
+    "#layout?$golden&layers=4&tensor=1&data=1&pipeline=1&precision=fp32|traffic"
+    "#layout?$golden&layers=4&tensor=2&data=1&pipeline=1&precision=fp32|traffic"
+    "#layout?$golden&layers=4&tensor=2&data=1&pipeline=2&sp=1&precision=fp32|traffic"
+    "#layout?$golden&layers=4&tensor=1&data=4&pipeline=1&precision=fp32|traffic"
+    "#layout?$golden&layers=4&tensor=1&data=2&pipeline=2&zero=0&schedule=gpipe&precision=fp32|traffic"
+    "#layout?$golden&layers=4&tensor=2&data=2&pipeline=2&virtual=2&micro=1&precision=bf16|traffic"
+    "#layout?$golden&layers=4&tensor=2&data=1&pipeline=3&virtual=1&schedule=zb-h1&global=6&precision=fp32|traffic"
+    "#layout?$golden&layers=4&tensor=4&data=1&pipeline=2&sp=1&recompute=layer&precision=bf16|traffic"
+    "#layout?$golden&layers=4&tensor=2&data=2&pipeline=2&order=dpt&recompute=gelu&precision=fp32|traffic"
+    "#layout?$small&layers=4&tensor=3&data=1&pipeline=1&precision=fp32|refused"
+    "#layout?$small&layers=4&tensor=x&data=1&pipeline=1&precision=fp32|refused"
+    "#layout?$small&layers=4&tensor=1&data=1&pipeline=3&virtual=2&precision=fp32|refused"
+    "#layout?$small&layers=4&tensor=1&data=1&pipeline=2&virtual=2&global=12&precision=fp32|refused"
+    "#layout?$small&layers=4&tensor=1&data=1&pipeline=1&order=tdd&precision=fp32|refused"
+    "#layout?heads=3&channels=128&vocab=257&seq=64&micro=4&global=16&sp=0&recompute=none&layers=4&tensor=1&data=1&pipeline=1&precision=fp32|refused"
+    '#schedules?one=1|hangs 2->3'
+    '#schedules?one=1&kind=gpipe|schedule --stages 4 --micros 8 gpipe'
+    '#schedules?kind=list&list=F0+B0+F1+B1%3B+F0+F1+B0+B1|hangs 0->1'
+    '#collectives|ring 6 100663296 100663296 15,15,15,15;15,15,15,15;15,15,15,15;15,15,15,15'
+    '#collectives?op=reduce-scatter&n=3&size=3|ring 2 2097152 2097152 7,5,1;2,7,3;6,4,7'
+    '#collectives?op=all-gather&n=2&size=2|ring 1 1048576 1048576 1,2;1,2'
+)
+# A list as an address: line ends are %0A, spaces +, comments stay.
+list_address() { sed 's/ /+/g; s/#/%23/g; s/;/%3B/g; s/$/%0A/' "$1" | tr -d '\n' | sed 's/^/#schedules?kind=list\&list=/'; }
+addresses=() wants=() lists=()
+for case in "${cases[@]}"; do
+    address=${case%%|*} list=
+    [[ $address == LIST* ]] && list=${address#LIST } address=$(list_address "$list")
+    addresses+=("$address") wants+=("${case#*|}") lists+=("$list")
+done
+slow=('#schedules?p=64&m=512' '#schedules?kind=gpipe&p=64&m=512' '#schedules?kind=interleaved&v=2&p=64&m=512'
+      '#schedules?kind=zb-h1&p=64&m=512' '#schedules?kind=zb-auto&p=64&m=512' '#layout?model=ptd+1T')
+
+array() { printf '"%s", ' "$@"; }
+{
+    cat $page
+    echo '<script>'
+    echo "const ADDRESSES = [$(array "${addresses[@]}")], SLOW = [$(array "${slow[@]}")];"
+    cat dev/test/explorer_driver.js
+    echo '</script>'
+} >"$dir/driven.html"
+timeout 200 "$chromium" --headless --no-sandbox --disable-gpu --user-data-dir="$dir/profile" --window-size=1280,1000 \
+    --dump-dom "file://$dir/driven.html" 2>"$dir/browser" | sed -n '/<pre id="result">/,/^end$/p' |
+    sed 's/&lt;/</g; s/&gt;/>/g; s/&amp;/\&/g' >"$dir/said"
+if [ "$(tail -n 1 "$dir/said")" != end ]; then
+    check 'the page runs in Chromium' "$(tail -n 5 "$dir/browser"; tail -n 3 "$dir/said")"
+    echo "$passed passed, $failed failed"
+    exit 1
+fi
+
+said() { sed -n "s/^$1 $2 //p" "$dir/said"; } # said NUMBER WHAT
+# Numbers of the page and of the program; `what` says which is which.
+compare() { diff <(echo "$1") <(echo "$2") | sed 's/^</page    /; s/^>/program /; /^[0-9]/d'; }
+
+compare_schedule() { # compare_schedule NUMBER ARGUMENTS
+    local out arguments
+    case $2 in
+        LIST) arguments=("${lists[$1]}") ;;
+        F*) arguments=("$2") ;;
+        *) read -ra arguments <<<"$2" ;;
+    esac
+    if ! out=$(build/tools/schedule "${arguments[@]}" 2>&1); then
+        compare "$(said "$1" refused)" "${out#refused: }"
+        return
+    fi
+    compare "$(said "$1" stage; said "$1" bubble | awk '{ printf "%.2f %s %s\n", 100 * $1, $2, $3 }')" \
+        "$(awk '/^ *[0-9]/ { print $1, $3, $4 }
+                /^bubble/ { sub("%", "", $2); gsub(/[(;)]/, ""); print $2, $6, $8 }' <<<"$out")"
+}
+
+# trainer NUMBER MORE: runs the command line that the page gives.
+trainer() {
+    local precision=fp32 flags ranks=1 size
+    [[ ${addresses[$1]} == *precision=bf16* ]] && precision=bf16
+    flags=$(said "$1" flags)
+    for size in $(sed -nE 's/.*[?&]tensor=([0-9]+)&data=([0-9]+)&pipeline=([0-9]+).*/\1 \2 \3/p' <<<"${addresses[$1]}"); do
+        ranks=$((ranks * size))
+    done
+    # shellcheck disable=SC2086
+    OMP_NUM_THREADS=1 $launch -n $ranks "${build/fp32/$precision}/train_gpt_3d" $flags $2 2>&1 </dev/null
+}
+
+compare_dry() {
+    compare "$(said "$1" rank | awk '{ printf "%d %.1f %.1f %.1f %.1f\n", $1, $2 / 2^20, $3 / 2^20, $4 / 2^20, $5 / 2^20 }')" \
+        "$(trainer "$1" --dry-run | awk '/^MiB per rank/ { on = 1; next } on { print $1, $2, $3, $4, $5 }')"
+}
+
+compare_traffic() {
+    local data=dev/test/golden/train.bin
+    compare "$(said "$1" traffic | sort)" \
+        "$(export NCCL_TRAFFIC=1; trainer "$1" "--train-data $data --steps 1" | grep -a '^traffic:' | awk '
+            BEGIN { name["ncclAllReduce"] = "all-reduce"; name["ncclReduceScatter"] = "reduce-scatter"
+                    name["ncclAllGather"] = "all-gather"; name["ncclBroadcast"] = "broadcast"
+                    name["ncclSend"] = "send"; name["ncclRecv"] = "receive" }
+            { op = $7; sub(":", "", op); key = $2 " " name[op]
+              calls[key] += $8; sent[key] += $10; got[key] += $13 }
+            END { for (key in calls) printf "%s %d %.0f %.0f\n", key, calls[key], sent[key], got[key] }' | sort)"
+}
+
+for i in "${!cases[@]}"; do
+    want=${wants[$i]} title=${addresses[$i]}
+    [ -n "${lists[$i]}" ] && title=${lists[$i]}
+    case $want in
+        schedule*) wrong=$(compare_schedule "$i" "${want#schedule }") ;;
+        dry) wrong=$(compare_dry "$i") ;;
+        traffic) wrong=$(compare_traffic "$i") ;;
+        refused) wrong=$(compare "$(said "$i" refused)" "$(trainer "$i" --dry-run | sed -n 's/^error: //p')") ;;
+        hangs*) wrong=$([[ "$(said "$i" hangs)" == "${want#hangs }"* ]] || said "$i" hangs) ;;
+        ring*) wrong=$(compare "$(said "$i" ring)" "${want#ring }") ;;
+    esac
+    [ -z "$(said "$i" address | grep -vx same)$(said "$i" sums | grep -vx agree)" ] ||
+        wrong+=" its address or its sums: $(said "$i" address), $(said "$i" sums)"
+    grep -q "^$i " "$dir/said" || wrong='the page says nothing'
+    check "${want%% *}: $title" "$wrong"
+done
+
+check 'bad input: the sentence, and nothing else changes' "$([ "$(grep -c '^bad kept' "$dir/said")" = 6 ] || grep '^bad' "$dir/said")"
+check 'keys move time and rank' "$([ "$(grep -cE '^keys (time|rank)' "$dir/said")" = 2 ] || grep '^keys' "$dir/said")"
+check 'p = 64, m = 512 is drawn within 0.2 s, the shortest of five times' \
+    "$([ "$(awk '/^time/ && $2 <= 200' "$dir/said" | wc -l)" = ${#slow[@]} ] || grep '^time' "$dir/said")"
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
