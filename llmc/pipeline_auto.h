@@ -61,6 +61,7 @@ static inline double auto_earliest_end(const AutoStage *s, int m, const Pipeline
 // to its own last end. Gives up, and returns INFINITY, once the end must be later than `latest`.
 static inline double auto_run(AutoStage *stages, int p, int m, const PipelineCosts *costs, int extra, double patience,
                               PipelineStep *const *given, double latest, double *span) {
+    *span = INFINITY;
     for (int s = 0; s < p; s++) {
         stages[s].clock = stages[s].first = 0;
         stages[s].count = 0;

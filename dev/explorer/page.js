@@ -203,12 +203,19 @@ async function open(hash) {
     const take = () => { for (const [key, value] of wanted) if (key in values) values[key] = value; };
     take();
     if (panel === "layout" && wanted.has("model")) takeModel(values), take();  // the address may change a size
+    const place = key => Math.max(0, Number(wanted.get(key)) || 0);
     stop();
-    timeShown = wanted.has("time") ? Number(wanted.get("time")) : null;
-    roundShown = Number(wanted.get("round") || 0);
-    rankShown = Number(wanted.get("rank") || 0);
+    timeShown = wanted.has("time") ? place("time") : null;
+    roundShown = Math.floor(place("round"));
+    rankShown = Math.floor(place("rank"));
     fillFields(panel, values);
-    return attempt(values);
+    if (await attempt(values)) return true;
+    const sentence = $("refusal").textContent, numbers = $("numbers").textContent;
+    if (!{schedules: shown, layout: laid, collectives: ringShown}[panel] && await attempt({...DEFAULTS[panel]})) {
+        refuse(sentence);  // below it stands what the panel shows at first
+        $("numbers").textContent = numbers;
+    }
+    return false;
 }
 
 // ---- drawing --------------------------------------------------------------------------------------------------------

@@ -5,26 +5,20 @@
 # needs: fp32/train_gpt_3d bf16/train_gpt_3d tools/schedule
 set -u
 cd "$(dirname "$0")/../.." || exit 1
+. dev/test/report.sh
 build=${1:-build/cpu-fp32}
 case $build in
-    *cuda*) echo 'skip explorer: the numbers are those of the stand-ins'
-            echo '0 passed, 0 failed'
-            exit 0 ;;
+    *cuda*) skip explorer 'the numbers are those of the stand-ins' ;;
 esac
 page=doc/explorer.html
 launch=${MPIRUN:-$(sed -n 's/^MPIRUN := //p' "build/probe-cpu${MPI:+-$MPI}.mk")}
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
-passed=0 failed=0
 
 check() { # check TEXT WRONG: passes if nothing is wrong, else says what
-    if [ -z "$2" ]; then
-        passed=$((passed + 1))
-        echo "ok   $1"
-    else
-        failed=$((failed + 1))
-        printf 'FAIL %s\n%s\n' "$1" "$2"
-    fi
+    [ -z "$2" ]
+    report $? "$1${2:+
+$2}"
 }
 
 # ---- the page -------------------------------------------------------------------------------------------------------
@@ -51,12 +45,7 @@ chromium=
 for name in chromium chromium-browser google-chrome; do
     [ -n "$chromium" ] || chromium=$(command -v $name)
 done
-if [ -z "$chromium" ]; then
-    echo 'skip the numbers of the page: no Chromium'
-    echo "$passed passed, $failed failed"
-    [ $failed = 0 ]
-    exit
-fi
+[ -n "$chromium" ] || skip 'the numbers of the page' 'no Chromium'
 
 # ---- what the page says ---------------------------------------------------------------------------------------------
 
@@ -144,9 +133,9 @@ timeout 200 "$chromium" --headless --no-sandbox --disable-gpu --user-data-dir="$
     --dump-dom "file://$dir/driven.html" 2>"$dir/browser" | sed -n '/<pre id="result">/,/^end$/p' |
     sed 's/&lt;/</g; s/&gt;/>/g; s/&amp;/\&/g' >"$dir/said"
 if [ "$(tail -n 1 "$dir/said")" != end ]; then
-    check 'the page runs in Chromium' "$(tail -n 5 "$dir/browser"; tail -n 3 "$dir/said")"
-    echo "$passed passed, $failed failed"
-    exit 1
+    check 'the page runs in Chromium' "it did not come to its end
+$(tail -n 5 "$dir/browser"; tail -n 3 "$dir/said")"
+    finish
 fi
 
 said() { sed -n "s/^$1 $2 //p" "$dir/said"; } # said NUMBER WHAT
@@ -220,5 +209,4 @@ check 'keys move time and rank' "$([ "$(grep -cE '^keys (time|rank)' "$dir/said"
 check 'p = 64, m = 512 is drawn within 0.2 s, the shortest of five times' \
     "$([ "$(awk '/^time/ && $2 <= 200' "$dir/said" | wc -l)" = ${#slow[@]} ] || grep '^time' "$dir/said")"
 
-echo "$passed passed, $failed failed"
-[ "$failed" -eq 0 ]
+finish
