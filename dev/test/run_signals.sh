@@ -53,7 +53,10 @@ train() {
 runs=0
 steps() { [ ! -f "$out.jsonl" ] && echo 0 || grep -c '"loss"' "$out.jsonl"; }
 newest() { find "$1" -name trainer.json 2>/dev/null | sed 's|.*step-0*\([0-9]*\)/.*|\1|' | sort -n | tail -n 1; }
-await_steps() { local end=$((SECONDS + 60)); until [ "$(steps)" -ge "$1" ] || [ $SECONDS -ge $end ]; do sleep 0.02; done; }
+await_steps() {
+    local end=$((SECONDS + 60))
+    until [ "$(steps)" -ge "$1" ] || [ $SECONDS -ge $end ]; do sleep 0.02; done
+}
 now() { date +%s%N; }
 
 # ends MILLISECONDS: waits for the job, sets code and took; false if it needs longer than that.
@@ -76,7 +79,7 @@ whole() {
         "$build/train_gpt" --resume "$out/step-$(printf %08d "$1")" ${2:-$slow} --dry-run >>"$dir/out" 2>>"$dir/err"
 }
 
-# ---- in the middle of a step of seconds -------------------------------------------------------------------------------
+# ---- in the middle of a step of seconds ------------------------------------------------------------------------------
 
 # One step tells how long they are here.
 train 2 $slow --pipeline 2 --steps 100 --save-every 1
@@ -111,7 +114,7 @@ for signal in INT HUP; do
     report $? "SIG$signal to the one rank of train_gpt: code $code after $took ms, step 1 saved"
 done
 
-# ---- quick steps: nothing is lost, whatever the signal meets --------------------------------------------------------------
+# ---- quick steps: nothing is lost, whatever the signal meets ---------------------------------------------------------
 
 ok=0 tries=6
 for ((i = 0; i < tries; i++)); do
@@ -126,7 +129,7 @@ done
 [ $ok = $tries ]
 report $? "SIGTERM to all 4 ranks between and within quick steps: $ok of $tries saved the last step that was logged"
 
-# ---- nobody reads, nothing is open ----------------------------------------------------------------------------------------
+# ---- nobody reads, nothing is open -----------------------------------------------------------------------------------
 
 out=$dir/pipe
 "$build/train_gpt" $quick --steps 20 --out "$out" --log "$out.jsonl" 2>"$dir/err" | head -n 1 >"$dir/out"
@@ -138,14 +141,16 @@ ok=0
 for closed in '>&-' '2>&-' '<&-' '>&- 2>&-' '<&- >&- 2>&-'; do
     out=$dir/closed
     rm -rf "$out" "$out.jsonl"
-    eval "\"$build/train_gpt\" $quick --steps 3 --save-every 1 --out $out --log $out.jsonl $closed" >"$dir/out" 2>"$dir/err"
+    eval "\"$build/train_gpt\" $quick --steps 3 --save-every 1 --out $out --log $out.jsonl $closed" \
+        >"$dir/out" 2>"$dir/err"
     [ $? = 0 ] && [ "$(newest "$out")" = 3 ] && [ "$(wc -l <"$out.jsonl")" = 3 ] && [ "$(steps)" = 3 ] &&
-        "$build/train_gpt" $quick --steps 4 --resume auto --out "$out" --log "$out.jsonl" >"$dir/out" 2>&1 && ok=$((ok + 1))
+        "$build/train_gpt" $quick --steps 4 --resume auto --out "$out" --log "$out.jsonl" >"$dir/out" 2>&1 &&
+        ok=$((ok + 1))
 done
 [ $ok = 5 ]
 report $? "closed descriptors: $ok of 5 combinations leave a log of their steps alone, which can be resumed"
 
-# ---- data that turns out to be damaged --------------------------------------------------------------------------------------
+# ---- data that turns out to be damaged -------------------------------------------------------------------------------
 
 # The 20th sample has a token that no vocabulary has: step 5 of 4 samples.
 cp "$dir/train.bin" "$dir/foreign.bin"
