@@ -195,7 +195,9 @@ LAYOUT ?= $(if $(filter %_3d.cu,$(MAIN)),--tensor 2 --data 2 --pipeline 2 --virt
 RANKS ?= $(shell echo '$(LAYOUT)' | \
            awk '{n = 1; for (i = 1; i < NF; i++) if ($$i ~ /^--(tensor|pipeline|data)$$/) n *= $$(i + 1); print n}')
 THREADS = $(shell echo $$(($(JOBS) > $(RANKS) ? $(JOBS) / $(RANKS) : 1)))
-LAUNCHER = $(if $(filter 1,$(RANKS)),,OMP_NUM_THREADS=$(THREADS) $(MPIRUN) -n $(RANKS))
+# After Ctrl-C Open MPI waits twice that long before it kills the ranks, which are saving.
+GRACE = $(if $(findstring --oversubscribe,$(MPIRUN)),--mca odls_base_sigkill_timeout 3)
+LAUNCHER = $(if $(filter 1,$(RANKS)),,OMP_NUM_THREADS=$(THREADS) $(MPIRUN) $(GRACE) -n $(RANKS))
 
 OUT ?= build/out
 TRAIN_FLAGS := --train-data build/corpus/train.bin --val-data build/corpus/val.bin --shuffle 1 \

@@ -229,7 +229,7 @@ int main(int argc, char **argv) {
     job_connect(&m->job);
     trainer_start(m);
 
-    while (!m->stop) {  // what is due after the steps so far, then one more
+    for (;;) {  // what is due after the steps so far, then one more
         if (validation_due(m)) log_validation(&m->log, m->progress.step, validate(m));
         if (save_due(m)) trainer_save(m);
         if (sample_due(m)) sample(m);

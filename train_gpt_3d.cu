@@ -459,7 +459,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk
 // A forward or backward with what it receives and what it sends. The host only enqueues.
 static void forward_step(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro, int chunk) {
     if (!is_first(m, chunk)) link_receive(m, STEP_FORWARD, acts->residual[0], B * T, micro, chunk);
-    if (micro < 0) CUDA_CHECK(cudaDeviceSynchronize());  // a sample: products of new shapes, see connect
+    if (micro < 0) trainer_synchronize(m);  // a sample: products of new shapes, see connect
     forward(m, acts, inputs, B, T, micro, chunk);
     if (!is_last(m, chunk)) link_send(m, STEP_FORWARD, acts->residual[m->plan.count[chunk]], B * T, micro, chunk);
 }
@@ -586,16 +586,16 @@ static void connect(GPT *m) {
     job_connect_links(&m->job, &m->grid, m->plan.chunks, links, m->proj, m->stream);
     for (int i = 0; i < 4; i++) {
         LinkEnd *end = i < 2 ? &m->receive[i] : &m->send[i - 2];
-        end->comm = links[i], end->stream = stream_create(true);
+        end->comm = links[i], end->stream = stream_create(m, true);
         for (int b = 0; b < PIPELINE_BUFFERS; b++) event_create(&end->moved[b]), event_create(&end->ready[b]);
     }
     if (m->grid.p > 1) m->embedding = job_split_grid(&m->job, &m->grid, 'e', "embedding");
     m->data = job_split_grid(&m->job, &m->grid, 'd', "data");
-    m->data_stream = stream_create(true);
+    m->data_stream = stream_create(m, true);
     event_create(&m->bucket_done), event_create(&m->reduced_all);
     host_array(m->gathered_bucket, bucket_count(m));
     for (size_t b = 0; b < bucket_count(m); b++) event_create(&m->gathered_bucket[b]);
-    m->comm = stream_create(true);
+    m->comm = stream_create(m, true);
     event_create(&m->computed), event_create(&m->reduced_ready), event_create(&m->gathered_ready);
     trainer_warm_up(m);
     for (int i = 0, v = (int)m->plan.chunks; i < 2 * v && m->grid.p > 1; i++) {
@@ -615,7 +615,7 @@ int main(int argc, char **argv) {
     connect(m);
     trainer_start(m);
 
-    while (!m->stop) {  // what is due after the steps so far, then one more
+    for (;;) {  // what is due after the steps so far, then one more
         if (validation_due(m)) log_validation(&m->log, m->progress.step, validate(m));
         if (save_due(m)) trainer_save(m);
         if (sample_due(m)) sample(m);

@@ -384,7 +384,7 @@ static void shard(GPT *m) {
 static void connect(GPT *m) {
     job_connect(&m->job);
     m->tensor = job_split_grid(&m->job, &m->grid, 't', "tensor");
-    m->comm = stream_create(true);
+    m->comm = stream_create(m, true);
     event_create(&m->computed), event_create(&m->reduced_ready), event_create(&m->gathered_ready);
     trainer_warm_up(m);
 }
@@ -399,7 +399,7 @@ int main(int argc, char **argv) {
     connect(m);
     trainer_start(m);
 
-    while (!m->stop) {  // what is due after the steps so far, then one more
+    for (;;) {  // what is due after the steps so far, then one more
         if (validation_due(m)) log_validation(&m->log, m->progress.step, validate(m));
         if (save_due(m)) trainer_save(m);
         if (sample_due(m)) sample(m);

@@ -16,7 +16,9 @@
 #ifndef LLMC_TRAINER_CUH
 #define LLMC_TRAINER_CUH
 
+#include <limits.h>
 #include <math.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,7 +49,19 @@
 // The tracks of a rank in the timeline. A link's track is that of its direction plus 2 * StepKind.
 enum { TRACK_COMPUTE, TRACK_TENSOR, TRACK_RECEIVE, TRACK_SEND, TRACK_DATA = 6, TRACK_COUNT };
 
-enum { TOTALS_EXTRA = 2 };  // what travels with the squared norms: the loss, and whether to stop
+enum { TOTALS_EXTRA = 2 };  // what travels with the squared norms: the loss, and whether data could not be read
+
+// How a run ends early; see stop.cuh.
+typedef struct {
+    MPI_Comm comm;                   // of all ranks, for this alone
+    bool known, agreed;              // this rank knows that the run is to stop and has said `mine`; all have
+    unsigned long long contributed;  // the last step in whose sum this rank takes part
+    unsigned long long mine, last;   // the same when it was asked; the least of all ranks: the last step
+    MPI_Request request;
+    char nothing;
+} Stop;
+
+enum { MAX_STREAMS = 16 };
 
 struct Trainer {
     Options opt;
@@ -65,6 +79,8 @@ struct Trainer {
     int *inputs, *targets;         // (micros, B * T) the batch, on the device
     double *loss_sums;             // [micros] written by the last pipeline stage
     cudaStream_t stream;           // of all compute
+    cudaStream_t streams[MAX_STREAMS];  // [stream_count] all of this rank
+    size_t stream_count;
     Matmul matmul;
     Timeline timeline;
     Arena weights, gradients, optimizer, activations;  // the device's allocations
@@ -72,14 +88,17 @@ struct Trainer {
     NormRange *norm_ranges;        // [norm_count] pieces of gradient tensors, of `part`
     size_t norm_count, *norm_owner;  // [norm_count] on the host: the tensor of each, as index into table.tensors
     double *norms, *norm_scratch;  // [norm_count] squared norm of each
-    double *totals, *host_totals;  // [tensors of the whole model + TOTALS_EXTRA] the same over all ranks; loss, stop
+    double *totals, *host_totals;  // [tensors of the whole model + TOTALS_EXTRA] the same over all ranks, and more
     int *host_inputs, *host_targets;  // (micros, B * T) pinned
     double *host_sums, *host_norms;   // [micros], [norm_count] pinned
     DataLoader train_data, val_data;
     Tokenizer tokenizer;
     TrainerState progress;         // steps done, next sample
     double step_began;             // seconds
-    bool stop;                     // a signal asked to save and leave: all ranks know
+    size_t saved_step;             // of the last checkpoint of this run; 0: none
+    bool data_failed;              // this rank could not read its data, and data_error says why
+    Error data_error;
+    Stop ending;
     Log log;
     struct cudaDeviceProp device;
 };
@@ -96,18 +115,23 @@ struct Span {
 
 // A stream that nothing else waits for, and an event that orders streams. What communicates goes first where both it
 // and compute want to start: NCCL's kernels need room on a GPU that compute fills.
-static inline cudaStream_t stream_create(bool communicates) {
+static inline cudaStream_t stream_create(Trainer *m, bool communicates) {
     cudaStream_t stream;
     int least, greatest;
+    if (m->stream_count == MAX_STREAMS) abort();
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, communicates ? greatest : least));
-    return stream;
+    return m->streams[m->stream_count++] = stream;
 }
 
 static inline void event_create(cudaEvent_t *event) {
     CUDA_CHECK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
 }
 
+static inline void trainer_leave(Trainer *m);
+static inline void trainer_give_up(Trainer *m);
+
+#include "llmc/trainer/stop.cuh"
 #include "llmc/trainer/start.cuh"
 #include "llmc/trainer/step.cuh"
 #include "llmc/trainer/between_steps.cuh"

@@ -11,6 +11,7 @@
 
 #include <sched.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -383,16 +384,22 @@ static bool each_rank(const GPTConfig *config, const Layout *l, bool bf16, const
     return ok;
 }
 
+enum { MAX_SUMS = 1024 };
+static uint64_t *all_sums;  // [MAX_SUMS] of all ranks, in memory that their processes share
+
 static bool job_write(const ParamTable *table, size_t lo, size_t hi, bool writes_wte, bool bf16,
                       const char *dir, Error *err) {
     bool ok = true;
+    Checksums sums = checksums_make(&table->config, bf16);
     for (int k = 0; k < (bf16 ? 4 : 3) && ok; k++) {
         float *values = make_values(table, (StateKind)k, bf16, NAN);
         size_t middle = lo + (hi - lo) / 3;  // in two parts, as a trainer with a small host buffer does
-        ok = checkpoint_write(dir, (StateKind)k, table, values + lo, lo, middle, writes_wte, err) &&
-             checkpoint_write(dir, (StateKind)k, table, values + middle, middle, hi, writes_wte, err);
+        ok = checkpoint_write(dir, (StateKind)k, table, values + lo, lo, middle, writes_wte, &sums, err) &&
+             checkpoint_write(dir, (StateKind)k, table, values + middle, middle, hi, writes_wte, &sums, err);
         free(values);
     }
+    for (size_t i = 0; i < sums.count; i++) __atomic_fetch_add(&all_sums[i], sums.sums[i], __ATOMIC_SEQ_CST);
+    checksums_free(&sums);
     return ok;
 }
 
@@ -434,9 +441,19 @@ static bool save(const char *out, size_t step, const GPTConfig *config, const La
     char tmp[PATH_MAX];
     TrainerState state = example_state(step);
     state.bf16 = bf16;
-    return checkpoint_create(out, step, config, bf16, tmp, sizeof tmp, err) &&
-           (each_rank(config, l, bf16, tmp, job_write, err) || (checkpoint_abandon(tmp), false)) &&
-           checkpoint_commit(tmp, &state, dir, PATH_MAX, err);
+    if (!all_sums) {
+        all_sums = mmap(NULL, MAX_SUMS * sizeof *all_sums, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        if (all_sums == MAP_FAILED) exit(1);
+    }
+    Checksums sums = checksums_make(config, bf16);
+    if (sums.count > MAX_SUMS) exit(1);
+    memset(all_sums, 0, MAX_SUMS * sizeof *all_sums);
+    bool ok = checkpoint_create(out, step, config, bf16, tmp, sizeof tmp, err) &&
+              (each_rank(config, l, bf16, tmp, job_write, err) || (checkpoint_abandon(tmp), false));
+    memcpy(sums.sums, all_sums, sums.count * sizeof *all_sums);
+    ok = ok && checkpoint_commit(tmp, &state, &sums, dir, PATH_MAX, err);
+    checksums_free(&sums);
+    return ok;
 }
 
 static const Layout ONE = {1, 1, 1, 1, false};
@@ -465,7 +482,7 @@ static void test_layouts(void) {
                 snprintf(b, sizeof b, "%s/%s", dir, names[f]);
                 ok = same_file(a, b) || error_set(&err, "%s differs from the one of one rank", names[f]);
             }
-            ok = ok && checkpoint_check(dir, &SMALL, true, bf16, &err) &&
+            ok = ok && checkpoint_check(dir, &SMALL, true, bf16, &err) && checkpoint_verify(dir, &err) &&
                  each_rank(&SMALL, r, bf16, dir, job_read, &err);
             check(&checks, ok,
                   "same topology only: %s saved by t%zu p%zu v%zu d%zu, read by t%zu p%zu v%zu d%zu%s%s",
@@ -663,7 +680,7 @@ static void test_state(void) {
         for (int k = 0; k < 7; k++) {
             *fields[k] = ldexp((double)(mix(i * 7 + (uint64_t)k) >> 11), -60 - (int)i);
         }
-        ok &= trainer_state_write(path, &a, &err) && trainer_state_read(path, &b, &err);
+        ok &= trainer_state_write(path, &a, NULL, &err) && trainer_state_read(path, &b, &err);
         ok &= a.step == b.step && a.sample == b.sample && b.first_step == b.step && a.seed == b.seed;
         ok &= a.shuffle == b.shuffle && a.seq == b.seq && a.global_batch == b.global_batch &&
               a.steps == b.steps;
@@ -725,7 +742,7 @@ static size_t count_entries(const char *dir) {
 static bool latest_is(const char *out, const char *name) {
     char path[PATH_MAX];
     Error err;
-    if (!checkpoint_latest(out, path, sizeof path, &err)) return false;
+    if (!checkpoint_latest(out, true, path, sizeof path, &err)) return false;
     const char *slash = strrchr(path, '/');
     return strcmp(slash ? slash + 1 : path, name) == 0;
 }
@@ -893,9 +910,73 @@ static void test_unsound(void) {
     ok = unlink(in_root("unsound/step-00000002/model.safetensors")) == 0;
     check(&checks, ok && latest_is(out, "step-00000001"), "weights that are missing");
     ok = unlink(in_root("unsound/step-00000001/config.json")) == 0;
-    ok &= !checkpoint_latest(out, path, sizeof path, &err) && says(&err, "no checkpoint under") &&
+    ok &= !checkpoint_latest(out, true, path, sizeof path, &err) && says(&err, "no checkpoint under") &&
           says(&err, "step-00000004/trainer.json");
     check(&checks, ok, "and where none is sound it refuses, and names what is wrong with the newest");
+}
+
+// A flipped bit anywhere in the tensors, or files of two saves, are found by the checksums.
+static void test_checksums(void) {
+    Error err = {""};
+    char dir[PATH_MAX], other[PATH_MAX], out[512], path[PATH_MAX + 32];
+    static const char *const files[] = {"model.safetensors", "optimizer.safetensors"};
+    snprintf(out, sizeof out, "%s", in_root("sums"));
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        bool ok = save(out, 1, &TINY, &ONE, bf16, other, &err) && save(out, 2, &TINY, &ONE, bf16, dir, &err) &&
+                  checkpoint_verify(dir, &err);
+        int found = 0, rounds = 0;
+        for (int f = 0; f < 2 && ok; f++) {
+            size_t bytes;
+            uint64_t header;
+            snprintf(path, sizeof path, "%s/%s", dir, files[f]);
+            char *data = read_bytes(path, &bytes);
+            memcpy(&header, data, sizeof header);
+            for (; rounds < 100 * (f + 1); rounds++) {
+                size_t place = 8 + header + mix((uint64_t)rounds) % (bytes - 8 - header);
+                data[place] ^= (char)(1 << rounds % 8);
+                write_bytes(path, data, bytes);
+                found += !checkpoint_verify(dir, &err) && says(&err, "is damaged: ");
+                data[place] ^= (char)(1 << rounds % 8);
+            }
+            write_bytes(path, data, bytes);
+            free(data);
+        }
+        ok = ok && checkpoint_verify(dir, &err);
+        check(&checks, ok && found == rounds && rounds == 200, "%s: %d of %d flipped bits are found by the checksums",
+              bf16 ? "bf16" : "fp32", found, rounds);
+        // Two neighbours that change places leave a plain sum as it is.
+        size_t bytes;
+        snprintf(path, sizeof path, "%s/%s", dir, files[1]);
+        char *data = read_bytes(path, &bytes), four[4];
+        memcpy(four, data + bytes - 8, 4);
+        memmove(data + bytes - 8, data + bytes - 4, 4);
+        memcpy(data + bytes - 4, four, 4);
+        write_bytes(path, data, bytes);
+        ok = !checkpoint_verify(dir, &err) && says(&err, "is damaged") && latest_is(out, "step-00000001");
+        check(&checks, ok, "so are elements that changed places, and --resume auto takes the checkpoint before");
+        ok = checkpoint_latest(out, false, other, sizeof other, &err) && strcmp(other, dir) == 0;
+        check(&checks, ok, "or, not to be verified, that one");
+        free(data);
+    }
+    // The weights of one run with the optimizer of another, as two runs with one --out once made them.
+    bool ok = save(in_root("mixed"), 2, &TINY, &ONE, false, dir, &err);
+    snprintf(path, sizeof path, "%s/%s", dir, files[0]);
+    size_t bytes;
+    char *data = read_bytes(path, &bytes);
+    memset(data + bytes - 32 * 4, 0, 32 * 4);  // ln_f of the other run
+    write_bytes(path, data, bytes);
+    free(data);
+    ok = ok && !checkpoint_verify(dir, &err) && says(&err, "model.safetensors is damaged: ");
+    check(&checks, ok, "a half-mixed checkpoint is refused -> %s", err.text);
+    // Without checksums, as an older version wrote it.
+    TrainerState state = example_state(2);
+    ok = trainer_state_write(in_root("mixed/step-00000002/trainer.json"), &state, NULL, &err) &&
+         checkpoint_verify(in_root("mixed/step-00000002"), &err);
+    check(&checks, ok, "a checkpoint without checksums is taken as it is");
+    state.bf16 = false;
+    ok = trainer_state_write(in_root("mixed/step-00000002/trainer.json"), &state, "{\"wte.weight\": 1}", &err) &&
+         !checkpoint_verify(in_root("mixed/step-00000002"), &err) && says(&err, "has no checksum of state");
+    check(&checks, ok, "one whose checksums are none is not");
 }
 
 // SIGKILL at any moment of saving: the newest checkpoint is a whole one.
@@ -922,7 +1003,7 @@ static void test_kill(void) {
         waitpid(child, &status, 0);
         ok = WIFSIGNALED(status) || error_set(&err, "a save failed");
         TrainerState state;
-        ok = ok && checkpoint_latest(out, dir, sizeof dir, &err) &&
+        ok = ok && checkpoint_latest(out, true, dir, sizeof dir, &err) &&
              (dir[0] || error_set(&err, "no checkpoint is left"));
         ok = ok && checkpoint_check(dir, &tiny, true, false, &err) &&
              checkpoint_read_state(dir, &state, &err) && each_rank(&tiny, &ONE, false, dir, job_read, &err);
@@ -1001,11 +1082,14 @@ static int copy(const char *from, const char *out, bool bf16) {
     ParamTable table = table_make_whole(&config);
     float *values = calloc(table.total + 1, sizeof(float));
     TrainerState state = example_state(0);
+    state.bf16 = bf16;
+    Checksums sums = checksums_make(&config, bf16);
     bool ok = values && checkpoint_read(from, STATE_WEIGHTS, &table, values, 0, table.total, &err) &&
               checkpoint_create(out, 0, &config, bf16, tmp, sizeof tmp, &err) &&
-              checkpoint_write(tmp, STATE_WEIGHTS, &table, values, 0, table.total, true, &err) &&
-              checkpoint_commit(tmp, &state, dir, sizeof dir, &err);
+              checkpoint_write(tmp, STATE_WEIGHTS, &table, values, 0, table.total, true, &sums, &err) &&
+              checkpoint_commit(tmp, &state, &sums, dir, sizeof dir, &err);
     printf("%s\n", ok ? dir : err.text);
+    checksums_free(&sums);
     free(values);
     table_free(&table);
     return !ok;
@@ -1031,6 +1115,7 @@ int main(int argc, char **argv) {
     test_lock();
     test_path_lengths();
     test_unsound();
+    test_checksums();
     test_kill();
     test_full_disk();
     char command[PATH_MAX + 16];

@@ -7,13 +7,14 @@
 // checkpoint_abandon on rank 0:
 //   rank 0      checkpoint_create    OUT/tmp-00000100-HOST-PID with files of full size: a full disk is met here
 //   every rank  checkpoint_write     its slices, synced to the disk
+//   all ranks   add up their Checksums, on rank 0
 //   rank 0      checkpoint_commit    trainer.json, sync, rename to OUT/step-00000100
 //   rank 0      checkpoint_prune     old ones go (checkpoint_list.h)
 // A gradient dump has the same phases: gradients_create, gradients_write, gradients_finish.
 //
 // defines: checkpoint_create, checkpoint_write, checkpoint_commit, checkpoint_abandon, checkpoint_is_ours,
-//          checkpoint_read_config, checkpoint_read_state, checkpoint_check, checkpoint_read, gradients_create,
-//          gradients_write, gradients_finish
+//          checkpoint_read_config, checkpoint_read_state, checkpoint_check, checkpoint_verify, checkpoint_read,
+//          gradients_create, gradients_write, gradients_finish
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
 
@@ -95,25 +96,56 @@ static inline bool checkpoint_create(const char *out_dir, size_t step, const GPT
 
 // Every rank, any number of times: writes elements [lo, hi) of its flat buffer, which `values` holds
 // (values[0] is element lo). Replicas over tensor ranks are written by tensor rank 0 alone; write_wte says
-// whether this rank is the one of first and last stage that writes the tied embedding.
-static inline bool checkpoint_write(const char *tmp_path, StateKind kind, const ParamTable *table,
-                                    const float *values, size_t lo, size_t hi, bool write_wte, Error *err) {
+// whether this rank is the one of first and last stage that writes the tied embedding. Adds what it writes to the sums.
+static inline bool checkpoint_write(const char *tmp_path, StateKind kind, const ParamTable *table, const float *values,
+                                    size_t lo, size_t hi, bool write_wte, Checksums *sums, Error *err) {
     char path[PATH_MAX];
     return path_print(path, sizeof path, err, "%s/%s", tmp_path, state_file(kind)) &&
-           slices_write(path, kind, table, values, lo, hi, write_wte, err);
+           slices_write(path, kind, table, values, lo, hi, write_wte, sums->sums + kind * sums->tensors, err);
+}
+
+// The sum of what is no tensor: where training stands, its options, and the configuration of the model.
+static inline uint64_t checkpoint_state_sum(const GPTConfig *g, const TrainerState *state) {
+    size_t sizes[] = {g->L, g->C, g->NH, g->V, g->maxT}, n = 0;
+    uint64_t sum = 0;
+    char value[64];
+    for (int i = 0; i < 5; i++, n++) sum += checksum_element(n, (uint32_t)sizes[i]);
+    for (int i = 0; i < TRAINER_FIELD_COUNT; i++, n++) {
+        trainer_field_print(state, &TRAINER_FIELDS[i], value, sizeof value);
+        for (const char *c = value; *c; c++, n++) sum += checksum_element(n, (unsigned char)*c);
+    }
+    return sum;
+}
+
+// The sums as a JSON object {"state": "0123456789abcdef", "wte.weight": ...}, in the order of the files: free() it.
+static inline char *checkpoint_print_sums(const Checksums *sums, const TrainerState *state) {
+    size_t room = 64 + sums->count * 96, n = 0;
+    char *text = (char *)host_alloc(room, 1);
+    n += (size_t)snprintf(text, room, "{\n    \"state\": \"%016" PRIx64 "\"",
+                          checkpoint_state_sum(&sums->config, state));
+    for (size_t i = 0; i < sums->count; i++) {
+        Tensor x = tensor_by_id(&sums->config, i % sums->tensors);
+        n += (size_t)snprintf(text + n, room - n, ",\n    \"%s%s\": \"%016" PRIx64 "\"", x.name,
+                              state_suffix((StateKind)(i / sums->tensors)), sums->sums[i]);
+    }
+    snprintf(text + n, room - n, "\n  }");
+    return text;
 }
 
 // Rank 0, after all have written: completes the folder and gives it its name OUT/step-<step>. A checkpoint of the same
 // step that is already there is replaced; anything else of that name is not ours, and now has the temporary name.
-static inline bool checkpoint_commit(const char *tmp_path, const TrainerState *state, char *final_path,
-                                     size_t size, Error *err) {
+static inline bool checkpoint_commit(const char *tmp_path, const TrainerState *state, const Checksums *sums,
+                                     char *final_path, size_t size, Error *err) {
     char path[PATH_MAX], out_dir[PATH_MAX];
     if (!path_print(out_dir, sizeof out_dir, err, "%s", tmp_path)) return false;
     char *slash = strrchr(out_dir, '/');
     if (slash) *slash = '\0';
     if (!path_print(final_path, size, err, "%s/step-%08zu", slash ? out_dir : ".", state->step) ||
-        !path_print(path, sizeof path, err, "%s/trainer.json", tmp_path) || !trainer_state_write(path, state, err) ||
-        !folder_sync(tmp_path, err) || !folder_replace(tmp_path, final_path, err)) return false;
+        !path_print(path, sizeof path, err, "%s/trainer.json", tmp_path)) return false;
+    char *checksums = checkpoint_print_sums(sums, state);
+    bool written = trainer_state_write(path, state, checksums, err);
+    free(checksums);
+    if (!written || !folder_sync(tmp_path, err) || !folder_replace(tmp_path, final_path, err)) return false;
     if (checkpoint_is_ours(tmp_path, state->step)) checkpoint_remove(tmp_path);  // the one that had the name
     return folder_sync(slash ? out_dir : ".", err);
 }
@@ -161,6 +193,62 @@ static inline bool checkpoint_check(const char *dir, const GPTConfig *config, bo
     return ok;
 }
 
+// Compares the sum of the next member of "checksums", which must have that name.
+static inline bool checkpoint_compare_sum(const char *dir, const char *name, const cJSON **item, uint64_t sum,
+                                          const char *what, Error *err) {
+    uint64_t expected;
+    const cJSON *x = *item;
+    const char *text = x && x->string && strcmp(x->string, name) == 0 ? cJSON_GetStringValue(x) : NULL;
+    if (!text || sscanf(text, "%16" SCNx64, &expected) != 1) {
+        return error_set(err, "%s/trainer.json has no checksum of %s", dir, name);
+    }
+    *item = x->next;
+    return sum == expected ||
+           error_set(err, "%s/%s is damaged: %s has the checksum %016" PRIx64 " instead of %016" PRIx64
+                     "; take another checkpoint (--verify 0 takes this one as it is)", dir, what, name, sum, expected);
+}
+
+// The same for all tensors of one kind of state.
+static inline bool checkpoint_verify_kind(const char *dir, const GPTConfig *config, StateKind kind, const cJSON **item,
+                                          Error *err) {
+    SafeTensors st;
+    if (!checkpoint_open(dir, kind, &st, err)) return false;
+    ParamTable whole = table_make_whole(config);
+    bool ok = true;
+    for (size_t i = 0; i < whole.count && ok; i++) {
+        uint64_t sum = 0;
+        const STEntry *x = slices_find(&st, &whole.tensors[i], kind, err);
+        ok = x && checksum_tensor(&st, x, &sum, err) &&
+             checkpoint_compare_sum(dir, x->name, item, sum, state_file(kind), err);
+    }
+    table_free(&whole);
+    st_close(&st);
+    return ok;
+}
+
+// Are the tensors, the configuration and the position those that were saved? Reads all of the files. A checkpoint
+// without checksums, of an older version, is taken as it is.
+static inline bool checkpoint_verify(const char *dir, Error *err) {
+    char path[PATH_MAX];
+    TrainerState state;
+    GPTConfig config;
+    if (!checkpoint_read_state(dir, &state, err) || !checkpoint_read_config(dir, &config, err) ||
+        !path_print(path, sizeof path, err, "%s/trainer.json", dir)) return false;
+    cJSON *root = json_read(path, TRAINER_MAX_FILE, err);
+    const cJSON *sums = NULL, *item = NULL;
+    bool ok = root && json_get(root, "checksums", &sums, path, err);
+    if (ok && sums) {
+        item = sums->child;
+        ok = checkpoint_compare_sum(dir, "state", &item, checkpoint_state_sum(&config, &state),
+                                    "trainer.json or config.json", err);
+        for (int k = 0; k < (state.bf16 ? 4 : 3) && ok; k++) {
+            ok = checkpoint_verify_kind(dir, &config, (StateKind)k, &item, err);
+        }
+    }
+    cJSON_Delete(root);
+    return ok;
+}
+
 // Every rank: fills values with elements [lo, hi) of its flat buffer; padding and gaps become 0.
 static inline bool checkpoint_read(const char *dir, StateKind kind, const ParamTable *table, float *values,
                                    size_t lo, size_t hi, Error *err) {
@@ -183,7 +271,7 @@ static inline bool gradients_write(const char *path, const ParamTable *table, co
                                    size_t hi, bool write_wte, Error *err) {
     char tmp[PATH_MAX];
     return path_print(tmp, sizeof tmp, err, "%s.unfinished", path) &&
-           slices_write(tmp, STATE_WEIGHTS, table, values, lo, hi, write_wte, err);
+           slices_write(tmp, STATE_WEIGHTS, table, values, lo, hi, write_wte, NULL, err);
 }
 
 static inline bool gradients_finish(const char *path, Error *err) {

@@ -20,6 +20,7 @@ typedef struct {
     unsigned sections;  // OPTIONS_TENSOR | ..., as given to options_parse
     bool help;          // --help: print options_help and exit with 0
     const char *init, *resume, *out;
+    bool verify;
     int model;  // position in MODEL_PRESETS, -1: left out
     size_t layers, heads, channels, vocab, max_seq;
     const char *train_data, *val_data, *tokenizer;
@@ -96,6 +97,7 @@ static const Option OPTIONS[] = {
     GROUP("Checkpoints", 0),
     TEXT("init", init, NULL, 0, "DIR", "start from these weights (ours, or Hugging Face's GPT-2)"),
     TEXT("resume", resume, NULL, 0, "DIR|auto", "continue, same bits at the same layout; auto: what --out saved last"),
+    SWITCH("verify", verify, "1", 0, "--resume compares the files with the checksums of trainer.json"),
     TEXT("out", out, NULL, 0, "DIR", "where checkpoints go; with it the end of the run is always saved"),
     SIZE("save-every", save_every, "0", 0, 1e15, 0, "steps between checkpoints (0: only the end)"),
     SIZE("keep", keep, "2", 0, 1e15, 0, "newest checkpoints that stay (0: all)"),

@@ -4,9 +4,7 @@
 #ifndef LLMC_TENSOR_SLICES_H
 #define LLMC_TENSOR_SLICES_H
 
-#include "llmc/host/safetensors.h"
-
-#include "llmc/model.h"
+#include "llmc/host/checksums.h"
 
 typedef enum { STATE_WEIGHTS, STATE_M, STATE_V, STATE_MASTER } StateKind;  // master: of a bf16 run
 
@@ -96,6 +94,7 @@ typedef struct {
     float *values;         // elements [lo, hi) of the flat buffer; const when writing
     size_t lo;
     bool write_wte;
+    uint64_t *sums;        // [tensors of the model] what is written is added to them; NULL: no sums
     const Tensor *tensor;  // the last one that was looked up, and its place in the file
     const STEntry *entry;
     float *window;         // [SLICE_WINDOW] elements [first, first + count) of that tensor
@@ -114,9 +113,10 @@ static inline bool slice_write(void *context, const Slice *slice, Error *err) {
     SliceFile *file = (SliceFile *)context;
     const Tensor *x = slice->tensor;
     if ((x->split == SPLIT_NONE && x->t_rank != 0) || (x->kind == WTE && !file->write_wte)) return true;
-    return slice_file_seek(file, x, err) &&
-           st_write_floats(&file->st, file->entry, slice->global, slice->count,
-                           file->values + (slice->local - file->lo), err);
+    const float *values = file->values + (slice->local - file->lo);
+    if (!slice_file_seek(file, x, err)) return false;
+    if (file->sums) file->sums[x->id] += checksum_floats(values, file->entry->dtype, slice->global, slice->count);
+    return st_write_floats(&file->st, file->entry, slice->global, slice->count, values, err);
 }
 
 static inline bool slice_read(void *context, const Slice *slice, Error *err) {
@@ -140,14 +140,16 @@ static inline bool slice_read(void *context, const Slice *slice, Error *err) {
     return true;
 }
 
-static inline bool slices_write(const char *path, StateKind kind, const ParamTable *table,
-                                const float *values, size_t lo, size_t hi, bool write_wte, Error *err) {
+// Writes elements [lo, hi) of the flat buffer, which `values` holds, into a file that slices_create has made.
+static inline bool slices_write(const char *path, StateKind kind, const ParamTable *table, const float *values,
+                                size_t lo, size_t hi, bool write_wte, uint64_t *sums, Error *err) {
     SliceFile file;
     memset(&file, 0, sizeof file);
     file.kind = kind;
     file.values = (float *)values;
     file.lo = lo;
     file.write_wte = write_wte;
+    file.sums = sums;
     if (!st_open_for_writing(&file.st, path, err)) return false;
     if (slices_walk(table, lo, hi, slice_write, &file, err)) return st_finish(&file.st, err);
     st_close(&file.st);

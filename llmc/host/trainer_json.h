@@ -52,6 +52,7 @@ static const TrainerField TRAINER_FIELDS[] = {
 };
 #undef TRAINER_FIELD
 enum { TRAINER_FIELD_COUNT = (int)(sizeof TRAINER_FIELDS / sizeof TRAINER_FIELDS[0]), TRAINER_VERSION = 1 };
+enum { TRAINER_MAX_FILE = 64 << 20 };  // the checksums of 10000 layers
 
 // A field as JSON. 17 digits give back the same double; a seed can pass 2^53, so it is a string.
 static inline void trainer_field_print(const TrainerState *state, const TrainerField *f, char *text,
@@ -96,19 +97,24 @@ static inline bool trainer_field_parse(TrainerState *state, const TrainerField *
     return false;
 }
 
-static inline bool trainer_state_write(const char *path, const TrainerState *state, Error *err) {
-    char text[4096], value[64];
-    size_t n = (size_t)snprintf(text, sizeof text, "{\n  \"version\": %d", (int)TRAINER_VERSION);
+// checksums: a JSON object, or NULL.
+static inline bool trainer_state_write(const char *path, const TrainerState *state, const char *checksums, Error *err) {
+    size_t room = 4096 + (checksums ? strlen(checksums) : 0);
+    char *text = (char *)host_alloc(room, 1), value[64];
+    size_t n = (size_t)snprintf(text, room, "{\n  \"version\": %d", (int)TRAINER_VERSION);
     for (int i = 0; i < TRAINER_FIELD_COUNT; i++) {
         trainer_field_print(state, &TRAINER_FIELDS[i], value, sizeof value);
-        n += (size_t)snprintf(text + n, sizeof text - n, ",\n  \"%s\": %s", TRAINER_FIELDS[i].name, value);
+        n += (size_t)snprintf(text + n, room - n, ",\n  \"%s\": %s", TRAINER_FIELDS[i].name, value);
     }
-    snprintf(text + n, sizeof text - n, "\n}\n");
-    return file_write_text(path, text, err);
+    if (checksums) n += (size_t)snprintf(text + n, room - n, ",\n  \"checksums\": %s", checksums);
+    snprintf(text + n, room - n, "\n}\n");
+    bool ok = file_write_text(path, text, err);
+    free(text);
+    return ok;
 }
 
 static inline bool trainer_state_read(const char *path, TrainerState *state, Error *err) {
-    cJSON *root = json_read(path, 1 << 20, err);
+    cJSON *root = json_read(path, TRAINER_MAX_FILE, err);
     if (!root) return false;
     TrainerState s;
     memset(&s, 0, sizeof s);

@@ -1,7 +1,7 @@
 // between_steps.cuh: what is due between training steps: validation, checkpoints, samples; and the end of the run.
 //
 // defines: validation_due, validation_batches, save_due, trainer_save, sample_due, Sample, sample_begin,
-//          sample_goes_on, sample_append, trainer_close
+//          sample_goes_on, sample_append, trainer_leave, trainer_give_up, trainer_close
 #ifndef LLMC_BETWEEN_STEPS_CUH
 #define LLMC_BETWEEN_STEPS_CUH
 
@@ -35,30 +35,45 @@ static inline size_t validation_batches(const Trainer *m) {
     return batches < m->opt.val_batches ? batches : m->opt.val_batches;
 }
 
-// Rank 0 makes the files, every rank writes its own slices into them, rank 0 gives the folder its name.
-static inline bool trainer_write(Trainer *m, char *path, size_t size, Error *err) {
+// Rank 0 makes the files, every rank writes its own slices into them, rank 0 gives the folder its name. A failure of
+// any rank leaves nothing behind and ends the run, with one sentence.
+static inline void trainer_write(Trainer *m, char *path, size_t size) {
+    Error err;
     char tmp[PATH_MAX] = "";
     bool bf16 = sizeof(floatX) != sizeof(float), first = m->job.rank == 0;
-    if (first && !checkpoint_create(m->opt.out, m->progress.step, &m->config, bf16, tmp, sizeof tmp, err)) return false;
+    bool ok = !first || checkpoint_create(m->opt.out, m->progress.step, &m->config, bf16, tmp, sizeof tmp, &err);
+    job_agree(&m->job, ok, &err, 1);
     MPI_Bcast(tmp, sizeof tmp, MPI_CHAR, 0, MPI_COMM_WORLD);
-    CUDA_CHECK(cudaDeviceSynchronize());
+    if (!m->ending.agreed) CUDA_CHECK(cudaDeviceSynchronize());  // else a step is dropped, which changes no weights
+    Checksums sums = checksums_make(&m->config, bf16);
     bool others = !m->opt.zero && m->grid.d_rank != 0;  // without ZeRO all data ranks hold the same
-    bool saved = others || state_save(&m->state, &m->table, tmp, m->table.shard.embedding, err);
-    if (saved) MPI_Barrier(MPI_COMM_WORLD);
-    if (saved && (!first || checkpoint_commit(tmp, &m->progress, path, size, err))) return true;
-    checkpoint_abandon(tmp);
-    return false;
+    ok = others || state_save(&m->state, &m->table, tmp, m->table.shard.embedding, &sums, &err);
+    int bad = job_first_failure(&m->job, ok);
+    if (bad < m->job.size && first) checkpoint_abandon(tmp);
+    if (bad < m->job.size) job_stop(&m->job, bad, &err, 1);
+    MPI_Reduce(first ? MPI_IN_PLACE : sums.sums, sums.sums, (int)sums.count, MPI_UINT64_T, MPI_SUM, 0, MPI_COMM_WORLD);
+    ok = !first || checkpoint_commit(tmp, &m->progress, &sums, path, size, &err);
+    if (!ok) checkpoint_abandon(tmp);
+    job_agree(&m->job, ok, &err, 1);
+    checksums_free(&sums);
 }
 
-// Saves a checkpoint. A failure leaves nothing behind and ends the run.
+// Saves a checkpoint.
 static inline void trainer_save(Trainer *m) {
-    Error err;
     char path[PATH_MAX];
-    if (!trainer_write(m, path, sizeof path, &err)) job_fail(&m->job, &err);
+    bool before = job_open_memory(true);
+    trainer_write(m, path, sizeof path);
+    job_open_memory(before);
+    m->saved_step = m->progress.step;
     if (m->job.rank != 0) return;
     checkpoint_prune(m->opt.out, m->opt.keep, m->progress.step);
     printf("saved %s\n", path);
     fflush(stdout);
+}
+
+// Saves what no checkpoint of this run has yet, whether one is due or not.
+static inline void trainer_save_rest(Trainer *m) {
+    if (m->opt.out && has_moved(m) && m->saved_step != m->progress.step) trainer_save(m);
 }
 
 // A text that grows by a token for each forward pass over its last T tokens.
@@ -73,6 +88,7 @@ typedef struct {
 static inline Sample sample_begin(Trainer *m) {
     Error err;
     Sample s;
+    stop_settle(m);
     memset(&s, 0, sizeof s);
     if (!tokenizer_prompt(&m->tokenizer, m->opt.prompt, m->opt.sample_tokens, m->config.V, &s.tokens, &s.count, &err)) {
         job_fail(&m->job, &err);
@@ -99,7 +115,7 @@ static inline bool sample_goes_on(Trainer *m, Sample *s) {
 
 // Draws the next token from logits (Vp) on the device, and prints it.
 static inline void sample_append(Trainer *m, Sample *s, const floatX *logits) {
-    CUDA_CHECK(cudaDeviceSynchronize());
+    trainer_synchronize(m);
     state_download(s->logits, logits, 0, m->config.Vp, true);
     double coin = random_uniform(m->opt.seed, RANDOM_SAMPLE, m->progress.step, 0, s->made++);
     s->tokens[s->count] = sample_token(s->logits, m->config.V, SAMPLE_TEMPERATURE, coin);
@@ -111,8 +127,6 @@ static inline bool trainer_report_timeline(Trainer *m, Error *err) {
     static const char *const tracks[TRACK_COUNT] = {"compute", "all-reduce", "receive activations", "send activations",
                                                     "receive gradients", "send gradients", "data"};
     TraceList all;
-    CUDA_CHECK(cudaDeviceSynchronize());
-    timeline_collect(&m->timeline, 0);  // validation and samples; what a step has left behind knows its number
     if (!job_gather_trace(&m->job, &m->timeline.trace, &all)) return true;  // rank 0 has the events of all ranks
     if (m->opt.profile) profile_report(all.events, all.count, m->job.size, m->progress.first_step);
     bool ok = !m->opt.trace || trace_write(m->opt.trace, all.events, all.count, tracks, TRACK_COUNT, err);
@@ -120,15 +134,43 @@ static inline bool trainer_report_timeline(Trainer *m, Error *err) {
     return ok;
 }
 
-// The end of the run: saves if a signal ended it, writes the reports, leaves the job. Returns the exit code.
-static inline int trainer_close(Trainer *m) {
+// Writes the reports, on all ranks.
+static inline void trainer_report(Trainer *m) {
     Error err;
     const Options *o = &m->opt;
-    if (m->stop && o->out && has_moved(m)) trainer_save(m);
-    if (m->stop) printf("stopped by a signal after step %zu\n", m->progress.step);
     if (o->profile) CUDA_CHECK(cudaProfilerStop());
-    if ((o->trace || o->profile) && !trainer_report_timeline(m, &err)) job_fail(&m->job, &err);
-    if (!log_close(&m->log, &err)) job_fail(&m->job, &err);
+    job_agree(&m->job, (!o->trace && !o->profile) || trainer_report_timeline(m, &err), &err, 1);
+    job_agree(&m->job, log_close(&m->log, &err), &err, 1);
+    fflush(stdout);
+}
+
+// All ranks have been asked to stop and have agreed on this step: saves, and leaves with exit code 0. What streams
+// still have to do is dropped with the process.
+static inline void trainer_leave(Trainer *m) {
+    job_open_memory(true);
+    trainer_save_rest(m);
+    printf("stopped by a signal after step %zu\n", m->progress.step);
+    trainer_report(m);
+    MPI_Barrier(MPI_COMM_WORLD);
+#if !(defined(NCCL_OVER_MPI) && defined(__CUDACC__))  // there another thread still calls MPI
+    MPI_Finalize();
+#endif
+    _exit(0);
+}
+
+// All ranks know that one of them could not read its data: saves the weights, which are sound, and leaves with 1.
+static inline void trainer_give_up(Trainer *m) {
+    int who = job_first_failure(&m->job, !m->data_failed);
+    trainer_save_rest(m);
+    job_stop(&m->job, who, &m->data_error, 1);
+}
+
+// The end of the run. Returns the exit code.
+static inline int trainer_close(Trainer *m) {
+    stop_close(m);
+    CUDA_CHECK(cudaDeviceSynchronize());
+    timeline_collect(&m->timeline, 0);  // validation and samples; what a step has left behind knows its number
+    trainer_report(m);
     job_finish(&m->job);
     return 0;
 }

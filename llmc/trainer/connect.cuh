@@ -8,11 +8,9 @@
 //   3. the trainer's connect: a micro-batch forward and backward, twice, since the second one adds to the gradients.
 // The stand-ins refuse what does not keep to this (llmc/mpi/connect.h), so that it is tested without a GPU.
 //
-// defines: job_gpu_reserve, job_reserve, job_connect_links, job_warm_up, job_reset_traffic, job_synchronize
+// defines: job_gpu_reserve, job_reserve, job_connect_links, job_warm_up, job_reset_traffic, job_check_ranks
 #ifndef LLMC_CONNECT_CUH
 #define LLMC_CONNECT_CUH
-
-#include <sched.h>
 
 #include "llmc/pipeline.h"
 #include "llmc/trainer/job.cuh"
@@ -117,22 +115,15 @@ static inline void job_reset_traffic(const Job *job) {
 #endif
 }
 
-// cudaStreamSynchronize that does not outlive the other ranks: when NCCL finds that one is gone, this one says so and
-// ends as well.
-static inline void job_synchronize(const Job *job, cudaStream_t stream) {
-    double asked = seconds_now();
-    for (cudaError_t state; (state = cudaStreamQuery(stream)) != cudaSuccess; sched_yield()) {
-        if (state != cudaErrorNotReady) CUDA_CHECK(state);
-        if (seconds_now() - asked < 0.1) continue;
-        asked = seconds_now();
-        for (size_t i = 0; i <= job->group_count; i++) {
-            ncclResult_t result = ncclSuccess;
-            NCCL_CHECK(ncclCommGetAsyncError(i == 0 ? job->world : job->groups[i - 1], &result));
-            if (result == ncclSuccess || result == ncclInProgress) continue;
-            Error err;
-            error_set(&err, "another rank has ended, or the network between them: %s", ncclGetErrorString(result));
-            job_fail(job, &err);
-        }
+// Fails when NCCL has found that another rank is gone.
+static inline void job_check_ranks(const Job *job) {
+    for (size_t i = 0; i <= job->group_count; i++) {
+        ncclResult_t result = ncclSuccess;
+        NCCL_CHECK(ncclCommGetAsyncError(i == 0 ? job->world : job->groups[i - 1], &result));
+        if (result == ncclSuccess || result == ncclInProgress) continue;
+        Error err;
+        error_set(&err, "another rank has ended, or the network between them: %s", ncclGetErrorString(result));
+        job_fail(job, &err);
     }
 }
 

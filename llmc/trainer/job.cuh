@@ -1,10 +1,11 @@
 // job.cuh: the ranks of one job: start, a device for each, and how all of them end when one cannot go on.
 //
-// defines: NCCL_CHECK, NCCL_FLOATX, Job, job_start, job_check_devices, job_agree, job_stop, job_fail, job_dry_run,
-//          job_connect, job_split, job_split_grid, job_gather_trace, job_finish
+// defines: NCCL_CHECK, NCCL_FLOATX, Job, job_open_memory, job_start, job_check_devices, job_first_failure, job_stop,
+//          job_agree, job_fail, job_dry_run, job_connect, job_split, job_split_grid, job_gather_trace, job_finish
 #ifndef LLMC_JOB_CUH
 #define LLMC_JOB_CUH
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <mpi.h>
@@ -59,6 +60,23 @@ static inline bool job_shares_device(const Job *job, MPI_Comm node) {
     return same > 1;
 }
 
+// What is opened next must not get the number of a closed stdin, stdout or stderr, or messages end up in it.
+static inline void job_open_standard(void) {
+    for (int fd = 0; fd < 3; fd++) {
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) exit(1);
+    }
+}
+
+// MPI goes on with the stand-ins' messages in any of its calls: their device memory is open to it, or closed again.
+// Returns what it was.
+static inline bool job_open_memory(bool open) {
+#ifdef NCCL_OVER_MPI
+    return nccl_mpi::queue_open_memory(open);
+#else
+    return open;
+#endif
+}
+
 // Starts MPI and gives this rank its device (device = local rank). From here on only rank 0's stdout is seen.
 static inline void job_start(Job *job, int *argc, char ***argv) {
 #if defined(NCCL_OVER_MPI) && defined(__CUDACC__)
@@ -67,6 +85,7 @@ static inline void job_start(Job *job, int *argc, char ***argv) {
     int wanted = MPI_THREAD_FUNNELED, provided;
 #endif
     MPI_Comm node;
+    job_open_standard();
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);  // streams that share a hardware queue wait for each other
     setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);  // Open MPI without mpirun: no daemon beside the program
     if (MPI_Init_thread(argc, argv, wanted, &provided) != MPI_SUCCESS) exit(1);
@@ -107,24 +126,27 @@ static inline bool job_check_devices(const Job *job, Error *err) {
     return true;
 }
 
-// All ranks call it: goes on if all are ok. Otherwise one of those that are not says why, and all leave with code 2.
-static inline void job_agree(const Job *job, bool ok, const Error *err) {
+// All ranks call it: the first of those that are not ok, or as many as there are ranks.
+static inline int job_first_failure(const Job *job, bool ok) {
     int mine = ok ? job->size : job->rank, first;
     MPI_Allreduce(&mine, &first, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
-    if (first == job->size) return;
-    if (first == job->rank) fprintf(stderr, "error: %s\n", err->text);
-    fflush(stderr);
-    MPI_Finalize();
-    exit(2);
+    return first;
 }
 
-// All ranks call it when all know that the run cannot go on: rank 0 says why, and all leave with code 1.
-static inline void job_stop(const Job *job, const Error *err) {
+// All ranks call it when all know that the run cannot go on: one of them says why, and all leave with that code.
+static inline void job_stop(const Job *job, int who, const Error *err, int code) {
     fflush(stdout);
-    if (job->rank == 0) fprintf(stderr, "error: %s\n", err->text);
+    if (job->rank == who) fprintf(stderr, "error: %s\n", err->text);
     fflush(stderr);
     MPI_Finalize();
-    exit(1);
+    exit(code);
+}
+
+// All ranks call it: goes on if all are ok. Otherwise one of those that are not says why, and all leave; with code 2
+// before any work was done.
+static inline void job_agree(const Job *job, bool ok, const Error *err, int code = 2) {
+    int first = job_first_failure(job, ok);
+    if (first < job->size) job_stop(job, first, err, code);
 }
 
 // --dry-run: prints what every rank would need, in MiB, a row per rank, and leaves MPI. All ranks call it.

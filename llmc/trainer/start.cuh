@@ -6,10 +6,6 @@
 
 #include "llmc/trainer.cuh"
 
-static volatile sig_atomic_t stop_signal = 0;  // SIGTERM or SIGINT: save and leave after this step
-
-static void on_signal(int number) { stop_signal = number; }
-
 // Takes --out for this run, and finds where the weights come from: --resume (auto: the newest checkpoint, if there is
 // one), --init, or NULL, random numbers.
 static inline bool trainer_source(Trainer *m, const char **from, Error *err) {
@@ -18,10 +14,12 @@ static inline bool trainer_source(Trainer *m, const char **from, Error *err) {
     bool ok = !o->out || o->dry_run || checkpoint_claim(o->out, m->job.rank == 0, err);
     if (o->resume && strcmp(o->resume, "auto") == 0) {
         if (!o->out) return error_set(err, "--resume auto needs --out, where it looks");
-        ok = ok && (m->job.rank != 0 || checkpoint_latest(o->out, latest, sizeof latest, err));
+        ok = ok && (m->job.rank != 0 || checkpoint_latest(o->out, o->verify, latest, sizeof latest, err));
         MPI_Bcast(latest, sizeof latest, MPI_CHAR, 0, MPI_COMM_WORLD);  // all ranks take the same one
         o->resume = latest[0] ? latest : NULL;  // none yet: a fresh start
         if (o->resume) o->init = NULL;          // a requeued job goes on from where it stands
+    } else if (o->resume && o->verify && m->job.rank == 0) {
+        ok = ok && checkpoint_verify(o->resume, err);
     }
     *from = o->resume ? o->resume : o->init;
     return ok;
@@ -52,6 +50,8 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
         MPI_Finalize();
         exit(0);
     }
+    signal(SIGXFSZ, SIG_IGN);  // a file that grows too large is an error of the write, with a sentence
+    if (o->out || o->log) signal(SIGPIPE, SIG_IGN);  // nobody reads what we print: that is no reason to lose the run
     if (!trainer_source(m, &from, err) || (from && !checkpoint_read_config(from, &file, err))) return false;
     if (!options_resolve(o, from ? &file : NULL, m->job.size, err) ||
         !grid_make(&m->grid, m->job.size, m->job.rank, o->tensor, o->data, o->pipeline, o->order, err) ||
@@ -146,7 +146,7 @@ static inline void trainer_allocate(Trainer *m) {
     if (m->opt.dry_run) {
         exit(job_dry_run(&m->job, m->weights.used, m->gradients.used, m->optimizer.used, m->activations.used));
     }
-    m->stream = stream_create(false);
+    m->stream = stream_create(m, false);
     matmul_create(&m->matmul, m->stream);
 }
 
@@ -179,27 +179,23 @@ static inline void trainer_host_buffers(Trainer *m) {
 static inline void trainer_start(Trainer *m) {
     const Options *o = &m->opt;
     Error err;
-    CUDA_CHECK(cudaDeviceSynchronize());
+    const char *from = o->resume ? o->resume : o->init;
     double tokens = (double)o->global_batch * (double)m->T,
            peak = device_peak_flops(m->device.name, sizeof(floatX) == 2);
-    bool opened = log_open(&m->log, m->job.rank == 0 ? o->log : NULL, m->progress.step, o->steps, tokens,
-                           count_flops(&m->config, tokens, m->T), m->job.size * peak, &err);
-    job_agree(&m->job, opened, &err);
+    CUDA_CHECK(cudaDeviceSynchronize());
     trainer_host_buffers(m);
     global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->norm_ranges, m->norm_count,
                         table_largest(&m->table), m->stream);  // its kernels are loaded before messages are in flight
-    timeline_start(&m->timeline, o->trace || o->profile, m->job.rank, m->stream);
-    const char *from = o->resume ? o->resume : o->init;
     if (!from) state_init_weights(&m->state, &m->table, o->seed);
-    else if (!state_load(&m->state, &m->table, from, o->resume != NULL, &err)) job_fail(&m->job, &err);
+    job_agree(&m->job, !from || state_load(&m->state, &m->table, from, o->resume != NULL, &err), &err, 1);
     CUDA_CHECK(cudaDeviceSynchronize());  // memory is set on the default stream, which ours do not wait for
+    // Nothing can be refused any more, on any rank: now the lines that this run writes again may go.
+    bool opened = log_open(&m->log, m->job.rank == 0 ? o->log : NULL, m->progress.step, o->steps, tokens,
+                           count_flops(&m->config, tokens, m->T), m->job.size * peak, &err);
+    job_agree(&m->job, opened, &err);
+    timeline_start(&m->timeline, o->trace || o->profile, m->job.rank, m->stream);
     job_reset_traffic(&m->job);
-    struct sigaction action;
-    memset(&action, 0, sizeof action);
-    action.sa_handler = on_signal;
-    sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGINT, &action, NULL);
-    signal(SIGXFSZ, SIG_IGN);  // a file that grows too large is an error of the write, with a sentence
+    stop_listen(m);
     if (o->profile) CUDA_CHECK(cudaProfilerStart());
 }
 

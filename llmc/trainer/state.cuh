@@ -172,14 +172,14 @@ static inline bool state_load(State *state, const ParamTable *table, const char 
 
 // Writes elements [lo, hi) of one kind of state, held by the device buffer from element `at` on, to a folder.
 static inline bool state_write(const State *state, StateKind kind, const ParamTable *table, const char *dir,
-                               Piece slice, bool write_wte, Error *err) {
+                               Piece slice, bool write_wte, Checksums *sums, Error *err) {
     float *host = state_host_chunk(slice.hi - slice.lo);
     bool ok = true, weights = kind == STATE_WEIGHTS;
     for (size_t lo = slice.lo; lo < slice.hi && ok; lo += STATE_CHUNK) {
         size_t hi = lo + STATE_CHUNK < slice.hi ? lo + STATE_CHUNK : slice.hi;
         state_download(host, weights ? (void *)state->params : (void *)state_moments(state, kind),
                        slice.at + (lo - slice.lo), hi - lo, weights);
-        ok = checkpoint_write(dir, kind, table, host, lo, hi, write_wte, err);
+        ok = checkpoint_write(dir, kind, table, host, lo, hi, write_wte, sums, err);
     }
     free(host);
     return ok;
@@ -188,13 +188,13 @@ static inline bool state_write(const State *state, StateKind kind, const ParamTa
 // Writes what this rank owns into the folder that checkpoint_create has made. write_wte: the tied embedding is held
 // by the first and the last pipeline stage, and one of them writes it.
 static inline bool state_save(const State *state, const ParamTable *table, const char *dir, bool write_wte,
-                              Error *err) {
+                              Checksums *sums, Error *err) {
     for (size_t i = 0; i < state->slice_count; i++) {
         Piece owned = state->slices[i], in_params = {owned.lo, owned.hi, owned.lo};
-        if (!state_write(state, STATE_WEIGHTS, table, dir, in_params, write_wte, err) ||
-            !state_write(state, STATE_M, table, dir, owned, write_wte, err) ||
-            !state_write(state, STATE_V, table, dir, owned, write_wte, err)) return false;
-        if (state->master && !state_write(state, STATE_MASTER, table, dir, owned, write_wte, err)) return false;
+        if (!state_write(state, STATE_WEIGHTS, table, dir, in_params, write_wte, sums, err) ||
+            !state_write(state, STATE_M, table, dir, owned, write_wte, sums, err) ||
+            !state_write(state, STATE_V, table, dir, owned, write_wte, sums, err)) return false;
+        if (state->master && !state_write(state, STATE_MASTER, table, dir, owned, write_wte, sums, err)) return false;
     }
     return true;
 }

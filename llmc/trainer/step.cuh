@@ -8,14 +8,16 @@
 
 #include "llmc/trainer.cuh"
 
-// Reads this data rank's share of the global batch that begins at sample `first`; it goes to inputs and targets.
+// Reads this data rank's share of the global batch that begins at sample `first`; it goes to inputs and targets. What
+// cannot be read is 0, and the next sum over all ranks tells them.
 static inline void trainer_load(Trainer *m, DataLoader *data, uint64_t first, bool shuffle) {
-    Error err;
     size_t count = m->micros * m->B, bytes = count * m->T * sizeof(int);
     first += m->grid.d_rank * count;
-    for (size_t i = 0; i < count; i++) {
-        if (!dataloader_read(data, first + i, shuffle, m->opt.seed, m->config.V, m->host_inputs + i * m->T,
-                             m->host_targets + i * m->T, &err)) job_fail(&m->job, &err);
+    memset(m->host_inputs, 0, bytes);
+    memset(m->host_targets, 0, bytes);
+    for (size_t i = 0; i < count && !m->data_failed; i++) {
+        m->data_failed = !dataloader_read(data, first + i, shuffle, m->opt.seed, m->config.V, m->host_inputs + i * m->T,
+                                          m->host_targets + i * m->T, &m->data_error);
     }
     CUDA_CHECK(cudaMemcpyAsync(m->inputs, m->host_inputs, bytes, cudaMemcpyHostToDevice, m->stream));
     CUDA_CHECK(cudaMemcpyAsync(m->targets, m->host_targets, bytes, cudaMemcpyHostToDevice, m->stream));
@@ -23,6 +25,7 @@ static inline void trainer_load(Trainer *m, DataLoader *data, uint64_t first, bo
 
 static inline StepReport trainer_begin_step(Trainer *m) {
     StepReport report;
+    stop_settle(m);
     memset(&report, 0, sizeof report);
     report.step = m->progress.step + 1;
     timeline_collect(&m->timeline, 0);  // of what ran between the steps
@@ -48,7 +51,7 @@ static inline void trainer_sum(Trainer *m, double *x, size_t count) {
     CUDA_CHECK(cudaMemcpyAsync(m->totals, x, count * sizeof(double), cudaMemcpyHostToDevice, m->stream));
     NCCL_CHECK(ncclAllReduce(m->totals, m->totals, count, ncclDouble, ncclSum, m->job.world, m->stream));
     CUDA_CHECK(cudaMemcpyAsync(x, m->totals, count * sizeof(double), cudaMemcpyDeviceToHost, m->stream));
-    job_synchronize(&m->job, m->stream);
+    trainer_synchronize(m, m->stream);
 }
 
 // This rank's part of the loss, from the sums of its micro-batches: the last stages' first tensor ranks have it, all
@@ -57,8 +60,7 @@ static inline double trainer_loss_share(Trainer *m) {
     bool ours = m->table.shard.head && m->grid.t_rank == 0;
     size_t bytes = m->micros * sizeof(double);
     if (ours) CUDA_CHECK(cudaMemcpyAsync(m->host_sums, m->loss_sums, bytes, cudaMemcpyDeviceToHost, m->stream));
-    job_synchronize(&m->job, m->stream);
-    CUDA_CHECK(cudaDeviceSynchronize());
+    trainer_synchronize(m);
     double sum = 0.0;
     for (size_t i = 0; i < m->micros && ours; i++) sum += m->host_sums[i];
     return sum;
@@ -66,13 +68,14 @@ static inline double trainer_loss_share(Trainer *m) {
 
 // Mean loss per token of a global batch that has run forward. Synchronises.
 static inline double trainer_mean_loss(Trainer *m) {
-    double sum = trainer_loss_share(m);
-    trainer_sum(m, &sum, 1);
-    return sum / ((double)m->opt.global_batch * (double)m->T);
+    double sums[2] = {trainer_loss_share(m), m->data_failed ? 1.0 : 0.0};
+    trainer_sum(m, sums, 2);
+    if (sums[1] > 0.0) trainer_give_up(m);
+    return sums[0] / ((double)m->opt.global_batch * (double)m->T);
 }
 
 // Sums over all ranks, in one message: the squared gradient norm of every tensor of the whole model, then the loss,
-// then whether a rank has been asked to stop. Squares are summed per tensor in double on the device. Returns
+// then whether a rank could not read its data. Squares are summed per tensor in double on the device. Returns
 // host_totals.
 static inline const double *trainer_totals(Trainer *m) {
     size_t count = m->norm_count, tensors = count_tensors(&m->config);
@@ -86,7 +89,8 @@ static inline const double *trainer_totals(Trainer *m) {
         if (x->counted) m->host_totals[x->id] += m->host_norms[i];
     }
     m->host_totals[tensors] = loss;
-    m->host_totals[tensors + 1] = stop_signal != 0;
+    m->host_totals[tensors + 1] = m->data_failed;
+    stop_before_sum(m);
     trainer_sum(m, m->host_totals, tensors + TOTALS_EXTRA);
     return m->host_totals;
 }
@@ -102,8 +106,7 @@ static inline bool trainer_dump_gradients(Trainer *m, Error *err) {
 }
 
 // Loss and gradient norm of the step, once the gradients of all ranks are summed; the squares are added in the order
-// of the whole model's table. Ends the run if one is not finite. All ranks learn here whether one has been asked to
-// stop.
+// of the whole model's table. Ends the run if one is not finite, or if a rank could not read its data.
 static inline void trainer_norm(Trainer *m, StepReport *report) {
     Error err;
     char bad[40] = "none";
@@ -116,11 +119,11 @@ static inline void trainer_norm(Trainer *m, StepReport *report) {
     }
     report->grad_norm = sqrt(sum);
     report->loss = totals[tensors] / ((double)m->opt.global_batch * (double)m->T);
-    m->stop = totals[tensors + 1] > 0.0;
+    if (totals[tensors + 1] > 0.0) trainer_give_up(m);
     if (!isfinite(report->loss) || !isfinite(sum)) {
         error_set(&err, "step %zu: the loss is %g and %s is the first tensor whose gradient is not finite; nothing was "
                   "updated; resume from the last checkpoint with a lower --lr", report->step, report->loss, bad);
-        job_stop(&m->job, &err);
+        job_stop(&m->job, 0, &err, 1);
     }
     bool first = m->progress.step == m->progress.first_step;
     if (m->opt.dump_gradients && first && !trainer_dump_gradients(m, &err)) job_fail(&m->job, &err);
@@ -146,7 +149,7 @@ static inline void trainer_adamw(Trainer *m, StepReport *report) {
 
 // Waits for the update (ZeRO's weights may still be on their way), counts the step and logs it.
 static inline void trainer_end_step(Trainer *m, StepReport *report) {
-    job_synchronize(&m->job, m->stream);
+    trainer_synchronize(m, m->stream);
     timeline_collect(&m->timeline, report->step);
     m->progress.step++;
     m->progress.sample += m->opt.global_batch;

@@ -1,0 +1,175 @@
+#!/usr/bin/env bash
+# run_signals.sh [BUILD]: runs that are asked to end save what they have and leave, in the middle of a step of several
+# seconds too, and compute no step after that; runs whose output nobody reads or whose data is damaged lose nothing.
+# Each checkpoint is resumed from. Ends with `N passed, N failed`.
+# needs: fp32/train_gpt fp32/train_gpt_3d tools/byte_corpus
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+build=$(realpath -m "${1:-build/cpu-fp32}")
+if [[ ${build##*/} == cuda* ]] && [ "$(nvidia-smi -L 2>/dev/null | grep -c GPU)" -lt 4 ]; then
+    echo 'skip signals: 4 ranks need 4 GPUs'
+    echo '0 passed, 0 failed'
+    exit 0
+fi
+read -ra launch <<<"${MPIRUN:-mpirun}"
+if [ -z "${MPIRUN:-}" ] && mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
+    launch+=(--oversubscribe --bind-to none --mca btl_vader_single_copy_mechanism none)
+    [ "$(id -u)" = 0 ] && launch+=(--allow-run-as-root)
+fi
+open_mpi=$("${launch[0]}" --version 2>/dev/null | grep -c 'Open MPI')
+export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=SSE41
+dir=$(mktemp -d) || exit 1
+job=
+trap '[ -n "$job" ] && kill -KILL "$job" 2>/dev/null; rm -rf "$dir"' EXIT
+trap 'exit 1' HUP INT TERM
+
+passed=0 failed=0
+report() {  # report STATUS NAME
+    if [ "$1" = 0 ]; then
+        passed=$((passed + 1))
+        echo "ok   $2"
+    else
+        failed=$((failed + 1))
+        echo "FAIL $2"
+        tail -n 15 "$dir/out" "$dir/err" | sed 's/^/  | /'
+    fi
+}
+
+build/tools/byte_corpus "$dir/train.bin" "$dir/val.bin" README.md llmc/*.h llmc/host/*.h >/dev/null || exit 1
+quick="--layers 2 --heads 2 --channels 32 --train-data $dir/train.bin --seq 32 --micro-batch 1 --global-batch 4"
+slow="--layers 4 --heads 4 --channels 128 --train-data $dir/train.bin --seq 128 --micro-batch 2 --global-batch 32"
+
+# train RANKS FLAGS...: starts a run in the background, and sets job and out.
+train() {
+    local ranks=$1 program=train_gpt_3d
+    shift
+    out=$dir/run-$((++runs))
+    local command=("$build/$program" --val-every 0 "$@" --out "$out" --log "$out.jsonl")
+    [ "$ranks" = 1 ] && command[0]=$build/train_gpt
+    [ "$ranks" -gt 1 ] && command=("${launch[@]}" -n "$ranks" "${command[@]}")
+    setsid "${command[@]}" >"$dir/out" 2>"$dir/err" </dev/null &
+    job=$!
+}
+runs=0
+steps() { [ ! -f "$out.jsonl" ] && echo 0 || grep -c '"loss"' "$out.jsonl"; }
+newest() { find "$1" -name trainer.json 2>/dev/null | sed 's|.*step-0*\([0-9]*\)/.*|\1|' | sort -n | tail -n 1; }
+await_steps() {
+    local end=$((SECONDS + 60))
+    until [ "$(steps)" -ge "$1" ] || [ $SECONDS -ge $end ]; do sleep 0.02; done
+}
+now() { date +%s%N; }
+
+# ends MILLISECONDS: waits for the job, sets code and took; false if it needs longer than that.
+ends() {
+    local begin
+    begin=$(now)
+    { sleep 60; kill -KILL "$job"; } >/dev/null 2>&1 &  # which ends its ranks, too
+    local guard=$!
+    wait "$job" 2>/dev/null
+    code=$?
+    kill $guard 2>/dev/null
+    took=$((($(now) - begin) / 1000000)) job=
+    [ $took -le "$1" ]
+}
+
+# whole STEPS: as many steps are logged as saved, which was announced, and the checkpoint is sound.
+whole() {
+    [ "$(newest "$out")" = "$1" ] && [ "$(steps)" = "$1" ] &&
+        grep -q "^saved .*step-$(printf %08d "$1")$" "$dir/out" && ! ls -d "$out"/tmp-* 2>/dev/null &&
+        "$build/train_gpt" --resume "$out/step-$(printf %08d "$1")" ${2:-$slow} --dry-run >>"$dir/out" 2>>"$dir/err"
+}
+
+# ---- in the middle of a step of seconds ------------------------------------------------------------------------------
+
+# One step tells how long they are here.
+train 2 $slow --pipeline 2 --steps 100 --save-every 1
+await_steps 1
+begin=$(now)
+await_steps 2
+step=$((($(now) - begin) / 1000000))
+sleep "$(awk "BEGIN { print $step / 4000 }")"
+pkill -TERM -o -P "$job" -x train_gpt_3d
+ends $((step / 2 + 500)) && [ $code = 0 ] && whole 2
+report $? "SIGTERM to one of 2 ranks, a quarter into a step of $step ms: code $code after $took ms, step 2 saved"
+
+for signal in INT USR1; do
+    [ $signal$open_mpi = INT0 ] && continue
+    train 4 $slow --tensor 2 --pipeline 2 --steps 100
+    await_steps 1
+    sleep 0.3
+    kill -$signal "$job"
+    ends $((step + 2000)) && whole 1
+    status=$?
+    # mpirun reports an interrupted job as failed.
+    [ $signal = INT ] || [ $code = 0 ] || status=1
+    report $status "SIG$signal to mpirun, 300 ms into a step, 4 ranks: code $code after $took ms, step 1 saved"
+done
+
+for signal in INT HUP; do
+    train 1 $slow --steps 100
+    await_steps 1
+    sleep 0.2
+    kill -$signal "$job"
+    ends 1500 && [ $code = 0 ] && whole 1
+    report $? "SIG$signal to the one rank of train_gpt: code $code after $took ms, step 1 saved"
+done
+
+# ---- quick steps: nothing is lost, whatever the signal meets ---------------------------------------------------------
+
+ok=0 tries=6
+for ((i = 0; i < tries; i++)); do
+    flags=(--tensor 2 --pipeline 2)
+    [ $((i % 2)) = 1 ] && flags=(--data 4 --save-every 3 --sample-every 5 --sample-tokens 3)
+    train 4 $quick "${flags[@]}" --steps 1000000
+    await_steps 2
+    sleep 0.0$((i * 17))
+    pkill -TERM -P "$job" -x train_gpt_3d  # all four
+    ends 10000 && [ $code = 0 ] && whole "$(steps)" "$quick" && ok=$((ok + 1))
+done
+[ $ok = $tries ]
+report $? "SIGTERM to all 4 ranks between and within quick steps: $ok of $tries saved the last step that was logged"
+
+# ---- nobody reads, nothing is open -----------------------------------------------------------------------------------
+
+out=$dir/pipe
+"$build/train_gpt" $quick --steps 20 --out "$out" --log "$out.jsonl" 2>"$dir/err" | head -n 1 >"$dir/out"
+code=${PIPESTATUS[0]}
+[ "$code" = 0 ] && [ "$(newest "$out")" = 20 ]
+report $? "| head -n 1 with --out: code $code, the last step is saved"
+
+ok=0
+for closed in '>&-' '2>&-' '<&-' '>&- 2>&-' '<&- >&- 2>&-'; do
+    out=$dir/closed
+    rm -rf "$out" "$out.jsonl"
+    eval "\"$build/train_gpt\" $quick --steps 3 --save-every 1 --out $out --log $out.jsonl $closed" \
+        >"$dir/out" 2>"$dir/err"
+    [ $? = 0 ] && [ "$(newest "$out")" = 3 ] && [ "$(wc -l <"$out.jsonl")" = 3 ] && [ "$(steps)" = 3 ] &&
+        "$build/train_gpt" $quick --steps 4 --resume auto --out "$out" --log "$out.jsonl" >"$dir/out" 2>&1 &&
+        ok=$((ok + 1))
+done
+[ $ok = 5 ]
+report $? "closed descriptors: $ok of 5 combinations leave a log of their steps alone, which can be resumed"
+
+# ---- data that turns out to be damaged -------------------------------------------------------------------------------
+
+# The 20th sample has a token that no vocabulary has: step 5 of 4 samples.
+cp "$dir/train.bin" "$dir/foreign.bin"
+printf '\377\377' | dd of="$dir/foreign.bin" bs=1 seek=$((1024 + 2 * (32 * 19 + 7))) conv=notrunc 2>/dev/null
+for ranks in 1 4; do
+    flags=()
+    [ $ranks = 4 ] && flags=(--data 4)
+    train $ranks $quick --train-data "$dir/foreign.bin" "${flags[@]}" --steps 50
+    ends 20000
+    [ $code = 1 ] && [ "$(grep -c '^error: .*foreign.bin has token 65535' "$dir/err")" = 1 ] &&
+        [ "$(grep -c '^error' "$dir/err")" = 1 ] && whole 4 "$quick"
+    report $? "a foreign token in step 5 of $ranks ranks: one sentence, code $code, step 4 is saved"
+done
+train 4 $quick --data 4 --val-data "$dir/val.bin" --val-every 5 --val-batches 2 --steps 1000000
+await_steps 2
+printf '\377\377' | dd of="$dir/val.bin" bs=1 seek=$((1024 + 2 * 50)) conv=notrunc 2>/dev/null
+ends 20000
+[ $code = 1 ] && [ "$(grep -c '^error: .*val.bin has token 65535' "$dir/err")" = 1 ] && whole "$(steps)" "$quick"
+report $? "a foreign token in validation data: code $code, the last step is saved"
+
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]
