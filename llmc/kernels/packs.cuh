@@ -105,7 +105,7 @@ __device__ __forceinline__ float max_of(const float (&x)[W]) {
     float y[W];
     for (int k = 0; k < W; k++) y[k] = x[k];
     for (int half = W / 2; half > 0; half /= 2) {
-        for (int k = 0; k < half; k++) y[k] = y[k + half] > y[k] ? y[k + half] : y[k];
+        for (int k = 0; k < half; k++) y[k] = larger(y[k], y[k + half]);
     }
     return y[0];
 }
