@@ -52,7 +52,7 @@ program = $(addprefix $(DIR)/,$(basename $(1)))
 
 PROBE := build/probe-$(DEVICE)$(addprefix -,$(MPI)).mk
 PROBED = $(DEVICE) '$(if $(filter cuda,$(DEVICE)),$(NVCC),$(CXX))' '$(CC)' $(MPI)
-ifneq ($(filter-out help setup clean train test lessons kernels bench spills gpu-check explorer,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out help setup clean train test lessons kernels bench spills sass gpu-check explorer,$(or $(MAKECMDGOALS),all)),)
 include $(PROBE)
 ifneq ($(strip $(MISSING)),)
 $(shell rm -f $(PROBE))
@@ -127,7 +127,7 @@ build/tools/%: dev/scale/%.c Makefile $(PROBE)
 
 # ---- targets -----------------------------------------------------------------------------------------------
 
-.PHONY: all trainers kernel-programs kernels bench spills tools scale setup train test lessons gpu-check clean help \
+.PHONY: all trainers kernel-programs kernels bench spills sass tools scale setup train test lessons gpu-check clean help \
         explorer corpus run-train build-train doc planned schedule
 
 all: trainers tools                  ## every trainer and tool
@@ -162,6 +162,9 @@ bench:  ## times every kernel, with its share of the measured peak; JSON Lines i
 
 spills:  ## registers, shared memory and spills of every kernel of llmc/ (nvcc, no GPU needed)
 	@dev/ptxas.sh $(NVCC)
+
+sass:  ## instructions of every kernel's inner loop for sm_80 and sm_90, and what they must not exceed (nvcc, nvdisasm)
+	@NVCC=$(NVCC) python3 dev/sass.py
 
 gpu-check:  ## one command for a machine with a GPU: builds, tests and measures there
 	dev/gpu_check.sh

@@ -117,23 +117,20 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     // the MLP
     matmul_backward_input(&m->matmul, m->dfch, dresidual, w[FCPROJW], N, F, C);
     matmul_backward_weight(&m->matmul, dw[FCPROJW], a->fch_gelu, dresidual, N, F, C, add);
-    bias_backward(dw[FCPROJB], dresidual, scratch, N, C, add, s);
-    gelu_backward(m->dfch, m->dfch, a->fch, N * F, s);
+    gelu_bias_backward(m->dfch, dw[FCB], scratch, m->dfch, a->fch, N, F, add, s);
     matmul_backward_input(&m->matmul, m->dnorm, m->dfch, w[FCW], N, C, F);
     matmul_backward_weight(&m->matmul, dw[FCW], a->ln2, m->dfch, N, C, F, add);
-    bias_backward(dw[FCB], m->dfch, scratch, N, F, add, s);
-    layernorm_backward(dresidual, dw[LN2W], dw[LN2B], scratch, dresidual, m->dnorm, a->residual2, w[LN2W],
-                       a->ln2_mean, a->ln2_rstd, N, C, add, s);
+    layernorm_bias_backward(dresidual, dw[LN2W], dw[LN2B], dw[FCPROJB], scratch, dresidual, m->dnorm, a->residual2,
+                            w[LN2W], a->ln2_mean, a->ln2_rstd, N, C, add, s);
     // the attention
     matmul_backward_input(&m->matmul, m->dnorm, dresidual, w[PROJW], N, A, C);
     matmul_backward_weight(&m->matmul, dw[PROJW], a->atty, dresidual, N, A, C, add);
-    bias_backward(dw[PROJB], dresidual, scratch, N, C, add, s);
     attention_backward(m->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv, B, T, A, m->NH, s);
     matmul_backward_input(&m->matmul, m->dnorm, m->dqkv, w[QKVW], N, C, 3 * A);
     matmul_backward_weight(&m->matmul, dw[QKVW], a->ln1, m->dqkv, N, C, 3 * A, add);
     bias_backward(dw[QKVB], m->dqkv, scratch, N, 3 * A, add, s);
-    layernorm_backward(dresidual, dw[LN1W], dw[LN1B], scratch, dresidual, m->dnorm, x, w[LN1W],
-                       a->ln1_mean, a->ln1_rstd, N, C, add, s);
+    layernorm_bias_backward(dresidual, dw[LN1W], dw[LN1B], dw[PROJB], scratch, dresidual, m->dnorm, x, w[LN1W],
+                            a->ln1_mean, a->ln1_rstd, N, C, add, s);
 }
 
 // Tokens (B, T) -> lnf (N, C).
@@ -208,7 +205,7 @@ static double validate(GPT *m) {
 
 // The logits (Vp) behind the last of the T tokens in inputs.
 static const floatX *next_logits(GPT *m, size_t T) {
-    forward(m, &m->acts, m->inputs, 1, T, -1);
+    forward(m, &m->acts, m->inputs, 1, sample_padded(m, T), -1);
     head_forward(&m->matmul, m->logits, m->acts.lnf + (T - 1) * m->config.C, m->w[0][WTE], 1, m->config.C, m->Vl);
     return m->logits;
 }

@@ -362,22 +362,21 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, LayerGrads *g, const 
     const floatX *ln2 = weights ? f_again_begin(m, a->ln2) : NULL;
     if (input) matmul_backward_input(&m->matmul, g->dfch, dout, w[FCPROJW], N, F, C);
     if (weights) matmul_backward_weight(&m->matmul, dw[FCPROJW], a->fch_gelu, dout, N, F, C, add);
-    if (weights) bias_backward(dw[FCPROJB], dout, scratch, N, C, add, s);
-    if (input) gelu_backward(g->dfch, g->dfch, a->fch, N * F, s);
+    if (m->sp && weights) bias_backward(dw[FCPROJB], dout, scratch, N, C, add, s);
+    if (input) gelu_bias_backward(g->dfch, dw[FCB], scratch, g->dfch, a->fch, N, F, add, s);
     if (input) matmul_backward_input(&m->matmul, m->dnorm, g->dfch, w[FCW], N, C, F);
     if (input) f_backward_begin(m);
     if (weights) f_again_end(m);
     if (weights) matmul_backward_weight(&m->matmul, dw[FCW], ln2, g->dfch, N, C, F, add);
-    if (weights) bias_backward(dw[FCB], g->dfch, scratch, N, F, add, s);
     if (input) f_backward_end(m);
-    if (input) layernorm_backward(dresidual, dw[LN2W], dw[LN2B], scratch, dresidual, m->dreduced, a->residual2,
-                                  w[LN2W], a->ln2_mean, a->ln2_rstd, Nl, C, add, s);
+    if (input) layernorm_bias_backward(dresidual, dw[LN2W], dw[LN2B], m->sp ? NULL : dw[FCPROJB], scratch, dresidual,
+                                       m->dreduced, a->residual2, w[LN2W], a->ln2_mean, a->ln2_rstd, Nl, C, add, s);
     // the attention
     dout = output_gradient(m, g->dresidual2, half);
     const floatX *ln1 = weights ? f_again_begin(m, a->ln1) : NULL;
     if (input) matmul_backward_input(&m->matmul, m->dnorm, dout, w[PROJW], N, A, C);
     if (weights) matmul_backward_weight(&m->matmul, dw[PROJW], a->atty, dout, N, A, C, add);
-    if (weights) bias_backward(dw[PROJB], dout, scratch, N, C, add, s);
+    if (m->sp && weights) bias_backward(dw[PROJB], dout, scratch, N, C, add, s);
     if (input) attention_backward(g->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv, B, T, A, m->NH, s);
     if (input) matmul_backward_input(&m->matmul, m->dnorm, g->dqkv, w[QKVW], N, C, 3 * A);
     if (input) f_backward_begin(m);
@@ -385,8 +384,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, LayerGrads *g, const 
     if (weights) matmul_backward_weight(&m->matmul, dw[QKVW], ln1, g->dqkv, N, C, 3 * A, add);
     if (weights) bias_backward(dw[QKVB], g->dqkv, scratch, N, 3 * A, add, s);
     if (input) f_backward_end(m);
-    if (input) layernorm_backward(dresidual, dw[LN1W], dw[LN1B], scratch, dresidual, m->dreduced, x, w[LN1W],
-                                  a->ln1_mean, a->ln1_rstd, Nl, C, add, s);
+    if (input) layernorm_bias_backward(dresidual, dw[LN1W], dw[LN1B], m->sp ? NULL : dw[PROJB], scratch, dresidual,
+                                       m->dreduced, x, w[LN1W], a->ln1_mean, a->ln1_rstd, Nl, C, add, s);
 }
 
 // One chunk: tokens (B, T), or residual[0] -> lnf (Nl, C), or residual[L]. A rank looks up the tokens of its part of
@@ -539,8 +538,7 @@ static double validate(GPT *m) {
 
 // The logits (Vp) behind the last of the T tokens in inputs.
 static const floatX *next_logits(GPT *m, size_t T) {
-    size_t padded = round_up(T, m->sp ? m->grid.t : 1);  // what is behind T does not change what is before
-    CUDA_CHECK(cudaMemsetAsync(m->inputs + T, 0, (padded - T) * sizeof(int), m->stream));
+    size_t padded = sample_padded(m, T);
     for (size_t c = 0; c < m->plan.chunks; c++) forward_step(m, &m->slots[0], m->inputs, 1, padded, -1, c);
     if (m->table.shard.head) {
         const floatX *lnf = f_forward(m, m->slots[0].lnf, padded, m->stream);

@@ -233,22 +233,21 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     const floatX *ln2 = f_again_begin(m, a->ln2);
     matmul_backward_input(&m->matmul, m->dfch, dout, w[FCPROJW], N, F, C);
     matmul_backward_weight(&m->matmul, dw[FCPROJW], a->fch_gelu, dout, N, F, C, add);
-    bias_backward(dw[FCPROJB], dout, scratch, N, C, add, s);
-    gelu_backward(m->dfch, m->dfch, a->fch, N * F, s);
+    if (m->sp) bias_backward(dw[FCPROJB], dout, scratch, N, C, add, s);
+    gelu_bias_backward(m->dfch, dw[FCB], scratch, m->dfch, a->fch, N, F, add, s);
     matmul_backward_input(&m->matmul, m->dnorm, m->dfch, w[FCW], N, C, F);
     f_backward_begin(m);
     f_again_end(m);
     matmul_backward_weight(&m->matmul, dw[FCW], ln2, m->dfch, N, C, F, add);
-    bias_backward(dw[FCB], m->dfch, scratch, N, F, add, s);
     f_backward_end(m);
-    layernorm_backward(dresidual, dw[LN2W], dw[LN2B], scratch, dresidual, m->dreduced, a->residual2, w[LN2W],
-                       a->ln2_mean, a->ln2_rstd, Nl, C, add, s);
+    layernorm_bias_backward(dresidual, dw[LN2W], dw[LN2B], m->sp ? NULL : dw[FCPROJB], scratch, dresidual, m->dreduced,
+                            a->residual2, w[LN2W], a->ln2_mean, a->ln2_rstd, Nl, C, add, s);
     // the attention
     dout = g_backward(m, dresidual);
     const floatX *ln1 = f_again_begin(m, a->ln1);
     matmul_backward_input(&m->matmul, m->dnorm, dout, w[PROJW], N, A, C);
     matmul_backward_weight(&m->matmul, dw[PROJW], a->atty, dout, N, A, C, add);
-    bias_backward(dw[PROJB], dout, scratch, N, C, add, s);
+    if (m->sp) bias_backward(dw[PROJB], dout, scratch, N, C, add, s);
     attention_backward(m->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv, B, T, A, m->NH, s);
     matmul_backward_input(&m->matmul, m->dnorm, m->dqkv, w[QKVW], N, C, 3 * A);
     f_backward_begin(m);
@@ -256,8 +255,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     matmul_backward_weight(&m->matmul, dw[QKVW], ln1, m->dqkv, N, C, 3 * A, add);
     bias_backward(dw[QKVB], m->dqkv, scratch, N, 3 * A, add, s);
     f_backward_end(m);
-    layernorm_backward(dresidual, dw[LN1W], dw[LN1B], scratch, dresidual, m->dreduced, x, w[LN1W],
-                       a->ln1_mean, a->ln1_rstd, Nl, C, add, s);
+    layernorm_bias_backward(dresidual, dw[LN1W], dw[LN1B], m->sp ? NULL : dw[PROJB], scratch, dresidual, m->dreduced,
+                            x, w[LN1W], a->ln1_mean, a->ln1_rstd, Nl, C, add, s);
 }
 
 // Tokens (B, T) -> lnf (Nl, C). A rank looks up the tokens of its part of the vocabulary, rank 0 adds the positions.
@@ -356,8 +355,7 @@ static double validate(GPT *m) {
 
 // The logits (Vp) behind the last of the T tokens in inputs.
 static const floatX *next_logits(GPT *m, size_t T) {
-    size_t padded = round_up(T, m->sp ? m->grid.t : 1);  // what is behind T does not change what is before
-    CUDA_CHECK(cudaMemsetAsync(m->inputs + T, 0, (padded - T) * sizeof(int), m->stream));
+    size_t padded = sample_padded(m, T);
     forward(m, &m->acts, m->inputs, 1, padded, -1);
     const floatX *lnf = f_forward(m, m->acts.lnf, padded, m->stream);
     head_forward(&m->matmul, m->logits, lnf + (T - 1) * m->config.C, m->w[0][WTE], 1, m->config.C, m->Vl);

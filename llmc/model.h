@@ -297,10 +297,18 @@ static inline size_t count_parameters(const GPTConfig *g) {
 }
 
 // FLOPs of one step over `tokens` tokens in sequences of T (Narayanan et al. 2021, section 5.1, without
-// recomputation): 72 B T L C^2 (1 + T/(6C) + V/(12 L C)). MFU counts these whatever is recomputed.
+// recomputation): 72 B T L C^2 (1 + T/(6C) + V/(12 L C)). MFU counts these whatever is recomputed. Attention counts as
+// if every token saw all T.
 static inline double count_flops(const GPTConfig *g, double tokens, size_t T) {
     double C = (double)g->C, L = (double)g->L;
     return 72.0 * tokens * L * C * C * (1.0 + (double)T / (6.0 * C) + (double)g->V / (12.0 * L * C));
+}
+
+// The same as llm.c counts them: 6 for each parameter, the vocabulary's padding included, and of attention only the
+// half that is not masked. For comparison with llm.c's MFU.
+static inline double count_flops_llmc(const GPTConfig *g, double tokens, size_t T) {
+    double parameters = (double)count_parameters(g) + (double)((g->Vp - g->V) * g->C);
+    return tokens * (6.0 * parameters + 6.0 * (double)g->L * (double)g->C * (double)T);
 }
 
 #endif

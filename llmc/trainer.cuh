@@ -88,8 +88,13 @@ struct Trainer {
     NormRange *norm_ranges;        // [norm_count] pieces of gradient tensors, of `part`
     size_t norm_count, *norm_owner;  // [norm_count] on the host: the tensor of each, as index into table.tensors
     double *norms, *norm_scratch;  // [norm_count] squared norm of each
+    AdamWRange *adamw_ranges;      // [adamw_count] runs of weights that this rank updates
+    size_t adamw_count;
+    unsigned adamw_blocks;
     double *totals, *host_totals;  // [tensors of the whole model + TOTALS_EXTRA] the same over all ranks, and more
     int *host_inputs, *host_targets;  // (micros, B * T) pinned
+    int *ahead_inputs, *ahead_targets;  // (micros, B * T) pinned: the next step's
+    bool ahead;                    // whether they are there
     double *host_sums, *host_norms;   // [micros], [norm_count] pinned
     DataLoader train_data, val_data;
     Tokenizer tokenizer;

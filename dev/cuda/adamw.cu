@@ -14,7 +14,19 @@ typedef struct {
     float *master, *grads, *m, *v;  // [n]; master NULL if params are float
     size_t n;
     AdamW h;
+    const AdamWRange *ranges;     // on the device: all of it in RUNS runs
+    unsigned blocks;
 } Problem;
+
+enum { RUNS = 5 };  // of a problem: a model has some ten for each layer
+
+// A table on the device, and how many blocks it has.
+static AdamWRange *device_ranges(AdamWRange *host, size_t count, unsigned *blocks) {
+    *blocks = adamw_number(host, count);
+    AdamWRange *device = (AdamWRange *)test_device(count * sizeof *host);
+    CUDA_CHECK(cudaMemcpy(device, host, count * sizeof *host, cudaMemcpyHostToDevice));
+    return device;
+}
 
 static float *weights_of(const Problem *p) { return NARROW ? p->master : (float *)(void *)p->params; }
 
@@ -65,15 +77,57 @@ static void update2(const void *problem, unsigned block) {
     LAUNCH(adamw_one_pass, CEIL_DIV(p->n, (size_t)block), block, 0, lab.stream)
     (NARROW ? p->params : NULL, weights_of(p), p->grads, p->m, p->v, p->n, p->h);
 }
+// 3: packs of 16 bytes of a weight, so that the floats beside a bf16 weight are asked for in halves; a launch a run.
+template <int W>
+__global__ void __launch_bounds__(ELEMENT_THREADS)
+    adamw_packs(floatX *narrow, float *weights, const float *grads, float *ms, float *vs, size_t n, AdamWFactors h) {
+    Share s = element_share<W>(n);
+    for (size_t i = s.begin; i < s.end; i += s.step) {
+        float p[W], g[W], m[W], v[W];
+        load_floats<W>(p, weights + i * W);
+        load_floats<W>(g, grads + i * W);
+        load_floats<W>(m, ms + i * W);
+        load_floats<W>(v, vs + i * W);
+        for (int k = 0; k < W; k++) p[k] = adamw_element(p[k], g[k], &m[k], &v[k], h);
+        store_floats<W>(weights + i * W, p);
+        store_floats<W>(ms + i * W, m);
+        store_floats<W>(vs + i * W, v);
+        if (narrow) store_floats<W>(narrow + i * W, p);
+    }
+    size_t last = element_tail<W>(n);
+    if (last < n) {
+        weights[last] = adamw_element(weights[last], grads[last], &ms[last], &vs[last], h);
+        if (narrow) narrow[last] = from_float<floatX>(weights[last]);
+    }
+}
+
+// The runs of a problem: its weights in RUNS parts, cut at multiples of 8.
+static size_t run_begin(size_t n, size_t run) { return run == RUNS ? n : n * run / RUNS / 8 * 8; }
+
 static void update3(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;
-    adamw_update(p->params, p->master, p->grads, p->m, p->v, p->n, &p->h, lab.stream);
+    AdamWFactors f = {p->h.lr, p->h.beta1, p->h.beta2, p->h.eps, p->h.weight_decay,
+                      (float)(1.0 / (double)p->h.beta1_correction), (float)(1.0 / sqrt((double)p->h.beta2_correction)),
+                      p->h.grad_scale};
+    for (size_t run = 0; run < RUNS; run++) {
+        size_t at = run_begin(p->n, run), n = run_begin(p->n, run + 1) - at;
+        if (n == 0) continue;
+        LAUNCH(adamw_packs<x128::size>, element_blocks(n), ELEMENT_THREADS, 0, lab.stream)
+        (NARROW ? p->params + at : NULL, weights_of(p) + at, p->grads + at, p->m + at, p->v + at, n, f);
+    }
+}
+static void update4(const void *problem, unsigned) {
+    const Problem *p = (const Problem *)problem;
+    size_t count = 0;
+    for (size_t run = 0; run < RUNS; run++) count += run_begin(p->n, run) < run_begin(p->n, run + 1);
+    adamw_update(p->params, p->master, p->grads, p->m, p->v, p->ranges, count, p->blocks, &p->h, lab.stream);
 }
 
 static const LabKernel UPDATE[] = {
     {"adamw", 1, "a kernel for each formula", update1, 0},
     {"adamw", 2, "one pass over memory", update2, 0},
-    {"adamw", 3, "128-bit loads, 16 elements a thread (llmc)", update3, ELEMENT_THREADS},
+    {"adamw", 3, "128-bit loads, 16 elements a thread", update3, ELEMENT_THREADS},
+    {"adamw", 4, "whole sectors, one launch for all runs (llmc)", update4, ELEMENT_THREADS},
 };
 
 // ---- the checks --------------------------------------------------------------------------------------------
@@ -93,9 +147,21 @@ static void plain_update(double *w, const float *g, double *m, double *v, size_t
     }
 }
 
+static void make_ranges(Problem *p) {
+    AdamWRange ranges[RUNS];
+    size_t count = 0;
+    for (size_t run = 0; run < RUNS; run++) {
+        size_t at = run_begin(p->n, run), end = run_begin(p->n, run + 1);
+        if (at < end) ranges[count++] = {at, at, end - at, 0, true};
+    }
+    p->ranges = device_ranges(ranges, count, &p->blocks);
+}
+
 static Problem make_problem(const float *weights, const float *grads, const float *m, const float *v, size_t n) {
-    return {to_device_floatX(weights, n), NARROW ? to_device(weights, n) : NULL, to_device(grads, n), to_device(m, n),
-            to_device(v, n), n, adamw_at(1.0, 0.1f)};
+    Problem p = {to_device_floatX(weights, n), NARROW ? to_device(weights, n) : NULL, to_device(grads, n),
+                 to_device(m, n), to_device(v, n), n, adamw_at(1.0, 0.1f), NULL, 0};
+    make_ranges(&p);
+    return p;
 }
 
 static float *host_weights(const Problem *p) { return to_host(weights_of(p), p->n, lab.stream); }
@@ -114,31 +180,45 @@ static double *widened(const float *x, size_t n) {
     return y;
 }
 
-// Three steps on n weights that start `shift` elements after an aligned address.
-static bool check_size(size_t n, size_t shift, float decay, double *worst) {
-    size_t mark = test_count, total = n + shift + 4;  // the elements around must not change
+// Three steps on n weights from element `shift` on, in two runs; the second has no decay. Of the moments and master
+// weights there are only these n, from element 0 on, as a sharded optimizer has them.
+static bool check_size(size_t n, size_t shift, double *worst) {
+    size_t mark = test_count, total = n + shift + 4, half = n / 2;  // the elements around must not change
     float *w = test_values(total, 0.0, 1.0, 1), *g = test_values(total, 0.0, 0.1, 2);
     float *m = test_values(total, 0.0, 0.05, 3), *v = test_values(total, 0.01, 0.005, 4);
     double *ww = widened(w, total), *mw = widened(m, total), *vw = widened(v, total);
     Problem p = make_problem(w, g, m, v, total);
+    size_t state = NARROW ? 0 : shift;  // fp32 weights are in params
+    if (NARROW && n > 0) CUDA_CHECK(cudaMemcpy(p.master, w + shift, n * sizeof(float), cudaMemcpyHostToDevice));
+    if (n > 0) CUDA_CHECK(cudaMemcpy(p.m + state, m + shift, n * sizeof(float), cudaMemcpyHostToDevice));
+    if (n > 0) CUDA_CHECK(cudaMemcpy(p.v + state, v + shift, n * sizeof(float), cudaMemcpyHostToDevice));
+    AdamWRange ranges[2] = {{shift, state, half, 0, true}, {shift + half, state + half, n - half, 0, false}};
+    size_t first = half == 0, count = n == 0 ? 0 : 2 - first;
+    unsigned blocks = 0;
+    const AdamWRange *device = device_ranges(ranges + first, count, &blocks);
     for (int t = 1; t <= 3; t++) {
-        AdamW h = adamw_at(t, decay);
-        adamw_update(p.params + shift, NARROW ? p.master + shift : NULL, p.grads + shift, p.m + shift, p.v + shift, n,
-                     &h, lab.stream);
-        plain_update(ww, g, mw, vw, shift, shift + n, t, (double)decay);
+        AdamW h = adamw_at(t, 0.1f);
+        adamw_update(p.params, p.master, p.grads, p.m, p.v, device, count, blocks, &h, lab.stream);
+        plain_update(ww, g, mw, vw, shift, shift + half, t, 0.1);
+        plain_update(ww, g, mw, vw, shift + half, shift + n, t, 0.0);
     }
-    float *got_w = host_weights(&p), *got_m = to_host(p.m, total, lab.stream), *got_v = to_host(p.v, total, lab.stream);
-    double error = fmax(test_error(got_w, ww, total), fmax(test_error(got_m, mw, total), test_error(got_v, vw, total)));
+    float *got_w = host_weights(&p) + state, *got_m = to_host(p.m, total, lab.stream) + state;
+    float *got_v = to_host(p.v, total, lab.stream) + state, *params = to_host_floatX(p.params, total, lab.stream);
+    double error = fmax(test_error(got_w, ww + shift, n), fmax(test_error(got_m, mw + shift, n),
+                                                                test_error(got_v, vw + shift, n)));
     *worst = fmax(*worst, error);
-    bool ok = error < 1e-6 && rounded(&p);
+    bool ok = error < 1e-6;
     for (size_t i = 0; i < total; i++) {
-        if (i < shift || i >= shift + n) ok = ok && got_w[i] == w[i] && got_m[i] == m[i] && got_v[i] == v[i];
+        bool inside = i >= shift && i < shift + n;
+        float want = inside ? got_w[i - shift] : w[i];
+        ok = ok && params[i] == to_float(from_float<floatX>(want));
     }
+    for (size_t i = n; i < total - state; i++) ok = ok && got_m[i] == m[state + i] && got_v[i] == v[state + i];
     test_release(mark);
     return ok;
 }
 
-// A slice of the whole gives the bits of the whole, wherever it is cut: what a sharded optimizer relies on.
+// Slices give the bits of the whole, wherever it is cut: what a sharded optimizer relies on.
 static void check_slices(void) {
     enum { N = 5000 };
     float *w = test_values(N, 0.0, 1.0, 1), *g = test_values(N, 0.0, 0.1, 2), *zero = test_values(N, 0.0, 0.0, 3);
@@ -148,8 +228,11 @@ static void check_slices(void) {
     static const size_t cuts[] = {0, 64, 1001, 2502, 4999};
     for (size_t k : cuts) {
         Problem p = make_problem(w, g, zero, zero, N);
-        adamw_update(p.params, p.master, p.grads, p.m, p.v, k, &h, lab.stream);
-        adamw_update(p.params + k, NARROW ? p.master + k : NULL, p.grads + k, p.m + k, p.v + k, N - k, &h, lab.stream);
+        AdamWRange ranges[2] = {{0, 0, k, 0, true}, {k, k, N - k, 0, true}};
+        size_t first = k == 0;
+        unsigned blocks;
+        const AdamWRange *device = device_ranges(ranges + first, 2 - first, &blocks);
+        adamw_update(p.params, p.master, p.grads, p.m, p.v, device, 2 - first, blocks, &h, lab.stream);
         float *got = host_weights(&p);
         ok = ok && (!want || same_bits(want, got, N));
         want = got;
@@ -187,7 +270,7 @@ static void checks(void) {
         bool ok = true;
         double worst = 0.0;
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-            ok &= check_size(sizes[i], shift, i % 2 ? 0.1f : 0.0f, &worst);
+            ok &= check_size(sizes[i], shift, &worst);
         }
         check(&lab.checks, ok, "%zu elements past an aligned address (" FLOATX_NAME "): error %.2e", shift, worst);
     }
@@ -199,7 +282,8 @@ static void checks(void) {
 static void bench(void) {
     size_t n = lab.cpu ? (size_t)1 << 20 : (size_t)124 << 20;
     Problem p = {test_floatX(n), NARROW ? test_floats(n) : NULL, test_floats(n), test_floats(n), test_floats(n), n,
-                 adamw_at(1.0, 0.1f)};
+                 adamw_at(1.0, 0.1f), NULL, 0};
+    make_ranges(&p);
     float *buffers[] = {weights_of(&p), p.grads, p.m, p.v};
     for (float *x : buffers) CUDA_CHECK(cudaMemset(x, 0, n * sizeof(float)));
     double must = (NARROW ? 30.0 : 28.0) * (double)n, naive = (NARROW ? 46.0 : 40.0) * (double)n;

@@ -344,7 +344,7 @@ static const Kernel KERNELS[] = {
 #endif
 #ifdef PRECISION_BF16  // not checked by itself: it is what llmc's functions do with the heads that it takes
     {TENSOR, "tensor", "flash: tensor cores, fragments stay in registers", ATTENTION_MMA_THREADS, flash_bytes,
-     flash_bytes, llmc_forward, llmc_backward, 128},
+     flash_bytes, llmc_forward, llmc_backward, 256},
 #endif
     {LLMC, "llmc", "whichever of 3, 4, 5 suits machine and head (llmc)", 1, flash_bytes, flash_bytes, llmc_forward,
      llmc_backward, ATTENTION_MAX_HEAD_SIZE},
@@ -631,7 +631,11 @@ static void checks(void) {
     test_shape(1, 81, 192, 2, false);
     test_shape(1, 97, 112, 1, false);
     test_shape(1, 67, 256, 2, true);
-    test_shape(1, 40, 300, 1, false);  // more than 128
+    test_shape(1, 70, 288, 2, true);   // 144, 160, 184, 256: registers hold part of a gradient
+    test_shape(1, 130, 160, 1, false);
+    test_shape(2, 33, 184, 1, false);
+    test_shape(1, 67, 256, 1, true);
+    test_shape(1, 40, 300, 1, false);  // more than 256
     test_shape(1, 514, 64, 1, false);
     check_rows();
     test_large_scores();

@@ -50,6 +50,51 @@ __global__ void classify_block_a_row(float *losses, floatX *logits, const int *t
     if (threadIdx.x == 0) losses[blockIdx.x] = logf(sum) + max - target_logit;
 }
 
+// 3: a pass for maximum and sum together, by packs of 128 bits. Each pack asks whether it is padding; expf is exact.
+template <int W>
+__global__ void __launch_bounds__(512, 2)
+    classify_one_pass(float *losses, floatX *logits, const int *targets, float dloss, size_t V, size_t Vp) {
+    constexpr int PACKS = CLASSIFIER_TILE / W, TILE = PACKS * W;
+    floatX *row = logits + blockIdx.x * Vp;
+    size_t target = (size_t)targets[blockIdx.x];
+    float max = -INFINITY, sums[TILE] = {0.0f}, target_logit = to_float(row[target]), y[W];
+    Share s = share_of(CEIL_DIV(V, (size_t)W), threadIdx.x, blockDim.x);
+    for (size_t i = s.begin; i < s.end; i += PACKS * s.step) {
+        float x[TILE];
+        for (int j = 0; j < PACKS; j++) {
+            size_t pack = i + (size_t)j * s.step, left = pack < s.end ? V - pack * W : 0;
+            if (left >= W) {
+                load_floats<W>(y, row + pack * W);
+            } else {
+                for (int k = 0; k < W; k++) y[k] = (size_t)k < left ? to_float(row[pack * W + (size_t)k]) : -INFINITY;
+            }
+            for (int k = 0; k < W; k++) x[j * W + k] = y[k];
+        }
+        float largest = max_of<TILE>(x);
+        if (largest > max) {
+            float scale = exponential(max - largest);
+            for (int k = 0; k < TILE; k++) sums[k] *= scale;
+            max = largest;
+        }
+        for (int k = 0; k < TILE; k++) sums[k] += exponential(x[k] - max);
+    }
+    float all = block_max(max), sum = block_sum(sum_of<TILE>(sums) * exponential(max - all)), scale = dloss / sum;
+    s = share_of(Vp / W, threadIdx.x, blockDim.x);
+    for (size_t i = s.begin; i < s.end; i += s.step) {
+        size_t first = i * W;
+        load_floats<W>(y, row + first);
+        for (int k = 0; k < W; k++) y[k] = exponential(y[k] - all) * scale;
+        if (target - first < W) {
+            for (int k = 0; k < W; k++) y[k] -= first + (size_t)k == target ? dloss : 0.0f;
+        }
+        if (first + W > V) {
+            for (int k = 0; k < W; k++) y[k] = first + (size_t)k < V ? y[k] : 0.0f;
+        }
+        store_floats<W>(row + first, y);
+    }
+    if (threadIdx.x == 0) losses[blockIdx.x] = row_loss(all, sum, target_logit);
+}
+
 static void classify1(const void *problem, unsigned block) {
     const Problem *p = (const Problem *)problem;
     LAUNCH(classify_thread_a_row, CEIL_DIV(p->N, (size_t)block), block, 0, lab.stream)
@@ -59,7 +104,13 @@ static void classify2(const void *problem, unsigned block) {
     const Problem *p = (const Problem *)problem;
     LAUNCH(classify_block_a_row, p->N, block, 0, lab.stream)(p->losses, p->logits, p->targets, p->dloss, p->V, p->Vp);
 }
-static void classify3(const void *problem, unsigned) {
+static void classify3(const void *problem, unsigned block) {
+    const Problem *p = (const Problem *)problem;
+    if (p->Vp % x128::size) return classify2(problem, block);
+    LAUNCH(classify_one_pass<x128::size>, p->N, block < 512 ? block : 512, 0, lab.stream)
+    (p->losses, p->logits, p->targets, p->dloss, p->V, p->Vp);
+}
+static void classify4(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;
     classifier_fused(p->losses, p->logits, p->targets, p->dloss, p->N, p->V, p->Vp, true, lab.stream);
 }
@@ -67,7 +118,8 @@ static void classify3(const void *problem, unsigned) {
 static const LabKernel CLASSIFIER[] = {
     {"classifier", 1, "a thread a row: maximum, sum, gradient", classify1, 0},
     {"classifier", 2, "a block a row", classify2, 0},
-    {"classifier", 3, "maximum and sum in one pass, 128-bit loads (llmc)", classify3, LONG_ROW_THREADS},
+    {"classifier", 3, "maximum and sum in one pass, 128-bit loads", classify3, LONG_ROW_THREADS},
+    {"classifier", 4, "checks out of the loops, approximate exp2 (llmc)", classify4, LONG_ROW_THREADS},
 };
 
 // ---- the checks --------------------------------------------------------------------------------------------

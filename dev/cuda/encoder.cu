@@ -50,6 +50,33 @@ __global__ void dwte_first_of_token(float *dwte, const floatX *dout, const int *
     }
 }
 
+// 3: each warp owns the vocabulary rows whose number is its own modulo ENCODER_OWNERS, walks all positions and adds
+// those whose token it owns. The rows of a frequent token are one chain of load, add and store.
+template <int W>
+__global__ void __launch_bounds__(32 * ENCODER_WARPS)
+    dwte_warp_owns_rows(float *dwte, const floatX *dout, const int *tokens, size_t N, size_t C) {
+    enum { GROUP = 8 };
+    unsigned owner = blockIdx.x * ENCODER_WARPS + threadIdx.x / 32;
+    Share s = row_share<ROW_LANES>(C / W);
+    if (s.begin >= s.end) return;
+    for (size_t first = 0; first < N; first += GROUP) {
+        int count = N - first < GROUP ? (int)(N - first) : (int)GROUP;
+        bool any = count < GROUP;
+        for (int j = 0; j < count; j++) any |= (unsigned)tokens[first + j] % ENCODER_OWNERS == owner;
+        for (int j = 0; j < count && any; j++) {
+            size_t n = first + (size_t)j, row = (size_t)tokens[n];
+            if (row % ENCODER_OWNERS != owner) continue;
+            for (size_t i = s.begin; i < s.end; i += s.step) {
+                float sum[W], d[W];
+                load_floats<W>(sum, dwte + row * C + i * W);
+                load_floats<W>(d, dout + n * C + i * W);
+                for (int k = 0; k < W; k++) sum[k] += d[k];
+                store_floats<W>(dwte + row * C + i * W, sum);
+            }
+        }
+    }
+}
+
 // 1: a thread an element sums over the batch.
 __global__ void dwpe_element(float *dwpe, const floatX *dout, size_t B, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -87,6 +114,17 @@ static void tokens2(const void *problem, unsigned block) {
 }
 static void tokens3(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;
+    unsigned blocks = ENCODER_OWNERS / ENCODER_WARPS;
+    if (p->C % x128::size) {
+        LAUNCH(dwte_warp_owns_rows<1>, blocks, 32 * ENCODER_WARPS, 0, lab.stream)
+        (p->dwte, p->dout, p->tokens, p->B * p->T, p->C);
+    } else {
+        LAUNCH(dwte_warp_owns_rows<x128::size>, blocks, 32 * ENCODER_WARPS, 0, lab.stream)
+        (p->dwte, p->dout, p->tokens, p->B * p->T, p->C);
+    }
+}
+static void tokens4(const void *problem, unsigned) {
+    const Problem *p = (const Problem *)problem;
     encoder_backward(p->dwte, NULL, p->dout, p->tokens, p->B, p->T, p->C, p->T, 0, p->V, true, lab.stream);
 }
 static void positions1(const void *problem, unsigned block) {
@@ -111,7 +149,8 @@ static const Row ROWS[] = {
     {{"encoder forward", 3, "a warp a position: one token to look up (llmc)", forward3, 32 * ENCODER_WARPS}, OUT},
     {{"encoder backward, tokens", 1, "a thread a channel, all positions in order", tokens1, 0}, DWTE},
     {{"encoder backward, tokens", 2, "a block a position, the first of a token adds", tokens2, 0}, DWTE},
-    {{"encoder backward, tokens", 3, "a warp owns rows of the vocabulary (llmc)", tokens3, 32 * ENCODER_WARPS}, DWTE},
+    {{"encoder backward, tokens", 3, "a warp owns rows of the vocabulary", tokens3, 32 * ENCODER_WARPS}, DWTE},
+    {{"encoder backward, tokens", 4, "a block lists places, then adds (llmc)", tokens4, ENCODER_THREADS}, DWTE},
     {{"encoder backward, places", 1, "an element a thread", positions1, 0}, DWPE},
     {{"encoder backward, places", 2, "a warp a position, 128-bit loads (llmc)", positions2, 32 * ENCODER_WARPS}, DWPE},
 };
@@ -147,11 +186,16 @@ static void check_case(Case k) {
     float *whole = (float *)test_memory(N * C * sizeof(float)), *d_dwpe = to_device(start + Vp * C, k.maxT * C);
     for (size_t i = 0; i < N * C; i++) whole[i] = 0.0f;
     double error = 0.0;  // of the gradients
+    bool same = true;    // bits, whether a block is a thread or 128
     for (size_t r = 0; r < k.ranks; r++) {  // the parts add up to the whole
         floatX *d_wte = to_device_floatX(wte + r * Vl * C, Vl * C), *d_out = test_floatX(N * C);
         float *d_dwte = to_device(start + r * Vl * C, Vl * C);
         encoder_forward(d_out, d_tokens, d_wte, r == 0 ? d_wpe : NULL, k.B, k.T, C, r * Vl, Vl, stream);
         encoder_backward(d_dwte, NULL, d_dout, d_tokens, k.B, k.T, C, k.maxT, r * Vl, Vl, true, stream);
+        float *d_one = to_device(start + r * Vl * C, Vl * C), *d_many = to_device(start + r * Vl * C, Vl * C);
+        encoder_backward_wte<1>(d_one, d_dout, d_tokens, N, C, r * Vl, Vl, stream);
+        encoder_backward_wte<128>(d_many, d_dout, d_tokens, N, C, r * Vl, Vl, stream);
+        same = same && same_bits(to_host(d_one, Vl * C, stream), to_host(d_many, Vl * C, stream), Vl * C);
         float *part = to_host_floatX(d_out, N * C, stream);
         for (size_t i = 0; i < N * C; i++) whole[i] += part[i];
         error = fmax(error, test_error_float(d_dwte, dwte + r * Vl * C, Vl * C, stream));
@@ -162,7 +206,7 @@ static void check_case(Case k) {
     encoder_backward(NULL, d_dwpe, d_dout, d_tokens, k.B, k.T, C, k.maxT, 0, k.V, true, stream);
     error = fmax(error, test_error_float(d_dwpe, dwpe, k.maxT * C, stream));
     double error_out = test_error(whole, out, N * C), bound_out = (k.ranks > 1 ? 3.0 : 1.0) * FLOATX_ROUNDING + 2e-7;
-    check(&lab.checks, error <= 2e-6 && error_out <= bound_out,
+    check(&lab.checks, error <= 2e-6 && error_out <= bound_out && same,
           "B %zu T %zu maxT %zu C %zu V %zu in %zu parts (" FLOATX_NAME "): error %.2e, of gradients %.2e", k.B, k.T,
           k.maxT, k.C, k.V, k.ranks, error_out, error);
     test_release(mark);
@@ -214,7 +258,7 @@ static void checks(void) {
     }
     static const Case cases[] = {{1, 1, 1, 1, 3, 1},      {2, 7, 9, 18, 40, 2},   {4, 16, 16, 64, 257, 1},
                                  {3, 24, 30, 20, 100, 3}, {2, 33, 40, 768, 5, 4}, {2, 65, 65, 24, 4000, 8},
-                                 {1, 9, 64, 1604, 50, 1}};
+                                 {1, 9, 64, 1604, 50, 1}, {3, 1500, 1500, 8, 5, 1}};
     for (const Case &k : cases) check_case(k);
 }
 

@@ -154,6 +154,27 @@ static void check_extremes(void) {
     check(&lab.checks, ok, "fast math: no overflow at large inputs, NaN stays NaN");
 }
 
+// With the bias: the bits of gelu_backward and bias_backward, in place or not, overwriting and adding.
+static void check_bias(size_t N, size_t F) {
+    size_t mark = test_count, n = N * F;
+    floatX *inp = to_device_floatX(test_values(n, 0.0, 6.0, 1), n);
+    floatX *dout = to_device_floatX(test_values(n, 0.0, 2.0, 2), n);
+    floatX *want = test_floatX(n), *dinp = test_floatX(n);
+    float *bias = to_device(test_values(F, 0.0, 1.0, 3), F), *got = to_device(test_values(F, 0.0, 1.0, 3), F);
+    float *scratch = test_floats(bias_backward_scratch(N, F));
+    bool ok = true;
+    gelu_backward(want, dout, inp, n, lab.stream);
+    float *host = to_host_floatX(want, n, lab.stream);
+    for (int i = 0; i < 3; i++) {  // adding, overwriting, in place
+        bias_backward(bias, want, scratch, N, F, i == 0, lab.stream);
+        gelu_bias_backward(i == 2 ? dout : dinp, got, scratch, dout, inp, N, F, i == 0, lab.stream);
+        ok = ok && same_bits(host, to_host_floatX(i == 2 ? dout : dinp, n, lab.stream), n) &&
+             same_bits(to_host(bias, F, lab.stream), to_host(got, F, lab.stream), F);
+    }
+    check(&lab.checks, ok, "backward with the bias, N %zu F %zu: the bits of both kernels", N, F);
+    test_release(mark);
+}
+
 // Every kernel of the lists at ragged sizes.
 static void check_kernels(void) {
     static const size_t sizes[] = {1, 7, 255, 1024, 4097, 20011};
@@ -187,6 +208,7 @@ static void checks(void) {
     check_kernels();
     check_exponential();
     check_extremes();
+    check_bias(1, 1), check_bias(17, 24), check_bias(300, 129), check_bias(5000, 16), check_bias(33, 3072);
     const size_t sizes[] = {0, 1, 3, 4, 7, 8, 255, 1000, 4095, 4096, 4097, 20011};
     bool ok = true;
     double worst = 0.0;

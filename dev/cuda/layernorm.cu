@@ -119,6 +119,68 @@ __global__ void dinp_block_a_row(floatX *dinp, const floatX *dresidual, const fl
     }
 }
 
+// 3: a warp a row, which sums its rows' columns in [2, C] floats of its own: in shared memory, where large C leaves
+// room for few warps; or, if C is too large for that or one thread has the row, one warp in the block's partials.
+template <int W, int LANES>
+__global__ void __launch_bounds__(32 * LAYERNORM_WARPS)
+    columns_in_shared_memory(floatX *dinp, float *partials, const floatX *dresidual, const floatX *dout,
+                             const floatX *inp, const floatX *weight, const float *mean, const float *rstd,
+                             size_t N, size_t C, size_t rows_per_block, bool in_shared) {
+    DYNAMIC_SHARED(float, shared);
+    if (!in_shared && threadIdx.x % 32 >= LANES) return;
+    size_t warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    float *partial = partials + (size_t)blockIdx.x * 2 * C;
+    float *dweight = in_shared ? shared + warp * 2 * C : partial, *dbias = dweight + C;
+    size_t first = (size_t)blockIdx.x * rows_per_block;
+    size_t end = N - first < rows_per_block ? N : first + rows_per_block;
+    Share s = row_share<LANES>(C / W);
+    for (size_t i = s.begin; i < s.end; i += s.step) {
+        float zero[W] = {0.0f};
+        store_floats<W>(dweight + i * W, zero);
+        store_floats<W>(dbias + i * W, zero);
+    }
+    for (size_t n = first + warp; n < end; n += warps) {
+        const floatX *x_row = inp + n * C, *dout_row = dout + n * C;
+        float m = mean[n], r = rstd[n], x[W], d[W], w[W], sums[W] = {0.0f}, dots[W] = {0.0f};
+        for (size_t i = s.begin; i < s.end; i += s.step) {
+            float dw[W], db[W];
+            load_floats<W>(x, x_row + i * W);
+            load_floats<W>(d, dout_row + i * W);
+            load_floats<W>(w, weight + i * W);
+            load_floats<W>(dw, dweight + i * W);
+            load_floats<W>(db, dbias + i * W);
+            for (int k = 0; k < W; k++) {
+                float normal = (x[k] - m) * r, dnormal = d[k] * w[k];
+                dw[k] += d[k] * normal;
+                db[k] += d[k];
+                sums[k] += dnormal;
+                dots[k] += dnormal * normal;
+            }
+            store_floats<W>(dweight + i * W, dw);
+            store_floats<W>(dbias + i * W, db);
+        }
+        float sum = row_sum<LANES>(sum_of<W>(sums)) / (float)C,
+              dot = row_sum<LANES>(sum_of<W>(dots)) / (float)C;
+        for (size_t i = s.begin; i < s.end; i += s.step) {
+            float y[W] = {0.0f};
+            load_floats<W>(x, x_row + i * W);
+            load_floats<W>(d, dout_row + i * W);
+            load_floats<W>(w, weight + i * W);
+            if (dresidual) load_floats<W>(y, dresidual + n * C + i * W);
+            for (int k = 0; k < W; k++) y[k] += (d[k] * w[k] - sum - (x[k] - m) * r * dot) * r;
+            store_floats<W>(dinp + n * C + i * W, y);
+        }
+    }
+    if (!in_shared) return;
+    __syncthreads();
+    s = share_of(2 * C, threadIdx.x, blockDim.x);
+    for (size_t i = s.begin; i < s.end; i += s.step) {
+        float sum = shared[i];
+        for (size_t j = 1; j < warps; j++) sum += shared[j * 2 * C + i];
+        partial[i] = sum;
+    }
+}
+
 static void forward1(const void *problem, unsigned block) {
     const Problem *p = (const Problem *)problem;
     LAUNCH(add_element, CEIL_DIV(p->N * p->C, (size_t)block), block, 0, lab.stream)
@@ -143,7 +205,7 @@ static void sum_columns(const Problem *p, unsigned block, size_t rows) {
     LAUNCH(sums_thread_a_column, grid, block, 0, lab.stream)
     (p->scratch, p->dout, p->residual, p->mean, p->rstd, p->N, p->C, rows);
     LAUNCH(layernorm_backward_sum_kernel, CEIL_DIV(2 * p->C, (size_t)128), 128, 0, lab.stream)
-    (p->dweight, p->dbias, p->scratch, chunks, p->C, false);
+    (p->dweight, p->dbias, NULL, p->scratch, chunks, p->C, false);
 }
 static void backward1(const void *problem, unsigned block) {
     const Problem *p = (const Problem *)problem;
@@ -157,7 +219,24 @@ static void backward2(const void *problem, unsigned block) {
     (p->dinp, p->dresidual, p->dout, p->residual, p->weight, p->mean, p->rstd, p->C);
     sum_columns(p, block, CEIL_DIV(p->N, layernorm_backward_blocks(p->N)));
 }
+template <int W>
+static void backward_in_shared(const Problem *p) {
+    size_t rows = CEIL_DIV(p->N, layernorm_backward_blocks(p->N)), blocks = CEIL_DIV(p->N, rows), most = 48 << 10;
+    unsigned warps = ROW_LANES == 32 ? LAYERNORM_WARPS : 1;
+    while (warps > 1 && warps * 2 * p->C * sizeof(float) > most) warps /= 2;
+    size_t shared = warps * 2 * p->C * sizeof(float);
+    bool in_shared = ROW_LANES == 32 && shared <= most;
+    LAUNCH((columns_in_shared_memory<W, ROW_LANES>), blocks, 32 * warps, in_shared ? shared : 0, lab.stream)
+    (p->dinp, p->scratch, p->dresidual, p->dout, p->residual, p->weight, p->mean, p->rstd, p->N, p->C, rows, in_shared);
+    LAUNCH(layernorm_backward_sum_kernel, CEIL_DIV(2 * p->C, (size_t)128), 128, 0, lab.stream)
+    (p->dweight, p->dbias, NULL, p->scratch, blocks, p->C, false);
+}
 static void backward3(const void *problem, unsigned) {
+    const Problem *p = (const Problem *)problem;
+    if (p->C % x128::size) backward_in_shared<1>(p);
+    else backward_in_shared<x128::size>(p);
+}
+static void backward4(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;
     layernorm_backward(p->dinp, p->dweight, p->dbias, p->scratch, p->dresidual, p->dout, p->residual, p->weight,
                        p->mean, p->rstd, p->N, p->C, false, lab.stream);
@@ -171,7 +250,8 @@ static const LabKernel FORWARD[] = {
 static const LabKernel BACKWARD[] = {
     {"layernorm backward", 1, "a thread a row, then a thread a column", backward1, 0},
     {"layernorm backward", 2, "a block a row, then columns by chunks of rows", backward2, 0},
-    {"layernorm backward", 3, "one pass: columns summed in shared memory (llmc)", backward3, 32 * LAYERNORM_WARPS},
+    {"layernorm backward", 3, "one pass: a warp a row, columns in shared memory", backward3, 32 * LAYERNORM_WARPS},
+    {"layernorm backward", 4, "a block a row, columns in registers (llmc)", backward4, LAYERNORM_THREADS},
 };
 
 // ---- the checks --------------------------------------------------------------------------------------------
@@ -239,15 +319,24 @@ static void check_shape(size_t N, size_t C, double center) {
     // backward: overwriting, then in place with accumulation and the residual's gradient
     float *d_dw = to_device(w, C), *d_db = to_device(b, C);
     float *scratch = test_floats(layernorm_backward_scratch(N, C));
-    layernorm_backward_launch<LANES>(d_out, d_dw, d_db, scratch, NULL, d_dout, d_res, d_w, d_mean, d_rstd, N, C, false,
-                                     stream);
+    layernorm_backward_launch<LANES>(d_out, d_dw, d_db, NULL, scratch, NULL, d_dout, d_res, d_w, d_mean, d_rstd, N, C,
+                                     false, stream);
     float *dw = to_host(d_dw, C, stream), *db = to_host(d_db, C, stream);
     worst = fmax(worst, test_error_floatX(d_out, want.dinp, N * C, stream) / outer);
     worst = fmax(worst, test_error(dw, want.dweight, C) / (inner + sum_bound(N)));
     worst = fmax(worst, test_error(db, want.dbias, C) / sum_bound(N));
     copy_to_floatX(d_sum, dres, N * C);
-    layernorm_backward_launch<LANES>(d_sum, d_dw, d_db, scratch, d_sum, d_dout, d_res, d_w, d_mean, d_rstd, N, C, true,
-                                     stream);
+    // the columns of dresidual, as bias_backward sums them
+    float *rounded = to_host_floatX(d_sum, N * C, stream), *d_third = to_device(w, C), *d_bias = to_device(w, C);
+    float *bias_scratch = test_floats(bias_backward_scratch(N, C));
+    double *third = test_doubles(C);
+    for (size_t i = 0; i < N * C; i++) third[i % C] += (double)rounded[i];
+    for (size_t i = 0; i < C; i++) third[i] += (double)w[i];
+    bias_backward(d_bias, d_sum, bias_scratch, N, C, true, stream);
+    layernorm_backward_launch<LANES>(d_sum, d_dw, d_db, d_third, scratch, d_sum, d_dout, d_res, d_w, d_mean, d_rstd, N,
+                                     C, true, stream);
+    worst = fmax(worst, test_error_float(d_third, third, C, stream) / sum_bound(N));
+    if (LANES == 1) ok = ok && (N > 4096 || same_bits(to_host(d_third, C, stream), to_host(d_bias, C, stream), C));
     float *dw2 = to_host(d_dw, C, stream), *db2 = to_host(d_db, C, stream);
     for (size_t i = 0; i < N * C; i++) want.dinp[i] += (double)dres[i];
     worst = fmax(worst, test_error_floatX(d_sum, want.dinp, N * C, stream) / outer);
@@ -315,7 +404,8 @@ static void checks(void) {
         size_t N, C;
         double center;
     } shapes[] = {{1, 8, 0.0},    {3, 1, 0.0},     {7, 18, 0.0},   {33, 64, 0.0},  {130, 24, 0.0},
-                  {65, 768, 0.0}, {40, 768, 50.0}, {9, 1600, 0.0}, {5, 6152, 0.0}, {4500, 16, 0.0}};
+                  {65, 768, 0.0}, {40, 768, 50.0}, {9, 1600, 0.0}, {5, 6152, 0.0}, {4500, 16, 0.0},
+                  {3, 12296, 0.0}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         check_shape<32>(shapes[i].N, shapes[i].C, shapes[i].center);
         check_shape<1>(shapes[i].N, shapes[i].C, shapes[i].center);
@@ -332,13 +422,15 @@ static void checks(void) {
 // In units of N C elements. Forward must read inp1 and inp2 and write residual and out: 4; the fused kernels read
 // what they have just written of residual twice more (6), the naive one does so three times in another kernel (7).
 // Backward must read dout, the input and dresidual and write dinp: 4; a second look at dout and the input, needed
-// once the row's sums are known, makes 6, and the separate column sums 8.
+// once the row's sums are known unless registers hold the row, makes 6, and the separate column sums 8.
 static void bench(void) {
     Problem p = make_problem(lab.cpu ? 1024 : 32768, 768);
     double unit = (double)(p.N * p.C * sizeof(floatX));
     forward3(&p, 0);
     for (const LabKernel &k : FORWARD) lab_bench(&lab, &k, &p, 4.0 * unit, (k.number == 1 ? 7.0 : 6.0) * unit, 0.0);
-    for (const LabKernel &k : BACKWARD) lab_bench(&lab, &k, &p, 4.0 * unit, (k.number < 3 ? 8.0 : 6.0) * unit, 0.0);
+    for (const LabKernel &k : BACKWARD) {
+        lab_bench(&lab, &k, &p, 4.0 * unit, (k.number < 3 ? 8.0 : k.number < 4 || lab.cpu ? 6.0 : 4.0) * unit, 0.0);
+    }
 }
 
 int main(int argc, char **argv) { return lab_main(&lab, argc, argv, checks, bench); }

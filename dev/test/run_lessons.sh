@@ -41,9 +41,11 @@ body() {
 }
 
 # What tensor parallelism hands over, by the names of train_gpt.cu: f's output for the layernorm's, the sums over the
-# ranks for the projection and for dnorm, g's gathered gradient for dresidual, the rows of this rank for all rows.
+# ranks for the projection and for dnorm, g's gathered gradient for dresidual, the rows of this rank for all rows. Under
+# sequence parallelism a layernorm sees the rows of one rank, so the bias that it sums elsewhere is summed by a kernel.
 handed_over='s/ Nl = local_rows(m, N),//; s/\<Nl\>/N/g; s/m->reduced\>/m->proj/g; s/m->dreduced\>/m->dnorm/g
-             s/\([ (]\)ln\([12]\)\>/\1a->ln\2/g; s/\<dout\>/dresidual/g'
+             s/\([ (]\)ln\([12]\)\>/\1a->ln\2/g; s/\<dout\>/dresidual/g
+             s/m->sp ? NULL : //; /^if (m->sp) bias_backward/d'
 
 # What a backward by halves adds to a statement, and the names of what it keeps.
 halves='s/^if (input) //; s/^if (weights) //; s/if (recompute_gelu && weights)/X/; s/ \&\& weights)/)/; s/bool input = .*//

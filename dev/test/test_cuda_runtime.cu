@@ -99,16 +99,16 @@ static void test_refused_launches() {
     int terminal = dup(2), nowhere = open("/dev/null", O_WRONLY);
     dup2(nowhere, 2);  // six sentences that are meant to be there
     cudaError_t errors[7];
-    LAUNCH((template_sum<1, 1>), 1, 1, 0, 0)(p);
+    LAUNCH_UNCHECKED((template_sum<1, 1>), 1, 1, 0, 0)(p);
     errors[0] = cudaGetLastError();
     const struct {
         size_t grid, block, shared;
     } bad[] = {{0, 1, 0}, {1, 0, 0}, {1, 1025, 0}, {(size_t)1 << 32, 1, 0}, {1, 1, 50000}};
     for (int i = 0; i < 5; i++) {
-        LAUNCH((template_sum<1, 1>), bad[i].grid, bad[i].block, bad[i].shared, stream)(p);
+        LAUNCH_UNCHECKED((template_sum<1, 1>), bad[i].grid, bad[i].block, bad[i].shared, stream)(p);
         errors[1 + i] = cudaGetLastError();
     }
-    LAUNCH((template_sum<1, 1>), dim3(1, 70000), 1, 0, stream)(p);
+    LAUNCH_UNCHECKED((template_sum<1, 1>), dim3(1, 70000), 1, 0, stream)(p);
     bool silent = cudaStreamSynchronize(stream) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess &&
                   cudaStreamQuery(stream) == cudaSuccess;
     bool kept = cudaPeekAtLastError() == cudaErrorInvalidConfiguration;
@@ -645,10 +645,14 @@ static int run_case(const char *name) {
     if (n == "old-device") {  // by itself a launch that never ran looks like one that did
         cudaDeviceProp prop;
         CUDA_CHECK(cudaGetDeviceProperties(&prop, 0));
-        LAUNCH(writes_at, 1, 1, 0, stream)(x, 3);
+        LAUNCH_UNCHECKED(writes_at, 1, 1, 0, stream)(x, 3);
         CUDA_CHECK(cudaStreamSynchronize(stream));
         printf("capability %d.%d: ", prop.major, prop.minor);
         CUDA_CHECK(cudaGetLastError());
+    }
+    if (n == "refused") {
+        LAUNCH(writes_at, 0, 1, 0, stream)(x, 3);
+        _exit(0);
     }
     if (n == "stall") {
         cudaStream_t other;
@@ -744,6 +748,8 @@ static void test_reports() {
     check(&c, ends("old-device", NULL, true, {"capability 7.5: ", "writes_at was not launched", "no kernel image"}),
           "a device for which there is no code: launches are refused, and only cudaGetLastError says so");
     unsetenv("CPU_DEVICE_CAPABILITY");
+    check(&c, ends("refused", NULL, true, {"launch of writes_at: ", "invalid configuration"}),
+          "LAUNCH ends the program where the device refuses it");
     check(&c, ends("enqueue-inside", NULL, true, {"may not synchronise"}),
           "an operation that synchronises is reported");
     check(&c, ends("none", "backwards", true, {"CPU_THREAD_ORDER=backwards is not understood"}),

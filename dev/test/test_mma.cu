@@ -29,7 +29,8 @@ template <bool TRANS>
 static __global__ void ldmatrix_kernel(float *out, const bfloat16 *in) {
     int lane = (int)threadIdx.x;
     uint32_t registers[4];
-    ldmatrix_x4<TRANS>(registers, in + (lane * 5 % 32) * 8); // matrix m, row r is in memory at row (8 m + r) 5 % 32
+    // matrix m, row r is in memory at row (8 m + r) 5 % 32
+    ldmatrix_x4<TRANS>(registers, SharedTile(in + (lane * 5 % 32) * 8));
     for (int i = 0; i < 4; i++) {
         out[i * 64 + lane / 4 * 8 + lane % 4 * 2] = low_float(registers[i]);
         out[i * 64 + lane / 4 * 8 + lane % 4 * 2 + 1] = high_float(registers[i]);
@@ -48,14 +49,14 @@ static __global__ void product_kernel(float *d, const bfloat16 *a, const bfloat1
     for (int k = 0; k < K16; k++)
         for (int i = 0; i < 4; i++) memcpy(&fragment_a[k][i], a + (g + i % 2 * 8) * K + k * 16 + t + i / 2 * 8, 4);
     if constexpr (WHOLE) {
-        mma_product<TRANS, STRIDE>(fragment_d, fragment_a, tile);
+        mma_product<TRANS, STRIDE>(fragment_d, fragment_a, matrix_row<TRANS, STRIDE>(tile));
     } else {
         for (int k = 0; k < K16; k++)
             for (int n = 0; n < N8; n += 2) {
                 int from_k = k * 16 + lane / 8 % 2 * 8, from_n = n * 8 + lane / 16 * 8;
                 uint32_t b[4];
-                ldmatrix_x4<TRANS>(b, TRANS ? tile + (from_k + lane % 8) * STRIDE + from_n
-                                            : tile + (from_n + lane % 8) * STRIDE + from_k);
+                ldmatrix_x4<TRANS>(b, SharedTile(TRANS ? tile + (from_k + lane % 8) * STRIDE + from_n
+                                                       : tile + (from_n + lane % 8) * STRIDE + from_k));
                 mma_bf16(fragment_d[n], fragment_a[k], b[0], b[1]);
                 mma_bf16(fragment_d[n + 1], fragment_a[k], b[2], b[3]);
             }

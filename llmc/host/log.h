@@ -61,6 +61,7 @@ typedef struct {
     size_t steps;       // of the whole run
     double tokens;      // of one step, over all ranks
     double flops;       // of one step, over all ranks
+    double flops_llmc;  // the same as llm.c counts
     double peak_flops;  // of all devices together; 0: unknown
     double mean_ms;     // smoothed, for the time left
     size_t seen;        // steps logged by this process
@@ -118,14 +119,15 @@ static inline bool log_truncate(const char *path, size_t done, Error *err) {
 }
 
 // Starts the report of a run of `steps` steps, of which `done` were done before a resume: later lines of the log are
-// dropped. path may be NULL. tokens and flops are those of one step over all ranks, peak_flops that of all devices
-// together (0: unknown, MFU is "n/a").
-static inline bool log_open(Log *log, const char *path, size_t done, size_t steps, double tokens,
-                            double flops, double peak_flops, Error *err) {
+// dropped. path may be NULL. tokens and flops are those of one step over all ranks, flops counted in full and as llm.c
+// does (llmc/model.h); peak_flops is that of all devices together (0: unknown, MFU is "n/a").
+static inline bool log_open(Log *log, const char *path, size_t done, size_t steps, double tokens, double flops,
+                            double flops_llmc, double peak_flops, Error *err) {
     memset(log, 0, sizeof *log);
     log->steps = steps;
     log->tokens = tokens;
     log->flops = flops;
+    log->flops_llmc = flops_llmc;
     log->peak_flops = peak_flops;
     if (!path) return true;
     if (log_is_file(path) && !log_truncate(path, done, err)) return false;
@@ -160,11 +162,12 @@ static inline void log_step(Log *log, const StepReport *r) {
     // The first step warms up libraries and caches: it counts for the time left only until there is a second.
     log->mean_ms = log->seen < 2 ? r->ms : 0.9 * log->mean_ms + 0.1 * r->ms;
     log->seen++;
-    char left[32], mfu[32], width[32];
+    char left[32], mfu[64], width[32];
     double to_go = log->steps > r->step ? (double)(log->steps - r->step) : 0.0;
-    double utilisation = log->peak_flops > 0 ? log->flops / (1e-3 * r->ms) / log->peak_flops : 0.0;
+    double of_peak = log->peak_flops > 0 ? 1.0 / (1e-3 * r->ms) / log->peak_flops : 0.0;
+    double mfu_full = log->flops * of_peak, mfu_llmc = log->flops_llmc * of_peak;
     log_duration(left, sizeof left, 1e-3 * log->mean_ms * to_go);
-    if (log->peak_flops > 0) snprintf(mfu, sizeof mfu, "%.1f%%", 100.0 * utilisation);
+    if (of_peak > 0) snprintf(mfu, sizeof mfu, "%.1f%% (as llm.c %.1f%%)", 100.0 * mfu_full, 100.0 * mfu_llmc);
     else snprintf(mfu, sizeof mfu, "n/a");
     int digits = snprintf(width, sizeof width, "%zu", log->steps);
     printf("step %*zu/%zu | loss %.6f | norm %.4f | lr %.3e | %.1f ms | %.0f tokens/s | MFU %s | %s left\n",
@@ -177,6 +180,7 @@ static inline void log_step(Log *log, const StepReport *r) {
     log_number(log->json, "lr", r->lr);
     log_number(log->json, "ms", r->ms);
     log_number(log->json, "tokens_per_s", tokens_per_s);
+    if (of_peak > 0) log_number(log->json, "mfu", mfu_full), log_number(log->json, "mfu_llmc", mfu_llmc);
     log_end_line(log);
 }
 

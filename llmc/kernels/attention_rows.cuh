@@ -60,10 +60,11 @@ typedef struct {
 
 template <class A>
 __device__ __forceinline__ RowPlace row_place(const AttentionShape &a) {
-    size_t heads = a.B * a.NH, blocks = CEIL_DIV(a.T, (size_t)A::BLOCK_ROWS);
+    // The blocks of a head are neighbours: its keys and values stay in the L2 cache.
+    unsigned blocks = (unsigned)CEIL_DIV(a.T, (size_t)A::BLOCK_ROWS);
     RowPlace p;
-    p.head = blockIdx.x % heads, p.b = p.head / a.NH, p.h = p.head % a.NH;
-    p.block_row = (blocks - 1 - blockIdx.x / heads) * A::BLOCK_ROWS; // those with most keys begin first
+    p.head = blockIdx.x / blocks, p.b = p.head / a.NH, p.h = p.head % a.NH;
+    p.block_row = (size_t)(blocks - 1 - blockIdx.x % blocks) * A::BLOCK_ROWS; // those with most keys begin first
     p.row = p.block_row + threadIdx.x / A::LANES * A::R;
     return p;
 }

@@ -20,39 +20,52 @@
 
 enum { CLASSIFIER_TILE = 16 };  // elements that a thread of the statistics works on at a time
 
-// max and sum of exp(x - max) over the first `valid` (> 0) columns of a row, by all threads of the block;
-// every thread gets them. One pass: whenever a thread meets a larger logit, it rescales the sums that it has.
-// Several packs at a time, so that their loads overlap.
+// The largest logit that a thread has met, and the sums of exp(x - max), one for each place of a tile.
+template <int TILE>
+struct RowSums {
+    float max, sums[TILE];
+};
+
+// Takes in a tile. A larger logit than all before rescales the sums that are there.
+template <int TILE>
+__device__ __forceinline__ void row_add(RowSums<TILE> &row, const float (&x)[TILE]) {
+    float largest = max_of<TILE>(x);
+    if (largest > row.max) {
+        float scale = exponential_fast(row.max - largest);
+        for (int k = 0; k < TILE; k++) row.sums[k] *= scale;
+        row.max = largest;
+    }
+    for (int k = 0; k < TILE; k++) row.sums[k] += exponential_fast(x[k] - row.max);
+}
+
+// max and sum of exp(x - max) over the first `valid` (> 0) columns of a row, by all threads of the block; every thread
+// gets them. One pass, several packs at a time, so that their loads overlap.
 template <int W>
 __device__ __forceinline__ void row_stats(float *row_max, float *row_sum, const floatX *row, size_t valid) {
     constexpr int PACKS = W == 1 ? 1 : CLASSIFIER_TILE / W, TILE = PACKS * W;
-    float max = -INFINITY, sums[TILE] = {0.0f};
+    RowSums<TILE> mine = {-INFINITY, {0.0f}};
     Share s = share_of(CEIL_DIV(valid, (size_t)W), threadIdx.x, blockDim.x);
-    for (size_t i = s.begin; i < s.end; i += PACKS * s.step) {
-        float x[TILE];
+    size_t i = s.begin, whole = s.end < valid / W ? s.end : valid / W;  // packs without padding
+    float x[TILE], y[W];
+    for (; i + (PACKS - 1) * s.step < whole; i += PACKS * s.step) {
         for (int j = 0; j < PACKS; j++) {
-            size_t pack = i + (size_t)j * s.step;
-            size_t left = pack < s.end ? valid - pack * W : 0;  // columns from this pack's first on
-            float y[W];
-            if (left >= W) {
-                load_floats<W>(y, row + pack * W);
-            } else {
-                for (int k = 0; k < W; k++)
-                    y[k] = (size_t)k < left ? to_float(row[pack * W + (size_t)k]) : -INFINITY;
-            }
+            load_floats<W>(y, row + (i + (size_t)j * s.step) * W);
             for (int k = 0; k < W; k++) x[j * W + k] = y[k];
         }
-        float larger = max_of<TILE>(x);
-        if (larger > max) {
-            float scale = exponential(max - larger);
-            for (int k = 0; k < TILE; k++) sums[k] *= scale;
-            max = larger;
+        row_add<TILE>(mine, x);
+    }
+    for (; i < s.end; i += PACKS * s.step) {
+        for (int j = 0; j < PACKS; j++) {
+            size_t first = (i + (size_t)j * s.step) * W, end = s.end * W < valid ? s.end * W : valid;
+            for (int k = 0; k < W; k++) {
+                x[j * W + k] = first + (size_t)k < end ? to_float(row[first + (size_t)k]) : -INFINITY;
+            }
         }
-        for (int k = 0; k < TILE; k++) sums[k] += exponential(x[k] - max);
+        row_add<TILE>(mine, x);
     }
     bool one_warp = blockDim.x == 32;
-    float all = one_warp ? warp_max(max) : block_max(max);
-    float sum = sum_of<TILE>(sums) * exponential(max - all);  // 0 for a thread without columns
+    float all = one_warp ? warp_max(mine.max) : block_max(mine.max);
+    float sum = sum_of<TILE>(mine.sums) * exponential_fast(mine.max - all);  // 0 for a thread without columns
     *row_max = all;
     *row_sum = one_warp ? warp_sum(sum) : block_sum(sum);
 }
@@ -62,18 +75,25 @@ __device__ __forceinline__ void row_stats(float *row_max, float *row_sum, const 
 template <int W>
 __device__ __forceinline__ void row_gradient(floatX *row, float max, float sum, size_t target, float dloss,
                                              size_t valid, size_t Vl) {
-    float scale = dloss / sum;
+    float scale = dloss / sum, x[W];
     Share s = share_of(Vl / W, threadIdx.x, blockDim.x);
-    for (size_t i = s.begin; i < s.end; i += s.step) {
-        size_t first = i * W;
-        float x[W];
-        load_floats<W>(x, row + first);
-        for (int k = 0; k < W; k++) x[k] = exponential(x[k] - max) * scale;
-        if (target - first < W) {
-            for (int k = 0; k < W; k++) x[k] -= first + (size_t)k == target ? dloss : 0.0f;
+    size_t i = s.begin, whole = s.end < valid / W ? s.end : valid / W;  // packs without padding
+    unsigned place = (unsigned)target, mine = (unsigned)(i * W);        // 32 bits: no row is longer
+    for (; i < whole; i += s.step, mine += (unsigned)(s.step * W)) {
+        load_floats<W>(x, row + i * W);
+        for (int k = 0; k < W; k++) x[k] = exponential_fast(x[k] - max) * scale;
+        if (place - mine < W) {
+            for (int k = 0; k < W; k++) x[k] -= mine + (unsigned)k == place ? dloss : 0.0f;
         }
-        if (first + W > valid) {
-            for (int k = 0; k < W; k++) x[k] = first + (size_t)k < valid ? x[k] : 0.0f;
+        store_floats<W>(row + i * W, x);
+    }
+    for (; i < s.end; i += s.step) {
+        size_t first = i * W;
+        load_floats<W>(x, row + first);
+        for (int k = 0; k < W; k++) {
+            x[k] = exponential_fast(x[k] - max) * scale;
+            x[k] -= first + (size_t)k == target ? dloss : 0.0f;
+            x[k] = first + (size_t)k < valid ? x[k] : 0.0f;
         }
         store_floats<W>(row + first, x);
     }
@@ -120,7 +140,7 @@ __global__ void __launch_bounds__(512, 2)
 __global__ void __launch_bounds__(256)
     classifier_rescale_kernel(float *sum, const float *local_max, const float *global_max, size_t N) {
     size_t n = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (n < N) sum[n] *= exponential(local_max[n] - global_max[n]);
+    if (n < N) sum[n] *= exponential_fast(local_max[n] - global_max[n]);
 }
 
 template <int W>

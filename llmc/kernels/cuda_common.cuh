@@ -1,6 +1,6 @@
 // cuda_common.cuh: what every kernel and trainer shares, for nvcc and for the CPU stand-ins alike.
-// defines: floatX, CUDA_CHECK, CUBLAS_CHECK, CEIL_DIV, LAUNCH, DYNAMIC_SHARED, UNROLL, to_float, from_float, warp_sum,
-//          warp_max, block_sum, block_max, cuda_allocate
+// defines: floatX, CUDA_CHECK, CUBLAS_CHECK, CEIL_DIV, LAUNCH, LAUNCH_UNCHECKED, DYNAMIC_SHARED, UNROLL, to_float,
+//          from_float, larger, warp_sum, warp_max, block_sum, block_max, cuda_allocate
 #ifndef LLMC_CUDA_COMMON_CUH
 #define LLMC_CUDA_COMMON_CUH
 
@@ -48,17 +48,64 @@ static inline void cublas_check(int status, const char *file, int line, const ch
 // The same for calls that return a cublasStatus_t.
 #define CUBLAS_CHECK(call) cublas_check((int)(call), __FILE__, __LINE__, #call)
 
-// LAUNCH(kernel, grid, block, shared, stream)(args...) is kernel<<<grid, block, shared, stream>>>(args...).
-// A template's name with commas stands in parentheses. DYNAMIC_SHARED(type, name) declares the pointer to it.
+// Ends the program when the device has refused a launch: no synchronisation would tell. What a query of unfinished work
+// leaves behind is no error.
+static inline void launch_check(const char *file, int line, const char *what) {
+    cudaError_t error = cudaGetLastError();
+    if (error != cudaErrorNotReady) cuda_check(error, file, line, what);
+}
+
+// LAUNCH(kernel, grid, block, shared, stream)(args...) is kernel<<<grid, block, shared, stream>>>(args...), and then
+// launch_check. A template's name with commas stands in parentheses. LAUNCH_UNCHECKED leaves the error to
+// cudaGetLastError. DYNAMIC_SHARED(type, name) declares the pointer to the block's dynamic shared memory.
 #ifdef __CUDACC__
-#define LAUNCH(kernel, grid, block, shared, stream) kernel<<<grid, block, shared, stream>>>
+template <class... P>
+struct Launch {
+    void (*kernel)(P...);
+    dim3 grid, block;
+    size_t shared;
+    cudaStream_t stream;
+    bool checked;
+    const char *file, *name;
+    int line;
+    void operator()(P... args) const {
+        kernel<<<grid, block, shared, stream>>>(args...);
+        if (checked) launch_check(file, line, name);
+    }
+};
+template <class... P>
+static inline Launch<P...> launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
+                                  bool checked, const char *file, const char *name, int line) {
+    return {kernel, grid, block, shared, stream, checked, file, name, line};
+}
+#define LAUNCH_IF(checked, kernel, grid, block, shared, stream) \
+    launch(&kernel, grid, block, shared, stream, checked, __FILE__, "launch of " #kernel, __LINE__)
+#define LAUNCH(kernel, grid, block, shared, stream) LAUNCH_IF(true, kernel, grid, block, shared, stream)
+#define LAUNCH_UNCHECKED(kernel, grid, block, shared, stream) LAUNCH_IF(false, kernel, grid, block, shared, stream)
 #define DYNAMIC_SHARED(type, name)                                \
     extern __shared__ __align__(16) unsigned char dynamic_shared[]; \
     type *name = (type *)dynamic_shared
 #else
-#define LAUNCH(kernel, grid, block, shared, stream)                     \
+template <class Call, class... P>
+struct Launch {
+    CpuLauncher<Call, P...> launcher;
+    const char *file, *name;
+    int line;
+    void operator()(P... args) const {
+        launcher(args...);
+        launch_check(file, line, name);
+    }
+};
+template <class Call, class... P>
+static inline Launch<Call, P...> launch(CpuLauncher<Call, P...> launcher, const char *file, const char *name,
+                                        int line) {
+    return {launcher, file, name, line};
+}
+#define LAUNCH_UNCHECKED(kernel, grid, block, shared, stream)           \
     cpu_launcher(&kernel, #kernel, grid, block, shared, stream,         \
                  [=](auto... cpu_args) __attribute__((always_inline)) { kernel(cpu_args...); })
+#define LAUNCH(kernel, grid, block, shared, stream) \
+    launch(LAUNCH_UNCHECKED(kernel, grid, block, shared, stream), __FILE__, "launch of " #kernel, __LINE__)
 #define DYNAMIC_SHARED(type, name) type *name = (type *)cpu_block->shared
 #endif
 
@@ -79,6 +126,14 @@ template <> __host__ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(f
     return __float2bfloat16_rn(x);
 }
 
+// The larger of two numbers, or the one that is no NaN if b is. A GPU has an instruction for it.
+#ifdef __CUDACC__
+__device__ static inline float larger(float a, float b) { return fmaxf(a, b); }
+__device__ static inline double larger(double a, double b) { return fmax(a, b); }
+#else
+template <class T> static inline T larger(T a, T b) { return b > a ? b : a; }
+#endif
+
 // The sum or the largest of the 32 values of a full warp; every lane gets it, in an order that never changes.
 // The CPU does it in one rendezvous, with the same bits as the loop of shuffles.
 #ifdef __CUDACC__
@@ -87,8 +142,6 @@ __device__ static inline T warp_sum(T x) {
     for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, offset);
     return x;
 }
-__device__ static inline float larger(float a, float b) { return fmaxf(a, b); }
-__device__ static inline double larger(double a, double b) { return fmax(a, b); }
 template <class T>
 __device__ static inline T warp_max(T x) {
     for (int offset = 16; offset > 0; offset /= 2) x = larger(x, __shfl_xor_sync(0xFFFFFFFFu, x, offset));

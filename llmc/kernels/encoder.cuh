@@ -7,7 +7,16 @@
 #include "llmc/kernels/packs.cuh"
 #include "llmc/kernels/shares.cuh"
 
-enum { ENCODER_WARPS = 8, ENCODER_OWNERS = 1024, ENCODER_GROUP = 8 };
+enum {
+    ENCODER_WARPS = 8,
+    ENCODER_OWNERS = 1024,    // blocks that share the vocabulary
+    ENCODER_PER_THREAD = 8,   // positions that a thread looks at before its block counts them
+    ENCODER_LIST = 2048,      // positions that a block keeps
+    ENCODER_BATCH = 8,        // that a thread reads before it adds them
+};
+
+// Threads of a block of the backward pass. On the CPU one is enough, and waits for nobody.
+static constexpr int ENCODER_THREADS = ROW_LANES == 1 ? 1 : 128;
 
 // A warp per position.
 template <int W>
@@ -31,39 +40,86 @@ __global__ void __launch_bounds__(32 * ENCODER_WARPS)
     }
 }
 
-// Each warp owns the vocabulary rows whose number is its own modulo the count of warps, a power of two. It
-// walks all positions in order and adds those whose token it owns: no atomics, no barrier, and always the
-// same order. A position without a match costs one comparison, so many owners with little to do are better
-// than few.
-template <int W>
-__global__ void __launch_bounds__(32 * ENCODER_WARPS)
+// A list that a block makes of positions, in their order: where it owns the token, and its row of the embedding.
+// Returns how many there are after positions [first, end) of at most THREADS * ENCODER_PER_THREAD were looked at.
+template <int THREADS>
+__device__ __forceinline__ int encoder_collect(int *list, unsigned *rows, int count, const int *tokens, size_t first,
+                                               size_t end, unsigned v_start, unsigned Vl) {
+    constexpr int EACH = THREADS == 1 ? ENCODER_LIST / 2 : ENCODER_PER_THREAD;
+    size_t begin = first + (size_t)threadIdx.x * EACH;
+    size_t stop = begin + EACH < end ? begin + EACH : end;
+    unsigned mine = 0;  // of this thread; a token below v_start wraps around, past every Vl
+    for (size_t n = begin; n < stop; n++) {
+        unsigned row = (unsigned)tokens[n] - v_start;
+        mine += row < Vl && row % ENCODER_OWNERS == blockIdx.x;
+    }
+    unsigned before = 0, all = mine;  // of the threads before this one, and of all
+    if constexpr (THREADS > 1) {
+        __shared__ unsigned of_warp[THREADS / 32];
+        unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, sum = mine;
+        for (unsigned offset = 1; offset < 32; offset *= 2) {
+            unsigned other = __shfl_up_sync(0xFFFFFFFFu, sum, offset);
+            if (lane >= offset) sum += other;
+        }
+        if (lane == 31) of_warp[warp] = sum;
+        __syncthreads();
+        before = sum - mine, all = 0;
+        for (unsigned w = 0; w < THREADS / 32; w++) {
+            if (w < warp) before += of_warp[w];
+            all += of_warp[w];
+        }
+    }
+    for (size_t n = begin; n < stop && mine > 0; n++) {
+        unsigned row = (unsigned)tokens[n] - v_start;
+        if (row >= Vl || row % ENCODER_OWNERS != blockIdx.x) continue;
+        list[count + (int)before] = (int)n, rows[count + (int)before] = row;
+        before++, mine--;
+    }
+    if constexpr (THREADS > 1) __syncthreads();
+    return count + (int)all;
+}
+
+// Each block owns the rows of the embedding whose number is its own modulo ENCODER_OWNERS. It lists the positions whose
+// token it owns; then a thread for each pack of the columns goes through the list with the sum in registers, and reads
+// several positions before it adds them in their order: no atomics, always the same order, and a frequent token waits
+// for memory once in ENCODER_BATCH positions.
+template <int W, int THREADS>
+__global__ void __launch_bounds__(THREADS)
     encoder_backward_wte_kernel(float *dwte, const floatX *dout, const int *tokens, size_t N, size_t C,
                                 size_t v_start, size_t Vl) {
-    unsigned owner = blockIdx.x * ENCODER_WARPS + threadIdx.x / 32;
-    Share s = row_share<ROW_LANES>(C / W);
-    if (s.begin >= s.end) return;
-    for (size_t first = 0; first < N; first += ENCODER_GROUP) {
-        int count = N - first < ENCODER_GROUP ? (int)(N - first) : (int)ENCODER_GROUP;
-        bool any = false;
-        if (count == ENCODER_GROUP) {  // in 32 bits, whose overflow the modulo does not see
-            for (int j = 0; j < ENCODER_GROUP; j++) {
-                any |= ((unsigned)tokens[first + j] - (unsigned)v_start) % ENCODER_OWNERS == owner;
+    constexpr size_t CHUNK = THREADS == 1 ? ENCODER_LIST / 2 : THREADS * ENCODER_PER_THREAD;
+    static_assert(2 * CHUNK <= ENCODER_LIST, "a chunk fits behind a list that is not yet worked off");
+    __shared__ int list[ENCODER_LIST];
+    __shared__ unsigned rows[ENCODER_LIST];
+    int count = 0;
+    for (size_t first = 0; first < N; first += CHUNK) {
+        size_t end = first + CHUNK < N ? first + CHUNK : N;
+        count = encoder_collect<THREADS>(list, rows, count, tokens, first, end, (unsigned)v_start, (unsigned)Vl);
+        if (count == 0 || (count <= (int)(ENCODER_LIST - CHUNK) && end < N)) continue;
+        for (size_t i = threadIdx.x * W; i < C; i += THREADS * W) {
+            unsigned row = rows[0];
+            float sum[W], d[ENCODER_BATCH][W] = {};
+            load_floats<W>(sum, dwte + row * C + i);
+            for (int k = 0; k < count; k += ENCODER_BATCH) {
+                UNROLL
+                for (int j = 0; j < ENCODER_BATCH; j++) {
+                    if (k + j < count) load_floats<W>(d[j], dout + (size_t)list[k + j] * C + i);
+                }
+                UNROLL
+                for (int j = 0; j < ENCODER_BATCH; j++) {
+                    if (k + j >= count) break;
+                    if (rows[k + j] != row) {
+                        store_floats<W>(dwte + row * C + i, sum);
+                        row = rows[k + j];
+                        load_floats<W>(sum, dwte + row * C + i);
+                    }
+                    for (int e = 0; e < W; e++) sum[e] += d[j][e];
+                }
             }
-        } else {
-            any = true;
+            store_floats<W>(dwte + row * C + i, sum);
         }
-        if (!any) continue;
-        for (int j = 0; j < count; j++) {
-            size_t n = first + (size_t)j, row = (size_t)tokens[n] - v_start;
-            if (row >= Vl || row % ENCODER_OWNERS != owner) continue;
-            for (size_t i = s.begin; i < s.end; i += s.step) {
-                float sum[W], d[W];
-                load_floats<W>(sum, dwte + row * C + i * W);
-                load_floats<W>(d, dout + n * C + i * W);
-                for (int k = 0; k < W; k++) sum[k] += d[k];
-                store_floats<W>(dwte + row * C + i * W, sum);
-            }
-        }
+        count = 0;
+        if constexpr (THREADS > 1) __syncthreads();
     }
 }
 
@@ -106,22 +162,26 @@ static inline void encoder_forward(floatX *out, const int *tokens, const floatX 
     }
 }
 
+template <int THREADS>
+static inline void encoder_backward_wte(float *dwte, const floatX *dout, const int *tokens, size_t N, size_t C,
+                                        size_t v_start, size_t Vl, cudaStream_t stream) {
+    if (N == 0) return;
+    if (C % x128::size == 0) {
+        LAUNCH((encoder_backward_wte_kernel<x128::size, THREADS>), ENCODER_OWNERS, THREADS, 0, stream)
+        (dwte, dout, tokens, N, C, v_start, Vl);
+    } else {
+        LAUNCH((encoder_backward_wte_kernel<1, THREADS>), ENCODER_OWNERS, THREADS, 0, stream)
+        (dwte, dout, tokens, N, C, v_start, Vl);
+    }
+}
+
 // Adds dout[B, T, C] to dwte[Vl, C] at the rows of its tokens, and to dwpe[maxT, C], of which accumulate_wpe
 // false overwrites all rows, those from T on with 0. dwte or dwpe may be NULL: not wanted.
 static inline void encoder_backward(float *dwte, float *dwpe, const floatX *dout, const int *tokens, size_t B,
                                     size_t T, size_t C, size_t maxT, size_t v_start, size_t Vl,
                                     bool accumulate_wpe, cudaStream_t stream) {
     bool wide = C % x128::size == 0;
-    if (dwte && B * T > 0) {
-        unsigned blocks = ENCODER_OWNERS / ENCODER_WARPS;
-        if (wide) {
-            LAUNCH(encoder_backward_wte_kernel<x128::size>, blocks, 32 * ENCODER_WARPS, 0, stream)
-            (dwte, dout, tokens, B * T, C, v_start, Vl);
-        } else {
-            LAUNCH(encoder_backward_wte_kernel<1>, blocks, 32 * ENCODER_WARPS, 0, stream)
-            (dwte, dout, tokens, B * T, C, v_start, Vl);
-        }
-    }
+    if (dwte) encoder_backward_wte<ENCODER_THREADS>(dwte, dout, tokens, B * T, C, v_start, Vl, stream);
     size_t rows = accumulate_wpe ? T : maxT;
     if (dwpe && rows > 0) {
         unsigned blocks = (unsigned)CEIL_DIV(rows, (size_t)ENCODER_WARPS);

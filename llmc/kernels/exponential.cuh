@@ -1,6 +1,6 @@
 // exponential.cuh: exponentials by hardware on a GPU, and such that a compiler makes vectors of them on a CPU.
 //
-// defines: exponential, exponential2
+// defines: exponential, exponential_fast, exponential2
 #ifndef LLMC_EXPONENTIAL_CUH
 #define LLMC_EXPONENTIAL_CUH
 
@@ -39,6 +39,18 @@ __device__ __forceinline__ float exponential(float x) {
     memcpy(&s1, &scale1, sizeof s1);
     memcpy(&s2, &scale2, sizeof s2);
     return p * s1 * s2;
+#endif
+}
+
+// exp(x) in two instructions of a GPU, to about 2 + |x| units in the last place; what is smaller than any normal number
+// is 0. For probabilities p = exp(x): the error is |x| p, small where p is. A CPU has nothing faster than exponential.
+__device__ __forceinline__ float exponential_fast(float x) {
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
+    return y;
+#else
+    return exponential(x);
 #endif
 }
 

@@ -1,10 +1,11 @@
 // gelu.cuh: the activation of GPT-2's MLP, in its tanh form: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715
 // x^3))).
 //
-// defines: gelu, gelu_gradient (of one float, for other kernels), gelu_forward, gelu_backward
+// defines: gelu, gelu_gradient (of one float, for other kernels), gelu_forward, gelu_backward, gelu_bias_backward
 #ifndef LLMC_GELU_CUH
 #define LLMC_GELU_CUH
 
+#include "llmc/kernels/bias.cuh"
 #include "llmc/kernels/exponential.cuh"
 #include "llmc/kernels/packs.cuh"
 #include "llmc/kernels/shares.cuh"
@@ -13,10 +14,21 @@
 #define GELU_SCALE 1.59576912f  // 2 sqrt(2 / pi)
 #define GELU_CUBIC 0.044715f
 
-// gelu(x): x / (1 + exp(-2u)). The exponential may become infinite, and the result is then -0.
+// exp(x) and x / y for results that are rounded to bf16: on a GPU with errors in the last bits, in a few instructions.
+__device__ __forceinline__ float gelu_exp(float x) {
+    return sizeof(floatX) == 2 ? exponential_fast(x) : exponential(x);
+}
+__device__ __forceinline__ float gelu_divide(float x, float y) {
+#ifdef __CUDA_ARCH__
+    if (sizeof(floatX) == 2) return __fdividef(x, y);
+#endif
+    return x / y;
+}
+
+// gelu(x): x / (1 + exp(-2u)). The exponential may become infinite, and the result is then 0 or -0.
 __device__ __forceinline__ float gelu(float x) {
     float u2 = GELU_SCALE * x * (1.0f + GELU_CUBIC * x * x);
-    return x / (1.0f + exponential(-u2));
+    return gelu_divide(x, 1.0f + gelu_exp(-u2));
 }
 
 // Derivative of gelu at x.
@@ -25,8 +37,8 @@ __device__ __forceinline__ float gelu_gradient(float x) {
     x = x < -10.0f ? -10.0f : x;
     x = x > 10.0f ? 10.0f : x;
     float square = GELU_CUBIC * x * x;
-    float e = exponential(-GELU_SCALE * x * (1.0f + square));
-    float s = 1.0f / (1.0f + e);  // and e s is 1 - s without the cancellation
+    float e = gelu_exp(-GELU_SCALE * x * (1.0f + square));
+    float s = gelu_divide(1.0f, 1.0f + e);  // and e s is 1 - s without the cancellation
     return s + x * s * (e * s) * (GELU_SCALE * (1.0f + 3.0f * square));
 }
 
@@ -79,6 +91,53 @@ static inline void gelu_backward(floatX *dinp, const floatX *dout, const floatX 
     } else {
         LAUNCH(gelu_backward_kernel<1>, element_blocks(n), ELEMENT_THREADS, 0, stream)(dinp, dout, inp, n);
     }
+}
+
+static constexpr size_t GELU_BATCH = 2;  // rows that a thread reads before it writes them
+
+// dinp[N,F] = dout * gelu'(inp), and of its columns as stored the sums over a chunk's rows, as bias_partial_kernel.
+template <int W>
+__global__ void __launch_bounds__(BIAS_THREADS)
+    gelu_bias_kernel(floatX *dinp, float *partial, const floatX *dout, const floatX *inp, size_t N, size_t F,
+                     size_t chunk_rows) {
+    size_t col = ((size_t)blockIdx.x * BIAS_THREADS + threadIdx.x) * W;
+    if (col >= F) return;
+    size_t begin = blockIdx.y * chunk_rows, end = begin + chunk_rows < N ? begin + chunk_rows : N;
+    float sum[W] = {0.0f}, x[GELU_BATCH][W], d[GELU_BATCH][W];
+    for (size_t row = begin; row < end; row += GELU_BATCH) {
+        UNROLL
+        for (size_t r = 0; r < GELU_BATCH; r++) {  // dinp may be dout: all reads before the writes
+            if (row + r >= end) break;
+            load_floats<W>(x[r], inp + (row + r) * F + col);
+            load_floats<W>(d[r], dout + (row + r) * F + col);
+        }
+        UNROLL
+        for (size_t r = 0; r < GELU_BATCH; r++) {
+            if (row + r >= end) break;
+            for (int k = 0; k < W; k++) d[r][k] = to_float(from_float<floatX>(d[r][k] * gelu_gradient(x[r][k])));
+            store_floats<W>(dinp + (row + r) * F + col, d[r]);
+            for (int k = 0; k < W; k++) sum[k] += d[r][k];
+        }
+    }
+    store_floats<W>(partial + blockIdx.y * F + col, sum);
+}
+
+// gelu_backward of dout[N,F] and inp[N,F], and dbias[F] = or += the sums of dinp's columns, with the bits of
+// gelu_backward and bias_backward. scratch: bias_backward_scratch(N, F) floats.
+static inline void gelu_bias_backward(floatX *dinp, float *dbias, float *scratch, const floatX *dout,
+                                      const floatX *inp, size_t N, size_t F, bool accumulate, cudaStream_t stream) {
+    const size_t W = x128::size;
+    size_t chunk_rows = bias_chunk_rows(N), chunks = CEIL_DIV(N, chunk_rows);
+    if (F % W == 0 && aligned16(dinp) && aligned16(dout) && aligned16(inp) && aligned16(scratch)) {
+        dim3 grid((unsigned)CEIL_DIV(F, BIAS_THREADS * W), (unsigned)chunks);
+        LAUNCH(gelu_bias_kernel<x128::size>, grid, BIAS_THREADS, 0, stream)
+        (dinp, scratch, dout, inp, N, F, chunk_rows);
+    } else {
+        dim3 grid((unsigned)CEIL_DIV(F, (size_t)BIAS_THREADS), (unsigned)chunks);
+        LAUNCH(gelu_bias_kernel<1>, grid, BIAS_THREADS, 0, stream)(dinp, scratch, dout, inp, N, F, chunk_rows);
+    }
+    LAUNCH(bias_final_kernel, (unsigned)CEIL_DIV(F, (size_t)BIAS_THREADS), BIAS_THREADS, 0, stream)
+    (dbias, scratch, chunks, F, accumulate);
 }
 
 #endif

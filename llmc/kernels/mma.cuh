@@ -6,8 +6,8 @@
 //   d[4]: (row g, columns 2t, 2t+1), (row g+8, the same)
 // so two neighbouring d fragments, rounded, are an a fragment. llmc/cpu/mma.h does the same on a CPU.
 //
-// defines: bfloat16, mma_bf16, ldmatrix_x4, mma_product, quad_sum, quad_max, pack_bf16, low_float, high_float,
-//          copy_async16, copy_async_commit, copy_async_wait
+// defines: bfloat16, SharedTile, mma_bf16, ldmatrix_x4, matrix_row, mma_product, quad_sum, quad_max, pack_bf16,
+//          low_float, high_float, copy_async16, copy_async4, copy_async_commit, copy_async_wait
 #ifndef LLMC_MMA_CUH
 #define LLMC_MMA_CUH
 
@@ -17,6 +17,26 @@
 #endif
 
 typedef __nv_bfloat16 bfloat16;
+
+// A place in a tile in shared memory. A GPU's instructions take it as 32 bits, which are made once: what is known to be
+// an address of shared memory would be made anew in every loop.
+struct SharedTile {
+#ifdef __CUDACC__
+    uint32_t address;
+    __device__ __forceinline__ explicit SharedTile(const bfloat16 *p) : address((uint32_t)__cvta_generic_to_shared(p)) {
+        asm volatile("" : "+r"(address));
+    }
+    __device__ __forceinline__ SharedTile operator+(int elements) const {
+        SharedTile there = *this;
+        there.address += 2 * elements;
+        return there;
+    }
+#else
+    bfloat16 *address;
+    explicit SharedTile(const bfloat16 *p) : address((bfloat16 *)p) {}
+    SharedTile operator+(int elements) const { return SharedTile(address + elements); }
+#endif
+};
 
 // Two numbers rounded to bf16, the first in the low half.
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
@@ -56,51 +76,54 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], 
 // Four 8 x 8 matrices from shared memory: lane l gives the address, a multiple of 16 bytes, of row l % 8 of matrix
 // l / 8. Register i: row g of matrix i, columns 2t and 2t+1; with TRANS, column g, rows 2t and 2t+1.
 template <bool TRANS>
-__device__ __forceinline__ void ldmatrix_x4(uint32_t (&registers)[4], const bfloat16 *row) {
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&registers)[4], SharedTile row) {
 #ifdef __CUDACC__
-    uint32_t address = (uint32_t)__cvta_generic_to_shared(row);
     if constexpr (TRANS) {
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
-                     : "r"(address) : "memory");
+                     : "r"(row.address) : "memory");
     } else {
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
-                     : "r"(address) : "memory");
+                     : "r"(row.address) : "memory");
     }
 #else
-    cpu_check_aligned(row);
+    cpu_check_aligned(row.address);
     CpuLdmatrix lane;
-    lane.registers = registers, lane.row = row, lane.trans = TRANS;
+    lane.registers = registers, lane.row = row.address, lane.trans = TRANS;
     cpu_warp_together(&lane, CpuLdmatrix::run);
 #endif
 }
 
-// d[16, 8 N8] += a[16, 16 K16] b, with b in shared memory, rows STRIDE elements apart: b^T as tile[n][k], or with
-// TRANS b itself as tile[k][n]. d[n] and a[k] are fragments; N8 is even.
-template <bool TRANS, int STRIDE, int N8, int K16>
-__device__ __forceinline__ void mma_product(float (&d)[N8][4], const uint32_t (&a)[K16][4],
-                                            const bfloat16 *tile) {
-    static_assert(N8 % 2 == 0 && STRIDE % 8 == 0, "two column tiles at a time, rows of 16 bytes");
+// What the lane gives to the first ldmatrix of a product with the tile, whose rows are STRIDE elements apart: b^T as
+// tile[n][k], or with TRANS b itself as tile[k][n].
+template <bool TRANS, int STRIDE>
+__device__ __forceinline__ SharedTile matrix_row(const bfloat16 *tile) {
     // Matrices 0 and 1 are the two halves of k for one column tile, 2 and 3 those for the next.
     int lane = threadIdx.x % 32, k = lane / 8 % 2 * 8, n = lane / 16 * 8;
-    constexpr size_t k_step = TRANS ? 16 * STRIDE : 16, n_step = TRANS ? 16 : 16 * STRIDE;
-    const bfloat16 *row = TRANS ? tile + (k + lane % 8) * STRIDE + n : tile + (n + lane % 8) * STRIDE + k;
+    return SharedTile(TRANS ? tile + (k + lane % 8) * STRIDE + n : tile + (n + lane % 8) * STRIDE + k);
+}
+
+// d[16, 8 N8] += a[16, 16 K16] b. d[n] and a[k] are fragments; N8 is even; row is matrix_row of b's tile.
+template <bool TRANS, int STRIDE, int N8, int K16>
+__device__ __forceinline__ void mma_product(float (&d)[N8][4], const uint32_t (&a)[K16][4], SharedTile row) {
+    static_assert(N8 % 2 == 0 && STRIDE % 8 == 0, "two column tiles at a time, rows of 16 bytes");
+    constexpr int k_step = TRANS ? 16 * STRIDE : 16, n_step = TRANS ? 16 : 16 * STRIDE;
 #ifdef __CUDACC__
     UNROLL
     for (int i = 0; i < K16; i++) {
         UNROLL
         for (int j = 0; j < N8; j += 2) {
             uint32_t b[4];
-            ldmatrix_x4<TRANS>(b, row + i * k_step + j / 2 * n_step);
+            ldmatrix_x4<TRANS>(b, row + (i * k_step + j / 2 * n_step));
             mma_bf16(d[j], a[i], b[0], b[1]);
             mma_bf16(d[j + 1], a[i], b[2], b[3]);
         }
     }
 #else
-    cpu_check_aligned(row);
+    cpu_check_aligned(row.address);
     CpuMmaProduct<N8, K16> product;
-    product.d = d, product.a = a, product.row = row, product.trans = TRANS;
+    product.d = d, product.a = a, product.row = row.address, product.trans = TRANS;
     product.k_step = k_step, product.n_step = n_step;
     cpu_warp_together(&product, CpuMmaProduct<N8, K16>::run);
 #endif
@@ -127,16 +150,23 @@ __device__ __forceinline__ void quad_reduce(float (&x)[2]) {
 __device__ __forceinline__ void quad_sum(float (&x)[2]) { quad_reduce<true>(x); }
 __device__ __forceinline__ void quad_max(float (&x)[2]) { quad_reduce<false>(x); }
 
-// 16 bytes from global to shared memory, there after copy_async_wait and a barrier; zeros if not `exists`.
-__device__ __forceinline__ void copy_async16(void *shared, const void *global, bool exists) {
+// 16 bytes, or a float, from global to shared memory, there after copy_async_wait and a barrier; zeros if not `exists`.
+__device__ __forceinline__ void copy_async16(SharedTile to, const void *global, bool exists) {
 #ifdef __CUDACC__
-    uint32_t address = (uint32_t)__cvta_generic_to_shared(shared);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :: "r"(address), "l"(global), "r"(exists ? 16 : 0) : "memory");
+                 :: "r"(to.address), "l"(global), "r"(exists ? 16 : 0) : "memory");
 #else
-    cpu_check_aligned(shared);
-    if (exists) cpu_check_aligned(global), memcpy(shared, global, 16);
-    else memset(shared, 0, 16);
+    cpu_check_aligned(to.address);
+    if (exists) cpu_check_aligned(global), memcpy(to.address, global, 16);
+    else memset(to.address, 0, 16);
+#endif
+}
+__device__ __forceinline__ void copy_async4(float *to, const float *global, bool exists) {
+#ifdef __CUDACC__
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                 :: "r"((uint32_t)__cvta_generic_to_shared(to)), "l"(global), "r"(exists ? 4 : 0) : "memory");
+#else
+    *to = exists ? *global : 0.0f;
 #endif
 }
 __device__ __forceinline__ void copy_async_commit() {

@@ -3,7 +3,8 @@
 // Kernels are templates over W, the elements they treat at a time: x128::size (then every address and every row length
 // must be a multiple of it), or 1 for anything else.
 //
-// defines: Packed128 as x128 and f128, load128, store128, load_floats, store_floats, sum_of, max_of, aligned16
+// defines: Packed128 as x128 and f128, load128, store128, store64, load_floats, store_floats, sum_of, max_of,
+//          aligned16
 #ifndef LLMC_PACKS_CUH
 #define LLMC_PACKS_CUH
 
@@ -66,6 +67,19 @@ inline Packed128<__nv_bfloat16> pack_floats<__nv_bfloat16>(const float *in) {
 }
 #endif
 
+// 8 bytes of bfloat16: what goes with 16 bytes of float.
+__device__ __forceinline__ void store64(__nv_bfloat16 *p, const float (&in)[4]) {
+    alignas(8) __nv_bfloat16 pack[4] = {from_float<__nv_bfloat16>(in[0]), from_float<__nv_bfloat16>(in[1]),
+                                        from_float<__nv_bfloat16>(in[2]), from_float<__nv_bfloat16>(in[3])};
+#ifdef __CUDACC__
+    int2 bits;
+    memcpy(&bits, pack, sizeof bits);
+    *reinterpret_cast<int2 *>(p) = bits;
+#else
+    memcpy(p, pack, sizeof pack);
+#endif
+}
+
 // Reads W elements of type T at p as floats: by 128-bit loads if W fills them.
 template <int W, typename T>
 __device__ __forceinline__ void load_floats(float (&out)[W], const T *p) {
@@ -83,6 +97,8 @@ __device__ __forceinline__ void store_floats(T *p, const float (&in)[W]) {
     constexpr int size = 16 / sizeof(T);
     if constexpr (W % size == 0) {
         for (int i = 0; i < W; i += size) store128(p + i, pack_floats<T>(in + i));
+    } else if constexpr (W == 4 && sizeof(T) == 2) {
+        store64(p, in);
     } else {
         for (int k = 0; k < W; k++) p[k] = from_float<T>(in[k]);
     }
@@ -105,7 +121,7 @@ __device__ __forceinline__ float max_of(const float (&x)[W]) {
     float y[W];
     for (int k = 0; k < W; k++) y[k] = x[k];
     for (int half = W / 2; half > 0; half /= 2) {
-        for (int k = 0; k < half; k++) y[k] = y[k + half] > y[k] ? y[k + half] : y[k];
+        for (int k = 0; k < half; k++) y[k] = larger(y[k], y[k + half]);
     }
     return y[0];
 }

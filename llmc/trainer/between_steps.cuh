@@ -1,6 +1,6 @@
 // between_steps.cuh: what is due between training steps: validation, checkpoints, samples; and the end of the run.
 //
-// defines: validation_due, validation_batches, save_due, trainer_save, sample_due, Sample, sample_begin,
+// defines: validation_due, validation_batches, save_due, trainer_save, sample_due, Sample, sample_padded, sample_begin,
 //          sample_goes_on, sample_append, trainer_leave, trainer_give_up, trainer_close
 #ifndef LLMC_BETWEEN_STEPS_CUH
 #define LLMC_BETWEEN_STEPS_CUH
@@ -80,9 +80,16 @@ static inline void trainer_save_rest(Trainer *m) {
 typedef struct {
     int *tokens;          // prompt and continuation
     size_t count, made;   // tokens so far, and how many of them are new
-    size_t T;             // tokens of the pass that is due: they are in the trainer's inputs
+    size_t T;             // tokens of the pass that is due: they are in the trainer's inputs, zeros behind them
     float *logits;        // (Vp) on the host
 } Sample;
+
+// Tokens of the pass over T: rounded up, so that samples of all lengths need few plans of matrix products. What stands
+// behind T does not change what is before.
+static inline size_t sample_padded(const Trainer *m, size_t T) {
+    size_t multiple = 64 * m->grid.t, padded = CEIL_DIV(T, multiple) * multiple;
+    return padded < m->T ? padded : m->T;
+}
 
 // Prints the prompt. Use: while (sample_goes_on(m, &s)) sample_append(m, &s, the logits behind the last of s.T tokens).
 static inline Sample sample_begin(Trainer *m) {
@@ -108,8 +115,10 @@ static inline bool sample_goes_on(Trainer *m, Sample *s) {
         return false;
     }
     s->T = s->count < m->T ? s->count : m->T;
+    size_t padded = sample_padded(m, s->T);
+    memset(m->host_inputs, 0, padded * sizeof(int));
     memcpy(m->host_inputs, s->tokens + s->count - s->T, s->T * sizeof(int));
-    CUDA_CHECK(cudaMemcpyAsync(m->inputs, m->host_inputs, s->T * sizeof(int), cudaMemcpyHostToDevice, m->stream));
+    CUDA_CHECK(cudaMemcpyAsync(m->inputs, m->host_inputs, padded * sizeof(int), cudaMemcpyHostToDevice, m->stream));
     return true;
 }
 

@@ -88,6 +88,7 @@ static inline Arena *trainer_layout(Trainer *m) {
         state_create(&m->part, &m->table, m->grid.d, m->grid.d_rank);
         state_create(&m->state, &m->table, m->opt.zero ? m->grid.d : 1, m->opt.zero ? m->grid.d_rank : 0);
         m->norm_count = state_ranges(&m->part, &m->table, NULL, NULL);
+        m->adamw_count = state_adamw_ranges(&m->state, &m->table, NULL);
         host_array(m->norm_owner, m->norm_count);
         host_array(m->w, layers);
         host_array(m->dw, layers);
@@ -105,6 +106,7 @@ static inline Arena *trainer_layout(Trainer *m) {
     Arena *arena = &m->activations;
     take(arena, m->loss_sums, m->micros), take(arena, m->inputs, m->micros * N), take(arena, m->targets, m->micros * N);
     take(arena, m->norm_ranges, m->norm_count), take(arena, m->norms, m->norm_count);
+    take(arena, m->adamw_ranges, m->adamw_count);
     take(arena, m->norm_scratch, global_norm_scratch(m->norm_count, table_largest(&m->table)));
     take(arena, m->totals, count_tensors(&m->config) + TOTALS_EXTRA);
     return arena;
@@ -165,14 +167,22 @@ static inline void trainer_host_buffers(Trainer *m) {
     size_t tokens = m->micros * m->B * m->T * sizeof(int), ranges = m->norm_count * sizeof(NormRange);
     CUDA_CHECK(cudaMallocHost((void **)&m->host_inputs, tokens));
     CUDA_CHECK(cudaMallocHost((void **)&m->host_targets, tokens));
+    CUDA_CHECK(cudaMallocHost((void **)&m->ahead_inputs, tokens));
+    CUDA_CHECK(cudaMallocHost((void **)&m->ahead_targets, tokens));
     CUDA_CHECK(cudaMallocHost((void **)&m->host_sums, m->micros * sizeof(double)));
     CUDA_CHECK(cudaMallocHost((void **)&m->host_norms, m->norm_count * sizeof(double)));
     CUDA_CHECK(cudaMallocHost((void **)&m->host_totals, (count_tensors(&m->config) + TOTALS_EXTRA) * sizeof(double)));
     NormRange *host_ranges = NULL;
+    AdamWRange *host_adamw = NULL;
     host_array(host_ranges, m->norm_count);
     state_ranges(&m->part, &m->table, host_ranges, m->norm_owner);
     CUDA_CHECK(cudaMemcpy(m->norm_ranges, host_ranges, ranges, cudaMemcpyHostToDevice));
     free(host_ranges);
+    host_array(host_adamw, m->adamw_count);
+    state_adamw_ranges(&m->state, &m->table, host_adamw);
+    m->adamw_blocks = adamw_number(host_adamw, m->adamw_count);
+    CUDA_CHECK(cudaMemcpy(m->adamw_ranges, host_adamw, m->adamw_count * sizeof *host_adamw, cudaMemcpyHostToDevice));
+    free(host_adamw);
 }
 
 // Weights and optimizer as the run begins. All ranks have met (job_connect), and every buffer has its place.
@@ -191,7 +201,8 @@ static inline void trainer_start(Trainer *m) {
     CUDA_CHECK(cudaDeviceSynchronize());  // memory is set on the default stream, which ours do not wait for
     // Nothing can be refused any more, on any rank: now the lines that this run writes again may go.
     bool opened = log_open(&m->log, m->job.rank == 0 ? o->log : NULL, m->progress.step, o->steps, tokens,
-                           count_flops(&m->config, tokens, m->T), m->job.size * peak, &err);
+                           count_flops(&m->config, tokens, m->T), count_flops_llmc(&m->config, tokens, m->T),
+                           m->job.size * peak, &err);
     job_agree(&m->job, opened, &err);
     timeline_start(&m->timeline, o->trace || o->profile, m->job.rank, m->stream);
     job_reset_traffic(&m->job);

@@ -2,7 +2,7 @@
 // How they are initialised, loaded, saved and stepped; all of it by walking the parameter table.
 //
 // defines: State, state_create, state_layout, state_init_weights, state_load, state_save, state_dump_gradients,
-//          state_ranges, state_adamw
+//          state_ranges, state_adamw_ranges
 #ifndef LLMC_STATE_CUH
 #define LLMC_STATE_CUH
 
@@ -244,18 +244,21 @@ static inline size_t state_ranges(const State *state, const ParamTable *table, N
     return count;
 }
 
-// One AdamW step on the owned slices, tensor by tensor: decay depends on the tensor.
-static inline void state_adamw(State *state, const ParamTable *table, AdamW h, float weight_decay,
-                               cudaStream_t stream) {
+// The runs of weights that this rank updates; decay depends on the tensor. Returns how many; with NULL it only counts.
+static inline size_t state_adamw_ranges(const State *state, const ParamTable *table, AdamWRange *ranges) {
+    size_t count = 0;
     for (size_t i = 0; i < table->count; i++) {
-        h.weight_decay = table->tensors[i].decay ? weight_decay : 0.0f;
         for (size_t s = 0; s < state->slice_count; s++) {
             Piece p;
             if (!state_piece(state, &table->tensors[i], s, &p)) continue;
-            adamw_update(state->params + p.lo, state->master ? state->master + p.at : NULL, state->grads + p.lo,
-                         state->m + p.at, state->v + p.at, p.hi - p.lo, &h, stream);
+            if (ranges) {
+                AdamWRange range = {p.lo, p.at, p.hi - p.lo, 0, table->tensors[i].decay};
+                ranges[count] = range;
+            }
+            count++;
         }
     }
+    return count;
 }
 
 #endif

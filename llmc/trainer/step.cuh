@@ -1,26 +1,49 @@
 // step.cuh: what surrounds the forwards and backwards of a training step: its data before, loss, gradient norm and
 // AdamW after them.
 //
-// defines: trainer_load, trainer_copy, trainer_mean_loss, trainer_begin_step, trainer_norm, trainer_adamw,
-//          trainer_end_step, zero_gradient
+// defines: trainer_load, trainer_read_ahead, trainer_copy, trainer_mean_loss, trainer_begin_step, trainer_norm,
+//          trainer_adamw, trainer_end_step, zero_gradient
 #ifndef LLMC_STEP_CUH
 #define LLMC_STEP_CUH
 
 #include "llmc/trainer.cuh"
 
-// Reads this data rank's share of the global batch that begins at sample `first`; it goes to inputs and targets. What
-// cannot be read is 0, and the next sum over all ranks tells them.
-static inline void trainer_load(Trainer *m, DataLoader *data, uint64_t first, bool shuffle) {
-    size_t count = m->micros * m->B, bytes = count * m->T * sizeof(int);
+// Reads this data rank's share of the global batch that begins at sample `first` into host memory.
+static inline bool trainer_read(Trainer *m, DataLoader *data, uint64_t first, bool shuffle, int *inputs, int *targets,
+                                Error *err) {
+    size_t count = m->micros * m->B;
     first += m->grid.d_rank * count;
-    memset(m->host_inputs, 0, bytes);
-    memset(m->host_targets, 0, bytes);
-    for (size_t i = 0; i < count && !m->data_failed; i++) {
-        m->data_failed = !dataloader_read(data, first + i, shuffle, m->opt.seed, m->config.V, m->host_inputs + i * m->T,
-                                          m->host_targets + i * m->T, &m->data_error);
+    for (size_t i = 0; i < count; i++) {
+        if (!dataloader_read(data, first + i, shuffle, m->opt.seed, m->config.V, inputs + i * m->T,
+                             targets + i * m->T, err)) return false;
     }
+    return true;
+}
+
+// Queues the copy of host_inputs and host_targets to inputs and targets.
+static inline void trainer_upload(Trainer *m) {
+    size_t bytes = m->micros * m->B * m->T * sizeof(int);
     CUDA_CHECK(cudaMemcpyAsync(m->inputs, m->host_inputs, bytes, cudaMemcpyHostToDevice, m->stream));
     CUDA_CHECK(cudaMemcpyAsync(m->targets, m->host_targets, bytes, cudaMemcpyHostToDevice, m->stream));
+}
+
+// Reads a global batch, of which inputs and targets get this data rank's share. What cannot be read is 0, and the next
+// sum over all ranks tells them.
+static inline void trainer_load(Trainer *m, DataLoader *data, uint64_t first, bool shuffle) {
+    size_t bytes = m->micros * m->B * m->T * sizeof(int);
+    m->data_failed = m->data_failed ||
+                     !trainer_read(m, data, first, shuffle, m->host_inputs, m->host_targets, &m->data_error);
+    if (m->data_failed) memset(m->host_inputs, 0, bytes), memset(m->host_targets, 0, bytes);
+    trainer_upload(m);
+}
+
+// Reads the batch of the next step, if there is one, while the device is at work on this one: nothing that is queued
+// reads these buffers any more. What cannot be read is left to trainer_begin_step, which says why.
+static inline void trainer_read_ahead(Trainer *m) {
+    Error err;
+    m->ahead = m->progress.step + 1 < m->opt.steps && !m->stop;
+    m->ahead = m->ahead && trainer_read(m, &m->train_data, m->progress.sample + m->opt.global_batch, m->opt.shuffle,
+                                        m->ahead_inputs, m->ahead_targets, &err);
 }
 
 static inline StepReport trainer_begin_step(Trainer *m) {
@@ -31,7 +54,14 @@ static inline StepReport trainer_begin_step(Trainer *m) {
     timeline_collect(&m->timeline, 0);  // of what ran between the steps
     m->timeline.paused = m->progress.step >= m->progress.first_step + m->opt.trace_steps;
     m->step_began = seconds_now();
-    trainer_load(m, &m->train_data, m->progress.sample, m->opt.shuffle);
+    if (m->ahead) {
+        int *inputs = m->host_inputs, *targets = m->host_targets;
+        m->host_inputs = m->ahead_inputs, m->host_targets = m->ahead_targets;
+        m->ahead_inputs = inputs, m->ahead_targets = targets;
+        trainer_upload(m);
+    } else {
+        trainer_load(m, &m->train_data, m->progress.sample, m->opt.shuffle);
+    }
     return report;
 }
 
@@ -139,16 +169,18 @@ static inline void trainer_adamw(Trainer *m, StepReport *report) {
     h.beta1 = (float)o->beta1;
     h.beta2 = (float)o->beta2;
     h.eps = (float)o->eps;
-    h.weight_decay = 0.0f;
+    h.weight_decay = (float)o->weight_decay;
     h.beta1_correction = (float)(1.0 - pow(o->beta1, t));
     h.beta2_correction = (float)(1.0 - pow(o->beta2, t));
     h.grad_scale = o->clip > 0.0 && report->grad_norm > o->clip ? (float)(o->clip / report->grad_norm) : 1.0f;
     Span span(m, m->stream, TRACK_COMPUTE, "optimizer");
-    state_adamw(&m->state, &m->table, h, (float)o->weight_decay, m->stream);
+    adamw_update(m->state.params, m->state.master, m->state.grads, m->state.m, m->state.v, m->adamw_ranges,
+                 m->adamw_count, m->adamw_blocks, &h, m->stream);
 }
 
 // Waits for the update (ZeRO's weights may still be on their way), counts the step and logs it.
 static inline void trainer_end_step(Trainer *m, StepReport *report) {
+    trainer_read_ahead(m);
     trainer_synchronize(m, m->stream);
     timeline_collect(&m->timeline, report->step);
     m->progress.step++;
