@@ -8,9 +8,11 @@
 
 #include "llmc/trainer.cuh"
 
-// Reads this data rank's share of the global batch that begins at sample `first`; it goes to inputs and targets.
-static inline void trainer_load(Trainer *m, DataLoader *data, uint64_t first, bool shuffle) {
+// Reads this data rank's share of the batch of so many sequences that begins at sample `first`; it goes to inputs and
+// targets.
+static inline void trainer_load(Trainer *m, DataLoader *data, uint64_t first, size_t sequences, bool shuffle) {
     Error err;
+    trainer_set_batch(m, sequences);
     size_t count = m->micros * m->B, bytes = count * m->T * sizeof(int);
     first += m->grid.d_rank * count;
     for (size_t i = 0; i < count; i++) {
@@ -28,7 +30,8 @@ static inline StepReport trainer_begin_step(Trainer *m) {
     timeline_collect(&m->timeline, 0);  // of what ran between the steps
     m->timeline.paused = m->progress.step >= m->progress.first_step + m->opt.trace_steps;
     m->step_began = seconds_now();
-    trainer_load(m, &m->train_data, m->progress.sample, m->opt.shuffle);
+    size_t sequences = ramp_batch(&m->opt.ramp, m->opt.global_batch, m->progress.sample);
+    trainer_load(m, &m->train_data, m->progress.sample, sequences, m->opt.shuffle);
     return report;
 }
 
@@ -64,11 +67,11 @@ static inline double trainer_loss_share(Trainer *m) {
     return sum;
 }
 
-// Mean loss per token of a global batch that has run forward. Synchronises.
+// Mean loss per token of a batch that has run forward. Synchronises.
 static inline double trainer_mean_loss(Trainer *m) {
     double sum = trainer_loss_share(m);
     trainer_sum(m, &sum, 1);
-    return sum / ((double)m->opt.global_batch * (double)m->T);
+    return sum / ((double)m->batch * (double)m->T);
 }
 
 // Sums over all ranks, in one message: the squared gradient norm of every tensor of the whole model, then the loss,
@@ -115,7 +118,7 @@ static inline void trainer_norm(Trainer *m, StepReport *report) {
         if (!isfinite(totals[i])) strcpy(bad, tensor_by_id(&m->config, i).name);
     }
     report->grad_norm = sqrt(sum);
-    report->loss = totals[tensors] / ((double)m->opt.global_batch * (double)m->T);
+    report->loss = totals[tensors] / ((double)m->batch * (double)m->T);
     m->stop = totals[tensors + 1] > 0.0;
     if (!isfinite(report->loss) || !isfinite(sum)) {
         error_set(&err, "step %zu: the loss is %g and %s is the first tensor whose gradient is not finite; nothing was "
@@ -131,7 +134,11 @@ static inline void trainer_adamw(Trainer *m, StepReport *report) {
     const Options *o = &m->opt;
     double t = (double)report->step;
     AdamW h;
-    report->lr = learning_rate((LRSchedule)o->lr_schedule, report->step - 1, o->warmup, o->steps, o->lr, o->lr_final);
+    size_t done = report->step - 1, next = report->step, total = o->steps;
+    if (o->lr_unit == LR_UNIT_SAMPLES) {
+        done = m->progress.sample, next = done + m->batch, total = ramp_samples(&o->ramp, o->global_batch, o->steps);
+    }
+    report->lr = learning_rate((LRSchedule)o->lr_schedule, done, next, o->warmup, total, o->lr, o->lr_final);
     h.lr = (float)report->lr;
     h.beta1 = (float)o->beta1;
     h.beta2 = (float)o->beta2;
@@ -149,8 +156,9 @@ static inline void trainer_end_step(Trainer *m, StepReport *report) {
     job_synchronize(&m->job, m->stream);
     timeline_collect(&m->timeline, report->step);
     m->progress.step++;
-    m->progress.sample += m->opt.global_batch;
+    m->progress.sample += m->batch;
     report->ms = 1e3 * (seconds_now() - m->step_began);
+    report->tokens = (double)m->batch * (double)m->T;
     log_step(&m->log, report);
 }
 
