@@ -7,8 +7,8 @@
 // (blend.h): each then counts its own samples and epochs. Which rank reads which global sample number is the
 // trainer's affair: nothing here depends on the layout.
 //
-// defines: DataShard, DataSource, DataLoader, dataloader_open, dataloader_close, dataloader_check_batch, dataloader_permute,
-//          dataloader_read
+// defines: DataShard, DataSource, DataLoader, dataloader_open, dataloader_close, dataloader_check_batch,
+//          dataloader_permute, dataloader_read
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H
 
