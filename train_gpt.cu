@@ -43,7 +43,6 @@ struct Acts {
 struct GPT : Trainer {
     Acts acts;                     // of the micro-batch that is under way
     floatX *logits;                // (N, Vl), then their gradient
-    float *losses;                 // (N)
     floatX *proj;                  // (N, C) output of a projection before its bias and the residual are added
     floatX *dresidual;             // (N, C) gradient of the residual stream
     floatX *dnorm;                 // (N, C) gradient of a layernorm's output, and (N, A) of atty
@@ -77,7 +76,7 @@ static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
 static void layout(GPT *m) {
     size_t N = m->B * m->T, C = m->config.C, A = m->A, F = m->F;
     Arena *arena = trainer_layout(m);
-    take(arena, m->logits, N * m->Vl), take(arena, m->losses, N);
+    take(arena, m->logits, N * m->Vl);
     take(arena, m->proj, N * C), take(arena, m->dresidual, N * C), take(arena, m->dnorm, N * C);
     take(arena, m->dqkv, N * 3 * A), take(arena, m->dfch, N * F), take(arena, m->dattention, N * m->NH);
     take(arena, m->reduce_scratch, reduce_scratch_floats(N, C, F));
@@ -150,8 +149,9 @@ static void loss(GPT *m, Acts *acts, const int *targets, int micro, bool want_gr
     size_t N = m->B * m->T, C = m->config.C, V = m->config.V;
     Span span(m, m->stream, TRACK_COMPUTE, "loss", micro);
     head_forward(&m->matmul, m->logits, acts->lnf, m->w[0][WTE], N, C, m->Vl);
-    classifier_fused(m->losses, m->logits, targets, m->dloss, N, V, m->Vl, want_gradient, m->stream);
-    loss_sum(&m->loss_sums[micro], m->losses, N, m->stream);
+    float *losses = m->losses + micro * 2 * N;
+    classifier_fused(losses, m->logits, targets, m->dloss, N, V, m->Vl, want_gradient, m->stream);
+    loss_sum(&m->loss_sums[micro], losses, N, m->stream);
 }
 
 // After loss(): gradients of all weights.
@@ -191,16 +191,10 @@ static void train_step(GPT *m) {
     trainer_end_step(m, &report);
 }
 
-// Mean loss over the first batches of the validation data.
-static double validate(GPT *m) {
-    double sum = 0.0;
-    size_t batches = validation_batches(m);
-    for (size_t batch = 0; batch < batches; batch++) {
-        trainer_load(m, &m->val_data, batch * m->opt.global_batch, false);
-        run_batch(m, false);
-        sum += trainer_mean_loss(m);
-    }
-    return sum / (double)batches;
+// Reports the loss over the first batches of the validation data.
+static void validate(GPT *m) {
+    Validation v = validation_begin(m);
+    while (validation_goes_on(m, &v)) run_batch(m, false);
 }
 
 // The logits (Vp) behind the last of the T tokens in inputs.
@@ -227,7 +221,7 @@ int main(int argc, char **argv) {
     trainer_start(m);
 
     for (;;) {  // what is due after the steps so far, then one more
-        if (validation_due(m)) log_validation(&m->log, m->progress.step, validate(m));
+        if (validation_due(m)) validate(m);
         if (save_due(m)) trainer_save(m);
         if (sample_due(m)) sample(m);
         if (is_last_step(m)) break;

@@ -83,7 +83,6 @@ struct GPT : Trainer {
     Acts *slots;                   // [plan.slots] micro-batches in flight: the schedule says how many
     floatX *logits;                // (N, Vl), then their gradient
     floatX *last_logits;           // (Vp) of one token, gathered to sample from
-    float *losses;                 // (N)
     float *row_max, *row_sums;     // (N) and (2, N): maximum, sum of exponentials and target logit of each token
     float *row_max_local;          // (N) before the reduction
     floatX *proj;                  // (N, C) output of a projection before its bias and the residual are added
@@ -135,7 +134,6 @@ static void layout(GPT *m) {
         take(arena, m->send[i % 2].buffer[i / 2], N * C / m->grid.t);
     }
     if (m->table.shard.head) take(arena, m->logits, N * m->Vl);
-    take(arena, m->losses, N);
     take(arena, m->last_logits, m->config.Vp);
     take(arena, m->row_max, N), take(arena, m->row_sums, 2 * N), take(arena, m->row_max_local, N);
     take(arena, m->proj, N * C), take(arena, m->dresidual, Nl * C), take(arena, m->dnorm, N * C);
@@ -362,15 +360,15 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
 static void loss(GPT *m, Acts *acts, const int *targets, int micro, bool want_gradient) {
     size_t N = m->B * m->T, C = m->config.C, V = m->config.V;
     Span span(m, m->stream, TRACK_COMPUTE, "loss", micro);
-    float *sum = m->row_sums, *target = m->row_sums + N;
+    float *sum = m->row_sums, *target = m->row_sums + N, *losses = m->losses + micro * 2 * N;
     head_forward(&m->matmul, m->logits, f_forward(m, acts->lnf, N, m->stream), m->w[0][WTE], N, C, m->Vl);
     classifier_stats(m->row_max_local, sum, target, m->logits, targets, N, V, m->Vl, m->V0, m->stream);
     NCCL_CHECK(ncclAllReduce(m->row_max_local, m->row_max, N, ncclFloat, ncclMax, m->tensor, m->stream));
     classifier_rescale(sum, m->row_max_local, m->row_max, N, m->stream);
     NCCL_CHECK(ncclAllReduce(m->row_sums, m->row_sums, 2 * N, ncclFloat, ncclSum, m->tensor, m->stream));
-    classifier_gradient(m->losses, m->logits, m->row_max, sum, target, targets, m->dloss, N, V, m->Vl, m->V0,
+    classifier_gradient(losses, m->logits, m->row_max, sum, target, targets, m->dloss, N, V, m->Vl, m->V0,
                         want_gradient, m->stream);
-    loss_sum(&m->loss_sums[micro], m->losses, N, m->stream);
+    loss_sum(&m->loss_sums[micro], losses, N, m->stream);
 }
 
 // One chunk, after loss() or from the gradient of its output in dresidual: gradients of its weights and of its input.
@@ -418,6 +416,7 @@ static void backward_step(GPT *m, Acts *acts, const int *inputs, int micro, int 
 static void run_batch(GPT *m, bool training) {
     for (size_t i = 0; i < m->plan.step_count; i++) {
         PipelineStep step = m->plan.steps[i];
+        if ((size_t)step.micro >= m->micros) continue;  // the list is that of a full batch, --ramp begins with less
         Acts *acts = &m->slots[training ? m->plan.slot[i] : 0];
         size_t at = step.micro * m->B * m->T;
         if (step.kind == STEP_FORWARD) forward_step(m, acts, m->inputs + at, m->B, m->T, step.micro, step.chunk);
@@ -462,16 +461,10 @@ static void train_step(GPT *m) {
     trainer_end_step(m, &report);
 }
 
-// Mean loss over the first batches of the validation data.
-static double validate(GPT *m) {
-    double sum = 0.0;
-    size_t batches = validation_batches(m);
-    for (size_t batch = 0; batch < batches; batch++) {
-        trainer_load(m, &m->val_data, batch * m->opt.global_batch, false);
-        run_batch(m, false);
-        sum += trainer_mean_loss(m);
-    }
-    return sum / (double)batches;
+// Reports the loss over the first batches of the validation data.
+static void validate(GPT *m) {
+    Validation v = validation_begin(m);
+    while (validation_goes_on(m, &v)) run_batch(m, false);
 }
 
 // The logits (Vp) behind the last of the T tokens in inputs.
@@ -546,7 +539,7 @@ int main(int argc, char **argv) {
     trainer_start(m);
 
     for (;;) {  // what is due after the steps so far, then one more
-        if (validation_due(m)) log_validation(&m->log, m->progress.step, validate(m));
+        if (validation_due(m)) validate(m);
         if (save_due(m)) trainer_save(m);
         if (sample_due(m)) sample(m);
         if (is_last_step(m)) break;

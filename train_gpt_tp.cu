@@ -57,7 +57,6 @@ struct GPT : Trainer {
     Acts acts;                     // of the micro-batch that is under way
     floatX *logits;                // (N, Vl), then their gradient
     floatX *last_logits;           // (Vp) of one token, gathered to sample from
-    float *losses;                 // (N)
     float *row_max, *row_sums;     // (N) and (2, N): maximum, sum of exponentials and target logit of each token
     float *row_max_local;          // (N) before the reduction
     floatX *proj;                  // (N, C) output of a projection before its bias and the residual are added
@@ -99,7 +98,7 @@ static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
 static void layout(GPT *m) {
     size_t N = m->B * m->T, Nl = local_rows(m, N), C = m->config.C, A = m->A, F = m->F;
     Arena *arena = trainer_layout(m);
-    take(arena, m->logits, N * m->Vl), take(arena, m->losses, N);
+    take(arena, m->logits, N * m->Vl);
     take(arena, m->last_logits, m->config.Vp);
     take(arena, m->row_max, N), take(arena, m->row_sums, 2 * N), take(arena, m->row_max_local, N);
     take(arena, m->proj, N * C), take(arena, m->dresidual, Nl * C), take(arena, m->dnorm, N * C);
@@ -278,15 +277,15 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
 static void loss(GPT *m, Acts *acts, const int *targets, int micro, bool want_gradient) {
     size_t N = m->B * m->T, C = m->config.C, V = m->config.V;
     Span span(m, m->stream, TRACK_COMPUTE, "loss", micro);
-    float *sum = m->row_sums, *target = m->row_sums + N;
+    float *sum = m->row_sums, *target = m->row_sums + N, *losses = m->losses + micro * 2 * N;
     head_forward(&m->matmul, m->logits, f_forward(m, acts->lnf, N, m->stream), m->w[0][WTE], N, C, m->Vl);
     classifier_stats(m->row_max_local, sum, target, m->logits, targets, N, V, m->Vl, m->V0, m->stream);
     NCCL_CHECK(ncclAllReduce(m->row_max_local, m->row_max, N, ncclFloat, ncclMax, m->tensor, m->stream));
     classifier_rescale(sum, m->row_max_local, m->row_max, N, m->stream);
     NCCL_CHECK(ncclAllReduce(m->row_sums, m->row_sums, 2 * N, ncclFloat, ncclSum, m->tensor, m->stream));
-    classifier_gradient(m->losses, m->logits, m->row_max, sum, target, targets, m->dloss, N, V, m->Vl, m->V0,
+    classifier_gradient(losses, m->logits, m->row_max, sum, target, targets, m->dloss, N, V, m->Vl, m->V0,
                         want_gradient, m->stream);
-    loss_sum(&m->loss_sums[micro], m->losses, N, m->stream);
+    loss_sum(&m->loss_sums[micro], losses, N, m->stream);
 }
 
 // After loss(): gradients of all weights.
@@ -341,16 +340,10 @@ static void train_step(GPT *m) {
     trainer_end_step(m, &report);
 }
 
-// Mean loss over the first batches of the validation data.
-static double validate(GPT *m) {
-    double sum = 0.0;
-    size_t batches = validation_batches(m);
-    for (size_t batch = 0; batch < batches; batch++) {
-        trainer_load(m, &m->val_data, batch * m->opt.global_batch, false);
-        run_batch(m, false);
-        sum += trainer_mean_loss(m);
-    }
-    return sum / (double)batches;
+// Reports the loss over the first batches of the validation data.
+static void validate(GPT *m) {
+    Validation v = validation_begin(m);
+    while (validation_goes_on(m, &v)) run_batch(m, false);
 }
 
 // The logits (Vp) behind the last of the T tokens in inputs.
@@ -398,7 +391,7 @@ int main(int argc, char **argv) {
     trainer_start(m);
 
     for (;;) {  // what is due after the steps so far, then one more
-        if (validation_due(m)) log_validation(&m->log, m->progress.step, validate(m));
+        if (validation_due(m)) validate(m);
         if (save_due(m)) trainer_save(m);
         if (sample_due(m)) sample(m);
         if (is_last_step(m)) break;

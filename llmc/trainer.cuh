@@ -68,16 +68,18 @@ struct Trainer {
     GPTConfig config;
     Job job;                       // the ranks, and how they end together
     Grid grid;                     // t, d, p, and this rank's place in it
-    size_t B, T, micros;           // sequences of a micro-batch, tokens of a sequence, micro-batches of a step
+    size_t B, T, micros;           // sequences of a micro-batch, tokens of a sequence, micro-batches of the batch
+    size_t batch;                  // sequences of the batch under way, on all data ranks: less than a step's on a ramp
     size_t A, NH, F, Vl, V0;       // this rank's channels of heads, heads, hidden units, vocabulary and its first token
-    float dloss;                   // gradient of the step's loss by a token's: 1 / (tokens of a step)
+    float dloss;                   // gradient of the batch's loss by a token's: 1 / (tokens of the batch)
     ParamTable table;              // the tensors that this rank holds: the trainer makes it
     floatX *(*w)[NUM_KINDS];       // [layers held] weights: w[l][QKVW] of layer l; w[0][WTE] and so on outside them
     float *(*dw)[NUM_KINDS];       // [layers held] their gradients
     State state;                   // weights, gradients, and the part of the optimizer that this rank owns
     State part;                    // what this rank owns of each gradient bucket once the data ranks have reduced it
     int *inputs, *targets;         // (micros, B * T) the batch, on the device
-    double *loss_sums;             // [micros] written by the last pipeline stage
+    float *losses;                 // (micros, 2, N) of each target its loss, and how far its logit is from the largest
+    double *loss_sums;             // [micros] sums of the losses; both are written by the last pipeline stage
     cudaStream_t stream;           // of all compute
     cudaStream_t streams[MAX_STREAMS];  // [stream_count] all of this rank
     size_t stream_count;

@@ -9,7 +9,7 @@ static Lab lab;
 // ---- the kernels -------------------------------------------------------------------------------------------
 
 typedef struct {
-    float *losses;       // [N]
+    float *losses;       // [2, N]
     floatX *logits;      // [N, Vp], becomes the gradient
     const int *targets;  // [N]
     float dloss;
@@ -145,6 +145,7 @@ static int *test_targets(Shape k) {
     return targets;
 }
 
+// losses [2, N], gradient [N, Vp].
 static void reference(double *losses, double *gradient, const float *x, const int *targets, double dloss,
                       Shape k) {
     for (size_t n = 0; n < k.N; n++) {
@@ -153,6 +154,7 @@ static void reference(double *losses, double *gradient, const float *x, const in
         for (size_t j = 0; j < k.V; j++) max = fmax(max, (double)row[j]);
         for (size_t j = 0; j < k.V; j++) sum += exp((double)row[j] - max);
         losses[n] = log(sum) + max - (double)row[targets[n]];
+        losses[k.N + n] = max - (double)row[targets[n]];
         for (size_t j = 0; j < k.Vp; j++) {
             double p = j < k.V ? exp((double)row[j] - max) / sum : 0.0;
             gradient[n * k.Vp + j] = dloss * (p - (j == (size_t)targets[n] ? 1.0 : 0.0));
@@ -195,18 +197,18 @@ static void check_fused(Shape k, double scale) {
     size_t mark = test_count;
     float *x = test_logits(k, scale), dloss = 1.0f / 37.0f;
     int *targets = test_targets(k), *d_targets = to_device_int(targets, k.N);
-    double *losses = test_doubles(k.N), *gradient = test_doubles(k.N * k.Vp), worst = 0.0, loss_worst = 0.0;
+    double *losses = test_doubles(2 * k.N), *gradient = test_doubles(k.N * k.Vp), worst = 0.0, loss_worst = 0.0;
     reference(losses, gradient, x, targets, (double)dloss, k);
     floatX *d_x = to_device_floatX(x, k.N * k.Vp);
-    float *d_losses = test_floats(k.N);
+    float *d_losses = test_floats(2 * k.N);
     classifier_fused(d_losses, d_x, d_targets, dloss, k.N, k.V, k.Vp, false, lab.stream);
-    float *loss1 = to_host(d_losses, k.N, lab.stream), *same = to_host_floatX(d_x, k.N * k.Vp, lab.stream);
+    float *loss1 = to_host(d_losses, 2 * k.N, lab.stream), *same = to_host_floatX(d_x, k.N * k.Vp, lab.stream);
     bool ok = true;
     for (size_t i = 0; i < k.N * k.Vp; i++) ok = ok && same[i] == to_float(from_float<floatX>(x[i]));
     classifier_fused(d_losses, d_x, d_targets, dloss, k.N, k.V, k.Vp, true, lab.stream);
-    float *loss2 = to_host(d_losses, k.N, lab.stream), *got = to_host_floatX(d_x, k.N * k.Vp, lab.stream);
-    ok = ok && same_bits(loss1, loss2, k.N);
-    ok = check_losses(loss2, losses, k.N, &loss_worst) && ok;
+    float *loss2 = to_host(d_losses, 2 * k.N, lab.stream), *got = to_host_floatX(d_x, k.N * k.Vp, lab.stream);
+    ok = ok && same_bits(loss1, loss2, 2 * k.N);
+    ok = check_losses(loss2, losses, 2 * k.N, &loss_worst) && ok;
     ok = check_gradient(got, gradient, (double)dloss, k, &worst) && ok;
     // the steps of the parallel trainer on one rank: the same bits
     floatX *d_y = to_device_floatX(x, k.N * k.Vp);
@@ -215,8 +217,8 @@ static void check_fused(Shape k, double scale) {
     classifier_rescale(d_sum, d_max, d_max, k.N, lab.stream);
     classifier_gradient(d_losses, d_y, d_max, d_sum, d_target, d_targets, dloss, k.N, k.V, k.Vp, 0, true,
                         lab.stream);
-    float *loss3 = to_host(d_losses, k.N, lab.stream), *got3 = to_host_floatX(d_y, k.N * k.Vp, lab.stream);
-    bool bits = same_bits(loss2, loss3, k.N) && same_bits(got, got3, k.N * k.Vp);
+    float *loss3 = to_host(d_losses, 2 * k.N, lab.stream), *got3 = to_host_floatX(d_y, k.N * k.Vp, lab.stream);
+    bool bits = same_bits(loss2, loss3, 2 * k.N) && same_bits(got, got3, k.N * k.Vp);
     check(&lab.checks, ok && bits, "N %zu V %zu of %zu, logits to %g (" FLOATX_NAME "): loss %.2e, gradient %.2e%s",
           k.N, k.V, k.Vp, scale, loss_worst, worst,
           bits ? "" : ", the steps give other bits than the fused kernel");
@@ -229,13 +231,14 @@ static void check_parts(Shape k, size_t ranks) {
     size_t N = k.N, Vl = k.Vp / ranks;
     float *x = test_logits(k, 9.0), dloss = 1.0f / 11.0f;
     int *targets = test_targets(k), *d_targets = to_device_int(targets, N);
-    double *losses = test_doubles(N), *gradient = test_doubles(N * k.Vp), worst = 0.0, loss_worst = 0.0;
+    double *losses = test_doubles(2 * N), *gradient = test_doubles(N * k.Vp), worst = 0.0, loss_worst = 0.0;
     reference(losses, gradient, x, targets, (double)dloss, k);
     float *part = (float *)test_memory(N * Vl * sizeof(float)),
           *got = (float *)test_memory(N * k.Vp * sizeof(float));
     float *max = (float *)test_memory(N * sizeof(float)), *sum = (float *)test_memory(N * sizeof(float));
     float *target = (float *)test_memory(N * sizeof(float));
-    float *d_local = test_floats(N), *d_sum = test_floats(N), *d_target = test_floats(N), *d_losses = test_floats(N);
+    float *d_local = test_floats(N), *d_sum = test_floats(N), *d_target = test_floats(N);
+    float *d_losses = test_floats(2 * N);
     for (size_t n = 0; n < N; n++) {
         max[n] = -INFINITY;
         sum[n] = target[n] = 0.0f;
@@ -250,10 +253,10 @@ static void check_parts(Shape k, size_t ranks) {
             if (pass == 2) {
                 classifier_gradient(d_losses, d_part, d_max, d_sum, d_target, d_targets, dloss, N, k.V, Vl,
                                     r * Vl, true, lab.stream);
-                float *slice = to_host_floatX(d_part, N * Vl, lab.stream), *loss = to_host(d_losses, N, lab.stream);
+                float *slice = to_host_floatX(d_part, N * Vl, lab.stream), *loss = to_host(d_losses, 2 * N, lab.stream);
                 for (size_t n = 0; n < N; n++)
                     memcpy(got + n * k.Vp + r * Vl, slice + n * Vl, Vl * sizeof(float));
-                ok = check_losses(loss, losses, N, &loss_worst) && ok;
+                ok = check_losses(loss, losses, 2 * N, &loss_worst) && ok;
                 continue;
             }
             classifier_stats(d_local, d_sum, d_target, d_part, d_targets, N, k.V, Vl, r * Vl, lab.stream);
@@ -285,7 +288,7 @@ static void check_parts(Shape k, size_t ranks) {
 static void check_block_sizes(Shape k) {
     float *x = test_logits(k, 6.0), *first = NULL, *first_loss = NULL;
     int *targets = test_targets(k), *d_targets = to_device_int(targets, k.N);
-    float *d_losses = test_floats(k.N);
+    float *d_losses = test_floats(2 * k.N);
     const unsigned sizes[] = {32, 128, 512};
     bool ok = true;
     for (int i = 0; i < 3; i++) {
@@ -313,7 +316,7 @@ static void check_special(void) {
     x[16 + 3] = -1e30f;
     floatX *d_x = to_device_floatX(x, 24);
     int *d_targets = to_device_int(targets, 3);
-    float *d_losses = test_floats(3);
+    float *d_losses = test_floats(6);
     classifier_fused(d_losses, d_x, d_targets, 1.0f, k.N, k.V, k.Vp, true, lab.stream);
     float *loss = to_host(d_losses, 3, lab.stream), *got = to_host_floatX(d_x, 24, lab.stream);
     check(&lab.checks,
@@ -347,11 +350,11 @@ static void check_kernels(void) {
         size_t mark = test_count;
         float *x = test_logits(k, 9.0);
         int *targets = test_targets(k);
-        double *losses = test_doubles(k.N), *gradient = test_doubles(k.N * k.Vp);
+        double *losses = test_doubles(2 * k.N), *gradient = test_doubles(k.N * k.Vp);
         reference(losses, gradient, x, targets, dloss, k);
         for (size_t i = 0; i < LAB_COUNT(CLASSIFIER); i++) {
-            Problem p = {test_floats(k.N), to_device_floatX(x, k.N * k.Vp), to_device_int(targets, k.N), (float)dloss,
-                         k.N, k.V, k.Vp};
+            Problem p = {test_floats(2 * k.N), to_device_floatX(x, k.N * k.Vp), to_device_int(targets, k.N),
+                         (float)dloss, k.N, k.V, k.Vp};
             CLASSIFIER[i].run(&p, lab_block(&CLASSIFIER[i]));
             float *loss = to_host(p.losses, k.N, lab.stream), *got = to_host_floatX(p.logits, k.N * k.Vp, lab.stream);
             if (!check_losses(loss, losses, k.N, &errors[i])) errors[i] = (double)INFINITY;
@@ -389,7 +392,7 @@ static void bench(void) {
     Shape k = {lab.cpu ? (size_t)32 : (size_t)4096, 50257, 50304};
     float *x = test_values(k.Vp, 0.0, 4.0, 1);
     int *targets = test_targets(k);
-    Problem p = {test_floats(k.N), test_floatX(k.N * k.Vp), to_device_int(targets, k.N), 1e-3f, k.N, k.V, k.Vp};
+    Problem p = {test_floats(2 * k.N), test_floatX(k.N * k.Vp), to_device_int(targets, k.N), 1e-3f, k.N, k.V, k.Vp};
     for (size_t n = 0; n < k.N; n++) copy_to_floatX(p.logits + n * k.Vp, x, k.Vp);
     double unit = (double)(k.N * k.Vp * sizeof(floatX));
     for (const LabKernel &c : CLASSIFIER) lab_bench(&lab, &c, &p, 2.0 * unit, (c.number < 3 ? 4.0 : 3.0) * unit, 0.0);

@@ -97,6 +97,90 @@ static void test_permutation(Check *c) {
     dataloader_close(&dl);
 }
 
+// The share of every source is right at every k, to within one sample, and the sequence follows from k alone.
+static void test_blend_shares(Check *c) {
+    static const char *const BLENDS[] = {
+        "0.7:a,0.3:b", "1:a,1:b", "0.5:a,0.3:b,0.2:c", "0.001:a,0.999:b", "0.9:a,0.05:b,0.03:c,0.02:d", "3:a,0:b,4:c",
+        "0.17:a,0.13:b,0.11:c,0.19:d,0.07:e,0.23:f,0.1:g", "1:a,2:b,3:c,4:d,5:e,6:f,7:g,8:h,9:i,10:j,11:k,12:l",
+        "0.000001:a,0.5:b,0.499999:c", "7:a"};
+    double worst = 0;
+    bool opened = true, numbered = true;
+    for (size_t i = 0; i < sizeof BLENDS / sizeof BLENDS[0]; i++) {
+        Blend b;
+        Error err = {""};
+        uint64_t given[16] = {0};
+        opened = opened && blend_open(&b, BLENDS[i], &err);
+        for (uint64_t k = 0; opened && k < 2 * b.parts + 100; k++) {
+            BlendPlace place = blend_at(&b, k);
+            numbered = numbered && place.number == given[place.source]++;
+            for (size_t s = 0; s < b.sources; s++) {
+                double share = (double)(k + 1) * (double)b.weights[s] / (double)b.parts;
+                worst = fmax(worst, fabs((double)given[s] - share));
+            }
+        }
+        if (opened) blend_close(&b);
+    }
+    check(c, opened && worst < 1, "blends: after k samples a source has given its share, but for %.3f < 1",
+          worst);
+    check(c, numbered, "each source gives its samples in order, none twice and none left out");
+}
+
+static void test_blend_samples(Check *c) {
+    DataLoader dl;
+    Error err = {""};
+    int inputs[4], targets[4];
+    counting_shard("c_0.bin", 0, 4 * 5 + 1);       // 5 samples
+    counting_shard("c_1.bin", 1000, 4 * 2 + 1);    // 2 more of the same source
+    counting_shard("d_0.bin", 20000, 4 * 3 + 1);   // 3 samples
+    if (!check(c, dataloader_open(&dl, "0.75:c_*.bin,0.25:d_*.bin", 4, &err), "a blend opens %s", err.text)) return;
+    check(c, dl.samples == 10 && dl.count == 3 && dl.blend.sources == 2, "of two sources with 10 samples together");
+    bool same = true, right = true, shuffled = false;
+    int order[40];
+    uint64_t from_c = 0, from_d = 0;
+    for (uint64_t n = 0; n < 40; n++) {
+        right = right && dataloader_read(&dl, n, false, 0, 60000, inputs, targets, &err);
+        bool d = inputs[0] >= 20000;
+        uint64_t number = d ? from_d++ : from_c++, place = number % (d ? 3 : 7);
+        int want = d ? 20000 + 4 * (int)place : place < 5 ? 4 * (int)place : 1000 + 4 * (int)(place - 5);
+        right = right && inputs[0] == want && targets[3] == want + 4;
+        order[n] = inputs[0];
+    }
+    check(c, right && from_c == 30 && from_d == 10, "3 of 4 samples come from the one that weighs 0.75");
+    for (uint64_t n = 40; n-- > 0;) {
+        same = same && dataloader_read(&dl, n, false, 0, 60000, inputs, targets, &err) && inputs[0] == order[n];
+    }
+    check(c, same, "read in any order, as a resume or another data rank does, sample n is the same");
+    unsigned seen = 0;
+    uint64_t from_d_too = 0;
+    for (uint64_t n = 0; n < 40; n++) {
+        right = right && dataloader_read(&dl, n, true, 3, 60000, inputs, targets, &err);
+        shuffled |= inputs[0] != order[n];
+        if (inputs[0] < 20000 || from_d_too++ >= 3) continue;
+        seen |= 1u << (inputs[0] - 20000) / 4;
+    }
+    check(c, right && shuffled && seen == 7, "shuffled, an epoch of a source has each of its samples once");
+    dataloader_close(&dl);
+
+    static const struct { const char *text, *expected; } BAD[] = {
+        {"0:c_*.bin,0.0:d_*.bin", "add up to 0"},
+        {"0.7:c_*.bin,d_*.bin", "'d_*.bin' is no WEIGHT:GLOB"},
+        {"0.7:c_*.bin,0.3:", "'0.3:' is no WEIGHT:GLOB"},
+        {"0.7:c_*.bin,", "'' is no WEIGHT:GLOB"},
+        {"0.7:c_*.bin,-0.3:d_*.bin", "'-0.3:d_*.bin' is no WEIGHT:GLOB"},
+        {"0.7:c_*.bin,1e-1:d_*.bin", "is no WEIGHT:GLOB"},
+        {"0.7.1:c_*.bin,1:d_*.bin", "the weight '0.7.1'"},
+        {".:c_*.bin,1:d_*.bin", "the weight '.'"},
+        {"99999999999999999999:c_*.bin,1:d_*.bin", "up to a million"},
+        {"0.123456789:c_*.bin,1:d_*.bin", "give them fewer digits"},
+        {"0.7:c_*.bin,0.3:nothing_*.bin", "no data shard matches 'nothing_*.bin'"},
+    };
+    for (size_t i = 0; i < sizeof BAD / sizeof BAD[0]; i++) {
+        bool refused = !dataloader_open(&dl, BAD[i].text, 4, &err);
+        check(c, refused && strstr(err.text, BAD[i].expected), "refused: %s -> %s", BAD[i].text, err.text);
+        if (!refused) dataloader_close(&dl);
+    }
+}
+
 typedef struct {
     const char *what, *expected;
     int magic, version, stated;  // stated: tokens by the header
@@ -143,6 +227,8 @@ int main(void) {
     if (!mkdtemp(folder) || chdir(folder)) die("cannot make", folder);
     test_samples(&c);
     test_permutation(&c);
+    test_blend_shares(&c);
+    test_blend_samples(&c);
     test_refusals(&c);
     if (chdir("../..") == 0) remove_tree(folder);
     return check_summary(&c);

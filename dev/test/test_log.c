@@ -12,6 +12,7 @@
 #include "llmc/host/file.h"
 #include "llmc/host/log.h"
 #include "llmc/host/lr.h"
+#include "llmc/host/ramp.h"
 #include "llmc/host/trace.h"
 
 static char folder[] = "build/test_log.XXXXXX";  // of the files below
@@ -35,26 +36,65 @@ static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fabs(b); }
 
 static void test_learning_rate(Check *c) {
     check(c,
-          near(learning_rate(LR_COSINE, 0, 4, 10, 1.0, 0.1), 0.25) &&
-              near(learning_rate(LR_COSINE, 3, 4, 10, 1.0, 0.1), 1),
+          near(learning_rate(LR_COSINE, 0, 1, 4, 10, 1.0, 0.1), 0.25) &&
+              near(learning_rate(LR_COSINE, 3, 4, 4, 10, 1.0, 0.1), 1),
           "warm-up reaches lr in its last step");
-    check(c, learning_rate(LR_COSINE, 4, 4, 10, 1.0, 0.1) == 1.0, "decay starts from lr");
+    check(c, learning_rate(LR_COSINE, 4, 5, 4, 10, 1.0, 0.1) == 1.0, "decay starts from lr");
     check(c,
-          near(learning_rate(LR_COSINE, 7, 4, 10, 1.0, 0.1), 0.55) &&
-              near(learning_rate(LR_LINEAR, 7, 4, 10, 1.0, 0.1), 0.55),
+          near(learning_rate(LR_COSINE, 7, 8, 4, 10, 1.0, 0.1), 0.55) &&
+              near(learning_rate(LR_LINEAR, 7, 8, 4, 10, 1.0, 0.1), 0.55),
           "half way is the mean");
-    check(c, near(learning_rate(LR_COSINE, 5, 4, 10, 1.0, 0.1), 0.1 + 0.45 * (1 + cos(acos(-1.0) / 6))),
+    check(c, near(learning_rate(LR_COSINE, 5, 6, 4, 10, 1.0, 0.1), 0.1 + 0.45 * (1 + cos(acos(-1.0) / 6))),
           "cosine");
-    check(c, near(learning_rate(LR_LINEAR, 5, 4, 10, 1.0, 0.1), 0.1 + 0.9 * 5 / 6), "linear");
+    check(c, near(learning_rate(LR_LINEAR, 5, 6, 4, 10, 1.0, 0.1), 0.1 + 0.9 * 5 / 6), "linear");
     check(c,
-          near(learning_rate(LR_COSINE, 10, 4, 10, 2.0, 0.1), 0.2) &&
-              near(learning_rate(LR_LINEAR, 99, 4, 10, 2.0, 0.1), 0.2),
+          near(learning_rate(LR_COSINE, 10, 11, 4, 10, 2.0, 0.1), 0.2) &&
+              near(learning_rate(LR_LINEAR, 99, 100, 4, 10, 2.0, 0.1), 0.2),
           "then lr * lr_final");
     bool constant = true;
     for (size_t step = 0; step < 12; step++)
-        constant = constant && learning_rate(LR_COSINE, step, 0, 10, 1e-3, 1.0) == 1e-3;
+        constant = constant && learning_rate(LR_COSINE, step, step + 1, 0, 10, 1e-3, 1.0) == 1e-3;
     check(c, constant, "without warm-up and with lr_final 1 it is constant");
-    check(c, near(learning_rate(LR_COSINE, 4, 10, 5, 1.0, 0.1), 0.5), "a warm-up longer than the run");
+    check(c, near(learning_rate(LR_COSINE, 4, 5, 10, 5, 1.0, 0.1), 0.5), "a warm-up longer than the run");
+    // In samples, with batches of 16: the same numbers as in steps where the batch is constant.
+    bool same = true;
+    for (size_t step = 0; step < 12; step++) {
+        same = same && near(learning_rate(LR_COSINE, 16 * step, 16 * step + 16, 64, 160, 1.0, 0.1),
+                            learning_rate(LR_COSINE, step, step + 1, 4, 10, 1.0, 0.1));
+    }
+    check(c, same, "counted in samples of a constant batch, the rates of the steps");
+    check(c, near(learning_rate(LR_COSINE, 56, 72, 64, 160, 2.0, 0.1), 2), "a batch across the end of warm-up: --lr");
+}
+
+// The batch grows where Megatron-LM's rule says, ends at the global batch, and its sums say how far a run comes.
+static void test_ramp(Check *c) {
+    Ramp ramp = {0, 0, 0};
+    Error err = {""};
+    static const struct { const char *text; size_t G, samples; } RAMPS[] = {
+        {"4,4,100", 16, 100}, {"8,8,97", 32, 97}, {"2,2,1000", 64, 1000}, {"16,0,50", 16, 50}, {"4,12,7", 16, 7}};
+    bool parsed = true, rule = true, sums = true;
+    for (size_t i = 0; i < sizeof RAMPS / sizeof RAMPS[0]; i++) {
+        size_t G = RAMPS[i].G, sample = 0;
+        parsed = parsed && ramp_parse(&ramp, RAMPS[i].text, G, 2, &err);
+        for (size_t step = 0; step < 200 && parsed; step++) {
+            size_t batch = ramp_batch(&ramp, G, sample), grown = ramp.increment ? (G - ramp.start) / ramp.increment : 0;
+            size_t want = sample >= ramp.samples || !grown ? G
+                          : ramp.start + ramp.increment * (sample * grown / ramp.samples);
+            rule = rule && batch == want && batch >= ramp.start && batch <= G;
+            sums = sums && ramp_samples(&ramp, G, step) == sample;
+            sample += batch;
+        }
+        sums = sums && sample > ramp.samples;
+    }
+    check(c, parsed, "ramps are read %s", err.text);
+    check(c, rule, "--ramp: START + INCREMENT * floor(seen / (SAMPLES / increments)), then --global-batch");
+    check(c, sums, "the samples of any number of steps are the sum of their batches");
+    ramp_parse(&ramp, "4,4,900000000000000", 1000000000, 4, &err);
+    check(c, ramp_batch(&ramp, 1000000000, 899999999999999) == 999999996 && ramp_batch(&ramp, 1000000000, 1) == 4,
+          "no overflow of numbers as large as can be given");
+    Ramp none = {0, 0, 0};
+    check(c, ramp_batch(&none, 24, 5) == 24 && ramp_samples(&none, 24, 7) == 168,
+          "without --ramp the batch is constant");
 }
 
 static void test_peaks(Check *c) {
@@ -80,7 +120,7 @@ static void log_steps(size_t done, size_t first, size_t last, Check *c) {
         return;
     }
     for (size_t step = first; step <= last; step++) {
-        StepReport report = {step, 1.0 / 3.0 + (double)done, 2.5, 1e-3, 4.0};
+        StepReport report = {step, 1.0 / 3.0 + (double)done, 2.5, 1e-3, 4.0, 0};
         log_step(&log, &report);
         if (step % 2 == 0) log_validation(&log, step, 0.125);
     }
@@ -142,7 +182,7 @@ static void test_log(Check *c) {
     }
     unlink(log_path);
     check(c, !log_open(&log, "build/no/such/folder/log", 0, 10, 1, 1, 1, 0, &err), "refused: %s", err.text);
-    StepReport report = {1, NAN, INFINITY, 1e-3, 4.0};
+    StepReport report = {1, NAN, INFINITY, 1e-3, 4.0, 0};
     if (log_open(&log, log_path, 0, 10, 1, 1, 1, 0, &err)) {
         log_step(&log, &report);
         log_close(&log, &err);
@@ -265,6 +305,7 @@ int main(void) {
     snprintf(log_path, sizeof log_path, "%s/log.jsonl", folder);
     snprintf(trace_path, sizeof trace_path, "%s/trace.json", folder);
     test_learning_rate(&c);
+    test_ramp(&c);
     test_peaks(&c);
     test_log(&c);
     test_trace(&c);

@@ -87,6 +87,18 @@ static const Refusal REFUSALS[] = {
     {"--train-data x --micro-batch 4 --global-batch 6", "--global-batch 6 is not a multiple", 0, 1},
     {"--train-data x --micro-batch 2 --global-batch 6 --data 2", "times the data ranks", ALL, 2},
     {"--train-data x --val-every 5", "--val-every 5 needs --val-data", 0, 1},
+    {"--train-data x --global-batch 16 --ramp 4,4", "--ramp needs START,INCREMENT,SAMPLES", 0, 1},
+    {"--train-data x --global-batch 16 --ramp 4,4,x", "not '4,4,x'", 0, 1},
+    {"--train-data x --global-batch 16 --ramp 4,-4,8", "three whole numbers", 0, 1},
+    {"--train-data x --global-batch 16 --ramp 4,4,8,2", "three whole numbers", 0, 1},
+    {"--train-data x --global-batch 16 --ramp 4,4,99999999999999999999", "three whole numbers", 0, 1},
+    {"--train-data x --global-batch 16 --ramp 4,0,100", "--ramp never ends", 0, 1},
+    {"--train-data x --global-batch 16 --ramp 4,8,100", "--ramp never ends: from 4 by 8", 0, 1},
+    {"--train-data x --global-batch 16 --ramp 0,4,100", "--ramp starts at 0", 0, 1},
+    {"--train-data x --global-batch 16 --ramp 20,4,100", "--ramp starts at 20", 0, 1},
+    {"--train-data x --global-batch 16 --micro-batch 4 --ramp 6,2,100", "multiples of 4", 0, 1},
+    {"--train-data x --global-batch 16 --micro-batch 2 --ramp 2,2,100", "multiples of 4", ALL, 2},
+    {"--train-data x --lr-unit tokens", "--lr-unit must be one of steps|samples", 0, 1},
     {"--train-data x --save-every 5", "--save-every 5 needs --out", 0, 1},
     {"--train-data x --resume a --init b", "exclude each other", 0, 1},
     {"--train-data x", "train_gpt is one rank, but 2", 0, 2},
@@ -148,6 +160,9 @@ static void test_defaults(Check *c) {
     check(c, ok && strcmp(o.prompt, "--x") == 0, "a text that begins with -- after =");
     ok = resolve(&o, "--train-data x --prompt ''", 0, 1, NULL, &err);
     check(c, ok && o.prompt[0] == '\0', "an empty prompt");
+    ok = resolve(&o, "--train-data x --global-batch 16 --ramp 4,12,99 --lr-unit samples", 0, 1, NULL, &err);
+    check(c, ok && o.ramp.start == 4 && o.ramp.increment == 12 && o.ramp.samples == 99 && o.lr_unit == LR_UNIT_SAMPLES,
+          "a ramp %s", err.text);
     ok = resolve(&o, "--train-data x --recompute layer --lr-schedule linear", 0, 1, NULL, &err);
     check(c, ok && o.recompute == RECOMPUTE_LAYER && o.lr_schedule == 1, "choices");
 }

@@ -2,17 +2,19 @@
 //
 // A shard is 256 int32 of header (magic 20240520, version 1, number of tokens) and uint16 tokens, all
 // little-endian. Its sample n is tokens n*T .. n*T+T: T inputs, and the same shifted by one as T targets. The
-// samples of all shards, in the order of their names, are numbered through: that is an epoch. A global sample
-// number goes on from epoch to epoch. Which rank reads which number is the trainer's affair: nothing here
-// depends on the layout.
+// samples of all shards of a source, in the order of their names, are numbered through: that is an epoch. A
+// number goes on from epoch to epoch, and each epoch is shuffled anew. Several sources are blended by weight
+// (blend.h): each then counts its own samples and epochs. Which rank reads which global sample number is the
+// trainer's affair: nothing here depends on the layout.
 //
-// defines: DataShard, DataLoader, dataloader_open, dataloader_close, dataloader_check_batch, dataloader_permute,
-//          dataloader_read
+// defines: DataShard, DataSource, DataLoader, dataloader_open, dataloader_close, dataloader_check_batch,
+//          dataloader_permute, dataloader_read
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H
 
 #include <glob.h>
 
+#include "llmc/host/blend.h"
 #include "llmc/host/file.h"
 #include "llmc/host/rand.h"
 
@@ -21,27 +23,37 @@ enum { SHARD_MAGIC = 20240520, SHARD_VERSION = 1, SHARD_HEADER_BYTES = 1024 };
 typedef struct {
     char *path;
     size_t tokens;
-    size_t first_sample;  // number within the epoch
+    size_t first_sample;  // number within the epoch of its source
     size_t samples;
 } DataShard;
 
 typedef struct {
-    size_t T;
-    size_t samples;     // of one epoch
-    size_t count;
-    DataShard *shards;  // [count] sorted by name
-    int fd;             // the shard that was read last stays open; -1: none
+    size_t first, last;  // its shards
+    size_t samples;      // of one epoch
+    int fd;              // the shard that was read last stays open; -1: none
     size_t open_shard;
-    uint16_t *buffer;   // [T + 1]
+} DataSource;
+
+typedef struct {
+    size_t T;
+    size_t samples;      // of one epoch of every source together
+    size_t count;
+    DataShard *shards;   // [count] source by source, sorted by name
+    Blend blend;
+    DataSource *sources; // [blend.sources]
+    uint16_t *buffer;    // [T + 1]
 } DataLoader;
 
 static inline void dataloader_close(DataLoader *dl) {
     for (size_t i = 0; i < dl->count; i++) free(dl->shards[i].path);
+    for (size_t i = 0; i < dl->blend.sources; i++) {
+        if (dl->sources[i].fd >= 0) close(dl->sources[i].fd);
+    }
     free(dl->shards);
+    free(dl->sources);
     free(dl->buffer);
-    if (dl->fd >= 0) close(dl->fd);
+    blend_close(&dl->blend);
     memset(dl, 0, sizeof *dl);
-    dl->fd = -1;
 }
 
 // Checks the header of one shard and fills in its tokens and samples.
@@ -85,31 +97,46 @@ static inline int shard_compare(const void *a, const void *b) {
     return strcmp(((const DataShard *)a)->path, ((const DataShard *)b)->path);
 }
 
-// Opens the shards that the pattern names for sequences of T tokens. Refuses a pattern without files and a
-// shard that is truncated, foreign or shorter than one sample. dataloader_close frees it; after an error that
-// is done.
-static inline bool dataloader_open(DataLoader *dl, const char *pattern, size_t T, Error *err) {
+// Appends the shards that the pattern names as one source.
+static inline bool dataloader_add(DataLoader *dl, DataSource *source, const char *pattern, Error *err) {
     glob_t found;
-    memset(dl, 0, sizeof *dl);
-    dl->fd = -1;
-    dl->T = T;
     int status = glob(pattern, GLOB_NOSORT, NULL, &found);
     if (status != 0) {
         if (status == GLOB_NOMATCH) return error_set(err, "no data shard matches '%s'", pattern);
         return error_set(err, "cannot list data shards '%s': %s", pattern, strerror(errno));
     }
-    dl->count = found.gl_pathc;
-    dl->shards = (DataShard *)host_alloc(dl->count, sizeof(DataShard));
-    dl->buffer = (uint16_t *)host_alloc(T + 1, sizeof(uint16_t));
-    for (size_t i = 0; i < dl->count; i++) dl->shards[i].path = host_string(found.gl_pathv[i]);
+    size_t first = dl->count;
+    dl->count += found.gl_pathc;
+    dl->shards = (DataShard *)host_resize(dl->shards, dl->count, sizeof(DataShard));
+    memset(dl->shards + first, 0, found.gl_pathc * sizeof(DataShard));
+    for (size_t i = first; i < dl->count; i++) dl->shards[i].path = host_string(found.gl_pathv[i - first]);
     globfree(&found);
     // Not glob's own order: that follows the locale, and ranks of one job may differ in it.
-    qsort(dl->shards, dl->count, sizeof(DataShard), shard_compare);
+    qsort(dl->shards + first, dl->count - first, sizeof(DataShard), shard_compare);
+    source->first = first;
+    source->last = dl->count - 1;
+    for (size_t i = first; i < dl->count; i++) {
+        if (!shard_check(&dl->shards[i], dl->T, err)) return false;
+        dl->shards[i].first_sample = source->samples;
+        source->samples += dl->shards[i].samples;
+    }
+    dl->samples += source->samples;
+    return true;
+}
+
+// Opens the shards that a pattern names, or those of several patterns that are blended ("WEIGHT:GLOB,WEIGHT:GLOB"), for
+// sequences of T tokens. Refuses weights that make no sense, a pattern without files and a shard that is
+// truncated, foreign or shorter than one sample. dataloader_close frees it; after an error that is done.
+static inline bool dataloader_open(DataLoader *dl, const char *pattern, size_t T, Error *err) {
+    memset(dl, 0, sizeof *dl);
+    dl->T = T;
+    if (!blend_open(&dl->blend, pattern, err)) return false;
+    dl->sources = (DataSource *)host_alloc(dl->blend.sources, sizeof(DataSource));
+    dl->buffer = (uint16_t *)host_alloc(T + 1, sizeof(uint16_t));
+    for (size_t i = 0; i < dl->blend.sources; i++) dl->sources[i].fd = -1;
     bool ok = true;
-    for (size_t i = 0; ok && i < dl->count; i++) {
-        ok = shard_check(&dl->shards[i], T, err);
-        dl->shards[i].first_sample = dl->samples;
-        dl->samples += dl->shards[i].samples;
+    for (size_t i = 0; i < dl->blend.sources && ok; i++) {
+        ok = dataloader_add(dl, &dl->sources[i], dl->blend.patterns[i], err);
     }
     if (!ok) dataloader_close(dl);
     return ok;
@@ -142,29 +169,31 @@ static inline uint64_t dataloader_permute(uint64_t index, uint64_t samples, uint
     return index;
 }
 
-// Reads global sample n into inputs [T] and targets [T]; epoch n / samples is permuted if `shuffle`. A token
-// that is not below the vocabulary V is an error that names shard and position.
+// Reads global sample n into inputs [T] and targets [T]. It is a sample of one source, whose epochs are permuted if
+// `shuffle`. A token that is not below the vocabulary V is an error that names shard and position.
 static inline bool dataloader_read(DataLoader *dl, uint64_t n, bool shuffle, uint64_t seed, size_t V,
                                    int *inputs, int *targets, Error *err) {
-    uint64_t sample = n % dl->samples, epoch = n / dl->samples;
-    if (shuffle) sample = dataloader_permute(sample, dl->samples, seed, epoch);
-    size_t low = 0, high = dl->count - 1;  // the last shard that starts at or before the sample
+    BlendPlace place = blend_at(&dl->blend, n);
+    DataSource *source = &dl->sources[place.source];
+    uint64_t sample = place.number % source->samples, epoch = place.number / source->samples;
+    if (shuffle) sample = dataloader_permute(sample, source->samples, seed, epoch);
+    size_t low = source->first, high = source->last;  // the last shard that starts at or before the sample
     while (low < high) {
         size_t middle = (low + high + 1) / 2;
         if (dl->shards[middle].first_sample <= sample) low = middle;
         else high = middle - 1;
     }
     const DataShard *shard = &dl->shards[low];
-    if (dl->fd < 0 || dl->open_shard != low) {
+    if (source->fd < 0 || source->open_shard != low) {
         uint64_t size;
-        if (dl->fd >= 0) close(dl->fd);
-        dl->fd = file_open(shard->path, O_RDONLY, &size, err);
-        dl->open_shard = low;
-        if (dl->fd < 0) return false;
+        if (source->fd >= 0) close(source->fd);
+        source->fd = file_open(shard->path, O_RDONLY, &size, err);
+        source->open_shard = low;
+        if (source->fd < 0) return false;
     }
     size_t first = (sample - shard->first_sample) * dl->T, bytes = (dl->T + 1) * sizeof(uint16_t), got;
     errno = 0;
-    if (!file_read_at(dl->fd, dl->buffer, bytes, SHARD_HEADER_BYTES + 2 * first, &got) || got < bytes) {
+    if (!file_read_at(source->fd, dl->buffer, bytes, SHARD_HEADER_BYTES + 2 * first, &got) || got < bytes) {
         return error_set(err, "cannot read tokens %zu to %zu of data shard %s: %s", first, first + dl->T, shard->path,
                          errno ? strerror(errno) : "it became shorter");
     }

@@ -54,6 +54,7 @@ typedef struct {
     double loss;       // mean over all tokens of the global batch
     double grad_norm;  // before clipping
     double lr, ms;
+    double tokens;     // of this step, over all ranks; 0: as many as log_open was told
 } StepReport;
 
 typedef struct {
@@ -158,13 +159,14 @@ static inline void log_duration(char *text, size_t size, double seconds) {
 
 // The console line of a step, and its line in the log.
 static inline void log_step(Log *log, const StepReport *r) {
-    double tokens_per_s = log->tokens / (1e-3 * r->ms);
+    double share = r->tokens > 0 ? r->tokens / log->tokens : 1.0;  // of a full step
+    double tokens_per_s = share * log->tokens / (1e-3 * r->ms);
     // The first step warms up libraries and caches: it counts for the time left only until there is a second.
     log->mean_ms = log->seen < 2 ? r->ms : 0.9 * log->mean_ms + 0.1 * r->ms;
     log->seen++;
     char left[32], mfu[64], width[32];
     double to_go = log->steps > r->step ? (double)(log->steps - r->step) : 0.0;
-    double of_peak = log->peak_flops > 0 ? 1.0 / (1e-3 * r->ms) / log->peak_flops : 0.0;
+    double of_peak = log->peak_flops > 0 ? share / (1e-3 * r->ms) / log->peak_flops : 0.0;
     double mfu_full = log->flops * of_peak, mfu_llmc = log->flops_llmc * of_peak;
     log_duration(left, sizeof left, 1e-3 * log->mean_ms * to_go);
     if (of_peak > 0) snprintf(mfu, sizeof mfu, "%.1f%% (as llm.c %.1f%%)", 100.0 * mfu_full, 100.0 * mfu_llmc);

@@ -263,6 +263,9 @@ static inline bool options_resolve(Options *o, const GPTConfig *file, size_t ran
         return error_set(err, "--global-batch %zu is not a multiple of --micro-batch %zu%s: change one",
                          o->global_batch, o->micro_batch, o->data > 1 ? " times the data ranks" : "");
     }
+    if (o->ramp_text && !ramp_parse(&o->ramp, o->ramp_text, o->global_batch, o->micro_batch * o->data, err)) {
+        return false;
+    }
     if (o->val_every == OPTION_LEFT_OUT) o->val_every = o->val_data ? 20 : 0;
     if (!o->train_data && !o->dry_run) return error_set(err, "--train-data is missing: it names the shards");
     if (o->val_every && !o->val_data) return error_set(err, "--val-every %zu needs --val-data", o->val_every);

@@ -8,10 +8,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "llmc/host/ramp.h"
+
 // Which groups of flags a trainer has beyond the common ones.
 enum { OPTIONS_TENSOR = 1, OPTIONS_PIPELINE = 2, OPTIONS_DATA = 4 };
 
 enum { RECOMPUTE_NONE, RECOMPUTE_GELU, RECOMPUTE_LAYER };
+
+enum { LR_UNIT_STEPS, LR_UNIT_SAMPLES };
 
 #define OPTION_LEFT_OUT SIZE_MAX  // a count whose 0 means "off", so that 0 cannot mean "left out"
 
@@ -26,10 +30,13 @@ typedef struct {
     const char *train_data, *val_data, *tokenizer;
     bool shuffle;
     size_t micro_batch, seq, global_batch;  // sequences, tokens of one, sequences per step over all ranks
+    const char *ramp_text;
+    Ramp ramp;            // of the global batch; options_resolve makes it of the text
     size_t steps;
     double lr, lr_final;  // lr_final is a fraction of lr
     size_t warmup;
     int lr_schedule;      // lr.h's LRSchedule
+    int lr_unit;          // LR_UNIT_*: what warmup and the decay count
     double weight_decay, clip, beta1, beta2, eps;  // clip 0: off
     uint64_t seed;
     int recompute;        // RECOMPUTE_*
@@ -103,7 +110,7 @@ static const Option OPTIONS[] = {
     SIZE("keep", keep, "2", 0, 1e15, 0, "newest checkpoints that stay (0: all)"),
 
     GROUP("Data", 0),
-    TEXT("train-data", train_data, NULL, 0, "GLOB", "training shards (quote the pattern)"),
+    TEXT("train-data", train_data, NULL, 0, "GLOB", "training shards (quote it); 0.7:GLOB,0.3:GLOB blends sets"),
     TEXT("val-data", val_data, NULL, 0, "GLOB", "validation shards"),
     TEXT("tokenizer", tokenizer, NULL, 0, "FILE", "tokenizer.json for prompts and samples (default: bytes)"),
     SWITCH("shuffle", shuffle, "0", 0, "permute the samples of each epoch by --seed"),
@@ -111,12 +118,14 @@ static const Option OPTIONS[] = {
     SIZE("seq", seq, NULL, 1, 1e7, 0, "tokens of a sequence (default: --max-seq, or 128)"),
     SIZE("global-batch", global_batch, NULL, 1, 1e9, 0,
            "sequences of a step (default: one micro-batch each)"),
+    TEXT("ramp", ramp_text, NULL, 0, "S,I,N", "first steps have S sequences, I more and more over N samples"),
 
     GROUP("Optimizer", 0),
     SIZE("steps", steps, "100", 0, 1e15, 0, "updates of the whole run, those before a resume included"),
     REAL("lr", lr, "1e-3", 0, 1e3, 0, "learning rate after warm-up"),
     SIZE("warmup", warmup, "0", 0, 1e15, 0, "steps of linear warm-up"),
     CHOICE("lr-schedule", lr_schedule, "cosine", 0, "cosine|linear", "how it falls after warm-up"),
+    CHOICE("lr-unit", lr_unit, "steps", 0, "steps|samples", "what --warmup and the fall count"),
     REAL("lr-final", lr_final, "0.1", 0, 1, 0, "fraction of --lr that is reached at the last step"),
     REAL("weight-decay", weight_decay, "0.1", 0, 1e3, 0, "decoupled, on matrices and embeddings"),
     REAL("clip", clip, "1.0", 0, 1e30, 0, "largest norm of the gradient (0: off)"),

@@ -26,6 +26,10 @@ static inline TrainerState progress_start(const Options *o, bool bf16) {
     s.beta1 = o->beta1;
     s.beta2 = o->beta2;
     s.eps = o->eps;
+    s.ramp_start = o->ramp.start;
+    s.ramp_increment = o->ramp.increment;
+    s.ramp_samples = o->ramp.samples;
+    s.lr_unit = o->lr_unit;
     return s;
 }
 

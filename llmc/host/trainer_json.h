@@ -18,10 +18,13 @@ typedef struct {
     size_t seq, global_batch, steps, warmup;
     int lr_schedule;    // lr.h's LRSchedule
     double lr, lr_final, weight_decay, clip, beta1, beta2, eps;
+    size_t ramp_start, ramp_increment, ramp_samples;
+    int lr_unit;        // LR_UNIT_* of options_table.h
 } TrainerState;
 
 typedef enum { FIELD_SIZE, FIELD_SEED, FIELD_BOOL, FIELD_INT, FIELD_DOUBLE } FieldType;
-typedef enum { FIELD_POSITION, FIELD_FIXED, FIELD_FREE } FieldRole;  // fixed: another value is another run
+// Fixed: another value is another run. Later: free, and 0 in checkpoints from before the field was there.
+typedef enum { FIELD_POSITION, FIELD_FIXED, FIELD_FREE, FIELD_LATER } FieldRole;
 
 typedef struct {
     const char *name;
@@ -49,6 +52,10 @@ static const TrainerField TRAINER_FIELDS[] = {
     TRAINER_FIELD(beta1, FIELD_DOUBLE, FIELD_FREE),
     TRAINER_FIELD(beta2, FIELD_DOUBLE, FIELD_FREE),
     TRAINER_FIELD(eps, FIELD_DOUBLE, FIELD_FREE),
+    TRAINER_FIELD(ramp_start, FIELD_SIZE, FIELD_LATER),
+    TRAINER_FIELD(ramp_increment, FIELD_SIZE, FIELD_LATER),
+    TRAINER_FIELD(ramp_samples, FIELD_SIZE, FIELD_LATER),
+    TRAINER_FIELD(lr_unit, FIELD_INT, FIELD_LATER),
 };
 #undef TRAINER_FIELD
 enum { TRAINER_FIELD_COUNT = (int)(sizeof TRAINER_FIELDS / sizeof TRAINER_FIELDS[0]), TRAINER_VERSION = 1 };
@@ -125,6 +132,7 @@ static inline bool trainer_state_read(const char *path, TrainerState *state, Err
     }
     for (int i = 0; i < TRAINER_FIELD_COUNT && ok; i++) {
         ok = json_get(root, TRAINER_FIELDS[i].name, &item, path, err);
+        if (ok && !item && TRAINER_FIELDS[i].role == FIELD_LATER) continue;
         if (ok && (!item || !trainer_field_parse(&s, &TRAINER_FIELDS[i], item))) {
             ok = error_set(err, "%s: \"%s\" is %s", path, TRAINER_FIELDS[i].name,
                            item ? "malformed" : "missing");

@@ -99,8 +99,11 @@ __device__ __forceinline__ void row_gradient(floatX *row, float max, float sum, 
     }
 }
 
-__device__ __forceinline__ float row_loss(float max, float sum, float target_logit) {
-    return logf(sum) + max - target_logit;
+// Of token n of N: its loss, and behind all losses how far its logit is below the largest (0: it was the first guess).
+__device__ __forceinline__ void store_loss(float *losses, size_t n, size_t N, float max, float sum,
+                                           float target_logit) {
+    losses[n] = logf(sum) + max - target_logit;
+    losses[N + n] = max - target_logit;
 }
 
 // How many of a rank's Vl columns, of which the first is v_start, are not padding.
@@ -119,7 +122,7 @@ __global__ void __launch_bounds__(512, 2)
     float max, sum, target_logit = threadIdx.x == 0 && target < V ? (float)row[target] : 0.0f;
     row_stats<W>(&max, &sum, row, V);
     if (gradient) row_gradient<W>(row, max, sum, target, dloss, V, Vp);
-    if (threadIdx.x == 0) losses[n] = row_loss(max, sum, target_logit);
+    if (threadIdx.x == 0) store_loss(losses, n, gridDim.x, max, sum, target_logit);
 }
 
 template <int W>
@@ -150,7 +153,7 @@ __global__ void __launch_bounds__(512, 2)
                                size_t Vl, size_t v_start, bool gradient) {
     size_t n = blockIdx.x, target = (size_t)targets[n] - v_start, valid = valid_columns(V, Vl, v_start);
     if (gradient) row_gradient<W>(logits + n * Vl, max[n], sum[n], target, dloss, valid, Vl);
-    if (threadIdx.x == 0) losses[n] = row_loss(max[n], sum[n], target_logit[n]);
+    if (threadIdx.x == 0) store_loss(losses, n, gridDim.x, max[n], sum[n], target_logit[n]);
 }
 
 // The sum of N floats in double by one block.
@@ -168,9 +171,9 @@ static inline unsigned classifier_threads(size_t Vl) {
     return Vl < 4096 && LONG_ROW_THREADS > 128 ? 128 : LONG_ROW_THREADS;
 }
 
-// losses[N] = -log softmax(logits[n])[targets[n]] over the first V of Vp columns. With gradient, logits[N,
-// Vp] become dloss * d loss / d logits, exactly 0 in the padding; else they are left alone. Targets must be
-// in [0, V).
+// losses[2, N] = -log softmax(logits[n])[targets[n]] over the first V of Vp columns, and the largest logit minus the
+// target's. With gradient, logits[N, Vp] become dloss * d loss / d logits, exactly 0 in the padding; else they are left
+// alone. Targets must be in [0, V).
 static inline void classifier_fused(float *losses, floatX *logits, const int *targets, float dloss, size_t N,
                                     size_t V, size_t Vp, bool gradient, cudaStream_t stream) {
     if (N == 0) return;
@@ -209,8 +212,8 @@ static inline void classifier_rescale(float *sum, const float *local_max, const 
     (sum, local_max, global_max, N);
 }
 
-// losses[N] = log(sum) + max - target_logit, of the global statistics; with gradient, logits[N, Vl] become
-// gradients.
+// losses[2, N] = log(sum) + max - target_logit, and max - target_logit, of the global statistics; with gradient,
+// logits[N, Vl] become gradients.
 static inline void classifier_gradient(float *losses, floatX *logits, const float *max, const float *sum,
                                        const float *target_logit, const int *targets, float dloss, size_t N,
                                        size_t V, size_t Vl, size_t v_start, bool gradient,

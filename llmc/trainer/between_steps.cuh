@@ -1,7 +1,7 @@
 // between_steps.cuh: what is due between training steps: validation, checkpoints, samples; and the end of the run.
 //
-// defines: validation_due, validation_batches, save_due, trainer_save, sample_due, Sample, sample_padded, sample_begin,
-//          sample_goes_on, sample_append, trainer_leave, trainer_give_up, trainer_close
+// defines: validation_due, Validation, validation_begin, validation_goes_on, save_due, trainer_save, sample_due, Sample,
+//          sample_padded, sample_begin, sample_goes_on, sample_append, trainer_leave, trainer_give_up, trainer_close
 #ifndef LLMC_BETWEEN_STEPS_CUH
 #define LLMC_BETWEEN_STEPS_CUH
 
@@ -29,10 +29,28 @@ static inline bool save_due(const Trainer *m) {
     return o->out && (is_last_step(m) ? has_moved(m) || !o->resume : due);
 }
 
-// Global batches of a validation: always the first ones of the data, in order.
-static inline size_t validation_batches(const Trainer *m) {
+// A pass over the first global batches of the validation data, always in order.
+typedef struct {
+    size_t batch, batches;  // done so far, of so many
+    double sum;             // of their mean losses
+} Validation;
+
+// Use: while (validation_goes_on(m, &v)) run the batch forward.
+static inline Validation validation_begin(const Trainer *m) {
     size_t batches = m->val_data.samples / m->opt.global_batch;
-    return batches < m->opt.val_batches ? batches : m->opt.val_batches;
+    Validation v = {0, batches < m->opt.val_batches ? batches : m->opt.val_batches, 0.0};
+    return v;
+}
+
+// Takes the loss of the batch that has run, and loads the next one; false, and the mean is logged, after the last.
+static inline bool validation_goes_on(Trainer *m, Validation *v) {
+    if (v->batch > 0) v->sum += trainer_mean_loss(m);
+    if (v->batch == v->batches) {
+        log_validation(&m->log, m->progress.step, v->sum / (double)v->batches);
+        return false;
+    }
+    trainer_load(m, &m->val_data, v->batch++ * m->opt.global_batch, m->opt.global_batch, false);
+    return true;
 }
 
 // Rank 0 makes the files, every rank writes its own slices into them, rank 0 gives the folder its name. A failure of

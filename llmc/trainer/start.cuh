@@ -40,6 +40,13 @@ static inline bool trainer_files(Trainer *m, const char *from, Error *err) {
            (m->job.rank != 0 || outputs_check(o, from, &m->train_data, &m->val_data, err));
 }
 
+// The next batch has so many sequences, on all data ranks together.
+static inline void trainer_set_batch(Trainer *m, size_t sequences) {
+    m->batch = sequences;
+    m->micros = sequences / (m->B * m->opt.data);
+    m->dloss = (float)(1.0 / ((double)sequences * (double)m->T));
+}
+
 static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned sections, Error *err) {
     Options *o = &m->opt;
     const char *from = NULL;
@@ -62,13 +69,12 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
     if (o->resume && !progress_resume(&m->progress, o->resume, err)) return false;
     m->B = o->micro_batch;
     m->T = o->seq;
-    m->micros = o->global_batch / (o->micro_batch * o->data);
+    trainer_set_batch(m, o->global_batch);
     m->A = m->config.C / o->tensor;
     m->NH = m->config.NH / o->tensor;
     m->F = 4 * m->config.C / o->tensor;
     m->Vl = m->config.Vp / o->tensor;
     m->V0 = m->grid.t_rank * m->Vl;
-    m->dloss = (float)(1.0 / ((double)o->global_batch * (double)m->T));
     return trainer_files(m, from, err);
 }
 
@@ -105,6 +111,7 @@ static inline Arena *trainer_layout(Trainer *m) {
     }
     Arena *arena = &m->activations;
     take(arena, m->loss_sums, m->micros), take(arena, m->inputs, m->micros * N), take(arena, m->targets, m->micros * N);
+    take(arena, m->losses, m->micros * 2 * N);
     take(arena, m->norm_ranges, m->norm_count), take(arena, m->norms, m->norm_count);
     take(arena, m->adamw_ranges, m->adamw_count);
     take(arena, m->norm_scratch, global_norm_scratch(m->norm_count, table_largest(&m->table)));
@@ -121,6 +128,10 @@ static inline void trainer_print(const Trainer *m) {
            m->micros, m->B);
     if (m->job.size > 1) printf(" on each of %zu data ranks\n", m->grid.d), grid_print(stdout, &m->grid);
     else printf("\n");
+    const Ramp *ramp = &m->opt.ramp;
+    if (ramp->start) printf("ramp         from %zu sequences by %zu over %zu samples; %zu steps see %zu samples\n",
+                            ramp->start, ramp->increment, ramp->samples, m->opt.steps,
+                            ramp_samples(ramp, m->opt.global_batch, m->opt.steps));
 }
 
 // Allocates what layout has counted. What does not fit is refused before, with exit code 2; a --dry-run ends here.

@@ -8,10 +8,10 @@
 
 #include "llmc/trainer.cuh"
 
-// Reads this data rank's share of the global batch that begins at sample `first` into host memory.
-static inline bool trainer_read(Trainer *m, DataLoader *data, uint64_t first, bool shuffle, int *inputs, int *targets,
-                                Error *err) {
-    size_t count = m->micros * m->B;
+// Reads this data rank's share of the batch of so many sequences that begins at sample `first` into host memory.
+static inline bool trainer_read(Trainer *m, DataLoader *data, uint64_t first, size_t sequences, bool shuffle,
+                                int *inputs, int *targets, Error *err) {
+    size_t count = sequences / m->grid.d;
     first += m->grid.d_rank * count;
     for (size_t i = 0; i < count; i++) {
         if (!dataloader_read(data, first + i, shuffle, m->opt.seed, m->config.V, inputs + i * m->T,
@@ -27,12 +27,13 @@ static inline void trainer_upload(Trainer *m) {
     CUDA_CHECK(cudaMemcpyAsync(m->targets, m->host_targets, bytes, cudaMemcpyHostToDevice, m->stream));
 }
 
-// Reads a global batch, of which inputs and targets get this data rank's share. What cannot be read is 0, and the next
-// sum over all ranks tells them.
-static inline void trainer_load(Trainer *m, DataLoader *data, uint64_t first, bool shuffle) {
+// Reads a batch of so many sequences, of which inputs and targets get this data rank's share. What cannot be read is 0,
+// and the next sum over all ranks tells them.
+static inline void trainer_load(Trainer *m, DataLoader *data, uint64_t first, size_t sequences, bool shuffle) {
+    trainer_set_batch(m, sequences);
     size_t bytes = m->micros * m->B * m->T * sizeof(int);
-    m->data_failed = m->data_failed ||
-                     !trainer_read(m, data, first, shuffle, m->host_inputs, m->host_targets, &m->data_error);
+    m->data_failed = m->data_failed || !trainer_read(m, data, first, sequences, shuffle, m->host_inputs,
+                                                     m->host_targets, &m->data_error);
     if (m->data_failed) memset(m->host_inputs, 0, bytes), memset(m->host_targets, 0, bytes);
     trainer_upload(m);
 }
@@ -41,9 +42,11 @@ static inline void trainer_load(Trainer *m, DataLoader *data, uint64_t first, bo
 // reads these buffers any more. What cannot be read is left to trainer_begin_step, which says why.
 static inline void trainer_read_ahead(Trainer *m) {
     Error err;
-    m->ahead = m->progress.step + 1 < m->opt.steps && !m->stop;
-    m->ahead = m->ahead && trainer_read(m, &m->train_data, m->progress.sample + m->opt.global_batch, m->opt.shuffle,
-                                        m->ahead_inputs, m->ahead_targets, &err);
+    uint64_t first = m->progress.sample + m->batch;
+    size_t sequences = ramp_batch(&m->opt.ramp, m->opt.global_batch, first);
+    m->ahead = m->progress.step + 1 < m->opt.steps &&
+               trainer_read(m, &m->train_data, first, sequences, m->opt.shuffle, m->ahead_inputs, m->ahead_targets,
+                            &err);
 }
 
 static inline StepReport trainer_begin_step(Trainer *m) {
@@ -54,13 +57,15 @@ static inline StepReport trainer_begin_step(Trainer *m) {
     timeline_collect(&m->timeline, 0);  // of what ran between the steps
     m->timeline.paused = m->progress.step >= m->progress.first_step + m->opt.trace_steps;
     m->step_began = seconds_now();
+    size_t sequences = ramp_batch(&m->opt.ramp, m->opt.global_batch, m->progress.sample);
     if (m->ahead) {
         int *inputs = m->host_inputs, *targets = m->host_targets;
         m->host_inputs = m->ahead_inputs, m->host_targets = m->ahead_targets;
         m->ahead_inputs = inputs, m->ahead_targets = targets;
+        trainer_set_batch(m, sequences);
         trainer_upload(m);
     } else {
-        trainer_load(m, &m->train_data, m->progress.sample, m->opt.shuffle);
+        trainer_load(m, &m->train_data, m->progress.sample, sequences, m->opt.shuffle);
     }
     return report;
 }
@@ -96,12 +101,12 @@ static inline double trainer_loss_share(Trainer *m) {
     return sum;
 }
 
-// Mean loss per token of a global batch that has run forward. Synchronises.
+// Mean loss per token of a batch that has run forward. Synchronises.
 static inline double trainer_mean_loss(Trainer *m) {
     double sums[2] = {trainer_loss_share(m), m->data_failed ? 1.0 : 0.0};
     trainer_sum(m, sums, 2);
     if (sums[1] > 0.0) trainer_give_up(m);
-    return sums[0] / ((double)m->opt.global_batch * (double)m->T);
+    return sums[0] / ((double)m->batch * (double)m->T);
 }
 
 // Sums over all ranks, in one message: the squared gradient norm of every tensor of the whole model, then the loss,
@@ -148,7 +153,7 @@ static inline void trainer_norm(Trainer *m, StepReport *report) {
         if (!isfinite(totals[i])) strcpy(bad, tensor_by_id(&m->config, i).name);
     }
     report->grad_norm = sqrt(sum);
-    report->loss = totals[tensors] / ((double)m->opt.global_batch * (double)m->T);
+    report->loss = totals[tensors] / ((double)m->batch * (double)m->T);
     if (totals[tensors + 1] > 0.0) trainer_give_up(m);
     if (!isfinite(report->loss) || !isfinite(sum)) {
         error_set(&err, "step %zu: the loss is %g and %s is the first tensor whose gradient is not finite; nothing was "
@@ -164,7 +169,11 @@ static inline void trainer_adamw(Trainer *m, StepReport *report) {
     const Options *o = &m->opt;
     double t = (double)report->step;
     AdamW h;
-    report->lr = learning_rate((LRSchedule)o->lr_schedule, report->step - 1, o->warmup, o->steps, o->lr, o->lr_final);
+    size_t done = report->step - 1, next = report->step, total = o->steps;
+    if (o->lr_unit == LR_UNIT_SAMPLES) {
+        done = m->progress.sample, next = done + m->batch, total = ramp_samples(&o->ramp, o->global_batch, o->steps);
+    }
+    report->lr = learning_rate((LRSchedule)o->lr_schedule, done, next, o->warmup, total, o->lr, o->lr_final);
     h.lr = (float)report->lr;
     h.beta1 = (float)o->beta1;
     h.beta2 = (float)o->beta2;
@@ -184,8 +193,9 @@ static inline void trainer_end_step(Trainer *m, StepReport *report) {
     trainer_synchronize(m, m->stream);
     timeline_collect(&m->timeline, report->step);
     m->progress.step++;
-    m->progress.sample += m->opt.global_batch;
+    m->progress.sample += m->batch;
     report->ms = 1e3 * (seconds_now() - m->step_began);
+    report->tokens = (double)m->batch * (double)m->T;
     log_step(&m->log, report);
 }
 
