@@ -255,14 +255,16 @@ static inline bool options_resolve_grid(Options *o, size_t ranks, Error *err) {
 // A simulation has no data, no weights and nothing to save; it runs for a few steps, which are all alike.
 static inline bool options_resolve_simulation(Options *o, Error *err) {
     if (o->steps == OPTION_LEFT_OUT) o->steps = o->simulate ? 2 : 100;
-    if (!o->simulate) return !o->ranks || error_set(err, "--ranks %zu needs --simulate, whose ranks it counts", o->ranks);
+    if (!o->simulate && o->ranks) return error_set(err, "--ranks %zu needs --simulate, whose ranks it counts", o->ranks);
+    if (!o->simulate) return true;
     if (!o->ranks) return error_set(err, "--simulate needs --ranks, the GPUs of the job");
     if (o->virtual_time) return error_set(err, "--simulate and --virtual-time exclude each other");
     const struct { const char *name; bool given; } flags[] = {
         {"train-data", o->train_data != NULL}, {"val-data", o->val_data != NULL},
-        {"tokenizer", o->tokenizer != NULL}, {"init", o->init != NULL}, {"resume", o->resume != NULL}, {"out", o->out != NULL},
-        {"dump-gradients", o->dump_gradients != NULL}, {"val-every", o->val_every && o->val_every != OPTION_LEFT_OUT},
-        {"sample-every", o->sample_every > 0}, {"save-every", o->save_every > 0}, {"dry-run", o->dry_run},
+        {"tokenizer", o->tokenizer != NULL}, {"init", o->init != NULL}, {"resume", o->resume != NULL},
+        {"out", o->out != NULL}, {"dump-gradients", o->dump_gradients != NULL},
+        {"val-every", o->val_every && o->val_every != OPTION_LEFT_OUT}, {"sample-every", o->sample_every > 0},
+        {"save-every", o->save_every > 0}, {"dry-run", o->dry_run},
         {"debug-replicas", o->debug_replicas}};
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) {
         if (flags[i].given)

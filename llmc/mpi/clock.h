@@ -26,7 +26,7 @@ inline bool clock_met(Op *) { return true; }
 inline void clock_hear(Op *, const Header *) {}
 inline void clock_end(Group *) {}
 inline bool clock_progress(Group *, bool *) { return false; }
-inline ncclComm_t simulated_communicator(const char *) { return NULL; }
+inline ncclComm_t simulated_communicator(const char *, bool) { return NULL; }
 inline void name_members(const int *, int) {}
 
 #else
@@ -179,13 +179,15 @@ inline bool clock_progress(Group *g, bool *moved) {
 
 inline void name_members(const int *ranks, int count) { cpu_simulation().members.assign(ranks, ranks + count); }
 
-// The communicator of the ranks that ncclMpiMembers named last; the first one is of all of the job.
-inline ncclComm_t simulated_communicator(const char *name) {
+// The communicator of the ranks that ncclMpiMembers named last; the first one is of all of the job. NULL if this rank
+// is in none.
+inline ncclComm_t simulated_communicator(const char *name, bool in_one) {
     CpuSimulation &s = cpu_simulation();
     std::vector<int> members = std::move(s.members);
     s.members.clear();
     for (int r = 0; s.splits == 0 && r < s.size; r++) members.push_back(r);
     if (s.splits == CPU_SIMULATED_SPLITS) cpu_abort("a simulated rank makes at most %d communicators", s.splits);
+    if (!in_one) return s.splits++, (ncclComm_t)NULL;
     ncclComm_t comm = new ncclComm();
     comm->size = (int)members.size();
     comm->name = name;

@@ -84,7 +84,7 @@ inline ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId 
     std::string error;
     if (!nccl_mpi::queue_start(&error))
         return nccl_mpi::fail(ncclInvalidUsage, "ncclCommInitRank: %s", error.c_str());
-    if (nccl_mpi::simulates()) return *comm = nccl_mpi::simulated_communicator("world"), ncclSuccess;
+    if (nccl_mpi::simulates()) return *comm = nccl_mpi::simulated_communicator("world", true), ncclSuccess;
     std::vector<int> members(nranks, -1);
     int me[3] = {rank, world_rank, nranks}, them[3];
     MPI_Request request;
@@ -142,8 +142,7 @@ inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_
                               comm->name.c_str());
     const char *name = config ? config->commName : NULL;
     if (nccl_mpi::simulates()) {
-        ncclComm_t made = nccl_mpi::simulated_communicator(name ? name : "part");
-        if (color != NCCL_SPLIT_NOCOLOR) *newcomm = made;
+        *newcomm = nccl_mpi::simulated_communicator(name ? name : "part", color != NCCL_SPLIT_NOCOLOR);
         return ncclSuccess;
     }
     // Everybody arrives before MPI_Comm_split, which could not say who is missing.

@@ -1,4 +1,4 @@
-// virtual_report.cuh: what a run on the virtual clock says at its end: the step's time, and where it goes on each stage.
+// virtual_report.cuh: what a run on the virtual clock says at its end: the step's time, and where it goes on each rank.
 //
 // defines: trainer_peak_flops, trainer_clock_end_step, trainer_report_clock
 #ifndef LLMC_VIRTUAL_REPORT_CUH
@@ -65,7 +65,8 @@ static inline void trainer_print_clock(const Trainer *m, const VirtualStep *step
     if (m->opt.recompute == RECOMPUTE_LAYER) done -= head / 3;
     printf("\nvirtual time on %s: the last step, of %zu of %d ranks%s\n", cpu_clock().cluster.name, count, m->job.size,
            count < (size_t)m->job.size ? ", each of which stands for those that do the same" : "");
-    printf("step %.6f s | %.0f tokens/s | %.1f TFLOP/s a GPU, %.1f with what is recomputed | MFU %.1f%% | bubble %.1f%%\n",
+    printf("step %.6f s | %.0f tokens/s | %.1f TFLOP/s a GPU, %.1f with what is recomputed | MFU %.1f%% | "
+           "bubble %.1f%%\n",
            seconds, tokens / seconds, 1e-12 * model / seconds / gpus, 1e-12 * done / seconds / gpus,
            100 * model / seconds / gpus / trainer_peak_flops(m), 100 * bubble);
     printf("%5s %10s", "rank", "ms");
