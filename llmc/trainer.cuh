@@ -45,6 +45,7 @@
 #include "llmc/trainer/job.cuh"
 #include "llmc/trainer/state.cuh"
 #include "llmc/trainer/timeline.cuh"
+#include "llmc/trainer/virtual_time.cuh"
 
 // The tracks of a rank in the timeline. A link's track is that of its direction plus 2 * StepKind.
 enum { TRACK_COMPUTE, TRACK_TENSOR, TRACK_RECEIVE, TRACK_SEND, TRACK_DATA = 6, TRACK_COUNT };
@@ -108,6 +109,7 @@ struct Trainer {
     Stop ending;
     Log log;
     struct cudaDeviceProp device;
+    VirtualStep virtual_step;      // of --virtual-time and --simulate: where the last step's time went
 };
 
 // A span of the timeline: work that is queued on `stream` while it is in scope. micro -1: of no micro-batch.
@@ -139,6 +141,7 @@ static inline void trainer_leave(Trainer *m);
 static inline void trainer_give_up(Trainer *m);
 
 #include "llmc/trainer/stop.cuh"
+#include "llmc/trainer/virtual_report.cuh"
 #include "llmc/trainer/start.cuh"
 #include "llmc/trainer/step.cuh"
 #include "llmc/trainer/between_steps.cuh"

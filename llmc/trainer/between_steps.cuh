@@ -166,6 +166,7 @@ static inline void trainer_report(Trainer *m) {
     Error err;
     const Options *o = &m->opt;
     if (o->profile) CUDA_CHECK(cudaProfilerStop());
+    if (o->virtual_time || o->simulate) trainer_report_clock(m);
     job_agree(&m->job, (!o->trace && !o->profile) || trainer_report_timeline(m, &err), &err, 1);
     job_agree(&m->job, log_close(&m->log, &err), &err, 1);
     fflush(stdout);

@@ -13,7 +13,7 @@ static inline bool trainer_read(Trainer *m, DataLoader *data, uint64_t first, si
                                 int *inputs, int *targets, Error *err) {
     size_t count = sequences / m->grid.d;
     first += m->grid.d_rank * count;
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < count && !m->opt.simulate; i++) {
         if (!dataloader_read(data, first + i, shuffle, m->opt.seed, m->config.V, inputs + i * m->T,
                              targets + i * m->T, err)) return false;
     }
@@ -57,6 +57,7 @@ static inline StepReport trainer_begin_step(Trainer *m) {
     timeline_collect(&m->timeline, 0);  // of what ran between the steps
     m->timeline.paused = m->progress.step >= m->progress.first_step + m->opt.trace_steps;
     m->step_began = seconds_now();
+    trainer_clock_begin_step();
     size_t sequences = ramp_batch(&m->opt.ramp, m->opt.global_batch, m->progress.sample);
     if (m->ahead) {
         int *inputs = m->host_inputs, *targets = m->host_targets;
@@ -183,6 +184,7 @@ static inline void trainer_adamw(Trainer *m, StepReport *report) {
     h.beta2_correction = (float)(1.0 - pow(o->beta2, t));
     h.grad_scale = o->clip > 0.0 && report->grad_norm > o->clip ? (float)(o->clip / report->grad_norm) : 1.0f;
     Span span(m, m->stream, TRACK_COMPUTE, "optimizer");
+    kernel_cost(KERNEL_OPTIMIZER, m->state.owned, 7 * sizeof(float) + (m->state.master ? sizeof(floatX) : 0), 15);
     adamw_update(m->state.params, m->state.master, m->state.grads, m->state.m, m->state.v, m->adamw_ranges,
                  m->adamw_count, m->adamw_blocks, &h, m->stream);
 }
@@ -196,6 +198,7 @@ static inline void trainer_end_step(Trainer *m, StepReport *report) {
     m->progress.sample += m->batch;
     report->ms = 1e3 * (seconds_now() - m->step_began);
     report->tokens = (double)m->batch * (double)m->T;
+    trainer_clock_end_step(m, report->ms);
     log_step(&m->log, report);
 }
 
