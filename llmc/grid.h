@@ -86,10 +86,14 @@ static inline int grid_key(const Grid *g, char group) {
     return (int)(group == 't' ? g->t_rank : group == 'd' ? g->d_rank : group == 'p' ? g->p_rank : g->p_rank != 0);
 }
 
-// A row per pipeline stage and data rank, with the world ranks of its tensor group. One rank prints.
-static inline void grid_print(FILE *file, const Grid *g) {
+static inline void grid_print_sizes(FILE *file, const Grid *g) {
     fprintf(file, "%zu rank%s = %zu tensor x %zu data x %zu pipeline, fastest to slowest %s\n", g->world,
             g->world == 1 ? "" : "s", g->t, g->d, g->p, g->order);
+}
+
+// A row per pipeline stage and data rank, with the world ranks of its tensor group. One rank prints.
+static inline void grid_print(FILE *file, const Grid *g) {
+    grid_print_sizes(file, g);
     fprintf(file, "stage  data  tensor ranks\n");
     for (size_t p = 0; p < g->p; p++) {
         for (size_t d = 0; d < g->d; d++) {

@@ -43,6 +43,7 @@
 #include "llmc/trainer/job.cuh"
 #include "llmc/trainer/state.cuh"
 #include "llmc/trainer/timeline.cuh"
+#include "llmc/trainer/virtual_time.cuh"
 
 // The tracks of a rank in the timeline. A link's track is that of its direction plus 2 * StepKind.
 enum { TRACK_COMPUTE, TRACK_TENSOR, TRACK_RECEIVE, TRACK_SEND, TRACK_DATA = 6, TRACK_COUNT };
@@ -82,6 +83,7 @@ struct Trainer {
     bool stop;                     // a signal asked to save and leave: all ranks know
     Log log;
     struct cudaDeviceProp device;
+    VirtualStep virtual_step;      // of --virtual-time and --simulate: where the last step's time went
 };
 
 // A span of the timeline: work that is queued on `stream` while it is in scope. micro -1: of no micro-batch.
@@ -108,6 +110,7 @@ static inline void event_create(cudaEvent_t *event) {
     CUDA_CHECK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
 }
 
+#include "llmc/trainer/virtual_report.cuh"
 #include "llmc/trainer/start.cuh"
 #include "llmc/trainer/step.cuh"
 #include "llmc/trainer/between_steps.cuh"

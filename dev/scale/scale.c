@@ -107,7 +107,7 @@ static double *constant(Cluster *c, const char *key, size_t length) {
     const ClusterField *fields = cluster_fields(&count);
     for (size_t i = 0; i < count; i++)
         if (strlen(fields[i].key) == length && strncmp(fields[i].key, key, length) == 0 &&
-            fields[i].kind != FIELD_BOOL && fields[i].kind != FIELD_LAW)
+            fields[i].kind != CONSTANT_BOOL && fields[i].kind != CONSTANT_LAW)
             return (double *)((char *)c + fields[i].offset);
     return NULL;
 }

@@ -25,7 +25,7 @@ static char *cluster_text(const char *key, const char *constant, const char *tai
             const ClusterField *f = &fields[i];
             if (strstr(f->key, "island") && !(key && strcmp(f->key, key) == 0)) continue;  // may be left out
             if (f->software != (bool)software || (key && !constant && strcmp(f->key, key) == 0)) continue;
-            const char *value = f->kind == FIELD_BOOL ? "false" : f->kind == FIELD_LAW ? "\"flash\"" : "1";
+            const char *value = f->kind == CONSTANT_BOOL ? "false" : f->kind == CONSTANT_LAW ? "\"flash\"" : "1";
             if (strcmp(f->key, "reserve") == 0) value = "0";
             n += (size_t)sprintf(text + n, "%s\"%s\": ", comma, f->key);
             if (key && strcmp(f->key, key) == 0) n += (size_t)sprintf(text + n, "%s", constant);
@@ -75,7 +75,7 @@ static void test_files(Check *c) {
             "f.json: \"gpus_per_island\" and \"island_bandwidth\" belong together");
     size_t negative = 0, numbers = 0;
     for (size_t i = 0; i < count; i++) {
-        if (fields[i].kind == FIELD_BOOL || fields[i].kind == FIELD_LAW) continue;
+        if (fields[i].kind == CONSTANT_BOOL || fields[i].kind == CONSTANT_LAW) continue;
         text = cluster_text(fields[i].key, "{\"value\": -1, \"source\": \"test\"}", "");
         numbers++;
         negative += !parse(&cluster, text, &err) && strstr(err.text, fields[i].key) && strstr(err.text, "f.json");

@@ -2,15 +2,18 @@
 //
 // New memory is NaN. A strip behind each allocation is looked at when it is freed and at every device
 // synchronisation, so that a kernel's write past the end is reported in any build. Under AddressSanitizer
-// exact bounds are kept for reads too, and device memory is out of bounds to all but the scheduler.
+// exact bounds are kept for reads too, and device memory is out of bounds to all but the scheduler. In a simulation it
+// is addresses that cannot be touched at all, and pinned host memory is zero.
 #ifndef LLMC_CPU_ALLOCATION_H
 #define LLMC_CPU_ALLOCATION_H
 
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <map>
 
 #include "block.h"
+#include "clock.h"
 
 struct CpuAllocation {
     size_t bytes;
@@ -89,14 +92,25 @@ static inline bool cpu_open_memory(bool open) {
     CpuMemory &m = cpu_memory();
     bool before = m.open;
     m.open = open;
-    if (CPU_ASAN && before != open)
+    if (CPU_ASAN && before != open && !cpu_simulates())
         for (auto &a : m.live)
             if (a.second.device) cpu_poison((void *)a.first, a.second.bytes, !open);
     return before;
 }
 
+static inline void *cpu_simulated_allocate(size_t bytes, bool device) {
+    CpuMemory &m = cpu_memory();
+    void *p = device ? mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) : NULL;
+    if (!device) p = calloc(bytes, 1);
+    if (!p || p == MAP_FAILED) return NULL;
+    m.live[(uintptr_t)p] = {bytes, p, device};
+    if (device) m.device_bytes += bytes;
+    return p;
+}
+
 static inline void *cpu_allocate(size_t bytes, bool device) {
     CpuMemory &m = cpu_memory();
+    if (cpu_simulates()) return cpu_simulated_allocate(bytes, device);
     bool big = bytes >= (size_t)CPU_BIG && !CPU_ASAN;
     // Big blocks start on a huge page plus a little: blocks all equal modulo 4 KiB fight for the same cache
     // lines.
@@ -118,6 +132,7 @@ static inline void *cpu_allocate(size_t bytes, bool device) {
 
 // Ends the program if something was written behind the allocation.
 static inline void cpu_check_fence(uintptr_t p, const CpuAllocation &a) {
+    if (cpu_simulates()) return;
     const unsigned char *fence = (const unsigned char *)p + a.bytes;
     for (int i = 0; i < CPU_FENCE; i++) {
         if (fence[i] == CPU_FENCE_BYTE) continue;
@@ -138,15 +153,23 @@ static inline bool cpu_release(void *p, bool device) {
     auto a = m.live.find((uintptr_t)p);
     if (a == m.live.end() || a->second.device != device) return false;
     cpu_check_fence(a->first, a->second);
-    if (device) cpu_poison(p, a->second.bytes, false);
+    bool mapped = device && cpu_simulates();
+    if (device && !mapped) cpu_poison(p, a->second.bytes, false);
     if (device) m.device_bytes -= a->second.bytes;
-    free(a->second.base);
+    if (mapped) munmap(p, a->second.bytes);
+    else free(a->second.base);
     m.live.erase(a);
     return true;
 }
 
-// Bytes of the "device": CPU_DEVICE_MEMORY (in MiB) or the machine's memory; free is what is left of both.
+// Bytes of the "device": CPU_DEVICE_MEMORY (in MiB) or the machine's memory; free is what is left of both. In a
+// simulation, those of the cluster's device.
 static inline void cpu_memory_info(size_t *available, size_t *total) {
+    if (cpu_simulates()) {
+        *total = (size_t)cpu_clock().cluster.memory;
+        *available = *total > cpu_memory().device_bytes ? *total - cpu_memory().device_bytes : 0;
+        return;
+    }
     size_t machine = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE), unused = machine;
     FILE *f = fopen("/proc/meminfo", "r");
     if (f) {

@@ -62,6 +62,7 @@ static inline cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, i
     size_t available;
     memset(prop, 0, sizeof *prop);
     strcpy(prop->name, "CPU (stand-in)");
+    if (cpu_clock().on) snprintf(prop->name, sizeof prop->name, "%.63s (virtual time)", cpu_clock().cluster.name);
     cpu_memory_info(&available, &prop->totalGlobalMem);
     prop->sharedMemPerBlock = 48 << 10;
     prop->warpSize = CPU_WARP;
@@ -81,6 +82,7 @@ static inline cudaError_t cudaDeviceGetPCIBusId(char *id, int length, int device
 static inline cudaError_t cudaDeviceSynchronize() {
     cpu_drain_all();
     cpu_check_fences();
+    for (cudaStream_t s : cpu_runtime().streams) cpu_clock_host_waits(s->times.now);
     return cudaSuccess;
 }
 
@@ -95,7 +97,9 @@ static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, uns
     if (!stream || flags > cudaStreamNonBlocking) return cpu_error(cudaErrorInvalidValue);
     cpu_thread_order(), cpu_stream_order();  // refuse what is not understood before any work
     if (r.streams.size() == CPU_MAX_STREAMS) return cpu_error(cudaErrorMemoryAllocation);
-    r.streams.push_back(*stream = new CUstream_st{{}, ++r.streams_made, flags, priority});
+    r.streams.push_back(*stream = new CUstream_st{{}, ++r.streams_made, flags, priority, {}, NULL});
+    (*stream)->times.number = (*stream)->number;
+    (*stream)->times.last.part = CPU_IDLE;
     return cudaSuccess;
 }
 static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
@@ -113,12 +117,14 @@ static inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     }
     if (!cpu_is_stream(stream)) return cpu_error(cudaErrorInvalidResourceHandle);
     cpu_run_until([=] { return stream->queue.empty(); });
+    cpu_clock_host_waits(stream->times.now);
     return cudaSuccess;
 }
-// Lets at most one operation complete, so that a loop over queries gets there.
+// Lets at most one operation complete, so that a loop over queries gets there. On the virtual clock such a loop is a
+// synchronisation: success moves the host on.
 static inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
     if (!cpu_is_stream(stream)) return cpu_error(cudaErrorInvalidResourceHandle);
-    if (stream->queue.empty()) return cudaSuccess;
+    if (stream->queue.empty()) return cpu_clock_host_waits(stream->times.now), cudaSuccess;
     cpu_try_one();
     return cudaErrorNotReady;
 }
@@ -143,8 +149,11 @@ static inline cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEvent
 static inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = 0) {
     if (!cpu_is_event(event) || !cpu_is_stream(stream)) return cpu_error(cudaErrorInvalidResourceHandle);
     std::shared_ptr<CpuRecord> record = event->last = std::make_shared<CpuRecord>();
-    cpu_enqueue(stream, "cudaEventRecord", [record] {
+    uint64_t host = cpu_clock().host;
+    record->stream = stream;
+    cpu_enqueue(stream, "cudaEventRecord", [record, stream, host] {
         record->seconds = cpu_seconds();
+        if (cpu_clock().on) record->moment = cpu_clock_record(&stream->times, host);
         return record->done = true;
     });
     return cudaSuccess;
@@ -154,16 +163,23 @@ static inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t e
     if (!cpu_is_event(event) || !cpu_is_stream(stream)) return cpu_error(cudaErrorInvalidResourceHandle);
     if (flags) return cpu_error(cudaErrorInvalidValue);
     std::shared_ptr<CpuRecord> record = event->last;
-    if (record) cpu_enqueue(stream, "cudaStreamWaitEvent", [record] { return record->done; });
+    if (!record) return cudaSuccess;
+    stream->origin = record->stream;
+    cpu_enqueue(stream, "cudaStreamWaitEvent", [record, stream] {
+        if (record->done && cpu_clock().on) cpu_clock_wait(&stream->times, record->moment);
+        return record->done;
+    });
     return cudaSuccess;
 }
 static inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     if (!cpu_is_event(event)) return cpu_error(cudaErrorInvalidResourceHandle);
     std::shared_ptr<CpuRecord> record = event->last;
     cpu_run_until([=] { return !record || record->done; });
+    if (record && record->moment.epoch == cpu_clock().epoch) cpu_clock_host_waits(record->moment.ns);
     return cudaSuccess;
 }
-// Lets at most one operation complete.
+// Lets at most one operation complete. Its answer depends on how far this machine has come, so that it does not move
+// the virtual clock.
 static inline cudaError_t cudaEventQuery(cudaEvent_t event) {
     if (!cpu_is_event(event)) return cpu_error(cudaErrorInvalidResourceHandle);
     if (!event->last || event->last->done) return cudaSuccess;
@@ -176,6 +192,7 @@ static inline cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cud
         return cpu_error(cudaErrorInvalidResourceHandle);
     if (!start->last->done || !end->last->done) return cudaErrorNotReady;
     *ms = (float)(1e3 * (end->last->seconds - start->last->seconds));
+    if (cpu_clock().on) *ms = (float)(1e-6 * (cpu_moment_ns(end->last->moment) - cpu_moment_ns(start->last->moment)));
     return cudaSuccess;
 }
 static inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
@@ -232,15 +249,18 @@ static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t byt
     if (!cpu_is_stream(stream)) return cpu_error(cudaErrorInvalidResourceHandle);
     if (bytes == 0) return cudaSuccess;
     cudaError_t error = cpu_check_copy(to, from, bytes, kind);
-    if (error == cudaSuccess)
-        cpu_enqueue(stream, "cudaMemcpyAsync", [=] { return cpu_copy(to, from, bytes), true; });
-    return cpu_error(error);
+    if (error != cudaSuccess) return cpu_error(error);
+    bool inside = cpu_is_device_range(to, bytes) && cpu_is_device_range(from, bytes);
+    cpu_state_bytes(inside ? KERNEL_ELEMENTWISE : KERNEL_COPY, (inside ? 2.0 : 1.0) * (double)bytes);
+    cpu_enqueue_work(stream, "cudaMemcpyAsync", [=] { return cpu_copy(to, from, bytes), true; });
+    return cudaSuccess;
 }
 static inline cudaError_t cudaMemsetAsync(void *p, int byte, size_t bytes, cudaStream_t stream = 0) {
     if (!cpu_is_stream(stream)) return cpu_error(cudaErrorInvalidResourceHandle);
     if (bytes == 0) return cudaSuccess;
     if (!cpu_is_device_range(p, bytes)) return cpu_error(cudaErrorInvalidValue);
-    cpu_enqueue(stream, "cudaMemsetAsync", [=] { return cpu_fill(p, byte, bytes), true; });
+    cpu_state_bytes(KERNEL_ELEMENTWISE, (double)bytes);
+    cpu_enqueue_work(stream, "cudaMemsetAsync", [=] { return cpu_fill(p, byte, bytes), true; });
     return cudaSuccess;
 }
 // These two wait for all blocking streams, then run at once.
@@ -249,6 +269,9 @@ static inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, c
     cudaError_t error = cpu_check_copy(to, from, bytes, kind);
     if (error != cudaSuccess) return cpu_error(error);
     cpu_drain_blocking();
+    cpu_state_bytes(KERNEL_COPY, (double)bytes);
+    cpu_clock().host += cpu_take_cost().ns;
+    if (cpu_simulates()) return cudaSuccess;
     bool before = cpu_open_memory(true);
     cpu_copy(to, from, bytes);
     cpu_open_memory(before);
@@ -258,6 +281,9 @@ static inline cudaError_t cudaMemset(void *p, int byte, size_t bytes) {
     if (bytes == 0) return cudaSuccess;
     if (!cpu_is_device_range(p, bytes)) return cpu_error(cudaErrorInvalidValue);
     cpu_drain_blocking();
+    cpu_state_bytes(KERNEL_ELEMENTWISE, (double)bytes);
+    cpu_clock().host += cpu_take_cost().ns;
+    if (cpu_simulates()) return cudaSuccess;
     bool before = cpu_open_memory(true);
     cpu_fill(p, byte, bytes);
     cpu_open_memory(before);

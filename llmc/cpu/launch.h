@@ -87,13 +87,13 @@ struct CpuLauncher {
         static_assert((std::is_trivially_copyable<P>::value && ...),
                       "kernel parameters are copied byte by byte");
         typedef CpuWork<Call, P...> Work;
-        if (!cpu_check_launch(name, grid, block, shared, stream)) return;
+        if (!cpu_check_launch(name, grid, block, shared, stream)) return (void)cpu_take_cost();
         if (!Work::launched) cpu_first_use(name);
         Work::launched = true;
-        cpu_enqueue(stream, name,
-                    Work{{name, grid.dim, block.dim, shared, Work::body, NULL, &Work::thread_seconds},
-                         call,
-                         {args...}});
+        cpu_enqueue_work(stream, name,
+                         Work{{name, grid.dim, block.dim, shared, Work::body, NULL, &Work::thread_seconds},
+                              call,
+                              {args...}});
     }
 };
 

@@ -25,20 +25,25 @@ struct CpuOp {
     std::function<bool()> run;
     uint64_t number;  // in order of enqueuing
     double started;   // seconds; 0 before the first call
+    bool timed;       // it is work, which takes time by itself: see cpu_clock_work
+    uint64_t ns, least;
 };
 
 struct CUstream_st {
     std::deque<CpuOp> queue;
     unsigned number, flags;
     int priority;
+    CpuTimes times;
+    CUstream_st *origin;  // where the event was recorded for which the stream was last told to wait
 };
 typedef CUstream_st *cudaStream_t;
-enum { CPU_MAX_STREAMS = 64 };
 
 // A point in a stream: what cudaEventRecord makes. A wait holds the one it saw, whatever is recorded later.
 struct CpuRecord {
     bool done;
     double seconds;
+    CpuMoment moment;
+    cudaStream_t stream;
 };
 struct CUevent_st {
     std::shared_ptr<CpuRecord> last;  // none before the first record
@@ -48,7 +53,7 @@ typedef CUevent_st *cudaEvent_t;
 
 struct CpuProfile {
     size_t calls;
-    double seconds;
+    double seconds, bytes, flops;
 };
 
 struct CpuRuntime {
@@ -75,6 +80,9 @@ inline CpuOrder &cpu_stream_order() {
     static CpuOrder order = cpu_parse_order("CPU_STREAM_ORDER", getenv("CPU_STREAM_ORDER"));
     return order;
 }
+
+// Waits until another process of a simulation may have moved something; llmc/cpu/simulate.h sets it.
+inline void (*cpu_idle_hook)(void) = NULL;
 
 // Called after the report of a stall, instead of _exit(1); nccl.h makes it end the whole job.
 inline void (*cpu_stall_hook)(void) = NULL;
@@ -124,14 +132,59 @@ static inline bool cpu_is_stream(cudaStream_t s) {
 
 static inline bool cpu_is_event(cudaEvent_t e) { return cpu_runtime().events.count(e) != 0; }
 
-// Adds work to the stream's queue. The scheduler calls fn until it returns true; false means begun but not
-// complete: ask again later. fn may throw nothing and may not enqueue or synchronise.
-inline void cpu_enqueue(cudaStream_t stream, const char *name, std::function<bool()> fn) {
-    CpuRuntime &r = cpu_runtime();
+static inline void cpu_check_enqueue(cudaStream_t stream, const char *name) {
     if (!cpu_is_stream(stream))
         cpu_abort("%s was given %s", name, stream ? "a stream that does not exist" : "stream 0");
-    if (r.running) cpu_abort("%s was enqueued from inside an operation", name);
-    stream->queue.push_back({name, r.labels.empty() ? nullptr : r.labels.back(), std::move(fn), r.ops++, 0});
+    if (cpu_runtime().running) cpu_abort("%s was enqueued from inside an operation", name);
+}
+
+// Adds an operation to the stream's queue. The scheduler calls fn until it returns true; false means begun but not
+// complete: ask again later. fn may throw nothing and may not enqueue or synchronise. On the virtual clock it takes no
+// time of its own.
+inline void cpu_enqueue(cudaStream_t stream, const char *name, std::function<bool()> fn) {
+    CpuRuntime &r = cpu_runtime();
+    cpu_check_enqueue(stream, name);
+    stream->queue.push_back(
+        {name, r.labels.empty() ? nullptr : r.labels.back(), std::move(fn), r.ops++, 0, false, 0, 0});
+}
+
+// Profiles are by name; what follows a name of one word (sizes, peers) is left out.
+static inline void cpu_profile(const std::string &name, double seconds) {
+    size_t word = name.find('<') == std::string::npos ? name.find(' ') : std::string::npos;
+    CpuProfile &p = cpu_runtime().profile[name.substr(0, word)];
+    p.calls++;
+    p.seconds += seconds;
+}
+
+// Adds an operation that takes time by itself: a kernel, product, copy or fill, with the cost that was stated for it. A
+// simulation does not run it, and makes one operation of those that follow each other on a stream.
+template <class Run>
+static inline void cpu_enqueue_work(cudaStream_t stream, const char *name, Run run) {
+    CpuRuntime &r = cpu_runtime();
+    CpuCost cost = cpu_take_cost();
+    if (r.profiling) {
+        CpuProfile &p = r.profile[name];
+        p.bytes += cost.bytes, p.flops += cost.flops;
+    }
+    if (!cpu_clock().on) return cpu_enqueue(stream, name, std::move(run));
+    cpu_check_enqueue(stream, name);
+    stream->times.computes = true;
+    stream->times.spent[cost.part] += cost.ns;
+    bool simulates = cpu_simulates();
+    if (simulates && r.profiling) cpu_profile(name, 1e-9 * (double)cost.ns);
+    if (simulates) r.ops++;
+    if (simulates && !stream->queue.empty() && stream->queue.back().timed) {
+        CpuOp &op = stream->queue.back();
+        op.ns += cost.ns;
+        op.least = std::max(op.least, cost.host) + cost.ns;
+        return;
+    }
+    if (simulates) cpu_enqueue(stream, "kernels", [] { return true; });
+    else cpu_enqueue(stream, name, std::move(run));
+    CpuOp &op = stream->queue.back();
+    op.timed = true;
+    op.ns = cost.ns;
+    op.least = cost.host + cost.ns;
 }
 
 // An operation that is begun and takes long may say that it is alive.
@@ -160,14 +213,6 @@ __attribute__((noinline, cold)) inline void cpu_report_stall(double now) {
     _exit(1);
 }
 
-// Profiles are by name; what follows a name of one word (sizes, peers) is left out.
-static inline void cpu_profile(const CpuOp &op, double seconds) {
-    size_t word = op.name.find('<') == std::string::npos ? op.name.find(' ') : std::string::npos;
-    CpuProfile &p = cpu_runtime().profile[op.name.substr(0, word)];
-    p.calls++;
-    p.seconds += seconds;
-}
-
 // Gives the head of each stream one chance, in the order that rules, until one completes. False if none did.
 inline bool cpu_run_one() {
     CpuRuntime &r = cpu_runtime();
@@ -190,7 +235,9 @@ inline bool cpu_run_one() {
         if (!op.started) op.started = cpu_seconds();
         completed = op.run();
         if (!completed) continue;
-        if (r.profiling) cpu_profile(op, cpu_seconds() - op.started);
+        if (op.timed) cpu_clock_work(&ready[i]->times, op.ns, op.least);
+        if (r.profiling && !cpu_simulates())
+            cpu_profile(op.name, op.timed ? 1e-9 * (double)op.ns : cpu_seconds() - op.started);
         ready[i]->queue.pop_front();
     }
     r.running = false;
@@ -202,8 +249,23 @@ inline bool cpu_run_one() {
     static const double limit = cpu_stall_seconds();
     if (r.progressed == 0) r.progressed = now;
     if (now - r.progressed > limit) cpu_report_stall(now);
-    sched_yield();
+    if (cpu_idle_hook) cpu_idle_hook();
+    else sched_yield();
     return false;
+}
+
+// Time begins anew, with nothing queued: all ranks have done the same so far, and agree on this moment.
+inline void cpu_clock_zero() {
+    cpu_clock().epoch++;
+    cpu_clock().host = 0;
+    for (cudaStream_t s : cpu_runtime().streams) {
+        unsigned number = s->times.number;
+        bool computes = s->times.computes;
+        s->times = CpuTimes();
+        s->times.number = number;
+        s->times.computes = computes;
+        s->times.last.part = CPU_IDLE;
+    }
 }
 
 // Runs queued work until done() holds.
@@ -232,18 +294,30 @@ static inline void cpu_drain(unsigned without) {
 static inline void cpu_drain_all() { cpu_drain(0); }
 static inline void cpu_drain_blocking() { cpu_drain(1); }  // 1 is cudaStreamNonBlocking
 
+// Calls, time and share of each name; the rates at which it moved the bytes and did the FLOPs that its wrapper states,
+// and on the virtual clock how close that is to what the device's memory or its peak allows.
 static inline void cpu_print_profile() {
     CpuRuntime &r = cpu_runtime();
+    const CpuClock &clock = cpu_clock();
     std::vector<std::pair<std::string, CpuProfile>> rows(r.profile.begin(), r.profile.end());
     std::sort(rows.begin(), rows.end(), [](const auto &a, const auto &b) {
         return a.second.seconds != b.second.seconds ? a.second.seconds > b.second.seconds : a.first < b.first;
     });
     double sum = 0;
     for (auto &row : rows) sum += row.second.seconds;
-    printf("%-40s %9s %12s %7s\n", "operation", "calls", "total ms", "share");
-    for (auto &row : rows)
-        printf("%-40s %9zu %12.3f %6.1f%%\n", row.first.c_str(), row.second.calls, 1e3 * row.second.seconds,
-               sum > 0 ? 100 * row.second.seconds / sum : 0);
+    printf("%-40s %9s %12s %7s %9s %9s%s\n", "operation", "calls", "total ms", "share", "GB/s", "GFLOP/s",
+           clock.on ? "    roof" : "");
+    for (auto &row : rows) {
+        const CpuProfile &p = row.second;
+        double rate = p.seconds > 0 ? 1e-9 / p.seconds : 0;
+        printf("%-40s %9zu %12.3f %6.1f%%", row.first.c_str(), p.calls, 1e3 * p.seconds,
+               sum > 0 ? 100 * p.seconds / sum : 0);
+        if (p.bytes > 0) printf(" %9.1f %9.1f", rate * p.bytes, rate * p.flops);
+        double peak = clock.cluster.peak_bf16;
+        if (p.bytes > 0 && clock.on)
+            printf(" %6.1f%%", 1e11 * rate * std::max(p.bytes / clock.cluster.hbm_bandwidth, p.flops / peak));
+        printf("\n");
+    }
 }
 
 #endif

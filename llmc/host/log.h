@@ -63,6 +63,8 @@ typedef struct {
     double flops;       // of one step, over all ranks
     double peak_flops;  // of all devices together; 0: unknown
     double mean_ms;     // smoothed, for the time left
+    bool virtual_time;  // times are those of a described cluster
+    bool simulated;     // likewise, and nothing was computed: there is no loss
     size_t seen;        // steps logged by this process
     int failure;        // errno of the first line that could not be written; 0: none
 } Log;
@@ -167,14 +169,20 @@ static inline void log_step(Log *log, const StepReport *r) {
     if (log->peak_flops > 0) snprintf(mfu, sizeof mfu, "%.1f%%", 100.0 * utilisation);
     else snprintf(mfu, sizeof mfu, "n/a");
     int digits = snprintf(width, sizeof width, "%zu", log->steps);
-    printf("step %*zu/%zu | loss %.6f | norm %.4f | lr %.3e | %.1f ms | %.0f tokens/s | MFU %s | %s left\n",
-           digits, r->step, log->steps, r->loss, r->grad_norm, r->lr, r->ms, tokens_per_s, mfu, left);
+    printf("step %*zu/%zu | ", digits, r->step, log->steps);
+    if (!log->simulated) printf("loss %.6f | norm %.4f | lr %.3e | ", r->loss, r->grad_norm, r->lr);
+    printf("%.1f ms | %.0f tokens/s | MFU %s | ", r->ms, tokens_per_s, mfu);
+    if (log->virtual_time) printf("virtual time\n");
+    else printf("%s left\n", left);
     fflush(stdout);
     if (!log->json) return;
     fprintf(log->json, "{\"step\":%zu", r->step);
-    log_number(log->json, "loss", r->loss);
-    log_number(log->json, "grad_norm", r->grad_norm);
-    log_number(log->json, "lr", r->lr);
+    if (log->virtual_time) fprintf(log->json, ",\"simulated\":true");
+    if (!log->simulated) {
+        log_number(log->json, "loss", r->loss);
+        log_number(log->json, "grad_norm", r->grad_norm);
+        log_number(log->json, "lr", r->lr);
+    }
     log_number(log->json, "ms", r->ms);
     log_number(log->json, "tokens_per_s", tokens_per_s);
     log_end_line(log);

@@ -112,7 +112,7 @@ static inline bool options_parse(Options *o, int argc, char **argv, unsigned sec
     memset(o, 0, sizeof *o);
     memset(flags, 0, sizeof flags);
     o->sections = sections;
-    o->val_every = OPTION_LEFT_OUT;
+    o->val_every = o->steps = OPTION_LEFT_OUT;
     o->model = o->schedule = -1;
     for (int i = 0; i < OPTION_COUNT; i++) {
         if (OPTIONS[i].initial && !option_set(o, &OPTIONS[i], OPTIONS[i].initial, err)) return false;
@@ -217,7 +217,8 @@ static inline bool options_resolve_grid(Options *o, size_t ranks, Error *err) {
     bool has_tensor = o->sections & OPTIONS_TENSOR, has_pipeline = o->sections & OPTIONS_PIPELINE;
     bool has_data = o->sections & OPTIONS_DATA;
     if (!has_tensor && ranks != 1) {
-        return error_set(err, "train_gpt is one rank, but %zu were started: use train_gpt_3d", ranks);
+        return error_set(err, "train_gpt is one rank, but %zu were %s: use train_gpt_3d", ranks,
+                         o->simulate ? "asked for" : "started");
     }
     if (!o->tensor) o->tensor = has_tensor && !has_pipeline ? ranks : 1;
     bool derive = has_pipeline && !has_data && ranks % o->tensor == 0;
@@ -251,10 +252,34 @@ static inline bool options_resolve_grid(Options *o, size_t ranks, Error *err) {
     return true;
 }
 
+// A simulation has no data, no weights and nothing to save; it runs for a few steps, which are all alike.
+static inline bool options_resolve_simulation(Options *o, Error *err) {
+    if (o->steps == OPTION_LEFT_OUT) o->steps = o->simulate ? 2 : 100;
+    if (!o->simulate && o->ranks) return error_set(err, "--ranks %zu needs --simulate, whose ranks it counts", o->ranks);
+    if (!o->simulate) return true;
+    if (!o->ranks) return error_set(err, "--simulate needs --ranks, the GPUs of the job");
+    if (o->virtual_time) return error_set(err, "--simulate and --virtual-time exclude each other");
+    const struct { const char *name; bool given; } flags[] = {
+        {"train-data", o->train_data != NULL}, {"val-data", o->val_data != NULL},
+        {"tokenizer", o->tokenizer != NULL}, {"init", o->init != NULL}, {"resume", o->resume != NULL},
+        {"out", o->out != NULL}, {"dump-gradients", o->dump_gradients != NULL},
+        {"val-every", o->val_every && o->val_every != OPTION_LEFT_OUT}, {"sample-every", o->sample_every > 0},
+        {"save-every", o->save_every > 0}, {"dry-run", o->dry_run},
+        {"debug-replicas", o->debug_replicas}};
+    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) {
+        if (flags[i].given)
+            return error_set(err, "--%s has no meaning under --simulate, where no data move: leave it out",
+                             flags[i].name);
+    }
+    if (o->steps == 0) return error_set(err, "--simulate needs --steps 1 or more: it has nothing but steps");
+    return true;
+}
+
 // Fills in everything that was left out and checks everything that needs no file, for a run of `ranks` ranks.
 // `file`: the configuration of the checkpoint of --init or --resume, or NULL. pipeline.h checks the schedule.
 static inline bool options_resolve(Options *o, const GPTConfig *file, size_t ranks, Error *err) {
-    if (!options_resolve_model(o, file, err) || !options_resolve_grid(o, ranks, err)) return false;
+    if (!options_resolve_simulation(o, err) || !options_resolve_model(o, file, err) ||
+        !options_resolve_grid(o, ranks, err)) return false;
     if (o->init && o->resume && strcmp(o->resume, "auto") != 0) {
         return error_set(err, "--init and --resume exclude each other: resuming already has its weights");
     }
@@ -264,7 +289,8 @@ static inline bool options_resolve(Options *o, const GPTConfig *file, size_t ran
                          o->global_batch, o->micro_batch, o->data > 1 ? " times the data ranks" : "");
     }
     if (o->val_every == OPTION_LEFT_OUT) o->val_every = o->val_data ? 20 : 0;
-    if (!o->train_data && !o->dry_run) return error_set(err, "--train-data is missing: it names the shards");
+    if (!o->train_data && !o->dry_run && !o->simulate)
+        return error_set(err, "--train-data is missing: it names the shards");
     if (o->val_every && !o->val_data) return error_set(err, "--val-every %zu needs --val-data", o->val_every);
     if (o->save_every && !o->out) return error_set(err, "--save-every %zu needs --out", o->save_every);
     return true;

@@ -47,6 +47,8 @@ typedef struct {
     size_t data;
     bool zero, overlap;
     const char *order;
+    const char *virtual_time, *simulate;  // a cluster file: see doc/virtual_time.md
+    size_t ranks;             // of a simulation
 } Options;
 
 typedef enum {
@@ -111,7 +113,8 @@ static const Option OPTIONS[] = {
            "sequences of a step (default: one micro-batch each)"),
 
     GROUP("Optimizer", 0),
-    SIZE("steps", steps, "100", 0, 1e15, 0, "updates of the whole run, those before a resume included"),
+    SIZE("steps", steps, NULL, 0, 1e15, 0,
+         "updates of the whole run, those before a resume included (default 100; of a simulation 2)"),
     REAL("lr", lr, "1e-3", 0, 1e3, 0, "learning rate after warm-up"),
     SIZE("warmup", warmup, "0", 0, 1e15, 0, "steps of linear warm-up"),
     CHOICE("lr-schedule", lr_schedule, "cosine", 0, "cosine|linear", "how it falls after warm-up"),
@@ -138,6 +141,11 @@ static const Option OPTIONS[] = {
     TEXT("dump-gradients", dump_gradients, NULL, 0, "FILE", "safetensors of the first step's gradients"),
     MARK("dry-run", dry_run, "print configuration, ranks and bytes per rank, then stop"),
     MARK("help", help, "this text"),
+
+    GROUP("Virtual time", 0),
+    TEXT("virtual-time", virtual_time, NULL, 0, "FILE", "train, but report the times of this cluster (dev/clusters)"),
+    TEXT("simulate", simulate, NULL, 0, "FILE", "neither train nor need data: only the times on this cluster"),
+    SIZE("ranks", ranks, NULL, 1, 1e6, 0, "ranks of the simulation, started without mpirun"),
 
     GROUP("Tensor parallelism", OPTIONS_TENSOR),
     SIZE("tensor", tensor, NULL, 1, 1e6, OPTIONS_TENSOR,

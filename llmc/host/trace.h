@@ -96,8 +96,11 @@ static inline bool trace_write(const char *path, const TraceEvent *events, size_
     }
     fprintf(file, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[");
     const char *separator = "\n";
+    bool *there = (bool *)host_alloc((size_t)ranks, sizeof(bool));
+    for (size_t i = 0; i < count; i++) there[events[i].rank] = true;
     for (int rank = 0; rank < ranks; rank++) {
         char name[32];
+        if (!there[rank]) continue;
         snprintf(name, sizeof name, "rank %d", rank);
         fputs(separator, file);
         separator = ",\n";
@@ -107,6 +110,7 @@ static inline bool trace_write(const char *path, const TraceEvent *events, size_
             trace_name(file, rank, stream, streams[stream]);
         }
     }
+    free(there);
     for (size_t i = 0; i < count; i++) {
         const TraceEvent *e = &events[i];
         char name[48];

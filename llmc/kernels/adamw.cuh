@@ -70,6 +70,7 @@ static inline void adamw_update(floatX *params, float *master, const float *grad
                       (float)(1.0 / (double)h->beta1_correction),
                       (float)(1.0 / sqrt((double)h->beta2_correction)),
                       h->grad_scale};
+    kernel_cost(KERNEL_OPTIMIZER, n, 7 * sizeof(float) + (fp32 ? 0 : sizeof(floatX)), 15);
     if (aligned16(params) && aligned16(weights) && aligned16(grads) && aligned16(m) && aligned16(v)) {
         LAUNCH(adamw_kernel<x128::size>, element_blocks(n), ELEMENT_THREADS, 0, stream)
         (narrow, weights, grads, m, v, n, f);

@@ -33,6 +33,7 @@ static inline AttentionShape attention_shape(size_t B, size_t T, size_t C, size_
 static inline void attention_forward(floatX *out, float *lse, const floatX *qkv, size_t B, size_t T, size_t C,
                                      size_t NH, cudaStream_t stream) {
     AttentionShape a = attention_shape(B, T, C, NH);
+    attention_cost(false, B, T, NH, a.HS, sizeof(floatX));
 #ifdef PRECISION_BF16
     if (attention_mma_takes(a)) {
         if (a.HS <= 32) attention_forward_mma<32>(out, lse, qkv, a, stream);
@@ -54,6 +55,7 @@ static inline void attention_backward(floatX *dqkv, float *dot, const floatX *do
                                       const float *lse, const floatX *qkv, size_t B, size_t T, size_t C,
                                       size_t NH, cudaStream_t stream) {
     AttentionShape a = attention_shape(B, T, C, NH);
+    attention_cost(true, B, T, NH, a.HS, sizeof(floatX));
 #ifdef PRECISION_BF16
     if (attention_mma_takes(a)) {
         if (a.HS <= 32) attention_backward_mma<32>(dqkv, dot, dout, out, lse, qkv, a, stream);

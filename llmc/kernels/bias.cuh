@@ -58,6 +58,7 @@ static inline void bias_backward(float *dbias, const floatX *dout, float *scratc
                                  bool accumulate, cudaStream_t stream) {
     const size_t W = x128::size;
     size_t chunk_rows = bias_chunk_rows(N), chunks = CEIL_DIV(N, chunk_rows);
+    kernel_cost(KERNEL_ELEMENTWISE, N * OC, sizeof(floatX), 1);
     if (OC % W == 0 && aligned16(dout) && aligned16(scratch)) {
         dim3 grid((unsigned)CEIL_DIV(OC, BIAS_THREADS * W), (unsigned)chunks);
         LAUNCH(bias_partial_kernel<x128::size>, grid, BIAS_THREADS, 0, stream)

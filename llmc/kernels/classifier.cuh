@@ -155,6 +155,8 @@ static inline void classifier_fused(float *losses, floatX *logits, const int *ta
                                     size_t V, size_t Vp, bool gradient, cudaStream_t stream) {
     if (N == 0) return;
     unsigned threads = classifier_threads(Vp);
+    kernel_cost(KERNEL_CLASSIFIER_FORWARD, N * Vp, sizeof(floatX), 3);
+    if (gradient) kernel_cost(KERNEL_CLASSIFIER_BACKWARD, N * Vp, 2 * sizeof(floatX), 3);
     if (Vp % x128::size == 0) {
         LAUNCH(classifier_fused_kernel<x128::size>, (unsigned)N, threads, 0, stream)
         (losses, logits, targets, dloss, V, Vp, gradient);
@@ -172,6 +174,7 @@ static inline void classifier_stats(float *max, float *sum, float *target_logit,
                                     cudaStream_t stream) {
     if (N == 0) return;
     unsigned threads = classifier_threads(Vl);
+    kernel_cost(KERNEL_CLASSIFIER_FORWARD, N * Vl, sizeof(floatX), 3);
     if (Vl % x128::size == 0) {
         LAUNCH(classifier_stats_kernel<x128::size>, (unsigned)N, threads, 0, stream)
         (max, sum, target_logit, logits, targets, V, Vl, v_start);
@@ -197,6 +200,7 @@ static inline void classifier_gradient(float *losses, floatX *logits, const floa
                                        cudaStream_t stream) {
     if (N == 0) return;
     unsigned threads = classifier_threads(Vl);
+    if (gradient) kernel_cost(KERNEL_CLASSIFIER_BACKWARD, N * Vl, 2 * sizeof(floatX), 3);
     if (Vl % x128::size == 0) {
         LAUNCH(classifier_gradient_kernel<x128::size>, (unsigned)N, threads, 0, stream)
         (losses, logits, max, sum, target_logit, targets, dloss, V, Vl, v_start, gradient);

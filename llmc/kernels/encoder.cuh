@@ -97,6 +97,7 @@ static inline void encoder_forward(floatX *out, const int *tokens, const floatX 
     size_t N = B * T;
     if (N == 0) return;
     unsigned blocks = (unsigned)CEIL_DIV(N, (size_t)ENCODER_WARPS);
+    kernel_cost(KERNEL_RESIDUAL, N * C, (wpe ? 3 : 2) * sizeof(floatX), 1);
     if (C % x128::size == 0) {
         LAUNCH(encoder_forward_kernel<x128::size>, blocks, 32 * ENCODER_WARPS, 0, stream)
         (out, tokens, wte, wpe, N, T, C, v_start, Vl);
@@ -114,6 +115,7 @@ static inline void encoder_backward(float *dwte, float *dwpe, const floatX *dout
     bool wide = C % x128::size == 0;
     if (dwte && B * T > 0) {
         unsigned blocks = ENCODER_OWNERS / ENCODER_WARPS;
+        kernel_cost(KERNEL_ELEMENTWISE, B * T * C, 2 * sizeof(float) + sizeof(floatX), 1);
         if (wide) {
             LAUNCH(encoder_backward_wte_kernel<x128::size>, blocks, 32 * ENCODER_WARPS, 0, stream)
             (dwte, dout, tokens, B * T, C, v_start, Vl);
@@ -125,6 +127,8 @@ static inline void encoder_backward(float *dwte, float *dwpe, const floatX *dout
     size_t rows = accumulate_wpe ? T : maxT;
     if (dwpe && rows > 0) {
         unsigned blocks = (unsigned)CEIL_DIV(rows, (size_t)ENCODER_WARPS);
+        kernel_cost(KERNEL_ELEMENTWISE, B * T * C, sizeof(floatX), 1);
+        kernel_cost(KERNEL_ELEMENTWISE, rows * C, (accumulate_wpe ? 2 : 1) * sizeof(float), 0);
         if (wide) {
             LAUNCH(encoder_backward_wpe_kernel<x128::size>, blocks, 32 * ENCODER_WARPS, 0, stream)
             (dwpe, dout, B, T, rows, C, accumulate_wpe);

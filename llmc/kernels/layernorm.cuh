@@ -176,6 +176,8 @@ static inline void layernorm_forward_launch(floatX *out, float *mean, float *rst
                                             cudaStream_t stream) {
     if (N == 0) return;
     unsigned blocks = (unsigned)CEIL_DIV(N, (size_t)LAYERNORM_WARPS), threads = 32 * LAYERNORM_WARPS;
+    kernel_cost(KERNEL_LAYERNORM_FORWARD, N * C, 2 * sizeof(floatX), 8);
+    if (inp1) kernel_cost(KERNEL_RESIDUAL, N * C, 3 * sizeof(floatX), 2);
     if (C % x128::size == 0) {
         LAUNCH((layernorm_forward_kernel<x128::size, LANES>), blocks, threads, 0, stream)
         (out, mean, rstd, residual, inp1, inp2, inp2_bias, weight, bias, N, C);
@@ -208,6 +210,7 @@ static inline void residual_forward(floatX *out, const floatX *inp1, const float
                                     const floatX *inp2_bias, size_t N, size_t C, cudaStream_t stream) {
     if (N == 0) return;
     unsigned blocks = (unsigned)CEIL_DIV(N, (size_t)LAYERNORM_WARPS), threads = 32 * LAYERNORM_WARPS;
+    kernel_cost(KERNEL_RESIDUAL, N * C, 3 * sizeof(floatX), 2);
     if (C % x128::size == 0) {
         LAUNCH(residual_forward_kernel<x128::size>, blocks, threads, 0, stream)
         (out, inp1, inp2, inp2_bias, N, C);
@@ -242,6 +245,7 @@ static inline void layernorm_backward_launch(floatX *dinp, float *dweight, float
         size_t shared = warps * 2 * C * sizeof(float);
         bool in_shared = LANES == 32 && shared <= LAYERNORM_SHARED;
         if (!in_shared) shared = 0;
+        kernel_cost(KERNEL_LAYERNORM_BACKWARD, N * C, (dresidual ? 4 : 3) * sizeof(floatX), 17);
         if (C % x128::size == 0) {
             LAUNCH((layernorm_backward_kernel<x128::size, LANES>), (unsigned)blocks, 32 * warps, shared,
                    stream)

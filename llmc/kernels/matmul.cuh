@@ -190,6 +190,7 @@ static inline void gemm(Matmul *mm, const GemmArgs *g) {
     if (g->bias && gemm_launch(mm, g, CUBLASLT_EPILOGUE_BIAS)) return;
     if (!gemm_launch(mm, g, CUBLASLT_EPILOGUE_DEFAULT)) gemm_fail(g, "cuBLASLt has no algorithm");
     if (!g->bias) return;
+    kernel_cost(KERNEL_ELEMENTWISE, g->M * g->N, 2 * sizeof(floatX), 1);
     dim3 grid((unsigned)CEIL_DIV(g->N, (size_t)128), (unsigned)(g->M < 256 ? g->M : 256));
     LAUNCH(bias_add_kernel, grid, 128, 0, mm->stream)((floatX *)g->d, g->bias, g->M, g->N, g->ldd);
 }

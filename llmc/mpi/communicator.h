@@ -13,6 +13,7 @@ inline ncclComm_t new_communicator(MPI_Comm mpi, const std::string &name) {
     MPI_Comm_rank(mpi, &comm->rank);
     MPI_Comm_size(mpi, &comm->size);
     comm->name = name;
+    clock_communicator(comm);
     comm->sent_to.assign(comm->size, 0);
     comm->received_from.assign(comm->size, 0);
     comm->connected_to.assign(comm->size, 0);
@@ -83,6 +84,7 @@ inline ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId 
     std::string error;
     if (!nccl_mpi::queue_start(&error))
         return nccl_mpi::fail(ncclInvalidUsage, "ncclCommInitRank: %s", error.c_str());
+    if (nccl_mpi::simulates()) return *comm = nccl_mpi::simulated_communicator("world", true), ncclSuccess;
     std::vector<int> members(nranks, -1);
     int me[3] = {rank, world_rank, nranks}, them[3];
     MPI_Request request;
@@ -119,6 +121,10 @@ inline ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId 
     return ncclSuccess;
 }
 
+// Beyond NCCL: a simulation, where most ranks do not exist, has to be told who the ranks of this rank's part of the
+// next split are, in the order of their keys.
+inline void ncclMpiMembers(const int *ranks, int count) { nccl_mpi::name_members(ranks, count); }
+
 // All ranks of comm call it, with nothing of comm in flight; those with the same colour form a communicator, ordered
 // by key, then by rank. NCCL_SPLIT_NOCOLOR gives none (NULL). config->commName names it in reports.
 inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm,
@@ -134,6 +140,11 @@ inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_
     if (comm->finished != comm->issued)
         return nccl_mpi::fail(ncclInvalidUsage, "ncclCommSplit of %s, which has operations in flight",
                               comm->name.c_str());
+    const char *name = config ? config->commName : NULL;
+    if (nccl_mpi::simulates()) {
+        *newcomm = nccl_mpi::simulated_communicator(name ? name : "part", color != NCCL_SPLIT_NOCOLOR);
+        return ncclSuccess;
+    }
     // Everybody arrives before MPI_Comm_split, which could not say who is missing.
     nccl_mpi::Meeting meeting;
     nccl_mpi::meet_begin(&meeting, comm, "ncclCommSplit");
@@ -142,7 +153,6 @@ inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_
     MPI_Comm_split(comm->mpi, color == NCCL_SPLIT_NOCOLOR ? MPI_UNDEFINED : color, key, &mpi);
     *newcomm = NULL;
     if (mpi == MPI_COMM_NULL) return ncclSuccess;
-    const char *name = config ? config->commName : NULL;
     *newcomm = nccl_mpi::new_communicator(mpi, name ? name : comm->name + "/" + std::to_string(color));
     return ncclSuccess;
 }

@@ -108,6 +108,7 @@ inline std::string full_name(const Group &g) {
 
 // Connects what the calls of a group use for the first time, all of it together.
 inline ncclResult_t connect(const std::vector<Call> &calls) {
+    if (simulates()) return ncclSuccess;
     std::vector<std::shared_ptr<Group>> active = queue_active();
     for (const Call &c : calls) {
         char *connected = connection(c);
@@ -153,8 +154,9 @@ inline void destroy(const std::vector<ncclComm_t> &comms) {
     for (ncclComm_t comm : comms) {
         if (comm->finished != comm->issued) queue_drain();
     }
-    for (size_t i = 0; i < comms.size(); i++) meet_begin(&meetings[i], comms[i], "ncclCommDestroy");
-    for (Meeting &m : meetings) meet_end(&m, "ncclCommDestroy of " + m.comm->name);
+    for (size_t i = 0; i < comms.size() && !simulates(); i++) meet_begin(&meetings[i], comms[i], "ncclCommDestroy");
+    for (Meeting &m : meetings)
+        if (!simulates()) meet_end(&m, "ncclCommDestroy of " + m.comm->name);
     for (ncclComm_t comm : comms) {
         for (int op = 0; traffic && strcmp(traffic, "1") == 0 && op < NCCL_MPI_OPS; op++) {
             const NcclMpiCounter *c = &comm->counters[op];
@@ -163,7 +165,7 @@ inline void destroy(const std::vector<ncclComm_t> &comms) {
                     comm->name.c_str(), comm->rank, comm->size, op_name(op), c->calls, c->bytes_sent,
                     c->bytes_received);
         }
-        MPI_Comm_free(&comm->mpi);
+        if (!simulates()) MPI_Comm_free(&comm->mpi);
         delete comm;
     }
 }

@@ -73,6 +73,7 @@ inline ncclResult_t issue_group(ncclComm_t comm, const std::vector<Call> &calls)
         else if (i == 4) g->name += " and more";
     }
     g->name += " (" + comm->name + ")";
+    clock_issue(g.get());
     std::string error;
     if (!queue_group(g, streams, &error)) return fail(ncclSystemError, "%s", error.c_str());
     return ncclSuccess;
@@ -114,7 +115,8 @@ inline ncclResult_t call(NcclMpiOp kind, const void *send, void *recv, size_t co
         return fail(ncclInvalidArgument, "%s: rank %d does not exist, %s has %d", name, other,
                     comm->name.c_str(), comm->size);
     }
-    if (count > INT_MAX) return fail(ncclInvalidArgument, "%s: a count of %zu is beyond an MPI message", name, count);
+    if (count > INT_MAX && !simulates())
+        return fail(ncclInvalidArgument, "%s: a count of %zu is beyond an MPI message", name, count);
     size_t bytes = count * width, send_bytes = bytes * send_parts, recv_bytes = bytes * recv_parts;
     if (send_bytes && !is_device_memory(send, send_bytes)) {
         return fail(ncclInvalidArgument, "%s: %zu bytes at %p are not inside one device allocation", name,

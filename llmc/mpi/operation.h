@@ -3,13 +3,6 @@
 #define LLMC_MPI_OPERATION_H
 
 #include <cuda_runtime.h>
-
-#ifndef OMPI_SKIP_MPICXX
-#define OMPI_SKIP_MPICXX 1  // the C interface is all we use
-#endif
-#ifndef MPICH_SKIP_MPICXX
-#define MPICH_SKIP_MPICXX 1
-#endif
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,6 +30,34 @@ typedef struct {
     size_t calls, bytes_sent, bytes_received;
 } NcclMpiCounter;
 
+// What a communicator, an operation and a group are on the virtual clock of the stand-ins: see clock.h.
+#ifndef __CUDACC__
+struct CommClock {
+    std::vector<size_t> ranks;   // [size] in the job
+    Placement place;
+    size_t world;
+    CpuPart part;
+    bool gradients;              // it sums them
+    uint64_t now;                // ns: end of its last group
+    unsigned epoch;
+    std::vector<int> processes;  // of a simulation: those that are ranks of it, and where they meet
+    CpuChannel *channel;
+};
+struct OpClock {
+    uint64_t mine, theirs;       // when this rank was ready; when the receiver of a message was
+    MPI_Request request;
+};
+struct GroupClock {
+    uint64_t host, ready;        // when the host handed it over, when this rank was ready
+    CpuMoment end;
+    cudaStream_t stops;          // a stream that stands still until the group has ended, or NULL
+};
+#else
+struct CommClock {};
+struct OpClock {};
+struct GroupClock {};
+#endif
+
 struct ncclComm {
     MPI_Comm mpi;
     int rank, size;
@@ -48,6 +69,7 @@ struct ncclComm {
     std::vector<char> connected_to, connected_from;  // per peer, and by kind of collective, small and large
     char connected[NCCL_MPI_OPS][2];
     NcclMpiCounter counters[NCCL_MPI_OPS];
+    CommClock clock;
 };
 
 namespace nccl_mpi {
@@ -56,7 +78,8 @@ namespace nccl_mpi {
 struct Header {
     int32_t op, type, redop, root;  // NcclMpiOp; root of a broadcast, destination of a send, else -1
     uint64_t count, sequence;       // as in the call; its number on this communicator (send/recv: for this pair)
-    uint64_t unused[4];
+    uint64_t ready;                 // virtual time at which the sender, and those of whom it had heard, were ready
+    uint64_t unused[3];
 };
 static_assert(sizeof(Header) == 64, "nothing between the fields, which travel as bytes");
 
@@ -85,6 +108,7 @@ struct Op {
     int tag, phase;
     double due;              // injected delay: when the next message may be taken
     std::vector<Message> messages;
+    OpClock clock;
 };
 
 struct Call {
@@ -101,6 +125,7 @@ struct Group {
     bool started, done;
     std::vector<Op> ops;
     std::vector<cudaStream_t> streams;  // each once
+    GroupClock clock;
 };
 
 // Ends the job after `seconds` of patience for the others to print too. Under Open MPI's mpirun we just exit:

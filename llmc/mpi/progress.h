@@ -141,7 +141,7 @@ inline bool advance(Group *g, Op *op, bool *held, bool *moved) {
         if (open) return false;
         end_phase(g->comm, op);
     }
-    return true;
+    return clock_met(op);
 }
 
 // Does what can be done now. True once the whole group is complete. `moved` tells whether anything happened.
@@ -149,8 +149,12 @@ inline bool progress(Group *g, bool *moved) {
     *moved = false;
     if (g->done) return true;
     if (g->comm->finished != g->turn) return false;
+    if (simulates()) return clock_progress(g, moved);
+    if (!g->started) clock_begin(g);
     for (Op &op : g->ops) {
-        if (!g->started) start_op(g->comm, &op);
+        if (g->started) break;
+        clock_meet(g, &op);
+        start_op(g->comm, &op);
     }
     g->started = true;
     for (bool more = true; more && !g->done;) {
@@ -162,6 +166,7 @@ inline bool progress(Group *g, bool *moved) {
     }
     if (!g->done) return false;
     *moved = true;
+    clock_end(g);
     g->comm->finished++;
     return true;
 }

@@ -20,7 +20,7 @@
 #ifndef LLMC_MPI_TRANSPORT_H
 #define LLMC_MPI_TRANSPORT_H
 
-#include "llmc/mpi/operation.h"
+#include "llmc/mpi/clock.h"
 
 namespace nccl_mpi {
 
@@ -123,6 +123,7 @@ inline bool complete(Group *g, Op *op, Message *m) {
     if (m->state == Message::HEADER) {
         if (!header_fits(op, (const Header *)m->block))
             mismatch(g->comm, op, (const Header *)m->block, m->peer);
+        clock_hear(op, (const Header *)m->block);
         if (!together(m)) {
             if (!m->data) {
                 state().pool.give(m->block);

@@ -59,12 +59,14 @@ typedef struct {
     double host_transfer, host_step;             // s of the host that the device waits for: per message, per step
 } Cluster;
 
-typedef enum { FIELD_POSITIVE, FIELD_ZERO_OK, FIELD_SHARE, FIELD_FACTOR, FIELD_COUNT, FIELD_BOOL, FIELD_LAW } FieldKind;
+typedef enum {
+    CONSTANT_POSITIVE, CONSTANT_ZERO_OK, CONSTANT_SHARE, CONSTANT_FACTOR, CONSTANT_COUNT, CONSTANT_BOOL, CONSTANT_LAW
+} ConstantKind;
 
 typedef struct {
     const char *key;
     size_t offset;
-    FieldKind kind;
+    ConstantKind kind;
     bool software;
 } ClusterField;
 
@@ -74,67 +76,67 @@ typedef struct {
 // All constants, in the order of the struct; *count says how many.
 static inline const ClusterField *cluster_fields(size_t *count) {
     static const ClusterField fields[] = {
-        CLUSTER_FIELD(peak_bf16, FIELD_POSITIVE, false),
-        CLUSTER_FIELD(peak_fp32, FIELD_POSITIVE, false),
-        CLUSTER_FIELD(sms, FIELD_COUNT, false),
-        CLUSTER_FIELD(hbm_bandwidth, FIELD_POSITIVE, false),
-        CLUSTER_FIELD(memory, FIELD_POSITIVE, false),
-        CLUSTER_FIELD(reserve, FIELD_ZERO_OK, false),
-        CLUSTER_FIELD(launch_host, FIELD_ZERO_OK, false),
-        CLUSTER_FIELD(launch_device, FIELD_ZERO_OK, false),
-        CLUSTER_FIELD(gemm_start, FIELD_ZERO_OK, false),
-        CLUSTER_FIELD(gemm_efficiency, FIELD_SHARE, false),
-        CLUSTER_FIELD(gemm_wave, FIELD_ZERO_OK, false),
-        CLUSTER_FIELD(gemm_depth, FIELD_ZERO_OK, false),
-        CLUSTER_FIELD(gemm_sustained, FIELD_SHARE, false),
-        CLUSTER_ELEMENT("attention_qk_48", attention_qk, 0, FIELD_POSITIVE),
-        CLUSTER_ELEMENT("attention_qk_80", attention_qk, 1, FIELD_POSITIVE),
-        CLUSTER_ELEMENT("attention_qk_128", attention_qk, 2, FIELD_POSITIVE),
-        CLUSTER_ELEMENT("attention_qk_192", attention_qk, 3, FIELD_POSITIVE),
-        CLUSTER_ELEMENT("attention_pv_48", attention_pv, 0, FIELD_POSITIVE),
-        CLUSTER_ELEMENT("attention_pv_80", attention_pv, 1, FIELD_POSITIVE),
-        CLUSTER_ELEMENT("attention_pv_128", attention_pv, 2, FIELD_POSITIVE),
-        CLUSTER_ELEMENT("attention_pv_192", attention_pv, 3, FIELD_POSITIVE),
-        CLUSTER_ELEMENT("flash_forward_64", flash_forward, 0, FIELD_POSITIVE),
-        CLUSTER_ELEMENT("flash_forward_128", flash_forward, 1, FIELD_POSITIVE),
-        CLUSTER_ELEMENT("flash_backward_64", flash_backward, 0, FIELD_POSITIVE),
-        CLUSTER_ELEMENT("flash_backward_128", flash_backward, 1, FIELD_POSITIVE),
-        CLUSTER_FIELD(elementwise_efficiency, FIELD_SHARE, false),
-        CLUSTER_FIELD(layernorm_forward_efficiency, FIELD_SHARE, false),
-        CLUSTER_FIELD(layernorm_backward_efficiency, FIELD_SHARE, false),
-        CLUSTER_FIELD(softmax_efficiency, FIELD_SHARE, false),
-        CLUSTER_FIELD(optimizer_efficiency, FIELD_SHARE, false),
-        CLUSTER_FIELD(overlap_slowdown, FIELD_FACTOR, false),
-        CLUSTER_FIELD(gpus_per_node, FIELD_COUNT, false),
-        CLUSTER_FIELD(nics_per_node, FIELD_COUNT, false),
-        CLUSTER_FIELD(node_bandwidth, FIELD_POSITIVE, false),
-        CLUSTER_FIELD(node_base, FIELD_ZERO_OK, false),
-        CLUSTER_FIELD(node_hop, FIELD_ZERO_OK, false),
-        CLUSTER_FIELD(nic_collective_bandwidth, FIELD_POSITIVE, false),
-        CLUSTER_FIELD(net_base, FIELD_ZERO_OK, false),
-        CLUSTER_FIELD(net_doubling, FIELD_ZERO_OK, false),
-        CLUSTER_FIELD(small_latency, FIELD_SHARE, false),
-        CLUSTER_FIELD(small_bandwidth, FIELD_SHARE, false),
-        CLUSTER_FIELD(node_p2p_bandwidth, FIELD_POSITIVE, false),
-        CLUSTER_FIELD(node_p2p_latency, FIELD_ZERO_OK, false),
-        CLUSTER_FIELD(nic_bandwidth, FIELD_POSITIVE, false),
-        CLUSTER_FIELD(nic_latency, FIELD_ZERO_OK, false),
-        CLUSTER_FIELD(gpus_per_island, FIELD_COUNT, false),
-        CLUSTER_FIELD(island_bandwidth, FIELD_POSITIVE, false),
-        CLUSTER_FIELD(island_latency, FIELD_ZERO_OK, false),
-        CLUSTER_FIELD(attention, FIELD_LAW, true),
-        CLUSTER_FIELD(dropout, FIELD_BOOL, true),
-        CLUSTER_FIELD(data_overlap, FIELD_BOOL, true),
-        CLUSTER_FIELD(tensor_overlap, FIELD_BOOL, true),
-        CLUSTER_FIELD(pipeline_overlap, FIELD_BOOL, true),
-        CLUSTER_FIELD(scatter_gather, FIELD_BOOL, true),
-        CLUSTER_FIELD(recompute_end, FIELD_BOOL, true),
-        CLUSTER_FIELD(optimizer_bytes, FIELD_ZERO_OK, true),
-        CLUSTER_FIELD(gradient_bytes, FIELD_POSITIVE, true),
-        CLUSTER_FIELD(accumulate_bytes, FIELD_ZERO_OK, true),
-        CLUSTER_FIELD(classifier_bytes, FIELD_ZERO_OK, true),
-        CLUSTER_FIELD(host_transfer, FIELD_ZERO_OK, true),
-        CLUSTER_FIELD(host_step, FIELD_ZERO_OK, true),
+        CLUSTER_FIELD(peak_bf16, CONSTANT_POSITIVE, false),
+        CLUSTER_FIELD(peak_fp32, CONSTANT_POSITIVE, false),
+        CLUSTER_FIELD(sms, CONSTANT_COUNT, false),
+        CLUSTER_FIELD(hbm_bandwidth, CONSTANT_POSITIVE, false),
+        CLUSTER_FIELD(memory, CONSTANT_POSITIVE, false),
+        CLUSTER_FIELD(reserve, CONSTANT_ZERO_OK, false),
+        CLUSTER_FIELD(launch_host, CONSTANT_ZERO_OK, false),
+        CLUSTER_FIELD(launch_device, CONSTANT_ZERO_OK, false),
+        CLUSTER_FIELD(gemm_start, CONSTANT_ZERO_OK, false),
+        CLUSTER_FIELD(gemm_efficiency, CONSTANT_SHARE, false),
+        CLUSTER_FIELD(gemm_wave, CONSTANT_ZERO_OK, false),
+        CLUSTER_FIELD(gemm_depth, CONSTANT_ZERO_OK, false),
+        CLUSTER_FIELD(gemm_sustained, CONSTANT_SHARE, false),
+        CLUSTER_ELEMENT("attention_qk_48", attention_qk, 0, CONSTANT_POSITIVE),
+        CLUSTER_ELEMENT("attention_qk_80", attention_qk, 1, CONSTANT_POSITIVE),
+        CLUSTER_ELEMENT("attention_qk_128", attention_qk, 2, CONSTANT_POSITIVE),
+        CLUSTER_ELEMENT("attention_qk_192", attention_qk, 3, CONSTANT_POSITIVE),
+        CLUSTER_ELEMENT("attention_pv_48", attention_pv, 0, CONSTANT_POSITIVE),
+        CLUSTER_ELEMENT("attention_pv_80", attention_pv, 1, CONSTANT_POSITIVE),
+        CLUSTER_ELEMENT("attention_pv_128", attention_pv, 2, CONSTANT_POSITIVE),
+        CLUSTER_ELEMENT("attention_pv_192", attention_pv, 3, CONSTANT_POSITIVE),
+        CLUSTER_ELEMENT("flash_forward_64", flash_forward, 0, CONSTANT_POSITIVE),
+        CLUSTER_ELEMENT("flash_forward_128", flash_forward, 1, CONSTANT_POSITIVE),
+        CLUSTER_ELEMENT("flash_backward_64", flash_backward, 0, CONSTANT_POSITIVE),
+        CLUSTER_ELEMENT("flash_backward_128", flash_backward, 1, CONSTANT_POSITIVE),
+        CLUSTER_FIELD(elementwise_efficiency, CONSTANT_SHARE, false),
+        CLUSTER_FIELD(layernorm_forward_efficiency, CONSTANT_SHARE, false),
+        CLUSTER_FIELD(layernorm_backward_efficiency, CONSTANT_SHARE, false),
+        CLUSTER_FIELD(softmax_efficiency, CONSTANT_SHARE, false),
+        CLUSTER_FIELD(optimizer_efficiency, CONSTANT_SHARE, false),
+        CLUSTER_FIELD(overlap_slowdown, CONSTANT_FACTOR, false),
+        CLUSTER_FIELD(gpus_per_node, CONSTANT_COUNT, false),
+        CLUSTER_FIELD(nics_per_node, CONSTANT_COUNT, false),
+        CLUSTER_FIELD(node_bandwidth, CONSTANT_POSITIVE, false),
+        CLUSTER_FIELD(node_base, CONSTANT_ZERO_OK, false),
+        CLUSTER_FIELD(node_hop, CONSTANT_ZERO_OK, false),
+        CLUSTER_FIELD(nic_collective_bandwidth, CONSTANT_POSITIVE, false),
+        CLUSTER_FIELD(net_base, CONSTANT_ZERO_OK, false),
+        CLUSTER_FIELD(net_doubling, CONSTANT_ZERO_OK, false),
+        CLUSTER_FIELD(small_latency, CONSTANT_SHARE, false),
+        CLUSTER_FIELD(small_bandwidth, CONSTANT_SHARE, false),
+        CLUSTER_FIELD(node_p2p_bandwidth, CONSTANT_POSITIVE, false),
+        CLUSTER_FIELD(node_p2p_latency, CONSTANT_ZERO_OK, false),
+        CLUSTER_FIELD(nic_bandwidth, CONSTANT_POSITIVE, false),
+        CLUSTER_FIELD(nic_latency, CONSTANT_ZERO_OK, false),
+        CLUSTER_FIELD(gpus_per_island, CONSTANT_COUNT, false),
+        CLUSTER_FIELD(island_bandwidth, CONSTANT_POSITIVE, false),
+        CLUSTER_FIELD(island_latency, CONSTANT_ZERO_OK, false),
+        CLUSTER_FIELD(attention, CONSTANT_LAW, true),
+        CLUSTER_FIELD(dropout, CONSTANT_BOOL, true),
+        CLUSTER_FIELD(data_overlap, CONSTANT_BOOL, true),
+        CLUSTER_FIELD(tensor_overlap, CONSTANT_BOOL, true),
+        CLUSTER_FIELD(pipeline_overlap, CONSTANT_BOOL, true),
+        CLUSTER_FIELD(scatter_gather, CONSTANT_BOOL, true),
+        CLUSTER_FIELD(recompute_end, CONSTANT_BOOL, true),
+        CLUSTER_FIELD(optimizer_bytes, CONSTANT_ZERO_OK, true),
+        CLUSTER_FIELD(gradient_bytes, CONSTANT_POSITIVE, true),
+        CLUSTER_FIELD(accumulate_bytes, CONSTANT_ZERO_OK, true),
+        CLUSTER_FIELD(classifier_bytes, CONSTANT_ZERO_OK, true),
+        CLUSTER_FIELD(host_transfer, CONSTANT_ZERO_OK, true),
+        CLUSTER_FIELD(host_step, CONSTANT_ZERO_OK, true),
     };
     *count = sizeof fields / sizeof fields[0];
     return fields;
@@ -146,10 +148,10 @@ static inline bool cluster_number(Cluster *c, const ClusterField *field, const c
     double x = cJSON_IsNumber(value) ? value->valuedouble : NAN;
     static const char *const wanted[] = {"a number above 0",           "a number, 0 or more", "above 0 and at most 1",
                                          "a number from 1 to 10",      "a whole number from 1 to 1048576"};
-    bool ok = isfinite(x) && (field->kind == FIELD_ZERO_OK ? x >= 0 : x > 0);
-    if (field->kind == FIELD_SHARE) ok = ok && x <= 1;
-    if (field->kind == FIELD_FACTOR) ok = ok && x >= 1 && x <= 10;
-    if (field->kind == FIELD_COUNT) ok = ok && x == floor(x) && x <= 1048576;
+    bool ok = isfinite(x) && (field->kind == CONSTANT_ZERO_OK ? x >= 0 : x > 0);
+    if (field->kind == CONSTANT_SHARE) ok = ok && x <= 1;
+    if (field->kind == CONSTANT_FACTOR) ok = ok && x >= 1 && x <= 10;
+    if (field->kind == CONSTANT_COUNT) ok = ok && x == floor(x) && x <= 1048576;
     if (!ok) return error_set(err, "%s: \"%s\" must be %s", file, field->key, wanted[field->kind]);
     *(double *)((char *)c + field->offset) = x;
     return true;
@@ -158,12 +160,12 @@ static inline bool cluster_number(Cluster *c, const ClusterField *field, const c
 static inline bool cluster_value(Cluster *c, const ClusterField *field, const cJSON *value, const char *file,
                                  Error *err) {
     char *at = (char *)c + field->offset;
-    if (field->kind == FIELD_BOOL) {
+    if (field->kind == CONSTANT_BOOL) {
         if (!cJSON_IsBool(value)) return error_set(err, "%s: \"%s\" must be true or false", file, field->key);
         *(bool *)at = cJSON_IsTrue(value);
         return true;
     }
-    if (field->kind == FIELD_LAW) {
+    if (field->kind == CONSTANT_LAW) {
         const char *law = cJSON_IsString(value) ? value->valuestring : "";
         if (strcmp(law, "flash") != 0 && strcmp(law, "unfused") != 0)
             return error_set(err, "%s: \"%s\" must be \"flash\" or \"unfused\"", file, field->key);

@@ -127,6 +127,7 @@ static inline int trainer_close(Trainer *m) {
     if (m->stop && o->out && has_moved(m)) trainer_save(m);
     if (m->stop) printf("stopped by a signal after step %zu\n", m->progress.step);
     if (o->profile) CUDA_CHECK(cudaProfilerStop());
+    if (o->virtual_time || o->simulate) trainer_report_clock(m);
     if ((o->trace || o->profile) && !trainer_report_timeline(m, &err)) job_fail(&m->job, &err);
     if (!log_close(&m->log, &err)) job_fail(&m->job, &err);
     job_finish(&m->job);

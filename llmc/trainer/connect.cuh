@@ -23,13 +23,14 @@ enum { LINK_BLOCKS = 4 };  // of a link's kernels: each fills a multiprocessor, 
 static constexpr size_t WARM_UP_BYTES = 64 << 20;  // of the largest message in job_warm_up
 
 // Bytes of the device that the plan of memory leaves to libraries, which take theirs after it: kernels and cuBLASLt's
-// workspace, and the buffers of up to 8 communicators. Estimates, from NCCL's source; a CPU needs none of it.
+// workspace, and the buffers of up to 8 communicators. Estimates, from NCCL's source; a CPU needs none of it, and for a
+// simulation the cluster file says it.
 static inline size_t job_reserve(const Job *job) {
 #ifdef __CUDACC__
     return (size_t)(job->size > 1 ? 2048 : 768) << 20;
 #else
     (void)job;
-    return 0;
+    return cpu_simulates() ? (size_t)cpu_clock().cluster.reserve : 0;
 #endif
 }
 
@@ -38,7 +39,7 @@ static inline size_t job_reserve(const Job *job) {
 // The link that closes a ring of odd length lies between two even stages: it has a third turn.
 static inline ncclComm_t job_split_link(Job *job, const Grid *grid, size_t chunks, StepKind kind, int turn,
                                         bool *sends) {
-    int p = (int)grid->p, stage = (int)grid->p_rank, mine = -1, from, to;
+    int p = (int)grid->p, stage = (int)grid->p_rank, mine = -1, from, to, ends[2];
     *sends = false;
     for (int link = kind * p; link < (kind + 1) * p; link++) {
         if (!pipeline_link_ends(p, (int)chunks, link, &from, &to) || (stage != from && stage != to)) continue;
@@ -46,7 +47,10 @@ static inline ncclComm_t job_split_link(Job *job, const Grid *grid, size_t chunk
         if ((closes ? 2 : from % 2) != turn) continue;
         mine = link;
         *sends = stage == from;
+        ends[0] = grid_rank_at(grid, grid->t_rank, grid->d_rank, (size_t)from);
+        ends[1] = grid_rank_at(grid, grid->t_rank, grid->d_rank, (size_t)to);
     }
+    job_name_members(ends, mine < 0 ? 0 : 2);
     int color = mine < 0 ? -1 : grid_color(grid, 'p') * 2 * p + mine;
     return job_split(job, color, *sends ? 0 : 1, "pipeline", LINK_BLOCKS);
 }

@@ -177,9 +177,36 @@ static inline ncclComm_t job_split(Job *job, int color, int key, const char *nam
     return job->groups[job->group_count++] = comm;
 }
 
+// Before a split: who the ranks of this rank's part are, for a simulation, in which most of them do not exist.
+static inline void job_name_members(const int *ranks, int count) {
+#ifdef NCCL_OVER_MPI
+    ncclMpiMembers(ranks, count);
+#else
+    (void)ranks, (void)count;
+#endif
+}
+
 // The ranks that differ in one coordinate only; see grid_color.
 static inline ncclComm_t job_split_grid(Job *job, const Grid *grid, char group, const char *name) {
-    return job_split(job, grid_color(grid, group), grid_key(grid, group), name, 0);
+    int *ranks = (int *)host_alloc(grid->world, sizeof(int)), count = 0, color = grid_color(grid, group);
+    for (size_t rank = 0; rank < grid->world; rank++) {
+        Grid other = *grid;
+        grid_place(&other, rank);
+        if (grid_color(&other, group) == color) ranks[count++] = (int)rank;
+    }
+    job_name_members(ranks, count);
+    free(ranks);
+    return job_split(job, color, grid_key(grid, group), name, 0);
+}
+
+// False for a rank of a simulation for which another one stands.
+static inline bool job_has(int rank) {
+#ifndef __CUDACC__
+    return !cpu_simulates() || cpu_process_of(rank) >= 0;
+#else
+    (void)rank;
+    return true;
+#endif
 }
 
 // Collects the trace events of all ranks on rank 0, which then gets true and frees them.
@@ -187,6 +214,7 @@ static inline bool job_gather_trace(const Job *job, const TraceList *mine, Trace
     memset(all, 0, sizeof *all);
     unsigned long long count = mine->count;
     for (int rank = 0; rank < job->size; rank++) {
+        if (!job_has(rank)) continue;
         unsigned long long n = count;
         MPI_Bcast(&n, 1, MPI_UNSIGNED_LONG_LONG, rank, MPI_COMM_WORLD);
         TraceEvent *events = rank == job->rank ? mine->events : (TraceEvent *)host_alloc(n, sizeof(TraceEvent));

@@ -53,7 +53,7 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
         exit(0);
     }
     if (!trainer_source(m, &from, err) || (from && !checkpoint_read_config(from, &file, err))) return false;
-    if (!options_resolve(o, from ? &file : NULL, m->job.size, err) ||
+    if (!trainer_virtual_time(o, err) || !options_resolve(o, from ? &file : NULL, m->job.size, err) ||
         !grid_make(&m->grid, m->job.size, m->job.rank, o->tensor, o->data, o->pipeline, o->order, err) ||
         !job_check_devices(&m->job, err)) return false;
     m->config = options_config(o);
@@ -76,9 +76,10 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
 // wrong is said in one sentence by one rank, and all ranks leave with exit code 2.
 static inline void trainer_open(Trainer *m, int argc, char **argv, unsigned sections) {
     Error err;
+    trainer_simulate(argc, argv, sections);
     job_start(&m->job, &argc, &argv);
-    CUDA_CHECK(cudaGetDeviceProperties(&m->device, m->job.device));
     job_agree(&m->job, trainer_prepare(m, argc, argv, sections, &err), &err);
+    CUDA_CHECK(cudaGetDeviceProperties(&m->device, m->job.device));
 }
 
 // The buffers that every trainer has: counts them, or gives them their place. Returns the arena for the trainer's own.
@@ -117,8 +118,10 @@ static inline void trainer_print(const Trainer *m) {
            "parameters\n", c->L, c->NH, c->C, c->V, c->Vp, c->maxT, count_parameters(c));
     printf("batch        %zu sequences of %zu tokens a step, in %zu micro-batches of %zu", m->opt.global_batch, m->T,
            m->micros, m->B);
-    if (m->job.size > 1) printf(" on each of %zu data ranks\n", m->grid.d), grid_print(stdout, &m->grid);
+    if (m->job.size > 1) printf(" on each of %zu data ranks\n", m->grid.d);
     else printf("\n");
+    if (m->opt.simulate) grid_print_sizes(stdout, &m->grid);
+    else if (m->job.size > 1) grid_print(stdout, &m->grid);
 }
 
 // Allocates what layout has counted. What does not fit is refused before, with exit code 2; a --dry-run ends here.
@@ -181,16 +184,19 @@ static inline void trainer_start(Trainer *m) {
     Error err;
     CUDA_CHECK(cudaDeviceSynchronize());
     double tokens = (double)o->global_batch * (double)m->T,
-           peak = device_peak_flops(m->device.name, sizeof(floatX) == 2);
+           peak = trainer_peak_flops(m);
     bool opened = log_open(&m->log, m->job.rank == 0 ? o->log : NULL, m->progress.step, o->steps, tokens,
                            count_flops(&m->config, tokens, m->T), m->job.size * peak, &err);
     job_agree(&m->job, opened, &err);
+    m->log.virtual_time = m->opt.virtual_time || m->opt.simulate;
+    m->log.simulated = m->opt.simulate;
     trainer_host_buffers(m);
     global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->norm_ranges, m->norm_count,
                         table_largest(&m->table), m->stream);  // its kernels are loaded before messages are in flight
     timeline_start(&m->timeline, o->trace || o->profile, m->job.rank, m->stream);
     const char *from = o->resume ? o->resume : o->init;
-    if (!from) state_init_weights(&m->state, &m->table, o->seed);
+    if (m->opt.simulate) state_zero(&m->state);
+    else if (!from) state_init_weights(&m->state, &m->table, o->seed);
     else if (!state_load(&m->state, &m->table, from, o->resume != NULL, &err)) job_fail(&m->job, &err);
     CUDA_CHECK(cudaDeviceSynchronize());  // memory is set on the default stream, which ours do not wait for
     job_reset_traffic(&m->job);
@@ -201,6 +207,7 @@ static inline void trainer_start(Trainer *m) {
     sigaction(SIGINT, &action, NULL);
     signal(SIGXFSZ, SIG_IGN);  // a file that grows too large is an error of the write, with a sentence
     if (o->profile) CUDA_CHECK(cudaProfilerStart());
+    trainer_clock_zero();
 }
 
 #endif

@@ -13,7 +13,7 @@ static inline void trainer_load(Trainer *m, DataLoader *data, uint64_t first, bo
     Error err;
     size_t count = m->micros * m->B, bytes = count * m->T * sizeof(int);
     first += m->grid.d_rank * count;
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < count && !m->opt.simulate; i++) {
         if (!dataloader_read(data, first + i, shuffle, m->opt.seed, m->config.V, m->host_inputs + i * m->T,
                              m->host_targets + i * m->T, &err)) job_fail(&m->job, &err);
     }
@@ -28,6 +28,7 @@ static inline StepReport trainer_begin_step(Trainer *m) {
     timeline_collect(&m->timeline, 0);  // of what ran between the steps
     m->timeline.paused = m->progress.step >= m->progress.first_step + m->opt.trace_steps;
     m->step_began = seconds_now();
+    trainer_clock_begin_step();
     trainer_load(m, &m->train_data, m->progress.sample, m->opt.shuffle);
     return report;
 }
@@ -151,6 +152,7 @@ static inline void trainer_end_step(Trainer *m, StepReport *report) {
     m->progress.step++;
     m->progress.sample += m->opt.global_batch;
     report->ms = 1e3 * (seconds_now() - m->step_began);
+    trainer_clock_end_step(m, report->ms);
     log_step(&m->log, report);
 }
 

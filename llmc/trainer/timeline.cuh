@@ -15,9 +15,12 @@
 
 enum { TIMELINE_LIMIT = 1000000 };  // spans of one rank; a longer run is traced up to there
 
-// Seconds on the host's clock that never jumps.
+// Seconds on the host's clock that never jumps, or on the virtual one.
 static inline double seconds_now(void) {
     struct timespec now;
+#ifndef __CUDACC__
+    if (cpu_clock().on) return 1e-9 * (double)cpu_clock().host;
+#endif
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }

@@ -1,0 +1,212 @@
+// clock.h: a virtual clock for the streams, in nanoseconds: what their operations would take on a device of a described
+// cluster (llmc/sim). Off unless cpu_clock_start was called.
+//
+// Time follows from the flow of data alone, never from the order in which this machine gets things done:
+//   - the host has a time; putting work into a stream costs it launch_host; what waits for a stream moves it on;
+//   - an operation begins when the stream's operation before it has ended, the host has enqueued it, and what it waits
+//     for has ended: an event's record, or all ranks of a collective or message (llmc/mpi/clock.h);
+//   - it ends when its cost is over; an event holds the end of what was before it.
+// So a run's times are the same whatever the load, CPU_STREAM_ORDER or NCCL_DELAY. stream.h and cuda_runtime.h call the
+// functions here; simulate.h has the mode in which kernels are not run at all.
+#ifndef LLMC_CPU_CLOCK_H
+#define LLMC_CPU_CLOCK_H
+
+#include <math.h>
+#include <stdint.h>
+
+#include <algorithm>
+
+#include "llmc/sim/cost.h"
+#include "llmc/sim/kernel.h"
+
+// Where the time of a stream goes. PIPELINE, TENSOR and DATA: communication that nothing hides; IDLE: waiting for work.
+enum CpuPart {
+    CPU_GEMM, CPU_ATTENTION, CPU_MEMORY_BOUND, CPU_TENSOR, CPU_PIPELINE, CPU_DATA, CPU_OPTIMIZER, CPU_HOST, CPU_IDLE,
+    CPU_PARTS
+};
+
+enum { CPU_MAX_STREAMS = 64 };
+
+// The end of what a stream had done when an event was recorded, and what of that was communication.
+struct CpuMoment {
+    uint64_t ns;
+    unsigned epoch, stream;
+    uint64_t begun;           // begin of the stream's last communication
+    uint64_t first, busy;     // begin of the first collective since the record before; ns of all collectives so far
+    CpuPart part;             // of the last communication; IDLE: there was none
+};
+
+struct CpuTimes {
+    unsigned number;          // the stream's, from 1
+    bool computes;            // kernels were put into it
+    uint64_t now;
+    CpuMoment last;           // its communication so far
+    uint64_t seen[CPU_MAX_STREAMS];  // of other streams' collectives: what was waited for already
+    uint64_t spent[CPU_PARTS];
+};
+
+struct CpuClock {
+    bool on;
+    bool simulates;           // kernels are not run, and device memory is not touched
+    Cluster cluster;
+    uint64_t host;            // ns
+    unsigned epoch;           // counts cpu_clock_zero: times of earlier epochs are 0
+    double stated;            // seconds of the next launch
+    CpuPart stated_part;
+    KernelWork work;          // of the next launch: the sum of what was stated
+};
+
+inline CpuClock &cpu_clock() {
+    static CpuClock clock;
+    return clock;
+}
+
+inline void cpu_clock_start(const Cluster *cluster, bool simulates) {
+    CpuClock &c = cpu_clock();
+    c.on = true;
+    c.simulates = simulates;
+    c.cluster = *cluster;
+}
+
+static inline bool cpu_simulates() { return cpu_clock().simulates; }
+static inline uint64_t cpu_ns(double seconds) { return (uint64_t)llround(1e9 * seconds); }
+
+// ---------------------------------------------------------------------------------------------- costs
+
+static inline CpuPart cpu_part_of(KernelKind kind) {
+    if (kind == KERNEL_GEMM) return CPU_GEMM;
+    if (kind == KERNEL_ATTENTION_FORWARD || kind == KERNEL_ATTENTION_BACKWARD) return CPU_ATTENTION;
+    return kind == KERNEL_OPTIMIZER ? CPU_OPTIMIZER : CPU_MEMORY_BOUND;
+}
+
+// Attention by the cluster's law, whose rates are those of 16 bits; in fp32 they are as much lower as products' are.
+// Around unfused attention its operands are copied: out of qkv and back.
+static inline double cpu_attention_seconds(const Cluster *c, const KernelWork *w) {
+    bool backward = w->kind == KERNEL_ATTENTION_BACKWARD;
+    double seconds = cost_attention(c, c->attention, backward, w->B, w->T, w->NH, w->HS);
+    if (w->width == 4) seconds = c->launch_device + (seconds - c->launch_device) * c->peak_bf16 / c->peak_fp32;
+    double copied = (double)(w->B * w->T * w->NH * w->HS * w->width) * (backward ? 8 : 2);
+    return c->attention == ATTENTION_FLASH ? seconds : seconds + cost_memory(c, MEMORY_ELEMENTWISE, copied);
+}
+
+// Seconds of a kernel on a device of the cluster. What the cluster file says of the software comes first.
+static inline double cpu_kernel_seconds(const Cluster *c, const KernelWork *w) {
+    double bytes = w->bytes;
+    switch (w->kind) {
+        case KERNEL_GEMM: {
+            double add = w->accumulates ? c->accumulate_bytes * (double)w->M * (double)w->N : 0;
+            return cost_gemm(c, w->M, w->N, w->K, w->width == 4 ? COST_FP32 : COST_BF16) +
+                   cost_memory(c, MEMORY_ELEMENTWISE, add);
+        }
+        case KERNEL_ATTENTION_FORWARD: case KERNEL_ATTENTION_BACKWARD: return cpu_attention_seconds(c, w);
+        case KERNEL_RESIDUAL: return cost_memory(c, MEMORY_ELEMENTWISE, bytes + c->dropout * w->elements);
+        case KERNEL_LAYERNORM_FORWARD: return cost_memory(c, MEMORY_LAYERNORM_FORWARD, bytes);
+        case KERNEL_LAYERNORM_BACKWARD: return cost_memory(c, MEMORY_LAYERNORM_BACKWARD, bytes);
+        case KERNEL_CLASSIFIER_FORWARD: case KERNEL_CLASSIFIER_BACKWARD:
+            return cost_memory(c, MEMORY_ELEMENTWISE, c->classifier_bytes / 2 * w->elements);
+        case KERNEL_OPTIMIZER: return cost_memory(c, MEMORY_OPTIMIZER, c->optimizer_bytes * w->elements);
+        case KERNEL_COPY: return c->launch_device + bytes / c->nic_bandwidth;  // over PCIe, as to a NIC
+        case KERNEL_NONE: return 0;
+        default: return cost_memory(c, MEMORY_ELEMENTWISE, bytes);
+    }
+}
+
+// Says what the next launch does; kernel_cost of llmc/kernels/cost.cuh.
+inline void cpu_state_work(const KernelWork &work) {
+    CpuClock &c = cpu_clock();
+    c.work.bytes += work.bytes, c.work.flops += work.flops;
+    if (!c.on) return;
+    c.stated += cpu_kernel_seconds(&c.cluster, &work);
+    c.stated_part = cpu_part_of(work.kind);
+}
+
+static inline void cpu_state_bytes(KernelKind kind, double bytes) {
+    KernelWork work = KernelWork();
+    work.kind = kind, work.bytes = bytes;
+    cpu_state_work(work);
+}
+
+struct CpuCost {
+    uint64_t ns, host;  // of the operation; of the host when it was enqueued
+    CpuPart part;
+    double bytes, flops;
+};
+
+// Takes what was stated for an operation that is being enqueued; the least that a kernel takes if nothing was.
+static inline CpuCost cpu_take_cost() {
+    CpuClock &c = cpu_clock();
+    CpuCost cost = {0, 0, CPU_MEMORY_BOUND, c.work.bytes, c.work.flops};
+    c.work.bytes = c.work.flops = 0;
+    if (!c.on) return cost;
+    c.host += cpu_ns(c.cluster.launch_host);
+    cost.host = c.host;
+    cost.ns = cpu_ns(std::max(c.stated, c.cluster.launch_device));
+    if (c.stated > 0) cost.part = c.stated_part;
+    c.stated = 0;
+    return cost;
+}
+
+// ---------------------------------------------------------------------------------------------- streams
+
+// Work of `ns` that may not end before `least`, its end if it began when the host enqueued it. A run of kernels is one
+// such operation too: they end at max(begin + sum of costs, least).
+static inline void cpu_clock_work(CpuTimes *t, uint64_t ns, uint64_t least) {
+    uint64_t end = std::max(t->now + ns, least);
+    t->spent[CPU_HOST] += end - t->now - ns;  // the host was late
+    t->now = end;
+}
+
+static inline CpuMoment cpu_clock_record(CpuTimes *t, uint64_t host) {
+    CpuMoment m = t->last;
+    t->now = std::max(t->now, host);
+    m.ns = t->now;
+    m.epoch = cpu_clock().epoch;
+    m.stream = t->number;
+    t->last.first = 0;
+    return m;
+}
+
+static inline double cpu_moment_ns(const CpuMoment &m) { return m.epoch == cpu_clock().epoch ? (double)m.ns : 0; }
+
+// What runs beside collectives is slower, by overlap_slowdown, for as long as both run: at least the time since the
+// first of them began, at most as long as they took.
+static inline void cpu_clock_beside(CpuTimes *t, const CpuMoment &m) {
+    uint64_t *seen = &t->seen[m.stream % CPU_MAX_STREAMS], busy;
+    if (m.busy <= *seen) return;
+    busy = m.busy - *seen;
+    *seen = m.busy;
+    if (!t->computes || t->now <= m.first) return;
+    uint64_t both = std::min(busy, t->now - m.first);
+    uint64_t slow = (uint64_t)llround((double)both * (cpu_clock().cluster.overlap_slowdown - 1));
+    t->now += slow;
+    t->spent[m.part] += slow;
+}
+
+static inline void cpu_clock_wait(CpuTimes *t, const CpuMoment &m) {
+    if (m.epoch != cpu_clock().epoch) return;
+    cpu_clock_beside(t, m);
+    if (m.ns <= t->now) return;
+    uint64_t exposed = m.part == CPU_IDLE ? 0 : std::min(m.ns - t->now, m.ns - m.begun);
+    t->spent[m.part] += exposed;
+    t->spent[CPU_IDLE] += m.ns - t->now - exposed;
+    t->now = m.ns;
+}
+
+// A communication of all ranks that took begin..end.
+static inline void cpu_clock_communicated(CpuTimes *t, uint64_t begin, uint64_t end, CpuPart part, bool collective) {
+    if (begin > t->now) t->spent[CPU_IDLE] += begin - t->now;
+    t->spent[part] += end - begin;
+    t->now = end;
+    t->last.begun = begin;
+    t->last.part = part;
+    if (!collective) return;
+    t->last.busy += end - begin;
+    if (!t->last.first) t->last.first = begin;
+}
+
+// The host waits for a stream, or for an event.
+static inline void cpu_clock_host_waits(uint64_t ns) {
+    if (cpu_clock().host < ns) cpu_clock().host = ns;
+}
+
+#endif

@@ -1,0 +1,87 @@
+// virtual_time.cuh: --virtual-time and --simulate: reads the cluster file and starts the clock of the stand-ins
+// (llmc/cpu/clock.h), and of a simulation the processes (llmc/cpu/simulate.h). On a GPU both flags are refused.
+//
+// defines: VirtualStep, trainer_virtual_time, trainer_simulate, trainer_clock_zero, trainer_clock_begin_step
+#ifndef LLMC_VIRTUAL_TIME_CUH
+#define LLMC_VIRTUAL_TIME_CUH
+
+#include "llmc/host/options.h"
+#include "llmc/trainer/job.cuh"
+
+enum { VIRTUAL_PARTS = 9 };
+
+static const char *const VIRTUAL_PART_NAMES[VIRTUAL_PARTS] = {"GEMM", "attention", "memory",    "tensor", "pipeline",
+                                                              "data", "optimizer", "host", "idle"};
+
+// One rank's last step: what its compute stream did. Plain bytes, so that ranks can send it.
+typedef struct {
+    int rank;
+    double ms, part[VIRTUAL_PARTS];  // ms; the parts sum to the step
+    double bytes[4], reserve;        // weights, gradients, optimizer, activations
+} VirtualStep;
+
+#ifndef __CUDACC__
+static_assert((int)VIRTUAL_PARTS == (int)CPU_PARTS, "the parts are those of the clock");
+
+// Starts the clock of --virtual-time; that of a simulation runs already.
+static inline bool trainer_virtual_time(const Options *o, Error *err) {
+    Cluster cluster;
+    if (!o->virtual_time || cpu_clock().on) return true;
+    if (!cluster_read(&cluster, o->virtual_time, err)) return false;
+    cpu_clock_start(&cluster, false);
+    return true;
+}
+
+// The first ranks of all stages: those that are simulated.
+static inline bool trainer_simulated_ranks(Options *o, int **ranks, Error *err) {
+    Grid grid;
+    if (!options_resolve(o, NULL, o->ranks, err) ||
+        !grid_make(&grid, o->ranks, 0, o->tensor, o->data, o->pipeline, o->order, err)) return false;
+    if (getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMI_SIZE"))
+        return error_set(err, "--simulate is one command for all ranks: start it without mpirun");
+    *ranks = (int *)host_alloc(grid.p, sizeof(int));
+    for (size_t stage = 0; stage < grid.p; stage++) (*ranks)[stage] = grid_rank_at(&grid, 0, 0, stage);
+    return true;
+}
+
+// Under --simulate, becomes a process for each stage; what is wrong ends the program with exit code 2. Otherwise, and
+// where the command line is for others to refuse, nothing.
+static inline void trainer_simulate(int argc, char **argv, unsigned sections) {
+    Options o;
+    Error err;
+    Cluster cluster;
+    int *ranks = NULL;
+    if (!options_parse(&o, argc, argv, sections, &err) || !o.simulate || o.help) return;
+    bool ok = trainer_simulated_ranks(&o, &ranks, &err) && cluster_read(&cluster, o.simulate, &err);
+    if (ok) cpu_clock_start(&cluster, true);
+    if (ok && !cpu_simulate_ranks(ranks, (int)o.pipeline, (int)o.ranks))
+        ok = error_set(&err, "cannot make %zu processes: %s", o.pipeline, strerror(errno));
+    free(ranks);
+    if (ok) return;
+    fprintf(stderr, "error: %s\n", err.text);
+    exit(2);
+}
+
+// All ranks have come equally far: time begins here.
+static inline void trainer_clock_zero(void) {
+    CUDA_CHECK(cudaDeviceSynchronize());
+    if (cpu_clock().on) cpu_clock_zero();
+}
+
+static inline void trainer_clock_begin_step(void) {
+    if (!cpu_clock().on) return;
+    for (cudaStream_t s : cpu_runtime().streams) memset(s->times.spent, 0, sizeof s->times.spent);
+    cpu_clock().host += cpu_ns(cpu_clock().cluster.host_step);
+}
+#else
+static inline bool trainer_virtual_time(const Options *o, Error *err) {
+    return (!o->virtual_time && !o->simulate) ||
+           error_set(err, "--%s needs the trainers that need no GPU: build with make DEVICE=cpu",
+                     o->simulate ? "simulate" : "virtual-time");
+}
+static inline void trainer_simulate(int, char **, unsigned) {}
+static inline void trainer_clock_zero(void) {}
+static inline void trainer_clock_begin_step(void) {}
+#endif
+
+#endif
