@@ -108,10 +108,9 @@ static bool read_wish(Wish *w, const char **cluster, bool *json, int argc, char 
 }
 
 // A file, or a name in dev/clusters.
-static bool read_cluster(Cluster *cluster, const char *name, Error *err) {
-    char path[PATH_MAX];
+static bool read_cluster(Cluster *cluster, char path[PATH_MAX], const char *name, Error *err) {
     bool is_path = strchr(name, '/') || strchr(name, '.');
-    return path_print(path, sizeof path, err, is_path ? "%s" : "dev/clusters/%s.json", name) &&
+    return path_print(path, PATH_MAX, err, is_path ? "%s" : "dev/clusters/%s.json", name) &&
            cluster_read(cluster, path, err);
 }
 
@@ -165,13 +164,17 @@ static void print_best(const Search *s) {
            s->cluster->reserve / 1073741824.0);
 }
 
-static void print_command(const Search *s) {
+static void print_command(const Search *s, const char *path) {
     const Wish *w = &s->wish;
     char flags[512];
     layout_flags(flags, sizeof flags, &s->best[0]);
-    printf("\nmpirun -n %zu build/cuda-bf16/train_gpt_3d --train-data 'data/train_*.bin' --layers %zu --heads %zu "
-           "--channels %zu --vocab %zu --seq %zu --global-batch %zu %s\n",
-           w->ranks, w->model.L, w->model.NH, w->model.C, w->model.V, w->T, w->global_batch, flags);
+    char model[256];
+    snprintf(model, sizeof model, "--layers %zu --heads %zu --channels %zu --vocab %zu --seq %zu --global-batch %zu",
+             w->model.L, w->model.NH, w->model.C, w->model.V, w->T, w->global_batch);
+    printf("\ntrain: mpirun -n %zu build/cuda-bf16/train_gpt_3d --train-data 'data/train_*.bin' %s %s\n", w->ranks, model,
+           flags);
+    printf("simulate: build/cpu-bf16/train_gpt_3d --simulate %s --ranks %zu --steps 2 %s %s\n", path, w->ranks, model,
+           flags);
 }
 
 // What a neighbour of the best layout would do, in one line.
@@ -200,9 +203,18 @@ static void print_neighbour(const Search *s, const char *what, Candidate x) {
         if (change[k] > change[most]) most = k;
     }
     double slower = time.seconds / best.seconds - 1;
+    if (x.run.v != s->best[0].run.v) printf("v = %zu, ", x.run.v);
     printf("%+.1f%%, %.1f GiB", 100 * slower, (double)x.memory / 1073741824.0);
     if (slower > 0.0005) printf(": %s %+.3f s", most == PART_IDLE ? "waiting" : step_part_name((StepPart)most), change[most]);
     printf("\n");
+}
+
+// The most chunks, not more than now, that the layers and micro-batches of a changed layout divide into.
+static void take_chunks(Layout *r) {
+    size_t m = r->global_batch / (r->micro_batch * r->d);
+    if (r->schedule != SCHEDULE_INTERLEAVED && r->p > 1) return;
+    while (r->v > 1 && (r->p == 1 || r->layers % (r->p * r->v) || m % r->p)) r->v--;
+    if (r->v == 1) r->schedule = SCHEDULE_1F1B;
 }
 
 static size_t product(const Layout *r) { return r->t * r->p * r->d; }
@@ -224,7 +236,7 @@ static void print_neighbours(const Search *s) {
         if (product(r) != r->ranks || r->micro_batch == 0 || r->global_batch % (r->micro_batch * r->d)) continue;
         if (r->t == 1) r->sequence_parallel = false;
         if (r->d == 1) r->zero = false;
-        if (r->p == 1) r->v = 1, r->schedule = SCHEDULE_1F1B;
+        take_chunks(r);
         print_neighbour(s, moves[i].what, x);
     }
     for (int k = 0; k < 3; k++) {
@@ -239,6 +251,7 @@ static void print_neighbours(const Search *s) {
         Candidate x = *b;
         x.run.schedule = (Schedule)k;
         x.run.v = k == SCHEDULE_INTERLEAVED ? 2 : 1;
+        x.run.max_in_flight = 0;
         if (x.run.schedule != b->run.schedule) print_neighbour(s, pipeline_schedule_name(x.run.schedule), x);
     }
     Candidate x = *b;
@@ -248,14 +261,12 @@ static void print_neighbours(const Search *s) {
     x = *b;
     x.run.zero = !b->run.zero;
     if (b->run.d > 1) print_neighbour(s, b->run.zero ? "no ZeRO" : "ZeRO", x);
-    static const char *const orders[] = {"tdp", "tpd", "dtp", "dpt", "ptd", "pdt"};
-    for (size_t i = 0; i < 6; i++) {
+    for (int i = 0; i < ORDER_COUNT; i++) {
         char what[64];
         x = *b;
-        strcpy(x.run.order, orders[i]);
-        snprintf(what, sizeof what, "order %s", orders[i]);
-        bool several = (b->run.t > 1) + (b->run.d > 1) + (b->run.p > 1) > 1;
-        if (several && strcmp(orders[i], b->run.order) != 0) print_neighbour(s, what, x);
+        strcpy(x.run.order, ORDERS[i]);
+        snprintf(what, sizeof what, "order %s", ORDERS[i]);
+        if (!order_is_double(&b->run, i) && strcmp(ORDERS[i], b->run.order) != 0) print_neighbour(s, what, x);
     }
 }
 
@@ -266,31 +277,43 @@ static void print_counts(FILE *file, const Search *s) {
             s->refused ? ")" : "", s->too_large, s->cluster->memory / 1073741824.0, s->simulated, s->beaten);
 }
 
-// Nothing fits: what comes nearest, and how many GPUs would do.
+// Does something fit when the wish is changed so?
+static bool would_fit(const Search *s, const Wish *wish) {
+    Search more;
+    memset(&more, 0, sizeof more);
+    more.cluster = s->cluster, more.wish = *wish;
+    search_layouts(&more);
+    bool found = more.found > 0;
+    search_free(&more);
+    return found;
+}
+
+// Nothing fits: what comes nearest, and what would do.
 static void print_nothing(const Search *s, Error *err) {
     print_counts(stderr, s);
     if (!s->count) {
         error_set(err, "no layout of these sizes exists%s%s", s->refused ? ": " : "", s->refused ? s->why : "");
         return;
     }
-    char flags[512];
+    char flags[512], would[256] = "no number of GPUs up to 64 times as many would do";
     layout_flags(flags, sizeof flags, &s->smallest);
-    for (size_t times = 2; times <= 64; times *= 2) {
-        Search more;
-        memset(&more, 0, sizeof more);
-        more.cluster = s->cluster, more.wish = s->wish;
-        more.wish.ranks *= times;
-        if (more.wish.ranks > 65536) break;
-        search_layouts(&more);
-        bool found = more.found > 0;
-        search_free(&more);
-        if (!found) continue;
-        error_set(err, "nothing fits: %s needs %.1f GiB of %.1f; %zu GPUs would do", flags,
-                  (double)s->smallest.memory / 1073741824.0, s->cluster->memory / 1073741824.0, s->wish.ranks * times);
-        return;
+    Wish free_recompute = s->wish, free_batch = s->wish, free_layout = s->wish, more = s->wish;
+    free_recompute.recompute = -1, free_batch.micro_batch = 0;
+    free_layout.t = free_layout.p = free_layout.d = free_layout.v = free_layout.micro_batch = 0;
+    free_layout.schedule = free_layout.recompute = free_layout.zero = free_layout.sequence_parallel = -1;
+    bool found = true;
+    if (s->wish.recompute >= 0 && would_fit(s, &free_recompute)) snprintf(would, sizeof would, "recomputation would do");
+    else if (s->wish.micro_batch > 1 && would_fit(s, &free_batch))
+        snprintf(would, sizeof would, "a smaller micro-batch would do");
+    else if (would_fit(s, &free_layout)) snprintf(would, sizeof would, "another layout of these GPUs would do");
+    else found = false;
+    for (size_t times = 2; times <= 64 && !found && s->wish.ranks * times <= 65536; times *= 2) {
+        more.ranks = s->wish.ranks * times;
+        found = would_fit(s, &more);
+        if (found) snprintf(would, sizeof would, "%zu GPUs would do", more.ranks);
     }
-    error_set(err, "nothing fits, nor on 64 times the GPUs: %s needs %.1f GiB of %.1f", flags,
-              (double)s->smallest.memory / 1073741824.0, s->cluster->memory / 1073741824.0);
+    error_set(err, "nothing fits: %s needs %.1f GiB of %.1f; %s", flags, (double)s->smallest.memory / 1073741824.0,
+              s->cluster->memory / 1073741824.0, would);
 }
 
 static void print_json(const Search *s) {
@@ -337,6 +360,7 @@ int main(int argc, char **argv) {
     Cluster cluster;
     Search s;
     const char *name = NULL;
+    char path[PATH_MAX];
     bool json = false;
     memset(&s, 0, sizeof s);
     if (argc == 1 || strcmp(argv[1], "--help") == 0) {
@@ -345,7 +369,7 @@ int main(int argc, char **argv) {
         printf("\n");
         return argc == 1 ? 2 : 0;
     }
-    if (!read_wish(&s.wish, &name, &json, argc, argv, &err) || !read_cluster(&cluster, name, &err)) return fail(&err);
+    if (!read_wish(&s.wish, &name, &json, argc, argv, &err) || !read_cluster(&cluster, path, name, &err)) return fail(&err);
     s.cluster = &cluster;
     s.progress = isatty(STDERR_FILENO);
     search_layouts(&s);
@@ -360,7 +384,7 @@ int main(int argc, char **argv) {
         print_counts(stdout, &s);
         print_best(&s);
         print_neighbours(&s);
-        print_command(&s);
+        print_command(&s, path);
     }
     search_free(&s);
     return 0;

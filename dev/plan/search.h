@@ -36,6 +36,30 @@ typedef struct {
     bool progress;                 // print how far it is
 } Search;
 
+// The orders of the axes, the default first.
+static const char *const ORDERS[] = {"tdp", "tpd", "dtp", "dpt", "ptd", "pdt"};
+enum { ORDER_COUNT = 6 };
+
+static inline int order_number(const char *order) {
+    int i = 0;
+    while (i < ORDER_COUNT - 1 && strcmp(ORDERS[i], order) != 0) i++;
+    return i;
+}
+
+// Does an earlier order put the ranks where this one does? So it is if they differ in axes of one rank only.
+static inline bool order_is_double(const Layout *r, int number) {
+    char kept[ORDER_COUNT][4];
+    for (int i = 0; i <= number; i++) {
+        size_t n = 0;
+        for (const char *axis = ORDERS[i]; *axis; axis++)
+            if ((*axis == 't' ? r->t : *axis == 'd' ? r->d : r->p) > 1) kept[i][n++] = *axis;
+        kept[i][n] = 0;
+    }
+    for (int i = 0; i < number; i++)
+        if (strcmp(kept[i], kept[number]) == 0) return true;
+    return false;
+}
+
 static inline int candidate_order(const Candidate *a, const Candidate *b, double x, double y) {
     if (x != y) return x < y ? -1 : 1;
     const Layout *r = &a->run, *s = &b->run;
@@ -43,7 +67,7 @@ static inline int candidate_order(const Candidate *a, const Candidate *b, double
            right[] = {s->t, s->p, s->v, s->zero, s->sequence_parallel, s->micro_batch, (size_t)b->recompute, s->schedule};
     for (size_t i = 0; i < sizeof left / sizeof *left; i++)
         if (left[i] != right[i]) return left[i] < right[i] ? -1 : 1;
-    return -strcmp(r->order, s->order);  // tdp first
+    return order_number(r->order) - order_number(s->order);
 }
 
 // The faster one; of two that are as fast, the one with the smaller sizes.
@@ -68,8 +92,6 @@ static inline void search_add(Search *s, const Candidate *x) {
 // Recomputation, ZeRO and rank order of a layout that the trainer accepts.
 static inline void search_variants(Search *s, Candidate x) {
     const Wish *w = &s->wish;
-    static const char *const orders[] = {"tdp", "tpd", "dtp", "dpt", "ptd", "pdt"};
-    bool several = (x.run.t > 1) + (x.run.d > 1) + (x.run.p > 1) > 1;
     bool one_node = w->ranks <= (size_t)s->cluster->gpus_per_node;  // all its ranks are alike
     for (x.recompute = RECOMPUTE_NONE; x.recompute <= RECOMPUTE_LAYER; x.recompute++) {
         if (w->recompute >= 0 && w->recompute != x.recompute) continue;
@@ -77,8 +99,9 @@ static inline void search_variants(Search *s, Candidate x) {
         for (int zero = 0; zero <= (x.run.d > 1); zero++) {
             if (w->zero >= 0 && w->zero != zero && x.run.d > 1) continue;
             x.run.zero = zero;
-            for (size_t o = 0; o < (several && !one_node && !w->order ? 6 : 1); o++) {
-                strcpy(x.run.order, w->order ? w->order : orders[o]);
+            for (int o = 0; o < (one_node || w->order ? 1 : (int)ORDER_COUNT); o++) {
+                if (order_is_double(&x.run, o)) continue;
+                strcpy(x.run.order, w->order ? w->order : ORDERS[o]);
                 search_add(s, &x);
             }
         }
