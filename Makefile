@@ -123,12 +123,19 @@ build/tools/%: dev/scale/%.c Makefile $(PROBE)
 	@mkdir -p $(@D)
 	$(C) $(DEPENDENCIES) -o $@ $< $(HOST_LIBS) -lm
 
+# The planner has the bf16 trainer in it.
+build/tools/plan: DEFINES := -DPRECISION_BF16
+build/tools/plan: dev/plan/plan.cu Makefile $(PROBE)
+	@mkdir -p $(@D)
+	$(CXX) -x c++ -std=c++17 -O1 $(NATIVE) -ffp-contract=off $(OPENMP) $(WARNINGS) -Wno-unused-function -Illmc/cpu \
+	    -Illmc/mpi -I. $(DEFINES) $(BLAS_DEFINES) $(MPI_FLAGS) $(DEPENDENCIES) -o $@ $< $(LIBS)
+
 -include $(wildcard $(DIR)/*.d $(DIR)/dev/*/*.d build/tools/*.d)
 
 # ---- targets -----------------------------------------------------------------------------------------------
 
 .PHONY: all trainers kernel-programs kernels bench spills sass tools scale setup train test lessons gpu-check clean help \
-        explorer corpus run-train build-train doc planned schedule
+        explorer corpus run-train build-train doc plan planned schedule
 
 all: trainers tools                  ## every trainer and tool
 trainers: $(call program,$(TRAINERS))  ## build/cpu-fp32/train_gpt and those after it
@@ -172,6 +179,16 @@ gpu-check:  ## one command for a machine with a GPU: builds, tests and measures 
 scale: build/tools/scale  ## published runs on up to 3072 GPUs: predicted step time, published, error
 	@build/tools/scale dev/scale/rows_a100.csv dev/scale/rows_more.csv dev/clusters/selene-2021.json:ptd- \
 	    dev/clusters/selene-2022.json:kor-,nemo2208,nemo2211-5b dev/clusters/roce-a100.json:zb-
+
+# ---- make plan ---------------------------------------------------------------------------------------------
+
+CLUSTER ?= dgx-a100
+GPUS ?= 1024
+BATCH ?= 1536
+MODEL ?= gpt3-175b
+PLAN ?=
+plan: build/tools/plan  ## the fastest layouts: MODEL=gpt3-175b CLUSTER=dgx-a100 GPUS=1024 BATCH=1536 PLAN='more flags'
+	@build/tools/plan --model $(MODEL) --cluster $(CLUSTER) --gpus $(GPUS) --batch $(BATCH) $(PLAN)
 
 # ---- the built-in corpus: this repository's own text, as bytes ---------------------------------------------
 

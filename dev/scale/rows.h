@@ -10,7 +10,7 @@ enum { ROW_FIELDS = 32 };
 
 typedef struct {
     char id[64];
-    Run run;
+    Layout run;
     double seconds;  // published
 } Row;
 
@@ -46,7 +46,7 @@ static inline bool row_parse(char **header, size_t columns, char **fields, size_
 #define ROW_NUMBER(name) row_number(row_field(header, columns, fields, n, name))
     memset(row, 0, sizeof *row);
     snprintf(row->id, sizeof row->id, "%s", row_field(header, columns, fields, n, "id"));
-    Run *r = &row->run;
+    Layout *r = &row->run;
     r->ranks = ROW_NUMBER("gpus"), r->layers = ROW_NUMBER("layers"), r->C = ROW_NUMBER("hidden");
     r->NH = ROW_NUMBER("heads"), r->T = ROW_NUMBER("seq"), r->vocabulary = ROW_NUMBER("vocab");
     r->global_batch = ROW_NUMBER("gbs"), r->micro_batch = ROW_NUMBER("mbs");
@@ -64,6 +64,7 @@ static inline bool row_parse(char **header, size_t columns, char **fields, size_
     r->short_ends = strstr(row_field(header, columns, fields, n, "note"), "hold one layer fewer") != NULL;
     if (r->v == 0 && r->p && strncmp(chunks, "max: 1 layer", 12) == 0)
         r->v = (r->layers + (r->short_ends ? 2 : 0)) / r->p;
+    r->schedule = r->v > 1 ? SCHEDULE_INTERLEAVED : SCHEDULE_1F1B;
     size_t multiple = 128 * (r->t ? r->t : 1);  // Megatron pads the vocabulary
     r->vocabulary = (r->vocabulary + multiple - 1) / multiple * multiple;
     row->seconds = strtod(row_field(header, columns, fields, n, "step_s"), NULL);

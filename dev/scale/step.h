@@ -2,12 +2,13 @@
 // list that llmc/pipeline.h gives it, each step of it lasts what llmc/sim/layer.h says, messages take their time, and
 // at the end gradients are summed and weights updated. All tensor and data ranks of a stage do the same at one time.
 //
-// defines: Run, StepParts, StepTime, step_check, step_simulate
+// defines: Layout, StepPart, StepTime, step_check, step_bound, step_simulate
 #ifndef DEV_SCALE_STEP_H
 #define DEV_SCALE_STEP_H
 
 #include "llmc/grid.h"
-#include "llmc/pipeline.h"
+#include "llmc/pipeline_lists.h"
+#include "llmc/pipeline_plan.h"
 #include "llmc/sim/layer.h"
 
 typedef struct {
@@ -16,7 +17,11 @@ typedef struct {
     Recompute recompute;
     bool sequence_parallel, scatter_gather;
     bool short_ends;  // the embedding and the head each count as a layer when layers are dealt to stages
-} Run;
+    Schedule schedule;
+    size_t max_in_flight;  // of zb-auto
+    bool zero;        // the optimizer's state is sharded over the data ranks
+    char order[4];    // of the axes in the rank's number, fastest first; "" is "tdp"
+} Layout;
 
 typedef enum { PART_GEMM, PART_ATTENTION, PART_MEMORY, PART_TENSOR, PART_PIPELINE, PART_DATA, PART_OPTIMIZER, PART_HOST,
                PART_IDLE, PART_COUNT } StepPart;
@@ -33,56 +38,94 @@ typedef struct {
     double parts[PART_COUNT];   // of that stage; they sum to seconds
 } StepTime;
 
-// What a stage's step of a chunk costs: [forward or backward][first micro-batch or later].
+// What a stage's step of a chunk costs: [kind of step][first micro-batch or later].
 typedef struct {
-    double seconds[2][2], groups[2][2][GROUP_COUNT];
+    double seconds[3][2], groups[3][2][GROUP_COUNT];
 } ChunkCost;
 
-static inline bool step_check(const Run *r, Error *err) {
+static inline bool step_split(const Layout *r) {
+    return r->schedule == SCHEDULE_ZB_H1 || r->schedule == SCHEDULE_ZB_AUTO;
+}
+
+// How far apart two ranks are that differ by one in an axis: 't', 'd' or 'p'.
+static inline size_t step_stride(const Layout *r, char axis) {
+    size_t stride = 1;
+    for (const char *at = r->order[0] ? r->order : "tdp"; *at != axis; at++)
+        stride *= *at == 't' ? r->t : *at == 'd' ? r->d : r->p;
+    return stride;
+}
+
+static inline bool step_check(const Layout *r, Error *err) {
     size_t units = r->layers + (r->short_ends ? 2 : 0);
     if (r->t * r->p * r->d != r->ranks) return error_set(err, "t * p * d is not the number of ranks");
     if (r->NH % r->t || r->C % r->NH || r->vocabulary % r->t) return error_set(err, "t does not divide the model");
     if (r->global_batch % (r->micro_batch * r->d)) return error_set(err, "the batch does not divide");
-    if (units % (r->p * r->v)) return error_set(err, "the layers do not divide into %zu chunks", r->p * r->v);
+    if (r->short_ends && units % (r->p * r->v))
+        return error_set(err, "the layers do not divide into %zu chunks", r->p * r->v);
+    if (units < r->p * r->v) return error_set(err, "there are fewer layers than chunks");
     size_t m = r->global_batch / (r->micro_batch * r->d);
-    return pipeline_check(r->v > 1 ? SCHEDULE_INTERLEAVED : SCHEDULE_1F1B, (int)r->p, (int)m, (int)r->v, err);
+    return pipeline_check(r->schedule, (int)r->p, (int)m, (int)r->v, err);
 }
 
-static inline size_t step_chunk_layers(const Run *r, size_t chunk) {
-    size_t chunks = r->p * r->v, units = r->layers + (r->short_ends ? 2 : 0);
-    size_t ends = r->short_ends ? (chunk == 0) + (chunk == chunks - 1) : 0;
-    return units / chunks - ends;
+static inline size_t step_chunk_layers(const Layout *r, size_t chunk) {
+    size_t chunks = r->p * r->v;
+    if (!r->short_ends) return stage_layer_count(r->layers, chunks, chunk);
+    return (r->layers + 2) / chunks - (chunk == 0) - (chunk == chunks - 1);
 }
 
-static inline ChunkCost step_chunk_cost(const Cluster *c, const Run *r, size_t chunk) {
+// Adds what a list of operations takes to a step of the chunk.
+static inline void step_add(ChunkCost *cost, int kind, int later, const OpList *o, double times) {
+    double groups[GROUP_COUNT] = {0};
+    cost->seconds[kind][later] += times * ops_seconds(o, groups);
+    for (int g = 0; g < GROUP_COUNT; g++) cost->groups[kind][later][g] += times * groups[g];
+}
+
+// Moves what makes the gradients of weights from the backward `from` to `to`.
+static inline void step_take_weights(OpList *from, OpList *to) {
+    size_t kept = to->count = 0;
+    for (size_t i = 0; i < from->count; i++) {
+        if (op_is_of_weights(&from->op[i])) to->op[to->count++] = from->op[i];
+        else from->op[kept++] = from->op[i];
+    }
+    from->count = kept;
+}
+
+// In halves, the sum of an input's gradient has no weight gradient beside it, and both recompute. Gradients of the
+// embedding and the head belong to the input half.
+static inline ChunkCost step_chunk_cost(const Cluster *c, const Layout *r, size_t chunk) {
     ChunkCost cost;
+    Cluster alone = *c;
+    OpList o, again, weights;
     memset(&cost, 0, sizeof cost);
+    if (step_split(r)) alone.tensor_overlap = false;
     LayerShape s = {r->micro_batch, r->T, r->C, r->NH, r->t, r->vocabulary, r->sequence_parallel, false, r->recompute,
-                    COST_BF16, placement_stride(c, 0, 1, r->t, r->ranks)};
+                    COST_BF16, placement_stride(c, 0, step_stride(r, 't'), r->t, r->ranks)};
     double layers = (double)step_chunk_layers(r, chunk);
-    for (int backward = 0; backward < 2; backward++)
+    for (int kind = STEP_FORWARD; kind <= STEP_BACKWARD; kind++)
         for (int later = 0; later < 2; later++) {
-            OpList o;
-            double *groups = cost.groups[backward][later], layer[GROUP_COUNT] = {0};
             s.add = later;
-            layer_operations(&o, c, &s, backward);
-            double sum = layers * ops_seconds(&o, layer);
-            for (int g = 0; g < GROUP_COUNT; g++) groups[g] = layers * layer[g];
+            layer_operations(&o, step_split(r) ? &alone : c, &s, kind == STEP_BACKWARD);
+            if (kind == STEP_BACKWARD && step_split(r)) {
+                step_take_weights(&o, &weights);
+                step_add(&cost, STEP_WEIGHT, later, &weights, layers);
+                layer_recomputes(&again, &alone, &s);
+                step_add(&cost, STEP_WEIGHT, later, &again, layers);
+            }
+            step_add(&cost, kind, later, &o, layers);
             if (chunk == 0) {
-                embedding_operations(&o, c, &s, backward);
-                sum += ops_seconds(&o, groups);
+                embedding_operations(&o, c, &s, kind == STEP_BACKWARD);
+                step_add(&cost, kind, later, &o, 1);
             }
             if (chunk == r->p * r->v - 1) {
-                head_operations(&o, c, &s, backward);
-                sum += ops_seconds(&o, groups);
+                head_operations(&o, c, &s, kind == STEP_BACKWARD);
+                step_add(&cost, kind, later, &o, 1);
             }
-            cost.seconds[backward][later] = sum;
         }
     return cost;
 }
 
 // Parameters that a rank of the stage holds: matrices and vectors of its layers, the embeddings at both ends.
-static inline double step_parameters(const Run *r, size_t stage) {
+static inline double step_parameters(const Layout *r, size_t stage) {
     double C = (double)r->C, t = (double)r->t, sum = 0;
     for (size_t chunk = 0; chunk < r->v; chunk++)
         sum += (double)step_chunk_layers(r, chunk * r->p + stage) * (12 * C * C / t + 7 * C / t + 6 * C);
@@ -93,9 +136,9 @@ static inline double step_parameters(const Run *r, size_t stage) {
 
 typedef struct {
     const Cluster *c;
-    const Run *r;
+    const Layout *r;
     size_t m;
-    PipelineStep *lists;       // [p][2 m v]
+    PipelineLists lists;
     double *arrival;           // [2][p v][m] when the input of a chunk is at its stage; < 0: not yet
     double *free_at;           // [p] when the stage's compute stream is free
     double (*parts)[PART_COUNT];  // [p]
@@ -110,13 +153,14 @@ static inline double *step_arrival(StepMachine *x, StepKind kind, size_t chunk, 
 
 // Runs the next step of a stage if its input has arrived.
 static inline bool step_run(StepMachine *x, size_t stage, PipelineStep step) {
-    const Run *r = x->r;
+    const Layout *r = x->r;
     size_t chunks = r->p * r->v, chunk = (size_t)step.chunk * r->p + stage, micro = (size_t)step.micro;
-    bool forward = step.kind == STEP_FORWARD, first = forward ? chunk == 0 : chunk == chunks - 1;
-    bool last = forward ? chunk == chunks - 1 : chunk == 0, overlap = x->c->pipeline_overlap;
-    double arrived = *step_arrival(x, step.kind, chunk, micro), now = x->free_at[stage], *parts = x->parts[stage];
-    if (!first && arrived < 0) return false;
-    if (!first && arrived > now) now = arrived;
+    bool forward = step.kind == STEP_FORWARD, alone = step.kind == STEP_WEIGHT, overlap = x->c->pipeline_overlap;
+    bool first = alone || chunk == (forward ? 0 : chunks - 1), last = alone || chunk == (forward ? chunks - 1 : 0);
+    double arrived = first ? 0 : *step_arrival(x, step.kind, chunk, micro);
+    double now = x->free_at[stage], *parts = x->parts[stage];
+    if (arrived < 0) return false;
+    if (arrived > now) now = arrived;
     double receive = first ? 0 : x->gather, host = first ? 0 : x->c->host_transfer;
     const ChunkCost *cost = &x->costs[chunk];
     now += receive + host + cost->seconds[step.kind][micro > 0];
@@ -135,12 +179,11 @@ static inline bool step_run(StepMachine *x, size_t stage, PipelineStep step) {
 }
 
 static inline void step_walk(StepMachine *x) {
-    size_t p = x->r->p, length = 2 * x->m * x->r->v;
-    size_t *next = (size_t *)host_alloc(p, sizeof *next);
+    size_t p = x->r->p, *next = (size_t *)host_alloc(p, sizeof *next);
     for (bool moved = true; moved;) {
         moved = false;
         for (size_t s = 0; s < p; s++)
-            while (next[s] < length && step_run(x, s, x->lists[s * length + next[s]])) {
+            while (next[s] < x->lists.counts[s] && step_run(x, s, x->lists.steps[s][next[s]])) {
                 next[s]++;
                 moved = true;
             }
@@ -148,25 +191,39 @@ static inline void step_walk(StepMachine *x) {
     free(next);
 }
 
-// Sums over data ranks, over the two uses of the embedding, and the update. All stages wait for the gradient norm.
+// What the data ranks of a stage send of its gradients, and of its weights with zero; then the update of what it owns.
+static inline void step_data(const Cluster *c, const Layout *r, size_t stage, double *sum, double *gather,
+                             double *update) {
+    double parameters = step_parameters(r, stage), bytes = c->gradient_bytes * parameters;
+    Placement data = placement_stride(c, 0, step_stride(r, 'd'), r->d, r->ranks);
+    *sum = cost_collective(c, r->zero ? COLLECTIVE_REDUCE_SCATTER : COLLECTIVE_ALL_REDUCE, bytes, data);
+    *gather = r->zero ? cost_collective(c, COLLECTIVE_ALL_GATHER, 2 * parameters, data) : 0;
+    *update = cost_memory(c, MEMORY_OPTIMIZER, c->optimizer_bytes * parameters / (double)(r->zero ? r->d : 1));
+}
+
+// Sums over data ranks, over the two uses of the embedding, and the update. All stages wait for the gradient norm. What
+// overlaps hides behind a chunk's last backward, and the gathering of weights behind its next first forward.
 static inline double step_end(StepMachine *x) {
     const Cluster *c = x->c;
-    const Run *r = x->r;
-    size_t shards = r->t * r->d;
+    const Layout *r = x->r;
     double end = 0, update = 0, tied = 0;
-    Placement data = placement_stride(c, 0, r->t, r->d, r->ranks);
     for (size_t s = 0; s < r->p; s++) {
-        double parameters = step_parameters(r, s);
-        double sum = cost_collective(c, COLLECTIVE_ALL_REDUCE, c->gradient_bytes * parameters, data);
-        double hidden = c->data_overlap ? fmin(sum, x->costs[s].seconds[1][x->m > 1]) : 0;
-        double slow = hidden * (1 - 1 / c->overlap_slowdown);
-        x->parts[s][PART_DATA] += sum - hidden + slow;
-        x->free_at[s] += sum - hidden + slow;
+        double sum, gather, mine;
+        step_data(c, r, s, &sum, &gather, &mine);
+        const ChunkCost *cost = &x->costs[s];
+        double hidden = c->data_overlap ? fmin(sum, cost->seconds[STEP_BACKWARD][x->m > 1]) : 0;
+        if (c->data_overlap) {
+            double behind = fmin(gather, cost->seconds[STEP_FORWARD][0]);
+            hidden += behind;
+        }
+        double exposed = sum + gather - hidden + hidden * (1 - 1 / c->overlap_slowdown);
+        x->parts[s][PART_DATA] += exposed;
+        x->free_at[s] += exposed;
         end = fmax(end, x->free_at[s]);
-        update = fmax(update, cost_memory(c, MEMORY_OPTIMIZER, c->optimizer_bytes * parameters));
+        update = fmax(update, mine);
     }
     if (r->p > 1) {
-        Placement ends = placement_stride(c, 0, shards * (r->p - 1), 2, r->ranks);
+        Placement ends = placement_stride(c, 0, step_stride(r, 'p') * (r->p - 1), 2, r->ranks);
         tied = cost_collective(c, COLLECTIVE_ALL_REDUCE,
                                c->gradient_bytes * (double)(r->vocabulary * r->C) / (double)r->t, ends);
         double both = fmax(x->free_at[0], x->free_at[r->p - 1]) + tied;
@@ -181,31 +238,63 @@ static inline double step_end(StepMachine *x) {
     return end + update + c->host_step;
 }
 
+static inline ChunkCost *step_chunk_costs(const Cluster *c, const Layout *r) {
+    size_t chunks = r->p * r->v;
+    ChunkCost *costs = (ChunkCost *)host_alloc(chunks, sizeof *costs);
+    for (size_t i = 0; i < chunks; i++) {
+        bool as_before = i > 1 && i < chunks - 1 && step_chunk_layers(r, i) == step_chunk_layers(r, i - 1);
+        costs[i] = as_before ? costs[i - 1] : step_chunk_cost(c, r, i);
+    }
+    return costs;
+}
+
+// Seconds below which no simulation of the layout comes: what the busiest stage computes, and what it cannot begin
+// before, the forwards of the stages in front of it. Far cheaper than simulating.
+static inline double step_bound(const Cluster *c, const Layout *r) {
+    double m = (double)(r->global_batch / (r->micro_batch * r->d)), most = 0, before = 0;
+    ChunkCost *costs = step_chunk_costs(c, r);
+    for (size_t s = 0; s < r->p; s++) {
+        double busy = before, sum, gather, update;
+        for (size_t i = s; i < r->p * r->v; i += r->p)
+            for (int kind = 0; kind < 3; kind++)
+                busy += costs[i].seconds[kind][0] + (m - 1) * costs[i].seconds[kind][1];
+        step_data(c, r, s, &sum, &gather, &update);
+        most = fmax(most, busy + update);
+        before += costs[s].seconds[STEP_FORWARD][0];
+    }
+    free(costs);
+    return most + c->host_step;
+}
+
+// Bytes of a message of one tensor rank to the next stage.
+static inline double step_message(const Layout *r) {
+    double whole = 2.0 * (double)(r->micro_batch * r->T) * (double)r->C;
+    return r->sequence_parallel || (r->scatter_gather && r->t > 1) ? whole / (double)r->t : whole;
+}
+
 // The step's time, or an error where the layout is none.
-static inline bool step_simulate(const Cluster *c, const Run *r, StepTime *out, Error *err) {
+static inline bool step_simulate(const Cluster *c, const Layout *r, StepTime *out, Error *err) {
     if (!step_check(r, err)) return false;
-    size_t chunks = r->p * r->v, m = r->global_batch / (r->micro_batch * r->d), length = 2 * m * r->v;
-    StepMachine x = {c, r, m, NULL, NULL, NULL, NULL, NULL, NULL, 0};
-    x.lists = (PipelineStep *)host_alloc(r->p * length, sizeof *x.lists);
+    size_t chunks = r->p * r->v, m = r->global_batch / (r->micro_batch * r->d);
+    StepMachine x;
+    memset(&x, 0, sizeof x);
+    x.c = c, x.r = r, x.m = m;
+    PipelineCosts search = pipeline_layer_costs(r->C, r->T, r->max_in_flight ? r->max_in_flight : 2 * r->p);
+    x.lists = pipeline_lists_make(r->schedule, (int)r->p, (int)m, (int)r->v, &search);
     x.arrival = (double *)host_alloc(2 * chunks * m, sizeof *x.arrival);
     x.free_at = (double *)host_alloc(r->p, sizeof *x.free_at);
     x.parts = (double(*)[PART_COUNT])host_alloc(r->p, sizeof *x.parts);
-    x.costs = (ChunkCost *)host_alloc(chunks, sizeof *x.costs);
+    x.costs = step_chunk_costs(c, r);
     x.send = (double *)host_alloc(r->p, sizeof *x.send);
     for (size_t i = 0; i < 2 * chunks * m; i++) x.arrival[i] = -1;
-    for (size_t i = 0; i < chunks; i++) x.costs[i] = step_chunk_cost(c, r, i);
 
-    bool scatter = r->scatter_gather && r->t > 1 && !r->sequence_parallel;
-    double whole = 2.0 * (double)(r->micro_batch * r->T) * (double)r->C;
-    double message = scatter || r->sequence_parallel ? whole / (double)r->t : whole;
-    size_t shards = r->t * r->d, node = (size_t)c->gpus_per_node;
-    if (scatter)
-        x.gather = cost_collective(c, COLLECTIVE_ALL_GATHER, whole, placement_stride(c, 0, 1, r->t, r->ranks));
+    double message = step_message(r);
+    if (r->scatter_gather && r->t > 1 && !r->sequence_parallel)
+        x.gather = cost_collective(c, COLLECTIVE_ALL_GATHER, message * (double)r->t,
+                                   placement_stride(c, 0, step_stride(r, 't'), r->t, r->ranks));
     for (size_t s = 0; s < r->p; s++) {
-        size_t from = s * shards, to = (s + 1) % r->p * shards;
-        x.send[s] = cost_send(c, message, from / node == to / node, shards < node ? shards : node);
-        pipeline_schedule(r->v > 1 ? SCHEDULE_INTERLEAVED : SCHEDULE_1F1B, (int)r->p, (int)s, (int)m, (int)r->v,
-                          x.lists + s * length);
+        size_t stride = step_stride(r, 'p');
+        x.send[s] = cost_send_between(c, message, s * stride, (s + 1) % r->p * stride, stride);
     }
     step_walk(&x);
     out->seconds = step_end(&x);
@@ -219,7 +308,8 @@ static inline bool step_simulate(const Cluster *c, const Run *r, StepTime *out, 
         memcpy(out->parts, x.parts[s], sizeof out->parts);
         out->parts[PART_IDLE] = out->seconds - busy;
     }
-    free(x.lists), free(x.arrival), free(x.free_at), free(x.parts), free(x.costs), free(x.send);
+    pipeline_lists_free(&x.lists);
+    free(x.arrival), free(x.free_at), free(x.parts), free(x.costs), free(x.send);
     return true;
 }
 

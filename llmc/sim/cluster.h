@@ -1,6 +1,6 @@
 // cluster.h: the description of a cluster and of the software that trains on it, read from a JSON file.
 //
-// defines: AttentionLaw, Cluster, cluster_read, cluster_parse
+// defines: AttentionLaw, Cluster, cluster_read, cluster_parse, cluster_island
 //
 // The file is an object with "name", "hardware" and "software"; doc/virtual_time.md lists what they hold. Each constant
 // is an object with its "value" and its "source", a text that says where the value comes from. All are in SI units:
@@ -43,6 +43,8 @@ typedef struct {
     double net_base, net_doubling;               // s of a collective over 2 nodes; more for each doubling
     double small_latency, small_bandwidth;       // low-latency protocol: shares of the latency and the bandwidth above
     double node_p2p_bandwidth, node_p2p_latency, nic_bandwidth, nic_latency;  // one message from rank to rank
+    // islands of nodes that one slower link joins; all three may be left out: then there is one island
+    double gpus_per_island, island_bandwidth, island_latency;
     // the software
     AttentionLaw attention;
     bool dropout;                                // 0.1 in attention, embedding and residuals; false: none
@@ -119,6 +121,9 @@ static inline const ClusterField *cluster_fields(size_t *count) {
         CLUSTER_FIELD(node_p2p_latency, CONSTANT_ZERO_OK, false),
         CLUSTER_FIELD(nic_bandwidth, CONSTANT_POSITIVE, false),
         CLUSTER_FIELD(nic_latency, CONSTANT_ZERO_OK, false),
+        CLUSTER_FIELD(gpus_per_island, CONSTANT_COUNT, false),
+        CLUSTER_FIELD(island_bandwidth, CONSTANT_POSITIVE, false),
+        CLUSTER_FIELD(island_latency, CONSTANT_ZERO_OK, false),
         CLUSTER_FIELD(attention, CONSTANT_LAW, true),
         CLUSTER_FIELD(dropout, CONSTANT_BOOL, true),
         CLUSTER_FIELD(data_overlap, CONSTANT_BOOL, true),
@@ -175,6 +180,7 @@ static inline bool cluster_constant(Cluster *c, const ClusterField *field, const
                                     Error *err) {
     const cJSON *value, *source, *child;
     if (!json_get(object, field->key, &child, file, err)) return false;
+    if (!child && strstr(field->key, "island")) return true;
     if (!child) return error_set(err, "%s has no \"%s\"", file, field->key);
     if (!cJSON_IsObject(child))
         return error_set(err, "%s: \"%s\" must be an object with \"value\" and \"source\"", file, field->key);
@@ -223,8 +229,18 @@ static inline bool cluster_parse(Cluster *c, const cJSON *root, const char *file
     }
     strcpy(c->name, name->valuestring);
     if (!cluster_section(c, root, false, file, err) || !cluster_section(c, root, true, file, err)) return false;
+    bool islands = c->gpus_per_island > 0;
+    if (islands != (c->island_bandwidth > 0))
+        return error_set(err, "%s: \"gpus_per_island\" and \"island_bandwidth\" belong together", file);
+    if (islands && fmod(c->gpus_per_island, c->gpus_per_node) != 0)
+        return error_set(err, "%s: \"gpus_per_island\" must be a multiple of \"gpus_per_node\"", file);
     if (c->reserve >= c->memory) return error_set(err, "%s: \"reserve\" must be less than \"memory\"", file);
     return true;
+}
+
+// The island of a rank's node.
+static inline size_t cluster_island(const Cluster *c, size_t rank) {
+    return c->gpus_per_island > 0 ? rank / (size_t)c->gpus_per_island : 0;
 }
 
 static inline bool cluster_read(Cluster *c, const char *path, Error *err) {

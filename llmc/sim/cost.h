@@ -1,7 +1,8 @@
 // cost.h: how long one operation lasts on a device of a described cluster, in seconds.
 //
 // defines: CostPrecision, cost_gemm, cost_attention_gemms, cost_softmax, cost_attention, MemoryClass, cost_memory,
-//          Placement, placement_ranks, placement_stride, CollectiveKind, cost_collective, cost_send
+//          Placement, placement_ranks, placement_stride, CollectiveKind, cost_collective, cost_send,
+//          cost_send_between
 //
 // Nothing here knows of models, layouts, streams or schedules. Every function is pure: same arguments, same bits.
 #ifndef LLMC_SIM_COST_H
@@ -100,14 +101,17 @@ typedef struct {
     size_t ranks, nodes;
     size_t per_node;  // most ranks of the group in one node
     size_t sharing;   // groups like this one in a node: they use its NICs at the same time
+    size_t islands;   // that the group reaches
+    size_t crossing;  // groups like this one that reach more than one: they share the link between islands
 } Placement;
 
 // Rank r of `world` sits in node r / gpus_per_node. The other ranks of a node form groups of the same kind.
 // ranks[count] must go upwards.
 static inline Placement placement_ranks(const Cluster *c, const size_t *ranks, size_t count, size_t world) {
     size_t node_size = (size_t)c->gpus_per_node, in_node = 0, node = 0;
-    Placement place = {count, 0, 0, 1};
+    Placement place = {count, 0, 0, 1, 0, 0};
     for (size_t i = 0; i < count; i++) {
+        place.islands += i == 0 || cluster_island(c, ranks[i]) != cluster_island(c, ranks[i - 1]);
         bool new_node = i == 0 || ranks[i] / node_size != node;
         node = ranks[i] / node_size;
         place.nodes += new_node;
@@ -116,6 +120,7 @@ static inline Placement placement_ranks(const Cluster *c, const size_t *ranks, s
     }
     size_t occupied = world < node_size ? world : node_size;
     if (place.per_node > 0 && place.per_node < occupied) place.sharing = occupied / place.per_node;
+    if (place.islands > 1) place.crossing = world / count;
     return place;
 }
 
@@ -142,6 +147,7 @@ static inline double collective_bandwidth(const Cluster *c, const Placement *pla
     double near = fmax(1, c->nics_per_node * (double)place->per_node / c->gpus_per_node);
     double nics = fmin(near, c->nics_per_node / (double)place->sharing);
     double network = nics * c->nic_collective_bandwidth;
+    if (place->islands > 1) network = fmin(network, c->island_bandwidth / (double)place->crossing);
     return place->per_node > 1 ? fmin(network, c->node_bandwidth) : network;
 }
 
@@ -154,6 +160,7 @@ static inline double cost_collective(const Cluster *c, CollectiveKind kind, doub
     double n = (double)place.ranks, passes = kind == COLLECTIVE_ALL_REDUCE ? 2 : 1;
     double latency = place.nodes <= 1 ? c->node_base + passes * (n - 1) * c->node_hop
                                       : passes / 2 * (c->net_base + c->net_doubling * log2((double)place.nodes / 2));
+    if (place.islands > 1) latency += passes * c->island_latency;
     double moved = kind == COLLECTIVE_BROADCAST ? bytes : passes * (n - 1) / n * bytes;
     double transfer = moved / collective_bandwidth(c, &place);
     return fmin(latency + transfer, c->small_latency * latency + transfer / c->small_bandwidth);
@@ -164,6 +171,16 @@ static inline double cost_send(const Cluster *c, double bytes, bool same_node, s
     if (same_node) return c->node_p2p_latency + bytes / c->node_p2p_bandwidth;
     double share = fmin(1, c->nics_per_node / (double)(sharing ? sharing : 1));
     return c->nic_latency + bytes / (share * c->nic_bandwidth);
+}
+
+// The same from one rank to another, while the `sharing` ranks beside the sender send as far. Between islands all of
+// them share one link.
+static inline double cost_send_between(const Cluster *c, double bytes, size_t from, size_t to, size_t sharing) {
+    size_t node = (size_t)c->gpus_per_node, island = (size_t)c->gpus_per_island;
+    double seconds = cost_send(c, bytes, from / node == to / node, sharing < node ? sharing : node);
+    if (cluster_island(c, from) == cluster_island(c, to)) return seconds;
+    double link = bytes * (double)(sharing < island ? sharing : island) / c->island_bandwidth;
+    return c->island_latency + fmax(seconds, link);
 }
 
 #endif

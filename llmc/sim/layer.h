@@ -1,8 +1,8 @@
 // layer.h: the operations of one transformer layer, of the embedding and of the head, in the order in which a trainer
 // enqueues them, each with what it costs. A clock that sees the trainer's own kernels can be compared with these lists.
 //
-// defines: OpGroup, Op, OpList, ops_seconds, LayerShape, Recompute, layer_operations, embedding_operations,
-//          head_operations
+// defines: OpGroup, Op, OpList, ops_seconds, op_is_of_weights, LayerShape, Recompute, layer_operations,
+//          layer_recomputes, embedding_operations, head_operations
 //
 // Letters as in the trainers: B, T, N = B*T tokens, Nl of a rank under sequence parallelism, C channels, A = C/t of
 // this rank's heads, F = 4C/t. "bytes" are those that a kernel must move: activations of 2 bytes (4 in fp32), a dropout
@@ -40,6 +40,12 @@ static inline double ops_seconds(const OpList *list, double *by_group) {
         if (by_group) by_group[list->op[i].group] += list->op[i].seconds;
     }
     return sum;
+}
+
+// Belongs to the half of a backward that makes the gradients of weights.
+static inline bool op_is_of_weights(const Op *op) {
+    return strcmp(op->name, "weight gradient") == 0 || strcmp(op->name, "add gradient") == 0 ||
+           strcmp(op->name, "bias gradient") == 0;
 }
 
 // What backward computes again: nothing, GELU, attention between its GEMMs, or the whole layer.
@@ -164,6 +170,15 @@ static inline void ops_layer_backward(OpList *o, const Cluster *c, const LayerSh
     }
 }
 
+// What a backward of the layer computes again before it begins.
+static inline void layer_recomputes(OpList *o, const Cluster *c, const LayerShape *s) {
+    double gelu = 2 * precision_bytes(s->precision) * (double)(s->B * s->T) * 4 * (double)(s->C / s->t);
+    o->count = 0;
+    if (s->recompute == LAYER_WHOLE) ops_layer_forward(o, c, s, c->recompute_end);
+    if (s->recompute == LAYER_GELU) ops_memory(o, c, "gelu", MEMORY_ELEMENTWISE, gelu);
+    if (s->recompute == LAYER_ATTENTION) ops_attention(o, c, s, false);
+}
+
 // THE list of a layer: forward, or backward with what it recomputes.
 static inline void layer_operations(OpList *o, const Cluster *c, const LayerShape *s, bool backward) {
     o->count = 0;
@@ -171,10 +186,7 @@ static inline void layer_operations(OpList *o, const Cluster *c, const LayerShap
         ops_layer_forward(o, c, s, true);
         return;
     }
-    double gelu = 2 * precision_bytes(s->precision) * (double)(s->B * s->T) * 4 * (double)(s->C / s->t);
-    if (s->recompute == LAYER_WHOLE) ops_layer_forward(o, c, s, c->recompute_end);
-    if (s->recompute == LAYER_GELU) ops_memory(o, c, "gelu", MEMORY_ELEMENTWISE, gelu);
-    if (s->recompute == LAYER_ATTENTION) ops_attention(o, c, s, false);
+    layer_recomputes(o, c, s);
     ops_layer_backward(o, c, s);
 }
 

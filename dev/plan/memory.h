@@ -1,0 +1,111 @@
+// memory.h: what a layout needs on each device. It asks the trainer itself: train_gpt_3d.cu is compiled into the planner
+// (plan.cu), and its own `layout` counts what it would allocate. And it asks the trainer what it refuses.
+//
+// defines: Candidate, StageMemory, candidate_refused, candidate_memory
+#ifndef DEV_PLAN_MEMORY_H
+#define DEV_PLAN_MEMORY_H
+
+#include "dev/scale/step.h"
+
+// A layout that training could take. Recomputation and schedule as the trainers' flags name them.
+typedef struct {
+    Layout run;
+    int recompute;          // RECOMPUTE_...
+    double bound, seconds;  // of a step: no less than; simulated, or 0
+    size_t memory;          // bytes of the fullest stage, with the cluster's reserve
+    size_t fullest;         // that stage
+} Candidate;
+
+typedef struct {
+    size_t weights, gradients, optimizer, activations;
+} StageMemory;
+
+static inline size_t stage_memory_sum(const StageMemory *s) {
+    return s->weights + s->gradients + s->optimizer + s->activations;
+}
+
+// The trainer's options for a layout.
+static inline Options candidate_options(const Candidate *x, size_t vocabulary) {
+    const Layout *r = &x->run;
+    Options o;
+    memset(&o, 0, sizeof o);
+    o.sections = OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA;
+    o.layers = r->layers, o.heads = r->NH, o.channels = r->C, o.vocab = vocabulary, o.seq = o.max_seq = r->T;
+    o.micro_batch = r->micro_batch, o.global_batch = r->global_batch;
+    o.tensor = r->t, o.pipeline = r->p, o.data = r->d, o.chunks = r->v;
+    o.schedule = r->schedule, o.max_in_flight = r->max_in_flight;
+    o.sequence_parallel = r->sequence_parallel, o.zero = r->zero, o.recompute = x->recompute;
+    o.order = r->order[0] ? r->order : "tdp";
+    o.dry_run = true;
+    return o;
+}
+
+// What the trainer would say to this layout, in *err; false: nothing.
+static inline bool candidate_refused(const Candidate *x, size_t vocabulary, Error *err) {
+    const Layout *r = &x->run;
+    Options o = candidate_options(x, vocabulary);
+    Grid grid;
+    size_t m = r->global_batch / (r->micro_batch * r->d);
+    return !options_resolve(&o, NULL, r->ranks, err) ||
+           !grid_make(&grid, r->ranks, 0, o.tensor, o.data, o.pipeline, o.order, err) ||
+           !pipeline_check((Schedule)o.schedule, (int)r->p, (int)m, (int)r->v, err);
+}
+
+// Most micro-batches and chunks of which a stage keeps activations. In all schedules but GPipe's and zb-auto's this no
+// longer grows beyond 4p micro-batches, so a longer list need not be made.
+static inline size_t candidate_slots(const Layout *r, size_t stage) {
+    size_t p = r->p, m = r->global_batch / (r->micro_batch * r->d), most = 4 * p;
+    if (r->schedule == SCHEDULE_GPIPE) return m * r->v;
+    if (r->schedule == SCHEDULE_ZB_AUTO) {
+        size_t limit = r->max_in_flight ? r->max_in_flight : 2 * p;
+        return limit < m ? limit : m;
+    }
+    if (m > most) m = most;
+    PipelineStep *steps = (PipelineStep *)host_alloc(3 * m * r->v, sizeof *steps);
+    size_t n = pipeline_schedule(r->schedule, (int)p, (int)stage, (int)m, (int)r->v, steps);
+    size_t slots = pipeline_max_in_flight(steps, n);
+    free(steps);
+    return slots;
+}
+
+// The arenas of a stage, counted by the trainer's own layout function.
+static inline StageMemory candidate_stage(const Candidate *x, size_t vocabulary, size_t stage) {
+    const Layout *r = &x->run;
+    GPT model, *m = &model;
+    memset(m, 0, sizeof *m);
+    m->opt = candidate_options(x, vocabulary);
+    m->config = options_config(&m->opt);
+    Error err;
+    if (!grid_make(&m->grid, r->ranks, 0, r->t, r->d, r->p, m->opt.order, &err)) abort();  // candidate_refused asked
+    grid_place(&m->grid, grid_rank_at(&m->grid, 0, 0, stage));
+    m->B = r->micro_batch, m->T = r->T, m->micros = r->global_batch / (r->micro_batch * r->d);
+    m->A = r->C / r->t, m->NH = r->NH / r->t, m->F = 4 * r->C / r->t, m->Vl = m->config.Vp / r->t;
+    m->sp = r->sequence_parallel && r->t > 1;
+    pipeline_plan_layers(&m->plan, r->layers, r->p, stage, r->v);
+    m->plan.split = step_split(r);
+    m->plan.slots = candidate_slots(r, stage);
+    Shard part = {r->t, 0, stage == 0, stage == r->p - 1, m->plan.layer_count, m->plan.layers, TENSOR_ALIGN * r->d};
+    m->table = table_make(&m->config, &part);
+    layout(m);
+    StageMemory used = {m->weights.used, m->gradients.used, m->optimizer.used, m->activations.used};
+    for (size_t i = 0; i < m->plan.slots; i++) free(m->slots[i].layers), free(m->slots[i].residual), free(m->slots[i].grads);
+    free(m->slots), free(m->w), free(m->dw), free(m->norm_owner), free(m->part.slices), free(m->state.slices);
+    free(m->plan.first), free(m->plan.count), free(m->plan.layers);
+    table_free(&m->table);
+    return used;
+}
+
+// Sets the bytes of the fullest stage. `all`: looks at every stage; else at the first, which keeps most micro-batches,
+// the second and the last, which has the logits.
+static inline void candidate_memory(Candidate *x, size_t vocabulary, size_t reserve, bool all) {
+    size_t p = x->run.p;
+    x->memory = 0;
+    for (size_t s = 0; s < p; s++) {
+        if (!all && s > 1 && s != p - 1) continue;
+        StageMemory stage = candidate_stage(x, vocabulary, s);
+        size_t sum = stage_memory_sum(&stage) + reserve;
+        if (sum > x->memory) x->memory = sum, x->fullest = s;
+    }
+}
+
+#endif

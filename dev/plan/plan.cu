@@ -1,0 +1,391 @@
+// plan.cu: I have N GPUs and this model: which layout trains it fastest?
+//
+//   plan --model NAME|--layers L --heads H --channels C --seq T --vocab V  --cluster FILE|NAME --gpus N --batch G
+//        [--tensor t] [--pipeline p] [--data d] [--virtual v] [--micro-batch b] [--schedule NAME]
+//        [--recompute none|gelu|layer] [--sequence-parallel 0|1] [--zero 0|1] [--order tdp] [--json]
+//
+// Tries every layout that train_gpt_3d accepts (search.h), asks the trainer's own layout function for its memory
+// (memory.h) and the simulation of dev/scale/step.h for its time. A flag of the layout fixes that part of it. bf16.
+#define main trainer_main  // the trainer is compiled in, and never started
+#include "train_gpt_3d.cu"
+#undef main
+
+#include "dev/plan/models.h"
+#include "dev/plan/search.h"
+
+static const char *const RECOMPUTE_NAMES[] = {"none", "gelu", "layer"};
+static const char *const PARTS_SHOWN[] = {"tensor", "pipeline", "data"};
+static const StepPart PARTS[] = {PART_TENSOR, PART_PIPELINE, PART_DATA};
+
+static int fail(const Error *err) {
+    fprintf(stderr, "error: %s\n", err->text);
+    return 2;
+}
+
+// ---- the question ---------------------------------------------------------------------------------------------------
+
+typedef struct {
+    const char *name;
+    size_t *number, most;
+} SizeFlag;
+typedef struct {
+    const char *name;
+    int *choice;
+    const char *const *names;
+    int count;
+} ChoiceFlag;
+
+static bool read_size(const char *flag, const char *text, size_t most, size_t *number, Error *err) {
+    char *end;
+    unsigned long long x = text[0] >= '0' && text[0] <= '9' ? strtoull(text, &end, 10) : 0;
+    if (x == 0 || *end || x > most) return error_set(err, "%s must be a whole number from 1 to %zu", flag, most);
+    *number = (size_t)x;
+    return true;
+}
+
+// Fills the wish, and says which cluster. False, with a sentence, for what cannot be understood.
+static bool read_wish(Wish *w, const char **cluster, bool *json, int argc, char **argv, Error *err) {
+    static const char *const schedules[] = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-auto"};
+    static const char *const switches[] = {"0", "1"};
+    const char *model = NULL, *value;
+    const SizeFlag sizes[] = {{"--layers", &w->model.L, 100000},    {"--heads", &w->model.NH, 100000},
+                              {"--channels", &w->model.C, 1000000}, {"--seq", &w->T, 1000000},
+                              {"--vocab", &w->model.V, 10000000},   {"--gpus", &w->ranks, 65536},
+                              {"--batch", &w->global_batch, 100000000}, {"--tensor", &w->t, 65536},
+                              {"--pipeline", &w->p, 65536},         {"--data", &w->d, 65536},
+                              {"--virtual", &w->v, 65536},          {"--micro-batch", &w->micro_batch, SEARCH_MICRO_BATCH}};
+    const ChoiceFlag choices[] = {{"--schedule", &w->schedule, schedules, 5},
+                                  {"--recompute", &w->recompute, RECOMPUTE_NAMES, 3},
+                                  {"--sequence-parallel", &w->sequence_parallel, switches, 2},
+                                  {"--zero", &w->zero, switches, 2}};
+    memset(w, 0, sizeof *w);
+    w->schedule = w->recompute = w->sequence_parallel = w->zero = -1;
+    for (int i = 1; i < argc; i++) {
+        const char *flag = argv[i];
+        if (strcmp(flag, "--json") == 0) {
+            *json = true;
+            continue;
+        }
+        if (i + 1 == argc) return error_set(err, "%s is no flag, or its value is missing", flag);
+        value = argv[++i];
+        bool known = false;
+        for (size_t f = 0; f < sizeof sizes / sizeof *sizes && !known; f++) {
+            if (strcmp(sizes[f].name, flag) != 0) continue;
+            if (!read_size(flag, value, sizes[f].most, sizes[f].number, err)) return false;
+            known = true;
+        }
+        for (size_t f = 0; f < sizeof choices / sizeof *choices && !known; f++) {
+            if (strcmp(choices[f].name, flag) != 0) continue;
+            for (int c = 0; c < choices[f].count; c++)
+                if (strcmp(value, choices[f].names[c]) == 0) *choices[f].choice = c, known = true;
+            if (!known) return error_set(err, "%s cannot be '%s'", flag, value);
+        }
+        if (known) continue;
+        if (strcmp(flag, "--model") == 0) model = value;
+        else if (strcmp(flag, "--cluster") == 0) *cluster = value;
+        else if (strcmp(flag, "--order") == 0) w->order = value;
+        else return error_set(err, "there is no flag %s", flag);
+    }
+    if (model) {
+        const Model *found = model_find(model);
+        if (!found) return error_set(err, "there is no model '%s'; the models are in dev/plan/models.h", model);
+        if (!w->model.L) w->model.L = found->layers;
+        if (!w->model.NH) w->model.NH = found->heads;
+        if (!w->model.C) w->model.C = found->channels;
+        if (!w->model.V) w->model.V = found->vocabulary;
+        if (!w->T) w->T = found->seq;
+    }
+    if (!w->model.L || !w->model.NH || !w->model.C || !w->model.V || !w->T)
+        return error_set(err, "name a --model, or --layers, --heads, --channels, --seq and --vocab");
+    if (!*cluster || !w->ranks || !w->global_batch) return error_set(err, "--cluster, --gpus and --batch are needed");
+    if (w->order) {
+        Grid grid;
+        if (!grid_make(&grid, 1, 0, 1, 1, 1, w->order, err)) return false;
+    }
+    w->model.Vp = padded_vocabulary(w->model.V);
+    w->model.maxT = w->T;
+    return true;
+}
+
+// A file, or a name in dev/clusters.
+static bool read_cluster(Cluster *cluster, char path[PATH_MAX], const char *name, Error *err) {
+    bool is_path = strchr(name, '/') || strchr(name, '.');
+    return path_print(path, PATH_MAX, err, is_path ? "%s" : "dev/clusters/%s.json", name) &&
+           cluster_read(cluster, path, err);
+}
+
+// ---- the answer -----------------------------------------------------------------------------------------------------
+
+static double mfu(const Search *s, const Candidate *x) {
+    double flops = count_flops(&s->wish.model, (double)s->wish.global_batch * (double)s->wish.T, s->wish.T);
+    return flops / (x->seconds * (double)s->wish.ranks * s->cluster->peak_bf16);
+}
+
+static StepTime simulated(const Search *s, const Candidate *x) {
+    StepTime time;
+    Error err;
+    memset(&time, 0, sizeof time);
+    step_simulate(s->cluster, &x->run, &time, &err);
+    return time;
+}
+
+// Flags of the layout for train_gpt_3d, into text.
+static void layout_flags(char *text, size_t size, const Candidate *x) {
+    const Layout *r = &x->run;
+    int n = snprintf(text, size, "--tensor %zu --data %zu --pipeline %zu --micro-batch %zu", r->t, r->d, r->p,
+                     r->micro_batch);
+#define FLAG(...) n += snprintf(text + n, size - (size_t)n, __VA_ARGS__)
+    if (r->v > 1) FLAG(" --virtual %zu", r->v);
+    else if (r->p > 1) FLAG(" --schedule %s", pipeline_schedule_name(r->schedule));
+    if (r->schedule == SCHEDULE_ZB_AUTO) FLAG(" --max-in-flight %zu", r->max_in_flight);
+    if (r->sequence_parallel) FLAG(" --sequence-parallel 1");
+    if (x->recompute) FLAG(" --recompute %s", RECOMPUTE_NAMES[x->recompute]);
+    if (r->d > 1) FLAG(" --zero %d", r->zero);
+    if (strcmp(r->order, "tdp") != 0) FLAG(" --order %s", r->order);
+#undef FLAG
+}
+
+static void print_best(const Search *s) {
+    const Wish *w = &s->wish;
+    printf("   step s  tokens/s   MFU    GiB bubble tensor  pipel.   data  layout\n");
+    for (size_t i = 0; i < s->found; i++) {
+        const Candidate *x = &s->best[i];
+        StepTime time = simulated(s, x);
+        char flags[512];
+        layout_flags(flags, sizeof flags, x);
+        printf("%9.3f %9.0f %4.1f%% %6.1f", x->seconds, (double)(w->global_batch * w->T) / x->seconds,
+               100 * mfu(s, x), (double)x->memory / 1073741824.0);
+        printf(" %5.1f%%", 100 * time.parts[PART_IDLE] / time.seconds);
+        for (int k = 0; k < 3; k++) printf(" %5.1f%%", 100 * time.parts[PARTS[k]] / time.seconds);
+        printf("  %s\n", flags);
+    }
+    printf("bubble: waiting of the stage that computes most, for others and for the last messages; tensor, pipeline, "
+           "data:\nits communication that nothing hides; GiB: of the fullest stage, with %.1f of libraries\n",
+           s->cluster->reserve / 1073741824.0);
+}
+
+static void print_command(const Search *s, const char *path) {
+    const Wish *w = &s->wish;
+    char flags[512];
+    layout_flags(flags, sizeof flags, &s->best[0]);
+    char model[256];
+    snprintf(model, sizeof model, "--layers %zu --heads %zu --channels %zu --vocab %zu --seq %zu --global-batch %zu",
+             w->model.L, w->model.NH, w->model.C, w->model.V, w->T, w->global_batch);
+    printf("\ntrain: mpirun -n %zu build/cuda-bf16/train_gpt_3d --train-data 'data/train_*.bin' %s %s\n", w->ranks, model,
+           flags);
+    printf("simulate: build/cpu-bf16/train_gpt_3d --simulate %s --ranks %zu --steps 2 %s %s\n", path, w->ranks, model,
+           flags);
+}
+
+// What a neighbour of the best layout would do, in one line.
+static void print_neighbour(const Search *s, const char *what, Candidate x) {
+    Error err;
+    StepTime best = simulated(s, &s->best[0]), time;
+    printf("  %-26s", what);
+    if (candidate_refused(&x, s->wish.model.V, &err)) {
+        printf("the trainer refuses: %s\n", err.text);
+        return;
+    }
+    candidate_memory(&x, s->wish.model.V, (size_t)s->cluster->reserve, true);
+    if ((double)x.memory > s->cluster->memory) {
+        printf("does not fit: %.1f GiB of %.1f on stage %zu\n", (double)x.memory / 1073741824.0,
+               s->cluster->memory / 1073741824.0, x.fullest);
+        return;
+    }
+    if (!step_simulate(s->cluster, &x.run, &time, &err)) {
+        printf("%s\n", err.text);
+        return;
+    }
+    int most = 0;
+    double change[PART_COUNT];
+    for (int k = 0; k < PART_COUNT; k++) {
+        change[k] = time.parts[k] - best.parts[k];
+        if (change[k] > change[most]) most = k;
+    }
+    double slower = time.seconds / best.seconds - 1;
+    if (x.run.v != s->best[0].run.v) printf("v = %zu, ", x.run.v);
+    printf("%+.1f%%, %.1f GiB", 100 * slower, (double)x.memory / 1073741824.0);
+    if (slower > 0.0005) printf(": %s %+.3f s", most == PART_IDLE ? "waiting" : step_part_name((StepPart)most), change[most]);
+    printf("\n");
+}
+
+// The most chunks, not more than now, that the layers and micro-batches of a changed layout divide into.
+static void take_chunks(Layout *r) {
+    size_t m = r->global_batch / (r->micro_batch * r->d);
+    if (r->schedule != SCHEDULE_INTERLEAVED && r->p > 1) return;
+    while (r->v > 1 && (r->p == 1 || r->layers % (r->p * r->v) || m % r->p)) r->v--;
+    if (r->v == 1) r->schedule = SCHEDULE_1F1B;
+}
+
+static size_t product(const Layout *r) { return r->t * r->p * r->d; }
+
+// Layouts that differ from the best one in one decision.
+static void print_neighbours(const Search *s) {
+    const Candidate *b = &s->best[0];
+    static const struct { const char *what; double t, p, d, micro_batch; } moves[] = {
+        {"twice t, half p", 2, 0.5, 1, 1}, {"twice t, half d", 2, 1, 0.5, 1}, {"half t, twice p", 0.5, 2, 1, 1},
+        {"half t, twice d", 0.5, 1, 2, 1}, {"twice p, half d", 1, 2, 0.5, 1}, {"half p, twice d", 1, 0.5, 2, 1},
+        {"micro-batch twice", 1, 1, 1, 2}, {"micro-batch half", 1, 1, 1, 0.5}};
+    printf("\nwhy not\n");
+    for (size_t i = 0; i < sizeof moves / sizeof *moves; i++) {
+        Candidate x = *b;
+        Layout *r = &x.run;
+        r->t = (size_t)((double)r->t * moves[i].t), r->p = (size_t)((double)r->p * moves[i].p);
+        r->d = (size_t)((double)r->d * moves[i].d);
+        r->micro_batch = (size_t)((double)r->micro_batch * moves[i].micro_batch);
+        if (product(r) != r->ranks || r->micro_batch == 0 || r->global_batch % (r->micro_batch * r->d)) continue;
+        if (r->t == 1) r->sequence_parallel = false;
+        if (r->d == 1) r->zero = false;
+        take_chunks(r);
+        print_neighbour(s, moves[i].what, x);
+    }
+    for (int k = 0; k < 3; k++) {
+        Candidate x = *b;
+        char what[64];
+        snprintf(what, sizeof what, "recompute %s", RECOMPUTE_NAMES[k]);
+        x.recompute = k;
+        x.run.recompute = k == RECOMPUTE_LAYER ? LAYER_WHOLE : k ? LAYER_GELU : LAYER_KEEPS;
+        if (k != b->recompute) print_neighbour(s, what, x);
+    }
+    for (int k = SCHEDULE_GPIPE; k <= SCHEDULE_ZB_H1 && b->run.p > 1; k++) {
+        Candidate x = *b;
+        x.run.schedule = (Schedule)k;
+        x.run.v = k == SCHEDULE_INTERLEAVED ? 2 : 1;
+        x.run.max_in_flight = 0;
+        if (x.run.schedule != b->run.schedule) print_neighbour(s, pipeline_schedule_name(x.run.schedule), x);
+    }
+    Candidate x = *b;
+    x.run.sequence_parallel = !b->run.sequence_parallel;
+    if (b->run.t > 1)
+        print_neighbour(s, b->run.sequence_parallel ? "no sequence parallelism" : "sequence parallelism", x);
+    x = *b;
+    x.run.zero = !b->run.zero;
+    if (b->run.d > 1) print_neighbour(s, b->run.zero ? "no ZeRO" : "ZeRO", x);
+    for (int i = 0; i < ORDER_COUNT; i++) {
+        char what[64];
+        x = *b;
+        strcpy(x.run.order, ORDERS[i]);
+        snprintf(what, sizeof what, "order %s", ORDERS[i]);
+        if (!order_is_double(&b->run, i) && strcmp(ORDERS[i], b->run.order) != 0) print_neighbour(s, what, x);
+    }
+}
+
+static void print_counts(FILE *file, const Search *s) {
+    size_t all = s->count + s->refused;
+    fprintf(file, "%zu layouts: %zu the trainer refuses%s%s%s, %zu do not fit into %.1f GiB, %zu simulated, %zu cannot be "
+            "among the best\n", all, s->refused, s->refused ? " (such as: " : "", s->refused ? s->why : "",
+            s->refused ? ")" : "", s->too_large, s->cluster->memory / 1073741824.0, s->simulated, s->beaten);
+}
+
+// Does something fit when the wish is changed so?
+static bool would_fit(const Search *s, const Wish *wish) {
+    Search more;
+    memset(&more, 0, sizeof more);
+    more.cluster = s->cluster, more.wish = *wish;
+    search_layouts(&more);
+    bool found = more.found > 0;
+    search_free(&more);
+    return found;
+}
+
+// Nothing fits: what comes nearest, and what would do.
+static void print_nothing(const Search *s, Error *err) {
+    print_counts(stderr, s);
+    if (!s->count) {
+        error_set(err, "no layout of these sizes exists%s%s", s->refused ? ": " : "", s->refused ? s->why : "");
+        return;
+    }
+    char flags[512], would[256] = "no number of GPUs up to 64 times as many would do";
+    layout_flags(flags, sizeof flags, &s->smallest);
+    Wish free_recompute = s->wish, free_batch = s->wish, free_layout = s->wish, more = s->wish;
+    free_recompute.recompute = -1, free_batch.micro_batch = 0;
+    free_layout.t = free_layout.p = free_layout.d = free_layout.v = free_layout.micro_batch = 0;
+    free_layout.schedule = free_layout.recompute = free_layout.zero = free_layout.sequence_parallel = -1;
+    bool found = true;
+    if (s->wish.recompute >= 0 && would_fit(s, &free_recompute)) snprintf(would, sizeof would, "recomputation would do");
+    else if (s->wish.micro_batch > 1 && would_fit(s, &free_batch))
+        snprintf(would, sizeof would, "a smaller micro-batch would do");
+    else if (would_fit(s, &free_layout)) snprintf(would, sizeof would, "another layout of these GPUs would do");
+    else found = false;
+    for (size_t times = 2; times <= 64 && !found && s->wish.ranks * times <= 65536; times *= 2) {
+        more.ranks = s->wish.ranks * times;
+        found = would_fit(s, &more);
+        if (found) snprintf(would, sizeof would, "%zu GPUs would do", more.ranks);
+    }
+    error_set(err, "nothing fits: %s needs %.1f GiB of %.1f; %s", flags, (double)s->smallest.memory / 1073741824.0,
+              s->cluster->memory / 1073741824.0, would);
+}
+
+static void print_json(const Search *s) {
+    const Wish *w = &s->wish;
+    cJSON *root = cJSON_CreateObject(), *best = cJSON_AddArrayToObject(root, "best");
+    const struct { const char *name; size_t value; } sizes[] = {
+        {"gpus", w->ranks}, {"global_batch", w->global_batch}, {"layers", w->model.L}, {"heads", w->model.NH},
+        {"channels", w->model.C}, {"seq", w->T}, {"vocab", w->model.V}, {"refused", s->refused},
+        {"too_large", s->too_large}, {"simulated", s->simulated}, {"beaten", s->beaten}};
+    cJSON_AddStringToObject(root, "cluster", s->cluster->name);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        cJSON_AddNumberToObject(root, sizes[i].name, (double)sizes[i].value);
+    for (size_t i = 0; i < s->found; i++) {
+        const Candidate *x = &s->best[i];
+        const Layout *r = &x->run;
+        StepTime time = simulated(s, x);
+        cJSON *row = cJSON_CreateObject();
+        char flags[512];
+        layout_flags(flags, sizeof flags, x);
+        cJSON_AddStringToObject(row, "flags", flags);
+        cJSON_AddNumberToObject(row, "tensor", (double)r->t), cJSON_AddNumberToObject(row, "pipeline", (double)r->p);
+        cJSON_AddNumberToObject(row, "data", (double)r->d), cJSON_AddNumberToObject(row, "virtual", (double)r->v);
+        cJSON_AddNumberToObject(row, "micro_batch", (double)r->micro_batch);
+        cJSON_AddStringToObject(row, "schedule", pipeline_schedule_name(r->schedule));
+        cJSON_AddStringToObject(row, "recompute", RECOMPUTE_NAMES[x->recompute]);
+        cJSON_AddBoolToObject(row, "sequence_parallel", r->sequence_parallel);
+        cJSON_AddBoolToObject(row, "zero", r->zero);
+        cJSON_AddStringToObject(row, "order", r->order);
+        cJSON_AddNumberToObject(row, "step_seconds", x->seconds);
+        cJSON_AddNumberToObject(row, "mfu", mfu(s, x));
+        cJSON_AddNumberToObject(row, "memory_bytes", (double)x->memory);
+        cJSON_AddNumberToObject(row, "bubble_seconds", time.parts[PART_IDLE]);
+        for (int k = 0; k < 3; k++) cJSON_AddNumberToObject(row, PARTS_SHOWN[k], time.parts[PARTS[k]]);
+        cJSON_AddItemToArray(best, row);
+    }
+    char *text = cJSON_Print(root);
+    if (text) puts(text);
+    free(text);
+    cJSON_Delete(root);
+}
+
+int main(int argc, char **argv) {
+    Error err = {""};
+    Cluster cluster;
+    Search s;
+    const char *name = NULL;
+    char path[PATH_MAX];
+    bool json = false;
+    memset(&s, 0, sizeof s);
+    if (argc == 1 || strcmp(argv[1], "--help") == 0) {
+        printf("usage: plan --model NAME --cluster FILE|NAME --gpus N --batch G [flags of the layout] [--json]\nmodels: ");
+        model_names(stdout);
+        printf("\n");
+        return argc == 1 ? 2 : 0;
+    }
+    if (!read_wish(&s.wish, &name, &json, argc, argv, &err) || !read_cluster(&cluster, path, name, &err)) return fail(&err);
+    s.cluster = &cluster;
+    s.progress = isatty(STDERR_FILENO);
+    search_layouts(&s);
+    if (!s.found) {
+        print_nothing(&s, &err);
+        search_free(&s);
+        fprintf(stderr, "error: %s\n", err.text);
+        return 1;
+    }
+    if (json) print_json(&s);
+    else {
+        print_counts(stdout, &s);
+        print_best(&s);
+        print_neighbours(&s);
+        print_command(&s, path);
+    }
+    search_free(&s);
+    return 0;
+}

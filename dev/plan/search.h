@@ -1,0 +1,255 @@
+// search.h: which layouts there are, which of them are refused or do not fit, and which is fastest.
+//
+// defines: Wish, Search, search_layouts, search_free, candidate_less
+//
+// Every layout gets a bound, no less than which its step lasts (step_bound: cheap). In the order of their bounds they
+// are asked for their memory and simulated, until the next bound is above the last of the best that are wanted. What
+// is left cannot be among these. Nothing depends on time or chance: the same question has the same answer.
+#ifndef DEV_PLAN_SEARCH_H
+#define DEV_PLAN_SEARCH_H
+
+#include "dev/plan/memory.h"
+
+#include <time.h>
+
+enum { SEARCH_BEST = 10, SEARCH_MICRO_BATCH = 64 };
+
+// What is asked for. Numbers that are 0, and choices that are -1, are left to the search.
+typedef struct {
+    GPTConfig model;
+    size_t T, ranks, global_batch;
+    size_t t, p, d, v, micro_batch;
+    int schedule, recompute, sequence_parallel, zero;
+    const char *order;  // NULL: left to the search
+} Wish;
+
+typedef struct {
+    const Cluster *cluster;
+    Wish wish;
+    Candidate *all;                // [count] in the order of their bounds
+    size_t count, room;
+    size_t refused, too_large, simulated, beaten;  // beaten: not simulated, as their bound is no better than the best
+    char why[sizeof(Error)];       // of one refusal
+    Candidate best[SEARCH_BEST];
+    size_t found;
+    Candidate smallest;            // of those that do not fit
+    bool progress;                 // print how far it is
+} Search;
+
+// The orders of the axes, the default first.
+static const char *const ORDERS[] = {"tdp", "tpd", "dtp", "dpt", "ptd", "pdt"};
+enum { ORDER_COUNT = 6 };
+
+static inline int order_number(const char *order) {
+    int i = 0;
+    while (i < ORDER_COUNT - 1 && strcmp(ORDERS[i], order) != 0) i++;
+    return i;
+}
+
+// Does an earlier order put the ranks where this one does? So it is if they differ in axes of one rank only.
+static inline bool order_is_double(const Layout *r, int number) {
+    char kept[ORDER_COUNT][4];
+    for (int i = 0; i <= number; i++) {
+        size_t n = 0;
+        for (const char *axis = ORDERS[i]; *axis; axis++)
+            if ((*axis == 't' ? r->t : *axis == 'd' ? r->d : r->p) > 1) kept[i][n++] = *axis;
+        kept[i][n] = 0;
+    }
+    for (int i = 0; i < number; i++)
+        if (strcmp(kept[i], kept[number]) == 0) return true;
+    return false;
+}
+
+static inline int candidate_order(const Candidate *a, const Candidate *b, double x, double y) {
+    if (x != y) return x < y ? -1 : 1;
+    const Layout *r = &a->run, *s = &b->run;
+    size_t left[] = {r->t, r->p, r->v, r->zero, r->sequence_parallel, r->micro_batch, (size_t)a->recompute, r->schedule},
+           right[] = {s->t, s->p, s->v, s->zero, s->sequence_parallel, s->micro_batch, (size_t)b->recompute, s->schedule};
+    for (size_t i = 0; i < sizeof left / sizeof *left; i++)
+        if (left[i] != right[i]) return left[i] < right[i] ? -1 : 1;
+    return order_number(r->order) - order_number(s->order);
+}
+
+// The faster one; of two that are as fast, the one with the smaller sizes.
+static inline bool candidate_less(const Candidate *a, const Candidate *b) {
+    return candidate_order(a, b, a->seconds, b->seconds) < 0;
+}
+
+static inline int candidate_compare_bounds(const void *a, const void *b) {
+    const Candidate *x = (const Candidate *)a, *y = (const Candidate *)b;
+    return candidate_order(x, y, x->bound, y->bound);
+}
+
+static inline void search_add(Search *s, const Candidate *x) {
+    if (s->count == s->room) {
+        s->room = s->room ? 2 * s->room : 1024;
+        s->all = (Candidate *)host_resize(s->all, s->room, sizeof *s->all);
+    }
+    s->all[s->count] = *x;
+    s->all[s->count++].bound = step_bound(s->cluster, &x->run);
+}
+
+// Recomputation, ZeRO and rank order of a layout that the trainer accepts.
+static inline void search_variants(Search *s, Candidate x) {
+    const Wish *w = &s->wish;
+    bool one_node = w->ranks <= (size_t)s->cluster->gpus_per_node;  // all its ranks are alike
+    for (x.recompute = RECOMPUTE_NONE; x.recompute <= RECOMPUTE_LAYER; x.recompute++) {
+        if (w->recompute >= 0 && w->recompute != x.recompute) continue;
+        x.run.recompute = x.recompute == RECOMPUTE_LAYER ? LAYER_WHOLE : x.recompute ? LAYER_GELU : LAYER_KEEPS;
+        for (int zero = 0; zero <= (x.run.d > 1); zero++) {
+            if (w->zero >= 0 && w->zero != zero && x.run.d > 1) continue;
+            x.run.zero = zero;
+            for (int o = 0; o < (one_node || w->order ? 1 : (int)ORDER_COUNT); o++) {
+                if (order_is_double(&x.run, o)) continue;
+                strcpy(x.run.order, w->order ? w->order : ORDERS[o]);
+                search_add(s, &x);
+            }
+        }
+    }
+}
+
+// Schedules, chunks and sequence parallelism of sizes whose product is the number of ranks.
+static inline void search_schedules(Search *s, Candidate x) {
+    const Wish *w = &s->wish;
+    size_t p = x.run.p, L = w->model.L;
+    Error err;
+    for (int sp = 0; sp <= (x.run.t > 1); sp++) {
+        if (w->sequence_parallel >= 0 && w->sequence_parallel != sp && x.run.t > 1) continue;
+        x.run.sequence_parallel = sp;
+        for (int schedule = SCHEDULE_GPIPE; schedule <= SCHEDULE_ZB_AUTO; schedule++) {
+            bool left_out = schedule == SCHEDULE_ZB_AUTO || (p == 1 && schedule != SCHEDULE_1F1B);
+            if (w->schedule >= 0 ? w->schedule != schedule : left_out) continue;
+            x.run.schedule = (Schedule)schedule;
+            bool chunks = schedule == SCHEDULE_INTERLEAVED;
+            for (size_t v = chunks ? 2 : 1; v <= (chunks ? L / p : 1); v++) {
+                if ((w->v && w->v != v) || (chunks && L % (p * v))) continue;
+                x.run.v = v;
+                if (candidate_refused(&x, w->model.V, &err)) {
+                    snprintf(s->why, sizeof s->why, "%s", err.text);
+                    s->refused++;
+                } else search_variants(s, x);
+            }
+        }
+    }
+}
+
+static inline void search_enumerate(Search *s) {
+    const Wish *w = &s->wish;
+    Candidate x;
+    memset(&x, 0, sizeof x);
+    x.run.ranks = w->ranks, x.run.layers = w->model.L, x.run.C = w->model.C, x.run.NH = w->model.NH;
+    x.run.T = w->T, x.run.vocabulary = w->model.Vp, x.run.global_batch = w->global_batch;
+    x.run.scatter_gather = s->cluster->scatter_gather;
+    for (x.run.t = 1; x.run.t <= w->ranks && x.run.t <= w->model.NH; x.run.t++) {
+        if (w->ranks % x.run.t || (w->t && w->t != x.run.t)) continue;
+        for (x.run.p = 1; x.run.p * x.run.t <= w->ranks && x.run.p <= w->model.L; x.run.p++) {
+            if (w->ranks % (x.run.t * x.run.p) || (w->p && w->p != x.run.p)) continue;
+            x.run.d = w->ranks / (x.run.t * x.run.p);
+            if ((w->d && w->d != x.run.d) || w->global_batch % x.run.d) continue;
+            size_t share = w->global_batch / x.run.d;
+            for (size_t b = 1; b <= share && b <= SEARCH_MICRO_BATCH; b++) {
+                if (share % b || (w->micro_batch && w->micro_batch != b)) continue;
+                x.run.micro_batch = b;
+                search_schedules(s, x);
+            }
+        }
+    }
+}
+
+static inline double search_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+// Puts a simulated layout among the best, if it is one of them.
+static inline void search_keep(Search *s, const Candidate *x) {
+    size_t at = s->found;
+    while (at > 0 && candidate_less(x, &s->best[at - 1])) at--;
+    if (at == SEARCH_BEST) return;
+    if (s->found < SEARCH_BEST) s->found++;
+    memmove(&s->best[at + 1], &s->best[at], (s->found - 1 - at) * sizeof *x);
+    s->best[at] = *x;
+}
+
+// Seconds that a layout must beat to be among the best.
+static inline double search_limit(const Search *s) {
+    return s->found == SEARCH_BEST ? s->best[SEARCH_BEST - 1].seconds : INFINITY;
+}
+
+// Asks a layout for its memory and, if it fits, for its time.
+static inline bool search_try(Search *s, Candidate *x) {
+    StepTime time;
+    Error err;
+    candidate_memory(x, s->wish.model.V, (size_t)s->cluster->reserve, false);
+    if ((double)x->memory <= s->cluster->memory) candidate_memory(x, s->wish.model.V, (size_t)s->cluster->reserve, true);
+    if ((double)x->memory > s->cluster->memory) {
+        if (!s->too_large++ || x->memory < s->smallest.memory) s->smallest = *x;
+        return false;
+    }
+    if (!step_simulate(s->cluster, &x->run, &time, &err)) return false;
+    s->simulated++;
+    x->seconds = time.seconds;
+    search_keep(s, x);
+    return true;
+}
+
+// One line on a terminal: how many are behind, how many may still win, and how long these take.
+static inline void search_report(const Search *s, size_t at, double began, double *last) {
+    double now = search_seconds();
+    if (!s->progress || now - *last < 0.25) return;
+    *last = now;
+    size_t end = at;
+    while (end < s->count && s->all[end].bound <= search_limit(s)) end++;
+    double left = at ? (now - began) / (double)at * (double)(end - at) : 0;
+    fprintf(stderr, "\r%zu of %zu layouts, %zu simulated, best %.3f s, at most %.0f s left \033[K", at, s->count,
+            s->simulated, s->found ? s->best[0].seconds : 0.0, left);
+}
+
+// Schedules found by a search take too long to make for every layout: the best ones are tried with these as well.
+static inline void search_zero_bubble(Search *s) {
+    Candidate before[SEARCH_BEST];
+    size_t count = s->found;
+    memcpy(before, s->best, sizeof before);
+    for (size_t i = 0; i < count && s->wish.schedule < 0 && !s->wish.v; i++) {
+        Candidate x = before[i];
+        bool seen = false;  // as another schedule of the same sizes
+        for (size_t j = 0; j < i; j++) {
+            const Layout *a = &before[j].run, *b = &x.run;
+            seen = seen || (a->t == b->t && a->p == b->p && a->micro_batch == b->micro_batch && a->zero == b->zero &&
+                            a->sequence_parallel == b->sequence_parallel && a->recompute == b->recompute &&
+                            strcmp(a->order, b->order) == 0);
+        }
+        if (x.run.p == 1 || seen) continue;
+        x.run.v = 1, x.run.schedule = SCHEDULE_ZB_AUTO;
+        for (size_t limit = x.run.p; limit <= 2 * x.run.p; limit += x.run.p) {
+            Error err;
+            x.run.max_in_flight = limit;
+            if (!candidate_refused(&x, s->wish.model.V, &err)) search_try(s, &x);
+        }
+    }
+}
+
+// Fills s->best from s->wish and s->cluster.
+static inline void search_layouts(Search *s) {
+    double began = search_seconds(), last = began;
+    search_enumerate(s);
+    qsort(s->all, s->count, sizeof *s->all, candidate_compare_bounds);
+    for (size_t i = 0; i < s->count; i++) {
+        if (s->all[i].bound > search_limit(s)) {
+            s->beaten = s->count - i;
+            break;
+        }
+        search_try(s, &s->all[i]);
+        search_report(s, i + 1, began, &last);
+    }
+    if (s->progress) fprintf(stderr, "\r\033[K");
+    search_zero_bubble(s);
+}
+
+static inline void search_free(Search *s) {
+    free(s->all);
+    memset(s, 0, sizeof *s);
+}
+
+#endif

@@ -1,0 +1,143 @@
+#!/usr/bin/env bash
+# run_plan.sh [BUILD]: what the planner recommends, against the trainer and against what is known by hand. The trainer
+# must accept its ten best layouts, count the same memory for them and, on its own virtual clock, put them in the same
+# order; on three made clusters the right choice is known. Ends with `N passed, N failed`.
+# needs: tools/plan bf16/train_gpt_3d
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+. dev/test/report.sh
+build=${1:-build/cpu-fp32}
+case $build in *cuda*) skip plan 'it simulates, on the CPU' ;; esac
+trainer=${build/fp32/bf16}/train_gpt_3d
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+shown="$dir/err"
+
+plan() { build/tools/plan "$@" 2>"$dir/err"; }
+# values NAME: the numbers or words of a member, one for each of the best, out of JSON on stdin.
+values() { sed -n "s/^\t*\"$1\":\t\"\{0,1\}\([^\",]*\)\"\{0,1\},\{0,1\}\$/\1/p"; }
+
+# ---- the trainer agrees --------------------------------------------------------------------------------------------
+
+model='--layers 24 --heads 16 --channels 1024 --vocab 50257 --seq 1024'
+# shellcheck disable=SC2086
+plan $model --cluster dgx-a100 --gpus 8 --batch 64 --pipeline 4 --json >"$dir/best.json"
+report $? 'a plan for 8 GPUs with 4 stages'
+mapfile -t flags < <(values flags <"$dir/best.json")
+mapfile -t memory < <(values memory_bytes <"$dir/best.json")
+mapfile -t seconds < <(values step_seconds <"$dir/best.json")
+[ ${#flags[@]} = 10 ] && [ ${#memory[@]} = 10 ] && [ ${#seconds[@]} = 10 ]
+report $? 'the JSON has ten layouts'
+accepted=0 as_large=0
+for i in "${!flags[@]}"; do
+    # shellcheck disable=SC2086
+    "$trainer" --simulate dev/clusters/dgx-a100.json --ranks 8 --steps 2 $model --global-batch 64 ${flags[i]} \
+        >"$dir/out" 2>"$dir/err" && accepted=$((accepted + 1))
+    awk -v want="${memory[i]}" '$1 ~ /^[0-9]+$/ && NF == 12 { if ($12 > most) most = $12 }
+        END { exit !(most > 0 && most - want / 2^30 < 0.006 && want / 2^30 - most < 0.006) }' "$dir/out" &&
+        as_large=$((as_large + 1))
+    step=$(sed -n 's/^step \([0-9.]*\) s .*/\1/p' "$dir/out")
+    echo "${seconds[i]} ${step:-0}" >>"$dir/times"
+done
+[ $accepted = 10 ]
+report $? "never recommends what the trainer refuses: it accepts $accepted of 10"
+[ $as_large = 10 ]
+report $? "the trainer counts the same memory for $as_large of 10"
+wrong=$(awk '{ plan[NR] = $1; real[NR] = $2 }
+    END { for (i = 1; i <= NR; i++) for (j = i + 1; j <= NR; j++)
+              if (plan[j] > 1.03 * plan[i] && real[j] <= real[i]) n++
+          print n + 0 }' "$dir/times")
+[ "$wrong" = 0 ]
+report $? "the trainer's own clock has the same order, where the plan sees 3% or more between two ($wrong pairs differ)"
+far=$(awk '{ e = $2 / $1 - 1; if (e < 0) e = -e; if (e > most) most = e } END { printf "%.1f", 100 * most }' "$dir/times")
+awk -v far="$far" 'BEGIN { exit !(far < 6) }'
+report $? "the trainer's step times are within 6% of the plan's (worst $far%)"
+
+# ---- invariants ----------------------------------------------------------------------------------------------------
+
+# shellcheck disable=SC2086
+plan $model --cluster dgx-a100 --gpus 8 --batch 64 --pipeline 4 --json | cmp -s - "$dir/best.json"
+report $? 'the same question has the same answer'
+same=0
+for i in 0 4 9; do
+    pinned=${flags[i]}
+    case $pinned in *zb-auto*) same=$((same + 1)); continue ;; esac  # tried for the best of a search only
+    # shellcheck disable=SC2086
+    again=$(plan $model --cluster dgx-a100 --gpus 8 --batch 64 $pinned --json | values step_seconds | head -n 1)
+    [ "$again" = "${seconds[i]}" ] && same=$((same + 1))
+done
+[ $same = 3 ]
+report $? "a layout's flags, given back to the planner, have the same step time ($same of 3)"
+sizes=
+for gpus in 8 16 64; do
+    # shellcheck disable=SC2086
+    sizes+=" $(plan $model --cluster dgx-a100 --gpus $gpus --batch $((8 * gpus)) --tensor 2 --pipeline 2 --micro-batch 2 \
+        --schedule 1f1b --zero 0 --recompute none --sequence-parallel 0 --json | values memory_bytes | head -n 1)"
+done
+# shellcheck disable=SC2086
+set -- $sizes
+awk -v a="${1:-0}" -v b="${2:-0}" -v c="${3:-0}" 'BEGIN { exit !(a > 0 && b / a > 0.9995 && b / a < 1.0005 &&
+    c / a > 0.9995 && c / a < 1.0005) }'
+report $? "more data ranks at equal layout do not change a rank's memory, but for buckets padded to them:$sizes"
+
+# ---- three clusters ------------------------------------------------------------------------------------------------
+
+# best CLUSTER FLAGS...: the flags of the best layout.
+best() {
+    local cluster=$1
+    shift
+    plan --cluster "$cluster" --json "$@" | values flags | head -n 1
+}
+# cluster NAME SED: dgx-a100 with changes.
+cluster() { sed "$2" dev/clusters/dgx-a100.json >"$dir/$1.json"; }
+
+cluster islands 's/^    "gpus_per_node"/    "gpus_per_island": {"value": 16, "source": "made"},\
+    "island_bandwidth": {"value": 1e9, "source": "made: one 10 Gb\/s Ethernet link"},\
+    "island_latency": {"value": 1e-4, "source": "made"},\
+&/'
+got=$(best "$dir/islands.json" --model gpt2-xl --gpus 32 --batch 512)
+[[ $got == *'--pipeline '[2-9]* && $got != *--order* ]]
+report $? "two islands joined by Ethernet: stages, not data ranks, on either side of the link: $got"
+got=$(best "$dir/islands.json" --model gpt2-xl --gpus 32 --batch 512 --order ptd)
+slow=$(plan --cluster "$dir/islands.json" --model gpt2-xl --gpus 32 --batch 512 --order ptd --json |
+    values step_seconds | head -n 1)
+fast=$(plan --cluster "$dir/islands.json" --model gpt2-xl --gpus 32 --batch 512 --json | values step_seconds | head -n 1)
+awk -v slow="$slow" -v fast="$fast" 'BEGIN { exit !(slow > 1.02 * fast) }'
+report $? "with the data ranks across it a step takes longer: $slow s against $fast s"
+
+cluster pcie '/"node_bandwidth"/s/2.31e11/1.2e10/; /"node_p2p_bandwidth"/s/2e11/1.2e10/'
+got=$(best "$dir/pcie.json" --model gpt2-large --gpus 8 --batch 64)
+[[ $got == *'--tensor 1 '* ]]
+report $? "PCIe nodes without NVLink: no tensor parallelism: $got"
+
+cluster nvl '/"gpus_per_node"/s/8/64/; /"nics_per_node"/s/8/64/'
+got=$(best "$dir/nvl.json" --model ptdp-7.5b --gpus 64 --batch 64)
+[[ $got == *'--pipeline 1 '* ]]
+report $? "64 GPUs on one switch and a sequence for each: no pipeline, which nothing would fill: $got"
+
+# ---- bad input -----------------------------------------------------------------------------------------------------
+
+# refused CODE WORD FLAGS...: one sentence and the exit code.
+refused() {
+    local want=$1 word=$2 code
+    shift 2
+    plan "$@" >"$dir/out"
+    code=$?
+    [ $code = "$want" ] && [ "$(grep -c '^error: ' "$dir/err")" = 1 ] && grep -q -- "$word" "$dir/err"
+    report $? "refused with exit code $want: $*"
+}
+refused 2 'no model' --model gpt9 --cluster dgx-a100 --gpus 8 --batch 8
+refused 2 'no flag' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 8 --color red
+refused 2 'whole number' --model gpt2 --cluster dgx-a100 --gpus 0 --batch 8
+refused 2 'whole number' --model gpt2 --cluster dgx-a100 --gpus -8 --batch 8
+refused 2 'cannot be' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 8 --recompute all
+refused 2 'order' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 8 --order tdd
+refused 2 'are needed' --model gpt2 --gpus 8 --batch 8
+refused 2 'name a --model' --cluster dgx-a100 --gpus 8 --batch 8
+refused 2 'nowhere.json' --model gpt2 --cluster nowhere --gpus 8 --batch 8
+refused 2 'value is missing' --model gpt2 --cluster dgx-a100 --gpus
+refused 1 'no layout' --model gpt2 --cluster dgx-a100 --gpus 7 --batch 8 --tensor 7
+refused 1 '256 GPUs would do\|128 GPUs would do\|64 GPUs would do' --model gpt3-175b --cluster dgx-a100 --gpus 16 --batch 64
+refused 1 'recomputation would do' --model gpt2-xl --cluster dgx-a100 --gpus 1 --batch 64 --recompute none \
+    --micro-batch 32
+finish
