@@ -135,7 +135,7 @@ build/tools/plan: dev/plan/plan.cu Makefile $(PROBE)
 # ---- targets -----------------------------------------------------------------------------------------------
 
 .PHONY: all trainers kernel-programs kernels bench spills sass tools scale setup train test lessons gpu-check clean help \
-        explorer corpus run-train build-train doc plan planned schedule
+        explorer corpus run-train build-train doc plan planned schedule study
 
 all: trainers tools                  ## every trainer and tool
 trainers: $(call program,$(TRAINERS))  ## build/cpu-fp32/train_gpt and those after it
@@ -189,6 +189,10 @@ MODEL ?= gpt3-175b
 PLAN ?=
 plan: build/tools/plan  ## the fastest layouts: MODEL=gpt3-175b CLUSTER=dgx-a100 GPUS=1024 BATCH=1536 PLAN='more flags'
 	@build/tools/plan --model $(MODEL) --cluster $(CLUSTER) --gpus $(GPUS) --batch $(BATCH) $(PLAN)
+
+study: build/tools/study  ## PTD-P's figures 11 to 18 by simulation, beside what was published: build/study/*.svg
+	@mkdir -p build/study
+	@build/tools/study dev/scale/rows_a100.csv build/study
 
 # ---- the built-in corpus: this repository's own text, as bytes ---------------------------------------------
 
@@ -245,7 +249,7 @@ lessons:  ## what each trainer adds to the one before: three diffs, each part un
 	    diff --color=auto -u -p -d --label $$1 --label $$2 $$1 $$2; shift; done; true
 
 doc:  ## makes every picture and table of README.md and doc/ again, from runs (some 15 minutes)
-	+@$(PARALLEL) DEVICE=cpu PRECISION=fp32 trainers tools corpus build/cpu-fp32/test_gpt
+	+@$(PARALLEL) DEVICE=cpu PRECISION=fp32 trainers tools corpus build/cpu-fp32/test_gpt build/tools/plan
 	+@$(PARALLEL) DEVICE=cpu PRECISION=bf16 build/cpu-bf16/train_gpt_3d
 	@dev/plot/doc.sh
 

@@ -1,5 +1,5 @@
-// memory.h: what a layout needs on each device. It asks the trainer itself: train_gpt_3d.cu is compiled into the planner
-// (plan.cu), and its own `layout` counts what it would allocate. And it asks the trainer what it refuses.
+// memory.h: what a layout needs on each device. It asks the trainer itself: train_gpt_3d.cu is compiled into the
+// planner (plan.cu), and its own `layout` counts what it would allocate. And it asks the trainer what it refuses.
 //
 // defines: Candidate, StageMemory, candidate_refused, candidate_memory
 #ifndef DEV_PLAN_MEMORY_H
@@ -88,7 +88,8 @@ static inline StageMemory candidate_stage(const Candidate *x, size_t vocabulary,
     m->table = table_make(&m->config, &part);
     layout(m);
     StageMemory used = {m->weights.used, m->gradients.used, m->optimizer.used, m->activations.used};
-    for (size_t i = 0; i < m->plan.slots; i++) free(m->slots[i].layers), free(m->slots[i].residual), free(m->slots[i].grads);
+    for (size_t i = 0; i < m->plan.slots; i++)
+        free(m->slots[i].layers), free(m->slots[i].residual), free(m->slots[i].grads);
     free(m->slots), free(m->w), free(m->dw), free(m->norm_owner), free(m->part.slices), free(m->state.slices);
     free(m->plan.first), free(m->plan.count), free(m->plan.layers);
     table_free(&m->table);

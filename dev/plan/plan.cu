@@ -48,12 +48,18 @@ static bool read_wish(Wish *w, const char **cluster, bool *json, int argc, char 
     static const char *const schedules[] = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-auto"};
     static const char *const switches[] = {"0", "1"};
     const char *model = NULL, *value;
-    const SizeFlag sizes[] = {{"--layers", &w->model.L, 100000},    {"--heads", &w->model.NH, 100000},
-                              {"--channels", &w->model.C, 1000000}, {"--seq", &w->T, 1000000},
-                              {"--vocab", &w->model.V, 10000000},   {"--gpus", &w->ranks, 65536},
-                              {"--batch", &w->global_batch, 100000000}, {"--tensor", &w->t, 65536},
-                              {"--pipeline", &w->p, 65536},         {"--data", &w->d, 65536},
-                              {"--virtual", &w->v, 65536},          {"--micro-batch", &w->micro_batch, SEARCH_MICRO_BATCH}};
+    const SizeFlag sizes[] = {{"--layers", &w->model.L, 100000},
+                              {"--heads", &w->model.NH, 100000},
+                              {"--channels", &w->model.C, 1000000},
+                              {"--seq", &w->T, 1000000},
+                              {"--vocab", &w->model.V, 10000000},
+                              {"--gpus", &w->ranks, 65536},
+                              {"--batch", &w->global_batch, 100000000},
+                              {"--tensor", &w->t, 65536},
+                              {"--pipeline", &w->p, 65536},
+                              {"--data", &w->d, 65536},
+                              {"--virtual", &w->v, 65536},
+                              {"--micro-batch", &w->micro_batch, SEARCH_MICRO_BATCH}};
     const ChoiceFlag choices[] = {{"--schedule", &w->schedule, schedules, 5},
                                   {"--recompute", &w->recompute, RECOMPUTE_NAMES, 3},
                                   {"--sequence-parallel", &w->sequence_parallel, switches, 2},
@@ -155,7 +161,7 @@ static void print_best(const Search *s) {
         layout_flags(flags, sizeof flags, x);
         printf("%9.3f %9.0f %4.1f%% %6.1f", x->seconds, (double)(w->global_batch * w->T) / x->seconds,
                100 * mfu(s, x), (double)x->memory / 1073741824.0);
-        printf(" %5.1f%%", 100 * time.parts[PART_IDLE] / time.seconds);
+        printf(" %5.1f%%", 100 * fmax(0.0, time.parts[PART_IDLE]) / time.seconds);
         for (int k = 0; k < 3; k++) printf(" %5.1f%%", 100 * time.parts[PARTS[k]] / time.seconds);
         printf("  %s\n", flags);
     }
@@ -171,8 +177,8 @@ static void print_command(const Search *s, const char *path) {
     char model[256];
     snprintf(model, sizeof model, "--layers %zu --heads %zu --channels %zu --vocab %zu --seq %zu --global-batch %zu",
              w->model.L, w->model.NH, w->model.C, w->model.V, w->T, w->global_batch);
-    printf("\ntrain: mpirun -n %zu build/cuda-bf16/train_gpt_3d --train-data 'data/train_*.bin' %s %s\n", w->ranks, model,
-           flags);
+    printf("\ntrain: mpirun -n %zu build/cuda-bf16/train_gpt_3d --train-data 'data/train_*.bin' %s %s\n", w->ranks,
+           model, flags);
     printf("simulate: build/cpu-bf16/train_gpt_3d --simulate %s --ranks %zu --steps 2 %s %s\n", path, w->ranks, model,
            flags);
 }
@@ -205,7 +211,8 @@ static void print_neighbour(const Search *s, const char *what, Candidate x) {
     double slower = time.seconds / best.seconds - 1;
     if (x.run.v != s->best[0].run.v) printf("v = %zu, ", x.run.v);
     printf("%+.1f%%, %.1f GiB", 100 * slower, (double)x.memory / 1073741824.0);
-    if (slower > 0.0005) printf(": %s %+.3f s", most == PART_IDLE ? "waiting" : step_part_name((StepPart)most), change[most]);
+    if (slower > 0.0005)
+        printf(": %s %+.3f s", most == PART_IDLE ? "waiting" : step_part_name((StepPart)most), change[most]);
     printf("\n");
 }
 
@@ -272,9 +279,11 @@ static void print_neighbours(const Search *s) {
 
 static void print_counts(FILE *file, const Search *s) {
     size_t all = s->count + s->refused;
-    fprintf(file, "%zu layouts: %zu the trainer refuses%s%s%s, %zu do not fit into %.1f GiB, %zu simulated, %zu cannot be "
-            "among the best\n", all, s->refused, s->refused ? " (such as: " : "", s->refused ? s->why : "",
-            s->refused ? ")" : "", s->too_large, s->cluster->memory / 1073741824.0, s->simulated, s->beaten);
+    fprintf(file,
+            "%zu layouts: %zu the trainer refuses%s%s%s, %zu do not fit into %.1f GiB, %zu simulated, %zu cannot be "
+            "among the best\n",
+            all, s->refused, s->refused ? " (such as: " : "", s->refused ? s->why : "", s->refused ? ")" : "",
+            s->too_large, s->cluster->memory / 1073741824.0, s->simulated, s->beaten);
 }
 
 // Does something fit when the wish is changed so?
@@ -302,7 +311,8 @@ static void print_nothing(const Search *s, Error *err) {
     free_layout.t = free_layout.p = free_layout.d = free_layout.v = free_layout.micro_batch = 0;
     free_layout.schedule = free_layout.recompute = free_layout.zero = free_layout.sequence_parallel = -1;
     bool found = true;
-    if (s->wish.recompute >= 0 && would_fit(s, &free_recompute)) snprintf(would, sizeof would, "recomputation would do");
+    if (s->wish.recompute >= 0 && would_fit(s, &free_recompute))
+        snprintf(would, sizeof would, "recomputation would do");
     else if (s->wish.micro_batch > 1 && would_fit(s, &free_batch))
         snprintf(would, sizeof would, "a smaller micro-batch would do");
     else if (would_fit(s, &free_layout)) snprintf(would, sizeof would, "another layout of these GPUs would do");
@@ -364,12 +374,14 @@ int main(int argc, char **argv) {
     bool json = false;
     memset(&s, 0, sizeof s);
     if (argc == 1 || strcmp(argv[1], "--help") == 0) {
-        printf("usage: plan --model NAME --cluster FILE|NAME --gpus N --batch G [flags of the layout] [--json]\nmodels: ");
+        printf("usage: plan --model NAME --cluster FILE|NAME --gpus N --batch G [flags of the layout] "
+               "[--json]\nmodels: ");
         model_names(stdout);
         printf("\n");
         return argc == 1 ? 2 : 0;
     }
-    if (!read_wish(&s.wish, &name, &json, argc, argv, &err) || !read_cluster(&cluster, path, name, &err)) return fail(&err);
+    if (!read_wish(&s.wish, &name, &json, argc, argv, &err) || !read_cluster(&cluster, path, name, &err))
+        return fail(&err);
     s.cluster = &cluster;
     s.progress = isatty(STDERR_FILENO);
     search_layouts(&s);

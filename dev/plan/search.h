@@ -63,8 +63,10 @@ static inline bool order_is_double(const Layout *r, int number) {
 static inline int candidate_order(const Candidate *a, const Candidate *b, double x, double y) {
     if (x != y) return x < y ? -1 : 1;
     const Layout *r = &a->run, *s = &b->run;
-    size_t left[] = {r->t, r->p, r->v, r->zero, r->sequence_parallel, r->micro_batch, (size_t)a->recompute, r->schedule},
-           right[] = {s->t, s->p, s->v, s->zero, s->sequence_parallel, s->micro_batch, (size_t)b->recompute, s->schedule};
+    size_t left[] = {r->t,       r->p, r->v, r->zero, r->sequence_parallel, r->micro_batch, (size_t)a->recompute,
+                     r->schedule},
+           right[] = {s->t,       s->p, s->v, s->zero, s->sequence_parallel, s->micro_batch, (size_t)b->recompute,
+                      s->schedule};
     for (size_t i = 0; i < sizeof left / sizeof *left; i++)
         if (left[i] != right[i]) return left[i] < right[i] ? -1 : 1;
     return order_number(r->order) - order_number(s->order);
@@ -182,7 +184,8 @@ static inline bool search_try(Search *s, Candidate *x) {
     StepTime time;
     Error err;
     candidate_memory(x, s->wish.model.V, (size_t)s->cluster->reserve, false);
-    if ((double)x->memory <= s->cluster->memory) candidate_memory(x, s->wish.model.V, (size_t)s->cluster->reserve, true);
+    if ((double)x->memory <= s->cluster->memory)
+        candidate_memory(x, s->wish.model.V, (size_t)s->cluster->reserve, true);
     if ((double)x->memory > s->cluster->memory) {
         if (!s->too_large++ || x->memory < s->smallest.memory) s->smallest = *x;
         return false;

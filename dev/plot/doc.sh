@@ -7,6 +7,7 @@ pictures=doc/pictures
 launch=$(sed -n 's/^MPIRUN := //p' build/probe-cpu.mk)
 
 build/tools/figures $pictures
+build/tools/study dev/scale/rows_a100.csv $pictures
 
 mkdir -p build/out
 make --no-print-directory DEVICE=cpu run-train | tee build/out/console.txt

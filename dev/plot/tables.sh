@@ -7,8 +7,8 @@ set -u
 cd "$(dirname "$0")/../.." || exit 1
 
 quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes data_bytes optimizer_memory
-       schedules schedules_norm)
-slow=(layouts main errors no_wait one_stream zero)
+       schedules schedules_norm study plan)
+slow=(layouts main errors no_wait one_stream zero plan_table1 plan_clock)
 
 mode=${1:-check} build=${2:-build/cpu-fp32}
 shift $(($# < 2 ? $# : 2))
@@ -248,6 +248,57 @@ table_errors() {
 1x4x1 of 1
 2x2x2 of 1
 2x2x2 of 1 --sequence-parallel 1 --virtual 2
+ROWS
+}
+
+# PTD-P's figures, and what growing costs.
+table_study() { build/tools/study --table dev/scale/rows_a100.csv; }
+
+gpt3='--model gpt3-175b --cluster dgx-a100 --gpus 1024 --batch 1536'
+# shellcheck disable=SC2086
+table_plan() { build/tools/plan $gpt3 2>/dev/null | grep -v '^train: \|^simulate: ' | fenced; }
+
+# The best of these layouts on the trainer's own clock.
+table_plan_clock() {
+    local command
+    # shellcheck disable=SC2086
+    command=$(build/tools/plan $gpt3 2>/dev/null | sed -n 's/^simulate: //p')
+    $command 2>/dev/null | sed -n '/^virtual time on/,$p' | fenced
+}
+
+# The published layouts of PTD-P's Table 1, and the best ones that the planner finds with what Megatron had in 2021.
+table_plan_table1() {
+    local model gpus batch t p v b schedule
+    local plan='build/tools/plan --cluster selene-2021 --recompute layer --sequence-parallel 0 --zero 0 --json'
+    echo '| model | GPUs | published t, p, v, b | step s | best t, p, v, b | step s | published takes |'
+    echo '|---|---|---|---|---|---|---|'
+    while read -r model gpus batch t p v b; do
+        schedule=1f1b
+        [ "$v" -gt 1 ] && schedule=interleaved
+        $plan --model "$model" --gpus "$gpus" --batch "$batch" 2>/dev/null >"$dir/best"
+        $plan --model "$model" --gpus "$gpus" --batch "$batch" --tensor "$t" --pipeline "$p" --virtual "$v" \
+            --micro-batch "$b" --schedule $schedule --order tdp 2>/dev/null >"$dir/published"
+        awk -F'\t' -v name="$model" -v gpus="$gpus" -v layout="$t, $p, $v, $b" '
+            FNR == 1 { file++; seen = 0 }
+            { key = $(NF - 1); value = $NF; sub(/,$/, "", value) }
+            key == "\"tensor\":" && !seen { t[file] = value }
+            key == "\"pipeline\":" && !seen { p[file] = value }
+            key == "\"virtual\":" && !seen { v[file] = value }
+            key == "\"micro_batch\":" && !seen { b[file] = value }
+            key == "\"step_seconds\":" && !seen { s[file] = value; seen = 1 }
+            END { printf "| %s | %d | %s | %.2f | %d, %d, %d, %d | %.2f | %+.1f%% |\n", name, gpus, layout, s[2],
+                         t[1], p[1], v[1], b[1], s[1], 100 * (s[2] / s[1] - 1) }' "$dir/best" "$dir/published"
+    done <<'ROWS'
+ptdp-1.7b 32 512 1 1 1 16
+ptdp-3.6b 64 512 2 1 1 16
+ptdp-7.5b 128 512 4 1 1 16
+ptdp-18b 256 1024 8 1 1 8
+ptdp-39b 512 1536 8 2 1 4
+ptdp-76b 1024 1792 8 4 3 2
+ptdp-145b 1536 2304 8 8 2 2
+ptdp-310b 1920 2160 8 16 2 1
+ptdp-530b 2520 2520 8 35 3 1
+ptdp-1t 3072 3072 8 64 1 1
 ROWS
 }
 

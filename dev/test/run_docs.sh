@@ -2,7 +2,7 @@
 # run_docs.sh [BUILD]: are README.md and doc/ true? The tables of numbers that take seconds, the drawings, the plan that
 # README prints of `make train`, the code of the recipes, and every link, flag, file and known bug that the pages name.
 # needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d bf16/train_gpt_3d
-# needs: tools/figures tools/schedule tools/scale tools/timeline
+# needs: tools/figures tools/schedule tools/scale tools/study tools/plan tools/timeline
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
@@ -27,6 +27,7 @@ $2}"
 
 drawings() {
     build/tools/figures "$dir" 2>&1
+    build/tools/study dev/scale/rows_a100.csv "$dir" 2>&1 >/dev/null
     for drawn in "$dir"/*.svg; do cmp "$drawn" "doc/pictures/${drawn##*/}"; done 2>&1
 }
 check "the drawings are what build/tools/figures draws (else: make doc)" "$(drawings)"

@@ -102,7 +102,8 @@ int main(void) {
           "2 x 3 x 2 on 8 ranks is refused");
     check(&c, refused(1, 2, 1, 1, "tdp", "--tensor 2 makes 2, but 1 rank was started"), "2 on 1 rank is refused");
     check(&c, refused(1, 1, 1, 1, "tdpx", "--order must be"), "an order of four letters is refused");
-    check(&c, refused(8, 1000000, 1000000, 1000000, "tdp", "makes 1000000000000000000"), "the largest sizes do not overflow");
+    check(&c, refused(8, 1000000, 1000000, 1000000, "tdp", "makes 1000000000000000000"),
+          "the largest sizes do not overflow");
     check(&c, refused(8, 8, 1, 1, "tdd", "--order must be an order of the letters t, d and p, not 'tdd'"),
           "an order that is no permutation is refused");
 
