@@ -5,10 +5,12 @@
 //   2 naive    flash: a thread per row goes over the other rows in global memory, and stores no score
 //   3 lanes    the rows of a block share tiles in shared memory, several threads a row: llmc's fp32 path on a GPU
 //   4 vectors  16 rows a thread, which are the lanes of a vector, no barrier: llmc's fp32 path on a CPU
-//   5 tensor   the products on tensor cores, fragments from product to product in registers: llmc's bf16 path
-//   6 llmc     attention_forward and attention_backward: 5 in bf16 where the head size allows, else 3 or 4
+//   5 first    the products on tensor cores, fragments from product to product in registers, addresses made as needed
+//   6 tensor   the same with addresses made once, and the blocks of a head side by side: llmc's bf16 path
+//   7 llmc     attention_forward and attention_backward: 6 in bf16 where the head size allows, else 3 or 4
 #include "llmc/kernels/attention.cuh"
 
+#include "dev/cuda/attention_first.cuh"
 #include "dev/cuda/bench.h"
 
 static Lab lab;
@@ -277,7 +279,27 @@ static void naive_backward(floatX *dqkv, void *scratch, const floatX *dout, cons
     LAUNCH(naive_backward_key_kernel, blocks, NAIVE_THREADS, 0, lab.stream)(dqkv, dot, dout, lse, qkv, a);
 }
 
-// ---------------------------------------------------------------------------------------------- 3, 4, 5: llmc's
+// ---------------------------------------------------------------------------------------------- 5 first
+
+#ifdef PRECISION_BF16
+static void first_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
+    AttentionShape a = attention_shape(B, T, C, NH);
+    float *lse = (float *)saved;
+    if (a.HS <= 64) first_forward_mma<64>(out, lse, qkv, a, lab.stream);
+    else first_forward_mma<128>(out, lse, qkv, a, lab.stream);
+}
+
+static void first_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *out, const void *saved,
+                           const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
+    AttentionShape a = attention_shape(B, T, C, NH);
+    float *dot = (float *)scratch;
+    const float *lse = (const float *)saved;
+    if (a.HS <= 64) first_backward_mma<64>(dqkv, dot, dout, out, lse, qkv, a, lab.stream);
+    else first_backward_mma<128>(dqkv, dot, dout, out, lse, qkv, a, lab.stream);
+}
+#endif
+
+// ---------------------------------------------------------------------------------------------- 3, 4, 6: llmc's
 
 // Rows kernels with one row a thread (3) or ATTENTION_ROWS (4), whatever machine this is.
 template <int R, int CAPACITY>
@@ -320,7 +342,7 @@ typedef void Forward(floatX *, void *, const floatX *, size_t, size_t, size_t, s
 typedef void Backward(floatX *, void *, const floatX *, const floatX *, const void *, const floatX *, size_t, size_t,
                       size_t, size_t);
 
-enum { TENSOR = 5, LLMC = 6 };
+enum { FIRST = 5, TENSOR = 6, LLMC = 7 };
 typedef struct {
     int number;
     const char *name, *text;
@@ -342,11 +364,14 @@ static const Kernel KERNELS[] = {
     {4, "vectors", "flash: 16 rows a thread, the lanes of a CPU's vector", 1, flash_bytes, flash_bytes,
      rows_forward<ATTENTION_ROWS>, rows_backward<ATTENTION_ROWS>, 128},
 #endif
-#ifdef PRECISION_BF16  // not checked by itself: it is what llmc's functions do with the heads that it takes
-    {TENSOR, "tensor", "flash: tensor cores, fragments stay in registers", ATTENTION_MMA_THREADS, flash_bytes,
+#ifdef PRECISION_BF16
+    {FIRST, "first", "flash: tensor cores, fragments stay in registers", ATTENTION_MMA_THREADS, flash_bytes,
+     flash_bytes, first_forward, first_backward, 128},
+    // Not checked by itself: it is what llmc's functions do with the heads that it takes.
+    {TENSOR, "tensor", "the same, addresses made once, heads side by side", ATTENTION_MMA_THREADS, flash_bytes,
      flash_bytes, llmc_forward, llmc_backward, 256},
 #endif
-    {LLMC, "llmc", "whichever of 3, 4, 5 suits machine and head (llmc)", 1, flash_bytes, flash_bytes, llmc_forward,
+    {LLMC, "llmc", "whichever of 3, 4, 6 suits machine and head (llmc)", 1, flash_bytes, flash_bytes, llmc_forward,
      llmc_backward, ATTENTION_MAX_HEAD_SIZE},
 };
 enum { KERNEL_COUNT = sizeof KERNELS / sizeof *KERNELS };
@@ -516,7 +541,7 @@ static void test_shape(size_t B, size_t T, size_t C, size_t NH, bool repeat) {
     plain_forward(want_out, want_att, qkv, B, T, C, NH);
     plain_backward(want_dqkv, dout, want_att, qkv, B, T, C, NH);
     for (const Kernel &k : KERNELS) {
-        if (HS > k.most || k.number == TENSOR) continue;
+        if (HS > k.most || k.number == TENSOR || (k.number == FIRST && HS % 8)) continue;
         Result r = run(&k, device_qkv, device_dout, B, T, C, NH);
         double error = test_error(r.out, want_out, n), error_grad = test_error(r.dqkv, want_dqkv, 3 * n);
         int number = kernel_number(&k, B, T, C, NH);

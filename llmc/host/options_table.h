@@ -40,6 +40,7 @@ typedef struct {
     double weight_decay, clip, beta1, beta2, eps;  // clip 0: off
     uint64_t seed;
     int recompute;        // RECOMPUTE_*
+    const char *gemm_plans;
     size_t val_every, val_batches, sample_every, sample_tokens;
     const char *prompt;
     size_t save_every, keep;
@@ -137,6 +138,7 @@ static const Option OPTIONS[] = {
     REAL("eps", eps, "1e-8", 1e-30, 1, 0, "AdamW's epsilon"),
     {"seed", OPTION_SEED, offsetof(Options, seed), "1337", 0, 0, 0, "N", "of weights, shuffling and samples"},
     CHOICE("recompute", recompute, "none", 0, "none|gelu|layer", "activations that backward computes again"),
+    TEXT("gemm-plans", gemm_plans, NULL, 0, "FILE", "time algorithms of matrix products, keep the fastest in FILE"),
 
     GROUP("Reports", 0),
     SIZE("val-every", val_every, NULL, 0, 1e15, 0, "steps between validations (0: never; default 20)"),

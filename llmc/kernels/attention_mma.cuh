@@ -26,8 +26,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     SharedTile row = matrix_row<false, A::STRIDE>(tiles[0][0]), column = matrix_row<true, A::STRIDE>(tiles[0][0]);
     TileCopy<A> k_copy(k, 3 * C, 0, a), v_copy(v, 3 * C, 0, a);
     SharedTile to = k_copy.to(tiles[0][0]);
-    k_copy.template next<A::KEYS>(to, at.T);
-    v_copy.template next<A::KEYS>(to + TILE, at.T);
+    k_copy.template next<A::KEYS>(to);
+    v_copy.template next<A::KEYS>(to + TILE);
     copy_async_commit();
     uint32_t own[A::K16][4];
     load_fragments<A>(own, q, 3 * C, at, a);
@@ -35,8 +35,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     const float to_log2 = a.scale * LOG2_E;
     for (int first = 0, stage = 0; first < end; first += A::KEYS, stage = 2 * TILE - stage) {
         if (first + A::KEYS < end) {
-            k_copy.template next<A::KEYS>(to + (2 * TILE - stage), at.T - first - A::KEYS);
-            v_copy.template next<A::KEYS>(to + (2 * TILE - stage + TILE), at.T - first - A::KEYS);
+            k_copy.template next<A::KEYS>(to + (2 * TILE - stage));
+            v_copy.template next<A::KEYS>(to + (2 * TILE - stage + TILE));
         }
         copy_async_commit();
         copy_async_wait<1>();
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
                 }
             }
             // Key 0 is seen by every query: after the first tile max is finite.
-            float largest[2] = {max[0], max[1]}, correction[2], shift[2];
+            float largest[2] = {max[0], max[1]}, shift[2];
             UNROLL
             for (int n = 0; n < A::KEYS / 8; n++) {
                 UNROLL
@@ -62,11 +62,20 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
             }
             quad_max(largest);
             UNROLL
-            for (int i = 0; i < 2; i++) {
-                shift[i] = largest[i] * to_log2;
-                correction[i] = exponential2(max[i] * to_log2 - shift[i]);
-                max[i] = largest[i];
-                sum[i] *= correction[i];
+            for (int i = 0; i < 2; i++) shift[i] = largest[i] * to_log2;
+            if (warp_any(largest[0] > max[0] || largest[1] > max[1])) { // else the correction is 1: a max rarely grows
+                float correction[2];
+                UNROLL
+                for (int i = 0; i < 2; i++) {
+                    correction[i] = exponential2(max[i] * to_log2 - shift[i]);
+                    max[i] = largest[i];
+                    sum[i] *= correction[i];
+                }
+                UNROLL
+                for (int n = 0; n < A::CAPACITY / 8; n++) {
+                    UNROLL
+                    for (int i = 0; i < 4; i++) mixed[n][i] *= correction[i / 2];
+                }
             }
             UNROLL
             for (int n = 0; n < A::KEYS / 8; n++) {
@@ -74,11 +83,6 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
                 for (int i = 0; i < 4; i++) s[n][i] = exponential2(s[n][i] * to_log2 - shift[i / 2]);
                 UNROLL
                 for (int i = 0; i < 4; i++) sum[i / 2] += s[n][i];
-            }
-            UNROLL
-            for (int n = 0; n < A::CAPACITY / 8; n++) {
-                UNROLL
-                for (int i = 0; i < 4; i++) mixed[n][i] *= correction[i / 2];
             }
             uint32_t p[A::KEYS / 16][4];
             round_fragments<A::KEYS / 16>(p, s);
@@ -109,8 +113,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     SharedTile row = matrix_row<false, A::STRIDE>(tiles[0][0]), column = matrix_row<true, A::STRIDE>(tiles[0][0]);
     TileCopy<A> k_copy(k, 3 * C, 0, a), v_copy(v, 3 * C, 0, a);
     SharedTile to = k_copy.to(tiles[0][0]);
-    k_copy.template next<A::KEYS>(to, at.T);
-    v_copy.template next<A::KEYS>(to + TILE, at.T);
+    k_copy.template next<A::KEYS>(to);
+    v_copy.template next<A::KEYS>(to + TILE);
     copy_async_commit();
     uint32_t own[A::K16][4], d[A::K16][4];
     load_fragments<A>(own, q, 3 * C, at, a);
@@ -139,8 +143,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     const float to_log2 = a.scale * LOG2_E;
     for (int first = 0, stage = 0; first < end; first += A::KEYS, stage = 2 * TILE - stage) {
         if (first + A::KEYS < end) {
-            k_copy.template next<A::KEYS>(to + (2 * TILE - stage), at.T - first - A::KEYS);
-            v_copy.template next<A::KEYS>(to + (2 * TILE - stage + TILE), at.T - first - A::KEYS);
+            k_copy.template next<A::KEYS>(to + (2 * TILE - stage));
+            v_copy.template next<A::KEYS>(to + (2 * TILE - stage + TILE));
         }
         copy_async_commit();
         copy_async_wait<1>();
@@ -193,7 +197,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     load_fragments<A>(k, q + C, 3 * C, at, a);
     if constexpr (A::VALUES_SHARED) {
         TileCopy<A> v_copy(q + 2 * C, 3 * C, at.block_row, a);
-        v_copy.template next<(int)ATTENTION_MMA_ROWS>(v_copy.to(own_values), at.T - at.block_row);
+        v_copy.template next<(int)ATTENTION_MMA_ROWS>(v_copy.to(own_values));
     } else {
         load_fragments<A>(v, q + 2 * C, 3 * C, at, a);
     }
@@ -210,15 +214,15 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
         from += A::QUERIES;
     };
     const float to_log2 = a.scale * LOG2_E;
-    q_copy.template next<A::QUERIES>(to, at.T - at.block_row);
-    d_copy.template next<A::QUERIES>(to + TILE, at.T - at.block_row);
+    q_copy.template next<A::QUERIES>(to);
+    d_copy.template next<A::QUERIES>(to + TILE);
     copy_of_query(0, at.block_row);
     copy_async_commit();
     for (int first = at.block_row, stage = 0; first < at.T; first += A::QUERIES, stage = !stage) {
         int here = stage * 2 * TILE, there = 2 * TILE - here;
         if (first + A::QUERIES < at.T) {
-            q_copy.template next<A::QUERIES>(to + there, at.T - first - A::QUERIES);
-            d_copy.template next<A::QUERIES>(to + (there + TILE), at.T - first - A::QUERIES);
+            q_copy.template next<A::QUERIES>(to + there);
+            d_copy.template next<A::QUERIES>(to + (there + TILE));
             copy_of_query(!stage, first + A::QUERIES);
         }
         copy_async_commit();

@@ -58,11 +58,11 @@ struct TileCopy {
     static constexpr int STEP = (int)ATTENTION_MMA_THREADS / PACKS;
     const bfloat16 *from;  // of the next copy
     size_t step;           // elements to the one after it
-    int row, channel;      // of a tile's first copy
+    int row, channel, left; // of a tile's first copy; rows that are left, from the next tile's first on
     bool exists;           // channels beyond HS are zero
 
     __device__ __forceinline__ TileCopy(const bfloat16 *p, size_t stride, int first, const AttentionShape &a) {
-        row = (int)threadIdx.x / PACKS, channel = (int)threadIdx.x % PACKS * 8;
+        row = (int)threadIdx.x / PACKS, channel = (int)threadIdx.x % PACKS * 8, left = (int)a.T - first;
         exists = channel < (int)a.HS, step = STEP * stride;
         from = p + (size_t)(first + row) * stride + (exists ? channel : 0);
     }
@@ -72,9 +72,9 @@ struct TileCopy {
         return SharedTile(tile + row * A::STRIDE + channel);
     }
 
-    // Starts the copy of the next ROWS rows, of which `left` are there; zeros behind these, and beyond HS.
+    // Starts the copy of the next ROWS rows; zeros beyond T and HS.
     template <int ROWS>
-    __device__ __forceinline__ void next(SharedTile to, int left) {
+    __device__ __forceinline__ void next(SharedTile to) {
         static_assert(ROWS % STEP == 0 && A::CAPACITY % 8 == 0, "every thread copies from as many rows");
         bool mine = A::CAPACITY == PACKS * 8 || channel < A::CAPACITY;
         if (left >= ROWS) {
@@ -89,6 +89,7 @@ struct TileCopy {
                 if (mine) copy_async16(to + i * A::STRIDE, there ? from : valid, there);
             }
         }
+        left -= ROWS;
     }
 };
 

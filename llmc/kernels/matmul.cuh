@@ -1,20 +1,21 @@
 // matmul.cuh: every matrix product of the trainers, on cuBLASLt.
 // Matrices are row-major [rows, cols]; a weight is [IC, OC] as in Hugging Face's GPT-2, the embedding [V, C].
 //
-// defines: Matmul, matmul_create, GemmArgs, gemm_args, gemm,
+// defines: Matmul, matmul_create, matmul_tune, matmul_tuned, GemmArgs, gemm_args, gemm,
 //          matmul_forward, matmul_backward_input, matmul_backward_weight,
 //          head_forward, head_backward_input, head_backward_weight
 #ifndef LLMC_MATMUL_CUH
 #define LLMC_MATMUL_CUH
 
 #include <cublasLt.h>
+#include <math.h>
 
 #include "llmc/kernels/cuda_common.cuh"
+#include "llmc/kernels/gemm_plans.cuh"
 
 static constexpr size_t MATMUL_PLANS = 256;
-enum { MATMUL_KEY = 8 };
 
-// What cuBLASLt's heuristic said about one problem; asking it anew costs more than a small product.
+// Which algorithm one problem takes; asking cuBLASLt's heuristic anew costs more than a small product.
 typedef struct {
     uint64_t key[MATMUL_KEY];
     bool used, supported;
@@ -28,6 +29,7 @@ typedef struct Matmul {
     void *workspace;
     size_t workspace_size;
     MatmulPlan plans[MATMUL_PLANS];
+    GemmChoices choices;
 } Matmul;
 
 // The Matmul is large: keep it in a struct of the heap or static memory. Failures end the program.
@@ -41,6 +43,24 @@ static inline void matmul_create(Matmul *mm, cudaStream_t stream) {
     mm->workspace_size = prop.major >= 8 ? (size_t)32 << 20 : (size_t)4 << 10;
     CUDA_CHECK(cudaMalloc(&mm->workspace, mm->workspace_size));
     CUBLAS_CHECK(cublasLtCreate(&mm->handle));
+}
+
+// From now on the first product of each kind takes the algorithm that the file names, or times several, takes the
+// fastest and adds it to the file. False, with a sentence, if the file cannot be used.
+static inline bool matmul_tune(Matmul *mm, const char *path, Error *err) {
+    int device;
+    struct cudaDeviceProp prop;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaGetDeviceProperties(&prop, device));
+    return gemm_choices_open(&mm->choices, path, prop.name, err);
+}
+
+// Products that are not in the file take the heuristic's first algorithm from now on: timing waits for the device,
+// which must not be where messages are in flight. All ranks that share the file have done their timing.
+static inline void matmul_tuned(Matmul *mm) {
+    Error err;
+    mm->choices.timing = false;
+    if (mm->choices.path && !gemm_choices_update(&mm->choices, &err)) gemm_choices_fail(&err);
 }
 
 // d[M,N] = alpha op(a)[M,K] op(b)[K,N] + (accumulate ? d : 0) + bias; op transposes if trans_. Leading dimensions, from
@@ -79,9 +99,9 @@ static inline cublasLtMatrixLayout_t gemm_layout(cudaDataType type, size_t rows,
     return layout;
 }
 
-// Asks the heuristic for the fastest algorithm. false: there is none.
-static inline bool gemm_search(Matmul *mm, cublasLtMatmulAlgo_t *algo, cublasLtMatmulDesc_t desc,
-                               const cublasLtMatrixLayout_t layouts[3] /*A B D*/, const uint32_t align[3]) {
+// Asks the heuristic for up to `most` algorithms, the one it thinks fastest first. Returns how many there are.
+static inline int gemm_search(Matmul *mm, cublasLtMatmulAlgo_t *algos, int most, cublasLtMatmulDesc_t desc,
+                              const cublasLtMatrixLayout_t layouts[3] /*A B D*/, const uint32_t align[3]) {
     cublasLtMatmulPreference_t pref;
     uint64_t workspace = mm->workspace_size;
     // Partial sums of a split K are kept in float, not in the type of the output.
@@ -99,15 +119,71 @@ static inline bool gemm_search(Matmul *mm, cublasLtMatmulAlgo_t *algo, cublasLtM
                                                       &align[2], sizeof align[2]));
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
                                                       &align[2], sizeof align[2]));
-    cublasLtMatmulHeuristicResult_t result;
-    int found = 0;
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(mm->handle, desc, layouts[0], layouts[1],
-                                                           layouts[2], layouts[2], pref, 1, &result, &found);
+    cublasLtMatmulHeuristicResult_t results[GEMM_CANDIDATES];
+    int found = 0, count = 0;
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(mm->handle, desc, layouts[0], layouts[1], layouts[2],
+                                                           layouts[2], pref, most, results, &found);
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(pref));
-    if (status == CUBLAS_STATUS_NOT_SUPPORTED) return false;
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED) return 0;
     CUBLAS_CHECK(status);
-    if (found == 0 || result.state != CUBLAS_STATUS_SUCCESS) return false;
-    *algo = result.algo;
+    for (int i = 0; i < found; i++) {
+        if (results[i].state == CUBLAS_STATUS_SUCCESS) algos[count++] = results[i].algo;
+    }
+    return count;
+}
+
+// Queues the product with one algorithm; d may be another place than g->d.
+static inline void gemm_queue(Matmul *mm, const GemmArgs *g, void *d, cublasLtMatmulDesc_t desc,
+                              const cublasLtMatrixLayout_t layouts[3], const cublasLtMatmulAlgo_t *algo) {
+    float beta = g->accumulate ? 1.0f : 0.0f;
+    CUBLAS_CHECK(cublasLtMatmul(mm->handle, desc, &g->alpha, g->b, layouts[0], g->a, layouts[1], &beta, g->d,
+                                layouts[2], d, layouts[2], algo, mm->workspace, mm->workspace_size, mm->stream));
+}
+
+// Which of the algorithms is the fastest, by the clock. A result that is added to comes out elsewhere meanwhile;
+// without room for it the heuristic is believed.
+static inline int gemm_fastest(Matmul *mm, const GemmArgs *g, cublasLtMatmulDesc_t desc,
+                               const cublasLtMatrixLayout_t layouts[3], const cublasLtMatmulAlgo_t *algos, int count) {
+    void *d = g->d;
+    size_t bytes = ((g->M - 1) * g->ldd + g->N) * (g->d_fp32 ? sizeof(float) : sizeof(floatX));
+    if (g->accumulate && cudaMalloc(&d, bytes) != cudaSuccess) {
+        cudaGetLastError();
+        return 0;
+    }
+    cudaEvent_t begin, end;
+    CUDA_CHECK(cudaEventCreate(&begin));
+    CUDA_CHECK(cudaEventCreate(&end));
+    int best = 0;
+    float shortest = INFINITY;
+    for (int i = 0; i < count * GEMM_RUNS; i++) {
+        float ms;
+        CUDA_CHECK(cudaEventRecord(begin, mm->stream));
+        gemm_queue(mm, g, d, desc, layouts, &algos[i / GEMM_RUNS]);
+        CUDA_CHECK(cudaEventRecord(end, mm->stream));
+        CUDA_CHECK(cudaEventSynchronize(end));
+        CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
+        if (i % GEMM_RUNS > 0 && ms < shortest) shortest = ms, best = i / GEMM_RUNS;
+    }
+    CUDA_CHECK(cudaEventDestroy(begin));
+    CUDA_CHECK(cudaEventDestroy(end));
+    if (g->accumulate) CUDA_CHECK(cudaFree(d));
+    return best;
+}
+
+// Finds the algorithm of a problem: in the file, by timing, or as the heuristic says. false: there is none.
+static inline bool gemm_choose(Matmul *mm, cublasLtMatmulAlgo_t *algo, const uint64_t key[MATMUL_KEY],
+                               const GemmArgs *g, cublasLtMatmulDesc_t desc,
+                               const cublasLtMatrixLayout_t layouts[3], const uint32_t align[3]) {
+    GemmChoices *c = &mm->choices;
+    if (c->path && gemm_choices_find(c, key, algo)) return true;
+    cublasLtMatmulAlgo_t algos[GEMM_CANDIDATES];
+    int count = gemm_search(mm, algos, c->timing ? (int)GEMM_CANDIDATES : 1, desc, layouts, align);
+    if (count == 0) return false;
+    *algo = algos[0];
+    if (count == 1) return true;
+    bool known = gemm_choices_begin(c, key, algo);
+    if (!known) *algo = algos[gemm_fastest(mm, g, desc, layouts, algos, count)];
+    gemm_choices_end(c, known ? NULL : key, algo);
     return true;
 }
 
@@ -154,14 +230,9 @@ static inline bool gemm_launch(Matmul *mm, const GemmArgs *g, cublasLtEpilogue_t
     if (!plan->used) {
         memcpy(plan->key, key, sizeof key);
         plan->used = true;
-        plan->supported = gemm_search(mm, &plan->algo, desc, layouts, align);
+        plan->supported = gemm_choose(mm, &plan->algo, key, g, desc, layouts, align);
     }
-    if (plan->supported) {
-        float beta = g->accumulate ? 1.0f : 0.0f;
-        CUBLAS_CHECK(cublasLtMatmul(mm->handle, desc, &g->alpha, g->b, layouts[0], g->a, layouts[1], &beta,
-                                    g->d, layouts[2], g->d, layouts[2], &plan->algo, mm->workspace,
-                                    mm->workspace_size, mm->stream));
-    }
+    if (plan->supported) gemm_queue(mm, g, g->d, desc, layouts, &plan->algo);
     CUBLAS_CHECK(cublasLtMatmulDescDestroy(desc));
     for (int i = 0; i < 3; i++) CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(layouts[i]));
     return plan->supported;

@@ -6,8 +6,8 @@
 //   d[4]: (row g, columns 2t, 2t+1), (row g+8, the same)
 // so two neighbouring d fragments, rounded, are an a fragment. llmc/cpu/mma.h does the same on a CPU.
 //
-// defines: bfloat16, SharedTile, mma_bf16, ldmatrix_x4, matrix_row, mma_product, quad_sum, quad_max, pack_bf16,
-//          low_float, high_float, copy_async16, copy_async4, copy_async_commit, copy_async_wait
+// defines: bfloat16, SharedTile, mma_bf16, ldmatrix_x4, matrix_row, mma_product, quad_sum, quad_max, warp_any,
+//          pack_bf16, low_float, high_float, copy_async16, copy_async4, copy_async_commit, copy_async_wait
 #ifndef LLMC_MMA_CUH
 #define LLMC_MMA_CUH
 
@@ -149,6 +149,17 @@ __device__ __forceinline__ void quad_reduce(float (&x)[2]) {
 }
 __device__ __forceinline__ void quad_sum(float (&x)[2]) { quad_reduce<true>(x); }
 __device__ __forceinline__ void quad_max(float (&x)[2]) { quad_reduce<false>(x); }
+
+// Whether x is true in any lane. For work that changes nothing where it is false everywhere: a CPU, to which asking
+// costs more than such work, says yes.
+__device__ __forceinline__ bool warp_any(bool x) {
+#ifdef __CUDACC__
+    return __any_sync(0xFFFFFFFFu, x);
+#else
+    (void)x;
+    return true;
+#endif
+}
 
 // 16 bytes, or a float, from global to shared memory, there after copy_async_wait and a barrier; zeros if not `exists`.
 __device__ __forceinline__ void copy_async16(SharedTile to, const void *global, bool exists) {

@@ -164,6 +164,7 @@ static inline void trainer_allocate(Trainer *m) {
     }
     m->stream = stream_create(m, false);
     matmul_create(&m->matmul, m->stream);
+    if (m->opt.gemm_plans) job_agree(&m->job, matmul_tune(&m->matmul, m->opt.gemm_plans, &err), &err);
 }
 
 // First collectives on all communicators, before anything else is in flight: see connect.cuh. What the trainer's own
@@ -207,6 +208,10 @@ static inline void trainer_start(Trainer *m) {
     double tokens = (double)o->global_batch * (double)m->T,
            peak = trainer_peak_flops(m);
     CUDA_CHECK(cudaDeviceSynchronize());
+    if (o->gemm_plans && m->job.size > 1) {  // all that training uses has been used once, by all ranks
+        job_agree(&m->job, true, &err);
+        matmul_tuned(&m->matmul);
+    }
     trainer_host_buffers(m);
     global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->norm_ranges, m->norm_count,
                         table_largest(&m->table), m->stream);  // its kernels are loaded before messages are in flight

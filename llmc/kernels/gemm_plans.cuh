@@ -1,0 +1,158 @@
+// gemm_plans.cuh: which algorithm of cuBLASLt a kind of matrix product takes, kept in a file, so that what one run has
+// found by timing is what the next one takes: other algorithms add in other orders, and give other bits.
+//
+// The file begins with the device, precision and version of cuBLASLt for which it holds; then comes a line for each
+// kind of product: its key and the algorithm, as hexadecimal words. Ranks share it: one at a time, under a lock, reads
+// what the others have found, times what nobody has, and appends it.
+//
+// defines: GemmChoices, gemm_choices_open, gemm_choices_update, gemm_choices_close, gemm_choices_find,
+//          gemm_choices_begin, gemm_choices_end, gemm_choices_fail
+#ifndef LLMC_GEMM_PLANS_CUH
+#define LLMC_GEMM_PLANS_CUH
+
+#include <cublasLt.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "llmc/host/file.h"
+#include "llmc/kernels/cuda_common.cuh"
+
+enum {
+    MATMUL_KEY = 8,       // words that tell kinds of product apart
+    GEMM_CANDIDATES = 8,  // algorithms that are timed
+    GEMM_RUNS = 5,        // of each, the first left out; the fastest run counts
+    GEMM_ALGO_WORDS = sizeof(cublasLtMatmulAlgo_t) / sizeof(uint64_t),
+};
+
+typedef struct {
+    uint64_t words[MATMUL_KEY + GEMM_ALGO_WORDS];
+} GemmChoice;
+
+typedef struct {
+    const char *path;     // NULL: no file, and the heuristic's first algorithm for every product
+    int fd;
+    uint64_t read;        // bytes of the file that have become choices
+    GemmChoice *choices;  // [count], with room for the next power of two
+    size_t count;
+    bool timing;          // whether products that are not in the file are timed
+} GemmChoices;
+
+// Takes in what was appended since the last call. False, with a sentence, if a line is no choice.
+static inline bool gemm_choices_update(GemmChoices *c, Error *err) {
+    struct stat info;
+    if (fstat(c->fd, &info) != 0) return error_set(err, "cannot read %s: %s", c->path, strerror(errno));
+    size_t bytes = (size_t)info.st_size - c->read, got = 0;
+    if (bytes == 0) return true;
+    char *text = (char *)host_alloc(bytes + 1, 1);
+    bool ok = file_read_at(c->fd, text, bytes, c->read, &got) && got == bytes && text[bytes - 1] == '\n';
+    text[got] = 0;
+    for (char *at = text; ok && *at;) {
+        GemmChoice choice;
+        char *end = at;
+        for (size_t i = 0; i < sizeof choice.words / sizeof *choice.words && ok; i++, at = end) {
+            choice.words[i] = strtoull(at, &end, 16);
+            ok = end > at;
+        }
+        ok = ok && *at == '\n';
+        at++;
+        if (!ok) break;
+        if ((c->count & (c->count - 1)) == 0) {
+            c->choices = (GemmChoice *)realloc(c->choices, (c->count ? 2 * c->count : 1) * sizeof choice);
+            if (!c->choices) abort();
+        }
+        c->choices[c->count++] = choice;
+    }
+    free(text);
+    c->read += bytes;
+    return ok || error_set(err, "%s is damaged; remove it, and the products are timed anew", c->path);
+}
+
+static inline bool gemm_choices_write(const GemmChoices *c, const char *text, Error *err) {
+    size_t bytes = strlen(text);
+    errno = 0;
+    if (write(c->fd, text, bytes) == (ssize_t)bytes) return true;
+    return error_set(err, "cannot write %s: %s", c->path, errno ? strerror(errno) : "the disk is full");
+}
+
+// Opens the file, or makes it. Refuses one that was made for another device, precision or version.
+static inline bool gemm_choices_open(GemmChoices *c, const char *path, const char *device, Error *err) {
+    char head[512], found[512] = "";
+    memset(c, 0, sizeof *c);
+    c->path = path;
+    snprintf(head, sizeof head, "matrix products of %s, " FLOATX_NAME ", cuBLASLt %zu\n", device,
+             (size_t)cublasLtGetVersion());
+    c->fd = open(path, O_RDWR | O_CREAT | O_APPEND, 0666);
+    if (c->fd < 0 || flock(c->fd, LOCK_EX) != 0) return error_set(err, "cannot open %s: %s", path, strerror(errno));
+    size_t got = 0;
+    bool ok = file_read_at(c->fd, found, strlen(head), 0, &got);
+    if (ok && got == 0) {
+        ok = gemm_choices_write(c, head, err);
+    } else if (!ok || strcmp(head, found) != 0) {
+        found[strcspn(found, "\n")] = 0;
+        ok = error_set(err, "%s does not hold the %.*s; give --gemm-plans another name", path, (int)strlen(head) - 1,
+                       head);
+    }
+    c->read = strlen(head);
+    ok = ok && gemm_choices_update(c, err);
+    flock(c->fd, LOCK_UN);
+    c->timing = ok;
+    return ok;
+}
+
+static inline void gemm_choices_close(GemmChoices *c) {
+    if (!c->path) return;
+    free(c->choices);
+    close(c->fd);
+    memset(c, 0, sizeof *c);
+}
+
+// The algorithm that the file names for a kind of product: the first, if ranks once disagreed. False: none.
+static inline bool gemm_choices_find(const GemmChoices *c, const uint64_t key[MATMUL_KEY], cublasLtMatmulAlgo_t *algo) {
+    for (size_t i = 0; i < c->count; i++) {
+        if (memcmp(c->choices[i].words, key, MATMUL_KEY * sizeof *key) != 0) continue;
+        memcpy(algo, c->choices[i].words + MATMUL_KEY, sizeof *algo);
+        return true;
+    }
+    return false;
+}
+
+static inline void gemm_choices_fail(const Error *err) {
+    fflush(stdout);
+    fprintf(stderr, "error: %s\n", err->text);
+    exit(1);
+}
+
+// Takes the lock, and looks again: true if another rank has found it meanwhile. The device is idle before the lock is
+// taken: work that waits for a rank which waits for the lock would never end.
+static inline bool gemm_choices_begin(GemmChoices *c, const uint64_t key[MATMUL_KEY], cublasLtMatmulAlgo_t *algo) {
+    Error err;
+    CUDA_CHECK(cudaDeviceSynchronize());
+    if (flock(c->fd, LOCK_EX) != 0) {
+        error_set(&err, "cannot lock %s: %s", c->path, strerror(errno));
+        gemm_choices_fail(&err);
+    }
+    if (!gemm_choices_update(c, &err)) gemm_choices_fail(&err);
+    return gemm_choices_find(c, key, algo);
+}
+
+// Appends the choice, unless key is NULL, and gives the lock back.
+static inline void gemm_choices_end(GemmChoices *c, const uint64_t *key, const cublasLtMatmulAlgo_t *algo) {
+    Error err;
+    GemmChoice choice;
+    char line[sizeof choice.words / sizeof *choice.words * 17 + 1];
+    size_t length = 0, words = sizeof choice.words / sizeof *choice.words;
+    if (key) {
+        memcpy(choice.words, key, MATMUL_KEY * sizeof *key);
+        memcpy(choice.words + MATMUL_KEY, algo, sizeof *algo);
+        for (size_t i = 0; i < words; i++) {
+            length += (size_t)snprintf(line + length, sizeof line - length, "%llx%c",
+                                       (unsigned long long)choice.words[i], i + 1 < words ? ' ' : '\n');
+        }
+        if (!gemm_choices_write(c, line, &err) || !gemm_choices_update(c, &err)) gemm_choices_fail(&err);
+    }
+    flock(c->fd, LOCK_UN);
+}
+
+#endif
