@@ -52,7 +52,7 @@ program = $(addprefix $(DIR)/,$(basename $(1)))
 
 PROBE := build/probe-$(DEVICE)$(addprefix -,$(MPI)).mk
 PROBED = $(DEVICE) '$(if $(filter cuda,$(DEVICE)),$(NVCC),$(CXX))' '$(CC)' $(MPI)
-ifneq ($(filter-out help setup clean train test lessons kernels bench spills sass gpu-check explorer,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out help setup clean train test lessons kernels bench spills sass gpu-check explorer fuzz soak,$(or $(MAKECMDGOALS),all)),)
 include $(PROBE)
 ifneq ($(strip $(MISSING)),)
 $(shell rm -f $(PROBE))
@@ -135,7 +135,7 @@ build/tools/plan: dev/plan/plan.cu Makefile $(PROBE)
 # ---- targets -----------------------------------------------------------------------------------------------
 
 .PHONY: all trainers kernel-programs kernels bench spills sass tools scale setup train test lessons gpu-check clean help \
-        explorer corpus run-train build-train doc plan planned schedule study
+        explorer corpus run-train build-train doc plan planned schedule study fuzz soak build-soak
 
 all: trainers tools                  ## every trainer and tool
 trainers: $(call program,$(TRAINERS))  ## build/cpu-fp32/train_gpt and those after it
@@ -268,6 +268,18 @@ schedule: build/tools/schedule build/tools/timeline  ## proves or refuses SCHEDU
 
 explorer:  ## doc/explorer.html: these headers in a browser (needs clang and wasm-ld)
 	@dev/explorer/build.sh
+
+# ---- make fuzz, make soak ------------------------------------------------------------------------------------
+
+fuzz:  ## feeds damaged files to every loader, with clang's libFuzzer: SECONDS=120 in all
+	@dev/fuzz/run.sh $(or $(SECONDS),120)
+
+soak:  ## kills, full disks, other layouts, two runs in one folder at random: MINUTES=10, SEED=n
+	@dev/setup.sh $(PROBED)
+	+@$(PARALLEL) DEVICE=$(DEVICE) build-soak
+	@dev/soak.sh $(DIR) $(or $(MINUTES),10) $(SEED)
+
+build-soak: $(call program,train_gpt.cu train_gpt_3d.cu) build/tools/byte_corpus
 
 # ---- make test ---------------------------------------------------------------------------------------------
 

@@ -236,7 +236,8 @@ static inline const Tensor *table_find(const ParamTable *table, TensorKind kind,
                    ? &table->tensors[table->first_layer_tensor + l * TENSORS_PER_LAYER + (size_t)(kind - LN1W)]
                    : NULL;
     }
-    for (size_t i = 0; i < table->count; i++) {
+    size_t behind = table->first_layer_tensor + table->shard.n_layers * TENSORS_PER_LAYER;
+    for (size_t i = kind < LN1W ? 0 : behind; i < (kind < LN1W ? table->first_layer_tensor : table->count); i++) {
         if (table->tensors[i].kind == kind) return &table->tensors[i];
     }
     return NULL;

@@ -44,9 +44,10 @@ static bool curve_add(Curve *curve, double step, double loss) {
     return true;
 }
 
+// NAN for what no trainer writes: beyond these a picture cannot show anything.
 static double finite_number(const cJSON *line, const char *name) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(line, name);
-    return cJSON_IsNumber(item) ? item->valuedouble : NAN;
+    return cJSON_IsNumber(item) && fabs(item->valuedouble) < 1e15 ? item->valuedouble : NAN;
 }
 
 // argument: [LABEL=]PATH. A line that is not JSON (the last one of a run that was killed) is left out.
@@ -115,19 +116,21 @@ static void draw_curve(FILE *out, const Axes *a, const Curve *curve, const char 
 }
 
 static void draw_axes(FILE *out, const Axes *a) {
-    double step = svg_axis_step(a->x1 - a->x0, 8);
-    for (double x = ceil(a->x0 / step) * step; x <= a->x1 * (1 + 1e-9); x += step) {
+    SvgAxis axis = svg_axis(a->x0, a->x1, 8);
+    for (int i = 0; i < axis.count; i++) {
+        double x = axis.first + i * axis.step;
         svg_line(out, place_x(a, x), a->top, place_x(a, x), a->bottom, SVG_GRID, 1);
         svg_text(out, place_x(a, x), a->bottom + 20, 12, 400, "middle", SVG_MUTED, "%.*f",
-                 svg_axis_digits(step), x);
+                 svg_axis_digits(axis.step), x);
     }
-    step = svg_axis_step(a->y1 - a->y0, a->log_y ? 16 : 7);
+    axis = svg_axis(a->y0, a->y1, a->log_y ? 16 : 7);
     double last = INFINITY;
-    for (double y = ceil(a->y0 / step) * step; y <= a->y1 * (1 + 1e-9); y += step) {
+    for (int i = 0; i < axis.count; i++) {
+        double y = axis.first + i * axis.step;
         if (a->log_y && last - place_y(a, y) < 18) continue;
         last = place_y(a, y);
         svg_line(out, a->left, last, a->right, last, SVG_GRID, 1);
-        svg_text(out, a->left - 10, last + 4, 12, 400, "end", SVG_MUTED, "%.*f", svg_axis_digits(step), y);
+        svg_text(out, a->left - 10, last + 4, 12, 400, "end", SVG_MUTED, "%.*f", svg_axis_digits(axis.step), y);
     }
     svg_line(out, a->left, a->bottom, a->right, a->bottom, SVG_MUTED, 1);
     svg_text(out, (a->left + a->right) / 2, a->bottom + 42, 13, 400, "middle", SVG_INK, "step");
@@ -171,13 +174,12 @@ static void draw(FILE *out, const Run *runs, int count, const char *title, doubl
     }
     for (int r = 0; r < count; r++, y += 20) {
         const Curve *train = &runs[r].train, *val = &runs[r].val;
-        char text[256];
-        size_t n = (size_t)snprintf(text, sizeof text, "%s", runs[r].label);
-        if (train->count)
-            n += (size_t)snprintf(text + n, sizeof text - n, ": %.3f", train->points[train->count - 1].loss);
+        char text[256], last_train[32] = "", last_val[40] = "";
+        if (train->count) snprintf(last_train, sizeof last_train, ": %.3f", train->points[train->count - 1].loss);
         if (val->count)
-            snprintf(text + n, sizeof text - n, "%s val %.3f", train->count ? "," : ":",
+            snprintf(last_val, sizeof last_val, "%s val %.3f", train->count ? "," : ":",
                      val->points[val->count - 1].loss);
+        snprintf(text, sizeof text, "%.127s%s%s", runs[r].label, last_train, last_val);
         svg_line(out, label_x, y - 4, label_x + 20, y - 4, colors[r], 3);
         svg_text(out, label_x + 28, y, 12.5, 400, "start", SVG_INK, "%s", text);
     }

@@ -85,11 +85,12 @@ static void draw(FILE *out, const StepProfile *profile, int ranks, const char *t
     svg_text(out, right + 74, TOP - 14, 11.5, 400, "end", SVG_MUTED, "bubble");
 
     // Axis: light lines behind the bars, labels below
-    double unit = longest < 1 ? 1e-3 : 1, step = svg_axis_step(fmax(longest, 1e-9) / unit, 10);
-    for (double at = 0; at <= longest / unit * 1.0001; at += step) {
-        double x = LEFT + at * unit * scale;
+    double unit = longest < 1 ? 1e-3 : 1;
+    SvgAxis axis = svg_axis(0, longest / unit, 10);
+    for (int i = 0; i < axis.count; i++) {
+        double at = i * axis.step, x = LEFT + at * unit * scale;
         svg_line(out, x, TOP - 6, x, bottom + 2, SVG_GRID, 1);
-        svg_text(out, x, bottom + 18, 11.5, 400, "middle", SVG_MUTED, "%.*f", svg_axis_digits(step), at);
+        svg_text(out, x, bottom + 18, 11.5, 400, "middle", SVG_MUTED, "%.*f", svg_axis_digits(axis.step), at);
     }
     svg_text(out, right + 14, bottom + 18, 11.5, 400, "start", SVG_MUTED, unit == 1 ? "ms" : "us");
 

@@ -93,6 +93,23 @@ static inline double svg_axis_step(double range, int parts) {
     return power * (lead <= 1.001 ? 1 : lead <= 2.001 ? 2 : lead <= 5.001 ? 5 : 10);
 }
 
+// The marks first, first + step, ... of an axis from..to: at most 100, whatever the numbers are.
+typedef struct {
+    double first, step;
+    int count;
+} SvgAxis;
+
+static inline SvgAxis svg_axis(double from, double to, int parts) {
+    SvgAxis axis = {from, 1, 0};
+    double step = svg_axis_step(to - from, parts);
+    if (!isfinite(from) || !isfinite(to) || !(step > 0) || !isfinite(step)) return axis;
+    axis.step = step;
+    axis.first = ceil(from / step) * step;
+    // The last one may pass the end by what rounding adds.
+    while (axis.count < 100 && axis.first + axis.count * step <= to + 1e-4 * step) axis.count++;
+    return axis;
+}
+
 // Digits behind the point that values on this axis need.
 static inline int svg_axis_digits(double step) {
     int digits = (int)-floor(log10(step) + 1e-9);

@@ -82,6 +82,8 @@ static int compare_events(const void *a, const void *b) {
     return x->duration_us > y->duration_us ? -1 : x->duration_us < y->duration_us;
 }
 
+enum { MAX_RANKS = 4096 };
+
 // Keeps one step (LONG_MIN: the last that has a backward) and learns the sizes from it. stages 0: all ranks.
 static bool choose_step(Timeline *t, long step, int stages, Error *err) {
     bool any = step != LONG_MIN;
@@ -104,6 +106,9 @@ static bool choose_step(Timeline *t, long step, int stages, Error *err) {
     t->trace.count = kept;
     if (t->m == 0)
         return error_set(err, "step %ld of this trace has no forward or backward of a micro-batch", t->step);
+    if (t->ranks > MAX_RANKS || t->m > 65536 || t->v > 1024)
+        return error_set(err, "step %ld has %d ranks, %d micro-batches and %d chunks: too many to draw", t->step,
+                         t->ranks, t->m, t->v);
     t->p = stages ? stages : t->ranks;
     if (t->ranks % t->p != 0)
         return error_set(err, "%d ranks are not a multiple of --pipeline %d stages", t->ranks, t->p);
@@ -160,6 +165,7 @@ static bool retime(Timeline *t, Error *err) {
         if (is_step(&e) && e.micro >= 0) t->trace.events[kept++] = e;
     }
     t->trace.count = kept;
+    if (count > 64 * t->trace.count + 1000) return error_set(err, "this trace cannot be retimed: steps are missing");
     double *ends = malloc(count * sizeof *ends), *clock = calloc((size_t)t->ranks, sizeof *clock);
     size_t *next = malloc((size_t)t->ranks * sizeof *next), done = 0;
     if (!ends || !clock || !next) return error_set(err, "out of memory");
@@ -272,11 +278,12 @@ static void draw(FILE *out, const Timeline *t, const char *title, double width, 
     svg_text(out, width - RIGHT + 8, 49, 11, 400, "start", SVG_MUTED, "busy");
 
     // Axis: light lines behind the rows, labels below
-    double unit = t->end - t->start < 2000 ? 1 : 1000, step = svg_axis_step((t->end - t->start) / unit, 10);
-    for (double at = 0; at <= (t->end - t->start) / unit * 1.0001; at += step) {
-        double x = LEFT + at * unit * scale;
+    double unit = t->end - t->start < 2000 ? 1 : 1000;
+    SvgAxis axis = svg_axis(0, (t->end - t->start) / unit, 10);
+    for (int i = 0; i < axis.count; i++) {
+        double at = i * axis.step, x = LEFT + at * unit * scale;
         svg_line(out, x, TOP - 4, x, bottom + 2, SVG_GRID, 1);
-        svg_text(out, x, bottom + 18, 11.5, 400, "middle", SVG_MUTED, "%.*f", svg_axis_digits(step), at);
+        svg_text(out, x, bottom + 18, 11.5, 400, "middle", SVG_MUTED, "%.*f", svg_axis_digits(axis.step), at);
     }
     svg_text(out, width - RIGHT + 8, bottom + 18, 11.5, 400, "start", SVG_MUTED, unit == 1 ? "us" : "ms");
 
@@ -365,6 +372,8 @@ int main(int argc, char **argv) {
     t.busy = malloc((size_t)t.ranks * sizeof *t.busy);
     if (!t.busy) return error_set(&err, "out of memory"), fail(&err);
     measure(&t);
+    if (!(t.last > t.first))
+        return error_set(&err, "the forwards and backwards of step %ld take no time", t.step), fail(&err);
     if (retimed) {
         if (given) {
             if (!t.split) costs[STEP_BACKWARD] += costs[STEP_WEIGHT];
@@ -372,6 +381,7 @@ int main(int argc, char **argv) {
         }
         if (!retime(&t, &err)) return fail(&err);
         measure(&t);
+        if (!(t.last > t.first)) return error_set(&err, "retimed, the step takes no time"), fail(&err);
     }
     FILE *out = path ? fopen(path, "wb") : stdout;
     if (!out) return error_set(&err, "cannot write %s: %s", path, strerror(errno)), fail(&err);

@@ -5,11 +5,10 @@
 # needs: fp32/train_gpt fp32/train_gpt_3d tools/byte_corpus
 set -u
 cd "$(dirname "$0")/../.." || exit 1
+. dev/test/report.sh
 build=$(realpath -m "${1:-build/cpu-fp32}")
 if [[ ${build##*/} == cuda* ]] && [ "$(nvidia-smi -L 2>/dev/null | grep -c GPU)" -lt 4 ]; then
-    echo 'skip signals: 4 ranks need 4 GPUs'
-    echo '0 passed, 0 failed'
-    exit 0
+    skip signals '4 ranks need 4 GPUs'
 fi
 read -ra launch <<<"${MPIRUN:-mpirun}"
 if [ -z "${MPIRUN:-}" ] && mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
@@ -23,18 +22,7 @@ job=
 trap '[ -n "$job" ] && kill -KILL "$job" 2>/dev/null; rm -rf "$dir"' EXIT
 trap 'exit 1' HUP INT TERM
 
-passed=0 failed=0
-report() {  # report STATUS NAME
-    if [ "$1" = 0 ]; then
-        passed=$((passed + 1))
-        echo "ok   $2"
-    else
-        failed=$((failed + 1))
-        echo "FAIL $2"
-        tail -n 15 "$dir/out" "$dir/err" | sed 's/^/  | /'
-    fi
-}
-
+shown="$dir/out $dir/err"
 build/tools/byte_corpus "$dir/train.bin" "$dir/val.bin" README.md llmc/*.h llmc/host/*.h >/dev/null || exit 1
 quick="--layers 2 --heads 2 --channels 32 --train-data $dir/train.bin --seq 32 --micro-batch 1 --global-batch 4"
 slow="--layers 4 --heads 4 --channels 128 --train-data $dir/train.bin --seq 128 --micro-batch 2 --global-batch 32"
@@ -171,5 +159,4 @@ ends 20000
 [ $code = 1 ] && [ "$(grep -c '^error: .*val.bin has token 65535' "$dir/err")" = 1 ] && whole "$(steps)" "$quick"
 report $? "a foreign token in validation data: code $code, the last step is saved"
 
-echo "$passed passed, $failed failed"
-[ $failed = 0 ]
+finish

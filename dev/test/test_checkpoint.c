@@ -430,8 +430,9 @@ static bool job_gradients(const ParamTable *table, size_t lo, size_t hi, bool wr
 }
 
 static TrainerState example_state(size_t step) {
-    TrainerState s = {step, step * 8, step, UINT64_MAX - 1, true, false, 64, 8, 1000, 10, 1,
-                      1e-3 / 3, 0.1, 0.1, 1.0, 0.9, 0.95, 1e-8};
+    TrainerState s = {.step = step, .sample = step * 8, .first_step = step, .seed = UINT64_MAX - 1, .shuffle = true,
+                      .seq = 64, .global_batch = 8, .steps = 1000, .warmup = 10, .lr_schedule = 1, .lr = 1e-3 / 3,
+                      .lr_final = 0.1, .weight_decay = 0.1, .clip = 1.0, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8};
     return s;
 }
 
@@ -968,6 +969,18 @@ static void test_checksums(void) {
     free(data);
     ok = ok && !checkpoint_verify(dir, &err) && says(&err, "model.safetensors is damaged: ");
     check(&checks, ok, "a half-mixed checkpoint is refused -> %s", err.text);
+    // A later version may have more fields: where an old trainer.json lacks them they are 0.
+    TrainerState old = example_state(2), later = old;
+    later.ramp_start = 4;
+    ok = checkpoint_state_sum(&TINY, &old) != checkpoint_state_sum(&TINY, &later);
+    size_t text_bytes;
+    ok = ok && save(in_root("later"), 2, &TINY, &ONE, false, dir, &err);
+    char *text = read_bytes(in_root("later/step-00000002/trainer.json"), &text_bytes);
+    char *field = (char *)memmem(text, text_bytes, "\"ramp_start\"", 12), *end = field ? strchr(field, '\n') : NULL;
+    if (ok && end) memset(field, ' ', (size_t)(end - field));
+    write_bytes(in_root("later/step-00000002/trainer.json"), text, text_bytes);
+    check(&checks, ok && end && checkpoint_verify(dir, &err), "a field that trainer.json lacks and that is 0: verified");
+    free(text);
     // Without checksums, as an older version wrote it.
     TrainerState state = example_state(2);
     ok = trainer_state_write(in_root("mixed/step-00000002/trainer.json"), &state, NULL, &err) &&

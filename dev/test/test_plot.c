@@ -3,6 +3,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -53,6 +54,9 @@ static int run(int (*program)(int, char **), const char *format, ...) {
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
+        struct rlimit limit = {20 << 20, 20 << 20};  // no picture of a test is larger, or takes longer
+        setrlimit(RLIMIT_FSIZE, &limit);
+        alarm(20);
         if (!freopen("/dev/null", "w", stderr) || !freopen("/dev/null", "w", stdout)) _exit(99);
         int code = program(argc, argv);
         fflush(NULL);
@@ -223,6 +227,47 @@ static void test_loss(const char *dir) {
           "loss refuses: no file");
 }
 
+// Files that no trainer writes: endless axes, labels longer than their room, more rows than anybody looks at.
+static void test_hostile(const char *dir) {
+    static const char event[] = "[{\"ph\":\"X\",\"ts\":%s,\"dur\":%s,\"pid\":%s,\"args\":{\"kind\":\"backward\","
+                                "\"micro\":%s,\"chunk\":%s,\"step\":0}}]";
+    static const struct {
+        const char *ts, *dur, *rank, *micro, *chunk;
+    } events[] = {
+        {"1", "0", "0", "0", "0"},        {"1e300", "1", "0", "0", "0"}, {"1e14", "1e-9", "0", "0", "0"},
+        {"1", "1", "999999", "0", "0"},   {"1", "1", "0", "999999", "0"}, {"1", "1", "0", "0", "999999"},
+        {"-1e14", "9e14", "0", "0", "0"},
+    };
+    static const struct {
+        const char *name, *text;
+        int code;
+    } logs[] = {
+        {"steps that a double cannot tell apart",
+         "{\"step\":9007199254740992,\"loss\":1}\n{\"step\":9007199254740994,\"loss\":2}\n", 1},
+        {"a loss of 300 digits", "{\"step\":1,\"loss\":1e308}\n{\"step\":3,\"val_loss\":2}\n", 0},
+        {"a loss of 15 digits", "{\"step\":1,\"loss\":9e14}\n{\"step\":999999999999999,\"val_loss\":-9e14}\n", 0},
+    };
+    char path[1024], text[512];
+    for (size_t i = 0; i < sizeof events / sizeof events[0]; i++) {
+        snprintf(path, sizeof path, "%s/bad.json", dir);
+        snprintf(text, sizeof text, event, events[i].ts, events[i].dur, events[i].rank, events[i].micro,
+                 events[i].chunk);
+        write_file(path, text);
+        int code = run(timeline_main, "timeline --out %s/bad.svg %s", dir, path);
+        int retimed = run(timeline_main, "timeline --retime --out %s/bad.svg %s", dir, path);
+        int want = i == 6 ? 0 : 1;
+        check(&c, code == want && (retimed == 0 || retimed == 1), "timeline, %s %s of rank %s: exit codes %d, %d",
+              events[i].ts, events[i].dur, events[i].rank, code, retimed);
+    }
+    for (size_t i = 0; i < sizeof logs / sizeof logs[0]; i++) {
+        snprintf(path, sizeof path, "%s/log.jsonl", dir);
+        write_file(path, logs[i].text);
+        int code = run(loss_main, "loss --out %s/loss.svg %s", dir, path);
+        int log_y = run(loss_main, "loss --log-y --out %s/loss-log.svg a=%s", dir, path);
+        check(&c, code == logs[i].code && log_y == code, "loss, %s: exit codes %d, %d", logs[i].name, code, log_y);
+    }
+}
+
 int main(int argc, char **argv) {
     char dir[512];
     snprintf(dir, sizeof dir, "%s/test_plot.XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : P_tmpdir);
@@ -236,6 +281,7 @@ int main(int argc, char **argv) {
     test_schedule(dir);
     test_bad_traces(dir);
     test_loss(dir);
+    test_hostile(dir);
     static const char *const left[] = {"gpipe.json",
                                        "gpipe.svg",
                                        "gpipe-slow.json",

@@ -276,6 +276,20 @@ static bool write_events(const char *dir, const char *name, const TraceList *lis
     return trace_write(path, list->events, list->count, tracks, 2, &err);
 }
 
+// MegaScale's first question: which rank is it?
+static void test_slow_rank(const char *dir) {
+    TraceList list = {0};
+    for (long step = 1; step <= 3; step++)
+        for (int rank = 0; rank < 8; rank++) add_step(&list, rank, step, 1e5 * step, rank == 5 ? 10 : 1 + 0.01 * rank);
+    bool made = write_events(dir, "parts.json", &list);
+    int drawn = run(dir, "profile --out %s/parts.svg %s/parts.json", dir, dir);
+    char *table = read_or_empty(dir, "table.txt");
+    check(&c, made && drawn == 0 && strstr(table, "\nThe others wait for rank 5, which computes for "),
+          "a rank ten times slower is named");
+    trace_free(&list);
+    free(table);
+}
+
 static void test_picture(const char *dir) {
     TraceList list = {0};
     for (long step = 1; step <= 3; step++)
@@ -290,7 +304,8 @@ static void test_picture(const char *dir) {
           "picture: four bars and their mean, without the warm-up step");
     check(&c,
           strstr(table, "mean of 2 steps\n") && strstr(table, "\n   0    92.00    55.00  59.8") &&
-              strstr(table, "\nmean ") && occurrences(table, "\n") == 11,
+              strstr(table, "\nmean ") && occurrences(table, "\n") == 12 &&
+              strstr(table, "\nNo rank is slow, not even rank 3, which computes for 63.25 ms a step, 1.1 times"),
           "table: a row per rank, a mean, and what the columns mean");
     free(picture);
     free(table);
@@ -364,6 +379,7 @@ int main(int argc, char **argv) {
     test_bubble(SCHEDULE_GPIPE, 4, 6, 1);
     test_bubble(SCHEDULE_INTERLEAVED, 4, 8, 2);
     test_bubble(SCHEDULE_ZB_H1, 4, 8, 1);
+    test_slow_rank(dir);
     test_picture(dir);
     test_bad_traces(dir);
     static const char *const left[] = {"parts.json", "parts.svg", "1f1b.json", "1f1b.svg",

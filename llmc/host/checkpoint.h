@@ -112,6 +112,7 @@ static inline uint64_t checkpoint_state_sum(const GPTConfig *g, const TrainerSta
     for (int i = 0; i < 5; i++, n++) sum += checksum_element(n, (uint32_t)sizes[i]);
     for (int i = 0; i < TRAINER_FIELD_COUNT; i++, n++) {
         trainer_field_print(state, &TRAINER_FIELDS[i], value, sizeof value);
+        if (TRAINER_FIELDS[i].role == FIELD_LATER && strcmp(value, "0") == 0) continue;  // as where it is missing
         for (const char *c = value; *c; c++, n++) sum += checksum_element(n, (unsigned char)*c);
     }
     return sum;

@@ -67,7 +67,7 @@ static inline bool config_read(const char *path, GPTConfig *config, Error *err) 
     // The limits keep every product of sizes far from 2^63.
     bool ok = config_size(root, "n_embd", 1 << 17, &g.C, path, err) &&
               config_check_variant(root, g.C, path, err) &&
-              config_size(root, "n_layer", 10000, &g.L, path, err) &&
+              config_size(root, "n_layer", 5000, &g.L, path, err) &&
               config_size(root, "n_head", 1 << 17, &g.NH, path, err) &&
               config_size(root, "vocab_size", 1 << 24, &g.V, path, err) &&
               config_size(root, "n_positions", 1 << 24, &g.maxT, path, err);

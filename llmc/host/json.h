@@ -9,9 +9,26 @@
 #include <cjson/cJSON.h>
 #include <math.h>
 
+// Would parsing take more than 10 times the file and 64 MiB? Counts, a little high, what cJSON allocates: 80 bytes a
+// value, and each string with 24 bytes of overhead. Hostile files make tens of bytes of each of theirs.
+static inline bool json_is_bloated(const char *text, size_t bytes) {
+    size_t values = 1, strings = 0;
+    bool inside = false;
+    for (size_t i = 0; i < bytes; i++) {
+        if (inside && text[i] == '\\') i++;
+        else if (text[i] == '"') strings += inside = !inside;
+        else if (!inside) values += text[i] == ',' || text[i] == '[' || text[i] == '{';
+    }
+    return values * 80 + strings * 24 > 9 * bytes + ((size_t)64 << 20);
+}
+
 // Parses text[bytes] (with a NUL behind it), all of which must be one JSON object. cJSON bounds the nesting.
 static inline cJSON *json_parse(const char *text, size_t bytes, const char *file, Error *err) {
     const char *end = NULL;
+    if (json_is_bloated(text, bytes)) {
+        error_set(err, "%s has more values than a file of its size should", file);
+        return NULL;
+    }
     cJSON *root = cJSON_ParseWithOpts(text, &end, 0);
     while (root && end < text + bytes && (*end == ' ' || *end == '\n' || *end == '\r' || *end == '\t')) end++;
     if (root && end == text + bytes && cJSON_IsObject(root)) return root;

@@ -148,7 +148,9 @@ static inline void log_end_line(Log *log) {
     fprintf(log->json, "}\n");
     errno = 0;
     bool written = fflush(log->json) == 0;  // so that the log of a killed run ends at its last step
-    if (!written && !log->failure) log->failure = errno;
+    if (written || log->failure) return;
+    log->failure = errno;
+    fprintf(stderr, "note: the log cannot be written: %s; training goes on without it\n", strerror(errno));
 }
 
 // Writes a time as 1h02m, 3m05s or 4s.

@@ -276,6 +276,18 @@ static inline bool options_resolve_simulation(Options *o, Error *err) {
     return true;
 }
 
+// Refuses sizes that no machine has, so that no count of bytes passes 2^64. Counts high: every micro-batch in flight.
+static inline bool options_check_size(const Options *o, Error *err) {
+    double C = (double)o->channels, layer = 12 * C * C + 13 * C, tokens = (double)o->global_batch * (double)o->seq;
+    double params = (double)o->layers * layer + ((double)o->vocab + 128 + (double)o->max_seq) * C;
+    double acts = (double)o->micro_batch * (double)o->seq * ((double)o->vocab + 128 + 64 * C) +
+                  tokens * (4 + (double)o->layers * 40 * C);
+    if (20 * params + 8 * acts < 0x1p60) return true;
+    return error_set(err, "--layers %zu, --channels %zu, --vocab %zu, --seq %zu, --micro-batch %zu and --global-batch %zu "
+                     "together need more than 2^60 bytes: lower them", o->layers, o->channels, o->vocab, o->seq,
+                     o->micro_batch, o->global_batch);
+}
+
 // Fills in everything that was left out and checks everything that needs no file, for a run of `ranks` ranks.
 // `file`: the configuration of the checkpoint of --init or --resume, or NULL. pipeline.h checks the schedule.
 static inline bool options_resolve(Options *o, const GPTConfig *file, size_t ranks, Error *err) {
@@ -297,7 +309,7 @@ static inline bool options_resolve(Options *o, const GPTConfig *file, size_t ran
         return error_set(err, "--train-data is missing: it names the shards");
     if (o->val_every && !o->val_data) return error_set(err, "--val-every %zu needs --val-data", o->val_every);
     if (o->save_every && !o->out) return error_set(err, "--save-every %zu needs --out", o->save_every);
-    return true;
+    return options_check_size(o, err);
 }
 
 // The model that resolved options describe.

@@ -98,7 +98,7 @@ typedef struct {
 static const Option OPTIONS[] = {
     GROUP("Model", 0),
     CHOICE("model", model, NULL, 0, "d12|d24|d36|d48", "GPT-2 small, medium, large or XL"),
-    SIZE("layers", layers, NULL, 1, 1e5, 0, "transformer layers (default 4)"),
+    SIZE("layers", layers, NULL, 1, 5000, 0, "transformer layers (default 4)"),
     SIZE("heads", heads, NULL, 1, 1e5, 0, "attention heads; must divide --channels (default 4)"),
     SIZE("channels", channels, NULL, 1, 1e6, 0, "width of the model (default 128)"),
     SIZE("vocab", vocab, NULL, 1, 1e7, 0, "vocabulary (default 257: bytes and <|endoftext|>)"),

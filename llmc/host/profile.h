@@ -2,7 +2,7 @@
 // exposed communication by kind, other idle time, and the pipeline bubble as measured.
 //
 // defines: ProfilePart, StepProfile, profile_part_name, profile_steps, profile_bubble, profile_mean,
-//          profile_print, profile_report
+//          profile_slowest, profile_print, profile_report
 //
 // Track 0 of a rank is its compute stream. What runs on the other tracks (communication streams) costs a step
 // nothing unless the compute stream waits for it, so only track 0 is looked at. Spans on it nest: a backward
@@ -205,6 +205,24 @@ static inline StepProfile profile_mean(const StepProfile *profile, int ranks) {
     return mean;
 }
 
+// The rank that computes longest, for which the others wait. *median: of what all ranks compute, in ms. -1: no rank has
+// steps.
+static inline int profile_slowest(const StepProfile *profile, int ranks, double *median) {
+    double *sorted = (double *)host_alloc((size_t)ranks, sizeof *sorted);
+    int slowest = -1, n = 0;
+    for (int r = 0; r < ranks; r++) {
+        if (profile[r].steps == 0) continue;
+        double x = profile[r].part[PROFILE_COMPUTE];
+        if (slowest < 0 || x > profile[slowest].part[PROFILE_COMPUTE]) slowest = r;
+        int at = n++;
+        for (; at > 0 && sorted[at - 1] > x; at--) sorted[at] = sorted[at - 1];
+        sorted[at] = x;
+    }
+    *median = n ? sorted[(n - 1) / 2] : 0;
+    free(sorted);
+    return slowest;
+}
+
 static inline void profile_print_row(FILE *file, const char *name, const StepProfile *p, int digits) {
     fprintf(file, "%4s %8.*f", name, digits, p->wall);
     for (int part = 0; part < PROFILE_PARTS; part++)
@@ -237,6 +255,13 @@ static inline void profile_print(FILE *file, const StepProfile *profile, int ran
         "Percentages are of the step; tensor, pipeline and data are communication that the compute stream "
         "waited for,\nother is idle time outside all spans, and bubble is the pipeline's idle time in "
         "percent of its working time\n(in theory (p-1)/(v m)).\n");
+    double median;
+    int slowest = profile_slowest(profile, ranks, &median);
+    double longest = profile[slowest].part[PROFILE_COMPUTE];
+    if (ranks > 1 && median > 0)
+        fprintf(file, "%s rank %d, which computes for %.*f ms a step, %.1f times as long as the median rank.\n",
+                longest > 1.2 * median ? "The others wait for" : "No rank is slow, not even", slowest, digits,
+                longest, longest / median);
 }
 
 // The table of a run of `ranks` ranks that started after `done` steps, on stdout; its first step, which warms up

@@ -41,11 +41,16 @@ static inline void state_create(State *state, const ParamTable *table, size_t pa
     for (size_t b = 0; b < buckets; b++) {
         size_t part = (table->buckets[b + 1] - table->buckets[b]) / parts;
         if (part == 0) continue;
+        Piece *before = state->slice_count ? &state->slices[state->slice_count - 1] : NULL;
+        state->owned += part;
+        if (before && before->hi == table->buckets[b] + index * part) {  // one owner of all: one slice
+            before->hi += part;
+            continue;
+        }
         Piece *slice = &state->slices[state->slice_count++];
         slice->lo = table->buckets[b] + index * part;
         slice->hi = slice->lo + part;
-        slice->at = state->owned;
-        state->owned += part;
+        slice->at = state->owned - part;
     }
 }
 
@@ -216,7 +221,18 @@ static inline bool state_dump_gradients(const State *state, const ParamTable *ta
     return ok;
 }
 
-// The piece of tensor x that slice s of this rank holds; false if none.
+// The first slice of this rank that ends behind the start of tensor x.
+static inline size_t state_first_slice(const State *state, const Tensor *x) {
+    size_t low = 0, high = state->slice_count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (state->slices[middle].hi <= x->offset) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+// The piece of tensor x that slice s of this rank holds; false if none, and neither do later ones.
 static inline bool state_piece(const State *state, const Tensor *x, size_t s, Piece *piece) {
     Piece slice = state->slices[s];
     piece->lo = x->offset > slice.lo ? x->offset : slice.lo;
@@ -230,9 +246,9 @@ static inline bool state_piece(const State *state, const Tensor *x, size_t s, Pi
 static inline size_t state_ranges(const State *state, const ParamTable *table, NormRange *ranges, size_t *owners) {
     size_t count = 0;
     for (size_t i = 0; i < table->count; i++) {
-        for (size_t s = 0; s < state->slice_count; s++) {
+        for (size_t s = state_first_slice(state, &table->tensors[i]); s < state->slice_count; s++) {
             Piece piece;
-            if (!state_piece(state, &table->tensors[i], s, &piece)) continue;
+            if (!state_piece(state, &table->tensors[i], s, &piece)) break;
             if (ranges) {
                 ranges[count].offset = piece.lo;
                 ranges[count].size = piece.hi - piece.lo;
@@ -248,9 +264,9 @@ static inline size_t state_ranges(const State *state, const ParamTable *table, N
 static inline size_t state_adamw_ranges(const State *state, const ParamTable *table, AdamWRange *ranges) {
     size_t count = 0;
     for (size_t i = 0; i < table->count; i++) {
-        for (size_t s = 0; s < state->slice_count; s++) {
+        for (size_t s = state_first_slice(state, &table->tensors[i]); s < state->slice_count; s++) {
             Piece p;
-            if (!state_piece(state, &table->tensors[i], s, &p)) continue;
+            if (!state_piece(state, &table->tensors[i], s, &p)) break;
             if (ranges) {
                 AdamWRange range = {p.lo, p.at, p.hi - p.lo, 0, table->tensors[i].decay};
                 ranges[count] = range;

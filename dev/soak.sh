@@ -1,0 +1,190 @@
+#!/usr/bin/env bash
+# soak.sh BUILD [MINUTES] [SEED]: one training run, interrupted at random until the time is up: ranks and launchers
+# killed, signals, full disks, ranks that stand still, slow messages, a second run in the same folder, damaged
+# checkpoints; and resumed at another layout each time. What was announced as saved must be there and sound, whatever
+# happened. At the end the losses of all steps are compared with those of one calm run. The seed makes the same choices
+# (what they hit depends on the machine's speed). Ends with counts; the exit code is 1 if anything was lost.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+build=$(realpath -m "${1:-build/cpu-fp32}")
+minutes=${2:-10} seed=${3:-$(($(date +%s) % 100000))}
+case $minutes in '' | *[!0-9]*) echo "error: MINUTES=$minutes is no number" >&2; exit 2 ;; esac
+RANDOM=$seed
+end=$((SECONDS + 60 * minutes))
+export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=SSE41
+read -ra launch <<<"${MPIRUN:-mpirun}"
+if [ -z "${MPIRUN:-}" ] && mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
+    launch+=(--oversubscribe --bind-to none --mca btl_vader_single_copy_mechanism none)
+    [ "$(id -u)" = 0 ] && launch+=(--allow-run-as-root)
+fi
+dir=$(mktemp -d) || exit 1
+mkdir "$dir/disk" "$dir/pids" "$dir/tmp"
+export TMPDIR=$dir/tmp
+# A disk of its own, which can be full. Without the right to mount one there are no full disks.
+mount -t tmpfs -o size=24m soak "$dir/disk" 2>/dev/null && disk=1 || disk=0
+job=''
+cleanup() {
+    local pid
+    for pid in $(cat "$dir"/pids/* 2>/dev/null) $job; do kill -KILL "$pid" 2>/dev/null; done
+    [ "$disk" = 1 ] && umount -l "$dir/disk"
+    rm -rf "$dir"
+}
+trap cleanup EXIT
+trap 'exit 1' HUP INT TERM
+
+out=$dir/disk/out log=$dir/log.jsonl
+model="--layers 4 --heads 4 --channels 32 --vocab 61 --train-data dev/test/golden/train.bin --seq 24 --micro-batch 1
+       --global-batch 8 --lr 1e-3 --lr-final 1 --val-every 0 --shuffle 1"
+layouts=('1' '2 --data 2' '2 --pipeline 2' '2 --tensor 2 --sequence-parallel 1' '4 --tensor 2 --pipeline 2'
+         '4 --data 4' '4 --data 2 --pipeline 2 --zero 0' '6 --tensor 2 --pipeline 3'
+         '8 --tensor 2 --data 2 --pipeline 2 --virtual 2' '4 --pipeline 4 --schedule zb-h1')
+events=(calm kill launcher signal signal stop slow second disk damage)
+declare -A counts
+bump() { counts[$1]=$((${counts[$1]:-0} + 1)); }
+
+failures=0
+failed() {
+    failures=$((failures + 1))
+    echo "FAIL run $run ($what, $ranks ranks): $1"
+    tail -n 5 "$dir/out" "$dir/err" | sed 's/^/  | /'
+}
+
+# train RANKS FLAGS...: in the background; each rank leaves its process id. Sets job.
+train() {
+    local count=$1 command
+    shift
+    rm -f "$dir"/pids/*
+    : >"$dir/out"
+    # shellcheck disable=SC2206,SC2086
+    command=("$build/train_gpt_3d" $model "$@" --out "$out" --log "$log" --resume auto --keep 3)
+    [ "$count" = 1 ] && command[0]=$build/train_gpt
+    # shellcheck disable=SC2016
+    command=(sh -c 'echo $$ >"$0/$$" && exec "$@"' "$dir/pids" "${command[@]}")
+    [ "$count" -gt 1 ] && command=("${launch[@]}" -n "$count" "${command[@]}")
+    "${command[@]}" >"$dir/out" 2>"$dir/err" </dev/null &
+    job=$!
+}
+alive() { case $(sed 's/.*) \(.\).*/\1/' "/proc/$1/stat" 2>/dev/null) in '' | Z) return 1 ;; esac; }
+# ends: waits until the job and all its ranks are gone; false after 60 s.
+ends() {
+    local limit=$((SECONDS + 60)) pid left=1
+    while [ $left = 1 ]; do
+        left=0
+        for pid in $job $(cat "$dir"/pids/* 2>/dev/null); do alive "$pid" && left=1; done
+        [ $SECONDS -ge $limit ] && return 1
+        [ $left = 0 ] || sleep 0.05
+    done
+    wait "$job" 2>/dev/null
+    code=$?
+    job=''
+}
+milliseconds() { sleep "$(printf '%d.%03d' $(($1 / 1000)) $(($1 % 1000)))"; }
+some_rank() { find "$dir/pids" -type f -printf '%f\n' | sort -n | sed -n "$((1 + RANDOM % ranks))p"; }
+await() {  # await TEXT: until the trainer has printed it, or has ended
+    while ! grep -q "$1" "$dir/out" && alive "$job"; do sleep 0.02; done
+}
+step_of() { local name=${1##*step-}; name=${name%%/*}; echo $((10#$name)); }
+sound() {
+    "$build/train_gpt" --resume "$1" --dry-run --seq 24 --micro-batch 1 --global-batch 8 --shuffle 1 >/dev/null 2>&1
+}
+
+run=0 last=0 announced=0
+while [ $SECONDS -lt $end ]; do
+    run=$((run + 1))
+    what=${events[RANDOM % ${#events[@]}]}
+    read -ra layout <<<"${layouts[RANDOM % ${#layouts[@]}]}"
+    ranks=${layout[0]} delay=$((RANDOM % 1500)) every=$((1 + RANDOM % 3)) more=$((3 + RANDOM % 12))
+    [ "$what" = disk ] && [ "$disk" = 0 ] && what=calm
+    [ "$what" = second ] && more=100000  # it ends by a signal
+    newest=$(find "$out" -maxdepth 1 -name 'step-*' 2>/dev/null | sort | tail -n 1)
+    damaged=''
+    if [ "$what" = damage ]; then
+        [ "$(find "$out" -maxdepth 1 -name 'step-*' 2>/dev/null | wc -l)" -ge 2 ] || what=calm
+    fi
+    if [ "$what" = damage ]; then  # one byte of the newest one
+        file=$newest/$([ $((RANDOM % 2)) = 0 ] && echo model || echo optimizer).safetensors
+        at=$((9000 + RANDOM * 5 % ($(stat -c %s "$file") - 9000)))
+        byte=$(od -An -tu1 -j"$at" -N1 "$file")
+        # shellcheck disable=SC2059
+        printf "\\$(printf %03o $((byte ^ 16)))" | dd of="$file" bs=1 seek="$at" conv=notrunc 2>/dev/null
+        damaged=$newest
+        announced=0  # what is left is looked up below
+    fi
+    if [ "$what" = disk ]; then
+        left=$(($(df --output=avail -B1 "$dir/disk" | tail -n 1) - RANDOM * 40))
+        fallocate -l "$left" "$dir/disk/full" 2>/dev/null
+    fi
+    [ "$what" = slow ] && export NCCL_DELAY=random:$seed:2000
+    train "$ranks" "${layout[@]:1}" --steps $((last + more)) --save-every "$every"
+    case "$what" in
+        kill) milliseconds "$delay"; kill -KILL "$(some_rank)" 2>/dev/null ;;
+        launcher) milliseconds "$delay"; kill -KILL "$job" ;;
+        signal)
+            await '^step '
+            milliseconds "$((delay / 8))"
+            signal=$(printf 'TERM\nINT\nHUP\nUSR1' | sed -n "$((1 + RANDOM % 4))p")
+            if [ $((RANDOM % 2)) = 0 ] && [ "$signal" != HUP ]; then kill -"$signal" "$job"
+            else kill -"$signal" "$(some_rank)" 2>/dev/null; fi
+            ;;
+        stop)
+            milliseconds "$delay"
+            victim=$(some_rank)
+            kill -STOP "$victim" 2>/dev/null && sleep 1
+            kill -CONT "$victim" 2>/dev/null
+            ;;
+        second)
+            await '^step '
+            # shellcheck disable=SC2086
+            "$build/train_gpt" $model --steps 1 --out "$out" >"$dir/second" 2>&1
+            second=$?
+            { [ "$second" = 2 ] && grep -q 'is in use by another run' "$dir/second"; } ||
+                failed "a second run in the folder ended with $second"
+            kill -TERM "$(some_rank)" 2>/dev/null
+            ;;
+    esac
+    ends || { failed 'still runs after 60 s'; break; }
+    unset NCCL_DELAY
+    rm -f "$dir/disk/full"
+    bump "$what"
+    # What must be so, whatever happened
+    case "$what" in
+        calm | stop | slow | second | damage) [ "$code" = 0 ] || failed "exit code $code" ;;
+        signal)
+            steps=$(grep -c '^step ' "$dir/out")
+            first=$(sed -n 's/^resuming .* after step \([0-9]*\).*/\1/p' "$dir/out")
+            saved=$(sed -n 's/^saved .*step-\(.*\)/\1/p' "$dir/out" | tail -n 1)
+            [ "$steps" = 0 ] || [ $((10#${saved:-0})) = $((${first:-0} + steps)) ] ||
+                failed "SIG$signal: $steps steps after step ${first:-0}, saved is ${saved:-none}"
+            ;;
+    esac
+    if [ -n "$damaged" ]; then
+        grep -q "^note: the checkpoint ${damaged##*/} is passed over: .* is damaged" "$dir/out" ||
+            failed "the damaged $damaged was not named"
+    fi
+    said=$(sed -n 's/^saved .*step-\([0-9]\{8\}\)$/\1/p' "$dir/out" | tail -n 1)
+    [ -n "$said" ] && announced=$((10#$said))
+    saves=$((${saves:-0} + $(grep -c '^saved ' "$dir/out")))
+    last=0
+    for folder in "$out"/step-*/; do
+        [ -d "$folder" ] && [ "$folder" != "$damaged/" ] || continue
+        if sound "${folder%/}"; then last=$(step_of "${folder%/}")
+        elif [ "${folder%/}" != "$damaged" ]; then failed "$folder is not sound"; fi
+    done
+    [ "$last" -ge "$announced" ] || failed "step $announced was announced as saved, and the newest sound one is $last"
+done
+
+# The log has every step once, and the losses are those of a run that nobody disturbed, up to the order of sums.
+steps=$last what=compare ranks=1
+if [ "$steps" -gt 0 ]; then
+    # shellcheck disable=SC2086
+    "$build/train_gpt" $model --steps "$steps" --log "$dir/calm.jsonl" >"$dir/out" 2>"$dir/err"
+    numbers() { sed -nE 's/.*"step":([0-9]+),"loss":([^,]+),"grad_norm":.*/\1 \2/p' "$1" | head -n "$steps"; }
+    paste -d ' ' <(numbers "$log") <(numbers "$dir/calm.jsonl") | awk -v steps="$steps" '
+        { d = ($2 - $4) / $4; if (d < 0) d = -d; if (d > most) most = d; if ($1 != NR || $3 != NR) bad = 1 }
+        END { printf "%d steps, largest relative difference of a loss from a calm run %.1e\n", NR, most
+              exit bad || NR != steps || most > 1e-4 }'
+    [ "${PIPESTATUS[1]}" = 0 ] || failed 'the losses are not those of a calm run'
+fi
+for name in "${!counts[@]}"; do printf '%s %d, ' "$name" "${counts[$name]}"; done
+echo "seed $seed: $run runs, ${saves:-0} saves announced, $failures failures"
+[ $failures = 0 ]

@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# run_bounds.sh [BUILD]: what odd inputs may cost and what they may touch: memory and time for hostile headers, many
+# layers, sizes beyond 2^64, a log on a full disk, and the outputs of byte_corpus. Ends with `N passed, N failed`.
+# needs: fp32/train_gpt tools/byte_corpus
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+. dev/test/report.sh
+build=$(realpath -m "${1:-build/cpu-fp32}")
+trainer=$build/train_gpt corpus=$PWD/build/tools/byte_corpus data=$PWD/dev/test/golden/train.bin
+readme=$PWD/README.md
+export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=SSE41
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+cd "$dir" || exit 1
+shown="$dir/out $dir/err"
+tiny="--train-data $data --layers 1 --heads 2 --channels 4 --vocab 61 --seq 3 --max-seq 3 --micro-batch 1"
+
+# refused CODE PATTERN COMMAND...: one line on stderr that has the pattern.
+refused() {
+    local want=$1 pattern=$2
+    shift 2
+    timeout 60 "$@" >out 2>err </dev/null
+    code=$?
+    [ $code = "$want" ] && [ "$(wc -l <err)" = 1 ] && grep -q "$pattern" err
+}
+
+# ---- hostile headers: no more than 10 times the file, and 100 MiB for the program itself --------------------------------
+
+hostile() {  # hostile MEGABYTES: a safetensors header of many short values
+    python3 - "$1" <<'P'
+import json, struct, sys
+size = int(sys.argv[1]) * 1000000
+body = b'{"a":[' + b'0,' * ((size - 9) // 2) + b'0]}'
+body += b' ' * (size - len(body))
+open('bad/model.safetensors', 'wb').write(struct.pack('<Q', size) + body)
+json.dump({'model_type': 'gpt2', 'n_embd': 4, 'n_layer': 1, 'n_head': 2, 'vocab_size': 61, 'n_positions': 3},
+          open('bad/config.json', 'w'))
+open('bad/tokenizer.json', 'wb').write(b'{"x":[' + b'[],' * (size // 3) + b'[]]}')
+P
+}
+if command -v python3 >/dev/null; then
+    mkdir bad
+    hostile 20
+    # 20 MB of header: at most 200 MB and 100 MB for the program.
+    for flag in "--init bad" "--tokenizer bad/tokenizer.json"; do
+        # shellcheck disable=SC2086
+        refused 2 'more values than a file of its size' bash -c 'ulimit -v 1500000; exec "$@"' x "$trainer" $tiny $flag
+        status=$?
+        most=$(python3 - "$trainer" $tiny $flag <<'P'
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024)
+P
+)
+        [ $status = 0 ] && [ "$most" -le 300 ]
+        report $? "20 MB of hostile JSON by ${flag%% *} are refused with $most MiB"
+    done
+fi
+
+# ---- many layers: the start takes time in proportion ---------------------------------------------------------------------
+
+begin=$(date +%s%N)
+timeout 60 "$trainer" $tiny --layers 5000 --steps 1 --out many >out 2>err
+code=$?
+took=$((($(date +%s%N) - begin) / 1000000))
+[ $code = 0 ]
+report $? "5000 layers, as many as there may be, start, train a step and are saved in $took ms (code $code)"
+
+# ---- sizes whose product passes 2^64 --------------------------------------------------------------------------------------
+
+refused 2 'more than 2^60 bytes' "$trainer" --dry-run --layers 1 --heads 1 --channels 64 --micro-batch 1000000 \
+    --seq 10000000 --vocab 10000000
+report $? "--dry-run of sizes beyond 2^64 is refused"
+refused 2 'more than 2^60 bytes' "$trainer" --dry-run --layers 5000 --heads 20000 --channels 1000000 --vocab 257 --seq 8 --global-batch 1000000000
+report $? "and of more parameters than anybody has"
+
+# ---- a log on a full disk ---------------------------------------------------------------------------------------------------
+
+refused 1 '.' "$trainer" $tiny --steps 3 --out full --log /dev/full
+[ $code = 1 ] && [ "$(grep -c 'No space left' err)" = 2 ] && grep -q '^note: the log cannot be written' err &&
+    [ -f full/step-00000003/trainer.json ]
+report $? "--log on a full disk: said at once, the reason named, all steps saved, code $code"
+
+# ---- byte_corpus: replaces shards and nothing else ---------------------------------------------------------------------------
+
+mknod null c 1 3 2>/dev/null || ln -s /dev/null null
+ln -s "$dir/target" link && echo precious >target
+cp "$readme" text
+for case in 'text val.bin text' 'train.bin train.bin text' 'train.bin null text' 'link val.bin text' \
+    'train.bin val.bin missing' 'train.bin ./text text'; do
+    # shellcheck disable=SC2086
+    refused 1 '^byte_corpus: cannot' "$corpus" $case && cmp -s text "$readme" && [ ! -f null ] && [ -L link ] &&
+        [ "$(cat target)" = precious ] && ! ls ./*.bin* >/dev/null 2>&1
+    report $? "byte_corpus $case: $(cat err)"
+done
+refused 1 'cannot write' bash -c 'ulimit -f 4; exec "$@"' x "$corpus" train.bin val.bin "$readme" &&
+    ! ls ./*.bin* >/dev/null 2>&1
+report $? "byte_corpus on a full disk leaves nothing: $(cat err)"
+"$corpus" train.bin val.bin text >out 2>err && "$corpus" train.bin val.bin text >out 2>err
+report $? "byte_corpus replaces its own shards"
+
+finish

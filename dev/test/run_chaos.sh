@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# run_chaos.sh [BUILD]: messages that come late, a rank that stands still for 10 s and a rank that is ten times slower
+# change no bit; and --profile names the slow rank. Ends with `N passed, N failed`.
+# needs: fp32/train_gpt_3d
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+. dev/test/report.sh
+build=$(realpath -m "${1:-build/cpu-fp32}")
+if [[ ${build##*/} == cuda* ]]; then
+    skip chaos 'a stopped process does not stop its GPU'
+fi
+read -ra launch <<<"${MPIRUN:-mpirun}"
+if [ -z "${MPIRUN:-}" ] && mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
+    launch+=(--oversubscribe --bind-to none --mca btl_vader_single_copy_mechanism none)
+    [ "$(id -u)" = 0 ] && launch+=(--allow-run-as-root)
+fi
+export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=SSE41
+dir=$(mktemp -d) || exit 1
+job=
+end_all() {
+    local pid
+    for pid in $(cat "$dir"/pids/* 2>/dev/null) $job; do kill -KILL "$pid" 2>/dev/null; done
+    rm -rf "$dir"
+}
+trap end_all EXIT
+trap 'exit 1' HUP INT TERM
+mkdir "$dir/pids"
+shown="$dir/out $dir/err"
+slow_rank=2
+
+# train NAME: starts 12 steps of 4 ranks, each of which leaves its process id under its number. Sets job.
+train() {
+    # shellcheck disable=SC2016
+    "${launch[@]}" -n 4 sh -c 'echo $$ >"$0/${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" && exec "$@"' "$dir/pids" \
+        "$build/train_gpt_3d" --tensor 2 --data 2 --layers 2 --heads 4 --channels 64 --vocab 61 --seq 24 \
+        --train-data dev/test/golden/train.bin --micro-batch 2 --global-batch 16 --steps 12 --profile 1 \
+        --out "$dir/$1" --log "$dir/$1.jsonl" >"$dir/out" 2>"$dir/err" </dev/null &
+    job=$!
+}
+# same NAME: do weights, optimizer and losses have the bits of the calm run?
+same() {
+    local name
+    for name in model optimizer; do
+        cmp "$dir/$1/step-00000012/$name.safetensors" "$dir/calm/step-00000012/$name.safetensors" || return 1
+    done
+    cmp <(sed 's/,"ms.*//' "$dir/$1.jsonl") <(sed 's/,"ms.*//' "$dir/calm.jsonl")
+}
+await_steps() {
+    local end=$((SECONDS + 60))
+    until [ "$(grep -c '^step ' "$dir/out")" -ge "$1" ] || [ $SECONDS -ge $end ]; do sleep 0.02; done
+}
+said() { grep 'as long as the median rank' "$dir/out"; }
+
+: >"$dir/out"
+train calm
+wait $job
+[ $? = 0 ] && [ "$(wc -l <"$dir/calm.jsonl")" = 12 ] && [ -n "$(said)" ]
+report $? "a calm run. $(said)"
+
+: >"$dir/out"
+NCCL_DELAY=random:5:4000 train late
+wait $job
+[ $? = 0 ] && same late
+report $? 'messages up to 4 ms late: the same bits'
+
+: >"$dir/out"
+train still
+await_steps 2
+pid=$(cat "$dir/pids/$slow_rank")
+kill -STOP "$pid"
+sleep 10
+kill -CONT "$pid"
+wait $job
+[ $? = 0 ] && same still
+report $? "rank $slow_rank stands still for 10 s: the same bits"
+
+: >"$dir/out"
+train slow
+await_steps 1
+pid=$(cat "$dir/pids/$slow_rank")
+while kill -STOP "$pid" 2>/dev/null; do  # a tenth of the time
+    sleep 0.045
+    kill -CONT "$pid"
+    sleep 0.005
+done
+wait $job
+[ $? = 0 ] && same slow && [[ $(said) == "The others wait for rank $slow_rank, which "* ]]
+report $? "rank $slow_rank is ten times slower: the same bits. $(said)"
+
+finish
