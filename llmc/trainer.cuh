@@ -27,6 +27,7 @@
 
 #include "llmc/grid.h"
 #include "llmc/host/dataloader.h"
+#include "llmc/host/eval_file.h"
 #include "llmc/host/log.h"
 #include "llmc/host/lr.h"
 #include "llmc/host/options.h"
@@ -78,6 +79,7 @@ struct Trainer {
     int *host_inputs, *host_targets;  // (micros, B * T) pinned
     double *host_sums, *host_norms;   // [micros], [norm_count] pinned
     DataLoader train_data, val_data;
+    EvalFile eval;                 // of --eval
     Tokenizer tokenizer;
     TrainerState progress;         // steps done, next sample
     double step_began;             // seconds
@@ -112,6 +114,7 @@ static inline void event_create(cudaEvent_t *event) {
 
 #include "llmc/trainer/start.cuh"
 #include "llmc/trainer/step.cuh"
+#include "llmc/trainer/evaluate.cuh"
 #include "llmc/trainer/between_steps.cuh"
 
 #endif

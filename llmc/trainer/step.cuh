@@ -1,26 +1,32 @@
 // step.cuh: what surrounds the forwards and backwards of a training step: its data before, loss, gradient norm and
 // AdamW after them.
 //
-// defines: trainer_load, trainer_copy, trainer_mean_loss, trainer_begin_step, trainer_norm, trainer_adamw,
-//          trainer_end_step, zero_gradient
+// defines: trainer_send_batch, trainer_load, trainer_copy, trainer_mean_loss, trainer_begin_step, trainer_norm,
+//          trainer_adamw, trainer_end_step, zero_gradient
 #ifndef LLMC_STEP_CUH
 #define LLMC_STEP_CUH
 
 #include "llmc/trainer.cuh"
+
+// Sends the batch that is in host_inputs and host_targets to the device.
+static inline void trainer_send_batch(Trainer *m) {
+    size_t bytes = m->micros * m->B * m->T * sizeof(int);
+    CUDA_CHECK(cudaMemcpyAsync(m->inputs, m->host_inputs, bytes, cudaMemcpyHostToDevice, m->stream));
+    CUDA_CHECK(cudaMemcpyAsync(m->targets, m->host_targets, bytes, cudaMemcpyHostToDevice, m->stream));
+}
 
 // Reads this data rank's share of the batch of so many sequences that begins at sample `first`; it goes to inputs and
 // targets.
 static inline void trainer_load(Trainer *m, DataLoader *data, uint64_t first, size_t sequences, bool shuffle) {
     Error err;
     trainer_set_batch(m, sequences);
-    size_t count = m->micros * m->B, bytes = count * m->T * sizeof(int);
+    size_t count = m->micros * m->B;
     first += m->grid.d_rank * count;
     for (size_t i = 0; i < count; i++) {
         if (!dataloader_read(data, first + i, shuffle, m->opt.seed, m->config.V, m->host_inputs + i * m->T,
                              m->host_targets + i * m->T, &err)) job_fail(&m->job, &err);
     }
-    CUDA_CHECK(cudaMemcpyAsync(m->inputs, m->host_inputs, bytes, cudaMemcpyHostToDevice, m->stream));
-    CUDA_CHECK(cudaMemcpyAsync(m->targets, m->host_targets, bytes, cudaMemcpyHostToDevice, m->stream));
+    trainer_send_batch(m);
 }
 
 static inline StepReport trainer_begin_step(Trainer *m) {
