@@ -1,8 +1,8 @@
 // step.cuh: what surrounds the forwards and backwards of a training step: its data before, loss, gradient norm and
 // AdamW after them.
 //
-// defines: trainer_load, trainer_read_ahead, trainer_copy, trainer_mean_loss, trainer_begin_step, trainer_norm,
-//          trainer_adamw, trainer_end_step, zero_gradient
+// defines: trainer_upload, trainer_load, trainer_read_ahead, trainer_copy, trainer_mean_loss, trainer_begin_step,
+//          trainer_norm, trainer_adamw, trainer_end_step, zero_gradient
 #ifndef LLMC_STEP_CUH
 #define LLMC_STEP_CUH
 

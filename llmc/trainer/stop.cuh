@@ -61,6 +61,7 @@ static inline void stop_vote(Trainer *m, unsigned long long last) {
 // Learns of a stop; leaves, and does not return, when all ranks have agreed and this one has completed the last step.
 static inline void stop_poll(Trainer *m) {
     Stop *s = &m->ending;
+    if (m->opt.simulate) return;  // a simulation has nothing to save: signals end it
     int there = stop_signal != 0, done = s->agreed;
     bool before = job_open_memory(true);
     if (!s->known && !there) MPI_Iprobe(MPI_ANY_SOURCE, 0, s->comm, &there, MPI_STATUS_IGNORE);
@@ -87,13 +88,14 @@ static inline bool stop_stream_busy(const Trainer *m, cudaStream_t stream) {
 // fails when NCCL finds that another rank is gone.
 static inline void trainer_synchronize(Trainer *m, cudaStream_t stream = NULL) {
     double asked = seconds_now();
-    for (; stop_stream_busy(m, stream); sched_yield()) {
+    for (; !m->opt.simulate && stop_stream_busy(m, stream); sched_yield()) {
         bool now = seconds_now() - asked >= 0.05;
         if (now || stop_signal || m->ending.known) stop_poll(m);
         if (!now) continue;
         asked = seconds_now();
         job_check_ranks(&m->job);
     }
+    CUDA_CHECK(stream ? cudaStreamSynchronize(stream) : cudaDeviceSynchronize());  // which a virtual clock sees
 }
 
 // Before what needs all ranks: if one of them has been asked to stop, waits until all know it, and leaves.
@@ -115,6 +117,7 @@ static inline void stop_before_sum(Trainer *m) {
 // The end of the last step's work, on all ranks. Leaves if one of them is leaving.
 static inline void stop_close(Trainer *m) {
     Stop *s = &m->ending;
+    if (m->opt.simulate) return;
     if (!s->known) stop_vote(m, ULLONG_MAX);
     while (!s->agreed) {
         stop_stream_busy(m, NULL);
