@@ -20,11 +20,11 @@ done
 cp llmc/cpu/cuda_bf16.h "$dir/include/"
 
 # Formats are not checked: %zu is right here for a size_t of 64 bits, which the compiler thinks has 32.
-flags=(--target=wasm32 -nostdinc -ffreestanding -fno-builtin -Os -mbulk-memory -fvisibility=hidden -ffunction-sections
+flags=(--target=wasm32 -nostdinc -ffreestanding -fno-builtin -O2 -mbulk-memory -fvisibility=hidden -ffunction-sections
        -fdata-sections -Wall -Wextra -Wno-format -Wno-unused-function -I"$dir/include" -I.)
 compile() { "$clang" "${flags[@]}" -c "$@"; }
 compile -std=gnu11 -o "$dir/libc.o" dev/explorer/libc.c
-compile -std=gnu11 -O2 -o "$dir/schedule.o" dev/explorer/schedule.c
+compile -std=gnu11 -o "$dir/schedule.o" dev/explorer/schedule.c
 for precision in fp32 bf16; do
     renamed=()
     for name in run rank place; do renamed+=("-Dlayout_$name=layout_${name}_$precision"); done

@@ -20,8 +20,8 @@
 #define __launch_bounds__(...)
 
 typedef enum { cudaSuccess, cudaErrorNotReady } cudaError_t;
-typedef struct Stream *cudaStream_t;
-typedef struct Event *cudaEvent_t;
+typedef struct NoStream *cudaStream_t;
+typedef struct NoEvent *cudaEvent_t;
 enum { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
 enum { cudaStreamNonBlocking, cudaEventDisableTiming };
 struct cudaDeviceProp {

@@ -5,6 +5,7 @@
 // Compiled once for each precision; PRECISION is its name.
 #include "files.h"
 
+#include "dev/plot/pipeline_streams.h"
 #include "llmc/pipeline_text.h"
 
 // All stages of a layout take their steps out of the same lists: these are made and proved once.
@@ -56,7 +57,7 @@ typedef struct {
     double calls, sent, received, across;  // across: of what is sent, the bytes that leave a node
 } Sent;
 typedef struct {
-    double stages, micros, chunks, parameters, flops, reserve, counted, costs[3];
+    double stages, micros, chunks, parameters, flops, reserve, counted, bubble, formula;
     Sent all[GROUP_COUNT][NCCL_MPI_OPS], rank[GROUP_COUNT][NCCL_MPI_OPS];  // of all ranks together, and of one
     StageBytes rank_bytes;
     StageBytes stage[1];  // [stages] of the first rank of each
@@ -152,6 +153,25 @@ static StageBytes bytes_of(const GPT *m) {
             (double)m->gradients.used,   (double)m->optimizer.used, (double)m->activations.used};
 }
 
+// Idle over ideal time of the layout's schedule, with the layers of each chunk and free messages; the trainer's costs.
+static double plan_bubble(const GPT *m, const PipelineCosts *costs) {
+    size_t chunks = m->grid.p * m->plan.chunks;
+    double *scale = (double *)host_alloc(chunks, sizeof *scale);
+    for (size_t c = 0; c < chunks; c++) {
+        scale[c] = (double)stage_layer_count(m->config.L, chunks, c) * (double)chunks / (double)m->config.L;
+    }
+    Machine mc;
+    memset(&mc, 0, sizeof mc);
+    mc.p = shared.lists.p, mc.m = shared.lists.m, mc.v = shared.lists.v;
+    mc.buffers = PIPELINE_BUFFERS;
+    mc.scale = scale;
+    for (int role = 0; role < STREAM_COUNT; role++) mc.stream_of[role] = role;
+    memcpy(mc.cost, costs->step, sizeof mc.cost);
+    machine_run(&mc, shared.lists.steps, shared.lists.counts);
+    return machine_bubble(&mc);
+}
+
+extern "C" double schedule_formula(int kind, int p, int m, int v, double forward, double backward, double weight);
 static GPT gpt;
 
 // Runs the command line for t x d x p ranks with so many on a node. The result is there as long as the program.
@@ -175,8 +195,10 @@ extern "C" const Layout *layout_run(char *line, int t, int d, int p, int node) {
     r->reserve = (double)job_gpu_reserve(ranks_size);
     r->counted = (double)m->config.L * (double)m->micros <= LAYOUT_PASSES;
     PipelineCosts costs = pipeline_layer_costs(m->config.C, m->T, 1);
-    memcpy(r->costs, costs.step, sizeof costs.step);
+    r->formula = schedule_formula(m->opt.schedule, p, (int)m->micros, plan.chunks, costs.step[0], costs.step[1],
+                                  costs.step[2]);
     size_t mark = heap_mark();
+    r->bubble = plan_bubble(m, &costs);
     for (int stage = 0; stage < p; stage++) {
         heap_reset(mark);
         plan_rank(m, grid_rank_at(&plan.grid, 0, 0, (size_t)stage), t, d, p);

@@ -146,9 +146,9 @@ static void copy_boxes(const Machine *mc, Result *r) {
 }
 
 // The papers' bubble for chunks that all cost the same, idle over ideal time; NAN where there is no formula.
-static double formula_of(int kind, int p, int m, int v, const double *cost) {
+double schedule_formula(int kind, int p, int m, int v, double forward, double backward, double weight) {
     double bubble = pipeline_bubble(p, m, v);
-    if (kind == SCHEDULE_ZB_H1) return bubble * (cost[0] + cost[1] - cost[2]) / (cost[0] + cost[1] + cost[2]);
+    if (kind == SCHEDULE_ZB_H1) return bubble * (forward + backward - weight) / (forward + backward + weight);
     return kind <= SCHEDULE_INTERLEAVED ? bubble : __builtin_nan("");
 }
 
@@ -196,7 +196,7 @@ int schedule_run(int kind, int p, int m, int v, double forward, double backward,
     r->makespan = mc->makespan;
     r->busy = mc->busy;
     r->bubble = mc->complete ? machine_bubble(mc) : __builtin_nan("");
-    r->formula = formula_of(kind, p, m, v, cost);
+    r->formula = schedule_formula(kind, p, m, v, forward, backward, weight);
     r->proved_with = proved ? buffers : 0;
     r->needs = (double)buffers_needed(l);
     r->limit = costs.limit;

@@ -119,7 +119,8 @@ for case in "${cases[@]}"; do
     addresses+=("$address") wants+=("${case#*|}") lists+=("$list")
 done
 slow=('#schedules?p=64&m=512' '#schedules?kind=gpipe&p=64&m=512' '#schedules?kind=interleaved&v=2&p=64&m=512'
-      '#schedules?kind=zb-h1&p=64&m=512' '#schedules?kind=zb-auto&p=64&m=512' '#layout?model=ptd+1T')
+      '#schedules?kind=zb-h1&p=64&m=512&transfer=0.2' '#schedules?kind=zb-auto&p=64&m=512'
+      '#layout?model=ptd+1T')
 
 array() { printf '"%s", ' "$@"; }
 {
