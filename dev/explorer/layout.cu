@@ -5,8 +5,13 @@
 // Compiled once for each precision; PRECISION is its name.
 #include "files.h"
 
-#include "dev/plot/pipeline_streams.h"
 #include "llmc/pipeline_text.h"
+
+// Of schedule.c, which is compiled once.
+extern "C" PipelineLists lists_make(Schedule schedule, int p, int m, int v, const PipelineCosts *costs);
+extern "C" bool lists_prove(const PipelineLists *lists, size_t buffers, Error *err);
+extern "C" double lists_bubble(const PipelineLists *lists, const double *cost, size_t L);
+extern "C" double schedule_formula(int kind, int p, int m, int v, double forward, double backward, double weight);
 
 // All stages of a layout take their steps out of the same lists: these are made and proved once.
 static struct {
@@ -22,7 +27,7 @@ static PipelineLists shared_lists_make(Schedule schedule, int p, int m, int v, c
     if (!same) {
         shared.schedule = schedule;
         shared.costs = *costs;
-        shared.lists = pipeline_lists_make(schedule, p, m, v, costs);
+        shared.lists = lists_make(schedule, p, m, v, costs);
         shared.made = true;
         shared.proved = false;
     }
@@ -32,7 +37,7 @@ static PipelineLists shared_lists_make(Schedule schedule, int p, int m, int v, c
 static bool shared_lists_prove(const PipelineLists *lists, size_t buffers, Error *err) {
     bool is_shared = shared.made && lists->steps == shared.lists.steps;
     if (is_shared && shared.proved) return true;
-    bool ok = pipeline_lists_prove(lists, buffers, err);
+    bool ok = lists_prove(lists, buffers, err);
     if (is_shared) shared.proved = ok;
     return ok;
 }
@@ -155,25 +160,6 @@ static StageBytes bytes_of(const GPT *m) {
             (double)m->gradients.used,   (double)m->optimizer.used, (double)m->activations.used};
 }
 
-// Idle over ideal time of the layout's schedule, with the layers of each chunk and free messages; the trainer's costs.
-static double plan_bubble(const GPT *m, const PipelineCosts *costs) {
-    size_t chunks = m->grid.p * m->plan.chunks;
-    double *scale = (double *)host_alloc(chunks, sizeof *scale);
-    for (size_t c = 0; c < chunks; c++) {
-        scale[c] = (double)stage_layer_count(m->config.L, chunks, c) * (double)chunks / (double)m->config.L;
-    }
-    Machine mc;
-    memset(&mc, 0, sizeof mc);
-    mc.p = shared.lists.p, mc.m = shared.lists.m, mc.v = shared.lists.v;
-    mc.buffers = PIPELINE_BUFFERS;
-    mc.scale = scale;
-    for (int role = 0; role < STREAM_COUNT; role++) mc.stream_of[role] = role;
-    memcpy(mc.cost, costs->step, sizeof mc.cost);
-    machine_run(&mc, shared.lists.steps, shared.lists.counts);
-    return machine_bubble(&mc);
-}
-
-extern "C" double schedule_formula(int kind, int p, int m, int v, double forward, double backward, double weight);
 static GPT gpt;
 
 // Runs the command line for t x d x p ranks with so many on a node. The result is there as long as the program.
@@ -200,7 +186,7 @@ extern "C" const Layout *layout_run(char *line, int t, int d, int p, int node) {
     r->formula = schedule_formula(m->opt.schedule, p, (int)m->micros, plan.chunks, costs.step[0], costs.step[1],
                                   costs.step[2]);
     size_t mark = heap_mark();
-    r->bubble = plan_bubble(m, &costs);
+    r->bubble = lists_bubble(&shared.lists, costs.step, m->config.L);
     for (int stage = 0; stage < p; stage++) {
         heap_reset(mark);
         plan_rank(m, grid_rank_at(&plan.grid, 0, 0, (size_t)stage), t, d, p);

@@ -96,7 +96,7 @@ const valueOf = field => field.type === "checkbox" ? (field.checked ? "1" : "0")
 function fillFields(panel, values) {
     for (const field of fields(panel)) {
         if (field.type === "checkbox") field.checked = values[field.name] === "1";
-        else field.value = values[field.name];
+        else if (field.value !== values[field.name]) field.value = values[field.name];
         field.classList.remove("bad");
     }
     showFields(panel, values);
@@ -127,6 +127,7 @@ function address() {
 
 function keepAddress() {
     const now = address();
+    document.querySelector(`nav a[data-panel=${panel}]`).href = now;  // the way back to this panel as it is
     if (location.hash !== now) history.replaceState(null, "", now);
 }
 
@@ -397,9 +398,9 @@ function showSchedule() {
     drawSchedule();
     $("numbers").textContent = JSON.stringify({
         p: r.p, m: r.m, v: r.v, split: r.split, makespan: r.makespan, busy: r.busy, bubble: r.bubble,
-        formula: r.formula, proved: r.proved, needs: r.needs, hangs: r.hangs, sentence: r.sentence, flight: [...r.flight],
-        layers: [...r.layers], span: ownSpans(r), stuck: r.stuck.map((x, s) => x.type < 0 ? "" : stuckSentence(r, s)),
-        circle: ring});
+        formula: r.formula, proved: r.proved, needs: r.needs, hangs: r.hangs, sentence: r.sentence,
+        flight: [...r.flight], layers: [...r.layers], span: ownSpans(r),
+        stuck: r.stuck.map((x, s) => x.type < 0 ? "" : stuckSentence(r, s)), circle: ring});
 }
 
 // From the first start to the last end of each stage's steps.
@@ -677,7 +678,7 @@ function showLayout() {
                   ["Memory", `${bytesText(fullest)} of ${r.memory} GiB on the fullest stage: ` +
                              (fullest <= room ? "fits" : "does not fit")],
                   ["Bubble", `${percent(r.bubble)} of compute time, messages free` +
-                             (Number.isNaN(r.formula) ? "" : `; by the formula for equal chunks ${percent(r.formula)}`)],
+                             (Number.isNaN(r.formula) ? "" : `; formula of equal chunks ${percent(r.formula)}`)],
                   ["Sent", r.counted ? `${bytesText(perRank)} a rank and step on average`
                                      : "not counted: too many passes of a layer for this page"]];
     facts("sums", rows);
