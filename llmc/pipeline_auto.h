@@ -20,6 +20,7 @@ typedef struct {
 // One stage while the search runs.
 typedef struct {
     double clock;       // it is free from here on
+    double wake;        // it can do nothing before that time, unless it hears from another stage
     double first;       // start of its first step
     double *arrival[2]; // [m] when the input of a forward, and of a backward, is there; INFINITY: not known yet
     int done[3];        // steps of each kind
@@ -56,6 +57,30 @@ static inline double auto_earliest_end(const AutoStage *s, int m, const Pipeline
     return end;
 }
 
+// Runs the stage's next step of a kind at its clock, and sends what it makes.
+static inline void auto_step(AutoStage *stages, int p, int stage, StepKind kind, const PipelineCosts *costs) {
+    AutoStage *s = &stages[stage];
+    int micro = s->done[kind]++;
+    if (s->count == 0) s->first = s->clock;
+    s->clock += costs->step[kind];
+    s->wake = 0;
+    pipeline_add(s->steps, &s->count, kind, micro, 0);
+    double arrives = s->clock + costs->transfer;
+    int to = kind == STEP_WEIGHT ? -1 : kind == STEP_FORWARD ? stage + 1 : stage - 1;
+    if (to >= 0 && to < p) stages[to].arrival[kind][micro] = arrives, stages[to].wake = 0;
+    else if (kind == STEP_FORWARD) s->arrival[STEP_BACKWARD][micro] = s->clock;
+}
+
+// What the stage does at its clock, by its list or by the policy; -1: nothing before its wake.
+static inline int auto_next(AutoStage *s, int m, int limit, int ahead, double patience, const PipelineStep *given) {
+    if (s->wake > s->clock) return -1;
+    s->wake = INFINITY;
+    if (!given) return auto_choose(s, m, limit, ahead, patience, &s->wake);
+    double start = auto_start(s, given[s->count].kind, m, limit);
+    if (start > s->clock) s->wake = start;
+    return start > s->clock ? -1 : (int)given[s->count].kind;
+}
+
 // Runs all stages by one policy, or by the lists in `given` (NULL: by the policy); the lists are in the stages. Returns
 // the time from the first start to the last end, and *span, the longest that one stage takes from its own first start
 // to its own last end. Gives up, and returns INFINITY, once the end must be later than `latest`.
@@ -63,41 +88,34 @@ static inline double auto_run(AutoStage *stages, int p, int m, const PipelineCos
                               PipelineStep *const *given, double latest, double *span) {
     *span = INFINITY;
     for (int s = 0; s < p; s++) {
-        stages[s].clock = stages[s].first = 0;
+        stages[s].clock = stages[s].first = stages[s].wake = 0;
         stages[s].count = 0;
         memset(stages[s].done, 0, sizeof stages[s].done);
         for (int i = 0; i < 2 * m; i++) stages[s].arrival[i / m][i % m] = s == 0 && i < m ? 0 : INFINITY;
     }
     for (;;) {
-        int next = -1;  // the stage that is furthest behind: what the others have sent up to its clock is known
+        double now = INFINITY, later = INFINITY;  // the earliest clock, and the earliest one after it
         for (int s = 0; s < p; s++) {
-            if (stages[s].done[STEP_WEIGHT] < m && (next < 0 || stages[s].clock < stages[next].clock)) next = s;
+            double clock = stages[s].done[STEP_WEIGHT] < m ? stages[s].clock : INFINITY;
+            if (clock < now) later = now, now = clock;
+            else if (clock > now && clock < later) later = clock;
         }
-        if (next < 0) break;
-        AutoStage *s = &stages[next];
-        double until = INFINITY;
-        int kind = given ? (int)given[next][s->count].kind
-                         : auto_choose(s, m, costs->limit, p - next + extra, patience, &until);
-        if (given) until = auto_start(s, (StepKind)kind, m, costs->limit);
-        if (given && until > s->clock) kind = -1;
-        if (kind < 0) {  // nothing to do before `until`, or before another stage sends something
-            for (int other = 0; other < p; other++) {
-                bool later = stages[other].done[STEP_WEIGHT] < m && stages[other].clock > s->clock;
-                if (later) until = fmin(until, stages[other].clock);
+        if (isinf(now)) break;
+        for (int next = 0; next < p; next++) {  // what the others have sent up to now is known
+            AutoStage *s = &stages[next];
+            while (s->done[STEP_WEIGHT] < m && s->clock == now) {
+                int kind = auto_next(s, m, costs->limit, p - next + extra, patience, given ? given[next] : NULL);
+                if (kind >= 0) {
+                    auto_step(stages, p, next, (StepKind)kind, costs);
+                    continue;
+                }
+                double until = fmin(s->wake, later);  // before that, no other stage sends anything
+                if (isinf(until)) until = now + (costs->step[STEP_FORWARD] > 0 ? costs->step[STEP_FORWARD] : 1);
+                s->clock = until;
+                if (auto_earliest_end(s, m, costs) > latest) return INFINITY;
             }
-            if (isinf(until)) until = s->clock + costs->step[STEP_FORWARD];
-            s->clock = until;
-            if (auto_earliest_end(s, m, costs) > latest) return INFINITY;
-            continue;
+            if (s->done[STEP_WEIGHT] < m) later = fmin(later, s->clock);
         }
-        int micro = s->done[kind]++;
-        if (s->count == 0) s->first = s->clock;
-        s->clock += costs->step[kind];
-        pipeline_add(s->steps, &s->count, (StepKind)kind, micro, 0);
-        double arrives = s->clock + costs->transfer;
-        if (kind == STEP_FORWARD && next < p - 1) stages[next + 1].arrival[STEP_FORWARD][micro] = arrives;
-        if (kind == STEP_FORWARD && next == p - 1) s->arrival[STEP_BACKWARD][micro] = s->clock;
-        if (kind == STEP_BACKWARD && next > 0) stages[next - 1].arrival[STEP_BACKWARD][micro] = arrives;
     }
     double end = *span = 0;
     for (int s = 0; s < p; s++) {

@@ -11,7 +11,8 @@ trap 'rm -rf "$dir"' EXIT
 
 # Standard headers by their names: the C library's, and those of CUDA, NCCL and MPI.
 mkdir -p "$dir/include/nvtx3"
-for name in ctype errno getopt limits math sched signal stdarg stdbool stddef stdint stdio stdlib string time unistd; do
+for name in ctype errno fcntl getopt limits math sched signal stdarg stdbool stddef stdint stdio stdlib string time \
+            unistd; do
     echo '#include "dev/explorer/libc.h"' >"$dir/include/$name.h"
 done
 for name in cuda_profiler_api cuda_runtime mpi nccl nvtx3/nvToolsExt; do
@@ -20,15 +21,15 @@ done
 cp llmc/cpu/cuda_bf16.h "$dir/include/"
 
 # Formats are not checked: %zu is right here for a size_t of 64 bits, which the compiler thinks has 32.
-flags=(--target=wasm32 -nostdinc -ffreestanding -fno-builtin -Os -mbulk-memory -fvisibility=hidden -ffunction-sections
+flags=(--target=wasm32 -nostdinc -ffreestanding -fno-builtin -mbulk-memory -fvisibility=hidden -ffunction-sections
        -fdata-sections -Wall -Wextra -Wno-format -Wno-unused-function -I"$dir/include" -I.)
 compile() { "$clang" "${flags[@]}" -c "$@"; }
-compile -std=gnu11 -o "$dir/libc.o" dev/explorer/libc.c
+compile -std=gnu11 -Os -o "$dir/libc.o" dev/explorer/libc.c
 compile -std=gnu11 -O2 -o "$dir/schedule.o" dev/explorer/schedule.c
 for precision in fp32 bf16; do
     renamed=()
     for name in run rank place; do renamed+=("-Dlayout_$name=layout_${name}_$precision"); done
-    compile -x c++ -std=c++17 -fno-exceptions -fno-rtti -fno-threadsafe-statics -Idev/explorer "${renamed[@]}" \
+    compile -x c++ -std=c++17 -Os -fno-exceptions -fno-rtti -fno-threadsafe-statics -Idev/explorer "${renamed[@]}" \
         "-DPRECISION_${precision^^}" -o "$dir/layout_$precision.o" dev/explorer/layout.cu
 done
 exports=()

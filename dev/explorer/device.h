@@ -20,8 +20,8 @@
 #define __launch_bounds__(...)
 
 typedef enum { cudaSuccess, cudaErrorNotReady } cudaError_t;
-typedef struct Stream *cudaStream_t;
-typedef struct Event *cudaEvent_t;
+typedef struct NoStream *cudaStream_t;
+typedef struct NoEvent *cudaEvent_t;
 enum { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
 enum { cudaStreamNonBlocking, cudaEventDisableTiming };
 struct cudaDeviceProp {
@@ -38,11 +38,11 @@ static struct { unsigned char *shared; } *cpu_block;
 // A call that has nothing to do here, whatever it is given.
 #define DOES_NOTHING(type, name, result)                                  \
     template <class... T> static inline type name(T &&...) { return result; }
-struct Launch {
+struct NoLaunch {
     template <class... T> void operator()(T &&...) const {}
 };
-DOES_NOTHING(Launch, kernel_launch, Launch())
-#define cpu_launcher(kernel, name, grid, block, shared, stream, ...) kernel_launch(grid, block, shared, stream)
+DOES_NOTHING(NoLaunch, kernel_launch, NoLaunch())
+template <class Call, class... P> struct CpuLauncher;
 DOES_NOTHING(void, cpu_check_aligned, )
 DOES_NOTHING(void, __syncthreads, )
 template <class T> static inline T cpu_warp_reduce(bool, T x) { return x; }
@@ -76,9 +76,16 @@ static inline cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
     return cudaSuccess;
 }
 
+static inline bool cpu_simulates() { return false; }
+static inline int cpu_process_of(int) { return 0; }
+DOES_NOTHING(void, cpu_name_members, )
+static struct { struct { double reserve; } cluster; } cpu_no_clock;
+static inline const decltype(cpu_no_clock) &cpu_clock() { return cpu_no_clock; }
+
 // The kernels' own headers that are left out: nothing of them decides how much memory a rank has.
 #define LLMC_ATTENTION_CUH
 #define LLMC_CLASSIFIER_CUH
+#define LLMC_COST_CUH
 #define LLMC_ENCODER_CUH
 #define LLMC_GELU_CUH
 #define LLMC_MATMUL_CUH
@@ -101,7 +108,9 @@ DOES_NOTHING(void, loss_sum, )
 DOES_NOTHING(void, encoder_forward, )
 DOES_NOTHING(void, encoder_backward, )
 DOES_NOTHING(void, gelu_forward, )
-DOES_NOTHING(void, gelu_backward, )
+DOES_NOTHING(void, gelu_bias_backward, )
+DOES_NOTHING(void, kernel_cost, )
+enum { KERNEL_ELEMENTWISE, KERNEL_RESIDUAL, KERNEL_LAYERNORM_FORWARD, KERNEL_LAYERNORM_BACKWARD, KERNEL_OPTIMIZER };
 
 // ---- MPI: a rank that never hears of another one --------------------------------------------------------------------
 
@@ -118,6 +127,7 @@ DOES_NOTHING(int, MPI_Barrier, 0)
 DOES_NOTHING(int, MPI_Finalize, 0)
 DOES_NOTHING(int, MPI_Send, 0)
 DOES_NOTHING(int, MPI_Recv, 0)
+typedef int MPI_Request;
 static inline int MPI_Init_thread(int *, char ***, int wanted, int *provided) { return *provided = wanted, 0; }
 static inline int MPI_Comm_rank(MPI_Comm, int *rank) { return *rank = ranks_rank, 0; }
 static inline int MPI_Comm_size(MPI_Comm, int *size) { return *size = ranks_size, 0; }
@@ -126,6 +136,9 @@ static inline int MPI_Allreduce(const int *mine, int *all, int, int, int, int) {
 // ---- NCCL: counts ---------------------------------------------------------------------------------------------------
 
 #define NCCL_OVER_MPI 1  // ranks may share a device, and their traffic is counted
+namespace nccl_mpi {
+static inline bool queue_open_memory(bool open) { return open; }
+}
 
 enum { GROUP_WORLD, GROUP_TENSOR, GROUP_DATA, GROUP_PIPELINE, GROUP_EMBEDDING, GROUP_COUNT };
 struct ncclComm {
@@ -213,6 +226,7 @@ static inline ncclResult_t ncclCommCount(ncclComm_t comm, int *count) { return *
 static inline ncclResult_t ncclCommUserRank(ncclComm_t comm, int *rank) { return *rank = comm->rank, ncclSuccess; }
 static inline void ncclMpiResetCounters(ncclComm_t) { traffic_count = 0; }
 static inline const char *ncclGetErrorString(ncclResult_t) { return "more kinds of calls than this page can count"; }
+DOES_NOTHING(void, ncclMpiMembers, )
 DOES_NOTHING(ncclResult_t, ncclGetUniqueId, ncclSuccess)
 DOES_NOTHING(ncclResult_t, ncclCommDestroy, ncclSuccess)
 DOES_NOTHING(ncclResult_t, ncclCommGetAsyncError, ncclSuccess)

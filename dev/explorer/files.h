@@ -6,6 +6,7 @@
 #include "device.h"
 #include "llmc/host/error.h"
 
+#define LLMC_BETWEEN_STEPS_CUH
 #define LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_LIST_H
 #define LLMC_DATALOADER_H
@@ -14,11 +15,21 @@
 #define LLMC_OUTPUTS_H
 #define LLMC_PROFILE_H
 #define LLMC_PROGRESS_H
+#define LLMC_RAMP_H
 #define LLMC_RAND_H
 #define LLMC_SAMPLER_H
+#define LLMC_STOP_CUH
 #define LLMC_TIMELINE_CUH
 #define LLMC_TOKENIZER_H
 #define LLMC_TRACE_H
+#define LLMC_VIRTUAL_REPORT_CUH
+#define LLMC_VIRTUAL_TIME_CUH
+
+// Kernels do nothing.
+#include "llmc/kernels/cuda_common.cuh"
+#undef LAUNCH
+#undef LAUNCH_UNCHECKED
+#define LAUNCH(kernel, grid, block, shared, stream) kernel_launch(grid, block, shared, stream)
 
 // The one file: the list of steps that a user has written.
 extern "C" char schedule_text[];
@@ -31,10 +42,14 @@ typedef enum { STATE_WEIGHTS, STATE_M, STATE_V, STATE_MASTER } StateKind;
 typedef struct {
     size_t step, first_step, sample;
 } TrainerState;
+typedef struct {
+    int none;
+} Checksums;
 DOES_NOTHING(bool, checkpoint_claim, true)
 DOES_NOTHING(bool, checkpoint_latest, true)
 DOES_NOTHING(bool, checkpoint_read_config, true)
 DOES_NOTHING(bool, checkpoint_check, true)
+DOES_NOTHING(bool, checkpoint_verify, true)
 DOES_NOTHING(bool, checkpoint_read, true)
 DOES_NOTHING(bool, checkpoint_write, true)
 DOES_NOTHING(bool, checkpoint_create, true)
@@ -68,18 +83,56 @@ DOES_NOTHING(double, random_uniform, 0)
 DOES_NOTHING(void, random_normal_fill, )
 DOES_NOTHING(int, sample_token, 0)
 
+// Every batch is a full one.
+typedef struct {
+    size_t start, increment, samples;
+} Ramp;
+DOES_NOTHING(bool, ramp_parse, true)
+DOES_NOTHING(size_t, ramp_samples, 0)
+static inline size_t ramp_batch(const Ramp *, size_t G, size_t) { return G; }
+
 typedef struct {
     size_t step;
-    double loss, grad_norm, lr, ms;
+    double loss, grad_norm, lr, ms, tokens;
 } StepReport;
 typedef struct {
-    int none;
+    bool virtual_time, simulated;
 } Log;
+// A run that nobody stops, and that does nothing between its steps.
+typedef struct {
+    int none;
+} Validation, VirtualStep;
+typedef struct {
+    size_t T;
+} Sample;
+DOES_NOTHING(bool, validation_due, false)
+DOES_NOTHING(Validation, validation_begin, (Validation{0}))
+DOES_NOTHING(bool, validation_goes_on, false)
+DOES_NOTHING(bool, save_due, false)
+DOES_NOTHING(void, trainer_save, )
+DOES_NOTHING(bool, sample_due, false)
+DOES_NOTHING(size_t, sample_padded, 0)
+DOES_NOTHING(Sample, sample_begin, (Sample{0}))
+DOES_NOTHING(bool, sample_goes_on, false)
+DOES_NOTHING(void, sample_append, )
+DOES_NOTHING(bool, is_last_step, true)
+DOES_NOTHING(int, trainer_close, 0)
+DOES_NOTHING(void, stop_listen, )
+DOES_NOTHING(void, stop_settle, )
+DOES_NOTHING(void, stop_before_sum, )
+DOES_NOTHING(void, trainer_synchronize, )
+DOES_NOTHING(bool, trainer_virtual_time, true)
+DOES_NOTHING(void, trainer_simulate, )
+DOES_NOTHING(void, trainer_clock_zero, )
+DOES_NOTHING(void, trainer_clock_begin_step, )
+DOES_NOTHING(void, trainer_clock_end_step, )
+
 DOES_NOTHING(bool, log_open, true)
 DOES_NOTHING(bool, log_close, true)
 DOES_NOTHING(void, log_step, )
 DOES_NOTHING(void, log_validation, )
 DOES_NOTHING(double, device_peak_flops, 0)
+DOES_NOTHING(double, trainer_peak_flops, 0)
 
 typedef struct {
     int none;

@@ -7,6 +7,12 @@
 
 #include "llmc/pipeline_text.h"
 
+// Of schedule.c, which is compiled once.
+extern "C" PipelineLists lists_make(Schedule schedule, int p, int m, int v, const PipelineCosts *costs);
+extern "C" bool lists_prove(const PipelineLists *lists, size_t buffers, Error *err);
+extern "C" double lists_bubble(const PipelineLists *lists, const double *cost, size_t L);
+extern "C" double schedule_formula(int kind, int p, int m, int v, double forward, double backward, double weight);
+
 // All stages of a layout take their steps out of the same lists: these are made and proved once.
 static struct {
     Schedule schedule;
@@ -21,7 +27,7 @@ static PipelineLists shared_lists_make(Schedule schedule, int p, int m, int v, c
     if (!same) {
         shared.schedule = schedule;
         shared.costs = *costs;
-        shared.lists = pipeline_lists_make(schedule, p, m, v, costs);
+        shared.lists = lists_make(schedule, p, m, v, costs);
         shared.made = true;
         shared.proved = false;
     }
@@ -31,7 +37,7 @@ static PipelineLists shared_lists_make(Schedule schedule, int p, int m, int v, c
 static bool shared_lists_prove(const PipelineLists *lists, size_t buffers, Error *err) {
     bool is_shared = shared.made && lists->steps == shared.lists.steps;
     if (is_shared && shared.proved) return true;
-    bool ok = pipeline_lists_prove(lists, buffers, err);
+    bool ok = lists_prove(lists, buffers, err);
     if (is_shared) shared.proved = ok;
     return ok;
 }
@@ -45,6 +51,8 @@ static bool shared_lists_prove(const PipelineLists *lists, size_t buffers, Error
 #define main static unused_main
 #include "train_gpt_3d.cu"
 #undef main
+static inline void trainer_leave(Trainer *) {}
+static inline void trainer_give_up(Trainer *) {}
 
 enum { LAYOUT_WORDS = 128, LAYOUT_PASSES = 1 << 22 };
 
@@ -56,7 +64,7 @@ typedef struct {
     double calls, sent, received, across;  // across: of what is sent, the bytes that leave a node
 } Sent;
 typedef struct {
-    double stages, micros, chunks, parameters, flops, reserve, counted, costs[3];
+    double stages, micros, chunks, parameters, flops, reserve, counted, bubble, formula;
     Sent all[GROUP_COUNT][NCCL_MPI_OPS], rank[GROUP_COUNT][NCCL_MPI_OPS];  // of all ranks together, and of one
     StageBytes rank_bytes;
     StageBytes stage[1];  // [stages] of the first rank of each
@@ -175,8 +183,10 @@ extern "C" const Layout *layout_run(char *line, int t, int d, int p, int node) {
     r->reserve = (double)job_gpu_reserve(ranks_size);
     r->counted = (double)m->config.L * (double)m->micros <= LAYOUT_PASSES;
     PipelineCosts costs = pipeline_layer_costs(m->config.C, m->T, 1);
-    memcpy(r->costs, costs.step, sizeof costs.step);
+    r->formula = schedule_formula(m->opt.schedule, p, (int)m->micros, plan.chunks, costs.step[0], costs.step[1],
+                                  costs.step[2]);
     size_t mark = heap_mark();
+    r->bubble = lists_bubble(&shared.lists, costs.step, m->config.L);
     for (int stage = 0; stage < p; stage++) {
         heap_reset(mark);
         plan_rank(m, grid_rank_at(&plan.grid, 0, 0, (size_t)stage), t, d, p);

@@ -96,7 +96,7 @@ const valueOf = field => field.type === "checkbox" ? (field.checked ? "1" : "0")
 function fillFields(panel, values) {
     for (const field of fields(panel)) {
         if (field.type === "checkbox") field.checked = values[field.name] === "1";
-        else field.value = values[field.name];
+        else if (field.value !== values[field.name]) field.value = values[field.name];
         field.classList.remove("bad");
     }
     showFields(panel, values);
@@ -127,6 +127,7 @@ function address() {
 
 function keepAddress() {
     const now = address();
+    document.querySelector(`nav a[data-panel=${panel}]`).href = now;  // the way back to this panel as it is
     if (location.hash !== now) history.replaceState(null, "", now);
 }
 
@@ -323,6 +324,7 @@ async function runSchedule(values) {
     const size = (what, name, most) => list ? 1 : number(what, values[name], 1, most, true);
     const p = size("stages", "p", 1024), m = size("micro-batches", "m", 65536), v = size("chunks", "v", 1024);
     const cost = ["F", "B", "W"].map(name => number("the time " + name, values[name], 0, 1e6));
+    if (kind === 4 && cost[0] === 0) throw new Error("zb-auto needs a forward F that takes some time");
     if (cost[0] + cost[1] + cost[2] === 0) throw new Error("one of F, B and W must take some time");
     const transfer = number("the transfer", values.transfer, 0, 1e6);
     const layers = values.layers === "" ? 0 : number("layers", values.layers, 1, 1e5, true);
@@ -396,9 +398,9 @@ function showSchedule() {
     drawSchedule();
     $("numbers").textContent = JSON.stringify({
         p: r.p, m: r.m, v: r.v, split: r.split, makespan: r.makespan, busy: r.busy, bubble: r.bubble,
-        formula: r.formula, proved: r.proved, needs: r.needs, hangs: r.hangs, sentence: r.sentence, flight: [...r.flight],
-        layers: [...r.layers], span: ownSpans(r), stuck: r.stuck.map((x, s) => x.type < 0 ? "" : stuckSentence(r, s)),
-        circle: ring});
+        formula: r.formula, proved: r.proved, needs: r.needs, hangs: r.hangs, sentence: r.sentence,
+        flight: [...r.flight], layers: [...r.layers], span: ownSpans(r),
+        stuck: r.stuck.map((x, s) => x.type < 0 ? "" : stuckSentence(r, s)), circle: ring});
 }
 
 // From the first start to the last end of each stage's steps.
@@ -633,22 +635,17 @@ async function runLayout(values) {
     const flags = flagsOf(values), c = await program();
     c.write(c.c.command_text, (flags + " --dry-run").trim());
     const at = c.call("layout_run_" + values.precision, c.c.command_text.value, t, d, p, node);
-    const sums = 4 * GROUPS.length * OPS.length, first = 10 + 2 * sums, x = c.doubles(at, first + 6 * (p + 1));
+    const sums = 4 * GROUPS.length * OPS.length, first = 9 + 2 * sums, x = c.doubles(at, first + 6 * (p + 1));
     const r = {t, d, p, ranks, node, memory, values, flags, program: c, micros: x[1], chunks: x[2], parameters: x[3],
-               flops: x[4], reserve: x[5], counted: x[6], stages: []};
-    const costs = [...x.subarray(7, 10)];
-    r.all = sentOf(x.subarray(10, 10 + sums));
+               flops: x[4], reserve: x[5], counted: x[6], bubble: x[7], formula: x[8], stages: []};
+    r.all = sentOf(x.subarray(9));
     for (let s = 0; s < p; s++) r.stages.push(bytesOf(x.subarray(first + 6 * (s + 1))));
-    const place = values.precision, s = await program();
+    const place = values.precision;
     r.place = rank => c.call("layout_place_" + place, rank);
     r.rank = rank => {
         const x = c.doubles(c.call("layout_rank_" + place, rank), first + 6);
-        return {sent: sentOf(x.subarray(10 + sums)), bytes: bytesOf(x.subarray(first))};
+        return {sent: sentOf(x.subarray(9 + sums)), bytes: bytesOf(x.subarray(first))};
     };
-    const kind = values.schedule === "" ? (r.chunks > 1 ? 2 : 1) : KINDS.indexOf(values.schedule);
-    const bubble = schedule(s, kind, p, r.micros, r.chunks, costs, 0, Number(values.layers), 0, 2, 0);
-    r.bubble = bubble.bubble;
-    r.formula = bubble.formula;
     return () => { laid = r; showLayout(); };
 }
 
@@ -681,7 +678,7 @@ function showLayout() {
                   ["Memory", `${bytesText(fullest)} of ${r.memory} GiB on the fullest stage: ` +
                              (fullest <= room ? "fits" : "does not fit")],
                   ["Bubble", `${percent(r.bubble)} of compute time, messages free` +
-                             (Number.isNaN(r.formula) ? "" : `; by the formula for equal chunks ${percent(r.formula)}`)],
+                             (Number.isNaN(r.formula) ? "" : `; formula of equal chunks ${percent(r.formula)}`)],
                   ["Sent", r.counted ? `${bytesText(perRank)} a rank and step on average`
                                      : "not counted: too many passes of a layer for this page"]];
     facts("sums", rows);

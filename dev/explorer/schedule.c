@@ -94,6 +94,38 @@ static size_t buffers_needed(const PipelineLists *l) {
     return high;
 }
 
+// How many times as long a chunk's steps take as those of a chunk of average length, for L layers: [p * v].
+static double *chunk_scale(const PipelineLists *l, size_t L) {
+    size_t chunks = (size_t)l->p * l->v;
+    double *scale = host_alloc(chunks, sizeof *scale);
+    for (size_t c = 0; c < chunks; c++)
+        scale[c] = (double)stage_layer_count(L, chunks, c) * (double)chunks / (double)L;
+    return scale;
+}
+
+static Machine machine_for(const PipelineLists *l, const double *cost, double transfer, size_t L, size_t buffers) {
+    Machine mc = {.p = l->p, .m = l->m, .v = l->v, .buffers = buffers, .transfer = transfer};
+    mc.scale = L ? chunk_scale(l, L) : NULL;
+    for (int role = 0; role < STREAM_COUNT; role++) mc.stream_of[role] = role;
+    for (int kind = 0; kind < 3; kind++) mc.cost[kind] = cost[kind];
+    return mc;
+}
+
+// For layout.cu: lists, their proof, and the bubble of L layers with free messages.
+PipelineLists lists_make(Schedule schedule, int p, int m, int v, const PipelineCosts *costs) {
+    return pipeline_lists_make(schedule, p, m, v, costs);
+}
+
+bool lists_prove(const PipelineLists *lists, size_t buffers, Error *err) {
+    return pipeline_lists_prove(lists, buffers, err);
+}
+
+double lists_bubble(const PipelineLists *lists, const double *cost, size_t L) {
+    Machine mc = machine_for(lists, cost, 0, L, PIPELINE_BUFFERS);
+    machine_run(&mc, lists->steps, lists->counts);
+    return machine_bubble(&mc);
+}
+
 // What the stage is in, and for whom it waits. Its compute stream says so: it waits for a message, whose stream waits
 // for the other stage; on one stream the message itself is there.
 static Stuck find_stuck(const Machine *mc, int stage) {
@@ -146,9 +178,9 @@ static void copy_boxes(const Machine *mc, Result *r) {
 }
 
 // The papers' bubble for chunks that all cost the same, idle over ideal time; NAN where there is no formula.
-static double formula_of(int kind, int p, int m, int v, const double *cost) {
+double schedule_formula(int kind, int p, int m, int v, double forward, double backward, double weight) {
     double bubble = pipeline_bubble(p, m, v);
-    if (kind == SCHEDULE_ZB_H1) return bubble * (cost[0] + cost[1] - cost[2]) / (cost[0] + cost[1] + cost[2]);
+    if (kind == SCHEDULE_ZB_H1) return bubble * (forward + backward - weight) / (forward + backward + weight);
     return kind <= SCHEDULE_INTERLEAVED ? bubble : __builtin_nan("");
 }
 
@@ -178,25 +210,18 @@ int schedule_run(int kind, int p, int m, int v, double forward, double backward,
     bool proved = pipeline_lists_prove(l, (size_t)buffers, &err);
     if (!proved) refuse(err.text);
     if (!proved && (strncmp(err.text, "deadlock", 8) != 0 || !lists_in_order(l, &err))) return 1;
-    double *scale = host_alloc((size_t)p * v, sizeof *scale);
     r->layers = host_alloc((size_t)p * v, sizeof *r->layers);
-    for (int c = 0; c < p * v; c++) {
-        r->layers[c] = layers ? (int)stage_layer_count((size_t)layers, (size_t)p * v, (size_t)c) : 0;
-        scale[c] = layers ? (double)r->layers[c] * p * v / layers : 1;
-    }
+    for (int c = 0; c < p * v && layers; c++)
+        r->layers[c] = (int)stage_layer_count((size_t)layers, (size_t)p * v, (size_t)c);
+    run.machine = machine_for(l, cost, transfer, (size_t)layers, (size_t)buffers);
     Machine *mc = &run.machine;
-    mc->p = p, mc->m = m, mc->v = v;
-    mc->buffers = (size_t)buffers;
-    mc->transfer = transfer;
-    mc->scale = layers ? scale : NULL;
-    for (int role = 0; role < STREAM_COUNT; role++) mc->stream_of[role] = one_stream ? 0 : role;
-    for (int k = 0; k < 3; k++) mc->cost[k] = cost[k];
+    for (int role = 0; role < STREAM_COUNT && one_stream; role++) mc->stream_of[role] = 0;
     machine_run(mc, l->steps, l->counts);
     r->p = p, r->m = m, r->v = v;
     r->makespan = mc->makespan;
     r->busy = mc->busy;
     r->bubble = mc->complete ? machine_bubble(mc) : __builtin_nan("");
-    r->formula = formula_of(kind, p, m, v, cost);
+    r->formula = schedule_formula(kind, p, m, v, forward, backward, weight);
     r->proved_with = proved ? buffers : 0;
     r->needs = (double)buffers_needed(l);
     r->limit = costs.limit;

@@ -24,7 +24,8 @@ $2}"
 # ---- the page -------------------------------------------------------------------------------------------------------
 
 check "the page has $(wc -c <$page) bytes, at most 300 KB" "$([ "$(wc -c <$page)" -le 300000 ] || echo 'too large')"
-check "the page loads nothing" "$(grep -oE '(src|href|action)="?[^#"][^"]*"|https?://|url\(|@import|fetch\(|XMLHttp' $page)"
+check "the page loads nothing" \
+    "$(grep -oE '(src|href|action)="?[^#"][^"]*"|https?://|url\(|@import|fetch\(|XMLHttp' $page)"
 
 clang=${CLANG:-clang} linker=${WASM_LD:-wasm-ld}
 made=$(tail -n 1 $page)
@@ -66,10 +67,10 @@ cases=(
     '#schedules?kind=gpipe&p=7&m=5|schedule --stages 7 --micros 5 gpipe'
     '#schedules?kind=interleaved&p=8&m=16&v=3|schedule --stages 8 --micros 16 --virtual 3 interleaved'
     '#schedules?kind=zb-h1&p=8&m=32&F=1.11&B=1.28|schedule --stages 8 --micros 32 --forward 1.11 --backward 1.28 zb-h1'
-    '#schedules?kind=zb-auto&p=8&m=32&F=1.11&B=1.28|schedule --stages 8 --micros 32 --forward 1.11 --backward 1.28 zb-auto'
+    '#schedules?kind=zb-auto&p=8&m=32&F=1.1&B=1.3|schedule --stages 8 --micros 32 --forward 1.1 --backward 1.3 zb-auto'
     '#schedules?transfer=0.25|schedule --stages 4 --micros 8 --transfer 0.25 1f1b'
     '#schedules?kind=zb-auto&transfer=0.5&F=2|schedule --stages 4 --micros 8 --transfer 0.5 --forward 2 zb-auto'
-    '#schedules?kind=interleaved&v=4&m=12&transfer=0.1&B=1.5|schedule --stages 4 --micros 12 --virtual 4 --transfer 0.1 --backward 1.5 interleaved'
+    '#schedules?kind=interleaved&v=4&m=4&transfer=.1|schedule --stages 4 --micros 4 --virtual 4 --transfer .1 interleaved'
     '#schedules?kind=zb-h1&p=5&m=3&W=0.25|schedule --stages 5 --micros 3 --weight 0.25 zb-h1'
     'LIST doc/schedules/1f1b.txt|schedule LIST'
     'LIST doc/schedules/zb-h1.txt|schedule LIST'
@@ -102,7 +103,7 @@ cases=(
     "#layout?$small&layers=4&tensor=1&data=1&pipeline=3&virtual=2&precision=fp32|refused"
     "#layout?$small&layers=4&tensor=1&data=1&pipeline=2&virtual=2&global=12&precision=fp32|refused"
     "#layout?$small&layers=4&tensor=1&data=1&pipeline=1&order=tdd&precision=fp32|refused"
-    "#layout?heads=3&channels=128&vocab=257&seq=64&micro=4&global=16&sp=0&recompute=none&layers=4&tensor=1&data=1&pipeline=1&precision=fp32|refused"
+    "#layout?$small&layers=4&tensor=1&data=1&pipeline=1&heads=3&precision=fp32|refused"
     '#schedules?one=1|hangs 2->3'
     '#schedules?one=1&kind=gpipe|schedule --stages 4 --micros 8 gpipe'
     '#schedules?kind=list&list=F0+B0+F1+B1%3B+F0+F1+B0+B1|hangs 0->1'
@@ -111,7 +112,9 @@ cases=(
     '#collectives?op=all-gather&n=2&size=2|ring 1 1048576 1048576 1,2;1,2'
 )
 # A list as an address: line ends are %0A, spaces +, comments stay.
-list_address() { sed 's/ /+/g; s/#/%23/g; s/;/%3B/g; s/$/%0A/' "$1" | tr -d '\n' | sed 's/^/#schedules?kind=list\&list=/'; }
+list_address() {
+    sed 's/ /+/g; s/#/%23/g; s/;/%3B/g; s/$/%0A/' "$1" | tr -d '\n' | sed 's/^/#schedules?kind=list\&list=/'
+}
 addresses=() wants=() lists=()
 for case in "${cases[@]}"; do
     address=${case%%|*} list=
@@ -119,7 +122,8 @@ for case in "${cases[@]}"; do
     addresses+=("$address") wants+=("${case#*|}") lists+=("$list")
 done
 slow=('#schedules?p=64&m=512' '#schedules?kind=gpipe&p=64&m=512' '#schedules?kind=interleaved&v=2&p=64&m=512'
-      '#schedules?kind=zb-h1&p=64&m=512' '#schedules?kind=zb-auto&p=64&m=512' '#layout?model=ptd+1T')
+      '#schedules?kind=zb-h1&p=64&m=512&transfer=0.2' '#schedules?kind=zb-auto&p=64&m=512'
+      '#layout?model=ptd+1T')
 
 array() { printf '"%s", ' "$@"; }
 {
@@ -160,10 +164,10 @@ compare_schedule() { # compare_schedule NUMBER ARGUMENTS
 
 # trainer NUMBER MORE: runs the command line that the page gives.
 trainer() {
-    local precision=fp32 flags ranks=1 size
-    [[ ${addresses[$1]} == *precision=bf16* ]] && precision=bf16
+    local address=${addresses[$1]} precision=fp32 flags ranks=1 size
+    [[ $address == *precision=bf16* ]] && precision=bf16
     flags=$(said "$1" flags)
-    for size in $(sed -nE 's/.*[?&]tensor=([0-9]+)&data=([0-9]+)&pipeline=([0-9]+).*/\1 \2 \3/p' <<<"${addresses[$1]}"); do
+    for size in $(sed -nE 's/.*&tensor=([0-9]+)&data=([0-9]+)&pipeline=([0-9]+).*/\1 \2 \3/p' <<<"$address"); do
         ranks=$((ranks * size))
     done
     # shellcheck disable=SC2086
@@ -171,7 +175,8 @@ trainer() {
 }
 
 compare_dry() {
-    compare "$(said "$1" rank | awk '{ printf "%d %.1f %.1f %.1f %.1f\n", $1, $2 / 2^20, $3 / 2^20, $4 / 2^20, $5 / 2^20 }')" \
+    compare "$(said "$1" rank |
+        awk '{ printf "%d %.1f %.1f %.1f %.1f\n", $1, $2 / 2^20, $3 / 2^20, $4 / 2^20, $5 / 2^20 }')" \
         "$(trainer "$1" --dry-run | awk '/^MiB per rank/ { on = 1; next } on { print $1, $2, $3, $4, $5 }')"
 }
 
@@ -204,9 +209,11 @@ for i in "${!cases[@]}"; do
     check "${want%% *}: $title" "$wrong"
 done
 
-check 'bad input: the sentence, and nothing else changes' "$([ "$(grep -c '^bad kept' "$dir/said")" = 6 ] || grep '^bad' "$dir/said")"
-check 'keys move time and rank' "$([ "$(grep -cE '^keys (time|rank)' "$dir/said")" = 2 ] || grep '^keys' "$dir/said")"
-check 'p = 64, m = 512 is drawn within 0.2 s, the shortest of five times' \
+check 'bad input: the sentence, and nothing else changes' \
+    "$([ "$(grep -c '^bad kept' "$dir/said")" = 6 ] || grep '^bad' "$dir/said")"
+check 'keys move time and rank' \
+    "$([ "$(grep -cE '^keys (time|rank)' "$dir/said")" = 2 ] || grep '^keys' "$dir/said")"
+check 'p = 64, m = 512 is drawn within 0.2 s, at the latest at the 20th time' \
     "$([ "$(awk '/^time/ && $2 <= 200' "$dir/said" | wc -l)" = ${#slow[@]} ] || grep '^time' "$dir/said")"
 
 finish
