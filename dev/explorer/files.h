@@ -10,6 +10,8 @@
 #define LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_LIST_H
 #define LLMC_DATALOADER_H
+#define LLMC_EVALUATE_CUH
+#define LLMC_EVAL_FILE_H
 #define LLMC_FILE_H
 #define LLMC_LOG_H
 #define LLMC_OUTPUTS_H
@@ -82,6 +84,11 @@ enum { RANDOM_SAMPLE };
 DOES_NOTHING(double, random_uniform, 0)
 DOES_NOTHING(void, random_normal_fill, )
 DOES_NOTHING(int, sample_token, 0)
+
+typedef struct {
+    size_t rows;
+} EvalFile;
+DOES_NOTHING(bool, eval_open, true)
 
 // Every batch is a full one.
 typedef struct {

@@ -62,7 +62,8 @@ static inline int simulated_allreduce(const void *from, void *to, int count, MPI
                                       MPI_Comm comm) {
     if (!cpu_simulates()) return MPI_Allreduce(from, to, count, type, op, comm);
     const CpuSimulation &s = cpu_simulation();
-    int least = *(const int *)from, theirs;
+    int least, theirs;
+    memcpy(&least, from == MPI_IN_PLACE ? to : from, sizeof least);
     if (s.stage != 0) {
         cpu_socket_write(s.sockets[0], &least, sizeof least);
         cpu_socket_read(s.sockets[0], &least, sizeof least);

@@ -40,7 +40,7 @@ static inline void evaluation_load(Trainer *m, const Evaluation *e) {
 // Takes what the last stage has computed of the batch under way.
 static inline void evaluation_take(Trainer *m, Evaluation *e) {
     size_t N = m->B * m->T, count = m->micros * m->B, mine = e->first + m->grid.d_rank * count;
-    job_synchronize(&m->job, m->stream);
+    trainer_synchronize(m, m->stream);
     CUDA_CHECK(cudaDeviceSynchronize());
     if (!m->table.shard.head || m->grid.t_rank != 0) return;
     float *losses = (float *)host_alloc(m->micros * 2 * N, sizeof(float));
@@ -93,7 +93,7 @@ static inline void evaluation_report(Trainer *m, Evaluation *e) {
     Error err;
     if (!isfinite(r.loss_sum)) {
         error_set(&err, "--eval %s: the sum of the losses is %g", m->opt.eval, r.loss_sum);
-        job_stop(&m->job, &err);
+        job_stop(&m->job, 0, &err, 1);
     }
     log_eval(&m->log, m->opt.eval, &r);
 }
