@@ -1,6 +1,6 @@
-// study.c: the trade-offs of PTD-P (Narayanan et al. 2021), section 5, by simulation: figures 11 to 18 as pictures, with
-// lines for what the model of step.h says and dots for what was published where it is known; and how far the number of
-// GPUs can grow at a constant batch.
+// study.c: the trade-offs of PTD-P (Narayanan et al. 2021), section 5, by simulation: figures 11 to 18 as pictures,
+// with lines for what the model of step.h says and dots for what was published where it is known; and how far the
+// number of GPUs can grow at a constant batch.
 //
 //   study ROWS.csv FOLDER          draws FOLDER/study-*.svg
 //   study --table ROWS.csv         prints doc/choosing.md's table of figures, and what growing costs
@@ -131,11 +131,13 @@ typedef struct {
 } Study;
 
 // One line for all rows whose id is prefix, anything, suffix. x: a member of the layout.
-static void from_rows(const Study *s, Series *series, const char *prefix, const char *suffix, size_t member, Value value) {
+static void from_rows(const Study *s, Series *series, const char *prefix, const char *suffix, size_t member,
+                      Value value) {
     for (size_t i = 0; i < s->count; i++) {
         const Row *row = &s->rows[i];
         size_t n = strlen(row->id), tail = strlen(suffix);
-        if (strncmp(row->id, prefix, strlen(prefix)) != 0 || n < tail || strcmp(row->id + n - tail, suffix) != 0) continue;
+        if (strncmp(row->id, prefix, strlen(prefix)) != 0 || n < tail || strcmp(row->id + n - tail, suffix) != 0)
+            continue;
         double x = (double)*(const size_t *)((const char *)&row->run + member);
         add_point(series, x, simulate(s->selene, &row->run, value), value(&row->run, row->seconds));
     }
@@ -157,15 +159,18 @@ static Chart figure(const Study *s, int number) {
     memset(&c, 0, sizeof c);
     c.y_label = "TFLOP/s of a GPU", c.logarithmic = true;
     if (number == 11) {
-        c.file = "study-11", c.title = "Figure 11: pipelines grow with the model", c.x_label = "stages p (8 GPUs each, 3 layers)";
+        c.file = "study-11", c.title = "Figure 11: pipelines grow with the model",
+        c.x_label = "stages p (8 GPUs each, 3 layers)";
         from_rows(s, add_series(&c, "batch 8"), "ptd-f11-", "-B8", MEMBER(p), teraflops);
         from_rows(s, add_series(&c, "batch 128"), "ptd-f11-", "-B128", MEMBER(p), teraflops);
     } else if (number == 12) {
-        c.file = "study-12", c.title = "Figure 12: interleaving, 175B on 96 GPUs", c.x_label = "batch", c.logarithmic = false;
+        c.file = "study-12", c.title = "Figure 12: interleaving, 175B on 96 GPUs", c.x_label = "batch",
+        c.logarithmic = false;
         from_rows(s, add_series(&c, "1F1B"), "ptd-f12-v1", "", MEMBER(global_batch), teraflops);
         from_rows(s, add_series(&c, "interleaved"), "ptd-f12-v4", "", MEMBER(global_batch), teraflops);
     } else if (number == 13) {
-        c.file = "study-13", c.title = "Figure 13: tensor against pipeline, 162B on 64 GPUs", c.x_label = "t (p = 64 / t)";
+        c.file = "study-13", c.title = "Figure 13: tensor against pipeline, 162B on 64 GPUs",
+        c.x_label = "t (p = 64 / t)";
         for (size_t batch = 32; batch <= 128; batch *= 4) {
             Series *line = add_series(&c, "batch %zu", batch);
             for (size_t t = 2; t <= 32; t *= 2) {
@@ -174,7 +179,8 @@ static Chart figure(const Study *s, int number) {
             }
         }
     } else if (number == 14) {
-        c.file = "study-14", c.title = "Figure 14: pipeline against data, 5.9B on 64 GPUs", c.x_label = "p (d = 64 / p)";
+        c.file = "study-14", c.title = "Figure 14: pipeline against data, 5.9B on 64 GPUs",
+        c.x_label = "p (d = 64 / p)";
         from_rows(s, add_series(&c, "batch 32"), "ptd-f14-", "-B32", MEMBER(p), teraflops);
         from_rows(s, add_series(&c, "batch 512"), "ptd-f14-", "-B512", MEMBER(p), teraflops);
     } else if (number == 15) {
@@ -196,7 +202,8 @@ static Chart figure(const Study *s, int number) {
         from_rows(s, add_series(&c, "recomputed"), "ptd-f17-rec", "", MEMBER(global_batch), sequences);
         from_rows(s, add_series(&c, "kept"), "ptd-f17-norec", "", MEMBER(global_batch), sequences);
     } else if (number == 18) {
-        c.file = "study-18", c.title = "Figure 18: scatter/gather, 175B on 96 GPUs", c.x_label = "batch", c.logarithmic = false;
+        c.file = "study-18", c.title = "Figure 18: scatter/gather, 175B on 96 GPUs", c.x_label = "batch",
+        c.logarithmic = false;
         from_rows(s, add_series(&c, "a tensor rank sends all"), "ptd-f18-nosg", "", MEMBER(global_batch), teraflops);
         from_rows(s, add_series(&c, "a tensor rank sends 1/t"), "ptd-f12-v4", "", MEMBER(global_batch), teraflops);
     }

@@ -1056,7 +1056,8 @@ static void test_checksums(void) {
     char *field = (char *)memmem(text, text_bytes, "\"ramp_start\"", 12), *end = field ? strchr(field, '\n') : NULL;
     if (ok && end) memset(field, ' ', (size_t)(end - field));
     write_bytes(in_root("later/step-00000002/trainer.json"), text, text_bytes);
-    check(&checks, ok && end && checkpoint_verify(dir, &err), "a field that trainer.json lacks and that is 0: verified");
+    check(&checks, ok && end && checkpoint_verify(dir, &err),
+          "a field that trainer.json lacks and that is 0: verified");
     free(text);
     // Without checksums, as an older version wrote it.
     TrainerState state = example_state(2);
