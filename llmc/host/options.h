@@ -255,7 +255,8 @@ static inline bool options_resolve_grid(Options *o, size_t ranks, Error *err) {
 // A simulation has no data, no weights and nothing to save; it runs for a few steps, which are all alike.
 static inline bool options_resolve_simulation(Options *o, Error *err) {
     if (o->steps == OPTION_LEFT_OUT) o->steps = o->simulate ? 2 : 100;
-    if (!o->simulate && o->ranks) return error_set(err, "--ranks %zu needs --simulate, whose ranks it counts", o->ranks);
+    if (!o->simulate && o->ranks)
+        return error_set(err, "--ranks %zu needs --simulate, whose ranks it counts", o->ranks);
     if (!o->simulate) return true;
     if (!o->ranks) return error_set(err, "--simulate needs --ranks, the GPUs of the job");
     if (o->virtual_time) return error_set(err, "--simulate and --virtual-time exclude each other");
@@ -282,8 +283,8 @@ static inline bool options_check_size(const Options *o, Error *err) {
     double acts = (double)o->micro_batch * (double)o->seq * ((double)o->vocab + 128 + 64 * C) +
                   tokens * (4 + (double)o->layers * 40 * C);
     if (20 * params + 8 * acts < 0x1p60) return true;
-    return error_set(err, "--layers %zu, --channels %zu, --vocab %zu, --seq %zu, --micro-batch %zu and --global-batch %zu "
-                     "together need more than 2^60 bytes: lower them", o->layers, o->channels, o->vocab, o->seq,
+    return error_set(err, "--layers %zu, --channels %zu, --vocab %zu, --seq %zu, --micro-batch %zu and --global-batch "
+                     "%zu together need more than 2^60 bytes: lower them", o->layers, o->channels, o->vocab, o->seq,
                      o->micro_batch, o->global_batch);
 }
 
