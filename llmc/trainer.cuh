@@ -108,6 +108,7 @@ struct Trainer {
     size_t saved_step;             // of the last checkpoint of this run; 0: none
     bool data_failed;              // this rank could not read its data, and data_error says why
     Error data_error;
+    bool sampling;                 // a sample has been begun, and its line is not complete
     Stop ending;
     Log log;
     struct cudaDeviceProp device;

@@ -24,7 +24,7 @@ refused() {
     [ $code = "$want" ] && [ "$(wc -l <err)" = 1 ] && grep -q "$pattern" err
 }
 
-# ---- hostile headers: no more than 10 times the file, and 100 MiB for the program itself --------------------------------
+# ---- hostile headers: no more than 10 times the file, and 100 MiB for the program itself -----------------------------
 
 hostile() {  # hostile MEGABYTES: a safetensors header of many short values
     python3 - "$1" <<'P'
@@ -57,31 +57,84 @@ P
     done
 fi
 
-# ---- many layers: the start takes time in proportion ---------------------------------------------------------------------
+# ---- many layers: the start takes time in proportion -----------------------------------------------------------------
 
 begin=$(date +%s%N)
-timeout 60 "$trainer" $tiny --layers 5000 --steps 1 --out many >out 2>err
+timeout 60 "$trainer" $tiny --layers 5000 --steps 1 >out 2>err
 code=$?
 took=$((($(date +%s%N) - begin) / 1000000))
 [ $code = 0 ]
-report $? "5000 layers, as many as there may be, start, train a step and are saved in $took ms (code $code)"
+report $? "5000 layers, as many as there may be, start and train a step in $took ms (code $code)"
 
-# ---- sizes whose product passes 2^64 --------------------------------------------------------------------------------------
+# ---- sizes whose product passes 2^64 ---------------------------------------------------------------------------------
 
 refused 2 'more than 2^60 bytes' "$trainer" --dry-run --layers 1 --heads 1 --channels 64 --micro-batch 1000000 \
     --seq 10000000 --vocab 10000000
 report $? "--dry-run of sizes beyond 2^64 is refused"
-refused 2 'more than 2^60 bytes' "$trainer" --dry-run --layers 5000 --heads 20000 --channels 1000000 --vocab 257 --seq 8 --global-batch 1000000000
+refused 2 'more than 2^60 bytes' "$trainer" --dry-run --layers 5000 --heads 20000 --channels 1000000 --vocab 257 \
+    --seq 8 --global-batch 1000000000
 report $? "and of more parameters than anybody has"
 
-# ---- a log on a full disk ---------------------------------------------------------------------------------------------------
+# ---- a log on a full disk --------------------------------------------------------------------------------------------
 
 refused 1 '.' "$trainer" $tiny --steps 3 --out full --log /dev/full
 [ $code = 1 ] && [ "$(grep -c 'No space left' err)" = 2 ] && grep -q '^note: the log cannot be written' err &&
     [ -f full/step-00000003/trainer.json ]
 report $? "--log on a full disk: said at once, the reason named, all steps saved, code $code"
 
-# ---- byte_corpus: replaces shards and nothing else ---------------------------------------------------------------------------
+# ---- damaged checkpoints are named and not taken ---------------------------------------------------------------------
+
+$trainer $tiny --steps 3 --save-every 1 --out three >out 2>&1
+flip() {  # flip FILE OFFSET-FROM-END: one bit
+    local at=$(($(stat -c %s "$1") - $2)) byte
+    byte=$(od -An -tu1 -j$at -N1 "$1")
+    # shellcheck disable=SC2059
+    printf "\\$(printf %03o $((byte ^ 4)))" | dd of="$1" bs=1 seek=$at conv=notrunc 2>/dev/null
+}
+flip three/step-00000003/optimizer.safetensors 30
+refused 2 'optimizer.safetensors is damaged: .* has the checksum' "$trainer" $tiny --resume three/step-00000003
+report $? "--resume of a checkpoint with a flipped bit: $(cut -c 1-120 err)"
+$trainer $tiny --steps 4 --resume auto --out three --dry-run >out 2>err &&
+    grep -q '^note: the checkpoint step-00000003 is passed over: .* is damaged' out &&
+    grep -q '^resuming .*step-00000002 ' out
+report $? '--resume auto says so, and takes the one before'
+$trainer $tiny --resume three/step-00000003 --verify 0 --dry-run >out 2>err
+report $? '--verify 0 takes it as it is'
+flip three/step-00000003/optimizer.safetensors 30
+sed -i 's/"n_head": 2/"n_head": 1/' three/step-00000003/config.json
+refused 2 'trainer.json or config.json is damaged' "$trainer" ${tiny/--heads 2/} --resume three/step-00000003
+report $? "--resume with another number of heads in config.json: $(cut -c 1-120 err)"
+
+# ---- the log is not touched by a run that is refused, however late ---------------------------------------------------
+
+if command -v cc >/dev/null; then
+    cat >eio.c <<'C'
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+// Reads behind the header of a model fail, as on a disk that dies.
+ssize_t pread(int fd, void *to, size_t n, off_t at) {
+    static ssize_t (*real)(int, void *, size_t, off_t);
+    char link[64] = "/proc/self/fd/", path[4096] = "";
+    if (!real) real = (ssize_t (*)(int, void *, size_t, off_t))dlsym(RTLD_NEXT, "pread");
+    for (int i = 14, k = fd >= 100 ? 100 : fd >= 10 ? 10 : 1; k; k /= 10) link[i++] = (char)('0' + fd / k % 10);
+    if (at > 2000 && readlink(link, path, sizeof path - 1) > 0 && strstr(path, "model.safetensors"))
+        return errno = EIO, -1;
+    return real(fd, to, n, at);
+}
+ssize_t pread64(int fd, void *to, size_t n, off_t at) { return pread(fd, to, n, at); }
+C
+    cc -shared -fPIC -o eio.so eio.c -ldl
+    echo '{"step":1,"loss":1}' >old.jsonl
+    refused 1 'model.safetensors: Input/output error' env LD_PRELOAD="$PWD/eio.so" "$trainer" $tiny \
+        --init three/step-00000002 --log old.jsonl && [ "$(cat old.jsonl)" = '{"step":1,"loss":1}' ]
+    report $? "weights that cannot be read: code $code, the old log is as it was"
+fi
+
+# ---- byte_corpus: replaces shards and nothing else -------------------------------------------------------------------
 
 mknod null c 1 3 2>/dev/null || ln -s /dev/null null
 ln -s "$dir/target" link && echo precious >target

@@ -107,7 +107,7 @@ done
 ok=0 tries=6
 for ((i = 0; i < tries; i++)); do
     flags=(--tensor 2 --pipeline 2)
-    [ $((i % 2)) = 1 ] && flags=(--data 4 --save-every 3 --sample-every 5 --sample-tokens 3)
+    [ $((i % 2)) = 1 ] && flags=(--data 4 --save-every 3 --sample-every 2 --sample-tokens 40)
     train 4 $quick "${flags[@]}" --steps 1000000
     await_steps 2
     sleep 0.0$((i * 17))
@@ -124,6 +124,13 @@ out=$dir/pipe
 code=${PIPESTATUS[0]}
 [ "$code" = 0 ] && [ "$(newest "$out")" = 20 ]
 report $? "| head -n 1 with --out: code $code, the last step is saved"
+
+out=$dir/full
+"$build/train_gpt" $quick --steps 3 --out "$out" --log "$out.jsonl" >/dev/full 2>"$dir/err"
+code=$?
+[ $code = 1 ] && [ "$(newest "$out")" = 3 ] && [ "$(wc -l <"$out.jsonl")" = 3 ] &&
+    grep -q '^error: what was printed is incomplete' "$dir/err"
+report $? "> /dev/full: code $code, said so, the last step is saved"
 
 ok=0
 for closed in '>&-' '2>&-' '<&-' '>&- 2>&-' '<&- >&- 2>&-'; do

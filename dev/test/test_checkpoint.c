@@ -1053,7 +1053,8 @@ static void test_checksums(void) {
     size_t text_bytes;
     ok = ok && save(in_root("later"), 2, &TINY, &ONE, false, dir, &err);
     char *text = read_bytes(in_root("later/step-00000002/trainer.json"), &text_bytes);
-    char *field = (char *)memmem(text, text_bytes, "\"ramp_start\"", 12), *end = field ? strchr(field, '\n') : NULL;
+    char *field = (char *)memmem(text, text_bytes, "\"ramp_start\"", 12);
+    char *end = field ? strchr(field, '\n') : NULL;
     if (ok && end) memset(field, ' ', (size_t)(end - field));
     write_bytes(in_root("later/step-00000002/trainer.json"), text, text_bytes);
     check(&checks, ok && end && checkpoint_verify(dir, &err),

@@ -283,10 +283,9 @@ static inline bool options_check_size(const Options *o, Error *err) {
     double acts = (double)o->micro_batch * (double)o->seq * ((double)o->vocab + 128 + 64 * C) +
                   tokens * (4 + (double)o->layers * 40 * C);
     if (20 * params + 8 * acts < 0x1p60) return true;
-    return error_set(err,
-                     "--layers %zu, --channels %zu, --vocab %zu, --seq %zu, --micro-batch %zu and --global-batch %zu "
-                     "together need more than 2^60 bytes: lower them",
-                     o->layers, o->channels, o->vocab, o->seq, o->micro_batch, o->global_batch);
+    return error_set(err, "--layers %zu, --channels %zu, --vocab %zu, --seq %zu, --micro-batch %zu and --global-batch "
+                     "%zu together need more than 2^60 bytes: lower them", o->layers, o->channels, o->vocab, o->seq,
+                     o->micro_batch, o->global_batch);
 }
 
 // Fills in everything that was left out and checks everything that needs no file, for a run of `ranks` ranks.

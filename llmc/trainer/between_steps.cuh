@@ -1,8 +1,8 @@
 // between_steps.cuh: what is due between training steps: validation, checkpoints, samples; and the end of the run.
 //
 // defines: validation_due, Validation, validation_begin, validation_goes_on, save_due, trainer_save, sample_due,
-// Sample,
-//          sample_padded, sample_begin, sample_goes_on, sample_append, trainer_leave, trainer_give_up, trainer_close
+//          Sample, sample_padded, sample_begin, sample_goes_on, sample_append, trainer_leave, trainer_give_up,
+//          trainer_close
 #ifndef LLMC_BETWEEN_STEPS_CUH
 #define LLMC_BETWEEN_STEPS_CUH
 
@@ -127,6 +127,7 @@ static inline Sample sample_begin(Trainer *m) {
         job_fail(&m->job, &err);
     }
     host_array(s.logits, m->config.Vp);
+    m->sampling = true;
     printf("sample: ");
     for (size_t i = 0; i < s.count; i++) tokenizer_print(&m->tokenizer, s.tokens[i]);
     return s;
@@ -136,6 +137,7 @@ static inline Sample sample_begin(Trainer *m) {
 static inline bool sample_goes_on(Trainer *m, Sample *s) {
     if (s->made == m->opt.sample_tokens) {
         printf("\n");
+        m->sampling = false;
         free(s->logits);
         free(s->tokens);
         return false;
@@ -172,6 +174,14 @@ static inline bool trainer_report_timeline(Trainer *m, Error *err) {
     return ok;
 }
 
+// Was all written that was printed? A pipe that nobody reads any more is no failure.
+static inline bool stdout_is_whole(Error *err) {
+    struct stat info;
+    bool ok = fflush(stdout) == 0 && !ferror(stdout);
+    if (ok || (fstat(STDOUT_FILENO, &info) == 0 && S_ISFIFO(info.st_mode))) return true;
+    return error_set(err, "what was printed is incomplete: is the disk of the standard output full?");
+}
+
 // Writes the reports, on all ranks.
 static inline void trainer_report(Trainer *m) {
     Error err;
@@ -180,13 +190,14 @@ static inline void trainer_report(Trainer *m) {
     if (o->virtual_time || o->simulate) trainer_report_clock(m);
     job_agree(&m->job, (!o->trace && !o->profile) || trainer_report_timeline(m, &err), &err, 1);
     job_agree(&m->job, log_close(&m->log, &err), &err, 1);
-    fflush(stdout);
+    job_agree(&m->job, stdout_is_whole(&err), &err, 1);
 }
 
 // All ranks have been asked to stop and have agreed on this step: saves, and leaves with exit code 0. What streams
 // still have to do is dropped with the process.
 static inline void trainer_leave(Trainer *m) {
     job_open_memory(true);
+    if (m->sampling) printf("\n");  // so that what follows has a line of its own
     trainer_save_rest(m);
     printf("stopped by a signal after step %zu\n", m->progress.step);
     trainer_report(m);
