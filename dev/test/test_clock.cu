@@ -1,5 +1,6 @@
-// test_clock.cu: the virtual clock of the stand-ins against cases worked out by hand. One rank: kernels, streams, events,
-// copies, the host, and the same in a simulation. Under mpirun (dev/test/run_clock.sh): messages and collectives too.
+// test_clock.cu: the virtual clock of the stand-ins against cases worked out by hand. One rank: kernels, streams,
+// events, copies, the host, and the same in a simulation. Under mpirun (dev/test/run_clock.sh): messages and
+// collectives too.
 #include <nccl.h>
 
 #include "dev/test/check.h"
@@ -146,7 +147,8 @@ static void test_costs() {
     kernel_cost(KERNEL_OPTIMIZER, 100, 1, 1), kernel_cost(KERNEL_CLASSIFIER_FORWARD, 100, 1, 1);
     LAUNCH(nothing_kernel, 1, 1, 0, streams[0])(device);
     CUDA_CHECK(cudaDeviceSynchronize());
-    check(&totals, at(0) == 1000 + 3100 + 500, "updates and logits move what the cluster's software moves; costs add up");
+    check(&totals, at(0) == 1000 + 3100 + 500,
+          "updates and logits move what the cluster's software moves; costs add up");
     CUDA_CHECK(cudaFree(x)), CUDA_CHECK(cudaFree(y));
 }
 
@@ -233,7 +235,8 @@ static void test_communication() {
         must(ncclAllGather(x, x + n, count / size, ncclFloat, world, streams[0]));
         CUDA_CHECK(cudaDeviceSynchronize());
     }
-    int peer = world_rank ^ 1, next = (world_rank + 2) % world_size, previous = (world_rank + world_size - 2) % world_size;
+    int peer = world_rank ^ 1, next = (world_rank + 2) % world_size;
+    int previous = (world_rank + world_size - 2) % world_size;
     for (int from = 0; from < world_size; from++) {
         int to = (from + 2) % world_size;
         if (world_rank == from && to != from) must(ncclSend(x, 1, ncclFloat, to, world, streams[0]));

@@ -255,7 +255,8 @@ static inline bool options_resolve_grid(Options *o, size_t ranks, Error *err) {
 // A simulation has no data, no weights and nothing to save; it runs for a few steps, which are all alike.
 static inline bool options_resolve_simulation(Options *o, Error *err) {
     if (o->steps == OPTION_LEFT_OUT) o->steps = o->simulate ? 2 : 100;
-    if (!o->simulate && o->ranks) return error_set(err, "--ranks %zu needs --simulate, whose ranks it counts", o->ranks);
+    if (!o->simulate && o->ranks)
+        return error_set(err, "--ranks %zu needs --simulate, whose ranks it counts", o->ranks);
     if (!o->simulate) return true;
     if (!o->ranks) return error_set(err, "--simulate needs --ranks, the GPUs of the job");
     if (o->virtual_time) return error_set(err, "--simulate and --virtual-time exclude each other");

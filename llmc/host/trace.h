@@ -45,6 +45,23 @@ static inline void trace_free(TraceList *list) {
     memset(list, 0, sizeof *list);
 }
 
+// Makes a long trace shorter: first without waits that lasted less than a nanosecond, then, if it has more than `most`
+// events, without the collectives inside forwards and backwards. Returns how many events it left out.
+static inline size_t trace_shorten(TraceList *list, size_t most) {
+    size_t before = list->count;
+    for (int pass = 0; pass < 2 && (pass == 0 || list->count > most); pass++) {
+        size_t kept = 0;
+        for (size_t i = 0; i < list->count; i++) {
+            const TraceEvent *e = &list->events[i];
+            bool wait = strncmp(e->kind, "wait", 4) == 0 && e->duration_us < 1e-3;
+            bool inside = e->stream < 2 && (strncmp(e->kind, "all-", 4) == 0 || strcmp(e->kind, "reduce-scatter") == 0);
+            if (pass == 0 ? !wait : !inside) list->events[kept++] = *e;
+        }
+        list->count = kept;
+    }
+    return before - list->count;
+}
+
 // The colour of a kind, by its name in the viewer's palette.
 static inline const char *trace_color(const char *kind) {
     static const char *const colors[][2] = {

@@ -8,6 +8,7 @@
 #include "llmc/trainer.cuh"
 
 static const double SAMPLE_TEMPERATURE = 0.8;
+enum { SIMULATED_TRACE = 250000 };  // events, of some 160 bytes each: a viewer still opens that
 
 static inline bool is_last_step(const Trainer *m) { return m->progress.step >= m->opt.steps; }
 static inline bool has_moved(const Trainer *m) { return m->progress.step > m->progress.first_step; }
@@ -156,6 +157,9 @@ static inline bool trainer_report_timeline(Trainer *m, Error *err) {
     TraceList all;
     if (!job_gather_trace(&m->job, &m->timeline.trace, &all)) return true;  // rank 0 has the events of all ranks
     if (m->opt.profile) profile_report(all.events, all.count, m->job.size, m->progress.first_step);
+    size_t left_out = m->opt.simulate && m->opt.trace ? trace_shorten(&all, SIMULATED_TRACE) : 0;
+    if (left_out) printf("%s leaves out %zu events: waits of no time, and if it is long collectives in a forward or "
+                         "backward\n", m->opt.trace, left_out);
     bool ok = !m->opt.trace || trace_write(m->opt.trace, all.events, all.count, tracks, TRACK_COUNT, err);
     trace_free(&all);
     return ok;

@@ -65,7 +65,7 @@ static inline void trainer_print_clock(const Trainer *m, const VirtualStep *step
     if (m->opt.recompute == RECOMPUTE_LAYER) done -= head / 3;
     printf("\nvirtual time on %s: the last step, of %zu of %d ranks%s\n", cpu_clock().cluster.name, count, m->job.size,
            count < (size_t)m->job.size ? ", each of which stands for those that do the same" : "");
-    printf("step %.6f s | %.0f tokens/s | %.1f TFLOP/s a GPU, %.1f with what is recomputed | MFU %.1f%% | "
+    printf("step %.9f s | %.0f tokens/s | %.1f TFLOP/s a GPU, %.1f with what is recomputed | MFU %.1f%% | "
            "bubble %.1f%%\n",
            seconds, tokens / seconds, 1e-12 * model / seconds / gpus, 1e-12 * done / seconds / gpus,
            100 * model / seconds / gpus / trainer_peak_flops(m), 100 * bubble);

@@ -37,7 +37,8 @@ static inline bool trainer_simulated_ranks(Options *o, int **ranks, Error *err) 
     Grid grid;
     if (!options_resolve(o, NULL, o->ranks, err)) return false;
     if (o->tensor * o->data * o->pipeline != o->ranks)
-        return error_set(err, "--tensor %zu, --data %zu and --pipeline %zu make %zu ranks, and --ranks is %zu: change one",
+        return error_set(err,
+                         "--tensor %zu, --data %zu and --pipeline %zu make %zu ranks, and --ranks is %zu: change one",
                          o->tensor, o->data, o->pipeline, o->tensor * o->data * o->pipeline, o->ranks);
     if (!grid_make(&grid, o->ranks, 0, o->tensor, o->data, o->pipeline, o->order, err)) return false;
     if (getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMI_SIZE"))

@@ -1,0 +1,167 @@
+#!/usr/bin/env bash
+# run_clock.sh [FOLDER]: the virtual clock. Cases worked out by hand (test_clock), then the trainers: --virtual-time
+# changes no bit and gives the same times whatever the order of streams and messages, --simulate gives those of a run of
+# all ranks, bubbles are those of the schedules, links count, what does not fit or is not understood is refused.
+# needs: fp32/dev/test/test_clock fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d
+# needs: tools/byte_corpus
+cd "$(dirname "$0")/../.." || exit 1
+. dev/test/report.sh
+folder=${1:-build/cpu-fp32}
+case $folder in
+    *cuda*) skip clock 'the virtual clock belongs to the stand-ins: DEVICE=cpu' ;;
+esac
+launch=${MPIRUN:-mpirun}
+if [ -z "${MPIRUN:-}" ] && mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
+    launch="mpirun --oversubscribe --bind-to none"
+    [ "$(id -u)" = 0 ] && launch="$launch --allow-run-as-root"
+fi
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+shown="$dir/out $dir/err"
+build/tools/byte_corpus "$dir/train.bin" "$dir/val.bin" doc/*.md >/dev/null || exit 1
+
+# ---- by hand --------------------------------------------------------------------------------------------------------
+
+by_hand() {  # by_hand NAME COMMAND...: all checks of a test program pass
+    local name=$1
+    shift
+    "$@" >"$dir/out" 2>"$dir/err"
+    local code=$? last
+    last=$(tail -n 1 "$dir/out")
+    [ $code = 0 ] && [[ $last =~ ^[1-9][0-9]*\ passed,\ 0\ failed$ ]]
+    report $? "by hand, $name: $last"
+}
+program=$folder/dev/test/test_clock
+by_hand 'one rank' "$program"
+by_hand '2 ranks' $launch -n 2 "$program"
+by_hand '4 ranks' $launch -n 4 "$program"
+by_hand '4 ranks, messages delayed, streams in random order' \
+    env NCCL_DELAY=random:3:2000 CPU_STREAM_ORDER=random:5 $launch -n 4 "$program"
+
+# ---- trainers -------------------------------------------------------------------------------------------------------
+
+model="--layers 4 --heads 4 --channels 32 --seq 16 --micro-batch 2 --global-batch 16 --steps 2"
+cluster=dev/clusters/dgx-a100.json
+times() { sed 's/.*"ms":\([0-9.e+]*\).*/\1/' "$1"; }
+losses() { grep -o '"\(loss\|grad_norm\)":[^,}]*' "$1"; }
+trained() {  # trained RANKS LOG TRAINER FLAGS...: a real run on the virtual clock, or off it
+    local ranks=$1 log=$2 trainer=$3
+    shift 3
+    $launch -n "$ranks" "$folder/$trainer" --train-data "$dir/train.bin" $model --log "$dir/$log" "$@" \
+        >"$dir/out" 2>"$dir/err"
+}
+simulated() {  # simulated RANKS LOG TRAINER FLAGS...
+    local ranks=$1 log=$2 trainer=$3
+    shift 3
+    "$folder/$trainer" --simulate "$cluster" --ranks "$ranks" --log "$dir/$log" "$@" >"$dir/out" 2>"$dir/err"
+}
+
+layout='--tensor 2 --data 2 --pipeline 2 --virtual 2'
+trained 8 plain train_gpt_3d $layout && trained 8 virtual train_gpt_3d $layout --virtual-time $cluster &&
+    [ -n "$(losses "$dir/plain")" ] && [ "$(losses "$dir/plain")" = "$(losses "$dir/virtual")" ]
+report $? '--virtual-time changes no bit of losses and gradient norms: 8 ranks'
+[ "$(grep -c '"simulated":true' "$dir/virtual")" = 2 ] && ! grep -q simulated "$dir/plain"
+report $? 'the log of a run on the virtual clock says "simulated":true, and no other one does'
+NCCL_DELAY=random:7:1000 CPU_STREAM_ORDER=random:11 trained 8 again train_gpt_3d $layout --virtual-time $cluster &&
+    [ "$(times "$dir/again")" = "$(times "$dir/virtual")" ]
+report $? 'delayed messages and another order of the streams have the same times to the nanosecond'
+
+# Ranks that share a layer differ by nanoseconds (the first adds the positions), and so may the two times. With ZeRO they
+# differ more while a step is as short as here: a rank's slices may cut more or fewer tensors, each of them a launch.
+same_as_all_ranks() {  # same_as_all_ranks RANKS TRAINER FLAGS...: a simulation has the times of a run of all ranks
+    trained "$1" all "$2" --virtual-time $cluster "${@:3}" && simulated "$1" symmetric "$2" $model "${@:3}" &&
+        paste <(times "$dir/all") <(times "$dir/symmetric") |
+        awk '!($1 > 0 && $2 > 0.9999 * $1 && $2 < 1.0001 * $1) { bad = 1 } END { exit bad || NR != 2 }'
+    report $? "--simulate has the times of a run of all ranks: $1 x $2 ${*:3}: $(times "$dir/all" | tail -n 1) ms"
+}
+same_as_all_ranks 1 train_gpt
+same_as_all_ranks 1 train_gpt --recompute layer
+same_as_all_ranks 2 train_gpt_tp
+same_as_all_ranks 4 train_gpt_tp --sequence-parallel 1
+same_as_all_ranks 4 train_gpt_pp --tensor 2 --schedule zb-h1
+same_as_all_ranks 3 train_gpt_pp --pipeline 3 --layers 5 --schedule gpipe
+same_as_all_ranks 8 train_gpt_3d $layout
+same_as_all_ranks 8 train_gpt_3d --tensor 2 --data 4 --zero 0 --overlap 0 --recompute layer
+same_as_all_ranks 4 train_gpt_3d --data 2 --pipeline 2 --order pdt --sequence-parallel 1
+
+for i in 1 2 3; do simulated 8 "run$i" train_gpt_3d $model $layout; done
+cmp -s "$dir/run1" "$dir/run2" && cmp -s "$dir/run1" "$dir/run3"
+report $? 'three simulations have the same log'
+
+# ---- bubbles --------------------------------------------------------------------------------------------------------
+# So many layers that the embedding and the head do not count; on idle over working time as --profile measures it.
+
+bubble() {  # bubble NAME PERCENT FLAGS...
+    local name=$1 formula=$2 measured
+    shift 2
+    simulated 4 bubble train_gpt_3d --pipeline 4 --layers 512 --heads 4 --channels 64 --vocab 100 --seq 32 \
+        --micro-batch 2 --global-batch 16 --steps 2 --profile 1 "$@"
+    measured=$(awk '$1 == "mean" { print $NF }' "$dir/out" | tail -n 1)
+    awk -v a="$measured" -v b="$formula" 'BEGIN { exit !(a > 0.97 * b && a < 1.03 * b) }'
+    report $? "$name at p = 4, m = 8: a bubble of $measured%, by the formula $formula%"
+}
+cluster=dev/clusters/laptop.json
+bubble gpipe 37.5 --schedule gpipe
+bubble 1f1b 37.5 --schedule 1f1b
+bubble 'interleaved, v = 2' 18.75 --virtual 2
+
+# ---- links ----------------------------------------------------------------------------------------------------------
+
+# nanoseconds CONSTANT VALUE FLAGS...: of a step on the laptop with one constant changed
+nanoseconds() {
+    sed "s/\"$1\": {\"value\": [^,]*/\"$1\": {\"value\": $2/" dev/clusters/laptop.json >"$dir/changed.json"
+    cluster=$dir/changed.json simulated 2 link train_gpt_3d --layers 4 --heads 4 --channels 64 --seq 32 --micro-batch 2 \
+        --steps 1 "${@:3}"
+    times "$dir/link" | awk '{ printf "%.0f", 1e6 * $1 }'
+}
+twice() {  # twice NAME CONSTANT VALUES FLAGS...: at 1/2 and 1/4 of the bandwidth, 1 and 3 times as much more
+    local name=$1 constant=$2 values=$3 full half quarter
+    shift 3
+    read -r full half quarter < <(for v in $values; do nanoseconds "$constant" "$v" "$@"; echo -n ' '; done; echo)
+    [ "${full:-0}" -gt 0 ] && [ "$half" -gt "$full" ] &&
+        awk -v a="$full" -v b="$half" -v c="$quarter" 'BEGIN { x = c - a - 3 * (b - a); exit !(x < 20 && x > -20) }'
+    report $? "$name: half the bandwidth doubles the time that it adds: $full, $half, $quarter ns"
+}
+twice 'messages between stages' node_p2p_bandwidth '4e9 2e9 1e9' --pipeline 2 --global-batch 2
+twice 'sums over tensor ranks' node_bandwidth '4e7 2e7 1e7' --tensor 2 --global-batch 2
+
+# ---- large ----------------------------------------------------------------------------------------------------------
+
+cluster=dev/clusters/selene-2021.json
+gpt3='--layers 96 --heads 96 --channels 12288 --vocab 51200 --seq 2048 --micro-batch 1 --tensor 8 --recompute layer'
+begin=$(date +%s%N)
+simulated 1024 large train_gpt_3d $gpt3 --pipeline 16 --global-batch 256 --steps 1 --trace "$dir/large.json"
+code=$?
+[ $code = 0 ] && grep -q '"simulated":true' "$dir/large" && [ "$(grep -c '^ *[0-9][0-9]* .* [0-9.]*$' "$dir/out")" -ge 16 ]
+report $? "175B parameters on 1024 GPUs: a row for each of 16 stages, in $((($(date +%s%N) - begin) / 1000000)) ms"
+head -c 1 "$dir/large.json" | grep -q '{' && [ "$(grep -c '"process_name"' "$dir/large.json")" = 16 ]
+report $? 'the trace has the stages that were simulated, and no other rank'
+
+# ---- refused --------------------------------------------------------------------------------------------------------
+
+refused() {  # refused WORDS FLAGS...: exit code 2 and one sentence that has the words
+    local words=$1
+    shift
+    "$folder/train_gpt_3d" "$@" >"$dir/out" 2>"$dir/err"
+    [ $? = 2 ] && [ "$(wc -l <"$dir/err")" = 1 ] && grep -q "^error: .*$words" "$dir/err"
+    report $? "refused: $(cat "$dir/err")"
+}
+refused 'does not fit: .* MiB are needed' --simulate $cluster --ranks 8 $gpt3 --pipeline 1
+sed 's/"memory": {"value": 8/"memory": {"value": -8/' $cluster >"$dir/negative.json"
+grep -v '"sms"' $cluster >"$dir/missing.json"
+refused '"memory" must be a number above 0' --simulate "$dir/negative.json" --ranks 1
+refused 'has no "sms"' --simulate "$dir/missing.json" --ranks 1
+refused 'cannot open' --simulate "$dir/none.json" --ranks 1
+refused 'make 6 ranks, and --ranks is 8' --simulate $cluster --ranks 8 --tensor 2 --pipeline 3 --data 1
+refused 'does not divide' --simulate $cluster --ranks 8 --tensor 3
+refused 'multiple of 4 (stages) micro-batches' --simulate $cluster --ranks 4 --pipeline 4 --layers 8 --virtual 2 \
+    --global-batch 24
+refused 'needs --ranks' --simulate $cluster
+refused 'needs --simulate' --ranks 8
+refused 'exclude each other' --simulate $cluster --ranks 1 --virtual-time $cluster
+for flag in '--train-data x' '--val-data x' '--init x' '--resume x' '--out x' '--sample-every 1' '--dump-gradients x'; do
+    refused "${flag%% *} has no meaning under --simulate" --simulate $cluster --ranks 1 $flag
+done
+refused 'cannot open' --virtual-time "$dir/none.json" --train-data "$dir/train.bin"
+finish
