@@ -134,8 +134,8 @@ build/tools/plan: dev/plan/plan.cu Makefile $(PROBE)
 
 # ---- targets -----------------------------------------------------------------------------------------------
 
-.PHONY: all trainers kernel-programs kernels bench spills sass tools scale setup train test lessons gpu-check clean help \
-        explorer corpus run-train build-train doc plan planned schedule
+.PHONY: all trainers kernel-programs kernels bench spills sass tools scale scale-trainers calibrate setup train test \
+        lessons gpu-check clean help explorer corpus run-train build-train doc plan planned schedule
 
 all: trainers tools                  ## every trainer and tool
 trainers: $(call program,$(TRAINERS))  ## build/cpu-fp32/train_gpt and those after it
@@ -179,6 +179,12 @@ gpu-check:  ## one command for a machine with a GPU: builds, tests and measures 
 scale: build/tools/scale  ## published runs on up to 3072 GPUs: predicted step time, published, error
 	@build/tools/scale dev/scale/rows_a100.csv dev/scale/rows_more.csv dev/clusters/selene-2021.json:ptd- \
 	    dev/clusters/selene-2022.json:kor-,nemo2208,nemo2211-5b dev/clusters/roce-a100.json:zb-
+
+scale-trainers: build/tools/scale  ## the same runs simulated by train_gpt_3d itself (some minutes)
+	@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=bf16 build/cpu-bf16/train_gpt_3d
+	@build/tools/scale --trainer build/cpu-bf16/train_gpt_3d dev/scale/rows_a100.csv dev/scale/rows_more.csv \
+	    dev/clusters/selene-2021.json:ptd- dev/clusters/selene-2022.json:kor-,nemo2208,nemo2211-5b \
+	    dev/clusters/roce-a100.json:zb-
 
 # ---- make plan ---------------------------------------------------------------------------------------------
 
