@@ -11,6 +11,8 @@
 #ifndef LLMC_CPU_CLOCK_H
 #define LLMC_CPU_CLOCK_H
 
+#define CPU_CLOCK 1  // tells trainers that the device may keep virtual time
+
 #include <math.h>
 #include <stdint.h>
 

@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(BIAS_THREADS)
 // gelu_backward and bias_backward. scratch: bias_backward_scratch(N, F) floats.
 static inline void gelu_bias_backward(floatX *dinp, float *dbias, float *scratch, const floatX *dout,
                                       const floatX *inp, size_t N, size_t F, bool accumulate, cudaStream_t stream) {
-    kernel_cost(KERNEL_ELEMENTWISE, N * F, 3 * sizeof(floatX), 18);
+    kernel_cost(KERNEL_EXPONENTIAL, N * F, 3 * sizeof(floatX), 18);
     const size_t W = x128::size;
     size_t chunk_rows = bias_chunk_rows(N), chunks = CEIL_DIV(N, chunk_rows);
     if (F % W == 0 && aligned16(dinp) && aligned16(dout) && aligned16(inp) && aligned16(scratch)) {
