@@ -134,8 +134,9 @@ build/tools/plan: dev/plan/plan.cu Makefile $(PROBE)
 
 # ---- targets -----------------------------------------------------------------------------------------------
 
-.PHONY: all trainers kernel-programs kernels bench spills sass tools scale setup train test lessons gpu-check clean help \
-        explorer corpus run-train build-train doc plan planned schedule study fuzz soak build-soak
+.PHONY: all trainers kernel-programs kernels bench spills sass tools scale scale-trainers calibrate setup train test \
+        lessons gpu-check clean help explorer corpus run-train build-train doc plan planned schedule study fuzz soak \
+        build-soak
 
 all: trainers tools                  ## every trainer and tool
 trainers: $(call program,$(TRAINERS))  ## build/cpu-fp32/train_gpt and those after it
@@ -179,6 +180,16 @@ gpu-check:  ## one command for a machine with a GPU: builds, tests and measures 
 scale: build/tools/scale  ## published runs on up to 3072 GPUs: predicted step time, published, error
 	@build/tools/scale dev/scale/rows_a100.csv dev/scale/rows_more.csv dev/clusters/selene-2021.json:ptd- \
 	    dev/clusters/selene-2022.json:kor-,nemo2208,nemo2211-5b dev/clusters/roce-a100.json:zb-
+
+calibrate: corpus  ## measures dev/clusters/laptop.json on this machine, and predicts five steps with it
+	@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=fp32 build/cpu-fp32/train_gpt
+	@dev/scale/calibrate.sh build/cpu-fp32 build/corpus/train.bin
+
+scale-trainers: build/tools/scale  ## the same runs simulated by train_gpt_3d itself (some minutes)
+	@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=bf16 build/cpu-bf16/train_gpt_3d
+	@build/tools/scale --trainer build/cpu-bf16/train_gpt_3d dev/scale/rows_a100.csv dev/scale/rows_more.csv \
+	    dev/clusters/selene-2021.json:ptd- dev/clusters/selene-2022.json:kor-,nemo2208,nemo2211-5b \
+	    dev/clusters/roce-a100.json:zb-
 
 # ---- make plan ---------------------------------------------------------------------------------------------
 
@@ -228,14 +239,21 @@ TRAIN_FLAGS := --train-data build/corpus/train.bin --val-data build/corpus/val.b
                --layers 4 --heads 4 --channels 128 --seq 64 --micro-batch 4 --global-batch 16 \
                --steps 500 --lr 2e-3 --warmup 30 --val-every 100 --sample-every 500 --prompt "static inline " \
                --out $(OUT) --log $(OUT)/log.jsonl --trace $(OUT)/trace.json --profile 1
+# The pictures are of a few steps on the virtual clock, where each rank has a device of its own; GPUs have a real one.
+PICTURED := $(OUT)/$(if $(filter cpu,$(DEVICE)),virtual,trace).json
+VIRTUAL_FLAGS := --train-data build/corpus/train.bin --shuffle 1 --layers 4 --heads 4 --channels 128 --seq 64 \
+                 --micro-batch 4 --global-batch 16 --steps 5 --virtual-time dev/clusters/laptop.json --trace $(PICTURED)
 STAGES = $(or $(shell echo '$(LAYOUT)' | sed -n 's/.*--pipeline \([0-9]*\).*/\1/p'),1)
 
 build-train: $(call program,$(MAIN)) corpus tools
 run-train:
 	@mkdir -p $(OUT)
 	$(LAUNCHER) $(call program,$(MAIN)) $(TRAIN_FLAGS) $(LAYOUT)
-	@build/tools/timeline --step 5 --pipeline $(STAGES) --out $(OUT)/timeline.svg $(OUT)/trace.json
-	@build/tools/profile --out $(OUT)/profile.svg $(OUT)/trace.json >/dev/null
+ifeq ($(DEVICE),cpu)
+	@$(LAUNCHER) $(call program,$(MAIN)) $(VIRTUAL_FLAGS) $(LAYOUT) >/dev/null
+endif
+	@build/tools/timeline --step 5 --pipeline $(STAGES) --out $(OUT)/timeline.svg $(PICTURED)
+	@build/tools/profile --out $(OUT)/profile.svg $(PICTURED) >/dev/null
 	@build/tools/loss --out $(OUT)/loss.svg $(OUT)/log.jsonl
 	@echo "checkpoint   $$(ls -d $(OUT)/step-* | tail -n 1)"
 	@echo "log          $(OUT)/log.jsonl    loss curve $(OUT)/loss.svg"

@@ -153,12 +153,14 @@ typedef struct {
     TraceList trace;
 } Timeline;
 DOES_NOTHING(double, seconds_now, 0)
+DOES_NOTHING(double, seconds_wall, 0)
 DOES_NOTHING(void, timeline_start, )
 DOES_NOTHING(void, timeline_collect, )
 DOES_NOTHING(size_t, span_begin, 0)
 DOES_NOTHING(void, span_end, )
 DOES_NOTHING(void, profile_report, )
 DOES_NOTHING(bool, trace_write, true)
+DOES_NOTHING(size_t, trace_shorten, 0)
 DOES_NOTHING(void, trace_add, )
 DOES_NOTHING(void, trace_free, )
 

@@ -1,13 +1,15 @@
 // scale.c: predicts the step time of every published run in a table and compares.
 //
-//   scale [--set KEY=VALUE]... [--fit KEY,KEY] [--parts] ROWS.csv... CLUSTER.json:PREFIX[,PREFIX]...
+//   scale [--set KEY=VALUE]... [--fit KEY,KEY] [--parts] [--trainer PROGRAM] ROWS.csv... CLUSTER.json:PREFIX,...
 //
 // Each row that has a full layout, and whose id begins with a prefix, is predicted for the cluster named with it, by
 // the light simulation of step.h. Every third row of a group is held out, the first included, and all of some groups:
 // --fit, which seeks the values of the named constants that make the mean absolute error least, does not see these.
-// --set tries a value; --parts shows where the time goes.
+// --set tries a value; --parts shows where the time goes. --trainer has train_gpt_3d simulate each row that its flags
+// can say, and compares: see trainer.h.
 #include "dev/scale/rows.h"
 #include "dev/scale/step.h"
+#include "dev/scale/trainer.h"
 
 // Mean absolute errors (%) of two other models on the same rows: Calculon (Isaev et al., SC23) as shipped, and one
 // parameter: step = FLOPs / (n * 158.5 TFLOP/s) * (1 + (p-1)/(v m)). Below 0: not known. A group without a goal was
@@ -42,6 +44,7 @@ static size_t group_of(const char *id) {
 typedef struct {
     const Row *row;
     const Cluster *cluster;
+    const char *cluster_file;
     size_t group;
     bool held_out;
     StepTime time;
@@ -205,6 +208,7 @@ static size_t choose(const Clusters *all, const Row *rows, size_t row_count, Poi
         Point *x = &points[count++];
         x->row = &rows[i];
         x->cluster = &all->cluster[k];
+        x->cluster_file = all->paths[k];
         x->group = g;
         x->held_out = seen[g]++ % 3 == 0 || (g < GROUPS && groups[g].goal < 0);
     }
@@ -246,10 +250,39 @@ static void print_groups(const Point *points, size_t count) {
     }
 }
 
+// The light simulation and the trainer's own, of the rows that the trainer can run: both leave out the end of a layer
+// that is computed again, as the trainer does. Prints the mean difference.
+static bool compare_trainer(const Point *points, size_t count, const char *program, Error *err) {
+    double sum = 0, most = 0;
+    size_t n = 0;
+    printf("%-24s %12s %12s %10s %12s %8s\n", "run", "light", "trainer", "differs by", "published", "error");
+    for (size_t i = 0; i < count; i++) {
+        const Point *x = &points[i];
+        Cluster c = *x->cluster;
+        double seconds;
+        StepTime light;
+        c.recompute_end = false;
+        if (!trainer_can(&x->row->run)) continue;
+        if (!step_simulate(&c, &x->row->run, &light, err)) return false;
+        if (!trainer_seconds(program, x->cluster_file, &x->row->run, &seconds, err)) {
+            printf("%-24s %s\n", x->row->id, err->text);
+            continue;
+        }
+        double differs = seconds / light.seconds - 1;
+        printf("%-24s %10.3f s %10.3f s %+8.1f %% %10.3f s %+6.1f %%\n", x->row->id, light.seconds, seconds,
+               100 * differs, x->row->seconds, 100 * (seconds / x->row->seconds - 1));
+        fflush(stdout);
+        sum += fabs(differs), most = fmax(most, fabs(differs)), n++;
+    }
+    if (n == 0) return error_set(err, "the trainer can run none of these rows");
+    printf("%zu rows differ by %.1f %% on average, %.1f %% at most\n", n, 100 * sum / (double)n, 100 * most);
+    return true;
+}
+
 int main(int argc, char **argv) {
     static Clusters all;
     Error err;
-    const char *keys = NULL, *sets[64];
+    const char *keys = NULL, *program = NULL, *sets[64];
     size_t set_count = 0, row_count = 0;
     Row *rows = NULL;
     bool parts = false, ok = true;
@@ -257,18 +290,25 @@ int main(int argc, char **argv) {
         if (strcmp(argv[i], "--parts") == 0) parts = true;
         else if (strcmp(argv[i], "--fit") == 0 && i + 1 < argc) keys = argv[++i];
         else if (strcmp(argv[i], "--set") == 0 && i + 1 < argc && set_count < 64) sets[set_count++] = argv[++i];
+        else if (strcmp(argv[i], "--trainer") == 0 && i + 1 < argc) program = argv[++i];
         else if (argv[i][0] == '-') ok = error_set(&err, "unknown flag %s", argv[i]);
         else if (strchr(argv[i], ':')) ok = open_cluster(&all, argv[i], &err);
         else ok = rows_read(argv[i], &rows, &row_count, &err);
     }
     if (!ok) return fail(err.text);
     if (all.count == 0 || !rows)
-        return fail("usage: scale [--set KEY=VALUE]... [--fit KEY,KEY] [--parts] ROWS.csv... CLUSTER.json:PREFIX,...");
+        return fail("usage: scale [--set KEY=VALUE]... [--fit KEY,KEY] [--parts] [--trainer PROGRAM] ROWS.csv... "
+                    "CLUSTER.json:PREFIX,...");
     for (size_t i = 0; i < set_count; i++)
         if (!set(&all, sets[i], &err)) return fail(err.text);
     Point *points = (Point *)host_alloc(row_count, sizeof *points);
     size_t count = choose(&all, rows, row_count, points);
     if (count == 0) return fail("no row with a full layout has one of these prefixes");
+    if (program) {
+        ok = compare_trainer(points, count, program, &err);
+        free(points), free(rows);
+        return ok ? 0 : fail(err.text);
+    }
     ok = !keys || fit(&all, keys, points, count, &err);
     ok = ok && predict(points, count, false, &err) >= 0 && predict(points, count, true, &err) >= 0;
     if (ok) {

@@ -3,7 +3,7 @@
 # changes no bit and gives the same times whatever the order of streams and messages, --simulate gives those of a run of
 # all ranks, bubbles are those of the schedules, links count, what does not fit or is not understood is refused.
 # needs: fp32/dev/test/test_clock fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d
-# needs: tools/byte_corpus
+# needs: bf16/train_gpt_3d tools/byte_corpus tools/scale
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
 folder=${1:-build/cpu-fp32}
@@ -137,6 +137,13 @@ code=$?
 report $? "175B parameters on 1024 GPUs: a row for each of 16 stages, in $((($(date +%s%N) - begin) / 1000000)) ms"
 head -c 1 "$dir/large.json" | grep -q '{' && [ "$(grep -c '"process_name"' "$dir/large.json")" = 16 ]
 report $? 'the trace has the stages that were simulated, and no other rank'
+
+# The light simulation of dev/scale goes by lists of its own; the trainer's kernels must come to the same.
+bf16=${folder/fp32/bf16}/train_gpt_3d
+build/tools/scale --trainer "$bf16" dev/scale/rows_a100.csv $cluster:ptd-t1-3,ptd-t1-7 >"$dir/out" 2>"$dir/err"
+read -r rows _ _ _ mean _ _ _ most _ < <(tail -n 1 "$dir/out")
+[ "${rows:-0}" = 5 ] && awk -v mean="$mean" -v most="$most" 'BEGIN { exit !(mean < 2 && most < 3) }'
+report $? "5 rows of PTD-P's Table 1: the trainer and the light simulation: $(tail -n 1 "$dir/out")"
 
 # ---- refused --------------------------------------------------------------------------------------------------------
 

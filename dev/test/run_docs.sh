@@ -35,7 +35,7 @@ check "the drawings are what build/tools/figures draws (else: make doc)" "$(draw
 # Lines of the plan that README prints and the dry run of the same command does not.
 plan() {
     local flags
-    flags=$(make --no-print-directory -n DEVICE=cpu run-train 2>/dev/null | sed -n 's/.*train_gpt_3d //p' |
+    flags=$(make --no-print-directory -n DEVICE=cpu run-train 2>/dev/null | sed -n 's/.*train_gpt_3d //p' | head -n 1 |
         sed -E 's/--prompt "[^"]*"//; s/--(train-data|val-data|out|log|trace|val-every) [^ ]*//g')
     # shellcheck disable=SC2086
     $launch -n 8 "$build/train_gpt_3d" $flags --dry-run >"$dir/plan" 2>&1 </dev/null

@@ -11,6 +11,8 @@
 #ifndef LLMC_CPU_CLOCK_H
 #define LLMC_CPU_CLOCK_H
 
+#define CPU_CLOCK 1  // tells trainers that the device may keep virtual time
+
 #include <math.h>
 #include <stdint.h>
 
@@ -100,6 +102,7 @@ static inline double cpu_kernel_seconds(const Cluster *c, const KernelWork *w) {
         }
         case KERNEL_ATTENTION_FORWARD: case KERNEL_ATTENTION_BACKWARD: return cpu_attention_seconds(c, w);
         case KERNEL_RESIDUAL: return cost_memory(c, MEMORY_ELEMENTWISE, bytes + c->dropout * w->elements);
+        case KERNEL_EXPONENTIAL: return cost_memory(c, MEMORY_SOFTMAX, bytes);
         case KERNEL_LAYERNORM_FORWARD: return cost_memory(c, MEMORY_LAYERNORM_FORWARD, bytes);
         case KERNEL_LAYERNORM_BACKWARD: return cost_memory(c, MEMORY_LAYERNORM_BACKWARD, bytes);
         case KERNEL_CLASSIFIER_FORWARD: case KERNEL_CLASSIFIER_BACKWARD:

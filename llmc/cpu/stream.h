@@ -312,7 +312,7 @@ static inline void cpu_print_profile() {
         double rate = p.seconds > 0 ? 1e-9 / p.seconds : 0;
         printf("%-40s %9zu %12.3f %6.1f%%", row.first.c_str(), p.calls, 1e3 * p.seconds,
                sum > 0 ? 100 * p.seconds / sum : 0);
-        if (p.bytes > 0) printf(" %9.1f %9.1f", rate * p.bytes, rate * p.flops);
+        if (p.bytes > 0) printf(" %9.4g %9.4g", rate * p.bytes, rate * p.flops);
         double peak = clock.cluster.peak_bf16;
         if (p.bytes > 0 && clock.on)
             printf(" %6.1f%%", 1e11 * rate * std::max(p.bytes / clock.cluster.hbm_bandwidth, p.flops / peak));

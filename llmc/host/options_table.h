@@ -125,7 +125,7 @@ static const Option OPTIONS[] = {
 
     GROUP("Optimizer", 0),
     SIZE("steps", steps, NULL, 0, 1e15, 0,
-         "updates of the whole run, a resume's first ones included (default 100; simulated 2)"),
+         "updates, those before a resume included (default 100; simulated 2)"),
     REAL("lr", lr, "1e-3", 0, 1e3, 0, "learning rate after warm-up"),
     SIZE("warmup", warmup, "0", 0, 1e15, 0, "steps of linear warm-up"),
     CHOICE("lr-schedule", lr_schedule, "cosine", 0, "cosine|linear", "how it falls after warm-up"),

@@ -12,7 +12,7 @@
 // The work of the next launch: n elements, for each of which it must move so many bytes and does so many FLOPs. Two
 // statements before one launch add up.
 static inline void kernel_cost(KernelKind kind, size_t n, double bytes, double flops) {
-#ifndef __CUDACC__
+#ifdef CPU_CLOCK
     KernelWork work = KernelWork();
     work.kind = kind, work.elements = (double)n, work.bytes = bytes * (double)n, work.flops = flops * (double)n;
     cpu_state_work(work);
@@ -23,7 +23,7 @@ static inline void kernel_cost(KernelKind kind, size_t n, double bytes, double f
 
 // Causal attention over qkv[B, T, 3, NH, HS] of `width` bytes an element, as one kernel or as the two of its backward.
 static inline void attention_cost(bool backward, size_t B, size_t T, size_t NH, size_t HS, size_t width) {
-#ifndef __CUDACC__
+#ifdef CPU_CLOCK
     KernelWork work = KernelWork();
     double values = (double)(B * T) * (double)(NH * HS), pairs = values * (double)T;
     work.kind = backward ? KERNEL_ATTENTION_BACKWARD : KERNEL_ATTENTION_FORWARD;

@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
 // out[n] = gelu(inp[n]); out may be inp.
 static inline void gelu_forward(floatX *out, const floatX *inp, size_t n, cudaStream_t stream) {
     if (n == 0) return;
-    kernel_cost(KERNEL_ELEMENTWISE, n, 2 * sizeof(floatX), 9);
+    kernel_cost(KERNEL_EXPONENTIAL, n, 2 * sizeof(floatX), 9);
     if (aligned16(out) && aligned16(inp)) {
         LAUNCH(gelu_forward_kernel<x128::size>, element_blocks(n), ELEMENT_THREADS, 0, stream)(out, inp, n);
     } else {
@@ -86,7 +86,7 @@ static inline void gelu_forward(floatX *out, const floatX *inp, size_t n, cudaSt
 static inline void gelu_backward(floatX *dinp, const floatX *dout, const floatX *inp, size_t n,
                                  cudaStream_t stream) {
     if (n == 0) return;
-    kernel_cost(KERNEL_ELEMENTWISE, n, 3 * sizeof(floatX), 17);
+    kernel_cost(KERNEL_EXPONENTIAL, n, 3 * sizeof(floatX), 17);
     if (aligned16(dinp) && aligned16(dout) && aligned16(inp)) {
         LAUNCH(gelu_backward_kernel<x128::size>, element_blocks(n), ELEMENT_THREADS, 0, stream)
         (dinp, dout, inp, n);
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(BIAS_THREADS)
 // gelu_backward and bias_backward. scratch: bias_backward_scratch(N, F) floats.
 static inline void gelu_bias_backward(floatX *dinp, float *dbias, float *scratch, const floatX *dout,
                                       const floatX *inp, size_t N, size_t F, bool accumulate, cudaStream_t stream) {
-    kernel_cost(KERNEL_ELEMENTWISE, N * F, 3 * sizeof(floatX), 18);
+    kernel_cost(KERNEL_EXPONENTIAL, N * F, 3 * sizeof(floatX), 18);
     const size_t W = x128::size;
     size_t chunk_rows = bias_chunk_rows(N), chunks = CEIL_DIV(N, chunk_rows);
     if (F % W == 0 && aligned16(dinp) && aligned16(dout) && aligned16(inp) && aligned16(scratch)) {

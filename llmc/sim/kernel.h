@@ -13,6 +13,7 @@
 typedef enum {
     KERNEL_NONE,
     KERNEL_ELEMENTWISE,
+    KERNEL_EXPONENTIAL,         // elementwise too, but with an exponential for each element, as softmax has
     KERNEL_RESIDUAL,
     KERNEL_LAYERNORM_FORWARD,
     KERNEL_LAYERNORM_BACKWARD,

@@ -30,7 +30,10 @@ static inline size_t job_reserve(const Job *job) {
     return job_gpu_reserve(job->size);
 #else
     (void)job;
-    return cpu_simulates() ? (size_t)cpu_clock().cluster.reserve : 0;
+#ifdef CPU_CLOCK
+    if (cpu_simulates()) return (size_t)cpu_clock().cluster.reserve;
+#endif
+    return 0;
 #endif
 }
 

@@ -223,7 +223,7 @@ static inline ncclComm_t job_split_grid(Job *job, const Grid *grid, char group, 
 
 // False for a rank of a simulation for which another one stands.
 static inline bool job_has(int rank) {
-#ifndef __CUDACC__
+#ifdef CPU_CLOCK
     return !cpu_simulates() || cpu_process_of(rank) >= 0;
 #else
     (void)rank;

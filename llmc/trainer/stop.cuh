@@ -26,6 +26,7 @@ static void on_continue(int number, siginfo_t *info, void *context) {
 
 // From here on signals do not end this process; it looks for them whenever it waits. mpirun passes SIGUSR1 on at once.
 static inline void stop_listen(Trainer *m) {
+    if (m->opt.simulate) return;  // it has nothing to save: signals end it
     static const int numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1};
     struct sigaction action, before;
     memset(&action, 0, sizeof action);
@@ -87,12 +88,12 @@ static inline bool stop_stream_busy(const Trainer *m, cudaStream_t stream) {
 // Waits for a stream, or for all, as cudaStreamSynchronize does, but not for ever: leaves when the run is stopped, and
 // fails when NCCL finds that another rank is gone.
 static inline void trainer_synchronize(Trainer *m, cudaStream_t stream = NULL) {
-    double asked = seconds_now();
+    double asked = seconds_wall();
     for (; !m->opt.simulate && stop_stream_busy(m, stream); sched_yield()) {
-        bool now = seconds_now() - asked >= 0.05;
+        bool now = seconds_wall() - asked >= 0.05;
         if (now || stop_signal || m->ending.known) stop_poll(m);
         if (!now) continue;
-        asked = seconds_now();
+        asked = seconds_wall();
         job_check_ranks(&m->job);
     }
     CUDA_CHECK(stream ? cudaStreamSynchronize(stream) : cudaDeviceSynchronize());  // which a virtual clock sees

@@ -1,7 +1,7 @@
 // timeline.cuh: what ran when. A span brackets work on a stream with two CUDA events; after a synchronisation
 // the spans become trace events, in microseconds since timeline_start. Off (and free) unless asked for.
 //
-// defines: seconds_now, Timeline, timeline_start, span_begin, span_end, timeline_collect
+// defines: seconds_wall, seconds_now, Timeline, timeline_start, span_begin, span_end, timeline_collect
 #ifndef LLMC_TIMELINE_CUH
 #define LLMC_TIMELINE_CUH
 
@@ -15,14 +15,19 @@
 
 enum { TIMELINE_LIMIT = 1000000 };  // spans of one rank; a longer run is traced up to there
 
-// Seconds on the host's clock that never jumps, or on the virtual one.
-static inline double seconds_now(void) {
+// Seconds on the host's clock that never jumps.
+static inline double seconds_wall(void) {
     struct timespec now;
-#ifndef __CUDACC__
-    if (cpu_clock().on) return 1e-9 * (double)cpu_clock().host;
-#endif
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+// The same, or those of the virtual clock if that is on.
+static inline double seconds_now(void) {
+#ifdef CPU_CLOCK
+    if (cpu_clock().on) return 1e-9 * (double)cpu_clock().host;
+#endif
+    return seconds_wall();
 }
 
 typedef struct {

@@ -9,13 +9,13 @@
 // Peak FLOP/s of a device of this run, 0 if unknown.
 static inline double trainer_peak_flops(const Trainer *m) {
     bool bf16 = sizeof(floatX) == 2;
-#ifndef __CUDACC__
+#ifdef CPU_CLOCK
     if (cpu_clock().on) return bf16 ? cpu_clock().cluster.peak_bf16 : cpu_clock().cluster.peak_fp32;
 #endif
     return device_peak_flops(m->device.name, bf16);
 }
 
-#ifndef __CUDACC__
+#ifdef CPU_CLOCK
 // What was not spent on anything, the stream waited for.
 static inline void trainer_clock_end_step(Trainer *m, double ms) {
     if (!cpu_clock().on) return;

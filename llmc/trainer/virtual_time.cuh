@@ -20,7 +20,7 @@ typedef struct {
     double bytes[4], reserve;        // weights, gradients, optimizer, activations
 } VirtualStep;
 
-#ifndef __CUDACC__
+#ifdef CPU_CLOCK
 static_assert((int)VIRTUAL_PARTS == (int)CPU_PARTS, "the parts are those of the clock");
 
 // Starts the clock of --virtual-time; that of a simulation runs already.

@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# calibrate.sh FOLDER DATA: measures what dev/clusters/laptop.json says of one rank with one thread on this machine, and
+# writes it there. It trains train_gpt at two shapes and divides what --profile prints: of each class of kernels the
+# bytes, the FLOPs and the time. Then it predicts five other shapes and prints the error of each.
+# `calibrate.sh check FOLDER DATA` only predicts. CALIBRATE_RUN='chrt -f 50' runs it undisturbed on a busy machine.
+set -eu
+cd "$(dirname "$0")/../.."
+check=
+[ "$1" = check ] && check=1 && shift
+folder=$1 data=$2
+cluster=dev/clusters/laptop.json
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+export OMP_NUM_THREADS=1 LC_ALL=C
+
+train() {  # train LAYERS HEADS CHANNELS SEQ MICRO_BATCH STEPS FLAGS...
+    # shellcheck disable=SC2086
+    ${CALIBRATE_RUN:-} "$folder/train_gpt" --train-data "$data" --layers "$1" --heads "$2" --channels "$3" --seq "$4" \
+        --micro-batch "$5" --global-batch $((2 * $5)) --steps "$6" "${@:7}"
+}
+
+# Of a profile: class, calls, seconds, GB and GFLOP of each class of kernels; attention by forward and backward.
+classes() {
+    sed 's/, LANES>/,LANES>/' "$1" | awk '$2 ~ /^[0-9]+$/ && $4 ~ /%$/ {
+        class = $1 ~ /Matmul/ ? "gemm" : $1 ~ /attention_forward/ ? "flash_forward" : $1 ~ /attention_backward/ ? \
+            "flash_backward" : $1 ~ /gelu/ ? "softmax" : $1 ~ /layernorm_forward/ ? "layernorm_forward" : \
+            $1 ~ /layernorm_backward/ ? "layernorm_backward" : $1 ~ /adamw|global_norm/ ? "optimizer" : \
+            $1 ~ /classifier/ ? "classifier" : $1 ~ /nccl|cudaEvent|cudaStream/ ? "" : "elementwise"
+        if (class == "") next
+        calls[class] += $2; seconds[class] += $3 / 1e3; gb[class] += $5 * $3 / 1e3; gflop[class] += $6 * $3 / 1e3
+    } END { for (c in calls) print c, calls[c], seconds[c], gb[c], gflop[c] }'
+}
+
+set_constant() {  # set_constant KEY VALUE SOURCE
+    sed -i "s|^\( *\"$1\": {\"value\": \)[^,]*, \"source\": \"[^\"]*\"|\1$2, \"source\": \"$3\"|" $cluster
+}
+
+if [ -z "$check" ]; then
+    train 2 4 128 64 4 24 --profile 1 >"$dir/small"
+    train 2 4 512 256 2 8 --profile 1 >"$dir/large"
+    classes "$dir/small" >"$dir/small.classes"
+    classes "$dir/large" >"$dir/large.classes"
+    how="make calibrate, one rank with one thread"
+    # A product: start + FLOPs / rate; two shapes give both. Other kernels: bytes / rate at the large shape.
+    while read -r key value; do
+        set_constant "$key" "$value" "$how"
+    done < <(awk 'FNR == NR { n[$1] = $2; t[$1] = $3; f[$1] = $5; next }
+        { N[$1] = $2; T[$1] = $3; B[$1] = $4; F[$1] = $5 }
+        END {
+            rate = (F["gemm"] / N["gemm"] - f["gemm"] / n["gemm"]) / (T["gemm"] / N["gemm"] - t["gemm"] / n["gemm"])
+            start = t["gemm"] / n["gemm"] - f["gemm"] / n["gemm"] / rate
+            printf "peak_bf16 %.4g\npeak_fp32 %.4g\ngemm_start %.3g\n", 1e9 * rate, 1e9 * rate, (start > 0 ? start : 0)
+            memory = B["elementwise"] / T["elementwise"]
+            printf "hbm_bandwidth %.4g\nelementwise_efficiency 0.5\n", 1e9 * memory * 2
+            split("layernorm_forward layernorm_backward softmax", classes, " ")
+            for (i in classes) {
+                c = classes[i]
+                printf "%s_efficiency %.3g\n", c, B[c] / T[c] / memory / 2
+            }
+            printf "optimizer_efficiency 0.5\n"
+            parameters = B["optimizer"] / 28
+            printf "optimizer_bytes %.3g\n", T["optimizer"] * memory / parameters
+            logits = B["classifier"] / 12
+            printf "classifier_bytes %.3g\n", T["classifier"] * memory / logits
+            split("flash_forward flash_backward", laws, " ")
+            for (i in laws) {
+                c = laws[i]
+                both = 1e9 * (f[c] + F[c]) / (t[c] + T[c])
+                printf "%s_64 %.3g\n%s_128 %.3g\n", c, both, c, both
+            }
+        }' "$dir/small.classes" "$dir/large.classes")
+    set_constant launch_device 3e-6 "$how: the shortest kernels take 2 to 4 us"
+    set_constant launch_host 0 "the host is the device: what a launch costs is in the kernels"
+    for key in sms gemm_efficiency gemm_sustained; do set_constant $key 1 "one thread; the rate is in peak_fp32"; done
+    for key in gemm_wave gemm_depth; do set_constant $key 0 "one thread"; done
+    set_constant accumulate_bytes 0 "the product adds; $how measures it so"
+fi
+
+printf '%-44s %10s %10s %8s\n' 'layers heads channels seq micro-batch' measured predicted error
+worst=0
+while read -r shape; do
+    # shellcheck disable=SC2086
+    measured=$(train $shape 9 | awk '/^step/ { for (i = 1; i < NF; i++) if ($(i + 1) == "ms") print $i }' | tail -n +2 |
+        sort -n | sed -n 4p)
+    # shellcheck disable=SC2086
+    predicted=$(train $shape 2 --virtual-time $cluster | awk '/^step 2/ { for (i = 1; i < NF; i++) if ($(i + 1) == "ms") \
+        print $i }')
+    awk -v s="$shape" -v a="$measured" -v b="$predicted" \
+        'BEGIN { printf "%-44s %7.1f ms %7.1f ms %+6.1f %%\n", s, a, b, 100 * (b / a - 1) }'
+    worst=$(awk -v w="$worst" -v a="$measured" -v b="$predicted" \
+        'BEGIN { e = b / a - 1; e = e < 0 ? -e : e; print (e > w ? e : w) }')
+done <<'END'
+4 4 128 64 4
+2 8 256 128 4
+3 8 384 128 2
+1 12 768 128 4
+6 4 256 256 2
+END
+awk -v w="$worst" 'BEGIN { printf "largest error %.1f %%\n", 100 * w }'
