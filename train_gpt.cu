@@ -191,7 +191,7 @@ static void train_step(GPT *m) {
     trainer_end_step(m, &report);
 }
 
-// Reports the loss over the first batches of the validation data.
+// Reports the loss over the first batches of the validation data, or over the rows of --eval.
 static void validate(GPT *m) {
     Validation v = validation_begin(m);
     while (validation_goes_on(m, &v)) run_batch(m, false);

@@ -421,7 +421,7 @@ static void run_batch(GPT *m, bool training) {
         size_t at = step.micro * m->B * m->T;
         if (step.kind == STEP_FORWARD) forward_step(m, acts, m->inputs + at, m->B, m->T, step.micro, step.chunk);
         // The logits are made when their gradient is due: one buffer serves all micro-batches in flight.
-        bool loss_now = is_last(m, step.chunk) && (step.kind == STEP_BACKWARD) == training;
+        bool loss_now = is_last(m, step.chunk) && step.kind == (training ? STEP_BACKWARD : STEP_FORWARD);
         if (loss_now) loss(m, acts, m->targets + at, step.micro, training);
         if (step.kind == STEP_BACKWARD && training) backward_step(m, acts, m->inputs + at, step.micro, step.chunk);
         if (step.kind == STEP_WEIGHT && training) backward(m, acts, NULL, step.micro, step.chunk, WEIGHT_HALF);
@@ -461,7 +461,7 @@ static void train_step(GPT *m) {
     trainer_end_step(m, &report);
 }
 
-// Reports the loss over the first batches of the validation data.
+// Reports the loss over the first batches of the validation data, or over the rows of --eval.
 static void validate(GPT *m) {
     Validation v = validation_begin(m);
     while (validation_goes_on(m, &v)) run_batch(m, false);

@@ -29,6 +29,7 @@
 
 #include "llmc/grid.h"
 #include "llmc/host/dataloader.h"
+#include "llmc/host/eval_file.h"
 #include "llmc/host/log.h"
 #include "llmc/host/lr.h"
 #include "llmc/host/options.h"
@@ -100,6 +101,7 @@ struct Trainer {
     bool ahead;                    // whether they are there
     double *host_sums, *host_norms;   // [micros], [norm_count] pinned
     DataLoader train_data, val_data;
+    EvalFile eval;                 // of --eval
     Tokenizer tokenizer;
     TrainerState progress;         // steps done, next sample
     double step_began;             // seconds
@@ -144,6 +146,7 @@ static inline void trainer_give_up(Trainer *m);
 #include "llmc/trainer/virtual_report.cuh"
 #include "llmc/trainer/start.cuh"
 #include "llmc/trainer/step.cuh"
+#include "llmc/trainer/evaluate.cuh"
 #include "llmc/trainer/between_steps.cuh"
 
 #endif

@@ -2,12 +2,20 @@
 """Loads a checkpoint folder in Hugging Face's transformers and computes its loss on a shard.
 
     check_transformers.py FOLDER SHARD --seq 128 --batch 8 [--loss 3.2941] [--tolerance 1e-4]
+    check_transformers.py FOLDER ROWS --log LOG [--tolerance 1e-5]
+    check_transformers.py FOLDER --random LAYERS,HEADS,CHANNELS,VOCABULARY,POSITIONS [--shards N]
 
-The loss is the mean over the first --batch samples of --seq tokens of the shard, as the trainers number them, in float64.
-With --loss (what a trainer printed for those samples) the exit code says whether the two agree. Needs the
-packages torch and transformers from PyPI; a machine without a GPU will do.
+The loss is the mean over the first --batch samples of --seq tokens of the shard, as the trainers number them, in
+float64. With --loss (what a trainer printed for those samples) the exit code says whether the two agree.
+
+ROWS is a file for --eval; LOG is what a trainer's --eval ROWS --log LOG has written: the sum of the losses, and how
+many rows or choices are right, must be those that transformers finds. --random makes a GPT-2 with large random weights, in
+FOLDER, split into some N files if --shards says so.
+
+Needs the packages torch and transformers from PyPI; a machine without a GPU will do.
 """
 import argparse
+import json
 import os
 import sys
 
@@ -29,15 +37,87 @@ def read_samples(path, seq, batch):
     return inputs, targets
 
 
+def read_rows(path):
+    """Rows (tokens, first, count, example), the label of each example, and the kind; llmc/host/eval_file.h has both
+    layouts."""
+    import numpy
+
+    header = numpy.fromfile(path, dtype="<i4", count=256)
+    words = numpy.fromfile(path, dtype="<u2", offset=1024).astype("int64").tolist()
+    rows, labels, at = [], [], 0
+    if header[0] == 20261122:
+        for example in range(header[2]):
+            n, first, count = words[at : at + 3]
+            rows.append((words[at + 3 : at + 3 + n], first, count, example))
+            at += 3 + n
+        return rows, labels, int(header[3])
+    for example in range(header[2]):
+        labels.append(words[at + 3])
+        endings, n = words[at + 4 : at + 6]
+        context, at = words[at + 6 : at + 6 + n], at + 6 + n
+        for _ in range(endings):
+            length = words[at]
+            rows.append((context + words[at + 1 : at + 1 + length], n, length, example))
+            at += 1 + length
+    return rows, labels, 3
+
+
+def check_rows(model, path, log, tolerance):
+    import torch
+
+    rows, labels, kind = read_rows(path)
+    total, wrong, best = 0.0, 0, {}
+    for number, (tokens, first, count, example) in enumerate(rows):
+        with torch.no_grad():
+            logits = model(torch.tensor([tokens[:-1]])).logits[0, first - 1 : first - 1 + count]
+        targets = torch.tensor(tokens[first : first + count])
+        loss = torch.nn.functional.cross_entropy(logits, targets, reduction="sum").item()
+        total += loss
+        wrong += not bool((logits.argmax(-1) == targets).all())
+        best.setdefault(example, []).append(loss / count)
+    right = None
+    if kind == 2:
+        right = len(rows) - wrong
+    if kind == 3:
+        right = sum(losses.index(min(losses)) == labels[example] for example, losses in best.items())
+    with open(log, encoding="utf-8") as file:
+        line = [json.loads(line) for line in file if "eval_loss_sum" in line][-1]
+    difference = abs(line["eval_loss_sum"] - total) / total
+    print(f"transformers: loss sum {total:.9f}, right {right}; expected {line['eval_loss_sum']:.9f}, right "
+          f"{line.get('eval_right')}; relative difference {difference:.3g}, tolerance {tolerance:g}")
+    if not difference <= tolerance or right != line.get("eval_right"):
+        sys.exit("error: they differ")
+
+
+def make_random(folder, sizes, shards):
+    import torch
+    import transformers
+
+    layers, heads, channels, vocabulary, positions = sizes
+    torch.manual_seed(1)
+    config = transformers.GPT2Config(n_layer=layers, n_head=heads, n_embd=channels, vocab_size=vocabulary,
+                                     n_positions=positions, initializer_range=0.2)
+    model = transformers.GPT2LMHeadModel(config)
+    size = sum(p.numel() for p in model.parameters()) * 4
+    model.save_pretrained(folder, max_shard_size=size // shards + 4096 if shards > 1 else "50GB")
+    print(f"{folder}: {', '.join(sorted(os.listdir(folder)))}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", help="checkpoint folder with config.json and model.safetensors")
-    parser.add_argument("shard", help="tokens in llm.c's format")
-    parser.add_argument("--seq", type=int, required=True, help="tokens of a sample")
+    parser.add_argument("shard", nargs="?", help="tokens in llm.c's format, or rows for --eval")
+    parser.add_argument("--seq", type=int, help="tokens of a sample")
     parser.add_argument("--batch", type=int, default=8, help="samples (default 8)")
     parser.add_argument("--loss", type=float, help="the loss that is expected")
-    parser.add_argument("--tolerance", type=float, default=1e-4, help="largest relative difference (default 1e-4)")
+    parser.add_argument("--tolerance", type=float, help="largest relative difference (default 1e-4; of --log 1e-5)")
+    parser.add_argument("--log", help="the log of a trainer's --eval of these rows")
+    parser.add_argument("--random", help="make a random model of these sizes in FOLDER")
+    parser.add_argument("--shards", type=int, default=1, help="files of the random model (default 1)")
     args = parser.parse_args()
+    if not args.random and not (args.shard and (args.seq or args.log)):
+        parser.error("SHARD with --seq, ROWS with --log, or --random")
+    args.tolerance = args.tolerance or (1e-5 if args.log else 1e-4)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is in the folder
     try:
         import torch
@@ -45,7 +125,11 @@ def main():
     except ImportError as missing:
         sys.exit(f"error: {missing}: pip install torch transformers")
 
-    inputs, targets = read_samples(args.shard, args.seq, args.batch)
+    if args.random:
+        make_random(args.folder, [int(size) for size in args.random.split(",")], args.shards)
+        return
+    if not args.log:
+        inputs, targets = read_samples(args.shard, args.seq, args.batch)
     model, report = transformers.GPT2LMHeadModel.from_pretrained(args.folder, output_loading_info=True)
     stored = next(model.parameters()).dtype
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
@@ -56,6 +140,9 @@ def main():
     if model.lm_head.weight.data_ptr() != model.transformer.wte.weight.data_ptr():
         sys.exit("error: the head is not tied to the embedding")
     model = model.to(torch.float64).eval()
+    if args.log:
+        check_rows(model, args.shard, args.log, args.tolerance)
+        return
     with torch.no_grad():
         logits = model(torch.from_numpy(inputs)).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(targets).flatten()).item()

@@ -1,31 +1,47 @@
 #!/usr/bin/env python3
-"""Downloads a data set and writes it as token shards that the trainers read.
+"""Downloads a data set and writes it as token shards that the trainers read, or as rows for their --eval.
 
     prepare.py tinyshakespeare                     1 MB of plays, as bytes (--vocab 257)
     prepare.py tinystories --tokenizer gpt2        2 GB of children's stories, as GPT-2's tokens (--vocab 50257)
     prepare.py fineweb --shards 100                10 billion tokens of web text, 100 million a shard
     prepare.py fineweb --pretokenized --shards 10  the same text already in GPT-2's tokens: no package needed
 
+    prepare.py wikitext103 --stride 32             WikiText-103's test text in overlapping windows (needs pyarrow)
+    prepare.py lambada                             LAMBADA's test passages, of which the last word counts
+    prepare.py hellaswag                           HellaSwag's validation set, four endings each
+    prepare.py windows --text FILE --stride 32     a text of one's own in overlapping windows, without a network
+    prepare.py cloze --text FILE                   passages of one's own, one a line, of which the last word counts
+    prepare.py choices --text FILE                 JSON Lines of one's own: {"ctx": .., "endings": [..], "label": ..}
+
 A shard is llm.c's: 256 int32 (20240520, 1, number of tokens), then uint16 tokens, <|endoftext|> before each document.
 Shards are written to OUT/SET_train_000001.bin ... and OUT/SET_val_000000.bin, so that
 --train-data 'OUT/SET_train_*.bin' --val-data 'OUT/SET_val_*.bin' names them. With GPT-2's tokens OUT/tokenizer.json
-comes too: give it to the trainer as --tokenizer, for prompts and samples.
+comes too: give it to the trainer as --tokenizer, for prompts and samples. What is for --eval goes to OUT/SET.bin, in
+rows of at most --seq + 1 tokens; doc/evaluation.md has the layout.
 
 Packages from PyPI: tokenizers for GPT-2's tokens, pyarrow for fineweb unless --pretokenized. Without them there are
 bytes. What has been downloaded stays in OUT/download and is not fetched again.
 """
 import argparse
 import array
+import json
 import os
 import sys
 import urllib.error
 import urllib.request
+
+sys.dont_write_bytecode = True  # beside the sources
+import eval_rows  # noqa: E402
 
 SOURCES = {
     "tinyshakespeare": "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare",
     "tinystories": "https://huggingface.co/datasets/roneneldan/TinyStories/resolve/main",
     "fineweb": "https://huggingface.co/datasets/HuggingFaceFW/fineweb/resolve/main/sample/10BT",
     "pretokenized": "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main",
+    "wikitext103": "https://huggingface.co/datasets/Salesforce/wikitext/resolve/main/wikitext-103-v1",
+    "lambada": "https://huggingface.co/datasets/EleutherAI/lambada_openai/resolve/main/data",
+    "hellaswag": "https://raw.githubusercontent.com/rowanz/hellaswag/master/data",
+    "windows": "", "cloze": "", "choices": "",
     "tokenizer": "https://huggingface.co/openai-community/gpt2/resolve/main",
 }
 END_OF_TEXT = "<|endoftext|>"
@@ -60,7 +76,7 @@ def download(url, folder):
 
 
 class Bytes:
-    end_of_text = 256
+    end_of_text, vocabulary = 256, 257
 
     def encode(self, texts):
         return [list(text.encode()) for text in texts]
@@ -74,6 +90,7 @@ class GPT2:
             fail("GPT-2's tokens need a package: pip install tokenizers (or take --tokenizer bytes)")
         self.tokenizer = tokenizers.Tokenizer.from_file(path)
         self.end_of_text = self.tokenizer.token_to_id(END_OF_TEXT)
+        self.vocabulary = self.tokenizer.get_vocab_size()
         if self.end_of_text is None or self.tokenizer.get_vocab_size() > 65536:
             fail(f"{path} has no {END_OF_TEXT}, or tokens that do not fit into 16 bits")
 
@@ -189,25 +206,98 @@ def fineweb(args, tokenizer):
     shards.finish()
 
 
+def read_text(path):
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def eval_windows(args, tokenizer, text, original_words):
+    """Perplexity per word counts the words of the text as its authors cut it, whatever the tokens are."""
+    tokens = [tokenizer.end_of_text] + tokenizer.encode([text])[0]
+    rows = eval_rows.windows(tokens, args.seq, args.stride)
+    eval_rows.write_rows(eval_path(args), eval_rows.TEXT, tokenizer.vocabulary, original_words, rows)
+
+
+def eval_path(args):
+    return os.path.join(args.out, args.set + ".bin")
+
+
+def wikitext103(args, tokenizer):
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        fail("wikitext103 needs a package: pip install pyarrow (or give its text to windows --text)")
+    path = download(f"{args.source}/test-00000-of-00001.parquet", args.download)
+    text = "".join(pyarrow.parquet.read_table(path).column("text").to_pylist())
+    eval_windows(args, tokenizer, eval_rows.detokenize_wikitext(text), len(text.split()))
+
+
+def windows(args, tokenizer):
+    text = read_text(args.text)
+    eval_windows(args, tokenizer, text, len(text.split()))
+
+
+def lambada(args, tokenizer):
+    path = download(f"{args.source}/lambada_test_en.jsonl", args.download)
+    eval_cloze(args, tokenizer, [line["text"] for line in eval_rows.json_lines(path)])
+
+
+def cloze(args, tokenizer):
+    eval_cloze(args, tokenizer, read_text(args.text).splitlines())
+
+
+def eval_cloze(args, tokenizer, passages):
+    rows = eval_rows.cloze(passages, tokenizer, args.seq)
+    eval_rows.write_rows(eval_path(args), eval_rows.CLOZE, tokenizer.vocabulary, 0, rows)
+
+
+def hellaswag(args, tokenizer):
+    eval_choices(args, tokenizer, download(f"{args.source}/hellaswag_val.jsonl", args.download))
+
+
+def choices(args, tokenizer):
+    eval_choices(args, tokenizer, args.text)
+
+
+def eval_choices(args, tokenizer, path):
+    examples = [(line["ctx"], line["endings"], int(line["label"])) for line in eval_rows.json_lines(path)]
+    eval_rows.write_choices(eval_path(args), eval_rows.choices(examples, tokenizer, args.seq))
+
+
+MAKERS = {make.__name__: make for make in (tinyshakespeare, tinystories, fineweb, wikitext103, lambada, hellaswag,
+                                           windows, cloze, choices)}
+OWN_TEXT = ("windows", "cloze", "choices")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("set", choices=["tinyshakespeare", "tinystories", "fineweb"])
+    parser.add_argument("set", choices=list(MAKERS))
     parser.add_argument("--out", default="build/data", help="folder of the shards (default build/data)")
-    parser.add_argument("--tokenizer", help="bytes, gpt2, or the path of a tokenizer.json (default: bytes for "
-                        "tinyshakespeare and tinystories, gpt2 for fineweb)")
+    parser.add_argument("--tokenizer", help="bytes, gpt2, or the path of a tokenizer.json (default: gpt2 for "
+                        "fineweb, wikitext103, lambada and hellaswag, else bytes)")
     parser.add_argument("--shards", type=int, default=0, help="training shards (0: all; fineweb: 1)")
     parser.add_argument("--shard-tokens", type=int, default=100_000_000, help="tokens of a shard (default 100000000)")
     parser.add_argument("--pretokenized", action="store_true", help="fineweb: download shards of GPT-2's tokens")
     parser.add_argument("--source", help="take the files from this address, which can begin with file://")
+    parser.add_argument("--text", help="windows, cloze and choices: the file with one's own text")
+    parser.add_argument("--seq", type=int, default=1024, help="for --eval: tokens that the model takes (default 1024)")
+    parser.add_argument("--stride", type=int, default=0, help="windows and wikitext103: tokens that a window adds to "
+                        "the one before it (default --seq: no overlap)")
     args = parser.parse_args()
     if args.pretokenized and args.set != "fineweb":
         fail("--pretokenized is for fineweb")
     if args.shards < 0 or not 0 < args.shard_tokens < 2**31:
         fail("--shards must not be negative, and --shard-tokens must lie between 1 and 2147483647")
+    if (args.set in OWN_TEXT) != bool(args.text):
+        fail("--text FILE is for windows, cloze and choices, which need it")
+    args.stride = args.stride or args.seq
+    if not 1 <= args.stride <= args.seq or args.seq > 65534:
+        fail("--seq must lie between 1 and 65534, and --stride between 1 and --seq")
     if args.set == "fineweb" and args.shards == 0:
         args.shards = 1
     args.source = (args.source or SOURCES["pretokenized" if args.pretokenized else args.set]).rstrip("/")
-    args.tokenizer = args.tokenizer or ("gpt2" if args.set == "fineweb" else "bytes")
+    large = ("fineweb", "wikitext103", "lambada", "hellaswag")
+    args.tokenizer = args.tokenizer or ("gpt2" if args.set in large else "bytes")
     args.download = os.path.join(args.out, "download")
     try:
         os.makedirs(args.out, exist_ok=True)
@@ -216,9 +306,11 @@ def main():
         tokenizer = None
         if not args.pretokenized:
             tokenizer = Bytes() if args.tokenizer == "bytes" else GPT2(args.tokenizer)
-        {"tinyshakespeare": tinyshakespeare, "tinystories": tinystories, "fineweb": fineweb}[args.set](args, tokenizer)
+        MAKERS[args.set](args, tokenizer)
     except OSError as problem:
         fail(problem)
+    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as problem:
+        fail(f"the text is not as it must be: {type(problem).__name__} {problem}")
 
 
 if __name__ == "__main__":

@@ -431,7 +431,7 @@ static bool job_gradients(const ParamTable *table, size_t lo, size_t hi, bool wr
 
 static TrainerState example_state(size_t step) {
     TrainerState s = {step, step * 8, step, UINT64_MAX - 1, true, false, 64, 8, 1000, 10, 1,
-                      1e-3 / 3, 0.1, 0.1, 1.0, 0.9, 0.95, 1e-8};
+                      1e-3 / 3, 0.1, 0.1, 1.0, 0.9, 0.95, 1e-8, 2, 2, 100, 1};
     return s;
 }
 
@@ -592,14 +592,90 @@ static void test_foreign(void) {
     }
     unlink(in_root("foreign/model.safetensors"));
     ok = !checkpoint_check(dir, &SMALL, false, false, &err) && says(&err, "No such file");
-    write_bytes(in_root("foreign/model.safetensors.index.json"), "{}", 2);
-    ok &= !checkpoint_check(dir, &SMALL, false, false, &err) && says(&err, "split into several files");
     ok &= !checkpoint_check(whole, &SMALL, true, true, &err) && says(&err, "has no tensor wte.weight.master");
     GPTConfig longer = SMALL;
     longer.maxT = 11;
     ok &= !checkpoint_check(whole, &longer, true, false, &err) &&
           says(&err, "wpe.weight has shape [10, 24] instead of [11, 24]");
-    check(&checks, ok, "missing or split weights, missing master weights, another model");
+    check(&checks, ok, "missing weights, missing master weights, another model");
+}
+
+// A copy of the weights in two files with an index, which says of each tensor where it is.
+static void write_split(const char *whole, const char *dir, const char *from, const char *to) {
+    SafeTensors st, part;
+    Error err;
+    char text[16384], path[PATH_MAX];
+    size_t n = 0, count = 0;
+    snprintf(path, sizeof path, "%s/model.safetensors", whole);
+    bool ok = st_open(&st, path, &err);
+    n += (size_t)snprintf(text + n, sizeof text - n, "{\"metadata\":{\"total_size\":1},\"weight_map\":{");
+    for (int k = 0; k < 2 && ok; k++) {
+        STEntry specs[64];
+        for (size_t i = count = 0; i < st.count; i++) {
+            if (i % 2 != (size_t)k) continue;
+            specs[count++] = st.entries[i];
+            n += (size_t)snprintf(text + n, sizeof text - n, "%s\"%s\":\"model-%05d-of-00002.safetensors\"",
+                                  n > 50 ? "," : "", st.entries[i].name, k + 1);
+        }
+        snprintf(path, sizeof path, "%s/model-%05d-of-00002.safetensors", dir, k + 1);
+        ok = st_create(&part, path, specs, count, &err);
+        for (size_t i = k, at = 0; i < st.count && ok; i += 2, at++) {
+            const STEntry *x = &st.entries[i];
+            float *values = allocate(x->count * sizeof(float));
+            ok = st_read_floats(&st, x, 0, x->count, values, &err) &&
+                 st_write_floats(&part, st_find(&part, x->name), 0, x->count, values, &err);
+            free(values);
+        }
+        ok = ok && st_finish(&part, &err);
+    }
+    if (!ok) fprintf(stderr, "cannot split %s: %s\n", whole, err.text), exit(1);
+    st_close(&st);
+    snprintf(text + n, sizeof text - n, "}}");
+    char *found = from ? strstr(text, from) : NULL;
+    if (from && !found) fprintf(stderr, "the index has no %s\n", from), exit(1);
+    char changed[sizeof text + 256];
+    if (found) snprintf(changed, sizeof changed, "%.*s%s%s", (int)(found - text), text, to, found + strlen(from));
+    else snprintf(changed, sizeof changed, "%s", text);
+    snprintf(path, sizeof path, "%s/model.safetensors.index.json", dir);
+    write_bytes(path, changed, strlen(changed));
+}
+
+// Weights in several files, as Hugging Face saves large models: the same values; an index that lies is refused by name.
+static void test_split(void) {
+    Error err = {""};
+    char whole[PATH_MAX];
+    snprintf(whole, sizeof whole, "%s/whole/step-00000100", root);
+    const char *dir = in_root("split");
+    mkdir(dir, 0777);
+    write_split(whole, dir, NULL, NULL);
+    ParamTable table = table_make_whole(&SMALL);
+    float *wanted = allocate(table.total * sizeof(float)), *values = allocate(table.total * sizeof(float));
+    bool ok = checkpoint_check(dir, &SMALL, false, false, &err) &&
+              checkpoint_read(whole, STATE_WEIGHTS, &table, wanted, 0, table.total, &err) &&
+              checkpoint_read(dir, STATE_WEIGHTS, &table, values, 0, table.total, &err);
+    if (!ok) printf("     %s\n", err.text);
+    ok = ok && memcmp(values, wanted, table.total * sizeof(float)) == 0;
+    check(&checks, ok, "weights in two files with an index");
+    free(values);
+    free(wanted);
+    table_free(&table);
+    static const struct { const char *from, *to, *says; } LIES[] = {
+        {"\"h.0.attn.c_attn.bias\":\"model-00001", "\"h.0.attn.c_attn.bias\":\"model-00002", "h.0.attn.c_attn.bias"},
+        {"\"h.0.attn.c_attn.bias\"", "\"h.9.attn.c_attn.bias\"", "h.0.attn.c_attn.bias, which it does not list"},
+        {"model-00002-of", "model-00003-of", "model-00003-of-00002.safetensors, which is not there"},
+        {"_map\":{", "_map\":{\"extra\":\"model-00001-of-00002.safetensors\",", "puts tensor extra into"},
+        {"_map\":{", "_map\":{\"wpe.weight\":\"model-00002-of-00002.safetensors\",", "lies"},
+        {"\"model-00001-of", "\"../model-00001-of", "entry 0 of its \"weight_map\""},
+        {"weight_map", "weight_mop", "has no \"weight_map\""},
+        {"\"weight_map\":{", "\"weight_map\":{\"x\":3,", "entry 0 of its \"weight_map\""},
+        {"}}", "}", "is not valid JSON"},
+    };
+    for (size_t i = 0; i < sizeof LIES / sizeof LIES[0]; i++) {
+        write_split(whole, dir, LIES[i].from, LIES[i].to);
+        bool refused = !checkpoint_check(dir, &SMALL, false, false, &err);
+        check(&checks, refused && says(&err, LIES[i].says) && says(&err, "model.safetensors.index.json"),
+              "refused: an index that lies -> %s", err.text);
+    }
 }
 
 #define SIZES "\"n_layer\":2,\"n_head\":4,\"n_embd\":32,\"n_positions\":24,\"vocab_size\":61"
@@ -1108,6 +1184,7 @@ int main(int argc, char **argv) {
     test_types();
     test_layouts();
     test_foreign();
+    test_split();
     test_config();
     test_state();
     test_folders();

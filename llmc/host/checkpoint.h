@@ -21,6 +21,7 @@
 #include <dirent.h>
 
 #include "llmc/host/config_json.h"
+#include "llmc/host/st_index.h"
 #include "llmc/host/tensor_slices.h"
 #include "llmc/host/trainer_json.h"
 
@@ -164,13 +165,12 @@ static inline bool checkpoint_read_state(const char *dir, TrainerState *state, E
     return path_print(path, sizeof path, err, "%s/trainer.json", dir) && trainer_state_read(path, state, err);
 }
 
+// One file, or several where there is an index instead.
 static inline bool checkpoint_open(const char *dir, StateKind kind, SafeTensors *st, Error *err) {
     char path[PATH_MAX], index[PATH_MAX];
     if (!path_print(path, sizeof path, err, "%s/%s", dir, state_file(kind)) ||
         !path_print(index, sizeof index, err, "%s.index.json", path)) return false;
-    if (access(path, F_OK) != 0 && access(index, F_OK) == 0) {
-        return error_set(err, "%s is split into several files: save it as one model.safetensors", path);
-    }
+    if (access(path, F_OK) != 0 && access(index, F_OK) == 0) return st_open_index(st, dir, index, err);
     return st_open(st, path, err);
 }
 

@@ -1,6 +1,7 @@
 // log.h: what a run says: one console line a step, and the JSON Lines file of --log.
 //
-// defines: device_peak_flops, StepReport, Log, log_check, log_open, log_step, log_validation, log_close
+// defines: device_peak_flops, StepReport, Log, log_check, log_open, log_step, log_validation, EvalReport, log_eval,
+//          log_close
 //
 // A step is numbered by the updates that are done after it, as checkpoints are: the first one is step 1.
 #ifndef LLMC_LOG_H
@@ -201,6 +202,32 @@ static inline void log_validation(Log *log, size_t step, double val_loss) {
     if (!log->json) return;
     fprintf(log->json, "{\"step\":%zu", step);
     log_number(log->json, "val_loss", val_loss);
+    log_end_line(log);
+}
+
+// What --eval has found: sums over the rows of a file.
+typedef struct {
+    size_t rows, tokens;  // tokens: those that count
+    double loss_sum;      // of these
+    size_t words;         // of the original text; 0: not known
+    size_t right, of;     // rows guessed whole (cloze), or examples with the right choice; of 0: neither
+} EvalReport;
+
+// Perplexities are exp(loss sum / tokens) and exp(loss sum / words), as Megatron-LM's section 5 counts them.
+static inline void log_eval(Log *log, const char *path, const EvalReport *r) {
+    double mean = r->loss_sum / (double)r->tokens, of_words = r->words ? r->loss_sum / (double)r->words : 0.0;
+    printf("eval %s: %zu rows, %zu tokens, loss sum %.10g\n", path, r->rows, r->tokens, r->loss_sum);
+    printf("eval loss per token %.6f, perplexity %.6g\n", mean, exp(mean));
+    if (r->words) printf("eval %zu original words, perplexity per word %.6g\n", r->words, exp(of_words));
+    if (r->of) printf("eval right %zu of %zu, accuracy %.4f\n", r->right, r->of, (double)r->right / (double)r->of);
+    fflush(stdout);
+    if (!log->json) return;
+    fprintf(log->json, "{\"step\":0,\"eval_rows\":%zu,\"eval_tokens\":%zu", r->rows, r->tokens);
+    log_number(log->json, "eval_loss_sum", r->loss_sum);
+    log_number(log->json, "eval_perplexity", exp(mean));
+    if (r->words) fprintf(log->json, ",\"eval_words\":%zu", r->words);
+    if (r->words) log_number(log->json, "eval_word_perplexity", exp(of_words));
+    if (r->of) fprintf(log->json, ",\"eval_right\":%zu,\"eval_of\":%zu", r->right, r->of);
     log_end_line(log);
 }
 

@@ -292,10 +292,17 @@ static inline bool options_resolve(Options *o, const GPTConfig *file, size_t ran
         return false;
     }
     if (o->val_every == OPTION_LEFT_OUT) o->val_every = o->val_data ? 20 : 0;
-    if (!o->train_data && !o->dry_run && !o->simulate)
+    if (o->eval && !o->init && !o->resume) {
+        return error_set(err, "--eval %s needs the weights that it measures: --init or --resume", o->eval);
+    }
+    if (!o->train_data && !o->dry_run && !o->simulate && !o->eval)
         return error_set(err, "--train-data is missing: it names the shards");
     if (o->val_every && !o->val_data) return error_set(err, "--val-every %zu needs --val-data", o->val_every);
     if (o->save_every && !o->out) return error_set(err, "--save-every %zu needs --out", o->save_every);
+    if (o->eval) {  // nothing is trained, saved or sampled
+        o->train_data = o->val_data = o->out = NULL;
+        o->steps = o->val_every = o->sample_every = o->save_every = 0;
+    }
     return true;
 }
 

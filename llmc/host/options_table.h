@@ -43,7 +43,7 @@ typedef struct {
     size_t val_every, val_batches, sample_every, sample_tokens;
     const char *prompt;
     size_t save_every, keep;
-    const char *log, *trace, *dump_gradients;
+    const char *log, *trace, *dump_gradients, *eval;
     size_t trace_steps;
     bool profile, dry_run, debug_replicas;
     size_t tensor;
@@ -150,6 +150,7 @@ static const Option OPTIONS[] = {
     SIZE("trace-steps", trace_steps, "10", 1, 1e6, 0, "training steps that --trace and --profile look at"),
     SWITCH("profile", profile, "0", 0, "table of the time per kernel at the end"),
     TEXT("dump-gradients", dump_gradients, NULL, 0, "FILE", "safetensors of the first step's gradients"),
+    TEXT("eval", eval, NULL, 0, "FILE", "measure the model on a file's rows and stop: doc/evaluation.md"),
     MARK("dry-run", dry_run, "print configuration, ranks and bytes per rank, then stop"),
     MARK("help", help, "this text"),
 

@@ -58,7 +58,8 @@ static inline bool outputs_check(const Options *o, const char *from, const DataL
         const char *flag = outputs[i].flag, *path = outputs[i].path;
         if (!path) continue;
         if (!output_can_be_written(flag, path, i == 2, err) || !output_is_no_shard(flag, path, train, err) ||
-            !output_is_no_shard(flag, path, val, err) || !output_is_no_input(flag, path, o->tokenizer, err)) {
+            !output_is_no_shard(flag, path, val, err) || !output_is_no_input(flag, path, o->tokenizer, err) ||
+            !output_is_no_input(flag, path, o->eval, err)) {
             return false;
         }
         for (int f = 0; from && f < CHECKPOINT_FILE_COUNT; f++) {

@@ -26,6 +26,7 @@ typedef struct {
     size_t count;         // elements: the product of the shape
     size_t width;         // bytes of one element
     uint64_t begin, end;  // bytes of the file
+    size_t part;          // 0: the file itself; k: parts[k - 1] of it (st_index.h)
 } STEntry;
 
 typedef struct {
@@ -33,6 +34,8 @@ typedef struct {
     char *path;
     size_t count;
     STEntry *entries;  // [count] sorted by name
+    size_t part_count;
+    int *parts;        // [part_count] open files, if the tensors are split over several
 } SafeTensors;
 
 // The types that the format knows and how wide they are.
@@ -70,6 +73,8 @@ static inline float st_from_f16(uint16_t x) {
 
 static inline void st_close(SafeTensors *st) {
     if (st->fd >= 0) close(st->fd);
+    for (size_t i = 0; i < st->part_count; i++) close(st->parts[i]);
+    free(st->parts);
     free(st->path);
     free(st->entries);
     memset(st, 0, sizeof *st);
@@ -269,7 +274,8 @@ static inline bool st_read_floats(const SafeTensors *st, const STEntry *x, size_
         void *to = x->dtype == ST_F32 ? (void *)out : (void *)&stage;
         errno = 0;
         uint64_t place = x->begin + (uint64_t)(first + i) * x->width;
-        if (!file_read_at(st->fd, to, n * x->width, place, &got) || got < n * x->width) {
+        int fd = x->part ? st->parts[x->part - 1] : st->fd;
+        if (!file_read_at(fd, to, n * x->width, place, &got) || got < n * x->width) {
             return error_set(err, "cannot read tensor %s of %s: %s", x->name, st->path,
                              errno ? strerror(errno) : "the file has become shorter");
         }

@@ -15,6 +15,7 @@ static inline bool has_moved(const Trainer *m) { return m->progress.step > m->pr
 // Is it time for one, after progress.step updates? A resumed run does not repeat what the run before it did.
 static inline bool validation_due(const Trainer *m) {
     const Options *o = &m->opt;
+    if (o->eval) return true;  // and nothing else is: the run has no steps
     return o->val_every && (has_moved(m) || !o->resume) && (m->progress.step % o->val_every == 0 || is_last_step(m));
 }
 
@@ -29,21 +30,26 @@ static inline bool save_due(const Trainer *m) {
     return o->out && (is_last_step(m) ? has_moved(m) || !o->resume : due);
 }
 
-// A pass over the first global batches of the validation data, always in order.
+// A pass over the first global batches of the validation data, always in order; or over the rows of --eval.
 typedef struct {
     size_t batch, batches;  // done so far, of so many
     double sum;             // of their mean losses
+    Evaluation eval;
 } Validation;
 
 // Use: while (validation_goes_on(m, &v)) run the batch forward.
 static inline Validation validation_begin(const Trainer *m) {
+    Validation v;
+    memset(&v, 0, sizeof v);
+    if (m->opt.eval) { v.eval = evaluation_begin(m); return v; }
     size_t batches = m->val_data.samples / m->opt.global_batch;
-    Validation v = {0, batches < m->opt.val_batches ? batches : m->opt.val_batches, 0.0};
+    v.batches = batches < m->opt.val_batches ? batches : m->opt.val_batches;
     return v;
 }
 
 // Takes the loss of the batch that has run, and loads the next one; false, and the mean is logged, after the last.
 static inline bool validation_goes_on(Trainer *m, Validation *v) {
+    if (m->opt.eval) return evaluation_goes_on(m, &v->eval);
     if (v->batch > 0) v->sum += trainer_mean_loss(m);
     if (v->batch == v->batches) {
         log_validation(&m->log, m->progress.step, v->sum / (double)v->batches);

@@ -11,7 +11,7 @@
 static inline bool trainer_source(Trainer *m, const char **from, Error *err) {
     static char latest[PATH_MAX];
     Options *o = &m->opt;
-    bool ok = !o->out || o->dry_run || checkpoint_claim(o->out, m->job.rank == 0, err);
+    bool ok = !o->out || o->dry_run || o->eval || checkpoint_claim(o->out, m->job.rank == 0, err);
     if (o->resume && strcmp(o->resume, "auto") == 0) {
         if (!o->out) return error_set(err, "--resume auto needs --out, where it looks");
         ok = ok && (m->job.rank != 0 || checkpoint_latest(o->out, o->verify, latest, sizeof latest, err));
@@ -21,6 +21,7 @@ static inline bool trainer_source(Trainer *m, const char **from, Error *err) {
     } else if (o->resume && o->verify && m->job.rank == 0) {
         ok = ok && checkpoint_verify(o->resume, err);
     }
+    if (o->eval && o->resume) o->init = o->resume, o->resume = NULL;  // its weights, and nothing of its training
     *from = o->resume ? o->resume : o->init;
     return ok;
 }
@@ -33,6 +34,7 @@ static inline bool trainer_files(Trainer *m, const char *from, Error *err) {
                           !dataloader_check_batch(&m->train_data, o->global_batch, err))) return false;
     if (o->val_every && (!dataloader_open(&m->val_data, o->val_data, m->T, err) ||
                          !dataloader_check_batch(&m->val_data, o->global_batch, err))) return false;
+    if (o->eval && !eval_open(&m->eval, o->eval, m->config.V, m->T, err)) return false;
     if (!o->tokenizer && from && path_print(beside, sizeof beside, err, "%s/tokenizer.json", from) &&
         access(beside, R_OK) == 0) o->tokenizer = beside;
     return tokenizer_open(&m->tokenizer, o->tokenizer, err) &&
@@ -216,7 +218,8 @@ static inline void trainer_start(Trainer *m) {
     job_agree(&m->job, loaded, &err, 1);
     CUDA_CHECK(cudaDeviceSynchronize());  // memory is set on the default stream, which ours do not wait for
     // Nothing can be refused any more, on any rank: now the lines that this run writes again may go.
-    bool opened = log_open(&m->log, m->job.rank == 0 ? o->log : NULL, m->progress.step, o->steps, tokens,
+    size_t kept = o->eval ? SIZE_MAX : m->progress.step;  // lines of the steps so far stay in the log
+    bool opened = log_open(&m->log, m->job.rank == 0 ? o->log : NULL, kept, o->steps, tokens,
                            count_flops(&m->config, tokens, m->T), count_flops_llmc(&m->config, tokens, m->T),
                            m->job.size * peak, &err);
     job_agree(&m->job, opened, &err);

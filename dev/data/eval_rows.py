@@ -1,0 +1,101 @@
+"""Rows of tokens and which of them count, for --eval: what prepare.py makes of evaluation sets.
+
+The file: 256 int32 (20261122, 1, rows, kind, vocabulary, words), then for each row uint16: its tokens n, the first that
+counts, how many count, and the n tokens. Kind 1 is text (words: of the original text), 2 is cloze. Choices are written
+in llm.c's layout instead, which llmc/host/eval_file.h describes too.
+"""
+import array
+import json
+import os
+import re
+import sys
+
+TEXT, CLOZE = 1, 2
+
+
+def write(path, header, words):
+    """The header, filled up to 256 int32, then uint16. The file takes its name when it is complete."""
+    head, body = array.array("i", header + [0] * (256 - len(header))), array.array("H", words)
+    if sys.byteorder != "little":
+        head.byteswap()
+        body.byteswap()
+    with open(path + ".part", "wb") as file:
+        head.tofile(file)
+        body.tofile(file)
+    os.rename(path + ".part", path)
+
+
+def write_rows(path, kind, vocabulary, original_words, rows):
+    """rows: (tokens, first, count)."""
+    body = array.array("H")
+    for tokens, first, count in rows:
+        body.extend([len(tokens), first, count])
+        body.extend(tokens)
+    write(path, [20261122, 1, len(rows), kind, vocabulary, original_words], body)
+    print(f"{path}: {len(rows)} rows, {sum(row[2] for row in rows)} tokens count")
+
+
+def write_choices(path, examples):
+    """examples: (context, endings, label) in llm.c's layout."""
+    body, longest = array.array("H"), 0
+    for number, (context, endings, label) in enumerate(examples):
+        example = [65535, 0, number % 65536, label, len(endings), len(context), *context]
+        for ending in endings:
+            example += [len(ending), *ending]
+        example[1] = 2 * len(example)
+        longest = max(longest, example[1])
+        if longest > 65535:
+            sys.exit(f"error: example {number} is too long for the layout: it has {example[1]} bytes")
+        body.extend(example)
+    write(path, [20240522, 1, len(examples), longest], body)
+    print(f"{path}: {len(examples)} examples")
+
+
+def windows(tokens, seq, stride):
+    """Overlapping windows of up to seq + 1 tokens, `stride` apart: each token but the first counts once, with at least
+    seq - stride tokens before it where there are so many."""
+    rows, done = [], 1
+    while done < len(tokens):
+        end = min(len(tokens), done + seq if done == 1 else done + stride)
+        begin = max(0, end - seq - 1)
+        rows.append((tokens[begin:end], done - begin, end - done))
+        done = end
+    return rows
+
+
+def cloze(passages, tokenizer, seq):
+    """The last word of each passage counts, all of its tokens."""
+    rows = []
+    for passage in passages:
+        before, _, word = passage.strip().rpartition(" ")
+        if not before:
+            continue
+        context, last = tokenizer.encode([before, " " + word])
+        tokens = (context + last)[-seq - 1 :]
+        rows.append((tokens, len(tokens) - len(last), len(last)))
+    return rows
+
+
+def choices(examples, tokenizer, seq):
+    """examples: (context, endings, label). A context that is too long loses its beginning."""
+    out = []
+    for context, endings, label in examples:
+        encoded = tokenizer.encode([context] + [" " + ending.lstrip() for ending in endings])
+        room = seq + 1 - max(len(ending) for ending in encoded[1:])
+        out.append((encoded[0][-room:], encoded[1:], label))
+    return out
+
+
+def json_lines(path):
+    with open(path, encoding="utf-8") as file:
+        return [json.loads(line) for line in file if line.strip()]
+
+
+def detokenize_wikitext(text):
+    """WikiText's words as people write them: its tokens are what a subword model has not seen in training."""
+    text = re.sub(r" @([-,.])@ ", r"\1", text)
+    text = re.sub(r" ([.,:;?!)\]}%])", r"\1", text)
+    text = re.sub(r"([(\[{$£]) ", r"\1", text)
+    text = re.sub(r" (n't|'(?:s|re|ve|ll|d|m)\b)", r"\1", text)
+    text = re.sub(r'" ([^"\n]*?) "', r'"\1"', text)
+    return re.sub(r"(?m)^ +| +$", "", text)

@@ -1,0 +1,152 @@
+#!/usr/bin/env bash
+# run_eval.sh [BUILD]: --eval in every trainer: text in overlapping windows, cloze and choices, prepared by prepare.py
+# from files made here. Every layout must find the sums of one rank; where Hugging Face's transformers is installed, it
+# must find them too, on the same weights. Bad files are refused. PYTHON names another interpreter.
+# needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+build=$(realpath -m "${1:-build/cpu-fp32}")
+python=${PYTHON:-python3}
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+trap 'exit 1' HUP INT TERM
+. dev/test/report.sh
+shown=$dir/out
+device=${build##*/}
+[ "${device%%-*}" = cpu ] || [ "$(nvidia-smi -L 2>/dev/null | grep -c GPU)" -ge 8 ] || skip eval '8 ranks need 8 GPUs'
+command -v "$python" >/dev/null || skip eval "no $python"
+export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=${ONEDNN_MAX_CPU_ISA:-SSE41} PYTHONDONTWRITEBYTECODE=1
+read -ra launch <<<"${MPIRUN:-mpirun}"
+if [ -z "${MPIRUN:-}" ] && mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
+    launch=(mpirun --oversubscribe --bind-to none)
+    [ "$(id -u)" = 0 ] && launch+=(--allow-run-as-root)
+fi
+
+# ---- the files -------------------------------------------------------------------------------------------------------
+
+prepare() { "$python" dev/data/prepare.py "$@" --seq 24 --out "$dir" >"$dir/out" 2>&1; }
+head -c 600 LICENSE >"$dir/text"
+prepare windows --text "$dir/text" --stride 8
+report $? "prepare.py windows: $(cat "$dir/out")"
+grep -q "$((($(stat -c %s "$dir/text") - 24 + 7) / 8 + 1)) rows, $(stat -c %s "$dir/text") tokens count" "$dir/out"
+report $? 'every byte counts once, in windows that are 8 tokens apart'
+printf 'The cat sat on the mat\nWe went home again\n' >"$dir/passages"
+prepare cloze --text "$dir/passages" && grep -q '2 rows, 10 tokens count' "$dir/out"
+report $? "prepare.py cloze: the last words and the blanks before them: $(cat "$dir/out")"
+printf '{"ctx": "Sky is %d", "endings": ["blue", "grey as a", "on", "sat"], "label": %d}\n' 1 0 2 3 3 "1" 4 2 5 2 6 1 \
+    >"$dir/examples"
+prepare choices --text "$dir/examples" && grep -q '6 examples' "$dir/out"
+report $? "prepare.py choices: $(cat "$dir/out")"
+# Single tokens, of which a random model guesses some: cloze rows of the golden case's vocabulary.
+"$python" - "$dir/golden.bin" <<'PYTHON' >"$dir/out" 2>&1
+import array, sys
+sys.path.insert(0, "dev/data")
+import eval_rows
+tokens = array.array("H", open("dev/test/golden/train.bin", "rb").read()[1024:]).tolist()
+rows = [(tokens[i : i + 6 + i % 19], 5 + i % 19, 1) for i in range(0, 600, 2)]
+eval_rows.write_rows(sys.argv[1], eval_rows.CLOZE, 61, 0, rows)
+PYTHON
+report $? "300 rows of one token: $(cat "$dir/out")"
+
+# ---- one rank, then layouts ------------------------------------------------------------------------------------------
+
+# A model that has learned a little, so that losses are not all alike.
+"$build/train_gpt" --train-data dev/test/golden/train.bin --vocab 257 --layers 4 --channels 16 --seq 24 --steps 3 \
+    --lr 0.03 --out "$dir/model" >"$dir/out" 2>&1 && mv "$dir/model/step-00000003" "$dir/bytes"
+report $? 'a model of bytes'
+
+# measure RANKS TRAINER MODEL FILE FLAGS...: leaves the log
+measure() {
+    local n=$1 trainer=$2 model=$3 file=$4 start=()
+    shift 4
+    rm -f "$dir/log"
+    [ "$n" = 1 ] || start=("${launch[@]}" -n "$n")
+    timeout -k 5 120 "${start[@]}" "$build/$trainer" --init "$model" --eval "$file" --log "$dir/log" "$@" \
+        >"$dir/out" 2>&1 </dev/null
+}
+# like FILE: is the log's loss sum within 1e-6 of the one in FILE, and the rest the same?
+like() {
+    cat "$1" "$dir/log" 2>/dev/null | tr -d '{}"' | tr ',' '\n' | awk -F: '
+        /loss_sum|perplexity/ { if ($1 in a) { d = a[$1] - $2; if (d < 0) d = -d; if (d > 1e-6 * $2) bad = 1; n++ }
+                                a[$1] = $2; next }
+        { if (($1 in a) && a[$1] != $2) bad = 1; a[$1] = $2; n++ }
+        END { exit bad || n < 5 }'
+}
+models=("$dir/bytes" "$dir/bytes" "$dir/bytes" dev/test/golden)
+files=("$dir/windows.bin" "$dir/cloze.bin" "$dir/choices.bin" "$dir/golden.bin")
+for i in 0 1 2 3; do
+    measure 1 train_gpt "${models[$i]}" "${files[$i]}" && [ -s "$dir/log" ] && cp "$dir/log" "$dir/one.$i"
+    report $? "one rank: $(cat "$dir/log")"
+done
+right=$(sed -n 's/.*"eval_right":\([0-9]*\),"eval_of":300.*/\1/p' "$dir/one.3")
+[ "${right:-0}" -gt 0 ] && [ "${right:-300}" -lt 300 ]
+report $? "of the 300 single tokens ${right:-none} are the model's first guess: some, not all"
+while read -r n trainer i flags; do
+    # shellcheck disable=SC2086
+    measure "$n" "$trainer" "${models[$i]}" "${files[$i]}" $flags && like "$dir/one.$i"
+    report $? "$trainer $flags: the same sums of $(basename "${files[$i]}")"
+done <<'LAYOUTS'
+1 train_gpt 0 --micro-batch 3 --global-batch 21
+2 train_gpt_tp 3 --tensor 2 --sequence-parallel 1
+2 train_gpt_pp 2 --pipeline 2 --schedule zb-h1 --micro-batch 2 --global-batch 8
+4 train_gpt_pp 1 --tensor 2 --pipeline 2 --virtual 2 --micro-batch 1 --global-batch 2
+8 train_gpt_3d 0 --tensor 2 --data 2 --pipeline 2 --micro-batch 2 --global-batch 16
+2 train_gpt_3d 3 --data 2 --micro-batch 4
+LAYOUTS
+
+# ---- what the sums stand on ------------------------------------------------------------------------------------------
+
+# A window without overlap is what validation computes: the same mean loss.
+"$python" - "$dir/plain.bin" <<'PYTHON' >"$dir/out" 2>&1
+import array, sys
+sys.path.insert(0, "dev/data")
+import eval_rows
+tokens = array.array("H", open("dev/test/golden/train.bin", "rb").read()[1024:]).tolist()
+eval_rows.write_rows(sys.argv[1], eval_rows.TEXT, 61, 0, [(tokens[24 * i : 24 * i + 25], 1, 24) for i in range(16)])
+PYTHON
+measure 1 train_gpt dev/test/golden "$dir/plain.bin"
+sum=$(sed -n 's/.*"eval_loss_sum":\([^,]*\),.*/\1/p' "$dir/log")
+"$build/train_gpt" --init dev/test/golden --train-data dev/test/golden/train.bin --val-data dev/test/golden/train.bin \
+    --seq 24 --micro-batch 4 --global-batch 8 --val-batches 2 --steps 0 --val-every 1 --log "$dir/val" >"$dir/out" 2>&1
+mean=$(sed -n 's/.*"val_loss":\([^,}]*\).*/\1/p' "$dir/val")
+awk -v s="$sum" -v m="$mean" 'BEGIN { d = s / 384 - m; exit !(m > 0 && d < 1e-7 * m && -d < 1e-7 * m) }'
+report $? "16 whole samples: the sum $sum is 384 times the validation loss $mean"
+
+check() { "$python" dev/data/check_transformers.py "$@" >"$dir/out" 2>&1; }
+if "$python" -c 'import torch, transformers' 2>/dev/null; then
+    check "$dir/hf" --random 2,4,32,257,24
+    report $? 'transformers makes a random GPT-2'
+    for file in windows cloze choices; do
+        measure 1 train_gpt "$dir/hf" "$dir/$file.bin" && check "$dir/hf" "$dir/$file.bin" --log "$dir/log"
+        report $? "$file: $(tail -n 1 "$dir/out")"
+    done
+    measure 1 train_gpt dev/test/golden "$dir/golden.bin" && check dev/test/golden "$dir/golden.bin" --log "$dir/log"
+    report $? "golden: $(tail -n 1 "$dir/out")"
+else
+    echo 'skip check_transformers.py: torch and transformers are not installed'
+fi
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+# refused PATTERN FLAGS...: exit code 2, one sentence, nothing written.
+refused() {
+    local pattern=$1
+    shift
+    rm -f "$dir/log"
+    "$build/train_gpt" --log "$dir/log" "$@" >"$dir/stdout" 2>"$dir/out" </dev/null
+    [ $? = 2 ] && [ "$(wc -l <"$dir/out")" = 1 ] && grep -q "^error: .*$pattern" "$dir/out" && [ ! -e "$dir/log" ]
+    report $? "refused: $(sed "s|$dir/||g" "$dir/out")"
+}
+refused 'vocabulary of 257, and the model.s is 61' --init dev/test/golden --eval "$dir/windows.bin"
+refused 'needs the weights that it measures' --eval "$dir/windows.bin"
+refused 'is no evaluation file' --init dev/test/golden --eval dev/test/golden/train.bin
+refused 'seq 12 takes 13' --init "$dir/bytes" --eval "$dir/windows.bin" --seq 12
+refused 'would overwrite' --init "$dir/bytes" --eval "$dir/windows.bin" --trace "$dir/windows.bin"
+prepare windows --text "$dir/nothing"
+[ $? = 1 ] && grep -q '^error: ' "$dir/out" && ! grep -q Traceback "$dir/out"
+report $? "refused: $(sed "s|$dir/||g" "$dir/out")"
+printf '{"ctx": 3}\n' >"$dir/broken"
+prepare choices --text "$dir/broken"
+[ $? = 1 ] && grep -q '^error: ' "$dir/out" && ! grep -q Traceback "$dir/out"
+report $? "refused: $(sed "s|$dir/||g" "$dir/out")"
+finish

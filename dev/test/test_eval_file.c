@@ -1,0 +1,145 @@
+// test_eval_file.c: llmc/host/eval_file.h: both layouts, and every kind of file that it refuses.
+#define _XOPEN_SOURCE 700
+#include "dev/test/check.h"
+#include "dev/test/make_inputs.h"
+#include "llmc/host/eval_file.h"
+
+enum { V = 61, T = 8, WORDS = 64 };
+
+// A file: eight int32 of header and `count` uint16.
+static void write_eval(const char *path, const int *head, const int *words, size_t count) {
+    static unsigned char bytes[EVAL_HEADER_BYTES + 2 * WORDS];
+    memset(bytes, 0, sizeof bytes);
+    for (size_t i = 0; i < 8; i++) {
+        int32_t number = (int32_t)head[i];
+        memcpy(bytes + 4 * i, &number, 4);
+    }
+    for (size_t i = 0; i < count; i++) {
+        bytes[EVAL_HEADER_BYTES + 2 * i] = (unsigned char)(words[i] & 255);
+        bytes[EVAL_HEADER_BYTES + 2 * i + 1] = (unsigned char)(words[i] >> 8);
+    }
+    write_file(path, bytes, EVAL_HEADER_BYTES + 2 * count);
+}
+
+static const int ROWS_HEAD[8] = {EVAL_MAGIC, 1, 2, EVAL_CLOZE, V, 5};
+static const int ROWS[] = {4, 2, 2, 10, 11, 12, 13, 3, 1, 1, 20, 21, 22};
+static const int CHOICES_HEAD[8] = {EVAL_CHOICES_MAGIC, 1, 2, 40};
+static const int CHOICES[] = {65535, 28, 0, 1, 2, 3, 1, 2, 3, 1, 4, 2, 5, 6,
+                              65535, 28, 1, 0, 2, 2, 7, 8, 1, 9, 3, 1, 2, 3};
+enum { ROWS_COUNT = sizeof ROWS / sizeof ROWS[0], CHOICES_COUNT = sizeof CHOICES / sizeof CHOICES[0] };
+
+static bool row_is(const EvalFile *e, size_t i, size_t tokens, size_t first, size_t count, int last) {
+    const EvalRow *row = &e->row[i];
+    return row->tokens == tokens && row->first == first && row->count == count &&
+           e->tokens[row->at + tokens - 1] == last;
+}
+
+static void test_layouts(Check *c) {
+    EvalFile e;
+    Error err = {""};
+    write_eval("rows.bin", ROWS_HEAD, ROWS, ROWS_COUNT);
+    if (!check(c, eval_open(&e, "rows.bin", V, T, &err), "our layout is read %s", err.text)) return;
+    check(c, e.kind == EVAL_CLOZE && e.rows == 2 && e.words == 5 && row_is(&e, 0, 4, 2, 2, 13) &&
+                 row_is(&e, 1, 3, 1, 1, 22), "rows, masks and words");
+    eval_close(&e);
+    write_eval("choices.bin", CHOICES_HEAD, CHOICES, CHOICES_COUNT);
+    if (!check(c, eval_open(&e, "choices.bin", V, T, &err), "llm.c's layout is read %s", err.text)) return;
+    check(c, e.kind == EVAL_CHOICES && e.rows == 4 && e.examples == 2 && e.label[0] == 1 && e.label[1] == 0 &&
+                 row_is(&e, 0, 4, 3, 1, 4) && row_is(&e, 1, 5, 3, 2, 6) && row_is(&e, 2, 3, 2, 1, 9) &&
+                 row_is(&e, 3, 5, 2, 3, 3) && e.row[1].example == 0 && e.row[2].example == 1,
+          "each ending stands behind its context, and alone counts");
+    eval_close(&e);
+}
+
+typedef struct {
+    const char *what, *expected;
+    bool choices;
+    int head, to_head;  // header[head] becomes to_head; -1: none
+    int word, to_word;  // the same of the words behind it
+} BadEval;
+
+static const BadEval BAD[] = {
+    {"foreign magic", "is no evaluation file", false, 0, 20240520, -1, 0},
+    {"another version", "version 2", false, 1, 2, -1, 0},
+    {"no rows", "says that it has 0 rows", false, 2, 0, -1, 0},
+    {"more rows than bytes", "says that it has 99 rows", false, 2, 99, -1, 0},
+    {"more rows than there are", "is truncated: it ends before row 2 of 3", false, 2, 3, -1, 0},
+    {"fewer rows than there are", "12 bytes behind its last row", false, 2, 1, -1, 0},
+    {"unknown kind", "of no known kind", false, 3, 3, -1, 0},
+    {"another vocabulary", "a vocabulary of 50257, and the model's is 61", false, 4, 50257, -1, 0},
+    {"a mask longer than the row", "the mask is longer than the row", false, -1, 0, 2, 3},
+    {"a mask behind the row", "the mask is longer than the row", false, -1, 0, 1, 5},
+    {"nothing counts", "counts no token of row 0", false, -1, 0, 2, 0},
+    {"the first token counts", "counts the first token, which nothing comes before", false, -1, 0, 1, 0},
+    {"token id >= V", "has token 61 in row 0", false, -1, 0, 4, 61},
+    {"a row longer than the model takes", "is truncated: row 0", false, -1, 0, 0, 60},
+    {"an example that begins otherwise", "does not begin as it must", true, -1, 0, 14, 65534},
+    {"a label without ending", "says that number 2 is right", true, -1, 0, 3, 2},
+    {"wrong bytes", "says that it has 26 bytes, but has 28", true, -1, 0, 1, 26},
+    {"token id >= V in an ending", "has token 99", true, -1, 0, 10, 99},
+    {"an ending behind the end", "is truncated", true, -1, 0, 24, 30},
+    {"a context without an ending's tokens", "counts no token", true, -1, 0, 9, 0},
+};
+
+static void test_refusals(Check *c) {
+    EvalFile e;
+    Error err = {""};
+    int head[8], words[WORDS];
+    for (size_t i = 0; i < sizeof BAD / sizeof BAD[0]; i++) {
+        const BadEval *bad = &BAD[i];
+        size_t count = bad->choices ? CHOICES_COUNT : ROWS_COUNT;
+        memcpy(head, bad->choices ? CHOICES_HEAD : ROWS_HEAD, sizeof head);
+        memcpy(words, bad->choices ? CHOICES : ROWS, count * sizeof words[0]);
+        if (bad->head >= 0) head[bad->head] = bad->to_head;
+        if (bad->word >= 0) words[bad->word] = bad->to_word;
+        write_eval("bad.bin", head, words, count);
+        bool refused = !eval_open(&e, "bad.bin", V, T, &err);
+        check(c, refused && strstr(err.text, bad->expected) && strstr(err.text, "bad.bin"), "refused: %s -> %s",
+              bad->what, err.text);
+        if (!refused) eval_close(&e);
+    }
+    check(c, !eval_open(&e, "choices.bin", V, 3, &err) && strstr(err.text, "--seq 3 takes 4"),
+          "refused: a row longer than --seq -> %s", err.text);
+    check(c, !eval_open(&e, "nothing.bin", V, T, &err), "refused: missing -> %s", err.text);
+    check(c, !eval_open(&e, ".", V, T, &err), "refused: a folder -> %s", err.text);
+}
+
+// Cut anywhere, a file is refused; with any word changed, it is read or refused, and nothing else happens.
+static void test_damage(Check *c) {
+    EvalFile e;
+    Error err;
+    size_t bytes = 0;
+    bool refused = true;
+    for (int choices = 0; choices < 2; choices++) {
+        const char *path = choices ? "choices.bin" : "rows.bin";
+        char *data = file_read(path, 1 << 20, &bytes, &err);
+        for (size_t n = 0; n < bytes && data; n++) {
+            write_file("bad.bin", data, n);
+            refused = !eval_open(&e, "bad.bin", V, T, &err) && refused;
+        }
+        free(data);
+        size_t count = choices ? CHOICES_COUNT : ROWS_COUNT;
+        int words[WORDS];
+        for (size_t i = 0; i < count; i++) {
+            static const int TO[] = {0, 1, 2, 60, 61, 1000, 65535};
+            for (size_t k = 0; k < sizeof TO / sizeof TO[0]; k++) {
+                memcpy(words, choices ? CHOICES : ROWS, count * sizeof words[0]);
+                words[i] = TO[k];
+                write_eval("bad.bin", choices ? CHOICES_HEAD : ROWS_HEAD, words, count);
+                if (eval_open(&e, "bad.bin", V, T, &err)) eval_close(&e);
+            }
+        }
+    }
+    check(c, refused, "refused: truncated anywhere");
+}
+
+int main(void) {
+    static Check c;
+    static char folder[] = "build/test_eval.XXXXXX";
+    if (!mkdtemp(folder) || chdir(folder)) die("cannot make", folder);
+    test_layouts(&c);
+    test_refusals(&c);
+    test_damage(&c);
+    if (chdir("../..") == 0) remove_tree(folder);
+    return check_summary(&c);
+}
