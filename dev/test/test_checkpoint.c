@@ -431,7 +431,7 @@ static bool job_gradients(const ParamTable *table, size_t lo, size_t hi, bool wr
 
 static TrainerState example_state(size_t step) {
     TrainerState s = {step, step * 8, step, UINT64_MAX - 1, true, false, 64, 8, 1000, 10, 1,
-                      1e-3 / 3, 0.1, 0.1, 1.0, 0.9, 0.95, 1e-8, 2, 2, 100, 1};
+                      1e-3 / 3, 0.1, 0.1, 1.0, 0.9, 0.95, 1e-8, 2, 2, 100, 1, 0.1};
     return s;
 }
 
