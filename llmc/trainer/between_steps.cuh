@@ -1,7 +1,8 @@
 // between_steps.cuh: what is due between training steps: validation, checkpoints, samples; and the end of the run.
 //
-// defines: validation_due, Validation, validation_begin, validation_goes_on, save_due, trainer_save, sample_due, Sample,
-//          sample_padded, sample_begin, sample_goes_on, sample_append, trainer_leave, trainer_give_up, trainer_close
+// defines: validation_due, Validation, validation_begin, validation_goes_on, save_due, trainer_save, sample_due,
+//          Sample, sample_padded, sample_begin, sample_goes_on, sample_append, trainer_leave, trainer_give_up,
+//          trainer_close
 #ifndef LLMC_BETWEEN_STEPS_CUH
 #define LLMC_BETWEEN_STEPS_CUH
 

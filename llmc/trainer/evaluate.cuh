@@ -75,10 +75,13 @@ static inline void evaluation_report(Trainer *m, Evaluation *e) {
     const EvalFile *file = &m->eval;
     EvalReport r;
     memset(&r, 0, sizeof r);
+    double *mine = e->rows;
+    e->rows = (double *)host_alloc(file->rows, 2 * sizeof(double));
     for (size_t done = 0, n; done < 2 * file->rows; done += n) {  // MPI counts in int
         n = 2 * file->rows - done < 1000000 ? 2 * file->rows - done : 1000000;
-        MPI_Allreduce(MPI_IN_PLACE, e->rows + done, (int)n, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+        MPI_Allreduce(mine + done, e->rows + done, (int)n, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
     }
+    free(mine);
     size_t wrong = 0;
     for (size_t i = 0; i < file->rows; i++) {
         r.loss_sum += e->rows[2 * i];
@@ -92,7 +95,7 @@ static inline void evaluation_report(Trainer *m, Evaluation *e) {
     Error err;
     if (!isfinite(r.loss_sum)) {
         error_set(&err, "--eval %s: the sum of the losses is %g", m->opt.eval, r.loss_sum);
-        job_stop(&m->job, &err);
+        job_stop(&m->job, 0, &err, 1);
     }
     log_eval(&m->log, m->opt.eval, &r);
 }
