@@ -14,12 +14,13 @@
 
 // ---- group reference ------------------------------------------------------------------------------------
 
-// Backward against central differences of forward, every single parameter.
-static void test_finite_differences(Context *x) {
+// Backward against central differences of forward, every single parameter; with dropout too, whose masks stay.
+static void test_finite_differences(Context *x, double dropout) {
     enum { B = 2, T = 4 };
     Reference ref = random_model(2, 6, 2, 7, 5, 0.5, 1);
     int *tokens = random_tokens(B * T + 1, 7, 2), *targets = tokens + 1;
     double *differences = allocate(ref.table.total * sizeof(double)), h = 1e-5, scale = 1.0 / (B * T);
+    ref.dropout = dropout_make(dropout, 7, 3, 5);
     reference_loss_and_gradients(&ref, tokens, targets, B, T, scale);
     for (size_t k = 0; k < ref.table.count; k++) {
         const Tensor *p = &ref.table.tensors[k];
@@ -34,8 +35,8 @@ static void test_finite_differences(Context *x) {
         }
     }
     Errors e = compare_tensors(&ref.table, ref.grads, differences);
-    check(&x->check, e.worst < 1e-7, "reference: gradients against finite differences %.1e (%s)", e.worst,
-          e.name);
+    check(&x->check, e.worst < 1e-7, "reference: gradients against finite differences, dropout %g: %.1e (%s)", dropout,
+          e.worst, e.name);
     free(differences);
     free(tokens);
     reference_free(&ref);
@@ -94,7 +95,8 @@ static void test_reference_golden(Context *x) {
 }
 
 static void group_reference(Context *x) {
-    test_finite_differences(x);
+    test_finite_differences(x, 0.0);
+    test_finite_differences(x, 0.3);
     test_reference_sums(x);
     test_reference_golden(x);
 }
@@ -174,7 +176,7 @@ static void group_shapes(Context *x) {
     char flags[ARG_BYTES], label[160];
     for (size_t i = 0; i < NUM_SHAPES; i++) {
         const Shape *s = &SHAPES[i];
-        Training h = {s->T, s->global, STEPS, 1e-4, 0.1, 1.0, 0.9, 0.95, 1e-8};
+        Training h = {s->T, s->global, STEPS, 1e-4, 0.1, 1.0, 0.9, 0.95, 1e-8, 0};
         size_t count = s->T * s->global * STEPS + 1;
         double scale = s->C <= 32 ? 0.2 : 0.2 * sqrt(32 / (double)s->C);  // so that activations do not grow with C
         Reference ref = random_model(s->L, s->C, s->NH, s->V, s->maxT, scale, 10 + i);
@@ -553,17 +555,20 @@ static void group_failures(Context *x) {
 // What the layouts train: the golden case, and random models that larger and odder layouts divide, or do not.
 typedef struct {
     size_t L, C, NH, V, maxT, T, global, steps;
+    double dropout;
 } Fixture;
 
-enum { GOLDEN, WIDE, WIDE_24, WIDE_10, WIDE_14, DEEP, NUM_FIXTURES };
+enum { GOLDEN, WIDE, WIDE_24, WIDE_10, WIDE_14, DEEP, DROPOUT, DROPOUT_ODD, NUM_FIXTURES };
 
 static const Fixture FIXTURES[NUM_FIXTURES] = {
-    {0, 0, 0, 0, 0, 0, 0, 0},         // GOLDEN: 4 layers, 4 heads, 8 sequences of 24 tokens, 5 steps
-    {9, 32, 8, 200, 20, 16, 8, 2},    // WIDE: 8 heads; of 8 tensor ranks the last has only padding
-    {9, 32, 8, 200, 20, 16, 24, 2},   // WIDE_24, WIDE_10, WIDE_14: the same for 3, 5, 6, 7 data ranks
-    {9, 32, 8, 200, 20, 16, 10, 2},
-    {9, 32, 8, 200, 20, 16, 14, 2},
-    {25, 16, 4, 50, 4, 4, 144, 1},    // DEEP: enough layers for 8 stages of 3 chunks, and many micro-batches
+    {0, 0, 0, 0, 0, 0, 0, 0, 0},         // GOLDEN: 4 layers, 4 heads, 8 sequences of 24 tokens, 5 steps
+    {9, 32, 8, 200, 20, 16, 8, 2, 0},    // WIDE: 8 heads; of 8 tensor ranks the last has only padding
+    {9, 32, 8, 200, 20, 16, 24, 2, 0},   // WIDE_24, WIDE_10, WIDE_14: the same for 3, 5, 6, 7 data ranks
+    {9, 32, 8, 200, 20, 16, 10, 2, 0},
+    {9, 32, 8, 200, 20, 16, 14, 2, 0},
+    {25, 16, 4, 50, 4, 4, 144, 1, 0},    // DEEP: enough layers for 8 stages of 3 chunks, and many micro-batches
+    {4, 32, 4, 200, 20, 20, 8, 2, 0.2},  // DROPOUT: samples, heads and keys that ranks and blocks of 8 share
+    {3, 18, 2, 33, 7, 7, 4, 2, 0.5},     // DROPOUT_ODD: blocks of 8 do not divide the channels
 };
 
 // A layout: t * d * p ranks, micro-batches of so many sequences.
@@ -706,6 +711,20 @@ static const Row ROWS[] = {
     {"_3d", 1, 5, 1, 1, WIDE_10, "", false, NULL},
     {"", 1, 1, 1, 1, WIDE_14, "", false, NULL},
     {"_3d", 1, 7, 1, 1, WIDE_14, "", false, NULL},
+    // --dropout: the masks of the reference, whatever the layout is
+    {"", 1, 1, 1, 1, DROPOUT, "", true, NULL},
+    {"", 1, 1, 1, 1, DROPOUT, "--recompute layer", false, NULL},
+    {"", 1, 1, 1, 1, DROPOUT, "--recompute gelu", false, NULL},
+    {"", 1, 1, 1, 4, DROPOUT, "", false, NULL},
+    {"_tp", 4, 1, 1, 1, DROPOUT, "", false, NULL},
+    {"_tp", 2, 1, 1, 2, DROPOUT, "--sequence-parallel 1 --recompute layer", true, NULL},
+    {"_pp", 1, 1, 2, 1, DROPOUT, "--schedule zb-h1", false, NULL},
+    {"_pp", 1, 1, 4, 2, DROPOUT, "--schedule gpipe --recompute layer", false, NULL},
+    {"_3d", 1, 4, 1, 2, DROPOUT, "", false, NULL},
+    {"_3d", 2, 2, 2, 1, DROPOUT, "--virtual 2", false, NULL},
+    {"_3d", 2, 2, 2, 2, DROPOUT, "--sequence-parallel 1 --schedule zb-auto --overlap 0", false, NULL},
+    {"", 1, 1, 1, 2, DROPOUT_ODD, "", false, NULL},
+    {"_tp", 2, 1, 1, 2, DROPOUT_ODD, "", false, NULL},
 };
 
 // A fixture that is open, and what its runs have left.
@@ -747,7 +766,7 @@ static void open_case(const Context *x, Case *c, int fixture) {
         memcpy(c->ref.params, x->golden.params, c->ref.table.total * sizeof(double));
         c->want = reference_train(&c->ref, &c->h, x->tokens, x->bf16);
     } else {
-        Training h = {f->T, f->global, f->steps, 1e-4, 0.1, 1.0, 0.9, 0.95, 1e-8};
+        Training h = {f->T, f->global, f->steps, 1e-4, 0.1, 1.0, 0.9, 0.95, 1e-8, f->dropout};
         size_t count = f->T * f->global * f->steps + 1;
         int *tokens = random_tokens(count, f->V, 31);
         snprintf(model, sizeof model, "model-%d", fixture);

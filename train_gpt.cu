@@ -93,15 +93,17 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     cudaStream_t s = m->stream;
     layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, x, w[LN1W], w[LN1B], N, C, s);
     matmul_forward(&m->matmul, a->qkv, a->ln1, w[QKVW], w[QKVB], N, C, 3 * A);
-    attention_forward(a->atty, a->lse, a->qkv, B, T, A, m->NH, s);
+    attention_forward(a->atty, a->lse, a->qkv, B, T, A, m->NH, s, drop(m, l));
     matmul_forward(&m->matmul, m->proj, a->atty, w[PROJW], NULL, N, A, C);
-    layernorm_residual_forward(a->residual2, a->ln2, a->ln2_mean, a->ln2_rstd, x, m->proj, w[PROJB],
-                               w[LN2W], w[LN2B], N, C, s);
+    const floatX *b = dropout_forward(m, RANDOM_DROPOUT_ATTENTION, l, m->proj, w[PROJB], N);
+    layernorm_residual_forward(a->residual2, a->ln2, a->ln2_mean, a->ln2_rstd, x, m->proj, b, w[LN2W],
+                               w[LN2B], N, C, s);
     matmul_forward(&m->matmul, a->fch, a->ln2, w[FCW], w[FCB], N, C, F);
     gelu_forward(a->fch_gelu, a->fch, N * F, s);
     if (!out) return;  // recomputation: backward needs nothing of what follows
     matmul_forward(&m->matmul, m->proj, a->fch_gelu, w[FCPROJW], NULL, N, F, C);
-    residual_forward(out, a->residual2, m->proj, w[FCPROJB], N, C, s);
+    b = dropout_forward(m, RANDOM_DROPOUT_MLP, l, m->proj, w[FCPROJB], N);
+    residual_forward(out, a->residual2, m->proj, b, N, C, s);
 }
 
 // One layer: dresidual (N, C) is the gradient of its output and becomes that of its input x. Weight gradients are
@@ -114,22 +116,26 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     if (m->opt.recompute == RECOMPUTE_LAYER) layer_forward(m, l, a, NULL, x, B, T);
     if (m->opt.recompute == RECOMPUTE_GELU) gelu_forward(a->fch_gelu, a->fch, N * F, s);
     // the MLP
-    matmul_backward_input(&m->matmul, m->dfch, dresidual, w[FCPROJW], N, F, C);
-    matmul_backward_weight(&m->matmul, dw[FCPROJW], a->fch_gelu, dresidual, N, F, C, add);
+    const floatX *dout = dropout_backward(m, RANDOM_DROPOUT_MLP, l, dresidual, m->proj, N);
+    matmul_backward_input(&m->matmul, m->dfch, dout, w[FCPROJW], N, F, C);
+    matmul_backward_weight(&m->matmul, dw[FCPROJW], a->fch_gelu, dout, N, F, C, add);
+    if (bias_apart(m)) bias_backward(dw[FCPROJB], dout, scratch, N, C, add, s);
     gelu_bias_backward(m->dfch, dw[FCB], scratch, m->dfch, a->fch, N, F, add, s);
     matmul_backward_input(&m->matmul, m->dnorm, m->dfch, w[FCW], N, C, F);
     matmul_backward_weight(&m->matmul, dw[FCW], a->ln2, m->dfch, N, C, F, add);
-    layernorm_bias_backward(dresidual, dw[LN2W], dw[LN2B], dw[FCPROJB], scratch, dresidual, m->dnorm, a->residual2,
-                            w[LN2W], a->ln2_mean, a->ln2_rstd, N, C, add, s);
+    layernorm_bias_backward(dresidual, dw[LN2W], dw[LN2B], bias_apart(m) ? NULL : dw[FCPROJB], scratch, dresidual,
+                            m->dnorm, a->residual2, w[LN2W], a->ln2_mean, a->ln2_rstd, N, C, add, s);
     // the attention
-    matmul_backward_input(&m->matmul, m->dnorm, dresidual, w[PROJW], N, A, C);
-    matmul_backward_weight(&m->matmul, dw[PROJW], a->atty, dresidual, N, A, C, add);
-    attention_backward(m->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv, B, T, A, m->NH, s);
+    dout = dropout_backward(m, RANDOM_DROPOUT_ATTENTION, l, dresidual, m->proj, N);
+    matmul_backward_input(&m->matmul, m->dnorm, dout, w[PROJW], N, A, C);
+    matmul_backward_weight(&m->matmul, dw[PROJW], a->atty, dout, N, A, C, add);
+    if (bias_apart(m)) bias_backward(dw[PROJB], dout, scratch, N, C, add, s);
+    attention_backward(m->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv, B, T, A, m->NH, s, drop(m, l));
     matmul_backward_input(&m->matmul, m->dnorm, m->dqkv, w[QKVW], N, C, 3 * A);
     matmul_backward_weight(&m->matmul, dw[QKVW], a->ln1, m->dqkv, N, C, 3 * A, add);
     bias_backward(dw[QKVB], m->dqkv, scratch, N, 3 * A, add, s);
-    layernorm_bias_backward(dresidual, dw[LN1W], dw[LN1B], dw[PROJB], scratch, dresidual, m->dnorm, x, w[LN1W],
-                            a->ln1_mean, a->ln1_rstd, N, C, add, s);
+    layernorm_bias_backward(dresidual, dw[LN1W], dw[LN1B], bias_apart(m) ? NULL : dw[PROJB], scratch, dresidual,
+                            m->dnorm, x, w[LN1W], a->ln1_mean, a->ln1_rstd, N, C, add, s);
 }
 
 // Tokens (B, T) -> lnf (N, C).
@@ -138,6 +144,7 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     floatX **w = m->w[0];
     Span span(m, m->stream, TRACK_COMPUTE, "forward", micro);
     encoder_forward(acts->residual[0], inputs, w[WTE], w[WPE], B, T, C, m->V0, m->Vl, m->stream);
+    dropout_forward(m, RANDOM_DROPOUT_EMBEDDING, 0, acts->residual[0], NULL, N);
     for (size_t l = 0; l < L; l++) {
         layer_forward(m, l, &acts->layers[l], acts->residual[l + 1], acts->residual[l], B, T);
     }
@@ -166,6 +173,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
     layernorm_backward(m->dresidual, dw[LNFW], dw[LNFB], m->reduce_scratch, NULL, m->dnorm, acts->residual[L],
                        w[LNFW], acts->lnf_mean, acts->lnf_rstd, N, C, add, m->stream);
     for (size_t l = L; l-- > 0;) layer_backward(m, l, &acts->layers[l], acts->residual[l], add);
+    dropout_backward(m, RANDOM_DROPOUT_EMBEDDING, 0, m->dresidual, m->dresidual, N);
     encoder_backward(dw[WTE], dw[WPE], m->dresidual, inputs, B, T, C, m->config.maxT, m->V0, m->Vl, add, m->stream);
 }
 
@@ -173,6 +181,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
 static void run_batch(GPT *m, bool training) {
     for (size_t micro = 0; micro < m->micros; micro++) {
         const int *inputs = m->inputs + micro * m->B * m->T, *targets = m->targets + micro * m->B * m->T;
+        dropout_at(m, micro);
         forward(m, &m->acts, inputs, m->B, m->T, micro);
         loss(m, &m->acts, targets, micro, training);
         if (training) backward(m, &m->acts, inputs, micro);

@@ -325,24 +325,27 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, x, w[LN1W], w[LN1B], Nl, C, s);
     const floatX *ln1 = f_forward(m, a->ln1, N, s);
     matmul_forward(&m->matmul, a->qkv, ln1, w[QKVW], w[QKVB], N, C, 3 * A);
-    attention_forward(a->atty, a->lse, a->qkv, B, T, A, m->NH, s);
+    attention_forward(a->atty, a->lse, a->qkv, B, T, A, m->NH, s, drop(m, l));
     matmul_forward(&m->matmul, m->proj, a->atty, w[PROJW], NULL, N, A, C);
     g_forward(m, m->reduced, m->proj, N);
-    layernorm_residual_forward(a->residual2, a->ln2, a->ln2_mean, a->ln2_rstd, x, m->reduced, w[PROJB],
-                               w[LN2W], w[LN2B], Nl, C, s);
+    const floatX *b = dropout_forward(m, RANDOM_DROPOUT_ATTENTION, l, m->reduced, w[PROJB], Nl);
+    layernorm_residual_forward(a->residual2, a->ln2, a->ln2_mean, a->ln2_rstd, x, m->reduced, b, w[LN2W],
+                               w[LN2B], Nl, C, s);
     const floatX *ln2 = f_forward(m, a->ln2, N, s);
     matmul_forward(&m->matmul, a->fch, ln2, w[FCW], w[FCB], N, C, F);
     gelu_forward(a->fch_gelu, a->fch, N * F, s);
     if (!out) return;  // recomputation: backward needs nothing of what follows
     matmul_forward(&m->matmul, m->proj, a->fch_gelu, w[FCPROJW], NULL, N, F, C);
     g_forward(m, m->reduced, m->proj, N);
-    residual_forward(out, a->residual2, m->reduced, w[FCPROJB], Nl, C, s);
+    b = dropout_forward(m, RANDOM_DROPOUT_MLP, l, m->reduced, w[FCPROJB], Nl);
+    residual_forward(out, a->residual2, m->reduced, b, Nl, C, s);
 }
 
 // dresidual (Nl, C) -> (N, C) where a matrix product needs it. The input half keeps it for the weight half.
-static const floatX *output_gradient(GPT *m, floatX *kept, int half) {
-    if (half == INPUT_HALF) trainer_copy(m, kept, m->dresidual, local_rows(m, m->B * m->T) * m->config.C);
-    return g_backward(m, half == WEIGHT_HALF ? kept : m->dresidual);
+static const floatX *output_gradient(GPT *m, RandomPurpose place, size_t l, floatX *kept, int half) {
+    size_t Nl = local_rows(m, m->B * m->T);
+    if (half == INPUT_HALF) trainer_copy(m, kept, m->dresidual, Nl * m->config.C);
+    return g_backward(m, dropout_backward(m, place, l, half == WEIGHT_HALF ? kept : m->dresidual, m->proj, Nl));
 }
 
 // One layer: dresidual (Nl, C) is the gradient of its output and becomes that of its input x. Weight gradients are
@@ -356,34 +359,36 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, LayerGrads *g, const 
     if (m->opt.recompute == RECOMPUTE_LAYER) layer_forward(m, l, a, NULL, x, B, T);
     if (m->opt.recompute == RECOMPUTE_GELU && weights) gelu_forward(a->fch_gelu, a->fch, N * F, s);
     // the MLP
-    const floatX *dout = output_gradient(m, g->dout, half);
+    const floatX *dout = output_gradient(m, RANDOM_DROPOUT_MLP, l, g->dout, half);
     const floatX *ln2 = weights ? f_again_begin(m, a->ln2) : NULL;
     if (input) matmul_backward_input(&m->matmul, g->dfch, dout, w[FCPROJW], N, F, C);
     if (weights) matmul_backward_weight(&m->matmul, dw[FCPROJW], a->fch_gelu, dout, N, F, C, add);
-    if (m->sp && weights) bias_backward(dw[FCPROJB], dout, scratch, N, C, add, s);
+    if (bias_apart(m) && weights) bias_backward(dw[FCPROJB], dout, scratch, N, C, add, s);
     if (input) gelu_bias_backward(g->dfch, dw[FCB], scratch, g->dfch, a->fch, N, F, add, s);
     if (input) matmul_backward_input(&m->matmul, m->dnorm, g->dfch, w[FCW], N, C, F);
     if (input) f_backward_begin(m);
     if (weights) f_again_end(m);
     if (weights) matmul_backward_weight(&m->matmul, dw[FCW], ln2, g->dfch, N, C, F, add);
     if (input) f_backward_end(m);
-    if (input) layernorm_bias_backward(dresidual, dw[LN2W], dw[LN2B], m->sp ? NULL : dw[FCPROJB], scratch, dresidual,
-                                       m->dreduced, a->residual2, w[LN2W], a->ln2_mean, a->ln2_rstd, Nl, C, add, s);
+    if (input) layernorm_bias_backward(dresidual, dw[LN2W], dw[LN2B], bias_apart(m) ? NULL : dw[FCPROJB], scratch,
+                                       dresidual, m->dreduced, a->residual2, w[LN2W], a->ln2_mean, a->ln2_rstd, Nl, C, add,
+                                       s);
     // the attention
-    dout = output_gradient(m, g->dresidual2, half);
+    dout = output_gradient(m, RANDOM_DROPOUT_ATTENTION, l, g->dresidual2, half);
     const floatX *ln1 = weights ? f_again_begin(m, a->ln1) : NULL;
     if (input) matmul_backward_input(&m->matmul, m->dnorm, dout, w[PROJW], N, A, C);
     if (weights) matmul_backward_weight(&m->matmul, dw[PROJW], a->atty, dout, N, A, C, add);
-    if (m->sp && weights) bias_backward(dw[PROJB], dout, scratch, N, C, add, s);
-    if (input) attention_backward(g->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv, B, T, A, m->NH, s);
+    if (bias_apart(m) && weights) bias_backward(dw[PROJB], dout, scratch, N, C, add, s);
+    if (input) attention_backward(g->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv, B, T, A, m->NH, s,
+                                  drop(m, l));
     if (input) matmul_backward_input(&m->matmul, m->dnorm, g->dqkv, w[QKVW], N, C, 3 * A);
     if (input) f_backward_begin(m);
     if (weights) f_again_end(m);
     if (weights) matmul_backward_weight(&m->matmul, dw[QKVW], ln1, g->dqkv, N, C, 3 * A, add);
     if (weights) bias_backward(dw[QKVB], g->dqkv, scratch, N, 3 * A, add, s);
     if (input) f_backward_end(m);
-    if (input) layernorm_bias_backward(dresidual, dw[LN1W], dw[LN1B], m->sp ? NULL : dw[PROJB], scratch, dresidual,
-                                       m->dreduced, x, w[LN1W], a->ln1_mean, a->ln1_rstd, Nl, C, add, s);
+    if (input) layernorm_bias_backward(dresidual, dw[LN1W], dw[LN1B], bias_apart(m) ? NULL : dw[PROJB], scratch,
+                                       dresidual, m->dreduced, x, w[LN1W], a->ln1_mean, a->ln1_rstd, Nl, C, add, s);
 }
 
 // One chunk: tokens (B, T), or residual[0] -> lnf (Nl, C), or residual[L]. A rank looks up the tokens of its part of
@@ -397,6 +402,7 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
         use_bucket(m, 0);
         encoder_forward(encoded, inputs, w[WTE], m->grid.t_rank == 0 ? w[WPE] : NULL, B, T, C, m->V0, m->Vl, m->stream);
         g_forward(m, acts->residual[0], encoded, N);
+        dropout_forward(m, RANDOM_DROPOUT_EMBEDDING, 0, acts->residual[0], NULL, Nl);
     }
     for (size_t l = 0; l < L; l++) {
         use_bucket(m, 1 + first + l);
@@ -449,6 +455,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk
         if (reduce && half != INPUT_HALF) reduce_bucket(m, 1 + first + l);
     }
     if (!is_first(m, chunk) || half == WEIGHT_HALF) return;
+    dropout_backward(m, RANDOM_DROPOUT_EMBEDDING, 0, m->dresidual, m->dresidual, Nl);
     const floatX *dout = g_backward(m, m->dresidual);
     encoder_backward(dw[WTE], dw[WPE], dout, inputs, B, T, C, m->config.maxT, m->V0, m->Vl, add, m->stream);
 }
@@ -474,6 +481,7 @@ static void run_batch(GPT *m, bool training) {
         if ((size_t)step.micro >= m->micros) continue;  // the list is that of a full batch, --ramp begins with less
         Acts *acts = &m->slots[training ? m->plan.slot[i] : 0];
         size_t at = step.micro * m->B * m->T;
+        dropout_at(m, step.micro);
         if (step.kind == STEP_FORWARD) forward_step(m, acts, m->inputs + at, m->B, m->T, step.micro, step.chunk);
         // The logits are made when their gradient is due: one buffer serves all micro-batches in flight.
         bool loss_now = is_last(m, step.chunk) && step.kind == (training ? STEP_BACKWARD : STEP_FORWARD);

@@ -204,18 +204,20 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, x, w[LN1W], w[LN1B], Nl, C, s);
     const floatX *ln1 = f_forward(m, a->ln1, N, s);
     matmul_forward(&m->matmul, a->qkv, ln1, w[QKVW], w[QKVB], N, C, 3 * A);
-    attention_forward(a->atty, a->lse, a->qkv, B, T, A, m->NH, s);
+    attention_forward(a->atty, a->lse, a->qkv, B, T, A, m->NH, s, drop(m, l));
     matmul_forward(&m->matmul, m->proj, a->atty, w[PROJW], NULL, N, A, C);
     g_forward(m, m->reduced, m->proj, N);
-    layernorm_residual_forward(a->residual2, a->ln2, a->ln2_mean, a->ln2_rstd, x, m->reduced, w[PROJB],
-                               w[LN2W], w[LN2B], Nl, C, s);
+    const floatX *b = dropout_forward(m, RANDOM_DROPOUT_ATTENTION, l, m->reduced, w[PROJB], Nl);
+    layernorm_residual_forward(a->residual2, a->ln2, a->ln2_mean, a->ln2_rstd, x, m->reduced, b, w[LN2W],
+                               w[LN2B], Nl, C, s);
     const floatX *ln2 = f_forward(m, a->ln2, N, s);
     matmul_forward(&m->matmul, a->fch, ln2, w[FCW], w[FCB], N, C, F);
     gelu_forward(a->fch_gelu, a->fch, N * F, s);
     if (!out) return;  // recomputation: backward needs nothing of what follows
     matmul_forward(&m->matmul, m->proj, a->fch_gelu, w[FCPROJW], NULL, N, F, C);
     g_forward(m, m->reduced, m->proj, N);
-    residual_forward(out, a->residual2, m->reduced, w[FCPROJB], Nl, C, s);
+    b = dropout_forward(m, RANDOM_DROPOUT_MLP, l, m->reduced, w[FCPROJB], Nl);
+    residual_forward(out, a->residual2, m->reduced, b, Nl, C, s);
 }
 
 // One layer: dresidual (Nl, C) is the gradient of its output and becomes that of its input x. Weight gradients are
@@ -228,34 +230,34 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     if (m->opt.recompute == RECOMPUTE_LAYER) layer_forward(m, l, a, NULL, x, B, T);
     if (m->opt.recompute == RECOMPUTE_GELU) gelu_forward(a->fch_gelu, a->fch, N * F, s);
     // the MLP
-    const floatX *dout = g_backward(m, dresidual);
+    const floatX *dout = g_backward(m, dropout_backward(m, RANDOM_DROPOUT_MLP, l, dresidual, m->proj, Nl));
     const floatX *ln2 = f_again_begin(m, a->ln2);
     matmul_backward_input(&m->matmul, m->dfch, dout, w[FCPROJW], N, F, C);
     matmul_backward_weight(&m->matmul, dw[FCPROJW], a->fch_gelu, dout, N, F, C, add);
-    if (m->sp) bias_backward(dw[FCPROJB], dout, scratch, N, C, add, s);
+    if (bias_apart(m)) bias_backward(dw[FCPROJB], dout, scratch, N, C, add, s);
     gelu_bias_backward(m->dfch, dw[FCB], scratch, m->dfch, a->fch, N, F, add, s);
     matmul_backward_input(&m->matmul, m->dnorm, m->dfch, w[FCW], N, C, F);
     f_backward_begin(m);
     f_again_end(m);
     matmul_backward_weight(&m->matmul, dw[FCW], ln2, m->dfch, N, C, F, add);
     f_backward_end(m);
-    layernorm_bias_backward(dresidual, dw[LN2W], dw[LN2B], m->sp ? NULL : dw[FCPROJB], scratch, dresidual, m->dreduced,
-                            a->residual2, w[LN2W], a->ln2_mean, a->ln2_rstd, Nl, C, add, s);
+    layernorm_bias_backward(dresidual, dw[LN2W], dw[LN2B], bias_apart(m) ? NULL : dw[FCPROJB], scratch, dresidual,
+                            m->dreduced, a->residual2, w[LN2W], a->ln2_mean, a->ln2_rstd, Nl, C, add, s);
     // the attention
-    dout = g_backward(m, dresidual);
+    dout = g_backward(m, dropout_backward(m, RANDOM_DROPOUT_ATTENTION, l, dresidual, m->proj, Nl));
     const floatX *ln1 = f_again_begin(m, a->ln1);
     matmul_backward_input(&m->matmul, m->dnorm, dout, w[PROJW], N, A, C);
     matmul_backward_weight(&m->matmul, dw[PROJW], a->atty, dout, N, A, C, add);
-    if (m->sp) bias_backward(dw[PROJB], dout, scratch, N, C, add, s);
-    attention_backward(m->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv, B, T, A, m->NH, s);
+    if (bias_apart(m)) bias_backward(dw[PROJB], dout, scratch, N, C, add, s);
+    attention_backward(m->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv, B, T, A, m->NH, s, drop(m, l));
     matmul_backward_input(&m->matmul, m->dnorm, m->dqkv, w[QKVW], N, C, 3 * A);
     f_backward_begin(m);
     f_again_end(m);
     matmul_backward_weight(&m->matmul, dw[QKVW], ln1, m->dqkv, N, C, 3 * A, add);
     bias_backward(dw[QKVB], m->dqkv, scratch, N, 3 * A, add, s);
     f_backward_end(m);
-    layernorm_bias_backward(dresidual, dw[LN1W], dw[LN1B], m->sp ? NULL : dw[PROJB], scratch, dresidual, m->dreduced,
-                            x, w[LN1W], a->ln1_mean, a->ln1_rstd, Nl, C, add, s);
+    layernorm_bias_backward(dresidual, dw[LN1W], dw[LN1B], bias_apart(m) ? NULL : dw[PROJB], scratch, dresidual,
+                            m->dreduced, x, w[LN1W], a->ln1_mean, a->ln1_rstd, Nl, C, add, s);
 }
 
 // Tokens (B, T) -> lnf (Nl, C). A rank looks up the tokens of its part of the vocabulary, rank 0 adds the positions.
@@ -266,6 +268,7 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     floatX *encoded = m->sp ? m->proj : acts->residual[0];
     encoder_forward(encoded, inputs, w[WTE], m->grid.t_rank == 0 ? w[WPE] : NULL, B, T, C, m->V0, m->Vl, m->stream);
     g_forward(m, acts->residual[0], encoded, N);
+    dropout_forward(m, RANDOM_DROPOUT_EMBEDDING, 0, acts->residual[0], NULL, Nl);
     for (size_t l = 0; l < L; l++) {
         layer_forward(m, l, &acts->layers[l], acts->residual[l + 1], acts->residual[l], B, T);
     }
@@ -304,6 +307,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
     layernorm_backward(m->dresidual, dw[LNFW], dw[LNFB], m->reduce_scratch, NULL, m->dreduced, acts->residual[L],
                        w[LNFW], acts->lnf_mean, acts->lnf_rstd, Nl, C, add, m->stream);
     for (size_t l = L; l-- > 0;) layer_backward(m, l, &acts->layers[l], acts->residual[l], add);
+    dropout_backward(m, RANDOM_DROPOUT_EMBEDDING, 0, m->dresidual, m->dresidual, Nl);
     const floatX *dout = g_backward(m, m->dresidual);
     encoder_backward(dw[WTE], dw[WPE], dout, inputs, B, T, C, m->config.maxT, m->V0, m->Vl, add, m->stream);
 }
@@ -312,6 +316,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
 static void run_batch(GPT *m, bool training) {
     for (size_t micro = 0; micro < m->micros; micro++) {
         const int *inputs = m->inputs + micro * m->B * m->T, *targets = m->targets + micro * m->B * m->T;
+        dropout_at(m, micro);
         forward(m, &m->acts, inputs, m->B, m->T, micro);
         loss(m, &m->acts, targets, micro, training);
         if (training) backward(m, &m->acts, inputs, micro);

@@ -9,6 +9,8 @@
 #include <math.h>
 #include <stddef.h>
 
+#include "llmc/dropout.h"
+
 static const double REFERENCE_LAYERNORM_EPS = 1e-5;
 
 // out [B,T,C] = wte[token] + wpe[position]; wte [V,C], wpe [maxT,C].
@@ -96,9 +98,32 @@ static inline void reference_matmul_backward(double *dinp, double *dweight, doub
     }
 }
 
-// Causal self-attention. qkv [B,T,3,NH,HS] -> out [B,T,NH,HS]; att [B,NH,T,T] keeps the softmax for backward.
+// Dropout: what a probability or an element of the residual stream is multiplied by, 0 or 1 / (1 - p). They are
+// numbered as in llmc/dropout.h; without a seed's numbers (threshold 0) every factor is 1.
+static inline double reference_factor(const Dropout *d, const Philox *block, size_t i) {
+    double scale = 65536.0 / (65536.0 - d->threshold);
+    return !d->threshold ? 1.0 : dropout_factor(d, block, (unsigned)i) == 0.0f ? 0.0 : scale;
+}
+
+// x [B,T,C] *= mask; backward is the same function.
+static inline void reference_dropout(double *x, Dropout d, size_t B, size_t T, size_t C) {
+    for (size_t i = 0; i < B * T * C && d.threshold; i++) {
+        size_t element = i % (T * C);
+        Philox block = dropout_block(&d, i / (T * C), element / DROPOUT_BLOCK);
+        x[i] *= reference_factor(&d, &block, element % DROPOUT_BLOCK);
+    }
+}
+
+// The factor of the probability with which query t of head h of sample b looks at key s.
+static inline double reference_attention_factor(const Dropout *d, size_t b, size_t h, size_t t, size_t s, size_t T) {
+    Philox block = dropout_probability_block(d, b, h, t, s, T);
+    return reference_factor(d, &block, s % DROPOUT_BLOCK);
+}
+
+// Causal self-attention. qkv [B,T,3,NH,HS] -> out [B,T,NH,HS]; att [B,NH,T,T] keeps the softmax for backward, before
+// dropout.
 static inline void reference_attention_forward(double *out, double *att, const double *qkv,
-                                               size_t B, size_t T, size_t C, size_t NH) {
+                                               size_t B, size_t T, size_t C, size_t NH, Dropout d) {
     size_t HS = C / NH;
     double scale = 1.0 / sqrt((double)HS);
     for (size_t i = 0; i < B * NH * T; i++) {
@@ -117,13 +142,14 @@ static inline void reference_attention_forward(double *out, double *att, const d
         for (size_t s = 0; s <= t; s++) {
             const double *value = qkv + (b * T + s) * 3 * C + 2 * C + h * HS;
             row[s] /= sum;
-            for (size_t j = 0; j < HS; j++) y[j] += row[s] * value[j];
+            double used = row[s] * reference_attention_factor(&d, b, h, t, s, T);
+            for (size_t j = 0; j < HS; j++) y[j] += used * value[j];
         }
     }
 }
 
 static inline void reference_attention_backward(double *dqkv, const double *dout, const double *qkv, const double *att,
-                                                size_t B, size_t T, size_t C, size_t NH) {
+                                                size_t B, size_t T, size_t C, size_t NH, Dropout d) {
     size_t HS = C / NH;
     double scale = 1.0 / sqrt((double)HS);
     for (size_t i = 0; i < B * NH * T; i++) {
@@ -133,14 +159,14 @@ static inline void reference_attention_backward(double *dqkv, const double *dout
         for (size_t pass = 0; pass < 2; pass++) {
             for (size_t s = 0; s <= t; s++) {
                 size_t key = (b * T + s) * 3 * C + C + h * HS, value = key + C;
-                double drow = 0;
-                for (size_t j = 0; j < HS; j++) drow += dy[j] * qkv[value + j];
+                double drow = 0, factor = reference_attention_factor(&d, b, h, t, s, T);
+                for (size_t j = 0; j < HS; j++) drow += factor * dy[j] * qkv[value + j];
                 if (pass == 0) mean += row[s] * drow;
                 double dscore = row[s] * (drow - mean) * scale;
                 for (size_t j = 0; j < HS && pass == 1; j++) {
                     dqkv[query + j] += dscore * qkv[key + j];
                     dqkv[key + j] += dscore * qkv[query + j];
-                    dqkv[value + j] += row[s] * dy[j];
+                    dqkv[value + j] += factor * row[s] * dy[j];
                 }
             }
         }

@@ -38,6 +38,7 @@
 #include "llmc/host/progress.h"
 #include "llmc/host/sampler.h"
 #include "llmc/host/tokenizer.h"
+#include "llmc/kernels/dropout.cuh"
 #include "llmc/kernels/global_norm.cuh"
 #include "llmc/kernels/matmul.cuh"
 #include "llmc/model.h"
@@ -80,6 +81,8 @@ struct Trainer {
     State state;                   // weights, gradients, and the part of the optimizer that this rank owns
     State part;                    // what this rank owns of each gradient bucket once the data ranks have reduced it
     int *inputs, *targets;         // (micros, B * T) the batch, on the device
+    Dropout dropout;               // of the micro-batch under way; off (threshold 0) but in training steps
+    floatX *zeros;                 // (C) with --dropout: a bias that has been added already
     float *losses;                 // (micros, 2, N) of each target its loss, and how far its logit is from the largest
     double *loss_sums;             // [micros] sums of the losses; both are written by the last pipeline stage
     cudaStream_t stream;           // of all compute
@@ -145,6 +148,7 @@ static inline void trainer_give_up(Trainer *m);
 
 #include "llmc/trainer/stop.cuh"
 #include "llmc/trainer/virtual_report.cuh"
+#include "llmc/trainer/dropout.cuh"
 #include "llmc/trainer/start.cuh"
 #include "llmc/trainer/step.cuh"
 #include "llmc/trainer/evaluate.cuh"

@@ -642,7 +642,49 @@ static void bench(void) {
     }
 }
 
+// With dropout of the probabilities a thread with one row (the GPU's way) and one with 16 (the CPU's) must agree: they
+// meet the masks in other orders. test_gpt compares the latter with the reference.
+static void check_dropout(size_t B, size_t T, size_t NH, size_t HS) {
+#ifndef __CUDACC__
+    size_t mark = test_count, C = NH * HS, n = B * T * C;
+    AttentionShape a = attention_shape(B, T, C, NH);
+    Dropout drop = dropout_for(dropout_make(0.3, 7, 2, 9), RANDOM_DROPOUT_PROBABILITY, 3);
+    drop.head = 2;
+    float *x = test_values(3 * n, 0, 1, 5), *y = test_values(n, 0, 1, 6), *out[3], *dqkv[3];
+    floatX *qkv = to_device_floatX(x, 3 * n), *dout = to_device_floatX(y, n);
+    for (int way = 0; way < 3; way++) {  // 2: without dropout
+        floatX *o = test_floatX(n), *d = test_floatX(3 * n);
+        float *lse = test_floats(B * NH * T), *dot = test_floats(B * NH * T);
+        if (way == 0) {
+            attention_forward_rows<RowsOf<1, 64>>(o, lse, qkv, a, lab.stream, drop);
+            attention_backward_rows<RowsOf<1, 64>>(d, dot, dout, o, lse, qkv, a, lab.stream, drop);
+        } else {
+            attention_forward(o, lse, qkv, B, T, C, NH, lab.stream, way == 1 ? drop : Dropout{});
+            attention_backward(d, dot, dout, o, lse, qkv, B, T, C, NH, lab.stream, way == 1 ? drop : Dropout{});
+        }
+        out[way] = to_host_floatX(o, n, lab.stream), dqkv[way] = to_host_floatX(d, 3 * n, lab.stream);
+    }
+    double error = 0.0, norm = 0.0, other = 0.0;
+    for (size_t i = 0; i < 4 * n; i++) {
+        const float *const *of = i < n ? out : dqkv;
+        size_t at = i < n ? i : i - n;
+        double first = (double)of[0][at], second = (double)of[1][at], plain = (double)of[2][at];
+        error += (first - second) * (first - second), other += (plain - second) * (plain - second);
+        norm += second * second;
+    }
+    double bound = 8.0 * FLOATX_ROUNDING + 2e-6;
+    check(&lab.checks, sqrt(error / norm) < bound && sqrt(other / norm) > 0.1,
+          "dropout, B %zu T %zu NH %zu HS %zu (" FLOATX_NAME "): one row and 16 differ by %.1e (bound %.1e)", B, T, NH,
+          HS, sqrt(error / norm), bound);
+    test_release(mark);
+#else
+    (void)B, (void)T, (void)NH, (void)HS;
+#endif
+}
+
 static void checks(void) {
+    check_dropout(2, 37, 2, 24);
+    check_dropout(1, 130, 3, 64);
     for (int i = 0; i < KERNEL_COUNT; i++) worst[i][0] = worst[i][1] = NAN;
     test_shape(2, 1, 18, 3, true);     // heads of 6, of 18, of 8: nothing divides
     test_shape(3, 7, 18, 3, true);

@@ -16,6 +16,7 @@ static const Layout ONE = {"train_gpt", 1, ""};
 typedef struct {
     size_t seq, global_batch, steps;
     double lr, weight_decay, clip, beta1, beta2, eps;
+    double dropout;
 } Training;
 
 // What the reference says about such a run.
@@ -95,6 +96,7 @@ static inline Expected reference_train(Reference *ref, const Training *h, const 
         memcpy(master, ref->params, bytes);
         for (size_t i = 0; i < total && bf16; i++) ref->params[i] = round_to_bf16(master[i]);
         reference_zero_gradients(ref);
+        ref->dropout = dropout_make(h->dropout, 1337, s, 0);  // the trainers' default seed
         e.losses[s] = reference_mean_loss(ref, tokens, h->seq, s * h->global_batch, h->global_batch,
                                           1.0 / (double)(h->global_batch * h->seq));
         e.norms[s] = reference_gradient_norm(ref);
@@ -104,6 +106,7 @@ static inline Expected reference_train(Reference *ref, const Training *h, const 
         reference_adamw(ref, s + 1, h->lr, h->beta1, h->beta2, h->eps, h->weight_decay, scale);
     }
     memcpy(e.weights, ref->params, bytes);
+    ref->dropout = dropout_make(0, 0, 0, 0);
     free(master);
     return e;
 }
@@ -118,8 +121,8 @@ static inline void training_flags(char text[ARG_BYTES], const Training *h, const
                                   const char *shard) {
     snprintf(text, ARG_BYTES, "--init %s --train-data %s --shuffle 0 --seq %zu --global-batch %zu "
              "--steps %zu --lr %g --lr-final 1 --warmup 0 --weight-decay %g --clip %g --beta1 %g --beta2 %g "
-             "--eps %g --val-every 0 --sample-every 0", model, shard, h->seq, h->global_batch, h->steps,
-             h->lr, h->weight_decay, h->clip, h->beta1, h->beta2, h->eps);
+             "--eps %g --dropout %g --val-every 0 --sample-every 0", model, shard, h->seq, h->global_batch, h->steps,
+             h->lr, h->weight_decay, h->clip, h->beta1, h->beta2, h->eps, h->dropout);
 }
 
 static inline double relative(double got, double want) { return fabs(got - want) / fabs(want); }
@@ -308,7 +311,7 @@ static inline void load_golden(Context *x) {
                    (size_t)number(c, "vocab_size"), 0, (size_t)number(c, "n_positions")};
     Training h = {(size_t)number(e, "seq"), (size_t)number(e, "global_batch"), (size_t)number(e, "steps"),
                   number(e, "lr"), number(e, "weight_decay"), number(e, "clip"), number(e, "beta1"),
-                  number(e, "beta2"), number(e, "eps")};
+                  number(e, "beta2"), number(e, "eps"), 0};
     cJSON_Delete(c);
     cJSON_Delete(e);
     g.Vp = padded_vocabulary(g.V);

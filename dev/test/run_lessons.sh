@@ -19,7 +19,7 @@ at_most "$(wc -l <train_gpt_tp.cu)" 420 'lines of train_gpt_tp.cu'
 at_most "$(wc -l <train_gpt_pp.cu)" 600 'lines of train_gpt_pp.cu'
 at_most "$(wc -l <train_gpt_3d.cu)" 690 'lines of train_gpt_3d.cu'
 at_most "$(diff train_gpt.cu train_gpt_tp.cu | wc -l)" 400 'lines of the diff that adds tensor parallelism'
-at_most "$(diff train_gpt_tp.cu train_gpt_pp.cu | wc -l)" 370 'lines of the diff that adds pipelines'
+at_most "$(diff train_gpt_tp.cu train_gpt_pp.cu | wc -l)" 380 'lines of the diff that adds pipelines'
 at_most "$(diff train_gpt_pp.cu train_gpt_3d.cu | wc -l)" 150 'lines of the diff that adds data parallelism'
 begin=$(grep -n -m1 '^static void layer_forward(' train_gpt.cu | cut -d: -f1)
 at_most "${begin:-9999}" 120 'line of train_gpt.cu at which the mathematics begins (layer_forward)'
@@ -44,12 +44,14 @@ body() {
 # ranks for the projection and for dnorm, g's gathered gradient for dresidual, the rows of this rank for all rows. Under
 # sequence parallelism a layernorm sees the rows of one rank, so the bias that it sums elsewhere is summed by a kernel.
 handed_over='s/ Nl = local_rows(m, N),//; s/\<Nl\>/N/g; s/m->reduced\>/m->proj/g; s/m->dreduced\>/m->dnorm/g
-             s/\([ (]\)ln\([12]\)\>/\1a->ln\2/g; s/\<dout\>/dresidual/g
-             s/m->sp ? NULL : //; /^if (m->sp) bias_backward/d'
+             s/\([ (]\)ln\([12]\)\>/\1a->ln\2/g'
+# A call of g around another one is taken off it, so that what stands inside is compared.
+unwrapped='s/g_backward(m, \(dropout_backward(.*)\))/\1/'
 
 # What a backward by halves adds to a statement, and the names of what it keeps.
 halves='s/^if (input) //; s/^if (weights) //; s/if (recompute_gelu && weights)/X/; s/ \&\& weights)/)/; s/bool input = .*//
-        s/weights ? \(f_again_begin([^)]*)\) : NULL/\1/; s/output_gradient(m, [^)]*)/g_backward(m, dresidual)/
+        s/weights ? \(f_again_begin([^)]*)\) : NULL/\1/
+        s/output_gradient(m, \([A-Z_]*\), l, [^)]*)/g_backward(m, dropout_backward(m, \1, l, dresidual, m->proj, Nl))/
         s/g->d\(fch\|qkv\)\>/m->d\1/g; s/LayerGrads \*g, //; s/, bool add, int half)/, bool add)/'
 
 operators='\b[fg]_(forward|backward|again)[a-z_]*\('
@@ -59,7 +61,7 @@ for function in layer_forward layer_backward; do
     # A statement that calls f or g is inserted; the others must be those of train_gpt.cu, in their order.
     [ "$(body train_gpt.cu $function | wc -l)" -gt 10 ] &&
         difference=$(diff <(body train_gpt.cu $function) \
-                          <(body train_gpt_tp.cu $function | grep -vE "$operators" | sed "$handed_over"))
+                          <(body train_gpt_tp.cu $function | sed "$unwrapped" | grep -vE "$operators" | sed "$handed_over"))
     report $? "train_gpt_tp.cu: f and g are inserted into $function, and nothing else changes but what they hand over"
     [ -z "$difference" ] || sed 's/^/  | /' <<<"$difference"
     [ "$(body train_gpt_pp.cu $function)" = "$(body train_gpt_3d.cu $function)" ]

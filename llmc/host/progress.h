@@ -30,6 +30,7 @@ static inline TrainerState progress_start(const Options *o, bool bf16) {
     s.ramp_increment = o->ramp.increment;
     s.ramp_samples = o->ramp.samples;
     s.lr_unit = o->lr_unit;
+    s.dropout = o->dropout;
     return s;
 }
 

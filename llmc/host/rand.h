@@ -12,13 +12,27 @@
 #include <stddef.h>
 #include <stdint.h>
 
-typedef enum { RANDOM_INIT = 1, RANDOM_SHUFFLE, RANDOM_SAMPLE } RandomPurpose;
+typedef enum {
+    RANDOM_INIT = 1,
+    RANDOM_SHUFFLE,
+    RANDOM_SAMPLE,
+    RANDOM_DROPOUT_EMBEDDING,
+    RANDOM_DROPOUT_PROBABILITY,  // of attention
+    RANDOM_DROPOUT_ATTENTION,    // the residual branches
+    RANDOM_DROPOUT_MLP,
+} RandomPurpose;
+
+#ifdef __CUDACC__
+#define RANDOM_FUNCTION __host__ __device__ static inline
+#else
+#define RANDOM_FUNCTION static inline
+#endif
 
 typedef struct {
     uint32_t word[4];
 } Philox;
 
-static inline Philox philox4x32_10(Philox counter, uint32_t key0, uint32_t key1) {
+RANDOM_FUNCTION Philox philox4x32_10(Philox counter, uint32_t key0, uint32_t key1) {
     uint32_t a = counter.word[0], b = counter.word[1], c = counter.word[2], d = counter.word[3];
     for (int round = 0; round < 10; round++) {
         uint64_t p = (uint64_t)0xD2511F53u * a, q = (uint64_t)0xCD9E8D57u * c;
@@ -34,8 +48,8 @@ static inline Philox philox4x32_10(Philox counter, uint32_t key0, uint32_t key1)
 }
 
 // Four random words at a place. block < 2^56, step and tensor < 2^32: no two places share a counter.
-static inline Philox random_words(uint64_t seed, RandomPurpose purpose, uint64_t step, uint64_t tensor,
-                                  uint64_t block) {
+RANDOM_FUNCTION Philox random_words(uint64_t seed, RandomPurpose purpose, uint64_t step, uint64_t tensor,
+                                    uint64_t block) {
     Philox counter = {{(uint32_t)block, (uint32_t)(block >> 32) | (uint32_t)purpose << 24, (uint32_t)tensor,
                        (uint32_t)step}};
     return philox4x32_10(counter, (uint32_t)seed, (uint32_t)(seed >> 32));

@@ -20,6 +20,7 @@ typedef struct {
     double lr, lr_final, weight_decay, clip, beta1, beta2, eps;
     size_t ramp_start, ramp_increment, ramp_samples;
     int lr_unit;        // LR_UNIT_* of options_table.h
+    double dropout;
 } TrainerState;
 
 typedef enum { FIELD_SIZE, FIELD_SEED, FIELD_BOOL, FIELD_INT, FIELD_DOUBLE } FieldType;
@@ -56,6 +57,7 @@ static const TrainerField TRAINER_FIELDS[] = {
     TRAINER_FIELD(ramp_increment, FIELD_SIZE, FIELD_LATER),
     TRAINER_FIELD(ramp_samples, FIELD_SIZE, FIELD_LATER),
     TRAINER_FIELD(lr_unit, FIELD_INT, FIELD_LATER),
+    TRAINER_FIELD(dropout, FIELD_DOUBLE, FIELD_LATER),
 };
 #undef TRAINER_FIELD
 enum { TRAINER_FIELD_COUNT = (int)(sizeof TRAINER_FIELDS / sizeof TRAINER_FIELDS[0]), TRAINER_VERSION = 1 };

@@ -1,7 +1,8 @@
 // attention.cuh: causal self-attention, straight on the interleaved q|k|v that the projection wrote.
 //
 // Flash attention: memory O(T), no matrix of scores; deterministic. bf16 heads of up to 256 channels, a
-// multiple of 8, go to the tensor cores; everything else is done in fp32 arithmetic.
+// multiple of 8, go to the tensor cores; everything else, and all of it with dropout of the probabilities, is done in
+// fp32 arithmetic.
 // NH may be the heads of one tensor rank; C is then their share of the channels, and HS = C / NH.
 //
 // defines: ATTENTION_MAX_HEAD_SIZE, attention_forward, attention_backward
@@ -31,11 +32,11 @@ static inline AttentionShape attention_shape(size_t B, size_t T, size_t C, size_
 
 // out[B,T,C] from qkv[B,T,3,NH,HS], and for the backward pass lse[B,NH,T]: the log-sum-exp of each row of scores.
 static inline void attention_forward(floatX *out, float *lse, const floatX *qkv, size_t B, size_t T, size_t C,
-                                     size_t NH, cudaStream_t stream) {
+                                     size_t NH, cudaStream_t stream, Dropout d = Dropout{}) {
     AttentionShape a = attention_shape(B, T, C, NH);
     attention_cost(false, B, T, NH, a.HS, sizeof(floatX));
 #ifdef PRECISION_BF16
-    if (attention_mma_takes(a)) {
+    if (attention_mma_takes(a) && !d.threshold) {
         if (a.HS <= 32) attention_forward_mma<32>(out, lse, qkv, a, stream);
         else if (a.HS <= 64) attention_forward_mma<64>(out, lse, qkv, a, stream);
         else if (a.HS <= 96) attention_forward_mma<96>(out, lse, qkv, a, stream);
@@ -46,21 +47,21 @@ static inline void attention_forward(floatX *out, float *lse, const floatX *qkv,
         return;
     }
 #endif
-    if (a.HS <= 32) attention_forward_rows<RowsHere<32>>(out, lse, qkv, a, stream);
-    else if (a.HS <= 64) attention_forward_rows<RowsHere<64>>(out, lse, qkv, a, stream);
-    else if (a.HS <= 128) attention_forward_rows<RowsHere<128>>(out, lse, qkv, a, stream);
-    else attention_forward_rows<RowsHere<512>>(out, lse, qkv, a, stream);
+    if (a.HS <= 32) attention_forward_rows<RowsHere<32>>(out, lse, qkv, a, stream, d);
+    else if (a.HS <= 64) attention_forward_rows<RowsHere<64>>(out, lse, qkv, a, stream, d);
+    else if (a.HS <= 128) attention_forward_rows<RowsHere<128>>(out, lse, qkv, a, stream, d);
+    else attention_forward_rows<RowsHere<512>>(out, lse, qkv, a, stream, d);
 }
 
 // dqkv[B,T,3,NH,HS] from dout[B,T,C] and what forward read (qkv) and wrote (out, lse). dot[B,NH,T] is scratch: the dot
 // product of each output and its gradient.
 static inline void attention_backward(floatX *dqkv, float *dot, const floatX *dout, const floatX *out,
                                       const float *lse, const floatX *qkv, size_t B, size_t T, size_t C,
-                                      size_t NH, cudaStream_t stream) {
+                                      size_t NH, cudaStream_t stream, Dropout d = Dropout{}) {
     AttentionShape a = attention_shape(B, T, C, NH);
     attention_cost(true, B, T, NH, a.HS, sizeof(floatX));
 #ifdef PRECISION_BF16
-    if (attention_mma_takes(a)) {
+    if (attention_mma_takes(a) && !d.threshold) {
         if (a.HS <= 32) attention_backward_mma<32>(dqkv, dot, dout, out, lse, qkv, a, stream);
         else if (a.HS <= 64) attention_backward_mma<64>(dqkv, dot, dout, out, lse, qkv, a, stream);
         else if (a.HS <= 96) attention_backward_mma<96>(dqkv, dot, dout, out, lse, qkv, a, stream);
@@ -71,10 +72,10 @@ static inline void attention_backward(floatX *dqkv, float *dot, const floatX *do
         return;
     }
 #endif
-    if (a.HS <= 32) attention_backward_rows<RowsHere<32>>(dqkv, dot, dout, out, lse, qkv, a, stream);
-    else if (a.HS <= 64) attention_backward_rows<RowsHere<64>>(dqkv, dot, dout, out, lse, qkv, a, stream);
-    else if (a.HS <= 128) attention_backward_rows<RowsHere<128>>(dqkv, dot, dout, out, lse, qkv, a, stream);
-    else attention_backward_rows<RowsHere<512>>(dqkv, dot, dout, out, lse, qkv, a, stream);
+    if (a.HS <= 32) attention_backward_rows<RowsHere<32>>(dqkv, dot, dout, out, lse, qkv, a, stream, d);
+    else if (a.HS <= 64) attention_backward_rows<RowsHere<64>>(dqkv, dot, dout, out, lse, qkv, a, stream, d);
+    else if (a.HS <= 128) attention_backward_rows<RowsHere<128>>(dqkv, dot, dout, out, lse, qkv, a, stream, d);
+    else attention_backward_rows<RowsHere<512>>(dqkv, dot, dout, out, lse, qkv, a, stream, d);
 }
 
 #endif

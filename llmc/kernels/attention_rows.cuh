@@ -13,6 +13,7 @@
 
 #include <math.h>
 
+#include "llmc/kernels/attention_dropout.cuh"
 #include "llmc/kernels/cuda_common.cuh"
 #include "llmc/kernels/exponential.cuh"
 
@@ -213,9 +214,10 @@ __device__ __forceinline__ void hide_later(typename A::Scores &s, size_t row, si
         for (int r = 0; r < A::R; r++) s[j][r] = j <= r + seen ? s[j][r] : -INFINITY;
 }
 
-template <class A>
+// DROP: with dropout of the probabilities, which the softmax's sum does not see.
+template <class A, bool DROP>
 __global__ void __launch_bounds__(A::THREADS, 1)
-    attention_forward_rows_kernel(floatX *out, float *lse, const floatX *qkv, AttentionShape a) {
+    attention_forward_rows_kernel(floatX *out, float *lse, const floatX *qkv, AttentionShape a, Dropout d) {
     alignas(64) __shared__ typename A::Tile k_tile[A::TILE], v_tile[A::TILE];
     RowPlace at = row_place<A>(a);
     if (A::ALONE && at.row >= a.T) return;
@@ -245,6 +247,12 @@ __global__ void __launch_bounds__(A::THREADS, 1)
             for (int r = 0; r < A::R; r++) s[j][r] = softmax_exponential(s[j][r] - max[r]);
             for (int r = 0; r < A::R; r++) sum[r] += s[j][r];
         }
+        if constexpr (DROP) {
+            typename A::Scores keep;
+            drop_keys<A>(keep, d, at, first, a.T);
+            for (int j = 0; j < A::TILE; j++)
+                for (int r = 0; r < A::R; r++) s[j][r] *= keep[j][r];
+        }
         scale_rows<A>(mixed, a, correction);
         mix_tile<A>(mixed, s, v_tile, a);
         tile_barrier<A>();
@@ -258,11 +266,12 @@ __global__ void __launch_bounds__(A::THREADS, 1)
             if (at.row + r < a.T) lse[at.head * a.T + at.row + r] = max[r] + logf(sum[r]);
 }
 
-// The gradient of the queries, and dot[B,NH,T] = sum of dout * out, which the other kernel needs too.
-template <class A>
+// The gradient of the queries, and dot[B,NH,T] = sum of dout * out, which the other kernel needs too. With dropout it
+// is still the sum over the keys of probability times gradient, as the same factors stand in both.
+template <class A, bool DROP>
 __global__ void __launch_bounds__(A::THREADS, 1)
     attention_backward_query_rows_kernel(floatX *dqkv, float *dot, const floatX *dout, const floatX *out,
-                                         const float *lse, const floatX *qkv, AttentionShape a) {
+                                         const float *lse, const floatX *qkv, AttentionShape a, Dropout drop) {
     alignas(64) __shared__ typename A::Tile k_tile[A::TILE], v_tile[A::TILE];
     RowPlace at = row_place<A>(a);
     if (A::ALONE && at.row >= a.T) return;
@@ -292,6 +301,12 @@ __global__ void __launch_bounds__(A::THREADS, 1)
         dot_tile<A>(s, q, k_tile, a);
         dot_tile<A>(ds, d, v_tile, a);
         hide_later<A>(s, at.row, first);
+        if constexpr (DROP) {
+            typename A::Scores keep;
+            drop_keys<A>(keep, drop, at, first, a.T);
+            for (int j = 0; j < A::TILE; j++)
+                for (int r = 0; r < A::R; r++) ds[j][r] *= keep[j][r];
+        }
         for (int j = 0; j < A::TILE; j++)
             for (int r = 0; r < A::R; r++) ds[j][r] = softmax_exponential(s[j][r] - norm[r]) * (ds[j][r] - of_row[r]);
         mix_tile<A>(dq, ds, k_tile, a);
@@ -302,10 +317,10 @@ __global__ void __launch_bounds__(A::THREADS, 1)
 }
 
 // The gradients of the keys and values: the rows are keys, the tiles queries and their gradients.
-template <class A>
+template <class A, bool DROP>
 __global__ void __launch_bounds__(A::THREADS, 1)
     attention_backward_key_rows_kernel(floatX *dqkv, const float *dot, const floatX *dout, const float *lse,
-                                       const floatX *qkv, AttentionShape a) {
+                                       const floatX *qkv, AttentionShape a, Dropout drop) {
     alignas(64) __shared__ typename A::Tile q_tile[A::TILE], d_tile[A::TILE];
     RowPlace at = row_place<A>(a);
     if (A::ALONE && at.row >= a.T) return;
@@ -321,6 +336,8 @@ __global__ void __launch_bounds__(A::THREADS, 1)
         typename A::Scores p, ds;
         dot_tile<A>(p, k, q_tile, a);
         dot_tile<A>(ds, v, d_tile, a);
+        typename A::Scores keep;
+        if constexpr (DROP) drop_queries<A>(keep, drop, at, first, a.T);
         // Query first + j sees key row + r if r <= j + seen; there is none after T.
         int seen = at.row <= first ? (int)(first - at.row < A::R ? first - at.row : A::R)
                                    : -(int)(at.row - first);
@@ -331,7 +348,9 @@ __global__ void __launch_bounds__(A::THREADS, 1)
             int last = exists ? j + seen : -1;
             for (int r = 0; r < A::R; r++) {
                 p[j][r] = softmax_exponential(r <= last ? p[j][r] - norm : -INFINITY);
+                if constexpr (DROP) ds[j][r] *= keep[j][r];
                 ds[j][r] = p[j][r] * (ds[j][r] - of_query);
+                if constexpr (DROP) p[j][r] *= keep[j][r];
             }
         }
         mix_tile<A>(dv, p, d_tile, a);
@@ -350,21 +369,32 @@ static inline unsigned attention_rows_blocks(const AttentionShape &a) {
 
 template <class A>
 static inline void attention_forward_rows(floatX *out, float *lse, const floatX *qkv, AttentionShape a,
-                                          cudaStream_t stream) {
-    LAUNCH((attention_forward_rows_kernel<A>), attention_rows_blocks<A>(a), A::THREADS, 0, stream)
-    (out, lse, qkv, a);
+                                          cudaStream_t stream, Dropout d = Dropout{}) {
+    unsigned blocks = attention_rows_blocks<A>(a);
+    if (d.threshold) {
+        LAUNCH((attention_forward_rows_kernel<A, true>), blocks, A::THREADS, 0, stream)(out, lse, qkv, a, d);
+    } else {
+        LAUNCH((attention_forward_rows_kernel<A, false>), blocks, A::THREADS, 0, stream)(out, lse, qkv, a, d);
+    }
 }
 
 // dot: [B,NH,T] floats of scratch.
 template <class A>
 static inline void attention_backward_rows(floatX *dqkv, float *dot, const floatX *dout, const floatX *out,
                                            const float *lse, const floatX *qkv, AttentionShape a,
-                                           cudaStream_t stream) {
+                                           cudaStream_t stream, Dropout d = Dropout{}) {
     unsigned blocks = attention_rows_blocks<A>(a);
-    LAUNCH((attention_backward_query_rows_kernel<A>), blocks, A::THREADS, 0, stream)
-    (dqkv, dot, dout, out, lse, qkv, a);
-    LAUNCH((attention_backward_key_rows_kernel<A>), blocks, A::THREADS, 0, stream)
-    (dqkv, dot, dout, lse, qkv, a);
+    if (d.threshold) {
+        LAUNCH((attention_backward_query_rows_kernel<A, true>), blocks, A::THREADS, 0, stream)
+        (dqkv, dot, dout, out, lse, qkv, a, d);
+        LAUNCH((attention_backward_key_rows_kernel<A, true>), blocks, A::THREADS, 0, stream)
+        (dqkv, dot, dout, lse, qkv, a, d);
+        return;
+    }
+    LAUNCH((attention_backward_query_rows_kernel<A, false>), blocks, A::THREADS, 0, stream)
+    (dqkv, dot, dout, out, lse, qkv, a, d);
+    LAUNCH((attention_backward_key_rows_kernel<A, false>), blocks, A::THREADS, 0, stream)
+    (dqkv, dot, dout, lse, qkv, a, d);
 }
 
 #endif

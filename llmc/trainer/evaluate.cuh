@@ -40,8 +40,7 @@ static inline void evaluation_load(Trainer *m, const Evaluation *e) {
 // Takes what the last stage has computed of the batch under way.
 static inline void evaluation_take(Trainer *m, Evaluation *e) {
     size_t N = m->B * m->T, count = m->micros * m->B, mine = e->first + m->grid.d_rank * count;
-    trainer_synchronize(m, m->stream);
-    CUDA_CHECK(cudaDeviceSynchronize());
+    trainer_synchronize(m);
     if (!m->table.shard.head || m->grid.t_rank != 0) return;
     float *losses = (float *)host_alloc(m->micros * 2 * N, sizeof(float));
     CUDA_CHECK(cudaMemcpy(losses, m->losses, m->micros * 2 * N * sizeof(float), cudaMemcpyDeviceToHost));
@@ -76,10 +75,13 @@ static inline void evaluation_report(Trainer *m, Evaluation *e) {
     const EvalFile *file = &m->eval;
     EvalReport r;
     memset(&r, 0, sizeof r);
+    double *mine = e->rows;
+    e->rows = (double *)host_alloc(file->rows, 2 * sizeof(double));
     for (size_t done = 0, n; done < 2 * file->rows; done += n) {  // MPI counts in int
         n = 2 * file->rows - done < 1000000 ? 2 * file->rows - done : 1000000;
-        MPI_Allreduce(MPI_IN_PLACE, e->rows + done, (int)n, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+        MPI_Allreduce(mine + done, e->rows + done, (int)n, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
     }
+    free(mine);
     size_t wrong = 0;
     for (size_t i = 0; i < file->rows; i++) {
         r.loss_sum += e->rows[2 * i];

@@ -49,6 +49,12 @@ static inline void trainer_set_batch(Trainer *m, size_t sequences) {
     m->dloss = (float)(1.0 / ((double)sequences * (double)m->T));
 }
 
+// Dropout as the next step has it, or none.
+static inline void trainer_set_dropout(Trainer *m, bool on) {
+    m->dropout = dropout_make(on ? m->opt.dropout : 0.0, m->opt.seed, m->progress.step, 0);
+    m->dropout.head = m->grid.t_rank * (m->config.NH / m->opt.tensor);
+}
+
 static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned sections, Error *err) {
     Options *o = &m->opt;
     const char *from = NULL;
@@ -72,6 +78,7 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
     m->B = o->micro_batch;
     m->T = o->seq;
     trainer_set_batch(m, o->global_batch);
+    trainer_set_dropout(m, true);  // for the warm-up
     m->A = m->config.C / o->tensor;
     m->NH = m->config.NH / o->tensor;
     m->F = 4 * m->config.C / o->tensor;
@@ -115,6 +122,7 @@ static inline Arena *trainer_layout(Trainer *m) {
     Arena *arena = &m->activations;
     take(arena, m->loss_sums, m->micros), take(arena, m->inputs, m->micros * N), take(arena, m->targets, m->micros * N);
     take(arena, m->losses, m->micros * 2 * N);
+    if (m->opt.dropout > 0.0) take(arena, m->zeros, m->config.C);
     take(arena, m->norm_ranges, m->norm_count), take(arena, m->norms, m->norm_count);
     take(arena, m->adamw_ranges, m->adamw_count);
     take(arena, m->norm_scratch, global_norm_scratch(m->norm_count, table_largest(&m->table)));
@@ -215,6 +223,8 @@ static inline void trainer_start(Trainer *m) {
         matmul_tuned(&m->matmul);
     }
     trainer_host_buffers(m);
+    trainer_set_dropout(m, false);
+    if (m->zeros) CUDA_CHECK(cudaMemset(m->zeros, 0, m->config.C * sizeof(floatX)));
     global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->norm_ranges, m->norm_count,
                         table_largest(&m->table), m->stream);  // its kernels are loaded before messages are in flight
     if (o->simulate) state_zero(&m->state);

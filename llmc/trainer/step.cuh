@@ -68,6 +68,7 @@ static inline StepReport trainer_begin_step(Trainer *m) {
     } else {
         trainer_load(m, &m->train_data, m->progress.sample, sequences, m->opt.shuffle);
     }
+    trainer_set_dropout(m, true);
     return report;
 }
 
@@ -195,6 +196,7 @@ static inline void trainer_end_step(Trainer *m, StepReport *report) {
     trainer_read_ahead(m);
     trainer_synchronize(m, m->stream);
     timeline_collect(&m->timeline, report->step);
+    trainer_set_dropout(m, false);
     m->progress.step++;
     m->progress.sample += m->batch;
     report->ms = 1e3 * (seconds_now() - m->step_began);
