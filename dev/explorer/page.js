@@ -668,13 +668,17 @@ function showLayout() {
     const r = laid, v = r.values, fullest = Math.max(...r.stages.map(s => stageBytes(r, s))), room = r.memory * 2 ** 30;
     if (!(rankShown >= 0 && rankShown < r.ranks)) rankShown = 0;
     const launch = r.ranks > 1 ? `mpirun -n ${r.ranks} ` : "";
-    $("command").textContent =
-        `${launch}build/cuda-${v.precision}/train_gpt_3d --train-data 'data/train_*.bin'${r.flags}`;
+    const line = `${launch}build/cuda-${v.precision}/train_gpt_3d --train-data 'data/train_*.bin'${r.flags}`;
+    $("command").replaceChildren(...line.split(" --").flatMap((word, i) => {  // a line breaks between flags
+        const span = document.createElement("span");
+        span.textContent = (i ? "--" : "") + word;
+        return i ? [" ", span] : [span];
+    }));
     const nodes = Math.ceil(r.ranks / r.node), perRank = r.all.flat().reduce((sum, x) => sum + x.sent, 0) / r.ranks;
     const rows = [["Parameters", `${(r.parameters / 1e9).toFixed(3)} billion`],
                   ["Ranks", `${r.ranks} = ${r.t} tensor x ${r.d} data x ${r.p} pipeline, on ${plural(nodes, "node")}`],
                   ["A step", `${plural(r.micros, "micro-batch")} on each data rank, ` +
-                             `${(r.flops / 1e15).toPrecision(4)} PFLOP in all`],
+                             `${flopsText(r.flops)} in all`],
                   ["Memory", `${bytesText(fullest)} of ${r.memory} GiB on the fullest stage: ` +
                              (fullest <= room ? "fits" : "does not fit")],
                   ["Bubble", `${percent(r.bubble)} of compute time, messages free` +
@@ -696,7 +700,7 @@ function gridPlaces(r) {
     let lines = 0, across, cell;  // a stage takes as many lines as its cells need to be seen
     do {
         across = Math.ceil(r.d / ++lines);
-        cell = Math.min(38, Math.floor((width - across * 5) / (across * r.t)));
+        cell = Math.min(38, Math.max(least, Math.floor(760 / r.p)), Math.floor((width - across * 5) / (across * r.t)));
     } while (cell < least && across > 1);
     cell = Math.max(cell, least);
     const block = r.t * cell + (cell > 12 ? 5 : 2), row = lines * (cell + 2) + (lines > 1 ? 6 : cell > 12 ? 3 : 1);
@@ -794,6 +798,9 @@ function drawBytes() {
         bytesText(stageBytes(r, s))).join(", "));
 }
 
+const flopsText = x => x >= 1e18 ? short(+(x / 1e18).toPrecision(4)) + " EFLOP"
+                                 : short(+(x / 1e15).toPrecision(4)) + " PFLOP";
+
 const GROUP_USES = {
     world: "all ranks: gradient norm and loss", tensor: "tensor ranks", data: "data ranks",
     pipeline: "neighbouring stages", embedding: "first and last stage: the tied embedding",
@@ -818,6 +825,7 @@ function showSent() {
         rows.push(cells("td", [`${GROUP_USES[group]}, ${op}`, String(mine[g][o].calls), bytesText(mine[g][o].sent),
             bytesText(all.sent), `${bytesText(all.across)} (${Math.round(100 * all.across / all.sent)}%)`]));
     }));
+    if (rows.length === 1) rows[0] = cells("td", [r.counted ? "nothing: there is one rank" : "not counted"]);
     table.replaceChildren(...rows);
 }
 

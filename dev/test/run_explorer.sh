@@ -70,7 +70,7 @@ cases=(
     '#schedules?kind=zb-auto&p=8&m=32&F=1.1&B=1.3|schedule --stages 8 --micros 32 --forward 1.1 --backward 1.3 zb-auto'
     '#schedules?transfer=0.25|schedule --stages 4 --micros 8 --transfer 0.25 1f1b'
     '#schedules?kind=zb-auto&transfer=0.5&F=2|schedule --stages 4 --micros 8 --transfer 0.5 --forward 2 zb-auto'
-    '#schedules?kind=interleaved&v=4&m=4&transfer=.1|schedule --stages 4 --micros 4 --virtual 4 --transfer .1 interleaved'
+    '#schedules?kind=interleaved&v=4&transfer=.1|schedule --stages 4 --micros 8 --virtual 4 --transfer .1 interleaved'
     '#schedules?kind=zb-h1&p=5&m=3&W=0.25|schedule --stages 5 --micros 3 --weight 0.25 zb-h1'
     'LIST doc/schedules/1f1b.txt|schedule LIST'
     'LIST doc/schedules/zb-h1.txt|schedule LIST'
