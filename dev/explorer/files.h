@@ -10,6 +10,8 @@
 #define LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_LIST_H
 #define LLMC_DATALOADER_H
+#define LLMC_DROPOUT_H
+#define LLMC_DROPOUT_CUH
 #define LLMC_EVALUATE_CUH
 #define LLMC_EVAL_FILE_H
 #define LLMC_FILE_H
@@ -80,7 +82,20 @@ DOES_NOTHING(bool, tokenizer_open, true)
 DOES_NOTHING(bool, tokenizer_check_prompt, true)
 DOES_NOTHING(bool, tokenizer_prompt, true)
 DOES_NOTHING(void, tokenizer_print, )
-enum { RANDOM_SAMPLE };
+typedef enum {
+    RANDOM_SAMPLE,
+    RANDOM_DROPOUT_EMBEDDING,
+    RANDOM_DROPOUT_PROBABILITY,
+    RANDOM_DROPOUT_ATTENTION,
+    RANDOM_DROPOUT_MLP
+} RandomPurpose;
+typedef struct {
+    uint32_t threshold;
+    uint64_t sample, head;
+} Dropout;
+DOES_NOTHING(Dropout, dropout_make, (Dropout{0, 0, 0}))
+DOES_NOTHING(Dropout, dropout_for, (Dropout{0, 0, 0}))
+DOES_NOTHING(void, dropout_apply, )
 DOES_NOTHING(double, random_uniform, 0)
 DOES_NOTHING(void, random_normal_fill, )
 DOES_NOTHING(int, sample_token, 0)
