@@ -21,7 +21,7 @@ train() {  # train LAYERS HEADS CHANNELS SEQ MICRO_BATCH STEPS FLAGS...
 
 # Of a profile: class, calls, seconds, GB and GFLOP of each class of kernels; attention by forward and backward.
 classes() {
-    sed 's/, LANES>/,LANES>/' "$1" | awk '$2 ~ /^[0-9]+$/ && $4 ~ /%$/ {
+    sed ':a; s/^\(([^)]*\), /\1,/; ta' "$1" | awk '$2 ~ /^[0-9]+$/ && $4 ~ /%$/ {
         class = $1 ~ /Matmul/ ? "gemm" : $1 ~ /attention_forward/ ? "flash_forward" : $1 ~ /attention_backward/ ? \
             "flash_backward" : $1 ~ /gelu/ ? "softmax" : $1 ~ /layernorm_forward/ ? "layernorm_forward" : \
             $1 ~ /layernorm_backward/ ? "layernorm_backward" : $1 ~ /adamw|global_norm/ ? "optimizer" : \
@@ -31,13 +31,25 @@ classes() {
     } END { for (c in calls) print c, calls[c], seconds[c], gb[c], gflop[c] }'
 }
 
+# quickest FILE SHAPE...: the profile of the quickest of five runs, which the machine disturbed least.
+quickest() {
+    local file=$1 least= total
+    shift
+    for _ in 1 2 3 4 5; do
+        train "$@" --profile 1 >"$file.run"
+        total=$(awk '$2 ~ /^[0-9]+$/ && $4 ~ /%$/ { sum += $3 } END { print int(1000 * sum) }' "$file.run")
+        if [ -z "$least" ] || [ "$total" -lt "$least" ]; then least=$total && cp "$file.run" "$file"; fi
+    done
+}
+
 set_constant() {  # set_constant KEY VALUE SOURCE
     sed -i "s|^\( *\"$1\": {\"value\": \)[^,]*, \"source\": \"[^\"]*\"|\1$2, \"source\": \"$3\"|" $cluster
 }
 
 if [ -z "$check" ]; then
-    train 2 4 128 64 4 24 --profile 1 >"$dir/small"
-    train 2 4 512 256 2 8 --profile 1 >"$dir/large"
+    cp $cluster "$dir/before.json"
+    quickest "$dir/small" 2 4 128 64 4 24
+    quickest "$dir/large" 2 8 512 256 2 6
     classes "$dir/small" >"$dir/small.classes"
     classes "$dir/large" >"$dir/large.classes"
     how="make calibrate, one rank with one thread"
@@ -74,6 +86,10 @@ if [ -z "$check" ]; then
     for key in sms gemm_efficiency gemm_sustained; do set_constant $key 1 "one thread; the rate is in peak_fp32"; done
     for key in gemm_wave gemm_depth; do set_constant $key 0 "one thread"; done
     set_constant accumulate_bytes 0 "the product adds; $how measures it so"
+    if ! "$folder/train_gpt" --simulate $cluster --ranks 1 --steps 1 >/dev/null; then
+        cp "$dir/before.json" $cluster  # a class of kernels was not found, or measured nonsense
+        exit 1
+    fi
 fi
 
 printf '%-44s %10s %10s %8s\n' 'layers heads channels seq micro-batch' measured predicted error

@@ -9,14 +9,14 @@
 #include <unistd.h>
 
 // The trainer recomputes whole layers or nothing, always scatters what goes between stages, and deals layers evenly.
-static inline bool trainer_can(const Run *r) {
+static inline bool trainer_can(const Layout *r) {
     return (r->recompute == LAYER_WHOLE || r->recompute == LAYER_KEEPS) && r->scatter_gather && !r->short_ends;
 }
 
 // The step of the run on the cluster of the file, in seconds; gradients are summed over the data ranks after the last
 // backward, as in the published runs, and every rank updates all of its weights. False, with what the trainer said, if
 // it refused.
-static inline bool trainer_seconds(const char *program, const char *cluster, const Run *r, double *seconds,
+static inline bool trainer_seconds(const char *program, const char *cluster, const Layout *r, double *seconds,
                                    Error *err) {
     char command[4096], line[1024], said[200] = "it said nothing";
     snprintf(command, sizeof command,

@@ -186,7 +186,6 @@ static inline void trainer_adamw(Trainer *m, StepReport *report) {
     h.grad_scale = o->clip > 0.0 && report->grad_norm > o->clip ? (float)(o->clip / report->grad_norm) : 1.0f;
     Span span(m, m->stream, TRACK_COMPUTE, "optimizer");
     kernel_cost(KERNEL_OPTIMIZER, m->state.owned, 7 * sizeof(float) + (m->state.master ? sizeof(floatX) : 0), 15);
-    kernel_cost(KERNEL_OPTIMIZER, m->state.owned, 7 * sizeof(float) + (m->state.master ? sizeof(floatX) : 0), 15);
     adamw_update(m->state.params, m->state.master, m->state.grads, m->state.m, m->state.v, m->adamw_ranges,
                  m->adamw_count, m->adamw_blocks, &h, m->stream);
 }
