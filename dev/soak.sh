@@ -65,9 +65,9 @@ train() {
     job=$!
 }
 alive() { case $(sed 's/.*) \(.\).*/\1/' "/proc/$1/stat" 2>/dev/null) in '' | Z) return 1 ;; esac; }
-# ends: waits until the job and all its ranks are gone; false after 60 s.
+# ends: waits until the job and all its ranks are gone; false after 5 minutes, which a loaded machine may need.
 ends() {
-    local limit=$((SECONDS + 60)) pid left=1
+    local limit=$((SECONDS + 300)) pid left=1
     while [ $left = 1 ]; do
         left=0
         for pid in $job $(cat "$dir"/pids/* 2>/dev/null); do alive "$pid" && left=1; done
@@ -77,6 +77,9 @@ ends() {
     wait "$job" 2>/dev/null
     code=$?
     job=''
+}
+started() {  # waits until all ranks have left their process ids
+    until [ "$(find "$dir/pids" -type f | wc -l)" -ge "$ranks" ] || ! alive "$job"; do sleep 0.01; done
 }
 milliseconds() { sleep "$(printf '%d.%03d' $(($1 / 1000)) $(($1 % 1000)))"; }
 some_rank() { find "$dir/pids" -type f -printf '%f\n' | sort -n | sed -n "$((1 + RANDOM % ranks))p"; }
@@ -116,6 +119,7 @@ while [ $SECONDS -lt $end ]; do
     fi
     [ "$what" = slow ] && export NCCL_DELAY=random:$seed:2000
     train "$ranks" "${layout[@]:1}" --steps $((last + more)) --save-every "$every"
+    started
     case "$what" in
         kill) milliseconds "$delay"; kill -KILL "$(some_rank)" 2>/dev/null ;;
         launcher) milliseconds "$delay"; kill -KILL "$job" ;;
@@ -142,7 +146,7 @@ while [ $SECONDS -lt $end ]; do
             kill -TERM "$(some_rank)" 2>/dev/null
             ;;
     esac
-    ends || { failed 'still runs after 60 s'; break; }
+    ends || { failed 'still runs after 5 minutes'; break; }
     unset NCCL_DELAY
     rm -f "$dir/disk/full"
     bump "$what"
