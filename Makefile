@@ -273,7 +273,7 @@ doc:  ## makes every picture and table of README.md and doc/ again, from runs (s
 
 # ---- make reproduce ----------------------------------------------------------------------------------------
 
-reproduce:  ## 10.8 million parameters on text of a Debian package: curve, 1 and 8 ranks, PyTorch (15 minutes on 2 cores)
+reproduce:  ## 10.8 million parameters on text of a Debian package: curve, 1 and 8 ranks, PyTorch
 	@dev/setup.sh $(PROBED)
 	+@$(PARALLEL) DEVICE=cpu PRECISION=fp32 build/cpu-fp32/train_gpt build/cpu-fp32/train_gpt_3d \
 	    build/tools/byte_corpus build/tools/loss
