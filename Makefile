@@ -52,7 +52,7 @@ program = $(addprefix $(DIR)/,$(basename $(1)))
 
 PROBE := build/probe-$(DEVICE)$(addprefix -,$(MPI)).mk
 PROBED = $(DEVICE) '$(if $(filter cuda,$(DEVICE)),$(NVCC),$(CXX))' '$(CC)' $(MPI)
-ifneq ($(filter-out help setup clean train test lessons kernels bench spills sass gpu-check explorer fuzz soak,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out help setup clean train test lessons kernels bench spills sass gpu-check explorer fuzz soak reproduce,$(or $(MAKECMDGOALS),all)),)
 include $(PROBE)
 ifneq ($(strip $(MISSING)),)
 $(shell rm -f $(PROBE))
@@ -136,7 +136,7 @@ build/tools/plan: dev/plan/plan.cu Makefile $(PROBE)
 
 .PHONY: all trainers kernel-programs kernels bench spills sass tools scale scale-trainers calibrate setup train test \
         lessons gpu-check clean help explorer corpus run-train build-train doc plan planned schedule study fuzz soak \
-        build-soak
+        build-soak reproduce
 
 all: trainers tools                  ## every trainer and tool
 trainers: $(call program,$(TRAINERS))  ## build/cpu-fp32/train_gpt and those after it
@@ -270,6 +270,14 @@ doc:  ## makes every picture and table of README.md and doc/ again, from runs (s
 	+@$(PARALLEL) DEVICE=cpu PRECISION=fp32 trainers tools corpus build/cpu-fp32/test_gpt build/tools/plan
 	+@$(PARALLEL) DEVICE=cpu PRECISION=bf16 build/cpu-bf16/train_gpt_3d
 	@dev/plot/doc.sh
+
+# ---- make reproduce ----------------------------------------------------------------------------------------
+
+reproduce:  ## 10.8 million parameters on text of a Debian package: curve, 1 and 8 ranks, PyTorch
+	@dev/setup.sh $(PROBED)
+	+@$(PARALLEL) DEVICE=cpu PRECISION=fp32 build/cpu-fp32/train_gpt build/cpu-fp32/train_gpt_3d \
+	    build/tools/byte_corpus build/tools/loss
+	@dev/reproduce.sh
 
 # ---- make schedule -----------------------------------------------------------------------------------------
 

@@ -322,8 +322,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, LayerGrads *g, const 
     if (weights) matmul_backward_weight(&m->matmul, dw[FCW], ln2, g->dfch, N, C, F, add);
     if (input) f_backward_end(m);
     if (input) layernorm_bias_backward(dresidual, dw[LN2W], dw[LN2B], bias_apart(m) ? NULL : dw[FCPROJB], scratch,
-                                       dresidual, m->dreduced, a->residual2, w[LN2W], a->ln2_mean, a->ln2_rstd, Nl, C, add,
-                                       s);
+                                       dresidual, m->dreduced, a->residual2, w[LN2W], a->ln2_mean, a->ln2_rstd, Nl, C,
+                                       add, s);
     // the attention
     dout = output_gradient(m, RANDOM_DROPOUT_ATTENTION, l, g->dresidual2, half);
     const floatX *ln1 = weights ? f_again_begin(m, a->ln1) : NULL;

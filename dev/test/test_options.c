@@ -98,6 +98,9 @@ static const Refusal REFUSALS[] = {
     {"--train-data x --global-batch 16 --ramp 20,4,100", "--ramp starts at 20", 0, 1},
     {"--train-data x --global-batch 16 --micro-batch 4 --ramp 6,2,100", "multiples of 4", 0, 1},
     {"--train-data x --global-batch 16 --micro-batch 2 --ramp 2,2,100", "multiples of 4", ALL, 2},
+    {"--eval x", "--eval x needs the weights that it measures", 0, 1},
+    {"--train-data x --dropout 1", "--dropout 1 is out of range", 0, 1},
+    {"--train-data x --dropout -0.1", "out of range", 0, 1},
     {"--train-data x --lr-unit tokens", "--lr-unit must be one of steps|samples", 0, 1},
     {"--train-data x --save-every 5", "--save-every 5 needs --out", 0, 1},
     {"--train-data x --resume a --init b", "exclude each other", 0, 1},
@@ -163,6 +166,9 @@ static void test_defaults(Check *c) {
     ok = resolve(&o, "--train-data x --global-batch 16 --ramp 4,12,99 --lr-unit samples", 0, 1, NULL, &err);
     check(c, ok && o.ramp.start == 4 && o.ramp.increment == 12 && o.ramp.samples == 99 && o.lr_unit == LR_UNIT_SAMPLES,
           "a ramp %s", err.text);
+    ok = resolve(&o, "--eval x --init y --train-data z --val-data z --out o --save-every 3", 0, 1, NULL, &err);
+    check(c, ok && o.eval && !o.train_data && !o.out && o.steps == 0 && o.val_every == 0, "--eval trains nothing %s",
+          err.text);
     ok = resolve(&o, "--train-data x --recompute layer --lr-schedule linear", 0, 1, NULL, &err);
     check(c, ok && o.recompute == RECOMPUTE_LAYER && o.lr_schedule == 1, "choices");
 }

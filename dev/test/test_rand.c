@@ -1,5 +1,6 @@
 // test_rand.c: llmc/host/rand.h: known answers, statistics, and that a number depends on its place alone.
 #include "dev/test/check.h"
+#include "llmc/dropout.h"
 #include "llmc/host/rand.h"
 
 #include <stdlib.h>
@@ -103,8 +104,40 @@ static void test_fill(Check *c) {
     free(part);
 }
 
+// Is element i of a sample dropped?
+static bool dropped(Dropout d, uint64_t sample, uint64_t i) {
+    Philox block = dropout_block(&d, sample, i / DROPOUT_BLOCK);
+    return dropout_factor(&d, &block, (unsigned)(i % DROPOUT_BLOCK)) == 0.0f;
+}
+
+// Dropout's masks: the right share is dropped, the mean stays, and a mask has nothing to do with that of another seed,
+// step, layer, purpose or sample, nor with its own neighbours.
+static void test_dropout(Check *c) {
+    enum { N = 200000, OTHERS = 6 };
+    Dropout d = dropout_for(dropout_make(0.1, 1337, 5, 32), RANDOM_DROPOUT_MLP, 3);
+    Dropout others[OTHERS] = {d, d, d, d, d, d};
+    others[0].seed++, others[1].step++, others[2].layer++, others[3].sample++;
+    others[4].purpose = RANDOM_DROPOUT_ATTENTION;  // and the last: the neighbour
+    size_t count = 0, both[OTHERS] = {0};
+    for (size_t i = 0; i < N; i++) {
+        bool drop = dropped(d, 0, i);
+        count += drop;
+        for (size_t k = 0; k < OTHERS; k++) both[k] += drop && dropped(others[k], 0, k == OTHERS - 1 ? i + 1 : i);
+    }
+    double share = (double)count / N, p = d.threshold / 65536.0, error = 5.0 / sqrt(N);
+    check(c, fabs(share - p) < error * sqrt(p * (1 - p)) && fabs(p - 0.1) < 1e-5, "dropout 0.1 drops %.5f", share);
+    check(c, fabs((double)d.scale * (1 - p) - 1) < 1e-7, "and what stays is scaled so that the mean stays");
+    bool independent = true;
+    for (size_t k = 0; k < OTHERS; k++) independent = independent && fabs((double)both[k] / N - p * p) < error * p;
+    check(c, independent, "masks of another seed, step, layer, sample or place are independent");
+    check(c, dropped(d, 1, 77) == dropped(others[3], 0, 77), "sample 1 from sample 32 is sample 0 from 33");
+    Dropout off = dropout_make(0, 1, 2, 3);
+    check(c, off.threshold == 0 && off.scale == 1.0f, "--dropout 0 drops nothing");
+}
+
 int main(void) {
     static Check c;
+    test_dropout(&c);
     test_known_answers(&c);
     test_places(&c);
     test_statistics(&c);

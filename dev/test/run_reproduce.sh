@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# run_reproduce.sh [BUILD]: `make reproduce` in small: the text of a Debian package, a validation curve that falls, 1 and
+# 8 ranks with the same losses, PyTorch's where it is installed. Ends with `N passed, N failed`.
+# needs: fp32/train_gpt fp32/train_gpt_3d tools/byte_corpus tools/loss
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+build=${1:-build/cpu-fp32}
+. dev/test/report.sh
+device=${build##*/}
+[ "${device%%-*}" = cpu ] || skip reproduce 'its layouts are for a CPU'
+[ -d /usr/share/common-licenses ] || [ -d /usr/share/perl ] || skip reproduce 'not a Debian: its text is not there'
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+shown="$dir/printed $dir/output"
+OUT=$dir dev/reproduce.sh small "$build" >"$dir/printed" 2>&1
+report $? 'make reproduce, in small'
+grep -q '^text .* files: .*(package ' "$dir/printed"
+report $? "it names the text and its licence: $(grep -m1 '^text' "$dir/printed")"
+awk '/validation loss:/ { on = 1; next } on && NF == 2 && $1 ~ /^[0-9]+$/ { if (!n++) first = $2; last = $2 }
+     END { exit !(n >= 3 && last < first - 0.5) }' "$dir/printed"
+report $? 'its validation curve falls'
+grep -q '^1 and 8 ranks the losses of 20 steps differ by at most [0-9.]*e-' "$dir/printed"
+report $? "$(grep '^1 and 8' "$dir/printed")"
+grep '^PyTorch' "$dir/printed"
+finish
