@@ -37,6 +37,7 @@ static inline void dropout_apply(floatX *out, const floatX *inp, const floatX *b
     if (rows == 0) return;
     bool whole = C % DROPOUT_BLOCK == 0 && aligned16(out) && aligned16(inp) && (!bias || aligned16(bias));
     unsigned blocks = element_blocks(rows * C);
+    kernel_cost(KERNEL_ELEMENTWISE, rows * C, 2 * sizeof(floatX), 2);
     if (whole) {
         LAUNCH(dropout_kernel<DROPOUT_BLOCK>, blocks, ELEMENT_THREADS, 0, stream)
         (out, inp, bias, d, rows, row0, T, C);
