@@ -121,7 +121,10 @@ while [ $SECONDS -lt $end ]; do
     train "$ranks" "${layout[@]:1}" --steps $((last + more)) --save-every "$every"
     started
     case "$what" in
-        kill) milliseconds "$delay"; kill -KILL "$(some_rank)" 2>/dev/null ;;
+        kill)
+            await '^device'  # a rank that dies in MPI_Init can hang Open MPI's mpirun
+            milliseconds "$delay"; kill -KILL "$(some_rank)" 2>/dev/null
+            ;;
         launcher) milliseconds "$delay"; kill -KILL "$job" ;;
         signal)
             await '^step '

@@ -137,7 +137,7 @@ static const Option OPTIONS[] = {
     REAL("beta1", beta1, "0.9", 0, 0.999999, 0, "AdamW's decay of the mean"),
     REAL("beta2", beta2, "0.95", 0, 0.99999999, 0, "AdamW's decay of the square"),
     REAL("eps", eps, "1e-8", 1e-30, 1, 0, "AdamW's epsilon"),
-    REAL("dropout", dropout, "0", 0, 0.99, 0, "of embedding, attention and residual branches, in training"),
+    REAL("dropout", dropout, "0", 0, 0.99, 0, "of embedding, attention and both residual branches in training"),
     {"seed", OPTION_SEED, offsetof(Options, seed), "1337", 0, 0, 0, "N", "of weights, shuffling, dropout and samples"},
     CHOICE("recompute", recompute, "none", 0, "none|gelu|layer", "activations that backward computes again"),
     TEXT("gemm-plans", gemm_plans, NULL, 0, "FILE", "time algorithms of matrix products, keep the fastest in FILE"),
