@@ -123,7 +123,7 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     gelu_bias_backward(m->dfch, dw[FCB], scratch, m->dfch, a->fch, N, F, add, s);
     matmul_backward_input(&m->matmul, m->dnorm, m->dfch, w[FCW], N, C, F);
     matmul_backward_weight(&m->matmul, dw[FCW], a->ln2, m->dfch, N, C, F, add);
-    layernorm_bias_backward(dresidual, dw[LN2W], dw[LN2B], bias_apart(m) ? NULL : dw[FCPROJB], scratch, dresidual,
+    layernorm_bias_backward(dresidual, dw[LN2W], dw[LN2B], bias_with(m, dw[FCPROJB]), scratch, dresidual,
                             m->dnorm, a->residual2, w[LN2W], a->ln2_mean, a->ln2_rstd, N, C, add, s);
     // the attention
     dout = dropout_backward(m, RANDOM_DROPOUT_ATTENTION, l, dresidual, m->proj, N);
@@ -134,7 +134,7 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     matmul_backward_input(&m->matmul, m->dnorm, m->dqkv, w[QKVW], N, C, 3 * A);
     matmul_backward_weight(&m->matmul, dw[QKVW], a->ln1, m->dqkv, N, C, 3 * A, add);
     bias_backward(dw[QKVB], m->dqkv, scratch, N, 3 * A, add, s);
-    layernorm_bias_backward(dresidual, dw[LN1W], dw[LN1B], bias_apart(m) ? NULL : dw[PROJB], scratch, dresidual,
+    layernorm_bias_backward(dresidual, dw[LN1W], dw[LN1B], bias_with(m, dw[PROJB]), scratch, dresidual,
                             m->dnorm, x, w[LN1W], a->ln1_mean, a->ln1_rstd, N, C, add, s);
 }
 

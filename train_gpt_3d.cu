@@ -370,9 +370,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, LayerGrads *g, const 
     if (weights) f_again_end(m);
     if (weights) matmul_backward_weight(&m->matmul, dw[FCW], ln2, g->dfch, N, C, F, add);
     if (input) f_backward_end(m);
-    if (input) layernorm_bias_backward(dresidual, dw[LN2W], dw[LN2B], bias_apart(m) ? NULL : dw[FCPROJB], scratch,
-                                       dresidual, m->dreduced, a->residual2, w[LN2W], a->ln2_mean, a->ln2_rstd, Nl, C,
-                                       add, s);
+    if (input) layernorm_bias_backward(dresidual, dw[LN2W], dw[LN2B], bias_with(m, dw[FCPROJB]), scratch, dresidual,
+                                       m->dreduced, a->residual2, w[LN2W], a->ln2_mean, a->ln2_rstd, Nl, C, add, s);
     // the attention
     dout = output_gradient(m, RANDOM_DROPOUT_ATTENTION, l, g->dresidual2, half);
     const floatX *ln1 = weights ? f_again_begin(m, a->ln1) : NULL;
@@ -387,12 +386,11 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, LayerGrads *g, const 
     if (weights) matmul_backward_weight(&m->matmul, dw[QKVW], ln1, g->dqkv, N, C, 3 * A, add);
     if (weights) bias_backward(dw[QKVB], g->dqkv, scratch, N, 3 * A, add, s);
     if (input) f_backward_end(m);
-    if (input) layernorm_bias_backward(dresidual, dw[LN1W], dw[LN1B], bias_apart(m) ? NULL : dw[PROJB], scratch,
+    if (input) layernorm_bias_backward(dresidual, dw[LN1W], dw[LN1B], bias_with(m, dw[PROJB]), scratch,
                                        dresidual, m->dreduced, x, w[LN1W], a->ln1_mean, a->ln1_rstd, Nl, C, add, s);
 }
 
-// One chunk: tokens (B, T), or residual[0] -> lnf (Nl, C), or residual[L]. A rank looks up the tokens of its part of
-// the vocabulary, tensor rank 0 adds the positions.
+// One chunk: tokens (B, T) or residual[0] -> lnf (Nl, C) or residual[L]. Tensor rank 0 adds the positions.
 static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro, int chunk) {
     size_t N = B * T, Nl = local_rows(m, N), C = m->config.C, L = m->plan.count[chunk], first = m->plan.first[chunk];
     floatX **w = m->w[0];
@@ -430,8 +428,7 @@ static void loss(GPT *m, Acts *acts, const int *targets, int micro, bool want_gr
     loss_sum(&m->loss_sums[micro], losses, N, m->stream);
 }
 
-// One chunk, after loss() or from the gradient of its output in dresidual: gradients of its weights and of its input.
-// Those of the embeddings and layernorms belong to the input half.
+// One chunk, after loss() or from its output's gradient in dresidual. Embeddings and layernorms are of the input half.
 static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk, int half) {
     size_t B = m->B, T = m->T, N = B * T, Nl = local_rows(m, N), C = m->config.C;
     size_t L = m->plan.count[chunk], first = m->plan.first[chunk];
@@ -557,8 +554,7 @@ static void sample(GPT *m) {
     while (sample_goes_on(m, &s)) sample_append(m, &s, next_logits(m, s.T));
 }
 
-// This rank's part of the layers that are dealt to its stage. A tensor that all tensor ranks or two stages hold counts
-// once in the gradient norm.
+// This rank's part of its stage's layers. A tensor that ranks hold alike counts once in the gradient norm.
 static void shard(GPT *m) {
     Error err;
     size_t p = m->grid.p, stage = m->grid.p_rank;

@@ -241,7 +241,7 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     f_again_end(m);
     matmul_backward_weight(&m->matmul, dw[FCW], ln2, m->dfch, N, C, F, add);
     f_backward_end(m);
-    layernorm_bias_backward(dresidual, dw[LN2W], dw[LN2B], bias_apart(m) ? NULL : dw[FCPROJB], scratch, dresidual,
+    layernorm_bias_backward(dresidual, dw[LN2W], dw[LN2B], bias_with(m, dw[FCPROJB]), scratch, dresidual,
                             m->dreduced, a->residual2, w[LN2W], a->ln2_mean, a->ln2_rstd, Nl, C, add, s);
     // the attention
     dout = g_backward(m, dropout_backward(m, RANDOM_DROPOUT_ATTENTION, l, dresidual, m->proj, Nl));
@@ -256,7 +256,7 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     matmul_backward_weight(&m->matmul, dw[QKVW], ln1, m->dqkv, N, C, 3 * A, add);
     bias_backward(dw[QKVB], m->dqkv, scratch, N, 3 * A, add, s);
     f_backward_end(m);
-    layernorm_bias_backward(dresidual, dw[LN1W], dw[LN1B], bias_apart(m) ? NULL : dw[PROJB], scratch, dresidual,
+    layernorm_bias_backward(dresidual, dw[LN1W], dw[LN1B], bias_with(m, dw[PROJB]), scratch, dresidual,
                             m->dreduced, x, w[LN1W], a->ln1_mean, a->ln1_rstd, Nl, C, add, s);
 }
 

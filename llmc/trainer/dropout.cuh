@@ -1,7 +1,7 @@
 // dropout.cuh: --dropout in a trainer: which masks belong to the micro-batch under way. It is on between
 // trainer_begin_step and trainer_end_step, and while the trainer warms up; validation, --eval and samples run without.
 //
-// defines: dropout_at, drop, dropout_forward, dropout_backward, bias_apart
+// defines: dropout_at, drop, dropout_forward, dropout_backward, bias_apart, bias_with
 #ifndef LLMC_TRAINER_DROPOUT_CUH
 #define LLMC_TRAINER_DROPOUT_CUH
 
@@ -46,5 +46,8 @@ static inline const floatX *dropout_backward(Trainer *m, RandomPurpose place, si
 static inline bool bias_apart(const Trainer *m) {
     return m->opt.dropout > 0.0 || (m->opt.sequence_parallel && m->grid.t > 1);
 }
+
+// Where a layernorm puts the sum that is the gradient of a projection's bias: nowhere if that is not the sum it takes.
+static inline float *bias_with(const Trainer *m, float *dbias) { return bias_apart(m) ? NULL : dbias; }
 
 #endif
