@@ -364,8 +364,11 @@ static void test_steps(Check *c) {
     double parameters = 2 * (12.0 * 1024 * 1024 + 13.0 * 1024) + (256.0 + 128) * 1024;
     check(c, near(time.parts[PART_DATA], 2.0 * 15 / 16 * 4 * parameters / 8e9), "which is of all parameters");
     data.layers = 3, data.p = 2, data.d = 8;
+    check(c, step_simulate(&x, &data, &time, &err) && step_chunk_layers(&data, 0) == 2 &&
+                 step_chunk_layers(&data, 1) == 1, "3 layers on 2 stages are dealt as the trainers deal them");
+    data.layers = 1;
     check(c, !step_simulate(&x, &data, &time, &err), "%s", err.text);
-    data.p = 3;
+    data.layers = 3, data.p = 3;
     check(c, !step_simulate(&x, &data, &time, &err), "%s", err.text);
 }
 
