@@ -374,8 +374,10 @@ int main(int argc, char **argv) {
     bool json = false;
     memset(&s, 0, sizeof s);
     if (argc == 1 || strcmp(argv[1], "--help") == 0) {
-        printf("usage: plan --model NAME --cluster FILE|NAME --gpus N --batch G [flags of the layout] "
-               "[--json]\nmodels: ");
+        printf("usage: plan --model NAME --cluster FILE|NAME --gpus N --batch G [--json]\n"
+               "sizes of a model: --layers --heads --channels --seq --vocab\n"
+               "to fix a part of the layout: --tensor --pipeline --data --virtual --micro-batch --schedule --recompute "
+               "--sequence-parallel\n    --zero --order\nmodels: ");
         model_names(stdout);
         printf("\n");
         return argc == 1 ? 2 : 0;
