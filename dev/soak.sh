@@ -180,15 +180,16 @@ while [ $SECONDS -lt $end ]; do
     [ "$last" -ge "$announced" ] || failed "step $announced was announced as saved, and the newest sound one is $last"
 done
 
-# The log has every step once, and the losses are those of a run that nobody disturbed, up to the order of sums.
+# The log has every step once, and the losses are those of a run that nobody disturbed, up to the order of sums: for
+# 300 steps. Later this model knows its few samples by heart, and two calm runs of different layouts part as well.
 steps=$last what=compare ranks=1
 if [ "$steps" -gt 0 ]; then
     # shellcheck disable=SC2086
     "$build/train_gpt" $model --steps "$steps" --log "$dir/calm.jsonl" >"$dir/out" 2>"$dir/err"
     numbers() { sed -nE 's/.*"step":([0-9]+),"loss":([^,]+),"grad_norm":.*/\1 \2/p' "$1" | head -n "$steps"; }
     paste -d ' ' <(numbers "$log") <(numbers "$dir/calm.jsonl") | awk -v steps="$steps" '
-        { d = ($2 - $4) / $4; if (d < 0) d = -d; if (d > most) most = d; if ($1 != NR || $3 != NR) bad = 1 }
-        END { printf "%d steps, largest relative difference of a loss from a calm run %.1e\n", NR, most
+        { d = ($2 - $4) / $4; if (d < 0) d = -d; if (NR <= 300 && d > most) most = d; if ($1 != NR || $3 != NR) bad = 1 }
+        END { printf "%d steps; in the first 300 a loss differs from a calm run by at most %.1e\n", NR, most
               exit bad || NR != steps || most > 1e-4 }'
     [ "${PIPESTATUS[1]}" = 0 ] || failed 'the losses are not those of a calm run'
 fi
