@@ -19,9 +19,7 @@
 #include "llmc/host/options.h"
 #include "llmc/host/tokenizer.h"
 #include "llmc/pipeline_text.h"
-#define FIELD_BOOL CLUSTER_FIELD_BOOL
 #include "llmc/sim/cluster.h"
-#undef FIELD_BOOL
 
 // The pictures: programs whose main is called with a file
 #define main timeline_main
