@@ -60,7 +60,7 @@ one() {
         echo "$ok $bad"
         printf '%-52s %-24s %4d.%d s  %s\n' "$title" "$last" $((tenths / 10)) $((tenths % 10)) "$why"
         if [ "$bad" -ne 0 ]; then
-            grep -a '^FAIL' "$log" | head -n 20
+            grep -a -A 30 '^FAIL' "$log" | grep -av '^ok ' | head -n 60  # with the output that a shell test shows
             [ -n "$why" ] && tail -n 15 "$log" | sed 's/^/  | /'
             echo "  the whole output is in $log"
         fi

@@ -85,6 +85,7 @@ static inline void job_start(Job *job, int *argc, char ***argv) {
     int wanted = MPI_THREAD_FUNNELED, provided;
 #endif
     MPI_Comm node;
+    *job = {};  // no groups yet
     job_open_standard();
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);  // streams that share a hardware queue wait for each other
     setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);  // Open MPI without mpirun: no daemon beside the program
