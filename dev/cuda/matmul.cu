@@ -362,9 +362,23 @@ static void test_tuning(void) {
     bool ok = write(file, "another", 7) == 7 && !tuned_matmul(path, &err) && strstr(err.text, "give --gemm-plans");
     check(&lab.checks, ok, "a file of another device is refused: %s", err.text);
     unlink(path);
+    // 8 words of a key and 8 of an algorithm, but one too many, over two lines, in other digits, behind a 0 byte
+    static const char whole[] = "1 2 3 4 5 6 7 8 9 a b c d e f 10\n";
+    static const struct { const char *text; size_t bytes; } damaged[] = {
+        {"1 2 x\n", 6}, {"1 2 3 4 5 6 7 8 9 a b c d e f 10 11\n", 36}, {"1 2 3 4 5 6 7 8\n9 a b c d e f 10\n", 33},
+        {"1 2 3 4 5 6 7 8 9 a b c d e f -1\n", 33}, {"\0\n", 2}, {whole, 32}};
+    for (const auto &text : damaged) {
+        unlink(path);
+        Matmul *none = tuned_matmul(path, &err);
+        ok = none && write(none->choices.fd, text.text, text.bytes) == (ssize_t)text.bytes && !tuned_matmul(path, &err);
+        check(&lab.checks, ok && strstr(err.text, "damaged"), "a damaged file is refused: %s", err.text);
+        if (none) matmul_free(none);
+    }
+    unlink(path);
     Matmul *none = tuned_matmul(path, &err);
-    ok = none && gemm_choices_write(&none->choices, "1 2 x\n", &err) && !tuned_matmul(path, &err);
-    check(&lab.checks, ok && strstr(err.text, "damaged"), "a damaged file is refused: %s", err.text);
+    ok = none && gemm_choices_write(&none->choices, whole, &err) && gemm_choices_update(&none->choices, &err) &&
+         none->choices.count == 1 && truncate(path, 5) == 0 && !gemm_choices_update(&none->choices, &err);
+    check(&lab.checks, ok && strstr(err.text, "shorter"), "so is one that becomes shorter: %s", err.text);
     if (none) matmul_free(none);
     check(&lab.checks, !tuned_matmul("build/no/such/folder/plans", &err), "also one that cannot be made: %s", err.text);
     unlink(path);

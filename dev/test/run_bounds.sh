@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # run_bounds.sh [BUILD]: what odd inputs may cost and what they may touch: memory and time for hostile headers, many
 # layers, sizes beyond 2^64, a log on a full disk, and the outputs of byte_corpus. Ends with `N passed, N failed`.
-# needs: fp32/train_gpt tools/byte_corpus
+# needs: fp32/train_gpt fp32/train_gpt_3d tools/byte_corpus
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
 build=$(realpath -m "${1:-build/cpu-fp32}")
 trainer=$build/train_gpt corpus=$PWD/build/tools/byte_corpus data=$PWD/dev/test/golden/train.bin
-readme=$PWD/README.md
+readme=$PWD/README.md root=$PWD
 export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=SSE41
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
@@ -66,6 +66,49 @@ took=$((($(date +%s%N) - begin) / 1000000))
 [ $code = 0 ]
 report $? "5000 layers, as many as there may be, start and train a step in $took ms (code $code)"
 
+# ---- many tensors in the files of an index ---------------------------------------------------------------------------
+
+if command -v python3 >/dev/null; then
+    mkdir many
+    python3 - <<'P'
+import json, struct
+names = ['t%06d' % i for i in range(100000)]
+head = json.dumps({n: {'dtype': 'U8', 'shape': [1], 'data_offsets': [i, i + 1]} for i, n in enumerate(names)},
+                  separators=(',', ':')).encode()
+open('many/part.safetensors', 'wb').write(struct.pack('<Q', len(head)) + head + bytes(len(names)))
+names.reverse()  # a search from the front would be long
+json.dump({'weight_map': {n: 'part.safetensors' for n in names}}, open('many/model.safetensors.index.json', 'w'))
+json.dump({'model_type': 'gpt2', 'n_embd': 4, 'n_layer': 1, 'n_head': 2, 'vocab_size': 61, 'n_positions': 3},
+          open('many/config.json', 'w'))
+P
+    # shellcheck disable=SC2086
+    refused 2 'has no tensor' bash -c 'ulimit -t 10; exec "$@"' x "$trainer" $tiny --init many
+    report $? "an index of 100000 tensors is read in 10 s of a core: $(cut -c 1-100 err)"
+fi
+
+# ---- clusters on which a step never ends, and batches that grow for ever ---------------------------------------------
+
+slow() {  # slow NAME KEY VALUE: a cluster with another constant
+    sed -E "s/(\"$2\": *\{ *\"value\": *)[^,]+/\1$3/" "$root/dev/clusters/selene-2021.json" >"$1.json"
+    ! cmp -s "$1.json" "$root/dev/clusters/selene-2021.json"
+}
+simulate="$trainer --layers 1 --heads 2 --channels 4 --vocab 61 --seq 3 --ranks 1"
+for case in 'launch_host 1e308' 'nic_latency 1e16' 'hbm_bandwidth 1e-300' 'gemm_efficiency 1e-300' 'peak_bf16 1e19' \
+    'hbm_bandwidth 1e999' 'sms NaN'; do
+    # shellcheck disable=SC2086
+    slow hostile $case && refused 2 hostile.json $simulate --simulate hostile.json
+    report $? "a cluster with $case: $(cut -c 1-100 err)"
+done
+slow late launch_host 1e15
+# shellcheck disable=SC2086
+timeout 60 $simulate --simulate late.json --steps 3 >out 2>err && grep -q 'more than 146 years' out &&
+    ! grep -qi nan out
+report $? "where a launch takes a million years, virtual time ends: $(grep -a 146 out)"
+# shellcheck disable=SC2086
+refused 2 'grows the batch 999999999 times' bash -c 'ulimit -t 10; exec "$@"' x "$trainer" $tiny --dry-run \
+    --global-batch 1000000000 --ramp 1,1,999999999999999 --steps 1000000000000000
+report $? "--ramp by a billion sizes: $(cut -c 1-100 err)"
+
 # ---- sizes whose product passes 2^64 ---------------------------------------------------------------------------------
 
 refused 2 'more than 2^60 bytes' "$trainer" --dry-run --layers 1 --heads 1 --channels 64 --micro-batch 1000000 \
@@ -104,6 +147,43 @@ flip three/step-00000003/optimizer.safetensors 30
 sed -i 's/"n_head": 2/"n_head": 1/' three/step-00000003/config.json
 refused 2 'trainer.json or config.json is damaged' "$trainer" ${tiny/--heads 2/} --resume three/step-00000003
 report $? "--resume with another number of heads in config.json: $(cut -c 1-120 err)"
+
+# ---- outputs that are inputs ----------------------------------------------------------------------------------------
+
+# Weights in two files, as Hugging Face saves large models.
+mkdir split
+cp three/step-00000002/config.json split/
+cp three/step-00000002/model.safetensors split/model-00001-of-00001.safetensors
+python3 - <<'P'
+import json, struct
+data = open('split/model-00001-of-00001.safetensors', 'rb').read()
+names = json.loads(data[8:8 + struct.unpack('<Q', data[:8])[0]])
+json.dump({'weight_map': {n: 'model-00001-of-00001.safetensors' for n in names if n != '__metadata__'}},
+          open('split/model.safetensors.index.json', 'w'))
+P
+cp "$root/dev/clusters/laptop.json" cluster.json
+echo 'F0 B0' >schedule.txt
+cp "$data" shard.tokens
+echo '{"step":1,"loss":1}' >before.jsonl
+inputs='cluster.json schedule.txt shard.tokens before.jsonl split/*'
+# shellcheck disable=SC2086
+sums=$(cat $inputs | cksum)
+train3d=${trainer}_3d
+for case in "would overwrite|--init split --log split/model-00001-of-00001.safetensors" \
+    "would overwrite|--init split --trace split/model.safetensors.index.json" \
+    "would overwrite|--init split --dump-gradients split/config.json" \
+    "would overwrite|--virtual-time cluster.json --log cluster.json" \
+    "would overwrite|--schedule-file schedule.txt --trace schedule.txt" \
+    "would overwrite|--train-data 1:shard.tokens,2:$data --trace shard.tokens" \
+    "would overwrite|--train-data shard.tokens --gemm-plans shard.tokens" \
+    "are both before.jsonl|--log before.jsonl --gemm-plans before.jsonl" \
+    "not a regular file|--gemm-plans /dev/null" \
+    "is a symbolic link|--gemm-plans plans-link"; do
+    ln -sf before.jsonl plans-link
+    # shellcheck disable=SC2086
+    refused 2 "${case%%|*}" "$train3d" $tiny --steps 1 ${case#*|} && [ "$(cat $inputs | cksum)" = "$sums" ]
+    report $? "${case#*|}: $(cut -c 1-100 err)"
+done
 
 # ---- the log is not touched by a run that is refused, however late ---------------------------------------------------
 

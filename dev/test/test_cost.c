@@ -85,15 +85,15 @@ static void test_files(Check *c) {
     refused(c, cluster_text("sms", "{\"value\": 1.5, \"source\": \"x\"}", ""),
             "f.json: \"sms\" must be a whole number from 1 to 1048576");
     refused(c, cluster_text("hbm_bandwidth", "{\"value\": 0, \"source\": \"x\"}", ""),
-            "f.json: \"hbm_bandwidth\" must be a number above 0");
+            "f.json: \"hbm_bandwidth\" must be a number from 1 to 1e18");
     refused(c, cluster_text("hbm_bandwidth", "{\"value\": 1e999, \"source\": \"x\"}", ""),
-            "f.json: \"hbm_bandwidth\" must be a number above 0");
+            "f.json: \"hbm_bandwidth\" must be a number from 1 to 1e18");
     refused(c, cluster_text("hbm_bandwidth", "{\"value\": \"2e12\", \"source\": \"x\"}", ""),
-            "f.json: \"hbm_bandwidth\" must be a number above 0");
+            "f.json: \"hbm_bandwidth\" must be a number from 1 to 1e18");
     refused(c, cluster_text("launch_host", "{\"value\": null, \"source\": \"x\"}", ""),
-            "f.json: \"launch_host\" must be a number, 0 or more");
+            "f.json: \"launch_host\" must be a number from 0 to 1e15");
     refused(c, cluster_text("gemm_sustained", "{\"value\": 1.1, \"source\": \"x\"}", ""),
-            "f.json: \"gemm_sustained\" must be above 0 and at most 1");
+            "f.json: \"gemm_sustained\" must be from 0.000001 to 1");
     refused(c, cluster_text("overlap_slowdown", "{\"value\": 0.5, \"source\": \"x\"}", ""),
             "f.json: \"overlap_slowdown\" must be a number from 1 to 10");
     refused(c, cluster_text("dropout", "{\"value\": 1, \"source\": \"x\"}", ""),

@@ -104,6 +104,31 @@ static void test_refusals(Check *c) {
     check(c, !eval_open(&e, ".", V, T, &err), "refused: a folder -> %s", err.text);
 }
 
+// One context stands before many endings: a small file may not become a thousand times as much memory.
+static void test_repeated(Check *c) {
+    enum { CONTEXT = 4000, ENDINGS = 14000, MANY = 6 + CONTEXT + 2 * ENDINGS };
+    static unsigned char bytes[EVAL_HEADER_BYTES + 2 * MANY];
+    EvalFile e;
+    Error err = {""};
+    for (size_t endings = 200; endings <= ENDINGS; endings += ENDINGS - 200) {
+        const size_t count = 6 + CONTEXT + 2 * endings;
+        const size_t words[] = {EVAL_EXAMPLE, 2 * count, 0, 1, endings, CONTEXT};
+        int32_t head[3] = {EVAL_CHOICES_MAGIC, EVAL_VERSION, 1};
+        memset(bytes, 0, sizeof bytes);
+        memcpy(bytes, head, sizeof head);
+        for (size_t i = 0; i < count; i++) {
+            size_t word = i < 6 ? words[i] : i < 6 + CONTEXT ? 1 : i % 2 == 0 ? 1 : 2;
+            bytes[EVAL_HEADER_BYTES + 2 * i] = (unsigned char)(word & 255);
+            bytes[EVAL_HEADER_BYTES + 2 * i + 1] = (unsigned char)(word >> 8);
+        }
+        write_file("many.bin", bytes, EVAL_HEADER_BYTES + 2 * count);
+        bool read = eval_open(&e, "many.bin", V, CONTEXT, &err);
+        if (endings == 200) check(c, read && e.rows == 200, "a context of 4000 tokens before 200 endings %s", err.text);
+        else check(c, !read && strstr(err.text, "repeats its context of 4000 tokens"), "refused: -> %s", err.text);
+        if (read) eval_close(&e);
+    }
+}
+
 // Cut anywhere, a file is refused; with any word changed, it is read or refused, and nothing else happens.
 static void test_damage(Check *c) {
     EvalFile e;
@@ -139,6 +164,7 @@ int main(void) {
     if (!mkdtemp(folder) || chdir(folder)) die("cannot make", folder);
     test_layouts(&c);
     test_refusals(&c);
+    test_repeated(&c);
     test_damage(&c);
     if (chdir("../..") == 0) remove_tree(folder);
     return check_summary(&c);

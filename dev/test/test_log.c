@@ -89,8 +89,9 @@ static void test_ramp(Check *c) {
     check(c, parsed, "ramps are read %s", err.text);
     check(c, rule, "--ramp: START + INCREMENT * floor(seen / (SAMPLES / increments)), then --global-batch");
     check(c, sums, "the samples of any number of steps are the sum of their batches");
-    ramp_parse(&ramp, "4,4,900000000000000", 1000000000, 4, &err);
-    check(c, ramp_batch(&ramp, 1000000000, 899999999999999) == 999999996 && ramp_batch(&ramp, 1000000000, 1) == 4,
+    parsed = ramp_parse(&ramp, "100000,100000,900000000000000", 1000000000, 4, &err);
+    check(c, parsed && ramp_batch(&ramp, 1000000000, 899999999999999) == 999900000 &&
+                 ramp_batch(&ramp, 1000000000, 1) == 100000,
           "no overflow of numbers as large as can be given");
     Ramp none = {0, 0, 0};
     check(c, ramp_batch(&none, 24, 5) == 24 && ramp_samples(&none, 24, 7) == 168,

@@ -71,7 +71,13 @@ inline void cpu_clock_start(const Cluster *cluster, bool simulates) {
 }
 
 static inline bool cpu_simulates() { return cpu_clock().simulates; }
-static inline uint64_t cpu_ns(double seconds) { return (uint64_t)llround(1e9 * seconds); }
+
+// Time ends after 146 years, so that no sum of two times passes 2^64, whatever a cluster file says.
+static const uint64_t CPU_END = (uint64_t)1 << 62;
+static inline uint64_t cpu_ns(double seconds) {
+    return seconds < 1e-9 * (double)CPU_END ? (uint64_t)llround(1e9 * seconds) : CPU_END;
+}
+static inline uint64_t cpu_later(uint64_t time, uint64_t ns) { return std::min(time + ns, CPU_END); }
 
 // ---------------------------------------------------------------------------------------------- costs
 
@@ -141,7 +147,7 @@ static inline CpuCost cpu_take_cost() {
     CpuCost cost = {0, 0, CPU_MEMORY_BOUND, c.work.bytes, c.work.flops};
     c.work.bytes = c.work.flops = 0;
     if (!c.on) return cost;
-    c.host += cpu_ns(c.cluster.launch_host);
+    c.host = cpu_later(c.host, cpu_ns(c.cluster.launch_host));
     cost.host = c.host;
     cost.ns = cpu_ns(std::max(c.stated, c.cluster.launch_device));
     if (c.stated > 0) cost.part = c.stated_part;
@@ -154,9 +160,9 @@ static inline CpuCost cpu_take_cost() {
 // Work of `ns` that may not end before `least`, its end if it began when the host enqueued it. A run of kernels is one
 // such operation too: they end at max(begin + sum of costs, least).
 static inline void cpu_clock_work(CpuTimes *t, uint64_t ns, uint64_t least) {
-    uint64_t end = std::max(t->now + ns, least);
-    t->spent[CPU_HOST] += end - t->now - ns;  // the host was late
-    t->now = end;
+    uint64_t ran = cpu_later(t->now, ns);
+    t->now = std::min(std::max(ran, least), CPU_END);
+    t->spent[CPU_HOST] += t->now - ran;  // the host was late
 }
 
 static inline CpuMoment cpu_clock_record(CpuTimes *t, uint64_t host) {
@@ -180,8 +186,9 @@ static inline void cpu_clock_beside(CpuTimes *t, const CpuMoment &m) {
     *seen = m.busy;
     if (!t->computes || t->now <= m.first) return;
     uint64_t both = std::min(busy, t->now - m.first);
-    uint64_t slow = (uint64_t)llround((double)both * (cpu_clock().cluster.overlap_slowdown - 1));
-    t->now += slow;
+    double slower = (double)both * (cpu_clock().cluster.overlap_slowdown - 1);
+    uint64_t slow = slower < (double)CPU_END ? (uint64_t)llround(slower) : CPU_END;
+    t->now = cpu_later(t->now, slow);
     t->spent[m.part] += slow;
 }
 
@@ -206,6 +213,9 @@ static inline void cpu_clock_communicated(CpuTimes *t, uint64_t begin, uint64_t 
     t->last.busy += end - begin;
     if (!t->last.first) t->last.first = begin;
 }
+
+// The host does what takes so long itself.
+static inline void cpu_clock_host_works(uint64_t ns) { cpu_clock().host = cpu_later(cpu_clock().host, ns); }
 
 // The host waits for a stream, or for an event.
 static inline void cpu_clock_host_waits(uint64_t ns) {

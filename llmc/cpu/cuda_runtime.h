@@ -270,7 +270,7 @@ static inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, c
     if (error != cudaSuccess) return cpu_error(error);
     cpu_drain_blocking();
     cpu_state_bytes(KERNEL_COPY, (double)bytes);
-    cpu_clock().host += cpu_take_cost().ns;
+    cpu_clock_host_works(cpu_take_cost().ns);
     if (cpu_simulates()) return cudaSuccess;
     bool before = cpu_open_memory(true);
     cpu_copy(to, from, bytes);
@@ -282,7 +282,7 @@ static inline cudaError_t cudaMemset(void *p, int byte, size_t bytes) {
     if (!cpu_is_device_range(p, bytes)) return cpu_error(cudaErrorInvalidValue);
     cpu_drain_blocking();
     cpu_state_bytes(KERNEL_ELEMENTWISE, (double)bytes);
-    cpu_clock().host += cpu_take_cost().ns;
+    cpu_clock_host_works(cpu_take_cost().ns);
     if (cpu_simulates()) return cudaSuccess;
     bool before = cpu_open_memory(true);
     cpu_fill(p, byte, bytes);

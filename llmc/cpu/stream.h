@@ -169,14 +169,14 @@ static inline void cpu_enqueue_work(cudaStream_t stream, const char *name, Run r
     if (!cpu_clock().on) return cpu_enqueue(stream, name, std::move(run));
     cpu_check_enqueue(stream, name);
     stream->times.computes = true;
-    stream->times.spent[cost.part] += cost.ns;
+    stream->times.spent[cost.part] = cpu_later(stream->times.spent[cost.part], cost.ns);
     bool simulates = cpu_simulates();
     if (simulates && r.profiling) cpu_profile(name, 1e-9 * (double)cost.ns);
     if (simulates) r.ops++;
     if (simulates && !stream->queue.empty() && stream->queue.back().timed) {
         CpuOp &op = stream->queue.back();
-        op.ns += cost.ns;
-        op.least = std::max(op.least, cost.host) + cost.ns;
+        op.ns = cpu_later(op.ns, cost.ns);
+        op.least = cpu_later(std::max(op.least, cost.host), cost.ns);
         return;
     }
     if (simulates) cpu_enqueue(stream, "kernels", [] { return true; });

@@ -17,6 +17,7 @@
 
 enum { EVAL_MAGIC = 20261122, EVAL_CHOICES_MAGIC = 20240522, EVAL_VERSION = 1, EVAL_HEADER_BYTES = 1024 };
 enum { EVAL_EXAMPLE = 65535 };
+enum { EVAL_REPEATED = 10, EVAL_FREE = 1 << 20 };  // how often the file, and how many tokens more, may be kept
 
 // Text: perplexity. Cloze: a row is right if every counted token is the model's first guess. Choices: an example is
 // right if the labelled of its rows has the least loss per counted token.
@@ -129,6 +130,10 @@ static inline bool eval_read_example(EvalFile *e, EvalReader *r, size_t i, Error
     for (size_t k = 0; k < endings; k++) {
         size_t at = k == 0 ? context : e->token_count;
         if (!eval_has(r, 1)) return error_set(err, "%s is truncated in example %zu", r->path, i);
+        if (e->token_count + n > EVAL_REPEATED * r->count + EVAL_FREE) {
+            return error_set(err, "%s: example %zu repeats its context of %zu tokens for %zu endings, which is more "
+                             "than a file of its size may become", r->path, i, n, endings);
+        }
         if (k > 0) eval_append(e, context, NULL, n);
         size_t length = eval_word(r);
         if (!eval_tokens(e, r, length, err) || !eval_row(e, r, at, n, length, err)) return false;

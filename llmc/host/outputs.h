@@ -49,32 +49,47 @@ static inline bool output_can_be_written(const char *flag, const char *path, boo
     return true;
 }
 
+// Nor one that the weights, or what training starts from, are in.
+static inline bool output_is_no_weights(const char *flag, const char *path, const char *from, Error *err) {
+    DIR *dir = from ? opendir(from) : NULL;
+    bool ok = true;
+    for (struct dirent *e; ok && dir && (e = readdir(dir)) != NULL;) {
+        char file[PATH_MAX];
+        const char *dot = strrchr(e->d_name, '.');
+        if (!dot || (strcmp(dot, ".json") != 0 && strcmp(dot, ".safetensors") != 0)) continue;
+        ok = path_print(file, sizeof file, err, "%s/%s", from, e->d_name) && output_is_no_input(flag, path, file, err);
+    }
+    if (dir) closedir(dir);
+    return ok;
+}
+
+// Two outputs in one file? Devices may take several.
+static inline bool output_is_no_other(const char *flag, const char *path, const char *other_flag, const char *other,
+                                      Error *err) {
+    struct stat info;
+    if (!other || (stat(path, &info) == 0 && !S_ISREG(info.st_mode))) return true;
+    if (strcmp(path, other) != 0 && !same_file_on_disk(path, other)) return true;
+    return error_set(err, "%s and %s are both %s: give each a file of its own", other_flag, flag, path);
+}
+
 // One rank calls it, before any work. from: the folder that the weights come from, or NULL.
 static inline bool outputs_check(const Options *o, const char *from, const DataLoader *train, const DataLoader *val,
                                  Error *err) {
-    const struct { const char *flag, *path; } outputs[] = {
-        {"--log", o->log}, {"--trace", o->trace}, {"--dump-gradients", o->dump_gradients}};
-    for (int i = 0; i < 3; i++) {
+    const struct { const char *flag, *path; bool regular; } outputs[] = {
+        {"--log", o->log, false}, {"--trace", o->trace, false}, {"--dump-gradients", o->dump_gradients, true},
+        {"--gemm-plans", o->gemm_plans, true}};
+    const char *inputs[] = {o->tokenizer, o->eval, o->schedule_file, o->virtual_time, o->simulate};
+    for (size_t i = 0; i < sizeof outputs / sizeof outputs[0]; i++) {
         const char *flag = outputs[i].flag, *path = outputs[i].path;
         if (!path) continue;
-        if (!output_can_be_written(flag, path, i == 2, err) || !output_is_no_shard(flag, path, train, err) ||
-            !output_is_no_shard(flag, path, val, err) || !output_is_no_input(flag, path, o->tokenizer, err) ||
-            !output_is_no_input(flag, path, o->eval, err)) {
-            return false;
+        if (!output_can_be_written(flag, path, outputs[i].regular, err) ||
+            !output_is_no_shard(flag, path, train, err) || !output_is_no_shard(flag, path, val, err) ||
+            !output_is_no_weights(flag, path, from, err)) return false;
+        for (size_t j = 0; j < sizeof inputs / sizeof inputs[0]; j++) {
+            if (!output_is_no_input(flag, path, inputs[j], err)) return false;
         }
-        for (int f = 0; from && f < CHECKPOINT_FILE_COUNT; f++) {
-            char file[PATH_MAX];
-            if (!path_print(file, sizeof file, err, "%s/%s", from, CHECKPOINT_FILES[f]) ||
-                !output_is_no_input(flag, path, file, err)) return false;
-        }
-        for (int j = 0; j < i; j++) {
-            struct stat info;
-            bool device = stat(path, &info) == 0 && !S_ISREG(info.st_mode);
-            if (!outputs[j].path || device) continue;
-            if (strcmp(path, outputs[j].path) == 0 || same_file_on_disk(path, outputs[j].path)) {
-                return error_set(err, "%s and %s are both %s: give each a file of its own", outputs[j].flag, flag,
-                                 path);
-            }
+        for (size_t j = 0; j < i; j++) {
+            if (!output_is_no_other(flag, path, outputs[j].flag, outputs[j].path, err)) return false;
         }
     }
     return !o->log || log_check(o->log, err);

@@ -14,6 +14,8 @@
 
 #include "llmc/host/error.h"
 
+enum { RAMP_MOST_INCREMENTS = 100000 };  // ramp_samples may look at each of them
+
 typedef struct {
     size_t start, increment, samples;  // start 0: no ramp
 } Ramp;
@@ -39,6 +41,10 @@ static inline bool ramp_parse(Ramp *ramp, const char *text, size_t G, size_t uni
     if (ramp->start < G && (ramp->increment == 0 || (G - ramp->start) % ramp->increment)) {
         return error_set(err, "--ramp never ends: from %zu by %zu it does not come to --global-batch %zu", ramp->start,
                          ramp->increment, G);
+    }
+    if (ramp->start < G && (G - ramp->start) / ramp->increment > RAMP_MOST_INCREMENTS) {
+        return error_set(err, "--ramp %s grows the batch %zu times, %d are the most: raise INCREMENT", text,
+                         (G - ramp->start) / ramp->increment, (int)RAMP_MOST_INCREMENTS);
     }
     if (ramp->start % unit || ramp->increment % unit) {
         return error_set(err, "--ramp %s: START and INCREMENT must be multiples of %zu, a --micro-batch on each data "

@@ -260,6 +260,11 @@ static inline bool st_in_range(const SafeTensors *st, const STEntry *x, size_t f
                      x->name);
 }
 
+// The open file that a tensor is in.
+static inline int st_file_of(const SafeTensors *st, const STEntry *x) {
+    return x->part ? st->parts[x->part - 1] : st->fd;
+}
+
 // Elements [first, first + count) of a tensor as floats; F32, BF16 and F16 exactly, F64 rounded.
 static inline bool st_read_floats(const SafeTensors *st, const STEntry *x, size_t first, size_t count,
                                   float *out, Error *err) {
@@ -274,8 +279,7 @@ static inline bool st_read_floats(const SafeTensors *st, const STEntry *x, size_
         void *to = x->dtype == ST_F32 ? (void *)out : (void *)&stage;
         errno = 0;
         uint64_t place = x->begin + (uint64_t)(first + i) * x->width;
-        int fd = x->part ? st->parts[x->part - 1] : st->fd;
-        if (!file_read_at(fd, to, n * x->width, place, &got) || got < n * x->width) {
+        if (!file_read_at(st_file_of(st, x), to, n * x->width, place, &got) || got < n * x->width) {
             return error_set(err, "cannot read tensor %s of %s: %s", x->name, st->path,
                              errno ? strerror(errno) : "the file has become shorter");
         }

@@ -8,46 +8,29 @@
 #include "llmc/host/folder.h"
 #include "llmc/host/safetensors.h"
 
+enum { ST_MAX_PARTS = 1000 };
+
 // A name in the index's own folder: no way out of it.
 static inline bool st_index_name_is_plain(const char *name) {
     return st_name_is_plain(name) && !strchr(name, '/') && name[0] != '.';
 }
 
-// Takes over the file of an open part, with its tensors, all of which the index must put there.
-static inline bool st_index_add(SafeTensors *st, SafeTensors *part, const cJSON *map, const char *name, Error *err) {
+// Takes over the file of an open part, with its tensors.
+static inline void st_index_add(SafeTensors *st, SafeTensors *part) {
     st->entries = (STEntry *)host_resize(st->entries, st->count + part->count, sizeof(STEntry));
     st->parts = (int *)host_resize(st->parts, st->part_count + 1, sizeof(int));
-    for (size_t i = 0; i < part->count; i++) {
-        STEntry *x = &part->entries[i];
-        const cJSON *listed = cJSON_GetObjectItemCaseSensitive(map, x->name);
-        if (!cJSON_IsString(listed)) {
-            return error_set(err, "%s lies: %s has tensor %s, which it does not list", st->path, part->path, x->name);
-        }
-        if (strcmp(listed->valuestring, name) != 0) {
-            return error_set(err, "%s lies: it puts tensor %s into %s, but %s has it", st->path, x->name,
-                             listed->valuestring, part->path);
-        }
-        x->part = st->part_count + 1;
-        st->entries[st->count++] = *x;
-    }
     st->parts[st->part_count++] = part->fd;
     part->fd = -1;
-    return true;
-}
-
-// The first tensor that the index puts into this file is `item`: has no tensor before it been put there?
-static inline bool st_index_is_new(const cJSON *map, const cJSON *item) {
-    for (const cJSON *other = map->child; other != item; other = other->next) {
-        if (strcmp(other->valuestring, item->valuestring) == 0) return false;
+    for (size_t i = 0; i < part->count; i++) {
+        part->entries[i].part = st->part_count;
+        st->entries[st->count++] = part->entries[i];
     }
-    return true;
 }
 
-static inline bool st_index_read(SafeTensors *st, const char *dir, const cJSON *root, Error *err) {
-    const cJSON *map, *item;
+// Opens each file that the index names; files[k] becomes the name of the k-th.
+static inline bool st_index_open(SafeTensors *st, const char *dir, const cJSON *map, const char **files, Error *err) {
+    const cJSON *item;
     size_t listed = 0;
-    if (!json_get(root, "weight_map", &map, st->path, err)) return false;
-    if (!cJSON_IsObject(map) || !map->child) return error_set(err, "%s has no \"weight_map\"", st->path);
     cJSON_ArrayForEach(item, map) {
         if (!cJSON_IsString(item) || !st_index_name_is_plain(item->valuestring) || !st_name_is_plain(item->string)) {
             return error_set(err, "%s: entry %zu of its \"weight_map\" is no tensor with a file of this folder",
@@ -58,27 +41,70 @@ static inline bool st_index_read(SafeTensors *st, const char *dir, const cJSON *
     cJSON_ArrayForEach(item, map) {
         char path[PATH_MAX];
         SafeTensors part;
-        if (!st_index_is_new(map, item)) continue;
+        size_t k = 0;
+        while (k < st->part_count && strcmp(files[k], item->valuestring) != 0) k++;
+        if (k < st->part_count) continue;
+        if (k == ST_MAX_PARTS) return error_set(err, "%s names more than %d files", st->path, (int)ST_MAX_PARTS);
         if (!path_print(path, sizeof path, err, "%s/%s", dir, item->valuestring)) return false;
         if (access(path, F_OK) != 0) {
             return error_set(err, "%s lies: it puts tensor %s into %s, which is not there", st->path, item->string,
                              path);
         }
         if (!st_open(&part, path, err)) return false;
-        bool ok = st_index_add(st, &part, map, item->valuestring, err);
+        st_index_add(st, &part);
         st_close(&part);
-        if (!ok) return false;
+        files[k] = item->valuestring;
     }
-    qsort(st->entries, st->count, sizeof(STEntry), st_compare_names);
+    return true;
+}
+
+// Does the index list each tensor of its files once, where it is? seen[st->count]: 0.
+static inline bool st_index_compare(const SafeTensors *st, const cJSON *map, const char **files, bool *seen,
+                                    Error *err) {
+    const cJSON *item, *missing = NULL;
+    for (size_t i = 1; i < st->count; i++) {
+        const STEntry *x = &st->entries[i - 1], *y = &st->entries[i];
+        if (strcmp(x->name, y->name) == 0) {
+            return error_set(err, "%s lies: %s and %s both have tensor %s", st->path, files[x->part - 1],
+                             files[y->part - 1], x->name);
+        }
+    }
     cJSON_ArrayForEach(item, map) {
         const STEntry *x = st_find(st, item->string);
         if (!x || strcmp(x->name, item->string) != 0) {
-            return error_set(err, "%s lies: it puts tensor %s into %s, which has it not", st->path, item->string,
-                             item->valuestring);
+            missing = item;
+            continue;
         }
+        if (strcmp(files[x->part - 1], item->valuestring) != 0) {
+            return error_set(err, "%s lies: it puts tensor %s into %s, but %s has it", st->path, x->name,
+                             item->valuestring, files[x->part - 1]);
+        }
+        if (seen[x - st->entries]) return error_set(err, "%s lies: it lists tensor %s twice", st->path, x->name);
+        seen[x - st->entries] = true;
     }
-    if (st->count == listed) return true;
-    return error_set(err, "%s lists a tensor twice: %zu entries for %zu tensors", st->path, listed, st->count);
+    for (size_t i = 0; i < st->count; i++) {
+        const STEntry *x = &st->entries[i];
+        if (!seen[i]) return error_set(err, "%s lies: %s has tensor %s, which it does not list", st->path,
+                                       files[x->part - 1], x->name);
+    }
+    return !missing || error_set(err, "%s lies: it puts tensor %s into %s, which has it not", st->path,
+                                 missing->string, missing->valuestring);
+}
+
+static inline bool st_index_read(SafeTensors *st, const char *dir, const cJSON *root, Error *err) {
+    const cJSON *map;
+    if (!json_get(root, "weight_map", &map, st->path, err)) return false;
+    if (!cJSON_IsObject(map) || !map->child) return error_set(err, "%s has no \"weight_map\"", st->path);
+    const char **files = (const char **)host_alloc(ST_MAX_PARTS, sizeof *files);
+    bool ok = st_index_open(st, dir, map, files, err);
+    if (ok) {
+        bool *seen = (bool *)host_alloc(st->count, sizeof *seen);
+        qsort(st->entries, st->count, sizeof(STEntry), st_compare_names);
+        ok = st_index_compare(st, map, files, seen, err);
+        free(seen);
+    }
+    free(files);
+    return ok;
 }
 
 // Opens all files of an index to read from, as if they were one. False with a sentence, and nothing to close, if the

@@ -43,20 +43,19 @@ typedef struct {
 static inline bool gemm_choices_update(GemmChoices *c, Error *err) {
     struct stat info;
     if (fstat(c->fd, &info) != 0) return error_set(err, "cannot read %s: %s", c->path, strerror(errno));
-    size_t bytes = (size_t)info.st_size - c->read, got = 0;
-    if (bytes == 0) return true;
+    if ((uint64_t)info.st_size < c->read) return error_set(err, "%s has become shorter", c->path);
+    size_t bytes = (size_t)((uint64_t)info.st_size - c->read), got = 0;
     char *text = (char *)host_alloc(bytes + 1, 1);
-    bool ok = file_read_at(c->fd, text, bytes, c->read, &got) && got == bytes && text[bytes - 1] == '\n';
-    text[got] = 0;
+    bool ok = file_read_at(c->fd, text, bytes, c->read, &got) && got == bytes && strlen(text) == bytes;
     for (char *at = text; ok && *at;) {
         GemmChoice choice;
-        char *end = at;
-        for (size_t i = 0; i < sizeof choice.words / sizeof *choice.words && ok; i++, at = end) {
-            choice.words[i] = strtoull(at, &end, 16);
-            ok = end > at;
+        const size_t words = sizeof choice.words / sizeof *choice.words;
+        for (size_t i = 0; i < words && ok; i++) {  // one blank behind each, and a line's end behind the last
+            size_t digits = strspn(at, "0123456789abcdef");
+            ok = digits > 0 && digits <= 16 && at[digits] == (i + 1 < words ? ' ' : '\n');
+            choice.words[i] = strtoull(at, NULL, 16);
+            at += digits + ok;
         }
-        ok = ok && *at == '\n';
-        at++;
         if (!ok) break;
         if ((c->count & (c->count - 1)) == 0) {
             c->choices = (GemmChoice *)realloc(c->choices, (c->count ? 2 * c->count : 1) * sizeof choice);

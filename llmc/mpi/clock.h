@@ -98,7 +98,7 @@ inline double clock_seconds(const Group *g) {
 inline void clock_issue(Group *g) {
     CpuClock &clock = cpu_clock();
     if (!clock.on) return;
-    clock.host += cpu_ns(clock.cluster.launch_host);
+    clock.host = cpu_later(clock.host, cpu_ns(clock.cluster.launch_host));
     g->clock.host = clock.host;
     cudaStream_t stream = g->streams[0], origin = stream->origin;
     if (!origin || origin == stream || !cpu_is_stream(origin) || !origin->times.computes) return;
@@ -151,7 +151,7 @@ inline void clock_end(Group *g) {
         collective = collective || op.call.op < NCCL_MPI_SEND;
     }
     CommClock *c = &g->comm->clock;
-    c->now = begin + cpu_ns(clock_seconds(g));
+    c->now = cpu_later(begin, cpu_ns(clock_seconds(g)));
     c->epoch = clock.epoch;
     for (cudaStream_t s : g->streams) cpu_clock_communicated(&s->times, begin, c->now, c->part, collective);
     g->clock.end = g->streams[0]->times.last;

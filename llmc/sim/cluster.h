@@ -146,13 +146,13 @@ static inline const ClusterField *cluster_fields(size_t *count) {
 static inline bool cluster_number(Cluster *c, const ClusterField *field, const cJSON *value, const char *file,
                                   Error *err) {
     double x = cJSON_IsNumber(value) ? value->valuedouble : NAN;
-    static const char *const wanted[] = {"a number above 0",           "a number, 0 or more", "above 0 and at most 1",
-                                         "a number from 1 to 10",      "a whole number from 1 to 1048576"};
-    bool ok = isfinite(x) && (field->kind == CONSTANT_ZERO_OK ? x >= 0 : x > 0);
-    if (field->kind == CONSTANT_SHARE) ok = ok && x <= 1;
-    if (field->kind == CONSTANT_FACTOR) ok = ok && x >= 1 && x <= 10;
-    if (field->kind == CONSTANT_COUNT) ok = ok && x == floor(x) && x <= 1048576;
-    if (!ok) return error_set(err, "%s: \"%s\" must be %s", file, field->key, wanted[field->kind]);
+    // Wide enough for any device, and so narrow that no time becomes infinite.
+    static const struct { double least, most; const char *wanted; } ranges[] = {
+        {1, 1e18, "a number from 1 to 1e18"}, {0, 1e15, "a number from 0 to 1e15"}, {1e-6, 1, "from 0.000001 to 1"},
+        {1, 10, "a number from 1 to 10"},     {1, 1048576, "a whole number from 1 to 1048576"}};
+    bool ok = x >= ranges[field->kind].least && x <= ranges[field->kind].most;
+    if (field->kind == CONSTANT_COUNT) ok = ok && x == floor(x);
+    if (!ok) return error_set(err, "%s: \"%s\" must be %s", file, field->key, ranges[field->kind].wanted);
     *(double *)((char *)c + field->offset) = x;
     return true;
 }
@@ -221,7 +221,9 @@ static inline bool cluster_parse(Cluster *c, const cJSON *root, const char *file
     memset(c, 0, sizeof *c);
     const cJSON *name, *child;
     if (!json_get(root, "name", &name, file, err)) return false;
-    if (!cJSON_IsString(name) || !name->valuestring[0] || strlen(name->valuestring) >= sizeof c->name)
+    bool named = cJSON_IsString(name) && name->valuestring[0] && strlen(name->valuestring) < sizeof c->name;
+    for (const char *at = named ? name->valuestring : ""; *at; at++) named &= (unsigned char)*at >= ' ' && *at != 127;
+    if (!named)
         return error_set(err, "%s: \"name\" must be a text of 1 to %zu characters", file, sizeof c->name - 1);
     cJSON_ArrayForEach(child, root) {
         if (child != name && strcmp(child->string, "hardware") != 0 && strcmp(child->string, "software") != 0)

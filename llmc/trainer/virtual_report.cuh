@@ -93,7 +93,11 @@ static inline void trainer_report_clock(Trainer *m) {
         if (m->job.rank == 0) MPI_Recv(v, sizeof *v, MPI_BYTE, rank, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
         else MPI_Send(v, sizeof *v, MPI_BYTE, 0, 0, MPI_COMM_WORLD);
     }
-    if (m->job.rank == 0 && m->virtual_step.ms > 0) trainer_print_clock(m, steps, count);
+    if (m->job.rank == 0 && cpu_clock().host >= CPU_END) {
+        printf("\nnote: on %s the run takes more than 146 years, where virtual time ends\n", cpu_clock().cluster.name);
+    } else if (m->job.rank == 0 && m->virtual_step.ms > 0) {
+        trainer_print_clock(m, steps, count);
+    }
     free(steps);
 }
 #else

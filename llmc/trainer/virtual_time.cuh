@@ -75,7 +75,7 @@ static inline void trainer_clock_zero(void) {
 static inline void trainer_clock_begin_step(void) {
     if (!cpu_clock().on) return;
     for (cudaStream_t s : cpu_runtime().streams) memset(s->times.spent, 0, sizeof s->times.spent);
-    cpu_clock().host += cpu_ns(cpu_clock().cluster.host_step);
+    cpu_clock_host_works(cpu_ns(cpu_clock().cluster.host_step));
 }
 #else
 static inline bool trainer_virtual_time(const Options *o, Error *err) {
