@@ -119,7 +119,7 @@ enum { KERNEL_ELEMENTWISE, KERNEL_RESIDUAL, KERNEL_LAYERNORM_FORWARD, KERNEL_LAY
 static int ranks_rank, ranks_size;
 typedef int MPI_Comm;
 enum { MPI_SUCCESS, MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, MPI_INFO_NULL, MPI_THREAD_FUNNELED, MPI_INT, MPI_CHAR };
-enum { MPI_BYTE, MPI_DOUBLE, MPI_UNSIGNED_LONG_LONG, MPI_MIN, MPI_STATUS_IGNORE };
+enum { MPI_BYTE, MPI_DOUBLE, MPI_UNSIGNED_LONG_LONG, MPI_UINT64_T, MPI_MIN, MPI_SUM, MPI_STATUS_IGNORE, MPI_IN_PLACE };
 DOES_NOTHING(int, MPI_Comm_split_type, 0)
 DOES_NOTHING(int, MPI_Comm_free, 0)
 DOES_NOTHING(int, MPI_Allgather, 0)
@@ -134,6 +134,7 @@ static inline int MPI_Init_thread(int *, char ***, int wanted, int *provided) { 
 static inline int MPI_Comm_rank(MPI_Comm, int *rank) { return *rank = ranks_rank, 0; }
 static inline int MPI_Comm_size(MPI_Comm, int *size) { return *size = ranks_size, 0; }
 static inline int MPI_Allreduce(const int *mine, int *all, int, int, int, int) { return *all = *mine, 0; }
+static inline int MPI_Allreduce(int, uint64_t *, int, int, int, int) { return 0; }
 
 // ---- NCCL: counts ---------------------------------------------------------------------------------------------------
 

@@ -198,5 +198,32 @@ status=$?
     cmp "$out/step-00000014/optimizer.safetensors" "$dir/whole/step-00000014/optimizer.safetensors"
 report $? 'killed three times and resumed at the same layout: losses, weights and optimizer have the same bits'
 
+# ---- a damaged checkpoint, of which each rank reads a share ---------------------------------------------------------
+
+# A bit of each of the last four tensors, which are read by four ranks.
+file=$dir/whole/step-00000014/optimizer.safetensors
+flip() {  # flip OFFSET-FROM-END
+    local at=$(($(stat -c %s "$file") - $1)) byte
+    byte=$(od -An -tu1 -j$at -N1 "$file")
+    # shellcheck disable=SC2059
+    printf "\\$(printf %03o $((byte ^ 4)))" | dd of="$file" bs=1 seek=$at conv=notrunc 2>/dev/null
+}
+for place in 30 160 290 420; do
+    flip $place
+    # shellcheck disable=SC2086
+    train 4 $flags --resume "${file%/*}"
+    ends 60
+    [ "$code" = 2 ] && [ "$(grep -c '^error: .*optimizer.safetensors is damaged: ' "$dir/err")" = 1 ] &&
+        [ "$(grep -c '^error:' "$dir/err")" = 1 ]
+    report $? "4 ranks refuse a damaged checkpoint in one sentence: $(sed -n 's/^error: .*damaged: //p' "$dir/err")"
+    [ $place = 420 ] || flip $place
+done
+train 4 --tensor 2 --data 2 --resume auto --out "$dir/whole" --dry-run
+ends 60
+[ "$code" = 0 ] &&
+    [ "$(grep -c '^note: the checkpoint step-00000014 is passed over: .* is damaged' "$dir/out")" = 1 ] &&
+    grep -q '^resuming .*step-00000013 ' "$dir/out"
+report $? '--resume auto on 4 ranks says so, and takes the one before'
+
 echo "seed $seed"
 finish

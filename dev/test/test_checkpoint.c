@@ -817,10 +817,15 @@ static size_t count_entries(const char *dir) {
     return n;
 }
 
+static bool verify_alone(void *context, const char *dir, Error *err) {
+    (void)context;
+    return checkpoint_verify(dir, err);
+}
+
 static bool latest_is(const char *out, const char *name) {
     char path[PATH_MAX];
     Error err;
-    if (!checkpoint_latest(out, true, path, sizeof path, &err)) return false;
+    if (!checkpoint_latest(out, verify_alone, NULL, path, sizeof path, &err)) return false;
     const char *slash = strrchr(path, '/');
     return strcmp(slash ? slash + 1 : path, name) == 0;
 }
@@ -988,9 +993,48 @@ static void test_unsound(void) {
     ok = unlink(in_root("unsound/step-00000002/model.safetensors")) == 0;
     check(&checks, ok && latest_is(out, "step-00000001"), "weights that are missing");
     ok = unlink(in_root("unsound/step-00000001/config.json")) == 0;
-    ok &= !checkpoint_latest(out, true, path, sizeof path, &err) && says(&err, "no checkpoint under") &&
+    ok &= !checkpoint_latest(out, verify_alone, NULL, path, sizeof path, &err) && says(&err, "no checkpoint under") &&
           says(&err, "step-00000004/trainer.json");
     check(&checks, ok, "and where none is sound it refuses, and names what is wrong with the newest");
+}
+
+// Several ranks read a share each: their sums together are those of one rank that reads all, and none reads all.
+static void test_shares(void) {
+    Error err = {""};
+    char dir[PATH_MAX];
+    static const GPTConfig wide = {2, 192, 3, 700, 768, 40};  // some tensors are longer than a piece
+    bool ok = save(in_root("shares"), 1, &wide, &ONE, false, dir, &err);
+    Checksums whole, sums[5];
+    ok = ok && checkpoint_sum(dir, 0, 1, &whole, &err) && checkpoint_matches(dir, &whole, &err);
+    size_t partial = 0, wrong = 0;
+    for (size_t rank = 0; rank < 5 && ok; rank++) {
+        ok = checkpoint_sum(dir, rank, 5, &sums[rank], &err) && sums[rank].count == whole.count;
+        partial += !checkpoint_matches(dir, &sums[rank], &err) && says(&err, "is damaged: ");
+    }
+    for (size_t i = 0; i < whole.count && ok; i++) {
+        uint64_t sum = 0;
+        for (size_t rank = 0; rank < 5; rank++) sum += sums[rank].sums[i];
+        wrong += sum != whole.sums[i];
+    }
+    check(&checks, ok && partial == 5 && wrong == 0, "the shares of 5 ranks add up to the checksums%s%s",
+          ok ? "" : ": ", ok ? "" : err.text);
+    for (size_t rank = 0; rank < 5 && ok; rank++) checksums_free(&sums[rank]);
+    checksums_free(&whole);
+    // Weights in several files have their sums too.
+    char path[PATH_MAX + 32], part[PATH_MAX + 40], index[PATH_MAX + 64];
+    snprintf(path, sizeof path, "%s/model.safetensors", dir);
+    snprintf(part, sizeof part, "%s/model-00001.safetensors", dir);
+    snprintf(index, sizeof index, "%s/model.safetensors.index.json", dir);
+    SafeTensors st;
+    ok = ok && st_open(&st, path, &err);
+    FILE *file = ok ? fopen(index, "w") : NULL;
+    for (size_t i = 0; file && i < st.count; i++) {
+        fprintf(file, "%s\"%s\":\"model-00001.safetensors\"", i ? "," : "{\"weight_map\":{", st.entries[i].name);
+    }
+    if (file) fputs("}}", file), fclose(file);
+    if (ok) st_close(&st);
+    ok = ok && file && rename(path, part) == 0 && checkpoint_verify(dir, &err);
+    check(&checks, ok, "and are found where an index says%s%s", ok ? "" : ": ", ok ? "" : err.text);
 }
 
 // A flipped bit anywhere in the tensors, or files of two saves, are found by the checksums.
@@ -1032,7 +1076,7 @@ static void test_checksums(void) {
         write_bytes(path, data, bytes);
         ok = !checkpoint_verify(dir, &err) && says(&err, "is damaged") && latest_is(out, "step-00000001");
         check(&checks, ok, "so are elements that changed places, and --resume auto takes the checkpoint before");
-        ok = checkpoint_latest(out, false, other, sizeof other, &err) && strcmp(other, dir) == 0;
+        ok = checkpoint_latest(out, NULL, NULL, other, sizeof other, &err) && strcmp(other, dir) == 0;
         check(&checks, ok, "or, not to be verified, that one");
         free(data);
     }
@@ -1095,7 +1139,7 @@ static void test_kill(void) {
         waitpid(child, &status, 0);
         ok = WIFSIGNALED(status) || error_set(&err, "a save failed");
         TrainerState state;
-        ok = ok && checkpoint_latest(out, true, dir, sizeof dir, &err) &&
+        ok = ok && checkpoint_latest(out, verify_alone, NULL, dir, sizeof dir, &err) &&
              (dir[0] || error_set(&err, "no checkpoint is left"));
         ok = ok && checkpoint_check(dir, &tiny, true, false, &err) &&
              checkpoint_read_state(dir, &state, &err) && each_rank(&tiny, &ONE, false, dir, job_read, &err);
@@ -1209,6 +1253,7 @@ int main(int argc, char **argv) {
     test_path_lengths();
     test_unsound();
     test_checksums();
+    test_shares();
     test_kill();
     test_full_disk();
     char command[PATH_MAX + 16];

@@ -13,8 +13,8 @@
 // A gradient dump has the same phases: gradients_create, gradients_write, gradients_finish.
 //
 // defines: checkpoint_create, checkpoint_write, checkpoint_commit, checkpoint_abandon, checkpoint_is_ours,
-//          checkpoint_read_config, checkpoint_read_state, checkpoint_check, checkpoint_verify, checkpoint_read,
-//          gradients_create, gradients_write, gradients_finish
+//          checkpoint_read_config, checkpoint_read_state, checkpoint_check, checkpoint_sum, checkpoint_matches,
+//          checkpoint_verify, checkpoint_read, gradients_create, gradients_write, gradients_finish
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
 
@@ -194,7 +194,43 @@ static inline bool checkpoint_check(const char *dir, const GPTConfig *config, bo
     return ok;
 }
 
-// Compares the sum of the next member of "checksums", which must have that name.
+// The "checksums" of trainer.json, or NULL where it is of an older version. cJSON_Delete(*root).
+static inline bool checkpoint_saved_sums(const char *dir, cJSON **root, const cJSON **sums, Error *err) {
+    char path[PATH_MAX];
+    *sums = *root = NULL;
+    if (!path_print(path, sizeof path, err, "%s/trainer.json", dir)) return false;
+    *root = json_read(path, TRAINER_MAX_FILE, err);
+    return *root && json_get(*root, "checksums", sums, path, err);
+}
+
+// Adds up one share of all tensors in the files; the sums of all shares together are those of the whole. Nothing is
+// read where nothing was saved to compare with. checksums_free in either case.
+static inline bool checkpoint_sum(const char *dir, size_t share, size_t shares, Checksums *sums, Error *err) {
+    TrainerState state;
+    GPTConfig config;
+    cJSON *root = NULL;
+    const cJSON *saved = NULL;
+    ChecksumShare turn = {share, shares, 0};
+    memset(sums, 0, sizeof *sums);
+    bool ok = checkpoint_read_state(dir, &state, err) && checkpoint_read_config(dir, &config, err) &&
+              checkpoint_saved_sums(dir, &root, &saved, err);
+    if (ok && saved) *sums = checksums_make(&config, state.bf16);
+    cJSON_Delete(root);
+    for (size_t k = 0; k < sums->kinds && ok; k++) {
+        SafeTensors st;
+        if (!checkpoint_open(dir, (StateKind)k, &st, err)) return false;
+        ParamTable whole = table_make_whole(&config);
+        for (size_t i = 0; i < whole.count && ok; i++) {
+            const STEntry *x = slices_find(&st, &whole.tensors[i], (StateKind)k, err);
+            ok = x && checksum_tensor(&st, x, &turn, &sums->sums[k * sums->tensors + i], err);
+        }
+        table_free(&whole);
+        st_close(&st);
+    }
+    return ok;
+}
+
+// Compares a sum with the next member of "checksums", which must have that name.
 static inline bool checkpoint_compare_sum(const char *dir, const char *name, const cJSON **item, uint64_t sum,
                                           const char *what, Error *err) {
     uint64_t expected;
@@ -209,44 +245,36 @@ static inline bool checkpoint_compare_sum(const char *dir, const char *name, con
                      "; take another checkpoint (--verify 0 takes this one as it is)", dir, what, name, sum, expected);
 }
 
-// The same for all tensors of one kind of state.
-static inline bool checkpoint_verify_kind(const char *dir, const GPTConfig *config, StateKind kind, const cJSON **item,
-                                          Error *err) {
-    SafeTensors st;
-    if (!checkpoint_open(dir, kind, &st, err)) return false;
-    ParamTable whole = table_make_whole(config);
-    bool ok = true;
-    for (size_t i = 0; i < whole.count && ok; i++) {
-        uint64_t sum = 0;
-        const STEntry *x = slices_find(&st, &whole.tensors[i], kind, err);
-        ok = x && checksum_tensor(&st, x, &sum, err) &&
-             checkpoint_compare_sum(dir, x->name, item, sum, state_file(kind), err);
-    }
-    table_free(&whole);
-    st_close(&st);
-    return ok;
-}
-
-// Are the tensors, the configuration and the position those that were saved? Reads all of the files. A checkpoint
-// without checksums, of an older version, is taken as it is.
-static inline bool checkpoint_verify(const char *dir, Error *err) {
-    char path[PATH_MAX];
+// Are the sums of the whole files, the configuration and the position those that were saved? A checkpoint without
+// checksums, of an older version, is taken as it is.
+static inline bool checkpoint_matches(const char *dir, const Checksums *sums, Error *err) {
     TrainerState state;
     GPTConfig config;
-    if (!checkpoint_read_state(dir, &state, err) || !checkpoint_read_config(dir, &config, err) ||
-        !path_print(path, sizeof path, err, "%s/trainer.json", dir)) return false;
-    cJSON *root = json_read(path, TRAINER_MAX_FILE, err);
-    const cJSON *sums = NULL, *item = NULL;
-    bool ok = root && json_get(root, "checksums", &sums, path, err);
-    if (ok && sums) {
-        item = sums->child;
+    cJSON *root = NULL;
+    const cJSON *saved = NULL;
+    bool ok = checkpoint_read_state(dir, &state, err) && checkpoint_read_config(dir, &config, err) &&
+              checkpoint_saved_sums(dir, &root, &saved, err);
+    if (ok && saved) {
+        const cJSON *item = saved->child;
         ok = checkpoint_compare_sum(dir, "state", &item, checkpoint_state_sum(&config, &state),
                                     "trainer.json or config.json", err);
-        for (int k = 0; k < (state.bf16 ? 4 : 3) && ok; k++) {
-            ok = checkpoint_verify_kind(dir, &config, (StateKind)k, &item, err);
+        for (size_t i = 0; i < sums->count && ok; i++) {
+            StateKind kind = (StateKind)(i / sums->tensors);
+            Tensor x = tensor_by_id(&sums->config, i % sums->tensors);
+            char name[sizeof x.name + 16];
+            snprintf(name, sizeof name, "%s%s", x.name, state_suffix(kind));
+            ok = checkpoint_compare_sum(dir, name, &item, sums->sums[i], state_file(kind), err);
         }
     }
     cJSON_Delete(root);
+    return ok;
+}
+
+// One rank does both.
+static inline bool checkpoint_verify(const char *dir, Error *err) {
+    Checksums sums;
+    bool ok = checkpoint_sum(dir, 0, 1, &sums, err) && checkpoint_matches(dir, &sums, err);
+    checksums_free(&sums);
     return ok;
 }
 

@@ -1,6 +1,6 @@
 // checkpoint_list.h: the checkpoints under --out: who may write there, which is the newest, which ones go.
 //
-// defines: checkpoint_claim, checkpoint_latest, checkpoint_prune
+// defines: CheckpointVerify, checkpoint_claim, checkpoint_latest, checkpoint_prune
 #ifndef LLMC_CHECKPOINT_LIST_H
 #define LLMC_CHECKPOINT_LIST_H
 
@@ -123,18 +123,21 @@ static inline bool checkpoint_claim(const char *out_dir, bool first_rank, Error 
     return ok;
 }
 
-// Can training go on from this folder? False with a sentence that says what is wrong with it. verify: by its checksums
-// too.
-static inline bool checkpoint_is_sound(const char *path, bool verify, Error *err) {
+// Compares a folder with its checksums; false with a sentence that says what is damaged.
+typedef bool (*CheckpointVerify)(void *context, const char *dir, Error *err);
+
+// Can training go on from this folder? False with a sentence that says what is wrong with it. verify may be NULL.
+static inline bool checkpoint_is_sound(const char *path, CheckpointVerify verify, void *context, Error *err) {
     TrainerState state;
     GPTConfig config;
     return checkpoint_read_state(path, &state, err) && checkpoint_read_config(path, &config, err) &&
-           checkpoint_check(path, &config, true, state.bf16, err) && (!verify || checkpoint_verify(path, err));
+           checkpoint_check(path, &config, true, state.bf16, err) && (!verify || verify(context, path, err));
 }
 
 // The checkpoint under out_dir that was saved last and is sound; path is empty where there is none at all. Says which
 // ones it passes over. False: all of them are damaged, or there is no right to read them.
-static inline bool checkpoint_latest(const char *out_dir, bool verify, char *path, size_t size, Error *err) {
+static inline bool checkpoint_latest(const char *out_dir, CheckpointVerify verify, void *context, char *path,
+                                     size_t size, Error *err) {
     path[0] = '\0';
     if (access(out_dir, R_OK | X_OK) != 0 && errno != ENOENT) {
         return error_set(err, "cannot read %s: %s", out_dir, strerror(errno));
@@ -145,7 +148,8 @@ static inline bool checkpoint_latest(const char *out_dir, bool verify, char *pat
     for (size_t i = list.count; i-- > 0 && !found;) {
         const CheckpointEntry *x = &list.entries[i];
         if (x->unfinished || !x->saved.tv_sec) continue;
-        found = path_print(path, size, &why, "%s/%s", out_dir, x->name) && checkpoint_is_sound(path, verify, &why);
+        found = path_print(path, size, &why, "%s/%s", out_dir, x->name) &&
+                checkpoint_is_sound(path, verify, context, &why);
         if (!found) printf("note: the checkpoint %s is passed over: %s\n", x->name, why.text);
         if (!found && ok) ok = error_set(err, "no checkpoint under %s is sound: %s", out_dir, why.text);
     }

@@ -4,7 +4,7 @@
 // order, and the ranks' sums added together are those of the whole tensors, whatever the layout is. They find what
 // disks, copies and people damage; they are no protection against somebody who means it.
 //
-// defines: Checksums, checksums_make, checksums_free, checksum_floats, checksum_tensor
+// defines: Checksums, checksums_make, checksums_free, checksum_floats, ChecksumShare, checksum_tensor
 #ifndef LLMC_CHECKSUMS_H
 #define LLMC_CHECKSUMS_H
 
@@ -49,8 +49,15 @@ static inline uint64_t checksum_floats(const float *values, STType dtype, size_t
     return sum;
 }
 
-// Of a whole tensor in a file, which must have the type that it was saved with.
-static inline bool checksum_tensor(const SafeTensors *st, const STEntry *x, uint64_t *sum, Error *err) {
+// Which pieces of a checkpoint one of `shares` ranks reads: every shares-th, from number `share` on.
+typedef struct {
+    size_t share, shares;
+    size_t piece;  // the number of the next one
+} ChecksumShare;
+
+// Adds this share of a tensor in a file, which must have the type that it was saved with.
+static inline bool checksum_tensor(const SafeTensors *st, const STEntry *x, ChecksumShare *turn, uint64_t *sum,
+                                   Error *err) {
     enum { STAGE = 1 << 16 };
     if (x->dtype != ST_F32 && x->dtype != ST_BF16) {
         return error_set(err, "%s: tensor %s is neither F32 nor BF16, as it was saved", st->path, x->name);
@@ -58,11 +65,12 @@ static inline bool checksum_tensor(const SafeTensors *st, const STEntry *x, uint
     char *stage = (char *)host_alloc(STAGE, sizeof(float));
     size_t got = 0, n;
     bool ok = true;
-    *sum = 0;
     for (size_t first = 0; first < x->count && ok; first += n) {
         n = x->count - first < STAGE ? x->count - first : (size_t)STAGE;
+        if (turn->piece++ % turn->shares != turn->share) continue;
         errno = 0;
-        ok = file_read_at(st->fd, stage, n * x->width, x->begin + first * x->width, &got) && got == n * x->width;
+        ok = file_read_at(st_file_of(st, x), stage, n * x->width, x->begin + first * x->width, &got) &&
+             got == n * x->width;
         for (size_t i = 0; i < n && ok; i++) {
             uint32_t bits;
             uint16_t half;

@@ -6,6 +6,49 @@
 
 #include "llmc/trainer.cuh"
 
+// All ranks call it, and all know the verdict: is a checkpoint what was saved, by its checksums? Each reads a share.
+static inline bool trainer_verify(void *context, const char *dir, Error *err) {
+    const Job *job = (const Job *)context;
+    Checksums sums;
+    bool ok = checkpoint_sum(dir, (size_t)job->rank, (size_t)job->size, &sums, err);
+    int first = job_first_failure(job, ok);
+    if (first < job->size) {
+        MPI_Bcast(err->text, sizeof err->text, MPI_CHAR, first, MPI_COMM_WORLD);
+        ok = false;
+    } else {
+        MPI_Allreduce(MPI_IN_PLACE, sums.sums, (int)sums.count, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
+        ok = checkpoint_matches(dir, &sums, err);
+    }
+    checksums_free(&sums);
+    return ok;
+}
+
+// Rank 0 has found a checkpoint: the others learn of it, and all read it.
+static inline bool trainer_verify_found(void *context, const char *dir, Error *err) {
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s", dir);
+    MPI_Bcast(path, sizeof path, MPI_CHAR, 0, MPI_COMM_WORLD);
+    return trainer_verify(context, dir, err);
+}
+
+// The newest sound checkpoint under --out, or "": rank 0 looks, and all read what it asks for, until it names nothing.
+static inline bool trainer_latest(Trainer *m, char latest[PATH_MAX], Error *err) {
+    const Options *o = &m->opt;
+    bool ok = true;
+    char asked[PATH_MAX] = "";
+    Error ignored;
+    if (m->job.rank == 0) {
+        ok = checkpoint_latest(o->out, o->verify ? trainer_verify_found : NULL, &m->job, latest, PATH_MAX, err);
+    }
+    for (bool more = true; more;) {
+        MPI_Bcast(asked, sizeof asked, MPI_CHAR, 0, MPI_COMM_WORLD);
+        more = asked[0] != '\0';
+        if (more) trainer_verify(&m->job, asked, &ignored);
+    }
+    MPI_Bcast(latest, PATH_MAX, MPI_CHAR, 0, MPI_COMM_WORLD);  // all ranks take the same one
+    return ok;
+}
+
 // Takes --out for this run, and finds where the weights come from: --resume (auto: the newest checkpoint, if there is
 // one), --init, or NULL, random numbers.
 static inline bool trainer_source(Trainer *m, const char **from, Error *err) {
@@ -14,12 +57,11 @@ static inline bool trainer_source(Trainer *m, const char **from, Error *err) {
     bool ok = !o->out || o->dry_run || o->eval || checkpoint_claim(o->out, m->job.rank == 0, err);
     if (o->resume && strcmp(o->resume, "auto") == 0) {
         if (!o->out) return error_set(err, "--resume auto needs --out, where it looks");
-        ok = ok && (m->job.rank != 0 || checkpoint_latest(o->out, o->verify, latest, sizeof latest, err));
-        MPI_Bcast(latest, sizeof latest, MPI_CHAR, 0, MPI_COMM_WORLD);  // all ranks take the same one
+        if (job_first_failure(&m->job, ok) == m->job.size) ok = trainer_latest(m, latest, err);
         o->resume = latest[0] ? latest : NULL;  // none yet: a fresh start
         if (o->resume) o->init = NULL;          // a requeued job goes on from where it stands
-    } else if (o->resume && o->verify && m->job.rank == 0) {
-        ok = ok && checkpoint_verify(o->resume, err);
+    } else if (o->resume && o->verify) {
+        if (job_first_failure(&m->job, ok) == m->job.size) ok = trainer_verify(&m->job, o->resume, err);
     }
     if (o->eval && o->resume) o->init = o->resume, o->resume = NULL;  // its weights, and nothing of its training
     *from = o->resume ? o->resume : o->init;
