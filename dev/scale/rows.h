@@ -34,11 +34,11 @@ static inline const char *row_field(char **header, size_t columns, char **fields
     return "";
 }
 
-// A whole number above 0, or 0 where the text is none.
+// A whole number up to 2^20, so that no product of three passes 2^64, or 0 where the text is none.
 static inline size_t row_number(const char *text) {
     char *end;
     unsigned long x = strtoul(text, &end, 10);
-    return end == text || (*end && *end != ' ') ? 0 : (size_t)x;
+    return end == text || (*end && *end != ' ') || x > 1048576 ? 0 : (size_t)x;
 }
 
 // False where the row has no full layout or no step time.

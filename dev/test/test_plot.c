@@ -8,35 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-// The programs themselves, each main called in a process of its own
-#define main simulate_main
-#define fail simulate_fail
-#include "dev/plot/simulate.c"
-#undef main
-#undef fail
-#define main timeline_main
-#define fail timeline_fail
-#define usage timeline_usage
-#define draw timeline_draw
-#include "dev/plot/timeline.c"
-#undef main
-#undef fail
-#undef usage
-#undef draw
-#define main schedule_main
-#define fail schedule_fail
-#define usage schedule_usage
-#include "dev/plot/schedule.c"
-#undef main
-#undef fail
-#undef usage
-#define main loss_main
-#define fail loss_fail
-#define usage loss_usage
-#define draw loss_draw
-#include "dev/plot/loss.c"
-#undef main
-
+#include "dev/plot/programs.h"
 #include "dev/test/check.h"
 
 static Check c;

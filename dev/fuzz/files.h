@@ -1,0 +1,192 @@
+// files.h: fuzz targets: the binary and JSON files that a trainer reads.
+//
+// defines: fuzz_promise, fuzz_file, fuzz_shards, fuzz_eval, fuzz_safetensors, fuzz_index, fuzz_json, fuzz_tokenizer
+#ifndef DEV_FUZZ_FILES_H
+#define DEV_FUZZ_FILES_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <sys/mman.h>
+
+#include "llmc/host/checkpoint_list.h"
+#include "llmc/host/dataloader.h"
+#include "llmc/host/eval_file.h"
+#include "llmc/host/tokenizer.h"
+
+static void fuzz_promise(bool kept) {
+    if (!kept) abort();
+}
+
+// A file in memory with these bytes, and its path. close() it.
+static int fuzz_file(const uint8_t *data, size_t size, char path[40]) {
+    int fd = memfd_create("fuzz", MFD_CLOEXEC);
+    if (fd < 0 || !file_write_at(fd, data, size, 0)) exit(1);
+    snprintf(path, 40, "/proc/self/fd/%d", fd);
+    return fd;
+}
+
+// A shard, opened for sequences of 1 to 16 tokens; the file may lose its end while it is read.
+static void fuzz_shards(const uint8_t *data, size_t size) {
+    char path[40];
+    Error err;
+    DataLoader dl;
+    int inputs[16], targets[16];
+    if (size < 2) return;
+    size_t T = 1 + data[0] % 16, V = 1 + (size_t)data[1] * data[1];
+    int fd = fuzz_file(data + 2, size - 2, path);
+    if (dataloader_open(&dl, path, T, &err)) {
+        if (data[0] & 64 && ftruncate(fd, (off_t)(size / 2)) != 0) exit(1);
+        for (uint64_t n = 0; n < 3 * dl.samples && n < 200; n++) {
+            if (!dataloader_read(&dl, n, data[0] & 128, 7, V, inputs, targets, &err)) continue;
+            for (size_t i = 0; i < T; i++) {
+                fuzz_promise(inputs[i] >= 0 && (size_t)inputs[i] < V && (size_t)targets[i] < V);
+                fuzz_promise(i == 0 || inputs[i] == targets[i - 1]);
+            }
+        }
+        dataloader_close(&dl);
+    }
+    close(fd);
+}
+
+// A file of --eval, for a model with V tokens and sequences of T.
+static void fuzz_eval(const uint8_t *data, size_t size) {
+    char path[40];
+    Error err;
+    EvalFile e;
+    if (size < 2) return;
+    size_t V = 1 + (size_t)data[0] * data[0], T = 1 + data[1] % 64;
+    int fd = fuzz_file(data + 2, size - 2, path);
+    if (eval_open(&e, path, V, T, &err)) {
+        fuzz_promise(e.rows > 0 && e.token_count <= 10 * size + 1000);
+        for (size_t i = 0; i < e.rows; i++) {
+            const EvalRow *x = &e.row[i];
+            fuzz_promise(x->first > 0 && x->count > 0 && x->first + x->count <= x->tokens && x->tokens <= T + 1);
+            fuzz_promise(x->at + x->tokens <= e.token_count && (e.kind != EVAL_CHOICES || x->example < e.examples));
+            for (size_t k = 0; k < x->tokens; k++) fuzz_promise(e.tokens[x->at + k] < V);
+        }
+        for (size_t i = 0, row = 0; i < e.examples; i++) {
+            size_t endings = 0;
+            for (; row < e.rows && e.row[row].example == i; row++) endings++;
+            fuzz_promise(e.label[i] < endings);
+        }
+        eval_close(&e);
+    }
+    close(fd);
+}
+
+// The header of a safetensors file, its tensors, and those of a tiny model by slices.
+static void fuzz_safetensors(const uint8_t *data, size_t size) {
+    char path[40];
+    float values[512];
+    Error err;
+    SafeTensors st;
+    int fd = fuzz_file(data, size, path);
+    if (st_open(&st, path, &err)) {
+        for (size_t i = 0; i < st.count && i < 50; i++) {
+            const STEntry *x = &st.entries[i];
+            fuzz_promise(x->end <= size && st_find(&st, x->name) != NULL);
+            size_t count = x->count < 512 ? x->count : 512;
+            st_read_floats(&st, x, 0, count, values, &err);
+            st_read_floats(&st, x, x->count - count, count, values, &err);
+            fuzz_promise(!st_read_floats(&st, x, x->count, 1, values, &err));
+        }
+        GPTConfig tiny = {1, 4, 2, 5, 128, 3};
+        ParamTable whole = table_make_whole(&tiny);
+        float *all = (float *)host_alloc(whole.total, sizeof(float));
+        slices_read(&st, STATE_WEIGHTS, &whole, all, 0, whole.total, &err);  // closes it
+        free(all);
+        table_free(&whole);
+    }
+    close(fd);
+}
+
+// The index of weights in several files: two sound ones of two tensors each, "900" and "901", and "902", whose bytes
+// stand behind the first 0 byte. The folder is that of this process's open files.
+static void fuzz_index(const uint8_t *data, size_t size) {
+    static const char *const sound[] = {"/proc/self/fd/900", "/proc/self/fd/901"};
+    static bool made = false;
+    char path[40], other[40];
+    float values[64];
+    Error err;
+    SafeTensors st;
+    for (int i = 0; i < 2 && !made; i++) {
+        STEntry specs[] = {st_entry(i ? "c" : "a", ST_F32, 1, 1, 3), st_entry(i ? "d" : "b", ST_BF16, 2, 2, 2)};
+        int fd = fuzz_file(NULL, 0, path);
+        if (dup2(fd, 900 + i) < 0 || !st_create(&st, sound[i], specs, 2, &err) || !st_finish(&st, &err)) exit(1);
+        close(fd);
+    }
+    made = true;
+    const uint8_t *zero = size ? (const uint8_t *)memchr(data, 0, size) : NULL;
+    size_t length = zero ? (size_t)(zero - data) : size;
+    int fd = fuzz_file(data, length, path);
+    int part = fuzz_file(zero ? zero + 1 : data, zero ? size - length - 1 : 0, other);
+    if (dup2(part, 902) < 0) exit(1);
+    close(part);
+    if (st_open_index(&st, "/proc/self/fd", path, &err)) {
+        for (size_t i = 0; i < st.count; i++) {
+            const STEntry *x = &st.entries[i];
+            fuzz_promise(x->part > 0 && x->part <= st.part_count && st_find(&st, x->name) != NULL);
+            size_t count = x->count < 64 ? x->count : 64;
+            fuzz_promise(x->dtype == ST_OTHER || st_read_floats(&st, x, 0, count, values, &err));
+        }
+        st_close(&st);
+    }
+    close(fd);
+}
+
+// config.json, trainer.json
+static void fuzz_json(const uint8_t *data, size_t size) {
+    char path[40], copy[40];
+    Error err;
+    if (size < 1) return;
+    int fd = fuzz_file(data + 1, size - 1, path), other = fuzz_file(NULL, 0, copy);
+    if (data[0] % 2 == 0) {
+        GPTConfig a, b;
+        if (config_read(path, &a, &err)) {
+            fuzz_promise(config_write(copy, &a, data[0] & 64, &err) && config_read(copy, &b, &err));
+            fuzz_promise(a.L == b.L && a.C == b.C && a.NH == b.NH && a.V == b.V && a.Vp == b.Vp && a.maxT == b.maxT);
+        }
+    } else {
+        TrainerState a, b;
+        if (trainer_state_read(path, &a, &err)) {
+            fuzz_promise(trainer_state_write(copy, &a, NULL, &err) && trainer_state_read(copy, &b, &err));
+            char changed[512];
+            bool same = trainer_state_compare(&a, &b, changed, sizeof changed, &err);
+            fuzz_promise(same && changed[0] == '\0' && a.step == b.step && a.sample == b.sample);
+        }
+    }
+    close(fd);
+    close(other);
+}
+
+// A tokenizer.json and, behind its last 0 byte, a prompt.
+static void fuzz_tokenizer(const uint8_t *data, size_t size) {
+    char path[40];
+    Error err;
+    Tokenizer tk;
+    const uint8_t *zero = size ? (const uint8_t *)memrchr(data, 0, size) : NULL;
+    size_t file_size = zero ? (size_t)(zero - data) : size, bytes = zero ? size - file_size - 1 : 0, got;
+    int fd = fuzz_file(data, file_size, path);
+    if (tokenizer_open(&tk, path, &err)) {
+        int *tokens = (int *)host_alloc(bytes + 1, sizeof(int));
+        char *prompt = (char *)host_alloc(bytes + 1, 1);
+        if (bytes) memcpy(prompt, zero + 1, bytes);
+        size_t count = tokenizer_encode(&tk, prompt, bytes, tokens), read = 0;
+        fuzz_promise(count <= bytes);
+        for (size_t i = 0; i < count; i++) {
+            fuzz_promise(tokens[i] < (int)tk.V);
+            const char *text = tokenizer_decode(&tk, tokens[i], &got);
+            fuzz_promise(text != NULL);
+            for (size_t j = 0; j < got; j++) read += (unsigned char)text[j];
+        }
+        fuzz_promise(read <= 255 * bytes * 1024);
+        tokenizer_check_prompt(&tk, prompt, tk.V, &err);
+        free(prompt);
+        free(tokens);
+        tokenizer_free(&tk);
+    }
+    close(fd);
+}
+
+#endif

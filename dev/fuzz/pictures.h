@@ -1,0 +1,61 @@
+// pictures.h: fuzz targets: the programs of dev/plot.
+//
+// defines: fuzz_plots, fuzz_machine
+#ifndef DEV_FUZZ_PICTURES_H
+#define DEV_FUZZ_PICTURES_H
+
+#include "dev/fuzz/files.h"
+#include "dev/plot/programs.h"
+
+// A trace or a log, drawn. A picture goes nowhere, but not without end.
+static void fuzz_plots(const uint8_t *data, size_t size) {
+    char path[40];
+    if (size < 1) return;
+    int fd = fuzz_file(data + 1, size - 1, path);
+    char *calls[][8] = {
+        {"timeline", "--out", "/dev/null", path, NULL},
+        {"timeline", "--retime", "--out", "/dev/null", path, NULL},
+        {"timeline", "--costs", "1,2,0.5", "--pipeline", "2", "--out", "/dev/null", path},
+        {"profile", "--skip", "0", "--out", "/dev/null", path, NULL},
+        {"loss", "--out", "/dev/null", path, NULL},
+        {"loss", "--log-y", "--smooth", "3", "--out", "/dev/null", path, NULL},
+    };
+    int which = data[0] % 6, count = 0;
+    while (count < 8 && calls[which][count]) count++;
+    char *words[9] = {NULL};
+    memcpy(words, calls[which], (size_t)count * sizeof *words);
+    optind = 0;
+    int code = which < 3    ? timeline_main(count, words)
+               : which == 3 ? profile_main(count, words)
+                            : loss_main(count, words);
+    fuzz_promise(code == 0 || code == 1);
+    close(fd);
+}
+
+// The command lines of simulate and schedule, a word a line, for pipelines of a few thousand steps. What ran is written
+// nowhere.
+static void fuzz_machine(const uint8_t *data, size_t size) {
+    char *words[16] = {NULL}, *rest;
+    int count = 1;
+    double steps = 1;
+    if (size < 1) return;
+    bool simulates = data[0] % 2 == 0;
+    char *text = strndup((const char *)data + 1, size - 1);
+    rest = text;
+    words[0] = (char *)(simulates ? "simulate" : "schedule");
+    for (char *word; count < (simulates ? 8 : 15) && (word = strsep(&rest, "\n"));) {
+        if (strncmp(word, "--trac", 6) == 0 || strncmp(word, "--ta", 4) == 0) continue;  // files; a long table
+        double x = strtod(word, NULL);
+        if (x > 1) steps *= x;
+        words[count++] = word;
+    }
+    if (simulates) words[count++] = (char *)"/dev/null";
+    optind = 0;
+    if (steps <= 4000) {
+        int code = simulates ? simulate_main(count, words) : schedule_main(count, words);
+        fuzz_promise(code >= 0 && code <= 2);
+    }
+    free(text);
+}
+
+#endif

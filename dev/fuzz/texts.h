@@ -1,0 +1,148 @@
+// texts.h: fuzz targets: what people write: command lines and what their values hold, schedules, clusters, tables.
+//
+// defines: fuzz_options, fuzz_blend, fuzz_ramp, fuzz_schedule, fuzz_cluster, fuzz_rows
+#ifndef DEV_FUZZ_TEXTS_H
+#define DEV_FUZZ_TEXTS_H
+
+#include "dev/fuzz/files.h"
+#include "dev/scale/rows.h"
+#include "llmc/grid.h"
+#include "llmc/host/blend.h"
+#include "llmc/host/options.h"
+#include "llmc/pipeline_text.h"
+
+// A command line, a word a line, of as many ranks as the first byte says.
+static void fuzz_options(const uint8_t *data, size_t size) {
+    Error err = {""};
+    Options o;
+    char *words[64] = {"train_gpt"}, *rest;
+    int count = 1;
+    if (size < 2) return;
+    size_t ranks = 1 + data[0] % 64;
+    char *text = strndup((const char *)data + 2, size - 2);
+    rest = text;
+    for (char *word; count < 63 && (word = strsep(&rest, "\n"));) words[count++] = word;
+    if (options_parse(&o, count, words, data[1] % 8, &err) && options_resolve(&o, NULL, ranks, &err)) {
+        Grid grid;
+        GPTConfig config = options_config(&o);
+        fuzz_promise(o.channels % o.heads == 0 && config.Vp >= config.V && o.global_batch % o.micro_batch == 0);
+        if (grid_make(&grid, ranks, data[1] % ranks, o.tensor, o.data, o.pipeline, o.order, &err)) {
+            fuzz_promise(grid.t * grid.d * grid.p == ranks);
+        }
+    }
+    for (const char *c = err.text; *c; c++) fuzz_promise((unsigned char)*c >= ' ');
+    free(text);
+}
+
+// A blend: each source gives what its weight says, in turn, and is never further from its share than blend.h says.
+static void fuzz_blend(const uint8_t *data, size_t size) {
+    Error err;
+    Blend b;
+    char *text = strndup((const char *)data, size);
+    if (blend_open(&b, text, &err)) {
+        int64_t given[BLEND_MOST_SOURCES] = {0}, W = (int64_t)b.parts, n = (int64_t)b.sources;
+        fuzz_promise(W > 0 && W <= BLEND_MOST_PARTS && n > 0 && n <= BLEND_MOST_SOURCES);
+        for (int64_t k = 0; k < W && k < 5000; k++) {
+            BlendPlace place = blend_at(&b, (uint64_t)k), later = blend_at(&b, (uint64_t)(k + 5 * W));
+            fuzz_promise(place.source < b.sources && (int64_t)place.number == given[place.source]);
+            fuzz_promise(later.source == place.source && later.number == place.number + 5 * b.weights[place.source]);
+            given[place.source]++;
+            for (int64_t i = 0; i < n && n > 1; i++) {
+                int64_t off = given[i] * W - (k + 1) * (int64_t)b.weights[i];
+                fuzz_promise((off < 0 ? -off : off) * (2 * n - 2) <= W * (2 * n - 3));
+            }
+        }
+        for (size_t i = 0; i < b.sources && W <= 5000; i++) fuzz_promise(given[i] == (int64_t)b.weights[i]);
+        blend_close(&b);
+    }
+    free(text);
+}
+
+// A ramp: batches grow in steps of whole micro-batches up to the global batch, and the count of samples is theirs.
+static void fuzz_ramp(const uint8_t *data, size_t size) {
+    Error err;
+    Ramp ramp;
+    if (size < 3) return;
+    size_t unit = 1 + data[0] % 16, G = unit * (1 + (size_t)data[1] * data[2]), sample = 0, before = 0;
+    char *text = strndup((const char *)data + 3, size - 3);
+    if (ramp_parse(&ramp, text, G, unit, &err)) {
+        for (size_t step = 0; step < 100; step++) {
+            size_t batch = ramp_batch(&ramp, G, sample);
+            fuzz_promise(batch >= before && batch >= ramp.start && batch <= G && batch % unit == 0);
+            fuzz_promise(ramp_samples(&ramp, G, step) == sample);
+            before = batch;
+            sample += batch;
+        }
+        fuzz_promise(ramp_batch(&ramp, G, ramp.samples) == G);
+    }
+    free(text);
+}
+
+// A schedule: what is proved must have every step once.
+static void fuzz_schedule(const uint8_t *data, size_t size) {
+    char path[40];
+    Error err;
+    PipelineLists lists;
+    int fd = fuzz_file(data, size, path);
+    if (pipeline_text_read(path, &lists, &err)) {
+        // The proof's memory is that of all steps that there could be; a program asks for as many as it trains.
+        if ((double)lists.p * lists.m * lists.v < 1e5 && pipeline_lists_prove(&lists, PIPELINE_BUFFERS, &err)) {
+            for (int s = 0; s < lists.p; s++) fuzz_promise(lists.counts[s] >= 2 * (size_t)lists.m * (size_t)lists.v);
+        }
+    }
+    pipeline_lists_free(&lists);
+    close(fd);
+}
+
+// A layout of 32 ranks.
+static Layout fuzz_layout(void) {
+    Layout r;
+    memset(&r, 0, sizeof r);
+    r.ranks = 32, r.layers = 8, r.C = 256, r.NH = 8, r.T = 128, r.vocabulary = 1024;
+    r.global_batch = 32, r.micro_batch = 2, r.t = 4, r.p = 2, r.d = 4, r.v = 2, r.schedule = SCHEDULE_INTERLEAVED;
+    r.scatter_gather = r.zero = true;
+    return r;
+}
+
+// A cluster: whatever its constants are, a step takes some time, no less than its bound, of parts that are numbers.
+static void fuzz_cluster(const uint8_t *data, size_t size) {
+    char path[40];
+    Error err;
+    Cluster cluster;
+    StepTime time;
+    int fd = fuzz_file(data, size, path);
+    memset(&cluster, 0, sizeof cluster);
+    if (cluster_read(&cluster, path, &err)) {
+        Layout r = fuzz_layout();
+        fuzz_promise(step_simulate(&cluster, &r, &time, &err));
+        fuzz_promise(isfinite(time.seconds) && time.seconds > 0);
+        fuzz_promise(step_bound(&cluster, &r) <= time.seconds * (1 + 1e-9));
+        for (int i = 0; i < PART_COUNT; i++) fuzz_promise(isfinite(time.parts[i]));
+    }
+    close(fd);
+}
+
+// A table of published runs: a row is refused by its layout or has a time.
+static void fuzz_rows(const uint8_t *data, size_t size) {
+    char path[40];
+    Error err;
+    Row *rows = NULL;
+    Cluster cluster;
+    StepTime time;
+    size_t count = 0;
+    int fd = fuzz_file(data, size, path);
+    if (!cluster_read(&cluster, "dev/clusters/laptop.json", &err)) exit(1);
+    if (rows_read(path, &rows, &count, &err)) {
+        for (size_t i = 0; i < count; i++) {
+            const Layout *r = &rows[i].run;
+            if (!step_check(r, &err)) continue;
+            size_t m = r->global_batch / (r->micro_batch * r->d);
+            if (r->ranks > 4096 || r->p * r->v * m > 4096) continue;  // sound, but slow
+            fuzz_promise(step_simulate(&cluster, r, &time, &err) && isfinite(time.seconds));
+        }
+    }
+    free(rows);
+    close(fd);
+}
+
+#endif

@@ -1,0 +1,62 @@
+// programs.h: the programs of dev/plot as functions, for tests and fuzzers that call them with a command line. What
+// several of them name alike has a name of its own here.
+//
+// defines: simulate_main, timeline_main, profile_main, schedule_main, loss_main
+#ifndef DEV_PLOT_PROGRAMS_H
+#define DEV_PLOT_PROGRAMS_H
+
+#define main simulate_main
+#define fail simulate_fail
+#include "dev/plot/simulate.c"
+#undef main
+#undef fail
+
+#define main timeline_main
+#define fail timeline_fail
+#define usage timeline_usage
+#define draw timeline_draw
+#include "dev/plot/timeline.c"
+#undef main
+#undef fail
+#undef usage
+#undef draw
+
+#define main profile_main
+#define fail profile_fail
+#define usage profile_usage
+#define draw profile_draw
+#define draw_legend profile_draw_legend
+#define LEFT PROFILE_LEFT
+#define RIGHT PROFILE_RIGHT
+#define TOP PROFILE_TOP
+#define MAX_RANKS PROFILE_MAX_RANKS
+#include "dev/plot/profile.c"
+#undef main
+#undef fail
+#undef usage
+#undef draw
+#undef draw_legend
+#undef LEFT
+#undef RIGHT
+#undef TOP
+#undef MAX_RANKS
+
+#define main schedule_main
+#define usage schedule_usage
+#include "dev/plot/schedule.c"
+#undef main
+#undef usage
+
+#define main loss_main
+#define fail loss_fail
+#define usage loss_usage
+#define draw loss_draw
+#define Run LossRun
+#include "dev/plot/loss.c"
+#undef main
+#undef fail
+#undef usage
+#undef draw
+#undef Run
+
+#endif
