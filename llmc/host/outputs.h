@@ -16,6 +16,17 @@ static inline bool same_file_on_disk(const char *a, const char *b) {
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
+// Or will they be, once files of these names are made: one name in one folder?
+static inline bool same_file(const char *a, const char *b) {
+    const char *x = strrchr(a, '/'), *y = strrchr(b, '/');
+    char folder[2][PATH_MAX];
+    if (same_file_on_disk(a, b)) return true;
+    if (strcmp(x ? x + 1 : a, y ? y + 1 : b) != 0) return false;
+    snprintf(folder[0], PATH_MAX, "%.*s", x ? (int)(x + 1 - a) : 1, x ? a : ".");
+    snprintf(folder[1], PATH_MAX, "%.*s", y ? (int)(y + 1 - b) : 1, y ? b : ".");
+    return same_file_on_disk(folder[0], folder[1]);
+}
+
 // Refuses an output that is a file which the run reads. NULL stands for no file.
 static inline bool output_is_no_input(const char *flag, const char *path, const char *input, Error *err) {
     if (!path || !input || !same_file_on_disk(path, input)) return true;
@@ -68,8 +79,8 @@ static inline bool output_is_no_other(const char *flag, const char *path, const 
                                       Error *err) {
     struct stat info;
     if (!other || (stat(path, &info) == 0 && !S_ISREG(info.st_mode))) return true;
-    if (strcmp(path, other) != 0 && !same_file_on_disk(path, other)) return true;
-    return error_set(err, "%s and %s are both %s: give each a file of its own", other_flag, flag, path);
+    return !same_file(path, other) || error_set(err, "%s and %s are both %s: give each a file of its own",
+                                                other_flag, flag, path);
 }
 
 // One rank calls it, before any work. from: the folder that the weights come from, or NULL.

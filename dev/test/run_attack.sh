@@ -1,0 +1,171 @@
+#!/usr/bin/env bash
+# run_attack.sh [BUILD]: what an attacker of files and processes once got away with, tried again on the trainers: a second
+# run in one folder, folders that are not ours, devices, links and pipes in the place of files, inputs named as outputs,
+# a prompt that cannot be encoded, an older run's checkpoints. Ends with `N passed, N failed`.
+# needs: fp32/train_gpt tools/timeline tools/loss
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+. dev/test/report.sh
+build=$(realpath -m "${1:-build/cpu-fp32}")
+trainer=$build/train_gpt data=$PWD/dev/test/golden/train.bin tools=$PWD/build/tools
+[ -x "$trainer" ] || { report 1 "attack: $trainer is not built"; finish; }
+export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=SSE41
+read -ra launch <<<"${MPIRUN:-mpirun}"
+if [ -z "${MPIRUN:-}" ] && mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
+    launch+=(--oversubscribe --bind-to none --mca btl_vader_single_copy_mechanism none)
+    [ "$(id -u)" = 0 ] && launch+=(--allow-run-as-root)
+fi
+dir=$(mktemp -d) || exit 1
+job=
+trap '[ -z "$job" ] || kill -KILL "$job" 2>/dev/null; rm -rf "$dir"' EXIT
+cd "$dir" || exit 1
+shown="$dir/out $dir/err"
+cp "$data" shard
+tiny="--train-data shard --layers 1 --heads 2 --channels 4 --vocab 61 --seq 3 --max-seq 3 --micro-batch 1"
+
+# trains FLAGS...: runs train_gpt; sets code.
+trains() {
+    # shellcheck disable=SC2086
+    timeout 60 "$trainer" $tiny "$@" >out 2>err </dev/null
+    code=$?
+    [ $code = 0 ]
+}
+# refused CODE PATTERN FLAGS...: one sentence, which has the pattern.
+refused() {
+    local want=$1 pattern=$2
+    shift 2
+    trains "$@"
+    [ $code = "$want" ] && [ "$(grep -c '^error: ' err)" = 1 ] && [ "$(wc -l <err)" = 1 ] && grep -q "$pattern" err
+}
+said() { cut -c 1-120 err | head -n 1; }
+
+# ---- two runs with one --out -----------------------------------------------------------------------------------------
+
+# shellcheck disable=SC2086
+"$trainer" $tiny --steps 1000000 --save-every 1000 --out shared --log first.jsonl >first 2>&1 </dev/null &
+job=$!
+for ((i = 0; i < 600; i++)); do grep -q '^step ' first && break; sleep 0.1; done
+refused 2 'is in use by another run' --steps 1 --seed 2 --out shared
+report $? "a second run in one --out is refused: $(said)"
+kill -TERM $job && wait $job
+code=$?
+job=
+[ $code = 0 ] && trains --resume auto --out shared --dry-run
+report $? "and the first one ends as if nobody had been there (code $code)"
+# shellcheck disable=SC2086
+timeout 60 "${launch[@]}" -n 4 "$trainer" $tiny --steps 3 --save-every 1 --out four >out 2>err </dev/null
+code=$?
+[ $code = 2 ] && [ "$(grep -c '^error: ' err)" = 1 ] && grep -q 'train_gpt is one rank, but 4 were started' err &&
+    [ ! -e four/step-00000001 ]
+report $? "train_gpt under mpirun -n 4 is refused, once: $(grep -m1 '^error' err)"
+
+# ---- what is not ours stays ------------------------------------------------------------------------------------------
+
+mkdir -p ours/tmp-2024 ours/step-1 ours/step-00000002 ours/tmp-00000001-host-1
+for file in tmp-2024/thesis.tex step-1/notes step-00000002/notes tmp-00000001-host-1/notes; do echo mine >ours/$file; done
+trains --steps 5 --save-every 1 --keep 1 --out ours
+[ "$(cat ours/*/{thesis.tex,notes} 2>/dev/null | grep -c mine)" -ge 3 ] && [ -f ours/tmp-2024/thesis.tex ] &&
+    [ -f ours/step-1/notes ] && [ "$(find ours -name notes | wc -l)" = 3 ]
+report $? "files in folders that are not checkpoints stay, whatever they are called"
+
+# ---- devices, links and pipes in the place of files ------------------------------------------------------------------
+
+if mknod null c 1 3 2>/dev/null; then
+    trains --steps 2 --dump-gradients null
+    [ $code = 2 ] && [ -c null ]
+    report $? "--dump-gradients onto a device is refused, and the device stays one: $(said)"
+    trains --steps 2 --out dev --log null && trains --steps 4 --out dev --resume auto --log null && [ -c null ]
+    report $? "--log into a device, and a resume: the device stays one"
+fi
+: >target.jsonl
+ln -s target.jsonl link.jsonl
+trains --steps 2 --out linked --log link.jsonl && trains --steps 4 --out linked --resume auto --log link.jsonl &&
+    [ -L link.jsonl ] && [ "$(wc -l <target.jsonl)" = 4 ]
+report $? "--log through a link, and a resume: the link stays, the file has all steps"
+mkfifo pipe
+mkdir shards
+cp shard shards/a.bin
+mkfifo shards/b.bin
+for flags in '--train-data pipe' "--train-data shards/*.bin" '--val-data pipe --val-every 1' '--log pipe' \
+    '--dump-gradients pipe'; do
+    # shellcheck disable=SC2086
+    set -f
+    timeout 20 "$trainer" $tiny --steps 1 $flags >out 2>err </dev/null
+    code=$?
+    set +f
+    [ $code = 2 ] && [ "$(wc -l <err)" = 1 ] && grep -q '^error: ' err
+    report $? "$flags is refused at once (code $code): $(said)"
+done
+
+refused 1 'nobody reads from that pipe' --steps 2 --trace pipe --out traced && [ -f traced/step-00000002/trainer.json ]
+report $? "--trace into a pipe that nobody reads: $(said), and the run is saved"
+
+# ---- inputs named as outputs, and logs of runs that are refused ------------------------------------------------------
+
+printf '{"step":1,"loss":1}\n' >old.jsonl
+refused 2 'does not fit' --layers 50 --heads 1024 --channels 131072 --log old.jsonl &&
+    [ "$(cat old.jsonl)" = '{"step":1,"loss":1}' ]
+report $? "a run that does not fit leaves the log as it was: $(said)"
+for flag in --log --trace --dump-gradients; do
+    refused 2 '.' --steps 1 $flag shard && cmp -s shard "$data"
+    report $? "$flag is a shard of the run: refused, and the shard stays (code $code): $(said)"
+    cp "$data" shard
+done
+refused 2 'are both' --steps 1 --log one --trace ./one
+report $? "--log and --trace into one file: $(said)"
+
+# ---- what can be known is known before training ----------------------------------------------------------------------
+
+refused 2 'vocabulary has 61' --steps 50 --sample-every 1000 --out lost
+[ $? = 0 ] && ! ls -d lost/step-* >/dev/null 2>&1 && ! grep -q '^step ' out
+report $? "a prompt that the model has no tokens for: $(said)"
+echo '{"pre_tokenizer":{"type":"ByteLevel"},"model":{"type":"BPE","vocab":{"a":0,"b":1},"merges":[]}}' >two.json
+refused 2 'endoftext' --vocab 300 --steps 50 --sample-every 1000 --tokenizer two.json && ! grep -q '^step ' out
+report $? "a tokenizer without <|endoftext|>: $(said)"
+long=$(printf 'x%.0s' $(seq 250))
+path=$PWD
+while [ ${#path} -lt 3800 ]; do path=$path/$long; done
+kept=0 lost=0
+for ((length = 4040; length <= 4090; length += 5)); do
+    out=$path/$(printf 'y%.0s' $(seq $((length - ${#path} - 1))))
+    timeout 60 "$trainer" $tiny --steps 1 --out "$out" >out 2>err </dev/null
+    code=$?
+    [ $code = 0 ] && kept=$((kept + 1))
+    [ $code = 1 ] && lost=$((lost + 1))
+done
+[ $kept -gt 0 ] && [ $lost = 0 ]
+report $? "--out of 4040 to 4090 characters: $kept saved, the others refused before work, $lost lost"
+refused 2 'two?lines' --steps 1 --train-data $'two\nlines'
+report $? "a line's end in a flag's value makes one sentence: $(said)"
+
+# ---- an older run's checkpoints --------------------------------------------------------------------------------------
+
+trains --steps 10 --out used && trains --steps 5 --out used --lr 5e-4 && trains --steps 12 --out used --lr 5e-4 \
+    --resume auto && grep -q '^resuming .*step-00000005 ' out
+report $? "--resume auto after a fresh start in a used --out takes the newer run's checkpoint: $(grep '^resuming' out)"
+trains --steps 3 --save-every 1 --keep 0 --out emptied && : >emptied/step-00000003/trainer.json
+trains --steps 4 --out emptied --resume auto && grep -q '^resuming .*step-00000002 ' out
+report $? "--resume auto passes over a checkpoint whose trainer.json is empty"
+if [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null; then
+    mkdir -m 755 readonly
+    chmod 755 "$dir"
+    # shellcheck disable=SC2086
+    setpriv --reuid=65534 --regid=65534 --clear-groups "$trainer" $tiny --out readonly/x >out 2>err </dev/null
+    [ $? = 2 ] && grep -q 'Permission denied' err
+    report $? "--out without the right to write names the reason: $(said)"
+fi
+
+# ---- pictures of what no trainer writes ------------------------------------------------------------------------------
+
+draws() { (ulimit -f 20000; timeout 20 "$@" >out 2>err </dev/null); code=$?; [ $code -lt 2 ]; }
+echo '[{"ph":"X","ts":1,"dur":0,"pid":0,"args":{"kind":"forward","micro":0,"chunk":0,"step":0}}]' >zero.trace
+draws "$tools/timeline" --step 0 --out zero.svg zero.trace
+report $? "a trace of no time (code $code)"
+printf '{"step":9007199254740992,"loss":1}\n{"step":9007199254740994,"loss":2}\n' >far.jsonl
+draws "$tools/loss" --out far.svg far.jsonl
+report $? "a log of steps that a double cannot tell apart (code $code)"
+printf '{"step":1,"loss":1e308}\n{"step":3,"val_loss":2}\n' >long.jsonl
+draws "$tools/loss" --out long.svg long.jsonl && [ $code = 0 ] && grep -q '</svg>' long.svg
+report $? "a loss of 300 digits (code $code)"
+
+finish
