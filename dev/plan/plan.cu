@@ -54,7 +54,7 @@ static bool read_wish(Wish *w, const char **cluster, bool *json, int argc, char 
                               {"--seq", &w->T, 1000000},
                               {"--vocab", &w->model.V, 10000000},
                               {"--gpus", &w->ranks, 65536},
-                              {"--batch", &w->global_batch, 100000000},
+                              {"--batch", &w->global_batch, 1000000},
                               {"--tensor", &w->t, 65536},
                               {"--pipeline", &w->p, 65536},
                               {"--data", &w->d, 65536},

@@ -233,8 +233,8 @@ int main(int argc, char **argv) {
         if (!read_run(argv[optind + r], &runs[r], &err)) return fail(err.text);
         if (runs[r].train.count > longest) longest = runs[r].train.count;
     }
-    FILE *out = path ? fopen(path, "wb") : stdout;
-    if (!out) return fail(strerror(errno));
+    FILE *out = svg_open(path, argv + optind, count, &err);
+    if (!out) return fail(err.text);
     draw(out, runs, count, title, (double)width, smooth ? (size_t)smooth : longest / 50 + 1, log_y);
     bool failed = ferror(out) | (out == stdout ? fflush(out) != 0 : fclose(out) != 0);
     for (int r = 0; r < count; r++) {

@@ -173,8 +173,8 @@ int main(int argc, char **argv) {
     bool ok = profile && profile_steps(trace.events, trace.count, ranks, (size_t)first, profile);
     if (!ok) error_set(&err, "cannot profile %s: absurd times, or no memory", argv[optind]);
     trace_free(&trace);
-    FILE *out = !ok ? NULL : path ? fopen(path, "wb") : stdout;
-    if (ok && !out) ok = error_set(&err, "cannot write %s: %s", path, strerror(errno));
+    FILE *out = ok ? svg_open(path, argv + optind, 1, &err) : NULL;
+    ok = out != NULL;
     if (ok) {
         draw(out, profile, ranks, title, (double)width);
         profile_print(path ? stdout : stderr, profile, ranks);

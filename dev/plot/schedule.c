@@ -204,7 +204,10 @@ int main(int argc, char **argv) {
         Machine mc = machine_for(&l, r.cost, r.transfer);
         if (r.list) print_lists(&l);
         print_report(&l, &mc);
-        ok = !r.trace || machine_trace_write(&mc, r.trace, &err);
+        if (r.trace && same_file_on_disk(r.trace, r.what)) {
+            ok = error_set(&err, "--trace would overwrite %s, where the list is from", r.what);
+        }
+        ok = ok && (!r.trace || machine_trace_write(&mc, r.trace, &err));
         machine_free(&mc);
     }
     pipeline_lists_free(&l);

@@ -24,6 +24,20 @@ static inline bool plot_integer(const char *text, long lowest, long highest, lon
     return *text && !*end && errno == 0 && *value >= lowest && *value <= highest;
 }
 
+// Opens the file of a picture, or stdout where there is no path. NULL with a sentence if it cannot be written, or is one
+// of those that the picture is made of: FILE or NAME=FILE.
+static inline FILE *svg_open(const char *path, char *const *inputs, int count, Error *err) {
+    for (int i = 0; path && i < count; i++) {
+        const char *named = strchr(inputs[i], '=');
+        if (!same_file_on_disk(path, inputs[i]) && !(named && same_file_on_disk(path, named + 1))) continue;
+        error_set(err, "the picture would overwrite %s, which it is made of", path);
+        return NULL;
+    }
+    FILE *out = path ? fopen(path, "wb") : stdout;
+    if (!out) error_set(err, "cannot write %s: %s", path, strerror(errno));
+    return out;
+}
+
 static inline void svg_begin(FILE *out, double width, double height) {
     fprintf(out,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%g\" height=\"%g\" viewBox=\"0 0 %g %g\" "

@@ -383,8 +383,8 @@ int main(int argc, char **argv) {
         measure(&t);
         if (!(t.last > t.first)) return error_set(&err, "retimed, the step takes no time"), fail(&err);
     }
-    FILE *out = path ? fopen(path, "wb") : stdout;
-    if (!out) return error_set(&err, "cannot write %s: %s", path, strerror(errno)), fail(&err);
+    FILE *out = svg_open(path, argv + optind, 1, &err);
+    if (!out) return fail(&err);
     draw(out, &t, title, (double)width, given ? "given durations" : retimed ? "mean durations" : NULL);
     bool failed = ferror(out) | (out == stdout ? fflush(out) != 0 : fclose(out) != 0);
     if (failed)

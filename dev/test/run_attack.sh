@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# run_attack.sh [BUILD]: what an attacker of files and processes once got away with, tried again on the trainers: a second
-# run in one folder, folders that are not ours, devices, links and pipes in the place of files, inputs named as outputs,
-# a prompt that cannot be encoded, an older run's checkpoints. Ends with `N passed, N failed`.
-# needs: fp32/train_gpt tools/timeline tools/loss
+# run_attack.sh [BUILD]: what an attacker of files and processes once got away with, tried again on the trainers: a
+# second run in one folder, folders that are not ours, devices, links and pipes in the place of files, inputs named as
+# outputs, a prompt that cannot be encoded, an older run's checkpoints. Ends with `N passed, N failed`.
+# needs: fp32/train_gpt tools/timeline tools/loss tools/profile tools/schedule
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
@@ -62,7 +62,9 @@ report $? "train_gpt under mpirun -n 4 is refused, once: $(grep -m1 '^error' err
 # ---- what is not ours stays ------------------------------------------------------------------------------------------
 
 mkdir -p ours/tmp-2024 ours/step-1 ours/step-00000002 ours/tmp-00000001-host-1
-for file in tmp-2024/thesis.tex step-1/notes step-00000002/notes tmp-00000001-host-1/notes; do echo mine >ours/$file; done
+for file in tmp-2024/thesis.tex step-1/notes step-00000002/notes tmp-00000001-host-1/notes; do
+    echo mine >ours/$file
+done
 trains --steps 5 --save-every 1 --keep 1 --out ours
 [ "$(cat ours/*/{thesis.tex,notes} 2>/dev/null | grep -c mine)" -ge 3 ] && [ -f ours/tmp-2024/thesis.tex ] &&
     [ -f ours/step-1/notes ] && [ "$(find ours -name notes | wc -l)" = 3 ]
@@ -167,5 +169,19 @@ report $? "a log of steps that a double cannot tell apart (code $code)"
 printf '{"step":1,"loss":1e308}\n{"step":3,"val_loss":2}\n' >long.jsonl
 draws "$tools/loss" --out long.svg long.jsonl && [ $code = 0 ] && grep -q '</svg>' long.svg
 report $? "a loss of 300 digits (code $code)"
+
+echo 'F0 B0' >list
+for case in 'loss --out far2.jsonl a=./far2.jsonl' 'timeline --out some.trace ./some.trace' \
+    'profile --skip 0 --out some.trace some.trace' 'schedule --trace list list'; do
+    printf '{"step":1,"loss":3}\n{"step":2,"loss":2}\n' >far2.jsonl
+    event='{"ph":"X","ts":%d,"dur":2,"pid":0,"tid":0,"args":{"kind":"%s","micro":0,"chunk":0,"step":0}}'
+    # shellcheck disable=SC2059
+    printf "[$event,$event]" 1 forward 3 backward >some.trace
+    sums=$(cat far2.jsonl some.trace list | cksum)
+    # shellcheck disable=SC2086
+    "$tools"/$case >out 2>err </dev/null
+    [ $? = 1 ] && grep -q 'would overwrite' err && [ "$(cat far2.jsonl some.trace list | cksum)" = "$sums" ]
+    report $? "$case: $(said)"
+done
 
 finish

@@ -167,7 +167,8 @@ refused 'multiple of 4 (stages) micro-batches' --simulate $cluster --ranks 4 --p
 refused 'needs --ranks' --simulate $cluster
 refused 'needs --simulate' --ranks 8
 refused 'exclude each other' --simulate $cluster --ranks 1 --virtual-time $cluster
-for flag in '--train-data x' '--val-data x' '--init x' '--resume x' '--out x' '--sample-every 1' '--dump-gradients x'; do
+for flag in '--train-data x' '--val-data x' '--init x' '--resume x' '--out x' '--sample-every 1' '--dump-gradients x' \
+    '--gemm-plans x'; do
     refused "${flag%% *} has no meaning under --simulate" --simulate $cluster --ranks 1 $flag
 done
 refused 'cannot open' --virtual-time "$dir/none.json" --train-data "$dir/train.bin"

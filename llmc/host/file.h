@@ -1,6 +1,7 @@
 // file.h: reading and writing files at offsets, whole or not at all.
 //
-// defines: file_open, file_read_at, file_read, file_open_output, file_write_at, file_reserve, file_write_text
+// defines: file_read_at, same_file_on_disk, file_open, file_read, file_open_output, file_write_at, file_reserve,
+//          file_write_text
 #ifndef LLMC_FILE_H
 #define LLMC_FILE_H
 
@@ -28,6 +29,12 @@ static inline bool file_read_at(int fd, void *out, size_t bytes, uint64_t offset
         *got += (size_t)n;
     }
     return true;
+}
+
+// Two names of one file?
+static inline bool same_file_on_disk(const char *a, const char *b) {
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
 // Opens a regular file and gives its size; -1 with a sentence for anything else, pipes and folders included.

@@ -10,12 +10,6 @@
 #include "llmc/host/log.h"
 #include "llmc/host/options.h"
 
-// Two names of one file?
-static inline bool same_file_on_disk(const char *a, const char *b) {
-    struct stat x, y;
-    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
 // Or will they be, once files of these names are made: one name in one folder?
 static inline bool same_file(const char *a, const char *b) {
     const char *x = strrchr(a, '/'), *y = strrchr(b, '/');
