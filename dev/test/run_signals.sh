@@ -144,6 +144,17 @@ for closed in '>&-' '2>&-' '<&-' '>&- 2>&-' '<&- >&- 2>&-'; do
 done
 [ $ok = 5 ]
 report $? "closed descriptors: $ok of 5 combinations leave a log of their steps alone, which can be resumed"
+# Nothing that the trainer or MPI opens may get their numbers.
+# shellcheck disable=SC2086
+(exec <&- >&- 2>&-; exec "$build/train_gpt" $quick --steps 1000000 --log "$dir/numbers.jsonl") &
+job=$!
+for ((i = 0; i < 600; i++)); do [ -s "$dir/numbers.jsonl" ] && break; sleep 0.1; done
+null=$(readlink "/proc/$job/fd/0" "/proc/$job/fd/1" "/proc/$job/fd/2" | grep -c '^/dev/null$')
+kill -KILL $job
+wait $job 2>/dev/null
+job=
+[ -s "$dir/numbers.jsonl" ] && [ "$null" = 3 ]
+report $? "closed descriptors: $null of 3 are /dev/null while the trainer runs"
 
 # ---- data that turns out to be damaged -------------------------------------------------------------------------------
 
