@@ -844,7 +844,7 @@ static void run_row(Context *x, Matrix *m, const Row *row) {
 
     double *got = allocate(table->total * sizeof(double));
     Measured r = measure_run(table, &c->want, c->h.steps, got);
-    Bounds bound = bounds(x, &table->config);
+    Bounds bound = bounds_with(x, &table->config, c->h.dropout > 0.0);
     snprintf(path, sizeof path, "out/step-%08zu/model.safetensors", c->h.steps);
     Errors weights = state_errors(table, path, "", c->want.weights);
     bool close = within(&r, &bound) && weights.worst <= bound.weight && weights.whole <= bound.weights;

@@ -8,7 +8,7 @@
 // A block of Philox has 8 numbers of 16 bits. An element is dropped if its number is below `threshold`; the others are
 // multiplied by 65536 / (65536 - threshold), so that the expectation is exactly what it was.
 //
-// defines: Dropout, dropout_make, dropout_for, dropout_block, dropout_factor, dropout_probability_block
+// defines: Dropout, dropout_make, dropout_for, dropout_block, dropout_factor, dropout_kept, dropout_probability_block
 #ifndef LLMC_DROPOUT_H
 #define LLMC_DROPOUT_H
 
@@ -48,6 +48,16 @@ RANDOM_FUNCTION Philox dropout_block(const Dropout *d, uint64_t sample, uint64_t
 // What element `i` of a block is multiplied by.
 RANDOM_FUNCTION float dropout_factor(const Dropout *d, const Philox *block, unsigned i) {
     return (block->word[i / 2] >> i % 2 * 16 & 0xFFFF) < d->threshold ? 0.0f : d->scale;
+}
+
+// Which elements of a block stay: bit i for element i.
+RANDOM_FUNCTION uint32_t dropout_kept(const Dropout *d, const Philox *block) {
+    uint32_t least = d->threshold << 16, kept = 0;
+    for (unsigned i = 0; i < DROPOUT_BLOCK; i += 2) {
+        kept |= (uint32_t)(block->word[i / 2] << 16 >= least) << i;
+        kept |= (uint32_t)((block->word[i / 2] & 0xFFFF0000u) >= least) << (i + 1);
+    }
+    return kept;
 }
 
 // The block of query q and keys k .. k+7 (k a multiple of 8), of head h of the heads at hand, for T tokens.

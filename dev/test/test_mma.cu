@@ -76,6 +76,19 @@ static __global__ void quad_kernel(float *out, const float *in) {
     }
 }
 
+// The lanes of a row, then those of a column: out[i * 32 + lane] = how far what was gathered is from its shuffle.
+static __global__ void gather_kernel(float *out, const float *in) {
+    int lane = (int)threadIdx.x;
+    uint32_t x = (uint32_t)(int)(1000.0f * in[lane]), of_row[4], of_column[8];
+    warp_gather<4, 1>(of_row, x);
+    warp_gather<8, 4>(of_column, x);
+    for (int i = 0; i < 12; i++) {
+        int from = i < 4 ? lane / 4 * 4 + i : lane % 4 + (i - 4) * 4;
+        uint32_t shuffled = __shfl_sync(0xFFFFFFFFu, x, from);
+        out[i * 32 + lane] = (i < 4 ? of_row[i] : of_column[i - 4]) == shuffled ? 0.0f : 1.0f;
+    }
+}
+
 static bfloat16 *to_device_bf16(const float *x, size_t n) {
     bfloat16 *host = (bfloat16 *)test_memory(n * sizeof(bfloat16)), *p = (bfloat16 *)test_device(n * sizeof(bfloat16));
     for (size_t i = 0; i < n; i++) host[i] = __float2bfloat16_rn(x[i]);
@@ -127,9 +140,15 @@ static void test_instructions(cudaStream_t stream) {
         ok = ok && reduced[i] == largest && reduced[64 + i] == 0.0f;
     }
     check(&c, ok, "sum and largest of groups of four lanes have the bits of their shuffles");
-    free(a), free(b), free(d), free(got), free(x), free(reduced);
+    float *gathered = (float *)test_device(12 * 32 * sizeof(float)), *wrong;
+    LAUNCH(gather_kernel, 1, 32, 0, stream)(gathered, device_x);
+    wrong = to_host(gathered, 12 * 32, stream);
+    ok = true;
+    for (int i = 0; i < 12 * 32; i++) ok = ok && wrong[i] == 0.0f;
+    check(&c, ok, "the words of the lanes of a row and of a column are those of their shuffles");
+    free(a), free(b), free(d), free(got), free(x), free(reduced), free(wrong);
     CUDA_CHECK(cudaFree(device_a)), CUDA_CHECK(cudaFree(device_b)), CUDA_CHECK(cudaFree(device_d));
-    CUDA_CHECK(cudaFree(out)), CUDA_CHECK(cudaFree(device_x));
+    CUDA_CHECK(cudaFree(out)), CUDA_CHECK(cudaFree(device_x)), CUDA_CHECK(cudaFree(gathered));
 }
 
 template <bool TRANS, int N8, int K16>

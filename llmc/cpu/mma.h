@@ -144,6 +144,20 @@ struct CpuMmaProduct : CpuTogether {
     }
 };
 
+// The words of the COUNT lanes that are STRIDE apart, for each of them.
+template <int COUNT, int STRIDE>
+struct CpuGather : CpuTogether {
+    uint32_t *all;  // [COUNT]
+    uint32_t x;
+    static void run(CpuTogether *const *lanes) {
+        for (int l = 0; l < 32; l++)
+            for (int i = 0; i < COUNT; i++) {
+                int from = l - l / STRIDE % COUNT * STRIDE + i * STRIDE;
+                static_cast<CpuGather *>(lanes[l])->all[i] = static_cast<CpuGather *>(lanes[from])->x;
+            }
+    }
+};
+
 // Sum or largest, over groups of four lanes, of two values each: the bits of the shuffles by 1 and 2.
 struct CpuQuad : CpuTogether {
     float *x;

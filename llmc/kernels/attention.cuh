@@ -1,8 +1,7 @@
 // attention.cuh: causal self-attention, straight on the interleaved q|k|v that the projection wrote.
 //
 // Flash attention: memory O(T), no matrix of scores; deterministic. bf16 heads of up to 256 channels, a
-// multiple of 8, go to the tensor cores; everything else, and all of it with dropout of the probabilities, is done in
-// fp32 arithmetic.
+// multiple of 8, go to the tensor cores; everything else is done in fp32 arithmetic. d: dropout of the probabilities.
 // NH may be the heads of one tensor rank; C is then their share of the channels, and HS = C / NH.
 //
 // defines: ATTENTION_MAX_HEAD_SIZE, attention_forward, attention_backward
@@ -36,14 +35,14 @@ static inline void attention_forward(floatX *out, float *lse, const floatX *qkv,
     AttentionShape a = attention_shape(B, T, C, NH);
     attention_cost(false, B, T, NH, a.HS, sizeof(floatX));
 #ifdef PRECISION_BF16
-    if (attention_mma_takes(a) && !d.threshold) {
-        if (a.HS <= 32) attention_forward_mma<32>(out, lse, qkv, a, stream);
-        else if (a.HS <= 64) attention_forward_mma<64>(out, lse, qkv, a, stream);
-        else if (a.HS <= 96) attention_forward_mma<96>(out, lse, qkv, a, stream);
-        else if (a.HS <= 128) attention_forward_mma<128>(out, lse, qkv, a, stream);
-        else if (a.HS <= 160) attention_forward_mma<160>(out, lse, qkv, a, stream);
-        else if (a.HS <= 192) attention_forward_mma<192>(out, lse, qkv, a, stream);
-        else attention_forward_mma<256>(out, lse, qkv, a, stream);
+    if (attention_mma_takes(a)) {
+        if (a.HS <= 32) attention_forward_mma<32>(out, lse, qkv, a, stream, d);
+        else if (a.HS <= 64) attention_forward_mma<64>(out, lse, qkv, a, stream, d);
+        else if (a.HS <= 96) attention_forward_mma<96>(out, lse, qkv, a, stream, d);
+        else if (a.HS <= 128) attention_forward_mma<128>(out, lse, qkv, a, stream, d);
+        else if (a.HS <= 160) attention_forward_mma<160>(out, lse, qkv, a, stream, d);
+        else if (a.HS <= 192) attention_forward_mma<192>(out, lse, qkv, a, stream, d);
+        else attention_forward_mma<256>(out, lse, qkv, a, stream, d);
         return;
     }
 #endif
@@ -61,14 +60,14 @@ static inline void attention_backward(floatX *dqkv, float *dot, const floatX *do
     AttentionShape a = attention_shape(B, T, C, NH);
     attention_cost(true, B, T, NH, a.HS, sizeof(floatX));
 #ifdef PRECISION_BF16
-    if (attention_mma_takes(a) && !d.threshold) {
-        if (a.HS <= 32) attention_backward_mma<32>(dqkv, dot, dout, out, lse, qkv, a, stream);
-        else if (a.HS <= 64) attention_backward_mma<64>(dqkv, dot, dout, out, lse, qkv, a, stream);
-        else if (a.HS <= 96) attention_backward_mma<96>(dqkv, dot, dout, out, lse, qkv, a, stream);
-        else if (a.HS <= 128) attention_backward_mma<128>(dqkv, dot, dout, out, lse, qkv, a, stream);
-        else if (a.HS <= 160) attention_backward_mma<160>(dqkv, dot, dout, out, lse, qkv, a, stream);
-        else if (a.HS <= 192) attention_backward_mma<192>(dqkv, dot, dout, out, lse, qkv, a, stream);
-        else attention_backward_mma<256>(dqkv, dot, dout, out, lse, qkv, a, stream);
+    if (attention_mma_takes(a)) {
+        if (a.HS <= 32) attention_backward_mma<32>(dqkv, dot, dout, out, lse, qkv, a, stream, d);
+        else if (a.HS <= 64) attention_backward_mma<64>(dqkv, dot, dout, out, lse, qkv, a, stream, d);
+        else if (a.HS <= 96) attention_backward_mma<96>(dqkv, dot, dout, out, lse, qkv, a, stream, d);
+        else if (a.HS <= 128) attention_backward_mma<128>(dqkv, dot, dout, out, lse, qkv, a, stream, d);
+        else if (a.HS <= 160) attention_backward_mma<160>(dqkv, dot, dout, out, lse, qkv, a, stream, d);
+        else if (a.HS <= 192) attention_backward_mma<192>(dqkv, dot, dout, out, lse, qkv, a, stream, d);
+        else attention_backward_mma<256>(dqkv, dot, dout, out, lse, qkv, a, stream, d);
         return;
     }
 #endif

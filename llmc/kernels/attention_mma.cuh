@@ -5,6 +5,9 @@
 // result becomes a factor of the next without leaving the registers of its warp. Each gradient is summed by one
 // warp in a fixed order: there are no atomics, and backward makes the scores twice instead.
 //
+// DROP: with dropout of the probabilities (attention_dropout.cuh). What stays is scaled where it costs least: once a
+// row of the output and of the values' gradient, and in the gradient of each probability.
+//
 // defines: attention_mma_takes, attention_forward_mma, attention_backward_mma
 #ifndef LLMC_ATTENTION_MMA_CUH
 #define LLMC_ATTENTION_MMA_CUH
@@ -14,9 +17,9 @@
 
 static constexpr float LOG2_E = 1.44269504f;
 
-template <class A>
+template <class A, bool DROP>
 __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
-    attention_forward_mma_kernel(bfloat16 *out, float *lse, const bfloat16 *qkv, AttentionShape a) {
+    attention_forward_mma_kernel(bfloat16 *out, float *lse, const bfloat16 *qkv, AttentionShape a, Dropout drop) {
     alignas(16) __shared__ bfloat16 tiles[2][2][A::KEYS * A::STRIDE]; // of two stages, keys and values
     MmaPlace at = mma_place(a, true);
     size_t C = a.NH * a.HS;
@@ -42,6 +45,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
         copy_async_wait<1>();
         __syncthreads();
         if (A::KEYS == ATTENTION_MMA_ROWS || first < at.warp_row + 16) { // else no query of the warp sees these keys
+            [[maybe_unused]] uint32_t kept = 0;
+            if constexpr (DROP) kept = kept_keys<A>(drop, at, first);
             float s[A::KEYS / 8][4] = {};
             mma_product<false, A::STRIDE>(s, own, row + stage);
             if (first + A::KEYS > at.warp_row + 1) { // some key comes after some query
@@ -84,6 +89,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
                 UNROLL
                 for (int i = 0; i < 4; i++) sum[i / 2] += s[n][i];
             }
+            if constexpr (DROP) drop_fragments(s, s, kept); // the sum has all of them
             uint32_t p[A::KEYS / 16][4];
             round_fragments<A::KEYS / 16>(p, s);
             mma_product<true, A::STRIDE>(mixed, p, column + (stage + TILE));
@@ -91,7 +97,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
         __syncthreads();
     }
     quad_sum(sum);
-    store_fragments(out + at.out, C, 0, at, a, mixed, 1.0f / sum[0], 1.0f / sum[1]);
+    const float up = DROP ? drop.scale : 1.0f;
+    store_fragments(out + at.out, C, 0, at, a, mixed, up / sum[0], up / sum[1]);
     if (at.pair == 0) {
         UNROLL
         for (int i = 0; i < 2; i++)
@@ -99,11 +106,12 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     }
 }
 
-// The gradient of the queries, and dot[B,NH,T] = sum of dout * out, which the other kernel needs too.
-template <class A>
+// The gradient of the queries, and dot[B,NH,T] = sum of dout * out, which the other kernel needs too. With dropout it
+// is still the sum over the keys of probability times gradient, as the same factors stand in both.
+template <class A, bool DROP>
 __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     attention_backward_query_mma_kernel(bfloat16 *dqkv, float *dot, const bfloat16 *dout, const bfloat16 *out,
-                                        const float *lse, const bfloat16 *qkv, AttentionShape a) {
+                                        const float *lse, const bfloat16 *qkv, AttentionShape a, Dropout drop) {
     alignas(16) __shared__ bfloat16 tiles[2][2][A::KEYS * A::STRIDE]; // of two stages, keys and values
     MmaPlace at = mma_place(a, true);
     size_t C = a.NH * a.HS;
@@ -137,7 +145,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
         norm[i] = exists ? lse[row] * LOG2_E : 0.0f;
         if (exists && at.pair == 0 && blockIdx.y == 0) dot[row] = of_row[i];
     }
-    constexpr int PART = A::CAPACITY / A::QUERY_PARTS; // channels
+    constexpr int PART = A::CAPACITY / A::QUERY_PARTS / (DROP ? A::DROP_PARTS : 1); // channels
     const int part = (int)blockIdx.y * PART;
     float dq[PART / 8][4] = {};
     const float to_log2 = a.scale * LOG2_E;
@@ -150,6 +158,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
         copy_async_wait<1>();
         __syncthreads();
         if (A::KEYS == ATTENTION_MMA_ROWS || first < at.warp_row + 16) { // else no query of the warp sees these keys
+            [[maybe_unused]] uint32_t kept = 0;
+            if constexpr (DROP) kept = kept_keys<A>(drop, at, first);
             float s[A::KEYS / 8][4] = {}, ds[A::KEYS / 8][4] = {};
             mma_product<false, A::STRIDE>(s, own, row + stage);
             mma_product<false, A::STRIDE>(ds, d, row + (stage + TILE));
@@ -162,12 +172,13 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
                         if (n * 8 + at.pair + i % 2 > seen + i / 2 * 8) s[n][i] = -INFINITY;
                 }
             }
+            if constexpr (DROP) drop_fragments(ds, ds, kept);
             UNROLL
             for (int n = 0; n < A::KEYS / 8; n++) {
                 UNROLL
                 for (int i = 0; i < 4; i++) {
                     float p = exponential2(s[n][i] * to_log2 - norm[i / 2]);
-                    ds[n][i] = p * (ds[n][i] - of_row[i / 2]);
+                    ds[n][i] = p * ((DROP ? ds[n][i] * drop.scale : ds[n][i]) - of_row[i / 2]);
                 }
             }
             uint32_t rounded[A::KEYS / 16][4];
@@ -180,11 +191,11 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
 }
 
 // The gradients of the keys and values: rows are keys, columns of the (transposed) scores are queries.
-template <class A>
+template <class A, bool DROP>
 __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     attention_backward_key_mma_kernel(bfloat16 *dqkv, const float *dot, const bfloat16 *dout, const float *lse,
-                                      const bfloat16 *qkv, AttentionShape a) {
-    constexpr int TILE = A::QUERIES * A::STRIDE, PART = A::CAPACITY / A::KEY_PARTS;
+                                      const bfloat16 *qkv, AttentionShape a, Dropout drop) {
+    constexpr int TILE = A::QUERIES * A::STRIDE, PART = A::CAPACITY / A::KEY_PARTS / (DROP ? A::DROP_PARTS : 1);
     alignas(16) __shared__ bfloat16 tiles[2][2][TILE]; // of two stages, queries and the gradients of their outputs
     alignas(16) __shared__ bfloat16 own_values[A::VALUES_SHARED ? ATTENTION_MMA_ROWS * A::STRIDE : 8];
     alignas(16) __shared__ float of_query[2][2][ATTENTION_MMA_ROWS]; // of two stages, lse and dot
@@ -229,6 +240,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
         copy_async_wait<1>();
         __syncthreads();
         if (A::QUERIES == ATTENTION_MMA_ROWS || first + A::QUERIES > at.warp_row) { // else no query sees them
+            [[maybe_unused]] uint32_t kept = 0;
+            if constexpr (DROP) kept = kept_queries<A>(drop, at, first);
             float p[A::QUERIES / 8][4] = {}, ds[A::QUERIES / 8][4] = {}, x[2];
             uint32_t rounded[A::QUERIES / 16][4];
             mma_product<false, A::STRIDE>(p, k, row + here);
@@ -247,7 +260,13 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
                 UNROLL
                 for (int i = 0; i < 4; i++) p[n][i] = exponential2(p[n][i] * to_log2 - x[i % 2] * LOG2_E);
             }
-            round_fragments<A::QUERIES / 16>(rounded, p);
+            if constexpr (DROP) {
+                float stays[A::QUERIES / 8][4];
+                drop_fragments(stays, p, kept);
+                round_fragments<A::QUERIES / 16>(rounded, stays);
+            } else {
+                round_fragments<A::QUERIES / 16>(rounded, p);
+            }
             mma_product<true, A::STRIDE>(dv, rounded, column + (here + TILE + part));
             if constexpr (A::VALUES_SHARED) {
                 UNROLL
@@ -260,11 +279,13 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
             } else {
                 mma_product<false, A::STRIDE>(ds, v, row + (here + TILE));
             }
+            if constexpr (DROP) drop_fragments(ds, ds, kept);
             UNROLL
             for (int n = 0; n < A::QUERIES / 8; n++) {
                 load_two(x, &of_query[stage][1][n * 8 + at.pair]);
                 UNROLL
-                for (int i = 0; i < 4; i++) ds[n][i] = p[n][i] * (ds[n][i] - x[i % 2]);
+                for (int i = 0; i < 4; i++)
+                    ds[n][i] = p[n][i] * ((DROP ? ds[n][i] * drop.scale : ds[n][i]) - x[i % 2]);
             }
             round_fragments<A::QUERIES / 16>(rounded, ds);
             mma_product<true, A::STRIDE>(dk, rounded, column + (here + part));
@@ -272,7 +293,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
         __syncthreads();
     }
     store_fragments(dqkv + at.qkv + C, 3 * C, part, at, a, dk, a.scale, a.scale);
-    store_fragments(dqkv + at.qkv + 2 * C, 3 * C, part, at, a, dv, 1.0f, 1.0f);
+    const float up = DROP ? drop.scale : 1.0f;
+    store_fragments(dqkv + at.qkv + 2 * C, 3 * C, part, at, a, dv, up, up);
 }
 
 // Whether these kernels can: rows of 16-byte packs, registers enough.
@@ -284,23 +306,37 @@ static inline unsigned attention_mma_blocks(const AttentionShape &a) {
 
 template <int CAPACITY>
 static inline void attention_forward_mma(bfloat16 *out, float *lse, const bfloat16 *qkv, AttentionShape a,
-                                         cudaStream_t stream) {
-    LAUNCH((attention_forward_mma_kernel<AttentionMma<CAPACITY>>), attention_mma_blocks(a), ATTENTION_MMA_THREADS, 0,
-           stream)
-    (out, lse, qkv, a);
+                                         cudaStream_t stream, Dropout drop) {
+    typedef AttentionMma<CAPACITY> A;
+    unsigned blocks = attention_mma_blocks(a);
+    if (drop.threshold) {
+        LAUNCH((attention_forward_mma_kernel<A, true>), blocks, ATTENTION_MMA_THREADS, 0, stream)
+        (out, lse, qkv, a, drop);
+    } else {
+        LAUNCH((attention_forward_mma_kernel<A, false>), blocks, ATTENTION_MMA_THREADS, 0, stream)
+        (out, lse, qkv, a, drop);
+    }
 }
 
 // dot: [B,NH,T] floats of scratch.
 template <int CAPACITY>
 static inline void attention_backward_mma(bfloat16 *dqkv, float *dot, const bfloat16 *dout, const bfloat16 *out,
                                           const float *lse, const bfloat16 *qkv, AttentionShape a,
-                                          cudaStream_t stream) {
+                                          cudaStream_t stream, Dropout drop) {
     typedef AttentionMma<CAPACITY> A;
-    dim3 queries(attention_mma_blocks(a), A::QUERY_PARTS), keys(attention_mma_blocks(a), A::KEY_PARTS);
-    LAUNCH((attention_backward_query_mma_kernel<A>), queries, ATTENTION_MMA_THREADS, 0, stream)
-    (dqkv, dot, dout, out, lse, qkv, a);
-    LAUNCH((attention_backward_key_mma_kernel<A>), keys, ATTENTION_MMA_THREADS, 0, stream)
-    (dqkv, dot, dout, lse, qkv, a);
+    unsigned blocks = attention_mma_blocks(a), times = drop.threshold ? A::DROP_PARTS : 1;
+    dim3 queries(blocks, A::QUERY_PARTS * times), keys(blocks, A::KEY_PARTS * times);
+    if (drop.threshold) {
+        LAUNCH((attention_backward_query_mma_kernel<A, true>), queries, ATTENTION_MMA_THREADS, 0, stream)
+        (dqkv, dot, dout, out, lse, qkv, a, drop);
+        LAUNCH((attention_backward_key_mma_kernel<A, true>), keys, ATTENTION_MMA_THREADS, 0, stream)
+        (dqkv, dot, dout, lse, qkv, a, drop);
+        return;
+    }
+    LAUNCH((attention_backward_query_mma_kernel<A, false>), queries, ATTENTION_MMA_THREADS, 0, stream)
+    (dqkv, dot, dout, out, lse, qkv, a, drop);
+    LAUNCH((attention_backward_key_mma_kernel<A, false>), keys, ATTENTION_MMA_THREADS, 0, stream)
+    (dqkv, dot, dout, lse, qkv, a, drop);
 }
 
 #endif

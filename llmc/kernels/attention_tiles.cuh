@@ -23,6 +23,7 @@ struct AttentionMma {
     // Large heads leave no registers for all of a gradient: a block makes 1 / parts of its channels.
     static constexpr int QUERY_PARTS = CAPACITY <= 192 ? 1 : 2;
     static constexpr int KEY_PARTS = CAPACITY <= 128 ? 1 : CAPACITY <= 160 ? 2 : CAPACITY / 64;
+    static constexpr int DROP_PARTS = CAPACITY <= 192 ? 1 : 2; // with dropout so many times as many
     // Nor for the block's own values at 128: they are read again, half a row at a time.
     static constexpr bool VALUES_SHARED = CAPACITY == 128;
 };
@@ -30,6 +31,7 @@ struct AttentionMma {
 // Where a warp and a lane of it work: rows row and row + 8 are the lane's. Rows are int, as registers are short.
 typedef struct {
     size_t head, qkv, out; // b * NH + h; where the head begins in qkv, and in out
+    unsigned b, h;         // sequence and head
     int block_row, warp_row, row;
     int pair;              // first column of the lane in a fragment
     int T;
@@ -41,7 +43,7 @@ __device__ __forceinline__ MmaPlace mma_place(const AttentionShape &a, bool last
     unsigned head = blockIdx.x / blocks, block = blockIdx.x % blocks, b = head / NH;
     size_t C = a.NH * a.HS, from_head = (head - b * NH) * a.HS;
     MmaPlace p;
-    p.T = (int)T, p.head = head;
+    p.T = (int)T, p.head = head, p.b = b, p.h = head - b * NH;
     p.qkv = b * a.T * 3 * C + from_head, p.out = b * a.T * C + from_head;
     p.block_row = (int)((last_first ? blocks - 1 - block : block) * ATTENTION_MMA_ROWS);
     p.warp_row = p.block_row + (int)(threadIdx.x / 32) * 16;

@@ -6,8 +6,8 @@
 //   d[4]: (row g, columns 2t, 2t+1), (row g+8, the same)
 // so two neighbouring d fragments, rounded, are an a fragment. llmc/cpu/mma.h does the same on a CPU.
 //
-// defines: bfloat16, SharedTile, mma_bf16, ldmatrix_x4, matrix_row, mma_product, quad_sum, quad_max, warp_any,
-//          pack_bf16, low_float, high_float, copy_async16, copy_async4, copy_async_commit, copy_async_wait
+// defines: bfloat16, SharedTile, mma_bf16, ldmatrix_x4, matrix_row, mma_product, quad_sum, quad_max, warp_gather,
+//          warp_any, pack_bf16, low_float, high_float, copy_async16, copy_async4, copy_async_commit, copy_async_wait
 #ifndef LLMC_MMA_CUH
 #define LLMC_MMA_CUH
 
@@ -149,6 +149,21 @@ __device__ __forceinline__ void quad_reduce(float (&x)[2]) {
 }
 __device__ __forceinline__ void quad_sum(float (&x)[2]) { quad_reduce<true>(x); }
 __device__ __forceinline__ void quad_max(float (&x)[2]) { quad_reduce<false>(x); }
+
+// all[i] = the x of lane i * STRIDE of the lane's COUNT, which are STRIDE apart: <4, 1> are the lanes of a row of d,
+// <8, 4> those of a column.
+template <int COUNT, int STRIDE>
+__device__ __forceinline__ void warp_gather(uint32_t (&all)[COUNT], uint32_t x) {
+#ifdef __CUDACC__
+    int lane = threadIdx.x % 32, first = lane - lane / STRIDE % COUNT * STRIDE;
+    UNROLL
+    for (int i = 0; i < COUNT; i++) all[i] = __shfl_sync(0xFFFFFFFFu, x, first + i * STRIDE);
+#else
+    CpuGather<COUNT, STRIDE> lane;
+    lane.all = all, lane.x = x;
+    cpu_warp_together(&lane, CpuGather<COUNT, STRIDE>::run);
+#endif
+}
 
 // Whether x is true in any lane. For work that changes nothing where it is false everywhere: a CPU, to which asking
 // costs more than such work, says yes.
