@@ -90,4 +90,19 @@ train 1 train_gpt --resume whole/step-00000005 --lr-unit steps --steps 6
 grep -q 'changed: steps 14 -> 6, lr_unit 1 -> 0' out
 report $? 'and says so when it counts otherwise'
 
+# With other weights, sets or sizes of sets sample k is another one: a resume is refused. Where the data lie is free.
+train 1 train_gpt --resume whole/step-00000005 --train-data '9:b.bin,1:a.bin' --steps 6
+report $? 'a resume with the same weights in other words'
+ln -s b.bin moved.bin
+train 1 train_gpt --resume whole/step-00000005 --train-data '0.9:moved.bin,0.1:a.bin' --steps 6
+report $? 'a resume with data that have moved'
+for data in '0.8:b.bin,0.2:a.bin' '0.9:a.bin,0.1:b.bin' b.bin '0.9:[ab].bin,0.1:a.bin'; do
+    train 1 train_gpt --resume whole/step-00000005 --train-data "$data" --out other --log other.log
+    [ $? = 2 ] && [ "$(grep -c '^error: ' out)" = 1 ] && [ ! -e other.log ] && ! ls other/step-* >/dev/null 2>&1 &&
+        grep -q "^error: the checkpoint was trained on other data (weight x samples: 9 x $samples + 1 x [0-9]*) than" out
+    report $? "a resume with $data is refused: $(grep '^error: ' out)"
+done
+train 1 train_gpt --resume whole/step-00000005 --train-data '0.8:b.bin,0.2:a.bin' --verify 0 --steps 6
+report $? '--verify 0 goes on with them'
+
 finish

@@ -433,7 +433,8 @@ static TrainerState example_state(size_t step) {
     TrainerState s = {.step = step, .sample = step * 8, .first_step = step, .seed = UINT64_MAX - 1, .shuffle = true,
                       .seq = 64, .global_batch = 8, .steps = 1000, .warmup = 10, .lr_schedule = 1, .lr = 1e-3 / 3,
                       .lr_final = 0.1, .weight_decay = 0.1, .clip = 1.0, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8,
-                      .ramp_start = 2, .ramp_increment = 2, .ramp_samples = 100, .lr_unit = 1, .dropout = 0.1};
+                      .ramp_start = 2, .ramp_increment = 2, .ramp_samples = 100, .lr_unit = 1, .dropout = 0.1,
+                      .data = "7 x 4000 + 3 x 2000"};
     return s;
 }
 
@@ -782,9 +783,11 @@ static void test_state(void) {
         {"\"seq\": 64", "\"seq\": 64, \"seq\": 65", "\"seq\" twice"},
         {"\"seed\": \"", "\"seed\": \"9999999999999999999999", "\"seed\" is malformed"},
         {"\"clip\": ", "\"clip\": 1e999, \"clap\": ", "\"clip\" is malformed"},
+        {"\"7 x 4000", "\"7 x 4000\\u000a", "\"data\" is malformed"},
+        {"\"7 x 4000 + 3 x 2000\"", "7", "\"data\" is malformed"},
     };
     ok = true;
-    for (int i = 0; i < 7; i++) {
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         char *at = strstr(text, wrong[i].from), *changed = allocate(bytes + 128);
         sprintf(changed, "%.*s%s%s", (int)(at - text), text, wrong[i].to, at + strlen(wrong[i].from));
         write_bytes(path, changed, strlen(changed));
@@ -1093,16 +1096,19 @@ static void test_checksums(void) {
     // A later version has more fields: where an old trainer.json lacks them they are 0, and its sum still holds.
     TrainerState old = example_state(2), read;
     uint64_t with = checkpoint_state_sum(&TINY, &old);
-    old.ramp_start = 0;
+    old.ramp_start = 0, old.data[0] = '\0';
     const char *lacking = in_root("mixed/lacking.json");
     size_t text_bytes;
     ok = checkpoint_state_sum(&TINY, &old) != with && trainer_state_write(lacking, &old, NULL, &err);
     char *text = read_bytes(lacking, &text_bytes), *field = (char *)memmem(text, text_bytes, "\"ramp_start\"", 12);
     if (field) memset(field, ' ', strcspn(field, "\n"));
+    char *last = (char *)memmem(text, text_bytes, ",\n  \"data\": \"\"", 14);
+    ok = ok && last;
+    if (last) memset(last, ' ', 14);
     write_bytes(lacking, text, text_bytes);
     ok = ok && field && trainer_state_read(lacking, &read, &err);
     check(&checks, ok && checkpoint_state_sum(&TINY, &read) == checkpoint_state_sum(&TINY, &old),
-          "the sum of a trainer.json that lacks a later field");
+          "the sum of a trainer.json that lacks later fields");
     free(text);
     // Without checksums, as an older version wrote it.
     TrainerState state = example_state(2);

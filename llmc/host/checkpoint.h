@@ -109,11 +109,11 @@ static inline bool checkpoint_write(const char *tmp_path, StateKind kind, const 
 static inline uint64_t checkpoint_state_sum(const GPTConfig *g, const TrainerState *state) {
     size_t sizes[] = {g->L, g->C, g->NH, g->V, g->maxT}, n = 0;
     uint64_t sum = 0;
-    char value[64];
+    char value[TRAINER_VALUE_SIZE];
     for (int i = 0; i < 5; i++, n++) sum += checksum_element(n, (uint32_t)sizes[i]);
     for (int i = 0; i < TRAINER_FIELD_COUNT; i++, n++) {
         trainer_field_print(state, &TRAINER_FIELDS[i], value, sizeof value);
-        if (TRAINER_FIELDS[i].role == FIELD_LATER && strcmp(value, "0") == 0) continue;  // as where it is missing
+        if (trainer_field_absent(&TRAINER_FIELDS[i], value)) continue;  // the sum as where it is missing
         for (const char *c = value; *c; c++, n++) sum += checksum_element(n, (unsigned char)*c);
     }
     return sum;

@@ -8,7 +8,7 @@
 // trainer's affair: nothing here depends on the layout.
 //
 // defines: DataShard, DataSource, DataLoader, dataloader_open, dataloader_close, dataloader_check_batch,
-//          dataloader_permute, dataloader_read
+//          dataloader_describe, dataloader_permute, dataloader_read
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H
 
@@ -148,6 +148,17 @@ static inline bool dataloader_check_batch(const DataLoader *dl, size_t G, Error 
     return error_set(err, "%s%s has %zu samples of --seq %zu, fewer than one --global-batch of %zu",
                      dl->shards[0].path, dl->count > 1 ? " with its sister shards" : "", dl->samples,
                      dl->T, G);
+}
+
+// "7 x 4000 + 3 x 2000": the weight and the samples of each source. Two sets of data for which this differs have other
+// samples behind the same numbers. The names are not part of it: data may be moved.
+static inline void dataloader_describe(const DataLoader *dl, char *text, size_t size) {
+    size_t n = 0;
+    text[0] = '\0';
+    for (size_t i = 0; i < dl->blend.sources && n < size; i++) {
+        n += (size_t)snprintf(text + n, size - n, "%s%llu x %zu", n ? " + " : "",
+                              (unsigned long long)dl->blend.weights[i], dl->sources[i].samples);
+    }
 }
 
 // Where a shuffled epoch has its sample `index` < samples: a permutation that needs no memory. A Feistel

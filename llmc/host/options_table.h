@@ -108,7 +108,7 @@ static const Option OPTIONS[] = {
     GROUP("Checkpoints", 0),
     TEXT("init", init, NULL, 0, "DIR", "start from these weights (ours, or Hugging Face's GPT-2)"),
     TEXT("resume", resume, NULL, 0, "DIR|auto", "continue, same bits at the same layout; auto: what --out saved last"),
-    SWITCH("verify", verify, "1", 0, "--resume compares the files with the checksums of trainer.json"),
+    SWITCH("verify", verify, "1", 0, "--resume compares the files and the data with trainer.json"),
     TEXT("out", out, NULL, 0, "DIR", "where checkpoints go; with it the end of the run is always saved"),
     SIZE("save-every", save_every, "0", 0, 1e15, 0, "steps between checkpoints (0: only the end)"),
     SIZE("keep", keep, "2", 0, 1e15, 0, "newest checkpoints that stay (0: all)"),

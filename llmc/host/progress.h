@@ -1,10 +1,11 @@
 // progress.h: where a run stands, from its options and, when it resumes, from a checkpoint's trainer.json.
 //
-// defines: progress_start, progress_resume
+// defines: progress_start, progress_resume, progress_data
 #ifndef LLMC_PROGRESS_H
 #define LLMC_PROGRESS_H
 
 #include "llmc/host/checkpoint_list.h"
+#include "llmc/host/dataloader.h"
 #include "llmc/host/options.h"
 
 // The state of a run that has done nothing yet.
@@ -43,7 +44,22 @@ static inline bool progress_resume(TrainerState *progress, const char *dir, Erro
     if (!trainer_state_compare(&saved, progress, changed, sizeof changed, err)) return false;
     progress->step = progress->first_step = saved.step;
     progress->sample = saved.sample;
+    memcpy(progress->data, saved.data, sizeof saved.data);
     printf("resuming     %s after step %zu%s%s\n", dir, saved.step, changed[0] ? "; changed: " : "", changed);
+    return true;
+}
+
+// Takes up what data this run trains on. Refuses, unless `anyway`, other data than the checkpoint that it resumes was
+// trained on; one from before checkpoints said it is taken as it is.
+static inline bool progress_data(TrainerState *progress, const DataLoader *data, bool anyway, Error *err) {
+    char now[TRAINER_DATA_SIZE];
+    dataloader_describe(data, now, sizeof now);
+    if (progress->data[0] && strcmp(progress->data, now) != 0 && !anyway) {
+        return error_set(err, "the checkpoint was trained on other data (weight x samples: %s) than --train-data names "
+                         "(%s): name the same, or start anew from its weights with --init (--verify 0 goes on with "
+                         "these)", progress->data, now);
+    }
+    memcpy(progress->data, now, sizeof now);
     return true;
 }
 

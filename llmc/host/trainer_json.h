@@ -9,6 +9,8 @@
 
 #include <inttypes.h>
 
+enum { TRAINER_DATA_SIZE = 2304, TRAINER_VALUE_SIZE = TRAINER_DATA_SIZE + 8 };  // of a field as JSON
+
 typedef struct {
     size_t step;        // updates done
     size_t sample;      // number of the next training sample
@@ -21,11 +23,13 @@ typedef struct {
     size_t ramp_start, ramp_increment, ramp_samples;
     int lr_unit;        // LR_UNIT_* of options_table.h
     double dropout;
+    char data[TRAINER_DATA_SIZE];  // what --train-data names, as dataloader_describe says it; "": nothing, or not known
 } TrainerState;
 
-typedef enum { FIELD_SIZE, FIELD_SEED, FIELD_BOOL, FIELD_INT, FIELD_DOUBLE } FieldType;
-// Fixed: another value is another run. Later: free, and 0 in checkpoints from before the field was there.
-typedef enum { FIELD_POSITION, FIELD_FIXED, FIELD_FREE, FIELD_LATER } FieldRole;
+typedef enum { FIELD_SIZE, FIELD_SEED, FIELD_BOOL, FIELD_INT, FIELD_DOUBLE, FIELD_TEXT } FieldType;
+// Fixed: another value is another run. Later: free, and 0 in checkpoints from before the field was there. Data: may be
+// missing too, and is compared when the data are open (progress_data).
+typedef enum { FIELD_POSITION, FIELD_FIXED, FIELD_FREE, FIELD_LATER, FIELD_DATA } FieldRole;
 
 typedef struct {
     const char *name;
@@ -58,6 +62,7 @@ static const TrainerField TRAINER_FIELDS[] = {
     TRAINER_FIELD(ramp_samples, FIELD_SIZE, FIELD_LATER),
     TRAINER_FIELD(lr_unit, FIELD_INT, FIELD_LATER),
     TRAINER_FIELD(dropout, FIELD_DOUBLE, FIELD_LATER),
+    TRAINER_FIELD(data, FIELD_TEXT, FIELD_DATA),
 };
 #undef TRAINER_FIELD
 enum { TRAINER_FIELD_COUNT = (int)(sizeof TRAINER_FIELDS / sizeof TRAINER_FIELDS[0]), TRAINER_VERSION = 1 };
@@ -73,7 +78,13 @@ static inline void trainer_field_print(const TrainerState *state, const TrainerF
         case FIELD_BOOL: snprintf(text, size, "%s", *(const bool *)at ? "true" : "false"); break;
         case FIELD_INT: snprintf(text, size, "%d", *(const int *)at); break;
         case FIELD_DOUBLE: snprintf(text, size, "%.17g", *(const double *)at); break;
+        case FIELD_TEXT: snprintf(text, size, "\"%s\"", at); break;
     }
+}
+
+// Is the printed value what a checkpoint has that lacks the field?
+static inline bool trainer_field_absent(const TrainerField *f, const char *text) {
+    return (f->role == FIELD_LATER && strcmp(text, "0") == 0) || (f->role == FIELD_DATA && strcmp(text, "\"\"") == 0);
 }
 
 static inline bool trainer_field_parse(TrainerState *state, const TrainerField *f, const cJSON *item) {
@@ -102,14 +113,19 @@ static inline bool trainer_field_parse(TrainerState *state, const TrainerField *
             if (!cJSON_IsNumber(item) || !isfinite(item->valuedouble)) return false;
             *(double *)at = item->valuedouble;
             return true;
+        case FIELD_TEXT:  // of these characters, so that it can be printed as it is
+            if (!cJSON_IsString(item) || strlen(item->valuestring) >= TRAINER_DATA_SIZE ||
+                item->valuestring[strspn(item->valuestring, "0123456789 x+")]) return false;
+            snprintf(at, TRAINER_DATA_SIZE, "%s", item->valuestring);
+            return true;
     }
     return false;
 }
 
 // checksums: a JSON object, or NULL.
 static inline bool trainer_state_write(const char *path, const TrainerState *state, const char *checksums, Error *err) {
-    size_t room = 4096 + (checksums ? strlen(checksums) : 0);
-    char *text = (char *)host_alloc(room, 1), value[64];
+    size_t room = 4096 + TRAINER_VALUE_SIZE + (checksums ? strlen(checksums) : 0);
+    char *text = (char *)host_alloc(room, 1), value[TRAINER_VALUE_SIZE];
     size_t n = (size_t)snprintf(text, room, "{\n  \"version\": %d", (int)TRAINER_VERSION);
     for (int i = 0; i < TRAINER_FIELD_COUNT; i++) {
         trainer_field_print(state, &TRAINER_FIELDS[i], value, sizeof value);
@@ -134,7 +150,7 @@ static inline bool trainer_state_read(const char *path, TrainerState *state, Err
     }
     for (int i = 0; i < TRAINER_FIELD_COUNT && ok; i++) {
         ok = json_get(root, TRAINER_FIELDS[i].name, &item, path, err);
-        if (ok && !item && TRAINER_FIELDS[i].role == FIELD_LATER) continue;
+        if (ok && !item && TRAINER_FIELDS[i].role >= FIELD_LATER) continue;
         if (ok && (!item || !trainer_field_parse(&s, &TRAINER_FIELDS[i], item))) {
             ok = error_set(err, "%s: \"%s\" is %s", path, TRAINER_FIELDS[i].name,
                            item ? "malformed" : "missing");
@@ -156,9 +172,10 @@ static inline bool trainer_state_compare(const TrainerState *saved, const Traine
     for (int i = 0; i < TRAINER_FIELD_COUNT; i++) {
         const TrainerField *f = &TRAINER_FIELDS[i];
         char a[64], b[64];
+        if (f->role == FIELD_POSITION || f->role == FIELD_DATA) continue;
         trainer_field_print(saved, f, a, sizeof a);
         trainer_field_print(now, f, b, sizeof b);
-        if (f->role == FIELD_POSITION || strcmp(a, b) == 0) continue;
+        if (strcmp(a, b) == 0) continue;
         if (f->role == FIELD_FIXED) {
             return error_set(err, "the checkpoint was trained with %s = %s, this run has %s: make them equal, "
                              "or start anew from its weights with --init", f->name, a, b);

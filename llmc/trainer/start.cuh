@@ -73,7 +73,8 @@ static inline bool trainer_files(Trainer *m, const char *from, Error *err) {
     static char beside[PATH_MAX];
     Options *o = &m->opt;
     if (o->train_data && (!dataloader_open(&m->train_data, o->train_data, m->T, err) ||
-                          !dataloader_check_batch(&m->train_data, o->global_batch, err))) return false;
+                          !dataloader_check_batch(&m->train_data, o->global_batch, err) ||
+                          !progress_data(&m->progress, &m->train_data, !o->verify, err))) return false;
     if (o->val_every && (!dataloader_open(&m->val_data, o->val_data, m->T, err) ||
                          !dataloader_check_batch(&m->val_data, o->global_batch, err))) return false;
     if (o->eval && !eval_open(&m->eval, o->eval, m->config.V, m->T, err)) return false;
