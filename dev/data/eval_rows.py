@@ -5,7 +5,6 @@ counts, how many count, and the n tokens. Kind 1 is text (words: of the original
 in llm.c's layout instead, which llmc/host/eval_file.h describes too.
 """
 import array
-import json
 import os
 import re
 import sys
@@ -84,11 +83,6 @@ def choices(examples, tokenizer, seq):
         room = seq + 1 - max(len(ending) for ending in encoded[1:])
         out.append((encoded[0][-room:], encoded[1:], label))
     return out
-
-
-def json_lines(path):
-    with open(path, encoding="utf-8") as file:
-        return [json.loads(line) for line in file if line.strip()]
 
 
 def detokenize_wikitext(text):

@@ -6,7 +6,8 @@
     prepare.py fineweb --shards 100                10 billion tokens of web text, 100 million a shard
     prepare.py fineweb --pretokenized --shards 10  the same text already in GPT-2's tokens: no package needed
 
-    prepare.py wikitext103 --stride 32             WikiText-103's test text in overlapping windows (needs pyarrow)
+    prepare.py wikitext103 --stride 32             WikiText-103's test text in overlapping windows (needs pyarrow, or
+                                                   --text wiki.test.tokens)
     prepare.py lambada                             LAMBADA's test passages, of which the last word counts
     prepare.py hellaswag                           HellaSwag's validation set, four endings each
     prepare.py windows --text FILE --stride 32     a text of one's own in overlapping windows, without a network
@@ -24,6 +25,7 @@ bytes. What has been downloaded stays in OUT/download and is not fetched again.
 """
 import argparse
 import array
+import http.client
 import json
 import os
 import sys
@@ -51,15 +53,10 @@ def fail(text):
     sys.exit(f"error: {text}")
 
 
-def download(url, folder):
-    """Fetches a file once; it takes its name when it is complete."""
-    path = os.path.join(folder, url.rsplit("/", 1)[1])
-    if os.path.exists(path):
-        return path
-    os.makedirs(folder, exist_ok=True)
-    print(f"downloading {url}", flush=True)
+def fetch(url, path):
+    """Writes what the address gives; a sentence and the end if that is not all of it."""
     try:
-        with urllib.request.urlopen(url, timeout=60) as source, open(path + ".part", "wb") as out:
+        with urllib.request.urlopen(url, timeout=60) as source, open(path, "wb") as out:
             expected, got = source.headers.get("Content-Length"), 0
             while block := source.read(1 << 20):
                 out.write(block)
@@ -68,10 +65,26 @@ def download(url, folder):
             fail(f"{url} ended after {got} of {expected} bytes: try again")
     except urllib.error.HTTPError as problem:
         fail(f"{url} cannot be downloaded ({problem.code} {problem.reason}): --source names another place")
+    except http.client.HTTPException as problem:
+        fail(f"{url} ended too early ({type(problem).__name__}): try again")
     except (urllib.error.URLError, OSError) as problem:
         reason = getattr(problem, "reason", None) or problem
         fail(f"{url} cannot be downloaded ({reason}): is there a network? `make train` needs none")
-    os.rename(path + ".part", path)
+
+
+def download(url, folder):
+    """Fetches a file once; it takes its name when it is complete, and what is not complete is removed."""
+    path = os.path.join(folder, url.rsplit("/", 1)[1])
+    if os.path.exists(path):
+        return path
+    os.makedirs(folder, exist_ok=True)
+    print(f"downloading {url}", flush=True)
+    try:
+        fetch(url, path + ".part")
+        os.rename(path + ".part", path)
+    finally:
+        if os.path.exists(path + ".part"):
+            os.remove(path + ".part")
     return path
 
 
@@ -215,6 +228,8 @@ def eval_windows(args, tokenizer, text, original_words):
     """Perplexity per word counts the words of the text as its authors cut it, whatever the tokens are."""
     tokens = [tokenizer.end_of_text] + tokenizer.encode([text])[0]
     rows = eval_rows.windows(tokens, args.seq, args.stride)
+    if not rows:
+        fail("the text is empty")
     eval_rows.write_rows(eval_path(args), eval_rows.TEXT, tokenizer.vocabulary, original_words, rows)
 
 
@@ -223,12 +238,15 @@ def eval_path(args):
 
 
 def wikitext103(args, tokenizer):
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        fail("wikitext103 needs a package: pip install pyarrow (or give its text to windows --text)")
-    path = download(f"{args.source}/test-00000-of-00001.parquet", args.download)
-    text = "".join(pyarrow.parquet.read_table(path).column("text").to_pylist())
+    if args.text:
+        text = read_text(args.text)
+    else:
+        try:
+            import pyarrow.parquet
+        except ImportError:
+            fail("wikitext103 needs a package: pip install pyarrow (or give the file wiki.test.tokens as --text)")
+        path = download(f"{args.source}/test-00000-of-00001.parquet", args.download)
+        text = "".join(pyarrow.parquet.read_table(path).column("text").to_pylist())
     eval_windows(args, tokenizer, eval_rows.detokenize_wikitext(text), len(text.split()))
 
 
@@ -237,9 +255,22 @@ def windows(args, tokenizer):
     eval_windows(args, tokenizer, text, len(text.split()))
 
 
+def json_lines(path, row):
+    """What row makes of each line; the line that is not as it must be is named."""
+    rows = []
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                if line.strip():
+                    rows.append(row(json.loads(line)))
+            except (KeyError, TypeError, ValueError) as problem:
+                fail(f"line {number} of {path} is not as it must be ({type(problem).__name__}: {problem})")
+    return rows
+
+
 def lambada(args, tokenizer):
     path = download(f"{args.source}/lambada_test_en.jsonl", args.download)
-    eval_cloze(args, tokenizer, [line["text"] for line in eval_rows.json_lines(path)])
+    eval_cloze(args, tokenizer, json_lines(path, lambda line: line["text"] + ""))
 
 
 def cloze(args, tokenizer):
@@ -248,6 +279,8 @@ def cloze(args, tokenizer):
 
 def eval_cloze(args, tokenizer, passages):
     rows = eval_rows.cloze(passages, tokenizer, args.seq)
+    if not rows:
+        fail("there is no passage of two words or more")
     eval_rows.write_rows(eval_path(args), eval_rows.CLOZE, tokenizer.vocabulary, 0, rows)
 
 
@@ -259,8 +292,17 @@ def choices(args, tokenizer):
     eval_choices(args, tokenizer, args.text)
 
 
+def choice(line):
+    context, endings, label = line["ctx"] + "", [ending + "" for ending in line["endings"]], int(line["label"])
+    if not 0 <= label < len(endings):
+        raise ValueError(f"label {label} of {len(endings)} endings")
+    return context, endings, label
+
+
 def eval_choices(args, tokenizer, path):
-    examples = [(line["ctx"], line["endings"], int(line["label"])) for line in eval_rows.json_lines(path)]
+    examples = json_lines(path, choice)
+    if not examples:
+        fail(f"{path} has no example")
     eval_rows.write_choices(eval_path(args), eval_rows.choices(examples, tokenizer, args.seq))
 
 
@@ -279,7 +321,8 @@ def main():
     parser.add_argument("--shard-tokens", type=int, default=100_000_000, help="tokens of a shard (default 100000000)")
     parser.add_argument("--pretokenized", action="store_true", help="fineweb: download shards of GPT-2's tokens")
     parser.add_argument("--source", help="take the files from this address, which can begin with file://")
-    parser.add_argument("--text", help="windows, cloze and choices: the file with one's own text")
+    parser.add_argument("--text", help="windows, cloze and choices: the file with one's own text; wikitext103: its "
+                        "wiki.test.tokens, instead of a download")
     parser.add_argument("--seq", type=int, default=1024, help="for --eval: tokens that the model takes (default 1024)")
     parser.add_argument("--stride", type=int, default=0, help="windows and wikitext103: tokens that a window adds to "
                         "the one before it (default --seq: no overlap)")
@@ -288,8 +331,8 @@ def main():
         fail("--pretokenized is for fineweb")
     if args.shards < 0 or not 0 < args.shard_tokens < 2**31:
         fail("--shards must not be negative, and --shard-tokens must lie between 1 and 2147483647")
-    if (args.set in OWN_TEXT) != bool(args.text):
-        fail("--text FILE is for windows, cloze and choices, which need it")
+    if (args.set in OWN_TEXT) != bool(args.text) and not (args.text and args.set == "wikitext103"):
+        fail("--text FILE is for wikitext103, and for windows, cloze and choices, which need it")
     args.stride = args.stride or args.seq
     if not 1 <= args.stride <= args.seq or args.seq > 65534:
         fail("--seq must lie between 1 and 65534, and --stride between 1 and --seq")
@@ -309,8 +352,8 @@ def main():
         MAKERS[args.set](args, tokenizer)
     except OSError as problem:
         fail(problem)
-    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as problem:
-        fail(f"the text is not as it must be: {type(problem).__name__} {problem}")
+    except (KeyError, ValueError) as problem:  # text that is no UTF-8, a damaged parquet file
+        fail(f"the text in {args.text or args.download} is not as it must be ({type(problem).__name__}: {problem})")
 
 
 if __name__ == "__main__":

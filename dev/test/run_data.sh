@@ -107,6 +107,127 @@ prepare fineweb --pretokenized --source "file://$source" --out "$out" &&
     cmp "$source/fineweb_train_000001.bin" "$out/fineweb_train_000001.bin"
 report $? 'prepare.py fineweb --pretokenized takes the shards as they are'
 
+# ---- the public evaluation sets, in their own formats, from a server ----------------------------------------------------
+
+# /whole/FILE is the file, /half/FILE breaks off in its middle, /chunks/FILE too, without a length before it; nothing else
+# is there.
+web=$dir/web
+mkdir "$web"
+"$python" - "$web" >"$dir/port" 2>"$dir/server" <<'PYTHON' &
+import http.server, os, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_GET(self):
+        how, _, name = self.path[1:].partition("/")
+        path = os.path.join(sys.argv[1], name)
+        if how not in ("whole", "half", "chunks") or not os.path.isfile(path):
+            return self.send_error(404)
+        body = open(path, "rb").read()
+        self.send_response(200)
+        self.send_header(*(("Transfer-Encoding", "chunked") if how == "chunks" else ("Content-Length", str(len(body)))))
+        self.end_headers()
+        if how == "chunks":
+            self.wfile.write(b"%x\r\n" % len(body))
+        self.wfile.write(body if how == "whole" else body[: len(body) // 2])
+        self.close_connection = True
+server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_port, flush=True)
+server.serve_forever()
+PYTHON
+server=$!
+trap 'kill $server 2>/dev/null; rm -rf "$dir"' EXIT
+for ((i = 0; i < 100; i++)); do [ -s "$dir/port" ] || sleep 0.1; done
+address=http://127.0.0.1:$(cat "$dir/port")
+
+cat >"$web/hellaswag_val.jsonl" <<'LINES'
+{"ind": 24, "activity_label": "Making tea", "ctx_a": "A man stands in a kitchen.", "ctx_b": "he", "ctx": "A man stands in a kitchen. he", "split": "val", "split_type": "indomain", "label": 3, "endings": ["flies away.", "is a kettle.", "sells the house and the street.", "pours water into a cup."], "source_id": "activitynet~v_0"}
+{"ind": 31, "activity_label": "Gardening", "ctx": "[header] How to water plants [title] Take a can.", "split": "val", "split_type": "zeroshot", "label": 0, "endings": ["Fill it.", "Eat it \u2013 all.", "Fly.", "Read."], "source_id": "wikihow~1"}
+LINES
+cat >"$web/lambada_test_en.jsonl" <<'LINES'
+{"text": "\"Where is the key?\" she asked.\n\nHe looked under the mat, where there was only the key"}
+{"text": "Na\u00efve words, and then the last word"}
+LINES
+
+# rows FILE: each row as text, with | before what counts; of choices the label, the context and the endings.
+rows() {
+    "$python" - "$1" <<'PYTHON'
+import array, sys
+data = open(sys.argv[1], "rb").read()
+head, words = array.array("i", data[:1024]), array.array("H", data[1024:]).tolist()
+def text(tokens): return b"".join(b"<>" if t == 256 else bytes([t]) for t in tokens).decode().replace("\n", "/")
+at = 0
+for _ in range(head[2]):
+    if head[0] == 20261122:
+        n, first, count = words[at : at + 3]
+        row = words[at + 3 : at + 3 + n]
+        print(text(row[:first]) + "|" + text(row[first : first + count]) + "|" + text(row[first + count :]))
+        at += 3 + n
+    else:
+        label, endings, n = words[at + 3 : at + 6]
+        at += 6
+        parts = []
+        for _ in range(endings + 1):
+            parts.append(text(words[at : at + n]))
+            at += n
+            n, at = (words[at] if at < len(words) else 0), at + 1
+        at -= 1
+        print(label, "|".join(parts))
+print("end" if at == len(words) else "more")
+PYTHON
+}
+public() { prepare "$1" --tokenizer bytes --out "$dir/public" "${@:2}"; }
+public hellaswag --source "$address/whole" && rows "$dir/public/hellaswag.bin" >>"$dir/out" 2>&1 &&
+    rows "$dir/public/hellaswag.bin" | cmp - <(printf '%s\n' \
+        '3 A man stands in a kitchen. he| flies away.| is a kettle.| sells the house and the street.| pours water into a cup.' \
+        '0 [header] How to water plants [title] Take a can.| Fill it.| Eat it – all.| Fly.| Read.' end) >>"$dir/out" 2>&1
+report $? 'HellaSwag in its published format, from a server: context, endings after a blank, label'
+public lambada --source "$address/whole" && rows "$dir/public/lambada.bin" >>"$dir/out" 2>&1 &&
+    rows "$dir/public/lambada.bin" | cmp - <(printf '%s\n' \
+        '"Where is the key?" she asked.//He looked under the mat, where there was only the| key|' \
+        'Naïve words, and then the last| word|' end) >>"$dir/out" 2>&1
+report $? 'LAMBADA in its published format: the last word and the blank before it count'
+cat >"$web/wiki.test.tokens" <<'TEXT'
+
+ = A Title = 
+
+ The <unk> of 1 @,@ 000 words ( some say " more " ) is n't well @-@ known , it 's said ; see 3 @.@ 5 . 
+
+TEXT
+wikitext() {
+    rows "$dir/public/wikitext103.bin" >>"$dir/out" 2>&1 && grep -q '1 rows, ' "$dir/out" &&
+        rows "$dir/public/wikitext103.bin" | cmp - <(printf '%s\n' \
+            "<>|/= A Title =//The <unk> of 1,000 words (some say \"more\") isn't well-known, it's said; see 3.5.//|" end) \
+            >>"$dir/out" 2>&1 &&
+        [ "$(od -An -td4 -j20 -N4 "$dir/public/wikitext103.bin")" -eq "$(wc -w <"$web/wiki.test.tokens")" ]
+}
+public wikitext103 --text "$web/wiki.test.tokens" && wikitext
+report $? 'WikiText in its published format: words as people write them, counted as the file has them'
+if "$python" -c 'import pyarrow' 2>/dev/null; then
+    "$python" -c 'import sys, pyarrow, pyarrow.parquet as p
+p.write_table(pyarrow.table({"text": open(sys.argv[1]).read().splitlines(keepends=True)}), sys.argv[2])' \
+        "$web/wiki.test.tokens" "$web/test-00000-of-00001.parquet" && rm -f "$dir/public/wikitext103.bin"
+    public wikitext103 --source "$address/whole" && wikitext
+    report $? 'the same from the parquet file of a server'
+fi
+
+# broken WHERE PATTERN: one sentence, and neither the file nor a part of it.
+broken() {
+    rm -rf "$dir/public"
+    public hellaswag --source "$address/$1"
+    [ $? = 1 ] && [ "$(grep -c '^error: ' "$dir/out")" = 1 ] && grep -q "^error: .*$2" "$dir/out" &&
+        ! grep -q Traceback "$dir/out" && [ -z "$(find "$dir/public" -type f)" ]
+    report $? "refused, and nothing is left: $(grep -m1 '^error: ' "$dir/out" | sed "s|$address||")"
+}
+bytes=$(stat -c %s "$web/hellaswag_val.jsonl")
+broken half "ended after $((bytes / 2)) of $bytes bytes: try again"
+broken chunks 'ended too early'
+broken gone '404 Not Found'
+head -c $((bytes - 40)) "$web/hellaswag_val.jsonl" >"$web/short" && mv "$web/short" "$web/hellaswag_val.jsonl"
+public hellaswag --source "$address/whole"
+[ $? = 1 ] && grep -q '^error: line 2 of .*/download/hellaswag_val.jsonl is not as it must be (JSONDecodeError' "$dir/out" &&
+    [ ! -e "$dir/public/hellaswag.bin" ]
+report $? "a file that is half a file for its server too: $(grep -m1 '^error: ' "$dir/out" | sed "s|$dir||")"
+
 # ---- what is refused ------------------------------------------------------------------------------------------------------
 
 # refused CODE PATTERN ARGUMENTS...: one line on stderr, and no traceback.
@@ -121,6 +242,8 @@ refused() {
 refused 1 'cannot be downloaded' tinyshakespeare --source "file://$dir/nowhere" --out "$dir/none"
 [ ! -e "$dir/none/download/input.txt" ] && [ -z "$(ls "$dir"/none/*.bin 2>/dev/null)" ]
 report $? 'and nothing is left that looks like data'
+echo '{"ctx": "a", "endings": ["b", "c", "d", "e"], "label": 4}' >"$dir/label"
+refused 1 "label 4 of 4 endings" choices --text "$dir/label" --tokenizer bytes --out "$dir/none"
 refused 1 'pretokenized is for fineweb' tinystories --pretokenized
 refused 1 '--shards must not be negative' tinystories --shards -1
 refused 1 'shard-tokens must lie between' tinystories --shard-tokens 0
