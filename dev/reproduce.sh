@@ -2,12 +2,13 @@
 # reproduce.sh [small] [BUILD]: a run that one can believe. Trains a GPT-2 of 10.8 million parameters on text that is in
 # a package of Debian, for as many steps as fit into REPRODUCE_SECONDS (default 480) on this machine, and prints its
 # validation curve; compares the first steps of 1 rank with those of 8 ranks; and, where PyTorch is installed, 300 steps
-# of a small model with PyTorch's own training. `small` does the same in seconds with a tiny model, for `make test`.
+# of a small model with PyTorch's own training. The last sentence says how far the losses were apart; more than 1e-4 is
+# an error. `small` does the same in seconds with a tiny model, for `make test`.
 #
 # The text: the modules of Perl (package perl-modules-5.*, licensed as Perl itself: Artistic or GPL), or, where they are
 # not installed, the licenses that every Debian has in /usr/share/common-licenses (package base-files; verbatim copies
 # are permitted).
-set -eu
+set -euo pipefail
 cd "$(dirname "$0")/.."
 small=
 [ "${1:-}" = small ] && small=1 && shift
@@ -39,47 +40,77 @@ sed 's/^/             /' "$out/corpus"
 # ---- one run ---------------------------------------------------------------------------------------------------------
 
 model='--layers 6 --heads 6 --channels 384 --seq 128'
-batch='--micro-batch 8 --global-batch 8'
 every=50 steps=0
 [ -z "$small" ] || { model='--layers 4 --heads 4 --channels 32 --seq 32'; every=10 steps=30; }
+
+# What a command prints goes to $out/output; of the steps that it reports every tenth part is shown, with the time left.
+# Where it fails, the end of what it printed.
+show() {
+    local line step of shown=0
+    : >"$out/output"
+    "$@" 2>&1 </dev/null | while IFS= read -r line; do
+        printf '%s\n' "$line" >>"$out/output"
+        [[ $line =~ ^step\ +([0-9]+)/([0-9]+)\ .*loss.*left ]] || continue
+        step=${BASH_REMATCH[1]} of=${BASH_REMATCH[2]}
+        [ $((10 * step / of)) -gt "$shown" ] || continue
+        shown=$((10 * step / of))
+        echo "             $line"
+    done || { tail -n 5 "$out/output" >&2; return 1; }
+}
 # shellcheck disable=SC2086
-train() { "$build/train_gpt" --train-data "$out/train.bin" $model $batch "$@" >"$out/output" 2>&1 </dev/null; }
+train() { show "$build/train_gpt" --train-data "$out/train.bin" $model --micro-batch 8 --global-batch 8 "$@"; }
+seconds=${REPRODUCE_SECONDS:-480}
 if [ $steps = 0 ]; then
+    echo 'speed        four steps, to know how many fit:'
     train --shuffle 1 --steps 4 --log "$out/speed.jsonl"
     ms=$(sed -n 's/.*"step":4,.*"ms":\([0-9]*\).*/\1/p' "$out/speed.jsonl")
-    steps=$((1000 * ${REPRODUCE_SECONDS:-480} / (ms > 0 ? ms : 1)))
+    steps=$((1000 * seconds / (ms > 0 ? ms : 1)))
     steps=$((steps < 50 ? 50 : steps > 3000 ? 3000 : steps))
 fi
+echo "run          $steps steps of 8 sequences, one rank:"
 train --val-data "$out/val.bin" --shuffle 1 --steps $steps --lr 1e-3 --warmup $((steps / 20)) --val-every $every \
     --val-batches 20 --log "$out/main.jsonl"
 grep -m1 '^model' "$out/output"
-echo "run          $steps steps of 8 sequences, one rank; step and validation loss:"
+echo 'curve        step and validation loss:'
 sed -n 's/.*"step":\([0-9]*\),"val_loss":\([^,}]*\).*/             \1 \2/p' "$out/main.jsonl"
 build/tools/loss --out "$out/loss.svg" "$out/main.jsonl" >/dev/null 2>&1 && echo "             curve: $out/loss.svg"
 
 # ---- one rank and eight ----------------------------------------------------------------------------------------------
 
-ranks=20
-train --shuffle 1 --steps $ranks --lr 1e-3 --lr-final 1 --warmup 5 --log "$out/one.jsonl" --micro-batch 2
+compared=20
+echo "ranks        $compared steps of 1 rank, then of 8 = 2 tensor x 2 data x 2 pipeline:"
+train --shuffle 1 --steps $compared --lr 1e-3 --lr-final 1 --warmup 5 --log "$out/one.jsonl" --micro-batch 2
 # shellcheck disable=SC2086
-OMP_NUM_THREADS=1 $launch -n 8 "$build/train_gpt_3d" --train-data "$out/train.bin" $model --global-batch 8 \
-    --micro-batch 2 --shuffle 1 --steps $ranks --lr 1e-3 --lr-final 1 --warmup 5 --log "$out/eight.jsonl" \
-    --tensor 2 --data 2 --pipeline 2 >"$out/output" 2>&1 </dev/null
+OMP_NUM_THREADS=1 show $launch -n 8 "$build/train_gpt_3d" --train-data "$out/train.bin" $model --global-batch 8 \
+    --micro-batch 2 --shuffle 1 --steps $compared --lr 1e-3 --lr-final 1 --warmup 5 --log "$out/eight.jsonl" \
+    --tensor 2 --data 2 --pipeline 2
 losses() { sed -n 's/.*"loss":\([^,]*\),.*/\1/p' "$1"; }
-paste -d' ' <(losses "$out/one.jsonl") <(losses "$out/eight.jsonl") | awk -v n=$ranks '
-    { d = $1 - $2; if (d < 0) d = -d; if (d > worst) worst = d }
-    END { printf "1 and 8 ranks the losses of %d steps differ by at most %.1e\n", NR, worst; exit NR != n || worst > 1e-4 }'
+of_ranks=$(paste -d' ' <(losses "$out/one.jsonl") <(losses "$out/eight.jsonl") | LC_ALL=C awk -v n=$compared '
+    { d = $1 - $2; if (d < 0) d = -d; if (!(d <= worst)) worst = d; if (NF != 2) bad = 1 }
+    END { if (bad || NR != n) exit 1; printf "%.1e", worst }') || {
+    echo "error: not all of the $compared losses of 1 and 8 ranks are in $out" >&2
+    exit 1
+}
 
 # ---- PyTorch ---------------------------------------------------------------------------------------------------------
 
 if "$python" -c 'import torch, transformers' 2>/dev/null; then
     [ -n "$small" ] && n=20 || n=300
+    echo "PyTorch      $n steps of a small model, here and there:"
     model='--layers 2 --heads 4 --channels 64 --seq 64'
     rm -rf "$out/start"
     train --shuffle 0 --steps 0 --out "$out/start"
     train --shuffle 0 --steps $n --lr 1e-3 --lr-final 1 --log "$out/torch.jsonl" --init "$out/start/step-00000000"
-    "$python" dev/data/compare_torch.py "$out/start/step-00000000" "$out/train.bin" "$out/torch.jsonl" --seq 64 --batch 8 \
-        --lr 1e-3 --steps $n 2>"$out/torch.err" || { tail -n 3 "$out/torch.err" >&2; exit 1; }
+    "$python" dev/data/compare_torch.py "$out/start/step-00000000" "$out/train.bin" "$out/torch.jsonl" --seq 64 \
+        --batch 8 --lr 1e-3 --steps $n 2>"$out/torch.err" | tee "$out/torch" ||
+        { tail -n 3 "$out/torch.err" >&2; exit 1; }
+    of_torch=$(sed -n 's/.*losses differ by at most \([^ ]*\) .*/\1/p' "$out/torch")
+    with_torch="those of PyTorch in $n steps by at most ${of_torch:?what compare_torch.py found is not in $out/torch}"
 else
-    echo 'PyTorch      torch and transformers are not installed: not compared'
+    with_torch='PyTorch was not compared: torch and transformers are not installed'
 fi
+
+# ---- the result ------------------------------------------------------------------------------------------------------
+
+echo "The losses of 1 and 8 ranks differ by at most $of_ranks in $compared steps; $with_torch."
+LC_ALL=C awk -v a="$of_ranks" 'BEGIN { exit !(a + 0 <= 1e-4) }' || { echo 'error: more than 1e-4' >&2; exit 1; }

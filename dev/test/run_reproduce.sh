@@ -19,7 +19,16 @@ report $? "it names the text and its licence: $(grep -m1 '^text' "$dir/printed")
 awk '/validation loss:/ { on = 1; next } on && NF == 2 && $1 ~ /^[0-9]+$/ { if (!n++) first = $2; last = $2 }
      END { exit !(n >= 3 && last < first - 0.5) }' "$dir/printed"
 report $? 'its validation curve falls'
-grep -q '^1 and 8 ranks the losses of 20 steps differ by at most [0-9.]*e-' "$dir/printed"
-report $? "$(grep '^1 and 8' "$dir/printed")"
-grep '^PyTorch' "$dir/printed"
+[ "$(grep -c '^  *step  *[0-9]*/[0-9]* .* left$' "$dir/printed")" -ge 30 ]
+report $? "it shows how far each part is, and the time left: $(grep -c ' left$' "$dir/printed") lines"
+last=$(tail -n 1 "$dir/printed")
+[[ $last =~ ^'The losses of 1 and 8 ranks differ by at most '[0-9.]+e-[0-9]+' in 20 steps; ' ]]
+report $? "its last sentence: $last"
+if "${PYTHON:-python3}" -c 'import torch, transformers' 2>/dev/null; then
+    [[ $last =~ '; those of PyTorch in 20 steps by at most '[0-9.]+e-[0-9]+'.'$ ]]
+    report $? 'which has the difference from PyTorch'
+else
+    [[ $last =~ 'PyTorch was not compared: torch and transformers are not installed.'$ ]]
+    report $? 'which says that PyTorch is not there'
+fi
 finish
