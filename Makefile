@@ -136,7 +136,7 @@ build/tools/plan: dev/plan/plan.cu Makefile $(PROBE)
 
 .PHONY: all trainers kernel-programs kernels bench spills sass tools scale scale-trainers calibrate setup train test \
         lessons gpu-check clean help explorer corpus run-train build-train doc plan planned schedule study fuzz soak \
-        build-soak reproduce
+        build-soak reproduce bubbles
 
 all: trainers tools                  ## every trainer and tool
 trainers: $(call program,$(TRAINERS))  ## build/cpu-fp32/train_gpt and those after it
@@ -289,6 +289,11 @@ schedule: build/tools/schedule build/tools/timeline  ## proves or refuses SCHEDU
 	@build/tools/schedule --list $(if $(P),--stages $(P)) $(if $(M),--micros $(M)) --trace build/schedule.json "$$LIST"
 	@build/tools/timeline --out build/schedule.svg build/schedule.json 2>/dev/null
 	@echo 'picture: build/schedule.svg'
+
+bubbles: build/tools/bubbles  ## bubbles of every schedule on the trainers' own clock, beside formulas and the paper's
+	@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=bf16 build/cpu-bf16/train_gpt_3d
+	@for table in formulas paper; do \
+	    build/tools/bubbles $$table build/cpu-bf16/train_gpt_3d dev/clusters/dgx-a100.json || exit 1; echo; done
 
 # ---- make explorer -----------------------------------------------------------------------------------------
 

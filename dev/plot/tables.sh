@@ -7,8 +7,8 @@ set -u
 cd "$(dirname "$0")/../.." || exit 1
 
 quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes data_bytes optimizer_memory
-       schedules schedules_norm study plan)
-slow=(layouts main errors no_wait one_stream zero plan_table1 plan_clock)
+       schedules schedules_norm bubbles study plan)
+slow=(layouts main errors no_wait one_stream zero bubbles_paper plan_table1 plan_clock)
 
 mode=${1:-check} build=${2:-build/cpu-fp32}
 shift $(($# < 2 ? $# : 2))
@@ -182,6 +182,11 @@ table_schedules_norm() {
         printf "| %d | %d | %s | %.2f |\n", $2, $3, $(NF - 1), formula
     }' "$dir/out"
 }
+
+# Every schedule on the trainer's own clock, beside the formulas; and the models of Zero Bubble, beside its Table 5.
+bubbles() { build/tools/bubbles "$1" "${build/fp32/bf16}/train_gpt_3d" dev/clusters/dgx-a100.json; }
+table_bubbles() { bubbles formulas; }
+table_bubbles_paper() { bubbles paper; }
 
 # ---- what only `make doc` makes -------------------------------------------------------------------------------------
 

@@ -89,6 +89,7 @@ static void test_parts(void) {
     add_step(&list, 0, 1, 5, 1);
     check(&c, profile_steps(list.events, list.count, 1, 0, p) && matches(p, 1, 92, parts, 9, 68),
           "profile: every part of one step, nested spans and gaps");
+    check(&c, near(p[0].own, 77), "profile: from the rank's first work to its last");
 
     // Shuffled, and a second step 3 times as long, after a warm-up step that is left out
     add_step(&list, 0, 2, 1000, 3);
@@ -103,6 +104,7 @@ static void test_parts(void) {
     for (int i = 0; i < PROFILE_PARTS; i++) twice[i] = 2 * parts[i];
     check(&c, profile_steps(list.events, list.count, 1, 1, p) && matches(p, 2, 2 * 92, twice, 18, 136),
           "profile: events in any order, mean of two steps, warm-up left out");
+    check(&c, near(p[0].own, 154), "profile: the same as a mean of steps");
 
     // Rank 2 has one step and starts 10 later, so both idle 10 while the other one works; rank 1 has none
     trace_free(&list);

@@ -52,6 +52,7 @@ typedef struct {
     double wall;   // of a step; the sum of the parts
     double part[PROFILE_PARTS];
     double bubble, ideal;  // idle and working time while any rank works on micro-batches
+    double own;            // from the rank's own first work on them to its own last
 } StepProfile;
 
 static inline const char *profile_part_name(int part) {
@@ -139,6 +140,7 @@ static inline void profile_add(StepProfile *out, const ProfileSpan *spans, size_
     }
     double whole = fmax(0, phase.last - phase.first), worked = fmax(0, own.last - own.first) - idle;
     out->wall += end - spans[0].start;
+    out->own += fmax(0, own.last - own.first);
     out->ideal += worked;
     out->bubble += fmax(0, whole - worked);
     out->steps++;
@@ -176,6 +178,7 @@ static inline bool profile_steps(const TraceEvent *events, size_t count, int ran
         out[r].wall *= scale;
         out[r].bubble *= scale;
         out[r].ideal *= scale;
+        out[r].own *= scale;
         for (int part = 0; part < PROFILE_PARTS; part++) out[r].part[part] *= scale;
     }
     free(spans);
@@ -200,6 +203,7 @@ static inline StepProfile profile_mean(const StepProfile *profile, int ranks) {
         mean.wall += profile[r].wall / n;
         mean.bubble += profile[r].bubble / n;
         mean.ideal += profile[r].ideal / n;
+        mean.own += profile[r].own / n;
         for (int part = 0; part < PROFILE_PARTS; part++) mean.part[part] += profile[r].part[part] / n;
     }
     return mean;
