@@ -235,7 +235,8 @@ typedef struct {
 // Fills from and to. Forwards go up the global chunks, backwards down; the loss sits at the top. Weight steps stay.
 static inline void pipeline_neighbours(int p, int stage, int v, PipelineStep step, PipelineRoute *route) {
     bool first = stage == 0 && step.chunk == 0, last = stage == p - 1 && step.chunk == v - 1;
-    int previous = first ? PIPELINE_NONE : (stage + p - 1) % p, next = last ? PIPELINE_NONE : (stage + 1) % p;
+    int previous = first ? PIPELINE_NONE : stage > 0 ? stage - 1 : p - 1;
+    int next = last ? PIPELINE_NONE : stage < p - 1 ? stage + 1 : 0;
     route->from = step.kind == STEP_WEIGHT ? PIPELINE_NONE : step.kind == STEP_FORWARD ? previous : next;
     route->to = step.kind == STEP_WEIGHT ? PIPELINE_NONE : step.kind == STEP_FORWARD ? next : previous;
 }

@@ -144,9 +144,6 @@ double strtod(const char *text, char **end) {
     return (minus ? -value : value) / scale;
 }
 
-double fmax(double x, double y) { return y > x || isnan(x) ? y : x; }
-double fmin(double x, double y) { return y < x || isnan(x) ? y : x; }
-
 // ---- printing -------------------------------------------------------------------------------------------------------
 
 struct FILE {

@@ -90,14 +90,14 @@ FILE *freopen(const char *path, const char *mode, FILE *file);
 // Math that the instructions of WebAssembly do not have is the page's.
 double pow(double x, double y);
 double cos(double x);
-double fmax(double x, double y);
-double fmin(double x, double y);
 #define sqrt(x) __builtin_sqrt(x)
 #define sqrtf(x) __builtin_sqrtf(x)
 #define isnan(x) __builtin_isnan(x)
 #define isinf(x) __builtin_isinf(x)
 #define isfinite(x) __builtin_isfinite(x)
 #define INFINITY __builtin_inff()
+static inline double fmax(double x, double y) { return y > x || isnan(x) ? y : x; }
+static inline double fmin(double x, double y) { return y < x || isnan(x) ? y : x; }
 
 // getopt_long for words that are all --name or --name value.
 struct option {

@@ -141,8 +141,8 @@ static Stuck find_stuck(const Machine *mc, int stage) {
         stuck.chunk = op->step.chunk;
         if (op->type != OP_COMPUTE) stuck.peer = op->peer;
         for (int w = 0; op->type == OP_COMPUTE && w < 2; w++) {
-            if (op->wait_stream[w] < 0) continue;
-            const Stream *other = &streams[op->wait_stream[w]];
+            if (op->waits[w] < 0) continue;
+            const Stream *other = &streams[op->waits[w]];
             if (other->next > op->wait_index[w]) continue;
             stuck.peer = other->ops[op->wait_index[w]].peer;
             stuck.input = other->ops[op->wait_index[w]].type == OP_RECEIVE;
@@ -156,7 +156,8 @@ static Stuck find_stuck(const Machine *mc, int stage) {
 // What ran, stage by stage; the computes of a stage in the order of time, then its messages.
 static void copy_boxes(const Machine *mc, Result *r) {
     size_t count = 0;
-    for (int i = 0; i < mc->p * STREAM_COUNT; i++) count += mc->streams[i].next;
+    for (int i = 0; i < mc->p * STREAM_COUNT; i++)
+        if (mc->transfer > 0 || !mc->streams[i].only_sends) count += mc->streams[i].next;
     r->boxes = host_alloc(count, sizeof *r->boxes);
     r->first = host_alloc((size_t)mc->p + 1, sizeof *r->first);
     int n = 0;
@@ -207,7 +208,8 @@ int schedule_run(int kind, int p, int m, int v, double forward, double backward,
         error_set(&err, "%d layers do not fill %d stages * %d chunks: lower --pipeline or --virtual", layers, p, v);
         return refuse(err.text);
     }
-    bool proved = pipeline_lists_prove(l, (size_t)buffers, &err);
+    size_t needs = buffers_needed(l);
+    bool proved = (needs && (size_t)buffers >= needs) || pipeline_lists_prove(l, (size_t)buffers, &err);
     if (!proved) refuse(err.text);
     if (!proved && (strncmp(err.text, "deadlock", 8) != 0 || !lists_in_order(l, &err))) return 1;
     r->layers = host_alloc((size_t)p * v, sizeof *r->layers);
@@ -223,7 +225,7 @@ int schedule_run(int kind, int p, int m, int v, double forward, double backward,
     r->bubble = mc->complete ? machine_bubble(mc) : __builtin_nan("");
     r->formula = schedule_formula(kind, p, m, v, forward, backward, weight);
     r->proved_with = proved ? buffers : 0;
-    r->needs = (double)buffers_needed(l);
+    r->needs = (double)needs;
     r->limit = costs.limit;
     r->hangs = !mc->complete;
     r->in_flight = host_alloc((size_t)p, sizeof *r->in_flight);

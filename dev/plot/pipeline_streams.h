@@ -17,15 +17,16 @@ enum { WAIT_INPUT, WAIT_SENT, WAIT_FREE, WAIT_COMPUTED, WAIT_COUNT };
 
 typedef enum { OP_COMPUTE, OP_SEND, OP_RECEIVE } OpType;
 
+// Small, as a large schedule has millions of them.
 typedef struct {
-    OpType type;
-    PipelineStep step;  // messages: the step at this end
+    PipelineStep step;      // messages: the step at this end
+    unsigned char type;     // OpType
+    bool last_use;          // compute: of the slot, which is free afterwards
+    signed char waits[2];   // streams of this stage of which up to two operations must be complete; -1: none
+    unsigned wait_index[2]; // which operations these are
     int peer;
-    size_t in, out;      // compute: its buffers; messages: in is their buffer
-    size_t slot;         // activations
-    bool last_use;       // compute: of the slot, which is free afterwards
-    int wait_stream[2];  // up to two operations of this stage that must be complete; -1: none
-    size_t wait_index[2];
+    unsigned in, out;       // compute: its buffers; messages: in is their buffer
+    unsigned slot;          // activations
     double start, end;
 } StreamOp;
 
@@ -33,6 +34,7 @@ typedef struct {
     StreamOp *ops;
     size_t count, next;
     double clock;
+    bool only_sends;  // which run from their receiving ends
 } Stream;
 
 typedef struct {
@@ -59,14 +61,15 @@ static inline Stream *machine_stream(Machine *mc, int stage, int role) {
 
 static inline void op_wait(Machine *mc, StreamOp *op, int which, int role, size_t index, bool exists) {
     if (!exists || mc->drop[which]) return;
-    int place = op->wait_stream[0] < 0 ? 0 : 1;
-    op->wait_stream[place] = mc->stream_of[role];
-    op->wait_index[place] = index;
+    int place = op->waits[0] < 0 ? 0 : 1;
+    op->waits[place] = (signed char)mc->stream_of[role];
+    op->wait_index[place] = (unsigned)index;
 }
 
 // Adds an operation to the end of a role's stream and returns its index there.
 static inline size_t machine_enqueue(Machine *mc, int stage, int role, StreamOp op) {
     Stream *stream = machine_stream(mc, stage, role);
+    stream->only_sends = op.type == OP_SEND && (stream->count == 0 || stream->only_sends);
     stream->ops[stream->count] = op;
     return stream->count++;
 }
@@ -81,22 +84,21 @@ static inline void machine_enqueue_stage(Machine *mc, int stage, const PipelineS
         PipelineStep step = steps[i];
         const PipelineRoute *route = &routes[i];
         int receive = STREAM_RECEIVE + 2 * step.kind, send = STREAM_SEND + 2 * step.kind;
-        StreamOp op = {OP_COMPUTE, step, 0, 0, 0, route->slot, step.kind == last_use, {-1, -1}, {0, 0}, 0, 0};
-        op.in = step.kind * B + route->receive % B;
-        op.out = step.kind * B + route->send % B;
+        unsigned in = (unsigned)(step.kind * B + route->receive % B), out = (unsigned)(step.kind * B + route->send % B);
+        StreamOp op = {step, OP_COMPUTE, step.kind == last_use, {-1, -1}, {0, 0}, 0, in, out, (unsigned)route->slot, 0, 0};
         if (route->from != PIPELINE_NONE) {
-            StreamOp r = {OP_RECEIVE, step, route->from, op.in, 0, 0, false, {-1, -1}, {0, 0}, 0, 0};
-            op_wait(mc, &r, WAIT_FREE, STREAM_COMPUTE, freed[op.in], route->receive >= B);
+            StreamOp r = {step, OP_RECEIVE, false, {-1, -1}, {0, 0}, route->from, in, 0, 0, 0, 0};
+            op_wait(mc, &r, WAIT_FREE, STREAM_COMPUTE, freed[in], route->receive >= B);
             size_t arrived = machine_enqueue(mc, stage, receive, r);
             op_wait(mc, &op, WAIT_INPUT, receive, arrived, true);
         }
-        if (route->to != PIPELINE_NONE) op_wait(mc, &op, WAIT_SENT, send, sent[op.out], route->send >= B);
+        if (route->to != PIPELINE_NONE) op_wait(mc, &op, WAIT_SENT, send, sent[out], route->send >= B);
         size_t computed = machine_enqueue(mc, stage, STREAM_COMPUTE, op);
-        if (route->from != PIPELINE_NONE) freed[op.in] = computed;
+        if (route->from != PIPELINE_NONE) freed[in] = computed;
         if (route->to != PIPELINE_NONE) {
-            StreamOp s = {OP_SEND, step, route->to, op.out, 0, 0, false, {-1, -1}, {0, 0}, 0, 0};
+            StreamOp s = {step, OP_SEND, false, {-1, -1}, {0, 0}, route->to, out, 0, 0, 0, 0};
             op_wait(mc, &s, WAIT_COMPUTED, STREAM_COMPUTE, computed, true);
-            sent[op.out] = machine_enqueue(mc, stage, send, s);
+            sent[out] = machine_enqueue(mc, stage, send, s);
         }
     }
     free(freed);
@@ -109,8 +111,8 @@ static inline int machine_name(const Machine *mc, StepKind kind, int micro, int 
 
 static inline bool machine_ready(const Machine *mc, int stage, const StreamOp *op, double *time) {
     for (int w = 0; w < 2; w++) {
-        if (op->wait_stream[w] < 0) continue;
-        const Stream *other = &mc->streams[stage * STREAM_COUNT + op->wait_stream[w]];
+        if (op->waits[w] < 0) continue;
+        const Stream *other = &mc->streams[stage * STREAM_COUNT + op->waits[w]];
         if (other->next <= op->wait_index[w]) return false;
         if (other->ops[op->wait_index[w]].end > *time) *time = other->ops[op->wait_index[w]].end;
     }
@@ -226,6 +228,7 @@ static inline void machine_run(Machine *mc, PipelineStep *const *lists, const si
             machine_advance(mc, pick / STREAM_COUNT, pick % STREAM_COUNT);
         }
         for (int i = 0; i < n; i++) {
+            if (mc->streams[i].only_sends) continue;
             bool more = true;
             while (more && machine_advance(mc, i / STREAM_COUNT, i % STREAM_COUNT)) {
                 moved = true;
