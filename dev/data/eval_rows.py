@@ -13,7 +13,7 @@ TEXT, CLOZE = 1, 2
 
 
 def write(path, header, words):
-    """The header, filled up to 256 int32, then uint16. The file takes its name when it is complete."""
+    """Rows or a shard: the header, filled up to 256 int32, then uint16. The file takes its name when it is complete."""
     head, body = array.array("i", header + [0] * (256 - len(header))), array.array("H", words)
     if sys.byteorder != "little":
         head.byteswap()

@@ -126,14 +126,7 @@ class Shards:
 
     def write(self, tokens):
         path = os.path.join(self.out, f"{self.name}_{self.kind}_{self.number:06d}.bin")
-        header = array.array("i", [20240520, 1, len(tokens)] + [0] * 253)
-        if sys.byteorder != "little":
-            header.byteswap()
-            tokens.byteswap()
-        with open(path + ".part", "wb") as file:
-            header.tofile(file)
-            tokens.tofile(file)
-        os.rename(path + ".part", path)
+        eval_rows.write(path, [20240520, 1, len(tokens)], tokens)
         print(f"{path}: {len(tokens)} tokens", flush=True)
         self.number += 1
 
