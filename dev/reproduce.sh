@@ -16,11 +16,7 @@ build=$(realpath -m "${1:-build/cpu-fp32}")
 out=${OUT:-build/reproduce${small:+-small}}
 python=${PYTHON:-python3}
 export OMP_WAIT_POLICY=passive
-launch=${MPIRUN:-mpirun}
-if [ -z "${MPIRUN:-}" ] && mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
-    launch="mpirun --oversubscribe --bind-to none"
-    [ "$(id -u)" = 0 ] && launch="$launch --allow-run-as-root"
-fi
+. dev/launch.sh
 mkdir -p "$out"
 
 # ---- the text --------------------------------------------------------------------------------------------------------

@@ -12,11 +12,7 @@ case $minutes in '' | *[!0-9]*) echo "error: MINUTES=$minutes is no number" >&2;
 RANDOM=$seed
 end=$((SECONDS + 60 * minutes))
 export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=SSE41
-read -ra launch <<<"${MPIRUN:-mpirun}"
-if [ -z "${MPIRUN:-}" ] && mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
-    launch+=(--oversubscribe --bind-to none --mca btl_vader_single_copy_mechanism none)
-    [ "$(id -u)" = 0 ] && launch+=(--allow-run-as-root)
-fi
+. dev/launch.sh
 dir=$(mktemp -d) || exit 1
 mkdir "$dir/disk" "$dir/pids" "$dir/tmp"
 export TMPDIR=$dir/tmp
@@ -60,7 +56,8 @@ train() {
     [ "$count" = 1 ] && command[0]=$build/train_gpt
     # shellcheck disable=SC2016
     command=(sh -c 'echo $$ >"$0/$$" && exec "$@"' "$dir/pids" "${command[@]}")
-    [ "$count" -gt 1 ] && command=("${launch[@]}" -n "$count" "${command[@]}")
+    # shellcheck disable=SC2206
+    [ "$count" -gt 1 ] && command=($launch -n "$count" "${command[@]}")
     "${command[@]}" >"$dir/out" 2>"$dir/err" </dev/null &
     job=$!
 }

@@ -19,16 +19,12 @@ fi
 # Several ranks where the program is for them: all GPUs, or two on the CPU.
 ranks=2
 [ "$device" = cuda ] && ranks=$(nvidia-smi -L | grep -c GPU)
-mpirun=("mpirun${MPI:+.$MPI}")  # what MPI means to the Makefile
-if "${mpirun[0]}" --version 2>/dev/null | grep -q 'Open MPI'; then
-    mpirun+=(--oversubscribe --bind-to none)
-    [ "$(id -u)" -eq 0 ] && mpirun+=(--allow-run-as-root)
-fi
-launch() {
+. dev/launch.sh
+start() {
     local program=$1
     shift
     if [ "${program##*/}" = collectives ] && [ "$ranks" -gt 1 ]; then
-        OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} "${mpirun[@]}" -n "$ranks" "$program" "$@"
+        OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} $launch -n "$ranks" "$program" "$@"
     else
         "$program" "$@"
     fi
@@ -56,13 +52,13 @@ check() {
         head=
         for program in dev/cuda/*.cu; do
             program=build/$device-$precision${MPI:+-$MPI}/${program%.cu}
-            output=$(launch "$program" </dev/null 2>&1)
+            output=$(start "$program" </dev/null 2>&1)
             code=$?
             [ -n "$head" ] || { head=$(grep -am1 '^     operation' <<<"$output"); [ -n "$head" ] && echo "$head"; }
             grep -aE "$row" <<<"$output"
             count $code "$output" "$program"
             [ "$device" = cpu ] || continue
-            output=$(CPU_THREAD_ORDER=random:1 CPU_STREAM_ORDER=random:1 launch "$program" </dev/null 2>&1)
+            output=$(CPU_THREAD_ORDER=random:1 CPU_STREAM_ORDER=random:1 start "$program" </dev/null 2>&1)
             count $? "$output" "$program, random order of threads and streams"
         done
     done
@@ -77,7 +73,7 @@ bench() {
         for program in dev/cuda/*.cu; do
             program=build/$device-$precision${MPI:+-$MPI}/${program%.cu}
             echo "$program --bench"
-            launch "$program" --bench --log "$log" </dev/null || { echo "FAIL $program --bench"; failures=1; }
+            start "$program" --bench --log "$log" </dev/null || { echo "FAIL $program --bench"; failures=1; }
             echo
         done
     done

@@ -4,7 +4,7 @@
 set -eu
 cd "$(dirname "$0")/../.."
 pictures=doc/pictures
-launch=$(sed -n 's/^MPIRUN := //p' build/probe-cpu.mk)
+. dev/launch.sh
 
 build/tools/figures $pictures
 build/tools/study dev/scale/rows_a100.csv $pictures

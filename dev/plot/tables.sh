@@ -16,7 +16,7 @@ names=("$@")
 [ ${#names[@]} -eq 0 ] && names=("${quick[@]}")
 [ "${names[0]}" = all ] && names=("${quick[@]}" "${slow[@]}")
 
-launch=${MPIRUN:-$(sed -n 's/^MPIRUN := //p' "build/probe-cpu${MPI:+-$MPI}.mk")}
+. dev/launch.sh
 export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=${ONEDNN_MAX_CPU_ISA:-SSE41}  # starting is most of the time here
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT

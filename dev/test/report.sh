@@ -1,6 +1,7 @@
 # shellcheck shell=sh
-# report.sh: how the shell tests count and report. Sourced with `. dev/test/report.sh` in the root of the repository.
-# `shown` names files whose ends are printed when a check fails.
+# report.sh: how the shell tests start ranks (`launch`), count and report. Sourced with `. dev/test/report.sh` in the
+# root of the repository. `shown` names files whose ends are printed when a check fails.
+. dev/launch.sh
 passed=0
 failed=0
 shown=

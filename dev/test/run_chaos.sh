@@ -9,11 +9,6 @@ build=$(realpath -m "${1:-build/cpu-fp32}")
 if [[ ${build##*/} == cuda* ]]; then
     skip chaos 'a stopped process does not stop its GPU'
 fi
-read -ra launch <<<"${MPIRUN:-mpirun}"
-if [ -z "${MPIRUN:-}" ] && mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
-    launch+=(--oversubscribe --bind-to none --mca btl_vader_single_copy_mechanism none)
-    [ "$(id -u)" = 0 ] && launch+=(--allow-run-as-root)
-fi
 export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=SSE41
 dir=$(mktemp -d) || exit 1
 job=
@@ -30,8 +25,8 @@ slow_rank=2
 
 # train NAME: starts 12 steps of 4 ranks, each of which leaves its process id under its number. Sets job.
 train() {
-    # shellcheck disable=SC2016
-    "${launch[@]}" -n 4 sh -c 'echo $$ >"$0/${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" && exec "$@"' "$dir/pids" \
+    # shellcheck disable=SC2016,SC2086
+    $launch -n 4 sh -c 'echo $$ >"$0/${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" && exec "$@"' "$dir/pids" \
         "$build/train_gpt_3d" --tensor 2 --data 2 --layers 2 --heads 4 --channels 64 --vocab 61 --seq 24 \
         --train-data dev/test/golden/train.bin --micro-batch 2 --global-batch 16 --steps 12 --profile 1 \
         --out "$dir/$1" --log "$dir/$1.jsonl" >"$dir/out" 2>"$dir/err" </dev/null &

@@ -10,11 +10,6 @@ folder=${1:-build/cpu-fp32}
 case $folder in
     *cuda*) skip clock 'the virtual clock belongs to the stand-ins: DEVICE=cpu' ;;
 esac
-launch=${MPIRUN:-mpirun}
-if [ -z "${MPIRUN:-}" ] && mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
-    launch="mpirun --oversubscribe --bind-to none"
-    [ "$(id -u)" = 0 ] && launch="$launch --allow-run-as-root"
-fi
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT

@@ -5,11 +5,6 @@
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
 folder=${1:-build/cpu-fp32}
-launch=${MPIRUN:-mpirun}
-if [ -z "${MPIRUN:-}" ] && mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
-    launch="mpirun --oversubscribe --bind-to none"
-    [ "$(id -u)" = 0 ] && launch="$launch --allow-run-as-root"
-fi
 OMP_NUM_THREADS=1
 export OMP_NUM_THREADS
 ranks='1 2 3 4 8'

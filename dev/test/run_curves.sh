@@ -10,11 +10,6 @@ dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
 trap 'exit 1' HUP INT TERM
 export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=${ONEDNN_MAX_CPU_ISA:-SSE41}
-read -ra launch <<<"${MPIRUN:-mpirun}"
-if [ -z "${MPIRUN:-}" ] && mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
-    launch=(mpirun --oversubscribe --bind-to none)
-    [ "$(id -u)" = 0 ] && launch+=(--allow-run-as-root)
-fi
 
 . dev/test/report.sh
 shown=$dir/out
@@ -29,7 +24,8 @@ cd "$dir" || exit 1
 train() {
     local n=$1 trainer=$2 start=()
     shift 2
-    [ "$n" = 1 ] || start=("${launch[@]}" -n "$n")
+    # shellcheck disable=SC2206
+    [ "$n" = 1 ] || start=($launch -n "$n")
     timeout -k 5 120 "${start[@]}" "$build/$trainer" --train-data '0.9:b.bin,0.1:a.bin' --shuffle 1 --layers 4 \
         --heads 4 --channels 16 --seq 32 --micro-batch 2 --global-batch 32 --ramp 8,8,90 --lr-unit samples \
         --warmup 40 --lr 1e-2 --steps 14 "$@" >out 2>&1 </dev/null

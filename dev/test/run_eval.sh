@@ -16,11 +16,6 @@ device=${build##*/}
 [ "${device%%-*}" = cpu ] || [ "$(nvidia-smi -L 2>/dev/null | grep -c GPU)" -ge 8 ] || skip eval '8 ranks need 8 GPUs'
 command -v "$python" >/dev/null || skip eval "no $python"
 export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=${ONEDNN_MAX_CPU_ISA:-SSE41} PYTHONDONTWRITEBYTECODE=1
-read -ra launch <<<"${MPIRUN:-mpirun}"
-if [ -z "${MPIRUN:-}" ] && mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
-    launch=(mpirun --oversubscribe --bind-to none)
-    [ "$(id -u)" = 0 ] && launch+=(--allow-run-as-root)
-fi
 
 # ---- the files -------------------------------------------------------------------------------------------------------
 
@@ -60,7 +55,8 @@ measure() {
     local n=$1 trainer=$2 model=$3 file=$4 start=()
     shift 4
     rm -f "$dir/log"
-    [ "$n" = 1 ] || start=("${launch[@]}" -n "$n")
+    # shellcheck disable=SC2206
+    [ "$n" = 1 ] || start=($launch -n "$n")
     timeout -k 5 120 "${start[@]}" "$build/$trainer" --init "$model" --eval "$file" --log "$dir/log" "$@" \
         >"$dir/out" 2>&1 </dev/null
 }

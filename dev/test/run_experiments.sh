@@ -9,7 +9,6 @@ build=${1:-build/cpu-fp32} page=doc/experiments.md dir=build/experiments
 case $build in
     *cuda*) skip experiments 'they are about the stand-ins' ;;
 esac
-launch=${MPIRUN:-$(sed -n 's/^MPIRUN := //p' "build/probe-cpu${MPI:+-$MPI}.mk")}
 export OMP_NUM_THREADS=1
 mkdir -p $dir
 

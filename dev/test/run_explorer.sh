@@ -11,7 +11,6 @@ case $build in
     *cuda*) skip explorer 'the numbers are those of the stand-ins' ;;
 esac
 page=doc/explorer.html
-launch=${MPIRUN:-$(sed -n 's/^MPIRUN := //p' "build/probe-cpu${MPI:+-$MPI}.mk")}
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
 

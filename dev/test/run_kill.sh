@@ -35,12 +35,6 @@ end_all() {  # of this test's ranks: for when it is interrupted
 trap end_all EXIT
 trap 'exit 1' HUP INT TERM
 
-read -ra launch <<<"${MPIRUN:-mpirun}"
-if [ -z "${MPIRUN:-}" ] && mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
-    launch+=(--oversubscribe --bind-to none --mca btl_vader_single_copy_mechanism none)
-    [ "$(id -u)" = 0 ] && launch+=(--allow-run-as-root)
-fi
-
 shown="$dir/out $dir/err"
 
 model="--layers 4 --heads 4 --channels 32 --vocab 61 --train-data dev/test/golden/train.bin --seq 24 --micro-batch 1
@@ -53,7 +47,7 @@ train() {
     shift
     rm -f "$dir"/pids/*
     # shellcheck disable=SC2016,SC2086
-    "${launch[@]}" -n "$ranks" sh -c 'echo $$ >"$0/$$" && exec "$@"' "$dir/pids" "$trainer" $model "$@" \
+    $launch -n "$ranks" sh -c 'echo $$ >"$0/$$" && exec "$@"' "$dir/pids" "$trainer" $model "$@" \
         >"$dir/out" 2>"$dir/err" </dev/null &
     job=$!
 }

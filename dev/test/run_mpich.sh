@@ -40,7 +40,7 @@ trains() {  # trains NAME BUILD MPIRUN...: leaves NAME.jsonl and NAME.out
 trains mpich "$build-mpich" mpirun.mpich
 report $? 'trains on 8 ranks'
 # shellcheck disable=SC2086
-trains open "$build" ${MPIRUN:-mpirun --oversubscribe --bind-to none --allow-run-as-root}
+trains open "$build" $launch
 report $? 'trains on 8 ranks under Open MPI'
 numbers() { sed 's/,"ms".*//' "$1"; }  # of a log, what does not depend on the clock
 diff <(numbers "$dir/mpich.jsonl") <(numbers "$dir/open.jsonl") >"$dir/out" 2>&1 &&

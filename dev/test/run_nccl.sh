@@ -10,11 +10,6 @@ program=$folder/dev/test/test_nccl
 case $folder in
     *cuda*) skip nccl 'the stand-ins are tested with DEVICE=cpu' ;;
 esac
-launch=${MPIRUN:-mpirun}
-if [ -z "${MPIRUN:-}" ] && mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
-    launch="mpirun --oversubscribe --bind-to none"
-    [ "$(id -u)" = 0 ] && launch="$launch --allow-run-as-root"
-fi
 OMP_NUM_THREADS=1
 export OMP_NUM_THREADS
 dir=$(mktemp -d) || exit 1

@@ -10,12 +10,7 @@ build=$(realpath -m "${1:-build/cpu-fp32}")
 if [[ ${build##*/} == cuda* ]] && [ "$(nvidia-smi -L 2>/dev/null | grep -c GPU)" -lt 4 ]; then
     skip signals '4 ranks need 4 GPUs'
 fi
-read -ra launch <<<"${MPIRUN:-mpirun}"
-if [ -z "${MPIRUN:-}" ] && mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
-    launch+=(--oversubscribe --bind-to none --mca btl_vader_single_copy_mechanism none)
-    [ "$(id -u)" = 0 ] && launch+=(--allow-run-as-root)
-fi
-open_mpi=$("${launch[0]}" --version 2>/dev/null | grep -c 'Open MPI')
+open_mpi=$("${launch%% *}" --version 2>/dev/null | grep -c 'Open MPI')
 export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=SSE41
 dir=$(mktemp -d) || exit 1
 job=
@@ -34,7 +29,8 @@ train() {
     out=$dir/run-$((++runs))
     local command=("$build/$program" --val-every 0 "$@" --out "$out" --log "$out.jsonl")
     [ "$ranks" = 1 ] && command[0]=$build/train_gpt
-    [ "$ranks" -gt 1 ] && command=("${launch[@]}" -n "$ranks" "${command[@]}")
+    # shellcheck disable=SC2206
+    [ "$ranks" -gt 1 ] && command=($launch -n "$ranks" "${command[@]}")
     setsid "${command[@]}" >"$dir/out" 2>"$dir/err" </dev/null &
     job=$!
 }
