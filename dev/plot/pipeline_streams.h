@@ -85,7 +85,8 @@ static inline void machine_enqueue_stage(Machine *mc, int stage, const PipelineS
         const PipelineRoute *route = &routes[i];
         int receive = STREAM_RECEIVE + 2 * step.kind, send = STREAM_SEND + 2 * step.kind;
         unsigned in = (unsigned)(step.kind * B + route->receive % B), out = (unsigned)(step.kind * B + route->send % B);
-        StreamOp op = {step, OP_COMPUTE, step.kind == last_use, {-1, -1}, {0, 0}, 0, in, out, (unsigned)route->slot, 0, 0};
+        StreamOp op = {step, OP_COMPUTE, step.kind == last_use, {-1, -1}, {0, 0}, 0, in, out,
+                       (unsigned)route->slot, 0, 0};
         if (route->from != PIPELINE_NONE) {
             StreamOp r = {step, OP_RECEIVE, false, {-1, -1}, {0, 0}, route->from, in, 0, 0, 0, 0};
             op_wait(mc, &r, WAIT_FREE, STREAM_COMPUTE, freed[in], route->receive >= B);

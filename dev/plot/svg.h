@@ -24,8 +24,8 @@ static inline bool plot_integer(const char *text, long lowest, long highest, lon
     return *text && !*end && errno == 0 && *value >= lowest && *value <= highest;
 }
 
-// Opens the file of a picture, or stdout where there is no path. NULL with a sentence if it cannot be written, or is one
-// of those that the picture is made of: FILE or NAME=FILE.
+// Opens the file of a picture, or stdout where there is no path. NULL with a sentence if it cannot be written, or is
+// one of those that the picture is made of: FILE or NAME=FILE.
 static inline FILE *svg_open(const char *path, char *const *inputs, int count, Error *err) {
     for (int i = 0; path && i < count; i++) {
         const char *named = strchr(inputs[i], '=');

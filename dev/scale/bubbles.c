@@ -110,8 +110,8 @@ static bool row_of_formulas(const Bench *b, int p, int m, Error *err) {
 }
 
 static bool print_formulas(const Bench *b, Error *err) {
-    printf("| p | m | gpipe | 1f1b | formula | interleaved | formula | zb-h1 | formula | zb-auto, p | zb-auto, 2p | bound "
-           "| one stage |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
+    printf("| p | m | gpipe | 1f1b | formula | interleaved | formula | zb-h1 | formula | zb-auto, p | zb-auto, 2p "
+           "| bound | one stage |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
     for (int p = 4; p <= 16; p *= 2)
         for (int m = p; m <= 4 * p; m *= 2) {
             char name[16];
@@ -123,8 +123,8 @@ static bool print_formulas(const Bench *b, Error *err) {
 
 // ---- the paper ------------------------------------------------------------------------------------------------------
 
-// Table 5: rates of 1F1B, 1F1B-I, ZB-H1, ZB-1p and ZB-2p, in %. Table 9: what F, B, W and a message took there, in ms, of
-// which Table 5 is computed.
+// Table 5: rates of 1F1B, 1F1B-I, ZB-H1, ZB-1p and ZB-2p, in %. Table 9: what F, B, W and a message took there, in ms,
+// of which Table 5 is computed.
 typedef struct {
     int m;
     double rate[5], ms[4];
@@ -190,8 +190,8 @@ static bool print_paper(const Bench *b, Error *err) {
     printf("| model | p | m | 1f1b | interleaved | zb-h1 | zb-auto, p | zb-auto, 2p | until all end | B : W |\n"
            "|---|---|---|---|---|---|---|---|---|---|\n");
     for (size_t i = 0; i < sizeof paper / sizeof *paper; i++)
-        for (int k = 0; k < 3; k++)
-            if (wanted(b, paper[i].model.name) && !row_of_paper(b, &paper[i].model, &paper[i].row[k], err)) return false;
+        for (int k = 0; k < 3 && wanted(b, paper[i].model.name); k++)
+            if (!row_of_paper(b, &paper[i].model, &paper[i].row[k], err)) return false;
     return true;
 }
 

@@ -6,15 +6,12 @@
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
+. dev/launch.sh
 build=$(realpath -m "${1:-build/cpu-fp32}")
 trainer=$build/train_gpt data=$PWD/dev/test/golden/train.bin tools=$PWD/build/tools
 [ -x "$trainer" ] || { report 1 "attack: $trainer is not built"; finish; }
 export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=SSE41
-read -ra launch <<<"${MPIRUN:-mpirun}"
-if [ -z "${MPIRUN:-}" ] && mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
-    launch+=(--oversubscribe --bind-to none --mca btl_vader_single_copy_mechanism none)
-    [ "$(id -u)" = 0 ] && launch+=(--allow-run-as-root)
-fi
+read -ra launch <<<"$launch"
 dir=$(mktemp -d) || exit 1
 job=
 trap '[ -z "$job" ] || kill -KILL "$job" 2>/dev/null; rm -rf "$dir"' EXIT

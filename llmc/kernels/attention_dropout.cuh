@@ -2,8 +2,8 @@
 // belong to 8 neighbouring keys of a query.
 //
 // In attention_rows.cuh a thread makes the blocks of its own rows; A is AttentionRows there, and Place RowPlace. On
-// tensor cores (AttentionMma, MmaPlace) the elements of a block are spread over lanes: each lane makes as many blocks as
-// the others, and they exchange which elements stay, a bit each.
+// tensor cores (AttentionMma, MmaPlace) the elements of a block are spread over lanes: each lane makes as many blocks
+// as the others, and they exchange which elements stay, a bit each.
 //
 // defines: drop_keys, drop_queries, kept_keys, kept_queries, drop_fragments
 #ifndef LLMC_ATTENTION_DROPOUT_CUH
