@@ -7,6 +7,7 @@
 #define LLMC_CPU_STREAM_H
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <deque>
@@ -250,7 +251,8 @@ inline bool cpu_run_one() {
     if (r.progressed == 0) r.progressed = now;
     if (now - r.progressed > limit) cpu_report_stall(now);
     if (cpu_idle_hook) cpu_idle_hook();
-    else sched_yield();
+    else if (now - r.progressed < 50e-6) sched_yield();
+    else usleep(50);  // ranks that share cores with others: one that only yields gets, and burns, as much as they
     return false;
 }
 

@@ -15,6 +15,13 @@
 
 static constexpr size_t MATMUL_PLANS = 256;
 
+// What cuBLASLt may take for itself. The stand-in takes hardly anything, and each rank fills what it allocates.
+#ifdef __CUDACC__
+static constexpr size_t MATMUL_WORKSPACE = 32 << 20;
+#else
+static constexpr size_t MATMUL_WORKSPACE = 4 << 10;
+#endif
+
 // Which algorithm one problem takes; asking cuBLASLt's heuristic anew costs more than a small product.
 typedef struct {
     uint64_t key[MATMUL_KEY];
@@ -36,11 +43,7 @@ typedef struct Matmul {
 static inline void matmul_create(Matmul *mm, cudaStream_t stream) {
     memset(mm, 0, sizeof *mm);
     mm->stream = stream;
-    int device;
-    struct cudaDeviceProp prop;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaGetDeviceProperties(&prop, device));
-    mm->workspace_size = prop.major >= 8 ? (size_t)32 << 20 : (size_t)4 << 10;
+    mm->workspace_size = MATMUL_WORKSPACE;
     CUDA_CHECK(cudaMalloc(&mm->workspace, mm->workspace_size));
     CUBLAS_CHECK(cublasLtCreate(&mm->handle));
 }
