@@ -626,6 +626,13 @@ __global__ void reads_shared(float *x) {
     x[0] = s[threadIdx.x];
 }
 
+// Behind a barrier, that is, on a stack that was left and gone on with.
+__global__ void reads_local(float *x, int i) {
+    float local[4] = {1.0f, 2.0f, 3.0f, 4.0f}, *elements = local;
+    __syncthreads();
+    x[threadIdx.x] = elements[i];
+}
+
 static int run_case(const char *name) {
     std::string n = name;
     CUDA_CHECK(cudaStreamCreate(&stream));
@@ -642,6 +649,7 @@ static int run_case(const char *name) {
     if (n == "misaligned") LAUNCH(misaligned, 1, 2, 0, stream)(x);
     if (n == "write") LAUNCH(writes_at, 1, 1, 0, stream)(x, 12);
     if (n == "shared") LAUNCH(reads_shared, 1, 9, 8 * sizeof(float), stream)(x);
+    if (n == "local") LAUNCH(reads_local, 1, 2, 0, stream)(x, 4);
     if (n == "old-device") {  // by itself a launch that never ran looks like one that did
         cudaDeviceProp prop;
         CUDA_CHECK(cudaGetDeviceProperties(&prop, 0));
@@ -760,6 +768,8 @@ static void test_reports() {
           "the host reading device memory is caught");
     check(&c, ends("shared", NULL, true, {"heap-buffer-overflow"}),
           "a read past dynamic shared memory is caught");
+    check(&c, ends("local", NULL, true, {"stack-buffer-overflow"}),
+          "a read past an array of a thread that has waited is caught");
 }
 
 int main(int argc, char **argv) {
