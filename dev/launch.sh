@@ -4,3 +4,7 @@
 launch=${MPIRUN:-$(sed -n 's/^MPIRUN := //p' "build/probe-cpu${MPI:+-$MPI}.mk" "build/probe-cuda${MPI:+-$MPI}.mk" \
     2>/dev/null | head -n 1)}
 launch=${launch:-mpirun}
+
+# Most runs of tests are short, so they shall start quickly: Open MPI need not look for networks, nor hwloc for devices.
+export OMPI_MCA_pml="${OMPI_MCA_pml:-ob1}" OMPI_MCA_btl="${OMPI_MCA_btl:-self,vader}"
+export HWLOC_COMPONENTS="${HWLOC_COMPONENTS:--linuxio,-pci,-gl,-opencl}"

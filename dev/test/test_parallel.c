@@ -894,6 +894,6 @@ static const Group GROUPS[] = {
 
 int main(int argc, char **argv) {
     static Context context;
-    prefer_quick_starts();
+    prefer_plain_kernels();
     return test_trainers(&context, GROUPS, sizeof GROUPS / sizeof *GROUPS, argc, argv);
 }
