@@ -136,7 +136,7 @@ build/tools/plan: dev/plan/plan.cu Makefile $(PROBE)
 
 .PHONY: all trainers kernel-programs kernels bench spills sass tools scale scale-trainers calibrate setup train test \
         lessons gpu-check clean help explorer corpus run-train build-train doc plan planned schedule study fuzz soak \
-        build-soak reproduce bubbles
+        build-soak reproduce bubbles planned-fp32 planned-bf16 planned-asan
 
 all: trainers tools                  ## every trainer and tool
 trainers: $(call program,$(TRAINERS))  ## build/cpu-fp32/train_gpt and those after it
@@ -317,11 +317,16 @@ build-soak: $(call program,train_gpt.cu train_gpt_3d.cu) build/tools/byte_corpus
 test:  ## builds and runs every test; the last line is `N passed, N failed`
 	@dev/setup.sh $(PROBED)
 	@dev/test/run_tests.sh --plan $(DEVICE) '$(ONLY)' > build/test-plan
-	+@$(PARALLEL) DEVICE=$(DEVICE) PRECISION=fp32 planned
-	+@$(PARALLEL) DEVICE=$(DEVICE) PRECISION=bf16 planned
-	+@$(if $(filter cpu,$(DEVICE)),$(PARALLEL) DEVICE=cpu PRECISION=fp32 SANITIZE=1 planned)
+	+@$(PARALLEL) DEVICE=$(DEVICE) planned-fp32 planned-bf16 $(if $(filter cpu,$(DEVICE)),planned-asan)
 	@dev/test/run_tests.sh $(DEVICE) '$(ONLY)'
 
-# What the plan names of this combination.
-planned: $(filter $(DIR)/% build/tools/%,$(if $(filter planned,$(MAKECMDGOALS)),$(shell sort -u build/test-plan)))
+# All three at once, so that no core waits for the last program of one of them.
+planned-fp32 planned-bf16: planned-%:
+	+@$(MAKE) --no-print-directory PRECISION=$* planned
+planned-asan:
+	+@$(MAKE) --no-print-directory PRECISION=fp32 SANITIZE=1 planned
+
+# What the plan names of this combination; the tools belong to the first.
+planned: $(filter $(DIR)/% $(if $(filter $(DIR),build/$(DEVICE)-fp32$(addprefix -,$(MPI))),build/tools/%),\
+           $(if $(filter planned,$(MAKECMDGOALS)),$(shell sort -u build/test-plan)))
 	@:

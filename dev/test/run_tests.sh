@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# run_tests.sh cpu|cuda [PATTERN]: runs every test program that `make test` has built, prints one line for each with its
-# time when it ends, shows what failed, and sums up. With a pattern, only those whose title contains it. The whole
-# output of each is kept in build/test-logs. On a CPU as many run at a time as there are cores, as starting and waiting
-# leaves these idle; on a GPU one does.
+# run_tests.sh cpu|cuda [PATTERN]: runs every test program that `make test` has built, prints one line for each with
+# its time when it ends, shows what failed, and sums up: the slowest, then the counts. With a pattern, only those whose
+# title contains it. The whole output of each is kept in build/test-logs. On a CPU as many run at a time as there are
+# cores, as starting and waiting leaves these idle; on a GPU one does.
 # run_tests.sh --plan cpu|cuda [PATTERN]: prints what these programs need, as targets of make. This is all that `make
 # test` builds.
 set -u
@@ -15,7 +15,7 @@ device=$1 pattern=${2:-}
 fp32=build/$device-fp32${MPI:+-$MPI} bf16=build/$device-bf16${MPI:+-$MPI}
 asan=$fp32-asan
 logs=build/test-logs
-passed=0 failed=0 started=0 ended=0
+passed=0 failed=0 started=0 ended=0 times=
 lanes=1
 export OMP_WAIT_POLICY=passive  # threads that wait leave their core to the other programs
 [ "$device" = cpu ] && lanes=$(nproc 2>/dev/null || echo 2)
@@ -23,9 +23,8 @@ if [ -z "$plan" ]; then
     mkdir -p "$logs"
     rm -f "$logs"/*.report
     trap 'kill $(jobs -p) 2>/dev/null; wait; exit 130' INT TERM
-    # How ranks are started: dev/probe.sh has found that out.
-    MPIRUN=$(sed -n 's/^MPIRUN := //p' "build/probe-$device${MPI:+-$MPI}.mk" 2>/dev/null)
-    if [ -n "$MPIRUN" ]; then export MPIRUN; else unset MPIRUN; fi
+    . dev/launch.sh
+    export MPIRUN=$launch
 fi
 
 # one TITLE SECONDS COMMAND...: runs one program, which ends with a line `N passed, N failed`, and leaves a report:
@@ -57,7 +56,7 @@ one() {
     [ -n "$why" ] && [ "$bad" -eq 0 ] && bad=1
     [ $((ok + bad)) -eq 0 ] && why=$(grep -am1 '^skip ' "$log")
     {
-        echo "$ok $bad"
+        echo "$ok $bad $tenths $title"
         printf '%-52s %-24s %4d.%d s  %s\n' "$title" "$last" $((tenths / 10)) $((tenths % 10)) "$why"
         if [ "$bad" -ne 0 ]; then
             grep -a -A 30 '^FAIL' "$log" | grep -av '^ok ' | head -n 60  # with the output that a shell test shows
@@ -70,14 +69,15 @@ one() {
 
 # Waits until one of the running programs has ended, and shows the reports that are there.
 reap() {
-    local report ok bad
+    local report ok bad tenths title
     wait -n 2>/dev/null
     for report in "$logs"/*.report; do
         [ -f "$report" ] || continue
-        read -r ok bad <"$report"
+        read -r ok bad tenths title <"$report"
         tail -n +2 "$report"
         rm "$report"
         passed=$((passed + ok)) failed=$((failed + bad)) ended=$((ended + 1))
+        times+="$tenths $title"$'\n'
     done
 }
 
@@ -167,5 +167,8 @@ elif [ $ended -ne $started ]; then
     echo "$((started - ended)) programs left no report"
     failed=$((failed + started - ended))
 fi
+[ "$ended" -lt 2 ] || sort -rn <<<"$times" | head -n 8 |
+    awk '{ s = $1 / 10; sub(/^[0-9]+ /, ""); all = all (NR > 1 ? ", " : "") sprintf("%s %.0f s", $0, s) }
+        END { print "slowest: " all }'
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]
