@@ -12,7 +12,8 @@ device=${build##*/}
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
 shown="$dir/printed $dir/output"
-OUT=$dir dev/reproduce.sh small "$build" >"$dir/printed" 2>&1
+# As make starts it: without the MPIRUN of the tests.
+env -u MPIRUN OUT="$dir" dev/reproduce.sh small "$build" >"$dir/printed" 2>&1
 report $? 'make reproduce, in small'
 grep -q '^text .* files: .*(package ' "$dir/printed"
 report $? "it names the text and its licence: $(grep -m1 '^text' "$dir/printed")"
