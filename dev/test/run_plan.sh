@@ -130,6 +130,7 @@ refused 2 'no model' --model gpt9 --cluster dgx-a100 --gpus 8 --batch 8
 refused 2 'no flag' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 8 --color red
 refused 2 'whole number' --model gpt2 --cluster dgx-a100 --gpus 0 --batch 8
 refused 2 'whole number' --model gpt2 --cluster dgx-a100 --gpus -8 --batch 8
+refused 2 'from 1 to 1000000' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 100000000
 refused 2 'cannot be' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 8 --recompute all
 refused 2 'order' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 8 --order tdd
 refused 2 'are needed' --model gpt2 --gpus 8 --batch 8
