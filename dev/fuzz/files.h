@@ -1,6 +1,7 @@
 // files.h: fuzz targets: the binary and JSON files that a trainer reads.
 //
-// defines: fuzz_promise, fuzz_file, fuzz_shards, fuzz_eval, fuzz_safetensors, fuzz_index, fuzz_json, fuzz_tokenizer
+// defines: fuzz_promise, fuzz_file, fuzz_shards, fuzz_log, fuzz_eval, fuzz_safetensors, fuzz_index, fuzz_json,
+//          fuzz_tokenizer
 #ifndef DEV_FUZZ_FILES_H
 #define DEV_FUZZ_FILES_H
 
@@ -12,6 +13,7 @@
 #include "llmc/host/checkpoint_list.h"
 #include "llmc/host/dataloader.h"
 #include "llmc/host/eval_file.h"
+#include "llmc/host/log.h"
 #include "llmc/host/tokenizer.h"
 
 static void fuzz_promise(bool kept) {
@@ -46,6 +48,31 @@ static void fuzz_shards(const uint8_t *data, size_t size) {
         }
         dataloader_close(&dl);
     }
+    close(fd);
+}
+
+// A log that a run goes on with after some steps: what stays is its beginning, up to these steps, and nothing is touched
+// that is no log.
+static void fuzz_log(const uint8_t *data, size_t size) {
+    char path[40];
+    Error err;
+    Log log;
+    struct stat info;
+    if (size < 1) return;
+    size_t done = data[0] % 8;
+    int fd = fuzz_file(data + 1, size - 1, path);
+    bool is_log = log_check(path, &err);
+    fuzz_promise(log_open(&log, path, done, 10, 1, 1, 1, 0, &err) == is_log && fstat(fd, &info) == 0);
+    size_t left = (size_t)info.st_size, got;
+    char *kept = (char *)host_alloc(left + 1, 1);
+    fuzz_promise(left <= size - 1 && file_read_at(fd, kept, left, 0, &got) && memcmp(kept, data + 1, left) == 0);
+    fuzz_promise(is_log ? size == 1 || data[1] == '{' : left == size - 1);
+    for (char *line = kept; is_log && *line; line += strcspn(line, "\n") + 1) {
+        fuzz_promise(strncmp(line, "{\"step\":", 8) == 0 && strtoull(line + 8, NULL, 10) <= done);
+        if (!strchr(line, '\n') || strlen(line) + (size_t)(line - kept) < left) break;  // a 0 byte hides the rest
+    }
+    if (is_log) fuzz_promise(log_close(&log, &err));
+    free(kept);
     close(fd);
 }
 

@@ -21,6 +21,7 @@ typedef struct {
 
 static const FuzzTarget FUZZ_TARGETS[] = {
     {"shards", fuzz_shards, 2048, false},
+    {"log", fuzz_log, 1024, false},
     {"eval", fuzz_eval, 2048, false},
     {"safetensors", fuzz_safetensors, 4096, false},
     {"index", fuzz_index, 2048, false},

@@ -110,6 +110,10 @@ for flag in --log --trace --dump-gradients; do
     report $? "$flag is a shard of the run: refused, and the shard stays (code $code): $(said)"
     cp "$data" shard
 done
+printf '\0\1binary' >binary
+cp binary before
+refused 2 'no line of a training log' --steps 1 --log binary && cmp -s binary before
+report $? "--log onto a file that begins with a 0 byte: $(said)"
 refused 2 'are both' --steps 1 --log one --trace ./one
 report $? "--log and --trace into one file: $(said)"
 

@@ -82,7 +82,7 @@ static inline bool log_scan(FILE *in, const char *path, size_t done, long *end, 
     for (size_t number = 1; fgets(line, sizeof line, in); number++) {
         unsigned long long step;
         size_t length = strlen(line);
-        bool cut_off = line[length - (length > 0)] != '\n' && feof(in);
+        bool cut_off = length > 0 && line[length - 1] != '\n' && feof(in);  // 0: a line that begins with a 0 byte
         if (cut_off && strncmp(line, start, length < strlen(start) ? length : strlen(start)) == 0) break;
         if (sscanf(line, "{\"step\":%llu,", &step) != 1) {
             return error_set(err, "line %zu of %s is no line of a training log: give --log another file", number, path);
