@@ -124,7 +124,38 @@ static void test_reuse(void) {
         order = is(e, "forward", 0, (int)(i % SPANS), step, step) && (i == 0 || e->start_us >= end_of(e - 1) - 1);
     }
     check(&c, t.trace.count == STEPS * SPANS && order, "%d steps of %d spans are all there, in order", STEPS, SPANS);
+    check(&c, t.origin_us == end_of(&t.trace.events[t.trace.count - 1]),
+          "times of a step are measured from the end of the one before");
     check(&c, t.created == SPANS && t.open == 0, "a step's events serve the next one: %zu pairs of them", t.created);
+}
+
+// What CUDA's floats make of spans that follow each other or lie in each other: late in a trace some overlap.
+static void test_settle(void) {
+    enum { SPANS = 2000 };
+    TraceList list = {NULL, 0, 0};
+    size_t overlapped = 0, after = 0, wrong = 0;
+    double end = 0;
+    for (int i = 0; i < SPANS; i++) {
+        TraceEvent outer = trace_event("forward", 1, 0, i, 0), inner = trace_event("all-reduce", 1, 0, -1, -1);
+        double begin_ms = 90000 + 42.2953341 * i, ms = 42.2953341;
+        outer.start_us = 1e3 * (double)(float)begin_ms, outer.duration_us = 1e3 * (double)(float)ms;
+        inner.start_us = 1e3 * (double)(float)(begin_ms + ms / 2), inner.duration_us = 1e3 * (double)(float)(ms / 2);
+        overlapped += end > outer.start_us || end_of(&inner) > end_of(&outer);
+        end = end_of(&outer);
+        trace_add(&list, &inner);
+        trace_add(&list, &outer);
+    }
+    trace_settle(&list);
+    for (size_t i = 0; i + 1 < list.count; i += 2) {
+        const TraceEvent *outer = &list.events[i], *inner = outer + 1;
+        wrong += strcmp(outer->kind, "forward") != 0 || outer->micro != (int)i / 2;
+        wrong += end_of(inner) > end_of(outer) + 1e-6;
+        wrong += fabs(outer->duration_us - 42295.3341) > 20 || fabs(inner->duration_us - 42295.3341 / 2) > 20;
+        after += i > 0 && outer->start_us < end_of(outer - 2) - 1e-6;
+    }
+    check(&c, overlapped > 100 && wrong == 0 && after == 0,
+          "%zu of %d late spans overlap by the rounding of their times; settled, none does", overlapped, SPANS);
+    trace_free(&list);
 }
 
 static void test_off_and_paused(void) {
@@ -186,6 +217,7 @@ int main(void) {
     test_two_streams();
     test_unfinished();
     test_reuse();
+    test_settle();
     test_off_and_paused();
     test_labels();
     return check_summary(&c);

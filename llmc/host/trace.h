@@ -1,8 +1,11 @@
 // trace.h: a timeline as Chrome trace JSON (chrome://tracing, Perfetto): a process a rank, a track a stream.
 //
-// defines: TraceEvent, TraceList, trace_event, trace_add, trace_free, trace_color, trace_write
+// defines: TraceEvent, TraceList, trace_event, trace_add, trace_free, trace_shorten, trace_settle, trace_color,
+//          trace_write
 #ifndef LLMC_TRACE_H
 #define LLMC_TRACE_H
+
+#include <math.h>
 
 #include "llmc/host/file.h"
 
@@ -60,6 +63,40 @@ static inline size_t trace_shorten(TraceList *list, size_t most) {
         list->count = kept;
     }
     return before - list->count;
+}
+
+// By rank, stream and start; of those that start together the longest first.
+static inline int trace_order(const void *a, const void *b) {
+    const TraceEvent *x = (const TraceEvent *)a, *y = (const TraceEvent *)b;
+    if (x->rank != y->rank) return x->rank < y->rank ? -1 : 1;
+    if (x->stream != y->stream) return x->stream < y->stream ? -1 : 1;
+    if (x->start_us != y->start_us) return x->start_us < y->start_us ? -1 : 1;
+    return (x->duration_us < y->duration_us) - (x->duration_us > y->duration_us);
+}
+
+// An event that starts before another one of its track has ended must end before it too, else viewers drop it. Of what
+// runs on a stream that is so; but times are measured as floats, so late in a trace neighbours seem to overlap by some
+// microseconds. Sorts the events, brings them to whole nanoseconds, and lets such neighbours touch.
+static inline void trace_settle(TraceList *list) {
+    enum { DEEPEST = 64 };
+    double ends[DEEPEST];  // of the events around this one, in ns
+    size_t depth = 0;
+    qsort(list->events, list->count, sizeof *list->events, trace_order);
+    for (size_t i = 0; i < list->count; i++) {
+        TraceEvent *e = &list->events[i];
+        if (i == 0 || e->rank != e[-1].rank || e->stream != e[-1].stream) depth = 0;
+        double begin = rint(1e3 * e->start_us), end = rint(1e3 * (e->start_us + e->duration_us));
+        double rounding = 2 + 2.5e-7 * begin;
+        while (depth > 0) {
+            double before = ends[depth - 1];
+            if (before > begin && (before >= end || before > begin + rounding)) break;  // this one is inside
+            begin = fmax(begin, before);
+            depth--;
+        }
+        if (depth > 0) end = fmin(end, ends[depth - 1]);
+        e->start_us = 1e-3 * begin, e->duration_us = 1e-3 * fmax(end - begin, 0);
+        if (depth < DEEPEST) ends[depth++] = fmax(begin, end);
+    }
 }
 
 // The colour of a kind, by its name in the viewer's palette.

@@ -169,6 +169,7 @@ static inline bool trainer_report_timeline(Trainer *m, Error *err) {
     size_t left_out = m->opt.simulate && m->opt.trace ? trace_shorten(&all, SIMULATED_TRACE) : 0;
     if (left_out) printf("%s leaves out %zu events: waits of no time, and if it is long collectives in a forward or "
                          "backward\n", m->opt.trace, left_out);
+    trace_settle(&all);
     bool ok = !m->opt.trace || trace_write(m->opt.trace, all.events, all.count, tracks, TRACK_COUNT, err);
     trace_free(&all);
     return ok;

@@ -38,7 +38,8 @@ typedef struct {
 typedef struct {
     bool on, paused;
     int rank;
-    cudaEvent_t origin;
+    cudaEvent_t origin;   // at origin_us; it moves on with what is collected, as CUDA measures times as floats
+    double origin_us;
     TimelineSpan *spans;  // of the steps not yet collected; their CUDA events are reused
     size_t open, capacity, created;
     TraceList trace;      // collected so far
@@ -86,7 +87,8 @@ static inline void span_end(Timeline *t, cudaStream_t stream, size_t number) {
     if (number != SIZE_MAX) CUDA_CHECK(cudaEventRecord(t->spans[number].end, stream));
 }
 
-// Turns the spans that have ended into trace events of training step `step`; those that still run stay for later.
+// Turns the spans that have ended into trace events of training step `step`; those that still run stay for later. Where
+// none does, the end of the last one becomes the origin.
 static inline void timeline_collect(Timeline *t, size_t step) {
     size_t kept = 0;
     for (size_t i = 0; i < t->open; i++) {
@@ -101,9 +103,16 @@ static inline void timeline_collect(Timeline *t, size_t step) {
         float begin, duration;
         CUDA_CHECK(cudaEventElapsedTime(&begin, t->origin, span->begin));
         CUDA_CHECK(cudaEventElapsedTime(&duration, span->begin, span->end));
-        span->event.start_us = 1e3 * (double)begin;
+        span->event.start_us = t->origin_us + 1e3 * (double)begin;
         span->event.duration_us = 1e3 * (double)duration;
         trace_add(&t->trace, &span->event);
+    }
+    if (t->open > 0 && kept == 0) {
+        TimelineSpan *last = &t->spans[t->open - 1];
+        cudaEvent_t end = last->end;
+        last->end = t->origin;
+        t->origin = end;
+        t->origin_us = last->event.start_us + last->event.duration_us;
     }
     t->open = kept;
 }
