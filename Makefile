@@ -179,7 +179,8 @@ gpu-check:  ## one command for a machine with a GPU: builds, tests and measures 
 
 scale: build/tools/scale  ## published runs on up to 3072 GPUs: predicted step time, published, error
 	@build/tools/scale dev/scale/rows_a100.csv dev/scale/rows_more.csv dev/clusters/selene-2021.json:ptd- \
-	    dev/clusters/selene-2022.json:kor-,nemo2208,nemo2211-5b dev/clusters/roce-a100.json:zb-
+	    dev/clusters/selene-2022.json:kor-,nemo2208,nemo2211-5b dev/clusters/roce-a100.json:zb- \
+	    dev/clusters/selene-2020.json:mlm2020-dgxa100,mlm2020-selene
 
 calibrate: corpus  ## measures dev/clusters/laptop.json on this machine, and predicts five steps with it
 	@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=fp32 build/cpu-fp32/train_gpt
@@ -189,7 +190,7 @@ scale-trainers: build/tools/scale  ## the same runs simulated by train_gpt_3d it
 	@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=bf16 build/cpu-bf16/train_gpt_3d
 	@build/tools/scale --trainer build/cpu-bf16/train_gpt_3d dev/scale/rows_a100.csv dev/scale/rows_more.csv \
 	    dev/clusters/selene-2021.json:ptd- dev/clusters/selene-2022.json:kor-,nemo2208,nemo2211-5b \
-	    dev/clusters/roce-a100.json:zb-
+	    dev/clusters/roce-a100.json:zb- dev/clusters/selene-2020.json:mlm2020-dgxa100,mlm2020-selene
 
 # ---- make plan ---------------------------------------------------------------------------------------------
 

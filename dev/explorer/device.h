@@ -112,7 +112,8 @@ DOES_NOTHING(void, encoder_backward, )
 DOES_NOTHING(void, gelu_forward, )
 DOES_NOTHING(void, gelu_bias_backward, )
 DOES_NOTHING(void, kernel_cost, )
-enum { KERNEL_ELEMENTWISE, KERNEL_RESIDUAL, KERNEL_LAYERNORM_FORWARD, KERNEL_LAYERNORM_BACKWARD, KERNEL_OPTIMIZER };
+enum { KERNEL_ELEMENTWISE, KERNEL_RESIDUAL, KERNEL_LAYERNORM_FORWARD, KERNEL_LAYERNORM_BACKWARD,
+       KERNEL_RESIDUAL_BACKWARD, KERNEL_OPTIMIZER };
 
 // ---- MPI: a rank that never hears of another one --------------------------------------------------------------------
 

@@ -7,8 +7,8 @@ set -u
 cd "$(dirname "$0")/../.." || exit 1
 
 quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes data_bytes optimizer_memory
-       schedules schedules_norm bubbles study plan)
-slow=(layouts main errors no_wait one_stream zero bubbles_paper plan_table1 plan_clock)
+       schedules schedules_norm bubbles study plan scale)
+slow=(layouts main errors no_wait one_stream zero bubbles_paper plan_table1 plan_clock scale_trainers)
 
 mode=${1:-check} build=${2:-build/cpu-fp32}
 shift $(($# < 2 ? $# : 2))
@@ -258,6 +258,25 @@ ROWS
 
 # PTD-P's figures, and what growing costs.
 table_study() { build/tools/study --table dev/scale/rows_a100.csv; }
+
+# The mean errors of make scale and make scale-trainers: a row of theirs ends in eight columns of numbers.
+groups() {
+    sed -n '/^mean absolute error/,/^$/p' |
+        awk 'function row(first) { line = "| " first; for (i = NF - 7; i <= NF; i++) line = line " | " $i
+                                   print line " |" }
+             /^mean/ { sub(/held out/, "held-out"); row("mean absolute error, %"); print "|---|---|---|---|---|---|---|---|---|" }
+             !/^mean/ && NF > 8 { name = $0; for (i = 0; i < 8; i++) sub(/ +[^ ]+$/, "", name); row(name) }'
+}
+table_scale() { make -s scale 2>/dev/null | groups; }
+table_scale_trainers() {
+    local recipe
+    recipe=$(make -n scale-trainers 2>/dev/null | sed -n '/--trainer/,$p')
+    [ -n "$recipe" ] || return 1
+    bash -c "$recipe" >"$dir/trainers" 2>/dev/null
+    groups <"$dir/trainers"
+    echo
+    tail -n 1 "$dir/trainers"
+}
 
 gpt3='--model gpt3-175b --cluster dgx-a100 --gpus 1024 --batch 1536'
 # shellcheck disable=SC2086

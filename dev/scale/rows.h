@@ -54,9 +54,8 @@ static inline bool row_parse(char **header, size_t columns, char **fields, size_
 #undef ROW_NUMBER
     const char *recompute = row_field(header, columns, fields, n, "recompute");
     const char *chunks = row_field(header, columns, fields, n, "v");
-    r->recompute = strcmp(recompute, "full") == 0        ? LAYER_WHOLE
-                   : strcmp(recompute, "selective") == 0 ? LAYER_ATTENTION
-                                                         : LAYER_KEEPS;
+    r->recompute = strcmp(recompute, "full") == 0 || strcmp(recompute, "full?") == 0 ? LAYER_WHOLE
+                   : strcmp(recompute, "selective") == 0 ? LAYER_ATTENTION : LAYER_KEEPS;
     bool kept = strcmp(recompute, "none") == 0 || strstr(recompute, "0 layers") != NULL;
     if (r->recompute == LAYER_KEEPS && !kept) return false;
     r->sequence_parallel = strcmp(row_field(header, columns, fields, n, "seq_par"), "1") == 0;

@@ -23,7 +23,7 @@ static char *cluster_text(const char *key, const char *constant, const char *tai
         const char *comma = "";
         for (size_t i = 0; i < count; i++) {
             const ClusterField *f = &fields[i];
-            if (strstr(f->key, "island") && !(key && strcmp(f->key, key) == 0)) continue;  // may be left out
+            if (cluster_optional(f) && !(key && strcmp(f->key, key) == 0)) continue;
             if (f->software != (bool)software || (key && !constant && strcmp(f->key, key) == 0)) continue;
             const char *value = f->kind == CONSTANT_BOOL ? "false" : f->kind == CONSTANT_LAW ? "\"flash\"" : "1";
             if (strcmp(f->key, "reserve") == 0) value = "0";
@@ -58,12 +58,14 @@ static void test_files(Check *c) {
     Error err = {""};
     char *text = cluster_text(NULL, NULL, "");
     check(c, parse(&cluster, text, &err) && cluster.sms == 1 && cluster.attention_pv[3] == 1, "a whole file");
+    check(c, cluster.node_turn == 0 && cluster.gpus_per_island == 0 && !cluster.fused_backward,
+          "what may be left out is 0 or false");
     free(text);
     size_t count, missing = 0, needed = 0;
     const ClusterField *fields = cluster_fields(&count);
     for (size_t i = 0; i < count; i++) {
         char sentence[128];
-        if (strstr(fields[i].key, "island")) continue;
+        if (cluster_optional(&fields[i])) continue;
         needed++;
         text = cluster_text(fields[i].key, NULL, "");
         snprintf(sentence, sizeof sentence, "f.json has no \"%s\"", fields[i].key);
@@ -255,6 +257,13 @@ static void test_collectives(Check *c) {
                  near(cost_collective(&x, COLLECTIVE_ALL_REDUCE, 8e10, two), 20.75),
           "small messages by the other protocol");
     x = simple();
+    x.node_turn = 1e9, x.node_turn_cost = 4;
+    check(c, near(cost_collective(&x, COLLECTIVE_ALL_REDUCE, 16e9, node), 2.8) &&
+                 near(cost_collective(&x, COLLECTIVE_ALL_REDUCE, 18e9, node), 3.15 + 3) &&
+                 near(cost_collective(&x, COLLECTIVE_ALL_GATHER, 18e9, node), 1.575 + 1.5) &&
+                 near(cost_collective(&x, COLLECTIVE_ALL_REDUCE, 4e9, node), 0.7),
+          "a ring's last turn, a quarter of 8 GB, costs three quarters of an empty one more");
+    x = simple();
     check(c, near(cost_send(&x, 8e9, true, 8), 2) && near(cost_send(&x, 8e9, false, 1), 8) &&
                  near(cost_send(&x, 8e9, false, 8), 8) && near(cost_send(&x, 8e9, false, 16), 16),
           "messages in a node, by a NIC, by a NIC for two");
@@ -299,6 +308,20 @@ static void test_layers(Check *c) {
     layer_operations(&o, &x, &s, true);
     check(c, near(ops_seconds(&o, NULL), backward + cost_attention(&x, x.attention, false, 2, 1024, 16, 64)),
           "selective recomputation is attention once more");
+    x.attention_recompute = true, s.recompute = LAYER_KEEPS;
+    layer_operations(&o, &x, &s, true);
+    check(c, near(ops_seconds(&o, NULL), backward + cost_attention(&x, x.attention, false, 2, 1024, 16, 64)),
+          "software may do so always");
+    s.recompute = LAYER_WHOLE;
+    layer_operations(&o, &x, &s, true);
+    check(c, near(ops_seconds(&o, NULL), forward + backward - less), "but not beside a whole layer");
+    x.attention_recompute = false, x.fused_backward = true, s.recompute = LAYER_KEEPS;
+    layer_operations(&o, &x, &s, true);
+    double rows = 2.0 * 2048 * 1024;
+    check(c, near(ops_seconds(&o, NULL), backward - 2 * (cost_memory(&x, MEMORY_LAYERNORM_BACKWARD, rows) +
+                                                         cost_memory(&x, MEMORY_ELEMENTWISE, 4 * rows))),
+          "a fused backward of layernorm and residual moves half as much");
+    x.fused_backward = false;
 
     s.t = 8, s.recompute = LAYER_KEEPS, s.tensor = placement_stride(&x, 0, 1, 8, 8);
     double all_reduce = cost_collective(&x, COLLECTIVE_ALL_REDUCE, 2.0 * 2048 * 1024, s.tensor), part[2][GROUP_COUNT];

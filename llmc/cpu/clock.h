@@ -51,6 +51,8 @@ struct CpuClock {
     bool on;
     bool simulates;           // kernels are not run, and device memory is not touched
     Cluster cluster;
+    bool gathers_gradients;   // what data ranks gather are summed gradients; else it is weights
+    size_t whole_messages;    // tensor ranks that each send all of what goes to the next stage; 0: each sends a part
     uint64_t host;            // ns
     unsigned epoch;           // counts cpu_clock_zero: times of earlier epochs are 0
     double stated;            // seconds of the next launch
@@ -88,10 +90,12 @@ static inline CpuPart cpu_part_of(KernelKind kind) {
 }
 
 // Attention by the cluster's law, whose rates are those of 16 bits; in fp32 they are as much lower as products' are.
-// Around unfused attention its operands are copied: out of qkv and back.
+// Around unfused attention its operands are copied: out of qkv and back. Where the software computes attention again,
+// backward has its forward in it.
 static inline double cpu_attention_seconds(const Cluster *c, const KernelWork *w) {
     bool backward = w->kind == KERNEL_ATTENTION_BACKWARD;
     double seconds = cost_attention(c, c->attention, backward, w->B, w->T, w->NH, w->HS);
+    if (backward && c->attention_recompute) seconds += cost_attention(c, c->attention, false, w->B, w->T, w->NH, w->HS);
     if (w->width == 4) seconds = c->launch_device + (seconds - c->launch_device) * c->peak_bf16 / c->peak_fp32;
     double copied = (double)(w->B * w->T * w->NH * w->HS * w->width) * (backward ? 8 : 2);
     return c->attention == ATTENTION_FLASH ? seconds : seconds + cost_memory(c, MEMORY_ELEMENTWISE, copied);
@@ -110,7 +114,8 @@ static inline double cpu_kernel_seconds(const Cluster *c, const KernelWork *w) {
         case KERNEL_RESIDUAL: return cost_memory(c, MEMORY_ELEMENTWISE, bytes + c->dropout * w->elements);
         case KERNEL_EXPONENTIAL: return cost_memory(c, MEMORY_SOFTMAX, bytes);
         case KERNEL_LAYERNORM_FORWARD: return cost_memory(c, MEMORY_LAYERNORM_FORWARD, bytes);
-        case KERNEL_LAYERNORM_BACKWARD: return cost_memory(c, MEMORY_LAYERNORM_BACKWARD, bytes);
+        case KERNEL_LAYERNORM_BACKWARD: return cost_layernorm_backward(c, bytes / 3);
+        case KERNEL_RESIDUAL_BACKWARD: return cost_residual_backward(c, bytes / 4, w->elements);
         case KERNEL_CLASSIFIER_FORWARD: case KERNEL_CLASSIFIER_BACKWARD:
             return cost_memory(c, MEMORY_ELEMENTWISE, c->classifier_bytes / 2 * w->elements);
         case KERNEL_OPTIMIZER: return cost_memory(c, MEMORY_OPTIMIZER, c->optimizer_bytes * w->elements);

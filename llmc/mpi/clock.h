@@ -71,16 +71,22 @@ inline double clock_message_seconds(const ncclComm *comm, double bytes, int peer
 }
 
 // Collectives of one kind in a group are one collective over all of their bytes; its messages go at the same time.
+// Where messages are whole, they have the bytes of all tensor ranks' parts, and the all-gather that would put the parts
+// together is not there: without sequence parallelism it is the only one that tensor ranks have in a step.
 inline double clock_seconds(const Group *g) {
     const Cluster *cluster = &cpu_clock().cluster;
     double bytes[NCCL_MPI_OPS] = {0}, seconds = 0, message = 0;
+    size_t whole = cpu_clock().whole_messages;
     for (const Op &op : g->ops) {
         int kind = op.call.op;
         double n = kind == NCCL_MPI_REDUCE_SCATTER || kind == NCCL_MPI_ALL_GATHER ? (double)g->comm->size : 1;
         double width = (double)op.width;
-        bool sum = kind == NCCL_MPI_ALL_REDUCE || kind == NCCL_MPI_REDUCE_SCATTER;
+        bool sum = kind == NCCL_MPI_ALL_REDUCE || kind == NCCL_MPI_REDUCE_SCATTER ||
+                   (kind == NCCL_MPI_ALL_GATHER && cpu_clock().gathers_gradients);
         if (g->comm->clock.gradients && sum && op.call.type == ncclFloat32) width = cluster->gradient_bytes;
         double all = n * width * (double)op.call.count;
+        if (whole && g->comm->clock.part == CPU_PIPELINE) all *= (double)whole;
+        if (whole && g->comm->clock.part == CPU_TENSOR && kind == NCCL_MPI_ALL_GATHER) all = 0;
         if (op.peer >= 0 && kind >= NCCL_MPI_SEND)
             message = std::max(message, clock_message_seconds(g->comm, all, op.peer));
         else bytes[kind] += all;

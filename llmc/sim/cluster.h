@@ -39,6 +39,7 @@ typedef struct {
     // the node and the network
     double gpus_per_node, nics_per_node;
     double node_bandwidth, node_base, node_hop;  // bus bandwidth of collectives in a node; s; s for each rank passed
+    double node_turn, node_turn_cost;            // bytes of each rank in a ring's turn; s that an empty last turn costs
     double nic_collective_bandwidth;             // of collectives across nodes, for each NIC of a node
     double net_base, net_doubling;               // s of a collective over 2 nodes; more for each doubling
     double small_latency, small_bandwidth;       // low-latency protocol: shares of the latency and the bandwidth above
@@ -52,6 +53,9 @@ typedef struct {
     bool data_overlap, tensor_overlap, pipeline_overlap;
     bool scatter_gather;                         // a tensor rank sends 1/t of what goes to the next stage
     bool recompute_end;                          // a recomputed layer computes its last GEMM and sum too
+    // These two may be left out, and are false then.
+    bool attention_recompute;                    // backward computes attention again
+    bool fused_backward;                         // one kernel for a layernorm's, the residual's, a bias's gradient
     double optimizer_bytes;                      // moved for each parameter of the rank in an update
     double gradient_bytes;                       // of one gradient in the sum over data ranks
     double accumulate_bytes;                     // moved to add one gradient to those of earlier micro-batches
@@ -112,6 +116,8 @@ static inline const ClusterField *cluster_fields(size_t *count) {
         CLUSTER_FIELD(node_bandwidth, CONSTANT_POSITIVE, false),
         CLUSTER_FIELD(node_base, CONSTANT_ZERO_OK, false),
         CLUSTER_FIELD(node_hop, CONSTANT_ZERO_OK, false),
+        CLUSTER_FIELD(node_turn, CONSTANT_ZERO_OK, false),
+        CLUSTER_FIELD(node_turn_cost, CONSTANT_ZERO_OK, false),
         CLUSTER_FIELD(nic_collective_bandwidth, CONSTANT_POSITIVE, false),
         CLUSTER_FIELD(net_base, CONSTANT_ZERO_OK, false),
         CLUSTER_FIELD(net_doubling, CONSTANT_ZERO_OK, false),
@@ -131,6 +137,8 @@ static inline const ClusterField *cluster_fields(size_t *count) {
         CLUSTER_FIELD(pipeline_overlap, CONSTANT_BOOL, true),
         CLUSTER_FIELD(scatter_gather, CONSTANT_BOOL, true),
         CLUSTER_FIELD(recompute_end, CONSTANT_BOOL, true),
+        CLUSTER_FIELD(attention_recompute, CONSTANT_BOOL, true),
+        CLUSTER_FIELD(fused_backward, CONSTANT_BOOL, true),
         CLUSTER_FIELD(optimizer_bytes, CONSTANT_ZERO_OK, true),
         CLUSTER_FIELD(gradient_bytes, CONSTANT_POSITIVE, true),
         CLUSTER_FIELD(accumulate_bytes, CONSTANT_ZERO_OK, true),
@@ -175,12 +183,18 @@ static inline bool cluster_value(Cluster *c, const ClusterField *field, const cJ
     return cluster_number(c, field, value, file, err);
 }
 
+// What a file may leave out is 0 then, or false.
+static inline bool cluster_optional(const ClusterField *field) {
+    return strstr(field->key, "island") || strstr(field->key, "node_turn") ||
+           strcmp(field->key, "attention_recompute") == 0 || strcmp(field->key, "fused_backward") == 0;
+}
+
 // One constant: {"value": ..., "source": "..."} and nothing else.
 static inline bool cluster_constant(Cluster *c, const ClusterField *field, const cJSON *object, const char *file,
                                     Error *err) {
     const cJSON *value, *source, *child;
     if (!json_get(object, field->key, &child, file, err)) return false;
-    if (!child && strstr(field->key, "island")) return true;
+    if (!child && cluster_optional(field)) return true;
     if (!child) return error_set(err, "%s has no \"%s\"", file, field->key);
     if (!cJSON_IsObject(child))
         return error_set(err, "%s: \"%s\" must be an object with \"value\" and \"source\"", file, field->key);

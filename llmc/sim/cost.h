@@ -96,6 +96,21 @@ static inline double cost_memory(const Cluster *c, MemoryClass kind, double byte
     return cost_bytes(c, share, bytes);
 }
 
+// A layernorm's backward over `values` bytes. Fused, one kernel reads gradient and input and writes a gradient; else a
+// second one reads the first two again, for the gradients of the weights.
+static inline double cost_layernorm_backward(const Cluster *c, double values) {
+    return cost_memory(c, MEMORY_LAYERNORM_BACKWARD, (c->fused_backward ? 3 : 5) * values);
+}
+
+// The same where the residual's gradient is added, and what comes with it: the sum that is a bias's gradient, and the
+// mask of dropout. Fused it is one kernel that reads one more.
+static inline double cost_residual_backward(const Cluster *c, double values, double elements) {
+    if (c->fused_backward) return cost_memory(c, MEMORY_LAYERNORM_BACKWARD, 4 * values);
+    return cost_layernorm_backward(c, values) + cost_memory(c, MEMORY_ELEMENTWISE, 3 * values) +
+           cost_memory(c, MEMORY_ELEMENTWISE, values) +
+           cost_memory(c, MEMORY_ELEMENTWISE, c->dropout ? 2 * values + elements : 0);
+}
+
 // Where the ranks of a group sit.
 typedef struct {
     size_t ranks, nodes;
@@ -151,6 +166,13 @@ static inline double collective_bandwidth(const Cluster *c, const Placement *pla
     return place->per_node > 1 ? fmin(network, c->node_bandwidth) : network;
 }
 
+// What the last turn of a ring in a node costs more than its bytes. In a turn each rank passes on node_turn bytes;
+// measured times are straight between whole turns and jump behind each of them (A100: behind each multiple of 24 MiB).
+static inline double cost_last_turn(const Cluster *c, double ranks, double bytes) {
+    double turns = c->node_turn > 0 ? bytes / (c->node_turn * ranks) : 0;
+    return turns > 0.5 ? (ceil(turns) - turns) * c->node_turn_cost : 0;
+}
+
 // A collective over a buffer of `bytes`: the whole, as a rank has it after an all-gather or before a reduce-scatter.
 // A ring moves 2 (n-1)/n of it for an all-reduce, half that for the other kinds (nccl-tests, doc/PERFORMANCE.md: bus
 // bandwidth). Latency inside a node grows with the ranks, across nodes with the logarithm of the nodes. The better of
@@ -161,6 +183,7 @@ static inline double cost_collective(const Cluster *c, CollectiveKind kind, doub
     double latency = place.nodes <= 1 ? c->node_base + passes * (n - 1) * c->node_hop
                                       : passes / 2 * (c->net_base + c->net_doubling * log2((double)place.nodes / 2));
     if (place.islands > 1) latency += passes * c->island_latency;
+    if (place.nodes <= 1) latency += passes / 2 * cost_last_turn(c, n, bytes);
     double moved = kind == COLLECTIVE_BROADCAST ? bytes : passes * (n - 1) / n * bytes;
     double transfer = moved / collective_bandwidth(c, &place);
     return fmin(latency + transfer, c->small_latency * latency + transfer / c->small_bandwidth);

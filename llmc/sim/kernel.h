@@ -9,7 +9,8 @@
 #include <stddef.h>
 
 // A cluster file has a rate for each kind. Of the elements of some it says more: a residual or an embedding is followed
-// by dropout where the software has that, and the bytes of an update and of a logit are the software's own.
+// by dropout where the software has that, and the bytes of an update, a logit and the gradients around a layernorm are
+// the software's own.
 typedef enum {
     KERNEL_NONE,
     KERNEL_ELEMENTWISE,
@@ -17,6 +18,7 @@ typedef enum {
     KERNEL_RESIDUAL,
     KERNEL_LAYERNORM_FORWARD,
     KERNEL_LAYERNORM_BACKWARD,
+    KERNEL_RESIDUAL_BACKWARD,   // a layernorm's too, with the residual's gradient added: 4 values an element
     KERNEL_CLASSIFIER_FORWARD,  // elements: logits
     KERNEL_CLASSIFIER_BACKWARD,
     KERNEL_OPTIMIZER,   // elements: parameters

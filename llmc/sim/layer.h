@@ -149,12 +149,9 @@ static inline void ops_layer_forward(OpList *o, const Cluster *c, const LayerSha
 // Backward of one layer, without what it recomputes. Behind each kernel's bytes: what it reads and writes.
 static inline void ops_layer_backward(OpList *o, const Cluster *c, const LayerShape *s) {
     size_t N = s->B * s->T, A = s->C / s->t, F = 4 * A;
-    double e = precision_bytes(s->precision), mask = c->dropout;
+    double e = precision_bytes(s->precision);
     double rows = (double)(N / (s->sequence_parallel ? s->t : 1)) * (double)s->C, inner = (double)N * (double)A;
     for (int half = 0; half < 2; half++) {  // the MLP, then attention
-        // dropout: gradient, mask -> gradient; bias: gradient -> its sum
-        ops_memory(o, c, "dropout", MEMORY_ELEMENTWISE, c->dropout ? (2 * e + mask) * rows : 0);
-        ops_memory(o, c, "bias gradient", MEMORY_ELEMENTWISE, e * rows);
         ops_g_backward(o, c, s);
         ops_linear_backward(o, c, s, N, s->C, half == 0 ? F : A, false);
         if (half == 0) ops_memory(o, c, "gelu", MEMORY_ELEMENTWISE, 3 * e * 4 * inner);
@@ -164,19 +161,19 @@ static inline void ops_layer_backward(OpList *o, const Cluster *c, const LayerSh
             ops_memory(o, c, "transpose", MEMORY_ELEMENTWISE, (2 + 6) * e * inner);
         ops_memory(o, c, "bias gradient", MEMORY_ELEMENTWISE, (half == 0 ? 4 : 3) * e * inner);
         ops_linear_backward(o, c, s, N, half == 0 ? F : 3 * A, s->C, true);
-        // layernorm: gradient, x -> gradient; gradient, x -> those of its weights; and the residual's gradient is added
-        ops_memory(o, c, "layernorm", MEMORY_LAYERNORM_BACKWARD, 5 * e * rows);
-        ops_memory(o, c, "residual gradient", MEMORY_ELEMENTWISE, 3 * e * rows);
+        ops_add(o, "layernorm, residual", GROUP_MEMORY, cost_residual_backward(c, e * rows, rows));
     }
 }
 
-// What a backward of the layer computes again before it begins.
+// What a backward of the layer computes again before it begins. What the cluster's software computes again of every
+// attention is in a whole layer already.
 static inline void layer_recomputes(OpList *o, const Cluster *c, const LayerShape *s) {
     double gelu = 2 * precision_bytes(s->precision) * (double)(s->B * s->T) * 4 * (double)(s->C / s->t);
     o->count = 0;
     if (s->recompute == LAYER_WHOLE) ops_layer_forward(o, c, s, c->recompute_end);
     if (s->recompute == LAYER_GELU) ops_memory(o, c, "gelu", MEMORY_ELEMENTWISE, gelu);
-    if (s->recompute == LAYER_ATTENTION) ops_attention(o, c, s, false);
+    bool attention = s->recompute == LAYER_ATTENTION || (c->attention_recompute && s->recompute != LAYER_WHOLE);
+    if (attention) ops_attention(o, c, s, false);
 }
 
 // THE list of a layer: forward, or backward with what it recomputes.
@@ -212,7 +209,7 @@ static inline void head_operations(OpList *o, const Cluster *c, const LayerShape
     o->count = 0;
     if (backward) {
         ops_linear_backward(o, c, s, N, V, s->C, true);
-        ops_memory(o, c, "layernorm", MEMORY_LAYERNORM_BACKWARD, 5 * e * rows);
+        ops_add(o, "layernorm", GROUP_MEMORY, cost_layernorm_backward(c, e * rows));
         return;
     }
     ops_memory(o, c, "layernorm", MEMORY_LAYERNORM_FORWARD, 2 * e * rows);

@@ -1,7 +1,8 @@
 // virtual_time.cuh: --virtual-time and --simulate: reads the cluster file and starts the clock of the stand-ins
 // (llmc/cpu/clock.h), and of a simulation the processes (llmc/cpu/simulate.h). On a GPU both flags are refused.
 //
-// defines: VirtualStep, trainer_virtual_time, trainer_simulate, trainer_clock_zero, trainer_clock_begin_step
+// defines: VirtualStep, recomputed_output, trainer_virtual_time, trainer_simulate, trainer_clock_zero,
+//          trainer_clock_begin_step
 #ifndef LLMC_VIRTUAL_TIME_CUH
 #define LLMC_VIRTUAL_TIME_CUH
 
@@ -23,12 +24,26 @@ typedef struct {
 #ifdef CPU_CLOCK
 static_assert((int)VIRTUAL_PARTS == (int)CPU_PARTS, "the parts are those of the clock");
 
+// Starts the clock for a run with these options: a layer that the trainer computes again has the attention in it that
+// the cluster's software computes again; messages between stages are whole without scatter/gather; and without ZeRO
+// data ranks gather gradients, the second half of an all-reduce.
+static inline void trainer_start_clock(Cluster *cluster, const Options *o, bool simulates) {
+    if (o->recompute == RECOMPUTE_LAYER) cluster->attention_recompute = false;
+    cpu_clock_start(cluster, simulates);
+    cpu_clock().gathers_gradients = !o->zero;
+    cpu_clock().whole_messages = cluster->scatter_gather || o->sequence_parallel || o->tensor < 2 ? 0 : o->tensor;
+}
+
+// Where a layer that is computed again leaves its output, which backward does not need: nowhere, or where the clock's
+// software computes it all the same, in scratch.
+static inline floatX *recomputed_output(floatX *scratch) { return cpu_clock().cluster.recompute_end ? scratch : NULL; }
+
 // Starts the clock of --virtual-time; that of a simulation runs already.
 static inline bool trainer_virtual_time(const Options *o, Error *err) {
     Cluster cluster;
     if (!o->virtual_time || cpu_clock().on) return true;
     if (!cluster_read(&cluster, o->virtual_time, err)) return false;
-    cpu_clock_start(&cluster, false);
+    trainer_start_clock(&cluster, o, false);
     return true;
 }
 
@@ -57,7 +72,7 @@ static inline void trainer_simulate(int argc, char **argv, unsigned sections) {
     int *ranks = NULL;
     if (!options_parse(&o, argc, argv, sections, &err) || !o.simulate || o.help) return;
     bool ok = trainer_simulated_ranks(&o, &ranks, &err) && cluster_read(&cluster, o.simulate, &err);
-    if (ok) cpu_clock_start(&cluster, true);
+    if (ok) trainer_start_clock(&cluster, &o, true);
     if (ok && !cpu_simulate_ranks(ranks, (int)o.pipeline, (int)o.ranks))
         ok = error_set(&err, "cannot make %zu processes: %s", o.pipeline, strerror(errno));
     free(ranks);
@@ -83,6 +98,7 @@ static inline bool trainer_virtual_time(const Options *o, Error *err) {
            error_set(err, "--%s needs the trainers that need no GPU: build with make DEVICE=cpu",
                      o->simulate ? "simulate" : "virtual-time");
 }
+static inline floatX *recomputed_output(floatX *) { return NULL; }
 static inline void trainer_simulate(int, char **, unsigned) {}
 static inline void trainer_clock_zero(void) {}
 static inline void trainer_clock_begin_step(void) {}
