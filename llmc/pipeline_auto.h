@@ -34,74 +34,90 @@ typedef struct {
     size_t count;
 } AutoStage;
 
-// What a run works on. Stages wait often, and look up at each time at which another one may send something: what that
-// needs lies together, [p] and up to a whole block of AUTO_BLOCK stages.
+// What a run works on. What is needed of the stages again and again lies together, [p] and up to a whole block of
+// AUTO_BLOCK stages.
 typedef struct {
     int p, m, blocks;
     const PipelineCosts *costs;
-    AutoStage *stages;  // [p]
-    double *clock;      // a stage is free from there on; INFINITY: it is through
-    double *wake;       // it can do nothing before that time, unless it hears from another stage
-    double *deadline;   // if it waits beyond that time, the run ends too late
-    double *soonest;    // [blocks] the earliest clock
+    AutoStage *stages;          // [p]
+    double *clock;              // a stage does nothing before then; INFINITY: it is through
+    double *wake;               // it waits until then, unless it hears from another stage; 0: it does not wait
+    double *deadline;           // if it waits beyond that time, the run ends too late
+    double *soonest, *working;  // [blocks] the earliest clock; that of those that do not wait
+    PipelineStep *const *given; // lists to run; NULL: the policy decides
+    AutoPolicy *policy;
+    double latest, unit;        // the run gives up once its end must be later; how long to wait if nobody works
+    bool sleeps, unsure;        // see auto_sleep
+    double horizon, reach;
 } AutoRun;
 
 enum { AUTO_BLOCK = 8 };
 
 static inline double auto_least(double a, double b) { return b < a ? b : a; }
 
-// What the stage does next at `now`: a forward while the policy wants more of them ahead; else a backward, a forward,
-// and a weight step where it would otherwise wait longer than the policy's patience. -1: it waits until *until.
-static inline int auto_choose(const AutoRun *r, const AutoStage *s, int ahead, double now, AutoPolicy *policy,
-                              double *until) {
-    const int *done = s->done;
-    bool room = done[STEP_FORWARD] < r->m && done[STEP_FORWARD] - done[STEP_WEIGHT] < r->costs->limit;
-    double forward = room ? s->arrival[STEP_FORWARD][done[STEP_FORWARD]] : INFINITY;
-    double backward = done[STEP_BACKWARD] < r->m ? s->arrival[STEP_BACKWARD][done[STEP_BACKWARD]] : INFINITY;
+// When the input of the stage's next forward or backward arrives; INFINITY if it must not run, or nobody knows yet.
+static inline double auto_arrival(const AutoRun *r, const AutoStage *s, StepKind kind) {
+    int next = s->done[kind];
+    bool room = kind != STEP_FORWARD || next - s->done[STEP_WEIGHT] < r->costs->limit;
+    return next < r->m && room ? s->arrival[kind][next] : INFINITY;
+}
+
+// For how long the stage can do nothing but weight steps.
+static inline double auto_awaits(const AutoRun *r, int stage) {
+    const AutoStage *s = &r->stages[stage];
+    if (!r->given) return auto_least(auto_arrival(r, s, STEP_FORWARD), auto_arrival(r, s, STEP_BACKWARD));
+    StepKind kind = r->given[stage][s->count].kind;
+    return kind == STEP_WEIGHT ? INFINITY : auto_arrival(r, s, kind);
+}
+
+// What the stage does next at `now`, by its list, or by the policy: a forward while that wants more of them ahead; else
+// a backward, a forward, and a weight step where it would otherwise wait longer than the policy's patience. -1: none.
+static inline int auto_choose(const AutoRun *r, int stage, double now) {
+    const AutoStage *s = &r->stages[stage];
+    AutoPolicy *policy = r->policy;
+    bool weight = s->done[STEP_WEIGHT] < s->done[STEP_BACKWARD];
+    if (r->given) {
+        StepKind kind = r->given[stage][s->count].kind;
+        return (kind == STEP_WEIGHT ? weight : auto_arrival(r, s, kind) <= now) ? (int)kind : -1;
+    }
+    double forward = auto_arrival(r, s, STEP_FORWARD), backward = auto_arrival(r, s, STEP_BACKWARD);
     if (forward <= now && backward <= now) {
-        int more = done[STEP_FORWARD] - done[STEP_BACKWARD] - ahead;
+        int more = s->done[STEP_FORWARD] - s->done[STEP_BACKWARD] - (r->p - stage);
         if (more < policy->extra) return STEP_FORWARD;
         if (more < policy->same_extra) policy->same_extra = more;
         return STEP_BACKWARD;
     }
     if (backward <= now) return STEP_BACKWARD;
     if (forward <= now) return STEP_FORWARD;
-    *until = auto_least(forward, backward);
-    double wait = *until - now;
-    if (done[STEP_WEIGHT] == done[STEP_BACKWARD] || !(wait > policy->patience)) return -1;
+    double wait = auto_least(forward, backward) - now;
+    if (!weight || !(wait > policy->patience)) return -1;
     policy->same_patience = auto_least(policy->same_patience, wait);
     return STEP_WEIGHT;
 }
 
-// The next step of its list, as soon as it can start.
-static inline int auto_given(const AutoRun *r, const AutoStage *s, StepKind kind, double now, double *until) {
-    int next = s->done[kind];
-    bool room = next < r->m && (kind != STEP_FORWARD || next - s->done[STEP_WEIGHT] < r->costs->limit);
-    *until = INFINITY;
-    if (kind == STEP_WEIGHT) return next < s->done[STEP_BACKWARD] ? (int)kind : -1;
-    if (room) *until = s->arrival[kind][next];
-    return *until <= now ? (int)kind : -1;
-}
-
-// How long the stage still works.
-static inline double auto_work_left(const AutoRun *r, const AutoStage *s) {
-    double left = 0;
-    for (int kind = 0; kind < 3; kind++) left += (r->m - s->done[kind]) * r->costs->step[kind];
-    return left;
+// Tells a neighbour that something is on its way. One that looks up often looks when it next does so. One that sleeps
+// wakes when it arrives; we are not sure of that if it might have looked up only later.
+static inline void auto_tell(AutoRun *r, int stage, int to, double now) {
+    if (!r->sleeps) r->wake[to] = 0;
+    if (!r->sleeps || r->wake[to] <= now) return;
+    double until = auto_awaits(r, to), *soonest = &r->soonest[to / AUTO_BLOCK];
+    if (until >= r->wake[to]) return;
+    r->unsure = r->unsure || until < r->horizon || (to < stage && until < r->reach);
+    r->wake[to] = r->clock[to] = until;
+    *soonest = auto_least(*soonest, until);
 }
 
 // Runs the stage's next step of a kind at `now`, sends what it makes, and returns when it is done.
-static inline double auto_step(const AutoRun *r, int stage, StepKind kind, double now) {
+static inline double auto_step(AutoRun *r, int stage, StepKind kind, double now) {
     AutoStage *s = &r->stages[stage];
     int micro = s->done[kind]++;
     if (s->count == 0) s->first = now;
     s->end = now + r->costs->step[kind];
-    r->wake[stage] = 0;
     pipeline_add(s->steps, &s->count, kind, micro, 0);
     int to = kind == STEP_WEIGHT ? -1 : kind == STEP_FORWARD ? stage + 1 : stage - 1;
     if (to >= 0 && to < r->p) {
         r->stages[to].arrival[kind][micro] = s->end + r->costs->transfer;
-        r->wake[to] = 0;
+        auto_tell(r, stage, to, now);
     } else if (kind == STEP_FORWARD) {
         s->arrival[STEP_BACKWARD][micro] = s->end;
     }
@@ -109,17 +125,16 @@ static inline double auto_step(const AutoRun *r, int stage, StepKind kind, doubl
 }
 
 // Goes on with a stage that may have something to do at `now`, until it has worked or must wait; false: it must wait.
-// latest: of the run. given: the stage's list, NULL: the policy decides.
-static inline bool auto_works(const AutoRun *r, int stage, double now, double latest, AutoPolicy *policy,
-                              const PipelineStep *given) {
+static inline bool auto_works(AutoRun *r, int stage, double now) {
     AutoStage *s = &r->stages[stage];
+    r->wake[stage] = 0;
     do {
-        int kind = -1;
-        r->wake[stage] = INFINITY;
-        if (given) kind = auto_given(r, s, given[s->count].kind, now, &r->wake[stage]);
-        else kind = auto_choose(r, s, r->p - stage, now, policy, &r->wake[stage]);
+        int kind = auto_choose(r, stage, now);
         if (kind < 0) {
-            r->deadline[stage] = latest - auto_work_left(r, s);
+            double left = 0;  // to do
+            for (int k = 0; k < 3; k++) left += (r->m - s->done[k]) * r->costs->step[k];
+            r->deadline[stage] = r->latest - left;
+            r->wake[stage] = auto_awaits(r, stage);
             return false;
         }
         r->clock[stage] = auto_step(r, stage, (StepKind)kind, now);
@@ -128,12 +143,18 @@ static inline bool auto_works(const AutoRun *r, int stage, double now, double la
     return true;
 }
 
-static inline void auto_begin(AutoRun *r) {
+static inline void auto_begin(AutoRun *r, bool sleeps) {
+    r->sleeps = sleeps;
+    r->unit = r->costs->step[STEP_FORWARD] > 0 ? r->costs->step[STEP_FORWARD] : 1;
+    r->unsure = false;
+    r->horizon = r->reach = 0;
+    r->policy->same_extra = INT_MAX;
+    r->policy->same_patience = INFINITY;
     for (int s = 0; s < r->blocks * AUTO_BLOCK; s++) {
         r->clock[s] = s < r->p ? 0 : INFINITY;
         r->wake[s] = 0;
     }
-    for (int block = 0; block < r->blocks; block++) r->soonest[block] = 0;
+    for (int block = 0; block < r->blocks; block++) r->soonest[block] = 0, r->working[block] = INFINITY;
     for (int s = 0; s < r->p; s++) {
         AutoStage *stage = &r->stages[s];
         stage->first = stage->end = 0;
@@ -156,15 +177,9 @@ static inline double auto_later(const AutoRun *r, double now) {
     return later;
 }
 
-// Runs all stages by one policy, or by the lists in `given` (NULL: by the policy); the lists are in the stages. Returns
-// the time from the first start to the last end, and *span, the longest that one stage takes from its own first start
-// to its own last end. Gives up, and returns INFINITY, once the end must be later than `latest`.
-static inline double auto_run(AutoRun *r, AutoPolicy *policy, PipelineStep *const *given, double latest, double *span) {
-    *span = INFINITY;
-    policy->same_extra = INT_MAX;
-    policy->same_patience = INFINITY;
-    auto_begin(r);
-    double unit = r->costs->step[STEP_FORWARD] > 0 ? r->costs->step[STEP_FORWARD] : 1;
+// Runs all stages. One that waits looks up at each time at which another may begin something. False: gave up.
+static inline bool auto_look(AutoRun *r) {
+    auto_begin(r, false);
     for (double now = 0; !isinf(now);) {
         double later = auto_later(r, now);  // up to there no other stage sends anything
         for (int block = 0; block < r->blocks; block++) {
@@ -172,10 +187,10 @@ static inline double auto_run(AutoRun *r, AutoPolicy *policy, PipelineStep *cons
             double soonest = INFINITY;
             for (int s = block * AUTO_BLOCK; s < (block + 1) * AUTO_BLOCK; s++) {
                 if (r->clock[s] == now) {  // what the others have sent up to now is known
-                    if (r->wake[s] > now || !auto_works(r, s, now, latest, policy, given ? given[s] : NULL)) {
+                    if (r->wake[s] > now || !auto_works(r, s, now)) {
                         r->clock[s] = auto_least(r->wake[s], later);
-                        if (isinf(r->clock[s])) r->clock[s] = now + unit;
-                        if (r->clock[s] > r->deadline[s]) return INFINITY;
+                        if (isinf(r->clock[s])) r->clock[s] = now + r->unit;
+                        if (r->clock[s] > r->deadline[s]) return false;
                     }
                     later = auto_least(later, r->clock[s]);
                 }
@@ -185,6 +200,69 @@ static inline double auto_run(AutoRun *r, AutoPolicy *policy, PipelineStep *cons
         }
         now = later;
     }
+    return true;
+}
+
+// When one of the stages that work beyond `now` is done, the first or a later one; INFINITY: none does.
+static inline double auto_working(const AutoRun *r, double now) {
+    double least = INFINITY;
+    for (int block = 0; block < r->blocks; block++)
+        if (r->working[block] > now) least = auto_least(least, r->working[block]);
+    for (int s = 0; s < r->p && isinf(least); s++)
+        if (r->wake[s] == 0 && r->clock[s] > now) least = r->clock[s];
+    return least;
+}
+
+// The same run, in which a stage that waits sleeps until what it waits for is there. Where messages take long that is
+// many times faster, as nobody looks up in vain. In auto_look a stage may look up too late for what has arrived in the
+// meantime. It does not if all times at which it may look up next are earlier: `horizon` is the last of those that it
+// may have chosen up to now, and `reach` of those that it may choose now, before the stages that come after it work.
+// Else the run is unsure.
+static inline bool auto_sleep(AutoRun *r) {
+    auto_begin(r, true);
+    for (double now = 0; !isinf(now) && !r->unsure;) {
+        double working = auto_working(r, now), first = working, next = INFINITY;
+        r->reach = isinf(working) ? now + r->unit : working;
+        for (int block = 0; block < r->blocks; block++) {
+            if (r->soonest[block] > now) continue;
+            double *clock = r->clock + block * AUTO_BLOCK, *wake = r->wake + block * AUTO_BLOCK;
+            for (int i = 0, s = block * AUTO_BLOCK; i < AUTO_BLOCK; i++, s++) {
+                if (clock[i] != now) continue;
+                if (auto_works(r, s, now)) {
+                    working = auto_least(working, clock[i]);
+                    if (!isinf(working)) r->reach = working;
+                    continue;
+                }
+                clock[i] = wake[i];
+                if (!isinf(clock[i]) && clock[i] > r->deadline[s]) return false;
+            }
+            double soonest = INFINITY, free = INFINITY;
+            for (int i = 0; i < AUTO_BLOCK; i++) {
+                soonest = auto_least(soonest, clock[i]);
+                if (wake[i] == 0) free = auto_least(free, clock[i]);
+            }
+            r->soonest[block] = soonest;
+            r->working[block] = free;
+        }
+        for (int s = 0; s < r->p && r->wake[s] == 0; s++) first = auto_least(first, r->clock[s]);
+        r->horizon = fmax(r->horizon, isinf(first) ? now + r->unit : first);  // of the first stage that waits
+        for (int block = 0; block < r->blocks; block++) next = auto_least(next, r->soonest[block]);
+        now = next;
+    }
+    return true;
+}
+
+// Runs all stages by one policy, or by the lists in `given` (NULL: by the policy); the lists are in the stages. Returns
+// the time from the first start to the last end, and *span, the longest that one stage takes from its own first start
+// to its own last end. Gives up, and returns INFINITY, once the end must be later than `latest`.
+static inline double auto_run(AutoRun *r, AutoPolicy *policy, PipelineStep *const *given, double latest, double *span) {
+    r->policy = policy;
+    r->given = given;
+    r->latest = latest;
+    bool ended = auto_sleep(r);
+    if (r->unsure) ended = auto_look(r);
+    *span = INFINITY;
+    if (!ended) return INFINITY;
     double end = *span = 0;
     for (int s = 0; s < r->p; s++) {
         end = fmax(end, r->stages[s].end);
@@ -211,10 +289,14 @@ static inline void pipeline_zb_auto(int p, int m, const PipelineCosts *costs, Pi
     int blocks = (p + AUTO_BLOCK - 1) / AUTO_BLOCK;
     AutoStage *stages = (AutoStage *)host_alloc(p, sizeof *stages);
     size_t padded = (size_t)blocks * AUTO_BLOCK;
-    double *clocks = (double *)host_alloc(4 * padded, sizeof *clocks);
+    double *clocks = (double *)host_alloc(5 * padded, sizeof *clocks);
     double *arrivals = (double *)host_alloc(2 * (size_t)p * m, sizeof *arrivals);
     PipelineStep *steps = (PipelineStep *)host_alloc(3 * (size_t)p * m, sizeof *steps);
-    AutoRun run = {p, m, blocks, costs, stages, clocks, clocks + padded, clocks + 2 * padded, clocks + 3 * padded};
+    AutoRun run;
+    memset(&run, 0, sizeof run);
+    run.p = p, run.m = m, run.blocks = blocks, run.costs = costs, run.stages = stages;
+    run.clock = clocks, run.wake = clocks + padded, run.deadline = clocks + 2 * padded;
+    run.soonest = clocks + 3 * padded, run.working = clocks + 4 * padded;
     AutoPolicy tried[FILLS * WAITS], listed = {0, 0, 0, 0};
     size_t count = 0;
     double best = INFINITY, best_span = INFINITY, span, small = 1e-9 * m * costs->step[STEP_FORWARD];

@@ -161,16 +161,17 @@ compare_schedule() { # compare_schedule NUMBER ARGUMENTS
                 /^bubble/ { sub("%", "", $2); gsub(/[(;)]/, ""); print $2, $6, $8 }' <<<"$out")"
 }
 
-# trainer NUMBER MORE: runs the command line that the page gives.
+# trainer NUMBER MORE [THROUGH...]: runs the command line that the page gives.
 trainer() {
-    local address=${addresses[$1]} precision=fp32 flags ranks=1 size
+    local address=${addresses[$1]} precision=fp32 more=$2 flags ranks=1 size
     [[ $address == *precision=bf16* ]] && precision=bf16
     flags=$(said "$1" flags)
     for size in $(sed -nE 's/.*&tensor=([0-9]+)&data=([0-9]+)&pipeline=([0-9]+).*/\1 \2 \3/p' <<<"$address"); do
         ranks=$((ranks * size))
     done
+    shift 2
     # shellcheck disable=SC2086
-    OMP_NUM_THREADS=1 $launch -n $ranks "${build/fp32/$precision}/train_gpt_3d" $flags $2 2>&1 </dev/null
+    OMP_NUM_THREADS=1 $launch -n $ranks "$@" "${build/fp32/$precision}/train_gpt_3d" $flags $more 2>&1 </dev/null
 }
 
 compare_dry() {
@@ -179,10 +180,20 @@ compare_dry() {
         "$(trainer "$1" --dry-run | awk '/^MiB per rank/ { on = 1; next } on { print $1, $2, $3, $4, $5 }')"
 }
 
+# Each rank writes its errors to a file of its own: what the launcher passes on of several ranks at once, and of what
+# they write just before they end, is not the trainers' business.
 compare_traffic() {
     local data=dev/test/golden/train.bin
+    rm -f "$dir"/rank.*
+    # shellcheck disable=SC2016
+    if ! NCCL_TRAFFIC=1 trainer "$1" "--train-data $data --steps 1" sh -c 'exec "$@" 2>"$0.$$"' "$dir/rank" \
+        >"$dir/printed"; then
+        echo 'the trainer failed:'
+        tail -n 5 "$dir/printed" "$dir"/rank.*
+        return
+    fi
     compare "$(said "$1" traffic | sort)" \
-        "$(export NCCL_TRAFFIC=1; trainer "$1" "--train-data $data --steps 1" | grep -a '^traffic:' | awk '
+        "$(cat "$dir"/rank.* | grep -a '^traffic:' | awk '
             BEGIN { name["ncclAllReduce"] = "all-reduce"; name["ncclReduceScatter"] = "reduce-scatter"
                     name["ncclAllGather"] = "all-gather"; name["ncclBroadcast"] = "broadcast"
                     name["ncclSend"] = "send"; name["ncclRecv"] = "receive" }
