@@ -36,6 +36,7 @@ layouts=('1' '2 --data 2' '2 --pipeline 2' '2 --tensor 2 --sequence-parallel 1' 
          '8 --tensor 2 --data 2 --pipeline 2 --virtual 2' '4 --pipeline 4 --schedule zb-h1')
 events=(calm kill launcher signal signal stop slow second disk damage)
 declare -A counts
+declare -A spoiled  # checkpoints that were damaged here, and may stay among the newest for some runs
 bump() { counts[$1]=$((${counts[$1]:-0} + 1)); }
 
 failures=0
@@ -96,18 +97,18 @@ while [ $SECONDS -lt $end ]; do
     ranks=${layout[0]} delay=$((RANDOM % 1500)) every=$((1 + RANDOM % 3)) more=$((3 + RANDOM % 12))
     [ "$what" = disk ] && [ "$disk" = 0 ] && what=calm
     [ "$what" = second ] && more=100000  # it ends by a signal
-    newest=$(find "$out" -maxdepth 1 -name 'step-*' 2>/dev/null | sort | tail -n 1)
-    damaged=''
-    if [ "$what" = damage ]; then
-        [ "$(find "$out" -maxdepth 1 -name 'step-*' 2>/dev/null | wc -l)" -ge 2 ] || what=calm
-    fi
+    newest='' damaged='' whole=0
+    for folder in "$out"/step-*; do
+        [ -d "$folder" ] && [ -z "${spoiled[$folder]:-}" ] && newest=$folder whole=$((whole + 1))
+    done
+    [ "$what" = damage ] && [ $whole -lt 2 ] && what=calm
     if [ "$what" = damage ]; then  # one byte of the newest one
         file=$newest/$([ $((RANDOM % 2)) = 0 ] && echo model || echo optimizer).safetensors
         at=$((9000 + RANDOM * 5 % ($(stat -c %s "$file") - 9000)))
         byte=$(od -An -tu1 -j"$at" -N1 "$file")
         # shellcheck disable=SC2059
         printf "\\$(printf %03o $((byte ^ 16)))" | dd of="$file" bs=1 seek="$at" conv=notrunc 2>/dev/null
-        damaged=$newest
+        damaged=$newest spoiled[$newest]=1
         announced=0  # what is left is looked up below
     fi
     if [ "$what" = disk ]; then
@@ -170,10 +171,16 @@ while [ $SECONDS -lt $end ]; do
     saves=$((${saves:-0} + $(grep -c '^saved ' "$dir/out")))
     last=0
     for folder in "$out"/step-*/; do
-        [ -d "$folder" ] && [ "$folder" != "$damaged/" ] || continue
-        if sound "${folder%/}"; then last=$(step_of "${folder%/}")
-        elif [ "${folder%/}" != "$damaged" ]; then failed "$folder is not sound"; fi
+        folder=${folder%/}
+        [ -d "$folder" ] || continue
+        if sound "$folder"; then
+            last=$(step_of "$folder")
+            unset "spoiled[$folder]"  # saved anew
+        elif [ -z "${spoiled[$folder]:-}" ]; then
+            failed "$folder is not sound"
+        fi
     done
+    for folder in "${!spoiled[@]}"; do [ -d "$folder" ] || unset "spoiled[$folder]"; done
     [ "$last" -ge "$announced" ] || failed "step $announced was announced as saved, and the newest sound one is $last"
 done
 
