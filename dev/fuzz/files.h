@@ -51,8 +51,8 @@ static void fuzz_shards(const uint8_t *data, size_t size) {
     close(fd);
 }
 
-// A log that a run goes on with after some steps: what stays is its beginning, up to these steps, and nothing is touched
-// that is no log.
+// A log that a run goes on with after some steps: what stays is its beginning, up to these steps, and nothing is
+// touched that is no log.
 static void fuzz_log(const uint8_t *data, size_t size) {
     char path[40];
     Error err;
