@@ -43,7 +43,8 @@ typedef struct {
     double *clock;              // a stage does nothing before then; INFINITY: it is through
     double *wake;               // it waits until then, unless it hears from another stage; 0: it does not wait
     double *deadline;           // if it waits beyond that time, the run ends too late
-    double *soonest, *working;  // [blocks] the earliest clock; that of those that do not wait
+    double *busy;               // its clock if it works beyond now, else INFINITY
+    double *soonest, *working;  // [blocks] the least of clock and of busy, and up to a whole block of blocks
     PipelineStep *const *given; // lists to run; NULL: the policy decides
     AutoPolicy *policy;
     double latest, unit;        // the run gives up once its end must be later; how long to wait if nobody works
@@ -54,6 +55,12 @@ typedef struct {
 enum { AUTO_BLOCK = 8 };
 
 static inline double auto_least(double a, double b) { return b < a ? b : a; }
+
+// Of a block, in pairs, which a processor does side by side.
+static inline double auto_least_of(const double *x) {
+    double a = auto_least(auto_least(x[0], x[1]), auto_least(x[2], x[3]));
+    return auto_least(a, auto_least(auto_least(x[4], x[5]), auto_least(x[6], x[7])));
+}
 
 // When the input of the stage's next forward or backward arrives; INFINITY if it must not run, or nobody knows yet.
 static inline double auto_arrival(const AutoRun *r, const AutoStage *s, StepKind kind) {
@@ -152,9 +159,13 @@ static inline void auto_begin(AutoRun *r, bool sleeps) {
     r->policy->same_patience = INFINITY;
     for (int s = 0; s < r->blocks * AUTO_BLOCK; s++) {
         r->clock[s] = s < r->p ? 0 : INFINITY;
+        r->busy[s] = INFINITY;
         r->wake[s] = 0;
     }
-    for (int block = 0; block < r->blocks; block++) r->soonest[block] = 0, r->working[block] = INFINITY;
+    for (int block = 0; block < r->blocks; block++) {
+        r->soonest[block] = block * AUTO_BLOCK < r->p ? 0 : INFINITY;
+        r->working[block] = INFINITY;
+    }
     for (int s = 0; s < r->p; s++) {
         AutoStage *stage = &r->stages[s];
         stage->first = stage->end = 0;
@@ -209,7 +220,7 @@ static inline double auto_working(const AutoRun *r, double now) {
     for (int block = 0; block < r->blocks; block++)
         if (r->working[block] > now) least = auto_least(least, r->working[block]);
     for (int s = 0; s < r->p && isinf(least); s++)
-        if (r->wake[s] == 0 && r->clock[s] > now) least = r->clock[s];
+        if (r->busy[s] > now) least = r->busy[s];
     return least;
 }
 
@@ -226,27 +237,26 @@ static inline bool auto_sleep(AutoRun *r) {
         for (int block = 0; block < r->blocks; block++) {
             if (r->soonest[block] > now) continue;
             double *clock = r->clock + block * AUTO_BLOCK, *wake = r->wake + block * AUTO_BLOCK;
+            double *busy = r->busy + block * AUTO_BLOCK;
             for (int i = 0, s = block * AUTO_BLOCK; i < AUTO_BLOCK; i++, s++) {
                 if (clock[i] != now) continue;
                 if (auto_works(r, s, now)) {
+                    busy[i] = clock[i];
                     working = auto_least(working, clock[i]);
                     if (!isinf(working)) r->reach = working;
                     continue;
                 }
+                busy[i] = INFINITY;
                 clock[i] = wake[i];
                 if (!isinf(clock[i]) && clock[i] > r->deadline[s]) return false;
             }
-            double soonest = INFINITY, free = INFINITY;
-            for (int i = 0; i < AUTO_BLOCK; i++) {
-                soonest = auto_least(soonest, clock[i]);
-                if (wake[i] == 0) free = auto_least(free, clock[i]);
-            }
-            r->soonest[block] = soonest;
-            r->working[block] = free;
+            r->soonest[block] = auto_least_of(clock);
+            r->working[block] = auto_least_of(busy);
         }
         for (int s = 0; s < r->p && r->wake[s] == 0; s++) first = auto_least(first, r->clock[s]);
         r->horizon = fmax(r->horizon, isinf(first) ? now + r->unit : first);  // of the first stage that waits
-        for (int block = 0; block < r->blocks; block++) next = auto_least(next, r->soonest[block]);
+        for (int block = 0; block < r->blocks; block += AUTO_BLOCK)
+            next = auto_least(next, auto_least_of(r->soonest + block));
         now = next;
     }
     return true;
@@ -286,17 +296,17 @@ static inline bool auto_seen(const AutoPolicy *seen, size_t count, const AutoPol
 static inline void pipeline_zb_auto(int p, int m, const PipelineCosts *costs, PipelineStep *const *lists,
                                     size_t *counts) {
     enum { FILLS = 5, WAITS = 4 };
-    int blocks = (p + AUTO_BLOCK - 1) / AUTO_BLOCK;
+    int square = AUTO_BLOCK * AUTO_BLOCK, blocks = (p + square - 1) / square * AUTO_BLOCK;
     AutoStage *stages = (AutoStage *)host_alloc(p, sizeof *stages);
     size_t padded = (size_t)blocks * AUTO_BLOCK;
-    double *clocks = (double *)host_alloc(5 * padded, sizeof *clocks);
+    double *clocks = (double *)host_alloc(6 * padded, sizeof *clocks);
     double *arrivals = (double *)host_alloc(2 * (size_t)p * m, sizeof *arrivals);
     PipelineStep *steps = (PipelineStep *)host_alloc(3 * (size_t)p * m, sizeof *steps);
     AutoRun run;
     memset(&run, 0, sizeof run);
     run.p = p, run.m = m, run.blocks = blocks, run.costs = costs, run.stages = stages;
     run.clock = clocks, run.wake = clocks + padded, run.deadline = clocks + 2 * padded;
-    run.soonest = clocks + 3 * padded, run.working = clocks + 4 * padded;
+    run.busy = clocks + 3 * padded, run.soonest = clocks + 4 * padded, run.working = clocks + 5 * padded;
     AutoPolicy tried[FILLS * WAITS], listed = {0, 0, 0, 0};
     size_t count = 0;
     double best = INFINITY, best_span = INFINITY, span, small = 1e-9 * m * costs->step[STEP_FORWARD];

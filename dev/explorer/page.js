@@ -752,8 +752,8 @@ function drawGrid() {
         `${Math.floor(rankShown / r.node)}. Its groups: `, ...Object.entries(colors).flatMap(([name, color]) => {
             const b = document.createElement("b");
             b.style.color = color;
-            b.textContent = `${name} (${groups[name].length}) `;
-            return [b];
+            b.textContent = `${name} (${groups[name].length})`;
+            return [b, name === "pipeline" ? ". " : ", "];
         }), `It needs ${bytesText(stageBytes(r, r.chosen.bytes))}. Choose another by a click or the arrow keys.`);
     $("grid").setAttribute("aria-label", `grid of ${r.ranks} ranks; rank ${rankShown} is chosen`);
     showSent();
@@ -964,6 +964,13 @@ section("layout").querySelector("[name=model]").prepend(new Option("sizes of you
 for (const form of document.querySelectorAll("form")) {
     form.addEventListener("submit", event => event.preventDefault());
     form.addEventListener("input", event => changed(event.target));
+    form.addEventListener("keydown", event => {  // up and down change a whole number by one
+        const field = event.target, by = {ArrowUp: 1, ArrowDown: -1}[event.key];
+        if (!by || field.inputMode !== "numeric" || !/^[0-9]+$/.test(field.value)) return;
+        event.preventDefault();
+        field.value = String(Math.max(0, Number(field.value) + by));
+        changed(field);
+    });
 }
 window.addEventListener("hashchange", () => open(location.hash));
 window.addEventListener("resize", redraw);
@@ -986,6 +993,11 @@ $("timeline").onkeydown = event => {
     const act = {ArrowLeft: () => moveTime(-1), ArrowRight: () => moveTime(1), " ": play,
                  Home: () => { timeShown = 0; drawSchedule(); keepAddress(); },
                  End: () => { timeShown = null; drawSchedule(); keepAddress(); }}[event.key];
+    if (act) event.preventDefault(), event.key !== " " && stop(), act();
+};
+$("ring").onkeydown = event => {
+    const act = {ArrowLeft: () => moveRound(-1), ArrowRight: () => moveRound(1), " ": play,
+                 Home: () => moveRound(-ringShown.rounds), End: () => moveRound(ringShown.rounds)}[event.key];
     if (act) event.preventDefault(), event.key !== " " && stop(), act();
 };
 $("grid").onclick = event => {

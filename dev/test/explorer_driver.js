@@ -61,6 +61,13 @@
     press("grid", "ArrowRight");
     press("grid", "ArrowDown");
     say("keys", rankShown === 33 ? "rank" : "nothing", rankShown);
+    await open("#collectives");
+    press("ring", "ArrowRight");
+    say("keys", roundShown === 1 && location.hash === "#collectives?round=1" ? "round" : "nothing", roundShown);
+    await open("#schedules");
+    field.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowUp", bubbles: true}));
+    for (let i = 0; i < 100 && state.schedules.p !== "5"; i++) await new Promise(done => setTimeout(done, 10));
+    say("keys", state.schedules.p === "5" && location.hash === "#schedules?p=5" ? "number" : "nothing", field.value);
     // How long drawing takes, from the input to the picture: the shortest of some times, as others use the machine too.
     for (const hash of SLOW) {
         let least = Infinity;

@@ -122,7 +122,9 @@ for case in "${cases[@]}"; do
 done
 slow=('#schedules?p=64&m=512' '#schedules?kind=gpipe&p=64&m=512' '#schedules?kind=interleaved&v=2&p=64&m=512'
       '#schedules?kind=zb-h1&p=64&m=512&transfer=0.2' '#schedules?kind=zb-auto&p=64&m=512'
-      '#layout?model=ptd+1T')
+      '#schedules?kind=interleaved&v=8&p=64&m=512&transfer=0.2'
+      '#schedules?kind=zb-auto&p=64&m=512&B=2&transfer=0.3' '#layout?model=ptd+1T'
+      '#layout?model=ptd+1T&schedule=zb-auto')
 
 array() { printf '"%s", ' "$@"; }
 {
@@ -221,8 +223,8 @@ done
 
 check 'bad input: the sentence, and nothing else changes' \
     "$([ "$(grep -c '^bad kept' "$dir/said")" = 6 ] || grep '^bad' "$dir/said")"
-check 'keys move time and rank' \
-    "$([ "$(grep -cE '^keys (time|rank)' "$dir/said")" = 2 ] || grep '^keys' "$dir/said")"
+check 'keys move time, rank, round and a number' \
+    "$([ "$(grep -cE '^keys (time|rank|round|number)' "$dir/said")" = 4 ] || grep '^keys' "$dir/said")"
 check 'p = 64, m = 512 is drawn within 0.2 s, at the latest at the 20th time' \
     "$([ "$(awk '/^time/ && $2 <= 200' "$dir/said" | wc -l)" = ${#slow[@]} ] || grep '^time' "$dir/said")"
 
