@@ -560,6 +560,28 @@ static void test_auto(void) {
     check(&c, worse == 0, "zb-auto: with the memory of zb-h1 or more and slow messages never later: %zu are", worse);
 }
 
+// The search finds what it found when it was written plainly, one stage after the other looking up at each event: a
+// hash of all its lists. Where it gives a stage other work, they are other lists, and this number is another one.
+static void test_auto_is_the_same(void) {
+    static const int stages[] = {2, 3, 8, 17}, micros[] = {1, 6, 16, 40};
+    static const double costs[][3] = {{1, 1, 1}, {1, 1.28, 0.9}, {0.3, 0.7, 0.2}, {1, 2, 5}, {2, 1, 0}};
+    static const double transfers[] = {0, 0.3, 1, 3};
+    unsigned long long hash = 14695981039346656037u;
+    size_t searches = 0;
+    for (int i = 0; i < 4 * 4 * 5 * 4 * 3; i++, searches++) {
+        int p = stages[i % 4], m = micros[i / 4 % 4], limits[] = {p, 2 * p, 1 + p / 2};
+        const double *cost = costs[i / 16 % 5];
+        PipelineCosts given = {{cost[0], cost[1], cost[2]}, transfers[i / 80 % 4], limits[i / 320]};
+        Lists l = pipeline_lists_make(SCHEDULE_ZB_AUTO, p, m, 1, &given);
+        for (int s = 0; s < p; s++)
+            for (size_t k = 0; k < l.counts[s]; k++)
+                hash = (hash ^ (unsigned)(l.steps[s][k].kind * 65537 + l.steps[s][k].micro)) * 1099511628211u;
+        lists_free(&l);
+    }
+    check(&c, hash == 0x8b651a7dd3090639u, "zb-auto: the lists of %zu searches are those of the plain search (%llx)",
+          searches, hash);
+}
+
 static void test_wrong_halves(void) {
     Lists l;
     lists_make(&l, SCHEDULE_ZB_H1, 4, 8, 1);  // stage 0: F0 F1 F2 F3 B0 W0 F4 B1 W1 ...
@@ -689,6 +711,7 @@ int main(void) {
     test_text();
     test_examples();
     test_auto();
+    test_auto_is_the_same();
     test_halves(SCHEDULE_ZB_H1);
     test_halves(SCHEDULE_ZB_AUTO);
     test_schedules(SCHEDULE_GPIPE);
