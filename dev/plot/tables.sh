@@ -7,7 +7,7 @@ set -u
 cd "$(dirname "$0")/../.." || exit 1
 
 quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes data_bytes optimizer_memory
-       schedules schedules_norm bubbles study plan scale)
+       schedules schedules_norm refused bubbles study plan scale)
 slow=(layouts main errors no_wait one_stream zero bubbles_paper plan_table1 plan_clock scale_trainers)
 
 mode=${1:-check} build=${2:-build/cpu-fp32}
@@ -181,6 +181,26 @@ table_schedules_norm() {
         formula = 100 * ($2 - 1) * (1.11 + 1.28 - 2) / ($3 * (1.11 + 1.28 + 1))
         printf "| %d | %d | %s | %.2f |\n", $2, $3, $(NF - 1), formula
     }' "$dir/out"
+}
+
+# One list for each kind of mistake, and why it is refused.
+table_refused() {
+    local list
+    while read -r list; do
+        echo "$list"
+        build/tools/schedule "$list" 2>&1 | fold -s -w 112 | sed 's/^/    /; s/ *$//'
+    done <<'LISTS' | fenced
+F0 F1 X0
+F0 F1 B0
+F0 F1 F0 B0
+B0 F0
+F0 W0 B0
+F0 F1 B1 B0
+F0 F1 B0 B1 W1 W0
+F0 F1 B0 B1; F1 F0 B0 B1
+F0 B0 F1 B1; F0 F1 B0 B1
+F0.0 B0.0 F0.1 B0.1
+LISTS
 }
 
 # Every schedule on the trainer's own clock, beside the formulas; and the models of Zero Bubble, beside its Table 5.
