@@ -20,7 +20,7 @@ report $? "it names the text and its licence: $(grep -m1 '^text' "$dir/printed")
 awk '/validation loss of 1 rank/ { on = 1; next } on && NF == 3 && $1 ~ /^[0-9]+$/ { if (!n++) first = $2; last = $2 }
      END { exit !(n >= 3 && last < first - 0.5) }' "$dir/printed"
 report $? 'its validation curve falls'
-[ "$(grep -c '^  *step  *[0-9]*/[0-9]* .* left$' "$dir/printed")" -ge 30 ]
+[ "$(grep -c '^  *step  *[0-9]*/[0-9]* .* left$' "$dir/printed")" -ge 20 ]
 report $? "it shows how far each part is, and the time left: $(grep -c ' left$' "$dir/printed") lines"
 last=$(tail -n 1 "$dir/printed")
 [[ $last =~ ^'The losses of 1 and 8 ranks differ by at most '[0-9.]+e-[0-9]+' in 20 steps, their validation losses by at most '[0-9.]+e-[0-9]+' in 30; ' ]]
