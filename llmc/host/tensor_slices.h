@@ -1,6 +1,6 @@
 // tensor_slices.h: moving slices of a rank's flat buffer to and from the unsharded tensors of a safetensors file.
 //
-// defines: StateKind, Slice, slices_walk, slices_create, slices_write, slices_read
+// defines: StateKind, slices_walk, slices_create, slices_write, slices_read
 #ifndef LLMC_TENSOR_SLICES_H
 #define LLMC_TENSOR_SLICES_H
 
@@ -8,24 +8,16 @@
 
 typedef enum { STATE_WEIGHTS, STATE_M, STATE_V, STATE_MASTER } StateKind;  // master: of a bf16 run
 
-// What elements of a rank's flat buffer are in the unsharded tensors.
-typedef struct {
-    const Tensor *tensor;
-    size_t local;   // element of the rank's flat buffer
-    size_t global;  // element of the unsharded tensor
-    size_t count;   // contiguous in both
-} Slice;
+typedef bool (*RunVisit)(void *context, const Tensor *x, const Run *run, Error *err);
 
-typedef bool (*SliceVisit)(void *context, const Slice *slice, Error *err);
-
-// Calls visit for the longest slices that make up [lo, hi), in memory order, without gaps and padding. Stops
-// when visit returns false.
-static inline bool slices_walk(const ParamTable *table, size_t lo, size_t hi, SliceVisit visit, void *context,
+// Calls visit for the longest runs that make up [lo, hi) of the flat buffer, in memory order, without gaps and padding.
+// Stops when visit returns false.
+static inline bool slices_walk(const ParamTable *table, size_t lo, size_t hi, RunVisit visit, void *context,
                                Error *err) {
     for (size_t i = 0; i < table->count; i++) {
         const Tensor *x = &table->tensors[i];
         if (x->offset >= hi || x->offset + x->size <= lo) continue;
-        Slice slice = {x, 0, 0, 0};
+        Run joined = {0, 0, 0};
         for (size_t r = 0; r < tensor_run_count(x); r++) {
             Run run = tensor_run(x, r);
             size_t begin = x->offset + run.local, end = begin + run.count;
@@ -33,17 +25,17 @@ static inline bool slices_walk(const ParamTable *table, size_t lo, size_t hi, Sl
             size_t skip = begin < lo ? lo - begin : 0;
             if (end > hi) end = hi;
             if (begin + skip >= end) continue;
-            size_t local = begin + skip, global = run.global + skip;
-            if (slice.count && slice.local + slice.count == local && slice.global + slice.count == global) {
-                slice.count += end - local;  // with one tensor rank the runs of a matrix join up
+            size_t local = run.local + skip, global = run.global + skip, count = end - begin - skip;
+            if (joined.count && joined.local + joined.count == local && joined.global + joined.count == global) {
+                joined.count += count;  // with one tensor rank the runs of a matrix join up
                 continue;
             }
-            if (slice.count && !visit(context, &slice, err)) return false;
-            slice.local = local;
-            slice.global = global;
-            slice.count = end - local;
+            if (joined.count && !visit(context, x, &joined, err)) return false;
+            joined.local = local;
+            joined.global = global;
+            joined.count = count;
         }
-        if (slice.count && !visit(context, &slice, err)) return false;
+        if (joined.count && !visit(context, x, &joined, err)) return false;
     }
     return true;
 }
@@ -109,34 +101,32 @@ static inline bool slice_file_seek(SliceFile *file, const Tensor *x, Error *err)
     return file->entry != NULL;
 }
 
-static inline bool slice_write(void *context, const Slice *slice, Error *err) {
+static inline bool run_write(void *context, const Tensor *x, const Run *run, Error *err) {
     SliceFile *file = (SliceFile *)context;
-    const Tensor *x = slice->tensor;
     if ((x->split == SPLIT_NONE && x->t_rank != 0) || (x->kind == WTE && !file->write_wte)) return true;
-    const float *values = file->values + (slice->local - file->lo);
+    const float *values = file->values + (x->offset + run->local - file->lo);
     if (!slice_file_seek(file, x, err)) return false;
-    if (file->sums) file->sums[x->id] += checksum_floats(values, file->entry->dtype, slice->global, slice->count);
-    return st_write_floats(&file->st, file->entry, slice->global, slice->count, values, err);
+    if (file->sums) file->sums[x->id] += checksum_floats(values, file->entry->dtype, run->global, run->count);
+    return st_write_floats(&file->st, file->entry, run->global, run->count, values, err);
 }
 
-static inline bool slice_read(void *context, const Slice *slice, Error *err) {
+static inline bool run_read(void *context, const Tensor *x, const Run *run, Error *err) {
     SliceFile *file = (SliceFile *)context;
-    const Tensor *x = slice->tensor;
-    float *out = file->values + (slice->local - file->lo);
+    float *out = file->values + (x->offset + run->local - file->lo);
     if (!slice_file_seek(file, x, err)) return false;
-    if ((x->split != SPLIT_COLUMNS && x->split != SPLIT_QKV) || slice->count >= SLICE_WINDOW) {
-        return st_read_floats(&file->st, file->entry, slice->global, slice->count, out, err);
+    if ((x->split != SPLIT_COLUMNS && x->split != SPLIT_QKV) || run->count >= SLICE_WINDOW) {
+        return st_read_floats(&file->st, file->entry, run->global, run->count, out, err);
     }
     size_t window_end = file->window_first + file->window_count;
-    if (slice->global < file->window_first || slice->global + slice->count > window_end) {
-        size_t left = file->entry->count - slice->global;
-        file->window_first = slice->global;
+    if (run->global < file->window_first || run->global + run->count > window_end) {
+        size_t left = file->entry->count - run->global;
+        file->window_first = run->global;
         file->window_count = left < SLICE_WINDOW ? left : (size_t)SLICE_WINDOW;
-        if (!st_read_floats(&file->st, file->entry, slice->global, file->window_count, file->window, err)) {
+        if (!st_read_floats(&file->st, file->entry, run->global, file->window_count, file->window, err)) {
             return false;
         }
     }
-    memcpy(out, file->window + (slice->global - file->window_first), slice->count * sizeof(float));
+    memcpy(out, file->window + (run->global - file->window_first), run->count * sizeof(float));
     return true;
 }
 
@@ -151,7 +141,7 @@ static inline bool slices_write(const char *path, StateKind kind, const ParamTab
     file.write_wte = write_wte;
     file.sums = sums;
     if (!st_open_for_writing(&file.st, path, err)) return false;
-    if (slices_walk(table, lo, hi, slice_write, &file, err)) return st_finish(&file.st, err);
+    if (slices_walk(table, lo, hi, run_write, &file, err)) return st_finish(&file.st, err);
     st_close(&file.st);
     return false;
 }
@@ -189,7 +179,7 @@ static inline bool slices_read(SafeTensors *st, StateKind kind, const ParamTable
     file.lo = lo;
     memset(values, 0, (hi - lo) * sizeof(float));
     file.window = (float *)host_alloc(SLICE_WINDOW, sizeof(float));
-    bool ok = slices_walk(table, lo, hi, slice_read, &file, err);
+    bool ok = slices_walk(table, lo, hi, run_read, &file, err);
     free(file.window);
     st_close(st);
     return ok;
