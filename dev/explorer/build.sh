@@ -25,7 +25,7 @@ flags=(--target=wasm32 -nostdinc -ffreestanding -fno-builtin -mbulk-memory -fvis
        -fdata-sections -Wall -Wextra -Wno-format -Wno-unused-function -I"$dir/include" -I.)
 compile() { "$clang" "${flags[@]}" -c "$@"; }
 compile -std=gnu11 -Os -o "$dir/libc.o" dev/explorer/libc.c
-compile -std=gnu11 -O2 -o "$dir/schedule.o" dev/explorer/schedule.c
+compile -std=gnu11 -O3 -o "$dir/schedule.o" dev/explorer/schedule.c
 for precision in fp32 bf16; do
     renamed=()
     for name in run rank place; do renamed+=("-Dlayout_$name=layout_${name}_$precision"); done

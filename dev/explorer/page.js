@@ -296,9 +296,13 @@ function bytesText(x) {
 
 let shown = null;  // the schedule that is drawn
 
+const rowHeight = p => Math.max(6, Math.min(38, Math.floor(620 / p)));
+const MOST_LANES = 47;  // stages that have room for their messages: with one more, rows are 12 pixels high
+
 // Runs a schedule in the program; the numbers of the result.
 function schedule(c, kind, p, m, v, costs, transfer, layers, limit, buffers, one) {
-    const code = c.call("schedule_run", kind, p, m, v, ...costs, transfer, layers, limit, buffers, one);
+    const code = c.call("schedule_run", kind, p, m, v, ...costs, transfer, layers, limit, buffers, one,
+                        MOST_LANES);
     if (code === 1) throw new Error(c.text(c.c.stderr_text));
     const at = c.c.schedule_result(), x = c.doubles(at, 12), pointers = new Uint32Array(c.c.memory.buffer, at + 96, 5);
     const r = {p: x[0], m: x[1], v: x[2], split: x[3], makespan: x[4], busy: x[5], bubble: x[6], formula: x[7],
@@ -403,39 +407,35 @@ function showSchedule() {
         stuck: r.stuck.map((x, s) => x.type < 0 ? "" : stuckSentence(r, s)), circle: ring});
 }
 
-// From the first start to the last end of each stage's steps.
+// From the first start to the last end of each stage's steps, which are in the order of time; messages come after them.
 function ownSpans(r) {
-    const spans = [];
-    for (let s = 0; s < r.p; s++) {
-        let first = Infinity, last = 0;
-        for (let i = r.first[s]; i < r.first[s + 1]; i++) {
-            if (r.marks[8 * i + 4] > 2) continue;
-            first = Math.min(first, r.times[4 * i]);
-            last = Math.max(last, r.times[4 * i + 1]);
-        }
-        spans.push(last > first ? last - first : 0);
-    }
-    return spans;
+    return Array.from({length: r.p}, (_, s) => {
+        const first = r.first[s];
+        let last = r.first[s + 1] - 1;
+        while (last >= first && r.marks[8 * last + 4] > 2) last--;
+        return last >= first ? Math.max(0, r.times[4 * last + 1] - r.times[4 * first]) : 0;
+    });
 }
 
 const MARGIN = {left: 64, right: 54, top: 6};
 
 function drawSchedule() {
     const r = shown, end = Math.max(r.makespan, 1e-9), now = timeShown === null ? end : Math.min(timeShown, end);
-    const lanes = Number(r.values.transfer) > 0, row = Math.max(6, Math.min(38, Math.floor(620 / r.p)));
-    const gap = row > 12 ? 3 : row > 7 ? 1 : 0, box = row - gap - (lanes && row > 12 ? 6 : 0), width = roomFor(360);
+    const lanes = Number(r.values.transfer) > 0 && r.p <= MOST_LANES, row = rowHeight(r.p);
+    const gap = row > 12 ? 3 : row > 7 ? 1 : 0, box = row - gap - (lanes ? 6 : 0), width = roomFor(360);
     const g = paper($("timeline"), width, MARGIN.top + r.p * row + 22);
     const scale = (width - MARGIN.left - MARGIN.right) / end, x = t => MARGIN.left + t * scale;
     const shades = STEPS.map(name => Array.from({length: r.v}, (_, c) =>
         mix(...COLORS[name], r.v > 1 ? c / (r.v - 1) * 0.85 : 0)));
+    const colors = Float64Array.from(shades.flat().flatMap(shade => shade.match(/[0-9]+/g).map(Number)));
     const every = Math.ceil(13 / row);
     for (let s = 0; s < r.p; s++) {
         const y = MARGIN.top + s * row;
         if (s % every === 0) label(g, (s ? "" : "stage ") + s, MARGIN.left - 8, y + row / 2, {align: "right"});
         g.fillStyle = "#f3f5f8";
         g.fillRect(MARGIN.left, y, end * scale, box);
-        if ((r.first[s + 1] - r.first[s]) * 3 > width) drawCrowdedRow(g, r, s, y, box, scale, now, shades);
-        else drawRow(g, r, s, y, box, x, now, shades, lanes && row > 12);
+        if ((r.first[s + 1] - r.first[s]) * 3 > width) drawCrowdedRow(g, r, s, y, box, scale, now, colors);
+        else drawRow(g, r, s, y, box, x, now, shades, lanes);
     }
     if (now < end || r.hangs) {
         g.fillStyle = r.hangs && now >= end ? COLORS.orange : COLORS.ink;
@@ -472,20 +472,21 @@ function drawRow(g, r, s, y, height, x, now, shades, lanes) {
     }
 }
 
-// A row with more boxes than pixels: each column of pixels has the mean colour of what runs there.
-function drawCrowdedRow(g, r, s, y, height, scale, now, shades) {
+// A row with more boxes than pixels: each column of pixels has the mean colour of what runs there. colors: red, green
+// and blue of each kind and chunk.
+function drawCrowdedRow(g, r, s, y, height, scale, now, colors) {
     const columns = Math.ceil(now * scale), sums = new Float32Array(4 * columns);
-    const colors = shades.map(row => row.map(shade => shade.match(/[0-9]+/g).map(Number)));
-    for (let i = r.first[s]; i < r.first[s + 1]; i++) {
-        const start = r.times[4 * i], kind = r.marks[8 * i + 4];
-        if (start >= now || kind > 2) continue;
-        const a = start * scale, b = Math.min(r.times[4 * i + 1], now) * scale;
-        const color = colors[kind][r.marks[8 * i + 6]];
+    const {times, marks, v} = r, stop = r.first[s + 1];
+    for (let i = r.first[s]; i < stop; i++) {
+        const start = times[4 * i], kind = marks[8 * i + 4];
+        if (start >= now || kind > 2) break;  // computes are in the order of time, then messages
+        const a = start * scale, b = Math.min(times[4 * i + 1], now) * scale;
+        const color = 3 * (kind * v + marks[8 * i + 6]);
         for (let column = Math.floor(a); column < b && column < columns; column++) {
             const part = Math.min(b, column + 1) - Math.max(a, column);
-            sums[4 * column] += part * color[0];
-            sums[4 * column + 1] += part * color[1];
-            sums[4 * column + 2] += part * color[2];
+            sums[4 * column] += part * colors[color];
+            sums[4 * column + 1] += part * colors[color + 1];
+            sums[4 * column + 2] += part * colors[color + 2];
             sums[4 * column + 3] += part;
         }
     }
@@ -534,18 +535,16 @@ function drawFlight(r, now, end) {
         const base = MARGIN.top + (s + 1) * row - 1, unit = (row - 3) / peak;
         const columns = Math.ceil(now * scale), most = new Int32Array(columns + 1);  // held in each column of pixels
         let held = 0, at = 0;
-        const hold = until => {
-            const to = Math.min(columns, Math.max(at, Math.ceil(until * scale)));
+        const {times, marks} = r, stop = r.first[s + 1];
+        for (let i = r.first[s]; i <= stop; i++) {
+            const kind = i < stop ? marks[8 * i + 4] : last;
+            const change = i === stop ? now : kind === 0 ? times[4 * i] : times[4 * i + 1];
+            if ((kind !== 0 && kind !== last) || change > now) continue;
+            const to = Math.min(columns, Math.max(at, Math.ceil(change * scale)));
             for (let column = Math.max(0, at - 1); column < to; column++) most[column] = Math.max(most[column], held);
             at = to;
-        };
-        for (let i = r.first[s]; i < r.first[s + 1]; i++) {
-            const kind = r.marks[8 * i + 4], change = kind === 0 ? r.times[4 * i] : r.times[4 * i + 1];
-            if ((kind !== 0 && kind !== last) || change > now) continue;
-            hold(change);
-            held += kind === 0 ? 1 : -1;
+            if (i < stop) held += kind === 0 ? 1 : -1;
         }
-        hold(now);
         g.fillStyle = COLORS.share;
         for (let column = 0, from = 0; column < columns; column++) {
             if (column + 1 < columns && most[column + 1] === most[from]) continue;
@@ -939,7 +938,7 @@ function redraw() {
 
 function inBox(event) {
     const r = shown, box = $("timeline").getBoundingClientRect(), end = Math.max(r.makespan, 1e-9);
-    const row = Math.max(6, Math.min(38, Math.floor(620 / r.p)));
+    const row = rowHeight(r.p);
     const s = Math.floor((event.clientY - box.top - MARGIN.top) / row);
     const t = (event.clientX - box.left - MARGIN.left) / (box.width - MARGIN.left - MARGIN.right) * end;
     if (s < 0 || s >= r.p) return "";

@@ -153,22 +153,23 @@ static Stuck find_stuck(const Machine *mc, int stage) {
     return stuck;
 }
 
-// What ran, stage by stage; the computes of a stage in the order of time, then its messages.
-static void copy_boxes(const Machine *mc, Result *r) {
+// What ran, stage by stage; the computes of a stage in the order of time, then its messages if the page draws them.
+static void copy_boxes(const Machine *mc, Result *r, bool with_messages) {
     size_t count = 0;
     for (int i = 0; i < mc->p * STREAM_COUNT; i++)
-        if (mc->transfer > 0 || !mc->streams[i].only_sends) count += mc->streams[i].next;
+        if (with_messages || i % STREAM_COUNT == mc->stream_of[STREAM_COMPUTE]) count += mc->streams[i].next;
     r->boxes = host_alloc(count, sizeof *r->boxes);
     r->first = host_alloc((size_t)mc->p + 1, sizeof *r->first);
     int n = 0;
     for (int s = 0; s < mc->p; s++) {
         r->first[s] = n;
-        for (int messages = 0; messages < 2; messages++)
+        for (int messages = 0; messages <= with_messages; messages++)
             for (int i = 0; i < STREAM_COUNT; i++) {
+                if (!messages && i != mc->stream_of[STREAM_COMPUTE]) continue;
                 const Stream *stream = &mc->streams[s * STREAM_COUNT + i];
                 for (size_t k = 0; k < stream->next; k++) {
                     const StreamOp *op = &stream->ops[k];
-                    if ((op->type != OP_COMPUTE) != messages || (messages && op->end <= op->start)) continue;
+                    if ((op->type != OP_COMPUTE) != messages) continue;
                     Box box = {op->start, op->end, 0, op->step.micro, op->step.chunk, i};
                     box.kind = op->type == OP_COMPUTE ? (int)op->step.kind : op->type == OP_SEND ? 3 : 4;
                     r->boxes[n++] = box;
@@ -187,10 +188,10 @@ double schedule_formula(int kind, int p, int m, int v, double forward, double ba
 
 // Makes the lists, has them proved, runs them. A step of a chunk of average length costs `cost`, and others as many
 // times more as they have more layers; layers 0: all chunks are equal. one_stream: send, receive and compute share one.
-// Returns 0; 1 if refused, with the sentence in stderr_text; 2 if it hangs, with what ran up to there. The result is
-// there until the next run.
+// lanes: up to how many stages the page draws messages. Returns 0; 1 if refused, with the sentence in stderr_text; 2 if
+// it hangs, with what ran up to there. The result is there until the next run.
 int schedule_run(int kind, int p, int m, int v, double forward, double backward, double weight, double transfer,
-                 int layers, int limit, int buffers, int one_stream) {
+                 int layers, int limit, int buffers, int one_stream, int lanes) {
     Error err;
     Result *r = &run.result;
     const double cost[3] = {forward, backward, weight};
@@ -235,7 +236,7 @@ int schedule_run(int kind, int p, int m, int v, double forward, double backward,
         r->in_flight[s] = (int)pipeline_max_in_flight(l->steps[s], l->counts[s]);
         r->stuck[s] = find_stuck(mc, s);
     }
-    copy_boxes(mc, r);
+    copy_boxes(mc, r, transfer > 0 && p <= lanes);
     return mc->complete ? 0 : 2;
 }
 

@@ -123,7 +123,12 @@ done
 slow=('#schedules?p=64&m=512' '#schedules?kind=gpipe&p=64&m=512' '#schedules?kind=interleaved&v=2&p=64&m=512'
       '#schedules?kind=zb-h1&p=64&m=512&transfer=0.2' '#schedules?kind=zb-auto&p=64&m=512'
       '#schedules?kind=interleaved&v=8&p=64&m=512&transfer=0.2'
-      '#schedules?kind=zb-auto&p=64&m=512&B=2&transfer=0.3' '#layout?model=ptd+1T'
+      '#schedules?kind=interleaved&v=8&p=64&m=512&transfer=0.7&layers=777'
+      '#schedules?kind=zb-auto&p=64&m=512&B=2&transfer=0.3'
+      '#schedules?kind=zb-auto&p=64&m=512&transfer=3&B=1.28&W=0.9'
+      '#schedules?kind=zb-auto&p=64&m=512&transfer=3&F=1.11&B=1.28&W=1.17&layers=100&limit=200'
+      '#schedules?kind=zb-auto&p=64&m=512&transfer=7.3&B=1.9'
+      '#schedules?kind=zb-auto&p=64&m=512&transfer=7.3&B=0.71&W=0.9&layers=100&limit=64' '#layout?model=ptd+1T'
       '#layout?model=ptd+1T&schedule=zb-auto')
 
 array() { printf '"%s", ' "$@"; }
