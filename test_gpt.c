@@ -202,7 +202,7 @@ typedef struct {
     const char *name;  // NULL: the first of a family, which those below must equal
     Layout layout;
     const char *env;   // %d: the seed
-    int seeds;         // repeat with seeds 1 .. seeds; in bf16 with two at most
+    int seeds;         // repeat with seeds 1 .. seeds
 } BitRow;
 
 static const BitRow BIT_ROWS[] = {
@@ -228,8 +228,7 @@ static void group_bits(Context *x) {
         const BitRow *row = &BIT_ROWS[i];
         const char *out = row->name ? "other" : "base";
         bool same = true;
-        int seeds = x->bf16 && row->seeds > 2 ? 2 : row->seeds;
-        for (int seed = 1; seed <= seeds && same; seed++) {
+        for (int seed = 1; seed <= row->seeds && same; seed++) {
             snprintf(env, sizeof env, row->env, seed);
             Setting setting = {env, 0};
             remove_tree(out);
@@ -247,7 +246,7 @@ static void group_bits(Context *x) {
             if (!same) printf("     %s\n", env);
             remove("other.gradients");
         }
-        if (row->name) check(&x->check, same, "same bits: %s (%d)", row->name, seeds);
+        if (row->name) check(&x->check, same, "same bits: %s (%d)", row->name, row->seeds);
         else check(&x->check, same, "%s, whose bits the next ones must have", row->layout.trainer);
     }
 }
@@ -478,7 +477,6 @@ static const BadModel BAD_MODELS[] = {
 };
 
 static void group_refusals(Context *x) {
-    if (x->bf16) return;  // they do not depend on the precision
     const int *tokens = x->tokens;
     int *foreign_token = allocate(x->token_count * sizeof(int)), magic = 20240520, n = (int)x->token_count;
     memcpy(foreign_token, tokens, x->token_count * sizeof(int));

@@ -31,10 +31,10 @@ within() { awk -v x="$1" -v lo="$2" -v hi="$3" 'BEGIN { exit !(x != "" && x > lo
 first=$(value 0) last=$(value 500)
 within "$first" 5.4 5.7
 report $? "validation loss before the first step ${first:-not printed}; a model that knows nothing has ln 257 = 5.549"
-# The text is this repository's and changes with it: 2.04 to 2.31 have been seen. A table of single bytes has 3.56 on it,
-# one of pairs of bytes 2.74.
-within "$last" 1.7 2.6
-report $? "validation loss after 500 steps ${last:-not printed}, between 1.7 and 2.6"
+# The text is this repository's, and with it the outcome of 500 steps changes: 2.04 to 2.31 have been seen, and 2.5
+# after 300 steps. A table of pairs of bytes has 2.74.
+within "$last" 1.7 2.4
+report $? "validation loss after 500 steps ${last:-not printed}, between 1.7 and 2.4"
 steps=$(grep -c '"loss":' "$out/log.jsonl" 2>/dev/null)
 [ "$steps" = 500 ]
 report $? "the log has ${steps:-no} of 500 steps"
