@@ -17,6 +17,10 @@ out=${OUT:-build/reproduce${small:+-small}}
 python=${PYTHON:-python3}
 export OMP_WAIT_POLICY=passive
 . dev/launch.sh
+if ! [[ ${REPRODUCE_SECONDS:-600} =~ ^[1-9][0-9]{0,7}$ ]]; then
+    echo "error: REPRODUCE_SECONDS must be a whole number of seconds, not '$REPRODUCE_SECONDS'" >&2
+    exit 2
+fi
 mkdir -p "$out"
 
 # ---- the text --------------------------------------------------------------------------------------------------------

@@ -63,6 +63,8 @@ train() {
     job=$!
 }
 alive() { case $(sed 's/.*) \(.\).*/\1/' "/proc/$1/stat" 2>/dev/null) in '' | Z) return 1 ;; esac; }
+# send SIGNAL PROCESS: that it has ended, or that there was none, is no failure; any other reason is.
+send() { [ -z "$2" ] || kill -"$1" "$2" 2>/dev/null || ! alive "$2" || failed "SIG$1 cannot be sent to process $2"; }
 # ends: waits until the job and all its ranks are gone; false after 5 minutes, which a loaded machine may need.
 ends() {
     local limit=$((SECONDS + 300)) pid left=1
@@ -121,21 +123,20 @@ while [ $SECONDS -lt $end ]; do
     case "$what" in
         kill)
             await '^device'  # a rank that dies in MPI_Init can hang Open MPI's mpirun
-            milliseconds "$delay"; kill -KILL "$(some_rank)" 2>/dev/null
+            milliseconds "$delay"; send KILL "$(some_rank)"
             ;;
-        launcher) milliseconds "$delay"; kill -KILL "$job" ;;
+        launcher) milliseconds "$delay"; send KILL "$job" ;;
         signal)
             await '^step '
             milliseconds "$((delay / 8))"
             signal=$(printf 'TERM\nINT\nHUP\nUSR1' | sed -n "$((1 + RANDOM % 4))p")
-            if [ $((RANDOM % 2)) = 0 ] && [ "$signal" != HUP ]; then kill -"$signal" "$job"
-            else kill -"$signal" "$(some_rank)" 2>/dev/null; fi
+            if [ $((RANDOM % 2)) = 0 ] && [ "$signal" != HUP ]; then send "$signal" "$job"
+            else send "$signal" "$(some_rank)"; fi
             ;;
         stop)
             milliseconds "$delay"
             victim=$(some_rank)
-            kill -STOP "$victim" 2>/dev/null && sleep 1
-            kill -CONT "$victim" 2>/dev/null
+            send STOP "$victim"; sleep 1; send CONT "$victim"
             ;;
         second)
             await '^step '
@@ -144,10 +145,10 @@ while [ $SECONDS -lt $end ]; do
             second=$?
             { [ "$second" = 2 ] && grep -q 'is in use by another run' "$dir/second"; } ||
                 failed "a second run in the folder ended with $second"
-            kill -TERM "$(some_rank)" 2>/dev/null
+            send TERM "$(some_rank)"
             ;;
     esac
-    ends || { failed 'still runs after 5 minutes'; break; }
+    ends 2>/dev/null || { failed 'still runs after 5 minutes'; break; }  # 2: the shell's notice that a job was killed
     unset NCCL_DELAY
     rm -f "$dir/disk/full"
     bump "$what"

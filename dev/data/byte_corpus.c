@@ -115,6 +115,7 @@ int main(int argc, char **argv) {
         }
         fclose(file);
     }
+    if (position == 0) give_up("cannot write", argv[1], "the files are empty");
     for (int i = 0; i < 2; i++) shard_finish(&shards[i]);
     for (int i = 0; i < 2; i++) {
         if (rename(shards[i].tmp, shards[i].path) != 0) fail("cannot write", shards[i].path);

@@ -344,7 +344,7 @@ def main():
             tokenizer = Bytes() if args.tokenizer == "bytes" else GPT2(args.tokenizer)
         MAKERS[args.set](args, tokenizer)
     except OSError as problem:
-        fail(problem)
+        fail(f"{problem.filename}: {problem.strerror}" if problem.filename else problem)
     except (KeyError, ValueError) as problem:  # text that is no UTF-8, a damaged parquet file
         fail(f"the text in {args.text or args.download} is not as it must be ({type(problem).__name__}: {problem})")
 

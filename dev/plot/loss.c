@@ -219,6 +219,7 @@ int main(int argc, char **argv) {
         else if (c == 'o') path = optarg;
         else if (c == 'h') return fputs(usage, stdout) == EOF;
         else good = false;
+        if (!good) plot_bad_flag("loss", options, c, optarg);
     }
     int count = argc - optind;
     if (!good || count < 1) {

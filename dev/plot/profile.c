@@ -156,6 +156,7 @@ int main(int argc, char **argv) {
         else if (c == 'o') path = optarg;
         else if (c == 'h') return fputs(usage, stdout) == EOF;
         else good = false;
+        if (!good) plot_bad_flag("profile", options, c, optarg);
     }
     if (!good || optind + 1 != argc) {
         fputs(usage, stderr);

@@ -31,7 +31,7 @@ typedef struct {
     long p, m, v, limit;
     double cost[3], transfer;
     const char *trace, *what;
-    bool list, table;
+    bool list, table, help;
 } Request;
 
 static int refuse(const char *text) {
@@ -52,7 +52,8 @@ static bool parse_request(int argc, char **argv, Request *r) {
         {"forward", required_argument, NULL, 'F'},  {"backward", required_argument, NULL, 'B'},
         {"weight", required_argument, NULL, 'W'},   {"transfer", required_argument, NULL, 'T'},
         {"trace", required_argument, NULL, 't'},    {"list", no_argument, NULL, 'l'},
-        {"table", no_argument, NULL, 'a'},          {NULL, 0, NULL, 0},
+        {"table", no_argument, NULL, 'a'},          {"help", no_argument, NULL, 'h'},
+        {NULL, 0, NULL, 0},
     };
     bool good = true;
     for (int c; good && (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
@@ -67,8 +68,11 @@ static bool parse_request(int argc, char **argv, Request *r) {
         else if (c == 't') r->trace = optarg;
         else if (c == 'l') r->list = true;
         else if (c == 'a') r->table = true;
+        else if (c == 'h') r->help = true;
         else good = false;
+        if (!good) plot_bad_flag("schedule", options, c, optarg);
     }
+    if (r->help) return true;
     r->what = optind < argc ? argv[optind] : NULL;
     good = good && r->cost[0] + r->cost[1] + r->cost[2] > 0;
     return good && (r->table ? optind == argc : optind + 1 == argc);
@@ -79,7 +83,8 @@ static bool make_lists(const Request *r, PipelineLists *l, Error *err) {
     memset(l, 0, sizeof *l);
     for (int s = 0; s < SCHEDULE_COUNT; s++) {
         if (strcmp(r->what, pipeline_schedule_name((Schedule)s)) != 0) continue;
-        if (!r->p || !r->m) return error_set(err, "%s needs --stages and --micros", r->what);
+        if (!r->p || !r->m)
+            return error_set(err, "%s needs --stages and --micros (of make schedule: P=4 M=8)", r->what);
         long v = r->v ? r->v : s == SCHEDULE_INTERLEAVED ? 2 : 1;
         if (!pipeline_check((Schedule)s, (int)r->p, (int)r->m, (int)v, err)) return false;
         PipelineCosts costs = {{r->cost[0], r->cost[1], r->cost[2]}, r->transfer,
@@ -196,6 +201,7 @@ static int print_table(const double *cost) {
 int main(int argc, char **argv) {
     Request r = {.cost = {1, 1, 1}};
     if (!parse_request(argc, argv, &r)) return fputs(usage, stderr), 2;
+    if (r.help) return fputs(usage, stdout) == EOF;
     if (r.table) return print_table(r.cost);
     Error err;
     PipelineLists l;

@@ -3,6 +3,7 @@
 #define LLMC_SVG_H
 
 #include <errno.h>
+#include <getopt.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -22,6 +23,13 @@ static inline bool plot_integer(const char *text, long lowest, long highest, lon
     errno = 0;
     *value = strtol(text, &end, 10);
     return *text && !*end && errno == 0 && *value >= lowest && *value <= highest;
+}
+
+// Says that the flag for which getopt_long gave c cannot have this value. Of an unknown flag it has said so itself.
+static inline void plot_bad_flag(const char *program, const struct option *flags, int c, const char *value) {
+    for (; flags->name; flags++) {
+        if (flags->val == c) fprintf(stderr, "%s: --%s cannot be '%s'\n", program, flags->name, value);
+    }
 }
 
 // Opens the file of a picture, or stdout where there is no path. NULL with a sentence if it cannot be written, or is

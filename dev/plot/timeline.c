@@ -31,16 +31,13 @@ static const KindStyle styles[] = {
     {"backward", LANE_BOX, 0x1f7a5c, 0x9fe0c4},
     {"weight", LANE_BOX, 0x7d9a2e, 0xd3e3a0},
     {"loss", LANE_BOX, 0x5b7089, 0x9fb0c4},
-    {"recompute", LANE_BOX, 0x7f93b8, 0xc3cfe4},
     {"optimizer", LANE_BOX, 0xe3a33b, 0xe3a33b},
     {"wait", LANE_HIDDEN, 0, 0},
-    {"step", LANE_HIDDEN, 0, 0},
     {"send", LANE_SEND, 0xd9632f, 0xd9632f},
     {"recv", LANE_RECEIVE, 0xf0bd9f, 0xf0bd9f},
     {"all-reduce", LANE_COLLECTIVE, 0x8a5ac2, 0x8a5ac2},
     {"reduce-scatter", LANE_COLLECTIVE, 0xa27bd3, 0xa27bd3},
     {"all-gather", LANE_COLLECTIVE, 0xc3a8e6, 0xc3a8e6},
-    {"broadcast", LANE_COLLECTIVE, 0xd9a3c7, 0xd9a3c7},
 };
 static const KindStyle other_style = {"other", LANE_BOX, 0xc2c9d1, 0xc2c9d1};
 
@@ -56,7 +53,6 @@ static bool is_forward(const TraceEvent *e) { return strcmp(e->kind, "forward") 
 static bool is_backward(const TraceEvent *e) { return strcmp(e->kind, "backward") == 0; }
 static bool is_weight(const TraceEvent *e) { return strcmp(e->kind, "weight") == 0; }
 static bool is_step(const TraceEvent *e) { return is_forward(e) || is_backward(e) || is_weight(e); }
-static bool is_compute(const TraceEvent *e) { return is_step(e) || strcmp(e->kind, "recompute") == 0; }
 static StepKind step_kind(const TraceEvent *e) {
     return is_forward(e) ? STEP_FORWARD : is_backward(e) ? STEP_BACKWARD : STEP_WEIGHT;
 }
@@ -99,8 +95,8 @@ static bool choose_step(Timeline *t, long step, int stages, Error *err) {
     for (size_t i = 0; i < t->trace.count; i++) {
         TraceEvent e = t->trace.events[i];
         if (e.step != t->step) continue;
-        if (is_compute(&e) && e.micro + 1 > t->m) t->m = e.micro + 1;
-        if (is_compute(&e) && e.chunk + 1 > t->v) t->v = e.chunk + 1;
+        if (is_step(&e) && e.micro + 1 > t->m) t->m = e.micro + 1;
+        if (is_step(&e) && e.chunk + 1 > t->v) t->v = e.chunk + 1;
         t->trace.events[kept++] = e;
     }
     t->trace.count = kept;
@@ -134,7 +130,7 @@ static void measure(Timeline *t) {
             t->start = fmin(t->start, from);
             t->end = fmax(t->end, to);
         }
-        if (!is_compute(e)) continue;
+        if (!is_step(e)) continue;
         t->first = fmin(t->first, from);
         t->last = fmax(t->last, to);
         if (t->busy[e->rank] == 0) covered = from;
@@ -361,6 +357,7 @@ int main(int argc, char **argv) {
         else if (c == 'o') path = optarg;
         else if (c == 'h') return fputs(usage, stdout) == EOF;
         else good = false;
+        if (!good) plot_bad_flag("timeline", options, c, optarg);
     }
     if (!good || optind + 1 != argc) {
         fputs(usage, stderr);

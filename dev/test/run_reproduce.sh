@@ -32,4 +32,7 @@ else
     [[ $last =~ 'PyTorch was not compared: torch and transformers are not installed.'$ ]]
     report $? 'which says that PyTorch is not there'
 fi
+REPRODUCE_SECONDS=soon OUT="$dir/none" dev/reproduce.sh >"$dir/printed" 2>&1
+[ $? = 2 ] && grep -q "^error: REPRODUCE_SECONDS must be .*'soon'$" "$dir/printed" && [ ! -e "$dir/none" ]
+report $? "refused before any work: $(cat "$dir/printed")"
 finish
