@@ -1,8 +1,13 @@
-// model.h: what a GPT-2 is: its configuration, THE parameter table, and its parameter, FLOP and byte counts.
+// model.h: what a GPT-2 is: its configuration, THE parameter table, and its parameter and FLOP counts.
 //
 // The table is the only place that knows which tensors exist, how they are named, shaped, split over
 // tensor ranks, initialised and decayed, and where each stands in a rank's flat buffer. Initialisation,
 // checkpoints, gradient dumps, the optimizer, ZeRO slices and the gradient norm all walk this table.
+//
+// defines: GPTConfig, padded_vocabulary, Split, Init, TensorKind, Shard, Tensor, TENSOR_SPECS, is_layernorm,
+//          tensor_describe, tensor_by_id, ParamTable, table_make, table_make_tensor, table_make_whole, table_free,
+//          table_find, table_offset, table_largest, Run, tensor_run_count, tensor_run, count_tensors,
+//          count_parameters, count_flops, count_flops_llmc
 #ifndef LLMC_MODEL_H
 #define LLMC_MODEL_H
 

@@ -26,7 +26,7 @@
 //    different links.
 // 2. A link end has PIPELINE_BUFFERS buffers; message number k of a link uses buffer k % PIPELINE_BUFFERS.
 //    The k-th send meets the k-th receive, so the order in which one end computes them must be the order in
-//    which the other end consumes them (pipeline_prove checks it; the three schedules have it).
+//    which the other end consumes them (pipeline_prove checks it; the schedules here have it).
 // 3. The host walks the list and only enqueues; it waits for nothing. For a step that reads message k of one
 //    link and makes message j of another:
 //      receiving stream:  wait until the step that read message k - PIPELINE_BUFFERS is computed; ncclRecv
@@ -38,12 +38,12 @@
 // No stream ever chooses: each operation waits for a fixed set of others. Such a system (a marked graph) ends
 // in the same state in whatever order and at whatever speed its operations run. Hence, if ONE order of
 // running it comes to the end, EVERY order does; pipeline_prove looks for that one order, and
-// dev/test/test_pipeline.c does so for all p <= 16, m <= 64, v <= 8. Freeing a buffer earlier than at the end
+// dev/test/test_pipeline.c does so for p <= 16, m <= 64, v <= 8. Freeing a buffer earlier than at the end
 // of its step only removes waiting. Tensor ranks change nothing: the t ranks of a stage run the same list, so
-// step i of all of them counts as one operation. How many buffers? For the three schedules one at each end
+// step i of all of them counts as one operation. How many buffers? For the schedules here one at each end
 // already cannot hang; two also lose no time against unlimited ones (tested with forward 1, backward 2 and a
-// transfer of 0.25 or 1). For a list of your own, pipeline_prove says whether a number suffices; m * v does
-// whenever the list can be run at all.
+// transfer of 0.25 or 1; zb-h1 and zb-auto with free transfers). For a list of your own, pipeline_prove says
+// whether a number suffices; m * v does whenever the list can be run at all.
 //
 // Two rules for real GPUs, which llmc/trainer/connect.cuh keeps. NCCL connects a pair at its first message and keeps
 // the host waiting meanwhile: each link carries one small message at start-up, in ascending link number on all ranks,

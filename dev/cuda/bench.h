@@ -1,17 +1,18 @@
 // bench.h: the driver of the kernel laboratory, which gives every program of dev/cuda the same flags and table.
 //
 //   PROGRAM                    checks every kernel against plain loops in double: a row for each
-//   PROGRAM --bench            times every kernel: a row for each, with the share of the measured peak
+//   PROGRAM --bench            times every kernel: a row for each, with the share of the roofline
 //   PROGRAM --bench --log FILE also appends JSON Lines, one for each kernel and block size
 //
-// A program has one list of kernels for an operation, numbered from naive to best; the last is what llmc/ uses.
-// "must MB" are the bytes that any kernel must move: every input read once, every output written once. "asks
-// MB" are those that the loads and stores of this one ask for; what exceeds the first had better be in a cache.
-// Both leave out vectors of one row, which all rows share. GB/s counts the bytes that must move, so that a
-// kernel cannot look fast by moving more; its share is that of a device copy, measured first in the same run.
-// The share of a matrix product is that of a large one.
+// A program has one list of kernels for an operation, numbered from naive to best; the last is what llmc/ uses. "must
+// MB" and the FLOPs of all of them are what that one's wrappers state (llmc/kernels/cost.cuh says what they count), and
+// what --profile and the virtual clock go by; lab_stated asks them. "asks MB" are the bytes that the loads and stores
+// of this kernel ask for; what exceeds the first had better be in a cache. GB/s counts the bytes that must move, so
+// that a kernel cannot look fast by moving more. The roof is the nearer of two: the bytes at the speed of a device copy
+// and the FLOPs at that of a large matrix product, both measured first in the same run.
 //
-// defines: Lab, LabKernel, LAB_COUNT, lab_main, lab_start, lab_block, lab_fill, lab_check, lab_bench, lab_finish
+// defines: Lab, LabKernel, LAB_COUNT, LAB_LAST, lab_main, lab_start, lab_block, lab_fill, lab_check, lab_stated,
+//          lab_bench, lab_finish
 #ifndef LLMC_BENCH_H
 #define LLMC_BENCH_H
 
@@ -45,8 +46,9 @@ typedef struct {
     unsigned block;
 } LabKernel;
 
-// The kernels of a list.
+// The kernels of a list, and the last one: llmc's.
 #define LAB_COUNT(list) (sizeof(list) / sizeof *(list))
+#define LAB_LAST(list) ((list) + LAB_COUNT(list) - 1)
 
 static constexpr unsigned LAB_DEFAULT_BLOCK = 256;
 enum { LAB_MAX_RUNS = 50 };
@@ -178,8 +180,8 @@ static inline void lab_start(Lab *lab, int argc, char **argv, double (*slowest)(
         lab_measure_peaks(lab);
         printf("%s, " FLOATX_NAME ": copy %.1f GB/s, matrix product %.3f TFLOP/s\n", lab->device, lab->copy_gb,
                lab->gemm_tflop);
-        printf("%-26s %2s  %-52s %5s %10s %9s %9s %16s %6s\n", "operation", "#", "kernel", "block", "ms",
-               "must MB", "asks MB", "", "share");
+        printf("%-26s %2s  %-52s %5s %10s %9s %9s %9s %9s %7s\n", "operation", "#", "kernel", "block", "ms", "must MB",
+               "asks MB", "GB/s", "GFLOP/s", "roof");
     } else {
         printf("     %-26s %2s  %-52s %9s %9s  " FLOATX_NAME "\n", "operation", "#", "kernel", "error", "bound");
     }
@@ -192,19 +194,31 @@ static inline void lab_check(Lab *lab, const LabKernel *k, double error, double 
           bound);
 }
 
-// Times one kernel with its block size, or with several of which the best is printed and all are logged. must and
-// asks are bytes; with flops > 0 it is measured in TFLOP/s.
-static inline void lab_bench(Lab *lab, const LabKernel *k, const void *problem, double must, double asks,
-                             double flops) {
+// What the wrappers of llmc/ state for one run of this kernel, which is the one that they launch.
+static inline KernelWork lab_stated(Lab *lab, const LabKernel *k, const void *problem) {
+    KernelWork work = KernelWork();
+    *kernel_tally() = &work;
+    k->run(problem, lab_block(k));
+    *kernel_tally() = NULL;
+    CUDA_CHECK(cudaStreamSynchronize(lab->stream));
+    if (work.bytes <= 0.0) {
+        fprintf(stderr, "error: %s, kernel %d: its wrapper states no work\n", k->operation, k->number);
+        exit(1);
+    }
+    return work;
+}
+
+// Times one kernel with its block size, or with several of which the best is printed and all are logged. must: what
+// lab_stated says of the last kernel of its list; asks: bytes, or 0 if nobody has counted them.
+static inline void lab_bench(Lab *lab, const LabKernel *k, const void *problem, KernelWork must, double asks) {
     static const unsigned SWEEP[] = {32, 64, 128, 256, 512, 1024};
-    double best = DBL_MAX;
+    double best = DBL_MAX, copy = 1e-6 * must.bytes / lab->copy_gb, product = 1e-9 * must.flops / lab->gemm_tflop;
+    double roof = copy > product ? copy : product;  // ms that the operation takes at least
     unsigned best_block = 0;
     for (int i = 0; i < (k->block ? 1 : 6); i++) {
         unsigned block = k->block ? k->block : SWEEP[i];
         if (lab->cpu && !k->block && block != 64 && block != 256) continue;  // threads are cheap or dear alike
         double ms = lab_time(lab, k->run, problem, block);
-        double gb = 1e-6 * must / ms, tflop = 1e-9 * flops / ms;
-        double share = flops > 0.0 ? tflop / lab->gemm_tflop : gb / lab->copy_gb;
         if (ms < best) {
             best = ms;
             best_block = block;
@@ -212,24 +226,19 @@ static inline void lab_bench(Lab *lab, const LabKernel *k, const void *problem, 
         if (!lab->log) continue;
         fprintf(lab->log, "{\"operation\":\"%s\",\"number\":%d,\"kernel\":\"%s\",\"block\":%u,\"ms\":%.6g",
                 k->operation, k->number, k->name, block, ms);
-        if (flops > 0.0) fprintf(lab->log, ",\"tflop_per_s\":%.6g", tflop);
-        else fprintf(lab->log, ",\"gb_per_s\":%.6g,\"must_bytes\":%.0f,\"asks_bytes\":%.0f", gb, must, asks);
-        fprintf(lab->log, ",\"share\":%.4g,\"device\":\"%s\",\"precision\":\"" FLOATX_NAME "\"", share, lab->device);
+        fprintf(lab->log, ",\"must_bytes\":%.0f,\"flops\":%.0f", must.bytes, must.flops);
+        if (asks > 0.0) fprintf(lab->log, ",\"asks_bytes\":%.0f", asks);
+        fprintf(lab->log, ",\"gb_per_s\":%.6g,\"tflop_per_s\":%.6g", 1e-6 * must.bytes / ms,
+                1e-9 * must.flops / ms);
+        fprintf(lab->log, ",\"share\":%.4g,\"device\":\"%s\",\"precision\":\"" FLOATX_NAME "\"", roof / ms,
+                lab->device);
         fprintf(lab->log, ",\"peak_gb_per_s\":%.6g,\"peak_tflop_per_s\":%.6g}\n", lab->copy_gb, lab->gemm_tflop);
     }
-    char bytes[32] = "", speed[32];
-    double share = flops > 0.0 ? 1e-9 * flops / best / lab->gemm_tflop : 1e-6 * must / best / lab->copy_gb;
-    if (flops > 0.0) {
-        snprintf(bytes, sizeof bytes, "%9s %9s", "", "");
-        snprintf(speed, sizeof speed, "%8.4f TFLOP/s", 1e-9 * flops / best);
-    } else {
-        snprintf(bytes, sizeof bytes, "%9.2f %9.2f", 1e-6 * must, 1e-6 * asks);
-        snprintf(speed, sizeof speed, "%8.1f GB/s", 1e-6 * must / best);
-    }
-    char block[16] = "-";
+    char block[16] = "-", asked[16] = "-";
     if (best_block > 1) snprintf(block, sizeof block, "%u", best_block);
-    printf("%-26s %2d  %-52s %5s %10.4f %s %16s %5.1f%%\n", k->operation, k->number, k->name, block, best, bytes,
-           speed, 100.0 * share);
+    if (asks > 0.0) snprintf(asked, sizeof asked, "%.2f", 1e-6 * asks);
+    printf("%-26s %2d  %-52s %5s %10.4f %9.2f %9s %9.1f %9.4g %6.1f%%\n", k->operation, k->number, k->name, block, best,
+           1e-6 * must.bytes, asked, 1e-6 * must.bytes / best, 1e-6 * must.flops / best, 100.0 * roof / best);
     fflush(stdout);
 }
 

@@ -4,8 +4,8 @@
 //   mpirun -n 4 build/cpu-fp32/dev/cuda/collectives [--bench]
 //
 // With --bench, "must MB" are the bytes that a rank must send, n ranks and S bytes: (n - 1) / n S for the halves of an
-// all-reduce, twice that for all of it, S for a shift; "asks MB" are those that this version sends. The time is that of
-// the slowest rank.
+// all-reduce, twice that for all of it, S for a shift (counted here: no kernel's wrapper states them); "asks MB" are
+// those that this version sends. The time is that of the slowest rank.
 #include "llmc/trainer/job.cuh"
 
 #include "dev/cuda/bench.h"
@@ -203,8 +203,9 @@ static void bench(void) {
     double part = (double)(p.count * sizeof(floatX)), others = (double)(job.size - 1);
     for (const Row &row : ROWS) {
         Operation operation = row.operation;
-        double must = part * (operation == SHIFT ? 1.0 : operation == REDUCE ? 2.0 * others : others);
-        lab_bench(&lab, &row.kernel, &p, must, row.everything ? part * others * (double)job.size : must, 0.0);
+        KernelWork must = KernelWork();
+        must.bytes = part * (operation == SHIFT ? 1.0 : operation == REDUCE ? 2.0 * others : others);
+        lab_bench(&lab, &row.kernel, &p, must, row.everything ? part * others * (double)job.size : must.bytes);
     }
 }
 

@@ -226,8 +226,9 @@ static void bench(void) {
     size_t n = (size_t)(lab.cpu ? 512 : 16384) * 3072;
     Problem p = {test_floatX(n), lab_fill(&lab, n), lab_fill(&lab, n), n};
     double bytes = (double)(n * sizeof(floatX));
-    for (const LabKernel &k : FORWARD) lab_bench(&lab, &k, &p, 2.0 * bytes, 2.0 * bytes, 0.0);
-    for (const LabKernel &k : BACKWARD) lab_bench(&lab, &k, &p, 3.0 * bytes, 3.0 * bytes, 0.0);
+    KernelWork forward = lab_stated(&lab, LAB_LAST(FORWARD), &p), backward = lab_stated(&lab, LAB_LAST(BACKWARD), &p);
+    for (const LabKernel &k : FORWARD) lab_bench(&lab, &k, &p, forward, 2.0 * bytes);
+    for (const LabKernel &k : BACKWARD) lab_bench(&lab, &k, &p, backward, 3.0 * bytes);
 }
 
 int main(int argc, char **argv) { return lab_main(&lab, argc, argv, checks, bench); }

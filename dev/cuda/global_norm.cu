@@ -12,7 +12,7 @@ typedef struct {
     double *out, *scratch;    // [count], global_norm_scratch
     const float *grads;
     const NormRange *ranges;  // [count]
-    size_t count, max_size;
+    size_t count, max_size, total;  // sizes: the largest, and the sum of all
 } Problem;
 
 // 1: a block for each tensor: the largest one is left to a single multiprocessor.
@@ -50,7 +50,7 @@ static void norm2(const void *problem, unsigned block) {
 }
 static void norm3(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;
-    global_norm_squared(p->out, p->scratch, p->grads, p->ranges, p->count, p->max_size, lab.stream);
+    global_norm_squared(p->out, p->scratch, p->grads, p->ranges, p->count, p->max_size, p->total, lab.stream);
 }
 
 static const LabKernel NORM[] = {
@@ -64,8 +64,9 @@ static const LabKernel NORM[] = {
 enum { RANGES = 12, EXTRA = 17 };
 
 static Problem make_problem(const float *grads, const NormRange *ranges, size_t count) {
-    Problem p = {(double *)test_device(count * sizeof(double)), NULL, grads, NULL, count, 0};
+    Problem p = {(double *)test_device(count * sizeof(double)), NULL, grads, NULL, count, 0, 0};
     for (size_t i = 0; i < count; i++) p.max_size = ranges[i].size > p.max_size ? ranges[i].size : p.max_size;
+    for (size_t i = 0; i < count; i++) p.total += ranges[i].size;
     p.scratch = (double *)test_device(global_norm_scratch(count, p.max_size) * sizeof(double));
     NormRange *device = (NormRange *)test_device(count * sizeof *ranges);
     CUDA_CHECK(cudaMemcpy(device, ranges, count * sizeof *ranges, cudaMemcpyHostToDevice));
@@ -83,8 +84,8 @@ static double *host_norms(const Problem *p) {
 // llmc's norms with a warp or a thread a chunk.
 static double *norms(const float *grads, const NormRange *ranges, size_t count, bool warp) {
     Problem p = make_problem(grads, ranges, count);
-    if (warp) global_norm_launch<32>(p.out, p.scratch, grads, p.ranges, count, p.max_size, lab.stream);
-    else global_norm_launch<1>(p.out, p.scratch, grads, p.ranges, count, p.max_size, lab.stream);
+    if (warp) global_norm_launch<32>(p.out, p.scratch, grads, p.ranges, count, p.max_size, p.total, lab.stream);
+    else global_norm_launch<1>(p.out, p.scratch, grads, p.ranges, count, p.max_size, p.total, lab.stream);
     return host_norms(&p);
 }
 
@@ -175,8 +176,8 @@ static void bench(void) {
     float *grads = test_floats(total);
     CUDA_CHECK(cudaMemset(grads, 0, total * sizeof(float)));
     Problem p = make_problem(grads, ranges, count);
-    double bytes = 4.0 * (double)total;
-    for (const LabKernel &k : NORM) lab_bench(&lab, &k, &p, bytes, bytes, 0.0);
+    KernelWork must = lab_stated(&lab, LAB_LAST(NORM), &p);
+    for (const LabKernel &k : NORM) lab_bench(&lab, &k, &p, must, 4.0 * (double)total);
 }
 
 int main(int argc, char **argv) { return lab_main(&lab, argc, argv, checks, bench); }

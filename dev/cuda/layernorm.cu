@@ -419,17 +419,18 @@ static void checks(void) {
     check(&lab.checks, *kept == 1.0f && *zero == 0.0f, "no rows");
 }
 
-// In units of N C elements. Forward must read inp1 and inp2 and write residual and out: 4; the fused kernels read
-// what they have just written of residual twice more (6), the naive one does so three times in another kernel (7).
-// Backward must read dout, the input and dresidual and write dinp: 4; a second look at dout and the input, needed
-// once the row's sums are known unless registers hold the row, makes 6, and the separate column sums 8.
+// What they ask for, in units of N C elements. Forward reads inp1 and inp2 and writes residual and out; the fused
+// kernels read what they have just written of residual twice more (6), the naive one does so three times in another
+// kernel (7). Backward reads dout, the input and dresidual and writes dinp: 4; a second look at dout and the input,
+// needed once the row's sums are known unless registers hold the row, makes 6, and the separate column sums 8.
 static void bench(void) {
     Problem p = make_problem(lab.cpu ? 1024 : 32768, 768);
     double unit = (double)(p.N * p.C * sizeof(floatX));
-    forward3(&p, 0);
-    for (const LabKernel &k : FORWARD) lab_bench(&lab, &k, &p, 4.0 * unit, (k.number == 1 ? 7.0 : 6.0) * unit, 0.0);
+    KernelWork forward = lab_stated(&lab, LAB_LAST(FORWARD), &p);  // backward reads what it leaves
+    KernelWork backward = lab_stated(&lab, LAB_LAST(BACKWARD), &p);
+    for (const LabKernel &k : FORWARD) lab_bench(&lab, &k, &p, forward, (k.number == 1 ? 7.0 : 6.0) * unit);
     for (const LabKernel &k : BACKWARD) {
-        lab_bench(&lab, &k, &p, 4.0 * unit, (k.number < 3 ? 8.0 : k.number < 4 || lab.cpu ? 6.0 : 4.0) * unit, 0.0);
+        lab_bench(&lab, &k, &p, backward, (k.number < 3 ? 8.0 : k.number < 4 || lab.cpu ? 6.0 : 4.0) * unit);
     }
 }
 

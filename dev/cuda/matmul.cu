@@ -436,14 +436,12 @@ static void check_kernels(void) {
     }
 }
 
-// Bytes of the rows with an activation or a bias, in elements of floatX: the product's factors are read in any case.
-static double row_bytes(const Problem *p, const Row *row, bool must) {
-    double out = (double)(p->N * p->OC), inp = (double)(p->N * p->IC), weight = (double)(p->IC * p->OC);
-    double elements = out;                                                    // the bias gradient reads dout
-    if (row->result == OUT_GELU) {                                            // out and pre_gelu are written
-        elements = inp + weight + 2.0 * out;
-        if (!must) elements += out;                                           // gelu reads pre_gelu
-        if (!must && row->kernel.number == 1) elements += 2.0 * out;          // and the bias kernel reads and writes
+// Bytes that the rows with an activation or a bias ask for, in elements of floatX; 0: nobody has counted them.
+static double row_asks(const Problem *p, const Row *row) {
+    double out = (double)(p->N * p->OC), inp = (double)(p->N * p->IC), weight = (double)(p->IC * p->OC), elements = 0.0;
+    if (row->result == DBIAS) elements = out;
+    if (row->result == OUT_GELU) {  // pre_gelu is written and read, out written; a bias kernel reads and writes
+        elements = inp + weight + (row->kernel.number == 1 ? 5.0 : 3.0) * out;
     }
     return elements * (double)sizeof(floatX);
 }
@@ -500,7 +498,7 @@ static void bench_products(size_t N) {
             char name[64];
             snprintf(name, sizeof name, "%s, %zu x %zu x %zu (llmc)", shapes[i].name, N, q.IC, q.OC);
             LabKernel kernel = {pass[k], 3, name, i < 4 ? layer[k] : head[k], 1};
-            lab_bench(&lab, &kernel, &q, 0.0, 0.0, 2.0 * (double)N * (double)q.IC * (double)q.OC);
+            lab_bench(&lab, &kernel, &q, lab_stated(&lab, &kernel, &q), 0.0);
         }
         test_release(mark);
     }
@@ -509,10 +507,11 @@ static void bench_products(size_t N) {
 static void bench(void) {
     Problem p = lab.cpu ? make_problem(32, 256, 256) : make_problem(4096, 768, 3072);
     Problem large = lab.cpu ? make_problem(256, 768, 3072) : make_problem(16384, 768, 3072);
-    double flops = 2.0 * (double)p.N * (double)p.IC * (double)p.OC;
     for (const Row &row : ROWS) {
-        if (row.result <= DWEIGHT) lab_bench(&lab, &row.kernel, &p, 0.0, 0.0, flops);
-        else lab_bench(&lab, &row.kernel, &large, row_bytes(&large, &row, true), row_bytes(&large, &row, false), 0.0);
+        const Row *last = &row;  // of the same operation
+        while (last < LAB_LAST(ROWS) && last[1].result == row.result) last++;
+        const Problem *q = row.result <= DWEIGHT ? &p : &large;
+        lab_bench(&lab, &row.kernel, q, lab_stated(&lab, &last->kernel, q), row_asks(q, &row));
     }
     bench_products(lab.cpu ? 64 : 16384);
 }

@@ -4,7 +4,7 @@
 #
 #   check  a row for each kernel; on the CPU again with the threads of a block in random order; the last line is
 #          `N passed, N failed`
-#   bench  times, with the share of the peak measured in the same run; JSON Lines go to $LOG, else to
+#   bench  times, with the share of the roofline measured in the same run; JSON Lines go to $LOG, else to
 #          build/bench-DEVICE.jsonl
 set -u
 cd "$(dirname "$0")/../.." || exit 1

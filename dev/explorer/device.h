@@ -85,7 +85,6 @@ static inline const decltype(cpu_no_clock) &cpu_clock() { return cpu_no_clock; }
 // The kernels' own headers that are left out: nothing of them decides how much memory a rank has.
 #define LLMC_ATTENTION_CUH
 #define LLMC_CLASSIFIER_CUH
-#define LLMC_COST_CUH
 #define LLMC_ENCODER_CUH
 #define LLMC_GELU_CUH
 #define LLMC_MATMUL_CUH
@@ -111,9 +110,6 @@ DOES_NOTHING(void, encoder_forward, )
 DOES_NOTHING(void, encoder_backward, )
 DOES_NOTHING(void, gelu_forward, )
 DOES_NOTHING(void, gelu_bias_backward, )
-DOES_NOTHING(void, kernel_cost, )
-enum { KERNEL_ELEMENTWISE, KERNEL_RESIDUAL, KERNEL_LAYERNORM_FORWARD, KERNEL_LAYERNORM_BACKWARD,
-       KERNEL_RESIDUAL_BACKWARD, KERNEL_OPTIMIZER };
 
 // ---- MPI: a rank that never hears of another one --------------------------------------------------------------------
 

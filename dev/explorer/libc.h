@@ -124,7 +124,7 @@ static inline int sigaction(int number, const struct sigaction *now, struct siga
 static inline void signal(int number, void (*handler)(int)) { (void)number, (void)handler; }
 static inline int sched_yield(void) { return 0; }
 #define SIGPIPE 13
-enum { R_OK = 4, F_GETFD = 1, O_RDWR = 2 };
+enum { F_OK = 0, R_OK = 4, F_GETFD = 1, O_RDWR = 2 };
 static inline int fcntl(int fd, int command) { return (void)fd, command; }
 static inline int open(const char *path, int flags) { return (void)path, flags; }
 static inline int access(const char *path, int mode) {

@@ -27,13 +27,13 @@ enum CpuPart {
     CPU_PARTS
 };
 
-enum { CPU_MAX_STREAMS = 64 };
+enum { CPU_MAX_STREAMS = 64, CPU_GAPS = 128 };
 
 // The end of what a stream had done when an event was recorded, and what of that was communication.
 struct CpuMoment {
     uint64_t ns;
     unsigned epoch, stream;
-    uint64_t begun;           // begin of the stream's last communication
+    uint64_t begun;           // begin of the stream's last communication, or of the first that had no gap behind it
     uint64_t first, busy;     // begin of the first collective since the record before; ns of all collectives so far
     CpuPart part;             // of the last communication; IDLE: there was none
 };
@@ -42,9 +42,10 @@ struct CpuTimes {
     unsigned number;          // the stream's, from 1
     bool computes;            // kernels were put into it
     uint64_t now;
-    CpuMoment last;           // its communication so far
+    CpuMoment last;           // its communication so far, and when that ended
     uint64_t seen[CPU_MAX_STREAMS];  // of other streams' collectives: what was waited for already
     uint64_t spent[CPU_PARTS];
+    uint64_t gaps[CPU_GAPS][2], gap_count;  // [begin, end) of its last waits, in a ring
 };
 
 struct CpuClock {
@@ -53,11 +54,14 @@ struct CpuClock {
     Cluster cluster;
     bool gathers_gradients;   // what data ranks gather are summed gradients; else it is weights
     size_t whole_messages;    // tensor ranks that each send all of what goes to the next stage; 0: each sends a part
+    size_t stage_ranks;       // tensor x data ranks of a pipeline stage
+    size_t shift;             // of a simulation: its ranks sit where those with numbers so much higher do
     uint64_t host;            // ns
     unsigned epoch;           // counts cpu_clock_zero: times of earlier epochs are 0
     double stated;            // seconds of the next launch
     CpuPart stated_part;
     KernelWork work;          // of the next launch: the sum of what was stated
+    double peak;              // FLOP/s of the last product or attention's precision
 };
 
 inline CpuClock &cpu_clock() {
@@ -112,6 +116,7 @@ static inline double cpu_kernel_seconds(const Cluster *c, const KernelWork *w) {
         }
         case KERNEL_ATTENTION_FORWARD: case KERNEL_ATTENTION_BACKWARD: return cpu_attention_seconds(c, w);
         case KERNEL_RESIDUAL: return cost_memory(c, MEMORY_ELEMENTWISE, bytes + c->dropout * w->elements);
+        case KERNEL_RESIDUAL_LAYERNORM: return cost_residual_layernorm(c, bytes / 4, w->elements);
         case KERNEL_EXPONENTIAL: return cost_memory(c, MEMORY_SOFTMAX, bytes);
         case KERNEL_LAYERNORM_FORWARD: return cost_memory(c, MEMORY_LAYERNORM_FORWARD, bytes);
         case KERNEL_LAYERNORM_BACKWARD: return cost_layernorm_backward(c, bytes / 3);
@@ -125,11 +130,13 @@ static inline double cpu_kernel_seconds(const Cluster *c, const KernelWork *w) {
     }
 }
 
-// Says what the next launch does; kernel_cost of llmc/kernels/cost.cuh.
+// Says what the next launch does; kernel_state of llmc/kernels/cost.cuh.
 inline void cpu_state_work(const KernelWork &work) {
     CpuClock &c = cpu_clock();
+    if (c.on && work.kind == KERNEL_NONE) return;  // no rate: its time is in another kernel's
     c.work.bytes += work.bytes, c.work.flops += work.flops;
     if (!c.on) return;
+    if (work.width > 0) c.peak = work.width == 4 ? c.cluster.peak_fp32 : c.cluster.peak_bf16;
     c.stated += cpu_kernel_seconds(&c.cluster, &work);
     c.stated_part = cpu_part_of(work.kind);
 }
@@ -182,15 +189,32 @@ static inline CpuMoment cpu_clock_record(CpuTimes *t, uint64_t host) {
 
 static inline double cpu_moment_ns(const CpuMoment &m) { return m.epoch == cpu_clock().epoch ? (double)m.ns : 0; }
 
-// What runs beside collectives is slower, by overlap_slowdown, for as long as both run: at least the time since the
-// first of them began, at most as long as they took.
+// The stream waited from..until.
+static inline void cpu_clock_gap(CpuTimes *t, uint64_t from, uint64_t until) {
+    uint64_t *gap = t->gaps[t->gap_count++ % CPU_GAPS];
+    gap[0] = from, gap[1] = until;
+}
+
+// How long the stream worked in from..until, by the waits that it remembers.
+static inline uint64_t cpu_clock_worked(const CpuTimes *t, uint64_t from, uint64_t until) {
+    uint64_t worked = until > from ? until - from : 0, oldest = t->gap_count > CPU_GAPS ? t->gap_count - CPU_GAPS : 0;
+    for (uint64_t i = t->gap_count; i > oldest && t->gaps[(i - 1) % CPU_GAPS][1] > from; i--) {
+        const uint64_t *gap = t->gaps[(i - 1) % CPU_GAPS];
+        uint64_t begin = std::max(gap[0], from), end = std::min(gap[1], until);
+        worked -= end > begin ? end - begin : 0;
+    }
+    return worked;
+}
+
+// What runs beside collectives is slower, by overlap_slowdown, for as long as both run: as long as the stream worked
+// since the first of them began, and at most as long as they took.
 static inline void cpu_clock_beside(CpuTimes *t, const CpuMoment &m) {
     uint64_t *seen = &t->seen[m.stream % CPU_MAX_STREAMS], busy;
     if (m.busy <= *seen) return;
     busy = m.busy - *seen;
     *seen = m.busy;
     if (!t->computes || t->now <= m.first) return;
-    uint64_t both = std::min(busy, t->now - m.first);
+    uint64_t both = std::min(busy, cpu_clock_worked(t, m.first, std::min(t->now, m.ns)));
     double slower = (double)both * (cpu_clock().cluster.overlap_slowdown - 1);
     uint64_t slow = slower < (double)CPU_END ? (uint64_t)llround(slower) : CPU_END;
     t->now = cpu_later(t->now, slow);
@@ -204,6 +228,7 @@ static inline void cpu_clock_wait(CpuTimes *t, const CpuMoment &m) {
     uint64_t exposed = m.part == CPU_IDLE ? 0 : std::min(m.ns - t->now, m.ns - m.begun);
     t->spent[m.part] += exposed;
     t->spent[CPU_IDLE] += m.ns - t->now - exposed;
+    cpu_clock_gap(t, t->now, m.ns);
     t->now = m.ns;
 }
 
@@ -211,8 +236,10 @@ static inline void cpu_clock_wait(CpuTimes *t, const CpuMoment &m) {
 static inline void cpu_clock_communicated(CpuTimes *t, uint64_t begin, uint64_t end, CpuPart part, bool collective) {
     if (begin > t->now) t->spent[CPU_IDLE] += begin - t->now;
     t->spent[part] += end - begin;
+    cpu_clock_gap(t, t->now, end);
     t->now = end;
-    t->last.begun = begin;
+    if (begin > t->last.ns || part != t->last.part) t->last.begun = begin;
+    t->last.ns = end;
     t->last.part = part;
     if (!collective) return;
     t->last.busy += end - begin;

@@ -228,13 +228,6 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMat
         snprintf(name, sizeof name, "a matrix product %zu x %zu x %zu", g.rows, g.cols, g.depth);
         cpu_first_use(name);
     }
-    KernelWork work = KernelWork();
-    size_t width = cpu_lt_type_size(a->type), out = cpu_lt_type_size(d->type) * (beta_value != 0.0f ? 2 : 1);
-    work.kind = KERNEL_GEMM, work.M = g.rows, work.N = g.cols, work.K = g.depth, work.width = width;
-    work.accumulates = beta_value != 0.0f;
-    work.flops = 2.0 * (double)g.rows * (double)g.cols * (double)g.depth;
-    work.bytes = (double)((g.rows + g.cols) * g.depth * width + g.rows * g.cols * out);
-    cpu_state_work(work);
     useconds_t idle = algo ? (useconds_t)algo->data[7] : 0;
     cpu_enqueue_work(stream, "cublasLtMatmul", [g, idle]() {
         if (idle) usleep(idle);

@@ -45,7 +45,7 @@ enum { CPU_SIMULATED_SPLITS = 32 };  // communicators that a rank makes, one aft
 
 struct CpuShared {                   // one of each for every process
     std::atomic<uint32_t> bell;      // counts what may have let it go on
-    std::atomic<uint64_t> operations, host;  // how far it is: enqueued so far, and its time
+    std::atomic<uint64_t> operations, time;  // how far it is: enqueued so far, and ns of what has run
     CpuChannel channels[CPU_SIMULATED_SPLITS];
 };
 
@@ -72,7 +72,7 @@ static inline void cpu_ring(CpuShared *process) {
     syscall(SYS_futex, &process->bell, FUTEX_WAKE, 1, NULL, NULL, 0);
 }
 
-// Sleeps until the bell has rung since cpu_listen, a tenth of a second at most.
+// Sleeps until the bell has rung since `heard` was read, a tenth of a second at most.
 inline void cpu_simulated_idle() {
     CpuSimulation &s = cpu_simulation();
     CpuShared *mine = &s.shared[s.stage];
@@ -88,7 +88,9 @@ inline void cpu_simulated_idle() {
     if (all != before) cpu_runtime().progressed = 0;
     before = all;
     mine->operations.store(cpu_runtime().ops, std::memory_order_relaxed);
-    mine->host.store(cpu_clock().host, std::memory_order_relaxed);
+    uint64_t time = 0;
+    for (cudaStream_t stream : cpu_runtime().streams) time = std::max(time, stream->times.now);
+    mine->time.store(time, std::memory_order_relaxed);
 }
 
 // This process has come to a communicator's operation number `turn`, ready at `ready`. `channel` belongs to the
@@ -156,13 +158,13 @@ static inline double cpu_wall_seconds() {
 
 // Says every few seconds how far the slowest process is.
 static inline void cpu_show_progress(const CpuSimulation &s, double seconds) {
-    uint64_t all = 0, host = UINT64_MAX;
+    uint64_t all = 0, time = UINT64_MAX;
     for (int i = 0; i < s.stages; i++) {
         all += s.shared[i].operations.load(std::memory_order_relaxed);
-        host = std::min(host, s.shared[i].host.load(std::memory_order_relaxed));
+        time = std::min(time, s.shared[i].time.load(std::memory_order_relaxed));
     }
     fprintf(stderr, "simulating: %.0f s, %.1f million operations, the last stage is at %.3f s\n", seconds,
-            1e-6 * (double)all, 1e-9 * (double)host);
+            1e-6 * (double)all, 1e-9 * (double)time);
 }
 
 // The first process waits for the others, and ends as they do: with the first exit code that is not 0. Those that are

@@ -315,9 +315,9 @@ static inline void cpu_print_profile() {
         printf("%-40s %9zu %12.3f %6.1f%%", row.first.c_str(), p.calls, 1e3 * p.seconds,
                sum > 0 ? 100 * p.seconds / sum : 0);
         if (p.bytes > 0) printf(" %9.4g %9.4g", rate * p.bytes, rate * p.flops);
-        double peak = clock.cluster.peak_bf16;
+        double computing = clock.peak > 0 ? p.flops / clock.peak : 0;  // s at the peak
         if (p.bytes > 0 && clock.on)
-            printf(" %6.1f%%", 1e11 * rate * std::max(p.bytes / clock.cluster.hbm_bandwidth, p.flops / peak));
+            printf(" %6.1f%%", 1e11 * rate * std::max(p.bytes / clock.cluster.hbm_bandwidth, computing));
         printf("\n");
     }
 }

@@ -28,9 +28,10 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Saving
 
-// All that a checkpoint consists of. Without the first, a folder is no checkpoint.
-static const char *const CHECKPOINT_FILES[] = {"trainer.json", "config.json", "model.safetensors",
-                                               "optimizer.safetensors"};
+// All that a checkpoint consists of, in the order in which it is removed. Without the first, a folder is no checkpoint;
+// the last says whose it is, so that a removal that was interrupted can be completed.
+static const char *const CHECKPOINT_FILES[] = {"trainer.json", "model.safetensors", "optimizer.safetensors",
+                                               "config.json"};
 enum { CHECKPOINT_FILE_COUNT = sizeof CHECKPOINT_FILES / sizeof CHECKPOINT_FILES[0] };
 
 // Is it a folder with nothing in it but files of a checkpoint, config.json (which is made first) among them?

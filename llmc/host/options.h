@@ -265,7 +265,7 @@ static inline bool options_resolve_simulation(Options *o, Error *err) {
         {"tokenizer", o->tokenizer != NULL}, {"init", o->init != NULL}, {"resume", o->resume != NULL},
         {"out", o->out != NULL}, {"dump-gradients", o->dump_gradients != NULL},
         {"val-every", o->val_every && o->val_every != OPTION_LEFT_OUT}, {"sample-every", o->sample_every > 0},
-        {"save-every", o->save_every > 0}, {"dry-run", o->dry_run},
+        {"save-every", o->save_every > 0}, {"eval", o->eval != NULL}, {"dry-run", o->dry_run},
         {"debug-replicas", o->debug_replicas}, {"gemm-plans", o->gemm_plans != NULL}};
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) {
         if (flags[i].given)
@@ -293,6 +293,9 @@ static inline bool options_check_size(const Options *o, Error *err) {
 static inline bool options_resolve(Options *o, const GPTConfig *file, size_t ranks, Error *err) {
     if (!options_resolve_simulation(o, err) || !options_resolve_model(o, file, err) ||
         !options_resolve_grid(o, ranks, err)) return false;
+    if (o->simulate && o->pipeline > 1024)
+        return error_set(err, "--simulate runs a process for each stage, at most 1024, not %zu: lower --pipeline",
+                         o->pipeline);
     if (o->init && o->resume && strcmp(o->resume, "auto") != 0) {
         return error_set(err, "--init and --resume exclude each other: resuming already has its weights");
     }

@@ -34,8 +34,9 @@ static inline bool output_is_no_shard(const char *flag, const char *path, const 
     return true;
 }
 
-// Proves that the file can be written, and leaves no new one behind. Devices and pipes are written through where what
-// is written is a stream; `regular`: where it is not, they and links are refused, as renaming would replace them.
+// Proves that the file can be written, and leaves no new one behind. Devices, and pipes that are read, are written
+// through where what is written is a stream; `regular`: where it is not, they and links are refused, as renaming would
+// replace them.
 static inline bool output_can_be_written(const char *flag, const char *path, bool regular, Error *err) {
     struct stat info, link;
     bool is_link = lstat(path, &link) == 0 && S_ISLNK(link.st_mode), there = stat(path, &info) == 0;
@@ -44,11 +45,16 @@ static inline bool output_can_be_written(const char *flag, const char *path, boo
                          there ? "" : " to nothing");
     }
     if (there && S_ISDIR(info.st_mode)) return error_set(err, "%s %s is a folder: name a file", flag, path);
-    if (there && !S_ISREG(info.st_mode)) {
-        return !regular || error_set(err, "%s %s is not a regular file: name one", flag, path);
+    if (regular && there && !S_ISREG(info.st_mode)) {
+        return error_set(err, "%s %s is not a regular file: name one", flag, path);
     }
-    int fd = open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC | (there ? 0 : O_CREAT), 0666);
-    if (fd < 0) return error_set(err, "cannot write %s %s: %s", flag, path, strerror(errno));
+    int fd = open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC | (there ? 0 : O_CREAT), 0666);
+    bool is_pipe = there && S_ISFIFO(info.st_mode);
+    if (fd < 0) {
+        return error_set(err, "cannot write %s %s: %s", flag, path,
+                         is_pipe && errno == ENXIO ? "nobody reads from that pipe" : strerror(errno));
+    }
+    if (is_pipe) return true;  // and stays open: its reader would take closing it for the end
     close(fd);
     if (!there) unlink(path);
     return true;

@@ -12,7 +12,7 @@
 //   step      = end of the last span - start of the first span, on track 0
 //   each instant of the step belongs to the innermost span that covers it, so that
 //   step      = compute + optimizer + tensor + pipeline + data + other
-//   compute   = forward, loss, backward, weight (and recompute), less what is nested inside them
+//   compute   = forward, loss, backward, weight, less what is nested inside them
 //   tensor    = all-reduce, reduce-scatter, all-gather on the compute stream, and "wait tensor"
 //   pipeline  = "wait pipeline" (and send or recv, should they run on the compute stream)
 //   data      = "wait data"
@@ -67,7 +67,6 @@ static inline ProfilePart profile_part_of(const char *kind) {
     } kinds[] = {
         {"forward", PROFILE_COMPUTE},       {"loss", PROFILE_COMPUTE},
         {"backward", PROFILE_COMPUTE},      {"weight", PROFILE_COMPUTE},
-        {"recompute", PROFILE_COMPUTE},
         {"optimizer", PROFILE_OPTIMIZER},   {"all-reduce", PROFILE_TENSOR},
         {"reduce-scatter", PROFILE_TENSOR}, {"all-gather", PROFILE_TENSOR},
         {"wait tensor", PROFILE_TENSOR},    {"wait pipeline", PROFILE_PIPELINE},

@@ -46,6 +46,8 @@ static inline bool progress_resume(TrainerState *progress, const char *dir, Erro
     progress->sample = saved.sample;
     memcpy(progress->data, saved.data, sizeof saved.data);
     printf("resuming     %s after step %zu%s%s\n", dir, saved.step, changed[0] ? "; changed: " : "", changed);
+    if (saved.step >= progress->steps)
+        printf("note: the checkpoint has done all of --steps %zu: nothing is trained\n", progress->steps);
     return true;
 }
 

@@ -105,7 +105,6 @@ static inline const char *trace_color(const char *kind) {
         {"forward", "thread_state_running"},
         {"backward", "rail_response"},
         {"weight", "rail_load"},
-        {"recompute", "rail_animation"},
         {"send", "thread_state_iowait"},
         {"recv", "rail_idle"},
         {"optimizer", "thread_state_runnable"},

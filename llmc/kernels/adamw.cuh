@@ -97,11 +97,11 @@ static inline unsigned adamw_number(AdamWRange *ranges, size_t count) {
     return (unsigned)blocks;
 }
 
-// One step of the weights that ranges[count] on the device names, of `blocks` blocks by adamw_number; none is empty.
-// master are the fp32 weights, params their rounded copy; master is NULL where floatX is float. All begin at multiples
-// of 16 bytes; ranges that do not take a slower path.
+// One step of the weights that ranges[count] on the device names, of `blocks` blocks by adamw_number; none is empty. n
+// is how many weights these are, give or take padding. master are the fp32 weights, params their rounded copy; master
+// is NULL where floatX is float. All begin at multiples of 16 bytes; ranges that do not take a slower path.
 static inline void adamw_update(floatX *params, float *master, const float *grads, float *m, float *v,
-                                const AdamWRange *ranges, size_t count, unsigned blocks, const AdamW *h,
+                                const AdamWRange *ranges, size_t count, unsigned blocks, size_t n, const AdamW *h,
                                 cudaStream_t stream) {
     if (blocks == 0) return;
     AdamWFactors f = {h->lr,
@@ -112,6 +112,7 @@ static inline void adamw_update(floatX *params, float *master, const float *grad
                       (float)(1.0 / (double)h->beta1_correction),
                       (float)(1.0 / sqrt((double)h->beta2_correction)),
                       h->grad_scale};
+    kernel_cost(KERNEL_OPTIMIZER, n, 7 * sizeof(float) + (master ? sizeof(floatX) : 0), 17);
     LAUNCH(adamw_kernel, blocks, ELEMENT_THREADS, 0, stream)(params, master, grads, m, v, ranges, count, f);
 }
 

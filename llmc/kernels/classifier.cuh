@@ -179,7 +179,7 @@ static inline void classifier_fused(float *losses, floatX *logits, const int *ta
     if (N == 0) return;
     unsigned threads = classifier_threads(Vp);
     kernel_cost(KERNEL_CLASSIFIER_FORWARD, N * Vp, sizeof(floatX), 3);
-    if (gradient) kernel_cost(KERNEL_CLASSIFIER_BACKWARD, N * Vp, 2 * sizeof(floatX), 3);
+    if (gradient) kernel_cost(KERNEL_CLASSIFIER_BACKWARD, N * Vp, sizeof(floatX), 3);  // reads are counted above
     if (Vp % x128::size == 0) {
         LAUNCH(classifier_fused_kernel<x128::size>, (unsigned)N, threads, 0, stream)
         (losses, logits, targets, dloss, V, Vp, gradient);
@@ -211,6 +211,7 @@ static inline void classifier_stats(float *max, float *sum, float *target_logit,
 static inline void classifier_rescale(float *sum, const float *local_max, const float *global_max, size_t N,
                                       cudaStream_t stream) {
     if (N == 0) return;
+    kernel_cost(KERNEL_EXPONENTIAL, N, 4 * sizeof(float), 3);
     LAUNCH(classifier_rescale_kernel, (unsigned)CEIL_DIV(N, (size_t)256), 256, 0, stream)
     (sum, local_max, global_max, N);
 }
@@ -235,6 +236,7 @@ static inline void classifier_gradient(float *losses, floatX *logits, const floa
 
 // out[1] = the sum of losses[N] in double. The order depends on N alone.
 static inline void loss_sum(double *out, const float *losses, size_t N, cudaStream_t stream) {
+    kernel_cost(KERNEL_ELEMENTWISE, N, sizeof(float), 1);
     LAUNCH(loss_sum_kernel, 1, 256, 0, stream)(out, losses, N);
 }
 

@@ -153,7 +153,8 @@ static inline void encoder_forward(floatX *out, const int *tokens, const floatX 
     size_t N = B * T;
     if (N == 0) return;
     unsigned blocks = (unsigned)CEIL_DIV(N, (size_t)ENCODER_WARPS);
-    kernel_cost(KERNEL_RESIDUAL, N * C, (wpe ? 3 : 2) * sizeof(floatX), 1);
+    // a row of wte and of out for each token; those of wpe are the same for all B samples
+    kernel_cost(KERNEL_RESIDUAL, N * C, (2 + (wpe ? 1 / (double)B : 0)) * sizeof(floatX), wpe ? 1 : 0);
     if (C % x128::size == 0) {
         LAUNCH(encoder_forward_kernel<x128::size>, blocks, 32 * ENCODER_WARPS, 0, stream)
         (out, tokens, wte, wpe, N, T, C, v_start, Vl);
@@ -167,7 +168,7 @@ template <int THREADS>
 static inline void encoder_backward_wte(float *dwte, const floatX *dout, const int *tokens, size_t N, size_t C,
                                         size_t v_start, size_t Vl, cudaStream_t stream) {
     if (N == 0) return;
-    kernel_cost(KERNEL_ELEMENTWISE, N * C, 2 * sizeof(float) + sizeof(floatX), 1);
+    kernel_cost(KERNEL_ELEMENTWISE, N * C, 2 * sizeof(float) + sizeof(floatX), 1);  // as if no token came twice
     if (C % x128::size == 0) {
         LAUNCH((encoder_backward_wte_kernel<x128::size, THREADS>), ENCODER_OWNERS, THREADS, 0, stream)
         (dwte, dout, tokens, N, C, v_start, Vl);

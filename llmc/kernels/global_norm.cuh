@@ -79,11 +79,12 @@ static inline size_t global_norm_scratch(size_t count, size_t max_size) {
 
 template <int LANES>
 static inline void global_norm_launch(double *out, double *scratch, const float *grads,
-                                      const NormRange *ranges, size_t count, size_t max_size,
+                                      const NormRange *ranges, size_t count, size_t max_size, size_t n,
                                       cudaStream_t stream) {
     if (count == 0) return;
     size_t max_chunks = norm_chunk_count(max_size);
     if (max_chunks > 0) {
+        kernel_cost(KERNEL_NONE, n, sizeof(float), 2);  // a cluster's optimizer_bytes have it in
         dim3 grid((unsigned)CEIL_DIV(max_chunks, (size_t)NORM_WARPS), (unsigned)count);
         LAUNCH(global_norm_kernel<LANES>, grid, 32 * NORM_WARPS, 0, stream)
         (scratch, grads, ranges, max_chunks);
@@ -91,12 +92,13 @@ static inline void global_norm_launch(double *out, double *scratch, const float 
     LAUNCH(global_norm_sum_kernel, (unsigned)count, 32, 0, stream)(out, scratch, ranges, max_chunks);
 }
 
-// out[count] = the sum of the squares of each range of grads; ranges[count] lies on the device, max_size is
-// the largest size in it. A NaN or infinity among the gradients reaches the out of its own range only.
+// out[count] = the sum of the squares of each range of grads; ranges[count] lies on the device, max_size is the largest
+// size in it, n the sum of all, give or take padding. A NaN or infinity among the gradients reaches the out of its own
+// range only.
 static inline void global_norm_squared(double *out, double *scratch, const float *grads,
-                                       const NormRange *ranges, size_t count, size_t max_size,
+                                       const NormRange *ranges, size_t count, size_t max_size, size_t n,
                                        cudaStream_t stream) {
-    global_norm_launch<ROW_LANES>(out, scratch, grads, ranges, count, max_size, stream);
+    global_norm_launch<ROW_LANES>(out, scratch, grads, ranges, count, max_size, n, stream);
 }
 
 #endif

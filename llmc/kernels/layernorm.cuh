@@ -255,8 +255,8 @@ static inline void layernorm_forward_launch(floatX *out, float *mean, float *rst
                                             cudaStream_t stream) {
     if (N == 0) return;
     unsigned blocks = (unsigned)CEIL_DIV(N, (size_t)LAYERNORM_WARPS), threads = 32 * LAYERNORM_WARPS;
-    kernel_cost(KERNEL_LAYERNORM_FORWARD, N * C, 2 * sizeof(floatX), 8);
-    if (inp1) kernel_cost(KERNEL_RESIDUAL, N * C, 3 * sizeof(floatX), 2);
+    if (inp1) kernel_cost(KERNEL_RESIDUAL_LAYERNORM, N * C, 4 * sizeof(floatX), 10);
+    else kernel_cost(KERNEL_LAYERNORM_FORWARD, N * C, 2 * sizeof(floatX), 8);
     if (C % x128::size == 0) {
         LAUNCH((layernorm_forward_kernel<x128::size, LANES>), blocks, threads, 0, stream)
         (out, mean, rstd, residual, inp1, inp2, inp2_bias, weight, bias, N, C);
@@ -350,7 +350,7 @@ static inline void layernorm_backward_launch(floatX *dinp, float *dweight, float
         LayernormBackward a = {dinp, scratch, dresidual, dout, inp, weight, mean, rstd, N, C, rows,
                                dresidual_sum != NULL};
         kernel_cost(dresidual ? KERNEL_RESIDUAL_BACKWARD : KERNEL_LAYERNORM_BACKWARD, N * C,
-                    (dresidual ? 4 : 3) * sizeof(floatX), 17);
+                    (dresidual ? 4 : 3) * sizeof(floatX), dresidual_sum ? 18 : 17);
         bool one = LANES == 32 && C <= W * LAYERNORM_THREADS, few = LANES == 32 && C <= W * 3 * 512;
         if (C % W != 0) layernorm_backward_rows<1, THREADS>(a, (unsigned)blocks, stream);
         else if (one) layernorm_backward_columns<W, 1>(a, (unsigned)blocks, stream);

@@ -10,10 +10,16 @@
 #include <cublasLt.h>
 #include <math.h>
 
+#include "llmc/host/gemm_plans.h"
 #include "llmc/kernels/cuda_common.cuh"
-#include "llmc/kernels/gemm_plans.cuh"
 
 static constexpr size_t MATMUL_PLANS = 256;
+
+enum {
+    GEMM_CANDIDATES = 8,  // algorithms that are timed
+    GEMM_RUNS = 5,        // of each, the first left out; the fastest run counts
+};
+static_assert(sizeof(cublasLtMatmulAlgo_t) == GEMM_ALGORITHM * sizeof(uint64_t), "a file of plans keeps so many words");
 
 // What cuBLASLt may take for itself. The stand-in takes hardly anything, and each rank fills what it allocates.
 #ifdef __CUDACC__
@@ -24,7 +30,7 @@ static constexpr size_t MATMUL_WORKSPACE = 4 << 10;
 
 // Which algorithm one problem takes; asking cuBLASLt's heuristic anew costs more than a small product.
 typedef struct {
-    uint64_t key[MATMUL_KEY];
+    uint64_t key[GEMM_KEY];
     bool used, supported;
     cublasLtMatmulAlgo_t algo;
 } MatmulPlan;
@@ -55,11 +61,14 @@ static inline bool matmul_tune(Matmul *mm, const char *path, Error *err) {
     struct cudaDeviceProp prop;
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaGetDeviceProperties(&prop, device));
-    return gemm_choices_open(&mm->choices, path, prop.name, err);
+    char head[512];
+    snprintf(head, sizeof head, "matrix products of %s, " FLOATX_NAME ", cuBLASLt %zu\n", prop.name,
+             (size_t)cublasLtGetVersion());
+    return gemm_choices_open(&mm->choices, path, head, err);
 }
 
 // Products that are not in the file take the heuristic's first algorithm from now on: timing waits for the device,
-// which must not be where messages are in flight. All ranks that share the file have done their timing.
+// which must not be where messages between stages are in flight. All ranks that share the file have done their timing.
 static inline void matmul_tuned(Matmul *mm) {
     Error err;
     mm->choices.timing = false;
@@ -139,6 +148,7 @@ static inline int gemm_search(Matmul *mm, cublasLtMatmulAlgo_t *algos, int most,
 static inline void gemm_queue(Matmul *mm, const GemmArgs *g, void *d, cublasLtMatmulDesc_t desc,
                               const cublasLtMatrixLayout_t layouts[3], const cublasLtMatmulAlgo_t *algo) {
     float beta = g->accumulate ? 1.0f : 0.0f;
+    gemm_cost(g->M, g->N, g->K, sizeof(floatX), g->d_fp32 ? sizeof(float) : sizeof(floatX), g->accumulate);
     CUBLAS_CHECK(cublasLtMatmul(mm->handle, desc, &g->alpha, g->b, layouts[0], g->a, layouts[1], &beta, g->d,
                                 layouts[2], d, layouts[2], algo, mm->workspace, mm->workspace_size, mm->stream));
 }
@@ -173,27 +183,29 @@ static inline int gemm_fastest(Matmul *mm, const GemmArgs *g, cublasLtMatmulDesc
     return best;
 }
 
-// Finds the algorithm of a problem: in the file, by timing, or as the heuristic says. false: there is none.
-static inline bool gemm_choose(Matmul *mm, cublasLtMatmulAlgo_t *algo, const uint64_t key[MATMUL_KEY],
+// Finds the algorithm of a problem: in the file, by timing, or as the heuristic says. false: there is none. The device
+// is idle before the file is locked: work that waits for a rank which waits for the lock would never end.
+static inline bool gemm_choose(Matmul *mm, cublasLtMatmulAlgo_t *algo, const uint64_t key[GEMM_KEY],
                                const GemmArgs *g, cublasLtMatmulDesc_t desc,
                                const cublasLtMatrixLayout_t layouts[3], const uint32_t align[3]) {
     GemmChoices *c = &mm->choices;
-    if (c->path && gemm_choices_find(c, key, algo)) return true;
+    if (c->path && gemm_choices_find(c, key, algo->data)) return true;
     cublasLtMatmulAlgo_t algos[GEMM_CANDIDATES];
     int count = gemm_search(mm, algos, c->timing ? (int)GEMM_CANDIDATES : 1, desc, layouts, align);
     if (count == 0) return false;
     *algo = algos[0];
     if (count == 1) return true;
-    bool known = gemm_choices_begin(c, key, algo);
+    CUDA_CHECK(cudaDeviceSynchronize());
+    bool known = gemm_choices_begin(c, key, algo->data);
     if (!known) *algo = algos[gemm_fastest(mm, g, desc, layouts, algos, count)];
-    gemm_choices_end(c, known ? NULL : key, algo);
+    gemm_choices_end(c, known ? NULL : key, algo->data);
     return true;
 }
 
 // The place of a problem in the table, found or to be filled. A full table reuses the first one tried.
-static inline MatmulPlan *gemm_plan(Matmul *mm, const uint64_t key[MATMUL_KEY]) {
+static inline MatmulPlan *gemm_plan(Matmul *mm, const uint64_t key[GEMM_KEY]) {
     uint64_t hash = 0;
-    for (int i = 0; i < MATMUL_KEY; i++) hash = (hash ^ key[i]) * 0x9E3779B97F4A7C15u + (hash >> 29);
+    for (int i = 0; i < GEMM_KEY; i++) hash = (hash ^ key[i]) * 0x9E3779B97F4A7C15u + (hash >> 29);
     for (size_t probe = 0; probe < MATMUL_PLANS; probe++) {
         MatmulPlan *plan = &mm->plans[(hash + probe) % MATMUL_PLANS];
         if (!plan->used || memcmp(plan->key, key, sizeof plan->key) == 0) return plan;
@@ -228,7 +240,7 @@ static inline bool gemm_launch(Matmul *mm, const GemmArgs *g, cublasLtEpilogue_t
                      (uint64_t)g->accumulate << 3 | (uint64_t)ep << 8;
     uint64_t aligns = (uint64_t)align[0] | (uint64_t)align[1] << 10 | (uint64_t)align[2] << 20 |
                       (uint64_t)(has_bias ? gemm_alignment(g->bias) : 0) << 30;
-    uint64_t key[MATMUL_KEY] = {g->M, g->N, g->K, g->lda, g->ldb, g->ldd, flags, aligns};
+    uint64_t key[GEMM_KEY] = {g->M, g->N, g->K, g->lda, g->ldb, g->ldd, flags, aligns};
     MatmulPlan *plan = gemm_plan(mm, key);
     if (!plan->used) {
         memcpy(plan->key, key, sizeof key);

@@ -7,7 +7,7 @@
 // is over (llmc/sim/cost.h), by the bytes and by where the communicator's ranks sit.
 // In a simulation no data move, and the processes meet in shared memory (llmc/cpu/simulate.h).
 //
-// defines: CommClock, OpClock, GroupClock, and the functions that operation.h and progress.h call; nothing on a GPU
+// defines: simulates, clock_*, simulated_communicator, name_members; on a GPU they do nothing
 #ifndef LLMC_MPI_CLOCK_H
 #define LLMC_MPI_CLOCK_H
 
@@ -53,21 +53,24 @@ inline void clock_communicator(ncclComm_t comm) {
     int world = 1;
     if (simulates()) world = cpu_simulation().size;
     else MPI_Comm_size(MPI_COMM_WORLD, &world);
+    if (comm->name == "tensor" || comm->name == "pipeline" || comm->name == "embedding")
+        for (size_t &rank : c->ranks) rank += cpu_clock().shift;
     c->place = placement_ranks(&cpu_clock().cluster, c->ranks.data(), c->ranks.size(), (size_t)world);
     c->world = (size_t)world;
     c->part = comm->name == "tensor" ? CPU_TENSOR : comm->name == "pipeline" ? CPU_PIPELINE : CPU_DATA;
+    c->place.alone = c->part == CPU_TENSOR;
     c->gradients = comm->name == "data" || comm->name == "embedding";
+    if (comm->name == "embedding") c->place = placement_of_ends(c->place, cpu_clock().stage_ranks);
 }
 
-// A message between the two ranks. The ranks of the sender's stage in its node send theirs at the same time: as many as
-// there are from one stage to the next, which are the ranks between the two.
+// A message between the two ranks. The ranks of the sender's stage in its node, or its island, send theirs at the same
+// time: as many as there are from one stage to the next, which are the ranks between the two.
 inline double clock_message_seconds(const ncclComm *comm, double bytes, int peer) {
     const Cluster *cluster = &cpu_clock().cluster;
     const CommClock *c = &comm->clock;
-    size_t a = c->ranks[(size_t)comm->rank], b = c->ranks[(size_t)peer], node = (size_t)cluster->gpus_per_node;
+    size_t a = c->ranks[(size_t)comm->rank], b = c->ranks[(size_t)peer];
     size_t between = a < b ? b - a : a - b, around = c->world - between;
-    size_t sharing = std::min(std::min(between, around), node);
-    return cost_send(cluster, bytes, a / node == b / node, sharing);
+    return cost_send_between(cluster, bytes, a, b, std::min(between, around));
 }
 
 // Collectives of one kind in a group are one collective over all of their bytes; its messages go at the same time.

@@ -57,7 +57,7 @@ static inline int simulated_allgather(const void *from, int count, MPI_Datatype 
     return MPI_SUCCESS;
 }
 
-// The minimum of one int, to which process 0 comes by asking all: the one reduction that the trainers use.
+// The minimum of one int, to which process 0 comes by asking all: the one reduction of a simulation.
 static inline int simulated_allreduce(const void *from, void *to, int count, MPI_Datatype type, MPI_Op op,
                                       MPI_Comm comm) {
     if (!cpu_simulates()) return MPI_Allreduce(from, to, count, type, op, comm);

@@ -2,8 +2,8 @@
 //
 // defines: AttentionLaw, Cluster, cluster_read, cluster_parse, cluster_island
 //
-// The file is an object with "name", "hardware" and "software"; doc/virtual_time.md lists what they hold. Each constant
-// is an object with its "value" and its "source", a text that says where the value comes from. All are in SI units:
+// The file is an object with "name", "hardware" and "software"; Cluster below says what each constant is. A constant is
+// an object with its "value" and its "source", a text that says where the value comes from. All are in SI units:
 // seconds, bytes, bytes a second, floating-point operations a second.
 #ifndef LLMC_SIM_CLUSTER_H
 #define LLMC_SIM_CLUSTER_H
@@ -41,6 +41,7 @@ typedef struct {
     double node_bandwidth, node_base, node_hop;  // bus bandwidth of collectives in a node; s; s for each rank passed
     double node_turn, node_turn_cost;            // bytes of each rank in a ring's turn; s that an empty last turn costs
     double nic_collective_bandwidth;             // of collectives across nodes, for each NIC of a node
+    double nic_alone_bandwidth;                  // the same where computing waits for each one; 0: as above
     double net_base, net_doubling;               // s of a collective over 2 nodes; more for each doubling
     double small_latency, small_bandwidth;       // low-latency protocol: shares of the latency and the bandwidth above
     double node_p2p_bandwidth, node_p2p_latency, nic_bandwidth, nic_latency;  // one message from rank to rank
@@ -48,13 +49,14 @@ typedef struct {
     double gpus_per_island, island_bandwidth, island_latency;
     // the software
     AttentionLaw attention;
-    bool dropout;                                // 0.1 in attention, embedding and residuals; false: none
+    bool dropout;                                // it moves masks; the kernels of the trainers' --dropout say their own
     // Communication runs beside the last backward, beside weight gradients, beside everything.
     bool data_overlap, tensor_overlap, pipeline_overlap;
     bool scatter_gather;                         // a tensor rank sends 1/t of what goes to the next stage
     bool recompute_end;                          // a recomputed layer computes its last GEMM and sum too
-    // These two may be left out, and are false then.
+    // These may be left out, and are false then.
     bool attention_recompute;                    // backward computes attention again
+    bool fused_forward;                          // one kernel for a residual and the layernorm behind it
     bool fused_backward;                         // one kernel for a layernorm's, the residual's, a bias's gradient
     double optimizer_bytes;                      // moved for each parameter of the rank in an update
     double gradient_bytes;                       // of one gradient in the sum over data ranks
@@ -119,6 +121,7 @@ static inline const ClusterField *cluster_fields(size_t *count) {
         CLUSTER_FIELD(node_turn, CONSTANT_ZERO_OK, false),
         CLUSTER_FIELD(node_turn_cost, CONSTANT_ZERO_OK, false),
         CLUSTER_FIELD(nic_collective_bandwidth, CONSTANT_POSITIVE, false),
+        CLUSTER_FIELD(nic_alone_bandwidth, CONSTANT_POSITIVE, false),
         CLUSTER_FIELD(net_base, CONSTANT_ZERO_OK, false),
         CLUSTER_FIELD(net_doubling, CONSTANT_ZERO_OK, false),
         CLUSTER_FIELD(small_latency, CONSTANT_SHARE, false),
@@ -138,6 +141,7 @@ static inline const ClusterField *cluster_fields(size_t *count) {
         CLUSTER_FIELD(scatter_gather, CONSTANT_BOOL, true),
         CLUSTER_FIELD(recompute_end, CONSTANT_BOOL, true),
         CLUSTER_FIELD(attention_recompute, CONSTANT_BOOL, true),
+        CLUSTER_FIELD(fused_forward, CONSTANT_BOOL, true),
         CLUSTER_FIELD(fused_backward, CONSTANT_BOOL, true),
         CLUSTER_FIELD(optimizer_bytes, CONSTANT_ZERO_OK, true),
         CLUSTER_FIELD(gradient_bytes, CONSTANT_POSITIVE, true),
@@ -185,8 +189,10 @@ static inline bool cluster_value(Cluster *c, const ClusterField *field, const cJ
 
 // What a file may leave out is 0 then, or false.
 static inline bool cluster_optional(const ClusterField *field) {
-    return strstr(field->key, "island") || strstr(field->key, "node_turn") ||
-           strcmp(field->key, "attention_recompute") == 0 || strcmp(field->key, "fused_backward") == 0;
+    static const char *const parts[] = {"island", "node_turn", "nic_alone", "attention_recompute", "fused_"};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        if (strstr(field->key, parts[i])) return true;
+    return false;
 }
 
 // One constant: {"value": ..., "source": "..."} and nothing else.

@@ -1,8 +1,8 @@
 // cost.h: how long one operation lasts on a device of a described cluster, in seconds.
 //
 // defines: CostPrecision, cost_gemm, cost_attention_gemms, cost_softmax, cost_attention, MemoryClass, cost_memory,
-//          Placement, placement_ranks, placement_stride, CollectiveKind, cost_collective, cost_send,
-//          cost_send_between
+//          cost_residual_layernorm, cost_layernorm_backward, cost_residual_backward, Placement, placement_ranks,
+//          placement_stride, placement_of_ends, CollectiveKind, cost_collective, cost_send, cost_send_between
 //
 // Nothing here knows of models, layouts, streams or schedules. Every function is pure: same arguments, same bits.
 #ifndef LLMC_SIM_COST_H
@@ -83,7 +83,7 @@ static inline double cost_attention(const Cluster *c, AttentionLaw law, bool bac
     return c->launch_device + (backward ? 2.5 : 1) * flops / rate;
 }
 
-// Kernels that memory bandwidth bounds.
+// Kernels that memory bandwidth bounds. MEMORY_SOFTMAX: with an exponential for each element, as GELU has too.
 typedef enum { MEMORY_ELEMENTWISE, MEMORY_LAYERNORM_FORWARD, MEMORY_LAYERNORM_BACKWARD, MEMORY_SOFTMAX,
                MEMORY_OPTIMIZER } MemoryClass;
 
@@ -94,6 +94,14 @@ static inline double cost_memory(const Cluster *c, MemoryClass kind, double byte
                    : kind == MEMORY_SOFTMAX            ? c->softmax_efficiency
                                                        : c->optimizer_efficiency;
     return cost_bytes(c, share, bytes);
+}
+
+// A residual and the layernorm behind it over `values` bytes. Fused, one kernel reads the two summands and writes their
+// sum and its layernorm; else a second one reads the sum again.
+static inline double cost_residual_layernorm(const Cluster *c, double values, double elements) {
+    double mask = c->dropout * elements;
+    if (c->fused_forward) return cost_memory(c, MEMORY_LAYERNORM_FORWARD, 4 * values + mask);
+    return cost_memory(c, MEMORY_ELEMENTWISE, 3 * values + mask) + cost_memory(c, MEMORY_LAYERNORM_FORWARD, 2 * values);
 }
 
 // A layernorm's backward over `values` bytes. Fused, one kernel reads gradient and input and writes a gradient; else a
@@ -118,13 +126,14 @@ typedef struct {
     size_t sharing;   // groups like this one in a node: they use its NICs at the same time
     size_t islands;   // that the group reaches
     size_t crossing;  // groups like this one that reach more than one: they share the link between islands
+    bool alone;       // computing waits for each of its collectives, so that none follows another at once
 } Placement;
 
 // Rank r of `world` sits in node r / gpus_per_node. The other ranks of a node form groups of the same kind.
 // ranks[count] must go upwards.
 static inline Placement placement_ranks(const Cluster *c, const size_t *ranks, size_t count, size_t world) {
     size_t node_size = (size_t)c->gpus_per_node, in_node = 0, node = 0;
-    Placement place = {count, 0, 0, 1, 0, 0};
+    Placement place = {count, 0, 0, 1, 0, 0, false};
     for (size_t i = 0; i < count; i++) {
         place.islands += i == 0 || cluster_island(c, ranks[i]) != cluster_island(c, ranks[i - 1]);
         bool new_node = i == 0 || ranks[i] / node_size != node;
@@ -148,6 +157,14 @@ static inline Placement placement_stride(const Cluster *c, size_t first, size_t 
     return place;
 }
 
+// The same of a group of a first and a last stage's rank. There are as many of these as a stage has ranks: the ranks of
+// other stages form none.
+static inline Placement placement_of_ends(Placement place, size_t stage_ranks) {
+    if (place.sharing > stage_ranks) place.sharing = stage_ranks;
+    if (place.crossing > stage_ranks) place.crossing = stage_ranks;
+    return place;
+}
+
 typedef enum {
     COLLECTIVE_ALL_REDUCE,
     COLLECTIVE_ALL_GATHER,
@@ -161,7 +178,8 @@ static inline double collective_bandwidth(const Cluster *c, const Placement *pla
     if (place->nodes <= 1) return c->node_bandwidth;
     double near = fmax(1, c->nics_per_node * (double)place->per_node / c->gpus_per_node);
     double nics = fmin(near, c->nics_per_node / (double)place->sharing);
-    double network = nics * c->nic_collective_bandwidth;
+    bool alone = place->alone && c->nic_alone_bandwidth > 0;
+    double network = nics * (alone ? c->nic_alone_bandwidth : c->nic_collective_bandwidth);
     if (place->islands > 1) network = fmin(network, c->island_bandwidth / (double)place->crossing);
     return place->per_node > 1 ? fmin(network, c->node_bandwidth) : network;
 }

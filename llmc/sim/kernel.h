@@ -1,5 +1,5 @@
 // kernel.h: what a kernel's wrapper says of its next launch: the kind of work, the bytes that it must move and the
-// FLOPs that it does. Bytes are those of a kernel that reads and writes everything once.
+// FLOPs that it does (llmc/kernels/cost.cuh says what is counted).
 //
 // defines: KernelKind, KernelWork
 #ifndef LLMC_SIM_KERNEL_H
@@ -12,10 +12,11 @@
 // by dropout where the software has that, and the bytes of an update, a logit and the gradients around a layernorm are
 // the software's own.
 typedef enum {
-    KERNEL_NONE,
+    KERNEL_NONE,                // takes no time beside its launch: another kernel's cost has it in
     KERNEL_ELEMENTWISE,
     KERNEL_EXPONENTIAL,         // elementwise too, but with an exponential for each element, as softmax has
     KERNEL_RESIDUAL,
+    KERNEL_RESIDUAL_LAYERNORM,  // both in one, forward: 4 values an element
     KERNEL_LAYERNORM_FORWARD,
     KERNEL_LAYERNORM_BACKWARD,
     KERNEL_RESIDUAL_BACKWARD,   // a layernorm's too, with the residual's gradient added: 4 values an element

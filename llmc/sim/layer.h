@@ -135,11 +135,10 @@ static inline void ops_layer_forward(OpList *o, const Cluster *c, const LayerSha
     if (c->attention == ATTENTION_UNFUSED) ops_memory(o, c, "transpose", MEMORY_ELEMENTWISE, 2 * e * inner);
     ops_gemm(o, c, s, "proj", N, s->C, A);
     ops_g_forward(o, c, s);
-    ops_memory(o, c, "bias, dropout, residual", MEMORY_ELEMENTWISE, (3 * e + mask) * rows);
-    ops_memory(o, c, "layernorm", MEMORY_LAYERNORM_FORWARD, 2 * e * rows);
+    ops_add(o, "bias, dropout, residual, layernorm", GROUP_MEMORY, cost_residual_layernorm(c, e * rows, rows));
     ops_f_forward(o, c, s);
     ops_gemm(o, c, s, "fc", N, F, s->C);
-    ops_memory(o, c, "gelu", MEMORY_ELEMENTWISE, 2 * e * 4 * inner);
+    ops_memory(o, c, "gelu", MEMORY_SOFTMAX, 2 * e * 4 * inner);
     if (!ends) return;
     ops_gemm(o, c, s, "fcproj", N, s->C, F);
     ops_g_forward(o, c, s);
@@ -154,7 +153,7 @@ static inline void ops_layer_backward(OpList *o, const Cluster *c, const LayerSh
     for (int half = 0; half < 2; half++) {  // the MLP, then attention
         ops_g_backward(o, c, s);
         ops_linear_backward(o, c, s, N, s->C, half == 0 ? F : A, false);
-        if (half == 0) ops_memory(o, c, "gelu", MEMORY_ELEMENTWISE, 3 * e * 4 * inner);
+        if (half == 0) ops_memory(o, c, "gelu", MEMORY_SOFTMAX, 3 * e * 4 * inner);
         else ops_attention(o, c, s, true);
         // three matrices of (N, A) gathered into dqkv, and datty transposed
         if (half == 1 && c->attention == ATTENTION_UNFUSED)
@@ -171,7 +170,7 @@ static inline void layer_recomputes(OpList *o, const Cluster *c, const LayerShap
     double gelu = 2 * precision_bytes(s->precision) * (double)(s->B * s->T) * 4 * (double)(s->C / s->t);
     o->count = 0;
     if (s->recompute == LAYER_WHOLE) ops_layer_forward(o, c, s, c->recompute_end);
-    if (s->recompute == LAYER_GELU) ops_memory(o, c, "gelu", MEMORY_ELEMENTWISE, gelu);
+    if (s->recompute == LAYER_GELU) ops_memory(o, c, "gelu", MEMORY_SOFTMAX, gelu);
     bool attention = s->recompute == LAYER_ATTENTION || (c->attention_recompute && s->recompute != LAYER_WHOLE);
     if (attention) ops_attention(o, c, s, false);
 }

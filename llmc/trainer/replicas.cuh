@@ -1,4 +1,6 @@
 // replicas.cuh: are copies of weights that several ranks hold still the same, bit for bit? For --debug-replicas.
+//
+// defines: Replicas, replicas_check
 #ifndef LLMC_REPLICAS_CUH
 #define LLMC_REPLICAS_CUH
 

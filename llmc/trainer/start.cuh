@@ -49,14 +49,23 @@ static inline bool trainer_latest(Trainer *m, char latest[PATH_MAX], Error *err)
     return ok;
 }
 
-// Takes --out for this run, and finds where the weights come from: --resume (auto: the newest checkpoint, if there is
-// one), --init, or NULL, random numbers.
-static inline bool trainer_source(Trainer *m, const char **from, Error *err) {
+// Takes --out for this run.
+static inline bool trainer_claim(const Trainer *m, Error *err) {
+    const Options *o = &m->opt;
+    return !o->out || o->dry_run || o->eval || checkpoint_claim(o->out, m->job.rank == 0, err);
+}
+
+// Finds where the weights come from: --resume (auto: the newest checkpoint under --out, if there is one), --init, or
+// NULL, random numbers. *claimed: for --resume, an --out that is there has been taken, since this gives a checkpoint
+// that an interrupted save left without its name that name.
+static inline bool trainer_source(Trainer *m, const char **from, bool *claimed, Error *err) {
     static char latest[PATH_MAX];
     Options *o = &m->opt;
-    bool ok = !o->out || o->dry_run || o->eval || checkpoint_claim(o->out, m->job.rank == 0, err);
-    if (o->resume && strcmp(o->resume, "auto") == 0) {
-        if (!o->out) return error_set(err, "--resume auto needs --out, where it looks");
+    bool newest = o->resume && strcmp(o->resume, "auto") == 0;
+    if (newest && !o->out) return error_set(err, "--resume auto needs --out, where it looks");
+    *claimed = newest || (o->resume && o->out && access(o->out, F_OK) == 0);
+    bool ok = !*claimed || trainer_claim(m, err);
+    if (newest) {
         if (job_first_failure(&m->job, ok) == m->job.size) ok = trainer_latest(m, latest, err);
         o->resume = latest[0] ? latest : NULL;  // none yet: a fresh start
         if (o->resume) o->init = NULL;          // a requeued job goes on from where it stands
@@ -68,8 +77,9 @@ static inline bool trainer_source(Trainer *m, const char **from, Error *err) {
     return ok;
 }
 
-// Opens the data and the tokenizer, and proves that the outputs can be written.
-static inline bool trainer_files(Trainer *m, const char *from, Error *err) {
+// Opens the data and the tokenizer, and proves that the outputs can be written: so late, lest a run that is refused
+// for its options or data leaves an empty --out.
+static inline bool trainer_files(Trainer *m, const char *from, bool claimed, Error *err) {
     static char beside[PATH_MAX];
     Options *o = &m->opt;
     if (o->train_data && (!dataloader_open(&m->train_data, o->train_data, m->T, err) ||
@@ -82,6 +92,7 @@ static inline bool trainer_files(Trainer *m, const char *from, Error *err) {
         access(beside, R_OK) == 0) o->tokenizer = beside;
     return tokenizer_open(&m->tokenizer, o->tokenizer, err) &&
            (!o->sample_every || tokenizer_check_prompt(&m->tokenizer, o->prompt, m->config.V, err)) &&
+           (claimed || trainer_claim(m, err)) &&
            (m->job.rank != 0 || outputs_check(o, from, &m->train_data, &m->val_data, err));
 }
 
@@ -102,6 +113,7 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
     Options *o = &m->opt;
     const char *from = NULL;
     GPTConfig file;
+    bool claimed = false;
     if (!options_parse(o, argc, argv, sections, err)) return false;
     if (o->help) {
         options_help(stdout, argv[0], sections);
@@ -110,8 +122,8 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
     }
     signal(SIGXFSZ, SIG_IGN);  // a file that grows too large is an error of the write, with a sentence
     if (o->out || o->log) signal(SIGPIPE, SIG_IGN);  // nobody reads what we print: that is no reason to lose the run
-    if (!trainer_source(m, &from, err) || (from && !checkpoint_read_config(from, &file, err))) return false;
-    if (!trainer_virtual_time(o, err) || !options_resolve(o, from ? &file : NULL, m->job.size, err) ||
+    if (!trainer_source(m, &from, &claimed, err) || (from && !checkpoint_read_config(from, &file, err))) return false;
+    if (!options_resolve(o, from ? &file : NULL, m->job.size, err) || !trainer_virtual_time(o, err) ||
         !grid_make(&m->grid, m->job.size, m->job.rank, o->tensor, o->data, o->pipeline, o->order, err) ||
         !job_check_devices(&m->job, err)) return false;
     m->config = options_config(o);
@@ -127,7 +139,7 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
     m->F = 4 * m->config.C / o->tensor;
     m->Vl = m->config.Vp / o->tensor;
     m->V0 = m->grid.t_rank * m->Vl;
-    return trainer_files(m, from, err);
+    return trainer_files(m, from, claimed, err);
 }
 
 // Starts the job and reads everything that the command line names. sections: which flags this trainer has. Whatever is
@@ -146,8 +158,8 @@ static inline Arena *trainer_layout(Trainer *m) {
     if (!m->w) {
         state_create(&m->part, &m->table, m->grid.d, m->grid.d_rank);
         state_create(&m->state, &m->table, m->opt.zero ? m->grid.d : 1, m->opt.zero ? m->grid.d_rank : 0);
-        m->norm_count = state_ranges(&m->part, &m->table, NULL, NULL);
-        m->adamw_count = state_adamw_ranges(&m->state, &m->table, NULL);
+        m->norm_count = state_ranges(&m->part, &m->table, NULL, NULL, NULL);
+        m->adamw_count = state_ranges(&m->state, &m->table, NULL, NULL, NULL);
         host_array(m->norm_owner, m->norm_count);
         host_array(m->w, layers);
         host_array(m->dw, layers);
@@ -217,11 +229,13 @@ static inline void trainer_allocate(Trainer *m) {
     }
     m->stream = stream_create(m, false);
     matmul_create(&m->matmul, m->stream);
-    if (m->opt.gemm_plans) job_agree(&m->job, matmul_tune(&m->matmul, m->opt.gemm_plans, &err), &err);
+    const char *plans = m->opt.gemm_plans;  // rank 0 opens it first, and alone says so if another run holds it
+    if (plans) job_agree(&m->job, m->job.rank > 0 || matmul_tune(&m->matmul, plans, &err), &err);
+    if (plans) job_agree(&m->job, m->job.rank == 0 || matmul_tune(&m->matmul, plans, &err), &err);
 }
 
-// First collectives on all communicators, before anything else is in flight: see connect.cuh. What the trainer's own
-// warm_up reads of the batch becomes zero.
+// First collectives on all communicators, before anything else is in flight: see connect.cuh. The batch that the
+// trainer's connect then goes through becomes zero.
 static inline void trainer_warm_up(Trainer *m) {
     Arena *larger = m->gradients.used > m->activations.used ? &m->gradients : &m->activations;
     size_t tokens = m->micros * m->B * m->T * sizeof(int);
@@ -243,11 +257,11 @@ static inline void trainer_host_buffers(Trainer *m) {
     NormRange *host_ranges = NULL;
     AdamWRange *host_adamw = NULL;
     host_array(host_ranges, m->norm_count);
-    state_ranges(&m->part, &m->table, host_ranges, m->norm_owner);
+    state_ranges(&m->part, &m->table, host_ranges, m->norm_owner, NULL);
     CUDA_CHECK(cudaMemcpy(m->norm_ranges, host_ranges, ranges, cudaMemcpyHostToDevice));
     free(host_ranges);
     host_array(host_adamw, m->adamw_count);
-    state_adamw_ranges(&m->state, &m->table, host_adamw);
+    state_ranges(&m->state, &m->table, NULL, NULL, host_adamw);
     m->adamw_blocks = adamw_number(host_adamw, m->adamw_count);
     CUDA_CHECK(cudaMemcpy(m->adamw_ranges, host_adamw, m->adamw_count * sizeof *host_adamw, cudaMemcpyHostToDevice));
     free(host_adamw);
@@ -261,7 +275,7 @@ static inline void trainer_start(Trainer *m) {
     double tokens = (double)o->global_batch * (double)m->T,
            peak = trainer_peak_flops(m);
     CUDA_CHECK(cudaDeviceSynchronize());
-    if (o->gemm_plans && m->job.size > 1) {  // all that training uses has been used once, by all ranks
+    if (o->gemm_plans && m->grid.p > 1) {  // all that training uses has been used once (connect), by all ranks
         job_agree(&m->job, true, &err);
         matmul_tuned(&m->matmul);
     }
@@ -269,7 +283,7 @@ static inline void trainer_start(Trainer *m) {
     trainer_set_dropout(m, false);
     if (m->zeros) CUDA_CHECK(cudaMemset(m->zeros, 0, m->config.C * sizeof(floatX)));
     global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->norm_ranges, m->norm_count,
-                        table_largest(&m->table), m->stream);  // its kernels are loaded before messages are in flight
+                        table_largest(&m->table), m->part.owned, m->stream);  // loads its kernels before any message
     if (o->simulate) state_zero(&m->state);
     else if (!from) state_init_weights(&m->state, &m->table, o->seed);
     bool loaded = !from || o->simulate || state_load(&m->state, &m->table, from, o->resume != NULL, &err);

@@ -2,7 +2,7 @@
 // How they are initialised, loaded, saved and stepped; all of it by walking the parameter table.
 //
 // defines: State, state_create, state_layout, state_init_weights, state_load, state_save, state_dump_gradients,
-//          state_ranges, state_adamw_ranges
+//          state_ranges
 #ifndef LLMC_STATE_CUH
 #define LLMC_STATE_CUH
 
@@ -241,37 +241,18 @@ static inline bool state_piece(const State *state, const Tensor *x, size_t s, Pi
     return piece->lo < piece->hi;
 }
 
-// The pieces of gradient tensors that this rank owns, for the gradient norm: ranges[i] is of table.tensors[owners[i]].
-// Returns how many; with NULL it only counts.
-static inline size_t state_ranges(const State *state, const ParamTable *table, NormRange *ranges, size_t *owners) {
+// The pieces of tensors that this rank owns: norms[i], for the gradient norm, is of table.tensors[owners[i]]; runs are
+// for AdamW, whose decay depends on the tensor. NULL: not wanted. Returns how many there are.
+static inline size_t state_ranges(const State *state, const ParamTable *table, NormRange *norms, size_t *owners,
+                                  AdamWRange *runs) {
     size_t count = 0;
     for (size_t i = 0; i < table->count; i++) {
-        for (size_t s = state_first_slice(state, &table->tensors[i]); s < state->slice_count; s++) {
-            Piece piece;
-            if (!state_piece(state, &table->tensors[i], s, &piece)) break;
-            if (ranges) {
-                ranges[count].offset = piece.lo;
-                ranges[count].size = piece.hi - piece.lo;
-                owners[count] = i;
-            }
-            count++;
-        }
-    }
-    return count;
-}
-
-// The runs of weights that this rank updates; decay depends on the tensor. Returns how many; with NULL it only counts.
-static inline size_t state_adamw_ranges(const State *state, const ParamTable *table, AdamWRange *ranges) {
-    size_t count = 0;
-    for (size_t i = 0; i < table->count; i++) {
-        for (size_t s = state_first_slice(state, &table->tensors[i]); s < state->slice_count; s++) {
+        const Tensor *x = &table->tensors[i];
+        for (size_t s = state_first_slice(state, x); s < state->slice_count; s++, count++) {
             Piece p;
-            if (!state_piece(state, &table->tensors[i], s, &p)) break;
-            if (ranges) {
-                AdamWRange range = {p.lo, p.at, p.hi - p.lo, 0, table->tensors[i].decay};
-                ranges[count] = range;
-            }
-            count++;
+            if (!state_piece(state, x, s, &p)) break;
+            if (norms) norms[count] = {p.lo, p.hi - p.lo}, owners[count] = i;
+            if (runs) runs[count] = {p.lo, p.at, p.hi - p.lo, 0, x->decay};
         }
     }
     return count;

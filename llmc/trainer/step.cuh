@@ -117,7 +117,7 @@ static inline double trainer_mean_loss(Trainer *m) {
 static inline const double *trainer_totals(Trainer *m) {
     size_t count = m->norm_count, tensors = count_tensors(&m->config);
     global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->norm_ranges, count, table_largest(&m->table),
-                        m->stream);
+                        m->part.owned, m->stream);
     CUDA_CHECK(cudaMemcpyAsync(m->host_norms, m->norms, count * sizeof(double), cudaMemcpyDeviceToHost, m->stream));
     double loss = trainer_loss_share(m);
     memset(m->host_totals, 0, tensors * sizeof(double));
@@ -185,9 +185,8 @@ static inline void trainer_adamw(Trainer *m, StepReport *report) {
     h.beta2_correction = (float)(1.0 - pow(o->beta2, t));
     h.grad_scale = o->clip > 0.0 && report->grad_norm > o->clip ? (float)(o->clip / report->grad_norm) : 1.0f;
     Span span(m, m->stream, TRACK_COMPUTE, "optimizer");
-    kernel_cost(KERNEL_OPTIMIZER, m->state.owned, 7 * sizeof(float) + (m->state.master ? sizeof(floatX) : 0), 15);
     adamw_update(m->state.params, m->state.master, m->state.grads, m->state.m, m->state.v, m->adamw_ranges,
-                 m->adamw_count, m->adamw_blocks, &h, m->stream);
+                 m->adamw_count, m->adamw_blocks, m->state.owned, &h, m->stream);
 }
 
 // Waits for the update (ZeRO's weights may still be on their way), counts the step and logs it.

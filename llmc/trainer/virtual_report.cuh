@@ -53,7 +53,7 @@ static inline void trainer_print_clock(const Trainer *m, const VirtualStep *step
     memset(&mean, 0, sizeof mean);
     for (size_t k = 0; k < count; k++) {
         const VirtualStep *v = &steps[k];
-        bubble += virtual_bubble(v) / n;
+        if (m->grid.p > 1) bubble += virtual_bubble(v) / n;
         mean.ms += v->ms / n, mean.reserve += v->reserve / n;
         for (int i = 0; i < VIRTUAL_PARTS; i++) mean.part[i] += v->part[i] / n;
         for (int i = 0; i < 4; i++) mean.bytes[i] += v->bytes[i] / n;

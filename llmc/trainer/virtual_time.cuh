@@ -31,6 +31,7 @@ static inline void trainer_start_clock(Cluster *cluster, const Options *o, bool 
     if (o->recompute == RECOMPUTE_LAYER) cluster->attention_recompute = false;
     cpu_clock_start(cluster, simulates);
     cpu_clock().gathers_gradients = !o->zero;
+    cpu_clock().stage_ranks = o->tensor * o->data;
     cpu_clock().whole_messages = cluster->scatter_gather || o->sequence_parallel || o->tensor < 2 ? 0 : o->tensor;
 }
 
@@ -45,6 +46,30 @@ static inline bool trainer_virtual_time(const Options *o, Error *err) {
     if (!cluster_read(&cluster, o->virtual_time, err)) return false;
     trainer_start_clock(&cluster, o, false);
     return true;
+}
+
+// How often a data rank's layers and messages leave a node: tensor ranks of one stage, neighbours of two.
+static inline size_t trainer_crossings(const Cluster *cluster, const Grid *g, size_t d) {
+    size_t count = 0, node = (size_t)cluster->gpus_per_node;
+    for (size_t p = 0; p < g->p; p++) {
+        size_t first = (size_t)grid_rank_at(g, 0, d, p) / node, last = (size_t)grid_rank_at(g, g->t - 1, d, p) / node;
+        count += last - first + ((size_t)grid_rank_at(g, 0, d, (p + 1) % g->p) / node != first);
+    }
+    return count;
+}
+
+// Where nodes are no multiple of stages or tensor groups, the others wait for the data rank whose ranks sit worst: the
+// simulated ones sit as those do.
+static inline size_t trainer_shift(const Cluster *cluster, const Options *o) {
+    Grid grid;
+    Error err;
+    size_t worst = 0, most = 0;
+    if (!grid_make(&grid, o->ranks, 0, o->tensor, o->data, o->pipeline, o->order, &err)) return 0;
+    for (size_t d = 0; d < grid.d; d++) {
+        size_t count = trainer_crossings(cluster, &grid, d);
+        if (count > most) most = count, worst = d;
+    }
+    return (size_t)grid_rank_at(&grid, 0, worst, 0);
 }
 
 // The first ranks of all stages: those that are simulated.
@@ -73,6 +98,7 @@ static inline void trainer_simulate(int argc, char **argv, unsigned sections) {
     if (!options_parse(&o, argc, argv, sections, &err) || !o.simulate || o.help) return;
     bool ok = trainer_simulated_ranks(&o, &ranks, &err) && cluster_read(&cluster, o.simulate, &err);
     if (ok) trainer_start_clock(&cluster, &o, true);
+    if (ok) cpu_clock().shift = trainer_shift(&cluster, &o);
     if (ok && !cpu_simulate_ranks(ranks, (int)o.pipeline, (int)o.ranks))
         ok = error_set(&err, "cannot make %zu processes: %s", o.pipeline, strerror(errno));
     free(ranks);

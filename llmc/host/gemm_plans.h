@@ -1,33 +1,24 @@
-// gemm_plans.cuh: which algorithm of cuBLASLt a kind of matrix product takes, kept in a file, so that what one run has
+// gemm_plans.h: which algorithm of cuBLASLt a kind of matrix product takes, kept in a file, so that what one run has
 // found by timing is what the next one takes: other algorithms add in other orders, and give other bits.
 //
-// The file begins with the device, precision and version of cuBLASLt for which it holds; then comes a line for each
-// kind of product: its key and the algorithm, as hexadecimal words. Ranks share it: one at a time, under a lock, reads
-// what the others have found, times what nobody has, and appends it.
+// The file begins with a line that says for what it holds (device, precision and version of cuBLASLt); then comes a
+// line for each kind of product: its key and the algorithm, as hexadecimal words. Ranks share it: one at a time, under
+// a lock, reads what the others have found, times what nobody has, and appends it.
 //
-// defines: GemmChoices, gemm_choices_open, gemm_choices_update, gemm_choices_close, gemm_choices_find,
-//          gemm_choices_begin, gemm_choices_end, gemm_choices_fail
-#ifndef LLMC_GEMM_PLANS_CUH
-#define LLMC_GEMM_PLANS_CUH
+// defines: GEMM_KEY, GEMM_ALGORITHM, GemmChoice, GemmChoices, gemm_choices_open, gemm_choices_update,
+//          gemm_choices_close, gemm_choices_find, gemm_choices_begin, gemm_choices_end, gemm_choices_fail
+#ifndef LLMC_GEMM_PLANS_H
+#define LLMC_GEMM_PLANS_H
 
-#include <cublasLt.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <sys/file.h>
-#include <unistd.h>
 
 #include "llmc/host/file.h"
-#include "llmc/kernels/cuda_common.cuh"
 
-enum {
-    MATMUL_KEY = 8,       // words that tell kinds of product apart
-    GEMM_CANDIDATES = 8,  // algorithms that are timed
-    GEMM_RUNS = 5,        // of each, the first left out; the fastest run counts
-    GEMM_ALGO_WORDS = sizeof(cublasLtMatmulAlgo_t) / sizeof(uint64_t),
-};
+// Words that tell kinds of product apart, those of an algorithm, and both.
+enum { GEMM_KEY = 8, GEMM_ALGORITHM = 8, GEMM_WORDS = GEMM_KEY + GEMM_ALGORITHM };
 
 typedef struct {
-    uint64_t words[MATMUL_KEY + GEMM_ALGO_WORDS];
+    uint64_t words[GEMM_WORDS];
 } GemmChoice;
 
 typedef struct {
@@ -49,17 +40,15 @@ static inline bool gemm_choices_update(GemmChoices *c, Error *err) {
     bool ok = file_read_at(c->fd, text, bytes, c->read, &got) && got == bytes && strlen(text) == bytes;
     for (char *at = text; ok && *at;) {
         GemmChoice choice;
-        const size_t words = sizeof choice.words / sizeof *choice.words;
-        for (size_t i = 0; i < words && ok; i++) {  // one blank behind each, and a line's end behind the last
+        for (size_t i = 0; i < GEMM_WORDS && ok; i++) {  // one blank behind each, and a line's end behind the last
             size_t digits = strspn(at, "0123456789abcdef");
-            ok = digits > 0 && digits <= 16 && at[digits] == (i + 1 < words ? ' ' : '\n');
+            ok = digits > 0 && digits <= 16 && at[digits] == (i + 1 < GEMM_WORDS ? ' ' : '\n');
             choice.words[i] = strtoull(at, NULL, 16);
             at += digits + ok;
         }
         if (!ok) break;
         if ((c->count & (c->count - 1)) == 0) {
-            c->choices = (GemmChoice *)realloc(c->choices, (c->count ? 2 * c->count : 1) * sizeof choice);
-            if (!c->choices) abort();
+            c->choices = (GemmChoice *)host_resize(c->choices, c->count ? 2 * c->count : 1, sizeof choice);
         }
         c->choices[c->count++] = choice;
     }
@@ -75,15 +64,26 @@ static inline bool gemm_choices_write(const GemmChoices *c, const char *text, Er
     return error_set(err, "cannot write %s: %s", c->path, errno ? strerror(errno) : "the disk is full");
 }
 
-// Opens the file, or makes it. Refuses one that was made for another device, precision or version.
-static inline bool gemm_choices_open(GemmChoices *c, const char *path, const char *device, Error *err) {
-    char head[512], found[512] = "";
+// Takes the lock of the file for the first time; says so if that has to wait. Ranks of one run hold it but for a moment
+// while they open it, another run for as long as it times a product.
+static inline bool gemm_choices_lock(const GemmChoices *c) {
+    for (int ms = 0; ms < 1000; ms++) {
+        if (flock(c->fd, LOCK_EX | LOCK_NB) == 0) return true;
+        if (errno != EWOULDBLOCK) return false;
+        usleep(1000);
+    }
+    fflush(stdout);
+    fprintf(stderr, "note: waiting for %s (--gemm-plans), which another run has locked\n", c->path);
+    return flock(c->fd, LOCK_EX) == 0;
+}
+
+// Opens the file, or makes it. `head` is its first line, of at most 510 bytes: a file that begins otherwise is refused.
+static inline bool gemm_choices_open(GemmChoices *c, const char *path, const char *head, Error *err) {
+    char found[512] = "";
     memset(c, 0, sizeof *c);
     c->path = path;
-    snprintf(head, sizeof head, "matrix products of %s, " FLOATX_NAME ", cuBLASLt %zu\n", device,
-             (size_t)cublasLtGetVersion());
     c->fd = open(path, O_RDWR | O_CREAT | O_APPEND, 0666);
-    if (c->fd < 0 || flock(c->fd, LOCK_EX) != 0) return error_set(err, "cannot open %s: %s", path, strerror(errno));
+    if (c->fd < 0 || !gemm_choices_lock(c)) return error_set(err, "cannot open %s: %s", path, strerror(errno));
     size_t got = 0;
     bool ok = file_read_at(c->fd, found, strlen(head), 0, &got);
     if (ok && got == 0) {
@@ -108,10 +108,11 @@ static inline void gemm_choices_close(GemmChoices *c) {
 }
 
 // The algorithm that the file names for a kind of product: the first, if ranks once disagreed. False: none.
-static inline bool gemm_choices_find(const GemmChoices *c, const uint64_t key[MATMUL_KEY], cublasLtMatmulAlgo_t *algo) {
+static inline bool gemm_choices_find(const GemmChoices *c, const uint64_t key[GEMM_KEY],
+                                     uint64_t algorithm[GEMM_ALGORITHM]) {
     for (size_t i = 0; i < c->count; i++) {
-        if (memcmp(c->choices[i].words, key, MATMUL_KEY * sizeof *key) != 0) continue;
-        memcpy(algo, c->choices[i].words + MATMUL_KEY, sizeof *algo);
+        if (memcmp(c->choices[i].words, key, GEMM_KEY * sizeof *key) != 0) continue;
+        memcpy(algorithm, c->choices[i].words + GEMM_KEY, GEMM_ALGORITHM * sizeof *algorithm);
         return true;
     }
     return false;
@@ -123,31 +124,30 @@ static inline void gemm_choices_fail(const Error *err) {
     exit(1);
 }
 
-// Takes the lock, and looks again: true if another rank has found it meanwhile. The device is idle before the lock is
-// taken: work that waits for a rank which waits for the lock would never end.
-static inline bool gemm_choices_begin(GemmChoices *c, const uint64_t key[MATMUL_KEY], cublasLtMatmulAlgo_t *algo) {
+// Takes the lock, and looks again: true if another rank has found it meanwhile.
+static inline bool gemm_choices_begin(GemmChoices *c, const uint64_t key[GEMM_KEY],
+                                      uint64_t algorithm[GEMM_ALGORITHM]) {
     Error err;
-    CUDA_CHECK(cudaDeviceSynchronize());
     if (flock(c->fd, LOCK_EX) != 0) {
         error_set(&err, "cannot lock %s: %s", c->path, strerror(errno));
         gemm_choices_fail(&err);
     }
     if (!gemm_choices_update(c, &err)) gemm_choices_fail(&err);
-    return gemm_choices_find(c, key, algo);
+    return gemm_choices_find(c, key, algorithm);
 }
 
 // Appends the choice, unless key is NULL, and gives the lock back.
-static inline void gemm_choices_end(GemmChoices *c, const uint64_t *key, const cublasLtMatmulAlgo_t *algo) {
+static inline void gemm_choices_end(GemmChoices *c, const uint64_t *key, const uint64_t *algorithm) {
     Error err;
     GemmChoice choice;
-    char line[sizeof choice.words / sizeof *choice.words * 17 + 1];
-    size_t length = 0, words = sizeof choice.words / sizeof *choice.words;
+    char line[GEMM_WORDS * 17 + 1];
+    size_t length = 0;
     if (key) {
-        memcpy(choice.words, key, MATMUL_KEY * sizeof *key);
-        memcpy(choice.words + MATMUL_KEY, algo, sizeof *algo);
-        for (size_t i = 0; i < words; i++) {
+        memcpy(choice.words, key, GEMM_KEY * sizeof *key);
+        memcpy(choice.words + GEMM_KEY, algorithm, GEMM_ALGORITHM * sizeof *algorithm);
+        for (size_t i = 0; i < GEMM_WORDS; i++) {
             length += (size_t)snprintf(line + length, sizeof line - length, "%llx%c",
-                                       (unsigned long long)choice.words[i], i + 1 < words ? ' ' : '\n');
+                                       (unsigned long long)choice.words[i], i + 1 < GEMM_WORDS ? ' ' : '\n');
         }
         if (!gemm_choices_write(c, line, &err) || !gemm_choices_update(c, &err)) gemm_choices_fail(&err);
     }
