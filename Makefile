@@ -4,6 +4,7 @@
 #   make DEVICE=cpu|cuda      default: cuda if there are nvcc and a GPU
 #        PRECISION=fp32|bf16  default: bf16 on cuda, fp32 on cpu
 #        SANITIZE=1           cpu only: address and undefined-behaviour sanitizers
+#        GDB=1                cpu only: nothing optimised, for a debugger that is to see lines and variables
 #        NCCL=nccl|mpi        cuda only: mpi carries NCCL's calls over MPI, so that ranks can share a GPU
 #        MPI=openmpi|mpich    the one to take where both are installed (mpicxx.mpich, mpirun.mpich)
 #        LAYOUT='--tensor 2'  more flags for `make train`; its sizes say how many ranks are started
@@ -37,7 +38,10 @@ endif
 ifeq ($(DEVICE)$(SANITIZE),cuda1)
 $(error SANITIZE=1 is for DEVICE=cpu)
 endif
-DIR := build/$(DEVICE)-$(PRECISION)$(addprefix -,$(MPI))$(if $(SANITIZE),-asan)
+ifeq ($(DEVICE)$(GDB),cuda1)
+$(error GDB=1 is for DEVICE=cpu)
+endif
+DIR := build/$(DEVICE)-$(PRECISION)$(addprefix -,$(MPI))$(if $(SANITIZE),-asan)$(if $(GDB),-gdb)
 
 # ---- what there is to build --------------------------------------------------------------------------------
 
@@ -78,7 +82,7 @@ WARNINGS := -Wall -Wextra
 # pointers and the sizes of objects are left to the address sanitizer, which sees them too.
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize=null,object-size,vptr -fno-sanitize-recover=all
 QUICK := -O1 $(if $(SANITIZE),-g1 $(SANITIZERS),-ftree-vectorize)
-OPTIMIZE := $(if $(SANITIZE)$(filter bf16,$(PRECISION)),$(QUICK),-O3)
+OPTIMIZE := $(if $(SANITIZE)$(filter bf16,$(PRECISION)),$(QUICK),-O3) $(if $(GDB),-O0 -g)
 $(DIR)/dev/test/% $(DIR)/test_gpt: OPTIMIZE := $(QUICK)
 HOST = $(OPTIMIZE) $(NATIVE) -ffp-contract=off $(OPENMP)
 DEFINES := -DPRECISION_$(if $(filter bf16,$(PRECISION)),BF16,FP32)
@@ -149,7 +153,7 @@ clean:  ## removes build/
 	rm -rf build
 
 help:  ## this list
-	@echo 'usage: make [TARGET] [DEVICE=cpu|cuda] [PRECISION=fp32|bf16] [SANITIZE=1]; here DEVICE is $(DEVICE)'
+	@echo 'usage: make [TARGET] [DEVICE=cpu|cuda] [PRECISION=fp32|bf16] [SANITIZE=1|GDB=1]; here DEVICE is $(DEVICE)'
 	@sed -nE 's/^([a-z-]+):.*## */\1|/p' Makefile | awk -F'|' '{printf "  %-16s %s\n", $$1, $$2}'
 
 # ---- the kernel laboratory ---------------------------------------------------------------------------------
@@ -164,7 +168,7 @@ kernels:  ## checks every kernel of dev/cuda in both precisions: a row for each
 	$(build-kernels)
 	@dev/cuda/run.sh check $(DEVICE) $(PRECISIONS)
 
-bench:  ## times every kernel, with its share of the measured peak; JSON Lines in build/bench-DEVICE.jsonl
+bench:  ## times every kernel, with its share of the measured roofline; JSON Lines in build/bench-DEVICE.jsonl
 	$(build-kernels)
 	@dev/cuda/run.sh bench $(DEVICE) $(PRECISIONS)
 
@@ -177,10 +181,15 @@ sass:  ## instructions of every kernel's inner loop for sm_80 and sm_90, and wha
 gpu-check:  ## one command for a machine with a GPU: builds, tests and measures there
 	dev/gpu_check.sh
 
-scale: build/tools/scale  ## published runs on up to 3072 GPUs: predicted step time, published, error
-	@build/tools/scale dev/scale/rows_a100.csv dev/scale/rows_more.csv dev/clusters/selene-2021.json:ptd- \
-	    dev/clusters/selene-2022.json:kor-,nemo2208,nemo2211-5b dev/clusters/roce-a100.json:zb- \
-	    dev/clusters/selene-2020.json:mlm2020-dgxa100,mlm2020-selene
+# The published runs, and of which cluster each group is.
+SCALE_RUNS := dev/scale/rows_a100.csv dev/scale/rows_more.csv dev/scale/rows_later.csv \
+    dev/clusters/selene-2021.json:ptd-,mtnlg- dev/clusters/selene-2022.json:kor-,nemo2208,nemo2211-5b \
+    dev/clusters/roce-a100.json:zb- dev/clusters/selene-2020.json:mlm2020-dgxa100,mlm2020-selene \
+    dev/clusters/dgx-a100.json:llmc-124M,llmc-350M,llmc-774M dev/clusters/dgx-h100.json:llmc-1558M \
+    dev/clusters/eos-2025.json:eos
+
+scale: build/tools/scale  ## published runs on up to 3360 GPUs: predicted step time, published, error
+	@build/tools/scale $(SCALE_RUNS)
 
 calibrate: corpus  ## measures dev/clusters/laptop.json on this machine, and predicts five steps with it
 	@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=fp32 build/cpu-fp32/train_gpt
@@ -188,9 +197,7 @@ calibrate: corpus  ## measures dev/clusters/laptop.json on this machine, and pre
 
 scale-trainers: build/tools/scale  ## the same runs simulated by train_gpt_3d itself (some minutes)
 	@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=bf16 build/cpu-bf16/train_gpt_3d
-	@build/tools/scale --trainer build/cpu-bf16/train_gpt_3d dev/scale/rows_a100.csv dev/scale/rows_more.csv \
-	    dev/clusters/selene-2021.json:ptd- dev/clusters/selene-2022.json:kor-,nemo2208,nemo2211-5b \
-	    dev/clusters/roce-a100.json:zb- dev/clusters/selene-2020.json:mlm2020-dgxa100,mlm2020-selene
+	@build/tools/scale --trainer build/cpu-bf16/train_gpt_3d $(SCALE_RUNS)
 
 # ---- make plan ---------------------------------------------------------------------------------------------
 

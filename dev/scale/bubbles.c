@@ -13,6 +13,7 @@
 
 #include "dev/plot/pipeline_streams.h"
 #include "dev/plot/trace_read.h"
+#include "dev/scale/temporary.h"
 #include "llmc/host/profile.h"
 #include "llmc/pipeline_lists.h"
 
@@ -36,7 +37,7 @@ typedef struct {
 
 typedef struct {
     const char *trainer, *cluster, *rows;
-    char trace[64];
+    char trace[TEMPORARY_PATH];
 } Bench;
 
 static bool run(const Bench *b, const Model *x, int p, int m, How how, Error *err) {
@@ -50,7 +51,7 @@ static bool run(const Bench *b, const Model *x, int p, int m, How how, Error *er
              pipeline_schedule_name(how.schedule), v, limit, b->trace);
     char line[1024], said[512] = "it said nothing";
     FILE *out = popen(command, "r");
-    while (out && fgets(line, sizeof line, out)) snprintf(said, sizeof said, "%.500s", line);
+    while (out && fgets(line, sizeof line, out)) snprintf(said, sizeof said, "%.*s", (int)strcspn(line, "\n"), line);
     return (out && pclose(out) == 0) || error_set(err, "%.400s failed: %s", command, said);
 }
 
@@ -199,11 +200,10 @@ int main(int argc, char **argv) {
     bool formulas = argc > 1 && strcmp(argv[1], "formulas") == 0, published = argc > 1 && strcmp(argv[1], "paper") == 0;
     if ((!formulas && !published) || argc < 4 || argc > 5)
         return fputs("usage: bubbles formulas|paper TRAINER CLUSTER.json [ROWS]\n", stderr), 2;
-    Bench b = {argv[2], argv[3], argc > 4 ? argv[4] : NULL, "/tmp/bubbles-XXXXXX"};
+    Bench b = {argv[2], argv[3], argc > 4 ? argv[4] : NULL, ""};
     Error err;
-    int file = mkstemp(b.trace);
-    bool ok = file >= 0 || error_set(&err, "cannot write in /tmp");
-    ok = ok && (formulas ? print_formulas(&b, &err) : print_paper(&b, &err));
+    int file = temporary_file(b.trace, "bubbles", &err);
+    bool ok = file >= 0 && (formulas ? print_formulas(&b, &err) : print_paper(&b, &err));
     if (file >= 0) close(file), remove(b.trace);
     if (!ok) fprintf(stderr, "bubbles: %s\n", err.text);
     return ok ? 0 : 1;

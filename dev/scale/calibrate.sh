@@ -6,7 +6,8 @@
 set -eu
 cd "$(dirname "$0")/../.."
 check=
-[ "$1" = check ] && check=1 && shift
+[ "${1:-}" = check ] && check=1 && shift
+[ $# = 2 ] || { echo 'usage: calibrate.sh [check] FOLDER DATA' >&2; exit 2; }
 folder=$1 data=$2
 cluster=dev/clusters/laptop.json
 dir=$(mktemp -d)
@@ -70,9 +71,9 @@ if [ -z "$check" ]; then
                 printf "%s_efficiency %.3g\n", c, B[c] / T[c] / memory / 2
             }
             printf "optimizer_efficiency 0.5\n"
-            parameters = B["optimizer"] / 28
+            parameters = B["optimizer"] / 32  # what is stated of an update, and of the norm
             printf "optimizer_bytes %.3g\n", T["optimizer"] * memory / parameters
-            logits = B["classifier"] / 12
+            logits = B["classifier"] / 8  # read and written once
             printf "classifier_bytes %.3g\n", T["classifier"] * memory / logits
             split("flash_forward flash_backward", laws, " ")
             for (i in laws) {

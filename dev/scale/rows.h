@@ -60,6 +60,7 @@ static inline bool row_parse(char **header, size_t columns, char **fields, size_
     if (r->recompute == LAYER_KEEPS && !kept) return false;
     r->sequence_parallel = strcmp(row_field(header, columns, fields, n, "seq_par"), "1") == 0;
     r->scatter_gather = strcmp(row_field(header, columns, fields, n, "scatter_gather"), "0") != 0;
+    r->zero = strcmp(row_field(header, columns, fields, n, "dist_opt"), "1") == 0;
     r->short_ends = strstr(row_field(header, columns, fields, n, "note"), "hold one layer fewer") != NULL;
     if (r->v == 0 && r->p && strncmp(chunks, "max: 1 layer", 12) == 0)
         r->v = (r->layers + (r->short_ends ? 2 : 0)) / r->p;

@@ -55,6 +55,12 @@ static inline size_t step_stride(const Layout *r, char axis) {
     return stride;
 }
 
+static inline Placement step_tensor_group(const Cluster *c, const Layout *r) {
+    Placement group = placement_stride(c, 0, step_stride(r, 't'), r->t, r->ranks);
+    group.alone = true;
+    return group;
+}
+
 static inline bool step_check(const Layout *r, Error *err) {
     size_t units = r->layers + (r->short_ends ? 2 : 0);
     if (r->t * r->p * r->d != r->ranks) return error_set(err, "t * p * d is not the number of ranks");
@@ -99,7 +105,7 @@ static inline ChunkCost step_chunk_cost(const Cluster *c, const Layout *r, size_
     memset(&cost, 0, sizeof cost);
     if (step_split(r)) alone.tensor_overlap = false;
     LayerShape s = {r->micro_batch, r->T, r->C, r->NH, r->t, r->vocabulary, r->sequence_parallel, false, r->recompute,
-                    COST_BF16, placement_stride(c, 0, step_stride(r, 't'), r->t, r->ranks)};
+                    COST_BF16, step_tensor_group(c, r)};
     double layers = (double)step_chunk_layers(r, chunk);
     for (int kind = STEP_FORWARD; kind <= STEP_BACKWARD; kind++)
         for (int later = 0; later < 2; later++) {
@@ -144,6 +150,7 @@ typedef struct {
     double (*parts)[PART_COUNT];  // [p]
     ChunkCost *costs;          // [p v]
     double *send;              // [p] s of a message between stage s and s + 1, modulo p
+    double *sent;              // [2][p] when the last message forward and backward between them has arrived
     double gather;             // s of the all-gather that ends scatter/gather
 } StepMachine;
 
@@ -169,12 +176,14 @@ static inline bool step_run(StepMachine *x, size_t stage, PipelineStep step) {
     for (int g = 0; g < GROUP_COUNT; g++) parts[g] += cost->groups[step.kind][micro > 0][g];
     x->free_at[stage] = now;
     if (last) return true;
-    double send = x->send[forward ? stage : (stage + r->p - 1) % r->p];
+    size_t link = forward ? stage : (stage + r->p - 1) % r->p;
+    double send = x->send[link], *sent = &x->sent[forward ? link : r->p + link];
     if (!overlap) {
         x->free_at[stage] += send;
         parts[PART_PIPELINE] += send;
     }
-    *step_arrival(x, step.kind, forward ? chunk + 1 : chunk - 1, micro) = now + send;
+    *sent = fmax(now, *sent) + send;
+    *step_arrival(x, step.kind, forward ? chunk + 1 : chunk - 1, micro) = *sent;
     return true;
 }
 
@@ -224,6 +233,7 @@ static inline double step_end(StepMachine *x) {
     }
     if (r->p > 1) {
         Placement ends = placement_stride(c, 0, step_stride(r, 'p') * (r->p - 1), 2, r->ranks);
+        ends = placement_of_ends(ends, r->t * r->d);
         tied = cost_collective(c, COLLECTIVE_ALL_REDUCE,
                                c->gradient_bytes * (double)(r->vocabulary * r->C) / (double)r->t, ends);
         double both = fmax(x->free_at[0], x->free_at[r->p - 1]) + tied;
@@ -286,12 +296,12 @@ static inline bool step_simulate(const Cluster *c, const Layout *r, StepTime *ou
     x.parts = (double(*)[PART_COUNT])host_alloc(r->p, sizeof *x.parts);
     x.costs = step_chunk_costs(c, r);
     x.send = (double *)host_alloc(r->p, sizeof *x.send);
+    x.sent = (double *)host_alloc(2 * r->p, sizeof *x.sent);
     for (size_t i = 0; i < 2 * chunks * m; i++) x.arrival[i] = -1;
 
     double message = step_message(r);
     if (r->scatter_gather && r->t > 1 && !r->sequence_parallel)
-        x.gather = cost_collective(c, COLLECTIVE_ALL_GATHER, message * (double)r->t,
-                                   placement_stride(c, 0, step_stride(r, 't'), r->t, r->ranks));
+        x.gather = cost_collective(c, COLLECTIVE_ALL_GATHER, message * (double)r->t, step_tensor_group(c, r));
     for (size_t s = 0; s < r->p; s++) {
         size_t stride = step_stride(r, 'p');
         x.send[s] = cost_send_between(c, message, s * stride, (s + 1) % r->p * stride, stride);
@@ -309,7 +319,7 @@ static inline bool step_simulate(const Cluster *c, const Layout *r, StepTime *ou
         out->parts[PART_IDLE] = out->seconds - busy;
     }
     pipeline_lists_free(&x.lists);
-    free(x.arrival), free(x.free_at), free(x.parts), free(x.costs), free(x.send);
+    free(x.arrival), free(x.free_at), free(x.parts), free(x.costs), free(x.send), free(x.sent);
     return true;
 }
 

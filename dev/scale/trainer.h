@@ -5,6 +5,7 @@
 #define DEV_SCALE_TRAINER_H
 
 #include "dev/scale/step.h"
+#include "dev/scale/temporary.h"
 
 #include <unistd.h>
 
@@ -30,24 +31,26 @@ static inline bool trainer_cluster(const char *cluster, const Layout *r, FILE *o
     return ok || error_set(err, "cannot write a cluster file: %s", strerror(errno));
 }
 
-// The step of the run on the cluster of the file, in seconds; gradients are summed over the data ranks after the last
-// backward, as in the published runs, and every rank updates all of its weights. False, with what the trainer said, if
-// it refused.
-static inline bool trainer_seconds(const char *program, const char *cluster, const Layout *r, double *seconds,
-                                   Error *err) {
+// The step of the run on the cluster of the file, in seconds. overlap: gradients are summed over the data ranks beside
+// the last backward, not after it. Sharded weights are gathered beside the first forward then, which the first step has
+// no need of: the second one counts. False, with what the trainer said, if it refused.
+static inline bool trainer_seconds(const char *program, const char *cluster, const Layout *r, bool overlap,
+                                   double *seconds, Error *err) {
     static const char *const recompute[] = {"none", "gelu", "none", "layer"};  // by Recompute
-    char command[4096], line[1024], said[200] = "it said nothing", file[] = "/tmp/scale-XXXXXX";
-    int descriptor = mkstemp(file);
-    FILE *changed = descriptor < 0 ? NULL : fdopen(descriptor, "w");
-    if (!changed) return error_set(err, "cannot create %s: %s", file, strerror(errno));
+    char command[4096], line[1024], said[200] = "it said nothing", file[TEMPORARY_PATH];
+    int descriptor = temporary_file(file, "scale", err);
+    if (descriptor < 0) return false;
+    FILE *changed = fdopen(descriptor, "w");
+    if (!changed) return error_set(err, "cannot write %s: %s", file, strerror(errno));
     bool written = trainer_cluster(cluster, r, changed, err);
     fclose(changed);
     snprintf(command, sizeof command,
              "'%s' --simulate '%s' --ranks %zu --layers %zu --heads %zu --channels %zu --seq %zu --vocab %zu "
              "--micro-batch %zu --global-batch %zu --tensor %zu --pipeline %zu --data %zu --virtual %zu --recompute %s "
-             "--sequence-parallel %d --zero 0 --overlap 0 --steps 1 2>&1",
+             "--sequence-parallel %d --zero %d --overlap %d --steps %d 2>&1",
              program, file, r->ranks, r->layers, r->NH, r->C, r->T, r->vocabulary, r->micro_batch, r->global_batch,
-             r->t, r->p, r->d, r->v, recompute[r->recompute], r->sequence_parallel);
+             r->t, r->p, r->d, r->v, recompute[r->recompute], r->sequence_parallel, r->zero, overlap,
+             r->zero && overlap ? 2 : 1);
     FILE *out = written ? popen(command, "r") : NULL;
     bool found = false;
     while (out && fgets(line, sizeof line, out)) {
