@@ -86,7 +86,7 @@ mkdir shards
 cp shard shards/a.bin
 mkfifo shards/b.bin
 for flags in '--train-data pipe' "--train-data shards/*.bin" '--val-data pipe --val-every 1' '--log pipe' \
-    '--dump-gradients pipe'; do
+    '--trace pipe' '--dump-gradients pipe'; do
     # shellcheck disable=SC2086
     set -f
     timeout 20 "$trainer" $tiny --steps 1 $flags >out 2>err </dev/null
@@ -96,8 +96,8 @@ for flags in '--train-data pipe' "--train-data shards/*.bin" '--val-data pipe --
     report $? "$flags is refused at once (code $code): $(said)"
 done
 
-refused 1 'nobody reads from that pipe' --steps 2 --trace pipe --out traced && [ -f traced/step-00000002/trainer.json ]
-report $? "--trace into a pipe that nobody reads: $(said), and the run is saved"
+refused 1 'No space left' --steps 2 --trace /dev/full --out traced && [ -f traced/step-00000002/trainer.json ]
+report $? "--trace onto a full disk: $(said), and the run is saved"
 
 # ---- inputs named as outputs, and logs of runs that are refused ------------------------------------------------------
 

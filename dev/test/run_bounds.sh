@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # run_bounds.sh [BUILD]: what odd inputs may cost and what they may touch: memory and time for hostile headers, many
-# layers, sizes beyond 2^64, a log on a full disk, and the outputs of byte_corpus. Ends with `N passed, N failed`.
-# needs: fp32/train_gpt fp32/train_gpt_3d tools/byte_corpus
+# layers, sizes beyond 2^64, a log on a full disk, the outputs of byte_corpus, and the flags of tools. Ends with
+# `N passed, N failed`.
+# needs: fp32/train_gpt fp32/train_gpt_3d tools/byte_corpus tools/schedule tools/loss tools/profile tools/timeline
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
 build=$(realpath -m "${1:-build/cpu-fp32}")
-trainer=$build/train_gpt corpus=$PWD/build/tools/byte_corpus data=$PWD/dev/test/golden/train.bin
+trainer=$build/train_gpt tools=$PWD/build/tools corpus=$PWD/build/tools/byte_corpus data=$PWD/dev/test/golden/train.bin
 readme=$PWD/README.md root=$PWD
 export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=SSE41
 dir=$(mktemp -d) || exit 1
@@ -56,6 +57,15 @@ P
         report $? "20 MB of hostile JSON by ${flag%% *} are refused with $most MiB"
     done
 fi
+
+# ---- a file of --gemm-plans that another run holds until two ranks say that they wait; they end below ----------------
+
+flock held.plans sh -c 'touch held; for i in $(seq 600); do [ ! -s held.err ] || exit; sleep 0.1; done' &
+until [ -e held ]; do sleep 0.05; done
+# shellcheck disable=SC2086
+CPU_CUBLASLT_ALGORITHMS=3:1 timeout 120 $launch -n 2 "${trainer}_3d" $tiny --data 2 --steps 1 --gemm-plans held.plans \
+    >held.out 2>held.err </dev/null &
+waits=$!
 
 # ---- many layers: the start takes time in proportion -----------------------------------------------------------------
 
@@ -179,6 +189,7 @@ inputs='cluster.json schedule.txt shard.tokens before.jsonl split/*'
 # shellcheck disable=SC2086
 sums=$(cat $inputs | cksum)
 train3d=${trainer}_3d
+mkfifo pipe
 for case in "would overwrite|--init split --log split/model-00001-of-00001.safetensors" \
     "would overwrite|--init split --trace split/model.safetensors.index.json" \
     "would overwrite|--init split --dump-gradients split/config.json" \
@@ -188,12 +199,19 @@ for case in "would overwrite|--init split --log split/model-00001-of-00001.safet
     "would overwrite|--train-data shard.tokens --gemm-plans shard.tokens" \
     "are both before.jsonl|--log before.jsonl --gemm-plans before.jsonl" \
     "not a regular file|--gemm-plans /dev/null" \
+    "nobody reads from that pipe|--trace pipe" \
     "is a symbolic link|--gemm-plans plans-link"; do
     ln -sf before.jsonl plans-link
     # shellcheck disable=SC2086
     refused 2 "${case%%|*}" "$train3d" $tiny --steps 1 ${case#*|} && [ "$(cat $inputs | cksum)" = "$sums" ]
     report $? "${case#*|}: $(cut -c 1-100 err)"
 done
+
+wait $waits
+code=$?
+[ $code = 0 ] && [ "$(cat held.err)" = "note: waiting for held.plans (--gemm-plans), which another run has locked" ] &&
+    [ "$(wc -l <held.plans)" -gt 1 ]
+report $? "a file of plans that another run has locked: code $code after $(cat held.err)"
 
 # ---- the log is not touched by a run that is refused, however late ---------------------------------------------------
 
@@ -224,13 +242,29 @@ C
     report $? "weights that cannot be read: code $code, the old log is as it was"
 fi
 
+# ---- what a run leaves that does nothing -----------------------------------------------------------------------------
+
+# shellcheck disable=SC2086
+refused 2 'does not divide' "$trainer" $tiny --heads 3 --out fresh && [ ! -e fresh ]
+report $? "a run that is refused makes no folder: $(cat err)"
+# shellcheck disable=SC2086
+"$trainer" $tiny --steps 1 --out fresh >out 2>err &&
+    "$trainer" $tiny --steps 1 --resume fresh/step-00000001 >out 2>err &&
+    grep -q '^note: .* --steps 1: nothing is trained$' out
+report $? "a resume with no steps left says so: $(grep ^note out)"
+mv fresh/step-00000001 fresh/tmp-00000001-host-1
+# shellcheck disable=SC2086
+"$trainer" $tiny --steps 2 --out fresh --resume fresh/step-00000001 >out 2>err &&
+    [ -f fresh/step-00000002/trainer.json ]
+report $? "a resume by the name that an interrupted save did not give: $(grep ^resuming out)"
+
 # ---- byte_corpus: replaces shards and nothing else -------------------------------------------------------------------
 
 mknod null c 1 3 2>/dev/null || ln -s /dev/null null
 ln -s "$dir/target" link && echo precious >target
-cp "$readme" text
+cp "$readme" text && : >empty
 for case in 'text val.bin text' 'train.bin train.bin text' 'train.bin null text' 'link val.bin text' \
-    'train.bin val.bin missing' 'train.bin ./text text'; do
+    'train.bin val.bin missing' 'train.bin ./text text' 'train.bin val.bin empty empty'; do
     # shellcheck disable=SC2086
     refused 1 '^byte_corpus: cannot' "$corpus" $case && cmp -s text "$readme" && [ ! -f null ] && [ -L link ] &&
         [ "$(cat target)" = precious ] && ! ls ./*.bin* >/dev/null 2>&1
@@ -241,5 +275,18 @@ refused 1 'cannot write' bash -c 'ulimit -f 4; exec "$@"' x "$corpus" train.bin 
 report $? "byte_corpus on a full disk leaves nothing: $(cat err)"
 "$corpus" train.bin val.bin text >out 2>err && "$corpus" train.bin val.bin text >out 2>err
 report $? "byte_corpus replaces its own shards"
+
+# ---- tools: the flag that has a wrong value is named -----------------------------------------------------------------
+
+for case in 'schedule --micros 0 zb-h1' 'schedule --forward -1 1f1b' 'loss --width x text' 'profile --skip -1 text' \
+    'timeline --costs 1,1 text'; do
+    read -r tool flag value _ <<<"$case"
+    # shellcheck disable=SC2086
+    "$tools"/$case >out 2>err
+    [ $? = 2 ] && grep -q "^$tool: $flag cannot be '$value'" err
+    report $? "$case: $(head -n 1 err)"
+done
+"$tools/schedule" --help >out 2>err && grep -q '^usage: schedule' out && [ ! -s err ]
+report $? "schedule --help"
 
 finish

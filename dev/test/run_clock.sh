@@ -3,7 +3,7 @@
 # changes no bit and gives the same times whatever the order of streams and messages, --simulate gives those of a run of
 # all ranks, bubbles are those of the schedules, links count, what does not fit or is not understood is refused.
 # needs: fp32/dev/test/test_clock fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d
-# needs: bf16/train_gpt_3d tools/byte_corpus tools/scale
+# needs: bf16/train_gpt_3d tools/byte_corpus tools/scale tools/bubbles
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
 folder=${1:-build/cpu-fp32}
@@ -87,10 +87,17 @@ same_as_all_ranks 3 train_gpt_pp --pipeline 3 --layers 5 --schedule gpipe
 same_as_all_ranks 8 train_gpt_3d $layout
 same_as_all_ranks 8 train_gpt_3d --tensor 2 --data 4
 same_as_all_ranks 8 train_gpt_3d --tensor 2 --data 4 --zero 0 --overlap 0 --recompute layer
+grep -q 'bubble 0.0%' "$dir/out"
+report $? 'and without a pipeline there is no bubble'
 same_as_all_ranks 4 train_gpt_3d --data 2 --pipeline 2 --order pdt --sequence-parallel 1
 cluster=$dir/software.json
 same_as_all_ranks 8 train_gpt_3d --tensor 2 --data 2 --pipeline 2 --zero 0 --overlap 0
 same_as_all_ranks 4 train_gpt_pp --tensor 2 --recompute layer
+# Nodes of 3 GPUs, which tensor groups of 2 and stages of 4 ranks straddle: some of the ranks sit worse than the first.
+sed 's/"gpus_per_node": {"value": 8/"gpus_per_node": {"value": 3/' dev/clusters/dgx-a100.json >"$dir/three.json"
+cluster=$dir/three.json
+same_as_all_ranks 8 train_gpt_3d --tensor 2 --data 4
+same_as_all_ranks 8 train_gpt_3d --data 4 --pipeline 2
 cluster=dev/clusters/dgx-a100.json
 
 for i in 1 2 3; do simulated 8 "run$i" train_gpt_3d $model $layout; done
@@ -113,6 +120,18 @@ cluster=dev/clusters/laptop.json
 bubble gpipe 37.5 --schedule gpipe
 bubble 1f1b 37.5 --schedule 1f1b
 bubble 'interleaved, v = 2' 18.75 --virtual 2
+
+# ---- the roof -------------------------------------------------------------------------------------------------------
+# Of bf16's peak, 16 times that of fp32, products in fp32 would reach a few percent.
+
+cluster=dev/clusters/dgx-a100.json simulated 1 roof train_gpt --layers 2 --heads 16 --channels 2048 --seq 1024 \
+    --steps 1 --profile 1
+roof=$(awk '$1 == "cublasLtMatmul" { print $NF + 0 }' "$dir/out")
+awk -v roof="${roof:-0}" 'BEGIN { exit !(roof > 60 && roof <= 100) }'
+report $? "--profile in fp32: products reach $roof% of fp32's peak"
+highest=$(awk 'NF == 7 && /%$/ { print $NF + 0 }' "$dir/out" | sort -n | tail -n 1)
+awk -v highest="${highest:-0}" 'BEGIN { exit !(highest >= 60 && highest <= 100) }'
+report $? "and no kernel is above the roof: the best reaches $highest% of it"
 
 # ---- links ----------------------------------------------------------------------------------------------------------
 
@@ -172,6 +191,17 @@ goals=$(awk '/^mean absolute/ { on = 1; next } NF == 0 { on = 0 } on { print $(N
 [ "$(wc -l <<<"$goals")" = 3 ] && awk '$1 > $2 { bad = 1 } END { exit bad }' <<<"$goals"
 report $? "and the trainer's mean errors of 3 groups, in %, with the goals: ${goals//$'\n'/; }"
 
+# Both tools run the trainer with a temporary file, where TMPDIR says.
+mkdir "$dir/tmp"
+for tool in "build/tools/scale --trainer $bf16 dev/scale/rows_a100.csv dev/clusters/selene-2022.json:kor-t5-22B" \
+    "build/tools/bubbles formulas $bf16 dev/clusters/dgx-a100.json 4"; do
+    TMPDIR=$dir/tmp $tool >"$dir/out" 2>"$dir/err" && [ -z "$(ls "$dir/tmp")" ]
+    report $? "${tool%% *} leaves no temporary file"
+    ! TMPDIR=$dir/none $tool >"$dir/out" 2>"$dir/err" &&
+        grep -q "cannot make a temporary file in $dir/none (TMPDIR): No such file" "$dir/out" "$dir/err"
+    report $? "${tool%% *} refuses a TMPDIR that is not there"
+done
+
 # ---- refused --------------------------------------------------------------------------------------------------------
 
 refused() {  # refused WORDS FLAGS...: exit code 2 and one sentence that has the words
@@ -193,9 +223,10 @@ refused 'multiple of 4 (stages) micro-batches' --simulate $cluster --ranks 4 --p
     --global-batch 24
 refused 'needs --ranks' --simulate $cluster
 refused 'needs --simulate' --ranks 8
+refused 'at most 1024, not 2048' --simulate $cluster --ranks 2048 --pipeline 2048 --layers 2048 --global-batch 2048
 refused 'exclude each other' --simulate $cluster --ranks 1 --virtual-time $cluster
 for flag in '--train-data x' '--val-data x' '--init x' '--resume x' '--out x' '--sample-every 1' '--dump-gradients x' \
-    '--gemm-plans x'; do
+    '--gemm-plans x' '--eval x'; do
     refused "${flag%% *} has no meaning under --simulate" --simulate $cluster --ranks 1 $flag
 done
 refused 'cannot open' --virtual-time "$dir/none.json" --train-data "$dir/train.bin"

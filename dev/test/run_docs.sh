@@ -3,6 +3,7 @@
 # README prints of `make train`, the code of the recipes, and every link, flag, file and known bug that the pages name.
 # needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d bf16/train_gpt_3d
 # needs: tools/figures tools/schedule tools/scale tools/study tools/plan tools/timeline tools/bubbles
+# needs: tools/profile tools/byte_corpus
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
@@ -42,6 +43,21 @@ drawings() {
     for drawn in "$dir"/*.svg; do cmp "$drawn" "doc/pictures/${drawn##*/}"; done 2>&1
 }
 check "the drawings are what build/tools/figures draws (else: make doc)" "$(drawings)"
+
+# What `make train` draws of its run on the virtual clock, on which the text that it trains on takes no time.
+main_run() {
+    local flags
+    flags=$(make --no-print-directory -n DEVICE=cpu run-train 2>/dev/null |
+        sed -n 's/.*train_gpt_3d \(.*--virtual-time.*\) >.*/\1/p')
+    build/tools/byte_corpus "$dir/text.bin" "$dir/rest.bin" README.md >/dev/null
+    # shellcheck disable=SC2086
+    $launch -n 8 "$build/train_gpt_3d" $flags --train-data "$dir/text.bin" --trace "$dir/main.json" </dev/null \
+        >/dev/null 2>&1
+    build/tools/timeline --step 5 --pipeline 2 --out "$dir/main.svg" "$dir/main.json" 2>/dev/null
+    build/tools/profile --out "$dir/profile.svg" "$dir/main.json" >/dev/null 2>&1
+    for drawn in main profile; do cmp "$dir/$drawn.svg" doc/pictures/$drawn.svg; done 2>&1
+}
+check "the main run's pictures are those of its step on the virtual clock (else: make doc)" "$(main_run)"
 
 # Lines of the plan that README prints and the dry run of the same command does not.
 plan() {
@@ -98,6 +114,17 @@ flags() {
     done
 }
 check "flags of trainers and targets of make that the pages name exist" "$(flags)"
+
+# Lines and variables for a debugger, in a folder of their own, and none of them where programs are to be fast.
+debugger() {
+    make --no-print-directory -n -W train_gpt.cu DEVICE=cpu PRECISION=fp32 GDB=1 build/cpu-fp32-gdb/train_gpt 2>&1 |
+        grep -q -- '-O0 -g .*-o build/cpu-fp32-gdb/train_gpt' || echo 'make GDB=1 does not compile with -O0 -g'
+    local fast
+    fast=$(make --no-print-directory -n -W train_gpt.cu DEVICE=cpu PRECISION=fp32 build/cpu-fp32/train_gpt 2>&1 |
+        grep -- '-o build/cpu-fp32/train_gpt')
+    [[ $fast = *' -O3 '* && $fast != *' -O0 '* && $fast != *' -g '* ]] || echo 'make does not compile with -O3 alone'
+}
+check "make GDB=1 builds for a debugger, as doc/stand_ins.md says" "$(debugger)"
 
 # README's rows `| [file] | lines | diff |`.
 budgets() {

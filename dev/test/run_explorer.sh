@@ -230,7 +230,7 @@ check 'bad input: the sentence, and nothing else changes' \
     "$([ "$(grep -c '^bad kept' "$dir/said")" = 6 ] || grep '^bad' "$dir/said")"
 check 'keys move time, rank, round and a number' \
     "$([ "$(grep -cE '^keys (time|rank|round|number)' "$dir/said")" = 4 ] || grep '^keys' "$dir/said")"
-check 'p = 64, m = 512 is drawn within 0.2 s, at the latest at the 40th time' \
+check 'p = 64, m = 512 is drawn within 0.2 s, at the latest at the 20th time' \
     "$([ "$(awk '/^time/ && $2 <= 200' "$dir/said" | wc -l)" = ${#slow[@]} ] || grep '^time' "$dir/said")"
 
 finish

@@ -922,6 +922,24 @@ static void test_foreign_files(void) {
     check(&checks, ok, "%d files of others under --out stay%s%s", (int)COUNT, ok ? "" : ": ", ok ? "" : err.text);
 }
 
+// A removal that was interrupted behind any of its files is completed by the next run.
+static void test_cut_removal(void) {
+    Error err = {""};
+    char out[512], path[1024];
+    bool ok = true;
+    snprintf(out, sizeof out, "%s", in_root("cut"));
+    for (int gone = 0; gone <= CHECKPOINT_FILE_COUNT; gone++) {
+        snprintf(path, sizeof path, "%s/tmp-00000005-node-%d", out, gone + 1);
+        ok = ok && folder_make(path, &err);
+        for (int i = gone; i < CHECKPOINT_FILE_COUNT; i++) {
+            snprintf(path, sizeof path, "%s/tmp-00000005-node-%d/%s", out, gone + 1, CHECKPOINT_FILES[i]);
+            write_bytes(path, "x", 1);
+        }
+    }
+    ok = ok && count_entries(out) == CHECKPOINT_FILE_COUNT + 1 && checkpoint_claim(out, true, &err);
+    check(&checks, ok && count_entries(out) == 0, "what is left of interrupted removals goes %s", err.text);
+}
+
 // Two runs with one --out: the second one is refused until the first has ended, however it ends.
 static void test_lock(void) {
     Error err = {""};
@@ -1239,7 +1257,8 @@ static int copy(const char *from, const char *out, bool bf16) {
 
 int main(int argc, char **argv) {
     if (argc >= 4 && strcmp(argv[1], "--copy") == 0) return copy(argv[2], argv[3], argc > 4);
-    const char *base = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";  // in memory: hundreds of fsyncs
+    const char *tmpdir = getenv("TMPDIR") ? getenv("TMPDIR") : P_tmpdir;
+    const char *base = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : tmpdir;  // in memory: hundreds of fsyncs
     snprintf(root, sizeof root, "%s/llmc-test-XXXXXX", base);
     if (!mkdtemp(root)) {
         fprintf(stderr, "cannot create a folder under %s: %s\n", base, strerror(errno));
@@ -1255,6 +1274,7 @@ int main(int argc, char **argv) {
     test_state();
     test_folders();
     test_foreign_files();
+    test_cut_removal();
     test_lock();
     test_path_lengths();
     test_unsound();

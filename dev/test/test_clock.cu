@@ -158,6 +158,16 @@ static void test_costs() {
               "the gradients around a layernorm by one kernel or several: %zu ns", (size_t)at(0));
     }
     cpu_clock().cluster.fused_backward = false;
+    for (int fused = 0; fused < 2; fused++) {
+        cpu_clock().cluster.fused_forward = fused;
+        begin();
+        kernel_cost(KERNEL_RESIDUAL_LAYERNORM, 1000, 8, 1);
+        LAUNCH(nothing_kernel, 1, 1, 0, streams[0])(device);
+        CUDA_CHECK(cudaDeviceSynchronize());
+        check(&totals, at(0) == 1000 + (uint64_t)(fused ? 8100 : 6100 + 4100),
+              "a residual and its layernorm by one kernel or two: %zu ns", (size_t)at(0));
+    }
+    cpu_clock().cluster.fused_forward = false;
     begin();
     CUDA_CHECK(cudaMemcpyAsync(y, x, 5000, cudaMemcpyDeviceToDevice, streams[0]));
     CUDA_CHECK(cudaMemsetAsync(y, 0, 5000, streams[0]));
@@ -317,6 +327,30 @@ static void test_communication() {
         CUDA_CHECK(cudaDeviceSynchronize());
         bool meets_late = rank < 2 || next < 2 || previous < 2;
         check_all(at(0) == (meets_late ? 11000 : 1000) + 7000 + 8000, "messages across nodes, both ways at once");
+        // Two islands of a node each: 20 us, and 4 ns a byte of all that both ranks send.
+        cpu_clock().cluster.gpus_per_island = 2, cpu_clock().cluster.island_bandwidth = 2.5e8;
+        cpu_clock().cluster.island_latency = 2e-5;
+        begin();
+        if (rank < 2) must(ncclSend(x, 1000, ncclFloat, (int)rank + 2, world, streams[0]));
+        else if (rank < 4) must(ncclRecv(x, 1000, ncclFloat, (int)rank - 2, world, streams[0]));
+        CUDA_CHECK(cudaDeviceSynchronize());
+        check_all(rank >= 4 || at(0) == 1000 + 20000 + 32000, "messages between islands share the link between them");
+        cpu_clock().cluster.gpus_per_island = cpu_clock().cluster.island_bandwidth = 0;
+        cpu_clock().cluster.island_latency = 0;
+        // First and last stage, of one rank each: nobody else wants the only NIC of the node.
+        ncclComm_t ends;
+        cpu_clock().cluster.nics_per_node = 1, cpu_clock().stage_ranks = 1;
+        config.commName = "embedding";
+        bool end = rank == 0 || rank == size - 1;
+        must(ncclCommSplit(world, end ? 0 : NCCL_SPLIT_NOCOLOR, world_rank, &ends, &config));
+        for (int turn = 0; turn < 2; turn++) {  // the first connects
+            begin();
+            if (end) must(ncclAllReduce(x, x, 1000, ncclFloat, ncclSum, ends, streams[0]));
+            CUDA_CHECK(cudaDeviceSynchronize());
+        }
+        check_all(!end || at(0) == 1000 + 10000 + 4000, "one group across nodes has all of a NIC");
+        if (end) must(ncclCommDestroy(ends));
+        cpu_clock().cluster.nics_per_node = 2, cpu_clock().stage_ranks = 0;
     }
     // Beside an all-reduce of the pair, of 3 + 120 us, a kernel of 60 us becomes half as long again: 30 us more.
     cudaEvent_t go = event(), done = event();
@@ -336,6 +370,27 @@ static void test_communication() {
         check_all(at(0) == std::max(ends, slowed), longer ? "a kernel that outlasts a collective beside it is slower"
                                                           : "a kernel beside a longer collective waits for its end");
     }
+    // Beside three collectives, one right behind the other, a kernel that ends at 14 us, were it not slower.
+    begin();
+    for (int i = 0; i < 3; i++) must(ncclAllReduce(x, x, n, ncclFloat, ncclSum, pair, streams[1]));
+    CUDA_CHECK(cudaEventRecord(done, streams[1]));
+    kernel(0, 9900);
+    CUDA_CHECK(cudaStreamWaitEvent(streams[0], done, 0));
+    CUDA_CHECK(cudaDeviceSynchronize());
+    check_all(at(0) == 1000 + 3 * cpu_ns(sum) && streams[0]->times.spent[CPU_TENSOR] == at(0) - 14000,
+              "what a kernel leaves of three collectives in a row is communication, and none of it idle");
+    // A collective from 2 us on, beside a kernel from 1 to 4 us and a wait for another stream's until 503 us.
+    begin();
+    kernel(0, 2900);
+    must(ncclAllReduce(x, x, n, ncclFloat, ncclSum, pair, streams[1]));
+    CUDA_CHECK(cudaEventRecord(done, streams[1]));
+    kernel(2, 499900);
+    CUDA_CHECK(cudaEventRecord(go, streams[2]));
+    CUDA_CHECK(cudaStreamWaitEvent(streams[0], go, 0));
+    kernel(0, 9900);
+    CUDA_CHECK(cudaStreamWaitEvent(streams[0], done, 0));
+    CUDA_CHECK(cudaDeviceSynchronize());
+    check_all(at(0) == 503000 + 10000 + 1000, "what waits beside a collective is not slower: 2 us of work are");
     // Software that does not overlap: the kernel begins when the collective has ended.
     cpu_clock().cluster.tensor_overlap = false;
     begin();

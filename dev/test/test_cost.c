@@ -58,7 +58,8 @@ static void test_files(Check *c) {
     Error err = {""};
     char *text = cluster_text(NULL, NULL, "");
     check(c, parse(&cluster, text, &err) && cluster.sms == 1 && cluster.attention_pv[3] == 1, "a whole file");
-    check(c, cluster.node_turn == 0 && cluster.gpus_per_island == 0 && !cluster.fused_backward,
+    check(c, cluster.node_turn == 0 && cluster.nic_alone_bandwidth == 0 && cluster.gpus_per_island == 0 &&
+                 !cluster.fused_forward && !cluster.fused_backward,
           "what may be left out is 0 or false");
     free(text);
     size_t count, missing = 0, needed = 0;
@@ -222,6 +223,12 @@ static void test_placement(Check *c) {
     check(c, placed(placement_stride(&x, 0, 1, 4, 4), 4, 1, 4, 1), "a job smaller than a node");
     size_t odd[] = {6, 7, 8, 9, 10, 24};
     check(c, placed(placement_ranks(&x, odd, 6, 64), 6, 3, 3, 2), "any list of ranks");
+    Placement ends = placement_stride(&x, 0, 30, 2, 32);
+    check(c, placed(placement_of_ends(ends, 2), 2, 2, 1, 2) && placed(placement_of_ends(ends, 16), 2, 2, 1, 8),
+          "first and last stages of 2 ranks are 2 groups, not as many as a node has ranks");
+    x.gpus_per_island = 16;
+    ends = placement_stride(&x, 0, 30, 2, 32);
+    check(c, ends.crossing == 16 && placement_of_ends(ends, 2).crossing == 2, "nor as many as there are pairs");
 }
 
 static void test_collectives(Check *c) {
@@ -264,6 +271,15 @@ static void test_collectives(Check *c) {
                  near(cost_collective(&x, COLLECTIVE_ALL_REDUCE, 4e9, node), 0.7),
           "a ring's last turn, a quarter of 8 GB, costs three quarters of an empty one more");
     x = simple();
+    two.alone = node.alone = true;
+    check(c, near(cost_collective(&x, COLLECTIVE_ALL_REDUCE, 8e10, two), 18.75),
+          "collectives for which computing waits, with no rate of their own");
+    x.nic_alone_bandwidth = 0.5e9;
+    check(c, near(cost_collective(&x, COLLECTIVE_ALL_REDUCE, 8e10, two), 37.5) &&
+                 near(cost_collective(&x, COLLECTIVE_ALL_REDUCE, 8e10, node), 14),
+          "with one, which is for groups across nodes only");
+    two.alone = false;
+    check(c, near(cost_collective(&x, COLLECTIVE_ALL_REDUCE, 8e10, two), 18.75), "and others keep theirs");
     check(c, near(cost_send(&x, 8e9, true, 8), 2) && near(cost_send(&x, 8e9, false, 1), 8) &&
                  near(cost_send(&x, 8e9, false, 8), 8) && near(cost_send(&x, 8e9, false, 16), 16),
           "messages in a node, by a NIC, by a NIC for two");
@@ -321,7 +337,13 @@ static void test_layers(Check *c) {
     check(c, near(ops_seconds(&o, NULL), backward - 2 * (cost_memory(&x, MEMORY_LAYERNORM_BACKWARD, rows) +
                                                          cost_memory(&x, MEMORY_ELEMENTWISE, 4 * rows))),
           "a fused backward of layernorm and residual moves half as much");
-    x.fused_backward = false;
+    x.fused_backward = false, x.fused_forward = true;
+    layer_operations(&o, &x, &s, false);
+    check(c, near(ops_seconds(&o, NULL), forward - cost_memory(&x, MEMORY_ELEMENTWISE, 3 * rows) -
+                                             cost_memory(&x, MEMORY_LAYERNORM_FORWARD, 2 * rows) +
+                                             cost_memory(&x, MEMORY_LAYERNORM_FORWARD, 4 * rows)),
+          "a fused residual and layernorm reads their sum once less");
+    x.fused_forward = false;
 
     s.t = 8, s.recompute = LAYER_KEEPS, s.tensor = placement_stride(&x, 0, 1, 8, 8);
     double all_reduce = cost_collective(&x, COLLECTIVE_ALL_REDUCE, 2.0 * 2048 * 1024, s.tensor), part[2][GROUP_COUNT];
@@ -376,6 +398,11 @@ static void test_steps(Check *c) {
               "half the bandwidth between stages, twice the time that its messages take");
         x.nic_bandwidth = 1e15;
     }
+    Layout queued = equal_stages(1);
+    queued.schedule = SCHEDULE_GPIPE, x.pipeline_overlap = true, x.nic_bandwidth = 1;
+    step_simulate(&x, &queued, &time, &err);
+    check(c, fabs(time.seconds / (2 * (8 + 2) * step_message(&queued)) - 1) < 1e-3,
+          "messages beside compute follow each other: 8 by 3 links each way, %.3g s", time.seconds);
     Layout data = {16, 2, 1024, 16, 256, 128, 32, 1, 1, 1, 16, 1, LAYER_KEEPS, false, false, false,
                 SCHEDULE_1F1B, 0, false, ""};
     x = simple();

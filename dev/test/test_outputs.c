@@ -61,7 +61,9 @@ static const OutputCase CASES[] = {
     {"--log link_to_old", NULL},
     {"--dump-gradients link_to_old", "is a symbolic link: name the file itself"},
     {"--trace link_to_nothing", "is a symbolic link to nothing"},
-    {"--log fifo --trace /dev/null", NULL},
+    {"--log fifo", "cannot write --log fifo: nobody reads from that pipe"},
+    {"--trace fifo", "cannot write --trace fifo: nobody reads from that pipe"},
+    {"--log socket", "cannot write --log socket: No such device or address"},
     {"--log /dev/null --trace /dev/null", NULL},
     {"--dump-gradients fifo", "--dump-gradients fifo is not a regular file"},
     {"--dump-gradients /dev/null", "--dump-gradients /dev/null is not a regular file"},
@@ -85,8 +87,8 @@ int main(void) {
     write_bytes("old.jsonl", step, strlen(step));
     bool made = symlink("train.bin", "link_to_train") == 0 && link("train.bin", "hard_link_to_train") == 0 &&
                 symlink("old.jsonl", "link_to_old") == 0 && symlink("nothing", "link_to_nothing") == 0 &&
-                mkfifo("fifo", 0666) == 0;
-    check(&c, made, "links and a FIFO");
+                mkfifo("fifo", 0666) == 0 && mknod("socket", S_IFSOCK | 0666, 0) == 0;
+    check(&c, made, "links, a FIFO and a socket");
     size_t before = count_entries(), bytes;
     for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++) {
         Error err = {""};
@@ -94,7 +96,13 @@ int main(void) {
         bool ok = CASES[i].says ? !fine && strstr(err.text, CASES[i].says) : fine;
         check(&c, ok, "%s: %s -> %s", CASES[i].says ? "refused" : "fine", CASES[i].flags, err.text);
     }
-    Error err;
+    Error err = {""};
+    char byte;
+    int reader = open("fifo", O_RDONLY | O_NONBLOCK);
+    bool fine = outputs_are_fine("--log fifo --trace fifo", "model", &err);
+    bool goes_on = read(reader, &byte, 1) == -1 && errno == EAGAIN;  // 0 would be the end
+    check(&c, reader >= 0 && fine && goes_on, "a pipe that is read is fine, and its reader meets no end %s", err.text);
+    close(reader);
     char *text_after = file_read("text", 100, &bytes, &err), *log_after = file_read("old.jsonl", 100, &bytes, &err);
     bool same = text_after && strcmp(text_after, text) == 0 && log_after && strcmp(log_after, step) == 0;
     check(&c, same && count_entries() == before, "and nothing was made or touched");

@@ -1,6 +1,6 @@
 // test_pipeline.c: proves the schedules of llmc/pipeline.h and pipeline_auto.h, those of text files, and the rules by
-// which a trainer executes them, for all legal p <= 16, m <= 64, v <= 8 (sanitized, which is slow, for fewer), and
-// shows that wrong lists and wrong rules are noticed.
+// which a trainer executes them, for all legal p <= 16, m <= 64, v <= 8 (sanitized, which is slow, and under zero
+// bubble for fewer m), and shows that wrong lists and wrong rules are noticed.
 #include <math.h>
 #include <stdio.h>
 #include <time.h>
