@@ -64,7 +64,6 @@ inline void wait_for(MPI_Request *request, const std::string &what) {
 // The ranks of a communicator come to one call, which is named: two that come to different ones are reported.
 struct Meeting {
     ncclComm_t comm;
-    std::string call;
     std::vector<char> calls;  // of all ranks, WIDTH bytes each
     MPI_Request request;
     enum { WIDTH = 32 };
@@ -72,7 +71,6 @@ struct Meeting {
 
 inline void meet_begin(Meeting *m, ncclComm_t comm, const std::string &call) {
     m->comm = comm;
-    m->call = call;
     m->calls.assign((size_t)comm->size * Meeting::WIDTH, 0);
     snprintf(m->calls.data() + (size_t)comm->rank * Meeting::WIDTH, Meeting::WIDTH, "%s", call.c_str());
     bool before = queue_open_memory(true);
@@ -82,11 +80,13 @@ inline void meet_begin(Meeting *m, ncclComm_t comm, const std::string &call) {
 
 inline void meet_end(Meeting *m, const std::string &what) {
     wait_for(&m->request, what);
-    for (int r = 0; r < m->comm->size; r++) {
-        const char *theirs = m->calls.data() + r * Meeting::WIDTH;
-        if (m->call == theirs) continue;
-        fprintf(stderr, "nccl: ranks disagree on communicator \"%s\": rank %d is in %s, rank %d is in %s\n",
-                m->comm->name.c_str(), m->comm->rank, m->call.c_str(), r, theirs);
+    // All ranks have the same answers, so that whichever of them comes first says the same sentence.
+    const char *first = m->calls.data();
+    for (int r = 1; r < m->comm->size; r++) {
+        const char *other = m->calls.data() + r * Meeting::WIDTH;
+        if (strcmp(first, other) == 0) continue;
+        fprintf(stderr, "nccl: ranks disagree on communicator \"%s\": rank 0 is in %s, rank %d is in %s\n",
+                m->comm->name.c_str(), first, r, other);
         end_job(0);
     }
 }
