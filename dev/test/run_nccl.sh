@@ -144,5 +144,20 @@ code=$?
 [ $code != 0 ] && said "waits in ncclAllReduce" && gone $pids
 report $? "a rank that hangs: the others end the job"
 for pid in $pids $job; do kill -KILL "$pid" 2>/dev/null; done
+{ wait $job; } 2>/dev/null
+
+start_loop
+last=$(echo "$pids" | tail -n 1) others=$(echo "$pids" | sed '$d')
+kill -STOP "$last"
+sleep 0.2  # until the others wait for it
+kill -STOP $others
+sleep 3
+kill -CONT $others
+sleep 0.2
+kill -CONT "$last"
+sleep 1
+kill -0 $pids $job && ! said 'no progress'
+report $? "ranks that were all stopped for longer than that go on"
+for pid in $pids $job; do kill -KILL "$pid" 2>/dev/null; done
 
 finish

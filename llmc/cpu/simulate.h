@@ -79,13 +79,13 @@ inline void cpu_simulated_idle() {
     struct timespec patience = {0, 100000000};
     syscall(SYS_futex, &mine->bell, FUTEX_WAIT, s.heard, &patience, NULL, 0);
     uint32_t now = mine->bell.load();
-    if (now != s.heard) cpu_runtime().progressed = 0;
+    if (now != s.heard) stall_over(&cpu_runtime().stall);
     s.heard = now;
     // Others that still enqueue will come to us: that is no stall.
     static uint64_t before = 0;
     uint64_t all = 0;
     for (int i = 0; i < s.stages; i++) all += s.shared[i].operations.load(std::memory_order_relaxed);
-    if (all != before) cpu_runtime().progressed = 0;
+    if (all != before) stall_over(&cpu_runtime().stall);
     before = all;
     mine->operations.store(cpu_runtime().ops, std::memory_order_relaxed);
     uint64_t time = 0;

@@ -19,6 +19,7 @@
 
 #include "allocation.h"
 #include "cuda_error.h"
+#include "llmc/host/stall.h"
 
 struct CpuOp {
     std::string name;
@@ -64,7 +65,7 @@ struct CpuRuntime {
     uint64_t ops;
     unsigned streams_made;
     bool running;       // inside the scheduler
-    double progressed;  // when the last fruitless stretch began; 0 while things go on
+    Stall stall;        // how long no operation has completed
     bool profiling;
     std::unordered_map<std::string, CpuProfile> profile;
     cudaError_t last_error;
@@ -189,19 +190,13 @@ static inline void cpu_enqueue_work(cudaStream_t stream, const char *name, Run r
 }
 
 // An operation that is begun and takes long may say that it is alive.
-static inline void cpu_note_progress() { cpu_runtime().progressed = cpu_seconds(); }
-
-static inline double cpu_stall_seconds() {
-    const char *text = getenv("CPU_STALL_SECONDS");
-    double seconds = text ? atof(text) : 0;
-    return seconds > 0 ? seconds : 30;
-}
+static inline void cpu_note_progress() { stall_over(&cpu_runtime().stall); }
 
 // Nothing has completed for too long: prints what each stream waits for and ends the program.
 __attribute__((noinline, cold)) inline void cpu_report_stall(double now) {
     CpuRuntime &r = cpu_runtime();
     fflush(stdout);
-    fprintf(stderr, "no progress for %.0f seconds; waiting operations:\n", now - r.progressed);
+    fprintf(stderr, "no progress for %.0f seconds; waiting operations:\n", r.stall.waited);
     for (cudaStream_t s : r.streams) {
         if (s->queue.empty()) continue;
         const CpuOp &op = s->queue.front();
@@ -243,15 +238,14 @@ inline bool cpu_run_one() {
     }
     r.running = false;
     if (completed || count == 0) {
-        r.progressed = 0;  // the clock starts at the next fruitless try
+        stall_over(&r.stall);  // the clock starts at the next fruitless try
         return completed;
     }
-    double now = cpu_seconds();
-    static const double limit = cpu_stall_seconds();
-    if (r.progressed == 0) r.progressed = now;
-    if (now - r.progressed > limit) cpu_report_stall(now);
+    double now = cpu_seconds(), waited = stall_wait(&r.stall, now);
+    static const double patience = stall_patience();
+    if (waited > patience) cpu_report_stall(now);
     if (cpu_idle_hook) cpu_idle_hook();
-    else if (now - r.progressed < 50e-6) sched_yield();
+    else if (waited < 50e-6) sched_yield();
     else usleep(50);  // ranks that share cores with others: one that only yields gets, and burns, as much as they
     return false;
 }

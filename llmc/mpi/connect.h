@@ -42,14 +42,14 @@ __attribute__((format(printf, 2, 3))) inline ncclResult_t fail(ncclResult_t resu
 
 // Waits for other ranks on the host; the device goes on with what it has. Ends the job if it lasts too long.
 inline void wait_for(MPI_Request *request, const std::string &what) {
-    const char *text = getenv("CPU_STALL_SECONDS");
-    double patience = text && atof(text) > 0 ? atof(text) : 30, start = MPI_Wtime();
+    double patience = stall_patience();
+    Stall stall = {0, 0};
     state().host_waits_in = what;
     bool before = queue_open_memory(true);
     for (int done = 0;;) {
         MPI_Test(request, &done, MPI_STATUS_IGNORE);
         if (done) break;
-        if (MPI_Wtime() - start > patience) {
+        if (stall_wait(&stall, MPI_Wtime()) > patience) {
             fputs(waiting_report().c_str(), stderr);
             fprintf(stderr, "nccl: no progress for %.0f s, ending the job\n", patience);
             end_job(2);

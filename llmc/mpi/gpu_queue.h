@@ -78,13 +78,13 @@ inline bool is_device_memory(const void *p, size_t) {
 
 inline void gpu_helper() {
     GpuQueue &q = gpu_queue();
-    const char *text = getenv("CPU_STALL_SECONDS");
-    double patience = text && atof(text) > 0 ? atof(text) : 30, last = MPI_Wtime();
+    double patience = stall_patience();
+    Stall stall = {0, 0};
     std::unique_lock<std::mutex> lock(q.mutex);
     for (;;) {
         while (q.jobs.empty()) {
             q.filled.wait(lock);
-            last = MPI_Wtime();
+            stall_over(&stall);
         }
         bool moved = false, ready = false;
         for (size_t i = 0; i < q.jobs.size() && !moved; i++) {
@@ -105,8 +105,8 @@ inline void gpu_helper() {
             job.flags[0] = 1;
             moved = true;
         }
-        if (moved || !ready) last = MPI_Wtime();
-        if (MPI_Wtime() - last > patience) {
+        if (moved || !ready) stall_over(&stall);
+        if (stall_wait(&stall, MPI_Wtime()) > patience) {
             fprintf(stderr, "%snccl: no progress for %.0f s, ending the job\n", waiting_report().c_str(),
                     patience);
             end_job(2);

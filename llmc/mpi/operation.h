@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/host/stall.h"
 #include "llmc/mpi/reduce.h"
 #include "llmc/mpi/traffic.h"
 
