@@ -109,12 +109,12 @@ inline std::string full_name(const Group &g) {
 // Connects what the calls of a group use for the first time, all of it together.
 inline ncclResult_t connect(const std::vector<Call> &calls) {
     if (simulates()) return ncclSuccess;
-    std::vector<std::shared_ptr<Group>> active = queue_active();
     for (const Call &c : calls) {
         char *connected = connection(c);
-        for (const std::shared_ptr<Group> &g : active) {
+        if (!connected || *connected) continue;  // nearly always; what is active may be thousands
+        for (const std::shared_ptr<Group> &g : queue_active()) {
             bool same = g->comm == c.comm && g->streams.size() == 1 && g->streams[0] == c.stream;
-            if (!connected || *connected || same || g->comm->size == 1) continue;
+            if (same || g->comm->size == 1) continue;
             return fail(ncclInvalidUsage,
                         "rank %d: %s (%s) is the first of its kind there, so NCCL connects now and the host waits for "
                         "the other ranks; that is refused while %s is in flight: connect at the start, one after the "
