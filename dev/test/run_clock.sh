@@ -28,7 +28,8 @@ by_hand() {  # by_hand NAME COMMAND...: all checks of a test program pass
     report $? "by hand, $name: $last"
 }
 program=$folder/dev/test/test_clock
-by_hand 'one rank' "$program"
+# As the trainers set it for one rank: no daemon, and no folders that other programs share.
+by_hand 'one rank' env OMPI_MCA_ess_singleton_isolated=1 OMPI_MCA_orte_create_session_dirs=0 "$program"
 by_hand '2 ranks' $launch -n 2 "$program"
 by_hand '4 ranks' $launch -n 4 "$program"
 by_hand '4 ranks, messages delayed, streams in random order' \

@@ -77,6 +77,16 @@ static inline bool job_open_memory(bool open) {
 #endif
 }
 
+// Open MPI without mpirun: no daemon beside the program, and none of the folders under $TMPDIR by which ranks of one node
+// meet. All such programs would share one, and one that ends removes it while another one starts, which then fails.
+static inline void job_start_alone(void) {
+    static const char *const launched[] = {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"};
+    setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
+    for (int i = 0; i < 4; i++)
+        if (getenv(launched[i])) return;
+    setenv("OMPI_MCA_orte_create_session_dirs", "0", 0);
+}
+
 // Starts MPI and gives this rank its device (device = local rank). From here on only rank 0's stdout is seen.
 static inline void job_start(Job *job, int *argc, char ***argv) {
 #if defined(NCCL_OVER_MPI) && defined(__CUDACC__)
@@ -88,7 +98,7 @@ static inline void job_start(Job *job, int *argc, char ***argv) {
     *job = {};  // no groups yet
     job_open_standard();
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);  // streams that share a hardware queue wait for each other
-    setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);  // Open MPI without mpirun: no daemon beside the program
+    job_start_alone();
     if (MPI_Init_thread(argc, argv, wanted, &provided) != MPI_SUCCESS) exit(1);
     if (provided < wanted) { fprintf(stderr, "error: this MPI does not support MPI_THREAD_MULTIPLE\n"); exit(1); }
     MPI_Comm_rank(MPI_COMM_WORLD, &job->rank);
