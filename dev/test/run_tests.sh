@@ -35,12 +35,16 @@ one() {
     shift 2
     name="$logs/${title//[^A-Za-z0-9_.-]/_}"
     log=$name.log
+    # Temporary files in a folder of its own: Open MPI's jobs have a common one there, and one that ends may remove it
+    # while another one starts, which then fails.
+    TMPDIR=$(mktemp -d) && chmod 1777 "$TMPDIR" && export TMPDIR
     begin=$(date +%s%N)
     timeout --kill-after=5 "$limit" env "$@" </dev/null >"$log" 2>&1 &
     child=$!
-    trap 'kill $child 2>/dev/null; exit 130' TERM
+    trap 'kill $child 2>/dev/null; rm -rf "$TMPDIR"; exit 130' TERM
     wait $child
     code=$?
+    rm -rf "$TMPDIR"
     tenths=$((($(date +%s%N) - begin) / 100000000))
     last=$(tail -n 1 "$log" | tr -d '\0')
     if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
