@@ -56,6 +56,9 @@ code=$?
     [ ! -e four/step-00000001 ]
 report $? "train_gpt under mpirun -n 4 is refused, once: $(grep -m1 '^error' err)"
 
+TMPDIR=/dev/null/none trains --steps 1
+report $? "one rank without mpirun needs no folder for temporary files, which others could remove under it"
+
 # ---- what is not ours stays ------------------------------------------------------------------------------------------
 
 mkdir -p ours/tmp-2024 ours/step-1 ours/step-00000002 ours/tmp-00000001-host-1
