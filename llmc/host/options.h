@@ -14,6 +14,8 @@
 #include "llmc/model.h"
 #include "llmc/host/options_table.h"
 
+enum { SIMULATED_STAGES = 1024 };  // most of --simulate
+
 typedef struct {
     size_t layers, heads, channels;
 } ModelPreset;
@@ -293,9 +295,9 @@ static inline bool options_check_size(const Options *o, Error *err) {
 static inline bool options_resolve(Options *o, const GPTConfig *file, size_t ranks, Error *err) {
     if (!options_resolve_simulation(o, err) || !options_resolve_model(o, file, err) ||
         !options_resolve_grid(o, ranks, err)) return false;
-    if (o->simulate && o->pipeline > 1024)
-        return error_set(err, "--simulate runs a process for each stage, at most 1024, not %zu: lower --pipeline",
-                         o->pipeline);
+    if (o->simulate && o->pipeline > SIMULATED_STAGES)
+        return error_set(err, "--simulate runs a process for each stage, at most %d, not %zu: lower --pipeline",
+                         SIMULATED_STAGES, o->pipeline);
     if (o->init && o->resume && strcmp(o->resume, "auto") != 0) {
         return error_set(err, "--init and --resume exclude each other: resuming already has its weights");
     }

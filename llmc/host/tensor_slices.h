@@ -5,6 +5,7 @@
 #define LLMC_TENSOR_SLICES_H
 
 #include "llmc/host/checksums.h"
+#include "llmc/host/safetensors_write.h"
 
 typedef enum { STATE_WEIGHTS, STATE_M, STATE_V, STATE_MASTER } StateKind;  // master: of a bf16 run
 

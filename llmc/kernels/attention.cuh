@@ -9,7 +9,7 @@
 #define LLMC_ATTENTION_CUH
 
 #include "llmc/kernels/attention_mma.cuh"
-#include "llmc/kernels/attention_rows.cuh"
+#include "llmc/kernels/attention_rows_backward.cuh"
 
 #define ATTENTION_MAX_HEAD_SIZE 512
 

@@ -1,0 +1,264 @@
+// layernorm_backward.cuh: the backward pass of layernorm.cuh, with what goes along with it there: the gradient of the
+// residual is added, and its rows are summed for the bias that the forward pass added.
+//
+// defines: layernorm_backward, layernorm_bias_backward, layernorm_backward_scratch, reduce_scratch_floats
+#ifndef LLMC_LAYERNORM_BACKWARD_CUH
+#define LLMC_LAYERNORM_BACKWARD_CUH
+
+#include "llmc/kernels/bias.cuh"
+#include "llmc/kernels/packs.cuh"
+#include "llmc/kernels/shares.cuh"
+
+enum {
+    LAYERNORM_MAX_BLOCKS = 264,     // two for each multiprocessor of an H100
+    LAYERNORM_ROWS_PER_BLOCK = 16,  // fewest rows a block is worth
+    LAYERNORM_THREADS = 768,        // most threads of a block, of which one at least fits on a multiprocessor
+};
+
+// First stage of the backward pass. A block takes rows_per_block rows and leaves the sums of their columns in its row
+// of partials [blocks, 2 or 3, C]: dweight, dbias and, if `three`, dresidual. This form serves any C: THREADS share a
+// row, read it again once its sums are known, and each adds its own columns to the partials.
+template <int W, int THREADS>
+__global__ void __launch_bounds__(THREADS)
+    layernorm_backward_kernel(floatX *dinp, float *partials, const floatX *dresidual, const floatX *dout,
+                              const floatX *inp, const floatX *weight, const float *mean, const float *rstd,
+                              size_t N, size_t C, size_t rows_per_block, bool three) {
+    float *dweight = partials + (size_t)blockIdx.x * (three ? 3 : 2) * C, *dbias = dweight + C, *third = dbias + C;
+    size_t first = (size_t)blockIdx.x * rows_per_block;
+    size_t end = N - first < rows_per_block ? N : first + rows_per_block;
+    Share s = share_of(C / W, threadIdx.x, THREADS);
+    for (size_t i = s.begin; i < s.end; i += s.step) {
+        float zero[W] = {0.0f};
+        store_floats<W>(dweight + i * W, zero);
+        store_floats<W>(dbias + i * W, zero);
+        if (three) store_floats<W>(third + i * W, zero);
+    }
+    for (size_t n = first; n < end; n++) {
+        const floatX *x_row = inp + n * C, *dout_row = dout + n * C;
+        float m = mean[n], r = rstd[n], x[W], d[W], w[W], sums[W] = {0.0f}, dots[W] = {0.0f};
+        for (size_t i = s.begin; i < s.end; i += s.step) {
+            float dw[W], db[W];
+            load_floats<W>(x, x_row + i * W);
+            load_floats<W>(d, dout_row + i * W);
+            load_floats<W>(w, weight + i * W);
+            load_floats<W>(dw, dweight + i * W);
+            load_floats<W>(db, dbias + i * W);
+            for (int k = 0; k < W; k++) {
+                float normal = (x[k] - m) * r, dnormal = d[k] * w[k];
+                dw[k] += d[k] * normal;
+                db[k] += d[k];
+                sums[k] += dnormal;
+                dots[k] += dnormal * normal;
+            }
+            store_floats<W>(dweight + i * W, dw);
+            store_floats<W>(dbias + i * W, db);
+        }
+        float sum = sum_of<W>(sums), dot = sum_of<W>(dots);
+        if constexpr (THREADS > 1) sum = block_sum(sum), dot = block_sum(dot);
+        sum /= (float)C, dot /= (float)C;
+        for (size_t i = s.begin; i < s.end; i += s.step) {
+            float y[W] = {0.0f}, old[W];
+            load_floats<W>(x, x_row + i * W);
+            load_floats<W>(d, dout_row + i * W);
+            load_floats<W>(w, weight + i * W);
+            if (dresidual) load_floats<W>(y, dresidual + n * C + i * W);
+            if (three) {
+                load_floats<W>(old, third + i * W);
+                for (int k = 0; k < W; k++) old[k] += y[k];
+                store_floats<W>(third + i * W, old);
+            }
+            for (int k = 0; k < W; k++) y[k] += (d[k] * w[k] - sum - (x[k] - m) * r * dot) * r;
+            store_floats<W>(dinp + n * C + i * W, y);
+        }
+    }
+}
+
+// The same where a block's threads can keep all sums in registers, PACKS packs of a row each. One pack is read once;
+// several leave no registers to keep a row until its sums are known, and come from the cache the second time. The block
+// has blockDim.y groups of blockDim.x threads, a row for each group at a time; they meet at a barrier for each row, and
+// their sums do at the end. Dynamic shared memory: (blockDim.y - 1) * blockDim.x * W floats.
+template <int W, int PACKS>
+__global__ void __launch_bounds__(PACKS == 1 ? LAYERNORM_THREADS : 512)
+    layernorm_backward_columns_kernel(floatX *dinp, float *partials, const floatX *dresidual, const floatX *dout,
+                                      const floatX *inp, const floatX *weight, const float *mean, const float *rstd,
+                                      size_t N, size_t C, size_t rows_per_block, bool three) {
+    DYNAMIC_SHARED(float, shared);
+    __shared__ float of_warp[2][2][LAYERNORM_THREADS / 32];  // of two rows, so that one barrier a row does
+    const unsigned warps = blockDim.x / 32, first_warp = threadIdx.y * warps, lane = threadIdx.x % 32;
+    const unsigned columns = (unsigned)C, stride = blockDim.x * W;
+    unsigned first = blockIdx.x * (unsigned)rows_per_block, rows = (unsigned)N - first;
+    if (rows > rows_per_block) rows = (unsigned)rows_per_block;
+    float dw[PACKS][W] = {}, db[PACKS][W] = {}, third[PACKS][W] = {};
+    for (unsigned row = threadIdx.y, stage = 0; row < rows + threadIdx.y; row += blockDim.y, stage ^= 1) {
+        bool mine = row < rows;
+        size_t n = first + row, at = n * C + threadIdx.x * W;
+        float m = mine ? mean[n] : 0.0f, r = mine ? rstd[n] : 0.0f, sum = 0.0f, dot = 0.0f;
+        float x[PACKS][W] = {}, d[PACKS][W] = {}, y[PACKS][W] = {}, w[W];
+        UNROLL
+        for (int p = 0; p < PACKS; p++) {
+            unsigned column = threadIdx.x * W + p * stride;
+            if (!mine || column >= columns) continue;
+            load_floats<W>(x[p], inp + at + p * stride);
+            load_floats<W>(d[p], dout + at + p * stride);
+            load_floats<W>(w, weight + column);
+            if (PACKS == 1 && dresidual) load_floats<W>(y[p], dresidual + at + p * stride);
+            for (int k = 0; k < W; k++) {
+                float normal = (x[p][k] - m) * r, dnormal = d[p][k] * w[k];
+                dw[p][k] += d[p][k] * normal;
+                db[p][k] += d[p][k];
+                sum += dnormal;
+                dot += dnormal * normal;
+            }
+        }
+        sum = warp_sum(sum), dot = warp_sum(dot);
+        if (lane == 0) of_warp[stage][0][first_warp + threadIdx.x / 32] = sum;
+        if (lane == 0) of_warp[stage][1][first_warp + threadIdx.x / 32] = dot;
+        __syncthreads();
+        sum = dot = 0.0f;
+        for (unsigned i = 0; i < warps; i++) {
+            sum += of_warp[stage][0][first_warp + i];
+            dot += of_warp[stage][1][first_warp + i];
+        }
+        sum /= (float)C, dot /= (float)C;
+        UNROLL
+        for (int p = 0; p < PACKS; p++) {
+            unsigned column = threadIdx.x * W + p * stride;
+            if (!mine || column >= columns) continue;
+            if (PACKS > 1) {
+                load_floats<W>(x[p], inp + at + p * stride);
+                load_floats<W>(d[p], dout + at + p * stride);
+                if (dresidual) load_floats<W>(y[p], dresidual + at + p * stride);
+            }
+            load_floats<W>(w, weight + column);
+            for (int k = 0; k < W; k++) third[p][k] += y[p][k];
+            for (int k = 0; k < W; k++) y[p][k] += (d[p][k] * w[k] - sum - (x[p][k] - m) * r * dot) * r;
+            store_floats<W>(dinp + at + p * stride, y[p]);
+        }
+    }
+    float *partial = partials + (size_t)blockIdx.x * (three ? 3 : 2) * C;
+    for (int which = 0; which < (three ? 3 : 2); which++) {
+        UNROLL
+        for (int p = 0; p < PACKS; p++) {
+            float sums[W], other[W];
+            for (int k = 0; k < W; k++) sums[k] = which == 0 ? dw[p][k] : which == 1 ? db[p][k] : third[p][k];
+            if (blockDim.y > 1) {
+                __syncthreads();
+                if (threadIdx.y > 0) {
+                    store_floats<W>(shared + ((threadIdx.y - 1) * blockDim.x + threadIdx.x) * W, sums);
+                }
+                __syncthreads();
+            }
+            unsigned column = threadIdx.x * W + p * stride;
+            if (threadIdx.y > 0 || column >= columns) continue;
+            for (unsigned g = 1; g < blockDim.y; g++) {
+                load_floats<W>(other, shared + ((g - 1) * blockDim.x + threadIdx.x) * W);
+                for (int k = 0; k < W; k++) sums[k] += other[k];
+            }
+            store_floats<W>(partial + which * C + column, sums);
+        }
+    }
+}
+
+// Second stage: a thread per column of partials [blocks, 2 or 3, C], summed to the vectors of C.
+__global__ void __launch_bounds__(128)
+    layernorm_backward_sum_kernel(float *dweight, float *dbias, float *third, const float *partials, size_t blocks,
+                                  size_t C, bool accumulate) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, columns = (third ? 3 : 2) * C;
+    if (i >= columns) return;
+    float sum = sum_strided(partials + i, blocks, columns);
+    float *out = i < C ? dweight + i : i < 2 * C ? dbias + (i - C) : third + (i - 2 * C);
+    *out = accumulate ? *out + sum : sum;
+}
+
+// How many blocks the first stage has: it depends on N alone, so that the order of the sums does too.
+static inline size_t layernorm_backward_blocks(size_t N) {
+    size_t blocks = CEIL_DIV(N, (size_t)LAYERNORM_ROWS_PER_BLOCK);
+    return blocks < LAYERNORM_MAX_BLOCKS ? blocks : (size_t)LAYERNORM_MAX_BLOCKS;
+}
+
+// Floats of scratch that layernorm_backward wants (aligned to 16 bytes).
+static inline size_t layernorm_backward_scratch(size_t N, size_t C) {
+    return layernorm_backward_blocks(N) * 3 * C;
+}
+
+// Floats of scratch for every sum over rows that a layer's backward pass takes: of N rows, the layernorms' and the
+// biases' of C columns, and the biases' of up to F.
+static inline size_t reduce_scratch_floats(size_t N, size_t C, size_t F) {
+    size_t most = layernorm_backward_scratch(N, C), bias = bias_backward_scratch(N, F > C ? F : C);
+    return bias > most ? bias : most;
+}
+
+// What the two kernels of the first stage take.
+typedef struct {
+    floatX *dinp;
+    float *scratch;
+    const floatX *dresidual, *dout, *inp, *weight;
+    const float *mean, *rstd;
+    size_t N, C, rows; // rows of a block
+    bool three;
+} LayernormBackward;
+
+template <int W, int PACKS>
+static inline void layernorm_backward_columns(const LayernormBackward &a, unsigned blocks, cudaStream_t stream) {
+    unsigned x = (unsigned)CEIL_DIV(a.C / W, (size_t)PACKS * 32) * 32, y = LAYERNORM_THREADS / x;
+    if (PACKS > 1) y = 1;
+    if (y > a.rows) y = (unsigned)a.rows;
+    LAUNCH((layernorm_backward_columns_kernel<W, PACKS>), blocks, dim3(x, y), (y - 1) * x * W * sizeof(float), stream)
+    (a.dinp, a.scratch, a.dresidual, a.dout, a.inp, a.weight, a.mean, a.rstd, a.N, a.C, a.rows, a.three);
+}
+
+template <int W, int THREADS>
+static inline void layernorm_backward_rows(const LayernormBackward &a, unsigned blocks, cudaStream_t stream) {
+    LAUNCH((layernorm_backward_kernel<W, THREADS>), blocks, THREADS, 0, stream)
+    (a.dinp, a.scratch, a.dresidual, a.dout, a.inp, a.weight, a.mean, a.rstd, a.N, a.C, a.rows, a.three);
+}
+
+// LANES: 32 as a GPU has it, 1 as a CPU.
+template <int LANES>
+static inline void layernorm_backward_launch(floatX *dinp, float *dweight, float *dbias, float *dresidual_sum,
+                                             float *scratch, const floatX *dresidual, const floatX *dout,
+                                             const floatX *inp, const floatX *weight, const float *mean,
+                                             const float *rstd, size_t N, size_t C, bool accumulate,
+                                             cudaStream_t stream) {
+    constexpr int W = x128::size, THREADS = LANES == 1 ? 1 : 512;
+    size_t blocks = 0;
+    if (N > 0) {
+        size_t rows = CEIL_DIV(N, layernorm_backward_blocks(N));
+        blocks = CEIL_DIV(N, rows);  // not more than asked for above, and each has a row
+        LayernormBackward a = {dinp, scratch, dresidual, dout, inp, weight, mean, rstd, N, C, rows,
+                               dresidual_sum != NULL};
+        kernel_cost(dresidual ? KERNEL_RESIDUAL_BACKWARD : KERNEL_LAYERNORM_BACKWARD, N * C,
+                    (dresidual ? 4 : 3) * sizeof(floatX), dresidual_sum ? 18 : 17);
+        bool one = LANES == 32 && C <= W * LAYERNORM_THREADS, few = LANES == 32 && C <= W * 3 * 512;
+        if (C % W != 0) layernorm_backward_rows<1, THREADS>(a, (unsigned)blocks, stream);
+        else if (one) layernorm_backward_columns<W, 1>(a, (unsigned)blocks, stream);
+        else if (few) layernorm_backward_columns<W, 3>(a, (unsigned)blocks, stream);
+        else layernorm_backward_rows<W, THREADS>(a, (unsigned)blocks, stream);
+    }
+    size_t columns = (dresidual_sum ? 3 : 2) * C;
+    LAUNCH(layernorm_backward_sum_kernel, (unsigned)CEIL_DIV(columns, (size_t)128), 128, 0, stream)
+    (dweight, dbias, dresidual_sum, scratch, blocks, C, accumulate);
+}
+
+// dinp[N, C] = dresidual (if not NULL; it may be dinp) + the gradient of layernorm with respect to inp.
+// dweight[C] and dbias[C] are overwritten, or added to with accumulate. dout may be dinp as well.
+static inline void layernorm_backward(floatX *dinp, float *dweight, float *dbias, float *scratch,
+                                      const floatX *dresidual, const floatX *dout, const floatX *inp,
+                                      const floatX *weight, const float *mean, const float *rstd, size_t N,
+                                      size_t C, bool accumulate, cudaStream_t stream) {
+    layernorm_backward_launch<ROW_LANES>(dinp, dweight, dbias, NULL, scratch, dresidual, dout, inp, weight, mean,
+                                         rstd, N, C, accumulate, stream);
+}
+
+// The same, and dresidual_sum[C] (NULL: not wanted) = or += the sum of the rows of dresidual as it was: the gradient of
+// the bias that was added to this residual. bias_backward would read them again, for the same bits up to 4096 rows.
+static inline void layernorm_bias_backward(floatX *dinp, float *dweight, float *dbias, float *dresidual_sum,
+                                           float *scratch, const floatX *dresidual, const floatX *dout,
+                                           const floatX *inp, const floatX *weight, const float *mean,
+                                           const float *rstd, size_t N, size_t C, bool accumulate,
+                                           cudaStream_t stream) {
+    layernorm_backward_launch<ROW_LANES>(dinp, dweight, dbias, dresidual_sum, scratch, dresidual, dout, inp, weight,
+                                         mean, rstd, N, C, accumulate, stream);
+}
+
+#endif
