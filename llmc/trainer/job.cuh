@@ -77,8 +77,8 @@ static inline bool job_open_memory(bool open) {
 #endif
 }
 
-// Open MPI without mpirun: no daemon beside the program, and none of the folders under $TMPDIR by which ranks of one node
-// meet. All such programs would share one, and one that ends removes it while another one starts, which then fails.
+// Open MPI without mpirun: no daemon beside the program, and none of the folders under $TMPDIR by which ranks of one
+// node meet. All such programs would share one, and one that ends removes it while another starts, which then fails.
 static inline void job_start_alone(void) {
     static const char *const launched[] = {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"};
     setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
