@@ -28,11 +28,11 @@ namespace nccl_mpi {
 [[noreturn]] inline void mismatch(const ncclComm *comm, const Op *mine, const Header *theirs, int peer) {
     fflush(stdout);
     std::string ours = describe(&mine->call), other = describe(theirs);
-    fprintf(stderr, "nccl: ranks disagree on communicator \"%s\": ", comm->name.c_str());
-    fprintf(stderr, "call %llu of rank %d is %s, ", (unsigned long long)mine->call.sequence, comm->rank,
-            ours.c_str());
-    fprintf(stderr, "call %llu of rank %d is %s\n", (unsigned long long)theirs->sequence, peer,
-            other.c_str());
+    // At once, or the words of the two ranks could come mixed.
+    fprintf(stderr,
+            "nccl: ranks disagree on communicator \"%s\": call %llu of rank %d is %s, call %llu of rank %d is %s\n",
+            comm->name.c_str(), (unsigned long long)mine->call.sequence, comm->rank, ours.c_str(),
+            (unsigned long long)theirs->sequence, peer, other.c_str());
     end_job(0);
 }
 
