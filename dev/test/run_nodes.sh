@@ -33,7 +33,10 @@ if [ "${NODES_INSIDE:-}" != 1 ]; then
 fi
 
 trap 'exit 1' HUP INT TERM
-mount -t tmpfs tmpfs /run && mkdir /run/netns /run/tmp || exit 1  # ours alone; gone with the namespace
+# Ours alone; gone with the namespace. In /dev/shm Open MPI names its segments by the host and mpirun's PID, which here
+# begins anew: another such test would have the same names.
+mount -t tmpfs tmpfs /run && mkdir /run/netns /run/tmp || exit 1
+[ ! -d /dev/shm ] || mount -t tmpfs tmpfs /dev/shm || exit 1
 export TMPDIR=/run/tmp OMP_NUM_THREADS=1
 shown=/run/out
 
