@@ -53,6 +53,7 @@ static bool is_forward(const TraceEvent *e) { return strcmp(e->kind, "forward") 
 static bool is_backward(const TraceEvent *e) { return strcmp(e->kind, "backward") == 0; }
 static bool is_weight(const TraceEvent *e) { return strcmp(e->kind, "weight") == 0; }
 static bool is_step(const TraceEvent *e) { return is_forward(e) || is_backward(e) || is_weight(e); }
+static bool is_loss(const TraceEvent *e) { return strcmp(e->kind, "loss") == 0; }
 static StepKind step_kind(const TraceEvent *e) {
     return is_forward(e) ? STEP_FORWARD : is_backward(e) ? STEP_BACKWARD : STEP_WEIGHT;
 }
@@ -62,8 +63,9 @@ typedef struct {
     long step;
     int ranks, p, m, v;
     double start, end;   // of all events of the step, microseconds
-    double first, last;  // of its forwards, backwards and weight steps
+    double first, last;  // of its forwards, losses, backwards and weight steps
     double bubble;       // idle over busy, between first and last
+    double busiest;      // the same of the rank that has the most to do
     double mean[3];      // of a step, by StepKind
     bool split;          // it has weight steps
     double *busy;        // [ranks], between first and last
@@ -112,15 +114,16 @@ static bool choose_step(Timeline *t, long step, int stages, Error *err) {
     return true;
 }
 
-// Measuring. A rank is busy while any of its steps or recomputations runs; ranks start in one
-// moment and end in one moment, as a training step does.
+// Measuring. A rank is busy while any of its steps or losses runs; ranks start in one moment and end in one moment, as
+// a training step does. Where stages have unequal work, as the last one does with the head and the loss, the others
+// wait for the busiest: it alone idles as formulas for equal stages say.
 static void measure(Timeline *t) {
     t->start = t->first = INFINITY;
     t->end = t->last = -INFINITY;
     memset(t->lanes, 0, sizeof t->lanes);
     memset(t->busy, 0, (size_t)t->ranks * sizeof *t->busy);
     size_t counts[3] = {0, 0, 0};
-    double covered = 0, total = 0, sums[3] = {0, 0, 0};  // covered: up to where this rank's busy time is counted
+    double covered = 0, total = 0, losses = 0, most = 0, sums[3] = {0, 0, 0};  // covered: up to where it is counted
     for (size_t i = 0; i < t->trace.count; i++) {
         const TraceEvent *e = &t->trace.events[i];
         double from = e->start_us, to = from + e->duration_us;
@@ -130,7 +133,7 @@ static void measure(Timeline *t) {
             t->start = fmin(t->start, from);
             t->end = fmax(t->end, to);
         }
-        if (!is_step(e)) continue;
+        if (!is_step(e) && !is_loss(e)) continue;
         t->first = fmin(t->first, from);
         t->last = fmax(t->last, to);
         if (t->busy[e->rank] == 0) covered = from;
@@ -138,14 +141,17 @@ static void measure(Timeline *t) {
         t->busy[e->rank] += added;
         covered = fmax(covered, to);
         total += added;
+        if (is_loss(e)) losses += added;
         if (!is_step(e)) continue;
         sums[step_kind(e)] += e->duration_us;
         counts[step_kind(e)]++;
     }
     t->split = counts[STEP_WEIGHT] > 0;
-    sums[STEP_BACKWARD] = total - sums[STEP_FORWARD] - sums[STEP_WEIGHT];  // recomputation belongs to its backward
+    sums[STEP_BACKWARD] = total - losses - sums[STEP_FORWARD] - sums[STEP_WEIGHT];
     for (int kind = 0; kind < 3; kind++) t->mean[kind] = counts[kind] ? sums[kind] / counts[kind] : 0;
     t->bubble = total > 0 ? (t->ranks * (t->last - t->first) - total) / total : 0;
+    for (int r = 0; r < t->ranks; r++) most = fmax(most, t->busy[r]);
+    t->busiest = most > 0 ? (t->last - t->first - most) / most : 0;
 }
 
 // End of what a step needs from its neighbour, indexed as ends[rank][kind][micro][chunk]; NAN: not run yet.
@@ -255,7 +261,10 @@ static void draw_legend(FILE *out, const Timeline *t, double y, double width) {
 
 // how: durations that were put in the place of those measured; NULL: none.
 static void draw(FILE *out, const Timeline *t, const char *title, double width, const char *how) {
-    char note[96] = "";
+    char note[96] = "", busiest[64] = "";
+    if (t->bubble - t->busiest >= 0.0005) {
+        snprintf(busiest, sizeof busiest, ", %.1f%% on the busiest rank", 100 * t->busiest);
+    }
     if (how) snprintf(note, sizeof note, "   (order as it ran, %s, free messages)", how);
     int lanes = t->lanes[LANE_SEND] + t->lanes[LANE_RECEIVE] + t->lanes[LANE_COLLECTIVE];
     double row = BOX + lanes * (LANE_HEIGHT + 1) + ROW_GAP, bottom = TOP + t->ranks * row;
@@ -268,9 +277,9 @@ static void draw(FILE *out, const Timeline *t, const char *title, double width, 
                  t->m, t->m > 1 ? "es" : "", t->v, t->v > 1 ? "s" : "");
     double formula = pipeline_bubble(t->p, t->m, t->v);
     svg_text(out, LEFT, 49, 13, 400, "start", SVG_MUTED,
-             "bubble: %s %.1f%% of compute time, %s %s = %.1f%%%s", how ? "retimed" : "measured",
-             100 * t->bubble, t->split ? "without weight steps" : "formula", t->v > 1 ? "(p-1)/(v m)" : "(p-1)/m",
-             100 * formula, note);
+             "bubble: %s %.1f%% of compute time%s, %s %s = %.1f%%%s", how ? "retimed" : "measured",
+             100 * t->bubble, busiest, t->split ? "without weight steps" : "formula",
+             t->v > 1 ? "(p-1)/(v m)" : "(p-1)/m", 100 * formula, note);
     svg_text(out, width - RIGHT + 8, 49, 11, 400, "start", SVG_MUTED, "busy");
 
     // Axis: light lines behind the rows, labels below
@@ -387,8 +396,8 @@ int main(int argc, char **argv) {
     if (failed)
         return error_set(&err, "cannot write %s: %s", path ? path : "the picture", strerror(errno)),
                fail(&err);
-    fprintf(stderr, "step %ld: %d stages, %d micro-batches, %d chunks; bubble %.4f, formula %.4f", t.step, t.p, t.m,
-            t.v, t.bubble, pipeline_bubble(t.p, t.m, t.v));
+    fprintf(stderr, "step %ld: %d stages, %d micro-batches, %d chunks; bubble %.4f, formula %.4f, busiest rank %.4f",
+            t.step, t.p, t.m, t.v, t.bubble, pipeline_bubble(t.p, t.m, t.v), t.busiest);
     fprintf(stderr, "; mean forward %.4g, backward %.4g, weight %.4g us\n", t.mean[STEP_FORWARD],
             t.mean[STEP_BACKWARD], t.mean[STEP_WEIGHT]);
     free(t.busy);

@@ -99,6 +99,29 @@ static void test_timeline(const char *dir, const char *schedule, int v, const ch
     free(text);
 }
 
+// Two stages and one micro-batch, of which the second has the loss as well: F 2, F 2, loss 2, B 4, B 4 ms one after the
+// other. In these 14 ms rank 0 works for 6 and rank 1 for 8: idle 14 of 14, on the busiest rank 6 of 8.
+static void test_loss_is_work(const char *dir) {
+    static const struct { const char *kind; int from, to, rank; } events[] = {
+        {"forward", 0, 2, 0}, {"forward", 2, 4, 1}, {"loss", 4, 6, 1}, {"backward", 6, 10, 1}, {"backward", 10, 14, 0}};
+    char path[1024], json[2048] = "{\"traceEvents\":[";
+    for (size_t i = 0; i < 5; i++) {
+        snprintf(json + strlen(json), sizeof json - strlen(json),
+                 "%s{\"name\":\"x\",\"ph\":\"X\",\"ts\":%d,\"dur\":%d,\"pid\":%d,\"tid\":0,"
+                 "\"args\":{\"kind\":\"%s\",\"micro\":0,\"chunk\":0,\"step\":1}}", i ? "," : "", 1000 * events[i].from,
+                 1000 * (events[i].to - events[i].from), events[i].rank, events[i].kind);
+    }
+    strcat(json, "]}\n");
+    snprintf(path, sizeof path, "%s/head.json", dir);
+    write_file(path, json);
+    int drawn = run(timeline_main, "timeline --out %s/head.svg %s/head.json", dir, dir);
+    snprintf(path, sizeof path, "%s/head.svg", dir);
+    char *text = read_picture(path);
+    check(&c, drawn == 0 && strstr(text, "measured 100.0% of compute time, 75.0% on the busiest rank, formula"),
+          "timeline: the loss is work, and the busiest rank's bubble is its own");
+    free(text);
+}
+
 // A list, a file and a name: what is drawn, and what is refused. Arguments are separated by spaces here, so that a list
 // goes through a file.
 static void test_schedule(const char *dir) {
@@ -250,6 +273,7 @@ int main(int argc, char **argv) {
     test_timeline(dir, "interleaved", 2, "18.8");
     test_timeline(dir, "zb-h1", 1, "12.5");
     test_timeline(dir, "zb-auto", 1, "12.5");
+    test_loss_is_work(dir);
     test_schedule(dir);
     test_bad_traces(dir);
     test_loss(dir);
