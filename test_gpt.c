@@ -510,8 +510,7 @@ static void group_refusals(Context *x) {
 static void check_signal(Context *x, int number, const char *name) {
     remove_tree("signal");
     remove("log");
-    // As many steps as read_log keeps: if this process has to wait so long, the run ends and saves by itself.
-    pid_t child = start(x->build, &ONE, PLAIN, MODEL RUN "--steps 1000 --log log --out signal");
+    pid_t child = start(x->build, &ONE, PLAIN, MODEL RUN "--steps 1000000 --log log --out signal");
     for (int wait = 0; wait < 10000 && read_log("log").steps < 2; wait++) pause_ms(3);
     kill(child, number);
     Outcome o = finish(child);
@@ -520,7 +519,7 @@ static void check_signal(Context *x, int number, const char *name) {
     snprintf(path, sizeof path, "signal/step-%08zu/trainer.json", log.steps);
     check(&x->check, succeeded(&o) && log.steps >= 2 && file_exists(path), "%s saves the step it is at",
           name);
-    bool ok = trains(x, "--resume auto " RUN "--steps 1000 --log log --out signal --dry-run");
+    bool ok = trains(x, "--resume auto " RUN "--steps 1000000 --log log --out signal --dry-run");
     check(&x->check, ok, "%s: the run can go on", name);
 }
 

@@ -16,7 +16,7 @@ esac
 for program in "$folder/dev/cuda/collectives" "$(echo "$folder" | sed 's/fp32/bf16/')/dev/cuda/collectives"; do
     [ -x "$program" ] || continue
     for n in $ranks; do
-        output=$(timeout -k 5 400 $launch -n "$n" "$program" 2>&1)
+        output=$(timeout -k 5 120 $launch -n "$n" "$program" 2>&1)
         code=$?
         echo "$output" | grep '^FAIL'
         line=$(echo "$output" | tail -n 1)

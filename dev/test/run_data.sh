@@ -136,7 +136,7 @@ server.serve_forever()
 PYTHON
 server=$!
 trap 'kill $server 2>/dev/null; rm -rf "$dir"' EXIT
-for ((i = 0; i < 600; i++)); do [ -s "$dir/port" ] && break; sleep 0.1; done
+for ((i = 0; i < 100; i++)); do [ -s "$dir/port" ] && break; sleep 0.1; done
 export no_proxy=127.0.0.1
 address=http://127.0.0.1:$(cat "$dir/port")
 

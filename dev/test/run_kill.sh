@@ -3,15 +3,14 @@
 # time the job must end by itself within 35 s with an error and leave no process, and `--resume auto` with fewer
 # ranks must go on from the newest complete checkpoint, which is at least the last one that was announced. The
 # losses of the whole chain of killed and resumed runs must be those of one run that nobody disturbed. The seed is
-# printed; the same seed makes the same choices and delays (what they hit depends on the machine's speed). Without one
-# it is 1: `make soak` is what takes another one each time.
+# printed; the same seed makes the same choices and delays (what they hit depends on the machine's speed).
 # Ends with `N passed, N failed`.
 # needs: fp32/train_gpt_3d
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
 build=$(realpath -m "${1:-build/cpu-fp32}")
-seed=${2:-1}
+seed=${2:-$(($(date +%s) % 100000))}
 trainer=$build/train_gpt_3d
 rounds=20 patience=35
 if [[ ${build##*/} == cuda* ]] && [ "$(nvidia-smi -L 2>/dev/null | grep -c GPU)" -lt 8 ]; then
@@ -91,25 +90,21 @@ announced() {
     echo $((10#${step:-0}))
 }
 
-# await COMMAND...: until it succeeds, the job has ended, or 60 s are over.
+# await COMMAND...: until it succeeds, or 15 s.
 await() {
-    local deadline=$((SECONDS + 60)) stat
-    until "$@" >/dev/null 2>&1 || [ $SECONDS -ge $deadline ]; do
-        read -r stat 2>/dev/null <"/proc/$job/stat" && [[ $stat != *') Z '* ]] || break
-        sleep 0.005
-    done
+    local deadline=$((SECONDS + 15))
+    until "$@" >/dev/null 2>&1 || [ $SECONDS -ge $deadline ]; do sleep 0.005; done
 }
 all_started() { pids=("$dir"/pids/*) && [ ${#pids[@]} = "$1" ] && [ -f "${pids[0]}" ]; }
 stepped() { [ "$(grep -c '^step ' "$dir/out")" -ge "$1" ]; }
 
-# strike RANKS HOW FOLDER: kills one of the ranks. HOW: `start` while they start, but behind MPI_Init, where a rank that
-# dies can hang Open MPI's mpirun; `step` at any time of the first steps; `save` soon after the temporary folder of a
-# save has appeared.
+# strike RANKS HOW FOLDER: kills one of the ranks. HOW: `start` while they start, `step` at any time of the first
+# steps, `save` soon after the temporary folder of a save has appeared.
 strike() {
     local ranks=$1 how=$2 folder=$3 pids=() victim=$((RANDOM % $1)) steps=$((1 + RANDOM % 4)) delay=$RANDOM
     await all_started "$ranks"
     case $how in
-        start) await grep -q '^device' "$dir/out"; milliseconds $((delay % 500)) ;;
+        start) milliseconds $((delay % 500)) ;;
         step) await stepped 1; milliseconds $((delay % 700)) ;;
         save) await stepped $steps; await compgen -G "$folder/tmp-*"; milliseconds $((delay % 12)) ;;
     esac
@@ -145,7 +140,7 @@ for ((round = 0; round < rounds; round++)); do
     read -r ranks flags <<<"${few[RANDOM % ${#few[@]}]}"
     # shellcheck disable=SC2086
     train "$ranks" $flags --steps $((there + 1)) --out "$out" --resume auto --log "$log"
-    ends 100
+    ends $patience
     status=$?
     from=$(sed -n 's/^resuming .* after step \([0-9]*\).*/\1/p' "$dir/out")
     [ $status = 0 ] && [ "$code" = 0 ] && [ "${from:-0}" = "$there" ] && [ "$there" -ge "$said" ] &&
@@ -161,17 +156,15 @@ report $? "$torn of $rounds kills came in the middle of a save; the slowest end 
 # Of a log, what does not depend on the clock: step, loss and norm of each line.
 numbers() { sed -E 's/.*"step":([0-9]+),"loss":([^,]+),"grad_norm":([^,]+),.*/\1 \2 \3/' "$1"; }
 
-# Other layouts add in another order, and training amplifies the difference: hence a bound here, and bits below. It is
-# for 300 steps, which a fast machine may pass: later this model knows its few samples by heart, and two calm runs of
-# different layouts part as well (by 5e-7 after 300 steps, 7e-6 after 400, 7e-4 after 500).
+# Other layouts add in another order, and training amplifies the difference: hence a bound here, and bits below.
 steps=$(newest "$out")
 train 1 --steps "$steps" --log "$dir/calm.jsonl"
 ends 200
 paste -d ' ' <(numbers "$log") <(numbers "$dir/calm.jsonl") | awk -v steps="$steps" '
     function off(a, b) { return a > b ? (a - b) / b : (b - a) / b }
     { if ($1 != NR || $4 != NR || NF != 6) bad = 1
-      if (NR <= 300 && off($2, $5) > most) most = off($2, $5) }
-    END { printf "steps %d, largest relative difference of a loss in the first 300 %.1e\n", NR, most
+      if (off($2, $5) > most) most = off($2, $5) }
+    END { printf "steps %d, largest relative difference of a loss %.1e\n", NR, most
           exit bad || NR != steps || most > 1e-5 }
 ' >"$dir/err"
 report $? "the losses of the chain are those of one calm run: $(cat "$dir/err"), bound 1e-5"

@@ -25,7 +25,7 @@ env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL make MPI=mpich OPTIMIZE=-O1 "$build-mpic
     "$build-mpich/dev/test/test_nccl" >"$dir/out" 2>&1
 report $? 'builds against MPICH'
 
-timeout -k 5 400 mpirun.mpich -n 4 "$build-mpich/dev/test/test_nccl" >"$dir/out" 2>&1 &&
+timeout -k 5 120 mpirun.mpich -n 4 "$build-mpich/dev/test/test_nccl" >"$dir/out" 2>&1 &&
     [[ $(tail -n 1 "$dir/out") == *' 0 failed' ]]
 report $? "NCCL's calls at 4 ranks: $(tail -n 1 "$dir/out")"
 
@@ -35,7 +35,7 @@ flags=(--init dev/test/golden --train-data dev/test/golden/train.bin --seq 24 --
 trains() {  # trains NAME BUILD MPIRUN...: leaves NAME.jsonl and NAME.out
     local name=$dir/$1 trainer=$2/train_gpt_3d
     shift 2
-    timeout -k 5 400 "$@" -n 8 "$trainer" "${flags[@]}" --log "$name.jsonl" --out "$name.out" >"$dir/out" 2>&1
+    timeout -k 5 120 "$@" -n 8 "$trainer" "${flags[@]}" --log "$name.jsonl" --out "$name.out" >"$dir/out" 2>&1
 }
 trains mpich "$build-mpich" mpirun.mpich
 report $? 'trains on 8 ranks'

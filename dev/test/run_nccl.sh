@@ -112,7 +112,7 @@ report $? "a rank that exits takes the job down, and its exit code is said"
 start_loop() {
     $launch -n 4 "$program" loop >"$dir/out" 2>"$dir/err" &
     job=$!
-    for _ in $(seq 300); do
+    for _ in $(seq 100); do
         pids=$(sed -n 's/^pid //p' "$dir/out")
         [ "$(echo "$pids" | wc -w)" = 4 ] && break
         sleep 0.2

@@ -149,7 +149,7 @@ lose_host() {
     shift
     : >/run/out  # or the steps of the job before would be taken for its own
     # shellcheck disable=SC2086
-    CPU_STALL_SECONDS=8 over_network 120 2 2 $golden --tensor 2 --pipeline 2 --steps 100000 &
+    CPU_STALL_SECONDS=8 over_network 60 2 2 $golden --tensor 2 --pipeline 2 --steps 100000 &
     job=$!
     for _ in {1..300}; do
         grep -q '^step *3/' /run/out 2>/dev/null && break

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# run_signals.sh [BUILD]: runs that are asked to end save what they have and leave, in the middle of a step of a minute
-# too, and compute no step after that; runs whose output nobody reads or whose data is damaged lose nothing.
+# run_signals.sh [BUILD]: runs that are asked to end save what they have and leave, in the middle of a step of several
+# seconds too, and compute no step after that; runs whose output nobody reads or whose data is damaged lose nothing.
 # Each checkpoint is resumed from. Ends with `N passed, N failed`.
 # needs: fp32/train_gpt fp32/train_gpt_3d tools/byte_corpus
 set -u
@@ -20,8 +20,7 @@ trap 'exit 1' HUP INT TERM
 shown="$dir/out $dir/err"
 build/tools/byte_corpus "$dir/train.bin" "$dir/val.bin" README.md llmc/*.h llmc/host/*.h >/dev/null || exit 1
 quick="--layers 2 --heads 2 --channels 32 --train-data $dir/train.bin --seq 32 --micro-batch 1 --global-batch 4"
-slow="--layers 4 --heads 4 --channels 256 --train-data $dir/train.bin --seq 128 --micro-batch 4 --global-batch 2052"
-ramp=4,2048  # and the samples after which a step has 2052 instead of 4: a minute or more instead of a blink
+slow="--layers 4 --heads 4 --channels 128 --train-data $dir/train.bin --seq 128 --micro-batch 2 --global-batch 32"
 
 # train RANKS FLAGS...: starts a run in the background, and sets job and out.
 train() {
@@ -48,7 +47,7 @@ now() { date +%s%N; }
 ends() {
     local begin
     begin=$(now)
-    { sleep 100; kill -KILL "$job"; } >/dev/null 2>&1 &  # which ends its ranks, too
+    { sleep 60; kill -KILL "$job"; } >/dev/null 2>&1 &  # which ends its ranks, too
     local guard=$!
     wait "$job" 2>/dev/null
     code=$?
@@ -65,27 +64,26 @@ whole() {
         "$build/train_gpt" --resume "$out/step-$(printf %08d "$1")" ${2:-$slow} --dry-run >>"$dir/out" 2>>"$dir/err"
 }
 
-# ---- in the middle of a step of a minute -----------------------------------------------------------------------------
-# Its work is dropped, so no run lasts that long: to leave takes far less than `soon` ms on a loaded machine too, and
-# the rest of the step more.
+# ---- in the middle of a step of seconds ------------------------------------------------------------------------------
 
-soon=10000
-train 2 $slow --pipeline 2 --ramp $ramp,8 --steps 100 --save-every 1
+# One step tells how long they are here.
+train 2 $slow --pipeline 2 --steps 100 --save-every 1
+await_steps 1
+begin=$(now)
 await_steps 2
-sleep 0.3
+step=$((($(now) - begin) / 1000000))
+sleep "$(awk "BEGIN { print $step / 4000 }")"
 pkill -TERM -o -P "$job" -x train_gpt_3d
-ends $soon && [ $code = 0 ] && whole 2
-report $? "SIGTERM to one of 2 ranks, 300 ms into a long step: code $code after $took ms, step 2 saved"
+ends $((step / 2 + 500)) && [ $code = 0 ] && whole 2
+report $? "SIGTERM to one of 2 ranks, a quarter into a step of $step ms: code $code after $took ms, step 2 saved"
 
 for signal in INT USR1; do
     [ $signal$open_mpi = INT0 ] && continue
-    # After Ctrl-C mpirun kills ranks that have not saved within twice that many seconds, as make train has it; it may
-    # take as long itself, whatever they do.
-    OMPI_MCA_odls_base_sigkill_timeout=3 train 4 $slow --tensor 2 --pipeline 2 --ramp $ramp,4 --steps 100
+    train 4 $slow --tensor 2 --pipeline 2 --steps 100
     await_steps 1
     sleep 0.3
     kill -$signal "$job"
-    ends $((soon + 6000)) && whole 1
+    ends $((step + 2000)) && whole 1
     status=$?
     # mpirun reports an interrupted job as failed.
     [ $signal = INT ] || [ $code = 0 ] || status=1
@@ -93,11 +91,11 @@ for signal in INT USR1; do
 done
 
 for signal in INT HUP; do
-    train 1 $slow --ramp $ramp,4 --steps 100
+    train 1 $slow --steps 100
     await_steps 1
     sleep 0.2
     kill -$signal "$job"
-    ends $soon && [ $code = 0 ] && whole 1
+    ends 1500 && [ $code = 0 ] && whole 1
     report $? "SIG$signal to the one rank of train_gpt: code $code after $took ms, step 1 saved"
 done
 
@@ -111,7 +109,7 @@ for ((i = 0; i < tries; i++)); do
     await_steps 2
     sleep 0.0$((i * 17))
     pkill -TERM -P "$job" -x train_gpt_3d  # all four
-    ends 50000 && [ $code = 0 ] && whole "$(steps)" "$quick" && ok=$((ok + 1))
+    ends 10000 && [ $code = 0 ] && whole "$(steps)" "$quick" && ok=$((ok + 1))
 done
 [ $ok = $tries ]
 report $? "SIGTERM to all 4 ranks between and within quick steps: $ok of $tries saved the last step that was logged"
@@ -164,7 +162,7 @@ for ranks in 1 4; do
     flags=()
     [ $ranks = 4 ] && flags=(--data 4)
     train $ranks $quick --train-data "$dir/foreign.bin" "${flags[@]}" --steps 50
-    ends 50000
+    ends 20000
     [ $code = 1 ] && [ "$(grep -c '^error: .*foreign.bin has token 65535' "$dir/err")" = 1 ] &&
         [ "$(grep -c '^error' "$dir/err")" = 1 ] && whole 4 "$quick"
     report $? "a foreign token in step 5 of $ranks ranks: one sentence, code $code, step 4 is saved"
@@ -172,7 +170,7 @@ done
 train 4 $quick --data 4 --val-data "$dir/val.bin" --val-every 5 --val-batches 2 --steps 1000000
 await_steps 2
 printf '\377\377' | dd of="$dir/val.bin" bs=1 seek=$((1024 + 2 * 50)) conv=notrunc 2>/dev/null
-ends 50000
+ends 20000
 [ $code = 1 ] && [ "$(grep -c '^error: .*val.bin has token 65535' "$dir/err")" = 1 ] && whole "$(steps)" "$quick"
 report $? "a foreign token in validation data: code $code, the last step is saved"
 

@@ -138,7 +138,7 @@ for folder in "$fp32" "$bf16"; do
         run "test_parallel $precision" 1200 "$folder/$parallel" "$folder"
 done
 for script in dev/test/run_*.sh; do
-    [ "$script" = dev/test/run_tests.sh ] || also=$(needs "$script") run "$script" 1200 "$script" "$fp32"
+    [ "$script" = dev/test/run_tests.sh ] || also=$(needs "$script") run "$script" 600 "$script" "$fp32"
 done
 if [ "$device" = cpu ]; then
     # Libraries keep memory to the end (oneDNN its kernels), so leaks are looked for in the plain C programs

@@ -418,13 +418,13 @@ static void test_connections(ncclComm_t world, cudaStream_t *streams) {
         if (world_rank == 0) NCCL(ncclSend(x, 8, ncclFloat, last, comm, streams[0]));
         if (world_rank == last) NCCL(ncclRecv(x, 8, ncclFloat, 0, comm, streams[0]));
     };
-    bool blocks = !comes_back(0.1, reduce), then = comes_back(60, reduce);
+    bool blocks = !comes_back(0.1, reduce), then = comes_back(10, reduce);
     count = 1 << 18;
     blocks = !comes_back(0.1, reduce) && blocks;
-    then = comes_back(60, reduce) && then;
+    then = comes_back(10, reduce) && then;
     CHECK_ALL(blocks && then, "the first collective of a kind, small and large, waits on the host, and no other");
     blocks = !comes_back(0.1, message);
-    then = comes_back(60, message);
+    then = comes_back(10, message);
     CHECK_ALL(blocks && then, "the first message to a rank waits on the host, and no other");
 
     NCCL(ncclAllReduce(x, x, 8, ncclFloat, ncclSum, comm, streams[0]));
