@@ -98,7 +98,7 @@ while :; do
     rm -f "$work/log.jsonl"
     begin=$(($(wc -l <"$report") + 1))
     run "$trainer" --model d12 --max-seq $seq --seq $seq --micro-batch "$micro" --global-batch "$micro" --steps "$steps" \
-        --train-data "$work/tokens.bin" --log "$work/log.jsonl" --gemm-plans "$work/gemm-plans" && break
+        --train-data "$work/tokens.bin" --log "$work/log.jsonl" && break
     if [ "$micro" -le 1 ]; then
         failed=1
         break

@@ -302,90 +302,6 @@ static void test_plans(void) {
     check(&lab.checks, worst <= OUT_BOUND, "more shapes than plans (%.1e, bound %.1e)", worst, OUT_BOUND);
 }
 
-// The number of the algorithm that the products by `mm` with M rows took; -1: there were none.
-static int algorithm_of(const Matmul *mm, size_t M) {
-    for (const MatmulPlan &plan : mm->plans) {
-        if (plan.used && plan.key[0] == M) return (int)((const uint64_t *)(const void *)&plan.algo)[6];
-    }
-    return -1;
-}
-
-// A new table of plans that shares a file, as a new run or another rank has it.
-static Matmul *tuned_matmul(const char *path, Error *err) {
-    Matmul *mm = (Matmul *)test_memory(sizeof(Matmul));
-    matmul_create(mm, lab.stream);
-    if (!matmul_tune(mm, path, err)) return NULL;
-    return mm;
-}
-
-static void matmul_free(Matmul *mm) {
-    gemm_choices_close(&mm->choices);
-    CUDA_CHECK(cudaFree(mm->workspace));
-    CUBLAS_CHECK(cublasLtDestroy(mm->handle));
-}
-
-// The fastest of several algorithms is taken and kept. Of the stand-in, which has one, and says others are slower.
-static void test_tuning(void) {
-    size_t mark = test_count;
-    char path[] = "build/test_gemm_plans.XXXXXX";
-    int file = mkstemp(path);
-    Error err = {""};
-    float *x = test_values(64 * 64, 0, 1, 3);
-    floatX *dx = to_device_floatX(x, 64 * 64), *out = test_floatX(64 * 64);
-    float *sum = to_device(x, 64 * 64);
-    double *want = plain_product(x, true, x, false, 24, 16, 20);
-    setenv("CPU_CUBLASLT_ALGORITHMS", "3:2", 1);
-    Matmul *first = tuned_matmul(path, &err);
-    matmul_forward(first, out, dx, dx, NULL, 20, 24, 16);
-    matmul_backward_weight(first, sum, dx, dx, 20, 24, 16, true);  // [24, 16], added to
-    for (size_t i = 0; i < 24 * 16; i++) want[i] += (double)x[i];
-    double error = test_error_float(sum, want, 24 * 16, lab.stream);
-    check(&lab.checks, algorithm_of(first, 20) == 2 && algorithm_of(first, 24) == 2 && error <= FLOAT_BOUND,
-          "the fastest of several algorithms is taken, and what is added to is added to once (%.1e)", error);
-    setenv("CPU_CUBLASLT_ALGORITHMS", "3:1", 1);
-    Matmul *second = tuned_matmul(path, &err);
-    matmul_forward(second, out, dx, dx, NULL, 20, 24, 16);
-    matmul_forward(second, out, dx, dx, NULL, 21, 24, 16);
-    matmul_forward(first, out, dx, dx, NULL, 21, 24, 16);  // another rank of the run, which has opened the file before
-    check(&lab.checks, algorithm_of(second, 20) == 2 && algorithm_of(second, 21) == 1 && algorithm_of(first, 21) == 1,
-          "a choice is kept in the file, and ranks of one run make the same");
-    setenv("CPU_CUBLASLT_ALGORITHMS", "4:3", 1);
-    matmul_forward(first, out, dx, dx, NULL, 22, 24, 16);
-    matmul_tuned(second);
-    matmul_forward(second, out, dx, dx, NULL, 22, 24, 16);
-    matmul_forward(second, out, dx, dx, NULL, 23, 24, 16);
-    check(&lab.checks, algorithm_of(second, 22) == 3 && algorithm_of(second, 23) == 0,
-          "after the timing only what is in the file (%d), else what the heuristic says (%d)",
-          algorithm_of(second, 22), algorithm_of(second, 23));
-    unsetenv("CPU_CUBLASLT_ALGORITHMS");
-    matmul_free(first), matmul_free(second);
-    bool ok = write(file, "another", 7) == 7 && !tuned_matmul(path, &err) && strstr(err.text, "give --gemm-plans");
-    check(&lab.checks, ok, "a file of another device is refused: %s", err.text);
-    unlink(path);
-    // 8 words of a key and 8 of an algorithm, but one too many, over two lines, in other digits, behind a 0 byte
-    static const char whole[] = "1 2 3 4 5 6 7 8 9 a b c d e f 10\n";
-    static const struct { const char *text; size_t bytes; } damaged[] = {
-        {"1 2 x\n", 6}, {"1 2 3 4 5 6 7 8 9 a b c d e f 10 11\n", 36}, {"1 2 3 4 5 6 7 8\n9 a b c d e f 10\n", 33},
-        {"1 2 3 4 5 6 7 8 9 a b c d e f -1\n", 33}, {"\0\n", 2}, {whole, 32}};
-    for (const auto &text : damaged) {
-        unlink(path);
-        Matmul *none = tuned_matmul(path, &err);
-        ok = none && write(none->choices.fd, text.text, text.bytes) == (ssize_t)text.bytes && !tuned_matmul(path, &err);
-        check(&lab.checks, ok && strstr(err.text, "damaged"), "a damaged file is refused: %s", err.text);
-        if (none) matmul_free(none);
-    }
-    unlink(path);
-    Matmul *none = tuned_matmul(path, &err);
-    ok = none && gemm_choices_write(&none->choices, whole, &err) && gemm_choices_update(&none->choices, &err) &&
-         none->choices.count == 1 && truncate(path, 5) == 0 && !gemm_choices_update(&none->choices, &err);
-    check(&lab.checks, ok && strstr(err.text, "shorter"), "so is one that becomes shorter: %s", err.text);
-    if (none) matmul_free(none);
-    check(&lab.checks, !tuned_matmul("build/no/such/folder/plans", &err), "also one that cannot be made: %s", err.text);
-    unlink(path);
-    close(file);
-    test_release(mark);
-}
-
 static Problem make_problem(size_t N, size_t IC, size_t OC) {
     return {test_floatX(N * OC), test_floatX(N * OC), test_floatX(N * IC), test_floats(IC * OC), test_floats(OC),
             test_floats(bias_backward_scratch(N, OC)), to_device_floatX(test_values(N * IC, 0, 1, 1), N * IC),
@@ -530,7 +446,6 @@ static void checks(void) {
     test_bias(100, 512, 1);
     test_bias(3000, 2304, 0);
     test_plans();
-    if (lab.cpu) test_tuning();
 }
 
 int main(int argc, char **argv) { return lab_main(&lab, argc, argv, checks, bench); }

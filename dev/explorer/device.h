@@ -92,8 +92,6 @@ typedef struct {
     int none;
 } Matmul;
 DOES_NOTHING(void, matmul_create, )
-DOES_NOTHING(bool, matmul_tune, true)
-DOES_NOTHING(void, matmul_tuned, )
 DOES_NOTHING(void, matmul_forward, )
 DOES_NOTHING(void, matmul_backward_input, )
 DOES_NOTHING(void, matmul_backward_weight, )

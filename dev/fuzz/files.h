@@ -1,7 +1,7 @@
 // files.h: fuzz targets: the binary and JSON files that a trainer reads.
 //
 // defines: fuzz_promise, fuzz_file, fuzz_shards, fuzz_log, fuzz_eval, fuzz_safetensors, fuzz_index, fuzz_json,
-//          fuzz_tokenizer, fuzz_plans
+//          fuzz_tokenizer
 #ifndef DEV_FUZZ_FILES_H
 #define DEV_FUZZ_FILES_H
 
@@ -13,7 +13,6 @@
 #include "llmc/host/checkpoint_list.h"
 #include "llmc/host/dataloader.h"
 #include "llmc/host/eval_file.h"
-#include "llmc/host/gemm_plans.h"
 #include "llmc/host/log.h"
 #include "llmc/host/tokenizer.h"
 
@@ -215,44 +214,6 @@ static void fuzz_tokenizer(const uint8_t *data, size_t size) {
         tokenizer_free(&tk);
     }
     close(fd);
-}
-
-// A file of --gemm-plans; if its first byte is odd, with the right first line before the others. What was read is what
-// is written again, a choice is found by its key, and a file that is refused stays as it was.
-static void fuzz_plans(const uint8_t *data, size_t size) {
-    static const char head[] = "matrix products of a fuzzer\n";
-    char path[40], copy[40];
-    Error err;
-    GemmChoices c, again;
-    struct stat info;
-    if (size < 1) return;
-    size_t before = data[0] % 2 ? strlen(head) : 0, bytes = before + size - 1;
-    uint8_t *file = (uint8_t *)host_alloc(bytes, 1);
-    memcpy(file, head, before);
-    memcpy(file + before, data + 1, size - 1);
-    int fd = fuzz_file(file, bytes, path), other = fuzz_file(NULL, 0, copy);
-    if (gemm_choices_open(&c, path, head, &err)) {
-        fuzz_promise(gemm_choices_open(&again, copy, head, &err) && c.count <= bytes / (2 * GEMM_WORDS));
-        for (size_t i = 0; i < c.count; i++) {
-            const uint64_t *words = c.choices[i].words;
-            uint64_t first[GEMM_ALGORITHM], found[GEMM_ALGORITHM];
-            fuzz_promise(gemm_choices_find(&c, words, first));
-            bool known = gemm_choices_begin(&again, words, found);
-            gemm_choices_end(&again, known ? NULL : words, words + GEMM_KEY);
-            fuzz_promise(gemm_choices_find(&again, words, found) && memcmp(first, found, sizeof found) == 0);
-        }
-        gemm_choices_close(&again);
-    } else {
-        uint8_t *after = (uint8_t *)host_alloc(bytes, 1);
-        size_t got;
-        fuzz_promise(fstat(fd, &info) == 0 && (size_t)info.st_size == bytes);
-        fuzz_promise(file_read_at(fd, after, bytes, 0, &got) && memcmp(after, file, bytes) == 0);
-        free(after);
-    }
-    gemm_choices_close(&c);
-    free(file);
-    close(fd);
-    close(other);
 }
 
 #endif

@@ -27,7 +27,6 @@ static const FuzzTarget FUZZ_TARGETS[] = {
     {"index", fuzz_index, 2048, false},
     {"json", fuzz_json, 8192, false},
     {"tokenizer", fuzz_tokenizer, 16384, false},
-    {"plans", fuzz_plans, 2048, false},
     {"options", fuzz_options, 1024, false},
     {"blend", fuzz_blend, 256, false},
     {"ramp", fuzz_ramp, 64, false},

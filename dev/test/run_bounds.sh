@@ -58,15 +58,6 @@ P
     done
 fi
 
-# ---- a file of --gemm-plans that another run holds until two ranks say that they wait; they end below ----------------
-
-flock held.plans sh -c 'touch held; for i in $(seq 600); do [ ! -s held.err ] || exit; sleep 0.1; done' &
-until [ -e held ]; do sleep 0.05; done
-# shellcheck disable=SC2086
-CPU_CUBLASLT_ALGORITHMS=3:1 timeout 120 $launch -n 2 "${trainer}_3d" $tiny --data 2 --steps 1 --gemm-plans held.plans \
-    >held.out 2>held.err </dev/null &
-waits=$!
-
 # ---- many layers: the start takes time in proportion -----------------------------------------------------------------
 
 cpu_ms() {  # cpu_ms COMMAND...: the milliseconds of a core that it takes, whatever else the machine does; sets code
@@ -196,22 +187,16 @@ for case in "would overwrite|--init split --log split/model-00001-of-00001.safet
     "would overwrite|--virtual-time cluster.json --log cluster.json" \
     "would overwrite|--schedule-file schedule.txt --trace schedule.txt" \
     "would overwrite|--train-data 1:shard.tokens,2:$data --trace shard.tokens" \
-    "would overwrite|--train-data shard.tokens --gemm-plans shard.tokens" \
-    "are both before.jsonl|--log before.jsonl --gemm-plans before.jsonl" \
-    "not a regular file|--gemm-plans /dev/null" \
+    "would overwrite|--train-data shard.tokens --dump-gradients shard.tokens" \
+    "are both before.jsonl|--log before.jsonl --dump-gradients before.jsonl" \
+    "not a regular file|--dump-gradients /dev/null" \
     "nobody reads from that pipe|--trace pipe" \
-    "is a symbolic link|--gemm-plans plans-link"; do
-    ln -sf before.jsonl plans-link
+    "is a symbolic link|--dump-gradients output-link"; do
+    ln -sf before.jsonl output-link
     # shellcheck disable=SC2086
     refused 2 "${case%%|*}" "$train3d" $tiny --steps 1 ${case#*|} && [ "$(cat $inputs | cksum)" = "$sums" ]
     report $? "${case#*|}: $(cut -c 1-100 err)"
 done
-
-wait $waits
-code=$?
-[ $code = 0 ] && [ "$(cat held.err)" = "note: waiting for held.plans (--gemm-plans), which another run has locked" ] &&
-    [ "$(wc -l <held.plans)" -gt 1 ]
-report $? "a file of plans that another run has locked: code $code after $(cat held.err)"
 
 # ---- the log is not touched by a run that is refused, however late ---------------------------------------------------
 

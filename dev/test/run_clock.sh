@@ -227,7 +227,7 @@ refused 'needs --simulate' --ranks 8
 refused 'at most 1024, not 2048' --simulate $cluster --ranks 2048 --pipeline 2048 --layers 2048 --global-batch 2048
 refused 'exclude each other' --simulate $cluster --ranks 1 --virtual-time $cluster
 for flag in '--train-data x' '--val-data x' '--init x' '--resume x' '--out x' '--sample-every 1' '--dump-gradients x' \
-    '--gemm-plans x' '--eval x'; do
+    '--eval x'; do
     refused "${flag%% *} has no meaning under --simulate" --simulate $cluster --ranks 1 $flag
 done
 refused 'cannot open' --virtual-time "$dir/none.json" --train-data "$dir/train.bin"

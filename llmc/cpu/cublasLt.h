@@ -19,8 +19,6 @@
 #include <cstdlib>
 #include <cstring>
 
-#include <unistd.h>
-
 #include "llmc/cpu/cublasLt_types.h"
 #include "llmc/cpu/gemm.h"
 
@@ -127,8 +125,7 @@ static inline bool cpu_lt_overlap(const void *p, cublasLtMatrixLayout_t pm, cons
 // ---- the product ----
 
 // The one algorithm, which claims a little workspace so that callers must really provide it. Problems that
-// are legal but not served return NOT_SUPPORTED and no algorithm. For tests of those who choose: with
-// CPU_CUBLASLT_ALGORITHMS=N:F there are N of them, of which all but number F idle for 40 ms before they compute.
+// are legal but not served return NOT_SUPPORTED and no algorithm.
 static inline cublasStatus_t
 cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
                                cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
@@ -148,17 +145,7 @@ cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t des
     r->algo.data[0] = cpu_lt_fingerprint(desc, layouts);
     r->algo.data[1] = r->workspaceSize;
     for (int i = 0; i < 4; i++) r->algo.data[2 + i] = pref->align[i];
-    int count = 1, fastest = 0;
-    const char *more = getenv("CPU_CUBLASLT_ALGORITHMS");
-    if (more && (sscanf(more, "%d:%d", &count, &fastest) != 2 || count < 1)) {
-        return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE, "CPU_CUBLASLT_ALGORITHMS=%s is not understood", more);
-    }
-    for (int i = 0; i < count && i < requested; i++) {
-        results[i] = *r;
-        results[i].algo.data[6] = (uint64_t)i;
-        results[i].algo.data[7] = i == fastest ? 0 : 40000;
-        *returned = i + 1;
-    }
+    *returned = 1;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -228,9 +215,7 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMat
         snprintf(name, sizeof name, "a matrix product %zu x %zu x %zu", g.rows, g.cols, g.depth);
         cpu_first_use(name);
     }
-    useconds_t idle = algo ? (useconds_t)algo->data[7] : 0;
-    cpu_enqueue_work(stream, "cublasLtMatmul", [g, idle]() {
-        if (idle) usleep(idle);
+    cpu_enqueue_work(stream, "cublasLtMatmul", [g]() {
         cpu_gemm(&g);
         return true;
     });

@@ -85,8 +85,7 @@ typedef struct cublasLtMatrixLayoutOpaque_t *cublasLtMatrixLayout_t;
 typedef struct cublasLtMatmulDescOpaque_t *cublasLtMatmulDesc_t;
 typedef struct cublasLtMatmulPreferenceOpaque_t *cublasLtMatmulPreference_t;
 
-// data: [0] fingerprint of the problem, [1] bytes of workspace, [2..5] alignment of A B C D, [6] number of the
-// algorithm, [7] microseconds that it idles
+// data: [0] fingerprint of the problem, [1] bytes of workspace, [2..5] alignment of A B C D
 typedef struct {
     uint64_t data[8];
 } cublasLtMatmulAlgo_t;
@@ -129,9 +128,6 @@ static inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
 #endif
     return CUBLAS_STATUS_SUCCESS;
 }
-
-// The stand-in's own: no release of NVIDIA's has this number.
-static inline size_t cublasLtGetVersion(void) { return 1; }
 
 static inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
     if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;

@@ -268,7 +268,7 @@ static inline bool options_resolve_simulation(Options *o, Error *err) {
         {"out", o->out != NULL}, {"dump-gradients", o->dump_gradients != NULL},
         {"val-every", o->val_every && o->val_every != OPTION_LEFT_OUT}, {"sample-every", o->sample_every > 0},
         {"save-every", o->save_every > 0}, {"eval", o->eval != NULL}, {"dry-run", o->dry_run},
-        {"debug-replicas", o->debug_replicas}, {"gemm-plans", o->gemm_plans != NULL}};
+        {"debug-replicas", o->debug_replicas}};
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) {
         if (flags[i].given)
             return error_set(err, "--%s has no meaning under --simulate, where no data move: leave it out",

@@ -41,7 +41,6 @@ typedef struct {
     double dropout;
     uint64_t seed;
     int recompute;        // RECOMPUTE_*
-    const char *gemm_plans;
     size_t val_every, val_batches, sample_every, sample_tokens;
     const char *prompt;
     size_t save_every, keep;
@@ -140,7 +139,6 @@ static const Option OPTIONS[] = {
     REAL("dropout", dropout, "0", 0, 0.99, 0, "of embedding, attention and both residual branches in training"),
     {"seed", OPTION_SEED, offsetof(Options, seed), "1337", 0, 0, 0, "N", "of weights, shuffling, dropout and samples"},
     CHOICE("recompute", recompute, "none", 0, "none|gelu|layer", "activations that backward computes again"),
-    TEXT("gemm-plans", gemm_plans, NULL, 0, "FILE", "time algorithms of matrix products, keep the fastest in FILE"),
 
     GROUP("Reports", 0),
     SIZE("val-every", val_every, NULL, 0, 1e15, 0, "steps between validations (0: never; default 20 with --val-data)"),

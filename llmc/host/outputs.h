@@ -87,8 +87,7 @@ static inline bool output_is_no_other(const char *flag, const char *path, const 
 static inline bool outputs_check(const Options *o, const char *from, const DataLoader *train, const DataLoader *val,
                                  Error *err) {
     const struct { const char *flag, *path; bool regular; } outputs[] = {
-        {"--log", o->log, false}, {"--trace", o->trace, false}, {"--dump-gradients", o->dump_gradients, true},
-        {"--gemm-plans", o->gemm_plans, true}};
+        {"--log", o->log, false}, {"--trace", o->trace, false}, {"--dump-gradients", o->dump_gradients, true}};
     const char *inputs[] = {o->tokenizer, o->eval, o->schedule_file, o->virtual_time, o->simulate};
     for (size_t i = 0; i < sizeof outputs / sizeof outputs[0]; i++) {
         const char *flag = outputs[i].flag, *path = outputs[i].path;

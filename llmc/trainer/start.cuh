@@ -229,9 +229,6 @@ static inline void trainer_allocate(Trainer *m) {
     }
     m->stream = stream_create(m, false);
     matmul_create(&m->matmul, m->stream);
-    const char *plans = m->opt.gemm_plans;  // rank 0 opens it first, and alone says so if another run holds it
-    if (plans) job_agree(&m->job, m->job.rank > 0 || matmul_tune(&m->matmul, plans, &err), &err);
-    if (plans) job_agree(&m->job, m->job.rank == 0 || matmul_tune(&m->matmul, plans, &err), &err);
 }
 
 // First collectives on all communicators, before anything else is in flight: see connect.cuh. The batch that the
@@ -275,10 +272,6 @@ static inline void trainer_start(Trainer *m) {
     double tokens = (double)o->global_batch * (double)m->T,
            peak = trainer_peak_flops(m);
     CUDA_CHECK(cudaDeviceSynchronize());
-    if (o->gemm_plans && m->grid.p > 1) {  // all that training uses has been used once (connect), by all ranks
-        job_agree(&m->job, true, &err);
-        matmul_tuned(&m->matmul);
-    }
     trainer_host_buffers(m);
     trainer_set_dropout(m, false);
     if (m->zeros) CUDA_CHECK(cudaMemset(m->zeros, 0, m->config.C * sizeof(floatX)));
