@@ -1,13 +1,12 @@
 // device.h: CUDA, NCCL and MPI for layout.cu, where one rank of a job runs its host code without a device and without
 // the others: memory is addresses that nobody reads, kernels and copies do nothing, and what is sent is counted by the
-// rules of llmc/mpi/traffic.h. build.sh gives this file the names of their headers.
+// rules of llmc/mpi/types.h. build.sh gives this file the names of their headers.
 //
 // defines: Traffic, traffic, traffic_count, ranks_are
 #ifndef EXPLORER_DEVICE_H
 #define EXPLORER_DEVICE_H
 
 #include "libc.h"
-#include "llmc/mpi/traffic.h"
 #include "llmc/mpi/types.h"
 
 // ---- CUDA -----------------------------------------------------------------------------------------------------------
@@ -165,7 +164,7 @@ static inline void ranks_are(int rank, int t, int d, int p) {
 }
 
 static inline ncclResult_t traffic_add(ncclComm_t comm, int op, size_t count, int type) {
-    size_t width = nccl_mpi::type_bytes(type);
+    size_t width = nccl_mpi_type_bytes(type);
     for (int i = 0; i < traffic_count; i++) {
         Traffic *t = &traffic[i];
         if (t->group != comm->group || t->link != comm->link || t->op != op) continue;

@@ -7,7 +7,7 @@ static char *file_read(const char *path, size_t most, size_t *bytes, Error *err)
 
 #include "dev/plot/pipeline_streams.h"
 #include "llmc/grid.h"
-#include "llmc/mpi/traffic.h"
+#include "llmc/mpi/types.h"
 #include "llmc/pipeline_text.h"
 
 enum { TEXT_BYTES = 1 << 20, MOST_STEPS = 1 << 21, BY_HAND = SCHEDULE_COUNT };

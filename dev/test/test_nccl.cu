@@ -76,16 +76,16 @@ static bool holds(const void *on_device, const void *expected, size_t bytes) {
 static ncclComm_t connected(ncclComm_t comm, cudaStream_t stream) {
     int n = 0;
     NCCL(ncclCommCount(comm, &n));
-    for (size_t count : {(size_t)1, (size_t)nccl_mpi::LARGE}) {
-        char *a = device(count * n), *b = device(count * n);
-        NCCL(ncclAllReduce(a, b, count, ncclUint8, ncclSum, comm, stream));
-        NCCL(ncclReduceScatter(a, b, count, ncclUint8, ncclSum, comm, stream));
-        NCCL(ncclAllGather(a, b, count, ncclUint8, comm, stream));
-        NCCL(ncclBroadcast(a, b, count, ncclUint8, 0, comm, stream));
+    for (size_t count : {(size_t)1, (size_t)nccl_mpi::LARGE / 8}) {
+        char *a = device(count * n * 8), *b = device(count * n * 8);
+        NCCL(ncclAllReduce(a, b, count, ncclInt64, ncclSum, comm, stream));
+        NCCL(ncclReduceScatter(a, b, count, ncclInt64, ncclSum, comm, stream));
+        NCCL(ncclAllGather(a, b, count, ncclInt64, comm, stream));
+        NCCL(ncclBroadcast(a, b, count, ncclInt64, 0, comm, stream));
         NCCL(ncclGroupStart());
         for (int r = 0; r < n && count == 1; r++) {
-            NCCL(ncclSend(a, 1, ncclUint8, r, comm, stream));
-            NCCL(ncclRecv(b + r, 1, ncclUint8, r, comm, stream));
+            NCCL(ncclSend(a, 1, ncclInt64, r, comm, stream));
+            NCCL(ncclRecv(b + r * 8, 1, ncclInt64, r, comm, stream));
         }
         NCCL(ncclGroupEnd());
         cudaStreamSynchronize(stream);
@@ -122,8 +122,6 @@ static uint16_t float_to_bf16(float f) {
 
 static void put(char *p, size_t i, int type, double x) {
     switch (type) {
-        case ncclUint8: ((uint8_t *)p)[i] = (uint8_t)x; break;
-        case ncclInt32: ((int32_t *)p)[i] = (int32_t)x; break;
         case ncclInt64: ((int64_t *)p)[i] = (int64_t)x; break;
         case ncclFloat32: ((float *)p)[i] = (float)x; break;
         case ncclFloat64: ((double *)p)[i] = x; break;
@@ -139,7 +137,7 @@ static T combine(const T *x, int n, int redop) {
         else if (redop == ncclMin) sum = x[r] < sum ? x[r] : sum;
         else sum = (T)(sum + x[r]);
     }
-    return redop == ncclAvg ? (T)(sum / (T)n) : sum;
+    return sum;
 }
 
 template <typename T>
@@ -152,11 +150,9 @@ static void combine_into(char *out, size_t i, const std::vector<std::vector<char
 
 static std::vector<char> reduced(const std::vector<std::vector<char>> &inputs, size_t count, int type,
                                  int redop) {
-    std::vector<char> out(count * nccl_mpi::type_bytes(type));
+    std::vector<char> out(count * nccl_mpi_type_bytes(type));
     for (size_t i = 0; i < count; i++) {
         switch (type) {
-            case ncclUint8: combine_into<uint8_t>(out.data(), i, inputs, redop); break;
-            case ncclInt32: combine_into<int32_t>(out.data(), i, inputs, redop); break;
             case ncclInt64: combine_into<int64_t>(out.data(), i, inputs, redop); break;
             case ncclFloat32: combine_into<float>(out.data(), i, inputs, redop); break;
             case ncclFloat64: combine_into<double>(out.data(), i, inputs, redop); break;
@@ -177,15 +173,15 @@ static bool collectives_agree(ncclComm_t comm, cudaStream_t stream, ncclDataType
     int n = 0, rank = 0;
     NCCL(ncclCommCount(comm, &n));
     NCCL(ncclCommUserRank(comm, &rank));
-    size_t w = nccl_mpi::type_bytes(type), bytes = count * w;
-    bool integer = type == ncclUint8 || type == ncclInt32 || type == ncclInt64, ok = true;
+    size_t w = nccl_mpi_type_bytes(type), bytes = count * w;
+    bool integer = type == ncclInt64, ok = true;
     std::vector<std::vector<char>> inputs(n, std::vector<char>(bytes * n));
     for (int r = 0; r < n; r++) {
         for (size_t i = 0; i < count * n; i++) put(inputs[r].data(), i, type, value(r, i, integer));
     }
     char *a = device(bytes * n), *b = device(bytes * n);
-    const ncclRedOp_t redops[] = {ncclSum, ncclMax, ncclMin, ncclAvg};
-    for (int o = 0; o < (all_ops ? 4 : 1); o++) {
+    const ncclRedOp_t redops[] = {ncclSum, ncclMax, ncclMin};
+    for (int o = 0; o < (all_ops ? 3 : 1); o++) {
         std::vector<char> expected = reduced(inputs, count * n, type, redops[o]);
         for (int in_place = 0; in_place < 2; in_place++) {
             to_device(a, inputs[rank].data(), bytes * n);
@@ -220,12 +216,12 @@ static bool collectives_agree(ncclComm_t comm, cudaStream_t stream, ncclDataType
 }
 
 static void test_collectives(ncclComm_t comm, cudaStream_t stream, const char *paths) {
-    const ncclDataType_t types[] = {ncclFloat32, ncclBfloat16, ncclFloat64, ncclInt32, ncclInt64, ncclUint8};
+    const ncclDataType_t types[] = {ncclFloat32, ncclBfloat16, ncclFloat64, ncclInt64};
     const size_t counts[] = {0, 1, 3, 17, 257, 2051};
     for (ncclDataType_t type : types) {
         bool ok = true;
         for (size_t count : counts) ok = collectives_agree(comm, stream, type, count, true) && ok;
-        CHECK_ALL(ok, "collectives, %s, %s, counts 0..2051, in place and not", nccl_mpi::type_name(type),
+        CHECK_ALL(ok, "collectives, %s, %s, counts 0..2051, in place and not", nccl_mpi_type_name(type),
                   paths);
     }
 }
@@ -297,7 +293,7 @@ static void test_communicators(ncclComm_t world, cudaStream_t stream) {
     MPI_Comm mpi;  // the even ranks alone start a communicator
     MPI_Comm_split(MPI_COMM_WORLD, world_rank % 2, -world_rank, &mpi);
     ncclComm_t part = init_communicator(mpi);
-    CHECK_ALL(collectives_agree(part, stream, ncclInt32, 33, true),
+    CHECK_ALL(collectives_agree(part, stream, ncclInt64, 33, true),
               "ncclCommInitRank on a part of the world");
     NCCL(ncclCommDestroy(part));
     MPI_Comm_free(&mpi);
@@ -495,7 +491,7 @@ static void test_uses(ncclComm_t comm, cudaStream_t *streams) {
     ok = ok && ncclAllReduce(x, x + 1, 4, ncclFloat, ncclSum, comm, stream) == ncclInvalidArgument;
     ok = ok && ncclAllReduce(host, x, 4, ncclFloat, ncclSum, comm, stream) == ncclInvalidArgument;
     ok = ok && ncclAllReduce(x, x, SIZE_MAX / 2, ncclFloat, ncclSum, comm, stream) == ncclInvalidArgument;
-    ok = ok && ncclAllReduce(x, x, 4, (ncclDataType_t)6, ncclSum, comm, stream) == ncclInvalidArgument;
+    ok = ok && ncclAllReduce(x, x, 4, (ncclDataType_t)2, ncclSum, comm, stream) == ncclInvalidArgument;
     ok = ok && ncclAllReduce(x, x, 4, ncclFloat, (ncclRedOp_t)1, comm, stream) == ncclInvalidArgument;
     ok = ok && ncclReduceScatter(x, x + 128, 256 / world_size + 1, ncclFloat, ncclSum, comm, stream) ==
                    ncclInvalidArgument;
@@ -564,8 +560,8 @@ static uint64_t random_program(ncclComm_t *comms, cudaStream_t *streams, uint64_
         cudaStreamWaitEvent(stream, last[to], 0);
         cudaStreamWaitEvent(stream, last[from], 0);
         float *a = buffers[from], *b = buffers[to];
-        if (kind == 0) NCCL(ncclAllReduce(a, b, count, ncclFloat, ncclAvg, comm, stream));
-        if (kind == 1) NCCL(ncclReduceScatter(a, b, count / n, ncclFloat, ncclAvg, comm, stream));
+        if (kind == 0) NCCL(ncclAllReduce(a, b, count, ncclFloat, ncclSum, comm, stream));
+        if (kind == 1) NCCL(ncclReduceScatter(a, b, count / n, ncclFloat, ncclSum, comm, stream));
         if (kind == 2) NCCL(ncclAllGather(a, b, count / n, ncclFloat, comm, stream));
         if (kind == 3) NCCL(ncclBroadcast(a, b, count, ncclFloat, (int)(count % n), comm, stream));
         if (kind == 4) {
@@ -690,7 +686,7 @@ static void mismatch(ncclComm_t comm, cudaStream_t stream, const char *kind) {
     bool odd = world_rank == 1;
     if (!strcmp(kind, "count")) NCCL(ncclAllReduce(x, x, odd ? 101 : 100, ncclFloat, ncclSum, comm, stream));
     if (!strcmp(kind, "type"))
-        NCCL(ncclAllReduce(x, x, 100, odd ? ncclInt : ncclFloat, ncclSum, comm, stream));
+        NCCL(ncclAllReduce(x, x, 100, odd ? ncclInt64 : ncclFloat, ncclSum, comm, stream));
     if (!strcmp(kind, "reduction"))
         NCCL(ncclAllReduce(x, x, 100, ncclFloat, odd ? ncclMax : ncclSum, comm, stream));
     if (!strcmp(kind, "root")) NCCL(ncclBroadcast(x, x, 100, ncclFloat, odd ? 1 : 0, comm, stream));

@@ -1,21 +1,56 @@
-// stall.h: how long nothing has gone on, for those who wait for other ranks and give up in the end.
+// stall.h: settings of the stand-ins from the environment, and their watchdog: seconds without progress.
 //
-// defines: Stall, stall_over, stall_wait, stall_patience
+// defines: environment_number, environment_random, Stall, stall_over, stall_wait, stall_patience
 #ifndef LLMC_STALL_H
 #define LLMC_STALL_H
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+// Ends the program with exit code 2. Under mpirun rank 0 speaks: it ends the job within the second that others wait.
+static inline void environment_refuse(const char *name, const char *text, const char *wanted) {
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK") ? getenv("OMPI_COMM_WORLD_RANK") : getenv("PMI_RANK");
+    if (rank && strcmp(rank, "0") != 0) sleep(1);
+    fprintf(stderr, "%s=%s is not understood: write %s\n", name, text, wanted);
+    exit(2);
+}
+
+// Returns a number above 0 from the environment, or `otherwise` if the variable is unset or empty.
+static inline double environment_number(const char *name, double otherwise) {
+    const char *text = getenv(name);
+    char *end;
+    if (!text || !*text) return otherwise;
+    double number = strtod(text, &end);
+    if (*end || !(number > 0 && number < 1e9)) environment_refuse(name, text, "a number above 0");
+    return number;
+}
+
+// Reads random:N or, for two numbers, random:N:M. Returns 0 if text is NULL or empty.
+static inline int environment_random(const char *name, const char *text, unsigned long long *numbers, int count) {
+    const char *at = text && strncmp(text, "random", 6) == 0 ? text + 6 : "";
+    if (!text || !*text) return 0;
+    for (int i = 0; i < count; i++) {
+        char *end = (char *)at;
+        if (*at == ':' && at[1] >= '0' && at[1] <= '9') numbers[i] = strtoull(at + 1, &end, 10);
+        if (end == at || (i == count - 1 && *end))
+            environment_refuse(name, text, count == 1 ? "random:SEED" : "random:SEED:MICROSECONDS");
+        at = end;
+    }
+    return 1;
+}
 
 typedef struct {
-    double waited, seen;  // s; when it was looked at last, 0: never
+    double waited, seen;  // s without progress; time of the last look, 0: none
 } Stall;
 
-// Something went on: waiting begins anew.
+// Restarts the watchdog after progress.
 static inline void stall_over(Stall *s) { s->waited = s->seen = 0; }
 
-// Who waits calls this again and again, with the time in s. Returns for how long nothing has gone on. At most half a
-// second counts between two calls: a process that was stopped for longer (Ctrl-Z, a laptop that sleeps, a debugger)
-// cannot blame its peers, which may have been stopped as well.
+// Returns the seconds without progress; `now` in s. Call it again and again while waiting. At most half a second counts
+// between two calls: a process that was stopped for longer (Ctrl-Z, a laptop that sleeps, a debugger) cannot blame its
+// peers, which may have been stopped as well.
 static inline double stall_wait(Stall *s, double now) {
     double since = s->seen > 0 ? now - s->seen : 0;
     s->waited += since < 0.5 ? since : 0.5;
@@ -23,11 +58,7 @@ static inline double stall_wait(Stall *s, double now) {
     return s->waited;
 }
 
-// After how many seconds to give up: CPU_STALL_SECONDS of the environment, or 30.
-static inline double stall_patience(void) {
-    const char *text = getenv("CPU_STALL_SECONDS");
-    double seconds = text ? atof(text) : 0;
-    return seconds > 0 ? seconds : 30;
-}
+// Returns the seconds without progress after which a rank gives up.
+static inline double stall_patience(void) { return environment_number("CPU_STALL_SECONDS", 30); }
 
 #endif

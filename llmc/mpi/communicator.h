@@ -1,11 +1,190 @@
-// communicator.h: communicators and their life: how ranks find each other, split, count their traffic and
-// end.
+// communicator.h: how communicators begin, connect, split, count their traffic and end.
+//
+// NCCL connects lazily. The first message to a rank, the first one from it, and the first collective of each kind
+// exchange addresses and map buffers, separately for small and large collectives, which different algorithms carry. All
+// this happens inside the call: the HOST waits there for the other ranks, and its allocations may wait for running
+// work. If a host has first enqueued an operation on another communicator or stream, two ranks may wait for each other.
+// So the stand-in always makes the host wait here, and refuses the call while another operation is in flight.
+//
+// ncclCommDestroy is collective too: it returns when all ranks of the communicator have called it. The communicators of
+// one ncclGroupStart .. ncclGroupEnd end together, in any order of the calls.
 #ifndef LLMC_MPI_COMMUNICATOR_H
 #define LLMC_MPI_COMMUNICATOR_H
 
-#include "llmc/mpi/connect.h"
+#include <sched.h>
+#include <stdarg.h>
+
+#include <deque>
+
+#ifdef __CUDACC__
+#include "llmc/mpi/gpu_queue.h"
+#else
+#include "llmc/mpi/cpu_queue.h"
+#endif
 
 namespace nccl_mpi {
+
+__attribute__((format(printf, 2, 3))) inline ncclResult_t fail(ncclResult_t result, const char *format, ...) {
+    char text[768];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    State &s = state();
+    s.last_error = text;
+    if (s.group_depth > 0 && s.group_error == ncclSuccess) s.group_error = result;
+    return result;
+}
+
+// Waits for other ranks on the host, while the device works on. Ends the job if there is no progress for too long.
+inline void wait_for(MPI_Request *request, const std::string &what) {
+    double patience = stall_patience();
+    Stall stall = {0, 0};
+    state().host_waits_in = what;
+    bool before = queue_open_memory(true);
+    for (int done = 0;;) {
+        MPI_Test(request, &done, MPI_STATUS_IGNORE);
+        if (done) break;
+        if (stall_wait(&stall, MPI_Wtime()) > patience) {
+            fprintf(stderr, "%snccl: no progress for %.0f s, ending the job\n", waiting_report().c_str(), patience);
+            end_job(2);
+        }
+        queue_poll();
+        sched_yield();
+    }
+    queue_open_memory(before);
+    state().host_waits_in.clear();
+}
+
+// A meeting of all ranks of a communicator in one named call. Ranks in different calls are reported.
+struct Meeting {
+    ncclComm_t comm;
+    std::vector<char> calls;  // of all ranks, WIDTH bytes each
+    MPI_Request request;
+    enum { WIDTH = 32 };
+};
+
+inline void meet_begin(Meeting *m, ncclComm_t comm, const std::string &call) {
+    m->comm = comm;
+    m->calls.assign((size_t)comm->size * Meeting::WIDTH, 0);
+    snprintf(m->calls.data() + (size_t)comm->rank * Meeting::WIDTH, Meeting::WIDTH, "%s", call.c_str());
+    bool before = queue_open_memory(true);
+    MPI_Iallgather(MPI_IN_PLACE, 0, MPI_CHAR, m->calls.data(), Meeting::WIDTH, MPI_CHAR, comm->mpi, &m->request);
+    queue_open_memory(before);
+}
+
+inline void meet_end(Meeting *m, const std::string &what) {
+    wait_for(&m->request, what);
+    // All ranks have the same answers, so that they all say the same sentence.
+    const char *first = m->calls.data();
+    for (int r = 1; r < m->comm->size; r++) {
+        const char *other = m->calls.data() + r * Meeting::WIDTH;
+        if (strcmp(first, other) == 0) continue;
+        fprintf(stderr, "nccl: ranks disagree on communicator \"%s\": rank 0 is in %s, rank %d is in %s\n",
+                m->comm->name.c_str(), first, r, other);
+        end_job(0);
+    }
+}
+
+enum { LARGE = 65536 };  // bytes of a collective from which another algorithm carries it
+
+// Returns a pointer to the flag that says whether the operation's way is connected, NULL if it needs no connection.
+inline char *connection(const Call &c) {
+    ncclComm_t comm = c.comm;
+    if (comm->size == 1) return NULL;
+    if (!is_p2p(&c.op)) return &comm->connected[c.op.call.op][c.op.call.count * c.op.width >= LARGE];
+    if (c.op.peer == comm->rank) return NULL;
+    return &(c.op.call.op == NCCL_MPI_SEND ? comm->connected_to : comm->connected_from)[c.op.peer];
+}
+
+// Connects the ways that the calls of a group use for the first time, all together.
+inline ncclResult_t connect(const std::vector<Call> &calls) {
+    if (simulates()) return ncclSuccess;
+    for (const Call &c : calls) {
+        char *connected = connection(c);
+        if (!connected || *connected) continue;  // nearly always; there may be thousands of active groups
+        for (const std::shared_ptr<Group> &g : queue_active()) {
+            bool same = g->comm == c.comm && g->streams.size() == 1 && g->streams[0] == c.stream;
+            if (same || g->comm->size == 1) continue;
+            return fail(ncclInvalidUsage,
+                        "rank %d: %s (%s) is the first of its kind there, so NCCL connects now and the host waits for "
+                        "the other ranks; that is refused while %s is in flight: connect at the start, one after the "
+                        "other in the same order on all ranks, and synchronise after each", c.comm->rank,
+                        describe(&c.op.call).c_str(), c.comm->name.c_str(), full_name(*g).c_str());
+        }
+    }
+    std::vector<MPI_Request> requests;
+    std::deque<Meeting> meetings;
+    std::string what;
+    for (const Call &c : calls) {
+        char *connected = connection(c), nothing = 0;
+        if (!connected || *connected) continue;
+        *connected = 1;
+        what += (what.empty() ? "the first " : " and ") + describe(&c.op.call) + " (" + c.comm->name + ")";
+        if (is_p2p(&c.op)) {
+            int arrived = CONNECT_TAG + (c.op.call.op == NCCL_MPI_RECV), awaited = 2 * CONNECT_TAG + 1 - arrived;
+            requests.resize(requests.size() + 2);
+            bool before = queue_open_memory(true);
+            MPI_Isend(&nothing, 0, MPI_BYTE, c.op.peer, arrived, c.comm->mpi, &requests.end()[-2]);
+            MPI_Irecv(&nothing, 0, MPI_BYTE, c.op.peer, awaited, c.comm->mpi, &requests.end()[-1]);
+            queue_open_memory(before);
+        } else {
+            meetings.emplace_back();
+            meet_begin(&meetings.back(), c.comm, std::string("the first ") + nccl_mpi_op_name(c.op.call.op));
+        }
+    }
+    for (MPI_Request &r : requests) wait_for(&r, what);
+    for (Meeting &m : meetings) meet_end(&m, what);
+    return ncclSuccess;
+}
+
+// Adds the counts of a communicator that ends to this rank's report of traffic.
+inline void report_traffic(const ncclComm *comm) {
+    const char *wanted = getenv("NCCL_TRAFFIC");
+    for (int op = 0; wanted && strcmp(wanted, "1") == 0 && op < NCCL_MPI_OPS; op++) {
+        const NcclMpiCounter *c = &comm->counters[op];
+        char line[256];
+        snprintf(line, sizeof line, "traffic: %s rank %d of %d, %s: %zu calls, %zu bytes sent, %zu received\n",
+                 comm->name.c_str(), comm->rank, comm->size, nccl_mpi_op_name(op), c->calls, c->bytes_sent,
+                 c->bytes_received);
+        if (c->calls) state().traffic += line;
+    }
+}
+
+// Prints the reports of all ranks on rank 0, at the end of the communicator of all: mpirun may lose or mix the last
+// lines of many ranks.
+inline void print_traffic(const ncclComm *comm) {
+    std::string &mine = state().traffic, all = mine;
+    if (!simulates()) {
+        int length = (int)mine.size(), total = 0;
+        std::vector<int> lengths((size_t)comm->size), at((size_t)comm->size);
+        MPI_Gather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, 0, comm->mpi);
+        for (int r = 0; r < comm->size; r++) at[(size_t)r] = total, total += lengths[(size_t)r];
+        all.resize((size_t)total);
+        MPI_Gatherv(mine.data(), length, MPI_CHAR, &all[0], lengths.data(), at.data(), MPI_CHAR, 0, comm->mpi);
+    }
+    if (comm->rank == 0 || simulates()) fputs(all.c_str(), stderr);
+    mine.clear();
+}
+
+// Completes queued work, waits for all ranks of each communicator, then frees them.
+inline void destroy(const std::vector<ncclComm_t> &comms) {
+    std::deque<Meeting> meetings(comms.size());
+    for (ncclComm_t comm : comms) {
+        if (comm->finished != comm->issued) queue_drain();
+        report_traffic(comm);
+    }
+    for (size_t i = 0; i < comms.size() && !simulates(); i++) meet_begin(&meetings[i], comms[i], "ncclCommDestroy");
+    for (Meeting &m : meetings)
+        if (!simulates()) meet_end(&m, "ncclCommDestroy of " + m.comm->name);
+    for (ncclComm_t comm : comms) {
+        bool before = queue_open_memory(true);
+        if (comm->whole) print_traffic(comm);
+        if (!simulates()) MPI_Comm_free(&comm->mpi);
+        queue_open_memory(before);
+        delete comm;
+    }
+}
 
 inline ncclComm_t new_communicator(MPI_Comm mpi, const std::string &name) {
     ncclComm_t comm = new ncclComm();
@@ -21,40 +200,57 @@ inline ncclComm_t new_communicator(MPI_Comm mpi, const std::string &name) {
     return comm;
 }
 
-// A unique id names the rank that made it, and which of its ids it is.
+// A unique id: the rank that made it, and a tag that differs between its ids.
 struct Id {
     char magic[8];
     int32_t creator, tag;
 };
 
+// Tells every rank of a new communicator the MPI ranks of all: the id's creator collects and distributes them, on
+// MPI_COMM_WORLD with tags from 16384 on.
+inline void collect_members(const Id &id, int rank, int world_rank, std::vector<int> *members) {
+    int n = (int)members->size(), me[3] = {rank, world_rank, n}, them[3];
+    MPI_Request request;
+    if (world_rank != id.creator) {
+        MPI_Send(me, 3, MPI_INT, id.creator, id.tag, MPI_COMM_WORLD);
+        MPI_Irecv(members->data(), n, MPI_INT, id.creator, id.tag, MPI_COMM_WORLD, &request);
+        return wait_for(&request, "ncclCommInitRank");
+    }
+    (*members)[rank] = world_rank;
+    for (int i = 1; i < n; i++) {
+        MPI_Irecv(them, 3, MPI_INT, MPI_ANY_SOURCE, id.tag, MPI_COMM_WORLD, &request);
+        wait_for(&request, "ncclCommInitRank");
+        if (them[2] != n || (*members)[them[0]] >= 0) {
+            fprintf(stderr, "nccl: ncclCommInitRank was called as rank %d of %d by MPI rank %d, as rank %d of %d by %d\n",
+                    rank, n, world_rank, them[0], them[2], them[1]);
+            end_job(0);
+        }
+        (*members)[them[0]] = them[1];
+    }
+    for (int i = 0; i < n; i++)
+        if (i != rank) MPI_Send(members->data(), n, MPI_INT, (*members)[i], id.tag, MPI_COMM_WORLD);
+}
+
 }  // namespace nccl_mpi
 
 inline const char *ncclGetErrorString(ncclResult_t result) {
-    switch (result) {
-        case ncclSuccess: return "no error";
-        case ncclUnhandledCudaError: return "unhandled cuda error";
-        case ncclSystemError: return "unhandled system error";
-        case ncclInternalError: return "internal error";
-        case ncclInvalidArgument: return "invalid argument";
-        case ncclInvalidUsage: return "invalid usage";
-        case ncclRemoteError: return "remote process exited or there was a network error";
-        case ncclInProgress: return "operation in progress";
-        default: return "unknown result code";
-    }
+    static const char *const words[] = {
+        "no error", "unhandled cuda error", "unhandled system error", "internal error", "invalid argument",
+        "invalid usage", "remote process exited or there was a network error", "operation in progress"};
+    return (unsigned)result < sizeof words / sizeof *words ? words[result] : "unknown result code";
 }
 
-// One sentence about the last call that failed, "" before.
+// Returns one sentence about the last call that failed, "" before.
 inline const char *ncclGetLastError(ncclComm_t) { return nccl_mpi::state().last_error.c_str(); }
 
-// Errors end the job at once, so a communicator that can be asked is well.
+// Always reports success: errors end the job at once.
 inline ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
     if (!comm || !error) return nccl_mpi::fail(ncclInvalidArgument, "ncclCommGetAsyncError: null argument");
     *error = ncclSuccess;
     return ncclSuccess;
 }
 
-// Whoever calls this must take part in the communicator; hand the id to the others, for instance with
-// MPI_Bcast.
+// Makes an id for a communicator with the calling rank in it. Hand it to the other ranks, for instance by MPI_Bcast.
 inline ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     if (!id) return nccl_mpi::fail(ncclInvalidArgument, "ncclGetUniqueId: null argument");
     nccl_mpi::Id mine = {"llmcmpi", 0, 16384 + (int32_t)(nccl_mpi::state().unique_ids++ % 16384)};
@@ -66,72 +262,48 @@ inline ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     return ncclSuccess;
 }
 
-// Blocks until all nranks ranks have called it. They tell the id's creator who they are, and it tells all who
-// all are, on MPI_COMM_WORLD with tags from 16384 on.
+// Blocks until all nranks ranks have called it.
 inline ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId unique, int rank) {
     nccl_mpi::Id id;
     memcpy(&id, &unique, sizeof id);
     int world, world_rank;
     MPI_Comm_size(MPI_COMM_WORLD, &world);
     MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
-    if (!comm || nranks < 1 || nranks > world || rank < 0 || rank >= nranks ||
-        strcmp(id.magic, "llmcmpi") != 0) {
+    if (!comm || nranks < 1 || nranks > world || rank < 0 || rank >= nranks || strcmp(id.magic, "llmcmpi") != 0)
         return nccl_mpi::fail(ncclInvalidArgument,
-                              "ncclCommInitRank: rank %d of %d with %d MPI ranks, or a wrong id", rank,
-                              nranks, world);
-    }
+                              "ncclCommInitRank: rank %d of %d with %d MPI ranks, or a wrong id", rank, nranks, world);
     nccl_mpi::delays_start();
     std::string error;
     if (!nccl_mpi::queue_start(&error))
         return nccl_mpi::fail(ncclInvalidUsage, "ncclCommInitRank: %s", error.c_str());
-    if (nccl_mpi::simulates()) return *comm = nccl_mpi::simulated_communicator("world", true), ncclSuccess;
-    std::vector<int> members(nranks, -1);
-    int me[3] = {rank, world_rank, nranks}, them[3];
-    MPI_Request request;
-    if (world_rank == id.creator) {
-        members[rank] = world_rank;
-        for (int i = 1; i < nranks; i++) {
-            MPI_Irecv(them, 3, MPI_INT, MPI_ANY_SOURCE, id.tag, MPI_COMM_WORLD, &request);
-            nccl_mpi::wait_for(&request, "ncclCommInitRank");
-            if (them[2] != nranks || members[them[0]] >= 0) {
-                fprintf(stderr,
-                        "nccl: ncclCommInitRank was called as rank %d of %d by MPI rank %d, as rank %d of %d "
-                        "by %d\n",
-                        rank, nranks, world_rank, them[0], them[2], them[1]);
-                nccl_mpi::end_job(0);
-            }
-            members[them[0]] = them[1];
-        }
-        for (int i = 0; i < nranks; i++) {
-            if (i != rank) MPI_Send(members.data(), nranks, MPI_INT, members[i], id.tag, MPI_COMM_WORLD);
-        }
+    if (nccl_mpi::simulates()) {
+        *comm = nccl_mpi::simulated_communicator("world", true);
     } else {
-        MPI_Send(me, 3, MPI_INT, id.creator, id.tag, MPI_COMM_WORLD);
-        MPI_Irecv(members.data(), nranks, MPI_INT, id.creator, id.tag, MPI_COMM_WORLD, &request);
-        nccl_mpi::wait_for(&request, "ncclCommInitRank");
+        std::vector<int> members(nranks, -1);
+        nccl_mpi::collect_members(id, rank, world_rank, &members);
+        MPI_Group all, some;
+        MPI_Comm mpi;
+        MPI_Comm_group(MPI_COMM_WORLD, &all);
+        MPI_Group_incl(all, nranks, members.data(), &some);
+        MPI_Comm_create_group(MPI_COMM_WORLD, some, id.tag, &mpi);
+        MPI_Group_free(&some);
+        MPI_Group_free(&all);
+        *comm = nccl_mpi::new_communicator(mpi, nranks == world ? "world" : "part of the world");
     }
-    MPI_Group all, some;
-    MPI_Comm mpi;
-    MPI_Comm_group(MPI_COMM_WORLD, &all);
-    MPI_Group_incl(all, nranks, members.data(), &some);
-    MPI_Comm_create_group(MPI_COMM_WORLD, some, id.tag, &mpi);
-    MPI_Group_free(&some);
-    MPI_Group_free(&all);
-    *comm = nccl_mpi::new_communicator(mpi, nranks == world ? "world" : "part of the world");
+    (*comm)->whole = nranks == world;
     return ncclSuccess;
 }
 
-// Beyond NCCL: a simulation, where most ranks do not exist, has to be told who the ranks of this rank's part of the
-// next split are, in the order of their keys.
+// Beyond NCCL: names the ranks of this rank's part of the next split, in the order of their keys. Only a simulation,
+// where most ranks do not exist, has to be told.
 inline void ncclMpiMembers(const int *ranks, int count) { nccl_mpi::name_members(ranks, count); }
 
-// All ranks of comm call it, with nothing of comm in flight; those with the same colour form a communicator, ordered
-// by key, then by rank. NCCL_SPLIT_NOCOLOR gives none (NULL). config->commName names it in reports.
+// Splits comm: the ranks with one colour form a communicator, ordered by key, then by rank. All ranks of comm call it,
+// with nothing of comm in flight. NCCL_SPLIT_NOCOLOR gives NULL. config->commName names it in reports.
 inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm,
                                   ncclConfig_t *config) {
-    if (!comm || !newcomm || color < NCCL_SPLIT_NOCOLOR) {
+    if (!comm || !newcomm || color < NCCL_SPLIT_NOCOLOR)
         return nccl_mpi::fail(ncclInvalidArgument, "ncclCommSplit: null argument or a negative colour");
-    }
     if (nccl_mpi::state().group_depth > 0)
         return nccl_mpi::fail(ncclInvalidUsage, "ncclCommSplit inside a group");
     int least = config && config->minCTAs != NCCL_CONFIG_UNDEF_INT ? config->minCTAs : 1;
@@ -145,7 +317,7 @@ inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_
         *newcomm = nccl_mpi::simulated_communicator(name ? name : "part", color != NCCL_SPLIT_NOCOLOR);
         return ncclSuccess;
     }
-    // Everybody arrives before MPI_Comm_split, which could not say who is missing.
+    // All ranks meet before MPI_Comm_split, which could not name a missing one.
     nccl_mpi::Meeting meeting;
     nccl_mpi::meet_begin(&meeting, comm, "ncclCommSplit");
     nccl_mpi::meet_end(&meeting, "ncclCommSplit of " + comm->name);
@@ -169,11 +341,11 @@ inline ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) {
     return ncclSuccess;
 }
 
-// Beyond NCCL: what this rank did on the communicator since it was made or the counters were reset.
+// Beyond NCCL: returns the counts of this rank on the communicator since its start or the last reset.
 inline NcclMpiCounter ncclMpiCounter(ncclComm_t comm, NcclMpiOp op) { return comm->counters[op]; }
 inline void ncclMpiResetCounters(ncclComm_t comm) { memset(comm->counters, 0, sizeof comm->counters); }
 
-// Completes what is queued, then frees. Returns when all ranks of comm have called it; in a group, at its end.
+// Completes queued work, then frees. Returns when all ranks of comm have called it; inside a group, at its end.
 inline ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     nccl_mpi::State &s = nccl_mpi::state();
     if (comm && s.group_depth > 0) s.ending.push_back(comm);

@@ -1,28 +1,27 @@
-// cpu_queue.h: puts communication into the streams of the CPU stand-in, whose scheduler then polls it.
+// cpu_queue.h: puts communication into the streams of the CPU stand-in, whose scheduler polls it.
 #ifndef LLMC_MPI_CPU_QUEUE_H
 #define LLMC_MPI_CPU_QUEUE_H
 
 #include <cuda_runtime.h>
 
-#include "llmc/mpi/progress.h"
+#include "llmc/mpi/transport.h"
 
 namespace nccl_mpi {
 
 inline std::vector<std::shared_ptr<Group>> queue_active() { return state().active; }
 
-// The scheduler calls this when nothing has completed for CPU_STALL_SECONDS. All ranks of a deadlock stall at
-// nearly the same time; the two seconds let each of them print before the first abort ends the job.
+// Ends the job when the scheduler's watchdog has run out. All ranks of a deadlock stall at nearly the same time; the two
+// seconds let each of them print first.
 inline void on_stall() {
-    std::string text = waiting_report();
-    fputs(text.c_str(), stderr);
-    fprintf(stderr, "nccl: no progress, ending the job (CPU_STALL_SECONDS sets the patience)\n");
+    fprintf(stderr, "%snccl: no progress, ending the job (CPU_STALL_SECONDS sets the patience)\n",
+            waiting_report().c_str());
     end_job(2);
 }
 
 inline std::string message_in_flight() {
     for (const std::shared_ptr<Group> &g : state().active) {
         for (const Op &op : g->ops) {
-            if (is_p2p(&op)) return g->name + (g->label.empty() ? "" : ", labelled " + g->label + ",");
+            if (is_p2p(&op)) return full_name(*g);
         }
     }
     return "";
@@ -36,7 +35,7 @@ inline bool queue_start(std::string *) {
 
 inline void queue_drain() { cudaDeviceSynchronize(); }
 
-// MPI goes on with earlier messages in any of its calls, so device memory stays open to it during each.
+// Opens device memory for the time of an MPI call: any of them may advance earlier messages.
 inline bool queue_open_memory(bool open) { return cpu_open_memory(open); }
 
 // The device works on while the host waits for other ranks.
@@ -48,8 +47,7 @@ inline bool is_device_memory(const void *p, size_t bytes) { return cpu_is_device
 
 inline const char *current_label() { return cpu_current_label(); }
 
-// Queues the group on each of its streams: it starts when all of them have reached it, and all wait until it
-// is done.
+// Queues the group on each of its streams. It starts when all of them have reached it, and all wait for its end.
 inline bool queue_group(const std::shared_ptr<Group> &g, const std::vector<cudaStream_t> &, std::string *) {
     std::vector<cudaStream_t> &streams = g->streams;
     state().active.push_back(g);

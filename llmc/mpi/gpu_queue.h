@@ -1,18 +1,15 @@
-// gpu_queue.h: puts communication into the streams of a real GPU, so that several ranks may share one
-// (NCCL=mpi).
+// gpu_queue.h: puts communication into the streams of a real GPU, so that several ranks may share one (NCCL=mpi).
 //
-// A group copies what it sends into pinned host memory, raises a flag there, and lets its streams wait for
-// another flag. A helper thread sees the first flag, runs the MPI side, and raises the second; then the
-// streams copy the result back. Meant for testing on one GPU, never for speed. Guaranteed as on the CPU:
-// order, matching, strictness, bits, reports.
+// A group copies its operands into pinned host memory, raises a flag there, and lets its streams wait for another flag.
+// A helper thread sees the first flag, runs the MPI side, and raises the second; then the streams copy the result back.
+// For tests on one GPU, never for speed. Order, matching, strictness, bits and reports are those of the CPU.
 //
-// Why it cannot hang by itself: flags are written and awaited by the streams (cuStreamWriteValue32,
-// cuStreamWaitValue32), so no callback thread of the driver and no multiprocessor is held while a group
-// waits; the helper thread calls no CUDA function; all pinned memory is allocated at the start, since a later
-// allocation could wait for the streams. When that memory (NCCL_MPI_PINNED_MIB, default 256) is in use, the
-// host waits for the oldest group, as NCCL's does when its queue is full. With more than 8 streams set
-// CUDA_DEVICE_MAX_CONNECTIONS=32, or streams share a hardware queue and wait for each other. MPI must have
-// been started with MPI_THREAD_MULTIPLE.
+// Why it cannot hang by itself: the streams write and await the flags (cuStreamWriteValue32, cuStreamWaitValue32), so a
+// waiting group holds no callback thread of the driver and no multiprocessor; the helper thread calls no CUDA function;
+// all pinned memory is allocated at the start, since a later allocation could wait for the streams. When that memory
+// (NCCL_MPI_PINNED_MIB, default 256) is in use, the host waits for the oldest group, as NCCL's does when its queue is
+// full. With more than 8 streams set CUDA_DEVICE_MAX_CONNECTIONS=32, or streams share a hardware queue and wait for each
+// other. MPI needs MPI_THREAD_MULTIPLE.
 #ifndef LLMC_MPI_GPU_QUEUE_H
 #define LLMC_MPI_GPU_QUEUE_H
 
@@ -25,7 +22,7 @@
 #include <mutex>
 #include <thread>
 
-#include "llmc/mpi/progress.h"
+#include "llmc/mpi/transport.h"
 
 namespace nccl_mpi {
 
@@ -33,12 +30,11 @@ typedef CUresult (*FlagCall)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
 
 struct GpuJob {
     std::shared_ptr<Group> group;
-    volatile uint32_t
-        *flags;  // [0] raised when the result is there, [1 + i] when stream i has brought its part
+    volatile uint32_t *flags;  // [0] raised when the result is there, [1 + i] when stream i has brought its part
     int streams;
 };
 
-struct GpuRegion {  // of the pinned memory, in the order of use
+struct GpuRegion {  // a part of the pinned memory, in the order of use
     size_t begin, end;
     std::vector<cudaEvent_t> copied;
 };
@@ -64,11 +60,11 @@ inline bool is_stream(cudaStream_t) { return true; }
 inline void queue_drain() { cudaDeviceSynchronize(); }
 inline void queue_poll() {}  // the helper thread does
 inline bool queue_open_memory(bool) { return false; }
+inline const char *current_label() { return ""; }
 inline std::vector<std::shared_ptr<Group>> queue_active() {
     std::lock_guard<std::mutex> lock(gpu_queue().mutex);
     return state().active;
 }
-inline const char *current_label() { return ""; }
 
 inline bool is_device_memory(const void *p, size_t) {
     cudaPointerAttributes a;
@@ -92,7 +88,7 @@ inline void gpu_helper() {
             bool all = true;
             for (int s = 1; s <= job.streams; s++) all = all && job.flags[s];
             if (!all) continue;
-            __sync_synchronize();  // what the streams have brought is read after the flags
+            __sync_synchronize();  // the operands are read after the flags
             ready = true;
             lock.unlock();  // the host may queue more meanwhile; only this thread removes
             bool done = progress(job.group.get(), &moved);
@@ -107,8 +103,7 @@ inline void gpu_helper() {
         }
         if (moved || !ready) stall_over(&stall);
         if (stall_wait(&stall, MPI_Wtime()) > patience) {
-            fprintf(stderr, "%snccl: no progress for %.0f s, ending the job\n", waiting_report().c_str(),
-                    patience);
+            fprintf(stderr, "%snccl: no progress for %.0f s, ending the job\n", waiting_report().c_str(), patience);
             end_job(2);
         }
         lock.unlock();
@@ -143,10 +138,8 @@ inline bool queue_start(std::string *error) {
         *error = "the CUDA driver has no cuStreamWaitValue32";
         return false;
     }
-    const char *text = getenv("NCCL_MPI_PINNED_MIB");
-    q.bytes = (text && atol(text) > 0 ? (size_t)atol(text) : 256) << 20;
-    if (cudaHostAlloc((void **)&q.pinned, q.bytes, cudaHostAllocPortable | cudaHostAllocMapped) !=
-        cudaSuccess) {
+    q.bytes = (size_t)environment_number("NCCL_MPI_PINNED_MIB", 256) << 20;
+    if (cudaHostAlloc((void **)&q.pinned, q.bytes, cudaHostAllocPortable | cudaHostAllocMapped) != cudaSuccess) {
         *error = "no pinned host memory left: lower NCCL_MPI_PINNED_MIB";
         q.pinned = NULL;
         return false;
@@ -163,16 +156,14 @@ inline void release_oldest(GpuQueue *q) {
     q->regions.pop_front();
 }
 
-// The next bytes of the pinned ring, NULL if it is smaller than that.
+// Returns the next bytes of the pinned ring, NULL if it is smaller.
 inline char *take_pinned(GpuQueue *q, size_t bytes) {
     if (bytes > q->bytes) return NULL;
     while (!q->regions.empty() && (q->regions.front().copied.empty() ||  // empty: its group failed
                                    cudaEventQuery(q->regions.front().copied.back()) == cudaSuccess))
         release_oldest(q);
     size_t begin = q->head + bytes <= q->bytes ? q->head : 0;
-    // What begins before `head` but is older lies ahead of us after a wrap: wait for all that the new part
-    // would overlap.
-    for (bool clear = false; !clear;) {
+    for (bool clear = false; !clear;) {  // waits for the oldest groups until the new part overlaps none
         clear = true;
         for (const GpuRegion &r : q->regions) clear = clear && (r.end <= begin || begin + bytes <= r.begin);
         if (!clear) release_oldest(q);
@@ -182,26 +173,16 @@ inline char *take_pinned(GpuQueue *q, size_t bytes) {
     return q->pinned + begin;
 }
 
-// Bytes that an operation reads and writes on this rank.
-inline void spans(const Group *g, const Op *op, size_t *send, size_t *recv) {
-    size_t bytes = op->call.count * op->width, n = (size_t)g->comm->size;
-    bool root = op->call.op != NCCL_MPI_BROADCAST || op->call.root == g->comm->rank;
-    *send = op->call.op == NCCL_MPI_RECV || !root    ? 0
-            : op->call.op == NCCL_MPI_REDUCE_SCATTER ? n * bytes
-                                                     : bytes;
-    *recv = op->call.op == NCCL_MPI_SEND ? 0 : op->call.op == NCCL_MPI_ALL_GATHER ? n * bytes : bytes;
-}
-
 inline size_t pad(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-// op_streams: the stream of each operation.
+// Enqueues a group. op_streams: the stream of each operation.
 inline bool queue_group(const std::shared_ptr<Group> &g, const std::vector<cudaStream_t> &op_streams,
                         std::string *error) {
     GpuQueue &q = gpu_queue();
     const std::vector<cudaStream_t> &streams = g->streams;
     size_t flag_bytes = pad((streams.size() + 1) * sizeof(uint32_t)), total = flag_bytes, send, recv;
     for (const Op &op : g->ops) {
-        spans(g.get(), &op, &send, &recv);
+        spans(g->comm, &op.call, &send, &recv);
         total += pad(send) + pad(recv);
     }
     char *block = take_pinned(&q, total), *at = block + flag_bytes;
@@ -211,38 +192,34 @@ inline bool queue_group(const std::shared_ptr<Group> &g, const std::vector<cudaS
     }
     volatile uint32_t *flags = (volatile uint32_t *)block;
     for (size_t i = 0; i <= streams.size(); i++) flags[i] = 0;
-    std::vector<std::pair<void *, std::pair<char *, size_t>>> results(g->ops.size());
+    std::vector<char *> results(g->ops.size());
     cudaError_t worst = cudaSuccess;
     auto note = [&worst](cudaError_t e) {
         if (worst == cudaSuccess) worst = e;
     };
     for (size_t i = 0; i < g->ops.size(); i++) {
         Op *op = &g->ops[i];
-        spans(g.get(), op, &send, &recv);
+        spans(g->comm, &op->call, &send, &recv);
         if (send) note(cudaMemcpyAsync(at, op->send, send, cudaMemcpyDeviceToHost, op_streams[i]));
-        results[i] = {op->recv, {at + pad(send), recv}};
+        results[i] = op->recv;
         op->send = at;
         op->recv = at + pad(send);
         at += pad(send) + pad(recv);
     }
-    GpuJob job = {g, flags, (int)streams.size()};
     {
         std::lock_guard<std::mutex> lock(q.mutex);
-        q.jobs.push_back(job);
+        q.jobs.push_back({g, flags, (int)streams.size()});
         state().active.push_back(g);
     }
     q.filled.notify_one();
     int refused = 0;
     for (size_t i = 0; i < streams.size(); i++) {
-        refused |= q.write_flag((CUstream)streams[i], (CUdeviceptr)(flags + 1 + i), 1,
-                                CU_STREAM_WRITE_VALUE_DEFAULT);
+        refused |= q.write_flag((CUstream)streams[i], (CUdeviceptr)(flags + 1 + i), 1, CU_STREAM_WRITE_VALUE_DEFAULT);
         refused |= q.await_flag((CUstream)streams[i], (CUdeviceptr)flags, 1, CU_STREAM_WAIT_VALUE_GEQ);
     }
     for (size_t i = 0; i < g->ops.size(); i++) {
-        const std::pair<char *, size_t> &from = results[i].second;
-        if (from.second)
-            note(cudaMemcpyAsync(results[i].first, from.first, from.second, cudaMemcpyHostToDevice,
-                                 op_streams[i]));
+        spans(g->comm, &g->ops[i].call, &send, &recv);
+        if (recv) note(cudaMemcpyAsync(results[i], g->ops[i].recv, recv, cudaMemcpyHostToDevice, op_streams[i]));
     }
     for (cudaStream_t s : streams) {
         cudaEvent_t e;

@@ -1,40 +1,33 @@
-// nccl.h: the NCCL calls that the trainers use, carried by MPI. For ranks without GPUs (with the stand-ins of
-// llmc/cpu) and for several ranks that share one GPU. Same names, arguments and error codes as NVIDIA's
-// header; what is missing here is not used. MPI_COMM_WORLD must exist: call MPI_Init_thread first. On the CPU
-// one thread makes all calls (MPI_THREAD_FUNNELED is enough); on a GPU a helper thread progresses them and
-// MPI_THREAD_MULTIPLE is needed.
+// nccl.h: the NCCL calls that the trainers use, carried by MPI. For ranks without GPUs (with the stand-ins of llmc/cpu)
+// and for several ranks that share one GPU. Names, arguments and error codes are NCCL's. Call MPI_Init_thread first:
+// MPI_THREAD_FUNNELED is enough on a CPU, where one thread makes all calls; a GPU has a helper thread and needs
+// MPI_THREAD_MULTIPLE.
 //
 // As strict as NCCL, or stricter:
-//   - operations of one communicator run one after the other in the order of issue, whatever stream they are
-//     on; those of different communicators overlap; a group's operations progress together;
-//   - a send completes only when its receive has begun, so a wrong order of sends and receives hangs; every
-//     rank then says what it waits for and the job ends, after CPU_STALL_SECONDS (default 30);
+//   - operations of one communicator run one after the other in the order of issue, on any streams; those of different
+//     communicators overlap; a group's operations progress together;
+//   - a send completes only when its receive has begun, so a wrong order of sends and receives hangs; then every rank
+//     prints the peers it waits for and the job ends, after CPU_STALL_SECONDS (default 30);
 //   - ranks that disagree about an operation, count, type, reduction or root are reported with both values;
-//   - the first use of a communicator blocks the host and is refused beside other operations, see connect.h;
-//   - a reduction adds in rank order (see reduce.h): the same bits on every rank, every time.
+//   - the first use of a communicator blocks the host and is refused beside other operations, see communicator.h;
+//   - a reduction adds in rank order (see operation.h): the same bits on every rank, every time.
 // NCCL_DELAY=random:SEED:MICROSECONDS delays messages at random; results must not depend on it.
-// NCCL_TRAFFIC=1 prints calls and bytes of each communicator when it is destroyed.
+// NCCL_TRAFFIC=1 prints calls and bytes of each communicator at the end of the run.
 //
-// When a rank dies: mpirun notices a process that is killed, or that exits without MPI_Finalize, and kills
-// the others, with a message (under srun, --kill-on-bad-exit=1 does). When mpirun itself is killed, Open
-// MPI's ranks lose their connection to it and exit. Ours is the case that no launcher sees: all processes
-// live, and none progresses.
+// When a rank dies, mpirun notices it and kills the others, with a message (srun needs --kill-on-bad-exit=1). When
+// mpirun dies, Open MPI's ranks lose their connection to it and exit. The watchdog here serves the case that no launcher
+// sees: all processes live, and none progresses.
 //
-// A host that blocks outside of CUDA (MPI_Barrier, MPI_Bcast, ...) does not run the CPU's streams:
-// synchronise the streams first if another rank needs what is queued on them to get there.
+// A host that blocks outside of CUDA (MPI_Barrier, MPI_Bcast, ...) does not run the CPU's streams. Synchronise the
+// streams first if another rank needs their queued work to get there.
 #ifndef LLMC_MPI_NCCL_H
 #define LLMC_MPI_NCCL_H
 
 #include "llmc/mpi/communicator.h"
 
-#define NCCL_OVER_MPI 1  // tells a program which NCCL it has: ranks may share a device, and their traffic is counted
+#define NCCL_OVER_MPI 1  // tells programs that ranks may share a device, and that traffic is counted
 
 namespace nccl_mpi {
-
-inline void count_traffic(ncclComm_t comm, const Op *op) {
-    ring_traffic(&comm->counters[op->call.op], (NcclMpiOp)op->call.op, op->call.count, op->width, (size_t)comm->size,
-                 (size_t)comm->rank, (size_t)op->call.root);
-}
 
 // Hands the calls of a closed group on one communicator to the streams.
 inline ncclResult_t issue_group(ncclComm_t comm, const std::vector<Call> &calls) {
@@ -54,7 +47,8 @@ inline ncclResult_t issue_group(ncclComm_t comm, const std::vector<Call> &calls)
         if (call->op == NCCL_MPI_SEND) call->sequence = comm->sent_to[op->peer]++;
         else if (call->op == NCCL_MPI_RECV) call->sequence = comm->received_from[op->peer]++;
         else call->sequence = comm->collectives++;
-        count_traffic(comm, op);
+        ring_traffic(&comm->counters[call->op], (NcclMpiOp)call->op, call->count, op->width, (size_t)comm->size,
+                     (size_t)comm->rank, (size_t)call->root);
         if (i < 4) g->name += (i ? " and " : "") + describe(call);
         else if (i == 4) g->name += " and more";
     }
@@ -65,7 +59,7 @@ inline ncclResult_t issue_group(ncclComm_t comm, const std::vector<Call> &calls)
     return ncclSuccess;
 }
 
-// The pending operations of the outermost group, one group for each communicator in order of first use.
+// Issues the pending operations of the outermost group, one group for each communicator in order of first use.
 inline ncclResult_t issue_pending() {
     std::vector<Call> pending = std::move(state().pending);
     state().pending.clear();
@@ -80,53 +74,45 @@ inline ncclResult_t issue_pending() {
     return result;
 }
 
-inline bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
-    return (const char *)a < (const char *)b + b_bytes && (const char *)b < (const char *)a + a_bytes;
-}
-
-// Checks a call and queues it. other: the root or the peer, -1 if the operation has none. send and recv hold
-// send_parts and recv_parts times count elements; in place, recv + recv_at * count is the same memory as send
-// + send_at * count.
-inline ncclResult_t call(NcclMpiOp kind, const void *send, void *recv, size_t count, int type, int redop,
-                         int other, int send_parts, int recv_parts, int send_at, int recv_at, ncclComm_t comm,
-                         cudaStream_t stream) {
-    const char *name = op_name(kind);
+// Checks a call and queues it. redop and root are -1 where the operation has none; root is also the peer of a message.
+// In place means: this rank's part of the larger buffer is the smaller one.
+inline ncclResult_t call(NcclMpiOp kind, const void *send, void *recv, size_t count, int type, int redop, int root,
+                         ncclComm_t comm, cudaStream_t stream) {
+    const char *name = nccl_mpi_op_name(kind);
     if (!comm) return fail(ncclInvalidArgument, "%s: no communicator", name);
-    size_t width = type_bytes(type);
+    size_t width = nccl_mpi_type_bytes(type), bytes = count * width, send_bytes, recv_bytes;
     if (width == 0) return fail(ncclInvalidArgument, "%s: datatype %d is not carried", name, type);
     bool reduces = kind == NCCL_MPI_ALL_REDUCE || kind == NCCL_MPI_REDUCE_SCATTER;
-    if (reduces && !redop_name(redop))
+    if (reduces && !nccl_mpi_redop_name(redop))
         return fail(ncclInvalidArgument, "%s: reduction %d is not carried", name, redop);
-    if (kind >= NCCL_MPI_BROADCAST && (other < 0 || other >= comm->size)) {
-        return fail(ncclInvalidArgument, "%s: rank %d does not exist, %s has %d", name, other,
-                    comm->name.c_str(), comm->size);
-    }
+    if (kind >= NCCL_MPI_BROADCAST && (root < 0 || root >= comm->size))
+        return fail(ncclInvalidArgument, "%s: rank %d does not exist, %s has %d", name, root, comm->name.c_str(),
+                    comm->size);
     if (count > INT_MAX && !simulates())
         return fail(ncclInvalidArgument, "%s: a count of %zu is beyond an MPI message", name, count);
-    size_t bytes = count * width, send_bytes = bytes * send_parts, recv_bytes = bytes * recv_parts;
-    if (send_bytes && !is_device_memory(send, send_bytes)) {
-        return fail(ncclInvalidArgument, "%s: %zu bytes at %p are not inside one device allocation", name,
-                    send_bytes, send);
-    }
-    if (recv_bytes && !is_device_memory(recv, recv_bytes)) {
-        return fail(ncclInvalidArgument, "%s: %zu bytes at %p are not inside one device allocation", name,
-                    recv_bytes, recv);
-    }
-    bool in_place = (const char *)send + bytes * send_at == (char *)recv + bytes * recv_at;
-    if (!in_place && overlap(send, send_bytes, recv, recv_bytes)) {
-        return fail(ncclInvalidArgument, "%s: the buffers overlap without being in place", name);
-    }
-    if (!is_stream(stream)) return fail(ncclInvalidArgument, "%s: no such stream", name);
     Op op = Op();
     op.call.op = kind;
     op.call.type = type;
-    op.call.redop = reduces ? redop : -1;
-    op.call.root = other;
+    op.call.redop = redop;
+    op.call.root = root;
     op.call.count = count;
     op.send = (const char *)send;
     op.recv = (char *)recv;
     op.width = width;
-    op.peer = other;
+    op.peer = root;
+    spans(comm, &op.call, &send_bytes, &recv_bytes);
+    if (send_bytes && !is_device_memory(send, send_bytes))
+        return fail(ncclInvalidArgument, "%s: %zu bytes at %p are not inside one device allocation", name, send_bytes,
+                    send);
+    if (recv_bytes && !is_device_memory(recv, recv_bytes))
+        return fail(ncclInvalidArgument, "%s: %zu bytes at %p are not inside one device allocation", name, recv_bytes,
+                    recv);
+    const char *from = op.send, *to = op.recv;
+    size_t part = bytes * (size_t)comm->rank;
+    bool in_place = from + (kind == NCCL_MPI_REDUCE_SCATTER ? part : 0) == to + (kind == NCCL_MPI_ALL_GATHER ? part : 0);
+    if (!in_place && from < to + recv_bytes && to < from + send_bytes)
+        return fail(ncclInvalidArgument, "%s: the buffers overlap without being in place", name);
+    if (!is_stream(stream)) return fail(ncclInvalidArgument, "%s: no such stream", name);
     state().pending.push_back({op, comm, stream});
     return state().group_depth > 0 ? ncclSuccess : issue_pending();
 }
@@ -138,7 +124,7 @@ inline ncclResult_t ncclGroupStart() {
     return ncclSuccess;
 }
 
-// The end of the outermost group issues its operations, or none of them if one was refused.
+// Issues the operations of the outermost group, or none of them if one was refused.
 inline ncclResult_t ncclGroupEnd() {
     nccl_mpi::State &s = nccl_mpi::state();
     if (s.group_depth == 0) return nccl_mpi::fail(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");
@@ -152,50 +138,42 @@ inline ncclResult_t ncclGroupEnd() {
     return error;
 }
 
-// recvbuff[i] = reduction of sendbuff[i] over the ranks, count elements each. In place: the same pointer.
+// Reduces over the ranks: recvbuff[i] from every rank's sendbuff[i], count elements each. In place: the same pointer.
 inline ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                                   ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-    return nccl_mpi::call(NCCL_MPI_ALL_REDUCE, sendbuff, recvbuff, count, datatype, op, -1, 1, 1, 0, 0, comm,
+    return nccl_mpi::call(NCCL_MPI_ALL_REDUCE, sendbuff, recvbuff, count, datatype, op, -1, comm, stream);
+}
+
+// Gives rank r part r of the reduction: sendbuff has nranks * recvcount elements. In place: recvbuff is part r of
+// sendbuff.
+inline ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recvcount, ncclDataType_t datatype,
+                                      ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+    return nccl_mpi::call(NCCL_MPI_REDUCE_SCATTER, sendbuff, recvbuff, recvcount, datatype, op, -1, comm, stream);
+}
+
+// Copies rank r's sendbuff to part r of recvbuff, which has nranks * sendcount elements. In place: sendbuff is part r of
+// recvbuff.
+inline ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, size_t sendcount, ncclDataType_t datatype,
+                                  ncclComm_t comm, cudaStream_t stream) {
+    return nccl_mpi::call(NCCL_MPI_ALL_GATHER, sendbuff, recvbuff, sendcount, datatype, -1, -1, comm, stream);
+}
+
+// Copies the root's sendbuff to every recvbuff; other ranks need no sendbuff. In place: the same pointer.
+inline ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                                  int root, ncclComm_t comm, cudaStream_t stream) {
+    bool is_root = comm && comm->rank == root;
+    return nccl_mpi::call(NCCL_MPI_BROADCAST, is_root ? sendbuff : recvbuff, recvbuff, count, datatype, -1, root, comm,
                           stream);
 }
 
-// Rank r gets part r of the reduction: sendbuff has nranks * recvcount elements. In place: recvbuff = part r
-// of sendbuff.
-inline ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recvcount,
-                                      ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
-                                      cudaStream_t stream) {
-    int n = comm ? comm->size : 1, rank = comm ? comm->rank : 0;
-    return nccl_mpi::call(NCCL_MPI_REDUCE_SCATTER, sendbuff, recvbuff, recvcount, datatype, op, -1, n, 1,
-                          rank, 0, comm, stream);
+// Point to point, to oneself too (in a group with the matching call). The k-th send to a peer meets its k-th receive.
+inline ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
+                             cudaStream_t stream) {
+    return nccl_mpi::call(NCCL_MPI_SEND, sendbuff, NULL, count, datatype, -1, peer, comm, stream);
 }
-
-// Part r of recvbuff (nranks * sendcount elements) is rank r's sendbuff. In place: sendbuff = part r of
-// recvbuff.
-inline ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, size_t sendcount,
-                                  ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream) {
-    int n = comm ? comm->size : 1, rank = comm ? comm->rank : 0;
-    return nccl_mpi::call(NCCL_MPI_ALL_GATHER, sendbuff, recvbuff, sendcount, datatype, -1, -1, 1, n, 0, rank,
-                          comm, stream);
-}
-
-// Every recvbuff becomes the root's sendbuff, which other ranks need not have. In place: the same pointer.
-inline ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
-                                  int root, ncclComm_t comm, cudaStream_t stream) {
-    int is_root = comm && comm->rank == root;
-    return nccl_mpi::call(NCCL_MPI_BROADCAST, is_root ? sendbuff : recvbuff, recvbuff, count, datatype, -1,
-                          root, is_root, 1, 0, 0, comm, stream);
-}
-
-// Point to point, to oneself too (in a group with the matching call). The k-th send to a peer meets its k-th
-// receive.
-inline ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatype, int peer,
-                             ncclComm_t comm, cudaStream_t stream) {
-    return nccl_mpi::call(NCCL_MPI_SEND, sendbuff, NULL, count, datatype, -1, peer, 1, 0, 0, 0, comm, stream);
-}
-
 inline ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
                              cudaStream_t stream) {
-    return nccl_mpi::call(NCCL_MPI_RECV, NULL, recvbuff, count, datatype, -1, peer, 0, 1, 0, 0, comm, stream);
+    return nccl_mpi::call(NCCL_MPI_RECV, NULL, recvbuff, count, datatype, -1, peer, comm, stream);
 }
 
 #endif

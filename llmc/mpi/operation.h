@@ -1,4 +1,5 @@
-// operation.h: what an operation, a message and a group of operations are, and the state that holds them.
+// operation.h: communicators, operations, messages and groups, the state that holds them, and the arithmetic of
+// reductions.
 #ifndef LLMC_MPI_OPERATION_H
 #define LLMC_MPI_OPERATION_H
 
@@ -13,31 +14,31 @@
 #include <string>
 #include <vector>
 
+#include "llmc/host/bf16.h"
 #include "llmc/host/stall.h"
-#include "llmc/mpi/reduce.h"
-#include "llmc/mpi/traffic.h"
+#include "llmc/mpi/types.h"
 
-// What a communicator, an operation and a group are on the virtual clock of the stand-ins: see clock.h.
+// The virtual clock's part of a communicator, an operation and a group: see clock.h.
 #ifndef __CUDACC__
 struct CommClock {
-    std::vector<size_t> ranks;   // [size] in the job
+    std::vector<size_t> ranks;   // [size] ranks of the job
     Placement place;
     size_t world;
     CpuPart part;
-    bool gradients;              // it sums them
+    bool gradients;              // sums gradients
     uint64_t now;                // ns: end of its last group
     unsigned epoch;
-    std::vector<int> processes;  // of a simulation: those that are ranks of it, and where they meet
+    std::vector<int> processes;  // of a simulation that are ranks of it, and their meeting place
     CpuChannel *channel;
 };
 struct OpClock {
-    uint64_t mine, theirs;       // when this rank was ready; when the receiver of a message was
+    uint64_t mine, theirs;       // ns at which this rank, and the receiver of a message, were ready
     MPI_Request request;
 };
 struct GroupClock {
-    uint64_t host, ready;        // when the host handed it over, when this rank was ready
+    uint64_t host, ready;        // ns at which the host enqueued it, and this rank was ready
     CpuMoment end;
-    cudaStream_t stops;          // a stream that stands still until the group has ended, or NULL
+    cudaStream_t stops;          // a stream that waits for the end of the group, or NULL
 };
 #else
 struct CommClock {};
@@ -48,13 +49,14 @@ struct GroupClock {};
 struct ncclComm {
     MPI_Comm mpi;
     int rank, size;
+    bool whole;                           // made by ncclCommInitRank of all MPI ranks
     std::string name;
     uint64_t issued, finished;            // groups; one runs at a time, in the order of issue
     uint64_t collectives;                 // issued
     std::vector<uint64_t> sent_to;        // sends issued, per peer
     std::vector<uint64_t> received_from;  // receives issued, per peer
-    std::vector<char> connected_to, connected_from;  // per peer, and by kind of collective, small and large
-    char connected[NCCL_MPI_OPS][2];
+    std::vector<char> connected_to, connected_from;  // per peer
+    char connected[NCCL_MPI_OPS][2];                 // by kind of collective, small and large
     NcclMpiCounter counters[NCCL_MPI_OPS];
     CommClock clock;
 };
@@ -63,15 +65,14 @@ namespace nccl_mpi {
 
 // Repeats a call. Every message begins with its sender's, so that the receiver can compare it with its own.
 struct Header {
-    int32_t op, type, redop, root;  // NcclMpiOp; root of a broadcast, destination of a send, else -1
+    int32_t op, type, redop, root;  // NcclMpiOp; root of a broadcast, peer of a send or receive, else -1
     uint64_t count, sequence;       // as in the call; its number on this communicator (send/recv: for this pair)
-    uint64_t ready;                 // virtual time at which the sender, and those of whom it had heard, were ready
+    uint64_t ready;                 // virtual time at which the sender, and the ranks it had heard of, were ready
     uint64_t unused[3];
 };
-static_assert(sizeof(Header) == 64, "nothing between the fields, which travel as bytes");
+static_assert(sizeof(Header) == 64, "no padding between the fields, which travel as bytes");
 
-// A message from or to one rank. Those of phase 1, the results of an all-reduce, leave and are taken when all of
-// phase 0 is through.
+// A message from or to one rank. Phase 1, the results of an all-reduce, starts after all messages of phase 0.
 struct Message {
     enum State { WAITING, HEADER, PAYLOAD, DONE };
     bool receive;
@@ -80,8 +81,8 @@ struct Message {
     size_t bytes;
     double due;  // injected delay of a send
     State state;
-    char *block;           // header and payload, or header alone
-    MPI_Request requests[2];  // of the block; of a payload by itself
+    char *block;              // header and payload, or header alone
+    MPI_Request requests[2];  // of the block; of a separate payload
 };
 
 struct Op {
@@ -93,7 +94,7 @@ struct Op {
     bool reduces, shares;    // has a part to reduce; must send the result to the others
     size_t first, elements;  // that part
     int tag, phase;
-    double due;              // injected delay: when the next message may be taken
+    double due;              // injected delay: earliest time to take the next message
     std::vector<Message> messages;
     OpClock clock;
 };
@@ -115,16 +116,17 @@ struct Group {
     GroupClock clock;
 };
 
-// Ends the job after `seconds` of patience for the others to print too. Under Open MPI's mpirun we just exit:
-// it kills the others, whereas after MPI_Abort one run in twenty saw mpirun 4.1.4 itself crash or hang.
+// Ends the job. The other ranks get `seconds` to print, and mpirun a moment to read our own output. Under Open MPI's
+// mpirun exiting is enough: it kills the others, whereas after MPI_Abort one run in twenty saw mpirun 4.1.4 itself
+// crash or hang.
 [[noreturn]] inline void end_job(double seconds) {
     fflush(stderr);
-    usleep((useconds_t)(1e6 * seconds));
+    usleep((useconds_t)(1e6 * std::max(seconds, 0.1)));
     if (!getenv("OMPI_COMM_WORLD_SIZE")) MPI_Abort(MPI_COMM_WORLD, 1);
     _exit(1);
 }
 
-// Staging blocks are kept by size class: a step needs the same ones again and again.
+// Keeps staging blocks by size class: a step needs the same ones again and again.
 struct Pool {
     std::vector<char *> unused[64];
 
@@ -161,9 +163,9 @@ struct State {
     int group_depth;
     ncclResult_t group_error;
     std::vector<Call> pending;       // of the open group
-    std::vector<ncclComm_t> ending;  // likewise, to be destroyed
+    std::vector<ncclComm_t> ending;  // to be destroyed at the end of the open group
     std::string host_waits_in;       // a call that has to wait for other ranks
-    std::string last_error;
+    std::string last_error, traffic;
     uint64_t unique_ids;
     uint64_t delay_state;
     double delay_max;  // seconds; 0: none
@@ -174,20 +176,15 @@ inline State &state() {
     return s;
 }
 
-// NCCL_DELAY=random:SEED:MICROSECONDS holds every send and receive back for a random time up to that.
+// Reads NCCL_DELAY=random:SEED:MICROSECONDS, which delays every send and receive by a random time up to that.
 inline void delays_start() {
     State &s = state();
-    const char *text = getenv("NCCL_DELAY");
-    unsigned long long seed = 0, most = 0;
-    if (!text || s.delay_max > 0) return;
-    if (sscanf(text, "random:%llu:%llu", &seed, &most) != 2) {
-        fprintf(stderr, "nccl: NCCL_DELAY=%s is not random:SEED:MICROSECONDS\n", text);
-        end_job(0);
-    }
+    unsigned long long numbers[2];
+    if (s.delay_max > 0 || !environment_random("NCCL_DELAY", getenv("NCCL_DELAY"), numbers, 2)) return;
     int rank;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    s.delay_state = seed * 1000003 + (uint64_t)rank + 1;
-    s.delay_max = 1e-6 * (double)most;
+    s.delay_state = numbers[0] * 1000003 + (uint64_t)rank + 1;
+    s.delay_max = 1e-6 * (double)numbers[1];
 }
 
 inline double delay_until() {
@@ -201,18 +198,69 @@ inline double delay_until() {
 
 inline bool is_due(double due) { return due == 0 || MPI_Wtime() >= due; }
 
-inline const char *op_name(int op) { return nccl_mpi_op_name(op); }
+inline bool is_p2p(const Op *op) { return op->call.op == NCCL_MPI_SEND || op->call.op == NCCL_MPI_RECV; }
+
+// Counts the bytes that an operation reads and writes on this rank.
+inline void spans(const ncclComm *comm, const Header *h, size_t *send, size_t *recv) {
+    size_t bytes = h->count * nccl_mpi_type_bytes(h->type), n = (size_t)comm->size;
+    bool reads = h->op != NCCL_MPI_RECV && (h->op != NCCL_MPI_BROADCAST || h->root == comm->rank);
+    *send = !reads ? 0 : h->op == NCCL_MPI_REDUCE_SCATTER ? n * bytes : bytes;
+    *recv = h->op == NCCL_MPI_SEND ? 0 : h->op == NCCL_MPI_ALL_GATHER ? n * bytes : bytes;
+}
 
 inline std::string describe(const Header *h) {
-    char text[160], extra[48] = "";
-    const char *reduction = redop_name(h->redop);
-    if (reduction && h->op <= NCCL_MPI_REDUCE_SCATTER) snprintf(extra, sizeof extra, ", %s", reduction);
-    if (h->op == NCCL_MPI_BROADCAST) snprintf(extra, sizeof extra, " from root %d", h->root);
-    if (h->op == NCCL_MPI_SEND) snprintf(extra, sizeof extra, " to rank %d", h->root);
-    if (h->op == NCCL_MPI_RECV) snprintf(extra, sizeof extra, " from rank %d", h->root);
-    snprintf(text, sizeof text, "%s of %llu %s%s", op_name(h->op), (unsigned long long)h->count,
-             type_name(h->type), extra);
+    const char *reduction = nccl_mpi_redop_name(h->redop);
+    std::string text = nccl_mpi_op_name(h->op), rank = std::to_string(h->root);
+    text += " of " + std::to_string(h->count) + " " + nccl_mpi_type_name(h->type);
+    if (reduction && h->op <= NCCL_MPI_REDUCE_SCATTER) text += std::string(", ") + reduction;
+    if (h->op == NCCL_MPI_BROADCAST) text += " from root " + rank;
+    if (h->op == NCCL_MPI_SEND) text += " to rank " + rank;
+    if (h->op == NCCL_MPI_RECV) text += " from rank " + rank;
     return text;
+}
+
+// ---- reductions ----
+
+template <typename T>
+T widen(T x) { return x; }
+template <typename T>
+void narrow(T *out, T x) { *out = x; }
+// No 16-bit integer is carried: these are bfloat16.
+inline float widen(uint16_t x) { return bf16_to_float(x); }
+inline void narrow(uint16_t *out, float x) { *out = bf16_from_float(x); }
+
+// Reduces element by element: out[i] = ((x0 + x1) + x2) + ... over the n inputs in rank order. So the bits depend
+// neither on the rank that computes, nor on the cut of the buffer, nor on the order of arrival. bfloat16 is summed in
+// fp32 and rounded once, at the end. out may be one of the inputs.
+template <typename T>
+void reduce(T *out, const char *const *inputs, int n, size_t count, int redop) {
+    enum { BLOCK = 1024 };  // fits the first-level cache, and makes out == inputs[k] safe
+    decltype(widen(T())) sum[BLOCK];
+    for (size_t begin = 0; begin < count; begin += BLOCK) {
+        size_t size = std::min(count - begin, (size_t)BLOCK);
+        for (int r = 0; r < n; r++) {
+            const T *in = (const T *)inputs[r] + begin;
+            if (r == 0) {
+                for (size_t i = 0; i < size; i++) sum[i] = widen(in[i]);
+            } else if (redop == ncclSum) {
+                for (size_t i = 0; i < size; i++) sum[i] = sum[i] + widen(in[i]);
+            } else {
+                for (size_t i = 0; i < size; i++) {  // a NaN on any rank reaches the result
+                    auto x = widen(in[i]);
+                    bool keep = sum[i] != sum[i] || (redop == ncclMax ? sum[i] >= x : sum[i] <= x);
+                    sum[i] = keep ? sum[i] : x;
+                }
+            }
+        }
+        for (size_t i = 0; i < size; i++) narrow(&out[begin + i], sum[i]);
+    }
+}
+
+inline void reduce_any(char *out, const char *const *inputs, int n, size_t count, int type, int redop) {
+    if (type == ncclBfloat16) reduce((uint16_t *)out, inputs, n, count, redop);
+    if (type == ncclFloat32) reduce((float *)out, inputs, n, count, redop);
+    if (type == ncclInt64) reduce((int64_t *)out, inputs, n, count, redop);
+    if (type == ncclFloat64) reduce((double *)out, inputs, n, count, redop);
 }
 
 }  // namespace nccl_mpi

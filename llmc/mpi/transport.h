@@ -1,22 +1,24 @@
-// transport.h: how the operations of a communicator become MPI messages.
+// transport.h: turns the operations of a communicator into MPI messages.
 //
-// Every message begins with a header that repeats the sender's call. The receiver compares it with its own
-// call, so unequal counts, types, reductions or roots are reported with both sides' values instead of
-// corrupting memory. A small payload travels with its header through a staging block; a larger one follows as
-// a message of its own, straight from and to the buffers of the call.
+//   all-reduce      the buffer is cut into a part for each rank. Every rank sends each owner its part; the owner adds
+//                   them up in rank order and sends the result back: a reduce-scatter, then an all-gather. To save
+//                   messages a small buffer has one owner, which changes from call to call; two ranks exchange it whole.
+//   reduce-scatter  its first half, all-gather: its second half
+//   broadcast       the root sends to each
 //
-// Nothing here blocks: progress() does what can be done now and is called again by the scheduler.
+// Every message begins with a header that repeats the sender's call. The receiver compares it with its own call, so
+// unequal counts, types, reductions or roots are reported with both sides' values instead of corrupting memory. A small
+// payload travels with its header through a staging block; a larger one follows as a second message, straight from and
+// to the buffers of the call. Nothing here blocks: the scheduler calls progress() again and again.
 //
-// Which message meets which receive follows from MPI's rule that two messages of one sender with one tag on
-// one MPI communicator are matched in the order in which they were sent:
+// MPI matches two messages of one sender with one tag on one MPI communicator in the order of sending. Hence:
 //   - an NCCL communicator has an MPI communicator of its own, and runs its groups one by one;
 //   - a collective's tag holds its call number and phase, so it never meets the message of another collective;
 //   - all sends share a tag, hence the k-th ncclSend to a peer meets its k-th ncclRecv from us;
 //   - payloads have the tag after their header's, and are asked for in the order of the headers.
 // Headers of sends and broadcasts go by MPI_Issend, which completes only once the peer has begun the matching
-// operation: a send whose receive is never posted hangs here as it does in NCCL. The other collectives wait
-// for something from every rank anyway, so they spare the acknowledgement (no rank is ever more than one of
-// them ahead).
+// operation: a send without its receive hangs here as it does in NCCL. The other collectives wait for every rank
+// anyway, so they spare the acknowledgement (no rank is ever more than one of them ahead).
 #ifndef LLMC_MPI_TRANSPORT_H
 #define LLMC_MPI_TRANSPORT_H
 
@@ -24,11 +26,11 @@
 
 namespace nccl_mpi {
 
-// Two ranks disagree about a call: says what each of them asked for and ends the job.
+// Reports two ranks that disagree about a call, with both calls, and ends the job. One fprintf, or the words of the two
+// ranks could mix.
 [[noreturn]] inline void mismatch(const ncclComm *comm, const Op *mine, const Header *theirs, int peer) {
     fflush(stdout);
     std::string ours = describe(&mine->call), other = describe(theirs);
-    // At once, or the words of the two ranks could come mixed.
     fprintf(stderr,
             "nccl: ranks disagree on communicator \"%s\": call %llu of rank %d is %s, call %llu of rank %d is %s\n",
             comm->name.c_str(), (unsigned long long)mine->call.sequence, comm->rank, ours.c_str(),
@@ -38,11 +40,9 @@ namespace nccl_mpi {
 
 enum { P2P_TAG = 16384, CONNECT_TAG = 16386 };  // all tags stay below 32767, which every MPI allows
 
-inline bool is_p2p(const Op *op) { return op->call.op == NCCL_MPI_SEND || op->call.op == NCCL_MPI_RECV; }
-
 inline bool together(const Message *m) { return m->bytes <= state().together; }
 
-// data NULL: a contribution, which is received into a block of its own.
+// Adds a message. data NULL: a contribution, which is received into a block of its own.
 inline void add_message(Op *op, bool receive, int peer, int phase, const void *data, size_t bytes) {
     Message m;
     memset(&m, 0, sizeof m);
@@ -56,7 +56,7 @@ inline void add_message(Op *op, bool receive, int peer, int phase, const void *d
 }
 
 inline MPI_Datatype element(const Op *op) {
-    return op->width == 1 ? MPI_BYTE : op->width == 2 ? MPI_INT16_T : op->width == 4 ? MPI_INT32_T : MPI_INT64_T;
+    return op->width == 2 ? MPI_INT16_T : op->width == 4 ? MPI_INT32_T : MPI_INT64_T;
 }
 
 inline void post_send(Group *g, const Op *op, Message *m) {
@@ -81,7 +81,7 @@ inline bool header_fits(const Op *op, const Header *h) {
            h->sequence == op->call.sequence;
 }
 
-// Takes a message that a probe has found, as the one that the operation expects from its sender.
+// Takes a message that a probe has found for the operation, and begins to receive it.
 inline void take_message(Group *g, Op *op, int phase, MPI_Message message, MPI_Status *status) {
     int size;
     MPI_Get_count(status, MPI_BYTE, &size);
@@ -100,8 +100,8 @@ inline void take_message(Group *g, Op *op, int phase, MPI_Message message, MPI_S
     op->due = delay_until();
 }
 
-// Takes what has arrived for an operation. A collective looks for messages of any rank even if it expects none,
-// so that a rank which called something else is found out.
+// Takes the messages that have arrived for an operation. A collective looks for messages of any rank even if it expects
+// none, so that it notices a rank in another call.
 inline bool take_messages(Group *g, Op *op, int phase, int source) {
     bool moved = false;
     for (int found = 1; found && is_due(op->due);) {
@@ -115,7 +115,7 @@ inline bool take_messages(Group *g, Op *op, int phase, int source) {
     return moved;
 }
 
-// Moves a posted or taken message on; true if it has gone through now.
+// Advances a posted or taken message. Returns true if it is through.
 inline bool complete(Group *g, Op *op, Message *m) {
     int done;
     MPI_Testall(2 - (m->state == Message::HEADER), m->requests, &done, MPI_STATUSES_IGNORE);
@@ -140,6 +140,194 @@ inline bool complete(Group *g, Op *op, Message *m) {
     m->state = Message::DONE;
     if (m->data) state().pool.give(m->block);
     return true;
+}
+
+// ---- operations ----
+
+inline void expect_contributions(const ncclComm *comm, Op *op, size_t first, size_t elements) {
+    op->first = first;
+    op->elements = elements;
+    op->reduces = true;
+    for (int r = 0; r < comm->size; r++) {
+        if (r != comm->rank) add_message(op, true, r, 0, NULL, elements * op->width);
+    }
+}
+
+inline void start_all_reduce(const ncclComm *comm, Op *op) {
+    int n = comm->size, rank = comm->rank;
+    size_t count = op->call.count, w = op->width, part = (count + n - 1) / n;
+    bool small = count * w <= state().small;
+    if (n == 2 && small) {
+        add_message(op, false, 1 - rank, 0, op->send, count * w);
+        expect_contributions(comm, op, 0, count);
+        return;
+    }
+    if (small) part = count;
+    int owners = small ? 1 : n, shift = small ? (int)(op->call.sequence % n) : 0;
+    for (int i = 0; i < owners; i++) {  // each rank begins with another owner, to spread the load
+        int k = (i + rank) % owners, owner = (k + shift) % n;
+        size_t first = std::min(k * part, count), elements = std::min(part, count - first);
+        if (owner == rank) {
+            expect_contributions(comm, op, first, elements);
+            op->shares = true;
+        } else {
+            add_message(op, false, owner, 0, op->send + first * w, elements * w);
+            add_message(op, true, owner, 1, op->recv + first * w, elements * w);
+        }
+    }
+}
+
+inline void copy_own(char *to, const char *from, size_t bytes) {
+    if (to != from && bytes) memcpy(to, from, bytes);
+}
+
+inline void start_op(const ncclComm *comm, Op *op) {
+    int n = comm->size, rank = comm->rank, root = op->call.root;
+    size_t bytes = op->call.count * op->width;
+    op->tag = is_p2p(op) ? (int)P2P_TAG : (int)(op->call.sequence % 4096) * 4;
+    op->due = delay_until();
+    switch (op->call.op) {
+        case NCCL_MPI_ALL_REDUCE:
+            if (n > 1) start_all_reduce(comm, op);
+            else copy_own(op->recv, op->send, bytes);
+            break;
+        case NCCL_MPI_REDUCE_SCATTER:
+            if (n > 1) expect_contributions(comm, op, rank * op->call.count, op->call.count);
+            else copy_own(op->recv, op->send, bytes);
+            for (int i = 1; i < n; i++) {
+                int r = (rank + i) % n;
+                add_message(op, false, r, 0, op->send + r * bytes, bytes);
+            }
+            break;
+        case NCCL_MPI_ALL_GATHER:
+            copy_own(op->recv + rank * bytes, op->send, bytes);
+            for (int i = 1; i < n; i++) {
+                int to = (rank + i) % n, from = (rank + n - i) % n;
+                add_message(op, false, to, 0, op->send, bytes);
+                add_message(op, true, from, 0, op->recv + from * bytes, bytes);
+            }
+            break;
+        case NCCL_MPI_BROADCAST:
+            if (rank != root) add_message(op, true, root, 0, op->recv, bytes);
+            else copy_own(op->recv, op->send, bytes);
+            for (int i = 1; rank == root && i < n; i++)
+                add_message(op, false, (rank + i) % n, 0, op->send, bytes);
+            break;
+        case NCCL_MPI_SEND: add_message(op, false, op->peer, 0, op->send, bytes); break;
+        default: add_message(op, true, op->peer, 0, op->recv, bytes); break;
+    }
+}
+
+// Ends phase 0: adds up this rank's part and, in an all-reduce, sends the result.
+inline void end_phase(const ncclComm *comm, Op *op) {
+    if (op->phase++ > 0 || !op->reduces) return;
+    std::vector<const char *> inputs(comm->size);
+    inputs[comm->rank] = op->send + op->first * op->width;
+    for (const Message &m : op->messages) {
+        if (m.receive && m.phase == 0) inputs[m.peer] = m.block + sizeof(Header);
+    }
+    char *out = op->recv + (op->call.op == NCCL_MPI_ALL_REDUCE ? op->first * op->width : 0);
+    reduce_any(out, inputs.data(), comm->size, op->elements, op->call.type, op->call.redop);
+    for (const Message &m : op->messages) {
+        if (m.receive && m.phase == 0) state().pool.give(m.block);
+    }
+    for (int k = 1; op->shares && k < comm->size; k++)
+        add_message(op, false, (comm->rank + k) % comm->size, 1, out, op->elements * op->width);
+}
+
+// Returns true if this operation takes the next message from its peer.
+inline bool first_receive(const Group *g, const Op *op) {
+    for (const Op *earlier = g->ops.data(); earlier != op; earlier++) {
+        if (earlier->call.op == NCCL_MPI_RECV && earlier->peer == op->peer &&
+            earlier->messages[0].state == Message::WAITING) return false;
+    }
+    return true;
+}
+
+// Advances one operation without waiting. Returns true once it is complete. Sends of a group leave in the order of the
+// list despite injected delays, because matching relies on it: *held is true while an earlier one has not left yet.
+inline bool advance(Group *g, Op *op, bool *held, bool *moved) {
+    while (op->phase < 2) {
+        bool open = false;
+        for (Message &m : op->messages) {
+            if (m.receive || m.phase > op->phase || m.state != Message::WAITING) continue;
+            *held = *held || !is_due(m.due);
+            if (*held) break;
+            post_send(g, op, &m);
+            *moved = true;
+        }
+        if (!is_p2p(op)) {
+            for (int phase = 0; phase <= op->phase; phase++)
+                *moved = take_messages(g, op, phase, MPI_ANY_SOURCE) || *moved;
+        } else if (op->call.op == NCCL_MPI_RECV && op->messages[0].state == Message::WAITING &&
+                   first_receive(g, op)) {
+            *moved = take_messages(g, op, 0, op->peer) || *moved;
+        }
+        for (Message &m : op->messages) {
+            if (m.phase > op->phase || m.state == Message::DONE) continue;
+            bool through = m.state != Message::WAITING && complete(g, op, &m);
+            *moved = *moved || through;
+            open = open || !through;
+        }
+        if (open) return false;
+        end_phase(g->comm, op);
+    }
+    return clock_met(op);
+}
+
+// Advances a group without waiting. Returns true once all of it is complete; *moved is true if anything happened.
+inline bool progress(Group *g, bool *moved) {
+    *moved = false;
+    if (g->done) return true;
+    if (g->comm->finished != g->turn) return false;
+    if (simulates()) return clock_progress(g, moved);
+    if (!g->started) clock_begin(g);
+    for (Op &op : g->ops) {
+        if (g->started) break;
+        clock_meet(g, &op);
+        start_op(g->comm, &op);
+    }
+    g->started = true;
+    for (bool more = true; more && !g->done;) {
+        bool held = false;
+        more = false;
+        g->done = true;
+        for (Op &op : g->ops) g->done = advance(g, &op, &held, &more) && g->done;
+        *moved = *moved || more;
+    }
+    if (!g->done) return false;
+    *moved = true;
+    clock_end(g);
+    g->comm->finished++;
+    return true;
+}
+
+inline std::string full_name(const Group &g) { return g.name + (g.label.empty() ? "" : ", labelled " + g.label); }
+
+// Returns one line for each unfinished group of this rank with the peers it waits for: the report of a hang.
+inline std::string waiting_report() {
+    int rank;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    std::string text, waits = "nccl: rank " + std::to_string(rank) + " waits ", host = state().host_waits_in;
+    if (!host.empty()) text = waits + "on the host in " + host + " for the other ranks to call it\n";
+    for (const std::shared_ptr<Group> &g : state().active) {
+        text += waits + "in " + full_name(*g);
+        if (!g->started) text += ": not begun, behind an earlier operation of its stream or communicator";
+        for (int receive = 0; receive < 2 && g->started; receive++) {
+            std::string ranks;
+            for (const Op &op : g->ops) {
+                for (const Message &m : op.messages) {
+                    std::string peer = " " + std::to_string(m.peer);
+                    bool open = m.receive == (receive != 0) && m.state != Message::DONE;
+                    if (open && (ranks + " ").find(peer + " ") == std::string::npos) ranks += peer;
+                }
+            }
+            if (!ranks.empty())
+                text += (receive ? "; nothing received from rank" : "; not received by rank") + ranks;
+        }
+        text += "\n";
+    }
+    return text;
 }
 
 }  // namespace nccl_mpi

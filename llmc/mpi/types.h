@@ -1,5 +1,8 @@
-// types.h: the part of NCCL's types that the trainers use, with NCCL's names and values. What is not here
-// does not compile, so that nobody relies on a call, a type or a reduction that nccl.h cannot carry.
+// types.h: NCCL's types, with NCCL's names and values, and the bytes that a ring carries for a call. Plain C. Whatever
+// nccl.h cannot carry is missing here, so that it does not compile.
+//
+// defines: nccl_mpi_type_bytes, nccl_mpi_type_name, nccl_mpi_redop_name, NcclMpiOp, nccl_mpi_op_name, NcclMpiCounter,
+//          ring_traffic
 #ifndef LLMC_MPI_TYPES_H
 #define LLMC_MPI_TYPES_H
 
@@ -9,11 +12,8 @@
 #include <string.h>
 
 typedef struct ncclComm *ncclComm_t;
-#define NCCL_COMM_NULL NULL
-
-#define NCCL_UNIQUE_ID_BYTES 128
 typedef struct {
-    char internal[NCCL_UNIQUE_ID_BYTES];
+    char internal[128];
 } ncclUniqueId;
 
 typedef enum {
@@ -24,51 +24,42 @@ typedef enum {
     ncclInvalidArgument = 4,
     ncclInvalidUsage = 5,
     ncclRemoteError = 6,
-    ncclInProgress = 7,
-    ncclNumResults = 8
+    ncclInProgress = 7
 } ncclResult_t;
 
 #define NCCL_SPLIT_NOCOLOR -1
 
-// Of NCCL's configuration the name means something here, and the number of blocks is checked. Initialise with
-// NCCL_CONFIG_INITIALIZER.
+// Initialise with NCCL_CONFIG_INITIALIZER. The name appears in reports; the number of blocks is only checked.
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
 typedef struct {
     size_t size;
-    int minCTAs, maxCTAs;  // blocks that a kernel of the communicator occupies, at least and at most
+    int minCTAs, maxCTAs;  // blocks of a kernel of the communicator, at least and at most
     const char *commName;
 } ncclConfig_t;
 #define NCCL_CONFIG_INITIALIZER {sizeof(ncclConfig_t), NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NULL}
 
-typedef enum { ncclSum = 0, ncclMax = 2, ncclMin = 3, ncclAvg = 4 } ncclRedOp_t;
+typedef enum { ncclSum = 0, ncclMax = 2, ncclMin = 3 } ncclRedOp_t;
 
 typedef enum {
-    ncclUint8 = 1,
-    ncclInt32 = 2, ncclInt = 2,
     ncclInt64 = 4,
     ncclFloat32 = 7, ncclFloat = 7,
     ncclFloat64 = 8, ncclDouble = 8,
     ncclBfloat16 = 9
 } ncclDataType_t;
 
-namespace nccl_mpi {
-
-// Bytes of one element; 0 for a type that is not carried.
-inline size_t type_bytes(int type) {
+// Returns the bytes of one element, 0 for an unknown type.
+static inline size_t nccl_mpi_type_bytes(int type) {
     switch (type) {
-        case ncclUint8: return 1;
         case ncclBfloat16: return 2;
-        case ncclInt32: case ncclFloat32: return 4;
+        case ncclFloat32: return 4;
         case ncclInt64: case ncclFloat64: return 8;
         default: return 0;
     }
 }
 
-inline const char *type_name(int type) {
+static inline const char *nccl_mpi_type_name(int type) {
     switch (type) {
-        case ncclUint8: return "uint8";
         case ncclBfloat16: return "bfloat16";
-        case ncclInt32: return "int32";
         case ncclFloat32: return "float32";
         case ncclInt64: return "int64";
         case ncclFloat64: return "float64";
@@ -76,17 +67,50 @@ inline const char *type_name(int type) {
     }
 }
 
-// NULL for a reduction that is not carried.
-inline const char *redop_name(int redop) {
-    switch (redop) {
-        case ncclSum: return "sum";
-        case ncclMax: return "max";
-        case ncclMin: return "min";
-        case ncclAvg: return "avg";
-        default: return NULL;
-    }
+// Returns NULL for an unknown reduction.
+static inline const char *nccl_mpi_redop_name(int redop) {
+    return redop == ncclSum ? "sum" : redop == ncclMax ? "max" : redop == ncclMin ? "min" : NULL;
 }
 
-}  // namespace nccl_mpi
+typedef enum {
+    NCCL_MPI_ALL_REDUCE,
+    NCCL_MPI_REDUCE_SCATTER,
+    NCCL_MPI_ALL_GATHER,
+    NCCL_MPI_BROADCAST,
+    NCCL_MPI_SEND,
+    NCCL_MPI_RECV,
+    NCCL_MPI_OPS
+} NcclMpiOp;
+
+static inline const char *nccl_mpi_op_name(int op) {
+    static const char *const names[NCCL_MPI_OPS] = {"ncclAllReduce", "ncclReduceScatter", "ncclAllGather",
+                                                    "ncclBroadcast", "ncclSend", "ncclRecv"};
+    return op >= 0 && op < NCCL_MPI_OPS ? names[op] : "an unknown operation";
+}
+
+// The calls of one rank on one communicator, and their payload bytes without headers.
+typedef struct {
+    size_t calls, bytes_sent, bytes_received;
+} NcclMpiCounter;
+
+// Adds a call of `count` elements of `width` bytes by rank `rank` of n. On a ring, rank r keeps part r of an all-reduced
+// buffer, and the last rank of a broadcast does not send.
+static inline void ring_traffic(NcclMpiCounter *c, NcclMpiOp op, size_t count, size_t width, size_t n, size_t rank,
+                                size_t root) {
+    size_t bytes = count * width, own = (count / n + (rank < count % n)) * width, sent, received;
+    switch (op) {
+        case NCCL_MPI_ALL_REDUCE: sent = received = 2 * (bytes - own); break;
+        case NCCL_MPI_SEND: sent = bytes, received = 0; break;
+        case NCCL_MPI_RECV: sent = 0, received = bytes; break;
+        case NCCL_MPI_BROADCAST:
+            sent = (rank + 1) % n == root ? 0 : bytes;
+            received = rank == root ? 0 : bytes;
+            break;
+        default: sent = received = (n - 1) * bytes; break;
+    }
+    c->calls++;
+    c->bytes_sent += sent;
+    c->bytes_received += received;
+}
 
 #endif

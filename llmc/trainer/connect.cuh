@@ -6,7 +6,7 @@
 //   1. job_connect_links: a first message on each link, in ascending order, waited for;
 //   2. job_warm_up: every kind of collective on every communicator, small and large, waited for;
 //   3. the trainer's connect: a micro-batch forward and backward, twice, since the second one adds to the gradients.
-// The stand-ins refuse what does not keep to this (llmc/mpi/connect.h), so that it is tested without a GPU.
+// The stand-ins refuse what does not keep to this (llmc/mpi/communicator.h), so that it is tested without a GPU.
 //
 // defines: job_gpu_reserve, job_reserve, job_connect_links, job_warm_up, job_reset_traffic, job_check_ranks
 #ifndef LLMC_CONNECT_CUH
