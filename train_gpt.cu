@@ -43,6 +43,7 @@ struct Acts {
 struct GPT : Trainer {
     Acts acts;                     // of the micro-batch that is under way
     floatX *logits;                // (N, Vl), then their gradient
+    float *row_max, *row_sums;     // (N) and (2, N): maximum, sum of exponentials and target logit of each token
     floatX *proj;                  // (N, C) output of a projection before its bias and the residual are added
     floatX *dresidual;             // (N, C) gradient of the residual stream
     floatX *dnorm;                 // (N, C) gradient of a layernorm's output, and (N, A) of atty
@@ -77,6 +78,7 @@ static void layout(GPT *m) {
     size_t N = m->B * m->T, C = m->config.C, A = m->A, F = m->F;
     Arena *arena = trainer_layout(m);
     take(arena, m->logits, N * m->Vl);
+    take(arena, m->row_max, N), take(arena, m->row_sums, 2 * N);
     take(arena, m->proj, N * C), take(arena, m->dresidual, N * C), take(arena, m->dnorm, N * C);
     take(arena, m->dqkv, N * 3 * A), take(arena, m->dfch, N * F), take(arena, m->dattention, N * m->NH);
     take(arena, m->reduce_scratch, reduce_scratch_floats(N, C, F));
@@ -155,9 +157,11 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
 static void loss(GPT *m, Acts *acts, const int *targets, int micro, bool want_gradient) {
     size_t N = m->B * m->T, C = m->config.C, V = m->config.V;
     Span span(m, m->stream, TRACK_COMPUTE, "loss", micro);
+    float *sum = m->row_sums, *target = m->row_sums + N, *losses = m->losses + micro * 2 * N;
     head_forward(&m->matmul, m->logits, acts->lnf, m->w[0][WTE], N, C, m->Vl);
-    float *losses = m->losses + micro * 2 * N;
-    classifier_fused(losses, m->logits, targets, m->dloss, N, V, m->Vl, want_gradient, m->stream);
+    classifier_stats(m->row_max, sum, target, m->logits, targets, N, V, m->Vl, m->V0, m->stream);
+    classifier_gradient(losses, m->logits, m->row_max, sum, target, targets, m->dloss, N, V, m->Vl, m->V0,
+                        want_gradient, m->stream);
     loss_sum(&m->loss_sums[micro], losses, N, m->stream);
 }
 

@@ -10,6 +10,7 @@ static Lab lab;
 
 typedef struct {
     float *losses;       // [2, N]
+    float *stats;        // [3, N]: maximum, sum of exponentials, target's logit
     floatX *logits;      // [N, Vp], becomes the gradient
     const int *targets;  // [N]
     float dloss;
@@ -95,6 +96,18 @@ __global__ void __launch_bounds__(512, 2)
     if (threadIdx.x == 0) losses[blockIdx.x] = logf(sum) + all - target_logit;
 }
 
+typedef struct {
+    size_t N, V, Vp;
+} Shape;
+
+// 4: llmc's, which tensor ranks need as two kernels. A row comes from memory twice, as it may leave the cache between.
+static void classify(float *losses, float *stats, floatX *logits, const int *targets, float dloss, Shape k,
+                     bool gradient) {
+    float *max = stats, *sum = stats + k.N, *target = stats + 2 * k.N;
+    classifier_stats(max, sum, target, logits, targets, k.N, k.V, k.Vp, 0, lab.stream);
+    classifier_gradient(losses, logits, max, sum, target, targets, dloss, k.N, k.V, k.Vp, 0, gradient, lab.stream);
+}
+
 static void classify1(const void *problem, unsigned block) {
     const Problem *p = (const Problem *)problem;
     LAUNCH(classify_thread_a_row, CEIL_DIV(p->N, (size_t)block), block, 0, lab.stream)
@@ -112,21 +125,17 @@ static void classify3(const void *problem, unsigned block) {
 }
 static void classify4(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;
-    classifier_fused(p->losses, p->logits, p->targets, p->dloss, p->N, p->V, p->Vp, true, lab.stream);
+    classify(p->losses, p->stats, p->logits, p->targets, p->dloss, {p->N, p->V, p->Vp}, true);
 }
 
 static const LabKernel CLASSIFIER[] = {
     {"classifier", 1, "a thread a row: maximum, sum, gradient", classify1, 0},
     {"classifier", 2, "a block a row", classify2, 0},
     {"classifier", 3, "maximum and sum in one pass, 128-bit loads", classify3, LONG_ROW_THREADS},
-    {"classifier", 4, "checks out of the loops, approximate exp2 (llmc)", classify4, LONG_ROW_THREADS},
+    {"classifier", 4, "statistics, then gradient; checks out of the loops, approximate exp2 (llmc)", classify4, LONG_ROW_THREADS},
 };
 
 // ---- the checks --------------------------------------------------------------------------------------------
-
-typedef struct {
-    size_t N, V, Vp;
-} Shape;
 
 // Logits whose padding would show: larger than all others.
 static float *test_logits(Shape k, double scale) {
@@ -193,7 +202,7 @@ static bool check_losses(const float *got, const double *want, size_t N, double 
     return ok;
 }
 
-static void check_fused(Shape k, double scale) {
+static void check_whole(Shape k, double scale) {
     size_t mark = test_count;
     float *x = test_logits(k, scale), dloss = 1.0f / 37.0f;
     int *targets = test_targets(k), *d_targets = to_device_int(targets, k.N);
@@ -201,27 +210,23 @@ static void check_fused(Shape k, double scale) {
     reference(losses, gradient, x, targets, (double)dloss, k);
     floatX *d_x = to_device_floatX(x, k.N * k.Vp);
     float *d_losses = test_floats(2 * k.N);
-    classifier_fused(d_losses, d_x, d_targets, dloss, k.N, k.V, k.Vp, false, lab.stream);
+    float *stats = test_floats(3 * k.N);
+    classify(d_losses, stats, d_x, d_targets, dloss, k, false);
     float *loss1 = to_host(d_losses, 2 * k.N, lab.stream), *same = to_host_floatX(d_x, k.N * k.Vp, lab.stream);
     bool ok = true;
     for (size_t i = 0; i < k.N * k.Vp; i++) ok = ok && same[i] == to_float(from_float<floatX>(x[i]));
-    classifier_fused(d_losses, d_x, d_targets, dloss, k.N, k.V, k.Vp, true, lab.stream);
+    classify(d_losses, stats, d_x, d_targets, dloss, k, true);
     float *loss2 = to_host(d_losses, 2 * k.N, lab.stream), *got = to_host_floatX(d_x, k.N * k.Vp, lab.stream);
     ok = ok && same_bits(loss1, loss2, 2 * k.N);
     ok = check_losses(loss2, losses, 2 * k.N, &loss_worst) && ok;
     ok = check_gradient(got, gradient, (double)dloss, k, &worst) && ok;
-    // the steps of the parallel trainer on one rank: the same bits
-    floatX *d_y = to_device_floatX(x, k.N * k.Vp);
-    float *d_max = test_floats(k.N), *d_sum = test_floats(k.N), *d_target = test_floats(k.N);
-    classifier_stats(d_max, d_sum, d_target, d_y, d_targets, k.N, k.V, k.Vp, 0, lab.stream);
-    classifier_rescale(d_sum, d_max, d_max, k.N, lab.stream);
-    classifier_gradient(d_losses, d_y, d_max, d_sum, d_target, d_targets, dloss, k.N, k.V, k.Vp, 0, true,
-                        lab.stream);
-    float *loss3 = to_host(d_losses, 2 * k.N, lab.stream), *got3 = to_host_floatX(d_y, k.N * k.Vp, lab.stream);
-    bool bits = same_bits(loss2, loss3, 2 * k.N) && same_bits(got, got3, k.N * k.Vp);
+    // the parallel trainers on one rank also rescale: the same bits
+    float *sum = to_host(stats + k.N, k.N, lab.stream);
+    classifier_rescale(stats + k.N, stats, stats, k.N, lab.stream);
+    bool bits = same_bits(sum, to_host(stats + k.N, k.N, lab.stream), k.N);
     check(&lab.checks, ok && bits, "N %zu V %zu of %zu, logits to %g (" FLOATX_NAME "): loss %.2e, gradient %.2e%s",
           k.N, k.V, k.Vp, scale, loss_worst, worst,
-          bits ? "" : ", the steps give other bits than the fused kernel");
+          bits ? "" : ", rescaling with one rank's maximum changes the sum");
     test_release(mark);
 }
 
@@ -289,12 +294,15 @@ static void check_block_sizes(Shape k) {
     float *x = test_logits(k, 6.0), *first = NULL, *first_loss = NULL;
     int *targets = test_targets(k), *d_targets = to_device_int(targets, k.N);
     float *d_losses = test_floats(2 * k.N);
+    float *max = test_floats(k.N), *sum = test_floats(k.N), *target = test_floats(k.N);
     const unsigned sizes[] = {32, 128, 512};
     bool ok = true;
     for (int i = 0; i < 3; i++) {
         floatX *d_x = to_device_floatX(x, k.N * k.Vp);
-        LAUNCH(classifier_fused_kernel<x128::size>, (unsigned)k.N, sizes[i], 0, lab.stream)
-        (d_losses, d_x, d_targets, 1.0f, k.V, k.Vp, true);
+        LAUNCH(classifier_stats_kernel<x128::size>, (unsigned)k.N, sizes[i], 0, lab.stream)
+        (max, sum, target, d_x, d_targets, k.V, k.Vp, 0);
+        LAUNCH(classifier_gradient_kernel<x128::size>, (unsigned)k.N, sizes[i], 0, lab.stream)
+        (d_losses, d_x, max, sum, target, d_targets, 1.0f, k.V, k.Vp, 0, true);
         float *got = to_host_floatX(d_x, k.N * k.Vp, lab.stream), *loss = to_host(d_losses, k.N, lab.stream);
         for (size_t j = 0; first && j < k.N * k.Vp; j++) {
             ok = ok &&
@@ -317,7 +325,7 @@ static void check_special(void) {
     floatX *d_x = to_device_floatX(x, 24);
     int *d_targets = to_device_int(targets, 3);
     float *d_losses = test_floats(6);
-    classifier_fused(d_losses, d_x, d_targets, 1.0f, k.N, k.V, k.Vp, true, lab.stream);
+    classify(d_losses, test_floats(3 * k.N), d_x, d_targets, 1.0f, k, true);
     float *loss = to_host(d_losses, 3, lab.stream), *got = to_host_floatX(d_x, 24, lab.stream);
     check(&lab.checks,
           loss[0] == 0.0f && got[1] == 0.0f && isnan(loss[1]) && loss[2] > 9e29f && got[16 + 3] == -1.0f &&
@@ -353,7 +361,7 @@ static void check_kernels(void) {
         double *losses = test_doubles(2 * k.N), *gradient = test_doubles(k.N * k.Vp);
         reference(losses, gradient, x, targets, dloss, k);
         for (size_t i = 0; i < LAB_COUNT(CLASSIFIER); i++) {
-            Problem p = {test_floats(2 * k.N), to_device_floatX(x, k.N * k.Vp), to_device_int(targets, k.N),
+            Problem p = {test_floats(2 * k.N), test_floats(3 * k.N), to_device_floatX(x, k.N * k.Vp), to_device_int(targets, k.N),
                          (float)dloss, k.N, k.V, k.Vp};
             CLASSIFIER[i].run(&p, lab_block(&CLASSIFIER[i]));
             float *loss = to_host(p.losses, k.N, lab.stream), *got = to_host_floatX(p.logits, k.N * k.Vp, lab.stream);
@@ -371,8 +379,8 @@ static void checks(void) {
     const Shape shapes[] = {{1, 2, 8},       {5, 257, 384},   {7, 31, 31},      {3, 100, 104},
                             {4, 1000, 1024}, {3, 5003, 5120}, {2, 50257, 50304}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        check_fused(shapes[i], 4.0);
-        check_fused(shapes[i], 60.0);
+        check_whole(shapes[i], 4.0);
+        check_whole(shapes[i], 60.0);
     }
     const size_t ranks[] = {1, 2, 3, 4, 8};
     for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++) {
@@ -386,14 +394,13 @@ static void checks(void) {
     check_loss_sum();
 }
 
-// What they ask for, in units of N Vp elements: the naive kernels read a row for the maximum, the sum and the gradient
-// and write it (4), llmc's reads it for both statistics at once and for the gradient (3), when it is still in the L2
-// cache.
+// Bytes asked for, in units of N Vp elements: the naive kernels read a row for the maximum, the sum and the gradient,
+// and write it (4). The others read it for both statistics at once, and for the gradient (3).
 static void bench(void) {
     Shape k = {lab.cpu ? (size_t)32 : (size_t)4096, 50257, 50304};
     float *x = test_values(k.Vp, 0.0, 4.0, 1);
     int *targets = test_targets(k);
-    Problem p = {test_floats(2 * k.N), test_floatX(k.N * k.Vp), to_device_int(targets, k.N), 1e-3f, k.N, k.V, k.Vp};
+    Problem p = {test_floats(2 * k.N), test_floats(3 * k.N), test_floatX(k.N * k.Vp), to_device_int(targets, k.N), 1e-3f, k.N, k.V, k.Vp};
     for (size_t n = 0; n < k.N; n++) copy_to_floatX(p.logits + n * k.Vp, x, k.Vp);
     double unit = (double)(k.N * k.Vp * sizeof(floatX));
     KernelWork must = lab_stated(&lab, LAB_LAST(CLASSIFIER), &p);

@@ -86,8 +86,6 @@ static void test_wrappers(cudaStream_t s) {
     attention_backward(y, a, z, w, b, x, B, T, C, NH, s);
     states("attention_backward", 288 + 96 + 96 + 288, 0, 2 * 2 * 6 * 5 * 16);
 
-    classifier_fused(a, x, tokens, 1, N, V, Vp, true, s), states("classifier_fused", 2 * 288, 0, 6 * 288);
-    classifier_fused(a, x, tokens, 1, N, V, Vp, false, s), states("... without a gradient", 288, 0, 3 * 288);
     classifier_stats(a, b, c, x, tokens, N, V, Vp, 0, s), states("classifier_stats", 288, 0, 3 * 288);
     classifier_rescale(a, b, c, N, s), states("classifier_rescale", 0, 4 * 6, 3 * 6);
     classifier_gradient(a, x, b, c, d, tokens, 1, N, V, Vp, 0, true, s);

@@ -1,16 +1,15 @@
-// classifier.cuh: softmax, cross-entropy and its gradient over the vocabulary, a block per token. In one
-// kernel where a rank has all the columns; in steps, with all-reduces between them, where tensor ranks have
-// some each:
+// classifier.cuh: softmax, cross-entropy and its gradient over the vocabulary, a block per token. A tensor rank holds
+// Vl columns of the Vp, and all-reduces stand between the steps:
 //
 //   classifier_stats             max, sum of exp(x - max), and the target's logit, of the rank's columns
 //   all-reduce of max            (the operation max, into another buffer: global_max)
-//   classifier_rescale           sum, as if it had been taken with the global maximum
+//   classifier_rescale           sum, as if taken with the global maximum
 //   all-reduce of sum, target    (the operation sum)
 //   classifier_gradient          loss and gradient
 //
-// Both ways use the same functions below, so that one rank gets the same bits from either.
+// One rank needs the first and the last step only: its maximum is the global one, which would rescale by exp(0) = 1.
 //
-// defines: classifier_fused, classifier_stats, classifier_rescale, classifier_gradient, loss_sum
+// defines: classifier_stats, classifier_rescale, classifier_gradient, loss_sum
 #ifndef LLMC_CLASSIFIER_CUH
 #define LLMC_CLASSIFIER_CUH
 
@@ -38,8 +37,8 @@ __device__ __forceinline__ void row_add(RowSums<TILE> &row, const float (&x)[TIL
     for (int k = 0; k < TILE; k++) row.sums[k] += exponential_fast(x[k] - row.max);
 }
 
-// max and sum of exp(x - max) over the first `valid` (> 0) columns of a row, by all threads of the block; every thread
-// gets them. One pass, several packs at a time, so that their loads overlap.
+// Returns max and sum of exp(x - max) over the first `valid` (> 0) columns of a row to every thread of the block. One
+// pass, several packs at a time, so that their loads overlap.
 template <int W>
 __device__ __forceinline__ void row_stats(float *row_max, float *row_sum, const floatX *row, size_t valid) {
     constexpr int PACKS = W == 1 ? 1 : CLASSIFIER_TILE / W, TILE = PACKS * W;
@@ -99,30 +98,10 @@ __device__ __forceinline__ void row_gradient(floatX *row, float max, float sum, 
     }
 }
 
-// Of token n of N: its loss, and behind all losses how far its logit is below the largest (0: it was the first guess).
-__device__ __forceinline__ void store_loss(float *losses, size_t n, size_t N, float max, float sum,
-                                           float target_logit) {
-    losses[n] = logf(sum) + max - target_logit;
-    losses[N + n] = max - target_logit;
-}
-
-// How many of a rank's Vl columns, of which the first is v_start, are not padding.
+// Returns how many of a rank's Vl columns, v_start onward, are below V: the others are padding.
 __host__ __device__ __forceinline__ size_t valid_columns(size_t V, size_t Vl, size_t v_start) {
     size_t left = v_start < V ? V - v_start : 0;
     return left < Vl ? left : Vl;
-}
-
-template <int W>
-__global__ void __launch_bounds__(512, 2)
-    classifier_fused_kernel(float *losses, floatX *logits, const int *targets, float dloss, size_t V,
-                            size_t Vp, bool gradient) {
-    size_t n = blockIdx.x, target = (size_t)targets[n];
-    floatX *row = logits + n * Vp;
-    // Thread 0 reads the target's logit before the reductions of row_stats; nobody writes until after them.
-    float max, sum, target_logit = threadIdx.x == 0 && target < V ? (float)row[target] : 0.0f;
-    row_stats<W>(&max, &sum, row, V);
-    if (gradient) row_gradient<W>(row, max, sum, target, dloss, V, Vp);
-    if (threadIdx.x == 0) store_loss(losses, n, gridDim.x, max, sum, target_logit);
 }
 
 template <int W>
@@ -153,7 +132,10 @@ __global__ void __launch_bounds__(512, 2)
                                size_t Vl, size_t v_start, bool gradient) {
     size_t n = blockIdx.x, target = (size_t)targets[n] - v_start, valid = valid_columns(V, Vl, v_start);
     if (gradient) row_gradient<W>(logits + n * Vl, max[n], sum[n], target, dloss, valid, Vl);
-    if (threadIdx.x == 0) store_loss(losses, n, gridDim.x, max[n], sum[n], target_logit[n]);
+    if (threadIdx.x == 0) {
+        losses[n] = logf(sum[n]) + max[n] - target_logit[n];
+        losses[gridDim.x + n] = max[n] - target_logit[n];
+    }
 }
 
 // The sum of N floats in double by one block.
@@ -171,43 +153,23 @@ static inline unsigned classifier_threads(size_t Vl) {
     return Vl < 4096 && LONG_ROW_THREADS > 128 ? 128 : LONG_ROW_THREADS;
 }
 
-// losses[2, N] = -log softmax(logits[n])[targets[n]] over the first V of Vp columns, and the largest logit minus the
-// target's. With gradient, logits[N, Vp] become dloss * d loss / d logits, exactly 0 in the padding; else they are left
-// alone. Targets must be in [0, V).
-static inline void classifier_fused(float *losses, floatX *logits, const int *targets, float dloss, size_t N,
-                                    size_t V, size_t Vp, bool gradient, cudaStream_t stream) {
-    if (N == 0) return;
-    unsigned threads = classifier_threads(Vp);
-    kernel_cost(KERNEL_CLASSIFIER_FORWARD, N * Vp, sizeof(floatX), 3);
-    if (gradient) kernel_cost(KERNEL_CLASSIFIER_BACKWARD, N * Vp, sizeof(floatX), 3);  // reads are counted above
-    if (Vp % x128::size == 0) {
-        LAUNCH(classifier_fused_kernel<x128::size>, (unsigned)N, threads, 0, stream)
-        (losses, logits, targets, dloss, V, Vp, gradient);
-    } else {
-        LAUNCH(classifier_fused_kernel<1>, (unsigned)N, threads, 0, stream)
-        (losses, logits, targets, dloss, V, Vp, gradient);
-    }
-}
-
-// max, sum of exp(x - max) and target_logit, each [N], over those of logits[N, Vl]'s columns v_start + j that
-// are below V. target_logit is 0 if the target is elsewhere; a rank that has only padding gets max -inf and
-// sum 0.
+// Computes max, sum of exp(x - max) and target_logit, each [N], over the columns v_start + j < V of logits[N, Vl].
+// target_logit is 0 if another rank has the target. A rank that has only padding gets max -inf and sum 0. Targets must
+// be in [0, V).
 static inline void classifier_stats(float *max, float *sum, float *target_logit, const floatX *logits,
                                     const int *targets, size_t N, size_t V, size_t Vl, size_t v_start,
                                     cudaStream_t stream) {
     if (N == 0) return;
     unsigned threads = classifier_threads(Vl);
     kernel_cost(KERNEL_CLASSIFIER_FORWARD, N * Vl, sizeof(floatX), 3);
-    if (Vl % x128::size == 0) {
-        LAUNCH(classifier_stats_kernel<x128::size>, (unsigned)N, threads, 0, stream)
+    by_packs(Vl, [&](auto width) {
+        constexpr int W = width;
+        LAUNCH(classifier_stats_kernel<W>, (unsigned)N, threads, 0, stream)
         (max, sum, target_logit, logits, targets, V, Vl, v_start);
-    } else {
-        LAUNCH(classifier_stats_kernel<1>, (unsigned)N, threads, 0, stream)
-        (max, sum, target_logit, logits, targets, V, Vl, v_start);
-    }
+    });
 }
 
-// sum[N] *= exp(local_max - global_max): before sum is added over the ranks.
+// Multiplies sum[N] by exp(local_max - global_max), before sum is added over the ranks.
 static inline void classifier_rescale(float *sum, const float *local_max, const float *global_max, size_t N,
                                       cudaStream_t stream) {
     if (N == 0) return;
@@ -216,8 +178,9 @@ static inline void classifier_rescale(float *sum, const float *local_max, const 
     (sum, local_max, global_max, N);
 }
 
-// losses[2, N] = log(sum) + max - target_logit, and max - target_logit, of the global statistics; with gradient,
-// logits[N, Vl] become gradients.
+// Computes losses[2, N] of the global statistics: -log softmax(logits[n])[targets[n]], and how far the target's logit
+// is below the largest (0: the first guess was right). With gradient, logits[N, Vl] become dloss * d loss / d logits,
+// exactly 0 in the padding.
 static inline void classifier_gradient(float *losses, floatX *logits, const float *max, const float *sum,
                                        const float *target_logit, const int *targets, float dloss, size_t N,
                                        size_t V, size_t Vl, size_t v_start, bool gradient,
@@ -225,13 +188,11 @@ static inline void classifier_gradient(float *losses, floatX *logits, const floa
     if (N == 0) return;
     unsigned threads = classifier_threads(Vl);
     if (gradient) kernel_cost(KERNEL_CLASSIFIER_BACKWARD, N * Vl, 2 * sizeof(floatX), 3);
-    if (Vl % x128::size == 0) {
-        LAUNCH(classifier_gradient_kernel<x128::size>, (unsigned)N, threads, 0, stream)
+    by_packs(Vl, [&](auto width) {
+        constexpr int W = width;
+        LAUNCH(classifier_gradient_kernel<W>, (unsigned)N, threads, 0, stream)
         (losses, logits, max, sum, target_logit, targets, dloss, V, Vl, v_start, gradient);
-    } else {
-        LAUNCH(classifier_gradient_kernel<1>, (unsigned)N, threads, 0, stream)
-        (losses, logits, max, sum, target_logit, targets, dloss, V, Vl, v_start, gradient);
-    }
+    });
 }
 
 // out[1] = the sum of losses[N] in double. The order depends on N alone.

@@ -4,9 +4,11 @@
 // must be a multiple of it), or 1 for anything else.
 //
 // defines: Packed128 as x128 and f128, load128, store128, store64, load_floats, store_floats, sum_of, max_of,
-//          aligned16
+//          by_packs, aligned16
 #ifndef LLMC_PACKS_CUH
 #define LLMC_PACKS_CUH
+
+#include <type_traits>
 
 #include "llmc/kernels/cuda_common.cuh"
 
@@ -42,6 +44,13 @@ __device__ static __forceinline__ void store128(T *p, const Packed128<T> &pack) 
     cpu_check_aligned(p);
     memcpy(p, &pack, sizeof pack);
 #endif
+}
+
+// Calls launch with the width of a pack if rows of n elements consist of whole packs, else with 1.
+template <class Launch>
+static inline void by_packs(size_t n, Launch launch) {
+    if (n % x128::size == 0) launch(std::integral_constant<int, (int)x128::size>());
+    else launch(std::integral_constant<int, 1>());
 }
 
 static inline bool aligned16(const void *p) { return (uintptr_t)p % 16 == 0; }
