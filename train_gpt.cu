@@ -115,7 +115,7 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     floatX **w = m->w[l], *dresidual = m->dresidual;
     float **dw = m->dw[l], *scratch = m->reduce_scratch;
     cudaStream_t s = m->stream;
-    if (m->opt.recompute == RECOMPUTE_LAYER) layer_forward(m, l, a, recomputed_output(m->dnorm), x, B, T);
+    if (m->opt.recompute == RECOMPUTE_LAYER) layer_forward(m, l, a, NULL, x, B, T);
     if (m->opt.recompute == RECOMPUTE_GELU) gelu_forward(a->fch_gelu, a->fch, N * F, s);
     // the MLP
     const floatX *dout = dropout_backward(m, RANDOM_DROPOUT_MLP, l, dresidual, m->proj, N);

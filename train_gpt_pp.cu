@@ -307,7 +307,7 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, LayerGrads *g, const 
     float **dw = m->dw[l], *scratch = m->reduce_scratch;
     cudaStream_t s = m->stream;
     bool input = half & INPUT_HALF, weights = half & WEIGHT_HALF;
-    if (m->opt.recompute == RECOMPUTE_LAYER) layer_forward(m, l, a, recomputed_output(m->dnorm), x, B, T);
+    if (m->opt.recompute == RECOMPUTE_LAYER) layer_forward(m, l, a, NULL, x, B, T);
     if (m->opt.recompute == RECOMPUTE_GELU && weights) gelu_forward(a->fch_gelu, a->fch, N * F, s);
     // the MLP
     const floatX *dout = output_gradient(m, RANDOM_DROPOUT_MLP, l, g->dout, half);

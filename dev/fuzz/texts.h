@@ -95,8 +95,8 @@ static void fuzz_schedule(const uint8_t *data, size_t size) {
 }
 
 // A layout of 32 ranks.
-static Layout fuzz_layout(void) {
-    Layout r;
+static StepLayout fuzz_layout(void) {
+    StepLayout r;
     memset(&r, 0, sizeof r);
     r.ranks = 32, r.layers = 8, r.C = 256, r.NH = 8, r.T = 128, r.vocabulary = 1024;
     r.global_batch = 32, r.micro_batch = 2, r.t = 4, r.p = 2, r.d = 4, r.v = 2, r.schedule = SCHEDULE_INTERLEAVED;
@@ -113,11 +113,11 @@ static void fuzz_cluster(const uint8_t *data, size_t size) {
     int fd = fuzz_file(data, size, path);
     memset(&cluster, 0, sizeof cluster);
     if (cluster_read(&cluster, path, &err)) {
-        Layout r = fuzz_layout();
+        StepLayout r = fuzz_layout();
         fuzz_promise(step_simulate(&cluster, &r, &time, &err));
         fuzz_promise(isfinite(time.seconds) && time.seconds > 0);
         fuzz_promise(step_bound(&cluster, &r) <= time.seconds * (1 + 1e-9));
-        for (int i = 0; i < PART_COUNT; i++) fuzz_promise(isfinite(time.parts[i]));
+        for (int i = 0; i < TIME_PARTS; i++) fuzz_promise(isfinite(time.parts[i]));
     }
     close(fd);
 }
@@ -134,7 +134,7 @@ static void fuzz_rows(const uint8_t *data, size_t size) {
     if (!cluster_read(&cluster, "dev/clusters/laptop.json", &err)) exit(1);
     if (rows_read(path, &rows, &count, &err)) {
         for (size_t i = 0; i < count; i++) {
-            const Layout *r = &rows[i].run;
+            const StepLayout *r = &rows[i].run;
             if (!step_check(r, &err)) continue;
             size_t m = r->global_batch / (r->micro_batch * r->d);
             if (r->ranks > 4096 || r->p * r->v * m > 4096) continue;  // sound, but slow

@@ -9,7 +9,7 @@
 
 // A layout that training could take. Recomputation and schedule as the trainers' flags name them.
 typedef struct {
-    Layout run;
+    StepLayout run;
     int recompute;          // RECOMPUTE_...
     double bound, seconds;  // of a step: no less than; simulated, or 0
     size_t memory;          // bytes of the fullest stage, with the cluster's reserve
@@ -26,7 +26,7 @@ static inline size_t stage_memory_sum(const StageMemory *s) {
 
 // The trainer's options for a layout.
 static inline Options candidate_options(const Candidate *x, size_t vocabulary) {
-    const Layout *r = &x->run;
+    const StepLayout *r = &x->run;
     Options o;
     memset(&o, 0, sizeof o);
     o.sections = OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA;
@@ -42,7 +42,7 @@ static inline Options candidate_options(const Candidate *x, size_t vocabulary) {
 
 // What the trainer would say to this layout, in *err; false: nothing.
 static inline bool candidate_refused(const Candidate *x, size_t vocabulary, Error *err) {
-    const Layout *r = &x->run;
+    const StepLayout *r = &x->run;
     Options o = candidate_options(x, vocabulary);
     Grid grid;
     size_t m = r->global_batch / (r->micro_batch * r->d);
@@ -53,7 +53,7 @@ static inline bool candidate_refused(const Candidate *x, size_t vocabulary, Erro
 
 // Most micro-batches and chunks of which a stage keeps activations. In all schedules but GPipe's and zb-auto's this no
 // longer grows beyond 4p micro-batches, so a longer list need not be made.
-static inline size_t candidate_slots(const Layout *r, size_t stage) {
+static inline size_t candidate_slots(const StepLayout *r, size_t stage) {
     size_t p = r->p, m = r->global_batch / (r->micro_batch * r->d), most = 4 * p;
     if (r->schedule == SCHEDULE_GPIPE) return m * r->v;
     if (r->schedule == SCHEDULE_ZB_AUTO) {
@@ -70,7 +70,7 @@ static inline size_t candidate_slots(const Layout *r, size_t stage) {
 
 // The arenas of a stage, counted by the trainer's own layout function.
 static inline StageMemory candidate_stage(const Candidate *x, size_t vocabulary, size_t stage) {
-    const Layout *r = &x->run;
+    const StepLayout *r = &x->run;
     GPT model, *m = &model;
     memset(m, 0, sizeof *m);
     m->opt = candidate_options(x, vocabulary);

@@ -15,7 +15,7 @@
 
 static const char *const RECOMPUTE_NAMES[] = {"none", "gelu", "layer"};
 static const char *const PARTS_SHOWN[] = {"tensor", "pipeline", "data"};
-static const StepPart PARTS[] = {PART_TENSOR, PART_PIPELINE, PART_DATA};
+static const TimePart PARTS[] = {TIME_TENSOR, TIME_PIPELINE, TIME_DATA};
 
 static int fail(const Error *err) {
     fprintf(stderr, "error: %s\n", err->text);
@@ -137,7 +137,7 @@ static StepTime simulated(const Search *s, const Candidate *x) {
 
 // Flags of the layout for train_gpt_3d, into text.
 static void layout_flags(char *text, size_t size, const Candidate *x) {
-    const Layout *r = &x->run;
+    const StepLayout *r = &x->run;
     int n = snprintf(text, size, "--tensor %zu --data %zu --pipeline %zu --micro-batch %zu", r->t, r->d, r->p,
                      r->micro_batch);
 #define FLAG(...) n += snprintf(text + n, size - (size_t)n, __VA_ARGS__)
@@ -161,7 +161,7 @@ static void print_best(const Search *s) {
         layout_flags(flags, sizeof flags, x);
         printf("%9.3f %9.0f %4.1f%% %6.1f", x->seconds, (double)(w->global_batch * w->T) / x->seconds,
                100 * mfu(s, x), (double)x->memory / 1073741824.0);
-        printf(" %5.1f%%", 100 * fmax(0.0, time.parts[PART_IDLE]) / time.seconds);
+        printf(" %5.1f%%", 100 * fmax(0.0, time.parts[TIME_IDLE]) / time.seconds);
         for (int k = 0; k < 3; k++) printf(" %5.1f%%", 100 * time.parts[PARTS[k]] / time.seconds);
         printf("  %s\n", flags);
     }
@@ -203,8 +203,8 @@ static void print_neighbour(const Search *s, const char *what, Candidate x) {
         return;
     }
     int most = 0;
-    double change[PART_COUNT];
-    for (int k = 0; k < PART_COUNT; k++) {
+    double change[TIME_PARTS];
+    for (int k = 0; k < TIME_PARTS; k++) {
         change[k] = time.parts[k] - best.parts[k];
         if (change[k] > change[most]) most = k;
     }
@@ -212,19 +212,19 @@ static void print_neighbour(const Search *s, const char *what, Candidate x) {
     if (x.run.v != s->best[0].run.v) printf("v = %zu, ", x.run.v);
     printf("%+.1f%%, %.1f GiB", 100 * slower, (double)x.memory / 1073741824.0);
     if (slower > 0.0005)
-        printf(": %s %+.3f s", most == PART_IDLE ? "waiting" : step_part_name((StepPart)most), change[most]);
+        printf(": %s %+.3f s", most == TIME_IDLE ? "waiting" : time_part_name((TimePart)most), change[most]);
     printf("\n");
 }
 
 // The most chunks, not more than now, that the layers and micro-batches of a changed layout divide into.
-static void take_chunks(Layout *r) {
+static void take_chunks(StepLayout *r) {
     size_t m = r->global_batch / (r->micro_batch * r->d);
     if (r->schedule != SCHEDULE_INTERLEAVED && r->p > 1) return;
     while (r->v > 1 && (r->p == 1 || r->layers % (r->p * r->v) || m % r->p)) r->v--;
     if (r->v == 1) r->schedule = SCHEDULE_1F1B;
 }
 
-static size_t product(const Layout *r) { return r->t * r->p * r->d; }
+static size_t product(const StepLayout *r) { return r->t * r->p * r->d; }
 
 // Layouts that differ from the best one in one decision.
 static void print_neighbours(const Search *s) {
@@ -236,7 +236,7 @@ static void print_neighbours(const Search *s) {
     printf("\nwhy not\n");
     for (size_t i = 0; i < sizeof moves / sizeof *moves; i++) {
         Candidate x = *b;
-        Layout *r = &x.run;
+        StepLayout *r = &x.run;
         r->t = (size_t)((double)r->t * moves[i].t), r->p = (size_t)((double)r->p * moves[i].p);
         r->d = (size_t)((double)r->d * moves[i].d);
         r->micro_batch = (size_t)((double)r->micro_batch * moves[i].micro_batch);
@@ -338,7 +338,7 @@ static void print_json(const Search *s) {
         cJSON_AddNumberToObject(root, sizes[i].name, (double)sizes[i].value);
     for (size_t i = 0; i < s->found; i++) {
         const Candidate *x = &s->best[i];
-        const Layout *r = &x->run;
+        const StepLayout *r = &x->run;
         StepTime time = simulated(s, x);
         cJSON *row = cJSON_CreateObject();
         char flags[512];
@@ -355,7 +355,7 @@ static void print_json(const Search *s) {
         cJSON_AddNumberToObject(row, "step_seconds", x->seconds);
         cJSON_AddNumberToObject(row, "mfu", mfu(s, x));
         cJSON_AddNumberToObject(row, "memory_bytes", (double)x->memory);
-        cJSON_AddNumberToObject(row, "bubble_seconds", time.parts[PART_IDLE]);
+        cJSON_AddNumberToObject(row, "bubble_seconds", time.parts[TIME_IDLE]);
         for (int k = 0; k < 3; k++) cJSON_AddNumberToObject(row, PARTS_SHOWN[k], time.parts[PARTS[k]]);
         cJSON_AddItemToArray(best, row);
     }

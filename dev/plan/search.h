@@ -47,7 +47,7 @@ static inline int order_number(const char *order) {
 }
 
 // Does an earlier order put the ranks where this one does? So it is if they differ in axes of one rank only.
-static inline bool order_is_double(const Layout *r, int number) {
+static inline bool order_is_double(const StepLayout *r, int number) {
     char kept[ORDER_COUNT][4];
     for (int i = 0; i <= number; i++) {
         size_t n = 0;
@@ -62,7 +62,7 @@ static inline bool order_is_double(const Layout *r, int number) {
 
 static inline int candidate_order(const Candidate *a, const Candidate *b, double x, double y) {
     if (x != y) return x < y ? -1 : 1;
-    const Layout *r = &a->run, *s = &b->run;
+    const StepLayout *r = &a->run, *s = &b->run;
     size_t left[] = {r->t,       r->p, r->v, r->zero, r->sequence_parallel, r->micro_batch, (size_t)a->recompute,
                      r->schedule},
            right[] = {s->t,       s->p, s->v, s->zero, s->sequence_parallel, s->micro_batch, (size_t)b->recompute,
@@ -218,7 +218,7 @@ static inline void search_zero_bubble(Search *s) {
         Candidate x = before[i];
         bool seen = false;  // as another schedule of the same sizes
         for (size_t j = 0; j < i; j++) {
-            const Layout *a = &before[j].run, *b = &x.run;
+            const StepLayout *a = &before[j].run, *b = &x.run;
             seen = seen || (a->t == b->t && a->p == b->p && a->micro_batch == b->micro_batch && a->zero == b->zero &&
                             a->sequence_parallel == b->sequence_parallel && a->recompute == b->recompute &&
                             strcmp(a->order, b->order) == 0);

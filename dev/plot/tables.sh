@@ -279,21 +279,23 @@ ROWS
 # PTD-P's figures, and what growing costs.
 table_study() { build/tools/study --table dev/scale/rows_a100.csv; }
 
-# The mean errors of make scale and make scale-trainers: a row of theirs ends in eight columns of numbers.
+# groups TITLE COLUMNS: of a tool's output, the table that begins with TITLE, whose rows end in so many columns.
 groups() {
-    sed -n '/^mean absolute error/,/^$/p' |
-        awk 'function row(first) { line = "| " first; for (i = NF - 7; i <= NF; i++) line = line " | " $i
-                                   print line " |" }
-             /^mean/ { sub(/held out/, "held-out"); row("mean absolute error, %"); print "|---|---|---|---|---|---|---|---|---|" }
-             !/^mean/ && NF > 8 { name = $0; for (i = 0; i < 8; i++) sub(/ +[^ ]+$/, "", name); row(name) }'
+    sed -n "/^$1/,/^\$/p" |
+        awk -v title="$1" -v columns="$2" '
+            function row(first) { line = "| " first; for (i = NF - columns + 1; i <= NF; i++) line = line " | " $i
+                                  print line " |" }
+            index($0, title) == 1 { sub(/held out/, "held-out"); sub(/at most/, "at-most"); row(title)
+                                    line = "|"; for (i = 0; i <= columns; i++) line = line "---|"; print line; next }
+            NF > columns { name = $0; for (i = 0; i < columns; i++) sub(/ +[^ ]+$/, "", name); row(name) }'
 }
-table_scale() { make -s scale 2>/dev/null | groups; }
+table_scale() { make -s scale 2>/dev/null | groups 'mean absolute error, %' 8; }
 table_scale_trainers() {
     local recipe
     recipe=$(make -n scale-trainers 2>/dev/null | sed -n '/--trainer/,$p')
     [ -n "$recipe" ] || return 1
     bash -c "$recipe" >"$dir/trainers" 2>/dev/null
-    groups <"$dir/trainers"
+    groups 'trainer and light simulation, %' 4 <"$dir/trainers"
     echo
     tail -n 1 "$dir/trainers"
 }

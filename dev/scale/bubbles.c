@@ -9,13 +9,26 @@
 // A bubble is given as the paper gives it, as a share of time, (cost - work) / cost. "All stages": cost runs from the
 // first start to the last end of any stage, and work is the mean of the stages. "One stage": the stage that takes
 // longest from its own first start to its own last end, alone; that is the paper's cost.
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "dev/plot/pipeline_streams.h"
 #include "dev/plot/trace_read.h"
-#include "dev/scale/temporary.h"
+#include "llmc/host/folder.h"
 #include "llmc/host/profile.h"
 #include "llmc/pipeline_lists.h"
+
+enum { TEMPORARY_PATH = 512 };  // short enough for a command line
+
+// Makes an empty file in the folder TMPDIR, or in /tmp, and opens it. Returns -1, with a sentence, if it cannot.
+static int temporary_file(char path[TEMPORARY_PATH], const char *name, Error *err) {
+    const char *folder = getenv("TMPDIR");
+    if (!folder || !*folder) folder = "/tmp";
+    if (!path_print(path, TEMPORARY_PATH, err, "%s/%s-XXXXXX", folder, name)) return -1;
+    int fd = mkstemp(path);
+    if (fd < 0) error_set(err, "cannot make a temporary file in %s (TMPDIR): %s", folder, strerror(errno));
+    return fd;
+}
 
 // What every run has: layers of some width; a vocabulary so small that the ends of the model do not count; so many
 // layers a stage; micro-batches of so many sequences.

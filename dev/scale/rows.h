@@ -10,7 +10,7 @@ enum { ROW_FIELDS = 32 };
 
 typedef struct {
     char id[64];
-    Layout run;
+    StepLayout run;
     double seconds;  // published
 } Row;
 
@@ -46,7 +46,7 @@ static inline bool row_parse(char **header, size_t columns, char **fields, size_
 #define ROW_NUMBER(name) row_number(row_field(header, columns, fields, n, name))
     memset(row, 0, sizeof *row);
     snprintf(row->id, sizeof row->id, "%s", row_field(header, columns, fields, n, "id"));
-    Layout *r = &row->run;
+    StepLayout *r = &row->run;
     r->ranks = ROW_NUMBER("gpus"), r->layers = ROW_NUMBER("layers"), r->C = ROW_NUMBER("hidden");
     r->NH = ROW_NUMBER("heads"), r->T = ROW_NUMBER("seq"), r->vocabulary = ROW_NUMBER("vocab");
     r->global_batch = ROW_NUMBER("gbs"), r->micro_batch = ROW_NUMBER("mbs");

@@ -6,7 +6,7 @@
 // the light simulation of step.h. Every third row of a group is held out, the first included, and all of some groups:
 // --fit, which seeks the values of the named constants that make the mean absolute error least, does not see these.
 // --set tries a value; --parts shows where the time goes. --trainer has train_gpt_3d simulate each row that its flags
-// can say, and compares: see trainer.h.
+// can say, and compares it with the light simulation of the same software: see trainer.h.
 #include "dev/scale/rows.h"
 #include "dev/scale/step.h"
 #include "dev/scale/trainer.h"
@@ -54,7 +54,8 @@ typedef struct {
     bool held_out;
     StepTime time;
     double error;          // predicted / published - 1
-    double trainer;        // s of the trainer's own simulation; 0: it made none
+    double trainer, light; // s of the trainer's own simulation, 0 if it made none; of step.h with its software
+    bool published;        // the run had the trainers' software
 } Point;
 
 static int fail(const char *text) {
@@ -87,7 +88,7 @@ static double predict(Point *points, size_t count, bool held_out, Error *err) {
 // A model of one parameter: FLOPs, with those that are done again (PTD-P, section 5.1), at 158.5 TFLOP/s of each A100,
 // and the pipeline's bubble. 0 on other devices.
 static double trivial_seconds(const Point *x) {
-    const Layout *r = &x->row->run;
+    const StepLayout *r = &x->row->run;
     if (x->cluster->sms != 108) return 0;
     double B = (double)r->global_batch, s = (double)r->T, l = (double)r->layers, h = (double)r->C;
     double V = (double)r->vocabulary, times = r->recompute == LAYER_WHOLE ? 4 : 3;
@@ -240,31 +241,30 @@ static void print_rows(const Point *points, size_t count, bool parts) {
         const Point *x = &points[i];
         printf("%-24s %8.3f s %8.3f s %+6.1f %% %s", x->row->id, x->time.seconds, x->row->seconds, 100 * x->error,
                x->held_out ? "held out" : "        ");
-        for (int part = 0; parts && part < PART_COUNT; part++)
-            printf(" %s %.1f%%", step_part_name((StepPart)part), 100 * x->time.parts[part] / x->time.seconds);
+        for (int part = 0; parts && part < TIME_PARTS; part++)
+            printf(" %s %.1f%%", time_part_name((TimePart)part), 100 * x->time.parts[part] / x->time.seconds);
         printf("\n");
     }
 }
 
-// Errors of the light simulation, or of the trainer beside it: of the rows that were predicted.
-static void print_groups(const Point *points, size_t count, bool trainer) {
-    printf("\n%-34s %4s %7s %9s %7s %7s %9s %8s %6s\n", "mean absolute error, %", "rows", trainer ? "trainer" : "ours",
-           trainer ? "light" : "held out", "bias", "worst", "Calculon", "trivial", "goal");
+// Prints a group's errors over all rows, and over those that are held out.
+static void print_groups(const Point *points, size_t count) {
+    printf("\n%-34s %4s %7s %9s %7s %7s %9s %8s %6s\n", "mean absolute error, %", "rows", "ours", "held out", "bias",
+           "worst", "Calculon", "trivial", "goal");
     for (size_t g = 0; g < GROUPS; g++) {
-        double sum = 0, other = 0, bias = 0, worst = 0, trivial = 0;
-        size_t n = 0, other_n = 0;
+        double sum = 0, held_sum = 0, bias = 0, worst = 0, trivial = 0;
+        size_t n = 0, held_n = 0;
         for (size_t i = 0; i < count; i++) {
             const Point *x = &points[i];
-            if (x->group != g || (trainer && x->trainer <= 0)) continue;
-            double e = trainer ? x->trainer / x->row->seconds - 1 : x->error;
-            n++, sum += fabs(e), bias += e;
+            if (x->group != g) continue;
+            n++, sum += fabs(x->error), bias += x->error;
             trivial = trivial_seconds(x) > 0 ? trivial + fabs(trivial_seconds(x) / x->row->seconds - 1) : -INFINITY;
-            if (trainer || x->held_out) other_n++, other += fabs(x->error);
-            if (fabs(e) > fabs(worst)) worst = e;
+            if (x->held_out) held_n++, held_sum += fabs(x->error);
+            if (fabs(x->error) > fabs(worst)) worst = x->error;
         }
         if (!n) continue;
         printf("%-34s %4zu %7.1f %9.1f %+7.1f %+7.1f", groups[g].title, n, 100 * sum / (double)n,
-               other_n ? 100 * other / (double)other_n : 0.0, 100 * bias / (double)n, 100 * worst);
+               held_n ? 100 * held_sum / (double)held_n : 0.0, 100 * bias / (double)n, 100 * worst);
         double known[3] = {groups[g].calculon, 100 * trivial / (double)n, groups[g].goal};
         for (int i = 0; i < 3; i++) {
             if (known[i] < 0) printf(" %*s", 9 - i - (i == 2), "-");
@@ -274,29 +274,56 @@ static void print_groups(const Point *points, size_t count, bool trainer) {
     }
 }
 
-// The light simulation and the trainer's own, of the rows that the trainer can run, and the groups' errors by the
-// trainer. The last line is the mean difference of the two.
+// Prints by how much the trainer and the light simulation differ in each group, and the trainer's error where the
+// published runs had its software. The last line is of all rows.
+static void print_differences(const Point *points, size_t count) {
+    double all = 0, all_most = 0;
+    size_t all_n = 0;
+    printf("\n%-34s %4s %8s %8s %8s\n", "trainer and light simulation, %", "rows", "differ", "at most", "error");
+    for (size_t g = 0; g < GROUPS; g++) {
+        double sum = 0, most = 0, error = 0;
+        size_t n = 0, published = 0;
+        for (size_t i = 0; i < count; i++) {
+            const Point *x = &points[i];
+            if (x->group != g || x->trainer <= 0) continue;
+            double differs = fabs(x->trainer / x->light - 1);
+            n++, sum += differs, most = fmax(most, differs);
+            if (x->published) published++, error += fabs(x->trainer / x->row->seconds - 1);
+        }
+        if (!n) continue;
+        printf("%-34s %4zu %8.1f %8.1f", groups[g].title, n, 100 * sum / (double)n, 100 * most);
+        if (published) printf(" %8.1f\n", 100 * error / (double)published);
+        else printf(" %8s\n", "-");
+        all += sum, all_most = fmax(all_most, most), all_n += n;
+    }
+    printf("\n%zu rows differ by %.1f %% on average, %.1f %% at most\n", all_n, 100 * all / (double)all_n, 100 * all_most);
+}
+
+// Has the trainer simulate the rows that it can run, and the light simulation the same with the trainers' software.
 static bool compare_trainer(Point *points, size_t count, const char *program, Error *err) {
-    double sum = 0, most = 0;
     size_t n = 0;
-    printf("%-24s %12s %12s %10s %12s %8s\n", "run", "light", "trainer", "differs by", "published", "error");
+    printf("%-24s %12s %12s %10s\n", "run", "light", "trainer", "differs by");
     for (size_t i = 0; i < count; i++) {
         Point *x = &points[i];
-        if (!trainer_can(&x->row->run)) continue;
-        if (!trainer_seconds(program, x->cluster_file, &x->row->run, x->cluster->data_overlap, &x->trainer, err)) {
+        const StepLayout *r = &x->row->run;
+        Cluster software = trainer_software(x->cluster);
+        StepTime time;
+        if (!trainer_can(r)) continue;
+        if (!trainer_seconds(program, x->cluster_file, r, software.data_overlap, &x->trainer, err) ||
+            !step_simulate(&software, r, &time, err)) {
             printf("%-24s %s\n", x->row->id, err->text);
             x->trainer = 0;
             continue;
         }
-        double light = x->time.seconds, differs = x->trainer / light - 1;
-        printf("%-24s %10.3f s %10.3f s %+8.1f %% %10.3f s %+6.1f %%\n", x->row->id, light, x->trainer, 100 * differs,
-               x->row->seconds, 100 * (x->trainer / x->row->seconds - 1));
+        x->light = time.seconds;
+        x->published = x->light == x->time.seconds;
+        printf("%-24s %10.3f s %10.3f s %+8.1f %%\n", x->row->id, x->light, x->trainer,
+               100 * (x->trainer / x->light - 1));
         fflush(stdout);
-        sum += fabs(differs), most = fmax(most, fabs(differs)), n++;
+        n++;
     }
     if (n == 0) return error_set(err, "the trainer can run none of these rows");
-    print_groups(points, count, true);
-    printf("\n%zu rows differ by %.1f %% on average, %.1f %% at most\n", n, 100 * sum / (double)n, 100 * most);
+    print_differences(points, count);
     return true;
 }
 
@@ -330,7 +357,7 @@ int main(int argc, char **argv) {
     if (ok && program) ok = compare_trainer(points, count, program, &err);
     else if (ok) {
         print_rows(points, count, parts);
-        print_groups(points, count, false);
+        print_groups(points, count);
         print_fitted(&all);
     }
     free(points);

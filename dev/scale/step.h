@@ -1,67 +1,58 @@
 // step.h: the time of one training step of a layout on a described cluster: a light simulation. Each stage walks the
-// list that llmc/pipeline.h gives it, each step of it lasts what llmc/sim/layer.h says, messages take their time, and
+// list that llmc/pipeline.h gives it, each step of it lasts what dev/scale/layer.h says, messages take their time, and
 // at the end gradients are summed and weights updated. All tensor and data ranks of a stage do the same at one time.
 //
-// defines: Layout, StepPart, StepTime, step_check, step_bound, step_simulate
+// defines: StepLayout, StepTime, step_check, step_bound, step_simulate
 #ifndef DEV_SCALE_STEP_H
 #define DEV_SCALE_STEP_H
 
 #include "llmc/grid.h"
 #include "llmc/pipeline_lists.h"
 #include "llmc/pipeline_plan.h"
-#include "llmc/sim/layer.h"
+#include "dev/scale/layer.h"
 
 typedef struct {
     size_t ranks, layers, C, NH, T, vocabulary;  // vocabulary is padded
     size_t global_batch, micro_batch, t, p, d, v;
-    Recompute recompute;
+    LayerRecompute recompute;
     bool sequence_parallel, scatter_gather;
     bool short_ends;  // the embedding and the head each count as a layer when layers are dealt to stages
     Schedule schedule;
     size_t max_in_flight;  // of zb-auto
     bool zero;        // the optimizer's state is sharded over the data ranks
     char order[4];    // of the axes in the rank's number, fastest first; "" is "tdp"
-} Layout;
-
-typedef enum { PART_GEMM, PART_ATTENTION, PART_MEMORY, PART_TENSOR, PART_PIPELINE, PART_DATA, PART_OPTIMIZER, PART_HOST,
-               PART_IDLE, PART_COUNT } StepPart;
-
-static inline const char *step_part_name(StepPart part) {
-    static const char *const names[] = {"GEMM", "attention", "memory", "tensor", "pipeline",
-                                        "data", "optimizer", "host",   "idle"};
-    return names[part];
-}
+} StepLayout;
 
 typedef struct {
     double seconds;
     size_t slowest;             // stage that computes most
-    double parts[PART_COUNT];   // of that stage; they sum to seconds
+    double parts[TIME_PARTS];   // of that stage; they sum to seconds
 } StepTime;
 
 // What a stage's step of a chunk costs: [kind of step][first micro-batch or later].
 typedef struct {
-    double seconds[3][2], groups[3][2][GROUP_COUNT];
+    double seconds[3][2], groups[3][2][TIME_PARTS];
 } ChunkCost;
 
-static inline bool step_split(const Layout *r) {
+static inline bool step_split(const StepLayout *r) {
     return r->schedule == SCHEDULE_ZB_H1 || r->schedule == SCHEDULE_ZB_AUTO;
 }
 
 // How far apart two ranks are that differ by one in an axis: 't', 'd' or 'p'.
-static inline size_t step_stride(const Layout *r, char axis) {
+static inline size_t step_stride(const StepLayout *r, char axis) {
     size_t stride = 1;
     for (const char *at = r->order[0] ? r->order : "tdp"; *at != axis; at++)
         stride *= *at == 't' ? r->t : *at == 'd' ? r->d : r->p;
     return stride;
 }
 
-static inline Placement step_tensor_group(const Cluster *c, const Layout *r) {
+static inline Placement step_tensor_group(const Cluster *c, const StepLayout *r) {
     Placement group = placement_stride(c, 0, step_stride(r, 't'), r->t, r->ranks);
     group.alone = true;
     return group;
 }
 
-static inline bool step_check(const Layout *r, Error *err) {
+static inline bool step_check(const StepLayout *r, Error *err) {
     size_t units = r->layers + (r->short_ends ? 2 : 0);
     if (r->t * r->p * r->d != r->ranks) return error_set(err, "t * p * d is not the number of ranks");
     if (r->NH % r->t || r->C % r->NH || r->vocabulary % r->t) return error_set(err, "t does not divide the model");
@@ -73,7 +64,7 @@ static inline bool step_check(const Layout *r, Error *err) {
     return pipeline_check(r->schedule, (int)r->p, (int)m, (int)r->v, err);
 }
 
-static inline size_t step_chunk_layers(const Layout *r, size_t chunk) {
+static inline size_t step_chunk_layers(const StepLayout *r, size_t chunk) {
     size_t chunks = r->p * r->v;
     if (!r->short_ends) return stage_layer_count(r->layers, chunks, chunk);
     return (r->layers + 2) / chunks - (chunk == 0) - (chunk == chunks - 1);
@@ -81,9 +72,9 @@ static inline size_t step_chunk_layers(const Layout *r, size_t chunk) {
 
 // Adds what a list of operations takes to a step of the chunk.
 static inline void step_add(ChunkCost *cost, int kind, int later, const OpList *o, double times) {
-    double groups[GROUP_COUNT] = {0};
+    double groups[TIME_PARTS] = {0};
     cost->seconds[kind][later] += times * ops_seconds(o, groups);
-    for (int g = 0; g < GROUP_COUNT; g++) cost->groups[kind][later][g] += times * groups[g];
+    for (int g = 0; g < TIME_PARTS; g++) cost->groups[kind][later][g] += times * groups[g];
 }
 
 // Moves what makes the gradients of weights from the backward `from` to `to`.
@@ -98,7 +89,7 @@ static inline void step_take_weights(OpList *from, OpList *to) {
 
 // In halves, the sum of an input's gradient has no weight gradient beside it, and both recompute. Gradients of the
 // embedding and the head belong to the input half.
-static inline ChunkCost step_chunk_cost(const Cluster *c, const Layout *r, size_t chunk) {
+static inline ChunkCost step_chunk_cost(const Cluster *c, const StepLayout *r, size_t chunk) {
     ChunkCost cost;
     Cluster alone = *c;
     OpList o, again, weights;
@@ -131,7 +122,7 @@ static inline ChunkCost step_chunk_cost(const Cluster *c, const Layout *r, size_
 }
 
 // Parameters that a rank of the stage holds: matrices and vectors of its layers, the embeddings at both ends.
-static inline double step_parameters(const Layout *r, size_t stage) {
+static inline double step_parameters(const StepLayout *r, size_t stage) {
     double C = (double)r->C, t = (double)r->t, sum = 0;
     for (size_t chunk = 0; chunk < r->v; chunk++)
         sum += (double)step_chunk_layers(r, chunk * r->p + stage) * (12 * C * C / t + 7 * C / t + 6 * C);
@@ -142,12 +133,12 @@ static inline double step_parameters(const Layout *r, size_t stage) {
 
 typedef struct {
     const Cluster *c;
-    const Layout *r;
+    const StepLayout *r;
     size_t m;
     PipelineLists lists;
     double *arrival;           // [2][p v][m] when the input of a chunk is at its stage; < 0: not yet
     double *free_at;           // [p] when the stage's compute stream is free
-    double (*parts)[PART_COUNT];  // [p]
+    double (*parts)[TIME_PARTS];  // [p]
     ChunkCost *costs;          // [p v]
     double *send;              // [p] s of a message between stage s and s + 1, modulo p
     double *sent;              // [2][p] when the last message forward and backward between them has arrived
@@ -160,7 +151,7 @@ static inline double *step_arrival(StepMachine *x, StepKind kind, size_t chunk, 
 
 // Runs the next step of a stage if its input has arrived.
 static inline bool step_run(StepMachine *x, size_t stage, PipelineStep step) {
-    const Layout *r = x->r;
+    const StepLayout *r = x->r;
     size_t chunks = r->p * r->v, chunk = (size_t)step.chunk * r->p + stage, micro = (size_t)step.micro;
     bool forward = step.kind == STEP_FORWARD, alone = step.kind == STEP_WEIGHT, overlap = x->c->pipeline_overlap;
     bool first = alone || chunk == (forward ? 0 : chunks - 1), last = alone || chunk == (forward ? chunks - 1 : 0);
@@ -171,16 +162,16 @@ static inline bool step_run(StepMachine *x, size_t stage, PipelineStep step) {
     double receive = first ? 0 : x->gather, host = first ? 0 : x->c->host_transfer;
     const ChunkCost *cost = &x->costs[chunk];
     now += receive + host + cost->seconds[step.kind][micro > 0];
-    parts[PART_PIPELINE] += receive;
-    parts[PART_HOST] += host;
-    for (int g = 0; g < GROUP_COUNT; g++) parts[g] += cost->groups[step.kind][micro > 0][g];
+    parts[TIME_PIPELINE] += receive;
+    parts[TIME_HOST] += host;
+    for (int g = 0; g < TIME_PARTS; g++) parts[g] += cost->groups[step.kind][micro > 0][g];
     x->free_at[stage] = now;
     if (last) return true;
     size_t link = forward ? stage : (stage + r->p - 1) % r->p;
     double send = x->send[link], *sent = &x->sent[forward ? link : r->p + link];
     if (!overlap) {
         x->free_at[stage] += send;
-        parts[PART_PIPELINE] += send;
+        parts[TIME_PIPELINE] += send;
     }
     *sent = fmax(now, *sent) + send;
     *step_arrival(x, step.kind, forward ? chunk + 1 : chunk - 1, micro) = *sent;
@@ -201,7 +192,7 @@ static inline void step_walk(StepMachine *x) {
 }
 
 // What the data ranks of a stage send of its gradients, and of its weights with zero; then the update of what it owns.
-static inline void step_data(const Cluster *c, const Layout *r, size_t stage, double *sum, double *gather,
+static inline void step_data(const Cluster *c, const StepLayout *r, size_t stage, double *sum, double *gather,
                              double *update) {
     double parameters = step_parameters(r, stage), bytes = c->gradient_bytes * parameters;
     Placement data = placement_stride(c, 0, step_stride(r, 'd'), r->d, r->ranks);
@@ -214,7 +205,7 @@ static inline void step_data(const Cluster *c, const Layout *r, size_t stage, do
 // overlaps hides behind a chunk's last backward, and the gathering of weights behind its next first forward.
 static inline double step_end(StepMachine *x) {
     const Cluster *c = x->c;
-    const Layout *r = x->r;
+    const StepLayout *r = x->r;
     double end = 0, update = 0, tied = 0;
     for (size_t s = 0; s < r->p; s++) {
         double sum, gather, mine;
@@ -226,7 +217,7 @@ static inline double step_end(StepMachine *x) {
             hidden += behind;
         }
         double exposed = sum + gather - hidden + hidden * (1 - 1 / c->overlap_slowdown);
-        x->parts[s][PART_DATA] += exposed;
+        x->parts[s][TIME_DATA] += exposed;
         x->free_at[s] += exposed;
         end = fmax(end, x->free_at[s]);
         update = fmax(update, mine);
@@ -237,18 +228,18 @@ static inline double step_end(StepMachine *x) {
         tied = cost_collective(c, COLLECTIVE_ALL_REDUCE,
                                c->gradient_bytes * (double)(r->vocabulary * r->C) / (double)r->t, ends);
         double both = fmax(x->free_at[0], x->free_at[r->p - 1]) + tied;
-        x->parts[0][PART_DATA] += tied;
-        x->parts[r->p - 1][PART_DATA] += tied;
+        x->parts[0][TIME_DATA] += tied;
+        x->parts[r->p - 1][TIME_DATA] += tied;
         end = fmax(end, both);
     }
     for (size_t s = 0; s < r->p; s++) {
-        x->parts[s][PART_OPTIMIZER] += update;
-        x->parts[s][PART_HOST] += c->host_step;
+        x->parts[s][TIME_OPTIMIZER] += update;
+        x->parts[s][TIME_HOST] += c->host_step;
     }
     return end + update + c->host_step;
 }
 
-static inline ChunkCost *step_chunk_costs(const Cluster *c, const Layout *r) {
+static inline ChunkCost *step_chunk_costs(const Cluster *c, const StepLayout *r) {
     size_t chunks = r->p * r->v;
     ChunkCost *costs = (ChunkCost *)host_alloc(chunks, sizeof *costs);
     for (size_t i = 0; i < chunks; i++) {
@@ -260,7 +251,7 @@ static inline ChunkCost *step_chunk_costs(const Cluster *c, const Layout *r) {
 
 // Seconds below which no simulation of the layout comes: what the busiest stage computes, and what it cannot begin
 // before, the forwards of the stages in front of it. Far cheaper than simulating.
-static inline double step_bound(const Cluster *c, const Layout *r) {
+static inline double step_bound(const Cluster *c, const StepLayout *r) {
     double m = (double)(r->global_batch / (r->micro_batch * r->d)), most = 0, before = 0;
     ChunkCost *costs = step_chunk_costs(c, r);
     for (size_t s = 0; s < r->p; s++) {
@@ -277,13 +268,13 @@ static inline double step_bound(const Cluster *c, const Layout *r) {
 }
 
 // Bytes of a message of one tensor rank to the next stage.
-static inline double step_message(const Layout *r) {
+static inline double step_message(const StepLayout *r) {
     double whole = 2.0 * (double)(r->micro_batch * r->T) * (double)r->C;
     return r->sequence_parallel || (r->scatter_gather && r->t > 1) ? whole / (double)r->t : whole;
 }
 
 // The step's time, or an error where the layout is none.
-static inline bool step_simulate(const Cluster *c, const Layout *r, StepTime *out, Error *err) {
+static inline bool step_simulate(const Cluster *c, const StepLayout *r, StepTime *out, Error *err) {
     if (!step_check(r, err)) return false;
     size_t chunks = r->p * r->v, m = r->global_batch / (r->micro_batch * r->d);
     StepMachine x;
@@ -293,7 +284,7 @@ static inline bool step_simulate(const Cluster *c, const Layout *r, StepTime *ou
     x.lists = pipeline_lists_make(r->schedule, (int)r->p, (int)m, (int)r->v, &search);
     x.arrival = (double *)host_alloc(2 * chunks * m, sizeof *x.arrival);
     x.free_at = (double *)host_alloc(r->p, sizeof *x.free_at);
-    x.parts = (double(*)[PART_COUNT])host_alloc(r->p, sizeof *x.parts);
+    x.parts = (double(*)[TIME_PARTS])host_alloc(r->p, sizeof *x.parts);
     x.costs = step_chunk_costs(c, r);
     x.send = (double *)host_alloc(r->p, sizeof *x.send);
     x.sent = (double *)host_alloc(2 * r->p, sizeof *x.sent);
@@ -311,12 +302,12 @@ static inline bool step_simulate(const Cluster *c, const Layout *r, StepTime *ou
     double most = -1;
     for (size_t s = 0; s < r->p; s++) {
         double busy = 0;
-        for (int i = 0; i < PART_IDLE; i++) busy += x.parts[s][i];
+        for (int i = 0; i < TIME_IDLE; i++) busy += x.parts[s][i];
         if (busy <= most) continue;
         most = busy;
         out->slowest = s;
         memcpy(out->parts, x.parts[s], sizeof out->parts);
-        out->parts[PART_IDLE] = out->seconds - busy;
+        out->parts[TIME_IDLE] = out->seconds - busy;
     }
     pipeline_lists_free(&x.lists);
     free(x.arrival), free(x.free_at), free(x.parts), free(x.costs), free(x.send), free(x.sent);

@@ -30,18 +30,18 @@ typedef struct {
 // ---- values -----------------------------------------------------------------------------------------------------
 
 // TFLOP/s of a GPU, by the formula of PTD-P's section 3.5, which counts a full recomputation.
-static double teraflops(const Layout *r, double seconds) {
+static double teraflops(const StepLayout *r, double seconds) {
     double B = (double)r->global_batch, s = (double)r->T, l = (double)r->layers, h = (double)r->C;
     double V = (double)r->vocabulary;
     double flops = 96 * B * s * l * h * h * (1 + s / (6 * h) + V / (16 * l * h));
     return flops / seconds / (double)r->ranks / 1e12;
 }
 
-static double sequences(const Layout *r, double seconds) { return (double)r->global_batch / seconds; }
+static double sequences(const StepLayout *r, double seconds) { return (double)r->global_batch / seconds; }
 
-typedef double (*Value)(const Layout *r, double seconds);
+typedef double (*Value)(const StepLayout *r, double seconds);
 
-static double simulate(const Cluster *c, const Layout *r, Value value) {
+static double simulate(const Cluster *c, const StepLayout *r, Value value) {
     StepTime time;
     Error err;
     if (step_simulate(c, r, &time, &err)) return value(r, time.seconds);
@@ -143,8 +143,8 @@ static void from_rows(const Study *s, Series *series, const char *prefix, const 
     }
 }
 
-static Layout layout_of(size_t layers, size_t C, size_t NH, size_t batch, size_t micro, size_t t, size_t p, size_t d) {
-    Layout r;
+static StepLayout layout_of(size_t layers, size_t C, size_t NH, size_t batch, size_t micro, size_t t, size_t p, size_t d) {
+    StepLayout r;
     memset(&r, 0, sizeof r);
     r.ranks = t * p * d, r.layers = layers, r.C = C, r.NH = NH, r.T = 2048, r.vocabulary = 51200;
     r.global_batch = batch, r.micro_batch = micro, r.t = t, r.p = p, r.d = d, r.v = 1;
@@ -152,7 +152,7 @@ static Layout layout_of(size_t layers, size_t C, size_t NH, size_t batch, size_t
     return r;
 }
 
-#define MEMBER(name) offsetof(Layout, name)
+#define MEMBER(name) offsetof(StepLayout, name)
 
 static Chart figure(const Study *s, int number) {
     Chart c;
@@ -174,7 +174,7 @@ static Chart figure(const Study *s, int number) {
         for (size_t batch = 32; batch <= 128; batch *= 4) {
             Series *line = add_series(&c, "batch %zu", batch);
             for (size_t t = 2; t <= 32; t *= 2) {
-                Layout r = layout_of(32, 20480, 128, batch, 1, t, 64 / t, 1);
+                StepLayout r = layout_of(32, 20480, 128, batch, 1, t, 64 / t, 1);
                 add_point(line, (double)t, simulate(s->selene, &r, teraflops), 0);
             }
         }
@@ -188,7 +188,7 @@ static Chart figure(const Study *s, int number) {
         for (size_t batch = 32; batch <= 512; batch *= 4) {
             Series *line = add_series(&c, "batch %zu", batch);
             for (size_t t = 2; t <= 32; t *= 2) {
-                Layout r = layout_of(32, 3840, 32, batch, 1, t, 1, 64 / t);
+                StepLayout r = layout_of(32, 3840, 32, batch, 1, t, 1, 64 / t);
                 add_point(line, (double)t, simulate(s->selene, &r, teraflops), 0);
             }
         }
@@ -211,15 +211,15 @@ static Chart figure(const Study *s, int number) {
 }
 
 // 175B, batch 1536, t = 8 and p = 8: tokens/s of a GPU as the data ranks grow, on the trainers' own software.
-static Layout grown(size_t d) {
-    Layout r = layout_of(96, 12288, 96, 1536, 1, 8, 8, d);
+static StepLayout grown(size_t d) {
+    StepLayout r = layout_of(96, 12288, 96, 1536, 1, 8, 8, d);
     size_t m = 1536 / d;
     r.recompute = LAYER_KEEPS, r.sequence_parallel = true, r.zero = true;
     if (m % 8 == 0) r.v = 12, r.schedule = SCHEDULE_INTERLEAVED;
     return r;
 }
 
-static double tokens_each(const Layout *r, double seconds) {
+static double tokens_each(const StepLayout *r, double seconds) {
     return (double)r->global_batch * (double)r->T / seconds / (double)r->ranks;
 }
 
@@ -232,7 +232,7 @@ static Chart growth(const Study *s) {
     for (int k = 0; k < 2; k++) {
         Series *line = add_series(&c, "%s", clusters[k]->name);
         for (size_t d = 1; d <= 256; d *= 2) {
-            Layout r = grown(d);
+            StepLayout r = grown(d);
             add_point(line, (double)r.ranks, simulate(clusters[k], &r, tokens_each), 0);
         }
     }
@@ -262,7 +262,7 @@ static void print_tables(const Study *s) {
     for (size_t i = 0; i < c.count; i++) printf("---|---|");
     printf("\n");
     for (size_t k = 0; k < c.series[0].count; k++) {
-        Layout r = grown((size_t)1 << k);
+        StepLayout r = grown((size_t)1 << k);
         printf("| %zu | %zu | %zu |", r.ranks, r.global_batch / r.d, r.v);
         for (size_t i = 0; i < c.count; i++) {
             const Series *line = &c.series[i];

@@ -63,14 +63,11 @@ NCCL_DELAY=random:7:1000 CPU_STREAM_ORDER=random:11 trained 8 again train_gpt_3d
     [ "$(times "$dir/again")" = "$(times "$dir/virtual")" ]
 report $? 'delayed messages and another order of the streams have the same times to the nanosecond'
 
-# What a cluster's software does that the trainers do not: a layer computed again to its end, attention computed again,
-# messages that are not scattered, gradients of 2 bytes, kernels that are not fused.
-sed 's/"scatter_gather": {"value": true/"scatter_gather": {"value": false/
-     s/"recompute_end"/"attention_recompute": {"value": true, "source": "test"}, &/' dev/clusters/selene-2021.json \
-    >"$dir/software.json"
-trained 8 whole train_gpt_3d $layout --recompute layer --virtual-time "$dir/software.json" &&
+# Software that overlaps nothing, drops out, and has unfused attention.
+other=dev/clusters/selene-2021.json
+trained 8 whole train_gpt_3d $layout --recompute layer --virtual-time $other &&
     [ "$(losses "$dir/whole")" = "$(losses "$dir/plain")" ]
-report $? 'and other software computing layers again to their end changes no bit either'
+report $? 'nor does a cluster with other software, with layers computed again'
 
 # Ranks that share a layer differ by nanoseconds (the first adds the positions), and so may the two times.
 same_as_all_ranks() {  # same_as_all_ranks RANKS TRAINER FLAGS...: a simulation has the times of a run of all ranks
@@ -91,7 +88,7 @@ same_as_all_ranks 8 train_gpt_3d --tensor 2 --data 4 --zero 0 --overlap 0 --reco
 grep -q 'bubble 0.0%' "$dir/out"
 report $? 'and without a pipeline there is no bubble'
 same_as_all_ranks 4 train_gpt_3d --data 2 --pipeline 2 --order pdt --sequence-parallel 1
-cluster=$dir/software.json
+cluster=$other
 same_as_all_ranks 8 train_gpt_3d --tensor 2 --data 2 --pipeline 2 --zero 0 --overlap 0
 same_as_all_ranks 4 train_gpt_pp --tensor 2 --recompute layer
 # Nodes of 3 GPUs, which tensor groups of 2 and stages of 4 ranks straddle: some of the ranks sit worse than the first.
@@ -181,27 +178,27 @@ read -r events bad < <(overlapping "$dir/large.json")
 [ "${events:-0}" -gt 10000 ] && [ "$bad" = 0 ]
 report $? "of $events events none overlaps another one of its track but to lie in it ($bad do)"
 
-# The light simulation of dev/scale goes by lists of its own; the trainer's kernels must come to the same.
+# The light simulation of dev/scale goes by lists of its own. With the trainers' software it must come to the same as
+# the trainer's kernels; and where the published run had that software, near to what was published.
 bf16=${folder/fp32/bf16}/train_gpt_3d
-build/tools/scale --trainer "$bf16" dev/scale/rows_a100.csv $cluster:ptd-t1-3,ptd-t1-7,ptd-f18-nosg-B12 \
-    dev/clusters/selene-2022.json:kor-t5-22B >"$dir/out" 2>"$dir/err"
+build/tools/scale --trainer "$bf16" dev/scale/rows_a100.csv dev/scale/rows_more.csv \
+    $cluster:ptd-t1-3,ptd-t1-7,ptd-f12-v4-B12 dev/clusters/selene-2022.json:kor-t5-22B \
+    dev/clusters/dgx-a100.json:llmc-124M >"$dir/out" 2>"$dir/err"
 read -r rows _ _ _ mean _ _ _ most _ < <(tail -n 1 "$dir/out")
 [ "${rows:-0}" = 8 ] && awk -v mean="$mean" -v most="$most" 'BEGIN { exit !(mean < 0.5 && most < 1) }'
 report $? "8 published runs: the trainer and the light simulation: $(tail -n 1 "$dir/out")"
-goals=$(awk '/^mean absolute/ { on = 1; next } NF == 0 { on = 0 } on { print $(NF - 6), $NF }' "$dir/out")
-[ "$(wc -l <<<"$goals")" = 3 ] && awk '$1 > $2 { bad = 1 } END { exit bad }' <<<"$goals"
-report $? "and the trainer's mean errors of 3 groups, in %, with the goals: ${goals//$'\n'/; }"
+error=$(awk '/^llm.c/ { print $NF }' "$dir/out")
+awk -v error="${error:-100}" 'BEGIN { exit !(error < 5) }'
+report $? "llm.c's published run, which needs no other software: the trainer's error is $error%"
 
-# Both tools run the trainer with a temporary file, where TMPDIR says.
+# It runs the trainer with a temporary file, where TMPDIR says.
 mkdir "$dir/tmp"
-for tool in "build/tools/scale --trainer $bf16 dev/scale/rows_a100.csv dev/clusters/selene-2022.json:kor-t5-22B" \
-    "build/tools/bubbles formulas $bf16 dev/clusters/dgx-a100.json 4"; do
-    TMPDIR=$dir/tmp $tool >"$dir/out" 2>"$dir/err" && [ -z "$(ls "$dir/tmp")" ]
-    report $? "${tool%% *} leaves no temporary file"
-    ! TMPDIR=$dir/none $tool >"$dir/out" 2>"$dir/err" &&
-        grep -q "cannot make a temporary file in $dir/none (TMPDIR): No such file" "$dir/out" "$dir/err"
-    report $? "${tool%% *} refuses a TMPDIR that is not there"
-done
+bubbles="build/tools/bubbles formulas $bf16 dev/clusters/dgx-a100.json 4"
+TMPDIR=$dir/tmp $bubbles >"$dir/out" 2>"$dir/err" && [ -z "$(ls "$dir/tmp")" ]
+report $? 'bubbles leaves no temporary file'
+! TMPDIR=$dir/none $bubbles >"$dir/out" 2>"$dir/err" &&
+    grep -q "cannot make a temporary file in $dir/none (TMPDIR): No such file" "$dir/out" "$dir/err"
+report $? 'bubbles refuses a TMPDIR that is not there'
 
 # ---- refused --------------------------------------------------------------------------------------------------------
 

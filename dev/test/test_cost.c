@@ -303,14 +303,14 @@ static void test_layers(Check *c) {
     LayerShape s = {2, 1024, 1024, 16, 1, 1024, false, false, LAYER_KEEPS, COST_BF16,
                     placement_stride(&x, 0, 1, 1, 8)};
     OpList o;
-    double groups[GROUP_COUNT] = {0}, sum = 0;
+    double groups[TIME_PARTS] = {0}, sum = 0;
     layer_operations(&o, &x, &s, false);
     double forward = ops_seconds(&o, groups);
-    for (int g = 0; g < GROUP_COUNT; g++) sum += groups[g];
-    check(c, near(sum, forward) && groups[GROUP_TENSOR] == 0, "groups sum to the layer, and t = 1 sends nothing");
+    for (int g = 0; g < TIME_PARTS; g++) sum += groups[g];
+    check(c, near(sum, forward) && groups[TIME_TENSOR] == 0, "groups sum to the layer, and t = 1 sends nothing");
     double gemms = cost_gemm(&x, 2048, 3072, 1024, COST_BF16) + cost_gemm(&x, 2048, 1024, 1024, COST_BF16) +
                    cost_gemm(&x, 2048, 4096, 1024, COST_BF16) + cost_gemm(&x, 2048, 1024, 4096, COST_BF16);
-    check(c, near(groups[GROUP_GEMM], gemms), "its four GEMMs");
+    check(c, near(groups[TIME_GEMM], gemms), "its four GEMMs");
     layer_operations(&o, &x, &s, true);
     double backward = ops_seconds(&o, NULL);
     s.recompute = LAYER_WHOLE, x.recompute_end = true;
@@ -346,16 +346,16 @@ static void test_layers(Check *c) {
     x.fused_forward = false;
 
     s.t = 8, s.recompute = LAYER_KEEPS, s.tensor = placement_stride(&x, 0, 1, 8, 8);
-    double all_reduce = cost_collective(&x, COLLECTIVE_ALL_REDUCE, 2.0 * 2048 * 1024, s.tensor), part[2][GROUP_COUNT];
+    double all_reduce = cost_collective(&x, COLLECTIVE_ALL_REDUCE, 2.0 * 2048 * 1024, s.tensor), part[2][TIME_PARTS];
     for (int parallel = 0; parallel < 2; parallel++) {
         memset(part[parallel], 0, sizeof part[parallel]);
         s.sequence_parallel = parallel;
         layer_operations(&o, &x, &s, false);
         ops_seconds(&o, part[parallel]);
     }
-    check(c, near(part[0][GROUP_TENSOR], 2 * all_reduce), "t = 8: two all-reduces in forward");
-    check(c, near(part[1][GROUP_TENSOR], 2 * all_reduce), "sequence parallelism sends as much");
-    check(c, part[1][GROUP_MEMORY] < part[0][GROUP_MEMORY] && near(part[1][GROUP_GEMM], part[0][GROUP_GEMM]),
+    check(c, near(part[0][TIME_TENSOR], 2 * all_reduce), "t = 8: two all-reduces in forward");
+    check(c, near(part[1][TIME_TENSOR], 2 * all_reduce), "sequence parallelism sends as much");
+    check(c, part[1][TIME_MEMORY] < part[0][TIME_MEMORY] && near(part[1][TIME_GEMM], part[0][TIME_GEMM]),
           "and cuts memory-bound kernels, not GEMMs");
     memset(part, 0, sizeof part);
     s.sequence_parallel = false;
@@ -364,13 +364,13 @@ static void test_layers(Check *c) {
     x.tensor_overlap = true, x.overlap_slowdown = 1;
     layer_operations(&o, &x, &s, true);
     ops_seconds(&o, part[1]);
-    check(c, near(part[0][GROUP_TENSOR], 2 * all_reduce) && part[1][GROUP_TENSOR] < part[0][GROUP_TENSOR] &&
-                 near(part[0][GROUP_GEMM], part[1][GROUP_GEMM]), "weight gradients hide the all-reduces of backward");
+    check(c, near(part[0][TIME_TENSOR], 2 * all_reduce) && part[1][TIME_TENSOR] < part[0][TIME_TENSOR] &&
+                 near(part[0][TIME_GEMM], part[1][TIME_GEMM]), "weight gradients hide the all-reduces of backward");
 }
 
 // Layers of equal cost, and next to nothing at the ends: 4 stages of 2 layers, 8 micro-batches.
-static Layout equal_stages(size_t v) {
-    Layout r = {4, 8, 4096, 32, 256, 128, 8, 1, 1, 4, 1, v, LAYER_KEEPS, false, false, false,
+static StepLayout equal_stages(size_t v) {
+    StepLayout r = {4, 8, 4096, 32, 256, 128, 8, 1, 1, 4, 1, v, LAYER_KEEPS, false, false, false,
              v > 1 ? SCHEDULE_INTERLEAVED : SCHEDULE_1F1B, 0, false, ""};
     return r;
 }
@@ -381,11 +381,11 @@ static void test_steps(Check *c) {
     StepTime time, again;
     x.gpus_per_node = 1, x.nic_bandwidth = 1e15, x.nic_collective_bandwidth = 1e15;
     for (size_t v = 1; v <= 2; v++) {
-        Layout r = equal_stages(v);
+        StepLayout r = equal_stages(v);
         bool ok = step_simulate(&x, &r, &time, &err) && step_simulate(&x, &r, &again, &err);
-        double idle = time.parts[PART_IDLE], bubble = idle / (time.seconds - idle), sum = 0;
+        double idle = time.parts[TIME_IDLE], bubble = idle / (time.seconds - idle), sum = 0;
         double formula = pipeline_bubble(4, 8, (int)v);
-        for (int i = 0; i < PART_COUNT; i++) sum += time.parts[i];
+        for (int i = 0; i < TIME_PARTS; i++) sum += time.parts[i];
         check(c, ok && fabs(bubble / formula - 1) < 0.03, "v = %zu: a bubble of %.4f, by the formula %.4f", v, bubble,
               formula);
         check(c, near(sum, time.seconds), "the parts sum to the step");
@@ -394,25 +394,25 @@ static void test_steps(Check *c) {
         step_simulate(&x, &r, &time, &err);
         x.nic_bandwidth = 5e8;
         step_simulate(&x, &r, &again, &err);
-        check(c, near(again.parts[PART_PIPELINE], 2 * time.parts[PART_PIPELINE]) && time.parts[PART_PIPELINE] > 0,
+        check(c, near(again.parts[TIME_PIPELINE], 2 * time.parts[TIME_PIPELINE]) && time.parts[TIME_PIPELINE] > 0,
               "half the bandwidth between stages, twice the time that its messages take");
         x.nic_bandwidth = 1e15;
     }
-    Layout queued = equal_stages(1);
+    StepLayout queued = equal_stages(1);
     queued.schedule = SCHEDULE_GPIPE, x.pipeline_overlap = true, x.nic_bandwidth = 1;
     step_simulate(&x, &queued, &time, &err);
     check(c, fabs(time.seconds / (2 * (8 + 2) * step_message(&queued)) - 1) < 1e-3,
           "messages beside compute follow each other: 8 by 3 links each way, %.3g s", time.seconds);
-    Layout data = {16, 2, 1024, 16, 256, 128, 32, 1, 1, 1, 16, 1, LAYER_KEEPS, false, false, false,
+    StepLayout data = {16, 2, 1024, 16, 256, 128, 32, 1, 1, 1, 16, 1, LAYER_KEEPS, false, false, false,
                 SCHEDULE_1F1B, 0, false, ""};
     x = simple();
     step_simulate(&x, &data, &time, &err);
     x.nic_collective_bandwidth /= 2;
     step_simulate(&x, &data, &again, &err);
-    check(c, near(again.parts[PART_DATA], 2 * time.parts[PART_DATA]) && time.parts[PART_DATA] > 0 &&
-                 near(again.seconds - time.seconds, time.parts[PART_DATA]), "and so of the sum over data ranks");
+    check(c, near(again.parts[TIME_DATA], 2 * time.parts[TIME_DATA]) && time.parts[TIME_DATA] > 0 &&
+                 near(again.seconds - time.seconds, time.parts[TIME_DATA]), "and so of the sum over data ranks");
     double parameters = 2 * (12.0 * 1024 * 1024 + 13.0 * 1024) + (256.0 + 128) * 1024;
-    check(c, near(time.parts[PART_DATA], 2.0 * 15 / 16 * 4 * parameters / 8e9), "which is of all parameters");
+    check(c, near(time.parts[TIME_DATA], 2.0 * 15 / 16 * 4 * parameters / 8e9), "which is of all parameters");
     data.layers = 3, data.p = 2, data.d = 8;
     check(c, step_simulate(&x, &data, &time, &err) && step_chunk_layers(&data, 0) == 2 &&
                  step_chunk_layers(&data, 1) == 1, "3 layers on 2 stages are dealt as the trainers deal them");

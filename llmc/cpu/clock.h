@@ -4,7 +4,7 @@
 // Time follows from the flow of data alone, never from the order in which this machine gets things done:
 //   - the host has a time; putting work into a stream costs it launch_host; what waits for a stream moves it on;
 //   - an operation begins when the stream's operation before it has ended, the host has enqueued it, and what it waits
-//     for has ended: an event's record, or all ranks of a collective or message (llmc/mpi/clock.h);
+//     for has ended: an event's record, or all ranks of a collective or message (llmc/mpi/timing.h);
 //   - it ends when its cost is over; an event holds the end of what was before it.
 // So a run's times are the same whatever the load, CPU_STREAM_ORDER or NCCL_DELAY. stream.h and cuda_runtime.h call the
 // functions here; simulate.h has the mode in which kernels are not run at all.
@@ -21,12 +21,6 @@
 #include "llmc/sim/cost.h"
 #include "llmc/sim/kernel.h"
 
-// Where the time of a stream goes. PIPELINE, TENSOR and DATA: communication that nothing hides; IDLE: waiting for work.
-enum CpuPart {
-    CPU_GEMM, CPU_ATTENTION, CPU_MEMORY_BOUND, CPU_TENSOR, CPU_PIPELINE, CPU_DATA, CPU_OPTIMIZER, CPU_HOST, CPU_IDLE,
-    CPU_PARTS
-};
-
 enum { CPU_MAX_STREAMS = 64, CPU_GAPS = 128 };
 
 // The end of what a stream had done when an event was recorded, and what of that was communication.
@@ -35,7 +29,7 @@ struct CpuMoment {
     unsigned epoch, stream;
     uint64_t begun;           // begin of the stream's last communication, or of the first that had no gap behind it
     uint64_t first, busy;     // begin of the first collective since the record before; ns of all collectives so far
-    CpuPart part;             // of the last communication; IDLE: there was none
+    TimePart part;             // of the last communication; IDLE: there was none
 };
 
 struct CpuTimes {
@@ -44,7 +38,7 @@ struct CpuTimes {
     uint64_t now;
     CpuMoment last;           // its communication so far, and when that ended
     uint64_t seen[CPU_MAX_STREAMS];  // of other streams' collectives: what was waited for already
-    uint64_t spent[CPU_PARTS];
+    uint64_t spent[TIME_PARTS];
     uint64_t gaps[CPU_GAPS][2], gap_count;  // [begin, end) of its last waits, in a ring
 };
 
@@ -52,14 +46,12 @@ struct CpuClock {
     bool on;
     bool simulates;           // kernels are not run, and device memory is not touched
     Cluster cluster;
-    bool gathers_gradients;   // what data ranks gather are summed gradients; else it is weights
-    size_t whole_messages;    // tensor ranks that each send all of what goes to the next stage; 0: each sends a part
     size_t stage_ranks;       // tensor x data ranks of a pipeline stage
     size_t shift;             // of a simulation: its ranks sit where those with numbers so much higher do
     uint64_t host;            // ns
     unsigned epoch;           // counts cpu_clock_zero: times of earlier epochs are 0
     double stated;            // seconds of the next launch
-    CpuPart stated_part;
+    TimePart stated_part;
     KernelWork work;          // of the next launch: the sum of what was stated
     double peak;              // FLOP/s of the last product or attention's precision
 };
@@ -87,19 +79,17 @@ static inline uint64_t cpu_later(uint64_t time, uint64_t ns) { return std::min(t
 
 // ---------------------------------------------------------------------------------------------- costs
 
-static inline CpuPart cpu_part_of(KernelKind kind) {
-    if (kind == KERNEL_GEMM) return CPU_GEMM;
-    if (kind == KERNEL_ATTENTION_FORWARD || kind == KERNEL_ATTENTION_BACKWARD) return CPU_ATTENTION;
-    return kind == KERNEL_OPTIMIZER ? CPU_OPTIMIZER : CPU_MEMORY_BOUND;
+static inline TimePart cpu_part_of(KernelKind kind) {
+    if (kind == KERNEL_GEMM) return TIME_GEMM;
+    if (kind == KERNEL_ATTENTION_FORWARD || kind == KERNEL_ATTENTION_BACKWARD) return TIME_ATTENTION;
+    return kind == KERNEL_OPTIMIZER ? TIME_OPTIMIZER : TIME_MEMORY;
 }
 
 // Attention by the cluster's law, whose rates are those of 16 bits; in fp32 they are as much lower as products' are.
-// Around unfused attention its operands are copied: out of qkv and back. Where the software computes attention again,
-// backward has its forward in it.
+// Around unfused attention its operands are copied: out of qkv and back.
 static inline double cpu_attention_seconds(const Cluster *c, const KernelWork *w) {
     bool backward = w->kind == KERNEL_ATTENTION_BACKWARD;
     double seconds = cost_attention(c, c->attention, backward, w->B, w->T, w->NH, w->HS);
-    if (backward && c->attention_recompute) seconds += cost_attention(c, c->attention, false, w->B, w->T, w->NH, w->HS);
     if (w->width == 4) seconds = c->launch_device + (seconds - c->launch_device) * c->peak_bf16 / c->peak_fp32;
     double copied = (double)(w->B * w->T * w->NH * w->HS * w->width) * (backward ? 8 : 2);
     return c->attention == ATTENTION_FLASH ? seconds : seconds + cost_memory(c, MEMORY_ELEMENTWISE, copied);
@@ -116,11 +106,11 @@ static inline double cpu_kernel_seconds(const Cluster *c, const KernelWork *w) {
         }
         case KERNEL_ATTENTION_FORWARD: case KERNEL_ATTENTION_BACKWARD: return cpu_attention_seconds(c, w);
         case KERNEL_RESIDUAL: return cost_memory(c, MEMORY_ELEMENTWISE, bytes + c->dropout * w->elements);
-        case KERNEL_RESIDUAL_LAYERNORM: return cost_residual_layernorm(c, bytes / 4, w->elements);
         case KERNEL_EXPONENTIAL: return cost_memory(c, MEMORY_SOFTMAX, bytes);
+        case KERNEL_RESIDUAL_LAYERNORM: return cost_memory(c, MEMORY_LAYERNORM_FORWARD, bytes + c->dropout * w->elements);
         case KERNEL_LAYERNORM_FORWARD: return cost_memory(c, MEMORY_LAYERNORM_FORWARD, bytes);
-        case KERNEL_LAYERNORM_BACKWARD: return cost_layernorm_backward(c, bytes / 3);
-        case KERNEL_RESIDUAL_BACKWARD: return cost_residual_backward(c, bytes / 4, w->elements);
+        case KERNEL_LAYERNORM_BACKWARD: case KERNEL_RESIDUAL_BACKWARD:
+            return cost_memory(c, MEMORY_LAYERNORM_BACKWARD, bytes);
         case KERNEL_CLASSIFIER_FORWARD: case KERNEL_CLASSIFIER_BACKWARD:
             return cost_memory(c, MEMORY_ELEMENTWISE, c->classifier_bytes / 2 * w->elements);
         case KERNEL_OPTIMIZER: return cost_memory(c, MEMORY_OPTIMIZER, c->optimizer_bytes * w->elements);
@@ -149,14 +139,14 @@ static inline void cpu_state_bytes(KernelKind kind, double bytes) {
 
 struct CpuCost {
     uint64_t ns, host;  // of the operation; of the host when it was enqueued
-    CpuPart part;
+    TimePart part;
     double bytes, flops;
 };
 
 // Takes what was stated for an operation that is being enqueued; the least that a kernel takes if nothing was.
 static inline CpuCost cpu_take_cost() {
     CpuClock &c = cpu_clock();
-    CpuCost cost = {0, 0, CPU_MEMORY_BOUND, c.work.bytes, c.work.flops};
+    CpuCost cost = {0, 0, TIME_MEMORY, c.work.bytes, c.work.flops};
     c.work.bytes = c.work.flops = 0;
     if (!c.on) return cost;
     c.host = cpu_later(c.host, cpu_ns(c.cluster.launch_host));
@@ -174,7 +164,7 @@ static inline CpuCost cpu_take_cost() {
 static inline void cpu_clock_work(CpuTimes *t, uint64_t ns, uint64_t least) {
     uint64_t ran = cpu_later(t->now, ns);
     t->now = std::min(std::max(ran, least), CPU_END);
-    t->spent[CPU_HOST] += t->now - ran;  // the host was late
+    t->spent[TIME_HOST] += t->now - ran;  // the host was late
 }
 
 static inline CpuMoment cpu_clock_record(CpuTimes *t, uint64_t host) {
@@ -225,16 +215,16 @@ static inline void cpu_clock_wait(CpuTimes *t, const CpuMoment &m) {
     if (m.epoch != cpu_clock().epoch) return;
     cpu_clock_beside(t, m);
     if (m.ns <= t->now) return;
-    uint64_t exposed = m.part == CPU_IDLE ? 0 : std::min(m.ns - t->now, m.ns - m.begun);
+    uint64_t exposed = m.part == TIME_IDLE ? 0 : std::min(m.ns - t->now, m.ns - m.begun);
     t->spent[m.part] += exposed;
-    t->spent[CPU_IDLE] += m.ns - t->now - exposed;
+    t->spent[TIME_IDLE] += m.ns - t->now - exposed;
     cpu_clock_gap(t, t->now, m.ns);
     t->now = m.ns;
 }
 
 // A communication of all ranks that took begin..end.
-static inline void cpu_clock_communicated(CpuTimes *t, uint64_t begin, uint64_t end, CpuPart part, bool collective) {
-    if (begin > t->now) t->spent[CPU_IDLE] += begin - t->now;
+static inline void cpu_clock_communicated(CpuTimes *t, uint64_t begin, uint64_t end, TimePart part, bool collective) {
+    if (begin > t->now) t->spent[TIME_IDLE] += begin - t->now;
     t->spent[part] += end - begin;
     cpu_clock_gap(t, t->now, end);
     t->now = end;

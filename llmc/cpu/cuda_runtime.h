@@ -99,7 +99,7 @@ static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, uns
     if (r.streams.size() == CPU_MAX_STREAMS) return cpu_error(cudaErrorMemoryAllocation);
     r.streams.push_back(*stream = new CUstream_st{{}, ++r.streams_made, flags, priority, {}, NULL});
     (*stream)->times.number = (*stream)->number;
-    (*stream)->times.last.part = CPU_IDLE;
+    (*stream)->times.last.part = TIME_IDLE;
     return cudaSuccess;
 }
 static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {

@@ -7,7 +7,7 @@
 // processes exchange times in shared memory. What begins when follows from these times alone, so that the order in
 // which the processes get there changes nothing.
 //
-// cpu_simulate_ranks makes the processes. llmc/mpi/mpi.h and llmc/mpi/clock.h are the MPI and the NCCL of such a job.
+// cpu_simulate_ranks makes the processes. llmc/mpi/mpi.h and llmc/mpi/timing.h are the MPI and the NCCL of such a job.
 #ifndef LLMC_CPU_SIMULATE_H
 #define LLMC_CPU_SIMULATE_H
 

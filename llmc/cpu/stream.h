@@ -260,7 +260,7 @@ inline void cpu_clock_zero() {
         s->times = CpuTimes();
         s->times.number = number;
         s->times.computes = computes;
-        s->times.last.part = CPU_IDLE;
+        s->times.last.part = TIME_IDLE;
     }
 }
 

@@ -18,14 +18,13 @@
 #include "llmc/host/stall.h"
 #include "llmc/mpi/types.h"
 
-// The virtual clock's part of a communicator, an operation and a group: see clock.h.
+// The virtual clock's part of a communicator, an operation and a group: see timing.h.
 #ifndef __CUDACC__
 struct CommClock {
     std::vector<size_t> ranks;   // [size] ranks of the job
     Placement place;
     size_t world;
-    CpuPart part;
-    bool gradients;              // sums gradients
+    TimePart part;
     uint64_t now;                // ns: end of its last group
     unsigned epoch;
     std::vector<int> processes;  // of a simulation that are ranks of it, and their meeting place

@@ -22,7 +22,7 @@
 #ifndef LLMC_MPI_TRANSPORT_H
 #define LLMC_MPI_TRANSPORT_H
 
-#include "llmc/mpi/clock.h"
+#include "llmc/mpi/timing.h"
 
 namespace nccl_mpi {
 

@@ -1,7 +1,7 @@
 // cost.h: how long one operation lasts on a device of a described cluster, in seconds.
 //
-// defines: CostPrecision, cost_gemm, cost_attention_gemms, cost_softmax, cost_attention, MemoryClass, cost_memory,
-//          cost_residual_layernorm, cost_layernorm_backward, cost_residual_backward, Placement, placement_ranks,
+// defines: TimePart, time_part_name, CostPrecision, cost_gemm, cost_attention_gemms, cost_softmax, cost_attention, MemoryClass, cost_memory,
+//          Placement, placement_ranks,
 //          placement_stride, placement_of_ends, CollectiveKind, cost_collective, cost_send, cost_send_between
 //
 // Nothing here knows of models, layouts, streams or schedules. Every function is pure: same arguments, same bits.
@@ -9,6 +9,19 @@
 #define LLMC_SIM_COST_H
 
 #include "llmc/sim/cluster.h"
+
+// Where a device's time goes. Communication counts as far as compute does not hide it: collectives for which compute
+// waits at once, as tensor parallelism's (TENSOR), messages (PIPELINE), all other collectives (DATA).
+typedef enum {
+    TIME_GEMM, TIME_ATTENTION, TIME_MEMORY, TIME_TENSOR, TIME_PIPELINE, TIME_DATA, TIME_OPTIMIZER, TIME_HOST, TIME_IDLE,
+    TIME_PARTS
+} TimePart;
+
+static inline const char *time_part_name(TimePart part) {
+    static const char *const names[] = {"GEMM", "attention", "memory",    "tensor", "pipeline",
+                                        "data", "optimizer", "host", "idle"};
+    return names[part];
+}
 
 typedef enum { COST_FP32, COST_BF16 } CostPrecision;
 
@@ -94,29 +107,6 @@ static inline double cost_memory(const Cluster *c, MemoryClass kind, double byte
                    : kind == MEMORY_SOFTMAX            ? c->softmax_efficiency
                                                        : c->optimizer_efficiency;
     return cost_bytes(c, share, bytes);
-}
-
-// A residual and the layernorm behind it over `values` bytes. Fused, one kernel reads the two summands and writes their
-// sum and its layernorm; else a second one reads the sum again.
-static inline double cost_residual_layernorm(const Cluster *c, double values, double elements) {
-    double mask = c->dropout * elements;
-    if (c->fused_forward) return cost_memory(c, MEMORY_LAYERNORM_FORWARD, 4 * values + mask);
-    return cost_memory(c, MEMORY_ELEMENTWISE, 3 * values + mask) + cost_memory(c, MEMORY_LAYERNORM_FORWARD, 2 * values);
-}
-
-// A layernorm's backward over `values` bytes. Fused, one kernel reads gradient and input and writes a gradient; else a
-// second one reads the first two again, for the gradients of the weights.
-static inline double cost_layernorm_backward(const Cluster *c, double values) {
-    return cost_memory(c, MEMORY_LAYERNORM_BACKWARD, (c->fused_backward ? 3 : 5) * values);
-}
-
-// The same where the residual's gradient is added, and what comes with it: the sum that is a bias's gradient, and the
-// mask of dropout. Fused it is one kernel that reads one more.
-static inline double cost_residual_backward(const Cluster *c, double values, double elements) {
-    if (c->fused_backward) return cost_memory(c, MEMORY_LAYERNORM_BACKWARD, 4 * values);
-    return cost_layernorm_backward(c, values) + cost_memory(c, MEMORY_ELEMENTWISE, 3 * values) +
-           cost_memory(c, MEMORY_ELEMENTWISE, values) +
-           cost_memory(c, MEMORY_ELEMENTWISE, c->dropout ? 2 * values + elements : 0);
 }
 
 // Where the ranks of a group sit.

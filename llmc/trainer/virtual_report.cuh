@@ -24,11 +24,11 @@ static inline void trainer_clock_end_step(Trainer *m, double ms) {
     double known = 0;
     v->rank = m->job.rank;
     v->ms = ms;
-    for (int i = 0; i < VIRTUAL_PARTS; i++) {
+    for (int i = 0; i < TIME_PARTS; i++) {
         v->part[i] = 1e-6 * (double)m->stream->times.spent[i];
-        if (i != CPU_IDLE) known += v->part[i];
+        if (i != TIME_IDLE) known += v->part[i];
     }
-    v->part[CPU_IDLE] = fmax(0, ms - known);
+    v->part[TIME_IDLE] = fmax(0, ms - known);
     for (int i = 0; i < 4; i++) v->bytes[i] = (double)arenas[i]->used;
     v->reserve = (double)job_reserve(&m->job);
 }
@@ -37,14 +37,14 @@ static inline void trainer_print_virtual_step(const VirtualStep *v, const char *
     double bytes = v->reserve;
     for (int i = 0; i < 4; i++) bytes += v->bytes[i];
     printf("%5s %10.3f", name, v->ms);
-    for (int i = 0; i < VIRTUAL_PARTS; i++) printf(" %9.1f", v->ms > 0 ? 100 * v->part[i] / v->ms : 0);
+    for (int i = 0; i < TIME_PARTS; i++) printf(" %9.1f", v->ms > 0 ? 100 * v->part[i] / v->ms : 0);
     printf(" %10.2f\n", bytes / 1073741824.0);
 }
 
 // Waiting for other stages over working time, as pipeline papers count it.
 static inline double virtual_bubble(const VirtualStep *v) {
-    double work = v->part[CPU_GEMM] + v->part[CPU_ATTENTION] + v->part[CPU_MEMORY_BOUND] + v->part[CPU_TENSOR];
-    return work > 0 ? (v->part[CPU_IDLE] + v->part[CPU_PIPELINE]) / work : 0;
+    double work = v->part[TIME_GEMM] + v->part[TIME_ATTENTION] + v->part[TIME_MEMORY] + v->part[TIME_TENSOR];
+    return work > 0 ? (v->part[TIME_IDLE] + v->part[TIME_PIPELINE]) / work : 0;
 }
 
 static inline void trainer_print_clock(const Trainer *m, const VirtualStep *steps, size_t count) {
@@ -55,7 +55,7 @@ static inline void trainer_print_clock(const Trainer *m, const VirtualStep *step
         const VirtualStep *v = &steps[k];
         if (m->grid.p > 1) bubble += virtual_bubble(v) / n;
         mean.ms += v->ms / n, mean.reserve += v->reserve / n;
-        for (int i = 0; i < VIRTUAL_PARTS; i++) mean.part[i] += v->part[i] / n;
+        for (int i = 0; i < TIME_PARTS; i++) mean.part[i] += v->part[i] / n;
         for (int i = 0; i < 4; i++) mean.bytes[i] += v->bytes[i] / n;
     }
     double seconds = 1e-3 * steps[0].ms, model = count_flops(&m->config, tokens, m->T);
@@ -70,7 +70,7 @@ static inline void trainer_print_clock(const Trainer *m, const VirtualStep *step
            seconds, tokens / seconds, 1e-12 * model / seconds / gpus, 1e-12 * done / seconds / gpus,
            100 * model / seconds / gpus / trainer_peak_flops(m), 100 * bubble);
     printf("%5s %10s", "rank", "ms");
-    for (int i = 0; i < VIRTUAL_PARTS; i++) printf(" %9s", VIRTUAL_PART_NAMES[i]);
+    for (int i = 0; i < TIME_PARTS; i++) printf(" %9s", time_part_name((TimePart)i));
     printf(" %10s   (parts in %%)\n", "GiB");
     for (size_t k = 0; k < count; k++) {
         char name[16];

@@ -1,7 +1,7 @@
 // virtual_time.cuh: --virtual-time and --simulate: reads the cluster file and starts the clock of the stand-ins
 // (llmc/cpu/clock.h), and of a simulation the processes (llmc/cpu/simulate.h). On a GPU both flags are refused.
 //
-// defines: VirtualStep, recomputed_output, trainer_virtual_time, trainer_simulate, trainer_clock_zero,
+// defines: VirtualStep, trainer_virtual_time, trainer_simulate, trainer_clock_zero,
 //          trainer_clock_begin_step
 #ifndef LLMC_VIRTUAL_TIME_CUH
 #define LLMC_VIRTUAL_TIME_CUH
@@ -9,35 +9,19 @@
 #include "llmc/host/options.h"
 #include "llmc/trainer/job.cuh"
 
-enum { VIRTUAL_PARTS = 9 };
-
-static const char *const VIRTUAL_PART_NAMES[VIRTUAL_PARTS] = {"GEMM", "attention", "memory",    "tensor", "pipeline",
-                                                              "data", "optimizer", "host", "idle"};
-
+#ifdef CPU_CLOCK
 // One rank's last step: what its compute stream did. Plain bytes, so that ranks can send it.
 typedef struct {
     int rank;
-    double ms, part[VIRTUAL_PARTS];  // ms; the parts sum to the step
-    double bytes[4], reserve;        // weights, gradients, optimizer, activations
+    double ms, part[TIME_PARTS];  // ms; the parts sum to the step
+    double bytes[4], reserve;     // weights, gradients, optimizer, activations
 } VirtualStep;
 
-#ifdef CPU_CLOCK
-static_assert((int)VIRTUAL_PARTS == (int)CPU_PARTS, "the parts are those of the clock");
-
-// Starts the clock for a run with these options: a layer that the trainer computes again has the attention in it that
-// the cluster's software computes again; messages between stages are whole without scatter/gather; and without ZeRO
-// data ranks gather gradients, the second half of an all-reduce.
-static inline void trainer_start_clock(Cluster *cluster, const Options *o, bool simulates) {
-    if (o->recompute == RECOMPUTE_LAYER) cluster->attention_recompute = false;
+// Starts the clock for a run with these options.
+static inline void trainer_start_clock(const Cluster *cluster, const Options *o, bool simulates) {
     cpu_clock_start(cluster, simulates);
-    cpu_clock().gathers_gradients = !o->zero;
     cpu_clock().stage_ranks = o->tensor * o->data;
-    cpu_clock().whole_messages = cluster->scatter_gather || o->sequence_parallel || o->tensor < 2 ? 0 : o->tensor;
 }
-
-// Where a layer that is computed again leaves its output, which backward does not need: nowhere, or where the clock's
-// software computes it all the same, in scratch.
-static inline floatX *recomputed_output(floatX *scratch) { return cpu_clock().cluster.recompute_end ? scratch : NULL; }
 
 // Starts the clock of --virtual-time; that of a simulation runs already.
 static inline bool trainer_virtual_time(const Options *o, Error *err) {
@@ -119,12 +103,15 @@ static inline void trainer_clock_begin_step(void) {
     cpu_clock_host_works(cpu_ns(cpu_clock().cluster.host_step));
 }
 #else
+typedef struct {
+    int none;
+} VirtualStep;
+
 static inline bool trainer_virtual_time(const Options *o, Error *err) {
     return (!o->virtual_time && !o->simulate) ||
            error_set(err, "--%s needs the trainers that need no GPU: build with make DEVICE=cpu",
                      o->simulate ? "simulate" : "virtual-time");
 }
-static inline floatX *recomputed_output(floatX *) { return NULL; }
 static inline void trainer_simulate(int, char **, unsigned) {}
 static inline void trainer_clock_zero(void) {}
 static inline void trainer_clock_begin_step(void) {}

@@ -1,4 +1,4 @@
-// clock.h: communication on the virtual clock of the stand-ins (llmc/cpu/clock.h).
+// timing.h: communication on the virtual clock of the stand-ins (llmc/cpu/clock.h).
 //
 // A group of operations begins when all ranks of it are ready: each has come to it on its streams, and the communicator
 // is done with the group before. A message needs both ranks, as NCCL's sends wait for their receives; a broadcast is
@@ -8,8 +8,8 @@
 // In a simulation no data move, and the processes meet in shared memory (llmc/cpu/simulate.h).
 //
 // defines: simulates, clock_*, simulated_communicator, name_members; on a GPU they do nothing
-#ifndef LLMC_MPI_CLOCK_H
-#define LLMC_MPI_CLOCK_H
+#ifndef LLMC_MPI_TIMING_H
+#define LLMC_MPI_TIMING_H
 
 #include "llmc/mpi/operation.h"
 
@@ -57,9 +57,8 @@ inline void clock_communicator(ncclComm_t comm) {
         for (size_t &rank : c->ranks) rank += cpu_clock().shift;
     c->place = placement_ranks(&cpu_clock().cluster, c->ranks.data(), c->ranks.size(), (size_t)world);
     c->world = (size_t)world;
-    c->part = comm->name == "tensor" ? CPU_TENSOR : comm->name == "pipeline" ? CPU_PIPELINE : CPU_DATA;
-    c->place.alone = c->part == CPU_TENSOR;
-    c->gradients = comm->name == "data" || comm->name == "embedding";
+    c->part = comm->name == "tensor" ? TIME_TENSOR : comm->name == "pipeline" ? TIME_PIPELINE : TIME_DATA;
+    c->place.alone = c->part == TIME_TENSOR;
     if (comm->name == "embedding") c->place = placement_of_ends(c->place, cpu_clock().stage_ranks);
 }
 
@@ -74,22 +73,13 @@ inline double clock_message_seconds(const ncclComm *comm, double bytes, int peer
 }
 
 // Collectives of one kind in a group are one collective over all of their bytes; its messages go at the same time.
-// Where messages are whole, they have the bytes of all tensor ranks' parts, and the all-gather that would put the parts
-// together is not there: without sequence parallelism it is the only one that tensor ranks have in a step.
 inline double clock_seconds(const Group *g) {
     const Cluster *cluster = &cpu_clock().cluster;
     double bytes[NCCL_MPI_OPS] = {0}, seconds = 0, message = 0;
-    size_t whole = cpu_clock().whole_messages;
     for (const Op &op : g->ops) {
         int kind = op.call.op;
         double n = kind == NCCL_MPI_REDUCE_SCATTER || kind == NCCL_MPI_ALL_GATHER ? (double)g->comm->size : 1;
-        double width = (double)op.width;
-        bool sum = kind == NCCL_MPI_ALL_REDUCE || kind == NCCL_MPI_REDUCE_SCATTER ||
-                   (kind == NCCL_MPI_ALL_GATHER && cpu_clock().gathers_gradients);
-        if (g->comm->clock.gradients && sum && op.call.type == ncclFloat32) width = cluster->gradient_bytes;
-        double all = n * width * (double)op.call.count;
-        if (whole && g->comm->clock.part == CPU_PIPELINE) all *= (double)whole;
-        if (whole && g->comm->clock.part == CPU_TENSOR && kind == NCCL_MPI_ALL_GATHER) all = 0;
+        double all = n * (double)op.width * (double)op.call.count;
         if (op.peer >= 0 && kind >= NCCL_MPI_SEND)
             message = std::max(message, clock_message_seconds(g->comm, all, op.peer));
         else bytes[kind] += all;
@@ -111,10 +101,10 @@ inline void clock_issue(Group *g) {
     g->clock.host = clock.host;
     cudaStream_t stream = g->streams[0], origin = stream->origin;
     if (!origin || origin == stream || !cpu_is_stream(origin) || !origin->times.computes) return;
-    if (g->comm->clock.part == CPU_TENSOR && !clock.cluster.tensor_overlap) g->clock.stops = origin;
-    if (g->comm->clock.part != CPU_PIPELINE || g->ops[0].call.op != NCCL_MPI_SEND) return;
+    if (g->comm->clock.part == TIME_TENSOR && !clock.cluster.tensor_overlap) g->clock.stops = origin;
+    if (g->comm->clock.part != TIME_PIPELINE || g->ops[0].call.op != NCCL_MPI_SEND) return;
     clock.stated = clock.cluster.host_transfer + (clock.cluster.pipeline_overlap ? 0 : clock_seconds(g));
-    clock.stated_part = CPU_PIPELINE;
+    clock.stated_part = TIME_PIPELINE;
     if (clock.stated > 0) cpu_enqueue_work(origin, "ncclSend", [] { return true; });
 }
 

@@ -1,62 +1,60 @@
 // layer.h: the operations of one transformer layer, of the embedding and of the head, in the order in which a trainer
 // enqueues them, each with what it costs. A clock that sees the trainer's own kernels can be compared with these lists.
 //
-// defines: OpGroup, Op, OpList, ops_seconds, op_is_of_weights, LayerShape, Recompute, layer_operations,
+// defines: LayerOp, OpList, ops_seconds, op_is_of_weights, LayerShape, LayerRecompute, layer_operations,
 //          layer_recomputes, embedding_operations, head_operations
 //
 // Letters as in the trainers: B, T, N = B*T tokens, Nl of a rank under sequence parallelism, C channels, A = C/t of
 // this rank's heads, F = 4C/t. "bytes" are those that a kernel must move: activations of 2 bytes (4 in fp32), a dropout
 // mask of 1.
-#ifndef LLMC_SIM_LAYER_H
-#define LLMC_SIM_LAYER_H
+#ifndef DEV_SCALE_LAYER_H
+#define DEV_SCALE_LAYER_H
 
 #include "llmc/sim/cost.h"
 
-typedef enum { GROUP_GEMM, GROUP_ATTENTION, GROUP_MEMORY, GROUP_TENSOR, GROUP_COUNT } OpGroup;
-
 typedef struct {
     const char *name;
-    OpGroup group;
+    TimePart part;
     double seconds;  // that the compute stream spends on it: what other operations hide is not in it
-} Op;
+} LayerOp;
 
 enum { OPS_MAX = 64 };
 typedef struct {
-    Op op[OPS_MAX];
+    LayerOp op[OPS_MAX];
     size_t count;
 } OpList;
 
-static inline void ops_add(OpList *list, const char *name, OpGroup group, double seconds) {
+static inline void ops_add(OpList *list, const char *name, TimePart part, double seconds) {
     if (list->count == OPS_MAX || seconds <= 0) return;
-    Op op = {name, group, seconds};
+    LayerOp op = {name, part, seconds};
     list->op[list->count++] = op;
 }
 
-// Sum of all, and into by_group[GROUP_COUNT] (which may be NULL) of each group.
-static inline double ops_seconds(const OpList *list, double *by_group) {
+// Sum of all, and into by_part[TIME_PARTS] (which may be NULL) of each group.
+static inline double ops_seconds(const OpList *list, double *by_part) {
     double sum = 0;
     for (size_t i = 0; i < list->count; i++) {
         sum += list->op[i].seconds;
-        if (by_group) by_group[list->op[i].group] += list->op[i].seconds;
+        if (by_part) by_part[list->op[i].part] += list->op[i].seconds;
     }
     return sum;
 }
 
 // Belongs to the half of a backward that makes the gradients of weights.
-static inline bool op_is_of_weights(const Op *op) {
+static inline bool op_is_of_weights(const LayerOp *op) {
     return strcmp(op->name, "weight gradient") == 0 || strcmp(op->name, "add gradient") == 0 ||
            strcmp(op->name, "bias gradient") == 0;
 }
 
 // What backward computes again: nothing, GELU, attention between its GEMMs, or the whole layer.
-typedef enum { LAYER_KEEPS, LAYER_GELU, LAYER_ATTENTION, LAYER_WHOLE } Recompute;
+typedef enum { LAYER_KEEPS, LAYER_GELU, LAYER_ATTENTION, LAYER_WHOLE } LayerRecompute;
 
 typedef struct {
     size_t B, T, C, NH, t;      // NH heads of all tensor ranks together
     size_t vocabulary;          // rows of wte of all tensor ranks together
     bool sequence_parallel;
     bool add;                   // weight gradients are added to those of earlier micro-batches
-    Recompute recompute;
+    LayerRecompute recompute;
     CostPrecision precision;
     Placement tensor;           // of the tensor group
 } LayerShape;
@@ -64,11 +62,11 @@ typedef struct {
 // GEMMs, collectives and memory-bound kernels of a shape.
 static inline void ops_gemm(OpList *o, const Cluster *c, const LayerShape *s, const char *name, size_t M, size_t N,
                             size_t K) {
-    ops_add(o, name, GROUP_GEMM, cost_gemm(c, M, N, K, s->precision));
+    ops_add(o, name, TIME_GEMM, cost_gemm(c, M, N, K, s->precision));
 }
 
 static inline void ops_memory(OpList *o, const Cluster *c, const char *name, MemoryClass kind, double bytes) {
-    ops_add(o, name, GROUP_MEMORY, cost_memory(c, kind, bytes));
+    ops_add(o, name, TIME_MEMORY, cost_memory(c, kind, bytes));
 }
 
 static inline double layer_collective(const Cluster *c, const LayerShape *s, CollectiveKind kind) {
@@ -78,16 +76,16 @@ static inline double layer_collective(const Cluster *c, const LayerShape *s, Col
 
 // Operator f in forward: nothing, or the all-gather of sequence parallelism. Operator g: all-reduce or reduce-scatter.
 static inline void ops_f_forward(OpList *o, const Cluster *c, const LayerShape *s) {
-    if (s->sequence_parallel) ops_add(o, "all-gather", GROUP_TENSOR, layer_collective(c, s, COLLECTIVE_ALL_GATHER));
+    if (s->sequence_parallel) ops_add(o, "all-gather", TIME_TENSOR, layer_collective(c, s, COLLECTIVE_ALL_GATHER));
 }
 
 static inline void ops_g_forward(OpList *o, const Cluster *c, const LayerShape *s) {
     CollectiveKind kind = s->sequence_parallel ? COLLECTIVE_REDUCE_SCATTER : COLLECTIVE_ALL_REDUCE;
-    ops_add(o, s->sequence_parallel ? "reduce-scatter" : "all-reduce", GROUP_TENSOR, layer_collective(c, s, kind));
+    ops_add(o, s->sequence_parallel ? "reduce-scatter" : "all-reduce", TIME_TENSOR, layer_collective(c, s, kind));
 }
 
 static inline void ops_g_backward(OpList *o, const Cluster *c, const LayerShape *s) {
-    if (s->sequence_parallel) ops_add(o, "all-gather", GROUP_TENSOR, layer_collective(c, s, COLLECTIVE_ALL_GATHER));
+    if (s->sequence_parallel) ops_add(o, "all-gather", TIME_TENSOR, layer_collective(c, s, COLLECTIVE_ALL_GATHER));
 }
 
 // A GEMM beside which a collective runs: both are slower, and what the GEMM does not hide is exposed.
@@ -95,8 +93,8 @@ static inline void ops_beside(OpList *o, const Cluster *c, const LayerShape *s, 
                               const char *name, CollectiveKind kind) {
     double seconds = s->t > 1 ? layer_collective(c, s, kind) : 0;
     double slow = fmin(seconds, gemm) * (c->overlap_slowdown - 1);
-    ops_add(o, gemm_name, GROUP_GEMM, gemm + slow);
-    ops_add(o, name, GROUP_TENSOR, seconds - gemm - slow);
+    ops_add(o, gemm_name, TIME_GEMM, gemm + slow);
+    ops_add(o, name, TIME_TENSOR, seconds - gemm - slow);
 }
 
 // Both gradients of Y(N, n) = X(N, k) W and what adds them up. wide: W is column-parallel, so f stands before it: dX is
@@ -108,17 +106,40 @@ static inline void ops_linear_backward(OpList *o, const Cluster *c, const LayerS
     const char *name = s->sequence_parallel ? "reduce-scatter" : "all-reduce";
     if (wide && s->sequence_parallel)
         ops_beside(o, c, s, "input gradient", input, "all-gather", COLLECTIVE_ALL_GATHER);
-    else ops_add(o, "input gradient", GROUP_GEMM, input);
+    else ops_add(o, "input gradient", TIME_GEMM, input);
     if (wide && c->tensor_overlap) ops_beside(o, c, s, "weight gradient", weight, name, sum);
     else {
-        ops_add(o, "weight gradient", GROUP_GEMM, weight);
-        if (wide && s->t > 1) ops_add(o, name, GROUP_TENSOR, layer_collective(c, s, sum));
+        ops_add(o, "weight gradient", TIME_GEMM, weight);
+        if (wide && s->t > 1) ops_add(o, name, TIME_TENSOR, layer_collective(c, s, sum));
     }
     if (s->add) ops_memory(o, c, "add gradient", MEMORY_ELEMENTWISE, c->accumulate_bytes * (double)n * (double)k);
 }
 
+// A residual and the layernorm behind it over `values` bytes. Fused, one kernel reads the two summands and writes their
+// sum and its layernorm; else a second one reads the sum again.
+static inline double cost_residual_layernorm(const Cluster *c, double values, double elements) {
+    double mask = c->dropout * elements;
+    if (c->fused_forward) return cost_memory(c, MEMORY_LAYERNORM_FORWARD, 4 * values + mask);
+    return cost_memory(c, MEMORY_ELEMENTWISE, 3 * values + mask) + cost_memory(c, MEMORY_LAYERNORM_FORWARD, 2 * values);
+}
+
+// A layernorm's backward over `values` bytes. Fused, one kernel reads gradient and input and writes a gradient; else a
+// second one reads the first two again, for the gradients of the weights.
+static inline double cost_layernorm_backward(const Cluster *c, double values) {
+    return cost_memory(c, MEMORY_LAYERNORM_BACKWARD, (c->fused_backward ? 3 : 5) * values);
+}
+
+// The same where the residual's gradient is added, and what comes with it: the sum that is a bias's gradient, and the
+// mask of dropout. Fused it is one kernel that reads one more.
+static inline double cost_residual_backward(const Cluster *c, double values, double elements) {
+    if (c->fused_backward) return cost_memory(c, MEMORY_LAYERNORM_BACKWARD, 4 * values);
+    return cost_layernorm_backward(c, values) + cost_memory(c, MEMORY_ELEMENTWISE, 3 * values) +
+           cost_memory(c, MEMORY_ELEMENTWISE, values) +
+           cost_memory(c, MEMORY_ELEMENTWISE, c->dropout ? 2 * values + elements : 0);
+}
+
 static inline void ops_attention(OpList *o, const Cluster *c, const LayerShape *s, bool backward) {
-    ops_add(o, "attention", GROUP_ATTENTION,
+    ops_add(o, "attention", TIME_ATTENTION,
             cost_attention(c, c->attention, backward, s->B, s->T, s->NH / s->t, s->C / s->NH));
 }
 
@@ -135,7 +156,7 @@ static inline void ops_layer_forward(OpList *o, const Cluster *c, const LayerSha
     if (c->attention == ATTENTION_UNFUSED) ops_memory(o, c, "transpose", MEMORY_ELEMENTWISE, 2 * e * inner);
     ops_gemm(o, c, s, "proj", N, s->C, A);
     ops_g_forward(o, c, s);
-    ops_add(o, "bias, dropout, residual, layernorm", GROUP_MEMORY, cost_residual_layernorm(c, e * rows, rows));
+    ops_add(o, "bias, dropout, residual, layernorm", TIME_MEMORY, cost_residual_layernorm(c, e * rows, rows));
     ops_f_forward(o, c, s);
     ops_gemm(o, c, s, "fc", N, F, s->C);
     ops_memory(o, c, "gelu", MEMORY_SOFTMAX, 2 * e * 4 * inner);
@@ -160,7 +181,7 @@ static inline void ops_layer_backward(OpList *o, const Cluster *c, const LayerSh
             ops_memory(o, c, "transpose", MEMORY_ELEMENTWISE, (2 + 6) * e * inner);
         ops_memory(o, c, "bias gradient", MEMORY_ELEMENTWISE, (half == 0 ? 4 : 3) * e * inner);
         ops_linear_backward(o, c, s, N, half == 0 ? F : 3 * A, s->C, true);
-        ops_add(o, "layernorm, residual", GROUP_MEMORY, cost_residual_backward(c, e * rows, rows));
+        ops_add(o, "layernorm, residual", TIME_MEMORY, cost_residual_backward(c, e * rows, rows));
     }
 }
 
@@ -208,7 +229,7 @@ static inline void head_operations(OpList *o, const Cluster *c, const LayerShape
     o->count = 0;
     if (backward) {
         ops_linear_backward(o, c, s, N, V, s->C, true);
-        ops_add(o, "layernorm", GROUP_MEMORY, cost_layernorm_backward(c, e * rows));
+        ops_add(o, "layernorm", TIME_MEMORY, cost_layernorm_backward(c, e * rows));
         return;
     }
     ops_memory(o, c, "layernorm", MEMORY_LAYERNORM_FORWARD, 2 * e * rows);
@@ -216,8 +237,8 @@ static inline void head_operations(OpList *o, const Cluster *c, const LayerShape
     ops_gemm(o, c, s, "logits", N, V, s->C);
     ops_memory(o, c, "classifier", MEMORY_ELEMENTWISE, c->classifier_bytes * (double)N * (double)V);
     // maximum, sum and target logit of each token, fp32: two all-reduces
-    ops_add(o, "all-reduce", GROUP_TENSOR, cost_collective(c, COLLECTIVE_ALL_REDUCE, 4.0 * (double)N, s->tensor));
-    ops_add(o, "all-reduce", GROUP_TENSOR, cost_collective(c, COLLECTIVE_ALL_REDUCE, 8.0 * (double)N, s->tensor));
+    ops_add(o, "all-reduce", TIME_TENSOR, cost_collective(c, COLLECTIVE_ALL_REDUCE, 4.0 * (double)N, s->tensor));
+    ops_add(o, "all-reduce", TIME_TENSOR, cost_collective(c, COLLECTIVE_ALL_REDUCE, 8.0 * (double)N, s->tensor));
 }
 
 #endif
