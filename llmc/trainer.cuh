@@ -92,10 +92,10 @@ struct Trainer {
     Timeline timeline;
     Arena weights, gradients, optimizer, activations;  // the device's allocations
 
-    NormRange *norm_ranges;        // [norm_count] pieces of gradient tensors, of `part`
-    size_t norm_count, *norm_owner;  // [norm_count] on the host: the tensor of each, as index into table.tensors
+    Piece *norm_pieces, *host_norm_pieces;  // [norm_count] pieces of gradient tensors, of `part`
+    size_t norm_count;
     double *norms, *norm_scratch;  // [norm_count] squared norm of each
-    AdamWRange *adamw_ranges;      // [adamw_count] runs of weights that this rank updates
+    Piece *adamw_pieces;           // [adamw_count] weights that this rank updates
     size_t adamw_count;
     unsigned adamw_blocks;
     double *totals, *host_totals;  // [tensors of the whole model + TOTALS_EXTRA] the same over all ranks, and more

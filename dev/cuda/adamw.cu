@@ -14,16 +14,16 @@ typedef struct {
     float *master, *grads, *m, *v;  // [n]; master NULL if params are float
     size_t n;
     AdamW h;
-    const AdamWRange *ranges;     // on the device: all of it in RUNS runs
+    const Piece *ranges;          // on the device: all of it in RUNS runs
     unsigned blocks;
 } Problem;
 
 enum { RUNS = 5 };  // of a problem: a model has some ten for each layer
 
 // A table on the device, and how many blocks it has.
-static AdamWRange *device_ranges(AdamWRange *host, size_t count, unsigned *blocks) {
+static Piece *device_ranges(Piece *host, size_t count, unsigned *blocks) {
     *blocks = adamw_number(host, count);
-    AdamWRange *device = (AdamWRange *)test_device(count * sizeof *host);
+    Piece *device = (Piece *)test_device(count * sizeof *host);
     CUDA_CHECK(cudaMemcpy(device, host, count * sizeof *host, cudaMemcpyHostToDevice));
     return device;
 }
@@ -42,8 +42,8 @@ __global__ void adamw_moment2(float *v, const float *g, size_t n, AdamW h) {
 __global__ void adamw_step(float *w, const float *m, const float *v, size_t n, AdamW h) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
-    float mhat = m[i] / h.beta1_correction, vhat = v[i] / h.beta2_correction;
-    w[i] -= h.lr * (mhat / (sqrtf(vhat) + h.eps) + h.weight_decay * w[i]);
+    float mhat = m[i] * h.m_scale;
+    w[i] -= h.lr * (mhat / (sqrtf(v[i]) * h.root_scale + h.eps) + h.decay * w[i]);
 }
 __global__ void adamw_round(floatX *params, const float *w, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -56,7 +56,7 @@ __global__ void adamw_one_pass(floatX *narrow, float *w, const float *grads, flo
     if (i >= n) return;
     float g = grads[i] * h.grad_scale, m = h.beta1 * ms[i] + (1.0f - h.beta1) * g;
     float v = h.beta2 * vs[i] + (1.0f - h.beta2) * g * g, x = w[i];
-    x -= h.lr * (m / h.beta1_correction / (sqrtf(v / h.beta2_correction) + h.eps) + h.weight_decay * x);
+    x -= h.lr * (m * h.m_scale / (sqrtf(v) * h.root_scale + h.eps) + h.decay * x);
     ms[i] = m;
     vs[i] = v;
     w[i] = x;
@@ -80,7 +80,7 @@ static void update2(const void *problem, unsigned block) {
 // 3: packs of 16 bytes of a weight, so that the floats beside a bf16 weight are asked for in halves; a launch a run.
 template <int W>
 __global__ void __launch_bounds__(ELEMENT_THREADS)
-    adamw_packs(floatX *narrow, float *weights, const float *grads, float *ms, float *vs, size_t n, AdamWFactors h) {
+    adamw_packs(floatX *narrow, float *weights, const float *grads, float *ms, float *vs, size_t n, AdamW h) {
     Share s = element_share<W>(n);
     for (size_t i = s.begin; i < s.end; i += s.step) {
         float p[W], g[W], m[W], v[W];
@@ -106,21 +106,18 @@ static size_t run_begin(size_t n, size_t run) { return run == RUNS ? n : n * run
 
 static void update3(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;
-    AdamWFactors f = {p->h.lr, p->h.beta1, p->h.beta2, p->h.eps, p->h.weight_decay,
-                      (float)(1.0 / (double)p->h.beta1_correction), (float)(1.0 / sqrt((double)p->h.beta2_correction)),
-                      p->h.grad_scale};
     for (size_t run = 0; run < RUNS; run++) {
         size_t at = run_begin(p->n, run), n = run_begin(p->n, run + 1) - at;
         if (n == 0) continue;
         LAUNCH(adamw_packs<x128::size>, element_blocks(n), ELEMENT_THREADS, 0, lab.stream)
-        (NARROW ? p->params + at : NULL, weights_of(p) + at, p->grads + at, p->m + at, p->v + at, n, f);
+        (NARROW ? p->params + at : NULL, weights_of(p) + at, p->grads + at, p->m + at, p->v + at, n, p->h);
     }
 }
 static void update4(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;
     size_t count = 0;
     for (size_t run = 0; run < RUNS; run++) count += run_begin(p->n, run) < run_begin(p->n, run + 1);
-    adamw_update(p->params, p->master, p->grads, p->m, p->v, p->ranges, count, p->blocks, p->n, &p->h, lab.stream);
+    adamw_update(p->params, p->master, p->grads, p->m, p->v, p->ranges, count, p->blocks, p->n, p->h, lab.stream);
 }
 
 static const LabKernel UPDATE[] = {
@@ -132,9 +129,7 @@ static const LabKernel UPDATE[] = {
 
 // ---- the checks --------------------------------------------------------------------------------------------
 
-static AdamW adamw_at(double t, float decay) {
-    return {3e-3f, 0.9f, 0.95f, 1e-8f, decay, (float)(1.0 - pow(0.9, t)), (float)(1.0 - pow(0.95, t)), 0.7f};
-}
+static AdamW adamw_at(double t) { return adamw_factors(3e-3, 0.9, 0.95, 1e-8, 0.1, t, 0.7); }
 
 // The formulas in double, for step t, on elements [first, end) of weights w, gradients g and moments m and v.
 static void plain_update(double *w, const float *g, double *m, double *v, size_t first, size_t end, double t,
@@ -148,18 +143,18 @@ static void plain_update(double *w, const float *g, double *m, double *v, size_t
 }
 
 static void make_ranges(Problem *p) {
-    AdamWRange ranges[RUNS];
+    Piece ranges[RUNS];
     size_t count = 0;
     for (size_t run = 0; run < RUNS; run++) {
         size_t at = run_begin(p->n, run), end = run_begin(p->n, run + 1);
-        if (at < end) ranges[count++] = {at, at, end - at, 0, true};
+        if (at < end) ranges[count++] = {at, end, at, 0, 0, true};
     }
     p->ranges = device_ranges(ranges, count, &p->blocks);
 }
 
 static Problem make_problem(const float *weights, const float *grads, const float *m, const float *v, size_t n) {
     Problem p = {to_device_floatX(weights, n), NARROW ? to_device(weights, n) : NULL, to_device(grads, n),
-                 to_device(m, n), to_device(v, n), n, adamw_at(1.0, 0.1f), NULL, 0};
+                 to_device(m, n), to_device(v, n), n, adamw_at(1), NULL, 0};
     make_ranges(&p);
     return p;
 }
@@ -192,13 +187,14 @@ static bool check_size(size_t n, size_t shift, double *worst) {
     if (NARROW && n > 0) CUDA_CHECK(cudaMemcpy(p.master, w + shift, n * sizeof(float), cudaMemcpyHostToDevice));
     if (n > 0) CUDA_CHECK(cudaMemcpy(p.m + state, m + shift, n * sizeof(float), cudaMemcpyHostToDevice));
     if (n > 0) CUDA_CHECK(cudaMemcpy(p.v + state, v + shift, n * sizeof(float), cudaMemcpyHostToDevice));
-    AdamWRange ranges[2] = {{shift, state, half, 0, true}, {shift + half, state + half, n - half, 0, false}};
+    Piece ranges[2] = {{shift, shift + half, state, 0, 0, true},
+                       {shift + half, shift + n, state + half, 0, 0, false}};
     size_t first = half == 0, count = n == 0 ? 0 : 2 - first;
     unsigned blocks = 0;
-    const AdamWRange *device = device_ranges(ranges + first, count, &blocks);
+    const Piece *device = device_ranges(ranges + first, count, &blocks);
     for (int t = 1; t <= 3; t++) {
-        AdamW h = adamw_at(t, 0.1f);
-        adamw_update(p.params, p.master, p.grads, p.m, p.v, device, count, blocks, n, &h, lab.stream);
+        AdamW h = adamw_at(t);
+        adamw_update(p.params, p.master, p.grads, p.m, p.v, device, count, blocks, n, h, lab.stream);
         plain_update(ww, g, mw, vw, shift, shift + half, t, 0.1);
         plain_update(ww, g, mw, vw, shift + half, shift + n, t, 0.0);
     }
@@ -223,16 +219,16 @@ static void check_slices(void) {
     enum { N = 5000 };
     float *w = test_values(N, 0.0, 1.0, 1), *g = test_values(N, 0.0, 0.1, 2), *zero = test_values(N, 0.0, 0.0, 3);
     float *want = NULL;
-    AdamW h = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.1f, 0.05f, 1.0f};
+    AdamW h = adamw_factors(1e-2, 0.9, 0.95, 1e-8, 0.1, 1, 1);
     bool ok = true;
     static const size_t cuts[] = {0, 64, 1001, 2502, 4999};
     for (size_t k : cuts) {
         Problem p = make_problem(w, g, zero, zero, N);
-        AdamWRange ranges[2] = {{0, 0, k, 0, true}, {k, k, N - k, 0, true}};
+        Piece ranges[2] = {{0, k, 0, 0, 0, true}, {k, N, k, 0, 0, true}};
         size_t first = k == 0;
         unsigned blocks;
-        const AdamWRange *device = device_ranges(ranges + first, 2 - first, &blocks);
-        adamw_update(p.params, p.master, p.grads, p.m, p.v, device, 2 - first, blocks, N, &h, lab.stream);
+        const Piece *device = device_ranges(ranges + first, 2 - first, &blocks);
+        adamw_update(p.params, p.master, p.grads, p.m, p.v, device, 2 - first, blocks, N, h, lab.stream);
         float *got = host_weights(&p);
         ok = ok && (!want || same_bits(want, got, N));
         want = got;
@@ -252,7 +248,7 @@ static void check_kernels(void) {
         for (size_t k = 0; k < LAB_COUNT(UPDATE); k++) {
             Problem p = make_problem(x, g, zero, zero, n);
             for (int t = 1; t <= 2; t++) {
-                p.h = adamw_at(t, 0.1f);
+                p.h = adamw_at(t);
                 UPDATE[k].run(&p, lab_block(&UPDATE[k]));
             }
             double error = test_error(host_weights(&p), want, n);
@@ -282,7 +278,7 @@ static void checks(void) {
 static void bench(void) {
     size_t n = lab.cpu ? (size_t)1 << 20 : (size_t)124 << 20;
     Problem p = {test_floatX(n), NARROW ? test_floats(n) : NULL, test_floats(n), test_floats(n), test_floats(n), n,
-                 adamw_at(1.0, 0.1f), NULL, 0};
+                 adamw_at(1), NULL, 0};
     make_ranges(&p);
     float *buffers[] = {weights_of(&p), p.grads, p.m, p.v};
     for (float *x : buffers) CUDA_CHECK(cudaMemset(x, 0, n * sizeof(float)));

@@ -11,14 +11,14 @@ static Lab lab;
 typedef struct {
     double *out, *scratch;    // [count], global_norm_scratch
     const float *grads;
-    const NormRange *ranges;  // [count]
+    const Piece *ranges;      // [count]
     size_t count, max_size, total;  // sizes: the largest, and the sum of all
 } Problem;
 
 // 1: a block for each tensor: the largest one is left to a single multiprocessor.
-__global__ void norm_block_a_tensor(double *out, const float *grads, const NormRange *ranges) {
-    const float *g = grads + ranges[blockIdx.x].offset;
-    size_t size = ranges[blockIdx.x].size;
+__global__ void norm_block_a_tensor(double *out, const float *grads, const Piece *ranges) {
+    const float *g = grads + ranges[blockIdx.x].lo;
+    size_t size = ranges[blockIdx.x].hi - ranges[blockIdx.x].lo;
     double sum = 0.0;
     for (size_t i = threadIdx.x; i < size; i += blockDim.x) sum += (double)g[i] * (double)g[i];
     sum = block_sum(sum);
@@ -26,10 +26,10 @@ __global__ void norm_block_a_tensor(double *out, const float *grads, const NormR
 }
 
 // 2: a block for each chunk of a tensor, then a second kernel for the chunks.
-__global__ void norm_block_a_chunk(double *scratch, const float *grads, const NormRange *ranges, size_t max_chunks) {
-    size_t size = ranges[blockIdx.y].size, elements = norm_chunk_elements(size), first = blockIdx.x * elements;
+__global__ void norm_block_a_chunk(double *scratch, const float *grads, const Piece *ranges, size_t max_chunks) {
+    size_t size = ranges[blockIdx.y].hi - ranges[blockIdx.y].lo, elements = norm_chunk_elements(size), first = blockIdx.x * elements;
     if (first >= size) return;
-    const float *g = grads + ranges[blockIdx.y].offset + first;
+    const float *g = grads + ranges[blockIdx.y].lo + first;
     size_t count = size - first < elements ? size - first : elements;
     double sum = 0.0;
     for (size_t i = threadIdx.x; i < count; i += blockDim.x) sum += (double)g[i] * (double)g[i];
@@ -63,12 +63,15 @@ static const LabKernel NORM[] = {
 
 enum { RANGES = 12, EXTRA = 17 };
 
-static Problem make_problem(const float *grads, const NormRange *ranges, size_t count) {
+static Piece piece(size_t lo, size_t size) { return {lo, lo + size, 0, 0, 0, false}; }
+static size_t size_of(const Piece *p) { return p->hi - p->lo; }
+
+static Problem make_problem(const float *grads, const Piece *ranges, size_t count) {
     Problem p = {(double *)test_device(count * sizeof(double)), NULL, grads, NULL, count, 0, 0};
-    for (size_t i = 0; i < count; i++) p.max_size = ranges[i].size > p.max_size ? ranges[i].size : p.max_size;
-    for (size_t i = 0; i < count; i++) p.total += ranges[i].size;
+    for (size_t i = 0; i < count; i++) p.max_size = size_of(&ranges[i]) > p.max_size ? size_of(&ranges[i]) : p.max_size;
+    for (size_t i = 0; i < count; i++) p.total += size_of(&ranges[i]);
     p.scratch = (double *)test_device(global_norm_scratch(count, p.max_size) * sizeof(double));
-    NormRange *device = (NormRange *)test_device(count * sizeof *ranges);
+    Piece *device = (Piece *)test_device(count * sizeof *ranges);
     CUDA_CHECK(cudaMemcpy(device, ranges, count * sizeof *ranges, cudaMemcpyHostToDevice));
     p.ranges = device;
     return p;
@@ -82,7 +85,7 @@ static double *host_norms(const Problem *p) {
 }
 
 // llmc's norms with a warp or a thread a chunk.
-static double *norms(const float *grads, const NormRange *ranges, size_t count, bool warp) {
+static double *norms(const float *grads, const Piece *ranges, size_t count, bool warp) {
     Problem p = make_problem(grads, ranges, count);
     if (warp) global_norm_launch<32>(p.out, p.scratch, grads, p.ranges, count, p.max_size, p.total, lab.stream);
     else global_norm_launch<1>(p.out, p.scratch, grads, p.ranges, count, p.max_size, p.total, lab.stream);
@@ -98,22 +101,23 @@ static double norm_error(const double *got, const double *want, size_t count) {
     return worst;
 }
 
-static void checks_with(bool warp, const float *g, size_t total, const NormRange *ranges, const double *want) {
+static void checks_with(bool warp, const float *g, size_t total, const Piece *ranges, const double *want) {
     float *d_g = to_device(g, total);
     const char *who = warp ? "32 threads" : "1 thread";
     double *got = norms(d_g, ranges, RANGES, warp), error = norm_error(got, want, RANGES);
     check(&lab.checks, error < 1e-12 && got[0] == 0.0, "%s a chunk: error %.2e", who, error);
     bool ok = true;  // at another place, aligned or not, and alone: the same bits
     for (size_t shift = 1; shift < EXTRA; shift += 3) {
-        NormRange one = {shift, ranges[9].size};
-        float *d_one = test_floats(one.size + shift);
-        CUDA_CHECK(cudaMemcpy(d_one + shift, g + ranges[9].offset, one.size * sizeof(float), cudaMemcpyHostToDevice));
+        size_t size = size_of(&ranges[9]);
+        Piece one = piece(shift, size);
+        float *d_one = test_floats(size + shift);
+        CUDA_CHECK(cudaMemcpy(d_one + shift, g + ranges[9].lo, size * sizeof(float), cudaMemcpyHostToDevice));
         ok = ok && *norms(d_one, &one, 1, warp) == got[9];
     }
     check(&lab.checks, ok, "%s a chunk: the order depends on the size alone", who);
     const float broken[] = {NAN, INFINITY};
-    CUDA_CHECK(cudaMemcpy(d_g + ranges[7].offset + 39999, &broken[0], sizeof(float), cudaMemcpyHostToDevice));
-    CUDA_CHECK(cudaMemcpy(d_g + ranges[3].offset, &broken[1], sizeof(float), cudaMemcpyHostToDevice));
+    CUDA_CHECK(cudaMemcpy(d_g + ranges[7].lo + 39999, &broken[0], sizeof(float), cudaMemcpyHostToDevice));
+    CUDA_CHECK(cudaMemcpy(d_g + ranges[3].lo, &broken[1], sizeof(float), cudaMemcpyHostToDevice));
     double *bad = norms(d_g, ranges, RANGES, warp);
     for (int i = 0; i < RANGES; i++) ok = ok && (i == 7 ? isnan(bad[i]) : i == 3 ? isinf(bad[i]) : bad[i] == got[i]);
     check(&lab.checks, ok, "%s a chunk: a NaN stays in its tensor", who);
@@ -121,11 +125,10 @@ static void checks_with(bool warp, const float *g, size_t total, const NormRange
 
 static void checks(void) {
     const size_t sizes[RANGES] = {0, 1, 7, 64, 768, 16384, 16385, 40000, 131072, 200003, 589824, 9};
-    NormRange ranges[RANGES];
+    Piece ranges[RANGES];
     size_t total = 0;
     for (int i = 0; i < RANGES; i++) {
-        ranges[i].offset = total;
-        ranges[i].size = sizes[i];
+        ranges[i] = piece(total, sizes[i]);
         total += CEIL_DIV(sizes[i], (size_t)64) * 64;
     }
     float *g = (float *)test_memory(total * sizeof(float));
@@ -134,7 +137,7 @@ static void checks(void) {
     double want[RANGES] = {0.0};
     for (int i = 0; i < RANGES; i++) {
         for (size_t j = 0; j < sizes[i]; j++) {
-            want[i] += (double)g[ranges[i].offset + j] * (double)g[ranges[i].offset + j];
+            want[i] += (double)g[ranges[i].lo + j] * (double)g[ranges[i].lo + j];
         }
     }
     Problem p = make_problem(to_device(g, total), ranges, RANGES);
@@ -144,7 +147,7 @@ static void checks(void) {
     }
     checks_with(false, g, total, ranges, want);
     checks_with(true, g, total, ranges, want);
-    NormRange empty = {0, 0};
+    Piece empty = piece(0, 0);
     check(&lab.checks, *norms(to_device(g, 1), &empty, 1, true) == 0.0, "an empty range is 0");
     // chunk counts never exceed those of a larger range: scratch is sized by the largest
     bool ok = true;
@@ -159,18 +162,16 @@ static void checks(void) {
 static void bench(void) {
     static const size_t sizes[] = {768, 768, 2304 * 768, 2304, 768 * 768,  768,
                                    768, 768, 3072 * 768, 3072, 3072 * 768, 768};
-    NormRange ranges[12 * 12 + 1];
+    Piece ranges[12 * 12 + 1];
     size_t count = 0, total = 0;
     for (int layer = 0; layer < (lab.cpu ? 1 : 12); layer++) {
         for (int i = 0; i < 12; i++) {
-            ranges[count].offset = total;
-            ranges[count++].size = sizes[i];
+            ranges[count++] = piece(total, sizes[i]);
             total += sizes[i];
         }
     }
     if (!lab.cpu) {
-        ranges[count].offset = total;
-        ranges[count++].size = (size_t)50304 * 768;
+        ranges[count++] = piece(total, (size_t)50304 * 768);
         total += (size_t)50304 * 768;
     }
     float *grads = test_floats(total);

@@ -90,7 +90,7 @@ static inline StageMemory candidate_stage(const Candidate *x, size_t vocabulary,
     StageMemory used = {m->weights.used, m->gradients.used, m->optimizer.used, m->activations.used};
     for (size_t i = 0; i < m->plan.slots; i++)
         free(m->slots[i].layers), free(m->slots[i].residual), free(m->slots[i].grads);
-    free(m->slots), free(m->w), free(m->dw), free(m->norm_owner), free(m->part.slices), free(m->state.slices);
+    free(m->slots), free(m->w), free(m->dw), free(m->host_norm_pieces), free(m->part.slices), free(m->state.slices);
     free(m->plan.first), free(m->plan.count), free(m->plan.layers);
     table_free(&m->table);
     return used;

@@ -40,11 +40,9 @@ static void test_wrappers(cudaStream_t s) {
     float *a = zeros<float>(4096), *b = zeros<float>(4096), *c = zeros<float>(4096), *d = zeros<float>(4096);
     int *tokens = zeros<int>(N);
     double *out = zeros<double>(1), *scratch = zeros<double>(1);
-    AdamWRange range = {0, 0, 100, 0, true}, *ranges = zeros<AdamWRange>(1);
-    NormRange whole = {0, 100}, *norm = zeros<NormRange>(1);
+    Piece range = {0, 100, 0, 0, 0, true}, *ranges = zeros<Piece>(1);
     unsigned blocks = adamw_number(&range, 1);
     CUDA_CHECK(cudaMemcpy(ranges, &range, sizeof range, cudaMemcpyHostToDevice));
-    CUDA_CHECK(cudaMemcpy(norm, &whole, sizeof whole, cudaMemcpyHostToDevice));
     CUDA_CHECK(cudaDeviceSynchronize());
     CUDA_CHECK(cudaProfilerStart());
 
@@ -93,11 +91,11 @@ static void test_wrappers(cudaStream_t s) {
     classifier_gradient(a, x, b, c, d, tokens, 1, N, V, Vp, 0, false, s), states("... without one", 0, 0, 0);
     loss_sum(out, a, N, s), states("loss_sum", 0, 6, 6);
 
-    AdamW h = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.1f, 0.05f, 1.0f};
+    AdamW h = adamw_factors(1e-3, 0.9, 0.95, 1e-8, 0.1, 1, 1);
     bool narrow = sizeof(floatX) < sizeof(float);
-    adamw_update(x, narrow ? d : NULL, a, b, c, ranges, 1, blocks, 100, &h, s);
+    adamw_update(x, narrow ? d : NULL, a, b, c, ranges, 1, blocks, 100, h, s);
     states("adamw_update", narrow ? 100 : 0, 7 * 100, 17 * 100);
-    global_norm_squared(out, scratch, a, norm, 1, 100, 100, s), states("global_norm_squared", 0, 100, 2 * 100);
+    global_norm_squared(out, scratch, a, ranges, 1, 100, 100, s), states("global_norm_squared", 0, 100, 2 * 100);
     CUDA_CHECK(cudaDeviceSynchronize());
 }
 

@@ -1,20 +1,15 @@
-// global_norm.cuh: the squared norm of every gradient tensor, in double. Summed in the table's order they
-// give the global norm; a tensor whose own number is not finite is the one where training broke.
+// global_norm.cuh: the squared norm of every gradient tensor, in double. Summed in the table's order they give the
+// global norm. A tensor with a norm that is not finite shows where training broke.
 //
-// defines: NormRange, global_norm_squared, global_norm_scratch
+// defines: global_norm_squared, global_norm_scratch
 #ifndef LLMC_GLOBAL_NORM_CUH
 #define LLMC_GLOBAL_NORM_CUH
 
 #include "llmc/kernels/packs.cuh"
 #include "llmc/kernels/shares.cuh"
 
-// Elements [offset, offset + size) of the gradient buffer.
-typedef struct {
-    size_t offset, size;
-} NormRange;
-
-// A range is cut into chunks, at most NORM_CHUNKS of at least NORM_ELEMENTS elements, a warp for each. So the
-// order of a range's sum depends on its size and on nothing else.
+// A piece is cut into chunks, at most NORM_CHUNKS of at least NORM_ELEMENTS elements, a warp for each. So the order of
+// its sum depends on its size alone.
 enum { NORM_CHUNKS = 1024, NORM_ELEMENTS = 16384, NORM_WARPS = 4, NORM_WIDTH = 8 };
 
 __host__ __device__ __forceinline__ size_t norm_chunk_elements(size_t size) {
@@ -26,8 +21,8 @@ __host__ __device__ __forceinline__ size_t norm_chunk_count(size_t size) {
     return CEIL_DIV(size, norm_chunk_elements(size));
 }
 
-// The squares of a thread's share of the packs at g. The order does not depend on the alignment, only the
-// loads do.
+// Returns the sum of squares of a thread's share of the packs at g. Its order does not depend on the alignment, only
+// the loads do.
 template <bool ALIGNED>
 __device__ __forceinline__ double norm_share(const float *g, Share s) {
     double sums[NORM_WIDTH] = {0.0};
@@ -43,15 +38,15 @@ __device__ __forceinline__ double norm_share(const float *g, Share s) {
     return sum_of<NORM_WIDTH>(sums);
 }
 
-// First stage: blockIdx.y is the range, each warp sums a chunk of it; scratch is [count, max_chunks].
+// First stage: blockIdx.y is the piece, each warp sums a chunk of it; scratch is [count, max_chunks].
 template <int LANES>
 __global__ void __launch_bounds__(32 * NORM_WARPS)
-    global_norm_kernel(double *scratch, const float *grads, const NormRange *ranges, size_t max_chunks) {
-    size_t size = ranges[blockIdx.y].size, chunk = (size_t)blockIdx.x * NORM_WARPS + threadIdx.x / 32;
+    global_norm_kernel(double *scratch, const float *grads, const Piece *pieces, size_t max_chunks) {
+    size_t size = pieces[blockIdx.y].hi - pieces[blockIdx.y].lo, chunk = (size_t)blockIdx.x * NORM_WARPS + threadIdx.x / 32;
     if (threadIdx.x % 32 >= LANES || chunk >= norm_chunk_count(size)) return;
     size_t elements = norm_chunk_elements(size), first = chunk * elements;
     size_t count = size - first < elements ? size - first : elements;
-    const float *g = grads + ranges[blockIdx.y].offset + first;
+    const float *g = grads + pieces[blockIdx.y].lo + first;
     Share s = row_share<LANES>(count / NORM_WIDTH);
     double sum = (uintptr_t)g % 16 == 0 ? norm_share<true>(g, s) : norm_share<false>(g, s);
     if (threadIdx.x % 32 == 0) {
@@ -61,25 +56,25 @@ __global__ void __launch_bounds__(32 * NORM_WARPS)
     if (threadIdx.x % 32 == 0) scratch[blockIdx.y * max_chunks + chunk] = sum;
 }
 
-// Second stage: a warp per range adds its chunks.
+// Second stage: a warp per piece adds its chunks.
 __global__ void __launch_bounds__(32)
-    global_norm_sum_kernel(double *out, const double *scratch, const NormRange *ranges, size_t max_chunks) {
+    global_norm_sum_kernel(double *out, const double *scratch, const Piece *pieces, size_t max_chunks) {
     const double *chunks = scratch + blockIdx.x * max_chunks;
     double sum = 0.0;
-    Share s = row_share<32>(norm_chunk_count(ranges[blockIdx.x].size));
+    Share s = row_share<32>(norm_chunk_count(pieces[blockIdx.x].hi - pieces[blockIdx.x].lo));
     for (size_t i = s.begin; i < s.end; i += s.step) sum += chunks[i];
     sum = warp_sum(sum);
     if (threadIdx.x == 0) out[blockIdx.x] = sum;
 }
 
-// Doubles of scratch that global_norm_squared wants.
+// Returns the doubles of scratch for global_norm_squared.
 static inline size_t global_norm_scratch(size_t count, size_t max_size) {
     return count * norm_chunk_count(max_size);
 }
 
 template <int LANES>
 static inline void global_norm_launch(double *out, double *scratch, const float *grads,
-                                      const NormRange *ranges, size_t count, size_t max_size, size_t n,
+                                      const Piece *pieces, size_t count, size_t max_size, size_t n,
                                       cudaStream_t stream) {
     if (count == 0) return;
     size_t max_chunks = norm_chunk_count(max_size);
@@ -87,18 +82,17 @@ static inline void global_norm_launch(double *out, double *scratch, const float 
         kernel_cost(KERNEL_NONE, n, sizeof(float), 2);  // a cluster's optimizer_bytes have it in
         dim3 grid((unsigned)CEIL_DIV(max_chunks, (size_t)NORM_WARPS), (unsigned)count);
         LAUNCH(global_norm_kernel<LANES>, grid, 32 * NORM_WARPS, 0, stream)
-        (scratch, grads, ranges, max_chunks);
+        (scratch, grads, pieces, max_chunks);
     }
-    LAUNCH(global_norm_sum_kernel, (unsigned)count, 32, 0, stream)(out, scratch, ranges, max_chunks);
+    LAUNCH(global_norm_sum_kernel, (unsigned)count, 32, 0, stream)(out, scratch, pieces, max_chunks);
 }
 
-// out[count] = the sum of the squares of each range of grads; ranges[count] lies on the device, max_size is the largest
-// size in it, n the sum of all, give or take padding. A NaN or infinity among the gradients reaches the out of its own
-// range only.
+// Computes out[count], the sum of squares of each piece of grads. pieces[count] is on the device; max_size is its
+// largest size, n the sum of all, give or take padding. A NaN or infinity reaches the sum of its own piece only.
 static inline void global_norm_squared(double *out, double *scratch, const float *grads,
-                                       const NormRange *ranges, size_t count, size_t max_size, size_t n,
+                                       const Piece *pieces, size_t count, size_t max_size, size_t n,
                                        cudaStream_t stream) {
-    global_norm_launch<ROW_LANES>(out, scratch, grads, ranges, count, max_size, n, stream);
+    global_norm_launch<ROW_LANES>(out, scratch, grads, pieces, count, max_size, n, stream);
 }
 
 #endif

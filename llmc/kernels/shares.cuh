@@ -1,11 +1,20 @@
 // shares.cuh: which packs of an array or of a row a thread takes, and sums over those who share a row.
 //
-// defines: Share, share_of, ROW_LANES, LONG_ROW_THREADS, row_share, row_sum, sum_strided, element_share, element_tail,
+// defines: Piece, Share, share_of, ROW_LANES, LONG_ROW_THREADS, row_share, row_sum, sum_strided, element_share, element_tail,
 //          element_blocks
 #ifndef LLMC_SHARES_CUH
 #define LLMC_SHARES_CUH
 
 #include "llmc/kernels/cuda_common.cuh"
+
+// Elements [lo, hi) of a rank's flat buffers of weights and gradients. The optimizer's buffers hold only the owned
+// slices: there the piece begins at element `at`.
+typedef struct {
+    size_t lo, hi, at;
+    size_t tensor;         // an index into the parameter table
+    unsigned first_block;  // of the optimizer's launch, which has blocks for all pieces
+    bool decays;
+} Piece;
 
 // The packs of one thread: for (size_t i = s.begin; i < s.end; i += s.step).
 typedef struct {

@@ -158,9 +158,9 @@ static inline Arena *trainer_layout(Trainer *m) {
     if (!m->w) {
         state_create(&m->part, &m->table, m->grid.d, m->grid.d_rank);
         state_create(&m->state, &m->table, m->opt.zero ? m->grid.d : 1, m->opt.zero ? m->grid.d_rank : 0);
-        m->norm_count = state_ranges(&m->part, &m->table, NULL, NULL, NULL);
-        m->adamw_count = state_ranges(&m->state, &m->table, NULL, NULL, NULL);
-        host_array(m->norm_owner, m->norm_count);
+        m->norm_count = state_pieces(&m->part, &m->table, NULL);
+        m->adamw_count = state_pieces(&m->state, &m->table, NULL);
+        host_array(m->host_norm_pieces, m->norm_count);
         host_array(m->w, layers);
         host_array(m->dw, layers);
     }
@@ -178,8 +178,8 @@ static inline Arena *trainer_layout(Trainer *m) {
     take(arena, m->loss_sums, m->micros), take(arena, m->inputs, m->micros * N), take(arena, m->targets, m->micros * N);
     take(arena, m->losses, m->micros * 2 * N);
     if (m->opt.dropout > 0.0) take(arena, m->zeros, m->config.C);
-    take(arena, m->norm_ranges, m->norm_count), take(arena, m->norms, m->norm_count);
-    take(arena, m->adamw_ranges, m->adamw_count);
+    take(arena, m->norm_pieces, m->norm_count), take(arena, m->norms, m->norm_count);
+    take(arena, m->adamw_pieces, m->adamw_count);
     take(arena, m->norm_scratch, global_norm_scratch(m->norm_count, table_largest(&m->table)));
     take(arena, m->totals, count_tensors(&m->config) + TOTALS_EXTRA);
     return arena;
@@ -243,7 +243,7 @@ static inline void trainer_warm_up(Trainer *m) {
 }
 
 static inline void trainer_host_buffers(Trainer *m) {
-    size_t tokens = m->micros * m->B * m->T * sizeof(int), ranges = m->norm_count * sizeof(NormRange);
+    size_t tokens = m->micros * m->B * m->T * sizeof(int);
     CUDA_CHECK(cudaMallocHost((void **)&m->host_inputs, tokens));
     CUDA_CHECK(cudaMallocHost((void **)&m->host_targets, tokens));
     CUDA_CHECK(cudaMallocHost((void **)&m->ahead_inputs, tokens));
@@ -251,17 +251,14 @@ static inline void trainer_host_buffers(Trainer *m) {
     CUDA_CHECK(cudaMallocHost((void **)&m->host_sums, m->micros * sizeof(double)));
     CUDA_CHECK(cudaMallocHost((void **)&m->host_norms, m->norm_count * sizeof(double)));
     CUDA_CHECK(cudaMallocHost((void **)&m->host_totals, (count_tensors(&m->config) + TOTALS_EXTRA) * sizeof(double)));
-    NormRange *host_ranges = NULL;
-    AdamWRange *host_adamw = NULL;
-    host_array(host_ranges, m->norm_count);
-    state_ranges(&m->part, &m->table, host_ranges, m->norm_owner, NULL);
-    CUDA_CHECK(cudaMemcpy(m->norm_ranges, host_ranges, ranges, cudaMemcpyHostToDevice));
-    free(host_ranges);
-    host_array(host_adamw, m->adamw_count);
-    state_ranges(&m->state, &m->table, NULL, NULL, host_adamw);
-    m->adamw_blocks = adamw_number(host_adamw, m->adamw_count);
-    CUDA_CHECK(cudaMemcpy(m->adamw_ranges, host_adamw, m->adamw_count * sizeof *host_adamw, cudaMemcpyHostToDevice));
-    free(host_adamw);
+    state_pieces(&m->part, &m->table, m->host_norm_pieces);
+    CUDA_CHECK(cudaMemcpy(m->norm_pieces, m->host_norm_pieces, m->norm_count * sizeof(Piece), cudaMemcpyHostToDevice));
+    Piece *owned = NULL;
+    host_array(owned, m->adamw_count);
+    state_pieces(&m->state, &m->table, owned);
+    m->adamw_blocks = adamw_number(owned, m->adamw_count);
+    CUDA_CHECK(cudaMemcpy(m->adamw_pieces, owned, m->adamw_count * sizeof(Piece), cudaMemcpyHostToDevice));
+    free(owned);
 }
 
 // Weights and optimizer as the run begins. All ranks have met (job_connect), and every buffer has its place.
@@ -275,7 +272,7 @@ static inline void trainer_start(Trainer *m) {
     trainer_host_buffers(m);
     trainer_set_dropout(m, false);
     if (m->zeros) CUDA_CHECK(cudaMemset(m->zeros, 0, m->config.C * sizeof(floatX)));
-    global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->norm_ranges, m->norm_count,
+    global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->norm_pieces, m->norm_count,
                         table_largest(&m->table), m->part.owned, m->stream);  // loads its kernels before any message
     if (o->simulate) state_zero(&m->state);
     else if (!from) state_init_weights(&m->state, &m->table, o->seed);

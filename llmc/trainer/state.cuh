@@ -2,7 +2,7 @@
 // How they are initialised, loaded, saved and stepped; all of it by walking the parameter table.
 //
 // defines: State, state_create, state_layout, state_init_weights, state_load, state_save, state_dump_gradients,
-//          state_ranges
+//          state_pieces
 #ifndef LLMC_STATE_CUH
 #define LLMC_STATE_CUH
 
@@ -13,11 +13,6 @@
 #include "llmc/kernels/global_norm.cuh"
 #include "llmc/model.h"
 #include "llmc/host/rand.h"
-
-// Elements [lo, hi) of the flat buffer, of which a buffer of slices holds a copy from its element `at` on.
-typedef struct {
-    size_t lo, hi, at;
-} Piece;
 
 // Flat buffers of one rank, all laid out by its table. The optimizer may own slices of it only (ZeRO).
 typedef struct {
@@ -164,7 +159,8 @@ static inline bool state_read(State *state, StateKind kind, const ParamTable *ta
 
 // Weights only (--init), or with the optimizer (--resume).
 static inline bool state_load(State *state, const ParamTable *table, const char *dir, bool with_optimizer, Error *err) {
-    Piece whole = {0, state->total, 0};
+    Piece whole = {};
+    whole.hi = state->total;
     state_zero(state);
     if (!state_read(state, STATE_WEIGHTS, table, dir, whole, err)) return false;
     for (size_t i = 0; i < state->slice_count && with_optimizer; i++) {
@@ -195,7 +191,8 @@ static inline bool state_write(const State *state, StateKind kind, const ParamTa
 static inline bool state_save(const State *state, const ParamTable *table, const char *dir, bool write_wte,
                               Checksums *sums, Error *err) {
     for (size_t i = 0; i < state->slice_count; i++) {
-        Piece owned = state->slices[i], in_params = {owned.lo, owned.hi, owned.lo};
+        Piece owned = state->slices[i], in_params = owned;
+        in_params.at = owned.lo;
         if (!state_write(state, STATE_WEIGHTS, table, dir, in_params, write_wte, sums, err) ||
             !state_write(state, STATE_M, table, dir, owned, write_wte, sums, err) ||
             !state_write(state, STATE_V, table, dir, owned, write_wte, sums, err)) return false;
@@ -232,27 +229,17 @@ static inline size_t state_first_slice(const State *state, const Tensor *x) {
     return low;
 }
 
-// The piece of tensor x that slice s of this rank holds; false if none, and neither do later ones.
-static inline bool state_piece(const State *state, const Tensor *x, size_t s, Piece *piece) {
-    Piece slice = state->slices[s];
-    piece->lo = x->offset > slice.lo ? x->offset : slice.lo;
-    piece->hi = x->offset + x->size < slice.hi ? x->offset + x->size : slice.hi;
-    piece->at = slice.at + (piece->lo - slice.lo);
-    return piece->lo < piece->hi;
-}
-
-// The pieces of tensors that this rank owns: norms[i], for the gradient norm, is of table.tensors[owners[i]]; runs are
-// for AdamW, whose decay depends on the tensor. NULL: not wanted. Returns how many there are.
-static inline size_t state_ranges(const State *state, const ParamTable *table, NormRange *norms, size_t *owners,
-                                  AdamWRange *runs) {
+// Lists the pieces of tensors that this rank owns, unless pieces is NULL. Returns their number.
+static inline size_t state_pieces(const State *state, const ParamTable *table, Piece *pieces) {
     size_t count = 0;
     for (size_t i = 0; i < table->count; i++) {
         const Tensor *x = &table->tensors[i];
         for (size_t s = state_first_slice(state, x); s < state->slice_count; s++, count++) {
-            Piece p;
-            if (!state_piece(state, x, s, &p)) break;
-            if (norms) norms[count] = {p.lo, p.hi - p.lo}, owners[count] = i;
-            if (runs) runs[count] = {p.lo, p.at, p.hi - p.lo, 0, x->decay};
+            Piece slice = state->slices[s];
+            size_t lo = x->offset > slice.lo ? x->offset : slice.lo;
+            size_t hi = x->offset + x->size < slice.hi ? x->offset + x->size : slice.hi;
+            if (lo >= hi) break;  // nor do later slices meet x
+            if (pieces) pieces[count] = {lo, hi, slice.at + (lo - slice.lo), i, 0, x->decay};
         }
     }
     return count;

@@ -116,13 +116,13 @@ static inline double trainer_mean_loss(Trainer *m) {
 // host_totals.
 static inline const double *trainer_totals(Trainer *m) {
     size_t count = m->norm_count, tensors = count_tensors(&m->config);
-    global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->norm_ranges, count, table_largest(&m->table),
+    global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->norm_pieces, count, table_largest(&m->table),
                         m->part.owned, m->stream);
     CUDA_CHECK(cudaMemcpyAsync(m->host_norms, m->norms, count * sizeof(double), cudaMemcpyDeviceToHost, m->stream));
     double loss = trainer_loss_share(m);
     memset(m->host_totals, 0, tensors * sizeof(double));
     for (size_t i = 0; i < count; i++) {
-        const Tensor *x = &m->table.tensors[m->norm_owner[i]];
+        const Tensor *x = &m->table.tensors[m->host_norm_pieces[i].tensor];
         if (x->counted) m->host_totals[x->id] += m->host_norms[i];
     }
     m->host_totals[tensors] = loss;
@@ -169,24 +169,16 @@ static inline void trainer_norm(Trainer *m, StepReport *report) {
 // AdamW (Loshchilov and Hutter 2019) on what this rank owns, with gradients clipped to --clip.
 static inline void trainer_adamw(Trainer *m, StepReport *report) {
     const Options *o = &m->opt;
-    double t = (double)report->step;
-    AdamW h;
     size_t done = report->step - 1, next = report->step, total = o->steps;
     if (o->lr_unit == LR_UNIT_SAMPLES) {
         done = m->progress.sample, next = done + m->batch, total = ramp_samples(&o->ramp, o->global_batch, o->steps);
     }
     report->lr = learning_rate((LRSchedule)o->lr_schedule, done, next, o->warmup, total, o->lr, o->lr_final);
-    h.lr = (float)report->lr;
-    h.beta1 = (float)o->beta1;
-    h.beta2 = (float)o->beta2;
-    h.eps = (float)o->eps;
-    h.weight_decay = (float)o->weight_decay;
-    h.beta1_correction = (float)(1.0 - pow(o->beta1, t));
-    h.beta2_correction = (float)(1.0 - pow(o->beta2, t));
-    h.grad_scale = o->clip > 0.0 && report->grad_norm > o->clip ? (float)(o->clip / report->grad_norm) : 1.0f;
+    double scale = o->clip > 0.0 && report->grad_norm > o->clip ? o->clip / report->grad_norm : 1.0;
+    AdamW h = adamw_factors(report->lr, o->beta1, o->beta2, o->eps, o->weight_decay, (double)report->step, scale);
     Span span(m, m->stream, TRACK_COMPUTE, "optimizer");
-    adamw_update(m->state.params, m->state.master, m->state.grads, m->state.m, m->state.v, m->adamw_ranges,
-                 m->adamw_count, m->adamw_blocks, m->state.owned, &h, m->stream);
+    adamw_update(m->state.params, m->state.master, m->state.grads, m->state.m, m->state.v, m->adamw_pieces,
+                 m->adamw_count, m->adamw_blocks, m->state.owned, h, m->stream);
 }
 
 // Waits for the update (ZeRO's weights may still be on their way), counts the step and logs it.
