@@ -246,7 +246,7 @@ OUT ?= build/out
 TRAIN_FLAGS := --train-data build/corpus/train.bin --val-data build/corpus/val.bin --shuffle 1 \
                --layers 4 --heads 4 --channels 128 --seq 64 --micro-batch 4 --global-batch 16 \
                --steps 500 --lr 2e-3 --warmup 30 --val-every 100 --sample-every 500 --prompt "static inline " \
-               --out $(OUT) --log $(OUT)/log.jsonl --trace $(OUT)/trace.json --profile 1
+               --out $(OUT) --log $(OUT)/log.jsonl --trace $(OUT)/trace.json
 # The pictures are of a few steps on the virtual clock, where each rank has a device of its own; GPUs have a real one.
 PICTURED := $(OUT)/$(if $(filter cpu,$(DEVICE)),virtual,trace).json
 VIRTUAL_FLAGS := --train-data build/corpus/train.bin --shuffle 1 --layers 4 --heads 4 --channels 128 --seq 64 \
@@ -261,11 +261,12 @@ ifeq ($(DEVICE),cpu)
 	@$(LAUNCHER) $(call program,$(MAIN)) $(VIRTUAL_FLAGS) $(LAYOUT) >/dev/null
 endif
 	@build/tools/timeline --step 5 --pipeline $(STAGES) --out $(OUT)/timeline.svg $(PICTURED)
-	@build/tools/profile --out $(OUT)/profile.svg $(PICTURED) >/dev/null
+	@build/tools/profile --out $(OUT)/profile.svg $(PICTURED) >$(OUT)/profile.txt
 	@build/tools/loss --out $(OUT)/loss.svg $(OUT)/log.jsonl
 	@echo "checkpoint   $$(ls -d $(OUT)/step-* | tail -n 1)"
 	@echo "log          $(OUT)/log.jsonl    loss curve $(OUT)/loss.svg"
-	@echo "trace        $(OUT)/trace.json   timeline   $(OUT)/timeline.svg, profile $(OUT)/profile.svg"
+	@echo "trace        $(OUT)/trace.json   timeline   $(OUT)/timeline.svg"
+	@echo "profile      $(OUT)/profile.txt   drawn in   $(OUT)/profile.svg"
 
 # ---- make lessons ------------------------------------------------------------------------------------------
 

@@ -212,7 +212,7 @@ static const BitRow BIT_ROWS[] = {
     {"--recompute layer", {"train_gpt", 1, "--recompute layer"}, "", 1},
     {"one host thread", {"train_gpt", 1, ""}, "OMP_NUM_THREADS=1", 1},
     {"three host threads", {"train_gpt", 1, ""}, "OMP_NUM_THREADS=3", 1},
-    {"--trace and --profile", {"train_gpt", 1, "--trace trace.json --profile 1"}, "", 1},
+    {"--trace", {"train_gpt", 1, "--trace trace.json"}, "", 1},
     {"random thread order, \"missing barrier\"", {"train_gpt", 1, ""}, "CPU_THREAD_ORDER=random:%d", 10},
     {"random stream order, \"stream race\"", {"train_gpt", 1, ""}, "CPU_STREAM_ORDER=random:%d", 10},
 };

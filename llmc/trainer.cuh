@@ -34,7 +34,6 @@
 #include "llmc/host/lr.h"
 #include "llmc/host/options.h"
 #include "llmc/host/outputs.h"
-#include "llmc/host/profile.h"
 #include "llmc/host/progress.h"
 #include "llmc/host/sampler.h"
 #include "llmc/host/tokenizer.h"

@@ -6,7 +6,7 @@
 //
 // A program has one list of kernels for an operation, numbered from naive to best; the last is what llmc/ uses. "must
 // MB" and the FLOPs of all of them are what that one's wrappers state (llmc/kernels/cost.cuh says what they count), and
-// what --profile and the virtual clock go by; lab_stated asks them. "asks MB" are the bytes that the loads and stores
+// what --trace and the virtual clock go by; lab_stated asks them. "asks MB" are the bytes that the loads and stores
 // of this kernel ask for; what exceeds the first had better be in a cache. GB/s counts the bytes that must move, so
 // that a kernel cannot look fast by moving more. The roof is the nearer of two: the bytes at the speed of a device copy
 // and the FLOPs at that of a large matrix product, both measured first in the same run.

@@ -1,14 +1,14 @@
-// profile.c: draws where the training steps of a --trace file spend their time as an SVG, a stacked bar per
-// rank, and prints the same as a table.
+// profile.c: prints where the training steps of a --trace file spend their time, a row per rank, and with --out draws
+// it as an SVG, a stacked bar per rank.
 //
 //   profile [--skip N] [--title TEXT] [--width PIXELS] [--out FILE.svg] TRACE.json
 //
-// llmc/host/profile.h has the formulas.
+// dev/plot/step_profile.h has the formulas.
 #include <getopt.h>
 #include <limits.h>
 
+#include "dev/plot/step_profile.h"
 #include "dev/plot/trace_read.h"
-#include "llmc/host/profile.h"
 
 enum { LEFT = 96, RIGHT = 92, TOP = 88, MAX_RANKS = 4096 };
 
@@ -109,8 +109,7 @@ static void draw(FILE *out, const StepProfile *profile, int ranks, const char *t
 static const char usage[] =
     "usage: profile [--skip N] [--title TEXT] [--width PIXELS] [--out FILE.svg] TRACE.json\n"
     "  --skip N    training steps at the start to leave out, as a warm-up (default 1)\n"
-    "  --out FILE  where to draw (default: standard output); the table goes to standard output, or with the\n"
-    "              picture there to standard error\n";
+    "  --out FILE  where to draw; without it the table alone is printed\n";
 
 static int fail(const Error *err) {
     fprintf(stderr, "profile: %s\n", err->text);
@@ -174,14 +173,14 @@ int main(int argc, char **argv) {
     bool ok = profile && profile_steps(trace.events, trace.count, ranks, (size_t)first, profile);
     if (!ok) error_set(&err, "cannot profile %s: absurd times, or no memory", argv[optind]);
     trace_free(&trace);
-    FILE *out = ok ? svg_open(path, argv + optind, 1, &err) : NULL;
-    ok = out != NULL;
-    if (ok) {
+    FILE *out = ok && path ? svg_open(path, argv + optind, 1, &err) : NULL;
+    ok = ok && (out || !path);
+    if (ok) profile_print(stdout, profile, ranks);
+    if (out) {
         draw(out, profile, ranks, title, (double)width);
-        profile_print(path ? stdout : stderr, profile, ranks);
-        if (ferror(out) | (out == stdout ? fflush(out) != 0 : fclose(out) != 0))
-            ok = error_set(&err, "cannot write %s: %s", path ? path : "the picture", strerror(errno));
+        if (ferror(out) | (fclose(out) != 0)) ok = error_set(&err, "cannot write %s: %s", path, strerror(errno));
     }
+    if (ok && fflush(stdout) != 0) ok = error_set(&err, "cannot print the table: %s", strerror(errno));
     free(profile);
     return ok ? 0 : fail(&err);
 }

@@ -3,8 +3,8 @@
 //
 //   bubbles formulas|paper TRAINER CLUSTER.json [ROWS]
 //
-// TRAINER is a train_gpt_pp or train_gpt_3d; it simulates one step of each row (--simulate) and writes a trace, of
-// which llmc/host/profile.h says when a stage worked. ROWS: only those with this p, or of this model.
+// TRAINER is a train_gpt_pp or train_gpt_3d; it simulates one step of each row (--simulate) and writes a trace.
+// dev/plot/step_profile.h finds in it when each stage worked. ROWS: only those with this p, or of this model.
 //
 // A bubble is given as the paper gives it, as a share of time, (cost - work) / cost. "All stages": cost runs from the
 // first start to the last end of any stage, and work is the mean of the stages. "One stage": the stage that takes
@@ -13,9 +13,9 @@
 #include <unistd.h>
 
 #include "dev/plot/pipeline_streams.h"
+#include "dev/plot/step_profile.h"
 #include "dev/plot/trace_read.h"
 #include "llmc/host/folder.h"
-#include "llmc/host/profile.h"
 #include "llmc/pipeline_lists.h"
 
 enum { TEMPORARY_PATH = 512 };  // short enough for a command line

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # calibrate.sh FOLDER DATA: measures what dev/clusters/laptop.json says of one rank with one thread on this machine, and
-# writes it there. It trains train_gpt at two shapes and divides what --profile prints: of each class of kernels the
+# writes it there. It trains train_gpt at two shapes and divides what --trace prints: of each class of kernels the
 # bytes, the FLOPs and the time. Then it predicts five other shapes and prints the error of each.
 # `calibrate.sh check FOLDER DATA` only predicts. CALIBRATE_RUN='chrt -f 50' runs it undisturbed on a busy machine.
 set -eu
@@ -20,7 +20,7 @@ train() {  # train LAYERS HEADS CHANNELS SEQ MICRO_BATCH STEPS FLAGS...
         --micro-batch "$5" --global-batch $((2 * $5)) --steps "$6" "${@:7}"
 }
 
-# Of a profile: class, calls, seconds, GB and GFLOP of each class of kernels; attention by forward and backward.
+# Of the table of kernels: class, calls, seconds, GB and GFLOP of each class of kernels; attention by forward and backward.
 classes() {
     sed ':a; s/^\(([^)]*\), /\1,/; ta' "$1" | awk '$2 ~ /^[0-9]+$/ && $4 ~ /%$/ {
         class = $1 ~ /Matmul/ ? "gemm" : $1 ~ /attention_forward/ ? "flash_forward" : $1 ~ /attention_backward/ ? \
@@ -32,12 +32,12 @@ classes() {
     } END { for (c in calls) print c, calls[c], seconds[c], gb[c], gflop[c] }'
 }
 
-# quickest FILE SHAPE...: the profile of the quickest of five runs, which the machine disturbed least.
+# quickest FILE SHAPE...: the table of the quickest of five runs, which the machine disturbed least.
 quickest() {
     local file=$1 least= total
     shift
     for _ in 1 2 3 4 5; do
-        train "$@" --profile 1 >"$file.run"
+        train "$@" --trace "$file.json" >"$file.run"
         total=$(awk '$2 ~ /^[0-9]+$/ && $4 ~ /%$/ { sum += $3 } END { print int(1000 * sum) }' "$file.run")
         if [ -z "$least" ] || [ "$total" -lt "$least" ]; then least=$total && cp "$file.run" "$file"; fi
     done

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run_chaos.sh [BUILD]: messages that come late, a rank that stands still for 10 s and a rank that is ten times slower
-# change no bit; and --profile names the slow rank. Ends with `N passed, N failed`.
-# needs: fp32/train_gpt_3d
+# change no bit; and the profile of its trace names the slow rank. Ends with `N passed, N failed`.
+# needs: fp32/train_gpt_3d tools/profile
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
@@ -28,8 +28,8 @@ train() {
     # shellcheck disable=SC2016,SC2086
     $launch -n 4 sh -c 'echo $$ >"$0/${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" && exec "$@"' "$dir/pids" \
         "$build/train_gpt_3d" --tensor 2 --data 2 --layers 2 --heads 4 --channels 64 --vocab 61 --seq 24 \
-        --train-data dev/test/golden/train.bin --micro-batch 2 --global-batch 16 --steps 12 --profile 1 \
-        --out "$dir/$1" --log "$dir/$1.jsonl" >"$dir/out" 2>"$dir/err" </dev/null &
+        --train-data dev/test/golden/train.bin --micro-batch 2 --global-batch 16 --steps 12 \
+        --trace "$dir/trace.json" --out "$dir/$1" --log "$dir/$1.jsonl" >"$dir/out" 2>"$dir/err" </dev/null &
     job=$!
 }
 # same NAME: do weights, optimizer and losses have the bits of the calm run?
@@ -44,7 +44,7 @@ await_steps() {
     local end=$((SECONDS + 60))
     until [ "$(grep -c '^step ' "$dir/out")" -ge "$1" ] || [ $SECONDS -ge $end ]; do sleep 0.02; done
 }
-said() { grep 'as long as the median rank' "$dir/out"; }
+said() { build/tools/profile "$dir/trace.json" | grep 'as long as the median rank'; }
 
 : >"$dir/out"
 train calm

@@ -3,7 +3,7 @@
 # changes no bit and gives the same times whatever the order of streams and messages, --simulate gives those of a run of
 # all ranks, bubbles are those of the schedules, links count, what does not fit or is not understood is refused.
 # needs: fp32/dev/test/test_clock fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d
-# needs: bf16/train_gpt_3d tools/byte_corpus tools/scale tools/bubbles
+# needs: bf16/train_gpt_3d tools/byte_corpus tools/scale tools/bubbles tools/profile
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
 folder=${1:-build/cpu-fp32}
@@ -103,14 +103,14 @@ cmp -s "$dir/run1" "$dir/run2" && cmp -s "$dir/run1" "$dir/run3"
 report $? 'three simulations have the same log'
 
 # ---- bubbles --------------------------------------------------------------------------------------------------------
-# So many layers that the embedding and the head do not count; on idle over working time as --profile measures it.
+# So many layers that the embedding and the head do not count; on idle over working time as build/tools/profile measures it.
 
 bubble() {  # bubble NAME PERCENT FLAGS...
     local name=$1 formula=$2 measured
     shift 2
     simulated 4 bubble train_gpt_3d --pipeline 4 --layers 512 --heads 4 --channels 64 --vocab 100 --seq 32 \
-        --micro-batch 2 --global-batch 16 --steps 2 --profile 1 "$@"
-    measured=$(awk '$1 == "mean" { print $NF }' "$dir/out" | tail -n 1)
+        --micro-batch 2 --global-batch 16 --steps 2 --trace "$dir/bubble.json" "$@"
+    measured=$(build/tools/profile "$dir/bubble.json" | awk '$1 == "mean" { print $NF }')
     awk -v a="$measured" -v b="$formula" 'BEGIN { exit !(a > 0.97 * b && a < 1.03 * b) }'
     report $? "$name at p = 4, m = 8: a bubble of $measured%, by the formula $formula%"
 }
@@ -123,10 +123,10 @@ bubble 'interleaved, v = 2' 18.75 --virtual 2
 # Of bf16's peak, 16 times that of fp32, products in fp32 would reach a few percent.
 
 cluster=dev/clusters/dgx-a100.json simulated 1 roof train_gpt --layers 2 --heads 16 --channels 2048 --seq 1024 \
-    --steps 1 --profile 1
+    --steps 1 --trace "$dir/roof.json"
 roof=$(awk '$1 == "cublasLtMatmul" { print $NF + 0 }' "$dir/out")
 awk -v roof="${roof:-0}" 'BEGIN { exit !(roof > 60 && roof <= 100) }'
-report $? "--profile in fp32: products reach $roof% of fp32's peak"
+report $? "in fp32: products reach $roof% of fp32's peak"
 highest=$(awk 'NF == 7 && /%$/ { print $NF + 0 }' "$dir/out" | sort -n | tail -n 1)
 awk -v highest="${highest:-0}" 'BEGIN { exit !(highest >= 60 && highest <= 100) }'
 report $? "and no kernel is above the roof: the best reaches $highest% of it"

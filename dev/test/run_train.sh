@@ -39,10 +39,10 @@ steps=$(grep -c '"loss":' "$out/log.jsonl" 2>/dev/null)
 [ "$steps" = 500 ]
 report $? "the log has ${steps:-no} of 500 steps"
 
-# Everything that is announced is there: the words with the folder's name in the last three lines.
-announced=$(tail -n 3 "$out/output" | grep -o "$out/[^ ,]*")
-[ "$(wc -l <<<"$announced")" = 6 ]
-report $? "six files are announced: ${announced//$'\n'/ }"
+# Everything that is announced is there: the words with the folder's name in the last four lines.
+announced=$(tail -n 4 "$out/output" | grep -o "$out/[^ ,]*")
+[ "$(wc -l <<<"$announced")" = 7 ]
+report $? "seven files are announced: ${announced//$'\n'/ }"
 for file in $announced; do
     case $file in
         *.svg) tail -c 16 "$file" 2>/dev/null | grep -q '</svg>' ;;

@@ -1,4 +1,4 @@
-// test_profile.c: llmc/host/profile.h on hand-made events whose answers are known, and dev/plot/profile.c as users
+// test_profile.c: dev/plot/step_profile.h on hand-made events whose answers are known, and dev/plot/profile.c as users
 // run it. With a folder as argument the pictures stay there to be looked at.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE

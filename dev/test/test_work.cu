@@ -1,5 +1,5 @@
 // test_work.cu: what every wrapper of llmc/kernels states of its work (llmc/kernels/cost.cuh), against counts by hand
-// at one small shape, and that --profile counts the same.
+// at one small shape, and that the profiler counts the same.
 #include "dev/test/check.h"
 #include "llmc/kernels/adamw.cuh"
 #include "llmc/kernels/attention.cuh"
@@ -108,7 +108,7 @@ int main() {
     double bytes = 0, flops = 0;
     for (const auto &row : cpu_runtime().profile) bytes += row.second.bytes, flops += row.second.flops;
     check(&checks, bytes == all.bytes && flops == all.flops,
-          "--profile has the same sums: %g bytes (%g), %g FLOPs (%g)", bytes, all.bytes, flops, all.flops);
+          "the profiler has the same sums: %g bytes (%g), %g FLOPs (%g)", bytes, all.bytes, flops, all.flops);
     gelu_forward(NULL, NULL, 0, stream), states("what is not launched", 0, 0, 0);
     return check_summary(&checks);
 }

@@ -46,7 +46,7 @@ typedef struct {
     size_t save_every, keep;
     const char *log, *trace, *dump_gradients, *eval;
     size_t trace_steps;
-    bool profile, dry_run, debug_replicas;
+    bool dry_run, debug_replicas;
     size_t tensor;
     bool sequence_parallel;
     size_t max_in_flight;     // 0: left out
@@ -148,9 +148,8 @@ static const Option OPTIONS[] = {
     SIZE("sample-tokens", sample_tokens, "128", 1, 1e6, 0, "tokens of a sample"),
     TEXT("prompt", prompt, NULL, 0, "TEXT", "what a sample starts with (default: <|endoftext|>)"),
     TEXT("log", log, NULL, 0, "FILE", "JSON Lines of every step; a resumed run appends"),
-    TEXT("trace", trace, NULL, 0, "FILE", "Chrome trace of what ran, a track per rank and stream"),
-    SIZE("trace-steps", trace_steps, "10", 1, 1e6, 0, "first steps that --trace and the ranks of --profile cover"),
-    SWITCH("profile", profile, "0", 0, "tables of time at the end: of ranks, and on a CPU of kernels"),
+    TEXT("trace", trace, NULL, 0, "FILE", "Chrome trace of what ran; on a CPU also a table of kernels"),
+    SIZE("trace-steps", trace_steps, "10", 1, 1e6, 0, "first steps that --trace covers"),
     TEXT("dump-gradients", dump_gradients, NULL, 0, "FILE", "safetensors of the first step's gradients"),
     TEXT("eval", eval, NULL, 0, "FILE", "measure the model on a file's rows and stop: doc/evaluation.md"),
     MARK("dry-run", dry_run, "print configuration, ranks and bytes per rank, then stop"),

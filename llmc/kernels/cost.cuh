@@ -1,5 +1,5 @@
 // cost.cuh: one line beside a LAUNCH says what the kernel must move and compute: THE figures of a wrapper's work, for
-// the kernel laboratory (dev/cuda/bench.h), --profile, and the virtual clock of the stand-ins (llmc/cpu/clock.h).
+// the kernel laboratory (dev/cuda/bench.h), --trace, and the virtual clock of the stand-ins (llmc/cpu/clock.h).
 //
 // Bytes are those that a kernel must move: every input read once, every output written once, however often this one
 // does so. Beside matrices, what has one number for a row or a column (biases, means, tokens, losses) is left out, and

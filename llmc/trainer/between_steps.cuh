@@ -159,18 +159,17 @@ static inline void sample_append(Trainer *m, Sample *s, const floatX *logits) {
     tokenizer_print(&m->tokenizer, s->tokens[s->count++]);
 }
 
-// What the timeline saw: a table of where the time went (--profile), and the Chrome trace (--trace).
+// Gathers the spans of all ranks and writes the Chrome trace, on rank 0.
 static inline bool trainer_report_timeline(Trainer *m, Error *err) {
     static const char *const tracks[TRACK_COUNT] = {"compute", "all-reduce", "receive activations", "send activations",
                                                     "receive gradients", "send gradients", "data"};
     TraceList all;
     if (!job_gather_trace(&m->job, &m->timeline.trace, &all)) return true;  // rank 0 has the events of all ranks
-    if (m->opt.profile) profile_report(all.events, all.count, m->job.size, m->progress.first_step);
-    size_t left_out = m->opt.simulate && m->opt.trace ? trace_shorten(&all, SIMULATED_TRACE) : 0;
+    size_t left_out = m->opt.simulate ? trace_shorten(&all, SIMULATED_TRACE) : 0;
     if (left_out) printf("%s leaves out %zu events: waits of no time, and if it is long collectives in a forward or "
                          "backward\n", m->opt.trace, left_out);
     trace_settle(&all);
-    bool ok = !m->opt.trace || trace_write(m->opt.trace, all.events, all.count, tracks, TRACK_COUNT, err);
+    bool ok = trace_write(m->opt.trace, all.events, all.count, tracks, TRACK_COUNT, err);
     trace_free(&all);
     return ok;
 }
@@ -187,9 +186,9 @@ static inline bool stdout_is_whole(Error *err) {
 static inline void trainer_report(Trainer *m) {
     Error err;
     const Options *o = &m->opt;
-    if (o->profile) CUDA_CHECK(cudaProfilerStop());
+    if (o->trace) CUDA_CHECK(cudaProfilerStop());
     if (o->virtual_time || o->simulate) trainer_report_clock(m);
-    job_agree(&m->job, (!o->trace && !o->profile) || trainer_report_timeline(m, &err), &err, 1);
+    job_agree(&m->job, !o->trace || trainer_report_timeline(m, &err), &err, 1);
     job_agree(&m->job, log_close(&m->log, &err), &err, 1);
     job_agree(&m->job, stdout_is_whole(&err), &err, 1);
 }

@@ -287,10 +287,10 @@ static inline void trainer_start(Trainer *m) {
     job_agree(&m->job, opened, &err);
     m->log.virtual_time = o->virtual_time || o->simulate;
     m->log.simulated = o->simulate;
-    timeline_start(&m->timeline, o->trace || o->profile, m->job.rank, m->stream);
+    timeline_start(&m->timeline, o->trace != NULL, m->job.rank, m->stream);
     job_reset_traffic(&m->job);
     if (!o->simulate) stop_listen(m);
-    if (o->profile) CUDA_CHECK(cudaProfilerStart());
+    if (o->trace) CUDA_CHECK(cudaProfilerStart());
     trainer_clock_zero();
 }
 

@@ -1,8 +1,8 @@
-// profile.h: where the time of a training step goes, from the trace events of all ranks: compute, optimizer,
+// step_profile.h: where the time of a training step goes, from the trace events of all ranks: compute, optimizer,
 // exposed communication by kind, other idle time, and the pipeline bubble as measured.
 //
 // defines: ProfilePart, StepProfile, profile_part_name, profile_steps, profile_bubble, profile_mean,
-//          profile_slowest, profile_print, profile_report
+//          profile_slowest, profile_print
 //
 // Track 0 of a rank is its compute stream. What runs on the other tracks (communication streams) costs a step
 // nothing unless the compute stream waits for it, so only track 0 is looked at. Spans on it nest: a backward
@@ -25,8 +25,8 @@
 // and bubble / ideal is what schedules promise to be (p-1)/m, or (p-1)/(v m) interleaved. It overlaps with
 // the parts above: they say what a rank waited for, the bubble says how much the pipeline as a whole idled.
 // Ranks that wait for the slowest of their replicas count as idle here too.
-#ifndef LLMC_PROFILE_H
-#define LLMC_PROFILE_H
+#ifndef DEV_PLOT_STEP_PROFILE_H
+#define DEV_PLOT_STEP_PROFILE_H
 
 #include <math.h>
 #include <stdbool.h>
@@ -265,14 +265,6 @@ static inline void profile_print(FILE *file, const StepProfile *profile, int ran
         fprintf(file, "%s rank %d, which computes for %.*f ms a step, %.1f times as long as the median rank.\n",
                 longest > 1.2 * median ? "The others wait for" : "No rank is slow, not even", slowest, digits,
                 longest, longest / median);
-}
-
-// The table of a run of `ranks` ranks that started after `done` steps, on stdout; its first step, which warms up
-// caches and connections, is left out.
-static inline void profile_report(const TraceEvent *events, size_t count, int ranks, size_t done) {
-    StepProfile *profile = (StepProfile *)host_alloc((size_t)ranks, sizeof *profile);
-    if (profile_steps(events, count, ranks, done + 2, profile)) profile_print(stdout, profile, ranks);
-    free(profile);
 }
 
 #endif
