@@ -509,7 +509,7 @@ static void shard(GPT *m) {
 }
 
 // The communicators, with a stream of its own for each end of a link. Then all that training uses is used once, while
-// no message is in flight (llmc/trainer/connect.cuh): kernels write gradients, then add to them.
+// no message is in flight (llmc/trainer/connect.cuh): kernels write gradients, then add to them and drop out.
 static void connect(GPT *m) {
     ncclComm_t links[4];
     job_connect(&m->job);
@@ -524,7 +524,7 @@ static void connect(GPT *m) {
     m->comm = stream_create(m, true);
     event_create(&m->computed), event_create(&m->reduced_ready), event_create(&m->gathered_ready);
     trainer_warm_up(m);
-    for (int i = 0, v = (int)m->plan.chunks; i < 2 * v && m->grid.p > 1; i++) {
+    for (int i = 0, v = (int)m->plan.chunks; trainer_warms_up(m, i, v); i++) {
         forward(m, m->slots, m->inputs, m->B, m->T, i / v, i % v);
         if (is_last(m, i % v)) loss(m, m->slots, m->targets, 0, true);
         backward(m, m->slots, m->inputs, i / v, i % v, BOTH_HALVES);

@@ -84,7 +84,7 @@ while read -r n trainer i flags; do
 done <<'LAYOUTS'
 1 train_gpt 0 --micro-batch 3 --global-batch 21
 2 train_gpt_tp 3 --tensor 2 --sequence-parallel 1
-2 train_gpt_pp 2 --pipeline 2 --schedule zb-h1 --micro-batch 2 --global-batch 8
+2 train_gpt_pp 2 --pipeline 2 --schedule zb-h1 --dropout 0.1 --micro-batch 2 --global-batch 8
 4 train_gpt_pp 1 --tensor 2 --pipeline 2 --virtual 2 --micro-batch 1 --global-batch 2
 8 train_gpt_3d 0 --tensor 2 --data 2 --pipeline 2 --micro-batch 2 --global-batch 16
 2 train_gpt_3d 3 --data 2 --micro-batch 4

@@ -70,6 +70,7 @@ struct CpuRuntime {
     std::unordered_map<std::string, CpuProfile> profile;
     cudaError_t last_error;
     std::unordered_set<uint64_t> gemms;  // the products that have been computed before
+    bool warm;          // the program's warm-up is over
 };
 
 inline CpuRuntime &cpu_runtime() {
@@ -112,8 +113,11 @@ inline std::string (*cpu_message_in_flight)(void) = NULL;
 
 // CUDA loads a kernel at its first launch, cuBLASLt's too, and that may wait for all work that runs (CUDA
 // programming guide, "Lazy Loading"). Beside a receive from a peer that waits for us in turn it would wait for
-// ever, so a first use beside a send or receive ends the program here.
+// ever, so a first use beside a send or receive ends the program here. CPU_FIRST_USES=1 lists the later ones on stderr,
+// those after the program's warm-up, even if nothing is in flight.
 __attribute__((noinline, cold)) inline void cpu_first_use(const char *name) {
+    static const bool list = getenv("CPU_FIRST_USES") != NULL;
+    if (list && cpu_runtime().warm) fprintf(stderr, "first use after the warm-up: %s\n", name);
     std::string pending = cpu_message_in_flight ? cpu_message_in_flight() : "";
     if (pending.empty()) return;
     cpu_abort("%s is used for the first time while %s is in flight: CUDA loads it now and may wait for all that "

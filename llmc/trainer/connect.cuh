@@ -5,7 +5,8 @@
 // first launch. Beside a receive whose sender waits for us, that is a circle. So, before any training traffic:
 //   1. job_connect_links: a first message on each link, in ascending order, waited for;
 //   2. job_warm_up: every kind of collective on every communicator, small and large, waited for;
-//   3. the trainer's connect: a micro-batch forward and backward, twice, since the second one adds to the gradients.
+//   3. the trainer's connect: a micro-batch forward and backward, twice: the second one has dropout and adds to the
+//      gradients.
 // The stand-ins refuse what does not keep to this (llmc/mpi/communicator.h), so that it is tested without a GPU.
 //
 // defines: job_gpu_reserve, job_reserve, job_connect_links, job_warm_up, job_reset_traffic, job_check_ranks
@@ -112,8 +113,11 @@ static inline void job_warm_up(const Job *job, void *scratch, size_t bytes, cuda
     }
 }
 
-// What was sent so far is not training traffic: NCCL_TRAFFIC=1 counts from here.
+// What was sent so far is not training traffic: NCCL_TRAFFIC=1 counts from here. CPU_FIRST_USES=1 lists from here.
 static inline void job_reset_traffic(const Job *job) {
+#ifndef __CUDACC__
+    cpu_runtime().warm = true;
+#endif
 #ifdef NCCL_OVER_MPI
     for (size_t i = 0; i < job->group_count; i++) ncclMpiResetCounters(job->groups[i]);
     ncclMpiResetCounters(job->world);

@@ -1,5 +1,5 @@
 // dropout.cuh: --dropout in a trainer: which masks belong to the micro-batch under way. It is on between
-// trainer_begin_step and trainer_end_step, and while the trainer warms up; validation, --eval and samples run without.
+// trainer_begin_step and trainer_end_step, and in half of the warm-up; validation, --eval and samples run without.
 //
 // defines: dropout_at, drop, dropout_forward, dropout_backward, bias_apart, bias_with
 #ifndef LLMC_TRAINER_DROPOUT_CUH

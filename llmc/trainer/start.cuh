@@ -1,6 +1,6 @@
 // start.cuh: a trainer's way to its first step: command line, checkpoint, data, grid, memory, weights.
 //
-// defines: trainer_open, trainer_layout, trainer_allocate, trainer_warm_up, trainer_start
+// defines: trainer_open, trainer_layout, trainer_allocate, trainer_warm_up, trainer_warms_up, trainer_start
 #ifndef LLMC_START_CUH
 #define LLMC_START_CUH
 
@@ -133,7 +133,6 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
     m->B = o->micro_batch;
     m->T = o->seq;
     trainer_set_batch(m, o->global_batch);
-    trainer_set_dropout(m, true);  // for the warm-up
     m->A = m->config.C / o->tensor;
     m->NH = m->config.NH / o->tensor;
     m->F = 4 * m->config.C / o->tensor;
@@ -240,6 +239,13 @@ static inline void trainer_warm_up(Trainer *m) {
     CUDA_CHECK(cudaMemset(m->inputs, 0, tokens));
     CUDA_CHECK(cudaMemset(m->targets, 0, tokens));
     CUDA_CHECK(cudaDeviceSynchronize());
+}
+
+// Is there an i-th pass of the warm-up, where a rank with stages goes through its v chunks for two micro-batches? The
+// first is without dropout, as validation, samples and --eval are: their kernels differ.
+static inline bool trainer_warms_up(Trainer *m, int i, int v) {
+    trainer_set_dropout(m, i >= v);
+    return i < 2 * v && m->grid.p > 1;
 }
 
 static inline void trainer_host_buffers(Trainer *m) {
