@@ -24,7 +24,7 @@
 // replicas_check: are copies that several ranks hold still equal?
 #include "llmc/trainer/replicas.cuh"
 // PipelinePlan: the layers of this stage, and its list of steps: which forward or backward when
-#include "llmc/pipeline_plan.h"
+#include "llmc/zero_bubble.h"
 // the kernels
 #include "llmc/kernels/attention.cuh"
 #include "llmc/kernels/classifier.cuh"
@@ -558,10 +558,13 @@ static void sample(GPT *m) {
 static void shard(GPT *m) {
     Error err;
     size_t p = m->grid.p, stage = m->grid.p_rank;
-    PipelineCosts costs = pipeline_layer_costs(m->config.C, m->T, m->opt.max_in_flight ? m->opt.max_in_flight : 2 * p);
-    bool ok = pipeline_plan(&m->plan, (Schedule)m->opt.schedule, m->opt.schedule_file, m->config.L, p, stage, m->micros,
-                            m->opt.chunks, &costs, &err);
+    PipelineTimes times = zero_bubble_times(m->config.C, m->T);
+    PipelineLists lists;
+    bool ok = zero_bubble_lists(&lists, (Schedule)m->opt.schedule, m->opt.schedule_file, p, m->micros, m->opt.chunks,
+                                &times, m->opt.max_in_flight, &err);
     job_agree(&m->job, ok, &err);
+    m->plan = pipeline_plan(&lists, m->config.L, stage);
+    pipeline_lists_free(&lists);
     Shard part = {m->grid.t, m->grid.t_rank, stage == 0, stage == p - 1, m->plan.layer_count, m->plan.layers,
                   TENSOR_ALIGN * m->grid.d};
     m->table = table_make(&m->config, &part);

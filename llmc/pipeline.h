@@ -1,74 +1,69 @@
 // pipeline.h: pipeline schedules as lists of steps, and the rules by which a trainer executes any such list.
 //
-// defines: PipelineStep, Schedule, pipeline_gpipe, pipeline_1f1b, pipeline_interleaved, pipeline_zb_h1,
-//          pipeline_schedule, pipeline_check, pipeline_bubble, pipeline_max_in_flight, PipelineRoute,
-//          pipeline_routes, pipeline_link_ends
+// defines: PipelineStep, Schedule, pipeline_gpipe, pipeline_1f1b, pipeline_interleaved, pipeline_check,
+//          pipeline_bubble, pipeline_max_in_flight, PipelineLists, pipeline_make, pipeline_parse, pipeline_read,
+//          pipeline_link_ends, pipeline_neighbours, pipeline_walk, pipeline_prove, pipeline_lists, PipelinePlan,
+//          pipeline_plan
 //
-// p stages in a row, m micro-batches a training step, v model chunks a stage. The model is cut into p * v
-// chunks; chunk c of stage s is global chunk c * p + s, so with v > 1 the model goes round the stages v
-// times, and what follows the last stage is stage 0 again. A schedule says in which order ONE stage runs its
-// forwards and backwards. It says nothing about messages: they follow from the list (pipeline_routes).
+// p stages in a row, m micro-batches a training step, v model chunks a stage. The model is cut into p * v chunks; chunk
+// c of stage s is global chunk c * p + s. With v > 1 the model goes round the stages v times, so stage 0 follows the
+// last stage. A schedule gives the order in which ONE stage runs its forwards and backwards. Messages follow from it.
 //
-// Papers: GPipe (Huang et al. 2019), PipeDream-Flush's 1F1B and interleaved 1F1B as in PTD-P (Narayanan et
-// al. 2021), section 2.2, figures 3 and 4; Zero Bubble Pipeline Parallelism (Qi et al. 2024).
+// Papers: GPipe (Huang et al. 2019); PipeDream-Flush's 1F1B and interleaved 1F1B as in PTD-P (Narayanan et al. 2021),
+// section 2.2, figures 3 and 4.
 //
 // HOW A LIST IS EXECUTED, AND WHY IT CANNOT HANG
 //
-// A send completes only when its receive is posted, and the operations of one communicator pair up in order.
-// Done naively (send, receive and compute on one stream), 1F1B hangs at once: stage 0 is in "send activations
-// of micro-batch 1" while stage 1 is in "send gradients of micro-batch 0", and neither comes to its receive.
-// So:
+// A send completes only when its receive is posted, and the operations of one communicator pair up in order. With send,
+// receive and compute on one stream 1F1B hangs at once: stage 0 sends the activations of micro-batch 1 while stage 1
+// sends the gradients of micro-batch 0, and neither comes to its receive. So:
 //
-// 1. A link is one direction between two neighbours for one kind of message: activations s -> s+1 or
-//    gradients s -> s-1 (modulo p; the wrap-around links exist only with v > 1). Each link has a two-rank
-//    communicator of its own, and at each end a stream of its own. A stage has at most four link ends: it
-//    receives and sends, activations and gradients. At p = 2 previous and next are one rank, but still four
-//    different links.
-// 2. A link end has PIPELINE_BUFFERS buffers; message number k of a link uses buffer k % PIPELINE_BUFFERS.
-//    The k-th send meets the k-th receive, so the order in which one end computes them must be the order in
-//    which the other end consumes them (pipeline_prove checks it; the schedules here have it).
-// 3. The host walks the list and only enqueues; it waits for nothing. For a step that reads message k of one
-//    link and makes message j of another:
-//      receiving stream:  wait until the step that read message k - PIPELINE_BUFFERS is computed; ncclRecv
+// 1. A link carries one kind of message in one direction between two neighbours: activations s -> s+1 or gradients
+//    s -> s-1 (modulo p; the wrap-around links exist only with v > 1). Each link has its own two-rank communicator and,
+//    at each end, its own stream. A stage has at most four link ends. At p = 2 previous and next are one rank, but
+//    still four links.
+// 2. A link end has PIPELINE_BUFFERS buffers; message k of a link uses buffer k % PIPELINE_BUFFERS. Send k meets
+//    receive k, so both ends must use messages in one order (pipeline_prove checks it).
+// 3. The host walks the list and only enqueues. For a step that reads message k of one link and makes message j of
+//    another:
+//      receiving stream:  wait until the reader of message k - PIPELINE_BUFFERS has copied it; ncclRecv
 //      compute stream:    wait until message k has arrived, and message j - PIPELINE_BUFFERS is sent; compute
 //      sending stream:    wait until computed; ncclSend
-//    Nothing else is waited for. As the host is ahead, a receive is posted as soon as its buffer is free,
-//    long before the step that needs it: transfers overlap compute without a line of code about prefetching.
+//    The host runs ahead of the GPU, so a receive is posted as soon as its buffer is free: transfers overlap compute.
 //
-// No stream ever chooses: each operation waits for a fixed set of others. Such a system (a marked graph) ends
-// in the same state in whatever order and at whatever speed its operations run. Hence, if ONE order of
-// running it comes to the end, EVERY order does; pipeline_prove looks for that one order, and
-// dev/test/test_pipeline.c does so for p <= 16, m <= 64, v <= 8. Freeing a buffer earlier than at the end
-// of its step only removes waiting. Tensor ranks change nothing: the t ranks of a stage run the same list, so
-// step i of all of them counts as one operation. How many buffers? For the schedules here one at each end
-// already cannot hang; two also lose no time against unlimited ones (tested with forward 1, backward 2 and a
-// transfer of 0.25 or 1; zb-h1 and zb-auto with free transfers). For a list of your own, pipeline_prove says
-// whether a number suffices; m * v does whenever the list can be run at all.
+// No stream ever chooses: each operation waits for a fixed set of others. Such a system (a marked graph) reaches the
+// same end in any order and at any speed. Hence, if ONE order comes to the end, EVERY order does. pipeline_walk finds
+// that order; dev/test/test_pipeline.c proves p <= 16, m <= 64, v <= 8. Here a buffer is free at the end of its step;
+// to free it earlier only removes waiting. The t tensor ranks of a stage run one list, so step i of all of them counts
+// as one operation. One buffer at each end already cannot hang with the schedules here; two lose no time against
+// unlimited ones. A list of your own runs with m * v buffers if it runs at all.
 //
-// Two rules for real GPUs, which llmc/trainer/connect.cuh keeps. NCCL connects a pair at its first message and keeps
-// the host waiting meanwhile: each link carries one small message at start-up, in ascending link number on all ranks,
-// so that no two hosts wait for each other. And a posted receive occupies some of the GPU until its message comes:
-// links get few blocks (ncclConfig_t.maxCTAs). CUDA_DEVICE_MAX_CONNECTIONS stays above the number of streams, for
-// where a waiting receive shares a hardware queue with compute it stops compute.
+// Two rules for real GPUs, which llmc/trainer/connect.cuh keeps. NCCL connects a pair at its first message and blocks
+// the host meanwhile: each link carries one small message at start-up, in ascending link number on all ranks, so that
+// no two hosts wait for each other. A posted receive occupies some of the GPU until its message comes: links get few
+// blocks (ncclConfig_t.maxCTAs). CUDA_DEVICE_MAX_CONNECTIONS stays above the number of streams, because a waiting
+// receive blocks compute that shares its hardware queue.
 #ifndef LLMC_PIPELINE_H
 #define LLMC_PIPELINE_H
 
+#include <ctype.h>
 #include <limits.h>
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "llmc/grid.h"
 #include "llmc/host/error.h"
+#include "llmc/host/file.h"
 #include "llmc/host/memory.h"
 
 #define PIPELINE_BUFFERS 2  // at each end of a link
 #define PIPELINE_NONE (-1)  // no neighbour: the input is tokens, or the output is the loss or nothing
 
-// Also the index of a stage's link ends: a forward receives and sends activations, a backward gradients. In a list
-// that has weight steps a backward makes the gradient of its input only (B), for which the stage before waits; the
-// weight step makes the gradients of the weights (W), for which nobody does (Qi et al. 2024). In other lists a
-// backward does both.
+// Also the index of a stage's link ends: a forward receives and sends activations, a backward gradients. With a split
+// backward (zero_bubble.h) a backward makes the gradient of its input alone, and a weight step those of the weights.
 typedef enum { STEP_FORWARD, STEP_BACKWARD, STEP_WEIGHT } StepKind;
 
 typedef struct {
@@ -85,14 +80,12 @@ static inline const char *pipeline_schedule_name(Schedule schedule) {
     return names[schedule];
 }
 
-// Appends a step; out may be NULL to count only.
+// ---- schedules ------------------------------------------------------------------------------------------------------
+
 static inline void pipeline_add(PipelineStep *out, size_t *n, StepKind kind, int micro, int chunk) {
-    if (out) {
-        out[*n].kind = kind;
-        out[*n].micro = micro;
-        out[*n].chunk = chunk;
-    }
-    (*n)++;
+    out[*n].kind = kind;
+    out[*n].micro = micro;
+    out[(*n)++].chunk = chunk;
 }
 
 // GPipe (PTD-P figure 3): all forwards, then all backwards. Every stage keeps m micro-batches of activations.
@@ -104,23 +97,21 @@ static inline size_t pipeline_gpipe(int m, PipelineStep *out) {
     return n;
 }
 
-// 1F1B (PTD-P figure 4, top): the same bubble, but stage s keeps at most p - s micro-batches. Just enough
-// forwards to reach the last stage and come back, then forward and backward in turn, then what is left.
+// 1F1B (PTD-P figure 4, top): the same bubble, but stage s keeps at most p - s micro-batches. Warm-up forwards until
+// the first gradient can come back, then forward and backward in turn, then the remaining backwards.
 static inline size_t pipeline_1f1b(int p, int stage, int m, PipelineStep *out) {
     int warmup = p - stage - 1 < m ? p - stage - 1 : m;
     size_t n = 0;
-    for (int i = 0; i < warmup; i++) pipeline_add(out, &n, STEP_FORWARD, i, 0);
-    for (int i = 0; i < m - warmup; i++) {
-        pipeline_add(out, &n, STEP_FORWARD, warmup + i, 0);
-        pipeline_add(out, &n, STEP_BACKWARD, i, 0);
+    for (int i = 0; i < m + warmup; i++) {
+        if (i < m) pipeline_add(out, &n, STEP_FORWARD, i, 0);
+        if (i >= warmup) pipeline_add(out, &n, STEP_BACKWARD, i - warmup, 0);
     }
-    for (int i = m - warmup; i < m; i++) pipeline_add(out, &n, STEP_BACKWARD, i, 0);
     return n;
 }
 
-// Interleaved 1F1B (PTD-P figure 4, bottom): a bubble v times smaller for v times as many messages.
-// Micro-batches go in groups of p: a group runs through chunk 0, then chunk 1, ..., because p steps later
-// stage 0 has back what it sent round the ring; so p must divide m. Backwards go from the last chunk down.
+// Interleaved 1F1B (PTD-P figure 4, bottom): a bubble v times smaller for v times as many messages. Micro-batches go in
+// groups of p: a group runs through chunk 0, then chunk 1, ...: p steps later stage 0 has back its own output, from the
+// last stage. So p must divide m. Backwards go from the last chunk down.
 static inline size_t pipeline_interleaved(int p, int stage, int m, int v, PipelineStep *out) {
     int total = m * v, group = p * v;
     int warmup = (p - stage - 1) * 2 + (v - 1) * p;
@@ -134,76 +125,38 @@ static inline size_t pipeline_interleaved(int p, int stage, int m, int v, Pipeli
     return n;
 }
 
-// ZB-H1 (Qi et al. 2024, section 2): 1F1B whose backwards are halved. A stage puts off its weight steps until `stage`
-// of them wait, so that it is never idle for lack of gradients as long as there are some; those left over fill the
-// end, where 1F1B idles. Every stage then holds at most p micro-batches, as stage 0 of 1F1B does, and the bubble
-// shrinks from (p - 1)(F + B + W) to (p - 1)(F + B - W).
-static inline size_t pipeline_zb_h1(int p, int stage, int m, PipelineStep *out) {
-    int warmup = p - stage - 1 < m ? p - stage - 1 : m, weights = 0;
-    size_t n = 0;
-    for (int i = 0; i < warmup; i++) pipeline_add(out, &n, STEP_FORWARD, i, 0);
-    for (int i = 0; i < m; i++) {
-        if (warmup + i < m) pipeline_add(out, &n, STEP_FORWARD, warmup + i, 0);
-        pipeline_add(out, &n, STEP_BACKWARD, i, 0);
-        if (i + 1 - weights > stage) pipeline_add(out, &n, STEP_WEIGHT, weights++, 0);
-    }
-    while (weights < m) pipeline_add(out, &n, STEP_WEIGHT, weights++, 0);
-    return n;
-}
-
-// True if the list has weight steps.
-static inline bool pipeline_is_split(const PipelineStep *steps, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        if (steps[i].kind == STEP_WEIGHT) return true;
-    }
-    return false;
-}
-
-// The list of one stage: writes out[3 * m * v] (NULL: nothing) and returns its length. Arguments as pipeline_check
-// accepts; zb-auto, which makes the lists of all stages at once, is in llmc/pipeline_auto.h.
-static inline size_t pipeline_schedule(Schedule schedule, int p, int stage, int m, int v, PipelineStep *out) {
-    if (schedule == SCHEDULE_GPIPE) return pipeline_gpipe(m, out);
-    if (schedule == SCHEDULE_1F1B) return pipeline_1f1b(p, stage, m, out);
-    if (schedule == SCHEDULE_ZB_H1) return pipeline_zb_h1(p, stage, m, out);
-    return pipeline_interleaved(p, stage, m, v, out);
-}
-
-// False, with a sentence that says what to change, when the schedule does not exist for these sizes.
+// False, with a sentence that says what to change, if the schedule does not exist for these sizes.
 static inline bool pipeline_check(Schedule schedule, int p, int m, int v, Error *err) {
+    const char *name = pipeline_schedule_name(schedule);
     if (p < 1 || m < 1 || v < 1)
-        return error_set(err, "a pipeline has at least 1 stage, 1 micro-batch and 1 chunk, not %d, %d, %d", p,
-                         m, v);
+        return error_set(err, "a pipeline has at least 1 stage, 1 micro-batch and 1 chunk, not %d, %d, %d", p, m, v);
     if ((long long)m * v > INT_MAX / 8 || (long long)m * v * p > INT_MAX / 8)
         return error_set(err, "%d stages, %d micro-batches and %d chunks are too many", p, m, v);
-    if (schedule >= SCHEDULE_ZB_H1 && p == 1)
-        return error_set(err, "--schedule %s needs 2 or more stages: use --pipeline 2, or --schedule 1f1b",
-                         pipeline_schedule_name(schedule));
     if (schedule != SCHEDULE_INTERLEAVED && v > 1)
         return error_set(err, "%d chunks a stage need --schedule interleaved: use it, or --virtual 1", v);
     if (schedule == SCHEDULE_INTERLEAVED && v == 1)
-        return error_set(
-            err,
-            "--schedule interleaved needs 2 or more chunks a stage: use --virtual 2, or --schedule 1f1b");
-    if (schedule == SCHEDULE_INTERLEAVED && p == 1)
-        return error_set(
-            err, "--schedule interleaved needs 2 or more stages: use --pipeline 2, or --schedule 1f1b");
-    if (schedule == SCHEDULE_INTERLEAVED && m % p != 0)
-        return error_set(err,
-                         "--schedule interleaved needs a multiple of %d (stages) micro-batches, not %d: "
-                         "change --global-batch or --micro-batch, or use --schedule 1f1b",
-                         p, m);
-    return true;
+        return error_set(err, "--schedule interleaved needs 2 or more chunks a stage: use --virtual 2, or "
+                              "--schedule 1f1b");
+    if (schedule >= SCHEDULE_INTERLEAVED && p == 1)
+        return error_set(err, "--schedule %s needs 2 or more stages: use --pipeline 2, or --schedule 1f1b", name);
+    return schedule != SCHEDULE_INTERLEAVED || m % p == 0 ||
+           error_set(err, "--schedule interleaved needs a multiple of %d (stages) micro-batches, not %d: change "
+                          "--global-batch or --micro-batch, or use --schedule 1f1b", p, m);
 }
 
-// Idle over ideal time when all chunks cost the same and messages nothing: (p-1)/m, interleaved (p-1)/(v m).
+// Returns the bubble, idle time over work of a stage, if all chunks cost the same and messages nothing: (p-1)/m,
+// interleaved (p-1)/(v m).
 static inline double pipeline_bubble(int p, int m, int v) { return (double)(p - 1) / ((double)v * m); }
 
-// The step after which the activations of a micro-batch and chunk are no longer needed.
+// Returns the kind of step after which the activations of a micro-batch and chunk are no longer needed.
 static inline StepKind pipeline_last_use(const PipelineStep *steps, size_t count) {
-    return pipeline_is_split(steps, count) ? STEP_WEIGHT : STEP_BACKWARD;
+    for (size_t i = 0; i < count; i++) {
+        if (steps[i].kind == STEP_WEIGHT) return STEP_WEIGHT;
+    }
+    return STEP_BACKWARD;
 }
 
-// Most (micro-batch, chunk) pairs of which a stage holds activations at one time.
+// Returns the largest number of (micro-batch, chunk) pairs of which a stage holds activations at one time.
 static inline size_t pipeline_max_in_flight(const PipelineStep *steps, size_t count) {
     size_t now = 0, most = 0;
     StepKind last_use = pipeline_last_use(steps, count);
@@ -214,8 +167,113 @@ static inline size_t pipeline_max_in_flight(const PipelineStep *steps, size_t co
     return most;
 }
 
-// Links are numbered 0 .. 2p-1: link s carries stage s's activations to s + 1, link p + s its gradients to s
-// - 1 (modulo p). Those that only a ring needs (from p - 1 to 0, and back) are used when v > 1.
+// ---- the lists of all stages ----------------------------------------------------------------------------------------
+
+typedef struct {
+    int p, m, v;           // stages, micro-batches of a training step, chunks of a stage
+    PipelineStep **steps;  // [p] lists
+    size_t *counts;        // [p] their lengths
+} PipelineLists;
+
+// Returns empty lists with room for 3 steps of every micro-batch and chunk. Release with pipeline_lists_free.
+static inline PipelineLists pipeline_empty(int p, int m, int v) {
+    PipelineLists l = {p, m, v, NULL, NULL};
+    l.steps = (PipelineStep **)host_alloc(p, sizeof *l.steps);
+    l.counts = (size_t *)host_alloc(p, sizeof *l.counts);
+    for (int s = 0; s < p; s++) l.steps[s] = (PipelineStep *)host_alloc(3 * (size_t)m * v, sizeof **l.steps);
+    return l;
+}
+
+static inline void pipeline_lists_free(PipelineLists *l) {
+    for (int s = 0; s < l->p; s++) free(l->steps[s]);
+    free(l->steps);
+    free(l->counts);
+    memset(l, 0, sizeof *l);
+}
+
+// Makes the lists of gpipe, 1f1b or interleaved for sizes that pipeline_check accepts.
+static inline PipelineLists pipeline_make(Schedule schedule, int p, int m, int v) {
+    PipelineLists l = pipeline_empty(p, m, v);
+    for (int s = 0; s < p; s++) {
+        PipelineStep *out = l.steps[s];
+        l.counts[s] = schedule == SCHEDULE_GPIPE  ? pipeline_gpipe(m, out)
+                      : schedule == SCHEDULE_1F1B ? pipeline_1f1b(p, s, m, out)
+                                                  : pipeline_interleaved(p, s, m, v, out);
+    }
+    return l;
+}
+
+// Reads a number of 1 to 6 digits at *text and moves *text behind it. Returns -1 if there is none.
+static inline int pipeline_number(const char **text) {
+    int value = 0, digits = 0;
+    for (; isdigit((unsigned char)**text) && digits < 7; (*text)++, digits++) value = 10 * value + (**text - '0');
+    return digits == 0 || digits > 6 ? -1 : value;
+}
+
+// Reads a word of `length` characters as a step: F3, B3 or W3, and with several chunks F3.1.
+static inline bool pipeline_word(const char *word, size_t length, PipelineStep *step) {
+    const char *kind = strchr("FBW", *word), *at = word + 1;
+    step->kind = !kind || *kind == 'F' ? STEP_FORWARD : *kind == 'B' ? STEP_BACKWARD : STEP_WEIGHT;
+    step->micro = pipeline_number(&at);
+    step->chunk = 0;
+    if (*at == '.' && step->micro >= 0) at++, step->chunk = pipeline_number(&at);
+    return kind && step->micro >= 0 && step->chunk >= 0 && at == word + length;
+}
+
+// Reads schedules written by hand, one line for each stage:
+//
+//   # two stages, two micro-batches
+//   F0 F1 B0 B1
+//   F0 B0 F1 B1
+//
+// F is a forward, B a backward, W a weight step; then the micro-batch, from 0; with several chunks a stage a dot and
+// the chunk, from 0: F3.1. A semicolon ends a line as well; '#' starts a comment. In a line without W a backward makes
+// both gradients. p, m and v follow from the text. name: what an error calls it. Release the lists in either case.
+static inline bool pipeline_parse(const char *name, const char *text, PipelineLists *l, Error *err) {
+    memset(l, 0, sizeof *l);
+    size_t line = 1, word = 0;
+    for (const char *at = text; *at;) {
+        size_t length = strcspn(at, " \t\r\n\v\f;#");
+        if (length == 0) {
+            if (*at == '\n' || *at == ';') line++, word = 0;
+            at += *at == '#' ? strcspn(at, "\n") : 1;
+            continue;
+        }
+        PipelineStep step;
+        word++;
+        if (!pipeline_word(at, length, &step))
+            return error_set(err, "%s, line %zu, word %zu: '%.*s' is no step: write F, B or W and a micro-batch from "
+                                  "0, as in F0, and with several chunks a dot and the chunk, as in F0.1",
+                             name, line, word, length < 20 ? (int)length : 20, at);
+        if (word == 1) {  // the first word of a line: one more stage
+            l->steps = (PipelineStep **)host_resize(l->steps, (size_t)l->p + 1, sizeof *l->steps);
+            l->counts = (size_t *)host_resize(l->counts, (size_t)l->p + 1, sizeof *l->counts);
+            l->steps[l->p] = (PipelineStep *)host_alloc(strcspn(at, "\n;") / 2 + 1, sizeof step);
+            l->counts[l->p++] = 0;
+        }
+        l->steps[l->p - 1][l->counts[l->p - 1]++] = step;
+        if (step.micro + 1 > l->m) l->m = step.micro + 1;
+        if (step.chunk + 1 > l->v) l->v = step.chunk + 1;
+        at += length;
+    }
+    return l->p > 0 || error_set(err, "%s has no steps: write one line for each stage, as in F0 F1 B0 B1", name);
+}
+
+static inline bool pipeline_read(const char *path, PipelineLists *l, Error *err) {
+    size_t bytes;
+    memset(l, 0, sizeof *l);
+    char *text = file_read(path, 64 << 20, &bytes, err);
+    if (!text) return false;
+    bool ok = strlen(text) == bytes ? pipeline_parse(path, text, l, err)
+                                    : error_set(err, "%s is not a text: it holds a zero byte", path);
+    free(text);
+    return ok;
+}
+
+// ---- links, and the walk that proves and times lists ----------------------------------------------------------------
+
+// Links are numbered 0 .. 2p-1: link s carries stage s's activations to s + 1, link p + s its gradients to s - 1
+// (modulo p). The wrap-around links (p - 1 to 0, and back) are used when v > 1.
 static inline int pipeline_link_count(int p) { return 2 * p; }
 
 static inline bool pipeline_link_ends(int p, int v, int link, int *from, int *to) {
@@ -225,46 +283,276 @@ static inline bool pipeline_link_ends(int p, int v, int link, int *from, int *to
     return p > 1 && (v > 1 || !wraps);
 }
 
-// What a stage needs to know to execute a step.
-typedef struct {
-    int from, to;          // stages that send the input and get the output; PIPELINE_NONE at the model's ends
-    size_t receive, send;  // numbers of these messages on their links; 0 where there is none
-    size_t slot;           // where the activations of this micro-batch and chunk stay until their last use
-} PipelineRoute;
-
-// Fills from and to. Forwards go up the global chunks, backwards down; the loss sits at the top. Weight steps stay.
-static inline void pipeline_neighbours(int p, int stage, int v, PipelineStep step, PipelineRoute *route) {
+// Sets the stages that send a step's input and get its output; PIPELINE_NONE at the model's ends. Forwards go up the
+// global chunks, backwards down; a weight step has no message.
+static inline void pipeline_neighbours(int p, int stage, int v, PipelineStep step, int *from, int *to) {
     bool first = stage == 0 && step.chunk == 0, last = stage == p - 1 && step.chunk == v - 1;
     int previous = first ? PIPELINE_NONE : stage > 0 ? stage - 1 : p - 1;
     int next = last ? PIPELINE_NONE : stage < p - 1 ? stage + 1 : 0;
-    route->from = step.kind == STEP_WEIGHT ? PIPELINE_NONE : step.kind == STEP_FORWARD ? previous : next;
-    route->to = step.kind == STEP_WEIGHT ? PIPELINE_NONE : step.kind == STEP_FORWARD ? next : previous;
+    *from = step.kind == STEP_WEIGHT ? PIPELINE_NONE : step.kind == STEP_FORWARD ? previous : next;
+    *to = step.kind == STEP_WEIGHT ? PIPELINE_NONE : step.kind == STEP_FORWARD ? next : previous;
 }
 
-// Fills routes[count] for a stage's list, which must be one that pipeline_prove accepts, and returns the
-// number of activation slots in use (pipeline_max_in_flight). In 1F1B, slot = micro-batch % (p - stage).
-static inline size_t pipeline_routes(int p, int stage, int m, int v, const PipelineStep *steps, size_t count,
-                                     PipelineRoute *routes) {
-    size_t slots = pipeline_max_in_flight(steps, count), received[2] = {0, 0}, sent[2] = {0, 0};
-    size_t *slot_of = (size_t *)host_alloc((size_t)m * v, sizeof *slot_of);
+static inline const char *pipeline_step_name(StepKind kind) {
+    return kind == STEP_FORWARD ? "forward" : kind == STEP_BACKWARD ? "backward" : "weight step";
+}
+
+// Durations, in any one unit.
+typedef struct {
+    double step[3], transfer;  // T_F, T_B, T_W of a chunk; of a message
+    const double *scale;       // [p * v] factor of a global chunk's steps; NULL: 1
+} PipelineTimes;
+
+// Start and end of a step, and when its message has arrived (0 without one).
+typedef struct {
+    double start, end, sent;
+} PipelineTime;
+
+typedef struct {
+    int name;                       // micro * p * v + the global chunk that reads it
+    double computed, sent, freed;   // when its step ended, it arrived, and its reader ended
+    PipelineTime *time;             // of its step, or NULL
+} PipelineMessage;
+
+typedef struct {
+    PipelineMessage *messages;        // message k is messages[k % room]
+    size_t computed, sent, consumed;  // how many so far; sent also means received
+    double clock;                     // when the last one has arrived
+} PipelineLink;
+
+typedef struct {
+    const PipelineLists *lists;
+    const PipelineTimes *times;
+    size_t buffers, room;
+    PipelineLink *links;
+    double *clock;  // [p] end of a stage's last step
+    size_t *next;   // [p]
+} PipelineWalk;
+
+// Sends the messages of a link that are computed and have a free buffer at the other end.
+static inline void pipeline_walk_send(const PipelineWalk *w, PipelineLink *l) {
+    for (; l->sent < l->computed && l->sent < l->consumed + w->buffers; l->sent++) {
+        PipelineMessage *x = &l->messages[l->sent % w->room];
+        double start = fmax(x->computed, l->clock);
+        if (l->sent >= w->buffers) start = fmax(start, l->messages[(l->sent - w->buffers) % w->room].freed);
+        l->clock = x->sent = start + w->times->transfer;
+        if (x->time) x->time->sent = x->sent;
+    }
+}
+
+// Runs a stage's next step if its input is there and its output has a free buffer; *ran says whether it did.
+static inline bool pipeline_walk_step(PipelineWalk *w, int stage, PipelineTime *time, bool *ran, Error *err) {
+    int p = w->lists->p, v = w->lists->v, from, to;
+    bool split = w->lists->counts[stage] > 2 * (size_t)w->lists->m * v;
+    PipelineStep step = w->lists->steps[stage][w->next[stage]];
+    int side = step.kind == STEP_FORWARD ? 0 : p, up = step.kind == STEP_FORWARD ? 1 : -1;
+    int chunk = step.chunk * p + stage;  // global
+    pipeline_neighbours(p, stage, v, step, &from, &to);
+    PipelineLink *in = from == PIPELINE_NONE ? NULL : &w->links[side + from];
+    PipelineLink *out = to == PIPELINE_NONE ? NULL : &w->links[side + stage];
+    *ran = !(in && in->consumed == in->sent) && !(out && out->computed == out->sent + w->buffers);
+    if (!*ran) return true;
+    PipelineMessage *read = in ? &in->messages[in->consumed % w->room] : NULL;
+    if (read && read->name != step.micro * p * v + chunk)
+        return error_set(err, "stage %d takes micro-batch %d, chunk %d in another order than stage %d sends it", stage,
+                         step.micro, step.chunk, from);
+    double start = read ? fmax(w->clock[stage], read->sent) : w->clock[stage];
+    if (out && out->computed >= w->buffers)
+        start = fmax(start, out->messages[(out->computed - w->buffers) % w->room].sent);
+    double duration = w->times->step[step.kind];
+    if (step.kind == STEP_BACKWARD && !split) duration += w->times->step[STEP_WEIGHT];
+    double end = w->clock[stage] = start + duration * (w->times->scale ? w->times->scale[chunk] : 1);
+    if (time) time->start = start, time->end = end;
+    if (read) read->freed = end, in->consumed++, pipeline_walk_send(w, in);
+    if (!out) return true;
+    PipelineMessage made = {step.micro * p * v + chunk + up, end, 0, 0, time};
+    out->messages[out->computed++ % w->room] = made;
+    pipeline_walk_send(w, out);
+    return true;
+}
+
+// Executes the lists by the rules above with so many buffers at each link end. out: [p][counts[p]] times of the steps,
+// or NULL. False, with a sentence, if they end in a deadlock (then out has the times of the steps before it) or the two
+// ends of a link differ in their order. Each list must be in order by itself (pipeline_prove_list).
+static inline bool pipeline_walk(const PipelineLists *l, size_t buffers, const PipelineTimes *times,
+                                 PipelineTime *const *out, Error *err) {
+    size_t links = (size_t)pipeline_link_count(l->p), pairs = (size_t)l->m * l->v;
+    size_t room = buffers < pairs / 3 ? 3 * buffers : pairs;  // the sender is at most 2 * buffers ahead
+    PipelineWalk w = {l, times, buffers, room, NULL, NULL, NULL};
+    w.links = (PipelineLink *)host_alloc(links, sizeof *w.links);
+    w.clock = (double *)host_alloc(l->p, sizeof *w.clock);
+    w.next = (size_t *)host_alloc(l->p, sizeof *w.next);
+    PipelineMessage *messages = (PipelineMessage *)host_alloc(links * room, sizeof *messages);
+    for (size_t i = 0; i < links; i++) w.links[i].messages = messages + i * room;
+    bool ok = true;
+    for (bool moved = true; ok && moved;) {
+        moved = false;
+        for (int s = 0; ok && s < l->p; s++) {
+            for (bool ran = true; ok && ran && w.next[s] < l->counts[s];) {
+                ok = pipeline_walk_step(&w, s, out ? &out[s][w.next[s]] : NULL, &ran, err);
+                w.next[s] += ran;
+                moved = moved || ran;
+            }
+        }
+    }
+    for (int s = 0; ok && s < l->p; s++) {
+        if (w.next[s] == l->counts[s]) continue;
+        PipelineStep step = l->steps[s][w.next[s]];
+        ok = error_set(err, "deadlock with %zu buffers: stage %d never runs the %s of micro-batch %d, chunk %d",
+                       buffers, s, pipeline_step_name(step.kind), step.micro, step.chunk);
+    }
+    free(w.links), free(w.clock), free(w.next), free(messages);
+    return ok;
+}
+
+// Checks the list of one stage by itself: every forward and backward (and weight step) exactly once, inputs before
+// their use, and the backwards of each chunk in the order of the micro-batches. Trainers rely on this order: the first
+// writes the gradients, the others add to them with the same bits under any schedule, the last has them reduced.
+static inline bool pipeline_prove_list(const PipelineLists *l, int stage, Error *err) {
+    int m = l->m, v = l->v;
+    const PipelineStep *steps = l->steps[stage];
+    size_t pairs = (size_t)m * v, count = l->counts[stage];
+    bool split = pipeline_last_use(steps, count) == STEP_WEIGHT;
+    if (count != (split ? 3 : 2) * pairs)
+        return error_set(err, "stage %d has %zu steps, and %d micro-batches in %d chunks are %zu%s", stage, count, m, v,
+                         (split ? 3 : 2) * pairs, split ? " with their weight steps" : "");
+    unsigned char *done = (unsigned char *)host_alloc(pairs, 1);  // steps of each micro-batch and chunk
+    int *ordered = (int *)host_alloc(3 * (size_t)v, sizeof *ordered);  // [3][v] steps of a kind and chunk
+    bool ok = true;
+    for (size_t i = 0; ok && i < count; i++) {
+        int micro = steps[i].micro, chunk = steps[i].chunk, kind = (int)steps[i].kind;
+        if (kind < 0 || kind > 2 || micro < 0 || micro >= m || chunk < 0 || chunk >= v) {
+            ok = error_set(err, "stage %d has a step of kind %d, micro-batch %d, chunk %d, which does not exist", stage,
+                           kind, micro, chunk);
+            break;
+        }
+        const char *name = pipeline_step_name(steps[i].kind);
+        int before = done[(size_t)micro * v + chunk]++, next = ordered[kind * v + chunk]++;
+        if (before > kind)
+            ok = error_set(err, "stage %d runs the %s of micro-batch %d, chunk %d twice", stage, name, micro, chunk);
+        else if (before < kind)
+            ok = error_set(err, "stage %d runs the %s of micro-batch %d, chunk %d before its %s", stage, name, micro,
+                           chunk, pipeline_step_name((StepKind)(kind - 1)));
+        else if (kind != STEP_FORWARD && micro != next)
+            ok = error_set(err,
+                           "stage %d runs the %s of micro-batch %d, chunk %d when that of micro-batch %d is next: "
+                           "the %ss of a chunk go 0, 1, 2, ..., because the first writes the gradients, the others "
+                           "add to them in this order, and the last has them reduced",
+                           stage, name, micro, chunk, next, name);
+    }
+    free(done);
+    free(ordered);
+    return ok;
+}
+
+// True if the lists can be executed with so many buffers at each link end and train as one rank would; otherwise one
+// sentence says why not.
+static inline bool pipeline_prove(const PipelineLists *l, size_t buffers, Error *err) {
+    static const PipelineTimes nothing = {{0, 0, 0}, 0, NULL};
+    for (int s = 0; s < l->p; s++) {
+        if (!pipeline_prove_list(l, s, err)) return false;
+    }
+    return pipeline_walk(l, buffers, &nothing, NULL, err);
+}
+
+// ---- a trainer's plan -----------------------------------------------------------------------------------------------
+
+// Reads the lists of a text file, and refuses those for other sizes.
+static inline bool pipeline_read_for(PipelineLists *l, const char *file, int p, int m, int v, Error *err) {
+    if (!pipeline_read(file, l, err)) return false;
+    if (l->p != p)
+        return error_set(err, "%s has lines for %d stages, and this pipeline has %d: change it, or --pipeline", file,
+                         l->p, p);
+    if (l->m != m)
+        return error_set(err, "%s runs %d micro-batches, and here a step has %d: change it, or --global-batch or "
+                              "--micro-batch", file, l->m, m);
+    return l->v == v || error_set(err, "%s has %d chunks a stage, and --virtual is %d: change one", file, l->v, v);
+}
+
+// Proves lists for a trainer. name: of the schedule or the file.
+static inline bool pipeline_proved(const PipelineLists *l, const char *name, Error *err) {
+    Error why;
+    return pipeline_prove(l, PIPELINE_BUFFERS, &why) || error_set(err, "%s: %s", name, why.text);
+}
+
+// Makes and proves the lists of a schedule without weight steps, or reads them from `file` if it is not NULL. Release
+// with pipeline_lists_free in either case.
+static inline bool pipeline_lists(PipelineLists *l, Schedule schedule, const char *file, size_t p, size_t m, size_t v,
+                                  Error *err) {
+    memset(l, 0, sizeof *l);
+    if (m > INT_MAX) return error_set(err, "%zu micro-batches are too many: raise --micro-batch", m);
+    if (!file && schedule >= SCHEDULE_ZB_H1)
+        return error_set(err, "--schedule %s splits backwards: train with train_zero_bubble, or use --schedule 1f1b",
+                         pipeline_schedule_name(schedule));
+    if (!file && !pipeline_check(schedule, (int)p, (int)m, (int)v, err)) return false;
+    if (file && !pipeline_read_for(l, file, (int)p, (int)m, (int)v, err)) return false;
+    if (!file) *l = pipeline_make(schedule, (int)p, (int)m, (int)v);
+    for (int s = 0; s < l->p; s++)
+        if (pipeline_last_use(l->steps[s], l->counts[s]) == STEP_WEIGHT)
+            return error_set(err, "%s has weight steps: train with train_zero_bubble, or leave them out", file);
+    return pipeline_proved(l, file ? file : pipeline_schedule_name(schedule), err);
+}
+
+// What one stage needs: its layers, dealt to chunks, and its list of steps with their activation slots.
+typedef struct {
+    size_t chunks;          // v
+    size_t *first, *count;  // [chunks] the layers of a chunk, in the numbering of this stage's parameter table
+    size_t most_layers;     // the largest count
+    size_t layer_count;     // of all chunks together
+    size_t *layers;         // [layer_count] their numbers in the whole model
+    PipelineStep *steps;    // [step_count] this stage's part of a training step
+    size_t *slot;           // [step_count] where the activations of the step's micro-batch and chunk stay
+    size_t step_count, slots;
+    bool split;             // it has weight steps
+} PipelinePlan;
+
+// Deals L layers to the p * v chunks, and gives `stage` its own: global chunk c * p + stage is its chunk c.
+static inline void pipeline_plan_layers(PipelinePlan *plan, size_t L, size_t p, size_t stage, size_t v) {
+    plan->chunks = v;
+    plan->first = (size_t *)host_alloc(v, sizeof(size_t));
+    plan->count = (size_t *)host_alloc(v, sizeof(size_t));
+    plan->layers = (size_t *)host_alloc(L, sizeof(size_t));
+    for (size_t c = 0; c < v; c++) {
+        size_t chunk = c * p + stage, first = stage_first_layer(L, v * p, chunk);
+        plan->first[c] = plan->layer_count;
+        plan->count[c] = stage_layer_count(L, v * p, chunk);
+        if (plan->count[c] > plan->most_layers) plan->most_layers = plan->count[c];
+        for (size_t i = 0; i < plan->count[c]; i++) plan->layers[plan->layer_count++] = first + i;
+    }
+}
+
+// Gives each step the slot in which the activations of its micro-batch and chunk stay until their last use: the last
+// one freed. slot: [counts[stage]]. Returns how many slots there are. In 1F1B, slot = micro-batch % (p - stage).
+static inline size_t pipeline_slots(const PipelineLists *l, int stage, size_t *slot) {
+    const PipelineStep *steps = l->steps[stage];
+    size_t count = l->counts[stage], slots = pipeline_max_in_flight(steps, count), top = slots;
+    StepKind last_use = pipeline_last_use(steps, count);
+    size_t *slot_of = (size_t *)host_alloc((size_t)l->m * l->v, sizeof *slot_of);
     size_t *unused = (size_t *)host_alloc(slots, sizeof *unused);
     for (size_t i = 0; i < slots; i++) unused[i] = slots - 1 - i;  // a stack whose top is slot 0
-    size_t top = slots;
-    StepKind last_use = pipeline_last_use(steps, count);
     for (size_t i = 0; i < count; i++) {
-        PipelineStep step = steps[i];
-        PipelineRoute *route = &routes[i];
-        size_t *slot = &slot_of[(size_t)step.micro * v + step.chunk];
-        pipeline_neighbours(p, stage, v, step, route);
-        route->receive = route->from == PIPELINE_NONE ? 0 : received[step.kind]++;
-        route->send = route->to == PIPELINE_NONE ? 0 : sent[step.kind]++;
-        if (step.kind == STEP_FORWARD) *slot = unused[--top];
-        route->slot = *slot;
-        if (step.kind == last_use) unused[top++] = *slot;
+        size_t *mine = &slot_of[(size_t)steps[i].micro * l->v + steps[i].chunk];
+        if (steps[i].kind == STEP_FORWARD) *mine = unused[--top];
+        slot[i] = *mine;
+        if (steps[i].kind == last_use) unused[top++] = *mine;
     }
     free(slot_of);
     free(unused);
     return slots;
+}
+
+// Returns the plan of `stage` for L layers and proved lists.
+static inline PipelinePlan pipeline_plan(const PipelineLists *l, size_t L, size_t stage) {
+    PipelinePlan plan;
+    memset(&plan, 0, sizeof plan);
+    pipeline_plan_layers(&plan, L, (size_t)l->p, stage, (size_t)l->v);
+    size_t count = plan.step_count = l->counts[stage];
+    plan.steps = (PipelineStep *)host_alloc(count, sizeof *plan.steps);
+    plan.slot = (size_t *)host_alloc(count, sizeof *plan.slot);
+    memcpy(plan.steps, l->steps[stage], count * sizeof *plan.steps);
+    plan.split = pipeline_last_use(plan.steps, count) == STEP_WEIGHT;
+    plan.slots = pipeline_slots(l, (int)stage, plan.slot);
+    return plan;
 }
 
 #endif

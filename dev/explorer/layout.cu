@@ -5,49 +5,27 @@
 // Compiled once for each precision; PRECISION is its name.
 #include "files.h"
 
-#include "llmc/pipeline_text.h"
+#include "llmc/zero_bubble.h"
 
 // Of schedule.c, which is compiled once.
-extern "C" PipelineLists lists_make(Schedule schedule, int p, int m, int v, const PipelineCosts *costs);
-extern "C" bool lists_prove(const PipelineLists *lists, size_t buffers, Error *err);
 extern "C" double lists_bubble(const PipelineLists *lists, const double *cost, size_t L);
 extern "C" double schedule_formula(int kind, int p, int m, int v, double forward, double backward, double weight);
 
-// All stages of a layout take their steps out of the same lists: these are made and proved once.
+// All stages of a layout take their steps from the same lists: the first call makes and proves them.
 static struct {
-    Schedule schedule;
-    PipelineCosts costs;
     PipelineLists lists;
-    bool made, proved;
+    bool made;
 } shared;
 
-static PipelineLists shared_lists_make(Schedule schedule, int p, int m, int v, const PipelineCosts *costs) {
-    bool same = shared.made && shared.schedule == schedule && shared.lists.p == p && shared.lists.m == m &&
-                shared.lists.v == v && memcmp(&shared.costs, costs, sizeof *costs) == 0;
-    if (!same) {
-        shared.schedule = schedule;
-        shared.costs = *costs;
-        shared.lists = lists_make(schedule, p, m, v, costs);
-        shared.made = true;
-        shared.proved = false;
-    }
-    return shared.lists;
+static bool shared_lists(PipelineLists *l, Schedule schedule, const char *file, size_t p, size_t m, size_t v,
+                         const PipelineTimes *times, size_t limit, Error *err) {
+    if (!shared.made) shared.made = zero_bubble_lists(&shared.lists, schedule, file, p, m, v, times, limit, err);
+    *l = shared.lists;
+    return shared.made;
 }
 
-static bool shared_lists_prove(const PipelineLists *lists, size_t buffers, Error *err) {
-    bool is_shared = shared.made && lists->steps == shared.lists.steps;
-    if (is_shared && shared.proved) return true;
-    bool ok = lists_prove(lists, buffers, err);
-    if (is_shared) shared.proved = ok;
-    return ok;
-}
-
-#define pipeline_lists_make shared_lists_make
-#define pipeline_lists_prove shared_lists_prove
-#include "llmc/pipeline_plan.h"
-#undef pipeline_lists_make
-#undef pipeline_lists_prove
-
+#define zero_bubble_lists shared_lists
+#define pipeline_lists_free(lists) (void)(lists)
 #define main static unused_main
 #include "train_gpt_3d.cu"
 #undef main
@@ -182,7 +160,7 @@ extern "C" const Layout *layout_run(char *line, int t, int d, int p, int node) {
     r->flops = count_flops(&m->config, (double)m->opt.global_batch * (double)m->T, m->T);
     r->reserve = (double)job_gpu_reserve(ranks_size);
     r->counted = (double)m->config.L * (double)m->micros <= LAYOUT_PASSES;
-    PipelineCosts costs = pipeline_layer_costs(m->config.C, m->T, 1);
+    PipelineTimes costs = zero_bubble_times(m->config.C, m->T);
     r->formula = schedule_formula(m->opt.schedule, p, (int)m->micros, plan.chunks, costs.step[0], costs.step[1],
                                   costs.step[2]);
     size_t mark = heap_mark();

@@ -8,7 +8,7 @@ static char *file_read(const char *path, size_t most, size_t *bytes, Error *err)
 #include "dev/plot/pipeline_streams.h"
 #include "llmc/grid.h"
 #include "llmc/mpi/types.h"
-#include "llmc/pipeline_text.h"
+#include "llmc/zero_bubble.h"
 
 enum { TEXT_BYTES = 1 << 20, MOST_STEPS = 1 << 21, BY_HAND = SCHEDULE_COUNT };
 char schedule_text[TEXT_BYTES], command_text[TEXT_BYTES];  // what the page writes: a list by hand, a command line
@@ -52,29 +52,20 @@ static int refuse(const char *text) {
 }
 
 // The lists of a schedule by its name or by hand.
-static bool make_lists(int kind, int p, int m, int v, const PipelineCosts *costs, Error *err) {
-    if (kind == BY_HAND) return pipeline_text_parse("the list", schedule_text, &run.lists, err);
+static bool make_lists(int kind, int p, int m, int v, const PipelineTimes *times, size_t limit, Error *err) {
+    if (kind == BY_HAND) return pipeline_parse("the list", schedule_text, &run.lists, err);
     if (!pipeline_check((Schedule)kind, p, m, v, err)) return false;
     if ((double)p * m * v > MOST_STEPS / 2)
         return error_set(err, "%d stages, %d micro-batches and %d chunks are too many for this page", p, m, v);
-    run.lists = pipeline_lists_make((Schedule)kind, p, m, v, costs);
+    run.lists = zero_bubble_make((Schedule)kind, p, m, v, times, limit);
     return true;
 }
 
-// Is each list in order by itself? Then the machine can run it, whatever the stages do to each other.
+// True if each list is in order by itself: then the machine can run it, whatever the stages do to each other.
 static bool lists_in_order(const PipelineLists *l, Error *err) {
-    size_t pairs = (size_t)l->m * l->v;
     if ((double)l->p * l->m * l->v > MOST_STEPS / 2) return error_set(err, "the list is too long for this page");
-    for (int s = 0; s < l->p; s++) {
-        unsigned char *done = host_alloc(pairs, 1);
-        int *ordered = host_alloc(2 * (size_t)l->v, sizeof *ordered);
-        for (size_t i = 0; i < l->counts[s]; i++) {
-            PipelineStep step = l->steps[s][i];
-            if (!pipeline_prove_step(s, l->m, l->v, step, done, ordered, err)) return false;
-            done[(size_t)step.micro * l->v + step.chunk]++;
-            if (step.kind != STEP_FORWARD) ordered[(step.kind - 1) * l->v + step.chunk]++;
-        }
-    }
+    for (int s = 0; s < l->p; s++)
+        if (!pipeline_prove_list(l, s, err)) return false;
     return true;
 }
 
@@ -83,12 +74,12 @@ static size_t buffers_needed(const PipelineLists *l) {
     Error err;
     size_t most = (size_t)l->m * l->v;
     for (size_t buffers = 1; buffers < most && buffers <= 4; buffers++)
-        if (pipeline_lists_prove(l, buffers, &err)) return buffers;
-    if (!pipeline_lists_prove(l, most, &err)) return 0;
+        if (pipeline_prove(l, buffers, &err)) return buffers;
+    if (!pipeline_prove(l, most, &err)) return 0;
     size_t low = most < 4 ? most - 1 : 4, high = most;  // hangs with low, not with high
     while (high - low > 1) {
         size_t middle = low + (high - low) / 2;
-        if (pipeline_lists_prove(l, middle, &err)) high = middle;
+        if (pipeline_prove(l, middle, &err)) high = middle;
         else low = middle;
     }
     return high;
@@ -111,18 +102,16 @@ static Machine machine_for(const PipelineLists *l, const double *cost, double tr
     return mc;
 }
 
-// For layout.cu: lists, their proof, and the bubble of L layers with free messages.
-PipelineLists lists_make(Schedule schedule, int p, int m, int v, const PipelineCosts *costs) {
-    return pipeline_lists_make(schedule, p, m, v, costs);
+// Idle time over work of all stages. After machine_run.
+static double machine_bubble(const Machine *mc) {
+    double work = mc->busy / mc->p;
+    return (mc->makespan - work) / work;
 }
 
-bool lists_prove(const PipelineLists *lists, size_t buffers, Error *err) {
-    return pipeline_lists_prove(lists, buffers, err);
-}
-
+// For layout.cu: the bubble of L layers with free messages.
 double lists_bubble(const PipelineLists *lists, const double *cost, size_t L) {
     Machine mc = machine_for(lists, cost, 0, L, PIPELINE_BUFFERS);
-    machine_run(&mc, lists->steps, lists->counts);
+    machine_run(&mc, lists);
     return machine_bubble(&mc);
 }
 
@@ -195,14 +184,15 @@ int schedule_run(int kind, int p, int m, int v, double forward, double backward,
     Error err;
     Result *r = &run.result;
     const double cost[3] = {forward, backward, weight};
-    PipelineCosts costs = {{forward, backward, weight}, transfer, limit ? limit : 2 * p};
+    const PipelineTimes times = {{forward, backward, weight}, transfer, NULL};
+    size_t most = limit ? (size_t)limit : 2 * (size_t)p;
     static size_t start;
     if (!start) start = heap_mark();
     heap_reset(start);
     memset(&run, 0, sizeof run);
     stderr_text[0] = 0;
     if (buffers < 1) return refuse("a link needs 1 or more buffers at each end");
-    if (!make_lists(kind, p, m, v, &costs, &err)) return refuse(err.text);
+    if (!make_lists(kind, p, m, v, &times, most, &err)) return refuse(err.text);
     PipelineLists *l = &run.lists;
     p = l->p, m = l->m, v = l->v;
     if (layers && layers < p * v) {
@@ -210,7 +200,7 @@ int schedule_run(int kind, int p, int m, int v, double forward, double backward,
         return refuse(err.text);
     }
     size_t needs = buffers_needed(l);
-    bool proved = (needs && (size_t)buffers >= needs) || pipeline_lists_prove(l, (size_t)buffers, &err);
+    bool proved = (needs && (size_t)buffers >= needs) || pipeline_prove(l, (size_t)buffers, &err);
     if (!proved) refuse(err.text);
     if (!proved && (strncmp(err.text, "deadlock", 8) != 0 || !lists_in_order(l, &err))) return 1;
     r->layers = host_alloc((size_t)p * v, sizeof *r->layers);
@@ -219,7 +209,7 @@ int schedule_run(int kind, int p, int m, int v, double forward, double backward,
     run.machine = machine_for(l, cost, transfer, (size_t)layers, (size_t)buffers);
     Machine *mc = &run.machine;
     for (int role = 0; role < STREAM_COUNT && one_stream; role++) mc->stream_of[role] = 0;
-    machine_run(mc, l->steps, l->counts);
+    machine_run(mc, l);
     r->p = p, r->m = m, r->v = v;
     r->makespan = mc->makespan;
     r->busy = mc->busy;
@@ -227,12 +217,12 @@ int schedule_run(int kind, int p, int m, int v, double forward, double backward,
     r->formula = schedule_formula(kind, p, m, v, forward, backward, weight);
     r->proved_with = proved ? buffers : 0;
     r->needs = (double)needs;
-    r->limit = costs.limit;
+    r->limit = (double)most;
     r->hangs = !mc->complete;
     r->in_flight = host_alloc((size_t)p, sizeof *r->in_flight);
     r->stuck = host_alloc((size_t)p, sizeof *r->stuck);
     for (int s = 0; s < p; s++) {
-        r->split = r->split || pipeline_is_split(l->steps[s], l->counts[s]);
+        r->split = r->split || pipeline_last_use(l->steps[s], l->counts[s]) == STEP_WEIGHT;
         r->in_flight[s] = (int)pipeline_max_in_flight(l->steps[s], l->counts[s]);
         r->stuck[s] = find_stuck(mc, s);
     }
@@ -242,7 +232,7 @@ int schedule_run(int kind, int p, int m, int v, double forward, double backward,
 
 const Result *schedule_result(void) { return &run.result; }
 
-// One line of the list: writes it into schedule_text, as pipeline_text.h reads it.
+// One line of the list: writes it into schedule_text, as pipeline_parse reads it.
 void schedule_list(int stage) {
     size_t at = 0;
     schedule_text[0] = 0;

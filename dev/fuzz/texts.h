@@ -9,7 +9,7 @@
 #include "llmc/grid.h"
 #include "llmc/host/blend.h"
 #include "llmc/host/options.h"
-#include "llmc/pipeline_text.h"
+#include "llmc/pipeline.h"
 
 // A command line, a word a line, of as many ranks as the first byte says.
 static void fuzz_options(const uint8_t *data, size_t size) {
@@ -84,9 +84,9 @@ static void fuzz_schedule(const uint8_t *data, size_t size) {
     Error err;
     PipelineLists lists;
     int fd = fuzz_file(data, size, path);
-    if (pipeline_text_read(path, &lists, &err)) {
+    if (pipeline_read(path, &lists, &err)) {
         // The proof's memory is that of all steps that there could be; a program asks for as many as it trains.
-        if ((double)lists.p * lists.m * lists.v < 1e5 && pipeline_lists_prove(&lists, PIPELINE_BUFFERS, &err)) {
+        if ((double)lists.p * lists.m * lists.v < 1e5 && pipeline_prove(&lists, PIPELINE_BUFFERS, &err)) {
             for (int s = 0; s < lists.p; s++) fuzz_promise(lists.counts[s] >= 2 * (size_t)lists.m * (size_t)lists.v);
         }
     }

@@ -51,21 +51,15 @@ static inline bool candidate_refused(const Candidate *x, size_t vocabulary, Erro
            !pipeline_check((Schedule)o.schedule, (int)r->p, (int)m, (int)r->v, err);
 }
 
-// Most micro-batches and chunks of which a stage keeps activations. In all schedules but GPipe's and zb-auto's this no
-// longer grows beyond 4p micro-batches, so a longer list need not be made.
+// Returns how many (micro-batch, chunk) pairs a stage holds activations of; dev/test/test_pipeline.c holds the lists to
+// the same numbers.
 static inline size_t candidate_slots(const StepLayout *r, size_t stage) {
-    size_t p = r->p, m = r->global_batch / (r->micro_batch * r->d), most = 4 * p;
-    if (r->schedule == SCHEDULE_GPIPE) return m * r->v;
-    if (r->schedule == SCHEDULE_ZB_AUTO) {
-        size_t limit = r->max_in_flight ? r->max_in_flight : 2 * p;
-        return limit < m ? limit : m;
-    }
-    if (m > most) m = most;
-    PipelineStep *steps = (PipelineStep *)host_alloc(3 * m * r->v, sizeof *steps);
-    size_t n = pipeline_schedule(r->schedule, (int)p, (int)stage, (int)m, (int)r->v, steps);
-    size_t slots = pipeline_max_in_flight(steps, n);
-    free(steps);
-    return slots;
+    size_t p = r->p, m = r->global_batch / (r->micro_batch * r->d), most = m * r->v;
+    if (r->schedule == SCHEDULE_1F1B) most = p - stage;
+    if (r->schedule == SCHEDULE_INTERLEAVED) most = 2 * (p - stage - 1) + (r->v - 1) * p + 1;
+    if (r->schedule == SCHEDULE_ZB_H1) most = p;
+    if (r->schedule == SCHEDULE_ZB_AUTO) most = r->max_in_flight ? r->max_in_flight : 2 * p;
+    return most < m * r->v ? most : m * r->v;
 }
 
 // The arenas of a stage, counted by the trainer's own layout function.

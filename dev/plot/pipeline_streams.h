@@ -74,30 +74,32 @@ static inline size_t machine_enqueue(Machine *mc, int stage, int role, StreamOp 
     return stream->count++;
 }
 
-// The host's side of one stage: exactly rule 3 of pipeline.h.
-static inline void machine_enqueue_stage(Machine *mc, int stage, const PipelineStep *steps,
-                                         const PipelineRoute *routes, size_t count) {
+// Enqueues the list of one stage as its host does: rule 3 of pipeline.h.
+static inline void machine_enqueue_stage(Machine *mc, int stage, const PipelineStep *steps, const size_t *slot,
+                                         size_t count) {
     StepKind last_use = pipeline_last_use(steps, count);
+    size_t B = mc->buffers, received[2] = {0, 0}, sends[2] = {0, 0};
     // Indices of the operations that the events stand for, [2][B] each. A weight step has no message and no event.
-    size_t B = mc->buffers, *freed = (size_t *)malloc(4 * B * sizeof *freed), *sent = freed + 2 * B;
+    size_t *freed = (size_t *)malloc(4 * B * sizeof *freed), *sent = freed + 2 * B;
     for (size_t i = 0; i < count; i++) {
         PipelineStep step = steps[i];
-        const PipelineRoute *route = &routes[i];
-        int receive = STREAM_RECEIVE + 2 * step.kind, send = STREAM_SEND + 2 * step.kind;
-        unsigned in = (unsigned)(step.kind * B + route->receive % B), out = (unsigned)(step.kind * B + route->send % B);
-        StreamOp op = {step, OP_COMPUTE, step.kind == last_use, {-1, -1}, {0, 0}, 0, in, out,
-                       (unsigned)route->slot, 0, 0};
-        if (route->from != PIPELINE_NONE) {
-            StreamOp r = {step, OP_RECEIVE, false, {-1, -1}, {0, 0}, route->from, in, 0, 0, 0, 0};
-            op_wait(mc, &r, WAIT_FREE, STREAM_COMPUTE, freed[in], route->receive >= B);
+        int from, to, receive = STREAM_RECEIVE + 2 * step.kind, send = STREAM_SEND + 2 * step.kind;
+        pipeline_neighbours(mc->p, stage, mc->v, step, &from, &to);
+        size_t read = from == PIPELINE_NONE ? 0 : received[step.kind]++;
+        size_t made = to == PIPELINE_NONE ? 0 : sends[step.kind]++;
+        unsigned in = (unsigned)(step.kind * B + read % B), out = (unsigned)(step.kind * B + made % B);
+        StreamOp op = {step, OP_COMPUTE, step.kind == last_use, {-1, -1}, {0, 0}, 0, in, out, (unsigned)slot[i], 0, 0};
+        if (from != PIPELINE_NONE) {
+            StreamOp r = {step, OP_RECEIVE, false, {-1, -1}, {0, 0}, from, in, 0, 0, 0, 0};
+            op_wait(mc, &r, WAIT_FREE, STREAM_COMPUTE, freed[in], read >= B);
             size_t arrived = machine_enqueue(mc, stage, receive, r);
             op_wait(mc, &op, WAIT_INPUT, receive, arrived, true);
         }
-        if (route->to != PIPELINE_NONE) op_wait(mc, &op, WAIT_SENT, send, sent[out], route->send >= B);
+        if (to != PIPELINE_NONE) op_wait(mc, &op, WAIT_SENT, send, sent[out], made >= B);
         size_t computed = machine_enqueue(mc, stage, STREAM_COMPUTE, op);
-        if (route->from != PIPELINE_NONE) freed[in] = computed;
-        if (route->to != PIPELINE_NONE) {
-            StreamOp s = {step, OP_SEND, false, {-1, -1}, {0, 0}, route->to, out, 0, 0, 0, 0};
+        if (from != PIPELINE_NONE) freed[in] = computed;
+        if (to != PIPELINE_NONE) {
+            StreamOp s = {step, OP_SEND, false, {-1, -1}, {0, 0}, to, out, 0, 0, 0, 0};
             op_wait(mc, &s, WAIT_COMPUTED, STREAM_COMPUTE, computed, true);
             sent[out] = machine_enqueue(mc, stage, send, s);
         }
@@ -130,18 +132,18 @@ static inline void machine_finish(Stream *stream, double start, double end) {
 static inline void machine_compute(Machine *mc, int stage, const StreamOp *op) {
     size_t B2 = 2 * mc->buffers;
     PipelineStep step = op->step;
-    PipelineRoute route;
-    pipeline_neighbours(mc->p, stage, mc->v, step, &route);
+    int from, to;
+    pipeline_neighbours(mc->p, stage, mc->v, step, &from, &to);
     int chunk = step.chunk * mc->p + stage, *slot = &mc->slot_name[stage * mc->slots + op->slot];
     int own = machine_name(mc, STEP_FORWARD, step.micro, chunk);
-    if (route.from != PIPELINE_NONE &&
+    if (from != PIPELINE_NONE &&
         mc->receive_name[stage * B2 + op->in] != machine_name(mc, step.kind, step.micro, chunk))
         mc->wrong++;
     // The slot is free (0), holds what the forward kept (its name), or what a backward left for the weight step (-name)
     int expected = step.kind == STEP_FORWARD ? 0 : step.kind == STEP_BACKWARD ? own : -own;
     if (*slot != expected) mc->wrong++;
     *slot = op->last_use ? 0 : step.kind == STEP_FORWARD ? own : -own;
-    if (route.to != PIPELINE_NONE)
+    if (to != PIPELINE_NONE)
         mc->send_name[stage * B2 + op->out] =
             machine_name(mc, step.kind, step.micro, chunk + (step.kind == STEP_FORWARD ? 1 : -1));
 }
@@ -177,44 +179,24 @@ static inline bool machine_advance(Machine *mc, int stage, int stream_index) {
     return true;
 }
 
-// From the first start to the last end of one stage's computes, after machine_run.
-static inline double machine_own_span(const Machine *mc, int stage) {
-    double first = INFINITY, last = 0;
-    for (int i = 0; i < STREAM_COUNT; i++) {
-        const Stream *stream = &mc->streams[stage * STREAM_COUNT + i];
-        for (size_t k = 0; k < stream->next; k++) {
-            if (stream->ops[k].type != OP_COMPUTE) continue;
-            first = fmin(first, stream->ops[k].start);
-            last = fmax(last, stream->ops[k].end);
-        }
-    }
-    return last > first ? last - first : 0;
-}
-
-// Idle over ideal time of all stages together, from the first start to the last end.
-static inline double machine_bubble(const Machine *mc) {
-    double ideal = mc->busy / mc->p;
-    return (mc->makespan - ideal) / ideal;
-}
-
 // Runs p lists on the machine. Release with machine_free (also before another run with the same Machine).
-static inline void machine_run(Machine *mc, PipelineStep *const *lists, const size_t *counts) {
+static inline void machine_run(Machine *mc, const PipelineLists *l) {
     size_t per_stage = (size_t)mc->m * mc->v, B2 = 2 * mc->buffers;
     mc->streams = (Stream *)calloc((size_t)mc->p * STREAM_COUNT, sizeof *mc->streams);
     mc->wrong = mc->slots = 0;
     mc->makespan = mc->busy = 0;
-    PipelineRoute *routes = (PipelineRoute *)malloc(3 * per_stage * sizeof *routes);
+    size_t *slot = (size_t *)malloc(3 * per_stage * sizeof *slot);
     for (int s = 0; s < mc->p; s++) {
         size_t room[STREAM_COUNT] = {0};
         for (int role = 0; role < STREAM_COUNT; role++)
             room[mc->stream_of[role]] += role == STREAM_COMPUTE ? 3 * per_stage : per_stage;
         for (int i = 0; i < STREAM_COUNT; i++)
             mc->streams[s * STREAM_COUNT + i].ops = (StreamOp *)malloc((room[i] + 1) * sizeof(StreamOp));
-        size_t slots = pipeline_routes(mc->p, s, mc->m, mc->v, lists[s], counts[s], routes);
+        size_t slots = pipeline_slots(l, s, slot);
         if (slots > mc->slots) mc->slots = slots;
-        machine_enqueue_stage(mc, s, lists[s], routes, counts[s]);
+        machine_enqueue_stage(mc, s, l->steps[s], slot, l->counts[s]);
     }
-    free(routes);
+    free(slot);
     mc->receive_name = (int *)calloc((size_t)mc->p * (2 * B2 + mc->slots), sizeof(int));
     mc->send_name = mc->receive_name + mc->p * B2;
     mc->slot_name = mc->send_name + mc->p * B2;

@@ -6,13 +6,12 @@
 //   schedule --stages 4 --micros 8 zb-h1            a schedule by its name
 //   schedule --table                                every schedule for p of 4, 8, 16 and m of p, 2p, 4p, in Markdown
 //
-// llmc/pipeline_text.h has the form of a list.
+// pipeline_parse (llmc/pipeline.h) reads lists.
 #include <getopt.h>
 #include <limits.h>
 
-#include "dev/plot/pipeline_trace.h"
+#include "dev/plot/pipeline_run.h"
 #include "dev/plot/svg.h"
-#include "llmc/pipeline_text.h"
 
 static const char usage[] =
     "usage: schedule [--stages P] [--micros M] [--virtual V] [--forward X] [--backward X] [--weight X]\n"
@@ -29,7 +28,7 @@ static const char usage[] =
 // What the command line says.
 typedef struct {
     long p, m, v, limit;
-    double cost[3], transfer;
+    PipelineTimes times;
     const char *trace, *what;
     bool list, table, help;
 } Request;
@@ -61,10 +60,10 @@ static bool parse_request(int argc, char **argv, Request *r) {
         else if (c == 'm') good = plot_integer(optarg, 1, 65536, &r->m);
         else if (c == 'v') good = plot_integer(optarg, 1, 1024, &r->v);
         else if (c == 'n') good = plot_integer(optarg, 1, 65536, &r->limit);
-        else if (c == 'F') good = parse_cost(optarg, &r->cost[STEP_FORWARD]);
-        else if (c == 'B') good = parse_cost(optarg, &r->cost[STEP_BACKWARD]);
-        else if (c == 'W') good = parse_cost(optarg, &r->cost[STEP_WEIGHT]);
-        else if (c == 'T') good = parse_cost(optarg, &r->transfer);
+        else if (c == 'F') good = parse_cost(optarg, &r->times.step[STEP_FORWARD]);
+        else if (c == 'B') good = parse_cost(optarg, &r->times.step[STEP_BACKWARD]);
+        else if (c == 'W') good = parse_cost(optarg, &r->times.step[STEP_WEIGHT]);
+        else if (c == 'T') good = parse_cost(optarg, &r->times.transfer);
         else if (c == 't') r->trace = optarg;
         else if (c == 'l') r->list = true;
         else if (c == 'a') r->table = true;
@@ -74,7 +73,7 @@ static bool parse_request(int argc, char **argv, Request *r) {
     }
     if (r->help) return true;
     r->what = optind < argc ? argv[optind] : NULL;
-    good = good && r->cost[0] + r->cost[1] + r->cost[2] > 0;
+    good = good && r->times.step[0] + r->times.step[1] + r->times.step[2] > 0;
     return good && (r->table ? optind == argc : optind + 1 == argc);
 }
 
@@ -87,26 +86,17 @@ static bool make_lists(const Request *r, PipelineLists *l, Error *err) {
             return error_set(err, "%s needs --stages and --micros (of make schedule: P=4 M=8)", r->what);
         long v = r->v ? r->v : s == SCHEDULE_INTERLEAVED ? 2 : 1;
         if (!pipeline_check((Schedule)s, (int)r->p, (int)r->m, (int)v, err)) return false;
-        PipelineCosts costs = {{r->cost[0], r->cost[1], r->cost[2]}, r->transfer,
-                               (int)(r->limit ? r->limit : 2 * r->p)};
-        *l = pipeline_lists_make((Schedule)s, (int)r->p, (int)r->m, (int)v, &costs);
+        *l = zero_bubble_make((Schedule)s, (int)r->p, (int)r->m, (int)v, &r->times,
+                              (size_t)(r->limit ? r->limit : 2 * r->p));
         return true;
     }
     bool is_text = access(r->what, F_OK) != 0 && strpbrk(r->what, " ;\n");
-    if (!(is_text ? pipeline_text_parse("the list", r->what, l, err) : pipeline_text_read(r->what, l, err)))
+    if (!(is_text ? pipeline_parse("the list", r->what, l, err) : pipeline_read(r->what, l, err)))
         return false;
     if (r->p && r->p != l->p)
         return error_set(err, "the list has %d stages, and --stages is %ld", l->p, r->p);
     return !r->m || r->m == l->m ||
            error_set(err, "the list has %d micro-batches, and --micros is %ld", l->m, r->m);
-}
-
-static Machine machine_for(const PipelineLists *l, const double *cost, double transfer) {
-    Machine mc = {.p = l->p, .m = l->m, .v = l->v, .buffers = PIPELINE_BUFFERS, .transfer = transfer};
-    for (int role = 0; role < STREAM_COUNT; role++) mc.stream_of[role] = role;
-    for (int kind = 0; kind < 3; kind++) mc.cost[kind] = cost[kind];
-    machine_run(&mc, l->steps, l->counts);
-    return mc;
 }
 
 static void print_lists(const PipelineLists *l) {
@@ -119,16 +109,16 @@ static void print_lists(const PipelineLists *l) {
         }
 }
 
-static void print_report(const PipelineLists *l, const Machine *mc) {
+static void print_report(const PipelineLists *l, const ListRun *run) {
     printf("%5s %6s %10s %10s %10s\n", "stage", "steps", "in flight", "own span", "idle in it");
-    double busy = mc->busy / mc->p;  // every stage has the same work
+    double busy = run->busy / l->p;  // every stage has the same work
     for (int s = 0; s < l->p; s++) {
-        double span = machine_own_span(mc, s);
+        double span = list_run_span(run, s);
         printf("%5d %6zu %10zu %10g %10g\n", s, l->counts[s], pipeline_max_in_flight(l->steps[s], l->counts[s]), span,
                span - busy);
     }
     printf("proved: %d stages, %d micro-batches, %d chunk%s a stage\n", l->p, l->m, l->v, l->v > 1 ? "s" : "");
-    printf("bubble: %.2f%% of compute time (%g of %g)", 100 * machine_bubble(mc), mc->makespan - busy, busy);
+    printf("bubble: %.2f%% of compute time (%g of %g)", 100 * list_run_bubble(run), run->end - busy, busy);
     printf("; 1f1b has %.2f%%\n", 100 * pipeline_bubble(l->p, l->m, 1));
 }
 
@@ -152,21 +142,21 @@ static const TableColumn columns[] = {
 };
 enum { COLUMNS = sizeof columns / sizeof *columns };
 
-// alone false: idle over ideal time when all stages wait for each other at the end. true: of the stage that takes
-// longest from its own first step to its own last. v = 2, and a chunk costs half of a stage.
+// Prints the bubble of all stages, which wait for each other at the end, or with `alone` of the stage that takes longest
+// from its own first step to its own last. A chunk of v has 1/v of a stage's work.
 static bool table_cell(const TableColumn *column, int p, int m, const double *cost, bool alone, Error *err) {
-    PipelineCosts costs = {{cost[0], cost[1], cost[2]}, 0, column->limit * p};
-    PipelineLists l = pipeline_lists_make(column->schedule, p, m, column->v, &costs);
-    bool ok = pipeline_lists_prove(&l, PIPELINE_BUFFERS, err);
+    PipelineTimes stage = {{cost[0], cost[1], cost[2]}, 0, NULL}, chunk = stage;
+    PipelineLists l = zero_bubble_make(column->schedule, p, m, column->v, &stage, (size_t)(column->limit * p));
+    bool ok = pipeline_prove(&l, PIPELINE_BUFFERS, err);
     if (ok) {
-        double chunk[3], sum = cost[0] + cost[1] + cost[2], longest = 0, formula = pipeline_bubble(p, m, column->v);
-        for (int kind = 0; kind < 3; kind++) chunk[kind] = cost[kind] / column->v;
-        Machine mc = machine_for(&l, chunk, 0);
-        for (int s = 0; s < p; s++) longest = fmax(longest, machine_own_span(&mc, s));
-        printf(" %.2f |", 100 * (alone ? longest / (m * sum) - 1 : machine_bubble(&mc)));
+        double sum = cost[0] + cost[1] + cost[2], formula = pipeline_bubble(p, m, column->v);
+        for (int kind = 0; kind < 3; kind++) chunk.step[kind] /= column->v;
+        ListRun run;
+        ok = list_run(&run, &l, PIPELINE_BUFFERS, &chunk, err);
+        printf(" %.2f |", 100 * (alone ? list_run_longest(&run) / (m * sum) - 1 : list_run_bubble(&run)));
         if (column->schedule == SCHEDULE_ZB_H1) formula *= (cost[0] + cost[1] - cost[2]) / sum;
         if (!alone && column->formula) printf(" %.2f |", 100 * formula);
-        machine_free(&mc);
+        list_run_free(&run);
     }
     pipeline_lists_free(&l);
     return ok;
@@ -199,22 +189,23 @@ static int print_table(const double *cost) {
 }
 
 int main(int argc, char **argv) {
-    Request r = {.cost = {1, 1, 1}};
+    Request r = {.times = {.step = {1, 1, 1}}};
     if (!parse_request(argc, argv, &r)) return fputs(usage, stderr), 2;
     if (r.help) return fputs(usage, stdout) == EOF;
-    if (r.table) return print_table(r.cost);
+    if (r.table) return print_table(r.times.step);
     Error err;
     PipelineLists l;
-    bool ok = make_lists(&r, &l, &err) && pipeline_lists_prove(&l, PIPELINE_BUFFERS, &err);
+    bool ok = make_lists(&r, &l, &err) && pipeline_prove(&l, PIPELINE_BUFFERS, &err);
     if (ok) {
-        Machine mc = machine_for(&l, r.cost, r.transfer);
+        ListRun run;
+        ok = list_run(&run, &l, PIPELINE_BUFFERS, &r.times, &err);
         if (r.list) print_lists(&l);
-        print_report(&l, &mc);
+        print_report(&l, &run);
         if (r.trace && same_file_on_disk(r.trace, r.what)) {
             ok = error_set(&err, "--trace would overwrite %s, where the list is from", r.what);
         }
-        ok = ok && (!r.trace || machine_trace_write(&mc, r.trace, &err));
-        machine_free(&mc);
+        ok = ok && (!r.trace || list_run_write(&run, r.trace, &err));
+        list_run_free(&run);
     }
     pipeline_lists_free(&l);
     return ok ? 0 : refuse(err.text);

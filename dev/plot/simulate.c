@@ -4,8 +4,7 @@
 //   simulate SCHEDULE p m v FORWARD BACKWARD TRANSFER TRACE.json      (times in milliseconds, of one chunk; the halves
 //                                                                     of a backward as INPUT+WEIGHT, else equal)
 //   simulate interleaved 4 8 2 1 2 0.2 trace.json && timeline --out timeline.svg trace.json
-#include "dev/plot/pipeline_trace.h"
-#include "llmc/pipeline_lists.h"
+#include "dev/plot/pipeline_run.h"
 
 static int fail(const char *text) {
     fprintf(stderr, "simulate: %s\n", text);
@@ -39,22 +38,15 @@ int main(int argc, char **argv) {
     while (schedule < SCHEDULE_COUNT && strcmp(argv[1], pipeline_schedule_name((Schedule)schedule)) != 0) schedule++;
     if (schedule == SCHEDULE_COUNT) return fail("the schedule must be gpipe, 1f1b, interleaved, zb-h1 or zb-auto");
     int p = (int)number(argv[2], 1024), m = (int)number(argv[3], 65536), v = (int)number(argv[4], 1024);
-    Machine mc = {.p = p,
-                  .m = m,
-                  .v = v,
-                  .buffers = PIPELINE_BUFFERS,
-                  .cost = {number(argv[5], 1e6)},
-                  .transfer = number(argv[7], 1e6),
-                  .stream_of = {0, 1, 2, 3, 4}};
+    PipelineTimes times = {{number(argv[5], 1e6), 0, 0}, number(argv[7], 1e6), NULL};
     Error err;
-    if (mc.cost[0] < 0 || mc.transfer < 0 || !backward_halves(argv[6], &mc.cost[STEP_BACKWARD]))
+    if (times.step[0] < 0 || times.transfer < 0 || !backward_halves(argv[6], &times.step[STEP_BACKWARD]))
         return fail("times must be numbers from 0 to 1000000");
     if (!pipeline_check((Schedule)schedule, p, m, v, &err)) return fail(err.text);
-    PipelineCosts costs = {{mc.cost[0], mc.cost[1], mc.cost[2]}, mc.transfer, 2 * p};
-    PipelineLists lists = pipeline_lists_make((Schedule)schedule, p, m, v, &costs);
-    machine_run(&mc, lists.steps, lists.counts);
-    bool ok = mc.complete && machine_trace_write(&mc, argv[8], &err);
-    machine_free(&mc);
+    PipelineLists lists = zero_bubble_make((Schedule)schedule, p, m, v, &times, 2 * (size_t)p);
+    ListRun run;
+    bool ok = list_run(&run, &lists, PIPELINE_BUFFERS, &times, &err) && list_run_write(&run, argv[8], &err);
+    list_run_free(&run);
     pipeline_lists_free(&lists);
-    return ok ? 0 : fail(mc.complete ? err.text : "the schedule hung");
+    return ok ? 0 : fail(err.text);
 }

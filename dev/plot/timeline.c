@@ -181,12 +181,12 @@ static bool retime(Timeline *t, Error *err) {
             while (next[r] < kept && t->trace.events[next[r]].rank == r) {
                 TraceEvent *e = &t->trace.events[next[r]];
                 PipelineStep step = {step_kind(e), e->micro, e->chunk < 0 ? 0 : e->chunk};
-                PipelineRoute route;
-                pipeline_neighbours(t->p, r / across, t->v, step, &route);
+                int from, to;
+                pipeline_neighbours(t->p, r / across, t->v, step, &from, &to);
                 double input = 0;
-                if (route.from != PIPELINE_NONE) {
+                if (from != PIPELINE_NONE) {
                     int global = step.chunk * t->p + r / across + (step.kind == STEP_FORWARD ? -1 : 1);
-                    input = *end_of(t, ends, route.from * across + r % across, step.kind, step.micro,
+                    input = *end_of(t, ends, from * across + r % across, step.kind, step.micro,
                                     global / t->p);
                 }
                 if (isnan(input)) break;

@@ -12,11 +12,10 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "dev/plot/pipeline_streams.h"
+#include "dev/plot/pipeline_run.h"
 #include "dev/plot/step_profile.h"
 #include "dev/plot/trace_read.h"
 #include "llmc/host/folder.h"
-#include "llmc/pipeline_lists.h"
 
 enum { TEMPORARY_PATH = 512 };  // short enough for a command line
 
@@ -171,17 +170,16 @@ static const struct {
 // The rate of one stage when the lists run on the paper's times, by the small machine of build/tools/schedule.
 static double of_list(const Model *x, const Published *row, How how) {
     int v = how.v ? how.v : x->layers;
-    PipelineCosts costs = {{row->ms[0], row->ms[1], row->ms[2]}, row->ms[3], how.limit * x->p};
-    PipelineLists l = pipeline_lists_make(how.schedule, x->p, row->m, v, &costs);
-    Machine mc = {.p = x->p, .m = row->m, .v = v, .buffers = PIPELINE_BUFFERS, .transfer = row->ms[3]};
-    for (int role = 0; role < STREAM_COUNT; role++) mc.stream_of[role] = role;
-    for (int kind = 0; kind < 3; kind++) mc.cost[kind] = row->ms[kind] / v;
-    machine_run(&mc, l.steps, l.counts);
-    double longest = 0, work = mc.busy / mc.p;
-    for (int s = 0; s < x->p; s++) longest = fmax(longest, machine_own_span(&mc, s));
-    machine_free(&mc);
+    PipelineTimes stage = {{row->ms[0], row->ms[1], row->ms[2]}, row->ms[3], NULL}, chunk = stage;
+    PipelineLists l = zero_bubble_make(how.schedule, x->p, row->m, v, &stage, (size_t)(how.limit * x->p));
+    for (int kind = 0; kind < 3; kind++) chunk.step[kind] /= v;
+    ListRun run;
+    Error err;
+    bool ok = list_run(&run, &l, PIPELINE_BUFFERS, &chunk, &err);
+    double bubble = 1 - run.busy / x->p / list_run_longest(&run);
+    list_run_free(&run);
     pipeline_lists_free(&l);
-    return 1 - work / longest;
+    return ok ? bubble : NAN;
 }
 
 static bool row_of_paper(const Bench *b, const Model *x, const Published *row, Error *err) {

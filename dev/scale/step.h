@@ -7,9 +7,8 @@
 #define DEV_SCALE_STEP_H
 
 #include "llmc/grid.h"
-#include "llmc/pipeline_lists.h"
-#include "llmc/pipeline_plan.h"
 #include "dev/scale/layer.h"
+#include "llmc/zero_bubble.h"
 
 typedef struct {
     size_t ranks, layers, C, NH, T, vocabulary;  // vocabulary is padded
@@ -280,8 +279,9 @@ static inline bool step_simulate(const Cluster *c, const StepLayout *r, StepTime
     StepMachine x;
     memset(&x, 0, sizeof x);
     x.c = c, x.r = r, x.m = m;
-    PipelineCosts search = pipeline_layer_costs(r->C, r->T, r->max_in_flight ? r->max_in_flight : 2 * r->p);
-    x.lists = pipeline_lists_make(r->schedule, (int)r->p, (int)m, (int)r->v, &search);
+    PipelineTimes search = zero_bubble_times(r->C, r->T);
+    x.lists = zero_bubble_make(r->schedule, (int)r->p, (int)m, (int)r->v, &search,
+                               r->max_in_flight ? r->max_in_flight : 2 * r->p);
     x.arrival = (double *)host_alloc(2 * chunks * m, sizeof *x.arrival);
     x.free_at = (double *)host_alloc(r->p, sizeof *x.free_at);
     x.parts = (double(*)[TIME_PARTS])host_alloc(r->p, sizeof *x.parts);

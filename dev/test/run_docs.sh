@@ -156,29 +156,24 @@ check "each bug is in the tests that doc/bugs.md names" "$(bugs)"
 # The schedule of doc/recipes.md is one that pipeline_prove accepts.
 schedule() {
     {
-        printf '#include <stdio.h>\n#include "llmc/pipeline_proof.h"\n'
+        printf '#include <stdio.h>\n#include "llmc/pipeline.h"\n'
         awk '/^<!-- code pipeline_eager/ { on = 1 } on && /^```$/ { exit } on && !/^(<!--|```)/' doc/recipes.md
         cat <<'END'
 int main(void) {
     enum { P = 8, M = 32 };
-    static PipelineStep steps[P][2 * M];
     for (int p = 1; p <= P; p++) {
         for (int m = 1; m <= M; m++) {
-            const PipelineStep *lists[P];
-            size_t counts[P];
+            PipelineLists l = pipeline_empty(p, m, 1);
             Error err;
-            for (int s = 0; s < p; s++) {
-                counts[s] = pipeline_eager(p, s, m, steps[s]);
-                lists[s] = steps[s];
-            }
-            if (!pipeline_prove(p, m, 1, lists, counts, PIPELINE_BUFFERS, &err)) return puts(err.text), 1;
+            for (int s = 0; s < p; s++) l.counts[s] = pipeline_eager(p, s, m, l.steps[s]);
+            if (!pipeline_prove(&l, PIPELINE_BUFFERS, &err)) return puts(err.text), 1;
         }
     }
     return 0;
 }
 END
     } >"$dir/schedule.c"
-    ${CC:-cc} -std=gnu11 -I. -o "$dir/schedule" "$dir/schedule.c" 2>&1 && "$dir/schedule"
+    ${CC:-cc} -std=gnu11 -I. -o "$dir/schedule" "$dir/schedule.c" -lm 2>&1 && "$dir/schedule"
 }
 check "the schedule of doc/recipes.md cannot hang" "$(schedule)"
 

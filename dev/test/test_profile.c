@@ -15,7 +15,7 @@
 #undef fail
 
 #include "dev/test/check.h"
-#include "dev/plot/pipeline_streams.h"
+#include "dev/plot/pipeline_run.h"
 
 static Check c;
 
@@ -170,38 +170,25 @@ static void test_edges(void) {
 // gaps.
 static void simulate_step(TraceList *list, Schedule schedule, int p, int m, int v, bool nested, long step,
                           double late) {
-    Machine mc = {.p = p,
-                  .m = m,
-                  .v = v,
-                  .buffers = PIPELINE_BUFFERS,
-                  .cost = {1.0 / v, 1.0 / v, 1.0 / v},
-                  .stream_of = {0, 1, 2, 3, 4}};
-    PipelineStep **lists = malloc((size_t)p * sizeof *lists);
-    size_t *counts = malloc((size_t)p * sizeof *counts);
-    for (int s = 0; s < p; s++) {
-        counts[s] = pipeline_schedule(schedule, p, s, m, v, NULL);
-        lists[s] = malloc(counts[s] * sizeof **lists);
-        pipeline_schedule(schedule, p, s, m, v, lists[s]);
-    }
-    machine_run(&mc, lists, counts);
+    PipelineTimes times = {{1.0 / v, 1.0 / v, 1.0 / v}, 0, NULL};
+    PipelineLists lists = zero_bubble_make(schedule, p, m, v, &times, 0);
+    ListRun run;
+    Error err;
+    if (!list_run(&run, &lists, PIPELINE_BUFFERS, &times, &err)) abort();
     for (int s = 0; s < p; s++) {
         double now = late;
-        const Stream *stream = machine_stream(&mc, s, STREAM_COMPUTE);
-        for (size_t i = 0; i < stream->count; i++) {
-            const StreamOp *op = &stream->ops[i];
-            double start = late + op->start, end = late + op->end;
+        for (size_t i = 0; i < lists.counts[s]; i++) {
+            double start = late + run.steps[s][i].start, end = late + run.steps[s][i].end;
             static const char *const kinds[] = {"forward", "backward", "weight"};
-            const char *kind = kinds[op->step.kind];
+            const char *kind = kinds[lists.steps[s][i].kind];
             add(list, kind, s, 0, step, nested ? now : start, end);
             if (nested && start > now) add(list, "wait pipeline", s, 0, step, now, start);
             now = end;
         }
-        add(list, "optimizer", s, 0, step, late + mc.makespan, late + mc.makespan + 5);
-        free(lists[s]);
+        add(list, "optimizer", s, 0, step, late + run.end, late + run.end + 5);
     }
-    machine_free(&mc);
-    free(lists);
-    free(counts);
+    list_run_free(&run);
+    pipeline_lists_free(&lists);
 }
 
 // Forward and both halves of a backward cost the same, so that F + B - W is a third of them.

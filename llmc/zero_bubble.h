@@ -1,0 +1,227 @@
+// zero_bubble.h: schedules with a split backward (Zero Bubble Pipeline Parallelism, Qi et al. 2024): zb-h1, and
+// zb-auto, which is found by a search.
+//
+// defines: zero_bubble_h1, zero_bubble_auto, zero_bubble_make, zero_bubble_lists, zero_bubble_times
+//
+// A backward makes two things: the gradient of its input (B), for which the stage before waits, and the gradients of
+// its weights (W), for which no stage waits. A stage that would idle runs a W instead. Their times are T_F, T_B, T_W.
+#ifndef LLMC_ZERO_BUBBLE_H
+#define LLMC_ZERO_BUBBLE_H
+
+#include "llmc/pipeline.h"
+
+// ZB-H1 (section 2): 1F1B with a split backward. Stage s puts off its weight steps until s of them wait, so that it has
+// work when no gradient has come; the remaining ones fill the end, where 1F1B idles. The bubble shrinks from
+// (p - 1)(T_F + T_B + T_W) to (p - 1)(T_F + T_B - T_W). Every stage holds at most p micro-batches, as stage 0 of 1F1B
+// does. This bound forbids forwards further ahead: stage s has p - s micro-batches between F and B, and s between B
+// and W, which makes p; one more forward would be number p + 1.
+static inline size_t zero_bubble_h1(int p, int stage, int m, PipelineStep *out) {
+    int warmup = p - stage - 1 < m ? p - stage - 1 : m, weights = 0;
+    size_t n = 0;
+    for (int i = 0; i < warmup; i++) pipeline_add(out, &n, STEP_FORWARD, i, 0);
+    for (int i = 0; i < m; i++) {
+        if (warmup + i < m) pipeline_add(out, &n, STEP_FORWARD, warmup + i, 0);
+        pipeline_add(out, &n, STEP_BACKWARD, i, 0);
+        if (i + 1 - weights > stage) pipeline_add(out, &n, STEP_WEIGHT, weights++, 0);
+    }
+    while (weights < m) pipeline_add(out, &n, STEP_WEIGHT, weights++, 0);
+    return n;
+}
+
+// ---- the search -----------------------------------------------------------------------------------------------------
+// Stages run in virtual time by a policy that decides what each does next (section 3.1, "automatic schedule").
+
+typedef struct {
+    double *arrival[2];   // [m] when the input of a forward, and of a backward, is there; INFINITY: not known yet
+    double sent[2];       // when its last message up, and down, has arrived
+    double first, end;    // start of its first step, end of its last so far
+    int done[3];          // steps of each kind
+    PipelineStep *steps;  // [3 m]
+    size_t count;
+    bool waits;
+} AutoStage;
+
+typedef struct {
+    int p, m;
+    size_t limit;  // micro-batches of which a stage may hold activations
+    const PipelineTimes *times;
+    AutoStage *stages;
+    // The policy: a stage does forwards while it has fewer than p - s + extra of them more than backwards, and a weight
+    // step where it would otherwise wait longer than `patience`.
+    int extra;
+    double patience;
+    // A tree of the stages by their clocks, [2 * leaves]: node i is the earlier of nodes 2i and 2i + 1, the lower one
+    // of equals; stage s is leaf leaves + s.
+    int *earliest, leaves;
+    double *clock;  // [leaves] when the stage goes on; INFINITY: not known, or it is through
+} AutoRun;
+
+static inline void auto_set_clock(AutoRun *r, int stage, double time) {
+    r->clock[stage] = time;
+    for (int i = (r->leaves + stage) / 2; i > 0; i /= 2) {
+        int a = r->earliest[2 * i], b = r->earliest[2 * i + 1];
+        r->earliest[i] = r->clock[b] < r->clock[a] ? b : a;
+    }
+}
+
+// Returns when the input of the stage's next forward or backward arrives; INFINITY if not known, or if the stage may
+// not run it.
+static inline double auto_arrival(const AutoRun *r, const AutoStage *s, StepKind kind) {
+    int next = s->done[kind];
+    bool room = kind == STEP_BACKWARD || (size_t)(next - s->done[STEP_WEIGHT]) < r->limit;
+    return next < r->m && room ? s->arrival[kind][next] : INFINITY;
+}
+
+// Returns what the stage does next at `now`, or -1 if it waits: a forward while the policy wants more of them ahead,
+// else a backward, a forward, or a weight step. *until: when its next input arrives.
+static inline int auto_choose(const AutoRun *r, int stage, double now, double *until) {
+    const AutoStage *s = &r->stages[stage];
+    double forward = auto_arrival(r, s, STEP_FORWARD), backward = auto_arrival(r, s, STEP_BACKWARD);
+    int ahead = s->done[STEP_FORWARD] - s->done[STEP_BACKWARD] - (r->p - stage);
+    *until = fmin(forward, backward);
+    if (forward <= now && (backward > now || ahead < r->extra)) return STEP_FORWARD;
+    if (backward <= now) return STEP_BACKWARD;
+    bool weight = s->done[STEP_WEIGHT] < s->done[STEP_BACKWARD];
+    return weight && *until - now > r->patience ? STEP_WEIGHT : -1;
+}
+
+// Runs the stage's next step of a kind at `now` and sends its message. A link carries one message at a time.
+static inline void auto_step(AutoRun *r, int stage, StepKind kind, double now) {
+    AutoStage *s = &r->stages[stage];
+    int micro = s->done[kind]++, to = kind == STEP_FORWARD ? stage + 1 : stage - 1;
+    if (s->count == 0) s->first = now;
+    s->end = now + r->times->step[kind];
+    pipeline_add(s->steps, &s->count, kind, micro, 0);
+    auto_set_clock(r, stage, s->done[STEP_WEIGHT] == r->m ? INFINITY : s->end);
+    if (kind == STEP_FORWARD && to == r->p) s->arrival[STEP_BACKWARD][micro] = s->end;
+    if (kind == STEP_WEIGHT || to < 0 || to == r->p) return;
+    AutoStage *next = &r->stages[to];
+    next->arrival[kind][micro] = s->sent[kind] = fmax(s->end, s->sent[kind]) + r->times->transfer;
+    if (next->waits) auto_set_clock(r, to, fmin(r->clock[to], auto_arrival(r, next, kind)));
+}
+
+// Runs all stages by the policy; the lists are in the stages. Returns the time from the first start to the last end,
+// and in *span the longest time of one stage from its own first start to its own last end. Gives up, and returns
+// INFINITY, once the end must be later than `latest`.
+static inline double auto_run(AutoRun *r, double latest, double *span) {
+    const double *step = r->times->step;
+    for (int s = 0; s < r->p; s++) {
+        AutoStage *x = &r->stages[s];
+        x->first = x->end = x->sent[0] = x->sent[1] = 0;
+        x->waits = false;
+        x->count = 0;
+        memset(x->done, 0, sizeof x->done);
+        for (int i = 0; i < r->m; i++) x->arrival[STEP_FORWARD][i] = s == 0 ? 0 : INFINITY;
+        for (int i = 0; i < r->m; i++) x->arrival[STEP_BACKWARD][i] = INFINITY;
+        auto_set_clock(r, s, 0);
+    }
+    *span = INFINITY;
+    for (int s = r->earliest[1]; !isinf(r->clock[s]); s = r->earliest[1]) {
+        AutoStage *x = &r->stages[s];
+        double now = r->clock[s], until, left = 0;
+        int kind = auto_choose(r, s, now, &until);
+        x->waits = kind < 0;
+        if (kind >= 0) {
+            auto_step(r, s, (StepKind)kind, now);
+            continue;
+        }
+        for (int k = 0; k < 3; k++) left += (r->m - x->done[k]) * step[k];
+        if (!isinf(until) && until + left > latest) return INFINITY;
+        auto_set_clock(r, s, until);
+    }
+    double end = *span = 0;
+    for (int s = 0; s < r->p; s++) {
+        end = fmax(end, r->stages[s].end);
+        *span = fmax(*span, r->stages[s].end - r->stages[s].first);
+    }
+    return end;
+}
+
+// Runs zb-h1's lists, as auto_run runs a policy.
+static inline double auto_run_lists(const PipelineLists *l, const PipelineTimes *times, double *span) {
+    Error err;
+    PipelineTime **out = (PipelineTime **)host_alloc(l->p, sizeof *out);
+    for (int s = 0; s < l->p; s++) out[s] = (PipelineTime *)host_alloc(l->counts[s], sizeof **out);
+    double end = *span = 0;
+    if (!pipeline_walk(l, l->m, times, out, &err)) end = *span = INFINITY;
+    for (int s = 0; s < l->p; s++) {
+        double last = out[s][l->counts[s] - 1].end;
+        end = fmax(end, last);
+        *span = fmax(*span, last - out[s][0].start);
+        free(out[s]);
+    }
+    free(out);
+    return end;
+}
+
+// Makes the lists of zb-auto. Starts from zb-h1, if the limit allows it, then tries how far the stages fill before
+// their first backward and how patiently they wait. Takes the lists that end first; of these, those whose longest stage is
+// shortest; of equals, the first.
+static inline void zero_bubble_auto(PipelineLists *l, const PipelineTimes *times, size_t limit) {
+    int p = l->p, m = l->m, leaves = 1;
+    while (leaves < p) leaves *= 2;
+    AutoStage *stages = (AutoStage *)host_alloc(p, sizeof *stages);
+    double *arrivals = (double *)host_alloc(2 * (size_t)p * m, sizeof *arrivals);
+    PipelineStep *steps = (PipelineStep *)host_alloc(3 * (size_t)p * m, sizeof *steps);
+    AutoRun run = {p, m, limit, times, stages, 0, 0, NULL, leaves, NULL};
+    run.earliest = (int *)host_alloc(2 * (size_t)leaves, sizeof *run.earliest);
+    run.clock = (double *)host_alloc(leaves, sizeof *run.clock);
+    for (int s = 0; s < leaves; s++) run.earliest[leaves + s] = s, run.clock[s] = INFINITY;
+    for (int i = leaves - 1; i > 0; i--) run.earliest[i] = run.earliest[2 * i];
+    for (int s = 0; s < p; s++) {
+        stages[s].arrival[0] = arrivals + 2 * (size_t)s * m;
+        stages[s].arrival[1] = stages[s].arrival[0] + m;
+        stages[s].steps = steps + 3 * (size_t)s * m;
+        l->counts[s] = zero_bubble_h1(p, s, m, l->steps[s]);
+    }
+    double best = INFINITY, best_span = INFINITY, span, small = 1e-9 * m * times->step[STEP_FORWARD];
+    if (limit >= (size_t)(p < m ? p : m)) best = auto_run_lists(l, times, &best_span);
+    // The last stage must get its first input and then do all its work, and no stage does its work in less.
+    double work = m * (times->step[STEP_FORWARD] + times->step[STEP_BACKWARD] + times->step[STEP_WEIGHT]);
+    double bound = (p - 1) * (times->step[STEP_FORWARD] + times->transfer) + work;
+    for (int i = 0; i < 5 * 4 && !(best < bound + small / 2 && best_span < work + small / 2); i++) {
+        run.extra = i / 4 * p / 4;
+        run.patience = 0.25 * (i % 4) * times->step[STEP_WEIGHT];
+        double end = auto_run(&run, best + 2 * small, &span);
+        if (end > best + small || (end > best - small && span > best_span - small)) continue;
+        best = end;
+        best_span = span;
+        for (int s = 0; s < p; s++) memcpy(l->steps[s], stages[s].steps, 3 * (size_t)m * sizeof *steps);
+    }
+    free(stages), free(arrivals), free(steps), free(run.earliest), free(run.clock);
+}
+
+// ---- for trainers and tools -----------------------------------------------------------------------------------------
+
+// Makes the lists of any schedule for sizes that pipeline_check accepts. times and limit are for zb-auto: limit is the
+// most micro-batches of which a stage holds activations (2p: no idle time in the middle; p: the memory of 1F1B).
+// Release with pipeline_lists_free.
+static inline PipelineLists zero_bubble_make(Schedule schedule, int p, int m, int v, const PipelineTimes *times,
+                                             size_t limit) {
+    if (schedule < SCHEDULE_ZB_H1) return pipeline_make(schedule, p, m, v);
+    PipelineLists l = pipeline_empty(p, m, v);
+    if (schedule == SCHEDULE_ZB_AUTO) zero_bubble_auto(&l, times, limit);
+    for (int s = 0; s < p && schedule == SCHEDULE_ZB_H1; s++) l.counts[s] = zero_bubble_h1(p, s, m, l.steps[s]);
+    return l;
+}
+
+// Returns the times of a layer's steps by their FLOPs for each token: 24 C^2 for each product of the forward, B and W;
+// causal attention in F, and 2.5 times that in B. Messages are free.
+static inline PipelineTimes zero_bubble_times(size_t C, size_t T) {
+    double matrices = 24.0 * (double)C, attention = 2.0 * (double)T;
+    PipelineTimes times = {{matrices + attention, matrices + 2.5 * attention, matrices}, 0.0, NULL};
+    return times;
+}
+
+// As pipeline_lists, for lists with weight steps as well. limit: of zb-auto; 0: 2p.
+static inline bool zero_bubble_lists(PipelineLists *l, Schedule schedule, const char *file, size_t p, size_t m,
+                                     size_t v, const PipelineTimes *times, size_t limit, Error *err) {
+    memset(l, 0, sizeof *l);
+    if (m > INT_MAX) return error_set(err, "%zu micro-batches are too many: raise --micro-batch", m);
+    if (file && !pipeline_read_for(l, file, (int)p, (int)m, (int)v, err)) return false;
+    if (!file && !pipeline_check(schedule, (int)p, (int)m, (int)v, err)) return false;
+    if (!file) *l = zero_bubble_make(schedule, (int)p, (int)m, (int)v, times, limit ? limit : 2 * p);
+    return pipeline_proved(l, file ? file : pipeline_schedule_name(schedule), err);
+}
+
+#endif
