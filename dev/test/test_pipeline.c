@@ -87,7 +87,6 @@ static bool flight_is_right(Schedule schedule, const Lists *l, int stage, int li
 static void sweep_lists(Sweep *w, Schedule schedule, const Lists *l, int limit) {
     Error err = {{0}};
     size_t messages = 0, kinds = schedule >= SCHEDULE_ZB_H1 ? 3 : 2;
-    w->cases++;
     expect(w, PROVED, pipeline_prove(l, PIPELINE_BUFFERS, &err), l, err.text);
     expect(w, ONE_BUFFER, pipeline_prove(l, 1, &err), l, err.text);
     for (int s = 0; s < l->p; s++) {
@@ -113,6 +112,7 @@ static void sweep_times(Sweep *w, Schedule schedule, const Lists *l, const doubl
     const PipelineTimes times = {{cost[0], cost[1], cost[2]}, 0, NULL};
     Machine mc = {.p = l->p, .m = l->m, .v = l->v, .buffers = PIPELINE_BUFFERS, .stream_of = {0, 1, 2, 3, 4}};
     memcpy(mc.cost, cost, sizeof mc.cost);
+    w->cases++;
     machine_run(&mc, l);
     expect(w, STREAMS, mc.complete && !mc.wrong, l, mc.complete ? "wrong input" : "hung");
     ListRun run;
@@ -173,7 +173,7 @@ static void test_schedule(Schedule schedule) {
                     }
             }
     const char *name = pipeline_schedule_name(schedule);
-    check(&c, w.cases > 100 && refused < sizes, "%s: %zu lists, %zu of %zu sizes are refused", name, w.cases, refused,
+    check(&c, w.cases > 100 && refused < sizes, "%s: %zu runs, %zu of %zu sizes are refused", name, w.cases, refused,
           sizes);
     for (int i = 0; i < PROPERTIES; i++) check(&c, w.bad[i] == 0, "%s: %s: %zu wrong", name, PROPERTY[i], w.bad[i]);
     if (w.first[0]) printf("     first: %s\n", w.first);
