@@ -240,7 +240,7 @@ static void test_threads(cublasLtHandle_t handle, cudaStream_t stream) {
 }
 
 static void expect(cublasStatus_t got, cublasStatus_t want, const char *what) {
-    check(&checks, got == want, "%s: %s", what, cublasLtGetStatusName(got));
+    check(&checks, got == want, "%s: status %d", what, (int)got);
 }
 
 static void test_misuse(cublasLtHandle_t handle, cudaStream_t stream) {
@@ -298,7 +298,7 @@ static void test_misuse(cublasLtHandle_t handle, cudaStream_t stream) {
     expect(call_matmul(&c, NULL), ok, "output beside an input in the same rows");
 
     uint32_t relu = 2, plain = CUBLASLT_EPILOGUE_DEFAULT, bias = CUBLASLT_EPILOGUE_BIAS;
-    int32_t conjugate = 3, type = CUDA_R_16BF;
+    int32_t conjugate = 3;
     int64_t wide_value = CUBLASLT_EPILOGUE_BIAS;
     expect(cublasLtMatmulDescSetAttribute(desc, (cublasLtMatmulDescAttributes_t)99, &relu, sizeof relu),
            invalid, "unknown attribute");
@@ -308,9 +308,6 @@ static void test_misuse(cublasLtHandle_t handle, cudaStream_t stream) {
     expect(call_matmul(&good, NULL), unsupported, "an epilogue that is not here");
     cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &bias, sizeof bias);
     expect(call_matmul(&good, NULL), invalid, "bias without a pointer");
-    set_pointer(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, last);
-    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type);
-    expect(call_matmul(&good, NULL), unsupported, "bias of another type");
     cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &plain, sizeof plain);
     cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &conjugate, sizeof conjugate);
     expect(call_matmul(&good, NULL), unsupported, "conjugation");
@@ -350,7 +347,6 @@ static void test_misuse(cublasLtHandle_t handle, cudaStream_t stream) {
 }
 
 int main(void) {
-    setenv("CUBLASLT_LOG_LEVEL", "0", 1); // the refusals below are on purpose
     cublasLtHandle_t handle;
     cudaStream_t stream;
     cublasLtCreate(&handle);

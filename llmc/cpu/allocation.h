@@ -1,9 +1,8 @@
 // allocation.h: device and pinned host memory of the stand-in: known, checked and poisoned.
 //
-// New memory is NaN. A strip behind each allocation is looked at when it is freed and at every device
-// synchronisation, so that a kernel's write past the end is reported in any build. Under AddressSanitizer
-// exact bounds are kept for reads too, and device memory is out of bounds to all but the scheduler. In a simulation it
-// is addresses that cannot be touched at all, and pinned host memory is zero.
+// New memory is NaN. A strip behind each allocation is checked by cudaFree and at every device synchronisation, so that
+// a kernel's write past the end is reported in any build. Under AddressSanitizer reads have exact bounds too, and only
+// the scheduler may touch device memory. A simulation has addresses that nothing can touch, and zeroed host memory.
 #ifndef LLMC_CPU_ALLOCATION_H
 #define LLMC_CPU_ALLOCATION_H
 
@@ -12,12 +11,12 @@
 
 #include <map>
 
-#include "block.h"
 #include "clock.h"
+#include "fibre.h"
 
 struct CpuAllocation {
     size_t bytes;
-    void *base;   // what free() takes
+    void *base;   // for free()
     bool device;  // cudaMalloc, else cudaMallocHost
 };
 
@@ -28,7 +27,7 @@ struct CpuMemory {
     std::map<uintptr_t, CpuAllocation> live;
     size_t device_bytes;  // allocated now
     unsigned count;       // of allocations ever made
-    bool open;            // the scheduler runs, so device memory may be touched
+    bool open;            // device memory may be touched: the scheduler runs
 };
 
 inline CpuMemory &cpu_memory() {
@@ -36,7 +35,7 @@ inline CpuMemory &cpu_memory() {
     return memory;
 }
 
-// The live allocation that holds p, or live.end().
+// Returns the live allocation that holds p, or live.end().
 static inline std::map<uintptr_t, CpuAllocation>::iterator cpu_find_allocation(const void *p) {
     CpuMemory &m = cpu_memory();
     auto after = m.live.upper_bound((uintptr_t)p);
@@ -45,15 +44,14 @@ static inline std::map<uintptr_t, CpuAllocation>::iterator cpu_find_allocation(c
     return (uintptr_t)p - after->first < after->second.bytes ? after : m.live.end();
 }
 
-// True if [p, p + bytes) lies inside one live allocation of cudaMalloc.
+// Returns true if [p, p + bytes) lies inside one live allocation of cudaMalloc.
 static inline bool cpu_is_device_range(const void *p, size_t bytes) {
     auto a = cpu_find_allocation(p);
     return a != cpu_memory().live.end() && a->second.device &&
            bytes <= a->second.bytes - ((uintptr_t)p - a->first);
 }
 
-// True if [p, p + bytes) may be host memory: nothing of it is device memory, nor past the end of a pinned
-// block.
+// Returns true if [p, p + bytes) may be host memory: no device memory, and not past the end of a pinned block.
 static inline bool cpu_is_host_range(const void *p, size_t bytes) {
     CpuMemory &m = cpu_memory();
     auto a = cpu_find_allocation(p);
@@ -87,7 +85,7 @@ static inline void cpu_poison(void *p, size_t bytes, bool poison) {
 #endif
 }
 
-// Lets device memory be touched, or not. Returns what held before.
+// Allows or forbids to touch device memory. Returns the state before.
 static inline bool cpu_open_memory(bool open) {
     CpuMemory &m = cpu_memory();
     bool before = m.open;
@@ -112,8 +110,7 @@ static inline void *cpu_allocate(size_t bytes, bool device) {
     CpuMemory &m = cpu_memory();
     if (cpu_simulates()) return cpu_simulated_allocate(bytes, device);
     bool big = bytes >= (size_t)CPU_BIG && !CPU_ASAN;
-    // Big blocks start on a huge page plus a little: blocks all equal modulo 4 KiB fight for the same cache
-    // lines.
+    // Big blocks start on a huge page plus a little: blocks all equal modulo 4 KiB fight for the same cache lines.
     size_t offset = big ? m.count % 13 * 1280 : 0;
     char *base;
     if (bytes > SIZE_MAX / 2 ||
@@ -147,23 +144,25 @@ static inline void cpu_check_fences() {
         for (auto &a : cpu_memory().live) cpu_check_fence(a.first, a.second);
 }
 
-// False if p is not the start of a live allocation of that kind.
-static inline bool cpu_release(void *p, bool device) {
+// Frees device memory. Returns false if p is not the start of a live allocation of cudaMalloc.
+static inline bool cpu_release(void *p) {
     CpuMemory &m = cpu_memory();
     auto a = m.live.find((uintptr_t)p);
-    if (a == m.live.end() || a->second.device != device) return false;
+    if (a == m.live.end() || !a->second.device) return false;
     cpu_check_fence(a->first, a->second);
-    bool mapped = device && cpu_simulates();
-    if (device && !mapped) cpu_poison(p, a->second.bytes, false);
-    if (device) m.device_bytes -= a->second.bytes;
-    if (mapped) munmap(p, a->second.bytes);
-    else free(a->second.base);
+    m.device_bytes -= a->second.bytes;
+    if (cpu_simulates()) {
+        munmap(p, a->second.bytes);
+    } else {
+        cpu_poison(p, a->second.bytes, false);
+        free(a->second.base);
+    }
     m.live.erase(a);
     return true;
 }
 
-// Bytes of the "device": CPU_DEVICE_MEMORY (in MiB) or the machine's memory; free is what is left of both. In a
-// simulation, those of the cluster's device.
+// Returns the bytes of the "device": CPU_DEVICE_MEMORY (in MiB) or the machine's memory, or in a simulation the memory of
+// the cluster's device. Available is the rest of both.
 static inline void cpu_memory_info(size_t *available, size_t *total) {
     if (cpu_simulates()) {
         *total = (size_t)cpu_clock().cluster.memory;
@@ -179,10 +178,10 @@ static inline void cpu_memory_info(size_t *available, size_t *total) {
             if (sscanf(line, "MemAvailable: %zu kB", &kib) == 1) unused = kib << 10;
         fclose(f);
     }
-    const char *limit = getenv("CPU_DEVICE_MEMORY");
-    *total = limit ? (size_t)strtoull(limit, NULL, 10) << 20 : machine;
+    double limit = environment_number("CPU_DEVICE_MEMORY", 0);
+    *total = limit > 0 ? (size_t)(limit * (1 << 20)) : machine;
     size_t used = cpu_memory().device_bytes, left = *total > used ? *total - used : 0;
-    *available = left < unused ? left : unused;
+    *available = std::min(left, unused);
 }
 
 #endif

@@ -1,13 +1,13 @@
-// cublasLt.h (CPU): the cuBLASLt calls that the trainers use, on oneDNN or, with -DUSE_CBLAS, on a CBLAS.
-// Names, signatures, units and status codes are cuBLASLt's; whatever else it has does not compile here.
+// cublasLt.h (CPU): the cuBLASLt calls that the trainers use, on oneDNN or, with -DUSE_CBLAS, on a CBLAS. Names,
+// signatures, numbers, field sizes, units and status codes are cuBLASLt's; the rest of it does not compile here.
 //
 // Matrices are column-major, as cuBLASLt documents them:
 // D[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * C[m,n], then the epilogue; float32 or bfloat16 in memory,
 // float32 arithmetic. gemm.h computes.
 //
-// What is misused is refused with cuBLASLt's status and, unless CUBLASLT_LOG_LEVEL=0, a sentence on stderr.
-// Beyond the real checks: ranges must lie in device memory, the output must not overlap an input, pointers
-// must have the alignment promised to the heuristic, and an algorithm serves only the problem it came for.
+// Misuse is refused with cuBLASLt's status and a sentence on stderr. Beyond the real checks: ranges must lie in device
+// memory, the output must not overlap an input, pointers must have the alignment promised to the heuristic, and an
+// algorithm serves only its own problem.
 #ifndef LLMC_CPU_CUBLASLT_H
 #define LLMC_CPU_CUBLASLT_H
 
@@ -16,19 +16,167 @@
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 
-#include "llmc/cpu/cublasLt_types.h"
 #include "llmc/cpu/gemm.h"
+
+#ifdef USE_CBLAS
+// OpenBLAS would start threads of its own inside each of ours; other libraries lack the function.
+extern "C" void openblas_set_num_threads(int) __attribute__((weak));
+#endif
+
+typedef enum {
+    CUBLAS_STATUS_SUCCESS = 0,
+    CUBLAS_STATUS_NOT_INITIALIZED = 1,
+    CUBLAS_STATUS_INVALID_VALUE = 7,
+    CUBLAS_STATUS_NOT_SUPPORTED = 15
+} cublasStatus_t;
+
+typedef enum { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 } cublasOperation_t;
+typedef enum { CUBLAS_COMPUTE_32F = 68 } cublasComputeType_t;
+typedef enum { CUBLASLT_EPILOGUE_DEFAULT = 1, CUBLASLT_EPILOGUE_BIAS = 4 } cublasLtEpilogue_t;
+
+typedef enum {
+    CUBLASLT_MATMUL_DESC_TRANSA = 3,
+    CUBLASLT_MATMUL_DESC_TRANSB = 4,
+    CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
+    CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8
+} cublasLtMatmulDescAttributes_t;
+
+typedef enum {
+    CUBLASLT_REDUCTION_SCHEME_NONE = 0,
+    CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2
+} cublasLtReductionScheme_t;
+
+typedef enum {
+    CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
+    CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = 6,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8
+} cublasLtMatmulPreferenceAttributes_t;
+
+struct cublasLtMatrixLayoutOpaque_t {
+    cudaDataType type;
+    uint64_t rows, cols;
+    int64_t ld; // elements from one column to the next
+};
+
+struct cublasLtMatmulDescOpaque_t {
+    int32_t trans_a, trans_b;
+    uint32_t epilogue;
+    const void *bias;
+};
+
+struct cublasLtMatmulPreferenceOpaque_t {
+    uint64_t workspace;
+    uint32_t reduction;
+    uint32_t align[4]; // A B C D
+};
+
+typedef struct cublasLtContext {} *cublasLtHandle_t;
+typedef struct cublasLtMatrixLayoutOpaque_t *cublasLtMatrixLayout_t;
+typedef struct cublasLtMatmulDescOpaque_t *cublasLtMatmulDesc_t;
+typedef struct cublasLtMatmulPreferenceOpaque_t *cublasLtMatmulPreference_t;
+
+// data: [0] fingerprint of the problem, [1] bytes of workspace, [2..5] alignment of A B C D
+typedef struct {
+    uint64_t data[8];
+} cublasLtMatmulAlgo_t;
+
+typedef struct {
+    cublasLtMatmulAlgo_t algo;
+    size_t workspaceSize;
+    cublasStatus_t state;
+    float wavesCount;
+    int reserved[4];
+} cublasLtMatmulHeuristicResult_t;
+
+// ---- handles and descriptors ----
+
+static inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
+    if (!handle) return CUBLAS_STATUS_INVALID_VALUE;
+    *handle = new cublasLtContext();
+#ifdef USE_CBLAS
+    if (openblas_set_num_threads) openblas_set_num_threads(1);
+#endif
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
+    if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
+    delete handle;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+// Hands a new descriptor out, if there is a place for it.
+template <class T>
+static inline cublasStatus_t cpu_lt_make(T **made, const T &value) {
+    if (!made) return CUBLAS_STATUS_INVALID_VALUE;
+    *made = new T(value);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type,
+                                                        uint64_t rows, uint64_t cols, int64_t ld) {
+    return cpu_lt_make(layout, {type, rows, cols, ld});
+}
+static inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute,
+                                                      cudaDataType scale) {
+    if (compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F) return CUBLAS_STATUS_INVALID_VALUE;
+    return cpu_lt_make(desc, {CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, NULL});
+}
+static inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *pref) {
+    return cpu_lt_make(pref, {0, 7, {256, 256, 256, 256}});
+}
+
+static inline cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
+    return delete layout, CUBLAS_STATUS_SUCCESS;
+}
+static inline cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) {
+    return delete desc, CUBLAS_STATUS_SUCCESS;
+}
+static inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t pref) {
+    return delete pref, CUBLAS_STATUS_SUCCESS;
+}
+
+// Copies an attribute's value if it has the size of the field.
+template <class T>
+static inline cublasStatus_t cpu_lt_set(T *field, const void *buf, size_t bytes) {
+    if (!buf || bytes != sizeof(T)) return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(field, buf, sizeof(T));
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
+                                                            cublasLtMatmulDescAttributes_t attr, const void *buf,
+                                                            size_t bytes) {
+    if (!desc) return CUBLAS_STATUS_INVALID_VALUE;
+    switch (attr) {
+    case CUBLASLT_MATMUL_DESC_TRANSA: return cpu_lt_set(&desc->trans_a, buf, bytes);
+    case CUBLASLT_MATMUL_DESC_TRANSB: return cpu_lt_set(&desc->trans_b, buf, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE: return cpu_lt_set(&desc->epilogue, buf, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return cpu_lt_set(&desc->bias, buf, bytes);
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+static inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t pref,
+                                                                  cublasLtMatmulPreferenceAttributes_t attr,
+                                                                  const void *buf, size_t bytes) {
+    if (!pref) return CUBLAS_STATUS_INVALID_VALUE;
+    if (attr == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) return cpu_lt_set(&pref->workspace, buf, bytes);
+    if (attr == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) return cpu_lt_set(&pref->reduction, buf, bytes);
+    int matrix = attr - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
+    return matrix >= 0 && matrix < 4 ? cpu_lt_set(&pref->align[matrix], buf, bytes) : CUBLAS_STATUS_INVALID_VALUE;
+}
 
 // ---- checks ----
 
-// Refuses with the given status, and says why.
+// Prints a sentence and returns the status.
 __attribute__((format(printf, 2, 3))) static inline cublasStatus_t cpu_lt_refuse(cublasStatus_t status,
                                                                                  const char *format, ...) {
-    const char *level = getenv("CUBLASLT_LOG_LEVEL");
-    if (level && !strcmp(level, "0")) return status;
     va_list args;
     va_start(args, format);
     fprintf(stderr, "cuBLASLt: ");
@@ -40,65 +188,52 @@ __attribute__((format(printf, 2, 3))) static inline cublasStatus_t cpu_lt_refuse
 
 static inline size_t cpu_lt_type_size(cudaDataType type) { return type == CUDA_R_16BF ? 2 : 4; }
 
-// Elements from the first to the last, one past it.
+// Counts the elements from the first to the last, with the gaps between columns.
 static inline uint64_t cpu_lt_extent(cublasLtMatrixLayout_t m) {
     return (uint64_t)m->ld * (m->cols - 1) + m->rows;
 }
 
-// One layout by itself: sizes, leading dimension, type.
-static inline cublasStatus_t cpu_lt_check_layout(const char *name, cublasLtMatrixLayout_t m) {
-    if (m->type != CUDA_R_32F && m->type != CUDA_R_16BF) {
-        return cpu_lt_refuse(CUBLAS_STATUS_NOT_SUPPORTED, "%s has data type %d", name, (int)m->type);
-    }
-    if (!m->rows || !m->cols || m->rows > INT32_MAX || m->cols > INT32_MAX) {
-        return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE, "%s is %zu x %zu", name, (size_t)m->rows, (size_t)m->cols);
-    }
-    if (m->ld < (int64_t)m->rows || m->ld > INT32_MAX) {
-        return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE, "%s has %zu rows and leading dimension %lld", name,
+// Checks one layout by itself: sizes, leading dimension, type.
+static inline cublasStatus_t cpu_lt_check_layout(char name, cublasLtMatrixLayout_t m) {
+    if (m->type != CUDA_R_32F && m->type != CUDA_R_16BF)
+        return cpu_lt_refuse(CUBLAS_STATUS_NOT_SUPPORTED, "%c has data type %d", name, (int)m->type);
+    if (!m->rows || !m->cols || m->rows > INT32_MAX || m->cols > INT32_MAX)
+        return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE, "%c is %zu x %zu", name, (size_t)m->rows, (size_t)m->cols);
+    if (m->ld < (int64_t)m->rows || m->ld > INT32_MAX)
+        return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE, "%c has %zu rows and leading dimension %lld", name,
                              (size_t)m->rows, (long long)m->ld);
-    }
     return CUBLAS_STATUS_SUCCESS;
 }
 
-// Everything that does not depend on addresses.
+// Checks everything that does not depend on addresses.
 static inline cublasStatus_t cpu_lt_check(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
                                           cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
                                           cublasLtMatrixLayout_t d) {
     if (!desc || !a || !b || !c || !d) return CUBLAS_STATUS_INVALID_VALUE;
     cublasLtMatrixLayout_t all[4] = {a, b, c, d};
     for (int i = 0; i < 4; i++) {
-        const char name[2] = {"ABCD"[i], 0};
-        cublasStatus_t status = cpu_lt_check_layout(name, all[i]);
+        cublasStatus_t status = cpu_lt_check_layout("ABCD"[i], all[i]);
         if (status != CUBLAS_STATUS_SUCCESS) return status;
     }
-    if ((desc->trans_a | desc->trans_b) & ~1) {
+    if ((desc->trans_a | desc->trans_b) & ~1)
         return cpu_lt_refuse(CUBLAS_STATUS_NOT_SUPPORTED, "operation other than N and T");
-    }
     uint64_t m = desc->trans_a ? a->cols : a->rows, k = desc->trans_a ? a->rows : a->cols;
     uint64_t kb = desc->trans_b ? b->cols : b->rows, n = desc->trans_b ? b->rows : b->cols;
-    if (k != kb || d->rows != m || d->cols != n || c->rows != m || c->cols != n) {
+    if (k != kb || d->rows != m || d->cols != n || c->rows != m || c->cols != n)
         return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE,
                              "op(A) is %zu x %zu, op(B) %zu x %zu, C %zu x %zu, D %zu x %zu", (size_t)m,
                              (size_t)k, (size_t)kb, (size_t)n, (size_t)c->rows, (size_t)c->cols,
                              (size_t)d->rows, (size_t)d->cols);
-    }
-    if (a->type != b->type || c->type != d->type || (a->type == CUDA_R_32F && d->type != CUDA_R_32F)) {
+    if (a->type != b->type || c->type != d->type || (a->type == CUDA_R_32F && d->type != CUDA_R_32F))
         return cpu_lt_refuse(CUBLAS_STATUS_NOT_SUPPORTED, "data types A %d, B %d, C %d, D %d", (int)a->type,
                              (int)b->type, (int)c->type, (int)d->type);
-    }
-    uint32_t e = desc->epilogue;
-    if (e != CUBLASLT_EPILOGUE_DEFAULT && e != CUBLASLT_EPILOGUE_BIAS) {
-        return cpu_lt_refuse(CUBLAS_STATUS_NOT_SUPPORTED, "epilogue %u", e);
-    }
-    if (e == CUBLASLT_EPILOGUE_BIAS && desc->bias_type != -1 && desc->bias_type != (int32_t)d->type) {
-        return cpu_lt_refuse(CUBLAS_STATUS_NOT_SUPPORTED, "bias data type other than D's");
-    }
+    if (desc->epilogue != CUBLASLT_EPILOGUE_DEFAULT && desc->epilogue != CUBLASLT_EPILOGUE_BIAS)
+        return cpu_lt_refuse(CUBLAS_STATUS_NOT_SUPPORTED, "epilogue %u", desc->epilogue);
     return CUBLAS_STATUS_SUCCESS;
 }
 
-// Tells problems apart, so that an algorithm of another one is recognised (FNV-1a over the numbers).
-static inline uint64_t cpu_lt_fingerprint(cublasLtMatmulDesc_t desc,
-                                          cublasLtMatrixLayout_t const layouts[4]) {
+// Hashes a problem, to recognise an algorithm of another one (FNV-1a over the numbers).
+static inline uint64_t cpu_lt_fingerprint(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t const layouts[4]) {
     uint64_t h = 14695981039346656037ull;
     const auto mix = [&h](uint64_t x) { h = (h ^ x) * 1099511628211ull; };
     mix((uint64_t)desc->trans_a), mix((uint64_t)desc->trans_b), mix(desc->epilogue);
@@ -109,7 +244,7 @@ static inline uint64_t cpu_lt_fingerprint(cublasLtMatmulDesc_t desc,
     return h;
 }
 
-// Do the elements of two matrices meet? Exact for matrices side by side in the same rows.
+// Returns true if elements of the two matrices overlap. Exact for matrices side by side in the same rows.
 static inline bool cpu_lt_overlap(const void *p, cublasLtMatrixLayout_t pm, const void *q,
                                   cublasLtMatrixLayout_t qm) {
     uint64_t ps = cpu_lt_type_size(pm->type), qs = cpu_lt_type_size(qm->type);
@@ -124,8 +259,8 @@ static inline bool cpu_lt_overlap(const void *p, cublasLtMatrixLayout_t pm, cons
 
 // ---- the product ----
 
-// The one algorithm, which claims a little workspace so that callers must really provide it. Problems that
-// are legal but not served return NOT_SUPPORTED and no algorithm.
+// Returns the one algorithm, which claims a little workspace so that callers must really provide it. Legal problems that
+// the stand-in does not serve return NOT_SUPPORTED and no algorithm.
 static inline cublasStatus_t
 cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
                                cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
@@ -153,7 +288,7 @@ static inline CpuMatrix cpu_lt_matrix(const void *p, cublasLtMatrixLayout_t m) {
     return CpuMatrix{(char *)p, m->type == CUDA_R_16BF, (size_t)m->ld};
 }
 
-// alpha and beta are host pointers, read now; algo NULL asks the heuristic. The work is queued on the stream.
+// Queues the product on the stream. alpha and beta are host pointers, read now; algo NULL asks the heuristic.
 static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
                                             const void *alpha, const void *A, cublasLtMatrixLayout_t a,
                                             const void *B, cublasLtMatrixLayout_t b, const void *beta,
@@ -173,31 +308,25 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMat
     const void *pointers[4] = {A, B, beta_value != 0.0f ? C : D, D};
     for (int i = 0; i < 4; i++) {
         size_t size = cpu_lt_type_size(layouts[i]->type), align = algo ? algo->data[2 + i] : size;
-        if (!cpu_is_device_range(pointers[i], cpu_lt_extent(layouts[i]) * size)) {
+        if (!cpu_is_device_range(pointers[i], cpu_lt_extent(layouts[i]) * size))
             return cpu_lt_refuse(invalid, "%c (%zu x %zu, ld %lld) leaves its device allocation", "ABCD"[i],
                                  (size_t)layouts[i]->rows, (size_t)layouts[i]->cols, (long long)layouts[i]->ld);
-        }
-        if ((uintptr_t)pointers[i] % (align > size ? align : size)) {
+        if ((uintptr_t)pointers[i] % std::max(align, size))
             return cpu_lt_refuse(invalid, "%c is not aligned to the %zu bytes promised to the heuristic",
                                  "ABCD"[i], align);
-        }
         bool in_place = i == 2 && pointers[2] == D && c->ld == d->ld;
-        if (i < 3 && !in_place && cpu_lt_overlap(pointers[i], layouts[i], D, d)) {
+        if (i < 3 && !in_place && cpu_lt_overlap(pointers[i], layouts[i], D, d))
             return cpu_lt_refuse(invalid, "D overlaps %c", "ABCD"[i]);
-        }
     }
     bool has_bias = desc->epilogue == CUBLASLT_EPILOGUE_BIAS;
-    if (has_bias && !cpu_is_device_range(desc->bias, d->rows * cpu_lt_type_size(d->type))) {
+    if (has_bias && !cpu_is_device_range(desc->bias, d->rows * cpu_lt_type_size(d->type)))
         return cpu_lt_refuse(invalid, "the bias (%zu) leaves its device allocation", (size_t)d->rows);
-    }
-    if (algo && algo->data[0] != cpu_lt_fingerprint(desc, layouts)) {
+    uint64_t problem = cpu_lt_fingerprint(desc, layouts);
+    if (algo && algo->data[0] != problem)
         return cpu_lt_refuse(invalid, "the algorithm was found for another problem");
-    }
     if ((algo && workspace_bytes < algo->data[1]) ||
-        (workspace_bytes &&
-         (!cpu_is_device_range(workspace, workspace_bytes) || (uintptr_t)workspace % 16))) {
+        (workspace_bytes && (!cpu_is_device_range(workspace, workspace_bytes) || (uintptr_t)workspace % 16)))
         return cpu_lt_refuse(invalid, "the workspace is too small, unaligned or no device memory");
-    }
 
     // Column-major D = op(A) op(B) is, in the same memory, the row-major D^T = op(B)^T op(A)^T.
     CpuGemm g = CpuGemm();
@@ -207,18 +336,15 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMat
     g.rows = d->cols, g.cols = d->rows, g.depth = desc->trans_a ? a->rows : a->cols;
     g.alpha = alpha_value, g.beta = beta_value;
     if (has_bias) g.bias = (const char *)desc->bias;
-    // Another problem may be another kernel, and so may unaligned pointers and a sum with C.
-    uint64_t plan = cpu_lt_fingerprint(desc, layouts) * 2 + (beta_value != 0.0f);
+    // Another problem may need another kernel, and so may unaligned pointers and a sum with C.
+    uint64_t plan = problem * 2 + (beta_value != 0.0f);
     for (int i = 0; algo && i < 4; i++) plan = plan * 2 + (algo->data[2 + i] < 16);
     if (cpu_runtime().gemms.insert(plan).second) {
         char name[96];
         snprintf(name, sizeof name, "a matrix product %zu x %zu x %zu", g.rows, g.cols, g.depth);
         cpu_first_use(name);
     }
-    cpu_enqueue_work(stream, "cublasLtMatmul", [g]() {
-        cpu_gemm(&g);
-        return true;
-    });
+    cpu_enqueue_work(stream, "cublasLtMatmul", [g] { return cpu_gemm(&g), true; });
     return CUBLAS_STATUS_SUCCESS;
 }
 

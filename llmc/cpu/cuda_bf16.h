@@ -10,7 +10,6 @@ struct __nv_bfloat16 {
     explicit inline __nv_bfloat16(float value);
     explicit inline operator float() const;
 };
-typedef __nv_bfloat16 nv_bfloat16;
 
 static inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 value) { return value.__x; }
 static inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short bits) {
@@ -21,7 +20,6 @@ static inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short bits) {
 
 static inline float __bfloat162float(__nv_bfloat16 value) { return bf16_to_float(value.__x); }
 static inline __nv_bfloat16 __float2bfloat16_rn(float f) { return __ushort_as_bfloat16(bf16_from_float(f)); }
-static inline __nv_bfloat16 __float2bfloat16(float f) { return __float2bfloat16_rn(f); }
 
 inline __nv_bfloat16::__nv_bfloat16(float value) { *this = __float2bfloat16_rn(value); }
 inline __nv_bfloat16::operator float() const { return __bfloat162float(*this); }

@@ -1,14 +1,12 @@
 // cuda_runtime.h: the part of the CUDA runtime that this project uses, on a CPU without any GPU.
 //
-// Same names, signatures and error codes; what is not here does not compile. It is stricter than the real
-// thing: stream 0 is refused for kernels and asynchronous work, host and device pointers are told apart,
-// and every range is checked. allocation.h has the memory, stream.h the queues, fibre.h and warp.h the
-// threads.
+// Names, signatures and error codes are CUDA's; the rest of it does not compile. It is stricter than the real thing:
+// stream 0 is refused for kernels and asynchronous work, host and device pointers are told apart, and every range is
+// checked. allocation.h has the memory, stream.h the queues, fibre.h and warp.h the threads.
 #ifndef LLMC_CPU_CUDA_RUNTIME_H
 #define LLMC_CPU_CUDA_RUNTIME_H
 
 #include "launch.h"
-#include "library_types.h"
 
 #define __global__ __attribute__((always_inline)) inline
 #define __device__
@@ -17,15 +15,14 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 
-enum cudaMemcpyKind {
-    cudaMemcpyHostToHost,
-    cudaMemcpyHostToDevice,
-    cudaMemcpyDeviceToHost,
-    cudaMemcpyDeviceToDevice,
-    cudaMemcpyDefault
-};
-enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
-enum { cudaEventDefault = 0, cudaEventDisableTiming = 2 };
+typedef enum cudaDataType_t {
+    CUDA_R_32F = 0,
+    CUDA_R_16BF = 14,
+} cudaDataType_t;
+typedef cudaDataType_t cudaDataType;
+
+enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
+enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
 
 struct cudaDeviceProp {
     char name[256];
@@ -38,13 +35,8 @@ static inline cudaError_t cpu_error(cudaError_t error) {
     if (error != cudaSuccess && error != cudaErrorNotReady) cpu_runtime().last_error = error;
     return error;
 }
-// A launch that was refused shows up here and nowhere else: no synchronisation reports it.
-static inline cudaError_t cudaPeekAtLastError() { return cpu_runtime().last_error; }
-static inline cudaError_t cudaGetLastError() {
-    cudaError_t error = cudaPeekAtLastError();
-    cpu_runtime().last_error = cudaSuccess;
-    return error;
-}
+// Returns the last error once. A refused launch shows up here and nowhere else: no synchronisation reports it.
+static inline cudaError_t cudaGetLastError() { return std::exchange(cpu_runtime().last_error, cudaSuccess); }
 
 // ---------------------------------------------------------------------------------------------- device
 
@@ -72,7 +64,7 @@ static inline cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, i
     prop->minor = cpu_capability() % 10;
     return cudaSuccess;
 }
-// A name that no other device of the machine has. Ranks without GPUs share their device.
+// Returns a name that no other device of the machine has. Ranks without GPUs share their device.
 static inline cudaError_t cudaDeviceGetPCIBusId(char *id, int length, int device) {
     if (!id || length < 13) return cpu_error(cudaErrorInvalidValue);
     if (device) return cpu_error(cudaErrorInvalidDevice);
@@ -88,16 +80,16 @@ static inline cudaError_t cudaDeviceSynchronize() {
 
 // ---------------------------------------------------------------------------------------------- streams
 
-// The smaller number goes first; here both go when they can.
+// Returns two priorities, of which streams here take no notice.
 static inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
     return *least = 0, *greatest = -5, cudaSuccess;
 }
-static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
+static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int) {
     CpuRuntime &r = cpu_runtime();
     if (!stream || flags > cudaStreamNonBlocking) return cpu_error(cudaErrorInvalidValue);
-    cpu_thread_order(), cpu_stream_order();  // refuse what is not understood before any work
+    cpu_thread_order(), cpu_stream_order(), cpu_patience(), cpu_capability();  // a wrong setting ends the program early
     if (r.streams.size() == CPU_MAX_STREAMS) return cpu_error(cudaErrorMemoryAllocation);
-    r.streams.push_back(*stream = new CUstream_st{{}, ++r.streams_made, flags, priority, {}, NULL});
+    r.streams.push_back(*stream = new CUstream_st{{}, ++r.streams_made, flags, {}, NULL});
     (*stream)->times.number = (*stream)->number;
     (*stream)->times.last.part = TIME_IDLE;
     return cudaSuccess;
@@ -105,23 +97,18 @@ static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, uns
 static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
     return cudaStreamCreateWithPriority(stream, flags, 0);
 }
-static inline cudaError_t cudaStreamCreate(cudaStream_t *stream) {
-    return cudaStreamCreateWithFlags(stream, 0);
-}
+static inline cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithFlags(stream, 0); }
 
-// Stream 0 stands for all streams that are not cudaStreamNonBlocking.
+// Waits for a stream, or with stream 0 for all streams that are not cudaStreamNonBlocking.
 static inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-    if (!stream) {
-        cpu_drain_blocking();
-        return cudaSuccess;
-    }
+    if (!stream) return cpu_drain_blocking(), cudaSuccess;
     if (!cpu_is_stream(stream)) return cpu_error(cudaErrorInvalidResourceHandle);
     cpu_run_until([=] { return stream->queue.empty(); });
     cpu_clock_host_waits(stream->times.now);
     return cudaSuccess;
 }
-// Lets at most one operation complete, so that a loop over queries gets there. On the virtual clock such a loop is a
-// synchronisation: success moves the host on.
+// Completes at most one operation, so that a loop over queries ends. On the virtual clock such a loop is a
+// synchronisation: success moves the host's time.
 static inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
     if (!cpu_is_stream(stream)) return cpu_error(cudaErrorInvalidResourceHandle);
     if (stream->queue.empty()) return cpu_clock_host_waits(stream->times.now), cudaSuccess;
@@ -158,7 +145,7 @@ static inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream
     });
     return cudaSuccess;
 }
-// Waits for the record that the event holds now; for nothing if it never was recorded.
+// Waits for the record that the event holds now; never recorded, it is no wait.
 static inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0) {
     if (!cpu_is_event(event) || !cpu_is_stream(stream)) return cpu_error(cudaErrorInvalidResourceHandle);
     if (flags) return cpu_error(cudaErrorInvalidValue);
@@ -178,8 +165,7 @@ static inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     if (record && record->moment.epoch == cpu_clock().epoch) cpu_clock_host_waits(record->moment.ns);
     return cudaSuccess;
 }
-// Lets at most one operation complete. Its answer depends on how far this machine has come, so that it does not move
-// the virtual clock.
+// Completes at most one operation. The answer depends on this machine's speed, so it does not move the virtual clock.
 static inline cudaError_t cudaEventQuery(cudaEvent_t event) {
     if (!cpu_is_event(event)) return cpu_error(cudaErrorInvalidResourceHandle);
     if (!event->last || event->last->done) return cudaSuccess;
@@ -217,33 +203,24 @@ static inline cudaError_t cudaMalloc(T **p, size_t bytes) { return cpu_malloc((v
 template <class T>
 static inline cudaError_t cudaMallocHost(T **p, size_t bytes) { return cpu_malloc((void **)p, bytes, false); }
 
-// Both wait for all queued work first.
+// Frees after all queued work.
 static inline cudaError_t cudaFree(void *p) {
     if (!p) return cudaSuccess;
     cpu_drain_all();
-    return cpu_error(cpu_release(p, true) ? cudaSuccess : cudaErrorInvalidValue);
-}
-static inline cudaError_t cudaFreeHost(void *p) {
-    if (!p) return cudaSuccess;
-    cpu_drain_all();
-    return cpu_error(cpu_release(p, false) ? cudaSuccess : cudaErrorInvalidValue);
+    return cpu_error(cpu_release(p) ? cudaSuccess : cudaErrorInvalidValue);
 }
 
-// Whether both ranges are what the kind says.
-static inline cudaError_t cpu_check_copy(const void *to, const void *from, size_t bytes,
-                                         cudaMemcpyKind kind) {
+// Checks that both ranges are valid and of the kind's direction.
+static inline cudaError_t cpu_check_copy(const void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
     bool to_device = cpu_is_device_range(to, bytes), from_device = cpu_is_device_range(from, bytes);
     if (!to || !from || (!to_device && !cpu_is_host_range(to, bytes)) ||
         (!from_device && !cpu_is_host_range(from, bytes)))
         return cudaErrorInvalidValue;
-    if (kind == cudaMemcpyDefault) return cudaSuccess;
-    if ((unsigned)kind > cudaMemcpyDefault) return cudaErrorInvalidMemcpyDirection;
-    bool wants_to = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
-    bool wants_from = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-    return wants_to == to_device && wants_from == from_device ? cudaSuccess : cudaErrorInvalidMemcpyDirection;
+    bool fits = to_device == (kind != cudaMemcpyDeviceToHost) && from_device == (kind != cudaMemcpyHostToDevice);
+    return fits ? cudaSuccess : cudaErrorInvalidMemcpyDirection;
 }
 
-// Reads the source when the copy's turn comes, even from pageable memory: keep it until then.
+// Enqueues a copy, which reads its source late, even from pageable memory: keep it until then.
 static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                                           cudaStream_t stream = 0) {
     if (!cpu_is_stream(stream)) return cpu_error(cudaErrorInvalidResourceHandle);
@@ -263,31 +240,28 @@ static inline cudaError_t cudaMemsetAsync(void *p, int byte, size_t bytes, cudaS
     cpu_enqueue_work(stream, "cudaMemsetAsync", [=] { return cpu_fill(p, byte, bytes), true; });
     return cudaSuccess;
 }
-// These two wait for all blocking streams, then run at once.
+// Waits for all blocking streams, then runs the work at once, with device memory open.
+template <class Work>
+static inline cudaError_t cpu_at_once(KernelKind kind, size_t bytes, Work work) {
+    cpu_drain_blocking();
+    cpu_state_bytes(kind, (double)bytes);
+    cpu_clock_host_works(cpu_take_cost().ns);
+    if (cpu_simulates()) return cudaSuccess;
+    bool before = cpu_open_memory(true);
+    work();
+    cpu_open_memory(before);
+    return cudaSuccess;
+}
 static inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
     if (bytes == 0) return cudaSuccess;
     cudaError_t error = cpu_check_copy(to, from, bytes, kind);
     if (error != cudaSuccess) return cpu_error(error);
-    cpu_drain_blocking();
-    cpu_state_bytes(KERNEL_COPY, (double)bytes);
-    cpu_clock_host_works(cpu_take_cost().ns);
-    if (cpu_simulates()) return cudaSuccess;
-    bool before = cpu_open_memory(true);
-    cpu_copy(to, from, bytes);
-    cpu_open_memory(before);
-    return cudaSuccess;
+    return cpu_at_once(KERNEL_COPY, bytes, [=] { cpu_copy(to, from, bytes); });
 }
 static inline cudaError_t cudaMemset(void *p, int byte, size_t bytes) {
     if (bytes == 0) return cudaSuccess;
     if (!cpu_is_device_range(p, bytes)) return cpu_error(cudaErrorInvalidValue);
-    cpu_drain_blocking();
-    cpu_state_bytes(KERNEL_ELEMENTWISE, (double)bytes);
-    cpu_clock_host_works(cpu_take_cost().ns);
-    if (cpu_simulates()) return cudaSuccess;
-    bool before = cpu_open_memory(true);
-    cpu_fill(p, byte, bytes);
-    cpu_open_memory(before);
-    return cudaSuccess;
+    return cpu_at_once(KERNEL_ELEMENTWISE, bytes, [=] { cpu_fill(p, byte, bytes); });
 }
 
 // ---------------------------------------------------------------------------------------------- profile
@@ -302,14 +276,6 @@ static inline cudaError_t cudaProfilerStop() {
     if (cpu_runtime().profiling) cpu_print_profile();
     cpu_runtime().profiling = false;
     return cudaSuccess;
-}
-
-// ---------------------------------------------------------------------------------------------- device code
-
-// Whole numbers only: sums of floats would depend on the order.
-static inline int atomicAdd(int *p, int value) { return __atomic_fetch_add(p, value, __ATOMIC_RELAXED); }
-static inline unsigned atomicAdd(unsigned *p, unsigned value) {
-    return __atomic_fetch_add(p, value, __ATOMIC_RELAXED);
 }
 
 #endif

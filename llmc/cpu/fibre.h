@@ -1,22 +1,20 @@
-// fibre.h: how the CPU runs the threads of a block: one OS thread per block, a fibre per waiting thread.
+// fibre.h: runs the threads of a block: one OS thread per block, a fibre per waiting thread.
 //
-// A kernel's threads are run one after the other as plain calls. A thread that meets a barrier is left where
-// it stands, on its stack, and the next one that can go on is continued: a ready thread, or another fibre
-// that takes up threads not yet started. Fibres are made by makecontext, pooled by each OS thread, and
-// switched by _setjmp and _longjmp, which cost a few ns and no system call.
+// A kernel's threads run one after the other as plain calls. A thread that meets a barrier stays suspended on its stack,
+// and another one continues: a ready thread, or a fibre that starts new threads. Fibres are made by makecontext, pooled
+// by each OS thread, and switched by _setjmp and _longjmp, which cost a few ns and no system call.
 #ifndef LLMC_CPU_FIBRE_H
 #define LLMC_CPU_FIBRE_H
 
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 
 #include <vector>
+
+#include "llmc/host/stall.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define CPU_ASAN 1
@@ -57,20 +55,14 @@ static inline uint64_t cpu_random(uint64_t *state) {
     return z ^ (z >> 31);
 }
 
-// NULL or "" is the default order; anything but "random:SEED" ends the program with a sentence.
+// Returns the default order if text is NULL or "". Anything but random:SEED ends the program.
 static inline CpuOrder cpu_parse_order(const char *variable, const char *text) {
-    CpuOrder order = {false, 0};
-    if (!text || !*text) return order;
-    char *end = NULL;
-    if (strncmp(text, "random:", 7) == 0) order = {true, strtoull(text + 7, &end, 10)};
-    if (!end || end == text + 7 || *end) {
-        fprintf(stderr, "%s=%s is not understood: write random:SEED with a whole number\n", variable, text);
-        exit(2);
-    }
-    return order;
+    unsigned long long seed = 0;
+    bool random = environment_random(variable, text, &seed, 1);
+    return {random, seed};
 }
 
-// Tests may assign to it between launches.
+// Returns the order of threads. Tests may assign to it between launches.
 inline CpuOrder &cpu_thread_order() {
     static CpuOrder order = cpu_parse_order("CPU_THREAD_ORDER", getenv("CPU_THREAD_ORDER"));
     return order;
@@ -80,7 +72,7 @@ enum { CPU_WARP = 32, CPU_MAX_THREADS = 1024, CPU_STACK = CPU_ASAN ? 256 << 10 :
 
 struct CpuFibre {
     jmp_buf where;
-    unsigned thread;  // what it runs, while suspended
+    unsigned thread;  // that is suspended on it
     uint3 index;
     bool started;
     char *stack;        // [CPU_STACK] above a guard page; fibre 0 is the OS thread on its own stack
@@ -89,7 +81,7 @@ struct CpuFibre {
     void *fake;
 };
 
-// What a thread left at the rendezvous of its warp or block.
+// The words of a thread at the rendezvous of its warp or block.
 struct CpuLane {
     uint64_t value;
     unsigned mask;
@@ -100,20 +92,20 @@ struct CpuLane {
 
 struct CpuBlock;
 
-// A launch, ready to run: body runs unstarted threads of the OS thread's block until others should go first.
+// A launch, ready to run: body runs unstarted threads of the OS thread's block until others should run first.
 struct CpuGrid {
     const char *name;
     dim3 grid, block;
     size_t shared;
     void (*body)(CpuBlock *, const void *);
     const void *args;
-    double *thread_seconds;  // what a thread of this kernel took last time, 0 at first
+    double *thread_seconds;  // of a thread of this kernel last time, 0 at first
 };
 
 // The block that an OS thread runs, and its pool of fibres.
 struct CpuBlock {
     const CpuGrid *launch;
-    unsigned count, next, current;  // threads; how many were started; the one that runs now (x fastest)
+    unsigned count, next, current;  // threads; of these started; the running one (x fastest)
     bool flat;                      // one-dimensional: threadIdx.x is the thread's number
     bool shuffled;                  // random orders
     uint64_t random;
@@ -131,7 +123,7 @@ struct CpuBlock {
     uint16_t order[CPU_MAX_THREADS];
     CpuLane lanes[CPU_MAX_THREADS];
     CpuFibre fibres[CPU_MAX_THREADS + 1];
-    ucontext_t context;  // of the fibre being started; not on a stack that is left without returning
+    ucontext_t context;  // of the fibre being started; not on a stack that never returns
 };
 
 inline thread_local CpuBlock *cpu_block = NULL;
@@ -140,7 +132,7 @@ static inline uint3 cpu_thread_index(unsigned t) {
     return {t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
 }
 
-// Ends the program: kernel, block and thread, then the sentence.
+// Ends the program with kernel, block, thread and a sentence.
 [[noreturn]] __attribute__((noinline, cold, format(printf, 2, 3))) inline void cpu_kernel_abort(
     unsigned thread, const char *format, ...) {
     char text[512];
@@ -155,7 +147,7 @@ static inline uint3 cpu_thread_index(unsigned t) {
     abort();
 }
 
-// Nobody can go on: says who waits for whom.
+// Ends the program when no thread can continue: names a waiting thread and the one it waits for.
 [[noreturn]] __attribute__((noinline, cold)) inline void cpu_report_deadlock(CpuBlock *b) {
     enum { EXITED, AT_BARRIER, IN_WARP };
     std::vector<char> state(b->count, EXITED);
@@ -183,12 +175,11 @@ static inline uint3 cpu_thread_index(unsigned t) {
                      b->barrier_file, b->barrier_line, m.x, m.y, m.z);
 }
 
-// The C library's own name, because _FORTIFY_SOURCE takes a jump between stacks for an error.
+// Calls the C library's function by its own name: _FORTIFY_SOURCE takes a jump between stacks for an error.
 extern "C" void cpu_longjmp(jmp_buf where, int value) __asm__("_longjmp") __attribute__((noreturn));
 
-// Continues a fibre that waits. AddressSanitizer takes what does not return for leaving a stack for good and clears
-// what it knows of it, before the call and again in a longjmp of its own: most of a switch's time, and not so here.
-// Hence libc's own, and nothing says that it does not return.
+// Continues a suspended fibre. AddressSanitizer unpoisons the whole stack before a noreturn call and in its own longjmp,
+// which would be most of a switch's time, so it calls libc's _longjmp through a function pointer.
 static inline void cpu_switch_to(jmp_buf where) {
 #if CPU_ASAN
     static void *const libc = dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
@@ -223,7 +214,7 @@ inline void cpu_start_fibre(CpuFibre *f, ucontext_t *context) {
     abort();
 }
 
-// One more fibre for the pool, not started yet.
+// Adds a fibre to the pool, not started yet.
 __attribute__((noinline)) inline CpuFibre *cpu_new_fibre(CpuBlock *b) {
     CpuFibre *f = &b->fibres[b->created++];
     void *p = mmap(NULL, CPU_GUARD + CPU_STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -238,8 +229,8 @@ __attribute__((noinline)) inline CpuFibre *cpu_new_fibre(CpuBlock *b) {
     return f;
 }
 
-// Whom to continue when the running fibre cannot go on. Ready threads come first: a warp that goes on
-// until it is done frees its stacks for the next.
+// Returns the fibre to continue when the running one cannot. Ready threads come first: a warp that runs to its end frees
+// its stacks for the next.
 inline CpuFibre *cpu_next(CpuBlock *b) {
     bool unstarted = b->next < b->count;
     if (b->ready_count && (!b->shuffled || !unstarted || cpu_random(&b->random) % 2)) {
@@ -259,9 +250,8 @@ inline CpuFibre *cpu_next(CpuBlock *b) {
     cpu_report_deadlock(b);
 }
 
-// Leaves the running fibre until it is chosen again: either it has no thread (idle), or its thread stays
-// where it stands until it is made ready. One function, because each return on a stack that was switched to
-// costs a mispredicted branch.
+// Leaves the running fibre until it is chosen again: either it has no thread (idle), or its thread is suspended until it
+// is made ready. One function, because each return after a switch of stacks costs a mispredicted branch.
 __attribute__((noinline)) inline void cpu_leave(CpuBlock *b, bool idle) {
     CpuFibre *self = b->running;
     if (idle) {
@@ -288,7 +278,7 @@ __attribute__((noinline)) inline void cpu_leave(CpuBlock *b, bool idle) {
 }
 static inline void cpu_suspend(CpuBlock *b) { cpu_leave(b, false); }
 
-// The first frame of a pooled fibre: it runs threads of whatever block its OS thread is at, for ever.
+// Runs, as the first frame of a pooled fibre, threads of each block of its OS thread without end.
 inline void cpu_fibre_main() {
     CpuBlock *b = cpu_block;
     cpu_arrive(b, &b->fibres[b->created - 1]);

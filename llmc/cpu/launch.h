@@ -1,9 +1,12 @@
-// launch.h: what LAUNCH(kernel, grid, block, shared, stream)(args...) does on the CPU.
+// launch.h: LAUNCH(kernel, grid, block, shared, stream)(args...) on the CPU, and the blocks of a launch, one after the
+// other on each OS thread.
 //
-// The arguments become copies of the kernel's parameter types and lie in the stream's queue. The kernel is
-// called through a lambda, so that the compiler inlines it into the loop over the threads of a block.
+// The arguments become copies of the kernel's parameter types in the stream's queue. The kernel is called through a
+// lambda, so that the compiler inlines it into the loop over the threads of a block.
 #ifndef LLMC_CPU_LAUNCH_H
 #define LLMC_CPU_LAUNCH_H
+
+#include <omp.h>
 
 #include <tuple>
 #include <utility>
@@ -11,7 +14,115 @@
 #include "stream.h"
 #include "warp.h"
 
-// A grid or block size, from dim3 or a whole number of any type; too large a number does not wrap around.
+// Starts the next thread of a body.
+static inline void cpu_start_thread(CpuBlock *b) {
+    unsigned t = b->next++;
+    if (b->shuffled) t = b->order[t];
+    b->current = t;
+    if (b->flat) threadIdx.x = t;
+    else threadIdx = cpu_thread_index(t);
+}
+
+// Returns true if other threads of a body should run first.
+static inline bool cpu_others_first(const CpuBlock *b) { return b->suspended && b->ready_count; }
+
+// Returns the OS thread's own block, set up for the launch. It is made at the first kernel and freed with the OS thread.
+inline CpuBlock *cpu_enter_grid(const CpuGrid *g) {
+    struct Owner {
+        ~Owner() {
+            if (!cpu_block) return;
+            for (unsigned i = 1; i < cpu_block->created; i++)
+                munmap(cpu_block->fibres[i].stack - CPU_GUARD, CPU_GUARD + CPU_STACK);
+            free(cpu_block->shared);
+            free(cpu_block);
+            cpu_block = NULL;
+        }
+    };
+    CpuBlock *b = cpu_block;
+    if (!b) {
+        static thread_local Owner owner;
+        (void)&owner;
+        b = cpu_block = (CpuBlock *)calloc(1, sizeof(CpuBlock));
+        if (!b) abort();
+        b->created = 1;
+        b->fibres[0].started = true;
+        b->running = &b->fibres[0];
+    }
+    b->launch = g;
+    b->count = g->block.x * g->block.y * g->block.z;
+    b->flat = g->block.y * g->block.z == 1;
+    if (b->shared_bytes != g->shared) {
+        free(b->shared);
+        b->shared = g->shared ? malloc(g->shared) : NULL;
+        if (g->shared && !b->shared) abort();
+        b->shared_bytes = g->shared;
+    }
+    blockDim = g->block;
+    gridDim = g->grid;
+    threadIdx = {0, 0, 0};
+    return b;
+}
+
+inline void cpu_run_block(CpuBlock *b, size_t number, uint64_t seed) {
+    blockIdx = {(unsigned)(number % gridDim.x), (unsigned)(number / gridDim.x % gridDim.y),
+                (unsigned)(number / gridDim.x / gridDim.y)};
+    b->next = 0;
+    b->shuffled = seed != 0;
+    if (b->shuffled) {
+        b->random = seed + number * 0xD1342543DE82EF95u;
+        for (unsigned i = 0; i < b->count; i++) {
+            unsigned j = cpu_random(&b->random) % (i + 1);
+            b->order[i] = b->order[j], b->order[j] = (uint16_t)i;
+        }
+    }
+    if (b->shared_bytes)
+        memset(b->shared, 0xFF, b->shared_bytes);  // NaN: it must be written before it is read
+    for (;;) {
+        b->launch->body(b, b->launch->args);
+        if (b->suspended == 0 && b->next == b->count) break;
+        cpu_leave(b, true);
+    }
+    if (b->involved) {
+        b->involved = false;
+        b->idle_count = 0;
+        for (unsigned i = b->created; i-- > 1;) b->idle[b->idle_count++] = &b->fibres[i];
+    }
+}
+
+// Runs every block of the launch. Waking the other OS threads costs some microseconds, and far more on a busy machine, so
+// it depends on the time that the kernel's threads took before (a few ns each at first).
+inline void cpu_run_grid(const CpuGrid *g) {
+    size_t blocks = (size_t)g->grid.x * g->grid.y * g->grid.z;
+    double threads = (double)blocks * g->block.x * g->block.y * g->block.z;
+    CpuOrder &order = cpu_thread_order();
+    uint64_t seed = 0;
+    std::vector<uint32_t> shuffled;
+    if (order.random) {
+        seed = cpu_random(&order.state) | 1;
+        shuffled.resize(blocks);
+        for (size_t i = 0; i < blocks; i++) {
+            size_t j = cpu_random(&order.state) % (i + 1);
+            shuffled[i] = shuffled[j], shuffled[j] = (uint32_t)i;
+        }
+    }
+    double start = cpu_seconds(), expected = threads * (*g->thread_seconds > 0 ? *g->thread_seconds : 5e-9);
+    bool parallel = blocks > 1 && expected > 30e-6 && omp_get_max_threads() > 1 && !omp_in_parallel();
+    size_t workers = parallel ? (size_t)omp_get_max_threads() : 1, chunk = blocks / (workers * 8) + 1;
+    if (parallel) {
+#pragma omp parallel
+        {
+            CpuBlock *b = cpu_enter_grid(g);
+#pragma omp for schedule(dynamic, chunk) nowait
+            for (size_t i = 0; i < blocks; i++) cpu_run_block(b, seed ? shuffled[i] : i, seed);
+        }
+    } else {
+        CpuBlock *b = cpu_enter_grid(g);
+        for (size_t i = 0; i < blocks; i++) cpu_run_block(b, seed ? shuffled[i] : i, seed);
+    }
+    *g->thread_seconds = (cpu_seconds() - start) * (double)workers / threads;
+}
+
+// A grid or block size, from dim3 or a whole number of any type. A number that does not fit is noted.
 struct CpuDim {
     dim3 dim;
     bool fits;
@@ -47,7 +158,7 @@ struct CpuWork {
     }
 };
 
-// A launch that cannot be has no result of its own: says why, and keeps the error for cudaGetLastError.
+// Refuses an impossible launch, which has no result of its own: prints why and keeps the error for cudaGetLastError.
 __attribute__((noinline, cold)) inline bool cpu_refuse_launch(const char *name, cudaError_t error,
                                                               const char *why) {
     fprintf(stderr, "kernel %s was not launched: %s\n", name, why);

@@ -1,8 +1,7 @@
-// mma.h: tensor-core instructions on a CPU: ldmatrix and mma.m16n8k16 in bf16, with the registers of the 32
-// lanes laid out as the PTX ISA documents them. Included by llmc/kernels/mma.cuh.
+// mma.h: tensor-core instructions on a CPU: ldmatrix and mma.m16n8k16 in bf16, with the registers of the 32 lanes laid
+// out as the PTX ISA documents them. Included by llmc/kernels/mma.cuh.
 //
-// Each lane leaves the addresses of its registers at one rendezvous of the warp, and the last to arrive does
-// the work of all.
+// Each lane leaves the addresses of its registers at one rendezvous of the warp; the last to arrive works for all.
 #ifndef LLMC_CPU_MMA_H
 #define LLMC_CPU_MMA_H
 
@@ -15,94 +14,61 @@ static inline float cpu_bf16_half(uint32_t pair, int half) {
     return bf16_to_float((uint16_t)(half ? pair >> 16 : pair));
 }
 
-// Fragment A, 16 x 16: register i of lane l holds row l/4 + 8 (i % 2), columns 2 (l % 4) + 8 (i / 2) and the next.
-static inline void cpu_mma_decode_a(float (*a)[16], const uint32_t *const *lanes) {
-    for (int l = 0; l < 32; l++)
-        for (int i = 0; i < 4; i++)
-            for (int half = 0; half < 2; half++)
-                a[l / 4 + i % 2 * 8][l % 4 * 2 + i / 2 * 8 + half] = cpu_bf16_half(lanes[l][i], half);
-}
-
-// Fragment B, 16 x 8: register i of lane l holds rows 2 (l % 4) + 8 i and the next of column l/4.
-static inline void cpu_mma_decode_b(float *b, int stride, int l, int i, uint32_t pair) {
-    for (int half = 0; half < 2; half++)
-        b[(l % 4 * 2 + i * 8 + half) * stride + l / 4] = cpu_bf16_half(pair, half);
-}
-
-// Fragment D, 16 x 8: register i of lane l holds row l/4 + 8 (i / 2), column 2 (l % 4) + i % 2.
-static inline float *cpu_mma_d(float *d, int stride, int l, int i) {
-    return d + (l / 4 + i / 2 * 8) * stride + l % 4 * 2 + i % 2;
-}
-
-// d[16, n] += a[16, 16] b[16, n], one k after the other.
-static inline void cpu_mma_multiply(float *d, const float (*a)[16], const float *b, int n) {
-    for (int row = 0; row < 16; row++)
-        for (int k = 0; k < 16; k++)
-            for (int j = 0; j < n; j++) d[row * n + j] += a[row][k] * b[k * n + j];
-}
-
-// Four 8 x 8 matrices: lane l gives the address of row l % 8 of matrix l / 8. Register i of lane l: row l/4 of
-// matrix i, columns 2 (l % 4) and the next; of the transposed matrix, if asked for.
-static inline void cpu_ldmatrix_x4(uint32_t (*registers)[4], const __nv_bfloat16 *const *rows, bool trans) {
-    for (int i = 0; i < 4; i++)
-        for (int l = 0; l < 32; l++) {
-            int row = l / 4, column = l % 4 * 2;
-            if (trans) {
-                uint32_t low = rows[i * 8 + column][row].__x, high = rows[i * 8 + column + 1][row].__x;
-                registers[l][i] = high << 16 | low;
-            } else {
-                memcpy(&registers[l][i], rows[i * 8 + row] + column, 4);
-            }
-        }
-}
-
+// Four 8 x 8 matrices: lane l gives the address of row l % 8 of matrix l / 8. Register i of lane l receives row l/4 of
+// matrix i, columns 2 (l % 4) and the next; of the transposed matrix if trans.
 struct CpuLdmatrix : CpuTogether {
     uint32_t *registers;
     const __nv_bfloat16 *row;
     bool trans;
     static void run(CpuTogether *const *lanes) {
-        uint32_t registers[32][4];
-        const __nv_bfloat16 *rows[32];
-        for (int l = 0; l < 32; l++) rows[l] = static_cast<CpuLdmatrix *>(lanes[l])->row;
-        cpu_ldmatrix_x4(registers, rows, static_cast<CpuLdmatrix *>(lanes[0])->trans);
-        for (int l = 0; l < 32; l++)
-            memcpy(static_cast<CpuLdmatrix *>(lanes[l])->registers, registers[l], sizeof registers[l]);
+        for (int l = 0; l < 32; l++) {
+            CpuLdmatrix *lane = static_cast<CpuLdmatrix *>(lanes[l]);
+            int row = l / 4, column = l % 4 * 2;
+            for (int i = 0; i < 4; i++) {
+                const auto at = [&](int r, int c) {
+                    return (uint32_t)static_cast<CpuLdmatrix *>(lanes[i * 8 + r])->row[c].__x;
+                };
+                lane->registers[i] = lane->trans ? at(column + 1, row) << 16 | at(column, row)
+                                                 : at(row, column + 1) << 16 | at(row, column);
+            }
+        }
     }
 };
 
+// d[16, 8] += a[16, 16] b[16, 8], one k after the other. Register i of lane l holds
+//   of a: row l/4 + 8 (i % 2), columns 2 (l % 4) + 8 (i / 2) and the next
+//   of b: rows 2 (l % 4) + 8 i and the next, column l/4
+//   of d: row l/4 + 8 (i / 2), column 2 (l % 4) + i % 2
 struct CpuMma : CpuTogether {
     float *d;
     const uint32_t *a;
     uint32_t b0, b1;
     static void run(CpuTogether *const *lanes) {
-        float a[16][16], b[16 * 8], d[16 * 8];
-        const uint32_t *fragment[32];
-        for (int l = 0; l < 32; l++) {
-            const CpuMma *lane = static_cast<CpuMma *>(lanes[l]);
-            fragment[l] = lane->a;
-            cpu_mma_decode_b(b, 8, l, 0, lane->b0);
-            cpu_mma_decode_b(b, 8, l, 1, lane->b1);
-            for (int i = 0; i < 4; i++) *cpu_mma_d(d, 8, l, i) = lane->d[i];
-        }
-        cpu_mma_decode_a(a, fragment);
-        cpu_mma_multiply(d, a, b, 8);
-        for (int l = 0; l < 32; l++)
-            for (int i = 0; i < 4; i++) static_cast<CpuMma *>(lanes[l])->d[i] = *cpu_mma_d(d, 8, l, i);
+        for (int row = 0; row < 16; row++)
+            for (int column = 0; column < 8; column++) {
+                float *d = &static_cast<CpuMma *>(lanes[row % 8 * 4 + column / 2])->d[row / 8 * 2 + column % 2];
+                for (int k = 0; k < 16; k++) {
+                    const CpuMma *of_a = static_cast<CpuMma *>(lanes[row % 8 * 4 + k % 8 / 2]);
+                    const CpuMma *of_b = static_cast<CpuMma *>(lanes[column * 4 + k % 8 / 2]);
+                    *d += cpu_bf16_half(of_a->a[row / 8 + k / 8 * 2], k % 2) *
+                          cpu_bf16_half(k < 8 ? of_b->b0 : of_b->b1, k % 2);
+                }
+            }
     }
 };
 
-// The loops of mma_product: for each step of k and pair of column tiles an ldmatrix and two mma, whose results
-// it has to the last bit: what ldmatrix leaves in registers goes straight to where mma takes it from.
+// Does the loops of mma_product: for each step of k and pair of column tiles an ldmatrix and two mma, with the same
+// bits. The rows of ldmatrix go straight to the operand of mma.
 template <int N8, int K16>
 struct CpuMmaProduct : CpuTogether {
     typedef float Eight __attribute__((vector_size(32)));
     float (*d)[4];
     const uint32_t (*a)[4];
-    const __nv_bfloat16 *row;   // what the lane gives to the first ldmatrix
+    const __nv_bfloat16 *row;   // the lane's row of the first ldmatrix
     size_t k_step, n_step;      // elements from there to the next step of k, and to the next pair of tiles
     bool trans;
 
-    // Row r of one 8 x 8 matrix, and where it goes in b: a row, or without trans a column.
+    // Widens row r of one 8 x 8 matrix into b: a row of it, or without trans a column.
     static void decode_row(float (*b)[N8 * 8], const __nv_bfloat16 *row, int r, bool trans) {
         float x[8];
         bf16x8_to_float(x, &row->__x);
@@ -144,7 +110,7 @@ struct CpuMmaProduct : CpuTogether {
     }
 };
 
-// The words of the COUNT lanes that are STRIDE apart, for each of them.
+// Gives each lane the words of its group: COUNT lanes, STRIDE apart.
 template <int COUNT, int STRIDE>
 struct CpuGather : CpuTogether {
     uint32_t *all;  // [COUNT]
@@ -158,7 +124,7 @@ struct CpuGather : CpuTogether {
     }
 };
 
-// Sum or largest, over groups of four lanes, of two values each: the bits of the shuffles by 1 and 2.
+// Sums two values of each lane over groups of four lanes, or takes the largest, with the bits of shuffles by 1 and 2.
 struct CpuQuad : CpuTogether {
     float *x;
     bool sum;

@@ -1,12 +1,13 @@
 // stream.h: streams as real in-order queues, and the scheduler that runs them at synchronisation points.
 //
-// Enqueuing never runs anything. A synchronising call asks the scheduler to run ready heads of the queues,
-// the oldest first (or any, with CPU_STREAM_ORDER=random:SEED), until what it waits for is done and not
-// further: work that nobody waits for stays undone as long as possible. One host thread makes all calls.
+// Enqueuing never runs anything. A synchronising call asks the scheduler to run ready heads of the queues, the oldest
+// first (or any, with CPU_STREAM_ORDER=random:SEED), and stops as soon as its condition holds: all other work is delayed
+// as long as possible. One host thread makes all calls.
 #ifndef LLMC_CPU_STREAM_H
 #define LLMC_CPU_STREAM_H
 
 #include <sched.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,8 +19,40 @@
 #include <unordered_set>
 
 #include "allocation.h"
-#include "cuda_error.h"
-#include "llmc/host/stall.h"
+
+// CUDA's error codes, as far as the stand-in returns them, with CUDA's numbers and words.
+typedef enum cudaError {
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorInvalidConfiguration = 9,
+    cudaErrorInvalidMemcpyDirection = 21,
+    cudaErrorInvalidDevice = 101,
+    cudaErrorNoKernelImageForDevice = 209,
+    cudaErrorInvalidResourceHandle = 400,
+    cudaErrorNotReady = 600,
+} cudaError_t;
+
+static inline const char *cudaGetErrorString(cudaError_t error) {
+    switch (error) {
+    case cudaSuccess: return "no error";
+    case cudaErrorInvalidValue: return "invalid argument";
+    case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+    case cudaErrorInvalidMemcpyDirection: return "invalid copy direction for memcpy";
+    case cudaErrorInvalidDevice: return "invalid device ordinal";
+    case cudaErrorNoKernelImageForDevice: return "no kernel image is available for execution on the device";
+    case cudaErrorInvalidResourceHandle: return "invalid resource handle";
+    case cudaErrorNotReady: return "device not ready";
+    }
+    return "unrecognized error code";
+}
+
+static inline double cpu_seconds() {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
 
 struct CpuOp {
     std::string name;
@@ -27,20 +60,19 @@ struct CpuOp {
     std::function<bool()> run;
     uint64_t number;  // in order of enqueuing
     double started;   // seconds; 0 before the first call
-    bool timed;       // it is work, which takes time by itself: see cpu_clock_work
+    bool timed;       // work with a cost of its own: see cpu_clock_work
     uint64_t ns, least;
 };
 
 struct CUstream_st {
     std::deque<CpuOp> queue;
     unsigned number, flags;
-    int priority;
     CpuTimes times;
-    CUstream_st *origin;  // where the event was recorded for which the stream was last told to wait
+    CUstream_st *origin;  // the stream of the event that this one was last told to wait for
 };
 typedef CUstream_st *cudaStream_t;
 
-// A point in a stream: what cudaEventRecord makes. A wait holds the one it saw, whatever is recorded later.
+// A point in a stream, made by cudaEventRecord. A wait holds the record it saw, even if the event is recorded again.
 struct CpuRecord {
     bool done;
     double seconds;
@@ -65,11 +97,11 @@ struct CpuRuntime {
     uint64_t ops;
     unsigned streams_made;
     bool running;       // inside the scheduler
-    Stall stall;        // how long no operation has completed
+    Stall stall;        // seconds without a completed operation
     bool profiling;
     std::unordered_map<std::string, CpuProfile> profile;
     cudaError_t last_error;
-    std::unordered_set<uint64_t> gemms;  // the products that have been computed before
+    std::unordered_set<uint64_t> gemms;  // products that were computed before
     bool warm;          // the program's warm-up is over
 };
 
@@ -78,21 +110,20 @@ inline CpuRuntime &cpu_runtime() {
     return runtime;
 }
 
-// Tests may assign to it while nothing is queued.
+// Returns the order of streams. Tests may assign to it while nothing is queued.
 inline CpuOrder &cpu_stream_order() {
     static CpuOrder order = cpu_parse_order("CPU_STREAM_ORDER", getenv("CPU_STREAM_ORDER"));
     return order;
 }
 
-// Waits until another process of a simulation may have moved something; llmc/cpu/simulate.h sets it.
+// Waits until another process of a simulation may have made progress; llmc/cpu/simulate.h sets it.
 inline void (*cpu_idle_hook)(void) = NULL;
 
 // Called after the report of a stall, instead of _exit(1); nccl.h makes it end the whole job.
 inline void (*cpu_stall_hook)(void) = NULL;
 
-// Misuse that the real thing would not report, or not here: one sentence, then abort().
-[[noreturn]] __attribute__((noinline, cold, format(printf, 1, 2))) inline void cpu_abort(const char *format,
-                                                                                         ...) {
+// Ends the program after misuse that CUDA would not report, or not here: one sentence, then abort().
+[[noreturn]] __attribute__((noinline, cold, format(printf, 1, 2))) inline void cpu_abort(const char *format, ...) {
     va_list args;
     va_start(args, format);
     fflush(stdout);
@@ -102,7 +133,7 @@ inline void (*cpu_stall_hook)(void) = NULL;
     abort();
 }
 
-// The innermost nvtx range, "" outside of all.
+// Returns the innermost nvtx range, "" outside of all.
 static inline const char *cpu_current_label() {
     CpuRuntime &r = cpu_runtime();
     return r.labels.empty() ? "" : r.labels.back()->c_str();
@@ -111,10 +142,9 @@ static inline const char *cpu_current_label() {
 // Names a send or receive of this rank that is not complete, "" if there is none; nccl.h sets it.
 inline std::string (*cpu_message_in_flight)(void) = NULL;
 
-// CUDA loads a kernel at its first launch, cuBLASLt's too, and that may wait for all work that runs (CUDA
-// programming guide, "Lazy Loading"). Beside a receive from a peer that waits for us in turn it would wait for
-// ever, so a first use beside a send or receive ends the program here. CPU_FIRST_USES=1 lists the later ones on stderr,
-// those after the program's warm-up, even if nothing is in flight.
+// Ends the program at a first use beside a send or receive. CUDA loads a kernel at its first launch, cuBLASLt's too, and
+// that may wait for all running work (CUDA programming guide, "Lazy Loading"): a deadlock if the peer waits for us.
+// CPU_FIRST_USES=1 lists the first uses after the program's warm-up on stderr.
 __attribute__((noinline, cold)) inline void cpu_first_use(const char *name) {
     static const bool list = getenv("CPU_FIRST_USES") != NULL;
     if (list && cpu_runtime().warm) fprintf(stderr, "first use after the warm-up: %s\n", name);
@@ -124,11 +154,17 @@ __attribute__((noinline, cold)) inline void cpu_first_use(const char *name) {
               "runs; use it once before, with nothing in flight", name, pending.c_str());
 }
 
-// What the GPU whose place we take can do: 90 is compute capability 9.0. CPU_DEVICE_CAPABILITY=70 makes an old one, for
-// which there is no code: launches are refused.
+// Returns the compute capability times ten. CPU_DEVICE_CAPABILITY=70 makes an old device without code: launches are
+// refused.
 inline int cpu_capability() {
-    static const char *text = getenv("CPU_DEVICE_CAPABILITY");
-    return text ? atoi(text) : 90;
+    static int capability = (int)environment_number("CPU_DEVICE_CAPABILITY", 90);
+    return capability;
+}
+
+// Returns the seconds without progress after which the scheduler gives up.
+inline double cpu_patience() {
+    static const double patience = stall_patience();
+    return patience;
 }
 
 static inline bool cpu_is_stream(cudaStream_t s) {
@@ -145,8 +181,7 @@ static inline void cpu_check_enqueue(cudaStream_t stream, const char *name) {
 }
 
 // Adds an operation to the stream's queue. The scheduler calls fn until it returns true; false means begun but not
-// complete: ask again later. fn may throw nothing and may not enqueue or synchronise. On the virtual clock it takes no
-// time of its own.
+// complete. fn may not throw, enqueue or synchronise. On the virtual clock it takes no time of its own.
 inline void cpu_enqueue(cudaStream_t stream, const char *name, std::function<bool()> fn) {
     CpuRuntime &r = cpu_runtime();
     cpu_check_enqueue(stream, name);
@@ -154,7 +189,7 @@ inline void cpu_enqueue(cudaStream_t stream, const char *name, std::function<boo
         {name, r.labels.empty() ? nullptr : r.labels.back(), std::move(fn), r.ops++, 0, false, 0, 0});
 }
 
-// Profiles are by name; what follows a name of one word (sizes, peers) is left out.
+// Adds an operation to the profile, under the first word of its name: without sizes and peers.
 static inline void cpu_profile(const std::string &name, double seconds) {
     size_t word = name.find('<') == std::string::npos ? name.find(' ') : std::string::npos;
     CpuProfile &p = cpu_runtime().profile[name.substr(0, word)];
@@ -163,7 +198,7 @@ static inline void cpu_profile(const std::string &name, double seconds) {
 }
 
 // Adds an operation that takes time by itself: a kernel, product, copy or fill, with the cost that was stated for it. A
-// simulation does not run it, and makes one operation of those that follow each other on a stream.
+// simulation does not run it, and merges successive ones of a stream into one operation.
 template <class Run>
 static inline void cpu_enqueue_work(cudaStream_t stream, const char *name, Run run) {
     CpuRuntime &r = cpu_runtime();
@@ -193,10 +228,10 @@ static inline void cpu_enqueue_work(cudaStream_t stream, const char *name, Run r
     op.least = cost.host + cost.ns;
 }
 
-// An operation that is begun and takes long may say that it is alive.
+// Resets the watchdog for a long operation that is still alive.
 static inline void cpu_note_progress() { stall_over(&cpu_runtime().stall); }
 
-// Nothing has completed for too long: prints what each stream waits for and ends the program.
+// Prints the operation that each stream waits for, after too long without progress, and ends the program.
 __attribute__((noinline, cold)) inline void cpu_report_stall(double now) {
     CpuRuntime &r = cpu_runtime();
     fflush(stdout);
@@ -213,7 +248,7 @@ __attribute__((noinline, cold)) inline void cpu_report_stall(double now) {
     _exit(1);
 }
 
-// Gives the head of each stream one chance, in the order that rules, until one completes. False if none did.
+// Gives the head of each stream one chance, by age or at random, until one completes. Returns false if none did.
 inline bool cpu_run_one() {
     CpuRuntime &r = cpu_runtime();
     if (r.running) cpu_abort("an operation on a stream may not synchronise");
@@ -242,29 +277,27 @@ inline bool cpu_run_one() {
     }
     r.running = false;
     if (completed || count == 0) {
-        stall_over(&r.stall);  // the clock starts at the next fruitless try
+        stall_over(&r.stall);
         return completed;
     }
     double now = cpu_seconds(), waited = stall_wait(&r.stall, now);
-    static const double patience = stall_patience();
-    if (waited > patience) cpu_report_stall(now);
+    if (waited > cpu_patience()) cpu_report_stall(now);
     if (cpu_idle_hook) cpu_idle_hook();
     else if (waited < 50e-6) sched_yield();
-    else usleep(50);  // ranks that share cores with others: one that only yields gets, and burns, as much as they
+    else usleep(50);  // ranks share cores: one that only yields would take as much time as a working one
     return false;
 }
 
-// Time begins anew, with nothing queued: all ranks have done the same so far, and agree on this moment.
+// Restarts time at 0, with nothing queued: a moment on which all ranks agree.
 inline void cpu_clock_zero() {
     cpu_clock().epoch++;
     cpu_clock().host = 0;
     for (cudaStream_t s : cpu_runtime().streams) {
-        unsigned number = s->times.number;
-        bool computes = s->times.computes;
-        s->times = CpuTimes();
-        s->times.number = number;
-        s->times.computes = computes;
-        s->times.last.part = TIME_IDLE;
+        CpuTimes times = CpuTimes();
+        times.number = s->times.number;
+        times.computes = s->times.computes;
+        times.last.part = TIME_IDLE;
+        s->times = times;
     }
 }
 
@@ -294,8 +327,8 @@ static inline void cpu_drain(unsigned without) {
 static inline void cpu_drain_all() { cpu_drain(0); }
 static inline void cpu_drain_blocking() { cpu_drain(1); }  // 1 is cudaStreamNonBlocking
 
-// Calls, time and share of each name; the rates at which it moved the bytes and did the FLOPs that its wrapper states,
-// and on the virtual clock how close that is to what the device's memory or its peak allows.
+// Prints calls, time and share of each name, its rates by the bytes and FLOPs that its wrapper states, and on the virtual
+// clock their share of the roof: the device's memory bandwidth or its peak.
 static inline void cpu_print_profile() {
     CpuRuntime &r = cpu_runtime();
     const CpuClock &clock = cpu_clock();

@@ -1,7 +1,7 @@
-// warp.h: where the threads of a warp or a block meet: barriers, shuffles, votes and whole reductions.
+// warp.h: rendezvous of the threads of a warp or a block: barriers, shuffles, votes and whole reductions.
 //
-// Each thread leaves its value; the last of its mask to arrive works out everybody's result and makes the
-// others ready. What a GPU would leave undefined ends the program here, naming kernel, block and thread.
+// Each thread leaves its value; the last of its mask to arrive computes all results and makes the others ready. Where a
+// GPU's behaviour would be undefined the program ends and names kernel, block and thread.
 #ifndef LLMC_CPU_WARP_H
 #define LLMC_CPU_WARP_H
 
@@ -14,7 +14,7 @@
 enum {
     CPU_SYNCWARP,
     CPU_SHUFFLE,  // + the size of the type
-    CPU_BALLOT = 16,
+    CPU_ANY = 16,
     CPU_TOGETHER,
     CPU_SUM_FLOAT,
     CPU_MAX_FLOAT,
@@ -40,7 +40,7 @@ static inline T cpu_from_bits(uint64_t bits) {
 static inline float cpu_combine(bool sum, float a, float b) { return sum ? a + b : fmaxf(a, b); }
 static inline double cpu_combine(bool sum, double a, double b) { return sum ? a + b : fmax(a, b); }
 
-// The values of a full warp, added or compared as the loop over __shfl_xor_sync by 16, 8, 4, 2, 1 does it.
+// Adds or compares the values of a full warp in the order of a loop over __shfl_xor_sync by 16, 8, 4, 2, 1.
 template <class T>
 static inline void cpu_butterfly(bool sum, CpuLane *lanes) {
     T a[CPU_WARP], b[CPU_WARP];
@@ -52,12 +52,12 @@ static inline void cpu_butterfly(bool sum, CpuLane *lanes) {
     for (int l = 0; l < CPU_WARP; l++) lanes[l].value = cpu_to_bits(a[l]);
 }
 
-// What each lane leaves for an operation of the whole warp, done by one of them: its registers or addresses.
+// The registers or addresses that a lane leaves for an operation of the whole warp, which one lane runs.
 struct CpuTogether {
     void (*work)(CpuTogether *const *lanes);
 };
 
-// The lanes must have come for the same work.
+// Runs the work of a warp, whose lanes must have come for the same.
 inline void cpu_work_together(CpuLane *lanes, unsigned first) {
     CpuTogether *of_lane[CPU_WARP];
     for (unsigned l = 0; l < CPU_WARP; l++) {
@@ -75,33 +75,28 @@ inline void cpu_deliver(int op, unsigned mask, CpuLane *lanes, unsigned first) {
     case CPU_SUM_FLOAT: case CPU_MAX_FLOAT: return cpu_butterfly<float>(op == CPU_SUM_FLOAT, lanes);
     case CPU_SUM_DOUBLE: case CPU_MAX_DOUBLE: return cpu_butterfly<double>(op == CPU_SUM_DOUBLE, lanes);
     }
-    uint64_t value[CPU_WARP], votes = 0;
+    uint64_t value[CPU_WARP], any = 0;
     for (unsigned l = 0; l < CPU_WARP; l++) {
         if (!(mask >> l & 1)) continue;
-        value[l] = lanes[l].value;
-        if (value[l]) votes |= (uint64_t)1 << l;
+        any |= value[l] = lanes[l].value;
     }
     for (unsigned l = 0; l < CPU_WARP; l++) {
         if (!(mask >> l & 1)) continue;
-        if (op == CPU_BALLOT) {
-            lanes[l].value = votes;
-            continue;
-        }
         unsigned from = lanes[l].source;
-        if (!(mask >> from & 1))
+        if (op != CPU_ANY && !(mask >> from & 1))
             cpu_kernel_abort(first + l, "shuffle reads lane %u, which is not in its mask 0x%08x", from, mask);
-        lanes[l].value = value[from];
+        lanes[l].value = op == CPU_ANY ? any : value[from];
     }
 }
 
-// The last to arrive goes on at once, or, in random orders, takes its chance among the ready.
+// Returns true if the last to arrive has to wait too: in random orders it queues among the ready.
 static inline bool cpu_queue_up(CpuBlock *b) {
     if (b->shuffled) cpu_make_ready(b, b->running);
     return b->shuffled;
 }
 
-// Leaves the running thread's value at its warp's rendezvous. True if it has to wait for lanes of the mask,
-// which must all come with the same mask and operation; else the results are there.
+// Leaves the running thread's value at its warp's rendezvous. Returns true if it has to wait for lanes of the mask, which
+// must all come with the same mask and operation; else the results are there.
 __attribute__((noinline)) inline bool cpu_warp_arrive(CpuBlock *b, int op, unsigned mask, uint64_t value,
                                                       unsigned source) {
     unsigned t = b->current, warp = t / CPU_WARP, lane = t % CPU_WARP, first = t - lane;
@@ -118,9 +113,8 @@ __attribute__((noinline)) inline bool cpu_warp_arrive(CpuBlock *b, int op, unsig
     for (unsigned l = 0; l < CPU_WARP; l++) {
         if (!(mask >> l & 1)) continue;
         if (lanes[l].mask != mask || lanes[l].op != op)
-            cpu_kernel_abort(
-                t, "and lane %u of its warp are at different warp operations (masks 0x%08x, 0x%08x)", l, mask,
-                lanes[l].mask);
+            cpu_kernel_abort(t, "and lane %u of its warp are at different warp operations (masks 0x%08x, 0x%08x)", l,
+                             mask, lanes[l].mask);
         if (l != lane) cpu_make_ready(b, lanes[l].fibre);
     }
     cpu_deliver(op, mask, lanes, first);
@@ -136,13 +130,11 @@ static inline uint64_t cpu_warp_meet(int op, unsigned mask, uint64_t value, unsi
 }
 
 static inline void __syncwarp(unsigned mask = 0xFFFFFFFFu) { cpu_warp_meet(CPU_SYNCWARP, mask, 0, 0); }
-static inline unsigned __ballot_sync(unsigned mask, int predicate) {
-    return (unsigned)cpu_warp_meet(CPU_BALLOT, mask, predicate != 0, 0);
+static inline int __any_sync(unsigned mask, int predicate) {
+    return cpu_warp_meet(CPU_ANY, mask, predicate != 0, 0) != 0;
 }
-static inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
-static inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == mask; }
 
-// All 32 lanes meet; the work is done when this returns.
+// Has all 32 lanes meet and one of them run the work; it is done when this returns.
 static inline void cpu_warp_together(CpuTogether *lane, void (*work)(CpuTogether *const *lanes)) {
     lane->work = work;
     cpu_warp_meet(CPU_TOGETHER, 0xFFFFFFFFu, cpu_to_bits(lane), 0);
@@ -150,57 +142,36 @@ static inline void cpu_warp_together(CpuTogether *lane, void (*work)(CpuTogether
 
 static inline unsigned cpu_lane() { return cpu_block->current % CPU_WARP; }
 
-static inline void cpu_check_width(int width) {
-    if (width < 1 || width > CPU_WARP || (width & (width - 1)))
-        cpu_kernel_abort(cpu_block->current, "shuffle of width %d: it must be a power of two up to 32",
-                         width);
-}
-
 template <class T>
 static inline T cpu_shuffle(unsigned mask, T value, unsigned source) {
     return cpu_from_bits<T>(cpu_warp_meet(CPU_SHUFFLE + (int)sizeof(T), mask, cpu_to_bits(value), source));
 }
 
-// Shuffles work within groups of width lanes. A source outside the group is the lane itself (up, down, and
-// xor beyond its end) or wraps around (by index).
+// Shuffles of a whole warp. A source before the first lane is the lane itself; an index wraps around.
 template <class T>
-static inline T __shfl_sync(unsigned mask, T value, int source, int width = CPU_WARP) {
-    cpu_check_width(width);
-    unsigned lane = cpu_lane(), group = lane & ~(unsigned)(width - 1);
-    return cpu_shuffle(mask, value, group + ((unsigned)source & (unsigned)(width - 1)));
+static inline T __shfl_sync(unsigned mask, T value, int source) {
+    return cpu_shuffle(mask, value, (unsigned)source % CPU_WARP);
 }
 template <class T>
-static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = CPU_WARP) {
-    cpu_check_width(width);
-    unsigned lane = cpu_lane(), in_group = lane & (unsigned)(width - 1);
-    return cpu_shuffle(mask, value, delta <= in_group ? lane - delta : lane);
+static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta) {
+    return cpu_shuffle(mask, value, delta <= cpu_lane() ? cpu_lane() - delta : cpu_lane());
 }
 template <class T>
-static inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = CPU_WARP) {
-    cpu_check_width(width);
-    unsigned lane = cpu_lane(), in_group = lane & (unsigned)(width - 1);
-    return cpu_shuffle(mask, value, delta < (unsigned)width - in_group ? lane + delta : lane);
-}
-template <class T>
-static inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = CPU_WARP) {
-    cpu_check_width(width);
-    unsigned lane = cpu_lane(), source = lane ^ ((unsigned)lane_mask & 31);
-    bool beyond =
-        (source & ~(unsigned)(width - 1)) > (lane & ~(unsigned)(width - 1));  // earlier groups may be read
-    return cpu_shuffle(mask, value, beyond ? lane : source);
+static inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask) {
+    return cpu_shuffle(mask, value, cpu_lane() ^ (unsigned)lane_mask % CPU_WARP);
 }
 
 static inline int cpu_reduce_op(bool sum, float) { return sum ? CPU_SUM_FLOAT : CPU_MAX_FLOAT; }
 static inline int cpu_reduce_op(bool sum, double) { return sum ? CPU_SUM_DOUBLE : CPU_MAX_DOUBLE; }
 
-// One rendezvous with the bits of the five shuffles that it stands for. Full warps only.
+// Reduces over a full warp in one rendezvous, with the bits of five shuffles.
 template <class T>
 static inline T cpu_warp_reduce(bool sum, T value) {
     return cpu_from_bits<T>(cpu_warp_meet(cpu_reduce_op(sum, value), 0xFFFFFFFFu, cpu_to_bits(value), 0));
 }
 
-// Comes to the block's barrier, where all threads must be at the same line. True if this one has to wait;
-// else it is the last, and the others are ready.
+// Comes to the block's barrier, where all threads must be at the same line. Returns true if this one has to wait; else
+// it is the last, and the others are ready.
 __attribute__((noinline)) inline bool cpu_block_arrive(CpuBlock *b, const char *file, int line) {
     if (b->barrier_count == 0) {
         b->barrier_file = file;
@@ -225,7 +196,7 @@ static inline void cpu_syncthreads(const char *file, int line) {
 }
 #define __syncthreads() cpu_syncthreads(__FILE__, __LINE__)
 
-// A butterfly in every warp, then the warps one after the other.
+// Reduces over every warp, then over the warps one after the other.
 template <class T>
 inline void cpu_combine_block(CpuBlock *b, bool sum) {
     T total = 0;
@@ -237,23 +208,20 @@ inline void cpu_combine_block(CpuBlock *b, bool sum) {
     b->reduced = cpu_to_bits(total);
 }
 
-// One rendezvous of the block with the bits of cuda_common.cuh's block_reduce. Full warps only.
+// Reduces over a block of full warps in one rendezvous, with the bits of cuda_common.cuh's block_reduce.
 template <class T>
 static inline T cpu_block_reduce(bool sum, T value, const char *file, int line) {
     CpuBlock *b = cpu_block;
     if (b->count % CPU_WARP)
         cpu_kernel_abort(b->current, "reduces over a block that is no multiple of 32 threads");
     b->lanes[b->current].value = cpu_to_bits(value);
-    if (cpu_block_arrive(b, file, line)) {
-        cpu_suspend(b);
-    } else {
-        cpu_combine_block<T>(b, sum);
-        if (cpu_queue_up(b)) cpu_suspend(b);
-    }
+    bool waits = cpu_block_arrive(b, file, line);
+    if (!waits) cpu_combine_block<T>(b, sum);
+    if (waits || cpu_queue_up(b)) cpu_suspend(b);
     return cpu_from_bits<T>(b->reduced);
 }
 
-// A GPU faults on 16 bytes that do not stand at a multiple of 16.
+// Ends the program on a misaligned move of 16 bytes, where a GPU would fault.
 static inline void cpu_check_aligned(const void *p) {
     if (__builtin_expect((uintptr_t)p % 16 != 0, 0))
         cpu_kernel_abort(cpu_block->current, "moves 16 bytes at %p, which is not a multiple of 16", p);

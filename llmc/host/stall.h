@@ -9,10 +9,10 @@
 #include <string.h>
 #include <unistd.h>
 
-// Ends the program with exit code 2. Under mpirun rank 0 speaks: it ends the job within the second that others wait.
+// Ends the program with exit code 2. Under mpirun rank 0 speaks: it ends the job within the seconds that others wait.
 static inline void environment_refuse(const char *name, const char *text, const char *wanted) {
     const char *rank = getenv("OMPI_COMM_WORLD_RANK") ? getenv("OMPI_COMM_WORLD_RANK") : getenv("PMI_RANK");
-    if (rank && strcmp(rank, "0") != 0) sleep(1);
+    if (rank && strcmp(rank, "0") != 0) sleep(5);
     fprintf(stderr, "%s=%s is not understood: write %s\n", name, text, wanted);
     exit(2);
 }

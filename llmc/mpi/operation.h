@@ -208,13 +208,13 @@ inline void spans(const ncclComm *comm, const Header *h, size_t *send, size_t *r
 }
 
 inline std::string describe(const Header *h) {
-    const char *reduction = nccl_mpi_redop_name(h->redop);
-    std::string text = nccl_mpi_op_name(h->op), rank = std::to_string(h->root);
-    text += " of " + std::to_string(h->count) + " " + nccl_mpi_type_name(h->type);
-    if (reduction && h->op <= NCCL_MPI_REDUCE_SCATTER) text += std::string(", ") + reduction;
-    if (h->op == NCCL_MPI_BROADCAST) text += " from root " + rank;
-    if (h->op == NCCL_MPI_SEND) text += " to rank " + rank;
-    if (h->op == NCCL_MPI_RECV) text += " from rank " + rank;
+    char text[160], extra[48] = "";
+    if (h->op <= NCCL_MPI_REDUCE_SCATTER) snprintf(extra, sizeof extra, ", %s", nccl_mpi_redop_name(h->redop));
+    if (h->op == NCCL_MPI_BROADCAST) snprintf(extra, sizeof extra, " from root %d", h->root);
+    if (h->op == NCCL_MPI_SEND) snprintf(extra, sizeof extra, " to rank %d", h->root);
+    if (h->op == NCCL_MPI_RECV) snprintf(extra, sizeof extra, " from rank %d", h->root);
+    snprintf(text, sizeof text, "%s of %llu %s%s", nccl_mpi_op_name(h->op), (unsigned long long)h->count,
+             nccl_mpi_type_name(h->type), extra);
     return text;
 }
 
