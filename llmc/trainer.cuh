@@ -35,7 +35,6 @@
 #include "llmc/host/options.h"
 #include "llmc/host/outputs.h"
 #include "llmc/host/progress.h"
-#include "llmc/host/sampler.h"
 #include "llmc/host/tokenizer.h"
 #include "llmc/kernels/dropout.cuh"
 #include "llmc/kernels/global_norm.cuh"
@@ -110,7 +109,6 @@ struct Trainer {
     size_t saved_step;             // of the last checkpoint of this run; 0: none
     bool data_failed;              // this rank could not read its data, and data_error says why
     Error data_error;
-    bool sampling;                 // a sample has been begun, and its line is not complete
     Stop ending;
     Log log;
     struct cudaDeviceProp device;

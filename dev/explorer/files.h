@@ -17,11 +17,9 @@
 #define LLMC_FILE_H
 #define LLMC_LOG_H
 #define LLMC_OUTPUTS_H
-#define LLMC_PROFILE_H
 #define LLMC_PROGRESS_H
 #define LLMC_RAMP_H
 #define LLMC_RAND_H
-#define LLMC_SAMPLER_H
 #define LLMC_STOP_CUH
 #define LLMC_TIMELINE_CUH
 #define LLMC_TOKENIZER_H

@@ -12,7 +12,6 @@
 #include <time.h>
 
 #include "dev/test/check.h"
-#include "llmc/host/sampler.h"
 
 static Check checks;
 static char path[256];
@@ -32,6 +31,17 @@ static const char *const MERGES[][2] = {
     {"\xe6", "\x97"}, {"\xe6\x97", "\xa5"}, {"'", "l"},     {"'l", "l"},   {"s", " "},   {"<", "|"},
 };
 enum { MERGE_COUNT = sizeof MERGES / sizeof MERGES[0] };
+
+// Writes the character by which a vocabulary writes a byte, and a NUL. Returns its length.
+static size_t byte_to_utf8(int byte, char out[3]) {
+    unsigned c = 0;
+    while (character_to_byte(c) != byte) c++;
+    size_t n = c < 128 ? 1 : 2;
+    out[0] = (char)(n == 1 ? c : 0xc0 | c >> 6);
+    out[n - 1] = (char)(n == 1 ? c : 0x80 | (c & 0x3f));
+    out[n] = '\0';
+    return n;
+}
 
 // Appends bytes as byte-level BPE writes them, quoted for JSON where need be.
 static size_t print_bytes(char *out, const char *bytes, size_t count) {
@@ -110,7 +120,7 @@ static void test_bytes(void) {
     char text[256];
     int tokens[256];
     size_t n;
-    if (!check(&checks, tokenizer_open(&tk, NULL, &err) && tk.V == 257 && tk.end_of_text == 256,
+    if (!check(&checks, tokenizer_open(&tk, NULL, &err) && tk.V == 257,
                "byte tokenizer"))
         return;
     for (int i = 0; i < 256; i++) text[i] = (char)i;
@@ -197,7 +207,7 @@ static void test_bpe(void) {
         write_text(json);
         free(json);
         if (!check(&checks,
-                   tokenizer_open(&tk, path, &err) && tk.V == 258 + MERGE_COUNT && tk.end_of_text == 256,
+                   tokenizer_open(&tk, path, &err) && tk.V == 258 + MERGE_COUNT,
                    "tokenizer.json with merges as %s", pairs ? "pairs" : "text"))
             return;
         check_encoded(&tk, "BPE", ENCODED, sizeof ENCODED / sizeof ENCODED[0]);
@@ -224,11 +234,11 @@ static void test_damage(void) {
     } cases[] = {
         {"empty", "", "not valid JSON"},
         {"array", "[]", "not a JSON object"},
-        {"no model", "{}", "not BPE"},
-        {"another model", "{\"model\":{\"type\":\"WordPiece\"}}", "not BPE"},
+        {"no model", "{}", "\"model\" is another"},
+        {"another model", "{\"model\":{\"type\":\"WordPiece\"}}", "\"model\" is another"},
         {"another splitter", "{\"model\":{\"type\":\"BPE\"},\"pre_tokenizer\":{\"type\":\"Metaspace\"}}",
-         "ByteLevel"},
-        {"no splitter", "{\"model\":{\"type\":\"BPE\"}}", "ByteLevel"},
+         "pre_tokenizer"},
+        {"no splitter", "{\"model\":{\"type\":\"BPE\"}}", "pre_tokenizer"},
 #define START "{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},"
         {"prefix space",
          "{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true},\"model\":{}}",
@@ -237,22 +247,22 @@ static void test_damage(void) {
         {"dropout", START "\"model\":{\"dropout\":0.1}}", "dropout"},
         {"no vocabulary", START "\"model\":{\"merges\":[]}}", "vocab, merges"},
         {"no merges", START "\"model\":{\"vocab\":{}}}", "vocab, merges"},
-        {"nothing in it", START "\"model\":{\"vocab\":{},\"merges\":[]}}", "no tokens"},
-        {"negative number", START "\"model\":{\"vocab\":{\"a\":-1},\"merges\":[]}}", "absurd number"},
-        {"huge number", START "\"model\":{\"vocab\":{\"a\":1e300},\"merges\":[]}}", "absurd number"},
+        {"nothing in it", START "\"model\":{\"vocab\":{},\"merges\":[]}}", "empty or malformed"},
+        {"negative number", START "\"model\":{\"vocab\":{\"a\":-1},\"merges\":[]}}", "a number of its own"},
+        {"huge number", START "\"model\":{\"vocab\":{\"a\":1e300},\"merges\":[]}}", "a number of its own"},
         {"number past the limit", START "\"model\":{\"vocab\":{\"a\":4194304},\"merges\":[]}}",
-         "absurd number"},
-        {"number twice", START "\"model\":{\"vocab\":{\"a\":1,\"b\":1},\"merges\":[]}}", "token 1 twice"},
-        {"text twice", START "\"model\":{\"vocab\":{\"a\":1,\"a\":2},\"merges\":[]}}", "same text"},
+         "a number of its own"},
+        {"number twice", START "\"model\":{\"vocab\":{\"a\":1,\"b\":1},\"merges\":[]}}", "a number of its own"},
+        {"text twice", START "\"model\":{\"vocab\":{\"a\":1,\"a\":2},\"merges\":[]}}", "has the token \"a\" twice"},
         {"merge of unknown tokens", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[\"a b\"]}}",
-         "vocabulary"},
-        {"merge into nothing", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[\"a a\"]}}", "vocabulary"},
+         "merge 0 is no pair"},
+        {"merge into nothing", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[\"a a\"]}}", "merge 0 is no pair"},
         {"merge of one", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[\"a\"]}}", "no pair"},
         {"merge of three", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[[\"a\",\"a\",\"a\"]]}}",
          "no pair"},
         {"merge of numbers", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[[1,2]]}}", "no pair"},
         {"merge twice", START "\"model\":{\"vocab\":{\"a\":1,\"aa\":2},\"merges\":[\"a a\",[\"a\",\"a\"]]}}",
-         "tokens 1 and 1 twice"},
+         "merges 0 and 1 of the same pair"},
         {"merges are ignored", START "\"model\":{\"ignore_merges\":true}}", "ignore_merges"},
         {"added without id",
          START "\"added_tokens\":[{\"content\":\"x\"}],\"model\":{\"vocab\":{\"a\":1},\"merges\":[]}}", "id"},
@@ -281,6 +291,19 @@ static void test_damage(void) {
         tokenizer_free(&tk);
     }
     check(&checks, ok, "tokenizer.json: gaps, missing bytes, empty added token");
+    // 4096 added tokens of 256 bytes are compared with each byte of a prompt; one more, or a longer one, is refused.
+    for (size_t count = ADDED_MAX; count <= ADDED_MAX + 1; count++) {
+        FILE *f = fopen(path, "wb");
+        fprintf(f, START "\"model\":{\"vocab\":{\"a\":0},\"merges\":[]},\"added_tokens\":[");
+        for (size_t i = 0; i < count; i++)
+            fprintf(f, "%s{\"id\":%zu,\"content\":\"%0*zu\"}", i ? "," : "", i + 1, ADDED_MAX_BYTES, i + 1);
+        fprintf(f, "]}");
+        fclose(f);
+        ok = tokenizer_open(&tk, path, &err) == (count == ADDED_MAX);
+        ok = ok && (count == ADDED_MAX || says(&err, "added token 4096 has no sound"));
+        if (count == ADDED_MAX) tokenizer_free(&tk);
+        check(&checks, ok, "tokenizer.json: %zu added tokens", count);
+    }
     char *json = make_fixture(false);
     ok = true;
     for (size_t length = strlen(json) - 1; length > 0; length -= length > 600 ? 37 : 1) {
@@ -295,14 +318,18 @@ static void test_damage(void) {
 }
 
 static void test_characters(void) {
-    bool ok = true;
-    for (unsigned b = 0; b < 256; b++) {
-        char name[3], byte[3];
-        ok &= character_to_byte(byte_to_character(b)) == (int)b;
-        ok &= byte_to_utf8(b, name) == strlen(name) && name_to_bytes(name, byte) == 1 && (unsigned char)byte[0] == b;
+    bool ok = character_to_byte(' ') == -1 && character_to_byte(0x120) == ' ', seen[256] = {false};
+    for (unsigned c = 0; c < 324; c++) {
+        int byte = character_to_byte(c);
+        char name[3], text[3];
+        if (byte < 0) continue;
+        ok &= byte < 256 && !seen[byte] && (c >= 256 || (int)c == byte);
+        seen[byte] = true;
+        ok &= byte_to_utf8(byte, name) == strlen(name) && name_to_bytes(name, text) == 1 && (unsigned char)text[0] == byte;
     }
+    for (int byte = 0; byte < 256; byte++) ok &= seen[byte];
     for (unsigned c = 324; c < 1000; c++) ok &= character_to_byte(c) == -1;
-    check(&checks, ok && character_to_byte(' ') == -1 && byte_to_character(' ') == 0x120, "bytes as characters");
+    check(&checks, ok, "bytes as characters");
     static const char *const strange[] = {"\xe6\x97\xa5", "a b", "\xc1\x81", "\xc3", "\xc5\x84"};
     for (int i = 0; i < 5; i++) {
         char out[8];
@@ -336,7 +363,7 @@ static bool write_gpt2(Error *err) {
                         "{\"type\":\"ByteLevel\"},\"model\":{\"type\":\"BPE\",\"vocab\":{\"<|endoftext|>\":50256");
     for (unsigned c = 0; c < 324; c++) {
         if (character_to_byte(c) < 0) continue;
-        byte_to_utf8((unsigned)character_to_byte(c), name);
+        byte_to_utf8(character_to_byte(c), name);
         text[n++] = ',';
         n += print_quoted(text + n, name);
         n += (size_t)sprintf(text + n, ":%zu", count++);
@@ -401,7 +428,7 @@ static void test_long_word(const Tokenizer *tk, const char *what, const char *al
 static void test_gpt2(void) {
     Tokenizer tk;
     Error err;
-    if (!check(&checks, write_gpt2(&err) && tokenizer_open(&tk, path, &err) && tk.V == 50257 && tk.end_of_text == 50256,
+    if (!check(&checks, write_gpt2(&err) && tokenizer_open(&tk, path, &err) && tk.V == 50257,
                "GPT-2: tokenizer.json"))
         return;
     size_t bytes, count = 0, same = 0;
@@ -430,6 +457,31 @@ static void test_gpt2(void) {
     test_long_word(&tk, "spaces", " ");
     test_long_word(&tk, "letters", "abcdefghijklmnopqrstuvwxyz");
     test_long_word(&tk, "bytes that are no UTF-8", "\xff\xfe");
+    tokenizer_free(&tk);
+}
+
+// Prints tokens into a file and compares. Each byte is a token, so characters span several.
+static void test_print(void) {
+    static const char text[] = "caf\xc3\xa9\n\x1b[2J\x7f\xc2\x9b\xc2\xa0\xff\xe6\x97";
+    static const char expected[] = "caf\xc3\xa9\n?[2J??\xc2\xa0???";
+    Tokenizer tk;
+    Error err;
+    int tokens[sizeof text];
+    size_t bytes;
+    tokenizer_open(&tk, NULL, &err);
+    size_t n = tokenizer_encode(&tk, text, strlen(text), tokens);
+    fflush(stdout);
+    int before = dup(STDOUT_FILENO), fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    dup2(fd, STDOUT_FILENO);
+    tokenizer_print(&tk, tokens, n);
+    fflush(stdout);
+    dup2(before, STDOUT_FILENO);
+    close(before);
+    close(fd);
+    char *printed = file_read(path, 1000, &bytes, &err);
+    check(&checks, printed && bytes == strlen(expected) && memcmp(printed, expected, bytes) == 0,
+          "a sample is printed as valid UTF-8 without control characters");
+    free(printed);
     tokenizer_free(&tk);
 }
 
@@ -510,6 +562,7 @@ int main(int argc, char **argv) {
     test_bpe();
     test_gpt2();
     test_damage();
+    test_print();
     test_sampler();
     unlink(path);
     return check_summary(&checks);

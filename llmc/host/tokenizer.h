@@ -1,90 +1,222 @@
-// tokenizer.h: opens a tokenizer: bytes (256 of them and <|endoftext|>), or the byte-level BPE of a Hugging Face
-// tokenizer.json such as GPT-2's; prompts and samples.
+// tokenizer.h: text to tokens and back, prompts and samples. A token is a byte, or with a Hugging Face tokenizer.json the
+// result of byte-level byte-pair encoding as GPT-2 does it (Radford et al. 2019, section 2.2): text is split into words,
+// and in each word the bytes' tokens are merged, pair by pair (Sennrich et al. 2016).
 //
-// defines: tokenizer_open, tokenizer_prompt, tokenizer_check_prompt, tokenizer_print, and what bpe.h defines
+// defines: Tokenizer, utf8_read, tokenizer_open, tokenizer_free, tokenizer_encode, tokenizer_decode, tokenizer_prompt,
+//          tokenizer_check_prompt, tokenizer_print, sample_token
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
 
-#include "llmc/host/bpe.h"
-#include "llmc/host/json.h"
+#include <limits.h>
 
-enum { TOKENIZER_MAX_FILE = 128 << 20, TOKENIZER_MAX_ID = 1 << 22 };
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+#include "llmc/host/json.h"
+#include "llmc/host/memory.h"
+
+// Added tokens are compared with the text at each of its bytes, so their number and length are bounded.
+enum { TOKENIZER_MAX_FILE = 128 << 20, TOKENIZER_MAX_ID = 1 << 22, ADDED_MAX = 4096, ADDED_MAX_BYTES = 256 };
 
 #define END_OF_TEXT "<|endoftext|>"
 
-// ---------------------------------------------------------------------------------------------------------------------
-// How the vocabulary is written: each byte as a printable character, those of Latin-1 as themselves, the other 68 as
-// U+0100 onwards
+// GPT-2's regular expression. \s is spelled out as Unicode's White_Space, because PCRE2's has U+180E as well. Which
+// characters are letters and numbers depends on the version of Unicode that PCRE2 knows.
+#define BPE_SPACE "\\t-\\r\\x{85}\\p{Z}"
+#define BPE_WORD "'(?:[stmd]|re|ve|ll)| ?\\p{L}+| ?\\p{N}+| ?[^" BPE_SPACE "\\p{L}\\p{N}]+|" \
+                 "[" BPE_SPACE "]+(?![^" BPE_SPACE "])|[" BPE_SPACE "]+"
 
-static inline unsigned byte_to_character(unsigned byte) {
-    if ((byte >= 33 && byte <= 126) || (byte >= 161 && byte != 173)) return byte;
-    return byte <= 32 ? 256 + byte : byte <= 160 ? 256 + 33 + (byte - 127) : 256 + 67;
+// Two neighbouring tokens that become one. Pairs of a lower rank are merged first.
+typedef struct {
+    int left, right, rank, merged;
+} TokenMerge;
+
+typedef struct {
+    char *bytes;
+    size_t count;
+} TokenText;
+
+typedef struct {
+    size_t V;                 // above every token
+    TokenText *text;          // [V] the bytes of a token; NULL: no such token
+    int of_byte[256];         // the token of a byte alone, or -1
+    TokenMerge *merges;       // [merge_count] sorted by left and right
+    size_t merge_count;
+    int added[ADDED_MAX];     // [added_count] tokens that are looked for in the text before it is split into words
+    size_t added_count;
+    pcre2_code *words;        // matches a word at the start of a text; NULL: the text is one word
+} Tokenizer;
+
+static inline void tokenizer_free(Tokenizer *tk) {
+    for (size_t i = 0; i < tk->V; i++) free(tk->text[i].bytes);
+    free(tk->text);
+    free(tk->merges);
+    pcre2_code_free(tk->words);
+    memset(tk, 0, sizeof *tk);
 }
 
-// -1: the character of no byte.
-static inline int character_to_byte(unsigned c) {
-    if (c < 256) return byte_to_character(c) == c ? (int)c : -1;
-    for (unsigned byte = 0; byte < 256; byte++) {
-        if (byte_to_character(byte) == c) return (int)byte;
+// Reads the UTF-8 character at the start of text[bytes]. Returns its length, or 0 if there is none.
+static inline size_t utf8_read(const char *text, size_t bytes, unsigned *character) {
+    static const unsigned least[] = {0, 0, 0x80, 0x800, 0x10000};  // a character of that length
+    unsigned c = (unsigned char)text[0];
+    size_t length = c < 0x80 ? 1 : c < 0xc0 ? 0 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : c < 0xf8 ? 4 : 0;
+    if (length == 0 || length > bytes) return 0;
+    if (length > 1) c &= 0x7fu >> length;
+    for (size_t i = 1; i < length; i++) {
+        if (((unsigned char)text[i] & 0xc0) != 0x80) return 0;
+        c = c << 6 | ((unsigned char)text[i] & 0x3f);
     }
-    return -1;
+    *character = c;
+    bool surrogate = c >= 0xd800 && c < 0xe000;
+    return c >= least[length] && c <= 0x10ffff && !surrogate ? length : 0;
 }
 
-// The character of a byte in UTF-8 and a NUL; returns its length.
-static inline size_t byte_to_utf8(unsigned byte, char out[3]) {
-    unsigned c = byte_to_character(byte);
-    size_t n = c < 128 ? 1 : 2;
-    out[0] = (char)(n == 1 ? c : 0xc0 | c >> 6);
-    out[1] = (char)(n == 1 ? 0 : 0x80 | (c & 0x3f));
-    out[2] = '\0';
+// ---------------------------------------------------------------------------------------------------------------------
+// Text to tokens and back
+
+static inline int merge_compare(const void *a, const void *b) {
+    const TokenMerge *x = (const TokenMerge *)a, *y = (const TokenMerge *)b;
+    if (x->left != y->left) return x->left < y->left ? -1 : 1;
+    return x->right < y->right ? -1 : x->right > y->right;
+}
+
+// Returns the merge of two neighbours, or NULL.
+static inline const TokenMerge *merge_find(const Tokenizer *tk, int left, int right) {
+    TokenMerge key = {left, right, 0, 0};
+    if (tk->merge_count == 0) return NULL;
+    return (const TokenMerge *)bsearch(&key, tk->merges, tk->merge_count, sizeof key, merge_compare);
+}
+
+// Writes the tokens of one word and returns their count. Each turn merges all pairs of the lowest rank, from the left,
+// as GPT-2's own encoder does. rank [bytes]: of each token with its right neighbour; -1: not known.
+static inline size_t tokenizer_merge(const Tokenizer *tk, const char *word, size_t bytes, int *tokens, int *rank) {
+    size_t n = 0;
+    for (size_t i = 0; i < bytes; i++) {
+        tokens[n] = tk->of_byte[(unsigned char)word[i]];
+        rank[n] = -1;
+        n += tokens[n] >= 0;  // a byte without a token is left out
+    }
+    for (;;) {
+        int lowest = INT_MAX;
+        for (size_t i = 0; i < n; i++) {
+            const TokenMerge *merge = rank[i] < 0 && i + 1 < n ? merge_find(tk, tokens[i], tokens[i + 1]) : NULL;
+            if (rank[i] < 0) rank[i] = merge ? merge->rank : INT_MAX;
+            if (rank[i] < lowest) lowest = rank[i];
+        }
+        if (lowest == INT_MAX) return n;
+        size_t kept = 0;
+        for (size_t i = 0; i < n; i++, kept++) {
+            bool merges = rank[i] == lowest;
+            tokens[kept] = merges ? merge_find(tk, tokens[i], tokens[i + 1])->merged : tokens[i];
+            rank[kept] = merges ? -1 : rank[i];
+            if (merges && kept > 0) rank[kept - 1] = -1;
+            i += merges;
+        }
+        n = kept;
+    }
+}
+
+// Returns the length of the first word of text[bytes], which is valid UTF-8.
+static inline size_t tokenizer_word(const Tokenizer *tk, pcre2_match_data *match, const char *text, size_t bytes) {
+    if (!tk->words) return bytes;
+    int result = pcre2_match(tk->words, (PCRE2_SPTR)text, bytes, 0, PCRE2_NO_UTF_CHECK, match, NULL);
+    if (result > 0) return pcre2_get_ovector_pointer(match)[1];
+    fprintf(stderr, "error: PCRE2 cannot split the text into words (its error %d)\n", result);
+    exit(1);
+}
+
+// Returns the longest added token at the start of text[bytes], or -1.
+static inline int tokenizer_added_at(const Tokenizer *tk, const char *text, size_t bytes) {
+    int found = -1;
+    for (size_t i = 0; i < tk->added_count; i++) {
+        const TokenText *x = &tk->text[tk->added[i]];
+        bool longer = found < 0 || x->count > tk->text[found].count;
+        if (longer && x->count <= bytes && memcmp(x->bytes, text, x->count) == 0) found = tk->added[i];
+    }
+    return found;
+}
+
+// Writes the tokens of text[bytes] to tokens[bytes] (there are never more) and returns their count.
+static inline size_t tokenizer_encode(const Tokenizer *tk, const char *text, size_t bytes, int *tokens) {
+    int *rank = (int *)host_alloc(bytes, sizeof(int));
+    char *valid = (char *)host_alloc(bytes, 1);
+    pcre2_match_data *match = pcre2_match_data_create(1, NULL);
+    host_check(match, 1, 1);
+    size_t n = 0, length;
+    for (size_t i = 0, end; i < bytes;) {
+        unsigned character;
+        int added = -1;
+        for (end = i; end < bytes && (added = tokenizer_added_at(tk, text + end, bytes - end)) < 0;) end++;
+        // To find words, a byte that is no UTF-8 counts as U+0001: no letter, number or space, just like U+FFFD.
+        for (size_t k = i; k < end; k += length ? length : 1) {
+            length = utf8_read(text + k, end - k, &character);
+            memcpy(valid + k, length ? text + k : "\1", length ? length : 1);
+        }
+        for (; i < end; i += length) {
+            length = tokenizer_word(tk, match, valid + i, end - i);
+            n += tokenizer_merge(tk, text + i, length, tokens + n, rank);
+        }
+        if (added < 0) continue;
+        tokens[n++] = added;
+        i += tk->text[added].count;
+    }
+    pcre2_match_data_free(match);
+    free(valid);
+    free(rank);
     return n;
 }
 
-// Turns a name of the vocabulary into bytes; one that has other characters stands for itself.
+// Returns the token's bytes, *bytes of them. There are none if the number is no token.
+static inline const char *tokenizer_decode(const Tokenizer *tk, int token, size_t *bytes) {
+    bool known = token >= 0 && (size_t)token < tk->V && tk->text[token].bytes;
+    *bytes = known ? tk->text[token].count : 0;
+    return known ? tk->text[token].bytes : "";
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Reading tokenizer.json
+
+// A vocabulary writes bytes as printable characters: those of Latin-1 as themselves, the other 68 as U+0100 onwards.
+// Returns -1 for another character.
+static inline int character_to_byte(unsigned c) {
+    if ((c >= 33 && c <= 126) || (c >= 161 && c <= 255 && c != 173)) return (int)c;
+    return c < 256 ? -1 : c < 256 + 33 ? (int)c - 256 : c < 256 + 67 ? (int)c - 289 + 127 : c == 256 + 67 ? 173 : -1;
+}
+
+// Turns a name of the vocabulary into bytes and returns their count. A name with other characters stands for itself.
 static inline size_t name_to_bytes(const char *name, char *out) {
-    size_t n = 0;
-    for (const unsigned char *s = (const unsigned char *)name; *s; s++) {
-        unsigned c = *s;
-        if (c >= 0xc2 && c < 0xe0 && (s[1] & 0xc0) == 0x80) c = (c & 0x1f) << 6 | (*++s & 0x3f);
-        else if (c >= 128) c = 0xfffd;
-        int byte = character_to_byte(c);
+    size_t n = 0, bytes = strlen(name);
+    for (size_t i = 0, length; i < bytes; i += length) {
+        unsigned c;
+        length = utf8_read(name + i, bytes - i, &c);
+        int byte = length ? character_to_byte(c) : -1;
         if (byte < 0) {
-            n = strlen(name);
-            memcpy(out, name, n);
-            return n;
+            memcpy(out, name, bytes);
+            return bytes;
         }
         out[n++] = (char)byte;
     }
     return n;
 }
 
+// A token by its name in the vocabulary.
 typedef struct {
     const char *name;
     int token;
 } TokenName;
 
-// The vocabulary while it is read.
-typedef struct {
-    const char *path;
-    TokenName *names;  // [count] sorted; they point into the JSON tree
-    size_t count, longest;
-} TokenNames;
-
 static inline int name_compare(const void *a, const void *b) {
     return strcmp(((const TokenName *)a)->name, ((const TokenName *)b)->name);
 }
 
-// The token of that name, or -1.
-static inline int name_find(const TokenNames *v, const char *name) {
+// Returns the token of that name, or -1.
+static inline int name_find(const TokenName *names, size_t count, const char *name) {
     TokenName key = {name, 0};
-    const TokenName *found = (const TokenName *)bsearch(&key, v->names, v->count, sizeof key, name_compare);
+    const TokenName *found = (const TokenName *)bsearch(&key, names, count, sizeof key, name_compare);
     return found ? found->token : -1;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Reading tokenizer.json
-
-// Is a member of this object missing, null, false, empty or 0?
+// True if a member of the object is missing, null, false, empty or 0.
 static inline bool json_is_off(const cJSON *object, const char *key) {
     const cJSON *x = cJSON_GetObjectItemCaseSensitive(object, key);
     return !x || cJSON_IsNull(x) || cJSON_IsFalse(x) || (cJSON_IsString(x) && !x->valuestring[0]) ||
@@ -94,221 +226,184 @@ static inline bool json_is_off(const cJSON *object, const char *key) {
 // Refuses the tokenizers whose tokens we would get wrong.
 static inline bool tokenizer_check_kind(const cJSON *root, const cJSON *model, const char *path, Error *err) {
     const cJSON *splitter = cJSON_GetObjectItemCaseSensitive(root, "pre_tokenizer");
-    const cJSON *type = cJSON_GetObjectItemCaseSensitive(model, "type");
-    const cJSON *split_type = cJSON_GetObjectItemCaseSensitive(splitter, "type");
-    if (!cJSON_IsObject(model) ||
-        (type && !(cJSON_IsString(type) && strcmp(type->valuestring, "BPE") == 0))) {
-        return error_set(err, "%s: the model is not BPE", path);
-    }
-    if (!cJSON_IsString(split_type) || strcmp(split_type->valuestring, "ByteLevel") != 0 ||
-        cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(splitter, "use_regex"))) {
-        return error_set(err, "%s: only the pre-tokenizer ByteLevel, as GPT-2 has it, is supported", path);
-    }
+    const char *type = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(model, "type"));
+    const char *splits = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(splitter, "type"));
     static const char *const off[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback",
                                       "ignore_merges", "add_prefix_space", "normalizer"};
+    const char *wrong = NULL;
     for (int i = 0; i < 7; i++) {
-        const cJSON *holder = i < 5 ? model : i == 5 ? splitter : root;
-        if (!json_is_off(holder, off[i])) return error_set(err, "%s: \"%s\" is not supported", path, off[i]);
+        if (!json_is_off(i < 5 ? model : i == 5 ? splitter : root, off[i])) wrong = off[i];
     }
-    return true;
+    if (cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(splitter, "use_regex"))) wrong = "use_regex";
+    if (!splits || strcmp(splits, "ByteLevel") != 0) wrong = "pre_tokenizer";
+    if (!cJSON_IsObject(model) || (type ? strcmp(type, "BPE") != 0 : !json_is_off(model, "type"))) wrong = "model";
+    return !wrong || error_set(err, "%s is no byte-level BPE like GPT-2's, for its \"%s\" is another", path, wrong);
 }
 
-static inline void tokenizer_allocate(Tokenizer *tk, size_t pool, size_t added) {
-    tk->text = (TokenText *)host_alloc(tk->V, sizeof(TokenText));
-    tk->pool = (char *)host_alloc(pool, 1);
-    tk->added = (int *)host_alloc(added, sizeof(int));
-}
-
-// Makes `content`, which is copied to `bytes`, an added token; returns its length.
-static inline size_t tokenizer_add(Tokenizer *tk, int token, char *bytes, const char *content) {
-    TokenText text = {bytes, strlen(content)};
-    memcpy(bytes, content, text.count);
-    tk->text[token] = text;
-    tk->added[tk->added_count++] = token;
-    if (strcmp(content, END_OF_TEXT) == 0) tk->end_of_text = token;
-    return text.count;
-}
-
-// Takes a token's number and raises V above it.
-static inline bool tokenizer_read_number(Tokenizer *tk, const cJSON *item, int *token) {
+// Returns the number of a token, or -1 if it is none.
+static inline int json_token(const cJSON *item) {
     uint64_t n;
-    if (!item || !json_whole(item, &n) || n >= TOKENIZER_MAX_ID) return false;
-    if (n >= tk->V) tk->V = (size_t)n + 1;
-    *token = (int)n;
-    return true;
+    return item && json_whole(item, &n) && n < TOKENIZER_MAX_ID ? (int)n : -1;
 }
 
-// Reads the vocabulary {"name": number, ...} and the numbers of the added tokens; *pool: bytes of all their texts.
-static inline bool tokenizer_read_names(Tokenizer *tk, TokenNames *v, const cJSON *vocab, const cJSON *added,
-                                        size_t *pool, Error *err) {
-    const cJSON *item, *id, *content;
-    v->names = (TokenName *)host_alloc((size_t)cJSON_GetArraySize(vocab), sizeof(TokenName));
-    cJSON_ArrayForEach(item, vocab) {
-        TokenName *x = &v->names[v->count++];
-        x->name = item->string;
-        if (!tokenizer_read_number(tk, item, &x->token)) {
-            return error_set(err, "%s: a token has an absurd number", v->path);
+// Gives a token its text, which tokenizer_free will free.
+static inline void tokenizer_add(Tokenizer *tk, int token, char *bytes, size_t count) {
+    TokenText text = {bytes, count};
+    free(tk->text[token].bytes);
+    tk->text[token] = text;
+    if ((size_t)token >= tk->V) tk->V = (size_t)token + 1;
+}
+
+// Reads the vocabulary {"name": number, ...}, and the names in their order into names[count].
+static inline bool tokenizer_read_vocab(Tokenizer *tk, const cJSON *vocab, TokenName *names, size_t *count,
+                                        const char *path, Error *err) {
+    for (const cJSON *item = vocab->child; item; item = item->next) {
+        TokenName x = {item->string, json_token(item)};
+        if (x.token < 0 || tk->text[x.token].bytes) {
+            return error_set(err, "%s: the token \"%.99s\" needs a number of its own below %d", path, x.name,
+                             TOKENIZER_MAX_ID);
         }
-        size_t n = strlen(x->name);
-        if (n > v->longest) v->longest = n;
-        *pool += n;
+        char *bytes = (char *)host_alloc(strlen(x.name), 1);
+        tokenizer_add(tk, x.token, bytes, name_to_bytes(x.name, bytes));
+        names[(*count)++] = x;
     }
-    cJSON_ArrayForEach(item, added) {
-        int token;
-        if (!json_get(item, "id", &id, v->path, err) || !json_get(item, "content", &content, v->path, err)) {
-            return false;
-        }
-        if (!cJSON_IsString(content) || !tokenizer_read_number(tk, id, &token)) {
-            return error_set(err, "%s: an added token lacks a sound id and content", v->path);
-        }
-        *pool += strlen(content->valuestring);
+    qsort(names, *count, sizeof *names, name_compare);
+    for (size_t i = 1; i < *count; i++) {
+        if (name_compare(&names[i - 1], &names[i]) == 0)
+            return error_set(err, "%s has the token \"%.99s\" twice", path, names[i].name);
     }
-    qsort(v->names, v->count, sizeof(TokenName), name_compare);
-    for (size_t i = 1; i < v->count; i++) {
-        const TokenName *x = &v->names[i - 1], *y = &v->names[i];
-        if (name_compare(x, y) == 0) {
-            return error_set(err, "%s gives the tokens %d and %d the same text", v->path, x->token, y->token);
-        }
+    for (unsigned c = 0; c < 324; c++) {
+        char utf8[] = {(char)(c < 128 ? c : 0xc0 | c >> 6), (char)(c < 128 ? 0 : 0x80 | (c & 0x3f)), '\0'};
+        int byte = character_to_byte(c);
+        if (byte >= 0) tk->of_byte[byte] = name_find(names, *count, utf8);
     }
     return true;
 }
 
 // Reads ["a b", ...] or [["a", "b"], ...], lowest rank first.
-static inline bool tokenizer_read_merges(Tokenizer *tk, const TokenNames *v, const cJSON *merges, Error *err) {
-    const cJSON *item;
-    char *both = (char *)host_alloc(v->longest + 1, 1);
-    bool ok = true;
+static inline bool tokenizer_read_merges(Tokenizer *tk, const cJSON *merges, const TokenName *names, size_t count,
+                                         const char *path, Error *err) {
     tk->merges = (TokenMerge *)host_alloc((size_t)cJSON_GetArraySize(merges), sizeof(TokenMerge));
-    cJSON_ArrayForEach(item, merges) {
-        const char *left = NULL, *right = NULL;
-        char *space = cJSON_IsString(item) ? strchr(item->valuestring, ' ') : NULL;
-        if (space) {
-            *space = '\0';
-            left = item->valuestring;
-            right = space + 1;
+    for (const cJSON *item = merges->child; item; item = item->next) {
+        char *left = cJSON_GetStringValue(item), *right = left ? strchr(left, ' ') : NULL;
+        TokenMerge merge = {-1, -1, (int)tk->merge_count, -1};
+        if (right) {
+            *right++ = '\0';
         } else if (cJSON_IsArray(item) && cJSON_GetArraySize(item) == 2) {
             left = cJSON_GetStringValue(item->child);
             right = cJSON_GetStringValue(item->child->next);
         }
-        TokenMerge merge = {-1, -1, -1, (int)tk->merge_count};
-        ok = (left && right) || error_set(err, "%s: merge %d is no pair of tokens", v->path, merge.rank);
-        if (!ok) break;
-        merge.left = name_find(v, left);
-        merge.right = name_find(v, right);
-        if (strlen(left) + strlen(right) <= v->longest) {
-            strcat(strcpy(both, left), right);
-            merge.merged = name_find(v, both);
+        if (left && right) {
+            char *both = (char *)host_alloc(strlen(left) + strlen(right) + 1, 1);
+            merge.left = name_find(names, count, left);
+            merge.right = name_find(names, count, right);
+            merge.merged = name_find(names, count, strcat(strcpy(both, left), right));
+            free(both);
         }
-        ok = (merge.left >= 0 && merge.right >= 0 && merge.merged >= 0) ||
-             error_set(err, "%s: merge %d is not of tokens in the vocabulary", v->path, merge.rank);
-        if (!ok) break;
+        if (merge.left < 0 || merge.right < 0 || merge.merged < 0) {
+            return error_set(err, "%s: merge %d is no pair of tokens that make a token", path, merge.rank);
+        }
         tk->merges[tk->merge_count++] = merge;
     }
-    free(both);
     qsort(tk->merges, tk->merge_count, sizeof(TokenMerge), merge_compare);
-    for (size_t i = 1; i < tk->merge_count && ok; i++) {
+    for (size_t i = 1; i < tk->merge_count; i++) {
         const TokenMerge *x = &tk->merges[i];
-        ok = merge_compare(x - 1, x) != 0 ||
-             error_set(err, "%s gives the merge of the tokens %d and %d twice", v->path, x->left, x->right);
+        if (merge_compare(x - 1, x) == 0)
+            return error_set(err, "%s has merges %d and %d of the same pair", path, x[-1].rank, x->rank);
     }
-    return ok;
+    return true;
 }
 
-static inline bool tokenizer_read(Tokenizer *tk, TokenNames *v, const cJSON *root, Error *err) {
-    const cJSON *model, *vocab, *merges, *added, *item;
-    if (!json_get(root, "model", &model, v->path, err) || !json_get(root, "added_tokens", &added, v->path, err) ||
-        !tokenizer_check_kind(root, model, v->path, err) || !json_get(model, "vocab", &vocab, v->path, err) ||
-        !json_get(model, "merges", &merges, v->path, err)) {
-        return false;
-    }
-    if (!cJSON_IsObject(vocab) || !cJSON_IsArray(merges) || (added && !cJSON_IsArray(added))) {
-        return error_set(err, "%s: vocab, merges or added_tokens is missing or malformed", v->path);
-    }
-    size_t pool = 0;
-    if (!tokenizer_read_names(tk, v, vocab, added, &pool, err)) return false;
-    if (!tokenizer_read_merges(tk, v, merges, err)) return false;
-    if (tk->V == 0) return error_set(err, "%s has no tokens", v->path);
-    tokenizer_allocate(tk, pool, (size_t)cJSON_GetArraySize(added));
-    pool = 0;
-    for (size_t i = 0; i < v->count; i++) {
-        TokenText *text = &tk->text[v->names[i].token];
-        if (text->bytes) return error_set(err, "%s gives the token %d twice", v->path, v->names[i].token);
-        text->bytes = tk->pool + pool;
-        text->count = name_to_bytes(v->names[i].name, tk->pool + pool);
-        pool += text->count;
-    }
-    for (unsigned byte = 0; byte < 256; byte++) {
-        char character[3];
-        byte_to_utf8(byte, character);
-        tk->of_byte[byte] = name_find(v, character);
-    }
+static inline bool tokenizer_read_added(Tokenizer *tk, const cJSON *added, const char *path, Error *err) {
+    const cJSON *item;
     cJSON_ArrayForEach(item, added) {
-        const char *content = cJSON_GetObjectItemCaseSensitive(item, "content")->valuestring;
-        int token = (int)cJSON_GetObjectItemCaseSensitive(item, "id")->valuedouble;
-        if (content[0]) pool += tokenizer_add(tk, token, tk->pool + pool, content);
+        const char *content = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "content"));
+        int token = json_token(cJSON_GetObjectItemCaseSensitive(item, "id"));
+        if (!content || token < 0 || strlen(content) > ADDED_MAX_BYTES || tk->added_count == ADDED_MAX) {
+            return error_set(err, "%s: added token %zu has no sound id and content, or is more than %d tokens of %d "
+                             "bytes", path, tk->added_count, ADDED_MAX, ADDED_MAX_BYTES);
+        }
+        tokenizer_add(tk, token, host_string(content), strlen(content));
+        if (content[0]) tk->added[tk->added_count++] = token;  // an empty text is found nowhere
     }
+    return true;
+}
+
+static inline bool tokenizer_read(Tokenizer *tk, const cJSON *root, const char *path, Error *err) {
+    const cJSON *model, *vocab, *merges, *added;
+    if (!json_get(root, "model", &model, path, err) || !json_get(root, "added_tokens", &added, path, err) ||
+        !tokenizer_check_kind(root, model, path, err) || !json_get(model, "vocab", &vocab, path, err) ||
+        !json_get(model, "merges", &merges, path, err)) return false;
+    if (!cJSON_IsObject(vocab) || !vocab->child || !cJSON_IsArray(merges) || (added && !cJSON_IsArray(added))) {
+        return error_set(err, "%s: vocab, merges or added_tokens is missing, empty or malformed", path);
+    }
+    size_t count = 0;
+    TokenName *names = (TokenName *)host_alloc((size_t)cJSON_GetArraySize(vocab), sizeof(TokenName));
+    bool ok = tokenizer_read_vocab(tk, vocab, names, &count, path, err) &&
+              tokenizer_read_merges(tk, merges, names, count, path, err) && tokenizer_read_added(tk, added, path, err);
+    free(names);
     int failure;
     size_t place;
-    tk->words = pcre2_compile((PCRE2_SPTR)BPE_WORD, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_ANCHORED, &failure, &place,
-                              NULL);
-    return tk->words || error_set(err, "cannot split text into words: PCRE2's error %d (it needs Unicode)", failure);
+    if (ok) tk->words = pcre2_compile((PCRE2_SPTR)BPE_WORD, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_ANCHORED, &failure,
+                                      &place, NULL);
+    if (!ok || tk->words) return ok;
+    return error_set(err, "PCRE2 cannot split text into words (error %d): it needs Unicode", failure);
 }
 
-static inline void tokenizer_make_bytes(Tokenizer *tk) {
-    tk->V = 257;
-    tokenizer_allocate(tk, 256 + sizeof END_OF_TEXT, 1);
-    for (int byte = 0; byte < 256; byte++) {
-        tk->of_byte[byte] = byte;
-        tk->pool[byte] = (char)byte;
-        tk->text[byte].bytes = &tk->pool[byte];
-        tk->text[byte].count = 1;
-    }
-    tokenizer_add(tk, 256, tk->pool + 256, END_OF_TEXT);
-}
-
-// path: a tokenizer.json; NULL: the byte tokenizer. On failure nothing is left to free.
+// Opens a tokenizer.json. Without a path a token is a byte, and 256 is <|endoftext|>. On failure nothing is left to
+// free.
 static inline bool tokenizer_open(Tokenizer *tk, const char *path, Error *err) {
     memset(tk, 0, sizeof *tk);
-    tk->end_of_text = -1;
-    if (!path) {
-        tokenizer_make_bytes(tk);
-        return true;
+    tk->text = (TokenText *)host_alloc(path ? TOKENIZER_MAX_ID : 257, sizeof(TokenText));
+    if (path) {
+        cJSON *root = json_read(path, TOKENIZER_MAX_FILE, err);
+        bool ok = root && tokenizer_read(tk, root, path, err);
+        cJSON_Delete(root);
+        if (!ok) tokenizer_free(tk);
+        return ok;
     }
-    TokenNames names = {path, NULL, 0, 0};
-    cJSON *root = json_read(path, TOKENIZER_MAX_FILE, err);
-    bool ok = root && tokenizer_read(tk, &names, root, err);
-    cJSON_Delete(root);
-    free(names.names);
-    if (!ok) tokenizer_free(tk);
-    return ok;
+    for (int byte = 0; byte < 256; byte++) {
+        const char text[] = {(char)byte, '\0'};
+        tokenizer_add(tk, byte, host_string(text), 1);
+        tk->of_byte[byte] = byte;
+    }
+    tokenizer_add(tk, 256, host_string(END_OF_TEXT), strlen(END_OF_TEXT));
+    tk->added[tk->added_count++] = 256;
+    return true;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Prompts and samples
 
-// Prints a token, but no control characters, of which an untrained model makes plenty: terminals obey them.
-static inline void tokenizer_print(const Tokenizer *tk, int token) {
-    size_t bytes;
-    const char *text = tokenizer_decode(tk, token, &bytes);
-    for (size_t i = 0; i < bytes; i++) {
-        unsigned char c = (unsigned char)text[i];
-        putchar((c < 32 && c != '\n' && c != '\t') || c == 127 ? '?' : c);
+// Prints the text of tokens[count]. A byte that is no UTF-8 and a control character, which a terminal might obey,
+// become '?': an untrained model makes plenty of both.
+static inline void tokenizer_print(const Tokenizer *tk, const int *tokens, size_t count) {
+    size_t bytes = 0, length;
+    for (size_t i = 0; i < count; i++) tokenizer_decode(tk, tokens[i], &length), bytes += length;
+    char *text = (char *)host_alloc(bytes, 1), *end = text;
+    for (size_t i = 0; i < count; i++, end += length) memcpy(end, tokenizer_decode(tk, tokens[i], &length), length);
+    for (size_t i = 0; i < bytes; i += length ? length : 1) {
+        unsigned c = 0;
+        length = utf8_read(text + i, bytes - i, &c);
+        bool control = (c < 32 && c != '\n' && c != '\t') || (c >= 127 && c < 160);
+        if (length && !control) fwrite(text + i, 1, length, stdout);
+        else putchar('?');
     }
+    free(text);
 }
 
-// The tokens of a prompt, with room for `extra` more behind them: free(*tokens). No prompt, or an empty one,
-// is <|endoftext|>. Every token must be below the model's vocabulary V.
-static inline bool tokenizer_prompt(const Tokenizer *tk, const char *prompt, size_t extra, size_t V,
-                                    int **tokens, size_t *count, Error *err) {
+// Makes the tokens of a prompt, with room for `extra` more behind them: free(*tokens). No prompt, or an empty one, is
+// <|endoftext|>. Every token must be below the model's vocabulary V.
+static inline bool tokenizer_prompt(const Tokenizer *tk, const char *prompt, size_t extra, size_t V, int **tokens,
+                                    size_t *count, Error *err) {
     *tokens = NULL;
     if (!prompt || !prompt[0]) {
-        if (tk->end_of_text < 0) {
-            return error_set(err, "the tokenizer has no " END_OF_TEXT ": give a --prompt");
-        }
         prompt = END_OF_TEXT;
+        if (tokenizer_added_at(tk, prompt, strlen(prompt)) < 0)
+            return error_set(err, "the tokenizer has no " END_OF_TEXT ": give a --prompt");
     }
     size_t bytes = strlen(prompt);
-    *tokens = (int *)host_alloc(bytes + extra + 1, sizeof(int));
+    *tokens = (int *)host_alloc(bytes + extra, sizeof(int));
     *count = tokenizer_encode(tk, prompt, bytes, *tokens);
     bool ok = *count > 0 || error_set(err, "the tokenizer has no token for this --prompt");
     for (size_t i = 0; i < *count && ok; i++) {
@@ -321,13 +416,33 @@ static inline bool tokenizer_prompt(const Tokenizer *tk, const char *prompt, siz
     return ok;
 }
 
-// Can a sample start with this prompt? For the check before any work.
+// True if a sample can start with this prompt. For the check before any work.
 static inline bool tokenizer_check_prompt(const Tokenizer *tk, const char *prompt, size_t V, Error *err) {
     int *tokens;
     size_t count;
-    if (!tokenizer_prompt(tk, prompt, 0, V, &tokens, &count, err)) return false;
-    free(tokens);
-    return true;
+    bool ok = tokenizer_prompt(tk, prompt, 0, V, &tokens, &count, err);
+    if (ok) free(tokens);
+    return ok;
+}
+
+// Draws the next token from softmax(logits [V] / temperature) with coin in [0, 1), but never a NaN. Temperature 0
+// takes the largest logit.
+static inline int sample_token(const float *logits, size_t V, double temperature, double coin) {
+    size_t best = 0;
+    for (size_t i = 1; i < V; i++) {
+        if (logits[i] > logits[best] || isnan(logits[best])) best = i;
+    }
+    if (!(temperature > 0.0) || !isfinite(logits[best])) return (int)best;
+    double max = (double)logits[best], sum = 0.0;
+    for (size_t i = 0; i < V; i++) {
+        if (!isnan(logits[i])) sum += exp(((double)logits[i] - max) / temperature);
+    }
+    double target = coin * sum, reached = 0.0;
+    for (size_t i = 0; i < V; i++) {
+        if (!isnan(logits[i])) reached += exp(((double)logits[i] - max) / temperature);
+        if (reached > target) return (int)i;
+    }
+    return (int)best;
 }
 
 #endif

@@ -117,7 +117,7 @@ static inline size_t sample_padded(const Trainer *m, size_t T) {
     return padded < m->T ? padded : m->T;
 }
 
-// Prints the prompt. Use: while (sample_goes_on(m, &s)) sample_append(m, &s, the logits behind the last of s.T tokens).
+// Begins with the prompt. Use: while (sample_goes_on(m, &s)) sample_append(m, &s, the logits behind the last of s.T tokens).
 static inline Sample sample_begin(Trainer *m) {
     Error err;
     Sample s;
@@ -127,17 +127,15 @@ static inline Sample sample_begin(Trainer *m) {
         job_fail(&m->job, &err);
     }
     host_array(s.logits, m->config.Vp);
-    m->sampling = true;
-    printf("sample: ");
-    for (size_t i = 0; i < s.count; i++) tokenizer_print(&m->tokenizer, s.tokens[i]);
     return s;
 }
 
-// Sends the last tokens to the device; false, and all is freed, when the sample is complete.
+// Sends the last tokens to the device. Returns false when the sample is complete, printed and freed.
 static inline bool sample_goes_on(Trainer *m, Sample *s) {
     if (s->made == m->opt.sample_tokens) {
+        printf("sample: ");
+        tokenizer_print(&m->tokenizer, s->tokens, s->count);
         printf("\n");
-        m->sampling = false;
         free(s->logits);
         free(s->tokens);
         return false;
@@ -150,13 +148,12 @@ static inline bool sample_goes_on(Trainer *m, Sample *s) {
     return true;
 }
 
-// Draws the next token from logits (Vp) on the device, and prints it.
+// Draws the next token from logits (Vp) on the device.
 static inline void sample_append(Trainer *m, Sample *s, const floatX *logits) {
     trainer_synchronize(m);
     state_download(s->logits, logits, 0, m->config.Vp, true);
     double coin = random_uniform(m->opt.seed, RANDOM_SAMPLE, m->progress.step, 0, s->made++);
-    s->tokens[s->count] = sample_token(s->logits, m->config.V, SAMPLE_TEMPERATURE, coin);
-    tokenizer_print(&m->tokenizer, s->tokens[s->count++]);
+    s->tokens[s->count++] = sample_token(s->logits, m->config.V, SAMPLE_TEMPERATURE, coin);
 }
 
 // Gathers the spans of all ranks and writes the Chrome trace, on rank 0.
@@ -197,7 +194,6 @@ static inline void trainer_report(Trainer *m) {
 // still have to do is dropped with the process.
 static inline void trainer_leave(Trainer *m) {
     job_open_memory(true);
-    if (m->sampling) printf("\n");  // so that what follows has a line of its own
     trainer_save_rest(m);
     printf("stopped by a signal after step %zu\n", m->progress.step);
     trainer_report(m);
