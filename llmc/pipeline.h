@@ -1,9 +1,8 @@
 // pipeline.h: pipeline schedules as lists of steps, and the rules by which a trainer executes any such list.
 //
-// defines: PipelineStep, Schedule, pipeline_gpipe, pipeline_1f1b, pipeline_interleaved, pipeline_check,
-//          pipeline_bubble, pipeline_max_in_flight, PipelineLists, pipeline_make, pipeline_parse, pipeline_read,
-//          pipeline_link_ends, pipeline_neighbours, pipeline_walk, pipeline_prove, pipeline_lists, PipelinePlan,
-//          pipeline_plan
+// defines: PipelineStep, Schedule, pipeline_steps, pipeline_warmup, pipeline_check, pipeline_bubble, PipelineLists,
+//          pipeline_make, pipeline_read, pipeline_link_ends, pipeline_neighbours, pipeline_walk, pipeline_prove,
+//          pipeline_lists, PipelinePlan, pipeline_plan
 //
 // p stages in a row, m micro-batches a training step, v model chunks a stage. The model is cut into p * v chunks; chunk
 // c of stage s is global chunk c * p + s. With v > 1 the model goes round the stages v times, so stage 0 follows the
@@ -33,16 +32,12 @@
 //
 // No stream ever chooses: each operation waits for a fixed set of others. Such a system (a marked graph) reaches the
 // same end in any order and at any speed. Hence, if ONE order comes to the end, EVERY order does. pipeline_walk finds
-// that order; dev/test/test_pipeline.c proves p <= 16, m <= 64, v <= 8. Here a buffer is free at the end of its step;
-// to free it earlier only removes waiting. The t tensor ranks of a stage run one list, so step i of all of them counts
-// as one operation. One buffer at each end already cannot hang with the schedules here; two lose no time against
-// unlimited ones. A list of your own runs with m * v buffers if it runs at all.
+// that order; dev/test/test_pipeline.c proves p <= 16, m <= 64, v <= 8. The walk frees a buffer at the end of its step;
+// to free it earlier only removes waiting. Tensor ranks of a stage run one list, so step i of all of them is one
+// operation. With one buffer at each end the schedules here cannot hang; two lose no time against unlimited ones. A
+// list of your own runs with m * v buffers if it runs at all.
 //
-// Two rules for real GPUs, which llmc/trainer/connect.cuh keeps. NCCL connects a pair at its first message and blocks
-// the host meanwhile: each link carries one small message at start-up, in ascending link number on all ranks, so that
-// no two hosts wait for each other. A posted receive occupies some of the GPU until its message comes: links get few
-// blocks (ncclConfig_t.maxCTAs). CUDA_DEVICE_MAX_CONNECTIONS stays above the number of streams, because a waiting
-// receive blocks compute that shares its hardware queue.
+// llmc/trainer/connect.cuh has the rules for links on real GPUs.
 #ifndef LLMC_PIPELINE_H
 #define LLMC_PIPELINE_H
 
@@ -88,33 +83,13 @@ static inline void pipeline_add(PipelineStep *out, size_t *n, StepKind kind, int
     out[(*n)++].chunk = chunk;
 }
 
-// GPipe (PTD-P figure 3): all forwards, then all backwards. Every stage keeps m micro-batches of activations.
-// Backwards go 0, 1, 2, ... as in 1F1B, so that gradients are summed in one order and have the same bits.
-static inline size_t pipeline_gpipe(int m, PipelineStep *out) {
-    size_t n = 0;
-    for (int i = 0; i < m; i++) pipeline_add(out, &n, STEP_FORWARD, i, 0);
-    for (int i = 0; i < m; i++) pipeline_add(out, &n, STEP_BACKWARD, i, 0);
-    return n;
-}
-
-// 1F1B (PTD-P figure 4, top): the same bubble, but stage s keeps at most p - s micro-batches. Warm-up forwards until
-// the first gradient can come back, then forward and backward in turn, then the remaining backwards.
-static inline size_t pipeline_1f1b(int p, int stage, int m, PipelineStep *out) {
-    int warmup = p - stage - 1 < m ? p - stage - 1 : m;
-    size_t n = 0;
-    for (int i = 0; i < m + warmup; i++) {
-        if (i < m) pipeline_add(out, &n, STEP_FORWARD, i, 0);
-        if (i >= warmup) pipeline_add(out, &n, STEP_BACKWARD, i - warmup, 0);
-    }
-    return n;
-}
-
-// Interleaved 1F1B (PTD-P figure 4, bottom): a bubble v times smaller for v times as many messages. Micro-batches go in
-// groups of p: a group runs through chunk 0, then chunk 1, ...: p steps later stage 0 has back its own output, from the
-// last stage. So p must divide m. Backwards go from the last chunk down.
-static inline size_t pipeline_interleaved(int p, int stage, int m, int v, PipelineStep *out) {
+// Writes a stage's list and returns its length, 2 m v: `warmup` forwards, then forward and backward in turn, then the
+// remaining backwards. The schedules here differ in nothing else. With v chunks, micro-batches go in groups of p: a
+// group runs through chunk 0, then chunk 1, ...: p steps later stage 0 has back its own output, from the last stage. So
+// p must divide m. Backwards go from the last chunk down. The backwards of a chunk go 0, 1, 2, ... in all schedules, so
+// that gradients are summed in one order and have the same bits.
+static inline size_t pipeline_steps(int p, int m, int v, int warmup, PipelineStep *out) {
     int total = m * v, group = p * v;
-    int warmup = (p - stage - 1) * 2 + (v - 1) * p;
     if (warmup > total) warmup = total;
     size_t n = 0;
     for (int i = 0; i < total + warmup; i++) {
@@ -123,6 +98,17 @@ static inline size_t pipeline_interleaved(int p, int stage, int m, int v, Pipeli
         if (b >= 0) pipeline_add(out, &n, STEP_BACKWARD, b / group * p + b % p, v - 1 - b % group / p);
     }
     return n;
+}
+
+// Returns how many forwards a stage runs ahead.
+//   GPipe (PTD-P figure 3): all. Every stage keeps m micro-batches of activations.
+//   1F1B (figure 4, top): just enough for the first gradient to come back. The same bubble, but stage s keeps at most
+//     p - s micro-batches.
+//   Interleaved 1F1B (figure 4, bottom): through all chunks. A bubble v times smaller for v times as many messages.
+static inline int pipeline_warmup(Schedule schedule, int p, int stage, int m, int v) {
+    if (schedule == SCHEDULE_GPIPE) return m;
+    if (schedule == SCHEDULE_1F1B) return p - stage - 1;
+    return (p - stage - 1) * 2 + (v - 1) * p;
 }
 
 // False, with a sentence that says what to change, if the schedule does not exist for these sizes.
@@ -194,30 +180,22 @@ static inline void pipeline_lists_free(PipelineLists *l) {
 // Makes the lists of gpipe, 1f1b or interleaved for sizes that pipeline_check accepts.
 static inline PipelineLists pipeline_make(Schedule schedule, int p, int m, int v) {
     PipelineLists l = pipeline_empty(p, m, v);
-    for (int s = 0; s < p; s++) {
-        PipelineStep *out = l.steps[s];
-        l.counts[s] = schedule == SCHEDULE_GPIPE  ? pipeline_gpipe(m, out)
-                      : schedule == SCHEDULE_1F1B ? pipeline_1f1b(p, s, m, out)
-                                                  : pipeline_interleaved(p, s, m, v, out);
-    }
+    for (int s = 0; s < p; s++)
+        l.counts[s] = pipeline_steps(p, m, v, pipeline_warmup(schedule, p, s, m, v), l.steps[s]);
     return l;
-}
-
-// Reads a number of 1 to 6 digits at *text and moves *text behind it. Returns -1 if there is none.
-static inline int pipeline_number(const char **text) {
-    int value = 0, digits = 0;
-    for (; isdigit((unsigned char)**text) && digits < 7; (*text)++, digits++) value = 10 * value + (**text - '0');
-    return digits == 0 || digits > 6 ? -1 : value;
 }
 
 // Reads a word of `length` characters as a step: F3, B3 or W3, and with several chunks F3.1.
 static inline bool pipeline_word(const char *word, size_t length, PipelineStep *step) {
-    const char *kind = strchr("FBW", *word), *at = word + 1;
+    const char *kind = strchr("FBW", *word);
+    char *at = (char *)word + 1;
+    enum { MOST = 1000000 };
+    unsigned long long micro = isdigit((unsigned char)*at) ? strtoull(at, &at, 10) : MOST, chunk = 0;
+    if (*at == '.') chunk = isdigit((unsigned char)at[1]) ? strtoull(at + 1, &at, 10) : MOST;
     step->kind = !kind || *kind == 'F' ? STEP_FORWARD : *kind == 'B' ? STEP_BACKWARD : STEP_WEIGHT;
-    step->micro = pipeline_number(&at);
-    step->chunk = 0;
-    if (*at == '.' && step->micro >= 0) at++, step->chunk = pipeline_number(&at);
-    return kind && step->micro >= 0 && step->chunk >= 0 && at == word + length;
+    step->micro = (int)micro;
+    step->chunk = (int)chunk;
+    return kind && micro < MOST && chunk < MOST && at == word + length;
 }
 
 // Reads schedules written by hand, one line for each stage:
@@ -309,6 +287,11 @@ typedef struct {
 } PipelineTime;
 
 typedef struct {
+    PipelineTime **steps;       // [p][counts[p]], or NULL if not wanted
+    double end, busy, longest;  // end of the last step; sum of all; the longest from first start to end of one stage
+} PipelineRun;
+
+typedef struct {
     int name;                       // micro * p * v + the global chunk that reads it
     double computed, sent, freed;   // when its step ended, it arrived, and its reader ended
     PipelineTime *time;             // of its step, or NULL
@@ -325,8 +308,9 @@ typedef struct {
     const PipelineTimes *times;
     size_t buffers, room;
     PipelineLink *links;
-    double *clock;  // [p] end of a stage's last step
-    size_t *next;   // [p]
+    double *begin, *clock;  // [p] a stage's first start; end of its last step
+    size_t *next;           // [p]
+    PipelineRun *run;
 } PipelineWalk;
 
 // Sends the messages of a link that are computed and have a free buffer at the other end.
@@ -341,10 +325,12 @@ static inline void pipeline_walk_send(const PipelineWalk *w, PipelineLink *l) {
 }
 
 // Runs a stage's next step if its input is there and its output has a free buffer; *ran says whether it did.
-static inline bool pipeline_walk_step(PipelineWalk *w, int stage, PipelineTime *time, bool *ran, Error *err) {
+static inline bool pipeline_walk_step(PipelineWalk *w, int stage, bool *ran, Error *err) {
     int p = w->lists->p, v = w->lists->v, from, to;
     bool split = w->lists->counts[stage] > 2 * (size_t)w->lists->m * v;
-    PipelineStep step = w->lists->steps[stage][w->next[stage]];
+    size_t at = w->next[stage];
+    PipelineStep step = w->lists->steps[stage][at];
+    PipelineTime *time = w->run->steps ? &w->run->steps[stage][at] : NULL;
     int side = step.kind == STEP_FORWARD ? 0 : p, up = step.kind == STEP_FORWARD ? 1 : -1;
     int chunk = step.chunk * p + stage;  // global
     pipeline_neighbours(p, stage, v, step, &from, &to);
@@ -361,7 +347,10 @@ static inline bool pipeline_walk_step(PipelineWalk *w, int stage, PipelineTime *
         start = fmax(start, out->messages[(out->computed - w->buffers) % w->room].sent);
     double duration = w->times->step[step.kind];
     if (step.kind == STEP_BACKWARD && !split) duration += w->times->step[STEP_WEIGHT];
-    double end = w->clock[stage] = start + duration * (w->times->scale ? w->times->scale[chunk] : 1);
+    if (w->times->scale) duration *= w->times->scale[chunk];
+    double end = w->clock[stage] = start + duration;
+    if (w->next[stage]++ == 0) w->begin[stage] = start;
+    w->run->busy += duration;
     if (time) time->start = start, time->end = end;
     if (read) read->freed = end, in->consumed++, pipeline_walk_send(w, in);
     if (!out) return true;
@@ -371,37 +360,37 @@ static inline bool pipeline_walk_step(PipelineWalk *w, int stage, PipelineTime *
     return true;
 }
 
-// Executes the lists by the rules above with so many buffers at each link end. out: [p][counts[p]] times of the steps,
-// or NULL. False, with a sentence, if they end in a deadlock (then out has the times of the steps before it) or the two
-// ends of a link differ in their order. Each list must be in order by itself (pipeline_prove_list).
-static inline bool pipeline_walk(const PipelineLists *l, size_t buffers, const PipelineTimes *times,
-                                 PipelineTime *const *out, Error *err) {
+// Executes the lists by the rules above with so many buffers at each link end. False, with a sentence, if they end in a
+// deadlock (then run->steps has the times of the steps before it) or the two ends of a link differ in their order. Each
+// list must be in order by itself (pipeline_prove_list).
+static inline bool pipeline_walk(const PipelineLists *l, size_t buffers, const PipelineTimes *times, PipelineRun *run,
+                                 Error *err) {
     size_t links = (size_t)pipeline_link_count(l->p), pairs = (size_t)l->m * l->v;
     size_t room = buffers < pairs / 3 ? 3 * buffers : pairs;  // the sender is at most 2 * buffers ahead
-    PipelineWalk w = {l, times, buffers, room, NULL, NULL, NULL};
+    PipelineWalk w = {l, times, buffers, room, NULL, NULL, NULL, NULL, run};
     w.links = (PipelineLink *)host_alloc(links, sizeof *w.links);
-    w.clock = (double *)host_alloc(l->p, sizeof *w.clock);
+    w.begin = (double *)host_alloc(2 * (size_t)l->p, sizeof *w.begin);
+    w.clock = w.begin + l->p;
     w.next = (size_t *)host_alloc(l->p, sizeof *w.next);
     PipelineMessage *messages = (PipelineMessage *)host_alloc(links * room, sizeof *messages);
     for (size_t i = 0; i < links; i++) w.links[i].messages = messages + i * room;
+    run->end = run->busy = run->longest = 0;
     bool ok = true;
     for (bool moved = true; ok && moved;) {
         moved = false;
-        for (int s = 0; ok && s < l->p; s++) {
-            for (bool ran = true; ok && ran && w.next[s] < l->counts[s];) {
-                ok = pipeline_walk_step(&w, s, out ? &out[s][w.next[s]] : NULL, &ran, err);
-                w.next[s] += ran;
-                moved = moved || ran;
-            }
-        }
+        for (int s = 0; ok && s < l->p; s++)
+            for (bool ran = true; ok && ran && w.next[s] < l->counts[s]; moved = moved || ran)
+                ok = pipeline_walk_step(&w, s, &ran, err);
     }
     for (int s = 0; ok && s < l->p; s++) {
+        run->end = fmax(run->end, w.clock[s]);
+        run->longest = fmax(run->longest, w.clock[s] - w.begin[s]);
         if (w.next[s] == l->counts[s]) continue;
         PipelineStep step = l->steps[s][w.next[s]];
         ok = error_set(err, "deadlock with %zu buffers: stage %d never runs the %s of micro-batch %d, chunk %d",
                        buffers, s, pipeline_step_name(step.kind), step.micro, step.chunk);
     }
-    free(w.links), free(w.clock), free(w.next), free(messages);
+    free(w.links), free(w.begin), free(w.next), free(messages);
     return ok;
 }
 
@@ -449,10 +438,11 @@ static inline bool pipeline_prove_list(const PipelineLists *l, int stage, Error 
 // sentence says why not.
 static inline bool pipeline_prove(const PipelineLists *l, size_t buffers, Error *err) {
     static const PipelineTimes nothing = {{0, 0, 0}, 0, NULL};
+    PipelineRun run = {NULL, 0, 0, 0};
     for (int s = 0; s < l->p; s++) {
         if (!pipeline_prove_list(l, s, err)) return false;
     }
-    return pipeline_walk(l, buffers, &nothing, NULL, err);
+    return pipeline_walk(l, buffers, &nothing, &run, err);
 }
 
 // ---- a trainer's plan -----------------------------------------------------------------------------------------------
@@ -460,13 +450,10 @@ static inline bool pipeline_prove(const PipelineLists *l, size_t buffers, Error 
 // Reads the lists of a text file, and refuses those for other sizes.
 static inline bool pipeline_read_for(PipelineLists *l, const char *file, int p, int m, int v, Error *err) {
     if (!pipeline_read(file, l, err)) return false;
-    if (l->p != p)
-        return error_set(err, "%s has lines for %d stages, and this pipeline has %d: change it, or --pipeline", file,
-                         l->p, p);
-    if (l->m != m)
-        return error_set(err, "%s runs %d micro-batches, and here a step has %d: change it, or --global-batch or "
-                              "--micro-batch", file, l->m, m);
-    return l->v == v || error_set(err, "%s has %d chunks a stage, and --virtual is %d: change one", file, l->v, v);
+    return (l->p == p && l->m == m && l->v == v) ||
+           error_set(err, "%s is for %d stages, %d micro-batches and %d chunks a stage, and here are %d, %d and %d: "
+                          "change it, or --pipeline, --global-batch and --micro-batch, --virtual",
+                     file, l->p, l->m, l->v, p, m, v);
 }
 
 // Proves lists for a trainer. name: of the schedule or the file.

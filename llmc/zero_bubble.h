@@ -137,26 +137,9 @@ static inline double auto_run(AutoRun *r, double latest, double *span) {
     return end;
 }
 
-// Runs zb-h1's lists, as auto_run runs a policy.
-static inline double auto_run_lists(const PipelineLists *l, const PipelineTimes *times, double *span) {
-    Error err;
-    PipelineTime **out = (PipelineTime **)host_alloc(l->p, sizeof *out);
-    for (int s = 0; s < l->p; s++) out[s] = (PipelineTime *)host_alloc(l->counts[s], sizeof **out);
-    double end = *span = 0;
-    if (!pipeline_walk(l, l->m, times, out, &err)) end = *span = INFINITY;
-    for (int s = 0; s < l->p; s++) {
-        double last = out[s][l->counts[s] - 1].end;
-        end = fmax(end, last);
-        *span = fmax(*span, last - out[s][0].start);
-        free(out[s]);
-    }
-    free(out);
-    return end;
-}
-
 // Makes the lists of zb-auto. Starts from zb-h1, if the limit allows it, then tries how far the stages fill before
-// their first backward and how patiently they wait. Takes the lists that end first; of these, those whose longest stage is
-// shortest; of equals, the first.
+// their first backward and how patiently they wait. Takes the lists that end first; of these, the lists whose longest
+// stage is shortest; of equals, the first.
 static inline void zero_bubble_auto(PipelineLists *l, const PipelineTimes *times, size_t limit) {
     int p = l->p, m = l->m, leaves = 1;
     while (leaves < p) leaves *= 2;
@@ -175,7 +158,10 @@ static inline void zero_bubble_auto(PipelineLists *l, const PipelineTimes *times
         l->counts[s] = zero_bubble_h1(p, s, m, l->steps[s]);
     }
     double best = INFINITY, best_span = INFINITY, span, small = 1e-9 * m * times->step[STEP_FORWARD];
-    if (limit >= (size_t)(p < m ? p : m)) best = auto_run_lists(l, times, &best_span);
+    PipelineRun h1 = {NULL, 0, 0, 0};
+    Error err;
+    bool fits = limit >= (size_t)(p < m ? p : m);
+    if (fits && pipeline_walk(l, m, times, &h1, &err)) best = h1.end, best_span = h1.longest;
     // The last stage must get its first input and then do all its work, and no stage does its work in less.
     double work = m * (times->step[STEP_FORWARD] + times->step[STEP_BACKWARD] + times->step[STEP_WEIGHT]);
     double bound = (p - 1) * (times->step[STEP_FORWARD] + times->transfer) + work;

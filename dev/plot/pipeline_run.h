@@ -1,54 +1,34 @@
-// pipeline_run.h: lists of a pipeline run in virtual time by pipeline_walk: start and end of each step, idle time, and
-// the trace that a trainer would write.
+// pipeline_run.h: the times that pipeline_walk finds for lists, as the trace that a trainer would write.
 //
-// defines: ListRun, list_run, list_run_span, list_run_longest, list_run_bubble, list_run_write, list_run_free
+// defines: list_run, list_run_span, list_run_bubble, list_run_write, list_run_free
 #ifndef DEV_PLOT_PIPELINE_RUN_H
 #define DEV_PLOT_PIPELINE_RUN_H
 
 #include "llmc/host/trace.h"
 #include "llmc/zero_bubble.h"
 
-typedef struct {
-    const PipelineLists *lists;
-    PipelineTime **steps;  // [p][counts[p]]
-    double transfer;
-    double busy, end;      // sum of all steps; end of the last one
-} ListRun;
+// Runs lists that pipeline_prove_list accepts and keeps the times of all steps. False, with a sentence, if they hang.
+// Release with list_run_free in either case.
+static inline bool list_run(PipelineRun *r, const PipelineLists *l, size_t buffers, const PipelineTimes *times,
+                            Error *err) {
+    r->steps = (PipelineTime **)host_alloc((size_t)l->p, sizeof *r->steps);
+    for (int s = 0; s < l->p; s++) r->steps[s] = (PipelineTime *)host_alloc(l->counts[s], sizeof **r->steps);
+    return pipeline_walk(l, buffers, times, r, err);
+}
 
-static inline void list_run_free(ListRun *r) {
-    for (int s = 0; s < r->lists->p; s++) free(r->steps[s]);
+static inline void list_run_free(PipelineRun *r, const PipelineLists *l) {
+    for (int s = 0; s < l->p; s++) free(r->steps[s]);
     free(r->steps);
 }
 
-// Runs lists that pipeline_prove_list accepts. False, with a sentence, if they hang. Release in either case.
-static inline bool list_run(ListRun *r, const PipelineLists *l, size_t buffers, const PipelineTimes *times, Error *err) {
-    ListRun made = {l, (PipelineTime **)host_alloc((size_t)l->p, sizeof *r->steps), times->transfer, 0, 0};
-    for (int s = 0; s < l->p; s++) made.steps[s] = (PipelineTime *)host_alloc(l->counts[s], sizeof **made.steps);
-    bool ok = pipeline_walk(l, buffers, times, made.steps, err);
-    for (int s = 0; s < l->p; s++)
-        for (size_t i = 0; i < l->counts[s]; i++) {
-            made.busy += made.steps[s][i].end - made.steps[s][i].start;
-            made.end = fmax(made.end, made.steps[s][i].end);
-        }
-    *r = made;
-    return ok;
-}
-
 // Returns the time from a stage's first start to its last end.
-static inline double list_run_span(const ListRun *r, int stage) {
-    return r->steps[stage][r->lists->counts[stage] - 1].end - r->steps[stage][0].start;
-}
-
-// Returns the longest span of a stage: what a step costs if no stage waits for the others at its end.
-static inline double list_run_longest(const ListRun *r) {
-    double longest = 0;
-    for (int s = 0; s < r->lists->p; s++) longest = fmax(longest, list_run_span(r, s));
-    return longest;
+static inline double list_run_span(const PipelineRun *r, const PipelineLists *l, int stage) {
+    return r->steps[stage][l->counts[stage] - 1].end - r->steps[stage][0].start;
 }
 
 // Returns the bubble, idle time over work, of all stages from the first start to the last end.
-static inline double list_run_bubble(const ListRun *r) {
-    double work = r->busy / r->lists->p;
+static inline double list_run_bubble(const PipelineRun *r, int p) {
+    double work = r->busy / p;
     return (r->end - work) / work;
 }
 
@@ -62,11 +42,11 @@ static inline void list_run_event(TraceList *trace, const char *kind, int stage,
 
 // Writes the trace: steps on stream 0; receives and sends of activations on 1 and 2, of gradients on 3 and 4. One unit
 // of time is a millisecond.
-static inline bool list_run_write(const ListRun *r, const char *path, Error *err) {
+static inline bool list_run_write(const PipelineRun *r, const PipelineLists *l, double transfer, const char *path,
+                                  Error *err) {
     static const char *const kinds[] = {"forward", "backward", "weight"};
     static const char *const streams[] = {"compute", "receive activations", "send activations", "receive gradients",
                                           "send gradients"};
-    const PipelineLists *l = r->lists;
     TraceList trace;
     memset(&trace, 0, sizeof trace);
     for (int s = 0; s < l->p; s++)
@@ -79,8 +59,8 @@ static inline bool list_run_write(const ListRun *r, const char *path, Error *err
             if (to == PIPELINE_NONE) continue;
             PipelineStep read = step;  // at the other end
             read.chunk = (step.chunk * l->p + s + (step.kind == STEP_FORWARD ? 1 : -1)) / l->p;
-            list_run_event(&trace, "send", s, 2 + 2 * (int)step.kind, step, t->sent - r->transfer, t->sent);
-            list_run_event(&trace, "recv", to, 1 + 2 * (int)step.kind, read, t->sent - r->transfer, t->sent);
+            list_run_event(&trace, "send", s, 2 + 2 * (int)step.kind, step, t->sent - transfer, t->sent);
+            list_run_event(&trace, "recv", to, 1 + 2 * (int)step.kind, read, t->sent - transfer, t->sent);
         }
     bool ok = trace_write(path, trace.events, trace.count, streams, 5, err);
     trace_free(&trace);

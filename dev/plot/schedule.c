@@ -109,16 +109,16 @@ static void print_lists(const PipelineLists *l) {
         }
 }
 
-static void print_report(const PipelineLists *l, const ListRun *run) {
+static void print_report(const PipelineLists *l, const PipelineRun *run) {
     printf("%5s %6s %10s %10s %10s\n", "stage", "steps", "in flight", "own span", "idle in it");
     double busy = run->busy / l->p;  // every stage has the same work
     for (int s = 0; s < l->p; s++) {
-        double span = list_run_span(run, s);
+        double span = list_run_span(run, l, s);
         printf("%5d %6zu %10zu %10g %10g\n", s, l->counts[s], pipeline_max_in_flight(l->steps[s], l->counts[s]), span,
                span - busy);
     }
     printf("proved: %d stages, %d micro-batches, %d chunk%s a stage\n", l->p, l->m, l->v, l->v > 1 ? "s" : "");
-    printf("bubble: %.2f%% of compute time (%g of %g)", 100 * list_run_bubble(run), run->end - busy, busy);
+    printf("bubble: %.2f%% of compute time (%g of %g)", 100 * list_run_bubble(run, l->p), run->end - busy, busy);
     printf("; 1f1b has %.2f%%\n", 100 * pipeline_bubble(l->p, l->m, 1));
 }
 
@@ -142,8 +142,8 @@ static const TableColumn columns[] = {
 };
 enum { COLUMNS = sizeof columns / sizeof *columns };
 
-// Prints the bubble of all stages, which wait for each other at the end, or with `alone` of the stage that takes longest
-// from its own first step to its own last. A chunk of v has 1/v of a stage's work.
+// Prints the bubble of all stages, which wait for each other at the end, or with `alone` of the stage that takes
+// longest from its own first step to its own last. A chunk of v has 1/v of a stage's work.
 static bool table_cell(const TableColumn *column, int p, int m, const double *cost, bool alone, Error *err) {
     PipelineTimes stage = {{cost[0], cost[1], cost[2]}, 0, NULL}, chunk = stage;
     PipelineLists l = zero_bubble_make(column->schedule, p, m, column->v, &stage, (size_t)(column->limit * p));
@@ -151,12 +151,12 @@ static bool table_cell(const TableColumn *column, int p, int m, const double *co
     if (ok) {
         double sum = cost[0] + cost[1] + cost[2], formula = pipeline_bubble(p, m, column->v);
         for (int kind = 0; kind < 3; kind++) chunk.step[kind] /= column->v;
-        ListRun run;
+        PipelineRun run;
         ok = list_run(&run, &l, PIPELINE_BUFFERS, &chunk, err);
-        printf(" %.2f |", 100 * (alone ? list_run_longest(&run) / (m * sum) - 1 : list_run_bubble(&run)));
+        printf(" %.2f |", 100 * (alone ? run.longest / (m * sum) - 1 : list_run_bubble(&run, p)));
         if (column->schedule == SCHEDULE_ZB_H1) formula *= (cost[0] + cost[1] - cost[2]) / sum;
         if (!alone && column->formula) printf(" %.2f |", 100 * formula);
-        list_run_free(&run);
+        list_run_free(&run, &l);
     }
     pipeline_lists_free(&l);
     return ok;
@@ -197,15 +197,15 @@ int main(int argc, char **argv) {
     PipelineLists l;
     bool ok = make_lists(&r, &l, &err) && pipeline_prove(&l, PIPELINE_BUFFERS, &err);
     if (ok) {
-        ListRun run;
+        PipelineRun run;
         ok = list_run(&run, &l, PIPELINE_BUFFERS, &r.times, &err);
         if (r.list) print_lists(&l);
         print_report(&l, &run);
         if (r.trace && same_file_on_disk(r.trace, r.what)) {
             ok = error_set(&err, "--trace would overwrite %s, where the list is from", r.what);
         }
-        ok = ok && (!r.trace || list_run_write(&run, r.trace, &err));
-        list_run_free(&run);
+        ok = ok && (!r.trace || list_run_write(&run, &l, r.times.transfer, r.trace, &err));
+        list_run_free(&run, &l);
     }
     pipeline_lists_free(&l);
     return ok ? 0 : refuse(err.text);

@@ -44,9 +44,10 @@ int main(int argc, char **argv) {
         return fail("times must be numbers from 0 to 1000000");
     if (!pipeline_check((Schedule)schedule, p, m, v, &err)) return fail(err.text);
     PipelineLists lists = zero_bubble_make((Schedule)schedule, p, m, v, &times, 2 * (size_t)p);
-    ListRun run;
-    bool ok = list_run(&run, &lists, PIPELINE_BUFFERS, &times, &err) && list_run_write(&run, argv[8], &err);
-    list_run_free(&run);
+    PipelineRun run;
+    bool ok = list_run(&run, &lists, PIPELINE_BUFFERS, &times, &err) &&
+              list_run_write(&run, &lists, times.transfer, argv[8], &err);
+    list_run_free(&run, &lists);
     pipeline_lists_free(&lists);
     return ok ? 0 : fail(err.text);
 }

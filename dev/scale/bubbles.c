@@ -173,11 +173,11 @@ static double of_list(const Model *x, const Published *row, How how) {
     PipelineTimes stage = {{row->ms[0], row->ms[1], row->ms[2]}, row->ms[3], NULL}, chunk = stage;
     PipelineLists l = zero_bubble_make(how.schedule, x->p, row->m, v, &stage, (size_t)(how.limit * x->p));
     for (int kind = 0; kind < 3; kind++) chunk.step[kind] /= v;
-    ListRun run;
+    PipelineRun run;
     Error err;
     bool ok = list_run(&run, &l, PIPELINE_BUFFERS, &chunk, &err);
-    double bubble = 1 - run.busy / x->p / list_run_longest(&run);
-    list_run_free(&run);
+    double bubble = 1 - run.busy / x->p / run.longest;
+    list_run_free(&run, &l);
     pipeline_lists_free(&l);
     return ok ? bubble : NAN;
 }

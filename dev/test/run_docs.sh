@@ -165,7 +165,7 @@ int main(void) {
         for (int m = 1; m <= M; m++) {
             PipelineLists l = pipeline_empty(p, m, 1);
             Error err;
-            for (int s = 0; s < p; s++) l.counts[s] = pipeline_eager(p, s, m, l.steps[s]);
+            for (int s = 0; s < p; s++) l.counts[s] = pipeline_steps(p, m, 1, pipeline_eager(p, s), l.steps[s]);
             if (!pipeline_prove(&l, PIPELINE_BUFFERS, &err)) return puts(err.text), 1;
         }
     }

@@ -1,6 +1,6 @@
-// test_pipeline.c: proves the schedules of llmc/pipeline.h and zero_bubble.h, those of text files, and the rules by which
-// a trainer executes them, for all legal p <= 16, m <= 64, v <= 8 (fewer with a sanitizer, and fewer m with a split
-// backward), and shows that wrong lists and wrong rules are noticed.
+// test_pipeline.c: proves the schedules of llmc/pipeline.h and zero_bubble.h, those of text files, and the rules by
+// which a trainer executes them, for all legal p <= 16, m <= 64, v <= 8 (fewer with a sanitizer, and fewer m with a
+// split backward), and shows that wrong lists and wrong rules are noticed.
 #include <stdio.h>
 #include <time.h>
 
@@ -36,10 +36,10 @@ static Machine machine_try(const Lists *l, size_t buffers, const PipelineTimes *
 }
 
 static double end_of_run(const Lists *l, size_t buffers, const PipelineTimes *times) {
-    ListRun run;
+    PipelineRun run;
     Error err;
     double end = list_run(&run, l, buffers, times, &err) ? run.end : INFINITY;
-    list_run_free(&run);
+    list_run_free(&run, l);
     return end;
 }
 
@@ -115,7 +115,7 @@ static void sweep_times(Sweep *w, Schedule schedule, const Lists *l, const doubl
     w->cases++;
     machine_run(&mc, l);
     expect(w, STREAMS, mc.complete && !mc.wrong, l, mc.complete ? "wrong input" : "hung");
-    ListRun run;
+    PipelineRun run;
     Error err;
     bool same = list_run(&run, l, PIPELINE_BUFFERS, &times, &err);
     for (int s = 0; same && s < l->p; s++)
@@ -125,7 +125,7 @@ static void sweep_times(Sweep *w, Schedule schedule, const Lists *l, const doubl
         }
     expect(w, SAME, same, l, "streams and walk differ");
     int p = l->p, m = l->m;
-    double sum = cost[0] + cost[1] + cost[2], bubble = list_run_bubble(&run), formula = pipeline_bubble(p, m, l->v);
+    double sum = cost[0] + cost[1] + cost[2], bubble = list_run_bubble(&run, p), formula = pipeline_bubble(p, m, l->v);
     expect(w, WORSE, bubble < pipeline_bubble(p, m, 1) + 1e-9, l, "worse than 1f1b");
     expect(w, SLOWER, run.end < end_of_run(l, (size_t)m * l->v, &times) + 1e-9, l, "two buffers are slower");
     if (schedule == SCHEDULE_ZB_H1) formula *= (cost[0] + cost[1] - cost[2]) / sum;
@@ -133,9 +133,9 @@ static void sweep_times(Sweep *w, Schedule schedule, const Lists *l, const doubl
         expect(w, BUBBLE, fabs(bubble - formula) < 1e-9, l, "bubble");
     bool equal = cost[0] == cost[1] && cost[1] == cost[2];
     if (schedule == SCHEDULE_ZB_AUTO && equal && limit == 2 * p && m >= 2 * p)
-        expect(w, BUBBLE, list_run_longest(&run) < m * sum + 1e-9, l, "a stage idles");
+        expect(w, BUBBLE, run.longest < m * sum + 1e-9, l, "a stage idles");
     if (l->v == 1) expect(w, BUBBLE, run.end > m * sum + (p - 1) * cost[0] - 1e-9, l, "earlier than possible");
-    list_run_free(&run);
+    list_run_free(&run, l);
     machine_free(&mc);
 }
 
@@ -366,7 +366,7 @@ static void test_wrong_rules(void) {
     Lists l;
     Error err = {{0}};
     l = lists_make(SCHEDULE_1F1B, 2, 16, 1);
-    pipeline_gpipe(16, l.steps[0]);  // stage 0 as GPipe, stage 1 as 1F1B: in order, but it needs more buffers
+    pipeline_steps(2, 16, 1, 16, l.steps[0]);  // stage 0 as GPipe, stage 1 as 1F1B: in order, but it needs more buffers
     check(&c, !pipeline_prove(&l, 2, &err) && strstr(err.text, "deadlock") && pipeline_prove(&l, 16, &err),
           "a mix of schedules hangs with 2 buffers and runs with 16: both found");
     Machine mc = machine_try(&l, 2, &EQUAL, 0), enough = machine_try(&l, 16, &EQUAL, 0);
@@ -464,8 +464,8 @@ static void test_mutants(void) {
 
 // ---- zero bubble ----------------------------------------------------------------------------------------------------
 
-// Why zb-h1 does not run more forwards ahead: stage s holds p micro-batches between its first weight steps, and with one
-// more forward before its first backward it would hold p + 1, more than any stage of 1f1b.
+// zb-h1 may not run more forwards ahead: stage s holds p micro-batches, and with one more forward before its first
+// backward it would hold p + 1, more than any stage of 1f1b.
 static void test_h1_limit(void) {
     bool limit = true;
     for (int p = 2; p <= MAX_P; p++) {
@@ -641,11 +641,11 @@ static void test_examples(void) {
         bool ok = pipeline_read(examples[i].path, &l, &err) && pipeline_prove(&l, PIPELINE_BUFFERS, &err);
         double bubble = NAN;
         if (ok) {
-            ListRun run;
+            PipelineRun run;
             ok = list_run(&run, &l, PIPELINE_BUFFERS, &EQUAL, &err);
-            bubble = list_run_bubble(&run);
-            ok = ok && (!strstr(examples[i].path, "no-idle") || list_run_longest(&run) == 3.0 * l.m);
-            list_run_free(&run);
+            bubble = list_run_bubble(&run, l.p);
+            ok = ok && (!strstr(examples[i].path, "no-idle") || run.longest == 3.0 * l.m);
+            list_run_free(&run, &l);
         }
         check(&c, ok && l.p == examples[i].p && l.m == examples[i].m && fabs(bubble - examples[i].bubble) < 1e-12,
               "%s runs, bubble %.4f %s", examples[i].path, bubble, err.text);

@@ -172,7 +172,7 @@ static void simulate_step(TraceList *list, Schedule schedule, int p, int m, int 
                           double late) {
     PipelineTimes times = {{1.0 / v, 1.0 / v, 1.0 / v}, 0, NULL};
     PipelineLists lists = zero_bubble_make(schedule, p, m, v, &times, 0);
-    ListRun run;
+    PipelineRun run;
     Error err;
     if (!list_run(&run, &lists, PIPELINE_BUFFERS, &times, &err)) abort();
     for (int s = 0; s < p; s++) {
@@ -187,7 +187,7 @@ static void simulate_step(TraceList *list, Schedule schedule, int p, int m, int 
         }
         add(list, "optimizer", s, 0, step, late + run.end, late + run.end + 5);
     }
-    list_run_free(&run);
+    list_run_free(&run, &lists);
     pipeline_lists_free(&lists);
 }
 
