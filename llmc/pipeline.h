@@ -189,13 +189,13 @@ static inline PipelineLists pipeline_make(Schedule schedule, int p, int m, int v
 static inline bool pipeline_word(const char *word, size_t length, PipelineStep *step) {
     const char *kind = strchr("FBW", *word);
     char *at = (char *)word + 1;
-    enum { MOST = 1000000 };
-    unsigned long long micro = isdigit((unsigned char)*at) ? strtoull(at, &at, 10) : MOST, chunk = 0;
-    if (*at == '.') chunk = isdigit((unsigned char)at[1]) ? strtoull(at + 1, &at, 10) : MOST;
+    const unsigned long long most = 1000000;
+    unsigned long long micro = isdigit((unsigned char)*at) ? strtoull(at, &at, 10) : most, chunk = 0;
+    if (*at == '.') chunk = isdigit((unsigned char)at[1]) ? strtoull(at + 1, &at, 10) : most;
     step->kind = !kind || *kind == 'F' ? STEP_FORWARD : *kind == 'B' ? STEP_BACKWARD : STEP_WEIGHT;
     step->micro = (int)micro;
     step->chunk = (int)chunk;
-    return kind && micro < MOST && chunk < MOST && at == word + length;
+    return kind && micro < most && chunk < most && at == word + length;
 }
 
 // Reads schedules written by hand, one line for each stage:

@@ -18,6 +18,7 @@ done
 for name in cuda_profiler_api cuda_runtime mpi nccl nvtx3/nvToolsExt; do
     echo '#include "dev/explorer/device.h"' >"$dir/include/$name.h"
 done
+echo '#include "dev/explorer/device.h"' >"$dir/include/type_traits"
 cp llmc/cpu/cuda_bf16.h "$dir/include/"
 
 # Formats are not checked: %zu is right here for a size_t of 64 bits, which the compiler thinks has 32.

@@ -9,6 +9,13 @@
 #include "libc.h"
 #include "llmc/mpi/types.h"
 
+namespace std {
+template <class T, T constant> struct integral_constant {
+    static constexpr T value = constant;
+    constexpr operator T() const { return constant; }
+};
+}  // namespace std
+
 // ---- CUDA -----------------------------------------------------------------------------------------------------------
 
 #define __host__

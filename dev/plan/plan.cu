@@ -153,7 +153,7 @@ static void layout_flags(char *text, size_t size, const Candidate *x) {
 
 static void print_best(const Search *s) {
     const Wish *w = &s->wish;
-    printf("   step s  tokens/s   MFU    GiB bubble tensor  pipel.   data  layout\n");
+    printf("   step s  tokens/s   MFU    GiB   idle tensor  pipel.   data  layout\n");
     for (size_t i = 0; i < s->found; i++) {
         const Candidate *x = &s->best[i];
         StepTime time = simulated(s, x);
@@ -165,8 +165,8 @@ static void print_best(const Search *s) {
         for (int k = 0; k < 3; k++) printf(" %5.1f%%", 100 * time.parts[PARTS[k]] / time.seconds);
         printf("  %s\n", flags);
     }
-    printf("bubble: waiting of the stage that computes most, for others and for the last messages; tensor, pipeline, "
-           "data:\nits communication that nothing hides; GiB: of the fullest stage, with %.1f of libraries\n",
+    printf("Shares of the step on the stage that computes most: idle, and exposed tensor, pipeline and data "
+           "communication.\nGiB: of the largest stage, incl. %.1f for libraries\n",
            s->cluster->reserve / 1073741824.0);
 }
 
@@ -355,7 +355,7 @@ static void print_json(const Search *s) {
         cJSON_AddNumberToObject(row, "step_seconds", x->seconds);
         cJSON_AddNumberToObject(row, "mfu", mfu(s, x));
         cJSON_AddNumberToObject(row, "memory_bytes", (double)x->memory);
-        cJSON_AddNumberToObject(row, "bubble_seconds", time.parts[TIME_IDLE]);
+        cJSON_AddNumberToObject(row, "idle_seconds", time.parts[TIME_IDLE]);
         for (int k = 0; k < 3; k++) cJSON_AddNumberToObject(row, PARTS_SHOWN[k], time.parts[PARTS[k]]);
         cJSON_AddItemToArray(best, row);
     }

@@ -28,7 +28,7 @@ static inline void draw_lane_names(FILE *out, double y, double width) {
     svg_line(out, 90, y + 108, width - 12, y + 108, SVG_GRID, 2);
 }
 
-// Names of what ends a stretch of work: an event that one stream records and the other waits for.
+// Draws an event, which one stream records and the other waits for, with its name.
 static inline void draw_event(FILE *out, double x1, double y1, double x2, double y2, const char *name) {
     figure_arrow(out, x1, y1, x2, y2, FIGURE_ORANGE, true);
     FIGURE_LABEL(out, (x1 + x2) / 2 + 7, (y1 + y2) / 2 + 5, "start", FIGURE_ORANGE, "%s", name);
@@ -36,18 +36,16 @@ static inline void draw_event(FILE *out, double x1, double y1, double x2, double
 
 // The MLP's half of layer_backward. Widths follow the FLOPs of the GEMMs; the others are as wide as their names.
 static inline void draw_backward_streams(FILE *out) {
-    enum { GATHER, FCPROJ_X, FCPROJ_W, BIAS1, GELU, FC_X, FC_W, BIAS2, WAIT, NORM, COUNT };
+    enum { GATHER, FCPROJ_X, FCPROJ_W, GELU, FC_X, FC_W, WAIT, NORM, COUNT };
     static const Work compute[COUNT] = {
         {"g: all-gather", 108, FIGURE_COLLECTIVE},
         {"FCPROJW dX", 98, FIGURE_SHARE},
         {"FCPROJW dW", 98, FIGURE_SHARE},
-        {"db", 34, FIGURE_SHARE},
-        {"GELU", 50, FIGURE_SHARE},
+        {"GELU, db", 74, FIGURE_SHARE},
         {"FCW dX", 98, FIGURE_SHARE},
         {"FCW dW", 98, FIGURE_SHARE},
-        {"db", 34, FIGURE_SHARE},
         {"wait", 46, FIGURE_WAIT},
-        {"layernorm 2", 96, FIGURE_WHOLE},
+        {"layernorm 2, db", 120, FIGURE_WHOLE},
     };
     double width = 880, ends[COUNT], x = 96;
     svg_begin(out, width, 436);
@@ -66,7 +64,7 @@ static inline void draw_backward_streams(FILE *out) {
             figure_arrow(out, end, below, ends[FC_X], y + 36, FIGURE_ORANGE, true);
             FIGURE_LABEL(out, end + 56, below + 12, "start", FIGURE_ORANGE, "gathered_ready");
         }
-        double begin = ends[FC_X] + 8, end = ends[BIAS2] + 38;
+        double begin = ends[FC_X] + 8, end = ends[FC_W] + 38;
         figure_box(out, begin, below, end - begin, 36, FIGURE_COLLECTIVE, "%s",
                    sp ? "f: reduce-scatter" : "f: all-reduce");
         draw_event(out, ends[FC_X], y + 36, begin, below, "computed");
@@ -77,12 +75,11 @@ static inline void draw_backward_streams(FILE *out) {
         "A dashed arrow is an event: recorded where it begins, waited for where it ends. dX, dW, db: gradients of");
     FIGURE_NOTE(
         out, 20, 422,
-        "a matmul's input, weight and bias. What of f lasts longer than dW and db is lost, and so is all of g.");
+        "a matmul's input, weight and bias. f overlaps dW; the rest of it is exposed, and so is all of g.");
     svg_end(out);
 }
 
-// ---- the deadlock
-// --------------------------------------------------------------------------------------------------
+// ---- the deadlock ---------------------------------------------------------------------------------------------------
 
 static inline void draw_deadlock(FILE *out) {
     double w = 250, h = 38, left = 30, right = 430, y = 96;

@@ -218,11 +218,11 @@ static void draw_box(FILE *out, const Timeline *t, const TraceEvent *e, double x
     svg_mix(style->dark, style->light, shade, fill);
     svg_rect(out, x, y, fmax(w, 0.5), h, fill, style->lane == LANE_BOX && w > 3 ? "#ffffff" : NULL);
     if (style->lane != LANE_BOX || e->micro < 0) return;
-    int digits = e->micro + 1 < 10 ? 1 : e->micro + 1 < 100 ? 2 : 3;
+    int digits = e->micro < 10 ? 1 : e->micro < 100 ? 2 : 3;
     double size = fmin(14, (w - 2) / (0.6 * digits));
     if (size >= 5.5)
         svg_text(out, x + w / 2, y + h / 2 + 0.36 * size, size, 400, "middle",
-                 shade > 0.45 ? "#12303f" : "#ffffff", "%d", e->micro + 1);
+                 shade > 0.45 ? "#12303f" : "#ffffff", "%d", e->micro);
 }
 
 // Legend entries go from left to right and wrap.
