@@ -35,18 +35,6 @@ static void must(ncclResult_t result, int line) {
 }
 #define NCCL(call) must(call, __LINE__)
 
-static ncclComm_t init_communicator(MPI_Comm mpi) {
-    ncclUniqueId id;
-    int rank = 0, size = 0;
-    MPI_Comm_rank(mpi, &rank);
-    MPI_Comm_size(mpi, &size);
-    if (rank == 0) NCCL(ncclGetUniqueId(&id));
-    MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, mpi);
-    ncclComm_t comm = NULL;
-    NCCL(ncclCommInitRank(&comm, size, id, rank));
-    return comm;
-}
-
 static ncclComm_t split(ncclComm_t comm, int color, int key, const char *name) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.commName = name;
@@ -289,14 +277,6 @@ static void test_communicators(ncclComm_t world, cudaStream_t stream) {
     ncclComm_t none = split(world, world_rank == 0 ? 0 : NCCL_SPLIT_NOCOLOR, 0, NULL);
     CHECK_ALL((none != NULL) == (world_rank == 0), "NCCL_SPLIT_NOCOLOR gives no communicator");
     NCCL(ncclCommDestroy(none));
-
-    MPI_Comm mpi;  // the even ranks alone start a communicator
-    MPI_Comm_split(MPI_COMM_WORLD, world_rank % 2, -world_rank, &mpi);
-    ncclComm_t part = init_communicator(mpi);
-    CHECK_ALL(collectives_agree(part, stream, ncclInt64, 33, true),
-              "ncclCommInitRank on a part of the world");
-    NCCL(ncclCommDestroy(part));
-    MPI_Comm_free(&mpi);
     NCCL(ncclCommDestroy(parity));
     NCCL(ncclCommDestroy(backwards));
 }
@@ -768,7 +748,11 @@ int main(int argc, char **argv) {
         MPI_Abort(MPI_COMM_WORLD, 2);
     }
     const char *mode = argc > 1 ? argv[1] : "all";
-    ncclComm_t comm = init_communicator(MPI_COMM_WORLD);
+    ncclUniqueId id;
+    ncclComm_t comm = NULL;
+    if (world_rank == 0) NCCL(ncclGetUniqueId(&id));
+    MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, MPI_COMM_WORLD);
+    NCCL(ncclCommInitRank(&comm, world_size, id, world_rank));
     cudaStream_t streams[4];
     for (cudaStream_t &s : streams) cudaStreamCreate(&s);
     int code = 0;

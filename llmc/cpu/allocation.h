@@ -161,8 +161,8 @@ static inline bool cpu_release(void *p) {
     return true;
 }
 
-// Returns the bytes of the "device": CPU_DEVICE_MEMORY (in MiB) or the machine's memory, or in a simulation the memory of
-// the cluster's device. Available is the rest of both.
+// Returns the bytes of the "device": CPU_DEVICE_MEMORY (in MiB) or the machine's memory, or in a simulation the memory
+// of the cluster's device. Available is the rest of both.
 static inline void cpu_memory_info(size_t *available, size_t *total) {
     if (cpu_simulates()) {
         *total = (size_t)cpu_clock().cluster.memory;

@@ -89,8 +89,6 @@ typedef struct {
     cublasLtMatmulAlgo_t algo;
     size_t workspaceSize;
     cublasStatus_t state;
-    float wavesCount;
-    int reserved[4];
 } cublasLtMatmulHeuristicResult_t;
 
 // ---- handles and descriptors ----
@@ -259,8 +257,8 @@ static inline bool cpu_lt_overlap(const void *p, cublasLtMatrixLayout_t pm, cons
 
 // ---- the product ----
 
-// Returns the one algorithm, which claims a little workspace so that callers must really provide it. Legal problems that
-// the stand-in does not serve return NOT_SUPPORTED and no algorithm.
+// Returns the one algorithm, which claims a little workspace so that callers must really provide it. Legal problems
+// without an algorithm here return NOT_SUPPORTED.
 static inline cublasStatus_t
 cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
                                cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
@@ -276,7 +274,6 @@ cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t des
     memset(r, 0, sizeof *r);
     r->workspaceSize = pref->workspace < 1024 ? 0 : 1024;
     r->state = CUBLAS_STATUS_SUCCESS;
-    r->wavesCount = 1.0f;
     r->algo.data[0] = cpu_lt_fingerprint(desc, layouts);
     r->algo.data[1] = r->workspaceSize;
     for (int i = 0; i < 4; i++) r->algo.data[2 + i] = pref->align[i];

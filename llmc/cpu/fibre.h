@@ -1,8 +1,8 @@
 // fibre.h: runs the threads of a block: one OS thread per block, a fibre per waiting thread.
 //
-// A kernel's threads run one after the other as plain calls. A thread that meets a barrier stays suspended on its stack,
-// and another one continues: a ready thread, or a fibre that starts new threads. Fibres are made by makecontext, pooled
-// by each OS thread, and switched by _setjmp and _longjmp, which cost a few ns and no system call.
+// A kernel's threads run one after the other as plain calls. A thread that meets a barrier stays suspended on its
+// stack, and another one continues: a ready thread, or a fibre that starts new threads. Fibres are made by makecontext,
+// pooled by each OS thread, and switched by _setjmp and _longjmp, which cost a few ns and no system call.
 #ifndef LLMC_CPU_FIBRE_H
 #define LLMC_CPU_FIBRE_H
 
@@ -178,8 +178,8 @@ static inline uint3 cpu_thread_index(unsigned t) {
 // Calls the C library's function by its own name: _FORTIFY_SOURCE takes a jump between stacks for an error.
 extern "C" void cpu_longjmp(jmp_buf where, int value) __asm__("_longjmp") __attribute__((noreturn));
 
-// Continues a suspended fibre. AddressSanitizer unpoisons the whole stack before a noreturn call and in its own longjmp,
-// which would be most of a switch's time, so it calls libc's _longjmp through a function pointer.
+// Continues a suspended fibre. AddressSanitizer unpoisons the whole stack before a noreturn call and in its own
+// longjmp, which would be most of a switch's time, so it calls libc's _longjmp through a function pointer.
 static inline void cpu_switch_to(jmp_buf where) {
 #if CPU_ASAN
     static void *const libc = dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
@@ -229,8 +229,8 @@ __attribute__((noinline)) inline CpuFibre *cpu_new_fibre(CpuBlock *b) {
     return f;
 }
 
-// Returns the fibre to continue when the running one cannot. Ready threads come first: a warp that runs to its end frees
-// its stacks for the next.
+// Returns the fibre to continue when the running one cannot. Ready threads come first: a warp that runs to its end
+// frees its stacks for the next.
 inline CpuFibre *cpu_next(CpuBlock *b) {
     bool unstarted = b->next < b->count;
     if (b->ready_count && (!b->shuffled || !unstarted || cpu_random(&b->random) % 2)) {
@@ -250,8 +250,8 @@ inline CpuFibre *cpu_next(CpuBlock *b) {
     cpu_report_deadlock(b);
 }
 
-// Leaves the running fibre until it is chosen again: either it has no thread (idle), or its thread is suspended until it
-// is made ready. One function, because each return after a switch of stacks costs a mispredicted branch.
+// Leaves the running fibre until it is chosen again: either it has no thread (idle), or its thread is suspended until
+// it is made ready. One function, because each return after a switch of stacks costs a mispredicted branch.
 __attribute__((noinline)) inline void cpu_leave(CpuBlock *b, bool idle) {
     CpuFibre *self = b->running;
     if (idle) {

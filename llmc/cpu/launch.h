@@ -26,7 +26,8 @@ static inline void cpu_start_thread(CpuBlock *b) {
 // Returns true if other threads of a body should run first.
 static inline bool cpu_others_first(const CpuBlock *b) { return b->suspended && b->ready_count; }
 
-// Returns the OS thread's own block, set up for the launch. It is made at the first kernel and freed with the OS thread.
+// Returns the OS thread's own block, set up for the launch. It is made at the first kernel and freed with the OS
+// thread.
 inline CpuBlock *cpu_enter_grid(const CpuGrid *g) {
     struct Owner {
         ~Owner() {
@@ -89,8 +90,8 @@ inline void cpu_run_block(CpuBlock *b, size_t number, uint64_t seed) {
     }
 }
 
-// Runs every block of the launch. Waking the other OS threads costs some microseconds, and far more on a busy machine, so
-// it depends on the time that the kernel's threads took before (a few ns each at first).
+// Runs every block of the launch. Waking the other OS threads costs some microseconds, and far more on a busy machine,
+// so it depends on the time that the kernel's threads took before (a few ns each at first).
 inline void cpu_run_grid(const CpuGrid *g) {
     size_t blocks = (size_t)g->grid.x * g->grid.y * g->grid.z;
     double threads = (double)blocks * g->block.x * g->block.y * g->block.z;

@@ -20,14 +20,12 @@ struct CpuLdmatrix : CpuTogether {
     uint32_t *registers;
     const __nv_bfloat16 *row;
     bool trans;
-    static void run(CpuTogether *const *lanes) {
+    static void run(CpuLdmatrix *const *lanes) {
         for (int l = 0; l < 32; l++) {
-            CpuLdmatrix *lane = static_cast<CpuLdmatrix *>(lanes[l]);
+            CpuLdmatrix *lane = lanes[l];
             int row = l / 4, column = l % 4 * 2;
             for (int i = 0; i < 4; i++) {
-                const auto at = [&](int r, int c) {
-                    return (uint32_t)static_cast<CpuLdmatrix *>(lanes[i * 8 + r])->row[c].__x;
-                };
+                const auto at = [&](int r, int c) { return (uint32_t)lanes[i * 8 + r]->row[c].__x; };
                 lane->registers[i] = lane->trans ? at(column + 1, row) << 16 | at(column, row)
                                                  : at(row, column + 1) << 16 | at(row, column);
             }
@@ -43,13 +41,13 @@ struct CpuMma : CpuTogether {
     float *d;
     const uint32_t *a;
     uint32_t b0, b1;
-    static void run(CpuTogether *const *lanes) {
+    static void run(CpuMma *const *lanes) {
         for (int row = 0; row < 16; row++)
             for (int column = 0; column < 8; column++) {
-                float *d = &static_cast<CpuMma *>(lanes[row % 8 * 4 + column / 2])->d[row / 8 * 2 + column % 2];
+                float *d = &lanes[row % 8 * 4 + column / 2]->d[row / 8 * 2 + column % 2];
                 for (int k = 0; k < 16; k++) {
-                    const CpuMma *of_a = static_cast<CpuMma *>(lanes[row % 8 * 4 + k % 8 / 2]);
-                    const CpuMma *of_b = static_cast<CpuMma *>(lanes[column * 4 + k % 8 / 2]);
+                    const CpuMma *of_a = lanes[row % 8 * 4 + k % 8 / 2];
+                    const CpuMma *of_b = lanes[column * 4 + k % 8 / 2];
                     *d += cpu_bf16_half(of_a->a[row / 8 + k / 8 * 2], k % 2) *
                           cpu_bf16_half(k < 8 ? of_b->b0 : of_b->b1, k % 2);
                 }
@@ -75,11 +73,11 @@ struct CpuMmaProduct : CpuTogether {
         if (trans) memcpy(b[r], x, sizeof x);
         else for (int c = 0; c < 8; c++) b[c][r] = x[c];
     }
-    static void run(CpuTogether *const *lanes) {
+    static void run(CpuMmaProduct *const *lanes) {
         float a[16][16 * K16], b[16 * K16][N8 * 8];
         Eight d[16][N8];
         for (int l = 0; l < 32; l++) {
-            const CpuMmaProduct *lane = static_cast<CpuMmaProduct *>(lanes[l]);
+            const CpuMmaProduct *lane = lanes[l];
             int g = l / 4, t = l % 4 * 2, matrix = l / 8;
             for (int n = 0; n < N8; n++)
                 for (int i = 0; i < 2; i++) memcpy((float *)&d[g + i * 8][n] + t, lane->d[n] + i * 2, 8);
@@ -102,7 +100,7 @@ struct CpuMmaProduct : CpuTogether {
                     d[row][n] += a[row][k] * factor;
                 }
         for (int l = 0; l < 32; l++) {
-            const CpuMmaProduct *lane = static_cast<CpuMmaProduct *>(lanes[l]);
+            const CpuMmaProduct *lane = lanes[l];
             for (int n = 0; n < N8; n++)
                 for (int i = 0; i < 2; i++)
                     memcpy(lane->d[n] + i * 2, (const float *)&d[l / 4 + i * 8][n] + l % 4 * 2, 8);
@@ -115,11 +113,11 @@ template <int COUNT, int STRIDE>
 struct CpuGather : CpuTogether {
     uint32_t *all;  // [COUNT]
     uint32_t x;
-    static void run(CpuTogether *const *lanes) {
+    static void run(CpuGather *const *lanes) {
         for (int l = 0; l < 32; l++)
             for (int i = 0; i < COUNT; i++) {
                 int from = l - l / STRIDE % COUNT * STRIDE + i * STRIDE;
-                static_cast<CpuGather *>(lanes[l])->all[i] = static_cast<CpuGather *>(lanes[from])->x;
+                lanes[l]->all[i] = lanes[from]->x;
             }
     }
 };
@@ -128,14 +126,14 @@ struct CpuGather : CpuTogether {
 struct CpuQuad : CpuTogether {
     float *x;
     bool sum;
-    static void run(CpuTogether *const *lanes) {
+    static void run(CpuQuad *const *lanes) {
         for (int first = 0; first < 32; first += 4)
             for (int i = 0; i < 2; i++) {
                 float v[4];
-                bool sum = static_cast<CpuQuad *>(lanes[0])->sum;
-                for (int l = 0; l < 4; l++) v[l] = static_cast<CpuQuad *>(lanes[first + l])->x[i];
+                bool sum = lanes[0]->sum;
+                for (int l = 0; l < 4; l++) v[l] = lanes[first + l]->x[i];
                 float total = cpu_combine(sum, cpu_combine(sum, v[0], v[1]), cpu_combine(sum, v[2], v[3]));
-                for (int l = 0; l < 4; l++) static_cast<CpuQuad *>(lanes[first + l])->x[i] = total;
+                for (int l = 0; l < 4; l++) lanes[first + l]->x[i] = total;
             }
     }
 };

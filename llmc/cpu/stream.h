@@ -1,8 +1,8 @@
 // stream.h: streams as real in-order queues, and the scheduler that runs them at synchronisation points.
 //
 // Enqueuing never runs anything. A synchronising call asks the scheduler to run ready heads of the queues, the oldest
-// first (or any, with CPU_STREAM_ORDER=random:SEED), and stops as soon as its condition holds: all other work is delayed
-// as long as possible. One host thread makes all calls.
+// first (or any, with CPU_STREAM_ORDER=random:SEED), and stops as soon as its condition holds: all other work is
+// delayed as long as possible. One host thread makes all calls.
 #ifndef LLMC_CPU_STREAM_H
 #define LLMC_CPU_STREAM_H
 
@@ -142,8 +142,8 @@ static inline const char *cpu_current_label() {
 // Names a send or receive of this rank that is not complete, "" if there is none; nccl.h sets it.
 inline std::string (*cpu_message_in_flight)(void) = NULL;
 
-// Ends the program at a first use beside a send or receive. CUDA loads a kernel at its first launch, cuBLASLt's too, and
-// that may wait for all running work (CUDA programming guide, "Lazy Loading"): a deadlock if the peer waits for us.
+// Ends the program at a first use beside a send or receive. CUDA loads a kernel at its first launch, cuBLASLt's too,
+// and that may wait for all running work (CUDA programming guide, "Lazy Loading"): a deadlock if the peer waits for us.
 // CPU_FIRST_USES=1 lists the first uses after the program's warm-up on stderr.
 __attribute__((noinline, cold)) inline void cpu_first_use(const char *name) {
     static const bool list = getenv("CPU_FIRST_USES") != NULL;
@@ -327,8 +327,8 @@ static inline void cpu_drain(unsigned without) {
 static inline void cpu_drain_all() { cpu_drain(0); }
 static inline void cpu_drain_blocking() { cpu_drain(1); }  // 1 is cudaStreamNonBlocking
 
-// Prints calls, time and share of each name, its rates by the bytes and FLOPs that its wrapper states, and on the virtual
-// clock their share of the roof: the device's memory bandwidth or its peak.
+// Prints calls, time and share of each name, its rates by the bytes and FLOPs that its wrapper states, and on the
+// virtual clock their share of the roof: the device's memory bandwidth or its peak.
 static inline void cpu_print_profile() {
     CpuRuntime &r = cpu_runtime();
     const CpuClock &clock = cpu_clock();

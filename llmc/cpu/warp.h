@@ -95,8 +95,8 @@ static inline bool cpu_queue_up(CpuBlock *b) {
     return b->shuffled;
 }
 
-// Leaves the running thread's value at its warp's rendezvous. Returns true if it has to wait for lanes of the mask, which
-// must all come with the same mask and operation; else the results are there.
+// Leaves the running thread's value at its warp's rendezvous. Returns true if it has to wait for lanes of the mask,
+// which must all come with the same mask and operation; else the results are there.
 __attribute__((noinline)) inline bool cpu_warp_arrive(CpuBlock *b, int op, unsigned mask, uint64_t value,
                                                       unsigned source) {
     unsigned t = b->current, warp = t / CPU_WARP, lane = t % CPU_WARP, first = t - lane;
@@ -134,9 +134,14 @@ static inline int __any_sync(unsigned mask, int predicate) {
     return cpu_warp_meet(CPU_ANY, mask, predicate != 0, 0) != 0;
 }
 
-// Has all 32 lanes meet and one of them run the work; it is done when this returns.
-static inline void cpu_warp_together(CpuTogether *lane, void (*work)(CpuTogether *const *lanes)) {
-    lane->work = work;
+// Has all 32 lanes meet and one of them call Lane::run for all; it is done when this returns.
+template <class Lane>
+static inline void cpu_warp_together(Lane *lane) {
+    lane->work = [](CpuTogether *const *lanes) {
+        Lane *of_lane[CPU_WARP];
+        for (int l = 0; l < CPU_WARP; l++) of_lane[l] = static_cast<Lane *>(lanes[l]);
+        Lane::run(of_lane);
+    };
     cpu_warp_meet(CPU_TOGETHER, 0xFFFFFFFFu, cpu_to_bits(lane), 0);
 }
 

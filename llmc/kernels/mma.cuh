@@ -69,7 +69,7 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], 
 #else
     CpuMma lane;
     lane.d = d, lane.a = a, lane.b0 = b0, lane.b1 = b1;
-    cpu_warp_together(&lane, CpuMma::run);
+    cpu_warp_together(&lane);
 #endif
 }
 
@@ -91,7 +91,7 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t (&registers)[4], SharedTile
     cpu_check_aligned(row.address);
     CpuLdmatrix lane;
     lane.registers = registers, lane.row = row.address, lane.trans = TRANS;
-    cpu_warp_together(&lane, CpuLdmatrix::run);
+    cpu_warp_together(&lane);
 #endif
 }
 
@@ -125,7 +125,7 @@ __device__ __forceinline__ void mma_product(float (&d)[N8][4], const uint32_t (&
     CpuMmaProduct<N8, K16> product;
     product.d = d, product.a = a, product.row = row.address, product.trans = TRANS;
     product.k_step = k_step, product.n_step = n_step;
-    cpu_warp_together(&product, CpuMmaProduct<N8, K16>::run);
+    cpu_warp_together(&product);
 #endif
 }
 
@@ -144,7 +144,7 @@ __device__ __forceinline__ void quad_reduce(float (&x)[2]) {
 #else
     CpuQuad lane;
     lane.x = x, lane.sum = SUM;
-    cpu_warp_together(&lane, CpuQuad::run);
+    cpu_warp_together(&lane);
 #endif
 }
 __device__ __forceinline__ void quad_sum(float (&x)[2]) { quad_reduce<true>(x); }
@@ -161,7 +161,7 @@ __device__ __forceinline__ void warp_gather(uint32_t (&all)[COUNT], uint32_t x) 
 #else
     CpuGather<COUNT, STRIDE> lane;
     lane.all = all, lane.x = x;
-    cpu_warp_together(&lane, CpuGather<COUNT, STRIDE>::run);
+    cpu_warp_together(&lane);
 #endif
 }
 

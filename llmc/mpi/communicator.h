@@ -200,37 +200,6 @@ inline ncclComm_t new_communicator(MPI_Comm mpi, const std::string &name) {
     return comm;
 }
 
-// A unique id: the rank that made it, and a tag that differs between its ids.
-struct Id {
-    char magic[8];
-    int32_t creator, tag;
-};
-
-// Tells every rank of a new communicator the MPI ranks of all: the id's creator collects and distributes them, on
-// MPI_COMM_WORLD with tags from 16384 on.
-inline void collect_members(const Id &id, int rank, int world_rank, std::vector<int> *members) {
-    int n = (int)members->size(), me[3] = {rank, world_rank, n}, them[3];
-    MPI_Request request;
-    if (world_rank != id.creator) {
-        MPI_Send(me, 3, MPI_INT, id.creator, id.tag, MPI_COMM_WORLD);
-        MPI_Irecv(members->data(), n, MPI_INT, id.creator, id.tag, MPI_COMM_WORLD, &request);
-        return wait_for(&request, "ncclCommInitRank");
-    }
-    (*members)[rank] = world_rank;
-    for (int i = 1; i < n; i++) {
-        MPI_Irecv(them, 3, MPI_INT, MPI_ANY_SOURCE, id.tag, MPI_COMM_WORLD, &request);
-        wait_for(&request, "ncclCommInitRank");
-        if (them[2] != n || (*members)[them[0]] >= 0) {
-            fprintf(stderr, "nccl: ncclCommInitRank was called as rank %d of %d by MPI rank %d, as rank %d of %d by %d\n",
-                    rank, n, world_rank, them[0], them[2], them[1]);
-            end_job(0);
-        }
-        (*members)[them[0]] = them[1];
-    }
-    for (int i = 0; i < n; i++)
-        if (i != rank) MPI_Send(members->data(), n, MPI_INT, (*members)[i], id.tag, MPI_COMM_WORLD);
-}
-
 }  // namespace nccl_mpi
 
 inline const char *ncclGetErrorString(ncclResult_t result) {
@@ -250,26 +219,19 @@ inline ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) 
     return ncclSuccess;
 }
 
-// Makes an id for a communicator with the calling rank in it. Hand it to the other ranks, for instance by MPI_Bcast.
+// Makes the id of the communicator of all ranks. Hand it to the other ranks, for instance by MPI_Bcast.
 inline ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     if (!id) return nccl_mpi::fail(ncclInvalidArgument, "ncclGetUniqueId: null argument");
-    nccl_mpi::Id mine = {"llmcmpi", 0, 16384 + (int32_t)(nccl_mpi::state().unique_ids++ % 16384)};
-    int rank;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    mine.creator = rank;
-    memset(id, 0, sizeof *id);
-    memcpy(id, &mine, sizeof mine);
+    *id = {"llmcmpi"};
     return ncclSuccess;
 }
 
-// Blocks until all nranks ranks have called it.
-inline ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId unique, int rank) {
-    nccl_mpi::Id id;
-    memcpy(&id, &unique, sizeof id);
-    int world, world_rank;
+// Makes the communicator of all MPI ranks, in the order of `rank`; ncclCommSplit makes smaller ones. Blocks until all
+// ranks have called it.
+inline ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId id, int rank) {
+    int world;
     MPI_Comm_size(MPI_COMM_WORLD, &world);
-    MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
-    if (!comm || nranks < 1 || nranks > world || rank < 0 || rank >= nranks || strcmp(id.magic, "llmcmpi") != 0)
+    if (!comm || nranks != world || rank < 0 || rank >= nranks || strcmp(id.internal, "llmcmpi") != 0)
         return nccl_mpi::fail(ncclInvalidArgument,
                               "ncclCommInitRank: rank %d of %d with %d MPI ranks, or a wrong id", rank, nranks, world);
     nccl_mpi::delays_start();
@@ -279,18 +241,18 @@ inline ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId 
     if (nccl_mpi::simulates()) {
         *comm = nccl_mpi::simulated_communicator("world", true);
     } else {
-        std::vector<int> members(nranks, -1);
-        nccl_mpi::collect_members(id, rank, world_rank, &members);
-        MPI_Group all, some;
+        MPI_Request request;
         MPI_Comm mpi;
-        MPI_Comm_group(MPI_COMM_WORLD, &all);
-        MPI_Group_incl(all, nranks, members.data(), &some);
-        MPI_Comm_create_group(MPI_COMM_WORLD, some, id.tag, &mpi);
-        MPI_Group_free(&some);
-        MPI_Group_free(&all);
-        *comm = nccl_mpi::new_communicator(mpi, nranks == world ? "world" : "part of the world");
+        MPI_Ibarrier(MPI_COMM_WORLD, &request);
+        nccl_mpi::wait_for(&request, "ncclCommInitRank");
+        MPI_Comm_split(MPI_COMM_WORLD, 0, rank, &mpi);
+        *comm = nccl_mpi::new_communicator(mpi, "world");
+        if ((*comm)->rank != rank) {
+            fprintf(stderr, "nccl: two MPI ranks called ncclCommInitRank as rank %d of %d\n", rank, nranks);
+            nccl_mpi::end_job(0);
+        }
     }
-    (*comm)->whole = nranks == world;
+    (*comm)->whole = true;
     return ncclSuccess;
 }
 

@@ -10,8 +10,8 @@ namespace nccl_mpi {
 
 inline std::vector<std::shared_ptr<Group>> queue_active() { return state().active; }
 
-// Ends the job when the scheduler's watchdog has run out. All ranks of a deadlock stall at nearly the same time; the two
-// seconds let each of them print first.
+// Ends the job when the scheduler's watchdog has run out. All ranks of a deadlock stall at nearly the same time; the
+// two seconds let each of them print first.
 inline void on_stall() {
     fprintf(stderr, "%snccl: no progress, ending the job (CPU_STALL_SECONDS sets the patience)\n",
             waiting_report().c_str());
@@ -20,7 +20,7 @@ inline void on_stall() {
 
 inline std::string message_in_flight() {
     for (const std::shared_ptr<Group> &g : state().active) {
-        for (const Op &op : g->ops) {
+        for (const Operation &op : g->ops) {
             if (is_p2p(&op)) return full_name(*g);
         }
     }

@@ -8,8 +8,8 @@
 // waiting group holds no callback thread of the driver and no multiprocessor; the helper thread calls no CUDA function;
 // all pinned memory is allocated at the start, since a later allocation could wait for the streams. When that memory
 // (NCCL_MPI_PINNED_MIB, default 256) is in use, the host waits for the oldest group, as NCCL's does when its queue is
-// full. With more than 8 streams set CUDA_DEVICE_MAX_CONNECTIONS=32, or streams share a hardware queue and wait for each
-// other. MPI needs MPI_THREAD_MULTIPLE.
+// full. With more than 8 streams set CUDA_DEVICE_MAX_CONNECTIONS=32, or streams share a hardware queue and wait for
+// each other. MPI needs MPI_THREAD_MULTIPLE.
 #ifndef LLMC_MPI_GPU_QUEUE_H
 #define LLMC_MPI_GPU_QUEUE_H
 
@@ -181,7 +181,7 @@ inline bool queue_group(const std::shared_ptr<Group> &g, const std::vector<cudaS
     GpuQueue &q = gpu_queue();
     const std::vector<cudaStream_t> &streams = g->streams;
     size_t flag_bytes = pad((streams.size() + 1) * sizeof(uint32_t)), total = flag_bytes, send, recv;
-    for (const Op &op : g->ops) {
+    for (const Operation &op : g->ops) {
         spans(g->comm, &op.call, &send, &recv);
         total += pad(send) + pad(recv);
     }
@@ -198,7 +198,7 @@ inline bool queue_group(const std::shared_ptr<Group> &g, const std::vector<cudaS
         if (worst == cudaSuccess) worst = e;
     };
     for (size_t i = 0; i < g->ops.size(); i++) {
-        Op *op = &g->ops[i];
+        Operation *op = &g->ops[i];
         spans(g->comm, &op->call, &send, &recv);
         if (send) note(cudaMemcpyAsync(at, op->send, send, cudaMemcpyDeviceToHost, op_streams[i]));
         results[i] = op->recv;

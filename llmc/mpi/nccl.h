@@ -15,8 +15,8 @@
 // NCCL_TRAFFIC=1 prints calls and bytes of each communicator at the end of the run.
 //
 // When a rank dies, mpirun notices it and kills the others, with a message (srun needs --kill-on-bad-exit=1). When
-// mpirun dies, Open MPI's ranks lose their connection to it and exit. The watchdog here serves the case that no launcher
-// sees: all processes live, and none progresses.
+// mpirun dies, Open MPI's ranks lose their connection to it and exit. The watchdog here serves the case that no
+// launcher sees: all processes live, and none progresses.
 //
 // A host that blocks outside of CUDA (MPI_Barrier, MPI_Bcast, ...) does not run the CPU's streams. Synchronise the
 // streams first if another rank needs their queued work to get there.
@@ -42,7 +42,7 @@ inline ncclResult_t issue_group(ncclComm_t comm, const std::vector<Call> &calls)
         streams.push_back(calls[i].stream);
         if (std::find(g->streams.begin(), g->streams.end(), streams[i]) == g->streams.end())
             g->streams.push_back(streams[i]);
-        Op *op = &g->ops[i];
+        Operation *op = &g->ops[i];
         Header *call = &op->call;
         if (call->op == NCCL_MPI_SEND) call->sequence = comm->sent_to[op->peer]++;
         else if (call->op == NCCL_MPI_RECV) call->sequence = comm->received_from[op->peer]++;
@@ -90,7 +90,7 @@ inline ncclResult_t call(NcclMpiOp kind, const void *send, void *recv, size_t co
                     comm->size);
     if (count > INT_MAX && !simulates())
         return fail(ncclInvalidArgument, "%s: a count of %zu is beyond an MPI message", name, count);
-    Op op = Op();
+    Operation op = Operation();
     op.call.op = kind;
     op.call.type = type;
     op.call.redop = redop;
@@ -108,8 +108,8 @@ inline ncclResult_t call(NcclMpiOp kind, const void *send, void *recv, size_t co
         return fail(ncclInvalidArgument, "%s: %zu bytes at %p are not inside one device allocation", name, recv_bytes,
                     recv);
     const char *from = op.send, *to = op.recv;
-    size_t part = bytes * (size_t)comm->rank;
-    bool in_place = from + (kind == NCCL_MPI_REDUCE_SCATTER ? part : 0) == to + (kind == NCCL_MPI_ALL_GATHER ? part : 0);
+    size_t part = bytes * (size_t)comm->rank, own = kind == NCCL_MPI_REDUCE_SCATTER ? part : 0;
+    bool in_place = from + own == to + (kind == NCCL_MPI_ALL_GATHER ? part : 0);
     if (!in_place && from < to + recv_bytes && to < from + send_bytes)
         return fail(ncclInvalidArgument, "%s: the buffers overlap without being in place", name);
     if (!is_stream(stream)) return fail(ncclInvalidArgument, "%s: no such stream", name);
@@ -151,8 +151,8 @@ inline ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size
     return nccl_mpi::call(NCCL_MPI_REDUCE_SCATTER, sendbuff, recvbuff, recvcount, datatype, op, -1, comm, stream);
 }
 
-// Copies rank r's sendbuff to part r of recvbuff, which has nranks * sendcount elements. In place: sendbuff is part r of
-// recvbuff.
+// Copies rank r's sendbuff to part r of recvbuff, which has nranks * sendcount elements. In place: sendbuff is part r
+// of recvbuff.
 inline ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, size_t sendcount, ncclDataType_t datatype,
                                   ncclComm_t comm, cudaStream_t stream) {
     return nccl_mpi::call(NCCL_MPI_ALL_GATHER, sendbuff, recvbuff, sendcount, datatype, -1, -1, comm, stream);

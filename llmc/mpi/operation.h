@@ -48,7 +48,7 @@ struct GroupClock {};
 struct ncclComm {
     MPI_Comm mpi;
     int rank, size;
-    bool whole;                           // made by ncclCommInitRank of all MPI ranks
+    bool whole;                           // of all MPI ranks, made by ncclCommInitRank
     std::string name;
     uint64_t issued, finished;            // groups; one runs at a time, in the order of issue
     uint64_t collectives;                 // issued
@@ -84,7 +84,7 @@ struct Message {
     MPI_Request requests[2];  // of the block; of a separate payload
 };
 
-struct Op {
+struct Operation {
     Header call;
     const char *send;
     char *recv;
@@ -99,7 +99,7 @@ struct Op {
 };
 
 struct Call {
-    Op op;
+    Operation op;
     ncclComm_t comm;
     cudaStream_t stream;
 };
@@ -110,7 +110,7 @@ struct Group {
     std::string name, label;
     uint64_t turn;
     bool started, done;
-    std::vector<Op> ops;
+    std::vector<Operation> ops;
     std::vector<cudaStream_t> streams;  // each once
     GroupClock clock;
 };
@@ -125,36 +125,14 @@ struct Group {
     _exit(1);
 }
 
-// Keeps staging blocks by size class: a step needs the same ones again and again.
-struct Pool {
-    std::vector<char *> unused[64];
-
-    char *take(size_t bytes) {
-        int size_class = 8;
-        while (((size_t)1 << size_class) < bytes) size_class++;
-        if (!unused[size_class].empty()) {
-            char *block = unused[size_class].back();
-            unused[size_class].pop_back();
-            return block;
-        }
-        char *base = (char *)aligned_alloc(64, ((size_t)1 << size_class) + 64);
-        if (!base) {
-            fprintf(stderr, "nccl: out of host memory for a staging block of %zu bytes\n", bytes);
-            end_job(0);
-        }
-        memcpy(base, &size_class, sizeof size_class);
-        return base + 64;
-    }
-
-    void give(char *block) {
-        int size_class;
-        memcpy(&size_class, block - 64, sizeof size_class);
-        unused[size_class].push_back(block);
-    }
-};
+inline char *staging_block(size_t bytes) {
+    char *block = (char *)malloc(bytes);
+    if (block) return block;
+    fprintf(stderr, "nccl: out of host memory for a staging block of %zu bytes\n", bytes);
+    end_job(0);
+}
 
 struct State {
-    Pool pool;
     // The same on all ranks. Tests make them 0, so that small buffers take the paths of large ones.
     size_t small = 32768;     // bytes of an all-reduce up to which few messages beat short ones
     size_t together = 32768;  // bytes of a payload that travels with its header: saves a message
@@ -165,7 +143,6 @@ struct State {
     std::vector<ncclComm_t> ending;  // to be destroyed at the end of the open group
     std::string host_waits_in;       // a call that has to wait for other ranks
     std::string last_error, traffic;
-    uint64_t unique_ids;
     uint64_t delay_state;
     double delay_max;  // seconds; 0: none
 };
@@ -197,7 +174,7 @@ inline double delay_until() {
 
 inline bool is_due(double due) { return due == 0 || MPI_Wtime() >= due; }
 
-inline bool is_p2p(const Op *op) { return op->call.op == NCCL_MPI_SEND || op->call.op == NCCL_MPI_RECV; }
+inline bool is_p2p(const Operation *op) { return op->call.op == NCCL_MPI_SEND || op->call.op == NCCL_MPI_RECV; }
 
 // Counts the bytes that an operation reads and writes on this rank.
 inline void spans(const ncclComm *comm, const Header *h, size_t *send, size_t *recv) {

@@ -21,9 +21,9 @@ inline bool simulates() { return false; }
 inline void clock_communicator(ncclComm_t) {}
 inline void clock_issue(Group *) {}
 inline void clock_begin(Group *) {}
-inline void clock_meet(const Group *, Op *) {}
-inline bool clock_met(Op *) { return true; }
-inline void clock_hear(Op *, const Header *) {}
+inline void clock_meet(const Group *, Operation *) {}
+inline bool clock_met(Operation *) { return true; }
+inline void clock_hear(Operation *, const Header *) {}
 inline void clock_end(Group *) {}
 inline bool clock_progress(Group *, bool *) { return false; }
 inline ncclComm_t simulated_communicator(const char *, bool) { return NULL; }
@@ -76,7 +76,7 @@ inline double clock_message_seconds(const ncclComm *comm, double bytes, int peer
 inline double clock_seconds(const Group *g) {
     const Cluster *cluster = &cpu_clock().cluster;
     double bytes[NCCL_MPI_OPS] = {0}, seconds = 0, message = 0;
-    for (const Op &op : g->ops) {
+    for (const Operation &op : g->ops) {
         int kind = op.call.op;
         double n = kind == NCCL_MPI_REDUCE_SCATTER || kind == NCCL_MPI_ALL_GATHER ? (double)g->comm->size : 1;
         double all = n * (double)op.width * (double)op.call.count;
@@ -116,11 +116,11 @@ inline void clock_begin(Group *g) {
     uint64_t ready = c->epoch == clock.epoch ? std::max(c->now, g->clock.host) : g->clock.host;
     for (cudaStream_t s : g->streams) ready = std::max(ready, s->times.now);
     g->clock.ready = ready;
-    for (Op &op : g->ops) op.call.ready = ready;
+    for (Operation &op : g->ops) op.call.ready = ready;
 }
 
 // A receive begins and tells its sender so; a send listens for that.
-inline void clock_meet(const Group *g, Op *op) {
+inline void clock_meet(const Group *g, Operation *op) {
     op->clock.request = MPI_REQUEST_NULL;
     if (!cpu_clock().on) return;
     op->clock.mine = g->clock.ready;
@@ -130,7 +130,7 @@ inline void clock_meet(const Group *g, Op *op) {
         MPI_Irecv(&op->clock.theirs, 1, MPI_UINT64_T, op->peer, CLOCK_TAG, g->comm->mpi, &op->clock.request);
 }
 
-inline bool clock_met(Op *op) {
+inline bool clock_met(Operation *op) {
     if (!cpu_clock().on || op->clock.request == MPI_REQUEST_NULL) return true;
     int done;
     MPI_Test(&op->clock.request, &done, MPI_STATUS_IGNORE);
@@ -138,14 +138,16 @@ inline bool clock_met(Op *op) {
 }
 
 // The sender of a message that has come was ready then, and so were those of whom it had heard.
-inline void clock_hear(Op *op, const Header *theirs) { op->call.ready = std::max(op->call.ready, theirs->ready); }
+inline void clock_hear(Operation *op, const Header *theirs) {
+    op->call.ready = std::max(op->call.ready, theirs->ready);
+}
 
 inline void clock_end(Group *g) {
     CpuClock &clock = cpu_clock();
     if (!clock.on) return;
     uint64_t begin = g->clock.ready;
     bool collective = false;
-    for (const Op &op : g->ops) {
+    for (const Operation &op : g->ops) {
         begin = std::max(begin, std::max(op.call.ready, op.call.op == NCCL_MPI_SEND ? op.clock.theirs : 0));
         collective = collective || op.call.op < NCCL_MPI_SEND;
     }

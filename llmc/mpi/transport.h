@@ -2,7 +2,8 @@
 //
 //   all-reduce      the buffer is cut into a part for each rank. Every rank sends each owner its part; the owner adds
 //                   them up in rank order and sends the result back: a reduce-scatter, then an all-gather. To save
-//                   messages a small buffer has one owner, which changes from call to call; two ranks exchange it whole.
+//                   messages a small buffer has one owner, which changes from call to call; two ranks exchange it
+//                   whole.
 //   reduce-scatter  its first half, all-gather: its second half
 //   broadcast       the root sends to each
 //
@@ -28,7 +29,7 @@ namespace nccl_mpi {
 
 // Reports two ranks that disagree about a call, with both calls, and ends the job. One fprintf, or the words of the two
 // ranks could mix.
-[[noreturn]] inline void mismatch(const ncclComm *comm, const Op *mine, const Header *theirs, int peer) {
+[[noreturn]] inline void mismatch(const ncclComm *comm, const Operation *mine, const Header *theirs, int peer) {
     fflush(stdout);
     std::string ours = describe(&mine->call), other = describe(theirs);
     fprintf(stderr,
@@ -43,7 +44,7 @@ enum { P2P_TAG = 16384, CONNECT_TAG = 16386 };  // all tags stay below 32767, wh
 inline bool together(const Message *m) { return m->bytes <= state().together; }
 
 // Adds a message. data NULL: a contribution, which is received into a block of its own.
-inline void add_message(Op *op, bool receive, int peer, int phase, const void *data, size_t bytes) {
+inline void add_message(Operation *op, bool receive, int peer, int phase, const void *data, size_t bytes) {
     Message m;
     memset(&m, 0, sizeof m);
     m.receive = receive;
@@ -55,13 +56,13 @@ inline void add_message(Op *op, bool receive, int peer, int phase, const void *d
     op->messages.push_back(m);
 }
 
-inline MPI_Datatype element(const Op *op) {
+inline MPI_Datatype element(const Operation *op) {
     return op->width == 2 ? MPI_INT16_T : op->width == 4 ? MPI_INT32_T : MPI_INT64_T;
 }
 
-inline void post_send(Group *g, const Op *op, Message *m) {
+inline void post_send(Group *g, const Operation *op, Message *m) {
     int tag = op->tag + 2 * m->phase, size = (int)(sizeof(Header) + (together(m) ? m->bytes : 0));
-    m->block = state().pool.take((size_t)size);
+    m->block = staging_block((size_t)size);
     memcpy(m->block, &op->call, sizeof(Header));
     if (together(m) && m->bytes) memcpy(m->block + sizeof(Header), m->data, m->bytes);
     bool waits = op->call.op == NCCL_MPI_SEND || op->call.op == NCCL_MPI_BROADCAST;
@@ -74,7 +75,7 @@ inline void post_send(Group *g, const Op *op, Message *m) {
     m->state = Message::PAYLOAD;
 }
 
-inline bool header_fits(const Op *op, const Header *h) {
+inline bool header_fits(const Operation *op, const Header *h) {
     int expected = op->call.op == NCCL_MPI_RECV ? (int)NCCL_MPI_SEND : op->call.op;
     return h->op == expected && h->type == op->call.type && h->redop == op->call.redop &&
            (is_p2p(op) || h->root == op->call.root) && h->count == op->call.count &&
@@ -82,14 +83,14 @@ inline bool header_fits(const Op *op, const Header *h) {
 }
 
 // Takes a message that a probe has found for the operation, and begins to receive it.
-inline void take_message(Group *g, Op *op, int phase, MPI_Message message, MPI_Status *status) {
+inline void take_message(Group *g, Operation *op, int phase, MPI_Message message, MPI_Status *status) {
     int size;
     MPI_Get_count(status, MPI_BYTE, &size);
     Message *m = NULL;
     for (Message &x : op->messages) {
         if (x.receive && x.state == Message::WAITING && x.peer == status->MPI_SOURCE && x.phase == phase) m = &x;
     }
-    char *block = state().pool.take((size_t)size);
+    char *block = staging_block((size_t)size);
     if (!m) {  // nothing is expected from that rank: it must have called something else
         MPI_Mrecv(block, size, MPI_BYTE, &message, MPI_STATUS_IGNORE);
         mismatch(g->comm, op, (const Header *)block, status->MPI_SOURCE);
@@ -102,7 +103,7 @@ inline void take_message(Group *g, Op *op, int phase, MPI_Message message, MPI_S
 
 // Takes the messages that have arrived for an operation. A collective looks for messages of any rank even if it expects
 // none, so that it notices a rank in another call.
-inline bool take_messages(Group *g, Op *op, int phase, int source) {
+inline bool take_messages(Group *g, Operation *op, int phase, int source) {
     bool moved = false;
     for (int found = 1; found && is_due(op->due);) {
         MPI_Message message;
@@ -116,7 +117,7 @@ inline bool take_messages(Group *g, Op *op, int phase, int source) {
 }
 
 // Advances a posted or taken message. Returns true if it is through.
-inline bool complete(Group *g, Op *op, Message *m) {
+inline bool complete(Group *g, Operation *op, Message *m) {
     int done;
     MPI_Testall(2 - (m->state == Message::HEADER), m->requests, &done, MPI_STATUSES_IGNORE);
     if (!done) return false;
@@ -126,8 +127,8 @@ inline bool complete(Group *g, Op *op, Message *m) {
         clock_hear(op, (const Header *)m->block);
         if (!together(m)) {
             if (!m->data) {
-                state().pool.give(m->block);
-                m->block = state().pool.take(sizeof(Header) + m->bytes);
+                free(m->block);
+                m->block = staging_block(sizeof(Header) + m->bytes);
             }
             m->requests[0] = MPI_REQUEST_NULL;
             MPI_Irecv(m->data ? m->data : m->block + sizeof(Header), (int)(m->bytes / op->width), element(op), m->peer,
@@ -138,13 +139,13 @@ inline bool complete(Group *g, Op *op, Message *m) {
         if (m->data && m->bytes) memcpy(m->data, m->block + sizeof(Header), m->bytes);
     }
     m->state = Message::DONE;
-    if (m->data) state().pool.give(m->block);
+    if (m->data) free(m->block);
     return true;
 }
 
 // ---- operations ----
 
-inline void expect_contributions(const ncclComm *comm, Op *op, size_t first, size_t elements) {
+inline void expect_contributions(const ncclComm *comm, Operation *op, size_t first, size_t elements) {
     op->first = first;
     op->elements = elements;
     op->reduces = true;
@@ -153,7 +154,7 @@ inline void expect_contributions(const ncclComm *comm, Op *op, size_t first, siz
     }
 }
 
-inline void start_all_reduce(const ncclComm *comm, Op *op) {
+inline void start_all_reduce(const ncclComm *comm, Operation *op) {
     int n = comm->size, rank = comm->rank;
     size_t count = op->call.count, w = op->width, part = (count + n - 1) / n;
     bool small = count * w <= state().small;
@@ -181,7 +182,7 @@ inline void copy_own(char *to, const char *from, size_t bytes) {
     if (to != from && bytes) memcpy(to, from, bytes);
 }
 
-inline void start_op(const ncclComm *comm, Op *op) {
+inline void start_op(const ncclComm *comm, Operation *op) {
     int n = comm->size, rank = comm->rank, root = op->call.root;
     size_t bytes = op->call.count * op->width;
     op->tag = is_p2p(op) ? (int)P2P_TAG : (int)(op->call.sequence % 4096) * 4;
@@ -219,7 +220,7 @@ inline void start_op(const ncclComm *comm, Op *op) {
 }
 
 // Ends phase 0: adds up this rank's part and, in an all-reduce, sends the result.
-inline void end_phase(const ncclComm *comm, Op *op) {
+inline void end_phase(const ncclComm *comm, Operation *op) {
     if (op->phase++ > 0 || !op->reduces) return;
     std::vector<const char *> inputs(comm->size);
     inputs[comm->rank] = op->send + op->first * op->width;
@@ -229,15 +230,15 @@ inline void end_phase(const ncclComm *comm, Op *op) {
     char *out = op->recv + (op->call.op == NCCL_MPI_ALL_REDUCE ? op->first * op->width : 0);
     reduce_any(out, inputs.data(), comm->size, op->elements, op->call.type, op->call.redop);
     for (const Message &m : op->messages) {
-        if (m.receive && m.phase == 0) state().pool.give(m.block);
+        if (m.receive && m.phase == 0) free(m.block);
     }
     for (int k = 1; op->shares && k < comm->size; k++)
         add_message(op, false, (comm->rank + k) % comm->size, 1, out, op->elements * op->width);
 }
 
 // Returns true if this operation takes the next message from its peer.
-inline bool first_receive(const Group *g, const Op *op) {
-    for (const Op *earlier = g->ops.data(); earlier != op; earlier++) {
+inline bool first_receive(const Group *g, const Operation *op) {
+    for (const Operation *earlier = g->ops.data(); earlier != op; earlier++) {
         if (earlier->call.op == NCCL_MPI_RECV && earlier->peer == op->peer &&
             earlier->messages[0].state == Message::WAITING) return false;
     }
@@ -246,7 +247,7 @@ inline bool first_receive(const Group *g, const Op *op) {
 
 // Advances one operation without waiting. Returns true once it is complete. Sends of a group leave in the order of the
 // list despite injected delays, because matching relies on it: *held is true while an earlier one has not left yet.
-inline bool advance(Group *g, Op *op, bool *held, bool *moved) {
+inline bool advance(Group *g, Operation *op, bool *held, bool *moved) {
     while (op->phase < 2) {
         bool open = false;
         for (Message &m : op->messages) {
@@ -282,7 +283,7 @@ inline bool progress(Group *g, bool *moved) {
     if (g->comm->finished != g->turn) return false;
     if (simulates()) return clock_progress(g, moved);
     if (!g->started) clock_begin(g);
-    for (Op &op : g->ops) {
+    for (Operation &op : g->ops) {
         if (g->started) break;
         clock_meet(g, &op);
         start_op(g->comm, &op);
@@ -292,7 +293,7 @@ inline bool progress(Group *g, bool *moved) {
         bool held = false;
         more = false;
         g->done = true;
-        for (Op &op : g->ops) g->done = advance(g, &op, &held, &more) && g->done;
+        for (Operation &op : g->ops) g->done = advance(g, &op, &held, &more) && g->done;
         *moved = *moved || more;
     }
     if (!g->done) return false;
@@ -315,7 +316,7 @@ inline std::string waiting_report() {
         if (!g->started) text += ": not begun, behind an earlier operation of its stream or communicator";
         for (int receive = 0; receive < 2 && g->started; receive++) {
             std::string ranks;
-            for (const Op &op : g->ops) {
+            for (const Operation &op : g->ops) {
                 for (const Message &m : op.messages) {
                     std::string peer = " " + std::to_string(m.peer);
                     bool open = m.receive == (receive != 0) && m.state != Message::DONE;

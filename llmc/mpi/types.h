@@ -93,8 +93,8 @@ typedef struct {
     size_t calls, bytes_sent, bytes_received;
 } NcclMpiCounter;
 
-// Adds a call of `count` elements of `width` bytes by rank `rank` of n. On a ring, rank r keeps part r of an all-reduced
-// buffer, and the last rank of a broadcast does not send.
+// Adds a call of `count` elements of `width` bytes by rank `rank` of n. On a ring, rank r keeps part r of an
+// all-reduced buffer, and the last rank of a broadcast does not send.
 static inline void ring_traffic(NcclMpiCounter *c, NcclMpiOp op, size_t count, size_t width, size_t n, size_t rank,
                                 size_t root) {
     size_t bytes = count * width, own = (count / n + (rank < count % n)) * width, sent, received;
