@@ -1,6 +1,6 @@
 // test_nccl.cu: NCCL over MPI. Started by mpirun with any number of ranks; dev/test/run_nccl.sh runs it at
 // several sizes and in its failing modes: `test_nccl deadlock`, `first`, `destroy`, `use WHAT`, `mismatch KIND`,
-// `kinds`, `absent`, `loop`, `exit`; and `bench`.
+// `kinds`, `absent`, `loop`, `exit`.
 #include <nccl.h>
 
 #include "dev/test/check.h"
@@ -13,7 +13,7 @@
 static Check totals;
 static int world_rank, world_size;
 
-// One check that must hold on all ranks; rank 0 prints it, and ranks that failed say so.
+// Checks a condition on all ranks. Rank 0 prints the check, and each failing rank its line.
 #define CHECK_ALL(ok, ...) check_all(ok, __LINE__, __VA_ARGS__)
 __attribute__((format(printf, 3, 4))) static void check_all(bool ok, int line, const char *format, ...) {
     char text[256];
@@ -60,7 +60,7 @@ static bool holds(const void *on_device, const void *expected, size_t bytes) {
     return memcmp(got.data(), expected, bytes) == 0;
 }
 
-// Uses every way of a communicator once, with nothing else in flight, so that later calls only enqueue.
+// Connects every way of a communicator, with nothing else in flight, so that later calls only enqueue.
 static ncclComm_t connected(ncclComm_t comm, cudaStream_t stream) {
     int n = 0;
     NCCL(ncclCommCount(comm, &n));
@@ -90,15 +90,15 @@ static uint64_t mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-// Element i of rank's input. Floating-point values span ten binary orders, so that the order of a sum shows
-// in its bits.
+// Returns element i of rank's input. Floating-point values span ten binary orders, so that the order of a sum shows in
+// its bits.
 static double value(int rank, size_t i, bool integer) {
     uint64_t x = mix((uint64_t)rank * 1000003 + i);
     if (integer) return (double)(x % 200);
     return ((double)(x >> 11) * 0x1p-53 - 0.5) * (double)(1 << (x % 10));
 }
 
-// To nearest even by comparing the two neighbours, another way than the code under test.
+// Rounds to nearest even by comparing the two neighbours, unlike the code under test.
 static uint16_t float_to_bf16(float f) {
     uint32_t bits;
     memcpy(&bits, &f, 4);
@@ -155,7 +155,7 @@ static std::vector<char> reduced(const std::vector<std::vector<char>> &inputs, s
     return out;
 }
 
-// All collectives for one type and count, against plain loops, in place and not.
+// Compares all collectives for one type and count with plain loops, in place and not.
 static bool collectives_agree(ncclComm_t comm, cudaStream_t stream, ncclDataType_t type, size_t count,
                               bool all_ops) {
     int n = 0, rank = 0;
@@ -491,7 +491,7 @@ static void test_uses(ncclComm_t comm, cudaStream_t *streams) {
     cudaFree(x);
 }
 
-// Bytes by the formulas: summed over the ranks, an all-reduce moves 2 (n-1) buffers, its halves (n-1).
+// Checks bytes by the formulas: summed over the ranks, an all-reduce moves 2 (n-1) buffers, its halves (n-1).
 static void test_counters(ncclComm_t comm, cudaStream_t stream) {
     const size_t count = 12345, bytes = count * sizeof(float);
     size_t n = (size_t)world_size;
@@ -515,8 +515,8 @@ static void test_counters(ncclComm_t comm, cudaStream_t stream) {
     cudaFree(y);
 }
 
-// A program of random operations on three communicators and four streams, the same on all ranks. Events order
-// what shares a buffer. Returns a hash of all buffers.
+// Runs random operations on three communicators and four streams, the same on all ranks. Events order operations on one
+// buffer. Returns a hash of all buffers.
 static uint64_t random_program(ncclComm_t *comms, cudaStream_t *streams, uint64_t seed) {
     enum { BUFFERS = 5, COUNT = 9000 };
     float *buffers[BUFFERS];
@@ -616,7 +616,7 @@ static int run_all(ncclComm_t comm, cudaStream_t *streams) {
     return world_rank == 0 ? check_summary(&totals) : 0;
 }
 
-// Both ranks send before they receive, outside of a group: NCCL hangs, so must we, with a report.
+// Sends before receiving on both ranks, outside of a group: NCCL hangs, so must we, with a report.
 static void deadlock(ncclComm_t comm, cudaStream_t stream) {
     float *x = (float *)device(4096);
     int peer = world_rank ^ 1;
@@ -627,7 +627,7 @@ static void deadlock(ncclComm_t comm, cudaStream_t stream) {
     cudaStreamSynchronize(stream);
 }
 
-// Each rank sends its first message before it receives: the host itself waits for ever.
+// Sends the first message before receiving on each rank: the host itself waits without end.
 static void first(ncclComm_t comm, cudaStream_t stream) {
     ncclComm_t second = split(comm, 0, world_rank, "second");
     float *x = (float *)device(4096);
@@ -643,7 +643,7 @@ static void destroy(ncclComm_t comm) {
     for (int i = 0; i < 2; i++) NCCL(ncclCommDestroy(parts[i ^ (world_rank % 2)]));
 }
 
-// First use of a kernel or a product beside a receive.
+// Uses a kernel or a product for the first time beside a receive.
 static void use(ncclComm_t comm, cudaStream_t *streams, const char *what) {
     float *x = (float *)device(4096);
     floatX *m = (floatX *)device(4096);
@@ -660,7 +660,7 @@ static void use(ncclComm_t comm, cudaStream_t *streams, const char *what) {
     cudaDeviceSynchronize();
 }
 
-// Rank 1 calls something slightly different.
+// Makes a slightly different call on rank 1.
 static void mismatch(ncclComm_t comm, cudaStream_t stream, const char *kind) {
     float *x = (float *)device(1 << 16), *y = (float *)device(1 << 16);
     bool odd = world_rank == 1;
@@ -681,7 +681,7 @@ static void mismatch(ncclComm_t comm, cudaStream_t stream, const char *kind) {
     cudaStreamSynchronize(stream);
 }
 
-// All-reduces without end, for a rank to be killed in; every rank first prints its process id.
+// All-reduces without end, for a rank to be killed; every rank first prints its process id.
 static void loop(ncclComm_t comm, cudaStream_t stream, bool one_exits) {
     float *x = (float *)device(1 << 16);
     cudaMemset(x, 0, 1 << 16);
@@ -691,46 +691,6 @@ static void loop(ncclComm_t comm, cudaStream_t stream, bool one_exits) {
         NCCL(ncclAllReduce(x, x, 1 << 14, ncclFloat, ncclSum, comm, stream));
         cudaStreamSynchronize(stream);
         if (one_exits && i == 100 && world_rank == world_size - 1) exit(1);
-    }
-}
-
-// `test_nccl bench [SMALL TOGETHER]` (see State). Batches of three kinds take turns and the best of each
-// counts, because other programs may run beside us; the third is MPI's own non-blocking all-reduce, polled
-// with a yield as ours is.
-static void bench(ncclComm_t comm, cudaStream_t stream) {
-    for (size_t bytes :
-         {(size_t)4, (size_t)1024, (size_t)16384, (size_t)65536, (size_t)262144, (size_t)4194304}) {
-        float *x = (float *)device(bytes);
-        std::vector<float> from(bytes / 4), to(bytes / 4);
-        cudaMemset(x, 0, bytes);
-        int repeats = bytes > 1000000 ? 2 : 20;
-        double best[3] = {1e30, 1e30, 1e30};
-        for (int batch = 0; batch < 60; batch++) {
-            int kind = batch % 3;
-            MPI_Barrier(MPI_COMM_WORLD);
-            double start = MPI_Wtime();
-            for (int i = 0; i < repeats; i++) {
-                if (kind < 2) {
-                    NCCL(ncclAllReduce(x, x, bytes / 4, ncclFloat, ncclSum, comm, stream));
-                    if (kind == 1) cudaStreamSynchronize(stream);
-                    continue;
-                }
-                MPI_Request request;
-                MPI_Iallreduce(from.data(), to.data(), (int)(bytes / 4), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD,
-                               &request);
-                for (int done = 0; MPI_Test(&request, &done, MPI_STATUS_IGNORE), !done;) sched_yield();
-            }
-            cudaStreamSynchronize(stream);
-            double us = 1e6 * (MPI_Wtime() - start) / repeats;
-            if (us < best[kind]) best[kind] = us;
-        }
-        if (world_rank == 0) {
-            printf(
-                "all-reduce of %zu bytes, %d ranks: %.1f us queued, %.1f us each waited for (MPI_Iallreduce "
-                "%.1f us)\n",
-                bytes, world_size, best[0], best[1], best[2]);
-        }
-        cudaFree(x);
     }
 }
 
@@ -765,13 +725,6 @@ int main(int argc, char **argv) {
     else if (!strcmp(mode, "mismatch") && argc > 2) mismatch(connected(comm, streams[0]), streams[0], argv[2]);
     else if (!strcmp(mode, "absent") && world_rank != 1) split(comm, 0, 0, "all but one");
     else if (!strcmp(mode, "loop") || !strcmp(mode, "exit")) loop(comm, streams[0], !strcmp(mode, "exit"));
-    else if (!strcmp(mode, "bench")) {
-        if (argc > 3) {
-            nccl_mpi::state().small = strtoull(argv[2], NULL, 10);
-            nccl_mpi::state().together = strtoull(argv[3], NULL, 10);
-        }
-        bench(comm, streams[0]);
-    }
     NCCL(ncclCommDestroy(comm));
     MPI_Finalize();
     return code;

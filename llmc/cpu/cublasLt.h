@@ -2,8 +2,8 @@
 // signatures, numbers, field sizes, units and status codes are cuBLASLt's; the rest of it does not compile here.
 //
 // Matrices are column-major, as cuBLASLt documents them:
-// D[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * C[m,n], then the epilogue; float32 or bfloat16 in memory,
-// float32 arithmetic. gemm.h computes.
+// D[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * D[m,n], then the epilogue; float32 or bfloat16 in memory,
+// float32 arithmetic. gemm.h computes. cuBLASLt's C must be D here.
 //
 // Misuse is refused with cuBLASLt's status and a sentence on stderr. Beyond the real checks: ranges must lie in device
 // memory, the output must not overlap an input, pointers must have the alignment promised to the heuristic, and an
@@ -208,34 +208,34 @@ static inline cublasStatus_t cpu_lt_check(cublasLtMatmulDesc_t desc, cublasLtMat
                                           cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
                                           cublasLtMatrixLayout_t d) {
     if (!desc || !a || !b || !c || !d) return CUBLAS_STATUS_INVALID_VALUE;
-    cublasLtMatrixLayout_t all[4] = {a, b, c, d};
-    for (int i = 0; i < 4; i++) {
-        cublasStatus_t status = cpu_lt_check_layout("ABCD"[i], all[i]);
+    if (c->type != d->type || c->rows != d->rows || c->cols != d->cols || c->ld != d->ld)
+        return cpu_lt_refuse(CUBLAS_STATUS_NOT_SUPPORTED, "C has another layout than D");
+    cublasLtMatrixLayout_t all[3] = {a, b, d};
+    for (int i = 0; i < 3; i++) {
+        cublasStatus_t status = cpu_lt_check_layout("ABD"[i], all[i]);
         if (status != CUBLAS_STATUS_SUCCESS) return status;
     }
     if ((desc->trans_a | desc->trans_b) & ~1)
         return cpu_lt_refuse(CUBLAS_STATUS_NOT_SUPPORTED, "operation other than N and T");
     uint64_t m = desc->trans_a ? a->cols : a->rows, k = desc->trans_a ? a->rows : a->cols;
     uint64_t kb = desc->trans_b ? b->cols : b->rows, n = desc->trans_b ? b->rows : b->cols;
-    if (k != kb || d->rows != m || d->cols != n || c->rows != m || c->cols != n)
-        return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE,
-                             "op(A) is %zu x %zu, op(B) %zu x %zu, C %zu x %zu, D %zu x %zu", (size_t)m,
-                             (size_t)k, (size_t)kb, (size_t)n, (size_t)c->rows, (size_t)c->cols,
-                             (size_t)d->rows, (size_t)d->cols);
-    if (a->type != b->type || c->type != d->type || (a->type == CUDA_R_32F && d->type != CUDA_R_32F))
-        return cpu_lt_refuse(CUBLAS_STATUS_NOT_SUPPORTED, "data types A %d, B %d, C %d, D %d", (int)a->type,
-                             (int)b->type, (int)c->type, (int)d->type);
+    if (k != kb || d->rows != m || d->cols != n)
+        return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE, "op(A) is %zu x %zu, op(B) %zu x %zu, D %zu x %zu", (size_t)m,
+                             (size_t)k, (size_t)kb, (size_t)n, (size_t)d->rows, (size_t)d->cols);
+    if (a->type != b->type || (a->type == CUDA_R_32F && d->type != CUDA_R_32F))
+        return cpu_lt_refuse(CUBLAS_STATUS_NOT_SUPPORTED, "data types A %d, B %d, D %d", (int)a->type, (int)b->type,
+                             (int)d->type);
     if (desc->epilogue != CUBLASLT_EPILOGUE_DEFAULT && desc->epilogue != CUBLASLT_EPILOGUE_BIAS)
         return cpu_lt_refuse(CUBLAS_STATUS_NOT_SUPPORTED, "epilogue %u", desc->epilogue);
     return CUBLAS_STATUS_SUCCESS;
 }
 
 // Hashes a problem, to recognise an algorithm of another one (FNV-1a over the numbers).
-static inline uint64_t cpu_lt_fingerprint(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t const layouts[4]) {
+static inline uint64_t cpu_lt_fingerprint(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t const layouts[3]) {
     uint64_t h = 14695981039346656037ull;
     const auto mix = [&h](uint64_t x) { h = (h ^ x) * 1099511628211ull; };
     mix((uint64_t)desc->trans_a), mix((uint64_t)desc->trans_b), mix(desc->epilogue);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 3; i++) {
         const cublasLtMatrixLayoutOpaque_t *m = layouts[i];
         mix(m->type), mix(m->rows), mix(m->cols), mix((uint64_t)m->ld);
     }
@@ -269,7 +269,7 @@ cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t des
     *returned = 0;
     cublasStatus_t status = cpu_lt_check(desc, a, b, c, d);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    cublasLtMatrixLayout_t layouts[4] = {a, b, c, d};
+    cublasLtMatrixLayout_t layouts[3] = {a, b, d};
     cublasLtMatmulHeuristicResult_t *r = &results[0];
     memset(r, 0, sizeof *r);
     r->workspaceSize = pref->workspace < 1024 ? 0 : 1024;
@@ -297,23 +297,22 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMat
     cublasStatus_t status = cpu_lt_check(desc, a, b, c, d);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     if (!alpha || !beta) return cpu_lt_refuse(invalid, "alpha or beta is NULL");
+    if (C != D) return cpu_lt_refuse(CUBLAS_STATUS_NOT_SUPPORTED, "C is not D");
     if (!cpu_is_stream(stream))
         return cpu_lt_refuse(invalid, stream ? "no such stream" : "stream 0 is not used here");
 
-    cublasLtMatrixLayout_t layouts[4] = {a, b, c, d};
-    float alpha_value = *(const float *)alpha, beta_value = *(const float *)beta;
-    const void *pointers[4] = {A, B, beta_value != 0.0f ? C : D, D};
-    for (int i = 0; i < 4; i++) {
-        size_t size = cpu_lt_type_size(layouts[i]->type), align = algo ? algo->data[2 + i] : size;
+    cublasLtMatrixLayout_t layouts[3] = {a, b, d};
+    const void *pointers[3] = {A, B, D};
+    for (int i = 0; i < 3; i++) {
+        size_t size = cpu_lt_type_size(layouts[i]->type), align = algo ? algo->data[i < 2 ? 2 + i : 5] : size;
         if (!cpu_is_device_range(pointers[i], cpu_lt_extent(layouts[i]) * size))
-            return cpu_lt_refuse(invalid, "%c (%zu x %zu, ld %lld) leaves its device allocation", "ABCD"[i],
+            return cpu_lt_refuse(invalid, "%c (%zu x %zu, ld %lld) leaves its device allocation", "ABD"[i],
                                  (size_t)layouts[i]->rows, (size_t)layouts[i]->cols, (long long)layouts[i]->ld);
         if ((uintptr_t)pointers[i] % std::max(align, size))
             return cpu_lt_refuse(invalid, "%c is not aligned to the %zu bytes promised to the heuristic",
-                                 "ABCD"[i], align);
-        bool in_place = i == 2 && pointers[2] == D && c->ld == d->ld;
-        if (i < 3 && !in_place && cpu_lt_overlap(pointers[i], layouts[i], D, d))
-            return cpu_lt_refuse(invalid, "D overlaps %c", "ABCD"[i]);
+                                 "ABD"[i], align);
+        if (i < 2 && cpu_lt_overlap(pointers[i], layouts[i], D, d))
+            return cpu_lt_refuse(invalid, "D overlaps %c", "ABD"[i]);
     }
     bool has_bias = desc->epilogue == CUBLASLT_EPILOGUE_BIAS;
     if (has_bias && !cpu_is_device_range(desc->bias, d->rows * cpu_lt_type_size(d->type)))
@@ -328,13 +327,13 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMat
     // Column-major D = op(A) op(B) is, in the same memory, the row-major D^T = op(B)^T op(A)^T.
     CpuGemm g = CpuGemm();
     g.x = cpu_lt_matrix(B, b), g.y = cpu_lt_matrix(A, a);
-    g.c = cpu_lt_matrix(pointers[2], c), g.d = cpu_lt_matrix(D, d);
+    g.d = cpu_lt_matrix(D, d);
     g.trans_x = desc->trans_b, g.trans_y = desc->trans_a;
     g.rows = d->cols, g.cols = d->rows, g.depth = desc->trans_a ? a->rows : a->cols;
-    g.alpha = alpha_value, g.beta = beta_value;
+    g.alpha = *(const float *)alpha, g.beta = *(const float *)beta;
     if (has_bias) g.bias = (const char *)desc->bias;
-    // Another problem may need another kernel, and so may unaligned pointers and a sum with C.
-    uint64_t plan = problem * 2 + (beta_value != 0.0f);
+    // Another problem may need another kernel, and so may unaligned pointers and a sum with D.
+    uint64_t plan = problem * 2 + (g.beta != 0.0f);
     for (int i = 0; algo && i < 4; i++) plan = plan * 2 + (algo->data[2 + i] < 16);
     if (cpu_runtime().gemms.insert(plan).second) {
         char name[96];

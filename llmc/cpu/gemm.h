@@ -1,9 +1,8 @@
-// gemm.h (CPU): the computation behind cublasLt.h, a product of row-major matrices
-// D[rows, cols] = alpha * op(X)[rows, depth] * op(Y)[depth, cols] + beta * C[rows, cols] + bias[cols].
+// gemm.h (CPU): computes the products of cublasLt.h, of row-major matrices:
+// D[rows, cols] = alpha * op(X)[rows, depth] * op(Y)[depth, cols] + beta * D[rows, cols] + bias[cols].
 //
-// D is cut into tiles whose shape depends on the sizes alone; one thread computes a tile by a single-threaded
-// sgemm and finishes it while it is in its cache. So the bits do not depend on the number of threads, which
-// differs from layout to layout of the ranks on one machine.
+// The shape of D's tiles depends on the sizes alone. One thread computes a tile by a single-threaded sgemm and finishes
+// it in its cache. So the bits do not depend on the number of threads, which depends on the layout of the ranks.
 #ifndef LLMC_CPU_GEMM_H
 #define LLMC_CPU_GEMM_H
 
@@ -35,7 +34,7 @@ struct CpuMatrix {
 };
 
 struct CpuGemm {
-    CpuMatrix x, y, c, d;
+    CpuMatrix x, y, d;
     bool trans_x, trans_y;
     size_t rows, cols, depth;
     float alpha, beta;
@@ -46,17 +45,17 @@ struct CpuGemm {
 
 typedef uint16_t __attribute__((may_alias)) CpuBits16;
 
-// n elements to float.
+// Converts n elements to float.
 static inline void cpu_load(float *out, const char *in, bool bf16, size_t n) {
     if (bf16) {
         const CpuBits16 *bits = (const CpuBits16 *)in;
         for (size_t i = 0; i < n; i++) out[i] = bf16_to_float(bits[i]);
-    } else if (in != (const char *)out) {
+    } else {
         memcpy(out, in, n * sizeof(float));
     }
 }
 
-// n floats to elements, rounded to nearest even.
+// Converts n floats to elements, rounded to nearest even.
 static inline void cpu_store(char *out, const float *in, bool bf16, size_t n) {
     if (bf16) {
         CpuBits16 *bits = (CpuBits16 *)out;
@@ -68,7 +67,7 @@ static inline void cpu_store(char *out, const float *in, bool bf16, size_t n) {
 
 // ---- a tile ----
 
-// One thread's c[m,n] = alpha op(a) op(b) + beta c, row-major.
+// Computes c[m,n] = alpha op(a) op(b) + beta c, row-major, on one thread.
 static inline void cpu_sgemm(bool trans_a, bool trans_b, size_t m, size_t n, size_t k, float alpha,
                              const float *a, size_t lda, const float *b, size_t ldb, float beta, float *c,
                              size_t ldc) {
@@ -86,7 +85,7 @@ static inline void cpu_sgemm(bool trans_a, bool trans_b, size_t m, size_t n, siz
 #endif
 }
 
-// out[cols, rows] = in[rows, cols] transposed, both dense. Blocks keep both sides in a few cache lines.
+// Transposes in[rows, cols] to out[cols, rows], both dense. Blocks keep both sides in a few cache lines.
 static inline void cpu_transpose(float *out, const float *in, size_t rows, size_t cols) {
     for (size_t r0 = 0; r0 < rows; r0 += 16) {
         for (size_t c0 = 0; c0 < cols; c0 += 16) {
@@ -98,7 +97,7 @@ static inline void cpu_transpose(float *out, const float *in, size_t rows, size_
     }
 }
 
-// A block of a stored matrix as dense floats in `out` (rows * cols).
+// Copies a block of a stored matrix to dense floats in `out` (rows * cols).
 static inline void cpu_load_block(float *out, const CpuMatrix *m, size_t row, size_t col, size_t rows, size_t cols) {
     for (size_t r = 0; r < rows; r++) cpu_load(out + r * cols, m->at(row + r, col), m->bf16, cols);
 }
@@ -126,11 +125,7 @@ static inline void cpu_gemm_tile(const CpuGemm *g, size_t r0, size_t rows, size_
     float *acc = g->d.bf16 ? bias + cols : (float *)g->d.at(r0, c0);
     size_t ldacc = g->d.bf16 ? cols : g->d.ld;
 
-    if (g->beta != 0.0f && g->c.at(r0, c0) != (char *)acc) {
-        for (size_t r = 0; r < rows; r++) {
-            cpu_load(acc + r * ldacc, g->c.at(r0 + r, c0), g->c.bf16, cols);
-        }
-    }
+    if (g->beta != 0.0f && g->d.bf16) cpu_load_block(acc, &g->d, r0, c0, rows, cols);
     for (size_t k0 = 0; k0 < g->depth; k0 += depth) {
         size_t k = std::min(depth, g->depth - k0);
         size_t x_row = g->trans_x ? k0 : r0, x_col = g->trans_x ? r0 : k0;
@@ -167,7 +162,7 @@ static inline void cpu_gemm_tile(const CpuGemm *g, size_t r0, size_t rows, size_
     }
 }
 
-// Pieces of at most `largest`, all alike (a multiple of `unit` but for the last).
+// Returns the size of equal pieces of at most `largest` (a multiple of `unit` but for the last).
 static inline size_t cpu_gemm_piece(size_t size, size_t largest, size_t unit) {
     size_t pieces = (size + largest - 1) / largest;
     size_t piece = (size + pieces - 1) / pieces;
