@@ -31,7 +31,6 @@
 #include "llmc/host/dataloader.h"
 #include "llmc/host/eval_file.h"
 #include "llmc/host/log.h"
-#include "llmc/host/lr.h"
 #include "llmc/host/options.h"
 #include "llmc/host/outputs.h"
 #include "llmc/host/progress.h"

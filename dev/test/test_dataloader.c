@@ -190,10 +190,10 @@ typedef struct {
 static const BadShard BAD_SHARDS[] = {
     {"foreign magic", "not a data shard", 0x4d4d, SHARD_VERSION, 100, 100},
     {"another version", "version 2", SHARD_MAGIC, 2, 100, 100},
-    {"truncated", "is truncated", SHARD_MAGIC, SHARD_VERSION, 100, 99},
-    {"longer than its header says", "is damaged", SHARD_MAGIC, SHARD_VERSION, 100, 101},
-    {"negative count", "is damaged", SHARD_MAGIC, SHARD_VERSION, -1, 100},
-    {"absurd count", "is truncated", SHARD_MAGIC, SHARD_VERSION, 0x7fffffff, 100},
+    {"truncated", "is truncated or damaged", SHARD_MAGIC, SHARD_VERSION, 100, 99},
+    {"longer than its header says", "is truncated or damaged", SHARD_MAGIC, SHARD_VERSION, 100, 101},
+    {"negative count", "is truncated or damaged", SHARD_MAGIC, SHARD_VERSION, -1, 100},
+    {"absurd count", "is truncated or damaged", SHARD_MAGIC, SHARD_VERSION, 0x7fffffff, 100},
     {"shorter than one sample", "fewer than a sample", SHARD_MAGIC, SHARD_VERSION, 10, 10},
     {"empty", "fewer than a sample", SHARD_MAGIC, SHARD_VERSION, 0, 0},
 };

@@ -1,4 +1,4 @@
-// test_log.c: what a run reports: llmc/host/log.h (console line, JSON Lines, MFU), llmc/host/lr.h and
+// test_log.c: what a run reports: llmc/host/log.h (console line, JSON Lines, MFU), llmc/host/ramp.h and
 // llmc/host/trace.h.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -11,7 +11,6 @@
 #include "dev/test/check.h"
 #include "llmc/host/file.h"
 #include "llmc/host/log.h"
-#include "llmc/host/lr.h"
 #include "llmc/host/ramp.h"
 #include "llmc/host/trace.h"
 

@@ -22,9 +22,8 @@ enum { SHARD_MAGIC = 20240520, SHARD_VERSION = 1, SHARD_HEADER_BYTES = 1024 };
 
 typedef struct {
     char *path;
-    size_t tokens;
-    size_t first_sample;  // number within the epoch of its source
     size_t samples;
+    size_t first_sample;  // number within the epoch of its source
 } DataShard;
 
 typedef struct {
@@ -40,7 +39,7 @@ typedef struct {
     size_t count;
     DataShard *shards;   // [count] source by source, sorted by name
     Blend blend;
-    DataSource *sources; // [blend.sources]
+    DataSource sources[BLEND_MOST_SOURCES];
     uint16_t *buffer;    // [T + 1]
 } DataLoader;
 
@@ -50,15 +49,14 @@ static inline void dataloader_close(DataLoader *dl) {
         if (dl->sources[i].fd >= 0) close(dl->sources[i].fd);
     }
     free(dl->shards);
-    free(dl->sources);
     free(dl->buffer);
     blend_close(&dl->blend);
     memset(dl, 0, sizeof *dl);
 }
 
-// Checks the header of one shard and fills in its tokens and samples.
+// Checks the header of one shard and fills in its samples.
 static inline bool shard_check(DataShard *shard, size_t T, Error *err) {
-    int32_t header[SHARD_HEADER_BYTES / 4];
+    int32_t header[SHARD_HEADER_BYTES / 4] = {0};
     uint64_t bytes;
     size_t got;
     int fd = file_open(shard->path, O_RDONLY, &bytes, err);
@@ -67,29 +65,19 @@ static inline bool shard_check(DataShard *shard, size_t T, Error *err) {
                     error_set(err, "cannot read data shard %s: %s", shard->path, strerror(errno));
     close(fd);
     if (!readable) return false;
-    if (got < sizeof header) {
-        return error_set(err, "data shard %s is truncated: its %zu bytes do not hold the header of %d", shard->path,
-                         got, (int)SHARD_HEADER_BYTES);
+    if (header[0] != SHARD_MAGIC || header[1] != SHARD_VERSION) {
+        return error_set(err, "%s is not a data shard: it begins with %d and version %d, not with %d and version %d",
+                         shard->path, (int)header[0], (int)header[1], (int)SHARD_MAGIC, (int)SHARD_VERSION);
     }
-    if (header[0] != SHARD_MAGIC) {
-        return error_set(err, "%s is not a data shard: its magic number is %d, not %d", shard->path,
-                         (int)header[0], (int)SHARD_MAGIC);
+    if (header[2] < 0 || bytes != SHARD_HEADER_BYTES + 2 * (uint64_t)header[2]) {
+        return error_set(err, "data shard %s is truncated or damaged: it says %d tokens, in %llu bytes", shard->path,
+                         (int)header[2], (unsigned long long)bytes);
     }
-    if (header[1] != SHARD_VERSION) {
-        return error_set(err, "data shard %s has version %d, only version %d is known", shard->path,
-                         (int)header[1], (int)SHARD_VERSION);
+    if ((size_t)header[2] < T + 1) {
+        return error_set(err, "data shard %s has %d tokens, fewer than a sample of --seq %zu and its target",
+                         shard->path, (int)header[2], T);
     }
-    long long size = (long long)bytes, expected = SHARD_HEADER_BYTES + 2LL * header[2];
-    if (header[2] < 0 || size != expected) {
-        return error_set(err, "data shard %s is %s: %d tokens by its header, but %lld bytes instead of %lld",
-                         shard->path, size < expected ? "truncated" : "damaged", (int)header[2], size, expected);
-    }
-    shard->tokens = (size_t)header[2];
-    if (shard->tokens < T + 1) {
-        return error_set(err, "data shard %s has %zu tokens, fewer than a sample of --seq %zu and its target",
-                         shard->path, shard->tokens, T);
-    }
-    shard->samples = (shard->tokens - 1) / T;
+    shard->samples = ((size_t)header[2] - 1) / T;
     return true;
 }
 
@@ -131,7 +119,6 @@ static inline bool dataloader_open(DataLoader *dl, const char *pattern, size_t T
     memset(dl, 0, sizeof *dl);
     dl->T = T;
     if (!blend_open(&dl->blend, pattern, err)) return false;
-    dl->sources = (DataSource *)host_alloc(dl->blend.sources, sizeof(DataSource));
     dl->buffer = (uint16_t *)host_alloc(T + 1, sizeof(uint16_t));
     for (size_t i = 0; i < dl->blend.sources; i++) dl->sources[i].fd = -1;
     bool ok = true;

@@ -35,7 +35,7 @@ typedef struct {
     size_t steps;
     double lr, lr_final;  // lr_final is a fraction of lr
     size_t warmup;
-    int lr_schedule;      // lr.h's LRSchedule
+    int lr_schedule;      // ramp.h's LRSchedule
     int lr_unit;          // LR_UNIT_*: what warmup and the decay count
     double weight_decay, clip, beta1, beta2, eps;  // clip 0: off
     double dropout;

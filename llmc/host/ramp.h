@@ -1,13 +1,14 @@
-// ramp.h: how many sequences each step has: the global batch, or at first fewer (--ramp), as MT-NLG and GPT-3 began.
+// ramp.h: how many sequences each step has, and its learning rate.
 //
-// The batch starts at `start` and grows by `increment`, evenly over the first `samples` training samples. It follows
-// from the number of samples seen alone, so a resume needs nothing else.
+// A step has the global batch. With --ramp, as MT-NLG and GPT-3 began, the batch starts at `start` and grows by
+// `increment`, evenly over the first `samples` training samples. It follows from the samples seen alone, so a resume
+// needs nothing else.
 //
-// defines: Ramp, ramp_parse, ramp_batch, ramp_samples
+// defines: Ramp, ramp_parse, ramp_batch, ramp_samples, LRSchedule, learning_rate
 #ifndef LLMC_RAMP_H
 #define LLMC_RAMP_H
 
-#include <errno.h>
+#include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,63 +24,65 @@ typedef struct {
 // Reads "START,INCREMENT,SAMPLES" for a global batch of G, of which each size must be a multiple of `unit` sequences
 // (a micro-batch on each data rank). Refuses a ramp that does not end at G.
 static inline bool ramp_parse(Ramp *ramp, const char *text, size_t G, size_t unit, Error *err) {
-    unsigned long long numbers[3];
+    size_t *const numbers[] = {&ramp->start, &ramp->increment, &ramp->samples};
     const char *at = text;
     for (int i = 0; i < 3; i++) {
         size_t digits = strspn(at, "0123456789");
         if (digits == 0 || digits > 15 || at[digits] != (i < 2 ? ',' : '\0')) {
             return error_set(err, "--ramp needs START,INCREMENT,SAMPLES, three whole numbers, not '%s'", text);
         }
-        numbers[i] = strtoull(at, NULL, 10);
+        *numbers[i] = (size_t)strtoull(at, NULL, 10);
         at += digits + 1;
     }
-    ramp->start = (size_t)numbers[0], ramp->increment = (size_t)numbers[1], ramp->samples = (size_t)numbers[2];
-    if (ramp->start == 0 || ramp->start > G) {
-        return error_set(err, "--ramp starts at %zu sequences: it must lie between 1 and --global-batch %zu",
-                         ramp->start, G);
+    size_t start = ramp->start, increment = ramp->increment;
+    if (start == 0 || start > G || (start < G && (increment == 0 || (G - start) % increment ||
+                                                  (G - start) / increment > RAMP_MOST_INCREMENTS))) {
+        return error_set(err, "--ramp %s: at most %d INCREMENTs must lead from START, at least 1, to --global-batch "
+                         "%zu", text, (int)RAMP_MOST_INCREMENTS, G);
     }
-    if (ramp->start < G && (ramp->increment == 0 || (G - ramp->start) % ramp->increment)) {
-        return error_set(err, "--ramp never ends: from %zu by %zu it does not come to --global-batch %zu", ramp->start,
-                         ramp->increment, G);
-    }
-    if (ramp->start < G && (G - ramp->start) / ramp->increment > RAMP_MOST_INCREMENTS) {
-        return error_set(err, "--ramp %s grows the batch %zu times, %d are the most: raise INCREMENT", text,
-                         (G - ramp->start) / ramp->increment, (int)RAMP_MOST_INCREMENTS);
-    }
-    if (ramp->start % unit || ramp->increment % unit) {
+    if (start % unit || increment % unit) {
         return error_set(err, "--ramp %s: START and INCREMENT must be multiples of %zu, a --micro-batch on each data "
                          "rank", text, unit);
     }
     return true;
 }
 
-// Sample number from which on the batch has grown `times` times.
-static inline size_t ramp_threshold(const Ramp *ramp, size_t G, size_t times) {
-    size_t increments = (G - ramp->start) / ramp->increment;
-    unsigned __int128 product = (unsigned __int128)times * ramp->samples;
-    return (size_t)((product + increments - 1) / increments);
-}
-
-// Sequences of the step that begins at a sample number, for a global batch of G.
+// Returns the sequences of the step that begins at a sample number, for a global batch of G.
 static inline size_t ramp_batch(const Ramp *ramp, size_t G, size_t sample) {
     if (ramp->start == 0 || ramp->start == G || sample >= ramp->samples) return G;
     size_t increments = (G - ramp->start) / ramp->increment;
     return ramp->start + ramp->increment * (size_t)((unsigned __int128)sample * increments / ramp->samples);
 }
 
-// Samples that the first `steps` steps of a run see.
+// Returns the samples that the first `steps` steps of a run see.
 static inline size_t ramp_samples(const Ramp *ramp, size_t G, size_t steps) {
-    size_t sample = 0;
-    while (steps > 0) {
-        size_t batch = ramp_batch(ramp, G, sample);
-        if (batch == G) return sample + steps * G;
-        size_t next = ramp_threshold(ramp, G, (batch - ramp->start) / ramp->increment + 1);
-        size_t count = (next - sample + batch - 1) / batch;
+    size_t sample = 0, batch;
+    while (steps > 0 && (batch = ramp_batch(ramp, G, sample)) < G) {
+        size_t increments = (G - ramp->start) / ramp->increment, grown = (batch - ramp->start) / ramp->increment;
+        // The batch grows again at the first sample that is at least (grown + 1) / increments of them all.
+        unsigned __int128 product = (unsigned __int128)(grown + 1) * ramp->samples;
+        size_t next = (size_t)((product + increments - 1) / increments), count = (next - sample + batch - 1) / batch;
         if (count > steps) count = steps;
         sample += count * batch;
         steps -= count;
     }
-    return sample;
+    return sample + steps * G;
+}
+
+typedef enum { LR_COSINE, LR_LINEAR } LRSchedule;
+
+// Returns the learning rate of the update before which `done` and after which `next` steps (or samples, where the batch
+// grows) are done, of `total`. Warm-up: lr * next / warmup while done < warmup, but never above lr. Then, with
+// x = (done - warmup) / (total - warmup) and final = lr * final_fraction, cosine:
+// final + (lr - final) * (1 + cos(pi x)) / 2; linear: final + (lr - final) * (1 - x).
+static inline double learning_rate(LRSchedule schedule, size_t done, size_t next, size_t warmup, size_t total,
+                                   double lr, double final_fraction) {
+    if (done < warmup) return next < warmup ? lr * (double)next / (double)warmup : lr;
+    double final = lr * final_fraction;
+    if (done >= total) return final;
+    double x = (double)(done - warmup) / (double)(total - warmup);
+    double share = schedule == LR_COSINE ? 0.5 * (1.0 + cos(3.14159265358979323846 * x)) : 1.0 - x;
+    return final + (lr - final) * share;
 }
 
 #endif

@@ -18,7 +18,7 @@ typedef struct {
     uint64_t seed;
     bool shuffle, bf16;
     size_t seq, global_batch, steps, warmup;
-    int lr_schedule;    // lr.h's LRSchedule
+    int lr_schedule;    // ramp.h's LRSchedule
     double lr, lr_final, weight_decay, clip, beta1, beta2, eps;
     size_t ramp_start, ramp_increment, ramp_samples;
     int lr_unit;        // LR_UNIT_* of options_table.h
