@@ -137,44 +137,59 @@ static inline double auto_run(AutoRun *r, double latest, double *span) {
     return end;
 }
 
+// True if a run that ends at `end`, in which the longest stage takes `span`, is better than the best so far.
+static inline bool auto_better(double end, double span, const PipelineRun *best, double small) {
+    return end < best->end - small || (end < best->end + small && span < best->longest - small);
+}
+
+static inline void auto_copy(PipelineLists *to, const PipelineLists *from) {
+    for (int s = 0; s < to->p; s++) {
+        to->counts[s] = from->counts[s];
+        memcpy(to->steps[s], from->steps[s], from->counts[s] * sizeof(PipelineStep));
+    }
+}
+
 // Makes the lists of zb-auto. Starts from zb-h1, if the limit allows it, then tries how far the stages fill before
-// their first backward and how patiently they wait. Takes the lists that end first; of these, the lists whose longest
-// stage is shortest; of equals, the first.
+// their first backward and how patiently they wait. Takes the lists that end first when trainers execute them; of
+// these, the lists whose longest stage is shortest; of equals, the first.
 static inline void zero_bubble_auto(PipelineLists *l, const PipelineTimes *times, size_t limit) {
     int p = l->p, m = l->m, leaves = 1;
     while (leaves < p) leaves *= 2;
     AutoStage *stages = (AutoStage *)host_alloc(p, sizeof *stages);
     double *arrivals = (double *)host_alloc(2 * (size_t)p * m, sizeof *arrivals);
-    PipelineStep *steps = (PipelineStep *)host_alloc(3 * (size_t)p * m, sizeof *steps);
     AutoRun run = {p, m, limit, times, stages, 0, 0, NULL, leaves, NULL};
     run.earliest = (int *)host_alloc(2 * (size_t)leaves, sizeof *run.earliest);
     run.clock = (double *)host_alloc(leaves, sizeof *run.clock);
     for (int s = 0; s < leaves; s++) run.earliest[leaves + s] = s, run.clock[s] = INFINITY;
     for (int i = leaves - 1; i > 0; i--) run.earliest[i] = run.earliest[2 * i];
+    PipelineLists tried = pipeline_empty(p, m, 1);
     for (int s = 0; s < p; s++) {
         stages[s].arrival[0] = arrivals + 2 * (size_t)s * m;
         stages[s].arrival[1] = stages[s].arrival[0] + m;
-        stages[s].steps = steps + 3 * (size_t)s * m;
+        stages[s].steps = tried.steps[s];
         l->counts[s] = zero_bubble_h1(p, s, m, l->steps[s]);
+        tried.counts[s] = 3 * (size_t)m;
     }
-    double best = INFINITY, best_span = INFINITY, span, small = 1e-9 * m * times->step[STEP_FORWARD];
-    PipelineRun h1 = {NULL, 0, 0, 0};
+    PipelineRun best = {NULL, INFINITY, 0, INFINITY}, now = best;
     Error err;
-    bool fits = limit >= (size_t)(p < m ? p : m);
-    if (fits && pipeline_walk(l, m, times, &h1, &err)) best = h1.end, best_span = h1.longest;
+    double span, small = 1e-9 * m * times->step[STEP_FORWARD];
+    if (limit >= (size_t)(p < m ? p : m) && pipeline_walk(l, PIPELINE_BUFFERS, times, &now, &err)) best = now;
     // The last stage must get its first input and then do all its work, and no stage does its work in less.
     double work = m * (times->step[STEP_FORWARD] + times->step[STEP_BACKWARD] + times->step[STEP_WEIGHT]);
     double bound = (p - 1) * (times->step[STEP_FORWARD] + times->transfer) + work;
-    for (int i = 0; i < 5 * 4 && !(best < bound + small / 2 && best_span < work + small / 2); i++) {
+    for (int i = 0; i < 5 * 4 && !(best.end < bound + small / 2 && best.longest < work + small / 2); i++) {
         run.extra = i / 4 * p / 4;
         run.patience = 0.25 * (i % 4) * times->step[STEP_WEIGHT];
-        double end = auto_run(&run, best + 2 * small, &span);
-        if (end > best + small || (end > best - small && span > best_span - small)) continue;
-        best = end;
-        best_span = span;
-        for (int s = 0; s < p; s++) memcpy(l->steps[s], stages[s].steps, 3 * (size_t)m * sizeof *steps);
+        double end = auto_run(&run, best.end + 2 * small, &span);  // without waiting for buffers: a lower bound
+        if (!auto_better(end, span, &best, small)) continue;
+        if (!pipeline_walk(&tried, PIPELINE_BUFFERS, times, &now, &err)) continue;
+        if (!auto_better(now.end, now.longest, &best, small)) continue;
+        best = now;
+        auto_copy(l, &tried);
     }
-    free(stages), free(arrivals), free(steps), free(run.earliest), free(run.clock);
+    if (isinf(best.end)) auto_copy(l, &tried);  // all of them hang: the proof will say so
+    pipeline_lists_free(&tried);
+    free(stages), free(arrivals), free(run.earliest), free(run.clock);
 }
 
 // ---- for trainers and tools -----------------------------------------------------------------------------------------

@@ -40,6 +40,11 @@ struct dim3 {
 };
 static dim3 threadIdx(0), blockIdx(0), blockDim(1);
 static struct { unsigned char *shared; } *cpu_block;
+struct CpuRuntime {
+    bool warm;
+};
+static CpuRuntime runtime;
+static inline CpuRuntime &cpu_runtime() { return runtime; }
 
 // A call that has nothing to do here, whatever it is given.
 #define DOES_NOTHING(type, name, result)                                  \
