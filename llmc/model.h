@@ -1,4 +1,4 @@
-// model.h: what a GPT-2 is: its configuration, THE parameter table, and its parameter and FLOP counts.
+// model.h: a GPT-2's configuration, THE parameter table, and its parameter and FLOP counts.
 //
 // The table is the only place that knows which tensors exist, how they are named, shaped, split over
 // tensor ranks, initialised and decayed, and where each stands in a rank's flat buffer. Initialisation,
@@ -33,7 +33,7 @@ typedef enum {
     SPLIT_COLUMNS,  // each rank has cols / t columns
     SPLIT_QKV,      // columns are q|k|v, and each of the three parts is cut
     SPLIT_ROWS,     // each rank has rows / t rows
-    SPLIT_VOCAB,    // each rank has Vp / t rows, of which those below V exist in files
+    SPLIT_VOCAB,    // each rank has Vp / t rows; files have only rows below V
 } Split;
 
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL } Init;  // N(0, 0.02); residual: / sqrt(2L)
@@ -81,7 +81,7 @@ typedef struct {
     size_t total;    // elements of the flat buffer, gaps of the alignment included
     Tensor *tensors; // [count] in memory order
     size_t first_layer_tensor;
-    size_t *buckets; // [n_layers + 3] where the gradient buckets start: embeddings, each layer, ln_f; then total
+    size_t *buckets; // [n_layers + 3] starts of the gradient buckets: embeddings, each layer, ln_f; then total
 } ParamTable;
 
 typedef struct {

@@ -58,7 +58,7 @@
 #define PIPELINE_NONE (-1)  // no neighbour: the input is tokens, or the output is the loss or nothing
 
 // Also the index of a stage's link ends: a forward receives and sends activations, a backward gradients. With a split
-// backward (zero_bubble.h) a backward makes the gradient of its input alone, and a weight step those of the weights.
+// backward (zero_bubble.h) a backward makes only the gradient of its input, and a weight step the weights' gradients.
 typedef enum { STEP_FORWARD, STEP_BACKWARD, STEP_WEIGHT } StepKind;
 
 typedef struct {
@@ -93,7 +93,7 @@ static inline size_t pipeline_steps(int p, int m, int v, int warmup, PipelineSte
     if (warmup > total) warmup = total;
     size_t n = 0;
     for (int i = 0; i < total + warmup; i++) {
-        int f = i, b = i - warmup;  // the f-th forward and the b-th backward, where they exist
+        int f = i, b = i - warmup;  // the f-th forward and the b-th backward, if they exist
         if (f < total) pipeline_add(out, &n, STEP_FORWARD, f / group * p + f % p, f % group / p);
         if (b >= 0) pipeline_add(out, &n, STEP_BACKWARD, b / group * p + b % p, v - 1 - b % group / p);
     }
@@ -360,7 +360,7 @@ static inline bool pipeline_walk_step(PipelineWalk *w, int stage, bool *ran, Err
     return true;
 }
 
-// Executes the lists by the rules above with so many buffers at each link end. False, with a sentence, if they end in a
+// Executes the lists by the rules above with `buffers` at each link end. False, with a sentence, if they end in a
 // deadlock (then run->steps has the times of the steps before it) or the two ends of a link differ in their order. Each
 // list must be in order by itself (pipeline_prove_list).
 static inline bool pipeline_walk(const PipelineLists *l, size_t buffers, const PipelineTimes *times, PipelineRun *run,
@@ -434,7 +434,7 @@ static inline bool pipeline_prove_list(const PipelineLists *l, int stage, Error 
     return ok;
 }
 
-// True if the lists can be executed with so many buffers at each link end and train as one rank would; otherwise one
+// True if the lists can be executed with `buffers` at each link end and train as one rank would; otherwise one
 // sentence says why not.
 static inline bool pipeline_prove(const PipelineLists *l, size_t buffers, Error *err) {
     static const PipelineTimes nothing = {{0, 0, 0}, 0, NULL};
@@ -447,7 +447,7 @@ static inline bool pipeline_prove(const PipelineLists *l, size_t buffers, Error 
 
 // ---- a trainer's plan -----------------------------------------------------------------------------------------------
 
-// Reads the lists of a text file, and refuses those for other sizes.
+// Reads the lists of a text file, and refuses lists for other sizes.
 static inline bool pipeline_read_for(PipelineLists *l, const char *file, int p, int m, int v, Error *err) {
     if (!pipeline_read(file, l, err)) return false;
     return (l->p == p && l->m == m && l->v == v) ||
@@ -480,7 +480,7 @@ static inline bool pipeline_lists(PipelineLists *l, Schedule schedule, const cha
     return pipeline_proved(l, file ? file : pipeline_schedule_name(schedule), err);
 }
 
-// What one stage needs: its layers, dealt to chunks, and its list of steps with their activation slots.
+// The plan of one stage: its layers, dealt to chunks, and its list of steps with their activation slots.
 typedef struct {
     size_t chunks;          // v
     size_t *first, *count;  // [chunks] the layers of a chunk, in the numbering of this stage's parameter table
@@ -488,7 +488,7 @@ typedef struct {
     size_t layer_count;     // of all chunks together
     size_t *layers;         // [layer_count] their numbers in the whole model
     PipelineStep *steps;    // [step_count] this stage's part of a training step
-    size_t *slot;           // [step_count] where the activations of the step's micro-batch and chunk stay
+    size_t *slot;           // [step_count] slot of the activations of the step's micro-batch and chunk
     size_t step_count, slots;
     bool split;             // it has weight steps
 } PipelinePlan;

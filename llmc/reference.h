@@ -17,7 +17,7 @@ typedef struct {
     GPTConfig config;
     ParamTable table;                // of the whole model: lays out params and the other three
     double *params, *grads, *m, *v;  // [table.total] each; the padding of the vocabulary stays 0
-    Dropout dropout;                 // of the samples at hand; off (threshold 0) unless set
+    Dropout dropout;                 // of these samples; off (threshold 0) unless set
 } Reference;
 
 static inline double *reference_allocate(size_t count) { return (double *)host_alloc(count, sizeof(double)); }
@@ -37,9 +37,9 @@ static inline void reference_free(Reference *ref) {
     table_free(&ref->table);
 }
 
-// What one layer computes, or the gradients of it, in the order of the computation.
+// The activations of one layer, or their gradients, in the order of the computation.
 typedef struct {
-    double *residual1;                  // [N,C] what the layer before it leaves
+    double *residual1;                  // [N,C] output of the layer before it
     double *ln1, *ln1_mean, *ln1_rstd;  // [N,C], [N], [N]
     double *qkv, *att, *atty, *proj;    // [N,3C], [B,NH,T,T], [N,C], [N,C]
     double *residual2;                  // [N,C] after attention
@@ -48,7 +48,7 @@ typedef struct {
     double *residual3;                  // [N,C] after the MLP: residual1 of the next layer
 } ReferenceLayer;
 
-// The same of the whole model; layers[L].residual1 is what the last layernorm reads.
+// The same of the whole model; layers[L].residual1 is the input of the last layernorm.
 typedef struct {
     double *memory;                     // all of it, zeros at first
     ReferenceLayer *layers;             // [L + 1]
@@ -82,7 +82,7 @@ static inline ReferencePass reference_pass_create(const GPTConfig *g, size_t B, 
 
 static inline void reference_pass_free(ReferencePass *a) { free(a->memory), free(a->layers); }
 
-// Where the tensors of a layer, and those of no layer, begin in params, grads, m or v: at[LN1W] and so on.
+// Offsets of the tensors of a layer, and of tensors of no layer, in params, grads, m or v: at[LN1W] and so on.
 static inline void reference_find(const Reference *ref, double *buffer, size_t l, double *at[NUM_KINDS]) {
     for (int k = 0; k < NUM_KINDS; k++) {
         bool in_layer = k >= LN1W && k < LNFW;

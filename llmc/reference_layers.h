@@ -98,7 +98,7 @@ static inline void reference_matmul_backward(double *dinp, double *dweight, doub
     }
 }
 
-// Dropout: what a probability or an element of the residual stream is multiplied by, 0 or 1 / (1 - p). They are
+// Dropout: the factor of a probability or of an element of the residual stream, 0 or 1 / (1 - p). They are
 // numbered as in llmc/dropout.h; without a seed's numbers (threshold 0) every factor is 1.
 static inline double reference_factor(const Dropout *d, const Philox *block, size_t i) {
     double scale = 65536.0 / (65536.0 - d->threshold);
@@ -130,7 +130,7 @@ static inline void reference_attention_forward(double *out, double *att, const d
         size_t b = i / T / NH, h = i / T % NH, t = i % T;
         const double *query = qkv + (b * T + t) * 3 * C + h * HS;
         double *row = att + i * T, *y = out + (b * T + t) * C + h * HS, max = -INFINITY, sum = 0;
-        for (size_t s = 0; s <= t; s++) {  // a token sees itself and what came before it
+        for (size_t s = 0; s <= t; s++) {  // a token sees itself and earlier ones
             const double *key = qkv + (b * T + s) * 3 * C + C + h * HS;
             double dot = 0;
             for (size_t j = 0; j < HS; j++) dot += query[j] * key[j];
@@ -186,7 +186,7 @@ static inline void reference_gelu_forward(double *out, const double *inp, size_t
 static inline void reference_gelu_backward(double *dinp, const double *dout, const double *inp, size_t n) {
     for (size_t i = 0; i < n; i++) {
         double x = inp[i], tanh_x = tanh(REFERENCE_GELU_SCALE * (x + 0.044715 * x * x * x));
-        double slope = REFERENCE_GELU_SCALE * (1.0 + 3.0 * 0.044715 * x * x);  // of what stands inside the tanh
+        double slope = REFERENCE_GELU_SCALE * (1.0 + 3.0 * 0.044715 * x * x);  // of the tanh's argument
         dinp[i] += dout[i] * (0.5 * (1.0 + tanh_x) + 0.5 * x * (1.0 - tanh_x * tanh_x) * slope);
     }
 }

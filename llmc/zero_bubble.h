@@ -11,7 +11,7 @@
 #include "llmc/pipeline.h"
 
 // ZB-H1 (section 2): 1F1B with a split backward. Stage s puts off its weight steps until s of them wait, so that it has
-// work when no gradient has come; the remaining ones fill the end, where 1F1B idles. The bubble shrinks from
+// work when no gradient has come; the remaining ones fill the end, during which 1F1B idles. The bubble shrinks from
 // (p - 1)(T_F + T_B + T_W) to (p - 1)(T_F + T_B - T_W). Every stage holds at most p micro-batches, as stage 0 of 1F1B
 // does. This bound forbids forwards further ahead: stage s has p - s micro-batches between F and B, and s between B
 // and W, which makes p; one more forward would be number p + 1.
@@ -29,7 +29,7 @@ static inline size_t zero_bubble_h1(int p, int stage, int m, PipelineStep *out) 
 }
 
 // ---- the search -----------------------------------------------------------------------------------------------------
-// Stages run in virtual time by a policy that decides what each does next (section 3.1, "automatic schedule").
+// Stages run in virtual time by a policy that chooses the next step (section 3.1, "automatic schedule").
 
 typedef struct {
     double *arrival[2];   // [m] when the input of a forward, and of a backward, is there; INFINITY: not known yet
@@ -47,13 +47,13 @@ typedef struct {
     const PipelineTimes *times;
     AutoStage *stages;
     // The policy: a stage does forwards while it has fewer than p - s + extra of them more than backwards, and a weight
-    // step where it would otherwise wait longer than `patience`.
+    // step if it would otherwise wait longer than `patience`.
     int extra;
     double patience;
     // A tree of the stages by their clocks, [2 * leaves]: node i is the earlier of nodes 2i and 2i + 1, the lower one
     // of equals; stage s is leaf leaves + s.
     int *earliest, leaves;
-    double *clock;  // [leaves] when the stage goes on; INFINITY: not known, or it is through
+    double *clock;  // [leaves] when the stage continues; INFINITY: not known, or it has finished
 } AutoRun;
 
 static inline void auto_set_clock(AutoRun *r, int stage, double time) {
@@ -72,8 +72,8 @@ static inline double auto_arrival(const AutoRun *r, const AutoStage *s, StepKind
     return next < r->m && room ? s->arrival[kind][next] : INFINITY;
 }
 
-// Returns what the stage does next at `now`, or -1 if it waits: a forward while the policy wants more of them ahead,
-// else a backward, a forward, or a weight step. *until: when its next input arrives.
+// Returns the kind of the stage's next step at `now`, or -1 if it waits: a forward while the policy wants more of them
+// ahead, else a backward, a forward, or a weight step. *until: when its next input arrives.
 static inline int auto_choose(const AutoRun *r, int stage, double now, double *until) {
     const AutoStage *s = &r->stages[stage];
     double forward = auto_arrival(r, s, STEP_FORWARD), backward = auto_arrival(r, s, STEP_BACKWARD);

@@ -1,6 +1,6 @@
-// device.h: CUDA, NCCL and MPI for layout.cu, where one rank of a job runs its host code without a device and without
-// the others: memory is addresses that nobody reads, kernels and copies do nothing, and what is sent is counted by the
-// rules of llmc/mpi/types.h. build.sh gives this file the names of their headers.
+// device.h: CUDA, NCCL and MPI for layout.cu, which runs the host code of one rank without a device or other ranks.
+// Memory is addresses without storage; kernels and copies do nothing; messages are counted by the rules of
+// llmc/mpi/types.h. build.sh gives this file the names of their headers.
 //
 // defines: Traffic, traffic, traffic_count, ranks_are
 #ifndef EXPLORER_DEVICE_H
@@ -154,8 +154,8 @@ struct ncclComm {
     int group, rank, size, link;  // link: of llmc/pipeline.h
 };
 
-// Equal calls of this rank since ncclMpiResetCounters. A call with another count is another one: what a rank sends for
-// an all-reduce depends on what is left when its count is divided.
+// Equal calls of this rank since ncclMpiResetCounters. Calls with other counts are listed apart: the bytes that
+// a rank sends for an all-reduce depend on the remainder when its count is divided.
 typedef struct {
     int group, link, op, calls;
     size_t count, width;

@@ -1,5 +1,5 @@
-// files.h: what stands in for those parts of a trainer that read or write files, or keep the time. There are none here:
-// the run is a --dry-run that goes on for one step. Names and types are those of the headers whose place it takes.
+// files.h: stubs for the parts of a trainer that read or write files or the clock. The page has neither: the run is a
+// --dry-run and one step more. Names and types are the same as in the headers that it replaces.
 #ifndef EXPLORER_FILES_H
 #define EXPLORER_FILES_H
 
@@ -122,7 +122,7 @@ typedef struct {
 typedef struct {
     bool virtual_time, simulated;
 } Log;
-// A run that nobody stops, and that does nothing between its steps.
+// A run without signals and without work between its steps.
 typedef struct {
     int none;
 } Validation, VirtualStep;

@@ -1,6 +1,6 @@
-// layout.cu: what train_gpt_3d would do with a command line, for the page: its refusals, the bytes of every stage, the
-// bytes of a step. It compiles the trainer itself, with device.h and files.h in place of what is not here, and runs one
-// rank of every stage up to a --dry-run's plan and then through one step whose calls are counted.
+// layout.cu: train_gpt_3d's answer to a command line, for the page: its refusals, the bytes of every stage and of a
+// step. It compiles the trainer itself with the stubs of device.h and files.h. One rank of every stage makes the plan
+// of a --dry-run, then runs one step, whose calls are counted.
 //
 // Compiled once for each precision; PRECISION is its name.
 #include "files.h"
@@ -34,12 +34,12 @@ static inline void trainer_give_up(Trainer *) {}
 
 enum { LAYOUT_WORDS = 128, LAYOUT_PASSES = 1 << 22 };
 
-// What the page reads. Sizes are doubles, which hold bytes up to 2^53.
+// The result for the page. Sizes are doubles, which hold bytes up to 2^53.
 typedef struct {
     double layers, slots, weights, gradients, optimizer, activations;
 } StageBytes;
 typedef struct {
-    double calls, sent, received, across;  // across: of what is sent, the bytes that leave a node
+    double calls, sent, received, across;  // across: bytes sent that leave a node
 } Sent;
 typedef struct {
     double stages, micros, chunks, parameters, flops, reserve, counted, bubble, formula;
@@ -48,7 +48,7 @@ typedef struct {
     StageBytes stage[1];  // [stages] of the first rank of each
 } Layout;
 
-// The calls of one rank of a stage: those of its other ranks are the same.
+// The calls of one rank of a stage; its other ranks make the same.
 typedef struct {
     Traffic *calls;
     int count;
@@ -61,7 +61,7 @@ static struct {
     Layout *result;
 } plan;
 
-// The rank that gets what this rank sends by a call: its neighbour on a ring, or the stage at the link's other end.
+// Returns the rank that receives from this one in a call: its neighbour on a ring, or the link's other end.
 static int receiver(const Grid *g, const Traffic *call) {
     if (call->group == GROUP_WORLD) return (int)((g->rank + 1) % g->world);
     if (call->group == GROUP_TENSOR) return grid_rank_at(g, (g->t_rank + 1) % g->t, g->d_rank, g->p_rank);
@@ -72,7 +72,7 @@ static int receiver(const Grid *g, const Traffic *call) {
     return grid_rank_at(g, g->t_rank, g->d_rank, (size_t)to);
 }
 
-// Adds what one rank sends in a step.
+// Adds the bytes that one rank sends in a step.
 static void add_rank(Sent sums[GROUP_COUNT][NCCL_MPI_OPS], size_t rank) {
     Grid g = plan.grid;
     grid_place(&g, rank);
@@ -92,7 +92,7 @@ static void add_rank(Sent sums[GROUP_COUNT][NCCL_MPI_OPS], size_t rank) {
     }
 }
 
-// One step of the rank whose plan m holds, and what it calls.
+// Runs one step of the rank whose plan m holds. Returns its calls.
 static StageCalls count_step(GPT *m) {
     char *nowhere = (char *)1;  // no buffer has the address NULL
     m->weights.base = m->gradients.base = m->optimizer.base = m->activations.base = nowhere;
@@ -180,8 +180,8 @@ extern "C" const Layout *layout_run(char *line, int t, int d, int p, int node) {
     return r;
 }
 
-// What one rank of the layout above sends, and its bytes: data ranks differ a little in the pieces of tensors that they
-// own, of which the norm keeps a list.
+// Returns the traffic and the bytes of one rank of the layout above. Data ranks differ a little: the norm keeps a list
+// of the pieces of tensors that they own.
 extern "C" const Layout *layout_rank(int rank) {
     memset(plan.result->rank, 0, sizeof plan.result->rank);
     add_rank(plan.result->rank, (size_t)rank);
@@ -192,7 +192,7 @@ extern "C" const Layout *layout_rank(int rank) {
     return plan.result;
 }
 
-// Where a rank stands: t_rank + t * (d_rank + d * p_rank).
+// Returns a rank's place: t_rank + t * (d_rank + d * p_rank).
 extern "C" int layout_place(int rank) {
     Grid g = plan.grid;
     grid_place(&g, (size_t)rank);

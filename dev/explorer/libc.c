@@ -1,4 +1,4 @@
-// libc.c: what libc.h declares.
+// libc.c: the functions that libc.h declares.
 #include "libc.h"
 
 // ---- memory ---------------------------------------------------------------------------------------------------------

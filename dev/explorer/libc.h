@@ -1,7 +1,7 @@
 // libc.h: the part of the C library that the trainers' headers call, for WebAssembly, where there is none. build.sh
 // gives this file the names of all standard headers.
 //
-// size_t has 64 bits, as where the trainers run: a model of 100 GB is counted, though it would not fit in here.
+// size_t has 64 bits, as on the trainers' machines: a model of 100 GB is counted, though it would not fit here.
 #ifndef EXPLORER_LIBC_H
 #define EXPLORER_LIBC_H
 
@@ -76,7 +76,7 @@ void abort(void) __attribute__((noreturn));
 void exit(int code) __attribute__((noreturn));  // the page throws
 void _exit(int code) __attribute__((noreturn));
 
-// What goes to stdout is dropped; stderr_text holds what went to stderr.
+// stdout is dropped; stderr_text holds the text of stderr.
 typedef struct FILE FILE;
 extern FILE *stdout, *stderr;
 extern char stderr_text[4096];

@@ -11,7 +11,7 @@ static char *file_read(const char *path, size_t most, size_t *bytes, Error *err)
 #include "llmc/zero_bubble.h"
 
 enum { TEXT_BYTES = 1 << 20, MOST_STEPS = 1 << 21, BY_HAND = SCHEDULE_COUNT };
-char schedule_text[TEXT_BYTES], command_text[TEXT_BYTES];  // what the page writes: a list by hand, a command line
+char schedule_text[TEXT_BYTES], command_text[TEXT_BYTES];  // from the page: a list by hand, a command line
 
 static char *file_read(const char *path, size_t most, size_t *bytes, Error *err) {
     (void)path, (void)most, (void)err;
@@ -25,8 +25,8 @@ typedef struct {
     int kind, micro, chunk, stream;
 } Box;
 
-// What a stage is in when nothing moves any more, and the stage for which it waits. type: OpType, of the operation that
-// does not begin; for a compute, `input` says whether it waits for its input or for a free buffer.
+// The operation of a stage that does not begin in a deadlock, and the stage for which it waits. type: OpType; `input`
+// of a compute says whether it waits for its input or for a free buffer.
 typedef struct {
     int type, kind, micro, chunk, peer, input;
 } Stuck;
@@ -85,7 +85,7 @@ static size_t buffers_needed(const PipelineLists *l) {
     return high;
 }
 
-// How many times as long a chunk's steps take as those of a chunk of average length, for L layers: [p * v].
+// Returns [p * v] times of a chunk's steps relative to a chunk of average length, for L layers.
 static double *chunk_scale(const PipelineLists *l, size_t L) {
     size_t chunks = (size_t)l->p * l->v;
     double *scale = host_alloc(chunks, sizeof *scale);
@@ -115,8 +115,8 @@ double lists_bubble(const PipelineLists *lists, const double *cost, size_t L) {
     return machine_bubble(&mc);
 }
 
-// What the stage is in, and for whom it waits. Its compute stream says so: it waits for a message, whose stream waits
-// for the other stage; on one stream the message itself is there.
+// Returns the operation that a stage is in and the stage for which it waits. Its compute stream waits for a message,
+// whose stream waits for the other stage; with one stream the message itself is there.
 static Stuck find_stuck(const Machine *mc, int stage) {
     Stuck stuck = {-1, 0, 0, 0, stage, 0};
     const Stream *streams = &mc->streams[stage * STREAM_COUNT];
@@ -142,7 +142,8 @@ static Stuck find_stuck(const Machine *mc, int stage) {
     return stuck;
 }
 
-// What ran, stage by stage; the computes of a stage in the order of time, then its messages if the page draws them.
+// Copies the operations that ran, stage by stage; the computes of a stage in the order of time, then its messages if
+// the page draws them.
 static void copy_boxes(const Machine *mc, Result *r, bool with_messages) {
     size_t count = 0;
     for (int i = 0; i < mc->p * STREAM_COUNT; i++)
@@ -168,7 +169,7 @@ static void copy_boxes(const Machine *mc, Result *r, bool with_messages) {
     r->first[mc->p] = n;
 }
 
-// The papers' bubble for chunks that all cost the same, idle over ideal time; NAN where there is no formula.
+// Returns the papers' bubble, idle over work, for chunks that all cost the same; NAN if there is no formula.
 double schedule_formula(int kind, int p, int m, int v, double forward, double backward, double weight) {
     double bubble = pipeline_bubble(p, m, v);
     if (kind == SCHEDULE_ZB_H1) return bubble * (forward + backward - weight) / (forward + backward + weight);
@@ -178,7 +179,7 @@ double schedule_formula(int kind, int p, int m, int v, double forward, double ba
 // Makes the lists, has them proved, runs them. A step of a chunk of average length costs `cost`, and others as many
 // times more as they have more layers; layers 0: all chunks are equal. one_stream: send, receive and compute share one.
 // lanes: up to how many stages the page draws messages. Returns 0; 1 if refused, with the sentence in stderr_text; 2 if
-// it hangs, with what ran up to there. The result is there until the next run.
+// it hangs, with the operations up to there. The result lives until the next run.
 int schedule_run(int kind, int p, int m, int v, double forward, double backward, double weight, double transfer,
                  int layers, int limit, int buffers, int one_stream, int lanes) {
     Error err;
@@ -247,8 +248,8 @@ void schedule_list(int stage) {
 
 enum { RING_MOST = 16 };
 
-// What stands in each part of each rank's buffer before and after every round: the set of ranks whose contributions it
-// holds, a bit for each; and which part a rank sends in a round. In round k of a reduce-scatter rank r sends part
+// The content of each part of each rank's buffer before and after every round, as a set of ranks whose contributions it
+// holds, one bit each; and the part that a rank sends in a round. In round k of a reduce-scatter rank r sends part
 // r - 1 - k, which it has just added to; in round k of an all-gather part r - k, which it has just got.
 typedef struct {
     double rounds, bytes_sent, counted_sent;  // of rank 0: added up over the rounds, and by ring_traffic

@@ -1,5 +1,5 @@
-// memory.h: what a layout needs on each device. It asks the trainer itself: train_gpt_3d.cu is compiled into the
-// planner (plan.cu), and its own `layout` counts what it would allocate. And it asks the trainer what it refuses.
+// memory.h: the memory of a layout on each device, from the trainer itself: train_gpt_3d.cu is compiled into the
+// planner (plan.cu), and its own `layout` counts its allocations. The trainer's own checks refuse layouts.
 //
 // defines: Candidate, StageMemory, candidate_refused, candidate_memory
 #ifndef DEV_PLAN_MEMORY_H
@@ -40,7 +40,7 @@ static inline Options candidate_options(const Candidate *x, size_t vocabulary) {
     return o;
 }
 
-// What the trainer would say to this layout, in *err; false: nothing.
+// True if the trainer refuses this layout, with its sentence in *err.
 static inline bool candidate_refused(const Candidate *x, size_t vocabulary, Error *err) {
     const StepLayout *r = &x->run;
     Options o = candidate_options(x, vocabulary);

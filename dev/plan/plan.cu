@@ -43,7 +43,7 @@ static bool read_size(const char *flag, const char *text, size_t most, size_t *n
     return true;
 }
 
-// Fills the wish, and says which cluster. False, with a sentence, for what cannot be understood.
+// Fills the wish and the cluster's path. False, with a sentence, if an option is wrong.
 static bool read_wish(Wish *w, const char **cluster, bool *json, int argc, char **argv, Error *err) {
     static const char *const schedules[] = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-auto"};
     static const char *const switches[] = {"0", "1"};
@@ -183,7 +183,7 @@ static void print_command(const Search *s, const char *path) {
            flags);
 }
 
-// What a neighbour of the best layout would do, in one line.
+// Prints the time and memory of a neighbour of the best layout in one line.
 static void print_neighbour(const Search *s, const char *what, Candidate x) {
     Error err;
     StepTime best = simulated(s, &s->best[0]), time;
@@ -297,7 +297,7 @@ static bool would_fit(const Search *s, const Wish *wish) {
     return found;
 }
 
-// Nothing fits: what comes nearest, and what would do.
+// Nothing fits: prints the layout that comes nearest, and changes that would fit.
 static void print_nothing(const Search *s, Error *err) {
     print_counts(stderr, s);
     if (!s->count) {

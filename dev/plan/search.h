@@ -14,7 +14,7 @@
 
 enum { SEARCH_BEST = 10, SEARCH_MICRO_BATCH = 64 };
 
-// What is asked for. Numbers that are 0, and choices that are -1, are left to the search.
+// The request. The search chooses numbers that are 0 and choices that are -1.
 typedef struct {
     GPTConfig model;
     size_t T, ranks, global_batch;
@@ -32,7 +32,7 @@ typedef struct {
     char why[sizeof(Error)];       // of one refusal
     Candidate best[SEARCH_BEST];
     size_t found;
-    Candidate smallest;            // of those that do not fit
+    Candidate smallest;            // of the layouts that do not fit
     bool progress;                 // print how far it is
 } Search;
 
@@ -46,7 +46,7 @@ static inline int order_number(const char *order) {
     return i;
 }
 
-// Does an earlier order put the ranks where this one does? So it is if they differ in axes of one rank only.
+// True if an earlier order gives the same places: the orders differ in axes of one rank only.
 static inline bool order_is_double(const StepLayout *r, int number) {
     char kept[ORDER_COUNT][4];
     for (int i = 0; i <= number; i++) {

@@ -1,4 +1,4 @@
-// draw_collectives.h: what each collective does with the buffers of two ranks, and a ring of three. The contents of
+// draw_collectives.h: the buffers of two ranks before and after each collective, and a ring of three. The contents of
 // the cells are computed, not written down: a cell holds the names of the parts that have been added up in it.
 #ifndef LLMC_DRAW_COLLECTIVES_H
 #define LLMC_DRAW_COLLECTIVES_H
@@ -136,7 +136,7 @@ static inline void draw_ring(FILE *out) {
                      step == 0 ? "before" : step < K ? "added" : "handed on");
         memcpy(before, ranks, sizeof ranks);
         for (int r = 0; r < K; r++) {
-            int part = (r - step + 2 * K) % K, to = (r + 1) % K;  // what it got in the step before
+            int part = (r - step + 2 * K) % K, to = (r + 1) % K;  // received in the step before
             draw_ring_rank(out, x, TOP + r * RING_ROW, w, before[r], K, step < STEPS ? part : -1);
             if (step < K - 1) ranks[to].sum[part] |= before[r].sum[part];
             else if (step < STEPS) ranks[to].sum[part] = before[r].sum[part];

@@ -1,4 +1,4 @@
-// draw_layer.h: one transformer layer on a tensor rank, without and with sequence parallelism: what stands in
+// draw_layer.h: one transformer layer on a tensor rank, without and with sequence parallelism:
 // layer_forward of train_gpt_tp.cu, with shapes and collectives on the arrows.
 #ifndef LLMC_DRAW_LAYER_H
 #define LLMC_DRAW_LAYER_H

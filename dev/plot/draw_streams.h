@@ -11,7 +11,7 @@ typedef struct {
     const char *fill;
 } Work;
 
-// One row of work on a stream; returns where it ends.
+// Draws one row of work on a stream. Returns its end.
 static inline double draw_work(FILE *out, double x, double y, const Work *work, size_t count, double *ends) {
     for (size_t i = 0; i < count; i++) {
         figure_box(out, x, y, work[i].width, 36, work[i].fill, "%s", work[i].name);

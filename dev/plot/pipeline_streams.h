@@ -1,6 +1,6 @@
 // pipeline_streams.h: a small machine on which pipeline schedules run: a few in-order streams a stage, events
-// between them, messages that are a rendezvous. It enqueues what llmc/pipeline.h tells a trainer to enqueue
-// and runs it in virtual time, so a schedule can be proved and drawn before any model exists.
+// between them, messages that are a rendezvous. It enqueues the operations of a trainer (rule 3 of
+// llmc/pipeline.h) and runs them in virtual time.
 //
 // Buffers hold names instead of numbers, so a wait that is missing shows up as the wrong name in a buffer.
 #ifndef LLMC_PIPELINE_STREAMS_H
@@ -38,15 +38,15 @@ typedef struct {
 } Stream;
 
 typedef struct {
-    // what to run; set these
+    // input
     int p, m, v;
     size_t buffers;
     double cost[3], transfer;     // of a forward, an input half and a weight half of one chunk, and of a message
     const double *scale;          // [p * v] how many times that a global chunk's steps cost; NULL: 1
-    int stream_of[STREAM_COUNT];  // {0, 1, 2, 3, 4}, or several roles on one stream to see what goes wrong
-    bool drop[WAIT_COUNT];        // leave a wait out, to see what goes wrong
+    int stream_of[STREAM_COUNT];  // {0, 1, 2, 3, 4}, or several roles on one stream, to see it fail
+    bool drop[WAIT_COUNT];        // leave a wait out, to see it fail
     uint64_t order;               // 0: streams in turn; else a seed: any ready stream at any moment
-    // what came of it
+    // result
     Stream *streams;        // [p][STREAM_COUNT]
     bool complete;          // false: it hung
     size_t wrong;           // computes that found something else than their input or their activations
@@ -107,7 +107,7 @@ static inline void machine_enqueue_stage(Machine *mc, int stage, const PipelineS
     free(freed);
 }
 
-// Name of what a step reads or writes: kind, micro-batch and global chunk at which it is consumed.
+// Returns the name of a message: kind, micro-batch and the global chunk that reads it.
 static inline int machine_name(const Machine *mc, StepKind kind, int micro, int global_chunk) {
     return (micro * (mc->p * mc->v + 2) + global_chunk + 1) * 2 + kind;
 }
@@ -139,7 +139,7 @@ static inline void machine_compute(Machine *mc, int stage, const StreamOp *op) {
     if (from != PIPELINE_NONE &&
         mc->receive_name[stage * B2 + op->in] != machine_name(mc, step.kind, step.micro, chunk))
         mc->wrong++;
-    // The slot is free (0), holds what the forward kept (its name), or what a backward left for the weight step (-name)
+    // The slot is free (0), holds the forward's activations (its name), or a backward's for the weight step (-name)
     int expected = step.kind == STEP_FORWARD ? 0 : step.kind == STEP_BACKWARD ? own : -own;
     if (*slot != expected) mc->wrong++;
     *slot = op->last_use ? 0 : step.kind == STEP_FORWARD ? own : -own;

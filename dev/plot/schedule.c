@@ -1,5 +1,5 @@
-// schedule.c: a pipeline schedule as a playground: proves a list of steps or refuses it with the reason, and says what
-// it costs in time and memory on a small machine in virtual time.
+// schedule.c: a playground for pipeline schedules: proves a list of steps or refuses it with the reason, and prints its
+// time and memory in virtual time.
 //
 //   schedule [flags] 'F0 F1 B0 B1; F0 B0 F1 B1'     a list, one line (or ;) for each stage
 //   schedule [flags] doc/schedules/zb-h1.txt        the same from a file
@@ -25,7 +25,7 @@ static const char usage[] =
     "  --trace FILE     what ran, for the timeline tool\n"
     "  --list           print the list, as a FILE holds it\n";
 
-// What the command line says.
+// The command line.
 typedef struct {
     long p, m, v, limit;
     PipelineTimes times;

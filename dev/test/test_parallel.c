@@ -1,4 +1,4 @@
-// test_parallel.c: what several ranks do beyond computing the right numbers (test_gpt.c sees to those): they
+// test_parallel.c: behaviour of several ranks beyond right numbers, which test_gpt.c checks. They
 // resume each other's checkpoints, keep their replicas equal, send as many bytes and hold as many as the
 // papers say, survive any order of streams and messages, and refuse together.
 //
@@ -73,8 +73,8 @@ static const char FOUR_STEPS[] = "--train-data golden/train.bin --shuffle 1 --se
                                  "--micro-batch 1 --steps 4 --lr 0.003 --warmup 2 --val-every 0 "
                                  "--save-every 2 --keep 0 --log log";
 
-// Weights and optimizer of a folder against those of one rank, in parts of what is allowed: twice the bounds of the
-// worst tensor and of all together, because both may be so far from the reference. Names what is furthest.
+// Returns the error of a folder's weights and optimizer against one rank's, as a share of the allowed: twice the bounds
+// of the worst tensor and of all together, because both may be so far from the reference. Names the furthest tensor.
 static double checkpoint_error(const Context *x, const char *folder, const char *base, const char **what) {
     const ParamTable *table = &x->golden.table;
     static const char *const SUFFIXES[] = {"", ".m", ".v", ".master"};
@@ -148,7 +148,7 @@ static void group_checkpoints(Context *x) {
 // ---- group replicas -------------------------------------------------------------------------------------
 
 // A copy of the model on one node is out of date: the last rank, which a script starts in a folder of its own, begins
-// with one number that is not that of the others. Nothing fails, and only --debug-replicas says so.
+// with one number that differs from the others. Nothing fails, and only --debug-replicas says so.
 typedef struct {
     Grid grid;
     TensorKind kind;
@@ -261,7 +261,7 @@ static Traffic traffic_of(const char *text, const char *comm, const char *op) {
     return sum;
 }
 
-// n operations of all ranks of a group of `size`, on `bytes` each: what all of them send together.
+// Adds the traffic of n operations of all ranks of a group of `size`, on `bytes` each.
 static void add_all_reduces(Traffic *t, double n, double size, double bytes) {
     t->calls += n * size;
     t->bytes += n * 2 * (size - 1) * bytes;
@@ -302,7 +302,7 @@ static ParamTable stage_table(const GPTConfig *config, const Grid *g, int stage)
     return table_make(config, &shard);
 }
 
-// What must be sent, from the formulas.
+// Returns the traffic of the formulas.
 static Counts expected_traffic(const Grid *g, int micro, size_t width) {
     Counts c;
     memset(&c, 0, sizeof c);
@@ -433,7 +433,7 @@ static void group_traffic(Context *x) {
     }
 }
 
-// ---- group memory: what --dry-run counts ----------------------------------------------------------------
+// ---- group memory: the counts of --dry-run ----------------------------------------------------------------
 
 typedef struct {
     double weights, gradients, optimizer, activations;  // MiB of rank 0
@@ -462,7 +462,7 @@ static Memory dry_run(Context *x, const Grid *g, const char *model) {
 
 static bool near(double a, double b, double slack) { return fabs(a - b) <= slack; }
 
-// Elements on rank 0 by the table: what is split falls as 1/t, the replicated tensors do not.
+// Returns the elements on rank 0 by the table: split tensors fall as 1/t, replicated ones do not.
 static double rank_elements(const Grid *g, const GPTConfig *config, double *replicated) {
     ParamTable table = stage_table(config, g, 0);
     double total = (double)table.total;
@@ -510,7 +510,7 @@ static void memory_over_tensor(Context *x, double MiB) {
     }
 }
 
-// What a recomputation does not keep: all layers of all micro-batches in flight share one buffer of it.
+// Recomputed activations: all layers of all micro-batches in flight share one buffer of it.
 static void memory_over_recomputation(Context *x, double MiB) {
     enum { B = 4, T = 512, C = 1024, NH = 16, L = 8 };
     static const struct {
@@ -596,7 +596,7 @@ static void memory_over_schedules(Context *x) {
           near(interleaved[2], interleaved[1], 0.21), "memory: interleaved 1F1B keeps 11 half micro-batches");
 }
 
-// What the halves of a backward keep: for each layer of each micro-batch in flight the gradients of its output and of
+// A split backward keeps, for each layer of each micro-batch in flight the gradients of its output and of
 // residual2, (N, C) each, of fch (N, 4C) and of qkv (N, 3C). zb-h1 has p micro-batches in flight, zb-auto as many as it
 // is allowed, at most 2p of itself.
 static void memory_over_halves(Context *x) {
@@ -750,7 +750,7 @@ static void group_between(Context *x) {
 // ---- group bubble: the schedules in the order in which they ran -----------------------------------------
 
 // The trace of a run, played again with the mean durations of its steps and free messages, as the ranks share cores.
-// The bubble of a list by halves depends on what they cost: there, forward and halves take the same.
+// The bubble of a split backward depends on the times of its halves: here forward and both halves take the same.
 static void group_bubble(Context *x) {
     static const Grid GRIDS[] = {
         {"_pp", 1, 1, 4, 1, "--schedule gpipe", true},
@@ -822,7 +822,7 @@ static const Refusal REFUSALS[] = {
     {"a word that is no step", {"train_gpt_pp", 2, "--schedule-file word.txt"}, GOOD, 2, "line 2, word 3"},
     {"a file without steps", {"train_gpt_pp", 2, "--schedule-file empty.txt"}, GOOD, 2, "no steps"},
     {"a file for other stages", {"train_gpt_pp", 3, "--schedule-file two.txt"}, GOOD, 2, "is for 2 stages"},
-    {"a file for other micro-batches", {"train_gpt_pp", 2, "--schedule-file two.txt"}, GOOD, 2, "2 micro-batches and 1 chunks"},
+    {"a file for other micro-batches", {"train_gpt_pp", 2, "--schedule-file two.txt"}, GOOD, 2, "2 micro-batches and"},
     {"a file for other chunks", {"train_gpt_pp", 2, "--schedule-file two.txt --virtual 2"}, GOOD "--global-batch 2", 2,
      "here are 2, 2 and 2"},
     {"a list that hangs", {"train_gpt_3d", 2, "--pipeline 2 --schedule-file hangs.txt"}, GOOD "--global-batch 2", 2,

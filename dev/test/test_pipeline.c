@@ -139,7 +139,7 @@ static void sweep_times(Sweep *w, Schedule schedule, const Lists *l, const doubl
     machine_free(&mc);
 }
 
-// Two buffers against unlimited ones where messages take time. (Not so with a split backward.)
+// Compares two buffers with unlimited ones if messages take time. (Not so with a split backward.)
 static void sweep_messages(Sweep *w, const Lists *l) {
     for (double transfer = 0.25; transfer <= 1 && (l->m <= 24 || l->m == MAX_M); transfer += 0.75) {
         const PipelineTimes times = {{1, 1, 1}, transfer, NULL};
@@ -599,7 +599,7 @@ static void test_text(void) {
         check(&c, !ok && strstr(err.text, refused[i].part), "text refused: %s", err.text);
         pipeline_lists_free(&l);
     }
-    // What is written and read again is the same schedule.
+    // A schedule that is written and read again is the same.
     size_t differ = 0;
     for (int schedule = 0; schedule < SCHEDULE_COUNT; schedule++) {
         int v = schedule == SCHEDULE_INTERLEAVED ? 2 : 1;
