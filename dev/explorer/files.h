@@ -111,6 +111,8 @@ DOES_NOTHING(bool, eval_open, true)
 typedef struct {
     size_t start, increment, samples;
 } Ramp;
+typedef int LRSchedule;
+DOES_NOTHING(double, learning_rate, 0)
 DOES_NOTHING(bool, ramp_parse, true)
 DOES_NOTHING(size_t, ramp_samples, 0)
 static inline size_t ramp_batch(const Ramp *, size_t G, size_t) { return G; }
