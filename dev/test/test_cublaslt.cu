@@ -1,5 +1,5 @@
-// test_cublaslt.cu: cublasLt.h against plain loops in double: every transposition, epilogue and type at
-// ragged sizes; and what it must refuse. For the CPU stand-in: the real one is not ours to test.
+// test_cublaslt.cu: the CPU stand-in cublasLt.h against plain loops in double: every transposition, epilogue and type
+// at ragged sizes; and its refusals.
 #include <cublasLt.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -26,7 +26,7 @@ static size_t type_size(cudaDataType type) {
     return type == CUDA_R_16BF ? sizeof(__nv_bfloat16) : sizeof(float);
 }
 
-// Uniform in [-1, 1), rounded to the type.
+// Makes an array of numbers uniform in [-1, 1), rounded to the type.
 static Array array_create(cudaDataType type, size_t count, uint32_t *seed) {
     Array a = {type, count, (float *)malloc(count * sizeof(float)), NULL};
     void *stored = malloc(count * type_size(type));
@@ -47,7 +47,7 @@ static Array array_create(cudaDataType type, size_t count, uint32_t *seed) {
     return a;
 }
 
-// What the device holds now.
+// Returns the array's values on the device.
 static float *array_read(const Array *a) {
     float *values = (float *)malloc(a->count * sizeof(float));
     void *stored = malloc(a->count * type_size(a->type));
@@ -79,7 +79,7 @@ static cublasLtMatrixLayout_t layout(cudaDataType type, size_t rows, size_t cols
     return l;
 }
 
-// Everything that a call needs, so that the tests of misuse can spoil one thing.
+// All arguments of a call, so that the tests of misuse can spoil one of them.
 typedef struct {
     cublasLtHandle_t handle;
     cudaStream_t stream;
@@ -99,7 +99,8 @@ static void set_pointer(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_
     cublasLtMatmulDescSetAttribute(desc, attr, &p, sizeof p);
 }
 
-// The dot product of two vectors, and the sum of the sizes of its terms. Sanitized, it would be most of the time.
+// Returns the dot product of two vectors, and the sum of the sizes of its terms. Sanitized, it would be most of the
+// time.
 __attribute__((no_sanitize("address", "undefined")))
 static double plain_dot(const float *a, size_t step_a, const float *b, size_t step_b, size_t n, double *size) {
     double sum = 0;
@@ -112,7 +113,7 @@ static double plain_dot(const float *a, size_t step_a, const float *b, size_t st
     return sum;
 }
 
-// The largest error of D as a multiple of the bound; huge if elements between its columns changed.
+// Returns the largest error of D as a multiple of the bound; huge if elements between its columns changed.
 static double run_case(cublasLtHandle_t handle, cudaStream_t stream, const Case *c) {
     uint32_t seed = (uint32_t)(c->m * 31 + c->n * 17 + c->k + c->epilogue);
     size_t a_rows = c->trans_a ? c->k : c->m, a_cols = c->trans_a ? c->m : c->k;
@@ -208,7 +209,7 @@ static void test_products(cublasLtHandle_t handle, cudaStream_t stream) {
     check(&checks, worst <= 1, "several tiles and blocks of K (error %.2f of the bound)", worst);
 }
 
-// The bits must not depend on the number of threads: ranks of other layouts have more or fewer.
+// Checks that the bits do not depend on the number of threads: ranks of other layouts have more or fewer.
 static void test_threads(cublasLtHandle_t handle, cudaStream_t stream) {
     uint32_t seed = 1;
     size_t m = 600, n = 300, k = 500;

@@ -37,7 +37,7 @@ static __global__ void ldmatrix_kernel(float *out, const bfloat16 *in) {
     }
 }
 
-// d[16, 8 N8] += a[16, 16 K16] b: by mma_product, or by the instructions it stands for.
+// d[16, 8 N8] += a[16, 16 K16] b: by mma_product, or by its instructions one by one.
 template <bool TRANS, int N8, int K16, bool WHOLE>
 static __global__ void product_kernel(float *d, const bfloat16 *a, const bfloat16 *tile) {
     constexpr int N = N8 * 8, K = K16 * 16, STRIDE = (TRANS ? N : K) + 8;
@@ -76,7 +76,7 @@ static __global__ void quad_kernel(float *out, const float *in) {
     }
 }
 
-// The lanes of a row, then those of a column: out[i * 32 + lane] = how far what was gathered is from its shuffle.
+// Gathers the lanes of a row, then of a column. out[i * 32 + lane] = 1 where a word differs from its shuffle, else 0.
 static __global__ void gather_kernel(float *out, const float *in) {
     int lane = (int)threadIdx.x;
     uint32_t x = (uint32_t)(int)(1000.0f * in[lane]), of_row[4], of_column[8];

@@ -26,8 +26,7 @@ enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
 
 struct cudaDeviceProp {
     char name[256];
-    size_t totalGlobalMem, sharedMemPerBlock;
-    int warpSize, maxThreadsPerBlock, multiProcessorCount, maxThreadsPerMultiProcessor, major, minor;
+    int major, minor;  // compute capability
 };
 
 // Remembers an error for cudaGetLastError, and passes it on.
@@ -51,15 +50,8 @@ static inline cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
 }
 static inline cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device) {
     if (device) return cpu_error(cudaErrorInvalidDevice);
-    size_t available;
-    memset(prop, 0, sizeof *prop);
     strcpy(prop->name, "CPU (stand-in)");
     if (cpu_clock().on) snprintf(prop->name, sizeof prop->name, "%.63s (virtual time)", cpu_clock().cluster.name);
-    cpu_memory_info(&available, &prop->totalGlobalMem);
-    prop->sharedMemPerBlock = 48 << 10;
-    prop->warpSize = CPU_WARP;
-    prop->maxThreadsPerBlock = prop->maxThreadsPerMultiProcessor = CPU_MAX_THREADS;
-    prop->multiProcessorCount = omp_get_max_threads();
     prop->major = cpu_capability() / 10;
     prop->minor = cpu_capability() % 10;
     return cudaSuccess;
@@ -80,7 +72,7 @@ static inline cudaError_t cudaDeviceSynchronize() {
 
 // ---------------------------------------------------------------------------------------------- streams
 
-// Returns two priorities, of which streams here take no notice.
+// Returns a range of priorities, which change nothing here.
 static inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
     return *least = 0, *greatest = -5, cudaSuccess;
 }

@@ -152,11 +152,9 @@ static inline uint3 cpu_thread_index(unsigned t) {
     enum { EXITED, AT_BARRIER, IN_WARP };
     std::vector<char> state(b->count, EXITED);
     for (unsigned i = 0; i < b->barrier_count; i++) state[b->barrier[i]->thread] = AT_BARRIER;
-    for (unsigned t = 0; t < b->count; t++)
-        if (b->waiting[t / CPU_WARP] >> (t % CPU_WARP) & 1) state[t] = IN_WARP;
     unsigned waits = 0, missing = 0;
     for (unsigned t = 0; t < b->count; t++)
-        if (state[t] == IN_WARP) waits = t;
+        if (b->waiting[t / CPU_WARP] >> (t % CPU_WARP) & 1) state[waits = t] = IN_WARP;
     if (state[waits] == IN_WARP) {
         unsigned mask = b->lanes[waits].mask, first = waits / CPU_WARP * CPU_WARP;
         for (unsigned l = 0; l < CPU_WARP; l++)

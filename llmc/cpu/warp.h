@@ -1,7 +1,7 @@
 // warp.h: rendezvous of the threads of a warp or a block: barriers, shuffles, votes and whole reductions.
 //
-// Each thread leaves its value; the last of its mask to arrive computes all results and makes the others ready. Where a
-// GPU's behaviour would be undefined the program ends and names kernel, block and thread.
+// Each thread leaves its value; the last of its mask to arrive computes all results and makes the others ready.
+// Behaviour that a GPU leaves undefined ends the program, with kernel, block and thread named.
 #ifndef LLMC_CPU_WARP_H
 #define LLMC_CPU_WARP_H
 

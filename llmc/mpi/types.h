@@ -1,5 +1,5 @@
-// types.h: NCCL's types, with NCCL's names and values, and the bytes that a ring carries for a call. Plain C. Whatever
-// nccl.h cannot carry is missing here, so that it does not compile.
+// types.h: NCCL's types, with NCCL's names and values, and the bytes that a ring carries for a call. Plain C. A type
+// or reduction that nccl.h cannot carry is missing here, so that it does not compile.
 //
 // defines: nccl_mpi_type_bytes, nccl_mpi_type_name, nccl_mpi_redop_name, NcclMpiOp, nccl_mpi_op_name, NcclMpiCounter,
 //          ring_traffic
