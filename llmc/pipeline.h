@@ -1,6 +1,6 @@
 // pipeline.h: pipeline schedules as lists of steps, and the rules by which a trainer executes any such list.
 //
-// defines: PipelineStep, Schedule, pipeline_steps, pipeline_warmup, pipeline_check, pipeline_bubble, PipelineLists,
+// defines: PipelineStep, pipeline_steps, pipeline_warmup, pipeline_check, pipeline_bubble, PipelineLists,
 //          pipeline_make, pipeline_read, pipeline_link_ends, pipeline_neighbours, pipeline_walk, pipeline_prove,
 //          pipeline_lists, PipelinePlan, pipeline_plan
 //
@@ -50,6 +50,7 @@
 #include <string.h>
 
 #include "llmc/grid.h"
+#include "llmc/host/choices.h"
 #include "llmc/host/error.h"
 #include "llmc/host/file.h"
 #include "llmc/host/memory.h"
@@ -65,8 +66,6 @@ typedef struct {
     StepKind kind;
     int micro, chunk;  // micro-batch in [0, m), local chunk in [0, v)
 } PipelineStep;
-
-typedef enum { SCHEDULE_GPIPE, SCHEDULE_1F1B, SCHEDULE_INTERLEAVED, SCHEDULE_ZB_H1, SCHEDULE_ZB_AUTO } Schedule;
 
 enum { SCHEDULE_COUNT = SCHEDULE_ZB_AUTO + 1 };
 

@@ -28,13 +28,14 @@
 #include <cuda_runtime.h>
 
 #include "llmc/grid.h"
+#include "llmc/host/checkpoint_list.h"
 #include "llmc/host/dataloader.h"
 #include "llmc/host/eval_file.h"
 #include "llmc/host/log.h"
 #include "llmc/host/options.h"
 #include "llmc/host/outputs.h"
-#include "llmc/host/progress.h"
 #include "llmc/host/tokenizer.h"
+#include "llmc/host/trainer_json.h"
 #include "llmc/kernels/dropout.cuh"
 #include "llmc/kernels/global_norm.cuh"
 #include "llmc/kernels/matmul.cuh"

@@ -11,7 +11,7 @@ trap 'rm -rf "$dir"' EXIT
 
 # Standard headers by their names: the C library's, and those of CUDA, NCCL and MPI.
 mkdir -p "$dir/include/nvtx3"
-for name in ctype errno fcntl getopt limits math sched signal stdarg stdbool stddef stdint stdio stdlib string time \
+for name in ctype errno fcntl limits math sched signal stdarg stdbool stddef stdint stdio stdlib string time \
             unistd; do
     echo '#include "dev/explorer/libc.h"' >"$dir/include/$name.h"
 done

@@ -17,13 +17,13 @@
 #define LLMC_FILE_H
 #define LLMC_LOG_H
 #define LLMC_OUTPUTS_H
-#define LLMC_PROGRESS_H
 #define LLMC_RAMP_H
 #define LLMC_RAND_H
 #define LLMC_STOP_CUH
 #define LLMC_TIMELINE_CUH
 #define LLMC_TOKENIZER_H
 #define LLMC_TRACE_H
+#define LLMC_TRAINER_JSON_H
 #define LLMC_VIRTUAL_REPORT_CUH
 #define LLMC_VIRTUAL_TIME_CUH
 

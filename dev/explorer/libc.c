@@ -282,25 +282,3 @@ int setenv(const char *name, const char *value, int overwrite) {
     (void)name, (void)value, (void)overwrite;
     return 0;
 }
-
-// ---- the command line -----------------------------------------------------------------------------------------------
-
-int optind, opterr;
-char *optarg;
-
-int getopt_long(int argc, char *const *argv, const char *letters, const struct option *flags, int *found) {
-    (void)letters;
-    if (optind == 0) optind = 1;
-    if (optind >= argc || strncmp(argv[optind], "--", 2) != 0) return -1;
-    const char *name = argv[optind++] + 2;
-    optarg = NULL;
-    for (int i = 0; flags[i].name; i++) {
-        if (strcmp(name, flags[i].name) != 0) continue;
-        *found = i;
-        if (flags[i].has_arg == no_argument) return 0;
-        if (optind == argc) return ':';
-        optarg = argv[optind++];
-        return 0;
-    }
-    return '?';
-}

@@ -92,22 +92,13 @@ double pow(double x, double y);
 double cos(double x);
 #define sqrt(x) __builtin_sqrt(x)
 #define sqrtf(x) __builtin_sqrtf(x)
+#define floor(x) __builtin_floor(x)
 #define isnan(x) __builtin_isnan(x)
 #define isinf(x) __builtin_isinf(x)
 #define isfinite(x) __builtin_isfinite(x)
 #define INFINITY __builtin_inff()
 static inline double fmax(double x, double y) { return y > x || isnan(x) ? y : x; }
 static inline double fmin(double x, double y) { return y < x || isnan(x) ? y : x; }
-
-// getopt_long for words that are all --name or --name value.
-struct option {
-    const char *name;
-    int has_arg, *flag, val;
-};
-enum { no_argument, required_argument };
-extern int optind, opterr;
-extern char *optarg;
-int getopt_long(int argc, char *const *argv, const char *letters, const struct option *flags, int *found);
 
 // Signals never come.
 struct sigaction {

@@ -42,9 +42,14 @@ typedef struct {
 } Refusal;
 
 static const Refusal REFUSALS[] = {
-    {"--train-date x", "unknown flag '--train-date'", 0, 1},
+    {"--train-date x", "unknown flag '--train-date': did you mean --train-data?", 0, 1},
+    {"--sterps=3", "unknown flag '--sterps=3': did you mean --steps?", 0, 1},
+    {"--tensr 2", "unknown flag '--tensr': --help all lists all flags", 0, 1},
+    {"--tensr 2", "did you mean --tensor?", OPTIONS_TENSOR, 2},
+    {"--help no", "'no' is not a flag", 0, 1},
     {"-x", "unknown flag '-x'", 0, 1},
     {"--", "not a flag", 0, 1},
+    {"-", "unknown flag '-'", 0, 1},
     {"--layer 3", "unknown flag '--layer'", 0, 1},
     {"--layer=3", "unknown flag '--layer=3'", 0, 1},
     {"--val 3", "unknown flag '--val'", 0, 1},
@@ -58,29 +63,29 @@ static const Refusal REFUSALS[] = {
     {"--seq 8 --steps", "--steps needs a value", 0, 1},
     {"--out --steps 5", "--out needs a value, but '--steps' follows", 0, 1},
     {"--dry-run=1", "unknown flag '--dry-run=1'", 0, 1},
-    {"--steps 12x", "--steps needs a whole number, not '12x'", 0, 1},
+    {"--steps 12x", "--steps must be a whole number from 0 to 1000000000000000, not '12x'", 0, 1},
     {"--steps 1e3", "not '1e3'", 0, 1},
     {"--steps -1", "not '-1'", 0, 1},
     {"--steps +1", "not '+1'", 0, 1},
     {"--steps=", "not ''", 0, 1},
-    {"--steps 99999999999999999999", "out of range", 0, 1},
-    {"--seed 18446744073709551616", "64 bits", 0, 1},
+    {"--steps 99999999999999999999", "from 0 to 1000000000000000, not '99999999999999999999'", 0, 1},
+    {"--seed 18446744073709551616", "--seed must be a whole number below 2^64", 0, 1},
     {"--seed x", "whole number", 0, 1},
-    {"--layers 0", "out of range", 0, 1},
-    {"--lr nan", "needs a number, not 'nan'", 0, 1},
+    {"--layers 0", "--layers must be a whole number from 1 to 5000, not '0'", 0, 1},
+    {"--lr nan", "--lr must be a number from 0 to 1000, not 'nan'", 0, 1},
     {"--lr inf", "not 'inf'", 0, 1},
     {"--lr 0x1p3", "not '0x1p3'", 0, 1},
     {"--lr 1e-3f", "not '1e-3f'", 0, 1},
-    {"--lr 1e999", "out of range", 0, 1},
-    {"--lr -1e-3", "out of range", 0, 1},
-    {"--lr ''", "needs a number", 0, 1},
-    {"--lr-final 1.5", "out of range", 0, 1},
-    {"--beta2 1", "out of range", 0, 1},
-    {"--shuffle yes", "--shuffle must be 0 or 1", 0, 1},
+    {"--lr 1e999", "from 0 to 1000, not '1e999'", 0, 1},
+    {"--lr -1e-3", "from 0 to 1000, not '-1e-3'", 0, 1},
+    {"--lr ''", "must be a number from 0 to 1000, not ''", 0, 1},
+    {"--lr-final 1.5", "--lr-final must be a number from 0 to 1, not", 0, 1},
+    {"--beta2 1", "--beta2 must be a number from 0 to 0.99999999, not '1'", 0, 1},
+    {"--shuffle yes", "--shuffle must be one of 0|1", 0, 1},
     {"--recompute all", "--recompute must be one of none|gelu|layer", 0, 1},
     {"--recompute gel", "must be one of", 0, 1},
     {"--model d13", "--model must be one of d12|d24|d36|d48", 0, 1},
-    {"--out ''", "--out is empty", 0, 1},
+    {"--out ''", "--out must be a text that is not empty", 0, 1},
     {"", "--train-data is missing", 0, 1},
     {"--train-data x --channels 100 --heads 3", "--heads 3 does not divide --channels 100", 0, 1},
     {"--train-data x --seq 65 --max-seq 64", "--seq 65 is longer", 0, 1},
@@ -99,8 +104,8 @@ static const Refusal REFUSALS[] = {
     {"--train-data x --global-batch 16 --micro-batch 4 --ramp 6,2,100", "multiples of 4", 0, 1},
     {"--train-data x --global-batch 16 --micro-batch 2 --ramp 2,2,100", "multiples of 4", ALL, 2},
     {"--eval x", "--eval x needs the weights that it measures", 0, 1},
-    {"--train-data x --dropout 1", "--dropout 1 is out of range", 0, 1},
-    {"--train-data x --dropout -0.1", "out of range", 0, 1},
+    {"--train-data x --dropout 1", "--dropout must be a number from 0 to 0.99, not '1'", 0, 1},
+    {"--train-data x --dropout -0.1", "from 0 to 0.99, not '-0.1'", 0, 1},
     {"--train-data x --lr-unit tokens", "--lr-unit must be one of steps|samples", 0, 1},
     {"--train-data x --save-every 5", "--save-every 5 needs --out", 0, 1},
     {"--train-data x --resume a --init b", "exclude each other", 0, 1},
@@ -115,7 +120,7 @@ static const Refusal REFUSALS[] = {
     {"--train-data x --schedule-file x --schedule 1f1b --pipeline 2", "exclude each other", ALL, 2},
     {"--train-data x --max-in-flight 3 --pipeline 2", "--max-in-flight 3 needs --schedule zb-auto", ALL, 2},
     {"--train-data x --max-in-flight 3 --schedule zb-h1 --pipeline 2", "needs --schedule zb-auto", ALL, 2},
-    {"--train-data x --max-in-flight 0 --schedule zb-auto", "out of range", ALL, 2},
+    {"--train-data x --max-in-flight 0 --schedule zb-auto", "--max-in-flight must be a whole number from 1", ALL, 2},
 };
 
 static void test_refusals(Check *c) {
@@ -142,7 +147,7 @@ static void test_defaults(Check *c) {
               o.beta1 == 0.9 && o.beta2 == 0.95 && o.eps == 1e-8 && o.seed == 1337 && o.keep == 2,
           "default optimizer");
     check(c,
-          o.tensor == 1 && o.pipeline == 1 && o.data == 1 && o.chunks == 1 && o.schedule == 1 &&
+          o.tensor == 1 && o.pipeline == 1 && o.data == 1 && o.chunks == 1 && o.schedule == SCHEDULE_1F1B &&
               o.val_every == 0 && o.recompute == RECOMPUTE_NONE && !o.help && !o.dry_run && !o.out,
           "the rest is off");
     GPTConfig g = options_config(&o);
@@ -155,7 +160,11 @@ static void test_defaults(Check *c) {
     ok = resolve(&o, "--dry-run", 0, 1, NULL, &err);
     check(c, ok && o.dry_run, "--dry-run needs no data");
     ok = parse(&o, "--help --steps 3", 0, &err);
-    check(c, ok && o.help && o.steps == 3, "--help");
+    check(c, ok && o.help == 1 && o.steps == 3, "--help");
+    ok = parse(&o, "-h", 0, &err);
+    check(c, ok && o.help == 1, "-h");
+    ok = parse(&o, "--steps 3 --help all", 0, &err);
+    check(c, ok && o.help == 2 && o.steps == 3, "--help all");
     ok = resolve(&o, "--train-data=x --steps 3 --steps=4 --seed 18446744073709551615 --lr 0", 0, 1, NULL,
                  &err);
     check(c, ok && o.steps == 4 && o.seed == UINT64_MAX && o.lr == 0, "--flag=value, the last one counts");
@@ -216,9 +225,9 @@ static void test_grid(Check *c) {
     ok = resolve(&o, "--train-data x --tensor 2 --pipeline 2", ALL, 8, NULL, &err);
     check(c, ok && o.data == 2 && o.global_batch == 8, "so are the data ranks; a micro-batch for each");
     ok = resolve(&o, "--train-data x --pipeline 2 --virtual 2", pp, 2, NULL, &err);
-    check(c, ok && o.schedule == 2, "--virtual means interleaved");
+    check(c, ok && o.schedule == SCHEDULE_INTERLEAVED, "--virtual means interleaved");
     ok = resolve(&o, "--train-data x --pipeline 2 --schedule zb-auto --max-in-flight 3", pp, 2, NULL, &err);
-    check(c, ok && o.schedule == 4 && o.max_in_flight == 3, "zb-auto with a limit");
+    check(c, ok && o.schedule == SCHEDULE_ZB_AUTO && o.max_in_flight == 3, "zb-auto with a limit");
     ok = resolve(&o, "--train-data x --pipeline 2 --virtual 2 --schedule-file f", pp, 2, NULL, &err);
     check(c, ok && strcmp(o.schedule_file, "f") == 0 && o.chunks == 2, "a schedule of one's own");
     ok = resolve(&o, "--train-data x --layers 30 --pipeline 4", pp, 4, NULL, &err);
@@ -229,30 +238,37 @@ static void test_grid(Check *c) {
 
 // Every row of the table has help, a range that holds its default, and a field of its own.
 static void test_table(Check *c) {
-    bool help = true, fields = true;
-    for (int i = 0; i < OPTION_COUNT; i++) {
-        const Option *a = &OPTIONS[i];
-        help = help && (a->help ? strlen(a->help) > 5 : !a->initial);
+    bool help = true, fields = true, defaults = true;
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const Field *a = &OPTIONS[i];
+        help = help && (a->type == FIELD_TITLE ? !a->initial && !a->help : strlen(a->help) > 5);
+        Options o;
+        defaults = defaults && (!a->initial || field_set(&o, a, a->initial));
         for (int j = 0; j < i && a->help; j++) {
             if (OPTIONS[j].help && (OPTIONS[j].offset == a->offset || strcmp(OPTIONS[j].name, a->name) == 0))
                 fields = false;
         }
     }
     check(c, help, "every flag has help");
+    check(c, defaults, "every default is a value that the flag takes");
     check(c, fields, "no two flags share a name or a field");
+}
+
+// Checks --help of the trainer with these sections: width, count of flags; `has` is there and `lacks` is not.
+static void test_help(Check *c, unsigned sections, bool all, size_t most, const char *has, const char *lacks) {
     char *text = NULL;
-    size_t size = 0;
+    size_t size = 0, widest = 0, flags = 0;
     FILE *file = open_memstream(&text, &size);
     if (!file) return;
-    options_help(file, "build/train_gpt", 0);
+    options_help(file, "build/train_gpt", sections, all);
     fclose(file);
-    check(c, strstr(text, "--train-data GLOB") && strstr(text, "(default 1e-3)") && !strstr(text, "--tensor"),
-          "help of the first trainer");
-    size_t widest = 0;
     for (const char *line = text; *line; line += strcspn(line, "\n") + 1) {
         if (strcspn(line, "\n") > widest) widest = strcspn(line, "\n");
+        flags += strncmp(line, "  --", 4) == 0;
     }
-    check(c, widest <= 110, "help is %zu columns wide", widest);
+    check(c, strstr(text, has) && !strstr(text, lacks), "help has %s and not %s", has, lacks);
+    check(c, widest <= 110 && flags <= most, "help is %zu columns wide and has %zu flags, at most %zu", widest, flags,
+          most);
     free(text);
 }
 
@@ -262,6 +278,10 @@ int main(void) {
     test_model(&c);
     test_grid(&c);
     test_table(&c);
+    test_help(&c, 0, false, 24, "--train-data GLOB", "--beta1");
+    test_help(&c, ALL, false, 32, "--schedule gpipe|", "--order");
+    test_help(&c, 0, true, 99, "(default 1e-3)", "--tensor ");
+    test_help(&c, ALL, true, 99, "--help [all]", "--tensorial");
     test_refusals(&c);
     return check_summary(&c);
 }

@@ -112,9 +112,9 @@ static inline uint64_t checkpoint_state_sum(const GPTConfig *g, const TrainerSta
     uint64_t sum = 0;
     char value[TRAINER_VALUE_SIZE];
     for (int i = 0; i < 5; i++, n++) sum += checksum_element(n, (uint32_t)sizes[i]);
-    for (int i = 0; i < TRAINER_FIELD_COUNT; i++, n++) {
-        trainer_field_print(state, &TRAINER_FIELDS[i], value, sizeof value);
-        if (trainer_field_absent(&TRAINER_FIELDS[i], value)) continue;  // the sum as where it is missing
+    for (int i = 0; i < TRAINER_KEY_COUNT; i++, n++) {
+        trainer_key_print(state, &TRAINER_KEYS[i], value, sizeof value);
+        if (trainer_key_absent(&TRAINER_KEYS[i], value)) continue;  // the sum of a file without the key
         for (const char *c = value; *c; c++, n++) sum += checksum_element(n, (unsigned char)*c);
     }
     return sum;

@@ -1,16 +1,19 @@
-// json.h: reading JSON files that may be foreign, damaged or hostile (the parser is cJSON).
+// json.h: reads JSON files that may be damaged or hostile. The parser is cJSON.
 //
-// defines: json_read, json_parse, json_get, json_whole
+// defines: json_read, json_parse, json_get, json_whole, json_set_field, json_print_field
 #ifndef LLMC_JSON_H
 #define LLMC_JSON_H
 
+#include "llmc/host/field.h"
 #include "llmc/host/file.h"
 
 #include <cjson/cJSON.h>
-#include <math.h>
+#include <inttypes.h>
 
-// Would parsing take more than 10 times the file and 64 MiB? Counts, a little high, what cJSON allocates: 80 bytes a
-// value, and each string with 24 bytes of overhead. Hostile files make tens of bytes of each of theirs.
+#define JSON_MAX_WHOLE 9007199254740991.0  // 2^53 - 1: larger whole numbers are not exact in cJSON's doubles
+
+// True if parsing would take more than 10 times the file and 64 MiB. Estimates the memory of cJSON, a little high: 80
+// bytes for a value and 24 for a string. Hostile files need many more bytes than they have.
 static inline bool json_is_bloated(const char *text, size_t bytes) {
     size_t values = 1, strings = 0;
     bool inside = false;
@@ -22,7 +25,8 @@ static inline bool json_is_bloated(const char *text, size_t bytes) {
     return values * 80 + strings * 24 > 9 * bytes + ((size_t)64 << 20);
 }
 
-// Parses text[bytes] (with a NUL behind it), all of which must be one JSON object. cJSON bounds the nesting.
+// Parses text[bytes], which a NUL follows. Returns NULL with a sentence unless it is one JSON object. The caller frees
+// it with cJSON_Delete. cJSON limits the nesting.
 static inline cJSON *json_parse(const char *text, size_t bytes, const char *file, Error *err) {
     const char *end = NULL;
     if (json_is_bloated(text, bytes)) {
@@ -46,7 +50,7 @@ static inline cJSON *json_read(const char *path, size_t max_bytes, Error *err) {
     return root;
 }
 
-// *item is the member of that name, or NULL where there is none. Fails if the name stands there twice.
+// Sets *item to the member of that name, or NULL if there is none. Returns false with a sentence if it is there twice.
 static inline bool json_get(const cJSON *object, const char *key, const cJSON **item, const char *file,
                             Error *err) {
     *item = NULL;
@@ -59,13 +63,46 @@ static inline bool json_get(const cJSON *object, const char *key, const cJSON **
     return true;
 }
 
-// A whole number from 0 to 2^53 - 1: beyond that cJSON's doubles are not exact.
+// Reads a whole number from 0 to JSON_MAX_WHOLE. Returns false for anything else.
 static inline bool json_whole(const cJSON *item, uint64_t *out) {
     if (!cJSON_IsNumber(item)) return false;
     double x = item->valuedouble;
-    if (!(x >= 0.0 && x < 9007199254740992.0) || x != floor(x)) return false;
+    if (!(x >= 0.0 && x <= JSON_MAX_WHOLE) || x != floor(x)) return false;
     *out = (uint64_t)x;
     return true;
+}
+
+// Sets a field of the struct. Returns false if the item has another type or a value that field_wanted does not name. A
+// choice is its name or its position.
+static inline bool json_set_field(void *object, const Field *f, const cJSON *item) {
+    if (f->type == FIELD_SWITCH) return cJSON_IsBool(item) && field_set(object, f, cJSON_IsTrue(item) ? "1" : "0");
+    if (f->type == FIELD_CHOICE && cJSON_IsNumber(item)) {
+        uint64_t position, count = 1;
+        for (const char *c = f->value; *c; c++) count += *c == '|';
+        if (!json_whole(item, &position) || position >= count) return false;
+        *(int *)(void *)((char *)object + f->offset) = (int)position;
+        return true;
+    }
+    if (f->type == FIELD_SEED || f->type == FIELD_CHOICE || f->type == FIELD_CHARS)
+        return cJSON_IsString(item) && field_set(object, f, item->valuestring);
+    char number[32];
+    uint64_t whole;
+    if (!cJSON_IsNumber(item) || (f->type == FIELD_SIZE && !json_whole(item, &whole))) return false;
+    snprintf(number, sizeof number, "%.17g", item->valuedouble);
+    return field_set(object, f, number);
+}
+
+// Prints a field as JSON, a choice as its position. 17 digits give back the same double.
+static inline void json_print_field(const void *object, const Field *f, char *text, size_t size) {
+    const void *at = (const char *)object + f->offset;
+    switch (f->type) {
+        case FIELD_SIZE: snprintf(text, size, "%zu", *(const size_t *)at); break;
+        case FIELD_SEED: snprintf(text, size, "\"%" PRIu64 "\"", *(const uint64_t *)at); break;
+        case FIELD_SWITCH: snprintf(text, size, "%s", *(const bool *)at ? "true" : "false"); break;
+        case FIELD_CHOICE: snprintf(text, size, "%d", *(const int *)at); break;
+        case FIELD_CHARS: snprintf(text, size, "\"%s\"", (const char *)at); break;
+        default: snprintf(text, size, "%.17g", *(const double *)at);
+    }
 }
 
 #endif

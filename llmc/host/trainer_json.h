@@ -1,135 +1,110 @@
-// trainer_json.h: trainer.json: where training stands and with which options it came there.
+// trainer.json: the progress of a run, and the options that it was trained with.
 //
-// defines: TrainerState, trainer_state_read, trainer_state_write, trainer_state_compare
+// defines: TrainerState, TRAINER_KEYS, trainer_key_print, trainer_key_absent, trainer_state_read, trainer_state_write,
+//          trainer_state_compare, progress_start, progress_resume, progress_data
 #ifndef LLMC_TRAINER_JSON_H
 #define LLMC_TRAINER_JSON_H
 
+#include "llmc/host/dataloader.h"
 #include "llmc/host/folder.h"
 #include "llmc/host/json.h"
+#include "llmc/host/options.h"
 
-#include <inttypes.h>
-
-enum { TRAINER_DATA_SIZE = 2304, TRAINER_VALUE_SIZE = TRAINER_DATA_SIZE + 8 };  // of a field as JSON
+enum { TRAINER_VERSION = 1, TRAINER_DATA_SIZE = 2304, TRAINER_VALUE_SIZE = TRAINER_DATA_SIZE + 8 };  // of a JSON value
+enum { TRAINER_MAX_FILE = 64 << 20 };  // the checksums of 10000 layers
 
 typedef struct {
     size_t step;        // updates done
     size_t sample;      // number of the next training sample
-    size_t first_step;  // where this run started; not in the file: reading sets it to step
-    uint64_t seed;
-    bool shuffle, bf16;
-    size_t seq, global_batch, steps, warmup;
-    int lr_schedule;    // ramp.h's LRSchedule
-    double lr, lr_final, weight_decay, clip, beta1, beta2, eps;
-    size_t ramp_start, ramp_increment, ramp_samples;
-    int lr_unit;        // LR_UNIT_* of options_table.h
-    double dropout;
-    char data[TRAINER_DATA_SIZE];  // what --train-data names, as dataloader_describe says it; "": nothing, or not known
+    size_t first_step;  // start of this run; not in the file
+    bool bf16;
+    char data[TRAINER_DATA_SIZE];  // the training data as dataloader_describe prints them, or "" if not known
+    Options opt;        // of a state that was read: the options in TRAINER_KEYS, 0 elsewhere
 } TrainerState;
 
-typedef enum { FIELD_SIZE, FIELD_SEED, FIELD_BOOL, FIELD_INT, FIELD_DOUBLE, FIELD_TEXT } FieldType;
-// Fixed: another value is another run. Later: free, and 0 in checkpoints from before the field was there. Data: may be
-// missing too, and is compared when the data are open (progress_data).
-typedef enum { FIELD_POSITION, FIELD_FIXED, FIELD_FREE, FIELD_LATER, FIELD_DATA } FieldRole;
+// The fields of trainer.json that are not flags; the other rows are in OPTIONS.
+#define STATE_FIELD(name, type, field, max, value) \
+    {name, type, offsetof(TrainerState, field), NULL, 0, max, 0, value, NULL}
+static const Field STATE_FIELDS[] = {
+    STATE_FIELD("step", FIELD_SIZE, step, 1e15, NULL),
+    STATE_FIELD("sample", FIELD_SIZE, sample, JSON_MAX_WHOLE, NULL),
+    STATE_FIELD("bf16", FIELD_SWITCH, bf16, 1, "0|1"),
+    STATE_FIELD("ramp-start", FIELD_SIZE, opt.ramp.start, JSON_MAX_WHOLE, NULL),
+    STATE_FIELD("ramp-increment", FIELD_SIZE, opt.ramp.increment, JSON_MAX_WHOLE, NULL),
+    STATE_FIELD("ramp-samples", FIELD_SIZE, opt.ramp.samples, JSON_MAX_WHOLE, NULL),
+    STATE_FIELD("data", FIELD_CHARS, data, TRAINER_DATA_SIZE, "0123456789 x+"),
+};
+#undef STATE_FIELD
+
+// Fixed: a resumed run must have the same value. Free: it may have another. Later: old files lack the key, which is
+// then 0 or "".
+enum { KEY_FIXED = 1, KEY_FREE = 2, KEY_LATER = 4 };
 
 typedef struct {
     const char *name;
-    FieldType type;
-    FieldRole role;
-    size_t offset;
-} TrainerField;
+    unsigned roles;
+} TrainerKey;
 
-#define TRAINER_FIELD(name, type, role) {#name, type, role, offsetof(TrainerState, name)}
-static const TrainerField TRAINER_FIELDS[] = {
-    TRAINER_FIELD(step, FIELD_SIZE, FIELD_POSITION),
-    TRAINER_FIELD(sample, FIELD_SIZE, FIELD_POSITION),
-    TRAINER_FIELD(seed, FIELD_SEED, FIELD_FIXED),
-    TRAINER_FIELD(shuffle, FIELD_BOOL, FIELD_FIXED),
-    TRAINER_FIELD(bf16, FIELD_BOOL, FIELD_FIXED),
-    TRAINER_FIELD(seq, FIELD_SIZE, FIELD_FIXED),
-    TRAINER_FIELD(global_batch, FIELD_SIZE, FIELD_FREE),
-    TRAINER_FIELD(steps, FIELD_SIZE, FIELD_FREE),
-    TRAINER_FIELD(warmup, FIELD_SIZE, FIELD_FREE),
-    TRAINER_FIELD(lr_schedule, FIELD_INT, FIELD_FREE),
-    TRAINER_FIELD(lr, FIELD_DOUBLE, FIELD_FREE),
-    TRAINER_FIELD(lr_final, FIELD_DOUBLE, FIELD_FREE),
-    TRAINER_FIELD(weight_decay, FIELD_DOUBLE, FIELD_FREE),
-    TRAINER_FIELD(clip, FIELD_DOUBLE, FIELD_FREE),
-    TRAINER_FIELD(beta1, FIELD_DOUBLE, FIELD_FREE),
-    TRAINER_FIELD(beta2, FIELD_DOUBLE, FIELD_FREE),
-    TRAINER_FIELD(eps, FIELD_DOUBLE, FIELD_FREE),
-    TRAINER_FIELD(ramp_start, FIELD_SIZE, FIELD_LATER),
-    TRAINER_FIELD(ramp_increment, FIELD_SIZE, FIELD_LATER),
-    TRAINER_FIELD(ramp_samples, FIELD_SIZE, FIELD_LATER),
-    TRAINER_FIELD(lr_unit, FIELD_INT, FIELD_LATER),
-    TRAINER_FIELD(dropout, FIELD_DOUBLE, FIELD_LATER),
-    TRAINER_FIELD(data, FIELD_TEXT, FIELD_DATA),
+// In the order of the checksum "state": new keys go to the end.
+static const TrainerKey TRAINER_KEYS[] = {
+    {"step", 0},
+    {"sample", 0},
+    {"seed", KEY_FIXED},
+    {"shuffle", KEY_FIXED},
+    {"bf16", KEY_FIXED},
+    {"seq", KEY_FIXED},
+    {"global_batch", KEY_FREE},
+    {"steps", KEY_FREE},
+    {"warmup", KEY_FREE},
+    {"lr_schedule", KEY_FREE},
+    {"lr", KEY_FREE},
+    {"lr_final", KEY_FREE},
+    {"weight_decay", KEY_FREE},
+    {"clip", KEY_FREE},
+    {"beta1", KEY_FREE},
+    {"beta2", KEY_FREE},
+    {"eps", KEY_FREE},
+    {"ramp_start", KEY_FREE | KEY_LATER},
+    {"ramp_increment", KEY_FREE | KEY_LATER},
+    {"ramp_samples", KEY_FREE | KEY_LATER},
+    {"lr_unit", KEY_FREE | KEY_LATER},
+    {"dropout", KEY_FREE | KEY_LATER},
+    {"data", KEY_LATER},  // compared by progress_data, when the data are open
 };
-#undef TRAINER_FIELD
-enum { TRAINER_FIELD_COUNT = (int)(sizeof TRAINER_FIELDS / sizeof TRAINER_FIELDS[0]), TRAINER_VERSION = 1 };
-enum { TRAINER_MAX_FILE = 64 << 20 };  // the checksums of 10000 layers
+enum { TRAINER_KEY_COUNT = sizeof TRAINER_KEYS / sizeof TRAINER_KEYS[0] };
 
-// A field as JSON. 17 digits give back the same double; a seed can pass 2^53, so it is a string.
-static inline void trainer_field_print(const TrainerState *state, const TrainerField *f, char *text,
-                                       size_t size) {
-    const char *at = (const char *)state + f->offset;
-    switch (f->type) {
-        case FIELD_SIZE: snprintf(text, size, "%zu", *(const size_t *)at); break;
-        case FIELD_SEED: snprintf(text, size, "\"%" PRIu64 "\"", *(const uint64_t *)at); break;
-        case FIELD_BOOL: snprintf(text, size, "%s", *(const bool *)at ? "true" : "false"); break;
-        case FIELD_INT: snprintf(text, size, "%d", *(const int *)at); break;
-        case FIELD_DOUBLE: snprintf(text, size, "%.17g", *(const double *)at); break;
-        case FIELD_TEXT: snprintf(text, size, "\"%s\"", at); break;
+// Finds the row of a key and the object it belongs to. A flag has - where its key has _.
+static inline const Field *trainer_field(const TrainerState *state, const TrainerKey *key, void **object) {
+    const FieldTable tables[] = {{STATE_FIELDS, sizeof STATE_FIELDS / sizeof STATE_FIELDS[0], (void *)state},
+                                 {OPTIONS, OPTION_ROWS, (void *)&state->opt}};
+    char flag[32];
+    snprintf(flag, sizeof flag, "%s", key->name);
+    for (char *c = flag; *c; c++) {
+        if (*c == '_') *c = '-';
     }
+    return fields_find(tables, 2, flag, object);
 }
 
-// Is the printed value what a checkpoint has that lacks the field?
-static inline bool trainer_field_absent(const TrainerField *f, const char *text) {
-    return (f->role == FIELD_LATER && strcmp(text, "0") == 0) || (f->role == FIELD_DATA && strcmp(text, "\"\"") == 0);
+// Prints the value of a key as JSON.
+static inline void trainer_key_print(const TrainerState *state, const TrainerKey *key, char *text, size_t size) {
+    void *object;
+    const Field *f = trainer_field(state, key, &object);
+    json_print_field(object, f, text, size);
 }
 
-static inline bool trainer_field_parse(TrainerState *state, const TrainerField *f, const cJSON *item) {
-    char *at = (char *)state + f->offset, *end;
-    uint64_t n;
-    switch (f->type) {
-        case FIELD_SIZE:
-            if (!json_whole(item, &n)) return false;
-            *(size_t *)at = (size_t)n;
-            return true;
-        case FIELD_SEED:
-            if (!cJSON_IsString(item) || item->valuestring[0] < '0' || item->valuestring[0] > '9') {
-                return false;
-            }
-            errno = 0;
-            *(uint64_t *)at = strtoull(item->valuestring, &end, 10);
-            return errno == 0 && *end == '\0';
-        case FIELD_BOOL:
-            *(bool *)at = cJSON_IsTrue(item);
-            return cJSON_IsBool(item);
-        case FIELD_INT:
-            if (!json_whole(item, &n) || n > 1000000) return false;
-            *(int *)at = (int)n;
-            return true;
-        case FIELD_DOUBLE:
-            if (!cJSON_IsNumber(item) || !isfinite(item->valuedouble)) return false;
-            *(double *)at = item->valuedouble;
-            return true;
-        case FIELD_TEXT:  // of these characters, so that it can be printed as it is
-            if (!cJSON_IsString(item) || strlen(item->valuestring) >= TRAINER_DATA_SIZE ||
-                item->valuestring[strspn(item->valuestring, "0123456789 x+")]) return false;
-            snprintf(at, TRAINER_DATA_SIZE, "%s", item->valuestring);
-            return true;
-    }
-    return false;
+// True if the printed value is the value that a file without the key has.
+static inline bool trainer_key_absent(const TrainerKey *key, const char *text) {
+    return (key->roles & KEY_LATER) && (strcmp(text, "0") == 0 || strcmp(text, "\"\"") == 0);
 }
 
-// checksums: a JSON object, or NULL.
+// Writes the file. checksums: a JSON object, or NULL.
 static inline bool trainer_state_write(const char *path, const TrainerState *state, const char *checksums, Error *err) {
     size_t room = 4096 + TRAINER_VALUE_SIZE + (checksums ? strlen(checksums) : 0);
     char *text = (char *)host_alloc(room, 1), value[TRAINER_VALUE_SIZE];
     size_t n = (size_t)snprintf(text, room, "{\n  \"version\": %d", (int)TRAINER_VERSION);
-    for (int i = 0; i < TRAINER_FIELD_COUNT; i++) {
-        trainer_field_print(state, &TRAINER_FIELDS[i], value, sizeof value);
-        n += (size_t)snprintf(text + n, room - n, ",\n  \"%s\": %s", TRAINER_FIELDS[i].name, value);
+    for (int i = 0; i < TRAINER_KEY_COUNT; i++) {
+        trainer_key_print(state, &TRAINER_KEYS[i], value, sizeof value);
+        n += (size_t)snprintf(text + n, room - n, ",\n  \"%s\": %s", TRAINER_KEYS[i].name, value);
     }
     if (checksums) n += (size_t)snprintf(text + n, room - n, ",\n  \"checksums\": %s", checksums);
     snprintf(text + n, room - n, "\n}\n");
@@ -138,6 +113,7 @@ static inline bool trainer_state_write(const char *path, const TrainerState *sta
     return ok;
 }
 
+// Reads the file. Returns false with a sentence, and *state as it was, if a key is missing, twice there or malformed.
 static inline bool trainer_state_read(const char *path, TrainerState *state, Error *err) {
     cJSON *root = json_read(path, TRAINER_MAX_FILE, err);
     if (!root) return false;
@@ -145,16 +121,17 @@ static inline bool trainer_state_read(const char *path, TrainerState *state, Err
     memset(&s, 0, sizeof s);
     const cJSON *item;
     bool ok = json_get(root, "version", &item, path, err);
-    if (ok && !(cJSON_IsNumber(item) && item->valuedouble == TRAINER_VERSION)) {
+    if (ok && !(cJSON_IsNumber(item) && item->valuedouble == TRAINER_VERSION))
         ok = error_set(err, "%s is not of version %d", path, (int)TRAINER_VERSION);
-    }
-    for (int i = 0; i < TRAINER_FIELD_COUNT && ok; i++) {
-        ok = json_get(root, TRAINER_FIELDS[i].name, &item, path, err);
-        if (ok && !item && TRAINER_FIELDS[i].role >= FIELD_LATER) continue;
-        if (ok && (!item || !trainer_field_parse(&s, &TRAINER_FIELDS[i], item))) {
-            ok = error_set(err, "%s: \"%s\" is %s", path, TRAINER_FIELDS[i].name,
-                           item ? "malformed" : "missing");
-        }
+    for (int i = 0; i < TRAINER_KEY_COUNT && ok; i++) {
+        const TrainerKey *key = &TRAINER_KEYS[i];
+        void *object;
+        const Field *f = trainer_field(&s, key, &object);
+        ok = json_get(root, key->name, &item, path, err);
+        if (ok && !item && (key->roles & KEY_LATER)) continue;
+        if (ok && !item) ok = error_set(err, "%s: \"%s\" is missing", path, key->name);
+        if (ok && !json_set_field(object, f, item))
+            ok = error_set(err, "%s: \"%s\" is malformed", path, key->name);
     }
     cJSON_Delete(root);
     s.first_step = s.step;
@@ -162,28 +139,63 @@ static inline bool trainer_state_read(const char *path, TrainerState *state, Err
     return ok;
 }
 
-// Can a run with the options of `now` continue `saved`? False with a sentence where the data or the precision
-// would be others. `changed` lists what differs and may ("lr 0.001 -> 0.0005, ..."); empty: at the same layout the run
-// continues with the same bits.
+// Compares the options of a checkpoint with those of a run that continues it. Returns false with a sentence if a fixed
+// one differs. Lists the others that differ in `changed`: "lr 0.001 -> 0.0005, ...". If none does and the layout is the
+// same, the run continues with the same bits.
 static inline bool trainer_state_compare(const TrainerState *saved, const TrainerState *now, char *changed,
                                          size_t size, Error *err) {
     size_t n = 0;
     changed[0] = '\0';
-    for (int i = 0; i < TRAINER_FIELD_COUNT; i++) {
-        const TrainerField *f = &TRAINER_FIELDS[i];
+    for (int i = 0; i < TRAINER_KEY_COUNT; i++) {
+        const TrainerKey *key = &TRAINER_KEYS[i];
         char a[64], b[64];
-        if (f->role == FIELD_POSITION || f->role == FIELD_DATA) continue;
-        trainer_field_print(saved, f, a, sizeof a);
-        trainer_field_print(now, f, b, sizeof b);
+        if (!(key->roles & (KEY_FIXED | KEY_FREE))) continue;
+        trainer_key_print(saved, key, a, sizeof a);
+        trainer_key_print(now, key, b, sizeof b);
         if (strcmp(a, b) == 0) continue;
-        if (f->role == FIELD_FIXED) {
-            return error_set(err, "the checkpoint was trained with %s = %s, this run has %s: make them equal, "
-                             "or start anew from its weights with --init", f->name, a, b);
-        }
-        if (n < size) {
-            n += (size_t)snprintf(changed + n, size - n, "%s%s %s -> %s", n ? ", " : "", f->name, a, b);
-        }
+        if (key->roles & KEY_FIXED)
+            return error_set(err, "the checkpoint was trained with %s = %s, this run has %s: make them equal, or start "
+                             "from its weights alone with --init", key->name, a, b);
+        if (n < size)
+            n += (size_t)snprintf(changed + n, size - n, "%s%s %s -> %s", n ? ", " : "", key->name, a, b);
     }
+    return true;
+}
+
+// Returns the state of a run before its first step.
+static inline TrainerState progress_start(const Options *o, bool bf16) {
+    TrainerState s;
+    memset(&s, 0, sizeof s);
+    s.opt = *o;
+    s.bf16 = bf16;
+    return s;
+}
+
+// Continues at the step and the sample of the checkpoint in dir. Prints the options that changed. Returns false with a
+// sentence if a run with these options cannot continue it.
+static inline bool progress_resume(TrainerState *progress, const char *dir, Error *err) {
+    TrainerState saved;
+    char changed[512], path[PATH_MAX];
+    if (!path_print(path, sizeof path, err, "%s/trainer.json", dir) || !trainer_state_read(path, &saved, err) ||
+        !trainer_state_compare(&saved, progress, changed, sizeof changed, err)) return false;
+    saved.opt = progress->opt;
+    *progress = saved;
+    printf("resuming     %s after step %zu%s%s\n", dir, saved.step, changed[0] ? "; changed: " : "", changed);
+    if (saved.step >= progress->opt.steps)
+        printf("note: the checkpoint has done all of --steps %zu: nothing is trained\n", progress->opt.steps);
+    return true;
+}
+
+// Notes the training data. Returns false with a sentence if the checkpoint was trained on other data, unless `anyway`.
+// Old checkpoints do not name their data and are not compared.
+static inline bool progress_data(TrainerState *progress, const DataLoader *data, bool anyway, Error *err) {
+    char now[TRAINER_DATA_SIZE];
+    dataloader_describe(data, now, sizeof now);
+    if (progress->data[0] && strcmp(progress->data, now) != 0 && !anyway)
+        return error_set(err, "the checkpoint was trained on other data (weight x samples: %s) than --train-data names "
+                         "(%s): name the same, or start from its weights alone with --init (--verify 0 continues with "
+                         "these)", progress->data, now);
+    memcpy(progress->data, now, sizeof now);
     return true;
 }
 

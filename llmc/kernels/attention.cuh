@@ -4,14 +4,13 @@
 // multiple of 8, go to the tensor cores; everything else is done in fp32 arithmetic. d: dropout of the probabilities.
 // NH may be the heads of one tensor rank; C is then their share of the channels, and HS = C / NH.
 //
-// defines: ATTENTION_MAX_HEAD_SIZE, attention_forward, attention_backward
+// defines: attention_forward, attention_backward
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH
 
+#include "llmc/host/choices.h"
 #include "llmc/kernels/attention_mma.cuh"
 #include "llmc/kernels/attention_rows_backward.cuh"
-
-#define ATTENTION_MAX_HEAD_SIZE 512
 
 // The fp32 kernels as this machine runs them best: a row of 16 channels a lane, or 16 rows a thread, for which one
 // capacity does, as it keeps nothing in registers.

@@ -116,7 +116,7 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
     bool claimed = false;
     if (!options_parse(o, argc, argv, sections, err)) return false;
     if (o->help) {
-        options_help(stdout, argv[0], sections);
+        options_help(stdout, argv[0], sections, o->help == 2);
         MPI_Finalize();
         exit(0);
     }
