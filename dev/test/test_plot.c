@@ -77,8 +77,8 @@ static void test_timeline(const char *dir, const char *schedule, int v, const ch
     char *text = read_picture(path);
     check(&c, made == 0 && drawn == 0 && strstr(text, part), "timeline: %s has a bubble of %s%%", schedule,
           percent);
-    check(&c, occurrences(text, ">8</text>") == (size_t)(split ? 12 : 8) * v,
-          "timeline: %s shows micro-batch 8 in all its boxes", schedule);
+    check(&c, occurrences(text, ">7</text>") == (size_t)(split ? 12 : 8) * v,
+          "timeline: %s shows micro-batch 7 in all its boxes", schedule);
     free(text);
 
     // Messages that take time: more idle, and after retiming the formula again
