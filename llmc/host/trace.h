@@ -1,7 +1,7 @@
-// trace.h: a timeline as Chrome trace JSON (chrome://tracing, Perfetto): a process a rank, a track a stream.
+// trace.h: a timeline as Chrome trace JSON (chrome://tracing, Perfetto): a process for each rank, a track for each
+// stream.
 //
-// defines: TraceEvent, TraceList, trace_event, trace_add, trace_free, trace_shorten, trace_settle, trace_color,
-//          trace_write
+// defines: TraceEvent, TraceList, trace_event, trace_add, trace_free, trace_shorten, trace_settle, trace_write
 #ifndef LLMC_TRACE_H
 #define LLMC_TRACE_H
 
@@ -9,7 +9,7 @@
 
 #include "llmc/host/file.h"
 
-// What ran on one stream of one rank. Plain bytes, so that ranks can send their events as they are.
+// Work on one stream of one rank. Plain bytes, so that ranks can send their events as they are.
 typedef struct {
     char kind[24];  // "forward", "backward", "send", "recv", "all-reduce", "optimizer", ...
     int rank, stream;
@@ -23,15 +23,10 @@ typedef struct {
     size_t count, capacity;
 } TraceList;
 
-// An event whose step and times are still 0.
+// Returns an event whose step and times are still 0.
 static inline TraceEvent trace_event(const char *kind, int rank, int stream, int micro, int chunk) {
-    TraceEvent event;
-    memset(&event, 0, sizeof event);
+    TraceEvent event = {"", rank, stream, micro, chunk, 0, 0.0, 0.0};
     snprintf(event.kind, sizeof event.kind, "%s", kind);
-    event.rank = rank;
-    event.stream = stream;
-    event.micro = micro;
-    event.chunk = chunk;
     return event;
 }
 
@@ -48,8 +43,8 @@ static inline void trace_free(TraceList *list) {
     memset(list, 0, sizeof *list);
 }
 
-// Makes a long trace shorter: first without waits that lasted less than a nanosecond, then, if it has more than `most`
-// events, without the collectives inside forwards and backwards. Returns how many events it left out.
+// Drops waits shorter than a nanosecond and then, if more than `most` events are left, the collectives inside forwards
+// and backwards. Returns the number of dropped events.
 static inline size_t trace_shorten(TraceList *list, size_t most) {
     size_t before = list->count;
     for (int pass = 0; pass < 2 && (pass == 0 || list->count > most); pass++) {
@@ -65,7 +60,7 @@ static inline size_t trace_shorten(TraceList *list, size_t most) {
     return before - list->count;
 }
 
-// By rank, stream and start; of those that start together the longest first.
+// Orders by rank, stream and start; of events that start together the longest comes first.
 static inline int trace_order(const void *a, const void *b) {
     const TraceEvent *x = (const TraceEvent *)a, *y = (const TraceEvent *)b;
     if (x->rank != y->rank) return x->rank < y->rank ? -1 : 1;
@@ -74,9 +69,9 @@ static inline int trace_order(const void *a, const void *b) {
     return (x->duration_us < y->duration_us) - (x->duration_us > y->duration_us);
 }
 
-// An event that starts before another one of its track has ended must end before it too, else viewers drop it. Of what
-// runs on a stream that is so; but times are measured as floats, so late in a trace neighbours seem to overlap by some
-// microseconds. Sorts the events, brings them to whole nanoseconds, and lets such neighbours touch.
+// Sorts the events, rounds them to nanoseconds and makes them nest. Viewers drop an event that begins inside another
+// one of its track and ends after it. Streams run no such work, but CUDA measures times as floats, so late in a trace
+// neighbours seem to overlap by some microseconds. Here they are made to touch.
 static inline void trace_settle(TraceList *list) {
     enum { DEEPEST = 64 };
     double ends[DEEPEST];  // of the events around this one, in ns
@@ -99,84 +94,48 @@ static inline void trace_settle(TraceList *list) {
     }
 }
 
-// The colour of a kind, by its name in the viewer's palette.
-static inline const char *trace_color(const char *kind) {
-    static const char *const colors[][2] = {
-        {"forward", "thread_state_running"},
-        {"backward", "rail_response"},
-        {"weight", "rail_load"},
-        {"send", "thread_state_iowait"},
-        {"recv", "rail_idle"},
-        {"optimizer", "thread_state_runnable"},
-    };
-    for (size_t i = 0; i < sizeof colors / sizeof colors[0]; i++) {
-        if (strcmp(kind, colors[i][0]) == 0) return colors[i][1];
-    }
-    return "generic_work";
-}
-
-// Writes a JSON string with its quotes.
-static inline void trace_string(FILE *file, const char *text) {
-    fputc('"', file);
-    for (; *text; text++) {
-        unsigned char c = (unsigned char)*text;
-        if (c == '"' || c == '\\') fprintf(file, "\\%c", c);
-        else if (c < 0x20 || c >= 0x7f) fprintf(file, "\\u%04x", c);
-        else fputc(c, file);
-    }
-    fputc('"', file);
-}
-
-// Names a process (stream < 0) or one of its threads, and gives its place in the viewer.
-static inline void trace_name(FILE *file, int rank, int stream, const char *name) {
-    const char *what = stream < 0 ? "process" : "thread";
-    int thread = stream < 0 ? 0 : stream, order = stream < 0 ? rank : stream;
-    fprintf(file, "{\"name\":\"%s_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":", what, rank,
-            thread);
-    trace_string(file, name);
-    fprintf(file, "}},\n{\"name\":\"%s_sort_index\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,", what, rank, thread);
-    fprintf(file, "\"args\":{\"sort_index\":%d}}", order);
+// Names a process or one of its threads, and gives its place in the viewer.
+static inline void trace_name(FILE *file, const char *object, int rank, int stream, int place, const char *name) {
+    fprintf(file, ",\n{\"name\":\"%s_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}}", object,
+            rank, stream, name);
+    fprintf(file, ",\n{\"name\":\"%s_sort_index\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"sort_index\":%d}}",
+            object, rank, stream, place);
 }
 
 // Writes the events of all ranks. streams: the names of tracks 0 .. stream_count - 1, the same on every rank.
-static inline bool trace_write(const char *path, const TraceEvent *events, size_t count,
-                               const char *const *streams, int stream_count, Error *err) {
+static inline bool trace_write(const char *path, const TraceEvent *events, size_t count, const char *const *streams,
+                               int stream_count, Error *err) {
+    static const char *const colors[][2] = {  // names of the viewer's palette
+        {"forward", "thread_state_running"}, {"backward", "rail_response"}, {"weight", "rail_load"},
+        {"send", "thread_state_iowait"},     {"recv", "rail_idle"},         {"optimizer", "thread_state_runnable"}};
     FILE *file = file_open_output(path, O_TRUNC, err);
     if (!file) return false;
     int ranks = 0;
     for (size_t i = 0; i < count; i++) {
         if (events[i].rank >= ranks) ranks = events[i].rank + 1;
     }
+    bool *named = (bool *)host_alloc((size_t)ranks, sizeof(bool));
     fprintf(file, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[");
-    const char *separator = "\n";
-    bool *there = (bool *)host_alloc((size_t)ranks, sizeof(bool));
-    for (size_t i = 0; i < count; i++) there[events[i].rank] = true;
-    for (int rank = 0; rank < ranks; rank++) {
-        char name[32];
-        if (!there[rank]) continue;
-        snprintf(name, sizeof name, "rank %d", rank);
-        fputs(separator, file);
-        separator = ",\n";
-        trace_name(file, rank, -1, name);
-        for (int stream = 0; stream < stream_count; stream++) {
-            fputs(separator, file);
-            trace_name(file, rank, stream, streams[stream]);
-        }
-    }
-    free(there);
     for (size_t i = 0; i < count; i++) {
         const TraceEvent *e = &events[i];
         char name[48];
-        if (e->micro < 0) snprintf(name, sizeof name, "%s", e->kind);
-        else snprintf(name, sizeof name, "%s %d", e->kind, e->micro);
-        fprintf(file, "%s{\"name\":", separator);
-        trace_string(file, name);
-        fprintf(file, ",\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f,\"pid\":%d,\"tid\":%d,", e->start_us,
-                e->duration_us, e->rank, e->stream);
-        fprintf(file, "\"cname\":\"%s\",\"args\":{\"kind\":", trace_color(e->kind));
-        trace_string(file, e->kind);
-        fprintf(file, ",\"micro\":%d,\"chunk\":%d,\"step\":%ld}}", e->micro, e->chunk, e->step);
+        const char *color = "generic_work";
+        for (size_t k = 0; k < sizeof colors / sizeof colors[0]; k++) {
+            if (strcmp(e->kind, colors[k][0]) == 0) color = colors[k][1];
+        }
+        snprintf(name, sizeof name, e->micro < 0 ? "%s" : "%s %d", e->kind, e->micro);
+        fprintf(file, "%s\n{\"name\":\"%s\",\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f,", i ? "," : "", name, e->start_us,
+                e->duration_us);
+        fprintf(file, "\"pid\":%d,\"tid\":%d,", e->rank, e->stream);
+        fprintf(file, "\"cname\":\"%s\",\"args\":{\"kind\":\"%s\",\"micro\":%d,\"chunk\":%d,\"step\":%ld}}", color,
+                e->kind, e->micro, e->chunk, e->step);
+        if (named[e->rank]) continue;
+        named[e->rank] = true;
+        snprintf(name, sizeof name, "rank %d", e->rank);
+        trace_name(file, "process", e->rank, 0, e->rank, name);
+        for (int s = 0; s < stream_count; s++) trace_name(file, "thread", e->rank, s, s, streams[s]);
     }
+    free(named);
     fprintf(file, "\n]}\n");
     bool failed = ferror(file) | (fclose(file) != 0);
     return failed ? error_set(err, "cannot write trace %s: %s", path, strerror(errno)) : true;

@@ -1,5 +1,5 @@
-// timeline.cuh: what ran when. A span brackets work on a stream with two CUDA events; after a synchronisation
-// the spans become trace events, in microseconds since timeline_start. Off (and free) unless asked for.
+// timeline.cuh: when work ran, for --trace. A span brackets work on a stream with two CUDA events; after a
+// synchronisation the spans become trace events, in microseconds since timeline_start. Off it costs nothing.
 //
 // defines: seconds_wall, seconds_now, Timeline, timeline_start, span_begin, span_end, timeline_collect
 #ifndef LLMC_TIMELINE_CUH
@@ -15,14 +15,14 @@
 
 enum { TIMELINE_LIMIT = 1000000 };  // spans of one rank; a longer run is traced up to there
 
-// Seconds on the host's clock that never jumps.
+// Returns seconds of the host's clock that never jumps.
 static inline double seconds_wall(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-// The same, or those of the virtual clock if that is on.
+// Returns the same, or seconds of the virtual clock if that is on.
 static inline double seconds_now(void) {
 #ifdef CPU_CLOCK
     if (cpu_clock().on) return 1e-9 * (double)cpu_clock().host;
@@ -38,14 +38,14 @@ typedef struct {
 typedef struct {
     bool on, paused;
     int rank;
-    cudaEvent_t origin;   // at origin_us; it moves on with what is collected, as CUDA measures times as floats
+    cudaEvent_t origin;   // at origin_us; it moves on with each collection, because CUDA measures times as floats
     double origin_us;
     TimelineSpan *spans;  // of the steps not yet collected; their CUDA events are reused
     size_t open, capacity, created;
     TraceList trace;      // collected so far
 } Timeline;
 
-// Time zero of this rank's trace: call it when all ranks have just met.
+// Sets time zero of this rank's trace. Call it when all ranks have just met.
 static inline void timeline_start(Timeline *t, bool on, int rank, cudaStream_t stream) {
     memset(t, 0, sizeof *t);
     t->on = on;
@@ -56,9 +56,8 @@ static inline void timeline_start(Timeline *t, bool on, int rank, cudaStream_t s
     CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
-// Opens a span of `kind` (forward, backward, send, all-reduce, optimizer, ...) on a stream, with the track's number
-// and the micro-batch and chunk it works on (-1: none). Returns a number for span_end. It also labels the work for
-// profilers and for the reports of a hang.
+// Opens a span of `kind` (forward, backward, send, all-reduce, optimizer, ...) on a stream, with the track's number and
+// its micro-batch and chunk (-1: none). Returns a number for span_end. Profilers and reports of a hang show its name.
 static inline size_t span_begin(Timeline *t, cudaStream_t stream, int track, const char *kind, int micro, int chunk) {
     char label[64];
     snprintf(label, sizeof label, micro < 0 ? "%s" : "%s micro-batch %d chunk %d", kind, micro, chunk);
@@ -80,15 +79,15 @@ static inline size_t span_begin(Timeline *t, cudaStream_t stream, int track, con
     return t->open++;
 }
 
-// A kernel of the span that could not be launched is reported here: no synchronisation does that.
+// Closes a span. A failed launch of its kernels is reported here: no synchronisation does that.
 static inline void span_end(Timeline *t, cudaStream_t stream, size_t number) {
     nvtxRangePop();
     CUDA_CHECK(cudaGetLastError());
     if (number != SIZE_MAX) CUDA_CHECK(cudaEventRecord(t->spans[number].end, stream));
 }
 
-// Turns the spans that have ended into trace events of training step `step`; those that still run stay for later. Where
-// none does, the end of the last one becomes the origin.
+// Turns the spans that have ended into trace events of training step `step`. Spans that still run stay for later. If
+// there are none, the end of the last span becomes the origin.
 static inline void timeline_collect(Timeline *t, size_t step) {
     size_t kept = 0;
     for (size_t i = 0; i < t->open; i++) {
