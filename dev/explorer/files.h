@@ -42,7 +42,7 @@ static inline char *file_read(const char *, size_t, size_t *bytes, Error *) {
 
 typedef enum { STATE_WEIGHTS, STATE_M, STATE_V, STATE_MASTER } StateKind;
 typedef struct {
-    size_t step, first_step, sample;
+    size_t step, first_step, sample, save;
 } TrainerState;
 typedef struct {
     size_t count;
@@ -60,13 +60,14 @@ DOES_NOTHING(bool, checkpoint_write, true)
 DOES_NOTHING(bool, checkpoint_create, true)
 DOES_NOTHING(bool, checkpoint_commit, true)
 DOES_NOTHING(void, checkpoint_abandon, )
+DOES_NOTHING(size_t, checkpoint_last_save, 0)
 DOES_NOTHING(void, checkpoint_prune, )
 DOES_NOTHING(bool, gradients_create, true)
 DOES_NOTHING(bool, gradients_write, true)
 DOES_NOTHING(bool, gradients_finish, true)
 DOES_NOTHING(bool, progress_resume, true)
 DOES_NOTHING(bool, progress_data, true)
-DOES_NOTHING(TrainerState, progress_start, (TrainerState{0, 0, 0}))
+DOES_NOTHING(TrainerState, progress_start, (TrainerState{0, 0, 0, 0}))
 DOES_NOTHING(bool, path_print, true)
 DOES_NOTHING(bool, outputs_check, true)
 

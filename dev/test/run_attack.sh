@@ -153,6 +153,17 @@ report $? "--resume auto after a fresh start in a used --out takes the newer run
 trains --steps 3 --save-every 1 --keep 0 --out emptied && : >emptied/step-00000003/trainer.json
 trains --steps 4 --out emptied --resume auto && grep -q '^resuming .*step-00000002 ' out
 report $? "--resume auto passes over a checkpoint whose trainer.json is empty"
+trains --steps 20 --save-every 10 --out ahead && touch -d 2030-01-01 ahead/step-*/trainer.json
+trains --steps 50 --save-every 10 --out ahead --resume auto && [ "$(echo ahead/step-*)" = \
+    'ahead/step-00000040 ahead/step-00000050' ]
+report $? "a clock that was ahead does not take what is saved after it: $(echo ahead/step-*)"
+touch -d 2030-01-01 ahead/step-00000040/trainer.json
+trains --steps 60 --out ahead --resume auto && grep -q '^resuming .*step-00000050 ' out &&
+    [ "$(grep -c '^note: .*though the files of step-00000040 have a newer time' out)" = 1 ]
+report $? "--resume auto goes by the saves, and says where times disagree: $(grep '^note: by' out)"
+trains --steps 10 --out year1970 && touch -d @0 year1970/step-*/trainer.json
+trains --steps 20 --out year1970 --resume auto && grep -q '^resuming .*step-00000010 ' out
+report $? "--resume auto takes a checkpoint whose time is 0"
 if [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null; then
     mkdir -m 755 readonly
     chmod 755 "$dir"

@@ -444,6 +444,7 @@ static bool save(const char *out, size_t step, const GPTConfig *config, const La
     char tmp[PATH_MAX];
     TrainerState state = example_state(step);
     state.bf16 = bf16;
+    state.save = checkpoint_last_save(out, 0) + 1;
     if (!all_sums) {
         all_sums = mmap(NULL, MAX_SUMS * sizeof *all_sums, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         if (all_sums == MAP_FAILED) exit(1);
@@ -476,6 +477,7 @@ static void test_layouts(void) {
         if (!check(&checks, saved, "one rank saves (%s) %s", bf16 ? "bf16" : "fp32", err.text)) return;
         for (int i = 0; i < COUNT; i++) {
             const Layout *w = &layouts[i], *r = &layouts[(i * 5 + 3) % COUNT];
+            checkpoint_remove(in_root("layout/step-00000100"));  // lest its save is counted
             bool ok = save(in_root("layout"), 100, &SMALL, w, bf16, dir, &err);
             static const char *const names[] = {"config.json", "trainer.json", "model.safetensors",
                                                 "optimizer.safetensors"};
@@ -755,6 +757,7 @@ static void test_state(void) {
         a.opt.seed = i == 0 ? UINT64_MAX : mix(i);
         a.sample = (size_t)(mix(i + 1000) >> 11);
         a.opt.shuffle = i % 2;
+        a.save = i;
         double *fields[] = {&a.opt.lr,   &a.opt.lr_final, &a.opt.weight_decay, &a.opt.clip,
                             &a.opt.beta1, &a.opt.beta2,    &a.opt.eps};
         for (int k = 0; k < 7; k++) {
@@ -762,6 +765,7 @@ static void test_state(void) {
         }
         ok &= trainer_state_write(path, &a, NULL, &err) && trainer_state_read(path, &b, &err);
         ok &= a.step == b.step && a.sample == b.sample && b.first_step == b.step && a.bf16 == b.bf16;
+        ok &= a.save == b.save;
         ok &= strcmp(a.data, b.data) == 0 && memcmp(&a.opt, &b.opt, sizeof a.opt) == 0;
     }
     check(&checks, ok, "trainer.json: 200 states come back bit for bit");
@@ -881,6 +885,43 @@ static void test_folders(void) {
 }
 
 static const GPTConfig TINY = {1, 8, 2, 20, 128, 4};
+
+static bool set_time(const char *path, time_t seconds) {
+    struct timespec times[2] = {{seconds, 0}, {seconds, 0}};
+    return utimensat(AT_FDCWD, path, times, 0) == 0;
+}
+
+// The order of checkpoints is that of their saves, whatever the times of the files are.
+static void test_order(void) {
+    enum { IN_2033 = 2000000000 };
+    Error err = {""};
+    char dir[PATH_MAX], out[512];
+    snprintf(out, sizeof out, "%s", in_root("order"));
+    bool ok = save(out, 10, &TINY, &ONE, false, dir, &err) && set_time(in_root("order/step-00000010/trainer.json"), 0);
+    check(&checks, ok && latest_is(out, "step-00000010"), "a checkpoint of the year 1970 is one %s", err.text);
+    ok = set_time(in_root("order/step-00000010/trainer.json"), IN_2033) &&
+         save(out, 20, &TINY, &ONE, false, dir, &err);
+    checkpoint_prune(out, 1, 20);
+    check(&checks, ok && latest_is(out, "step-00000020") && count_entries(out) == 1,
+          "a clock that was ahead: the next save stays, and the older checkpoint goes %s", err.text);
+    ok = set_time(in_root("order/step-00000020/trainer.json"), IN_2033) &&
+         save(out, 15, &TINY, &ONE, false, dir, &err) && save(out, 12, &TINY, &ONE, false, dir, &err);
+    check(&checks, ok && latest_is(out, "step-00000012"), "and of a run that went back, the last save %s", err.text);
+    ok = truncate(in_root("order/step-00000015/trainer.json"), 0) == 0 && checkpoint_last_save(out, 0) == 4 &&
+         checkpoint_last_save(out, 7) == 7 && save(out, 16, &TINY, &ONE, false, dir, &err);
+    checkpoint_prune(out, 2, 16);
+    check(&checks, ok && latest_is(out, "step-00000016") && count_entries(out) == 4,
+          "a trainer.json that cannot be read takes no other checkpoint's place %s", err.text);
+    TrainerState old = example_state(40), older = example_state(30);
+    ok = save(in_root("uncounted"), 40, &TINY, &ONE, false, dir, &err) &&
+         save(in_root("uncounted"), 30, &TINY, &ONE, false, dir, &err) &&
+         trainer_state_write(in_root("uncounted/step-00000040/trainer.json"), &old, NULL, &err) &&
+         trainer_state_write(in_root("uncounted/step-00000030/trainer.json"), &older, NULL, &err);
+    check(&checks, ok && latest_is(in_root("uncounted"), "step-00000040"), "older versions: by step %s", err.text);
+    ok = save(in_root("uncounted"), 7, &TINY, &ONE, false, dir, &err);
+    check(&checks, ok && latest_is(in_root("uncounted"), "step-00000007"),
+          "and before all that count their saves %s", err.text);
+}
 
 // What lies under --out and was not written by us stays, whatever its name is.
 static void test_foreign_files(void) {
@@ -1271,6 +1312,7 @@ int main(int argc, char **argv) {
     test_config();
     test_state();
     test_folders();
+    test_order();
     test_foreign_files();
     test_cut_removal();
     test_lock();

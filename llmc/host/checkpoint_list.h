@@ -1,105 +1,105 @@
 // checkpoint_list.h: the checkpoints under --out: who may write there, which is the newest, which ones go.
 //
-// defines: CheckpointVerify, checkpoint_claim, checkpoint_latest, checkpoint_prune
+// defines: CheckpointVerify, checkpoint_claim, checkpoint_last_save, checkpoint_latest, checkpoint_prune
 #ifndef LLMC_CHECKPOINT_LIST_H
 #define LLMC_CHECKPOINT_LIST_H
-
-#include <ctype.h>
 
 #include "llmc/host/checkpoint.h"
 
 typedef struct {
-    char name[128];
+    char path[PATH_MAX];
     size_t step;
-    bool unfinished;        // tmp-STEP-HOST-PID: a save that goes on or was interrupted
-    struct timespec saved;  // when trainer.json was written; 0: there is none, so it is no checkpoint
+    size_t save;     // of trainer.json, which orders them; SIZE_MAX: it cannot be read
+    time_t written;  // when trainer.json was, by some machine's clock: for a note alone
 } CheckpointEntry;
 
-typedef struct {
-    size_t count;
-    CheckpointEntry *entries;  // [count] the one that was saved last comes last; free() it
-} CheckpointList;
-
+// Orders by step where neither counts saves, as in older versions.
 static inline int checkpoint_compare(const void *a, const void *b) {
     const CheckpointEntry *x = (const CheckpointEntry *)a, *y = (const CheckpointEntry *)b;
-    if (x->saved.tv_sec != y->saved.tv_sec) return x->saved.tv_sec < y->saved.tv_sec ? -1 : 1;
-    if (x->saved.tv_nsec != y->saved.tv_nsec) return x->saved.tv_nsec < y->saved.tv_nsec ? -1 : 1;
+    if (x->save != y->save) return x->save < y->save ? -1 : 1;
     return x->step < y->step ? -1 : x->step > y->step;
 }
 
-// Is it a name that we give: step-00000100, or tmp-00000100-HOST-PID (with .old, see folder_replace)?
-static inline bool checkpoint_parse_name(const char *name, CheckpointEntry *x) {
+// Is it a name that we give: step-00000100 or, unfinished, tmp-00000100-HOST-PID (with .old, see folder_replace)?
+static inline bool checkpoint_parse_name(const char *name, bool unfinished, size_t *step) {
     char prefix[40];
-    memset(x, 0, sizeof *x);
-    x->unfinished = strncmp(name, "tmp-", 4) == 0;
-    const char *digits = name + (x->unfinished ? 4 : 5), *last = strrchr(name, '-');
-    if (strlen(name) >= sizeof x->name || strlen(name) < 12 || !isdigit((unsigned char)*digits)) return false;
-    strcpy(x->name, name);
-    x->step = (size_t)strtoull(digits, NULL, 10);
-    snprintf(prefix, sizeof prefix, x->unfinished ? "tmp-%08zu-" : "step-%08zu", x->step);
-    if (!x->unfinished) return strcmp(name, prefix) == 0;
-    const char *end = last + 1 + strspn(last + 1, "0123456789");
-    return strncmp(name, prefix, strlen(prefix)) == 0 && end > last + 1 && (*end == '\0' || strcmp(end, ".old") == 0);
+    *step = (size_t)strtoull(name + strcspn(name, "0123456789"), NULL, 10);
+    int n = snprintf(prefix, sizeof prefix, unfinished ? "tmp-%08zu-" : "step-%08zu", *step);
+    if (strncmp(name, prefix, (size_t)n) != 0) return false;
+    if (!unfinished) return name[n] == '\0';
+    const char *pid = strrchr(name, '-') + 1, *end = pid + strspn(pid, "0123456789");
+    return end > pid && (*end == '\0' || strcmp(end, ".old") == 0);
 }
 
-// The checkpoints in a folder, complete or not; all other entries belong to somebody else.
-static inline CheckpointList checkpoint_list(const char *out_dir) {
-    CheckpointList list = {0, NULL};
+// Lists the checkpoints in a folder, the one that was saved last at the end, or the unfinished ones: saves that go on
+// or were interrupted. All other entries belong to somebody else. Returns how many there are; free(*list).
+static inline size_t checkpoint_list(const char *out_dir, bool unfinished, CheckpointEntry **list) {
+    size_t count = 0;
     DIR *dir = opendir(out_dir);
-    if (!dir) return list;
-    size_t room = 0;
-    for (struct dirent *e; (e = readdir(dir)) != NULL;) {
-        CheckpointEntry x;
-        char file[sizeof x.name + 16];
-        if (!checkpoint_parse_name(e->d_name, &x)) continue;
+    *list = NULL;
+    for (struct dirent *e; dir && (e = readdir(dir)) != NULL;) {
+        CheckpointEntry x = {"", 0, 0, 0};
+        char file[PATH_MAX];
         struct stat info;
-        snprintf(file, sizeof file, "%s/trainer.json", x.name);
-        if (fstatat(dirfd(dir), file, &info, 0) == 0) x.saved = info.st_mtim;
-        if (list.count == room) {
-            room = room ? 2 * room : 16;
-            list.entries = (CheckpointEntry *)host_resize(list.entries, room, sizeof(CheckpointEntry));
+        TrainerState state;
+        Error ignored;
+        if (!checkpoint_parse_name(e->d_name, unfinished, &x.step) ||
+            !path_print(x.path, sizeof x.path, &ignored, "%s/%s", out_dir, e->d_name)) continue;
+        if (!unfinished) {
+            if (!path_print(file, sizeof file, &ignored, "%s/trainer.json", x.path) || stat(file, &info) != 0) continue;
+            x.save = trainer_state_read(file, &state, &ignored) ? state.save : SIZE_MAX;
+            x.written = info.st_mtime;
         }
-        list.entries[list.count++] = x;
+        *list = (CheckpointEntry *)host_resize(*list, count + 1, sizeof x);
+        (*list)[count++] = x;
     }
-    closedir(dir);
-    if (list.count) qsort(list.entries, list.count, sizeof(CheckpointEntry), checkpoint_compare);
-    return list;
+    if (dir) closedir(dir);
+    if (count) qsort(*list, count, sizeof(CheckpointEntry), checkpoint_compare);
+    return count;
+}
+
+// Returns the highest count of saves in the folder or, if that is higher, `least`. The next save counts one more.
+static inline size_t checkpoint_last_save(const char *out_dir, size_t least) {
+    CheckpointEntry *list;
+    for (size_t i = checkpoint_list(out_dir, false, &list); i-- > 0;)
+        if (list[i].save != SIZE_MAX && list[i].save > least) least = list[i].save;
+    free(list);
+    return least;
 }
 
 // Of the checkpoints up to `step` (the one just saved), removes all but the `keep` that were saved last; 0 keeps all.
-// Stays: those of later steps, of a run that this one went back behind, and those that hold more than a checkpoint.
+// Stays: those of later steps, of a run that this one went back behind, those that cannot be read or hold more.
 static inline void checkpoint_prune(const char *out_dir, size_t keep, size_t step) {
-    char path[PATH_MAX], tmp[PATH_MAX];
+    if (keep == 0) return;
+    char tmp[PATH_MAX];
     Error ignored;
-    CheckpointList list = checkpoint_list(out_dir);
-    size_t newer = 0;
-    for (size_t i = list.count; i-- > 0 && keep > 0;) {
-        const CheckpointEntry *x = &list.entries[i];
-        if (x->unfinished || !x->saved.tv_sec || x->step > step || ++newer <= keep) continue;
+    CheckpointEntry *list;
+    size_t kept = 1;
+    for (size_t i = checkpoint_list(out_dir, false, &list); i-- > 0;) {
+        const CheckpointEntry *x = &list[i];
+        if (x->save == SIZE_MAX || x->step >= step || ++kept <= keep) continue;
         // Renamed first: an interrupted removal must not leave half a checkpoint under a good name.
-        if (path_print(path, sizeof path, &ignored, "%s/%s", out_dir, x->name) && checkpoint_is_ours(path, x->step) &&
-            checkpoint_tmp_path(tmp, sizeof tmp, out_dir, x->step, &ignored) && rename(path, tmp) == 0) {
+        if (checkpoint_is_ours(x->path, x->step) &&
+            checkpoint_tmp_path(tmp, sizeof tmp, out_dir, x->step, &ignored) && rename(x->path, tmp) == 0) {
             checkpoint_remove(tmp);
         }
     }
-    free(list.entries);
+    free(list);
 }
 
-// What saves that were interrupted have left: a checkpoint that lacked but its name gets it, the others go.
+// Clears away what interrupted saves have left: a checkpoint that lacked only its name gets it, the others go.
 static inline void checkpoint_clean(const char *out_dir) {
-    char path[PATH_MAX], final_path[PATH_MAX];
+    char named[PATH_MAX];
     Error ignored;
-    CheckpointList list = checkpoint_list(out_dir);
-    for (size_t i = 0; i < list.count; i++) {
-        const CheckpointEntry *x = &list.entries[i];
-        if (!x->unfinished || !path_print(path, sizeof path, &ignored, "%s/%s", out_dir, x->name) ||
-            !path_print(final_path, sizeof final_path, &ignored, "%s/step-%08zu", out_dir, x->step)) continue;
-        bool lacks_name = checkpoint_is_ours(path, x->step) && access(final_path, F_OK) != 0;
-        if (lacks_name && rename(path, final_path) == 0) continue;
-        if (checkpoint_looks_ours(path)) checkpoint_remove(path);
-        else rmdir(path);  // interrupted before the first file, or somebody's
+    CheckpointEntry *list;
+    for (size_t i = checkpoint_list(out_dir, true, &list); i-- > 0;) {
+        const CheckpointEntry *x = &list[i];
+        if (!path_print(named, sizeof named, &ignored, "%s/step-%08zu", out_dir, x->step)) continue;
+        if (checkpoint_is_ours(x->path, x->step) && access(named, F_OK) != 0 && rename(x->path, named) == 0) continue;
+        if (checkpoint_looks_ours(x->path)) checkpoint_remove(x->path);
+        else rmdir(x->path);  // interrupted before the first file, or somebody's
     }
-    free(list.entries);
+    free(list);
 }
 
 // The check of --out before any work: makes the folder, proves that checkpoints can be written there, and on the first
@@ -126,35 +126,35 @@ static inline bool checkpoint_claim(const char *out_dir, bool first_rank, Error 
 // Compares a folder with its checksums; false with a sentence that says what is damaged.
 typedef bool (*CheckpointVerify)(void *context, const char *dir, Error *err);
 
-// Can training go on from this folder? False with a sentence that says what is wrong with it. verify may be NULL.
-static inline bool checkpoint_is_sound(const char *path, CheckpointVerify verify, void *context, Error *err) {
-    TrainerState state;
-    GPTConfig config;
-    return checkpoint_read_state(path, &state, err) && checkpoint_read_config(path, &config, err) &&
-           checkpoint_check(path, &config, true, state.bf16, err) && (!verify || verify(context, path, err));
-}
-
-// The checkpoint under out_dir that was saved last and is sound; path is empty where there is none at all. Says which
-// ones it passes over. False: all of them are damaged, or there is no right to read them.
+// Finds the checkpoint under out_dir that was saved last and is sound; verify may be NULL. path is empty where there is
+// none at all. Prints which ones it passes over. False: all are damaged, or there is no right to read them.
 static inline bool checkpoint_latest(const char *out_dir, CheckpointVerify verify, void *context, char *path,
                                      size_t size, Error *err) {
+    CheckpointEntry *list, *x = NULL;
+    TrainerState state;
+    GPTConfig config;
+    Error why;
+    bool ok = true, found = false;
     path[0] = '\0';
     if (access(out_dir, R_OK | X_OK) != 0 && errno != ENOENT) {
         return error_set(err, "cannot read %s: %s", out_dir, strerror(errno));
     }
-    CheckpointList list = checkpoint_list(out_dir);
-    bool ok = true, found = false;
-    Error why;
-    for (size_t i = list.count; i-- > 0 && !found;) {
-        const CheckpointEntry *x = &list.entries[i];
-        if (x->unfinished || !x->saved.tv_sec) continue;
-        found = path_print(path, size, &why, "%s/%s", out_dir, x->name) &&
-                checkpoint_is_sound(path, verify, context, &why);
-        if (!found) printf("note: the checkpoint %s is passed over: %s\n", x->name, why.text);
+    for (size_t i = checkpoint_list(out_dir, false, &list); i-- > 0 && !found;) {
+        x = &list[i];
+        found = checkpoint_read_state(x->path, &state, &why) && checkpoint_read_config(x->path, &config, &why) &&
+                checkpoint_check(x->path, &config, true, state.bf16, &why) &&
+                (!verify || verify(context, x->path, &why));
+        if (!found) printf("note: the checkpoint %s is passed over: %s\n", strrchr(x->path, '/') + 1, why.text);
         if (!found && ok) ok = error_set(err, "no checkpoint under %s is sound: %s", out_dir, why.text);
     }
-    if (!found) path[0] = '\0';
-    free(list.entries);
+    if (found) snprintf(path, size, "%s", x->path);
+    CheckpointEntry *newer = list;
+    while (found && newer < x && newer->written <= x->written) newer++;
+    if (found && newer < x) {
+        printf("note: by trainer.json %s was saved last and is taken, though the files of %s have a newer time "
+               "(--resume FOLDER takes another)\n", strrchr(x->path, '/') + 1, strrchr(newer->path, '/') + 1);
+    }
+    free(list);
     return ok || found;
 }
 

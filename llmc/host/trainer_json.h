@@ -19,6 +19,7 @@ typedef struct {
     size_t first_step;  // start of this run; not in the file
     bool bf16;
     char data[TRAINER_DATA_SIZE];  // the training data as dataloader_describe prints them, or "" if not known
+    size_t save;        // orders the checkpoints of a folder, whatever their steps: each save counts on; 0: not counted
     Options opt;        // of a state that was read: the options in TRAINER_KEYS, 0 elsewhere
 } TrainerState;
 
@@ -33,6 +34,7 @@ static const Field STATE_FIELDS[] = {
     STATE_FIELD("ramp-increment", FIELD_SIZE, opt.ramp.increment, JSON_MAX_WHOLE, NULL),
     STATE_FIELD("ramp-samples", FIELD_SIZE, opt.ramp.samples, JSON_MAX_WHOLE, NULL),
     STATE_FIELD("data", FIELD_CHARS, data, TRAINER_DATA_SIZE, "0123456789 x+"),
+    STATE_FIELD("save", FIELD_SIZE, save, 1e15, NULL),
 };
 #undef STATE_FIELD
 
@@ -70,6 +72,7 @@ static const TrainerKey TRAINER_KEYS[] = {
     {"lr_unit", KEY_FREE | KEY_LATER},
     {"dropout", KEY_FREE | KEY_LATER},
     {"data", KEY_LATER},  // compared by progress_data, when the data are open
+    {"save", KEY_LATER},
 };
 enum { TRAINER_KEY_COUNT = sizeof TRAINER_KEYS / sizeof TRAINER_KEYS[0] };
 

@@ -88,6 +88,8 @@ static inline void trainer_write(Trainer *m, char *path, size_t size) {
 static inline void trainer_save(Trainer *m) {
     char path[PATH_MAX];
     bool before = job_open_memory(true);
+    if (m->job.rank == 0 && !m->saved_step) m->progress.save = checkpoint_last_save(m->opt.out, m->progress.save);
+    m->progress.save++;
     trainer_write(m, path, sizeof path);
     job_open_memory(before);
     m->saved_step = m->progress.step;
