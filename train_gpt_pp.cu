@@ -516,7 +516,7 @@ static void shard(GPT *m) {
 static void connect(GPT *m) {
     ncclComm_t links[4];
     job_connect(&m->job);
-    m->tensor = job_split_grid(&m->job, &m->grid, 't', "tensor");
+    m->tensor = job_split_grid(&m->job, &m->grid, 't', "tensor", true);
     job_connect_links(&m->job, &m->grid, m->plan.chunks, links, m->proj, m->stream);
     for (int i = 0; i < 4; i++) {
         LinkEnd *end = i < 2 ? &m->receive[i] : &m->send[i - 2];

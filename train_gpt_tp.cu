@@ -379,7 +379,7 @@ static void shard(GPT *m) {
 
 static void connect(GPT *m) {
     job_connect(&m->job);
-    m->tensor = job_split_grid(&m->job, &m->grid, 't', "tensor");
+    m->tensor = job_split_grid(&m->job, &m->grid, 't', "tensor", true);
     m->comm = stream_create(m, true);
     event_create(&m->computed), event_create(&m->reduced_ready), event_create(&m->gathered_ready);
     trainer_warm_up(m);

@@ -1,11 +1,9 @@
-// grid.h: where a rank stands in the (tensor, data, pipeline) grid, and which ranks form its groups.
+// grid.h: the (tensor, data, pipeline) grid of ranks: the coordinates of a rank and its groups.
 //
-// A rank number is a mixed-radix number whose digits are the three coordinates. By default tensor is the
-// fastest digit: tensor ranks talk most, so they should be neighbours (one node, NVLink), and pipeline ranks
-// talk least.
+// A rank number is a mixed-radix number whose digits are the three coordinates. By default tensor is the fastest digit.
+// Tensor ranks communicate most, so they should be neighbours (one node, NVLink); pipeline ranks communicate least.
 //
-// defines: Grid, grid_make, grid_rank_at, grid_color, grid_key, grid_print,
-//          stage_first_layer, stage_layer_count
+// defines: Grid, grid_make, grid_rank_at, grid_place, grid_group, grid_print, stage_first_layer, stage_layer_count
 #ifndef LLMC_GRID_H
 #define LLMC_GRID_H
 
@@ -23,7 +21,7 @@ typedef struct {
 
 static inline size_t grid_size(const Grid *g, char axis) { return axis == 't' ? g->t : axis == 'd' ? g->d : g->p; }
 
-// World rank of the coordinates (t, d, p), each below its size.
+// Returns the world rank of the coordinates (t, d, p), each below its size.
 static inline int grid_rank_at(const Grid *g, size_t t, size_t d, size_t p) {
     size_t rank = 0;
     for (int i = 2; i >= 0; i--) {
@@ -33,6 +31,7 @@ static inline int grid_rank_at(const Grid *g, size_t t, size_t d, size_t p) {
     return (int)rank;  // NCCL and MPI count ranks in int
 }
 
+// Makes `rank` the one whose coordinates g has.
 static inline void grid_place(Grid *g, size_t rank) {
     g->rank = rank;
     for (int i = 0; i < 3; i++) {
@@ -45,8 +44,8 @@ static inline void grid_place(Grid *g, size_t rank) {
     }
 }
 
-// Places `rank` of `world` ranks in a grid of t x d x p. `order` names the digits from fastest to slowest. What does
-// not fit is refused with a sentence that says what to change.
+// Places `rank` of `world` ranks in a grid of t x d x p. `order` names the digits from fastest to slowest. False, with a
+// sentence that says what to change, if the sizes do not fit.
 static inline bool grid_make(Grid *g, size_t world, size_t rank, size_t t, size_t d, size_t p, const char *order,
                              Error *err) {
     memset(g, 0, sizeof *g);
@@ -70,30 +69,27 @@ static inline bool grid_make(Grid *g, size_t world, size_t rank, size_t t, size_
     return true;
 }
 
-// The groups that communicate, for ncclCommSplit(world, grid_color(g, group), grid_key(g, group), ...):
+// Fills ranks[] with the world ranks of one of this rank's groups, in their order there, and returns their number.
 //   't' tensor, 'd' data, 'p' pipeline: the ranks that differ in that coordinate only;
-//   'e' embedding: first and last stage, which both hold the tied embedding; -1, no group, between them.
-// Two ranks are in the same group exactly if they have the same colour.
-static inline int grid_color(const Grid *g, char group) {
-    size_t color = group == 't' ? g->d_rank + g->d * g->p_rank
-                 : group == 'd' ? g->t_rank + g->t * g->p_rank
-                                : g->t_rank + g->t * g->d_rank;
-    return group == 'e' && g->p_rank != 0 && g->p_rank != g->p - 1 ? -1 : (int)color;
+//   'e' embedding: first and last stage, which both hold the tied embedding. Other stages are in none: returns 0.
+static inline size_t grid_group(const Grid *g, char group, int *ranks) {
+    bool ends = group == 'e';
+    size_t count = ends ? 1 + (g->p > 1) : grid_size(g, group);
+    if (ends && g->p_rank != 0 && g->p_rank != g->p - 1) return 0;
+    for (size_t i = 0; i < count; i++)
+        ranks[i] = grid_rank_at(g, group == 't' ? i : g->t_rank, group == 'd' ? i : g->d_rank,
+                                ends ? i * (g->p - 1) : group == 'p' ? i : g->p_rank);
+    return count;
 }
 
-// This rank's number within its group.
-static inline int grid_key(const Grid *g, char group) {
-    return (int)(group == 't' ? g->t_rank : group == 'd' ? g->d_rank : group == 'p' ? g->p_rank : g->p_rank != 0);
-}
+enum { GRID_ROWS = 64 };  // most rows of grid_print
 
-static inline void grid_print_sizes(FILE *file, const Grid *g) {
+// Prints the sizes, and unless there are too many a row per pipeline stage and data rank, with the world ranks of its
+// tensor group. One rank calls it.
+static inline void grid_print(FILE *file, const Grid *g) {
     fprintf(file, "%zu rank%s = %zu tensor x %zu data x %zu pipeline, fastest to slowest %s\n", g->world,
             g->world == 1 ? "" : "s", g->t, g->d, g->p, g->order);
-}
-
-// A row per pipeline stage and data rank, with the world ranks of its tensor group. One rank prints.
-static inline void grid_print(FILE *file, const Grid *g) {
-    grid_print_sizes(file, g);
+    if (g->p * g->d > GRID_ROWS) return;
     fprintf(file, "stage  data  tensor ranks\n");
     for (size_t p = 0; p < g->p; p++) {
         for (size_t d = 0; d < g->d; d++) {
@@ -104,8 +100,8 @@ static inline void grid_print(FILE *file, const Grid *g) {
     }
 }
 
-// Layers are dealt to the chunks (stages, or virtual stages) in runs; the first L % chunks chunks get one
-// more, so that every layer is in exactly one chunk whatever divides what.
+// Chunks (stages, or virtual stages) have consecutive layers. The first L % chunks of them have one layer more, so that
+// every layer is in exactly one chunk.
 static inline size_t stage_layer_count(size_t L, size_t chunks, size_t chunk) {
     return L / chunks + (chunk < L % chunks ? 1 : 0);
 }

@@ -45,7 +45,6 @@
 #include "llmc/trainer/job.cuh"
 #include "llmc/trainer/state.cuh"
 #include "llmc/trainer/timeline.cuh"
-#include "llmc/trainer/virtual_time.cuh"
 
 // The tracks of a rank in the timeline. A link's track is that of its direction plus 2 * StepKind.
 enum { TRACK_COMPUTE, TRACK_TENSOR, TRACK_RECEIVE, TRACK_SEND, TRACK_DATA = 6, TRACK_COUNT };
@@ -55,9 +54,10 @@ enum { TOTALS_EXTRA = 2 };  // what travels with the squared norms: the loss, an
 // How a run ends early; see stop.cuh.
 typedef struct {
     MPI_Comm comm;                   // of all ranks, for this alone
-    bool known, agreed;              // this rank knows that the run is to stop and has said `mine`; all have
-    unsigned long long contributed;  // the last step in whose sum this rank takes part
-    unsigned long long mine, last;   // the same when it was asked; the least of all ranks: the last step
+    bool listens;                    // signals are caught
+    bool known, agreed;              // this rank has voted; all ranks have
+    unsigned long long contributed;  // the last step to whose sum this rank contributes
+    unsigned long long mine, last;   // this rank's vote; the least vote: the last step
     MPI_Request request;
     char nothing;
 } Stop;
@@ -112,7 +112,6 @@ struct Trainer {
     Stop ending;
     Log log;
     struct cudaDeviceProp device;
-    VirtualStep virtual_step;      // of --virtual-time and --simulate: where the last step's time went
 };
 
 // A span of the timeline: work that is queued on `stream` while it is in scope. micro -1: of no micro-batch.
@@ -144,7 +143,7 @@ static inline void trainer_leave(Trainer *m);
 static inline void trainer_give_up(Trainer *m);
 
 #include "llmc/trainer/stop.cuh"
-#include "llmc/trainer/virtual_report.cuh"
+#include "llmc/trainer/virtual_time.cuh"
 #include "llmc/trainer/dropout.cuh"
 #include "llmc/trainer/start.cuh"
 #include "llmc/trainer/step.cuh"

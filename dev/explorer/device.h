@@ -87,12 +87,6 @@ static inline cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
     return cudaSuccess;
 }
 
-static inline bool cpu_simulates() { return false; }
-static inline int cpu_process_of(int) { return 0; }
-DOES_NOTHING(void, cpu_name_members, )
-static struct { struct { double reserve; } cluster; } cpu_no_clock;
-static inline const decltype(cpu_no_clock) &cpu_clock() { return cpu_no_clock; }
-
 // The kernels' own headers that are left out: nothing of them decides how much memory a rank has.
 #define LLMC_ATTENTION_CUH
 #define LLMC_CLASSIFIER_CUH
@@ -151,19 +145,19 @@ static inline bool queue_open_memory(bool open) { return open; }
 
 enum { GROUP_WORLD, GROUP_TENSOR, GROUP_DATA, GROUP_PIPELINE, GROUP_EMBEDDING, GROUP_COUNT };
 struct ncclComm {
-    int group, rank, size, link;  // link: of llmc/pipeline.h
+    int group, rank, size, to;  // to: of a link, the rank that receives
 };
 
 // Equal calls of this rank since ncclMpiResetCounters. Calls with other counts are listed apart: the bytes that
 // a rank sends for an all-reduce depend on the remainder when its count is divided.
 typedef struct {
-    int group, link, op, calls;
+    int group, to, op, calls;
     size_t count, width;
 } Traffic;
 enum { TRAFFIC_MOST = 256 };
 static Traffic traffic[TRAFFIC_MOST];
 static int traffic_count;
-static int group_sizes[GROUP_COUNT], link_count;
+static int group_sizes[GROUP_COUNT], described_to;  // to: of the next communicator, its last rank
 
 // From here on this process is rank `rank` of t x d x p.
 static inline void ranks_are(int rank, int t, int d, int p) {
@@ -171,7 +165,6 @@ static inline void ranks_are(int rank, int t, int d, int p) {
     memcpy(group_sizes, sizes, sizeof sizes);
     ranks_rank = rank;
     ranks_size = t * d * p;
-    link_count = 2 * p;
     traffic_count = 0;
 }
 
@@ -179,13 +172,13 @@ static inline ncclResult_t traffic_add(ncclComm_t comm, int op, size_t count, in
     size_t width = nccl_mpi_type_bytes(type);
     for (int i = 0; i < traffic_count; i++) {
         Traffic *t = &traffic[i];
-        if (t->group != comm->group || t->link != comm->link || t->op != op) continue;
+        if (t->group != comm->group || t->to != comm->to || t->op != op) continue;
         if (t->count != count || t->width != width) continue;
         t->calls++;
         return ncclSuccess;
     }
     if (traffic_count == TRAFFIC_MOST) return ncclInternalError;
-    traffic[traffic_count++] = {comm->group, comm->link, op, 1, count, width};
+    traffic[traffic_count++] = {comm->group, comm->to, op, 1, count, width};
     return ncclSuccess;
 }
 
@@ -213,21 +206,24 @@ static inline ncclResult_t ncclRecv(void *, size_t count, ncclDataType_t type, i
     return traffic_add(comm, NCCL_MPI_RECV, count, type);
 }
 
-static inline ncclComm_t communicator(int group, int rank, int link) {
+static inline ncclComm_t communicator(int group, int rank, int to) {
     ncclComm_t comm = (ncclComm_t)calloc(1, sizeof *comm);
-    *comm = {group, rank, group_sizes[group], link};
+    *comm = {group, rank, group_sizes[group], to};
     return comm;
 }
 static inline ncclResult_t ncclCommInitRank(ncclComm_t *comm, int, ncclUniqueId, int rank) {
     return *comm = communicator(GROUP_WORLD, rank, 0), ncclSuccess;
 }
-// The trainers' keys are numbers within the group; the colour of a link ends with its number.
+static inline void ncclMpiDescribe(const int *ranks, int count, int, bool) {
+    described_to = count > 0 ? ranks[count - 1] : 0;
+}
+// The trainers' keys are numbers within the group.
 static inline ncclResult_t ncclCommSplit(ncclComm_t, int color, int key, ncclComm_t *comm, ncclConfig_t *config) {
     static const char *const names[GROUP_COUNT] = {"world", "tensor", "data", "pipeline", "embedding"};
     *comm = NULL;
     for (int group = 1; group < GROUP_COUNT && color >= 0; group++) {
         if (strcmp(config->commName, names[group]) != 0) continue;
-        *comm = communicator(group, key, group == GROUP_PIPELINE ? color % link_count : 0);
+        *comm = communicator(group, key, group == GROUP_PIPELINE ? described_to : 0);
     }
     return color < 0 || *comm ? ncclSuccess : ncclInvalidArgument;
 }
@@ -235,7 +231,6 @@ static inline ncclResult_t ncclCommCount(ncclComm_t comm, int *count) { return *
 static inline ncclResult_t ncclCommUserRank(ncclComm_t comm, int *rank) { return *rank = comm->rank, ncclSuccess; }
 static inline void ncclMpiResetCounters(ncclComm_t) { traffic_count = 0; }
 static inline const char *ncclGetErrorString(ncclResult_t) { return "more kinds of calls than this page can count"; }
-DOES_NOTHING(void, ncclMpiMembers, )
 DOES_NOTHING(ncclResult_t, ncclGetUniqueId, ncclSuccess)
 DOES_NOTHING(ncclResult_t, ncclCommDestroy, ncclSuccess)
 DOES_NOTHING(ncclResult_t, ncclCommGetAsyncError, ncclSuccess)

@@ -24,7 +24,6 @@
 #define LLMC_TOKENIZER_H
 #define LLMC_TRACE_H
 #define LLMC_TRAINER_JSON_H
-#define LLMC_VIRTUAL_REPORT_CUH
 #define LLMC_VIRTUAL_TIME_CUH
 
 // Kernels do nothing.
@@ -128,7 +127,7 @@ typedef struct {
 // A run without signals and without work between its steps.
 typedef struct {
     int none;
-} Validation, VirtualStep;
+} Validation;
 typedef struct {
     size_t T;
 } Sample;

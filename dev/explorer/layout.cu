@@ -67,9 +67,9 @@ static int receiver(const Grid *g, const Traffic *call) {
     if (call->group == GROUP_TENSOR) return grid_rank_at(g, (g->t_rank + 1) % g->t, g->d_rank, g->p_rank);
     if (call->group == GROUP_DATA) return grid_rank_at(g, g->t_rank, (g->d_rank + 1) % g->d, g->p_rank);
     if (call->group == GROUP_EMBEDDING) return grid_rank_at(g, g->t_rank, g->d_rank, g->p_rank ? 0 : g->p - 1);
-    int from, to;
-    pipeline_link_ends((int)g->p, plan.chunks, call->link, &from, &to);
-    return grid_rank_at(g, g->t_rank, g->d_rank, (size_t)to);
+    Grid to = *g;
+    grid_place(&to, (size_t)call->to);
+    return grid_rank_at(g, g->t_rank, g->d_rank, to.p_rank);
 }
 
 // Adds the bytes that one rank sends in a step.

@@ -223,7 +223,7 @@ static inline double step_end(StepMachine *x) {
     }
     if (r->p > 1) {
         Placement ends = placement_stride(c, 0, step_stride(r, 'p') * (r->p - 1), 2, r->ranks);
-        ends = placement_of_ends(ends, r->t * r->d);
+        ends = placement_among(ends, r->t * r->d);
         tied = cost_collective(c, COLLECTIVE_ALL_REDUCE,
                                c->gradient_bytes * (double)(r->vocabulary * r->C) / (double)r->t, ends);
         double both = fmax(x->free_at[0], x->free_at[r->p - 1]) + tied;

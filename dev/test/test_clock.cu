@@ -228,7 +228,9 @@ static void test_communication() {
     MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, MPI_COMM_WORLD);
     must(ncclCommInitRank(&world, world_size, id, world_rank));
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.commName = "tensor";
+    config.commName = "pair";
+    int ours[2] = {world_rank / 2 * 2, world_rank / 2 * 2 + 1};
+    ncclMpiDescribe(ours, 2, 0, true);
     must(ncclCommSplit(world, world_rank / 2, world_rank, &pair, &config));
     // First uses, which connect.
     for (size_t count : {(size_t)4, n}) {
@@ -311,8 +313,10 @@ static void test_communication() {
         cpu_clock().cluster.island_latency = 0;
         // First and last stage, of one rank each: nobody else wants the only NIC of the node.
         ncclComm_t ends;
-        cpu_clock().cluster.nics_per_node = 1, cpu_clock().stage_ranks = 1;
-        config.commName = "embedding";
+        cpu_clock().cluster.nics_per_node = 1;
+        int both[2] = {0, world_size - 1};
+        config.commName = "ends";
+        ncclMpiDescribe(both, 2, 1, false);
         bool end = rank == 0 || rank == size - 1;
         must(ncclCommSplit(world, end ? 0 : NCCL_SPLIT_NOCOLOR, world_rank, &ends, &config));
         for (int turn = 0; turn < 2; turn++) {  // the first connects
@@ -322,7 +326,7 @@ static void test_communication() {
         }
         check_all(!end || at(0) == 1000 + 10000 + 4000, "one group across nodes has all of a NIC");
         if (end) must(ncclCommDestroy(ends));
-        cpu_clock().cluster.nics_per_node = 2, cpu_clock().stage_ranks = 0;
+        cpu_clock().cluster.nics_per_node = 2;
     }
     // Beside an all-reduce of the pair, of 3 + 120 us, a kernel of 60 us becomes half as long again: 30 us more.
     cudaEvent_t go = event(), done = event();

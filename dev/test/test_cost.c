@@ -224,11 +224,11 @@ static void test_placement(Check *c) {
     size_t odd[] = {6, 7, 8, 9, 10, 24};
     check(c, placed(placement_ranks(&x, odd, 6, 64), 6, 3, 3, 2), "any list of ranks");
     Placement ends = placement_stride(&x, 0, 30, 2, 32);
-    check(c, placed(placement_of_ends(ends, 2), 2, 2, 1, 2) && placed(placement_of_ends(ends, 16), 2, 2, 1, 8),
+    check(c, placed(placement_among(ends, 2), 2, 2, 1, 2) && placed(placement_among(ends, 16), 2, 2, 1, 8),
           "first and last stages of 2 ranks are 2 groups, not as many as a node has ranks");
     x.gpus_per_island = 16;
     ends = placement_stride(&x, 0, 30, 2, 32);
-    check(c, ends.crossing == 16 && placement_of_ends(ends, 2).crossing == 2, "nor as many as there are pairs");
+    check(c, ends.crossing == 16 && placement_among(ends, 2).crossing == 2, "nor as many as there are pairs");
 }
 
 static void test_collectives(Check *c) {

@@ -23,29 +23,29 @@ static bool coordinates_are_a_bijection(size_t t, size_t d, size_t p, const char
     return true;
 }
 
-// The ranks of a colour are as many as the group's axis is long, with keys 0, 1, ..., and differ in the group's own
-// coordinates only.
+// A group has as many ranks as its axis is long, each once and in ascending order of its coordinate. They differ in the
+// group's own coordinates only, and all of them have the same group.
 static bool groups_are_right(size_t t, size_t d, size_t p, const char *order, char group) {
     size_t world = t * d * p, size = group == 't' ? t : group == 'd' ? d : group == 'p' || p == 1 ? p : 2;
     for (size_t rank = 0; rank < world; rank++) {
         Grid g = at(world, rank, t, d, p, order);
-        int color = grid_color(&g, group);
-        size_t members = 0;
-        if (color < 0) {
-            if (group != 'e' || g.p_rank == 0 || g.p_rank == p - 1) return false;
-            continue;
-        }
-        unsigned long long keys = 0;
-        for (size_t other = 0; other < world; other++) {
-            Grid h = at(world, other, t, d, p, order);
-            if (grid_color(&h, group) != color) continue;
-            members++;
-            keys |= 1ull << grid_key(&h, group);
+        int ranks[64], theirs[64];
+        size_t count = grid_group(&g, group, ranks), found = 0, before = 0;
+        if (count == 0 && (group != 'e' || g.p_rank == 0 || g.p_rank == p - 1)) return false;
+        if (count == 0) continue;
+        if (count != size) return false;
+        for (size_t i = 0; i < count; i++) {
+            Grid h = at(world, (size_t)ranks[i], t, d, p, order);
+            size_t key = group == 't' ? h.t_rank : group == 'd' ? h.d_rank : h.p_rank;
+            found += (size_t)ranks[i] == rank;
+            if (i > 0 && key <= before) return false;
+            before = key;
+            if (grid_group(&h, group, theirs) != count || memcmp(ranks, theirs, count * sizeof *ranks) != 0) return false;
             if (h.t_rank != g.t_rank && group != 't') return false;
             if (h.d_rank != g.d_rank && group != 'd') return false;
             if (h.p_rank != g.p_rank && group != 'p' && group != 'e') return false;
         }
-        if (members != size || keys != (1ull << members) - 1) return false;
+        if (found != 1) return false;
     }
     return true;
 }

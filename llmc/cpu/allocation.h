@@ -165,7 +165,7 @@ static inline bool cpu_release(void *p) {
 // of the cluster's device. Available is the rest of both.
 static inline void cpu_memory_info(size_t *available, size_t *total) {
     if (cpu_simulates()) {
-        *total = (size_t)cpu_clock().cluster.memory;
+        *total = (size_t)(cpu_clock().cluster.memory - cpu_clock().cluster.reserve);
         *available = *total > cpu_memory().device_bytes ? *total - cpu_memory().device_bytes : 0;
         return;
     }

@@ -46,8 +46,8 @@ struct CpuClock {
     bool on;
     bool simulates;           // kernels are not run, and device memory is not touched
     Cluster cluster;
-    size_t stage_ranks;       // tensor x data ranks of a pipeline stage
-    size_t shift;             // of a simulation: its ranks sit where those with numbers so much higher do
+    size_t shift;             // of a simulation: its ranks have the places of ranks with numbers so much higher
+    double step_ms, step[TIME_PARTS];  // of the last step, in ms
     uint64_t host;            // ns
     unsigned epoch;           // counts cpu_clock_zero: times of earlier epochs are 0
     double stated;            // seconds of the next launch

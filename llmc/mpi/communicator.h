@@ -256,9 +256,12 @@ inline ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId 
     return ncclSuccess;
 }
 
-// Beyond NCCL: names the ranks of this rank's part of the next split, in the order of their keys. Only a simulation,
-// where most ranks do not exist, has to be told.
-inline void ncclMpiMembers(const int *ranks, int count) { nccl_mpi::name_members(ranks, count); }
+// Beyond NCCL: describes this rank's group in the next split, for the virtual clock: the ranks of the job in it, in the
+// order of their keys; how many such groups the split makes, 0 if unknown; and whether compute waits for each of its
+// collectives. A simulation, where most ranks do not exist, needs it.
+inline void ncclMpiDescribe(const int *ranks, int count, int groups, bool waited) {
+    nccl_mpi::describe_group(ranks, count, groups, waited);
+}
 
 // Splits comm: the ranks with one colour form a communicator, ordered by key, then by rank. All ranks of comm call it,
 // with nothing of comm in flight. NCCL_SPLIT_NOCOLOR gives NULL. config->commName names it in reports.

@@ -1,6 +1,5 @@
-// mpi.h: stands before the real mpi.h. In a simulation (llmc/cpu/simulate.h) there is no MPI: what the trainers call of
-// it is done among the simulated processes, of which each stands for the ranks that do the same. Otherwise, and on a
-// GPU, the calls go to the real one.
+// mpi.h: stands before the real mpi.h. A simulation (llmc/cpu/simulate.h) has no MPI: the calls that the trainers make
+// are done among the simulated processes. Otherwise, and on a GPU, the calls go to the real MPI.
 #ifndef LLMC_MPI_MPI_H
 #define LLMC_MPI_MPI_H
 
@@ -15,106 +14,77 @@
 #ifndef __CUDACC__
 #include "llmc/cpu/simulate.h"
 
-static inline bool simulated_world(MPI_Comm comm) { return comm == MPI_COMM_WORLD; }
-
 static inline size_t simulated_bytes(int count, MPI_Datatype type) {
     size_t width = type == MPI_INT ? sizeof(int) : type == MPI_BYTE || type == MPI_CHAR ? 1 : sizeof(double);
     return (size_t)count * width;
 }
 
-static inline int simulated_init(int *argc, char ***argv, int wanted, int *provided) {
-    if (!cpu_simulates()) return MPI_Init_thread(argc, argv, wanted, provided);
-    *provided = wanted;
-    return MPI_SUCCESS;
-}
-static inline int simulated_finalize() { return cpu_simulates() ? MPI_SUCCESS : MPI_Finalize(); }
-
-// Other communicators than the world are of one rank: each device is a node of its own.
+// Other communicators than the world have one rank: each device is a node of its own.
 static inline int simulated_rank(MPI_Comm comm, int *rank) {
-    if (!cpu_simulates()) return MPI_Comm_rank(comm, rank);
-    *rank = simulated_world(comm) ? cpu_simulation().rank : 0;
-    return MPI_SUCCESS;
+    return *rank = comm == MPI_COMM_WORLD ? cpu_simulation().rank : 0, MPI_SUCCESS;
 }
 static inline int simulated_size(MPI_Comm comm, int *size) {
-    if (!cpu_simulates()) return MPI_Comm_size(comm, size);
-    *size = simulated_world(comm) ? cpu_simulation().size : 1;
-    return MPI_SUCCESS;
+    return *size = comm == MPI_COMM_WORLD ? cpu_simulation().size : 1, MPI_SUCCESS;
 }
-static inline int simulated_split_type(MPI_Comm comm, int type, int key, MPI_Info info, MPI_Comm *made) {
-    if (!cpu_simulates()) return MPI_Comm_split_type(comm, type, key, info, made);
-    *made = MPI_COMM_SELF;
-    return MPI_SUCCESS;
-}
-static inline int simulated_free(MPI_Comm *comm) {
-    if (!cpu_simulates()) return MPI_Comm_free(comm);
-    *comm = MPI_COMM_NULL;
-    return MPI_SUCCESS;
-}
-static inline int simulated_allgather(const void *from, int count, MPI_Datatype type, void *to, int counts,
-                                      MPI_Datatype types, MPI_Comm comm) {
-    if (!cpu_simulates()) return MPI_Allgather(from, count, type, to, counts, types, comm);
-    memcpy(to, from, simulated_bytes(count, type));  // of one rank
+
+// Reduces one int to its minimum, the only reduction of a simulation.
+static inline int simulated_least(const void *from, void *to) {
+    std::vector<char> all = cpu_exchange(from == MPI_IN_PLACE ? to : from, sizeof(int));
+    const int *values = (const int *)all.data();
+    *(int *)to = *std::min_element(values, values + cpu_simulation().stages);
     return MPI_SUCCESS;
 }
 
-// The minimum of one int, to which process 0 comes by asking all: the one reduction of a simulation.
-static inline int simulated_allreduce(const void *from, void *to, int count, MPI_Datatype type, MPI_Op op,
-                                      MPI_Comm comm) {
-    if (!cpu_simulates()) return MPI_Allreduce(from, to, count, type, op, comm);
+static inline int simulated_bcast(void *data, size_t bytes, int root) {
+    std::vector<char> all = cpu_exchange(data, bytes);
+    memcpy(data, &all[(size_t)cpu_process_of(root) * bytes], bytes);
+    return MPI_SUCCESS;
+}
+
+// Gathers on rank 0. Ranks without a process give zeros.
+static inline int simulated_gather(const void *from, size_t bytes, void *to) {
     const CpuSimulation &s = cpu_simulation();
-    int least, theirs;
-    memcpy(&least, from == MPI_IN_PLACE ? to : from, sizeof least);
-    if (s.stage != 0) {
-        cpu_socket_write(s.sockets[0], &least, sizeof least);
-        cpu_socket_read(s.sockets[0], &least, sizeof least);
-    }
-    for (int i = 1; s.stage == 0 && i < s.stages; i++) {
-        cpu_socket_read(cpu_socket_to(i), &theirs, sizeof theirs);
-        least = std::min(least, theirs);
-    }
-    for (int i = 1; s.stage == 0 && i < s.stages; i++) cpu_socket_write(cpu_socket_to(i), &least, sizeof least);
-    *(int *)to = least;
+    std::vector<char> all = cpu_exchange(from, bytes);
+    if (s.rank != 0) return MPI_SUCCESS;
+    memset(to, 0, (size_t)s.size * bytes);
+    for (size_t i = 0; i < s.ranks.size(); i++) memcpy((char *)to + (size_t)s.ranks[i] * bytes, &all[i * bytes], bytes);
     return MPI_SUCCESS;
 }
 
-// From a rank that is simulated to all that are, by way of process 0.
-static inline int simulated_bcast(void *data, int count, MPI_Datatype type, int root, MPI_Comm comm) {
-    if (!cpu_simulates()) return MPI_Bcast(data, count, type, root, comm);
-    const CpuSimulation &s = cpu_simulation();
-    size_t bytes = simulated_bytes(count, type);
-    int from = cpu_process_of(root);
-    if (s.stage == from && from != 0) cpu_socket_write(s.sockets[0], data, bytes);
-    if (s.stage == 0 && from != 0) cpu_socket_read(cpu_socket_to(from), data, bytes);
-    for (int i = 1; s.stage == 0 && i < s.stages; i++)
-        if (i != from) cpu_socket_write(cpu_socket_to(i), data, bytes);
-    if (s.stage != 0 && s.stage != from) cpu_socket_read(s.sockets[0], data, bytes);
-    return MPI_SUCCESS;
+// To or from rank 0.
+static inline int simulated_send(const void *data, size_t bytes, int rank) {
+    return cpu_socket_write(cpu_process_of(rank), data, bytes), MPI_SUCCESS;
+}
+static inline int simulated_receive(void *data, size_t bytes, int rank) {
+    return cpu_socket_read(cpu_process_of(rank), data, bytes), MPI_SUCCESS;
 }
 
-// To and from rank 0.
-static inline int simulated_send(const void *data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm) {
-    if (!cpu_simulates()) return MPI_Send(data, count, type, to, tag, comm);
-    cpu_socket_write(cpu_socket_to(cpu_process_of(to)), data, simulated_bytes(count, type));
-    return MPI_SUCCESS;
-}
-static inline int simulated_receive(void *data, int count, MPI_Datatype type, int from, int tag, MPI_Comm comm,
-                                    MPI_Status *status) {
-    if (!cpu_simulates()) return MPI_Recv(data, count, type, from, tag, comm, status);
-    cpu_socket_read(cpu_socket_to(cpu_process_of(from)), data, simulated_bytes(count, type));
-    return MPI_SUCCESS;
-}
-
-#define MPI_Init_thread simulated_init
-#define MPI_Finalize simulated_finalize
-#define MPI_Comm_rank simulated_rank
-#define MPI_Comm_size simulated_size
-#define MPI_Comm_split_type simulated_split_type
-#define MPI_Comm_free simulated_free
-#define MPI_Allgather simulated_allgather
-#define MPI_Allreduce simulated_allreduce
-#define MPI_Bcast simulated_bcast
-#define MPI_Send simulated_send
-#define MPI_Recv simulated_receive
+// A macro's own name within it is not expanded again: it is the real call.
+#define MPI_Init_thread(argc, argv, wanted, provided) \
+    (cpu_simulates() ? (*(provided) = (wanted), MPI_SUCCESS) : MPI_Init_thread(argc, argv, wanted, provided))
+#define MPI_Finalize() (cpu_simulates() ? MPI_SUCCESS : MPI_Finalize())
+#define MPI_Comm_rank(comm, rank) (cpu_simulates() ? simulated_rank(comm, rank) : MPI_Comm_rank(comm, rank))
+#define MPI_Comm_size(comm, size) (cpu_simulates() ? simulated_size(comm, size) : MPI_Comm_size(comm, size))
+#define MPI_Comm_split_type(comm, type, key, info, made) \
+    (cpu_simulates() ? (*(made) = MPI_COMM_SELF, MPI_SUCCESS) : MPI_Comm_split_type(comm, type, key, info, made))
+#define MPI_Comm_free(comm) (cpu_simulates() ? MPI_SUCCESS : MPI_Comm_free(comm))
+#define MPI_Allgather(from, count, type, to, counts, types, comm)                                     \
+    (cpu_simulates() ? (memcpy(to, from, simulated_bytes(count, type)), MPI_SUCCESS) /* of one rank */ \
+                     : MPI_Allgather(from, count, type, to, counts, types, comm))
+#define MPI_Allreduce(from, to, count, type, op, comm) \
+    (cpu_simulates() ? simulated_least(from, to) : MPI_Allreduce(from, to, count, type, op, comm))
+#define MPI_Bcast(data, count, type, root, comm)                                     \
+    (cpu_simulates() ? simulated_bcast(data, simulated_bytes(count, type), root) \
+                     : MPI_Bcast(data, count, type, root, comm))
+#define MPI_Gather(from, count, type, to, counts, types, root, comm)                     \
+    (cpu_simulates() ? simulated_gather(from, simulated_bytes(count, type), to)        \
+                     : MPI_Gather(from, count, type, to, counts, types, root, comm))
+#define MPI_Send(data, count, type, to, tag, comm)                                   \
+    (cpu_simulates() ? simulated_send(data, simulated_bytes(count, type), to) \
+                     : MPI_Send(data, count, type, to, tag, comm))
+#define MPI_Recv(data, count, type, from, tag, comm, status)                              \
+    (cpu_simulates() ? simulated_receive(data, simulated_bytes(count, type), from) \
+                     : MPI_Recv(data, count, type, from, tag, comm, status))
 #endif
 
 #endif

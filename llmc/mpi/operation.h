@@ -24,7 +24,6 @@ struct CommClock {
     std::vector<size_t> ranks;   // [size] ranks of the job
     Placement place;
     size_t world;
-    TimePart part;
     uint64_t now;                // ns: end of its last group
     unsigned epoch;
     std::vector<int> processes;  // of a simulation that are ranks of it, and their meeting place

@@ -1,13 +1,13 @@
 // timing.h: communication on the virtual clock of the stand-ins (llmc/cpu/clock.h).
 //
-// A group of operations begins when all ranks of it are ready: each has come to it on its streams, and the communicator
-// is done with the group before. A message needs both ranks, as NCCL's sends wait for their receives; a broadcast is
-// ready when its root and the receiver are. Ranks tell each other when they were ready in the headers of the messages
-// that they exchange anyway; the receiver of a message tells its sender by a message of its own. It ends when its cost
-// is over (llmc/sim/cost.h), by the bytes and by where the communicator's ranks sit.
+// A group of operations begins when all of its ranks are ready: each has come to it on its streams, and the communicator
+// has finished the group before. A message needs both ranks, as NCCL's sends wait for their receives; a broadcast needs
+// its root and the receiver. Ranks tell each other when they were ready in the headers of their messages; the receiver
+// of a message tells its sender in a message of its own. A group ends when its cost is over (llmc/sim/cost.h), which
+// follows from its bytes and from the places of the communicator's ranks.
 // In a simulation no data move, and the processes meet in shared memory (llmc/cpu/simulate.h).
 //
-// defines: simulates, clock_*, simulated_communicator, name_members; on a GPU they do nothing
+// defines: simulates, describe_group, clock_*, simulated_communicator; on a GPU they do nothing
 #ifndef LLMC_MPI_TIMING_H
 #define LLMC_MPI_TIMING_H
 
@@ -18,6 +18,7 @@ namespace nccl_mpi {
 #ifdef __CUDACC__
 
 inline bool simulates() { return false; }
+inline void describe_group(const int *, int, int, bool) {}
 inline void clock_communicator(ncclComm_t) {}
 inline void clock_issue(Group *) {}
 inline void clock_begin(Group *) {}
@@ -27,43 +28,49 @@ inline void clock_hear(Operation *, const Header *) {}
 inline void clock_end(Group *) {}
 inline bool clock_progress(Group *, bool *) { return false; }
 inline ncclComm_t simulated_communicator(const char *, bool) { return NULL; }
-inline void name_members(const int *, int) {}
 
 #else
 
-enum { CLOCK_TAG = 16388 };  // behind those of transport.h
+enum { CLOCK_TAG = 16388 };  // behind the tags of transport.h
 
 inline bool simulates() { return cpu_simulates(); }
 
-// Fills in who the ranks are, from the MPI communicator, and what the communicator is for, from its name.
-inline void clock_communicator(ncclComm_t comm) {
-    if (!cpu_clock().on) return;
-    CommClock *c = &comm->clock;
-    if (c->ranks.empty()) {
-        MPI_Group ours, world;
-        std::vector<int> local((size_t)comm->size), global((size_t)comm->size);
-        for (int i = 0; i < comm->size; i++) local[(size_t)i] = i;
-        MPI_Comm_group(comm->mpi, &ours);
-        MPI_Comm_group(MPI_COMM_WORLD, &world);
-        MPI_Group_translate_ranks(ours, comm->size, local.data(), world, global.data());
-        MPI_Group_free(&ours);
-        MPI_Group_free(&world);
-        c->ranks.assign(global.begin(), global.end());
-    }
-    int world = 1;
-    if (simulates()) world = cpu_simulation().size;
-    else MPI_Comm_size(MPI_COMM_WORLD, &world);
-    if (comm->name == "tensor" || comm->name == "pipeline" || comm->name == "embedding")
-        for (size_t &rank : c->ranks) rank += cpu_clock().shift;
-    c->place = placement_ranks(&cpu_clock().cluster, c->ranks.data(), c->ranks.size(), (size_t)world);
-    c->world = (size_t)world;
-    c->part = comm->name == "tensor" ? TIME_TENSOR : comm->name == "pipeline" ? TIME_PIPELINE : TIME_DATA;
-    c->place.alone = c->part == TIME_TENSOR;
-    if (comm->name == "embedding") c->place = placement_of_ends(c->place, cpu_clock().stage_ranks);
+// The group of this rank in the next communicator; without a description the ranks 0, 1, ... of the job.
+struct Described {
+    std::vector<size_t> ranks;
+    int groups;
+    bool waited;
+};
+inline Described &described() {
+    static Described next;
+    return next;
+}
+inline void describe_group(const int *ranks, int count, int groups, bool waited) {
+    described() = {std::vector<size_t>(ranks, ranks + count), groups, waited};
 }
 
-// A message between the two ranks. The ranks of the sender's stage in its node, or its island, send theirs at the same
-// time: as many as there are from one stage to the next, which are the ranks between the two.
+// Takes the description of a new communicator, whose size is known, and places its ranks. The ranks of a simulation sit
+// `shift` places higher (see CpuClock), unless the group has those places in it: then it has both.
+inline void clock_communicator(ncclComm_t comm) {
+    Described next = std::move(described());
+    described() = Described();
+    if (!cpu_clock().on) return;
+    CommClock *c = &comm->clock;
+    int world;
+    MPI_Comm_size(MPI_COMM_WORLD, &world);
+    c->world = (size_t)world;
+    c->ranks = next.ranks;
+    for (size_t r = 0; next.ranks.empty() && r < (size_t)comm->size; r++) c->ranks.push_back(r);
+    size_t there = c->ranks[(size_t)comm->rank] + cpu_clock().shift;
+    if (std::find(c->ranks.begin(), c->ranks.end(), there) == c->ranks.end())
+        for (size_t &rank : c->ranks) rank += cpu_clock().shift;
+    c->place = placement_ranks(&cpu_clock().cluster, c->ranks.data(), c->ranks.size(), c->world);
+    if (next.groups > 0) c->place = placement_among(c->place, (size_t)next.groups);
+    c->place.alone = next.waited;
+}
+
+// Returns the seconds of a message to the peer. The ranks of the sender's stage in its node, or its island, send theirs
+// at the same time: as many as there are ranks between the two.
 inline double clock_message_seconds(const ncclComm *comm, double bytes, int peer) {
     const Cluster *cluster = &cpu_clock().cluster;
     const CommClock *c = &comm->clock;
@@ -72,7 +79,8 @@ inline double clock_message_seconds(const ncclComm *comm, double bytes, int peer
     return cost_send_between(cluster, bytes, a, b, std::min(between, around));
 }
 
-// Collectives of one kind in a group are one collective over all of their bytes; its messages go at the same time.
+// Returns the seconds of a group: collectives of one kind are one collective over all of their bytes, and messages go at
+// the same time.
 inline double clock_seconds(const Group *g) {
     const Cluster *cluster = &cpu_clock().cluster;
     double bytes[NCCL_MPI_OPS] = {0}, seconds = 0, message = 0;
@@ -80,7 +88,7 @@ inline double clock_seconds(const Group *g) {
         int kind = op.call.op;
         double n = kind == NCCL_MPI_REDUCE_SCATTER || kind == NCCL_MPI_ALL_GATHER ? (double)g->comm->size : 1;
         double all = n * (double)op.width * (double)op.call.count;
-        if (op.peer >= 0 && kind >= NCCL_MPI_SEND)
+        if (kind >= NCCL_MPI_SEND)
             message = std::max(message, clock_message_seconds(g->comm, all, op.peer));
         else bytes[kind] += all;
     }
@@ -91,9 +99,9 @@ inline double clock_seconds(const Group *g) {
     return std::max(seconds, message);
 }
 
-// The host hands a group over. Where the cluster's software does not overlap communication with compute, the stream on
-// whose results it waits stands still meanwhile: for a tensor collective until that has ended, for a message as long as
-// sending takes.
+// Enqueues a group on the host's clock. Where the cluster's software does not overlap communication with compute, the
+// compute stream on whose results it waits stands still too: until the end of a collective for which compute waits, or
+// as long as sending a message takes.
 inline void clock_issue(Group *g) {
     CpuClock &clock = cpu_clock();
     if (!clock.on) return;
@@ -101,14 +109,17 @@ inline void clock_issue(Group *g) {
     g->clock.host = clock.host;
     cudaStream_t stream = g->streams[0], origin = stream->origin;
     if (!origin || origin == stream || !cpu_is_stream(origin) || !origin->times.computes) return;
-    if (g->comm->clock.part == TIME_TENSOR && !clock.cluster.tensor_overlap) g->clock.stops = origin;
-    if (g->comm->clock.part != TIME_PIPELINE || g->ops[0].call.op != NCCL_MPI_SEND) return;
+    if (!is_p2p(&g->ops[0])) {
+        if (g->comm->clock.place.alone && !clock.cluster.tensor_overlap) g->clock.stops = origin;
+        return;
+    }
+    if (g->ops[0].call.op != NCCL_MPI_SEND) return;
     clock.stated = clock.cluster.host_transfer + (clock.cluster.pipeline_overlap ? 0 : clock_seconds(g));
     clock.stated_part = TIME_PIPELINE;
     if (clock.stated > 0) cpu_enqueue_work(origin, "ncclSend", [] { return true; });
 }
 
-// All of the group's streams have come to it: this rank is ready.
+// Notes that this rank is ready: all of the group's streams have come to it.
 inline void clock_begin(Group *g) {
     CpuClock &clock = cpu_clock();
     if (!clock.on) return;
@@ -119,7 +130,7 @@ inline void clock_begin(Group *g) {
     for (Operation &op : g->ops) op.call.ready = ready;
 }
 
-// A receive begins and tells its sender so; a send listens for that.
+// Begins a receive, which tells its sender so, or a send, which listens for that.
 inline void clock_meet(const Group *g, Operation *op) {
     op->clock.request = MPI_REQUEST_NULL;
     if (!cpu_clock().on) return;
@@ -137,10 +148,8 @@ inline bool clock_met(Operation *op) {
     return done;
 }
 
-// The sender of a message that has come was ready then, and so were those of whom it had heard.
-inline void clock_hear(Operation *op, const Header *theirs) {
-    op->call.ready = std::max(op->call.ready, theirs->ready);
-}
+// Takes the time from a message's header: its sender was ready then, and so were the ranks that it had heard of.
+inline void clock_hear(Operation *op, const Header *theirs) { op->call.ready = std::max(op->call.ready, theirs->ready); }
 
 inline void clock_end(Group *g) {
     CpuClock &clock = cpu_clock();
@@ -154,14 +163,15 @@ inline void clock_end(Group *g) {
     CommClock *c = &g->comm->clock;
     c->now = cpu_later(begin, cpu_ns(clock_seconds(g)));
     c->epoch = clock.epoch;
-    for (cudaStream_t s : g->streams) cpu_clock_communicated(&s->times, begin, c->now, c->part, collective);
+    TimePart part = !collective ? TIME_PIPELINE : c->place.alone ? TIME_TENSOR : TIME_DATA;
+    for (cudaStream_t s : g->streams) cpu_clock_communicated(&s->times, begin, c->now, part, collective);
     g->clock.end = g->streams[0]->times.last;
     g->clock.end.ns = c->now, g->clock.end.epoch = clock.epoch, g->clock.end.stream = g->streams[0]->number;
 }
 
 // ---- simulation ----
 
-// A group of a simulation is one meeting, of those processes that are ranks of its communicator.
+// Carries on a group of a simulation: one meeting of the processes that are ranks of its communicator.
 inline bool clock_progress(Group *g, bool *moved) {
     CommClock *c = &g->comm->clock;
     uint64_t latest = 0;
@@ -178,32 +188,25 @@ inline bool clock_progress(Group *g, bool *moved) {
     return g->done = *moved = true;
 }
 
-inline void name_members(const int *ranks, int count) { cpu_simulation().members.assign(ranks, ranks + count); }
-
-// The communicator of the ranks that ncclMpiMembers named last; the first one is of all of the job. NULL if this rank
-// is in none.
+// Makes the communicator of the ranks that were described, or of the whole job. NULL if this rank is in none.
 inline ncclComm_t simulated_communicator(const char *name, bool in_one) {
     CpuSimulation &s = cpu_simulation();
-    std::vector<int> members = std::move(s.members);
-    s.members.clear();
-    for (int r = 0; s.splits == 0 && r < s.size; r++) members.push_back(r);
     if (s.splits == CPU_SIMULATED_SPLITS) cpu_abort("a simulated rank makes at most %d communicators", s.splits);
-    if (!in_one) return s.splits++, (ncclComm_t)NULL;
+    int number = s.splits++;
+    if (!in_one) return NULL;
     ncclComm_t comm = new ncclComm();
-    comm->size = (int)members.size();
+    bool whole = described().ranks.empty();
+    comm->size = whole ? s.size : (int)described().ranks.size();
     comm->name = name;
-    comm->sent_to.assign(members.size(), 0);
-    comm->received_from.assign(members.size(), 0);
+    comm->sent_to.assign((size_t)comm->size, 0);
+    comm->received_from.assign((size_t)comm->size, 0);
     for (int i = 0; i < comm->size; i++) {
-        int process = cpu_process_of(members[(size_t)i]);
+        int rank = whole ? i : (int)described().ranks[(size_t)i], process = cpu_process_of(rank);
         if (process >= 0) comm->clock.processes.push_back(process);
-        if (members[(size_t)i] == s.rank) comm->rank = i;
-        comm->clock.ranks.push_back((size_t)members[(size_t)i]);
+        if (rank == s.rank) comm->rank = i;
     }
-    std::sort(comm->clock.processes.begin(), comm->clock.processes.end());
-    if (!comm->clock.processes.empty())
-        comm->clock.channel = &s.shared[comm->clock.processes[0]].channels[s.splits];
-    s.splits++;
+    int first = *std::min_element(comm->clock.processes.begin(), comm->clock.processes.end());
+    comm->clock.channel = &s.shared[first].channels[number];
     clock_communicator(comm);
     return comm;
 }

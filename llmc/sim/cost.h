@@ -2,7 +2,7 @@
 //
 // defines: TimePart, time_part_name, CostPrecision, cost_gemm, cost_attention_gemms, cost_softmax, cost_attention, MemoryClass, cost_memory,
 //          Placement, placement_ranks,
-//          placement_stride, placement_of_ends, CollectiveKind, cost_collective, cost_send, cost_send_between
+//          placement_stride, placement_among, CollectiveKind, cost_collective, cost_send, cost_send_between
 //
 // Nothing here knows of models, layouts, streams or schedules. Every function is pure: same arguments, same bits.
 #ifndef LLMC_SIM_COST_H
@@ -116,7 +116,7 @@ typedef struct {
     size_t sharing;   // groups like this one in a node: they use its NICs at the same time
     size_t islands;   // that the group reaches
     size_t crossing;  // groups like this one that reach more than one: they share the link between islands
-    bool alone;       // computing waits for each of its collectives, so that none follows another at once
+    bool alone;       // compute waits for each of its collectives, so that none follows another at once
 } Placement;
 
 // Rank r of `world` sits in node r / gpus_per_node. The other ranks of a node form groups of the same kind.
@@ -147,11 +147,11 @@ static inline Placement placement_stride(const Cluster *c, size_t first, size_t 
     return place;
 }
 
-// The same of a group of a first and a last stage's rank. There are as many of these as a stage has ranks: the ranks of
-// other stages form none.
-static inline Placement placement_of_ends(Placement place, size_t stage_ranks) {
-    if (place.sharing > stage_ranks) place.sharing = stage_ranks;
-    if (place.crossing > stage_ranks) place.crossing = stage_ranks;
+// Returns the placement of one of so many groups: not all ranks of a node need be in one. The groups of first and last
+// stages are as many as a stage has ranks.
+static inline Placement placement_among(Placement place, size_t groups) {
+    if (place.sharing > groups) place.sharing = groups;
+    if (place.crossing > groups) place.crossing = groups;
     return place;
 }
 

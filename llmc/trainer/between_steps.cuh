@@ -9,7 +9,7 @@
 #include "llmc/trainer.cuh"
 
 static const double SAMPLE_TEMPERATURE = 0.8;
-enum { SIMULATED_TRACE = 250000 };  // events, of some 160 bytes each: a viewer still opens that
+enum { LONGEST_TRACE = 250000 };  // events, of some 160 bytes each: a viewer still opens that
 
 static inline bool is_last_step(const Trainer *m) { return m->progress.step >= m->opt.steps; }
 static inline bool has_moved(const Trainer *m) { return m->progress.step > m->progress.first_step; }
@@ -164,7 +164,7 @@ static inline bool trainer_report_timeline(Trainer *m, Error *err) {
                                                     "receive gradients", "send gradients", "data"};
     TraceList all;
     if (!job_gather_trace(&m->job, &m->timeline.trace, &all)) return true;  // rank 0 has the events of all ranks
-    size_t left_out = m->opt.simulate ? trace_shorten(&all, SIMULATED_TRACE) : 0;
+    size_t left_out = trace_shorten(&all, LONGEST_TRACE);
     if (left_out) printf("%s leaves out %zu events: waits of no time, and if it is long collectives in a forward or "
                          "backward\n", m->opt.trace, left_out);
     trace_settle(&all);
@@ -186,7 +186,7 @@ static inline void trainer_report(Trainer *m) {
     Error err;
     const Options *o = &m->opt;
     if (o->trace) CUDA_CHECK(cudaProfilerStop());
-    if (o->virtual_time || o->simulate) trainer_report_clock(m);
+    trainer_report_clock(m);
     job_agree(&m->job, !o->trace || trainer_report_timeline(m, &err), &err, 1);
     job_agree(&m->job, log_close(&m->log, &err), &err, 1);
     job_agree(&m->job, stdout_is_whole(&err), &err, 1);

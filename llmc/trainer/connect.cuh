@@ -22,8 +22,7 @@ enum { LINK_BLOCKS = 4 };  // of a link's kernels: each fills a multiprocessor, 
 static constexpr size_t WARM_UP_BYTES = 64 << 20;  // of the largest message in job_warm_up
 
 // Bytes of the device that the plan of memory leaves to libraries, which take theirs after it: kernels and cuBLASLt's
-// workspace, and the buffers of up to 8 communicators. Estimates, from NCCL's source; a CPU needs none of it, and for a
-// simulation the cluster file says it.
+// workspace, and the buffers of up to 8 communicators. Estimates, from NCCL's source; a CPU needs none of it.
 static inline size_t job_gpu_reserve(int ranks) { return (size_t)(ranks > 1 ? 2048 : 768) << 20; }
 
 static inline size_t job_reserve(const Job *job) {
@@ -31,9 +30,6 @@ static inline size_t job_reserve(const Job *job) {
     return job_gpu_reserve(job->size);
 #else
     (void)job;
-#ifdef CPU_CLOCK
-    if (cpu_simulates()) return (size_t)cpu_clock().cluster.reserve;
-#endif
     return 0;
 #endif
 }
@@ -54,9 +50,7 @@ static inline ncclComm_t job_split_link(Job *job, const Grid *grid, size_t chunk
         ends[0] = grid_rank_at(grid, grid->t_rank, grid->d_rank, (size_t)from);
         ends[1] = grid_rank_at(grid, grid->t_rank, grid->d_rank, (size_t)to);
     }
-    job_name_members(ends, mine < 0 ? 0 : 2);
-    int color = mine < 0 ? -1 : grid_color(grid, 'p') * 2 * p + mine;
-    return job_split(job, color, *sends ? 0 : 1, "pipeline", LINK_BLOCKS);
+    return job_split(job, ends, mine < 0 ? 0 : 2, "pipeline", LINK_BLOCKS, 0, false);
 }
 
 // Fills links[4] with the communicators on which this rank receives activations and gradients, and sends them; NULL

@@ -193,77 +193,60 @@ static inline void job_connect(Job *job) {
     NCCL_CHECK(ncclCommInitRank(&job->world, job->size, id, job->rank));
 }
 
-// The communicator of the ranks with the same colour, ordered by key; below 0: in no group, NULL. All ranks call it.
-// The name shows in reports of what hangs. blocks: at most so many multiprocessors for its kernels; 0: NCCL's choice.
-static inline ncclComm_t job_split(Job *job, int color, int key, const char *name, int blocks) {
+// Splits the world into groups, of which this rank's has these ranks in this order; count 0: none, returns NULL. All
+// ranks call it. purpose: its name in reports. blocks: most multiprocessors for its kernels, 0 for NCCL's choice. For
+// the virtual clock: how many groups there are (0: unknown), and whether compute waits for each of its collectives.
+static inline ncclComm_t job_split(Job *job, const int *ranks, size_t count, const char *purpose, int blocks,
+                                   size_t groups, bool waited) {
     ncclComm_t comm = NULL;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    int key = 0, color = count ? ranks[0] : NCCL_SPLIT_NOCOLOR;
+    while (count && ranks[key] != job->rank) key++;
     if (blocks > 0) config.minCTAs = 1, config.maxCTAs = blocks;
 #if !defined(NCCL_VERSION_CODE) || NCCL_VERSION_CODE >= 22700
-    config.commName = name;
-#else
-    (void)name;
+    config.commName = purpose;
 #endif
-    NCCL_CHECK(ncclCommSplit(job->world, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &comm, &config));
+#ifdef NCCL_OVER_MPI
+    ncclMpiDescribe(ranks, (int)count, (int)groups, waited);
+#endif
+    (void)purpose, (void)groups, (void)waited;
+    NCCL_CHECK(ncclCommSplit(job->world, color, key, &comm, &config));
     if (!comm) return NULL;
     job->is_link[job->group_count] = blocks > 0;
     return job->groups[job->group_count++] = comm;
 }
 
-// Before a split: who the ranks of this rank's part are, for a simulation, in which most of them do not exist.
-static inline void job_name_members(const int *ranks, int count) {
-#ifdef NCCL_OVER_MPI
-    ncclMpiMembers(ranks, count);
-#else
-    (void)ranks, (void)count;
-#endif
-}
-
-// The ranks that differ in one coordinate only; see grid_color.
-static inline ncclComm_t job_split_grid(Job *job, const Grid *grid, char group, const char *name) {
-    int *ranks = (int *)host_alloc(grid->world, sizeof(int)), count = 0, color = grid_color(grid, group);
-    for (size_t rank = 0; rank < grid->world; rank++) {
-        Grid other = *grid;
-        grid_place(&other, rank);
-        if (grid_color(&other, group) == color) ranks[count++] = (int)rank;
-    }
-    job_name_members(ranks, count);
+// Splits the world into groups of the grid, see grid_group.
+static inline ncclComm_t job_split_grid(Job *job, const Grid *grid, char group, const char *purpose,
+                                        bool waited = false) {
+    int *ranks = (int *)host_alloc(grid->world, sizeof(int));
+    size_t count = grid_group(grid, group, ranks), length = grid_size(grid, group == 'e' ? 'p' : group);
+    ncclComm_t comm = job_split(job, ranks, count, purpose, 0, grid->world / length, waited);
     free(ranks);
-    return job_split(job, color, grid_key(grid, group), name, 0);
+    return comm;
 }
 
-// False for a rank of a simulation for which another one stands.
-static inline bool job_has(int rank) {
-#ifdef CPU_CLOCK
-    return !cpu_simulates() || cpu_process_of(rank) >= 0;
-#else
-    (void)rank;
-    return true;
-#endif
-}
-
-// Collects the trace events of all ranks on rank 0, which then gets true and frees them.
+// Collects the trace events of all ranks on rank 0, which gets true and frees them. All ranks call it.
 static inline bool job_gather_trace(const Job *job, const TraceList *mine, TraceList *all) {
+    const size_t most = 1000000;  // events of a message, as MPI counts bytes in int
+    unsigned long long count = mine->count, *counts = (unsigned long long *)host_alloc(job->size, sizeof count);
+    MPI_Gather(&count, 1, MPI_UNSIGNED_LONG_LONG, counts, 1, MPI_UNSIGNED_LONG_LONG, 0, MPI_COMM_WORLD);
     memset(all, 0, sizeof *all);
-    unsigned long long count = mine->count;
-    for (int rank = 0; rank < job->size; rank++) {
-        if (!job_has(rank)) continue;
-        unsigned long long n = count;
-        MPI_Bcast(&n, 1, MPI_UNSIGNED_LONG_LONG, rank, MPI_COMM_WORLD);
-        TraceEvent *events = rank == job->rank ? mine->events : (TraceEvent *)host_alloc(n, sizeof(TraceEvent));
-        for (size_t done = 0; done < n && (rank == job->rank || job->rank == 0);) {  // MPI counts in int
-            size_t chunk = n - done < 1000000 ? (size_t)n - done : 1000000;
-            int bytes = (int)(chunk * sizeof(TraceEvent));
-            if (rank != 0 && job->rank == 0) {
-                MPI_Recv(events + done, bytes, MPI_BYTE, rank, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-            } else if (rank != 0) {
-                MPI_Send(events + done, bytes, MPI_BYTE, 0, 0, MPI_COMM_WORLD);
-            }
-            done += chunk;
-        }
-        for (size_t i = 0; i < n && job->rank == 0; i++) trace_add(all, &events[i]);
-        if (rank != job->rank) free(events);
+    for (int rank = 0; rank < job->size; rank++) all->capacity += counts[rank];
+    if (job->rank == 0) all->events = (TraceEvent *)host_alloc(all->capacity, sizeof(TraceEvent));
+    for (size_t i = 0; job->rank == 0 && i < count; i++) trace_add(all, &mine->events[i]);
+    for (size_t done = 0, n; job->rank != 0 && done < count; done += n) {
+        n = count - done < most ? (size_t)count - done : most;
+        MPI_Send(mine->events + done, (int)(n * sizeof(TraceEvent)), MPI_BYTE, 0, 0, MPI_COMM_WORLD);
     }
+    for (int rank = 1; rank < job->size && job->rank == 0; rank++) {
+        for (size_t end = all->count + counts[rank], n; all->count < end; all->count += n) {
+            n = end - all->count < most ? end - all->count : most;
+            MPI_Recv(all->events + all->count, (int)(n * sizeof(TraceEvent)), MPI_BYTE, rank, 0, MPI_COMM_WORLD,
+                     MPI_STATUS_IGNORE);
+        }
+    }
+    free(counts);
     return job->rank == 0;
 }
 

@@ -197,8 +197,7 @@ static inline void trainer_print(const Trainer *m) {
     if (ramp->start) printf("ramp         from %zu sequences by %zu over %zu samples; %zu steps see %zu samples\n",
                             ramp->start, ramp->increment, ramp->samples, m->opt.steps,
                             ramp_samples(ramp, m->opt.global_batch, m->opt.steps));
-    if (m->opt.simulate) grid_print_sizes(stdout, &m->grid);
-    else if (m->job.size > 1) grid_print(stdout, &m->grid);
+    if (m->job.size > 1) grid_print(stdout, &m->grid);
 }
 
 // Allocates what layout has counted. What does not fit is refused before, with exit code 2; a --dry-run ends here.
@@ -280,9 +279,8 @@ static inline void trainer_start(Trainer *m) {
     if (m->zeros) CUDA_CHECK(cudaMemset(m->zeros, 0, m->config.C * sizeof(floatX)));
     global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->norm_pieces, m->norm_count,
                         table_largest(&m->table), m->part.owned, m->stream);  // loads its kernels before any message
-    if (o->simulate) state_zero(&m->state);
-    else if (!from) state_init_weights(&m->state, &m->table, o->seed);
-    bool loaded = !from || o->simulate || state_load(&m->state, &m->table, from, o->resume != NULL, &err);
+    if (!from && !o->simulate) state_init_weights(&m->state, &m->table, o->seed);
+    bool loaded = !from || state_load(&m->state, &m->table, from, o->resume != NULL, &err);
     job_agree(&m->job, loaded, &err, 1);
     CUDA_CHECK(cudaDeviceSynchronize());  // memory is set on the default stream, which ours do not wait for
     // Nothing can be refused any more, on any rank: now the lines that this run writes again may go.
