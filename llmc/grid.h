@@ -44,8 +44,8 @@ static inline void grid_place(Grid *g, size_t rank) {
     }
 }
 
-// Places `rank` of `world` ranks in a grid of t x d x p. `order` names the digits from fastest to slowest. False, with a
-// sentence that says what to change, if the sizes do not fit.
+// Places `rank` of `world` ranks in a grid of t x d x p. `order` names the digits from fastest to slowest. False, with
+// a sentence that says what to change, if the sizes do not fit.
 static inline bool grid_make(Grid *g, size_t world, size_t rank, size_t t, size_t d, size_t p, const char *order,
                              Error *err) {
     memset(g, 0, sizeof *g);
@@ -57,8 +57,8 @@ static inline bool grid_make(Grid *g, size_t world, size_t rank, size_t t, size_
         char data[40] = "", pipeline[40] = "";
         if (p > 1) snprintf(pipeline, sizeof pipeline, " * --pipeline %zu", p);
         if (d > 1) snprintf(data, sizeof data, " * --data %zu", d);
-        return error_set(err, "--tensor %zu%s%s makes %zu, but %zu rank%s started: change that or mpirun -n", t,
-                         pipeline, data, t * d * p, world, world == 1 ? " was" : "s were");
+        return error_set(err, "--tensor %zu%s%s makes %zu, but the job has %zu rank%s: change that or the ranks", t,
+                         pipeline, data, t * d * p, world, world == 1 ? "" : "s");
     }
     g->world = world;
     g->t = t;

@@ -61,7 +61,6 @@ template <class T> static inline T cpu_block_reduce(bool, T x, const char *, int
 DOES_NOTHING(const char *, cudaGetErrorString, "")
 DOES_NOTHING(cudaError_t, cudaGetLastError, cudaSuccess)
 DOES_NOTHING(cudaError_t, cudaSetDevice, cudaSuccess)
-DOES_NOTHING(cudaError_t, cudaDeviceGetPCIBusId, cudaSuccess)
 DOES_NOTHING(cudaError_t, cudaDeviceSynchronize, cudaSuccess)
 DOES_NOTHING(cudaError_t, cudaDeviceGetStreamPriorityRange, cudaSuccess)
 DOES_NOTHING(cudaError_t, cudaStreamCreateWithPriority, cudaSuccess)
@@ -122,7 +121,6 @@ enum { MPI_SUCCESS, MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, MPI_INFO_NULL, MPI_THR
 enum { MPI_BYTE, MPI_DOUBLE, MPI_UNSIGNED_LONG_LONG, MPI_UINT64_T, MPI_MIN, MPI_SUM, MPI_STATUS_IGNORE, MPI_IN_PLACE };
 DOES_NOTHING(int, MPI_Comm_split_type, 0)
 DOES_NOTHING(int, MPI_Comm_free, 0)
-DOES_NOTHING(int, MPI_Allgather, 0)
 DOES_NOTHING(int, MPI_Gather, 0)
 DOES_NOTHING(int, MPI_Bcast, 0)
 DOES_NOTHING(int, MPI_Barrier, 0)

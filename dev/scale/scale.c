@@ -296,7 +296,8 @@ static void print_differences(const Point *points, size_t count) {
         else printf(" %8s\n", "-");
         all += sum, all_most = fmax(all_most, most), all_n += n;
     }
-    printf("\n%zu rows differ by %.1f %% on average, %.1f %% at most\n", all_n, 100 * all / (double)all_n, 100 * all_most);
+    printf("\n%zu rows differ by %.1f %% on average, %.1f %% at most\n", all_n, 100 * all / (double)all_n,
+           100 * all_most);
 }
 
 // Has the trainer simulate the rows that it can run, and the light simulation the same with the trainers' software.

@@ -45,6 +45,15 @@ static inline size_t step_stride(const StepLayout *r, char axis) {
     return stride;
 }
 
+// Returns the placement of the group of `count` ranks first, first + stride, ...: a group of a grid.
+static inline Placement placement_stride(const Cluster *c, size_t first, size_t stride, size_t count, size_t world) {
+    size_t *ranks = (size_t *)host_alloc(count, sizeof *ranks);
+    for (size_t i = 0; i < count; i++) ranks[i] = first + i * stride;
+    Placement place = placement_ranks(c, ranks, count, world);
+    free(ranks);
+    return place;
+}
+
 static inline Placement step_tensor_group(const Cluster *c, const StepLayout *r) {
     Placement group = placement_stride(c, 0, step_stride(r, 't'), r->t, r->ranks);
     group.alone = true;

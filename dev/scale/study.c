@@ -143,7 +143,8 @@ static void from_rows(const Study *s, Series *series, const char *prefix, const 
     }
 }
 
-static StepLayout layout_of(size_t layers, size_t C, size_t NH, size_t batch, size_t micro, size_t t, size_t p, size_t d) {
+static StepLayout layout_of(size_t layers, size_t C, size_t NH, size_t batch, size_t micro, size_t t, size_t p,
+                            size_t d) {
     StepLayout r;
     memset(&r, 0, sizeof r);
     r.ranks = t * p * d, r.layers = layers, r.C = C, r.NH = NH, r.T = 2048, r.vocabulary = 51200;

@@ -215,7 +215,7 @@ grep -v '"sms"' $cluster >"$dir/missing.json"
 refused '"memory" must be a number from 1 to 1e18' --simulate "$dir/negative.json" --ranks 1
 refused 'has no "sms"' --simulate "$dir/missing.json" --ranks 1
 refused 'cannot open' --simulate "$dir/none.json" --ranks 1
-refused 'make 6 ranks, and --ranks is 8' --simulate $cluster --ranks 8 --tensor 2 --pipeline 3 --data 1
+refused 'makes 6, but the job has 8 ranks' --simulate $cluster --ranks 8 --tensor 2 --pipeline 3 --data 1
 refused 'does not divide' --simulate $cluster --ranks 8 --tensor 3
 refused 'multiple of 4 (stages) micro-batches' --simulate $cluster --ranks 4 --pipeline 4 --layers 8 --virtual 2 \
     --global-batch 24

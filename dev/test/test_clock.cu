@@ -135,7 +135,7 @@ static void test_costs() {
     double flash = 4.0 * 2 * 2 * 16 * 16 * 16 / 2 / 1e12 * (sizeof(floatX) == 4 ? 2 : 1);
     check(&totals, at(0) == 1000 + cpu_ns(1e-7 + flash), "flash attention: %zu ns", (size_t)at(0));
     begin();
-    kernel_cost(KERNEL_RESIDUAL_BACKWARD, 1000, 8, 1), kernel_cost(KERNEL_LAYERNORM_BACKWARD, 1000, 6, 1);
+    kernel_cost(KERNEL_LAYERNORM_BACKWARD, 1000, 8, 1), kernel_cost(KERNEL_LAYERNORM_BACKWARD, 1000, 6, 1);
     kernel_cost(KERNEL_RESIDUAL_LAYERNORM, 1000, 8, 1);
     LAUNCH(nothing_kernel, 1, 1, 0, streams[0])(device);
     CUDA_CHECK(cudaDeviceSynchronize());

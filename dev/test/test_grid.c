@@ -98,9 +98,9 @@ int main(void) {
     check(&c, stage_layer_count(30, 4, 0) == 8 && stage_layer_count(30, 4, 3) == 7,
           "dropped layers: 30 over 4 is 8 8 7 7");
 
-    check(&c, refused(8, 2, 3, 2, "tdp", "--tensor 2 * --pipeline 2 * --data 3 makes 12, but 8 ranks were started"),
+    check(&c, refused(8, 2, 3, 2, "tdp", "--tensor 2 * --pipeline 2 * --data 3 makes 12, but the job has 8 ranks"),
           "2 x 3 x 2 on 8 ranks is refused");
-    check(&c, refused(1, 2, 1, 1, "tdp", "--tensor 2 makes 2, but 1 rank was started"), "2 on 1 rank is refused");
+    check(&c, refused(1, 2, 1, 1, "tdp", "--tensor 2 makes 2, but the job has 1 rank"), "2 on 1 rank is refused");
     check(&c, refused(1, 1, 1, 1, "tdpx", "--order must be"), "an order of four letters is refused");
     check(&c, refused(8, 1000000, 1000000, 1000000, "tdp", "makes 1000000000000000000"),
           "the largest sizes do not overflow");

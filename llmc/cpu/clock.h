@@ -1,13 +1,13 @@
-// clock.h: a virtual clock for the streams, in nanoseconds: what their operations would take on a device of a described
+// clock.h: a virtual clock for the streams, in nanoseconds: the times of their operations on a device of a described
 // cluster (llmc/sim). Off unless cpu_clock_start was called.
 //
-// Time follows from the flow of data alone, never from the order in which this machine gets things done:
-//   - the host has a time; putting work into a stream costs it launch_host; what waits for a stream moves it on;
-//   - an operation begins when the stream's operation before it has ended, the host has enqueued it, and what it waits
-//     for has ended: an event's record, or all ranks of a collective or message (llmc/mpi/timing.h);
-//   - it ends when its cost is over; an event holds the end of what was before it.
-// So a run's times are the same whatever the load, CPU_STREAM_ORDER or NCCL_DELAY. stream.h and cuda_runtime.h call the
-// functions here; simulate.h has the mode in which kernels are not run at all.
+// Time follows from the flow of data alone, never from the order in which this machine works:
+//   - the host has a time; enqueuing costs it launch_host, and waiting for a stream moves it on;
+//   - an operation begins when the stream's operation before it has ended, the host has enqueued it, and its event has
+//     been recorded or all ranks of its collective or message are ready (llmc/mpi/timing.h);
+//   - it ends when its cost is over; an event holds the end of the operation before it.
+// So a run's times do not depend on the load, CPU_STREAM_ORDER or NCCL_DELAY. stream.h and cuda_runtime.h call the
+// functions here; simulate.h has the mode that runs no kernels.
 #ifndef LLMC_CPU_CLOCK_H
 #define LLMC_CPU_CLOCK_H
 
@@ -23,7 +23,7 @@
 
 enum { CPU_MAX_STREAMS = 64, CPU_GAPS = 128 };
 
-// The end of what a stream had done when an event was recorded, and what of that was communication.
+// The end of a stream's work when an event was recorded, and the communication in that work.
 struct CpuMoment {
     uint64_t ns;
     unsigned epoch, stream;
@@ -37,7 +37,7 @@ struct CpuTimes {
     bool computes;            // kernels were put into it
     uint64_t now;
     CpuMoment last;           // its communication so far, and when that ended
-    uint64_t seen[CPU_MAX_STREAMS];  // of other streams' collectives: what was waited for already
+    uint64_t seen[CPU_MAX_STREAMS];  // ns of other streams' collectives that it has waited for
     uint64_t spent[TIME_PARTS];
     uint64_t gaps[CPU_GAPS][2], gap_count;  // [begin, end) of its last waits, in a ring
 };
@@ -85,8 +85,8 @@ static inline TimePart cpu_part_of(KernelKind kind) {
     return kind == KERNEL_OPTIMIZER ? TIME_OPTIMIZER : TIME_MEMORY;
 }
 
-// Attention by the cluster's law, whose rates are those of 16 bits; in fp32 they are as much lower as products' are.
-// Around unfused attention its operands are copied: out of qkv and back.
+// Returns the seconds of attention by the cluster's law. Its rates are for 16 bits; fp32 is slower by the ratio of the
+// peaks. Unfused attention also copies its operands out of qkv and back.
 static inline double cpu_attention_seconds(const Cluster *c, const KernelWork *w) {
     bool backward = w->kind == KERNEL_ATTENTION_BACKWARD;
     double seconds = cost_attention(c, c->attention, backward, w->B, w->T, w->NH, w->HS);
@@ -95,7 +95,7 @@ static inline double cpu_attention_seconds(const Cluster *c, const KernelWork *w
     return c->attention == ATTENTION_FLASH ? seconds : seconds + cost_memory(c, MEMORY_ELEMENTWISE, copied);
 }
 
-// Seconds of a kernel on a device of the cluster. What the cluster file says of the software comes first.
+// Returns the seconds of a kernel on a device of the cluster.
 static inline double cpu_kernel_seconds(const Cluster *c, const KernelWork *w) {
     double bytes = w->bytes;
     switch (w->kind) {
@@ -107,10 +107,10 @@ static inline double cpu_kernel_seconds(const Cluster *c, const KernelWork *w) {
         case KERNEL_ATTENTION_FORWARD: case KERNEL_ATTENTION_BACKWARD: return cpu_attention_seconds(c, w);
         case KERNEL_RESIDUAL: return cost_memory(c, MEMORY_ELEMENTWISE, bytes + c->dropout * w->elements);
         case KERNEL_EXPONENTIAL: return cost_memory(c, MEMORY_SOFTMAX, bytes);
-        case KERNEL_RESIDUAL_LAYERNORM: return cost_memory(c, MEMORY_LAYERNORM_FORWARD, bytes + c->dropout * w->elements);
+        case KERNEL_RESIDUAL_LAYERNORM:
+            return cost_memory(c, MEMORY_LAYERNORM_FORWARD, bytes + c->dropout * w->elements);
         case KERNEL_LAYERNORM_FORWARD: return cost_memory(c, MEMORY_LAYERNORM_FORWARD, bytes);
-        case KERNEL_LAYERNORM_BACKWARD: case KERNEL_RESIDUAL_BACKWARD:
-            return cost_memory(c, MEMORY_LAYERNORM_BACKWARD, bytes);
+        case KERNEL_LAYERNORM_BACKWARD: return cost_memory(c, MEMORY_LAYERNORM_BACKWARD, bytes);
         case KERNEL_CLASSIFIER_FORWARD: case KERNEL_CLASSIFIER_BACKWARD:
             return cost_memory(c, MEMORY_ELEMENTWISE, c->classifier_bytes / 2 * w->elements);
         case KERNEL_OPTIMIZER: return cost_memory(c, MEMORY_OPTIMIZER, c->optimizer_bytes * w->elements);
@@ -120,10 +120,10 @@ static inline double cpu_kernel_seconds(const Cluster *c, const KernelWork *w) {
     }
 }
 
-// Says what the next launch does; kernel_state of llmc/kernels/cost.cuh.
+// Adds work to the next launch; kernel_state of llmc/kernels/cost.cuh calls it.
 inline void cpu_state_work(const KernelWork &work) {
     CpuClock &c = cpu_clock();
-    if (c.on && work.kind == KERNEL_NONE) return;  // no rate: its time is in another kernel's
+    if (c.on && work.kind == KERNEL_NONE) return;  // part of another kernel's cost
     c.work.bytes += work.bytes, c.work.flops += work.flops;
     if (!c.on) return;
     if (work.width > 0) c.peak = work.width == 4 ? c.cluster.peak_fp32 : c.cluster.peak_bf16;
@@ -143,7 +143,7 @@ struct CpuCost {
     double bytes, flops;
 };
 
-// Takes what was stated for an operation that is being enqueued; the least that a kernel takes if nothing was.
+// Returns the stated cost of an operation that is being enqueued, at least that of the shortest kernel.
 static inline CpuCost cpu_take_cost() {
     CpuClock &c = cpu_clock();
     CpuCost cost = {0, 0, TIME_MEMORY, c.work.bytes, c.work.flops};
@@ -159,8 +159,8 @@ static inline CpuCost cpu_take_cost() {
 
 // ---------------------------------------------------------------------------------------------- streams
 
-// Work of `ns` that may not end before `least`, its end if it began when the host enqueued it. A run of kernels is one
-// such operation too: they end at max(begin + sum of costs, least).
+// Does work of `ns` that may not end before `least`, its end if it began when the host enqueued it. Several kernels can
+// be one operation: they end at max(begin + sum of costs, least).
 static inline void cpu_clock_work(CpuTimes *t, uint64_t ns, uint64_t least) {
     uint64_t ran = cpu_later(t->now, ns);
     t->now = std::min(std::max(ran, least), CPU_END);
@@ -179,13 +179,13 @@ static inline CpuMoment cpu_clock_record(CpuTimes *t, uint64_t host) {
 
 static inline double cpu_moment_ns(const CpuMoment &m) { return m.epoch == cpu_clock().epoch ? (double)m.ns : 0; }
 
-// The stream waited from..until.
+// Remembers that the stream waited from..until.
 static inline void cpu_clock_gap(CpuTimes *t, uint64_t from, uint64_t until) {
     uint64_t *gap = t->gaps[t->gap_count++ % CPU_GAPS];
     gap[0] = from, gap[1] = until;
 }
 
-// How long the stream worked in from..until, by the waits that it remembers.
+// Returns how long the stream worked in from..until, by its remembered waits.
 static inline uint64_t cpu_clock_worked(const CpuTimes *t, uint64_t from, uint64_t until) {
     uint64_t worked = until > from ? until - from : 0, oldest = t->gap_count > CPU_GAPS ? t->gap_count - CPU_GAPS : 0;
     for (uint64_t i = t->gap_count; i > oldest && t->gaps[(i - 1) % CPU_GAPS][1] > from; i--) {
@@ -196,8 +196,8 @@ static inline uint64_t cpu_clock_worked(const CpuTimes *t, uint64_t from, uint64
     return worked;
 }
 
-// What runs beside collectives is slower, by overlap_slowdown, for as long as both run: as long as the stream worked
-// since the first of them began, and at most as long as they took.
+// Slows the stream by overlap_slowdown while collectives ran beside it: as long as it worked since the first of them
+// began, and at most as long as they took.
 static inline void cpu_clock_beside(CpuTimes *t, const CpuMoment &m) {
     uint64_t *seen = &t->seen[m.stream % CPU_MAX_STREAMS], busy;
     if (m.busy <= *seen) return;
@@ -222,7 +222,7 @@ static inline void cpu_clock_wait(CpuTimes *t, const CpuMoment &m) {
     t->now = m.ns;
 }
 
-// A communication of all ranks that took begin..end.
+// Ends a communication that took begin..end.
 static inline void cpu_clock_communicated(CpuTimes *t, uint64_t begin, uint64_t end, TimePart part, bool collective) {
     if (begin > t->now) t->spent[TIME_IDLE] += begin - t->now;
     t->spent[part] += end - begin;
@@ -236,10 +236,10 @@ static inline void cpu_clock_communicated(CpuTimes *t, uint64_t begin, uint64_t 
     if (!t->last.first) t->last.first = begin;
 }
 
-// The host does what takes so long itself.
+// Lets the host work for `ns`.
 static inline void cpu_clock_host_works(uint64_t ns) { cpu_clock().host = cpu_later(cpu_clock().host, ns); }
 
-// The host waits for a stream, or for an event.
+// Lets the host wait for a stream or an event.
 static inline void cpu_clock_host_waits(uint64_t ns) {
     if (cpu_clock().host < ns) cpu_clock().host = ns;
 }

@@ -56,13 +56,6 @@ static inline cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, i
     prop->minor = cpu_capability() % 10;
     return cudaSuccess;
 }
-// Returns a name that no other device of the machine has. Ranks without GPUs share their device.
-static inline cudaError_t cudaDeviceGetPCIBusId(char *id, int length, int device) {
-    if (!id || length < 13) return cpu_error(cudaErrorInvalidValue);
-    if (device) return cpu_error(cudaErrorInvalidDevice);
-    strcpy(id, "0000:00:00.0");
-    return cudaSuccess;
-}
 static inline cudaError_t cudaDeviceSynchronize() {
     cpu_drain_all();
     cpu_check_fences();

@@ -2,8 +2,8 @@
 // time of clock.h passes.
 //
 // All tensor and data ranks of a pipeline stage do the same at the same time. So one process for each stage runs the
-// host code of the stage's first rank and stands for all of them. A collective among ranks of one stage begins when that
-// rank comes to it. In messages and collectives between stages the processes exchange times in shared memory. Only
+// host code of the stage's first rank and stands for all of them. A collective among ranks of one stage begins when
+// that rank comes to it. In messages and collectives between stages the processes exchange times in shared memory. Only
 // these times decide when an operation begins, so the order in which the processes get there changes nothing.
 //
 // llmc/mpi/mpi.h and llmc/mpi/timing.h are the MPI and the NCCL of such a job.

@@ -227,7 +227,7 @@ static inline void layernorm_backward_launch(floatX *dinp, float *dweight, float
         blocks = CEIL_DIV(N, rows);  // not more than asked for above, and each has a row
         LayernormBackward a = {dinp, scratch, dresidual, dout, inp, weight, mean, rstd, N, C, rows,
                                dresidual_sum != NULL};
-        kernel_cost(dresidual ? KERNEL_RESIDUAL_BACKWARD : KERNEL_LAYERNORM_BACKWARD, N * C,
+        kernel_cost(KERNEL_LAYERNORM_BACKWARD, N * C,
                     (dresidual ? 4 : 3) * sizeof(floatX), dresidual_sum ? 18 : 17);
         bool one = LANES == 32 && C <= W * LAYERNORM_THREADS, few = LANES == 32 && C <= W * 3 * 512;
         if (C % W != 0) layernorm_backward_rows<1, THREADS>(a, (unsigned)blocks, stream);

@@ -68,9 +68,6 @@ static inline int simulated_receive(void *data, size_t bytes, int rank) {
 #define MPI_Comm_split_type(comm, type, key, info, made) \
     (cpu_simulates() ? (*(made) = MPI_COMM_SELF, MPI_SUCCESS) : MPI_Comm_split_type(comm, type, key, info, made))
 #define MPI_Comm_free(comm) (cpu_simulates() ? MPI_SUCCESS : MPI_Comm_free(comm))
-#define MPI_Allgather(from, count, type, to, counts, types, comm)                                     \
-    (cpu_simulates() ? (memcpy(to, from, simulated_bytes(count, type)), MPI_SUCCESS) /* of one rank */ \
-                     : MPI_Allgather(from, count, type, to, counts, types, comm))
 #define MPI_Allreduce(from, to, count, type, op, comm) \
     (cpu_simulates() ? simulated_least(from, to) : MPI_Allreduce(from, to, count, type, op, comm))
 #define MPI_Bcast(data, count, type, root, comm)                                     \

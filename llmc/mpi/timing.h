@@ -1,11 +1,11 @@
 // timing.h: communication on the virtual clock of the stand-ins (llmc/cpu/clock.h).
 //
-// A group of operations begins when all of its ranks are ready: each has come to it on its streams, and the communicator
-// has finished the group before. A message needs both ranks, as NCCL's sends wait for their receives; a broadcast needs
-// its root and the receiver. Ranks tell each other when they were ready in the headers of their messages; the receiver
-// of a message tells its sender in a message of its own. A group ends when its cost is over (llmc/sim/cost.h), which
-// follows from its bytes and from the places of the communicator's ranks.
-// In a simulation no data move, and the processes meet in shared memory (llmc/cpu/simulate.h).
+// A group of operations begins when all of its ranks are ready: each has come to it on its streams, and the
+// communicator has finished the group before. A message needs both ranks, as NCCL's sends wait for their receives; a
+// broadcast needs its root and the receiver. Ranks tell each other when they were ready in the headers of their
+// messages; the receiver of a message tells its sender in a message of its own. A group ends when its cost is over
+// (llmc/sim/cost.h), which follows from its bytes and from the places of the communicator's ranks. In a simulation no
+// data move, and the processes meet in shared memory (llmc/cpu/simulate.h).
 //
 // defines: simulates, describe_group, clock_*, simulated_communicator; on a GPU they do nothing
 #ifndef LLMC_MPI_TIMING_H
@@ -79,8 +79,8 @@ inline double clock_message_seconds(const ncclComm *comm, double bytes, int peer
     return cost_send_between(cluster, bytes, a, b, std::min(between, around));
 }
 
-// Returns the seconds of a group: collectives of one kind are one collective over all of their bytes, and messages go at
-// the same time.
+// Returns the seconds of a group: collectives of one kind are one collective over all of their bytes, and messages go
+// at the same time.
 inline double clock_seconds(const Group *g) {
     const Cluster *cluster = &cpu_clock().cluster;
     double bytes[NCCL_MPI_OPS] = {0}, seconds = 0, message = 0;

@@ -1,10 +1,10 @@
-// cost.h: how long one operation lasts on a device of a described cluster, in seconds.
+// cost.h: the seconds of one operation on a device of a described cluster.
 //
-// defines: TimePart, time_part_name, CostPrecision, cost_gemm, cost_attention_gemms, cost_softmax, cost_attention, MemoryClass, cost_memory,
-//          Placement, placement_ranks,
-//          placement_stride, placement_among, CollectiveKind, cost_collective, cost_send, cost_send_between
+// defines: TimePart, time_part_name, CostPrecision, cost_gemm, cost_attention_gemms, cost_softmax, cost_attention,
+//          MemoryClass, cost_memory, Placement, placement_ranks, placement_among, CollectiveKind, cost_collective,
+//          cost_send, cost_send_between
 //
-// Nothing here knows of models, layouts, streams or schedules. Every function is pure: same arguments, same bits.
+// It knows no models, layouts, streams or schedules. Every function is pure: same arguments, same bits.
 #ifndef LLMC_SIM_COST_H
 #define LLMC_SIM_COST_H
 
@@ -27,21 +27,21 @@ typedef enum { COST_FP32, COST_BF16 } CostPrecision;
 
 static inline double precision_bytes(CostPrecision precision) { return precision == COST_FP32 ? 4 : 2; }
 
-// What it takes to run kernels that move so many bytes at a share of the memory's bandwidth.
+// Returns the seconds of a kernel that moves so many bytes at a share of the memory's bandwidth.
 static inline double cost_bytes(const Cluster *c, double share, double bytes) {
     return bytes <= 0 ? 0 : c->launch_device + bytes / (share * c->hbm_bandwidth);
 }
 
-// Waves of tiles over the multiprocessors: between tiles / SMs, as if the work were cut finely, and that rounded up.
+// Returns the waves of tiles over the multiprocessors: between tiles / SMs and that rounded up.
 static inline double cost_waves(const Cluster *c, double tiles) {
     double even = tiles / c->sms, whole = ceil(even);
     return fmax(even, 1) * (1 - c->gemm_wave) + whole * c->gemm_wave;
 }
 
-// (M, K) x (K, N): start-up, then waves of 128 x 128 or 256 x 128 tiles of the output, whichever is faster. gemm_depth
-// stands for what a tile costs besides its K steps: filling the pipeline, writing the result. Never faster than
-// reading and writing the three matrices once.
-// Law and constants are fitted on 7371 (A100) and 8775 (GH200) timed shapes: doc/virtual_time.md, "GEMM".
+// Returns the seconds of (M, K) x (K, N): start-up, then waves of 128 x 128 or 256 x 128 tiles of the output, the
+// faster. gemm_depth is the cost of a tile besides its K steps: filling the pipeline, writing the result. The lower
+// bound is reading and writing the three matrices once. Fitted on 7371 (A100) and 8775 (GH200) timed shapes:
+// doc/virtual_time.md, "GEMM".
 static inline double cost_gemm(const Cluster *c, size_t M, size_t N, size_t K, CostPrecision precision) {
     if (M == 0 || N == 0 || K == 0) return 0;
     double m = (double)M, n = (double)N, k = (double)K;
@@ -58,7 +58,7 @@ static inline double cost_gemm(const Cluster *c, size_t M, size_t N, size_t K, C
     return c->gemm_start + fmax(best, memory);
 }
 
-// A rate at head size HS, on straight lines between those that are given for ATTENTION_SIZES head sizes.
+// Interpolates a rate at head size HS linearly between the ATTENTION_SIZES given head sizes.
 static inline double attention_rate(const double *rates, size_t HS) {
     static const double sizes[ATTENTION_SIZES] = {48, 80, 128, 192};
     double head = fmin(fmax((double)HS, sizes[0]), sizes[ATTENTION_SIZES - 1]);
@@ -67,26 +67,26 @@ static inline double attention_rate(const double *rates, size_t HS) {
     return rates[i] + (rates[i + 1] - rates[i]) * (head - sizes[i]) / (sizes[i + 1] - sizes[i]);
 }
 
-// The batched GEMMs of unfused attention, of B * NH matrices each: qk of them make or consume a (T, T) matrix along the
-// head (Q K' and its like: the result is large, the depth is the head), pv of them sum over T (P V and its like). Their
-// rates are measured, as they are bound by reading and writing (T, T).
+// Returns the seconds of the batched GEMMs of unfused attention, of B * NH matrices each. qk of them are like Q K':
+// they make or read a (T, T) matrix, with the head as depth. pv of them are like P V: they sum over T. Their rates are
+// measured, as reading and writing (T, T) bounds them.
 static inline double cost_attention_gemms(const Cluster *c, size_t B, size_t T, size_t NH, size_t HS, int qk, int pv) {
     double flops = 2.0 * (double)B * (double)NH * (double)T * (double)T * (double)HS;
     return (qk + pv) * c->launch_device + qk * flops / attention_rate(c->attention_qk, HS) +
            pv * flops / attention_rate(c->attention_pv, HS);
 }
 
-// Causal softmax of (B, NH, T, T) in 16 bits, with the dropout behind it. It reads the lower half and writes the whole
-// matrix; backward reads two halves. Dropout: 2 bytes read, 2 written, 1 of a mask; backward the same.
+// Returns the seconds of a causal softmax of (B, NH, T, T) in 16 bits and the dropout behind it. It reads the lower
+// half and writes the whole matrix; backward reads two halves. Dropout reads 2 bytes, writes 2 and moves 1 of a mask.
 static inline double cost_softmax(const Cluster *c, size_t B, size_t T, size_t NH, bool backward) {
     double elements = (double)B * (double)NH * (double)T * (double)T;
     double time = cost_bytes(c, c->softmax_efficiency, elements * (backward ? 4 : 3));
     return time + (c->dropout ? cost_bytes(c, c->elementwise_efficiency, elements * 5) : 0);
 }
 
-// Causal self-attention of B sequences of T tokens, NH heads (of this rank) of HS channels. Flash: rates count the
-// FLOPs that are done, of a causal kernel half the square; its backward does 5 GEMMs where the forward does 2.
-// Unfused: the whole square, as Megatron of 2021 does; the backward is dP like Q K', and dV, dQ, dK like P V.
+// Returns the seconds of causal self-attention of B sequences of T tokens, NH heads (of this rank) of HS channels.
+// Flash does half the square, which its rates count; the backward has 5 GEMMs, the forward 2. Unfused does the whole
+// square, as Megatron of 2021; the backward is dP like Q K', and dV, dQ, dK like P V.
 static inline double cost_attention(const Cluster *c, AttentionLaw law, bool backward, size_t B, size_t T, size_t NH,
                                     size_t HS) {
     if (law == ATTENTION_UNFUSED)
@@ -96,7 +96,7 @@ static inline double cost_attention(const Cluster *c, AttentionLaw law, bool bac
     return c->launch_device + (backward ? 2.5 : 1) * flops / rate;
 }
 
-// Kernels that memory bandwidth bounds. MEMORY_SOFTMAX: with an exponential for each element, as GELU has too.
+// Kernels bound by memory bandwidth. MEMORY_SOFTMAX: with an exponential for each element, as GELU has too.
 typedef enum { MEMORY_ELEMENTWISE, MEMORY_LAYERNORM_FORWARD, MEMORY_LAYERNORM_BACKWARD, MEMORY_SOFTMAX,
                MEMORY_OPTIMIZER } MemoryClass;
 
@@ -109,7 +109,7 @@ static inline double cost_memory(const Cluster *c, MemoryClass kind, double byte
     return cost_bytes(c, share, bytes);
 }
 
-// Where the ranks of a group sit.
+// The places of a group's ranks.
 typedef struct {
     size_t ranks, nodes;
     size_t per_node;  // most ranks of the group in one node
@@ -119,8 +119,8 @@ typedef struct {
     bool alone;       // compute waits for each of its collectives, so that none follows another at once
 } Placement;
 
-// Rank r of `world` sits in node r / gpus_per_node. The other ranks of a node form groups of the same kind.
-// ranks[count] must go upwards.
+// Returns the placement of ranks[count], which ascend: rank r of `world` sits in node r / gpus_per_node. The other
+// ranks of a node form groups of the same kind.
 static inline Placement placement_ranks(const Cluster *c, const size_t *ranks, size_t count, size_t world) {
     size_t node_size = (size_t)c->gpus_per_node, in_node = 0, node = 0;
     Placement place = {count, 0, 0, 1, 0, 0, false};
@@ -135,15 +135,6 @@ static inline Placement placement_ranks(const Cluster *c, const size_t *ranks, s
     size_t occupied = world < node_size ? world : node_size;
     if (place.per_node > 0 && place.per_node < occupied) place.sharing = occupied / place.per_node;
     if (place.islands > 1) place.crossing = world / count;
-    return place;
-}
-
-// The group of `count` ranks first, first + stride, ...: groups of a grid are such.
-static inline Placement placement_stride(const Cluster *c, size_t first, size_t stride, size_t count, size_t world) {
-    size_t *ranks = (size_t *)host_alloc(count, sizeof *ranks);
-    for (size_t i = 0; i < count; i++) ranks[i] = first + i * stride;
-    Placement place = placement_ranks(c, ranks, count, world);
-    free(ranks);
     return place;
 }
 
@@ -162,8 +153,8 @@ typedef enum {
     COLLECTIVE_BROADCAST
 } CollectiveKind;
 
-// Bytes/s that a group's rings move. Inside a node the switch's. Across nodes there is one ring for each NIC that the
-// group can use: all of the node's if all ranks of the node belong to it, else its share. A rank alone uses one NIC.
+// Returns the bytes/s of a group's rings. Inside a node it is the switch's bandwidth. Across nodes there is one ring
+// for each NIC that the group can use: all of the node's if all of its ranks belong to the group, else its share.
 static inline double collective_bandwidth(const Cluster *c, const Placement *place) {
     if (place->nodes <= 1) return c->node_bandwidth;
     double near = fmax(1, c->nics_per_node * (double)place->per_node / c->gpus_per_node);
@@ -174,17 +165,17 @@ static inline double collective_bandwidth(const Cluster *c, const Placement *pla
     return place->per_node > 1 ? fmin(network, c->node_bandwidth) : network;
 }
 
-// What the last turn of a ring in a node costs more than its bytes. In a turn each rank passes on node_turn bytes;
-// measured times are straight between whole turns and jump behind each of them (A100: behind each multiple of 24 MiB).
+// Returns the seconds that the last turn of a ring in a node costs more than its bytes. In a turn each rank passes on
+// node_turn bytes. Measured times are linear between whole turns and jump behind each (A100: each multiple of 24 MiB).
 static inline double cost_last_turn(const Cluster *c, double ranks, double bytes) {
     double turns = c->node_turn > 0 ? bytes / (c->node_turn * ranks) : 0;
     return turns > 0.5 ? (ceil(turns) - turns) * c->node_turn_cost : 0;
 }
 
-// A collective over a buffer of `bytes`: the whole, as a rank has it after an all-gather or before a reduce-scatter.
-// A ring moves 2 (n-1)/n of it for an all-reduce, half that for the other kinds (nccl-tests, doc/PERFORMANCE.md: bus
+// Returns the seconds of a collective over `bytes`: the whole buffer after an all-gather or before a reduce-scatter. A
+// ring moves 2 (n-1)/n of it for an all-reduce, half as much for the other kinds (nccl-tests, doc/PERFORMANCE.md: bus
 // bandwidth). Latency inside a node grows with the ranks, across nodes with the logarithm of the nodes. The better of
-// two protocols: full bandwidth, or a share of the latency at a share of the bandwidth.
+// two protocols counts: full bandwidth, or a share of the latency at a share of the bandwidth.
 static inline double cost_collective(const Cluster *c, CollectiveKind kind, double bytes, Placement place) {
     if (place.ranks <= 1) return 0;
     double n = (double)place.ranks, passes = kind == COLLECTIVE_ALL_REDUCE ? 2 : 1;
@@ -197,15 +188,15 @@ static inline double cost_collective(const Cluster *c, CollectiveKind kind, doub
     return fmin(latency + transfer, c->small_latency * latency + transfer / c->small_bandwidth);
 }
 
-// One message from rank to rank; `sharing` ranks of the node send across nodes at the same time and share its NICs.
+// Returns the seconds of a message. `sharing` ranks of the node send across nodes at the same time and share its NICs.
 static inline double cost_send(const Cluster *c, double bytes, bool same_node, size_t sharing) {
     if (same_node) return c->node_p2p_latency + bytes / c->node_p2p_bandwidth;
     double share = fmin(1, c->nics_per_node / (double)(sharing ? sharing : 1));
     return c->nic_latency + bytes / (share * c->nic_bandwidth);
 }
 
-// The same from one rank to another, while the `sharing` ranks beside the sender send as far. Between islands all of
-// them share one link.
+// Returns the same by the two ranks' places, while the `sharing` ranks beside the sender send as far. Between islands
+// all of them share one link.
 static inline double cost_send_between(const Cluster *c, double bytes, size_t from, size_t to, size_t sharing) {
     size_t node = (size_t)c->gpus_per_node, island = (size_t)c->gpus_per_island;
     double seconds = cost_send(c, bytes, from / node == to / node, sharing < node ? sharing : node);

@@ -1,5 +1,5 @@
-// kernel.h: what a kernel's wrapper says of its next launch: the kind of work, the bytes that it must move and the
-// FLOPs that it does (llmc/kernels/cost.cuh says what is counted).
+// kernel.h: the work of a kernel's next launch, as its wrapper states it: its kind, the bytes that it must move and its
+// FLOPs (llmc/kernels/cost.cuh says how they are counted).
 //
 // defines: KernelKind, KernelWork
 #ifndef LLMC_SIM_KERNEL_H
@@ -8,26 +8,23 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-// A cluster file has a rate for each kind. Of the elements of some it says more: a residual or an embedding is followed
-// by dropout where the software has that, and the bytes of an update, a logit and the gradients around a layernorm are
-// the software's own.
+// A cluster file has a rate for each kind. For some kinds it also gives bytes: of dropout's masks behind a residual or
+// an embedding, of an update and of a logit.
 typedef enum {
-    KERNEL_NONE,                // takes no time beside its launch: another kernel's cost has it in
+    KERNEL_NONE,                // no time beside its launch: part of another kernel's cost
     KERNEL_ELEMENTWISE,
     KERNEL_EXPONENTIAL,         // elementwise too, but with an exponential for each element, as softmax has
     KERNEL_RESIDUAL,
     KERNEL_RESIDUAL_LAYERNORM,  // both in one, forward: 4 values an element
     KERNEL_LAYERNORM_FORWARD,
     KERNEL_LAYERNORM_BACKWARD,
-    KERNEL_RESIDUAL_BACKWARD,   // a layernorm's too, with the residual's gradient added: 4 values an element
     KERNEL_CLASSIFIER_FORWARD,  // elements: logits
     KERNEL_CLASSIFIER_BACKWARD,
     KERNEL_OPTIMIZER,   // elements: parameters
     KERNEL_ATTENTION_FORWARD,
     KERNEL_ATTENTION_BACKWARD,
     KERNEL_GEMM,
-    KERNEL_COPY,
-    KERNEL_KINDS
+    KERNEL_COPY
 } KernelKind;
 
 typedef struct {

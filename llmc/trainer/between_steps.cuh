@@ -1,4 +1,5 @@
-// between_steps.cuh: what is due between training steps: validation, checkpoints, samples; and the end of the run.
+// between_steps.cuh: validation, checkpoints and samples between training steps; and the end of the run. trainer.cuh
+// includes it.
 //
 // defines: validation_due, Validation, validation_begin, validation_goes_on, save_due, trainer_save, sample_due,
 //          Sample, sample_padded, sample_begin, sample_goes_on, sample_append, trainer_leave, trainer_give_up,
@@ -6,18 +7,16 @@
 #ifndef LLMC_BETWEEN_STEPS_CUH
 #define LLMC_BETWEEN_STEPS_CUH
 
-#include "llmc/trainer.cuh"
-
 static const double SAMPLE_TEMPERATURE = 0.8;
 enum { LONGEST_TRACE = 250000 };  // events, of some 160 bytes each: a viewer still opens that
 
 static inline bool is_last_step(const Trainer *m) { return m->progress.step >= m->opt.steps; }
 static inline bool has_moved(const Trainer *m) { return m->progress.step > m->progress.first_step; }
 
-// Is it time for one, after progress.step updates? A resumed run does not repeat what the run before it did.
+// True if one is due after progress.step updates. A resumed run does not repeat the last ones of the run before.
 static inline bool validation_due(const Trainer *m) {
     const Options *o = &m->opt;
-    if (o->eval) return true;  // and nothing else is: the run has no steps
+    if (o->eval) return true;  // the run has no steps
     return o->val_every && (has_moved(m) || !o->resume) && (m->progress.step % o->val_every == 0 || is_last_step(m));
 }
 
@@ -32,7 +31,7 @@ static inline bool save_due(const Trainer *m) {
     return o->out && (is_last_step(m) ? has_moved(m) || !o->resume : due);
 }
 
-// A pass over the first global batches of the validation data, always in order; or over the rows of --eval.
+// A pass over the first global batches of the validation data, in order, or over the rows of --eval.
 typedef struct {
     size_t batch, batches;  // done so far, of so many
     double sum;             // of their mean losses
@@ -49,7 +48,7 @@ static inline Validation validation_begin(const Trainer *m) {
     return v;
 }
 
-// Takes the loss of the batch that has run, and loads the next one; false, and the mean is logged, after the last.
+// Adds the loss of the batch that has run and loads the next one. After the last, logs the mean and returns false.
 static inline bool validation_goes_on(Trainer *m, Validation *v) {
     if (m->opt.eval) return evaluation_goes_on(m, &v->eval);
     if (v->batch > 0) v->sum += trainer_mean_loss(m);
@@ -61,8 +60,8 @@ static inline bool validation_goes_on(Trainer *m, Validation *v) {
     return true;
 }
 
-// Rank 0 makes the files, every rank writes its own slices into them, rank 0 gives the folder its name. A failure of
-// any rank leaves nothing behind and ends the run, with one sentence.
+// Writes a checkpoint: rank 0 makes the files, every rank writes its slices, rank 0 gives the folder its name. A
+// failure of any rank leaves no folder and ends the run, with one sentence.
 static inline void trainer_write(Trainer *m, char *path, size_t size) {
     Error err;
     char tmp[PATH_MAX] = "";
@@ -70,7 +69,7 @@ static inline void trainer_write(Trainer *m, char *path, size_t size) {
     bool ok = !first || checkpoint_create(m->opt.out, m->progress.step, &m->config, bf16, tmp, sizeof tmp, &err);
     job_agree(&m->job, ok, &err, 1);
     MPI_Bcast(tmp, sizeof tmp, MPI_CHAR, 0, MPI_COMM_WORLD);
-    if (!m->ending.agreed) CUDA_CHECK(cudaDeviceSynchronize());  // else a step is dropped, which changes no weights
+    if (!m->ending.agreed) CUDA_CHECK(cudaDeviceSynchronize());  // else a step is dropped, before it changes weights
     Checksums sums = checksums_make(&m->config, bf16);
     bool others = !m->opt.zero && m->grid.d_rank != 0;  // without ZeRO all data ranks hold the same
     ok = others || state_save(&m->state, &m->table, tmp, m->table.shard.embedding, &sums, &err);
@@ -99,7 +98,7 @@ static inline void trainer_save(Trainer *m) {
     fflush(stdout);
 }
 
-// Saves what no checkpoint of this run has yet, whether one is due or not.
+// Saves the weights if no checkpoint of this run has them, due or not.
 static inline void trainer_save_rest(Trainer *m) {
     if (m->opt.out && has_moved(m) && m->saved_step != m->progress.step) trainer_save(m);
 }
@@ -108,18 +107,19 @@ static inline void trainer_save_rest(Trainer *m) {
 typedef struct {
     int *tokens;          // prompt and continuation
     size_t count, made;   // tokens so far, and how many of them are new
-    size_t T;             // tokens of the pass that is due: they are in the trainer's inputs, zeros behind them
+    size_t T;             // tokens of the next pass, in the trainer's inputs with zeros behind them
     float *logits;        // (Vp) on the host
 } Sample;
 
-// Tokens of the pass over T: rounded up, so that samples of all lengths need few plans of matrix products. What stands
-// behind T does not change what is before.
+// Returns the tokens of a pass over T, rounded up, so that all lengths need few plans of matrix products. Attention is
+// causal: tokens behind T change no earlier result.
 static inline size_t sample_padded(const Trainer *m, size_t T) {
     size_t multiple = 64 * m->grid.t, padded = CEIL_DIV(T, multiple) * multiple;
     return padded < m->T ? padded : m->T;
 }
 
-// Begins with the prompt. Use: while (sample_goes_on(m, &s)) sample_append(m, &s, the logits behind the last of s.T tokens).
+// Begins with the prompt. Use: while (sample_goes_on(m, &s)) sample_append(m, &s, the logits behind the last of s.T
+// tokens).
 static inline Sample sample_begin(Trainer *m) {
     Error err;
     Sample s;
@@ -173,7 +173,7 @@ static inline bool trainer_report_timeline(Trainer *m, Error *err) {
     return ok;
 }
 
-// Was all written that was printed? A pipe that nobody reads any more is no failure.
+// True if all output was written. A pipe without a reader is no failure.
 static inline bool stdout_is_whole(Error *err) {
     struct stat info;
     bool ok = fflush(stdout) == 0 && !ferror(stdout);
@@ -192,8 +192,8 @@ static inline void trainer_report(Trainer *m) {
     job_agree(&m->job, stdout_is_whole(&err), &err, 1);
 }
 
-// All ranks have been asked to stop and have agreed on this step: saves, and leaves with exit code 0. What streams
-// still have to do is dropped with the process.
+// Saves and leaves with exit code 0, when all ranks have agreed on this step as the last. Work left in streams ends
+// with the process.
 static inline void trainer_leave(Trainer *m) {
     job_open_memory(true);
     trainer_save_rest(m);
@@ -206,18 +206,18 @@ static inline void trainer_leave(Trainer *m) {
     _exit(0);
 }
 
-// All ranks know that one of them could not read its data: saves the weights, which are sound, and leaves with 1.
+// Saves the weights, which are sound, and leaves with 1, when all ranks know that one of them could not read its data.
 static inline void trainer_give_up(Trainer *m) {
     int who = job_first_failure(&m->job, !m->data_failed);
     trainer_save_rest(m);
     job_stop(&m->job, who, &m->data_error, 1);
 }
 
-// The end of the run. Returns the exit code.
+// Ends the run. Returns the exit code.
 static inline int trainer_close(Trainer *m) {
     stop_close(m);
     CUDA_CHECK(cudaDeviceSynchronize());
-    timeline_collect(&m->timeline, 0);  // validation and samples; what a step has left behind knows its number
+    timeline_collect(&m->timeline, 0);  // validation and samples; spans of a step know its number
     trainer_report(m);
     job_finish(&m->job);
     return 0;

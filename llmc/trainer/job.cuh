@@ -1,7 +1,8 @@
-// job.cuh: the ranks of one job: start, a device for each, and how all of them end when one cannot go on.
+// job.cuh: the ranks of one job: start, devices, communicators, and an end for all of them when one fails.
 //
 // defines: NCCL_CHECK, NCCL_FLOATX, Job, job_open_memory, job_start, job_check_devices, job_first_failure, job_stop,
-//          job_agree, job_fail, job_dry_run, job_connect, job_split, job_split_grid, job_gather_trace, job_finish
+//          job_agree, job_fail, job_dry_run, job_connect, job_split, job_split_grid, job_gather_trace,
+//          job_finish
 #ifndef LLMC_JOB_CUH
 #define LLMC_JOB_CUH
 
@@ -20,7 +21,7 @@
 #include "llmc/host/memory.h"
 #include "llmc/host/trace.h"
 
-// Ends the process, and with it the job, on a NCCL error: mpirun kills the others when one exits without finalising.
+// Ends the process on a NCCL error, and with it the job: mpirun kills the others when one exits without finalising.
 #define NCCL_CHECK(call)                                                                                   \
     do {                                                                                                   \
         ncclResult_t nccl_result = (call);                                                                 \
@@ -42,33 +43,21 @@ enum { JOB_GROUPS = 16 };
 typedef struct {
     int rank, size, local_rank, local_size;  // local: among the ranks of this node
     int device, devices;                     // this rank's, and how many it sees
-    bool shares_device;                      // with another rank of its node
     ncclComm_t world;
     ncclComm_t groups[JOB_GROUPS];           // [group_count] split from the world, for job_finish to destroy
     bool is_link[JOB_GROUPS];                // [group_count] of two neighbouring stages, for messages only
     size_t group_count;
 } Job;
 
-// Does another rank of this node have the same device? Compared by bus id: a launcher may show each rank only its own.
-static inline bool job_shares_device(const Job *job, MPI_Comm node) {
-    char mine[32] = "", *all = (char *)host_alloc(job->local_size, sizeof mine);
-    int same = 0;
-    CUDA_CHECK(cudaDeviceGetPCIBusId(mine, sizeof mine, job->device));
-    MPI_Allgather(mine, sizeof mine, MPI_CHAR, all, sizeof mine, MPI_CHAR, node);
-    for (int i = 0; i < job->local_size; i++) same += strcmp(all + i * sizeof mine, mine) == 0;
-    free(all);
-    return same > 1;
-}
-
-// What is opened next must not get the number of a closed stdin, stdout or stderr, or messages end up in it.
+// Opens closed standard descriptors. The next file must not get the number of stdout or stderr: messages end up in it.
 static inline void job_open_standard(void) {
     for (int fd = 0; fd < 3; fd++) {
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) exit(1);
     }
 }
 
-// MPI goes on with the stand-ins' messages in any of its calls: their device memory is open to it, or closed again.
-// Returns what it was.
+// Opens the stand-ins' device memory to the host, or closes it again: any call of MPI may carry on their messages.
+// Returns the state before.
 static inline bool job_open_memory(bool open) {
 #ifdef NCCL_OVER_MPI
     return nccl_mpi::queue_open_memory(open);
@@ -77,8 +66,8 @@ static inline bool job_open_memory(bool open) {
 #endif
 }
 
-// Open MPI without mpirun: no daemon beside the program, and none of the folders under $TMPDIR by which ranks of one
-// node meet. All such programs would share one, and one that ends removes it while another starts, which then fails.
+// Sets up Open MPI without mpirun: no daemon, and no session folder under $TMPDIR. Such programs would share one
+// folder, and one that ends would remove it while another starts, which then fails.
 static inline void job_start_alone(void) {
     static const char *const launched[] = {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"};
     setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
@@ -109,7 +98,6 @@ static inline void job_start(Job *job, int *argc, char ***argv) {
     CUDA_CHECK(cudaGetDeviceCount(&job->devices));
     job->device = job->local_rank % job->devices;
     CUDA_CHECK(cudaSetDevice(job->device));
-    job->shares_device = job_shares_device(job, node);
     MPI_Comm_free(&node);
 #ifdef _OPENMP
     // Ranks of one node share its cores.
@@ -119,8 +107,8 @@ static inline void job_start(Job *job, int *argc, char ***argv) {
     if (job->rank != 0 && !freopen("/dev/null", "w", stdout)) exit(1);
 }
 
-// The kernels are compiled for compute capability 8.0 on. NCCL wants a GPU for every rank; carried by MPI, ranks can
-// share one.
+// Refuses devices that the trainer cannot run on: kernels need compute capability 8.0. NCCL needs a GPU for every rank;
+// over MPI, ranks can share one. A rank that sees one GPU may see its own: then NCCL finds two ranks with one GPU.
 static inline bool job_check_devices(const Job *job, Error *err) {
     struct cudaDeviceProp prop;
     CUDA_CHECK(cudaGetDeviceProperties(&prop, job->device));
@@ -128,23 +116,22 @@ static inline bool job_check_devices(const Job *job, Error *err) {
         return error_set(err, "%s has compute capability %d.%d: 8.0 is needed, as an A100 or RTX 3090 has it",
                          prop.name, prop.major, prop.minor);
 #ifndef NCCL_OVER_MPI
-    if (job->shares_device)
+    if (job->devices > 1 && job->local_size > job->devices)
         return error_set(err,
-                         "%d ranks on a node with %d GPU%s share one: start one rank per GPU, or build with NCCL=mpi, "
-                         "where ranks may share a GPU",
-                         job->local_size, job->devices, job->devices == 1 ? "" : "s");
+                         "%d ranks on a node with %d GPUs share one: start one rank per GPU, or build with NCCL=mpi, "
+                         "where ranks may share a GPU", job->local_size, job->devices);
 #endif
     return true;
 }
 
-// All ranks call it: the first of those that are not ok, or as many as there are ranks.
+// Returns the lowest failing rank, or job->size if none failed. All ranks call it.
 static inline int job_first_failure(const Job *job, bool ok) {
     int mine = ok ? job->size : job->rank, first;
     MPI_Allreduce(&mine, &first, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
     return first;
 }
 
-// All ranks call it when all know that the run cannot go on: one of them says why, and all leave with that code.
+// Ends the job with this exit code; rank `who` prints why. All ranks call it.
 static inline void job_stop(const Job *job, int who, const Error *err, int code) {
     fflush(stdout);
     if (job->rank == who) fprintf(stderr, "error: %s\n", err->text);
@@ -153,14 +140,14 @@ static inline void job_stop(const Job *job, int who, const Error *err, int code)
     exit(code);
 }
 
-// All ranks call it: goes on if all are ok. Otherwise one of those that are not says why, and all leave; with code 2
-// before any work was done.
+// Ends the job unless all ranks are ok; the lowest failing rank prints why. Code 2 refuses input before any work. All
+// ranks call it.
 static inline void job_agree(const Job *job, bool ok, const Error *err, int code = 2) {
     int first = job_first_failure(job, ok);
     if (first < job->size) job_stop(job, first, err, code);
 }
 
-// --dry-run: prints what every rank would need, in MiB, a row per rank, and leaves MPI. All ranks call it.
+// Prints the memory that every rank needs, in MiB, a row per rank, and ends MPI: --dry-run. All ranks call it.
 static inline int job_dry_run(const Job *job, size_t weights, size_t gradients, size_t optimizer, size_t activations) {
     double mine[4] = {(double)weights, (double)gradients, (double)optimizer, (double)activations};
     double *all = (double *)host_alloc(job->size, sizeof mine);
@@ -175,9 +162,8 @@ static inline int job_dry_run(const Job *job, size_t weights, size_t gradients, 
     return MPI_Finalize();
 }
 
-// One rank cannot go on in the middle of the work: it says why and takes the job down. Leaving without MPI_Finalize
-// does that: mpirun (and srun --kill-on-bad-exit=1) ends the others. MPI_Abort would too, but Open MPI's sometimes
-// hangs.
+// Ends the job from one rank in the middle of the work, and prints why. A rank that leaves without MPI_Finalize makes
+// mpirun (and srun --kill-on-bad-exit=1) end the others. MPI_Abort would too, but Open MPI's sometimes hangs.
 static inline void job_fail(const Job *job, const Error *err) {
     fprintf(stderr, "error: rank %d: %s\n", job->rank, err->text);
     fflush(stdout);
@@ -185,7 +171,7 @@ static inline void job_fail(const Job *job, const Error *err) {
     _exit(1);
 }
 
-// The communicator of all ranks; the others are split from it.
+// Makes the communicator of all ranks; the others are split from it.
 static inline void job_connect(Job *job) {
     ncclUniqueId id;
     if (job->rank == 0) NCCL_CHECK(ncclGetUniqueId(&id));
@@ -250,7 +236,7 @@ static inline bool job_gather_trace(const Job *job, const TraceList *mine, Trace
     return job->rank == 0;
 }
 
-// The end of a run: every rank has done its work.
+// Ends the job after every rank has done its work.
 static inline void job_finish(Job *job) {
     CUDA_CHECK(cudaDeviceSynchronize());
     NCCL_CHECK(ncclGroupStart());

@@ -1,4 +1,4 @@
-// replicas.cuh: are copies of weights that several ranks hold still the same, bit for bit? For --debug-replicas.
+// replicas.cuh: --debug-replicas: checks that weights held by several ranks are the same bits on all of them.
 //
 // defines: Replicas, replicas_check
 #ifndef LLMC_REPLICAS_CUH
@@ -9,10 +9,10 @@
 #include "llmc/trainer/job.cuh"
 #include "llmc/trainer/state.cuh"
 
-// Which tensors all ranks of the group hold alike.
+// The tensors that all ranks of a group hold.
 typedef enum { REPLICAS_UNSPLIT, REPLICAS_TIED, REPLICAS_ALL } Replicas;
 
-// A 64-bit hash (FNV-1a) of a tensor's weights.
+// Returns a 64-bit hash (FNV-1a) of a tensor's weights.
 static inline uint64_t replicas_hash(const State *state, const Tensor *x) {
     size_t bytes = x->size * sizeof(floatX);
     unsigned char *host = (unsigned char *)host_alloc(bytes, 1);
@@ -23,22 +23,22 @@ static inline uint64_t replicas_hash(const State *state, const Tensor *x) {
     return hash;
 }
 
-// All ranks of the group call it, with nothing queued that writes weights. False, naming the first tensor that differs.
+// Compares the tensors of all ranks of the group, which call it with no queued work that writes weights. False, with
+// the name of the first tensor that differs.
 static inline bool replicas_check(const State *state, const ParamTable *table, Replicas which, ncclComm_t comm,
                                   const char *group, cudaStream_t stream, Error *err) {
-    uint64_t *device, host[2];
+    int64_t *device, host[2];
     bool ok = true;
     CUDA_CHECK(cudaMalloc((void **)&device, sizeof host));
     for (size_t i = 0; i < table->count; i++) {
         const Tensor *x = &table->tensors[i];
         if (which == REPLICAS_UNSPLIT ? x->split != SPLIT_NONE : which == REPLICAS_TIED && x->kind != WTE) continue;
-        host[0] = host[1] = replicas_hash(state, x) >> 1;  // as int64 never negative
+        host[0] = (int64_t)(replicas_hash(state, x) >> 1), host[1] = -host[0];  // their minima: least and greatest
         CUDA_CHECK(cudaMemcpyAsync(device, host, sizeof host, cudaMemcpyHostToDevice, stream));
-        NCCL_CHECK(ncclAllReduce(device, device, 1, ncclInt64, ncclMin, comm, stream));
-        NCCL_CHECK(ncclAllReduce(device + 1, device + 1, 1, ncclInt64, ncclMax, comm, stream));
+        NCCL_CHECK(ncclAllReduce(device, device, 2, ncclInt64, ncclMin, comm, stream));
         CUDA_CHECK(cudaMemcpyAsync(host, device, sizeof host, cudaMemcpyDeviceToHost, stream));
         CUDA_CHECK(cudaStreamSynchronize(stream));
-        if (host[0] != host[1] && ok)
+        if (host[0] != -host[1] && ok)
             ok = error_set(err, "%s differs between the %s ranks that hold it", x->name, group);
     }
     CUDA_CHECK(cudaFree(device));

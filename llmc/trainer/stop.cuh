@@ -1,14 +1,13 @@
 // stop.cuh: a signal to one rank ends the run: all ranks save the last completed step and leave.
 //
-// A step may be long, so nobody waits for its end: a signal drops the current step. But the ranks must agree on the last
-// completed one. The sum over all ranks in trainer_norm decides: without one rank's part no rank can complete the step;
-// with all parts every rank will. So:
+// A step may be long, so nobody waits for its end: a signal drops the current step. But the ranks must agree on the
+// last completed one. The sum over all ranks in trainer_norm decides: without one rank's part no rank can complete the
+// step; with all parts every rank will. So:
 //   1. a rank with a signal tells the others, and each rank that hears of it passes it on;
 //   2. each rank then votes: the number of the last step to whose sum it contributes. It contributes to no later one;
 //   3. the least vote is the last step. Ranks still in it complete it, all others drop their work, and all save.
-// The vote is a reduction that does not block (MPI_Iallreduce), for a rank may need the others' help to complete a step.
-// A simulation does not listen: it has nothing to save, and signals end it.
-// trainer.cuh includes it.
+// The vote is a reduction that does not block (MPI_Iallreduce), for a rank may need the others' help to complete a
+// step. A simulation does not listen: it has nothing to save, and signals end it. trainer.cuh includes it.
 //
 // defines: stop_signal, stop_listen, trainer_synchronize, stop_settle, stop_before_sum, stop_close
 #ifndef LLMC_STOP_CUH
@@ -86,8 +85,8 @@ static inline bool stop_stream_busy(const Trainer *m, cudaStream_t stream) {
     return busy;
 }
 
-// Waits for a stream, or for all, like cudaStreamSynchronize. But it leaves when the run is stopped, and fails when NCCL
-// finds that another rank has ended.
+// Waits for a stream, or for all, like cudaStreamSynchronize. But it leaves when the run is stopped, and fails when
+// NCCL finds that another rank has ended.
 static inline void trainer_synchronize(Trainer *m, cudaStream_t stream = NULL) {
     double asked = seconds_wall();
     for (; m->ending.listens && stop_stream_busy(m, stream); sched_yield()) {

@@ -1,6 +1,6 @@
-// virtual_time.cuh: --virtual-time and --simulate: starts the clock of the stand-ins (llmc/cpu/clock.h) and the processes
-// of a simulation (llmc/cpu/simulate.h), and reports where the last step's time went. On a GPU both flags are refused.
-// trainer.cuh includes it.
+// virtual_time.cuh: --virtual-time and --simulate: starts the clock of the stand-ins (llmc/cpu/clock.h) and the
+// processes of a simulation (llmc/cpu/simulate.h), and reports where the last step's time went. On a GPU both flags are
+// refused. trainer.cuh includes it.
 //
 // defines: trainer_peak_flops, trainer_virtual_time, trainer_simulate, trainer_clock_zero, trainer_clock_begin_step,
 //          trainer_clock_end_step, trainer_report_clock
@@ -34,17 +34,13 @@ static inline size_t trainer_crossings(size_t node, const Grid *g, size_t d) {
     return count;
 }
 
-// Makes a process for each stage: its first rank. Where stages or tensor groups do not fill nodes, the job waits for the
-// data rank whose ranks are worst placed, so the clock places the simulated ranks like these.
+// Makes a process for each stage: its first rank. Where stages or tensor groups do not fill nodes, the job waits for
+// the data rank whose ranks are worst placed, so the clock places the simulated ranks like these.
 static inline bool trainer_simulate_stages(Options *o, Error *err) {
     Grid grid;
     Cluster cluster;
     size_t worst = 0, most = 0;
     if (!options_resolve(o, NULL, o->ranks, err)) return false;
-    if (o->tensor * o->data * o->pipeline != o->ranks)
-        return error_set(err,
-                         "--tensor %zu, --data %zu and --pipeline %zu make %zu ranks, and --ranks is %zu: change one",
-                         o->tensor, o->data, o->pipeline, o->tensor * o->data * o->pipeline, o->ranks);
     if (!grid_make(&grid, o->ranks, 0, o->tensor, o->data, o->pipeline, o->order, err)) return false;
     if (getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMI_SIZE"))
         return error_set(err, "--simulate is one command for all ranks: start it without mpirun");
@@ -61,8 +57,8 @@ static inline bool trainer_simulate_stages(Options *o, Error *err) {
     return ok || error_set(err, "cannot make %zu processes: %s", grid.p, strerror(errno));
 }
 
-// Under --simulate, becomes a process for each stage, or ends with exit code 2. Does nothing for any other command line,
-// which may be wrong: trainer_open refuses it.
+// Under --simulate, becomes a process for each stage, or ends with exit code 2. Does nothing for any other command
+// line, which may be wrong: trainer_open refuses it.
 static inline void trainer_simulate(int argc, char **argv, unsigned sections) {
     Options o;
     Error err;
