@@ -29,8 +29,8 @@ static int temporary_file(char path[TEMPORARY_PATH], const char *name, Error *er
     return fd;
 }
 
-// What every run has: layers of some width; a vocabulary so small that the ends of the model do not count; so many
-// layers a stage; micro-batches of so many sequences.
+// The model of a run: its width, layers a stage, sequences a micro-batch. Its vocabulary is so small that the ends of
+// the model do not count.
 typedef struct {
     const char *name;
     int C, heads, T, layers, p, micro;
@@ -67,7 +67,7 @@ static bool run(const Bench *b, const Model *x, int p, int m, How how, Error *er
     return (out && pclose(out) == 0) || error_set(err, "%.400s failed: %s", command, said);
 }
 
-// The shortest step of each kind on one rank: it waited for nobody.
+// The shortest step of each kind on one rank: it did not wait.
 static void shortest(const TraceList *list, int rank, double *step) {
     static const char *const kinds[3] = {"forward", "backward", "weight"};
     for (int kind = 0; kind < 3; kind++) {
@@ -98,7 +98,7 @@ static bool measure(const Bench *b, int p, Bubble *bubble, Error *err) {
     return ok;
 }
 
-// Of idle over work, what is idle over both.
+// Returns idle / (idle + work) for idle / work.
 static double share(double bubble) { return 100 * bubble / (1 + bubble); }
 
 static bool wanted(const Bench *b, const char *name) { return !b->rows || strcmp(b->rows, name) == 0; }
@@ -136,8 +136,8 @@ static bool print_formulas(const Bench *b, Error *err) {
 
 // ---- the paper ------------------------------------------------------------------------------------------------------
 
-// Table 5: rates of 1F1B, 1F1B-I, ZB-H1, ZB-1p and ZB-2p, in %. Table 9: what F, B, W and a message took there, in ms,
-// of which Table 5 is computed.
+// Table 5: rates of 1F1B, 1F1B-I, ZB-H1, ZB-1p and ZB-2p, in %. Table 9: ms of F, B, W and a message, from which Table
+// 5 is computed.
 typedef struct {
     int m;
     double rate[5], ms[4];

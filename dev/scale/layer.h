@@ -1,12 +1,11 @@
-// layer.h: the operations of one transformer layer, of the embedding and of the head, in the order in which a trainer
-// enqueues them, each with what it costs. A clock that sees the trainer's own kernels can be compared with these lists.
+// layer.h: the operations of one transformer layer, of the embedding and of the head, each with its cost. They are in
+// the order in which a trainer enqueues them, so that its clock can be compared with them.
 //
 // defines: LayerOp, OpList, ops_seconds, op_is_of_weights, LayerShape, LayerRecompute, layer_operations,
 //          layer_recomputes, embedding_operations, head_operations
 //
 // Letters as in the trainers: B, T, N = B*T tokens, Nl of a rank under sequence parallelism, C channels, A = C/t of
-// this rank's heads, F = 4C/t. "bytes" are those that a kernel must move: activations of 2 bytes (4 in fp32), a dropout
-// mask of 1.
+// this rank's heads, F = 4C/t. "bytes" must move once: activations of 2 bytes (4 in fp32), a dropout mask of 1.
 #ifndef DEV_SCALE_LAYER_H
 #define DEV_SCALE_LAYER_H
 
@@ -46,7 +45,7 @@ static inline bool op_is_of_weights(const LayerOp *op) {
            strcmp(op->name, "bias gradient") == 0;
 }
 
-// What backward computes again: nothing, GELU, attention between its GEMMs, or the whole layer.
+// Recomputation in backward: nothing, GELU, attention between its GEMMs, or the whole layer.
 typedef enum { LAYER_KEEPS, LAYER_GELU, LAYER_ATTENTION, LAYER_WHOLE } LayerRecompute;
 
 typedef struct {
@@ -88,7 +87,7 @@ static inline void ops_g_backward(OpList *o, const Cluster *c, const LayerShape 
     if (s->sequence_parallel) ops_add(o, "all-gather", TIME_TENSOR, layer_collective(c, s, COLLECTIVE_ALL_GATHER));
 }
 
-// A GEMM beside which a collective runs: both are slower, and what the GEMM does not hide is exposed.
+// Adds a GEMM beside a collective: both are slower, and the rest of the collective is exposed.
 static inline void ops_beside(OpList *o, const Cluster *c, const LayerShape *s, const char *gemm_name, double gemm,
                               const char *name, CollectiveKind kind) {
     double seconds = s->t > 1 ? layer_collective(c, s, kind) : 0;
@@ -97,8 +96,8 @@ static inline void ops_beside(OpList *o, const Cluster *c, const LayerShape *s, 
     ops_add(o, name, TIME_TENSOR, seconds - gemm - slow);
 }
 
-// Both gradients of Y(N, n) = X(N, k) W and what adds them up. wide: W is column-parallel, so f stands before it: dX is
-// summed over the tensor group, and under sequence parallelism X is gathered again.
+// Adds both gradients of Y(N, n) = X(N, k) W and their accumulation. wide: W is column-parallel, so f stands before it.
+// Then dX is summed over the tensor group, and sequence parallelism gathers X again.
 static inline void ops_linear_backward(OpList *o, const Cluster *c, const LayerShape *s, size_t N, size_t n, size_t k,
                                        bool wide) {
     double input = cost_gemm(c, N, k, n, s->precision), weight = cost_gemm(c, k, n, N, s->precision);
@@ -129,8 +128,8 @@ static inline double cost_layernorm_backward(const Cluster *c, double values) {
     return cost_memory(c, MEMORY_LAYERNORM_BACKWARD, (c->fused_backward ? 3 : 5) * values);
 }
 
-// The same where the residual's gradient is added, and what comes with it: the sum that is a bias's gradient, and the
-// mask of dropout. Fused it is one kernel that reads one more.
+// Returns the same with the residual's gradient added, the sum that is a bias's gradient, and the mask of dropout.
+// Fused it is one kernel that reads one more.
 static inline double cost_residual_backward(const Cluster *c, double values, double elements) {
     if (c->fused_backward) return cost_memory(c, MEMORY_LAYERNORM_BACKWARD, 4 * values);
     return cost_layernorm_backward(c, values) + cost_memory(c, MEMORY_ELEMENTWISE, 3 * values) +
@@ -143,7 +142,7 @@ static inline void ops_attention(OpList *o, const Cluster *c, const LayerShape *
             cost_attention(c, c->attention, backward, s->B, s->T, s->NH / s->t, s->C / s->NH));
 }
 
-// Forward of one layer. `ends`: with the last GEMM and what follows, which a trainer may leave out when it recomputes.
+// Adds the forward of one layer. `ends`: with the last GEMM and the sum behind it, which recomputation may leave out.
 static inline void ops_layer_forward(OpList *o, const Cluster *c, const LayerShape *s, bool ends) {
     size_t N = s->B * s->T, A = s->C / s->t, F = 4 * A;
     double e = precision_bytes(s->precision), mask = c->dropout;
@@ -166,7 +165,7 @@ static inline void ops_layer_forward(OpList *o, const Cluster *c, const LayerSha
     ops_memory(o, c, "bias, dropout, residual", MEMORY_ELEMENTWISE, (3 * e + mask) * rows);
 }
 
-// Backward of one layer, without what it recomputes. Behind each kernel's bytes: what it reads and writes.
+// Adds the backward of one layer, without recomputation.
 static inline void ops_layer_backward(OpList *o, const Cluster *c, const LayerShape *s) {
     size_t N = s->B * s->T, A = s->C / s->t, F = 4 * A;
     double e = precision_bytes(s->precision);
@@ -185,8 +184,7 @@ static inline void ops_layer_backward(OpList *o, const Cluster *c, const LayerSh
     }
 }
 
-// What a backward of the layer computes again before it begins. What the cluster's software computes again of every
-// attention is in a whole layer already.
+// Lists the recomputation before a layer's backward. A whole layer has its attention in it already.
 static inline void layer_recomputes(OpList *o, const Cluster *c, const LayerShape *s) {
     double gelu = 2 * precision_bytes(s->precision) * (double)(s->B * s->T) * 4 * (double)(s->C / s->t);
     o->count = 0;
@@ -196,7 +194,7 @@ static inline void layer_recomputes(OpList *o, const Cluster *c, const LayerShap
     if (attention) ops_attention(o, c, s, false);
 }
 
-// THE list of a layer: forward, or backward with what it recomputes.
+// Lists a layer: forward, or backward with its recomputation.
 static inline void layer_operations(OpList *o, const Cluster *c, const LayerShape *s, bool backward) {
     o->count = 0;
     if (!backward) {

@@ -85,8 +85,8 @@ static double predict(Point *points, size_t count, bool held_out, Error *err) {
     return sum;
 }
 
-// A model of one parameter: FLOPs, with those that are done again (PTD-P, section 5.1), at 158.5 TFLOP/s of each A100,
-// and the pipeline's bubble. 0 on other devices.
+// Returns the seconds by a model of one parameter: FLOPs with recomputation (PTD-P, section 5.1) at 158.5 TFLOP/s of
+// each A100, and the pipeline's bubble. 0 on other devices.
 static double trivial_seconds(const Point *x) {
     const StepLayout *r = &x->row->run;
     if (x->cluster->sms != 108) return 0;
@@ -98,7 +98,8 @@ static double trivial_seconds(const Point *x) {
     return flops / ((double)r->ranks * 158.5e12) * (1 + (double)(r->p - 1) / ((double)r->v * micro_batches));
 }
 
-// What --fit makes least: the mean over the groups of the mean absolute error of the rows that it may see.
+// Returns the error that --fit minimises: the mean over the groups of the mean absolute error of the rows that it may
+// see.
 static double fit_error(Point *points, size_t count, Error *err) {
     double sums[GROUPS + 1] = {0}, total = 0;
     size_t counts[GROUPS + 1] = {0}, used = 0;
@@ -124,7 +125,7 @@ typedef struct {
     size_t count;
 } Clusters;
 
-// Where the constant of that name stands in a cluster; NULL if there is none or it is no number.
+// Returns the constant of that name in a cluster, NULL if there is none or it is no number.
 static double *constant(Cluster *c, const char *key, size_t length) {
     size_t count;
     const ClusterField *fields = cluster_fields(&count);

@@ -1,6 +1,6 @@
 // step.h: the time of one training step of a layout on a described cluster: a light simulation. Each stage walks the
-// list that llmc/pipeline.h gives it, each step of it lasts what dev/scale/layer.h says, messages take their time, and
-// at the end gradients are summed and weights updated. All tensor and data ranks of a stage do the same at one time.
+// list that llmc/pipeline.h gives it, with costs from dev/scale/layer.h. Messages take their time. At the end gradients
+// are summed and weights updated. All tensor and data ranks of a stage do the same at one time.
 //
 // defines: StepLayout, StepTime, step_check, step_bound, step_simulate
 #ifndef DEV_SCALE_STEP_H
@@ -28,7 +28,7 @@ typedef struct {
     double parts[TIME_PARTS];   // of that stage; they sum to seconds
 } StepTime;
 
-// What a stage's step of a chunk costs: [kind of step][first micro-batch or later].
+// Costs of a chunk's steps: [kind of step][first micro-batch or later].
 typedef struct {
     double seconds[3][2], groups[3][2][TIME_PARTS];
 } ChunkCost;
@@ -199,7 +199,7 @@ static inline void step_walk(StepMachine *x) {
     free(next);
 }
 
-// What the data ranks of a stage send of its gradients, and of its weights with zero; then the update of what it owns.
+// Stores the seconds of a stage's sums over data ranks, of gathering its weights with zero, and of its update.
 static inline void step_data(const Cluster *c, const StepLayout *r, size_t stage, double *sum, double *gather,
                              double *update) {
     double parameters = step_parameters(r, stage), bytes = c->gradient_bytes * parameters;
@@ -209,8 +209,8 @@ static inline void step_data(const Cluster *c, const StepLayout *r, size_t stage
     *update = cost_memory(c, MEMORY_OPTIMIZER, c->optimizer_bytes * parameters / (double)(r->zero ? r->d : 1));
 }
 
-// Sums over data ranks, over the two uses of the embedding, and the update. All stages wait for the gradient norm. What
-// overlaps hides behind a chunk's last backward, and the gathering of weights behind its next first forward.
+// Sums over data ranks, over the two uses of the embedding, and the update. All stages wait for the gradient norm. With
+// overlap the sums hide behind a chunk's last backward, and the gathering of weights behind its next first forward.
 static inline double step_end(StepMachine *x) {
     const Cluster *c = x->c;
     const StepLayout *r = x->r;
@@ -257,8 +257,8 @@ static inline ChunkCost *step_chunk_costs(const Cluster *c, const StepLayout *r)
     return costs;
 }
 
-// Seconds below which no simulation of the layout comes: what the busiest stage computes, and what it cannot begin
-// before, the forwards of the stages in front of it. Far cheaper than simulating.
+// Returns a lower bound of the step: the work of the busiest stage, after one forward of each stage in front of it. Far
+// cheaper than simulating.
 static inline double step_bound(const Cluster *c, const StepLayout *r) {
     double m = (double)(r->global_batch / (r->micro_batch * r->d)), most = 0, before = 0;
     ChunkCost *costs = step_chunk_costs(c, r);

@@ -1,5 +1,5 @@
 // study.c: the trade-offs of PTD-P (Narayanan et al. 2021), section 5, by simulation: figures 11 to 18 as pictures,
-// with lines for what the model of step.h says and dots for what was published where it is known; and how far the
+// with lines for the model of step.h and dots for published runs; and how far the
 // number of GPUs can grow at a constant batch.
 //
 //   study ROWS.csv FOLDER          draws FOLDER/study-*.svg

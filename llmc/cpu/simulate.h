@@ -1,9 +1,9 @@
 // simulate.h: a job of many ranks in a few processes of this machine. They run no kernel and move no data: only the
 // time of clock.h passes.
 //
-// All tensor and data ranks of a pipeline stage do the same at the same time. So one process for each stage runs the
-// host code of the stage's first rank and stands for all of them. A collective among ranks of one stage begins when
-// that rank comes to it. In messages and collectives between stages the processes exchange times in shared memory. Only
+// All tensor and data ranks of a pipeline stage do the same at the same time. So one process for each stage represents
+// them all: it runs the host code of the stage's first rank. A collective among ranks of one stage begins when that
+// rank comes to it. In messages and collectives between stages the processes exchange times in shared memory. Only
 // these times decide when an operation begins, so the order in which the processes get there changes nothing.
 //
 // llmc/mpi/mpi.h and llmc/mpi/timing.h are the MPI and the NCCL of such a job.
@@ -64,7 +64,7 @@ inline CpuSimulation &cpu_simulation() {
     return simulation;
 }
 
-// Returns the process that is this rank, or -1 if another rank's process stands for it.
+// Returns the process that is this rank, or -1 if another rank's process represents it.
 static inline int cpu_process_of(int rank) {
     const std::vector<int> &ranks = cpu_simulation().ranks;
     for (size_t i = 0; i < ranks.size(); i++)

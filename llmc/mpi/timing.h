@@ -99,9 +99,9 @@ inline double clock_seconds(const Group *g) {
     return std::max(seconds, message);
 }
 
-// Enqueues a group on the host's clock. Where the cluster's software does not overlap communication with compute, the
-// compute stream on whose results it waits stands still too: until the end of a collective for which compute waits, or
-// as long as sending a message takes.
+// Enqueues a group on the host's clock. If the cluster's software does not overlap communication, the compute stream
+// that the group waited for stops too. It stops until the end of a collective for which compute waits, or for the time
+// of sending a message.
 inline void clock_issue(Group *g) {
     CpuClock &clock = cpu_clock();
     if (!clock.on) return;
@@ -149,7 +149,9 @@ inline bool clock_met(Operation *op) {
 }
 
 // Takes the time from a message's header: its sender was ready then, and so were the ranks that it had heard of.
-inline void clock_hear(Operation *op, const Header *theirs) { op->call.ready = std::max(op->call.ready, theirs->ready); }
+inline void clock_hear(Operation *op, const Header *theirs) {
+    op->call.ready = std::max(op->call.ready, theirs->ready);
+}
 
 inline void clock_end(Group *g) {
     CpuClock &clock = cpu_clock();

@@ -10,8 +10,8 @@
 
 #include "llmc/sim/cluster.h"
 
-// Where a device's time goes. Communication counts as far as compute does not hide it: collectives for which compute
-// waits at once, as tensor parallelism's (TENSOR), messages (PIPELINE), all other collectives (DATA).
+// The parts of a device's time. Of communication only the exposed time counts. TENSOR: collectives for which compute
+// waits at once, as in tensor parallelism. PIPELINE: messages. DATA: all other collectives.
 typedef enum {
     TIME_GEMM, TIME_ATTENTION, TIME_MEMORY, TIME_TENSOR, TIME_PIPELINE, TIME_DATA, TIME_OPTIMIZER, TIME_HOST, TIME_IDLE,
     TIME_PARTS
@@ -27,7 +27,7 @@ typedef enum { COST_FP32, COST_BF16 } CostPrecision;
 
 static inline double precision_bytes(CostPrecision precision) { return precision == COST_FP32 ? 4 : 2; }
 
-// Returns the seconds of a kernel that moves so many bytes at a share of the memory's bandwidth.
+// Returns the seconds of a kernel that moves these bytes at a share of the memory's bandwidth.
 static inline double cost_bytes(const Cluster *c, double share, double bytes) {
     return bytes <= 0 ? 0 : c->launch_device + bytes / (share * c->hbm_bandwidth);
 }
@@ -138,7 +138,7 @@ static inline Placement placement_ranks(const Cluster *c, const size_t *ranks, s
     return place;
 }
 
-// Returns the placement of one of so many groups: not all ranks of a node need be in one. The groups of first and last
+// Returns the placement of one of `groups` groups: not all ranks of a node need be in one. The groups of first and last
 // stages are as many as a stage has ranks.
 static inline Placement placement_among(Placement place, size_t groups) {
     if (place.sharing > groups) place.sharing = groups;

@@ -179,9 +179,10 @@ static inline void job_connect(Job *job) {
     NCCL_CHECK(ncclCommInitRank(&job->world, job->size, id, job->rank));
 }
 
-// Splits the world into groups, of which this rank's has these ranks in this order; count 0: none, returns NULL. All
-// ranks call it. purpose: its name in reports. blocks: most multiprocessors for its kernels, 0 for NCCL's choice. For
-// the virtual clock: how many groups there are (0: unknown), and whether compute waits for each of its collectives.
+// Splits the world into groups and returns the communicator of this rank's group: these ranks in this order. NULL if
+// count is 0, for a rank in none. All ranks call it. purpose: its name in reports. blocks: most multiprocessors for its
+// kernels, 0 for NCCL's choice. For the virtual clock: how many groups there are (0: unknown), and whether compute
+// waits for each of its collectives.
 static inline ncclComm_t job_split(Job *job, const int *ranks, size_t count, const char *purpose, int blocks,
                                    size_t groups, bool waited) {
     ncclComm_t comm = NULL;

@@ -1,6 +1,6 @@
 // stop.cuh: a signal to one rank ends the run: all ranks save the last completed step and leave.
 //
-// A step may be long, so nobody waits for its end: a signal drops the current step. But the ranks must agree on the
+// A step may be long, so a signal drops it instead of waiting for its end. But the ranks must agree on the
 // last completed one. The sum over all ranks in trainer_norm decides: without one rank's part no rank can complete the
 // step; with all parts every rank will. So:
 //   1. a rank with a signal tells the others, and each rank that hears of it passes it on;

@@ -34,8 +34,8 @@ static inline size_t trainer_crossings(size_t node, const Grid *g, size_t d) {
     return count;
 }
 
-// Makes a process for each stage: its first rank. Where stages or tensor groups do not fill nodes, the job waits for
-// the data rank whose ranks are worst placed, so the clock places the simulated ranks like these.
+// Makes a process for each stage: its first rank. If stages or tensor groups do not fill nodes, the job waits for the
+// data rank with the worst placed ranks. So the clock places the simulated ranks like these.
 static inline bool trainer_simulate_stages(Options *o, Error *err) {
     Grid grid;
     Cluster cluster;
@@ -101,7 +101,7 @@ static inline void virtual_print_row(const VirtualStep *v, const char *name) {
     printf(" %10.2f\n", v->bytes / 1073741824.0);
 }
 
-// Prints the step, and a row for each of steps[job.size] that was simulated or ran. Those of other ranks are zero.
+// Prints the step, and a row for each of steps[job.size] that was simulated or ran. Rows of other ranks are zero.
 static inline void virtual_print(const Trainer *m, const VirtualStep *steps) {
     VirtualStep mean;
     double bubble = 0, n = 0, gpus = (double)m->job.size, tokens = (double)m->opt.global_batch * (double)m->T;
