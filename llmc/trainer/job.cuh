@@ -216,12 +216,13 @@ static inline ncclComm_t job_split_grid(Job *job, const Grid *grid, char group, 
 // Collects the trace events of all ranks on rank 0, which gets true and frees them. All ranks call it.
 static inline bool job_gather_trace(const Job *job, const TraceList *mine, TraceList *all) {
     const size_t most = 1000000;  // events of a message, as MPI counts bytes in int
+    size_t total = 0;
     unsigned long long count = mine->count, *counts = (unsigned long long *)host_alloc(job->size, sizeof count);
     MPI_Gather(&count, 1, MPI_UNSIGNED_LONG_LONG, counts, 1, MPI_UNSIGNED_LONG_LONG, 0, MPI_COMM_WORLD);
     memset(all, 0, sizeof *all);
-    for (int rank = 0; rank < job->size; rank++) all->capacity += counts[rank];
-    if (job->rank == 0) all->events = (TraceEvent *)host_alloc(all->capacity, sizeof(TraceEvent));
-    for (size_t i = 0; job->rank == 0 && i < count; i++) trace_add(all, &mine->events[i]);
+    for (int rank = 0; rank < job->size; rank++) total += counts[rank];
+    if (job->rank == 0) all->events = (TraceEvent *)host_alloc(total, sizeof(TraceEvent));
+    for (; job->rank == 0 && all->count < count; all->count++) all->events[all->count] = mine->events[all->count];
     for (size_t done = 0, n; job->rank != 0 && done < count; done += n) {
         n = count - done < most ? (size_t)count - done : most;
         MPI_Send(mine->events + done, (int)(n * sizeof(TraceEvent)), MPI_BYTE, 0, 0, MPI_COMM_WORLD);
