@@ -1,30 +1,29 @@
-// step_profile.h: where the time of a training step goes, from the trace events of all ranks: compute, optimizer,
-// exposed communication by kind, other idle time, and the pipeline bubble as measured.
+// step_profile.h: the parts of a training step, from the trace events of all ranks: compute, optimizer, exposed
+// communication by kind, other idle time, and the measured pipeline bubble.
 //
 // defines: ProfilePart, StepProfile, profile_part_name, profile_steps, profile_bubble, profile_mean,
 //          profile_slowest, profile_print
 //
-// Track 0 of a rank is its compute stream. What runs on the other tracks (communication streams) costs a step
-// nothing unless the compute stream waits for it, so only track 0 is looked at. Spans on it nest: a backward
-// holds a blocking all-reduce, a forward holds its wait for a neighbour.
+// Track 0 of a rank is its compute stream. Work on the other tracks (communication streams) costs a step nothing unless
+// the compute stream waits for it, so the profile reads track 0 alone. Its spans nest: a backward holds a blocking
+// all-reduce, a forward holds its wait for a neighbour.
 //
-// The formulas, for one rank and one step:
+// For one rank and one step:
 //   step      = end of the last span - start of the first span, on track 0
-//   each instant of the step belongs to the innermost span that covers it, so that
+//   each instant of the step belongs to the innermost span around it, so
 //   step      = compute + optimizer + tensor + pipeline + data + other
-//   compute   = forward, loss, backward, weight, less what is nested inside them
+//   compute   = forward, loss, backward, weight, less the spans inside them
 //   tensor    = all-reduce, reduce-scatter, all-gather on the compute stream, and "wait tensor"
 //   pipeline  = "wait pipeline" (and send or recv, should they run on the compute stream)
 //   data      = "wait data"
-//   other     = covered by no span, or by one of another kind
-// The bubble is measured where pipeline papers draw it, between the first and the last work on micro-batches:
+//   other     = no span, or a span of another kind
+// The bubble is measured as pipeline papers draw it, between the first and the last work on micro-batches:
 //   phase     = last end - first start of a forward, loss, backward or weight step of ANY rank in this step
 //   own       = the same of this rank alone
 //   bubble    = phase - own + (pipeline + other inside own)
 //   ideal     = phase - bubble
-// and bubble / ideal is what schedules promise to be (p-1)/m, or (p-1)/(v m) interleaved. It overlaps with
-// the parts above: they say what a rank waited for, the bubble says how much the pipeline as a whole idled.
-// Ranks that wait for the slowest of their replicas count as idle here too.
+// Schedules promise that bubble / ideal is (p-1)/m, or (p-1)/(v m) interleaved. The bubble overlaps with the parts
+// above, and ranks that wait for the slowest of their replicas count as idle in it.
 #ifndef DEV_PLOT_STEP_PROFILE_H
 #define DEV_PLOT_STEP_PROFILE_H
 
@@ -78,7 +77,7 @@ static inline ProfilePart profile_part_of(const char *kind) {
     return PROFILE_OTHER;
 }
 
-// What of an event is needed here; times in microseconds.
+// An event of track 0; times in microseconds.
 typedef struct {
     long step;
     int rank;
@@ -90,7 +89,7 @@ typedef struct {
     double first, last;  // first > last: empty
 } ProfileWindow;
 
-// Step, rank, start, then the longer one first: a parent comes before what lies inside it.
+// Orders by step, rank and start, then the longer one first: a parent comes before its children.
 static inline int profile_compare(const void *a, const void *b) {
     const ProfileSpan *x = (const ProfileSpan *)a, *y = (const ProfileSpan *)b;
     if (x->step != y->step) return x->step < y->step ? -1 : 1;
@@ -99,7 +98,7 @@ static inline int profile_compare(const void *a, const void *b) {
     return x->end > y->end ? -1 : x->end < y->end;
 }
 
-// From the first start to the last end of the compute spans.
+// Returns the first start and the last end of the compute spans.
 static inline ProfileWindow profile_window(const ProfileSpan *spans, size_t count) {
     ProfileWindow w = {INFINITY, -INFINITY};
     for (size_t i = 0; i < count; i++) {
@@ -124,8 +123,8 @@ static inline void profile_add(StepProfile *out, const ProfileSpan *spans, size_
     ProfileWindow own = profile_window(spans, count);
     double now = spans[0].start, end = now, idle = 0;
     for (size_t i = 0; i < count; i++) end = fmax(end, spans[i].end);
-    // A sweep over time: between two starts, the time goes to the last opened span until it ends, then to the
-    // one around it. Clocks round, so a span may outlive its parent a little; no instant is counted twice.
+    // A sweep over time: between two starts, the time belongs to the last opened span until it ends, then to its
+    // parent. Clocks round, so a span may outlive its parent a little; no instant is counted twice.
     size_t open = 0;
     for (size_t i = 0; i <= count; i++) {
         double until = i < count ? spans[i].start : end;
@@ -145,8 +144,8 @@ static inline void profile_add(StepProfile *out, const ProfileSpan *spans, size_
     out->steps++;
 }
 
-// Profiles the events of ranks 0 .. ranks-1, in any order. Steps before first_step are left out. False if an
-// event has a rank outside, a negative duration, or times not finite or absurd.
+// Profiles the events of ranks 0 .. ranks-1, in any order, without the steps before first_step. Returns false if an
+// event has another rank, a negative duration, or absurd times.
 static inline bool profile_steps(const TraceEvent *events, size_t count, int ranks, size_t first_step,
                                  StepProfile *out /*[ranks]*/) {
     if (ranks > 0) memset(out, 0, (size_t)ranks * sizeof *out);
@@ -185,12 +184,12 @@ static inline bool profile_steps(const TraceEvent *events, size_t count, int ran
     return ok;
 }
 
-// Idle over ideal time of the pipeline, to be compared with the formula of its schedule.
+// Returns idle over ideal time of the pipeline, which the formula of its schedule predicts.
 static inline double profile_bubble(const StepProfile *profile) {
     return profile->ideal > 0 ? profile->bubble / profile->ideal : 0;
 }
 
-// Mean over the ranks that have steps; steps is the most that any of them has.
+// Returns the mean over the ranks that have steps; steps is their maximum.
 static inline StepProfile profile_mean(const StepProfile *profile, int ranks) {
     StepProfile mean;
     memset(&mean, 0, sizeof mean);
@@ -208,8 +207,8 @@ static inline StepProfile profile_mean(const StepProfile *profile, int ranks) {
     return mean;
 }
 
-// The rank that computes longest, for which the others wait. *median: of what all ranks compute, in ms. -1: no rank has
-// steps.
+// Returns the rank that computes longest, for which the others wait, or -1 if no rank has steps. *median: of the ranks'
+// compute times, in ms.
 static inline int profile_slowest(const StepProfile *profile, int ranks, double *median) {
     double *sorted = (double *)host_alloc((size_t)ranks, sizeof *sorted);
     int slowest = -1, n = 0;
@@ -233,7 +232,7 @@ static inline void profile_print_row(FILE *file, const char *name, const StepPro
     fprintf(file, " %9.*f %5.1f\n", digits, p->bubble, 100 * profile_bubble(p));
 }
 
-// The table: a row per rank and their mean.
+// Prints the table: a row for each rank, and their mean.
 static inline void profile_print(FILE *file, const StepProfile *profile, int ranks) {
     StepProfile mean = profile_mean(profile, ranks);
     if (mean.steps == 0) {

@@ -110,8 +110,8 @@ static bool dropped(Dropout d, uint64_t sample, uint64_t i) {
     return dropout_factor(&d, &block, (unsigned)(i % DROPOUT_BLOCK)) == 0.0f;
 }
 
-// Dropout's masks: the right share is dropped, the mean stays, and a mask has nothing to do with that of another seed,
-// step, layer, purpose or sample, nor with its own neighbours.
+// Dropout's masks: the right share is dropped and the mean stays. Masks of other seeds, steps, layers, purposes and
+// samples are independent, and so are neighbours in a mask.
 static void test_dropout(Check *c) {
     enum { N = 200000, OTHERS = 6 };
     Dropout d = dropout_for(dropout_make(0.1, 1337, 5, 32), RANDOM_DROPOUT_MLP, 3);

@@ -129,7 +129,7 @@ static void test_reuse(void) {
     check(&c, t.created == SPANS && t.open == 0, "a step's events serve the next one: %zu pairs of them", t.created);
 }
 
-// What CUDA's floats make of spans that follow each other or lie in each other: late in a trace some overlap.
+// CUDA's floats make neighbours and nested spans overlap late in a trace.
 static void test_settle(void) {
     enum { SPANS = 2000 };
     TraceList list = {NULL, 0, 0};
@@ -192,7 +192,7 @@ static void test_off_and_paused(void) {
           "a long run is traced up to the limit");
 }
 
-// Whether spans are kept or not, their names stand in reports of what hangs.
+// The names of spans stand in reports of a hang, also without --trace.
 static void test_labels(void) {
     for (int on = 0; on < 2; on++) {
         Timeline t;

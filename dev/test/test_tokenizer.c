@@ -149,7 +149,7 @@ static void test_bytes(void) {
     tokenizer_free(&tk);
 }
 
-// The expected tokens are those of the package tokenizers with the file that --fixture writes.
+// The package tokenizers gives these tokens with the file that --fixture writes.
 typedef struct {
     const char *text;
     int count;
@@ -325,7 +325,7 @@ static void test_characters(void) {
         if (byte < 0) continue;
         ok &= byte < 256 && !seen[byte] && (c >= 256 || (int)c == byte);
         seen[byte] = true;
-        ok &= byte_to_utf8(byte, name) == strlen(name) && name_to_bytes(name, text) == 1 && (unsigned char)text[0] == byte;
+        ok &= byte_to_utf8(byte, name) == strlen(name) && name_to_bytes(name, text) == 1 && text[0] == (char)byte;
     }
     for (int byte = 0; byte < 256; byte++) ok &= seen[byte];
     for (unsigned c = 324; c < 1000; c++) ok &= character_to_byte(c) == -1;
@@ -389,8 +389,8 @@ static bool write_gpt2(Error *err) {
     return true;
 }
 
-// What the encoder makes of bytes that are no UTF-8, each a sign for itself, and of U+180E and U+0085, which PCRE2's
-// \\s and older versions of Unicode take for other classes than today's: no space, and white space.
+// Each byte that is no UTF-8 is a sign. U+180E is no space and U+0085 is one: PCRE2's \\s and older versions of Unicode
+// have them in other classes.
 static const EncodeCase GPT2_ENCODED[] = {
     {"!\xff\xff? \xff\xfe", 7, {0, 187, 187, 30, 220, 187, 186}},
     {" \xe6\x97 a\xe6\x97\xa5\xa5", 6, {10545, 245, 257, 33768, 98, 98}},

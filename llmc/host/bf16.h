@@ -1,4 +1,5 @@
-// bf16.h: bfloat16 on the host: the upper half of a float's bits. What CUDA's cuda_bf16.h does, to the last bit.
+// bf16.h: bfloat16 on the host: the upper half of a float's bits. Rounds as CUDA's cuda_bf16.h does, to the last
+// bit.
 //
 // defines: bf16_to_float, bf16_from_float, and eight at a time bf16x8_to_float, bf16x8_from_float
 #ifndef LLMC_BF16_H
@@ -14,7 +15,7 @@ static inline float bf16_to_float(uint16_t x) {
     return f;
 }
 
-// To nearest, ties to even; every NaN becomes 0x7FFF.
+// Rounds to nearest, ties to even; every NaN becomes 0x7FFF.
 static inline uint16_t bf16_from_float(float f) {
     uint32_t bits;
     memcpy(&bits, &f, sizeof bits);
@@ -22,7 +23,7 @@ static inline uint16_t bf16_from_float(float f) {
     return (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FFFu : rounded);
 }
 
-// The same in the compiler's vectors, for loops over memory that it does not make vectors of by itself.
+// The same in vectors, for loops over memory that the compiler does not vectorize by itself.
 typedef uint16_t Bf16x8 __attribute__((vector_size(16)));
 typedef uint32_t Word8 __attribute__((vector_size(32)));
 

@@ -1,11 +1,11 @@
-// blend.h: data sets blended by weight: which of them a sample comes from follows from the sample's number alone.
+// blend.h: data sets blended by weight. The source of a sample follows from the sample's number alone.
 //
-// Weights are decimal numbers, brought to whole parts w_i of W = sum of w_i, as small as possible. With n_i(k) samples
-// of source i among the first k, the sequence must keep n_i(k) close to k w_i / W at every k. Tijdeman's algorithm for
-// the chairman assignment problem (Discrete Mathematics 32, 1980) keeps |n_i(k) - k w_i / W| <= 1 - 1/(2n - 2) with n
-// sources: at each k, of the sources for which k w_i / W - n_i is at least 1/(2n - 2), the one whose share will first
-// pass 1 - 1/(2n - 2). After W samples every n_i is w_i and the sequence begins anew, so a table of W entries says it
-// all, in whole numbers.
+// Weights are decimal numbers, brought to whole parts w_i of W = sum of w_i, as small as possible. Let n_i(k) count the
+// samples of source i among the first k. The sequence must keep n_i(k) close to k w_i / W at every k. Tijdeman's
+// algorithm for the chairman assignment problem (Discrete Mathematics 32, 1980) keeps
+// |n_i(k) - k w_i / W| <= 1 - 1/(2n - 2) with n sources. At each k it looks at the sources with
+// k w_i / W - n_i >= 1/(2n - 2), and takes the one whose share will first pass 1 - 1/(2n - 2). After W samples every
+// n_i is w_i and the sequence repeats, so a table of W entries holds it, in whole numbers.
 //
 // defines: Blend, BlendPlace, blend_open, blend_at, blend_close
 #ifndef LLMC_BLEND_H

@@ -1,11 +1,10 @@
 // dataloader.h: training samples by number, from shards in llm.c's format.
 //
-// A shard is 256 int32 of header (magic 20240520, version 1, number of tokens) and uint16 tokens, all
-// little-endian. Its sample n is tokens n*T .. n*T+T: T inputs, and the same shifted by one as T targets. The
-// samples of all shards of a source, in the order of their names, are numbered through: that is an epoch. A
-// number goes on from epoch to epoch, and each epoch is shuffled anew. Several sources are blended by weight
-// (blend.h): each then counts its own samples and epochs. Which rank reads which global sample number is the
-// trainer's affair: nothing here depends on the layout.
+// A shard is 256 int32 of header (magic 20240520, version 1, tokens) and uint16 tokens, all little-endian. Its
+// sample n is tokens n*T .. n*T+T: T inputs, and the same shifted by one as T targets. An epoch is the samples of all
+// shards of a source, in the order of their names. Sample numbers continue from epoch to epoch, and each epoch has
+// another order if it is shuffled. Several sources are blended by weight (blend.h): each then counts its own samples
+// and epochs. The trainer decides which rank reads which sample: nothing here depends on the layout.
 //
 // defines: DataShard, DataSource, DataLoader, dataloader_open, dataloader_close, dataloader_check_batch,
 //          dataloader_describe, dataloader_permute, dataloader_read
@@ -23,14 +22,13 @@ enum { SHARD_MAGIC = 20240520, SHARD_VERSION = 1, SHARD_HEADER_BYTES = 1024 };
 typedef struct {
     char *path;
     size_t samples;
-    size_t first_sample;  // number within the epoch of its source
 } DataShard;
 
 typedef struct {
-    size_t first, last;  // its shards
+    size_t first;        // its first shard
     size_t samples;      // of one epoch
-    int fd;              // the shard that was read last stays open; -1: none
-    size_t open_shard;
+    int fd;              // the last shard that was read stays open; -1: none
+    size_t open_shard;   // its index
 } DataSource;
 
 typedef struct {
@@ -85,7 +83,7 @@ static inline int shard_compare(const void *a, const void *b) {
     return strcmp(((const DataShard *)a)->path, ((const DataShard *)b)->path);
 }
 
-// Appends the shards that the pattern names as one source.
+// Appends the shards of one source, whose names match a pattern.
 static inline bool dataloader_add(DataLoader *dl, DataSource *source, const char *pattern, Error *err) {
     glob_t found;
     int status = glob(pattern, GLOB_NOSORT, NULL, &found);
@@ -102,43 +100,40 @@ static inline bool dataloader_add(DataLoader *dl, DataSource *source, const char
     // Not glob's own order: that follows the locale, and ranks of one job may differ in it.
     qsort(dl->shards + first, dl->count - first, sizeof(DataShard), shard_compare);
     source->first = first;
-    source->last = dl->count - 1;
     for (size_t i = first; i < dl->count; i++) {
         if (!shard_check(&dl->shards[i], dl->T, err)) return false;
-        dl->shards[i].first_sample = source->samples;
         source->samples += dl->shards[i].samples;
     }
     dl->samples += source->samples;
     return true;
 }
 
-// Opens the shards that a pattern names, or those of several patterns that are blended ("WEIGHT:GLOB,WEIGHT:GLOB"), for
-// sequences of T tokens. Refuses weights that make no sense, a pattern without files and a shard that is
-// truncated, foreign or shorter than one sample. dataloader_close frees it; after an error that is done.
+// Opens the shards that match a pattern, or blends several patterns ("WEIGHT:GLOB,WEIGHT:GLOB"), for sequences of T
+// tokens. Refuses senseless weights, a pattern without files and a shard that is truncated, foreign or shorter than one
+// sample. dataloader_close frees it; after an error nothing is left to free.
 static inline bool dataloader_open(DataLoader *dl, const char *pattern, size_t T, Error *err) {
     memset(dl, 0, sizeof *dl);
     dl->T = T;
     if (!blend_open(&dl->blend, pattern, err)) return false;
     dl->buffer = (uint16_t *)host_alloc(T + 1, sizeof(uint16_t));
     for (size_t i = 0; i < dl->blend.sources; i++) dl->sources[i].fd = -1;
-    bool ok = true;
-    for (size_t i = 0; i < dl->blend.sources && ok; i++) {
-        ok = dataloader_add(dl, &dl->sources[i], dl->blend.patterns[i], err);
+    for (size_t i = 0; i < dl->blend.sources; i++) {
+        if (dataloader_add(dl, &dl->sources[i], dl->blend.patterns[i], err)) continue;
+        dataloader_close(dl);
+        return false;
     }
-    if (!ok) dataloader_close(dl);
-    return ok;
+    return true;
 }
 
-// Refuses data of which one epoch does not fill a global batch of G sequences.
+// Refuses data whose epoch is shorter than a global batch of G sequences.
 static inline bool dataloader_check_batch(const DataLoader *dl, size_t G, Error *err) {
     if (dl->samples >= G) return true;
-    return error_set(err, "%s%s has %zu samples of --seq %zu, fewer than one --global-batch of %zu",
-                     dl->shards[0].path, dl->count > 1 ? " with its sister shards" : "", dl->samples,
-                     dl->T, G);
+    return error_set(err, "%s%s has %zu samples of --seq %zu, fewer than one --global-batch of %zu", dl->shards[0].path,
+                     dl->count > 1 ? " with its sister shards" : "", dl->samples, dl->T, G);
 }
 
-// "7 x 4000 + 3 x 2000": the weight and the samples of each source. Two sets of data for which this differs have other
-// samples behind the same numbers. The names are not part of it: data may be moved.
+// Writes the weight and the samples of each source: "7 x 4000 + 3 x 2000". If two texts differ, the same sample numbers
+// mean other samples. Names are not part of the text, because data may be moved.
 static inline void dataloader_describe(const DataLoader *dl, char *text, size_t size) {
     size_t n = 0;
     text[0] = '\0';
@@ -148,9 +143,8 @@ static inline void dataloader_describe(const DataLoader *dl, char *text, size_t 
     }
 }
 
-// Where a shuffled epoch has its sample `index` < samples: a permutation that needs no memory. A Feistel
-// network of eight Philox rounds permutes the next power of 4; a result past the end goes through it again
-// (cycle walking).
+// Permutes sample `index` < samples of an epoch, without memory: a Feistel network of eight Philox rounds permutes the
+// next power of 4, and a result past the end passes through it again (cycle walking).
 static inline uint64_t dataloader_permute(uint64_t index, uint64_t samples, uint64_t seed, uint64_t epoch) {
     unsigned half = 1;
     while (half < 32 && (UINT64_C(1) << (2 * half)) < samples) half++;
@@ -167,29 +161,25 @@ static inline uint64_t dataloader_permute(uint64_t index, uint64_t samples, uint
     return index;
 }
 
-// Reads global sample n into inputs [T] and targets [T]. It is a sample of one source, whose epochs are permuted if
-// `shuffle`. A token that is not below the vocabulary V is an error that names shard and position.
+// Reads global sample n into inputs [T] and targets [T]. With `shuffle` each epoch of its source is permuted. A token
+// that is not below the vocabulary V is an error that names shard and position.
 static inline bool dataloader_read(DataLoader *dl, uint64_t n, bool shuffle, uint64_t seed, size_t V,
                                    int *inputs, int *targets, Error *err) {
     BlendPlace place = blend_at(&dl->blend, n);
     DataSource *source = &dl->sources[place.source];
     uint64_t sample = place.number % source->samples, epoch = place.number / source->samples;
     if (shuffle) sample = dataloader_permute(sample, source->samples, seed, epoch);
-    size_t low = source->first, high = source->last;  // the last shard that starts at or before the sample
-    while (low < high) {
-        size_t middle = (low + high + 1) / 2;
-        if (dl->shards[middle].first_sample <= sample) low = middle;
-        else high = middle - 1;
-    }
-    const DataShard *shard = &dl->shards[low];
-    if (source->fd < 0 || source->open_shard != low) {
+    size_t s = source->first;
+    while (sample >= dl->shards[s].samples) sample -= dl->shards[s++].samples;
+    const DataShard *shard = &dl->shards[s];
+    if (source->fd < 0 || source->open_shard != s) {
         uint64_t size;
         if (source->fd >= 0) close(source->fd);
         source->fd = file_open(shard->path, O_RDONLY, &size, err);
-        source->open_shard = low;
+        source->open_shard = s;
         if (source->fd < 0) return false;
     }
-    size_t first = (sample - shard->first_sample) * dl->T, bytes = (dl->T + 1) * sizeof(uint16_t), got;
+    size_t first = sample * dl->T, bytes = (dl->T + 1) * sizeof(uint16_t), got;
     errno = 0;
     if (!file_read_at(source->fd, dl->buffer, bytes, SHARD_HEADER_BYTES + 2 * first, &got) || got < bytes) {
         return error_set(err, "cannot read tokens %zu to %zu of data shard %s: %s", first, first + dl->T, shard->path,
@@ -200,10 +190,8 @@ static inline bool dataloader_read(DataLoader *dl, uint64_t n, bool shuffle, uin
             return error_set(err, "data shard %s has token %d at position %zu, but the vocabulary is %zu",
                              shard->path, (int)dl->buffer[i], first + i, V);
         }
-    }
-    for (size_t i = 0; i < dl->T; i++) {
-        inputs[i] = dl->buffer[i];
-        targets[i] = dl->buffer[i + 1];
+        if (i < dl->T) inputs[i] = dl->buffer[i];
+        if (i > 0) targets[i - 1] = dl->buffer[i];
     }
     return true;
 }

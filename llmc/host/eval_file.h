@@ -1,12 +1,12 @@
-// eval_file.h: what --eval measures a model on: rows of tokens, and which of them count.
+// eval_file.h: the file of --eval: rows of tokens, some of which count.
 //
 // Two layouts, both little-endian: 256 int32 of header, then uint16.
 //   ours   header: 20261122, version 1, rows, kind (1 text, 2 cloze), vocabulary V, words of the original text (0: not
-//          known). A row: tokens n, first, count, then n tokens; the model is asked for tokens first .. first+count-1,
-//          each from those before it.
+//          known). A row: tokens n, first, count, then n tokens. The model predicts each of the tokens
+//          first .. first+count-1 from all tokens before it.
 //   llm.c  header: 20240522, version 1, examples. An example: 65535, its bytes, its number, the label, the number of
 //          endings; the length of the context and its tokens; then the same of each ending. Context and ending make a
-//          row, of which the ending counts.
+//          row whose ending counts.
 //
 // defines: EvalKind, EvalRow, EvalFile, eval_token, eval_open, eval_close
 #ifndef LLMC_EVAL_FILE_H
@@ -78,7 +78,7 @@ static inline size_t eval_tokens(EvalReader *r, size_t n) {
     return at;
 }
 
-// Appends a row, of which all words have been read.
+// Appends a row after its words have been read.
 static inline bool eval_add(EvalReader *r, EvalRow row) {
     EvalFile *e = r->e;
     if (!r->ok) return false;

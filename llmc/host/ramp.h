@@ -21,8 +21,8 @@ typedef struct {
     size_t start, increment, samples;  // start 0: no ramp
 } Ramp;
 
-// Reads "START,INCREMENT,SAMPLES" for a global batch of G, of which each size must be a multiple of `unit` sequences
-// (a micro-batch on each data rank). Refuses a ramp that does not end at G.
+// Reads "START,INCREMENT,SAMPLES" for a global batch of G. Each size must be a multiple of `unit` sequences, a
+// micro-batch on each data rank. Refuses a ramp that does not end at G.
 static inline bool ramp_parse(Ramp *ramp, const char *text, size_t G, size_t unit, Error *err) {
     size_t *const numbers[] = {&ramp->start, &ramp->increment, &ramp->samples};
     const char *at = text;

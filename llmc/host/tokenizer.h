@@ -1,6 +1,6 @@
-// tokenizer.h: text to tokens and back, prompts and samples. A token is a byte, or with a Hugging Face tokenizer.json the
-// result of byte-level byte-pair encoding as GPT-2 does it (Radford et al. 2019, section 2.2): text is split into words,
-// and in each word the bytes' tokens are merged, pair by pair (Sennrich et al. 2016).
+// tokenizer.h: text to tokens and back, prompts and samples. Without a file a token is a byte. A Hugging Face
+// tokenizer.json brings byte-level byte-pair encoding like GPT-2's (Radford et al. 2019, section 2.2). Text is split
+// into words, and in each word the bytes' tokens are merged, pair by pair (Sennrich et al. 2016).
 //
 // defines: Tokenizer, utf8_read, tokenizer_open, tokenizer_free, tokenizer_encode, tokenizer_decode, tokenizer_prompt,
 //          tokenizer_check_prompt, tokenizer_print, sample_token
@@ -88,7 +88,7 @@ static inline const TokenMerge *merge_find(const Tokenizer *tk, int left, int ri
 }
 
 // Writes the tokens of one word and returns their count. Each turn merges all pairs of the lowest rank, from the left,
-// as GPT-2's own encoder does. rank [bytes]: of each token with its right neighbour; -1: not known.
+// as GPT-2's own encoder does. rank [bytes] belongs to a token and its right neighbour; -1: not known.
 static inline size_t tokenizer_merge(const Tokenizer *tk, const char *word, size_t bytes, int *tokens, int *rank) {
     size_t n = 0;
     for (size_t i = 0; i < bytes; i++) {
@@ -176,14 +176,14 @@ static inline const char *tokenizer_decode(const Tokenizer *tk, int token, size_
 // ---------------------------------------------------------------------------------------------------------------------
 // Reading tokenizer.json
 
-// A vocabulary writes bytes as printable characters: those of Latin-1 as themselves, the other 68 as U+0100 onwards.
+// A vocabulary writes bytes as printable characters: 188 as themselves in Latin-1, the other 68 as U+0100 onwards.
 // Returns -1 for another character.
 static inline int character_to_byte(unsigned c) {
     if ((c >= 33 && c <= 126) || (c >= 161 && c <= 255 && c != 173)) return (int)c;
     return c < 256 ? -1 : c < 256 + 33 ? (int)c - 256 : c < 256 + 67 ? (int)c - 289 + 127 : c == 256 + 67 ? 173 : -1;
 }
 
-// Turns a name of the vocabulary into bytes and returns their count. A name with other characters stands for itself.
+// Turns a name of the vocabulary into bytes and returns their count. A name with other characters is taken as it is.
 static inline size_t name_to_bytes(const char *name, char *out) {
     size_t n = 0, bytes = strlen(name);
     for (size_t i = 0, length; i < bytes; i += length) {
@@ -393,7 +393,7 @@ static inline void tokenizer_print(const Tokenizer *tk, const int *tokens, size_
 }
 
 // Makes the tokens of a prompt, with room for `extra` more behind them: free(*tokens). No prompt, or an empty one, is
-// <|endoftext|>. Every token must be below the model's vocabulary V.
+// <|endoftext|>. Refuses tokens outside of the model's vocabulary V.
 static inline bool tokenizer_prompt(const Tokenizer *tk, const char *prompt, size_t extra, size_t V, int **tokens,
                                     size_t *count, Error *err) {
     *tokens = NULL;
@@ -405,15 +405,14 @@ static inline bool tokenizer_prompt(const Tokenizer *tk, const char *prompt, siz
     size_t bytes = strlen(prompt);
     *tokens = (int *)host_alloc(bytes + extra, sizeof(int));
     *count = tokenizer_encode(tk, prompt, bytes, *tokens);
-    bool ok = *count > 0 || error_set(err, "the tokenizer has no token for this --prompt");
-    for (size_t i = 0; i < *count && ok; i++) {
-        if ((size_t)(*tokens)[i] >= V) {
-            ok = error_set(err, "the prompt has token %d, but the model's vocabulary has %zu: give the "
-                           "--tokenizer that the data was made with, or set --sample-every 0", (*tokens)[i], V);
-        }
-    }
-    if (!ok) free(*tokens);
-    return ok;
+    size_t inside = 0;
+    while (inside < *count && (size_t)(*tokens)[inside] < V) inside++;
+    if (*count > 0 && inside == *count) return true;
+    if (*count == 0) error_set(err, "the tokenizer has no token for this --prompt");
+    else error_set(err, "the prompt has token %d, but the model's vocabulary has %zu: give the --tokenizer that the "
+                   "data was made with, or set --sample-every 0", (*tokens)[inside], V);
+    free(*tokens);
+    return false;
 }
 
 // True if a sample can start with this prompt. For the check before any work.
