@@ -127,12 +127,11 @@ typedef struct {
 
 // Returns the constant of that name in a cluster, NULL if there is none or it is no number.
 static double *constant(Cluster *c, const char *key, size_t length) {
-    size_t count;
-    const ClusterField *fields = cluster_fields(&count);
-    for (size_t i = 0; i < count; i++)
-        if (strlen(fields[i].key) == length && strncmp(fields[i].key, key, length) == 0 &&
-            fields[i].kind != CONSTANT_BOOL && fields[i].kind != CONSTANT_LAW)
-            return (double *)((char *)c + fields[i].offset);
+    for (size_t i = 0; i < CLUSTER_FIELD_COUNT; i++) {
+        const Field *f = &CLUSTER_FIELDS[i];
+        if (strlen(f->name) == length && strncmp(f->name, key, length) == 0 && f->type != FIELD_SWITCH &&
+            f->type != FIELD_CHOICE) return (double *)((char *)c + f->offset);
+    }
     return NULL;
 }
 
@@ -198,21 +197,20 @@ static bool open_cluster(Clusters *all, const char *text, Error *err) {
 
 // The constants whose source says that they were fitted or chosen, rather than taken from elsewhere.
 static void print_fitted(const Clusters *all) {
-    size_t count;
-    const ClusterField *fields = cluster_fields(&count);
     Error err;
     for (size_t i = 0; i < all->count; i++) {
         cJSON *root = json_read(all->paths[i], CLUSTER_FILE_MAX, &err);
         printf("\n%s, fitted or chosen:\n", all->cluster[i].name);
-        for (size_t f = 0; root && f < count; f++) {
-            const cJSON *section = cJSON_GetObjectItem(root, fields[f].software ? "software" : "hardware");
-            const cJSON *constant = cJSON_GetObjectItem(section, fields[f].key);
+        for (size_t k = 0; root && k < CLUSTER_FIELD_COUNT; k++) {
+            const Field *f = &CLUSTER_FIELDS[k];
+            const cJSON *section = cJSON_GetObjectItem(root, f->tags & CLUSTER_SOFTWARE ? "software" : "hardware");
+            const cJSON *constant = cJSON_GetObjectItem(section, f->name);
             const char *source = cJSON_GetStringValue(cJSON_GetObjectItem(constant, "source"));
             bool ours = source && (strncmp(source, "fitted", 6) == 0 || strncmp(source, "chosen", 6) == 0);
             for (size_t j = 0; ours && j < i; j++)  // named already
-                ours = memcmp((const char *)&all->cluster[i] + fields[f].offset,
-                              (const char *)&all->cluster[j] + fields[f].offset, sizeof(double)) != 0;
-            if (ours) printf("  %s = %g: %s\n", fields[f].key, cJSON_GetNumberValue(
+                ours = memcmp((const char *)&all->cluster[i] + f->offset,
+                              (const char *)&all->cluster[j] + f->offset, sizeof(double)) != 0;
+            if (ours) printf("  %s = %g: %s\n", f->name, cJSON_GetNumberValue(
                                  cJSON_GetObjectItem(constant, "value")), source);
         }
         cJSON_Delete(root);

@@ -17,18 +17,17 @@ static char *cluster_text(const char *key, const char *constant, const char *tai
     char *text = (char *)host_alloc(1 << 16, 1);
     size_t n = (size_t)sprintf(text, "{\"name\": \"test\"");
     for (int software = 0; software < 2; software++) {
-        size_t count;
-        const ClusterField *fields = cluster_fields(&count);
         n += (size_t)sprintf(text + n, ", \"%s\": {", software ? "software" : "hardware");
         const char *comma = "";
-        for (size_t i = 0; i < count; i++) {
-            const ClusterField *f = &fields[i];
-            if (cluster_optional(f) && !(key && strcmp(f->key, key) == 0)) continue;
-            if (f->software != (bool)software || (key && !constant && strcmp(f->key, key) == 0)) continue;
-            const char *value = f->kind == CONSTANT_BOOL ? "false" : f->kind == CONSTANT_LAW ? "\"flash\"" : "1";
-            if (strcmp(f->key, "reserve") == 0) value = "0";
-            n += (size_t)sprintf(text + n, "%s\"%s\": ", comma, f->key);
-            if (key && strcmp(f->key, key) == 0) n += (size_t)sprintf(text + n, "%s", constant);
+        for (size_t i = 0; i < CLUSTER_FIELD_COUNT; i++) {
+            const Field *f = &CLUSTER_FIELDS[i];
+            if ((f->tags & CLUSTER_OPTIONAL) && !(key && strcmp(f->name, key) == 0)) continue;
+            if (!(f->tags & CLUSTER_SOFTWARE) != !software) continue;
+            if (key && !constant && strcmp(f->name, key) == 0) continue;
+            const char *value = f->type == FIELD_SWITCH ? "false" : f->type == FIELD_CHOICE ? "\"flash\"" : "1";
+            if (strcmp(f->name, "reserve") == 0) value = "0";
+            n += (size_t)sprintf(text + n, "%s\"%s\": ", comma, f->name);
+            if (key && strcmp(f->name, key) == 0) n += (size_t)sprintf(text + n, "%s", constant);
             else n += (size_t)sprintf(text + n, "{\"value\": %s, \"source\": \"test\"}", value);
             comma = ", ";
         }
@@ -62,14 +61,13 @@ static void test_files(Check *c) {
                  !cluster.fused_forward && !cluster.fused_backward,
           "what may be left out is 0 or false");
     free(text);
-    size_t count, missing = 0, needed = 0;
-    const ClusterField *fields = cluster_fields(&count);
-    for (size_t i = 0; i < count; i++) {
+    size_t missing = 0, needed = 0;
+    for (size_t i = 0; i < CLUSTER_FIELD_COUNT; i++) {
         char sentence[128];
-        if (cluster_optional(&fields[i])) continue;
+        if (CLUSTER_FIELDS[i].tags & CLUSTER_OPTIONAL) continue;
         needed++;
-        text = cluster_text(fields[i].key, NULL, "");
-        snprintf(sentence, sizeof sentence, "f.json has no \"%s\"", fields[i].key);
+        text = cluster_text(CLUSTER_FIELDS[i].name, NULL, "");
+        snprintf(sentence, sizeof sentence, "f.json has no \"%s\"", CLUSTER_FIELDS[i].name);
         missing += !parse(&cluster, text, &err) && strcmp(err.text, sentence) == 0;
         free(text);
     }
@@ -77,36 +75,39 @@ static void test_files(Check *c) {
     refused(c, cluster_text("gpus_per_island", "{\"value\": 8, \"source\": \"x\"}", ""),
             "f.json: \"gpus_per_island\" and \"island_bandwidth\" belong together");
     size_t negative = 0, numbers = 0;
-    for (size_t i = 0; i < count; i++) {
-        if (fields[i].kind == CONSTANT_BOOL || fields[i].kind == CONSTANT_LAW) continue;
-        text = cluster_text(fields[i].key, "{\"value\": -1, \"source\": \"test\"}", "");
+    for (size_t i = 0; i < CLUSTER_FIELD_COUNT; i++) {
+        if (CLUSTER_FIELDS[i].type == FIELD_SWITCH || CLUSTER_FIELDS[i].type == FIELD_CHOICE) continue;
+        text = cluster_text(CLUSTER_FIELDS[i].name, "{\"value\": -1, \"source\": \"test\"}", "");
         numbers++;
-        negative += !parse(&cluster, text, &err) && strstr(err.text, fields[i].key) && strstr(err.text, "f.json");
+        negative += !parse(&cluster, text, &err) && strstr(err.text, CLUSTER_FIELDS[i].name) &&
+                    strstr(err.text, "f.json");
         free(text);
     }
     check(c, negative == numbers, "each of %zu numbers is refused when it is negative", numbers);
     refused(c, cluster_text("sms", "{\"value\": 1.5, \"source\": \"x\"}", ""),
             "f.json: \"sms\" must be a whole number from 1 to 1048576");
     refused(c, cluster_text("hbm_bandwidth", "{\"value\": 0, \"source\": \"x\"}", ""),
-            "f.json: \"hbm_bandwidth\" must be a number from 1 to 1e18");
+            "f.json: \"hbm_bandwidth\" must be a number from 1 to 1e+18");
     refused(c, cluster_text("hbm_bandwidth", "{\"value\": 1e999, \"source\": \"x\"}", ""),
-            "f.json: \"hbm_bandwidth\" must be a number from 1 to 1e18");
+            "f.json: \"hbm_bandwidth\" must be a number from 1 to 1e+18");
     refused(c, cluster_text("hbm_bandwidth", "{\"value\": \"2e12\", \"source\": \"x\"}", ""),
-            "f.json: \"hbm_bandwidth\" must be a number from 1 to 1e18");
+            "f.json: \"hbm_bandwidth\" must be a number from 1 to 1e+18");
     refused(c, cluster_text("launch_host", "{\"value\": null, \"source\": \"x\"}", ""),
-            "f.json: \"launch_host\" must be a number from 0 to 1e15");
+            "f.json: \"launch_host\" must be a number from 0 to 1e+15");
     refused(c, cluster_text("gemm_sustained", "{\"value\": 1.1, \"source\": \"x\"}", ""),
-            "f.json: \"gemm_sustained\" must be from 0.000001 to 1");
+            "f.json: \"gemm_sustained\" must be a number from 1e-06 to 1");
     refused(c, cluster_text("overlap_slowdown", "{\"value\": 0.5, \"source\": \"x\"}", ""),
             "f.json: \"overlap_slowdown\" must be a number from 1 to 10");
     refused(c, cluster_text("dropout", "{\"value\": 1, \"source\": \"x\"}", ""),
-            "f.json: \"dropout\" must be true or false");
+            "f.json: \"dropout\" must be one of false|true");
     refused(c, cluster_text("attention", "{\"value\": \"fast\", \"source\": \"x\"}", ""),
-            "f.json: \"attention\" must be \"flash\" or \"unfused\"");
+            "f.json: \"attention\" must be one of flash|unfused");
+    refused(c, cluster_text("attention", "{\"value\": 1, \"source\": \"x\"}", ""),
+            "f.json: \"attention\" must be one of flash|unfused");
     refused(c, cluster_text("sms", "108", ""), "f.json: \"sms\" must be an object with \"value\" and \"source\"");
     refused(c, cluster_text("sms", "{\"source\": \"x\"}", ""), "f.json: \"sms\" has no \"value\"");
     refused(c, cluster_text("sms", "{\"value\": 1}", ""),
-            "f.json: \"sms\" has no \"source\", a text that says where the value is from");
+            "f.json: \"sms\" has no \"source\": give the origin of the value as text");
     refused(c, cluster_text("sms", "{\"value\": 1, \"source\": \"x\", \"unit\": \"1\"}", ""),
             "f.json: \"sms\" has an unknown member \"unit\"");
     refused(c, cluster_text("sms", "{\"value\": 1, \"value\": 2, \"source\": \"x\"}", ""),
