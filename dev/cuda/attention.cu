@@ -5,12 +5,10 @@
 //   2 naive    flash: a thread per row goes over the other rows in global memory, and stores no score
 //   3 lanes    the rows of a block share tiles in shared memory, several threads a row: llmc's fp32 path on a GPU
 //   4 vectors  16 rows a thread, which are the lanes of a vector, no barrier: llmc's fp32 path on a CPU
-//   5 first    the products on tensor cores, fragments from product to product in registers, addresses made as needed
-//   6 tensor   the same with addresses made once, and the blocks of a head side by side: llmc's bf16 path
-//   7 llmc     attention_forward and attention_backward: 6 in bf16 where the head size allows, else 3 or 4
+//   5 tensor   the products on tensor cores, fragments from product to product in registers: llmc's bf16 path
+//   6 llmc     attention_forward and attention_backward: 5 in bf16 where the head size allows, else 3 or 4
 #include "llmc/kernels/attention.cuh"
 
-#include "dev/cuda/attention_first.cuh"
 #include "dev/cuda/bench.h"
 
 static Lab lab;
@@ -190,139 +188,124 @@ static constexpr unsigned NAIVE_THREADS = 64;
 
 // One thread per query: max and sum of the softmax so far, and the output so far, which is rescaled when the
 // maximum grows.
-static __global__ void naive_forward_kernel(floatX *out, float *lse, const floatX *qkv, AttentionShape a) {
-    size_t i = (size_t)blockIdx.x * NAIVE_THREADS + threadIdx.x, C = a.NH * a.HS;
+static __global__ void naive_forward_kernel(Attention a) {
+    size_t i = (size_t)blockIdx.x * NAIVE_THREADS + threadIdx.x;
     if (i >= a.B * a.NH * a.T) return;
     size_t t = i % a.T, h = i / a.T % a.NH, b = i / a.T / a.NH;
-    const floatX *q = qkv + (b * a.T + t) * 3 * C + h * a.HS;
+    const floatX *q = a.q + (b * a.T + t) * a.stride + h * a.HS;
     float mixed[NAIVE_CHANNELS], max = -INFINITY, sum = 0.0f;
     for (size_t c = 0; c < a.HS; c++) mixed[c] = 0.0f;
     for (size_t s = 0; s <= t; s++) {
-        const floatX *k = qkv + (b * a.T + s) * 3 * C + C + h * a.HS, *v = k + C;
+        size_t at = (b * a.T + s) * a.stride + h * a.HS;
         float score = 0.0f;
-        for (size_t c = 0; c < a.HS; c++) score += to_float(q[c]) * to_float(k[c]);
+        for (size_t c = 0; c < a.HS; c++) score += to_float(q[c]) * to_float(a.k[at + c]);
         score *= a.scale;
         float larger = score > max ? score : max, correction = expf(max - larger), p = expf(score - larger);
-        for (size_t c = 0; c < a.HS; c++) mixed[c] = mixed[c] * correction + p * to_float(v[c]);
+        for (size_t c = 0; c < a.HS; c++) mixed[c] = mixed[c] * correction + p * to_float(a.v[at + c]);
         sum = sum * correction + p;
         max = larger;
     }
-    for (size_t c = 0; c < a.HS; c++) out[(b * a.T + t) * C + h * a.HS + c] = from_float<floatX>(mixed[c] / sum);
-    lse[i] = max + logf(sum);
+    floatX *out = a.out + (b * a.T + t) * a.out_stride + h * a.HS;
+    for (size_t c = 0; c < a.HS; c++) out[c] = from_float<floatX>(mixed[c] / sum);
+    a.lse[i] = max + logf(sum);
 }
 
 // One thread per query: its gradient, from probabilities made again.
-static __global__ void naive_backward_query_kernel(floatX *dqkv, float *dot, const floatX *dout, const floatX *out,
-                                                   const float *lse, const floatX *qkv, AttentionShape a) {
-    size_t i = (size_t)blockIdx.x * NAIVE_THREADS + threadIdx.x, C = a.NH * a.HS;
+static __global__ void naive_backward_query_kernel(Attention a) {
+    size_t i = (size_t)blockIdx.x * NAIVE_THREADS + threadIdx.x;
     if (i >= a.B * a.NH * a.T) return;
-    size_t t = i % a.T, h = i / a.T % a.NH, b = i / a.T / a.NH, at = (b * a.T + t) * 3 * C + h * a.HS;
-    const floatX *q = qkv + at, *d = dout + (b * a.T + t) * C + h * a.HS, *o = out + (b * a.T + t) * C + h * a.HS;
+    size_t t = i % a.T, h = i / a.T % a.NH, b = i / a.T / a.NH, in = (b * a.T + t) * a.stride + h * a.HS;
+    const floatX *q = a.q + in, *d = a.dout + (b * a.T + t) * a.out_stride + h * a.HS;
+    const floatX *o = a.out + (b * a.T + t) * a.out_stride + h * a.HS;
     float dq[NAIVE_CHANNELS], of_row = 0.0f;
     for (size_t c = 0; c < a.HS; c++) dq[c] = 0.0f, of_row += to_float(d[c]) * to_float(o[c]);
     for (size_t s = 0; s <= t; s++) {
-        const floatX *k = qkv + (b * a.T + s) * 3 * C + C + h * a.HS, *v = k + C;
+        const floatX *k = a.k + (b * a.T + s) * a.stride + h * a.HS, *v = a.v + (b * a.T + s) * a.stride + h * a.HS;
         float score = 0.0f, dp = 0.0f;
         for (size_t c = 0; c < a.HS; c++) {
             score += to_float(q[c]) * to_float(k[c]);
             dp += to_float(d[c]) * to_float(v[c]);
         }
-        float ds = expf(score * a.scale - lse[i]) * (dp - of_row) * a.scale;
+        float ds = expf(score * a.scale - a.lse[i]) * (dp - of_row) * a.scale;
         for (size_t c = 0; c < a.HS; c++) dq[c] += ds * to_float(k[c]);
     }
-    for (size_t c = 0; c < a.HS; c++) dqkv[at + c] = from_float<floatX>(dq[c]);
-    dot[i] = of_row;
+    for (size_t c = 0; c < a.HS; c++) a.dq[in + c] = from_float<floatX>(dq[c]);
+    a.dot[i] = of_row;
 }
 
 // One thread per key: its gradient and that of its value.
-static __global__ void naive_backward_key_kernel(floatX *dqkv, const float *dot, const floatX *dout,
-                                                 const float *lse, const floatX *qkv, AttentionShape a) {
-    size_t i = (size_t)blockIdx.x * NAIVE_THREADS + threadIdx.x, C = a.NH * a.HS;
+static __global__ void naive_backward_key_kernel(Attention a) {
+    size_t i = (size_t)blockIdx.x * NAIVE_THREADS + threadIdx.x;
     if (i >= a.B * a.NH * a.T) return;
-    size_t s = i % a.T, h = i / a.T % a.NH, b = i / a.T / a.NH, at = (b * a.T + s) * 3 * C + C + h * a.HS;
-    const floatX *k = qkv + at, *v = k + C;
+    size_t s = i % a.T, h = i / a.T % a.NH, b = i / a.T / a.NH, in = (b * a.T + s) * a.stride + h * a.HS;
     float dk[NAIVE_CHANNELS], dv[NAIVE_CHANNELS];
     for (size_t c = 0; c < a.HS; c++) dk[c] = dv[c] = 0.0f;
     for (size_t t = s; t < a.T; t++) {
-        const floatX *q = qkv + (b * a.T + t) * 3 * C + h * a.HS, *d = dout + (b * a.T + t) * C + h * a.HS;
+        const floatX *q = a.q + (b * a.T + t) * a.stride + h * a.HS;
+        const floatX *d = a.dout + (b * a.T + t) * a.out_stride + h * a.HS;
         float score = 0.0f, dp = 0.0f;
         for (size_t c = 0; c < a.HS; c++) {
-            score += to_float(q[c]) * to_float(k[c]);
-            dp += to_float(d[c]) * to_float(v[c]);
+            score += to_float(q[c]) * to_float(a.k[in + c]);
+            dp += to_float(d[c]) * to_float(a.v[in + c]);
         }
         size_t row = i - s + t;
-        float p = expf(score * a.scale - lse[row]), ds = p * (dp - dot[row]) * a.scale;
+        float p = expf(score * a.scale - a.lse[row]), ds = p * (dp - a.dot[row]) * a.scale;
         for (size_t c = 0; c < a.HS; c++) {
             dv[c] += p * to_float(d[c]);
             dk[c] += ds * to_float(q[c]);
         }
     }
     for (size_t c = 0; c < a.HS; c++) {
-        dqkv[at + c] = from_float<floatX>(dk[c]);
-        dqkv[at + C + c] = from_float<floatX>(dv[c]);
+        a.dk[in + c] = from_float<floatX>(dk[c]);
+        a.dv[in + c] = from_float<floatX>(dv[c]);
     }
 }
 
+// Describes a pass of a flash kernel: `saved` is lse, `scratch` dot.
+static Attention flash_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
+    Attention a = attention_of(qkv, B, T, C, NH);
+    a.out = out, a.lse = (float *)saved;
+    return a;
+}
+static Attention flash_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *out, const void *saved,
+                                const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
+    Attention a = flash_forward((floatX *)out, (void *)saved, qkv, B, T, C, NH);
+    a.dout = dout, a.dq = dqkv, a.dk = dqkv + C, a.dv = dqkv + 2 * C, a.dot = (float *)scratch;
+    return a;
+}
+
 static void naive_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
-    AttentionShape a = attention_shape(B, T, C, NH);
     unsigned blocks = (unsigned)CEIL_DIV(B * NH * T, (size_t)NAIVE_THREADS);
-    LAUNCH(naive_forward_kernel, blocks, NAIVE_THREADS, 0, lab.stream)(out, (float *)saved, qkv, a);
+    LAUNCH(naive_forward_kernel, blocks, NAIVE_THREADS, 0, lab.stream)(flash_forward(out, saved, qkv, B, T, C, NH));
 }
 
 static void naive_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *out, const void *saved,
                            const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
-    AttentionShape a = attention_shape(B, T, C, NH);
+    Attention a = flash_backward(dqkv, scratch, dout, out, saved, qkv, B, T, C, NH);
     unsigned blocks = (unsigned)CEIL_DIV(B * NH * T, (size_t)NAIVE_THREADS);
-    float *dot = (float *)scratch;
-    const float *lse = (const float *)saved;
-    LAUNCH(naive_backward_query_kernel, blocks, NAIVE_THREADS, 0, lab.stream)(dqkv, dot, dout, out, lse, qkv, a);
-    LAUNCH(naive_backward_key_kernel, blocks, NAIVE_THREADS, 0, lab.stream)(dqkv, dot, dout, lse, qkv, a);
+    LAUNCH(naive_backward_query_kernel, blocks, NAIVE_THREADS, 0, lab.stream)(a);
+    LAUNCH(naive_backward_key_kernel, blocks, NAIVE_THREADS, 0, lab.stream)(a);
 }
 
-// ---------------------------------------------------------------------------------------------- 5 first
+// ---------------------------------------------------------------------------------------------- 3, 4, 5: llmc's
 
-#ifdef PRECISION_BF16
-static void first_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
-    AttentionShape a = attention_shape(B, T, C, NH);
-    float *lse = (float *)saved;
-    if (a.HS <= 64) first_forward_mma<64>(out, lse, qkv, a, lab.stream);
-    else first_forward_mma<128>(out, lse, qkv, a, lab.stream);
+// One row a thread (3) or ATTENTION_ROWS (4), whatever machine this is.
+template <int R>
+static void rows_launch(const Attention &a, bool backward, Dropout d = Dropout{}) {
+    attention_capacity<32, 64, 128>(a.HS, [&](auto capacity) {
+        typedef RowsOf<decltype(capacity)::value, R> A;
+        if (d.threshold) attention_rows<A, true>(a, d, backward, lab.stream);
+        else attention_rows<A, false>(a, d, backward, lab.stream);
+    });
 }
-
-static void first_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *out, const void *saved,
-                           const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
-    AttentionShape a = attention_shape(B, T, C, NH);
-    float *dot = (float *)scratch;
-    const float *lse = (const float *)saved;
-    if (a.HS <= 64) first_backward_mma<64>(dqkv, dot, dout, out, lse, qkv, a, lab.stream);
-    else first_backward_mma<128>(dqkv, dot, dout, out, lse, qkv, a, lab.stream);
-}
-#endif
-
-// ---------------------------------------------------------------------------------------------- 3, 4, 6: llmc's
-
-// Rows kernels with one row a thread (3) or ATTENTION_ROWS (4), whatever machine this is.
-template <int R, int CAPACITY>
-using RowsOf = AttentionRows<R == 1 ? CAPACITY : ATTENTION_MAX_HEAD_SIZE, R, R == 1 ? CAPACITY / 16 : 1>;
-
 template <int R>
 static void rows_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
-    AttentionShape a = attention_shape(B, T, C, NH);
-    float *lse = (float *)saved;
-    if (a.HS <= 32) attention_forward_rows<RowsOf<R, 32>>(out, lse, qkv, a, lab.stream);
-    else if (a.HS <= 64) attention_forward_rows<RowsOf<R, 64>>(out, lse, qkv, a, lab.stream);
-    else attention_forward_rows<RowsOf<R, 128>>(out, lse, qkv, a, lab.stream);
+    rows_launch<R>(flash_forward(out, saved, qkv, B, T, C, NH), false);
 }
-
 template <int R>
 static void rows_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *out, const void *saved,
                           const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
-    AttentionShape a = attention_shape(B, T, C, NH);
-    float *dot = (float *)scratch;
-    const float *lse = (const float *)saved;
-    if (a.HS <= 32) attention_backward_rows<RowsOf<R, 32>>(dqkv, dot, dout, out, lse, qkv, a, lab.stream);
-    else if (a.HS <= 64) attention_backward_rows<RowsOf<R, 64>>(dqkv, dot, dout, out, lse, qkv, a, lab.stream);
-    else attention_backward_rows<RowsOf<R, 128>>(dqkv, dot, dout, out, lse, qkv, a, lab.stream);
+    rows_launch<R>(flash_backward(dqkv, scratch, dout, out, saved, qkv, B, T, C, NH), true);
 }
 
 static void llmc_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
@@ -342,7 +325,7 @@ typedef void Forward(floatX *, void *, const floatX *, size_t, size_t, size_t, s
 typedef void Backward(floatX *, void *, const floatX *, const floatX *, const void *, const floatX *, size_t, size_t,
                       size_t, size_t);
 
-enum { FIRST = 5, TENSOR = 6, LLMC = 7 };
+enum { TENSOR = 5, LLMC = 6 };
 typedef struct {
     int number;
     const char *name, *text;
@@ -365,13 +348,11 @@ static const Kernel KERNELS[] = {
      rows_forward<ATTENTION_ROWS>, rows_backward<ATTENTION_ROWS>, 128},
 #endif
 #ifdef PRECISION_BF16
-    {FIRST, "first", "flash: tensor cores, fragments stay in registers", ATTENTION_MMA_THREADS, flash_bytes,
-     flash_bytes, first_forward, first_backward, 128},
     // Not checked by itself: it is what llmc's functions do with the heads that it takes.
-    {TENSOR, "tensor", "the same, addresses made once, heads side by side", ATTENTION_MMA_THREADS, flash_bytes,
+    {TENSOR, "tensor", "flash: tensor cores, fragments stay in registers", ATTENTION_MMA_THREADS, flash_bytes,
      flash_bytes, llmc_forward, llmc_backward, 256},
 #endif
-    {LLMC, "llmc", "whichever of 3, 4, 6 suits machine and head (llmc)", 1, flash_bytes, flash_bytes, llmc_forward,
+    {LLMC, "llmc", "whichever of 3, 4, 5 suits machine and head (llmc)", 1, flash_bytes, flash_bytes, llmc_forward,
      llmc_backward, ATTENTION_MAX_HEAD_SIZE},
 };
 enum { KERNEL_COUNT = sizeof KERNELS / sizeof *KERNELS };
@@ -379,7 +360,7 @@ enum { KERNEL_COUNT = sizeof KERNELS / sizeof *KERNELS };
 // For llmc's the number of the kernel that it takes.
 static int kernel_number(const Kernel *k, size_t B, size_t T, size_t C, size_t NH) {
     if (k->number != LLMC) return k->number;
-    AttentionShape a = attention_shape(B, T, C, NH);
+    Attention a = attention_of(NULL, B, T, C, NH);
     return sizeof(floatX) == 2 && attention_mma_takes(a) ? TENSOR : ATTENTION_ROWS == 1 ? 3 : 4;
 }
 
@@ -550,7 +531,7 @@ static void test_shape(size_t B, size_t T, size_t C, size_t NH, bool repeat) {
     plain_forward(want_out, want_att, qkv, B, T, C, NH, NULL);
     plain_backward(want_dqkv, dout, want_att, qkv, B, T, C, NH, NULL);
     for (const Kernel &k : KERNELS) {
-        if (HS > k.most || k.number == TENSOR || (k.number == FIRST && HS % 8)) continue;
+        if (HS > k.most || k.number == TENSOR) continue;
         Result r = run(&k, device_qkv, device_dout, B, T, C, NH);
         double error = test_error(r.out, want_out, n), error_grad = test_error(r.dqkv, want_dqkv, 3 * n);
         int number = kernel_number(&k, B, T, C, NH);
@@ -656,7 +637,6 @@ static void bench(void) {
 // CPU's) and what llmc takes, which in bf16 are the tensor cores. They meet the blocks of the masks in other orders.
 static void check_dropout(size_t B, size_t T, size_t NH, size_t HS) {
     size_t mark = test_count, C = NH * HS, n = B * T * C;
-    AttentionShape a = attention_shape(B, T, C, NH);
     Dropout drop = dropout_for(dropout_make(0.3, 7, 2, 9), RANDOM_DROPOUT_PROBABILITY, 3);
     drop.head = 2;
     float *qkv = test_values(3 * n, 0, 1.5, 5), *dout = test_values(n, 0, 1, 6);
@@ -673,13 +653,11 @@ static void check_dropout(size_t B, size_t T, size_t NH, size_t HS) {
         CpuOrder before = cpu_thread_order();
         if (way == 3) cpu_thread_order() = {true, HS};
 #endif
-        if (way == 0) {
-            attention_forward_rows<RowsOf<1, 128>>(out, lse, device_qkv, a, lab.stream, drop);
-            attention_backward_rows<RowsOf<1, 128>>(dqkv, dot, device_dout, out, lse, device_qkv, a, lab.stream, drop);
-        } else if (way == 1) {
-            typedef RowsOf<ATTENTION_ROWS, 128> Rows;
-            attention_forward_rows<Rows>(out, lse, device_qkv, a, lab.stream, drop);
-            attention_backward_rows<Rows>(dqkv, dot, device_dout, out, lse, device_qkv, a, lab.stream, drop);
+        if (way < 2) {
+            Attention forward = flash_forward(out, lse, device_qkv, B, T, C, NH);
+            Attention backward = flash_backward(dqkv, dot, device_dout, out, lse, device_qkv, B, T, C, NH);
+            if (way == 0) rows_launch<1>(forward, false, drop), rows_launch<1>(backward, true, drop);
+            else rows_launch<ATTENTION_ROWS>(forward, false, drop), rows_launch<ATTENTION_ROWS>(backward, true, drop);
         } else {
             attention_forward(out, lse, device_qkv, B, T, C, NH, lab.stream, drop);
             attention_backward(dqkv, dot, device_dout, out, lse, device_qkv, B, T, C, NH, lab.stream, drop);

@@ -132,7 +132,7 @@ static const LabKernel CLASSIFIER[] = {
     {"classifier", 1, "a thread a row: maximum, sum, gradient", classify1, 0},
     {"classifier", 2, "a block a row", classify2, 0},
     {"classifier", 3, "maximum and sum in one pass, 128-bit loads", classify3, LONG_ROW_THREADS},
-    {"classifier", 4, "statistics, then gradient; checks out of the loops, approximate exp2 (llmc)", classify4, LONG_ROW_THREADS},
+    {"classifier", 4, "two kernels, checks out of the loops, approximate exp2 (llmc)", classify4, LONG_ROW_THREADS},
 };
 
 // ---- the checks --------------------------------------------------------------------------------------------
@@ -361,8 +361,8 @@ static void check_kernels(void) {
         double *losses = test_doubles(2 * k.N), *gradient = test_doubles(k.N * k.Vp);
         reference(losses, gradient, x, targets, dloss, k);
         for (size_t i = 0; i < LAB_COUNT(CLASSIFIER); i++) {
-            Problem p = {test_floats(2 * k.N), test_floats(3 * k.N), to_device_floatX(x, k.N * k.Vp), to_device_int(targets, k.N),
-                         (float)dloss, k.N, k.V, k.Vp};
+            Problem p = {test_floats(2 * k.N), test_floats(3 * k.N), to_device_floatX(x, k.N * k.Vp),
+                         to_device_int(targets, k.N), (float)dloss, k.N, k.V, k.Vp};
             CLASSIFIER[i].run(&p, lab_block(&CLASSIFIER[i]));
             float *loss = to_host(p.losses, k.N, lab.stream), *got = to_host_floatX(p.logits, k.N * k.Vp, lab.stream);
             if (!check_losses(loss, losses, k.N, &errors[i])) errors[i] = (double)INFINITY;
@@ -400,7 +400,8 @@ static void bench(void) {
     Shape k = {lab.cpu ? (size_t)32 : (size_t)4096, 50257, 50304};
     float *x = test_values(k.Vp, 0.0, 4.0, 1);
     int *targets = test_targets(k);
-    Problem p = {test_floats(2 * k.N), test_floats(3 * k.N), test_floatX(k.N * k.Vp), to_device_int(targets, k.N), 1e-3f, k.N, k.V, k.Vp};
+    Problem p = {test_floats(2 * k.N), test_floats(3 * k.N), test_floatX(k.N * k.Vp), to_device_int(targets, k.N),
+                 1e-3f, k.N, k.V, k.Vp};
     for (size_t n = 0; n < k.N; n++) copy_to_floatX(p.logits + n * k.Vp, x, k.Vp);
     double unit = (double)(k.N * k.Vp * sizeof(floatX));
     KernelWork must = lab_stated(&lab, LAB_LAST(CLASSIFIER), &p);

@@ -27,7 +27,8 @@ __global__ void norm_block_a_tensor(double *out, const float *grads, const Piece
 
 // 2: a block for each chunk of a tensor, then a second kernel for the chunks.
 __global__ void norm_block_a_chunk(double *scratch, const float *grads, const Piece *ranges, size_t max_chunks) {
-    size_t size = ranges[blockIdx.y].hi - ranges[blockIdx.y].lo, elements = norm_chunk_elements(size), first = blockIdx.x * elements;
+    size_t size = ranges[blockIdx.y].hi - ranges[blockIdx.y].lo, elements = norm_chunk_elements(size);
+    size_t first = blockIdx.x * elements;
     if (first >= size) return;
     const float *g = grads + ranges[blockIdx.y].lo + first;
     size_t count = size - first < elements ? size - first : elements;

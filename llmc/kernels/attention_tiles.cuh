@@ -1,8 +1,8 @@
-// attention_tiles.cuh: what the tensor-core kernels of attention do besides multiplying: which rows a block, a warp
-// and a lane own, how the other side's rows come as tiles into shared memory, how fragments are read and written.
+// attention_tiles.cuh: the parts of the tensor-core kernels of attention beside the products: the rows of a block, a
+// warp and a lane; the other side's rows as tiles in shared memory; fragments; masks.
 //
-// defines: AttentionMma, MmaPlace, TileCopy, load_fragments, matrix_rows, tile_fragments, store_fragments,
-//          round_fragments, load_pair, load_two
+// defines: AttentionMma, MmaPlace, mma_place, TileCopy, TilePair, load_pair, load_two, load_fragments, tile_fragments,
+//          store_fragments, round_fragments, hide_fragments, kept_keys, kept_queries, stays
 #ifndef LLMC_ATTENTION_TILES_CUH
 #define LLMC_ATTENTION_TILES_CUH
 
@@ -12,8 +12,8 @@
 static constexpr unsigned ATTENTION_MMA_THREADS = 128;
 static constexpr size_t ATTENTION_MMA_ROWS = 64;
 
-// CAPACITY: a multiple of 16, at least HS; the channels between are zero. A tile's rows are 16 bytes longer than
-// its channels, so that the 8 rows that an ldmatrix reads lie in different banks.
+// CAPACITY: a multiple of 16, at least HS; the channels between are zero. A tile's rows are 16 bytes longer than its
+// channels, so that the 8 rows that an ldmatrix reads lie in different banks.
 template <int CAPACITY_>
 struct AttentionMma {
     static constexpr int CAPACITY = CAPACITY_, STRIDE = CAPACITY + 8;
@@ -28,9 +28,9 @@ struct AttentionMma {
     static constexpr bool VALUES_SHARED = CAPACITY == 128;
 };
 
-// Where a warp and a lane of it work: rows row and row + 8 are the lane's. Rows are int, as registers are short.
+// The work of a lane: rows row and row + 8. Rows are int, as registers are short.
 typedef struct {
-    size_t head, qkv, out; // b * NH + h; where the head begins in qkv, and in out
+    size_t head, in, out;  // b * NH + h; where the head begins in q, k and v, and in out
     unsigned b, h;         // sequence and head
     int block_row, warp_row, row;
     int pair;              // first column of the lane in a fragment
@@ -38,13 +38,13 @@ typedef struct {
 } MmaPlace;
 
 // The blocks of a head are neighbours: their keys and values stay in the L2 cache. Those with most work begin first.
-__device__ __forceinline__ MmaPlace mma_place(const AttentionShape &a, bool last_first) {
+__device__ __forceinline__ MmaPlace mma_place(const Attention &a, bool last_first) {
     unsigned T = (unsigned)a.T, NH = (unsigned)a.NH, blocks = CEIL_DIV(T, (unsigned)ATTENTION_MMA_ROWS);
     unsigned head = blockIdx.x / blocks, block = blockIdx.x % blocks, b = head / NH;
-    size_t C = a.NH * a.HS, from_head = (head - b * NH) * a.HS;
+    size_t from_head = (head - b * NH) * a.HS;
     MmaPlace p;
     p.T = (int)T, p.head = head, p.b = b, p.h = head - b * NH;
-    p.qkv = b * a.T * 3 * C + from_head, p.out = b * a.T * C + from_head;
+    p.in = b * a.T * a.stride + from_head, p.out = b * a.T * a.out_stride + from_head;
     p.block_row = (int)((last_first ? blocks - 1 - block : block) * ATTENTION_MMA_ROWS);
     p.warp_row = p.block_row + (int)(threadIdx.x / 32) * 16;
     p.row = p.warp_row + (int)(threadIdx.x % 32) / 4;
@@ -52,7 +52,7 @@ __device__ __forceinline__ MmaPlace mma_place(const AttentionShape &a, bool last
     return p;
 }
 
-// What a thread copies of every tile: 16 bytes of each STEP-th row, always of the same channels.
+// A thread's part in the copy of every tile: 16 bytes of each STEP-th row, always of the same channels.
 template <class A>
 struct TileCopy {
     // Packs of a row, or more: a power of two.
@@ -63,13 +63,13 @@ struct TileCopy {
     int row, channel, left; // of a tile's first copy; rows that are left, from the next tile's first on
     bool exists;           // channels beyond HS are zero
 
-    __device__ __forceinline__ TileCopy(const bfloat16 *p, size_t stride, int first, const AttentionShape &a) {
+    __device__ __forceinline__ TileCopy(const bfloat16 *p, size_t stride, int first, const Attention &a) {
         row = (int)threadIdx.x / PACKS, channel = (int)threadIdx.x % PACKS * 8, left = (int)a.T - first;
         exists = channel < (int)a.HS, step = STEP * stride;
         from = p + (size_t)(first + row) * stride + (exists ? channel : 0);
     }
 
-    // Where in a tile the thread copies to.
+    // Returns the place in a tile that the thread copies to.
     __device__ __forceinline__ SharedTile to(const bfloat16 *tile) const {
         return SharedTile(tile + row * A::STRIDE + channel);
     }
@@ -95,17 +95,39 @@ struct TileCopy {
     }
 };
 
-// Two neighbouring elements; zeros where there are none.
-__device__ __forceinline__ uint32_t load_pair(const bfloat16 *p, bool exists) {
+// Tiles of ROWS rows of two matrices, double-buffered: [2 stages][2 matrices][TILE elements] of shared memory. `stage`
+// is 0 or 2 * TILE.
+template <class A, int ROWS>
+struct TilePair {
+    static constexpr int TILE = ROWS * A::STRIDE;
+    SharedTile row, column;  // of x's tile: its rows as b^T, its columns as b
+    TileCopy<A> x, y;
+    SharedTile to;           // where the thread copies to
+
+    // x[T, x_stride] and y[T, y_stride] from row `first` on.
+    __device__ __forceinline__ TilePair(const bfloat16 *tiles, const bfloat16 *x, size_t x_stride, const bfloat16 *y,
+                                        size_t y_stride, int first, const Attention &a)
+        : row(matrix_row<false, A::STRIDE>(tiles)), column(matrix_row<true, A::STRIDE>(tiles)),
+          x(x, x_stride, first, a), y(y, y_stride, first, a), to(this->x.to(tiles)) {}
+
+    // Starts the copy of the next tiles.
+    __device__ __forceinline__ void next(int stage) {
+        x.template next<ROWS>(to + stage);
+        y.template next<ROWS>(to + (stage + TILE));
+    }
+};
+
+// Returns two neighbouring elements, or zeros.
+__device__ __forceinline__ uint32_t load_pair(const void *p, bool exists) {
     uint32_t pair = 0;
-    if (exists) pair = *reinterpret_cast<const uint32_t *>(p);
+    if (exists) pair = *static_cast<const uint32_t *>(p);
     return pair;
 }
 
-// The warp's 16 rows of p as a fragments.
+// Loads the warp's 16 rows of p as a fragments.
 template <class A>
 __device__ __forceinline__ void load_fragments(uint32_t (&x)[A::K16][4], const bfloat16 *p, size_t stride,
-                                               const MmaPlace &at, const AttentionShape &a) {
+                                               const MmaPlace &at, const Attention &a) {
     UNROLL
     for (int k = 0; k < A::K16; k++) {
         UNROLL
@@ -116,7 +138,7 @@ __device__ __forceinline__ void load_fragments(uint32_t (&x)[A::K16][4], const b
     }
 }
 
-// Where the lane reads rows of a tile, of which p is the warp's first, as a fragments.
+// Returns where the lane reads rows of a tile as a fragments; p is the warp's first row.
 template <int STRIDE>
 __device__ __forceinline__ SharedTile matrix_rows(const bfloat16 *p) {
     return SharedTile(p + threadIdx.x % 16 * STRIDE + threadIdx.x % 32 / 16 * 8);
@@ -127,7 +149,7 @@ __device__ __forceinline__ void tile_fragments(uint32_t (&x)[K16][4], SharedTile
     for (int k = 0; k < K16; k++) ldmatrix_x4<false>(x[k], rows + k * 16);
 }
 
-// Two neighbouring floats, the first at a multiple of 8 bytes.
+// Loads two neighbouring floats, the first at a multiple of 8 bytes.
 __device__ __forceinline__ void load_two(float (&x)[2], const float *p) {
 #ifdef __CUDACC__
     float2 two = *reinterpret_cast<const float2 *>(p);
@@ -140,7 +162,7 @@ __device__ __forceinline__ void load_two(float (&x)[2], const float *p) {
 // Writes d fragments from channel `first` on, the rows times scale0 and scale1.
 template <int N8>
 __device__ __forceinline__ void store_fragments(bfloat16 *p, size_t stride, int first, const MmaPlace &at,
-                                                const AttentionShape &a, const float (&d)[N8][4], float scale0,
+                                                const Attention &a, const float (&d)[N8][4], float scale0,
                                                 float scale1) {
     UNROLL
     for (int n = 0; n < N8; n++) {
@@ -155,14 +177,75 @@ __device__ __forceinline__ void store_fragments(bfloat16 *p, size_t stride, int 
     }
 }
 
-// The d fragments of a product, rounded, as a fragments of the next.
-template <int K16>
-__device__ __forceinline__ void round_fragments(uint32_t (&a)[K16][4], const float (&d)[2 * K16][4]) {
+// True if dropout keeps element i of fragment n; the masks below set bit 4 n + i.
+template <bool DROP>
+__device__ __forceinline__ bool stays(uint32_t kept, int n, int i) {
+    return !DROP || kept >> (4 * n + i) & 1;
+}
+
+// Rounds the d fragments of a product, to be a fragments of the next; dropped elements become 0.
+template <bool DROP, int K16>
+__device__ __forceinline__ void round_fragments(uint32_t (&a)[K16][4], const float (&d)[2 * K16][4], uint32_t kept) {
     UNROLL
     for (int k = 0; k < K16; k++) {
         UNROLL
-        for (int i = 0; i < 4; i++) a[k][i] = pack_bf16(d[2 * k + i / 2][i % 2 * 2], d[2 * k + i / 2][i % 2 * 2 + 1]);
+        for (int i = 0; i < 4; i++) {
+            int n = 2 * k + i / 2, j = i % 2 * 2;
+            a[k][i] = pack_bf16(stays<DROP>(kept, n, j) ? d[n][j] : 0.0f,
+                                stays<DROP>(kept, n, j + 1) ? d[n][j + 1] : 0.0f);
+        }
     }
+}
+
+// Sets the scores of keys after their query to minus infinity. diagonal: the lane's first row, counted from the tile's
+// first. With KEYS the rows are queries and the columns keys, else the other way round.
+template <bool KEYS, int N8>
+__device__ __forceinline__ void hide_fragments(float (&s)[N8][4], const MmaPlace &at, int diagonal) {
+    UNROLL
+    for (int n = 0; n < N8; n++) {
+        UNROLL
+        for (int i = 0; i < 4; i++) {
+            int column = n * 8 + at.pair + i % 2, row = diagonal + i / 2 * 8;
+            if (KEYS ? column > row : column < row) s[n][i] = -INFINITY;
+        }
+    }
+}
+
+// Returns dropout's mask of the warp's queries and keys first .. first + KEYS - 1. The 8 numbers of a block of Philox
+// belong to 8 neighbouring keys of a query: a row of 8 columns, four lanes wide. Lane t of the four makes those of row
+// t % 2 and every second n; the lanes exchange a bit an element.
+template <class A>
+__device__ __forceinline__ uint32_t kept_keys(const Dropout &d, const MmaPlace &at, int first) {
+    int t = at.pair / 2;
+    uint32_t own = 0, of_row[4], kept = 0;
+    UNROLL
+    for (int i = 0; i < A::KEYS / 16; i++) {
+        int query = at.row + t % 2 * 8, key = first + (2 * i + t / 2) * 8;
+        Philox block = dropout_probability_block(&d, at.b, at.h, (size_t)query, (size_t)key, (size_t)at.T);
+        own |= dropout_kept(&d, &block) << 8 * i;
+    }
+    warp_gather<4, 1>(of_row, own);
+    UNROLL
+    for (int i = 0; i < 4; i++) kept |= (of_row[i] >> at.pair & 0x03030303u) << 2 * i;
+    return kept;
+}
+
+// The same of the warp's keys and queries first .. first + QUERIES - 1. A block is half a column: lane g of the eight
+// of a column pair makes those of fragment element g % 4 for every second n.
+template <class A>
+__device__ __forceinline__ uint32_t kept_queries(const Dropout &d, const MmaPlace &at, int first) {
+    int g = at.row % 8;
+    uint32_t own = 0, of_column[8], kept = 0;
+    UNROLL
+    for (int i = 0; i < A::QUERIES / 16; i++) {
+        int query = first + (2 * i + g / 4) * 8 + at.pair + g % 2, key = at.warp_row + g / 2 % 2 * 8;
+        Philox block = dropout_probability_block(&d, at.b, at.h, (size_t)query, (size_t)key, (size_t)at.T);
+        own |= dropout_kept(&d, &block) << 8 * i;
+    }
+    warp_gather<8, 4>(of_column, own);
+    UNROLL
+    for (int i = 0; i < 8; i++) kept |= (of_column[i] >> g & 0x01010101u) << i;
+    return kept;
 }
 
 #endif

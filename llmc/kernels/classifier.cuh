@@ -69,8 +69,8 @@ __device__ __forceinline__ void row_stats(float *row_max, float *row_sum, const 
     *row_sum = one_warp ? warp_sum(sum) : block_sum(sum);
 }
 
-// Turns a row of Vl logits into gradients: dloss * (softmax - (column == target)), and 0 from column `valid`
-// on. target is a local column; any number that is none of them means that another rank has it.
+// Turns a row of Vl logits into gradients: dloss * (softmax - (column == target)), and 0 from column `valid` on. target
+// is a local column, or any larger number if another rank has it.
 template <int W>
 __device__ __forceinline__ void row_gradient(floatX *row, float max, float sum, size_t target, float dloss,
                                              size_t valid, size_t Vl) {

@@ -1,4 +1,4 @@
-// cuda_common.cuh: what every kernel and trainer shares, for nvcc and for the CPU stand-ins alike.
+// cuda_common.cuh: shared by every kernel and trainer, for nvcc and for the CPU stand-ins alike.
 // defines: floatX, CUDA_CHECK, CUBLAS_CHECK, CEIL_DIV, LAUNCH, LAUNCH_UNCHECKED, DYNAMIC_SHARED, UNROLL, to_float,
 //          from_float, larger, warp_sum, warp_max, block_sum, block_max, cuda_allocate
 #ifndef LLMC_CUDA_COMMON_CUH
@@ -49,16 +49,16 @@ static inline void cublas_check(int status, const char *file, int line, const ch
 // The same for calls that return a cublasStatus_t.
 #define CUBLAS_CHECK(call) cublas_check((int)(call), __FILE__, __LINE__, #call)
 
-// Ends the program when the device has refused a launch: no synchronisation would tell. What a query of unfinished work
-// leaves behind is no error.
+// Ends the program if the device has refused a launch: no synchronisation would tell. cudaErrorNotReady is the trace of
+// a query of unfinished work.
 static inline void launch_check(const char *file, int line, const char *what) {
     cudaError_t error = cudaGetLastError();
     if (error != cudaErrorNotReady) cuda_check(error, file, line, what);
 }
 
 // LAUNCH(kernel, grid, block, shared, stream)(args...) is kernel<<<grid, block, shared, stream>>>(args...), and then
-// launch_check. A template's name with commas stands in parentheses. LAUNCH_UNCHECKED leaves the error to
-// cudaGetLastError. DYNAMIC_SHARED(type, name) declares the pointer to the block's dynamic shared memory.
+// launch_check. A template's name with commas stands in parentheses. DYNAMIC_SHARED(type, name) declares the pointer to
+// the block's dynamic shared memory.
 #ifdef __CUDACC__
 template <class... P>
 struct Launch {
@@ -66,23 +66,20 @@ struct Launch {
     dim3 grid, block;
     size_t shared;
     cudaStream_t stream;
-    bool checked;
     const char *file, *name;
     int line;
     void operator()(P... args) const {
         kernel<<<grid, block, shared, stream>>>(args...);
-        if (checked) launch_check(file, line, name);
+        launch_check(file, line, name);
     }
 };
 template <class... P>
 static inline Launch<P...> launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
-                                  bool checked, const char *file, const char *name, int line) {
-    return {kernel, grid, block, shared, stream, checked, file, name, line};
+                                  const char *file, const char *name, int line) {
+    return {kernel, grid, block, shared, stream, file, name, line};
 }
-#define LAUNCH_IF(checked, kernel, grid, block, shared, stream) \
-    launch(&kernel, grid, block, shared, stream, checked, __FILE__, "launch of " #kernel, __LINE__)
-#define LAUNCH(kernel, grid, block, shared, stream) LAUNCH_IF(true, kernel, grid, block, shared, stream)
-#define LAUNCH_UNCHECKED(kernel, grid, block, shared, stream) LAUNCH_IF(false, kernel, grid, block, shared, stream)
+#define LAUNCH(kernel, grid, block, shared, stream) \
+    launch(&kernel, grid, block, shared, stream, __FILE__, "launch of " #kernel, __LINE__)
 #define DYNAMIC_SHARED(type, name)                                \
     extern __shared__ __align__(16) unsigned char dynamic_shared[]; \
     type *name = (type *)dynamic_shared
@@ -102,6 +99,7 @@ static inline Launch<Call, P...> launch(CpuLauncher<Call, P...> launcher, const 
                                         int line) {
     return {launcher, file, name, line};
 }
+// Leaves the error to cudaGetLastError: for tests of refused launches.
 #define LAUNCH_UNCHECKED(kernel, grid, block, shared, stream)           \
     cpu_launcher(&kernel, #kernel, grid, block, shared, stream,         \
                  [=](auto... cpu_args) __attribute__((always_inline)) { kernel(cpu_args...); })
@@ -127,7 +125,7 @@ template <> __host__ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(f
     return __float2bfloat16_rn(x);
 }
 
-// The larger of two numbers, or the one that is no NaN if b is. A GPU has an instruction for it.
+// Returns the larger of two numbers; a if b is NaN. A GPU has an instruction for it.
 #ifdef __CUDACC__
 __device__ static inline float larger(float a, float b) { return fmaxf(a, b); }
 __device__ static inline double larger(double a, double b) { return fmax(a, b); }
@@ -135,8 +133,8 @@ __device__ static inline double larger(double a, double b) { return fmax(a, b); 
 template <class T> static inline T larger(T a, T b) { return b > a ? b : a; }
 #endif
 
-// The sum or the largest of the 32 values of a full warp; every lane gets it, in an order that never changes.
-// The CPU does it in one rendezvous, with the same bits as the loop of shuffles.
+// Returns the sum or the largest of a full warp's 32 values to every lane, in an order that never changes. The CPU needs
+// one rendezvous, and has the bits of the loop of shuffles.
 #ifdef __CUDACC__
 template <class T>
 __device__ static inline T warp_sum(T x) {
@@ -149,8 +147,8 @@ __device__ static inline T warp_max(T x) {
     return x;
 }
 
-// The same over a block of full warps: each warp, then the warps in their order. Ends with a barrier, so that
-// it can be called again at once.
+// The same over a block of full warps: each warp, then the warps in their order. Ends with a barrier, so that the next
+// call may follow at once.
 template <class T, bool SUM>
 __device__ static inline T block_reduce(T x) {
     __shared__ T of_warp[32];
@@ -173,7 +171,7 @@ template <class T> static inline T block_sum(T x) { return cpu_block_reduce(true
 template <class T> static inline T block_max(T x) { return cpu_block_reduce(false, x, __FILE__, __LINE__); }
 #endif
 
-// Allocates device memory. What does not fit is refused before the attempt, naming its purpose.
+// Allocates device memory. Fails before the attempt, naming the purpose, if there is not enough.
 static inline bool cuda_allocate(void **p, size_t bytes, const char *purpose, Error *err) {
     size_t available = 0, total = 0;
     *p = NULL;

@@ -12,10 +12,10 @@ enum {
     ENCODER_OWNERS = 1024,    // blocks that share the vocabulary
     ENCODER_PER_THREAD = 8,   // positions that a thread looks at before its block counts them
     ENCODER_LIST = 2048,      // positions that a block keeps
-    ENCODER_BATCH = 8,        // that a thread reads before it adds them
+    ENCODER_BATCH = 8,        // positions that a thread reads before it adds them
 };
 
-// Threads of a block of the backward pass. On the CPU one is enough, and waits for nobody.
+// Threads of a block of the backward pass. On the CPU one is enough, and meets no barrier.
 static constexpr int ENCODER_THREADS = ROW_LANES == 1 ? 1 : 128;
 
 // A warp per position.
@@ -40,8 +40,8 @@ __global__ void __launch_bounds__(32 * ENCODER_WARPS)
     }
 }
 
-// A list that a block makes of positions, in their order: where it owns the token, and its row of the embedding.
-// Returns how many there are after positions [first, end) of at most THREADS * ENCODER_PER_THREAD were looked at.
+// Appends to a block's list, in order, those of positions [first, end) with a token of its own, and their rows of the
+// embedding. Returns the length of the list. At most THREADS * ENCODER_PER_THREAD positions.
 template <int THREADS>
 __device__ __forceinline__ int encoder_collect(int *list, unsigned *rows, int count, const int *tokens, size_t first,
                                                size_t end, unsigned v_start, unsigned Vl) {
@@ -79,10 +79,9 @@ __device__ __forceinline__ int encoder_collect(int *list, unsigned *rows, int co
     return count + (int)all;
 }
 
-// Each block owns the rows of the embedding whose number is its own modulo ENCODER_OWNERS. It lists the positions whose
-// token it owns; then a thread for each pack of the columns goes through the list with the sum in registers, and reads
-// several positions before it adds them in their order: no atomics, always the same order, and a frequent token waits
-// for memory once in ENCODER_BATCH positions.
+// Each block owns the embedding rows r with r % ENCODER_OWNERS == blockIdx.x. It lists the positions of their tokens.
+// Then a thread for each pack of columns goes through the list with the sum in registers, and reads several positions
+// before it adds them in order: no atomics, always the same order, one wait for memory in ENCODER_BATCH positions.
 template <int W, int THREADS>
 __global__ void __launch_bounds__(THREADS)
     encoder_backward_wte_kernel(float *dwte, const floatX *dout, const int *tokens, size_t N, size_t C,
@@ -145,23 +144,21 @@ __global__ void __launch_bounds__(32 * ENCODER_WARPS)
     }
 }
 
-// out[B, T, C] = wte[token - v_start] + wpe[t]. wte [Vl, C] holds vocabulary rows v_start .. v_start + Vl; a
-// token outside of them contributes 0. wpe [maxT, C], or NULL: not added.
+// Computes out[B, T, C] = wte[token - v_start] + wpe[t]. wte [Vl, C] holds vocabulary rows v_start .. v_start + Vl; a
+// token outside of them contributes 0. wpe [maxT, C] is not added if NULL.
 static inline void encoder_forward(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe,
                                    size_t B, size_t T, size_t C, size_t v_start, size_t Vl,
                                    cudaStream_t stream) {
     size_t N = B * T;
     if (N == 0) return;
     unsigned blocks = (unsigned)CEIL_DIV(N, (size_t)ENCODER_WARPS);
-    // a row of wte and of out for each token; those of wpe are the same for all B samples
+    // a row of wte and of out for each token; all B samples share the rows of wpe
     kernel_cost(KERNEL_RESIDUAL, N * C, (2 + (wpe ? 1 / (double)B : 0)) * sizeof(floatX), wpe ? 1 : 0);
-    if (C % x128::size == 0) {
-        LAUNCH(encoder_forward_kernel<x128::size>, blocks, 32 * ENCODER_WARPS, 0, stream)
+    by_packs(C, [&](auto width) {
+        constexpr int W = width;
+        LAUNCH(encoder_forward_kernel<W>, blocks, 32 * ENCODER_WARPS, 0, stream)
         (out, tokens, wte, wpe, N, T, C, v_start, Vl);
-    } else {
-        LAUNCH(encoder_forward_kernel<1>, blocks, 32 * ENCODER_WARPS, 0, stream)
-        (out, tokens, wte, wpe, N, T, C, v_start, Vl);
-    }
+    });
 }
 
 template <int THREADS>
@@ -169,34 +166,29 @@ static inline void encoder_backward_wte(float *dwte, const floatX *dout, const i
                                         size_t v_start, size_t Vl, cudaStream_t stream) {
     if (N == 0) return;
     kernel_cost(KERNEL_ELEMENTWISE, N * C, 2 * sizeof(float) + sizeof(floatX), 1);  // as if no token came twice
-    if (C % x128::size == 0) {
-        LAUNCH((encoder_backward_wte_kernel<x128::size, THREADS>), ENCODER_OWNERS, THREADS, 0, stream)
+    by_packs(C, [&](auto width) {
+        constexpr int W = width;
+        LAUNCH((encoder_backward_wte_kernel<W, THREADS>), ENCODER_OWNERS, THREADS, 0, stream)
         (dwte, dout, tokens, N, C, v_start, Vl);
-    } else {
-        LAUNCH((encoder_backward_wte_kernel<1, THREADS>), ENCODER_OWNERS, THREADS, 0, stream)
-        (dwte, dout, tokens, N, C, v_start, Vl);
-    }
+    });
 }
 
-// Adds dout[B, T, C] to dwte[Vl, C] at the rows of its tokens, and to dwpe[maxT, C], of which accumulate_wpe
-// false overwrites all rows, those from T on with 0. dwte or dwpe may be NULL: not wanted.
+// Adds dout[B, T, C] to dwte[Vl, C] at the rows of its tokens, and to dwpe[maxT, C]. Without accumulate_wpe all rows of
+// dwpe are overwritten, from row T on with 0. Either may be NULL: not wanted.
 static inline void encoder_backward(float *dwte, float *dwpe, const floatX *dout, const int *tokens, size_t B,
                                     size_t T, size_t C, size_t maxT, size_t v_start, size_t Vl,
                                     bool accumulate_wpe, cudaStream_t stream) {
-    bool wide = C % x128::size == 0;
     if (dwte) encoder_backward_wte<ENCODER_THREADS>(dwte, dout, tokens, B * T, C, v_start, Vl, stream);
     size_t rows = accumulate_wpe ? T : maxT;
     if (dwpe && rows > 0) {
         unsigned blocks = (unsigned)CEIL_DIV(rows, (size_t)ENCODER_WARPS);
         kernel_cost(KERNEL_ELEMENTWISE, B * T * C, sizeof(floatX), 1);
         kernel_cost(KERNEL_ELEMENTWISE, rows * C, (accumulate_wpe ? 2 : 1) * sizeof(float), 0);
-        if (wide) {
-            LAUNCH(encoder_backward_wpe_kernel<x128::size>, blocks, 32 * ENCODER_WARPS, 0, stream)
+        by_packs(C, [&](auto width) {
+            constexpr int W = width;
+            LAUNCH(encoder_backward_wpe_kernel<W>, blocks, 32 * ENCODER_WARPS, 0, stream)
             (dwpe, dout, B, T, rows, C, accumulate_wpe);
-        } else {
-            LAUNCH(encoder_backward_wpe_kernel<1>, blocks, 32 * ENCODER_WARPS, 0, stream)
-            (dwpe, dout, B, T, rows, C, accumulate_wpe);
-        }
+        });
     }
 }
 

@@ -1,4 +1,4 @@
-// exponential.cuh: exponentials by hardware on a GPU, and such that a compiler makes vectors of them on a CPU.
+// exponential.cuh: exponentials: hardware on a GPU, arithmetic that a compiler vectorises on a CPU.
 //
 // defines: exponential, exponential_fast, exponential2
 #ifndef LLMC_EXPONENTIAL_CUH
@@ -8,9 +8,8 @@
 
 #include "llmc/kernels/cuda_common.cuh"
 
-// exp(x) to about one unit in the last place; 0 and infinity at the ends, NaN for NaN. A GPU has hardware for
-// it. A CPU has only a function call for one number, so here it is a few multiplications, which the compiler
-// vectorises.
+// Returns exp(x) to about one unit in the last place; 0 and infinity at the ends, NaN for NaN. A CPU has only a
+// function call for one number, so here it is a few multiplications, which vectorise.
 __device__ __forceinline__ float exponential(float x) {
 #ifdef __CUDA_ARCH__
     return expf(x);
@@ -42,8 +41,8 @@ __device__ __forceinline__ float exponential(float x) {
 #endif
 }
 
-// exp(x) in two instructions of a GPU, to about 2 + |x| units in the last place; what is smaller than any normal number
-// is 0. For probabilities p = exp(x): the error is |x| p, small where p is. A CPU has nothing faster than exponential.
+// Returns exp(x) in two instructions of a GPU, to about 2 + |x| units in the last place; subnormal results are 0. For
+// probabilities p = exp(x): the error is |x| p, small where p is. A CPU has nothing faster than exponential.
 __device__ __forceinline__ float exponential_fast(float x) {
 #ifdef __CUDA_ARCH__
     float y;
@@ -54,7 +53,7 @@ __device__ __forceinline__ float exponential_fast(float x) {
 #endif
 }
 
-// 2^x to about two units in the last place; subnormal results are 0.
+// Returns 2^x to about two units in the last place; subnormal results are 0.
 __device__ __forceinline__ float exponential2(float x) {
 #ifdef __CUDACC__
     float y;

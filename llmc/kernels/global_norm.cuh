@@ -42,7 +42,8 @@ __device__ __forceinline__ double norm_share(const float *g, Share s) {
 template <int LANES>
 __global__ void __launch_bounds__(32 * NORM_WARPS)
     global_norm_kernel(double *scratch, const float *grads, const Piece *pieces, size_t max_chunks) {
-    size_t size = pieces[blockIdx.y].hi - pieces[blockIdx.y].lo, chunk = (size_t)blockIdx.x * NORM_WARPS + threadIdx.x / 32;
+    size_t size = pieces[blockIdx.y].hi - pieces[blockIdx.y].lo;
+    size_t chunk = (size_t)blockIdx.x * NORM_WARPS + threadIdx.x / 32;
     if (threadIdx.x % 32 >= LANES || chunk >= norm_chunk_count(size)) return;
     size_t elements = norm_chunk_elements(size), first = chunk * elements;
     size_t count = size - first < elements ? size - first : elements;

@@ -1,4 +1,4 @@
-// mma.cuh: thin wrappers of the tensor-core instructions for bf16 (sm_80 and later) and of what goes with them.
+// mma.cuh: thin wrappers of the tensor-core instructions for bf16 (sm_80 and later) and their companions.
 // All 32 lanes of a warp call them together. Fragments are laid out as the PTX ISA documents for m16n8k16; with
 // g = lane / 4 and t = lane % 4:
 //   a[4]: (row g, columns 2t, 2t+1), (row g+8, the same), (row g, columns 2t+8, 2t+9), (row g+8, the same)
@@ -18,8 +18,8 @@
 
 typedef __nv_bfloat16 bfloat16;
 
-// A place in a tile in shared memory. A GPU's instructions take it as 32 bits, which are made once: what is known to be
-// an address of shared memory would be made anew in every loop.
+// A place in a tile in shared memory. A GPU's instructions take it as 32 bits. They are hidden from the compiler, which
+// would compute a known shared address again in every loop.
 struct SharedTile {
 #ifdef __CUDACC__
     uint32_t address;
@@ -95,7 +95,7 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t (&registers)[4], SharedTile
 #endif
 }
 
-// What the lane gives to the first ldmatrix of a product with the tile, whose rows are STRIDE elements apart: b^T as
+// Returns the lane's address for the first ldmatrix of a product with a tile, rows STRIDE elements apart: b^T as
 // tile[n][k], or with TRANS b itself as tile[k][n].
 template <bool TRANS, int STRIDE>
 __device__ __forceinline__ SharedTile matrix_row(const bfloat16 *tile) {
@@ -200,7 +200,7 @@ __device__ __forceinline__ void copy_async_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-// Waits until at most LEFT of the groups that this thread committed are under way.
+// Waits until at most LEFT of the groups that this thread committed are in flight.
 template <int LEFT>
 __device__ __forceinline__ void copy_async_wait() {
 #ifdef __CUDACC__

@@ -1,7 +1,7 @@
 // packs.cuh: elements moved by packs of 16 bytes, as floats.
 //
-// Kernels are templates over W, the elements they treat at a time: x128::size (then every address and every row length
-// must be a multiple of it), or 1 for anything else.
+// Kernels are templates over W, the elements of a step: x128::size if every address and row length is a multiple of it,
+// else 1.
 //
 // defines: Packed128 as x128 and f128, load128, store128, store64, load_floats, store_floats, sum_of, max_of,
 //          by_packs, aligned16
@@ -12,7 +12,7 @@
 
 #include "llmc/kernels/cuda_common.cuh"
 
-// 16 bytes of elements, moved at once. Pointers to load from and store to are multiples of 16 bytes.
+// 16 bytes of elements, moved at once, from and to addresses that are multiples of 16.
 template <class T>
 struct alignas(16) Packed128 {
     static constexpr size_t size = 16 / sizeof(T);
@@ -76,7 +76,7 @@ inline Packed128<__nv_bfloat16> pack_floats<__nv_bfloat16>(const float *in) {
 }
 #endif
 
-// 8 bytes of bfloat16: what goes with 16 bytes of float.
+// Stores four floats as 8 bytes of bfloat16.
 __device__ __forceinline__ void store64(__nv_bfloat16 *p, const float (&in)[4]) {
     alignas(8) __nv_bfloat16 pack[4] = {from_float<__nv_bfloat16>(in[0]), from_float<__nv_bfloat16>(in[1]),
                                         from_float<__nv_bfloat16>(in[2]), from_float<__nv_bfloat16>(in[3])};
@@ -113,7 +113,7 @@ __device__ __forceinline__ void store_floats(T *p, const float (&in)[W]) {
     }
 }
 
-// The sum of W numbers, by halves: W is a power of two.
+// Returns the sum of W numbers, by halves: W is a power of two.
 template <int W, typename T>
 __device__ __forceinline__ T sum_of(const T (&x)[W]) {
     T y[W];
@@ -124,7 +124,7 @@ __device__ __forceinline__ T sum_of(const T (&x)[W]) {
     return y[0];
 }
 
-// The largest of W floats; NaNs are passed over.
+// Returns the largest of W floats; NaNs are passed over.
 template <int W>
 __device__ __forceinline__ float max_of(const float (&x)[W]) {
     float y[W];

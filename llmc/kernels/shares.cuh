@@ -1,7 +1,7 @@
-// shares.cuh: which packs of an array or of a row a thread takes, and sums over those who share a row.
+// shares.cuh: the division of arrays and rows among threads, and sums over a row's threads.
 //
-// defines: Piece, Share, share_of, ROW_LANES, LONG_ROW_THREADS, row_share, row_sum, sum_strided, element_share, element_tail,
-//          element_blocks
+// defines: Piece, Share, share_of, ROW_LANES, LONG_ROW_THREADS, row_share, row_sum, sum_strided, element_share,
+//          element_tail, element_blocks
 #ifndef LLMC_SHARES_CUH
 #define LLMC_SHARES_CUH
 
@@ -21,14 +21,12 @@ typedef struct {
     size_t begin, end, step;
 } Share;
 
-// Divides n packs among `count` threads. The threads of a GPU run in step, so neighbours take neighbouring
-// packs and a warp reads whole cache lines; those of the CPU run one after the other, so each takes a
-// contiguous piece.
+// Divides n packs among `count` threads. A GPU's threads run in step, so neighbours take neighbouring packs and a warp
+// reads whole cache lines. A CPU's run one after the other, so each takes a contiguous piece.
 //
-// ROW_LANES of the 32 threads of a warp share a row, and LONG_ROW_THREADS one of tens of thousands of
-// elements. On a GPU these are many: a row is read at once, and the long rows at work at one time fit in the
-// L2 cache. On the CPU more threads gain nothing, and each must be resumed at every reduction: a row is short
-// enough for one.
+// ROW_LANES threads of a warp share a row, and LONG_ROW_THREADS a row of tens of thousands of elements. On a GPU these
+// are many: a row is read at once, and the long rows in flight fit in the L2 cache. On the CPU more threads gain
+// nothing, and each is resumed at every reduction.
 #ifdef __CUDACC__
 static constexpr int ROW_LANES = 32;
 static constexpr unsigned LONG_ROW_THREADS = 512;
@@ -48,7 +46,7 @@ static inline Share share_of(size_t n, size_t index, size_t count) {
 }
 #endif
 
-// A row of n packs divided among the first LANES threads of a warp; the others get none.
+// Divides a row of n packs among the first LANES threads of a warp; the others get none.
 template <int LANES>
 __device__ __forceinline__ Share row_share(size_t n) {
     size_t lane = threadIdx.x % 32;
@@ -56,7 +54,7 @@ __device__ __forceinline__ Share row_share(size_t n) {
     return lane < LANES ? share_of(n, lane, LANES) : none;
 }
 
-// The sum over the LANES (32 or 1) threads that share a row.
+// Returns the sum over the LANES (32 or 1) threads that share a row.
 template <int LANES, typename T>
 __device__ __forceinline__ T row_sum(T x) {
     static_assert(LANES == 32 || LANES == 1, "a row belongs to a warp or to a thread");
@@ -64,8 +62,8 @@ __device__ __forceinline__ T row_sum(T x) {
     return x;
 }
 
-// The sum of x[0], x[stride], ... in that order, by one thread. It reads several before it adds them: a lone read waits
-// longer for memory than its addition takes.
+// Returns the sum of x[0], x[stride], ... in that order, by one thread. It reads several before it adds them: a lone
+// read waits longer for memory than its addition takes.
 __device__ __forceinline__ float sum_strided(const float *x, size_t count, size_t stride) {
     constexpr size_t BATCH = 16;
     float sum = 0.0f, y[BATCH];
@@ -78,10 +76,10 @@ __device__ __forceinline__ float sum_strided(const float *x, size_t count, size_
     return sum;
 }
 
-// Element kernels: blocks of ELEMENT_THREADS threads, each of which takes about 16 elements.
+// Element kernels: blocks of ELEMENT_THREADS threads with about 16 elements each.
 static constexpr unsigned ELEMENT_THREADS = 256, ELEMENTS_PER_THREAD = 16;
 
-// The packs of the whole array that this thread of an element kernel takes; n counts elements.
+// Returns the packs of an array of n elements for this thread of an element kernel.
 template <int W>
 __device__ __forceinline__ Share element_share(size_t n) {
     size_t packs = n / W, chunk = (size_t)ELEMENT_THREADS * ELEMENTS_PER_THREAD / W;
@@ -93,7 +91,7 @@ __device__ __forceinline__ Share element_share(size_t n) {
     return s;
 }
 
-// Which of the last n % W elements this thread treats, n for none: each has a thread of the first block.
+// Returns which of the last n % W elements this thread treats, or n if none: each has a thread of the first block.
 template <int W>
 __device__ __forceinline__ size_t element_tail(size_t n) {
     return W > 1 && blockIdx.x == 0 && threadIdx.x < n % W ? n - n % W + threadIdx.x : n;
