@@ -212,7 +212,7 @@ refused() {  # refused WORDS FLAGS...: exit code 2 and one sentence that has the
 refused 'does not fit: .* MiB are needed' --simulate $cluster --ranks 8 $gpt3 --pipeline 1
 sed 's/"memory": {"value": 8/"memory": {"value": -8/' $cluster >"$dir/negative.json"
 grep -v '"sms"' $cluster >"$dir/missing.json"
-refused '"memory" must be a number from 1 to 1e18' --simulate "$dir/negative.json" --ranks 1
+refused '"memory" must be a number from 1 to 1e+18' --simulate "$dir/negative.json" --ranks 1
 refused 'has no "sms"' --simulate "$dir/missing.json" --ranks 1
 refused 'cannot open' --simulate "$dir/none.json" --ranks 1
 refused 'makes 6, but the job has 8 ranks' --simulate $cluster --ranks 8 --tensor 2 --pipeline 3 --data 1

@@ -87,7 +87,7 @@ static inline double cost_softmax(const Cluster *c, size_t B, size_t T, size_t N
 // Returns the seconds of causal self-attention of B sequences of T tokens, NH heads (of this rank) of HS channels.
 // Flash does half the square, which its rates count; the backward has 5 GEMMs, the forward 2. Unfused does the whole
 // square, as Megatron of 2021; the backward is dP like Q K', and dV, dQ, dK like P V.
-static inline double cost_attention(const Cluster *c, AttentionLaw law, bool backward, size_t B, size_t T, size_t NH,
+static inline double cost_attention(const Cluster *c, int law, bool backward, size_t B, size_t T, size_t NH,
                                     size_t HS) {
     if (law == ATTENTION_UNFUSED)
         return cost_attention_gemms(c, B, T, NH, HS, 1, backward ? 3 : 1) + cost_softmax(c, B, T, NH, backward);
