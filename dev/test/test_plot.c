@@ -3,59 +3,12 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include "dev/plot/programs.h"
 #include "dev/test/check.h"
+#include "dev/test/run_plots.h"
 
 static Check c;
-
-// Runs a program with arguments (separated by spaces) and returns its exit code; its output is not shown.
-static int run(int (*program)(int, char **), const char *format, ...) __attribute__((format(printf, 2, 3)));
-static int run(int (*program)(int, char **), const char *format, ...) {
-    char line[2048], *argv[32] = {0};
-    va_list args;
-    va_start(args, format);
-    vsnprintf(line, sizeof line, format, args);
-    va_end(args);
-    int argc = 0, status;
-    for (char *word = strtok(line, " "); word && argc < 31; word = strtok(NULL, " ")) argv[argc++] = word;
-    fflush(stdout);
-    pid_t child = fork();
-    if (child == 0) {
-        struct rlimit limit = {20 << 20, 20 << 20};  // no picture of a test is larger, or takes longer
-        setrlimit(RLIMIT_FSIZE, &limit);
-        alarm(20);
-        if (!freopen("/dev/null", "w", stderr) || !freopen("/dev/null", "w", stdout)) _exit(99);
-        int code = program(argc, argv);
-        fflush(NULL);
-        _exit(code);
-    }
-    if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status)) return -1;
-    return WEXITSTATUS(status);
-}
-
-static size_t occurrences(const char *text, const char *part) {
-    size_t n = 0;
-    for (const char *at = text; (at = strstr(at, part)); at += strlen(part)) n++;
-    return n;
-}
-
-// A picture's text, or an empty one; also looks whether every element is closed.
-static char *read_picture(const char *path) {
-    Error err;
-    size_t bytes;
-    char *text = file_read(path, SIZE_MAX, &bytes, &err);
-    if (!text) return calloc(1, 1);
-    bool whole = strncmp(text, "<svg ", 5) == 0 && occurrences(text, "</svg>") == 1 &&
-                 occurrences(text, "<") == occurrences(text, ">") && !strstr(text, "nan") &&
-                 !strstr(text, "inf") && occurrences(text, "<text") == occurrences(text, "</text>");
-    if (!whole) text[0] = 0;
-    return text;
-}
 
 static void write_file(const char *path, const char *text) {
     FILE *file = fopen(path, "wb");

@@ -4,18 +4,9 @@
 #define _GNU_SOURCE
 #endif
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-// The program itself, its main called in a process of its own
-#define main profile_main
-#define fail profile_fail
-#include "dev/plot/profile.c"
-#undef main
-#undef fail
 
 #include "dev/test/check.h"
-#include "dev/plot/pipeline_run.h"
+#include "dev/test/run_plots.h"
 
 static Check c;
 
@@ -214,47 +205,10 @@ static void test_bubble(Schedule schedule, int p, int m, int v) {
 
 // ---- the picture and the table ----------------------------------------------------------------------------
 
-// Runs the program with arguments (separated by spaces), its output in DIR/table.txt; returns the exit code.
-__attribute__((format(printf, 2, 3))) static int run(const char *dir, const char *format, ...) {
-    char line[4096], table[1024], *argv[32] = {0};
-    va_list args;
-    va_start(args, format);
-    vsnprintf(line, sizeof line, format, args);
-    va_end(args);
-    snprintf(table, sizeof table, "%s/table.txt", dir);
-    int argc = 0, status;
-    for (char *word = strtok(line, " "); word && argc < 31; word = strtok(NULL, " ")) argv[argc++] = word;
-    fflush(stdout);
-    pid_t child = fork();
-    if (child == 0) {
-        if (!freopen("/dev/null", "w", stderr) || !freopen(table, "w", stdout)) _exit(99);
-        int code = profile_main(argc, argv);
-        fflush(NULL);
-        _exit(code);
-    }
-    if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status)) return -1;
-    return WEXITSTATUS(status);
-}
-
-static char *read_or_empty(const char *dir, const char *name) {
+static char *read_drawn(const char *dir, const char *name) {
     char path[1024];
-    Error err;
     snprintf(path, sizeof path, "%s/%s", dir, name);
-    size_t bytes;
-    char *text = file_read(path, SIZE_MAX, &bytes, &err);
-    return text ? text : calloc(1, 1);
-}
-
-static size_t occurrences(const char *text, const char *part) {
-    size_t n = 0;
-    for (const char *at = text; (at = strstr(at, part)); at += strlen(part)) n++;
-    return n;
-}
-
-static bool whole_picture(const char *text) {
-    return strncmp(text, "<svg ", 5) == 0 && occurrences(text, "</svg>") == 1 &&
-           occurrences(text, "<") == occurrences(text, ">") && !strstr(text, "nan") && !strstr(text, "inf") &&
-           occurrences(text, "<text") == occurrences(text, "</text>");
+    return read_picture(path);
 }
 
 static bool write_events(const char *dir, const char *name, const TraceList *list) {
@@ -271,8 +225,8 @@ static void test_slow_rank(const char *dir) {
     for (long step = 1; step <= 3; step++)
         for (int rank = 0; rank < 8; rank++) add_step(&list, rank, step, 1e5 * step, rank == 5 ? 10 : 1 + 0.01 * rank);
     bool made = write_events(dir, "parts.json", &list);
-    int drawn = run(dir, "profile --out %s/parts.svg %s/parts.json", dir, dir);
-    char *table = read_or_empty(dir, "table.txt");
+    int drawn = run(profile_main, "profile --out %s/parts.svg %s/parts.json", dir, dir);
+    char *table = read_output(run_output);
     check(&c, made && drawn == 0 && strstr(table, "\nThe others wait for rank 5, which computes for "),
           "a rank ten times slower is named");
     trace_free(&list);
@@ -285,10 +239,10 @@ static void test_picture(const char *dir) {
         for (int rank = 0; rank < 4; rank++)
             add_step(&list, rank, step, 1e4 * step, step == 1 ? 20 : 1 + 0.05 * rank);
     bool made = write_events(dir, "parts.json", &list);
-    int drawn = run(dir, "profile --out %s/parts.svg %s/parts.json", dir, dir);
-    char *picture = read_or_empty(dir, "parts.svg"), *table = read_or_empty(dir, "table.txt");
+    int drawn = run(profile_main, "profile --out %s/parts.svg %s/parts.json", dir, dir);
+    char *picture = read_drawn(dir, "parts.svg"), *table = read_output(run_output);
     check(&c,
-          made && drawn == 0 && whole_picture(picture) && occurrences(picture, ">rank ") == 4 &&
+          made && drawn == 0 && occurrences(picture, ">rank ") == 4 &&
               occurrences(picture, ">59.8%<") == 5 && strstr(picture, "mean of 2 steps on 4 ranks"),
           "picture: four bars and their mean, without the warm-up step");
     check(&c,
@@ -298,23 +252,23 @@ static void test_picture(const char *dir) {
           "table: a row per rank, a mean, and what the columns mean");
     free(picture);
     free(table);
-    drawn = run(dir, "profile --skip 0 --width 700 --title a<b --out %s/parts.svg %s/parts.json", dir, dir);
-    picture = read_or_empty(dir, "parts.svg");
+    drawn = run(profile_main, "profile --skip 0 --width 700 --title a<b --out %s/parts.svg %s/parts.json", dir, dir);
+    picture = read_drawn(dir, "parts.svg");
     check(&c,
-          drawn == 0 && whole_picture(picture) && strstr(picture, ">a&lt;b<") &&
+          drawn == 0 && strstr(picture, ">a&lt;b<") &&
               strstr(picture, "mean of 3 steps"),
           "picture: narrow, with a title and every step");
     free(picture);
-    check(&c, run(dir, "profile --skip 3 --out %s/bad.svg %s/parts.json", dir, dir) == 1,
+    check(&c, run(profile_main, "profile --skip 3 --out %s/bad.svg %s/parts.json", dir, dir) == 1,
           "picture refuses: --skip leaves nothing");
     trace_free(&list);
 
     for (long step = 1; step <= 2; step++)
         simulate_step(&list, SCHEDULE_1F1B, 4, 8, 1, true, step, 100.0 * step);
     made = write_events(dir, "1f1b.json", &list);
-    drawn = run(dir, "profile --out %s/1f1b.svg %s/1f1b.json", dir, dir);
-    picture = read_or_empty(dir, "1f1b.svg");
-    check(&c, made && drawn == 0 && whole_picture(picture) && occurrences(picture, ">37.5%<") == 5,
+    drawn = run(profile_main, "profile --out %s/1f1b.svg %s/1f1b.json", dir, dir);
+    picture = read_drawn(dir, "1f1b.svg");
+    check(&c, made && drawn == 0 && occurrences(picture, ">37.5%<") == 5,
           "picture: 1F1B on 4 stages, 8 micro-batches: bubble 37.5%%");
     free(picture);
     trace_free(&list);
@@ -344,14 +298,14 @@ static void test_bad_traces(const char *dir) {
         snprintf(path, sizeof path, "%s/bad.json", dir);
         FILE *file = fopen(path, "wb");
         if (file) fputs(cases[i].text, file), fclose(file);
-        check(&c, run(dir, "profile --skip 0 --out %s/bad.svg %s", dir, path) == 1, "picture refuses: %s",
+        check(&c, run(profile_main, "profile --skip 0 --out %s/bad.svg %s", dir, path) == 1, "picture refuses: %s",
               cases[i].name);
     }
     check(&c,
-          run(dir, "profile %s/missing.json", dir) == 1 && run(dir, "profile") == 2 &&
-              run(dir, "profile --skip -1 %s/parts.json", dir) == 2 && run(dir, "profile --help") == 0,
+          run(profile_main, "profile %s/missing.json", dir) == 1 && run(profile_main, "profile") == 2 &&
+              run(profile_main, "profile --skip -1 %s/parts.json", dir) == 2 && run(profile_main, "profile --help") == 0,
           "picture refuses: no file, a bad option");
-    check(&c, run(dir, "profile --out %s/none/bad.svg %s/parts.json", dir, dir) == 1,
+    check(&c, run(profile_main, "profile --out %s/none/bad.svg %s/parts.json", dir, dir) == 1,
           "picture refuses: a place that cannot be written");
 }
 
@@ -360,6 +314,9 @@ int main(int argc, char **argv) {
     snprintf(dir, sizeof dir, "%s/test_profile.XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : P_tmpdir);
     if (argc > 1) snprintf(dir, sizeof dir, "%s", argv[1]);
     if (argc > 1 ? mkdir(dir, 0777) != 0 && errno != EEXIST : !mkdtemp(dir)) return perror(dir), 1;
+    char table[1024];
+    snprintf(table, sizeof table, "%s/table.txt", dir);
+    run_output = table;
     test_parts();
     test_edges();
     test_bubble(SCHEDULE_1F1B, 4, 8, 1);

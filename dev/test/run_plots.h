@@ -1,0 +1,63 @@
+// run_plots.h: runs the programs of dev/plot in a process of their own, as tests do, and reads their pictures.
+//
+// defines: run, run_output, occurrences, read_output, read_picture, and what programs.h defines
+#ifndef DEV_TEST_RUN_PLOTS_H
+#define DEV_TEST_RUN_PLOTS_H
+
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "dev/plot/programs.h"
+
+static const char *run_output = "/dev/null";  // receives what a program prints
+
+// Runs a program with arguments, separated by spaces, and returns its exit code.
+__attribute__((format(printf, 2, 3))) static int run(int (*program)(int, char **), const char *format, ...) {
+    char line[2048], *argv[32] = {0};
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    int argc = 0, status;
+    for (char *word = strtok(line, " "); word && argc < 31; word = strtok(NULL, " ")) argv[argc++] = word;
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        struct rlimit limit = {20 << 20, 20 << 20};  // no picture of a test is larger, or takes longer
+        setrlimit(RLIMIT_FSIZE, &limit);
+        alarm(20);
+        if (!freopen("/dev/null", "w", stderr) || !freopen(run_output, "w", stdout)) _exit(99);
+        int code = program(argc, argv);
+        fflush(NULL);
+        _exit(code);
+    }
+    if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status)) return -1;
+    return WEXITSTATUS(status);
+}
+
+static size_t occurrences(const char *text, const char *part) {
+    size_t n = 0;
+    for (const char *at = text; (at = strstr(at, part)); at += strlen(part)) n++;
+    return n;
+}
+
+// Returns the text of a file, or an empty one.
+static char *read_output(const char *path) {
+    Error err;
+    size_t bytes;
+    char *text = file_read(path, SIZE_MAX, &bytes, &err);
+    return text ? text : calloc(1, 1);
+}
+
+// Returns the text of a picture, or an empty one if it is missing or an element is not closed.
+static char *read_picture(const char *path) {
+    char *text = read_output(path);
+    bool whole = strncmp(text, "<svg ", 5) == 0 && occurrences(text, "</svg>") == 1 &&
+                 occurrences(text, "<") == occurrences(text, ">") && !strstr(text, "nan") &&
+                 !strstr(text, "inf") && occurrences(text, "<text") == occurrences(text, "</text>");
+    if (!whole) text[0] = 0;
+    return text;
+}
+
+#endif
