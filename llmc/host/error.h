@@ -1,5 +1,5 @@
-// error.h: how a function of llmc/ that meets bad input says so.
-// It fills an Error with one clear sentence and returns false; the caller decides what becomes of the run.
+// error.h: the sentence of a function that refuses its input. The function returns false, and its caller decides what
+// to do.
 //
 // defines: Error, error_set
 #ifndef LLMC_ERROR_H
@@ -13,8 +13,8 @@ typedef struct {
     char text[1024];
 } Error;
 
-// Writes the sentence (printf's form, no newline) and returns false, so that `return error_set(...)` reads well. What
-// it quotes may come from anybody: control characters, which could make two lines of it or move the cursor, become '?'.
+// Prints the sentence, without a newline, and returns false for `return error_set(...)`. Control characters become '?':
+// quoted input could otherwise break the line or move the cursor.
 __attribute__((format(printf, 2, 3))) static inline bool error_set(Error *err, const char *format, ...) {
     va_list args;
     va_start(args, format);

@@ -1,9 +1,9 @@
-// log.h: what a run says: one console line a step, and the JSON Lines file of --log.
+// log.h: reports of a run: a console line for each step, and the JSON Lines file of --log.
 //
 // defines: device_peak_flops, StepReport, Log, log_check, log_open, log_step, log_validation, EvalReport, log_eval,
 //          log_close
 //
-// A step is numbered by the updates that are done after it, as checkpoints are: the first one is step 1.
+// Steps count from 1, as checkpoints do: the number of a step is the count of updates after it.
 #ifndef LLMC_LOG_H
 #define LLMC_LOG_H
 
@@ -12,13 +12,12 @@
 
 #include "llmc/host/file.h"
 
-// Dense peak of a matrix product in TFLOP/s: bf16 on tensor cores, and plain fp32 (0: not known for sure).
-typedef struct {
-    const char *name;  // as cudaGetDeviceProperties begins or gives it
+// Dense peaks of a matrix product in TFLOP/s: bf16 on tensor cores, and fp32 without them (0: unknown). From the
+// vendor's data sheets. The names are beginnings of the names of cudaGetDeviceProperties.
+static const struct {
+    const char *name;
     double bf16, fp32;
-} DevicePeak;
-
-static const DevicePeak DEVICE_PEAKS[] = {  // the vendor's data sheets; the longest name that matches counts
+} DEVICE_PEAKS[] = {
     {"NVIDIA A10", 125, 31.2},
     {"NVIDIA A30", 165, 10.3},
     {"NVIDIA A40", 149.7, 37.4},
@@ -34,7 +33,7 @@ static const DevicePeak DEVICE_PEAKS[] = {  // the vendor's data sheets; the lon
     {"NVIDIA B200", 2250, 0},
 };
 
-// Peak FLOP/s of a device by its name, 0 if unknown: a wrong peak would make a wrong MFU.
+// Returns the peak FLOP/s of a device by the longest name that matches, or 0: a wrong peak would make a wrong MFU.
 static inline double device_peak_flops(const char *name, bool bf16) {
     double peak = 0;
     size_t longest = 0;
@@ -49,13 +48,12 @@ static inline double device_peak_flops(const char *name, bool bf16) {
     return peak;
 }
 
-// What one step reports.
 typedef struct {
     size_t step;       // updates done after it
     double loss;       // mean over all tokens of the global batch
     double grad_norm;  // before clipping
     double lr, ms;
-    double tokens;     // of this step, over all ranks; 0: as many as log_open was told
+    double tokens;     // of this step, over all ranks; 0: the tokens of log_open
 } StepReport;
 
 typedef struct {
@@ -63,17 +61,17 @@ typedef struct {
     size_t steps;       // of the whole run
     double tokens;      // of one step, over all ranks
     double flops;       // of one step, over all ranks
-    double flops_llmc;  // the same as llm.c counts
+    double flops_llmc;  // the same in llm.c's convention
     double peak_flops;  // of all devices together; 0: unknown
     double mean_ms;     // smoothed, for the time left
-    bool virtual_time;  // times are those of a described cluster
-    bool simulated;     // likewise, and nothing was computed: there is no loss
+    bool virtual_time;  // times are of a cluster file
+    bool simulated;     // virtual time without computing: there is no loss
     size_t seen;        // steps logged by this process
     int failure;        // errno of the first line that could not be written; 0: none
 } Log;
 
-// Reads through a log. *end: where the lines of the first `done` steps end; a last line that was cut off is none of
-// them. False if it is no log.
+// Finds the end of the lines of the first `done` steps, before a last line that was cut off. Returns false if the file
+// is not a log.
 static inline bool log_scan(FILE *in, const char *path, size_t done, long *end, Error *err) {
     static const char start[] = "{\"step\":";
     char line[1024];
@@ -84,47 +82,34 @@ static inline bool log_scan(FILE *in, const char *path, size_t done, long *end, 
         size_t length = strlen(line);
         bool cut_off = length > 0 && line[length - 1] != '\n' && feof(in);  // 0: a line that begins with a 0 byte
         if (cut_off && strncmp(line, start, length < strlen(start) ? length : strlen(start)) == 0) break;
-        if (sscanf(line, "{\"step\":%llu,", &step) != 1) {
+        if (sscanf(line, "{\"step\":%llu,", &step) != 1)
             return error_set(err, "line %zu of %s is no line of a training log: give --log another file", number, path);
-        }
         later |= step > done;
         if (!later) *end = ftell(in);
     }
     return true;
 }
 
-static inline bool log_is_file(const char *path) {
+// Checks that an existing file is a log. With `cut`, also drops its lines after the first `done` steps, which the run
+// repeats. Leaves links, devices and pipes as they are.
+static inline bool log_prepare(const char *path, bool cut, size_t done, Error *err) {
     struct stat info;
-    return stat(path, &info) == 0 && S_ISREG(info.st_mode);
-}
-
-// Is there no file of that name yet, or the log of a run, or a device or pipe? Touches nothing.
-static inline bool log_check(const char *path, Error *err) {
-    if (!log_is_file(path)) return true;
-    FILE *in = fopen(path, "rb");
     long end;
-    if (!in) return error_set(err, "cannot read log %s: %s", path, strerror(errno));
-    bool ok = log_scan(in, path, 0, &end, err);
-    fclose(in);
-    return ok;
-}
-
-// Drops the lines after the first `done` steps, which the run does again; with none done, all lines.
-static inline bool log_truncate(const char *path, size_t done, Error *err) {
-    FILE *log = fopen(path, "r+b");
-    long end;
-    if (!log) return error_set(err, "cannot write log %s: %s", path, strerror(errno));
+    if (stat(path, &info) != 0 || !S_ISREG(info.st_mode)) return true;
+    FILE *log = fopen(path, cut ? "r+b" : "rb");
+    if (!log) return error_set(err, "cannot %s log %s: %s", cut ? "write" : "read", path, strerror(errno));
     bool ok = log_scan(log, path, done, &end, err);
-    if (ok && ftruncate(fileno(log), done ? end : 0) != 0) {
+    if (ok && cut && ftruncate(fileno(log), done ? end : 0) != 0)
         ok = error_set(err, "cannot write log %s: %s", path, strerror(errno));
-    }
     fclose(log);
     return ok;
 }
 
-// Starts the report of a run of `steps` steps, of which `done` were done before a resume: later lines of the log are
-// dropped. path may be NULL. tokens and flops are those of one step over all ranks, flops counted in full and as llm.c
-// does (llmc/model.h); peak_flops is that of all devices together (0: unknown, MFU is "n/a").
+// True if --log can go to this path: a new file, a log, a device or a pipe. Changes nothing.
+static inline bool log_check(const char *path, Error *err) { return log_prepare(path, false, 0, err); }
+
+// Starts the log of a run of `steps` steps that resumes after `done`. path: NULL without --log. tokens, flops,
+// flops_llmc: of a full step over all ranks (llmc/model.h). peak_flops: of all devices; 0: unknown, MFU is "n/a".
 static inline bool log_open(Log *log, const char *path, size_t done, size_t steps, double tokens, double flops,
                             double flops_llmc, double peak_flops, Error *err) {
     memset(log, 0, sizeof *log);
@@ -134,12 +119,12 @@ static inline bool log_open(Log *log, const char *path, size_t done, size_t step
     log->flops_llmc = flops_llmc;
     log->peak_flops = peak_flops;
     if (!path) return true;
-    if (log_is_file(path) && !log_truncate(path, done, err)) return false;
+    if (!log_prepare(path, true, done, err)) return false;
     log->json = file_open_output(path, O_APPEND, err);
     return log->json != NULL;
 }
 
-// Appends `,"name":number` with 9 significant digits; JSON knows no infinities.
+// Appends `,"name":number` with 9 significant digits. Infinities and NaN, which JSON lacks, become null.
 static inline void log_number(FILE *json, const char *name, double number) {
     if (isfinite(number)) fprintf(json, ",\"%s\":%.9g", name, number);
     else fprintf(json, ",\"%s\":null", name);
@@ -148,13 +133,13 @@ static inline void log_number(FILE *json, const char *name, double number) {
 static inline void log_end_line(Log *log) {
     fprintf(log->json, "}\n");
     errno = 0;
-    bool written = fflush(log->json) == 0;  // so that the log of a killed run ends at its last step
+    bool written = fflush(log->json) == 0;  // a killed run keeps its last step
     if (written || log->failure) return;
     log->failure = errno;
-    fprintf(stderr, "note: the log cannot be written: %s; training goes on without it\n", strerror(errno));
+    fprintf(stderr, "note: the log cannot be written: %s; training continues without it\n", strerror(errno));
 }
 
-// Writes a time as 1h02m, 3m05s or 4s.
+// Prints a time as 1h02m, 3m05s or 4s.
 static inline void log_duration(char *text, size_t size, double seconds) {
     unsigned long long s = (unsigned long long)(seconds + 0.5);
     if (s >= 3600) snprintf(text, size, "%lluh%02llum", s / 3600, s / 60 % 60);
@@ -162,11 +147,11 @@ static inline void log_duration(char *text, size_t size, double seconds) {
     else snprintf(text, size, "%llus", s);
 }
 
-// The console line of a step, and its line in the log.
+// Prints the console line of a step and its line of the log.
 static inline void log_step(Log *log, const StepReport *r) {
     double share = r->tokens > 0 ? r->tokens / log->tokens : 1.0;  // of a full step
     double tokens_per_s = share * log->tokens / (1e-3 * r->ms);
-    // The first step warms up libraries and caches: it counts for the time left only until there is a second.
+    // The first step warms up libraries and caches. The second one replaces it in the time left.
     log->mean_ms = log->seen < 2 ? r->ms : 0.9 * log->mean_ms + 0.1 * r->ms;
     log->seen++;
     char left[32], mfu[64], width[32];
@@ -197,7 +182,7 @@ static inline void log_step(Log *log, const StepReport *r) {
     log_end_line(log);
 }
 
-// The validation loss after `step` updates.
+// Reports the validation loss after `step` updates.
 static inline void log_validation(Log *log, size_t step, double val_loss) {
     printf("step %zu/%zu | validation loss %.6f\n", step, log->steps, val_loss);
     fflush(stdout);
@@ -207,15 +192,15 @@ static inline void log_validation(Log *log, size_t step, double val_loss) {
     log_end_line(log);
 }
 
-// What --eval has found: sums over the rows of a file.
+// The results of --eval: sums over the rows of a file.
 typedef struct {
-    size_t rows, tokens;  // tokens: those that count
-    double loss_sum;      // of these
-    size_t words;         // of the original text; 0: not known
+    size_t rows, tokens;  // tokens: with a loss
+    double loss_sum;      // over these tokens
+    size_t words;         // of the original text; 0: unknown
     size_t right, of;     // rows guessed whole (cloze), or examples with the right choice; of 0: neither
 } EvalReport;
 
-// Perplexities are exp(loss sum / tokens) and exp(loss sum / words), as Megatron-LM's section 5 counts them.
+// Reports --eval. Perplexities are exp(loss sum / tokens) and exp(loss sum / words), as in Megatron-LM's section 5.
 static inline void log_eval(Log *log, const char *path, const EvalReport *r) {
     double mean = r->loss_sum / (double)r->tokens, of_words = r->words ? r->loss_sum / (double)r->words : 0.0;
     printf("eval %s: %zu rows, %zu tokens, loss sum %.10g\n", path, r->rows, r->tokens, r->loss_sum);
@@ -233,7 +218,7 @@ static inline void log_eval(Log *log, const char *path, const EvalReport *r) {
     log_end_line(log);
 }
 
-// False, with a sentence, if something could not be written (a full disk).
+// Closes the log. Returns false with a sentence if a line could not be written, as on a full disk.
 static inline bool log_close(Log *log, Error *err) {
     errno = 0;
     if (log->json && fclose(log->json) != 0 && !log->failure) log->failure = errno;

@@ -1,4 +1,4 @@
-// memory.h: host memory, or the end of the program.
+// memory.h: allocates host memory, or ends the program.
 //
 // defines: host_alloc, host_resize, host_string
 #ifndef LLMC_MEMORY_H
@@ -11,8 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-// Ends the program with one sentence unless there is memory: no caller could go on. Leaving MPI without MPI_Finalize
-// takes the other ranks down too.
+// Returns the memory. If it is NULL, ends the program with a sentence; without MPI_Finalize the other ranks end too.
 static inline void *host_check(void *memory, size_t count, size_t size) {
     if (memory) return memory;
     fflush(stdout);
@@ -20,21 +19,21 @@ static inline void *host_check(void *memory, size_t count, size_t size) {
     _exit(1);
 }
 
-// `count` objects of `size` bytes, all 0; not NULL even if that is no byte. free() them.
+// Returns `count` objects of `size` bytes, all 0. Never NULL, even for 0 bytes. The caller frees them.
 static inline void *host_alloc(size_t count, size_t size) {
     size_t bytes;
     bool fits = !__builtin_mul_overflow(count, size, &bytes);
     return host_check(fits ? calloc(bytes ? bytes : 1, 1) : NULL, count, size);
 }
 
-// The same memory with room for `count` objects; what is new is not set. memory may be NULL.
+// Resizes memory, which may be NULL, to `count` objects. New bytes are not set.
 static inline void *host_resize(void *memory, size_t count, size_t size) {
     size_t bytes;
     bool fits = !__builtin_mul_overflow(count, size, &bytes);
     return host_check(fits ? realloc(memory, bytes ? bytes : 1) : NULL, count, size);
 }
 
-// A copy of the text.
+// Returns a copy of the text. The caller frees it.
 static inline char *host_string(const char *text) {
     size_t bytes = strlen(text) + 1;
     return (char *)memcpy(host_alloc(bytes, 1), text, bytes);
