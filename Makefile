@@ -46,6 +46,7 @@ DIR := build/$(DEVICE)-$(PRECISION)$(addprefix -,$(MPI))$(if $(SANITIZE),-asan)$
 # ---- what there is to build --------------------------------------------------------------------------------
 
 TRAINERS := $(wildcard train_gpt.cu train_gpt_tp.cu train_gpt_pp.cu train_gpt_3d.cu)
+LESSONS := $(wildcard dev/lessons/*.cu)  # trainers that branch off these
 KERNELS := $(wildcard dev/cuda/*.cu)
 TOOLS := $(wildcard dev/data/*.c dev/plot/*.c dev/scale/*.c)
 program = $(addprefix $(DIR)/,$(basename $(1)))
@@ -110,6 +111,10 @@ $(DIR)/%: %.cu Makefile $(PROBE)
 	@mkdir -p $(@D)
 	$(CU) $(DEPENDENCIES) -o $@ $< $(LIBS)
 
+$(DIR)/%: dev/lessons/%.cu Makefile $(PROBE)
+	@mkdir -p $(@D)
+	$(CU) $(DEPENDENCIES) -o $@ $< $(LIBS)
+
 $(DIR)/%: %.c Makefile $(PROBE)
 	@mkdir -p $(@D)
 	$(C) $(DEPENDENCIES) -o $@ $< $(HOST_LIBS) -lm
@@ -143,7 +148,7 @@ build/tools/plan: dev/plan/plan.cu Makefile $(PROBE)
         build-soak reproduce bubbles planned-fp32 planned-bf16 planned-asan
 
 all: trainers tools                  ## every trainer and tool
-trainers: $(call program,$(TRAINERS))  ## build/cpu-fp32/train_gpt and those after it
+trainers: $(call program,$(TRAINERS) $(notdir $(LESSONS)))  ## build/cpu-fp32/train_gpt and those after it
 kernel-programs: $(call program,$(KERNELS))  ## the kernel laboratory, dev/cuda, compiled only
 tools: $(addprefix build/tools/,$(notdir $(basename $(TOOLS))))  ## data preparation and plots: build/tools
 setup:  ## installs what is missing (compiler, MPI, oneDNN, cJSON, PCRE2)
@@ -270,14 +275,12 @@ endif
 
 # ---- make lessons ------------------------------------------------------------------------------------------
 
-lessons:  ## what each trainer adds to the one before: three diffs, each part under the name of its function
-	@set -- $(TRAINERS); while [ $$# -gt 1 ]; do \
-	    printf '%s\n' "==== from $$1 to $$2 ===="; \
-	    diff --color=auto -u -p -d --label $$1 --label $$2 $$1 $$2; shift; done; true
+lessons:  ## what each trainer adds to its parent, function by function; LESSON=tp shows one
+	@dev/lessons.sh $(LESSON)
 
 doc:  ## makes every picture and table of README.md and doc/ again, from runs (some 15 minutes)
 	+@$(PARALLEL) DEVICE=cpu PRECISION=fp32 trainers tools corpus build/cpu-fp32/test_gpt build/tools/plan
-	+@$(PARALLEL) DEVICE=cpu PRECISION=bf16 build/cpu-bf16/train_gpt_3d
+	+@$(PARALLEL) DEVICE=cpu PRECISION=bf16 build/cpu-bf16/train_gpt_3d build/cpu-bf16/train_zero_bubble
 	@dev/plot/doc.sh
 
 # ---- make reproduce ----------------------------------------------------------------------------------------
@@ -300,9 +303,9 @@ schedule: build/tools/schedule build/tools/timeline  ## proves or refuses SCHEDU
 	@echo 'picture: build/schedule.svg'
 
 bubbles: build/tools/bubbles  ## bubbles of every schedule on the trainers' own clock, beside formulas and the paper's
-	@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=bf16 build/cpu-bf16/train_gpt_3d
+	@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=bf16 build/cpu-bf16/train_gpt_3d build/cpu-bf16/train_zero_bubble
 	@for table in formulas paper; do \
-	    build/tools/bubbles $$table build/cpu-bf16/train_gpt_3d dev/clusters/dgx-a100.json || exit 1; echo; done
+	    build/tools/bubbles $$table build/cpu-bf16 dev/clusters/dgx-a100.json || exit 1; echo; done
 
 # ---- make explorer -----------------------------------------------------------------------------------------
 

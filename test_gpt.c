@@ -573,7 +573,7 @@ static const Fixture FIXTURES[NUM_FIXTURES] = {
 
 // A layout: t * d * p ranks, micro-batches of so many sequences.
 typedef struct {
-    const char *trainer;  // behind "train_gpt"
+    const char *trainer;  // what follows "train_gpt", or a lesson's name, which follows "train_"
     int t, d, p, micro, fixture;
     const char *flags;
     bool bf16;        // in bf16 too, not only in fp32
@@ -621,15 +621,15 @@ static const Row ROWS[] = {
     {"_pp", 4, 1, 2, 1, GOLDEN, "", false, NULL},
     {"_pp", 4, 1, 2, 1, GOLDEN, "--sequence-parallel 1", true, NULL},
     // backwards by halves, and lists by hand
-    {"_pp", 1, 1, 2, 1, GOLDEN, "--schedule zb-h1", true, NULL},
-    {"_pp", 1, 1, 2, 1, GOLDEN, "--schedule-file halves-of-one.txt", false, NULL},
-    {"_pp", 1, 1, 2, 1, GOLDEN, "--schedule-file chunks.txt --virtual 2 --recompute layer", false, NULL},
-    {"_pp", 1, 1, 3, 1, GOLDEN, "--schedule zb-auto --recompute gelu", false, NULL},
-    {"_pp", 1, 1, 4, 1, GOLDEN, "--schedule zb-auto", true, NULL},
-    {"_pp", 1, 1, 4, 8, GOLDEN, "--schedule zb-h1", false, "p > m"},
-    {"_pp", 2, 1, 2, 1, GOLDEN, "--schedule zb-h1 --recompute layer", false, NULL},
-    {"_pp", 2, 1, 2, 1, GOLDEN, "--sequence-parallel 1 --schedule zb-auto", true, NULL},
-    {"_pp", 2, 1, 4, 1, GOLDEN, "--sequence-parallel 1 --schedule zb-h1 --recompute gelu", false, NULL},
+    {"zero_bubble", 1, 1, 2, 1, GOLDEN, "--schedule zb-h1", true, NULL},
+    {"zero_bubble", 1, 1, 2, 1, GOLDEN, "--schedule-file halves-of-one.txt", false, NULL},
+    {"zero_bubble", 1, 1, 2, 1, GOLDEN, "--schedule-file chunks.txt --virtual 2 --recompute layer", false, NULL},
+    {"zero_bubble", 1, 1, 3, 1, GOLDEN, "--schedule zb-auto --recompute gelu", false, NULL},
+    {"zero_bubble", 1, 1, 4, 1, GOLDEN, "--schedule zb-auto", true, NULL},
+    {"zero_bubble", 1, 1, 4, 8, GOLDEN, "--schedule zb-h1", false, "p > m"},
+    {"zero_bubble", 2, 1, 2, 1, GOLDEN, "--schedule zb-h1 --recompute layer", false, NULL},
+    {"zero_bubble", 2, 1, 2, 1, GOLDEN, "--sequence-parallel 1 --schedule zb-auto", true, NULL},
+    {"zero_bubble", 2, 1, 4, 1, GOLDEN, "--sequence-parallel 1 --schedule zb-h1 --recompute gelu", false, NULL},
     // the grid: every (t, d, p) with t * d * p <= 8 and t a power of 2
     {"_3d", 1, 1, 1, 1, GOLDEN, "", true, NULL},
     {"_3d", 1, 1, 2, 1, GOLDEN, "", false, NULL},
@@ -648,13 +648,13 @@ static const Row ROWS[] = {
     {"_3d", 1, 2, 2, 1, GOLDEN, "--virtual 2", false, "\"p = 2 interleaved\""},
     {"_3d", 1, 2, 2, 1, GOLDEN, "--schedule gpipe --zero 0", false, NULL},
     {"_3d", 1, 2, 2, 1, GOLDEN, "--overlap 0 --recompute layer", false, NULL},
-    {"_3d", 1, 2, 2, 1, GOLDEN, "--schedule zb-h1", true, NULL},
-    {"_3d", 1, 2, 2, 1, GOLDEN, "--schedule zb-h1 --overlap 0 --zero 0", false, NULL},
-    {"_3d", 1, 2, 2, 1, GOLDEN, "--schedule zb-auto --recompute layer", false, NULL},
+    {"zero_bubble", 1, 2, 2, 1, GOLDEN, "--schedule zb-h1", true, NULL},
+    {"zero_bubble", 1, 2, 2, 1, GOLDEN, "--schedule zb-h1 --overlap 0 --zero 0", false, NULL},
+    {"zero_bubble", 1, 2, 2, 1, GOLDEN, "--schedule zb-auto --recompute layer", false, NULL},
     {"_3d", 1, 2, 3, 1, GOLDEN, "", false, NULL},
     {"_3d", 1, 2, 4, 1, GOLDEN, "", false, NULL},
     {"_3d", 1, 2, 4, 1, GOLDEN, "--schedule gpipe", false, NULL},
-    {"_3d", 1, 2, 4, 1, GOLDEN, "--schedule zb-auto --zero 0", false, NULL},
+    {"zero_bubble", 1, 2, 4, 1, GOLDEN, "--schedule zb-auto --zero 0", false, NULL},
     {"_3d", 1, 4, 2, 1, GOLDEN, "", false, NULL},
     {"_3d", 1, 4, 2, 1, GOLDEN, "--virtual 2 --zero 0", false, NULL},
     {"_3d", 2, 1, 1, 1, GOLDEN, "", false, NULL},
@@ -678,9 +678,10 @@ static const Row ROWS[] = {
     {"_3d", 2, 2, 2, 1, GOLDEN, "--sequence-parallel 1 --virtual 2", true, NULL},
     {"_3d", 2, 2, 2, 1, GOLDEN, "--sequence-parallel 1 --zero 0 --overlap 0", false, NULL},
     {"_3d", 2, 2, 2, 1, GOLDEN, "--sequence-parallel 1 --recompute gelu", false, NULL},
-    {"_3d", 2, 2, 2, 1, GOLDEN, "--schedule zb-auto", true, NULL},
-    {"_3d", 2, 2, 2, 1, GOLDEN, "--sequence-parallel 1 --schedule zb-h1 --overlap 0", false, NULL},
-    {"_3d", 2, 2, 2, 1, GOLDEN, "--sequence-parallel 1 --schedule zb-auto --zero 0 --recompute gelu", false, NULL},
+    {"zero_bubble", 2, 2, 2, 1, GOLDEN, "--schedule zb-auto", true, NULL},
+    {"zero_bubble", 2, 2, 2, 1, GOLDEN, "--sequence-parallel 1 --schedule zb-h1 --overlap 0", false, NULL},
+    {"zero_bubble", 2, 2, 2, 1, GOLDEN, "--sequence-parallel 1 --schedule zb-auto --zero 0 --recompute gelu", false,
+     NULL},
     {"_3d", 2, 2, 2, 2, GOLDEN, "--sequence-parallel 1 --virtual 2", false, NULL},
     {"_3d", 4, 1, 1, 1, GOLDEN, "", false, NULL},
     {"_3d", 4, 1, 2, 1, GOLDEN, "", false, NULL},
@@ -718,11 +719,11 @@ static const Row ROWS[] = {
     {"", 1, 1, 1, 4, DROPOUT, "", false, NULL},
     {"_tp", 4, 1, 1, 1, DROPOUT, "", false, NULL},
     {"_tp", 2, 1, 1, 2, DROPOUT, "--sequence-parallel 1 --recompute layer", true, NULL},
-    {"_pp", 1, 1, 2, 1, DROPOUT, "--schedule zb-h1", false, NULL},
+    {"zero_bubble", 1, 1, 2, 1, DROPOUT, "--schedule zb-h1", false, NULL},
     {"_pp", 1, 1, 4, 2, DROPOUT, "--schedule gpipe --recompute layer", false, NULL},
     {"_3d", 1, 4, 1, 2, DROPOUT, "", false, NULL},
     {"_3d", 2, 2, 2, 1, DROPOUT, "--virtual 2", false, NULL},
-    {"_3d", 2, 2, 2, 2, DROPOUT, "--sequence-parallel 1 --schedule zb-auto --overlap 0", false, NULL},
+    {"zero_bubble", 2, 2, 2, 2, DROPOUT, "--sequence-parallel 1 --schedule zb-auto --overlap 0", false, NULL},
     {"", 1, 1, 1, 2, DROPOUT_ODD, "", false, NULL},
     {"_tp", 2, 1, 1, 2, DROPOUT_ODD, "", false, NULL},
 };
@@ -824,13 +825,13 @@ static bool compare_bits(Matrix *m, const Row *row, const ParamTable *table, con
 
 // The flags of a row's trainer and grid, and its name in the table.
 static void row_flags(const Row *row, char flags[192], char name[128]) {
-    bool pp = strcmp(row->trainer, "_pp") == 0, dp = strcmp(row->trainer, "_3d") == 0;
+    bool pp = strcmp(row->trainer, "_pp") == 0, dp = *row->trainer && !pp && strcmp(row->trainer, "_tp") != 0;
     size_t used = (size_t)snprintf(flags, 192, "--micro-batch %d %s", row->micro, row->flags);
     if (*row->trainer) used += (size_t)snprintf(flags + used, 192 - used, " --tensor %d", row->t);
     if (pp || dp) used += (size_t)snprintf(flags + used, 192 - used, " --pipeline %d", row->p);
     if (dp) snprintf(flags + used, 192 - used, " --data %d", row->d);
-    snprintf(name, 128, "%-4s %dx%dx%d of %d %s", *row->trainer ? row->trainer + 1 : "gpt", row->t, row->d,
-             row->p, row->micro, row->flags);
+    const char *shown = *row->trainer ? row->trainer + (*row->trainer == '_') : "gpt";
+    snprintf(name, 128, "%-4s %dx%dx%d of %d %s", shown, row->t, row->d, row->p, row->micro, row->flags);
 }
 
 // Did a run with stages launch all its kernels before training began? Prints the first that it did not: on a GPU its
@@ -859,7 +860,7 @@ static void run_row(Context *x, Matrix *m, const Row *row) {
     Case *c = &m->cases[row->fixture];
     if (!c->want.weights) open_case(x, c, row->fixture);
     const ParamTable *table = &c->ref.table;
-    snprintf(trainer, sizeof trainer, "train_gpt%s", row->trainer);
+    trainer_program(trainer, sizeof trainer, row->trainer);
     row_flags(row, flags, name);
     remove_tree("out");
     Setting listed = {"CPU_FIRST_USES=1", 0};

@@ -1,157 +1,160 @@
 // train_gpt_3d.cu: train_gpt_pp.cu plus data parallelism with a sharded optimizer (ZeRO stage 1, Rajbhandari et al.
-// 2020): the full grid of t x d x p ranks. The last of four trainers:
-//   train_gpt.cu -> train_gpt_tp.cu (tensor) -> train_gpt_pp.cu (pipeline) -> train_gpt_3d.cu (data, sharded optimizer)
+// 2020): the full grid of t x d x p ranks. The last of four trainers.
 //
 // The d replicas share the global batch. A bucket of gradients (the embeddings, each layer, ln_f) is summed over them
-// by a reduce-scatter as soon as its last micro-batch is through: each data rank then owns 1/d of every bucket,
-// whatever tensors that cuts, updates it, and the weights are gathered again while the next forward runs.
+// by a reduce-scatter. ZeRO-1: each data rank then owns 1/d of every bucket, whatever tensors that cuts, updates it,
+// and the weights are gathered again while the next forward runs.
 //
 // The layers are dealt to p stages in v chunks each: global chunk c*p + s is chunk c of stage s. A stage runs the list
-// of steps that llmc/pipeline.h gives it; activations go up and gradients down over links with streams of their own.
+// of steps that llmc/pipeline.h gives it; activations go up and gradients down over links.
 //
-// Each layer is shared by t ranks. QKV and FC are split by columns, the two projections and the vocabulary by rows: a
-// rank has 1/t of the heads with A = C/t channels, F = 4C/t hidden units, Vl = Vp/t rows of wte. Operators f and g
-// stand where the paper draws them. Under sequence parallelism layernorms, residuals and what they keep are cut over
-// the Nl = N/t tokens of a rank.
+// Each layer is shared by t ranks. QKV and FC are split by columns, the two projections and the vocabulary by rows.
+// Operators f and g stand where the paper draws them. Under sequence parallelism layernorms and residuals are cut by
+// rows: Nl = N/t.
 //
-// Letters: B micro-batch (sequences), T sequence length, N = B*T tokens, C channels, L layers, NH heads with A channels
-// together, F hidden units of the MLP, V vocabulary, Vp the same padded to a multiple of 128, Vl the part of it that a
-// rank holds. A shape stands behind every pointer. Weights are [in, out], as in Hugging Face's GPT-2: w[QKVW] is one of
-// a layer, dw[QKVW] its gradient; llmc/model.h lists them.
+// Letters: B micro-batch (sequences), T sequence length, N = B*T tokens, C channels, L layers, NH heads, V vocabulary,
+// Vp the same padded to 128. A rank has Nl rows of the residual stream, A channels of heads, F hidden units, Vl of Vp.
+// A shape stands behind every pointer. Weights are [in, out]: w[QKVW] is one of a layer, dw[QKVW] its gradient
+// (llmc/model.h). A rank of t has A = C/t, F = 4C/t, Vl = Vp/t.
 
-// Trainer: what surrounds training: options, memory, data, optimizer, checkpoints, log, timeline
+// Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints, log, timeline
 #include "llmc/trainer.cuh"
-// replicas_check: are copies that several ranks hold still equal?
-#include "llmc/trainer/replicas.cuh"
-// PipelinePlan: the layers of this stage, and its list of steps: which forward or backward when
-#include "llmc/zero_bubble.h"
-// the kernels
 #include "llmc/kernels/attention.cuh"
 #include "llmc/kernels/classifier.cuh"
 #include "llmc/kernels/encoder.cuh"
 #include "llmc/kernels/gelu.cuh"
 #include "llmc/kernels/layernorm.cuh"
 #include "llmc/kernels/matmul.cuh"
+#include "llmc/pipeline.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The model and its memory
 
 // What the forward pass of one layer keeps for its backward pass.
 struct LayerActs {
-    floatX *ln1;                   // (Nl, C)
-    float *ln1_mean, *ln1_rstd;    // (Nl)
+    Layernorm ln1;                 // (Nl, C), with mean and rstd (Nl)
     floatX *qkv;                   // (N, 3A)
     float *lse;                    // (B, NH, T) of attention: log-sum-exp of the scores
     floatX *atty;                  // (N, A)
     floatX *residual2;             // (Nl, C) residual stream between the two halves
-    floatX *ln2;                   // (Nl, C)
-    float *ln2_mean, *ln2_rstd;    // (Nl)
+    Layernorm ln2;                 // (Nl, C)
     floatX *fch, *fch_gelu;        // (N, F) before and after GELU
 };
 
-// What the input half of one layer's backward leaves for the weight half, which a schedule may put off to a later step.
-enum { INPUT_HALF = 1, WEIGHT_HALF = 2, BOTH_HALVES = INPUT_HALF | WEIGHT_HALF };
-struct LayerGrads {
-    floatX *dout, *dresidual2;     // (Nl, C) of the layer's output and of residual2, if the halves are two steps
-    floatX *dfch, *dqkv;           // (N, F), (N, 3A); the model's own if not
-};
-
-// What the forward pass of one micro-batch through one chunk of layers keeps until its backward pass.
+// What the forward pass of one micro-batch keeps until its backward pass.
 struct Acts {
-    LayerActs *layers;             // [L] of the chunk
-    LayerGrads *grads;             // [L]
-    floatX **residual;             // [L + 1] of (Nl, C): input of layer l; the last is the chunk's output
-    floatX *lnf;                   // (Nl, C)
-    float *lnf_mean, *lnf_rstd;    // (Nl)
+    LayerActs *layers;             // [L]
+    floatX **residual;             // [L + 1] of (Nl, C): input of layer l; the last is the input of ln_f
+    Layernorm lnf;                 // (Nl, C)
 };
 
-// One end of a link to a neighbouring stage: activations or gradients, sent or received. See llmc/pipeline.h.
+// One end of a link: a link carries activations up or gradients down between two stages. See llmc/pipeline.h.
 struct LinkEnd {
     ncclComm_t comm;               // of two ranks, 0 sends to 1; NULL: no such link
     cudaStream_t stream;
     floatX *buffer[PIPELINE_BUFFERS];      // (N * C / t): with tensor ranks each carries its part of the message
     cudaEvent_t moved[PIPELINE_BUFFERS];   // the message in the buffer has arrived, or has been sent
-    cudaEvent_t ready[PIPELINE_BUFFERS];   // the buffer has been emptied, or filled, by the compute stream
+    cudaEvent_t ready[PIPELINE_BUFFERS];   // the compute stream has emptied the buffer, or has filled it
     size_t count;                  // messages so far; number k uses buffer k % PIPELINE_BUFFERS
 };
 
 struct GPT : Trainer {
     ncclComm_t tensor;             // the t ranks that share each layer
     ncclComm_t embedding;          // first and last stage, which both hold wte; NULL between them and with one stage
+    LinkEnd receive[2], send[2];   // of activations and of gradients: indexed by StepKind
+    PipelinePlan plan;             // this stage's chunks of layers, and its steps with their slots
     ncclComm_t data;               // the d ranks that hold the same part of the model
     cudaStream_t data_stream;
     cudaEvent_t bucket_done, reduced_all;  // gradients of a bucket are complete; all buckets are reduced
     cudaEvent_t *gathered_bucket;  // [buckets] its weights are up to date on every data rank
-    LinkEnd receive[2], send[2];   // of activations and of gradients: indexed by StepKind
-    PipelinePlan plan;             // this stage's chunks of layers, and its steps with their slots
-    bool sp;                       // sequence parallelism, and t > 1
+
     cudaStream_t comm;             // of the collectives that overlap compute
     cudaEvent_t computed, reduced_ready, gathered_ready;
 
     Acts *slots;                   // [plan.slots] micro-batches in flight: the schedule says how many
     floatX *logits;                // (N, Vl), then their gradient
-    floatX *last_logits;           // (Vp) of one token, gathered to sample from
     float *row_max, *row_sums;     // (N) and (2, N): maximum, sum of exponentials and target logit of each token
-    float *row_max_local;          // (N) before the reduction
-    floatX *proj;                  // (N, C) output of a projection before its bias and the residual are added
-    floatX *reduced;               // (Nl, C) the same summed over the tensor ranks; proj itself without sp
-    floatX *gathered, *dgathered;  // (N, C) with sp: what f and g's backward gather
+    float *row_max_local;          // (N) of this rank's part of the vocabulary
+    floatX *last_logits;           // (Vp) of one token, gathered to sample from
+    floatX *proj;                  // (N, C) output of a projection; in backward the masked gradient with dropout
+    floatX *reduced;               // (Nl, C) the same, summed over the tensor ranks: proj itself with Nl = N
     floatX *dresidual;             // (Nl, C) gradient of the residual stream
     floatX *dnorm;                 // (N, C) gradient of a layernorm's output, and (N, A) of atty
-    floatX *dreduced;              // (Nl, C) the same summed over the tensor ranks; dnorm itself without sp
+    floatX *dreduced;              // (Nl, C) the same, summed over the tensor ranks: dnorm itself with Nl = N
+    floatX *gathered, *dgathered;  // (N, C) under sequence parallelism: outputs of f, and of g's backward
     floatX *dqkv;                  // (N, 3A)
     floatX *dfch;                  // (N, F)
     float *dattention;             // (B, NH, T) scratch
     float *reduce_scratch;         // for the two-stage column sums
 };
 
-// Rows of the residual stream that this rank holds of N.
-static size_t local_rows(const GPT *m, size_t N) { return m->sp ? N / m->grid.t : N; }
-
-// Gives what one micro-batch keeps its place. Recomputation shares one buffer among the layers.
-static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
-    size_t N = m->B * m->T, Nl = local_rows(m, N), C = m->config.C, A = m->A, F = m->F, L = m->plan.most_layers;
-    host_array(acts->layers, L), host_array(acts->residual, L + 1), host_array(acts->grads, L);
-    for (size_t l = 0; l < L; l++) {
-        LayerActs *a = &acts->layers[l], *shared = &m->slots[0].layers[0];
-        LayerGrads *g = &acts->grads[l];
-        take(arena, acts->residual[l], Nl * C);
-        g->dfch = m->dfch, g->dqkv = m->dqkv;
-        if (m->plan.split) take(arena, g->dout, Nl * C), take(arena, g->dresidual2, Nl * C),
-                           take(arena, g->dfch, N * F), take(arena, g->dqkv, N * 3 * A);
-        if (a != shared && m->opt.recompute == RECOMPUTE_LAYER) { *a = *shared; continue; }
-        take(arena, a->ln1, Nl * C), take(arena, a->ln1_mean, Nl), take(arena, a->ln1_rstd, Nl);
-        take(arena, a->qkv, N * 3 * A), take(arena, a->lse, N * m->NH), take(arena, a->atty, N * A);
-        take(arena, a->residual2, Nl * C);
-        take(arena, a->ln2, Nl * C), take(arena, a->ln2_mean, Nl), take(arena, a->ln2_rstd, Nl);
-        take(arena, a->fch, N * F);
-        if (a != shared && m->opt.recompute == RECOMPUTE_GELU) a->fch_gelu = shared->fch_gelu;
-        else take(arena, a->fch_gelu, N * F);
+// Makes this data rank the owner of 1/d of every bucket: of the reduced gradients, and with ZeRO of the optimizer.
+static void own_buckets(GPT *m, State *state) {
+    for (size_t b = 0; b < bucket_count(m); b++) {
+        size_t lo = m->table.buckets[b], part = (m->table.buckets[b + 1] - lo) / m->grid.d;
+        state_own(state, lo + m->grid.d_rank * part, part);
     }
-    take(arena, acts->residual[L], Nl * C);
-    if (!m->table.shard.head) return;
-    take(arena, acts->lnf, Nl * C), take(arena, acts->lnf_mean, Nl), take(arena, acts->lnf_rstd, Nl);
 }
 
-// Gives every buffer its place.
-static void layout(GPT *m) {
-    size_t N = m->B * m->T, Nl = local_rows(m, N), C = m->config.C, A = m->A, F = m->F;
-    Arena *arena = trainer_layout(m);
-    for (int i = 0; i < 2 * PIPELINE_BUFFERS && m->grid.p > 1; i++) {
-        take(arena, m->receive[i % 2].buffer[i / 2], N * C / m->grid.t);
-        take(arena, m->send[i % 2].buffer[i / 2], N * C / m->grid.t);
+// Takes this rank's part of every layer and of the vocabulary.
+static void shard(GPT *m) {
+    Error err;
+    PipelineLists lists;
+    size_t t = m->grid.t;
+    job_agree(&m->job, pipeline_lists(&lists, (Schedule)m->opt.schedule, m->opt.schedule_file, m->grid.p, m->micros,
+                                      m->opt.chunks, &err), &err);
+    m->plan = pipeline_plan(&lists, m->config.L, m->grid.p_rank);
+    m->A /= t, m->NH /= t, m->F /= t, m->Vl /= t, m->V0 = m->grid.t_rank * m->Vl;
+    if (m->opt.sequence_parallel) m->sp = t;
+    Shard part = shard_whole(&m->config);
+    part.t = t, part.t_rank = m->grid.t_rank;
+    part.embedding = m->grid.p_rank == 0, part.head = m->grid.p_rank == m->grid.p - 1;
+    part.n_layers = m->plan.layer_count, part.layers = m->plan.layers;
+    part.bucket_align = TENSOR_ALIGN * m->grid.d;
+    trainer_shard(m, part);
+    own_buckets(m, &m->part);
+    if (m->opt.zero) own_buckets(m, &m->state);
+}
+
+// Takes memory for what one micro-batch keeps. With recomputation the layers share the buffers of the first one.
+static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
+    size_t N = m->B * m->T, Nl = N / m->sp, C = m->config.C, A = m->A, F = m->F, L = m->plan.most_layers;
+    host_array(acts->layers, L), host_array(acts->residual, L + 1);
+    for (size_t l = 0; l <= L; l++) take(arena, acts->residual[l], Nl * C);
+    for (size_t l = 0; l < L; l++) {
+        LayerActs *a = &acts->layers[l], *first = &m->slots[0].layers[0];
+        *a = *first;
+        if (a != first && m->opt.recompute == RECOMPUTE_LAYER) continue;
+        take_layernorm(arena, &a->ln1, Nl, C);
+        take(arena, a->qkv, N * 3 * A), take(arena, a->lse, N * m->NH), take(arena, a->atty, N * A);
+        take(arena, a->residual2, Nl * C);
+        take_layernorm(arena, &a->ln2, Nl, C);
+        take(arena, a->fch, N * F);
+        if (a == first || m->opt.recompute == RECOMPUTE_NONE) take(arena, a->fch_gelu, N * F);
     }
+    if (m->table.shard.head) take_layernorm(arena, &acts->lnf, Nl, C);
+}
+
+// Takes memory for every buffer: called once to count bytes, and once to set pointers.
+static void layout(GPT *m) {
+    size_t N = m->B * m->T, Nl = N / m->sp, C = m->config.C, A = m->A, F = m->F;
+    Arena *arena = trainer_layout(m);
     if (m->table.shard.head) take(arena, m->logits, N * m->Vl);
-    take(arena, m->last_logits, m->config.Vp);
-    take(arena, m->row_max, N), take(arena, m->row_sums, 2 * N), take(arena, m->row_max_local, N);
+    take(arena, m->row_max, N), take(arena, m->row_sums, 2 * N);
     take(arena, m->proj, N * C), take(arena, m->dresidual, Nl * C), take(arena, m->dnorm, N * C);
     m->reduced = m->proj, m->dreduced = m->dnorm;
-    if (m->sp) {
+    take(arena, m->row_max_local, N), take(arena, m->last_logits, m->config.Vp);
+    if (m->sp > 1) {
         take(arena, m->reduced, Nl * C), take(arena, m->dreduced, Nl * C);
         take(arena, m->gathered, N * C), take(arena, m->dgathered, N * C);
     }
     take(arena, m->dqkv, N * 3 * A), take(arena, m->dfch, N * F), take(arena, m->dattention, N * m->NH);
     take(arena, m->reduce_scratch, reduce_scratch_floats(N, C, F));
+    size_t message = m->grid.p > 1 ? N * C / m->grid.t : 0;
+    for (int b = 0; b < PIPELINE_BUFFERS; b++) {
+        for (LinkEnd *ends : {m->receive, m->send})
+            take(arena, ends[STEP_FORWARD].buffer[b], message), take(arena, ends[STEP_BACKWARD].buffer[b], message);
+    }
     host_array(m->slots, m->plan.slots);
     for (size_t i = 0; i < m->plan.slots; i++) layout_acts(m, arena, &m->slots[i]);
 }
@@ -159,74 +162,69 @@ static void layout(GPT *m) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Operators f and g
 
-// Lets the compute stream wait for another stream's event. The span shows how long: communication that is not hidden.
-static void wait_for(GPT *m, cudaEvent_t event, const char *what) {
-    Span span(m, m->stream, TRACK_COMPUTE, what);
+// Lets the compute stream wait for an event, if it was ever recorded. The span shows exposed communication.
+static void wait_for(GPT *m, cudaEvent_t event, const char *name) {
+    Span span(m, m->stream, name);
     CUDA_CHECK(cudaStreamWaitEvent(m->stream, event, 0));
 }
 
-// Operator f of the paper: identity in forward, all-reduce in backward. Under sequence parallelism its forward gathers
-// the rows of all ranks, (Nl, C) -> (N, C), and its backward sums and scatters them again.
-static const floatX *f_forward(GPT *m, const floatX *x, size_t N, cudaStream_t stream) {
-    if (!m->sp) return x;
-    Span span(m, stream, stream == m->comm ? TRACK_TENSOR : TRACK_COMPUTE, "all-gather");
-    NCCL_CHECK(ncclAllGather(x, m->gathered, local_rows(m, N) * m->config.C, NCCL_FLOATX, m->tensor, stream));
+// Sums partial (N, C) over the tensor ranks into out (Nl, C): all of it, or under sequence parallelism a rank's rows.
+static void tensor_sum(GPT *m, floatX *out, const floatX *partial, size_t N, cudaStream_t s) {
+    size_t count = N / m->sp * m->config.C;
+    Span span(m, s, m->sp > 1 ? "reduce-scatter" : "all-reduce");
+    if (m->sp > 1) NCCL_CHECK(ncclReduceScatter(partial, out, count, NCCL_FLOATX, ncclSum, m->tensor, s));
+    else NCCL_CHECK(ncclAllReduce(partial, out, count, NCCL_FLOATX, ncclSum, m->tensor, s));
+}
+
+// Under sequence parallelism gathers the rows of all tensor ranks, x (Nl, C) -> out (N, C), and returns out; else x.
+static const floatX *tensor_gather(GPT *m, floatX *out, const floatX *x, size_t N, cudaStream_t s) {
+    if (m->sp == 1) return x;
+    Span span(m, s, "all-gather");
+    NCCL_CHECK(ncclAllGather(x, out, N / m->sp * m->config.C, NCCL_FLOATX, m->tensor, s));
+    return out;
+}
+
+// Operator f of the paper: identity (a gather) in forward, the sum in backward. The sum of dnorm into dreduced, and the
+// gather of f's output again, which was not kept, run on a stream of their own and overlap compute.
+static const floatX *f_forward(GPT *m, const floatX *x, size_t N) {
+    return tensor_gather(m, m->gathered, x, N, m->stream);
+}
+
+static const floatX *f_again(GPT *m, const floatX *x) {
+    if (m->sp == 1) return x;
+    CUDA_CHECK(cudaEventRecord(m->computed, m->stream));
+    CUDA_CHECK(cudaStreamWaitEvent(m->comm, m->computed, 0));
+    tensor_gather(m, m->gathered, x, m->B * m->T, m->comm);
+    CUDA_CHECK(cudaEventRecord(m->gathered_ready, m->comm));
     return m->gathered;
 }
 
-// Starts the sum of dnorm (N, C) over the ranks into dreduced (Nl, C), on a stream of its own: the weight gradients
-// that follow on the compute stream overlap it. f_backward_end makes the compute stream wait for it.
+// Starts the sum. Weight gradients follow on the compute stream, which waits for f_again here.
 static void f_backward_begin(GPT *m) {
     if (m->grid.t == 1) return;
-    size_t count = m->B * m->T * m->config.C, part = count / m->grid.t;
     CUDA_CHECK(cudaEventRecord(m->computed, m->stream));
     CUDA_CHECK(cudaStreamWaitEvent(m->comm, m->computed, 0));
-    Span span(m, m->comm, TRACK_TENSOR, m->sp ? "reduce-scatter" : "all-reduce");
-    if (m->sp) NCCL_CHECK(ncclReduceScatter(m->dnorm, m->dreduced, part, NCCL_FLOATX, ncclSum, m->tensor, m->comm));
-    else NCCL_CHECK(ncclAllReduce(m->dnorm, m->dnorm, count, NCCL_FLOATX, ncclSum, m->tensor, m->comm));
+    tensor_sum(m, m->dreduced, m->dnorm, m->B * m->T, m->comm);
     CUDA_CHECK(cudaEventRecord(m->reduced_ready, m->comm));
+    if (m->sp > 1) wait_for(m, m->gathered_ready, "wait tensor");
 }
 
 static void f_backward_end(GPT *m) {
     if (m->grid.t > 1) wait_for(m, m->reduced_ready, "wait tensor");
 }
 
-// Under sequence parallelism backward needs f's output again, which was not kept: gathers it beside the compute stream.
-static const floatX *f_again_begin(GPT *m, const floatX *x) {
-    if (!m->sp) return x;
-    CUDA_CHECK(cudaEventRecord(m->computed, m->stream));
-    CUDA_CHECK(cudaStreamWaitEvent(m->comm, m->computed, 0));
-    f_forward(m, x, m->B * m->T, m->comm);
-    CUDA_CHECK(cudaEventRecord(m->gathered_ready, m->comm));
-    return m->gathered;
-}
-
-static void f_again_end(GPT *m) {
-    if (m->sp) wait_for(m, m->gathered_ready, "wait tensor");
-}
-
-// Operator g: all-reduce in forward, identity in backward. Under sequence parallelism the reduce-scatter
-// (N, C) -> (Nl, C), and the all-gather.
+// Operator g: the sum in forward, identity (a gather) in backward.
 static void g_forward(GPT *m, floatX *out, const floatX *partial, size_t N) {
-    if (m->grid.t == 1) return;
-    size_t count = local_rows(m, N) * m->config.C;
-    Span span(m, m->stream, TRACK_COMPUTE, m->sp ? "reduce-scatter" : "all-reduce");
-    if (m->sp) NCCL_CHECK(ncclReduceScatter(partial, out, count, NCCL_FLOATX, ncclSum, m->tensor, m->stream));
-    else NCCL_CHECK(ncclAllReduce(partial, out, count, NCCL_FLOATX, ncclSum, m->tensor, m->stream));
+    if (m->grid.t > 1) tensor_sum(m, out, partial, N, m->stream);
 }
 
-static const floatX *g_backward(GPT *m, const floatX *dresidual) {
-    if (!m->sp) return dresidual;
-    size_t count = local_rows(m, m->B * m->T) * m->config.C;
-    Span span(m, m->stream, TRACK_COMPUTE, "all-gather");
-    NCCL_CHECK(ncclAllGather(dresidual, m->dgathered, count, NCCL_FLOATX, m->tensor, m->stream));
-    return m->dgathered;
+static const floatX *g_backward(GPT *m, const floatX *dout) {
+    return tensor_gather(m, m->dgathered, dout, m->B * m->T, m->stream);
 }
 
-// Under sequence parallelism a rank's layernorm gradients cover its own tokens: their sum over the ranks is the
-// gradient. Sums those that stand in elements [lo, hi) of the flat buffer.
+// Under sequence parallelism a rank's layernorm gradients cover its own rows: sums those in elements [lo, hi).
 static void reduce_layernorms(GPT *m, size_t lo, size_t hi) {
-    if (!m->sp) return;
+    if (m->sp == 1) return;
     NCCL_CHECK(ncclGroupStart());
     for (size_t i = 0; i < m->table.count; i++) {
         const Tensor *x = &m->table.tensors[i];
@@ -238,10 +236,43 @@ static void reduce_layernorms(GPT *m, size_t lo, size_t hi) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Buckets: gradients are summed and weights are gathered over the data ranks
+// Links between pipeline stages
 
-// Buckets of the flat buffer: 0 the embeddings, 1 + l layer l, the last ln_f.
-static size_t bucket_count(const GPT *m) { return m->table.shard.n_layers + 2; }
+// Enqueues the receipt of x (Nl, C) of N tokens from the neighbour: activations or gradients. Of t tensor ranks each
+// gets 1/t from its counterpart and all gather (the scatter/gather optimisation); under sequence parallelism x is 1/t.
+static void link_receive(GPT *m, StepKind kind, floatX *x, size_t N, int micro, int chunk) {
+    LinkEnd *end = &m->receive[kind];
+    size_t b = end->count++ % PIPELINE_BUFFERS, count = N * m->config.C / m->grid.t;
+    CUDA_CHECK(cudaStreamWaitEvent(end->stream, end->ready[b], 0));
+    Span span(m, end->stream, "recv", micro, chunk);
+    NCCL_CHECK(ncclRecv(end->buffer[b], count, NCCL_FLOATX, 0, end->comm, end->stream));
+    CUDA_CHECK(cudaEventRecord(end->moved[b], end->stream));
+    wait_for(m, end->moved[b], "wait pipeline");
+    if (m->sp > 1 || m->grid.t == 1) trainer_copy(m, x, end->buffer[b], count);
+    else NCCL_CHECK(ncclAllGather(end->buffer[b], x, count, NCCL_FLOATX, m->tensor, m->stream));
+    CUDA_CHECK(cudaEventRecord(end->ready[b], m->stream));
+}
+
+// Enqueues the sending of x to the neighbour; x may be overwritten by what is enqueued later.
+static void link_send(GPT *m, StepKind kind, const floatX *x, size_t N, int micro, int chunk) {
+    LinkEnd *end = &m->send[kind];
+    size_t b = end->count++ % PIPELINE_BUFFERS, count = N * m->config.C / m->grid.t;
+    const floatX *mine = m->sp > 1 ? x : x + m->grid.t_rank * count;
+    wait_for(m, end->moved[b], "wait pipeline");
+    trainer_copy(m, end->buffer[b], mine, count);
+    CUDA_CHECK(cudaEventRecord(end->ready[b], m->stream));
+    CUDA_CHECK(cudaStreamWaitEvent(end->stream, end->ready[b], 0));
+    Span span(m, end->stream, "send", micro, chunk);
+    NCCL_CHECK(ncclSend(end->buffer[b], count, NCCL_FLOATX, 1, end->comm, end->stream));
+    CUDA_CHECK(cudaEventRecord(end->moved[b], end->stream));
+}
+
+// The chunk that starts from tokens, and the one that ends in the loss.
+static bool is_first(const GPT *m, size_t chunk) { return m->table.shard.embedding && chunk == 0; }
+static bool is_last(const GPT *m, size_t chunk) { return m->table.shard.head && chunk == m->plan.chunks - 1; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Buckets: gradients are summed and weights are gathered over the data ranks
 
 // Sums a bucket of gradients over the data ranks, on a stream of its own beside the backward pass; each rank ends with
 // its part, and without ZeRO all of them with all parts.
@@ -252,7 +283,7 @@ static void reduce_bucket(GPT *m, size_t bucket) {
     if (m->grid.d == 1 || part == 0) return;
     CUDA_CHECK(cudaEventRecord(m->bucket_done, m->stream));
     CUDA_CHECK(cudaStreamWaitEvent(m->data_stream, m->bucket_done, 0));
-    Span span(m, m->data_stream, TRACK_DATA, "reduce-scatter");
+    Span span(m, m->data_stream, "reduce-scatter");
     NCCL_CHECK(ncclReduceScatter(grads, mine, part, ncclFloat, ncclSum, m->data, m->data_stream));
     if (!m->opt.zero) NCCL_CHECK(ncclAllGather(mine, grads, part, ncclFloat, m->data, m->data_stream));
 }
@@ -266,141 +297,99 @@ static void gather_weights(GPT *m) {
         size_t lo = m->table.buckets[b], part = (m->table.buckets[b + 1] - lo) / m->grid.d;
         if (part == 0) continue;
         floatX *params = m->state.params + lo, *mine = params + m->grid.d_rank * part;
-        Span span(m, m->data_stream, TRACK_DATA, "all-gather");
+        Span span(m, m->data_stream, "all-gather");
         NCCL_CHECK(ncclAllGather(mine, params, part, NCCL_FLOATX, m->data, m->data_stream));
         CUDA_CHECK(cudaEventRecord(m->gathered_bucket[b], m->data_stream));
         if (!m->opt.overlap) CUDA_CHECK(cudaStreamWaitEvent(m->stream, m->gathered_bucket[b], 0));
     }
 }
 
-// Before weights of a bucket are read: waits on the device until they have been gathered.
+// Whether a bucket of gradients is complete once this micro-batch's backward is through, and its sum may overlap.
+static bool reduce_now(const GPT *m, int micro) { return m->opt.overlap && (size_t)micro + 1 == m->micros; }
+
+// Waits on the device until a bucket's weights have been gathered: called before they are read.
 static void use_bucket(GPT *m, size_t bucket) {
     if (m->grid.d > 1 && m->opt.zero) wait_for(m, m->gathered_bucket[bucket], "wait data");
 }
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Links between pipeline stages
-
-// Enqueues the receipt of x (Nl, C) of N tokens from the neighbour: activations or gradients. Of t tensor ranks each
-// gets 1/t from its counterpart and all gather (the scatter/gather optimisation); under sequence parallelism x is 1/t.
-static void link_receive(GPT *m, StepKind kind, floatX *x, size_t N, int micro, int chunk) {
-    LinkEnd *end = &m->receive[kind];
-    size_t b = end->count++ % PIPELINE_BUFFERS, count = N * m->config.C / m->grid.t;
-    CUDA_CHECK(cudaStreamWaitEvent(end->stream, end->ready[b], 0));
-    Span span(m, end->stream, TRACK_RECEIVE + 2 * kind, "recv", micro, chunk);
-    NCCL_CHECK(ncclRecv(end->buffer[b], count, NCCL_FLOATX, 0, end->comm, end->stream));
-    CUDA_CHECK(cudaEventRecord(end->moved[b], end->stream));
-    wait_for(m, end->moved[b], "wait pipeline");
-    if (m->sp || m->grid.t == 1) trainer_copy(m, x, end->buffer[b], count);
-    else NCCL_CHECK(ncclAllGather(end->buffer[b], x, count, NCCL_FLOATX, m->tensor, m->stream));
-    CUDA_CHECK(cudaEventRecord(end->ready[b], m->stream));
-}
-
-// Enqueues the sending of x to the neighbour; x may be overwritten by what is enqueued later.
-static void link_send(GPT *m, StepKind kind, const floatX *x, size_t N, int micro, int chunk) {
-    LinkEnd *end = &m->send[kind];
-    size_t b = end->count++ % PIPELINE_BUFFERS, count = N * m->config.C / m->grid.t;
-    const floatX *mine = m->sp ? x : x + m->grid.t_rank * count;
-    wait_for(m, end->moved[b], "wait pipeline");
-    trainer_copy(m, end->buffer[b], mine, count);
-    CUDA_CHECK(cudaEventRecord(end->ready[b], m->stream));
-    CUDA_CHECK(cudaStreamWaitEvent(end->stream, end->ready[b], 0));
-    Span span(m, end->stream, TRACK_SEND + 2 * kind, "send", micro, chunk);
-    NCCL_CHECK(ncclSend(end->buffer[b], count, NCCL_FLOATX, 1, end->comm, end->stream));
-    CUDA_CHECK(cudaEventRecord(end->moved[b], end->stream));
-}
-
-// The chunk that starts from tokens, and the one that ends in the loss.
-static bool is_first(const GPT *m, size_t chunk) { return m->table.shard.embedding && chunk == 0; }
-static bool is_last(const GPT *m, size_t chunk) { return m->table.shard.head && chunk == m->plan.chunks - 1; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward and backward
 
 // One layer: x (Nl, C) -> out (Nl, C).
 static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const floatX *x, size_t B, size_t T) {
-    size_t N = B * T, Nl = local_rows(m, N), C = m->config.C, A = m->A, F = m->F;
+    size_t N = B * T, Nl = N / m->sp, C = m->config.C, A = m->A, F = m->F;
     floatX **w = m->w[l];
     cudaStream_t s = m->stream;
-    layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, x, w[LN1W], w[LN1B], Nl, C, s);
-    const floatX *ln1 = f_forward(m, a->ln1, N, s);
+    layernorm_forward(a->ln1, x, w[LN1W], w[LN1B], Nl, C, s);
+    const floatX *ln1 = f_forward(m, a->ln1.out, N);
     matmul_forward(&m->matmul, a->qkv, ln1, w[QKVW], w[QKVB], N, C, 3 * A);
-    attention_forward(a->atty, a->lse, a->qkv, B, T, A, m->NH, s, drop(m, l));
+    attention_forward(a->atty, a->lse, a->qkv, B, T, A, m->NH, s, drop(m, DROPOUT_SCORES, l));
     matmul_forward(&m->matmul, m->proj, a->atty, w[PROJW], NULL, N, A, C);
     g_forward(m, m->reduced, m->proj, N);
-    const floatX *b = dropout_forward(m, RANDOM_DROPOUT_ATTENTION, l, m->reduced, w[PROJB], Nl);
-    layernorm_residual_forward(a->residual2, a->ln2, a->ln2_mean, a->ln2_rstd, x, m->reduced, b, w[LN2W],
-                               w[LN2B], Nl, C, s);
-    const floatX *ln2 = f_forward(m, a->ln2, N, s);
+    layernorm_residual_forward(a->residual2, a->ln2, x, m->reduced, w[PROJB], w[LN2W], w[LN2B], Nl, C, s,
+                               drop(m, DROPOUT_PROJ, l));
+    const floatX *ln2 = f_forward(m, a->ln2.out, N);
     matmul_forward(&m->matmul, a->fch, ln2, w[FCW], w[FCB], N, C, F);
     gelu_forward(a->fch_gelu, a->fch, N * F, s);
-    if (!out) return;  // recomputation: backward needs nothing of what follows
+    if (!out) return;  // recomputation: backward reads nothing of what follows
     matmul_forward(&m->matmul, m->proj, a->fch_gelu, w[FCPROJW], NULL, N, F, C);
     g_forward(m, m->reduced, m->proj, N);
-    b = dropout_forward(m, RANDOM_DROPOUT_MLP, l, m->reduced, w[FCPROJB], Nl);
-    residual_forward(out, a->residual2, m->reduced, b, Nl, C, s);
+    residual_forward(out, a->residual2, m->reduced, w[FCPROJB], Nl, C, s, drop(m, DROPOUT_FCPROJ, l));
 }
 
-// dresidual (Nl, C) -> (N, C) where a matrix product needs it. The input half keeps it for the weight half.
-static const floatX *output_gradient(GPT *m, RandomPurpose place, size_t l, floatX *kept, int half) {
-    size_t Nl = local_rows(m, m->B * m->T);
-    if (half == INPUT_HALF) trainer_copy(m, kept, m->dresidual, Nl * m->config.C);
-    return g_backward(m, dropout_backward(m, place, l, half == WEIGHT_HALF ? kept : m->dresidual, m->proj, Nl));
-}
-
-// One layer: dresidual (Nl, C) is the gradient of its output and becomes that of its input x. Weight gradients are
-// written by the first micro-batch and added to by the others (add). half: what of this is done.
-static void layer_backward(GPT *m, size_t l, LayerActs *a, LayerGrads *g, const floatX *x, bool add, int half) {
-    size_t B = m->B, T = m->T, N = B * T, Nl = local_rows(m, N), C = m->config.C, A = m->A, F = m->F;
+// One layer: dresidual (Nl, C), the gradient of its output, becomes the gradient of its input x. The first micro-batch
+// writes weight gradients and the others add to them (add).
+static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool add) {
+    size_t B = m->B, T = m->T, N = B * T, Nl = N / m->sp, C = m->config.C, A = m->A, F = m->F;
     floatX **w = m->w[l], *dresidual = m->dresidual;
     float **dw = m->dw[l], *scratch = m->reduce_scratch;
     cudaStream_t s = m->stream;
-    bool input = half & INPUT_HALF, weights = half & WEIGHT_HALF;
     if (m->opt.recompute == RECOMPUTE_LAYER) layer_forward(m, l, a, NULL, x, B, T);
-    if (m->opt.recompute == RECOMPUTE_GELU && weights) gelu_forward(a->fch_gelu, a->fch, N * F, s);
+    if (m->opt.recompute == RECOMPUTE_GELU) gelu_forward(a->fch_gelu, a->fch, N * F, s);
     // the MLP
-    const floatX *dout = output_gradient(m, RANDOM_DROPOUT_MLP, l, g->dout, half);
-    const floatX *ln2 = weights ? f_again_begin(m, a->ln2) : NULL;
-    if (input) matmul_backward_input(&m->matmul, g->dfch, dout, w[FCPROJW], N, F, C);
-    if (weights) matmul_backward_weight(&m->matmul, dw[FCPROJW], a->fch_gelu, dout, N, F, C, add);
-    if (bias_apart(m) && weights) bias_backward(dw[FCPROJB], dout, scratch, N, C, add, s);
-    if (input) gelu_bias_backward(g->dfch, dw[FCB], scratch, g->dfch, a->fch, N, F, add, s);
-    if (input) matmul_backward_input(&m->matmul, m->dnorm, g->dfch, w[FCW], N, C, F);
-    if (input) f_backward_begin(m);
-    if (weights) f_again_end(m);
-    if (weights) matmul_backward_weight(&m->matmul, dw[FCW], ln2, g->dfch, N, C, F, add);
-    if (input) f_backward_end(m);
-    if (input) layernorm_bias_backward(dresidual, dw[LN2W], dw[LN2B], bias_with(m, dw[FCPROJB]), scratch, dresidual,
-                                       m->dreduced, a->residual2, w[LN2W], a->ln2_mean, a->ln2_rstd, Nl, C, add, s);
+    const floatX *dout = dropout_backward(m->proj, dresidual, drop(m, DROPOUT_FCPROJ, l), Nl, C, s);
+    dout = g_backward(m, dout);
+    const floatX *ln2 = f_again(m, a->ln2.out);
+    matmul_backward_input(&m->matmul, m->dfch, dout, w[FCPROJW], N, F, C);
+    matmul_backward_weight(&m->matmul, dw[FCPROJW], a->fch_gelu, dout, N, F, C, add);
+    bias_backward(dw[FCPROJB], dout, scratch, N, C, add, s);
+    gelu_backward(m->dfch, dw[FCB], scratch, m->dfch, a->fch, N, F, add, s);
+    matmul_backward_input(&m->matmul, m->dnorm, m->dfch, w[FCW], N, C, F);
+    f_backward_begin(m);
+    matmul_backward_weight(&m->matmul, dw[FCW], ln2, m->dfch, N, C, F, add);
+    f_backward_end(m);
+    layernorm_backward(dresidual, dw[LN2W], dw[LN2B], scratch, dresidual, m->dreduced, a->residual2, w[LN2W],
+                       a->ln2, Nl, C, add, s);
     // the attention
-    dout = output_gradient(m, RANDOM_DROPOUT_ATTENTION, l, g->dresidual2, half);
-    const floatX *ln1 = weights ? f_again_begin(m, a->ln1) : NULL;
-    if (input) matmul_backward_input(&m->matmul, m->dnorm, dout, w[PROJW], N, A, C);
-    if (weights) matmul_backward_weight(&m->matmul, dw[PROJW], a->atty, dout, N, A, C, add);
-    if (bias_apart(m) && weights) bias_backward(dw[PROJB], dout, scratch, N, C, add, s);
-    if (input) attention_backward(g->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv, B, T, A, m->NH, s,
-                                  drop(m, l));
-    if (input) matmul_backward_input(&m->matmul, m->dnorm, g->dqkv, w[QKVW], N, C, 3 * A);
-    if (input) f_backward_begin(m);
-    if (weights) f_again_end(m);
-    if (weights) matmul_backward_weight(&m->matmul, dw[QKVW], ln1, g->dqkv, N, C, 3 * A, add);
-    if (weights) bias_backward(dw[QKVB], g->dqkv, scratch, N, 3 * A, add, s);
-    if (input) f_backward_end(m);
-    if (input) layernorm_bias_backward(dresidual, dw[LN1W], dw[LN1B], bias_with(m, dw[PROJB]), scratch,
-                                       dresidual, m->dreduced, x, w[LN1W], a->ln1_mean, a->ln1_rstd, Nl, C, add, s);
+    dout = dropout_backward(m->proj, dresidual, drop(m, DROPOUT_PROJ, l), Nl, C, s);
+    dout = g_backward(m, dout);
+    const floatX *ln1 = f_again(m, a->ln1.out);
+    matmul_backward_input(&m->matmul, m->dnorm, dout, w[PROJW], N, A, C);
+    matmul_backward_weight(&m->matmul, dw[PROJW], a->atty, dout, N, A, C, add);
+    bias_backward(dw[PROJB], dout, scratch, N, C, add, s);
+    attention_backward(m->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv, B, T, A, m->NH, s,
+                       drop(m, DROPOUT_SCORES, l));
+    matmul_backward_input(&m->matmul, m->dnorm, m->dqkv, w[QKVW], N, C, 3 * A);
+    f_backward_begin(m);
+    matmul_backward_weight(&m->matmul, dw[QKVW], ln1, m->dqkv, N, C, 3 * A, add);
+    bias_backward(dw[QKVB], m->dqkv, scratch, N, 3 * A, add, s);
+    f_backward_end(m);
+    layernorm_backward(dresidual, dw[LN1W], dw[LN1B], scratch, dresidual, m->dreduced, x, w[LN1W], a->ln1,
+                       Nl, C, add, s);
 }
 
 // One chunk: tokens (B, T) or residual[0] -> lnf (Nl, C) or residual[L]. Tensor rank 0 adds the positions.
 static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro, int chunk) {
-    size_t N = B * T, Nl = local_rows(m, N), C = m->config.C, L = m->plan.count[chunk], first = m->plan.first[chunk];
-    floatX **w = m->w[0];
-    Span span(m, m->stream, TRACK_COMPUTE, "forward", micro, chunk);
-    floatX *encoded = m->sp ? m->proj : acts->residual[0];
+    size_t N = B * T, Nl = N / m->sp, C = m->config.C, L = m->plan.count[chunk], first = m->plan.first[chunk];
+    floatX **w = m->w[0], *x = acts->residual[0];
+    Span span(m, m->stream, "forward", micro, chunk);
     if (is_first(m, chunk)) {
         use_bucket(m, 0);
-        encoder_forward(encoded, inputs, w[WTE], m->grid.t_rank == 0 ? w[WPE] : NULL, B, T, C, m->V0, m->Vl, m->stream);
-        g_forward(m, acts->residual[0], encoded, N);
-        dropout_forward(m, RANDOM_DROPOUT_EMBEDDING, 0, acts->residual[0], NULL, Nl);
+        floatX *partial = m->sp > 1 ? m->proj : x;
+        const floatX *wpe = m->grid.t_rank == 0 ? w[WPE] : NULL;
+        encoder_forward(partial, inputs, w[WTE], wpe, B, T, C, m->V0, m->Vl, m->stream);
+        g_forward(m, x, partial, N);
+        dropout_forward(x, drop(m, DROPOUT_EMBEDDING, 0), Nl, C, m->stream);
     }
     for (size_t l = 0; l < L; l++) {
         use_bucket(m, 1 + first + l);
@@ -409,197 +398,165 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     if (!is_last(m, chunk)) return;
     use_bucket(m, 0);  // the head is wte
     use_bucket(m, bucket_count(m) - 1);
-    layernorm_forward(acts->lnf, acts->lnf_mean, acts->lnf_rstd, acts->residual[L], w[LNFW], w[LNFB], Nl, C, m->stream);
+    layernorm_forward(acts->lnf, acts->residual[L], w[LNFW], w[LNFB], Nl, C, m->stream);
 }
 
-// lnf (Nl, C) -> the micro-batch's sum of losses; logits become the gradient of the step's mean loss if wanted. Every
-// rank has the logits of its part of the vocabulary; only three numbers a token travel: maximum, sum, target logit.
-static void loss(GPT *m, Acts *acts, const int *targets, int micro, bool want_gradient) {
-    size_t N = m->B * m->T, C = m->config.C, V = m->config.V;
-    Span span(m, m->stream, TRACK_COMPUTE, "loss", micro);
-    float *sum = m->row_sums, *target = m->row_sums + N, *losses = m->losses + micro * 2 * N;
-    head_forward(&m->matmul, m->logits, f_forward(m, acts->lnf, N, m->stream), m->w[0][WTE], N, C, m->Vl);
+// lnf (Nl, C) -> the sum of the micro-batch's losses; to train, the logits become their gradient, and dresidual (Nl, C)
+// that of the last layer's output, both of the step's mean loss. Every rank has the logits of its part of the
+// vocabulary; only three numbers a token travel: maximum, sum of exponentials, target logit.
+static void loss(GPT *m, Acts *acts, const int *targets, int micro, bool training) {
+    size_t N = m->B * m->T, Nl = N / m->sp, C = m->config.C, V = m->config.V, L = m->plan.count[m->plan.chunks - 1];
+    floatX **w = m->w[0];
+    float **dw = m->dw[0], *sum = m->row_sums, *target = m->row_sums + N, *losses = m->losses + micro * 2 * N;
+    bool add = micro > 0;
+    Span span(m, m->stream, "loss", micro);
+    const floatX *lnf = f_forward(m, acts->lnf.out, N);
+    head_forward(&m->matmul, m->logits, lnf, w[WTE], N, C, m->Vl);
     classifier_stats(m->row_max_local, sum, target, m->logits, targets, N, V, m->Vl, m->V0, m->stream);
     NCCL_CHECK(ncclAllReduce(m->row_max_local, m->row_max, N, ncclFloat, ncclMax, m->tensor, m->stream));
     classifier_rescale(sum, m->row_max_local, m->row_max, N, m->stream);
     NCCL_CHECK(ncclAllReduce(m->row_sums, m->row_sums, 2 * N, ncclFloat, ncclSum, m->tensor, m->stream));
-    classifier_gradient(losses, m->logits, m->row_max, sum, target, targets, m->dloss, N, V, m->Vl, m->V0,
-                        want_gradient, m->stream);
+    classifier_gradient(losses, m->logits, m->row_max, sum, target, targets, m->dloss, N, V, m->Vl, m->V0, training,
+                        m->stream);
     loss_sum(&m->loss_sums[micro], losses, N, m->stream);
+    if (!training) return;
+    head_backward_input(&m->matmul, m->dnorm, m->logits, w[WTE], N, C, m->Vl);
+    f_backward_begin(m);
+    head_backward_weight(&m->matmul, dw[WTE], lnf, m->logits, N, C, m->Vl, add);
+    f_backward_end(m);
+    layernorm_backward(m->dresidual, dw[LNFW], dw[LNFB], m->reduce_scratch, NULL, m->dreduced, acts->residual[L],
+                       w[LNFW], acts->lnf, Nl, C, add, m->stream);
+    if (reduce_now(m, micro)) reduce_bucket(m, bucket_count(m) - 1);
 }
 
-// One chunk, after loss() or from its output's gradient in dresidual. Embeddings and layernorms are of the input half.
-static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk, int half) {
-    size_t B = m->B, T = m->T, N = B * T, Nl = local_rows(m, N), C = m->config.C;
+// One chunk: dresidual (Nl, C), which loss() or the next chunk has left -> gradients of its layers and embeddings.
+static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk) {
+    size_t B = m->B, T = m->T, Nl = B * T / m->sp, C = m->config.C;
     size_t L = m->plan.count[chunk], first = m->plan.first[chunk];
-    floatX **w = m->w[0];
-    float **dw = m->dw[0];
-    bool add = micro > 0, reduce = m->opt.overlap && (size_t)micro == m->micros - 1;
-    Span span(m, m->stream, TRACK_COMPUTE, half == WEIGHT_HALF ? "weight" : "backward", micro, chunk);
-    if (is_last(m, chunk) && half != WEIGHT_HALF) {
-        const floatX *lnf = f_again_begin(m, acts->lnf);
-        head_backward_input(&m->matmul, m->dnorm, m->logits, w[WTE], N, C, m->Vl);
-        f_backward_begin(m);
-        f_again_end(m);
-        head_backward_weight(&m->matmul, dw[WTE], lnf, m->logits, N, C, m->Vl, add);
-        f_backward_end(m);
-        layernorm_backward(m->dresidual, dw[LNFW], dw[LNFB], m->reduce_scratch, NULL, m->dreduced, acts->residual[L],
-                           w[LNFW], acts->lnf_mean, acts->lnf_rstd, Nl, C, add, m->stream);
-        if (reduce) reduce_bucket(m, bucket_count(m) - 1);
-    }
+    floatX *dx = m->dresidual;
+    bool add = micro > 0;
+    Span span(m, m->stream, "backward", micro, chunk);
     for (size_t l = L; l-- > 0;) {
-        layer_backward(m, first + l, &acts->layers[l], &acts->grads[l], acts->residual[l], add, half);
-        if (reduce && half != INPUT_HALF) reduce_bucket(m, 1 + first + l);
+        layer_backward(m, first + l, &acts->layers[l], acts->residual[l], add);
+        if (reduce_now(m, micro)) reduce_bucket(m, 1 + first + l);
     }
-    if (!is_first(m, chunk) || half == WEIGHT_HALF) return;
-    dropout_backward(m, RANDOM_DROPOUT_EMBEDDING, 0, m->dresidual, m->dresidual, Nl);
-    const floatX *dout = g_backward(m, m->dresidual);
-    encoder_backward(dw[WTE], dw[WPE], dout, inputs, B, T, C, m->config.maxT, m->V0, m->Vl, add, m->stream);
+    if (!is_first(m, chunk)) return;
+    const floatX *dout = dropout_backward(dx, dx, drop(m, DROPOUT_EMBEDDING, 0), Nl, C, m->stream);
+    dout = g_backward(m, dout);
+    encoder_backward(m->dw[0][WTE], m->dw[0][WPE], dout, inputs, B, T, C, m->config.maxT, m->V0, m->Vl, add, m->stream);
 }
 
-// A forward or backward with what it receives and what it sends. The host only enqueues.
+// A forward or backward with what it receives and what it sends. The host only enqueues. The products of a sample have
+// new shapes, which load kernels: no message may be pending then (llmc/trainer/connect.cuh).
 static void forward_step(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro, int chunk) {
     if (!is_first(m, chunk)) link_receive(m, STEP_FORWARD, acts->residual[0], B * T, micro, chunk);
-    if (micro < 0) trainer_synchronize(m);  // a sample: products of new shapes, see connect
+    if (m->sample.running) trainer_synchronize(m);
     forward(m, acts, inputs, B, T, micro, chunk);
     if (!is_last(m, chunk)) link_send(m, STEP_FORWARD, acts->residual[m->plan.count[chunk]], B * T, micro, chunk);
 }
 
 static void backward_step(GPT *m, Acts *acts, const int *inputs, int micro, int chunk) {
     if (!is_last(m, chunk)) link_receive(m, STEP_BACKWARD, m->dresidual, m->B * m->T, micro, chunk);
-    backward(m, acts, inputs, micro, chunk, m->plan.split ? INPUT_HALF : BOTH_HALVES);
+    backward(m, acts, inputs, micro, chunk);
     if (!is_first(m, chunk)) link_send(m, STEP_BACKWARD, m->dresidual, m->B * m->T, micro, chunk);
 }
 
-// This stage's list of steps: all of it to train, its forwards alone to validate.
+// Runs this stage's list of steps: all of it to train, only the forwards to validate.
 static void run_batch(GPT *m, bool training) {
     for (size_t i = 0; i < m->plan.step_count; i++) {
         PipelineStep step = m->plan.steps[i];
-        if ((size_t)step.micro >= m->micros) continue;  // the list is that of a full batch, --ramp begins with less
+        size_t micro = step.micro, at = micro * m->B * m->T;
         Acts *acts = &m->slots[training ? m->plan.slot[i] : 0];
-        size_t at = step.micro * m->B * m->T;
-        dropout_at(m, step.micro);
-        if (step.kind == STEP_FORWARD) forward_step(m, acts, m->inputs + at, m->B, m->T, step.micro, step.chunk);
+        if (micro >= m->micros) continue;  // the list is that of a full batch, --ramp begins with less
+        dropout_at(m, micro);
+        if (step.kind == STEP_FORWARD) forward_step(m, acts, m->inputs + at, m->B, m->T, micro, step.chunk);
         // The logits are made when their gradient is due: one buffer serves all micro-batches in flight.
         bool loss_now = is_last(m, step.chunk) && step.kind == (training ? STEP_BACKWARD : STEP_FORWARD);
-        if (loss_now) loss(m, acts, m->targets + at, step.micro, training);
-        if (step.kind == STEP_BACKWARD && training) backward_step(m, acts, m->inputs + at, step.micro, step.chunk);
-        if (step.kind == STEP_WEIGHT && training) backward(m, acts, NULL, step.micro, step.chunk, WEIGHT_HALF);
+        if (loss_now) loss(m, acts, m->targets + at, micro, training);
+        if (step.kind == STEP_BACKWARD && training) backward_step(m, acts, m->inputs + at, micro, step.chunk);
     }
-}
-
-// First and last stage hold the tied embedding and saw its two uses: the sum is the gradient, and both need it. This
-// comes before the data ranks reduce the bucket: after that only 1/d of it is valid on a rank, and the two stages'
-// buckets 0 differ in length (wpe), so the slices that they own are not the same elements of wte.
-static void reduce_embedding(GPT *m) {
-    if (!m->embedding) return;
-    size_t count = table_find(&m->table, WTE, 0)->size;
-    NCCL_CHECK(ncclAllReduce(m->dw[0][WTE], m->dw[0][WTE], count, ncclFloat, ncclSum, m->embedding, m->stream));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The run
 
-// --debug-replicas: what several ranks hold must stay the same bits on all of them.
-static void check_replicas(GPT *m) {
-    Error err;
-    CUDA_CHECK(cudaDeviceSynchronize());
-    bool equal = replicas_check(&m->state, &m->table, REPLICAS_ALL, m->data, "data", m->stream, &err);
-    equal = equal && replicas_check(&m->state, &m->table, REPLICAS_UNSPLIT, m->tensor, "tensor", m->stream, &err);
-    equal = equal && (!m->embedding || replicas_check(&m->state, &m->table, REPLICAS_TIED, m->embedding, "embedding",
-                                                      m->stream, &err));
-    if (!equal) job_fail(&m->job, &err);
-}
-
-// Forward, backward and update over the next global batch.
+// One step: forward, backward and update over the next global batch.
 static void train_step(GPT *m) {
     StepReport report = trainer_begin_step(m);
     if (m->embedding) zero_gradient(m, WTE);  // the head's gradient writes wte's, the encoder's adds to it
     run_batch(m, true);
-    reduce_embedding(m);
-    reduce_bucket(m, 0);
-    for (size_t b = 1; b < bucket_count(m) && !m->opt.overlap; b++) reduce_bucket(m, b);
+    sum_gradient(m, WTE, m->embedding);  // of two stages: each saw one use of the tied embedding
+    reduce_bucket(m, 0);  // after the sum over two stages, whose slices of wte differ, as their buckets 0 do (wpe)
+    for (size_t b = m->opt.overlap ? bucket_count(m) : 1; b < bucket_count(m); b++) reduce_bucket(m, b);
     CUDA_CHECK(cudaEventRecord(m->reduced_all, m->data_stream));
     if (m->grid.d > 1) wait_for(m, m->reduced_all, "wait data");
     trainer_norm(m, &report);
     trainer_adamw(m, &report);
     gather_weights(m);
-    if (m->opt.debug_replicas) check_replicas(m);
     trainer_end_step(m, &report);
 }
 
-// Reports the loss over the first batches of the validation data, or over the rows of --eval.
-static void validate(GPT *m) {
-    Validation v = validation_begin(m);
-    while (validation_goes_on(m, &v)) run_batch(m, false);
-}
-
-// The logits (Vp) behind the last of the T tokens in inputs.
-static const floatX *next_logits(GPT *m, size_t T) {
-    size_t padded = sample_padded(m, T);
-    for (size_t c = 0; c < m->plan.chunks; c++) forward_step(m, &m->slots[0], m->inputs, 1, padded, -1, c);
+// Appends one token to the sample: the logits after the last of its T tokens say which.
+static void sample_token(GPT *m) {
+    size_t C = m->config.C, last = m->sample.T - 1;
+    for (size_t c = 0; c < m->plan.chunks; c++)
+        forward_step(m, m->slots, m->inputs, 1, m->sample.padded, NO_MICRO, c);
     if (m->table.shard.head) {
-        const floatX *lnf = f_forward(m, m->slots[0].lnf, padded, m->stream);
-        head_forward(&m->matmul, m->logits, lnf + (T - 1) * m->config.C, m->w[0][WTE], 1, m->config.C, m->Vl);
+        const floatX *lnf = f_forward(m, m->slots[0].lnf.out, m->sample.padded);
+        head_forward(&m->matmul, m->logits, lnf + last * C, m->w[0][WTE], 1, C, m->Vl);
         NCCL_CHECK(ncclAllGather(m->logits, m->last_logits, m->Vl, NCCL_FLOATX, m->tensor, m->stream));
     }
-    int last = grid_rank_at(&m->grid, 0, 0, m->grid.p - 1);
-    NCCL_CHECK(ncclBroadcast(m->last_logits, m->last_logits, m->config.Vp, NCCL_FLOATX, last, m->job.world, m->stream));
-    return m->last_logits;
+    sample_append(m, m->last_logits);
 }
 
-// Prints the prompt and its continuation, one forward pass for each new token.
-static void sample(GPT *m) {
-    Sample s = sample_begin(m);
-    while (sample_goes_on(m, &s)) sample_append(m, &s, next_logits(m, s.T));
+// Makes one end of a link but for its communicator.
+static void link_end_create(GPT *m, LinkEnd *end, const char *track) {
+    end->stream = stream_create(m, track, true);
+    for (int b = 0; b < PIPELINE_BUFFERS; b++) event_create(&end->moved[b]), event_create(&end->ready[b]);
 }
 
-// This rank's part of its stage's layers. A tensor that ranks hold alike counts once in the gradient norm.
-static void shard(GPT *m) {
-    Error err;
-    size_t p = m->grid.p, stage = m->grid.p_rank;
-    PipelineTimes times = zero_bubble_times(m->config.C, m->T);
-    PipelineLists lists;
-    bool ok = zero_bubble_lists(&lists, (Schedule)m->opt.schedule, m->opt.schedule_file, p, m->micros, m->opt.chunks,
-                                &times, m->opt.max_in_flight, &err);
-    job_agree(&m->job, ok, &err);
-    m->plan = pipeline_plan(&lists, m->config.L, stage);
-    pipeline_lists_free(&lists);
-    Shard part = {m->grid.t, m->grid.t_rank, stage == 0, stage == p - 1, m->plan.layer_count, m->plan.layers,
-                  TENSOR_ALIGN * m->grid.d};
-    m->table = table_make(&m->config, &part);
-    m->sp = m->opt.sequence_parallel && m->grid.t > 1;
-    for (size_t i = 0; i < m->table.count; i++) {
-        Tensor *x = &m->table.tensors[i];
-        x->counted = (x->split != SPLIT_NONE || m->grid.t_rank == 0) && (x->kind != WTE || stage == 0);
+// Makes the links, all ranks in the same order. Each carries one element at once: NCCL connects two ranks at their
+// first message, and the host waits for it.
+static void connect_links(GPT *m) {
+    int p = (int)m->grid.p, stage = (int)m->grid.p_rank, from, to;
+    link_end_create(m, &m->receive[STEP_FORWARD], "receive activations");
+    link_end_create(m, &m->send[STEP_FORWARD], "send activations");
+    link_end_create(m, &m->receive[STEP_BACKWARD], "receive gradients");
+    link_end_create(m, &m->send[STEP_BACKWARD], "send gradients");
+    for (int link = 0; link < pipeline_link_count(p); link++) {
+        if (!pipeline_link_ends(p, (int)m->plan.chunks, link, &from, &to)) continue;
+        ncclComm_t comm = job_split_link(&m->job, &m->grid, from, to);
+        if (!comm) continue;
+        LinkEnd *end = stage == from ? &m->send[link / p] : &m->receive[link / p];
+        end->comm = comm;
+        if (stage == from) NCCL_CHECK(ncclSend(m->proj, 1, NCCL_FLOATX, 1, comm, m->stream));
+        else NCCL_CHECK(ncclRecv(m->proj, 1, NCCL_FLOATX, 0, comm, m->stream));
+        CUDA_CHECK(cudaStreamSynchronize(m->stream));
     }
 }
 
-// The communicators, with a stream of its own for each end of a link. Then all that training uses is used once, while
-// no message is in flight (llmc/trainer/connect.cuh): kernels write gradients, then add to them and drop out.
+// Makes the communicators, with a stream of its own for each that overlaps compute.
+// Then two micro-batches load all kernels while no message is pending: the second has dropout, and adds to gradients.
 static void connect(GPT *m) {
-    ncclComm_t links[4];
-    job_connect(&m->job);
     m->tensor = job_split_grid(&m->job, &m->grid, 't', "tensor", true);
-    job_connect_links(&m->job, &m->grid, m->plan.chunks, links, m->proj, m->stream);
-    for (int i = 0; i < 4; i++) {
-        LinkEnd *end = i < 2 ? &m->receive[i] : &m->send[i - 2];
-        end->comm = links[i], end->stream = stream_create(m, true);
-        for (int b = 0; b < PIPELINE_BUFFERS; b++) event_create(&end->moved[b]), event_create(&end->ready[b]);
-    }
-    if (m->grid.p > 1) m->embedding = job_split_grid(&m->job, &m->grid, 'e', "embedding");
     m->data = job_split_grid(&m->job, &m->grid, 'd', "data");
-    m->data_stream = stream_create(m, true);
     event_create(&m->bucket_done), event_create(&m->reduced_all);
     host_array(m->gathered_bucket, bucket_count(m));
     for (size_t b = 0; b < bucket_count(m); b++) event_create(&m->gathered_bucket[b]);
-    m->comm = stream_create(m, true);
+    m->comm = stream_create(m, "all-reduce", true);
     event_create(&m->computed), event_create(&m->reduced_ready), event_create(&m->gathered_ready);
+    connect_links(m);
+    m->data_stream = stream_create(m, "data", true);
+    if (m->grid.p > 1) m->embedding = job_split_grid(&m->job, &m->grid, 'e', "embedding");
     trainer_warm_up(m);
-    for (int i = 0, v = (int)m->plan.chunks; trainer_warms_up(m, i, v); i++) {
-        forward(m, m->slots, m->inputs, m->B, m->T, i / v, i % v);
-        if (is_last(m, i % v)) loss(m, m->slots, m->targets, 0, true);
-        backward(m, m->slots, m->inputs, i / v, i % v, BOTH_HALVES);
+    if (m->grid.p == 1) return;
+    for (int micro = 0; micro < 2; micro++) {
+        trainer_set_dropout(m, micro == 1);
+        for (size_t c = 0; c < m->plan.chunks; c++) {
+            forward(m, m->slots, m->inputs, m->B, m->T, micro, c);
+            if (is_last(m, c)) loss(m, m->slots, m->targets, micro, true);
+            backward(m, m->slots, m->inputs, micro, c);
+        }
     }
 }
 
@@ -607,16 +564,14 @@ int main(int argc, char **argv) {
     static GPT gpt, *m = &gpt;
     trainer_open(m, argc, argv, OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA);  // bad input ends here
     shard(m);
-    layout(m);                       // counts bytes
-    trainer_allocate(m);
-    layout(m);                       // sets pointers
+    trainer_allocate(m, layout);
     connect(m);
     trainer_start(m);
 
     for (;;) {  // what is due after the steps so far, then one more
-        if (validation_due(m)) validate(m);
+        while (validation_goes_on(m)) run_batch(m, false);
         if (save_due(m)) trainer_save(m);
-        if (sample_due(m)) sample(m);
+        while (sample_goes_on(m)) sample_token(m);
         if (is_last_step(m)) break;
         train_step(m);
     }

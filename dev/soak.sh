@@ -33,7 +33,7 @@ model="--layers 4 --heads 4 --channels 32 --vocab 61 --train-data dev/test/golde
        --global-batch 8 --lr 1e-3 --lr-final 1 --val-every 0 --shuffle 1"
 layouts=('1' '2 --data 2' '2 --pipeline 2' '2 --tensor 2 --sequence-parallel 1' '4 --tensor 2 --pipeline 2'
          '4 --data 4' '4 --data 2 --pipeline 2 --zero 0' '6 --tensor 2 --pipeline 3'
-         '8 --tensor 2 --data 2 --pipeline 2 --virtual 2' '4 --pipeline 4 --schedule zb-h1')
+         '8 --tensor 2 --data 2 --pipeline 2 --virtual 2' '4 --pipeline 4 --schedule gpipe')
 events=(calm kill launcher signal signal stop slow second disk damage)
 declare -A counts
 declare -A spoiled  # checkpoints that were damaged here, and may stay among the newest for some runs

@@ -4,7 +4,8 @@
 // tensor ranks, initialised and decayed, and where each stands in a rank's flat buffer. Initialisation,
 // checkpoints, gradient dumps, the optimizer, ZeRO slices and the gradient norm all walk this table.
 //
-// defines: GPTConfig, padded_vocabulary, Split, Init, TensorKind, Shard, Tensor, TENSOR_SPECS, is_layernorm,
+// defines: GPTConfig, padded_vocabulary, Split, Init, TensorKind, Shard, shard_whole, Tensor, TENSOR_SPECS,
+//          is_layernorm,
 //          tensor_describe, tensor_by_id, ParamTable, table_make, table_make_tensor, table_make_whole, table_free,
 //          table_find, table_offset, table_largest, Run, tensor_run_count, tensor_run, count_tensors,
 //          count_parameters, count_flops, count_flops_llmc
@@ -53,7 +54,7 @@ typedef struct {
     size_t t, t_rank;      // tensor size and rank
     bool embedding, head;  // holds wte and wpe (first stage); holds ln_f and wte (last stage)
     size_t n_layers;
-    const size_t *layers;  // [n_layers] global layer numbers, in the order in which memory holds them
+    const size_t *layers;  // [n_layers] global layer numbers in the order of memory; NULL: 0, 1, 2, ...
     size_t bucket_align;   // buckets start at multiples of this many elements (0: as tensors do)
 } Shard;
 
@@ -70,7 +71,7 @@ typedef struct {
     size_t t, t_rank;
     bool decay;          // weight decay: matrices and embeddings
     Init init;
-    bool counted;        // this rank adds its squared norm: of several that hold the tensor, one does
+    bool counted;        // this rank adds its squared norm: one of the ranks that hold the tensor
 } Tensor;
 
 typedef struct {
@@ -153,11 +154,16 @@ static inline Tensor tensor_describe(const GPTConfig *g, TensorKind kind, size_t
     x.t_rank = t_rank;
     x.decay = spec->decay;
     x.init = spec->init;
-    x.counted = true;
     x.lrows = x.split == SPLIT_ROWS ? x.rows / t : x.split == SPLIT_VOCAB ? g->Vp / t : x.rows;
     x.lcols = x.split == SPLIT_COLUMNS || x.split == SPLIT_QKV ? x.cols / t : x.cols;
     x.size = x.lrows * x.lcols;
     return x;
+}
+
+// Returns the part that one rank holds alone: all of the model.
+static inline Shard shard_whole(const GPTConfig *g) {
+    Shard whole = {1, 0, true, true, g->L, NULL, 0};
+    return whole;
 }
 
 // Builds the table of one rank. C, NH, 4C and Vp must be divisible by t (the trainer has checked).
@@ -169,7 +175,7 @@ static inline ParamTable table_make(const GPTConfig *g, const Shard *shard) {
     table.layers = (size_t *)host_alloc(shard->n_layers, sizeof(size_t));
     table.tensors = (Tensor *)host_alloc(4 + shard->n_layers * TENSORS_PER_LAYER, sizeof(Tensor));
     table.buckets = (size_t *)host_alloc(shard->n_layers + 3, sizeof(size_t));
-    for (size_t i = 0; i < shard->n_layers; i++) table.layers[i] = shard->layers[i];
+    for (size_t i = 0; i < shard->n_layers; i++) table.layers[i] = shard->layers ? shard->layers[i] : i;
     table.shard.layers = table.layers;
     size_t n = 0;
     if (shard->embedding || shard->head) table.tensors[n++] = tensor_describe(g, WTE, 0, shard->t, shard->t_rank);
@@ -196,6 +202,9 @@ static inline ParamTable table_make(const GPTConfig *g, const Shard *shard) {
         }
         if (i == n) break;
         table.tensors[i].offset = table.total;
+        // Tensor ranks hold whole tensors alike, and the first and the last stage wte.
+        bool first_rank = x->split != SPLIT_NONE || shard->t_rank == 0, first_stage = x->kind != WTE || shard->embedding;
+        table.tensors[i].counted = first_rank && first_stage;
         table.total = round_up(table.total + x->size, TENSOR_ALIGN);
     }
     return table;
@@ -216,12 +225,9 @@ static inline size_t count_tensors(const GPTConfig *g) { return 4 + g->L * TENSO
 
 // The table of all layers, as tensor rank t_rank of t holds them.
 static inline ParamTable table_make_tensor(const GPTConfig *g, size_t t, size_t t_rank) {
-    size_t *layers = (size_t *)host_alloc(g->L, sizeof(size_t));
-    for (size_t l = 0; l < g->L; l++) layers[l] = l;
-    Shard shard = {t, t_rank, true, true, g->L, layers, 0};
-    ParamTable table = table_make(g, &shard);
-    free(layers);
-    return table;
+    Shard shard = shard_whole(g);
+    shard.t = t, shard.t_rank = t_rank;
+    return table_make(g, &shard);
 }
 
 // The table of the whole model on one rank.

@@ -527,8 +527,8 @@ static inline size_t pipeline_slots(const PipelineLists *l, int stage, size_t *s
     return slots;
 }
 
-// Returns the plan of `stage` for L layers and proved lists.
-static inline PipelinePlan pipeline_plan(const PipelineLists *l, size_t L, size_t stage) {
+// Returns the plan of `stage` for L layers and proved lists, which it releases.
+static inline PipelinePlan pipeline_plan(PipelineLists *l, size_t L, size_t stage) {
     PipelinePlan plan;
     memset(&plan, 0, sizeof plan);
     pipeline_plan_layers(&plan, L, (size_t)l->p, stage, (size_t)l->v);
@@ -538,6 +538,7 @@ static inline PipelinePlan pipeline_plan(const PipelineLists *l, size_t L, size_
     memcpy(plan.steps, l->steps[stage], count * sizeof *plan.steps);
     plan.split = pipeline_last_use(plan.steps, count) == STEP_WEIGHT;
     plan.slots = pipeline_slots(l, (int)stage, plan.slot);
+    pipeline_lists_free(l);
     return plan;
 }
 

@@ -1,15 +1,15 @@
-// trainer.cuh: what surrounds training and is the same in all four trainers: options, memory, data, loss and gradient
-// norm, AdamW, checkpoints, samples, log, timeline. A library: a trainer calls it, and it calls no trainer.
+// trainer.cuh: everything but the mathematics, the same for all trainers: options, memory, data, gradient norm, AdamW,
+// checkpoints, samples, log, timeline. A library: a trainer calls it, and it calls no trainer.
 //
-// A trainer's GPT is a Trainer with the model's own buffers behind it. It writes, in this order (see any main):
-//   trainer_open       options, checkpoint's configuration, grid, data: what can be refused is refused, exit code 2
-//   trainer_layout     called by the trainer's layout: once to count bytes, once to give every buffer its place
-//   trainer_allocate   refuses what does not fit, ends a --dry-run, allocates
-//   trainer_warm_up    called by the trainer's connect, after its own communicators
-//   trainer_start      weights from a checkpoint or from random numbers; the log begins
-//   the training loop: what is due (validation_due, sample_due, save_due), then a step:
-//     trainer_begin_step   the batch; trainer_norm, trainer_adamw, trainer_end_step
-//   trainer_close      the last save, reports; returns the exit code
+// A trainer's GPT is a Trainer with the model's own buffers behind it. It calls, in this order (see any main):
+//   trainer_open       reads options, a checkpoint's configuration and data; refuses bad input with exit code 2
+//   trainer_shard      takes this rank's part of the model
+//   trainer_allocate   counts the trainer's layout, refuses what does not fit, ends a --dry-run, allocates
+//   trainer_warm_up    uses every communicator once, after the trainer has made its own
+//   trainer_start      reads weights from a checkpoint or makes random ones; the log begins
+//   the training loop: validation_goes_on, save_due, sample_goes_on, then a step:
+//     trainer_begin_step   loads the batch; trainer_norm, trainer_adamw, trainer_end_step
+//   trainer_close      writes reports; returns the exit code
 // It serves any grid of t x d x p ranks; one rank is a grid of 1 x 1 x 1.
 //
 // defines: Trainer, Span, stream_create, event_create, trainer_*; and all that the headers below do
@@ -38,6 +38,7 @@
 #include "llmc/host/trainer_json.h"
 #include "llmc/kernels/dropout.cuh"
 #include "llmc/kernels/global_norm.cuh"
+#include "llmc/kernels/layernorm.cuh"
 #include "llmc/kernels/matmul.cuh"
 #include "llmc/model.h"
 #include "llmc/trainer/arena.cuh"
@@ -46,8 +47,7 @@
 #include "llmc/trainer/state.cuh"
 #include "llmc/trainer/timeline.cuh"
 
-// The tracks of a rank in the timeline. A link's track is that of its direction plus 2 * StepKind.
-enum { TRACK_COMPUTE, TRACK_TENSOR, TRACK_RECEIVE, TRACK_SEND, TRACK_DATA = 6, TRACK_COUNT };
+enum { NO_MICRO = -1 };  // the micro-batch of a span that belongs to none
 
 enum { TOTALS_EXTRA = 2 };  // what travels with the squared norms: the loss, and whether data could not be read
 
@@ -64,6 +64,28 @@ typedef struct {
 
 enum { MAX_STREAMS = 16 };
 
+typedef struct {
+    size_t end;    // rows [end - global batch, end) are the batch in flight; 0: none yet
+    double *rows;  // [rows][2]: loss, wrong (0/1); 0 for the rows of other ranks
+} Evaluation;
+
+typedef struct {
+    bool running;
+    size_t batch, batches;  // batches done, of how many
+    double sum;             // of their mean losses
+    Evaluation eval;
+} Validation;
+
+// A text that grows by one token for each forward pass over its last T tokens.
+typedef struct {
+    bool running;
+    int *tokens;          // prompt and continuation
+    size_t count, made;   // tokens so far; new ones among them
+    size_t T, padded;     // tokens of the next pass, and the same rounded up: in the trainer's inputs, then zeros
+    float *logits;        // (Vp) on the host
+} Sample;
+
+
 struct Trainer {
     Options opt;
     GPTConfig config;
@@ -72,20 +94,21 @@ struct Trainer {
     size_t B, T, micros;           // sequences of a micro-batch, tokens of a sequence, micro-batches of the batch
     size_t batch;                  // sequences of the batch under way, on all data ranks: less than a step's on a ramp
     size_t A, NH, F, Vl, V0;       // this rank's channels of heads, heads, hidden units, vocabulary and its first token
+    size_t sp;                     // ranks that share the rows of the residual stream: 1, or t (sequence parallelism)
     float dloss;                   // gradient of the batch's loss by a token's: 1 / (tokens of the batch)
-    ParamTable table;              // the tensors that this rank holds: the trainer makes it
+    ParamTable table;              // the tensors that this rank holds
     floatX *(*w)[NUM_KINDS];       // [layers held] weights: w[l][QKVW] of layer l; w[0][WTE] and so on outside them
     float *(*dw)[NUM_KINDS];       // [layers held] their gradients
     State state;                   // weights, gradients, and the part of the optimizer that this rank owns
     State part;                    // what this rank owns of each gradient bucket once the data ranks have reduced it
     int *inputs, *targets;         // (micros, B * T) the batch, on the device
     Dropout dropout;               // of the micro-batch under way; off (threshold 0) but in training steps
-    floatX *zeros;                 // (C) with --dropout: a bias that has been added already
     float *losses;                 // (micros, 2, N) of each target its loss, and how far its logit is from the largest
     double *loss_sums;             // [micros] sums of the losses; both are written by the last pipeline stage
     cudaStream_t stream;           // of all compute
     cudaStream_t streams[MAX_STREAMS];  // [stream_count] all of this rank
     size_t stream_count;
+    const char *tracks[MAX_STREAMS];  // [stream_count] their names in the timeline
     Matmul matmul;
     Timeline timeline;
     Arena weights, gradients, optimizer, activations;  // the device's allocations
@@ -109,29 +132,41 @@ struct Trainer {
     size_t saved_step;             // of the last checkpoint of this run; 0: none
     bool data_failed;              // this rank could not read its data, and data_error says why
     Error data_error;
+    Validation validation;
+    Sample sample;
     Stop ending;
     Log log;
     struct cudaDeviceProp device;
 };
 
-// A span of the timeline: work that is queued on `stream` while it is in scope. micro -1: of no micro-batch.
+// Takes memory for a layernorm of N rows of C channels.
+static inline void take_layernorm(Arena *arena, Layernorm *ln, size_t N, size_t C) {
+    take(arena, ln->out, N * C), take(arena, ln->mean, N), take(arena, ln->rstd, N);
+}
+
+// A span of the timeline: work that is queued on a stream while it is in scope. micro -1: of no micro-batch.
 struct Span {
     Timeline *timeline;
     cudaStream_t stream;
     size_t number;
-    Span(Trainer *m, cudaStream_t s, int track, const char *kind, int micro = -1, int chunk = 0)
-        : timeline(&m->timeline), stream(s), number(span_begin(timeline, s, track, kind, micro, chunk)) {}
+    Span(Trainer *m, cudaStream_t s, const char *kind, int micro = NO_MICRO, int chunk = 0)
+        : timeline(&m->timeline), stream(s) {
+        int track = 0;
+        while (m->streams[track] != s) track++;
+        number = span_begin(timeline, s, track, kind, micro, chunk);
+    }
     ~Span() { span_end(timeline, stream, number); }
 };
 
-// A stream that nothing else waits for, and an event that orders streams. What communicates goes first where both it
-// and compute want to start: NCCL's kernels need room on a GPU that compute fills.
-static inline cudaStream_t stream_create(Trainer *m, bool communicates) {
+// Makes a stream, which is a track of that name in the timeline. All ranks make the same ones in the same order. What
+// communicates goes first where both it and compute could start: NCCL's kernels need room on a GPU that compute fills.
+static inline cudaStream_t stream_create(Trainer *m, const char *track, bool communicates) {
     cudaStream_t stream;
     int least, greatest;
     if (m->stream_count == MAX_STREAMS) abort();
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, communicates ? greatest : least));
+    m->tracks[m->stream_count] = track;
     return m->streams[m->stream_count++] = stream;
 }
 
@@ -145,6 +180,7 @@ static inline void trainer_give_up(Trainer *m);
 #include "llmc/trainer/stop.cuh"
 #include "llmc/trainer/virtual_time.cuh"
 #include "llmc/trainer/dropout.cuh"
+#include "llmc/trainer/replicas.cuh"
 #include "llmc/trainer/start.cuh"
 #include "llmc/trainer/step.cuh"
 #include "llmc/trainer/evaluate.cuh"

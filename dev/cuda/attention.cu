@@ -637,7 +637,7 @@ static void bench(void) {
 // CPU's) and what llmc takes, which in bf16 are the tensor cores. They meet the blocks of the masks in other orders.
 static void check_dropout(size_t B, size_t T, size_t NH, size_t HS) {
     size_t mark = test_count, C = NH * HS, n = B * T * C;
-    Dropout drop = dropout_for(dropout_make(0.3, 7, 2, 9), RANDOM_DROPOUT_PROBABILITY, 3);
+    Dropout drop = dropout_for(dropout_make(0.3, 7, 2, 9), DROPOUT_SCORES, 3);
     drop.head = 2;
     float *qkv = test_values(3 * n, 0, 1.5, 5), *dout = test_values(n, 0, 1, 6);
     floatX *device_qkv = to_device_floatX(qkv, 3 * n), *device_dout = to_device_floatX(dout, n);

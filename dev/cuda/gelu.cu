@@ -11,7 +11,8 @@ static Lab lab;
 typedef struct {
     floatX *out;              // [n]; also the gradient of inp
     const floatX *inp, *dout; // [n]
-    size_t n;
+    size_t n, F;              // n / F rows of F
+    float *dbias, *scratch;   // [F], bias_backward_scratch
 } Problem;
 
 // 1: the formula as it is written.
@@ -63,7 +64,7 @@ static void backward2(const void *problem, unsigned block) {
 }
 static void backward3(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;
-    gelu_backward(p->out, p->dout, p->inp, p->n, lab.stream);
+    gelu_backward(p->out, p->dbias, p->scratch, p->dout, p->inp, p->n / p->F, p->F, false, lab.stream);
 }
 
 static const LabKernel FORWARD[] = {
@@ -74,7 +75,7 @@ static const LabKernel FORWARD[] = {
 static const LabKernel BACKWARD[] = {
     {"gelu backward", 1, "an element a thread, tanh as written", backward1, 0},
     {"gelu backward", 2, "one exponential instead of tanh", backward2, 0},
-    {"gelu backward", 3, "128-bit loads, 16 elements a thread (llmc)", backward3, ELEMENT_THREADS},
+    {"gelu backward", 3, "128-bit loads, and the sums of columns for the bias (llmc)", backward3, BIAS_THREADS},
 };
 
 // ---- the checks --------------------------------------------------------------------------------------------
@@ -130,8 +131,11 @@ static bool check_size(size_t n, size_t shift, bool in_place, double *worst) {
     copy_to_floatX(inp, x, n);
     copy_to_floatX(dout, d, n);
     gelu_forward(out, inp, n, lab.stream);
-    gelu_backward(dinp, dout, inp, n, lab.stream);
-    double error = fmax(test_error_floatX(out, want, n, lab.stream), test_error_floatX(dinp, dwant, n, lab.stream));
+    double error = test_error_floatX(out, want, n, lab.stream);
+    if (n > 0) {
+        gelu_backward(dinp, test_floats(n), test_floats(n), dout, inp, 1, n, false, lab.stream);
+        error = fmax(error, test_error_floatX(dinp, dwant, n, lab.stream));
+    }
     *worst = fmax(*worst, error);
     test_release(mark);
     return error < FLOATX_ROUNDING + 4e-7;
@@ -143,7 +147,7 @@ static void check_extremes(void) {
     const size_t n = sizeof x / sizeof *x;
     floatX *inp = to_device_floatX(x, n), *out = to_device_floatX(ones, n), *d = to_device_floatX(ones, n);
     gelu_forward(out, inp, n, lab.stream);
-    gelu_backward(d, d, inp, n, lab.stream);
+    gelu_backward(d, test_floats(n), test_floats(n), d, inp, 1, n, false, lab.stream);
     float *y = to_host_floatX(out, n, lab.stream), *dx = to_host_floatX(d, n, lab.stream);
     bool ok = isnan(y[7]) && isnan(dx[7]) && y[6] == 0.0f && fabsf(dx[6] - 0.5f) < 1e-6f;
     for (size_t i = 0; i < n; i++) {
@@ -154,24 +158,25 @@ static void check_extremes(void) {
     check(&lab.checks, ok, "fast math: no overflow at large inputs, NaN stays NaN");
 }
 
-// With the bias: the bits of gelu_backward and bias_backward, in place or not, overwriting and adding.
+// The bias gets the bits of bias_backward, in place or not, overwriting and adding.
 static void check_bias(size_t N, size_t F) {
     size_t mark = test_count, n = N * F;
     floatX *inp = to_device_floatX(test_values(n, 0.0, 6.0, 1), n);
     floatX *dout = to_device_floatX(test_values(n, 0.0, 2.0, 2), n);
     floatX *want = test_floatX(n), *dinp = test_floatX(n);
-    float *bias = to_device(test_values(F, 0.0, 1.0, 3), F), *got = to_device(test_values(F, 0.0, 1.0, 3), F);
+    float *bias = test_floats(F), *got = to_device(test_values(F, 0.0, 1.0, 3), F);
     float *scratch = test_floats(bias_backward_scratch(N, F));
     bool ok = true;
-    gelu_backward(want, dout, inp, n, lab.stream);
+    gelu_backward(want, bias, scratch, dout, inp, N, F, false, lab.stream);
     float *host = to_host_floatX(want, n, lab.stream);
+    bias = to_device(test_values(F, 0.0, 1.0, 3), F);
     for (int i = 0; i < 3; i++) {  // adding, overwriting, in place
         bias_backward(bias, want, scratch, N, F, i == 0, lab.stream);
-        gelu_bias_backward(i == 2 ? dout : dinp, got, scratch, dout, inp, N, F, i == 0, lab.stream);
+        gelu_backward(i == 2 ? dout : dinp, got, scratch, dout, inp, N, F, i == 0, lab.stream);
         ok = ok && same_bits(host, to_host_floatX(i == 2 ? dout : dinp, n, lab.stream), n) &&
              same_bits(to_host(bias, F, lab.stream), to_host(got, F, lab.stream), F);
     }
-    check(&lab.checks, ok, "backward with the bias, N %zu F %zu: the bits of both kernels", N, F);
+    check(&lab.checks, ok, "the bias, N %zu F %zu: the bits of bias_backward", N, F);
     test_release(mark);
 }
 
@@ -187,7 +192,8 @@ static void check_kernels(void) {
             y[j] = reference_gelu((double)x[j]);
             dx[j] = (double)d[j] * reference_gradient((double)x[j]);
         }
-        Problem p = {test_floatX(n), to_device_floatX(x, n), to_device_floatX(d, n), n};
+        Problem p = {test_floatX(n), to_device_floatX(x, n), to_device_floatX(d, n), n, n, test_floats(n),
+                     test_floats(n)};
         for (size_t k = 0; k < LAB_COUNT(FORWARD); k++) {
             FORWARD[k].run(&p, lab_block(&FORWARD[k]));
             forward[k] = fmax(forward[k], test_error_floatX(p.out, y, n, lab.stream));
@@ -224,7 +230,8 @@ static void checks(void) {
 // The activations of an MLP with C = 768.
 static void bench(void) {
     size_t n = (size_t)(lab.cpu ? 512 : 16384) * 3072;
-    Problem p = {test_floatX(n), lab_fill(&lab, n), lab_fill(&lab, n), n};
+    Problem p = {test_floatX(n), lab_fill(&lab, n), lab_fill(&lab, n), n, 3072, test_floats(3072),
+                 test_floats(bias_backward_scratch(n / 3072, 3072))};
     double bytes = (double)(n * sizeof(floatX));
     KernelWork forward = lab_stated(&lab, LAB_LAST(FORWARD), &p), backward = lab_stated(&lab, LAB_LAST(BACKWARD), &p);
     for (const LabKernel &k : FORWARD) lab_bench(&lab, &k, &p, forward, 2.0 * bytes);

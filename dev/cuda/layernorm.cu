@@ -195,8 +195,8 @@ static void forward2(const void *problem, unsigned block) {
 }
 static void forward3(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;
-    layernorm_residual_forward(p->residual, p->out, p->mean, p->rstd, p->inp1, p->inp2, p->bias2, p->weight, p->bias,
-                               p->N, p->C, lab.stream);
+    layernorm_residual_forward(p->residual, {p->out, p->mean, p->rstd}, p->inp1, p->inp2, p->bias2, p->weight, p->bias,
+                               p->N, p->C, lab.stream, Dropout());
 }
 
 static void sum_columns(const Problem *p, unsigned block, size_t rows) {
@@ -205,7 +205,7 @@ static void sum_columns(const Problem *p, unsigned block, size_t rows) {
     LAUNCH(sums_thread_a_column, grid, block, 0, lab.stream)
     (p->scratch, p->dout, p->residual, p->mean, p->rstd, p->N, p->C, rows);
     LAUNCH(layernorm_backward_sum_kernel, CEIL_DIV(2 * p->C, (size_t)128), 128, 0, lab.stream)
-    (p->dweight, p->dbias, NULL, p->scratch, chunks, p->C, false);
+    (p->dweight, p->dbias, p->scratch, chunks, p->C, false);
 }
 static void backward1(const void *problem, unsigned block) {
     const Problem *p = (const Problem *)problem;
@@ -229,7 +229,7 @@ static void backward_in_shared(const Problem *p) {
     LAUNCH((columns_in_shared_memory<W, ROW_LANES>), blocks, 32 * warps, in_shared ? shared : 0, lab.stream)
     (p->dinp, p->scratch, p->dresidual, p->dout, p->residual, p->weight, p->mean, p->rstd, p->N, p->C, rows, in_shared);
     LAUNCH(layernorm_backward_sum_kernel, CEIL_DIV(2 * p->C, (size_t)128), 128, 0, lab.stream)
-    (p->dweight, p->dbias, NULL, p->scratch, blocks, p->C, false);
+    (p->dweight, p->dbias, p->scratch, blocks, p->C, false);
 }
 static void backward3(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;
@@ -239,7 +239,7 @@ static void backward3(const void *problem, unsigned) {
 static void backward4(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;
     layernorm_backward(p->dinp, p->dweight, p->dbias, p->scratch, p->dresidual, p->dout, p->residual, p->weight,
-                       p->mean, p->rstd, p->N, p->C, false, lab.stream);
+                       {NULL, p->mean, p->rstd}, p->N, p->C, false, lab.stream);
 }
 
 static const LabKernel FORWARD[] = {
@@ -300,12 +300,12 @@ static void check_shape(size_t N, size_t C, double center) {
     floatX *d_bias2 = to_device_floatX(bias2, C), *d_w = to_device_floatX(w, C), *d_b = to_device_floatX(b, C);
     floatX *d_dout = to_device_floatX(dout, N * C), *d_res = test_floatX(N * C), *d_sum = test_floatX(N * C);
     floatX *d_out = test_floatX(N * C);
-    float *d_mean = test_floats(N), *d_rstd = test_floats(N);
+    Layernorm ln = {d_out, test_floats(N), test_floats(N)};
     // A row's mean is a sum of C numbers about center; what remains of it is divided by the deviation, about 1.
     double worst = 0.0, inner = sum_bound(C) * (1.0 + fabs(center)), outer = FLOATX_ROUNDING + inner;
     // residual: rounded once, the same bits from both functions, and layernorm of what was stored
-    layernorm_forward_launch<LANES>(d_out, d_mean, d_rstd, d_res, d_inp1, d_inp2, d_bias2, d_w, d_b, N, C, stream);
-    residual_forward(d_sum, d_inp1, d_inp2, d_bias2, N, C, stream);
+    layernorm_forward_launch<LANES>(ln, d_res, d_inp1, d_inp2, d_bias2, d_w, d_b, N, C, stream, Dropout());
+    residual_forward(d_sum, d_inp1, d_inp2, d_bias2, N, C, stream, Dropout());
     float *res = to_host_floatX(d_res, N * C, stream), *sum = to_host_floatX(d_sum, N * C, stream);
     float *out = to_host_floatX(d_out, N * C, stream);
     bool ok = same_bits(res, sum, N * C);
@@ -314,29 +314,18 @@ static void check_shape(size_t N, size_t C, double center) {
     }
     Want want = reference(res, w, b, dout, N, C);
     worst = fmax(worst, test_error(out, want.out, N * C) / outer);
-    layernorm_forward_launch<LANES>(d_out, d_mean, d_rstd, d_sum, NULL, NULL, NULL, d_w, d_b, N, C, stream);
+    layernorm_forward_launch<LANES>(ln, d_sum, NULL, NULL, NULL, d_w, d_b, N, C, stream, Dropout());
     ok = ok && same_bits(out, to_host_floatX(d_out, N * C, stream), N * C);  // of the residual as stored: the same bits
     // backward: overwriting, then in place with accumulation and the residual's gradient
     float *d_dw = to_device(w, C), *d_db = to_device(b, C);
     float *scratch = test_floats(layernorm_backward_scratch(N, C));
-    layernorm_backward_launch<LANES>(d_out, d_dw, d_db, NULL, scratch, NULL, d_dout, d_res, d_w, d_mean, d_rstd, N, C,
-                                     false, stream);
+    layernorm_backward_launch<LANES>(d_out, d_dw, d_db, scratch, NULL, d_dout, d_res, d_w, ln, N, C, false, stream);
     float *dw = to_host(d_dw, C, stream), *db = to_host(d_db, C, stream);
     worst = fmax(worst, test_error_floatX(d_out, want.dinp, N * C, stream) / outer);
     worst = fmax(worst, test_error(dw, want.dweight, C) / (inner + sum_bound(N)));
     worst = fmax(worst, test_error(db, want.dbias, C) / sum_bound(N));
     copy_to_floatX(d_sum, dres, N * C);
-    // the columns of dresidual, as bias_backward sums them
-    float *rounded = to_host_floatX(d_sum, N * C, stream), *d_third = to_device(w, C), *d_bias = to_device(w, C);
-    float *bias_scratch = test_floats(bias_backward_scratch(N, C));
-    double *third = test_doubles(C);
-    for (size_t i = 0; i < N * C; i++) third[i % C] += (double)rounded[i];
-    for (size_t i = 0; i < C; i++) third[i] += (double)w[i];
-    bias_backward(d_bias, d_sum, bias_scratch, N, C, true, stream);
-    layernorm_backward_launch<LANES>(d_sum, d_dw, d_db, d_third, scratch, d_sum, d_dout, d_res, d_w, d_mean, d_rstd, N,
-                                     C, true, stream);
-    worst = fmax(worst, test_error_float(d_third, third, C, stream) / sum_bound(N));
-    if (LANES == 1) ok = ok && (N > 4096 || same_bits(to_host(d_third, C, stream), to_host(d_bias, C, stream), C));
+    layernorm_backward_launch<LANES>(d_sum, d_dw, d_db, scratch, d_sum, d_dout, d_res, d_w, ln, N, C, true, stream);
     float *dw2 = to_host(d_dw, C, stream), *db2 = to_host(d_db, C, stream);
     for (size_t i = 0; i < N * C; i++) want.dinp[i] += (double)dres[i];
     worst = fmax(worst, test_error_floatX(d_sum, want.dinp, N * C, stream) / outer);
@@ -412,9 +401,9 @@ static void checks(void) {
     }
     // no rows: the sums are 0, or stay as they are
     float one = 1.0f, *dw = to_device(&one, 1), *db = to_device(&one, 1);
-    layernorm_backward(NULL, dw, db, dw, NULL, NULL, NULL, NULL, NULL, NULL, 0, 1, true, lab.stream);
+    layernorm_backward(NULL, dw, db, dw, NULL, NULL, NULL, NULL, {}, 0, 1, true, lab.stream);
     float *kept = to_host(dw, 1, lab.stream);
-    layernorm_backward(NULL, dw, db, dw, NULL, NULL, NULL, NULL, NULL, NULL, 0, 1, false, lab.stream);
+    layernorm_backward(NULL, dw, db, dw, NULL, NULL, NULL, NULL, {}, 0, 1, false, lab.stream);
     float *zero = to_host(db, 1, lab.stream);
     check(&lab.checks, *kept == 1.0f && *zero == 0.0f, "no rows");
 }

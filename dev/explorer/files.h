@@ -86,10 +86,10 @@ DOES_NOTHING(bool, tokenizer_prompt, true)
 DOES_NOTHING(void, tokenizer_print, )
 typedef enum {
     RANDOM_SAMPLE,
-    RANDOM_DROPOUT_EMBEDDING,
-    RANDOM_DROPOUT_PROBABILITY,
-    RANDOM_DROPOUT_ATTENTION,
-    RANDOM_DROPOUT_MLP
+    DROPOUT_EMBEDDING,
+    DROPOUT_SCORES,
+    DROPOUT_PROJ,
+    DROPOUT_FCPROJ
 } RandomPurpose;
 typedef struct {
     uint32_t threshold;

@@ -1,5 +1,5 @@
-// memory.h: the memory of a layout on each device, from the trainer itself: train_gpt_3d.cu is compiled into the
-// planner (plan.cu), and its own `layout` counts its allocations. The trainer's own checks refuse layouts.
+// memory.h: the memory of a layout on each device, from the trainers: train_gpt_3d.cu and train_zero_bubble.cu are
+// compiled into the planner (plan.cu), and their own `layout` counts allocations. Their own checks refuse layouts.
 //
 // defines: Candidate, StageMemory, candidate_refused, candidate_memory
 #ifndef DEV_PLAN_MEMORY_H
@@ -62,10 +62,15 @@ static inline size_t candidate_slots(const StepLayout *r, size_t stage) {
     return most < m * r->v ? most : m * r->v;
 }
 
-// The arenas of a stage, counted by the trainer's own layout function.
-static inline StageMemory candidate_stage(const Candidate *x, size_t vocabulary, size_t stage) {
+static inline void release(Acts *x) { free(x->layers), free(x->residual); }
+static inline void release(zero_bubble::Acts *x) { free(x->layers), free(x->residual), free(x->grads); }
+
+// Returns the arenas of a stage, counted by a trainer's own layout function.
+template <class Model>
+static inline StageMemory candidate_count(const Candidate *x, size_t vocabulary, size_t stage, void (*layout)(Model *),
+                                          void (*own_buckets)(Model *, State *)) {
     const StepLayout *r = &x->run;
-    GPT model, *m = &model;
+    Model model, *m = &model;
     memset(m, 0, sizeof *m);
     m->opt = candidate_options(x, vocabulary);
     m->config = options_config(&m->opt);
@@ -74,20 +79,27 @@ static inline StageMemory candidate_stage(const Candidate *x, size_t vocabulary,
     grid_place(&m->grid, grid_rank_at(&m->grid, 0, 0, stage));
     m->B = r->micro_batch, m->T = r->T, m->micros = r->global_batch / (r->micro_batch * r->d);
     m->A = r->C / r->t, m->NH = r->NH / r->t, m->F = 4 * r->C / r->t, m->Vl = m->config.Vp / r->t;
-    m->sp = r->sequence_parallel && r->t > 1;
+    m->sp = r->sequence_parallel ? r->t : 1;
     pipeline_plan_layers(&m->plan, r->layers, r->p, stage, r->v);
-    m->plan.split = step_split(r);
     m->plan.slots = candidate_slots(r, stage);
-    Shard part = {r->t, 0, stage == 0, stage == r->p - 1, m->plan.layer_count, m->plan.layers, TENSOR_ALIGN * r->d};
-    m->table = table_make(&m->config, &part);
+    size_t align = TENSOR_ALIGN * r->d;
+    trainer_shard(m, {r->t, 0, stage == 0, stage == r->p - 1, m->plan.layer_count, m->plan.layers, align});
+    own_buckets(m, &m->part);
+    if (m->opt.zero) own_buckets(m, &m->state);
     layout(m);
     StageMemory used = {m->weights.used, m->gradients.used, m->optimizer.used, m->activations.used};
-    for (size_t i = 0; i < m->plan.slots; i++)
-        free(m->slots[i].layers), free(m->slots[i].residual), free(m->slots[i].grads);
+    for (size_t i = 0; i < m->plan.slots; i++) release(&m->slots[i]);
     free(m->slots), free(m->w), free(m->dw), free(m->host_norm_pieces), free(m->part.slices), free(m->state.slices);
     free(m->plan.first), free(m->plan.count), free(m->plan.layers);
     table_free(&m->table);
     return used;
+}
+
+// The same, by the trainer that runs the schedule.
+static inline StageMemory candidate_stage(const Candidate *x, size_t vocabulary, size_t stage) {
+    if (step_split(&x->run))
+        return candidate_count<zero_bubble::GPT>(x, vocabulary, stage, zero_bubble::layout, zero_bubble::own_buckets);
+    return candidate_count<GPT>(x, vocabulary, stage, layout, own_buckets);
 }
 
 // Sets the bytes of the fullest stage. `all`: looks at every stage; else at the first, which keeps most micro-batches,

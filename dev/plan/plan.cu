@@ -4,10 +4,15 @@
 //        [--tensor t] [--pipeline p] [--data d] [--virtual v] [--micro-batch b] [--schedule NAME]
 //        [--recompute none|gelu|layer] [--sequence-parallel 0|1] [--zero 0|1] [--order tdp] [--json]
 //
-// Tries every layout that train_gpt_3d accepts (search.h), asks the trainer's own layout function for its memory
-// (memory.h) and the simulation of dev/scale/step.h for its time. A flag of the layout fixes that part of it. bf16.
-#define main trainer_main  // the trainer is compiled in, and never started
+// Tries every layout that train_gpt_3d or train_zero_bubble accepts (search.h), asks the trainer's own layout function
+// for its memory (memory.h) and the simulation of dev/scale/step.h for its time. A flag of the layout fixes that part
+// of it. bf16.
+#define main trainer_main  // the trainers are compiled in, and never started
 #include "train_gpt_3d.cu"
+#include "llmc/zero_bubble.h"
+namespace zero_bubble {
+#include "dev/lessons/train_zero_bubble.cu"
+}
 #undef main
 
 #include "dev/plan/models.h"
@@ -177,9 +182,10 @@ static void print_command(const Search *s, const char *path) {
     char model[256];
     snprintf(model, sizeof model, "--layers %zu --heads %zu --channels %zu --vocab %zu --seq %zu --global-batch %zu",
              w->model.L, w->model.NH, w->model.C, w->model.V, w->T, w->global_batch);
-    printf("\ntrain: mpirun -n %zu build/cuda-bf16/train_gpt_3d --train-data 'data/train_*.bin' %s %s\n", w->ranks,
+    const char *trainer = step_split(&s->best[0].run) ? "train_zero_bubble" : "train_gpt_3d";
+    printf("\ntrain: mpirun -n %zu build/cuda-bf16/%s --train-data 'data/train_*.bin' %s %s\n", w->ranks, trainer,
            model, flags);
-    printf("simulate: build/cpu-bf16/train_gpt_3d --simulate %s --ranks %zu --steps 2 %s %s\n", path, w->ranks, model,
+    printf("simulate: build/cpu-bf16/%s --simulate %s --ranks %zu --steps 2 %s %s\n", trainer, path, w->ranks, model,
            flags);
 }
 

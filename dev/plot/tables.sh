@@ -204,7 +204,7 @@ LISTS
 }
 
 # Every schedule on the trainer's own clock, beside the formulas; and the models of Zero Bubble, beside its Table 5.
-bubbles() { build/tools/bubbles "$1" "${build/fp32/bf16}/train_gpt_3d" dev/clusters/dgx-a100.json; }
+bubbles() { build/tools/bubbles "$1" "${build/fp32/bf16}" dev/clusters/dgx-a100.json; }
 table_bubbles() { bubbles formulas; }
 table_bubbles_paper() { bubbles paper; }
 

@@ -1,9 +1,9 @@
 // bubbles.c: how much of a step the stages of a pipeline idle, under every schedule: by the trainer's own clock, beside
 // the formulas, or beside what Zero Bubble Pipeline Parallelism (Qi et al., ICLR 2024) publishes. Tables in Markdown.
 //
-//   bubbles formulas|paper TRAINER CLUSTER.json [ROWS]
+//   bubbles formulas|paper BUILD CLUSTER.json [ROWS]
 //
-// TRAINER is a train_gpt_pp or train_gpt_3d; it simulates one step of each row (--simulate) and writes a trace.
+// BUILD is a folder with train_gpt_3d and train_zero_bubble: they simulate a step of each row and write a trace.
 // dev/plot/step_profile.h finds in it when each stage worked. ROWS: only those with this p, or of this model.
 //
 // A bubble is given as the paper gives it, as a share of time, (cost - work) / cost. "All stages": cost runs from the
@@ -48,7 +48,7 @@ typedef struct {
 } Bubble;
 
 typedef struct {
-    const char *trainer, *cluster, *rows;
+    const char *build, *cluster, *rows;
     char trace[TEMPORARY_PATH];
 } Bench;
 
@@ -56,10 +56,11 @@ static bool run(const Bench *b, const Model *x, int p, int m, How how, Error *er
     char command[4096], limit[48] = "";
     int v = how.v ? how.v : x->layers;
     if (how.limit) snprintf(limit, sizeof limit, "--max-in-flight %d", how.limit * p);
+    const char *trainer = how.schedule >= SCHEDULE_ZB_H1 ? "train_zero_bubble" : "train_gpt_3d";
     snprintf(command, sizeof command,
-             "'%s' --simulate '%s' --ranks %d --pipeline %d --layers %d --channels %d --heads %d --seq %d --vocab 100 "
-             "--micro-batch %d --global-batch %d --schedule %s --virtual %d %s --steps 1 --trace '%s' 2>&1",
-             b->trainer, b->cluster, p, p, p * x->layers, x->C, x->heads, x->T, x->micro, m * x->micro,
+             "'%s/%s' --simulate '%s' --ranks %d --pipeline %d --layers %d --channels %d --heads %d --seq %d "
+             "--vocab 100 --micro-batch %d --global-batch %d --schedule %s --virtual %d %s --steps 1 --trace '%s' 2>&1",
+             b->build, trainer, b->cluster, p, p, p * x->layers, x->C, x->heads, x->T, x->micro, m * x->micro,
              pipeline_schedule_name(how.schedule), v, limit, b->trace);
     char line[1024], said[512] = "it said nothing";
     FILE *out = popen(command, "r");
@@ -210,7 +211,7 @@ static bool print_paper(const Bench *b, Error *err) {
 int main(int argc, char **argv) {
     bool formulas = argc > 1 && strcmp(argv[1], "formulas") == 0, published = argc > 1 && strcmp(argv[1], "paper") == 0;
     if ((!formulas && !published) || argc < 4 || argc > 5)
-        return fputs("usage: bubbles formulas|paper TRAINER CLUSTER.json [ROWS]\n", stderr), 2;
+        return fputs("usage: bubbles formulas|paper BUILD CLUSTER.json [ROWS]\n", stderr), 2;
     Bench b = {argv[2], argv[3], argc > 4 ? argv[4] : NULL, ""};
     Error err;
     int file = temporary_file(b.trace, "bubbles", &err);

@@ -3,7 +3,7 @@
 # changes no bit and gives the same times whatever the order of streams and messages, --simulate gives those of a run of
 # all ranks, bubbles are those of the schedules, links count, what does not fit or is not understood is refused.
 # needs: fp32/dev/test/test_clock fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d
-# needs: bf16/train_gpt_3d tools/byte_corpus tools/scale tools/bubbles tools/profile
+# needs: fp32/train_zero_bubble bf16/train_gpt_3d bf16/train_zero_bubble tools/byte_corpus tools/scale tools/bubbles tools/profile
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
 folder=${1:-build/cpu-fp32}
@@ -80,7 +80,7 @@ same_as_all_ranks 1 train_gpt
 same_as_all_ranks 1 train_gpt --recompute layer
 same_as_all_ranks 2 train_gpt_tp
 same_as_all_ranks 4 train_gpt_tp --sequence-parallel 1
-same_as_all_ranks 4 train_gpt_pp --tensor 2 --schedule zb-h1
+same_as_all_ranks 4 train_zero_bubble --tensor 2 --schedule zb-h1
 same_as_all_ranks 3 train_gpt_pp --pipeline 3 --layers 5 --schedule gpipe
 same_as_all_ranks 8 train_gpt_3d $layout
 same_as_all_ranks 8 train_gpt_3d --tensor 2 --data 4
@@ -193,7 +193,7 @@ report $? "llm.c's published run, which needs no other software: the trainer's e
 
 # It runs the trainer with a temporary file, where TMPDIR says.
 mkdir "$dir/tmp"
-bubbles="build/tools/bubbles formulas $bf16 dev/clusters/dgx-a100.json 4"
+bubbles="build/tools/bubbles formulas ${bf16%/*} dev/clusters/dgx-a100.json 4"
 TMPDIR=$dir/tmp $bubbles >"$dir/out" 2>"$dir/err" && [ -z "$(ls "$dir/tmp")" ]
 report $? 'bubbles leaves no temporary file'
 ! TMPDIR=$dir/none $bubbles >"$dir/out" 2>"$dir/err" &&

@@ -2,7 +2,7 @@
 # run_curves.sh [BUILD]: two data sets blended by weight over several shuffled epochs, with a batch that grows (--ramp)
 # and a learning rate that counts samples: every layout must have the curve of one rank, and a resume its bits. Ends
 # with `N passed, N failed`.
-# needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d tools/byte_corpus
+# needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d fp32/train_zero_bubble tools/byte_corpus
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=$(realpath -m "${1:-build/cpu-fp32}")
@@ -68,7 +68,7 @@ while read -r n trainer flags; do
     report $? "$trainer $flags: losses differ by $loss, norms by $norm, rates not at all"
 done <<'LAYOUTS'
 2 train_gpt_tp --tensor 2
-2 train_gpt_pp --pipeline 2 --schedule zb-h1
+2 train_zero_bubble --pipeline 2 --schedule zb-h1
 4 train_gpt_pp --tensor 2 --pipeline 2 --virtual 2
 8 train_gpt_3d --tensor 2 --data 2 --pipeline 2 --virtual 2
 4 train_gpt_3d --data 4

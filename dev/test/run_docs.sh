@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run_docs.sh [BUILD]: are README.md and doc/ true? The tables of numbers that take seconds, the drawings, the plan that
 # README prints of `make train`, the code of the recipes, and every link, flag, file and known bug that the pages name.
-# needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d bf16/train_gpt_3d
+# needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d bf16/train_gpt_3d bf16/train_zero_bubble
 # needs: tools/figures tools/schedule tools/scale tools/study tools/plan tools/timeline tools/bubbles
 # needs: tools/profile tools/byte_corpus
 set -u
@@ -29,7 +29,7 @@ $2}"
 # lists of 1f1b, zb-h1 and zb-auto with p have the paper's rates.
 rates() {
     local rows
-    build/tools/bubbles paper "${build/fp32/bf16}/train_gpt_3d" dev/clusters/dgx-a100.json 6.2B 2>&1 | grep -v '^|-' |
+    build/tools/bubbles paper "${build/fp32/bf16}" dev/clusters/dgx-a100.json 6.2B 2>&1 | grep -v '^|-' |
         while read -r row; do grep -qxF -- "$row" doc/zero_bubble.md || echo "not there: $row"; done
     rows=$(awk -F' *[|,] *' '/^<!-- table bubbles_paper/ { on = 1 } /^<!-- end/ { on = 0 }
         on && $2 ~ /B$/ && $6 == $7 && $12 == $13 && $15 == $16' doc/zero_bubble.md | wc -l)

@@ -2,7 +2,7 @@
 # run_eval.sh [BUILD]: --eval in every trainer: text in overlapping windows, cloze and choices, prepared by prepare.py
 # from files made here. Every layout must find the sums of one rank; where Hugging Face's transformers is installed, it
 # must find them too, on the same weights. Bad files are refused. PYTHON names another interpreter.
-# needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d
+# needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d fp32/train_zero_bubble
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=$(realpath -m "${1:-build/cpu-fp32}")
@@ -84,7 +84,7 @@ while read -r n trainer i flags; do
 done <<'LAYOUTS'
 1 train_gpt 0 --micro-batch 3 --global-batch 21
 2 train_gpt_tp 3 --tensor 2 --sequence-parallel 1
-2 train_gpt_pp 2 --pipeline 2 --schedule zb-h1 --dropout 0.1 --micro-batch 2 --global-batch 8
+2 train_zero_bubble 2 --pipeline 2 --schedule zb-h1 --dropout 0.1 --micro-batch 2 --global-batch 8
 4 train_gpt_pp 1 --tensor 2 --pipeline 2 --virtual 2 --micro-batch 1 --global-batch 2
 8 train_gpt_3d 0 --tensor 2 --data 2 --pipeline 2 --micro-batch 2 --global-batch 16
 2 train_gpt_3d 3 --data 2 --micro-batch 4

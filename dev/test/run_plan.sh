@@ -2,13 +2,17 @@
 # run_plan.sh [BUILD]: what the planner recommends, against the trainer and against what is known by hand. The trainer
 # must accept its ten best layouts, count the same memory for them and, on its own virtual clock, put them in the same
 # order; on three made clusters the right choice is known. Ends with `N passed, N failed`.
-# needs: tools/plan bf16/train_gpt_3d
+# needs: tools/plan bf16/train_gpt_3d bf16/train_zero_bubble
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
 build=${1:-build/cpu-fp32}
 case $build in *cuda*) skip plan 'it simulates, on the CPU' ;; esac
-trainer=${build/fp32/bf16}/train_gpt_3d
+trainer() {
+    local name=train_gpt_3d
+    [[ $* == *zb-* ]] && name=train_zero_bubble
+    "${build/fp32/bf16}/$name" "$@"
+}
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
 shown="$dir/err"
@@ -31,7 +35,7 @@ report $? 'the JSON has ten layouts'
 accepted=0 as_large=0
 for i in "${!flags[@]}"; do
     # shellcheck disable=SC2086
-    "$trainer" --simulate dev/clusters/dgx-a100.json --ranks 8 --steps 2 $model --global-batch 64 ${flags[i]} \
+    trainer --simulate dev/clusters/dgx-a100.json --ranks 8 --steps 2 $model --global-batch 64 ${flags[i]} \
         >"$dir/out" 2>"$dir/err" && accepted=$((accepted + 1))
     awk -v want="${memory[i]}" '$1 ~ /^[0-9]+$/ && NF == 12 { if ($12 > most) most = $12 }
         END { exit !(most > 0 && most - want / 2^30 < 0.006 && want / 2^30 - most < 0.006) }' "$dir/out" &&

@@ -28,6 +28,11 @@
 
 #include "llmc/host/file.h"
 
+// Writes the program of a trainer: train_gpt and its suffix, or a lesson by its name.
+static inline void trainer_program(char *out, size_t size, const char *trainer) {
+    snprintf(out, size, "%s%s", *trainer == '_' || !*trainer ? "train_gpt" : "train_", trainer);
+}
+
 // ---- files ----------------------------------------------------------------------------------------------
 
 static inline void die(const char *what, const char *name) {

@@ -125,7 +125,7 @@ has_script() { [[ $1 == dev/test/* ]] && grep -q "^# needs:.*/$1\b" dev/test/run
 sources=(dev/test/test_*.c)
 [ "$device" = cpu ] && sources+=(dev/test/test_*.cu)  # of the stand-ins
 parallel=dev/test/test_parallel  # is given the trainers, like test_gpt
-trainers() { for name in $(programs train_gpt*.cu); do echo "$1/$name"; done; }
+trainers() { for name in $(programs train_gpt*.cu dev/lessons/*.cu); do echo "$1/${name##*/}"; done; }
 
 for name in $(programs "${sources[@]}"); do
     has_script "$name" || [ "$name" = "$parallel" ] || run "$name" 300 "$fp32/$name"

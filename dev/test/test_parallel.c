@@ -12,7 +12,7 @@
 
 // A grid of t x d x p ranks with v chunks a stage. Its flags are --tensor and so on, and `flags`.
 typedef struct {
-    const char *trainer;  // behind "train_gpt"
+    const char *trainer;  // what follows "train_gpt", or a lesson's name, which follows "train_"
     int t, d, p, v;
     const char *flags;
     bool bf16;  // in bf16 too
@@ -25,17 +25,17 @@ typedef struct {
 
 // How the grid is started. s must outlive the layout.
 static const Layout *start_of(const Grid *g, Started *s) {
-    bool tp = *g->trainer, pp = tp && strcmp(g->trainer, "_tp") != 0, dp = strcmp(g->trainer, "_3d") == 0;
+    bool tp = *g->trainer, pp = tp && strcmp(g->trainer, "_tp") != 0, dp = pp && strcmp(g->trainer, "_pp") != 0;
     char t[32], p[32], v[32], d[32];
     snprintf(t, sizeof t, " --tensor %d", g->t);
     snprintf(p, sizeof p, " --pipeline %d", g->p);
     snprintf(v, sizeof v, " --virtual %d", g->v);
     snprintf(d, sizeof d, " --data %d", g->d);
-    snprintf(s->trainer, sizeof s->trainer, "train_gpt%s", g->trainer);
+    trainer_program(s->trainer, sizeof s->trainer, g->trainer);
     snprintf(s->flags, sizeof s->flags, "%s%s%s%s%s", g->flags, tp ? t : "", pp ? p : "", g->v > 1 ? v : "",
              dp ? d : "");
-    snprintf(s->name, sizeof s->name, "%s %dx%dx%d%s%s%s", tp ? g->trainer + 1 : "gpt", g->t, g->d, g->p,
-             g->v > 1 ? v : "", *g->flags ? " " : "", g->flags);
+    snprintf(s->name, sizeof s->name, "%s %dx%dx%d%s%s%s", tp ? g->trainer + (*g->trainer == '_') : "gpt", g->t, g->d,
+             g->p, g->v > 1 ? v : "", *g->flags ? " " : "", g->flags);
     s->layout.trainer = s->trainer;
     s->layout.ranks = g->t * g->d * g->p;
     s->layout.flags = s->flags;
@@ -608,6 +608,7 @@ static void memory_over_halves(Context *x) {
     double gpipe = dry_run(x, &g, model).activations;
     g.flags = "--schedule 1f1b";
     double one = dry_run(x, &g, model).activations, slot = (gpipe - one) / (M - P);
+    g.trainer = "zero_bubble";
     g.flags = "--schedule zb-h1";
     double h1 = dry_run(x, &g, model).activations;
     g.flags = "--schedule zb-auto";
@@ -655,7 +656,7 @@ static const Order ORDERS[] = {
     {{"_pp", 1, 1, 4, 1, "", false}, STREAMS " " MESSAGES, 10},
     {{"_pp", 1, 1, 2, 2, "", false}, STREAMS " " MESSAGES "0", 10},
     {{"_pp", 2, 1, 2, 1, "--schedule gpipe", false}, STREAMS, 5},
-    {{"_3d", 1, 2, 3, 1, "--schedule zb-auto", false}, STREAMS " " MESSAGES, 5},
+    {{"zero_bubble", 1, 2, 3, 1, "--schedule zb-auto", false}, STREAMS " " MESSAGES, 5},
     {{"_3d", 1, 4, 1, 1, "", false}, STREAMS, 5},
     {{"_tp", 2, 1, 1, 1, "--sequence-parallel 1", false}, MESSAGES, 5},
 };
@@ -756,8 +757,8 @@ static void group_bubble(Context *x) {
         {"_pp", 1, 1, 4, 1, "--schedule gpipe", true},
         {"_pp", 1, 1, 4, 1, "--schedule 1f1b", true},
         {"_pp", 1, 1, 4, 2, "", true},
-        {"_pp", 1, 1, 4, 1, "--schedule zb-h1", false},
-        {"_pp", 1, 1, 4, 1, "--schedule zb-auto", false},
+        {"zero_bubble", 1, 1, 4, 1, "--schedule zb-h1", false},
+        {"zero_bubble", 1, 1, 4, 1, "--schedule zb-auto", false},
     };
     Reference ref = random_model(8, 32, 4, 61, 24, 0.1, 7);
     write_model("eight", &ref.table, ref.params, INTACT);
@@ -815,9 +816,9 @@ static const Refusal REFUSALS[] = {
     {"m", {"train_gpt_pp", 2, "--virtual 2"}, GOOD "--micro-batch 8", 2, "multiple of 2"},
     {"chunks", {"train_gpt_pp", 2, "--virtual 2 --schedule 1f1b"}, GOOD, 2, "interleaved"},
     {"one chunk", {"train_gpt_pp", 2, "--schedule interleaved"}, GOOD, 2, "--virtual 2"},
-    {"halves with chunks", {"train_gpt_pp", 2, "--virtual 2 --schedule zb-h1"}, GOOD, 2, "interleaved"},
-    {"halves of one stage", {"train_gpt_pp", 1, "--schedule zb-auto"}, GOOD, 2, "2 or more stages"},
-    {"a limit that nothing looks at", {"train_gpt_pp", 2, "--max-in-flight 3"}, GOOD, 2, "zb-auto"},
+    {"halves with chunks", {"train_zero_bubble", 2, "--virtual 2 --schedule zb-h1"}, GOOD, 2, "interleaved"},
+    {"halves of one stage", {"train_zero_bubble", 1, "--schedule zb-auto"}, GOOD, 2, "2 or more stages"},
+    {"a limit that nothing looks at", {"train_zero_bubble", 2, "--max-in-flight 3"}, GOOD, 2, "zb-auto"},
     {"no such schedule file", {"train_gpt_pp", 2, "--schedule-file nowhere.txt"}, GOOD, 2, "nowhere.txt"},
     {"a word that is no step", {"train_gpt_pp", 2, "--schedule-file word.txt"}, GOOD, 2, "line 2, word 3"},
     {"a file without steps", {"train_gpt_pp", 2, "--schedule-file empty.txt"}, GOOD, 2, "no steps"},
@@ -827,12 +828,15 @@ static const Refusal REFUSALS[] = {
      "here are 2, 2 and 2"},
     {"a list that hangs", {"train_gpt_3d", 2, "--pipeline 2 --schedule-file hangs.txt"}, GOOD "--global-batch 2", 2,
      "deadlock"},
-    {"a weight step first", {"train_gpt_pp", 2, "--schedule-file early.txt"}, GOOD "--global-batch 2", 2,
+    {"a weight step first", {"train_zero_bubble", 2, "--schedule-file early.txt"}, GOOD "--global-batch 2", 2,
      "before its backward"},
-    {"a weight step too few", {"train_gpt_pp", 2, "--schedule-file missing.txt"}, GOOD "--global-batch 2", 2,
+    {"a weight step too few", {"train_zero_bubble", 2, "--schedule-file missing.txt"}, GOOD "--global-batch 2", 2,
      "with their weight steps"},
-    {"weight steps in another order", {"train_gpt_pp", 2, "--schedule-file order.txt"}, GOOD "--global-batch 2", 2,
+    {"weight steps in another order", {"train_zero_bubble", 2, "--schedule-file order.txt"}, GOOD "--global-batch 2", 2,
      "when that of micro-batch 0 is next"},
+    {"weight steps elsewhere", {"train_gpt_pp", 2, "--schedule-file order.txt"}, GOOD "--global-batch 2", 2,
+     "train_zero_bubble"},
+    {"halves elsewhere", {"train_gpt_3d", 2, "--pipeline 2 --schedule zb-h1"}, GOOD, 2, "train_zero_bubble"},
     {"a step twice", {"train_gpt_pp", 2, "--schedule-file twice.txt"}, GOOD "--global-batch 2", 2, "twice"},
     {"a file and a name", {"train_gpt_pp", 2, "--schedule-file two.txt --schedule 1f1b"}, GOOD, 2, "exclude"},
     {"ranks that are not t * d * p", {"train_gpt_3d", 6, "--tensor 4"}, GOOD, 2, "--tensor 4"},

@@ -114,10 +114,10 @@ static bool dropped(Dropout d, uint64_t sample, uint64_t i) {
 // samples are independent, and so are neighbours in a mask.
 static void test_dropout(Check *c) {
     enum { N = 200000, OTHERS = 6 };
-    Dropout d = dropout_for(dropout_make(0.1, 1337, 5, 32), RANDOM_DROPOUT_MLP, 3);
+    Dropout d = dropout_for(dropout_make(0.1, 1337, 5, 32), DROPOUT_FCPROJ, 3);
     Dropout others[OTHERS] = {d, d, d, d, d, d};
     others[0].seed++, others[1].step++, others[2].layer++, others[3].sample++;
-    others[4].purpose = RANDOM_DROPOUT_ATTENTION;  // and the last: the neighbour
+    others[4].purpose = DROPOUT_PROJ;  // and the last: the neighbour
     size_t count = 0, both[OTHERS] = {0};
     for (size_t i = 0; i < N; i++) {
         bool drop = dropped(d, 0, i);

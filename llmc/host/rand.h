@@ -16,10 +16,10 @@ typedef enum {
     RANDOM_INIT = 1,
     RANDOM_SHUFFLE,
     RANDOM_SAMPLE,
-    RANDOM_DROPOUT_EMBEDDING,
-    RANDOM_DROPOUT_PROBABILITY,  // of attention
-    RANDOM_DROPOUT_ATTENTION,    // the residual branches
-    RANDOM_DROPOUT_MLP,
+    DROPOUT_EMBEDDING,
+    DROPOUT_SCORES,  // of attention
+    DROPOUT_PROJ,    // the residual branches
+    DROPOUT_FCPROJ,
 } RandomPurpose;
 
 #ifdef __CUDACC__

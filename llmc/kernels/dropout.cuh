@@ -1,7 +1,7 @@
-// dropout.cuh: dropout of the embedding and of both residual branches; that of attention probabilities is in its
-// kernels. The masks are those of llmc/dropout.h: nothing is stored.
+// dropout.cuh: dropout of rows of the residual stream. The masks are those of llmc/dropout.h: nothing is stored. The
+// kernels that add a residual (layernorm.cuh) and attention apply their masks themselves.
 //
-// defines: dropout_apply
+// defines: dropout_mask (of one pack, for other kernels), dropout_forward, dropout_backward
 #ifndef LLMC_DROPOUT_CUH
 #define LLMC_DROPOUT_CUH
 
@@ -9,41 +9,48 @@
 #include "llmc/kernels/packs.cuh"
 #include "llmc/kernels/shares.cuh"
 
-// Element c of row n is element (n % T) * C + c of sample n / T. W divides a block and C.
+// Multiplies the W elements x of row n, column c on, by their factors. W divides C and a block of the generator.
+template <int W>
+__device__ __forceinline__ void dropout_mask(float (&x)[W], const Dropout &d, size_t n, size_t c, size_t C) {
+    size_t row = d.row + n, element = row % d.T * C + c;
+    Philox block = dropout_block(&d, row / d.T, element / DROPOUT_BLOCK);
+    unsigned first = (unsigned)(element % DROPOUT_BLOCK);
+    for (unsigned k = 0; k < W; k++) x[k] *= dropout_factor(&d, &block, first + k);
+}
+
 template <int W>
 __global__ void __launch_bounds__(ELEMENT_THREADS)
-    dropout_kernel(floatX *out, const floatX *inp, const floatX *bias, Dropout d, size_t rows, size_t row0, size_t T,
-                   size_t C) {
-    Share s = element_share<W>(rows * C);
+    dropout_kernel(floatX *out, const floatX *inp, Dropout d, size_t N, size_t C) {
+    Share s = element_share<W>(N * C);
     for (size_t i = s.begin; i < s.end; i += s.step) {
-        size_t n = row0 + i * W / C, c = i * W % C, element = n % T * C + c;
-        Philox block = dropout_block(&d, n / T, element / DROPOUT_BLOCK);
-        float x[W], b[W];
+        float x[W];
         load_floats<W>(x, inp + i * W);
-        if (bias) {
-            load_floats<W>(b, bias + c);
-            for (int k = 0; k < W; k++) x[k] += b[k];
-        }
-        unsigned first = (unsigned)(element % DROPOUT_BLOCK);
-        for (unsigned k = 0; k < W; k++) x[k] *= dropout_factor(&d, &block, first + k);
+        dropout_mask<W>(x, d, i * W / C, i * W % C, C);
         store_floats<W>(out + i * W, x);
     }
 }
 
-// out[rows, C] = factor * (inp + bias), where rows are rows row0 .. of samples of T tokens each; bias [C] or NULL. out
-// may be inp.
-static inline void dropout_apply(floatX *out, const floatX *inp, const floatX *bias, Dropout d, size_t rows,
-                                 size_t row0, size_t T, size_t C, cudaStream_t stream) {
-    if (rows == 0) return;
-    bool whole = C % DROPOUT_BLOCK == 0 && aligned16(out) && aligned16(inp) && (!bias || aligned16(bias));
-    unsigned blocks = element_blocks(rows * C);
-    kernel_cost(KERNEL_ELEMENTWISE, rows * C, 2 * sizeof(floatX), 2);
-    if (whole) {
-        LAUNCH(dropout_kernel<DROPOUT_BLOCK>, blocks, ELEMENT_THREADS, 0, stream)
-        (out, inp, bias, d, rows, row0, T, C);
+static inline void dropout_apply(floatX *out, const floatX *inp, Dropout d, size_t N, size_t C, cudaStream_t stream) {
+    if (N == 0) return;
+    unsigned blocks = element_blocks(N * C);
+    kernel_cost(KERNEL_ELEMENTWISE, N * C, 2 * sizeof(floatX), 1);
+    if (C % x128::size == 0 && aligned16(out) && aligned16(inp)) {
+        LAUNCH(dropout_kernel<x128::size>, blocks, ELEMENT_THREADS, 0, stream)(out, inp, d, N, C);
     } else {
-        LAUNCH(dropout_kernel<1>, blocks, ELEMENT_THREADS, 0, stream)(out, inp, bias, d, rows, row0, T, C);
+        LAUNCH(dropout_kernel<1>, blocks, ELEMENT_THREADS, 0, stream)(out, inp, d, N, C);
     }
+}
+
+// x[N, C] *= mask; nothing to do without dropout.
+static inline void dropout_forward(floatX *x, Dropout d, size_t N, size_t C, cudaStream_t stream) {
+    if (d.threshold) dropout_apply(x, x, d, N, C, stream);
+}
+
+// Returns dout[N, C] * mask in out, which may be dout; without dropout dout itself.
+static inline const floatX *dropout_backward(floatX *out, const floatX *dout, Dropout d, size_t N, size_t C,
+                                             cudaStream_t stream) {
+    if (d.threshold) dropout_apply(out, dout, d, N, C, stream);
+    return d.threshold ? out : dout;
 }
 
 #endif

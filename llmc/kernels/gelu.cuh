@@ -1,7 +1,7 @@
 // gelu.cuh: the activation of GPT-2's MLP, in its tanh form: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715
 // x^3))).
 //
-// defines: gelu, gelu_gradient (of one float, for other kernels), gelu_forward, gelu_backward, gelu_bias_backward
+// defines: gelu, gelu_gradient (of one float, for other kernels), gelu_forward, gelu_backward
 #ifndef LLMC_GELU_CUH
 #define LLMC_GELU_CUH
 
@@ -56,21 +56,6 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
     if (last < n) out[last] = from_float<floatX>(gelu(to_float(inp[last])));
 }
 
-template <int W>
-__global__ void __launch_bounds__(ELEMENT_THREADS)
-    gelu_backward_kernel(floatX *dinp, const floatX *dout, const floatX *inp, size_t n) {
-    Share s = element_share<W>(n);
-    for (size_t i = s.begin; i < s.end; i += s.step) {
-        float x[W], d[W];
-        load_floats<W>(x, inp + i * W);
-        load_floats<W>(d, dout + i * W);
-        for (int k = 0; k < W; k++) d[k] *= gelu_gradient(x[k]);
-        store_floats<W>(dinp + i * W, d);
-    }
-    size_t last = element_tail<W>(n);
-    if (last < n) dinp[last] = from_float<floatX>(to_float(dout[last]) * gelu_gradient(to_float(inp[last])));
-}
-
 // out[n] = gelu(inp[n]); out may be inp.
 static inline void gelu_forward(floatX *out, const floatX *inp, size_t n, cudaStream_t stream) {
     if (n == 0) return;
@@ -82,25 +67,12 @@ static inline void gelu_forward(floatX *out, const floatX *inp, size_t n, cudaSt
     }
 }
 
-// dinp[n] = dout[n] * gelu'(inp[n]); dinp may be dout.
-static inline void gelu_backward(floatX *dinp, const floatX *dout, const floatX *inp, size_t n,
-                                 cudaStream_t stream) {
-    if (n == 0) return;
-    kernel_cost(KERNEL_EXPONENTIAL, n, 3 * sizeof(floatX), 17);
-    if (aligned16(dinp) && aligned16(dout) && aligned16(inp)) {
-        LAUNCH(gelu_backward_kernel<x128::size>, element_blocks(n), ELEMENT_THREADS, 0, stream)
-        (dinp, dout, inp, n);
-    } else {
-        LAUNCH(gelu_backward_kernel<1>, element_blocks(n), ELEMENT_THREADS, 0, stream)(dinp, dout, inp, n);
-    }
-}
-
 static constexpr size_t GELU_BATCH = 2;  // rows that a thread reads before it writes them
 
 // dinp[N,F] = dout * gelu'(inp), and of its columns as stored the sums over a chunk's rows, as bias_partial_kernel.
 template <int W>
 __global__ void __launch_bounds__(BIAS_THREADS)
-    gelu_bias_kernel(floatX *dinp, float *partial, const floatX *dout, const floatX *inp, size_t N, size_t F,
+    gelu_backward_kernel(floatX *dinp, float *partial, const floatX *dout, const floatX *inp, size_t N, size_t F,
                      size_t chunk_rows) {
     size_t col = ((size_t)blockIdx.x * BIAS_THREADS + threadIdx.x) * W;
     if (col >= F) return;
@@ -124,20 +96,20 @@ __global__ void __launch_bounds__(BIAS_THREADS)
     store_floats<W>(partial + blockIdx.y * F + col, sum);
 }
 
-// gelu_backward of dout[N,F] and inp[N,F], and dbias[F] = or += the sums of dinp's columns, with the bits of
-// gelu_backward and bias_backward. scratch: bias_backward_scratch(N, F) floats.
-static inline void gelu_bias_backward(floatX *dinp, float *dbias, float *scratch, const floatX *dout,
-                                      const floatX *inp, size_t N, size_t F, bool accumulate, cudaStream_t stream) {
+// dinp[N,F] = dout * gelu'(inp), and dbias[F] = or += the sums of its columns, with the bits of bias_backward: the
+// gradient of the bias that was added to inp. dinp may be dout. scratch: bias_backward_scratch(N, F) floats.
+static inline void gelu_backward(floatX *dinp, float *dbias, float *scratch, const floatX *dout,
+                                 const floatX *inp, size_t N, size_t F, bool accumulate, cudaStream_t stream) {
     kernel_cost(KERNEL_EXPONENTIAL, N * F, 3 * sizeof(floatX), 18);
     const size_t W = x128::size;
     size_t chunk_rows = bias_chunk_rows(N), chunks = CEIL_DIV(N, chunk_rows);
     if (F % W == 0 && aligned16(dinp) && aligned16(dout) && aligned16(inp) && aligned16(scratch)) {
         dim3 grid((unsigned)CEIL_DIV(F, BIAS_THREADS * W), (unsigned)chunks);
-        LAUNCH(gelu_bias_kernel<x128::size>, grid, BIAS_THREADS, 0, stream)
+        LAUNCH(gelu_backward_kernel<x128::size>, grid, BIAS_THREADS, 0, stream)
         (dinp, scratch, dout, inp, N, F, chunk_rows);
     } else {
         dim3 grid((unsigned)CEIL_DIV(F, (size_t)BIAS_THREADS), (unsigned)chunks);
-        LAUNCH(gelu_bias_kernel<1>, grid, BIAS_THREADS, 0, stream)(dinp, scratch, dout, inp, N, F, chunk_rows);
+        LAUNCH(gelu_backward_kernel<1>, grid, BIAS_THREADS, 0, stream)(dinp, scratch, dout, inp, N, F, chunk_rows);
     }
     LAUNCH(bias_final_kernel, (unsigned)CEIL_DIV(F, (size_t)BIAS_THREADS), BIAS_THREADS, 0, stream)
     (dbias, scratch, chunks, F, accumulate);

@@ -1,10 +1,11 @@
 // layernorm.cuh: layer normalisation over the channels, alone and after the residual addition that precedes it; with it
 // comes its backward pass (layernorm_backward.cuh).
 //
-// defines: layernorm_forward, layernorm_residual_forward, residual_forward
+// defines: Layernorm, layernorm_forward, layernorm_residual_forward, residual_forward
 #ifndef LLMC_LAYERNORM_CUH
 #define LLMC_LAYERNORM_CUH
 
+#include "llmc/kernels/dropout.cuh"
 #include "llmc/kernels/layernorm_backward.cuh"
 #include "llmc/kernels/packs.cuh"
 #include "llmc/kernels/shares.cuh"
@@ -12,37 +13,36 @@
 enum { LAYERNORM_WARPS = 8 };  // most warps of a block: each has a row
 #define LAYERNORM_EPSILON 1e-5f
 
-// residual = inp1 + (inp2 + bias), rounded once: W elements, kept as the floats that a later read of residual
-// gives.
+// residual = inp1 + mask * (inp2 + bias), rounded once: W elements of row n from column c on, kept as the floats that a
+// later read of residual gives.
 template <int W>
-__device__ __forceinline__ void add_residual(float (&x)[W], floatX *residual, const floatX *inp1,
-                                             const floatX *inp2, const floatX *bias) {
+__device__ __forceinline__ void add_residual(float (&x)[W], floatX *residual, const floatX *inp1, const floatX *inp2,
+                                             const floatX *bias, const Dropout &drop, size_t n, size_t c, size_t C) {
     float y[W], b[W];
-    load_floats<W>(x, inp1);
-    load_floats<W>(y, inp2);
-    load_floats<W>(b, bias);
-    for (int k = 0; k < W; k++) x[k] = (float)from_float<floatX>(x[k] + (y[k] + b[k]));
-    store_floats<W>(residual, x);
+    load_floats<W>(x, inp1 + n * C + c);
+    load_floats<W>(y, inp2 + n * C + c);
+    load_floats<W>(b, bias + c);
+    for (int k = 0; k < W; k++) y[k] += b[k];
+    if (drop.threshold) dropout_mask<W>(y, drop, n, c, C);
+    for (int k = 0; k < W; k++) x[k] = (float)from_float<floatX>(x[k] + y[k]);
+    store_floats<W>(residual + n * C + c, x);
 }
 
-// A warp per row. With inp1, the row is first made as residual = inp1 + (inp2 + inp2_bias); each thread reads
-// back only what it wrote itself. The variance is of the centred values: no cancellation.
+// A warp per row. With inp1, the row is first made by add_residual; each thread reads back only what it wrote itself.
+// The variance is of the centred values: no cancellation.
 template <int W, int LANES>
 __global__ void __launch_bounds__(32 * LAYERNORM_WARPS)
     layernorm_forward_kernel(floatX *out, float *mean, float *rstd, floatX *residual, const floatX *inp1,
                              const floatX *inp2, const floatX *inp2_bias, const floatX *weight,
-                             const floatX *bias, size_t N, size_t C) {
+                             const floatX *bias, size_t N, size_t C, Dropout drop) {
     size_t n = (size_t)blockIdx.x * LAYERNORM_WARPS + threadIdx.x / 32;
     if (n >= N || threadIdx.x % 32 >= LANES) return;
     floatX *row = residual + n * C;
     Share s = row_share<LANES>(C / W);
     float x[W], sums[W] = {0.0f};
     for (size_t i = s.begin; i < s.end; i += s.step) {
-        if (inp1) {
-            add_residual<W>(x, row + i * W, inp1 + n * C + i * W, inp2 + n * C + i * W, inp2_bias + i * W);
-        } else {
-            load_floats<W>(x, row + i * W);
-        }
+        if (inp1) add_residual<W>(x, residual, inp1, inp2, inp2_bias, drop, n, i * W, C);
+        else load_floats<W>(x, row + i * W);
         for (int k = 0; k < W; k++) sums[k] += x[k];
     }
     float m = row_sum<LANES>(sum_of<W>(sums)) / (float)C;
@@ -69,65 +69,61 @@ __global__ void __launch_bounds__(32 * LAYERNORM_WARPS)
 template <int W>
 __global__ void __launch_bounds__(32 * LAYERNORM_WARPS)
     residual_forward_kernel(floatX *out, const floatX *inp1, const floatX *inp2, const floatX *inp2_bias,
-                            size_t N, size_t C) {
+                            size_t N, size_t C, Dropout drop) {
     size_t n = (size_t)blockIdx.x * LAYERNORM_WARPS + threadIdx.x / 32;
     if (n >= N) return;
     Share s = row_share<ROW_LANES>(C / W);
+    float x[W];
     for (size_t i = s.begin; i < s.end; i += s.step) {
-        size_t at = n * C + i * W;
-        float x[W];
-        add_residual<W>(x, out + at, inp1 + at, inp2 + at, inp2_bias + i * W);
+        add_residual<W>(x, out, inp1, inp2, inp2_bias, drop, n, i * W, C);
     }
 }
 
-// With inp1 NULL, residual is only read.
+// With inp1 NULL, residual is only read. LANES: 32 as a GPU has it, 1 as a CPU.
 template <int LANES>
-static inline void layernorm_forward_launch(floatX *out, float *mean, float *rstd, floatX *residual,
-                                            const floatX *inp1, const floatX *inp2, const floatX *inp2_bias,
-                                            const floatX *weight, const floatX *bias, size_t N, size_t C,
-                                            cudaStream_t stream) {
+static inline void layernorm_forward_launch(const Layernorm &ln, floatX *residual, const floatX *inp1,
+                                            const floatX *inp2, const floatX *inp2_bias, const floatX *weight,
+                                            const floatX *bias, size_t N, size_t C, cudaStream_t stream,
+                                            Dropout drop) {
     if (N == 0) return;
     unsigned blocks = (unsigned)CEIL_DIV(N, (size_t)LAYERNORM_WARPS), threads = 32 * LAYERNORM_WARPS;
     if (inp1) kernel_cost(KERNEL_RESIDUAL_LAYERNORM, N * C, 4 * sizeof(floatX), 10);
     else kernel_cost(KERNEL_LAYERNORM_FORWARD, N * C, 2 * sizeof(floatX), 8);
     if (C % x128::size == 0) {
         LAUNCH((layernorm_forward_kernel<x128::size, LANES>), blocks, threads, 0, stream)
-        (out, mean, rstd, residual, inp1, inp2, inp2_bias, weight, bias, N, C);
+        (ln.out, ln.mean, ln.rstd, residual, inp1, inp2, inp2_bias, weight, bias, N, C, drop);
     } else {
         LAUNCH((layernorm_forward_kernel<1, LANES>), blocks, threads, 0, stream)
-        (out, mean, rstd, residual, inp1, inp2, inp2_bias, weight, bias, N, C);
+        (ln.out, ln.mean, ln.rstd, residual, inp1, inp2, inp2_bias, weight, bias, N, C, drop);
     }
 }
 
-// out[N, C] = (inp - mean) * rstd * weight + bias by rows; keeps mean[N] and rstd[N] for the backward pass.
-static inline void layernorm_forward(floatX *out, float *mean, float *rstd, const floatX *inp,
-                                     const floatX *weight, const floatX *bias, size_t N, size_t C,
-                                     cudaStream_t stream) {
-    layernorm_forward_launch<ROW_LANES>(out, mean, rstd, (floatX *)inp, NULL, NULL, NULL, weight, bias, N, C,
-                                        stream);
+// ln.out[N, C] = (inp - mean) * rstd * weight + bias by rows; keeps mean[N] and rstd[N] for the backward pass.
+static inline void layernorm_forward(const Layernorm &ln, const floatX *inp, const floatX *weight, const floatX *bias,
+                                     size_t N, size_t C, cudaStream_t stream) {
+    layernorm_forward_launch<ROW_LANES>(ln, (floatX *)inp, NULL, NULL, NULL, weight, bias, N, C, stream, Dropout());
 }
 
-// residual[N, C] = inp1 + (inp2 + inp2_bias[C]), rounded once to floatX; out = layernorm(residual as stored).
+// residual[N, C] = inp1 + mask * (inp2 + inp2_bias[C]), rounded once to floatX; ln = layernorm(residual as stored).
 // residual may be inp1 or inp2.
-static inline void layernorm_residual_forward(floatX *residual, floatX *out, float *mean, float *rstd,
-                                              const floatX *inp1, const floatX *inp2, const floatX *inp2_bias,
-                                              const floatX *weight, const floatX *bias, size_t N, size_t C,
-                                              cudaStream_t stream) {
-    layernorm_forward_launch<ROW_LANES>(out, mean, rstd, residual, inp1, inp2, inp2_bias, weight, bias, N, C,
-                                        stream);
+static inline void layernorm_residual_forward(floatX *residual, const Layernorm &ln, const floatX *inp1,
+                                              const floatX *inp2, const floatX *inp2_bias, const floatX *weight,
+                                              const floatX *bias, size_t N, size_t C, cudaStream_t stream,
+                                              Dropout drop) {
+    layernorm_forward_launch<ROW_LANES>(ln, residual, inp1, inp2, inp2_bias, weight, bias, N, C, stream, drop);
 }
 
 // The first half of layernorm_residual_forward alone, with the same bits.
-static inline void residual_forward(floatX *out, const floatX *inp1, const floatX *inp2,
-                                    const floatX *inp2_bias, size_t N, size_t C, cudaStream_t stream) {
+static inline void residual_forward(floatX *out, const floatX *inp1, const floatX *inp2, const floatX *inp2_bias,
+                                    size_t N, size_t C, cudaStream_t stream, Dropout drop) {
     if (N == 0) return;
     unsigned blocks = (unsigned)CEIL_DIV(N, (size_t)LAYERNORM_WARPS), threads = 32 * LAYERNORM_WARPS;
     kernel_cost(KERNEL_RESIDUAL, N * C, 3 * sizeof(floatX), 2);
     if (C % x128::size == 0) {
         LAUNCH(residual_forward_kernel<x128::size>, blocks, threads, 0, stream)
-        (out, inp1, inp2, inp2_bias, N, C);
+        (out, inp1, inp2, inp2_bias, N, C, drop);
     } else {
-        LAUNCH(residual_forward_kernel<1>, blocks, threads, 0, stream)(out, inp1, inp2, inp2_bias, N, C);
+        LAUNCH(residual_forward_kernel<1>, blocks, threads, 0, stream)(out, inp1, inp2, inp2_bias, N, C, drop);
     }
 }
 

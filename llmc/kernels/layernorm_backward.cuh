@@ -1,13 +1,18 @@
-// layernorm_backward.cuh: the backward pass of layernorm.cuh, with what goes along with it there: the gradient of the
-// residual is added, and its rows are summed for the bias that the forward pass added.
+// layernorm_backward.cuh: the backward pass of layernorm.cuh. It also adds the gradient of the residual.
 //
-// defines: layernorm_backward, layernorm_bias_backward, layernorm_backward_scratch, reduce_scratch_floats
+// defines: Layernorm, layernorm_backward, layernorm_backward_scratch, reduce_scratch_floats
 #ifndef LLMC_LAYERNORM_BACKWARD_CUH
 #define LLMC_LAYERNORM_BACKWARD_CUH
 
 #include "llmc/kernels/bias.cuh"
 #include "llmc/kernels/packs.cuh"
 #include "llmc/kernels/shares.cuh"
+
+// What a layernorm of N rows makes of its input.
+typedef struct {
+    floatX *out;         // [N, C]
+    float *mean, *rstd;  // [N] of each row, and 1 / its standard deviation
+} Layernorm;
 
 enum {
     LAYERNORM_MAX_BLOCKS = 264,     // two for each multiprocessor of an H100
@@ -16,14 +21,14 @@ enum {
 };
 
 // First stage of the backward pass. A block takes rows_per_block rows and leaves the sums of their columns in its row
-// of partials [blocks, 2 or 3, C]: dweight, dbias and, if `three`, dresidual. This form serves any C: THREADS share a
-// row, read it again once its sums are known, and each adds its own columns to the partials.
+// of partials [blocks, 2, C]: dweight and dbias. This form serves any C: THREADS share a row, read it again once its
+// sums are known, and each adds its own columns to the partials.
 template <int W, int THREADS>
 __global__ void __launch_bounds__(THREADS)
     layernorm_backward_kernel(floatX *dinp, float *partials, const floatX *dresidual, const floatX *dout,
                               const floatX *inp, const floatX *weight, const float *mean, const float *rstd,
-                              size_t N, size_t C, size_t rows_per_block, bool three) {
-    float *dweight = partials + (size_t)blockIdx.x * (three ? 3 : 2) * C, *dbias = dweight + C, *third = dbias + C;
+                              size_t N, size_t C, size_t rows_per_block) {
+    float *dweight = partials + (size_t)blockIdx.x * 2 * C, *dbias = dweight + C;
     size_t first = (size_t)blockIdx.x * rows_per_block;
     size_t end = N - first < rows_per_block ? N : first + rows_per_block;
     Share s = share_of(C / W, threadIdx.x, THREADS);
@@ -31,7 +36,6 @@ __global__ void __launch_bounds__(THREADS)
         float zero[W] = {0.0f};
         store_floats<W>(dweight + i * W, zero);
         store_floats<W>(dbias + i * W, zero);
-        if (three) store_floats<W>(third + i * W, zero);
     }
     for (size_t n = first; n < end; n++) {
         const floatX *x_row = inp + n * C, *dout_row = dout + n * C;
@@ -57,16 +61,11 @@ __global__ void __launch_bounds__(THREADS)
         if constexpr (THREADS > 1) sum = block_sum(sum), dot = block_sum(dot);
         sum /= (float)C, dot /= (float)C;
         for (size_t i = s.begin; i < s.end; i += s.step) {
-            float y[W] = {0.0f}, old[W];
+            float y[W] = {0.0f};
             load_floats<W>(x, x_row + i * W);
             load_floats<W>(d, dout_row + i * W);
             load_floats<W>(w, weight + i * W);
             if (dresidual) load_floats<W>(y, dresidual + n * C + i * W);
-            if (three) {
-                load_floats<W>(old, third + i * W);
-                for (int k = 0; k < W; k++) old[k] += y[k];
-                store_floats<W>(third + i * W, old);
-            }
             for (int k = 0; k < W; k++) y[k] += (d[k] * w[k] - sum - (x[k] - m) * r * dot) * r;
             store_floats<W>(dinp + n * C + i * W, y);
         }
@@ -81,14 +80,14 @@ template <int W, int PACKS>
 __global__ void __launch_bounds__(PACKS == 1 ? LAYERNORM_THREADS : 512)
     layernorm_backward_columns_kernel(floatX *dinp, float *partials, const floatX *dresidual, const floatX *dout,
                                       const floatX *inp, const floatX *weight, const float *mean, const float *rstd,
-                                      size_t N, size_t C, size_t rows_per_block, bool three) {
+                                      size_t N, size_t C, size_t rows_per_block) {
     DYNAMIC_SHARED(float, shared);
     __shared__ float of_warp[2][2][LAYERNORM_THREADS / 32];  // of two rows, so that one barrier a row does
     const unsigned warps = blockDim.x / 32, first_warp = threadIdx.y * warps, lane = threadIdx.x % 32;
     const unsigned columns = (unsigned)C, stride = blockDim.x * W;
     unsigned first = blockIdx.x * (unsigned)rows_per_block, rows = (unsigned)N - first;
     if (rows > rows_per_block) rows = (unsigned)rows_per_block;
-    float dw[PACKS][W] = {}, db[PACKS][W] = {}, third[PACKS][W] = {};
+    float dw[PACKS][W] = {}, db[PACKS][W] = {};
     for (unsigned row = threadIdx.y, stage = 0; row < rows + threadIdx.y; row += blockDim.y, stage ^= 1) {
         bool mine = row < rows;
         size_t n = first + row, at = n * C + threadIdx.x * W;
@@ -130,17 +129,16 @@ __global__ void __launch_bounds__(PACKS == 1 ? LAYERNORM_THREADS : 512)
                 if (dresidual) load_floats<W>(y[p], dresidual + at + p * stride);
             }
             load_floats<W>(w, weight + column);
-            for (int k = 0; k < W; k++) third[p][k] += y[p][k];
             for (int k = 0; k < W; k++) y[p][k] += (d[p][k] * w[k] - sum - (x[p][k] - m) * r * dot) * r;
             store_floats<W>(dinp + at + p * stride, y[p]);
         }
     }
-    float *partial = partials + (size_t)blockIdx.x * (three ? 3 : 2) * C;
-    for (int which = 0; which < (three ? 3 : 2); which++) {
+    float *partial = partials + (size_t)blockIdx.x * 2 * C;
+    for (int which = 0; which < 2; which++) {
         UNROLL
         for (int p = 0; p < PACKS; p++) {
             float sums[W], other[W];
-            for (int k = 0; k < W; k++) sums[k] = which == 0 ? dw[p][k] : which == 1 ? db[p][k] : third[p][k];
+            for (int k = 0; k < W; k++) sums[k] = which == 0 ? dw[p][k] : db[p][k];
             if (blockDim.y > 1) {
                 __syncthreads();
                 if (threadIdx.y > 0) {
@@ -159,14 +157,14 @@ __global__ void __launch_bounds__(PACKS == 1 ? LAYERNORM_THREADS : 512)
     }
 }
 
-// Second stage: a thread per column of partials [blocks, 2 or 3, C], summed to the vectors of C.
+// Second stage: a thread per column of partials [blocks, 2, C], summed to the vectors of C.
 __global__ void __launch_bounds__(128)
-    layernorm_backward_sum_kernel(float *dweight, float *dbias, float *third, const float *partials, size_t blocks,
-                                  size_t C, bool accumulate) {
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, columns = (third ? 3 : 2) * C;
-    if (i >= columns) return;
-    float sum = sum_strided(partials + i, blocks, columns);
-    float *out = i < C ? dweight + i : i < 2 * C ? dbias + (i - C) : third + (i - 2 * C);
+    layernorm_backward_sum_kernel(float *dweight, float *dbias, const float *partials, size_t blocks, size_t C,
+                                  bool accumulate) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= 2 * C) return;
+    float sum = sum_strided(partials + i, blocks, 2 * C);
+    float *out = i < C ? dweight + i : dbias + (i - C);
     *out = accumulate ? *out + sum : sum;
 }
 
@@ -178,7 +176,7 @@ static inline size_t layernorm_backward_blocks(size_t N) {
 
 // Floats of scratch that layernorm_backward wants (aligned to 16 bytes).
 static inline size_t layernorm_backward_scratch(size_t N, size_t C) {
-    return layernorm_backward_blocks(N) * 3 * C;
+    return layernorm_backward_blocks(N) * 2 * C;
 }
 
 // Floats of scratch for every sum over rows that a layer's backward pass takes: of N rows, the layernorms' and the
@@ -195,7 +193,6 @@ typedef struct {
     const floatX *dresidual, *dout, *inp, *weight;
     const float *mean, *rstd;
     size_t N, C, rows; // rows of a block
-    bool three;
 } LayernormBackward;
 
 template <int W, int PACKS>
@@ -204,61 +201,46 @@ static inline void layernorm_backward_columns(const LayernormBackward &a, unsign
     if (PACKS > 1) y = 1;
     if (y > a.rows) y = (unsigned)a.rows;
     LAUNCH((layernorm_backward_columns_kernel<W, PACKS>), blocks, dim3(x, y), (y - 1) * x * W * sizeof(float), stream)
-    (a.dinp, a.scratch, a.dresidual, a.dout, a.inp, a.weight, a.mean, a.rstd, a.N, a.C, a.rows, a.three);
+    (a.dinp, a.scratch, a.dresidual, a.dout, a.inp, a.weight, a.mean, a.rstd, a.N, a.C, a.rows);
 }
 
 template <int W, int THREADS>
 static inline void layernorm_backward_rows(const LayernormBackward &a, unsigned blocks, cudaStream_t stream) {
     LAUNCH((layernorm_backward_kernel<W, THREADS>), blocks, THREADS, 0, stream)
-    (a.dinp, a.scratch, a.dresidual, a.dout, a.inp, a.weight, a.mean, a.rstd, a.N, a.C, a.rows, a.three);
+    (a.dinp, a.scratch, a.dresidual, a.dout, a.inp, a.weight, a.mean, a.rstd, a.N, a.C, a.rows);
 }
 
 // LANES: 32 as a GPU has it, 1 as a CPU.
 template <int LANES>
-static inline void layernorm_backward_launch(floatX *dinp, float *dweight, float *dbias, float *dresidual_sum,
-                                             float *scratch, const floatX *dresidual, const floatX *dout,
-                                             const floatX *inp, const floatX *weight, const float *mean,
-                                             const float *rstd, size_t N, size_t C, bool accumulate,
-                                             cudaStream_t stream) {
+static inline void layernorm_backward_launch(floatX *dinp, float *dweight, float *dbias, float *scratch,
+                                             const floatX *dresidual, const floatX *dout, const floatX *inp,
+                                             const floatX *weight, const Layernorm &ln, size_t N, size_t C,
+                                             bool accumulate, cudaStream_t stream) {
     constexpr int W = x128::size, THREADS = LANES == 1 ? 1 : 512;
     size_t blocks = 0;
     if (N > 0) {
         size_t rows = CEIL_DIV(N, layernorm_backward_blocks(N));
         blocks = CEIL_DIV(N, rows);  // not more than asked for above, and each has a row
-        LayernormBackward a = {dinp, scratch, dresidual, dout, inp, weight, mean, rstd, N, C, rows,
-                               dresidual_sum != NULL};
-        kernel_cost(KERNEL_LAYERNORM_BACKWARD, N * C,
-                    (dresidual ? 4 : 3) * sizeof(floatX), dresidual_sum ? 18 : 17);
+        LayernormBackward a = {dinp, scratch, dresidual, dout, inp, weight, ln.mean, ln.rstd, N, C, rows};
+        kernel_cost(KERNEL_LAYERNORM_BACKWARD, N * C, (dresidual ? 4 : 3) * sizeof(floatX), 17);
         bool one = LANES == 32 && C <= W * LAYERNORM_THREADS, few = LANES == 32 && C <= W * 3 * 512;
         if (C % W != 0) layernorm_backward_rows<1, THREADS>(a, (unsigned)blocks, stream);
         else if (one) layernorm_backward_columns<W, 1>(a, (unsigned)blocks, stream);
         else if (few) layernorm_backward_columns<W, 3>(a, (unsigned)blocks, stream);
         else layernorm_backward_rows<W, THREADS>(a, (unsigned)blocks, stream);
     }
-    size_t columns = (dresidual_sum ? 3 : 2) * C;
-    LAUNCH(layernorm_backward_sum_kernel, (unsigned)CEIL_DIV(columns, (size_t)128), 128, 0, stream)
-    (dweight, dbias, dresidual_sum, scratch, blocks, C, accumulate);
+    LAUNCH(layernorm_backward_sum_kernel, (unsigned)CEIL_DIV(2 * C, (size_t)128), 128, 0, stream)
+    (dweight, dbias, scratch, blocks, C, accumulate);
 }
 
 // dinp[N, C] = dresidual (if not NULL; it may be dinp) + the gradient of layernorm with respect to inp.
 // dweight[C] and dbias[C] are overwritten, or added to with accumulate. dout may be dinp as well.
 static inline void layernorm_backward(floatX *dinp, float *dweight, float *dbias, float *scratch,
                                       const floatX *dresidual, const floatX *dout, const floatX *inp,
-                                      const floatX *weight, const float *mean, const float *rstd, size_t N,
-                                      size_t C, bool accumulate, cudaStream_t stream) {
-    layernorm_backward_launch<ROW_LANES>(dinp, dweight, dbias, NULL, scratch, dresidual, dout, inp, weight, mean,
-                                         rstd, N, C, accumulate, stream);
-}
-
-// The same, and dresidual_sum[C] (NULL: not wanted) = or += the sum of the rows of dresidual as it was: the gradient of
-// the bias that was added to this residual. bias_backward would read them again, for the same bits up to 4096 rows.
-static inline void layernorm_bias_backward(floatX *dinp, float *dweight, float *dbias, float *dresidual_sum,
-                                           float *scratch, const floatX *dresidual, const floatX *dout,
-                                           const floatX *inp, const floatX *weight, const float *mean,
-                                           const float *rstd, size_t N, size_t C, bool accumulate,
-                                           cudaStream_t stream) {
-    layernorm_backward_launch<ROW_LANES>(dinp, dweight, dbias, dresidual_sum, scratch, dresidual, dout, inp, weight,
-                                         mean, rstd, N, C, accumulate, stream);
+                                      const floatX *weight, const Layernorm &ln, size_t N, size_t C,
+                                      bool accumulate, cudaStream_t stream) {
+    layernorm_backward_launch<ROW_LANES>(dinp, dweight, dbias, scratch, dresidual, dout, inp, weight, ln, N, C,
+                                         accumulate, stream);
 }
 
 #endif

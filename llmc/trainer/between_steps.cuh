@@ -1,8 +1,7 @@
 // between_steps.cuh: validation, checkpoints and samples between training steps; and the end of the run. trainer.cuh
 // includes it.
 //
-// defines: validation_due, Validation, validation_begin, validation_goes_on, save_due, trainer_save, sample_due,
-//          Sample, sample_padded, sample_begin, sample_goes_on, sample_append, trainer_leave, trainer_give_up,
+// defines: validation_goes_on, save_due, trainer_save, sample_goes_on, sample_append, trainer_leave, trainer_give_up,
 //          trainer_close
 #ifndef LLMC_BETWEEN_STEPS_CUH
 #define LLMC_BETWEEN_STEPS_CUH
@@ -31,33 +30,22 @@ static inline bool save_due(const Trainer *m) {
     return o->out && (is_last_step(m) ? has_moved(m) || !o->resume : due);
 }
 
-// A pass over the first global batches of the validation data, in order, or over the rows of --eval.
-typedef struct {
-    size_t batch, batches;  // done so far, of so many
-    double sum;             // of their mean losses
-    Evaluation eval;
-} Validation;
-
-// Use: while (validation_goes_on(m, &v)) run the batch forward.
-static inline Validation validation_begin(const Trainer *m) {
-    Validation v;
-    memset(&v, 0, sizeof v);
-    if (m->opt.eval) { v.eval = evaluation_begin(m); return v; }
-    size_t batches = m->val_data.samples / m->opt.global_batch;
-    v.batches = batches < m->opt.val_batches ? batches : m->opt.val_batches;
-    return v;
-}
-
-// Adds the loss of the batch that has run and loads the next one. After the last, logs the mean and returns false.
-static inline bool validation_goes_on(Trainer *m, Validation *v) {
-    if (m->opt.eval) return evaluation_goes_on(m, &v->eval);
-    if (v->batch > 0) v->sum += trainer_mean_loss(m);
-    if (v->batch == v->batches) {
-        log_validation(&m->log, m->progress.step, v->sum / (double)v->batches);
-        return false;
+// Loads the next batch of a validation that is due, or of --eval, for the trainer to run forward: the first global
+// batches of the validation data, always in order. Returns false, and reports the mean loss, when there is no more.
+static inline bool validation_goes_on(Trainer *m) {
+    Validation *v = &m->validation;
+    if (!v->running) {
+        if (!validation_due(m)) return false;
+        size_t batches = m->opt.eval ? 0 : m->val_data.samples / m->opt.global_batch;
+        *v = {true, 0, batches < m->opt.val_batches ? batches : m->opt.val_batches, 0.0, {}};
+        if (m->opt.eval) v->eval = evaluation_begin(m);
     }
-    trainer_load(m, &m->val_data, v->batch++ * m->opt.global_batch, m->opt.global_batch, false);
-    return true;
+    if (m->opt.eval) return v->running = evaluation_goes_on(m, &v->eval);
+    if (v->batch > 0) v->sum += trainer_mean_loss(m);
+    v->running = v->batch < v->batches;
+    if (v->running) trainer_load(m, &m->val_data, v->batch++ * m->opt.global_batch, m->opt.global_batch, false);
+    else log_validation(&m->log, m->progress.step, v->sum / (double)v->batches);
+    return v->running;
 }
 
 // Writes a checkpoint: rank 0 makes the files, every rank writes its slices, rank 0 gives the folder its name. A
@@ -103,55 +91,49 @@ static inline void trainer_save_rest(Trainer *m) {
     if (m->opt.out && has_moved(m) && m->saved_step != m->progress.step) trainer_save(m);
 }
 
-// A text that grows by a token for each forward pass over its last T tokens.
-typedef struct {
-    int *tokens;          // prompt and continuation
-    size_t count, made;   // tokens so far, and how many of them are new
-    size_t T;             // tokens of the next pass, in the trainer's inputs with zeros behind them
-    float *logits;        // (Vp) on the host
-} Sample;
-
-// Returns the tokens of a pass over T, rounded up, so that all lengths need few plans of matrix products. Attention is
-// causal: tokens behind T change no earlier result.
-static inline size_t sample_padded(const Trainer *m, size_t T) {
-    size_t multiple = 64 * m->grid.t, padded = CEIL_DIV(T, multiple) * multiple;
-    return padded < m->T ? padded : m->T;
-}
-
-// Begins with the prompt. Use: while (sample_goes_on(m, &s)) sample_append(m, &s, the logits behind the last of s.T
-// tokens).
-static inline Sample sample_begin(Trainer *m) {
+// Begins a sample: prints the prompt.
+static inline void sample_begin(Trainer *m) {
     Error err;
-    Sample s;
+    Sample *s = &m->sample;
     stop_settle(m);
-    memset(&s, 0, sizeof s);
-    if (!tokenizer_prompt(&m->tokenizer, m->opt.prompt, m->opt.sample_tokens, m->config.V, &s.tokens, &s.count, &err)) {
-        job_fail(&m->job, &err);
-    }
-    host_array(s.logits, m->config.Vp);
-    return s;
+    memset(s, 0, sizeof *s);
+    if (!tokenizer_prompt(&m->tokenizer, m->opt.prompt, m->opt.sample_tokens, m->config.V, &s->tokens, &s->count,
+                          &err)) job_fail(&m->job, &err);
+    host_array(s->logits, m->config.Vp);
+    s->running = true;
 }
 
-// Sends the last tokens to the device. Returns false when the sample is complete, printed and freed.
-static inline bool sample_goes_on(Trainer *m, Sample *s) {
+// Sends the last tokens of a sample that is due to the device, for the trainer to run forward. The pass is rounded up,
+// so that samples of all lengths need few plans of matrix products. Returns false when there is no more: printed.
+static inline bool sample_goes_on(Trainer *m) {
+    Sample *s = &m->sample;
+    if (!s->running && !sample_due(m)) return false;
+    if (!s->running) sample_begin(m);
     if (s->made == m->opt.sample_tokens) {
         printf("sample: ");
         tokenizer_print(&m->tokenizer, s->tokens, s->count);
         printf("\n");
         free(s->logits);
         free(s->tokens);
-        return false;
+        return s->running = false;
     }
+    size_t multiple = 64 * m->grid.t, padded;
     s->T = s->count < m->T ? s->count : m->T;
-    size_t padded = sample_padded(m, s->T);
-    memset(m->host_inputs, 0, padded * sizeof(int));
+    padded = CEIL_DIV(s->T, multiple) * multiple;
+    s->padded = padded < m->T ? padded : m->T;
+    memset(m->host_inputs, 0, s->padded * sizeof(int));
     memcpy(m->host_inputs, s->tokens + s->count - s->T, s->T * sizeof(int));
-    CUDA_CHECK(cudaMemcpyAsync(m->inputs, m->host_inputs, padded * sizeof(int), cudaMemcpyHostToDevice, m->stream));
+    CUDA_CHECK(cudaMemcpyAsync(m->inputs, m->host_inputs, s->padded * sizeof(int), cudaMemcpyHostToDevice, m->stream));
     return true;
 }
 
-// Draws the next token from logits (Vp) on the device.
-static inline void sample_append(Trainer *m, Sample *s, const floatX *logits) {
+// Draws the next token from logits (Vp) on the device, which the last stage has.
+static inline void sample_append(Trainer *m, floatX *logits) {
+    Sample *s = &m->sample;
+    int last = grid_rank_at(&m->grid, 0, 0, m->grid.p - 1);
+    if (m->grid.p > 1) {
+        NCCL_CHECK(ncclBroadcast(logits, logits, m->config.Vp, NCCL_FLOATX, last, m->job.world, m->stream));
+    }
     trainer_synchronize(m);
     state_download(s->logits, logits, 0, m->config.Vp, true);
     double coin = random_uniform(m->opt.seed, RANDOM_SAMPLE, m->progress.step, 0, s->made++);
@@ -160,15 +142,13 @@ static inline void sample_append(Trainer *m, Sample *s, const floatX *logits) {
 
 // Gathers the spans of all ranks and writes the Chrome trace, on rank 0.
 static inline bool trainer_report_timeline(Trainer *m, Error *err) {
-    static const char *const tracks[TRACK_COUNT] = {"compute", "all-reduce", "receive activations", "send activations",
-                                                    "receive gradients", "send gradients", "data"};
     TraceList all;
     if (!job_gather_trace(&m->job, &m->timeline.trace, &all)) return true;  // rank 0 has the events of all ranks
     size_t left_out = trace_shorten(&all, LONGEST_TRACE);
     if (left_out) printf("%s leaves out %zu events: waits of no time, and if it is long collectives in a forward or "
                          "backward\n", m->opt.trace, left_out);
     trace_settle(&all);
-    bool ok = trace_write(m->opt.trace, all.events, all.count, tracks, TRACK_COUNT, err);
+    bool ok = trace_write(m->opt.trace, all.events, all.count, m->tracks, m->stream_count, err);
     trace_free(&all);
     return ok;
 }

@@ -3,17 +3,15 @@
 // On GPUs some things happen at first use, on the host, and may wait for all that is in flight: NCCL connects two ranks
 // at their first message, and a communicator at its first collective of each kind and size; CUDA loads a kernel at its
 // first launch. Beside a receive whose sender waits for us, that is a circle. So, before any training traffic:
-//   1. job_connect_links: a first message on each link, in ascending order, waited for;
+//   1. the trainer's connect: a first message on each link, in ascending order, waited for;
 //   2. job_warm_up: every kind of collective on every communicator, small and large, waited for;
-//   3. the trainer's connect: a micro-batch forward and backward, twice: the second one has dropout and adds to the
-//      gradients.
+//   3. the trainer's connect: a micro-batch forward and backward, twice: the second has dropout, and adds to gradients.
 // The stand-ins refuse what does not keep to this (llmc/mpi/communicator.h), so that it is tested without a GPU.
 //
-// defines: job_gpu_reserve, job_reserve, job_connect_links, job_warm_up, job_reset_traffic, job_check_ranks
+// defines: job_gpu_reserve, job_reserve, job_split_link, job_warm_up, job_reset_traffic, job_check_ranks
 #ifndef LLMC_CONNECT_CUH
 #define LLMC_CONNECT_CUH
 
-#include "llmc/pipeline.h"
 #include "llmc/trainer/job.cuh"
 #include "llmc/trainer/timeline.cuh"
 
@@ -34,43 +32,13 @@ static inline size_t job_reserve(const Job *job) {
 #endif
 }
 
-// The communicator of this rank's link of one kind and turn, two ranks of which 0 sends to 1; NULL: none. A rank is on
-// two links of a kind, so two splits of the world make all of them: those that begin on even stages, then on odd ones.
-// The link that closes a ring of odd length lies between two even stages: it has a third turn.
-static inline ncclComm_t job_split_link(Job *job, const Grid *grid, size_t chunks, StepKind kind, int turn,
-                                        bool *sends) {
-    int p = (int)grid->p, stage = (int)grid->p_rank, mine = -1, from, to, ends[2];
-    *sends = false;
-    for (int link = kind * p; link < (kind + 1) * p; link++) {
-        if (!pipeline_link_ends(p, (int)chunks, link, &from, &to) || (stage != from && stage != to)) continue;
-        bool closes = p % 2 && (from - to == p - 1 || to - from == p - 1);
-        if ((closes ? 2 : from % 2) != turn) continue;
-        mine = link;
-        *sends = stage == from;
-        ends[0] = grid_rank_at(grid, grid->t_rank, grid->d_rank, (size_t)from);
-        ends[1] = grid_rank_at(grid, grid->t_rank, grid->d_rank, (size_t)to);
-    }
-    return job_split(job, ends, mine < 0 ? 0 : 2, "pipeline", LINK_BLOCKS, 0, false);
-}
-
-// Fills links[4] with the communicators on which this rank receives activations and gradients, and sends them; NULL
-// where it does not. One after the other, in ascending order, each link carries its first message, of one element of
-// buffer. All ranks call it.
-static inline void job_connect_links(Job *job, const Grid *grid, size_t chunks, ncclComm_t links[4], floatX *buffer,
-                                     cudaStream_t stream) {
-    int p = (int)grid->p, stage = (int)grid->p_rank, turns = p == 1 ? 0 : p % 2 && chunks > 1 ? 3 : 2, from, to;
-    for (int i = 0; i < 4; i++) links[i] = NULL;
-    for (int i = 0; i < 2 * turns; i++) {
-        bool sends;
-        ncclComm_t comm = job_split_link(job, grid, chunks, (StepKind)(i / turns), i % turns, &sends);
-        if (comm) links[i / turns + (sends ? 2 : 0)] = comm;
-    }
-    for (int link = 0; link < pipeline_link_count(p); link++) {
-        if (!pipeline_link_ends(p, (int)chunks, link, &from, &to)) continue;
-        if (stage == from) NCCL_CHECK(ncclSend(buffer, 1, NCCL_FLOATX, 1, links[2 + link / p], stream));
-        if (stage == to) NCCL_CHECK(ncclRecv(buffer, 1, NCCL_FLOATX, 0, links[link / p], stream));
-        CUDA_CHECK(cudaStreamSynchronize(stream));
-    }
+// Returns the communicator of a link, two ranks of which 0 sends to 1, if this rank is at one of its ends; else NULL.
+// All ranks call it. from, to: stages; ranks of the same tensor and data coordinates are linked.
+static inline ncclComm_t job_split_link(Job *job, const Grid *grid, int from, int to) {
+    bool mine = (int)grid->p_rank == from || (int)grid->p_rank == to;
+    int ends[2] = {grid_rank_at(grid, grid->t_rank, grid->d_rank, (size_t)from),
+                   grid_rank_at(grid, grid->t_rank, grid->d_rank, (size_t)to)};
+    return job_split(job, ends, mine ? 2 : 0, "pipeline", LINK_BLOCKS, 0, false);
 }
 
 // Connects a communicator for collectives: a few bytes, then as many as the rank with the least can send.

@@ -4,16 +4,11 @@
 // which changes no earlier token. Losses are summed in double, within a row and then over the rows in their order, so
 // every layout adds in the same order.
 //
-// defines: Evaluation, evaluation_begin, evaluation_goes_on
+// defines: evaluation_begin, evaluation_goes_on
 #ifndef LLMC_EVALUATE_CUH
 #define LLMC_EVALUATE_CUH
 
 #include "llmc/trainer.cuh"
-
-typedef struct {
-    size_t end;    // rows [end - global batch, end) are the batch in flight; 0: none yet
-    double *rows;  // [rows][2]: loss, wrong (0/1); 0 for the rows of other ranks
-} Evaluation;
 
 static inline Evaluation evaluation_begin(const Trainer *m) {
     Evaluation e = {0, (double *)host_alloc(m->eval.rows, 2 * sizeof(double))};

@@ -46,6 +46,7 @@ typedef struct {
     ncclComm_t world;
     ncclComm_t groups[JOB_GROUPS];           // [group_count] split from the world, for job_finish to destroy
     bool is_link[JOB_GROUPS];                // [group_count] of two neighbouring stages, for messages only
+    char letters[JOB_GROUPS];                // [group_count] of job_split_grid; 0 for links
     size_t group_count;
 } Job;
 
@@ -210,6 +211,7 @@ static inline ncclComm_t job_split_grid(Job *job, const Grid *grid, char group, 
     size_t count = grid_group(grid, group, ranks), length = grid_size(grid, group == 'e' ? 'p' : group);
     ncclComm_t comm = job_split(job, ranks, count, purpose, 0, grid->world / length, waited);
     free(ranks);
+    if (comm) job->letters[job->group_count - 1] = group;
     return comm;
 }
 

@@ -1,16 +1,10 @@
-// replicas.cuh: --debug-replicas: checks that weights held by several ranks are the same bits on all of them.
+// replicas.cuh: --debug-replicas compares the weights that several ranks hold alike, bit by bit.
 //
-// defines: Replicas, replicas_check
+// defines: trainer_check_replicas
 #ifndef LLMC_REPLICAS_CUH
 #define LLMC_REPLICAS_CUH
 
-#include <nccl.h>
-
-#include "llmc/trainer/job.cuh"
-#include "llmc/trainer/state.cuh"
-
-// The tensors that all ranks of a group hold.
-typedef enum { REPLICAS_UNSPLIT, REPLICAS_TIED, REPLICAS_ALL } Replicas;
+#include "llmc/trainer.cuh"
 
 // Returns a 64-bit hash (FNV-1a) of a tensor's weights.
 static inline uint64_t replicas_hash(const State *state, const Tensor *x) {
@@ -23,26 +17,35 @@ static inline uint64_t replicas_hash(const State *state, const Tensor *x) {
     return hash;
 }
 
-// Compares the tensors of all ranks of the group, which call it with no queued work that writes weights. False, with
-// the name of the first tensor that differs.
-static inline bool replicas_check(const State *state, const ParamTable *table, Replicas which, ncclComm_t comm,
-                                  const char *group, cudaStream_t stream, Error *err) {
+// Compares the tensors that the ranks of a group hold alike: all of them in a group of data ranks, those not split in a
+// group of tensor ranks, wte in a group of first and last stage. Collective. False names the first that differs.
+static inline bool replicas_check(const Trainer *m, char group, ncclComm_t comm, Error *err) {
     int64_t *device, host[2];
     bool ok = true;
     CUDA_CHECK(cudaMalloc((void **)&device, sizeof host));
-    for (size_t i = 0; i < table->count; i++) {
-        const Tensor *x = &table->tensors[i];
-        if (which == REPLICAS_UNSPLIT ? x->split != SPLIT_NONE : which == REPLICAS_TIED && x->kind != WTE) continue;
-        host[0] = (int64_t)(replicas_hash(state, x) >> 1), host[1] = -host[0];  // their minima: least and greatest
-        CUDA_CHECK(cudaMemcpyAsync(device, host, sizeof host, cudaMemcpyHostToDevice, stream));
-        NCCL_CHECK(ncclAllReduce(device, device, 2, ncclInt64, ncclMin, comm, stream));
-        CUDA_CHECK(cudaMemcpyAsync(host, device, sizeof host, cudaMemcpyDeviceToHost, stream));
-        CUDA_CHECK(cudaStreamSynchronize(stream));
+    for (size_t i = 0; i < m->table.count; i++) {
+        const Tensor *x = &m->table.tensors[i];
+        if ((group == 't' && x->split != SPLIT_NONE) || (group == 'e' && x->kind != WTE)) continue;
+        host[0] = (int64_t)(replicas_hash(&m->state, x) >> 1), host[1] = -host[0];  // minima: least and greatest
+        CUDA_CHECK(cudaMemcpyAsync(device, host, sizeof host, cudaMemcpyHostToDevice, m->stream));
+        NCCL_CHECK(ncclAllReduce(device, device, 2, ncclInt64, ncclMin, comm, m->stream));
+        CUDA_CHECK(cudaMemcpyAsync(host, device, sizeof host, cudaMemcpyDeviceToHost, m->stream));
+        CUDA_CHECK(cudaStreamSynchronize(m->stream));
         if (host[0] != -host[1] && ok)
-            ok = error_set(err, "%s differs between the %s ranks that hold it", x->name, group);
+            ok = error_set(err, "%s differs between the %s ranks that hold it", x->name,
+                           group == 't' ? "tensor" : group == 'd' ? "data" : "embedding");
     }
     CUDA_CHECK(cudaFree(device));
     return ok;
+}
+
+// Checks all groups of this rank, with nothing queued that writes weights. A difference ends the job.
+static inline void trainer_check_replicas(Trainer *m) {
+    Error err;
+    CUDA_CHECK(cudaDeviceSynchronize());
+    for (size_t i = 0; i < m->job.group_count; i++) {
+        if (m->job.letters[i] && !replicas_check(m, m->job.letters[i], m->job.groups[i], &err)) job_fail(&m->job, &err);
+    }
 }
 
 #endif

@@ -1,6 +1,6 @@
 // start.cuh: a trainer's way to its first step: command line, checkpoint, data, grid, memory, weights.
 //
-// defines: trainer_open, trainer_layout, trainer_allocate, trainer_warm_up, trainer_warms_up, trainer_start
+// defines: trainer_open, trainer_shard, trainer_layout, trainer_allocate, trainer_warm_up, trainer_start
 #ifndef LLMC_START_CUH
 #define LLMC_START_CUH
 
@@ -103,12 +103,6 @@ static inline void trainer_set_batch(Trainer *m, size_t sequences) {
     m->dloss = (float)(1.0 / ((double)sequences * (double)m->T));
 }
 
-// Dropout as the next step has it, or none.
-static inline void trainer_set_dropout(Trainer *m, bool on) {
-    m->dropout = dropout_make(on ? m->opt.dropout : 0.0, m->opt.seed, m->progress.step, 0);
-    m->dropout.head = m->grid.t_rank * (m->config.NH / m->opt.tensor);
-}
-
 static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned sections, Error *err) {
     Options *o = &m->opt;
     const char *from = NULL;
@@ -133,11 +127,7 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
     m->B = o->micro_batch;
     m->T = o->seq;
     trainer_set_batch(m, o->global_batch);
-    m->A = m->config.C / o->tensor;
-    m->NH = m->config.NH / o->tensor;
-    m->F = 4 * m->config.C / o->tensor;
-    m->Vl = m->config.Vp / o->tensor;
-    m->V0 = m->grid.t_rank * m->Vl;
+    m->A = m->config.C, m->NH = m->config.NH, m->F = 4 * m->config.C, m->Vl = m->config.Vp, m->V0 = 0, m->sp = 1;
     return trainer_files(m, from, claimed, err);
 }
 
@@ -151,12 +141,20 @@ static inline void trainer_open(Trainer *m, int argc, char **argv, unsigned sect
     CUDA_CHECK(cudaGetDeviceProperties(&m->device, m->job.device));
 }
 
-// The buffers that every trainer has: counts them, or gives them their place. Returns the arena for the trainer's own.
+// Takes this rank's part of the model.
+static inline void trainer_shard(Trainer *m, Shard part) {
+    m->table = table_make(&m->config, &part);
+    state_create(&m->part, &m->table);
+    state_create(&m->state, &m->table);
+}
+
+// Counts the buffers that every trainer has, or sets their pointers. Returns the arena for the trainer's own. Unless
+// the trainer has said otherwise, this rank owns all of its part.
 static inline Arena *trainer_layout(Trainer *m) {
-    size_t N = m->B * m->T, layers = m->table.shard.n_layers;
+    size_t N = m->B * m->T, layers = m->table.shard.n_layers, micros = m->micros > 1 ? m->micros : 2;  // 2 to warm up
     if (!m->w) {
-        state_create(&m->part, &m->table, m->grid.d, m->grid.d_rank);
-        state_create(&m->state, &m->table, m->opt.zero ? m->grid.d : 1, m->opt.zero ? m->grid.d_rank : 0);
+        if (!m->part.owned) state_own(&m->part, 0, m->table.total);
+        if (!m->state.owned) state_own(&m->state, 0, m->table.total);
         m->norm_count = state_pieces(&m->part, &m->table, NULL);
         m->adamw_count = state_pieces(&m->state, &m->table, NULL);
         host_array(m->host_norm_pieces, m->norm_count);
@@ -174,9 +172,8 @@ static inline Arena *trainer_layout(Trainer *m) {
         }
     }
     Arena *arena = &m->activations;
-    take(arena, m->loss_sums, m->micros), take(arena, m->inputs, m->micros * N), take(arena, m->targets, m->micros * N);
-    take(arena, m->losses, m->micros * 2 * N);
-    if (m->opt.dropout > 0.0) take(arena, m->zeros, m->config.C);
+    take(arena, m->loss_sums, micros), take(arena, m->inputs, m->micros * N), take(arena, m->targets, m->micros * N);
+    take(arena, m->losses, micros * 2 * N);
     take(arena, m->norm_pieces, m->norm_count), take(arena, m->norms, m->norm_count);
     take(arena, m->adamw_pieces, m->adamw_count);
     take(arena, m->norm_scratch, global_norm_scratch(m->norm_count, table_largest(&m->table)));
@@ -200,13 +197,16 @@ static inline void trainer_print(const Trainer *m) {
     if (m->job.size > 1) grid_print(stdout, &m->grid);
 }
 
-// Allocates what layout has counted. What does not fit is refused before, with exit code 2; a --dry-run ends here.
-static inline void trainer_allocate(Trainer *m) {
+// Allocates the buffers of the trainer's layout, which counts them in a first call and sets pointers in a second, and
+// makes the communicator of all ranks. Refuses a layout that does not fit, with exit code 2; ends a --dry-run.
+template <class Model>
+static inline void trainer_allocate(Model *m, void (*layout)(Model *m)) {
     struct { Arena *arena; const char *purpose; } plan[] = {
         {&m->weights, "weights"}, {&m->gradients, "gradients"}, {&m->optimizer, "optimizer"},
         {&m->activations, "activations"}};
     size_t needed = job_reserve(&m->job), free_bytes, total_bytes;
     Error err;
+    layout(m);
     trainer_print(m);
     for (int i = 0; i < 4; i++) {
         printf("%-12s %12.1f MiB\n", plan[i].purpose, (double)plan[i].arena->used / 1048576.0);
@@ -225,8 +225,10 @@ static inline void trainer_allocate(Trainer *m) {
     if (m->opt.dry_run) {
         exit(job_dry_run(&m->job, m->weights.used, m->gradients.used, m->optimizer.used, m->activations.used));
     }
-    m->stream = stream_create(m, false);
+    layout(m);
+    m->stream = stream_create(m, "compute", false);
     matmul_create(&m->matmul, m->stream);
+    job_connect(&m->job);
 }
 
 // First collectives on all communicators, before anything else is in flight: see connect.cuh. The batch that the
@@ -238,13 +240,6 @@ static inline void trainer_warm_up(Trainer *m) {
     CUDA_CHECK(cudaMemset(m->inputs, 0, tokens));
     CUDA_CHECK(cudaMemset(m->targets, 0, tokens));
     CUDA_CHECK(cudaDeviceSynchronize());
-}
-
-// Is there an i-th pass of the warm-up, where a rank with stages goes through its v chunks for two micro-batches? The
-// first is without dropout, as validation, samples and --eval are: their kernels differ.
-static inline bool trainer_warms_up(Trainer *m, int i, int v) {
-    trainer_set_dropout(m, i >= v);
-    return i < 2 * v && m->grid.p > 1;
 }
 
 static inline void trainer_host_buffers(Trainer *m) {
@@ -276,7 +271,6 @@ static inline void trainer_start(Trainer *m) {
     CUDA_CHECK(cudaDeviceSynchronize());
     trainer_host_buffers(m);
     trainer_set_dropout(m, false);
-    if (m->zeros) CUDA_CHECK(cudaMemset(m->zeros, 0, m->config.C * sizeof(floatX)));
     global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->norm_pieces, m->norm_count,
                         table_largest(&m->table), m->part.owned, m->stream);  // loads its kernels before any message
     if (!from && !o->simulate) state_init_weights(&m->state, &m->table, o->seed);

@@ -1,8 +1,8 @@
 // state.cuh: what training changes, on the device: weights, gradients, and the optimizer's moments and master weights.
 // How they are initialised, loaded, saved and stepped; all of it by walking the parameter table.
 //
-// defines: State, state_create, state_layout, state_init_weights, state_load, state_save, state_dump_gradients,
-//          state_pieces
+// defines: State, state_create, state_own, state_layout, state_init_weights, state_load, state_save,
+//          state_dump_gradients, state_pieces
 #ifndef LLMC_STATE_CUH
 #define LLMC_STATE_CUH
 
@@ -27,26 +27,20 @@ typedef struct {
 
 enum { STATE_CHUNK = 16 << 20 };  // elements that pass through the host at a time
 
-// The optimizer owns part `index` of `parts` of every gradient bucket; with 1 part, all of it.
-static inline void state_create(State *state, const ParamTable *table, size_t parts, size_t index) {
-    size_t buckets = table->shard.n_layers + 2;
+// Gives a rank the flat buffer of a table, of which it owns nothing yet.
+static inline void state_create(State *state, const ParamTable *table) {
     memset(state, 0, sizeof *state);
     state->total = table->total;
-    state->slices = (Piece *)host_alloc(buckets, sizeof(Piece));
-    for (size_t b = 0; b < buckets; b++) {
-        size_t part = (table->buckets[b + 1] - table->buckets[b]) / parts;
-        if (part == 0) continue;
-        Piece *before = state->slice_count ? &state->slices[state->slice_count - 1] : NULL;
-        state->owned += part;
-        if (before && before->hi == table->buckets[b] + index * part) {  // one owner of all: one slice
-            before->hi += part;
-            continue;
-        }
-        Piece *slice = &state->slices[state->slice_count++];
-        slice->lo = table->buckets[b] + index * part;
-        slice->hi = slice->lo + part;
-        slice->at = state->owned - part;
-    }
+    state->slices = (Piece *)host_alloc(table->shard.n_layers + 2, sizeof(Piece));
+}
+
+// Makes this rank the owner of `count` elements from lo on, behind all that it owns already.
+static inline void state_own(State *state, size_t lo, size_t count) {
+    Piece *before = state->slice_count ? &state->slices[state->slice_count - 1] : NULL;
+    if (count == 0) return;
+    if (before && before->hi == lo) before->hi += count;
+    else state->slices[state->slice_count++] = {lo, lo + count, state->owned, 0, 0, false};
+    state->owned += count;
 }
 
 static inline void state_layout(State *state, Arena *weights, Arena *gradients, Arena *optimizer) {

@@ -2,7 +2,7 @@
 // AdamW after them.
 //
 // defines: trainer_upload, trainer_load, trainer_read_ahead, trainer_copy, trainer_mean_loss, trainer_begin_step,
-//          trainer_norm, trainer_adamw, trainer_end_step, zero_gradient
+//          trainer_norm, trainer_adamw, trainer_end_step, zero_gradient, sum_gradient
 #ifndef LLMC_STEP_CUH
 #define LLMC_STEP_CUH
 
@@ -73,10 +73,21 @@ static inline StepReport trainer_begin_step(Trainer *m) {
     return report;
 }
 
+// Returns how many buckets the flat buffer has: 0 the embeddings, 1 + l layer l, the last ln_f.
+static inline size_t bucket_count(const Trainer *m) { return m->table.shard.n_layers + 2; }
+
 // Sets the gradient of a tensor outside the layers to zero.
 static inline void zero_gradient(Trainer *m, TensorKind kind) {
     const Tensor *x = table_find(&m->table, kind, 0);
     CUDA_CHECK(cudaMemsetAsync(m->state.grads + x->offset, 0, x->size * sizeof(float), m->stream));
+}
+
+// Sums the gradient of a tensor outside the layers over the ranks of a communicator; NULL: nothing to do.
+static inline void sum_gradient(Trainer *m, TensorKind kind, ncclComm_t comm) {
+    if (!comm) return;
+    float *dx = m->dw[0][kind];
+    size_t count = table_find(&m->table, kind, 0)->size;
+    NCCL_CHECK(ncclAllReduce(dx, dx, count, ncclFloat, ncclSum, comm, m->stream));
 }
 
 // Copies floatX within the device, on the compute stream.
@@ -177,7 +188,7 @@ static inline void trainer_adamw(Trainer *m, StepReport *report) {
     report->lr = learning_rate((LRSchedule)o->lr_schedule, done, next, o->warmup, total, o->lr, o->lr_final);
     double scale = o->clip > 0.0 && report->grad_norm > o->clip ? o->clip / report->grad_norm : 1.0;
     AdamW h = adamw_factors(report->lr, o->beta1, o->beta2, o->eps, o->weight_decay, (double)report->step, scale);
-    Span span(m, m->stream, TRACK_COMPUTE, "optimizer");
+    Span span(m, m->stream, "optimizer");
     adamw_update(m->state.params, m->state.master, m->state.grads, m->state.m, m->state.v, m->adamw_pieces,
                  m->adamw_count, m->adamw_blocks, m->state.owned, h, m->stream);
 }
@@ -193,6 +204,7 @@ static inline void trainer_end_step(Trainer *m, StepReport *report) {
     report->ms = 1e3 * (seconds_now() - m->step_began);
     report->tokens = (double)m->batch * (double)m->T;
     trainer_clock_end_step(m, report->ms);
+    if (m->opt.debug_replicas) trainer_check_replicas(m);
     log_step(&m->log, report);
 }
 

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# lessons.sh [LESSON]: prints every edge of the tree of trainers, or the edge to one: the diff of the two files, one
+# function at a time, each under its name. Line 2 of a lesson names its parent; the four at the top follow each other.
+set -eu
+cd "$(dirname "$0")/.."
+color=never
+[ ! -t 1 ] || color=always
+
+# Cuts a trainer into a folder: a file for each function, struct or other part, named by its place and its name.
+cut_parts() {  # cut_parts FILE FOLDER
+    awk -v folder="$2" '
+        function flush() { printf "%s", text > (folder "/" name); close(folder "/" name); text = "" }
+        /^\/\/ -----/ && !parts++ { name = "head of the file"; flush() }
+        { text = text $0 "\n" }
+        /^(static|int main|struct) .*[({]/ {
+            name = $0
+            if (/^struct/) sub(/ [:{].*/, "", name)
+            else { sub(/\(.*/, "", name); sub(/.*[ *]/, "", name) }
+            if (/}$/) flush()
+        }
+        /^}/ { flush() }' "$1"
+}
+
+edge() {  # edge PARENT CHILD
+    local old new part
+    old=$(mktemp -d) new=$(mktemp -d)
+    cut_parts "$1" "$old"
+    cut_parts "$2" "$new"
+    printf '==== %s -> %s: %s lines added, %s removed ====\n' "$1" "$2" \
+        "$(diff "$1" "$2" | grep -c '^>' || true)" "$(diff "$1" "$2" | grep -c '^<' || true)"
+    # in the order of the child; a function that only the parent has comes last
+    { ls -tr "$new"; ls -tr "$old"; } | awk '!seen[$0]++' | while IFS= read -r part; do
+        touch "$old/$part" "$new/$part"
+        cmp -s "$old/$part" "$new/$part" && continue
+        printf -- '---- %s\n' "$part"
+        diff --color=$color -U2 "$old/$part" "$new/$part" | tail -n +3 | grep -v '^@@' || true
+    done
+    rm -rf "$old" "$new"
+}
+
+edges=('train_gpt.cu train_gpt_tp.cu' 'train_gpt_tp.cu train_gpt_pp.cu' 'train_gpt_pp.cu train_gpt_3d.cu')
+for lesson in dev/lessons/*.cu; do
+    edges+=("$(sed -n '2s,^// parent: ,,p' "$lesson") $lesson")
+done
+shown=
+for pair in "${edges[@]}"; do
+    read -r parent child <<<"$pair"
+    name=$(basename "$child" .cu)
+    [ -z "${1:-}" ] || [ "$1" = "${name#train_}" ] || [ "train_gpt_$1" = "$name" ] || continue
+    edge "$parent" "$child"
+    shown=1
+done
+[ -n "$shown" ] || { echo "no lesson '$1': $(printf '%s ' "${edges[@]##*train_}" | sed 's/\.cu//g')" >&2; exit 2; }
