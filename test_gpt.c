@@ -644,6 +644,13 @@ static const Row ROWS[] = {
     {"_3d", 1, 4, 1, 1, GOLDEN, "--zero 0 --recompute gelu", false, NULL},
     {"_3d", 1, 8, 1, 1, GOLDEN, "", true, NULL},
     {"_3d", 1, 8, 1, 1, GOLDEN, "--zero 0", false, NULL},
+    {"data", 1, 1, 1, 1, GOLDEN, "", true, NULL},
+    {"data", 1, 2, 1, 1, GOLDEN, "", true, "\"stream race\""},
+    {"data", 1, 2, 1, 1, GOLDEN, "--zero 0", false, NULL},
+    {"data", 1, 2, 1, 1, GOLDEN, "--overlap 0 --recompute gelu", false, NULL},
+    {"data", 1, 2, 1, 4, GOLDEN, "--zero 0 --overlap 0 --recompute layer", false, NULL},
+    {"data", 1, 4, 1, 1, GOLDEN, "--recompute layer", false, NULL},
+    {"data", 1, 8, 1, 1, GOLDEN, "", false, NULL},
     {"_3d", 1, 2, 2, 1, GOLDEN, "", true, "\"tied-embedding order\""},
     {"_3d", 1, 2, 2, 1, GOLDEN, "--virtual 2", false, "\"p = 2 interleaved\""},
     {"_3d", 1, 2, 2, 1, GOLDEN, "--schedule gpipe --zero 0", false, NULL},
@@ -704,6 +711,7 @@ static const Row ROWS[] = {
     {"", 1, 1, 1, 1, WIDE_24, "", false, NULL},
     {"_3d", 1, 3, 1, 1, WIDE_24, "", false, NULL},
     {"_3d", 1, 3, 1, 1, WIDE_24, "--zero 0", false, NULL},
+    {"data", 1, 3, 1, 1, WIDE_24, "", false, NULL},
     {"_3d", 1, 3, 2, 1, WIDE_24, "--virtual 2", false, NULL},
     {"_3d", 2, 3, 1, 1, WIDE_24, "--sequence-parallel 1", false, NULL},
     {"_3d", 1, 6, 1, 1, WIDE_24, "", true, NULL},
@@ -722,6 +730,7 @@ static const Row ROWS[] = {
     {"zero_bubble", 1, 1, 2, 1, DROPOUT, "--schedule zb-h1", false, NULL},
     {"_pp", 1, 1, 4, 2, DROPOUT, "--schedule gpipe --recompute layer", false, NULL},
     {"_3d", 1, 4, 1, 2, DROPOUT, "", false, NULL},
+    {"data", 1, 4, 1, 2, DROPOUT, "--recompute layer", false, NULL},
     {"_3d", 2, 2, 2, 1, DROPOUT, "--virtual 2", false, NULL},
     {"zero_bubble", 2, 2, 2, 2, DROPOUT, "--sequence-parallel 1 --schedule zb-auto --overlap 0", false, NULL},
     {"", 1, 1, 1, 2, DROPOUT_ODD, "", false, NULL},
@@ -826,9 +835,10 @@ static bool compare_bits(Matrix *m, const Row *row, const ParamTable *table, con
 // The flags of a row's trainer and grid, and its name in the table.
 static void row_flags(const Row *row, char flags[192], char name[128]) {
     bool pp = strcmp(row->trainer, "_pp") == 0, dp = *row->trainer && !pp && strcmp(row->trainer, "_tp") != 0;
+    bool alone = strcmp(row->trainer, "data") == 0;  // data parallelism without the other two
     size_t used = (size_t)snprintf(flags, 192, "--micro-batch %d %s", row->micro, row->flags);
-    if (*row->trainer) used += (size_t)snprintf(flags + used, 192 - used, " --tensor %d", row->t);
-    if (pp || dp) used += (size_t)snprintf(flags + used, 192 - used, " --pipeline %d", row->p);
+    if (*row->trainer && !alone) used += (size_t)snprintf(flags + used, 192 - used, " --tensor %d", row->t);
+    if ((pp || dp) && !alone) used += (size_t)snprintf(flags + used, 192 - used, " --pipeline %d", row->p);
     if (dp) snprintf(flags + used, 192 - used, " --data %d", row->d);
     const char *shown = *row->trainer ? row->trainer + (*row->trainer == '_') : "gpt";
     snprintf(name, 128, "%-4s %dx%dx%d of %d %s", shown, row->t, row->d, row->p, row->micro, row->flags);

@@ -30,6 +30,7 @@ edge train_gpt.cu train_gpt_tp.cu 170 25
 edge train_gpt_tp.cu train_gpt_pp.cu 170 35
 edge train_gpt_pp.cu train_gpt_3d.cu 90 9
 edge train_gpt_3d.cu dev/lessons/train_zero_bubble.cu 120 60
+edge train_gpt.cu dev/lessons/train_data.cu 110 15
 for lesson in dev/lessons/*.cu; do
     parent=$(sed -n '2s,^// parent: ,,p' "$lesson")
     [ -f "$parent" ]
@@ -80,6 +81,14 @@ for function in layer_forward layer_backward; do
 done
 [ "$(body dev/lessons/train_zero_bubble.cu layer_forward)" = "$(body train_gpt_3d.cu layer_forward)" ]
 report $? 'train_zero_bubble.cu: layer_forward is that of train_gpt_3d.cu'
+for function in layer_forward layer_backward; do
+    [ "$(body dev/lessons/train_data.cu $function)" = "$(body train_gpt.cu $function)" ]
+    report $? "train_data.cu: $function is that of train_gpt.cu"
+done
+for function in own_buckets reduce_bucket gather_weights use_bucket; do
+    [ "$(body dev/lessons/train_data.cu $function)" = "$(body train_gpt_3d.cu $function | grep -v reduce_layernorms)" ]
+    report $? "train_data.cu: $function is that of train_gpt_3d.cu"
+done
 # Two halves of a layer: f before each and g behind it; in backward g, f's output again, f in two parts.
 for row in 'layer_forward 4' 'layer_backward 8'; do
     read -r function want <<<"$row"

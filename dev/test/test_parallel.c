@@ -26,14 +26,15 @@ typedef struct {
 // How the grid is started. s must outlive the layout.
 static const Layout *start_of(const Grid *g, Started *s) {
     bool tp = *g->trainer, pp = tp && strcmp(g->trainer, "_tp") != 0, dp = pp && strcmp(g->trainer, "_pp") != 0;
+    bool alone = strcmp(g->trainer, "data") == 0;  // data parallelism without the other two
     char t[32], p[32], v[32], d[32];
     snprintf(t, sizeof t, " --tensor %d", g->t);
     snprintf(p, sizeof p, " --pipeline %d", g->p);
     snprintf(v, sizeof v, " --virtual %d", g->v);
     snprintf(d, sizeof d, " --data %d", g->d);
     trainer_program(s->trainer, sizeof s->trainer, g->trainer);
-    snprintf(s->flags, sizeof s->flags, "%s%s%s%s%s", g->flags, tp ? t : "", pp ? p : "", g->v > 1 ? v : "",
-             dp ? d : "");
+    snprintf(s->flags, sizeof s->flags, "%s%s%s%s%s", g->flags, tp && !alone ? t : "", pp && !alone ? p : "",
+             g->v > 1 ? v : "", dp ? d : "");
     snprintf(s->name, sizeof s->name, "%s %dx%dx%d%s%s%s", tp ? g->trainer + (*g->trainer == '_') : "gpt", g->t, g->d,
              g->p, g->v > 1 ? v : "", *g->flags ? " " : "", g->flags);
     s->layout.trainer = s->trainer;
@@ -61,12 +62,13 @@ static const Grid PLACES[] = {
     {"_3d", 1, 2, 3, 1, "--zero 0", false},
     {"_3d", 2, 2, 2, 2, "--sequence-parallel 1", true},
     {"_3d", 4, 2, 1, 1, "--zero 0", false},
+    {"data", 1, 4, 1, 1, "", true},
 };
 enum { NUM_PLACES = sizeof PLACES / sizeof *PLACES };
 
 // Pairs (writer, reader) in PLACES; every place also resumes itself.
 static const int MOVES[][2] = {{1, 0}, {1, 2}, {2, 3}, {3, 4}, {4, 5}, {5, 6}, {6, 7}, {7, 8}, {8, 0}, {7, 0},
-                               {0, 7}, {4, 1}, {7, 4}};
+                               {0, 7}, {4, 1}, {7, 4}, {7, 9}, {9, 4}, {9, 0}};
 
 // Four steps over a shuffled epoch, with the states after steps 2 and 4.
 static const char FOUR_STEPS[] = "--train-data golden/train.bin --shuffle 1 --seq 24 --global-batch 8 "
@@ -158,6 +160,7 @@ typedef struct {
 
 static const StaleRow STALE[] = {
     {{"_3d", 1, 2, 1, 1, "--zero 0", true}, FCB, 1, "h.1.mlp.c_fc.bias differs between the data ranks"},
+    {{"data", 1, 3, 1, 1, "--zero 0 --global-batch 6", false}, LNFW, 0, "ln_f.weight differs between the data ranks"},
     {{"_pp", 1, 1, 2, 1, "", false}, WTE, 0, "wte.weight differs between the embedding ranks"},
     {{"_tp", 2, 1, 1, 1, "--sequence-parallel 1", false}, LN1W, 2, "h.2.ln_1.weight differs between the tensor ranks"},
 };
@@ -195,6 +198,7 @@ static void group_replicas(Context *x) {
         {"_3d", 2, 2, 2, 2, "--sequence-parallel 1", true},
         {"_3d", 2, 2, 2, 1, "--sequence-parallel 1 --zero 0 --overlap 0", false},
         {"_tp", 4, 1, 1, 1, "--sequence-parallel 1", true},
+        {"data", 1, 4, 1, 1, "", false},
     };
     size_t steps = x->sanitized ? 5 : 50;
     for (size_t i = 0; i < sizeof GRIDS / sizeof *GRIDS; i++) {
@@ -237,6 +241,8 @@ static const TrafficRow TRAFFIC[] = {
     {{"_3d", 1, 2, 1, 1, "", true}, 1},
     {{"_3d", 1, 4, 1, 1, "--zero 0", true}, 1},
     {{"_3d", 1, 8, 1, 1, "", false}, 1},
+    {{"data", 1, 4, 1, 1, "", true}, 1},
+    {{"data", 1, 8, 1, 1, "--zero 0", false}, 1},
     {{"_3d", 2, 2, 2, 2, "", true}, 1},
     {{"_3d", 2, 2, 2, 2, "--sequence-parallel 1", false}, 1},
     {{"_3d", 2, 2, 2, 1, "--sequence-parallel 1 --zero 0 --overlap 0", false}, 2},
@@ -297,7 +303,7 @@ static ParamTable stage_table(const GPTConfig *config, const Grid *g, int stage)
         for (size_t l = 0; l < count && chunk % (size_t)g->p == (size_t)stage; l++) layers[n++] = first + l;
         first += count;
     }
-    size_t align = strcmp(g->trainer, "_3d") == 0 ? TENSOR_ALIGN * (size_t)g->d : 0;
+    size_t align = strcmp(g->trainer, "_3d") == 0 || strcmp(g->trainer, "data") == 0 ? TENSOR_ALIGN * (size_t)g->d : 0;
     Shard shard = {(size_t)g->t, 0, stage == 0, stage == g->p - 1, n, layers, align};
     return table_make(config, &shard);
 }
@@ -334,6 +340,7 @@ static Counts expected_traffic(const Grid *g, int micro, size_t width) {
     }
     add_all_reduces(&tensor[ALL_REDUCE], all, t, N * 4);
     add_all_reduces(&tensor[ALL_REDUCE], all, t, 2 * N * 4);
+    if (strcmp(g->trainer, "data") == 0) memset(tensor, 0, sizeof c.by[TENSOR]);  // it has no such communicator
     // A message is sent in t parts, which the receivers gather; under sequence parallelism they stay apart.
     c.by[PIPELINE][SEND].calls = all * messages * t;
     c.by[PIPELINE][SEND].bytes = all * messages * X;
@@ -658,6 +665,7 @@ static const Order ORDERS[] = {
     {{"_pp", 2, 1, 2, 1, "--schedule gpipe", false}, STREAMS, 5},
     {{"zero_bubble", 1, 2, 3, 1, "--schedule zb-auto", false}, STREAMS " " MESSAGES, 5},
     {{"_3d", 1, 4, 1, 1, "", false}, STREAMS, 5},
+    {{"data", 1, 4, 1, 1, "", false}, STREAMS " " MESSAGES, 5},
     {{"_tp", 2, 1, 1, 1, "--sequence-parallel 1", false}, MESSAGES, 5},
 };
 
@@ -702,6 +710,7 @@ static void group_between(Context *x) {
         {"_pp", 1, 1, 2, 2, "", false},
         {"_pp", 2, 1, 3, 1, "--schedule gpipe", false},
         {"_3d", 1, 4, 1, 1, "", false},
+        {"data", 1, 2, 1, 1, "", false},
         {"_3d", 2, 2, 2, 2, "--sequence-parallel 1", true},
     };
     char text[4096] = "";
@@ -811,6 +820,10 @@ static const Refusal REFUSALS[] = {
     {"a flag of pipelines", {"train_gpt_tp", 2, "--pipeline 2"}, GOOD, 2, "train_gpt_pp"},
     {"ranks that are not t * p", {"train_gpt_pp", 3, "--tensor 2"}, GOOD, 2, "--tensor 2"},
     {"a flag of data parallelism", {"train_gpt_pp", 2, "--zero 1"}, GOOD, 2, "train_gpt_3d"},
+    {"a flag that data parallelism lacks", {"train_data", 2, "--tensor 2"}, GOOD, 2, "train_gpt_tp"},
+    {"one that it has", {"train_gpt", 1, "--overlap 0"}, GOOD, 2, "train_data"},
+    {"ranks that are not d", {"train_data", 2, "--data 4"}, GOOD, 2, "--data 4"},
+    {"the batch of data ranks", {"train_data", 3, ""}, GOOD, 2, "--global-batch 8"},
     {"more stages than layers", {"train_gpt_pp", 5, ""}, GOOD, 2, "4 layers"},
     {"more chunks than layers", {"train_gpt_pp", 4, "--virtual 2"}, GOOD, 2, "4 layers"},
     {"m", {"train_gpt_pp", 2, "--virtual 2"}, GOOD "--micro-batch 8", 2, "multiple of 2"},

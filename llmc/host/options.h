@@ -51,9 +51,9 @@ static inline bool option_unknown(const FieldTable *tables, size_t count, const 
     if (f && !option_is_in(f, sections)) {
         unsigned section = f->tags & OPTION_SECTIONS;
         return error_set(err, "--%s is for %s, not for this trainer", f->name,
-                         section == OPTIONS_TENSOR     ? "train_gpt_tp and the trainers after it"
+                         section & OPTIONS_TENSOR      ? "train_gpt_tp and the trainers after it"
                          : section == OPTIONS_PIPELINE ? "train_gpt_pp and train_gpt_3d"
-                                                       : "train_gpt_3d");
+                                                       : "train_gpt_3d and train_data");
     }
     f = option_similar(tables, count, name, sections, 1);
     if (f) return error_set(err, "unknown flag '%s': did you mean --%s?", word, f->name);
@@ -173,7 +173,7 @@ static inline bool options_resolve_model(Options *o, const GPTConfig *file, Erro
 static inline bool options_resolve_grid(Options *o, size_t ranks, Error *err) {
     bool has_tensor = o->sections & OPTIONS_TENSOR, has_pipeline = o->sections & OPTIONS_PIPELINE;
     bool has_data = o->sections & OPTIONS_DATA;
-    if (!has_tensor && ranks != 1)
+    if (!o->sections && ranks != 1)
         return error_set(err, "train_gpt is one rank, but %zu were %s: use train_gpt_3d", ranks,
                          o->simulate ? "asked for" : "started");
     if (!o->tensor) o->tensor = has_tensor && !has_pipeline ? ranks : 1;

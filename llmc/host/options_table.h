@@ -140,6 +140,8 @@ static const Field OPTIONS[] = {
          "Chrome trace of ranks and streams; on a CPU also a table of kernels"),
     SIZE("trace-steps", trace_steps, "10", 1, 1e6, 0, "first steps that --trace covers"),
     TEXT("dump-gradients", dump_gradients, NULL, OPTION_TRAINS, "FILE", "safetensors of the first step's gradients"),
+    SWITCH("debug-replicas", debug_replicas, "0", OPTIONS_TENSOR | OPTIONS_DATA | OPTION_TRAINS,
+           "check at every step that replicas are bit-equal"),
     TEXT("eval", eval, NULL, OPTION_TRAINS, "FILE", "measure the model on a file's rows and stop: doc/evaluation.md"),
     MARK("dry-run", dry_run, OPTION_BASIC | OPTION_TRAINS, NULL,
          "print configuration, ranks and bytes per rank, then stop"),
@@ -155,8 +157,6 @@ static const Field OPTIONS[] = {
          "ranks that share each layer (default: all in _tp, else 1)"),
     SWITCH("sequence-parallel", sequence_parallel, "0", OPTIONS_TENSOR | OPTION_BASIC,
            "cut layernorms and residuals along the sequence"),
-    SWITCH("debug-replicas", debug_replicas, "0", OPTIONS_TENSOR | OPTION_TRAINS,
-           "check at every step that replicas are bit-equal"),
 
     GROUP("Pipeline parallelism", OPTIONS_PIPELINE | OPTION_BASIC),
     SIZE("pipeline", pipeline, NULL, 1, 1e6, OPTIONS_PIPELINE | OPTION_BASIC,
