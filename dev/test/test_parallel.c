@@ -335,7 +335,7 @@ static Counts expected_traffic(const Grid *g, int micro, size_t width) {
         add_all_reduces(&tensor[ALL_REDUCE], all * 2, t, X);
     } else {
         add_halves(&tensor[REDUCE_SCATTER], all * 2, t, X);
-        add_halves(&tensor[ALL_GATHER], all * (2 + 1), t, X);
+        add_halves(&tensor[ALL_GATHER], all * 2, t, X);
         add_all_reduces(&tensor[ALL_REDUCE], steps * d * (4 * L + 2), t, TC * 4);  // gradients of layernorms
     }
     add_all_reduces(&tensor[ALL_REDUCE], all, t, N * 4);
