@@ -36,16 +36,17 @@ static inline void draw_event(FILE *out, double x1, double y1, double x2, double
 
 // The MLP's half of layer_backward. Widths follow the FLOPs of the GEMMs; the others are as wide as their names.
 static inline void draw_backward_streams(FILE *out) {
-    enum { GATHER, FCPROJ_X, FCPROJ_W, GELU, FC_X, FC_W, WAIT, NORM, COUNT };
+    enum { GATHER, FCPROJ_X, FCPROJ_W, FCPROJ_B, GELU, FC_X, FC_W, WAIT, NORM, COUNT };
     static const Work compute[COUNT] = {
         {"g: all-gather", 108, FIGURE_COLLECTIVE},
         {"FCPROJW dX", 98, FIGURE_SHARE},
         {"FCPROJW dW", 98, FIGURE_SHARE},
+        {"db", 30, FIGURE_SHARE},
         {"GELU, db", 74, FIGURE_SHARE},
         {"FCW dX", 98, FIGURE_SHARE},
         {"FCW dW", 98, FIGURE_SHARE},
         {"wait", 46, FIGURE_WAIT},
-        {"layernorm 2, db", 120, FIGURE_WHOLE},
+        {"layernorm 2", 90, FIGURE_WHOLE},
     };
     double width = 880, ends[COUNT], x = 96;
     svg_begin(out, width, 436);
