@@ -7,6 +7,7 @@ set -u
 cd "$(dirname "$0")/../.." || exit 1
 
 quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes data_bytes optimizer_memory
+       lesson_data_bytes lesson_data_memory lesson_data_clock
        schedules schedules_norm refused bubbles study plan scale)
 slow=(layouts main errors no_wait one_stream zero bubbles_paper plan_table1 plan_clock scale_trainers)
 
@@ -164,6 +165,61 @@ table_optimizer_memory() {
             flags="--data $d --zero $zero $large --layers 8 --micro-batch 1 --global-batch 8"
             mib=$(dry $d train_gpt_3d "$flags") || return 1
             row="$row $(cut -d' ' -f3 <<<"$mib") |"
+        done
+        echo "$row"
+    done
+}
+
+# What a rank of train_data sends in a step, over the parameters; neither vocabulary nor buckets are padded much.
+table_lesson_data_bytes() {
+    local d zero scatter gather P after
+    echo '| d | `--zero` | reduce-scatter | all-gather | together | formula |'
+    echo '|---|---|---|---|---|---|'
+    for d in 2 4 8; do
+        for zero in 0 1; do
+            ranks "$d" bf16 train_data "--layers 2 --heads 2 --channels 64 --vocab 128 --seq 32 --micro-batch 1
+                --global-batch 8 --steps 1 --train-data dev/test/golden/train.bin --zero $zero" || return 1
+            read -r _ scatter < <(traffic data ncclReduceScatter)
+            read -r _ gather < <(traffic data ncclAllGather)
+            P=$(awk '$1 == "model" { print $(NF - 1) }' "$dir/out") after=$((zero ? 2 : 4))
+            awk -v d="$d" -v zero="$zero" -v P="$((P * d))" -v s="$scatter" -v g="$gather" -v after=$after 'BEGIN {
+                printf "| %d | %d | %.2f | %.2f | %.2f | (4 + %d)(d-1)/d = %.2f |\n", d, zero, s / P, g / P,
+                    (s + g) / P, after, (4 + after) * (d - 1) / d }'
+        done
+    done
+}
+
+# Bytes a parameter that a rank of train_data holds.
+table_lesson_data_memory() {
+    local d zero
+    echo '| d | `--zero` | weights | gradients | optimizer | together | formula |'
+    echo '|---|---|---|---|---|---|---|'
+    for d in 1 2 8; do
+        for zero in 0 1; do
+            ranks "$d" bf16 train_data "--dry-run $large --layers 8 --micro-batch 1 --global-batch 8 --zero $zero" ||
+                return 1
+            awk -v d="$d" -v zero="$zero" '$1 == "model" { P = $(NF - 1) / 1048576 }
+                $3 == "MiB" && NF == 3 { mib[$1] = $2 / P }
+                END { w = mib["weights"]; g = mib["gradients"]; o = mib["optimizer"]
+                      printf "| %d | %d | %.2f | %.2f | %.2f | %.2f | 6 + 12%s = %.2f |\n", d, zero, w, g, o, w + g + o,
+                          zero ? "/d" : "", 6 + 12 / (zero ? d : 1) }' "$dir/out"
+        done
+    done
+}
+
+# Milliseconds of the second step of train_data, simulated.
+table_lesson_data_clock() {
+    local flags row d m
+    echo '| | d = 8, m = 1 | d = 8, m = 4 | d = 64, m = 1 | d = 64, m = 4 |'
+    echo '|---|---|---|---|---|'
+    for flags in '--zero 1 --overlap 1' '--zero 1 --overlap 0' '--zero 0 --overlap 1' '--zero 0 --overlap 0'; do
+        row="| \`$flags\` |"
+        for d in 8 64; do
+            for m in 1 4; do
+                ranks 1 bf16 train_data "--simulate dev/clusters/dgx-a100.json --ranks $d --model d24 --seq 1024
+                    --micro-batch 4 --global-batch $((4 * m * d)) $flags" || return 1
+                row="$row $(sed -n 's/^step \([0-9.]*\) s .*/\1/p' "$dir/out" | awk '{ printf "%.1f", 1000 * $1 }') |"
+            done
         done
         echo "$row"
     done
