@@ -9,7 +9,7 @@
 #include <math.h>
 #include <stddef.h>
 
-#include "llmc/dropout.h"
+#include "llmc/masks.h"
 
 static const double REFERENCE_LAYERNORM_EPS = 1e-5;
 
@@ -99,7 +99,7 @@ static inline void reference_matmul_backward(double *dinp, double *dweight, doub
 }
 
 // Dropout: the factor of a probability or of an element of the residual stream, 0 or 1 / (1 - p). They are
-// numbered as in llmc/dropout.h; without a seed's numbers (threshold 0) every factor is 1.
+// numbered as in llmc/masks.h; without a seed's numbers (threshold 0) every factor is 1.
 static inline double reference_factor(const Dropout *d, const Philox *block, size_t i) {
     double scale = 65536.0 / (65536.0 - d->threshold);
     return !d->threshold ? 1.0 : dropout_factor(d, block, (unsigned)i) == 0.0f ? 0.0 : scale;

@@ -12,7 +12,7 @@
 //   trainer_close      writes reports; returns the exit code
 // It serves any grid of t x d x p ranks; one rank is a grid of 1 x 1 x 1.
 //
-// defines: Trainer, Span, stream_create, event_create, trainer_*; and all that the headers below do
+// defines: Trainer, Span, stream_create, event_create, dropout_at, drop, trainer_*; and all of the headers below
 #ifndef LLMC_TRAINER_CUH
 #define LLMC_TRAINER_CUH
 
@@ -84,7 +84,6 @@ typedef struct {
     size_t T, padded;     // tokens of the next pass, and the same rounded up: in the trainer's inputs, then zeros
     float *logits;        // (Vp) on the host
 } Sample;
-
 
 struct Trainer {
     Options opt;
@@ -158,8 +157,8 @@ struct Span {
     ~Span() { span_end(timeline, stream, number); }
 };
 
-// Makes a stream, which is a track of that name in the timeline. All ranks make the same ones in the same order. What
-// communicates goes first where both it and compute could start: NCCL's kernels need room on a GPU that compute fills.
+// Makes a stream, which is a track of that name in the timeline. All ranks make the same ones in the same order. A
+// stream that communicates goes first where both could start: NCCL's kernels need room on a GPU that compute fills.
 static inline cudaStream_t stream_create(Trainer *m, const char *track, bool communicates) {
     cudaStream_t stream;
     int least, greatest;
@@ -174,12 +173,30 @@ static inline void event_create(cudaEvent_t *event) {
     CUDA_CHECK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
 }
 
+// Sets dropout as the next step has it, or none. It is on between trainer_begin_step and trainer_end_step, and in half
+// of the warm-up. Under sequence parallelism a rank's rows start at its part.
+static inline void trainer_set_dropout(Trainer *m, bool on) {
+    m->dropout = dropout_make(on ? m->opt.dropout : 0.0, m->opt.seed, m->progress.step, 0);
+    m->dropout.head = m->grid.t_rank * (m->config.NH / m->opt.tensor);
+    m->dropout.T = m->T;
+    m->dropout.row = m->opt.sequence_parallel ? m->grid.t_rank * (m->B * m->T / m->grid.t) : 0;
+}
+
+// Takes the masks of this micro-batch from here on, forward and backward.
+static inline void dropout_at(Trainer *m, size_t micro) {
+    m->dropout.sample = (m->grid.d_rank * m->micros + micro) * m->B;
+}
+
+// Returns the masks of one place in the l-th layer that this rank holds.
+static inline Dropout drop(const Trainer *m, RandomPurpose place, size_t l) {
+    return dropout_for(m->dropout, place, m->table.layers[l]);
+}
+
 static inline void trainer_leave(Trainer *m);
 static inline void trainer_give_up(Trainer *m);
 
 #include "llmc/trainer/stop.cuh"
 #include "llmc/trainer/virtual_time.cuh"
-#include "llmc/trainer/dropout.cuh"
 #include "llmc/trainer/replicas.cuh"
 #include "llmc/trainer/start.cuh"
 #include "llmc/trainer/step.cuh"

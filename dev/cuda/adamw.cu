@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
         store_floats<W>(vs + i * W, v);
         if (narrow) store_floats<W>(narrow + i * W, p);
     }
-    size_t last = element_tail<W>(n);
+    size_t last = blockIdx.x == 0 && threadIdx.x < n % W ? n - n % W + threadIdx.x : n;
     if (last < n) {
         weights[last] = adamw_element(weights[last], grads[last], &ms[last], &vs[last], h);
         if (narrow) narrow[last] = from_float<floatX>(weights[last]);

@@ -1,6 +1,6 @@
 // test_rand.c: llmc/host/rand.h: known answers, statistics, and that a number depends on its place alone.
 #include "dev/test/check.h"
-#include "llmc/dropout.h"
+#include "llmc/masks.h"
 #include "llmc/host/rand.h"
 
 #include <stdlib.h>

@@ -13,7 +13,7 @@
 
 #include <math.h>
 
-#include "llmc/dropout.h"
+#include "llmc/masks.h"
 #include "llmc/kernels/cuda_common.cuh"
 #include "llmc/kernels/exponential.cuh"
 

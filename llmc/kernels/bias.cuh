@@ -1,5 +1,5 @@
-// bias.cuh: the gradient of a bias: the sums of the columns of a matrix, first over chunks of its rows, then over the
-// chunks, in an order that depends on the number of rows alone.
+// bias.cuh: the gradient of a bias: the sums of the columns of a matrix, over chunks of its rows and then over the
+// chunks. The order of the sum depends on the number of rows alone.
 //
 // defines: bias_backward, bias_backward_scratch
 #ifndef LLMC_BIAS_CUH
@@ -56,17 +56,13 @@ __global__ void __launch_bounds__(BIAS_THREADS)
 // dbias[OC] (float) = or += sum over N of dout[N,OC]. scratch: bias_backward_scratch(N, OC) floats.
 static inline void bias_backward(float *dbias, const floatX *dout, float *scratch, size_t N, size_t OC,
                                  bool accumulate, cudaStream_t stream) {
-    const size_t W = x128::size;
     size_t chunk_rows = bias_chunk_rows(N), chunks = CEIL_DIV(N, chunk_rows);
     kernel_cost(KERNEL_ELEMENTWISE, N * OC, sizeof(floatX), 1);
-    if (OC % W == 0 && aligned16(dout) && aligned16(scratch)) {
-        dim3 grid((unsigned)CEIL_DIV(OC, BIAS_THREADS * W), (unsigned)chunks);
-        LAUNCH(bias_partial_kernel<x128::size>, grid, BIAS_THREADS, 0, stream)
-        (scratch, dout, N, OC, chunk_rows);
-    } else {
-        dim3 grid((unsigned)CEIL_DIV(OC, (size_t)BIAS_THREADS), (unsigned)chunks);
-        LAUNCH(bias_partial_kernel<1>, grid, BIAS_THREADS, 0, stream)(scratch, dout, N, OC, chunk_rows);
-    }
+    by_packs(aligned16(dout, scratch) ? OC : 1, [&](auto width) {
+        constexpr int W = width;
+        dim3 grid((unsigned)CEIL_DIV(OC, (size_t)BIAS_THREADS * W), (unsigned)chunks);
+        LAUNCH(bias_partial_kernel<W>, grid, BIAS_THREADS, 0, stream)(scratch, dout, N, OC, chunk_rows);
+    });
     LAUNCH(bias_final_kernel, (unsigned)CEIL_DIV(OC, (size_t)BIAS_THREADS), BIAS_THREADS, 0, stream)
     (dbias, scratch, chunks, OC, accumulate);
 }

@@ -1,11 +1,11 @@
-// dropout.cuh: dropout of rows of the residual stream. The masks are those of llmc/dropout.h: nothing is stored. The
-// kernels that add a residual (layernorm.cuh) and attention apply their masks themselves.
+// dropout.cuh: dropout of rows of the residual stream, by the masks of llmc/masks.h: nothing is stored. The kernels
+// that add a residual (layernorm.cuh) and attention apply their masks themselves.
 //
 // defines: dropout_mask (of one pack, for other kernels), dropout_forward, dropout_backward
 #ifndef LLMC_DROPOUT_CUH
 #define LLMC_DROPOUT_CUH
 
-#include "llmc/dropout.h"
+#include "llmc/masks.h"
 #include "llmc/kernels/packs.cuh"
 #include "llmc/kernels/shares.cuh"
 
@@ -32,13 +32,11 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
 
 static inline void dropout_apply(floatX *out, const floatX *inp, Dropout d, size_t N, size_t C, cudaStream_t stream) {
     if (N == 0) return;
-    unsigned blocks = element_blocks(N * C);
     kernel_cost(KERNEL_ELEMENTWISE, N * C, 2 * sizeof(floatX), 1);
-    if (C % x128::size == 0 && aligned16(out) && aligned16(inp)) {
-        LAUNCH(dropout_kernel<x128::size>, blocks, ELEMENT_THREADS, 0, stream)(out, inp, d, N, C);
-    } else {
-        LAUNCH(dropout_kernel<1>, blocks, ELEMENT_THREADS, 0, stream)(out, inp, d, N, C);
-    }
+    by_packs(aligned16(out, inp) ? C : 1, [&](auto width) {
+        constexpr int W = width;
+        LAUNCH(dropout_kernel<W>, element_blocks(N * C), ELEMENT_THREADS, 0, stream)(out, inp, d, N, C);
+    });
 }
 
 // x[N, C] *= mask; nothing to do without dropout.

@@ -52,19 +52,16 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
         for (int k = 0; k < W; k++) x[k] = gelu(x[k]);
         store_floats<W>(out + i * W, x);
     }
-    size_t last = element_tail<W>(n);
-    if (last < n) out[last] = from_float<floatX>(gelu(to_float(inp[last])));
 }
 
 // out[n] = gelu(inp[n]); out may be inp.
 static inline void gelu_forward(floatX *out, const floatX *inp, size_t n, cudaStream_t stream) {
     if (n == 0) return;
     kernel_cost(KERNEL_EXPONENTIAL, n, 2 * sizeof(floatX), 9);
-    if (aligned16(out) && aligned16(inp)) {
-        LAUNCH(gelu_forward_kernel<x128::size>, element_blocks(n), ELEMENT_THREADS, 0, stream)(out, inp, n);
-    } else {
-        LAUNCH(gelu_forward_kernel<1>, element_blocks(n), ELEMENT_THREADS, 0, stream)(out, inp, n);
-    }
+    by_packs(aligned16(out, inp) ? n : 1, [&](auto width) {
+        constexpr int W = width;
+        LAUNCH(gelu_forward_kernel<W>, element_blocks(n), ELEMENT_THREADS, 0, stream)(out, inp, n);
+    });
 }
 
 static constexpr size_t GELU_BATCH = 2;  // rows that a thread reads before it writes them
@@ -96,21 +93,17 @@ __global__ void __launch_bounds__(BIAS_THREADS)
     store_floats<W>(partial + blockIdx.y * F + col, sum);
 }
 
-// dinp[N,F] = dout * gelu'(inp), and dbias[F] = or += the sums of its columns, with the bits of bias_backward: the
-// gradient of the bias that was added to inp. dinp may be dout. scratch: bias_backward_scratch(N, F) floats.
+// dinp[N,F] = dout * gelu'(inp), and dbias[F] = or += the sums of its columns, with the bits of bias_backward. dbias is
+// the gradient of the bias that was added to inp. dinp may be dout. scratch: bias_backward_scratch(N, F) floats.
 static inline void gelu_backward(floatX *dinp, float *dbias, float *scratch, const floatX *dout,
                                  const floatX *inp, size_t N, size_t F, bool accumulate, cudaStream_t stream) {
     kernel_cost(KERNEL_EXPONENTIAL, N * F, 3 * sizeof(floatX), 18);
-    const size_t W = x128::size;
     size_t chunk_rows = bias_chunk_rows(N), chunks = CEIL_DIV(N, chunk_rows);
-    if (F % W == 0 && aligned16(dinp) && aligned16(dout) && aligned16(inp) && aligned16(scratch)) {
-        dim3 grid((unsigned)CEIL_DIV(F, BIAS_THREADS * W), (unsigned)chunks);
-        LAUNCH(gelu_backward_kernel<x128::size>, grid, BIAS_THREADS, 0, stream)
-        (dinp, scratch, dout, inp, N, F, chunk_rows);
-    } else {
-        dim3 grid((unsigned)CEIL_DIV(F, (size_t)BIAS_THREADS), (unsigned)chunks);
-        LAUNCH(gelu_backward_kernel<1>, grid, BIAS_THREADS, 0, stream)(dinp, scratch, dout, inp, N, F, chunk_rows);
-    }
+    by_packs(aligned16(dinp, dout, inp, scratch) ? F : 1, [&](auto width) {
+        constexpr int W = width;
+        dim3 grid((unsigned)CEIL_DIV(F, (size_t)BIAS_THREADS * W), (unsigned)chunks);
+        LAUNCH(gelu_backward_kernel<W>, grid, BIAS_THREADS, 0, stream)(dinp, scratch, dout, inp, N, F, chunk_rows);
+    });
     LAUNCH(bias_final_kernel, (unsigned)CEIL_DIV(F, (size_t)BIAS_THREADS), BIAS_THREADS, 0, stream)
     (dbias, scratch, chunks, F, accumulate);
 }

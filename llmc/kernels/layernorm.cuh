@@ -89,13 +89,11 @@ static inline void layernorm_forward_launch(const Layernorm &ln, floatX *residua
     unsigned blocks = (unsigned)CEIL_DIV(N, (size_t)LAYERNORM_WARPS), threads = 32 * LAYERNORM_WARPS;
     if (inp1) kernel_cost(KERNEL_RESIDUAL_LAYERNORM, N * C, 4 * sizeof(floatX), 10);
     else kernel_cost(KERNEL_LAYERNORM_FORWARD, N * C, 2 * sizeof(floatX), 8);
-    if (C % x128::size == 0) {
-        LAUNCH((layernorm_forward_kernel<x128::size, LANES>), blocks, threads, 0, stream)
+    by_packs(C, [&](auto width) {
+        constexpr int W = width;
+        LAUNCH((layernorm_forward_kernel<W, LANES>), blocks, threads, 0, stream)
         (ln.out, ln.mean, ln.rstd, residual, inp1, inp2, inp2_bias, weight, bias, N, C, drop);
-    } else {
-        LAUNCH((layernorm_forward_kernel<1, LANES>), blocks, threads, 0, stream)
-        (ln.out, ln.mean, ln.rstd, residual, inp1, inp2, inp2_bias, weight, bias, N, C, drop);
-    }
+    });
 }
 
 // ln.out[N, C] = (inp - mean) * rstd * weight + bias by rows; keeps mean[N] and rstd[N] for the backward pass.
@@ -119,12 +117,10 @@ static inline void residual_forward(floatX *out, const floatX *inp1, const float
     if (N == 0) return;
     unsigned blocks = (unsigned)CEIL_DIV(N, (size_t)LAYERNORM_WARPS), threads = 32 * LAYERNORM_WARPS;
     kernel_cost(KERNEL_RESIDUAL, N * C, 3 * sizeof(floatX), 2);
-    if (C % x128::size == 0) {
-        LAUNCH(residual_forward_kernel<x128::size>, blocks, threads, 0, stream)
-        (out, inp1, inp2, inp2_bias, N, C, drop);
-    } else {
-        LAUNCH(residual_forward_kernel<1>, blocks, threads, 0, stream)(out, inp1, inp2, inp2_bias, N, C, drop);
-    }
+    by_packs(C, [&](auto width) {
+        constexpr int W = width;
+        LAUNCH(residual_forward_kernel<W>, blocks, threads, 0, stream)(out, inp1, inp2, inp2_bias, N, C, drop);
+    });
 }
 
 #endif

@@ -53,7 +53,11 @@ static inline void by_packs(size_t n, Launch launch) {
     else launch(std::integral_constant<int, 1>());
 }
 
-static inline bool aligned16(const void *p) { return (uintptr_t)p % 16 == 0; }
+// Returns whether all pointers are multiples of 16 bytes.
+template <class... P>
+static inline bool aligned16(const P *...p) {
+    return (((uintptr_t)p % 16 == 0) && ...);
+}
 
 template <typename T>
 __device__ __forceinline__ void unpack(float *out, const Packed128<T> &pack) {

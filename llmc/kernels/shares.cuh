@@ -1,7 +1,6 @@
 // shares.cuh: the division of arrays and rows among threads, and sums over a row's threads.
 //
-// defines: Piece, Share, share_of, ROW_LANES, LONG_ROW_THREADS, row_share, row_sum, sum_strided, element_share,
-//          element_tail, element_blocks
+// defines: Piece, Share, share_of, ROW_LANES, LONG_ROW_THREADS, row_share, row_sum, sum_strided, element_share
 #ifndef LLMC_SHARES_CUH
 #define LLMC_SHARES_CUH
 
@@ -79,7 +78,7 @@ __device__ __forceinline__ float sum_strided(const float *x, size_t count, size_
 // Element kernels: blocks of ELEMENT_THREADS threads with about 16 elements each.
 static constexpr unsigned ELEMENT_THREADS = 256, ELEMENTS_PER_THREAD = 16;
 
-// Returns the packs of an array of n elements for this thread of an element kernel.
+// Returns the whole packs of an array of n elements for this thread of an element kernel.
 template <int W>
 __device__ __forceinline__ Share element_share(size_t n) {
     size_t packs = n / W, chunk = (size_t)ELEMENT_THREADS * ELEMENTS_PER_THREAD / W;
@@ -89,12 +88,6 @@ __device__ __forceinline__ Share element_share(size_t n) {
     s.begin += first;
     s.end += first;
     return s;
-}
-
-// Returns which of the last n % W elements this thread treats, or n if none: each has a thread of the first block.
-template <int W>
-__device__ __forceinline__ size_t element_tail(size_t n) {
-    return W > 1 && blockIdx.x == 0 && threadIdx.x < n % W ? n - n % W + threadIdx.x : n;
 }
 
 static inline unsigned element_blocks(size_t n) {

@@ -1,4 +1,4 @@
-// dropout.h: which elements dropout (Srivastava et al. 2014) drops, by their place alone.
+// masks.h: which elements dropout (Srivastava et al. 2014) drops, by their place alone.
 //
 // A mask's bits come from Philox at (seed, purpose, step, layer, sample, element): the purpose says where in the layer,
 // the sample is numbered within the step's global batch, the element within the sample. So they do not depend on ranks,
@@ -9,8 +9,8 @@
 // multiplied by 65536 / (65536 - threshold), so that the expectation is exactly what it was.
 //
 // defines: Dropout, dropout_make, dropout_for, dropout_block, dropout_factor, dropout_kept, dropout_probability_block
-#ifndef LLMC_DROPOUT_H
-#define LLMC_DROPOUT_H
+#ifndef LLMC_MASKS_H
+#define LLMC_MASKS_H
 
 #include "llmc/host/rand.h"
 
