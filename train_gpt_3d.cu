@@ -30,7 +30,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // The model and its memory
 
-// What the forward pass of one layer keeps for its backward pass.
+// Activations of one layer: its forward pass keeps them for its backward pass.
 struct LayerActs {
     Layernorm ln1;                 // (Nl, C), with mean and rstd (Nl)
     floatX *qkv;                   // (N, 3A)
@@ -41,7 +41,7 @@ struct LayerActs {
     floatX *fch, *fch_gelu;        // (N, F) before and after GELU
 };
 
-// What the forward pass of one micro-batch keeps until its backward pass.
+// Activations of one micro-batch, kept from its forward to its backward pass.
 struct Acts {
     LayerActs *layers;             // [L]
     floatX **residual;             // [L + 1] of (Nl, C): input of layer l; the last is the input of ln_f
@@ -116,7 +116,7 @@ static void shard(GPT *m) {
     if (m->opt.zero) own_buckets(m, &m->state);
 }
 
-// Takes memory for what one micro-batch keeps. With recomputation the layers share the buffers of the first one.
+// Takes memory for the activations of one micro-batch. With recomputation the layers share those of the first one.
 static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
     size_t N = m->B * m->T, Nl = N / m->sp, C = m->config.C, A = m->A, F = m->F, L = m->plan.most_layers;
     host_array(acts->layers, L), host_array(acts->residual, L + 1);
@@ -253,7 +253,7 @@ static void link_receive(GPT *m, StepKind kind, floatX *x, size_t N, int micro, 
     CUDA_CHECK(cudaEventRecord(end->ready[b], m->stream));
 }
 
-// Enqueues the sending of x to the neighbour; x may be overwritten by what is enqueued later.
+// Enqueues the sending of x to the neighbour; later work may overwrite x.
 static void link_send(GPT *m, StepKind kind, const floatX *x, size_t N, int micro, int chunk) {
     LinkEnd *end = &m->send[kind];
     size_t b = end->count++ % PIPELINE_BUFFERS, count = N * m->config.C / m->grid.t;
@@ -446,8 +446,8 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk
     encoder_backward(m->dw[0][WTE], m->dw[0][WPE], dout, inputs, B, T, C, m->config.maxT, m->V0, m->Vl, add, m->stream);
 }
 
-// A forward or backward with what it receives and what it sends. The host only enqueues. The products of a sample have
-// new shapes, which load kernels: no message may be pending then (llmc/trainer/connect.cuh).
+// A forward or backward with its messages. The host only enqueues. The products of a sample have new shapes, which
+// load kernels: no message may be pending then (llmc/trainer/connect.cuh).
 static void forward_step(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro, int chunk) {
     if (!is_first(m, chunk)) link_receive(m, STEP_FORWARD, acts->residual[0], B * T, micro, chunk);
     if (m->sample.running) trainer_synchronize(m);
@@ -568,7 +568,7 @@ int main(int argc, char **argv) {
     connect(m);
     trainer_start(m);
 
-    for (;;) {  // what is due after the steps so far, then one more
+    for (;;) {  // validation, save and sample if they are due, then one more step
         while (validation_goes_on(m)) run_batch(m, false);
         if (save_due(m)) trainer_save(m);
         while (sample_goes_on(m)) sample_token(m);

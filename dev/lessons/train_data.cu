@@ -22,7 +22,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // The model and its memory
 
-// What the forward pass of one layer keeps for its backward pass.
+// Activations of one layer: its forward pass keeps them for its backward pass.
 struct LayerActs {
     Layernorm ln1;                 // (Nl, C), with mean and rstd (Nl)
     floatX *qkv;                   // (N, 3A)
@@ -33,7 +33,7 @@ struct LayerActs {
     floatX *fch, *fch_gelu;        // (N, F) before and after GELU
 };
 
-// What the forward pass of one micro-batch keeps until its backward pass.
+// Activations of one micro-batch, kept from its forward to its backward pass.
 struct Acts {
     LayerActs *layers;             // [L]
     floatX **residual;             // [L + 1] of (Nl, C): input of layer l; the last is the input of ln_f
@@ -77,7 +77,7 @@ static void shard(GPT *m) {
     if (m->opt.zero) own_buckets(m, &m->state);
 }
 
-// Takes memory for what one micro-batch keeps. With recomputation the layers share the buffers of the first one.
+// Takes memory for the activations of one micro-batch. With recomputation the layers share those of the first one.
 static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
     size_t N = m->B * m->T, Nl = N / m->sp, C = m->config.C, A = m->A, F = m->F, L = m->config.L;
     host_array(acts->layers, L), host_array(acts->residual, L + 1);
@@ -314,7 +314,7 @@ int main(int argc, char **argv) {
     connect(m);
     trainer_start(m);
 
-    for (;;) {  // what is due after the steps so far, then one more
+    for (;;) {  // validation, save and sample if they are due, then one more step
         while (validation_goes_on(m)) run_batch(m, false);
         if (save_due(m)) trainer_save(m);
         while (sample_goes_on(m)) sample_token(m);
