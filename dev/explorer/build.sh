@@ -30,7 +30,7 @@ compile -std=gnu11 -O3 -o "$dir/schedule.o" dev/explorer/schedule.c
 for precision in fp32 bf16; do
     renamed=()
     for name in run rank place; do renamed+=("-Dlayout_$name=layout_${name}_$precision"); done
-    compile -x c++ -std=c++17 -Os -fno-exceptions -fno-rtti -fno-threadsafe-statics -Idev/explorer "${renamed[@]}" \
+    compile -x c++ -std=c++17 -Oz -fno-exceptions -fno-rtti -fno-threadsafe-statics -Idev/explorer "${renamed[@]}" \
         "-DPRECISION_${precision^^}" -o "$dir/layout_$precision.o" dev/explorer/layout.cu
 done
 exports=()

@@ -14,6 +14,12 @@ template <class T, T constant> struct integral_constant {
     static constexpr T value = constant;
     constexpr operator T() const { return constant; }
 };
+// What the compiler makes of a list in braces.
+template <class T> struct initializer_list {
+    const T *first, *last;
+    const T *begin() const { return first; }
+    const T *end() const { return last; }
+};
 }  // namespace std
 
 // ---- CUDA -----------------------------------------------------------------------------------------------------------
@@ -111,7 +117,7 @@ DOES_NOTHING(void, loss_sum, )
 DOES_NOTHING(void, encoder_forward, )
 DOES_NOTHING(void, encoder_backward, )
 DOES_NOTHING(void, gelu_forward, )
-DOES_NOTHING(void, gelu_bias_backward, )
+DOES_NOTHING(void, gelu_backward, )
 
 // ---- MPI: a rank that never hears of another one --------------------------------------------------------------------
 

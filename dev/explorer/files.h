@@ -93,11 +93,13 @@ typedef enum {
 } RandomPurpose;
 typedef struct {
     uint32_t threshold;
-    uint64_t sample, head;
+    uint64_t sample, head, T, row;
 } Dropout;
-DOES_NOTHING(Dropout, dropout_make, (Dropout{0, 0, 0}))
-DOES_NOTHING(Dropout, dropout_for, (Dropout{0, 0, 0}))
-DOES_NOTHING(void, dropout_apply, )
+DOES_NOTHING(Dropout, dropout_make, (Dropout{0, 0, 0, 0, 0}))
+DOES_NOTHING(Dropout, dropout_for, (Dropout{0, 0, 0, 0, 0}))
+DOES_NOTHING(void, dropout_forward, )
+DOES_NOTHING(const floatX *, dropout_backward, NULL)
+template <int W> static inline void dropout_mask(float (&)[W], const Dropout &, size_t, size_t, size_t) {}
 DOES_NOTHING(double, random_uniform, 0)
 DOES_NOTHING(void, random_normal_fill, )
 DOES_NOTHING(int, sample_token, 0)
@@ -125,20 +127,10 @@ typedef struct {
     bool virtual_time, simulated;
 } Log;
 // A run without signals and without work between its steps.
-typedef struct {
-    int none;
-} Validation;
-typedef struct {
-    size_t T;
-} Sample;
-DOES_NOTHING(bool, validation_due, false)
-DOES_NOTHING(Validation, validation_begin, (Validation{0}))
 DOES_NOTHING(bool, validation_goes_on, false)
 DOES_NOTHING(bool, save_due, false)
 DOES_NOTHING(void, trainer_save, )
 DOES_NOTHING(bool, sample_due, false)
-DOES_NOTHING(size_t, sample_padded, 0)
-DOES_NOTHING(Sample, sample_begin, (Sample{0}))
 DOES_NOTHING(bool, sample_goes_on, false)
 DOES_NOTHING(void, sample_append, )
 DOES_NOTHING(bool, is_last_step, true)

@@ -1,8 +1,9 @@
-// layout.cu: train_gpt_3d's answer to a command line, for the page: its refusals, the bytes of every stage and of a
-// step. It compiles the trainer itself with the stubs of device.h and files.h. One rank of every stage makes the plan
-// of a --dry-run, then runs one step, whose calls are counted.
+// layout.cu: a trainer's answer to a command line, for the page: its refusals, the bytes of every stage and of a step.
+// It compiles the trainer itself with the stubs of device.h and files.h. One rank of every stage makes the plan of a
+// --dry-run, then runs one step, whose calls are counted.
 //
-// Compiled once for each precision; PRECISION is its name.
+// Two trainers are compiled in: train_gpt_3d and, for schedules with a split backward, train_zero_bubble. Compiled once
+// for each precision; PRECISION is its name.
 #include "files.h"
 
 #include "llmc/zero_bubble.h"
@@ -17,17 +18,26 @@ static struct {
     bool made;
 } shared;
 
-static bool shared_lists(PipelineLists *l, Schedule schedule, const char *file, size_t p, size_t m, size_t v,
-                         const PipelineTimes *times, size_t limit, Error *err) {
+static bool shared_split_lists(PipelineLists *l, Schedule schedule, const char *file, size_t p, size_t m, size_t v,
+                               const PipelineTimes *times, size_t limit, Error *err) {
     if (!shared.made) shared.made = zero_bubble_lists(&shared.lists, schedule, file, p, m, v, times, limit, err);
     *l = shared.lists;
     return shared.made;
 }
 
-#define zero_bubble_lists shared_lists
+static bool shared_lists(PipelineLists *l, Schedule schedule, const char *file, size_t p, size_t m, size_t v,
+                         Error *err) {
+    return shared_split_lists(l, schedule, file, p, m, v, NULL, 0, err);
+}
+
+#define pipeline_lists shared_lists
+#define zero_bubble_lists shared_split_lists
 #define pipeline_lists_free(lists) (void)(lists)
 #define main static unused_main
 #include "train_gpt_3d.cu"
+namespace zero_bubble {
+#include "dev/lessons/train_zero_bubble.cu"
+}
 #undef main
 static inline void trainer_leave(Trainer *) {}
 static inline void trainer_give_up(Trainer *) {}
@@ -57,6 +67,7 @@ typedef struct {
 static struct {
     Grid grid;
     int chunks, node;  // GPUs of a node
+    bool split;        // the trainer is train_zero_bubble
     StageCalls *stages;
     Layout *result;
 } plan;
@@ -93,7 +104,7 @@ static void add_rank(Sent sums[GROUP_COUNT][NCCL_MPI_OPS], size_t rank) {
 }
 
 // Runs one step of the rank whose plan m holds. Returns its calls.
-static StageCalls count_step(GPT *m) {
+template <class Model> static StageCalls count_step(Model *m) {
     char *nowhere = (char *)1;  // no buffer has the address NULL
     m->weights.base = m->gradients.base = m->optimizer.base = m->activations.base = nowhere;
     layout(m);
@@ -114,7 +125,7 @@ static struct {
 
 // Cuts a command line at its spaces; the first word is the program.
 static void cut_words(char *line) {
-    static char program[] = "train_gpt_3d";
+    static char program[] = "trainer";
     command.words[0] = program;
     command.count = 1;
     for (char *at = line; *at && command.count < LAYOUT_WORDS;) {
@@ -125,7 +136,7 @@ static void cut_words(char *line) {
 }
 
 // A rank's plan of memory. Does not return if the trainer refuses: it prints why, and exits.
-static void plan_rank(GPT *m, int rank, int t, int d, int p) {
+template <class Model> static void plan_rank(Model *m, int rank, int t, int d, int p) {
     memset(m, 0, sizeof *m);
     ranks_are(rank, t, d, p);
     trainer_open(m, command.count, command.words, OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA);
@@ -133,16 +144,15 @@ static void plan_rank(GPT *m, int rank, int t, int d, int p) {
     layout(m);
 }
 
-static StageBytes bytes_of(const GPT *m) {
+template <class Model> static StageBytes bytes_of(const Model *m) {
     return {(double)m->plan.layer_count, (double)m->plan.slots,     (double)m->weights.used,
             (double)m->gradients.used,   (double)m->optimizer.used, (double)m->activations.used};
 }
 
-static GPT gpt;
+template <class Model> static Model model;
 
-// Runs the command line for t x d x p ranks with so many on a node. The result is there as long as the program.
-extern "C" const Layout *layout_run(char *line, int t, int d, int p, int node) {
-    GPT *m = &gpt;
+template <class Model> static const Layout *run_layout(char *line, int t, int d, int p, int node) {
+    Model *m = &model<Model>;
     cut_words(line);
     memset(&shared, 0, sizeof shared);
     stderr_text[0] = 0;
@@ -180,14 +190,25 @@ extern "C" const Layout *layout_run(char *line, int t, int d, int p, int node) {
     return r;
 }
 
+// Runs the command line for t x d x p ranks, `node` of them on a node, by train_zero_bubble if `split`. The result
+// lives as long as the program.
+extern "C" const Layout *layout_run(char *line, int t, int d, int p, int node, int split) {
+    plan.split = split;
+    return split ? run_layout<zero_bubble::GPT>(line, t, d, p, node) : run_layout<GPT>(line, t, d, p, node);
+}
+
+template <class Model> static StageBytes rank_bytes(int rank) {
+    plan_rank(&model<Model>, rank, (int)plan.grid.t, (int)plan.grid.d, (int)plan.grid.p);
+    return bytes_of(&model<Model>);
+}
+
 // Returns the traffic and the bytes of one rank of the layout above. Data ranks differ a little: the norm keeps a list
 // of the pieces of tensors that they own.
 extern "C" const Layout *layout_rank(int rank) {
     memset(plan.result->rank, 0, sizeof plan.result->rank);
     add_rank(plan.result->rank, (size_t)rank);
     size_t mark = heap_mark();
-    plan_rank(&gpt, rank, (int)plan.grid.t, (int)plan.grid.d, (int)plan.grid.p);
-    plan.result->rank_bytes = bytes_of(&gpt);
+    plan.result->rank_bytes = plan.split ? rank_bytes<zero_bubble::GPT>(rank) : rank_bytes<GPT>(rank);
     heap_reset(mark);
     return plan.result;
 }

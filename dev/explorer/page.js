@@ -625,6 +625,9 @@ function flagsOf(values) {
     return flags;
 }
 
+// True if the schedule is train_zero_bubble's.
+const splitsBackward = values => values.schedule.trim().startsWith("zb-");
+
 async function runLayout(values) {
     const node = number("GPUs a node", values.node, 1, 1e6, true);
     const memory = number("GiB of a GPU", values.memory, 1, 1e6, true);
@@ -633,13 +636,13 @@ async function runLayout(values) {
     if (ranks > MOST_RANKS) throw new Error(`${ranks} ranks are more than this page draws: ${MOST_RANKS} are the most`);
     const flags = flagsOf(values), c = await program();
     c.write(c.c.command_text, (flags + " --dry-run").trim());
-    const at = c.call("layout_run_" + values.precision, c.c.command_text.value, t, d, p, node);
+    const place = values.precision, split = Number(splitsBackward(values));
+    const at = c.call("layout_run_" + place, c.c.command_text.value, t, d, p, node, split);
     const sums = 4 * GROUPS.length * OPS.length, first = 9 + 2 * sums, x = c.doubles(at, first + 6 * (p + 1));
     const r = {t, d, p, ranks, node, memory, values, flags, program: c, micros: x[1], chunks: x[2], parameters: x[3],
                flops: x[4], reserve: x[5], counted: x[6], bubble: x[7], formula: x[8], stages: []};
     r.all = sentOf(x.subarray(9));
     for (let s = 0; s < p; s++) r.stages.push(bytesOf(x.subarray(first + 6 * (s + 1))));
-    const place = values.precision;
     r.place = rank => c.call("layout_place_" + place, rank);
     r.rank = rank => {
         const x = c.doubles(c.call("layout_rank_" + place, rank), first + 6);
@@ -667,7 +670,8 @@ function showLayout() {
     const r = laid, v = r.values, fullest = Math.max(...r.stages.map(s => stageBytes(r, s))), room = r.memory * 2 ** 30;
     if (!(rankShown >= 0 && rankShown < r.ranks)) rankShown = 0;
     const launch = r.ranks > 1 ? `mpirun -n ${r.ranks} ` : "";
-    const line = `${launch}build/cuda-${v.precision}/train_gpt_3d --train-data 'data/train_*.bin'${r.flags}`;
+    const name = splitsBackward(v) ? "train_zero_bubble" : "train_gpt_3d";
+    const line = `${launch}build/cuda-${v.precision}/${name} --train-data 'data/train_*.bin'${r.flags}`;
     $("command").replaceChildren(...line.split(" --").flatMap((word, i) => {  // a line breaks between flags
         const span = document.createElement("span");
         span.textContent = (i ? "--" : "") + word;

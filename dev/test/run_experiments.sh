@@ -55,6 +55,14 @@ check "no_wait: without it, the default order happens to be right" test "$(order
 wrong=$(for n in 2 3 4; do [ "$(order no_wait $n)" = "$right" ] || echo $n; done)
 check "no_wait: and a random order shows that it is wrong" test -n "$wrong"
 
+change no_end
+for attempt in 1 2 3; do
+    run no_end "no_end$attempt.out" build/cpu-fp32/train_gpt_tp "$build/$dir/no_end"
+done
+norms=$(sed -n 's/^step 1.* norm //p' $dir/no_end[123].out)
+check "no_end: without the wait for the sum, the default order shows another norm" \
+    test -n "$norms" -a "$(grep -c . <<<"$norms")" -gt "$(grep -c "$(sed -n 's/^step 1.* norm //p' <<<"$right")" <<<"$norms")"
+
 change one_stream
 run one_stream one_stream.out build/cpu-fp32/train_gpt_pp "$build/$dir/one_stream"
 says() { sed -n "$1p" $dir/one_stream.out | grep -q "$2"; } # says LINE PATTERN

@@ -2,7 +2,7 @@
 # run_explorer.sh [BUILD]: is doc/explorer.html what its sources make, and are its numbers the trainers' own? The page
 # runs in headless Chromium; what it says of schedules is compared with build/tools/schedule, of layouts with --dry-run,
 # NCCL_TRAFFIC=1 and what the trainer refuses. Without clang (target wasm32) or Chromium that part is skipped.
-# needs: fp32/train_gpt_3d bf16/train_gpt_3d tools/schedule
+# needs: fp32/train_gpt_3d bf16/train_gpt_3d fp32/train_zero_bubble bf16/train_zero_bubble tools/schedule
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
@@ -170,15 +170,16 @@ compare_schedule() { # compare_schedule NUMBER ARGUMENTS
 
 # trainer NUMBER MORE [THROUGH...]: runs the command line that the page gives.
 trainer() {
-    local address=${addresses[$1]} precision=fp32 more=$2 flags ranks=1 size
+    local address=${addresses[$1]} precision=fp32 name=train_gpt_3d more=$2 flags ranks=1 size
     [[ $address == *precision=bf16* ]] && precision=bf16
+    [[ $address == *schedule=zb-* ]] && name=train_zero_bubble
     flags=$(said "$1" flags)
     for size in $(sed -nE 's/.*&tensor=([0-9]+)&data=([0-9]+)&pipeline=([0-9]+).*/\1 \2 \3/p' <<<"$address"); do
         ranks=$((ranks * size))
     done
     shift 2
     # shellcheck disable=SC2086
-    OMP_NUM_THREADS=1 $launch -n $ranks "$@" "${build/fp32/$precision}/train_gpt_3d" $flags $more 2>&1 </dev/null
+    OMP_NUM_THREADS=1 $launch -n $ranks "$@" "${build/fp32/$precision}/$name" $flags $more 2>&1 </dev/null
 }
 
 compare_dry() {
