@@ -108,6 +108,7 @@ template <class Model> static StageCalls count_step(Model *m) {
     char *nowhere = (char *)1;  // no buffer has the address NULL
     m->weights.base = m->gradients.base = m->optimizer.base = m->activations.base = nowhere;
     layout(m);
+    job_connect(&m->job);
     connect(m);
     host_array(m->host_sums, m->micros), host_array(m->host_norms, m->norm_count);
     host_array(m->host_totals, count_tensors(&m->config) + TOTALS_EXTRA);

@@ -59,9 +59,8 @@ change no_end
 for attempt in 1 2 3; do
     run no_end "no_end$attempt.out" build/cpu-fp32/train_gpt_tp "$build/$dir/no_end"
 done
-norms=$(sed -n 's/^step 1.* norm //p' $dir/no_end[123].out)
-check "no_end: without the wait for the sum, the default order shows another norm" \
-    test -n "$norms" -a "$(grep -c . <<<"$norms")" -gt "$(grep -c "$(sed -n 's/^step 1.* norm //p' <<<"$right")" <<<"$norms")"
+other=$(grep -h '^step 1' $dir/no_end[123].out | grep -vxF "$(head -n 1 <<<"$right")")
+check "no_end: without the wait for the sum, the default order shows another norm" test -n "$other"
 
 change one_stream
 run one_stream one_stream.out build/cpu-fp32/train_gpt_pp "$build/$dir/one_stream"
