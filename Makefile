@@ -51,9 +51,9 @@ KERNELS := $(wildcard dev/cuda/*.cu)
 TOOLS := $(wildcard dev/data/*.c dev/plot/*.c dev/scale/*.c)
 program = $(addprefix $(DIR)/,$(basename $(1)))
 
-# ---- what was found ----------------------------------------------------------------------------------------
-# dev/probe.sh links small programs and alone judges what is there: what it misses is refused here and installed by
-# dev/setup.sh. Its answer is kept, but what was missing is looked for again at the next call.
+# ---- libraries ----------------------------------------------------------------------------------------------
+# dev/probe.sh finds libraries by linking small programs. The build stops if one is missing, and dev/setup.sh installs
+# it. The answer is kept; only missing libraries are looked for again at the next call.
 
 PROBE := build/probe-$(DEVICE)$(addprefix -,$(MPI)).mk
 PROBED = $(DEVICE) '$(if $(filter cuda,$(DEVICE)),$(NVCC),$(CXX))' '$(CC)' $(MPI)
@@ -79,7 +79,7 @@ $(PROBE): dev/probe.sh
 # bits in every program.
 
 WARNINGS := -Wall -Wextra
-# What trains on a CPU is compiled to run fast; what is there to check, tests and bf16, to compile fast. Null
+# Programs that train on a CPU are compiled to run fast; tests and bf16, which only check, to compile fast. Null
 # pointers and the sizes of objects are left to the address sanitizer, which sees them too.
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize=null,object-size,vptr -fno-sanitize-recover=all
 QUICK := -O1 $(if $(SANITIZE),-g1 $(SANITIZERS),-ftree-vectorize)
@@ -186,7 +186,7 @@ sass:  ## instructions of every kernel's inner loop for sm_80 and sm_90, and wha
 gpu-check:  ## one command for a machine with a GPU: builds, tests and measures there
 	dev/gpu_check.sh
 
-# The published runs, and of which cluster each group is.
+# The published runs, and the cluster of each group.
 SCALE_RUNS := dev/scale/rows_a100.csv dev/scale/rows_more.csv dev/scale/rows_later.csv \
     dev/clusters/selene-2021.json:ptd-,mtnlg- dev/clusters/selene-2022.json:kor-,nemo2208,nemo2211-5b \
     dev/clusters/roce-a100.json:zb- dev/clusters/selene-2020.json:mlm2020-dgxa100,mlm2020-selene \
@@ -339,7 +339,7 @@ planned-fp32 planned-bf16: planned-%:
 planned-asan:
 	+@$(MAKE) --no-print-directory PRECISION=fp32 SANITIZE=1 planned
 
-# What the plan names of this combination; the tools belong to the first.
+# The plan's programs for this combination; the tools belong to the first.
 planned: $(filter $(DIR)/% $(if $(filter $(DIR),build/$(DEVICE)-fp32$(addprefix -,$(MPI))),build/tools/%),\
            $(if $(filter planned,$(MAKECMDGOALS)),$(shell sort -u build/test-plan)))
 	@:

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # probe.sh cpu|cuda COMPILER [C_COMPILER [MPI]]: finds out by linking small programs which libraries work, and prints
-# what the Makefile needs to know; the Makefile keeps the answer in build/probe-DEVICE.mk. It is the only judge of what
-# is there: what it reports as MISSING the build refuses and dev/setup.sh installs; what it reports under WITHOUT the
-# build can do without. With MPI, mpicxx.MPI and mpirun.MPI are taken, as Debian names them: openmpi or mpich.
+# variables for the Makefile, which keeps the answer in build/probe-DEVICE.mk. No other part of the build looks for
+# libraries: it refuses to build if this reports MISSING ones, which dev/setup.sh installs. It can do without the ones
+# reported under WITHOUT. With MPI, mpicxx.MPI and mpirun.MPI are taken, as Debian names them: openmpi or mpich.
 set -uo pipefail
 
 device=$1 compiler=$2 c_compiler=${3:-cc} mpi=${4:+.$4}

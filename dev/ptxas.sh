@@ -26,8 +26,8 @@ for architecture in $architectures; do
     done
 done
 
-# kernel registers shared stack spilled, a line each; a mangled name begins _Z, its length, the name, and may go on
-# with template arguments.
+# kernel registers shared stack spilled, a line each; a mangled name is _Z, its length, the name, and perhaps
+# template arguments.
 table() {
     awk -v architecture="$1" -v precision="$2" '
         /Compiling entry function/ {

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# reproduce.sh [small] [BUILD]: a run that one can believe. Trains a GPT-2 of 10.8 million parameters on text that is in
+# reproduce.sh [small] [BUILD]: a run to reproduce. Trains a GPT-2 of 10.8 million parameters on text that is in
 # a package of Debian, on 1 rank and on 8, for as many steps as fit into REPRODUCE_SECONDS (default 600) on this machine,
 # and prints both validation curves; and, where PyTorch is installed, 300 steps of a small model with PyTorch's own
 # training. The last sentence says how far the losses were apart: more than 1e-4 in the first 20 steps of 1 and 8 ranks,
 # or from PyTorch, is an error. `small` does the same in seconds with a tiny model, for `make test`.
 #
-# The text: the modules of Perl (package perl-modules-5.*, licensed as Perl itself: Artistic or GPL), or, where they are
+# The text: the modules of Perl (package perl-modules-5.*, licensed as Perl itself: Artistic or GPL), or, if they are
 # not installed, the licenses that every Debian has in /usr/share/common-licenses (package base-files; verbatim copies
 # are permitted).
 set -euo pipefail
@@ -43,8 +43,8 @@ model='--layers 6 --heads 6 --channels 384 --seq 128'
 every=50 steps=0
 [ -z "$small" ] || { model='--layers 4 --heads 4 --channels 32 --seq 32'; every=10 steps=30; }
 
-# What a command prints goes to $out/output; of the steps that it reports every tenth part is shown, with the time left.
-# Where it fails, the end of what it printed.
+# Runs a command with its output in $out/output. Shows one in ten of the steps that it reports, with the time left, and
+# the end of the output if it fails.
 show() {
     local line step of shown=0
     : >"$out/output"
@@ -64,7 +64,7 @@ train_on_8() {
     OMP_NUM_THREADS=1 show $launch -n 8 "$build/train_gpt_3d" --train-data "$out/train.bin" $model --global-batch 8 \
         --micro-batch 2 --tensor 2 --data 2 --pipeline 2 "$@"
 }
-# What four steps of a log took, in ms: the last of them.
+# Prints the ms of the last of four steps of a log.
 fourth() { sed -n 's/.*"step":4,.*"ms":\([0-9]*\).*/\1/p' "$1"; }
 if [ $steps = 0 ]; then
     echo 'speed        four steps of each, to know how many fit:'
@@ -90,7 +90,7 @@ both() {
     LC_ALL=C join <(sed -n 's/.*"step":\([0-9]*\),.*"'"$1"'":\([^,}]*\).*/\1 \2/p' "$out/one.jsonl" | LC_ALL=C sort) \
         <(sed -n 's/.*"step":\([0-9]*\),.*"'"$1"'":\([^,}]*\).*/\1 \2/p' "$out/eight.jsonl" | LC_ALL=C sort) | sort -n
 }
-# The largest difference between two columns of at least so many rows.
+# The largest difference between two columns of at least N rows.
 differ() {
     LC_ALL=C awk -v n="$1" '
         { d = $2 - $3; if (d < 0) d = -d; if (!(d <= worst)) worst = d; if (NF != 3) bad = 1 }

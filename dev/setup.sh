@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # setup.sh [cpu|cuda [COMPILER [C_COMPILER [MPI]]]]: installs what the build needs and the system lacks: a C++ compiler,
-# make, an MPI, oneDNN (or a CBLAS), cJSON and PCRE2. What is there is judged by dev/probe.sh, and the Makefile goes by
-# its answer too: this ends with 0 only if the build refuses nothing. On Debian and Ubuntu it calls apt-get (with sudo
+# make, an MPI, oneDNN (or a CBLAS), cJSON and PCRE2. dev/probe.sh looks for them, here and in
+# the Makefile, so this ends with 0 only if the build can start. On Debian and Ubuntu it calls apt-get (with sudo
 # when not root); elsewhere it names the packages.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,7 +18,7 @@ look() {
     command -v make >/dev/null || missing+=(make)
 }
 
-# Debian's packages for what the probe calls NAME.
+# Prints Debian's packages for a NAME of the probe.
 packages() {
     case $1 in
         compiler) echo g++ ;;

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # soak.sh BUILD [MINUTES] [SEED]: one training run, interrupted at random until the time is up: ranks and launchers
 # killed, signals, full disks, ranks that stand still, slow messages, a second run in the same folder, damaged
-# checkpoints; and resumed at another layout each time. What was announced as saved must be there and sound, whatever
-# happened. At the end the losses of all steps are compared with those of one calm run. The seed makes the same choices
-# (what they hit depends on the machine's speed). Ends with counts; the exit code is 1 if anything was lost.
+# checkpoints; and resumed at another layout each time. Every announced save must be there and sound. At
+# the end the losses of all steps are compared with the losses of one calm run. The seed makes the same choices (their
+# effect depends on the machine's speed). Ends with counts; the exit code is 1 if anything was lost.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 build=$(realpath -m "${1:-build/cpu-fp32}")
@@ -152,7 +152,7 @@ while [ $SECONDS -lt $end ]; do
     unset NCCL_DELAY
     rm -f "$dir/disk/full"
     bump "$what"
-    # What must be so, whatever happened
+    # Checks after every interruption
     case "$what" in
         calm | stop | slow | second | damage) [ "$code" = 0 ] || failed "exit code $code" ;;
         signal)
@@ -176,7 +176,7 @@ while [ $SECONDS -lt $end ]; do
         [ -d "$folder" ] || continue
         if sound "$folder"; then
             last=$(step_of "$folder")
-            unset "spoiled[$folder]"  # saved anew
+            unset "spoiled[$folder]"  # saved again
         elif [ -z "${spoiled[$folder]:-}" ]; then
             failed "$folder is not sound"
         fi
@@ -185,7 +185,7 @@ while [ $SECONDS -lt $end ]; do
     [ "$last" -ge "$announced" ] || failed "step $announced was announced as saved, and the newest sound one is $last"
 done
 
-# The log has every step once, and the losses are those of a run that nobody disturbed, up to the order of sums: for
+# The log has every step once, and the losses equal a calm run's up to the order of sums, for
 # 300 steps. Later this model knows its few samples by heart, and two calm runs of different layouts part as well.
 steps=$last what=compare ranks=1
 if [ "$steps" -gt 0 ]; then

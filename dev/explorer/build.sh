@@ -9,7 +9,7 @@ clang=${CLANG:-clang} linker=${WASM_LD:-wasm-ld}
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 
-# Standard headers by their names: the C library's, and those of CUDA, NCCL and MPI.
+# Standard headers by their names: of the C library, CUDA, NCCL and MPI.
 mkdir -p "$dir/include/nvtx3"
 for name in ctype errno fcntl limits math sched signal stdarg stdbool stddef stdint stdio stdlib string time \
             unistd; do
@@ -38,7 +38,7 @@ for name in stderr_text schedule_text command_text schedule_run schedule_result 
             layout_{run,rank,place}_{fp32,bf16}; do
     exports+=("--export=$name")
 done
-# What the page brings: math, and a way to end.
+# Functions that the page provides: math, and a way to end.
 printf '%s\n' pow cos exit _exit >"$dir/allowed"
 "$linker" --no-entry --gc-sections --strip-all -z stack-size=262144 --allow-undefined-file="$dir/allowed" \
     "${exports[@]}" -o "$dir/explorer.wasm" "$dir"/*.o

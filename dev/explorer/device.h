@@ -14,7 +14,7 @@ template <class T, T constant> struct integral_constant {
     static constexpr T value = constant;
     constexpr operator T() const { return constant; }
 };
-// What the compiler makes of a list in braces.
+// The type of a list in braces, by the name that compilers look for.
 template <class T> struct initializer_list {
     const T *first, *last;
     const T *begin() const { return first; }

@@ -1,5 +1,5 @@
 "use strict";
-// page.js: fields, pictures and the address. Every number comes from the C in WASM; what is here draws it.
+// page.js: fields, pictures and the address. Every number comes from the C in WASM; this draws it.
 
 const $ = id => document.getElementById(id);
 const PANELS = ["schedules", "layout", "collectives"];
@@ -13,7 +13,7 @@ const COLORS = {  // as build/tools/timeline and figures draw them: dark and lig
 };
 const STEPS = ["forward", "backward", "weight"];
 
-// What the fields hold at first. The address names only what differs.
+// First values of the fields. The address names only what differs.
 const DEFAULTS = {
     schedules: {kind: "1f1b", p: "4", m: "8", v: "1", limit: "", F: "1", B: "1", W: "1", transfer: "0", layers: "",
                 buffers: "2", one: "0", list: "F0 F1 B0 W0 B1 W1\nF0 B0 F1 B1 W0 W1"},
@@ -48,7 +48,7 @@ const compiled = WebAssembly.compile(Uint8Array.from(atob(WASM), c => c.charCode
 
 class Exit extends Error {}
 
-// A fresh program: its memory is empty, and goes when nobody holds it any more.
+// A fresh program: its memory is empty, and is freed with the last reference.
 async function program() {
     const exit = code => { throw new Exit(String(code)); };
     const instance = await WebAssembly.instantiate(await compiled,
@@ -144,7 +144,7 @@ function refuse(sentence) {
     $("refusal").hidden = !sentence;
 }
 
-// Tries what the fields say. What is refused leaves everything as it was but the sentence.
+// Tries the values of the fields. A refusal changes the sentence and nothing else.
 let turn = 0;
 async function attempt(values) {
     const mine = ++turn, at = panel, begin = performance.now();
@@ -221,7 +221,7 @@ async function open(hash) {
 
 // ---- drawing --------------------------------------------------------------------------------------------------------
 
-// A canvas of so many pixels as the screen shows them, and its context in these pixels.
+// Returns a canvas of width x height pixels of the screen, and its context in these pixels.
 function paper(canvas, width, height) {
     const ratio = Math.min(window.devicePixelRatio || 1, 2);
     canvas.width = Math.round(width * ratio);
@@ -345,7 +345,7 @@ async function runSchedule(values) {
 
 const messageName = (kind, verb) => `${verb} of ${kind === 0 ? "activations" : "gradients"}`;
 
-// What a stage is in, and why that does not begin.
+// Returns the sentence on the operation of a stage that does not begin, and why.
 function stuckSentence(r, s) {
     const {type, kind, micro, chunk, peer, input} = r.stuck[s];
     const which = `micro-batch ${micro}${r.v > 1 ? `, chunk ${chunk}` : ""}`;
@@ -472,7 +472,7 @@ function drawRow(g, r, s, y, height, x, now, shades, lanes) {
     }
 }
 
-// A row with more boxes than pixels: each column of pixels has the mean colour of what runs there. colors: red, green
+// A row with more boxes than pixels: each column of pixels has the mean colour of the boxes in it. colors: red, green
 // and blue of each kind and chunk.
 function drawCrowdedRow(g, r, s, y, height, scale, now, colors) {
     const columns = Math.ceil(now * scale), sums = new Float32Array(4 * columns);
@@ -525,7 +525,7 @@ function drawAxis(g, end, scale, y) {
     }
 }
 
-// Micro-batches and chunks of which a stage holds activations: from the start of a forward to the end of the last step
+// Micro-batches and chunks whose activations a stage holds: from the start of a forward to the end of the last step
 // that reads them.
 function drawFlight(r, now, end) {
     const peak = Math.max(1, ...r.flight), row = Math.max(6, Math.min(30, Math.floor(420 / r.p))), width = roomFor(360);
@@ -697,7 +697,7 @@ function showLayout() {
         bubble: r.bubble, parameters: r.parameters, counted: r.counted, flags: r.flags, precision: v.precision});
 }
 
-// Where the cell of a rank is: stages one under the other, data ranks beside each other, tensor ranks within them.
+// Returns the places of the ranks' cells: stages one under the other, data ranks side by side, tensor ranks in them.
 function gridPlaces(r) {
     const width = roomFor(320) - MARGIN.left - 4, least = r.ranks > 4096 ? 6 : 9;
     let lines = 0, across, cell;  // a stage takes as many lines as its cells need to be seen
@@ -909,7 +909,7 @@ function drawRing() {
     $("ring").setAttribute("aria-label", $("ringnote").textContent);
 }
 
-// The way of what a rank sends: down to the same part of the next rank; from the last one up to the first.
+// The path of a rank's message: down to the same part of the next rank; from the last one up to the first.
 function drawSend(g, r, rank, k, left, cell, row, height) {
     const part = r.part(k, rank), x = left + (part + 0.5) * cell - 2, y = 30 + rank * row + height;
     if (rank < r.n - 1) return arrow(g, x, y + 1, x, y + row - height - 1, COLORS.violet);

@@ -51,8 +51,8 @@ static void fuzz_shards(const uint8_t *data, size_t size) {
     close(fd);
 }
 
-// A log that a run goes on with after some steps: what stays is its beginning, up to these steps, and nothing is
-// touched that is no log.
+// A log that a resumed run continues: it keeps the beginning, up to the run's first step. A file that is no log is left
+// alone.
 static void fuzz_log(const uint8_t *data, size_t size) {
     char path[40];
     Error err;
@@ -103,7 +103,7 @@ static void fuzz_eval(const uint8_t *data, size_t size) {
     close(fd);
 }
 
-// The header of a safetensors file, its tensors, and those of a tiny model by slices.
+// The header of a safetensors file, its tensors, and a tiny model's tensors by slices.
 static void fuzz_safetensors(const uint8_t *data, size_t size) {
     char path[40];
     float values[512];
@@ -130,7 +130,7 @@ static void fuzz_safetensors(const uint8_t *data, size_t size) {
 }
 
 // The index of weights in several files: two sound ones of two tensors each, "900" and "901", and "902", whose bytes
-// stand behind the first 0 byte. The folder is that of this process's open files.
+// stand behind the first 0 byte. The folder is this process's open files.
 static void fuzz_index(const uint8_t *data, size_t size) {
     static const char *const sound[] = {"/proc/self/fd/900", "/proc/self/fd/901"};
     static bool made = false;

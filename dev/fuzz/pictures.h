@@ -32,8 +32,8 @@ static void fuzz_plots(const uint8_t *data, size_t size) {
     close(fd);
 }
 
-// The command lines of simulate and schedule, a word a line, for pipelines of a few thousand steps. What ran is written
-// nowhere.
+// The command lines of simulate and schedule, a word a line, for pipelines of a few thousand steps. Pictures are not
+// written.
 static void fuzz_machine(const uint8_t *data, size_t size) {
     char *words[16] = {NULL}, *rest;
     int count = 1;

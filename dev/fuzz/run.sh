@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run.sh [SECONDS] [TARGET...]: fuzzes every target of dev/fuzz/targets.h with libFuzzer under the address and
-# undefined-behaviour sanitizers, SECONDS (default 120) in all, from dev/fuzz/corpus and what earlier runs have found
-# (build/fuzz/corpus). An input that fails is left in build/fuzz and belongs into dev/fuzz/corpus once it is mended.
+# undefined-behaviour sanitizers, SECONDS (default 120) in all, from dev/fuzz/corpus and the findings of earlier runs
+# (build/fuzz/corpus). A failing input is left in build/fuzz; add it to dev/fuzz/corpus when the bug is fixed.
 # Ends with a line of counts; the exit code is 1 if anything was found.
 set -u
 cd "$(dirname "$0")/../.." || exit 1

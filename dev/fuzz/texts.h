@@ -1,4 +1,4 @@
-// texts.h: fuzz targets: what people write: command lines and what their values hold, schedules, clusters, tables.
+// texts.h: fuzz targets for texts that people write: command lines and their values, schedules, clusters, tables.
 //
 // defines: fuzz_options, fuzz_blend, fuzz_ramp, fuzz_schedule, fuzz_cluster, fuzz_rows
 #ifndef DEV_FUZZ_TEXTS_H
@@ -78,14 +78,14 @@ static void fuzz_ramp(const uint8_t *data, size_t size) {
     free(text);
 }
 
-// A schedule: what is proved must have every step once.
+// A schedule: a proved one must have every step once.
 static void fuzz_schedule(const uint8_t *data, size_t size) {
     char path[40];
     Error err;
     PipelineLists lists;
     int fd = fuzz_file(data, size, path);
     if (pipeline_read(path, &lists, &err)) {
-        // The proof's memory is that of all steps that there could be; a program asks for as many as it trains.
+        // The proof takes memory for all possible steps; a program asks for as many as it trains.
         if ((double)lists.p * lists.m * lists.v < 1e5 && pipeline_prove(&lists, PIPELINE_BUFFERS, &err)) {
             for (int s = 0; s < lists.p; s++) fuzz_promise(lists.counts[s] >= 2 * (size_t)lists.m * (size_t)lists.v);
         }
@@ -104,7 +104,7 @@ static StepLayout fuzz_layout(void) {
     return r;
 }
 
-// A cluster: whatever its constants are, a step takes some time, no less than its bound, of parts that are numbers.
+// A cluster: with any constants a step takes some time, no less than its bound, and its parts are numbers.
 static void fuzz_cluster(const uint8_t *data, size_t size) {
     char path[40];
     Error err;

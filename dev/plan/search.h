@@ -2,9 +2,9 @@
 //
 // defines: Wish, Search, search_layouts, search_free, candidate_less
 //
-// Every layout gets a bound, no less than which its step lasts (step_bound: cheap). In the order of their bounds they
-// are asked for their memory and simulated, until the next bound is above the last of the best that are wanted. What
-// is left cannot be among these. Nothing depends on time or chance: the same question has the same answer.
+// Every layout gets a lower bound of its step's time (step_bound: cheap). In the order of the bounds it counts memory
+// and simulates, until the next bound is above the worst of the best layouts to report. The
+// remaining ones cannot be among these. Nothing depends on time or chance: the same question has the same answer.
 #ifndef DEV_PLAN_SEARCH_H
 #define DEV_PLAN_SEARCH_H
 

@@ -1,9 +1,8 @@
-// study.c: the trade-offs of PTD-P (Narayanan et al. 2021), section 5, by simulation: figures 11 to 18 as pictures,
-// with lines for the model of step.h and dots for published runs; and how far the
-// number of GPUs can grow at a constant batch.
+// study.c: simulates the trade-offs of PTD-P (Narayanan et al. 2021), section 5. Draws figures 11 to 18, with lines for
+// the model of step.h and dots for published runs. Also shows how far the number of GPUs can grow at a constant batch.
 //
 //   study ROWS.csv FOLDER          draws FOLDER/study-*.svg
-//   study --table ROWS.csv         prints doc/choosing.md's table of figures, and what growing costs
+//   study --table ROWS.csv         prints doc/choosing.md's tables of figures and of growth
 #include "dev/plot/svg.h"
 #include "dev/scale/rows.h"
 #include "llmc/host/folder.h"
