@@ -4,8 +4,8 @@
 //   test_gpt BUILD_DIR [GROUP]      for example: test_gpt build/cpu-fp32 golden
 //
 // Run it in the root of the repository. BUILD_DIR holds the trainers; -bf16 in its name selects the bounds of
-// that precision. The groups are listed above main: what one rank computes, then the matrix of all layouts. A
-// new layout is a row in ROWS. What several ranks do beyond computing is in dev/test/test_parallel.c. A check
+// that precision. The groups are listed above main: one rank's computation, then the matrix of all layouts. A
+// new layout is a row in ROWS. dev/test/test_parallel.c has the other tests of several ranks. A check
 // that guards against a known bug of this field names it in quotation marks. All files go to a folder below
 // BUILD_DIR, which is removed at the end.
 #define _XOPEN_SOURCE 700
@@ -196,7 +196,7 @@ static void group_shapes(Context *x) {
     }
 }
 
-// ---- group bits: what must not change a single bit ------------------------------------------------------
+// ---- group bits: options that must not change a bit ------------------------------------------------------
 
 typedef struct {
     const char *name;  // NULL: the first of a family, which those below must equal
@@ -288,7 +288,7 @@ static void group_resume(Context *x) {
     check(&x->check, ok && next.steps == 6 && next.step[0] == 1, "--init FOLDER counts from step 1 again");
 }
 
-// ---- group reports: what must not disturb training, and what is said ------------------------------------
+// ---- group reports: options that only report must not disturb training ------------------------------------
 
 static bool lr_follows(const Log *log, bool cosine, double lr, double final, size_t warmup, size_t steps) {
     bool ok = log->steps == steps;
@@ -502,7 +502,7 @@ static void group_refusals(Context *x) {
     check(&x->check, !file_exists("nowhere"), "refusals leave nothing behind");
 }
 
-// ---- group failures: what goes wrong in the middle ------------------------------------------------------
+// ---- group failures: errors in the middle of a run ------------------------------------------------------
 
 #define RUN DATA "--seq 24 --micro-batch 4 --global-batch 8 --val-every 0 "
 
@@ -552,7 +552,7 @@ static void group_failures(Context *x) {
 
 // ---- groups layouts and pipeline: every layout against the reference ------------------------------------
 
-// What the layouts train: the golden case, and random models that larger and odder layouts divide, or do not.
+// The models of the matrix: the golden case, and random ones that larger and odder layouts divide, or do not.
 typedef struct {
     size_t L, C, NH, V, maxT, T, global, steps;
     double dropout;
@@ -571,7 +571,7 @@ static const Fixture FIXTURES[NUM_FIXTURES] = {
     {3, 18, 2, 33, 7, 7, 4, 2, 0.5},     // DROPOUT_ODD: blocks of 8 do not divide the channels
 };
 
-// A layout: t * d * p ranks, micro-batches of so many sequences.
+// A layout: t * d * p ranks, and the sequences of a micro-batch.
 typedef struct {
     const char *trainer;  // what follows "train_gpt", or a lesson's name, which follows "train_"
     int t, d, p, micro, fixture;
@@ -695,7 +695,7 @@ static const Row ROWS[] = {
     {"_3d", 4, 1, 2, 1, GOLDEN, "--sequence-parallel 1 --virtual 2", false, NULL},
     {"_3d", 4, 2, 1, 1, GOLDEN, "", false, NULL},
     {"_3d", 4, 2, 1, 1, GOLDEN, "--sequence-parallel 1", true, NULL},
-    // what the golden model is too small for
+    // layouts for which the golden model is too small
     {"", 1, 1, 1, 1, WIDE, "", true, "\"T < max T\""},
     {"_3d", 1, 1, 5, 1, WIDE, "", false, "\"dropped layers\""},
     {"_3d", 1, 1, 6, 1, WIDE, "", false, "\"dropped layers\""},
@@ -737,7 +737,7 @@ static const Row ROWS[] = {
     {"_tp", 2, 1, 1, 2, DROPOUT_ODD, "", false, NULL},
 };
 
-// A fixture that is open, and what its runs have left.
+// An open fixture, and the results of its runs.
 typedef struct {
     Reference ref;
     Expected want;
@@ -788,7 +788,7 @@ static void open_case(const Context *x, Case *c, int fixture) {
         c->want = reference_train(&c->ref, &h, tokens, x->bf16);
         free(tokens);
     }
-    // Validation and samples change nothing of what is compared, and the warm-up must know what they launch.
+    // Validation and samples change none of the compared numbers, and the warm-up must know their kernels.
     training_flags(c->flags, &c->h, model, shard);
     size_t used = strlen(c->flags);
     snprintf(c->flags + used, sizeof c->flags - used, " --val-data %s --val-every 3 --val-batches 1 --sample-every 3 "

@@ -30,7 +30,7 @@ static Piece *device_ranges(Piece *host, size_t count, unsigned *blocks) {
 
 static float *weights_of(const Problem *p) { return NARROW ? p->master : (float *)(void *)p->params; }
 
-// 1: the formulas as they are written, a kernel for each: every one reads and writes memory anew.
+// 1: the formulas as they are written, a kernel for each. Every one reads and writes memory again.
 __global__ void adamw_moment1(float *m, const float *g, size_t n, AdamW h) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) m[i] = h.beta1 * m[i] + (1.0f - h.beta1) * (g[i] * h.grad_scale);
@@ -214,7 +214,7 @@ static bool check_size(size_t n, size_t shift, double *worst) {
     return ok;
 }
 
-// Slices give the bits of the whole, wherever it is cut: what a sharded optimizer relies on.
+// Checks that slices give the bits of the whole, wherever it is cut. A sharded optimizer relies on it.
 static void check_slices(void) {
     enum { N = 5000 };
     float *w = test_values(N, 0.0, 1.0, 1), *g = test_values(N, 0.0, 0.1, 2), *zero = test_values(N, 0.0, 0.0, 3);

@@ -19,7 +19,7 @@ static constexpr unsigned SOFTMAX_WARPS = 4;
 // Elements at a time, where they divide T: a 128-bit load, or whole vectors for the one thread of a CPU.
 static constexpr int SOFTMAX_PACK = ROW_LANES == 1 ? 16 : (int)x128::size;
 
-// Pack i of a row of scores; those after column t become minus infinity, whose exponential is 0.
+// Returns pack i of a row of scores. Scores after column t become minus infinity, whose exponential is 0.
 template <int W>
 __device__ __forceinline__ void load_scores(float (&x)[W], const floatX *row, size_t i, size_t t) {
     load_floats<W>(x, row + i * W);
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(SOFTMAX_WARPS * 32)
 }
 
 // datt = att * (datt - sum(att * datt)) row by row in place: the gradient of the scores.
-// Where att is 0, so is this.
+// It is 0 if att is 0.
 template <int W, int LANES>
 __global__ void __launch_bounds__(SOFTMAX_WARPS * 32)
     softmax_backward_kernel(floatX *datt, const floatX *att, size_t rows, size_t T) {
@@ -163,7 +163,7 @@ static void gemm_forward(floatX *out, void *saved, const floatX *qkv, size_t B, 
     }
 }
 
-// dqkv[B,T,3,NH,HS] from dout[B,T,C] and what forward read and saved.
+// Computes dqkv[B,T,3,NH,HS] from dout[B,T,C] and forward's input and saved statistics.
 static void gemm_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *, const void *saved,
                           const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
     size_t HS = C / NH;
@@ -210,7 +210,7 @@ static __global__ void naive_forward_kernel(Attention a) {
     a.lse[i] = max + logf(sum);
 }
 
-// One thread per query: its gradient, from probabilities made again.
+// One thread per query: its gradient, from recomputed probabilities.
 static __global__ void naive_backward_query_kernel(Attention a) {
     size_t i = (size_t)blockIdx.x * NAIVE_THREADS + threadIdx.x;
     if (i >= a.B * a.NH * a.T) return;
@@ -233,7 +233,7 @@ static __global__ void naive_backward_query_kernel(Attention a) {
     a.dot[i] = of_row;
 }
 
-// One thread per key: its gradient and that of its value.
+// One thread per key: the gradients of the key and of its value.
 static __global__ void naive_backward_key_kernel(Attention a) {
     size_t i = (size_t)blockIdx.x * NAIVE_THREADS + threadIdx.x;
     if (i >= a.B * a.NH * a.T) return;
@@ -348,7 +348,7 @@ static const Kernel KERNELS[] = {
      rows_forward<ATTENTION_ROWS>, rows_backward<ATTENTION_ROWS>, 128},
 #endif
 #ifdef PRECISION_BF16
-    // Not checked by itself: it is what llmc's functions do with the heads that it takes.
+    // Checked by way of llmc's functions, which use it for the heads that it supports.
     {TENSOR, "tensor", "flash: tensor cores, fragments stay in registers", ATTENTION_MMA_THREADS, flash_bytes,
      flash_bytes, llmc_forward, llmc_backward, 256},
 #endif
@@ -364,7 +364,7 @@ static int kernel_number(const Kernel *k, size_t B, size_t T, size_t C, size_t N
     return sizeof(floatX) == 2 && attention_mma_takes(a) ? TENSOR : ATTENTION_ROWS == 1 ? 3 : 4;
 }
 
-// What the table times: one pass of one kernel.
+// A row of the table: one pass of one kernel.
 typedef struct {
     const Kernel *kernel;
     floatX *out, *dqkv;         // [B,T,C], [B,T,3C]
@@ -393,7 +393,7 @@ static LabKernel backward_row(const Kernel *k) {
 
 // ---------------------------------------------------------------------------------------------- checks
 
-// What dropout multiplies a probability by; without dropout 1.
+// Returns dropout's factor for a probability, 1 without dropout.
 static double plain_factor(const Dropout *drop, size_t b, size_t h, size_t t, size_t s, size_t T) {
     if (!drop) return 1.0;
     Philox block = dropout_probability_block(drop, b, h, t, s / DROPOUT_BLOCK * DROPOUT_BLOCK, T);
@@ -463,7 +463,7 @@ static void plain_backward(double *dqkv, const float *dout, const double *att, c
     }
 }
 
-// What one kernel gives for one problem.
+// The results of one kernel for one problem.
 typedef struct {
     float *out, *dqkv; // [B,T,C], [B,T,3C]
 } Result;
@@ -585,7 +585,7 @@ static void plain_softmax(double *p, double *dx, const float *x, const float *d,
 static void test_softmax(size_t T) {
     size_t rows = 3 * T;
     unsigned blocks = (unsigned)CEIL_DIV(rows, (size_t)SOFTMAX_WARPS);
-    // The gradient is compared with that of the probabilities as rounded; it loses digits where they cancel.
+    // The expected gradient starts from the rounded probabilities. It loses digits where they cancel.
     const double bound_p = FLOATX_ROUNDING + 3e-6, bound_d = FLOATX_ROUNDING + 1e-5;
     float *x = test_values(rows * T, 0, 5, 4), *d = test_values(rows * T, 0, 1, 5);
     double *want_p = test_doubles(rows * T), *want_d = test_doubles(rows * T);
@@ -633,8 +633,9 @@ static void bench(void) {
     }
 }
 
-// Dropout of the probabilities, against plain loops with the same masks: one row a thread (the GPU's fp32 way), 16 (the
-// CPU's) and what llmc takes, which in bf16 are the tensor cores. They meet the blocks of the masks in other orders.
+// Checks dropout of the probabilities against plain loops with the same masks. The kernels have one row a thread (as on
+// a GPU in fp32), 16 (as on a CPU), and llmc's choice (in bf16 the tensor cores). Each visits the masks' blocks in
+// another order.
 static void check_dropout(size_t B, size_t T, size_t NH, size_t HS) {
     size_t mark = test_count, C = NH * HS, n = B * T * C;
     Dropout drop = dropout_for(dropout_make(0.3, 7, 2, 9), DROPOUT_SCORES, 3);

@@ -1,15 +1,15 @@
 // bench.h: the driver of the kernel laboratory, which gives every program of dev/cuda the same flags and table.
 //
-//   PROGRAM                    checks every kernel against plain loops in double: a row for each
-//   PROGRAM --bench            times every kernel: a row for each, with the share of the roofline
-//   PROGRAM --bench --log FILE also appends JSON Lines, one for each kernel and block size
+//   PROGRAM                     Checks every kernel against plain loops in double: a row for each.
+//   PROGRAM --bench             Times every kernel: a row for each, with the share of the roofline.
+//   PROGRAM --bench --log FILE  Also appends JSON Lines, one for each kernel and block size.
 //
-// A program has one list of kernels for an operation, numbered from naive to best; the last is what llmc/ uses. "must
-// MB" and the FLOPs of all of them are what that one's wrappers state (llmc/kernels/cost.cuh says what they count), and
-// what --trace and the virtual clock go by; lab_stated asks them. "asks MB" are the bytes that the loads and stores
-// of this kernel ask for; what exceeds the first had better be in a cache. GB/s counts the bytes that must move, so
-// that a kernel cannot look fast by moving more. The roof is the nearer of two: the bytes at the speed of a device copy
-// and the FLOPs at that of a large matrix product, both measured first in the same run.
+// A program has one list of kernels for an operation, numbered from naive to best. The last is the kernel of llmc/. Its
+// wrappers state "must MB" and FLOPs (llmc/kernels/cost.cuh says how they are counted). These hold for every kernel of
+// the list, and --trace and the virtual clock use them too. "asks MB" are the bytes of this kernel's own loads and
+// stores; a cache should serve the excess. GB/s counts the bytes that must move, so that a kernel cannot look fast by
+// moving more. The roof is the nearer of two: the bytes at the speed of a device copy, and the FLOPs at the speed of a
+// large matrix product. Both are measured first in the same run.
 //
 // defines: Lab, LabKernel, LAB_COUNT, LAB_LAST, lab_main, lab_start, lab_block, lab_fill, lab_check, lab_stated,
 //          lab_bench, lab_finish
@@ -36,8 +36,8 @@ typedef struct {
     double (*slowest)(double);  // of several ranks, or NULL
 } Lab;
 
-// One kernel. run queues it once on the problem with blocks of so many threads; a kernel of llmc/ has its own
-// block size, which stands in `block`, and those with 0 are timed with several.
+// One kernel. run queues it once on the problem with the given number of threads per block. A kernel of llmc/ has its
+// own block size, `block`. If block is 0, lab_bench tries several.
 typedef struct {
     const char *operation;
     int number;
@@ -194,7 +194,7 @@ static inline void lab_check(Lab *lab, const LabKernel *k, double error, double 
           bound);
 }
 
-// What the wrappers of llmc/ state for one run of this kernel, which is the one that they launch.
+// Returns the work that the wrappers of llmc/ state for one run of this kernel. It must be the one that they launch.
 static inline KernelWork lab_stated(Lab *lab, const LabKernel *k, const void *problem) {
     KernelWork work = KernelWork();
     *kernel_tally() = &work;
@@ -208,8 +208,8 @@ static inline KernelWork lab_stated(Lab *lab, const LabKernel *k, const void *pr
     return work;
 }
 
-// Times one kernel with its block size, or with several of which the best is printed and all are logged. must: what
-// lab_stated says of the last kernel of its list; asks: bytes, or 0 if nobody has counted them.
+// Times one kernel with its block size. Without one it tries several, prints the best and logs all. must: lab_stated of
+// the last kernel of its list. asks: bytes, or 0 if not counted.
 static inline void lab_bench(Lab *lab, const LabKernel *k, const void *problem, KernelWork must, double asks) {
     static const unsigned SWEEP[] = {32, 64, 128, 256, 512, 1024};
     double best = DBL_MAX, copy = 1e-6 * must.bytes / lab->copy_gb, product = 1e-9 * must.flops / lab->gemm_tflop;

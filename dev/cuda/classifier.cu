@@ -176,8 +176,8 @@ static bool bounded(double *worst, double error, double bound) {
     return error <= bound;
 }
 
-// The padding is exactly 0, everything else within the bound. What is left of 1 - p when p is nearly 1 has
-// p's rounding: there, at the target, the error is measured against dloss.
+// Checks that the padding is exactly 0 and everything else within the bound. At the target 1 - p keeps only p's
+// rounding if p is nearly 1, so the error there is measured against dloss.
 static bool check_gradient(const float *got, const double *want, double dloss, Shape k, double *worst) {
     bool ok = true;
     for (size_t n = 0; n < k.N; n++) {
@@ -289,7 +289,7 @@ static void check_parts(Shape k, size_t ranks) {
     test_release(mark);
 }
 
-// The other block sizes, which the machine at hand may not choose by itself: results agree to rounding.
+// Checks the block sizes that this machine may not choose: results agree to rounding.
 static void check_block_sizes(Shape k) {
     float *x = test_logits(k, 6.0), *first = NULL, *first_loss = NULL;
     int *targets = test_targets(k), *d_targets = to_device_int(targets, k.N);

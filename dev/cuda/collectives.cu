@@ -1,11 +1,11 @@
-// collectives.cu: what the ranks of a job do together: versions made of sends and receives, from naive to better, and
-// the library's call, which the trainers use, checked against sums in double. Runs with any number of ranks:
+// collectives.cu: collectives made of sends and receives, from naive to better, and the library's call, which the
+// trainers use. All are checked against sums in double. Runs with any number of ranks:
 //
 //   mpirun -n 4 build/cpu-fp32/dev/cuda/collectives [--bench]
 //
-// With --bench, "must MB" are the bytes that a rank must send, n ranks and S bytes: (n - 1) / n S for the halves of an
-// all-reduce, twice that for all of it, S for a shift (counted here: no kernel's wrapper states them); "asks MB" are
-// those that this version sends. The time is that of the slowest rank.
+// With --bench, "must MB" are the bytes that a rank must send. With n ranks and S bytes these are (n - 1) / n S for
+// the halves of an all-reduce, twice as many for all of it, and S for a shift. They are counted here, as no kernel's
+// wrapper states them. "asks MB" are the bytes that this version sends. The time is the slowest rank's.
 #include "llmc/trainer/job.cuh"
 
 #include "dev/cuda/bench.h"
@@ -143,7 +143,7 @@ static const Row ROWS[] = {
 
 // ---- the checks --------------------------------------------------------------------------------------------
 
-// What rank r holds: every rank knows it of all others.
+// Returns the values of rank r. Every rank can compute every other rank's.
 static float *values_of(int r, size_t n) { return test_values(n, 0.0, 1.0, 100 + (uint64_t)r); }
 
 static Problem make_problem(size_t count) {
@@ -151,7 +151,7 @@ static Problem make_problem(size_t count) {
     return {to_device_floatX(values_of(job.rank, n), n), test_floatX(n), test_floatX(n), count};
 }
 
-// CUDA loads a kernel at its first launch, which must not wait for messages that are under way.
+// Loads the kernel. CUDA does so at its first launch, which must not wait for messages in flight.
 static void load_kernel(void) {
     Problem p = make_problem(1);
     reduce_parts(p.recv, p.parts, 1);

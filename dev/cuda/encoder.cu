@@ -262,8 +262,8 @@ static void checks(void) {
     for (const Case &k : cases) check_case(k);
 }
 
-// Forward asks for a row of wte and of wpe for each position and writes one; wpe need be read only once. Backward asks
-// for what it must.
+// Times all kernels. Forward asks for a row of wte and of wpe for each position and writes one; wpe need be read only
+// once. Backward asks for the bytes that it must.
 static void bench(void) {
     size_t B = lab.cpu ? 8 : 32, T = lab.cpu ? 128 : 1024;
     Problem p = make_problem(B, T, 768, 50257);

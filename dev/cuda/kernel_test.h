@@ -1,4 +1,4 @@
-// kernel_test.h: what the checks of the element and row kernels share: test data, device buffers, errors.
+// kernel_test.h: shared by the checks of the element and row kernels: test data, device buffers, errors.
 #ifndef LLMC_KERNEL_TEST_H
 #define LLMC_KERNEL_TEST_H
 
@@ -11,8 +11,8 @@
 // Largest relative error of one rounding to floatX, for bounds.
 static const double FLOATX_ROUNDING = sizeof(floatX) == 4 ? 6.0e-8 : 4.0e-3;
 
-// The buffers of a check. What the functions below allocate, on the host or the device, is freed together: mark = the
-// count at the beginning, test_release(mark) at the end.
+// The buffers of a check. The functions below allocate them on the host or the device. A check frees its buffers
+// together: mark = the count at the beginning, test_release(mark) at the end.
 static struct {
     void *p;
     bool on_device;
@@ -120,7 +120,7 @@ static inline double test_error(const float *got, const double *want, size_t n) 
     return worst;
 }
 
-// The same of what lies on the device.
+// The same for an array on the device.
 static inline double test_error_floatX(const floatX *device, const double *want, size_t n, cudaStream_t stream) {
     size_t mark = test_count;
     double error = test_error(to_host_floatX(device, n, stream), want, n);

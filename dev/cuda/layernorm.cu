@@ -301,9 +301,9 @@ static void check_shape(size_t N, size_t C, double center) {
     floatX *d_dout = to_device_floatX(dout, N * C), *d_res = test_floatX(N * C), *d_sum = test_floatX(N * C);
     floatX *d_out = test_floatX(N * C);
     Layernorm ln = {d_out, test_floats(N), test_floats(N)};
-    // A row's mean is a sum of C numbers about center; what remains of it is divided by the deviation, about 1.
+    // A row's mean is a sum of C numbers about center; its error is divided by the deviation, about 1.
     double worst = 0.0, inner = sum_bound(C) * (1.0 + fabs(center)), outer = FLOATX_ROUNDING + inner;
-    // residual: rounded once, the same bits from both functions, and layernorm of what was stored
+    // residual: rounded once, the same bits from both functions, and layernorm of the stored values
     layernorm_forward_launch<LANES>(ln, d_res, d_inp1, d_inp2, d_bias2, d_w, d_b, N, C, stream, Dropout());
     residual_forward(d_sum, d_inp1, d_inp2, d_bias2, N, C, stream, Dropout());
     float *res = to_host_floatX(d_res, N * C, stream), *sum = to_host_floatX(d_sum, N * C, stream);
@@ -408,10 +408,10 @@ static void checks(void) {
     check(&lab.checks, *kept == 1.0f && *zero == 0.0f, "no rows");
 }
 
-// What they ask for, in units of N C elements. Forward reads inp1 and inp2 and writes residual and out; the fused
-// kernels read what they have just written of residual twice more (6), the naive one does so three times in another
-// kernel (7). Backward reads dout, the input and dresidual and writes dinp: 4; a second look at dout and the input,
-// needed once the row's sums are known unless registers hold the row, makes 6, and the separate column sums 8.
+// Times all kernels. Memory traffic in units of N C elements: forward reads inp1 and inp2 and writes residual and out.
+// The fused kernels read the written residual twice more (6), the naive one three times in another kernel (7). Backward
+// reads dout, the input and dresidual and writes dinp: 4. Unless registers hold the row, it reads dout and the input
+// again once the row's sums are known (6). Separate column sums make 8.
 static void bench(void) {
     Problem p = make_problem(lab.cpu ? 1024 : 32768, 768);
     double unit = (double)(p.N * p.C * sizeof(floatX));

@@ -153,8 +153,8 @@ typedef struct {
     Result result;  // what it computes
 } Row;
 
-// A block of 1: the library chooses. cuBLASLt could apply GELU too: then it sees the sum before it is rounded, and
-// recomputing it from what was stored would give other bits.
+// A block of 1: the library chooses. cuBLASLt could apply GELU too, but it would see the sum before rounding.
+// Recomputing GELU from the stored sum would then give other bits.
 static const Row ROWS[] = {
     {{"matmul forward", 1, "a thread an output", forward1, 0}, OUT},
     {{"matmul forward", 2, "tiles in shared memory", forward2, TILE * TILE}, OUT},
@@ -178,7 +178,7 @@ typedef struct {
     size_t N, IC, OC;
 } Shape;
 
-// c[M,N] = op(a) op(b), row-major; what is transposed is stored so.
+// Returns c[M,N] = op(a) op(b), row-major. A transposed operand is stored transposed.
 static double *plain_product(const float *a, bool trans_a, const float *b, bool trans_b, size_t M, size_t N,
                              size_t K) {
     double *c = test_doubles(M * N);
@@ -309,7 +309,7 @@ static Problem make_problem(size_t N, size_t IC, size_t OC) {
             to_device_floatX(test_values(N * OC, 0, 1, 4), N * OC), N, IC, OC};
 }
 
-// What all rows of one result should give, in double.
+// Returns the expected values of one result, in double.
 static double *wanted(const Problem *p, Result result) {
     size_t N = p->N, IC = p->IC, OC = p->OC;
     float *x = to_host_floatX(p->inp, N * IC, lab.stream), *w = to_host_floatX(p->weight, IC * OC, lab.stream);
@@ -352,7 +352,7 @@ static void check_kernels(void) {
     }
 }
 
-// Bytes that the rows with an activation or a bias ask for, in elements of floatX; 0: nobody has counted them.
+// Returns the bytes that a row with an activation or a bias asks for, in elements of floatX, or 0 if not counted.
 static double row_asks(const Problem *p, const Row *row) {
     double out = (double)(p->N * p->OC), inp = (double)(p->N * p->IC), weight = (double)(p->IC * p->OC), elements = 0.0;
     if (row->result == DBIAS) elements = out;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # doc.sh: makes the pictures and tables of README.md and doc/ again, from runs on this machine. `make doc` builds first.
-# What it writes is in the working tree: look at it, then commit it.
+# It writes into the working tree: look at the result, then commit it.
 set -eu
 cd "$(dirname "$0")/../.."
 pictures=doc/pictures

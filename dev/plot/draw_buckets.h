@@ -1,5 +1,5 @@
 // draw_buckets.h: bucket 0, the embeddings, on the first and on the last stage, cut over the data ranks. The offsets
-// are those of the parameter table (llmc/model.h) for the model of `make train`.
+// come from the parameter table (llmc/model.h) of the model of `make train`.
 #ifndef LLMC_DRAW_BUCKETS_H
 #define LLMC_DRAW_BUCKETS_H
 

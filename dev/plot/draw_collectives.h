@@ -7,7 +7,7 @@
 
 enum { CELL_W = 66, CELL_H = 34, MAX_PARTS = 3 };
 
-// A rank's buffer of several parts. A bit of sum[i] stands for the rank whose part i has been added in; 0: not there.
+// A rank's buffer of several parts. Bit r of sum[i]: rank r's part i has been added in. 0: not there.
 typedef struct {
     unsigned sum[MAX_PARTS];
 } Buffer;

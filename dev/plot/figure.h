@@ -1,4 +1,4 @@
-// figure.h: what the drawings of doc/ are made of, beyond svg.h: boxes with text, arrows, and their colours.
+// figure.h: building blocks of the drawings of doc/, beyond svg.h: boxes with text, arrows, and their colours.
 #ifndef LLMC_FIGURE_H
 #define LLMC_FIGURE_H
 

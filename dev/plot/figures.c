@@ -1,4 +1,4 @@
-// figures.c: draws the pictures of doc/ that come from no run: what collectives do, a layer on a tensor rank,
+// figures.c: draws the pictures of doc/ that come from no run: the collectives, a layer on a tensor rank,
 // backward's streams, the pipeline's deadlock, bucket 0.
 //
 //   figures FOLDER      writes FOLDER/NAME.svg for each of them

@@ -44,7 +44,7 @@ static bool curve_add(Curve *curve, double step, double loss) {
     return true;
 }
 
-// NAN for what no trainer writes: beyond these a picture cannot show anything.
+// Returns a number of the line, or NAN if no trainer writes such a value: a picture could not show it.
 static double finite_number(const cJSON *line, const char *name) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(line, name);
     return cJSON_IsNumber(item) && fabs(item->valuedouble) < 1e15 ? item->valuedouble : NAN;

@@ -32,8 +32,8 @@ static inline void plot_bad_flag(const char *program, const struct option *flags
     }
 }
 
-// Opens the file of a picture, or stdout where there is no path. NULL with a sentence if it cannot be written, or is
-// one of those that the picture is made of: FILE or NAME=FILE.
+// Opens the file of a picture, or stdout if there is no path. Returns NULL with a sentence if it cannot be written, or
+// is one of the inputs, FILE or NAME=FILE.
 static inline FILE *svg_open(const char *path, char *const *inputs, int count, Error *err) {
     for (int i = 0; path && i < count; i++) {
         const char *named = strchr(inputs[i], '=');
@@ -127,7 +127,7 @@ static inline SvgAxis svg_axis(double from, double to, int parts) {
     if (!isfinite(from) || !isfinite(to) || !(step > 0) || !isfinite(step)) return axis;
     axis.step = step;
     axis.first = ceil(from / step) * step;
-    // The last one may pass the end by what rounding adds.
+    // The last one may pass the end by a rounding error.
     while (axis.count < 100 && axis.first + axis.count * step <= to + 1e-4 * step) axis.count++;
     return axis;
 }

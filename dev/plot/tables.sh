@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # tables.sh check|write [BUILD] [NAME...]: the tables and outputs of README.md and doc/*.md that come from commands.
 # A table stands between the lines `<!-- table NAME -->` and `<!-- end -->`; table_NAME below prints it. `check`
-# compares what is written with what the command gives now, `write` puts it there. BUILD (build/cpu-fp32) holds the
-# trainers; bf16 ones are looked for beside it. Without names: those that take seconds. `all` are those of `make doc`.
+# compares the page with the command's output, `write` puts the output there. BUILD (build/cpu-fp32) holds the
+# trainers, the folder next to it the bf16 ones. Without names: all tables that take seconds. `all`: also the slow
+# tables of `make doc`.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 
@@ -22,7 +23,7 @@ export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=${ONEDNN_MAX_CPU_ISA:-SSE41}  # star
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
 
-# ranks N PRECISION TRAINER FLAGS: runs it; what it prints goes to $dir/out and $dir/err.
+# ranks N PRECISION TRAINER FLAGS: runs it; its output goes to $dir/out and $dir/err.
 ranks() {
     local how=
     [ "$1" = 1 ] || how="$launch -n $1"
@@ -118,7 +119,7 @@ table_schedule_memory() {
     done
 }
 
-# Micro-batches of N = 24 tokens, C = 32, fp32: a message is N C elements, of which each of t ranks sends 1/t.
+# Micro-batches of N = 24 tokens, C = 32, fp32: a message is N C elements. Each of t ranks sends 1/t of it.
 table_pipeline_bytes() {
     local t p v m=8 calls bytes messages
     echo '| t | p | v | m | messages a step: 2 m (p v - 1) | sends: t a message | bytes a send: 4 N C / t | measured |'
@@ -138,7 +139,7 @@ table_pipeline_bytes() {
 ROWS
 }
 
-# What of data parallelism a rank sends in a step of the golden model.
+# Data parallelism: the bytes that a rank sends in a step of the golden model.
 table_data_bytes() {
     local precision zero scatter gather what
     echo '| d = 4 | `--zero` | reduce-scatter of gradients | all-gather | together | bytes a parameter, over (d-1)/d |'
@@ -332,10 +333,10 @@ table_errors() {
 ROWS
 }
 
-# PTD-P's figures, and what growing costs.
+# PTD-P's figures, and the cost of growing.
 table_study() { build/tools/study --table dev/scale/rows_a100.csv; }
 
-# groups TITLE COLUMNS: of a tool's output, the table that begins with TITLE, whose rows end in so many columns.
+# groups TITLE COLUMNS: prints the table of a tool's output that begins with TITLE. Its rows end in COLUMNS columns.
 groups() {
     sed -n "/^$1/,/^\$/p" |
         awk -v title="$1" -v columns="$2" '
@@ -368,7 +369,7 @@ table_plan_clock() {
     $command 2>/dev/null | sed -n '/^virtual time on/,$p' | fenced
 }
 
-# The published layouts of PTD-P's Table 1, and the best ones that the planner finds with what Megatron had in 2021.
+# The published layouts of PTD-P's Table 1, and the planner's best ones with the features of Megatron in 2021.
 table_plan_table1() {
     local model gpus batch t p v b schedule
     local plan='build/tools/plan --cluster selene-2021 --recompute layer --sequence-parallel 0 --zero 0 --json'

@@ -17,7 +17,7 @@
 #include "llmc/pipeline.h"
 #include "llmc/host/trace.h"
 
-// Where a kind is drawn: in the row's boxes, or in one of the thin lanes below them.
+// The lane of a kind: the row's boxes, or one of the thin lanes below them.
 typedef enum { LANE_BOX, LANE_SEND, LANE_RECEIVE, LANE_COLLECTIVE, LANE_HIDDEN, LANE_COUNT } Lane;
 
 typedef struct {
@@ -114,9 +114,9 @@ static bool choose_step(Timeline *t, long step, int stages, Error *err) {
     return true;
 }
 
-// Measuring. A rank is busy while any of its steps or losses runs; ranks start in one moment and end in one moment, as
-// a training step does. Where stages have unequal work, as the last one does with the head and the loss, the others
-// wait for the busiest: it alone idles as formulas for equal stages say.
+// Measures idle times. A rank is busy while any of its steps or losses runs. All ranks start together and end together,
+// as a training step does. With unequal stages (the last one has the head and the loss) the others wait for the
+// busiest. So only the busiest rank's idle time follows the formulas for equal stages.
 static void measure(Timeline *t) {
     t->start = t->first = INFINITY;
     t->end = t->last = -INFINITY;
@@ -154,7 +154,7 @@ static void measure(Timeline *t) {
     t->busiest = most > 0 ? (t->last - t->first - most) / most : 0;
 }
 
-// End of what a step needs from its neighbour, indexed as ends[rank][kind][micro][chunk]; NAN: not run yet.
+// Returns the end of a step, which its neighbour waits for: ends[rank][kind][micro][chunk]. NAN: not run yet.
 static double *end_of(Timeline *t, double *ends, int rank, int kind, int micro, int chunk) {
     return &ends[(((size_t)rank * 3 + kind) * t->m + micro) * t->v + chunk];
 }
@@ -259,7 +259,7 @@ static void draw_legend(FILE *out, const Timeline *t, double y, double width) {
              "Numbers are micro-batches, counted from 1.");
 }
 
-// how: durations that were put in the place of those measured; NULL: none.
+// how: the replaced durations, in words, or NULL if all were measured.
 static void draw(FILE *out, const Timeline *t, const char *title, double width, const char *how) {
     char note[96] = "", busiest[64] = "";
     if (t->bubble - t->busiest >= 0.0005) {

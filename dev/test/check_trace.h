@@ -65,7 +65,7 @@ static inline bool trace_check_step(const TracedRun *run, const TraceList *list,
     return !why.text[0] || error_set(err, "rank %d, step %ld: %.900s", rank, step, why.text);
 }
 
-// All of it, or a sentence that says what is wrong. What ran between the steps is of step 0 and not looked at.
+// Checks the whole trace; else err has a sentence. Work between the steps belongs to step 0 and is not checked.
 static inline bool trace_check(const char *path, const TracedRun *run, Error *err) {
     TraceList list = {NULL, 0, 0};
     unsigned char *done = (unsigned char *)malloc((size_t)run->m * (size_t)run->v);

@@ -1,5 +1,5 @@
-// compare_runs.h: what the tests of whole trainers share: the golden case, what the reference says about a run,
-// how what a run left behind (log, gradients, checkpoints, messages) is compared with it, and main.
+// compare_runs.h: shared by the tests of whole trainers: the golden case, the reference's results, and main. Compares a
+// run's output (log, gradients, checkpoints, messages) with the reference.
 #ifndef LLMC_COMPARE_RUNS_H
 #define LLMC_COMPARE_RUNS_H
 
@@ -9,7 +9,7 @@
 #include "llmc/host/bf16.h"
 #include "llmc/reference.h"
 
-// What is not about layouts is tested on one rank.
+// Tests that do not concern layouts run on one rank.
 static const Layout ONE = {"train_gpt", 1, ""};
 
 // One case that a trainer repeats: hyperparameters of a run at a constant learning rate.
@@ -19,7 +19,7 @@ typedef struct {
     double dropout;
 } Training;
 
-// What the reference says about such a run.
+// The reference's results for such a run.
 typedef struct {
     double losses[16], norms[16];
     double *gradients;  // [table.total] of the first step, before clipping
@@ -127,21 +127,21 @@ static inline void training_flags(char text[ARG_BYTES], const Training *h, const
 
 static inline double relative(double got, double want) { return fabs(got - want) / fabs(want); }
 
-// Bounds of the relative error (L2) of the worst gradient tensor, of all gradients together, of a loss, of a norm, of
-// the worst weight tensor after updates, and of all weights together.
+// Bounds of relative errors (L2): the worst gradient tensor, all gradients together, a loss, a norm, the worst weight
+// tensor after updates, and all weights together.
 //
 // fp32: a bug shows as 1e-4 and more; 5e-7 is measured in the whole, 1.1e-6 in the worst tensor of the deepest model.
 //
-// bf16: the reference sees the same rounded weights; what is left is the rounding of activations and their gradients.
+// bf16: the reference sees the same rounded weights, so only activations and their gradients differ by rounding.
 // One rounding is wrong by at most u = 2^-9, in the root mean square by 0.41 u, and independent errors add like a
 // random walk: n of them to 0.41 u sqrt(n). Along the residual stream forward and backward round twice a layer each,
-// and what branches off it enters by its share; with what one layer and the head do, n = 8 L + 60 describes all models
-// of these tests (L = 1 to 25). All gradients together may be 1.5 times as far off: 1.9% with 25 layers, where one
+// and the branches enter by their share. With one layer's own roundings and the head's, n = 8 L + 60 describes all
+// models of these tests (L = 1 to 25). All gradients together may be 1.5 times as far off: 1.9% with 25 layers. One
 // lost micro-batch of 24 is 4%. The worst tensor sums the fewest numbers: 2.4 times. Errors at right angles to the
 // gradient do not change its norm, and a loss averages over tokens. A bias that started as 0 is nothing but updates,
 // which follow the sign of its gradient: hence the bound of the worst weight tensor.
 //
-// Dropout rounds what branches off once more at its mask, forward and backward, and leaves fewer numbers whose errors
+// Dropout rounds the branches once more at its mask, forward and backward, and leaves fewer numbers whose errors
 // average: n = 16 L + 60 for all gradients together. On 8 models of 4 layers, at t = 1, 2 and 4, these were 1.00% off
 // on average, and 0.85% without dropout (1.18 times; their bound grows 1.16 times). With attention in fp32 arithmetic
 // it was 0.99%. The other bounds stay.
@@ -214,7 +214,7 @@ static inline void print_errors_head(double bound) {
     printf("\n");
 }
 
-// How far a finished run (its files "log" and "gradients") is from what is expected.
+// The errors of a finished run (its files "log" and "gradients") against the expected values.
 typedef struct {
     bool complete;  // every step and every tensor is there
     Errors gradients;
@@ -241,7 +241,7 @@ static inline bool within(const Measured *m, const Bounds *bound) {
            m->loss <= bound->loss && m->norm <= bound->norm;
 }
 
-// Compares a finished run with what is expected: one check. Removes its log and gradients.
+// Compares a finished run with the expected values: one check. Removes its log and gradients.
 static inline void check_run(Context *x, const char *name, const ParamTable *table, const Expected *want,
                              size_t steps, Errors *errors) {
     Bounds bound = bounds(x, &table->config);
@@ -257,9 +257,8 @@ static inline void check_run(Context *x, const char *name, const ParamTable *tab
     remove("gradients");
 }
 
-// Reads weights (suffix "") or moments (".m", ".v") and says how far they are from what is expected. The
-// gradient of the keys' bias is 0 but for rounding, which AdamW would blow up to whole steps; the softmax
-// does not see that bias, so it is left out.
+// Reads weights (suffix "") or moments (".m", ".v") and returns their errors against the expected ones. The keys' bias
+// is left out: the softmax does not see it. Its gradient is 0 but for rounding, which AdamW would blow up to steps.
 static inline Errors state_errors(const ParamTable *table, const char *path, const char *suffix,
                                   const double *want) {
     size_t C = table->config.C;
@@ -289,8 +288,8 @@ static inline bool same_checkpoint(const char *a, const char *b) {
 
 // ---- error messages -------------------------------------------------------------------------------------
 
-// One line on stderr that begins with "error: " and names what it is about; alone, unless mpirun adds more.
-// What goes wrong in the middle of the work may be said by several ranks.
+// Returns true if stderr has one line that begins with "error: " and names its subject; alone, unless mpirun adds more.
+// Several ranks may report an error in the middle of the work.
 static inline bool one_sentence(const char *text, const char *says, bool alone, bool once) {
     const char *line = strncmp(text, "error: ", 7) == 0 ? text : strstr(text, "\nerror: ");
     if (!line) return false;

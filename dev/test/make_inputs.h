@@ -1,4 +1,4 @@
-// make_inputs.h: what tests give to a trainer: token shards, model folders (sound, or damaged in one place) and
+// make_inputs.h: makes inputs for trainers: token shards, model folders (sound, or damaged in one place) and
 // small models with random weights. They are made without the code that a trainer writes and draws with.
 #ifndef LLMC_MAKE_INPUTS_H
 #define LLMC_MAKE_INPUTS_H
@@ -38,8 +38,8 @@ static inline int *read_shard(const char *path, size_t *count) {
     return tokens;
 }
 
-// What is wrong with a model folder. kind "config" or "header" (of model.safetensors): the first `from` of
-// that text becomes `to`; "cut": the file ends after `number` bytes; "length": its header claims so many.
+// A fault of a model folder. kind "config" or "header" (of model.safetensors): the first `from` of that text becomes
+// `to`. "cut": the file ends after `number` bytes. "length": its header claims `number` bytes.
 typedef struct {
     const char *kind, *from, *to;
     uint64_t number;
@@ -136,7 +136,7 @@ static inline double noise(uint64_t *state) {
     return (double)(*state >> 11) / 4503599627370496.0 - 1.0;
 }
 
-// A model of which every parameter matters: uniform in [-scale, scale), layernorm weights around 1, all fp32.
+// Returns a model whose every parameter matters: uniform in [-scale, scale), layernorm weights around 1, all fp32.
 static inline Reference random_model(size_t L, size_t C, size_t NH, size_t V, size_t maxT, double scale,
                                      uint64_t seed) {
     GPTConfig config = {L, C, NH, V, padded_vocabulary(V), maxT};

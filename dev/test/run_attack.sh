@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# run_attack.sh [BUILD]: what an attacker of files and processes once got away with, tried again on the trainers: a
-# second run in one folder, folders that are not ours, devices, links and pipes in the place of files, inputs named as
-# outputs, a prompt that cannot be encoded, an older run's checkpoints. Ends with `N passed, N failed`.
+# run_attack.sh [BUILD]: attacks on files and processes that once succeeded must fail: a second run in one folder,
+# folders that are not ours, inputs named as outputs, an older run's checkpoints. Devices, links and pipes take the
+# place of files, and a prompt cannot be encoded. Ends with `N passed, N failed`.
 # needs: fp32/train_gpt tools/timeline tools/loss tools/profile tools/schedule
 set -u
 cd "$(dirname "$0")/../.." || exit 1
@@ -173,7 +173,7 @@ if [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null; then
     report $? "--out without the right to write names the reason: $(said)"
 fi
 
-# ---- pictures of what no trainer writes ------------------------------------------------------------------------------
+# ---- pictures of logs that no trainer writes ------------------------------------------------------------------------------
 
 draws() { (ulimit -f 20000; timeout 20 "$@" >out 2>err </dev/null); code=$?; [ $code -lt 2 ]; }
 echo '[{"ph":"X","ts":1,"dur":0,"pid":0,"args":{"kind":"forward","micro":0,"chunk":0,"step":0}}]' >zero.trace

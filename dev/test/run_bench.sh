@@ -1,6 +1,6 @@
 #!/bin/sh
-# run_bench.sh [FOLDER]: `--bench` of the kernel laboratory. Its rows have the bytes and FLOPs that the wrappers of
-# llmc/ state, whichever kernel is timed, and their share of the roofline.
+# run_bench.sh [FOLDER]: `--bench` of the kernel laboratory. Every kernel's row has the bytes and FLOPs that the
+# wrappers of llmc/ state, and its share of the roofline.
 # needs: fp32/dev/cuda/layernorm
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh

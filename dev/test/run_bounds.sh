@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# run_bounds.sh [BUILD]: what odd inputs may cost and what they may touch: memory and time for hostile headers, many
-# layers, sizes beyond 2^64, a log on a full disk, the outputs of byte_corpus, and the flags of tools. Ends with
+# run_bounds.sh [BUILD]: bounds the memory, time and files that odd inputs cost: hostile headers, many layers, sizes
+# beyond 2^64, a log on a full disk, the outputs of byte_corpus, and the flags of tools. Ends with
 # `N passed, N failed`.
 # needs: fp32/train_gpt fp32/train_gpt_3d tools/byte_corpus tools/schedule tools/loss tools/profile tools/timeline
 set -u
@@ -97,7 +97,7 @@ P
     report $? "an index of 100000 tensors is read in 10 s of a core: $(cut -c 1-100 err)"
 fi
 
-# ---- clusters on which a step never ends, and batches that grow for ever ---------------------------------------------
+# ---- clusters on which a step never ends, and batches that grow without end ---------------------------------------------
 
 slow() {  # slow NAME KEY VALUE: a cluster with another constant
     sed -E "s/(\"$2\": *\{ *\"value\": *)[^,]+/\1$3/" "$root/dev/clusters/selene-2021.json" >"$1.json"

@@ -23,7 +23,7 @@ mkdir "$dir/pids"
 shown="$dir/out $dir/err"
 slow_rank=2
 
-# train NAME: starts 12 steps of 4 ranks, each of which leaves its process id under its number. Sets job.
+# train NAME: starts 12 steps of 4 ranks. Each rank writes its process id to a file named by its number. Sets job.
 train() {
     # shellcheck disable=SC2016,SC2086
     $launch -n 4 sh -c 'echo $$ >"$0/${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" && exec "$@"' "$dir/pids" \

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# run_clock.sh [FOLDER]: the virtual clock. Cases worked out by hand (test_clock), then the trainers: --virtual-time
-# changes no bit and gives the same times whatever the order of streams and messages, --simulate gives those of a run of
-# all ranks, bubbles are those of the schedules, links count, what does not fit or is not understood is refused.
+# run_clock.sh [FOLDER]: the virtual clock. Cases worked out by hand (test_clock), then the trainers. --virtual-time
+# changes no bit, and its times do not depend on the order of streams and messages. --simulate gives the times of a run
+# of all ranks. Bubbles follow the formulas of the schedules, links count, and bad input is refused.
 # needs: fp32/dev/test/test_clock fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d
 # needs: fp32/train_data fp32/train_zero_bubble bf16/train_gpt_3d bf16/train_zero_bubble tools/byte_corpus tools/scale tools/bubbles tools/profile
 cd "$(dirname "$0")/../.." || exit 1
@@ -105,7 +105,8 @@ cmp -s "$dir/run1" "$dir/run2" && cmp -s "$dir/run1" "$dir/run3"
 report $? 'three simulations have the same log'
 
 # ---- bubbles --------------------------------------------------------------------------------------------------------
-# So many layers that the embedding and the head do not count; on idle over working time as build/tools/profile measures it.
+# With this many layers the embedding and the head hardly count. Bubbles are idle over working time, as
+# build/tools/profile measures it.
 
 bubble() {  # bubble NAME PERCENT FLAGS...
     local name=$1 formula=$2 measured
@@ -180,8 +181,8 @@ read -r events bad < <(overlapping "$dir/large.json")
 [ "${events:-0}" -gt 10000 ] && [ "$bad" = 0 ]
 report $? "of $events events none overlaps another one of its track but to lie in it ($bad do)"
 
-# The light simulation of dev/scale goes by lists of its own. With the trainers' software it must come to the same as
-# the trainer's kernels; and where the published run had that software, near to what was published.
+# The light simulation of dev/scale has kernel lists of its own. With the trainers' software its times must be those of
+# the trainer's kernels, and near the published ones if the published run had that software.
 bf16=${folder/fp32/bf16}/train_gpt_3d
 build/tools/scale --trainer "$bf16" dev/scale/rows_a100.csv dev/scale/rows_more.csv \
     $cluster:ptd-t1-3,ptd-t1-7,ptd-f12-v4-B12 dev/clusters/selene-2022.json:kor-t5-22B \

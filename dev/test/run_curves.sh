@@ -32,7 +32,7 @@ train() {
 }
 # curve LOG: step, loss, norm and learning rate of each line.
 curve() { sed -n 's/.*"step":\([0-9]*\),"loss":\([^,]*\),"grad_norm":\([^,]*\),"lr":\([^,]*\),.*/\1 \2 \3 \4/p' "$1"; }
-# differ LOG: the largest relative difference of losses and of norms from those of one rank, if the rates are the same.
+# differ LOG: prints the largest relative difference of losses and of norms from one rank's, if the rates are the same.
 differ() {
     paste -d' ' <(curve one.log) <(curve "$1") | awk '
         function off(a, b) { return (a > b ? a - b : b - a) / a }
@@ -86,7 +86,7 @@ train 1 train_gpt --resume whole/step-00000005 --lr-unit steps --steps 6
 grep -q 'changed: steps 14 -> 6, lr_unit 1 -> 0' out
 report $? 'and says so when it counts otherwise'
 
-# With other weights, sets or sizes of sets sample k is another one: a resume is refused. Where the data lie is free.
+# With other weights, sets or sizes of sets sample k is another one: a resume is refused. The files may move.
 train 1 train_gpt --resume whole/step-00000005 --train-data '9:b.bin,1:a.bin' --steps 6
 report $? 'a resume with the same weights in other words'
 ln -s b.bin moved.bin

@@ -31,7 +31,7 @@ document() {
     printf "$1" "$2" | od -An -v -tu1 -w1 | tr -d ' '
 }
 
-# holds SHARD FIRST LAST TOKENS: the shard has lines FIRST .. LAST of TOKENS, and says so.
+# holds SHARD FIRST LAST TOKENS: the shard has lines FIRST .. LAST of TOKENS, and its header has their count.
 holds() {
     sed -n "$2,$3p" "$4" >"$dir/want"
     [ -f "$1" ] && { echo "20240520 1 $(($3 - $2 + 1))"; cat "$dir/want"; } | cmp - <(shard "$1") >>"$dir/out" 2>&1

@@ -25,7 +25,7 @@ check() { # check TEXT WRONG: passes if nothing is wrong, else says what
 $2}"
 }
 
-# The table of the paper's rates takes a minute: three of its rows are made again. In all twelve, on the paper's times the
+# The table of the paper's rates takes a minute, so only three of its rows are computed here. In all twelve, on the paper's times the
 # lists of 1f1b, zb-h1 and zb-auto with p have the paper's rates.
 rates() {
     local rows
@@ -44,7 +44,7 @@ drawings() {
 }
 check "the drawings are what build/tools/figures draws (else: make doc)" "$(drawings)"
 
-# What `make train` draws of its run on the virtual clock, on which the text that it trains on takes no time.
+# Draws a run like `make train` on the virtual clock, where its text makes no difference.
 main_run() {
     local flags
     flags=$(make --no-print-directory -n DEVICE=cpu run-train 2>/dev/null |

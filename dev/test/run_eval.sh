@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run_eval.sh [BUILD]: --eval in every trainer: text in overlapping windows, cloze and choices, prepared by prepare.py
-# from files made here. Every layout must find the sums of one rank; where Hugging Face's transformers is installed, it
-# must find them too, on the same weights. Bad files are refused. PYTHON names another interpreter.
+# from files made here. Every layout must find the sums of one rank. So must Hugging Face's transformers, if installed,
+# on the same weights. Bad files are refused. PYTHON names another interpreter.
 # needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d fp32/train_zero_bubble
 set -u
 cd "$(dirname "$0")/../.." || exit 1
@@ -32,7 +32,7 @@ printf '{"ctx": "Sky is %d", "endings": ["blue", "grey as a", "on", "sat"], "lab
     >"$dir/examples"
 prepare choices --text "$dir/examples" && grep -q '6 examples' "$dir/out"
 report $? "prepare.py choices: $(cat "$dir/out")"
-# Single tokens, of which a random model guesses some: cloze rows of the golden case's vocabulary.
+# Cloze rows of single tokens of the golden case's vocabulary: a random model guesses some.
 "$python" - "$dir/golden.bin" <<'PYTHON' >"$dir/out" 2>&1
 import array, sys
 sys.path.insert(0, "dev/data")
@@ -92,7 +92,7 @@ LAYOUTS
 
 # ---- what the sums stand on ------------------------------------------------------------------------------------------
 
-# A window without overlap is what validation computes: the same mean loss.
+# Validation computes windows without overlap: the same mean loss.
 "$python" - "$dir/plain.bin" <<'PYTHON' >"$dir/out" 2>&1
 import array, sys
 sys.path.insert(0, "dev/data")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # run_experiments.sh [BUILD]: runs the commands of doc/experiments.md, as they stand there, on copies of the trainers,
-# and checks what the page says of them. What they print stays in build/experiments/NAME.out for `make doc`.
+# and checks the page's claims. Their output stays in build/experiments/NAME.out for `make doc`.
 # needs: fp32/train_gpt_tp fp32/train_gpt_3d bf16/train_gpt_3d
 set -u
 cd "$(dirname "$0")/../.." || exit 1
@@ -44,7 +44,7 @@ run() {
 change no_wait
 run no_wait no_wait.out build/cpu-fp32/train_gpt_tp "$build/$dir/no_wait"
 run no_wait with_wait.out build/cpu-fp32/train_gpt_tp "$build/train_gpt_tp"
-# order FILE N: what order number N printed.
+# order FILE N: prints the output of order number N.
 order() { awk -v n="$2" '/^order/ { i++ } i == n && !/^order/' "$dir/$1.out"; }
 right=$(order with_wait 1)
 for n in 2 3 4; do

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run_explorer.sh [BUILD]: is doc/explorer.html what its sources make, and are its numbers the trainers' own? The page
-# runs in headless Chromium; what it says of schedules is compared with build/tools/schedule, of layouts with --dry-run,
-# NCCL_TRAFFIC=1 and what the trainer refuses. Without clang (target wasm32) or Chromium that part is skipped.
+# runs in headless Chromium. Its schedules are compared with build/tools/schedule, its layouts with --dry-run,
+# NCCL_TRAFFIC=1 and the trainer's refusals. Without clang (target wasm32) or Chromium that part is skipped.
 # needs: fp32/train_gpt_3d bf16/train_gpt_3d fp32/train_zero_bubble bf16/train_zero_bubble tools/schedule
 set -u
 cd "$(dirname "$0")/../.." || exit 1
@@ -49,7 +49,7 @@ done
 
 # ---- what the page says ---------------------------------------------------------------------------------------------
 
-# Words of an address, and what to compare it with: schedule ARGUMENTS of build/tools/schedule (LIST: the file of a
+# An address of the page, and the kind of comparison: schedule ARGUMENTS of build/tools/schedule (LIST: the file of a
 # list), dry (--dry-run), traffic (one step of the golden model), refused.
 golden='heads=4&channels=32&vocab=61&seq=24&micro=2&global=8&sp=0&recompute=none'
 small='heads=4&channels=128&vocab=257&seq=64&micro=4&global=16&sp=0&recompute=none'
@@ -149,7 +149,7 @@ $(tail -n 5 "$dir/browser"; tail -n 3 "$dir/said")"
 fi
 
 said() { sed -n "s/^$1 $2 //p" "$dir/said"; } # said NUMBER WHAT
-# Numbers of the page and of the program; `what` says which is which.
+# compare PAGE PROGRAM: prints the lines that differ, each with its origin.
 compare() { diff <(echo "$1") <(echo "$2") | sed 's/^</page    /; s/^>/program /; /^[0-9]/d'; }
 
 compare_schedule() { # compare_schedule NUMBER ARGUMENTS
@@ -188,8 +188,8 @@ compare_dry() {
         "$(trainer "$1" --dry-run | awk '/^MiB per rank/ { on = 1; next } on { print $1, $2, $3, $4, $5 }')"
 }
 
-# Each rank writes its errors to a file of its own: what the launcher passes on of several ranks at once, and of what
-# they write just before they end, is not the trainers' business.
+# Each rank writes its errors to a file of its own. The launcher may lose or mix lines that several ranks write at once
+# or just before they end.
 compare_traffic() {
     local data=dev/test/golden/train.bin
     rm -f "$dir"/rank.*

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # run_kill.sh [BUILD] [SEED]: kill -9 of a random rank at a random moment, often during a save, 20 times. Each
-# time the job must end by itself within 35 s with an error and leave no process, and `--resume auto` with fewer
-# ranks must go on from the newest complete checkpoint, which is at least the last one that was announced. The
-# losses of the whole chain of killed and resumed runs must be those of one run that nobody disturbed. The seed is
-# printed; the same seed makes the same choices and delays (what they hit depends on the machine's speed).
+# time the job must end by itself within 35 s with an error and leave no process. `--resume auto` with fewer ranks
+# must then continue from the newest complete checkpoint, no older than the last one that was announced. The whole
+# chain of killed and resumed runs must have the losses of one undisturbed run. The seed is printed; the same seed
+# makes the same choices and delays (but the moment of a kill depends on the machine's speed).
 # Ends with `N passed, N failed`.
 # needs: fp32/train_gpt_3d
 set -u
@@ -151,9 +151,9 @@ done
 [ $torn -gt 0 ]
 report $? "$torn of $rounds kills came in the middle of a save; the slowest end took $slowest ms"
 
-# ---- against runs that nobody disturbed -----------------------------------------------------------------------------
+# ---- against undisturbed runs -----------------------------------------------------------------------------
 
-# Of a log, what does not depend on the clock: step, loss and norm of each line.
+# numbers LOG: prints step, loss and norm of each line, which do not depend on the clock.
 numbers() { sed -E 's/.*"step":([0-9]+),"loss":([^,]+),"grad_norm":([^,]+),.*/\1 \2 \3/' "$1"; }
 
 # Other layouts add in another order, and training amplifies the difference: hence a bound here, and bits below.
@@ -192,7 +192,7 @@ status=$?
     cmp "$out/step-00000014/optimizer.safetensors" "$dir/whole/step-00000014/optimizer.safetensors"
 report $? 'killed three times and resumed at the same layout: losses, weights and optimizer have the same bits'
 
-# ---- a damaged checkpoint, of which each rank reads a share ---------------------------------------------------------
+# ---- a damaged checkpoint: each rank reads a share ---------------------------------------------------------
 
 # A bit of each of the last four tensors, which are read by four ranks.
 file=$dir/whole/step-00000014/optimizer.safetensors

@@ -46,7 +46,7 @@ mapfile -t sources < <(find . -path ./build -prune -o -type f -regex '.*\.\(c\|h
 long=$(grep -nE '^.{121,}' "${sources[@]}" | cut -d: -f1,2)
 [ ${#sources[@]} -gt 50 ] && [ -z "$long" ]
 report $? "no line of ${#sources[@]} C and CUDA files has more than 120 columns${long:+, but ${long//$'\n'/, }}"
-# What a reader of lesson 1 has behind it on a GPU build, and all of the library.
+# The headers behind lesson 1 on a GPU build, and the whole library.
 behind=$(${CXX:-g++} -x c++ -std=c++17 -fopenmp -Illmc/cpu -Illmc/mpi -I. -DPRECISION_FP32 -MM train_gpt.cu 2>/dev/null |
     tr ' \\' '\n\n' | grep '^llmc/' | grep -vE '^llmc/(cpu|mpi|sim)/' | sort -u)
 [ "$(wc -w <<<"$behind")" -gt 20 ]
@@ -62,7 +62,7 @@ body() {
     sed -n "/^static void $2(/,/^}/p" "$1" | sed 's|//.*||' | tr '\n' ' ' | tr -s ' ' | sed 's/\([;{}]\) */\1\n/g'
 }
 
-# What tensor parallelism hands over, by the names of train_gpt.cu: f's output for the layernorm's.
+# Renames tensor parallelism's arguments as in train_gpt.cu: f's output is the layernorm's.
 handed_over='s/, ln\([12]\),/, a->ln\1.out,/g'
 operators='\b[fg]_(forward|backward|again)[a-z_]*\('
 

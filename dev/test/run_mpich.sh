@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# run_mpich.sh [BUILD]: MPICH in the place of Open MPI, where both are installed as Debian does it (mpicxx.mpich beside
-# mpicxx.openmpi): the checks of the NCCL calls, and training on 8 ranks with the bits of the same run under Open MPI.
-# Where MPICH is the only MPI, the whole suite runs on it anyway. Ends with `N passed, N failed`.
+# run_mpich.sh [BUILD]: MPICH instead of Open MPI, if both are installed as Debian does it (mpicxx.mpich and
+# mpicxx.openmpi). Runs the checks of the NCCL calls, and trains on 8 ranks with the bits of the same run under Open
+# MPI. If MPICH is the only MPI, the whole suite runs on it anyway. Ends with `N passed, N failed`.
 # needs: fp32/train_gpt_3d
 set -u
 cd "$(dirname "$0")/../.." || exit 1

@@ -108,7 +108,7 @@ mismatch message "ncclRecv of 101 float32 from rank 0" "ncclSend of 100 float32 
 must_fail 3 exit && launcher_said 'exit code: *1$'
 report $? "a rank that exits takes the job down, and its exit code is said"
 
-# Starts four ranks that all-reduce for ever; sets job (mpirun) and pids (the ranks).
+# Starts four ranks that all-reduce until killed; sets job (mpirun) and pids (the ranks).
 start_loop() {
     $launch -n 4 "$program" loop >"$dir/out" 2>"$dir/err" &
     job=$!

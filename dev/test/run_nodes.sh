@@ -2,8 +2,8 @@
 # run_nodes.sh [BUILD]: training over a network, on one machine. Each host is a Linux network namespace with a cable
 # (veth) to a bridge; Open MPI starts its daemon on them through a script that stands in for ssh, and may use TCP
 # only. The golden case must give the bits of the same layout without a network, and the byte counters of the cables
-# must show that what the layout has to send did cross. Ends with `N passed, N failed`; skips where namespaces cannot
-# be made (no iproute2, no permission) and where there is no Open MPI.
+# must show the layout's traffic. Ends with `N passed, N failed`. Skips if namespaces cannot be made (no iproute2, no
+# permission) or there is no Open MPI.
 #
 # All of it, the bridge too, lives in namespaces of its own, and so do its processes: when this script ends, however
 # it ends, the kernel removes the hosts and every process on them.
@@ -33,8 +33,8 @@ if [ "${NODES_INSIDE:-}" != 1 ]; then
 fi
 
 trap 'exit 1' HUP INT TERM
-# Ours alone; gone with the namespace. In /dev/shm Open MPI names its segments by the host and mpirun's PID, which here
-# begins anew: another such test would have the same names.
+# Ours alone; gone with the namespace. In /dev/shm Open MPI names its segments by the host and mpirun's PID. PIDs
+# start from 1 here, so another such test would have the same names.
 mount -t tmpfs tmpfs /run && mkdir /run/netns /run/tmp || exit 1
 [ ! -d /dev/shm ] || mount -t tmpfs tmpfs /dev/shm || exit 1
 export TMPDIR=/run/tmp OMP_NUM_THREADS=1
@@ -62,7 +62,7 @@ exec ip netns exec "$host" unshare --uts sh -c "hostname $host; $*"
 END
 chmod +x /run/agent
 
-# The keep-alive probes are what tells Open MPI's daemons that a host is gone; by default it takes minutes.
+# Keep-alive probes tell Open MPI's daemons that a host is gone; by default this takes minutes.
 # shellcheck disable=SC2054
 launch=(mpirun --allow-run-as-root --oversubscribe --bind-to none
         --mca plm rsh --mca plm_rsh_agent /run/agent --mca pml ob1 --mca btl tcp,self
@@ -92,12 +92,12 @@ message=$((8 * 24 * 32 * 4))  # bytes of the activations between two layers, ove
 numbers() { sed 's/,"ms".*//' "$1"; }  # of a log, what does not depend on the clock
 
 # same_as_local NAME HOSTS RANKS_PER_HOST LEAST FLAGS...: LEAST bytes have to leave each host in a step, whatever the
-# algorithm; more than eight times as much would mean that something is sent in vain.
+# algorithm. More than eight times as much would mean useless messages.
 same_as_local() {
     local name=$1 hosts=$2 each=$3 least=$(($4 * 5)) i code=0 bytes before=() start=() text=''
     shift 4
     rm -rf /run/net /run/local
-    # What is sent before the first step, to connect and to warm up, is not training's: a run of no steps sends that alone.
+    # Connecting and warming up send bytes before the first step. A run of no steps measures them.
     for ((i = 1; i <= hosts; i++)); do start[i]=$(sent_by "$i"); done
     # shellcheck disable=SC2086
     over_network 120 "$hosts" "$each" $golden "$@" --steps 0 || code=1

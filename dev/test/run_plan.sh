@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run_plan.sh [BUILD]: what the planner recommends, against the trainer and against what is known by hand. The trainer
+# run_plan.sh [BUILD]: the planner's layouts, against the trainer and against known answers. The trainer
 # must accept its ten best layouts, count the same memory for them and, on its own virtual clock, put them in the same
 # order; on three made clusters the right choice is known. Ends with `N passed, N failed`.
 # needs: tools/plan bf16/train_gpt_3d bf16/train_zero_bubble

@@ -1,5 +1,5 @@
-// run_program.h: what tests of whole trainers need: files, programs run by their command line (alone or under
-// mpirun, with a time limit), and the JSON Lines logs that they leave.
+// run_program.h: helpers of the tests of whole trainers: files, programs run by their command line (alone or under
+// mpirun, with a time limit), and their JSON Lines logs.
 #ifndef LLMC_RUN_PROGRAM_H
 #define LLMC_RUN_PROGRAM_H
 
@@ -105,7 +105,7 @@ typedef struct {
 
 enum { MAX_ARGS = 128, ARG_BYTES = 4096 };
 
-// Cuts text at its spaces and appends the pieces. A '~' in a piece stands for a space.
+// Cuts text at its spaces and appends the pieces. A '~' in a piece becomes a space.
 static inline size_t add_args(char **args, size_t count, char *text) {
     for (char *piece = strtok(text, " "); piece; piece = strtok(NULL, " ")) {
         for (char *c = piece; *c; c++) {
@@ -132,10 +132,10 @@ static inline void prefer_quick_starts(void) {
     setenv("HWLOC_COMPONENTS", "-linuxio,-pci,-gl,-opencl", 0);
 }
 
-// oneDNN makes its kernels anew in every process, the plainest in a fraction of the time.
+// Asks for oneDNN's plainest kernels. Every process compiles its own, and these take a fraction of the time.
 static inline void prefer_plain_kernels(void) { setenv("ONEDNN_MAX_CPU_ISA", "SSE41", 0); }
 
-// Starts the trainer of folder `build` with `flags`, then the layout's own. What it prints goes to stdout.txt
+// Starts the trainer of folder `build` with `flags`, then the layout's own. Its output goes to stdout.txt
 // and stderr.txt in the working directory.
 static inline pid_t start(const char *build, const Layout *layout, Setting setting, const char *flags) {
     const char *mpirun = getenv("MPIRUN");  // dev/test/run_tests.sh sets it to what the probe has found

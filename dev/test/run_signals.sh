@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# run_signals.sh [BUILD]: runs that are asked to end save what they have and leave, in the middle of a step of several
-# seconds too, and compute no step after that; runs whose output nobody reads or whose data is damaged lose nothing.
+# run_signals.sh [BUILD]: a run that is asked to end saves its last step and ends, even in the middle of a step of
+# several seconds. It computes no step after that. A run with a closed output or damaged data loses nothing.
 # Each checkpoint is resumed from. Ends with `N passed, N failed`.
 # needs: fp32/train_gpt fp32/train_gpt_3d tools/byte_corpus
 set -u
@@ -114,7 +114,7 @@ done
 [ $ok = $tries ]
 report $? "SIGTERM to all 4 ranks between and within quick steps: $ok of $tries saved the last step that was logged"
 
-# ---- nobody reads, nothing is open -----------------------------------------------------------------------------------
+# ---- no reader, no open output -----------------------------------------------------------------------------------
 
 out=$dir/pipe
 "$build/train_gpt" $quick --steps 20 --out "$out" --log "$out.jsonl" 2>"$dir/err" | head -n 1 >"$dir/out"

@@ -11,7 +11,7 @@ cd "$(dirname "$0")/../.."
 plan=
 [ "$1" = --plan ] && plan=1 && shift
 device=$1 pattern=${2:-}
-# The folders are those of the Makefile, to which MPI=mpich means the same.
+# The Makefile names its folders alike, also with MPI=mpich.
 fp32=build/$device-fp32${MPI:+-$MPI} bf16=build/$device-bf16${MPI:+-$MPI}
 asan=$fp32-asan
 logs=build/test-logs
@@ -151,7 +151,7 @@ if [ "$device" = cpu ]; then
     done
     # Only where a floatX is no float can a wrapper be seen to count one as the other.
     run 'dev/test/test_work bf16' 300 "$bf16/dev/test/test_work"
-    # Hostile input is where a trainer would read past a buffer; and 8 ranks use all of its buffers.
+    # With hostile input a trainer might read past a buffer, and 8 ranks use all of its buffers.
     also=$asan/train_gpt \
         run "test_gpt refusals sanitized" 1200 ASAN_OPTIONS=detect_leaks=0 "$asan/test_gpt" "$asan" refusals
     also=$asan/train_gpt_3d \

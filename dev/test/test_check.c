@@ -4,7 +4,7 @@
 
 #include "dev/test/check.h"
 
-// The exit code of a program that passes and fails so many checks.
+// Returns the exit code of a program with these numbers of passed and failed checks.
 static int code_of(int passes, int failures) {
     fflush(stdout);
     pid_t child = fork();

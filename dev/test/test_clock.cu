@@ -37,7 +37,7 @@ __global__ void nothing_kernel(int *touched) { *touched = 1; }
 static cudaStream_t streams[3];
 static int *device;
 
-// A kernel of so many ns, without those that the shortest one takes.
+// Launches a kernel that takes ns longer than the shortest one.
 static void kernel(int stream, double ns) {
     kernel_cost(KERNEL_ELEMENTWISE, (size_t)ns, 1, 0);
     LAUNCH(nothing_kernel, 1, 1, 0, streams[stream])(device);
@@ -311,7 +311,7 @@ static void test_communication() {
         check_all(rank >= 4 || at(0) == 1000 + 20000 + 32000, "messages between islands share the link between them");
         cpu_clock().cluster.gpus_per_island = cpu_clock().cluster.island_bandwidth = 0;
         cpu_clock().cluster.island_latency = 0;
-        // First and last stage, of one rank each: nobody else wants the only NIC of the node.
+        // First and last stage, of one rank each: no other rank uses the only NIC of the node.
         ncclComm_t ends;
         cpu_clock().cluster.nics_per_node = 1;
         int both[2] = {0, world_size - 1};
@@ -346,7 +346,7 @@ static void test_communication() {
         check_all(at(0) == std::max(ends, slowed), longer ? "a kernel that outlasts a collective beside it is slower"
                                                           : "a kernel beside a longer collective waits for its end");
     }
-    // Beside three collectives, one right behind the other, a kernel that ends at 14 us, were it not slower.
+    // A kernel overlaps three collectives in a row. Without slow-down it would end at 14 us.
     begin();
     for (int i = 0; i < 3; i++) must(ncclAllReduce(x, x, n, ncclFloat, ncclSum, pair, streams[1]));
     CUDA_CHECK(cudaEventRecord(done, streams[1]));

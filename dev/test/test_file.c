@@ -1,4 +1,4 @@
-// test_file.c: what all of llmc/host stands on: memory, files and folders.
+// test_file.c: the base of llmc/host: memory, files and folders.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -19,7 +19,7 @@ static const char *in_root(const char *name) {
     return path;
 }
 
-// Calls `act` in a process of its own; gives its exit code (-1: a signal) and the start of what it says on stderr.
+// Calls `act` in a process of its own; returns its exit code (-1: a signal) and copies the start of its stderr.
 static int run(void (*act)(void), char *said, size_t size) {
     int ends[2], status;
     if (pipe(ends) != 0) exit(1);

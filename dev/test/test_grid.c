@@ -40,7 +40,8 @@ static bool groups_are_right(size_t t, size_t d, size_t p, const char *order, ch
             found += (size_t)ranks[i] == rank;
             if (i > 0 && key <= before) return false;
             before = key;
-            if (grid_group(&h, group, theirs) != count || memcmp(ranks, theirs, count * sizeof *ranks) != 0) return false;
+            if (grid_group(&h, group, theirs) != count) return false;
+            if (memcmp(ranks, theirs, count * sizeof *ranks) != 0) return false;
             if (h.t_rank != g.t_rank && group != 't') return false;
             if (h.d_rank != g.d_rank && group != 'd') return false;
             if (h.p_rank != g.p_rank && group != 'p' && group != 'e') return false;

@@ -4,8 +4,8 @@
 
 #include "dev/test/check.h"
 
-// One call by all ranks, of which the last has bit `bit` of element `element` turned over while it lasts.
-// `names`: a part of what must be said, or NULL where all must be well. True if all ranks saw what they should.
+// Compares replicas on all ranks while the last rank has bit `bit` of element `element` flipped.
+// `names`: a part of the expected message, or NULL for none. Returns true if all ranks saw the expected result.
 static bool seen_by_all(Trainer *m, char group, size_t element, unsigned char bit, const char *names) {
     unsigned char *byte = (unsigned char *)(m->state.params + element), value;
     bool flips = bit && m->job.rank == m->job.size - 1;

@@ -150,7 +150,7 @@ static void group_checkpoints(Context *x) {
 // ---- group replicas -------------------------------------------------------------------------------------
 
 // A copy of the model on one node is out of date: the last rank, which a script starts in a folder of its own, begins
-// with one number that differs from the others. Nothing fails, and only --debug-replicas says so.
+// with one number that differs from the others. Nothing fails, and only --debug-replicas reports it.
 typedef struct {
     Grid grid;
     TensorKind kind;

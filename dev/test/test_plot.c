@@ -52,7 +52,7 @@ static void test_timeline(const char *dir, const char *schedule, int v, const ch
     free(text);
 }
 
-// Two stages and one micro-batch, of which the second has the loss as well: F 2, F 2, loss 2, B 4, B 4 ms one after the
+// Two stages and one micro-batch. The second stage has the loss as well: F 2, F 2, loss 2, B 4, B 4 ms one after the
 // other. In these 14 ms rank 0 works for 6 and rank 1 for 8: idle 14 of 14, on the busiest rank 6 of 8.
 static void test_loss_is_work(const char *dir) {
     static const struct { const char *kind; int from, to, rank; } events[] = {
@@ -75,8 +75,8 @@ static void test_loss_is_work(const char *dir) {
     free(text);
 }
 
-// A list, a file and a name: what is drawn, and what is refused. Arguments are separated by spaces here, so that a list
-// goes through a file.
+// Draws a list, a file and a name, and checks the refusals. Spaces separate the arguments here, so that a list goes
+// through a file.
 static void test_schedule(const char *dir) {
     char path[1024];
     snprintf(path, sizeof path, "%s/list.txt", dir);

@@ -303,7 +303,8 @@ static void test_bad_traces(const char *dir) {
     }
     check(&c,
           run(profile_main, "profile %s/missing.json", dir) == 1 && run(profile_main, "profile") == 2 &&
-              run(profile_main, "profile --skip -1 %s/parts.json", dir) == 2 && run(profile_main, "profile --help") == 0,
+              run(profile_main, "profile --skip -1 %s/parts.json", dir) == 2 &&
+              run(profile_main, "profile --help") == 0,
           "picture refuses: no file, a bad option");
     check(&c, run(profile_main, "profile --out %s/none/bad.svg %s/parts.json", dir, dir) == 1,
           "picture refuses: a place that cannot be written");

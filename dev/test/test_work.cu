@@ -1,5 +1,5 @@
-// test_work.cu: what every wrapper of llmc/kernels states of its work (llmc/kernels/cost.cuh), against counts by hand
-// at one small shape, and that the profiler counts the same.
+// test_work.cu: compares the work that every wrapper of llmc/kernels states (llmc/kernels/cost.cuh) with counts by hand
+// at one small shape. The profiler must count the same.
 #include "dev/test/check.h"
 #include "llmc/kernels/adamw.cuh"
 #include "llmc/kernels/attention.cuh"
@@ -15,7 +15,7 @@ static Check checks;
 static KernelWork stated, all;
 static Matmul matmul;
 
-// What was stated since the last call: so many values of floatX and of float read or written, and FLOPs.
+// Checks the work stated since the last call: values of floatX and of float read or written, and FLOPs.
 static void states(const char *what, double values, double floats, double flops) {
     double bytes = values * (double)sizeof(floatX) + 4 * floats;
     check(&checks, stated.bytes == bytes && stated.flops == flops, "%s: %g bytes (%g), %g FLOPs (%g)", what,

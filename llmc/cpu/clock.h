@@ -1,11 +1,11 @@
 // clock.h: a virtual clock for the streams, in nanoseconds: the times of their operations on a device of a described
 // cluster (llmc/sim). Off unless cpu_clock_start was called.
 //
-// Time follows from the flow of data alone, never from the order in which this machine works:
-//   - the host has a time; enqueuing costs it launch_host, and waiting for a stream moves it on;
-//   - an operation begins when the stream's operation before it has ended, the host has enqueued it, and its event has
-//     been recorded or all ranks of its collective or message are ready (llmc/mpi/timing.h);
-//   - it ends when its cost is over; an event holds the end of the operation before it.
+// Time follows from the flow of data alone, never from the order in which this machine works.
+//   - The host has a time; enqueuing costs it launch_host, and waiting for a stream moves it on.
+//   - An operation begins when the stream's operation before it has ended, and the host has enqueued it. It also waits
+//     for its event, or for all ranks of its collective or message (llmc/mpi/timing.h).
+//   - It ends when its cost is over; an event holds the end of the operation before it.
 // So a run's times do not depend on the load, CPU_STREAM_ORDER or NCCL_DELAY. stream.h and cuda_runtime.h call the
 // functions here; simulate.h has the mode that runs no kernels.
 #ifndef LLMC_CPU_CLOCK_H

@@ -12,13 +12,13 @@
 // payload travels with its header through a staging block; a larger one follows as a second message, straight from and
 // to the buffers of the call. Nothing here blocks: the scheduler calls progress() again and again.
 //
-// MPI matches two messages of one sender with one tag on one MPI communicator in the order of sending. Hence:
-//   - an NCCL communicator has an MPI communicator of its own, and runs its groups one by one;
-//   - a collective's tag holds its call number and phase, so it never meets the message of another collective;
-//   - all sends share a tag, hence the k-th ncclSend to a peer meets its k-th ncclRecv from us;
-//   - payloads have the tag after their header's, and are asked for in the order of the headers.
+// MPI matches two messages of one sender with one tag on one MPI communicator in the order of sending. So:
+//   - An NCCL communicator has an MPI communicator of its own, and runs its groups one by one.
+//   - A collective's tag holds its call number and phase, so it never meets the message of another collective.
+//   - All sends share a tag, hence the k-th ncclSend to a peer meets its k-th ncclRecv from us.
+//   - Payloads have the tag after their header's, and are asked for in the order of the headers.
 // Headers of sends and broadcasts go by MPI_Issend, which completes only once the peer has begun the matching
-// operation: a send without its receive hangs here as it does in NCCL. The other collectives wait for every rank
+// operation. A send without its receive hangs here as it does in NCCL. The other collectives wait for every rank
 // anyway, so they spare the acknowledgement (no rank is ever more than one of them ahead).
 #ifndef LLMC_MPI_TRANSPORT_H
 #define LLMC_MPI_TRANSPORT_H
