@@ -22,8 +22,10 @@ echo '#include "dev/explorer/device.h"' >"$dir/include/type_traits"
 cp llmc/cpu/cuda_bf16.h "$dir/include/"
 
 # Formats are not checked: %zu is right here for a size_t of 64 bits, which the compiler thinks has 32.
+# Kernels are not launched, so their parameters are unused.
 flags=(--target=wasm32 -nostdinc -ffreestanding -fno-builtin -mbulk-memory -fvisibility=hidden -ffunction-sections
-       -fdata-sections -Wall -Wextra -Wno-format -Wno-unused-function -I"$dir/include" -I.)
+       -fdata-sections -Wall -Wextra -Wno-format -Wno-unused-function -Wno-unused-variable
+       -I"$dir/include" -I.)
 compile() { "$clang" "${flags[@]}" -c "$@"; }
 compile -std=gnu11 -Os -o "$dir/libc.o" dev/explorer/libc.c
 compile -std=gnu11 -O3 -o "$dir/schedule.o" dev/explorer/schedule.c
