@@ -82,7 +82,7 @@ same_as_all_ranks 2 train_gpt_tp
 same_as_all_ranks 4 train_gpt_tp --sequence-parallel 1
 same_as_all_ranks 4 train_data
 same_as_all_ranks 8 train_data --zero 0 --overlap 0 --recompute layer
-same_as_all_ranks 4 train_zero_bubble --tensor 2 --schedule zb-h1
+same_as_all_ranks 4 train_zero_bubble --tensor 2 --pipeline 2 --schedule zb-h1
 same_as_all_ranks 3 train_gpt_pp --pipeline 3 --layers 5 --schedule gpipe
 same_as_all_ranks 8 train_gpt_3d $layout
 same_as_all_ranks 8 train_gpt_3d --tensor 2 --data 4

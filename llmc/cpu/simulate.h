@@ -41,7 +41,7 @@ struct CpuChannel {
     CpuMeetingPlace places[4];
 };
 
-enum { CPU_SIMULATED_SPLITS = 32 };  // communicators that a rank makes, one after the other
+enum { CPU_SIMULATED_SPLITS = 2064 };  // communicators that all ranks make in turn: two links a stage, and a few more
 
 struct CpuShared {                   // one of each for every process
     std::atomic<uint32_t> bell;      // counts events that may let it continue
