@@ -203,7 +203,8 @@ static inline ParamTable table_make(const GPTConfig *g, const Shard *shard) {
         if (i == n) break;
         table.tensors[i].offset = table.total;
         // Tensor ranks hold whole tensors alike, and the first and the last stage wte.
-        bool first_rank = x->split != SPLIT_NONE || shard->t_rank == 0, first_stage = x->kind != WTE || shard->embedding;
+        bool first_rank = x->split != SPLIT_NONE || shard->t_rank == 0;
+        bool first_stage = x->kind != WTE || shard->embedding;
         table.tensors[i].counted = first_rank && first_stage;
         table.total = round_up(table.total + x->size, TENSOR_ALIGN);
     }

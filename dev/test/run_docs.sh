@@ -132,9 +132,14 @@ budgets() {
     grep -E '^\| \[train_gpt' README.md | while IFS='|' read -r _ file lines changes _; do
         file=$(sed 's/.*(\(.*\)).*/\1/' <<<"$file")
         [ "$(wc -l <"$file")" -le "$lines" ] || echo "$file has $(wc -l <"$file") lines, not $lines"
-        [ -z "$previous" ] || [ "$(diff "$previous" "$file" | wc -l)" -le "$changes" ] ||
-            echo "diff $previous $file has $(diff "$previous" "$file" | wc -l) lines, not $changes"
+        [ -z "$previous" ] || [ "$(diff "$previous" "$file" | grep -c '^<')" -le "$changes" ] ||
+            echo "$file removes $(diff "$previous" "$file" | grep -c '^<') lines of $previous, not $changes"
         previous=$file
+    done
+    grep -E '^\| \[train_.*\(dev/lessons' README.md | while IFS='|' read -r _ file previous lines changes _; do
+        file=$(sed 's/.*(\(.*\)).*/\1/' <<<"$file") previous=$(find . -name "${previous// /}" -path '*train_*' | head -n 1)
+        [ "$(diff "$previous" "$file" | grep -c '^>')" -le "$lines" ] || echo "$file adds more than $lines lines"
+        [ "$(diff "$previous" "$file" | grep -c '^<')" -le "$changes" ] || echo "$file removes more than $changes lines"
     done
 }
 check "trainers and their diffs are as short as README says" "$(budgets)"

@@ -133,8 +133,8 @@ __device__ static inline double larger(double a, double b) { return fmax(a, b); 
 template <class T> static inline T larger(T a, T b) { return b > a ? b : a; }
 #endif
 
-// Returns the sum or the largest of a full warp's 32 values to every lane, in an order that never changes. The CPU needs
-// one rendezvous, and has the bits of the loop of shuffles.
+// Returns the sum or the largest of a full warp's 32 values to every lane, in an order that never changes. The CPU
+// needs one rendezvous, and has the bits of the loop of shuffles.
 #ifdef __CUDACC__
 template <class T>
 __device__ static inline T warp_sum(T x) {
