@@ -12,7 +12,8 @@
 //   trainer_close      writes reports; returns the exit code
 // It serves any grid of t x d x p ranks; one rank is a grid of 1 x 1 x 1.
 //
-// defines: Trainer, Span, stream_create, event_create, dropout_at, drop, trainer_*; and all of the headers below
+// defines: Trainer, Lesson, Span, stream_create, event_create, dropout_at, drop, trainer_*; and all of the headers
+// below
 #ifndef LLMC_TRAINER_CUH
 #define LLMC_TRAINER_CUH
 
@@ -136,6 +137,13 @@ struct Trainer {
     Stop ending;
     Log log;
     struct cudaDeviceProp device;
+};
+
+// What a lesson behind the four adds to the command line: rows of its own, and a check of them, after that of all other
+// options and before any file is opened.
+struct Lesson {
+    FieldTable options;
+    bool (*check)(Trainer *m, Error *err);
 };
 
 // Takes memory for a layernorm of N rows of C channels.

@@ -22,7 +22,7 @@ static void fuzz_options(const uint8_t *data, size_t size) {
     char *text = strndup((const char *)data + 2, size - 2);
     rest = text;
     for (char *word; count < 63 && (word = strsep(&rest, "\n"));) words[count++] = word;
-    if (options_parse(&o, count, words, data[1] % 8, &err) && options_resolve(&o, NULL, ranks, &err)) {
+    if (options_parse(&o, NULL, count, words, data[1] % 8, &err) && options_resolve(&o, NULL, ranks, &err)) {
         Grid grid;
         GPTConfig config = options_config(&o);
         fuzz_promise(o.channels % o.heads == 0 && config.Vp >= config.V && o.global_batch % o.micro_batch == 0);

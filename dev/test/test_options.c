@@ -19,7 +19,7 @@ static bool parse(Options *o, const char *line, unsigned sections, Error *err) {
         if (*rest) words[count++] = strcmp(rest, "''") == 0 ? empty : rest;
         rest = last ? end : end + 1;
     }
-    return options_parse(o, count, words, sections, err);
+    return options_parse(o, NULL, count, words, sections, err);
 }
 
 static bool resolve(Options *o, const char *line, unsigned sections, size_t ranks, const GPTConfig *file,
@@ -260,7 +260,7 @@ static void test_help(Check *c, unsigned sections, bool all, size_t most, const 
     size_t size = 0, widest = 0, flags = 0;
     FILE *file = open_memstream(&text, &size);
     if (!file) return;
-    options_help(file, "build/train_gpt", sections, all);
+    options_help(file, "build/train_gpt", sections, NULL, all);
     fclose(file);
     for (const char *line = text; *line; line += strcspn(line, "\n") + 1) {
         if (strcspn(line, "\n") > widest) widest = strcspn(line, "\n");
@@ -272,8 +272,35 @@ static void test_help(Check *c, unsigned sections, bool all, size_t most, const 
     free(text);
 }
 
+// The rows of a lesson stand beside those of every trainer.
+static void test_own(Check *c) {
+    struct { size_t experts; double capacity; } own;
+    const Field rows[] = {{"experts", FIELD_SIZE, 0, "8", 1, 128, 0, "N", "experts of a layer"},
+                          {"capacity", FIELD_REAL, sizeof(size_t), "1.25", 1e-3, 1e3, OPTION_BASIC, "X", "of experts"}};
+    const FieldTable table = {rows, 2, &own};
+    char *words[] = {(char *)"train_moe", (char *)"--experts", (char *)"4", (char *)"--layers", (char *)"3"}, *text;
+    char *wrong[] = {(char *)"train_moe", (char *)"--capacity", (char *)"0"};
+    char *near[] = {(char *)"train_moe", (char *)"--expert", (char *)"4"};
+    Options o;
+    Error err;
+    bool ok = options_parse(&o, &table, 5, words, 0, &err);
+    check(c, ok && own.experts == 4 && own.capacity == 1.25 && o.layers == 3, "a lesson's flags and their defaults");
+    ok = !options_parse(&o, &table, 3, wrong, 0, &err);
+    check(c, ok && strstr(err.text, "--capacity must be a number from 0.001"), "out of range: %s", err.text);
+    ok = !options_parse(&o, &table, 3, near, 0, &err);
+    check(c, ok && strstr(err.text, "did you mean --experts?"), "misspelt: %s", err.text);
+    size_t size = 0;
+    FILE *file = open_memstream(&text, &size);
+    if (!file) return;
+    options_help(file, "train_moe", 0, &table, false);
+    fclose(file);
+    check(c, strstr(text, "  --capacity X") && !strstr(text, "  --experts"), "help has a lesson's flags at its end");
+    free(text);
+}
+
 int main(void) {
     static Check c;
+    test_own(&c);
     test_defaults(&c);
     test_model(&c);
     test_grid(&c);

@@ -30,7 +30,7 @@ static bool outputs_are_fine(const char *line, const char *from, Error *err) {
     for (char *word; (word = strtok_r(rest, " ", &rest));) words[n++] = word;
     Options o;
     DataLoader train, val;
-    if (!options_parse(&o, n, words, 0, err)) give_up(line, err->text);
+    if (!options_parse(&o, NULL, n, words, 0, err)) give_up(line, err->text);
     if (!dataloader_open(&train, o.train_data, 4, err)) give_up(line, err->text);
     if (!dataloader_open(&val, o.val_data, 4, err)) give_up(line, err->text);
     bool fine = outputs_check(&o, from, &train, &val, err);

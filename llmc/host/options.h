@@ -108,21 +108,24 @@ static inline bool options_parse_tables(const FieldTable *tables, size_t count, 
     return true;
 }
 
-static inline bool options_parse(Options *o, int argc, char **argv, unsigned sections, Error *err) {
-    const FieldTable table = {OPTIONS, OPTION_ROWS, o};
+// own: the rows that a lesson brings; NULL: none.
+static inline bool options_parse(Options *o, const FieldTable *own, int argc, char **argv, unsigned sections,
+                                 Error *err) {
+    FieldTable tables[2] = {{OPTIONS, OPTION_ROWS, o}, {NULL, 0, NULL}};
+    if (own) tables[1] = *own;
     memset(o, 0, sizeof *o);
     o->sections = sections;
     o->val_every = o->steps = OPTION_LEFT_OUT;
     o->model = o->schedule = -1;
-    return options_parse_tables(&table, 1, argc, argv, sections, err);
+    return options_parse_tables(tables, 2, argc, argv, sections, err);
 }
 
-// Prints --help of a trainer with these sections: the flags that the lessons need, or all.
-static inline void options_help(FILE *file, const char *program, unsigned sections, bool all) {
+// Prints --help of a trainer with these sections and rows of its own: the flags that the lessons need, or all.
+static inline void options_help(FILE *file, const char *program, unsigned sections, const FieldTable *own, bool all) {
     const char *slash = strrchr(program, '/');
     fprintf(file, "usage: %s --train-data GLOB [--flag value]...\n", slash ? slash + 1 : program);
-    for (size_t i = 0; i < OPTION_ROWS; i++) {
-        const Field *f = &OPTIONS[i];
+    for (size_t i = 0; i < OPTION_ROWS + (own ? own->count : 0); i++) {
+        const Field *f = i < OPTION_ROWS ? &OPTIONS[i] : &own->fields[i - OPTION_ROWS];
         char left[80];
         if (!option_is_in(f, sections) || (!all && !(f->tags & OPTION_BASIC))) continue;
         if (f->type == FIELD_TITLE) {

@@ -103,14 +103,15 @@ static inline void trainer_set_batch(Trainer *m, size_t sequences) {
     m->dloss = (float)(1.0 / ((double)sequences * (double)m->T));
 }
 
-static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned sections, Error *err) {
+static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned sections, const Lesson *lesson,
+                                   Error *err) {
     Options *o = &m->opt;
     const char *from = NULL;
     GPTConfig file;
     bool claimed = false;
-    if (!options_parse(o, argc, argv, sections, err)) return false;
+    if (!options_parse(o, &lesson->options, argc, argv, sections, err)) return false;
     if (o->help) {
-        options_help(stdout, argv[0], sections, o->help == 2);
+        options_help(stdout, argv[0], sections, &lesson->options, o->help == 2);
         MPI_Finalize();
         exit(0);
     }
@@ -121,6 +122,7 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
         !grid_make(&m->grid, m->job.size, m->job.rank, o->tensor, o->data, o->pipeline, o->order, err) ||
         !job_check_devices(&m->job, err)) return false;
     m->config = options_config(o);
+    if (lesson->check && !lesson->check(m, err)) return false;
     if (from && !checkpoint_check(from, &m->config, o->resume != NULL, sizeof(floatX) == 2, err)) return false;
     m->progress = progress_start(o, sizeof(floatX) == 2);
     if (o->resume && !progress_resume(&m->progress, o->resume, err)) return false;
@@ -131,13 +133,13 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
     return trainer_files(m, from, claimed, err);
 }
 
-// Starts the job and reads everything that the command line names. sections: which flags this trainer has. Whatever is
-// wrong is said in one sentence by one rank, and all ranks leave with exit code 2.
-static inline void trainer_open(Trainer *m, int argc, char **argv, unsigned sections) {
+// Starts the job and reads everything that the command line names. sections: which flags this trainer has, beside those
+// of its lesson. Whatever is wrong is said in one sentence by one rank, and all ranks leave with exit code 2.
+static inline void trainer_open(Trainer *m, int argc, char **argv, unsigned sections, Lesson lesson = {}) {
     Error err;
-    trainer_simulate(argc, argv, sections);
+    trainer_simulate(argc, argv, sections, &lesson.options);
     job_start(&m->job, &argc, &argv);
-    job_agree(&m->job, trainer_prepare(m, argc, argv, sections, &err), &err);
+    job_agree(&m->job, trainer_prepare(m, argc, argv, sections, &lesson, &err), &err);
     CUDA_CHECK(cudaGetDeviceProperties(&m->device, m->job.device));
 }
 
