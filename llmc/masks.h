@@ -13,6 +13,7 @@
 #define LLMC_MASKS_H
 
 #include "llmc/host/rand.h"
+#include "llmc/host/tokens.h"
 
 enum { DROPOUT_BLOCK = 8 };  // elements of a block
 
@@ -24,14 +25,15 @@ typedef struct {
     uint64_t layer;
     RandomPurpose purpose;
     uint64_t head;       // number in the whole model of the first head at hand
-    uint64_t T, row;     // tokens of a sample; the first row of the residual stream on this rank
+    uint64_t T, row;     // tokens of a sample on this rank; its first row of the residual stream
+    Tokens tokens;       // which ones
 } Dropout;
 
 // Dropout with probability p in [0, 1) of a step, from `sample` on.
 static inline Dropout dropout_make(double p, uint64_t seed, uint64_t step, uint64_t sample) {
     uint32_t threshold = (uint32_t)(p * 65536.0 + 0.5);
     float scale = (float)(65536.0 / (65536.0 - threshold));
-    Dropout d = {threshold, scale, seed, step, sample, 0, DROPOUT_EMBEDDING, 0, 1, 0};
+    Dropout d = {threshold, scale, seed, step, sample, 0, DROPOUT_EMBEDDING, 0, 1, 0, {0, {0, 0}}};
     return d;
 }
 

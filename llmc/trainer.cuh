@@ -91,7 +91,9 @@ struct Trainer {
     GPTConfig config;
     Job job;                       // the ranks, and how they end together
     Grid grid;                     // t, d, p, and this rank's place in it
-    size_t B, T, micros;           // sequences of a micro-batch, tokens of a sequence, micro-batches of the batch
+    size_t B, T, micros;           // sequences of a micro-batch, their tokens on this rank, micro-batches of the batch
+    Tokens tokens;                 // which T of a sequence's tokens: all, but in a lesson that cuts sequences
+    size_t readers, reader;        // groups of ranks that read different samples, and this rank's
     size_t batch;                  // sequences of the batch under way, on all data ranks: less than a step's on a ramp
     size_t A, NH, F, Vl, V0;       // this rank's channels of heads, heads, hidden units, vocabulary and its first token
     size_t sp;                     // ranks that share the rows of the residual stream: 1, or t (sequence parallelism)
@@ -186,13 +188,13 @@ static inline void event_create(cudaEvent_t *event) {
 static inline void trainer_set_dropout(Trainer *m, bool on) {
     m->dropout = dropout_make(on ? m->opt.dropout : 0.0, m->opt.seed, m->progress.step, 0);
     m->dropout.head = m->grid.t_rank * (m->config.NH / m->opt.tensor);
-    m->dropout.T = m->T;
+    m->dropout.T = m->T, m->dropout.tokens = m->tokens;
     m->dropout.row = m->opt.sequence_parallel ? m->grid.t_rank * (m->B * m->T / m->grid.t) : 0;
 }
 
 // Takes the masks of this micro-batch from here on, forward and backward.
 static inline void dropout_at(Trainer *m, size_t micro) {
-    m->dropout.sample = (m->grid.d_rank * m->micros + micro) * m->B;
+    m->dropout.sample = (m->reader * m->micros + micro) * m->B;
 }
 
 // Returns the masks of one place in the l-th layer that this rank holds.

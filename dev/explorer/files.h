@@ -19,6 +19,7 @@
 #define LLMC_OUTPUTS_H
 #define LLMC_RAMP_H
 #define LLMC_RAND_H
+#define RANDOM_FUNCTION static inline
 #define LLMC_STOP_CUH
 #define LLMC_TIMELINE_CUH
 #define LLMC_TOKENIZER_H
@@ -91,12 +92,14 @@ typedef enum {
     DROPOUT_PROJ,
     DROPOUT_FCPROJ
 } RandomPurpose;
+#include "llmc/host/tokens.h"
 typedef struct {
     uint32_t threshold;
     uint64_t sample, head, T, row;
+    Tokens tokens;
 } Dropout;
-DOES_NOTHING(Dropout, dropout_make, (Dropout{0, 0, 0, 0, 0}))
-DOES_NOTHING(Dropout, dropout_for, (Dropout{0, 0, 0, 0, 0}))
+DOES_NOTHING(Dropout, dropout_make, (Dropout()))
+DOES_NOTHING(Dropout, dropout_for, (Dropout()))
 DOES_NOTHING(void, dropout_forward, )
 DOES_NOTHING(const floatX *, dropout_backward, NULL)
 template <int W> static inline void dropout_mask(float (&)[W], const Dropout &, size_t, size_t, size_t) {}

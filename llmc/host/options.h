@@ -117,6 +117,7 @@ static inline bool options_parse(Options *o, const FieldTable *own, int argc, ch
     o->sections = sections;
     o->val_every = o->steps = OPTION_LEFT_OUT;
     o->model = o->schedule = -1;
+    o->context = 1;
     return options_parse_tables(tables, 2, argc, argv, sections, err);
 }
 
@@ -252,7 +253,7 @@ static inline bool options_resolve(Options *o, const GPTConfig *file, size_t ran
                          SIMULATED_STAGES, o->pipeline);
     if (o->init && o->resume && strcmp(o->resume, "auto") != 0)
         return error_set(err, "--init and --resume exclude each other: resuming already has its weights");
-    size_t unit = o->micro_batch * o->data;
+    size_t unit = o->micro_batch * (o->data / o->context);
     if (!o->global_batch) o->global_batch = unit;
     if (o->global_batch % unit)
         return error_set(err, "--global-batch %zu is not a multiple of --micro-batch %zu%s: change one",

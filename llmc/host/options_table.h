@@ -55,7 +55,7 @@ typedef struct {
     size_t pipeline, chunks;  // chunks: --virtual, v of the paper
     int schedule;             // Schedule; -1 until resolved
     const char *schedule_file;
-    size_t data;
+    size_t data, context;     // data ranks, and how many neighbours of them share each sequence: 1 but in a lesson
     bool zero, overlap;
     const char *order;
     const char *virtual_time, *simulate;  // a cluster file: see doc/virtual_time.md

@@ -12,7 +12,7 @@
 // Multiplies the W elements x of row n, column c on, by their factors. W divides C and a block of the generator.
 template <int W>
 __device__ __forceinline__ void dropout_mask(float (&x)[W], const Dropout &d, size_t n, size_t c, size_t C) {
-    size_t row = d.row + n, element = row % d.T * C + c;
+    size_t row = d.row + n, element = tokens_position(d.tokens, row % d.T) * C + c;
     Philox block = dropout_block(&d, row / d.T, element / DROPOUT_BLOCK);
     unsigned first = (unsigned)(element % DROPOUT_BLOCK);
     for (unsigned k = 0; k < W; k++) x[k] *= dropout_factor(&d, &block, first + k);

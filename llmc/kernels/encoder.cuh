@@ -4,6 +4,7 @@
 #ifndef LLMC_ENCODER_CUH
 #define LLMC_ENCODER_CUH
 
+#include "llmc/host/tokens.h"
 #include "llmc/kernels/packs.cuh"
 #include "llmc/kernels/shares.cuh"
 
@@ -22,12 +23,13 @@ static constexpr int ENCODER_THREADS = ROW_LANES == 1 ? 1 : 128;
 template <int W>
 __global__ void __launch_bounds__(32 * ENCODER_WARPS)
     encoder_forward_kernel(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, size_t N,
-                           size_t T, size_t C, size_t v_start, size_t Vl) {
+                           size_t T, size_t C, size_t v_start, size_t Vl, Tokens held) {
     size_t n = (size_t)blockIdx.x * ENCODER_WARPS + threadIdx.x / 32;
     if (n >= N) return;
     size_t row = (size_t)tokens[n] - v_start;  // wraps around, past every Vl, if the token is below v_start
     bool mine = row < Vl;
-    const floatX *token = wte + (mine ? row * C : 0), *position = wpe ? wpe + n % T * C : NULL;
+    const floatX *token = wte + (mine ? row * C : 0);
+    const floatX *position = wpe ? wpe + tokens_position(held, n % T) * C : NULL;
     Share s = row_share<ROW_LANES>(C / W);
     for (size_t i = s.begin; i < s.end; i += s.step) {
         float x[W] = {0.0f}, p[W];
@@ -122,13 +124,13 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// A warp per position of the sequence, summing over the batch; positions from T on have no gradient.
+// A warp per position of the sequence, summing over the batch; positions without a row have no gradient.
 template <int W>
 __global__ void __launch_bounds__(32 * ENCODER_WARPS)
     encoder_backward_wpe_kernel(float *dwpe, const floatX *dout, size_t B, size_t T, size_t rows, size_t C,
-                                bool accumulate) {
-    size_t t = (size_t)blockIdx.x * ENCODER_WARPS + threadIdx.x / 32;
-    if (t >= rows) return;
+                                Tokens held, bool accumulate) {
+    size_t position = (size_t)blockIdx.x * ENCODER_WARPS + threadIdx.x / 32, t = tokens_row(held, position, T);
+    if (position >= rows) return;
     Share s = row_share<ROW_LANES>(C / W);
     for (size_t i = s.begin; i < s.end; i += s.step) {
         float sum[W] = {0.0f}, d[W];
@@ -137,18 +139,18 @@ __global__ void __launch_bounds__(32 * ENCODER_WARPS)
             for (int k = 0; k < W; k++) sum[k] += d[k];
         }
         if (accumulate) {
-            load_floats<W>(d, dwpe + t * C + i * W);
+            load_floats<W>(d, dwpe + position * C + i * W);
             for (int k = 0; k < W; k++) sum[k] += d[k];
         }
-        store_floats<W>(dwpe + t * C + i * W, sum);
+        store_floats<W>(dwpe + position * C + i * W, sum);
     }
 }
 
-// Computes out[B, T, C] = wte[token - v_start] + wpe[t]. wte [Vl, C] holds vocabulary rows v_start .. v_start + Vl; a
-// token outside of them contributes 0. wpe [maxT, C] is not added if NULL.
+// Computes out[B, T, C] = wte[token - v_start] + wpe[position]. wte [Vl, C] holds vocabulary rows v_start .. v_start +
+// Vl; a token outside of them contributes 0. wpe [maxT, C] is not added if NULL. held: the positions of the T rows.
 static inline void encoder_forward(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe,
                                    size_t B, size_t T, size_t C, size_t v_start, size_t Vl,
-                                   cudaStream_t stream) {
+                                   cudaStream_t stream, Tokens held = Tokens()) {
     size_t N = B * T;
     if (N == 0) return;
     unsigned blocks = (unsigned)CEIL_DIV(N, (size_t)ENCODER_WARPS);
@@ -157,7 +159,7 @@ static inline void encoder_forward(floatX *out, const int *tokens, const floatX 
     by_packs(C, [&](auto width) {
         constexpr int W = width;
         LAUNCH(encoder_forward_kernel<W>, blocks, 32 * ENCODER_WARPS, 0, stream)
-        (out, tokens, wte, wpe, N, T, C, v_start, Vl);
+        (out, tokens, wte, wpe, N, T, C, v_start, Vl, held);
     });
 }
 
@@ -174,12 +176,12 @@ static inline void encoder_backward_wte(float *dwte, const floatX *dout, const i
 }
 
 // Adds dout[B, T, C] to dwte[Vl, C] at the rows of its tokens, and to dwpe[maxT, C]. Without accumulate_wpe all rows of
-// dwpe are overwritten, from row T on with 0. Either may be NULL: not wanted.
+// dwpe are overwritten, those of no position with 0. Either may be NULL: not wanted.
 static inline void encoder_backward(float *dwte, float *dwpe, const floatX *dout, const int *tokens, size_t B,
                                     size_t T, size_t C, size_t maxT, size_t v_start, size_t Vl,
-                                    bool accumulate_wpe, cudaStream_t stream) {
+                                    bool accumulate_wpe, cudaStream_t stream, Tokens held = Tokens()) {
     if (dwte) encoder_backward_wte<ENCODER_THREADS>(dwte, dout, tokens, B * T, C, v_start, Vl, stream);
-    size_t rows = accumulate_wpe ? T : maxT;
+    size_t rows = accumulate_wpe ? tokens_position(held, T - 1) + 1 : maxT;
     if (dwpe && rows > 0) {
         unsigned blocks = (unsigned)CEIL_DIV(rows, (size_t)ENCODER_WARPS);
         kernel_cost(KERNEL_ELEMENTWISE, B * T * C, sizeof(floatX), 1);
@@ -187,7 +189,7 @@ static inline void encoder_backward(float *dwte, float *dwpe, const floatX *dout
         by_packs(C, [&](auto width) {
             constexpr int W = width;
             LAUNCH(encoder_backward_wpe_kernel<W>, blocks, 32 * ENCODER_WARPS, 0, stream)
-            (dwpe, dout, B, T, rows, C, accumulate_wpe);
+            (dwpe, dout, B, T, rows, C, held, accumulate_wpe);
         });
     }
 }

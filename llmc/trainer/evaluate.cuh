@@ -17,7 +17,7 @@ static inline Evaluation evaluation_begin(const Trainer *m) {
 
 // Returns this data rank's first row of the batch that begins at row `first`.
 static inline size_t evaluation_mine(const Trainer *m, size_t first) {
-    return first + m->grid.d_rank * m->micros * m->B;
+    return first + m->reader * m->micros * m->B;
 }
 
 // Sends this data rank's rows of the batch that begins at row `first` to inputs and targets. Places without a row are
@@ -29,9 +29,11 @@ static inline void evaluation_load(Trainer *m, size_t first) {
     memset(m->host_targets, 0, count * m->T * sizeof(int));
     for (size_t i = 0; i < count && mine + i < m->eval.rows; i++) {
         const EvalRow *row = &m->eval.row[mine + i];
-        for (size_t j = 0; j + 1 < row->tokens; j++) {
-            m->host_inputs[i * m->T + j] = eval_token(&m->eval, row, j);
-            m->host_targets[i * m->T + j] = eval_token(&m->eval, row, j + 1);
+        for (size_t t = 0; t < m->T; t++) {
+            size_t j = tokens_position(m->tokens, t);
+            if (j + 1 >= row->tokens) continue;
+            m->host_inputs[i * m->T + t] = eval_token(&m->eval, row, j);
+            m->host_targets[i * m->T + t] = eval_token(&m->eval, row, j + 1);
         }
     }
     trainer_upload(m);
@@ -48,9 +50,11 @@ static inline void evaluation_take(Trainer *m, Evaluation *e) {
         const EvalRow *row = &m->eval.row[mine + i];
         const float *loss = losses + i / m->B * 2 * N + i % m->B * m->T, *behind = loss + N;
         double *out = e->rows + 2 * (mine + i);
-        for (size_t j = row->first - 1; j < row->first - 1 + row->count; j++) {
-            out[0] += (double)loss[j];
-            if (!(behind[j] <= 0.0f)) out[1] = 1.0;
+        for (size_t t = 0; t < m->T; t++) {
+            size_t j = tokens_position(m->tokens, t);
+            if (j + 1 < row->first || j + 1 >= row->first + row->count) continue;
+            out[0] += (double)loss[t];
+            if (!(behind[t] <= 0.0f)) out[1] = 1.0;
         }
     }
     free(losses);

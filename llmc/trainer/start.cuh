@@ -82,12 +82,12 @@ static inline bool trainer_source(Trainer *m, const char **from, bool *claimed, 
 static inline bool trainer_files(Trainer *m, const char *from, bool claimed, Error *err) {
     static char beside[PATH_MAX];
     Options *o = &m->opt;
-    if (o->train_data && (!dataloader_open(&m->train_data, o->train_data, m->T, err) ||
+    if (o->train_data && (!dataloader_open(&m->train_data, o->train_data, o->seq, err) ||
                           !dataloader_check_batch(&m->train_data, o->global_batch, err) ||
                           !progress_data(&m->progress, &m->train_data, !o->verify, err))) return false;
-    if (o->val_every && (!dataloader_open(&m->val_data, o->val_data, m->T, err) ||
+    if (o->val_every && (!dataloader_open(&m->val_data, o->val_data, o->seq, err) ||
                          !dataloader_check_batch(&m->val_data, o->global_batch, err))) return false;
-    if (o->eval && !eval_open(&m->eval, o->eval, m->config.V, m->T, err)) return false;
+    if (o->eval && !eval_open(&m->eval, o->eval, m->config.V, o->seq, err)) return false;
     if (!o->tokenizer && from && path_print(beside, sizeof beside, err, "%s/tokenizer.json", from) &&
         access(beside, R_OK) == 0) o->tokenizer = beside;
     return tokenizer_open(&m->tokenizer, o->tokenizer, err) &&
@@ -99,8 +99,8 @@ static inline bool trainer_files(Trainer *m, const char *from, bool claimed, Err
 // The next batch has so many sequences, on all data ranks together.
 static inline void trainer_set_batch(Trainer *m, size_t sequences) {
     m->batch = sequences;
-    m->micros = sequences / (m->B * m->opt.data);
-    m->dloss = (float)(1.0 / ((double)sequences * (double)m->T));
+    m->micros = sequences / (m->B * m->readers);
+    m->dloss = (float)(1.0 / ((double)sequences * (double)m->opt.seq));
 }
 
 static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned sections, const Lesson *lesson,
@@ -127,7 +127,8 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
     m->progress = progress_start(o, sizeof(floatX) == 2);
     if (o->resume && !progress_resume(&m->progress, o->resume, err)) return false;
     m->B = o->micro_batch;
-    m->T = o->seq;
+    m->T = o->seq / o->context;
+    m->readers = o->data / o->context, m->reader = m->grid.d_rank / o->context;
     trainer_set_batch(m, o->global_batch);
     m->A = m->config.C, m->NH = m->config.NH, m->F = 4 * m->config.C, m->Vl = m->config.Vp, m->V0 = 0, m->sp = 1;
     return trainer_files(m, from, claimed, err);
@@ -188,9 +189,9 @@ static inline void trainer_print(const Trainer *m) {
     printf("device       %s, %s\n", m->device.name, FLOATX_NAME);
     printf("model        %zu layers, %zu heads, %zu channels, vocabulary %zu (padded to %zu), %zu positions: %zu "
            "parameters\n", c->L, c->NH, c->C, c->V, c->Vp, c->maxT, count_parameters(c));
-    printf("batch        %zu sequences of %zu tokens a step, in %zu micro-batches of %zu", m->opt.global_batch, m->T,
-           m->micros, m->B);
-    if (m->job.size > 1) printf(" on each of %zu data ranks\n", m->grid.d);
+    printf("batch        %zu sequences of %zu tokens a step, in %zu micro-batches of %zu", m->opt.global_batch,
+           m->opt.seq, m->micros, m->B);
+    if (m->job.size > 1) printf(" on each of %zu data ranks\n", m->readers);
     else printf("\n");
     const Ramp *ramp = &m->opt.ramp;
     if (ramp->start) printf("ramp         from %zu sequences by %zu over %zu samples; %zu steps see %zu samples\n",
@@ -268,8 +269,7 @@ static inline void trainer_start(Trainer *m) {
     const Options *o = &m->opt;
     Error err;
     const char *from = o->resume ? o->resume : o->init;
-    double tokens = (double)o->global_batch * (double)m->T,
-           peak = trainer_peak_flops(m);
+    double tokens = (double)o->global_batch * (double)o->seq, peak = trainer_peak_flops(m);
     CUDA_CHECK(cudaDeviceSynchronize());
     trainer_host_buffers(m);
     trainer_set_dropout(m, false);
@@ -282,7 +282,7 @@ static inline void trainer_start(Trainer *m) {
     // Nothing can be refused any more, on any rank: now the lines that this run writes again may go.
     size_t kept = o->eval ? SIZE_MAX : m->progress.step;  // lines of the steps so far stay in the log
     bool opened = log_open(&m->log, m->job.rank == 0 ? o->log : NULL, kept, o->steps, tokens,
-                           count_flops(&m->config, tokens, m->T), count_flops_llmc(&m->config, tokens, m->T),
+                           count_flops(&m->config, tokens, o->seq), count_flops_llmc(&m->config, tokens, o->seq),
                            m->job.size * peak, &err);
     job_agree(&m->job, opened, &err);
     m->log.virtual_time = o->virtual_time || o->simulate;

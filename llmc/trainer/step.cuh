@@ -8,17 +8,22 @@
 
 #include "llmc/trainer.cuh"
 
-// Reads this data rank's share of the batch of so many sequences that begins at sample `first` into host memory.
+// Reads this rank's share of the batch of so many sequences that begins at sample `first` into host memory.
 static inline bool trainer_read(Trainer *m, DataLoader *data, uint64_t first, size_t sequences, bool shuffle,
                                 int *inputs, int *targets, Error *err) {
-    size_t count = sequences / m->grid.d;
+    size_t count = sequences / m->readers;
     if (m->opt.simulate) return true;  // no data move
-    first += m->grid.d_rank * count;
-    for (size_t i = 0; i < count; i++) {
-        if (!dataloader_read(data, first + i, shuffle, m->opt.seed, m->config.V, inputs + i * m->T,
-                             targets + i * m->T, err)) return false;
+    int *whole = (int *)host_alloc(2 * m->opt.seq, sizeof(int)), *next = whole + m->opt.seq;
+    bool ok = true;
+    for (size_t i = 0; i < count && ok; i++) {
+        ok = dataloader_read(data, first + m->reader * count + i, shuffle, m->opt.seed, m->config.V, whole, next, err);
+        for (size_t t = 0; t < m->T && ok; t++) {
+            size_t position = tokens_position(m->tokens, t);
+            inputs[i * m->T + t] = whole[position], targets[i * m->T + t] = next[position];
+        }
     }
-    return true;
+    free(whole);
+    return ok;
 }
 
 // Queues the copy of host_inputs and host_targets to inputs and targets.
@@ -120,7 +125,7 @@ static inline double trainer_mean_loss(Trainer *m) {
     double sums[2] = {trainer_loss_share(m), m->data_failed ? 1.0 : 0.0};
     trainer_sum(m, sums, 2);
     if (sums[1] > 0.0) trainer_give_up(m);
-    return sums[0] / ((double)m->batch * (double)m->T);
+    return sums[0] / ((double)m->batch * (double)m->opt.seq);
 }
 
 // Sums over all ranks, in one message: the squared gradient norm of every tensor of the whole model, then the loss,
@@ -167,7 +172,7 @@ static inline void trainer_norm(Trainer *m, StepReport *report) {
         if (!isfinite(totals[i])) strcpy(bad, tensor_by_id(&m->config, i).name);
     }
     report->grad_norm = sqrt(sum);
-    report->loss = totals[tensors] / ((double)m->batch * (double)m->T);
+    report->loss = totals[tensors] / ((double)m->batch * (double)m->opt.seq);
     if (totals[tensors + 1] > 0.0) trainer_give_up(m);
     if (!isfinite(report->loss) || !isfinite(sum)) {
         error_set(&err, "step %zu: the loss is %g and %s is the first tensor whose gradient is not finite; nothing was "
@@ -202,7 +207,7 @@ static inline void trainer_end_step(Trainer *m, StepReport *report) {
     m->progress.step++;
     m->progress.sample += m->batch;
     report->ms = 1e3 * (seconds_now() - m->step_began);
-    report->tokens = (double)m->batch * (double)m->T;
+    report->tokens = (double)m->batch * (double)m->opt.seq;
     trainer_clock_end_step(m, report->ms);
     if (m->opt.debug_replicas) trainer_check_replicas(m);
     log_step(&m->log, report);

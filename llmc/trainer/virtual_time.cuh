@@ -104,7 +104,7 @@ static inline void virtual_print_row(const VirtualStep *v, const char *name) {
 // Prints the step, and a row for each of steps[job.size] that was simulated or ran. Rows of other ranks are zero.
 static inline void virtual_print(const Trainer *m, const VirtualStep *steps) {
     VirtualStep mean;
-    double bubble = 0, n = 0, gpus = (double)m->job.size, tokens = (double)m->opt.global_batch * (double)m->T;
+    double bubble = 0, n = 0, gpus = (double)m->job.size, tokens = (double)m->opt.global_batch * (double)m->opt.seq;
     for (int rank = 0; rank < m->job.size; rank++) n += steps[rank].ms > 0;
     memset(&mean, 0, sizeof mean);
     for (int rank = 0; rank < m->job.size; rank++) {
@@ -114,7 +114,7 @@ static inline void virtual_print(const Trainer *m, const VirtualStep *steps) {
         mean.ms += steps[rank].ms / n, mean.bytes += steps[rank].bytes / n;
         for (int i = 0; i < TIME_PARTS; i++) mean.part[i] += part[i] / n;
     }
-    double seconds = 1e-3 * steps[0].ms, model = count_flops(&m->config, tokens, m->T), done = model;
+    double seconds = 1e-3 * steps[0].ms, model = count_flops(&m->config, tokens, m->opt.seq), done = model;
     // Of 96 B T L C^2 (1 + T/6C + V/16LC) the head, which is not computed again, has 72 V/16LC.
     double head = 6.0 * tokens * (double)m->config.V * (double)m->config.C;
     if (m->opt.recompute == RECOMPUTE_LAYER) done += (model - head) / 3;
