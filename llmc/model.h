@@ -1,14 +1,14 @@
-// model.h: a GPT-2's configuration, THE parameter table, and its parameter and FLOP counts.
+// model.h: a model's configuration, THE parameter table, and its parameter and FLOP counts.
 //
-// The table is the only place that knows which tensors exist, how they are named, shaped, split over
-// tensor ranks, initialised and decayed, and where each stands in a rank's flat buffer. Initialisation,
-// checkpoints, gradient dumps, the optimizer, ZeRO slices and the gradient norm all walk this table.
+// A ModelSpec lists the tensors of a kind of model: GPT-2's is here, and a lesson with other blocks brings its own. The
+// table made of it is the only place that knows which tensors exist, how they are named, shaped, split over tensor
+// ranks, initialised and decayed, and where each stands in a rank's flat buffer. Initialisation, checkpoints, gradient
+// dumps, the optimizer, ZeRO slices and the gradient norm all walk this table.
 //
-// defines: GPTConfig, padded_vocabulary, Split, Init, TensorKind, Shard, shard_whole, Tensor, TENSOR_SPECS,
-//          is_layernorm,
-//          tensor_describe, tensor_by_id, ParamTable, table_make, table_make_tensor, table_make_whole, table_free,
-//          table_find, table_offset, table_largest, Run, tensor_run_count, tensor_run, count_tensors,
-//          count_parameters, count_flops, count_flops_llmc
+// defines: GPTConfig, padded_vocabulary, Split, Init, TensorKind, MAX_KINDS, TENSOR_*, TensorSpec, ModelSpec, GPT2,
+//          config_spec, count_tensors, Shard, shard_whole, Tensor, tensor_describe, tensor_is_tied, tensor_by_id,
+//          ParamTable, table_make, table_make_tensor, table_make_whole, table_free, table_find, table_offset,
+//          table_largest, Run, tensor_run_count, tensor_run, count_parameters, count_flops, count_flops_llmc
 #ifndef LLMC_MODEL_H
 #define LLMC_MODEL_H
 
@@ -23,6 +23,7 @@ typedef struct {
     size_t L, C, NH;  // layers, channels, heads (head size HS = C / NH)
     size_t V, Vp;     // vocabulary, and the same padded to a multiple of 128 whatever the layout is
     size_t maxT;      // longest sequence: rows of the position embedding
+    const struct ModelSpec *spec;  // what kind of model it is; NULL: GPT-2
 } GPTConfig;
 
 static inline size_t round_up(size_t x, size_t multiple) { return (x + multiple - 1) / multiple * multiple; }
@@ -37,9 +38,9 @@ typedef enum {
     SPLIT_VOCAB,    // each rank has Vp / t rows; files have only rows below V
 } Split;
 
-typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL } Init;  // N(0, 0.02); residual: / sqrt(2L)
+typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL } Init;  // N(0, stddev); residual: / sqrt(2L)
 
-// Kinds in memory order: LN1W .. FCPROJB repeat for every layer.
+// The kinds of GPT-2's tensors, in memory order. Other models name theirs alike, and number more kinds from NUM_KINDS.
 typedef enum {
     WTE, WPE,
     LN1W, LN1B, QKVW, QKVB, PROJW, PROJB, LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB,
@@ -47,7 +48,34 @@ typedef enum {
     NUM_KINDS
 } TensorKind;
 
-enum { TENSORS_PER_LAYER = LNFW - LN1W, TENSOR_ALIGN = 64 };  // every tensor starts at a multiple of 64 elements
+enum { MAX_KINDS = 24, TENSOR_ALIGN = 64 };  // every tensor starts at a multiple of 64 elements, unless it is joined
+
+enum {
+    TENSOR_DECAYS = 1,   // weight decay: matrices and embeddings
+    TENSOR_NORM = 2,     // of a norm: sequence parallelism gives each rank the gradient of its own rows only
+    TENSOR_FIRST = 4,    // outside the layers: the first stage holds it
+    TENSOR_LAST = 8,     // the last stage holds it; both: tied, the first and the last stage hold it alike
+    TENSOR_JOINED = 16,  // begins where the tensor before it ends: one matrix product takes both
+};
+
+typedef struct {
+    int kind;
+    const char *name;  // %zu stands for the layer
+    int dims;
+    char rows, cols;   // '1', 'V', 'T' (maxT), 'C', or a letter of the model's own
+    Split split;
+    Init init;
+    unsigned flags;    // TENSOR_*
+} TensorSpec;
+
+// A kind of model: its tensors in memory order, of which [layer, behind) repeat for every layer.
+typedef struct ModelSpec {
+    const TensorSpec *tensors;
+    size_t count, layer, behind;
+    double stddev;                                               // of initial weights
+    size_t (*dimension)(const GPTConfig *g, char letter);        // of the model's own letters; 'F': hidden units
+    double (*flops)(const GPTConfig *g, double tokens, size_t T);  // of a step; MFU counts these
+} ModelSpec;
 
 // The part of the model that one rank holds.
 typedef struct {
@@ -59,8 +87,8 @@ typedef struct {
 } Shard;
 
 typedef struct {
-    char name[40];       // Hugging Face's name without the prefix "transformer."
-    TensorKind kind;
+    char name[64];       // Hugging Face's name, of GPT-2's without the prefix "transformer."
+    int kind;            // TensorKind, or one of the model's own
     size_t layer;        // global layer number; 0 outside the layers
     size_t id;           // position in the table of the unsharded model: keys random numbers, orders sums
     int dims;            // 1 or 2; with 1, rows is 1
@@ -69,7 +97,7 @@ typedef struct {
     size_t offset, size; // elements: place in the rank's flat buffer, and lrows * lcols
     Split split;
     size_t t, t_rank;
-    bool decay;          // weight decay: matrices and embeddings
+    unsigned flags;      // TENSOR_*
     Init init;
     bool counted;        // this rank adds its squared norm: one of the ranks that hold the tensor
 } Tensor;
@@ -81,67 +109,72 @@ typedef struct {
     size_t count;    // tensors
     size_t total;    // elements of the flat buffer, gaps of the alignment included
     Tensor *tensors; // [count] in memory order
-    size_t first_layer_tensor;
+    size_t first_layer_tensor, behind;  // tensors [first_layer_tensor, behind) are those of layers
     size_t *buckets; // [n_layers + 3] starts of the gradient buckets: embeddings, each layer, ln_f; then total
 } ParamTable;
 
-typedef struct {
-    const char *name;  // %zu stands for the layer
-    int dims;
-    char rows, cols;   // '1', 'V', 'T' (maxT), 'C', 'Q' (3C), 'F' (4C)
-    Split split;
-    bool decay;
-    Init init;
-} TensorSpec;
-
-static const TensorSpec TENSOR_SPECS[NUM_KINDS] = {  // in the order of TensorKind
-    {"wte.weight",               2, 'V', 'C', SPLIT_VOCAB,   true,  INIT_NORMAL},
-    {"wpe.weight",               2, 'T', 'C', SPLIT_NONE,    true,  INIT_NORMAL},
-    {"h.%zu.ln_1.weight",        1, '1', 'C', SPLIT_NONE,    false, INIT_ONE},
-    {"h.%zu.ln_1.bias",          1, '1', 'C', SPLIT_NONE,    false, INIT_ZERO},
-    {"h.%zu.attn.c_attn.weight", 2, 'C', 'Q', SPLIT_QKV,     true,  INIT_NORMAL},
-    {"h.%zu.attn.c_attn.bias",   1, '1', 'Q', SPLIT_QKV,     false, INIT_ZERO},
-    {"h.%zu.attn.c_proj.weight", 2, 'C', 'C', SPLIT_ROWS,    true,  INIT_RESIDUAL},
-    {"h.%zu.attn.c_proj.bias",   1, '1', 'C', SPLIT_NONE,    false, INIT_ZERO},
-    {"h.%zu.ln_2.weight",        1, '1', 'C', SPLIT_NONE,    false, INIT_ONE},
-    {"h.%zu.ln_2.bias",          1, '1', 'C', SPLIT_NONE,    false, INIT_ZERO},
-    {"h.%zu.mlp.c_fc.weight",    2, 'C', 'F', SPLIT_COLUMNS, true,  INIT_NORMAL},
-    {"h.%zu.mlp.c_fc.bias",      1, '1', 'F', SPLIT_COLUMNS, false, INIT_ZERO},
-    {"h.%zu.mlp.c_proj.weight",  2, 'F', 'C', SPLIT_ROWS,    true,  INIT_RESIDUAL},
-    {"h.%zu.mlp.c_proj.bias",    1, '1', 'C', SPLIT_NONE,    false, INIT_ZERO},
-    {"ln_f.weight",              1, '1', 'C', SPLIT_NONE,    false, INIT_ONE},
-    {"ln_f.bias",                1, '1', 'C', SPLIT_NONE,    false, INIT_ZERO},
+static const TensorSpec GPT2_TENSORS[NUM_KINDS] = {  // in the order of TensorKind
+    {WTE, "wte.weight",                  2, 'V', 'C', SPLIT_VOCAB,   INIT_NORMAL,
+     TENSOR_DECAYS | TENSOR_FIRST | TENSOR_LAST},
+    {WPE, "wpe.weight",                  2, 'T', 'C', SPLIT_NONE,    INIT_NORMAL,   TENSOR_DECAYS | TENSOR_FIRST},
+    {LN1W, "h.%zu.ln_1.weight",          1, '1', 'C', SPLIT_NONE,    INIT_ONE,      TENSOR_NORM},
+    {LN1B, "h.%zu.ln_1.bias",            1, '1', 'C', SPLIT_NONE,    INIT_ZERO,     TENSOR_NORM},
+    {QKVW, "h.%zu.attn.c_attn.weight",   2, 'C', 'Q', SPLIT_QKV,     INIT_NORMAL,   TENSOR_DECAYS},
+    {QKVB, "h.%zu.attn.c_attn.bias",     1, '1', 'Q', SPLIT_QKV,     INIT_ZERO,     0},
+    {PROJW, "h.%zu.attn.c_proj.weight",  2, 'C', 'C', SPLIT_ROWS,    INIT_RESIDUAL, TENSOR_DECAYS},
+    {PROJB, "h.%zu.attn.c_proj.bias",    1, '1', 'C', SPLIT_NONE,    INIT_ZERO,     0},
+    {LN2W, "h.%zu.ln_2.weight",          1, '1', 'C', SPLIT_NONE,    INIT_ONE,      TENSOR_NORM},
+    {LN2B, "h.%zu.ln_2.bias",            1, '1', 'C', SPLIT_NONE,    INIT_ZERO,     TENSOR_NORM},
+    {FCW, "h.%zu.mlp.c_fc.weight",       2, 'C', 'F', SPLIT_COLUMNS, INIT_NORMAL,   TENSOR_DECAYS},
+    {FCB, "h.%zu.mlp.c_fc.bias",         1, '1', 'F', SPLIT_COLUMNS, INIT_ZERO,     0},
+    {FCPROJW, "h.%zu.mlp.c_proj.weight", 2, 'F', 'C', SPLIT_ROWS,    INIT_RESIDUAL, TENSOR_DECAYS},
+    {FCPROJB, "h.%zu.mlp.c_proj.bias",   1, '1', 'C', SPLIT_NONE,    INIT_ZERO,     0},
+    {LNFW, "ln_f.weight",                1, '1', 'C', SPLIT_NONE,    INIT_ONE,      TENSOR_NORM | TENSOR_LAST},
+    {LNFB, "ln_f.bias",                  1, '1', 'C', SPLIT_NONE,    INIT_ZERO,     TENSOR_NORM | TENSOR_LAST},
 };
 
-static inline bool is_layernorm(TensorKind kind) {
-    return kind == LN1W || kind == LN1B || kind == LN2W || kind == LN2B || kind == LNFW || kind == LNFB;
+static inline size_t gpt2_dimension(const GPTConfig *g, char letter) { return (letter == 'Q' ? 3 : 4) * g->C; }
+
+// FLOPs of one step over `tokens` tokens in sequences of T (Narayanan et al. 2021, section 5.1, without
+// recomputation): 72 B T L C^2 (1 + T/(6C) + V/(12 L C)). MFU counts these whatever is recomputed. Attention counts as
+// if every token saw all T.
+static inline double gpt2_flops(const GPTConfig *g, double tokens, size_t T) {
+    double C = (double)g->C, L = (double)g->L;
+    return 72.0 * tokens * L * C * C * (1.0 + (double)T / (6.0 * C) + (double)g->V / (12.0 * L * C));
 }
+
+static const ModelSpec GPT2 = {GPT2_TENSORS, NUM_KINDS, LN1W, LNFW, 0.02, gpt2_dimension, gpt2_flops};
+
+static inline const ModelSpec *config_spec(const GPTConfig *g) { return g->spec ? g->spec : &GPT2; }
 
 static inline size_t config_dimension(const GPTConfig *g, char letter) {
     switch (letter) {
         case 'V': return g->V;
         case 'T': return g->maxT;
         case 'C': return g->C;
-        case 'Q': return 3 * g->C;
-        case 'F': return 4 * g->C;
-        default: return 1;
+        case '1': return 1;
+        default: return config_spec(g)->dimension(g, letter);
     }
 }
 
-// Describes tensor `kind` of global layer `layer` as tensor rank t_rank of t holds it; offset is left at 0.
-static inline Tensor tensor_describe(const GPTConfig *g, TensorKind kind, size_t layer, size_t t, size_t t_rank) {
-    const TensorSpec *spec = &TENSOR_SPECS[kind];
+// Tensors of each layer, and how many the unsharded model has.
+static inline size_t tensors_of_layer(const ModelSpec *spec) { return spec->behind - spec->layer; }
+static inline size_t count_tensors(const GPTConfig *g) {
+    const ModelSpec *spec = config_spec(g);
+    return spec->count + (g->L - 1) * tensors_of_layer(spec);
+}
+
+// Describes row `row` of the spec in global layer `layer` as tensor rank t_rank of t holds it; offset is left at 0.
+static inline Tensor tensor_describe(const GPTConfig *g, size_t row, size_t layer, size_t t, size_t t_rank) {
+    const ModelSpec *model = config_spec(g);
+    const TensorSpec *spec = &model->tensors[row];
     Tensor x;
     memset(&x, 0, sizeof x);
-    x.kind = kind;
+    x.kind = spec->kind;
     x.layer = layer;
-    size_t before = kind < LN1W ? 0 : kind < LNFW ? layer : g->L;  // layers that come before it
-    x.id = kind < LN1W   ? (size_t)kind
-           : kind < LNFW ? 2 + before * TENSORS_PER_LAYER + (size_t)(kind - LN1W)
-                         : 2 + before * TENSORS_PER_LAYER + (size_t)(kind - LNFW);
-    bool in_layer = kind >= LN1W && kind < LNFW;
+    x.id = row + (row < model->layer ? 0 : row < model->behind ? layer : g->L - 1) * tensors_of_layer(model);
     const char *number = strstr(spec->name, "%zu");
-    if (in_layer) {
+    if (number) {
         snprintf(x.name, sizeof x.name, "%.*s%zu%s", (int)(number - spec->name), spec->name, layer, number + 3);
     } else {
         snprintf(x.name, sizeof x.name, "%s", spec->name);
@@ -152,7 +185,7 @@ static inline Tensor tensor_describe(const GPTConfig *g, TensorKind kind, size_t
     x.split = spec->split;
     x.t = t;
     x.t_rank = t_rank;
-    x.decay = spec->decay;
+    x.flags = spec->flags;
     x.init = spec->init;
     x.lrows = x.split == SPLIT_ROWS ? x.rows / t : x.split == SPLIT_VOCAB ? g->Vp / t : x.rows;
     x.lcols = x.split == SPLIT_COLUMNS || x.split == SPLIT_QKV ? x.cols / t : x.cols;
@@ -166,63 +199,62 @@ static inline Shard shard_whole(const GPTConfig *g) {
     return whole;
 }
 
+// True if the first and the last stage both hold it.
+static inline bool tensor_is_tied(const Tensor *x) { return (x->flags & TENSOR_FIRST) && (x->flags & TENSOR_LAST); }
+
 // Builds the table of one rank. C, NH, 4C and Vp must be divisible by t (the trainer has checked).
 static inline ParamTable table_make(const GPTConfig *g, const Shard *shard) {
+    const ModelSpec *spec = config_spec(g);
+    unsigned held = (shard->embedding ? 1u : 0u) * TENSOR_FIRST | (shard->head ? 1u : 0u) * TENSOR_LAST;
+    size_t in_layer = tensors_of_layer(spec), n = 0;
     ParamTable table;
     memset(&table, 0, sizeof table);
     table.config = *g;
     table.shard = *shard;
     table.layers = (size_t *)host_alloc(shard->n_layers, sizeof(size_t));
-    table.tensors = (Tensor *)host_alloc(4 + shard->n_layers * TENSORS_PER_LAYER, sizeof(Tensor));
+    table.tensors = (Tensor *)host_alloc(spec->count + shard->n_layers * in_layer, sizeof(Tensor));
     table.buckets = (size_t *)host_alloc(shard->n_layers + 3, sizeof(size_t));
     for (size_t i = 0; i < shard->n_layers; i++) table.layers[i] = shard->layers ? shard->layers[i] : i;
     table.shard.layers = table.layers;
-    size_t n = 0;
-    if (shard->embedding || shard->head) table.tensors[n++] = tensor_describe(g, WTE, 0, shard->t, shard->t_rank);
-    if (shard->embedding) table.tensors[n++] = tensor_describe(g, WPE, 0, shard->t, shard->t_rank);
-    table.first_layer_tensor = n;
-    for (size_t i = 0; i < shard->n_layers; i++) {
-        for (int kind = LN1W; kind < LNFW; kind++) {
-            table.tensors[n++] = tensor_describe(g, (TensorKind)kind, table.layers[i], shard->t, shard->t_rank);
-        }
+    for (size_t row = 0; row < spec->layer; row++) {
+        if (spec->tensors[row].flags & held) table.tensors[n++] = tensor_describe(g, row, 0, shard->t, shard->t_rank);
     }
-    if (shard->head) {
-        table.tensors[n++] = tensor_describe(g, LNFW, 0, shard->t, shard->t_rank);
-        table.tensors[n++] = tensor_describe(g, LNFB, 0, shard->t, shard->t_rank);
+    table.first_layer_tensor = n;
+    for (size_t i = 0; i < shard->n_layers * in_layer; i++) {
+        size_t row = spec->layer + i % in_layer, layer = table.layers[i / in_layer];
+        table.tensors[n++] = tensor_describe(g, row, layer, shard->t, shard->t_rank);
+    }
+    table.behind = n;
+    for (size_t row = spec->behind; row < spec->count; row++) {
+        if (spec->tensors[row].flags & held) table.tensors[n++] = tensor_describe(g, row, 0, shard->t, shard->t_rank);
     }
     table.count = n;
     size_t align = shard->bucket_align ? shard->bucket_align : (size_t)TENSOR_ALIGN;
-    for (size_t i = 0, bucket = 0; i <= n; i++) {
-        const Tensor *x = &table.tensors[i];
-        size_t in = i == n ? shard->n_layers + 2 : x->kind < LN1W ? 0 : x->kind >= LNFW ? shard->n_layers + 1
-                    : 1 + (i - table.first_layer_tensor) / TENSORS_PER_LAYER;  // the bucket that tensor i is in
+    for (size_t i = 0, bucket = 0, end = 0; i <= n; i++) {
+        Tensor *x = &table.tensors[i];
+        size_t in = i == n ? shard->n_layers + 2 : i < table.first_layer_tensor ? 0 : i >= table.behind
+                    ? shard->n_layers + 1 : 1 + (i - table.first_layer_tensor) / in_layer;  // the bucket of tensor i
         while (bucket <= in) {
             table.total = round_up(table.total, align);
             table.buckets[bucket++] = table.total;
         }
         if (i == n) break;
-        table.tensors[i].offset = table.total;
-        // Tensor ranks hold whole tensors alike, and the first and the last stage wte.
-        bool first_rank = x->split != SPLIT_NONE || shard->t_rank == 0;
-        bool first_stage = x->kind != WTE || shard->embedding;
-        table.tensors[i].counted = first_rank && first_stage;
-        table.total = round_up(table.total + x->size, TENSOR_ALIGN);
+        x->offset = x->flags & TENSOR_JOINED ? end : table.total;
+        // Tensor ranks hold whole tensors alike, and the first and the last stage a tied one.
+        x->counted = (x->split != SPLIT_NONE || shard->t_rank == 0) && (!tensor_is_tied(x) || shard->embedding);
+        end = x->offset + x->size;
+        table.total = round_up(end, TENSOR_ALIGN);
     }
     return table;
 }
 
 // Tensor `id` of the unsharded model.
 static inline Tensor tensor_by_id(const GPTConfig *g, size_t id) {
-    size_t in_layers = id - 2, layer = in_layers / TENSORS_PER_LAYER;
-    bool inside = id >= 2 && layer < g->L;
-    size_t kind = id < 2   ? id
-                  : inside ? (size_t)LN1W + in_layers % TENSORS_PER_LAYER
-                           : (size_t)LNFW + in_layers - g->L * TENSORS_PER_LAYER;
-    return tensor_describe(g, (TensorKind)kind, inside ? layer : 0, 1, 0);
+    const ModelSpec *spec = config_spec(g);
+    size_t in_layer = tensors_of_layer(spec), layer = id < spec->layer ? 0 : (id - spec->layer) / in_layer;
+    if (layer >= g->L) return tensor_describe(g, id - (g->L - 1) * in_layer, 0, 1, 0);
+    return tensor_describe(g, id - layer * in_layer, layer, 1, 0);
 }
-
-// How many tensors the unsharded model has.
-static inline size_t count_tensors(const GPTConfig *g) { return 4 + g->L * TENSORS_PER_LAYER; }
 
 // The table of all layers, as tensor rank t_rank of t holds them.
 static inline ParamTable table_make_tensor(const GPTConfig *g, size_t t, size_t t_rank) {
@@ -242,21 +274,21 @@ static inline void table_free(ParamTable *table) {
 }
 
 // The tensor of a kind; l counts the layers that this rank holds and is ignored outside them. NULL if not held.
-static inline const Tensor *table_find(const ParamTable *table, TensorKind kind, size_t l) {
-    if (kind >= LN1W && kind < LNFW) {
-        return l < table->shard.n_layers
-                   ? &table->tensors[table->first_layer_tensor + l * TENSORS_PER_LAYER + (size_t)(kind - LN1W)]
-                   : NULL;
-    }
-    size_t behind = table->first_layer_tensor + table->shard.n_layers * TENSORS_PER_LAYER;
-    for (size_t i = kind < LN1W ? 0 : behind; i < (kind < LN1W ? table->first_layer_tensor : table->count); i++) {
-        if (table->tensors[i].kind == kind) return &table->tensors[i];
+static inline const Tensor *table_find(const ParamTable *table, int kind, size_t l) {
+    size_t in_layer = tensors_of_layer(config_spec(&table->config)), of_l = table->first_layer_tensor + l * in_layer;
+    bool held = l < table->shard.n_layers;
+    size_t ranges[3][2] = {{0, table->first_layer_tensor}, {of_l, held ? of_l + in_layer : 0},
+                           {table->behind, table->count}};
+    for (size_t r = 0; r < 3; r++) {
+        for (size_t i = ranges[r][0]; i < ranges[r][1]; i++) {
+            if (table->tensors[i].kind == kind) return &table->tensors[i];
+        }
     }
     return NULL;
 }
 
 // Elements from the start of the flat buffer to a tensor that the rank holds.
-static inline size_t table_offset(const ParamTable *table, TensorKind kind, size_t l) {
+static inline size_t table_offset(const ParamTable *table, int kind, size_t l) {
     return table_find(table, kind, l)->offset;
 }
 
@@ -306,15 +338,18 @@ static inline Run tensor_run(const Tensor *x, size_t i) {
 
 // Parameters as the literature counts them: unpadded, the tied embedding once.
 static inline size_t count_parameters(const GPTConfig *g) {
-    return g->V * g->C + g->maxT * g->C + g->L * (12 * g->C * g->C + 13 * g->C) + 2 * g->C;
+    const ModelSpec *spec = config_spec(g);
+    size_t count = 0;
+    for (size_t row = 0; row < spec->count; row++) {
+        const TensorSpec *x = &spec->tensors[row];
+        size_t copies = row >= spec->layer && row < spec->behind ? g->L : 1;
+        count += copies * config_dimension(g, x->rows) * config_dimension(g, x->cols);
+    }
+    return count;
 }
 
-// FLOPs of one step over `tokens` tokens in sequences of T (Narayanan et al. 2021, section 5.1, without
-// recomputation): 72 B T L C^2 (1 + T/(6C) + V/(12 L C)). MFU counts these whatever is recomputed. Attention counts as
-// if every token saw all T.
 static inline double count_flops(const GPTConfig *g, double tokens, size_t T) {
-    double C = (double)g->C, L = (double)g->L;
-    return 72.0 * tokens * L * C * C * (1.0 + (double)T / (6.0 * C) + (double)g->V / (12.0 * L * C));
+    return config_spec(g)->flops(g, tokens, T);
 }
 
 // The same as llm.c counts them: 6 for each parameter, the vocabulary's padding included, and of attention only the

@@ -86,7 +86,7 @@ static inline void reference_pass_free(ReferencePass *a) { free(a->memory), free
 static inline void reference_find(const Reference *ref, double *buffer, size_t l, double *at[NUM_KINDS]) {
     for (int k = 0; k < NUM_KINDS; k++) {
         bool in_layer = k >= LN1W && k < LNFW;
-        at[k] = buffer + table_offset(&ref->table, (TensorKind)k, in_layer ? l : 0);
+        at[k] = buffer + table_offset(&ref->table, k, in_layer ? l : 0);
     }
 }
 
@@ -188,7 +188,7 @@ static inline void reference_adamw(Reference *ref, size_t step, double lr, doubl
     double correction1 = 1.0 - pow(beta1, (double)step), correction2 = 1.0 - pow(beta2, (double)step);
     for (size_t k = 0; k < ref->table.count; k++) {
         const Tensor *x = &ref->table.tensors[k];
-        double decay = x->decay ? weight_decay : 0.0;
+        double decay = x->flags & TENSOR_DECAYS ? weight_decay : 0.0;
         for (size_t i = x->offset; i < x->offset + x->size; i++) {
             double g = ref->grads[i] * grad_scale;
             ref->m[i] = beta1 * ref->m[i] + (1.0 - beta1) * g;

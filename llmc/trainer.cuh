@@ -99,8 +99,8 @@ struct Trainer {
     size_t sp;                     // ranks that share the rows of the residual stream: 1, or t (sequence parallelism)
     float dloss;                   // gradient of the batch's loss by a token's: 1 / (tokens of the batch)
     ParamTable table;              // the tensors that this rank holds
-    floatX *(*w)[NUM_KINDS];       // [layers held] weights: w[l][QKVW] of layer l; w[0][WTE] and so on outside them
-    float *(*dw)[NUM_KINDS];       // [layers held] their gradients
+    floatX *(*w)[MAX_KINDS];       // [layers held] weights: w[l][QKVW] of layer l; w[0][WTE] and so on outside them
+    float *(*dw)[MAX_KINDS];       // [layers held] their gradients
     State state;                   // weights, gradients, and the part of the optimizer that this rank owns
     State part;                    // what this rank owns of each gradient bucket once the data ranks have reduced it
     int *inputs, *targets;         // (micros, B * T) the batch, on the device
@@ -141,11 +141,12 @@ struct Trainer {
     struct cudaDeviceProp device;
 };
 
-// What a lesson behind the four adds to the command line: rows of its own, and a check of them, after that of all other
-// options and before any file is opened.
+// What a lesson behind the four adds: rows of the command line, a check of them, after that of all other options and
+// before any file is opened, and the model whose blocks it has (NULL: GPT-2).
 struct Lesson {
     FieldTable options;
     bool (*check)(Trainer *m, Error *err);
+    const ModelSpec *spec;
 };
 
 // Takes memory for a layernorm of N rows of C channels.

@@ -119,7 +119,7 @@ static void fuzz_safetensors(const uint8_t *data, size_t size) {
             st_read_floats(&st, x, x->count - count, count, values, &err);
             fuzz_promise(!st_read_floats(&st, x, x->count, 1, values, &err));
         }
-        GPTConfig tiny = {1, 4, 2, 5, 128, 3};
+        GPTConfig tiny = {1, 4, 2, 5, 128, 3, NULL};
         ParamTable whole = table_make_whole(&tiny);
         float *all = (float *)host_alloc(whole.total, sizeof(float));
         slices_read(&st, STATE_WEIGHTS, &whole, all, 0, whole.total, &err);  // closes it

@@ -9,7 +9,7 @@
 // Elements of bucket 0 and of wte in it, on one of two stages.
 static inline void bucket_sizes(bool first, size_t d, size_t *bucket, size_t *wte) {
     size_t layers[2] = {first ? 0 : 2, first ? 1 : 3};
-    GPTConfig config = {4, 128, 4, 257, padded_vocabulary(257), 64};
+    GPTConfig config = {4, 128, 4, 257, padded_vocabulary(257), 64, NULL};
     Shard shard = {1, 0, first, !first, 2, layers, (size_t)TENSOR_ALIGN * d};
     ParamTable table = table_make(&config, &shard);
     *bucket = table.buckets[1] - table.buckets[0];

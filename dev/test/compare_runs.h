@@ -318,7 +318,7 @@ static inline void check_refusal(Context *x, const Layout *layout, const char *n
 static inline void load_golden(Context *x) {
     cJSON *c = read_json("golden/config.json"), *e = read_json("golden/expected.json");
     GPTConfig g = {(size_t)number(c, "n_layer"), (size_t)number(c, "n_embd"), (size_t)number(c, "n_head"),
-                   (size_t)number(c, "vocab_size"), 0, (size_t)number(c, "n_positions")};
+                   (size_t)number(c, "vocab_size"), 0, (size_t)number(c, "n_positions"), NULL};
     Training h = {(size_t)number(e, "seq"), (size_t)number(e, "global_batch"), (size_t)number(e, "steps"),
                   number(e, "lr"), number(e, "weight_decay"), number(e, "clip"), number(e, "beta1"),
                   number(e, "beta2"), number(e, "eps"), 0};

@@ -139,7 +139,7 @@ static inline double noise(uint64_t *state) {
 // Returns a model whose every parameter matters: uniform in [-scale, scale), layernorm weights around 1, all fp32.
 static inline Reference random_model(size_t L, size_t C, size_t NH, size_t V, size_t maxT, double scale,
                                      uint64_t seed) {
-    GPTConfig config = {L, C, NH, V, padded_vocabulary(V), maxT};
+    GPTConfig config = {L, C, NH, V, padded_vocabulary(V), maxT, NULL};
     Reference ref = reference_create(&config);
     for (size_t i = 0; i < ref.table.count; i++) {
         const Tensor *x = &ref.table.tensors[i];

@@ -309,7 +309,7 @@ static void test_types(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Layouts
 
-static const GPTConfig SMALL = {7, 24, 12, 257, 384, 10};
+static const GPTConfig SMALL = {7, 24, 12, 257, 384, 10, NULL};
 
 // What an element of the unsharded model holds: any finite bits; those of a bf16 model have no lower half.
 static float element(const Tensor *x, StateKind kind, size_t global, bool bf16) {
@@ -496,7 +496,7 @@ static void test_layouts(void) {
         }
     }
     // Rows much longer than a read window, and tensors much larger.
-    static const GPTConfig wide = {1, 512, 8, 100, 128, 4};
+    static const GPTConfig wide = {1, 512, 8, 100, 128, 4, NULL};
     static const Layout four = {4, 1, 1, 2, true}, two = {2, 1, 1, 1, false};
     char dir[PATH_MAX];
     bool ok = save(in_root("wide"), 1, &wide, &four, false, dir, &err) &&
@@ -884,7 +884,7 @@ static void test_folders(void) {
     check(&checks, ok, "unwritable --out");
 }
 
-static const GPTConfig TINY = {1, 8, 2, 20, 128, 4};
+static const GPTConfig TINY = {1, 8, 2, 20, 128, 4, NULL};
 
 static bool set_time(const char *path, time_t seconds) {
     struct timespec times[2] = {{seconds, 0}, {seconds, 0}};
@@ -1062,7 +1062,7 @@ static void test_unsound(void) {
 static void test_shares(void) {
     Error err = {""};
     char dir[PATH_MAX];
-    static const GPTConfig wide = {2, 192, 3, 700, 768, 40};  // some tensors are longer than a piece
+    static const GPTConfig wide = {2, 192, 3, 700, 768, 40, NULL};  // some tensors are longer than a piece
     bool ok = save(in_root("shares"), 1, &wide, &ONE, false, dir, &err);
     Checksums whole, sums[5];
     ok = ok && checkpoint_sum(dir, 0, 1, &whole, &err) && checkpoint_matches(dir, &whole, &err);
@@ -1183,7 +1183,7 @@ static void test_kill(void) {
     const char *out = in_root("kill");
     Error err = {""};
     char dir[PATH_MAX];
-    static const GPTConfig tiny = {1, 8, 2, 20, 128, 4};
+    static const GPTConfig tiny = {1, 8, 2, 20, 128, 4, NULL};
     bool ok = save(out, 0, &tiny, &ONE, false, dir, &err);
     int most = 0;
     for (int round = 0; round < 40 && ok; round++) {
@@ -1217,7 +1217,7 @@ static void test_kill(void) {
 static int full_disk(const char *out, const GPTConfig *large, bool limit_now) {
     Error err = {""};
     char dir[PATH_MAX], tmp[PATH_MAX];
-    static const GPTConfig tiny = {1, 8, 2, 20, 128, 4};
+    static const GPTConfig tiny = {1, 8, 2, 20, 128, 4, NULL};
     if (!save(out, 1, &tiny, &ONE, false, dir, &err)) return 1;
     if (limit_now) {
         struct rlimit limit = {65536, 65536};
@@ -1242,7 +1242,7 @@ static int full_disk(const char *out, const GPTConfig *large, bool limit_now) {
 }
 
 static void test_full_disk(void) {
-    static const GPTConfig large = {4, 64, 4, 1000, 1024, 64};
+    static const GPTConfig large = {4, 64, 4, 1000, 1024, 64, NULL};
     int status = 0;
     fflush(stdout);
     pid_t child = fork();

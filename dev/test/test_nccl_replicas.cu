@@ -31,7 +31,7 @@ int main(int argc, char **argv) {
     job_start(&m->job, &argc, &argv);
     job_connect(&m->job);
     CUDA_CHECK(cudaStreamCreate(&m->stream));
-    m->config = {2, 16, 2, 61, padded_vocabulary(61), 8};
+    m->config = {2, 16, 2, 61, padded_vocabulary(61), 8, NULL};
     Shard part = shard_whole(&m->config);
     part.t = 2;
     trainer_shard(m, part);

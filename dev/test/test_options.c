@@ -198,7 +198,7 @@ static void test_model(Check *c) {
     ok = resolve(&o, "--train-data x --model d12 --layers 2 --seq 64", 0, 1, NULL, &err);
     check(c, ok && o.layers == 2 && o.channels == 768 && o.seq == 64 && o.max_seq == 1024,
           "a size beside a preset");
-    GPTConfig file = {6, 96, 3, 61, 128, 24};
+    GPTConfig file = {6, 96, 3, 61, 128, 24, NULL};
     ok = resolve(&o, "--train-data x --init y", 0, 1, &file, &err);
     check(c,
           ok && o.layers == 6 && o.channels == 96 && o.heads == 3 && o.vocab == 61 && o.max_seq == 24 &&

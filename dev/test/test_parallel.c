@@ -291,7 +291,7 @@ typedef struct {
 } Counts;
 
 static GPTConfig traffic_model(void) {
-    GPTConfig g = {TL, TC, 4, TV, padded_vocabulary(TV), TT};
+    GPTConfig g = {TL, TC, 4, TV, padded_vocabulary(TV), TT, NULL};
     return g;
 }
 
@@ -482,7 +482,7 @@ static double rank_elements(const Grid *g, const GPTConfig *config, double *repl
 
 static void memory_over_tensor(Context *x, double MiB) {
     enum { B = 4, T = 512, C = 1024, NH = 16 };
-    GPTConfig config = {8, C, NH, 50257, padded_vocabulary(50257), T};
+    GPTConfig config = {8, C, NH, 50257, padded_vocabulary(50257), T, NULL};
     double w = x->bf16 ? 2 : 4, N = B * T;
     printf("     rank 0 of a model of 8 layers, C = %d, V = 50257, T = %d, micro-batches of %d; MiB\n", C, T,
            B);
@@ -556,7 +556,7 @@ static void memory_over_recomputation(Context *x, double MiB) {
 }
 
 static void memory_over_data(Context *x, double MiB) {
-    GPTConfig config = {8, 1024, 16, 50257, padded_vocabulary(50257), 512};
+    GPTConfig config = {8, 1024, 16, 50257, padded_vocabulary(50257), 512, NULL};
     printf("     the same over data ranks; MiB%30s optimizer   formula\n", "");
     for (int d = 1; d <= 8 && d <= x->max_ranks; d *= 2) {
         for (int zero = 0; zero < 2; zero++) {
@@ -638,7 +638,7 @@ static void group_memory(Context *x) {
     memory_over_halves(x);
     // Weights, optimizer, activations and logits all beyond 2^31 bytes, the last two beyond 2^31 elements.
     Grid g = {"", 1, 1, 1, 1, "", true};
-    GPTConfig xl = {48, 1600, 25, 50257, padded_vocabulary(50257), 1024};
+    GPTConfig xl = {48, 1600, 25, 50257, padded_vocabulary(50257), 1024, NULL};
     Memory m = dry_run(x, &g, "--model d48 --seq 1024 --micro-batch 64");
     double w = x->bf16 ? 2 : 4, N = 64 * 1024, elements = rank_elements(&g, &xl, NULL);
     double acts = N * 1600 * w * 16 * 48 + 64.0 * 25 * 1024 * 4 * 48 + N * 50304 * w;

@@ -12,10 +12,10 @@
 enum { SIMULATED_STAGES = 1024, OPTION_SECTIONS = OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA };
 
 // The choices of --model: GPT-2 small, medium, large and XL.
-static const GPTConfig MODEL_PRESETS[] = {{12, 768, 12, 50257, 50304, 1024},
-                                          {24, 1024, 16, 50257, 50304, 1024},
-                                          {36, 1280, 20, 50257, 50304, 1024},
-                                          {48, 1600, 25, 50257, 50304, 1024}};
+static const GPTConfig MODEL_PRESETS[] = {{12, 768, 12, 50257, 50304, 1024, NULL},
+                                          {24, 1024, 16, 50257, 50304, 1024, NULL},
+                                          {36, 1280, 20, 50257, 50304, 1024, NULL},
+                                          {48, 1600, 25, 50257, 50304, 1024, NULL}};
 
 // True if a trainer with these sections has the row.
 static inline bool option_is_in(const Field *f, unsigned sections) {
@@ -157,7 +157,7 @@ static inline bool options_take_model(Options *o, const GPTConfig *g, bool is_fi
 
 // Fills in the sizes of the model and of a sequence that were left out, and checks them.
 static inline bool options_resolve_model(Options *o, const GPTConfig *file, Error *err) {
-    const GPTConfig small = {4, 128, 4, 257, 384, o->seq ? o->seq : 128};
+    const GPTConfig small = {4, 128, 4, 257, 384, o->seq ? o->seq : 128, NULL};
     if (o->model >= 0) options_take_model(o, &MODEL_PRESETS[o->model], false, err);
     if (!options_take_model(o, file ? file : &small, file != NULL, err)) return false;
     if (!o->seq) o->seq = o->max_seq;
@@ -274,7 +274,8 @@ static inline bool options_resolve(Options *o, const GPTConfig *file, size_t ran
 
 // Returns the model that resolved options describe.
 static inline GPTConfig options_config(const Options *o) {
-    GPTConfig g = {o->layers, o->channels, o->heads, o->vocab, padded_vocabulary(o->vocab), o->max_seq};
+    GPTConfig g = {o->layers, o->channels, o->heads, o->vocab, padded_vocabulary(o->vocab), o->max_seq,
+                   NULL};
     return g;
 }
 

@@ -104,7 +104,7 @@ static inline bool slice_file_seek(SliceFile *file, const Tensor *x, Error *err)
 
 static inline bool run_write(void *context, const Tensor *x, const Run *run, Error *err) {
     SliceFile *file = (SliceFile *)context;
-    if ((x->split == SPLIT_NONE && x->t_rank != 0) || (x->kind == WTE && !file->write_wte)) return true;
+    if ((x->split == SPLIT_NONE && x->t_rank != 0) || (tensor_is_tied(x) && !file->write_wte)) return true;
     const float *values = file->values + (x->offset + run->local - file->lo);
     if (!slice_file_seek(file, x, err)) return false;
     if (file->sums) file->sums[x->id] += checksum_floats(values, file->entry->dtype, run->global, run->count);

@@ -18,14 +18,14 @@ static inline uint64_t replicas_hash(const State *state, const Tensor *x) {
 }
 
 // Compares the tensors that the ranks of a group hold alike: all of them in a group of data ranks, those not split in a
-// group of tensor ranks, wte in a group of first and last stage. Collective. False names the first that differs.
+// group of tensor ranks, tied ones in a group of first and last stage. Collective. False names the first that differs.
 static inline bool replicas_check(const Trainer *m, char group, ncclComm_t comm, Error *err) {
     int64_t *device, host[2];
     bool ok = true;
     CUDA_CHECK(cudaMalloc((void **)&device, sizeof host));
     for (size_t i = 0; i < m->table.count; i++) {
         const Tensor *x = &m->table.tensors[i];
-        if ((group == 't' && x->split != SPLIT_NONE) || (group == 'e' && x->kind != WTE)) continue;
+        if ((group == 't' && x->split != SPLIT_NONE) || (group == 'e' && !tensor_is_tied(x))) continue;
         host[0] = (int64_t)(replicas_hash(&m->state, x) >> 1), host[1] = -host[0];  // minima: least and greatest
         CUDA_CHECK(cudaMemcpyAsync(device, host, sizeof host, cudaMemcpyHostToDevice, m->stream));
         NCCL_CHECK(ncclAllReduce(device, device, 2, ncclInt64, ncclMin, comm, m->stream));

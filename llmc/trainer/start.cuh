@@ -121,7 +121,7 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
     if (!options_resolve(o, from ? &file : NULL, m->job.size, err) || !trainer_virtual_time(o, err) ||
         !grid_make(&m->grid, m->job.size, m->job.rank, o->tensor, o->data, o->pipeline, o->order, err) ||
         !job_check_devices(&m->job, err)) return false;
-    m->config = options_config(o);
+    m->config = options_config(o), m->config.spec = lesson->spec;
     if (lesson->check && !lesson->check(m, err)) return false;
     if (from && !checkpoint_check(from, &m->config, o->resume != NULL, sizeof(floatX) == 2, err)) return false;
     m->progress = progress_start(o, sizeof(floatX) == 2);
@@ -130,7 +130,8 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
     m->T = o->seq / o->context;
     m->readers = o->data / o->context, m->reader = m->grid.d_rank / o->context;
     trainer_set_batch(m, o->global_batch);
-    m->A = m->config.C, m->NH = m->config.NH, m->F = 4 * m->config.C, m->Vl = m->config.Vp, m->V0 = 0, m->sp = 1;
+    m->A = m->config.C, m->NH = m->config.NH, m->F = config_dimension(&m->config, 'F');
+    m->Vl = m->config.Vp, m->V0 = 0, m->sp = 1;
     return trainer_files(m, from, claimed, err);
 }
 
@@ -168,8 +169,8 @@ static inline Arena *trainer_layout(Trainer *m) {
     state_layout(&m->state, &m->weights, &m->gradients, &m->optimizer);
     m->part.grads = m->state.grads;
     for (size_t l = 0; l <= layers; l++) {
-        for (int kind = 0; kind < NUM_KINDS; kind++) {
-            const Tensor *x = table_find(&m->table, (TensorKind)kind, l);
+        for (int kind = 0; kind < MAX_KINDS; kind++) {
+            const Tensor *x = table_find(&m->table, kind, l);
             m->w[l][kind] = x ? m->state.params + x->offset : NULL;
             m->dw[l][kind] = x ? m->state.grads + x->offset : NULL;
         }

@@ -105,8 +105,8 @@ static inline void state_zero(State *state) {
     CUDA_CHECK(cudaMemset(state->v, 0, state->owned * sizeof(float)));
 }
 
-// GPT-2's initial weights. Every element depends on (seed, tensor, its global position) alone, so each rank makes its
-// own shard and any layout starts from the same model.
+// The model's initial weights. Every element depends on (seed, tensor, its global position) alone, so each rank makes
+// its own shard and any layout starts from the same model.
 static inline void state_init_weights(State *state, const ParamTable *table, uint64_t seed) {
     float *host = state_host_chunk(table->total);
     for (size_t first = 0; first < table->total; first += STATE_CHUNK) {
@@ -114,7 +114,8 @@ static inline void state_init_weights(State *state, const ParamTable *table, uin
         memset(host, 0, (end - first) * sizeof(float));
         for (size_t i = 0; i < table->count; i++) {
             const Tensor *x = &table->tensors[i];
-            double stddev = x->init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * (double)table->config.L) : 0.02;
+            double stddev = config_spec(&table->config)->stddev;
+            if (x->init == INIT_RESIDUAL) stddev /= sqrt(2.0 * (double)table->config.L);
             for (size_t r = 0; r < tensor_run_count(x) && x->init != INIT_ZERO; r++) {
                 Run run = tensor_run(x, r);
                 size_t a = x->offset + run.local, b = a + run.count;  // the run in the flat buffer, cut to the chunk
@@ -233,7 +234,7 @@ static inline size_t state_pieces(const State *state, const ParamTable *table, P
             size_t lo = x->offset > slice.lo ? x->offset : slice.lo;
             size_t hi = x->offset + x->size < slice.hi ? x->offset + x->size : slice.hi;
             if (lo >= hi) break;  // nor do later slices meet x
-            if (pieces) pieces[count] = {lo, hi, slice.at + (lo - slice.lo), i, 0, x->decay};
+            if (pieces) pieces[count] = {lo, hi, slice.at + (lo - slice.lo), i, 0, (x->flags & TENSOR_DECAYS) != 0};
         }
     }
     return count;

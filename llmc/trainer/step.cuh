@@ -82,13 +82,13 @@ static inline StepReport trainer_begin_step(Trainer *m) {
 static inline size_t bucket_count(const Trainer *m) { return m->table.shard.n_layers + 2; }
 
 // Sets the gradient of a tensor outside the layers to zero.
-static inline void zero_gradient(Trainer *m, TensorKind kind) {
+static inline void zero_gradient(Trainer *m, int kind) {
     const Tensor *x = table_find(&m->table, kind, 0);
     CUDA_CHECK(cudaMemsetAsync(m->state.grads + x->offset, 0, x->size * sizeof(float), m->stream));
 }
 
 // Sums the gradient of a tensor outside the layers over the ranks of a communicator; NULL: nothing to do.
-static inline void sum_gradient(Trainer *m, TensorKind kind, ncclComm_t comm) {
+static inline void sum_gradient(Trainer *m, int kind, ncclComm_t comm) {
     if (!comm) return;
     float *dx = m->dw[0][kind];
     size_t count = table_find(&m->table, kind, 0)->size;
@@ -163,7 +163,7 @@ static inline bool trainer_dump_gradients(Trainer *m, Error *err) {
 // of the whole model's table. Ends the run if one is not finite, or if a rank could not read its data.
 static inline void trainer_norm(Trainer *m, StepReport *report) {
     Error err;
-    char bad[40] = "none";
+    char bad[sizeof(m->table.tensors->name)] = "none";
     size_t tensors = count_tensors(&m->config);
     const double *totals = trainer_totals(m);
     double sum = 0.0;
