@@ -131,6 +131,7 @@ struct Trainer {
     Tokenizer tokenizer;
     TrainerState progress;         // steps done, next sample
     double step_began;             // seconds
+    int out_lock;                  // of --out, see folder_lock; -1: none
     size_t saved_step;             // of the last checkpoint of this run; 0: none
     bool data_failed;              // this rank could not read its data, and data_error says why
     Error data_error;

@@ -15,7 +15,7 @@
 #include "dev/plot/pipeline_run.h"
 #include "dev/plot/step_profile.h"
 #include "dev/plot/trace_read.h"
-#include "llmc/host/folder.h"
+#include "llmc/host/file.h"
 
 enum { TEMPORARY_PATH = 512 };  // short enough for a command line
 

@@ -5,7 +5,7 @@
 //   study --table ROWS.csv         prints doc/choosing.md's tables of figures and of growth
 #include "dev/plot/svg.h"
 #include "dev/scale/rows.h"
-#include "llmc/host/folder.h"
+#include "llmc/host/file.h"
 
 enum { POINTS_MAX = 24, SERIES_MAX = 4 };
 

@@ -49,6 +49,48 @@ code=$?
 job=
 [ $code = 0 ] && trains --resume auto --out shared --dry-run
 report $? "and the first one ends as if nobody had been there (code $code)"
+
+# live FLAGS...: starts a run that goes on, and waits for its first step. ended: waits for it; sets code.
+live() {
+    # shellcheck disable=SC2086
+    "$trainer" $tiny --steps 100000000 "$@" >first 2>first.err </dev/null &
+    job=$!
+    for ((i = 0; i < 600; i++)); do grep -q '^step ' first && break; sleep 0.1; done
+}
+ended() {
+    for ((i = 0; i < 300; i++)); do kill -0 $job 2>/dev/null || break; sleep 0.1; done
+    kill -KILL $job 2>/dev/null
+    wait $job
+    code=$?
+    job=
+}
+shown="$shown $dir/first $dir/first.err"
+live --save-every 500 --out unlocked
+rm -rf unlocked
+trains --steps 1 --seed 2 --out unlocked
+saves=$(grep -c '^saved ' first)
+for ((i = 0; i < 300; i++)); do [ "$(grep -c '^saved ' first)" -gt "$((saves + 1))" ] && break; sleep 0.1; done
+[ "$(grep -c '^note: the lock of unlocked was removed or replaced' first)" = 1 ]
+report $? "rm -r of a live run's --out, and a second start: the first says so, and locks it again"
+refused 2 'is in use by another run' --steps 1 --out unlocked
+report $? "so a third start is refused: $(said)"
+rm -f unlocked/.lock
+# shellcheck disable=SC2086
+"$trainer" $tiny --steps 100000000 --out unlocked >second 2>&1 </dev/null &
+other=$!
+ended
+{ kill -KILL $other; wait $other; } 2>/dev/null
+[ $code = 1 ] && grep -q '^error: unlocked is in use by another run' first.err
+report $? "a lock removed under a live run, and another that goes on: the first ends (code $code): $(tail -n 1 first.err)"
+echo text >thesis.tex
+mkdir -p linked-lock
+ln -s ../thesis.tex linked-lock/.lock
+refused 2 'it is a symbolic link' --steps 1 --out linked-lock && [ "$(cat thesis.tex)" = text ]
+report $? "a link .lock in --out leads nowhere: $(said)"
+mkdir -p foreign-lock
+echo text >foreign-lock/.lock
+trains --steps 1 --out foreign-lock && [ "$(cat foreign-lock/.lock)" = text ]
+report $? "and a file .lock that was there stays as it was"
 # shellcheck disable=SC2086
 timeout 60 "${launch[@]}" -n 4 "$trainer" $tiny --steps 3 --save-every 1 --out four >out 2>err </dev/null
 code=$?

@@ -21,6 +21,7 @@
 
 static Check checks;
 static char root[256];  // where this run keeps its files
+static int lock, no_lock = -1;  // of the last folder that was claimed; of none
 
 static void *allocate(size_t bytes) {
     void *p = malloc(bytes + 1);
@@ -444,7 +445,7 @@ static bool save(const char *out, size_t step, const GPTConfig *config, const La
     char tmp[PATH_MAX];
     TrainerState state = example_state(step);
     state.bf16 = bf16;
-    state.save = checkpoint_last_save(out, 0) + 1;
+    state.save = checkpoint_next_save(out, 0);
     if (!all_sums) {
         all_sums = mmap(NULL, MAX_SUMS * sizeof *all_sums, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         if (all_sums == MAP_FAILED) exit(1);
@@ -452,7 +453,7 @@ static bool save(const char *out, size_t step, const GPTConfig *config, const La
     Checksums sums = checksums_make(config, bf16);
     if (sums.count > MAX_SUMS) exit(1);
     memset(all_sums, 0, MAX_SUMS * sizeof *all_sums);
-    bool ok = checkpoint_create(out, step, config, bf16, tmp, sizeof tmp, err) &&
+    bool ok = checkpoint_create(out, &no_lock, step, config, bf16, tmp, sizeof tmp, err) &&
               (each_rank(config, l, bf16, tmp, job_write, err) || (checkpoint_abandon(tmp), false));
     memcpy(sums.sums, all_sums, sums.count * sizeof *all_sums);
     ok = ok && checkpoint_commit(tmp, &state, &sums, dir, PATH_MAX, err);
@@ -843,7 +844,7 @@ static void test_folders(void) {
     check(&checks, ok, "no folder yet: no checkpoint, and no error");
     ok = save(out, 5, &SMALL, &ONE, false, dir, &err) && save(out, 10, &SMALL, &ONE, false, dir, &err);
     check(&checks, ok && latest_is(out, "step-00000010"), "the newest checkpoint is found");
-    ok = checkpoint_create(out, 15, &SMALL, false, tmp, sizeof tmp, &err) && latest_is(out, "step-00000010");
+    ok = checkpoint_create(out, &no_lock, 15, &SMALL, false, tmp, sizeof tmp, &err) && latest_is(out, "step-00000010");
     ok = ok && save(out, 20, &SMALL, &ONE, false, dir, &err) && count_entries(out) == 4;
     mkdir(in_root("a/b/out/step-00000099"), 0777);  // somebody's empty folder
     mkdir(in_root("a/b/out/step-mine"), 0777);
@@ -851,7 +852,7 @@ static void test_folders(void) {
     check(&checks, ok && latest_is(out, "step-00000020"),
           "an interrupted save and foreign folders do not count");
     checkpoint_prune(out, 0, 20);
-    ok = count_entries(out) == 7 && checkpoint_claim(out, true, &err);
+    ok = count_entries(out) == 7 && checkpoint_claim(out, true, &lock, &err);
     ok = ok && access(tmp, F_OK) != 0 && count_entries(out) == 6;
     check(&checks, ok, "a new run clears an interrupted save away");
     rmdir(in_root("a/b/out/step-00000099"));
@@ -871,15 +872,15 @@ static void test_folders(void) {
     check(&checks, ok && latest_is(out, "step-00000025"),
           "the newest checkpoint is the one that was saved last, though an earlier run came further");
     ok = rename(in_root("a/b/out/step-00000030"), in_root("a/b/out/tmp-00000030-node-7")) == 0 &&
-         checkpoint_claim(out, true, &err) && access(in_root("a/b/out/step-00000030"), F_OK) == 0;
+         checkpoint_claim(out, true, &lock, &err) && access(in_root("a/b/out/step-00000030"), F_OK) == 0;
     check(&checks, ok, "a checkpoint that lacked but its name gets it from the next run");
     write_bytes(in_root("file"), "x", 1);
-    ok = !checkpoint_claim(in_root("file"), true, &err) && says(&err, "not a folder");
-    ok &= !checkpoint_claim(in_root("file/out"), true, &err) && says(&err, "Not a directory");
-    ok &= !checkpoint_claim("/proc/out", true, &err) && says(&err, "/proc/out");
-    ok &= !checkpoint_claim("", true, &err) && says(&err, "");
-    ok &= checkpoint_claim(in_root("a/b/new/"), true, &err) && count_entries(in_root("a/b/new")) == 0;
-    ok &= !checkpoint_create(in_root("file/out"), 1, &SMALL, false, tmp, sizeof tmp, &err) &&
+    ok = !checkpoint_claim(in_root("file"), true, &lock, &err) && says(&err, "not a folder");
+    ok &= !checkpoint_claim(in_root("file/out"), true, &lock, &err) && says(&err, "Not a directory");
+    ok &= !checkpoint_claim("/proc/out", true, &lock, &err) && says(&err, "/proc/out");
+    ok &= !checkpoint_claim("", true, &lock, &err) && says(&err, "");
+    ok &= checkpoint_claim(in_root("a/b/new/"), true, &lock, &err) && count_entries(in_root("a/b/new")) == 0;
+    ok &= !checkpoint_create(in_root("file/out"), &no_lock, 1, &SMALL, false, tmp, sizeof tmp, &err) &&
           says(&err, "Not a directory");
     check(&checks, ok, "unwritable --out");
 }
@@ -907,8 +908,8 @@ static void test_order(void) {
     ok = set_time(in_root("order/step-00000020/trainer.json"), IN_2033) &&
          save(out, 15, &TINY, &ONE, false, dir, &err) && save(out, 12, &TINY, &ONE, false, dir, &err);
     check(&checks, ok && latest_is(out, "step-00000012"), "and of a run that went back, the last save %s", err.text);
-    ok = truncate(in_root("order/step-00000015/trainer.json"), 0) == 0 && checkpoint_last_save(out, 0) == 4 &&
-         checkpoint_last_save(out, 7) == 7 && save(out, 16, &TINY, &ONE, false, dir, &err);
+    ok = truncate(in_root("order/step-00000015/trainer.json"), 0) == 0 && checkpoint_next_save(out, 0) == 5 &&
+         checkpoint_next_save(out, 7) == 8 && save(out, 16, &TINY, &ONE, false, dir, &err);
     checkpoint_prune(out, 2, 16);
     check(&checks, ok && latest_is(out, "step-00000016") && count_entries(out) == 4,
           "a trainer.json that cannot be read takes no other checkpoint's place %s", err.text);
@@ -918,6 +919,13 @@ static void test_order(void) {
          trainer_state_write(in_root("uncounted/step-00000040/trainer.json"), &old, NULL, &err) &&
          trainer_state_write(in_root("uncounted/step-00000030/trainer.json"), &older, NULL, &err);
     check(&checks, ok && latest_is(in_root("uncounted"), "step-00000040"), "older versions: by step %s", err.text);
+    TrainerState edited = example_state(30);
+    edited.save = TRAINER_MOST_SAVES;
+    ok = ok && trainer_state_write(in_root("order/step-00000012/trainer.json"), &edited, NULL, &err) &&
+         save(out, 31, &TINY, &ONE, false, dir, &err) && trainer_state_read(in_root("order/step-00000031/trainer.json"),
+                                                                          &edited, &err);
+    check(&checks, ok && checkpoint_next_save(out, 0) == TRAINER_MOST_SAVES, "the largest count of saves stays %s",
+          err.text);
     ok = save(in_root("uncounted"), 7, &TINY, &ONE, false, dir, &err);
     check(&checks, ok && latest_is(in_root("uncounted"), "step-00000007"),
           "and before all that count their saves %s", err.text);
@@ -940,12 +948,12 @@ static void test_foreign_files(void) {
         path[strlen(path)] = '/';
         write_bytes(path, "mine", 4);
     }
-    ok = ok && checkpoint_claim(out, true, &err);
+    ok = ok && checkpoint_claim(out, true, &lock, &err);
     for (size_t step = 7; step < 10; step++) {
         ok = ok && save(out, step, &TINY, &ONE, false, dir, &err);
         checkpoint_prune(out, 1, step);
     }
-    ok = ok && checkpoint_claim(out, true, &err) && latest_is(out, "step-00000009");
+    ok = ok && checkpoint_claim(out, true, &lock, &err) && latest_is(out, "step-00000009");
     char process[PROCESS_NAME_SIZE];
     process_name(process);
     for (int i = 0; i < COUNT; i++) {
@@ -975,35 +983,49 @@ static void test_cut_removal(void) {
             write_bytes(path, "x", 1);
         }
     }
-    ok = ok && count_entries(out) == CHECKPOINT_FILE_COUNT + 1 && checkpoint_claim(out, true, &err);
+    ok = ok && count_entries(out) == CHECKPOINT_FILE_COUNT + 1 && checkpoint_claim(out, true, &lock, &err);
     check(&checks, ok && count_entries(out) == 0, "what is left of interrupted removals goes %s", err.text);
 }
 
 // Two runs with one --out: the second one is refused until the first has ended, however it ends.
 static void test_lock(void) {
     Error err = {""};
-    const char *out = in_root("lock");
-    char name[64] = "";
+    char name[64] = "", out[512];
+    snprintf(out, sizeof out, "%s", in_root("lock"));
     int ends[2];
     if (pipe(ends) != 0) exit(1);
     pid_t child = fork();
     if (child == 0) {
-        bool claimed = checkpoint_claim(out, true, &err);
+        bool claimed = checkpoint_claim(out, true, &lock, &err);
         if (write(ends[1], &claimed, sizeof claimed) < 0) _exit(1);
         for (;;) pause();
     }
     bool claimed = false;
     bool ok = read(ends[0], &claimed, sizeof claimed) == sizeof claimed && claimed;
-    snprintf(name, sizeof name, "-%ld:", (long)child);
-    ok = ok && !checkpoint_claim(out, true, &err);
+    snprintf(name, sizeof name, " %ld:", (long)child);
+    ok = ok && !checkpoint_claim(out, true, &lock, &err);
     ok = ok && says(&err, "is in use by another run, process") && says(&err, name);
     check(&checks, ok, "one writer: a second run is refused -> %s", err.text);
-    ok = checkpoint_claim(out, false, &err) && count_entries(out) == 0;
+    ok = checkpoint_claim(out, false, &lock, &err) && count_entries(out) == 0;
     check(&checks, ok, "the other ranks of a run look only whether they can write");
     int status;
     kill(child, SIGKILL);
-    ok = waitpid(child, &status, 0) == child && checkpoint_claim(out, true, &err);
+    ok = waitpid(child, &status, 0) == child && checkpoint_claim(out, true, &lock, &err);
     check(&checks, ok, "the lock dies with its process");
+    write_bytes(in_root("locked.tex"), "mine", 4);
+    ok = unlink(in_root("lock/.lock")) == 0 && symlink("../locked.tex", in_root("lock/.lock")) == 0;
+    ok = ok && !checkpoint_claim(out, true, &lock, &err) && says(&err, "it is a symbolic link") &&
+         unlink(in_root("lock/.lock")) == 0 && rename(in_root("locked.tex"), in_root("lock/.lock")) == 0 &&
+         checkpoint_claim(out, true, &lock, &err);
+    size_t bytes = 0;
+    char *text = ok ? read_bytes(in_root("lock/.lock"), &bytes) : NULL;
+    check(&checks, text && bytes == 4 && memcmp(text, "mine", 4) == 0, "a file .lock of somebody stays as it is %s",
+          err.text);
+    free(text);
+    int before = lock;
+    ok = folder_keep_lock(out, &lock, &err) && lock == before && unlink(in_root("lock/.lock")) == 0 &&
+         folder_keep_lock(out, &lock, &err) && access(in_root("lock/.lock"), F_OK) == 0;
+    check(&checks, ok, "a lock that was removed is taken again %s", err.text);
     close(ends[0]);
     close(ends[1]);
 }
@@ -1026,7 +1048,7 @@ static void test_path_lengths(void) {
     out[n + 120] = '/';  // a name has at most 255 characters
     for (size_t length = PATH_MAX + 4; accepted < 3 && length > n + 121; length--) {
         out[length] = '\0';
-        if (checkpoint_claim(out, true, &err)) {
+        if (checkpoint_claim(out, true, &lock, &err)) {
             accepted++;
             ok &= save(out, 12345678, &TINY, &ONE, false, dir, &err);
         } else {
@@ -1189,7 +1211,7 @@ static void test_kill(void) {
     for (int round = 0; round < 40 && ok; round++) {
         pid_t child = fork();
         if (child == 0) {
-            if (!checkpoint_claim(out, true, &err)) _exit(1);
+            if (!checkpoint_claim(out, true, &lock, &err)) _exit(1);
             for (size_t step = 1;; step++) {
                 if (!save(out, step % 7, &tiny, &ONE, false, dir, &err)) _exit(1);
                 checkpoint_prune(out, 2, step % 7);
@@ -1232,7 +1254,7 @@ static int full_disk(const char *out, const GPTConfig *large, bool limit_now) {
         return 6;
     if (!save(out, 3, &tiny, &ONE, false, dir, &err)) return 7;
     // The disk fills up later: while a rank writes.
-    if (!checkpoint_create(out, 4, &tiny, false, tmp, sizeof tmp, &err)) return 8;
+    if (!checkpoint_create(out, &no_lock, 4, &tiny, false, tmp, sizeof tmp, &err)) return 8;
     struct rlimit none = {100, 100};
     signal(SIGXFSZ, SIG_IGN);
     if (setrlimit(RLIMIT_FSIZE, &none) != 0) return 9;
@@ -1284,7 +1306,7 @@ static int copy(const char *from, const char *out, bool bf16) {
     state.bf16 = bf16;
     Checksums sums = checksums_make(&config, bf16);
     bool ok = values && checkpoint_read(from, STATE_WEIGHTS, &table, values, 0, table.total, &err) &&
-              checkpoint_create(out, 0, &config, bf16, tmp, sizeof tmp, &err) &&
+              checkpoint_create(out, &no_lock, 0, &config, bf16, tmp, sizeof tmp, &err) &&
               checkpoint_write(tmp, STATE_WEIGHTS, &table, values, 0, table.total, true, &sums, &err) &&
               checkpoint_commit(tmp, &state, &sums, dir, sizeof dir, &err);
     printf("%s\n", ok ? dir : err.text);

@@ -2,7 +2,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include "llmc/host/folder.h"
+#include "llmc/host/file.h"
 
 #include <sys/wait.h>
 

@@ -78,12 +78,13 @@ static inline bool checkpoint_tmp_path(char *path, size_t size, const char *out_
 }
 
 // Rank 0: makes the temporary folder with config.json and the tensors' files at full size, and gives its path.
-// bf16: weights are stored as BF16 beside fp32 master weights. On failure nothing is left behind.
-static inline bool checkpoint_create(const char *out_dir, size_t step, const GPTConfig *config, bool bf16,
+// lock: of checkpoint_claim. bf16: weights are stored as BF16 beside fp32 master weights. A failure leaves nothing.
+static inline bool checkpoint_create(const char *out_dir, int *lock, size_t step, const GPTConfig *config, bool bf16,
                                      char *tmp_path, size_t size, Error *err) {
     static const StateKind weights[] = {STATE_WEIGHTS}, optimizer[] = {STATE_M, STATE_V, STATE_MASTER};
     char path[PATH_MAX];
-    if (!folder_make(out_dir, err) || !checkpoint_tmp_path(tmp_path, size, out_dir, step, err)) return false;
+    if (!folder_make(out_dir, err) || !folder_keep_lock(out_dir, lock, err) ||
+        !checkpoint_tmp_path(tmp_path, size, out_dir, step, err)) return false;
     checkpoint_remove(tmp_path);
     if (mkdir(tmp_path, 0777) != 0) return error_set(err, "cannot create %s: %s", tmp_path, strerror(errno));
     bool ok = path_print(path, sizeof path, err, "%s/config.json", tmp_path) &&

@@ -1,6 +1,6 @@
 // checkpoint_list.h: the checkpoints under --out: who may write there, which is the newest, which ones go.
 //
-// defines: CheckpointVerify, checkpoint_claim, checkpoint_last_save, checkpoint_latest, checkpoint_prune
+// defines: CheckpointVerify, checkpoint_claim, checkpoint_next_save, checkpoint_latest, checkpoint_prune
 #ifndef LLMC_CHECKPOINT_LIST_H
 #define LLMC_CHECKPOINT_LIST_H
 
@@ -58,13 +58,14 @@ static inline size_t checkpoint_list(const char *out_dir, bool unfinished, Check
     return count;
 }
 
-// Returns the highest count of saves in the folder or, if that is higher, `least`. The next save counts one more.
-static inline size_t checkpoint_last_save(const char *out_dir, size_t least) {
+// Returns the count of the next save: one more than `last` and than any in the folder. The largest that a trainer.json
+// may hold, which somebody wrote there, stays: the step decides between equal counts.
+static inline size_t checkpoint_next_save(const char *out_dir, size_t last) {
     CheckpointEntry *list;
     for (size_t i = checkpoint_list(out_dir, false, &list); i-- > 0;)
-        if (list[i].save != SIZE_MAX && list[i].save > least) least = list[i].save;
+        if (list[i].save != SIZE_MAX && list[i].save > last) last = list[i].save;
     free(list);
-    return least;
+    return last < TRAINER_MOST_SAVES ? last + 1 : last;
 }
 
 // Of the checkpoints up to `step` (the one just saved), removes all but the `keep` that were saved last; 0 keeps all.
@@ -103,24 +104,19 @@ static inline void checkpoint_clean(const char *out_dir) {
 }
 
 // The check of --out before any work: makes the folder, proves that checkpoints can be written there, and on the first
-// rank locks it for this run until the process ends, so that no other run writes there.
-static inline bool checkpoint_claim(const char *out_dir, bool first_rank, Error *err) {
-    char path[PATH_MAX], file[PATH_MAX], process[PROCESS_NAME_SIZE];
-    bool locked = false;
-    if (!folder_make(out_dir, err)) return false;
-    if (first_rank && !folder_lock(out_dir, &locked, err)) return false;
-    if (first_rank && !locked) printf("note: %s\n", err->text);
-    if (locked) checkpoint_clean(out_dir);
-    // The longest path that will be written, whatever the step is.
-    process_name(process);
-    if (!path_print(path, sizeof path, err, "%s/try-%016d-%s", out_dir, 0, process) ||
+// rank locks it for this run until the process ends. *lock: see folder_lock, -1 on other ranks.
+static inline bool checkpoint_claim(const char *out_dir, bool first_rank, int *lock, Error *err) {
+    char path[PATH_MAX], file[PATH_MAX];
+    *lock = -1;
+    if (!folder_make(out_dir, err) || (first_rank && !folder_lock(out_dir, lock, err))) return false;
+    if (*lock >= 0) checkpoint_clean(out_dir);
+    else if (first_rank) printf("note: %s; saves that are cut off leave their tmp-* there\n", err->text);
+    // The longest path that will be written, of a name that the next run would clear away.
+    if (!checkpoint_tmp_path(path, sizeof path, out_dir, (size_t)1e15, err) ||
         !path_print(file, sizeof file, err, "%s/optimizer.safetensors", path)) return false;
     if (mkdir(path, 0777) != 0) return error_set(err, "cannot write to %s: %s", out_dir, strerror(errno));
-    int fd = open(file, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    bool ok = fd >= 0 || error_set(err, "cannot write to %s: %s", out_dir, strerror(errno));
-    if (fd >= 0) close(fd);
-    checkpoint_remove(path);
-    return ok;
+    rmdir(path);
+    return true;
 }
 
 // Compares a folder with its checksums; false with a sentence that says what is damaged.

@@ -4,7 +4,6 @@
 #ifndef LLMC_CONFIG_JSON_H
 #define LLMC_CONFIG_JSON_H
 
-#include "llmc/host/folder.h"
 #include "llmc/host/json.h"
 #include "llmc/model.h"
 

@@ -1,7 +1,8 @@
-// file.h: reading and writing files at offsets, whole or not at all.
+// file.h: reading and writing files at offsets, whole or not at all; making, locking and replacing folders.
 //
 // defines: file_read_at, same_file_on_disk, file_open, file_read, file_open_output, file_write_at, file_reserve,
-//          file_write_text
+//          file_write_text, path_print, process_name, folder_make, folder_sync, folder_replace, file_lock,
+//          folder_lock, folder_keep_lock
 #ifndef LLMC_FILE_H
 #define LLMC_FILE_H
 
@@ -10,8 +11,12 @@
 #endif
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdint.h>
 #include <sys/stat.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#endif
 #include <unistd.h>
 
 #include "llmc/host/error.h"
@@ -123,6 +128,127 @@ static inline bool file_write_text(const char *path, const char *text, Error *er
         reason = errno;
     }
     return ok || error_set(err, "cannot write %s: %s", path, strerror(reason));
+}
+
+// snprintf into a path; false with a sentence if it does not fit.
+__attribute__((format(printf, 4, 5))) static inline bool path_print(char *path, size_t size, Error *err,
+                                                                    const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(path, size, format, args);
+    va_end(args);
+    return (n >= 0 && (size_t)n < size) || error_set(err, "the path %.200s... is too long", path);
+}
+
+enum { PROCESS_NAME_SIZE = 80 };
+
+// "HOST-PID": a name that no other living process has, on any node.
+static inline void process_name(char name[PROCESS_NAME_SIZE]) {
+    char host[65] = "";
+    if (gethostname(host, sizeof host - 1) != 0 || strchr(host, '/')) strcpy(host, "host");
+    snprintf(name, PROCESS_NAME_SIZE, "%s-%ld", host, (long)getpid());
+}
+
+// Makes the folder and those above it, where they are missing.
+static inline bool folder_make(const char *dir, Error *err) {
+    char path[PATH_MAX];
+    if (!path_print(path, sizeof path, err, "%s", dir)) return false;
+    for (char *p = path + 1; path[0]; p++) {
+        char c = *p;
+        if (c != '/' && c != '\0') continue;
+        *p = '\0';
+        int failure = mkdir(path, 0777) == 0 ? 0 : errno;
+        if (failure && access(path, F_OK) != 0) {
+            return error_set(err, "cannot create the folder %s: %s", path, strerror(failure));
+        }
+        *p = c;
+        if (!c) break;
+    }
+    struct stat info;
+    if (stat(dir, &info) != 0) return error_set(err, "cannot use the folder '%s': %s", dir, strerror(errno));
+    return S_ISDIR(info.st_mode) || error_set(err, "cannot write to %s: it is not a folder", dir);
+}
+
+// Waits until the entries of a folder are on the disk.
+static inline bool folder_sync(const char *dir, Error *err) {
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return error_set(err, "cannot open the folder %s: %s", dir, strerror(errno));
+    // EINVAL: a file system that has no such operation, and then nothing to wait for.
+    bool ok = fsync(fd) == 0 || errno == EINVAL;
+    if (!ok) error_set(err, "cannot sync the folder %s: %s", dir, strerror(errno));
+    close(fd);
+    return ok;
+}
+
+// Gives the folder `from` the name `to`. What has it already, whatever it is, gets the name `from` in the same step.
+static inline bool folder_replace(const char *from, const char *to, Error *err) {
+    if (rename(from, to) == 0) return true;  // there was nothing, or an empty folder
+    bool taken = errno == ENOTEMPTY || errno == EEXIST || errno == ENOTDIR;
+#if defined(__linux__) && defined(SYS_renameat2)
+    const unsigned exchange = 2;  // RENAME_EXCHANGE
+    if (taken && syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, exchange) == 0) return true;
+#endif
+    char aside[PATH_MAX];  // a file system that cannot swap: in three steps
+    if (taken && path_print(aside, sizeof aside, err, "%s.old", from) && rename(to, aside) == 0) {
+        if (rename(from, to) == 0) {
+            if (rename(aside, from) != 0) fprintf(stderr, "note: what was %s is now %s\n", to, aside);
+            return true;
+        }
+        int reason = errno;
+        if (rename(aside, to) != 0) {
+            return error_set(err, "cannot rename %s to %s: the old one is now %s", from, to, aside);
+        }
+        errno = reason;
+    }
+    return error_set(err, "cannot rename %s to %s: %s", from, to, strerror(errno));
+}
+
+// Locks a file until this process closes any descriptor of it. Returns 1, 0 with a sentence if another process has
+// locked it, or -1 with one where the file system has no locks. On NFS the server holds the lock for all nodes (mounted
+// with nolock, a node sees only its own locks). flag: what the user gave for `name`.
+static inline int file_lock(int fd, const char *flag, const char *name, Error *err) {
+    char process[40] = "";
+    struct flock whole;
+    memset(&whole, 0, sizeof whole);
+    whole.l_type = F_WRLCK;
+    whole.l_whence = SEEK_SET;
+    if (fcntl(fd, F_SETLK, &whole) == 0) return 1;
+    if (errno != EAGAIN && errno != EACCES) {
+        error_set(err, "%s cannot be locked (%s): see to it that no other run writes to it", name, strerror(errno));
+        return -1;
+    }
+    if (fcntl(fd, F_GETLK, &whole) == 0 && whole.l_type != F_UNLCK && whole.l_pid > 0)
+        snprintf(process, sizeof process, ", process %ld", (long)whole.l_pid);
+    return error_set(err, "%s is in use by another run%s: give this one another %s, or wait for that one to end", name,
+                     process, flag);
+}
+
+// Locks the folder of --out by a file .lock, which stays, and is never written: it may be somebody's. *lock is its
+// descriptor, or -1 where there are no locks; err then says why. False with a sentence if another process has it.
+static inline bool folder_lock(const char *dir, int *lock, Error *err) {
+    char path[PATH_MAX];
+    *lock = -1;
+    if (!path_print(path, sizeof path, err, "%s/.lock", dir)) return false;
+    int fd = open(path, O_RDWR | O_CREAT | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return error_set(err, "cannot open %s: %s", path, errno == ELOOP ? "it is a symbolic link" : strerror(errno));
+    int locked = file_lock(fd, "--out", dir, err);
+    if (locked == 1) *lock = fd;
+    else close(fd);
+    return locked != 0;
+}
+
+// Takes the folder again if its lock was removed or replaced, as by rm -r, and so keeps nobody out. False with a
+// sentence if another process has it now.
+static inline bool folder_keep_lock(const char *dir, int *lock, Error *err) {
+    char path[PATH_MAX];
+    struct stat mine, there;
+    if (!path_print(path, sizeof path, err, "%s/.lock", dir)) return false;
+    if (*lock < 0 || (fstat(*lock, &mine) == 0 && lstat(path, &there) == 0 && mine.st_dev == there.st_dev &&
+                      mine.st_ino == there.st_ino)) return true;
+    close(*lock);
+    printf("note: the lock of %s was removed or replaced: another run may have saved there\n", dir);
+    return folder_lock(dir, lock, err);
 }
 
 #endif

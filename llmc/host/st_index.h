@@ -5,7 +5,6 @@
 #ifndef LLMC_ST_INDEX_H
 #define LLMC_ST_INDEX_H
 
-#include "llmc/host/folder.h"
 #include "llmc/host/safetensors.h"
 
 enum { ST_MAX_PARTS = 1000 };

@@ -6,12 +6,12 @@
 #define LLMC_TRAINER_JSON_H
 
 #include "llmc/host/dataloader.h"
-#include "llmc/host/folder.h"
 #include "llmc/host/json.h"
 #include "llmc/host/options.h"
 
 enum { TRAINER_VERSION = 1, TRAINER_DATA_SIZE = 2304, TRAINER_VALUE_SIZE = TRAINER_DATA_SIZE + 8 };  // of a JSON value
 enum { TRAINER_MAX_FILE = 64 << 20 };  // the checksums of 10000 layers
+#define TRAINER_MOST_SAVES 1000000000000000u
 
 typedef struct {
     size_t step;        // updates done
@@ -34,7 +34,7 @@ static const Field STATE_FIELDS[] = {
     STATE_FIELD("ramp-increment", FIELD_SIZE, opt.ramp.increment, JSON_MAX_WHOLE, NULL),
     STATE_FIELD("ramp-samples", FIELD_SIZE, opt.ramp.samples, JSON_MAX_WHOLE, NULL),
     STATE_FIELD("data", FIELD_CHARS, data, TRAINER_DATA_SIZE, "0123456789 x+"),
-    STATE_FIELD("save", FIELD_SIZE, save, 1e15, NULL),
+    STATE_FIELD("save", FIELD_SIZE, save, TRAINER_MOST_SAVES, NULL),
 };
 #undef STATE_FIELD
 

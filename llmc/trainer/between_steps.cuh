@@ -54,7 +54,8 @@ static inline void trainer_write(Trainer *m, char *path, size_t size) {
     Error err;
     char tmp[PATH_MAX] = "";
     bool bf16 = sizeof(floatX) != sizeof(float), first = m->job.rank == 0;
-    bool ok = !first || checkpoint_create(m->opt.out, m->progress.step, &m->config, bf16, tmp, sizeof tmp, &err);
+    bool ok = !first || checkpoint_create(m->opt.out, &m->out_lock, m->progress.step, &m->config, bf16, tmp, sizeof tmp,
+                                          &err);
     job_agree(&m->job, ok, &err, 1);
     MPI_Bcast(tmp, sizeof tmp, MPI_CHAR, 0, MPI_COMM_WORLD);
     if (!m->ending.agreed) CUDA_CHECK(cudaDeviceSynchronize());  // else a step is dropped, before it changes weights
@@ -75,8 +76,7 @@ static inline void trainer_write(Trainer *m, char *path, size_t size) {
 static inline void trainer_save(Trainer *m) {
     char path[PATH_MAX];
     bool before = job_open_memory(true);
-    if (m->job.rank == 0 && !m->saved_step) m->progress.save = checkpoint_last_save(m->opt.out, m->progress.save);
-    m->progress.save++;
+    if (m->job.rank == 0) m->progress.save = checkpoint_next_save(m->opt.out, m->progress.save);
     trainer_write(m, path, sizeof path);
     job_open_memory(before);
     m->saved_step = m->progress.step;

@@ -50,9 +50,9 @@ static inline bool trainer_latest(Trainer *m, char latest[PATH_MAX], Error *err)
 }
 
 // Takes --out for this run.
-static inline bool trainer_claim(const Trainer *m, Error *err) {
+static inline bool trainer_claim(Trainer *m, Error *err) {
     const Options *o = &m->opt;
-    return !o->out || o->dry_run || o->eval || checkpoint_claim(o->out, m->job.rank == 0, err);
+    return !o->out || o->dry_run || o->eval || checkpoint_claim(o->out, m->job.rank == 0, &m->out_lock, err);
 }
 
 // Finds where the weights come from: --resume (auto: the newest checkpoint under --out, if there is one), --init, or
