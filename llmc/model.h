@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "llmc/host/error.h"
 #include "llmc/host/memory.h"
 
 typedef struct {
@@ -75,6 +76,9 @@ typedef struct ModelSpec {
     double stddev;                                               // of initial weights
     size_t (*dimension)(const GPTConfig *g, char letter);        // of the model's own letters; 'F': hidden units
     double (*flops)(const GPTConfig *g, double tokens, size_t T);  // of a step; MFU counts these
+    // config.json; NULL: host/config_json.h reads and writes GPT-2's
+    bool (*read)(const char *path, GPTConfig *config, Error *err);
+    bool (*write)(const char *path, const GPTConfig *config, bool bf16, Error *err);
 } ModelSpec;
 
 // The part of the model that one rank holds.
@@ -143,7 +147,8 @@ static inline double gpt2_flops(const GPTConfig *g, double tokens, size_t T) {
     return 72.0 * tokens * L * C * C * (1.0 + (double)T / (6.0 * C) + (double)g->V / (12.0 * L * C));
 }
 
-static const ModelSpec GPT2 = {GPT2_TENSORS, NUM_KINDS, LN1W, LNFW, 0.02, gpt2_dimension, gpt2_flops};
+static const ModelSpec GPT2 = {GPT2_TENSORS, NUM_KINDS, LN1W, LNFW, 0.02, gpt2_dimension, gpt2_flops, NULL,
+                               NULL};
 
 static inline const ModelSpec *config_spec(const GPTConfig *g) { return g->spec ? g->spec : &GPT2; }
 

@@ -142,12 +142,14 @@ struct Trainer {
     struct cudaDeviceProp device;
 };
 
-// What a lesson behind the four adds: rows of the command line, a check of them, after that of all other options and
-// before any file is opened, and the model whose blocks it has (NULL: GPT-2).
+// What a lesson behind the four adds: rows of the command line, before those of the same name; a check of them, after
+// that of all other options and before any data are opened; the model whose blocks it has (NULL: GPT-2); and what its
+// rows say of sizes, before those that were left out are filled in.
 struct Lesson {
     FieldTable options;
     bool (*check)(Trainer *m, Error *err);
     const ModelSpec *spec;
+    bool (*sizes)(Options *o, Error *err);
 };
 
 // Takes memory for a layernorm of N rows of C channels.

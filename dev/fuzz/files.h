@@ -171,8 +171,8 @@ static void fuzz_json(const uint8_t *data, size_t size) {
     int fd = fuzz_file(data + 1, size - 1, path), other = fuzz_file(NULL, 0, copy);
     if (data[0] % 2 == 0) {
         GPTConfig a, b;
-        if (config_read(path, &a, &err)) {
-            fuzz_promise(config_write(copy, &a, data[0] & 64, &err) && config_read(copy, &b, &err));
+        if (config_read(path, NULL, &a, &err)) {
+            fuzz_promise(config_write(copy, &a, data[0] & 64, &err) && config_read(copy, NULL, &b, &err));
             fuzz_promise(a.L == b.L && a.C == b.C && a.NH == b.NH && a.V == b.V && a.Vp == b.Vp && a.maxT == b.maxT);
         }
     } else {

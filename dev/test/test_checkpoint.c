@@ -729,21 +729,21 @@ static void test_config(void) {
     mkdir(in_root("config"), 0777);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         write_bytes(in_root("config/config.json"), cases[i].text, strlen(cases[i].text));
-        bool read = checkpoint_read_config(in_root("config"), &g, &err);
+        bool read = checkpoint_read_config(in_root("config"), NULL, &g, &err);
         bool ok = read == !cases[i].says && (read || says(&err, cases[i].says));
         if (read) ok &= g.L == 2 && g.NH == 4 && g.C == 32 && g.maxT == 24 && g.V == 61 && g.Vp == 128;
         check(&checks, ok, "config.json: %s", cases[i].what);
     }
     bool ok = config_write(in_root("config/config.json"), &SMALL, true, &err) &&
-              checkpoint_read_config(in_root("config"), &g, &err);
+              checkpoint_read_config(in_root("config"), NULL, &g, &err);
     check(&checks, ok && memcmp(&g, &SMALL, sizeof g) == 0, "config.json: what is written is read back");
     size_t bytes;
     free(read_bytes(in_root("config/config.json"), &bytes));
     for (size_t n = bytes - 1; n-- > 0;) {  // the last byte is a newline
         ok &= truncate(in_root("config/config.json"), (off_t)n) == 0 &&
-              !checkpoint_read_config(in_root("config"), &g, &err);
+              !checkpoint_read_config(in_root("config"), NULL, &g, &err);
     }
-    check(&checks, ok && !checkpoint_read_config(in_root("nowhere"), &g, &err) && says(&err, "No such file"),
+    check(&checks, ok && !checkpoint_read_config(in_root("nowhere"), NULL, &g, &err) && says(&err, "No such file"),
           "config.json: each truncation is refused");
 }
 
@@ -831,7 +831,7 @@ static bool verify_alone(void *context, const char *dir, Error *err) {
 static bool latest_is(const char *out, const char *name) {
     char path[PATH_MAX];
     Error err;
-    if (!checkpoint_latest(out, verify_alone, NULL, path, sizeof path, &err)) return false;
+    if (!checkpoint_latest(out, NULL, verify_alone, NULL, path, sizeof path, &err)) return false;
     const char *slash = strrchr(path, '/');
     return strcmp(slash ? slash + 1 : path, name) == 0;
 }
@@ -1075,8 +1075,8 @@ static void test_unsound(void) {
     ok = unlink(in_root("unsound/step-00000002/model.safetensors")) == 0;
     check(&checks, ok && latest_is(out, "step-00000001"), "weights that are missing");
     ok = unlink(in_root("unsound/step-00000001/config.json")) == 0;
-    ok &= !checkpoint_latest(out, verify_alone, NULL, path, sizeof path, &err) && says(&err, "no checkpoint under") &&
-          says(&err, "step-00000004/trainer.json");
+    ok &= !checkpoint_latest(out, NULL, verify_alone, NULL, path, sizeof path, &err) &&
+          says(&err, "no checkpoint under") && says(&err, "step-00000004/trainer.json");
     check(&checks, ok, "and where none is sound it refuses, and names what is wrong with the newest");
 }
 
@@ -1087,10 +1087,10 @@ static void test_shares(void) {
     static const GPTConfig wide = {2, 192, 3, 700, 768, 40, NULL};  // some tensors are longer than a piece
     bool ok = save(in_root("shares"), 1, &wide, &ONE, false, dir, &err);
     Checksums whole, sums[5];
-    ok = ok && checkpoint_sum(dir, 0, 1, &whole, &err) && checkpoint_matches(dir, &whole, &err);
+    ok = ok && checkpoint_sum(dir, NULL, 0, 1, &whole, &err) && checkpoint_matches(dir, &whole, &err);
     size_t partial = 0, wrong = 0;
     for (size_t rank = 0; rank < 5 && ok; rank++) {
-        ok = checkpoint_sum(dir, rank, 5, &sums[rank], &err) && sums[rank].count == whole.count;
+        ok = checkpoint_sum(dir, NULL, rank, 5, &sums[rank], &err) && sums[rank].count == whole.count;
         partial += !checkpoint_matches(dir, &sums[rank], &err) && says(&err, "is damaged: ");
     }
     for (size_t i = 0; i < whole.count && ok; i++) {
@@ -1158,7 +1158,7 @@ static void test_checksums(void) {
         write_bytes(path, data, bytes);
         ok = !checkpoint_verify(dir, &err) && says(&err, "is damaged") && latest_is(out, "step-00000001");
         check(&checks, ok, "so are elements that changed places, and --resume auto takes the checkpoint before");
-        ok = checkpoint_latest(out, NULL, NULL, other, sizeof other, &err) && strcmp(other, dir) == 0;
+        ok = checkpoint_latest(out, NULL, NULL, NULL, other, sizeof other, &err) && strcmp(other, dir) == 0;
         check(&checks, ok, "or, not to be verified, that one");
         free(data);
     }
@@ -1224,7 +1224,7 @@ static void test_kill(void) {
         waitpid(child, &status, 0);
         ok = WIFSIGNALED(status) || error_set(&err, "a save failed");
         TrainerState state;
-        ok = ok && checkpoint_latest(out, verify_alone, NULL, dir, sizeof dir, &err) &&
+        ok = ok && checkpoint_latest(out, NULL, verify_alone, NULL, dir, sizeof dir, &err) &&
              (dir[0] || error_set(&err, "no checkpoint is left"));
         ok = ok && checkpoint_check(dir, &tiny, true, false, &err) &&
              checkpoint_read_state(dir, &state, &err) && each_rank(&tiny, &ONE, false, dir, job_read, &err);
@@ -1295,7 +1295,7 @@ static int copy(const char *from, const char *out, bool bf16) {
     Error err;
     GPTConfig config;
     char tmp[PATH_MAX], dir[PATH_MAX];
-    if (!checkpoint_read_config(from, &config, &err) ||
+    if (!checkpoint_read_config(from, NULL, &config, &err) ||
         !checkpoint_check(from, &config, false, false, &err)) {
         fprintf(stderr, "error: %s\n", err.text);
         return 1;

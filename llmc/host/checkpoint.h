@@ -158,9 +158,9 @@ static inline bool checkpoint_commit(const char *tmp_path, const TrainerState *s
 // Loading
 
 // config.json of our own folders or Hugging Face's; false with a sentence if it is no GPT-2 as we compute it.
-static inline bool checkpoint_read_config(const char *dir, GPTConfig *config, Error *err) {
+static inline bool checkpoint_read_config(const char *dir, const ModelSpec *spec, GPTConfig *config, Error *err) {
     char path[PATH_MAX];
-    return path_print(path, sizeof path, err, "%s/config.json", dir) && config_read(path, config, err);
+    return path_print(path, sizeof path, err, "%s/config.json", dir) && config_read(path, spec, config, err);
 }
 
 static inline bool checkpoint_read_state(const char *dir, TrainerState *state, Error *err) {
@@ -207,14 +207,15 @@ static inline bool checkpoint_saved_sums(const char *dir, cJSON **root, const cJ
 
 // Adds up one share of all tensors in the files; the sums of all shares together are those of the whole. Nothing is
 // read where nothing was saved to compare with. checksums_free in either case.
-static inline bool checkpoint_sum(const char *dir, size_t share, size_t shares, Checksums *sums, Error *err) {
+static inline bool checkpoint_sum(const char *dir, const ModelSpec *spec, size_t share, size_t shares,
+                                  Checksums *sums, Error *err) {
     TrainerState state;
     GPTConfig config;
     cJSON *root = NULL;
     const cJSON *saved = NULL;
     ChecksumShare turn = {share, shares, 0};
     memset(sums, 0, sizeof *sums);
-    bool ok = checkpoint_read_state(dir, &state, err) && checkpoint_read_config(dir, &config, err) &&
+    bool ok = checkpoint_read_state(dir, &state, err) && checkpoint_read_config(dir, spec, &config, err) &&
               checkpoint_saved_sums(dir, &root, &saved, err);
     if (ok && saved) *sums = checksums_make(&config, state.bf16);
     cJSON_Delete(root);
@@ -254,7 +255,7 @@ static inline bool checkpoint_matches(const char *dir, const Checksums *sums, Er
     GPTConfig config;
     cJSON *root = NULL;
     const cJSON *saved = NULL;
-    bool ok = checkpoint_read_state(dir, &state, err) && checkpoint_read_config(dir, &config, err) &&
+    bool ok = checkpoint_read_state(dir, &state, err) && checkpoint_read_config(dir, sums->config.spec, &config, err) &&
               checkpoint_saved_sums(dir, &root, &saved, err);
     if (ok && saved) {
         const cJSON *item = saved->child;
@@ -275,7 +276,7 @@ static inline bool checkpoint_matches(const char *dir, const Checksums *sums, Er
 // One rank does both.
 static inline bool checkpoint_verify(const char *dir, Error *err) {
     Checksums sums;
-    bool ok = checkpoint_sum(dir, 0, 1, &sums, err) && checkpoint_matches(dir, &sums, err);
+    bool ok = checkpoint_sum(dir, NULL, 0, 1, &sums, err) && checkpoint_matches(dir, &sums, err);
     checksums_free(&sums);
     return ok;
 }

@@ -124,8 +124,8 @@ typedef bool (*CheckpointVerify)(void *context, const char *dir, Error *err);
 
 // Finds the checkpoint under out_dir that was saved last and is sound; verify may be NULL. path is empty where there is
 // none at all. Prints which ones it passes over. False: all are damaged, or there is no right to read them.
-static inline bool checkpoint_latest(const char *out_dir, CheckpointVerify verify, void *context, char *path,
-                                     size_t size, Error *err) {
+static inline bool checkpoint_latest(const char *out_dir, const ModelSpec *spec, CheckpointVerify verify,
+                                     void *context, char *path, size_t size, Error *err) {
     CheckpointEntry *list, *x = NULL;
     TrainerState state;
     GPTConfig config;
@@ -137,7 +137,7 @@ static inline bool checkpoint_latest(const char *out_dir, CheckpointVerify verif
     }
     for (size_t i = checkpoint_list(out_dir, false, &list); i-- > 0 && !found;) {
         x = &list[i];
-        found = checkpoint_read_state(x->path, &state, &why) && checkpoint_read_config(x->path, &config, &why) &&
+        found = checkpoint_read_state(x->path, &state, &why) && checkpoint_read_config(x->path, spec, &config, &why) &&
                 checkpoint_check(x->path, &config, true, state.bf16, &why) &&
                 (!verify || verify(context, x->path, &why));
         if (!found) printf("note: the checkpoint %s is passed over: %s\n", strrchr(x->path, '/') + 1, why.text);

@@ -57,8 +57,11 @@ static inline bool config_check_variant(const cJSON *root, size_t channels, cons
            config_switch(root, "add_cross_attention", false, path, err);
 }
 
-// False with a sentence that names the first thing that is not a GPT-2 as we compute it.
-static inline bool config_read(const char *path, GPTConfig *config, Error *err) {
+// Reads a model of that kind (NULL: GPT-2). False with a sentence that names the first thing that is not as we compute
+// it.
+static inline bool config_read(const char *path, const ModelSpec *spec, GPTConfig *config, Error *err) {
+    config->spec = spec;
+    if (spec && spec->read) return spec->read(path, config, err);
     cJSON *root = json_read(path, 1 << 20, err);
     if (!root) return false;
     GPTConfig g;
@@ -78,6 +81,7 @@ static inline bool config_read(const char *path, GPTConfig *config, Error *err) 
 }
 
 static inline bool config_write(const char *path, const GPTConfig *g, bool bf16, Error *err) {
+    if (config_spec(g)->write) return config_spec(g)->write(path, g, bf16, err);
     char text[2048], end_of_text[24] = "null";
     // In both vocabularies that we prepare data for, <|endoftext|> is the last token.
     if (g->V == 257 || g->V == 50257) snprintf(end_of_text, sizeof end_of_text, "%zu", g->V - 1);

@@ -111,8 +111,8 @@ static inline bool options_parse_tables(const FieldTable *tables, size_t count, 
 // own: the rows that a lesson brings; NULL: none.
 static inline bool options_parse(Options *o, const FieldTable *own, int argc, char **argv, unsigned sections,
                                  Error *err) {
-    FieldTable tables[2] = {{OPTIONS, OPTION_ROWS, o}, {NULL, 0, NULL}};
-    if (own) tables[1] = *own;
+    FieldTable tables[2] = {{NULL, 0, NULL}, {OPTIONS, OPTION_ROWS, o}};  // the first with a name counts
+    if (own) tables[0] = *own;
     memset(o, 0, sizeof *o);
     o->sections = sections;
     o->val_every = o->steps = OPTION_LEFT_OUT;
@@ -128,6 +128,8 @@ static inline void options_help(FILE *file, const char *program, unsigned sectio
     for (size_t i = 0; i < OPTION_ROWS + (own ? own->count : 0); i++) {
         const Field *f = i < OPTION_ROWS ? &OPTIONS[i] : &own->fields[i - OPTION_ROWS];
         char left[80];
+        void *object;
+        if (i < OPTION_ROWS && own && fields_find(own, 1, f->name, &object)) continue;  // the lesson has another
         if (!option_is_in(f, sections) || (!all && !(f->tags & OPTION_BASIC))) continue;
         if (f->type == FIELD_TITLE) {
             fprintf(file, "\n%s\n", f->name);

@@ -1,12 +1,20 @@
 // layernorm_backward.cuh: the backward pass of layernorm.cuh. It also adds the gradient of the residual.
 //
-// defines: Layernorm, layernorm_backward, layernorm_backward_scratch, reduce_scratch_floats
+// defines: Norm, norm_gain, Layernorm, layernorm_backward, layernorm_backward_scratch, reduce_scratch_floats
 #ifndef LLMC_LAYERNORM_BACKWARD_CUH
 #define LLMC_LAYERNORM_BACKWARD_CUH
 
 #include "llmc/kernels/bias.cuh"
 #include "llmc/kernels/packs.cuh"
 #include "llmc/kernels/shares.cuh"
+
+// Which norm the kernels make. RMSNorm (Zhang and Sennrich 2019): x weight / sqrt(mean(x^2) + epsilon), without a mean
+// or a bias. NORM_1P: a layernorm that multiplies by weight + 1. Only GPT-2's blocks add a bias before the residual.
+typedef enum { NORM_LAYER, NORM_RMS, NORM_1P } Norm;
+
+// Returns the factor of a weight.
+template <Norm NORM>
+__device__ __forceinline__ float norm_gain(float weight) { return NORM == NORM_1P ? weight + 1.0f : weight; }
 
 // What a layernorm of N rows makes of its input.
 typedef struct {
@@ -23,7 +31,7 @@ enum {
 // First stage of the backward pass. A block takes rows_per_block rows and leaves the sums of their columns in its row
 // of partials [blocks, 2, C]: dweight and dbias. This form serves any C: THREADS share a row, read it again once its
 // sums are known, and each adds its own columns to the partials.
-template <int W, int THREADS>
+template <int W, int THREADS, Norm NORM>
 __global__ void __launch_bounds__(THREADS)
     layernorm_backward_kernel(floatX *dinp, float *partials, const floatX *dresidual, const floatX *dout,
                               const floatX *inp, const floatX *weight, const float *mean, const float *rstd,
@@ -39,7 +47,7 @@ __global__ void __launch_bounds__(THREADS)
     }
     for (size_t n = first; n < end; n++) {
         const floatX *x_row = inp + n * C, *dout_row = dout + n * C;
-        float m = mean[n], r = rstd[n], x[W], d[W], w[W], sums[W] = {0.0f}, dots[W] = {0.0f};
+        float m = NORM == NORM_RMS ? 0.0f : mean[n], r = rstd[n], x[W], d[W], w[W], sums[W] = {0.0f}, dots[W] = {0.0f};
         for (size_t i = s.begin; i < s.end; i += s.step) {
             float dw[W], db[W];
             load_floats<W>(x, x_row + i * W);
@@ -48,7 +56,7 @@ __global__ void __launch_bounds__(THREADS)
             load_floats<W>(dw, dweight + i * W);
             load_floats<W>(db, dbias + i * W);
             for (int k = 0; k < W; k++) {
-                float normal = (x[k] - m) * r, dnormal = d[k] * w[k];
+                float normal = (x[k] - m) * r, dnormal = d[k] * norm_gain<NORM>(w[k]);
                 dw[k] += d[k] * normal;
                 db[k] += d[k];
                 sums[k] += dnormal;
@@ -59,14 +67,14 @@ __global__ void __launch_bounds__(THREADS)
         }
         float sum = sum_of<W>(sums), dot = sum_of<W>(dots);
         if constexpr (THREADS > 1) sum = block_sum(sum), dot = block_sum(dot);
-        sum /= (float)C, dot /= (float)C;
+        sum = NORM == NORM_RMS ? 0.0f : sum / (float)C, dot /= (float)C;
         for (size_t i = s.begin; i < s.end; i += s.step) {
             float y[W] = {0.0f};
             load_floats<W>(x, x_row + i * W);
             load_floats<W>(d, dout_row + i * W);
             load_floats<W>(w, weight + i * W);
             if (dresidual) load_floats<W>(y, dresidual + n * C + i * W);
-            for (int k = 0; k < W; k++) y[k] += (d[k] * w[k] - sum - (x[k] - m) * r * dot) * r;
+            for (int k = 0; k < W; k++) y[k] += (d[k] * norm_gain<NORM>(w[k]) - sum - (x[k] - m) * r * dot) * r;
             store_floats<W>(dinp + n * C + i * W, y);
         }
     }
@@ -76,7 +84,7 @@ __global__ void __launch_bounds__(THREADS)
 // several leave no registers to keep a row until its sums are known, and come from the cache the second time. The block
 // has blockDim.y groups of blockDim.x threads, a row for each group at a time; they meet at a barrier for each row, and
 // their sums do at the end. Dynamic shared memory: (blockDim.y - 1) * blockDim.x * W floats.
-template <int W, int PACKS>
+template <int W, int PACKS, Norm NORM>
 __global__ void __launch_bounds__(PACKS == 1 ? LAYERNORM_THREADS : 512)
     layernorm_backward_columns_kernel(floatX *dinp, float *partials, const floatX *dresidual, const floatX *dout,
                                       const floatX *inp, const floatX *weight, const float *mean, const float *rstd,
@@ -91,7 +99,7 @@ __global__ void __launch_bounds__(PACKS == 1 ? LAYERNORM_THREADS : 512)
     for (unsigned row = threadIdx.y, stage = 0; row < rows + threadIdx.y; row += blockDim.y, stage ^= 1) {
         bool mine = row < rows;
         size_t n = first + row, at = n * C + threadIdx.x * W;
-        float m = mine ? mean[n] : 0.0f, r = mine ? rstd[n] : 0.0f, sum = 0.0f, dot = 0.0f;
+        float m = mine && NORM != NORM_RMS ? mean[n] : 0.0f, r = mine ? rstd[n] : 0.0f, sum = 0.0f, dot = 0.0f;
         float x[PACKS][W] = {}, d[PACKS][W] = {}, y[PACKS][W] = {}, w[W];
         UNROLL
         for (int p = 0; p < PACKS; p++) {
@@ -102,7 +110,7 @@ __global__ void __launch_bounds__(PACKS == 1 ? LAYERNORM_THREADS : 512)
             load_floats<W>(w, weight + column);
             if (PACKS == 1 && dresidual) load_floats<W>(y[p], dresidual + at + p * stride);
             for (int k = 0; k < W; k++) {
-                float normal = (x[p][k] - m) * r, dnormal = d[p][k] * w[k];
+                float normal = (x[p][k] - m) * r, dnormal = d[p][k] * norm_gain<NORM>(w[k]);
                 dw[p][k] += d[p][k] * normal;
                 db[p][k] += d[p][k];
                 sum += dnormal;
@@ -118,7 +126,7 @@ __global__ void __launch_bounds__(PACKS == 1 ? LAYERNORM_THREADS : 512)
             sum += of_warp[stage][0][first_warp + i];
             dot += of_warp[stage][1][first_warp + i];
         }
-        sum /= (float)C, dot /= (float)C;
+        sum = NORM == NORM_RMS ? 0.0f : sum / (float)C, dot /= (float)C;
         UNROLL
         for (int p = 0; p < PACKS; p++) {
             unsigned column = threadIdx.x * W + p * stride;
@@ -129,7 +137,8 @@ __global__ void __launch_bounds__(PACKS == 1 ? LAYERNORM_THREADS : 512)
                 if (dresidual) load_floats<W>(y[p], dresidual + at + p * stride);
             }
             load_floats<W>(w, weight + column);
-            for (int k = 0; k < W; k++) y[p][k] += (d[p][k] * w[k] - sum - (x[p][k] - m) * r * dot) * r;
+            for (int k = 0; k < W; k++)
+                y[p][k] += (d[p][k] * norm_gain<NORM>(w[k]) - sum - (x[p][k] - m) * r * dot) * r;
             store_floats<W>(dinp + at + p * stride, y[p]);
         }
     }
@@ -162,7 +171,7 @@ __global__ void __launch_bounds__(128)
     layernorm_backward_sum_kernel(float *dweight, float *dbias, const float *partials, size_t blocks, size_t C,
                                   bool accumulate) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= 2 * C) return;
+    if (i >= (dbias ? 2 * C : C)) return;
     float sum = sum_strided(partials + i, blocks, 2 * C);
     float *out = i < C ? dweight + i : dbias + (i - C);
     *out = accumulate ? *out + sum : sum;
@@ -195,23 +204,24 @@ typedef struct {
     size_t N, C, rows; // rows of a block
 } LayernormBackward;
 
-template <int W, int PACKS>
+template <int W, int PACKS, Norm NORM>
 static inline void layernorm_backward_columns(const LayernormBackward &a, unsigned blocks, cudaStream_t stream) {
     unsigned x = (unsigned)CEIL_DIV(a.C / W, (size_t)PACKS * 32) * 32, y = LAYERNORM_THREADS / x;
     if (PACKS > 1) y = 1;
     if (y > a.rows) y = (unsigned)a.rows;
-    LAUNCH((layernorm_backward_columns_kernel<W, PACKS>), blocks, dim3(x, y), (y - 1) * x * W * sizeof(float), stream)
+    LAUNCH((layernorm_backward_columns_kernel<W, PACKS, NORM>), blocks, dim3(x, y), (y - 1) * x * W * sizeof(float),
+           stream)
     (a.dinp, a.scratch, a.dresidual, a.dout, a.inp, a.weight, a.mean, a.rstd, a.N, a.C, a.rows);
 }
 
-template <int W, int THREADS>
+template <int W, int THREADS, Norm NORM>
 static inline void layernorm_backward_rows(const LayernormBackward &a, unsigned blocks, cudaStream_t stream) {
-    LAUNCH((layernorm_backward_kernel<W, THREADS>), blocks, THREADS, 0, stream)
+    LAUNCH((layernorm_backward_kernel<W, THREADS, NORM>), blocks, THREADS, 0, stream)
     (a.dinp, a.scratch, a.dresidual, a.dout, a.inp, a.weight, a.mean, a.rstd, a.N, a.C, a.rows);
 }
 
 // LANES: 32 as a GPU has it, 1 as a CPU.
-template <int LANES>
+template <int LANES, Norm NORM = NORM_LAYER>
 static inline void layernorm_backward_launch(floatX *dinp, float *dweight, float *dbias, float *scratch,
                                              const floatX *dresidual, const floatX *dout, const floatX *inp,
                                              const floatX *weight, const Layernorm &ln, size_t N, size_t C,
@@ -224,23 +234,25 @@ static inline void layernorm_backward_launch(floatX *dinp, float *dweight, float
         LayernormBackward a = {dinp, scratch, dresidual, dout, inp, weight, ln.mean, ln.rstd, N, C, rows};
         kernel_cost(KERNEL_LAYERNORM_BACKWARD, N * C, (dresidual ? 4 : 3) * sizeof(floatX), 17);
         bool one = LANES == 32 && C <= W * LAYERNORM_THREADS, few = LANES == 32 && C <= W * 3 * 512;
-        if (C % W != 0) layernorm_backward_rows<1, THREADS>(a, (unsigned)blocks, stream);
-        else if (one) layernorm_backward_columns<W, 1>(a, (unsigned)blocks, stream);
-        else if (few) layernorm_backward_columns<W, 3>(a, (unsigned)blocks, stream);
-        else layernorm_backward_rows<W, THREADS>(a, (unsigned)blocks, stream);
+        if (C % W != 0) layernorm_backward_rows<1, THREADS, NORM>(a, (unsigned)blocks, stream);
+        else if (one) layernorm_backward_columns<W, 1, NORM>(a, (unsigned)blocks, stream);
+        else if (few) layernorm_backward_columns<W, 3, NORM>(a, (unsigned)blocks, stream);
+        else layernorm_backward_rows<W, THREADS, NORM>(a, (unsigned)blocks, stream);
     }
     LAUNCH(layernorm_backward_sum_kernel, (unsigned)CEIL_DIV(2 * C, (size_t)128), 128, 0, stream)
     (dweight, dbias, scratch, blocks, C, accumulate);
 }
 
 // dinp[N, C] = dresidual (if not NULL; it may be dinp) + the gradient of layernorm with respect to inp.
-// dweight[C] and dbias[C] are overwritten, or added to with accumulate. dout may be dinp as well.
+// dweight[C] and dbias[C], NULL where the norm has no bias, are overwritten, or added to with accumulate. dout may be
+// dinp as well.
+template <Norm NORM = NORM_LAYER>
 static inline void layernorm_backward(floatX *dinp, float *dweight, float *dbias, float *scratch,
                                       const floatX *dresidual, const floatX *dout, const floatX *inp,
                                       const floatX *weight, const Layernorm &ln, size_t N, size_t C,
                                       bool accumulate, cudaStream_t stream) {
-    layernorm_backward_launch<ROW_LANES>(dinp, dweight, dbias, scratch, dresidual, dout, inp, weight, ln, N, C,
-                                         accumulate, stream);
+    layernorm_backward_launch<ROW_LANES, NORM>(dinp, dweight, dbias, scratch, dresidual, dout, inp, weight, ln, N, C,
+                                               accumulate, stream);
 }
 
 #endif

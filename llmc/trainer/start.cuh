@@ -8,9 +8,10 @@
 
 // All ranks call it, and all know the verdict: is a checkpoint what was saved, by its checksums? Each reads a share.
 static inline bool trainer_verify(void *context, const char *dir, Error *err) {
-    const Job *job = (const Job *)context;
+    const Trainer *m = (const Trainer *)context;
+    const Job *job = &m->job;
     Checksums sums;
-    bool ok = checkpoint_sum(dir, (size_t)job->rank, (size_t)job->size, &sums, err);
+    bool ok = checkpoint_sum(dir, m->config.spec, (size_t)job->rank, (size_t)job->size, &sums, err);
     int first = job_first_failure(job, ok);
     if (first < job->size) {
         MPI_Bcast(err->text, sizeof err->text, MPI_CHAR, first, MPI_COMM_WORLD);
@@ -38,12 +39,13 @@ static inline bool trainer_latest(Trainer *m, char latest[PATH_MAX], Error *err)
     char asked[PATH_MAX] = "";
     Error ignored;
     if (m->job.rank == 0) {
-        ok = checkpoint_latest(o->out, o->verify ? trainer_verify_found : NULL, &m->job, latest, PATH_MAX, err);
+        ok = checkpoint_latest(o->out, m->config.spec, o->verify ? trainer_verify_found : NULL, m, latest, PATH_MAX,
+                               err);
     }
     for (bool more = true; more;) {
         MPI_Bcast(asked, sizeof asked, MPI_CHAR, 0, MPI_COMM_WORLD);
         more = asked[0] != '\0';
-        if (more) trainer_verify(&m->job, asked, &ignored);
+        if (more) trainer_verify(m, asked, &ignored);
     }
     MPI_Bcast(latest, PATH_MAX, MPI_CHAR, 0, MPI_COMM_WORLD);  // all ranks take the same one
     return ok;
@@ -70,7 +72,7 @@ static inline bool trainer_source(Trainer *m, const char **from, bool *claimed, 
         o->resume = latest[0] ? latest : NULL;  // none yet: a fresh start
         if (o->resume) o->init = NULL;          // a requeued job goes on from where it stands
     } else if (o->resume && o->verify) {
-        if (job_first_failure(&m->job, ok) == m->job.size) ok = trainer_verify(&m->job, o->resume, err);
+        if (job_first_failure(&m->job, ok) == m->job.size) ok = trainer_verify(m, o->resume, err);
     }
     if (o->eval && o->resume) o->init = o->resume, o->resume = NULL;  // its weights, and nothing of its training
     *from = o->resume ? o->resume : o->init;
@@ -117,7 +119,10 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
     }
     signal(SIGXFSZ, SIG_IGN);  // a file that grows too large is an error of the write, with a sentence
     if (o->out || o->log) signal(SIGPIPE, SIG_IGN);  // nobody reads what we print: that is no reason to lose the run
-    if (!trainer_source(m, &from, &claimed, err) || (from && !checkpoint_read_config(from, &file, err))) return false;
+    m->config.spec = lesson->spec;
+    if (lesson->sizes && !lesson->sizes(o, err)) return false;
+    if (!trainer_source(m, &from, &claimed, err) ||
+        (from && !checkpoint_read_config(from, lesson->spec, &file, err))) return false;
     if (!options_resolve(o, from ? &file : NULL, m->job.size, err) || !trainer_virtual_time(o, err) ||
         !grid_make(&m->grid, m->job.size, m->job.rank, o->tensor, o->data, o->pipeline, o->order, err) ||
         !job_check_devices(&m->job, err)) return false;
@@ -139,7 +144,7 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
 // of its lesson. Whatever is wrong is said in one sentence by one rank, and all ranks leave with exit code 2.
 static inline void trainer_open(Trainer *m, int argc, char **argv, unsigned sections, Lesson lesson = {}) {
     Error err;
-    trainer_simulate(argc, argv, sections, &lesson.options);
+    trainer_simulate(argc, argv, sections, &lesson);
     job_start(&m->job, &argc, &argv);
     job_agree(&m->job, trainer_prepare(m, argc, argv, sections, &lesson, &err), &err);
     CUDA_CHECK(cudaGetDeviceProperties(&m->device, m->job.device));

@@ -59,11 +59,11 @@ static inline bool trainer_simulate_stages(Options *o, Error *err) {
 
 // Under --simulate, becomes a process for each stage, or ends with exit code 2. Does nothing for any other command
 // line, which may be wrong: trainer_open refuses it.
-static inline void trainer_simulate(int argc, char **argv, unsigned sections, const FieldTable *own) {
+static inline void trainer_simulate(int argc, char **argv, unsigned sections, const Lesson *lesson) {
     Options o;
     Error err;
-    if (!options_parse(&o, own, argc, argv, sections, &err) || !o.simulate || o.help) return;
-    if (trainer_simulate_stages(&o, &err)) return;
+    if (!options_parse(&o, &lesson->options, argc, argv, sections, &err) || !o.simulate || o.help) return;
+    if ((!lesson->sizes || lesson->sizes(&o, &err)) && trainer_simulate_stages(&o, &err)) return;
     fprintf(stderr, "error: %s\n", err.text);
     exit(2);
 }
@@ -163,7 +163,7 @@ static inline bool trainer_virtual_time(const Options *o, Error *err) {
            error_set(err, "--%s needs the trainers that need no GPU: build with make DEVICE=cpu",
                      o->simulate ? "simulate" : "virtual-time");
 }
-static inline void trainer_simulate(int, char **, unsigned, const FieldTable *) {}
+static inline void trainer_simulate(int, char **, unsigned, const Lesson *) {}
 static inline void trainer_clock_zero(void) {}
 static inline void trainer_clock_begin_step(void) {}
 static inline void trainer_clock_end_step(Trainer *, double) {}
