@@ -1,0 +1,138 @@
+// reference_moe.h: the mixture of experts of llmc/kernels/moe.cuh in plain C loops and fp64, forward and backward.
+// lesson: moe
+//
+// Matrices as in reference_layers.h; the router is [E,C], an expert's weights are e of [E,C,F], [E,F], [E,F,C], [E,C].
+// The experts compute for one token at a time: no permutation, no places, only a count of those that are taken.
+#ifndef LLMC_REFERENCE_MOE_H
+#define LLMC_REFERENCE_MOE_H
+
+#include "llmc/reference.h"
+
+typedef struct {
+    size_t E, k, slots;  // experts, experts of a token, places of a sequence in an expert
+    double balance, z;   // coefficients of the two losses
+} ReferenceMoe;
+
+// What forward keeps for backward. x counts a token's choices: n k + j.
+typedef struct {
+    double *probs, *lse;     // [N,E], [N] of the router
+    double *share;           // [B,E] of a sequence's choices, dropped ones included
+    size_t *choice;          // [N,k] experts
+    bool *kept;              // [N,k]
+    double *fc, *gelu, *out; // [N,k,F], [N,k,F], [N,k,C] of each kept choice
+} ReferenceRouting;
+
+// The layer's tensors, or their gradients.
+typedef struct {
+    double *router, *fcw, *fcb, *projw, *projb;
+} ReferenceExperts;
+
+static inline ReferenceRouting reference_routing_create(const ReferenceMoe *moe, size_t B, size_t T, size_t C,
+                                                        size_t F) {
+    size_t N = B * T, X = N * moe->k;
+    ReferenceRouting r = {reference_allocate(N * moe->E), reference_allocate(N), reference_allocate(B * moe->E),
+                          (size_t *)host_alloc(X, sizeof(size_t)), (bool *)host_alloc(X, sizeof(bool)),
+                          reference_allocate(X * F), reference_allocate(X * F), reference_allocate(X * C)};
+    return r;
+}
+
+static inline void reference_routing_free(ReferenceRouting *r) {
+    free(r->probs), free(r->lse), free(r->share), free(r->choice), free(r->kept);
+    free(r->fc), free(r->gelu), free(r->out);
+}
+
+// Softmax of the router's logits, the k most probable experts of each token, and who finds a place.
+static inline void reference_route(const ReferenceMoe *moe, ReferenceRouting *r, const double *inp,
+                                   const double *router, size_t B, size_t T, size_t C) {
+    size_t E = moe->E, k = moe->k;
+    for (size_t n = 0; n < B * T; n++) {
+        double *row = r->probs + n * E, max = -INFINITY, sum = 0;
+        for (size_t e = 0; e < E; e++) {
+            row[e] = 0;
+            for (size_t c = 0; c < C; c++) row[e] += inp[n * C + c] * router[e * C + c];
+            if (row[e] > max) max = row[e];
+        }
+        for (size_t j = 0; j < k; j++) {
+            size_t best = E;
+            for (size_t e = 0; e < E; e++) {
+                bool taken = false;
+                for (size_t i = 0; i < j; i++) taken = taken || r->choice[n * k + i] == e;
+                if (!taken && (best == E || row[e] > row[best])) best = e;  // of equal ones the first
+            }
+            r->choice[n * k + j] = best;
+        }
+        for (size_t e = 0; e < E; e++) sum += row[e] = exp(row[e] - max);
+        for (size_t e = 0; e < E; e++) row[e] /= sum;
+        r->lse[n] = max + log(sum);
+    }
+    for (size_t b = 0; b < B; b++) {
+        size_t *tokens = (size_t *)host_alloc(E, sizeof(size_t));
+        for (size_t x = b * T * k; x < (b + 1) * T * k; x++) r->kept[x] = tokens[r->choice[x]]++ < moe->slots;
+        for (size_t e = 0; e < E; e++) r->share[b * E + e] = (double)tokens[e] / (double)(T * k);
+        free(tokens);
+    }
+}
+
+// out [N,C] = for each token the sum of its experts, times their probabilities. Returns the sum over tokens of the two
+// losses: of a sequence, E times the sum over experts of share and mean probability; of a token, lse squared.
+static inline double reference_moe_forward(const ReferenceMoe *moe, double *out, ReferenceRouting *r,
+                                           const double *inp, ReferenceExperts w, size_t B, size_t T, size_t C,
+                                           size_t F) {
+    size_t E = moe->E, k = moe->k;
+    double losses = 0;
+    reference_route(moe, r, inp, w.router, B, T, C);
+    for (size_t x = 0; x < B * T * k; x++) {
+        size_t n = x / k, e = r->choice[x];
+        double *y = r->out + x * C, p = r->probs[n * E + e];
+        for (size_t c = 0; c < C && x % k == 0; c++) out[n * C + c] = 0;
+        if (!r->kept[x]) continue;
+        reference_matmul_forward(r->fc + x * F, inp + n * C, w.fcw + e * C * F, w.fcb + e * F, 1, C, F);
+        reference_gelu_forward(r->gelu + x * F, r->fc + x * F, F);
+        reference_matmul_forward(y, r->gelu + x * F, w.projw + e * F * C, w.projb + e * C, 1, F, C);
+        for (size_t c = 0; c < C; c++) out[n * C + c] += p * y[c];
+    }
+    for (size_t n = 0; n < B * T; n++) {
+        for (size_t e = 0; e < E; e++)
+            losses += moe->balance * (double)E * r->share[n / T * E + e] * r->probs[n * E + e];
+        losses += moe->z * r->lse[n] * r->lse[n];
+    }
+    return losses;
+}
+
+// dout [N,C] is the gradient of out; scale is that of the losses which reference_moe_forward returns.
+static inline void reference_moe_backward(const ReferenceMoe *moe, double *dinp, ReferenceExperts dw,
+                                          const double *dout, const ReferenceRouting *r, const double *inp,
+                                          ReferenceExperts w, double scale, size_t B, size_t T, size_t C, size_t F) {
+    size_t E = moe->E, k = moe->k;
+    double *dprobs = reference_allocate(E), *dy = reference_allocate(C), *row = reference_allocate(2 * F);
+    for (size_t n = 0; n < B * T; n++) {
+        double mean = 0;  // what the softmax's gradient subtracts
+        for (size_t e = 0; e < E; e++) dprobs[e] = scale * moe->balance * (double)E * r->share[n / T * E + e];
+        for (size_t x = n * k; x < (n + 1) * k; x++) {
+            size_t e = r->choice[x];
+            if (!r->kept[x]) continue;
+            for (size_t c = 0; c < C; c++) {
+                dprobs[e] += dout[n * C + c] * r->out[x * C + c];
+                dy[c] = r->probs[n * E + e] * dout[n * C + c];
+            }
+            memset(row, 0, 2 * F * sizeof(double));
+            double *dgelu = row, *dfc = row + F;
+            reference_matmul_backward(dgelu, dw.projw + e * F * C, dw.projb + e * C, dy, r->gelu + x * F,
+                                      w.projw + e * F * C, 1, F, C);
+            reference_gelu_backward(dfc, dgelu, r->fc + x * F, F);
+            reference_matmul_backward(dinp + n * C, dw.fcw + e * C * F, dw.fcb + e * F, dfc, inp + n * C,
+                                      w.fcw + e * C * F, 1, C, F);
+        }
+        for (size_t e = 0; e < E; e++) mean += r->probs[n * E + e] * dprobs[e];
+        for (size_t e = 0; e < E; e++) {
+            double dlogit = r->probs[n * E + e] * (dprobs[e] - mean + scale * moe->z * 2 * r->lse[n]);
+            for (size_t c = 0; c < C; c++) {
+                dw.router[e * C + c] += dlogit * inp[n * C + c];
+                dinp[n * C + c] += dlogit * w.router[e * C + c];
+            }
+        }
+    }
+    free(dprobs), free(dy), free(row);
+}
+
+#endif
