@@ -7,8 +7,9 @@
 //
 // defines: GPTConfig, padded_vocabulary, Split, Init, TensorKind, MAX_KINDS, TENSOR_*, TensorSpec, ModelSpec, GPT2,
 //          config_spec, count_tensors, Shard, shard_whole, Tensor, tensor_describe, tensor_is_tied, tensor_by_id,
-//          ParamTable, table_make, table_make_tensor, table_make_whole, table_free, table_find, table_offset,
-//          table_largest, Run, tensor_run_count, tensor_run, count_parameters, count_flops, count_flops_llmc
+//          ParamTable, table_make, bucket_of_experts, table_make_tensor, table_make_whole, table_free, table_find,
+//          table_offset, table_largest, Run, tensor_run_count, tensor_run, count_parameters, count_flops,
+//          count_flops_llmc
 #ifndef LLMC_MODEL_H
 #define LLMC_MODEL_H
 
@@ -57,6 +58,7 @@ enum {
     TENSOR_FIRST = 4,    // outside the layers: the first stage holds it
     TENSOR_LAST = 8,     // the last stage holds it; both: tied, the first and the last stage hold it alike
     TENSOR_JOINED = 16,  // begins where the tensor before it ends: one matrix product takes both
+    TENSOR_EXPERTS = 32, // cut over expert ranks, not tensor ranks; the last of a layer, and a bucket of their own
 };
 
 typedef struct {
@@ -88,6 +90,7 @@ typedef struct {
     size_t n_layers;
     const size_t *layers;  // [n_layers] global layer numbers in the order of memory; NULL: 0, 1, 2, ...
     size_t bucket_align;   // buckets start at multiples of this many elements (0: as tensors do)
+    size_t e, e_rank;      // expert ranks, and this rank's place among them; nothing where no tensor is of experts
 } Shard;
 
 typedef struct {
@@ -114,7 +117,8 @@ typedef struct {
     size_t total;    // elements of the flat buffer, gaps of the alignment included
     Tensor *tensors; // [count] in memory order
     size_t first_layer_tensor, behind;  // tensors [first_layer_tensor, behind) are those of layers
-    size_t *buckets; // [n_layers + 3] starts of the gradient buckets: embeddings, each layer, ln_f; then total
+    size_t layer_buckets, bucket_count;  // gradient buckets of a layer, 2 if it has experts, else 1; of the rank
+    size_t *buckets; // [bucket_count + 1] their starts: embeddings, those of each layer, ln_f; then total
 } ParamTable;
 
 static const TensorSpec GPT2_TENSORS[NUM_KINDS] = {  // in the order of TensorKind
@@ -200,7 +204,7 @@ static inline Tensor tensor_describe(const GPTConfig *g, size_t row, size_t laye
 
 // Returns the part that one rank holds alone: all of the model.
 static inline Shard shard_whole(const GPTConfig *g) {
-    Shard whole = {1, 0, true, true, g->L, NULL, 0};
+    Shard whole = {1, 0, true, true, g->L, NULL, 0, 1, 0};
     return whole;
 }
 
@@ -218,7 +222,9 @@ static inline ParamTable table_make(const GPTConfig *g, const Shard *shard) {
     table.shard = *shard;
     table.layers = (size_t *)host_alloc(shard->n_layers, sizeof(size_t));
     table.tensors = (Tensor *)host_alloc(spec->count + shard->n_layers * in_layer, sizeof(Tensor));
-    table.buckets = (size_t *)host_alloc(shard->n_layers + 3, sizeof(size_t));
+    table.layer_buckets = spec->tensors[spec->behind - 1].flags & TENSOR_EXPERTS ? 2 : 1;
+    table.bucket_count = shard->n_layers * table.layer_buckets + 2;
+    table.buckets = (size_t *)host_alloc(table.bucket_count + 1, sizeof(size_t));
     for (size_t i = 0; i < shard->n_layers; i++) table.layers[i] = shard->layers ? shard->layers[i] : i;
     table.shard.layers = table.layers;
     for (size_t row = 0; row < spec->layer; row++) {
@@ -227,7 +233,9 @@ static inline ParamTable table_make(const GPTConfig *g, const Shard *shard) {
     table.first_layer_tensor = n;
     for (size_t i = 0; i < shard->n_layers * in_layer; i++) {
         size_t row = spec->layer + i % in_layer, layer = table.layers[i / in_layer];
-        table.tensors[n++] = tensor_describe(g, row, layer, shard->t, shard->t_rank);
+        bool experts = spec->tensors[row].flags & TENSOR_EXPERTS;
+        table.tensors[n++] = tensor_describe(g, row, layer, experts ? shard->e : shard->t,
+                                             experts ? shard->e_rank : shard->t_rank);
     }
     table.behind = n;
     for (size_t row = spec->behind; row < spec->count; row++) {
@@ -237,8 +245,9 @@ static inline ParamTable table_make(const GPTConfig *g, const Shard *shard) {
     size_t align = shard->bucket_align ? shard->bucket_align : (size_t)TENSOR_ALIGN;
     for (size_t i = 0, bucket = 0, end = 0; i <= n; i++) {
         Tensor *x = &table.tensors[i];
-        size_t in = i == n ? shard->n_layers + 2 : i < table.first_layer_tensor ? 0 : i >= table.behind
-                    ? shard->n_layers + 1 : 1 + (i - table.first_layer_tensor) / in_layer;  // the bucket of tensor i
+        size_t in = i == n ? table.bucket_count : i < table.first_layer_tensor ? 0 : i >= table.behind
+                    ? table.bucket_count - 1 : 1 + (i - table.first_layer_tensor) / in_layer * table.layer_buckets +
+                                               (x->flags & TENSOR_EXPERTS ? 1 : 0);  // the bucket of tensor i
         while (bucket <= in) {
             table.total = round_up(table.total, align);
             table.buckets[bucket++] = table.total;
@@ -251,6 +260,11 @@ static inline ParamTable table_make(const GPTConfig *g, const Shard *shard) {
         table.total = round_up(end, TENSOR_ALIGN);
     }
     return table;
+}
+
+// True for a bucket of experts: only the data ranks that hold the same ones sum it and share it.
+static inline bool bucket_of_experts(const ParamTable *table, size_t bucket) {
+    return table->layer_buckets == 2 && bucket > 0 && bucket < table->bucket_count - 1 && bucket % 2 == 0;
 }
 
 // Tensor `id` of the unsharded model.

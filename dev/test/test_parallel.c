@@ -304,7 +304,7 @@ static ParamTable stage_table(const GPTConfig *config, const Grid *g, int stage)
         first += count;
     }
     size_t align = strcmp(g->trainer, "_3d") == 0 || strcmp(g->trainer, "data") == 0 ? TENSOR_ALIGN * (size_t)g->d : 0;
-    Shard shard = {(size_t)g->t, 0, stage == 0, stage == g->p - 1, n, layers, align};
+    Shard shard = {(size_t)g->t, 0, stage == 0, stage == g->p - 1, n, layers, align, 1, 0};
     return table_make(config, &shard);
 }
 

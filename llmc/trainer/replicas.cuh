@@ -25,7 +25,9 @@ static inline bool replicas_check(const Trainer *m, char group, ncclComm_t comm,
     CUDA_CHECK(cudaMalloc((void **)&device, sizeof host));
     for (size_t i = 0; i < m->table.count; i++) {
         const Tensor *x = &m->table.tensors[i];
-        if ((group == 't' && x->split != SPLIT_NONE) || (group == 'e' && !tensor_is_tied(x))) continue;
+        bool experts = x->flags & TENSOR_EXPERTS;  // alike only on the data ranks of a group 'x'
+        if ((group == 't' && x->split != SPLIT_NONE) || (group == 'e' && !tensor_is_tied(x)) ||
+            (group == 'd' && experts && x->t > 1) || (group == 'x' && !experts)) continue;
         host[0] = (int64_t)(replicas_hash(&m->state, x) >> 1), host[1] = -host[0];  // minima: least and greatest
         CUDA_CHECK(cudaMemcpyAsync(device, host, sizeof host, cudaMemcpyHostToDevice, m->stream));
         NCCL_CHECK(ncclAllReduce(device, device, 2, ncclInt64, ncclMin, comm, m->stream));
@@ -33,7 +35,7 @@ static inline bool replicas_check(const Trainer *m, char group, ncclComm_t comm,
         CUDA_CHECK(cudaStreamSynchronize(m->stream));
         if (host[0] != -host[1] && ok)
             ok = error_set(err, "%s differs between the %s ranks that hold it", x->name,
-                           group == 't' ? "tensor" : group == 'd' ? "data" : "embedding");
+                           group == 't' ? "tensor" : group == 'e' ? "embedding" : "data");
     }
     CUDA_CHECK(cudaFree(device));
     return ok;

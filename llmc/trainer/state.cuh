@@ -31,7 +31,7 @@ enum { STATE_CHUNK = 16 << 20 };  // elements that pass through the host at a ti
 static inline void state_create(State *state, const ParamTable *table) {
     memset(state, 0, sizeof *state);
     state->total = table->total;
-    state->slices = (Piece *)host_alloc(table->shard.n_layers + 2, sizeof(Piece));
+    state->slices = (Piece *)host_alloc(table->bucket_count, sizeof(Piece));
 }
 
 // Makes this rank the owner of `count` elements from lo on, behind all that it owns already.

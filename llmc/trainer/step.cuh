@@ -79,7 +79,7 @@ static inline StepReport trainer_begin_step(Trainer *m) {
 }
 
 // Returns how many buckets the flat buffer has: 0 the embeddings, 1 + l layer l, the last ln_f.
-static inline size_t bucket_count(const Trainer *m) { return m->table.shard.n_layers + 2; }
+static inline size_t bucket_count(const Trainer *m) { return m->table.bucket_count; }
 
 // Sets the gradient of a tensor outside the layers to zero.
 static inline void zero_gradient(Trainer *m, int kind) {
