@@ -82,7 +82,7 @@ WARNINGS := -Wall -Wextra
 # Programs that train on a CPU are compiled to run fast; tests and bf16, which only check, to compile fast. Null
 # pointers and the sizes of objects are left to the address sanitizer, which sees them too.
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize=null,object-size,vptr -fno-sanitize-recover=all
-QUICK := -O1 $(if $(SANITIZE),-g1 $(SANITIZERS),-ftree-vectorize)
+QUICK := $(if $(SANITIZE),-Og -g1 $(SANITIZERS),-O1 -ftree-vectorize)
 OPTIMIZE := $(if $(SANITIZE)$(filter bf16,$(PRECISION)),$(QUICK),-O3) $(if $(GDB),-O0 -g)
 $(DIR)/dev/test/% $(DIR)/test_gpt: OPTIMIZE := $(QUICK)
 HOST = $(OPTIMIZE) $(NATIVE) -ffp-contract=off $(OPENMP)

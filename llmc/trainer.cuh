@@ -129,6 +129,8 @@ struct Trainer {
     DataLoader train_data, val_data;
     EvalFile eval;                 // of --eval
     Tokenizer tokenizer;
+    int *prompt;                   // [prompt_count] tokens of --prompt
+    size_t prompt_count;
     TrainerState progress;         // steps done, next sample
     double step_began;             // seconds
     int out_lock;                  // of --out, see folder_lock; -1: none

@@ -1,5 +1,6 @@
-// zero_bubble.h: schedules with a split backward (Zero Bubble Pipeline Parallelism, Qi et al. 2024): zb-h1, and
-// zb-auto, which is found by a search.
+// zero_bubble.h: schedules with a split backward: zb-h1, and zb-auto, which a search finds.
+// lesson: zero_bubble
+// From Zero Bubble Pipeline Parallelism (Qi et al. 2024).
 //
 // defines: zero_bubble_h1, zero_bubble_auto, zero_bubble_make, zero_bubble_lists, zero_bubble_times
 //

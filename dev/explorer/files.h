@@ -81,7 +81,6 @@ typedef struct {
     int none;
 } Tokenizer;
 DOES_NOTHING(bool, tokenizer_open, true)
-DOES_NOTHING(bool, tokenizer_check_prompt, true)
 DOES_NOTHING(bool, tokenizer_prompt, true)
 DOES_NOTHING(void, tokenizer_print, )
 typedef enum {

@@ -209,7 +209,8 @@ static void fuzz_tokenizer(const uint8_t *data, size_t size) {
             for (size_t j = 0; j < got; j++) read += (unsigned char)text[j];
         }
         fuzz_promise(read <= 255 * bytes * 1024);
-        tokenizer_check_prompt(&tk, prompt, tk.V, &err);
+        free(tokens);
+        tokenizer_prompt(&tk, prompt, tk.V, &tokens, &count, &err);
         free(prompt);
         free(tokens);
         tokenizer_free(&tk);

@@ -135,16 +135,12 @@ static void test_bytes(void) {
     ok = tokenizer_decode(&tk, -1, &n) && n == 0 && tokenizer_decode(&tk, 257, &n) && n == 0;
     check(&checks, ok && tokenizer_encode(&tk, "", 0, tokens) == 0, "bytes: no text and no such token");
     int *prompt;
-    ok = tokenizer_prompt(&tk, NULL, 3, 257, &prompt, &n, &err) && n == 1 && prompt[0] == 256;
-    if (ok) free(prompt);
-    ok &= tokenizer_prompt(&tk, "ab", 3, 257, &prompt, &n, &err) && n == 2 && prompt[0] == 'a' &&
-          prompt[1] == 'b';
-    if (ok) prompt[4] = 0;  // room for three more
-    if (ok) free(prompt);
-    ok &=
-        !tokenizer_prompt(&tk, NULL, 3, 61, &prompt, &n, &err) && says(&err, "the model's vocabulary has 61");
-    ok &= !tokenizer_check_prompt(&tk, NULL, 61, &err) && says(&err, "the model's vocabulary has 61") &&
-          tokenizer_check_prompt(&tk, "ab", 257, &err);
+    ok = tokenizer_prompt(&tk, NULL, 257, &prompt, &n, &err) && n == 1 && prompt[0] == 256;
+    free(prompt);
+    ok &= tokenizer_prompt(&tk, "ab", 257, &prompt, &n, &err) && n == 2 && prompt[0] == 'a' && prompt[1] == 'b';
+    free(prompt);
+    ok &= !tokenizer_prompt(&tk, NULL, 61, &prompt, &n, &err) && says(&err, "the model's vocabulary has 61");
+    free(prompt);
     check(&checks, ok, "prompts: default, text, a vocabulary that is too small");
     tokenizer_free(&tk);
 }
@@ -253,7 +249,6 @@ static void test_damage(void) {
         {"number past the limit", START "\"model\":{\"vocab\":{\"a\":4194304},\"merges\":[]}}",
          "a number of its own"},
         {"number twice", START "\"model\":{\"vocab\":{\"a\":1,\"b\":1},\"merges\":[]}}", "a number of its own"},
-        {"text twice", START "\"model\":{\"vocab\":{\"a\":1,\"a\":2},\"merges\":[]}}", "has the token \"a\" twice"},
         {"merge of unknown tokens", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[\"a b\"]}}",
          "merge 0 is no pair"},
         {"merge into nothing", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[\"a a\"]}}", "merge 0 is no pair"},
@@ -261,8 +256,6 @@ static void test_damage(void) {
         {"merge of three", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[[\"a\",\"a\",\"a\"]]}}",
          "no pair"},
         {"merge of numbers", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[[1,2]]}}", "no pair"},
-        {"merge twice", START "\"model\":{\"vocab\":{\"a\":1,\"aa\":2},\"merges\":[\"a a\",[\"a\",\"a\"]]}}",
-         "merges 0 and 1 of the same pair"},
         {"merges are ignored", START "\"model\":{\"ignore_merges\":true}}", "ignore_merges"},
         {"added without id",
          START "\"added_tokens\":[{\"content\":\"x\"}],\"model\":{\"vocab\":{\"a\":1},\"merges\":[]}}", "id"},
@@ -286,8 +279,9 @@ static void test_damage(void) {
     if (ok) {
         n = tokenizer_encode(&tk, "aaxa", 4, tokens);
         ok = n == 2 && tokens[0] == 7 && tokens[1] == 1 && tokenizer_decode(&tk, 3, &n) && n == 0;
-        ok &= !tokenizer_prompt(&tk, "xyz", 0, 10, &prompt, &n, &err) && says(&err, "no token for this");
-        ok &= !tokenizer_prompt(&tk, NULL, 0, 10, &prompt, &n, &err) && says(&err, "give a --prompt");
+        ok &= !tokenizer_prompt(&tk, "xyz", 10, &prompt, &n, &err) && says(&err, "no token for this");
+        free(prompt);
+        ok &= !tokenizer_prompt(&tk, NULL, 10, &prompt, &n, &err) && says(&err, "give a --prompt");
         tokenizer_free(&tk);
     }
     check(&checks, ok, "tokenizer.json: gaps, missing bytes, empty added token");

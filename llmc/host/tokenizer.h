@@ -3,7 +3,7 @@
 // into words, and in each word the bytes' tokens are merged, pair by pair (Sennrich et al. 2016).
 //
 // defines: Tokenizer, utf8_read, tokenizer_open, tokenizer_free, tokenizer_encode, tokenizer_decode, tokenizer_prompt,
-//          tokenizer_check_prompt, tokenizer_print, sample_token
+//          tokenizer_print, sample_token
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
 
@@ -268,10 +268,6 @@ static inline bool tokenizer_read_vocab(Tokenizer *tk, const cJSON *vocab, Token
         names[(*count)++] = x;
     }
     qsort(names, *count, sizeof *names, name_compare);
-    for (size_t i = 1; i < *count; i++) {
-        if (name_compare(&names[i - 1], &names[i]) == 0)
-            return error_set(err, "%s has the token \"%.99s\" twice", path, names[i].name);
-    }
     for (unsigned c = 0; c < 324; c++) {
         char utf8[] = {(char)(c < 128 ? c : 0xc0 | c >> 6), (char)(c < 128 ? 0 : 0x80 | (c & 0x3f)), '\0'};
         int byte = character_to_byte(c);
@@ -306,11 +302,6 @@ static inline bool tokenizer_read_merges(Tokenizer *tk, const cJSON *merges, con
         tk->merges[tk->merge_count++] = merge;
     }
     qsort(tk->merges, tk->merge_count, sizeof(TokenMerge), merge_compare);
-    for (size_t i = 1; i < tk->merge_count; i++) {
-        const TokenMerge *x = &tk->merges[i];
-        if (merge_compare(x - 1, x) == 0)
-            return error_set(err, "%s has merges %d and %d of the same pair", path, x[-1].rank, x->rank);
-    }
     return true;
 }
 
@@ -392,36 +383,25 @@ static inline void tokenizer_print(const Tokenizer *tk, const int *tokens, size_
     free(text);
 }
 
-// Makes the tokens of a prompt, with room for `extra` more behind them: free(*tokens). No prompt, or an empty one, is
+// Makes the tokens of a prompt; the caller frees them, also after an error. No prompt, or an empty one, is
 // <|endoftext|>. Refuses tokens outside of the model's vocabulary V.
-static inline bool tokenizer_prompt(const Tokenizer *tk, const char *prompt, size_t extra, size_t V, int **tokens,
-                                    size_t *count, Error *err) {
+static inline bool tokenizer_prompt(const Tokenizer *tk, const char *prompt, size_t V, int **tokens, size_t *count,
+                                    Error *err) {
     *tokens = NULL;
     if (!prompt || !prompt[0]) {
         prompt = END_OF_TEXT;
         if (tokenizer_added_at(tk, prompt, strlen(prompt)) < 0)
             return error_set(err, "the tokenizer has no " END_OF_TEXT ": give a --prompt");
     }
-    size_t bytes = strlen(prompt);
-    *tokens = (int *)host_alloc(bytes + extra, sizeof(int));
-    *count = tokenizer_encode(tk, prompt, bytes, *tokens);
-    size_t inside = 0;
-    while (inside < *count && (size_t)(*tokens)[inside] < V) inside++;
-    if (*count > 0 && inside == *count) return true;
-    if (*count == 0) error_set(err, "the tokenizer has no token for this --prompt");
-    else error_set(err, "the prompt has token %d, but the model's vocabulary has %zu: give the --tokenizer that the "
-                   "data was made with, or set --sample-every 0", (*tokens)[inside], V);
-    free(*tokens);
-    return false;
-}
-
-// True if a sample can start with this prompt. For the check before any work.
-static inline bool tokenizer_check_prompt(const Tokenizer *tk, const char *prompt, size_t V, Error *err) {
-    int *tokens;
-    size_t count;
-    bool ok = tokenizer_prompt(tk, prompt, 0, V, &tokens, &count, err);
-    if (ok) free(tokens);
-    return ok;
+    *tokens = (int *)host_alloc(strlen(prompt), sizeof(int));
+    *count = tokenizer_encode(tk, prompt, strlen(prompt), *tokens);
+    if (*count == 0) return error_set(err, "the tokenizer has no token for this --prompt");
+    for (size_t i = 0; i < *count; i++) {
+        if ((size_t)(*tokens)[i] >= V)
+            return error_set(err, "the prompt has token %d, but the model's vocabulary has %zu: give the --tokenizer "
+                             "that the data was made with, or set --sample-every 0", (*tokens)[i], V);
+    }
+    return true;
 }
 
 // Draws the next token from softmax(logits [V] / temperature) with coin in [0, 1), but never a NaN. Temperature 0
@@ -432,14 +412,12 @@ static inline int sample_token(const float *logits, size_t V, double temperature
         if (logits[i] > logits[best] || isnan(logits[best])) best = i;
     }
     if (!(temperature > 0.0) || !isfinite(logits[best])) return (int)best;
-    double max = (double)logits[best], sum = 0.0;
-    for (size_t i = 0; i < V; i++) {
-        if (!isnan(logits[i])) sum += exp(((double)logits[i] - max) / temperature);
-    }
-    double target = coin * sum, reached = 0.0;
-    for (size_t i = 0; i < V; i++) {
-        if (!isnan(logits[i])) reached += exp(((double)logits[i] - max) / temperature);
-        if (reached > target) return (int)i;
+    double sum = 0.0, target = INFINITY;  // the first round sums up, the second looks for the share `coin` of the sum
+    for (int round = 0; round < 2; round++, target = coin * sum, sum = 0.0) {
+        for (size_t i = 0; i < V; i++) {
+            if (!isnan(logits[i])) sum += exp(((double)logits[i] - (double)logits[best]) / temperature);
+            if (sum > target) return (int)i;
+        }
     }
     return (int)best;
 }

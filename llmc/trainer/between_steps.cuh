@@ -93,14 +93,12 @@ static inline void trainer_save_rest(Trainer *m) {
 
 // Begins a sample: prints the prompt.
 static inline void sample_begin(Trainer *m) {
-    Error err;
     Sample *s = &m->sample;
     stop_settle(m);
-    memset(s, 0, sizeof *s);
-    if (!tokenizer_prompt(&m->tokenizer, m->opt.prompt, m->opt.sample_tokens, m->config.V, &s->tokens, &s->count,
-                          &err)) job_fail(&m->job, &err);
+    *s = {true, NULL, m->prompt_count, 0, 0, 0, NULL};
+    host_array(s->tokens, m->prompt_count + m->opt.sample_tokens);
     host_array(s->logits, m->config.Vp);
-    s->running = true;
+    memcpy(s->tokens, m->prompt, m->prompt_count * sizeof(int));
 }
 
 // Sends the last tokens of a sample that is due to the device, for the trainer to run forward. The pass is rounded up,

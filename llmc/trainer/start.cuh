@@ -93,7 +93,8 @@ static inline bool trainer_files(Trainer *m, const char *from, bool claimed, Err
     if (!o->tokenizer && from && path_print(beside, sizeof beside, err, "%s/tokenizer.json", from) &&
         access(beside, R_OK) == 0) o->tokenizer = beside;
     return tokenizer_open(&m->tokenizer, o->tokenizer, err) &&
-           (!o->sample_every || tokenizer_check_prompt(&m->tokenizer, o->prompt, m->config.V, err)) &&
+           (!o->sample_every || tokenizer_prompt(&m->tokenizer, o->prompt, m->config.V, &m->prompt, &m->prompt_count,
+                                                 err)) &&
            (claimed || trainer_claim(m, err)) &&
            (m->job.rank != 0 || outputs_check(o, from, &m->train_data, &m->val_data, err));
 }

@@ -1,0 +1,153 @@
+// virtual_time.cuh: --virtual-time and --simulate: starts the clock of the stand-ins (clock.h) and the processes of a
+// simulation (simulate.h), and reports where the last step's time went. llmc/trainer/virtual_time.cuh includes it.
+#ifndef LLMC_CPU_VIRTUAL_TIME_CUH
+#define LLMC_CPU_VIRTUAL_TIME_CUH
+
+// Returns the peak FLOP/s of a device of this run, 0 if unknown.
+static inline double trainer_peak_flops(const Trainer *m) {
+    const Cluster *c = &cpu_clock().cluster;
+    bool bf16 = sizeof(floatX) == 2;
+    return !cpu_clock().on ? device_peak_flops(m->device.name, bf16) : bf16 ? c->peak_bf16 : c->peak_fp32;
+}
+
+// Starts the clock of --virtual-time. A simulation's runs already.
+static inline bool trainer_virtual_time(const Options *o, Error *err) {
+    Cluster cluster;
+    if (!o->virtual_time || cpu_clock().on) return true;
+    if (!cluster_read(&cluster, o->virtual_time, err)) return false;
+    cpu_clock_start(&cluster, false);
+    return true;
+}
+
+// Returns how often a data rank's layers and messages leave a node: tensor groups and neighbouring stages.
+static inline size_t trainer_crossings(size_t node, const Grid *g, size_t d) {
+    size_t count = 0;
+    for (size_t p = 0; p < g->p; p++) {
+        size_t first = (size_t)grid_rank_at(g, 0, d, p) / node, last = (size_t)grid_rank_at(g, g->t - 1, d, p) / node;
+        count += last - first + ((size_t)grid_rank_at(g, 0, d, (p + 1) % g->p) / node != first);
+    }
+    return count;
+}
+
+// Makes a process for each stage: its first rank. If stages or tensor groups do not fill nodes, the job waits for the
+// data rank with the worst placed ranks. So the clock places the simulated ranks like these.
+static inline bool trainer_simulate_stages(Options *o, Error *err) {
+    Grid grid;
+    Cluster cluster;
+    size_t worst = 0, most = 0;
+    if (!options_resolve(o, NULL, o->ranks, err)) return false;
+    if (!grid_make(&grid, o->ranks, 0, o->tensor, o->data, o->pipeline, o->order, err)) return false;
+    if (getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMI_SIZE"))
+        return error_set(err, "--simulate is one command for all ranks: start it without mpirun");
+    if (!cluster_read(&cluster, o->simulate, err)) return false;
+    for (size_t d = 0; d < grid.d; d++) {
+        size_t count = trainer_crossings((size_t)cluster.gpus_per_node, &grid, d);
+        if (count > most) most = count, worst = d;
+    }
+    cpu_clock_start(&cluster, true);
+    cpu_clock().shift = (size_t)grid_rank_at(&grid, 0, worst, 0);
+    int *ranks = (int *)host_alloc(grid.world, sizeof(int));
+    bool ok = cpu_simulate_ranks(ranks, (int)grid_group(&grid, 'p', ranks), (int)grid.world);
+    free(ranks);
+    return ok || error_set(err, "cannot make %zu processes: %s", grid.p, strerror(errno));
+}
+
+// Under --simulate, becomes a process for each stage, or ends with exit code 2. Does nothing for any other command
+// line, which may be wrong: trainer_open refuses it.
+static inline void trainer_simulate(int argc, char **argv, unsigned sections, const Lesson *lesson) {
+    Options o;
+    Error err;
+    if (!options_parse(&o, &lesson->options, argc, argv, sections, &err) || !o.simulate || o.help) return;
+    if ((!lesson->sizes || lesson->sizes(&o, &err)) && trainer_simulate_stages(&o, &err)) return;
+    fprintf(stderr, "error: %s\n", err.text);
+    exit(2);
+}
+
+// Sets the clock to zero. All ranks have come equally far.
+static inline void trainer_clock_zero(void) {
+    CUDA_CHECK(cudaDeviceSynchronize());
+    if (cpu_clock().on) cpu_clock_zero();
+}
+
+static inline void trainer_clock_begin_step(void) {
+    if (!cpu_clock().on) return;
+    for (cudaStream_t s : cpu_runtime().streams) memset(s->times.spent, 0, sizeof s->times.spent);
+    cpu_clock_host_works(cpu_ns(cpu_clock().cluster.host_step));
+}
+
+// Keeps where the compute stream's time of a step of `ms` went. It was idle in the rest.
+static inline void trainer_clock_end_step(Trainer *m, double ms) {
+    double *part = cpu_clock().step, rest = cpu_clock().step_ms = ms;
+    for (int i = 0; i < TIME_PARTS; i++) {
+        part[i] = i == TIME_IDLE ? 0 : 1e-6 * (double)m->stream->times.spent[i];
+        rest -= part[i];
+    }
+    part[TIME_IDLE] = fmax(0, rest);
+}
+
+// One rank's last step, as plain bytes, which ranks can send.
+typedef struct {
+    double ms, part[TIME_PARTS], bytes;  // ms; the parts sum to the step; of memory
+} VirtualStep;
+
+static inline void virtual_print_row(const VirtualStep *v, const char *name) {
+    printf("%5s %10.3f", name, v->ms);
+    for (int i = 0; i < TIME_PARTS; i++) printf(" %9.1f", v->ms > 0 ? 100 * v->part[i] / v->ms : 0);
+    printf(" %10.2f\n", v->bytes / 1073741824.0);
+}
+
+// Prints the step, and a row for each of steps[job.size] that was simulated or ran. Rows of other ranks are zero.
+static inline void virtual_print(const Trainer *m, const VirtualStep *steps) {
+    VirtualStep mean;
+    double bubble = 0, n = 0, gpus = (double)m->job.size, tokens = (double)m->opt.global_batch * (double)m->opt.seq;
+    for (int rank = 0; rank < m->job.size; rank++) n += steps[rank].ms > 0;
+    memset(&mean, 0, sizeof mean);
+    for (int rank = 0; rank < m->job.size; rank++) {
+        const double *part = steps[rank].part;
+        double work = part[TIME_GEMM] + part[TIME_ATTENTION] + part[TIME_MEMORY] + part[TIME_TENSOR];
+        if (m->grid.p > 1 && work > 0) bubble += (part[TIME_IDLE] + part[TIME_PIPELINE]) / work / n;
+        mean.ms += steps[rank].ms / n, mean.bytes += steps[rank].bytes / n;
+        for (int i = 0; i < TIME_PARTS; i++) mean.part[i] += part[i] / n;
+    }
+    double seconds = 1e-3 * steps[0].ms, model = count_flops(&m->config, tokens, m->opt.seq), done = model;
+    // Of 96 B T L C^2 (1 + T/6C + V/16LC) the head, which is not computed again, has 72 V/16LC.
+    double head = 6.0 * tokens * (double)m->config.V * (double)m->config.C;
+    if (m->opt.recompute == RECOMPUTE_LAYER) done += (model - head) / 3;
+    printf("\nvirtual time on %s: the last step, of %.0f of %d ranks%s\n", cpu_clock().cluster.name, n, m->job.size,
+           n < gpus ? ", each of which stands for those that do the same" : "");
+    printf("step %.9f s | %.0f tokens/s | %.1f TFLOP/s a GPU, %.1f with what is recomputed | MFU %.1f%% | "
+           "bubble %.1f%%\n",
+           seconds, tokens / seconds, 1e-12 * model / seconds / gpus, 1e-12 * done / seconds / gpus,
+           100 * model / seconds / gpus / trainer_peak_flops(m), 100 * bubble);
+    printf("%5s %10s", "rank", "ms");
+    for (int i = 0; i < TIME_PARTS; i++) printf(" %9s", time_part_name((TimePart)i));
+    printf(" %10s   (parts in %%)\n", "GiB");
+    for (int rank = 0; rank < m->job.size; rank++) {
+        char name[16];
+        snprintf(name, sizeof name, "%d", rank);
+        if (steps[rank].ms > 0) virtual_print_row(&steps[rank], name);
+    }
+    if (n > 1) virtual_print_row(&mean, "mean");
+    fflush(stdout);
+}
+
+// Prints the report on rank 0. All ranks call it.
+static inline void trainer_report_clock(Trainer *m) {
+    if (!cpu_clock().on) return;
+    VirtualStep mine, *steps = (VirtualStep *)host_alloc((size_t)m->job.size, sizeof *steps);
+    memset(&mine, 0, sizeof mine);
+    mine.ms = cpu_clock().step_ms;
+    memcpy(mine.part, cpu_clock().step, sizeof mine.part);
+    const Arena *arenas[4] = {&m->weights, &m->gradients, &m->optimizer, &m->activations};
+    for (int i = 0; i < 4; i++) mine.bytes += (double)arenas[i]->used;
+    if (cpu_simulates()) mine.bytes += cpu_clock().cluster.reserve;
+    MPI_Gather(&mine, sizeof mine, MPI_BYTE, steps, sizeof mine, MPI_BYTE, 0, MPI_COMM_WORLD);
+    if (m->job.rank == 0 && cpu_clock().host >= CPU_END) {
+        printf("\nnote: on %s the run takes more than 146 years, where virtual time ends\n", cpu_clock().cluster.name);
+    } else if (m->job.rank == 0 && mine.ms > 0) {
+        virtual_print(m, steps);
+    }
+    free(steps);
+}
+
+#endif
