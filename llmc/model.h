@@ -306,6 +306,12 @@ static inline const Tensor *table_find(const ParamTable *table, int kind, size_t
     return NULL;
 }
 
+// Which of the layers that the rank holds has tensor i; 0 outside them.
+static inline size_t table_layer(const ParamTable *table, size_t i) {
+    bool inside = i >= table->first_layer_tensor && i < table->behind;
+    return inside ? (i - table->first_layer_tensor) / tensors_of_layer(config_spec(&table->config)) : 0;
+}
+
 // Elements from the start of the flat buffer to a tensor that the rank holds.
 static inline size_t table_offset(const ParamTable *table, int kind, size_t l) {
     return table_find(table, kind, l)->offset;

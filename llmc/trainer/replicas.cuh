@@ -7,10 +7,10 @@
 #include "llmc/trainer.cuh"
 
 // Returns a 64-bit hash (FNV-1a) of a tensor's weights.
-static inline uint64_t replicas_hash(const State *state, const Tensor *x) {
+static inline uint64_t replicas_hash(const floatX *weights, const Tensor *x) {
     size_t bytes = x->size * sizeof(floatX);
     unsigned char *host = (unsigned char *)host_alloc(bytes, 1);
-    CUDA_CHECK(cudaMemcpy(host, state->params + x->offset, bytes, cudaMemcpyDeviceToHost));
+    CUDA_CHECK(cudaMemcpy(host, weights, bytes, cudaMemcpyDeviceToHost));
     uint64_t hash = 0xcbf29ce484222325u;
     for (size_t i = 0; i < bytes; i++) hash = (hash ^ host[i]) * 0x100000001b3u;
     free(host);
@@ -28,7 +28,8 @@ static inline bool replicas_check(const Trainer *m, char group, ncclComm_t comm,
         bool experts = x->flags & TENSOR_EXPERTS;  // alike only on the data ranks of a group 'x'
         if ((group == 't' && x->split != SPLIT_NONE) || (group == 'e' && !tensor_is_tied(x)) ||
             (group == 'd' && experts && x->t > 1) || (group == 'x' && !experts)) continue;
-        host[0] = (int64_t)(replicas_hash(&m->state, x) >> 1), host[1] = -host[0];  // minima: least and greatest
+        const floatX *weights = m->w[table_layer(&m->table, i)][x->kind];
+        host[0] = (int64_t)(replicas_hash(weights, x) >> 1), host[1] = -host[0];  // minima: least and greatest
         CUDA_CHECK(cudaMemcpyAsync(device, host, sizeof host, cudaMemcpyHostToDevice, m->stream));
         NCCL_CHECK(ncclAllReduce(device, device, 2, ncclInt64, ncclMin, comm, m->stream));
         CUDA_CHECK(cudaMemcpyAsync(host, device, sizeof host, cudaMemcpyDeviceToHost, m->stream));

@@ -14,13 +14,15 @@
 #include "llmc/model.h"
 #include "llmc/host/rand.h"
 
-// Flat buffers of one rank, all laid out by its table. The optimizer may own slices of it only (ZeRO).
+// Flat buffers of one rank, all laid out by its table. The optimizer may own slices of it only (ZeRO). A sharded state
+// holds no more than these slices of weights and gradients either, and the trainer gathers buckets elsewhere (FSDP).
 typedef struct {
     size_t total;    // elements of the flat buffer
     Piece *slices;   // [slice_count], ascending
     size_t slice_count, owned;  // owned: elements of all slices together
-    floatX *params;  // (total)
-    float *grads;    // (total), always fp32: micro-batches accumulate in it
+    bool sharded;
+    floatX *params;  // (total), or (owned) if sharded
+    float *grads;    // the same, always fp32: micro-batches accumulate in it
     float *m, *v;    // (owned) first and second moments
     float *master;   // (owned) fp32 weights; NULL when floatX is float, where params are the master weights
 } State;
@@ -43,9 +45,14 @@ static inline void state_own(State *state, size_t lo, size_t count) {
     state->owned += count;
 }
 
+static inline size_t state_held(const State *state) { return state->sharded ? state->owned : state->total; }
+
+// Where params and grads have the first element of a slice.
+static inline size_t state_place(const State *state, Piece slice) { return state->sharded ? slice.at : slice.lo; }
+
 static inline void state_layout(State *state, Arena *weights, Arena *gradients, Arena *optimizer) {
-    take(weights, state->params, state->total);
-    take(gradients, state->grads, state->total);
+    take(weights, state->params, state_held(state));
+    take(gradients, state->grads, state_held(state));
     take(optimizer, state->m, state->owned);
     take(optimizer, state->v, state->owned);
     if (sizeof(floatX) != sizeof(float)) take(optimizer, state->master, state->owned);
@@ -91,16 +98,19 @@ static inline float *state_host_chunk(size_t total) {
 
 // Gives params, and master where this rank owns it, the host floats of elements [first, first + count).
 static inline void state_set_weights(State *state, float *host, size_t first, size_t count) {
-    for (size_t i = 0; i < state->slice_count && state->master; i++) {
+    for (size_t i = 0; i < state->slice_count; i++) {
         Piece slice = state->slices[i];
         size_t lo = first > slice.lo ? first : slice.lo, hi = first + count < slice.hi ? first + count : slice.hi;
-        if (lo < hi) state_upload(state->master, host + (lo - first), slice.at + (lo - slice.lo), hi - lo, false);
+        if (lo >= hi) continue;
+        size_t at = slice.at + (lo - slice.lo);
+        if (state->master) state_upload(state->master, host + (lo - first), at, hi - lo, false);
+        if (state->sharded) state_upload(state->params, host + (lo - first), at, hi - lo, true);
     }
-    state_upload(state->params, host, first, count, true);
+    if (!state->sharded) state_upload(state->params, host, first, count, true);
 }
 
 static inline void state_zero(State *state) {
-    CUDA_CHECK(cudaMemset(state->grads, 0, state->total * sizeof(float)));
+    CUDA_CHECK(cudaMemset(state->grads, 0, state_held(state) * sizeof(float)));
     CUDA_CHECK(cudaMemset(state->m, 0, state->owned * sizeof(float)));
     CUDA_CHECK(cudaMemset(state->v, 0, state->owned * sizeof(float)));
 }
@@ -157,7 +167,9 @@ static inline bool state_load(State *state, const ParamTable *table, const char 
     Piece whole = {};
     whole.hi = state->total;
     state_zero(state);
-    if (!state_read(state, STATE_WEIGHTS, table, dir, whole, err)) return false;
+    for (size_t i = 0; i < (state->sharded ? state->slice_count : 1); i++) {
+        if (!state_read(state, STATE_WEIGHTS, table, dir, state->sharded ? state->slices[i] : whole, err)) return false;
+    }
     for (size_t i = 0; i < state->slice_count && with_optimizer; i++) {
         if (!state_read(state, STATE_M, table, dir, state->slices[i], err) ||
             !state_read(state, STATE_V, table, dir, state->slices[i], err)) return false;
@@ -187,7 +199,7 @@ static inline bool state_save(const State *state, const ParamTable *table, const
                               Checksums *sums, Error *err) {
     for (size_t i = 0; i < state->slice_count; i++) {
         Piece owned = state->slices[i], in_params = owned;
-        in_params.at = owned.lo;
+        in_params.at = state_place(state, owned);
         if (!state_write(state, STATE_WEIGHTS, table, dir, in_params, write_wte, sums, err) ||
             !state_write(state, STATE_M, table, dir, owned, write_wte, sums, err) ||
             !state_write(state, STATE_V, table, dir, owned, write_wte, sums, err)) return false;
@@ -205,7 +217,7 @@ static inline bool state_dump_gradients(const State *state, const ParamTable *ta
         float *host = state_host_chunk(slice.hi - slice.lo);
         for (size_t lo = slice.lo; lo < slice.hi && ok; lo += STATE_CHUNK) {
             size_t hi = lo + STATE_CHUNK < slice.hi ? lo + STATE_CHUNK : slice.hi;
-            state_download(host, state->grads, lo, hi - lo, false);
+            state_download(host, state->grads, state_place(state, slice) + (lo - slice.lo), hi - lo, false);
             ok = gradients_write(path, table, host, lo, hi, write_wte, err);
         }
         free(host);
@@ -224,7 +236,8 @@ static inline size_t state_first_slice(const State *state, const Tensor *x) {
     return low;
 }
 
-// Lists the pieces of tensors that this rank owns, unless pieces is NULL. Returns their number.
+// Lists the pieces of tensors that this rank owns, as params and grads have them, unless pieces is NULL. Returns their
+// number.
 static inline size_t state_pieces(const State *state, const ParamTable *table, Piece *pieces) {
     size_t count = 0;
     for (size_t i = 0; i < table->count; i++) {
@@ -234,7 +247,8 @@ static inline size_t state_pieces(const State *state, const ParamTable *table, P
             size_t lo = x->offset > slice.lo ? x->offset : slice.lo;
             size_t hi = x->offset + x->size < slice.hi ? x->offset + x->size : slice.hi;
             if (lo >= hi) break;  // nor do later slices meet x
-            if (pieces) pieces[count] = {lo, hi, slice.at + (lo - slice.lo), i, 0, (x->flags & TENSOR_DECAYS) != 0};
+            size_t place = state_place(state, slice) + (lo - slice.lo), at = slice.at + (lo - slice.lo);
+            if (pieces) pieces[count] = {place, place + hi - lo, at, i, 0, (x->flags & TENSOR_DECAYS) != 0};
         }
     }
     return count;
