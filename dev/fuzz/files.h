@@ -59,7 +59,7 @@ static void fuzz_log(const uint8_t *data, size_t size) {
     Log log;
     struct stat info;
     if (size < 1) return;
-    size_t done = data[0] % 8;
+    size_t done = 1 + data[0] % 7;
     int fd = fuzz_file(data + 1, size - 1, path);
     bool is_log = log_check(path, &err);
     fuzz_promise(log_open(&log, path, done, 10, 1, 1, 1, 0, &err) == is_log && fstat(fd, &info) == 0);
@@ -141,7 +141,7 @@ static void fuzz_index(const uint8_t *data, size_t size) {
     for (int i = 0; i < 2 && !made; i++) {
         STEntry specs[] = {st_entry(i ? "c" : "a", ST_F32, 1, 1, 3), st_entry(i ? "d" : "b", ST_BF16, 2, 2, 2)};
         int fd = fuzz_file(NULL, 0, path);
-        if (dup2(fd, 900 + i) < 0 || !st_create(&st, sound[i], specs, 2, &err) || !st_finish(&st, &err)) exit(1);
+        if (dup2(fd, 900 + i) < 0 || !st_create(&st, sound[i], ST_START, specs, 2, &err) || !st_finish(&st, &err)) exit(1);
         close(fd);
     }
     made = true;

@@ -162,6 +162,33 @@ report $? "--log onto a file that begins with a 0 byte: $(said)"
 refused 2 'are both' --steps 1 --log one --trace ./one
 report $? "--log and --trace into one file: $(said)"
 
+cp thesis.tex before
+for flags in '--trace thesis.tex' '--dump-gradients thesis.tex' '--out used2 --trace linked/step-00000002/trainer.json' \
+    '--dump-gradients linked/step-00000002/model.safetensors' '--dump-gradients g2'; do
+    ln -sf thesis.tex g2.unfinished
+    sums=$(cat linked/step-00000002/*.json linked/step-00000002/*.safetensors | cksum)
+    # shellcheck disable=SC2086
+    refused 2 'is no former output\|is a symbolic link' --steps 2 $flags && cmp -s thesis.tex before &&
+        [ "$(cat linked/step-00000002/*.json linked/step-00000002/*.safetensors | cksum)" = "$sums" ]
+    report $? "$flags, which no run wrote: refused, and the file stays (code $code): $(said)"
+done
+trains --steps 2 --trace again.json --dump-gradients again && trains --steps 2 --trace again.json --dump-gradients again
+report $? "a former trace and a former dump are written again (code $code)"
+live --log busy.jsonl
+refused 2 'is in use by another run' --steps 3 --log busy.jsonl
+report $? "the log of a live run is refused to a second one: $(said)"
+kill -TERM $job
+ended
+[ $code = 0 ] && ! sed 's/^{"step":\([0-9]*\),.*/\1/' busy.jsonl | awk '$1 != NR' | grep -q .
+report $? "and has each of its $(wc -l <busy.jsonl) steps"
+cp busy.jsonl before
+trains --steps 3 --log busy.jsonl && cmp -s busy.jsonl.1 before && [ "$(wc -l <busy.jsonl)" = 3 ]
+report $? "a fresh start keeps a finished log: $(grep -m1 '^note: the log' out)"
+trains --steps 4 --save-every 2 --out torn --log torn.jsonl && head -c 4096 /dev/zero >>torn.jsonl
+trains --steps 6 --out torn --resume auto --log torn.jsonl && [ "$(tr -d '\0' <torn.jsonl | wc -l)" = 6 ] &&
+    [ "$(wc -c <torn.jsonl)" = "$(tr -d '\0' <torn.jsonl | wc -c)" ] && grep -q '^note: 4096 zero bytes at the end' out
+report $? "a log whose end a power loss has torn is continued: $(grep -m1 '^note: ' out)"
+
 # ---- what can be known is known before training ----------------------------------------------------------------------
 
 refused 2 'vocabulary has 61' --steps 50 --sample-every 1000 --out lost

@@ -3,7 +3,9 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#include <signal.h>
 #include <sys/sysmacros.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cjson/cJSON.h>
@@ -251,6 +253,66 @@ static void test_special_logs(Check *c) {
     unlink(link);
 }
 
+// No line of an earlier run or of another one that goes on is lost, and a torn end is.
+static void test_kept_logs(Check *c) {
+    static const char *const lines = "{\"step\":1,\"loss\":1}\n{\"step\":2,\"loss\":2}\n";
+    static const struct { const char *tail; size_t bytes; bool torn; } tails[] = {
+        {"\0\0\0\0\0", 5, true}, {"{\"step\":3,\"lo\0\0\0", 15, true}, {"{\"st", 4, true}, {"\0\0x\0", 4, false},
+        {"text\0", 5, false}};
+    char aside[80], other[80];
+    Error err = {""};
+    Log log;
+    struct stat info;
+    snprintf(aside, sizeof aside, "%s.1", log_path);
+    snprintf(other, sizeof other, "%s.2", log_path);
+    unlink(log_path), unlink(aside), unlink(other);
+    for (size_t i = 0; i < sizeof tails / sizeof *tails; i++) {
+        FILE *file = fopen(log_path, "wb");
+        fputs(lines, file);
+        fwrite(tails[i].tail, 1, tails[i].bytes, file);
+        fclose(file);
+        bool ok = log_check(log_path, &err) == tails[i].torn && stat(log_path, &info) == 0 &&
+                  (size_t)info.st_size == strlen(lines) + tails[i].bytes;
+        ok = ok && log_open(&log, log_path, 2, 10, 1, 1, 1, 0, &err) == tails[i].torn;
+        if (log.json) log_close(&log, &err);
+        char *text = read_text(log_path);
+        check(c, ok && strncmp(text, lines, strlen(lines)) == 0 && (!tails[i].torn || !text[strlen(lines)]),
+              "a log with %zu more bytes is %s", tails[i].bytes, tails[i].torn ? "cut behind its lines" : "no log");
+        free(text);
+    }
+    for (int run = 0; run < 2; run++) {
+        FILE *file = fopen(log_path, "wb");
+        fputs(lines, file);
+        fclose(file);
+        log_steps(0, 1, 1, c);
+    }
+    char *text = read_text(aside), *second = read_text(other);
+    check(c, strcmp(text, lines) == 0 && strcmp(second, lines) == 0, "logs of earlier runs stay as %s and .2", aside);
+    free(text), free(second);
+    unlink(aside), unlink(other), unlink(log_path);
+    pid_t child;
+    int there[2], status;
+    if (pipe(there) != 0) exit(1);
+    child = fork();
+    if (child == 0) {
+        if (!log_open(&log, log_path, 0, 10, 1, 1, 1, 0, &err)) _exit(1);
+        log_validation(&log, 1, 1.0);
+        status = write(there[1], "x", 1) == 1;
+        for (;;) pause();
+    }
+    char byte;
+    bool refused = read(there[0], &byte, 1) == 1 && !log_open(&log, log_path, 0, 10, 1, 1, 1, 0, &err) &&
+                   strstr(err.text, "is in use by another run, process") && !log.json;
+    refused &= !log_open(&log, log_path, 1, 10, 1, 1, 1, 0, &err);
+    kill(child, SIGKILL);
+    waitpid(child, &status, 0);
+    text = read_text(log_path);
+    check(c, refused && strcmp(text, "{\"step\":1,\"val_loss\":1}\n") == 0, "a log in use is refused -> %s", err.text);
+    free(text);
+    unlink(log_path);
+    close(there[0]), close(there[1]);
+}
+
 static void test_trace(Check *c) {
     static const char *const streams[] = {"compute", "communication"};
     TraceList list;
@@ -309,6 +371,7 @@ int main(void) {
     test_peaks(&c);
     test_log(&c);
     test_trace(&c);
+    test_kept_logs(&c);
     test_special_logs(&c);
     remove(log_path);
     remove(trace_path);

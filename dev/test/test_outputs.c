@@ -39,6 +39,9 @@ static bool outputs_are_fine(const char *line, const char *from, Error *err) {
     return fine;
 }
 
+#define TEN "xxxxxxxxxx"  // 246 characters leave no room for ".unfinished"
+#define LONG TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN "xxxxxx"
+
 typedef struct {
     const char *flags, *says;  // NULL: they are fine
 } OutputCase;
@@ -46,7 +49,15 @@ typedef struct {
 static const OutputCase CASES[] = {
     {"", NULL},
     {"--log new.jsonl --trace new.json --dump-gradients new.safetensors", NULL},
-    {"--log old.jsonl --trace text --dump-gradients text2", NULL},
+    {"--log old.jsonl --trace old.json --dump-gradients old.safetensors", NULL},
+    {"--trace empty", NULL},
+    {"--trace text", "--trace would overwrite text, which is no former output of it"},
+    {"--dump-gradients text", "--dump-gradients would overwrite text, which is no former output"},
+    {"--dump-gradients other/model.safetensors", "which is no former output"},
+    {"--dump-gradients g", "--dump-gradients g.unfinished is a symbolic link"},
+    {"--dump-gradients h", "--dump-gradients h.unfinished is a folder"},
+    {"--dump-gradients " LONG, "File name too long"},
+    {"--log hard_link_to_old", "--log hard_link_to_old has another name (a hard link)"},
     {"--log train.bin", "--log would overwrite train.bin, which this run reads"},
     {"--trace val_1.bin", "--trace would overwrite val_1.bin"},
     {"--dump-gradients ./val_0.bin", "--dump-gradients would overwrite val_0.bin"},
@@ -57,7 +68,7 @@ static const OutputCase CASES[] = {
     {"--dump-gradients model/model.safetensors", "--dump-gradients would overwrite model/model.safetensors"},
     {"--log text", "line 1 of text is no line of a training log"},
     {"--log same --trace same", "--log and --trace are both same"},
-    {"--trace text --dump-gradients ./text", "--trace and --dump-gradients are both ./text"},
+    {"--trace empty --dump-gradients ./empty", "--trace and --dump-gradients are both ./empty"},
     {"--log link_to_old", NULL},
     {"--dump-gradients link_to_old", "is a symbolic link: name the file itself"},
     {"--trace link_to_nothing", "is a symbolic link to nothing"},
@@ -75,18 +86,29 @@ int main(void) {
     static Check c;
     static char folder[] = "build/test_outputs.XXXXXX";
     static const int32_t shard[256 + 32] = {SHARD_MAGIC, SHARD_VERSION, 64};  // and 64 tokens
-    static const char *const files[] = {"tokenizer.json", "text", "text2", "model/config.json",
-                                        "model/model.safetensors"};
+    static const char *const files[] = {"tokenizer.json", "text", "model/config.json", "model/model.safetensors"};
+    static const GPTConfig tiny = {1, 8, 2, 20, 128, 4, NULL};
     const char *step = "{\"step\":1,\"loss\":1}\n", *text = "{\"text\":1}";
     alarm(60);  // ends the program if a FIFO makes it wait
-    if (!mkdtemp(folder) || chdir(folder) || mkdir("model", 0777)) give_up(folder, strerror(errno));
+    if (!mkdtemp(folder) || chdir(folder) || mkdir("model", 0777) || mkdir("other", 0777) ||
+        mkdir("h.unfinished", 0777)) give_up(folder, strerror(errno));
     write_bytes("train.bin", shard, sizeof shard);
     write_bytes("val_0.bin", shard, sizeof shard);
     write_bytes("val_1.bin", shard, sizeof shard);
-    for (int i = 0; i < 5; i++) write_bytes(files[i], text, strlen(text));
+    for (int i = 0; i < 4; i++) write_bytes(files[i], text, strlen(text));
     write_bytes("old.jsonl", step, strlen(step));
+    write_bytes("snapshot", step, strlen(step));
+    write_bytes("empty", "", 0);
+    TraceEvent event = trace_event("forward", 0, 0, 0, 0);
+    const char *track = "compute";
+    static const StateKind weights[] = {STATE_WEIGHTS};
+    Error err = {""};
+    if (!trace_write("old.json", &event, 1, &track, 1, &err) || !gradients_create("old.safetensors", &tiny, &err) ||
+        !gradients_finish("old.safetensors", &err) ||
+        !slices_create("other/model.safetensors", ST_START, &tiny, weights, 1, ST_F32, &err)) give_up("old", err.text);
     bool made = symlink("train.bin", "link_to_train") == 0 && link("train.bin", "hard_link_to_train") == 0 &&
-                symlink("old.jsonl", "link_to_old") == 0 && symlink("nothing", "link_to_nothing") == 0 &&
+                symlink("old.jsonl", "link_to_old") == 0 && symlink("text", "g.unfinished") == 0 &&
+                link("snapshot", "hard_link_to_old") == 0 && symlink("nothing", "link_to_nothing") == 0 &&
                 mkfifo("fifo", 0666) == 0 && mknod("socket", S_IFSOCK | 0666, 0) == 0;
     check(&c, made, "links, a FIFO and a socket");
     size_t before = count_entries(), bytes;
@@ -96,7 +118,6 @@ int main(void) {
         bool ok = CASES[i].says ? !fine && strstr(err.text, CASES[i].says) : fine;
         check(&c, ok, "%s: %s -> %s", CASES[i].says ? "refused" : "fine", CASES[i].flags, err.text);
     }
-    Error err = {""};
     char byte;
     int reader = open("fifo", O_RDONLY | O_NONBLOCK);
     bool fine = outputs_are_fine("--log fifo --trace fifo", "model", &err);

@@ -90,9 +90,9 @@ static inline bool checkpoint_create(const char *out_dir, int *lock, size_t step
     bool ok = path_print(path, sizeof path, err, "%s/config.json", tmp_path) &&
               config_write(path, config, bf16, err) &&
               path_print(path, sizeof path, err, "%s/model.safetensors", tmp_path) &&
-              slices_create(path, config, weights, 1, bf16 ? ST_BF16 : ST_F32, err) &&
+              slices_create(path, ST_START, config, weights, 1, bf16 ? ST_BF16 : ST_F32, err) &&
               path_print(path, sizeof path, err, "%s/optimizer.safetensors", tmp_path) &&
-              slices_create(path, config, optimizer, bf16 ? 3 : 2, ST_F32, err);
+              slices_create(path, ST_START, config, optimizer, bf16 ? 3 : 2, ST_F32, err);
     if (!ok) checkpoint_abandon(tmp_path);
     return ok;
 }
@@ -291,24 +291,32 @@ static inline bool checkpoint_read(const char *dir, StateKind kind, const ParamT
 // ---------------------------------------------------------------------------------------------------------------------
 // Gradient dumps: one F32 file with the names of the model, written as PATH.unfinished and renamed when complete
 
+// How its header begins: what outputs_check takes for a former dump.
+#define GRADIENTS_START "{\"__metadata__\":{\"format\":\"pt\",\"content\":\"gradients\"}"
+
+static inline bool gradients_unfinished(char tmp[PATH_MAX], const char *path, Error *err) {
+    return path_print(tmp, PATH_MAX, err, "%s.unfinished", path);
+}
+
 static inline bool gradients_create(const char *path, const GPTConfig *config, Error *err) {
     static const StateKind kinds[] = {STATE_WEIGHTS};
     char tmp[PATH_MAX];
-    return path_print(tmp, sizeof tmp, err, "%s.unfinished", path) &&
-           slices_create(tmp, config, kinds, 1, ST_F32, err);
+    if (!gradients_unfinished(tmp, path, err)) return false;
+    unlink(tmp);  // what a run that was killed has left
+    return slices_create(tmp, GRADIENTS_START, config, kinds, 1, ST_F32, err);
 }
 
 // Every rank; arguments as those of checkpoint_write.
 static inline bool gradients_write(const char *path, const ParamTable *table, const float *values, size_t lo,
                                    size_t hi, bool write_wte, Error *err) {
     char tmp[PATH_MAX];
-    return path_print(tmp, sizeof tmp, err, "%s.unfinished", path) &&
+    return gradients_unfinished(tmp, path, err) &&
            slices_write(tmp, STATE_WEIGHTS, table, values, lo, hi, write_wte, NULL, err);
 }
 
 static inline bool gradients_finish(const char *path, Error *err) {
     char tmp[PATH_MAX];
-    if (!path_print(tmp, sizeof tmp, err, "%s.unfinished", path)) return false;
+    if (!gradients_unfinished(tmp, path, err)) return false;
     return rename(tmp, path) == 0 || error_set(err, "cannot write %s: %s", path, strerror(errno));
 }
 

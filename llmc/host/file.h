@@ -80,12 +80,12 @@ static inline char *file_read(const char *path, size_t max_bytes, size_t *bytes,
     return NULL;
 }
 
-// Opens a file, device or pipe to write a stream to (flags: O_TRUNC or O_APPEND). Does not wait for somebody to read
-// from a pipe: then it fails.
+// Opens a file, device or pipe to write a stream to (flags: O_TRUNC or O_APPEND; O_RDWR to read as well). Does not wait
+// for somebody to read from a pipe: then it fails.
 static inline FILE *file_open_output(const char *path, int flags, Error *err) {
-    int fd = open(path, O_WRONLY | O_CREAT | O_NONBLOCK | O_CLOEXEC | flags, 0666);
+    int fd = open(path, (flags & O_RDWR ? 0 : O_WRONLY) | O_CREAT | O_NONBLOCK | O_CLOEXEC | flags, 0666);
     bool ok = fd >= 0 && fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK) == 0;
-    FILE *file = ok ? fdopen(fd, flags & O_APPEND ? "ab" : "wb") : NULL;
+    FILE *file = ok ? fdopen(fd, flags & O_RDWR ? "a+b" : flags & O_APPEND ? "ab" : "wb") : NULL;
     if (file) return file;
     error_set(err, "cannot write %s: %s", path, errno == ENXIO ? "nobody reads from that pipe" : strerror(errno));
     if (fd >= 0) close(fd);

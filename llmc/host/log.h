@@ -70,48 +70,78 @@ typedef struct {
     int failure;        // errno of the first line that could not be written; 0: none
 } Log;
 
-// Finds the end of the lines of the first `done` steps, before a last line that was cut off. Returns false if the file
-// is not a log.
-static inline bool log_scan(FILE *in, const char *path, size_t done, long *end, Error *err) {
+// Finds the end of the lines of the first `done` steps, before a last line that was cut off. *zeros: the zero bytes at
+// the end of the file, which a power loss leaves. False with a sentence if the file is not a log.
+static inline bool log_scan(FILE *in, const char *path, size_t done, long *end, size_t *zeros, Error *err) {
     static const char start[] = "{\"step\":";
     char line[1024];
-    bool later = false;
-    *end = 0;
+    long at = 0;
+    *end = 0, *zeros = 0;
     for (size_t number = 1; fgets(line, sizeof line, in); number++) {
         unsigned long long step;
         size_t length = strlen(line);
-        bool cut_off = length > 0 && line[length - 1] != '\n' && feof(in);  // 0: a line that begins with a 0 byte
-        if (cut_off && strncmp(line, start, length < strlen(start) ? length : strlen(start)) == 0) break;
-        if (sscanf(line, "{\"step\":%llu,", &step) != 1)
+        bool whole = length > 0 && line[length - 1] == '\n';
+        at += (long)length;
+        if (!whole) {
+            int byte;
+            fseek(in, at, SEEK_SET);
+            while ((byte = getc(in)) == 0) ++*zeros;
+            bool ours = strncmp(line, start, length < strlen(start) ? length : strlen(start)) == 0;
+            if (byte == EOF && ours && at > 0) return true;
+        }
+        if (!whole || sscanf(line, "{\"step\":%llu,", &step) != 1)
             return error_set(err, "line %zu of %s is no line of a training log: give --log another file", number, path);
-        later |= step > done;
-        if (!later) *end = ftell(in);
+        if (step <= done && *end == at - (long)length) *end = at;
     }
     return true;
 }
 
-// Checks that an existing file is a log. With `cut`, also drops its lines after the first `done` steps, which the run
-// repeats. Leaves links, devices and pipes as they are.
-static inline bool log_prepare(const char *path, bool cut, size_t done, Error *err) {
+// Opens a log to append to it, with the lock that keeps other runs out. NULL with a sentence.
+static inline FILE *log_take(const char *path, bool regular, Error *err) {
+    FILE *log = file_open_output(path, O_APPEND | (regular ? O_RDWR : 0), err);
+    if (!log || !regular || file_lock(fileno(log), "--log", path, err) != 0) return log;
+    fclose(log);
+    return NULL;
+}
+
+// Gives the log of an earlier run the name PATH.1 or, if that is taken, one with the next number that is free.
+static inline bool log_set_aside(const char *path, Error *err) {
+    char aside[PATH_MAX];
+    struct stat info;
+    if (lstat(path, &info) == 0 && S_ISLNK(info.st_mode))
+        return error_set(err, "--log %s is a link to the log of an earlier run: name a new file", path);
+    for (int i = 1;; i++) {
+        if (!path_print(aside, sizeof aside, err, "%s.%d", path, i)) return false;
+        if (lstat(aside, &info) != 0) break;
+    }
+    if (rename(path, aside) != 0)
+        return error_set(err, "cannot rename the log %s to %s: %s", path, aside, strerror(errno));
+    printf("note: the log of an earlier run is now %s\n", aside);
+    return true;
+}
+
+// True if --log can go to this path: a new file, a log, a device or a pipe. Changes nothing.
+static inline bool log_check(const char *path, Error *err) {
     struct stat info;
     long end;
+    size_t zeros;
     if (stat(path, &info) != 0 || !S_ISREG(info.st_mode)) return true;
-    FILE *log = fopen(path, cut ? "r+b" : "rb");
-    if (!log) return error_set(err, "cannot %s log %s: %s", cut ? "write" : "read", path, strerror(errno));
-    bool ok = log_scan(log, path, done, &end, err);
-    if (ok && cut && ftruncate(fileno(log), done ? end : 0) != 0)
-        ok = error_set(err, "cannot write log %s: %s", path, strerror(errno));
+    FILE *log = fopen(path, "rb");
+    if (!log) return error_set(err, "cannot read log %s: %s", path, strerror(errno));
+    bool ok = log_scan(log, path, 0, &end, &zeros, err);
     fclose(log);
     return ok;
 }
 
-// True if --log can go to this path: a new file, a log, a device or a pipe. Changes nothing.
-static inline bool log_check(const char *path, Error *err) { return log_prepare(path, false, 0, err); }
-
-// Starts the log of a run of `steps` steps that resumes after `done`. path: NULL without --log. tokens, flops,
-// flops_llmc: of a full step over all ranks (llmc/model.h). peak_flops: of all devices; 0: unknown, MFU is "n/a".
+// Starts the log of a run of `steps` steps that resumes after `done`: drops the lines behind these, which the run
+// repeats, or sets the whole log aside if there are none. Writes through links, devices and pipes. path: NULL without
+// --log. tokens, flops, flops_llmc: of a full step over all ranks (llmc/model.h). peak_flops: of all devices; 0:
+// unknown, MFU is "n/a".
 static inline bool log_open(Log *log, const char *path, size_t done, size_t steps, double tokens, double flops,
                             double flops_llmc, double peak_flops, Error *err) {
+    struct stat info;
+    long end;
+    size_t zeros;
     memset(log, 0, sizeof *log);
     log->steps = steps;
     log->tokens = tokens;
@@ -119,8 +149,19 @@ static inline bool log_open(Log *log, const char *path, size_t done, size_t step
     log->flops_llmc = flops_llmc;
     log->peak_flops = peak_flops;
     if (!path) return true;
-    if (!log_prepare(path, true, done, err)) return false;
-    log->json = file_open_output(path, O_APPEND, err);
+    bool regular = stat(path, &info) != 0 || S_ISREG(info.st_mode);
+    if (!(log->json = log_take(path, regular, err))) return false;
+    if (!regular) return true;
+    bool ok = log_scan(log->json, path, done, &end, &zeros, err);
+    if (ok && done && zeros)
+        printf("note: %zu zero bytes at the end of %s, which a power loss leaves, are cut off\n", zeros, path);
+    if (ok && ((done && ftruncate(fileno(log->json), end) != 0) || fseek(log->json, 0, SEEK_END) != 0))
+        ok = error_set(err, "cannot write log %s: %s", path, strerror(errno));
+    if (ok && done == 0 && ftell(log->json) > 0 && (ok = log_set_aside(path, err))) {
+        fclose(log->json);
+        log->json = log_take(path, true, err);
+    }
+    if (!ok) fclose(log->json), log->json = NULL;
     return log->json != NULL;
 }
 

@@ -9,6 +9,7 @@
 #include "llmc/host/dataloader.h"
 #include "llmc/host/log.h"
 #include "llmc/host/options.h"
+#include "llmc/host/trace.h"
 
 // Or will they be, once files of these names are made: one name in one folder?
 static inline bool same_file(const char *a, const char *b) {
@@ -60,6 +61,21 @@ static inline bool output_can_be_written(const char *flag, const char *path, boo
     return true;
 }
 
+// Refuses a file that is not a former output: none of its names may be lost, and it is empty or has `start` at byte
+// `at`. NULL: any start.
+static inline bool output_is_former(const char *flag, const char *path, const char *start, uint64_t at, Error *err) {
+    char begin[64];
+    struct stat info;
+    size_t got = 0, length = start ? strlen(start) : 0;
+    if (stat(path, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size == 0) return true;
+    if (info.st_nlink > 1) return error_set(err, "%s %s has another name (a hard link): name a new file", flag, path);
+    int fd = start ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    bool ours = !start || (fd >= 0 && file_read_at(fd, begin, length, at, &got) && got == length &&
+                           memcmp(begin, start, length) == 0);
+    if (fd >= 0) close(fd);
+    return ours || error_set(err, "%s would overwrite %s, which is no former output of it: name a new file", flag, path);
+}
+
 // Nor one that the weights, or what training starts from, are in.
 static inline bool output_is_no_weights(const char *flag, const char *path, const char *from, Error *err) {
     DIR *dir = from ? opendir(from) : NULL;
@@ -86,8 +102,12 @@ static inline bool output_is_no_other(const char *flag, const char *path, const 
 // One rank calls it, before any work. from: the folder that the weights come from, or NULL.
 static inline bool outputs_check(const Options *o, const char *from, const DataLoader *train, const DataLoader *val,
                                  Error *err) {
-    const struct { const char *flag, *path; bool regular; } outputs[] = {
-        {"--log", o->log, false}, {"--trace", o->trace, false}, {"--dump-gradients", o->dump_gradients, true}};
+    char unfinished[PATH_MAX];
+    if (o->dump_gradients && !gradients_unfinished(unfinished, o->dump_gradients, err)) return false;
+    const struct { const char *flag, *path, *start; uint64_t at; bool regular; } outputs[] = {
+        {"--log", o->log, NULL, 0, false}, {"--trace", o->trace, TRACE_START, 0, false},
+        {"--dump-gradients", o->dump_gradients, GRADIENTS_START, 8, true},
+        {"--dump-gradients", o->dump_gradients ? unfinished : NULL, GRADIENTS_START, 8, true}};
     const char *inputs[] = {o->tokenizer, o->eval, o->schedule_file, o->virtual_time, o->simulate};
     for (size_t i = 0; i < sizeof outputs / sizeof outputs[0]; i++) {
         const char *flag = outputs[i].flag, *path = outputs[i].path;
@@ -101,6 +121,7 @@ static inline bool outputs_check(const Options *o, const char *from, const DataL
         for (size_t j = 0; j < i; j++) {
             if (!output_is_no_other(flag, path, outputs[j].flag, outputs[j].path, err)) return false;
         }
+        if (!output_is_former(flag, path, outputs[i].start, outputs[i].at, err)) return false;
     }
     return !o->log || log_check(o->log, err);
 }

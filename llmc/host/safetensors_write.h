@@ -19,13 +19,15 @@ static inline STEntry st_entry(const char *name, STType dtype, int dims, size_t 
     return x;
 }
 
+// How the header of weights begins; transformers wants to see the format "pt".
+#define ST_START "{\"__metadata__\":{\"format\":\"pt\"}"
+
 // The header of `specs`, padded with spaces so that the data starts at a multiple of 8. *bytes: of the data.
-static inline char *st_make_header(const STEntry *specs, size_t count, size_t *length, uint64_t *bytes) {
-    size_t room = 64 + count * (ST_NAME_SIZE + 128 + 21 * ST_MAX_DIMS), n = 0;
+static inline char *st_make_header(const char *start, const STEntry *specs, size_t count, size_t *length, uint64_t *bytes) {
+    size_t room = strlen(start) + 64 + count * (ST_NAME_SIZE + 128 + 21 * ST_MAX_DIMS), n = 0;
     char *text = (char *)host_alloc(room, 1);
     *bytes = 0;
-    // transformers wants to see the format "pt".
-    n += (size_t)snprintf(text + n, room - n, "{\"__metadata__\":{\"format\":\"pt\"}");
+    n += (size_t)snprintf(text, room, "%s", start);
     for (size_t i = 0; i < count; i++) {
         const STEntry *x = &specs[i];
         uint64_t begin = *bytes, size = ST_TYPES[x->dtype].width;
@@ -52,11 +54,11 @@ static inline bool st_open_for_writing(SafeTensors *st, const char *path, Error 
 
 // Creates (or empties) the file, writes the header of the specs (name, dtype, dims and shape are read; see
 // st_entry) and reserves the space of the data. Then *st is open for writing. A file that fails is removed.
-static inline bool st_create(SafeTensors *st, const char *path, const STEntry *specs, size_t count,
+static inline bool st_create(SafeTensors *st, const char *path, const char *start, const STEntry *specs, size_t count,
                              Error *err) {
     uint64_t length = 0, bytes = 0;
     size_t n = 0;
-    char *text = st_make_header(specs, count, &n, &bytes);
+    char *text = st_make_header(start, specs, count, &n, &bytes);
     length = n;
     int fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     bool ok = fd >= 0 && file_reserve(fd, 8 + length + bytes) && file_write_at(fd, &length, 8, 0) &&

@@ -147,8 +147,8 @@ static inline bool slices_write(const char *path, StateKind kind, const ParamTab
     return false;
 }
 
-// Creates `path` with every tensor of the kinds, in the order of the unsharded table.
-static inline bool slices_create(const char *path, const GPTConfig *config, const StateKind *kinds,
+// Creates `path` with every tensor of the kinds, in the order of the unsharded table. start: see st_create.
+static inline bool slices_create(const char *path, const char *start, const GPTConfig *config, const StateKind *kinds,
                                  int kind_count, STType dtype, Error *err) {
     ParamTable whole = table_make_whole(config);
     STEntry *specs = (STEntry *)host_alloc(whole.count, (size_t)kind_count * sizeof(STEntry));
@@ -162,7 +162,7 @@ static inline bool slices_create(const char *path, const GPTConfig *config, cons
         }
     }
     SafeTensors st;
-    bool ok = st_create(&st, path, specs, n, err) && st_finish(&st, err);
+    bool ok = st_create(&st, path, start, specs, n, err) && st_finish(&st, err);
     free(specs);
     table_free(&whole);
     return ok;

@@ -9,6 +9,8 @@
 
 #include "llmc/host/file.h"
 
+#define TRACE_START "{\"displayTimeUnit\":\"ms\",\"traceEvents\":["
+
 // Work on one stream of one rank. Plain bytes, so that ranks can send their events as they are.
 typedef struct {
     char kind[24];  // "forward", "backward", "send", "recv", "all-reduce", "optimizer", ...
@@ -115,7 +117,7 @@ static inline bool trace_write(const char *path, const TraceEvent *events, size_
         if (events[i].rank >= ranks) ranks = events[i].rank + 1;
     }
     bool *named = (bool *)host_alloc((size_t)ranks, sizeof(bool));
-    fprintf(file, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[");
+    fprintf(file, TRACE_START);
     for (size_t i = 0; i < count; i++) {
         const TraceEvent *e = &events[i];
         char name[48];
