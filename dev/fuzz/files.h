@@ -141,7 +141,8 @@ static void fuzz_index(const uint8_t *data, size_t size) {
     for (int i = 0; i < 2 && !made; i++) {
         STEntry specs[] = {st_entry(i ? "c" : "a", ST_F32, 1, 1, 3), st_entry(i ? "d" : "b", ST_BF16, 2, 2, 2)};
         int fd = fuzz_file(NULL, 0, path);
-        if (dup2(fd, 900 + i) < 0 || !st_create(&st, sound[i], ST_START, specs, 2, &err) || !st_finish(&st, &err)) exit(1);
+        if (dup2(fd, 900 + i) < 0) exit(1);
+        if (!st_create(&st, sound[i], ST_START, specs, 2, &err) || !st_finish(&st, &err)) exit(1);
         close(fd);
     }
     made = true;
@@ -154,7 +155,7 @@ static void fuzz_index(const uint8_t *data, size_t size) {
     if (st_open_index(&st, "/proc/self/fd", path, &err)) {
         for (size_t i = 0; i < st.count; i++) {
             const STEntry *x = &st.entries[i];
-            fuzz_promise(x->part > 0 && x->part <= st.part_count && st_find(&st, x->name) != NULL);
+            fuzz_promise(x->file < st.file_count && st_find(&st, x->name) != NULL);
             size_t count = x->count < 64 ? x->count : 64;
             fuzz_promise(x->dtype == ST_OTHER || st_read_floats(&st, x, 0, count, values, &err));
         }

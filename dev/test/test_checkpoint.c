@@ -466,7 +466,7 @@ static bool save(const char *out, size_t step, const GPTConfig *config, const La
     if (sums.count > MAX_SUMS) exit(1);
     memset(all_sums, 0, MAX_SUMS * sizeof *all_sums);
     bool ok = checkpoint_create(out, &no_lock, step, config, bf16, tmp, sizeof tmp, err) &&
-              (each_rank(config, l, bf16, tmp, job_write, err) || (checkpoint_abandon(tmp), false));
+              (each_rank(config, l, bf16, tmp, job_write, err) || (checkpoint_remove(tmp), false));
     memcpy(sums.sums, all_sums, sums.count * sizeof *all_sums);
     ok = ok && checkpoint_commit(tmp, &state, &sums, dir, PATH_MAX, err);
     checksums_free(&sums);
@@ -641,7 +641,7 @@ static void write_split(const char *whole, const char *dir, const char *from, co
             const STEntry *x = &st.entries[i];
             float *values = allocate(x->count * sizeof(float));
             ok = st_read_floats(&st, x, 0, x->count, values, &err) &&
-                 st_write_floats(&part, st_find(&part, x->name), 0, x->count, values, &err);
+                 st_write_floats(&part, st_find(&part, x->name), 0, x->count, values, NULL, &err);
             free(values);
         }
         ok = ok && st_finish(&part, &err);
@@ -679,7 +679,9 @@ static void test_split(void) {
     table_free(&table);
     static const struct { const char *from, *to, *says; } LIES[] = {
         {"\"h.0.attn.c_attn.bias\":\"model-00001", "\"h.0.attn.c_attn.bias\":\"model-00002", "h.0.attn.c_attn.bias"},
-        {"\"h.0.attn.c_attn.bias\"", "\"h.9.attn.c_attn.bias\"", "h.0.attn.c_attn.bias, which it does not list"},
+        {"\"h.0.attn.c_attn.bias\"", "\"h.9.attn.c_attn.bias\"", "puts tensor h.9.attn.c_attn.bias into"},
+        {"\"h.0.attn.c_attn.bias\":\"model-00001-of-00002.safetensors\",", "",
+         "h.0.attn.c_attn.bias, which it does not list"},
         {"model-00002-of", "model-00003-of", "model-00003-of-00002.safetensors, which is not there"},
         {"_map\":{", "_map\":{\"extra\":\"model-00001-of-00002.safetensors\",", "puts tensor extra into"},
         {"_map\":{", "_map\":{\"wpe.weight\":\"model-00002-of-00002.safetensors\",", "lies"},
@@ -848,6 +850,14 @@ static bool latest_is(const char *out, const char *name) {
     return strcmp(slash ? slash + 1 : path, name) == 0;
 }
 
+// The same of checkpoints that are not compared with their checksums.
+static bool newest_is(const char *out, const char *name) {
+    char path[PATH_MAX];
+    Error err;
+    return checkpoint_latest(out, NULL, NULL, NULL, path, sizeof path, &err) &&
+           strcmp(strrchr(path, '/') + 1, name) == 0;
+}
+
 static void test_folders(void) {
     Error err;
     char dir[PATH_MAX], tmp[PATH_MAX], out[512];
@@ -930,7 +940,7 @@ static void test_order(void) {
          save(in_root("uncounted"), 30, &TINY, &ONE, false, dir, &err) &&
          trainer_state_write(in_root("uncounted/step-00000040/trainer.json"), &old, NULL, &err) &&
          trainer_state_write(in_root("uncounted/step-00000030/trainer.json"), &older, NULL, &err);
-    check(&checks, ok && latest_is(in_root("uncounted"), "step-00000040"), "older versions: by step %s", err.text);
+    check(&checks, ok && newest_is(in_root("uncounted"), "step-00000040"), "older versions: by step %s", err.text);
     TrainerState edited = example_state(30);
     edited.save = TRAINER_MOST_SAVES;
     ok = ok && trainer_state_write(in_root("order/step-00000012/trainer.json"), &edited, NULL, &err) &&
@@ -939,7 +949,7 @@ static void test_order(void) {
     check(&checks, ok && checkpoint_next_save(out, 0) == TRAINER_MOST_SAVES, "the largest count of saves stays %s",
           err.text);
     ok = save(in_root("uncounted"), 7, &TINY, &ONE, false, dir, &err);
-    check(&checks, ok && latest_is(in_root("uncounted"), "step-00000007"),
+    check(&checks, ok && newest_is(in_root("uncounted"), "step-00000007"),
           "and before all that count their saves %s", err.text);
 }
 
@@ -1204,8 +1214,8 @@ static void test_checksums(void) {
     // Without checksums, as an older version wrote it.
     TrainerState state = example_state(2);
     ok = trainer_state_write(in_root("mixed/step-00000002/trainer.json"), &state, NULL, &err) &&
-         checkpoint_verify(in_root("mixed/step-00000002"), &err);
-    check(&checks, ok, "a checkpoint without checksums is taken as it is");
+         !checkpoint_verify(in_root("mixed/step-00000002"), &err) && says(&err, "has no \"checksums\"");
+    check(&checks, ok, "a checkpoint without checksums cannot be compared, and is refused -> %s", err.text);
     state.bf16 = false;
     ok = trainer_state_write(in_root("mixed/step-00000002/trainer.json"), &state, "{\"wte.weight\": 1}", &err) &&
          !checkpoint_verify(in_root("mixed/step-00000002"), &err) && says(&err, "has no checksum of state");
@@ -1271,7 +1281,7 @@ static int full_disk(const char *out, const GPTConfig *large, bool limit_now) {
     signal(SIGXFSZ, SIG_IGN);
     if (setrlimit(RLIMIT_FSIZE, &none) != 0) return 9;
     if (each_rank(&tiny, &ONE, false, tmp, job_write, &err) || !says(&err, "cannot write")) return 10;
-    checkpoint_abandon(tmp);
+    checkpoint_remove(tmp);
     return latest_is(out, "step-00000003") && count_entries(out) == 2 ? 0 : 11;
 }
 

@@ -4,7 +4,7 @@
 // slices at their offsets.
 //
 // Saving has phases; the trainer puts a barrier between them and, where a phase fails on any rank, calls
-// checkpoint_abandon on rank 0:
+// checkpoint_remove on rank 0:
 //   rank 0      checkpoint_create    OUT/tmp-00000100-HOST-PID with files of full size: a full disk is met here
 //   every rank  checkpoint_write     its slices, synced to the disk
 //   all ranks   add up their Checksums, on rank 0
@@ -12,7 +12,7 @@
 //   rank 0      checkpoint_prune     old ones go (checkpoint_list.h)
 // A gradient dump has the same phases: gradients_create, gradients_write, gradients_finish.
 //
-// defines: checkpoint_create, checkpoint_write, checkpoint_commit, checkpoint_abandon, checkpoint_is_ours,
+// defines: checkpoint_create, checkpoint_write, checkpoint_commit, checkpoint_remove, checkpoint_is_ours,
 //          checkpoint_read_config, checkpoint_read_state, checkpoint_check, checkpoint_sum, checkpoint_matches,
 //          checkpoint_verify, checkpoint_read, gradients_create, gradients_write, gradients_finish
 #ifndef LLMC_CHECKPOINT_H
@@ -21,7 +21,6 @@
 #include <dirent.h>
 
 #include "llmc/host/config_json.h"
-#include "llmc/host/st_index.h"
 #include "llmc/host/tensor_slices.h"
 #include "llmc/host/trainer_json.h"
 
@@ -67,9 +66,6 @@ static inline void checkpoint_remove(const char *path) {
     rmdir(path);
 }
 
-// Removes what a failed save has left.
-static inline void checkpoint_abandon(const char *tmp_path) { checkpoint_remove(tmp_path); }
-
 // The name of a checkpoint while it is being written, which no other process takes.
 static inline bool checkpoint_tmp_path(char *path, size_t size, const char *out_dir, size_t step, Error *err) {
     char process[PROCESS_NAME_SIZE];
@@ -93,7 +89,7 @@ static inline bool checkpoint_create(const char *out_dir, int *lock, size_t step
               slices_create(path, ST_START, config, weights, 1, bf16 ? ST_BF16 : ST_F32, err) &&
               path_print(path, sizeof path, err, "%s/optimizer.safetensors", tmp_path) &&
               slices_create(path, ST_START, config, optimizer, bf16 ? 3 : 2, ST_F32, err);
-    if (!ok) checkpoint_abandon(tmp_path);
+    if (!ok) checkpoint_remove(tmp_path);
     return ok;
 }
 
@@ -128,9 +124,10 @@ static inline char *checkpoint_print_sums(const Checksums *sums, const TrainerSt
     n += (size_t)snprintf(text, room, "{\n    \"state\": \"%016" PRIx64 "\"",
                           checkpoint_state_sum(&sums->config, state));
     for (size_t i = 0; i < sums->count; i++) {
+        char name[STATE_NAME_SIZE];
         Tensor x = tensor_by_id(&sums->config, i % sums->tensors);
-        n += (size_t)snprintf(text + n, room - n, ",\n    \"%s%s\": \"%016" PRIx64 "\"", x.name,
-                              state_suffix((StateKind)(i / sums->tensors)), sums->sums[i]);
+        n += (size_t)snprintf(text + n, room - n, ",\n    \"%s\": \"%016" PRIx64 "\"",
+                              state_name(name, &x, (StateKind)(i / sums->tensors)), sums->sums[i]);
     }
     snprintf(text + n, room - n, "\n  }");
     return text;
@@ -177,18 +174,19 @@ static inline bool checkpoint_open(const char *dir, StateKind kind, SafeTensors 
     return st_open(st, path, err);
 }
 
-// Are all tensors of that model there, with the right shapes and types? Looks at the headers alone, so it
-// comes before any allocation. with_optimizer: as --resume needs; bf16: and the fp32 master weights.
-static inline bool checkpoint_check(const char *dir, const GPTConfig *config, bool with_optimizer, bool bf16,
-                                    Error *err) {
+// Looks at every tensor of the first `kinds` kinds of state: is it there, with the right shape and type? Adds up one
+// share of all their checksums, unless sums is NULL.
+static inline bool checkpoint_scan(const char *dir, const GPTConfig *config, size_t kinds, size_t share, size_t shares,
+                                   Checksums *sums, Error *err) {
     ParamTable whole = table_make_whole(config);
+    size_t piece = 0;
     bool ok = true;
-    for (int k = 0; k < (!with_optimizer ? 1 : bf16 ? 4 : 3) && ok; k++) {
+    for (size_t k = 0; k < kinds && ok; k++) {
         SafeTensors st;
-        ok = checkpoint_open(dir, (StateKind)k, &st, err);
-        if (!ok) break;
+        if (!(ok = checkpoint_open(dir, (StateKind)k, &st, err))) break;
         for (size_t i = 0; i < whole.count && ok; i++) {
-            ok = slices_find(&st, &whole.tensors[i], (StateKind)k, err) != NULL;
+            const STEntry *x = slices_find(&st, &whole.tensors[i], (StateKind)k, err);
+            ok = x && (!sums || st_sum(&st, x, share, shares, &piece, &sums->sums[k * sums->tensors + i], err));
         }
         st_close(&st);
     }
@@ -196,78 +194,60 @@ static inline bool checkpoint_check(const char *dir, const GPTConfig *config, bo
     return ok;
 }
 
-// The "checksums" of trainer.json, or NULL where it is of an older version. cJSON_Delete(*root).
-static inline bool checkpoint_saved_sums(const char *dir, cJSON **root, const cJSON **sums, Error *err) {
-    char path[PATH_MAX];
-    *sums = *root = NULL;
-    if (!path_print(path, sizeof path, err, "%s/trainer.json", dir)) return false;
-    *root = json_read(path, TRAINER_MAX_FILE, err);
-    return *root && json_get(*root, "checksums", sums, path, err);
+// Are all tensors of that model there? Looks at the headers alone, so it comes before any allocation. with_optimizer:
+// as --resume needs; bf16: and the fp32 master weights.
+static inline bool checkpoint_check(const char *dir, const GPTConfig *config, bool with_optimizer, bool bf16,
+                                    Error *err) {
+    return checkpoint_scan(dir, config, !with_optimizer ? 1 : bf16 ? 4 : 3, 0, 1, NULL, err);
 }
 
-// Adds up one share of all tensors in the files; the sums of all shares together are those of the whole. Nothing is
-// read where nothing was saved to compare with. checksums_free in either case.
+// Adds up one share of all tensors in the files; the sums of all shares together are those of the whole.
+// checksums_free in either case.
 static inline bool checkpoint_sum(const char *dir, const ModelSpec *spec, size_t share, size_t shares,
                                   Checksums *sums, Error *err) {
     TrainerState state;
     GPTConfig config;
-    cJSON *root = NULL;
-    const cJSON *saved = NULL;
-    ChecksumShare turn = {share, shares, 0};
     memset(sums, 0, sizeof *sums);
-    bool ok = checkpoint_read_state(dir, &state, err) && checkpoint_read_config(dir, spec, &config, err) &&
-              checkpoint_saved_sums(dir, &root, &saved, err);
-    if (ok && saved) *sums = checksums_make(&config, state.bf16);
-    cJSON_Delete(root);
-    for (size_t k = 0; k < sums->kinds && ok; k++) {
-        SafeTensors st;
-        if (!checkpoint_open(dir, (StateKind)k, &st, err)) return false;
-        ParamTable whole = table_make_whole(&config);
-        for (size_t i = 0; i < whole.count && ok; i++) {
-            const STEntry *x = slices_find(&st, &whole.tensors[i], (StateKind)k, err);
-            ok = x && checksum_tensor(&st, x, &turn, &sums->sums[k * sums->tensors + i], err);
-        }
-        table_free(&whole);
-        st_close(&st);
-    }
-    return ok;
+    if (!checkpoint_read_state(dir, &state, err) || !checkpoint_read_config(dir, spec, &config, err)) return false;
+    *sums = checksums_make(&config, state.bf16);
+    return checkpoint_scan(dir, &config, sums->kinds, share, shares, sums, err);
 }
 
-// Compares a sum with the next member of "checksums", which must have that name.
+// Compares a sum with the next member of "checksums", which must have that name. file: what the sum is of.
 static inline bool checkpoint_compare_sum(const char *dir, const char *name, const cJSON **item, uint64_t sum,
-                                          const char *what, Error *err) {
-    uint64_t expected;
+                                          const char *file, Error *err) {
+    char now[17];
     const cJSON *x = *item;
-    const char *text = x && x->string && strcmp(x->string, name) == 0 ? cJSON_GetStringValue(x) : NULL;
-    if (!text || sscanf(text, "%16" SCNx64, &expected) != 1) {
-        return error_set(err, "%s/trainer.json has no checksum of %s", dir, name);
-    }
+    const char *saved = x && strcmp(x->string, name) == 0 ? cJSON_GetStringValue(x) : NULL;
+    if (!saved) return error_set(err, "%s/trainer.json has no checksum of %s", dir, name);
     *item = x->next;
-    return sum == expected ||
-           error_set(err, "%s/%s is damaged: %s has the checksum %016" PRIx64 " instead of %016" PRIx64
-                     "; take another checkpoint (--verify 0 takes this one as it is)", dir, what, name, sum, expected);
+    snprintf(now, sizeof now, "%016" PRIx64, sum);
+    return strcmp(now, saved) == 0 ||
+           error_set(err, "%s/%s is damaged: %s has the checksum %s instead of %.16s; take another checkpoint "
+                     "(--verify 0 takes this one as it is)", dir, file, name, now, saved);
 }
 
-// Are the sums of the whole files, the configuration and the position those that were saved? A checkpoint without
-// checksums, of an older version, is taken as it is.
+// Are the sums of the whole files, the configuration and the position those that were saved? What has no checksums, as
+// older versions wrote it, cannot be compared and is refused.
 static inline bool checkpoint_matches(const char *dir, const Checksums *sums, Error *err) {
     TrainerState state;
     GPTConfig config;
-    cJSON *root = NULL;
-    const cJSON *saved = NULL;
-    bool ok = checkpoint_read_state(dir, &state, err) && checkpoint_read_config(dir, sums->config.spec, &config, err) &&
-              checkpoint_saved_sums(dir, &root, &saved, err);
-    if (ok && saved) {
-        const cJSON *item = saved->child;
-        ok = checkpoint_compare_sum(dir, "state", &item, checkpoint_state_sum(&config, &state),
-                                    "trainer.json or config.json", err);
-        for (size_t i = 0; i < sums->count && ok; i++) {
-            StateKind kind = (StateKind)(i / sums->tensors);
-            Tensor x = tensor_by_id(&sums->config, i % sums->tensors);
-            char name[sizeof x.name + 16];
-            snprintf(name, sizeof name, "%s%s", x.name, state_suffix(kind));
-            ok = checkpoint_compare_sum(dir, name, &item, sums->sums[i], state_file(kind), err);
-        }
+    char path[PATH_MAX], name[STATE_NAME_SIZE];
+    const cJSON *saved;
+    if (!checkpoint_read_state(dir, &state, err) || !checkpoint_read_config(dir, sums->config.spec, &config, err) ||
+        !path_print(path, sizeof path, err, "%s/trainer.json", dir)) return false;
+    cJSON *root = json_read(path, TRAINER_MAX_FILE, err);
+    bool ok = root && json_get(root, "checksums", &saved, path, err);
+    if (ok && !cJSON_IsObject(saved))
+        ok = error_set(err, "%s has no \"checksums\": it is damaged or of an old version; take another checkpoint "
+                       "(--verify 0 takes this one as it is)", path);
+    const cJSON *item = ok ? saved->child : NULL;
+    ok = ok && checkpoint_compare_sum(dir, "state", &item, checkpoint_state_sum(&config, &state),
+                                      "trainer.json or config.json", err);
+    for (size_t i = 0; i < sums->count && ok; i++) {
+        StateKind kind = (StateKind)(i / sums->tensors);
+        Tensor x = tensor_by_id(&sums->config, i % sums->tensors);
+        ok = checkpoint_compare_sum(dir, state_name(name, &x, kind), &item, sums->sums[i], state_file(kind), err);
     }
     cJSON_Delete(root);
     return ok;

@@ -21,40 +21,31 @@ static inline bool config_size(const cJSON *root, const char *key, size_t max, s
     return true;
 }
 
-// A switch that must have the value that our kernels compute, which is also Hugging Face's default.
-static inline bool config_switch(const cJSON *root, const char *key, bool wanted, const char *path,
-                                 Error *err) {
+// A key that is absent, as it then has Hugging Face's default, or has the value that our kernels compute, as JSON.
+static inline bool config_is(const cJSON *root, const char *key, const char *value, const char *another,
+                             const char *path, Error *err) {
     const cJSON *item;
     if (!json_get(root, key, &item, path, err)) return false;
-    if (!item || (wanted ? cJSON_IsTrue(item) : cJSON_IsFalse(item))) return true;
-    return error_set(err, "%s: \"%s\" must be %s: this variant of GPT-2 is not supported", path, key,
-                     wanted ? "true" : "false");
+    char *text = item ? cJSON_PrintUnformatted(item) : NULL;
+    bool ok = !item || (text && (strcmp(text, value) == 0 || strcmp(text, another) == 0));
+    cJSON_free(text);
+    return ok || error_set(err, "%s: \"%s\" must be %s: this variant of GPT-2 is not supported", path, key, value);
 }
 
 static inline bool config_check_variant(const cJSON *root, size_t channels, const char *path, Error *err) {
     const cJSON *item;
+    char inner[24];
+    snprintf(inner, sizeof inner, "%zu", 4 * channels);
     if (!json_get(root, "model_type", &item, path, err)) return false;
-    if (!cJSON_IsString(item) || strcmp(item->valuestring, "gpt2") != 0) {
+    if (!cJSON_IsString(item) || strcmp(item->valuestring, "gpt2") != 0)
         return error_set(err, "%s: \"model_type\" is not \"gpt2\": only GPT-2 can be loaded", path);
-    }
-    if (!json_get(root, "activation_function", &item, path, err)) return false;
-    if (item && !(cJSON_IsString(item) && (strcmp(item->valuestring, "gelu_new") == 0 ||
-                                           strcmp(item->valuestring, "gelu_pytorch_tanh") == 0))) {
-        return error_set(err, "%s: \"activation_function\" must be \"gelu_new\"", path);
-    }
-    if (!json_get(root, "layer_norm_epsilon", &item, path, err)) return false;
-    if (item && !(cJSON_IsNumber(item) && item->valuedouble == 1e-5)) {
-        return error_set(err, "%s: \"layer_norm_epsilon\" must be 1e-05", path);
-    }
-    if (!json_get(root, "n_inner", &item, path, err)) return false;
-    if (item && !cJSON_IsNull(item) &&
-        !(cJSON_IsNumber(item) && item->valuedouble == 4.0 * (double)channels)) {
-        return error_set(err, "%s: \"n_inner\" must be null or 4 times n_embd", path);
-    }
-    return config_switch(root, "tie_word_embeddings", true, path, err) &&
-           config_switch(root, "scale_attn_weights", true, path, err) &&
-           config_switch(root, "scale_attn_by_inverse_layer_idx", false, path, err) &&
-           config_switch(root, "add_cross_attention", false, path, err);
+    return config_is(root, "activation_function", "\"gelu_new\"", "\"gelu_pytorch_tanh\"", path, err) &&
+           config_is(root, "layer_norm_epsilon", "1e-05", "", path, err) &&
+           config_is(root, "n_inner", inner, "null", path, err) &&
+           config_is(root, "tie_word_embeddings", "true", "", path, err) &&
+           config_is(root, "scale_attn_weights", "true", "", path, err) &&
+           config_is(root, "scale_attn_by_inverse_layer_idx", "false", "", path, err) &&
+           config_is(root, "add_cross_attention", "false", "", path, err);
 }
 
 // Reads a model of that kind (NULL: GPT-2). False with a sentence that names the first thing that is not as we compute

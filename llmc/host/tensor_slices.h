@@ -1,11 +1,32 @@
-// tensor_slices.h: moving slices of a rank's flat buffer to and from the unsharded tensors of a safetensors file.
+// tensor_slices.h: moving slices of a rank's flat buffer to and from the unsharded tensors of a safetensors file, and
+// the checksums of a checkpoint's tensors, which trainer.json holds and --resume compares with the files.
 //
-// defines: StateKind, slices_walk, slices_create, slices_write, slices_read
+// defines: Checksums, checksums_make, checksums_free, StateKind, state_file, state_name, slices_walk, slices_find,
+//          slices_create, slices_write, slices_read
 #ifndef LLMC_TENSOR_SLICES_H
 #define LLMC_TENSOR_SLICES_H
 
-#include "llmc/host/checksums.h"
-#include "llmc/host/safetensors_write.h"
+#include "llmc/host/safetensors.h"
+#include "llmc/model.h"
+
+typedef struct {
+    GPTConfig config;
+    size_t kinds, tensors;  // weights, m, v and for bf16 master weights; of the unsharded model
+    size_t count;           // kinds * tensors
+    uint64_t *sums;         // [count] kind after kind: what is to be added over all ranks
+} Checksums;
+
+static inline Checksums checksums_make(const GPTConfig *config, bool bf16) {
+    Checksums c = {*config, bf16 ? 4u : 3u, count_tensors(config), 0, NULL};
+    c.count = c.kinds * c.tensors;
+    c.sums = (uint64_t *)host_alloc(c.count, sizeof(uint64_t));
+    return c;
+}
+
+static inline void checksums_free(Checksums *c) {
+    free(c->sums);
+    memset(c, 0, sizeof *c);
+}
 
 typedef enum { STATE_WEIGHTS, STATE_M, STATE_V, STATE_MASTER } StateKind;  // master: of a bf16 run
 
@@ -41,8 +62,13 @@ static inline bool slices_walk(const ParamTable *table, size_t lo, size_t hi, Ru
     return true;
 }
 
-static inline const char *state_suffix(StateKind kind) {
-    return kind == STATE_M ? ".m" : kind == STATE_V ? ".v" : kind == STATE_MASTER ? ".master" : "";
+enum { STATE_NAME_SIZE = sizeof ((Tensor *)0)->name + 16 };
+
+// The name of a tensor in the file.
+static inline const char *state_name(char name[STATE_NAME_SIZE], const Tensor *x, StateKind kind) {
+    static const char *const suffixes[] = {"", ".m", ".v", ".master"};
+    snprintf(name, STATE_NAME_SIZE, "%s%s", x->name, suffixes[kind]);
+    return name;
 }
 
 static inline const char *state_file(StateKind kind) {
@@ -51,9 +77,8 @@ static inline const char *state_file(StateKind kind) {
 
 // Finds the tensor of the table (with the kind's suffix) in the file and compares their shapes.
 static inline const STEntry *slices_find(const SafeTensors *st, const Tensor *x, StateKind kind, Error *err) {
-    char name[sizeof x->name + 16];
-    snprintf(name, sizeof name, "%s%s", x->name, state_suffix(kind));
-    const STEntry *entry = st_find(st, name);
+    char name[STATE_NAME_SIZE];
+    const STEntry *entry = st_find(st, state_name(name, x, kind));
     if (!entry) {
         error_set(err, "%s has no tensor %s", st->path, name);
         return NULL;
@@ -87,7 +112,7 @@ typedef struct {
     float *values;         // elements [lo, hi) of the flat buffer; const when writing
     size_t lo;
     bool write_wte;
-    uint64_t *sums;        // [tensors of the model] what is written is added to them; NULL: no sums
+    uint64_t *sums;
     const Tensor *tensor;  // the last one that was looked up, and its place in the file
     const STEntry *entry;
     float *window;         // [SLICE_WINDOW] elements [first, first + count) of that tensor
@@ -107,8 +132,8 @@ static inline bool run_write(void *context, const Tensor *x, const Run *run, Err
     if ((x->split == SPLIT_NONE && x->t_rank != 0) || (tensor_is_tied(x) && !file->write_wte)) return true;
     const float *values = file->values + (x->offset + run->local - file->lo);
     if (!slice_file_seek(file, x, err)) return false;
-    if (file->sums) file->sums[x->id] += checksum_floats(values, file->entry->dtype, run->global, run->count);
-    return st_write_floats(&file->st, file->entry, run->global, run->count, values, err);
+    return st_write_floats(&file->st, file->entry, run->global, run->count, values,
+                           file->sums ? &file->sums[x->id] : NULL, err);
 }
 
 static inline bool run_read(void *context, const Tensor *x, const Run *run, Error *err) {
@@ -131,22 +156,6 @@ static inline bool run_read(void *context, const Tensor *x, const Run *run, Erro
     return true;
 }
 
-// Writes elements [lo, hi) of the flat buffer, which `values` holds, into a file that slices_create has made.
-static inline bool slices_write(const char *path, StateKind kind, const ParamTable *table, const float *values,
-                                size_t lo, size_t hi, bool write_wte, uint64_t *sums, Error *err) {
-    SliceFile file;
-    memset(&file, 0, sizeof file);
-    file.kind = kind;
-    file.values = (float *)values;
-    file.lo = lo;
-    file.write_wte = write_wte;
-    file.sums = sums;
-    if (!st_open_for_writing(&file.st, path, err)) return false;
-    if (slices_walk(table, lo, hi, run_write, &file, err)) return st_finish(&file.st, err);
-    st_close(&file.st);
-    return false;
-}
-
 // Creates `path` with every tensor of the kinds, in the order of the unsharded table. start: see st_create.
 static inline bool slices_create(const char *path, const char *start, const GPTConfig *config, const StateKind *kinds,
                                  int kind_count, STType dtype, Error *err) {
@@ -156,9 +165,8 @@ static inline bool slices_create(const char *path, const char *start, const GPTC
     for (int k = 0; k < kind_count; k++) {
         for (size_t i = 0; i < whole.count; i++) {
             const Tensor *x = &whole.tensors[i];
-            char name[sizeof x->name + 16];
-            snprintf(name, sizeof name, "%s%s", x->name, state_suffix(kinds[k]));
-            specs[n++] = st_entry(name, dtype, x->dims, x->rows, x->cols);
+            char name[STATE_NAME_SIZE];
+            specs[n++] = st_entry(state_name(name, x, kinds[k]), dtype, x->dims, x->rows, x->cols);
         }
     }
     SafeTensors st;
@@ -168,16 +176,34 @@ static inline bool slices_create(const char *path, const char *start, const GPTC
     return ok;
 }
 
+static inline SliceFile slice_file(StateKind kind, const float *values, size_t lo) {
+    SliceFile file;
+    memset(&file, 0, sizeof file);
+    file.kind = kind;
+    file.values = (float *)values;
+    file.lo = lo;
+    return file;
+}
+
+// Writes elements [lo, hi) of the flat buffer, which `values` holds, into a file that slices_create has made. sums:
+// [tensors of the model], what is written is added to them; NULL: no sums.
+static inline bool slices_write(const char *path, StateKind kind, const ParamTable *table, const float *values,
+                                size_t lo, size_t hi, bool write_wte, uint64_t *sums, Error *err) {
+    SliceFile file = slice_file(kind, values, lo);
+    file.write_wte = write_wte;
+    file.sums = sums;
+    if (!st_open_for_writing(&file.st, path, err)) return false;
+    if (slices_walk(table, lo, hi, run_write, &file, err)) return st_finish(&file.st, err);
+    st_close(&file.st);
+    return false;
+}
+
 // Fills values with elements [lo, hi) of the flat buffer from an open file; padding and gaps become 0. Closes
 // the file.
 static inline bool slices_read(SafeTensors *st, StateKind kind, const ParamTable *table, float *values,
                                size_t lo, size_t hi, Error *err) {
-    SliceFile file;
-    memset(&file, 0, sizeof file);
+    SliceFile file = slice_file(kind, values, lo);
     file.st = *st;
-    file.kind = kind;
-    file.values = values;
-    file.lo = lo;
     memset(values, 0, (hi - lo) * sizeof(float));
     file.window = (float *)host_alloc(SLICE_WINDOW, sizeof(float));
     bool ok = slices_walk(table, lo, hi, run_read, &file, err);

@@ -96,7 +96,7 @@ static inline bool trainer_files(Trainer *m, const char *from, bool claimed, Err
            (!o->sample_every || tokenizer_prompt(&m->tokenizer, o->prompt, m->config.V, &m->prompt, &m->prompt_count,
                                                  err)) &&
            (claimed || trainer_claim(m, err)) &&
-           (m->job.rank != 0 || outputs_check(o, from, &m->train_data, &m->val_data, err));
+           (m->job.rank != 0 || outputs_check(o, err));
 }
 
 // The next batch has so many sequences, on all data ranks together.
