@@ -651,6 +651,14 @@ static const Row ROWS[] = {
     {"data", 1, 2, 1, 4, GOLDEN, "--zero 0 --overlap 0 --recompute layer", false, NULL},
     {"data", 1, 4, 1, 1, GOLDEN, "--recompute layer", false, NULL},
     {"data", 1, 8, 1, 1, GOLDEN, "", false, NULL},
+    // sequences over neighbours of the data ranks
+    {"context", 1, 1, 1, 1, GOLDEN, "", true, NULL},
+    {"context", 1, 2, 1, 1, GOLDEN, "--context 2", true, "\"gradients averaged over d\""},
+    {"context", 1, 2, 1, 1, GOLDEN, "--zero 0 --overlap 0 --recompute layer --context 2", false, NULL},
+    {"context", 1, 2, 1, 4, GOLDEN, "--recompute gelu --context 2 --context-layout contiguous", false, NULL},
+    {"context", 1, 4, 1, 1, GOLDEN, "--context 2", false, "\"ranks of a ring read the same samples\""},
+    {"context", 1, 4, 1, 2, GOLDEN, "--context 4", true, "\"zigzag lost after the all-to-all\""},
+    {"context", 1, 8, 1, 1, GOLDEN, "--context 4 --context-layout contiguous", false, NULL},
     {"_3d", 1, 2, 2, 1, GOLDEN, "", true, "\"tied-embedding order\""},
     {"_3d", 1, 2, 2, 1, GOLDEN, "--virtual 2", false, "\"p = 2 interleaved\""},
     {"_3d", 1, 2, 2, 1, GOLDEN, "--schedule gpipe --zero 0", false, NULL},
@@ -707,6 +715,7 @@ static const Row ROWS[] = {
     {"_tp", 8, 1, 1, 1, WIDE, "", false, NULL},
     {"_tp", 8, 1, 1, 1, WIDE, "--sequence-parallel 1", true, "\"gathered logits\""},
     {"_3d", 8, 1, 1, 1, WIDE, "--recompute layer", false, NULL},
+    {"context", 1, 8, 1, 1, WIDE, "--context 8", false, "T = 2c"},
     {"_3d", 2, 2, 2, 1, WIDE, "--sequence-parallel 1 --virtual 4", true, "\"T < max T\""},
     {"", 1, 1, 1, 1, WIDE_24, "", false, NULL},
     {"_3d", 1, 3, 1, 1, WIDE_24, "", false, NULL},
@@ -731,6 +740,8 @@ static const Row ROWS[] = {
     {"_pp", 1, 1, 4, 2, DROPOUT, "--schedule gpipe --recompute layer", false, NULL},
     {"_3d", 1, 4, 1, 2, DROPOUT, "", false, NULL},
     {"data", 1, 4, 1, 2, DROPOUT, "--recompute layer", false, NULL},
+    {"context", 1, 4, 1, 1, DROPOUT, "--context 4 --context-layout contiguous", false, "\"positions of a part\""},
+    {"context", 1, 2, 1, 2, DROPOUT, "--recompute layer --context 2", true, "\"positions of a part\""},
     {"_3d", 2, 2, 2, 1, DROPOUT, "--virtual 2", false, NULL},
     {"zero_bubble", 2, 2, 2, 2, DROPOUT, "--sequence-parallel 1 --schedule zb-auto --overlap 0", false, NULL},
     {"", 1, 1, 1, 2, DROPOUT_ODD, "", false, NULL},
@@ -746,12 +757,13 @@ typedef struct {
     double *one_rank;  // gradients of the first row; NULL before
 } Case;
 
-// Rows of the same case, t, d, micro-batch and sequence parallelism must have the same bits, whatever else
+// Rows of the same case, t, d, micro-batch, sequence and context parallelism must have the same bits, whatever else
 // they do differently, if all of them have stages or none of them has. With and without, losses and gradients
 // of the first step are the same but for the tied embedding, whose two gradients are added in another order.
 typedef struct {
     int fixture, t, d, micro;
     bool sp, stages;
+    const char *context;  // its flags from --context on, or ""
     size_t row;  // whose run is kept in folder family-ROW
     Log log;
     double *gradients;
@@ -807,13 +819,15 @@ static bool same_gradients(const ParamTable *table, const double *a, const doubl
 static bool compare_bits(Matrix *m, const Row *row, const ParamTable *table, const Log *log,
                          double *gradients, char says[48]) {
     bool sp = row->t > 1 && strstr(row->flags, "--sequence-parallel 1");
-    Family mine = {row->fixture, row->t, row->d, row->micro, sp, row->p > 1, m->rows, *log, gradients};
+    const char *context = strstr(row->flags, "--context");
+    Family mine = {row->fixture, row->t, row->d, row->micro, sp, row->p > 1, context ? context : "", m->rows, *log,
+                   gradients};
     const Family *same = NULL, *other = NULL;
     char step[48], kept[96];
     for (size_t i = 0; i < m->families; i++) {
         const Family *f = &m->family[i];
         if (f->fixture != mine.fixture || f->t != mine.t || f->d != mine.d || f->micro != mine.micro ||
-            f->sp != mine.sp) continue;
+            f->sp != mine.sp || strcmp(f->context, mine.context) != 0) continue;
         *(f->stages == mine.stages ? &same : &other) = f;
     }
     snprintf(step, sizeof step, "out/step-%08zu", m->cases[row->fixture].h.steps);
@@ -835,7 +849,7 @@ static bool compare_bits(Matrix *m, const Row *row, const ParamTable *table, con
 // The flags of a row's trainer and grid, and its name in the table.
 static void row_flags(const Row *row, char flags[192], char name[128]) {
     bool pp = strcmp(row->trainer, "_pp") == 0, dp = *row->trainer && !pp && strcmp(row->trainer, "_tp") != 0;
-    bool alone = strcmp(row->trainer, "data") == 0;  // data parallelism without the other two
+    bool alone = is_data_lesson(row->trainer);
     size_t used = (size_t)snprintf(flags, 192, "--micro-batch %d %s", row->micro, row->flags);
     if (*row->trainer && !alone) used += (size_t)snprintf(flags + used, 192 - used, " --tensor %d", row->t);
     if ((pp || dp) && !alone) used += (size_t)snprintf(flags + used, 192 - used, " --pipeline %d", row->p);
@@ -844,7 +858,7 @@ static void row_flags(const Row *row, char flags[192], char name[128]) {
     snprintf(name, 128, "%-4s %dx%dx%d of %d %s", shown, row->t, row->d, row->p, row->micro, row->flags);
 }
 
-// Did a run with stages launch all its kernels before training began? Prints the first that it did not: on a GPU its
+// Did a run with messages launch all its kernels before training began? Prints the first that it did not: on a GPU its
 // loading may hang beside a message. Two are excused, as no message is in flight then: AdamW comes behind the norm, and
 // a sample synchronises before its products, which have shapes of their own.
 static bool kernels_are_warm(const char *err) {
@@ -875,7 +889,8 @@ static void run_row(Context *x, Matrix *m, const Row *row) {
     remove_tree("out");
     Setting listed = {"CPU_FIRST_USES=1", 0};
     Outcome o = run(x->build, &layout, listed, "%s --log log --dump-gradients gradients --out out", c->flags);
-    bool warm = row->p == 1 || strstr(x->build, "/cuda-") || kernels_are_warm(o.err);
+    bool messages = row->p > 1 || strstr(row->flags, "--context");
+    bool warm = !messages || strstr(x->build, "/cuda-") || kernels_are_warm(o.err);
     bool ok = succeeded(&o) && warm;
 
     double *got = allocate(table->total * sizeof(double));

@@ -31,6 +31,7 @@ edge train_gpt_tp.cu train_gpt_pp.cu 170 35
 edge train_gpt_pp.cu train_gpt_3d.cu 90 9
 edge train_gpt_3d.cu dev/lessons/train_zero_bubble.cu 120 60
 edge train_gpt.cu dev/lessons/train_data.cu 110 15
+edge dev/lessons/train_data.cu dev/lessons/train_context.cu 160 15
 for lesson in dev/lessons/*.cu; do
     parent=$(sed -n '2s,^// parent: ,,p' "$lesson")
     [ -f "$parent" ]

@@ -28,6 +28,11 @@
 
 #include "llmc/host/file.h"
 
+// True for the lessons that have data parallelism and neither tensor nor pipeline.
+static inline bool is_data_lesson(const char *name) {
+    return strcmp(name, "data") == 0 || strcmp(name, "context") == 0;
+}
+
 // Writes the program of a trainer: train_gpt and its suffix, or a lesson by its name.
 static inline void trainer_program(char *out, size_t size, const char *trainer) {
     snprintf(out, size, "%s%s", *trainer == '_' || !*trainer ? "train_gpt" : "train_", trainer);

@@ -26,7 +26,7 @@ typedef struct {
 // How the grid is started. s must outlive the layout.
 static const Layout *start_of(const Grid *g, Started *s) {
     bool tp = *g->trainer, pp = tp && strcmp(g->trainer, "_tp") != 0, dp = pp && strcmp(g->trainer, "_pp") != 0;
-    bool alone = strcmp(g->trainer, "data") == 0;  // data parallelism without the other two
+    bool alone = is_data_lesson(g->trainer);
     char t[32], p[32], v[32], d[32];
     snprintf(t, sizeof t, " --tensor %d", g->t);
     snprintf(p, sizeof p, " --pipeline %d", g->p);

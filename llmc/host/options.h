@@ -255,6 +255,9 @@ static inline bool options_resolve(Options *o, const GPTConfig *file, size_t ran
                          SIMULATED_STAGES, o->pipeline);
     if (o->init && o->resume && strcmp(o->resume, "auto") != 0)
         return error_set(err, "--init and --resume exclude each other: resuming already has its weights");
+    if (o->data % o->context)
+        return error_set(err, "--context %zu does not divide the %zu data ranks: take a size that does", o->context,
+                         o->data);
     size_t unit = o->micro_batch * (o->data / o->context);
     if (!o->global_batch) o->global_batch = unit;
     if (o->global_batch % unit)
