@@ -76,7 +76,8 @@ $(PROBE): dev/probe.sh
 
 # ---- how it is compiled ------------------------------------------------------------------------------------
 # Never -ffast-math. No contraction to fused multiply-add on the host, so that the same source gives the same
-# bits in every program.
+# bits in every program. Nothing reads errno or floating-point flags: without them roots and selects become vectors, with
+# the same results.
 
 WARNINGS := -Wall -Wextra
 # Programs that train on a CPU are compiled to run fast; tests and bf16, which only check, to compile fast. Null
@@ -85,7 +86,8 @@ SANITIZERS := -fsanitize=address,undefined -fno-sanitize=null,object-size,vptr -
 QUICK := $(if $(SANITIZE),-Og -g1 $(SANITIZERS),-O1 -ftree-vectorize)
 OPTIMIZE := $(if $(SANITIZE)$(filter bf16,$(PRECISION)),$(QUICK),-O3) $(if $(GDB),-O0 -g)
 $(DIR)/dev/test/% $(DIR)/test_gpt: OPTIMIZE := $(QUICK)
-HOST = $(OPTIMIZE) $(NATIVE) -ffp-contract=off $(OPENMP)
+ARITHMETIC := -ffp-contract=off -fno-math-errno -fno-trapping-math
+HOST = $(OPTIMIZE) $(NATIVE) $(ARITHMETIC) $(OPENMP)
 DEFINES := -DPRECISION_$(if $(filter bf16,$(PRECISION)),BF16,FP32)
 HOST_LIBS = -Xlinker --as-needed $(CJSON_LIBS) $(PCRE2_LIBS)
 LIBS := $(HOST_LIBS) $(BLAS_LIBS) $(MPI_LIBS)
@@ -136,7 +138,7 @@ build/tools/%: dev/scale/%.c Makefile $(PROBE)
 build/tools/plan: DEFINES := -DPRECISION_BF16
 build/tools/plan: dev/plan/plan.cu Makefile $(PROBE)
 	@mkdir -p $(@D)
-	$(CXX) -x c++ -std=c++17 -O1 $(NATIVE) -ffp-contract=off $(OPENMP) $(WARNINGS) -Wno-unused-function -Illmc/cpu \
+	$(CXX) -x c++ -std=c++17 -O1 $(NATIVE) $(ARITHMETIC) $(OPENMP) $(WARNINGS) -Wno-unused-function -Illmc/cpu \
 	    -Illmc/mpi -I. $(DEFINES) $(BLAS_DEFINES) $(MPI_FLAGS) $(DEPENDENCIES) -o $@ $< $(LIBS)
 
 -include $(wildcard $(DIR)/*.d $(DIR)/dev/*/*.d build/tools/*.d)

@@ -4,7 +4,7 @@
 //   1 gemm     a GEMM a head around a softmax kernel; the probabilities [B,NH,T,T] are stored
 //   2 naive    flash: a thread per row goes over the other rows in global memory, and stores no score
 //   3 lanes    the rows of a block share tiles in shared memory, several threads a row: llmc's fp32 path on a GPU
-//   4 vectors  16 rows a thread, which are the lanes of a vector, no barrier: llmc's fp32 path on a CPU
+//   4 vectors  4, 8 or 16 rows a thread, the lanes of a vector, no barrier: llmc's fp32 path on a CPU
 //   5 tensor   the products on tensor cores, fragments from product to product in registers: llmc's bf16 path
 //   6 llmc     attention_forward and attention_backward: 5 in bf16 where the head size allows, else 3 or 4
 #include "llmc/kernels/attention.cuh"
@@ -344,7 +344,7 @@ static const Kernel KERNELS[] = {
     {3, "lanes", "flash: tiles in shared memory, several threads a row", 1, flash_bytes, flash_bytes, rows_forward<1>,
      rows_backward<1>, 128},
 #ifndef __CUDACC__
-    {4, "vectors", "flash: 16 rows a thread, the lanes of a CPU's vector", 1, flash_bytes, flash_bytes,
+    {4, "vectors", "flash: 4 to 16 rows a thread, lanes of a CPU's vector", 1, flash_bytes, flash_bytes,
      rows_forward<ATTENTION_ROWS>, rows_backward<ATTENTION_ROWS>, 128},
 #endif
 #ifdef PRECISION_BF16
@@ -645,7 +645,7 @@ static void check_dropout(size_t B, size_t T, size_t NH, size_t HS) {
     double *want_out = test_doubles(n), *want_att = test_doubles(B * NH * T * T), *want_dqkv = test_doubles(3 * n);
     plain_forward(want_out, want_att, qkv, B, T, C, NH, &drop);
     plain_backward(want_dqkv, dout, want_att, qkv, B, T, C, NH, &drop);
-    static const char *const NAMES[] = {"one row a thread", "16 rows", "llmc", "llmc in a random order of threads"};
+    static const char *const NAMES[] = {"one row a thread", "vectors", "llmc", "llmc in a random order of threads"};
     float *first[2] = {NULL, NULL};
     for (int way = HS > 128 ? 2 : 0; way < 4; way++) {
         floatX *out = test_floatX(n), *dqkv = test_floatX(3 * n);

@@ -4,14 +4,17 @@
 //
 // A thread owns R rows (queries; keys for the gradient of keys and values), and LANES threads share a row by its
 // channels. On a GPU a row has one float in each register, 16 channels a lane, and the block shares the tiles of the
-// other side. On a CPU a thread takes 16 rows, the lanes of one vector, with all their channels and its own tiles: it
-// meets no barrier. Both are the code below.
+// other side. On a CPU a thread takes rows that are the lanes of a vector register, with all their channels: eight sums
+// and what they need fit in the registers, and it meets no barrier. Both are the code below.
 //
 // defines: Attention, AttentionRows, attention_rows
 #ifndef LLMC_ATTENTION_ROWS_CUH
 #define LLMC_ATTENTION_ROWS_CUH
 
 #include <math.h>
+#if defined(__FMA__) && !defined(__CUDACC__)
+#include <immintrin.h>
+#endif
 
 #include "llmc/masks.h"
 #include "llmc/kernels/cuda_common.cuh"
@@ -30,17 +33,23 @@ typedef struct {
     float *dot;           // [B,NH,T] dot product of each output and its gradient
 } Attention;
 
-template <int R> struct RowVector;
-template <> struct RowVector<1> { typedef float type; };
 #ifdef __CUDACC__
-static constexpr int ATTENTION_ROWS = 1;
+enum { ATTENTION_ROWS = 1 };
+template <int R> struct RowVector;
 #else
-static constexpr int ATTENTION_ROWS = 16;
-template <> struct RowVector<16> { typedef float type __attribute__((vector_size(64))); };
+#ifdef __AVX512F__
+enum { ATTENTION_ROWS = 16 };
+#elif defined(__AVX__)
+enum { ATTENTION_ROWS = 8 };
+#else
+enum { ATTENTION_ROWS = 4 };
 #endif
+template <int R> struct RowVector { typedef float type __attribute__((vector_size(4 * R))); };
+#endif
+template <> struct RowVector<1> { typedef float type; };
 
 // CAPACITY: the largest head size, which decides the registers; channels beyond HS are zero. A thread that is alone
-// goes over the HS channels only, and the rows of its tiles do not share cache sets.
+// goes over the HS channels only.
 template <int CAPACITY_, int R_, int LANES_>
 struct AttentionRows {
     static constexpr int CAPACITY = CAPACITY_, R = R_, LANES = LANES_;
@@ -50,9 +59,8 @@ struct AttentionRows {
     static constexpr unsigned THREADS = ALONE ? 4 : 128;
     static constexpr unsigned BLOCK_ROWS = THREADS / LANES * R;
     typedef typename RowVector<R>::type V;
-    typedef float Scores[TILE][R];
-    static constexpr int STRIDE = CAPACITY + (ALONE ? 16 : 0);   // of a tile's rows
-    typedef float Tile[STRIDE];
+    typedef V Scores[TILE];                                      // of R rows and each row of a tile
+    typedef float Tile[CAPACITY];
     static_assert(CHANNELS % 8 == 0 && TILE % 8 == 0 && 32 % LANES == 0, "channels and rows go by 8");
     // Returns the number of channels of a lane that are not all zero.
     __device__ __forceinline__ static int channels(const Attention &a) {
@@ -63,7 +71,8 @@ struct AttentionRows {
 // The work of a thread.
 typedef struct {
     size_t b, h, head;      // sequence, head of it, b * NH + h
-    size_t row, block_row;  // the thread's and the block's first row
+    size_t row, first;      // the first row of the thread, and of all that share tiles
+    size_t end;             // of the keys that queries of these rows see
     size_t in, out;         // where sequence and head begin in q, k, v, and in out
 } RowPlace;
 
@@ -73,17 +82,19 @@ __device__ __forceinline__ RowPlace row_place(const Attention &a) {
     unsigned blocks = (unsigned)CEIL_DIV(a.T, (size_t)A::BLOCK_ROWS);
     RowPlace p;
     p.head = blockIdx.x / blocks, p.b = p.head / a.NH, p.h = p.head % a.NH;
-    p.block_row = (size_t)(blocks - 1 - blockIdx.x % blocks) * A::BLOCK_ROWS; // those with most keys begin first
-    p.row = p.block_row + threadIdx.x / A::LANES * A::R;
+    p.first = (size_t)(blocks - 1 - blockIdx.x % blocks) * A::BLOCK_ROWS; // those with most keys begin first
+    p.row = p.first + threadIdx.x / A::LANES * A::R;
+    if (A::ALONE) p.first = p.row;
+    p.end = p.first + (A::ALONE ? A::R : A::BLOCK_ROWS);
+    if (p.end > a.T) p.end = a.T;
     p.in = p.b * a.T * a.stride + p.h * a.HS, p.out = p.b * a.T * a.out_stride + p.h * a.HS;
     return p;
 }
 
-// Returns the end of the keys that the thread's, or its block's, queries see.
-template <class A>
-__device__ __forceinline__ size_t keys_end(const RowPlace &at, const Attention &a) {
-    size_t end = A::ALONE ? at.row + A::R : at.block_row + A::BLOCK_ROWS;
-    return end < a.T ? end : a.T;
+// Row r of x.
+template <class V>
+__device__ __forceinline__ float &row_of(V &x, size_t r) {
+    return ((float *)&x)[r];
 }
 
 // Returns the head's channel that is the lane's channel i: a lane has four in a row, the lanes' fours lie side by side.
@@ -97,11 +108,20 @@ __device__ __forceinline__ void tile_barrier() {
     if constexpr (!A::ALONE) __syncthreads();
 }
 
-// Loads rows first, first + 1, ... of p as floats; zeros beyond T and HS.
+// Rows of the other side: HS channels, as floats.
+typedef struct {
+    const float *at;
+    size_t stride;
+} TileRows;
+
+// Loads rows first, first + 1, ... of p as floats; zeros beyond T and HS. A thread that is alone reads whole tiles of
+// floats where they are.
 template <class A>
-__device__ __forceinline__ void load_tile(typename A::Tile *tile, const floatX *p, size_t stride, size_t first,
-                                          const Attention &a) {
+__device__ __forceinline__ TileRows load_tile(typename A::Tile *tile, const floatX *p, size_t stride, size_t first,
+                                              const Attention &a) {
     if constexpr (A::ALONE) {
+        if (sizeof(floatX) == 4 && first + A::TILE <= a.T && a.HS % 8 == 0)
+            return {(const float *)(const void *)(p + first * stride), stride};
         for (int j = 0; j < A::TILE; j++) {
             int n = first + j < a.T ? (int)a.HS : 0, end = A::channels(a);
             const floatX *from = p + (first + j) * stride;
@@ -114,6 +134,7 @@ __device__ __forceinline__ void load_tile(typename A::Tile *tile, const floatX *
             tile[j][c] = first + j < a.T && c < a.HS ? to_float(p[(first + j) * stride + c]) : 0.0f;
         }
     }
+    return {tile[0], A::CAPACITY};
 }
 
 // Loads the thread's rows of p (rows `stride` apart), times scale; zeros beyond T and HS. A thread that is alone reads
@@ -121,31 +142,28 @@ __device__ __forceinline__ void load_tile(typename A::Tile *tile, const floatX *
 template <class A>
 __device__ __forceinline__ void load_rows(typename A::V (&x)[A::CHANNELS], typename A::Tile *tile, const floatX *p,
                                           size_t stride, size_t row, const Attention &a, float scale) {
-    if constexpr (A::ALONE) load_tile<A>(tile, p, stride, row, a);
+    TileRows from = {NULL, 0};
+    if constexpr (A::ALONE) from = load_tile<A>(tile, p, stride, row, a);
     for (int i = 0; i < A::channels(a); i++) {
         size_t c = (size_t)channel<A>(i);
-        float v[A::R];
         if constexpr (A::ALONE) {
-            for (int r = 0; r < A::R; r++) v[r] = tile[r][i];
+            for (int r = 0; r < A::R; r++) row_of(x[i], r) = from.at[r * from.stride + i];
         } else {
-            v[0] = c < a.HS && row < a.T ? to_float(p[row * stride + c]) : 0.0f;
+            x[i] = c < a.HS && row < a.T ? to_float(p[row * stride + c]) : 0.0f;
         }
-        memcpy(&x[i], v, sizeof v);
         x[i] *= scale;
     }
 }
 
 template <class A>
 __device__ __forceinline__ void store_rows(floatX *p, typename A::Tile *tile, size_t stride, size_t row,
-                                           const Attention &a, const typename A::V (&x)[A::CHANNELS]) {
+                                           const Attention &a, typename A::V (&x)[A::CHANNELS]) {
     for (int i = 0; i < A::channels(a); i++) {
         size_t c = (size_t)channel<A>(i);
-        float v[A::R];
-        memcpy(v, &x[i], sizeof v);
         if constexpr (A::ALONE) {
-            for (int r = 0; r < A::R; r++) tile[r][i] = v[r];
+            for (int r = 0; r < A::R; r++) tile[r][i] = row_of(x[i], r);
         } else {
-            if (c < a.HS && row < a.T) p[row * stride + c] = from_float<floatX>(v[0]);
+            if (c < a.HS && row < a.T) p[row * stride + c] = from_float<floatX>(x[i]);
         }
     }
     if constexpr (A::ALONE) {
@@ -160,11 +178,8 @@ __device__ __forceinline__ void zero_rows(typename A::V (&x)[A::CHANNELS], const
 }
 
 template <class A>
-__device__ __forceinline__ void scale_rows(typename A::V (&x)[A::CHANNELS], const Attention &a,
-                                           const float (&by)[A::R]) {
-    typename A::V v;
-    memcpy(&v, by, sizeof v);
-    for (int i = 0; i < A::channels(a); i++) x[i] *= v;
+__device__ __forceinline__ void scale_rows(typename A::V (&x)[A::CHANNELS], const Attention &a, typename A::V by) {
+    for (int i = 0; i < A::channels(a); i++) x[i] *= by;
 }
 
 template <class A>
@@ -173,42 +188,51 @@ __device__ __forceinline__ float lanes_sum(float x) {
     return x;
 }
 
+// Returns sum + x y, rounded once where the machine has an instruction for it.
+template <class V>
+__device__ __forceinline__ V add_product(V sum, V x, float y) {
+#if defined(__AVX512F__) && !defined(__CUDACC__)
+    if constexpr (sizeof(V) == 64) return _mm512_fmadd_ps(x, _mm512_set1_ps(y), sum);
+#endif
+#if defined(__FMA__) && !defined(__CUDACC__)
+    if constexpr (sizeof(V) == 32) return _mm256_fmadd_ps(x, _mm256_set1_ps(y), sum);
+#endif
+    return sum + x * y;
+}
+
 // Computes scores[j][r], the dot product of the thread's row r and the tile's row j.
 template <class A>
 __device__ __forceinline__ void dot_tile(typename A::Scores &scores, const typename A::V (&own)[A::CHANNELS],
-                                         const typename A::Tile *tile, const Attention &a) {
+                                         const TileRows &tile, const Attention &a) {
     for (int j0 = 0; j0 < A::TILE; j0 += 8) {
         typename A::V sum[8] = {};
         for (int i = 0; i < A::channels(a); i += 4) {
-            const float *at = &tile[j0][channel<A>(i)];
+            const float *at = tile.at + j0 * tile.stride + channel<A>(i);
             UNROLL
             for (int j = 0; j < 8; j++)
                 UNROLL
-                for (int e = 0; e < 4; e++) sum[j] += own[i + e] * at[j * A::STRIDE + e];
+                for (int e = 0; e < 4; e++) sum[j] = add_product(sum[j], own[i + e], at[j * tile.stride + e]);
         }
         UNROLL
         for (int j = 0; j < 8; j++) {
-            typename A::V total = sum[j];
-            if constexpr (A::LANES > 1) total = lanes_sum<A>(total);
-            memcpy(scores[j0 + j], &total, sizeof total);
+            if constexpr (A::LANES > 1) sum[j] = lanes_sum<A>(sum[j]);
+            scores[j0 + j] = sum[j];
         }
     }
 }
 
 // Adds to own the sum over j of weights[j] times the tile's row j.
 template <class A>
-__device__ __forceinline__ void mix_tile(typename A::V (&own)[A::CHANNELS], const float (&weights)[A::TILE][A::R],
-                                         const typename A::Tile *tile, const Attention &a) {
+__device__ __forceinline__ void mix_tile(typename A::V (&own)[A::CHANNELS], const typename A::Scores &weights,
+                                         const TileRows &tile, const Attention &a) {
     for (int i = 0; i < A::channels(a); i += 8) {
         typename A::V sum[8];
         UNROLL
         for (int e = 0; e < 8; e++) sum[e] = own[i + e];
         for (int j = 0; j < A::TILE; j++) {
-            const float *at = tile[j] + channel<A>(i);
-            typename A::V w;
-            memcpy(&w, weights[j], sizeof w);
+            const float *at = tile.at + j * tile.stride + channel<A>(i);
             UNROLL
-            for (int e = 0; e < 8; e++) sum[e] += w * at[e / 4 * 4 * A::LANES + e % 4];
+            for (int e = 0; e < 8; e++) sum[e] = add_product(sum[e], weights[j], at[e / 4 * 4 * A::LANES + e % 4]);
         }
         UNROLL
         for (int e = 0; e < 8; e++) own[i + e] = sum[e];
@@ -216,9 +240,13 @@ __device__ __forceinline__ void mix_tile(typename A::V (&own)[A::CHANNELS], cons
 }
 
 // Returns exp(x), but 0 below e^-80, which is nothing beside the sum of a softmax: a CPU is slow at subnormal numbers.
-__device__ __forceinline__ float softmax_exponential(float x) {
-    float y = exponential(x < -80.0f ? -80.0f : x);
-    return x < -80.0f ? 0.0f : y;
+template <class A>
+__device__ __forceinline__ typename A::V softmax_exponential(typename A::V x) {
+    for (int r = 0; r < A::R; r++) {
+        float z = row_of(x, r), y = exponential(z < -80.0f ? -80.0f : z);
+        row_of(x, r) = z < -80.0f ? 0.0f : y;
+    }
+    return x;
 }
 
 // Sets the scores of keys first + j that query row + r must not see to minus infinity.
@@ -227,7 +255,7 @@ __device__ __forceinline__ void hide_later(typename A::Scores &s, size_t row, si
     if (first + A::TILE <= row + 1) return;
     int seen = row >= first ? (int)(row - first) : -(int)(first - row);
     for (int j = 0; j < A::TILE; j++)
-        for (int r = 0; r < A::R; r++) s[j][r] = j <= r + seen ? s[j][r] : -INFINITY;
+        for (int r = 0; r < A::R; r++) row_of(s[j], r) = j <= r + seen ? row_of(s[j], r) : -INFINITY;
 }
 
 // Multiplies the probabilities of queries row + r and keys first + j, or their gradients, by dropout's factors. The 8
@@ -238,7 +266,7 @@ __device__ __forceinline__ void drop_keys(typename A::Scores &s, const Dropout &
     for (int j0 = 0; j0 < A::TILE; j0 += DROPOUT_BLOCK) {
         for (int r = 0; r < A::R; r++) {
             Philox block = dropout_probability_block(&drop, at.b, at.h, at.row + r, first + j0, T);
-            for (int j = 0; j < DROPOUT_BLOCK; j++) s[j0 + j][r] *= dropout_factor(&drop, &block, j);
+            for (int j = 0; j < DROPOUT_BLOCK; j++) row_of(s[j0 + j], r) *= dropout_factor(&drop, &block, j);
         }
     }
 }
@@ -252,7 +280,7 @@ __device__ __forceinline__ void keep_queries(typename A::Scores &keep, const Dro
         for (int r0 = 0; r0 < A::R; r0 += COUNT) {
             unsigned place = (unsigned)((at.row + r0) % DROPOUT_BLOCK);
             Philox block = dropout_probability_block(&drop, at.b, at.h, first + j, at.row + r0 - place, T);
-            for (int r = 0; r < COUNT; r++) keep[j][r0 + r] = dropout_factor(&drop, &block, place + r);
+            for (int r = 0; r < COUNT; r++) row_of(keep[j], r0 + r) = dropout_factor(&drop, &block, place + r);
         }
     }
 }
@@ -265,38 +293,29 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_forward_rows_kernel(A
     typename A::V own[A::CHANNELS], mixed[A::CHANNELS];
     zero_rows<A>(mixed, a);
     load_rows<A>(own, k_tile, a.q + at.in, a.stride, at.row, a, a.scale);
-    float max[A::R], sum[A::R];
-    for (int r = 0; r < A::R; r++) max[r] = -INFINITY, sum[r] = 0.0f;
-    size_t end = keys_end<A>(at, a);
-    for (size_t first = 0; first < end; first += A::TILE) {
-        load_tile<A>(k_tile, a.k + at.in, a.stride, first, a);
-        load_tile<A>(v_tile, a.v + at.in, a.stride, first, a);
+    typename A::V max = typename A::V{} - INFINITY, sum = {};
+    for (size_t first = 0; first < at.end; first += A::TILE) {
+        TileRows k = load_tile<A>(k_tile, a.k + at.in, a.stride, first, a);
+        TileRows v = load_tile<A>(v_tile, a.v + at.in, a.stride, first, a);
         tile_barrier<A>();
         typename A::Scores s;
-        dot_tile<A>(s, own, k_tile, a);
+        dot_tile<A>(s, own, k, a);
         hide_later<A>(s, at.row, first); // key 0 is always seen: max becomes finite
-        float correction[A::R];
-        for (int r = 0; r < A::R; r++) correction[r] = max[r];
-        for (int j = 0; j < A::TILE; j++)
-            for (int r = 0; r < A::R; r++) max[r] = s[j][r] > max[r] ? s[j][r] : max[r];
-        for (int r = 0; r < A::R; r++) correction[r] = softmax_exponential(correction[r] - max[r]);
-        for (int r = 0; r < A::R; r++) sum[r] *= correction[r];
-        for (int j = 0; j < A::TILE; j++) {
-            for (int r = 0; r < A::R; r++) s[j][r] = softmax_exponential(s[j][r] - max[r]);
-            for (int r = 0; r < A::R; r++) sum[r] += s[j][r];
-        }
+        typename A::V before = max;
+        for (int j = 0; j < A::TILE; j++) max = s[j] > max ? s[j] : max;
+        typename A::V correction = softmax_exponential<A>(before - max);
+        sum *= correction;
+        for (int j = 0; j < A::TILE; j++) sum += s[j] = softmax_exponential<A>(s[j] - max);
         if constexpr (DROP) drop_keys<A>(s, drop, at, first, a.T); // the sum has all of them
         scale_rows<A>(mixed, a, correction);
-        mix_tile<A>(mixed, s, v_tile, a);
+        mix_tile<A>(mixed, s, v, a);
         tile_barrier<A>();
     }
-    float scale[A::R];
-    for (int r = 0; r < A::R; r++) scale[r] = 1.0f / sum[r];
-    scale_rows<A>(mixed, a, scale);
+    scale_rows<A>(mixed, a, 1.0f / sum);
     store_rows<A>(a.out + at.out, k_tile, a.out_stride, at.row, a, mixed);
     if (threadIdx.x % A::LANES == 0)
         for (int r = 0; r < A::R; r++)
-            if (at.row + r < a.T) a.lse[at.head * a.T + at.row + r] = max[r] + logf(sum[r]);
+            if (at.row + r < a.T) a.lse[at.head * a.T + at.row + r] = row_of(max, r) + logf(row_of(sum, r));
 }
 
 // Computes the gradient of the queries, and dot, which the other kernel needs too. With dropout dot is still the sum
@@ -313,26 +332,23 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_query_rows_k
     for (int i = 0; i < A::channels(a); i++) product += dq[i] * d[i];
     zero_rows<A>(dq, a);
     if constexpr (A::LANES > 1) product = lanes_sum<A>(product);
-    float norm[A::R], of_row[A::R];
-    memcpy(of_row, &product, sizeof of_row);
+    typename A::V norm;
     for (int r = 0; r < A::R; r++) {
-        norm[r] = at.row + r < a.T ? a.lse[at.head * a.T + at.row + r] : 0.0f;
-        if (threadIdx.x % A::LANES == 0 && at.row + r < a.T) a.dot[at.head * a.T + at.row + r] = of_row[r];
+        row_of(norm, r) = at.row + r < a.T ? a.lse[at.head * a.T + at.row + r] : 0.0f;
+        if (threadIdx.x % A::LANES == 0 && at.row + r < a.T) a.dot[at.head * a.T + at.row + r] = row_of(product, r);
     }
     load_rows<A>(q, k_tile, a.q + at.in, a.stride, at.row, a, a.scale);
-    size_t end = keys_end<A>(at, a);
-    for (size_t first = 0; first < end; first += A::TILE) {
-        load_tile<A>(k_tile, a.k + at.in, a.stride, first, a);
-        load_tile<A>(v_tile, a.v + at.in, a.stride, first, a);
+    for (size_t first = 0; first < at.end; first += A::TILE) {
+        TileRows k = load_tile<A>(k_tile, a.k + at.in, a.stride, first, a);
+        TileRows v = load_tile<A>(v_tile, a.v + at.in, a.stride, first, a);
         tile_barrier<A>();
         typename A::Scores s, ds;
-        dot_tile<A>(s, q, k_tile, a);
-        dot_tile<A>(ds, d, v_tile, a);
+        dot_tile<A>(s, q, k, a);
+        dot_tile<A>(ds, d, v, a);
         hide_later<A>(s, at.row, first);
         if constexpr (DROP) drop_keys<A>(ds, drop, at, first, a.T);
-        for (int j = 0; j < A::TILE; j++)
-            for (int r = 0; r < A::R; r++) ds[j][r] = softmax_exponential(s[j][r] - norm[r]) * (ds[j][r] - of_row[r]);
-        mix_tile<A>(dq, ds, k_tile, a);
+        for (int j = 0; j < A::TILE; j++) ds[j] = softmax_exponential<A>(s[j] - norm) * (ds[j] - product);
+        mix_tile<A>(dq, ds, k, a);
         tile_barrier<A>();
     }
     for (int i = 0; i < A::channels(a); i++) dq[i] *= a.scale;
@@ -349,13 +365,13 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_key_rows_ker
     zero_rows<A>(dk, a), zero_rows<A>(dv, a);
     load_rows<A>(k, q_tile, a.k + at.in, a.stride, at.row, a, a.scale);
     load_rows<A>(v, q_tile, a.v + at.in, a.stride, at.row, a, 1.0f);
-    for (size_t first = A::ALONE ? at.row : at.block_row; first < a.T; first += A::TILE) {
-        load_tile<A>(q_tile, a.q + at.in, a.stride, first, a);
-        load_tile<A>(d_tile, a.dout + at.out, a.out_stride, first, a);
+    for (size_t first = at.first; first < a.T; first += A::TILE) {
+        TileRows q = load_tile<A>(q_tile, a.q + at.in, a.stride, first, a);
+        TileRows d = load_tile<A>(d_tile, a.dout + at.out, a.out_stride, first, a);
         tile_barrier<A>();
         typename A::Scores p, ds, keep;
-        dot_tile<A>(p, k, q_tile, a);
-        dot_tile<A>(ds, v, d_tile, a);
+        dot_tile<A>(p, k, q, a);
+        dot_tile<A>(ds, v, d, a);
         if constexpr (DROP) keep_queries<A>(keep, drop, at, first, a.T);
         // Query first + j sees key row + r if r <= j + seen; there is none after T.
         int seen = at.row <= first ? (int)(first - at.row < A::R ? first - at.row : A::R)
@@ -365,14 +381,14 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_key_rows_ker
             float norm = exists ? a.lse[at.head * a.T + first + j] : 0.0f;
             float of_query = exists ? a.dot[at.head * a.T + first + j] : 0.0f;
             int last = exists ? j + seen : -1;
-            for (int r = 0; r < A::R; r++) {
-                p[j][r] = softmax_exponential(r <= last ? p[j][r] - norm : -INFINITY);
-                ds[j][r] = p[j][r] * ((DROP ? ds[j][r] * keep[j][r] : ds[j][r]) - of_query);
-                if (DROP) p[j][r] *= keep[j][r];
-            }
+            if (last < A::R)
+                for (int r = 0; r < A::R; r++) row_of(p[j], r) = r <= last ? row_of(p[j], r) : -INFINITY;
+            p[j] = softmax_exponential<A>(p[j] - norm);
+            ds[j] = p[j] * ((DROP ? ds[j] * keep[j] : ds[j]) - of_query);
+            if (DROP) p[j] *= keep[j];
         }
-        mix_tile<A>(dv, p, d_tile, a);
-        mix_tile<A>(dk, ds, q_tile, a);
+        mix_tile<A>(dv, p, d, a);
+        mix_tile<A>(dk, ds, q, a);
         tile_barrier<A>();
     }
     for (int i = 0; i < A::channels(a); i++) dk[i] *= a.scale;
