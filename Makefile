@@ -107,7 +107,7 @@ else
 LIBS += $(NCCL_LIBS)
 endif
 endif
-C = $(CC) -std=gnu11 $(HOST) $(WARNINGS) -I.
+C = $(CC) -std=gnu11 $(HOST:-O1=-O2) $(WARNINGS) -I.  # C compiles fast either way, and test_pipeline runs 6 times as fast
 
 $(DIR)/%: %.cu Makefile $(PROBE)
 	@mkdir -p $(@D)

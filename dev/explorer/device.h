@@ -131,8 +131,7 @@ DOES_NOTHING(int, MPI_Gather, 0)
 DOES_NOTHING(int, MPI_Bcast, 0)
 DOES_NOTHING(int, MPI_Barrier, 0)
 DOES_NOTHING(int, MPI_Finalize, 0)
-DOES_NOTHING(int, MPI_Send, 0)
-DOES_NOTHING(int, MPI_Recv, 0)
+DOES_NOTHING(int, MPI_Gatherv, 0)
 typedef int MPI_Request;
 static inline int MPI_Init_thread(int *, char ***, int wanted, int *provided) { return *provided = wanted, 0; }
 static inline int MPI_Comm_rank(MPI_Comm, int *rank) { return *rank = ranks_rank, 0; }

@@ -51,12 +51,14 @@ static inline int simulated_gather(const void *from, size_t bytes, void *to) {
     return MPI_SUCCESS;
 }
 
-// To or from rank 0.
-static inline int simulated_send(const void *data, size_t bytes, int rank) {
-    return cpu_socket_write(cpu_process_of(rank), data, bytes), MPI_SUCCESS;
-}
-static inline int simulated_receive(void *data, size_t bytes, int rank) {
-    return cpu_socket_read(cpu_process_of(rank), data, bytes), MPI_SUCCESS;
+// Gathers doubles on rank 0: counts[rank] of them, to to[at[rank]].
+static inline int simulated_gatherv(const void *from, int count, void *to, const int *counts, const int *at) {
+    const CpuSimulation &s = cpu_simulation();
+    if (s.rank != 0) return cpu_socket_write(0, from, (size_t)count * sizeof(double)), MPI_SUCCESS;
+    if (count > 0) memcpy((double *)to + at[0], from, (size_t)count * sizeof(double));
+    for (size_t i = 1; i < s.ranks.size(); i++)
+        cpu_socket_read((int)i, (double *)to + at[s.ranks[i]], (size_t)counts[s.ranks[i]] * sizeof(double));
+    return MPI_SUCCESS;
 }
 
 // A macro's own name within it is not expanded again: it is the real call.
@@ -76,12 +78,9 @@ static inline int simulated_receive(void *data, size_t bytes, int rank) {
 #define MPI_Gather(from, count, type, to, counts, types, root, comm)                     \
     (cpu_simulates() ? simulated_gather(from, simulated_bytes(count, type), to)        \
                      : MPI_Gather(from, count, type, to, counts, types, root, comm))
-#define MPI_Send(data, count, type, to, tag, comm)                                   \
-    (cpu_simulates() ? simulated_send(data, simulated_bytes(count, type), to) \
-                     : MPI_Send(data, count, type, to, tag, comm))
-#define MPI_Recv(data, count, type, from, tag, comm, status)                              \
-    (cpu_simulates() ? simulated_receive(data, simulated_bytes(count, type), from) \
-                     : MPI_Recv(data, count, type, from, tag, comm, status))
+#define MPI_Gatherv(from, count, type, to, counts, at, types, root, comm)              \
+    (cpu_simulates() ? simulated_gatherv(from, count, to, counts, at) \
+                     : MPI_Gatherv(from, count, type, to, counts, at, types, root, comm))
 #endif
 
 #endif

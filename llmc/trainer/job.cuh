@@ -217,25 +217,15 @@ static inline ncclComm_t job_split_grid(Job *job, const Grid *grid, char group, 
 
 // Collects the trace events of all ranks on rank 0, which gets true and frees them. All ranks call it.
 static inline bool job_gather_trace(const Job *job, const TraceList *mine, TraceList *all) {
-    const size_t most = 1000000;  // events of a message, as MPI counts bytes in int
-    size_t total = 0;
-    unsigned long long count = mine->count, *counts = (unsigned long long *)host_alloc(job->size, sizeof count);
-    MPI_Gather(&count, 1, MPI_UNSIGNED_LONG_LONG, counts, 1, MPI_UNSIGNED_LONG_LONG, 0, MPI_COMM_WORLD);
+    const size_t words = sizeof(TraceEvent) / sizeof(double);  // MPI counts in int: bytes would be too many
+    int count = (int)(mine->count * words), *counts = (int *)host_alloc(2 * (size_t)job->size, sizeof(int));
+    int *at = counts + job->size;
+    MPI_Gather(&count, 1, MPI_INT, counts, 1, MPI_INT, 0, MPI_COMM_WORLD);
+    for (int rank = 1; rank < job->size; rank++) at[rank] = at[rank - 1] + counts[rank - 1];
     memset(all, 0, sizeof *all);
-    for (int rank = 0; rank < job->size; rank++) total += counts[rank];
-    if (job->rank == 0) all->events = (TraceEvent *)host_alloc(total, sizeof(TraceEvent));
-    for (; job->rank == 0 && all->count < count; all->count++) all->events[all->count] = mine->events[all->count];
-    for (size_t done = 0, n; job->rank != 0 && done < count; done += n) {
-        n = count - done < most ? (size_t)count - done : most;
-        MPI_Send(mine->events + done, (int)(n * sizeof(TraceEvent)), MPI_BYTE, 0, 0, MPI_COMM_WORLD);
-    }
-    for (int rank = 1; rank < job->size && job->rank == 0; rank++) {
-        for (size_t end = all->count + counts[rank], n; all->count < end; all->count += n) {
-            n = end - all->count < most ? end - all->count : most;
-            MPI_Recv(all->events + all->count, (int)(n * sizeof(TraceEvent)), MPI_BYTE, rank, 0, MPI_COMM_WORLD,
-                     MPI_STATUS_IGNORE);
-        }
-    }
+    all->count = (size_t)(at[job->size - 1] + counts[job->size - 1]) / words;
+    if (job->rank == 0) all->events = (TraceEvent *)host_alloc(all->count, sizeof(TraceEvent));
+    MPI_Gatherv(mine->events, count, MPI_DOUBLE, all->events, counts, at, MPI_DOUBLE, 0, MPI_COMM_WORLD);
     free(counts);
     return job->rank == 0;
 }
