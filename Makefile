@@ -245,7 +245,7 @@ LAYOUT ?= $(if $(filter %_3d.cu,$(MAIN)),--tensor 2 --data 2 --pipeline 2 --virt
 RANKS ?= $(shell echo '$(LAYOUT)' | \
            awk '{n = 1; for (i = 1; i < NF; i++) if ($$i ~ /^--(tensor|pipeline|data)$$/) n *= $$(i + 1); print n}')
 THREADS = $(shell echo $$(($(JOBS) > $(RANKS) ? $(JOBS) / $(RANKS) : 1)))
-# After Ctrl-C Open MPI waits twice that long before it kills the ranks, which are saving.
+# After Ctrl-C Open MPI waits that long before it ends the ranks, and again before it kills them, which are saving.
 GRACE = $(if $(findstring --oversubscribe,$(MPIRUN)),--mca odls_base_sigkill_timeout 3)
 LAUNCHER = $(if $(filter 1,$(RANKS)),,OMP_NUM_THREADS=$(THREADS) $(MPIRUN) $(GRACE) -n $(RANKS))
 

@@ -99,6 +99,24 @@ for signal in INT HUP; do
     report $? "SIG$signal to the one rank of train_gpt: code $code after $took ms, step 1 saved"
 done
 
+# ---- stopped, and told to go on --------------------------------------------------------------------------------------
+
+for pair in 'TSTP mpirun' 'STOP mpirun' 'STOP all' 'CONT all'; do
+    read -r signal who <<<"$pair"
+    [ $open_mpi = 1 ] || continue
+    train 2 $quick --pipeline 2 --steps 400
+    await_steps 5
+    ranks=$(pgrep -P "$job" -x train_gpt_3d | tr '\n' ' ')
+    [ "$who" = all ] || ranks=
+    # shellcheck disable=SC2086
+    kill -$signal $ranks "$job"
+    sleep 0.5
+    # shellcheck disable=SC2086
+    kill -CONT $ranks "$job"
+    ends 60000 && [ $code = 0 ] && [ "$(steps)" = 400 ] && ! grep -q '^stopped' "$dir/out"
+    report $? "SIG$signal to $who, and SIGCONT: the run goes on to its end (code $code after $(steps) steps)"
+done
+
 # ---- quick steps: nothing is lost, whatever the signal meets ---------------------------------------------------------
 
 ok=0 tries=6

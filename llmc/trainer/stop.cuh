@@ -17,13 +17,8 @@ static volatile sig_atomic_t stop_signal = 0;
 
 static void on_signal(int number) { stop_signal = number; }
 
-// Open MPI's mpirun, our parent, ends the ranks by SIGCONT, SIGTERM a second later, then SIGKILL.
-static void on_continue(int number, siginfo_t *info, void *context) {
-    (void)context;
-    if (info->si_code == SI_USER && info->si_pid == getppid()) stop_signal = number;
-}
-
-// Catches signals from here on. The process looks for them whenever it waits. mpirun passes SIGUSR1 on at once.
+// Catches signals from here on. The process looks for them whenever it waits. mpirun passes SIGUSR1 on at once. SIGCONT
+// is none of them: mpirun begins with it to end the ranks, but `fg` and a Slurm job that goes on send it as well.
 static inline void stop_listen(Trainer *m) {
     static const int numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1};
     struct sigaction action, before;
@@ -38,11 +33,6 @@ static inline void stop_listen(Trainer *m) {
         bool nohup = numbers[i] == SIGHUP && before.sa_handler == SIG_IGN;
         if (!nohup) sigaction(numbers[i], &action, NULL);
     }
-    // mpirun may have been told to pass on Ctrl-Z, and then SIGCONT ends that.
-    if (!getenv("OMPI_COMM_WORLD_SIZE") || getenv("OMPI_MCA_orte_forward_job_control")) return;
-    action.sa_flags |= SA_SIGINFO;
-    action.sa_sigaction = on_continue;
-    sigaction(SIGCONT, &action, NULL);
 }
 
 // Tells the ranks 1, 2, 4, ... behind this one, and votes for `last`.
