@@ -2,7 +2,7 @@
 # run_attack.sh [BUILD]: attacks on files and processes that once succeeded must fail: a second run in one folder,
 # folders that are not ours, inputs named as outputs, an older run's checkpoints. Devices, links and pipes take the
 # place of files, and a prompt cannot be encoded. Ends with `N passed, N failed`.
-# needs: fp32/train_gpt tools/timeline tools/loss tools/profile tools/schedule
+# needs: fp32/train_gpt fp32/train_gpt_3d tools/timeline tools/loss tools/profile tools/schedule
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
@@ -188,6 +188,35 @@ trains --steps 4 --save-every 2 --out torn --log torn.jsonl && head -c 4096 /dev
 trains --steps 6 --out torn --resume auto --log torn.jsonl && [ "$(tr -d '\0' <torn.jsonl | wc -l)" = 6 ] &&
     [ "$(wc -c <torn.jsonl)" = "$(tr -d '\0' <torn.jsonl | wc -c)" ] && grep -q '^note: 4096 zero bytes at the end' out
 report $? "a log whose end a power loss has torn is continued: $(grep -m1 '^note: ' out)"
+
+# ---- ranks that were not started alike --------------------------------------------------------------------------------
+
+three=${trainer}_3d
+# unlike PATTERN FLAGS OTHER-FLAGS [PROGRAM]: refused in one sentence that has the pattern.
+unlike() {
+    # shellcheck disable=SC2086
+    timeout 30 "${launch[@]}" -n 1 "$three" $tiny --steps 2 $2 : -n 1 "${4:-$three}" $tiny --steps 2 $3 >out 2>err </dev/null
+    code=$?
+    [ $code = 2 ] && [ "$(grep -c '^error: ' err)" = 1 ] && grep -q "^error: .*$1" err
+    report $? "ranks with${2:+ $2} and with $3${4:+ of ${4##*/}}: $(grep -m1 '^error' err | cut -c 1-100)"
+}
+for flags in '--lr 1e-4' '--seed 2' '--steps 3' '--out other' '--schedule gpipe' '--help' '--dry-run' '--log other.jsonl'; do
+    flag=${flags%% *}
+    unlike "different values of $flag" '' "$flags"
+done
+unlike 'different values of --resume' '--out unlike' '--out unlike --resume auto'
+unlike 'unknown flag' '' --lrr
+unlike 'run different trainers' '' '' "$trainer"
+mkdir -p here there
+cp shard here/data.bin
+(head -c 1024 shard; head -c 200 <(tail -c +1025 shard)) >there/data.bin
+printf '\144\0\0\0' | dd of=there/data.bin bs=1 seek=8 conv=notrunc 2>/dev/null  # 100 tokens
+# shellcheck disable=SC2086
+timeout 30 "${launch[@]}" -n 1 -wdir here "$three" ${tiny/shard/data.bin} --steps 2 : -n 1 -wdir there "$three" \
+    ${tiny/shard/data.bin} --steps 2 >out 2>err </dev/null
+code=$?
+[ $code = 2 ] && grep -q '^error: the ranks see different files under the name that --train-data gives' err
+report $? "ranks whose nodes have other data under one name (code $code): $(grep -m1 '^error' err)"
 
 # ---- what can be known is known before training ----------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 // options.h: the command line: parses it by the tables of its fields, prints --help, fills in sizes that were left out
 // and checks the sizes against each other.
 //
-// defines: options_parse_tables, options_parse, options_help, options_resolve, options_config
+// defines: options_parse_tables, options_parse, option_hash, options_help, options_resolve, options_config
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
 
@@ -119,6 +119,18 @@ static inline bool options_parse(Options *o, const FieldTable *own, int argc, ch
     o->model = o->schedule = -1;
     o->context = 1;
     return options_parse_tables(tables, 2, argc, argv, sections, err);
+}
+
+// A number of what a field holds, to compare ranks by: FNV-1a (Fowler, Noll and Vo).
+static inline uint64_t option_hash(const void *object, const Field *f) {
+    const char *at = (const char *)object + f->offset;
+    size_t size = f->type == FIELD_SWITCH ? sizeof(bool) : f->type == FIELD_SIZE ? sizeof(size_t) : sizeof(double);
+    if (f->type == FIELD_TITLE) size = 0;
+    if (f->type == FIELD_MARK || f->type == FIELD_CHOICE) size = sizeof(int);
+    if (f->type == FIELD_TEXT && (at = *(const char *const *)(const void *)at)) size = strlen(at) + 1;
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (size_t i = 0; at && i < size; i++) hash = (hash ^ (unsigned char)at[i]) * 0x100000001b3u;
+    return hash;
 }
 
 // Prints --help of a trainer with these sections and rows of its own: the flags that the lessons need, or all.

@@ -106,13 +106,44 @@ static inline void trainer_set_batch(Trainer *m, size_t sequences) {
     m->dloss = (float)(1.0 / ((double)sequences * (double)m->opt.seq));
 }
 
+// Were all ranks started alike? What is wrong with the flags of one is said first. Comes before all that depends on
+// them, --help included: ranks that go different ways wait for each other for ever.
+static inline bool trainer_same_start(const Trainer *m, bool parsed, unsigned sections, const FieldTable *own,
+                                      Error *err) {
+    uint64_t hashes[OPTION_ROWS + 1], program[] = {OPTION_ROWS, sizeof(Options), sizeof(floatX), sections, own->count};
+    size_t programs = sizeof program / sizeof program[0];
+    if (job_first_difference(program, programs) < programs)
+        return error_set(err, "the ranks run different trainers, or builds of one: start the same program on all");
+    job_agree(&m->job, parsed, err);
+    hashes[OPTION_ROWS] = 0;
+    for (size_t i = 0; i < OPTION_ROWS; i++) hashes[i] = option_hash(&m->opt, &OPTIONS[i]);
+    for (size_t i = 0; i < own->count; i++)
+        hashes[OPTION_ROWS] = 31 * hashes[OPTION_ROWS] + option_hash(own->object, &own->fields[i]);
+    size_t row = job_first_difference(hashes, OPTION_ROWS + 1);
+    return row > OPTION_ROWS ||
+           error_set(err, "the ranks have different values of %s%s: give all the same command line",
+                     row < OPTION_ROWS ? "--" : "the lesson's flags", row < OPTION_ROWS ? OPTIONS[row].name : "");
+}
+
+// Do all ranks, each on its node, see the same data and the same checkpoint?
+static inline bool trainer_same_files(const Trainer *m, Error *err) {
+    const GPTConfig *c = &m->config;
+    static const char *const what[] = {"--train-data", "--val-data", "--eval", "--resume or --init"};
+    uint64_t numbers[] = {m->train_data.samples, m->val_data.samples, m->eval.rows, m->progress.step,
+                          m->progress.sample, c->L, c->C, c->NH, c->V, c->maxT};
+    size_t count = sizeof numbers / sizeof numbers[0], i = job_first_difference(numbers, count);
+    return i == count || error_set(err, "the ranks see different files under the name that %s gives: have the same on "
+                                   "every node", what[i < 3 ? i : 3]);
+}
+
 static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned sections, const Lesson *lesson,
                                    Error *err) {
     Options *o = &m->opt;
     const char *from = NULL;
     GPTConfig file;
     bool claimed = false;
-    if (!options_parse(o, &lesson->options, argc, argv, sections, err)) return false;
+    bool parsed = options_parse(o, &lesson->options, argc, argv, sections, err);
+    if (!trainer_same_start(m, parsed, sections, &lesson->options, err)) return false;
     if (o->help) {
         options_help(stdout, argv[0], sections, &lesson->options, o->help == 2);
         MPI_Finalize();
@@ -148,6 +179,7 @@ static inline void trainer_open(Trainer *m, int argc, char **argv, unsigned sect
     trainer_simulate(argc, argv, sections, &lesson);
     job_start(&m->job, &argc, &argv);
     job_agree(&m->job, trainer_prepare(m, argc, argv, sections, &lesson, &err), &err);
+    job_agree(&m->job, trainer_same_files(m, &err), &err);
     CUDA_CHECK(cudaGetDeviceProperties(&m->device, m->job.device));
 }
 
