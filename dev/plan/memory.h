@@ -12,6 +12,7 @@ typedef struct {
     StepLayout run;
     int recompute;          // RECOMPUTE_...
     double bound, seconds;  // of a step: no less than; simulated, or 0
+    double clock;           // s of the step on the trainer's own clock, 0 if it was not asked
     size_t memory;          // bytes of the fullest stage, with the cluster's reserve
     size_t fullest;         // that stage
 } Candidate;

@@ -2,11 +2,11 @@
 //
 //   plan --model NAME|--layers L --heads H --channels C --seq T --vocab V  --cluster FILE|NAME --gpus N --batch G
 //        [--tensor t] [--pipeline p] [--data d] [--virtual v] [--micro-batch b] [--schedule NAME]
-//        [--recompute none|gelu|layer] [--sequence-parallel 0|1] [--zero 0|1] [--order tdp] [--json]
+//        [--recompute none|gelu|layer] [--sequence-parallel 0|1] [--zero 0|1] [--order tdp] [--light] [--json]
 //
 // Tries every layout that train_gpt_3d or train_zero_bubble accepts (search.h), asks the trainer's own layout function
-// for its memory (memory.h) and the simulation of dev/scale/step.h for its time. A flag of the layout fixes that part
-// of it. bf16.
+// for its memory (memory.h) and the simulation of dev/scale/step.h for its time. The trainer's own clock ranks the ten
+// best again, unless --light leaves that out. A flag of the layout fixes that part of it. bf16.
 #define main trainer_main  // the trainers are compiled in, and never started
 #include "train_gpt_3d.cu"
 #include "llmc/zero_bubble.h"
@@ -17,6 +17,8 @@ namespace zero_bubble {
 
 #include "dev/plan/models.h"
 #include "dev/plan/search.h"
+
+#include <sys/wait.h>
 
 static const char *const RECOMPUTE_NAMES[] = {"none", "gelu", "layer"};
 static const char *const PARTS_SHOWN[] = {"tensor", "pipeline", "data"};
@@ -49,7 +51,7 @@ static bool read_size(const char *flag, const char *text, size_t most, size_t *n
 }
 
 // Fills the wish and the cluster's path. False, with a sentence, if an option is wrong.
-static bool read_wish(Wish *w, const char **cluster, bool *json, int argc, char **argv, Error *err) {
+static bool read_wish(Wish *w, const char **cluster, bool *json, bool *light, int argc, char **argv, Error *err) {
     static const char *const schedules[] = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-auto"};
     static const char *const switches[] = {"0", "1"};
     const char *model = NULL, *value;
@@ -73,8 +75,8 @@ static bool read_wish(Wish *w, const char **cluster, bool *json, int argc, char 
     w->schedule = w->recompute = w->sequence_parallel = w->zero = -1;
     for (int i = 1; i < argc; i++) {
         const char *flag = argv[i];
-        if (strcmp(flag, "--json") == 0) {
-            *json = true;
+        if (strcmp(flag, "--json") == 0 || strcmp(flag, "--light") == 0) {
+            *(flag[2] == 'j' ? json : light) = true;
             continue;
         }
         if (i + 1 == argc) return error_set(err, "%s is no flag, or its value is missing", flag);
@@ -156,14 +158,75 @@ static void layout_flags(char *text, size_t size, const Candidate *x) {
 #undef FLAG
 }
 
+// Flags of the model and the batch.
+static void model_flags(char *text, size_t size, const Wish *w) {
+    snprintf(text, size, "--layers %zu --heads %zu --channels %zu --vocab %zu --seq %zu --global-batch %zu", w->model.L,
+             w->model.NH, w->model.C, w->model.V, w->T, w->global_batch);
+}
+
+// Has the trainer of a layout simulate a step, with ZeRO the second one: the first has no weights to gather. Returns
+// its seconds, 0 if the trainer does not simulate so many stages.
+static double trainer_clock(const Search *s, const Candidate *x, const char *cluster) {
+    char flags[512], model[256], line[1024], *argv[128];
+    double seconds = 0;
+    int ends[2], argc = 0, status = 1, steps = x->run.zero ? 2 : 1;
+    layout_flags(flags, sizeof flags, x);
+    model_flags(model, sizeof model, &s->wish);
+    snprintf(line, sizeof line, "train --simulate FILE --ranks %zu --steps %d %s %s", x->run.ranks, steps, model,
+             flags);
+    for (char *word = strtok(line, " "); word && argc < 127; word = strtok(NULL, " ")) argv[argc++] = word;
+    argv[2] = (char *)cluster, argv[argc] = NULL;
+    if (pipe(ends) != 0) return 0;
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], STDOUT_FILENO), dup2(ends[1], STDERR_FILENO);
+        close(ends[0]), close(ends[1]);
+        exit(step_split(&x->run) ? zero_bubble::trainer_main(argc, argv) : trainer_main(argc, argv));
+    }
+    close(ends[1]);
+    FILE *said = fdopen(ends[0], "r");
+    char heard[1024];
+    while (child > 0 && said && fgets(heard, sizeof heard, said))
+        if (sscanf(heard, "step %lf s |", &seconds) != 1) continue;
+    if (said) fclose(said);
+    if (child > 0) waitpid(child, &status, 0);
+    return status == 0 ? seconds : 0;
+}
+
+// Ranks the best layouts by the trainer's own clock: those that are within RANKED of the best. The others, and what it
+// does not simulate, keep the light simulation's time.
+static void rank_by_clock(Search *s, const char *cluster) {
+    const double RANKED = 1.05;
+    double limit = RANKED * s->best[0].seconds;
+    for (size_t i = 0; i < s->found; i++) {
+        if (s->progress) fprintf(stderr, "\rthe trainer's clock: %zu of %zu layouts \033[K", i, s->found);
+        Candidate x = s->best[i];
+        if (x.seconds <= limit) x.clock = trainer_clock(s, &x, cluster);
+        size_t at = i;
+        double mine = x.clock > 0 ? x.clock : x.seconds;
+        for (; at > 0; at--) {
+            const Candidate *before = &s->best[at - 1];
+            if ((before->clock > 0 ? before->clock : before->seconds) <= mine) break;
+            s->best[at] = *before;
+        }
+        s->best[at] = x;
+    }
+    if (s->progress) fprintf(stderr, "\r\033[K");
+}
+
 static void print_best(const Search *s) {
     const Wish *w = &s->wish;
-    printf("   step s  tokens/s   MFU    GiB   idle tensor  pipel.   data  layout\n");
+    bool clock = false;
+    for (size_t i = 0; i < s->found; i++) clock = clock || s->best[i].clock > 0;
+    printf("%s   step s  tokens/s   MFU    GiB   idle tensor  pipel.   data  layout\n", clock ? "  clock s" : "");
     for (size_t i = 0; i < s->found; i++) {
         const Candidate *x = &s->best[i];
         StepTime time = simulated(s, x);
         char flags[512];
         layout_flags(flags, sizeof flags, x);
+        if (clock && x->clock > 0) printf("%9.3f", x->clock);
+        else if (clock) printf("%9s", "-");
         printf("%9.3f %9.0f %4.1f%% %6.1f", x->seconds, (double)(w->global_batch * w->T) / x->seconds,
                100 * mfu(s, x), (double)x->memory / 1073741824.0);
         printf(" %5.1f%%", 100 * fmax(0.0, time.parts[TIME_IDLE]) / time.seconds);
@@ -171,8 +234,10 @@ static void print_best(const Search *s) {
         printf("  %s\n", flags);
     }
     printf("Shares of the step on the stage that computes most: idle, and exposed tensor, pipeline and data "
-           "communication.\nGiB: of the largest stage, incl. %.1f for libraries\n",
-           s->cluster->reserve / 1073741824.0);
+           "communication.\nGiB: of the largest stage, incl. %.1f for libraries\n%s",
+           s->cluster->reserve / 1073741824.0,
+           clock ? "clock s: by the trainer's own simulation, which ranks what is within 5% of the best; all else by "
+                   "the light one\n" : "");
 }
 
 static void print_command(const Search *s, const char *path) {
@@ -180,8 +245,7 @@ static void print_command(const Search *s, const char *path) {
     char flags[512];
     layout_flags(flags, sizeof flags, &s->best[0]);
     char model[256];
-    snprintf(model, sizeof model, "--layers %zu --heads %zu --channels %zu --vocab %zu --seq %zu --global-batch %zu",
-             w->model.L, w->model.NH, w->model.C, w->model.V, w->T, w->global_batch);
+    model_flags(model, sizeof model, w);
     const char *trainer = step_split(&s->best[0].run) ? "train_zero_bubble" : "train_gpt_3d";
     printf("\ntrain: mpirun -n %zu build/cuda-bf16/%s --train-data 'data/train_*.bin' %s %s\n", w->ranks, trainer,
            model, flags);
@@ -279,12 +343,13 @@ static void print_neighbours(const Search *s) {
         x = *b;
         strcpy(x.run.order, ORDERS[i]);
         snprintf(what, sizeof what, "order %s", ORDERS[i]);
-        if (!order_is_double(&b->run, i) && strcmp(ORDERS[i], b->run.order) != 0) print_neighbour(s, what, x);
+        bool other = strcmp(ORDERS[i], b->run.order) != 0 && !order_is_double(s->cluster, &b->run, i);
+        if (other) print_neighbour(s, what, x);
     }
 }
 
 static void print_counts(FILE *file, const Search *s) {
-    size_t all = s->count + s->refused;
+    size_t all = s->listed + s->refused;
     fprintf(file,
             "%zu layouts: %zu the trainer refuses%s%s%s, %zu do not fit into %.1f GiB, %zu simulated, %zu cannot be "
             "among the best\n",
@@ -292,41 +357,80 @@ static void print_counts(FILE *file, const Search *s) {
             s->too_large, s->cluster->memory / 1073741824.0, s->simulated, s->beaten);
 }
 
-// Does something fit when the wish is changed so?
+// Does something fit on these GPUs when the wish is changed so?
 static bool would_fit(const Search *s, const Wish *wish) {
-    Search more;
-    memset(&more, 0, sizeof more);
-    more.cluster = s->cluster, more.wish = *wish;
-    search_layouts(&more);
-    bool found = more.found > 0;
-    search_free(&more);
-    return found;
+    Search more = *s;
+    more.wish = *wish;
+    Candidate x = search_blank(&more, wish->ranks);
+    for (x.run.t = 1; x.run.t <= wish->ranks && x.run.t <= wish->model.NH; x.run.t++)
+        for (x.run.p = 1; x.run.p * x.run.t <= wish->ranks && x.run.p <= wish->model.L; x.run.p++)
+            if (search_split(wish, &x) && search_fits(&more, x)) return true;
+    return false;
+}
+
+// True if the wish can be split over n GPUs; the sequences of a data rank of the first such split go to *share.
+static bool ranks_split(const Search *s, size_t n, size_t *share) {
+    Candidate x = search_blank(s, n);
+    for (x.run.t = 1; x.run.t <= n && x.run.t <= s->wish.model.NH; x.run.t++)
+        for (x.run.p = 1; x.run.t * x.run.p <= n && x.run.p <= s->wish.model.L; x.run.p++) {
+            if (s->wish.model.NH % x.run.t || !search_split(&s->wish, &x)) continue;
+            *share = s->wish.global_batch / x.run.d;
+            return true;
+        }
+    return false;
+}
+
+// Says why there is no layout at all.
+static void no_layout(const Search *s, char *why, size_t size) {
+    const Wish *w = &s->wish;
+    size_t t = w->t ? w->t : 1, p = w->p ? w->p : 1, d = w->d ? w->d : 1, product = t * p * d, share = 0;
+    if (s->refused) snprintf(why, size, "%s", s->why);
+    else if (w->ranks % product || (w->t && w->p && w->d && product != w->ranks))
+        snprintf(why, size, "t = %zu, p = %zu, d = %zu are asked for or 1, and their product is no divisor of %zu GPUs",
+                 t, p, d, w->ranks);
+    else if (w->global_batch % d)
+        snprintf(why, size, "--data %zu does not divide the batch of %zu sequences", d, w->global_batch);
+    else {
+        // The nearest numbers of GPUs that can be split at all.
+        size_t below = 0, above = 0;
+        for (size_t n = w->ranks; n <= SEARCH_GPUS && !above; n++)
+            if (ranks_split(s, n, &share)) above = n;
+        for (size_t n = w->ranks; n > 0 && !below; n--)
+            if (ranks_split(s, n, &share)) below = n;
+        if (above == w->ranks)
+            snprintf(why, size, "--micro-batch, --virtual or --schedule leaves none of a data rank's %zu sequences and "
+                     "the %zu layers", share, w->model.L);
+        else
+            snprintf(why, size, "%zu GPUs are no t x p x d with t up to the %zu heads, p up to the %zu layers and d a "
+                     "divisor of the batch of %zu; %zu and %zu GPUs are", w->ranks, w->model.NH, w->model.L,
+                     w->global_batch, below, above);
+    }
 }
 
 // Nothing fits: prints the layout that comes nearest, and changes that would fit.
 static void print_nothing(const Search *s, Error *err) {
     print_counts(stderr, s);
-    if (!s->count) {
-        error_set(err, "no layout of these sizes exists%s%s", s->refused ? ": " : "", s->refused ? s->why : "");
+    if (!s->count && !s->too_large) {
+        char why[sizeof(Error)];
+        no_layout(s, why, sizeof why);
+        error_set(err, "no layout of these sizes exists: %s", why);
         return;
     }
-    char flags[512], would[256] = "no number of GPUs up to 64 times as many would do";
+    char flags[512], would[256];
     layout_flags(flags, sizeof flags, &s->smallest);
-    Wish free_recompute = s->wish, free_batch = s->wish, free_layout = s->wish, more = s->wish;
+    Wish free_recompute = s->wish, free_batch = s->wish, free_layout = s->wish;
     free_recompute.recompute = -1, free_batch.micro_batch = 0;
     free_layout.t = free_layout.p = free_layout.d = free_layout.v = free_layout.micro_batch = 0;
     free_layout.schedule = free_layout.recompute = free_layout.zero = free_layout.sequence_parallel = -1;
-    bool found = true;
     if (s->wish.recompute >= 0 && would_fit(s, &free_recompute))
         snprintf(would, sizeof would, "recomputation would do");
     else if (s->wish.micro_batch > 1 && would_fit(s, &free_batch))
         snprintf(would, sizeof would, "a smaller micro-batch would do");
     else if (would_fit(s, &free_layout)) snprintf(would, sizeof would, "another layout of these GPUs would do");
-    else found = false;
-    for (size_t times = 2; times <= 64 && !found && s->wish.ranks * times <= 65536; times *= 2) {
-        more.ranks = s->wish.ranks * times;
-        found = would_fit(s, &more);
-        if (found) snprintf(would, sizeof would, "%zu GPUs would do", more.ranks);
+    else {
+        size_t least = search_smallest(s);
+        if (least) snprintf(would, sizeof would, "%zu GPUs would do, and no fewer", least);
+        else snprintf(would, sizeof would, "no number of GPUs up to %d would do", SEARCH_GPUS);
     }
     error_set(err, "nothing fits: %s needs %.1f GiB of %.1f; %s", flags, (double)s->smallest.memory / 1073741824.0,
               s->cluster->memory / 1073741824.0, would);
@@ -359,6 +463,7 @@ static void print_json(const Search *s) {
         cJSON_AddBoolToObject(row, "zero", r->zero);
         cJSON_AddStringToObject(row, "order", r->order);
         cJSON_AddNumberToObject(row, "step_seconds", x->seconds);
+        cJSON_AddNumberToObject(row, "clock_seconds", x->clock);
         cJSON_AddNumberToObject(row, "mfu", mfu(s, x));
         cJSON_AddNumberToObject(row, "memory_bytes", (double)x->memory);
         cJSON_AddNumberToObject(row, "idle_seconds", time.parts[TIME_IDLE]);
@@ -377,10 +482,10 @@ int main(int argc, char **argv) {
     Search s;
     const char *name = NULL;
     char path[PATH_MAX];
-    bool json = false;
+    bool json = false, light = false;
     memset(&s, 0, sizeof s);
     if (argc == 1 || strcmp(argv[1], "--help") == 0) {
-        printf("usage: plan --model NAME --cluster FILE|NAME --gpus N --batch G [--json]\n"
+        printf("usage: plan --model NAME --cluster FILE|NAME --gpus N --batch G [--light] [--json]\n"
                "sizes of a model: --layers --heads --channels --seq --vocab\n"
                "to fix a part of the layout: --tensor --pipeline --data --virtual --micro-batch --schedule --recompute "
                "--sequence-parallel\n    --zero --order\nmodels: ");
@@ -388,7 +493,7 @@ int main(int argc, char **argv) {
         printf("\n");
         return argc == 1 ? 2 : 0;
     }
-    if (!read_wish(&s.wish, &name, &json, argc, argv, &err) || !read_cluster(&cluster, path, name, &err))
+    if (!read_wish(&s.wish, &name, &json, &light, argc, argv, &err) || !read_cluster(&cluster, path, name, &err))
         return fail(&err);
     s.cluster = &cluster;
     s.progress = isatty(STDERR_FILENO);
@@ -399,6 +504,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "error: %s\n", err.text);
         return 1;
     }
+    if (!light) rank_by_clock(&s, path);
     if (json) print_json(&s);
     else {
         print_counts(stdout, &s);

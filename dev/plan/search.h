@@ -1,6 +1,6 @@
 // search.h: which layouts there are, which of them are refused or do not fit, and which is fastest.
 //
-// defines: Wish, Search, search_layouts, search_free, candidate_less
+// defines: Wish, Search, search_layouts, search_fits, search_smallest, search_free, candidate_less
 //
 // Every layout gets a lower bound of its step's time (step_bound: cheap). In the order of the bounds it counts memory
 // and simulates, until the next bound is above the worst of the best layouts to report. The
@@ -12,7 +12,8 @@
 
 #include <time.h>
 
-enum { SEARCH_BEST = 10, SEARCH_MICRO_BATCH = 64 };
+enum { SEARCH_BEST = 10, SEARCH_MICRO_BATCH = 64, SEARCH_GPUS = 65536, SEARCH_PIECES = 4096,
+       SEARCH_IN_FLIGHT = 3 };  // zb-auto keeps once, twice or three times p micro-batches
 
 // The request. The search chooses numbers that are 0 and choices that are -1.
 typedef struct {
@@ -28,11 +29,13 @@ typedef struct {
     Wish wish;
     Candidate *all;                // [count] in the order of their bounds
     size_t count, room;
+    size_t listed;                 // layouts that the trainer accepts
     size_t refused, too_large, simulated, beaten;  // beaten: not simulated, as their bound is no better than the best
     char why[sizeof(Error)];       // of one refusal
     Candidate best[SEARCH_BEST];
     size_t found;
     Candidate smallest;            // of the layouts that do not fit
+    StepMemo memo;
     bool progress;                 // print how far it is
 } Search;
 
@@ -46,17 +49,37 @@ static inline int order_number(const char *order) {
     return i;
 }
 
-// True if an earlier order gives the same places: the orders differ in axes of one rank only.
-static inline bool order_is_double(const StepLayout *r, int number) {
-    char kept[ORDER_COUNT][4];
-    for (int i = 0; i <= number; i++) {
-        size_t n = 0;
-        for (const char *axis = ORDERS[i]; *axis; axis++)
-            if ((*axis == 't' ? r->t : *axis == 'd' ? r->d : r->p) > 1) kept[i][n++] = *axis;
-        kept[i][n] = 0;
+// Where a layout's groups and messages sit: all that its time has of the order.
+typedef struct {
+    Placement tensor, data, ends;
+    double forward, wrapped;  // s of a message to the next stage, and from the last to the first
+} OrderPlaces;
+
+static inline OrderPlaces order_places(const Cluster *c, const StepLayout *layout, const char *order) {
+    StepLayout r = *layout;
+    OrderPlaces x;
+    memset(&x, 0, sizeof x);
+    strcpy(r.order, order);
+    Grid g = step_grid(c, &r);
+    x.tensor = step_group(c, &g, 0, 't'), x.data = step_group(c, &g, 0, 'd'), x.ends = step_group(c, &g, 0, 'e');
+    if (r.p > 1) x.forward = step_send(c, &r, &g, 0), x.wrapped = step_send(c, &r, &g, r.p - 1);
+    return x;
+}
+
+static inline bool placement_same(const Placement *a, const Placement *b) {
+    return a->nodes == b->nodes && a->per_node == b->per_node && a->sharing == b->sharing && a->islands == b->islands &&
+           a->crossing == b->crossing;
+}
+
+// True if an earlier order gives the same places.
+static inline bool order_is_double(const Cluster *c, const StepLayout *r, int number) {
+    OrderPlaces mine = order_places(c, r, ORDERS[number]);
+    for (int i = 0; i < number; i++) {
+        OrderPlaces other = order_places(c, r, ORDERS[i]);
+        if (placement_same(&mine.tensor, &other.tensor) && placement_same(&mine.data, &other.data) &&
+            placement_same(&mine.ends, &other.ends) && mine.forward == other.forward && mine.wrapped == other.wrapped)
+            return true;
     }
-    for (int i = 0; i < number; i++)
-        if (strcmp(kept[i], kept[number]) == 0) return true;
     return false;
 }
 
@@ -88,11 +111,11 @@ static inline void search_add(Search *s, const Candidate *x) {
         s->all = (Candidate *)host_resize(s->all, s->room, sizeof *s->all);
     }
     s->all[s->count] = *x;
-    s->all[s->count++].bound = step_bound(s->cluster, &x->run);
+    s->all[s->count++].bound = step_bound(s->cluster, &x->run, &s->memo);
 }
 
 // Recomputation, ZeRO and rank order of a layout that the trainer accepts.
-static inline void search_variants(Search *s, Candidate x) {
+static inline void search_variants(Search *s, Candidate x, bool fits, const bool doubles[ORDER_COUNT]) {
     const Wish *w = &s->wish;
     bool one_node = w->ranks <= (size_t)s->cluster->gpus_per_node;  // all its ranks are alike
     for (x.recompute = RECOMPUTE_NONE; x.recompute <= RECOMPUTE_LAYER; x.recompute++) {
@@ -102,16 +125,18 @@ static inline void search_variants(Search *s, Candidate x) {
             if (w->zero >= 0 && w->zero != zero && x.run.d > 1) continue;
             x.run.zero = zero;
             for (int o = 0; o < (one_node || w->order ? 1 : (int)ORDER_COUNT); o++) {
-                if (order_is_double(&x.run, o)) continue;
+                if (doubles[o]) continue;
                 strcpy(x.run.order, w->order ? w->order : ORDERS[o]);
-                search_add(s, &x);
+                s->listed++;
+                if (fits) search_add(s, &x);
+                else s->too_large++;
             }
         }
     }
 }
 
 // Schedules, chunks and sequence parallelism of sizes whose product is the number of ranks.
-static inline void search_schedules(Search *s, Candidate x) {
+static inline void search_schedules(Search *s, Candidate x, bool fits, const bool doubles[ORDER_COUNT]) {
     const Wish *w = &s->wish;
     size_t p = x.run.p, L = w->model.L;
     Error err;
@@ -126,36 +151,102 @@ static inline void search_schedules(Search *s, Candidate x) {
             for (size_t v = chunks ? 2 : 1; v <= (chunks ? L / p : 1); v++) {
                 if ((w->v && w->v != v) || (chunks && L % (p * v))) continue;
                 x.run.v = v;
-                if (candidate_refused(&x, w->model.V, &err)) {
-                    snprintf(s->why, sizeof s->why, "%s", err.text);
-                    s->refused++;
-                } else search_variants(s, x);
+                for (size_t times = 1; times <= (schedule == SCHEDULE_ZB_AUTO ? SEARCH_IN_FLIGHT : 1); times++) {
+                    x.run.max_in_flight = schedule == SCHEDULE_ZB_AUTO ? times * p : 0;
+                    if (candidate_refused(&x, w->model.V, &err)) {
+                        snprintf(s->why, sizeof s->why, "%s", err.text);
+                        s->refused++;
+                    } else search_variants(s, x, fits, doubles);
+                }
             }
         }
     }
 }
 
-static inline void search_enumerate(Search *s) {
+// A layout of the wish without sizes.
+static inline Candidate search_blank(const Search *s, size_t ranks) {
     const Wish *w = &s->wish;
     Candidate x;
     memset(&x, 0, sizeof x);
-    x.run.ranks = w->ranks, x.run.layers = w->model.L, x.run.C = w->model.C, x.run.NH = w->model.NH;
+    x.run.ranks = ranks, x.run.layers = w->model.L, x.run.C = w->model.C, x.run.NH = w->model.NH;
     x.run.T = w->T, x.run.vocabulary = w->model.Vp, x.run.global_batch = w->global_batch;
     x.run.scatter_gather = s->cluster->scatter_gather;
-    for (x.run.t = 1; x.run.t <= w->ranks && x.run.t <= w->model.NH; x.run.t++) {
-        if (w->ranks % x.run.t || (w->t && w->t != x.run.t)) continue;
+    strcpy(x.run.order, w->order ? w->order : ORDERS[0]);
+    return x;
+}
+
+// True if t and p leave data ranks that the wish and the batch allow; their number goes into x.
+static inline bool search_split(const Wish *w, Candidate *x) {
+    StepLayout *r = &x->run;
+    if (r->ranks % (r->t * r->p) || (w->t && w->t != r->t) || (w->p && w->p != r->p)) return false;
+    r->d = r->ranks / (r->t * r->p);
+    return (!w->d || w->d == r->d) && w->global_batch % r->d == 0;
+}
+
+// True if a layout of these t, p and d fits: one that needs as little memory as any. Such have the least micro-batch,
+// 1F1B, and one of the ways to recompute and to shard. Keeps the smallest layout in s->smallest.
+static inline bool search_fits(Search *s, Candidate x) {
+    const Wish *w = &s->wish;
+    StepLayout *r = &x.run;
+    Error err;
+    // Weights and gradients are not sharded over data ranks, the optimizer's 12 bytes may be.
+    double parameters = 12.0 * (double)(w->model.L * w->model.C) * (double)w->model.C;
+    double states = parameters * (6 / (double)(r->t * r->p) + 12 / (double)r->ranks);
+    if (states > s->cluster->memory && s->smallest.memory && states > (double)s->smallest.memory) return false;
+    r->micro_batch = w->micro_batch ? w->micro_batch : 1;
+    if (r->global_batch / r->d % r->micro_batch) return false;
+    r->schedule = w->schedule >= 0 ? (Schedule)w->schedule : w->v > 1 ? SCHEDULE_INTERLEAVED : SCHEDULE_1F1B;
+    r->max_in_flight = r->schedule == SCHEDULE_ZB_AUTO ? r->p : 0;
+    for (int sp = r->t > 1; sp >= 0; sp--)
+        for (x.recompute = RECOMPUTE_LAYER; x.recompute >= RECOMPUTE_NONE; x.recompute--)
+            for (int zero = r->d > 1; zero >= 0; zero--)
+                for (r->v = w->v ? w->v : r->schedule == SCHEDULE_INTERLEAVED ? 2 : 1; r->v <= r->layers; r->v++) {
+                    bool wished = (w->sequence_parallel < 0 || w->sequence_parallel == sp || r->t == 1) &&
+                                  (w->recompute < 0 || w->recompute == x.recompute) &&
+                                  (w->zero < 0 || w->zero == zero || r->d == 1);
+                    if ((w->v || r->schedule != SCHEDULE_INTERLEAVED) && !wished) break;
+                    r->sequence_parallel = sp, r->zero = zero;
+                    if (wished && (r->schedule != SCHEDULE_INTERLEAVED || r->layers % (r->p * r->v) == 0) &&
+                        !candidate_refused(&x, w->model.V, &err)) {
+                        candidate_memory(&x, w->model.V, (size_t)s->cluster->reserve, true);
+                        if (!s->smallest.memory || x.memory < s->smallest.memory) s->smallest = x;
+                        if ((double)x.memory <= s->cluster->memory) return true;
+                    }
+                    if (w->v || r->schedule != SCHEDULE_INTERLEAVED) break;
+                }
+    return false;
+}
+
+// Returns the smallest number of GPUs on which the wish fits, or 0 if there is none up to SEARCH_GPUS.
+static inline size_t search_smallest(const Search *asked) {
+    Search s = *asked;
+    const Wish *w = &s.wish;
+    double parameters = 12.0 * (double)(w->model.L * w->model.C) * (double)w->model.C;
+    size_t least = (size_t)(18 * parameters / s.cluster->memory);
+    for (size_t n = least ? least : 1; n <= SEARCH_GPUS; n++) {
+        Candidate x = search_blank(&s, n);
+        for (x.run.t = 1; x.run.t <= n && x.run.t <= w->model.NH; x.run.t++)
+            for (x.run.p = 1; x.run.p * x.run.t <= n && x.run.p <= w->model.L; x.run.p++)
+                if (search_split(w, &x) && search_fits(&s, x)) return n;
+    }
+    return 0;
+}
+
+static inline void search_enumerate(Search *s) {
+    const Wish *w = &s->wish;
+    Candidate x = search_blank(s, w->ranks);
+    for (x.run.t = 1; x.run.t <= w->ranks && x.run.t <= w->model.NH; x.run.t++)
         for (x.run.p = 1; x.run.p * x.run.t <= w->ranks && x.run.p <= w->model.L; x.run.p++) {
-            if (w->ranks % (x.run.t * x.run.p) || (w->p && w->p != x.run.p)) continue;
-            x.run.d = w->ranks / (x.run.t * x.run.p);
-            if ((w->d && w->d != x.run.d) || w->global_batch % x.run.d) continue;
+            if (!search_split(w, &x)) continue;
+            bool fits = search_fits(s, x), doubles[ORDER_COUNT] = {false};
+            for (int i = 0; i < ORDER_COUNT; i++) doubles[i] = !w->order && order_is_double(s->cluster, &x.run, i);
             size_t share = w->global_batch / x.run.d;
             for (size_t b = 1; b <= share && b <= SEARCH_MICRO_BATCH; b++) {
                 if (share % b || (w->micro_batch && w->micro_batch != b)) continue;
                 x.run.micro_batch = b;
-                search_schedules(s, x);
+                search_schedules(s, x, fits, doubles);
             }
         }
-    }
 }
 
 static inline double search_seconds(void) {
@@ -164,9 +255,19 @@ static inline double search_seconds(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-// Puts a simulated layout among the best, if it is one of them.
+// True if two layouts of equal time are one to a reader: only the order, the schedule's name or its limit differ.
+static inline bool candidate_same(const Candidate *a, const Candidate *b) {
+    const StepLayout *r = &a->run, *q = &b->run;
+    return a->seconds == b->seconds && r->t == q->t && r->p == q->p && r->d == q->d && r->v == q->v &&
+           r->micro_batch == q->micro_batch && r->sequence_parallel == q->sequence_parallel && r->zero == q->zero &&
+           a->recompute == b->recompute;
+}
+
+// Puts a simulated layout among the best, if it is one of them and none of them is the same.
 static inline void search_keep(Search *s, const Candidate *x) {
     size_t at = s->found;
+    for (size_t i = 0; i < s->found; i++)
+        if (candidate_same(x, &s->best[i])) return;
     while (at > 0 && candidate_less(x, &s->best[at - 1])) at--;
     if (at == SEARCH_BEST) return;
     if (s->found < SEARCH_BEST) s->found++;
@@ -225,9 +326,9 @@ static inline void search_zero_bubble(Search *s) {
         }
         if (x.run.p == 1 || seen) continue;
         x.run.v = 1, x.run.schedule = SCHEDULE_ZB_AUTO;
-        for (size_t limit = x.run.p; limit <= 2 * x.run.p; limit += x.run.p) {
+        for (size_t times = 1; times <= SEARCH_IN_FLIGHT; times++) {
             Error err;
-            x.run.max_in_flight = limit;
+            x.run.max_in_flight = times * x.run.p;
             if (!candidate_refused(&x, s->wish.model.V, &err)) search_try(s, &x);
         }
     }
@@ -236,6 +337,8 @@ static inline void search_zero_bubble(Search *s) {
 // Fills s->best from s->wish and s->cluster.
 static inline void search_layouts(Search *s) {
     double began = search_seconds(), last = began;
+    s->memo.size = SEARCH_PIECES;
+    s->memo.piece = (StepPieces *)host_alloc(s->memo.size, sizeof *s->memo.piece);
     search_enumerate(s);
     qsort(s->all, s->count, sizeof *s->all, candidate_compare_bounds);
     for (size_t i = 0; i < s->count; i++) {
@@ -251,7 +354,7 @@ static inline void search_layouts(Search *s) {
 }
 
 static inline void search_free(Search *s) {
-    free(s->all);
+    free(s->all), free(s->memo.piece);
     memset(s, 0, sizeof *s);
 }
 

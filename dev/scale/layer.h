@@ -87,26 +87,27 @@ static inline void ops_g_backward(OpList *o, const Cluster *c, const LayerShape 
     if (s->sequence_parallel) ops_add(o, "all-gather", TIME_TENSOR, layer_collective(c, s, COLLECTIVE_ALL_GATHER));
 }
 
-// Adds a GEMM beside a collective: both are slower, and the rest of the collective is exposed.
+// Adds a GEMM beside a collective, which began `before` seconds earlier: both are slower, and the rest of the collective
+// is exposed.
 static inline void ops_beside(OpList *o, const Cluster *c, const LayerShape *s, const char *gemm_name, double gemm,
-                              const char *name, CollectiveKind kind) {
+                              double before, const char *name, CollectiveKind kind) {
     double seconds = s->t > 1 ? layer_collective(c, s, kind) : 0;
-    double slow = fmin(seconds, gemm) * (c->overlap_slowdown - 1);
+    double slow = fmin(seconds, before + gemm) * (c->overlap_slowdown - 1);
     ops_add(o, gemm_name, TIME_GEMM, gemm + slow);
-    ops_add(o, name, TIME_TENSOR, seconds - gemm - slow);
+    ops_add(o, name, TIME_TENSOR, seconds - before - gemm - slow);
 }
 
 // Adds both gradients of Y(N, n) = X(N, k) W and their accumulation. wide: W is column-parallel, so f stands before it.
-// Then dX is summed over the tensor group, and sequence parallelism gathers X again.
+// Then dX is summed over the tensor group, and sequence parallelism gathers X again, which began `before` seconds ago.
 static inline void ops_linear_backward(OpList *o, const Cluster *c, const LayerShape *s, size_t N, size_t n, size_t k,
-                                       bool wide) {
+                                       bool wide, double before) {
     double input = cost_gemm(c, N, k, n, s->precision), weight = cost_gemm(c, k, n, N, s->precision);
     CollectiveKind sum = s->sequence_parallel ? COLLECTIVE_REDUCE_SCATTER : COLLECTIVE_ALL_REDUCE;
     const char *name = s->sequence_parallel ? "reduce-scatter" : "all-reduce";
     if (wide && s->sequence_parallel)
-        ops_beside(o, c, s, "input gradient", input, "all-gather", COLLECTIVE_ALL_GATHER);
+        ops_beside(o, c, s, "input gradient", input, before, "all-gather", COLLECTIVE_ALL_GATHER);
     else ops_add(o, "input gradient", TIME_GEMM, input);
-    if (wide && c->tensor_overlap) ops_beside(o, c, s, "weight gradient", weight, name, sum);
+    if (wide && c->tensor_overlap) ops_beside(o, c, s, "weight gradient", weight, 0, name, sum);
     else {
         ops_add(o, "weight gradient", TIME_GEMM, weight);
         if (wide && s->t > 1) ops_add(o, name, TIME_TENSOR, layer_collective(c, s, sum));
@@ -172,14 +173,16 @@ static inline void ops_layer_backward(OpList *o, const Cluster *c, const LayerSh
     double rows = (double)(N / (s->sequence_parallel ? s->t : 1)) * (double)s->C, inner = (double)N * (double)A;
     for (int half = 0; half < 2; half++) {  // the MLP, then attention
         ops_g_backward(o, c, s);
-        ops_linear_backward(o, c, s, N, s->C, half == 0 ? F : A, false);
+        double began = ops_seconds(o, NULL);
+        ops_linear_backward(o, c, s, N, s->C, half == 0 ? F : A, false, 0);
         if (half == 0) ops_memory(o, c, "gelu", MEMORY_SOFTMAX, 3 * e * 4 * inner);
         else ops_attention(o, c, s, true);
         // three matrices of (N, A) gathered into dqkv, and datty transposed
         if (half == 1 && c->attention == ATTENTION_UNFUSED)
             ops_memory(o, c, "transpose", MEMORY_ELEMENTWISE, (2 + 6) * e * inner);
         ops_memory(o, c, "bias gradient", MEMORY_ELEMENTWISE, (half == 0 ? 4 : 3) * e * inner);
-        ops_linear_backward(o, c, s, N, half == 0 ? F : 3 * A, s->C, true);
+        bool early = c->gather_early && c->tensor_overlap;
+        ops_linear_backward(o, c, s, N, half == 0 ? F : 3 * A, s->C, true, early ? ops_seconds(o, NULL) - began : 0);
         ops_add(o, "layernorm, residual", TIME_MEMORY, cost_residual_backward(c, e * rows, rows));
     }
 }
@@ -226,7 +229,7 @@ static inline void head_operations(OpList *o, const Cluster *c, const LayerShape
     double e = precision_bytes(s->precision), rows = (double)(N / (s->sequence_parallel ? s->t : 1)) * (double)s->C;
     o->count = 0;
     if (backward) {
-        ops_linear_backward(o, c, s, N, V, s->C, true);
+        ops_linear_backward(o, c, s, N, V, s->C, true, 0);
         ops_add(o, "layernorm", TIME_MEMORY, cost_layernorm_backward(c, e * rows));
         return;
     }

@@ -6,7 +6,7 @@
 #ifndef DEV_SCALE_STEP_H
 #define DEV_SCALE_STEP_H
 
-#include "llmc/grid.h"
+#include "llmc/sim/place.h"
 #include "dev/scale/layer.h"
 #include "llmc/zero_bubble.h"
 
@@ -20,6 +20,7 @@ typedef struct {
     size_t max_in_flight;  // of zb-auto
     bool zero;        // the optimizer's state is sharded over the data ranks
     char order[4];    // of the axes in the rank's number, fastest first; "" is "tdp"
+    size_t shard;     // FSDP: 2 shards gradients and optimizer, 3 the weights as well; 0: no FSDP
 } StepLayout;
 
 typedef struct {
@@ -37,14 +38,6 @@ static inline bool step_split(const StepLayout *r) {
     return r->schedule == SCHEDULE_ZB_H1 || r->schedule == SCHEDULE_ZB_AUTO;
 }
 
-// How far apart two ranks are that differ by one in an axis: 't', 'd' or 'p'.
-static inline size_t step_stride(const StepLayout *r, char axis) {
-    size_t stride = 1;
-    for (const char *at = r->order[0] ? r->order : "tdp"; *at != axis; at++)
-        stride *= *at == 't' ? r->t : *at == 'd' ? r->d : r->p;
-    return stride;
-}
-
 // Returns the placement of the group of `count` ranks first, first + stride, ...: a group of a grid.
 static inline Placement placement_stride(const Cluster *c, size_t first, size_t stride, size_t count, size_t world) {
     size_t *ranks = (size_t *)host_alloc(count, sizeof *ranks);
@@ -54,10 +47,26 @@ static inline Placement placement_stride(const Cluster *c, size_t first, size_t 
     return place;
 }
 
-static inline Placement step_tensor_group(const Cluster *c, const StepLayout *r) {
-    Placement group = placement_stride(c, 0, step_stride(r, 't'), r->t, r->ranks);
-    group.alone = true;
-    return group;
+// The layout's grid, at the first stage of the data rank for which the job waits, as in the trainer's simulation.
+static inline Grid step_grid(const Cluster *c, const StepLayout *r) {
+    Grid g;
+    Error err;
+    memset(&g, 0, sizeof g);
+    if (!grid_make(&g, r->ranks, 0, r->t, r->d, r->p, r->order[0] ? r->order : "tdp", &err)) abort();  // checked before
+    grid_place(&g, (size_t)grid_rank_at(&g, 0, grid_worst_data_rank(&g, (size_t)c->gpus_per_node), 0));
+    return g;
+}
+
+// The placement of one group of that rank's at a stage: 't' tensor, 'd' data, 'e' the two ends.
+static inline Placement step_group(const Cluster *c, const Grid *g, size_t stage, char group) {
+    size_t d = group == 'd' ? 0 : g->d_rank, first = (size_t)grid_rank_at(g, 0, d, group == 'e' ? 0 : stage);
+    size_t next = (size_t)(group == 't'   ? grid_rank_at(g, g->t > 1, d, stage)
+                           : group == 'd' ? grid_rank_at(g, 0, g->d > 1, stage)
+                                          : grid_rank_at(g, 0, d, g->p - 1));
+    Placement place = placement_stride(c, first, next - first, group == 't' ? g->t : group == 'd' ? g->d : 2, g->world);
+    if (group == 'e') place = placement_among(place, g->t * g->d);
+    place.alone = group == 't';
+    return place;
 }
 
 static inline bool step_check(const StepLayout *r, Error *err) {
@@ -95,37 +104,79 @@ static inline void step_take_weights(OpList *from, OpList *to) {
     from->count = kept;
 }
 
+// What chunks consist of: a layer, the embedding and the head.
+enum { STEP_KEY = 15 };
+typedef struct {
+    size_t key[STEP_KEY];  // what they depend on but for the cluster; all 0: not there yet
+    ChunkCost layer, embedding, head;
+} StepPieces;
+
+// Pieces that were asked for before, by a hash of their keys. A search asks for the same ones again and again.
+typedef struct {
+    StepPieces *piece;  // [size]
+    size_t size;
+} StepMemo;
+
 // In halves, the sum of an input's gradient has no weight gradient beside it, and both recompute. Gradients of the
 // embedding and the head belong to the input half.
-static inline ChunkCost step_chunk_cost(const Cluster *c, const StepLayout *r, size_t chunk) {
-    ChunkCost cost;
+static inline void step_make_pieces(const Cluster *c, const StepLayout *r, Placement tensor, StepPieces *x) {
     Cluster alone = *c;
     OpList o, again, weights;
-    memset(&cost, 0, sizeof cost);
-    if (step_split(r)) alone.tensor_overlap = false;
+    bool split = step_split(r);
+    if (split) alone.tensor_overlap = false;
     LayerShape s = {r->micro_batch, r->T, r->C, r->NH, r->t, r->vocabulary, r->sequence_parallel, false, r->recompute,
-                    COST_BF16, step_tensor_group(c, r)};
-    double layers = (double)step_chunk_layers(r, chunk);
+                    COST_BF16, tensor};
     for (int kind = STEP_FORWARD; kind <= STEP_BACKWARD; kind++)
         for (int later = 0; later < 2; later++) {
             s.add = later;
-            layer_operations(&o, step_split(r) ? &alone : c, &s, kind == STEP_BACKWARD);
-            if (kind == STEP_BACKWARD && step_split(r)) {
+            layer_operations(&o, &alone, &s, kind == STEP_BACKWARD);
+            if (kind == STEP_BACKWARD && split) {
                 step_take_weights(&o, &weights);
-                step_add(&cost, STEP_WEIGHT, later, &weights, layers);
+                step_add(&x->layer, STEP_WEIGHT, later, &weights, 1);
                 layer_recomputes(&again, &alone, &s);
-                step_add(&cost, STEP_WEIGHT, later, &again, layers);
+                step_add(&x->layer, STEP_WEIGHT, later, &again, 1);
             }
-            step_add(&cost, kind, later, &o, layers);
-            if (chunk == 0) {
-                embedding_operations(&o, c, &s, kind == STEP_BACKWARD);
-                step_add(&cost, kind, later, &o, 1);
-            }
-            if (chunk == r->p * r->v - 1) {
-                head_operations(&o, c, &s, kind == STEP_BACKWARD);
-                step_add(&cost, kind, later, &o, 1);
-            }
+            step_add(&x->layer, kind, later, &o, 1);
+            embedding_operations(&o, c, &s, kind == STEP_BACKWARD);
+            step_add(&x->embedding, kind, later, &o, 1);
+            head_operations(&o, c, &s, kind == STEP_BACKWARD);
+            step_add(&x->head, kind, later, &o, 1);
         }
+}
+
+// Returns the pieces of a layout whose tensor group sits there.
+static inline const StepPieces *step_pieces(const Cluster *c, const StepLayout *r, Placement q, StepMemo *memo) {
+    const size_t key[STEP_KEY] = {r->micro_batch, r->T, r->C, r->NH, r->t, r->vocabulary, r->sequence_parallel,
+                                  r->recompute, step_split(r), q.nodes, q.per_node, q.sharing, q.islands, q.crossing,
+                                  r->shard};
+    size_t hash = 0;
+    for (int i = 0; i < STEP_KEY; i++) hash = (hash ^ key[i]) * 0x9e3779b97f4a7c15u;
+    StepPieces *x = &memo->piece[(hash >> 32) % memo->size];
+    if (memcmp(x->key, key, sizeof key) != 0) {
+        memset(x, 0, sizeof *x);
+        memcpy(x->key, key, sizeof key);
+        step_make_pieces(c, r, q, x);
+    }
+    return x;
+}
+
+// Adds all times of a piece.
+static inline void step_add_cost(ChunkCost *sum, const ChunkCost *x, double times) {
+    for (int kind = 0; kind < 3; kind++)
+        for (int later = 0; later < 2; later++) {
+            sum->seconds[kind][later] += times * x->seconds[kind][later];
+            for (int g = 0; g < TIME_PARTS; g++) sum->groups[kind][later][g] += times * x->groups[kind][later][g];
+        }
+}
+
+static inline ChunkCost step_chunk_cost(const Cluster *c, const StepLayout *r, const Grid *g, size_t chunk,
+                                        StepMemo *memo) {
+    ChunkCost cost;
+    memset(&cost, 0, sizeof cost);
+    const StepPieces *x = step_pieces(c, r, step_group(c, g, chunk % r->p, 't'), memo);
+    step_add_cost(&cost, &x->layer, (double)step_chunk_layers(r, chunk));
+    if (chunk == 0) step_add_cost(&cost, &x->embedding, 1);
+    if (chunk == r->p * r->v - 1) step_add_cost(&cost, &x->head, 1);
     return cost;
 }
 
@@ -142,6 +193,7 @@ static inline double step_parameters(const StepLayout *r, size_t stage) {
 typedef struct {
     const Cluster *c;
     const StepLayout *r;
+    Grid grid;
     size_t m;
     PipelineLists lists;
     double *arrival;           // [2][p v][m] when the input of a chunk is at its stage; < 0: not yet
@@ -200,10 +252,10 @@ static inline void step_walk(StepMachine *x) {
 }
 
 // Stores the seconds of a stage's sums over data ranks, of gathering its weights with zero, and of its update.
-static inline void step_data(const Cluster *c, const StepLayout *r, size_t stage, double *sum, double *gather,
-                             double *update) {
+static inline void step_data(const Cluster *c, const StepLayout *r, const Grid *g, size_t stage, double *sum,
+                             double *gather, double *update) {
     double parameters = step_parameters(r, stage), bytes = c->gradient_bytes * parameters;
-    Placement data = placement_stride(c, 0, step_stride(r, 'd'), r->d, r->ranks);
+    Placement data = step_group(c, g, stage, 'd');
     *sum = cost_collective(c, r->zero ? COLLECTIVE_REDUCE_SCATTER : COLLECTIVE_ALL_REDUCE, bytes, data);
     *gather = r->zero ? cost_collective(c, COLLECTIVE_ALL_GATHER, 2 * parameters, data) : 0;
     *update = cost_memory(c, MEMORY_OPTIMIZER, c->optimizer_bytes * parameters / (double)(r->zero ? r->d : 1));
@@ -217,7 +269,7 @@ static inline double step_end(StepMachine *x) {
     double end = 0, update = 0, tied = 0;
     for (size_t s = 0; s < r->p; s++) {
         double sum, gather, mine;
-        step_data(c, r, s, &sum, &gather, &mine);
+        step_data(c, r, &x->grid, s, &sum, &gather, &mine);
         const ChunkCost *cost = &x->costs[s];
         double hidden = c->data_overlap ? fmin(sum, cost->seconds[STEP_BACKWARD][x->m > 1]) : 0;
         if (c->data_overlap) {
@@ -231,8 +283,7 @@ static inline double step_end(StepMachine *x) {
         update = fmax(update, mine);
     }
     if (r->p > 1) {
-        Placement ends = placement_stride(c, 0, step_stride(r, 'p') * (r->p - 1), 2, r->ranks);
-        ends = placement_among(ends, r->t * r->d);
+        Placement ends = step_group(c, &x->grid, 0, 'e');
         tied = cost_collective(c, COLLECTIVE_ALL_REDUCE,
                                c->gradient_bytes * (double)(r->vocabulary * r->C) / (double)r->t, ends);
         double both = fmax(x->free_at[0], x->free_at[r->p - 1]) + tied;
@@ -247,31 +298,33 @@ static inline double step_end(StepMachine *x) {
     return end + update + c->host_step;
 }
 
-static inline ChunkCost *step_chunk_costs(const Cluster *c, const StepLayout *r) {
-    size_t chunks = r->p * r->v;
-    ChunkCost *costs = (ChunkCost *)host_alloc(chunks, sizeof *costs);
-    for (size_t i = 0; i < chunks; i++) {
-        bool as_before = i > 1 && i < chunks - 1 && step_chunk_layers(r, i) == step_chunk_layers(r, i - 1);
-        costs[i] = as_before ? costs[i - 1] : step_chunk_cost(c, r, i);
-    }
+static inline ChunkCost *step_chunk_costs(const Cluster *c, const StepLayout *r, const Grid *g, StepMemo *memo) {
+    ChunkCost *costs = (ChunkCost *)host_alloc(r->p * r->v, sizeof *costs);
+    for (size_t i = 0; i < r->p * r->v; i++) costs[i] = step_chunk_cost(c, r, g, i, memo);
     return costs;
 }
 
 // Returns a lower bound of the step: the work of the busiest stage, after one forward of each stage in front of it. Far
 // cheaper than simulating.
-static inline double step_bound(const Cluster *c, const StepLayout *r) {
+static inline double step_bound(const Cluster *c, const StepLayout *r, StepMemo *memo) {
     double m = (double)(r->global_batch / (r->micro_batch * r->d)), most = 0, before = 0;
-    ChunkCost *costs = step_chunk_costs(c, r);
+    Grid g = step_grid(c, r);
     for (size_t s = 0; s < r->p; s++) {
         double busy = before, sum, gather, update;
-        for (size_t i = s; i < r->p * r->v; i += r->p)
+        const StepPieces *x = step_pieces(c, r, step_group(c, &g, s, 't'), memo);
+        for (size_t i = s; i < r->p * r->v; i += r->p) {
+            double layers = (double)step_chunk_layers(r, i), first = i == 0, last = i == r->p * r->v - 1;
             for (int kind = 0; kind < 3; kind++)
-                busy += costs[i].seconds[kind][0] + (m - 1) * costs[i].seconds[kind][1];
-        step_data(c, r, s, &sum, &gather, &update);
+                for (int later = 0; later < 2; later++)
+                    busy += (later ? m - 1 : 1) * (layers * x->layer.seconds[kind][later] +
+                                                   first * x->embedding.seconds[kind][later] +
+                                                   last * x->head.seconds[kind][later]);
+        }
+        step_data(c, r, &g, s, &sum, &gather, &update);
         most = fmax(most, busy + update);
-        before += costs[s].seconds[STEP_FORWARD][0];
+        before += (double)step_chunk_layers(r, s) * x->layer.seconds[STEP_FORWARD][0] +
+                  (s == 0 ? x->embedding.seconds[STEP_FORWARD][0] : 0);
     }
-    free(costs);
     return most + c->host_step;
 }
 
@@ -281,31 +334,39 @@ static inline double step_message(const StepLayout *r) {
     return r->sequence_parallel || (r->scatter_gather && r->t > 1) ? whole / (double)r->t : whole;
 }
 
+// Returns the seconds of such a message of a stage. The ranks beside the sender send as far.
+static inline double step_send(const Cluster *c, const StepLayout *r, const Grid *g, size_t stage) {
+    size_t from = (size_t)grid_rank_at(g, 0, g->d_rank, stage),
+           to = (size_t)grid_rank_at(g, 0, g->d_rank, (stage + 1) % r->p), between = from < to ? to - from : from - to;
+    if (between > r->ranks - between) between = r->ranks - between;
+    return cost_send_between(c, step_message(r), from, to, between);
+}
+
 // The step's time, or an error where the layout is none.
 static inline bool step_simulate(const Cluster *c, const StepLayout *r, StepTime *out, Error *err) {
     if (!step_check(r, err)) return false;
     size_t chunks = r->p * r->v, m = r->global_batch / (r->micro_batch * r->d);
     StepMachine x;
+    StepPieces pieces[8];
+    StepMemo memo = {pieces, sizeof pieces / sizeof *pieces};
+    memset(pieces, 0, sizeof pieces);
     memset(&x, 0, sizeof x);
-    x.c = c, x.r = r, x.m = m;
+    x.c = c, x.r = r, x.m = m, x.grid = step_grid(c, r);
     PipelineTimes search = zero_bubble_times(r->C, r->T);
     x.lists = zero_bubble_make(r->schedule, (int)r->p, (int)m, (int)r->v, &search,
                                r->max_in_flight ? r->max_in_flight : 2 * r->p);
     x.arrival = (double *)host_alloc(2 * chunks * m, sizeof *x.arrival);
     x.free_at = (double *)host_alloc(r->p, sizeof *x.free_at);
     x.parts = (double(*)[TIME_PARTS])host_alloc(r->p, sizeof *x.parts);
-    x.costs = step_chunk_costs(c, r);
+    x.costs = step_chunk_costs(c, r, &x.grid, &memo);
     x.send = (double *)host_alloc(r->p, sizeof *x.send);
     x.sent = (double *)host_alloc(2 * r->p, sizeof *x.sent);
     for (size_t i = 0; i < 2 * chunks * m; i++) x.arrival[i] = -1;
 
     double message = step_message(r);
     if (r->scatter_gather && r->t > 1 && !r->sequence_parallel)
-        x.gather = cost_collective(c, COLLECTIVE_ALL_GATHER, message * (double)r->t, step_tensor_group(c, r));
-    for (size_t s = 0; s < r->p; s++) {
-        size_t stride = step_stride(r, 'p');
-        x.send[s] = cost_send_between(c, message, s * stride, (s + 1) % r->p * stride, stride);
-    }
+        x.gather = cost_collective(c, COLLECTIVE_ALL_GATHER, message * (double)r->t, step_group(c, &x.grid, 0, 't'));
+    for (size_t s = 0; s < r->p; s++) x.send[s] = step_send(c, r, &x.grid, s);
     step_walk(&x);
     out->seconds = step_end(&x);
     double most = -1;

@@ -14,7 +14,7 @@ static inline bool trainer_can(const StepLayout *r) {
 // Returns the cluster with the trainers' software where the light simulation knows other software too.
 static inline Cluster trainer_software(const Cluster *cluster) {
     Cluster c = *cluster;
-    c.fused_forward = c.fused_backward = c.scatter_gather = true;
+    c.fused_forward = c.fused_backward = c.scatter_gather = c.gather_early = true;
     c.recompute_end = c.attention_recompute = false;
     c.gradient_bytes = 4;
     return c;

@@ -3,6 +3,8 @@
 #ifndef LLMC_CPU_VIRTUAL_TIME_CUH
 #define LLMC_CPU_VIRTUAL_TIME_CUH
 
+#include "llmc/sim/place.h"
+
 // Returns the peak FLOP/s of a device of this run, 0 if unknown.
 static inline double trainer_peak_flops(const Trainer *m) {
     const Cluster *c = &cpu_clock().cluster;
@@ -19,33 +21,18 @@ static inline bool trainer_virtual_time(const Options *o, Error *err) {
     return true;
 }
 
-// Returns how often a data rank's layers and messages leave a node: tensor groups and neighbouring stages.
-static inline size_t trainer_crossings(size_t node, const Grid *g, size_t d) {
-    size_t count = 0;
-    for (size_t p = 0; p < g->p; p++) {
-        size_t first = (size_t)grid_rank_at(g, 0, d, p) / node, last = (size_t)grid_rank_at(g, g->t - 1, d, p) / node;
-        count += last - first + ((size_t)grid_rank_at(g, 0, d, (p + 1) % g->p) / node != first);
-    }
-    return count;
-}
-
 // Makes a process for each stage: its first rank. If stages or tensor groups do not fill nodes, the job waits for the
 // data rank with the worst placed ranks. So the clock places the simulated ranks like these.
 static inline bool trainer_simulate_stages(Options *o, Error *err) {
     Grid grid;
     Cluster cluster;
-    size_t worst = 0, most = 0;
     if (!options_resolve(o, NULL, o->ranks, err)) return false;
     if (!grid_make(&grid, o->ranks, 0, o->tensor, o->data, o->pipeline, o->order, err)) return false;
     if (getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMI_SIZE"))
         return error_set(err, "--simulate is one command for all ranks: start it without mpirun");
     if (!cluster_read(&cluster, o->simulate, err)) return false;
-    for (size_t d = 0; d < grid.d; d++) {
-        size_t count = trainer_crossings((size_t)cluster.gpus_per_node, &grid, d);
-        if (count > most) most = count, worst = d;
-    }
     cpu_clock_start(&cluster, true);
-    cpu_clock().shift = (size_t)grid_rank_at(&grid, 0, worst, 0);
+    cpu_clock().shift = (size_t)grid_rank_at(&grid, 0, grid_worst_data_rank(&grid, (size_t)cluster.gpus_per_node), 0);
     int *ranks = (int *)host_alloc(grid.world, sizeof(int));
     bool ok = cpu_simulate_ranks(ranks, (int)grid_group(&grid, 'p', ranks), (int)grid.world);
     free(ranks);

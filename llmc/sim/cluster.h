@@ -50,6 +50,7 @@ typedef struct {
     bool dropout;                                // moves masks; the trainers' own dropout kernels count themselves
     bool data_overlap;                           // communication overlaps the last backward
     bool tensor_overlap, pipeline_overlap;       // it overlaps weight gradients; it overlaps everything
+    bool gather_early;                           // a gather of inputs anew begins with its half of the backward
     bool scatter_gather;                         // a tensor rank sends 1/t of a message to the next stage
     bool recompute_end;                          // a recomputed layer computes its last GEMM and sum too
     bool attention_recompute;                    // backward computes attention again
@@ -107,6 +108,7 @@ static const Field CLUSTER_FIELDS[] = {
     SWITCH(dropout, 0),
     SWITCH(data_overlap, 0),
     SWITCH(tensor_overlap, 0), SWITCH(pipeline_overlap, 0),
+    SWITCH(gather_early, CLUSTER_OPTIONAL),
     SWITCH(scatter_gather, 0),
     SWITCH(recompute_end, 0),
     SWITCH(attention_recompute, CLUSTER_OPTIONAL),

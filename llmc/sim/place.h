@@ -1,0 +1,25 @@
+// place.h: which ranks of a grid have the worst places on nodes.
+//
+// defines: grid_worst_data_rank
+#ifndef LLMC_SIM_PLACE_H
+#define LLMC_SIM_PLACE_H
+
+#include "llmc/grid.h"
+
+// Returns the data rank whose layers and messages leave nodes most often: its tensor groups and neighbouring stages. If
+// stages or tensor groups do not fill nodes, the job waits for it. Ranks a node apart sit alike.
+static inline size_t grid_worst_data_rank(const Grid *g, size_t node) {
+    size_t worst = 0, most = 0;
+    for (size_t d = 0; d < g->d && d < node; d++) {
+        size_t count = 0;
+        for (size_t p = 0; p < g->p; p++) {
+            size_t first = (size_t)grid_rank_at(g, 0, d, p), last = (size_t)grid_rank_at(g, g->t - 1, d, p);
+            size_t next = (size_t)grid_rank_at(g, 0, d, (p + 1) % g->p);
+            count += last / node - first / node + (next / node != first / node);
+        }
+        if (count > most) most = count, worst = d;
+    }
+    return worst;
+}
+
+#endif
