@@ -84,7 +84,7 @@ static inline StageMemory candidate_count(const Candidate *x, size_t vocabulary,
     pipeline_plan_layers(&m->plan, r->layers, r->p, stage, r->v);
     m->plan.slots = candidate_slots(r, stage);
     size_t align = TENSOR_ALIGN * r->d;
-    trainer_shard(m, {r->t, 0, stage == 0, stage == r->p - 1, m->plan.layer_count, m->plan.layers, align});
+    trainer_shard(m, {r->t, 0, stage == 0, stage == r->p - 1, m->plan.layer_count, m->plan.layers, align, 1, 0});
     own_buckets(m, &m->part);
     if (m->opt.zero) own_buckets(m, &m->state);
     layout(m);
