@@ -33,7 +33,7 @@ static inline Options candidate_options(const Candidate *x, size_t vocabulary) {
     o.sections = OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA;
     o.layers = r->layers, o.heads = r->NH, o.channels = r->C, o.vocab = vocabulary, o.seq = o.max_seq = r->T;
     o.micro_batch = r->micro_batch, o.global_batch = r->global_batch;
-    o.tensor = r->t, o.pipeline = r->p, o.data = r->d, o.chunks = r->v;
+    o.tensor = r->t, o.pipeline = r->p, o.data = r->d, o.context = 1, o.chunks = r->v;
     o.schedule = r->schedule, o.max_in_flight = r->max_in_flight;
     o.sequence_parallel = r->sequence_parallel, o.zero = r->zero, o.recompute = x->recompute;
     o.order = r->order[0] ? r->order : "tdp";

@@ -87,8 +87,8 @@ static inline void ops_g_backward(OpList *o, const Cluster *c, const LayerShape 
     if (s->sequence_parallel) ops_add(o, "all-gather", TIME_TENSOR, layer_collective(c, s, COLLECTIVE_ALL_GATHER));
 }
 
-// Adds a GEMM beside a collective, which began `before` seconds earlier: both are slower, and the rest of the collective
-// is exposed.
+// Adds a GEMM beside a collective, which began `before` seconds earlier: both are slower, and the rest of the
+// collective is exposed.
 static inline void ops_beside(OpList *o, const Cluster *c, const LayerShape *s, const char *gemm_name, double gemm,
                               double before, const char *name, CollectiveKind kind) {
     double seconds = s->t > 1 ? layer_collective(c, s, kind) : 0;
