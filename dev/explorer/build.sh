@@ -41,14 +41,37 @@ for name in stderr_text schedule_text command_text schedule_run schedule_result 
     exports+=("--export=$name")
 done
 # Functions that the page provides: math, and a way to end.
-printf '%s\n' pow cos exit _exit >"$dir/allowed"
+printf '%s\n' pow cos exp log log2 fmod exit _exit >"$dir/allowed"
 "$linker" --no-entry --gc-sections --strip-all -z stack-size=262144 --allow-undefined-file="$dir/allowed" \
     "${exports[@]}" -o "$dir/explorer.wasm" "$dir"/*.o
 
 base64 -w 0 "$dir/explorer.wasm" >"$dir/wasm"
+
+# Tables from their one source: models of dev/plan/models.h, clusters, and lines of functions that the page points to.
+{
+    echo 'const MODELS = {  // layers, heads, channels, T, vocabulary'
+    grep -oE '\{"[a-z0-9.-]+"(, [0-9]+){5}\}' dev/plan/models.h | sed -E 's/\{("[^"]*"), (.*)\}/    \1: [\2],/'
+    echo '};'
+    echo 'const CLUSTERS = {'
+    for file in dev/clusters/*.json; do
+        echo "    \"$(basename "$file" .json)\": {"
+        sed -nE 's/^ *"([a-z0-9_]+)": \{"value": ([^,]*), .*/        \1: \2,/p' "$file"
+        echo '    },'
+    done
+    echo '};'
+    echo 'const LINES = {'
+    for file in train_gpt_tp.cu train_gpt_pp.cu train_gpt_3d.cu dev/lessons/train_zero_bubble.cu; do
+        echo "    \"$file\": {"
+        grep -noE '^static [a-zA-Z *]*\b(run_batch|link_receive|link_send|forward|backward|tensor_sum|f_backward_begin|own_buckets)\(' \
+            "$file" | sed -E 's/^([0-9]+):.* \*?([a-z_]+)\($/        \2: \1,/'
+        echo '    },'
+    done
+    echo '};'
+} >"$dir/tables"
 awk -v dir="$dir" '
     function insert(file,   line) { while ((getline line < file) > 0) print line }
-    /^@@page/ { insert("dev/explorer/" substr($0, 3)); next }
+    /^@@(page|worker)/ { insert("dev/explorer/" substr($0, 3)); next }
+    /^@@tables/ { insert(dir "/tables"); next }
     /@@wasm/ { getline line < (dir "/wasm"); i = index($0, "@@wasm")
                print substr($0, 1, i - 1) line substr($0, i + 6); next }
     { print }' dev/explorer/page.html >"$dir/page"

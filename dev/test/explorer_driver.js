@@ -20,7 +20,7 @@
             else say(i, "bubble", x.bubble, short(x.makespan - x.busy / x.p), short(x.busy / x.p));
         } else if (panel === "layout") {
             for (let rank = 0; rank < laid.ranks; rank++) {
-                const s = laid.rank(rank).bytes;
+                const s = (await laid.rank(rank)).bytes;
                 say(i, "rank", rank, s.weights, s.gradients, s.optimizer, s.activations);
             }
             x.all.forEach((group, g) => group.forEach((op, o) => {
@@ -28,7 +28,7 @@
             }));
             let each = 0;  // the sums of what the single ranks send
             const total = sent => sent.flat().reduce((sum, one) => sum + one.sent, 0);
-            for (let rank = 0; rank < laid.ranks; rank++) each += total(laid.rank(rank).sent);
+            for (let rank = 0; rank < laid.ranks; rank++) each += total((await laid.rank(rank)).sent);
             say(i, "sums", each === total(x.all) ? "agree" : "differ");
         } else {
             say(i, "ring", x.rounds, x.sent, x.counted, x.last.map(row => row.join(",")).join(";"));
@@ -47,7 +47,7 @@
     for (const bad of ["x", "0", "", "-1", "1e9", "<b>"]) {
         field.value = bad;
         await changed(field);
-        say("bad", !$("refusal").hidden && location.hash === "#schedules" && $("facts").textContent === text &&
+        say("bad", !$("refusal").classList.contains("none") && location.hash === "#schedules" && $("facts").textContent === text &&
             $("timeline").toDataURL() === picture && state.schedules.p === "4" ? "kept" : "changed", bad);
     }
     // Keys.
@@ -58,8 +58,10 @@
     press("timeline", "End");
     say("keys", earlier !== null && timeShown === null ? "time" : "nothing");
     await open("#layout");
+    const settled = async done => { for (let i = 0; i < 200 && !done(); i++) await new Promise(go => setTimeout(go, 10)); };
     press("grid", "ArrowRight");
     press("grid", "ArrowDown");
+    await settled(() => location.hash === "#layout?rank=33");
     say("keys", rankShown === 33 ? "rank" : "nothing", rankShown);
     await open("#collectives");
     press("ring", "ArrowRight");
@@ -68,6 +70,94 @@
     field.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowUp", bubbles: true}));
     for (let i = 0; i < 100 && state.schedules.p !== "5"; i++) await new Promise(done => setTimeout(done, 10));
     say("keys", state.schedules.p === "5" && location.hash === "#schedules?p=5" ? "number" : "nothing", field.value);
+    // Findings of a user, by their names in run_explorer.sh.
+    const found = (name, right, ...more) => say("found", name, right ? "right" : "wrong", ...more);
+    const at = async hash => { history.replaceState(null, "", hash); return open(hash); };
+    const put = async (name, value) => {
+        const target = section(panel).querySelector(`[name=${name}]`);
+        target.value = value;
+        await changed(target);
+    };
+    await at("#schedules?kind=zb-auto&limit=4");
+    await put("limit", "-1");
+    await put("kind", "1f1b");
+    found("hidden-field", $("refusal").classList.contains("none") && state.schedules.kind === "1f1b");
+    await at("#schedules?kind=zb-auto");
+    found("zb-auto-both-numbers", /12\.50%.*only 0\.00%.*norm/.test($("facts").textContent));
+    await at("#schedules?one=1");
+    found("hangs-is-no-bubble", /unknown: the schedule hangs/.test($("facts").textContent));
+    await put("p", "0");
+    found("refusal-dims", document.querySelector("main").classList.contains("stale") && field.ariaInvalid === "true");
+    const place = $("timeline").getBoundingClientRect().top;
+    await put("p", "4");
+    found("refusal-keeps-places", $("timeline").getBoundingClientRect().top === place && field.ariaInvalid === "false");
+    await at("#schedules?kind=interleaved&v=2");
+    await put("v", "1");
+    found("sentence-names-the-field", /--virtual is the field/.test($("refusal").textContent));
+    await at("#layout");
+    for (const name of Object.keys(MODELS)) {
+        await put("model", name);
+        found("model-" + name, $("refusal").classList.contains("none") && numbers().fits, $("refusal").textContent);
+    }
+    await at("#layout?precision=fp8");
+    found("precision-refused", /no precision 'fp8'.*bf16/.test($("refusal").textContent));
+    await at("#layout?model=GPT-9");
+    found("model-refused", /no model 'GPT-9'; did you mean gpt/.test($("refusal").textContent));
+    found("units", countText(1.008e12) === "1.01 trillion" && countText(834432) === "834.4 thousand" &&
+        flopsText(3.524e8) === "352.4 MFLOP" && bytesText(2633.2 * 2 ** 40) === "2.57 PiB");
+    await at("#schedules");
+    play();
+    await settled(() => timeShown > 2);
+    stop();
+    found("stopped-play-keeps-address", timeShown !== null && location.hash === "#schedules?time=" + timeShown);
+    const cost = section("schedules").querySelector("[name=F]");
+    cost.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowUp", bubbles: true}));
+    await settled(() => state.schedules.F === "1.1");
+    found("arrows-change-times", state.schedules.F === "1.1", cost.value);
+    found("slider-says-its-time", /^time .* of /.test($("time").getAttribute("aria-valuetext")));
+    await at("#schedules?pin=kind%3Dgpipe%26m%3D16&m=16");
+    found("pin", pinned.m === 16 && pinned.values.kind === "gpipe" && /instead of 16 activations/.test($("facts").textContent) &&
+        !$("pinnedbox").hidden && location.hash.includes("pin=kind%3Dgpipe%26m%3D16"), location.hash);
+    const idle = numbers().idle;
+    found("idle-by-cause", Math.abs(idle.reduce((a, b) => a + b) - (shown.makespan * shown.p - shown.busy)) < 1e-9, idle);
+    await at("#schedules?follow=3");
+    found("follow", /F on stage 0 at 3, F on stage 1 at /.test($("facts").textContent) &&
+        /6: activations up/.test($("facts").textContent));
+    const seen = TOUR.length;
+    for (let step = 1; step <= seen; step++) {
+        await at("#tour?step=" + step);
+        const right = TOUR[step - 1].right(), button = [...$("guesses").children].find(b => b.textContent === right);
+        const kept = location.hash === "#tour?step=" + step;
+        if (button) button.click();
+        stop();
+        found("tour-" + step, kept && button && /^Right\. /.test($("told").textContent), right);
+    }
+    await at("#layout?model=ptdp-7.5b");
+    await settled(() => $("whatifdone").textContent.startsWith("Each"));
+    const lines = [...$("whatif").rows].map(row => row.textContent);
+    await at("#layout?model=ptdp-7.5b&zero=1");
+    const saved = fullestOf(laid);
+    await at("#layout?model=ptdp-7.5b");
+    found("what-if", lines.length > 5 && lines.some(line => line.startsWith("ZeRO-1\u2212" +
+        bytesText(fullestOf(laid) - saved))), lines[1]);
+    // A long question: the page answers meanwhile, and a shorter one takes its place.
+    history.replaceState(null, "", "#schedules");
+    await at("#schedules");
+    let beats = 0, slowest = 0, last = performance.now();
+    const beat = setInterval(() => {
+        beats++;
+        slowest = Math.max(slowest, performance.now() - last);
+        last = performance.now();
+    }, 10);
+    put("kind", "zb-auto");
+    await put("p", "1024");
+    const long = put("m", "1024");
+    await new Promise(go => setTimeout(go, 1000));
+    const working = !$("working").hidden;
+    await put("m", "8");
+    clearInterval(beat);
+    found("worker", working && beats > 10 && slowest < 1000 && $("working").hidden, beats, slowest.toFixed(0));
+    await at("#schedules");
     // How long drawing takes, from the input to the picture: the shortest of some times, as others use the machine too.
     for (const hash of SLOW) {
         let least = Infinity;

@@ -1,0 +1,128 @@
+// ---- events ---------------------------------------------------------------------------------------------------------
+
+function redraw() {
+    if (panel === "schedules" && shown) drawSchedule();
+    if (panel === "layout" && laid) drawGrid(), drawBytes();
+    if (panel === "collectives" && ringShown) drawRing();
+}
+
+// The box under the pointer: {s, t, micro, text}, or null outside.
+function inBox(canvas, r, event) {
+    const box = canvas.getBoundingClientRect(), row = rowHeight(r.p);
+    const end = Math.max(r.makespan, pinned ? pinned.makespan : 0, shown.makespan, 1e-9);
+    const s = Math.floor((event.clientY - box.top - MARGIN.top) / row);
+    const t = (event.clientX - box.left - MARGIN.left) / (box.width - MARGIN.left - MARGIN.right) * end;
+    if (s < 0 || s >= r.p) return null;
+    for (let i = r.first[s]; i < r.first[s + 1]; i++) {
+        const kind = r.marks[8 * i + 4], micro = r.marks[8 * i + 5];
+        if (kind > 2 || r.times[4 * i] > t || r.times[4 * i + 1] < t) continue;
+        return {micro, text: `Stage ${s}, ${STEPS[kind]} of micro-batch ${micro}` +
+                             `${r.v > 1 ? `, chunk ${r.marks[8 * i + 6]}` : ""}: ` +
+                             `${short(r.times[4 * i])} to ${short(r.times[4 * i + 1])}. A click follows it.`};
+    }
+    let text = `Stage ${s} idles at ${short(t)}`;
+    if (!r.hangs) eachIdle(r, s, (from, to, cause) => { if (from <= t && t <= to) text += ": " + CAUSES[cause]; });
+    return {micro: null, text};
+}
+
+for (const name of Object.keys(MODELS)) section("layout").querySelector("[name=model]").append(new Option(name, name));
+section("layout").querySelector("[name=model]").prepend(new Option("sizes of your own", ""));
+for (const name of Object.keys(CLUSTERS))
+    section("layout").querySelector("[name=cluster]").append(new Option(name, name));
+
+for (const form of document.querySelectorAll("form")) {
+    form.addEventListener("submit", event => event.preventDefault());
+    form.addEventListener("input", event => changed(event.target));
+    form.addEventListener("keydown", event => {  // up and down change a whole number by 1, another one by 0.1
+        const field = event.target, by = {ArrowUp: 1, ArrowDown: -1}[event.key], whole = field.inputMode === "numeric";
+        if (!by || !/^[0-9]*\.?[0-9]+$/.test(field.value) || !["numeric", "decimal"].includes(field.inputMode)) return;
+        event.preventDefault();
+        field.value = short(Math.max(0, Number(field.value) + (whole ? by : 0.1 * by)));
+        changed(field);
+    });
+}
+window.addEventListener("hashchange", () => open(location.hash));
+window.addEventListener("resize", redraw);
+$("play").onclick = $("ringplay").onclick = play;
+$("back").onclick = () => { stop(); moveTime(-1); };
+$("forth").onclick = () => { stop(); moveTime(1); };
+$("ringback").onclick = () => { stop(); moveRound(-1); };
+$("ringforth").onclick = () => { stop(); moveRound(1); };
+$("time").oninput = () => {
+    const end = Math.max(shown.makespan, pinned ? pinned.makespan : 0), at = Number($("time").value) / 1000 * end;
+    timeShown = at >= end ? null : at;
+    stop();
+    drawSchedule();
+    keepAddress();
+};
+$("round").oninput = () => { stop(); roundShown = Number($("round").value); moveRound(0); };
+for (const [id, which] of [["timeline", () => shown], ["pinned", () => pinned]]) {
+    $(id).onmousemove = event => { $("under").textContent = (inBox($(id), which(), event) || {text: ""}).text; };
+    $(id).onmouseleave = () => { $("under").textContent = ""; };
+    $(id).onclick = event => {
+        const box = inBox($(id), which(), event);
+        if (box) follow(box.micro);
+    };
+}
+
+// Follows a micro-batch of the schedule, or none.
+function follow(micro) {
+    const values = {...state.schedules, follow: micro === null || String(micro) === state.schedules.follow ? ""
+                                                                                                     : String(micro)};
+    tourLeft = tourLeft || tourStep !== null;
+    fillFields("schedules", values);
+    return attempt(values);
+}
+$("pin").onclick = () => {
+    pinned = pinned ? null : shown;
+    tourLeft = true;
+    showSchedule();
+    keepAddress();
+};
+$("timeline").onkeydown = event => {
+    const act = {ArrowLeft: () => moveTime(-1), ArrowRight: () => moveTime(1), " ": play,
+                 Home: () => { timeShown = 0; drawSchedule(); keepAddress(); },
+                 End: () => { timeShown = null; drawSchedule(); keepAddress(); }}[event.key];
+    if (act) event.preventDefault(), event.key !== " " && stop(), act();
+};
+$("ring").onkeydown = event => {
+    const act = {ArrowLeft: () => moveRound(-1), ArrowRight: () => moveRound(1), " ": play,
+                 Home: () => moveRound(-ringShown.rounds), End: () => moveRound(ringShown.rounds)}[event.key];
+    if (act) event.preventDefault(), event.key !== " " && stop(), act();
+};
+$("grid").onclick = event => {
+    const box = $("grid").getBoundingClientRect(), x = event.clientX - box.left, y = event.clientY - box.top;
+    for (const [key, rank] of laid.cells) {
+        const [left, top] = laid.at.of(...key.split(",").map(Number));
+        if (x < left || x >= left + laid.at.cell || y < top || y >= top + laid.at.cell) continue;
+        chooseRank(rank);
+        return;
+    }
+};
+$("grid").onkeydown = event => {
+    const move = {ArrowLeft: [-1, 0, 0], ArrowRight: [1, 0, 0], ArrowUp: [0, 0, -1], ArrowDown: [0, 0, 1],
+                  PageUp: [0, -1, 0], PageDown: [0, 1, 0]}[event.key];
+    if (move) event.preventDefault(), moveRank(...move);
+};
+$("copy").onclick = async () => {
+    try {
+        await navigator.clipboard.writeText($("command").textContent);
+        $("copied").textContent = "copied";
+    } catch (e) {  // a page that was opened as a file may not write to the clipboard
+        getSelection().selectAllChildren($("command"));
+        $("copied").textContent = "selected: press Ctrl-C";
+    }
+    setTimeout(() => { $("copied").textContent = ""; }, 3000);
+};
+$("write").onclick = async () => {
+    const values = {...state.schedules, kind: "list", list: await askAside("list", question(state.schedules))};
+    tourLeft = true;
+    fillFields("schedules", values);
+    attempt(values);
+};
+darkTheme.addEventListener("change", () => {
+    COLORS = THEMES[Number(darkTheme.matches)];
+    redraw();
+});
+
+open(location.hash);

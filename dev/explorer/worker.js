@@ -1,0 +1,141 @@
+"use strict";
+// worker.js: calls the C away from the page, which stays usable meanwhile. A question is {id, job, module, values}; the
+// answer {id, result} or {id, refused}. The page ends a worker whose question is no longer of interest.
+
+class Exit extends Error {}
+
+// A fresh program: its memory is empty, and is freed with the last reference.
+async function program(module) {
+    const exit = code => { throw new Exit(String(code)); };
+    const math = Object.fromEntries(["pow", "cos", "exp", "log", "log2"].map(name => [name, Math[name]]));
+    const env = {...math, fmod: (x, y) => x % y, exit: exit, _exit: exit};
+    const c = (await WebAssembly.instantiate(module, {env})).exports;
+    return {
+        c: c,
+        text(symbol) {
+            const bytes = new Uint8Array(c.memory.buffer, symbol.value);
+            return new TextDecoder().decode(bytes.subarray(0, bytes.indexOf(0)));
+        },
+        write(symbol, text) {
+            const bytes = new TextEncoder().encode(text);
+            if (bytes.length >= 1 << 20) throw new Error("the text is too long for this page");
+            new Uint8Array(c.memory.buffer).set([...bytes, 0], symbol.value);
+        },
+        doubles: (at, count) => new Float64Array(c.memory.buffer, at, count),
+        ints: (at, count) => new Int32Array(c.memory.buffer, at, count),
+        // Calls, and makes the trainer's sentence an exception when it exits.
+        call(name, ...args) {
+            try {
+                return c[name](...args);
+            } catch (e) {
+                if (!(e instanceof Exit)) throw new Error("this is too large for the page: " + e.message);
+                throw new Error(this.text(c.stderr_text).replace(/^error: /, "").trim());
+            }
+        },
+    };
+}
+
+const kept = {};  // programs by their use, with what they hold
+
+// ---- schedules and rings --------------------------------------------------------------------------------------------
+
+async function runSchedule(q, module) {
+    const c = kept.schedule = kept.schedule || await program(module);  // its memory is used again
+    if (q.list !== undefined) c.write(c.c.schedule_text, q.list);
+    const code = c.call("schedule_run", q.kind, q.p, q.m, q.v, ...q.cost, q.transfer, q.layers, q.limit, q.buffers,
+                        q.one, q.lanes);
+    if (code === 1) throw new Error(c.text(c.c.stderr_text));
+    return c;
+}
+
+async function schedule(q, module) {
+    const c = await runSchedule(q, module), at = c.c.schedule_result(), x = c.doubles(at, 12);
+    const pointers = new Uint32Array(c.c.memory.buffer, at + 96, 5);
+    const r = {p: x[0], m: x[1], v: x[2], split: x[3], makespan: x[4], busy: x[5], bubble: x[6], formula: x[7],
+               proved: x[8], needs: x[9], limit: x[10], hangs: x[11], sentence: c.text(c.c.stderr_text)};
+    r.first = c.ints(pointers[1], r.p + 1).slice();
+    r.boxes = c.c.memory.buffer.slice(pointers[0], pointers[0] + 32 * r.first[r.p]);
+    r.flight = c.ints(pointers[2], r.p).slice();
+    r.layers = c.ints(pointers[3], r.p * r.v).slice();
+    r.stuck = [];
+    const stuck = c.ints(pointers[4], 6 * r.p);
+    for (let s = 0; s < r.p; s++) {
+        const [type, kind, micro, chunk, peer, input] = stuck.subarray(6 * s, 6 * s + 6);
+        r.stuck.push({type, kind, micro, chunk, peer, input});
+    }
+    return r;
+}
+
+// The lines of the list that a schedule is.
+async function list(q, module) {
+    const c = await runSchedule(q, module), lines = [];
+    for (let s = 0; s < q.p; s++) {
+        c.c.schedule_list(s);
+        lines.push(c.text(c.c.schedule_text));
+    }
+    return lines.join("\n");
+}
+
+async function ring(q, module) {
+    const c = await program(module), at = c.call("ring_run", q.op, q.n, q.count, q.width);
+    const [rounds, sent, counted] = c.doubles(at, 3);
+    return {rounds, sent, counted, sets: c.ints(at + 24, 32 * 256).slice(),
+            parts: c.ints(at + 24 + 4 * 32 * 256, 32 * 16).slice()};
+}
+
+// ---- layouts --------------------------------------------------------------------------------------------------------
+
+const GROUP_COUNT = 5, OP_COUNT = 6, SUMS = 4 * GROUP_COUNT * OP_COUNT, STAGES = 9 + 2 * SUMS;
+
+function bytesOf([layers, slots, weights, gradients, optimizer, activations]) {
+    return {layers, slots, weights, gradients, optimizer, activations};
+}
+
+function sentOf(x) {
+    return Array.from({length: GROUP_COUNT}, (_, g) => Array.from({length: OP_COUNT}, (_, o) => {
+        const [calls, sent, received, across] = x.subarray(4 * (g * OP_COUNT + o));
+        return {calls, sent, received, across};
+    }));
+}
+
+// Runs a layout, unless the last one was the same. Returns its program and where the result is.
+async function runLayout(q, module) {
+    const key = JSON.stringify([q.line, q.t, q.d, q.p, q.node, q.split, q.precision]);
+    if (kept.key === key) return kept.layout;
+    kept.key = null;
+    const c = await program(module);
+    c.write(c.c.command_text, q.line);
+    const at = c.call("layout_run_" + q.precision, c.c.command_text.value, q.t, q.d, q.p, q.node, q.split);
+    kept.layout = {c, at};
+    kept.key = key;
+    return kept.layout;
+}
+
+function rankOf({c}, q) {
+    const x = c.doubles(c.call("layout_rank_" + q.precision, q.rank), STAGES + 6);
+    return {sent: sentOf(x.subarray(9 + SUMS)), bytes: bytesOf(x.subarray(STAGES))};
+}
+
+async function layout(q, module) {
+    const run = await runLayout(q, module), {c, at} = run, x = c.doubles(at, STAGES + 6 * (q.p + 1)), stages = [];
+    const r = {micros: x[1], chunks: x[2], parameters: x[3], flops: x[4], reserve: x[5], counted: x[6], bubble: x[7],
+               formula: x[8], stages, all: sentOf(x.subarray(9))};
+    for (let s = 0; s < q.p; s++) stages.push(bytesOf(x.subarray(STAGES + 6 * (s + 1))));
+    r.places = Int32Array.from({length: q.t * q.d * q.p}, (_, rank) => c.call("layout_place_" + q.precision, rank));
+    if (q.rank < r.places.length) r.chosen = rankOf(run, q);
+    return r;
+}
+
+const rank = async (q, module) => rankOf(await runLayout(q, module), q);
+
+// ---- questions ------------------------------------------------------------------------------------------------------
+
+const JOBS = {schedule, list, ring, layout, rank};
+onmessage = async ({data: {id, job, module, values}}) => {
+    try {
+        const result = await JOBS[job](values, module);
+        postMessage({id, result}, result.boxes ? [result.boxes] : []);
+    } catch (e) {
+        postMessage({id, refused: e.message});
+    }
+};
