@@ -94,7 +94,8 @@ static inline Dropout reference_drop(const Reference *ref, RandomPurpose place, 
     return dropout_for(ref->dropout, place, l);
 }
 
-static inline void reference_layer_forward(const Reference *ref, size_t l, ReferenceLayer *x, size_t B, size_t T) {
+// The half of a layer before its MLP: residual1 -> residual2 and ln2.
+static inline void reference_half_forward(const Reference *ref, size_t l, ReferenceLayer *x, size_t B, size_t T) {
     size_t N = B * T, C = ref->config.C, NH = ref->config.NH;
     double *w[NUM_KINDS];
     reference_find(ref, ref->params, l, w);
@@ -106,6 +107,13 @@ static inline void reference_layer_forward(const Reference *ref, size_t l, Refer
     reference_dropout(x->proj, reference_drop(ref, DROPOUT_PROJ, l), B, T, C);
     reference_residual_forward(x->residual2, x->residual1, x->proj, N * C);
     reference_layernorm_forward(x->ln2, x->ln2_mean, x->ln2_rstd, x->residual2, w[LN2W], w[LN2B], N, C);
+}
+
+static inline void reference_layer_forward(const Reference *ref, size_t l, ReferenceLayer *x, size_t B, size_t T) {
+    size_t N = B * T, C = ref->config.C;
+    double *w[NUM_KINDS];
+    reference_find(ref, ref->params, l, w);
+    reference_half_forward(ref, l, x, B, T);
     reference_matmul_forward(x->fc, x->ln2, w[FCW], w[FCB], N, C, 4 * C);
     reference_gelu_forward(x->gelu, x->fc, N * 4 * C);
     reference_matmul_forward(x->fcproj, x->gelu, w[FCPROJW], w[FCPROJB], N, 4 * C, C);
@@ -113,18 +121,13 @@ static inline void reference_layer_forward(const Reference *ref, size_t l, Refer
     reference_residual_forward(x->residual3, x->residual2, x->fcproj, N * C);
 }
 
-// d->residual3 holds the gradient that arrives; what leaves is added to d->residual1. d is zero elsewhere.
-static inline void reference_layer_backward(Reference *ref, size_t l, const ReferenceLayer *x, ReferenceLayer *d,
-                                            size_t B, size_t T) {
+// d->residual2 and d->ln2 hold the gradients that arrive; what leaves is added to d->residual1.
+static inline void reference_half_backward(Reference *ref, size_t l, const ReferenceLayer *x, ReferenceLayer *d,
+                                           size_t B, size_t T) {
     size_t N = B * T, C = ref->config.C, NH = ref->config.NH;
     double *w[NUM_KINDS], *g[NUM_KINDS];
     reference_find(ref, ref->params, l, w);
     reference_find(ref, ref->grads, l, g);
-    reference_residual_backward(d->residual2, d->fcproj, d->residual3, N * C);
-    reference_dropout(d->fcproj, reference_drop(ref, DROPOUT_FCPROJ, l), B, T, C);
-    reference_matmul_backward(d->gelu, g[FCPROJW], g[FCPROJB], d->fcproj, x->gelu, w[FCPROJW], N, 4 * C, C);
-    reference_gelu_backward(d->fc, d->gelu, x->fc, N * 4 * C);
-    reference_matmul_backward(d->ln2, g[FCW], g[FCB], d->fc, x->ln2, w[FCW], N, C, 4 * C);
     reference_layernorm_backward(d->residual2, g[LN2W], g[LN2B], d->ln2, x->residual2, w[LN2W], x->ln2_mean,
                                  x->ln2_rstd, N, C);
     reference_residual_backward(d->residual1, d->proj, d->residual2, N * C);
@@ -135,6 +138,21 @@ static inline void reference_layer_backward(Reference *ref, size_t l, const Refe
     reference_matmul_backward(d->ln1, g[QKVW], g[QKVB], d->qkv, x->ln1, w[QKVW], N, C, 3 * C);
     reference_layernorm_backward(d->residual1, g[LN1W], g[LN1B], d->ln1, x->residual1, w[LN1W], x->ln1_mean,
                                  x->ln1_rstd, N, C);
+}
+
+// d->residual3 holds the gradient that arrives; what leaves is added to d->residual1. d is zero elsewhere.
+static inline void reference_layer_backward(Reference *ref, size_t l, const ReferenceLayer *x, ReferenceLayer *d,
+                                            size_t B, size_t T) {
+    size_t N = B * T, C = ref->config.C;
+    double *w[NUM_KINDS], *g[NUM_KINDS];
+    reference_find(ref, ref->params, l, w);
+    reference_find(ref, ref->grads, l, g);
+    reference_residual_backward(d->residual2, d->fcproj, d->residual3, N * C);
+    reference_dropout(d->fcproj, reference_drop(ref, DROPOUT_FCPROJ, l), B, T, C);
+    reference_matmul_backward(d->gelu, g[FCPROJW], g[FCPROJB], d->fcproj, x->gelu, w[FCPROJW], N, 4 * C, C);
+    reference_gelu_backward(d->fc, d->gelu, x->fc, N * 4 * C);
+    reference_matmul_backward(d->ln2, g[FCW], g[FCB], d->fc, x->ln2, w[FCW], N, C, 4 * C);
+    reference_half_backward(ref, l, x, d, B, T);
 }
 
 // Returns the sum of the losses of tokens -> targets (each [B,T], below V), and adds the gradient of scale * that sum

@@ -6,6 +6,7 @@
 #ifndef LLMC_REFERENCE_MOE_H
 #define LLMC_REFERENCE_MOE_H
 
+#include "llmc/model_moe.h"
 #include "llmc/reference.h"
 
 typedef struct {
@@ -133,6 +134,64 @@ static inline void reference_moe_backward(const ReferenceMoe *moe, double *dinp,
         }
     }
     free(dprobs), free(dy), free(row);
+}
+
+// The layer's tensors in params, or in grads.
+static inline ReferenceExperts reference_experts(const Reference *ref, double *buffer, size_t l) {
+    static const int kinds[] = {ROUTERW, FCW, FCB, FCPROJW, FCPROJB};
+    double *at[5];
+    for (int i = 0; i < 5; i++) at[i] = buffer + table_offset(&ref->table, kinds[i], l);
+    ReferenceExperts experts = {at[0], at[1], at[2], at[3], at[4]};
+    return experts;
+}
+
+// reference_loss_and_gradients for a model whose MLPs are mixtures of experts: the sum of the tokens' losses. *extra,
+// unless it is NULL, gets the sum of the two losses of all layers, whose gradient is part of ref->grads.
+static inline double reference_moe_loss_and_gradients(Reference *ref, const ReferenceMoe *moe, const int *tokens,
+                                                      const int *targets, size_t B, size_t T, double scale,
+                                                      double *extra) {
+    size_t N = B * T, L = ref->config.L, C = ref->config.C, V = ref->config.V, F = 4 * C;
+    double *w[NUM_KINDS], *g[NUM_KINDS], loss = 0, losses = 0;
+    reference_find(ref, ref->params, 0, w);
+    reference_find(ref, ref->grads, 0, g);
+    ReferencePass x = reference_pass_create(&ref->config, B, T), d = reference_pass_create(&ref->config, B, T);
+    ReferenceRouting *r = (ReferenceRouting *)host_alloc(L, sizeof(ReferenceRouting));
+    double *last = x.layers[L].residual1;
+    reference_encoder_forward(x.layers[0].residual1, tokens, w[WTE], w[WPE], B, T, C);
+    reference_dropout(x.layers[0].residual1, reference_drop(ref, DROPOUT_EMBEDDING, 0), B, T, C);
+    for (size_t l = 0; l < L; l++) {
+        ReferenceLayer *a = &x.layers[l];
+        r[l] = reference_routing_create(moe, B, T, C, F);
+        reference_half_forward(ref, l, a, B, T);
+        losses += reference_moe_forward(moe, a->fcproj, &r[l], a->ln2, reference_experts(ref, ref->params, l), B, T, C,
+                                        F);
+        reference_dropout(a->fcproj, reference_drop(ref, DROPOUT_FCPROJ, l), B, T, C);
+        reference_residual_forward(a->residual3, a->residual2, a->fcproj, N * C);
+    }
+    reference_layernorm_forward(x.lnf, x.lnf_mean, x.lnf_rstd, last, w[LNFW], w[LNFB], N, C);
+    reference_classifier_forward(x.losses, x.probs, x.lnf, w[WTE], targets, N, C, V);
+    for (size_t n = 0; n < N; n++) loss += x.losses[n];
+    if (extra) *extra = losses;
+
+    if (scale != 0) {
+        reference_classifier_backward(d.lnf, g[WTE], x.probs, x.lnf, w[WTE], targets, scale, N, C, V);
+        reference_layernorm_backward(d.layers[L].residual1, g[LNFW], g[LNFB], d.lnf, last, w[LNFW], x.lnf_mean,
+                                     x.lnf_rstd, N, C);
+        for (size_t l = L; l-- > 0;) {
+            ReferenceLayer *a = &x.layers[l], *da = &d.layers[l];
+            reference_residual_backward(da->residual2, da->fcproj, da->residual3, N * C);
+            reference_dropout(da->fcproj, reference_drop(ref, DROPOUT_FCPROJ, l), B, T, C);
+            reference_moe_backward(moe, da->ln2, reference_experts(ref, ref->grads, l), da->fcproj, &r[l], a->ln2,
+                                   reference_experts(ref, ref->params, l), scale, B, T, C, F);
+            reference_half_backward(ref, l, a, da, B, T);
+        }
+        reference_dropout(d.layers[0].residual1, reference_drop(ref, DROPOUT_EMBEDDING, 0), B, T, C);
+        reference_encoder_backward(g[WTE], g[WPE], d.layers[0].residual1, tokens, B, T, C);
+    }
+    for (size_t l = 0; l < L; l++) reference_routing_free(&r[l]);
+    free(r);
+    reference_pass_free(&x), reference_pass_free(&d);
+    return loss;
 }
 
 #endif

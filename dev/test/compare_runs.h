@@ -160,7 +160,7 @@ static inline Bounds bounds(const Context *x, const GPTConfig *g) { return bound
 
 // Relative L2 error of the tensors: the worst of each kind over the layers, the worst of all, and all together.
 typedef struct {
-    double kinds[NUM_KINDS], worst;
+    double kinds[MAX_KINDS], worst;
     double whole;      // of all tensors together, as if they were one
     size_t tensor;     // the worst: its place in the table
     const char *name;  // its name

@@ -262,7 +262,7 @@ static inline Log read_log(const char *path) {
         if (!isnan(number(json, "val_loss")) && log.vals < MAX_STEPS) {
             log.val_step[log.vals] = number(json, "step");
             log.val[log.vals++] = number(json, "val_loss");
-        } else if (log.steps < MAX_STEPS) {
+        } else if (isnan(number(json, "layer")) && log.steps < MAX_STEPS) {  // not a step's lines of experts
             log.step[log.steps] = number(json, "step");
             log.loss[log.steps] = number(json, "loss");
             log.norm[log.steps] = number(json, "grad_norm");

@@ -79,18 +79,28 @@ inline double clock_message_seconds(const ncclComm *comm, double bytes, int peer
     return cost_send_between(cluster, bytes, a, b, std::min(between, around));
 }
 
-// Returns the seconds of a group: collectives of one kind are one collective over all of their bytes, and messages go
-// at the same time.
+// Returns the seconds of a group: collectives of one kind are one collective over all of their bytes. Messages begin
+// together, but those that leave this rank share its way out, and those that arrive its way in: of the node's links
+// and of the network each.
 inline double clock_seconds(const Group *g) {
     const Cluster *cluster = &cpu_clock().cluster;
-    double bytes[NCCL_MPI_OPS] = {0}, seconds = 0, message = 0;
+    double bytes[NCCL_MPI_OPS] = {0}, seconds = 0, latency = 0, message = 0, ways[2][2] = {{0}};
     for (const Operation &op : g->ops) {
         int kind = op.call.op;
         double n = kind == NCCL_MPI_REDUCE_SCATTER || kind == NCCL_MPI_ALL_GATHER ? (double)g->comm->size : 1;
         double all = n * (double)op.width * (double)op.call.count;
-        if (kind >= NCCL_MPI_SEND)
-            message = std::max(message, clock_message_seconds(g->comm, all, op.peer));
-        else bytes[kind] += all;
+        if (kind < NCCL_MPI_SEND) {
+            bytes[kind] += all;
+        } else if (op.peer != g->comm->rank) {
+            const std::vector<size_t> &ranks = g->comm->clock.ranks;
+            size_t node = (size_t)cluster->gpus_per_node;
+            bool far = ranks[(size_t)op.peer] / node != ranks[(size_t)g->comm->rank] / node;
+            double empty = clock_message_seconds(g->comm, 0, op.peer);
+            double &way = ways[kind == NCCL_MPI_RECV][far];
+            way += clock_message_seconds(g->comm, all, op.peer) - empty;
+            latency = std::max(latency, empty);
+            message = std::max(message, latency + way);
+        }
     }
     static const CollectiveKind kinds[] = {COLLECTIVE_ALL_REDUCE, COLLECTIVE_REDUCE_SCATTER, COLLECTIVE_ALL_GATHER,
                                            COLLECTIVE_BROADCAST};

@@ -94,14 +94,14 @@ typedef struct {
 } NcclMpiCounter;
 
 // Adds a call of `count` elements of `width` bytes by rank `rank` of n. On a ring, rank r keeps part r of an
-// all-reduced buffer, and the last rank of a broadcast does not send.
+// all-reduced buffer, and the last rank of a broadcast does not send. A message to oneself leaves no rank.
 static inline void ring_traffic(NcclMpiCounter *c, NcclMpiOp op, size_t count, size_t width, size_t n, size_t rank,
                                 size_t root) {
     size_t bytes = count * width, own = (count / n + (rank < count % n)) * width, sent, received;
     switch (op) {
         case NCCL_MPI_ALL_REDUCE: sent = received = 2 * (bytes - own); break;
-        case NCCL_MPI_SEND: sent = bytes, received = 0; break;
-        case NCCL_MPI_RECV: sent = 0, received = bytes; break;
+        case NCCL_MPI_SEND: sent = rank == root ? 0 : bytes, received = 0; break;
+        case NCCL_MPI_RECV: sent = 0, received = rank == root ? 0 : bytes; break;
         case NCCL_MPI_BROADCAST:
             sent = (rank + 1) % n == root ? 0 : bytes;
             received = rank == root ? 0 : bytes;

@@ -1,0 +1,339 @@
+// test_moe.c: every gradient tensor of train_moe against the fp64 reference at many layouts, with tokens dropped and
+// without; bits that no option may change; checkpoints at another number of expert ranks; bytes; refusals.
+//
+//   test_moe BUILD_DIR [GROUP]      dev/test/run_moe.sh starts it
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "dev/test/compare_runs.h"
+#include "llmc/host/moe.h"
+#include "llmc/reference_moe.h"
+
+enum { L = 2, C = 24, NH = 2, V = 33, T = 16, G = 24, STEPS = 2, E = 8 };  // E: but in one row of LAYOUTS
+
+// The experts of a run, as flags and as the reference takes them.
+typedef struct {
+    size_t experts, k;
+    double capacity, balance, z;
+} Case;
+
+static ReferenceMoe reference_of(const Case *c) {
+    double slots = ceil(c->capacity * T * (double)c->k / (double)c->experts);
+    ReferenceMoe moe = {c->experts, c->k, slots < T ? (size_t)slots : T, c->balance, c->z};
+    return moe;
+}
+
+static void flags_of(char flags[ARG_BYTES], const Case *c) {
+    snprintf(flags, ARG_BYTES, "--experts %zu --top-k %zu --capacity %g --balance-loss %g --z-loss %g", c->experts,
+             c->k, c->capacity, c->balance, c->z);
+}
+
+// A model in which every parameter matters, and routers that are sure of themselves.
+static Reference random_experts(const MoeSpec *spec, uint64_t seed) {
+    GPTConfig config = {L, C, NH, V, padded_vocabulary(V), T, &spec->model};
+    Reference ref = reference_create(&config);
+    for (size_t i = 0; i < ref.table.count; i++) {
+        const Tensor *x = &ref.table.tensors[i];
+        double scale = x->kind == ROUTERW ? 1.0 : 0.2;
+        for (size_t k = 0; k < x->rows * x->cols; k++)
+            ref.params[x->offset + k] = (float)((x->init == INIT_ONE) + scale * noise(&seed));
+    }
+    return ref;
+}
+
+static void write_experts(const char *folder, const Reference *ref) {
+    char path[256];
+    Error err;
+    write_model(folder, &ref->table, ref->params, INTACT);
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    if (!moe_config_write(path, &ref->config, false, &err)) die("cannot write", path);
+}
+
+// The reference's results of STEPS steps from its present weights: see reference_train.
+static Expected train_experts(Reference *ref, const ReferenceMoe *moe, const Training *h, const int *tokens) {
+    size_t bytes = ref->table.total * sizeof(double), N = G * T;
+    Expected e;
+    int *inputs = allocate(N * sizeof(int)), *targets = allocate(N * sizeof(int));
+    e.gradients = allocate(bytes), e.weights = allocate(bytes);
+    for (size_t s = 0; s < h->steps; s++) {
+        shard_batch(tokens, s * N, N, inputs, targets);
+        reference_zero_gradients(ref);
+        ref->dropout = dropout_make(h->dropout, 1337, s, 0);
+        e.losses[s] = reference_moe_loss_and_gradients(ref, moe, inputs, targets, G, T, 1.0 / (double)N, NULL) /
+                      (double)N;
+        e.norms[s] = reference_gradient_norm(ref);
+        if (s == 0) memcpy(e.gradients, ref->grads, bytes);
+        double scale = h->clip > 0 && e.norms[s] > h->clip ? h->clip / e.norms[s] : 1.0;
+        reference_adamw(ref, s + 1, h->lr, h->beta1, h->beta2, h->eps, h->weight_decay, scale);
+    }
+    memcpy(e.weights, ref->params, bytes);
+    free(inputs), free(targets);
+    return e;
+}
+
+static const Training TRAINING = {T, G, STEPS, 1e-3, 0.1, 1.0, 0.9, 0.95, 1e-8, 0};
+static const Case DROPS = {E, 2, 0.5, 0.1, 0.01};
+
+// ---- group reference ----------------------------------------------------------------------------------------------
+
+// The gradient of loss and the two losses of experts together, against finite differences.
+static void finite_differences(Context *x, const Case *c, double dropout) {
+    enum { SHORT = 5, B = 2 };
+    MoeSpec spec = moe_spec(c->experts, c->k);
+    GPTConfig config = {2, 6, 2, 11, 128, SHORT, &spec.model};
+    Reference ref = reference_create(&config);
+    ReferenceMoe moe = {c->experts, c->k, (size_t)ceil(c->capacity * SHORT * (double)c->k / (double)c->experts),
+                        c->balance, c->z};
+    int *tokens = random_tokens(2 * B * SHORT, 11, 3);
+    double scale = 1.0 / (B * SHORT), h = 1e-5, extra, *got = allocate(ref.table.total * sizeof(double));
+    uint64_t seed = 5;
+    for (size_t i = 0; i < ref.table.total; i++) ref.params[i] = 0.5 * noise(&seed);
+    ref.dropout = dropout_make(dropout, 7, 3, 5);
+    reference_moe_loss_and_gradients(&ref, &moe, tokens, tokens + B * SHORT, B, SHORT, scale, NULL);
+    for (size_t k = 0; k < ref.table.count; k++) {
+        const Tensor *p = &ref.table.tensors[k];
+        for (size_t i = p->offset; i < p->offset + p->rows * p->cols; i++) {
+            double value = ref.params[i], sum[2];
+            for (int side = 0; side < 2; side++) {
+                ref.params[i] = value + (side ? h : -h);
+                sum[side] = reference_moe_loss_and_gradients(&ref, &moe, tokens, tokens + B * SHORT, B, SHORT, 0,
+                                                             &extra);
+                sum[side] += extra;
+            }
+            ref.params[i] = value;
+            got[i] = scale * (sum[1] - sum[0]) / (2 * h);
+        }
+        for (size_t i = p->offset + p->rows * p->cols; i < p->offset + p->size; i++) got[i] = ref.grads[i];
+    }
+    Errors e = compare_tensors(&ref.table, ref.grads, got);
+    check(&x->check, e.worst < 1e-6, "reference: E %zu, k %zu, capacity %g, dropout %g: finite differences %.1e (%s)",
+          c->experts, c->k, c->capacity, dropout, e.worst, e.name);
+    free(got), free(tokens);
+    reference_free(&ref);
+}
+
+static void group_reference(Context *x) {
+    static const Case cases[] = {{4, 1, 0.5, 0.3, 0.1}, {4, 2, 4, 0.3, 0.1}, {3, 3, 1, 0.3, 0}, {1, 1, 1, 0, 0.1}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) finite_differences(x, &cases[i], i == 1 ? 0.3 : 0);
+}
+
+// ---- group layouts -------------------------------------------------------------------------------------------------
+
+typedef struct {
+    int d, e;
+    Case of;
+    double dropout;
+    const char *flags;
+} Row;
+
+static const Row LAYOUTS[] = {
+    {1, 1, {E, 1, 0.5, 0.1, 0.01}, 0, "--micro-batch 4"},
+    {1, 1, {E, 2, 4, 0.1, 0.01}, 0, "--micro-batch 1"},
+    {1, 1, {1, 1, 1, 0.1, 0}, 0, "--micro-batch 24"},
+    {2, 1, {E, 2, 0.5, 0.1, 0.01}, 0, "--micro-batch 2"},
+    {2, 2, {E, 1, 8, 0.1, 0.01}, 0, "--micro-batch 3"},
+    {3, 3, {6, 2, 0.7, 0.1, 0.01}, 0, "--micro-batch 2"},
+    {4, 1, {E, 1, 0.5, 0.1, 0.01}, 0, "--micro-batch 2 --zero 0"},
+    {4, 2, {E, 2, 4, 0.1, 0.01}, 0, "--micro-batch 2"},
+    {4, 4, {E, 2, 0.5, 0.1, 0.01}, 0, "--micro-batch 3 --overlap 0"},
+    {6, 2, {E, 1, 1.25, 0.1, 0.01}, 0, "--micro-batch 1"},
+    {8, 1, {E, 2, 0.5, 0.1, 0.01}, 0, "--micro-batch 1"},
+    {8, 2, {E, 1, 0.5, 0.1, 0.01}, 0.2, "--micro-batch 3"},
+    {8, 4, {E, 2, 1, 0, 0}, 0, "--micro-batch 1 --recompute layer"},
+    {8, 8, {E, 1, 8, 0.1, 0.01}, 0, "--micro-batch 1 --recompute gelu"},
+    {8, 8, {E, 2, 0.5, 0.1, 0.01}, 0.2, "--micro-batch 3 --recompute layer"},
+};
+
+static void group_layouts(Context *x) {
+    char flags[ARG_BYTES], own[ARG_BYTES], name[160];
+    size_t count = G * T * STEPS + 1;
+    int *tokens = random_tokens(count, V, 21);
+    write_shard("shard.bin", 20240520, 1, (int)count, tokens, count);
+    for (size_t i = 0; i < sizeof LAYOUTS / sizeof *LAYOUTS; i++) {
+        const Row *row = &LAYOUTS[i];
+        MoeSpec spec = moe_spec(row->of.experts, row->of.k);
+        Reference ref = random_experts(&spec, 40 + i);
+        ReferenceMoe moe = reference_of(&row->of);
+        Training h = TRAINING;
+        h.dropout = row->dropout;
+        write_experts("model", &ref);
+        Expected want = train_experts(&ref, &moe, &h, tokens);
+        training_flags(flags, &h, "model", "shard.bin");
+        flags_of(own, &row->of);
+        Layout layout = {"train_moe", row->d, row->flags};
+        if (row->d > x->max_ranks) continue;
+        runs(x, &layout, "", "%s %s --expert-parallel %d --log log --dump-gradients gradients", flags, own, row->e);
+        Errors errors;
+        snprintf(name, sizeof name, "d %d, e %d, E %zu, k %zu, capacity %g, dropout %g, %s", row->d, row->e,
+                 row->of.experts, row->of.k, row->of.capacity, row->dropout, row->flags);
+        check_run(x, name, &ref.table, &want, STEPS, &errors);
+        expected_free(&want);
+        reference_free(&ref);
+    }
+    free(tokens);
+}
+
+// ---- group bits ----------------------------------------------------------------------------------------------------
+
+typedef struct {
+    const char *flags, *env;
+    int seeds;
+} Bits;
+
+static const Bits BITS[] = {
+    {"", "", 1}, {"--recompute gelu", "", 1}, {"--recompute layer", "", 1}, {"--overlap 0", "", 1},
+    {"--debug-replicas 1", "", 1}, {"--trace trace.json", "", 1}, {"", "CPU_STREAM_ORDER=random:%d", 4},
+    {"", "CPU_THREAD_ORDER=random:%d", 2}, {"--overlap 0", "CPU_STREAM_ORDER=random:%d", 1},
+};
+
+static void group_bits(Context *x) {
+    static const int PLACES[][2] = {{4, 1}, {4, 2}, {4, 4}};
+    char flags[ARG_BYTES], own[ARG_BYTES], env[64];
+    size_t count = G * T * STEPS + 1;
+    int *tokens = random_tokens(count, V, 22);
+    MoeSpec spec = moe_spec(DROPS.experts, DROPS.k);
+    Reference ref = random_experts(&spec, 60);
+    Training h = TRAINING;
+    h.dropout = 0.1;
+    write_shard("shard.bin", 20240520, 1, (int)count, tokens, count);
+    write_experts("model", &ref);
+    training_flags(flags, &h, "model", "shard.bin");
+    flags_of(own, &DROPS);
+    for (size_t p = 0; p < 3; p++) {
+        Layout layout = {"train_moe", 4, ""};
+        bool same = true;
+        Log base;
+        memset(&base, 0, sizeof base);
+        for (size_t i = 0; i < sizeof BITS / sizeof *BITS && same; i++) {
+            for (int seed = 1; seed <= BITS[i].seeds && same; seed++) {
+                snprintf(env, sizeof env, BITS[i].env, seed);
+                remove("log"), remove_tree("other");
+                const char *out = i == 0 ? "base" : "other";
+                if (i == 0) remove_tree("base");
+                same = runs(x, &layout, env, "%s %s --expert-parallel %d --micro-batch 2 --log log --out %s %s", flags,
+                            own, PLACES[p][1], out, BITS[i].flags);
+                Log log = read_log("log");
+                if (i == 0) base = log;
+                same = same && same_log(&log, &base) &&
+                       (i == 0 || same_checkpoint("base/step-00000002", "other/step-00000002"));
+                if (!same) printf("     %s %s\n", BITS[i].flags, env);
+            }
+        }
+        check(&x->check, same, "d 4, e %d: same bits with recomputation, without overlap, whatever the order of "
+              "streams and threads", PLACES[p][1]);
+    }
+    free(tokens);
+    reference_free(&ref);
+}
+
+// ---- group checkpoints ---------------------------------------------------------------------------------------------
+
+static const char FOUR_STEPS[] = "--train-data shard.bin --shuffle 1 --seq 16 --global-batch 8 --micro-batch 1 "
+                                 "--steps 4 --lr 0.003 --warmup 2 --val-every 0 --save-every 2 --keep 0 --log log "
+                                 "--top-k 2 --capacity 0.7 --layers 2 --heads 2 --channels 24 --vocab 33 --max-seq 16";
+
+static void group_checkpoints(Context *x) {
+    static const int PLACES[][2] = {{1, 1}, {4, 4}, {8, 2}, {2, 1}, {8, 8}, {4, 2}};  // d, e: resumes the one before
+    enum { COUNT = sizeof PLACES / sizeof *PLACES };
+    static const char *const SUFFIXES[] = {"", ".m", ".v"};
+    size_t count = 1000;
+    int *tokens = random_tokens(count, V, 23);
+    MoeSpec spec = moe_spec(E, 2);
+    Reference ref = random_experts(&spec, 1);  // for its table
+    double *want = allocate(ref.table.total * sizeof(double));
+    write_shard("shard.bin", 20240520, 1, (int)count, tokens, count);
+    for (size_t p = 0; p < COUNT; p++) {
+        Layout layout = {"train_moe", PLACES[p][0], ""};
+        char from[64];
+        remove("log");
+        snprintf(from, sizeof from, "place-%zu/step-00000004", p);
+        bool ok = runs(x, &layout, "", "%s --expert-parallel %d --out place-%zu", FOUR_STEPS, PLACES[p][1], p);
+        Log log = read_log("log");
+        ok = ok && runs(x, &layout, "", "%s --expert-parallel %d --out again --resume place-%zu/step-00000002",
+                        FOUR_STEPS, PLACES[p][1], p);
+        Log again = read_log("log");
+        check(&x->check, ok && same_log(&again, &log) && same_checkpoint("again/step-00000004", from),
+              "d %d, e %d: resumed by itself with the same bits", PLACES[p][0], PLACES[p][1]);
+        remove_tree("again");
+        if (p == 0) continue;
+        ok = runs(x, &layout, "", "%s --expert-parallel %d --out again --resume place-%zu/step-00000002", FOUR_STEPS,
+                  PLACES[p][1], p - 1);
+        double worst = 0;
+        for (int i = 0; i < 3 && ok; i++) {
+            const char *file = i ? "optimizer" : "model";
+            char path[128];
+            snprintf(path, sizeof path, "place-0/step-00000004/%s.safetensors", file);
+            ok = read_tensors(path, SUFFIXES[i], &ref.table, want);
+            snprintf(path, sizeof path, "again/step-00000004/%s.safetensors", file);
+            worst = fmax(worst, state_errors(&ref.table, path, SUFFIXES[i], want).worst);
+        }
+        check(&x->check, ok && worst < 5e-5, "d %d, e %d -> d %d, e %d: the checkpoint is one rank's, %.1e",
+              PLACES[p - 1][0], PLACES[p - 1][1], PLACES[p][0], PLACES[p][1], worst);
+        remove_tree("again");
+    }
+    free(want), free(tokens);
+    reference_free(&ref);
+}
+
+// ---- group traffic -------------------------------------------------------------------------------------------------
+
+// Bytes that all ranks send in the exchanges of two steps: 4 N_r k C (e-1)/e elements a layer for N_r tokens of a rank
+// where capacity is 1 and divides evenly; half as much again with recomputation.
+static void group_traffic(Context *x) {
+    static const struct { int d, e; size_t k; double capacity; const char *flags; double times; } rows[] = {
+        {4, 2, 1, 1, "", 4}, {4, 4, 2, 1, "", 4}, {8, 8, 1, 2, "", 8}, {4, 4, 1, 1, "--recompute layer", 6},
+        {4, 1, 2, 1, "", 0},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        Layout layout = {"train_moe", rows[i].d, rows[i].flags};
+        if (rows[i].d > x->max_ranks) continue;
+        Setting setting = {"NCCL_TRAFFIC=1", 0};
+        Outcome o = run(x->build, &layout, setting, "--train-data golden/train.bin --seq 24 --global-batch 8 --steps 2 "
+                        "--layers 2 --heads 2 --channels 32 --vocab 61 --micro-batch 1 --val-every 0 --experts 8 "
+                        "--top-k %zu --capacity %g --expert-parallel %d", rows[i].k, rows[i].capacity, rows[i].e);
+        double bytes = 0, e = rows[i].e;
+        for (const char *line = strstr(o.err, "traffic: experts "); line;
+             line = strstr(line + 1, "traffic: experts ")) {
+            unsigned long long sent = 0;
+            if (sscanf(line, "traffic: experts rank %*d of %*d, ncclSend: %*u calls, %llu", &sent) == 1)
+                bytes += (double)sent;
+        }
+        double want = rows[i].times * 2 * 2 * (8 * 24) * (double)rows[i].k * 32 * (e - 1) / e * (x->bf16 ? 2 : 4);
+        check(&x->check, o.code == 0 && bytes == want, "d %d, e %d, k %zu, capacity %g %s: %.0f bytes sent to experts "
+              "and back, %.0f by the formula", rows[i].d, rows[i].e, rows[i].k, rows[i].capacity, rows[i].flags, bytes,
+              want);
+        outcome_free(&o);
+    }
+}
+
+// ---- group refusals ------------------------------------------------------------------------------------------------
+
+static void group_refusals(Context *x) {
+    static const struct { int d; const char *flags, *says; } rows[] = {
+        {1, "--top-k 9", "--top-k 9 is more than --experts 8"},
+        {1, "--experts 4 --top-k 5", "--top-k 5 is more than --experts 4"},
+        {1, "--capacity 0", "--capacity must be a number from 0.01 to 128, not '0'"},
+        {1, "--capacity nan", "--capacity must be a number"},
+        {1, "--experts 0", "--experts must be a whole number from 1 to 128"},
+        {1, "--expert-parallel 2", "--expert-parallel 2 does not divide the 1 data rank"},
+        {4, "--expert-parallel 3 --experts 6", "--expert-parallel 3 does not divide the 4 data ranks"},
+        {4, "--expert-parallel 4 --experts 6", "--expert-parallel 4 does not divide --experts 6"},
+        {4, "--expert-parallel 2 --zero 0", "--expert-parallel 2 needs --zero 1"},
+        {1, "--init golden", "\"model_type\" is not \"gpt2_moe\""},
+        {1, "--expert-paralel 2", "did you mean --expert-parallel?"},
+        {1, "--tensor 2", "--tensor is for train_gpt_tp"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        Layout layout = {"train_moe", rows[i].d, rows[i].flags};
+        check_refusal(x, &layout, rows[i].flags, PLAIN, "--train-data golden/train.bin --out refused", 2, rows[i].says);
+    }
+    check(&x->check, !file_exists("refused"), "and nothing is left behind");
+}
+
+int main(int argc, char **argv) {
+    static Context x;
+    static const Group groups[] = {{"reference", group_reference}, {"layouts", group_layouts},
+                                   {"bits", group_bits},           {"checkpoints", group_checkpoints},
+                                   {"traffic", group_traffic},     {"refusals", group_refusals}};
+    return test_trainers(&x, groups, sizeof groups / sizeof *groups, argc, argv);
+}
