@@ -659,6 +659,15 @@ static const Row ROWS[] = {
     {"context", 1, 4, 1, 1, GOLDEN, "--context 2", false, "\"ranks of a ring read the same samples\""},
     {"context", 1, 4, 1, 2, GOLDEN, "--context 4", true, "\"zigzag lost after the all-to-all\""},
     {"context", 1, 8, 1, 1, GOLDEN, "--context 4 --context-layout contiguous", false, NULL},
+    // sharded: with one micro-batch the bits of the rows above
+    {"fsdp", 1, 1, 1, 1, GOLDEN, "", true, NULL},
+    {"fsdp", 1, 2, 1, 4, GOLDEN, "", true, NULL},
+    {"fsdp", 1, 2, 1, 4, GOLDEN, "--shard 2 --overlap 0 --recompute layer", false, NULL},
+    {"fsdp", 1, 8, 1, 1, GOLDEN, "--recompute gelu", true, NULL},
+    {"fsdp", 1, 2, 1, 1, GOLDEN, "", true, NULL},
+    {"fsdp", 1, 2, 1, 1, GOLDEN, "--shard 2 --recompute gelu", false, NULL},
+    {"fsdp", 1, 2, 1, 1, GOLDEN, "--overlap 0", false, NULL},
+    {"fsdp", 1, 4, 1, 1, GOLDEN, "--recompute layer", false, NULL},
     {"_3d", 1, 2, 2, 1, GOLDEN, "", true, "\"tied-embedding order\""},
     {"_3d", 1, 2, 2, 1, GOLDEN, "--virtual 2", false, "\"p = 2 interleaved\""},
     {"_3d", 1, 2, 2, 1, GOLDEN, "--schedule gpipe --zero 0", false, NULL},
@@ -721,6 +730,8 @@ static const Row ROWS[] = {
     {"_3d", 1, 3, 1, 1, WIDE_24, "", false, NULL},
     {"_3d", 1, 3, 1, 1, WIDE_24, "--zero 0", false, NULL},
     {"data", 1, 3, 1, 1, WIDE_24, "", false, NULL},
+    {"fsdp", 1, 3, 1, 8, WIDE_24, "", false, NULL},
+    {"fsdp", 1, 3, 1, 1, WIDE_24, "--recompute layer", false, NULL},
     {"_3d", 1, 3, 2, 1, WIDE_24, "--virtual 2", false, NULL},
     {"_3d", 2, 3, 1, 1, WIDE_24, "--sequence-parallel 1", false, NULL},
     {"_3d", 1, 6, 1, 1, WIDE_24, "", true, NULL},
@@ -742,6 +753,9 @@ static const Row ROWS[] = {
     {"data", 1, 4, 1, 2, DROPOUT, "--recompute layer", false, NULL},
     {"context", 1, 4, 1, 1, DROPOUT, "--context 4 --context-layout contiguous", false, "\"positions of a part\""},
     {"context", 1, 2, 1, 2, DROPOUT, "--recompute layer --context 2", true, "\"positions of a part\""},
+    {"fsdp", 1, 4, 1, 2, DROPOUT, "--recompute layer", false, NULL},
+    {"fsdp", 1, 2, 1, 1, DROPOUT, "", false, NULL},
+    {"fsdp", 1, 2, 1, 1, DROPOUT, "--shard 2 --recompute layer", false, NULL},
     {"_3d", 2, 2, 2, 1, DROPOUT, "--virtual 2", false, NULL},
     {"zero_bubble", 2, 2, 2, 2, DROPOUT, "--sequence-parallel 1 --schedule zb-auto --overlap 0", false, NULL},
     {"", 1, 1, 1, 2, DROPOUT_ODD, "", false, NULL},
@@ -760,9 +774,10 @@ typedef struct {
 // Rows of the same case, t, d, micro-batch, sequence and context parallelism must have the same bits, whatever else
 // they do differently, if all of them have stages or none of them has. With and without, losses and gradients
 // of the first step are the same but for the tied embedding, whose two gradients are added in another order.
+// train_fsdp sums over the ranks before it adds micro-batches: with several of each it is a family of its own.
 typedef struct {
     int fixture, t, d, micro;
-    bool sp, stages;
+    bool sp, stages, ranks_first;
     const char *context;  // its flags from --context on, or ""
     size_t row;  // whose run is kept in folder family-ROW
     Log log;
@@ -820,14 +835,16 @@ static bool compare_bits(Matrix *m, const Row *row, const ParamTable *table, con
                          double *gradients, char says[48]) {
     bool sp = row->t > 1 && strstr(row->flags, "--sequence-parallel 1");
     const char *context = strstr(row->flags, "--context");
-    Family mine = {row->fixture, row->t, row->d, row->micro, sp, row->p > 1, context ? context : "", m->rows, *log,
-                   gradients};
+    bool several = m->cases[row->fixture].h.global_batch > (size_t)(row->d * row->micro);
+    bool ranks_first = strcmp(row->trainer, "fsdp") == 0 && row->d > 1 && several;
+    Family mine = {row->fixture, row->t, row->d, row->micro, sp, row->p > 1, ranks_first, context ? context : "",
+                   m->rows, *log, gradients};
     const Family *same = NULL, *other = NULL;
     char step[48], kept[96];
     for (size_t i = 0; i < m->families; i++) {
         const Family *f = &m->family[i];
         if (f->fixture != mine.fixture || f->t != mine.t || f->d != mine.d || f->micro != mine.micro ||
-            f->sp != mine.sp || strcmp(f->context, mine.context) != 0) continue;
+            f->sp != mine.sp || f->ranks_first != mine.ranks_first || strcmp(f->context, mine.context) != 0) continue;
         *(f->stages == mine.stages ? &same : &other) = f;
     }
     snprintf(step, sizeof step, "out/step-%08zu", m->cases[row->fixture].h.steps);

@@ -3,7 +3,7 @@
 # changes no bit, and its times do not depend on the order of streams and messages. --simulate gives the times of a run
 # of all ranks. Bubbles follow the formulas of the schedules, links count, and bad input is refused.
 # needs: fp32/dev/test/test_clock fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d
-# needs: fp32/train_data fp32/train_zero_bubble bf16/train_gpt_3d bf16/train_zero_bubble tools/byte_corpus tools/scale tools/bubbles tools/profile
+# needs: fp32/train_data fp32/train_fsdp fp32/train_zero_bubble bf16/train_gpt_3d bf16/train_zero_bubble tools/byte_corpus tools/scale tools/bubbles tools/profile
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
 folder=${1:-build/cpu-fp32}
@@ -82,6 +82,8 @@ same_as_all_ranks 2 train_gpt_tp
 same_as_all_ranks 4 train_gpt_tp --sequence-parallel 1
 same_as_all_ranks 4 train_data
 same_as_all_ranks 8 train_data --zero 0 --overlap 0 --recompute layer
+same_as_all_ranks 4 train_fsdp
+same_as_all_ranks 8 train_fsdp --shard 2 --overlap 0 --recompute layer
 same_as_all_ranks 4 train_zero_bubble --tensor 2 --pipeline 2 --schedule zb-h1
 same_as_all_ranks 3 train_gpt_pp --pipeline 3 --layers 5 --schedule gpipe
 same_as_all_ranks 8 train_gpt_3d $layout

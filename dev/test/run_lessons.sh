@@ -33,6 +33,7 @@ edge train_gpt_3d.cu dev/lessons/train_zero_bubble.cu 120 60
 edge train_gpt.cu dev/lessons/train_data.cu 110 15
 edge dev/lessons/train_data.cu dev/lessons/train_context.cu 160 15
 edge dev/lessons/train_data.cu dev/lessons/train_moe.cu 170 33
+edge dev/lessons/train_data.cu dev/lessons/train_fsdp.cu 130 15
 for lesson in dev/lessons/*.cu; do
     parent=$(sed -n '2s,^// parent: ,,p' "$lesson")
     [ -f "$parent" ]
@@ -88,6 +89,8 @@ report $? 'train_zero_bubble.cu: layer_forward is that of train_gpt_3d.cu'
 for function in layer_forward layer_backward; do
     [ "$(body dev/lessons/train_data.cu $function)" = "$(body train_gpt.cu $function)" ]
     report $? "train_data.cu: $function is that of train_gpt.cu"
+    [ "$(body dev/lessons/train_fsdp.cu $function)" = "$(body train_gpt.cu $function)" ]
+    report $? "train_fsdp.cu: $function is that of train_gpt.cu"
 done
 for function in own_buckets reduce_bucket gather_weights use_bucket; do
     [ "$(body dev/lessons/train_data.cu $function)" = "$(body train_gpt_3d.cu $function | grep -v reduce_layernorms)" ]

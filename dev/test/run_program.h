@@ -30,7 +30,7 @@
 
 // True for the lessons that have data parallelism and neither tensor nor pipeline.
 static inline bool is_data_lesson(const char *name) {
-    return strcmp(name, "data") == 0 || strcmp(name, "context") == 0;
+    return strcmp(name, "data") == 0 || strcmp(name, "context") == 0 || strcmp(name, "fsdp") == 0;
 }
 
 // Writes the program of a trainer: train_gpt and its suffix, or a lesson by its name.

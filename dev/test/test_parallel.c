@@ -63,12 +63,14 @@ static const Grid PLACES[] = {
     {"_3d", 2, 2, 2, 2, "--sequence-parallel 1", true},
     {"_3d", 4, 2, 1, 1, "--zero 0", false},
     {"data", 1, 4, 1, 1, "", true},
+    {"fsdp", 1, 4, 1, 1, "", true},
+    {"fsdp", 1, 2, 1, 1, "--shard 2", false},
 };
 enum { NUM_PLACES = sizeof PLACES / sizeof *PLACES };
 
 // Pairs (writer, reader) in PLACES; every place also resumes itself.
 static const int MOVES[][2] = {{1, 0}, {1, 2}, {2, 3}, {3, 4}, {4, 5}, {5, 6}, {6, 7}, {7, 8}, {8, 0}, {7, 0},
-                               {0, 7}, {4, 1}, {7, 4}, {7, 9}, {9, 4}, {9, 0}};
+                               {0, 7}, {4, 1}, {7, 4}, {7, 9}, {9, 4}, {9, 0}, {4, 10}, {10, 7}, {10, 11}, {11, 0}};
 
 // Four steps over a shuffled epoch, with the states after steps 2 and 4.
 static const char FOUR_STEPS[] = "--train-data golden/train.bin --shuffle 1 --seq 24 --global-batch 8 "
@@ -199,6 +201,7 @@ static void group_replicas(Context *x) {
         {"_3d", 2, 2, 2, 1, "--sequence-parallel 1 --zero 0 --overlap 0", false},
         {"_tp", 4, 1, 1, 1, "--sequence-parallel 1", true},
         {"data", 1, 4, 1, 1, "", false},
+        {"fsdp", 1, 4, 1, 1, "", false},  // the embeddings, ln_f, and what was gathered for the first two layers
     };
     size_t steps = x->sanitized ? 5 : 50;
     for (size_t i = 0; i < sizeof GRIDS / sizeof *GRIDS; i++) {
@@ -243,6 +246,10 @@ static const TrafficRow TRAFFIC[] = {
     {{"_3d", 1, 8, 1, 1, "", false}, 1},
     {{"data", 1, 4, 1, 1, "", true}, 1},
     {{"data", 1, 8, 1, 1, "--zero 0", false}, 1},
+    {{"fsdp", 1, 2, 1, 1, "", true}, 4},
+    {{"fsdp", 1, 2, 1, 1, "", false}, 1},
+    {{"fsdp", 1, 4, 1, 1, "--shard 2 --recompute layer", false}, 1},
+    {{"fsdp", 1, 8, 1, 1, "--overlap 0", false}, 1},
     {{"_3d", 2, 2, 2, 2, "", true}, 1},
     {{"_3d", 2, 2, 2, 2, "--sequence-parallel 1", false}, 1},
     {{"_3d", 2, 2, 2, 1, "--sequence-parallel 1 --zero 0 --overlap 0", false}, 2},
@@ -303,9 +310,21 @@ static ParamTable stage_table(const GPTConfig *config, const Grid *g, int stage)
         for (size_t l = 0; l < count && chunk % (size_t)g->p == (size_t)stage; l++) layers[n++] = first + l;
         first += count;
     }
-    size_t align = strcmp(g->trainer, "_3d") == 0 || strcmp(g->trainer, "data") == 0 ? TENSOR_ALIGN * (size_t)g->d : 0;
+    bool shared = strcmp(g->trainer, "_3d") == 0 || is_data_lesson(g->trainer);
+    size_t align = shared ? TENSOR_ALIGN * (size_t)g->d : 0;
     Shard shard = {(size_t)g->t, 0, stage == 0, stage == g->p - 1, n, layers, align, 1, 0};
     return table_make(config, &shard);
+}
+
+// How often train_fsdp sums the gradients of a bucket, and gathers its weights, in all steps of m micro-batches. The
+// layers' gradients are summed in each. Of L layers 2 have their weights, or all: the first ones after an update and
+// after each backward, the last ones after each forward. The others are gathered again.
+static void expected_sharding(const Grid *g, size_t bucket, double m, double *sums, double *gathers) {
+    size_t held = has(g, "--shard 2") ? TL : 2, l = bucket - 1;
+    bool layer = bucket > 0 && bucket <= TL;
+    *sums = layer ? TSTEPS * m : TSTEPS;
+    *gathers = !layer || l < held ? TSTEPS + 1 : 0;  // before the first step, too
+    if (layer) *gathers += TSTEPS * m * ((l >= held) + (l < TL - held));
 }
 
 // Returns the traffic of the formulas.
@@ -340,7 +359,7 @@ static Counts expected_traffic(const Grid *g, int micro, size_t width) {
     }
     add_all_reduces(&tensor[ALL_REDUCE], all, t, N * 4);
     add_all_reduces(&tensor[ALL_REDUCE], all, t, 2 * N * 4);
-    if (strcmp(g->trainer, "data") == 0) memset(tensor, 0, sizeof c.by[TENSOR]);  // it has no such communicator
+    if (is_data_lesson(g->trainer)) memset(tensor, 0, sizeof c.by[TENSOR]);  // it has no such communicator
     // A message is sent in t parts, which the receivers gather; under sequence parallelism they stay apart.
     c.by[PIPELINE][SEND].calls = all * messages * t;
     c.by[PIPELINE][SEND].bytes = all * messages * X;
@@ -356,8 +375,10 @@ static Counts expected_traffic(const Grid *g, int micro, size_t width) {
         for (size_t b = 0; b < table.shard.n_layers + 2 && d > 1; b++) {
             double size = (double)(table.buckets[b + 1] - table.buckets[b]);
             if (size == 0) continue;
-            add_halves(&c.by[DATA][REDUCE_SCATTER], steps * t, d, size * 4);
-            add_halves(&c.by[DATA][ALL_GATHER], steps * t, d, size * after);
+            double sums = steps, gathers = steps;
+            if (strcmp(g->trainer, "fsdp") == 0) expected_sharding(g, b, m, &sums, &gathers);
+            add_halves(&c.by[DATA][REDUCE_SCATTER], sums * t, d, size * 4);
+            add_halves(&c.by[DATA][ALL_GATHER], gathers * t, d, size * after);
         }
         table_free(&table);
     }
@@ -377,10 +398,12 @@ static void print_traffic(const Grid *g, int micro, size_t width, const char *na
         stated += want->by[TENSOR][op].bytes;
     }
     tensor = (tensor - stated + want->layers) / (TSTEPS * g->d * m * TL * g->t);
-    double data = got->by[DATA][REDUCE_SCATTER].bytes + got->by[DATA][ALL_GATHER].bytes;
+    double data = got->by[DATA][REDUCE_SCATTER].bytes + got->by[DATA][ALL_GATHER].bytes, w = (double)width;
+    double each = 4 + (has(g, "--zero 0") ? 4 : w);  // bytes a parameter
+    if (strcmp(g->trainer, "fsdp") == 0) each = has(g, "--shard 2") ? 4 * m + w : m * (4 + 2 * w);
     printf("     %-52s %8.0f %8.0f  %8.0f %8.0f  %8.0f %8.0f\n", name, 8 * bsh * (g->t - 1) / g->t, tensor,
            messages > 0 ? bsh / g->t : 0, messages > 0 ? got->by[PIPELINE][SEND].bytes / messages : 0,
-           (g->d - 1.0) / g->d * P * (4 + (has(g, "--zero 0") ? 4.0 : (double)width)), data / ranks / TSTEPS);
+           (g->d - 1.0) / g->d * P * each, data / ranks / TSTEPS);
 }
 
 // Calls of a tensor rank in forward and in backward, told apart by validation, which is forward alone.
@@ -573,6 +596,31 @@ static void memory_over_data(Context *x, double MiB) {
     }
 }
 
+// train_fsdp keeps 1/d of all, and windows: for the gradients of two layers, the embeddings and ln_f, and for as many
+// weights, or with --shard 2 for all of them.
+static void memory_over_shards(Context *x, double MiB) {
+    GPTConfig config = {8, 1024, 16, 50257, padded_vocabulary(50257), 512, NULL};
+    double w = x->bf16 ? 2 : 4;
+    printf("     train_fsdp; MiB%43s weights   formula gradients   formula optimizer   formula\n", "");
+    for (int d = 1; d <= 8 && d <= x->max_ranks; d *= 2) {
+        for (int shard = 2; shard < 4; shard++) {
+            Grid g = {"fsdp", 1, d, 1, 1, shard == 2 ? "--shard 2" : "--shard 3", true};
+            Started s;
+            start_of(&g, &s);
+            Memory m = dry_run(x, &g, LARGE "--layers 8 --micro-batch 1 --global-batch 8");
+            ParamTable table = stage_table(&config, &g, 0);
+            double all = (double)table.total / MiB, layer = (double)(table.buckets[2] - table.buckets[1]) / MiB;
+            double two = d > 1 ? all - 6 * layer : 0, weights = d > 1 && shard == 2 ? all : two;
+            double want[3] = {(all / d + weights) * w, (all / d + two) * 4, all / d * (x->bf16 ? 12 : 8)};
+            printf("     %-54s %9.1f %9.1f %9.1f %9.1f %9.1f %9.1f\n", s.name, m.weights, want[0], m.gradients,
+                   want[1], m.optimizer, want[2]);
+            check(&x->check, near(m.weights, want[0], 0.06) && near(m.gradients, want[1], 0.06) &&
+                  near(m.optimizer, want[2], 0.06), "memory %s: 1/d of all, and windows", s.name);
+            table_free(&table);
+        }
+    }
+}
+
 // Stage 0 keeps p micro-batches under 1F1B whatever m is, and m under GPipe.
 static void memory_over_schedules(Context *x) {
     enum { P = 4 };
@@ -634,6 +682,7 @@ static void group_memory(Context *x) {
     memory_over_tensor(x, MiB);
     memory_over_recomputation(x, MiB);
     memory_over_data(x, MiB);
+    memory_over_shards(x, MiB);
     memory_over_schedules(x);
     memory_over_halves(x);
     // Weights, optimizer, activations and logits all beyond 2^31 bytes, the last two beyond 2^31 elements.
@@ -666,6 +715,8 @@ static const Order ORDERS[] = {
     {{"zero_bubble", 1, 2, 3, 1, "--schedule zb-auto", false}, STREAMS " " MESSAGES, 5},
     {{"_3d", 1, 4, 1, 1, "", false}, STREAMS, 5},
     {{"data", 1, 4, 1, 1, "", false}, STREAMS " " MESSAGES, 5},
+    {{"fsdp", 1, 4, 1, 1, "", false}, STREAMS " " MESSAGES, 10},
+    {{"fsdp", 1, 2, 1, 1, "--shard 2 --recompute layer", false}, STREAMS, 5},
     {{"_tp", 2, 1, 1, 1, "--sequence-parallel 1", false}, MESSAGES, 5},
 };
 
@@ -711,6 +762,7 @@ static void group_between(Context *x) {
         {"_pp", 2, 1, 3, 1, "--schedule gpipe", false},
         {"_3d", 1, 4, 1, 1, "", false},
         {"data", 1, 2, 1, 1, "", false},
+        {"fsdp", 1, 2, 1, 1, "", false},
         {"_3d", 2, 2, 2, 2, "--sequence-parallel 1", true},
     };
     char text[4096] = "";
@@ -824,6 +876,9 @@ static const Refusal REFUSALS[] = {
     {"one that it has", {"train_gpt", 1, "--overlap 0"}, GOOD, 2, "train_data"},
     {"ranks that are not d", {"train_data", 2, "--data 4"}, GOOD, 2, "--data 4"},
     {"the batch of data ranks", {"train_data", 3, ""}, GOOD, 2, "--global-batch 8"},
+    {"everything on every rank", {"train_fsdp", 2, "--zero 0"}, GOOD, 2, "train_data"},
+    {"a stage that is another lesson", {"train_fsdp", 2, "--shard 1"}, GOOD, 2, "--shard must be one of 2|3"},
+    {"a flag of one lesson alone", {"train_data", 2, "--shard 3"}, GOOD, 2, "unknown flag '--shard'"},
     {"more stages than layers", {"train_gpt_pp", 5, ""}, GOOD, 2, "4 layers"},
     {"more chunks than layers", {"train_gpt_pp", 4, "--virtual 2"}, GOOD, 2, "4 layers"},
     {"m", {"train_gpt_pp", 2, "--virtual 2"}, GOOD "--micro-batch 8", 2, "multiple of 2"},
