@@ -59,6 +59,9 @@ at_most "$(cat $behind | wc -l)" 10110 'lines of headers behind train_gpt.cu on 
 # A header that a lesson behind the four brings says so in its second line: `// lesson: moe`.
 mapfile -t library < <(find llmc -type f -exec sh -c 'sed -n 2p "$1" | grep -q "^// lesson: " || echo "$1"' _ {} \;)
 at_most "$(cat "${library[@]}" | wc -l)" 16310 'lines of llmc/ without the headers of lessons behind the four'
+twins=$(find llmc -type f -printf '%f\n' | sed 's/\..*//' | sort | uniq -d | xargs)
+[ -z "$twins" ]
+report $? "no two headers of llmc/ have one name${twins:+, but $twins}"
 
 # ---- a layer --------------------------------------------------------------------------------------------------------
 

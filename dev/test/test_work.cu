@@ -1,4 +1,4 @@
-// test_work.cu: compares the work that every wrapper of llmc/kernels states (llmc/kernels/cost.cuh) with counts by hand
+// test_work.cu: compares the work that every wrapper of llmc/kernels states (llmc/kernels/work.cuh) with counts by hand
 // at one small shape. The profiler must count the same.
 #include "dev/test/check.h"
 #include "llmc/kernels/adamw.cuh"

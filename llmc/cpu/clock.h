@@ -120,7 +120,7 @@ static inline double cpu_kernel_seconds(const Cluster *c, const KernelWork *w) {
     }
 }
 
-// Adds work to the next launch; kernel_state of llmc/kernels/cost.cuh calls it.
+// Adds work to the next launch; kernel_state of llmc/kernels/work.cuh calls it.
 inline void cpu_state_work(const KernelWork &work) {
     CpuClock &c = cpu_clock();
     if (c.on && work.kind == KERNEL_NONE) return;  // part of another kernel's cost

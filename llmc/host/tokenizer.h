@@ -372,7 +372,10 @@ static inline void tokenizer_print(const Tokenizer *tk, const int *tokens, size_
     size_t bytes = 0, length;
     for (size_t i = 0; i < count; i++) tokenizer_decode(tk, tokens[i], &length), bytes += length;
     char *text = (char *)host_alloc(bytes, 1), *end = text;
-    for (size_t i = 0; i < count; i++, end += length) memcpy(end, tokenizer_decode(tk, tokens[i], &length), length);
+    for (size_t i = 0; i < count; i++, end += length) {
+        const char *token = tokenizer_decode(tk, tokens[i], &length);
+        memcpy(end, token, length);
+    }
     for (size_t i = 0; i < bytes; i += length ? length : 1) {
         unsigned c = 0;
         length = utf8_read(text + i, bytes - i, &c);

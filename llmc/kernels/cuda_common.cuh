@@ -14,7 +14,7 @@
 #include <cuda_runtime.h>
 
 #include "llmc/host/error.h"
-#include "llmc/kernels/cost.cuh"
+#include "llmc/kernels/work.cuh"
 
 // The type of weights and activations. Gradients of weights, the optimizer and all sums are float or double.
 #if defined(PRECISION_FP32)

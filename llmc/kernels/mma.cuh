@@ -4,7 +4,7 @@
 //   a[4]: (row g, columns 2t, 2t+1), (row g+8, the same), (row g, columns 2t+8, 2t+9), (row g+8, the same)
 //   b[2]: (rows 2t, 2t+1, column g), (rows 2t+8, 2t+9, column g)
 //   d[4]: (row g, columns 2t, 2t+1), (row g+8, the same)
-// so two neighbouring d fragments, rounded, are an a fragment. llmc/cpu/mma.h does the same on a CPU.
+// so two neighbouring d fragments, rounded, are an a fragment. llmc/cpu/tensor_core.h does the same on a CPU.
 //
 // defines: bfloat16, SharedTile, mma_bf16, ldmatrix_x4, matrix_row, mma_product, quad_sum, quad_max, warp_gather,
 //          warp_any, pack_bf16, low_float, high_float, copy_async16, copy_async4, copy_async_commit, copy_async_wait
@@ -13,7 +13,7 @@
 
 #include "llmc/kernels/cuda_common.cuh"
 #ifndef __CUDACC__
-#include "mma.h"
+#include "tensor_core.h"
 #endif
 
 typedef __nv_bfloat16 bfloat16;

@@ -64,32 +64,25 @@ static inline float *state_moments(const State *state, StateKind kind) {
 
 // Copies elements [first, first + count) of a device buffer to host floats, or back. Synchronous.
 static inline void state_download(float *host, const void *device, size_t first, size_t count, bool is_floatX) {
-    if (!is_floatX || sizeof(floatX) == sizeof(float)) {
+    if (!is_floatX) {
         CUDA_CHECK(cudaMemcpy(host, (const float *)device + first, count * sizeof(float), cudaMemcpyDeviceToHost));
         return;
     }
-    floatX *narrow = (floatX *)host + count;  // upper half of the host buffer: widened from the front, in place
+    floatX *narrow = (floatX *)host_alloc(count, sizeof(floatX));
     CUDA_CHECK(cudaMemcpy(narrow, (const floatX *)device + first, count * sizeof(floatX), cudaMemcpyDeviceToHost));
-    for (size_t i = 0; i < count; i++) {
-        floatX x;
-        memcpy(&x, (const char *)narrow + i * sizeof(floatX), sizeof x);
-        float wide = to_float(x);
-        memcpy((char *)host + i * sizeof(float), &wide, sizeof wide);
-    }
+    for (size_t i = 0; i < count; i++) host[i] = to_float(narrow[i]);
+    free(narrow);
 }
 
-static inline void state_upload(void *device, float *host, size_t first, size_t count, bool is_floatX) {
-    if (!is_floatX || sizeof(floatX) == sizeof(float)) {
+static inline void state_upload(void *device, const float *host, size_t first, size_t count, bool is_floatX) {
+    if (!is_floatX) {
         CUDA_CHECK(cudaMemcpy((float *)device + first, host, count * sizeof(float), cudaMemcpyHostToDevice));
         return;
     }
-    for (size_t i = 0; i < count; i++) {  // narrowed in place, from the front
-        float wide;
-        memcpy(&wide, (const char *)host + i * sizeof(float), sizeof wide);
-        floatX x = from_float<floatX>(wide);
-        memcpy((char *)host + i * sizeof(floatX), &x, sizeof x);
-    }
-    CUDA_CHECK(cudaMemcpy((floatX *)device + first, host, count * sizeof(floatX), cudaMemcpyHostToDevice));
+    floatX *narrow = (floatX *)host_alloc(count, sizeof(floatX));
+    for (size_t i = 0; i < count; i++) narrow[i] = from_float<floatX>(host[i]);
+    CUDA_CHECK(cudaMemcpy((floatX *)device + first, narrow, count * sizeof(floatX), cudaMemcpyHostToDevice));
+    free(narrow);
 }
 
 static inline float *state_host_chunk(size_t total) {
@@ -162,87 +155,69 @@ static inline bool state_read(State *state, StateKind kind, const ParamTable *ta
     return ok;
 }
 
+// How many kinds of state a rank has: weights, two moments and perhaps master weights.
+static inline int state_kinds(const State *state) { return state->master ? STATE_MASTER + 1 : STATE_MASTER; }
+
 // Weights only (--init), or with the optimizer (--resume).
 static inline bool state_load(State *state, const ParamTable *table, const char *dir, bool with_optimizer, Error *err) {
     Piece whole = {};
     whole.hi = state->total;
     state_zero(state);
-    for (size_t i = 0; i < (state->sharded ? state->slice_count : 1); i++) {
-        if (!state_read(state, STATE_WEIGHTS, table, dir, state->sharded ? state->slices[i] : whole, err)) return false;
-    }
-    for (size_t i = 0; i < state->slice_count && with_optimizer; i++) {
-        if (!state_read(state, STATE_M, table, dir, state->slices[i], err) ||
-            !state_read(state, STATE_V, table, dir, state->slices[i], err)) return false;
-        if (state->master && !state_read(state, STATE_MASTER, table, dir, state->slices[i], err)) return false;
+    for (int kind = STATE_WEIGHTS; kind < (with_optimizer ? state_kinds(state) : STATE_M); kind++) {
+        bool all = kind == STATE_WEIGHTS && !state->sharded;  // every data rank has the weights of all
+        for (size_t i = 0; i < (all ? 1 : state->slice_count); i++) {
+            if (!state_read(state, (StateKind)kind, table, dir, all ? whole : state->slices[i], err)) return false;
+        }
     }
     return true;
 }
 
-// Writes elements [lo, hi) of one kind of state, held by the device buffer from element `at` on, to a folder.
-static inline bool state_write(const State *state, StateKind kind, const ParamTable *table, const char *dir,
+// Writes a slice of one kind of state to the folder of a checkpoint, or of the gradients, without sums, to their dump.
+// write_wte: the tied embedding is held by the first and the last pipeline stage, and one of them writes it.
+static inline bool state_write(const State *state, StateKind kind, const ParamTable *table, const char *path,
                                Piece slice, bool write_wte, Checksums *sums, Error *err) {
-    float *host = state_host_chunk(slice.hi - slice.lo);
     bool ok = true, weights = kind == STATE_WEIGHTS;
+    const void *from = !sums ? (void *)state->grads : weights ? (void *)state->params : state_moments(state, kind);
+    size_t at = weights ? state_place(state, slice) : slice.at;
+    float *host = state_host_chunk(slice.hi - slice.lo);
     for (size_t lo = slice.lo; lo < slice.hi && ok; lo += STATE_CHUNK) {
         size_t hi = lo + STATE_CHUNK < slice.hi ? lo + STATE_CHUNK : slice.hi;
-        state_download(host, weights ? (void *)state->params : (void *)state_moments(state, kind),
-                       slice.at + (lo - slice.lo), hi - lo, weights);
-        ok = checkpoint_write(dir, kind, table, host, lo, hi, write_wte, sums, err);
+        state_download(host, from, at + (lo - slice.lo), hi - lo, weights && sums);
+        ok = sums ? checkpoint_write(path, kind, table, host, lo, hi, write_wte, sums, err)
+                  : gradients_write(path, table, host, lo, hi, write_wte, err);
     }
     free(host);
     return ok;
 }
 
-// Writes what this rank owns into the folder that checkpoint_create has made. write_wte: the tied embedding is held
-// by the first and the last pipeline stage, and one of them writes it.
+// Writes what this rank owns into the folder that checkpoint_create has made.
 static inline bool state_save(const State *state, const ParamTable *table, const char *dir, bool write_wte,
                               Checksums *sums, Error *err) {
+    bool ok = true;
     for (size_t i = 0; i < state->slice_count; i++) {
-        Piece owned = state->slices[i], in_params = owned;
-        in_params.at = state_place(state, owned);
-        if (!state_write(state, STATE_WEIGHTS, table, dir, in_params, write_wte, sums, err) ||
-            !state_write(state, STATE_M, table, dir, owned, write_wte, sums, err) ||
-            !state_write(state, STATE_V, table, dir, owned, write_wte, sums, err)) return false;
-        if (state->master && !state_write(state, STATE_MASTER, table, dir, owned, write_wte, sums, err)) return false;
+        for (int kind = STATE_WEIGHTS; kind < state_kinds(state) && ok; kind++)
+            ok = state_write(state, (StateKind)kind, table, dir, state->slices[i], write_wte, sums, err);
     }
-    return true;
+    return ok;
 }
 
 // Writes the owned slices of this rank's gradients into the file that gradients_create has made.
 static inline bool state_dump_gradients(const State *state, const ParamTable *table, const char *path, bool write_wte,
                                         Error *err) {
     bool ok = true;
-    for (size_t i = 0; i < state->slice_count && ok; i++) {
-        Piece slice = state->slices[i];
-        float *host = state_host_chunk(slice.hi - slice.lo);
-        for (size_t lo = slice.lo; lo < slice.hi && ok; lo += STATE_CHUNK) {
-            size_t hi = lo + STATE_CHUNK < slice.hi ? lo + STATE_CHUNK : slice.hi;
-            state_download(host, state->grads, state_place(state, slice) + (lo - slice.lo), hi - lo, false);
-            ok = gradients_write(path, table, host, lo, hi, write_wte, err);
-        }
-        free(host);
-    }
+    for (size_t i = 0; i < state->slice_count && ok; i++)
+        ok = state_write(state, STATE_WEIGHTS, table, path, state->slices[i], write_wte, NULL, err);
     return ok;
-}
-
-// The first slice of this rank that ends behind the start of tensor x.
-static inline size_t state_first_slice(const State *state, const Tensor *x) {
-    size_t low = 0, high = state->slice_count;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (state->slices[middle].hi <= x->offset) low = middle + 1;
-        else high = middle;
-    }
-    return low;
 }
 
 // Lists the pieces of tensors that this rank owns, as params and grads have them, unless pieces is NULL. Returns their
 // number.
 static inline size_t state_pieces(const State *state, const ParamTable *table, Piece *pieces) {
     size_t count = 0;
-    for (size_t i = 0; i < table->count; i++) {
+    for (size_t i = 0, first = 0; i < table->count; i++) {
         const Tensor *x = &table->tensors[i];
-        for (size_t s = state_first_slice(state, x); s < state->slice_count; s++, count++) {
+        while (first < state->slice_count && state->slices[first].hi <= x->offset) first++;  // both ascend
+        for (size_t s = first; s < state->slice_count; s++, count++) {
             Piece slice = state->slices[s];
             size_t lo = x->offset > slice.lo ? x->offset : slice.lo;
             size_t hi = x->offset + x->size < slice.hi ? x->offset + x->size : slice.hi;

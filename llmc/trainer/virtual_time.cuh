@@ -7,7 +7,7 @@
 #define LLMC_VIRTUAL_TIME_CUH
 
 #ifdef CPU_CLOCK
-#include "llmc/cpu/virtual_time.cuh"
+#include "llmc/cpu/virtual_run.cuh"
 #else
 static inline double trainer_peak_flops(const Trainer *m) {
     return device_peak_flops(m->device.name, sizeof(floatX) == 2);

@@ -1,4 +1,4 @@
-// cost.cuh: bytes and FLOPs of each kernel, declared next to its LAUNCH: for the kernel laboratory (dev/cuda/bench.h),
+// work.cuh: bytes and FLOPs of each kernel, declared next to its LAUNCH: for the kernel laboratory (dev/cuda/bench.h),
 // --trace, and the virtual clock of the stand-ins (llmc/cpu/clock.h).
 //
 // Bytes: every input read once and every output written once, even if the kernel does so more often. Vectors beside
@@ -6,8 +6,8 @@
 // one; causal attention counts the unmasked pairs.
 //
 // defines: kernel_tally, kernel_state, kernel_cost, attention_cost, gemm_cost
-#ifndef LLMC_COST_CUH
-#define LLMC_COST_CUH
+#ifndef LLMC_WORK_CUH
+#define LLMC_WORK_CUH
 
 #include <cuda_runtime.h>
 

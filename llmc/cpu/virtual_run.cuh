@@ -1,7 +1,7 @@
-// virtual_time.cuh: --virtual-time and --simulate: starts the clock of the stand-ins (clock.h) and the processes of a
+// virtual_run.cuh: --virtual-time and --simulate: starts the clock of the stand-ins (clock.h) and the processes of a
 // simulation (simulate.h), and reports where the last step's time went. llmc/trainer/virtual_time.cuh includes it.
-#ifndef LLMC_CPU_VIRTUAL_TIME_CUH
-#define LLMC_CPU_VIRTUAL_TIME_CUH
+#ifndef LLMC_CPU_VIRTUAL_RUN_CUH
+#define LLMC_CPU_VIRTUAL_RUN_CUH
 
 #include "llmc/sim/place.h"
 

@@ -1,9 +1,9 @@
-// mma.h: tensor-core instructions on a CPU: ldmatrix and mma.m16n8k16 in bf16, with the registers of the 32 lanes laid
-// out as the PTX ISA documents them. Included by llmc/kernels/mma.cuh.
+// tensor_core.h: tensor-core instructions on a CPU: ldmatrix and mma.m16n8k16 in bf16, with the registers of the 32
+// lanes laid out as the PTX ISA documents them. Included by llmc/kernels/mma.cuh.
 //
 // Each lane leaves the addresses of its registers at one rendezvous of the warp; the last to arrive works for all.
-#ifndef LLMC_CPU_MMA_H
-#define LLMC_CPU_MMA_H
+#ifndef LLMC_CPU_TENSOR_CORE_H
+#define LLMC_CPU_TENSOR_CORE_H
 
 #include <string.h>
 
