@@ -228,13 +228,13 @@ static inline ncclComm_t job_split_grid(Job *job, const Grid *grid, char group, 
 
 // Collects the trace events of all ranks on rank 0, which gets true and frees them. All ranks call it.
 static inline bool job_gather_trace(const Job *job, const TraceList *mine, TraceList *all) {
-    const size_t words = sizeof(TraceEvent) / sizeof(double);  // MPI counts in int: bytes would be too many
-    int count = (int)(mine->count * words), *counts = (int *)host_alloc(2 * (size_t)job->size, sizeof(int));
-    int *at = counts + job->size;
+    const size_t unit = sizeof(double);  // MPI counts in int: bytes would be too many
+    int count = (int)(mine->count * sizeof(TraceEvent) / unit);
+    int *counts = (int *)host_alloc(2 * (size_t)job->size, sizeof(int)), *at = counts + job->size;
     MPI_Gather(&count, 1, MPI_INT, counts, 1, MPI_INT, 0, MPI_COMM_WORLD);
     for (int rank = 1; rank < job->size; rank++) at[rank] = at[rank - 1] + counts[rank - 1];
     memset(all, 0, sizeof *all);
-    all->count = (size_t)(at[job->size - 1] + counts[job->size - 1]) / words;
+    all->count = (size_t)(at[job->size - 1] + counts[job->size - 1]) * unit / sizeof(TraceEvent);
     if (job->rank == 0) all->events = (TraceEvent *)host_alloc(all->count, sizeof(TraceEvent));
     MPI_Gatherv(mine->events, count, MPI_DOUBLE, all->events, counts, at, MPI_DOUBLE, 0, MPI_COMM_WORLD);
     free(counts);
