@@ -159,9 +159,21 @@ setup:  ## installs what is missing (compiler, MPI, oneDNN, cJSON, PCRE2)
 clean:  ## removes build/
 	rm -rf build
 
+# make train and make test first; then in the order of this file.
 help:  ## this list
 	@echo 'usage: make [TARGET] [DEVICE=cpu|cuda] [PRECISION=fp32|bf16] [SANITIZE=1|GDB=1]; here DEVICE is $(DEVICE)'
-	@sed -nE 's/^([a-z-]+):.*## */\1|/p' Makefile | awk -F'|' '{printf "  %-16s %s\n", $$1, $$2}'
+	@for first in '^(train|test):' '^[a-z-]+:'; do sed -nE "/$$first/s/^([a-z-]+):.*## */\1|/p" Makefile; done | \
+	    awk -F'|' '!seen[$$1]++ {printf "  %-16s %s\n", $$1, $$2}'
+
+# A target that is not there: the nearest ones have most of its letters at their places.
+.DEFAULT:
+	@echo "make: there is no target '$@': did you mean $$(sed -nE 's/^([a-z-]+):.*##.*/\1/p' Makefile | \
+	    awk -v word='$@' '{ d[0] = 0; n = length($$1); w = length(word); for (j = 0; j <= n; j++) row[j] = j; \
+	        for (i = 1; i <= w; i++) { last = row[0]; row[0] = i; for (j = 1; j <= n; j++) { \
+	            t = last + (substr(word, i, 1) != substr($$1, j, 1)); if (row[j] + 1 < t) t = row[j] + 1; \
+	            if (row[j - 1] + 1 < t) t = row[j - 1] + 1; last = row[j]; row[j] = t } } \
+	        if (NR == 1 || row[n] < best) { best = row[n]; name = $$1 } } END { print "make " name }')?" \
+	    '`make help` lists all targets.' >&2; exit 2
 
 # ---- the kernel laboratory ---------------------------------------------------------------------------------
 
@@ -260,7 +272,8 @@ VIRTUAL_FLAGS := --train-data build/corpus/train.bin --shuffle 1 --layers 4 --he
                  --micro-batch 4 --global-batch 16 --steps 5 --virtual-time dev/clusters/laptop.json --trace $(PICTURED)
 STAGES = $(or $(shell echo '$(LAYOUT)' | sed -n 's/.*--pipeline \([0-9]*\).*/\1/p'),1)
 
-build-train: $(call program,$(MAIN)) corpus tools
+build-train: $(call program,train_gpt.cu $(MAIN)) corpus tools
+	@:
 run-train:
 	@mkdir -p $(OUT)
 	$(LAUNCHER) $(call program,$(MAIN)) $(TRAIN_FLAGS) $(LAYOUT)
@@ -274,6 +287,9 @@ endif
 	@echo "log          $(OUT)/log.jsonl    loss curve $(OUT)/loss.svg"
 	@echo "trace        $(OUT)/trace.json   timeline   $(OUT)/timeline.svg"
 	@echo "profile      $(OUT)/profile.txt   drawn in   $(OUT)/profile.svg"
+	@echo "next: doc/explorer.html#tour in a browser: ten questions about what you have just run"
+	@echo "next: README.md#what-to-read-in-which-order-and-how-long-it-takes, and make lessons: what each trainer adds"
+	@echo "next: make train LAYOUT='--tensor 4 --pipeline 2': another layout; the losses differ by rounding alone"
 
 # ---- make lessons ------------------------------------------------------------------------------------------
 

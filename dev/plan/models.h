@@ -1,12 +1,12 @@
 // models.h: the models that the planner knows by name.
 //
-// defines: Model, model_find, model_names
+// defines: Model, model_find, model_nearest, model_names
 #ifndef DEV_PLAN_MODELS_H
 #define DEV_PLAN_MODELS_H
 
+#include "dev/plot/tool.h"
+
 #include <stddef.h>
-#include <stdio.h>
-#include <string.h>
 
 typedef struct {
     const char *name;
@@ -30,6 +30,12 @@ static inline const Model *model_find(const char *name) {
     for (size_t i = 0; i < MODEL_COUNT; i++)
         if (strcmp(MODELS[i].name, name) == 0) return &MODELS[i];
     return NULL;
+}
+
+static inline const char *model_nearest(const char *name) {
+    const char *names[MODEL_COUNT];
+    for (size_t i = 0; i < MODEL_COUNT; i++) names[i] = MODELS[i].name;
+    return tool_nearest(name, names, MODEL_COUNT);
 }
 
 static inline void model_names(FILE *file) {

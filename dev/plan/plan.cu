@@ -101,7 +101,7 @@ static bool read_wish(Wish *w, const char **cluster, bool *json, bool *light, in
     }
     if (model) {
         const Model *found = model_find(model);
-        if (!found) return error_set(err, "there is no model '%s'; the models are in dev/plan/models.h", model);
+        if (!found) return error_set(err, "there is no model '%s': did you mean %s?", model, model_nearest(model));
         if (!w->model.L) w->model.L = found->layers;
         if (!w->model.NH) w->model.NH = found->heads;
         if (!w->model.C) w->model.C = found->channels;
@@ -122,7 +122,12 @@ static bool read_wish(Wish *w, const char **cluster, bool *json, bool *light, in
 
 // A file, or a name in dev/clusters.
 static bool read_cluster(Cluster *cluster, char path[PATH_MAX], const char *name, Error *err) {
+    static const char *const clusters[] = {"dgx-a100",   "dgx-h100",     "eos-2025",     "laptop",
+                                           "roce-a100", "selene-2020", "selene-2021", "selene-2022"};
     bool is_path = strchr(name, '/') || strchr(name, '.');
+    if (!is_path && path_print(path, PATH_MAX, err, "dev/clusters/%s.json", name) && access(path, F_OK) != 0)
+        return error_set(err, "there is no cluster '%s': did you mean %s?", name,
+                         tool_nearest(name, clusters, sizeof clusters / sizeof *clusters));
     return path_print(path, PATH_MAX, err, is_path ? "%s" : "dev/clusters/%s.json", name) &&
            cluster_read(cluster, path, err);
 }
@@ -484,7 +489,7 @@ int main(int argc, char **argv) {
     char path[PATH_MAX];
     bool json = false, light = false;
     memset(&s, 0, sizeof s);
-    if (argc == 1 || strcmp(argv[1], "--help") == 0) {
+    if (argc == 1 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
         printf("usage: plan --model NAME --cluster FILE|NAME --gpus N --batch G [--light] [--json]\n"
                "sizes of a model: --layers --heads --channels --seq --vocab\n"
                "to fix a part of the layout: --tensor --pipeline --data --virtual --micro-batch --schedule --recompute "

@@ -6,6 +6,7 @@
 #include "dev/plot/draw_collectives.h"
 #include "dev/plot/draw_layer.h"
 #include "dev/plot/draw_streams.h"
+#include "dev/plot/tool.h"
 
 typedef struct {
     const char *name;
@@ -20,7 +21,9 @@ static const Figure FIGURES[] = {
 };
 
 int main(int argc, char **argv) {
-    if (argc != 2) return fprintf(stderr, "usage: figures FOLDER\n"), 2;
+    static const char usage[] = "usage: figures FOLDER    draws the pictures of doc/ that come from no run\n";
+    tool_help(argc, argv, usage);
+    if (argc != 2 || argv[1][0] == '-') return fputs(usage, stderr), 2;
     for (size_t i = 0; i < sizeof FIGURES / sizeof *FIGURES; i++) {
         char path[4096];
         if (snprintf(path, sizeof path, "%s/%s.svg", argv[1], FIGURES[i].name) >= (int)sizeof path) return 2;

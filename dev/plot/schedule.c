@@ -12,6 +12,7 @@
 
 #include "dev/plot/pipeline_run.h"
 #include "dev/plot/svg.h"
+#include "dev/plot/tool.h"
 
 static const char usage[] =
     "usage: schedule [--stages P] [--micros M] [--virtual V] [--forward X] [--backward X] [--weight X]\n"
@@ -90,7 +91,13 @@ static bool make_lists(const Request *r, PipelineLists *l, Error *err) {
                               (size_t)(r->limit ? r->limit : 2 * r->p));
         return true;
     }
-    bool is_text = access(r->what, F_OK) != 0 && strpbrk(r->what, " ;\n");
+    bool is_there = access(r->what, F_OK) == 0, is_text = !is_there && strpbrk(r->what, " ;\n");
+    if (!is_there && !strpbrk(r->what, " ;/.\n0123456789")) {
+        const char *names[SCHEDULE_COUNT];
+        for (int s = 0; s < SCHEDULE_COUNT; s++) names[s] = pipeline_schedule_name((Schedule)s);
+        return error_set(err, "there is no schedule '%s': did you mean %s?", r->what,
+                         tool_nearest(r->what, names, SCHEDULE_COUNT));
+    }
     if (!(is_text ? pipeline_parse("the list", r->what, l, err) : pipeline_read(r->what, l, err)))
         return false;
     if (r->p && r->p != l->p)

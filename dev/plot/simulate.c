@@ -5,6 +5,7 @@
 //                                                                     of a backward as INPUT+WEIGHT, else equal)
 //   simulate interleaved 4 8 2 1 2 0.2 trace.json && timeline --out timeline.svg trace.json
 #include "dev/plot/pipeline_run.h"
+#include "dev/plot/tool.h"
 
 static int fail(const char *text) {
     fprintf(stderr, "simulate: %s\n", text);
@@ -30,10 +31,10 @@ static bool backward_halves(const char *text, double *halves) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 9)
-        return fprintf(stderr, "usage: simulate gpipe|1f1b|interleaved|zb-h1|zb-auto P M V FORWARD BACKWARD TRANSFER "
-                               "TRACE.json\n"),
-               2;
+    static const char usage[] = "usage: simulate gpipe|1f1b|interleaved|zb-h1|zb-auto P M V FORWARD BACKWARD TRANSFER "
+                                "TRACE.json\n";
+    tool_help(argc, argv, usage);
+    if (argc != 9) return fputs(usage, stderr), 2;
     int schedule = 0;
     while (schedule < SCHEDULE_COUNT && strcmp(argv[1], pipeline_schedule_name((Schedule)schedule)) != 0) schedule++;
     if (schedule == SCHEDULE_COUNT) return fail("the schedule must be gpipe, 1f1b, interleaved, zb-h1 or zb-auto");

@@ -14,6 +14,7 @@
 
 #include "dev/plot/pipeline_run.h"
 #include "dev/plot/step_profile.h"
+#include "dev/plot/tool.h"
 #include "dev/plot/trace_read.h"
 #include "llmc/host/file.h"
 
@@ -209,9 +210,11 @@ static bool print_paper(const Bench *b, Error *err) {
 }
 
 int main(int argc, char **argv) {
+    static const char usage[] = "usage: bubbles formulas|paper BUILD CLUSTER.json [ROWS]\n";
+    tool_help(argc, argv, usage);
     bool formulas = argc > 1 && strcmp(argv[1], "formulas") == 0, published = argc > 1 && strcmp(argv[1], "paper") == 0;
     if ((!formulas && !published) || argc < 4 || argc > 5)
-        return fputs("usage: bubbles formulas|paper BUILD CLUSTER.json [ROWS]\n", stderr), 2;
+        return fputs(usage, stderr), 2;
     Bench b = {argv[2], argv[3], argc > 4 ? argv[4] : NULL, ""};
     Error err;
     int file = temporary_file(b.trace, "bubbles", &err);

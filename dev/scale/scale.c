@@ -7,6 +7,7 @@
 // --fit, which seeks the values of the named constants that make the mean absolute error least, does not see these.
 // --set tries a value; --parts shows where the time goes. --trainer has train_gpt_3d simulate each row that its flags
 // can say, and compares it with the light simulation of the same software: see trainer.h.
+#include "dev/plot/tool.h"
 #include "dev/scale/rows.h"
 #include "dev/scale/step.h"
 #include "dev/scale/trainer.h"
@@ -334,6 +335,9 @@ int main(int argc, char **argv) {
     size_t set_count = 0, row_count = 0;
     Row *rows = NULL;
     bool parts = false, ok = true;
+    static const char usage[] = "usage: scale [--set KEY=VALUE]... [--fit KEY,KEY] [--parts] [--trainer PROGRAM] "
+                                "ROWS.csv... CLUSTER.json:PREFIX,...\n";
+    tool_help(argc, argv, usage);
     for (int i = 1; ok && i < argc; i++) {
         if (strcmp(argv[i], "--parts") == 0) parts = true;
         else if (strcmp(argv[i], "--fit") == 0 && i + 1 < argc) keys = argv[++i];
@@ -345,8 +349,7 @@ int main(int argc, char **argv) {
     }
     if (!ok) return fail(err.text);
     if (all.count == 0 || !rows)
-        return fail("usage: scale [--set KEY=VALUE]... [--fit KEY,KEY] [--parts] [--trainer PROGRAM] ROWS.csv... "
-                    "CLUSTER.json:PREFIX,...");
+        return fputs(usage, stderr), 2;
     for (size_t i = 0; i < set_count; i++)
         if (!set(&all, sets[i], &err)) return fail(err.text);
     Point *points = (Point *)host_alloc(row_count, sizeof *points);

@@ -4,6 +4,7 @@
 //   study ROWS.csv FOLDER          draws FOLDER/study-*.svg
 //   study --table ROWS.csv         prints doc/choosing.md's tables of figures and of growth
 #include "dev/plot/svg.h"
+#include "dev/plot/tool.h"
 #include "dev/scale/rows.h"
 #include "llmc/host/file.h"
 
@@ -285,11 +286,10 @@ static bool draw_file(const Chart *chart, const char *folder, Error *err) {
 }
 
 int main(int argc, char **argv) {
+    static const char usage[] = "usage: study ROWS.csv FOLDER, or study --table ROWS.csv\n";
+    tool_help(argc, argv, usage);
     bool table = argc == 3 && strcmp(argv[1], "--table") == 0;
-    if (argc != 3) {
-        fprintf(stderr, "usage: study ROWS.csv FOLDER, or study --table ROWS.csv\n");
-        return 2;
-    }
+    if (argc != 3) return fputs(usage, stderr), 2;
     Error err;
     Cluster selene, a100, h100;
     Row *rows = NULL;

@@ -175,7 +175,8 @@ static inline void trainer_report(Trainer *m) {
 static inline void trainer_leave(Trainer *m) {
     job_open_memory(true);
     trainer_save_rest(m);
-    printf("stopped by a signal after step %zu\n", m->progress.step);
+    printf("stopped by a signal after step %zu: %s\n", m->progress.step,
+           m->opt.out ? "the same command with --resume auto goes on" : "without --out nothing was saved");
     trainer_report(m);
     MPI_Barrier(MPI_COMM_WORLD);
 #if !(defined(NCCL_OVER_MPI) && defined(__CUDACC__))  // there another thread still calls MPI
