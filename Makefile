@@ -57,7 +57,7 @@ program = $(addprefix $(DIR)/,$(basename $(1)))
 
 PROBE := build/probe-$(DEVICE)$(addprefix -,$(MPI)).mk
 PROBED = $(DEVICE) '$(if $(filter cuda,$(DEVICE)),$(NVCC),$(CXX))' '$(CC)' $(MPI)
-ifneq ($(filter-out help setup clean train test lessons kernels bench spills sass gpu-check explorer fuzz soak reproduce,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out help setup clean train test lessons kernels bench spills sass gpu-check explorer site fuzz soak reproduce,$(or $(MAKECMDGOALS),all)),)
 include $(PROBE)
 ifneq ($(strip $(MISSING)),)
 $(shell rm -f $(PROBE))
@@ -146,7 +146,7 @@ build/tools/plan: dev/plan/plan.cu Makefile $(PROBE)
 # ---- targets -----------------------------------------------------------------------------------------------
 
 .PHONY: all trainers kernel-programs kernels bench spills sass tools scale scale-trainers calibrate setup train test \
-        lessons gpu-check clean help explorer corpus run-train build-train doc plan planned schedule study fuzz soak \
+        lessons gpu-check clean help explorer site corpus run-train build-train doc plan planned schedule study fuzz soak \
         build-soak reproduce bubbles planned-fp32 planned-bf16 planned-asan
 
 all: trainers tools                  ## every trainer and tool
@@ -258,7 +258,8 @@ RANKS ?= $(shell echo '$(LAYOUT)' | \
            awk '{n = 1; for (i = 1; i < NF; i++) if ($$i ~ /^--(tensor|pipeline|data)$$/) n *= $$(i + 1); print n}')
 THREADS = $(shell echo $$(($(JOBS) > $(RANKS) ? $(JOBS) / $(RANKS) : 1)))
 # After Ctrl-C Open MPI waits that long before it ends the ranks, and again before it kills them, which are saving.
-GRACE = $(if $(findstring --oversubscribe,$(MPIRUN)),--mca odls_base_sigkill_timeout 3)
+# --quiet keeps away the twelve lines with which it follows a trainer's sentence.
+GRACE = $(if $(findstring --oversubscribe,$(MPIRUN)),--mca odls_base_sigkill_timeout 3 --quiet)
 LAUNCHER = $(if $(filter 1,$(RANKS)),,OMP_NUM_THREADS=$(THREADS) $(MPIRUN) $(GRACE) -n $(RANKS))
 
 OUT ?= build/out
@@ -330,6 +331,9 @@ bubbles: build/tools/bubbles  ## bubbles of every schedule on the trainers' own 
 
 explorer:  ## doc/explorer.html: these headers in a browser (needs clang and wasm-ld)
 	@dev/explorer/build.sh
+
+site:  ## README, doc/ and the explorer as pages without external resources: site/ (needs cmark-gfm)
+	@rm -rf site && python3 dev/site.py site
 
 # ---- make fuzz, make soak ------------------------------------------------------------------------------------
 

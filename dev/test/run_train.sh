@@ -39,10 +39,16 @@ steps=$(grep -c '"loss":' "$out/log.jsonl" 2>/dev/null)
 [ "$steps" = 500 ]
 report $? "the log has ${steps:-no} of 500 steps"
 
-# Everything that is announced is there: the words with the folder's name in the last four lines.
-announced=$(tail -n 4 "$out/output" | grep -o "$out/[^ ,]*")
+# Everything that is announced is there: the words with the folder's name in four lines before the last three.
+announced=$(tail -n 7 "$out/output" | head -n 4 | grep -o "$out/[^ ,]*")
 [ "$(wc -l <<<"$announced")" = 7 ]
 report $? "seven files are announced: ${announced//$'\n'/ }"
+[ "$(tail -n 3 "$out/output" | grep -c '^next: ')" = 3 ]
+report $? 'the last three lines say where to look next'
+grep -q 'static inline ' "$out/output"
+report $? 'the sample is shown'
+! grep -q 'Nothing to be done' "$out/output"
+report $? 'make says nothing of targets that are up to date'
 for file in $announced; do
     case $file in
         *.svg) tail -c 16 "$file" 2>/dev/null | grep -q '</svg>' ;;
