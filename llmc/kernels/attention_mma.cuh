@@ -20,9 +20,11 @@ template <class A, bool DROP>
 __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1) attention_forward_mma_kernel(Attention a, Dropout drop) {
     typedef TilePair<A, A::KEYS> Tiles;
     alignas(16) __shared__ bfloat16 shared[4 * Tiles::TILE]; // keys and values
-    MmaPlace at = mma_place(a, true);
-    int end = at.block_row + (int)ATTENTION_MMA_ROWS < at.T ? at.block_row + (int)ATTENTION_MMA_ROWS : at.T;
-    Tiles tiles(shared, a.k + at.in, a.stride, a.v + at.in, a.stride, 0, a);
+    MmaPlace at = mma_place<A>(a, false);
+    const bool full = A::PAIR && a.full; // every query sees every key
+    const size_t k_stride = A::PAIR ? a.k_stride : a.stride;
+    int seen = at.block_row + (int)ATTENTION_MMA_ROWS, end = seen < at.others && !full ? seen : at.others;
+    Tiles tiles(shared, a.k + at.in_k, k_stride, a.v + at.in_k, k_stride, 0, at.others, a);
     tiles.next(0);
     copy_async_commit();
     uint32_t own[A::K16][4];
@@ -34,11 +36,12 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1) attention_forward_mm
         copy_async_commit();
         copy_async_wait<1>();
         __syncthreads();
-        if (A::KEYS == ATTENTION_MMA_ROWS || first < at.warp_row + 16) { // else no query of the warp sees these keys
+        if (A::KEYS == ATTENTION_MMA_ROWS || full || first < at.warp_row + 16) { // else no query sees these keys
             uint32_t kept = DROP ? kept_keys<A>(drop, at, first) : 0;
             float s[A::KEYS / 8][4] = {};
             mma_product<false, A::STRIDE>(s, own, tiles.row + stage);
-            if (first + A::KEYS > at.warp_row + 1) hide_fragments<true>(s, at, at.row - first);
+            if (full) hide_missing(s, at, first);
+            else if (first + A::KEYS > at.warp_row + 1) hide_fragments<true>(s, at, at.row - first);
             // Key 0 is seen by every query: after the first tile max is finite.
             float largest[2] = {max[0], max[1]}, shift[2];
             UNROLL
@@ -78,11 +81,11 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1) attention_forward_mm
     }
     quad_sum(sum);
     const float up = DROP ? drop.scale : 1.0f;
-    store_fragments(a.out + at.out, a.out_stride, 0, at, a, mixed, up / sum[0], up / sum[1]);
+    store_fragments(part_or<A>(a.part, a.out) + at.out, a.out_stride, 0, at, a, mixed, up / sum[0], up / sum[1]);
     if (at.pair == 0) {
         UNROLL
         for (int i = 0; i < 2; i++)
-            if (at.row + i * 8 < at.T) a.lse[at.head * a.T + at.row + i * 8] = max[i] * a.scale + logf(sum[i]);
+            if (at.row + i * 8 < at.T) a.lse[at.stat + at.row + i * 8] = max[i] * a.scale + logf(sum[i]);
     }
 }
 
@@ -93,9 +96,11 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     attention_backward_query_mma_kernel(Attention a, Dropout drop) {
     typedef TilePair<A, A::KEYS> Tiles;
     alignas(16) __shared__ bfloat16 shared[4 * Tiles::TILE]; // keys and values
-    MmaPlace at = mma_place(a, true);
-    int end = at.block_row + (int)ATTENTION_MMA_ROWS < at.T ? at.block_row + (int)ATTENTION_MMA_ROWS : at.T;
-    Tiles tiles(shared, a.k + at.in, a.stride, a.v + at.in, a.stride, 0, a);
+    MmaPlace at = mma_place<A>(a, false);
+    const bool full = A::PAIR && a.full; // every query sees every key
+    const size_t k_stride = A::PAIR ? a.k_stride : a.stride;
+    int seen = at.block_row + (int)ATTENTION_MMA_ROWS, end = seen < at.others && !full ? seen : at.others;
+    Tiles tiles(shared, a.k + at.in_k, k_stride, a.v + at.in_k, k_stride, 0, at.others, a);
     tiles.next(0);
     copy_async_commit();
     uint32_t own[A::K16][4], d[A::K16][4];
@@ -114,7 +119,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     quad_sum(of_row);
     UNROLL
     for (int i = 0; i < 2; i++) {
-        size_t row = at.head * a.T + at.row + i * 8;
+        size_t row = at.stat + at.row + i * 8;
         bool exists = at.row + i * 8 < at.T;
         norm[i] = exists ? a.lse[row] * LOG2_E : 0.0f;
         if (exists && at.pair == 0 && blockIdx.y == 0) a.dot[row] = of_row[i];
@@ -128,12 +133,13 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
         copy_async_commit();
         copy_async_wait<1>();
         __syncthreads();
-        if (A::KEYS == ATTENTION_MMA_ROWS || first < at.warp_row + 16) { // else no query of the warp sees these keys
+        if (A::KEYS == ATTENTION_MMA_ROWS || full || first < at.warp_row + 16) { // else no query sees these keys
             uint32_t kept = DROP ? kept_keys<A>(drop, at, first) : 0;
             float s[A::KEYS / 8][4] = {}, ds[A::KEYS / 8][4] = {};
             mma_product<false, A::STRIDE>(s, own, tiles.row + stage);
             mma_product<false, A::STRIDE>(ds, d, tiles.row + (stage + Tiles::TILE));
-            if (first + A::KEYS > at.warp_row + 1) hide_fragments<true>(s, at, at.row - first);
+            if (full) hide_missing(s, at, first);
+            else if (first + A::KEYS > at.warp_row + 1) hide_fragments<true>(s, at, at.row - first);
             UNROLL
             for (int n = 0; n < A::KEYS / 8; n++) {
                 UNROLL
@@ -148,7 +154,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
         }
         __syncthreads();
     }
-    store_fragments(a.dq + at.in, a.stride, part, at, a, dq, a.scale, a.scale);
+    const size_t to = A::PAIR ? at.out : at.in, stride = A::PAIR ? a.out_stride : a.stride;
+    store_fragments(part_or<A>(a.part, a.dq) + to, stride, part, at, a, dq, a.scale, a.scale);
 }
 
 // Computes the gradients of the keys and values: rows are keys, columns of the (transposed) scores are queries.
@@ -160,43 +167,46 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     alignas(16) __shared__ bfloat16 shared[4 * TILE]; // queries and the gradients of their outputs
     alignas(16) __shared__ bfloat16 own_values[A::VALUES_SHARED ? ATTENTION_MMA_ROWS * A::STRIDE : 8];
     alignas(16) __shared__ float of_query[2][2][ATTENTION_MMA_ROWS]; // of two stages, lse and dot
-    MmaPlace at = mma_place(a, false);
+    MmaPlace at = mma_place<A>(a, true);
+    const bool full = A::PAIR && a.full; // every query sees every key
+    const size_t k_stride = A::PAIR ? a.k_stride : a.stride;
+    const int begin = full ? 0 : at.block_row; // the first query that sees a key of the block
     const int part = (int)blockIdx.y * PART;
     uint32_t k[A::K16][4], v[A::VALUES_SHARED ? 1 : A::K16][4];
     float dk[PART / 8][4] = {}, dv[PART / 8][4] = {};
-    load_fragments<A>(k, a.k + at.in, a.stride, at, a);
+    load_fragments<A>(k, a.k + at.in_k, k_stride, at, a);
     if constexpr (A::VALUES_SHARED) {
-        TileCopy<A> v_copy(a.v + at.in, a.stride, at.block_row, a);
+        TileCopy<A> v_copy(a.v + at.in_k, k_stride, at.block_row, at.T, a);
         v_copy.template next<(int)ATTENTION_MMA_ROWS>(v_copy.to(own_values));
     } else {
-        load_fragments<A>(v, a.v + at.in, a.stride, at, a);
+        load_fragments<A>(v, a.v + at.in_k, k_stride, at, a);
     }
     SharedTile values = matrix_rows<A::STRIDE>(own_values + threadIdx.x / 32 * 16 * A::STRIDE);
-    Tiles tiles(shared, a.q + at.in, a.stride, a.dout + at.out, a.out_stride, at.block_row, a);
+    Tiles tiles(shared, a.q + at.in, a.stride, a.dout + at.out, a.out_stride, begin, at.others, a);
     // Half of the threads copy lse, the others dot. A query that does not exist has zeros, and so all of its products.
     int of = (int)(threadIdx.x / ATTENTION_MMA_ROWS), query = (int)(threadIdx.x % ATTENTION_MMA_ROWS);
-    const float *from = (of == 0 ? a.lse : a.dot) + at.head * a.T + at.block_row;
+    const float *from = (of == 0 ? a.lse : a.dot) + at.stat + begin;
     const auto next = [&](int stage, int first) {
-        bool exists = first + query < at.T;
+        bool exists = first + query < at.others;
         tiles.next(stage * 2 * TILE);
         if (query < A::QUERIES) copy_async4(&of_query[stage][of][query], exists ? from + query : from, exists);
         from += A::QUERIES;
     };
     const float to_log2 = a.scale * LOG2_E, up = DROP ? drop.scale : 1.0f;
-    next(0, at.block_row);
+    next(0, begin);
     copy_async_commit();
-    for (int first = at.block_row, stage = 0; first < at.T; first += A::QUERIES, stage = !stage) {
+    for (int first = begin, stage = 0; first < at.others; first += A::QUERIES, stage = !stage) {
         int here = stage * 2 * TILE;
-        if (first + A::QUERIES < at.T) next(!stage, first + A::QUERIES);
+        if (first + A::QUERIES < at.others) next(!stage, first + A::QUERIES);
         copy_async_commit();
         copy_async_wait<1>();
         __syncthreads();
-        if (A::QUERIES == ATTENTION_MMA_ROWS || first + A::QUERIES > at.warp_row) { // else no query sees them
+        if (A::QUERIES == ATTENTION_MMA_ROWS || full || first + A::QUERIES > at.warp_row) { // else no query sees them
             uint32_t kept = DROP ? kept_queries<A>(drop, at, first) : 0;
             float p[A::QUERIES / 8][4] = {}, ds[A::QUERIES / 8][4] = {}, x[2];
             uint32_t rounded[A::QUERIES / 16][4];
             mma_product<false, A::STRIDE>(p, k, tiles.row + here);
-            if (first < at.warp_row + 15) hide_fragments<false>(p, at, at.row - first);
+            if (!full && first < at.warp_row + 15) hide_fragments<false>(p, at, at.row - first);
             UNROLL
             for (int n = 0; n < A::QUERIES / 8; n++) {
                 load_two(x, &of_query[stage][0][n * 8 + at.pair]);
@@ -228,8 +238,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
         }
         __syncthreads();
     }
-    store_fragments(a.dk + at.in, a.stride, part, at, a, dk, a.scale, a.scale);
-    store_fragments(a.dv + at.in, a.stride, part, at, a, dv, up, up);
+    store_fragments(part_or<A>(a.part_k, a.dk) + at.in_k, k_stride, part, at, a, dk, a.scale, a.scale);
+    store_fragments(part_or<A>(a.part_v, a.dv) + at.in_k, k_stride, part, at, a, dv, up, up);
 }
 
 // True if these kernels can: rows of 16-byte packs, registers enough.
@@ -238,12 +248,14 @@ static inline bool attention_mma_takes(const Attention &a) { return a.HS % 8 == 
 // Queues the forward or the backward pass.
 template <class A, bool DROP>
 static inline void attention_mma(const Attention &a, const Dropout &drop, bool backward, cudaStream_t stream) {
-    unsigned blocks = (unsigned)(a.B * a.NH * CEIL_DIV(a.T, ATTENTION_MMA_ROWS)), times = DROP ? A::DROP_PARTS : 1;
+    size_t heads = a.B * a.NH, Tk = A::PAIR ? a.Tk : a.T;
+    unsigned blocks = (unsigned)(heads * CEIL_DIV(a.T, ATTENTION_MMA_ROWS)), times = DROP ? A::DROP_PARTS : 1;
+    unsigned key_blocks = (unsigned)(heads * CEIL_DIV(Tk, ATTENTION_MMA_ROWS));
     if (!backward) {
         LAUNCH((attention_forward_mma_kernel<A, DROP>), blocks, ATTENTION_MMA_THREADS, 0, stream)(a, drop);
         return;
     }
-    dim3 queries(blocks, A::QUERY_PARTS * times), keys(blocks, A::KEY_PARTS * times);
+    dim3 queries(blocks, A::QUERY_PARTS * times), keys(key_blocks, A::KEY_PARTS * times);
     LAUNCH((attention_backward_query_mma_kernel<A, DROP>), queries, ATTENTION_MMA_THREADS, 0, stream)(a, drop);
     LAUNCH((attention_backward_key_mma_kernel<A, DROP>), keys, ATTENTION_MMA_THREADS, 0, stream)(a, drop);
 }

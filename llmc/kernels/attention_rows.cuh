@@ -31,7 +31,20 @@ typedef struct {
     const floatX *dout;   // from here on for the backward pass
     floatX *dq, *dk, *dv;
     float *dot;           // [B,NH,T] dot product of each output and its gradient
+    // Of a pair only (context parallelism): T queries and Tk keys of sequences whose rows, and those of lse and dot,
+    // are `rows` apart. full: every query sees every key. Rows of k and v are k_stride apart.
+    size_t Tk, rows, k_stride;
+    bool full;
+    float *part;             // in place of out and dq
+    float *part_k, *part_v;  // in place of dk and dv
 } Attention;
+
+// Where a kernel writes its result: in fp32 for a pair.
+template <class A>
+__device__ __forceinline__ auto part_or(float *part, floatX *whole) {
+    if constexpr (A::PAIR) return part;
+    else return whole;
+}
 
 #ifdef __CUDACC__
 enum { ATTENTION_ROWS = 1 };
@@ -50,8 +63,9 @@ template <> struct RowVector<1> { typedef float type; };
 
 // CAPACITY: the largest head size, which decides the registers; channels beyond HS are zero. A thread that is alone
 // goes over the HS channels only.
-template <int CAPACITY_, int R_, int LANES_>
+template <int CAPACITY_, int R_, int LANES_, bool PAIR_ = false>
 struct AttentionRows {
+    static constexpr bool PAIR = PAIR_;
     static constexpr int CAPACITY = CAPACITY_, R = R_, LANES = LANES_;
     static constexpr int CHANNELS = CAPACITY / LANES;            // of a lane
     static constexpr bool ALONE = LANES == 1 && R > 1;           // each thread has its own tiles
@@ -73,21 +87,31 @@ typedef struct {
     size_t b, h, head;      // sequence, head of it, b * NH + h
     size_t row, first;      // the first row of the thread, and of all that share tiles
     size_t end;             // of the keys that queries of these rows see
-    size_t in, out;         // where sequence and head begin in q, k, v, and in out
+    size_t T, others;       // rows of the thread's side, and of the tiles'
+    size_t in, in_k, out;   // where sequence and head begin in q, in k and v, and in out
+    size_t stat;            // and in lse and dot
 } RowPlace;
 
+// True if every query sees every key.
 template <class A>
-__device__ __forceinline__ RowPlace row_place(const Attention &a) {
+__device__ __forceinline__ bool is_full(const Attention &a) { return A::PAIR && a.full; }
+
+// keys: the thread's rows are keys, and the tiles queries.
+template <class A>
+__device__ __forceinline__ RowPlace row_place(const Attention &a, bool keys) {
     // The blocks of a head are neighbours: its keys and values stay in the L2 cache.
-    unsigned blocks = (unsigned)CEIL_DIV(a.T, (size_t)A::BLOCK_ROWS);
     RowPlace p;
+    p.T = A::PAIR && keys ? a.Tk : a.T, p.others = A::PAIR && !keys ? a.Tk : a.T;
+    unsigned blocks = (unsigned)CEIL_DIV(p.T, (size_t)A::BLOCK_ROWS);
     p.head = blockIdx.x / blocks, p.b = p.head / a.NH, p.h = p.head % a.NH;
     p.first = (size_t)(blocks - 1 - blockIdx.x % blocks) * A::BLOCK_ROWS; // those with most keys begin first
     p.row = p.first + threadIdx.x / A::LANES * A::R;
     if (A::ALONE) p.first = p.row;
     p.end = p.first + (A::ALONE ? A::R : A::BLOCK_ROWS);
-    if (p.end > a.T) p.end = a.T;
-    p.in = p.b * a.T * a.stride + p.h * a.HS, p.out = p.b * a.T * a.out_stride + p.h * a.HS;
+    if (p.end > p.others || is_full<A>(a)) p.end = p.others;
+    size_t rows = A::PAIR ? a.rows : a.T, before = p.b * rows, channel = p.h * a.HS;
+    p.in = before * a.stride + channel, p.out = before * a.out_stride + channel;
+    p.in_k = A::PAIR ? before * a.k_stride + channel : p.in, p.stat = p.head * rows;
     return p;
 }
 
@@ -114,16 +138,16 @@ typedef struct {
     size_t stride;
 } TileRows;
 
-// Loads rows first, first + 1, ... of p as floats; zeros beyond T and HS. A thread that is alone reads whole tiles of
-// floats where they are.
+// Loads rows first, first + 1, ... of p[T, stride] as floats; zeros beyond T and HS. A thread that is alone reads whole
+// tiles of floats where they are.
 template <class A>
 __device__ __forceinline__ TileRows load_tile(typename A::Tile *tile, const floatX *p, size_t stride, size_t first,
-                                              const Attention &a) {
+                                              size_t T, const Attention &a) {
     if constexpr (A::ALONE) {
-        if (sizeof(floatX) == 4 && first + A::TILE <= a.T && a.HS % 8 == 0)
+        if (sizeof(floatX) == 4 && first + A::TILE <= T && a.HS % 8 == 0)
             return {(const float *)(const void *)(p + first * stride), stride};
         for (int j = 0; j < A::TILE; j++) {
-            int n = first + j < a.T ? (int)a.HS : 0, end = A::channels(a);
+            int n = first + j < T ? (int)a.HS : 0, end = A::channels(a);
             const floatX *from = p + (first + j) * stride;
             for (int c = 0; c < n; c++) tile[j][c] = to_float(from[c]);
             for (int c = n; c < end; c++) tile[j][c] = 0.0f;
@@ -131,44 +155,44 @@ __device__ __forceinline__ TileRows load_tile(typename A::Tile *tile, const floa
     } else {
         for (unsigned i = threadIdx.x; i < A::TILE * A::CAPACITY; i += A::THREADS) {
             size_t j = i / A::CAPACITY, c = i % A::CAPACITY;
-            tile[j][c] = first + j < a.T && c < a.HS ? to_float(p[(first + j) * stride + c]) : 0.0f;
+            tile[j][c] = first + j < T && c < a.HS ? to_float(p[(first + j) * stride + c]) : 0.0f;
         }
     }
     return {tile[0], A::CAPACITY};
 }
 
-// Loads the thread's rows of p (rows `stride` apart), times scale; zeros beyond T and HS. A thread that is alone reads
-// and writes whole rows, by way of a tile.
+// Loads the thread's rows of p[T, stride], times scale; zeros beyond T and HS. A thread that is alone reads and writes
+// whole rows, by way of a tile.
 template <class A>
 __device__ __forceinline__ void load_rows(typename A::V (&x)[A::CHANNELS], typename A::Tile *tile, const floatX *p,
-                                          size_t stride, size_t row, const Attention &a, float scale) {
+                                          size_t stride, const RowPlace &at, const Attention &a, float scale) {
     TileRows from = {NULL, 0};
-    if constexpr (A::ALONE) from = load_tile<A>(tile, p, stride, row, a);
+    if constexpr (A::ALONE) from = load_tile<A>(tile, p, stride, at.row, at.T, a);
     for (int i = 0; i < A::channels(a); i++) {
         size_t c = (size_t)channel<A>(i);
         if constexpr (A::ALONE) {
             for (int r = 0; r < A::R; r++) row_of(x[i], r) = from.at[r * from.stride + i];
         } else {
-            x[i] = c < a.HS && row < a.T ? to_float(p[row * stride + c]) : 0.0f;
+            x[i] = c < a.HS && at.row < at.T ? to_float(p[at.row * stride + c]) : 0.0f;
         }
         x[i] *= scale;
     }
 }
 
-template <class A>
-__device__ __forceinline__ void store_rows(floatX *p, typename A::Tile *tile, size_t stride, size_t row,
+template <class A, class To>
+__device__ __forceinline__ void store_rows(To *p, typename A::Tile *tile, size_t stride, const RowPlace &at,
                                            const Attention &a, typename A::V (&x)[A::CHANNELS]) {
     for (int i = 0; i < A::channels(a); i++) {
         size_t c = (size_t)channel<A>(i);
         if constexpr (A::ALONE) {
             for (int r = 0; r < A::R; r++) tile[r][i] = row_of(x[i], r);
         } else {
-            if (c < a.HS && row < a.T) p[row * stride + c] = from_float<floatX>(x[i]);
+            if (c < a.HS && at.row < at.T) p[at.row * stride + c] = from_float<To>(x[i]);
         }
     }
     if constexpr (A::ALONE) {
-        for (size_t r = 0; r < A::R && row + r < a.T; r++)
-            for (size_t c = 0; c < a.HS; c++) p[(row + r) * stride + c] = from_float<floatX>(tile[r][c]);
+        for (size_t r = 0; r < A::R && at.row + r < at.T; r++)
+            for (size_t c = 0; c < a.HS; c++) p[(at.row + r) * stride + c] = from_float<To>(tile[r][c]);
     }
 }
 
@@ -251,7 +275,13 @@ __device__ __forceinline__ typename A::V softmax_exponential(typename A::V x) {
 
 // Sets the scores of keys first + j that query row + r must not see to minus infinity.
 template <class A>
-__device__ __forceinline__ void hide_later(typename A::Scores &s, size_t row, size_t first) {
+__device__ __forceinline__ void hide_keys(typename A::Scores &s, const RowPlace &at, size_t first, const Attention &a) {
+    size_t row = at.row;
+    if (is_full<A>(a)) {
+        for (int j = 0; j < A::TILE; j++)
+            if (first + j >= at.others) s[j] = typename A::V{} - INFINITY;
+        return;
+    }
     if (first + A::TILE <= row + 1) return;
     int seen = row >= first ? (int)(row - first) : -(int)(first - row);
     for (int j = 0; j < A::TILE; j++)
@@ -288,19 +318,20 @@ __device__ __forceinline__ void keep_queries(typename A::Scores &keep, const Dro
 template <class A, bool DROP>
 __global__ void __launch_bounds__(A::THREADS, 1) attention_forward_rows_kernel(Attention a, Dropout drop) {
     alignas(64) __shared__ typename A::Tile k_tile[A::TILE], v_tile[A::TILE];
-    RowPlace at = row_place<A>(a);
-    if (A::ALONE && at.row >= a.T) return;
+    RowPlace at = row_place<A>(a, false);
+    const size_t k_stride = A::PAIR ? a.k_stride : a.stride;
+    if (A::ALONE && at.row >= at.T) return;
     typename A::V own[A::CHANNELS], mixed[A::CHANNELS];
     zero_rows<A>(mixed, a);
-    load_rows<A>(own, k_tile, a.q + at.in, a.stride, at.row, a, a.scale);
+    load_rows<A>(own, k_tile, a.q + at.in, a.stride, at, a, a.scale);
     typename A::V max = typename A::V{} - INFINITY, sum = {};
     for (size_t first = 0; first < at.end; first += A::TILE) {
-        TileRows k = load_tile<A>(k_tile, a.k + at.in, a.stride, first, a);
-        TileRows v = load_tile<A>(v_tile, a.v + at.in, a.stride, first, a);
+        TileRows k = load_tile<A>(k_tile, a.k + at.in_k, k_stride, first, at.others, a);
+        TileRows v = load_tile<A>(v_tile, a.v + at.in_k, k_stride, first, at.others, a);
         tile_barrier<A>();
         typename A::Scores s;
         dot_tile<A>(s, own, k, a);
-        hide_later<A>(s, at.row, first); // key 0 is always seen: max becomes finite
+        hide_keys<A>(s, at, first, a); // key 0 is always seen: max becomes finite
         typename A::V before = max;
         for (int j = 0; j < A::TILE; j++) max = s[j] > max ? s[j] : max;
         typename A::V correction = softmax_exponential<A>(before - max);
@@ -312,10 +343,10 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_forward_rows_kernel(A
         tile_barrier<A>();
     }
     scale_rows<A>(mixed, a, 1.0f / sum);
-    store_rows<A>(a.out + at.out, k_tile, a.out_stride, at.row, a, mixed);
+    store_rows<A>(part_or<A>(a.part, a.out) + at.out, k_tile, a.out_stride, at, a, mixed);
     if (threadIdx.x % A::LANES == 0)
         for (int r = 0; r < A::R; r++)
-            if (at.row + r < a.T) a.lse[at.head * a.T + at.row + r] = row_of(max, r) + logf(row_of(sum, r));
+            if (at.row + r < at.T) a.lse[at.stat + at.row + r] = row_of(max, r) + logf(row_of(sum, r));
 }
 
 // Computes the gradient of the queries, and dot, which the other kernel needs too. With dropout dot is still the sum
@@ -323,51 +354,55 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_forward_rows_kernel(A
 template <class A, bool DROP>
 __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_query_rows_kernel(Attention a, Dropout drop) {
     alignas(64) __shared__ typename A::Tile k_tile[A::TILE], v_tile[A::TILE];
-    RowPlace at = row_place<A>(a);
-    if (A::ALONE && at.row >= a.T) return;
+    RowPlace at = row_place<A>(a, false);
+    const size_t k_stride = A::PAIR ? a.k_stride : a.stride;
+    if (A::ALONE && at.row >= at.T) return;
     typename A::V q[A::CHANNELS], d[A::CHANNELS], dq[A::CHANNELS];
-    load_rows<A>(dq, k_tile, a.out + at.out, a.out_stride, at.row, a, 1.0f);
-    load_rows<A>(d, k_tile, a.dout + at.out, a.out_stride, at.row, a, 1.0f);
+    load_rows<A>(dq, k_tile, a.out + at.out, a.out_stride, at, a, 1.0f);
+    load_rows<A>(d, k_tile, a.dout + at.out, a.out_stride, at, a, 1.0f);
     typename A::V product = {};
     for (int i = 0; i < A::channels(a); i++) product += dq[i] * d[i];
     zero_rows<A>(dq, a);
     if constexpr (A::LANES > 1) product = lanes_sum<A>(product);
     typename A::V norm;
     for (int r = 0; r < A::R; r++) {
-        row_of(norm, r) = at.row + r < a.T ? a.lse[at.head * a.T + at.row + r] : 0.0f;
-        if (threadIdx.x % A::LANES == 0 && at.row + r < a.T) a.dot[at.head * a.T + at.row + r] = row_of(product, r);
+        row_of(norm, r) = at.row + r < at.T ? a.lse[at.stat + at.row + r] : 0.0f;
+        if (threadIdx.x % A::LANES == 0 && at.row + r < at.T) a.dot[at.stat + at.row + r] = row_of(product, r);
     }
-    load_rows<A>(q, k_tile, a.q + at.in, a.stride, at.row, a, a.scale);
+    load_rows<A>(q, k_tile, a.q + at.in, a.stride, at, a, a.scale);
     for (size_t first = 0; first < at.end; first += A::TILE) {
-        TileRows k = load_tile<A>(k_tile, a.k + at.in, a.stride, first, a);
-        TileRows v = load_tile<A>(v_tile, a.v + at.in, a.stride, first, a);
+        TileRows k = load_tile<A>(k_tile, a.k + at.in_k, k_stride, first, at.others, a);
+        TileRows v = load_tile<A>(v_tile, a.v + at.in_k, k_stride, first, at.others, a);
         tile_barrier<A>();
         typename A::Scores s, ds;
         dot_tile<A>(s, q, k, a);
         dot_tile<A>(ds, d, v, a);
-        hide_later<A>(s, at.row, first);
+        hide_keys<A>(s, at, first, a);
         if constexpr (DROP) drop_keys<A>(ds, drop, at, first, a.T);
         for (int j = 0; j < A::TILE; j++) ds[j] = softmax_exponential<A>(s[j] - norm) * (ds[j] - product);
         mix_tile<A>(dq, ds, k, a);
         tile_barrier<A>();
     }
     for (int i = 0; i < A::channels(a); i++) dq[i] *= a.scale;
-    store_rows<A>(a.dq + at.in, k_tile, a.stride, at.row, a, dq);
+    const size_t to = A::PAIR ? at.out : at.in, stride = A::PAIR ? a.out_stride : a.stride;
+    store_rows<A>(part_or<A>(a.part, a.dq) + to, k_tile, stride, at, a, dq);
 }
 
 // Computes the gradients of the keys and values: the rows are keys, the tiles queries and their gradients.
 template <class A, bool DROP>
 __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_key_rows_kernel(Attention a, Dropout drop) {
     alignas(64) __shared__ typename A::Tile q_tile[A::TILE], d_tile[A::TILE];
-    RowPlace at = row_place<A>(a);
-    if (A::ALONE && at.row >= a.T) return;
+    RowPlace at = row_place<A>(a, true);
+    const size_t k_stride = A::PAIR ? a.k_stride : a.stride;
+    const bool full = is_full<A>(a);
+    if (A::ALONE && at.row >= at.T) return;
     typename A::V k[A::CHANNELS], v[A::CHANNELS], dk[A::CHANNELS], dv[A::CHANNELS];
     zero_rows<A>(dk, a), zero_rows<A>(dv, a);
-    load_rows<A>(k, q_tile, a.k + at.in, a.stride, at.row, a, a.scale);
-    load_rows<A>(v, q_tile, a.v + at.in, a.stride, at.row, a, 1.0f);
-    for (size_t first = at.first; first < a.T; first += A::TILE) {
-        TileRows q = load_tile<A>(q_tile, a.q + at.in, a.stride, first, a);
-        TileRows d = load_tile<A>(d_tile, a.dout + at.out, a.out_stride, first, a);
+    load_rows<A>(k, q_tile, a.k + at.in_k, k_stride, at, a, a.scale);
+    load_rows<A>(v, q_tile, a.v + at.in_k, k_stride, at, a, 1.0f);
+    for (size_t first = full ? 0 : at.first; first < at.others; first += A::TILE) {
+        TileRows q = load_tile<A>(q_tile, a.q + at.in, a.stride, first, at.others, a);
+        TileRows d = load_tile<A>(d_tile, a.dout + at.out, a.out_stride, first, at.others, a);
         tile_barrier<A>();
         typename A::Scores p, ds, keep;
         dot_tile<A>(p, k, q, a);
@@ -377,10 +412,10 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_key_rows_ker
         int seen = at.row <= first ? (int)(first - at.row < A::R ? first - at.row : A::R)
                                    : -(int)(at.row - first);
         for (int j = 0; j < A::TILE; j++) {
-            bool exists = first + j < a.T;
-            float norm = exists ? a.lse[at.head * a.T + first + j] : 0.0f;
-            float of_query = exists ? a.dot[at.head * a.T + first + j] : 0.0f;
-            int last = exists ? j + seen : -1;
+            bool exists = first + j < at.others;
+            float norm = exists ? a.lse[at.stat + first + j] : 0.0f;
+            float of_query = exists ? a.dot[at.stat + first + j] : 0.0f;
+            int last = !exists ? -1 : full ? A::R : j + seen;
             if (last < A::R)
                 for (int r = 0; r < A::R; r++) row_of(p[j], r) = r <= last ? row_of(p[j], r) : -INFINITY;
             p[j] = softmax_exponential<A>(p[j] - norm);
@@ -392,20 +427,21 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_key_rows_ker
         tile_barrier<A>();
     }
     for (int i = 0; i < A::channels(a); i++) dk[i] *= a.scale;
-    store_rows<A>(a.dk + at.in, q_tile, a.stride, at.row, a, dk);
-    store_rows<A>(a.dv + at.in, q_tile, a.stride, at.row, a, dv);
+    store_rows<A>(part_or<A>(a.part_k, a.dk) + at.in_k, q_tile, k_stride, at, a, dk);
+    store_rows<A>(part_or<A>(a.part_v, a.dv) + at.in_k, q_tile, k_stride, at, a, dv);
 }
 
 // Queues the forward or the backward pass.
 template <class A, bool DROP>
 static inline void attention_rows(const Attention &a, const Dropout &drop, bool backward, cudaStream_t stream) {
     unsigned blocks = (unsigned)(a.B * a.NH * CEIL_DIV(a.T, (size_t)A::BLOCK_ROWS));
+    unsigned key_blocks = (unsigned)(a.B * a.NH * CEIL_DIV(A::PAIR ? a.Tk : a.T, (size_t)A::BLOCK_ROWS));
     if (!backward) {
         LAUNCH((attention_forward_rows_kernel<A, DROP>), blocks, A::THREADS, 0, stream)(a, drop);
         return;
     }
     LAUNCH((attention_backward_query_rows_kernel<A, DROP>), blocks, A::THREADS, 0, stream)(a, drop);
-    LAUNCH((attention_backward_key_rows_kernel<A, DROP>), blocks, A::THREADS, 0, stream)(a, drop);
+    LAUNCH((attention_backward_key_rows_kernel<A, DROP>), key_blocks, A::THREADS, 0, stream)(a, drop);
 }
 
 #endif

@@ -14,8 +14,9 @@ static constexpr size_t ATTENTION_MMA_ROWS = 64;
 
 // CAPACITY: a multiple of 16, at least HS; the channels between are zero. A tile's rows are 16 bytes longer than its
 // channels, so that the 8 rows that an ldmatrix reads lie in different banks.
-template <int CAPACITY_>
+template <int CAPACITY_, bool PAIR_ = false>
 struct AttentionMma {
+    static constexpr bool PAIR = PAIR_;
     static constexpr int CAPACITY = CAPACITY_, STRIDE = CAPACITY + 8;
     static constexpr int K16 = CAPACITY / 16;                                            // steps over the channels
     static constexpr int KEYS = CAPACITY <= 64 ? 64 : CAPACITY <= 160 ? 32 : 16;         // of a tile, as registers
@@ -30,22 +31,28 @@ struct AttentionMma {
 
 // The work of a lane: rows row and row + 8. Rows are int, as registers are short.
 typedef struct {
-    size_t head, in, out;  // b * NH + h; where the head begins in q, k and v, and in out
+    size_t head, in, in_k, out;  // b * NH + h; where the head begins in q, in k and v, and in out
+    size_t stat;           // where its lse and dot begin
     unsigned b, h;         // sequence and head
     int block_row, warp_row, row;
     int pair;              // first column of the lane in a fragment
-    int T;
+    int T, others;         // rows of the block's side, and of the tiles'
 } MmaPlace;
 
 // The blocks of a head are neighbours: their keys and values stay in the L2 cache. Those with most work begin first.
-__device__ __forceinline__ MmaPlace mma_place(const Attention &a, bool last_first) {
-    unsigned T = (unsigned)a.T, NH = (unsigned)a.NH, blocks = CEIL_DIV(T, (unsigned)ATTENTION_MMA_ROWS);
+template <class A>
+__device__ __forceinline__ MmaPlace mma_place(const Attention &a, bool keys) {
+    unsigned T = (unsigned)(A::PAIR && keys ? a.Tk : a.T), NH = (unsigned)a.NH;
+    unsigned blocks = CEIL_DIV(T, (unsigned)ATTENTION_MMA_ROWS);
     unsigned head = blockIdx.x / blocks, block = blockIdx.x % blocks, b = head / NH;
     size_t from_head = (head - b * NH) * a.HS;
     MmaPlace p;
-    p.T = (int)T, p.head = head, p.b = b, p.h = head - b * NH;
-    p.in = b * a.T * a.stride + from_head, p.out = b * a.T * a.out_stride + from_head;
-    p.block_row = (int)((last_first ? blocks - 1 - block : block) * ATTENTION_MMA_ROWS);
+    size_t first = b * (A::PAIR ? a.rows : a.T);
+    p.T = (int)T, p.others = (int)(A::PAIR && !keys ? a.Tk : a.T), p.head = head, p.b = b, p.h = head - b * NH;
+    p.in = first * a.stride + from_head, p.out = first * a.out_stride + from_head;
+    p.in_k = A::PAIR ? first * a.k_stride + from_head : p.in;
+    p.stat = head * (A::PAIR ? a.rows : a.T);
+    p.block_row = (int)((keys ? block : blocks - 1 - block) * ATTENTION_MMA_ROWS);
     p.warp_row = p.block_row + (int)(threadIdx.x / 32) * 16;
     p.row = p.warp_row + (int)(threadIdx.x % 32) / 4;
     p.pair = (int)(threadIdx.x % 4) * 2;
@@ -63,8 +70,8 @@ struct TileCopy {
     int row, channel, left; // of a tile's first copy; rows that are left, from the next tile's first on
     bool exists;           // channels beyond HS are zero
 
-    __device__ __forceinline__ TileCopy(const bfloat16 *p, size_t stride, int first, const Attention &a) {
-        row = (int)threadIdx.x / PACKS, channel = (int)threadIdx.x % PACKS * 8, left = (int)a.T - first;
+    __device__ __forceinline__ TileCopy(const bfloat16 *p, size_t stride, int first, int rows, const Attention &a) {
+        row = (int)threadIdx.x / PACKS, channel = (int)threadIdx.x % PACKS * 8, left = rows - first;
         exists = channel < (int)a.HS, step = STEP * stride;
         from = p + (size_t)(first + row) * stride + (exists ? channel : 0);
     }
@@ -104,11 +111,11 @@ struct TilePair {
     TileCopy<A> x, y;
     SharedTile to;           // where the thread copies to
 
-    // x[T, x_stride] and y[T, y_stride] from row `first` on.
+    // x[rows, x_stride] and y[rows, y_stride] from row `first` on.
     __device__ __forceinline__ TilePair(const bfloat16 *tiles, const bfloat16 *x, size_t x_stride, const bfloat16 *y,
-                                        size_t y_stride, int first, const Attention &a)
+                                        size_t y_stride, int first, int rows, const Attention &a)
         : row(matrix_row<false, A::STRIDE>(tiles)), column(matrix_row<true, A::STRIDE>(tiles)),
-          x(x, x_stride, first, a), y(y, y_stride, first, a), to(this->x.to(tiles)) {}
+          x(x, x_stride, first, rows, a), y(y, y_stride, first, rows, a), to(this->x.to(tiles)) {}
 
     // Starts the copy of the next tiles.
     __device__ __forceinline__ void next(int stage) {
@@ -159,21 +166,24 @@ __device__ __forceinline__ void load_two(float (&x)[2], const float *p) {
 #endif
 }
 
+// Writes two neighbouring elements.
+__device__ __forceinline__ void store_two(bfloat16 *p, float x, float y) {
+    *reinterpret_cast<uint32_t *>(p) = pack_bf16(x, y);
+}
+__device__ __forceinline__ void store_two(float *p, float x, float y) { p[0] = x, p[1] = y; }
+
 // Writes d fragments from channel `first` on, the rows times scale0 and scale1.
-template <int N8>
-__device__ __forceinline__ void store_fragments(bfloat16 *p, size_t stride, int first, const MmaPlace &at,
+template <class To, int N8>
+__device__ __forceinline__ void store_fragments(To *p, size_t stride, int first, const MmaPlace &at,
                                                 const Attention &a, const float (&d)[N8][4], float scale0,
                                                 float scale1) {
     UNROLL
     for (int n = 0; n < N8; n++) {
         int c = first + n * 8 + at.pair;
         if (c >= (int)a.HS) continue;
-        if (at.row < at.T)
-            *reinterpret_cast<uint32_t *>(p + (size_t)at.row * stride + c) =
-                pack_bf16(d[n][0] * scale0, d[n][1] * scale0);
+        if (at.row < at.T) store_two(p + (size_t)at.row * stride + c, d[n][0] * scale0, d[n][1] * scale0);
         if (at.row + 8 < at.T)
-            *reinterpret_cast<uint32_t *>(p + (size_t)(at.row + 8) * stride + c) =
-                pack_bf16(d[n][2] * scale1, d[n][3] * scale1);
+            store_two(p + (size_t)(at.row + 8) * stride + c, d[n][2] * scale1, d[n][3] * scale1);
     }
 }
 
@@ -208,6 +218,17 @@ __device__ __forceinline__ void hide_fragments(float (&s)[N8][4], const MmaPlace
             int column = n * 8 + at.pair + i % 2, row = diagonal + i / 2 * 8;
             if (KEYS ? column > row : column < row) s[n][i] = -INFINITY;
         }
+    }
+}
+
+// The same of keys that do not exist, where every query sees all that do.
+template <int N8>
+__device__ __forceinline__ void hide_missing(float (&s)[N8][4], const MmaPlace &at, int first) {
+    UNROLL
+    for (int n = 0; n < N8; n++) {
+        UNROLL
+        for (int i = 0; i < 4; i++)
+            if (first + n * 8 + at.pair + i % 2 >= at.others) s[n][i] = -INFINITY;
     }
 }
 
