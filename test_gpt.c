@@ -558,7 +558,7 @@ typedef struct {
     double dropout;
 } Fixture;
 
-enum { GOLDEN, WIDE, WIDE_24, WIDE_10, WIDE_14, DEEP, DROPOUT, DROPOUT_ODD, NUM_FIXTURES };
+enum { GOLDEN, WIDE, WIDE_24, WIDE_10, WIDE_14, DEEP, DROPOUT, DROPOUT_ODD, DROPOUT_LONG, NUM_FIXTURES };
 
 static const Fixture FIXTURES[NUM_FIXTURES] = {
     {0, 0, 0, 0, 0, 0, 0, 0, 0},         // GOLDEN: 4 layers, 4 heads, 8 sequences of 24 tokens, 5 steps
@@ -569,6 +569,7 @@ static const Fixture FIXTURES[NUM_FIXTURES] = {
     {25, 16, 4, 50, 4, 4, 144, 1, 0},    // DEEP: enough layers for 8 stages of 3 chunks, and many micro-batches
     {4, 32, 4, 200, 20, 20, 8, 2, 0.2},  // DROPOUT: samples, heads and keys that ranks and blocks of 8 share
     {3, 18, 2, 33, 7, 7, 4, 2, 0.5},     // DROPOUT_ODD: blocks of 8 do not divide the channels
+    {2, 32, 4, 200, 32, 32, 4, 2, 0.2},  // DROPOUT_LONG: a ring's parts have whole blocks of 8 keys
 };
 
 // A layout: t * d * p ranks, and the sequences of a micro-batch.
@@ -659,6 +660,13 @@ static const Row ROWS[] = {
     {"context", 1, 4, 1, 1, GOLDEN, "--context 2", false, "\"ranks of a ring read the same samples\""},
     {"context", 1, 4, 1, 2, GOLDEN, "--context 4", true, "\"zigzag lost after the all-to-all\""},
     {"context", 1, 8, 1, 1, GOLDEN, "--context 4 --context-layout contiguous", false, NULL},
+    {"context", 1, 2, 1, 1, GOLDEN, "--context 2 --context-by ring", true, "\"partial outputs in bf16\""},
+    {"context", 1, 2, 1, 2, GOLDEN, "--overlap 0 --context 2 --context-by ring --context-layout contiguous", false,
+     NULL},
+    {"context", 1, 3, 1, 1, GOLDEN, "--context 3 --context-by ring", true, "3 ranks, 4 heads"},
+    {"context", 1, 4, 1, 1, GOLDEN, "--context 2 --context-by ring", false, NULL},
+    {"context", 1, 4, 1, 1, GOLDEN, "--recompute layer --context 2 --context-by ring", false, NULL},
+    {"context", 1, 4, 1, 4, GOLDEN, "--zero 0 --context 4 --context-by ring", false, NULL},
     // sharded: with one micro-batch the bits of the rows above
     {"fsdp", 1, 1, 1, 1, GOLDEN, "", true, NULL},
     {"fsdp", 1, 2, 1, 4, GOLDEN, "", true, NULL},
@@ -725,6 +733,7 @@ static const Row ROWS[] = {
     {"_tp", 8, 1, 1, 1, WIDE, "--sequence-parallel 1", true, "\"gathered logits\""},
     {"_3d", 8, 1, 1, 1, WIDE, "--recompute layer", false, NULL},
     {"context", 1, 8, 1, 1, WIDE, "--context 8", false, "T = 2c"},
+    {"context", 1, 8, 1, 1, WIDE, "--context 8 --context-by ring", false, "T = 2c"},
     {"_3d", 2, 2, 2, 1, WIDE, "--sequence-parallel 1 --virtual 4", true, "\"T < max T\""},
     {"", 1, 1, 1, 1, WIDE_24, "", false, NULL},
     {"_3d", 1, 3, 1, 1, WIDE_24, "", false, NULL},
@@ -753,6 +762,8 @@ static const Row ROWS[] = {
     {"data", 1, 4, 1, 2, DROPOUT, "--recompute layer", false, NULL},
     {"context", 1, 4, 1, 1, DROPOUT, "--context 4 --context-layout contiguous", false, "\"positions of a part\""},
     {"context", 1, 2, 1, 2, DROPOUT, "--recompute layer --context 2", true, "\"positions of a part\""},
+    {"context", 1, 2, 1, 1, DROPOUT_LONG, "--context 2 --context-by ring", true, "\"positions of a part\""},
+    {"context", 1, 4, 1, 1, DROPOUT_LONG, "--context 4 --context-by ring --context-layout contiguous", false, NULL},
     {"fsdp", 1, 4, 1, 2, DROPOUT, "--recompute layer", false, NULL},
     {"fsdp", 1, 2, 1, 1, DROPOUT, "", false, NULL},
     {"fsdp", 1, 2, 1, 1, DROPOUT, "--shard 2 --recompute layer", false, NULL},

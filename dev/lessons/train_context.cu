@@ -1,8 +1,9 @@
 // train_context.cu: train_data.cu plus context parallelism: c neighbours of the d ranks share each sequence.
 // parent: dev/lessons/train_data.cu
 //
-// Each of the c ranks has T/c tokens of a sequence. Only attention mixes tokens. Ulysses (Jacobs et al. 2023): an
-// all-to-all gives each rank all tokens of 1/c of the heads, and another one brings the outputs back.
+// Each of the c ranks has T/c tokens of a sequence. Only attention mixes tokens, in one of two ways. Ulysses (Jacobs et
+// al. 2023): an all-to-all gives each rank all tokens of 1/c of the heads, and another one brings the outputs back.
+// Ring (Liu et al. 2023): keys and values go round, while each rank attends to those at hand and merges the outputs.
 //
 // The d replicas share the global batch. A bucket of gradients (the embeddings, each layer, ln_f) is summed over them
 // by a reduce-scatter. ZeRO-1: each data rank then owns 1/d of every bucket, whatever tensors that cuts, updates it,
@@ -48,14 +49,17 @@ struct Acts {
 // The flags of this lesson.
 typedef struct {
     size_t context;
-    int layout;
+    int by, layout;
 } ContextOptions;
 static ContextOptions flags;
+enum { BY_ULYSSES, BY_RING };
 enum { LAYOUT_ZIGZAG, LAYOUT_CONTIGUOUS };
 static const Field CONTEXT_OPTIONS[] = {
     {"Context parallelism", FIELD_TITLE, 0, NULL, 0, 0, OPTION_BASIC, NULL, NULL},
     {"context", FIELD_SIZE, offsetof(ContextOptions, context), "1", 1, 1e6, OPTION_BASIC, "N",
      "neighbours of the data ranks that share each sequence"},
+    {"context-by", FIELD_CHOICE, offsetof(ContextOptions, by), "ulysses", 0, 0, OPTION_BASIC, "ulysses|ring",
+     "how queries meet other ranks' keys"},
     {"context-layout", FIELD_CHOICE, offsetof(ContextOptions, layout), "zigzag", 0, 0, OPTION_BASIC,
      "zigzag|contiguous", "which tokens a rank has"},
 };
@@ -65,7 +69,13 @@ struct GPT : Trainer {
     bool zigzag;                   // this rank has chunks c_rank and 2c - 1 - c_rank of 2c, not part c_rank of c
     ncclComm_t context;            // these ranks
     bool connected;                // messages between them may be sent
+    bool ulysses;                  // --context-by
     floatX *leaving, *arriving;    // (N, 3A) what an all-to-all sends and receives
+    floatX *kv[2];                 // (N, 2A) the ring: keys and values at hand, and those that arrive
+    float *dkv[2], *pair_dkv;      // (N, 2A) gradients of those at hand by the ranks before, and by this one
+    float *sum, *pair_out, *pair_lse;  // (N, A) attention's output or dq so far, those by the keys at hand, (B, NH, T)
+    cudaStream_t ring;
+    cudaEvent_t computed, arrived; // the buffers may be sent and overwritten; what the ring brings is there
     ncclComm_t data;               // the d ranks, which all hold the whole model
     cudaStream_t data_stream;
     cudaEvent_t bucket_done, reduced_all;  // gradients of a bucket are complete; all buckets are reduced
@@ -113,7 +123,7 @@ static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
         if (a != first && m->opt.recompute == RECOMPUTE_LAYER) continue;
         take_layernorm(arena, &a->ln1, Nl, C);
         take(arena, a->qkv, N * 3 * A), take(arena, a->lse, N * m->NH), take(arena, a->atty, N * A);
-        take(arena, a->out, m->c > 1 ? N * A : 0);
+        take(arena, a->out, m->ulysses ? N * A : 0);
         take(arena, a->residual2, Nl * C);
         take_layernorm(arena, &a->ln2, Nl, C);
         take(arena, a->fch, N * F);
@@ -131,7 +141,11 @@ static void layout(GPT *m) {
     take(arena, m->proj, N * C), take(arena, m->dresidual, Nl * C), take(arena, m->dnorm, N * C);
     m->reduced = m->proj, m->dreduced = m->dnorm;
     take(arena, m->dqkv, N * 3 * A), take(arena, m->dfch, N * F), take(arena, m->dattention, N * m->NH);
-    take(arena, m->leaving, m->c > 1 ? N * 3 * A : 0), take(arena, m->arriving, m->c > 1 ? N * 3 * A : 0);
+    size_t all_to_all = m->ulysses ? N * A : 0, ring = m->c > 1 && !m->ulysses ? N * A : 0;
+    take(arena, m->leaving, 3 * all_to_all), take(arena, m->arriving, 3 * all_to_all);
+    for (int i = 0; i < 2; i++) take(arena, m->kv[i], 2 * ring), take(arena, m->dkv[i], 2 * ring);
+    take(arena, m->pair_dkv, 2 * ring), take(arena, m->sum, ring), take(arena, m->pair_out, ring);
+    take(arena, m->pair_lse, ring ? N * m->NH : 0);
     take(arena, m->reduce_scratch, reduce_scratch_floats(N, C, F));
     layout_acts(m, arena, &m->acts);
 }
@@ -219,18 +233,82 @@ static Dropout drop_scores(const GPT *m, size_t l) {
 }
 
 // m->dqkv (N, 3A), the projection of this rank's tokens -> a->atty (N, A).
-static void context_forward(GPT *m, size_t l, LayerActs *a, size_t B, size_t T) {
+static void ulysses_forward(GPT *m, size_t l, LayerActs *a, size_t B, size_t T) {
     gather_tokens(m, a->qkv, m->dqkv, B, T, 3);
     attention_forward(a->out, a->lse, a->qkv, B, T * m->c, m->A / m->c, m->NH / m->c, m->stream, drop_scores(m, l));
     scatter_tokens(m, a->atty, a->out, B, T, 1);
 }
 
 // m->dnorm (N, A), the gradient of a->atty -> m->dqkv (N, 3A).
-static void context_backward(GPT *m, size_t l, LayerActs *a, size_t B, size_t T) {
+static void ulysses_backward(GPT *m, size_t l, LayerActs *a, size_t B, size_t T) {
     gather_tokens(m, m->proj, m->dnorm, B, T, 1);
     attention_backward(m->dfch, m->dattention, m->proj, a->out, a->lse, a->qkv, B, T * m->c, m->A / m->c,
                        m->NH / m->c, m->stream, drop_scores(m, l));
     scatter_tokens(m, m->dqkv, m->dfch, B, T, 3);
+}
+
+// Ring: while the keys and values of a step are at work, sends them to the next rank and receives those of the next
+// step. Gradients follow one step behind: those of the step before go where their keys went.
+static void ring_pass(GPT *m, size_t step, bool keys, bool gradients) {
+    size_t count = m->B * m->T * 2 * m->A, c = m->c;
+    int next = (int)((m->c_rank + 1) % c), previous = (int)((m->c_rank + c - 1) % c);
+    if (!m->connected || (!keys && !gradients)) return;
+    CUDA_CHECK(cudaEventRecord(m->computed, m->stream));
+    CUDA_CHECK(cudaStreamWaitEvent(m->ring, m->computed, 0));
+    Span span(m, m->ring, "ring");
+    NCCL_CHECK(ncclGroupStart());
+    if (keys) NCCL_CHECK(ncclSend(m->kv[step % 2], count, NCCL_FLOATX, next, m->context, m->ring));
+    if (keys) NCCL_CHECK(ncclRecv(m->kv[(step + 1) % 2], count, NCCL_FLOATX, previous, m->context, m->ring));
+    if (gradients) NCCL_CHECK(ncclSend(m->dkv[(step + 1) % 2], count, ncclFloat, next, m->context, m->ring));
+    if (gradients) NCCL_CHECK(ncclRecv(m->dkv[step % 2], count, ncclFloat, previous, m->context, m->ring));
+    NCCL_CHECK(ncclGroupEnd());
+    CUDA_CHECK(cudaEventRecord(m->arrived, m->ring));
+}
+
+// Takes the pair of ranks of a step: this one's queries, and the keys of the rank that is `step` before it.
+static TokenPair ring_pair(const GPT *m, size_t step, size_t B, size_t T, PairShape *shape) {
+    size_t owner = (m->c_rank + m->c - step) % m->c;
+    *shape = {B, T, m->A, m->NH, m->opt.seq, m->tokens, tokens_of(m->opt.seq, m->c, owner, m->zigzag)};
+    return token_pair(T, m->c_rank, owner, m->zigzag);
+}
+
+// a->qkv (N, 3A) -> a->atty (N, A).
+static void ring_forward(GPT *m, size_t l, LayerActs *a, size_t B, size_t T) {
+    size_t A = m->A;
+    Dropout d = drop(m, DROPOUT_SCORES, l);
+    columns_move<false>(m->kv[0], 2 * A, a->qkv + A, 3 * A, B, T, 0, T, 2 * A, m->stream);
+    for (size_t step = 0; step < m->c; step++) {
+        PairShape shape;
+        TokenPair pair = ring_pair(m, step, B, T, &shape);
+        ring_pass(m, step, step + 1 < m->c, false);
+        attention_pair_forward(step ? m->pair_out : m->sum, step ? m->pair_lse : a->lse, a->qkv, m->kv[step % 2], pair,
+                               shape, m->stream, d);
+        if (step) attention_merge(m->sum, a->lse, m->pair_out, m->pair_lse, pair, shape, m->stream);
+        wait_for(m, m->arrived, "wait context");
+    }
+    columns_move<false>(a->atty, A, m->sum, A, B, T, 0, T, A, m->stream);
+}
+
+// m->dnorm (N, A), the gradient of a->atty -> m->dqkv (N, 3A). Backward needs no merging: it has the lse of all keys.
+static void ring_backward(GPT *m, size_t l, LayerActs *a, size_t B, size_t T) {
+    size_t A = m->A, c = m->c;
+    Dropout d = drop(m, DROPOUT_SCORES, l);
+    columns_move<false>(m->kv[0], 2 * A, a->qkv + A, 3 * A, B, T, 0, T, 2 * A, m->stream);
+    for (size_t step = 0; step < c; step++) {
+        PairShape shape;
+        TokenPair pair = ring_pair(m, step, B, T, &shape);
+        ring_pass(m, step, step + 1 < c, step > 0);
+        attention_pair_backward(step ? m->pair_out : m->sum, step ? m->pair_dkv : m->dkv[0], m->dattention, m->dnorm,
+                                a->atty, a->lse, a->qkv, m->kv[step % 2], pair, shape, m->stream, d);
+        wait_for(m, m->arrived, "wait context");
+        if (!step) continue;
+        columns_move<true>(m->sum, A, m->pair_out, A, B, T, pair.q, pair.Tq, A, m->stream);
+        columns_move<true>(m->dkv[step % 2], 2 * A, m->pair_dkv, 2 * A, B, T, pair.k, pair.Tk, 2 * A, m->stream);
+    }
+    ring_pass(m, c, false, true);  // home
+    wait_for(m, m->arrived, "wait context");
+    columns_move<false>(m->dqkv, 3 * A, m->sum, A, B, T, 0, T, A, m->stream);
+    columns_move<false>(m->dqkv + A, 3 * A, m->dkv[c % 2], 2 * A, B, T, 0, T, 2 * A, m->stream);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -242,8 +320,9 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     floatX **w = m->w[l];
     cudaStream_t s = m->stream;
     layernorm_forward(a->ln1, x, w[LN1W], w[LN1B], Nl, C, s);
-    matmul_forward(&m->matmul, m->c > 1 ? m->dqkv : a->qkv, a->ln1.out, w[QKVW], w[QKVB], N, C, 3 * A);
-    if (m->c > 1) context_forward(m, l, a, B, T);
+    matmul_forward(&m->matmul, m->ulysses ? m->dqkv : a->qkv, a->ln1.out, w[QKVW], w[QKVB], N, C, 3 * A);
+    if (m->ulysses) ulysses_forward(m, l, a, B, T);
+    else if (m->c > 1) ring_forward(m, l, a, B, T);
     else attention_forward(a->atty, a->lse, a->qkv, B, T, A, m->NH, s, drop(m, DROPOUT_SCORES, l));
     matmul_forward(&m->matmul, m->proj, a->atty, w[PROJW], NULL, N, A, C);
     layernorm_residual_forward(a->residual2, a->ln2, x, m->reduced, w[PROJB], w[LN2W], w[LN2B], Nl, C, s,
@@ -279,7 +358,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     matmul_backward_input(&m->matmul, m->dnorm, dout, w[PROJW], N, A, C);
     matmul_backward_weight(&m->matmul, dw[PROJW], a->atty, dout, N, A, C, add);
     bias_backward(dw[PROJB], dout, scratch, N, C, add, s);
-    if (m->c > 1) context_backward(m, l, a, B, T);
+    if (m->ulysses) ulysses_backward(m, l, a, B, T);
+    else if (m->c > 1) ring_backward(m, l, a, B, T);
     else attention_backward(m->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv, B, T, A, m->NH, s,
                             drop(m, DROPOUT_SCORES, l));
     matmul_backward_input(&m->matmul, m->dnorm, m->dqkv, w[QKVW], N, C, 3 * A);
@@ -369,13 +449,20 @@ static void train_step(GPT *m) {
     trainer_end_step(m, &report);
 }
 
+// Forward through a sequence that every rank has, as if it were alone.
+static void forward_alone(GPT *m, size_t T) {
+    size_t c = m->c;
+    Tokens tokens = m->tokens;
+    bool ulysses = m->ulysses;
+    m->c = 1, m->ulysses = false, m->tokens = Tokens();
+    forward(m, &m->acts, m->inputs, 1, T, NO_MICRO);
+    m->c = c, m->ulysses = ulysses, m->tokens = tokens;
+}
+
 // Appends one token to the sample: the logits after the last of its T tokens say which.
 static void sample_token(GPT *m) {
-    size_t C = m->config.C, last = m->sample.T - 1, c = m->c;
-    Tokens tokens = m->tokens;
-    m->c = 1, m->tokens = Tokens();  // all ranks go through the sample alone: its last T tokens
-    forward(m, &m->acts, m->inputs, 1, m->sample.padded, NO_MICRO);
-    m->c = c, m->tokens = tokens;
+    size_t C = m->config.C, last = m->sample.T - 1;
+    forward_alone(m, m->sample.padded);
     head_forward(&m->matmul, m->logits, m->acts.lnf.out + last * C, m->w[0][WTE], 1, C, m->Vl);
     sample_append(m, m->logits);
 }
@@ -392,7 +479,10 @@ static void connect(GPT *m) {
     host_array(m->gathered_bucket, bucket_count(m));
     for (size_t b = 0; b < bucket_count(m); b++) event_create(&m->gathered_bucket[b]);
     m->data_stream = stream_create(m, "data", true);
+    m->ring = stream_create(m, "context", true);
+    event_create(&m->computed), event_create(&m->arrived);
     trainer_warm_up(m);
+    forward_alone(m, m->T);
     for (int micro = 0; micro < 2; micro++) {  // every kernel is loaded before a message is in flight
         trainer_set_dropout(m, micro == 1);
         forward(m, &m->acts, m->inputs, m->B, m->T, micro);
@@ -401,8 +491,9 @@ static void connect(GPT *m) {
     }
     CUDA_CHECK(cudaDeviceSynchronize());
     m->connected = true;
-    if (m->c > 1) all_to_all(m, m->B * m->T * 3 * m->A / m->c);
-    CUDA_CHECK(cudaStreamSynchronize(m->stream));
+    if (m->ulysses) all_to_all(m, m->B * m->T * 3 * m->A / m->c);
+    else if (m->c > 1) ring_pass(m, 0, true, true);
+    CUDA_CHECK(cudaDeviceSynchronize());
 }
 
 static bool context_sizes(Options *o, Error *) {
@@ -420,8 +511,13 @@ static bool context_check(Trainer *trainer, Error *err) {
     if (m->opt.seq % parts)
         return error_set(err, "--seq %zu is not a multiple of %zu, the parts that --context %zu cuts it in: change one",
                          m->opt.seq, parts, c);
-    if (m->config.NH % c)
-        return error_set(err, "--context %zu does not divide the %zu heads: take a size that does", c, m->config.NH);
+    m->ulysses = flags.by == BY_ULYSSES;
+    if (m->ulysses && m->config.NH % c)
+        return error_set(err, "--context %zu does not divide the %zu heads, which --context-by ulysses needs: take a "
+                         "size that does, or --context-by ring", c, m->config.NH);
+    if (!m->ulysses && m->opt.dropout > 0.0 && m->opt.seq / parts % DROPOUT_BLOCK)
+        return error_set(err, "--dropout and --context-by ring need parts of a multiple of %d tokens, not %zu: change "
+                         "--seq or take --context-by ulysses", DROPOUT_BLOCK, m->opt.seq / parts);
     return true;
 }
 

@@ -16,8 +16,8 @@
 
 // The fp32 kernels with R rows a thread. One row: 16 channels a lane. More: one capacity is enough, as registers hold
 // no row.
-template <int CAPACITY, int R>
-using RowsOf = AttentionRows<R == 1 ? CAPACITY : ATTENTION_MAX_HEAD_SIZE, R, R == 1 ? CAPACITY / 16 : 1>;
+template <int CAPACITY, int R, bool PAIR = false>
+using RowsOf = AttentionRows<R == 1 ? CAPACITY : ATTENTION_MAX_HEAD_SIZE, R, R == 1 ? CAPACITY / 16 : 1, PAIR>;
 
 // Describes qkv[B,T,3,NH,HS]; the caller adds the outputs.
 static inline Attention attention_of(const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
@@ -39,12 +39,13 @@ static inline void attention_capacity(size_t HS, Launch launch) {
     launch(std::integral_constant<int, CAPACITY>());
 }
 
+// PAIR: of rows of two ranks, see llmc/kernels/context.cuh.
+template <bool PAIR = false>
 static inline void attention_launch(const Attention &a, const Dropout &drop, bool backward, cudaStream_t stream) {
-    attention_cost(backward, a.B, a.T, a.NH, a.HS, sizeof(floatX));
 #ifdef PRECISION_BF16
     if (attention_mma_takes(a)) {
         attention_capacity<32, 64, 96, 128, 160, 192, 256>(a.HS, [&](auto capacity) {
-            typedef AttentionMma<decltype(capacity)::value> A;
+            typedef AttentionMma<decltype(capacity)::value, PAIR> A;
             if (drop.threshold) attention_mma<A, true>(a, drop, backward, stream);
             else attention_mma<A, false>(a, drop, backward, stream);
         });
@@ -52,7 +53,7 @@ static inline void attention_launch(const Attention &a, const Dropout &drop, boo
     }
 #endif
     attention_capacity<32, 64, 128, 512>(a.HS, [&](auto capacity) {
-        typedef RowsOf<decltype(capacity)::value, ATTENTION_ROWS> A;
+        typedef RowsOf<decltype(capacity)::value, ATTENTION_ROWS, PAIR> A;
         if (drop.threshold) attention_rows<A, true>(a, drop, backward, stream);
         else attention_rows<A, false>(a, drop, backward, stream);
     });
@@ -64,6 +65,7 @@ static inline void attention_forward(floatX *out, float *lse, const floatX *qkv,
                                      size_t NH, cudaStream_t stream, Dropout d = Dropout{}) {
     Attention a = attention_of(qkv, B, T, C, NH);
     a.out = out, a.lse = lse;
+    attention_cost(false, B, T, NH, a.HS, sizeof(floatX));
     attention_launch(a, d, false, stream);
 }
 
@@ -75,6 +77,7 @@ static inline void attention_backward(floatX *dqkv, float *dot, const floatX *do
     Attention a = attention_of(qkv, B, T, C, NH);
     a.out = (floatX *)out, a.lse = (float *)lse, a.dout = dout, a.dot = dot;  // out and lse are only read
     a.dq = dqkv, a.dk = dqkv + C, a.dv = dqkv + 2 * C;
+    attention_cost(true, B, T, NH, a.HS, sizeof(floatX));
     attention_launch(a, d, true, stream);
 }
 

@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1) attention_forward_mm
         copy_async_wait<1>();
         __syncthreads();
         if (A::KEYS == ATTENTION_MMA_ROWS || full || first < at.warp_row + 16) { // else no query sees these keys
-            uint32_t kept = DROP ? kept_keys<A>(drop, at, first) : 0;
+            uint32_t kept = DROP ? kept_keys<A>(drop, at, a, first) : 0;
             float s[A::KEYS / 8][4] = {};
             mma_product<false, A::STRIDE>(s, own, tiles.row + stage);
             if (full) hide_missing(s, at, first);
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
         copy_async_wait<1>();
         __syncthreads();
         if (A::KEYS == ATTENTION_MMA_ROWS || full || first < at.warp_row + 16) { // else no query sees these keys
-            uint32_t kept = DROP ? kept_keys<A>(drop, at, first) : 0;
+            uint32_t kept = DROP ? kept_keys<A>(drop, at, a, first) : 0;
             float s[A::KEYS / 8][4] = {}, ds[A::KEYS / 8][4] = {};
             mma_product<false, A::STRIDE>(s, own, tiles.row + stage);
             mma_product<false, A::STRIDE>(ds, d, tiles.row + (stage + Tiles::TILE));
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
         copy_async_wait<1>();
         __syncthreads();
         if (A::QUERIES == ATTENTION_MMA_ROWS || full || first + A::QUERIES > at.warp_row) { // else no query sees them
-            uint32_t kept = DROP ? kept_queries<A>(drop, at, first) : 0;
+            uint32_t kept = DROP ? kept_queries<A>(drop, at, a, first) : 0;
             float p[A::QUERIES / 8][4] = {}, ds[A::QUERIES / 8][4] = {}, x[2];
             uint32_t rounded[A::QUERIES / 16][4];
             mma_product<false, A::STRIDE>(p, k, tiles.row + here);

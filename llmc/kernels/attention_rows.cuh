@@ -37,6 +37,8 @@ typedef struct {
     bool full;
     float *part;             // in place of out and dq
     float *part_k, *part_v;  // in place of dk and dv
+    Tokens q_tokens, k_tokens;  // for dropout: the positions of their rows, from rows q_first and k_first on,
+    size_t q_first, k_first, whole;  // in sequences of `whole` tokens
 } Attention;
 
 // Where a kernel writes its result: in fp32 for a pair.
@@ -44,6 +46,15 @@ template <class A>
 __device__ __forceinline__ auto part_or(float *part, floatX *whole) {
     if constexpr (A::PAIR) return part;
     else return whole;
+}
+
+// The generator's block of query q and keys k .. k+7, rows of this launch.
+template <class A>
+__device__ __forceinline__ Philox scores_block(const Dropout &d, const Attention &a, size_t b, size_t h, size_t q,
+                                               size_t k) {
+    if constexpr (!A::PAIR) return dropout_probability_block(&d, b, h, q, k, a.T);
+    return dropout_probability_block(&d, b, h, tokens_position(a.q_tokens, a.q_first + q),
+                                     tokens_position(a.k_tokens, a.k_first + k), a.whole);
 }
 
 #ifdef __CUDACC__
@@ -292,10 +303,10 @@ __device__ __forceinline__ void hide_keys(typename A::Scores &s, const RowPlace 
 // numbers of a block of Philox belong to 8 neighbouring keys of a query.
 template <class A>
 __device__ __forceinline__ void drop_keys(typename A::Scores &s, const Dropout &drop, const RowPlace &at, size_t first,
-                                          size_t T) {
+                                          const Attention &a) {
     for (int j0 = 0; j0 < A::TILE; j0 += DROPOUT_BLOCK) {
         for (int r = 0; r < A::R; r++) {
-            Philox block = dropout_probability_block(&drop, at.b, at.h, at.row + r, first + j0, T);
+            Philox block = scores_block<A>(drop, a, at.b, at.h, at.row + r, first + j0);
             for (int j = 0; j < DROPOUT_BLOCK; j++) row_of(s[j0 + j], r) *= dropout_factor(&drop, &block, j);
         }
     }
@@ -304,12 +315,12 @@ __device__ __forceinline__ void drop_keys(typename A::Scores &s, const Dropout &
 // Computes the factors of queries first + j and keys row + r.
 template <class A>
 __device__ __forceinline__ void keep_queries(typename A::Scores &keep, const Dropout &drop, const RowPlace &at,
-                                             size_t first, size_t T) {
+                                             size_t first, const Attention &a) {
     constexpr int COUNT = A::R < DROPOUT_BLOCK ? A::R : DROPOUT_BLOCK;
     for (int j = 0; j < A::TILE; j++) {
         for (int r0 = 0; r0 < A::R; r0 += COUNT) {
             unsigned place = (unsigned)((at.row + r0) % DROPOUT_BLOCK);
-            Philox block = dropout_probability_block(&drop, at.b, at.h, first + j, at.row + r0 - place, T);
+            Philox block = scores_block<A>(drop, a, at.b, at.h, first + j, at.row + r0 - place);
             for (int r = 0; r < COUNT; r++) row_of(keep[j], r0 + r) = dropout_factor(&drop, &block, place + r);
         }
     }
@@ -337,7 +348,7 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_forward_rows_kernel(A
         typename A::V correction = softmax_exponential<A>(before - max);
         sum *= correction;
         for (int j = 0; j < A::TILE; j++) sum += s[j] = softmax_exponential<A>(s[j] - max);
-        if constexpr (DROP) drop_keys<A>(s, drop, at, first, a.T); // the sum has all of them
+        if constexpr (DROP) drop_keys<A>(s, drop, at, first, a); // the sum has all of them
         scale_rows<A>(mixed, a, correction);
         mix_tile<A>(mixed, s, v, a);
         tile_barrier<A>();
@@ -378,7 +389,7 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_query_rows_k
         dot_tile<A>(s, q, k, a);
         dot_tile<A>(ds, d, v, a);
         hide_keys<A>(s, at, first, a);
-        if constexpr (DROP) drop_keys<A>(ds, drop, at, first, a.T);
+        if constexpr (DROP) drop_keys<A>(ds, drop, at, first, a);
         for (int j = 0; j < A::TILE; j++) ds[j] = softmax_exponential<A>(s[j] - norm) * (ds[j] - product);
         mix_tile<A>(dq, ds, k, a);
         tile_barrier<A>();
@@ -407,7 +418,7 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_key_rows_ker
         typename A::Scores p, ds, keep;
         dot_tile<A>(p, k, q, a);
         dot_tile<A>(ds, v, d, a);
-        if constexpr (DROP) keep_queries<A>(keep, drop, at, first, a.T);
+        if constexpr (DROP) keep_queries<A>(keep, drop, at, first, a);
         // Query first + j sees key row + r if r <= j + seen; there is none after T.
         int seen = at.row <= first ? (int)(first - at.row < A::R ? first - at.row : A::R)
                                    : -(int)(at.row - first);

@@ -236,13 +236,13 @@ __device__ __forceinline__ void hide_missing(float (&s)[N8][4], const MmaPlace &
 // belong to 8 neighbouring keys of a query: a row of 8 columns, four lanes wide. Lane t of the four makes those of row
 // t % 2 and every second n; the lanes exchange a bit an element.
 template <class A>
-__device__ __forceinline__ uint32_t kept_keys(const Dropout &d, const MmaPlace &at, int first) {
+__device__ __forceinline__ uint32_t kept_keys(const Dropout &d, const MmaPlace &at, const Attention &a, int first) {
     int t = at.pair / 2;
     uint32_t own = 0, of_row[4], kept = 0;
     UNROLL
     for (int i = 0; i < A::KEYS / 16; i++) {
         int query = at.row + t % 2 * 8, key = first + (2 * i + t / 2) * 8;
-        Philox block = dropout_probability_block(&d, at.b, at.h, (size_t)query, (size_t)key, (size_t)at.T);
+        Philox block = scores_block<A>(d, a, at.b, at.h, (size_t)query, (size_t)key);
         own |= dropout_kept(&d, &block) << 8 * i;
     }
     warp_gather<4, 1>(of_row, own);
@@ -254,13 +254,13 @@ __device__ __forceinline__ uint32_t kept_keys(const Dropout &d, const MmaPlace &
 // The same of the warp's keys and queries first .. first + QUERIES - 1. A block is half a column: lane g of the eight
 // of a column pair makes those of fragment element g % 4 for every second n.
 template <class A>
-__device__ __forceinline__ uint32_t kept_queries(const Dropout &d, const MmaPlace &at, int first) {
+__device__ __forceinline__ uint32_t kept_queries(const Dropout &d, const MmaPlace &at, const Attention &a, int first) {
     int g = at.row % 8;
     uint32_t own = 0, of_column[8], kept = 0;
     UNROLL
     for (int i = 0; i < A::QUERIES / 16; i++) {
         int query = first + (2 * i + g / 4) * 8 + at.pair + g % 2, key = at.warp_row + g / 2 % 2 * 8;
-        Philox block = dropout_probability_block(&d, at.b, at.h, (size_t)query, (size_t)key, (size_t)at.T);
+        Philox block = scores_block<A>(d, a, at.b, at.h, (size_t)query, (size_t)key);
         own |= dropout_kept(&d, &block) << 8 * i;
     }
     warp_gather<8, 4>(of_column, own);

@@ -1,11 +1,13 @@
-// context.cuh: sequences cut over c ranks: rows in the order of Ulysses' all-to-all.
+// context.cuh: sequences cut over c ranks: rows in the order of Ulysses' all-to-all, and the ring's partial attention.
 // lesson: context
 //
-// defines: tokens_of, heads_cut, heads_join, tokens_join, tokens_cut
+// defines: tokens_of, heads_cut, heads_join, tokens_join, tokens_cut, TokenPair, token_pair, PairShape,
+//          attention_pair_forward, attention_pair_backward, attention_merge, columns_move
 #ifndef LLMC_CONTEXT_CUH
 #define LLMC_CONTEXT_CUH
 
 #include "llmc/host/tokens.h"
+#include "llmc/kernels/attention.cuh"
 #include "llmc/kernels/packs.cuh"
 #include "llmc/kernels/shares.cuh"
 
@@ -94,6 +96,120 @@ static inline void tokens_join(floatX *joined, const floatX *apart, size_t B, si
 static inline void tokens_cut(floatX *apart, const floatX *joined, size_t B, size_t T, size_t width, size_t c,
                               bool zigzag, cudaStream_t stream) {
     tokens_move(apart, joined, B, T, width, c, zigzag, false, stream);
+}
+
+// ---- the ring (Liu et al. 2023; Li et al. 2023) ---------------------------------------------------------------------
+
+// The work of a pair of ranks: Tq of a rank's T rows, from row q on, are queries; Tk of the other's, from k on, keys.
+// full: every query sees every key; else as in one sequence. Tq 0: no query sees a key.
+typedef struct {
+    size_t q, Tq, k, Tk;
+    bool full;
+} TokenPair;
+
+// The queries of rank i of c and the keys of rank r, T rows each. Zigzag: what is not the rank's own is a rectangle of
+// T * T / 2 scores, whoever the other is.
+static inline TokenPair token_pair(size_t T, size_t i, size_t r, bool zigzag) {
+    TokenPair own = {0, T, 0, T, false}, first_half = {0, T, 0, T / 2, true}, last_half = {T / 2, T / 2, 0, T, true},
+              all = {0, T, 0, T, true}, none = {0, 0, 0, 0, true};
+    if (r == i) return own;
+    if (zigzag) return r < i ? first_half : last_half;
+    return r < i ? all : none;
+}
+
+// Where the ring's attention stands: B sequences of which this rank has T rows, A channels in NH heads.
+typedef struct {
+    size_t B, T, A, NH, whole;  // whole: tokens of a sequence
+    Tokens mine, others;        // positions of this rank's rows, and of those of the keys at hand
+} PairShape;
+
+static inline Attention attention_of_pair(const PairShape &s, TokenPair pair, const floatX *qkv, const floatX *kv,
+                                          bool backward) {
+    Attention a = attention_of(qkv + pair.q * 3 * s.A, s.B, pair.Tq, s.A, s.NH);
+    a.k = kv + pair.k * 2 * s.A, a.v = a.k + s.A, a.k_stride = 2 * s.A;
+    a.Tk = pair.Tk, a.rows = s.T, a.full = pair.full;
+    a.q_tokens = s.mine, a.k_tokens = s.others, a.q_first = pair.q, a.k_first = pair.k, a.whole = s.whole;
+    // as the causal attention that has as many scores
+    double scores = (pair.full ? 2.0 : 1.0) * (double)pair.Tq * (double)pair.Tk;
+    attention_cost(backward, s.B, (size_t)(sqrt(scores) + 0.5), s.NH, a.HS, sizeof(floatX));
+    return a;
+}
+
+// Computes part[B, T, A], the outputs of a pair's queries by its keys alone, in fp32, and their lse[B, NH, T], from
+// qkv[B, T, 3, A] and kv[B, T, 2, A].
+static inline void attention_pair_forward(float *part, float *lse, const floatX *qkv, const floatX *kv, TokenPair pair,
+                                          const PairShape &s, cudaStream_t stream, Dropout d) {
+    if (pair.Tq == 0) return;
+    Attention a = attention_of_pair(s, pair, qkv, kv, false);
+    a.part = part + pair.q * s.A, a.lse = lse + pair.q;
+    attention_launch<true>(a, d, false, stream);
+}
+
+// Computes a pair's parts of dq[B, T, A] and dkv[B, T, 2, A], in fp32, from the outputs and lse of all keys.
+static inline void attention_pair_backward(float *dq, float *dkv, float *dot, const floatX *dout, const floatX *out,
+                                           const float *lse, const floatX *qkv, const floatX *kv, TokenPair pair,
+                                           const PairShape &s, cudaStream_t stream, Dropout d) {
+    if (pair.Tq == 0) return;
+    Attention a = attention_of_pair(s, pair, qkv, kv, true);
+    a.out = (floatX *)out + pair.q * s.A, a.lse = (float *)lse + pair.q;  // only read
+    a.dout = dout + pair.q * s.A, a.dot = dot + pair.q;
+    a.part = dq + pair.q * s.A, a.part_k = dkv + pair.k * 2 * s.A, a.part_v = a.part_k + s.A;
+    attention_launch<true>(a, d, true, stream);
+}
+
+static constexpr unsigned MERGE_WARPS = 8;
+
+// A warp for each head of a row.
+__global__ void __launch_bounds__(32 * MERGE_WARPS)
+    attention_merge_kernel(float *sum, float *lse, const float *part, const float *part_lse, TokenPair pair, size_t B,
+                           size_t T, size_t NH, size_t HS) {
+    size_t n = (size_t)blockIdx.x * MERGE_WARPS + threadIdx.x / 32;
+    if (n >= B * pair.Tq * NH) return;
+    size_t head = n % NH, row = pair.q + n / NH % pair.Tq, b = n / NH / pair.Tq;
+    size_t stat = (b * NH + head) * T + row, from = ((b * T + row) * NH + head) * HS;
+    float before = lse[stat], other = part_lse[stat];
+    if constexpr (ROW_LANES == 32) before = __shfl_sync(0xFFFFFFFFu, before, 0);  // all have it before it changes
+    float larger = before > other ? before : other, smaller = before > other ? other : before;
+    float weight = 1.0f / (1.0f + expf(before - other));  // of the part
+    Share s = row_share<ROW_LANES>(HS);
+    for (size_t i = s.begin; i < s.end; i += s.step) sum[from + i] -= weight * (sum[from + i] - part[from + i]);
+    if (threadIdx.x % 32 == 0) lse[stat] = larger + log1pf(expf(smaller - larger));
+}
+
+// Merges sum[B, T, A] and lse[B, NH, T], the outputs by the keys so far, with those of a pair. In this form nothing
+// overflows: o = o1 - sigmoid(l2 - l1) (o1 - o2), l = log(exp(l1) + exp(l2)).
+static inline void attention_merge(float *sum, float *lse, const float *part, const float *part_lse, TokenPair pair,
+                                   const PairShape &s, cudaStream_t stream) {
+    if (pair.Tq == 0) return;
+    size_t heads = s.B * pair.Tq * s.NH;
+    kernel_cost(KERNEL_ELEMENTWISE, heads * (s.A / s.NH), 3 * sizeof(float), 3);
+    LAUNCH(attention_merge_kernel, (unsigned)CEIL_DIV(heads, (size_t)MERGE_WARPS), 32 * MERGE_WARPS, 0, stream)
+    (sum, lse, part, part_lse, pair, s.B, s.T, s.NH, s.A / s.NH);
+}
+
+// Rows first .. first + count - 1 of B sequences of T rows: to = from, or to += from.
+template <class To, class From, bool ADD>
+__global__ void __launch_bounds__(ELEMENT_THREADS)
+    columns_kernel(To *to, size_t to_stride, const From *from, size_t from_stride, size_t B, size_t T, size_t first,
+                   size_t count, size_t width) {
+    Share s = element_share<1>(B * count * width);
+    for (size_t i = s.begin; i < s.end; i += s.step) {
+        size_t column = i % width, n = i / width, row = n / count * T + first + n % count;
+        To *y = to + row * to_stride + column;
+        float x = to_float(from[row * from_stride + column]);
+        *y = from_float<To>(ADD ? to_float(*y) + x : x);
+    }
+}
+
+// Copies (ADD: adds) `width` columns of rows first .. first + count - 1 of B sequences of T rows. To, From: floatX or
+// float.
+template <bool ADD, class To, class From>
+static inline void columns_move(To *to, size_t to_stride, const From *from, size_t from_stride, size_t B, size_t T,
+                                size_t first, size_t count, size_t width, cudaStream_t stream) {
+    if (count == 0) return;
+    kernel_cost(KERNEL_ELEMENTWISE, B * count * width, sizeof(To) * (ADD ? 2 : 1) + sizeof(From), ADD);
+    LAUNCH((columns_kernel<To, From, ADD>), element_blocks(B * count * width), ELEMENT_THREADS, 0, stream)
+    (to, to_stride, from, from_stride, B, T, first, count, width);
 }
 
 #endif
