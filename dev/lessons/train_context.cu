@@ -203,8 +203,10 @@ static void use_bucket(GPT *m, size_t bucket) {
 static void all_to_all(GPT *m, size_t count) {
     if (!m->connected) return;
     Span span(m, m->stream, "all-to-all");
+    trainer_copy(m, m->arriving + m->c_rank * count, m->leaving + m->c_rank * count, count);
     NCCL_CHECK(ncclGroupStart());
     for (size_t i = 0; i < m->c; i++) {
+        if (i == m->c_rank) continue;
         NCCL_CHECK(ncclSend(m->leaving + i * count, count, NCCL_FLOATX, (int)i, m->context, m->stream));
         NCCL_CHECK(ncclRecv(m->arriving + i * count, count, NCCL_FLOATX, (int)i, m->context, m->stream));
     }
