@@ -170,7 +170,7 @@ template <class Model> static const Layout *run_layout(char *line, int t, int d,
     r->chunks = plan.chunks;
     r->parameters = (double)count_parameters(&m->config);
     r->flops = count_flops(&m->config, (double)m->opt.global_batch * (double)m->T, m->T);
-    r->reserve = (double)job_gpu_reserve(ranks_size);
+    r->reserve = (double)GPU_RESERVE;
     r->counted = (double)m->config.L * (double)m->micros <= LAYOUT_PASSES;
     PipelineTimes costs = zero_bubble_times(m->config.C, m->T);
     r->formula = schedule_formula(m->opt.schedule, p, (int)m->micros, plan.chunks, costs.step[0], costs.step[1],

@@ -363,7 +363,8 @@ function unitText(x, units, base) {
 }
 const BYTE_UNITS = [[" PiB", 5], [" TiB", 4], [" GiB", 3], [" MiB", 2], [" KiB", 1], [" B", 0]];
 const bytesText = x => unitText(x, BYTE_UNITS, 1024);
-const countText = x => unitText(x, [[" trillion", 4], [" billion", 3], [" million", 2], [" thousand", 1], ["", 0]], 1000);
+const countText = x => unitText(x, [[" trillion", 4], [" billion", 3], [" million", 2], [" thousand", 1], ["", 0]],
+                                1000);
 const flopsText = x => unitText(x, [[" ZFLOP", 7], [" EFLOP", 6], [" PFLOP", 5], [" TFLOP", 4], [" GFLOP", 3],
                                     [" MFLOP", 2], [" KFLOP", 1], [" FLOP", 0]], 1000);
 

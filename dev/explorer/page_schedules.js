@@ -146,7 +146,7 @@ function bubbleText(r) {
            "is the wait for the first micro-batch and for the other stages' gradient norm";
 }
 
-// Calls seen(stage, start, end, cause) for each idle time. Cause 0 fill: before the stage's first step; 1 stall: between
+// Calls seen(start, end, cause) for each idle time of a stage. Cause 0 fill: before its first step; 1 stall: between
 // steps up to its last forward; 2 drain: after that; 3 wait for the norm: after its last step, until all are through.
 const CAUSES = ["fill", "stall", "drain", "wait for the norm"];
 function eachIdle(r, s, seen) {
@@ -173,12 +173,13 @@ function comparison(r, other) {
     const peak = Math.max(...r.flight), before = Math.max(...other.flight);
     const change = r.makespan / other.makespan - 1;
     return `the step takes ${short(r.makespan)} instead of ${short(other.makespan)} (${change > 0 ? "+" : ""}` +
-           `${(100 * change).toFixed(1)}%), the bubble is ${percent(r.bubble)} instead of ${percent(other.bubble)}, and ` +
+           `${(100 * change).toFixed(1)}%), the bubble is ${percent(r.bubble)} instead of ` +
+           `${percent(other.bubble)}, and ` +
            `a stage keeps at most ${peak} instead of ${before} activations` +
            (r.v !== other.v ? ` (one of ${r.v} chunks is 1/${r.v} of a stage)` : "");
 }
 
-// The way of a micro-batch through the stages, as rows of facts: its steps in the order of time, and the code that runs.
+// The way of a micro-batch through the stages, as rows of facts: its steps in the order of time, and their code.
 function wayOf(r, micro) {
     const steps = [];
     for (let s = 0; s < r.p; s++) {
@@ -193,7 +194,8 @@ function wayOf(r, micro) {
                                              short(x.start)).join(", ") + (steps.length > 48 ? " ..." : "");
     const last = r.split ? 2 : 1, held = [];
     for (let s = 0; s < r.p && s < 16; s++) {
-        const own = steps.filter(x => x.s === s), from = own.find(x => x.kind === 0), to = own.filter(x => x.kind === last);
+        const own = steps.filter(x => x.s === s), from = own.find(x => x.kind === 0);
+        const to = own.filter(x => x.kind === last);
         if (from && to.length) held.push(`stage ${s} for ${short(to[to.length - 1].end - from.start)}`);
     }
     const links = [];
@@ -283,7 +285,7 @@ function drawTimeline(canvas, r, now, end) {
     drawAxis(g, end, scale, MARGIN.top + r.p * row);
 }
 
-// A row whose boxes can be told apart. Their kinds differ without colour as well: a backward has a line at its foot, and
+// A row whose boxes can be told apart. Their kinds differ without colour as well: a backward has a line at its foot,
 // the weight half a broken one; where there is room the letter stands before the number of the micro-batch.
 function drawRow(g, r, s, y, height, x, now, shades, lanes, follow) {
     for (let i = r.first[s]; i < r.first[s + 1]; i++) {
@@ -354,7 +356,8 @@ function drawCrowdedRow(g, r, s, y, height, scale, now, colors) {
             sums[4 * column + 3] += part;
         }
     }
-    const image = crowded.createImageData(Math.max(columns, 1), 1), idle = [1, 3, 5].map(i => parseInt(COLORS.ground.slice(i, i + 2), 16));
+    const image = crowded.createImageData(Math.max(columns, 1), 1);
+    const idle = [1, 3, 5].map(i => parseInt(COLORS.ground.slice(i, i + 2), 16));
     for (let column = 0; column < columns; column++) {
         const free = Math.max(0, 1 - sums[4 * column + 3]);
         for (let k = 0; k < 3; k++) image.data[4 * column + k] = sums[4 * column + k] + free * idle[k];

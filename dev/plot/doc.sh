@@ -25,6 +25,15 @@ for schedule in gpipe 1f1b interleaved zb-h1 zb-auto; do
     build/tools/timeline --step 4 $durations --title "$title" --out $pictures/$schedule.svg build/out/$schedule.json
 done
 
+for browser in chromium chromium-browser google-chrome; do
+    command -v $browser >/dev/null || continue
+    profile=$(mktemp -d)
+    $browser --headless --no-sandbox --disable-gpu --hide-scrollbars --timeout=5000 --window-size=1100,790 \
+        --user-data-dir="$profile" --screenshot=$pictures/explorer.png "file://$PWD/doc/explorer.html#layout" 2>/dev/null
+    rm -rf "$profile"
+    break
+done
+
 dev/test/run_experiments.sh build/cpu-fp32
 rm -f build/test-logs/test_gpt_fp32.log  # tables.sh then runs the layouts
 dev/plot/tables.sh write build/cpu-fp32 all

@@ -41,6 +41,15 @@ else
     check "no warning of the compiler" "$(grep -i warning "$dir/made")"
 fi
 
+# One number for what libraries take: the trainers', the page's, and that of every cluster of GPUs.
+reserve=$(sed -n 's/^static constexpr size_t GPU_RESERVE = \([0-9]*\);/\1/p' llmc/trainer/connect.cuh)
+for file in dev/clusters/*.json; do
+    [ "$file" = dev/clusters/laptop.json ] && continue  # no GPU
+    value=$(sed -n 's/.*"reserve": {"value": \([^,]*\),.*/\1/p' "$file")
+    check "$file reserves the trainers' $reserve bytes" \
+        "$(awk -v a="$value" -v b="$reserve" 'BEGIN { if (a + 0 != b + 0 || b == "") print a, "is not", b }')"
+done
+
 chromium=
 for name in chromium chromium-browser google-chrome; do
     [ -n "$chromium" ] || chromium=$(command -v $name)

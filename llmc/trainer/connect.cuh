@@ -8,7 +8,7 @@
 //   3. the trainer's connect: a micro-batch forward and backward, twice: the second has dropout, and adds to gradients.
 // The stand-ins refuse what does not keep to this (llmc/mpi/communicator.h), so that it is tested without a GPU.
 //
-// defines: job_gpu_reserve, job_reserve, job_split_link, job_warm_up, job_reset_traffic, job_check_ranks
+// defines: GPU_RESERVE, DEVICE_RESERVE, job_split_link, job_warm_up, job_reset_traffic, job_check_ranks
 #ifndef LLMC_CONNECT_CUH
 #define LLMC_CONNECT_CUH
 
@@ -19,18 +19,15 @@ enum { LINK_BLOCKS = 4 };  // of a link's kernels: each fills a multiprocessor, 
 
 static constexpr size_t WARM_UP_BYTES = 64 << 20;  // of the largest message in job_warm_up
 
-// Bytes of the device that the plan of memory leaves to libraries, which take theirs after it: kernels and cuBLASLt's
-// workspace, and the buffers of up to 8 communicators. Estimates, from NCCL's source; a CPU needs none of it.
-static inline size_t job_gpu_reserve(int ranks) { return (size_t)(ranks > 1 ? 2048 : 768) << 20; }
+// Bytes of a GPU that the plan of memory leaves to the driver and to libraries: CUDA's context, kernels, cuBLASLt's
+// workspace, and the buffers of up to 8 communicators. An estimate, and the "reserve" of every GPU in dev/clusters.
+static constexpr size_t GPU_RESERVE = 3000000000;
 
-static inline size_t job_reserve(const Job *job) {
 #ifdef __CUDACC__
-    return job_gpu_reserve(job->size);
+static constexpr size_t DEVICE_RESERVE = GPU_RESERVE;
 #else
-    (void)job;
-    return 0;
+static constexpr size_t DEVICE_RESERVE = 0;  // a CPU needs none
 #endif
-}
 
 // Returns the communicator of a link, two ranks of which 0 sends to 1, if this rank is at one of its ends; else NULL.
 // All ranks call it. from, to: stages; ranks of the same tensor and data coordinates are linked.

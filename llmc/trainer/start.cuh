@@ -246,7 +246,7 @@ static inline void trainer_allocate(Model *m, void (*layout)(Model *m)) {
     struct { Arena *arena; const char *purpose; } plan[] = {
         {&m->weights, "weights"}, {&m->gradients, "gradients"}, {&m->optimizer, "optimizer"},
         {&m->activations, "activations"}};
-    size_t needed = job_reserve(&m->job), free_bytes, total_bytes;
+    size_t needed = DEVICE_RESERVE, free_bytes, total_bytes;
     Error err;
     layout(m);
     trainer_print(m);
