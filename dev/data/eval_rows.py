@@ -12,13 +12,20 @@ import sys
 TEXT, CLOZE = 1, 2
 
 
+def open_part(path):
+    """PATH.part, made anew: what has that name is left over or somebody's link, and is not written through."""
+    if os.path.lexists(path + ".part"):
+        os.remove(path + ".part")
+    return open(path + ".part", "xb")
+
+
 def write(path, header, words):
     """Rows or a shard: the header, filled up to 256 int32, then uint16. The file takes its name when it is complete."""
     head, body = array.array("i", header + [0] * (256 - len(header))), array.array("H", words)
     if sys.byteorder != "little":
         head.byteswap()
         body.byteswap()
-    with open(path + ".part", "wb") as file:
+    with open_part(path) as file:
         head.tofile(file)
         body.tofile(file)
     os.rename(path + ".part", path)
@@ -70,6 +77,8 @@ def cloze(passages, tokenizer, seq):
         if not before:
             continue
         context, last = tokenizer.encode([before, " " + word])
+        if len(last) > seq:
+            sys.exit(f"error: the last word of '{passage[:40]}...' has {len(last)} tokens, more than --seq {seq}")
         tokens = (context + last)[-seq - 1 :]
         rows.append((tokens, len(tokens) - len(last), len(last)))
     return rows
@@ -78,9 +87,12 @@ def cloze(passages, tokenizer, seq):
 def choices(examples, tokenizer, seq):
     """examples: (context, endings, label). A context that is too long loses its beginning."""
     out = []
-    for context, endings, label in examples:
+    for number, (context, endings, label) in enumerate(examples, 1):
         encoded = tokenizer.encode([context] + [" " + ending.lstrip() for ending in endings])
         room = seq + 1 - max(len(ending) for ending in encoded[1:])
+        if room < 1 or not encoded[0]:
+            sys.exit(f"error: example {number} has no token of context" +
+                     (f" with --seq {seq}, as its endings have up to {seq + 1 - room}" if encoded[0] else ""))
         out.append((encoded[0][-room:], encoded[1:], label))
     return out
 

@@ -55,8 +55,11 @@ def fail(text):
 
 def fetch(url, path):
     """Writes what the address gives; a sentence and the end if that is not all of it."""
+    local = url[len("file://"):] if url.startswith("file://") else path
+    if os.path.exists(local) and not os.path.isfile(local):
+        fail(f"{local} is no regular file")
     try:
-        with urllib.request.urlopen(url, timeout=60) as source, open(path, "wb") as out:
+        with urllib.request.urlopen(url, timeout=60) as source, eval_rows.open_part(path) as out:
             expected, got = source.headers.get("Content-Length"), 0
             while block := source.read(1 << 20):
                 out.write(block)
@@ -80,7 +83,7 @@ def download(url, folder):
     os.makedirs(folder, exist_ok=True)
     print(f"downloading {url}", flush=True)
     try:
-        fetch(url, path + ".part")
+        fetch(url, path)
         os.rename(path + ".part", path)
     finally:
         if os.path.exists(path + ".part"):
@@ -256,7 +259,7 @@ def json_lines(path, row):
             try:
                 if line.strip():
                     rows.append(row(json.loads(line)))
-            except (KeyError, TypeError, ValueError) as problem:
+            except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as problem:
                 fail(f"line {number} of {path} is not as it must be ({type(problem).__name__}: {problem})")
     return rows
 
@@ -326,6 +329,8 @@ def main():
         fail("--shards must not be negative, and --shard-tokens must lie between 1 and 2147483647")
     if (args.set in OWN_TEXT) != bool(args.text) and not (args.text and args.set == "wikitext103"):
         fail("--text FILE is for wikitext103, and for windows, cloze and choices, which need it")
+    if args.text and os.path.exists(args.text) and not os.path.isfile(args.text):
+        fail(f"--text {args.text} is no regular file")
     args.stride = args.stride or args.seq
     if not 1 <= args.stride <= args.seq or args.seq > 65534:
         fail("--seq must lie between 1 and 65534, and --stride between 1 and --seq")

@@ -221,8 +221,8 @@ function suitChunks(values) {
 }
 
 function takeModel(values) {
+    if (!Object.hasOwn(MODELS, values.model)) return;
     const sizes = MODELS[values.model];
-    if (!sizes) return;
     MODEL_FIELDS.forEach((field, i) => { values[field] = String(sizes[i]); });
     LAYOUT_FIELDS.forEach((field, i) => { values[field] = String(LAYOUTS[values.model][i]); });
     Object.assign(values, {schedule: "", recompute: "layer", sp: "0", zero: "0"});
@@ -247,7 +247,7 @@ async function show(name, wanted) {
         else link.removeAttribute("aria-current");
     }
     const values = {...DEFAULTS[panel]};
-    const take = () => { for (const [key, value] of wanted) if (key in values) values[key] = value; };
+    const take = () => { for (const [key, value] of wanted) if (Object.hasOwn(values, key)) values[key] = value; };
     take();
     if (panel === "layout" && wanted.has("model")) takeModel(values), take();  // the address may change a size
     else if (panel === "layout" && MODEL_FIELDS.some(field => wanted.has(field))) values.model = "";

@@ -12,6 +12,7 @@ function flagsOf(values) {
     for (const [field, flag] of Object.entries(SWITCHES)) {
         if (values[field].trim() === "" || (field === "recompute" && values[field] === "none")) continue;
         if (values[field] === {order: "tdp", sp: "0", zero: "1", virtual: "1"}[field]) continue;
+        if (/\s/.test(values[field].trim())) throw new Error(`--${flag} takes one word, not '${values[field]}'`);
         flags += ` --${flag} ${values[field].trim()}`;
     }
     return flags;

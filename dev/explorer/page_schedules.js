@@ -48,7 +48,7 @@ async function openPin(text) {
     const values = {...DEFAULTS.schedules};
     if (text === null) pinned = null;
     else {
-        for (const [key, value] of new URLSearchParams(text)) if (key in values) values[key] = value;
+        for (const [key, value] of new URLSearchParams(text)) if (Object.hasOwn(values, key)) values[key] = value;
         try {
             pinned = scheduleOf(await ask("schedule", question(values)), values);
         } catch (e) {

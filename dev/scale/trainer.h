@@ -34,6 +34,8 @@ static inline bool trainer_seconds(const char *program, const char *cluster, con
              program, cluster, r->ranks, r->layers, r->NH, r->C, r->T, r->vocabulary, r->micro_batch, r->global_batch,
              r->t, r->p, r->d, r->v, recompute[r->recompute], r->sequence_parallel, r->zero, overlap,
              r->zero && overlap ? 2 : 1);
+    if (strchr(program, '\'') || strchr(cluster, '\''))
+        return error_set(err, "%s has a ' in its name, which a shell would take for an end", cluster);
     FILE *out = popen(command, "r");
     bool found = false;
     while (out && fgets(line, sizeof line, out)) {

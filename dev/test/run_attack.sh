@@ -218,6 +218,27 @@ code=$?
 [ $code = 2 ] && grep -q '^error: the ranks see different files under the name that --train-data gives' err
 report $? "ranks whose nodes have other data under one name (code $code): $(grep -m1 '^error' err)"
 
+# ---- what is too large, and an --eval without a result ----------------------------------------------------------------
+
+refused 2 'from 1 to 131072' --channels 262144 --heads 4096 --dry-run
+report $? "more channels than config.json may name are refused: $(said)"
+trains --steps 1 --out model && python3 - <<'END'
+import array
+row = [4, 1, 3, 1, 2, 3, 4]
+with open("rows.bin", "wb") as file:
+    array.array("i", [20261122, 1, 2000000, 1, 61, 6000000] + [0] * 250).tofile(file)
+    array.array("H", row * 2000000).tofile(file)
+END
+# shellcheck disable=SC2086
+"$trainer" ${tiny#* shard} --init model/step-00000001 --eval rows.bin >first 2>first.err </dev/null &
+job=$!
+for ((i = 0; i < 300; i++)); do grep -q '^weights' first && break; sleep 0.1; done
+sleep 1
+kill -TERM $job
+ended
+[ $code = 1 ] && grep -q -- '^stopped by a signal: --eval has no result' first
+report $? "an --eval that a signal ends has no result, and code 1 (code $code): $(tail -n 1 first)"
+
 # ---- what can be known is known before training ----------------------------------------------------------------------
 
 refused 2 'vocabulary has 61' --steps 50 --sample-every 1000 --out lost
@@ -281,6 +302,9 @@ printf '{"step":9007199254740992,"loss":1}\n{"step":9007199254740994,"loss":2}\n
 draws "$tools/loss" --out far.svg far.jsonl
 report $? "a log of steps that a double cannot tell apart (code $code)"
 printf '{"step":1,"loss":1e308}\n{"step":3,"val_loss":2}\n' >long.jsonl
+printf '{"step":1,"loss":3}\n{"step":2,"loss":2}\n' >label.jsonl
+draws "$tools/loss" --out label.svg $'\377\302\233\303\251=label.jsonl' && iconv -f UTF-8 -t UTF-8 label.svg >/dev/null 2>err
+report $? "a label that is no UTF-8 leaves a picture that is"
 draws "$tools/loss" --out long.svg long.jsonl && [ $code = 0 ] && grep -q '</svg>' long.svg
 report $? "a loss of 300 digits (code $code)"
 

@@ -245,6 +245,23 @@ refused 1 'cannot be downloaded' tinyshakespeare --source "file://$dir/nowhere" 
 report $? 'and nothing is left that looks like data'
 echo '{"ctx": "a", "endings": ["b", "c", "d", "e"], "label": 4}' >"$dir/label"
 refused 1 "label 4 of 4 endings" choices --text "$dir/label" --tokenizer bytes --out "$dir/none"
+echo '{"ctx": "a", "endings": ["b", "c"], "label": 1e999}' >"$dir/label"
+refused 1 'line 1 of .* (OverflowError' choices --text "$dir/label" --tokenizer bytes --out "$dir/none"
+"$python" -c 'print("[" * 100000)' >"$dir/label"
+refused 1 'line 1 of .* is not as it must be' choices --text "$dir/label" --tokenizer bytes --out "$dir/none"
+echo '{"ctx": "", "endings": ["b", "c"], "label": 1}' >"$dir/label"
+refused 1 'example 1 has no token of context' choices --text "$dir/label" --tokenizer bytes --out "$dir/none"
+echo '{"ctx": "a", "endings": ["b", "a very long ending"], "label": 1}' >"$dir/label"
+refused 1 'example 1 has no token of context with --seq 8' choices --text "$dir/label" --seq 8 --out "$dir/none"
+echo 'one interminable' >"$dir/passage"
+refused 1 'has 13 tokens, more than --seq 8' cloze --text "$dir/passage" --seq 8 --out "$dir/none"
+mkfifo "$dir/fifo"
+refused 1 'is no regular file' cloze --text "$dir/fifo" --out "$dir/none"
+echo mine >"$dir/thesis"
+mkdir -p "$dir/linked" && ln -s "$dir/thesis" "$dir/linked/cloze.bin.part"
+echo 'one two' >"$dir/passage"
+prepare cloze --text "$dir/passage" --out "$dir/linked" && [ "$(cat "$dir/thesis")" = mine ] && [ -f "$dir/linked/cloze.bin" ]
+report $? "a link OUT.part leads nowhere"
 refused 1 'pretokenized is for fineweb' tinystories --pretokenized
 refused 1 '--shards must not be negative' tinystories --shards -1
 refused 1 'shard-tokens must lie between' tinystories --shard-tokens 0

@@ -81,7 +81,7 @@ static const Field OPTIONS[] = {
     CHOICE("model", model, NULL, OPTION_BASIC, "d12|d24|d36|d48", "GPT-2 small, medium, large or XL"),
     SIZE("layers", layers, NULL, 1, 5000, OPTION_BASIC, "transformer layers (default 4)"),
     SIZE("heads", heads, NULL, 1, 1e5, OPTION_BASIC, "attention heads; must divide --channels (default 4)"),
-    SIZE("channels", channels, NULL, 1, 1e6, OPTION_BASIC, "width of the model (default 128)"),
+    SIZE("channels", channels, NULL, 1, 131072, OPTION_BASIC, "width of the model (default 128)"),
     SIZE("vocab", vocab, NULL, 1, 1e7, 0, "vocabulary (default 257: bytes and <|endoftext|>)"),
     SIZE("max-seq", max_seq, NULL, 1, 1e7, 0, "rows of the position embedding (default: --seq)"),
 

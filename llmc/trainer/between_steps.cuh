@@ -170,19 +170,20 @@ static inline void trainer_report(Trainer *m) {
     job_agree(&m->job, stdout_is_whole(&err), &err, 1);
 }
 
-// Saves and leaves with exit code 0, when all ranks have agreed on this step as the last. Work left in streams ends
-// with the process.
+// Saves and leaves, when all ranks have agreed on this step as the last. Work left in streams ends with the process.
+// The exit code is 0, but 1 where --eval has no result.
 static inline void trainer_leave(Trainer *m) {
     job_open_memory(true);
     trainer_save_rest(m);
-    printf("stopped by a signal after step %zu: %s\n", m->progress.step,
-           m->opt.out ? "the same command with --resume auto goes on" : "without --out nothing was saved");
+    if (m->opt.eval) printf("stopped by a signal: --eval has no result\n");
+    else printf("stopped by a signal after step %zu: %s\n", m->progress.step,
+                m->opt.out ? "the same command with --resume auto goes on" : "without --out nothing was saved");
     trainer_report(m);
     MPI_Barrier(MPI_COMM_WORLD);
 #if !(defined(NCCL_OVER_MPI) && defined(__CUDACC__))  // there another thread still calls MPI
     MPI_Finalize();
 #endif
-    _exit(0);
+    _exit(m->opt.eval ? 1 : 0);
 }
 
 // Saves the weights, which are sound, and leaves with 1, when all ranks know that one of them could not read its data.

@@ -176,7 +176,8 @@ static inline void trainer_norm(Trainer *m, StepReport *report) {
     if (totals[tensors + 1] > 0.0) trainer_give_up(m);
     if (!isfinite(report->loss) || !isfinite(sum)) {
         error_set(&err, "step %zu: the loss is %g and %s is the first tensor whose gradient is not finite; nothing was "
-                  "updated; resume from the last checkpoint with a lower --lr", report->step, report->loss, bad);
+                  "updated; resume from a checkpoint before the loss grew, or start again, with a lower --lr",
+                  report->step, report->loss, bad);
         job_stop(&m->job, 0, &err, 1);
     }
     bool first = m->progress.step == m->progress.first_step;
