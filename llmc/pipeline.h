@@ -511,19 +511,16 @@ static inline void pipeline_plan_layers(PipelinePlan *plan, size_t L, size_t p, 
 // one freed. slot: [counts[stage]]. Returns how many slots there are. In 1F1B, slot = micro-batch % (p - stage).
 static inline size_t pipeline_slots(const PipelineLists *l, int stage, size_t *slot) {
     const PipelineStep *steps = l->steps[stage];
-    size_t count = l->counts[stage], slots = pipeline_max_in_flight(steps, count), top = slots;
+    size_t count = l->counts[stage], slots = 0, top = 0, pairs = (size_t)l->m * l->v;
     StepKind last_use = pipeline_last_use(steps, count);
-    size_t *slot_of = (size_t *)host_alloc((size_t)l->m * l->v, sizeof *slot_of);
-    size_t *unused = (size_t *)host_alloc(slots, sizeof *unused);
-    for (size_t i = 0; i < slots; i++) unused[i] = slots - 1 - i;  // a stack whose top is slot 0
+    size_t *slot_of = (size_t *)host_alloc(2 * pairs, sizeof *slot_of), *unused = slot_of + pairs;  // a stack
     for (size_t i = 0; i < count; i++) {
         size_t *mine = &slot_of[(size_t)steps[i].micro * l->v + steps[i].chunk];
-        if (steps[i].kind == STEP_FORWARD) *mine = unused[--top];
+        if (steps[i].kind == STEP_FORWARD) *mine = top > 0 ? unused[--top] : slots++;
         slot[i] = *mine;
         if (steps[i].kind == last_use) unused[top++] = *mine;
     }
     free(slot_of);
-    free(unused);
     return slots;
 }
 
