@@ -36,6 +36,9 @@ static const Group groups[] = {
     {"nemo2211-5b", "NeMo 2022, 5B, December", -1, -1},
     {"mtnlg-", "MT-NLG 530B, DeepSpeed", -1, -1},
     {"llmc-", "llm.c, 8 A100 or H100", -1, -1},
+    {"mpt-a100-80-", "MPT under FSDP, A100-80GB", -1, -1},
+    {"mpt-a100-40-", "MPT under FSDP, A100-40GB", -1, -1},
+    {"mpt-h100-", "MPT under FSDP, H100", -1, -1},
     {"eos2411-", "NeMo 2024, 175B, H100", -1, -1},
     {"eos2504-", "NeMo 2025, 175B, H100", -1, -1},
 };

@@ -78,6 +78,7 @@ static inline bool step_check(const StepLayout *r, Error *err) {
         return error_set(err, "the layers do not divide into %zu chunks", r->p * r->v);
     if (units < r->p * r->v) return error_set(err, "there are fewer layers than chunks");
     size_t m = r->global_batch / (r->micro_batch * r->d);
+    if (r->shard && r->t * r->p > 1) return error_set(err, "FSDP has data ranks only");
     return pipeline_check(r->schedule, (int)r->p, (int)m, (int)r->v, err);
 }
 
@@ -121,7 +122,7 @@ typedef struct {
 // embedding and the head belong to the input half.
 static inline void step_make_pieces(const Cluster *c, const StepLayout *r, Placement tensor, StepPieces *x) {
     Cluster alone = *c;
-    OpList o, again, weights;
+    OpList o, recomputed, weights;
     bool split = step_split(r);
     if (split) alone.tensor_overlap = false;
     LayerShape s = {r->micro_batch, r->T, r->C, r->NH, r->t, r->vocabulary, r->sequence_parallel, false, r->recompute,
@@ -133,10 +134,13 @@ static inline void step_make_pieces(const Cluster *c, const StepLayout *r, Place
             if (kind == STEP_BACKWARD && split) {
                 step_take_weights(&o, &weights);
                 step_add(&x->layer, STEP_WEIGHT, later, &weights, 1);
-                layer_recomputes(&again, &alone, &s);
-                step_add(&x->layer, STEP_WEIGHT, later, &again, 1);
+                layer_recomputes(&recomputed, &alone, &s);
+                step_add(&x->layer, STEP_WEIGHT, later, &recomputed, 1);
             }
             step_add(&x->layer, kind, later, &o, 1);
+            double again = kind == STEP_BACKWARD && r->recompute == LAYER_WHOLE;
+            double host = c->host_layer * (kind == STEP_FORWARD ? 1 : 2 + again) / 3 - x->layer.seconds[kind][later];
+            if (host > 0) x->layer.seconds[kind][later] += host, x->layer.groups[kind][later][TIME_HOST] += host;
             embedding_operations(&o, c, &s, kind == STEP_BACKWARD);
             step_add(&x->embedding, kind, later, &o, 1);
             head_operations(&o, c, &s, kind == STEP_BACKWARD);
@@ -342,10 +346,62 @@ static inline double step_send(const Cluster *c, const StepLayout *r, const Grid
     return cost_send_between(c, step_message(r), from, to, between);
 }
 
+// FSDP: a rank keeps 1/d of each layer. The next layer's weights are gathered beside a layer, in forward and, with
+// r->shard 3, again in backward; behind a layer's backward its gradients are reduced and scattered. One communicator
+// carries these in the order of their calls, and a gather is called for before the scatter of the layer before it.
+// Embeddings and the last layernorm are gathered once a step, and reduced at its end.
+static inline void step_sharded(const Cluster *c, const StepLayout *r, size_t m, StepTime *out) {
+    Grid g = step_grid(c, r);
+    StepPieces pieces[1];
+    StepMemo memo = {pieces, 1};
+    memset(pieces, 0, sizeof pieces);
+    const StepPieces *x = step_pieces(c, r, step_group(c, &g, 0, 't'), &memo);
+    Placement data = step_group(c, &g, 0, 'd');
+    double all = step_parameters(r, 0), ends = (double)((r->T + r->vocabulary) * r->C);
+    double layer = (all - ends) / (double)r->layers;
+    double gather = cost_collective(c, COLLECTIVE_ALL_GATHER, 2 * layer, data);
+    double scatter = cost_collective(c, COLLECTIVE_REDUCE_SCATTER, c->gradient_bytes * layer, data);
+    double now = cost_collective(c, COLLECTIVE_ALL_GATHER, 2 * ends, data), network = now + gather;
+    double *part = out->parts, next;
+    memset(out, 0, sizeof *out);
+    part[TIME_DATA] = now;
+    for (size_t i = 0; i < m; i++)
+        for (int kind = STEP_FORWARD; kind <= STEP_BACKWARD; kind++) {
+            int later = i > 0;
+            bool forward = kind == STEP_FORWARD, gathers = forward || r->shard == 3;
+            if (gathers && !(forward && i == 0)) network = fmax(network, now) + gather;  // of this way's first layer
+            double ready = network;
+            for (int n = 0; n < TIME_PARTS; n++)
+                part[n] += x->embedding.groups[kind][later][n] + x->head.groups[kind][later][n];
+            now += x->embedding.seconds[kind][later] + x->head.seconds[kind][later];
+            for (size_t l = 0; l < r->layers; l++) {
+                if (gathers && ready > now) part[TIME_DATA] += ready - now, now = ready;
+                double busy = fmax(0, network - now);  // scatters of layers before
+                if (gathers && l + 1 < r->layers) network = fmax(network, now) + gather, busy += gather;
+                next = network;
+                double slow = fmin(busy, x->layer.seconds[kind][later]) * (c->overlap_slowdown - 1);
+                for (int n = 0; n < TIME_PARTS; n++) part[n] += x->layer.groups[kind][later][n];
+                part[TIME_DATA] += slow;
+                now += x->layer.seconds[kind][later] + slow;
+                if (!forward) network = fmax(network, now) + scatter;
+                ready = next;
+            }
+        }
+    network = fmax(network, now) + cost_collective(c, COLLECTIVE_REDUCE_SCATTER, c->gradient_bytes * ends, data);
+    part[TIME_DATA] += network - now;
+    part[TIME_OPTIMIZER] = cost_memory(c, MEMORY_OPTIMIZER, c->optimizer_bytes * all / (double)r->d);
+    part[TIME_HOST] += c->host_step;
+    for (int n = 0; n < TIME_PARTS; n++) out->seconds += part[n];
+}
+
 // The step's time, or an error where the layout is none.
 static inline bool step_simulate(const Cluster *c, const StepLayout *r, StepTime *out, Error *err) {
     if (!step_check(r, err)) return false;
     size_t chunks = r->p * r->v, m = r->global_batch / (r->micro_batch * r->d);
+    if (r->shard) {
+        step_sharded(c, r, m, out);
+        return true;
+    }
     StepMachine x;
     StepPieces pieces[8];
     StepMemo memo = {pieces, sizeof pieces / sizeof *pieces};

@@ -8,7 +8,7 @@
 
 // The trainers deal layers evenly to the stages, never recompute attention alone, and always scatter messages.
 static inline bool trainer_can(const StepLayout *r) {
-    return !r->short_ends && r->recompute != LAYER_ATTENTION && (r->scatter_gather || r->t == 1 || r->p == 1);
+    return !r->short_ends && !r->shard && r->recompute != LAYER_ATTENTION && (r->scatter_gather || r->t == 1 || r->p == 1);
 }
 
 // Returns the cluster with the trainers' software where the light simulation knows other software too.

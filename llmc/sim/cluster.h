@@ -61,6 +61,7 @@ typedef struct {
     double accumulate_bytes;                     // moved to add a gradient to the sum of earlier micro-batches
     double classifier_bytes;                     // moved for each logit, forward and backward together
     double host_transfer, host_step;             // s during which the device waits for the host: a message, a step
+    double host_layer;                           // least s of a layer's forward and backward: the host's work for them
 } Cluster;
 
 // Tags of a constant. A file may leave out an optional one, which is 0 or false then.
@@ -119,6 +120,7 @@ static const Field CLUSTER_FIELDS[] = {
     COST(accumulate_bytes, CLUSTER_SOFTWARE),
     COST(classifier_bytes, CLUSTER_SOFTWARE),
     COST(host_transfer, CLUSTER_SOFTWARE), COST(host_step, CLUSTER_SOFTWARE),
+    COST(host_layer, CLUSTER_SOFTWARE | CLUSTER_OPTIONAL),
 };
 
 #undef CONSTANT
