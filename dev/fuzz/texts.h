@@ -137,7 +137,7 @@ static void fuzz_rows(const uint8_t *data, size_t size) {
     if (rows_read(path, &rows, &count, &err)) {
         for (size_t i = 0; i < count; i++) {
             const StepLayout *r = &rows[i].run;
-            if (!step_check(r, &err)) continue;
+            if (rows[i].bad || !step_check(r, &err)) continue;
             size_t m = r->global_batch / (r->micro_batch * r->d);
             if (r->ranks > 4096 || r->p * r->v * m > 4096) continue;  // sound, but slow
             fuzz_promise(step_simulate(&cluster, r, &time, &err) && isfinite(time.seconds));

@@ -9,7 +9,7 @@ cd "$(dirname "$0")/../.." || exit 1
 
 quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes data_bytes optimizer_memory
        lesson_data_bytes lesson_data_memory lesson_data_clock
-       schedules schedules_norm refused bubbles study plan scale)
+       schedules schedules_norm refused bubbles study plan scale scale_bands)
 slow=(layouts main errors no_wait one_stream zero bubbles_paper plan_table1 plan_clock scale_trainers)
 
 mode=${1:-check} build=${2:-build/cpu-fp32}
@@ -347,6 +347,7 @@ groups() {
             NF > columns { name = $0; for (i = 0; i < columns; i++) sub(/ +[^ ]+$/, "", name); row(name) }'
 }
 table_scale() { make -s scale 2>/dev/null | groups 'mean absolute error, %' 8; }
+table_scale_bands() { make -s scale 2>/dev/null | groups 'published over predicted, %' 4; }
 table_scale_trainers() {
     local recipe
     recipe=$(make -n scale-trainers 2>/dev/null | sed -n '/--trainer/,$p')

@@ -12,18 +12,29 @@ typedef struct {
     char id[64];
     StepLayout run;
     double seconds;  // published
+    bool bad;        // no full layout, or no step time
+    char why[96];
 } Row;
 
-// Cuts a line in place at its commas; a field in quotes may hold commas. Returns the number of fields.
+// Cuts a line in place at its commas; a field in quotes may hold commas, and quotes that are doubled. Returns the
+// number of fields.
 static inline size_t row_cut(char *line, char *fields[ROW_FIELDS]) {
     size_t n = 0;
     for (char *at = line; n < ROW_FIELDS;) {
-        bool quoted = *at == '"';
-        fields[n++] = at += quoted;
-        at += strcspn(at, quoted ? "\"" : ",");
-        if (quoted && *at) *at++ = 0;
-        if (*at != ',') break;
-        *at++ = 0;
+        char *to = at;
+        fields[n++] = to;
+        if (*at == '"') {
+            for (at++; *at && (*at != '"' || at[1] == '"'); at++) {
+                at += *at == '"';
+                *to++ = *at;
+            }
+            at += *at == '"';
+        }
+        while (*at && *at != ',') *to++ = *at++;
+        bool more = *at == ',';
+        *to = 0;
+        if (!more) break;
+        at++;
     }
     return n;
 }
@@ -41,8 +52,8 @@ static inline size_t row_number(const char *text) {
     return end == text || (*end && *end != ' ') || x > 1048576 ? 0 : (size_t)x;
 }
 
-// False where the row has no full layout or no step time.
-static inline bool row_parse(char **header, size_t columns, char **fields, size_t n, Row *row) {
+// Fills a row, and says in row->why what it lacks if it is bad.
+static inline void row_parse(char **header, size_t columns, char **fields, size_t n, Row *row) {
 #define ROW_NUMBER(name) row_number(row_field(header, columns, fields, n, name))
     memset(row, 0, sizeof *row);
     snprintf(row->id, sizeof row->id, "%s", row_field(header, columns, fields, n, "id"));
@@ -58,7 +69,7 @@ static inline bool row_parse(char **header, size_t columns, char **fields, size_
     r->recompute = strcmp(recompute, "full") == 0 || strcmp(recompute, "full?") == 0 ? LAYER_WHOLE
                    : strcmp(recompute, "selective") == 0 ? LAYER_ATTENTION : LAYER_KEEPS;
     bool kept = strcmp(recompute, "none") == 0 || strstr(recompute, "0 layers") != NULL;
-    if (r->recompute == LAYER_KEEPS && !kept) return false;
+    if (r->recompute == LAYER_KEEPS && !kept) snprintf(row->why, sizeof row->why, "recompute is '%.40s'", recompute);
     r->sequence_parallel = strcmp(row_field(header, columns, fields, n, "seq_par"), "1") == 0;
     r->scatter_gather = strcmp(row_field(header, columns, fields, n, "scatter_gather"), "0") != 0;
     r->zero = strcmp(row_field(header, columns, fields, n, "dist_opt"), "1") == 0;
@@ -69,12 +80,18 @@ static inline bool row_parse(char **header, size_t columns, char **fields, size_
     size_t multiple = 128 * (r->t ? r->t : 1);  // Megatron pads the vocabulary
     r->vocabulary = (r->vocabulary + multiple - 1) / multiple * multiple;
     row->seconds = strtod(row_field(header, columns, fields, n, "step_s"), NULL);
-    bool full = r->ranks && r->layers && r->C && r->NH && r->T && r->vocabulary && r->global_batch && r->micro_batch &&
-                r->t && r->p && r->d && r->v && row->seconds > 0;
-    return full && r->global_batch % (r->micro_batch * r->d) == 0;  // some ran with batches that do not divide
+    const struct { const char *name; size_t value; } sizes[] = {
+        {"gpus", r->ranks}, {"layers", r->layers}, {"hidden", r->C}, {"heads", r->NH}, {"seq", r->T},
+        {"vocab", r->vocabulary}, {"gbs", r->global_batch}, {"mbs", r->micro_batch}, {"t", r->t}, {"p", r->p},
+        {"d", r->d}, {"v", r->v}, {"step_s", row->seconds > 0 && row->seconds < INFINITY}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes && !row->why[0]; i++)
+        if (!sizes[i].value) snprintf(row->why, sizeof row->why, "%s is no number that a run has", sizes[i].name);
+    if (!row->why[0] && r->global_batch % (r->micro_batch * r->d))  // some ran with batches that do not divide
+        snprintf(row->why, sizeof row->why, "the batch is no multiple of mbs * d");
+    row->bad = row->why[0] != 0;
 }
 
-// Appends the table's rows with a full layout to *rows, which is NULL or from here; free() it.
+// Appends the table's rows, bad ones too, to *rows, which is NULL or from here; free() it.
 static inline bool rows_read(const char *path, Row **rows, size_t *count, Error *err) {
     size_t bytes, columns = 0;
     char *text = file_read(path, (size_t)1 << 24, &bytes, err), *header[ROW_FIELDS];
@@ -85,7 +102,7 @@ static inline bool rows_read(const char *path, Row **rows, size_t *count, Error 
         line[strcspn(line, "\r")] = 0;
         *rows = (Row *)host_resize(*rows, *count + 1, sizeof **rows);
         if (!columns) columns = row_cut(line, header);
-        else *count += row_parse(header, columns, fields, row_cut(line, fields), &(*rows)[*count]);
+        else if (*line) row_parse(header, columns, fields, row_cut(line, fields), &(*rows)[(*count)++]);
         line = end ? end + 1 : NULL;
     }
     free(text);

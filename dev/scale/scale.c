@@ -1,12 +1,14 @@
 // scale.c: predicts the step time of every published run in a table and compares.
 //
-//   scale [--set KEY=VALUE]... [--fit KEY,KEY] [--parts] [--trainer PROGRAM] ROWS.csv... CLUSTER.json:PREFIX,...
+//   scale [--set KEY=VALUE]... [--fit KEY,KEY] [--parts] [--csv FILE] [--trainer PROGRAM] ROWS.csv...
+//         CLUSTER.json:PREFIX,...
 //
 // Each row that has a full layout, and whose id begins with a prefix, is predicted for the cluster named with it, by
-// the light simulation of step.h. Every third row of a group is held out, the first included, and all of some groups:
-// --fit, which seeks the values of the named constants that make the mean absolute error least, does not see these.
-// --set tries a value; --parts shows where the time goes. --trainer has train_gpt_3d simulate each row that its flags
-// can say, and compares it with the light simulation of the same software: see trainer.h.
+// the light simulation of step.h; a row without one is reported. Every third row of a group is held out, the first
+// included, every second one of MPT's and vTrain's, and all of some groups: --fit, which seeks the values of the named
+// constants that make the mean absolute error least, does not see these. --csv writes the predictions to a file. --set
+// tries a value; --parts shows where the time goes. --trainer has train_gpt_3d simulate each row that its flags can
+// say, and compares it with the light simulation of the same software: see trainer.h.
 #include "dev/plot/tool.h"
 #include "dev/scale/rows.h"
 #include "dev/scale/step.h"
@@ -36,9 +38,10 @@ static const Group groups[] = {
     {"nemo2211-5b", "NeMo 2022, 5B, December", -1, -1},
     {"mtnlg-", "MT-NLG 530B, DeepSpeed", -1, -1},
     {"llmc-", "llm.c, 8 A100 or H100", -1, -1},
-    {"mpt-a100-80-", "MPT under FSDP, A100-80GB", -1, -1},
-    {"mpt-a100-40-", "MPT under FSDP, A100-40GB", -1, -1},
-    {"mpt-h100-", "MPT under FSDP, H100", -1, -1},
+    {"vts-", "vTrain, one node", 10, -1},
+    {"mpt-a100-80-", "MPT under FSDP, A100-80GB", 8, -1},
+    {"mpt-a100-40-", "MPT under FSDP, A100-40GB", 8, -1},
+    {"mpt-h100-", "MPT under FSDP, H100", 8, -1},
     {"eos2411-", "NeMo 2024, 175B, H100", -1, -1},
     {"eos2504-", "NeMo 2025, 175B, H100", -1, -1},
 };
@@ -82,7 +85,7 @@ static double predict(Point *points, size_t count, bool held_out, Error *err) {
     for (size_t i = 0; i < count; i++) {
         Point *x = &points[i];
         if (x->held_out != held_out) continue;
-        if (!step_simulate(x->cluster, &x->row->run, &x->time, err)) return -1;
+        if (!step_simulate(x->cluster, &x->row->run, &x->time, err)) return -1;  // choose() asked step_check
         x->error = x->time.seconds / x->row->seconds - 1;
         sum += fabs(x->error);
     }
@@ -121,7 +124,7 @@ static double fit_error(Point *points, size_t count, Error *err) {
     return total / (double)used;
 }
 
-enum { CLUSTERS_MAX = 8 };
+enum { CLUSTERS_MAX = 32 };
 typedef struct {
     Cluster cluster[CLUSTERS_MAX];
     const char *prefixes[CLUSTERS_MAX];
@@ -222,18 +225,25 @@ static void print_fitted(const Clusters *all) {
 }
 
 // The points of the table: each row with the first cluster that names it.
-static size_t choose(const Clusters *all, const Row *rows, size_t row_count, Point *points) {
+static size_t choose(const Clusters *all, Row *rows, size_t row_count, Point *points) {
     size_t count = 0, seen[GROUPS + 1] = {0};
     for (size_t i = 0; i < row_count; i++) {
         size_t k = 0, g = group_of(rows[i].id);
         while (k < all->count && !wanted(rows[i].id, all->prefixes[k])) k++;
         if (k == all->count) continue;
+        Error err;
+        if (rows[i].bad || !step_check(&rows[i].run, &err)) {
+            fprintf(stderr, "scale: %s is left out: %s\n", rows[i].id, rows[i].bad ? rows[i].why : err.text);
+            continue;
+        }
         Point *x = &points[count++];
         x->row = &rows[i];
         x->cluster = &all->cluster[k];
         x->cluster_file = all->paths[k];
         x->group = g;
-        x->held_out = seen[g]++ % 3 == 0 || (g < GROUPS && groups[g].goal < 0);
+        size_t number = seen[g]++;
+        bool half = g < GROUPS && (strncmp(groups[g].prefix, "mpt-", 4) == 0 || groups[g].prefix[0] == 'v');
+        x->held_out = half ? number % 2 == 1 : number % 3 == 0 || (g < GROUPS && groups[g].goal < 0);
     }
     return count;
 }
@@ -248,6 +258,25 @@ static void print_rows(const Point *points, size_t count, bool parts) {
             printf(" %s %.1f%%", time_part_name((TimePart)part), 100 * x->time.parts[part] / x->time.seconds);
         printf("\n");
     }
+}
+
+// Writes the predictions as CSV.
+static bool write_csv(const char *path, const Point *points, size_t count, Error *err) {
+    FILE *file = fopen(path, "w");
+    if (!file) return error_set(err, "cannot write %s: %s", path, strerror(errno));
+    fprintf(file, "id,cluster,held_out,predicted_s,published_s,error_percent");
+    for (int part = 0; part < TIME_PARTS; part++) fprintf(file, ",%s_s", time_part_name((TimePart)part));
+    for (size_t i = 0; i < count; i++) {
+        const Point *x = &points[i];
+        fprintf(file, "\n\"");
+        for (const char *at = x->row->id; *at; at++) fprintf(file, *at == '"' ? "\"\"" : "%c", *at);
+        fprintf(file, "\",%s,%d,%.6g,%.6g,%.2f", x->cluster->name, x->held_out, x->time.seconds, x->row->seconds,
+                100 * x->error);
+        for (int part = 0; part < TIME_PARTS; part++) fprintf(file, ",%.4g", x->time.parts[part]);
+    }
+    fprintf(file, "\n");
+    bool ok = ferror(file) == 0;
+    return (fclose(file) == 0 && ok) || error_set(err, "cannot write %s: %s", path, strerror(errno));
 }
 
 // Prints a group's errors over all rows, and over those that are held out.
@@ -275,6 +304,31 @@ static void print_groups(const Point *points, size_t count) {
         }
         printf("\n");
     }
+}
+
+// Prints the errors by the size of the job: what to add to a prediction for stragglers, contention and all else that
+// grows with it. From the group's 10th to its 90th percentile, over the groups that have the predicted software.
+static int compare_errors(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void print_bands(const Point *points, size_t count) {
+    static const size_t most[] = {8, 64, 256, 1024, 4096};
+    double *errors = (double *)host_alloc(count, sizeof *errors);
+    printf("%-34s %4s %7s %7s %7s\n", "published over predicted, %", "rows", "low", "middle", "high");
+    for (size_t k = 0; k < sizeof most / sizeof *most; k++) {
+        size_t n = 0;
+        for (size_t i = 0; i < count; i++) {
+            size_t gpus = points[i].row->run.ranks;
+            if (gpus <= most[k] && (k == 0 || gpus > most[k - 1])) errors[n++] = 1 / (1 + points[i].error) - 1;
+        }
+        if (!n) continue;
+        qsort(errors, n, sizeof *errors, compare_errors);
+        printf("up to %4zu GPUs %19s %4zu %+7.1f %+7.1f %+7.1f\n", most[k], "", n, 100 * errors[n / 10],
+               100 * errors[n / 2], 100 * errors[n - 1 - n / 10]);
+    }
+    free(errors);
 }
 
 // Prints by how much the trainer and the light simulation differ in each group, and the trainer's error where the
@@ -334,17 +388,18 @@ static bool compare_trainer(Point *points, size_t count, const char *program, Er
 int main(int argc, char **argv) {
     static Clusters all;
     Error err;
-    const char *keys = NULL, *program = NULL, *sets[64];
+    const char *keys = NULL, *program = NULL, *csv = NULL, *sets[64];
     size_t set_count = 0, row_count = 0;
     Row *rows = NULL;
     bool parts = false, ok = true;
-    static const char usage[] = "usage: scale [--set KEY=VALUE]... [--fit KEY,KEY] [--parts] [--trainer PROGRAM] "
-                                "ROWS.csv... CLUSTER.json:PREFIX,...\n";
+    static const char usage[] = "usage: scale [--set KEY=VALUE]... [--fit KEY,KEY] [--parts] [--csv FILE] "
+                                "[--trainer PROGRAM] ROWS.csv... CLUSTER.json:PREFIX,...\n";
     tool_help(argc, argv, usage);
     for (int i = 1; ok && i < argc; i++) {
         if (strcmp(argv[i], "--parts") == 0) parts = true;
         else if (strcmp(argv[i], "--fit") == 0 && i + 1 < argc) keys = argv[++i];
         else if (strcmp(argv[i], "--set") == 0 && i + 1 < argc && set_count < 64) sets[set_count++] = argv[++i];
+        else if (strcmp(argv[i], "--csv") == 0 && i + 1 < argc) csv = argv[++i];
         else if (strcmp(argv[i], "--trainer") == 0 && i + 1 < argc) program = argv[++i];
         else if (argv[i][0] == '-') ok = error_set(&err, "unknown flag %s", argv[i]);
         else if (strchr(argv[i], ':')) ok = open_cluster(&all, argv[i], &err);
@@ -364,7 +419,10 @@ int main(int argc, char **argv) {
     else if (ok) {
         print_rows(points, count, parts);
         print_groups(points, count);
+        printf("\n");
+        print_bands(points, count);
         print_fitted(&all);
+        ok = !csv || write_csv(csv, points, count, &err);
     }
     free(points);
     free(rows);

@@ -135,6 +135,7 @@ static void from_rows(const Study *s, Series *series, const char *prefix, const 
                       Value value) {
     for (size_t i = 0; i < s->count; i++) {
         const Row *row = &s->rows[i];
+        if (row->bad) continue;
         size_t n = strlen(row->id), tail = strlen(suffix);
         if (strncmp(row->id, prefix, strlen(prefix)) != 0 || n < tail || strcmp(row->id + n - tail, suffix) != 0)
             continue;

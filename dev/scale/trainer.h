@@ -8,7 +8,8 @@
 
 // The trainers deal layers evenly to the stages, never recompute attention alone, and always scatter messages.
 static inline bool trainer_can(const StepLayout *r) {
-    return !r->short_ends && !r->shard && r->recompute != LAYER_ATTENTION && (r->scatter_gather || r->t == 1 || r->p == 1);
+    bool scatters = r->scatter_gather || r->t == 1 || r->p == 1;
+    return !r->short_ends && !r->shard && r->recompute != LAYER_ATTENTION && scatters;
 }
 
 // Returns the cluster with the trainers' software where the light simulation knows other software too.
@@ -16,7 +17,7 @@ static inline Cluster trainer_software(const Cluster *cluster) {
     Cluster c = *cluster;
     c.fused_forward = c.fused_backward = c.scatter_gather = c.gather_early = true;
     c.recompute_end = c.attention_recompute = false;
-    c.gradient_bytes = 4;
+    c.gradient_bytes = 4, c.host_layer = 0;
     return c;
 }
 

@@ -39,7 +39,8 @@ typedef struct {
     double node_bandwidth, node_base, node_hop;  // bus bandwidth of collectives in a node; s; s for each rank passed
     double node_turn, node_turn_cost;            // bytes of each rank in a ring's turn; s of an empty last turn
     double nic_collective_bandwidth;             // of collectives across nodes, for each NIC of a node
-    double nic_alone_bandwidth;                  // the same if compute waits for each of them; 0: as above
+    double nic_alone_bandwidth, nic_alone_start; // if compute waits for each: the same (0: as above); bytes for half
+    double node_group;                           // a group of n lacks this times 1/n^2 - 1/64 of it: it is for 8
     double net_base, net_doubling;               // s of a collective over 2 nodes; more for each doubling
     double small_latency, small_bandwidth;       // low-latency protocol: shares of the latency and the bandwidth above
     double node_p2p_bandwidth, node_p2p_latency, nic_bandwidth, nic_latency;  // one message from rank to rank
@@ -99,7 +100,8 @@ static const Field CLUSTER_FIELDS[] = {
     AMOUNT(node_bandwidth, 0), COST(node_base, 0), COST(node_hop, 0),
     COST(node_turn, CLUSTER_OPTIONAL), COST(node_turn_cost, CLUSTER_OPTIONAL),
     AMOUNT(nic_collective_bandwidth, 0),
-    AMOUNT(nic_alone_bandwidth, CLUSTER_OPTIONAL),
+    AMOUNT(nic_alone_bandwidth, CLUSTER_OPTIONAL), COST(nic_alone_start, CLUSTER_OPTIONAL),
+    SHARE(node_group, CLUSTER_OPTIONAL),
     COST(net_base, 0), COST(net_doubling, 0),
     SHARE(small_latency, 0), SHARE(small_bandwidth, 0),
     AMOUNT(node_p2p_bandwidth, 0), COST(node_p2p_latency, 0), AMOUNT(nic_bandwidth, 0), COST(nic_latency, 0),

@@ -153,14 +153,17 @@ typedef enum {
     COLLECTIVE_BROADCAST
 } CollectiveKind;
 
-// Returns the bytes/s of a group's rings. Inside a node it is the switch's bandwidth. Across nodes there is one ring
-// for each NIC that the group can use: all of the node's if all of its ranks belong to the group, else its share.
-static inline double collective_bandwidth(const Cluster *c, const Placement *place) {
-    if (place->nodes <= 1) return c->node_bandwidth;
+// Returns the bytes/s of a group's rings. Inside a node it is the switch's bandwidth, which small groups do not reach.
+// Across nodes there is one ring for each NIC that the group can use: all of the node's if all of its ranks belong to
+// the group, else its share. A collective for which compute waits finds the rings empty, and fills them with its bytes.
+static inline double collective_bandwidth(const Cluster *c, const Placement *place, double bytes) {
+    double n = (double)place->ranks;
+    if (place->nodes <= 1) return c->node_bandwidth * (1 - c->node_group * (1 / (n * n) - 1.0 / 64));
     double near = fmax(1, c->nics_per_node * (double)place->per_node / c->gpus_per_node);
     double nics = fmin(near, c->nics_per_node / (double)place->sharing);
     bool alone = place->alone && c->nic_alone_bandwidth > 0;
-    double network = nics * (alone ? c->nic_alone_bandwidth : c->nic_collective_bandwidth);
+    double full = bytes > 0 ? bytes / (bytes + c->nic_alone_start) : 1;
+    double network = nics * (alone ? full * c->nic_alone_bandwidth : c->nic_collective_bandwidth);
     if (place->islands > 1) network = fmin(network, c->island_bandwidth / (double)place->crossing);
     return place->per_node > 1 ? fmin(network, c->node_bandwidth) : network;
 }
@@ -184,7 +187,7 @@ static inline double cost_collective(const Cluster *c, CollectiveKind kind, doub
     if (place.islands > 1) latency += passes * c->island_latency;
     if (place.nodes <= 1) latency += passes / 2 * cost_last_turn(c, n, bytes);
     double moved = kind == COLLECTIVE_BROADCAST ? bytes : passes * (n - 1) / n * bytes;
-    double transfer = moved / collective_bandwidth(c, &place);
+    double transfer = moved / collective_bandwidth(c, &place, bytes);
     return fmin(latency + transfer, c->small_latency * latency + transfer / c->small_bandwidth);
 }
 

@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# run_scale.sh [BUILD]: predictions of published runs: tables of rows that are not clean, and the errors that doc/ gives
+# for FSDP and for hosts that are slow. Ends with `N passed, N failed`.
+# needs: bf16/train_gpt_3d tools/scale
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+. dev/test/report.sh
+build=${1:-build/cpu-fp32}
+case $build in *cuda*) skip scale 'it simulates, on the CPU' ;; esac
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+shown="$dir/err"
+
+scale() { build/tools/scale "$@" >"$dir/out" 2>"$dir/err"; }
+
+# ---- rows -----------------------------------------------------------------------------------------------------------
+
+cat >"$dir/rows.csv" <<'ROWS'
+id,layers,gpus,hidden,heads,seq,vocab,gbs,mbs,t,p,d,v,recompute,step_s,note
+x-good,12,8,768,12,1024,50257,64,8,1,1,8,1,none,0.1,
+x-quotes,12,8,768,12,1024,50257,64,8,1,1,8,1,none,0.1,"a note, with ""quotes"" in it"
+"x-""quoted""",12,8,768,12,1024,50257,64,8,1,1,8,1,none,0.1,
+x-ranks,12,8,768,12,1024,50257,64,8,1,1,4,1,none,0.1,
+x-heads,12,8,768,12,1024,50257,64,8,8,1,1,1,none,0.1,
+x-batch,12,8,768,12,1024,50257,60,8,1,1,8,1,none,0.1,
+x-time,12,8,768,12,1024,50257,64,8,1,1,8,1,none,,
+x-layers,many,8,768,12,1024,50257,64,8,1,1,8,1,none,0.1,
+ROWS
+scale --csv "$dir/table.csv" "$dir/rows.csv" dev/clusters/dgx-a100.json:x-
+report $? 'a table with impossible rows is predicted'
+[ "$(grep -c '^x-' "$dir/out")" = 3 ] && [ "$(grep -c 'is left out: ' "$dir/err")" = 5 ]
+report $? "three rows are predicted, five reported: $(tr '\n' ';' <"$dir/err")"
+for reason in 'x-ranks .*number of ranks' 'x-heads .*divide' 'x-batch .*batch' 'x-time .*step_s' 'x-layers .*layers'; do
+    grep -q "scale: $reason" "$dir/err"
+    report $? "each with its reason: $reason"
+done
+[ "$(wc -l <"$dir/table.csv")" = 4 ] && grep -q '^"x-""quoted""",dgx-a100,' "$dir/table.csv" &&
+    [ "$(awk -F, '{ print NF }' "$dir/table.csv" | sort -u)" = 15 ]
+report $? 'the predictions as CSV: a head, three rows, names in quotes'
+! scale --csv "$dir/none/table.csv" "$dir/rows.csv" dev/clusters/dgx-a100.json:x- && grep -q 'cannot write' "$dir/err"
+report $? 'a file that cannot be written is refused'
+
+# ---- published runs -------------------------------------------------------------------------------------------------
+
+# least GROUP MOST: the mean error of a group's rows that were held out of its fit.
+least() {
+    local got
+    got=$(awk -v group="$1" 'index($0, group) == 1 { print $(NF - 5) }' "$dir/published")
+    awk -v got="${got:-100}" -v most="$2" 'BEGIN { exit !(got <= most) }'
+    report $? "$1: rows held out of the fit are $got% off, at most $2"
+}
+make -s scale >"$dir/published" 2>"$dir/err"
+report $? 'make scale'
+least 'MPT under FSDP, A100-80GB' 8
+least 'MPT under FSDP, A100-40GB' 8
+least 'MPT under FSDP, H100' 8
+least 'vTrain, one node' 10
+
+# ---- a large job ----------------------------------------------------------------------------------------------------
+
+began=$(date +%s%N)
+"${build/fp32/bf16}/train_gpt_3d" --simulate dev/clusters/dgx-a100.json --ranks 12288 --layers 96 --heads 96 \
+    --channels 12288 --vocab 51200 --seq 2048 --micro-batch 1 --global-batch 12288 --tensor 8 --pipeline 8 --data 192 \
+    --steps 1 >"$dir/out" 2>"$dir/err" && grep -q '^step ' "$dir/out"
+report $? '8 stages of 12,288 ranks are simulated'
+seconds=$((($(date +%s%N) - began) / 1000000000))
+[ $seconds -lt 20 ]
+report $? "in $seconds s"
+finish
