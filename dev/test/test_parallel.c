@@ -65,12 +65,15 @@ static const Grid PLACES[] = {
     {"data", 1, 4, 1, 1, "", true},
     {"fsdp", 1, 4, 1, 1, "", true},
     {"fsdp", 1, 2, 1, 1, "--shard 2", false},
+    {"context", 1, 4, 1, 1, "--context 2", true},
+    {"context", 1, 4, 1, 1, "--context 4 --context-by ring", false},
 };
 enum { NUM_PLACES = sizeof PLACES / sizeof *PLACES };
 
 // Pairs (writer, reader) in PLACES; every place also resumes itself.
 static const int MOVES[][2] = {{1, 0}, {1, 2}, {2, 3}, {3, 4}, {4, 5}, {5, 6}, {6, 7}, {7, 8}, {8, 0}, {7, 0},
-                               {0, 7}, {4, 1}, {7, 4}, {7, 9}, {9, 4}, {9, 0}, {4, 10}, {10, 7}, {10, 11}, {11, 0}};
+                               {0, 7}, {4, 1}, {7, 4}, {7, 9}, {9, 4}, {9, 0}, {4, 10}, {10, 7}, {10, 11}, {11, 0},
+                               {7, 12}, {12, 13}, {13, 0}};
 
 // Four steps over a shuffled epoch, with the states after steps 2 and 4.
 static const char FOUR_STEPS[] = "--train-data golden/train.bin --shuffle 1 --seq 24 --global-batch 8 "
@@ -202,6 +205,7 @@ static void group_replicas(Context *x) {
         {"_tp", 4, 1, 1, 1, "--sequence-parallel 1", true},
         {"data", 1, 4, 1, 1, "", false},
         {"fsdp", 1, 4, 1, 1, "", false},  // the embeddings, ln_f, and what was gathered for the first two layers
+        {"context", 1, 4, 1, 1, "--context 2 --context-by ring", false},
     };
     size_t steps = x->sanitized ? 5 : 50;
     for (size_t i = 0; i < sizeof GRIDS / sizeof *GRIDS; i++) {
@@ -250,6 +254,10 @@ static const TrafficRow TRAFFIC[] = {
     {{"fsdp", 1, 2, 1, 1, "", false}, 1},
     {{"fsdp", 1, 4, 1, 1, "--shard 2 --recompute layer", false}, 1},
     {{"fsdp", 1, 8, 1, 1, "--overlap 0", false}, 1},
+    {{"context", 1, 4, 1, 1, "--context 2", true}, 1},
+    {{"context", 1, 4, 1, 1, "--context 4", false}, 2},
+    {{"context", 1, 4, 1, 1, "--context 2 --context-by ring", true}, 1},
+    {{"context", 1, 8, 1, 1, "--context 4 --context-by ring", false}, 1},
     {{"_3d", 2, 2, 2, 2, "", true}, 1},
     {{"_3d", 2, 2, 2, 2, "--sequence-parallel 1", false}, 1},
     {{"_3d", 2, 2, 2, 1, "--sequence-parallel 1 --zero 0 --overlap 0", false}, 2},
@@ -287,9 +295,9 @@ static void add_halves(Traffic *t, double n, double size, double bytes) {
 }
 
 enum { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, SEND, NUM_OPS };
-enum { TENSOR, PIPELINE, DATA, EMBEDDING, WORLD, NUM_COMMS };
+enum { TENSOR, PIPELINE, DATA, EMBEDDING, WORLD, CONTEXT, NUM_COMMS };
 static const char *const OPS[NUM_OPS] = {"ncclAllReduce", "ncclReduceScatter", "ncclAllGather", "ncclSend"};
-static const char *const COMMS[NUM_COMMS] = {"tensor", "pipeline", "data", "embedding", "world"};
+static const char *const COMMS[NUM_COMMS] = {"tensor", "pipeline", "data", "embedding", "world", "context"};
 
 typedef struct {
     Traffic by[NUM_COMMS][NUM_OPS];
@@ -327,11 +335,29 @@ static void expected_sharding(const Grid *g, size_t bucket, double m, double *su
     if (layer) *gathers += TSTEPS * m * ((l >= held) + (l < TL - held));
 }
 
+// Returns into how many parts a sequence is cut.
+static int context_of(const Grid *g) {
+    const char *flag = strstr(g->flags, "--context ");
+    return flag ? atoi(flag + strlen("--context ")) : 1;
+}
+
+// What the ranks of a sequence send, in `all` micro-batches of N tokens together: Ulysses four all-to-alls a layer, two
+// of q, k and v or their gradients, two of the output or its gradient; the ring keys and values c - 1 times forward and
+// backward, and their gradients in fp32 c times.
+static Traffic expected_context(const Grid *g, double all, double N, double w) {
+    double c = context_of(g), layers = all * TL * c, part = N * TC / c;  // layers: of all ranks
+    Traffic t = {layers * 4 * (c - 1), layers * 2 * (3 + 1) * part / c * (c - 1) * w};
+    if (has(g, "ring")) t.calls = layers * (3 * c - 2), t.bytes = layers * 2 * part * (2 * (c - 1) * w + c * 4);
+    if (c == 1) t.calls = t.bytes = 0;
+    return t;
+}
+
 // Returns the traffic of the formulas.
 static Counts expected_traffic(const Grid *g, int micro, size_t width) {
     Counts c;
     memset(&c, 0, sizeof c);
     double t = g->t, d = g->d, w = (double)width, m = TG / (micro * d), N = micro * TT, X = N * TC * w;
+    c.by[CONTEXT][SEND] = expected_context(g, TSTEPS * TG / micro, N, w);
     double steps = TSTEPS, all = steps * d * m, L = TL, messages = 2 * (g->p * g->v - 1);
     bool sp = sequence_parallel(g), again = has(g, "--recompute layer");
     Traffic *tensor = c.by[TENSOR], layers[NUM_OPS];
@@ -717,6 +743,9 @@ static const Order ORDERS[] = {
     {{"data", 1, 4, 1, 1, "", false}, STREAMS " " MESSAGES, 5},
     {{"fsdp", 1, 4, 1, 1, "", false}, STREAMS " " MESSAGES, 10},
     {{"fsdp", 1, 2, 1, 1, "--shard 2 --recompute layer", false}, STREAMS, 5},
+    {{"context", 1, 4, 1, 1, "--context 4", false}, STREAMS " " MESSAGES, 5},
+    {{"context", 1, 4, 1, 1, "--context 4 --context-by ring", false}, STREAMS " " MESSAGES, 10},
+    {{"context", 1, 2, 1, 1, "--context 2 --context-by ring --recompute layer", false}, STREAMS, 5},
     {{"_tp", 2, 1, 1, 1, "--sequence-parallel 1", false}, MESSAGES, 5},
 };
 
@@ -886,6 +915,11 @@ static const Refusal REFUSALS[] = {
     {"one chunk", {"train_gpt_pp", 2, "--schedule interleaved"}, GOOD, 2, "--virtual 2"},
     {"halves with chunks", {"train_zero_bubble", 2, "--virtual 2 --schedule zb-h1"}, GOOD, 2, "interleaved"},
     {"halves of one stage", {"train_zero_bubble", 1, "--schedule zb-auto"}, GOOD, 2, "2 or more stages"},
+    {"parts that do not divide the data ranks", {"train_context", 3, "--context 2"}, GOOD, 2, "--context 2"},
+    {"parts that do not divide the heads", {"train_context", 3, "--context 3"}, GOOD, 2, "--context-by ring"},
+    {"\"lengths that 2c does not divide\"", {"train_context", 8, "--context 8 --context-by ring"}, GOOD, 2, "--seq 24"},
+    {"blocks of masks that parts cut", {"train_context", 2, "--context 2 --context-by ring --dropout 0.1"}, GOOD, 2,
+     "multiple of 8"},
     {"a limit that nothing looks at", {"train_zero_bubble", 2, "--max-in-flight 3"}, GOOD, 2, "zb-auto"},
     {"no such schedule file", {"train_gpt_pp", 2, "--schedule-file nowhere.txt"}, GOOD, 2, "nowhere.txt"},
     {"a word that is no step", {"train_gpt_pp", 2, "--schedule-file word.txt"}, GOOD, 2, "line 2, word 3"},
