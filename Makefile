@@ -342,7 +342,7 @@ site:  ## README, doc/ and the explorer as pages without external resources: sit
 fuzz:  ## feeds damaged files to every loader, with clang's libFuzzer: SECONDS=120 in all
 	@dev/fuzz/run.sh $(or $(SECONDS),120)
 
-soak:  ## kills, full disks, other layouts, two runs in one folder at random: MINUTES=10, SEED=n
+soak:  ## kills, full disks, Ctrl-Z, wrong clocks, other layouts at random: MINUTES=10, SEED=n
 	@dev/setup.sh $(PROBED)
 	+@$(PARALLEL) DEVICE=$(DEVICE) build-soak
 	@dev/soak.sh $(DIR) $(or $(MINUTES),10) $(SEED)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # soak.sh BUILD [MINUTES] [SEED]: one training run, interrupted at random until the time is up: ranks and launchers
 # killed, signals, full disks, ranks that stand still, slow messages, a second run in the same folder, damaged
-# checkpoints; and resumed at another layout each time. Every announced save must be there and sound. At
+# checkpoints, clocks that jump, copied folders, Ctrl-Z, removed locks; and resumed at another layout each time. Every announced save must be there and sound. At
 # the end the losses of all steps are compared with the losses of one calm run. The seed makes the same choices (their
 # effect depends on the machine's speed). Ends with counts; the exit code is 1 if anything was lost.
 set -u
@@ -34,7 +34,7 @@ model="--layers 4 --heads 4 --channels 32 --vocab 61 --train-data dev/test/golde
 layouts=('1' '2 --data 2' '2 --pipeline 2' '2 --tensor 2 --sequence-parallel 1' '4 --tensor 2 --pipeline 2'
          '4 --data 4' '4 --data 2 --pipeline 2 --zero 0' '6 --tensor 2 --pipeline 3'
          '8 --tensor 2 --data 2 --pipeline 2 --virtual 2' '4 --pipeline 4 --schedule gpipe')
-events=(calm kill launcher signal signal stop slow second disk damage)
+events=(calm kill launcher signal signal stop slow second disk damage clock copy suspend unlock)
 declare -A counts
 declare -A spoiled  # checkpoints that were damaged here, and may stay among the newest for some runs
 bump() { counts[$1]=$((${counts[$1]:-0} + 1)); }
@@ -117,6 +117,13 @@ while [ $SECONDS -lt $end ]; do
         left=$(($(df --output=avail -B1 "$dir/disk" | tail -n 1) - RANDOM * 40))
         fallocate -l "$left" "$dir/disk/full" 2>/dev/null
     fi
+    if [ "$what" = clock ]; then  # each file is of a year between 1970 and 2074
+        for file in "$out"/step-*/trainer.json; do [ ! -f "$file" ] || touch -d @$((RANDOM * 100000)) "$file"; done
+    fi
+    if [ "$what" = copy ] && [ -d "$out" ]; then
+        rm -rf "$out.copy"
+        cp -r "$out" "$out.copy" && rm -rf "$out" && mv "$out.copy" "$out" || { failed 'cannot copy'; break; }
+    fi
     [ "$what" = slow ] && export NCCL_DELAY=random:$seed:2000
     train "$ranks" "${layout[@]:1}" --steps $((last + more)) --save-every "$every"
     started
@@ -138,6 +145,14 @@ while [ $SECONDS -lt $end ]; do
             victim=$(some_rank)
             send STOP "$victim"; sleep 1; send CONT "$victim"
             ;;
+        suspend)  # mpirun passes Ctrl-Z on to its ranks
+            await '^step '
+            send TSTP "$job"; sleep 1; send CONT "$job"
+            ;;
+        unlock)
+            await '^step '
+            rm -f "$out/.lock"
+            ;;
         second)
             await '^step '
             # shellcheck disable=SC2086
@@ -154,7 +169,7 @@ while [ $SECONDS -lt $end ]; do
     bump "$what"
     # Checks after every interruption
     case "$what" in
-        calm | stop | slow | second | damage) [ "$code" = 0 ] || failed "exit code $code" ;;
+        calm | stop | slow | second | damage | clock | copy | suspend | unlock) [ "$code" = 0 ] || failed "exit code $code" ;;
         signal)
             steps=$(grep -c '^step ' "$dir/out")
             first=$(sed -n 's/^resuming .* after step \([0-9]*\).*/\1/p' "$dir/out")

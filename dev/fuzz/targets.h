@@ -8,6 +8,7 @@
 #ifndef DEV_FUZZ_TARGETS_H
 #define DEV_FUZZ_TARGETS_H
 
+#include "dev/fuzz/checkpoints.h"
 #include "dev/fuzz/files.h"
 #include "dev/fuzz/texts.h"
 #include "dev/fuzz/pictures.h"
@@ -25,6 +26,8 @@ static const FuzzTarget FUZZ_TARGETS[] = {
     {"eval", fuzz_eval, 2048, false},
     {"safetensors", fuzz_safetensors, 4096, false},
     {"index", fuzz_index, 2048, false},
+    {"reshard", fuzz_reshard, 16, false},
+    {"folder", fuzz_folder, 64, false},
     {"json", fuzz_json, 8192, false},
     {"tokenizer", fuzz_tokenizer, 16384, false},
     {"options", fuzz_options, 1024, false},

@@ -1,0 +1,157 @@
+// checkpoints.h: fuzz targets: checkpoints that one layout writes and another reads, and folders of checkpoints that
+// somebody has touched.
+//
+// defines: fuzz_reshard, fuzz_folder
+#ifndef DEV_FUZZ_CHECKPOINTS_H
+#define DEV_FUZZ_CHECKPOINTS_H
+
+#include "dev/fuzz/files.h"
+
+static char fuzz_out[64];  // the folder of this process, in memory where there is such a place
+static int fuzz_lock = -1;
+
+static void fuzz_empty_out(void) {
+    char command[128];
+    if (!fuzz_out[0]) {
+        snprintf(fuzz_out, sizeof fuzz_out, "%s/llmc-fuzz-XXXXXX", access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
+        fuzz_promise(mkdtemp(fuzz_out) != NULL);
+    }
+    snprintf(command, sizeof command, "rm -rf %s", fuzz_out);
+    fuzz_promise(system(command) == 0);
+}
+
+// Fills a rank's values, or compares them, with what an element of the model holds: numbers that bf16 has.
+typedef struct {
+    float *values;
+    StateKind kind;
+    bool compare;
+} FuzzFill;
+
+static bool fuzz_fill(void *context, const Tensor *x, const Run *run, Error *err) {
+    FuzzFill *fill = (FuzzFill *)context;
+    (void)err;
+    for (size_t j = 0; j < run->count; j++) {
+        float *at = &fill->values[x->offset + run->local + j];
+        float value = (float)((x->id * 7919 + (size_t)fill->kind * 104729 + (run->global + j) * 31) % 256);
+        if (fill->compare) fuzz_promise(*at == value);
+        else *at = value;
+    }
+    return true;
+}
+
+typedef struct {
+    size_t t, p, v, d;
+} FuzzLayout;
+
+// Every rank of the layout writes its slices, or reads and compares them.
+static void fuzz_ranks(const GPTConfig *config, FuzzLayout l, bool bf16, const char *dir, Checksums *sums) {
+    Error err;
+    for (size_t rank = 0; rank < l.t * l.p * l.d; rank++) {
+        size_t layers[16], n = 0, dr = rank / l.t % l.d, stage = rank / l.t / l.d, chunks = l.p * l.v;
+        for (size_t i = 0; i < config->L; i++)
+            if (i * chunks / config->L % l.p == stage) layers[n++] = i;
+        Shard shard;
+        memset(&shard, 0, sizeof shard);
+        shard.t = l.t, shard.t_rank = rank % l.t, shard.embedding = stage == 0, shard.head = stage == l.p - 1;
+        shard.n_layers = n, shard.layers = layers;
+        ParamTable table = table_make(config, &shard);
+        size_t lo = table.total * dr / l.d, hi = table.total * (dr + 1) / l.d;
+        float *values = (float *)host_alloc(table.total + 1, sizeof(float));
+        for (int k = 0; k < (bf16 ? 4 : 3); k++) {
+            FuzzFill fill = {values, (StateKind)k, sums == NULL};
+            StateKind kind = (StateKind)k;
+            if (sums) slices_walk(&table, lo, hi, fuzz_fill, &fill, &err);
+            fuzz_promise(sums ? checkpoint_write(dir, kind, &table, values + lo, lo, hi, stage == 0, sums, &err)
+                              : checkpoint_read(dir, kind, &table, values + lo, lo, hi, &err));
+            if (!sums) slices_walk(&table, lo, hi, fuzz_fill, &fill, &err);
+        }
+        free(values);
+        table_free(&table);
+    }
+}
+
+static void fuzz_save(const GPTConfig *config, FuzzLayout l, bool bf16, size_t step, char dir[PATH_MAX]) {
+    char tmp[PATH_MAX];
+    Error err;
+    Options o;
+    char *words[] = {"train_gpt", "--seq", "8", "--global-batch", "8", "--steps", "9"};
+    fuzz_promise(options_parse(&o, NULL, 7, words, 0, &err));
+    TrainerState state = progress_start(&o, bf16);
+    state.step = step, state.save = checkpoint_next_save(fuzz_out, 0);
+    Checksums sums = checksums_make(config, bf16);
+    fuzz_promise(checkpoint_create(fuzz_out, &fuzz_lock, step, config, bf16, tmp, sizeof tmp, &err));
+    fuzz_ranks(config, l, bf16, tmp, &sums);
+    fuzz_promise(checkpoint_commit(tmp, &state, &sums, dir, PATH_MAX, &err));
+    checksums_free(&sums);
+}
+
+static FuzzLayout fuzz_some_layout(uint8_t a, uint8_t b, size_t layers) {
+    FuzzLayout l = {(size_t)1 << a % 3, 1 + a / 4 % 4, 1 + b % 3, 1 + b / 4 % 3};
+    if (l.p * l.v > layers) l.v = 1;
+    return l;
+}
+
+// Written at one layout, verified, read at another.
+static void fuzz_reshard(const uint8_t *data, size_t size) {
+    char dir[PATH_MAX];
+    Error err;
+    if (size < 9) return;
+    GPTConfig config = {4 + data[0] % 5, 4 * (1 + data[1] % 9), 4, 1 + data[2] + data[3] % 64, 0, 1 + data[3] % 12,
+                        NULL};
+    config.Vp = padded_vocabulary(config.V);
+    fuzz_empty_out();
+    fuzz_save(&config, fuzz_some_layout(data[4], data[5], config.L), data[8] & 1, 1, dir);
+    fuzz_promise(checkpoint_check(dir, &config, true, data[8] & 1, &err) && checkpoint_verify(dir, &err));
+    fuzz_ranks(&config, fuzz_some_layout(data[6], data[7], config.L), data[8] & 1, dir, NULL);
+}
+
+static bool fuzz_sound(void *context, const char *dir, Error *err) {
+    (void)context;
+    return checkpoint_verify(dir, err);
+}
+
+// Three bytes each: a save, a prune, or something that people, disks and clocks do to one of the folder's checkpoints.
+// What is taken in the end is sound, and what was saved last and left alone is taken.
+static void fuzz_folder(const uint8_t *data, size_t size) {
+    static const GPTConfig tiny = {1, 4, 4, 5, 128, 3, NULL};
+    static const FuzzLayout one = {1, 1, 1, 1};
+    char dir[PATH_MAX], path[PATH_MAX + 32], command[4 * PATH_MAX], last[PATH_MAX] = "";
+    Error err;
+    fuzz_empty_out();
+    for (size_t i = 0; i + 2 < size && i < 60; i += 3) {
+        size_t step = data[i + 1] % 6, count = sizeof CHECKPOINT_FILES / sizeof CHECKPOINT_FILES[0];
+        const char *file = CHECKPOINT_FILES[data[i + 2] % count];
+        snprintf(dir, sizeof dir, "%s/step-%08zu", fuzz_out, step);
+        snprintf(path, sizeof path, "%s/%s", dir, file);
+        struct stat info;
+        bool there = stat(path, &info) == 0, hit = strcmp(dir, last) == 0 && there;
+        struct timespec times[2] = {{data[i + 2] * 10000000L, 0}, {data[i + 2] * 10000000L, 0}};
+        int fd = there ? open(path, O_RDWR) : -1;
+        char byte = 0;
+        switch (data[i] % 8) {
+            case 0: case 1: fuzz_save(&tiny, one, false, step, last), hit = false; break;
+            case 2: checkpoint_prune(fuzz_out, data[i + 2] % 3, step), hit = false; break;
+            case 3: fuzz_promise(!there || unlink(path) == 0); break;
+            case 4: fuzz_promise(!there || ftruncate(fd, info.st_size * data[i + 2] / 256) == 0); break;
+            case 5: if (there && info.st_size > 0) {
+                        off_t at = info.st_size - 1 - data[i + 2] % info.st_size;
+                        fuzz_promise(pread(fd, &byte, 1, at) == 1 && (byte ^= 4, pwrite(fd, &byte, 1, at) == 1));
+                    }
+                    break;
+            case 6: hit = there && utimensat(AT_FDCWD, path, times, 0) != 0; break;
+            case 7: if (there) {
+                        snprintf(command, sizeof command, "rm -rf %s/step-%08zu; cp -r %s %s/step-%08zu", fuzz_out,
+                                 step + 6, dir, fuzz_out, step + 6);
+                        fuzz_promise(system(command) == 0);
+                    }
+                    hit = true;  // a copy has the same count of saves
+        }
+        if (fd >= 0) close(fd);
+        if (hit || (data[i] % 8 == 2 && last[0] && access(last, F_OK) != 0)) last[0] = '\0';
+    }
+    if (checkpoint_latest(fuzz_out, NULL, fuzz_sound, NULL, dir, sizeof dir, &err) && dir[0])
+        fuzz_promise(checkpoint_verify(dir, &err));
+    fuzz_promise(!last[0] || strcmp(dir, last) == 0);
+}
+
+#endif
