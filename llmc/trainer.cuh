@@ -151,7 +151,7 @@ struct Lesson {
     FieldTable options;
     bool (*check)(Trainer *m, Error *err);
     const ModelSpec *spec;
-    bool (*sizes)(Options *o, Error *err);
+    bool (*sizes)(Options *o, const void *own, Error *err);  // own: options.object
 };
 
 // Takes memory for a layernorm of N rows of C channels.

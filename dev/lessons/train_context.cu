@@ -498,7 +498,7 @@ static void connect(GPT *m) {
     CUDA_CHECK(cudaDeviceSynchronize());
 }
 
-static bool context_sizes(Options *o, Error *) {
+static bool context_sizes(Options *o, const void *, Error *) {
     o->context = flags.context;
     return true;
 }

@@ -55,52 +55,64 @@ static inline char *damaged(char *text, Damage damage) {
     return out;
 }
 
-// A Hugging Face folder: config.json and model.safetensors (F32).
-static inline void write_model(const char *folder, const ParamTable *table, const double *params,
-                               Damage damage) {
-    const GPTConfig *g = &table->config;
-    char path[256], shape[64];
-    char *config = (char *)allocate(1024), *header = (char *)allocate(256 * (table->count + 1));
-    snprintf(config, 1024, "{\"model_type\": \"gpt2\", \"architectures\": [\"GPT2LMHeadModel\"], "
-             "\"n_layer\": %zu, \"n_head\": %zu, \"n_embd\": %zu, \"n_positions\": %zu, \"n_ctx\": %zu, "
-             "\"vocab_size\": %zu, \"activation_function\": \"gelu_new\", \"layer_norm_epsilon\": 1e-05, "
-             "\"tie_word_embeddings\": true}\n", g->L, g->NH, g->C, g->maxT, g->maxT, g->V);
-    size_t floats = 0, used = 0;
-    for (size_t i = 0; i < table->count; i++) {
+// Writes tensors [first, end) of the table to a safetensors file of the folder, as F32 or, with 2 bytes, as BF16.
+static inline void write_tensors(const char *folder, const char *name, const ParamTable *table, const double *params,
+                                 size_t first, size_t end, size_t bytes, Damage damage) {
+    char path[256], shape[64], *header = (char *)allocate(256 * (end - first + 1));
+    size_t data = 0, used = 0;
+    for (size_t i = first; i < end; i++) {
         const Tensor *x = &table->tensors[i];
-        size_t begin = 4 * floats;
-        floats += x->rows * x->cols;
+        size_t begin = data;
+        data += x->rows * x->cols * bytes;
         if (x->dims == 2) snprintf(shape, sizeof shape, "%zu,%zu", x->rows, x->cols);
         else snprintf(shape, sizeof shape, "%zu", x->cols);
-        used += (size_t)sprintf(header + used, "%s\"%s\":{\"dtype\":\"F32\",\"shape\":[%s],"
-                                "\"data_offsets\":[%zu,%zu]}", i ? "," : "{", x->name, shape, begin,
-                                4 * floats);
+        used += (size_t)sprintf(header + used, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}",
+                                i > first ? "," : "{", x->name, bytes == 2 ? "BF16" : "F32", shape, begin, data);
     }
     sprintf(header + used, "}");
-    if (strcmp(damage.kind, "config") == 0) config = damaged(config, damage);
     if (strcmp(damage.kind, "header") == 0) header = damaged(header, damage);
     uint64_t length = strlen(header);
-    size_t total = 8 + length + 4 * floats, at = 8 + length;
+    size_t total = 8 + length + data, at = 8 + length;
     char *file = allocate(total);
     memcpy(file + 8, header, length);
-    for (size_t i = 0; i < table->count; i++) {
+    for (size_t i = first; i < end; i++) {
         const Tensor *x = &table->tensors[i];
-        for (size_t k = 0; k < x->rows * x->cols; k++, at += 4) {
+        for (size_t k = 0; k < x->rows * x->cols; k++, at += bytes) {
             float value = (float)params[x->offset + k];
-            memcpy(file + at, &value, 4);
+            memcpy(file + at, (char *)&value + (4 - bytes), bytes);  // BF16: the upper half of a float that it can hold
         }
     }
     if (strcmp(damage.kind, "length") == 0) length = damage.number;
     if (strcmp(damage.kind, "cut") == 0) total = damage.number;
     memcpy(file, &length, 8);
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    write_file(path, file, total);
+    free(header);
+    free(file);
+}
+
+// A Hugging Face folder: that config.json, which is freed, and model.safetensors (F32).
+static inline void write_folder(const char *folder, char *config, const ParamTable *table, const double *params,
+                                Damage damage) {
+    char path[256];
+    if (strcmp(damage.kind, "config") == 0) config = damaged(config, damage);
     mkdir(folder, 0777);
     snprintf(path, sizeof path, "%s/config.json", folder);
     write_file(path, config, strlen(config));
-    snprintf(path, sizeof path, "%s/model.safetensors", folder);
-    write_file(path, file, total);
+    write_tensors(folder, "model.safetensors", table, params, 0, table->count, 4, damage);
     free(config);
-    free(header);
-    free(file);
+}
+
+// A folder of GPT-2.
+static inline void write_model(const char *folder, const ParamTable *table, const double *params,
+                               Damage damage) {
+    const GPTConfig *g = &table->config;
+    char *config = (char *)allocate(1024);
+    snprintf(config, 1024, "{\"model_type\": \"gpt2\", \"architectures\": [\"GPT2LMHeadModel\"], "
+             "\"n_layer\": %zu, \"n_head\": %zu, \"n_embd\": %zu, \"n_positions\": %zu, \"n_ctx\": %zu, "
+             "\"vocab_size\": %zu, \"activation_function\": \"gelu_new\", \"layer_norm_epsilon\": 1e-05, "
+             "\"tie_word_embeddings\": true}\n", g->L, g->NH, g->C, g->maxT, g->maxT, g->V);
+    write_folder(folder, config, table, params, damage);
 }
 
 // Reads every tensor of the table, by its name and a suffix, from a safetensors file into its place in flat;
@@ -115,7 +127,7 @@ static inline bool read_tensors(const char *path, const char *suffix, const Para
     bool ok = true;
     for (size_t i = 0; i < table->count && ok; i++) {
         const Tensor *x = &table->tensors[i];
-        char name[64];
+        char name[sizeof x->name + 16];
         snprintf(name, sizeof name, "%s%s", x->name, suffix);
         const STEntry *entry = st_find(&file, name);
         size_t count = x->rows * x->cols;
@@ -136,17 +148,21 @@ static inline double noise(uint64_t *state) {
     return (double)(*state >> 11) / 4503599627370496.0 - 1.0;
 }
 
-// Returns a model whose every parameter matters: uniform in [-scale, scale), layernorm weights around 1, all fp32.
+// Makes every parameter matter: uniform in [-scale, scale), norms' weights around 1, all fp32.
+static inline void random_params(Reference *ref, double scale, uint64_t *seed) {
+    for (size_t i = 0; i < ref->table.count; i++) {
+        const Tensor *x = &ref->table.tensors[i];
+        for (size_t k = 0; k < x->rows * x->cols; k++) {
+            ref->params[x->offset + k] = (float)((x->init == INIT_ONE) + scale * noise(seed));
+        }
+    }
+}
+
 static inline Reference random_model(size_t L, size_t C, size_t NH, size_t V, size_t maxT, double scale,
                                      uint64_t seed) {
     GPTConfig config = {L, C, NH, V, padded_vocabulary(V), maxT, NULL};
     Reference ref = reference_create(&config);
-    for (size_t i = 0; i < ref.table.count; i++) {
-        const Tensor *x = &ref.table.tensors[i];
-        for (size_t k = 0; k < x->rows * x->cols; k++) {
-            ref.params[x->offset + k] = (float)((x->init == INIT_ONE) + scale * noise(&seed));
-        }
-    }
+    random_params(&ref, scale, &seed);
     return ref;
 }
 

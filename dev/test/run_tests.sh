@@ -124,11 +124,12 @@ has_script() { [[ $1 == dev/test/* ]] && grep -q "^# needs:.*/$1\b" dev/test/run
 
 sources=(dev/test/test_*.c)
 [ "$device" = cpu ] && sources+=(dev/test/test_*.cu)  # of the stand-ins
-parallel=dev/test/test_parallel  # is given the trainers, like test_gpt
+parallel=dev/test/test_parallel llama=dev/test/test_llama  # are given the trainers, like test_gpt
+runs_trainers() { [ "$1" = "$parallel" ] || [ "$1" = "$llama" ]; }
 trainers() { for name in $(programs train_gpt*.cu dev/lessons/*.cu); do echo "$1/${name##*/}"; done; }
 
 for name in $(programs "${sources[@]}"); do
-    has_script "$name" || [ "$name" = "$parallel" ] || run "$name" 300 "$fp32/$name"
+    has_script "$name" || runs_trainers "$name" || run "$name" 300 "$fp32/$name"
 done
 # The long ones first, so that the short ones fill what is left.
 for folder in "$fp32" "$bf16"; do
@@ -136,6 +137,7 @@ for folder in "$fp32" "$bf16"; do
     also=$(trainers "$folder") run "test_gpt $precision" 1200 "$folder/test_gpt" "$folder"
     also="$(trainers "$folder") build/tools/timeline" \
         run "test_parallel $precision" 1200 "$folder/$parallel" "$folder"
+    also=$folder/train_llama run "test_llama $precision" 600 "$folder/$llama" "$folder"
 done
 for script in dev/test/run_*.sh; do
     [ "$script" = dev/test/run_tests.sh ] || also=$(needs "$script") run "$script" 600 "$script" "$fp32"
@@ -144,7 +146,7 @@ if [ "$device" = cpu ]; then
     # Libraries keep memory to the end (oneDNN its kernels), so leaks are looked for in the plain C programs
     # only.
     for name in $(programs dev/test/test_*.c); do
-        has_script "$name" || [ "$name" = "$parallel" ] || run "$name sanitized" 600 "$asan/$name"
+        has_script "$name" || runs_trainers "$name" || run "$name sanitized" 600 "$asan/$name"
     done
     for name in $(programs dev/test/test_*.cu dev/cuda/*.cu); do
         has_script "$name" || run "$name sanitized" 600 ASAN_OPTIONS=detect_leaks=0 "$asan/$name"
@@ -156,6 +158,10 @@ if [ "$device" = cpu ]; then
         run "test_gpt refusals sanitized" 1200 ASAN_OPTIONS=detect_leaks=0 "$asan/test_gpt" "$asan" refusals
     also=$asan/train_gpt_3d \
         run "test_parallel replicas sanitized" 1200 ASAN_OPTIONS=detect_leaks=0 "$asan/$parallel" "$asan" replicas
+    for group in shapes refusals; do
+        also=$asan/train_llama run "test_llama $group sanitized" 600 ASAN_OPTIONS=detect_leaks=0 "$asan/$llama" "$asan" \
+            "$group"
+    done
 fi
 for name in $(programs dev/cuda/*.cu); do
     run "$name fp32" 300 "$fp32/$name"

@@ -45,7 +45,8 @@ static inline void trainer_simulate(int argc, char **argv, unsigned sections, co
     Options o;
     Error err;
     if (!options_parse(&o, &lesson->options, argc, argv, sections, &err) || !o.simulate || o.help) return;
-    if ((!lesson->sizes || lesson->sizes(&o, &err)) && trainer_simulate_stages(&o, &err)) return;
+    if ((!lesson->sizes || lesson->sizes(&o, lesson->options.object, &err)) && trainer_simulate_stages(&o, &err))
+        return;
     fprintf(stderr, "error: %s\n", err.text);
     exit(2);
 }

@@ -29,7 +29,7 @@ static inline bool config_is(const cJSON *root, const char *key, const char *val
     char *text = item ? cJSON_PrintUnformatted(item) : NULL;
     bool ok = !item || (text && (strcmp(text, value) == 0 || strcmp(text, another) == 0));
     cJSON_free(text);
-    return ok || error_set(err, "%s: \"%s\" must be %s: this variant of GPT-2 is not supported", path, key, value);
+    return ok || error_set(err, "%s: \"%s\" must be %s: this variant is not supported", path, key, value);
 }
 
 static inline bool config_check_variant(const cJSON *root, size_t channels, const char *path, Error *err) {

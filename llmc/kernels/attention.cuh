@@ -19,12 +19,12 @@
 template <int CAPACITY, int R, bool PAIR = false>
 using RowsOf = AttentionRows<R == 1 ? CAPACITY : ATTENTION_MAX_HEAD_SIZE, R, R == 1 ? CAPACITY / 16 : 1, PAIR>;
 
-// Describes qkv[B,T,3,NH,HS]; the caller adds the outputs.
-static inline Attention attention_of(const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
+// Describes qkv[B,T,NH + 2 KV,HS]; the caller adds the outputs. KV 0: NH.
+static inline Attention attention_of(const floatX *qkv, size_t B, size_t T, size_t C, size_t NH, size_t KV = 0) {
     Attention a = Attention();
-    a.B = B, a.T = T, a.NH = NH, a.HS = C / NH, a.stride = 3 * C, a.out_stride = C;
+    a.B = B, a.T = T, a.NH = NH, a.KV = KV ? KV : NH, a.HS = C / NH, a.stride = C + 2 * a.KV * a.HS, a.out_stride = C;
     a.scale = 1.0f / sqrtf((float)a.HS);
-    a.q = qkv, a.k = qkv + C, a.v = qkv + 2 * C;
+    a.q = qkv, a.k = qkv + C, a.v = a.k + a.KV * a.HS;
     if (a.HS <= ATTENTION_MAX_HEAD_SIZE) return a;
     fprintf(stderr, "error: a head of %zu channels is too large: %d are the most\n", a.HS, ATTENTION_MAX_HEAD_SIZE);
     exit(1);
@@ -60,12 +60,12 @@ static inline void attention_launch(const Attention &a, const Dropout &drop, boo
 }
 
 // Computes out[B,T,C] from qkv[B,T,3,NH,HS], and for the backward pass lse[B,NH,T], the log-sum-exp of each row of
-// scores.
+// scores. KV: heads of k and of v, each of NH / KV query heads; qkv is then [B,T,NH + 2 KV,HS].
 static inline void attention_forward(floatX *out, float *lse, const floatX *qkv, size_t B, size_t T, size_t C,
-                                     size_t NH, cudaStream_t stream, Dropout d = Dropout{}) {
-    Attention a = attention_of(qkv, B, T, C, NH);
+                                     size_t NH, cudaStream_t stream, Dropout d = Dropout{}, size_t KV = 0) {
+    Attention a = attention_of(qkv, B, T, C, NH, KV);
     a.out = out, a.lse = lse;
-    attention_cost(false, B, T, NH, a.HS, sizeof(floatX));
+    attention_cost(false, B, T, NH, a.HS, sizeof(floatX), a.KV);
     attention_launch(a, d, false, stream);
 }
 
@@ -73,11 +73,11 @@ static inline void attention_forward(floatX *out, float *lse, const floatX *qkv,
 // product of each output and its gradient.
 static inline void attention_backward(floatX *dqkv, float *dot, const floatX *dout, const floatX *out,
                                       const float *lse, const floatX *qkv, size_t B, size_t T, size_t C,
-                                      size_t NH, cudaStream_t stream, Dropout d = Dropout{}) {
-    Attention a = attention_of(qkv, B, T, C, NH);
+                                      size_t NH, cudaStream_t stream, Dropout d = Dropout{}, size_t KV = 0) {
+    Attention a = attention_of(qkv, B, T, C, NH, KV);
     a.out = (floatX *)out, a.lse = (float *)lse, a.dout = dout, a.dot = dot;  // out and lse are only read
-    a.dq = dqkv, a.dk = dqkv + C, a.dv = dqkv + 2 * C;
-    attention_cost(true, B, T, NH, a.HS, sizeof(floatX));
+    a.dq = dqkv, a.dk = dqkv + C, a.dv = a.dk + a.KV * a.HS;
+    attention_cost(true, B, T, NH, a.HS, sizeof(floatX), a.KV);
     attention_launch(a, d, true, stream);
 }
 

@@ -182,61 +182,65 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
         load_fragments<A>(v, a.v + at.in_k, k_stride, at, a);
     }
     SharedTile values = matrix_rows<A::STRIDE>(own_values + threadIdx.x / 32 * 16 * A::STRIDE);
-    Tiles tiles(shared, a.q + at.in, a.stride, a.dout + at.out, a.out_stride, begin, at.others, a);
-    // Half of the threads copy lse, the others dot. A query that does not exist has zeros, and so all of its products.
-    int of = (int)(threadIdx.x / ATTENTION_MMA_ROWS), query = (int)(threadIdx.x % ATTENTION_MMA_ROWS);
-    const float *from = (of == 0 ? a.lse : a.dot) + at.stat + begin;
-    const auto next = [&](int stage, int first) {
-        bool exists = first + query < at.others;
-        tiles.next(stage * 2 * TILE);
-        if (query < A::QUERIES) copy_async4(&of_query[stage][of][query], exists ? from + query : from, exists);
-        from += A::QUERIES;
-    };
     const float to_log2 = a.scale * LOG2_E, up = DROP ? drop.scale : 1.0f;
-    next(0, begin);
-    copy_async_commit();
-    for (int first = begin, stage = 0; first < at.others; first += A::QUERIES, stage = !stage) {
-        int here = stage * 2 * TILE;
-        if (first + A::QUERIES < at.others) next(!stage, first + A::QUERIES);
+    for (unsigned h = at.h, last = h + (unsigned)(a.NH / a.KV); h < last; h++) {
+        mma_head<A>(at, h, a);
+        Tiles tiles(shared, a.q + at.in, a.stride, a.dout + at.out, a.out_stride, begin, at.others, a);
+        // Half of the threads copy lse, the others dot. A query that does not exist has zeros, and so all of its
+        // products.
+        int of = (int)(threadIdx.x / ATTENTION_MMA_ROWS), query = (int)(threadIdx.x % ATTENTION_MMA_ROWS);
+        const float *from = (of == 0 ? a.lse : a.dot) + at.stat + begin;
+        const auto next = [&](int stage, int first) {
+            bool exists = first + query < at.others;
+            tiles.next(stage * 2 * TILE);
+            if (query < A::QUERIES) copy_async4(&of_query[stage][of][query], exists ? from + query : from, exists);
+            from += A::QUERIES;
+        };
+        next(0, begin);
         copy_async_commit();
-        copy_async_wait<1>();
-        __syncthreads();
-        if (A::QUERIES == ATTENTION_MMA_ROWS || full || first + A::QUERIES > at.warp_row) { // else no query sees them
-            uint32_t kept = DROP ? kept_queries<A>(drop, at, a, first) : 0;
-            float p[A::QUERIES / 8][4] = {}, ds[A::QUERIES / 8][4] = {}, x[2];
-            uint32_t rounded[A::QUERIES / 16][4];
-            mma_product<false, A::STRIDE>(p, k, tiles.row + here);
-            if (!full && first < at.warp_row + 15) hide_fragments<false>(p, at, at.row - first);
-            UNROLL
-            for (int n = 0; n < A::QUERIES / 8; n++) {
-                load_two(x, &of_query[stage][0][n * 8 + at.pair]);
+        for (int first = begin, stage = 0; first < at.others; first += A::QUERIES, stage = !stage) {
+            int here = stage * 2 * TILE;
+            if (first + A::QUERIES < at.others) next(!stage, first + A::QUERIES);
+            copy_async_commit();
+            copy_async_wait<1>();
+            __syncthreads();
+            if (A::QUERIES == ATTENTION_MMA_ROWS || full || first + A::QUERIES > at.warp_row) { // else none sees them
+                uint32_t kept = DROP ? kept_queries<A>(drop, at, a, first) : 0;
+                float p[A::QUERIES / 8][4] = {}, ds[A::QUERIES / 8][4] = {}, x[2];
+                uint32_t rounded[A::QUERIES / 16][4];
+                mma_product<false, A::STRIDE>(p, k, tiles.row + here);
+                if (!full && first < at.warp_row + 15) hide_fragments<false>(p, at, at.row - first);
                 UNROLL
-                for (int i = 0; i < 4; i++) p[n][i] = exponential2(p[n][i] * to_log2 - x[i % 2] * LOG2_E);
-            }
-            round_fragments<DROP>(rounded, p, kept);
-            mma_product<true, A::STRIDE>(dv, rounded, tiles.column + (here + TILE + part));
-            if constexpr (A::VALUES_SHARED) {
-                UNROLL
-                for (int half = 0; half < 2; half++) {
-                    uint32_t of_half[A::K16 / 2][4];
-                    int c = half * A::CAPACITY / 2;
-                    tile_fragments(of_half, values + c);
-                    mma_product<false, A::STRIDE>(ds, of_half, tiles.row + (here + TILE + c));
+                for (int n = 0; n < A::QUERIES / 8; n++) {
+                    load_two(x, &of_query[stage][0][n * 8 + at.pair]);
+                    UNROLL
+                    for (int i = 0; i < 4; i++) p[n][i] = exponential2(p[n][i] * to_log2 - x[i % 2] * LOG2_E);
                 }
-            } else {
-                mma_product<false, A::STRIDE>(ds, v, tiles.row + (here + TILE));
-            }
-            UNROLL
-            for (int n = 0; n < A::QUERIES / 8; n++) {
-                load_two(x, &of_query[stage][1][n * 8 + at.pair]);
+                round_fragments<DROP>(rounded, p, kept);
+                mma_product<true, A::STRIDE>(dv, rounded, tiles.column + (here + TILE + part));
+                if constexpr (A::VALUES_SHARED) {
+                    UNROLL
+                    for (int half = 0; half < 2; half++) {
+                        uint32_t of_half[A::K16 / 2][4];
+                        int c = half * A::CAPACITY / 2;
+                        tile_fragments(of_half, values + c);
+                        mma_product<false, A::STRIDE>(ds, of_half, tiles.row + (here + TILE + c));
+                    }
+                } else {
+                    mma_product<false, A::STRIDE>(ds, v, tiles.row + (here + TILE));
+                }
                 UNROLL
-                for (int i = 0; i < 4; i++)
-                    ds[n][i] = p[n][i] * ((stays<DROP>(kept, n, i) ? ds[n][i] : 0.0f) * up - x[i % 2]);
+                for (int n = 0; n < A::QUERIES / 8; n++) {
+                    load_two(x, &of_query[stage][1][n * 8 + at.pair]);
+                    UNROLL
+                    for (int i = 0; i < 4; i++)
+                        ds[n][i] = p[n][i] * ((stays<DROP>(kept, n, i) ? ds[n][i] : 0.0f) * up - x[i % 2]);
+                }
+                round_fragments<false>(rounded, ds, 0);
+                mma_product<true, A::STRIDE>(dk, rounded, tiles.column + (here + part));
             }
-            round_fragments<false>(rounded, ds, 0);
-            mma_product<true, A::STRIDE>(dk, rounded, tiles.column + (here + part));
+            __syncthreads();
         }
-        __syncthreads();
     }
     store_fragments(part_or<A>(a.part_k, a.dk) + at.in_k, k_stride, part, at, a, dk, a.scale, a.scale);
     store_fragments(part_or<A>(a.part_v, a.dv) + at.in_k, k_stride, part, at, a, dv, up, up);
@@ -248,9 +252,9 @@ static inline bool attention_mma_takes(const Attention &a) { return a.HS % 8 == 
 // Queues the forward or the backward pass.
 template <class A, bool DROP>
 static inline void attention_mma(const Attention &a, const Dropout &drop, bool backward, cudaStream_t stream) {
-    size_t heads = a.B * a.NH, Tk = A::PAIR ? a.Tk : a.T;
-    unsigned blocks = (unsigned)(heads * CEIL_DIV(a.T, ATTENTION_MMA_ROWS)), times = DROP ? A::DROP_PARTS : 1;
-    unsigned key_blocks = (unsigned)(heads * CEIL_DIV(Tk, ATTENTION_MMA_ROWS));
+    size_t Tk = A::PAIR ? a.Tk : a.T;
+    unsigned blocks = (unsigned)(a.B * a.NH * CEIL_DIV(a.T, ATTENTION_MMA_ROWS)), times = DROP ? A::DROP_PARTS : 1;
+    unsigned key_blocks = (unsigned)(a.B * a.KV * CEIL_DIV(Tk, ATTENTION_MMA_ROWS));
     if (!backward) {
         LAUNCH((attention_forward_mma_kernel<A, DROP>), blocks, ATTENTION_MMA_THREADS, 0, stream)(a, drop);
         return;

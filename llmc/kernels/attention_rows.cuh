@@ -21,9 +21,10 @@
 #include "llmc/kernels/exponential.cuh"
 
 // Rows of q, k, v and their gradients are tokens, `stride` elements apart, with heads of HS channels side by side. Rows
-// of out and dout are out_stride apart. Sequences follow each other without a gap.
+// of out and dout are out_stride apart. Sequences follow each other without a gap. Each of the KV heads of k and v
+// serves NH / KV neighbouring ones of q (Ainslie et al. 2023), whose gradients of k and v are summed in their order.
 typedef struct {
-    size_t B, T, NH, HS, stride, out_stride;
+    size_t B, T, NH, KV, HS, stride, out_stride;
     float scale;          // of the scores: 1 / sqrt(HS)
     const floatX *q, *k, *v;
     floatX *out;
@@ -107,22 +108,30 @@ typedef struct {
 template <class A>
 __device__ __forceinline__ bool is_full(const Attention &a) { return A::PAIR && a.full; }
 
-// keys: the thread's rows are keys, and the tiles queries.
+// Goes to query head h of the place's sequence, and to its keys and values.
+template <class A>
+__device__ __forceinline__ void row_head(RowPlace &p, size_t h, const Attention &a) {
+    size_t rows = A::PAIR ? a.rows : a.T, before = p.b * rows, channel = h * a.HS;
+    p.h = h, p.head = p.b * a.NH + h, p.stat = p.head * rows;
+    p.in = before * a.stride + channel, p.out = before * a.out_stride + channel;
+    p.in_k = before * (A::PAIR ? a.k_stride : a.stride) + h / (a.NH / a.KV) * a.HS;
+}
+
+// keys: the thread's rows are keys, and the tiles queries, of their heads one after the other.
 template <class A>
 __device__ __forceinline__ RowPlace row_place(const Attention &a, bool keys) {
     // The blocks of a head are neighbours: its keys and values stay in the L2 cache.
     RowPlace p;
     p.T = A::PAIR && keys ? a.Tk : a.T, p.others = A::PAIR && !keys ? a.Tk : a.T;
     unsigned blocks = (unsigned)CEIL_DIV(p.T, (size_t)A::BLOCK_ROWS);
-    p.head = blockIdx.x / blocks, p.b = p.head / a.NH, p.h = p.head % a.NH;
+    size_t heads = keys ? a.KV : a.NH, head = blockIdx.x / blocks;
+    p.b = head / heads;
     p.first = (size_t)(blocks - 1 - blockIdx.x % blocks) * A::BLOCK_ROWS; // those with most keys begin first
     p.row = p.first + threadIdx.x / A::LANES * A::R;
     if (A::ALONE) p.first = p.row;
     p.end = p.first + (A::ALONE ? A::R : A::BLOCK_ROWS);
     if (p.end > p.others || is_full<A>(a)) p.end = p.others;
-    size_t rows = A::PAIR ? a.rows : a.T, before = p.b * rows, channel = p.h * a.HS;
-    p.in = before * a.stride + channel, p.out = before * a.out_stride + channel;
-    p.in_k = A::PAIR ? before * a.k_stride + channel : p.in, p.stat = p.head * rows;
+    row_head<A>(p, head % heads * (a.NH / heads), a);
     return p;
 }
 
@@ -411,31 +420,34 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_key_rows_ker
     zero_rows<A>(dk, a), zero_rows<A>(dv, a);
     load_rows<A>(k, q_tile, a.k + at.in_k, k_stride, at, a, a.scale);
     load_rows<A>(v, q_tile, a.v + at.in_k, k_stride, at, a, 1.0f);
-    for (size_t first = full ? 0 : at.first; first < at.others; first += A::TILE) {
-        TileRows q = load_tile<A>(q_tile, a.q + at.in, a.stride, first, at.others, a);
-        TileRows d = load_tile<A>(d_tile, a.dout + at.out, a.out_stride, first, at.others, a);
-        tile_barrier<A>();
-        typename A::Scores p, ds, keep;
-        dot_tile<A>(p, k, q, a);
-        dot_tile<A>(ds, v, d, a);
-        if constexpr (DROP) keep_queries<A>(keep, drop, at, first, a);
-        // Query first + j sees key row + r if r <= j + seen; there is none after T.
-        int seen = at.row <= first ? (int)(first - at.row < A::R ? first - at.row : A::R)
-                                   : -(int)(at.row - first);
-        for (int j = 0; j < A::TILE; j++) {
-            bool exists = first + j < at.others;
-            float norm = exists ? a.lse[at.stat + first + j] : 0.0f;
-            float of_query = exists ? a.dot[at.stat + first + j] : 0.0f;
-            int last = !exists ? -1 : full ? A::R : j + seen;
-            if (last < A::R)
-                for (int r = 0; r < A::R; r++) row_of(p[j], r) = r <= last ? row_of(p[j], r) : -INFINITY;
-            p[j] = softmax_exponential<A>(p[j] - norm);
-            ds[j] = p[j] * ((DROP ? ds[j] * keep[j] : ds[j]) - of_query);
-            if (DROP) p[j] *= keep[j];
+    for (size_t h = at.h, end = h + a.NH / a.KV; h < end; h++) {
+        row_head<A>(at, h, a);
+        for (size_t first = full ? 0 : at.first; first < at.others; first += A::TILE) {
+            TileRows q = load_tile<A>(q_tile, a.q + at.in, a.stride, first, at.others, a);
+            TileRows d = load_tile<A>(d_tile, a.dout + at.out, a.out_stride, first, at.others, a);
+            tile_barrier<A>();
+            typename A::Scores p, ds, keep;
+            dot_tile<A>(p, k, q, a);
+            dot_tile<A>(ds, v, d, a);
+            if constexpr (DROP) keep_queries<A>(keep, drop, at, first, a);
+            // Query first + j sees key row + r if r <= j + seen; there is none after T.
+            int seen = at.row <= first ? (int)(first - at.row < A::R ? first - at.row : A::R)
+                                       : -(int)(at.row - first);
+            for (int j = 0; j < A::TILE; j++) {
+                bool exists = first + j < at.others;
+                float norm = exists ? a.lse[at.stat + first + j] : 0.0f;
+                float of_query = exists ? a.dot[at.stat + first + j] : 0.0f;
+                int last = !exists ? -1 : full ? A::R : j + seen;
+                if (last < A::R)
+                    for (int r = 0; r < A::R; r++) row_of(p[j], r) = r <= last ? row_of(p[j], r) : -INFINITY;
+                p[j] = softmax_exponential<A>(p[j] - norm);
+                ds[j] = p[j] * ((DROP ? ds[j] * keep[j] : ds[j]) - of_query);
+                if (DROP) p[j] *= keep[j];
+            }
+            mix_tile<A>(dv, p, d, a);
+            mix_tile<A>(dk, ds, q, a);
+            tile_barrier<A>();
         }
-        mix_tile<A>(dv, p, d, a);
-        mix_tile<A>(dk, ds, q, a);
-        tile_barrier<A>();
     }
     for (int i = 0; i < A::channels(a); i++) dk[i] *= a.scale;
     store_rows<A>(part_or<A>(a.part_k, a.dk) + at.in_k, q_tile, k_stride, at, a, dk);
@@ -446,7 +458,7 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_key_rows_ker
 template <class A, bool DROP>
 static inline void attention_rows(const Attention &a, const Dropout &drop, bool backward, cudaStream_t stream) {
     unsigned blocks = (unsigned)(a.B * a.NH * CEIL_DIV(a.T, (size_t)A::BLOCK_ROWS));
-    unsigned key_blocks = (unsigned)(a.B * a.NH * CEIL_DIV(A::PAIR ? a.Tk : a.T, (size_t)A::BLOCK_ROWS));
+    unsigned key_blocks = (unsigned)(a.B * a.KV * CEIL_DIV(A::PAIR ? a.Tk : a.T, (size_t)A::BLOCK_ROWS));
     if (!backward) {
         LAUNCH((attention_forward_rows_kernel<A, DROP>), blocks, A::THREADS, 0, stream)(a, drop);
         return;

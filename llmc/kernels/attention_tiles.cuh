@@ -39,19 +39,25 @@ typedef struct {
     int T, others;         // rows of the block's side, and of the tiles'
 } MmaPlace;
 
+// Goes to query head h of the place's sequence, and to its keys and values.
+template <class A>
+__device__ __forceinline__ void mma_head(MmaPlace &p, unsigned h, const Attention &a) {
+    size_t rows = A::PAIR ? a.rows : a.T, first = p.b * rows, from_head = h * a.HS;
+    p.h = h, p.head = p.b * a.NH + h, p.stat = p.head * rows;
+    p.in = first * a.stride + from_head, p.out = first * a.out_stride + from_head;
+    p.in_k = first * (A::PAIR ? a.k_stride : a.stride) + h / (unsigned)(a.NH / a.KV) * a.HS;
+}
+
 // The blocks of a head are neighbours: their keys and values stay in the L2 cache. Those with most work begin first.
+// keys: the block's rows are keys, and the tiles queries, of their heads one after the other.
 template <class A>
 __device__ __forceinline__ MmaPlace mma_place(const Attention &a, bool keys) {
-    unsigned T = (unsigned)(A::PAIR && keys ? a.Tk : a.T), NH = (unsigned)a.NH;
+    unsigned T = (unsigned)(A::PAIR && keys ? a.Tk : a.T), heads = (unsigned)(keys ? a.KV : a.NH);
     unsigned blocks = CEIL_DIV(T, (unsigned)ATTENTION_MMA_ROWS);
-    unsigned head = blockIdx.x / blocks, block = blockIdx.x % blocks, b = head / NH;
-    size_t from_head = (head - b * NH) * a.HS;
+    unsigned head = blockIdx.x / blocks, block = blockIdx.x % blocks, b = head / heads;
     MmaPlace p;
-    size_t first = b * (A::PAIR ? a.rows : a.T);
-    p.T = (int)T, p.others = (int)(A::PAIR && !keys ? a.Tk : a.T), p.head = head, p.b = b, p.h = head - b * NH;
-    p.in = first * a.stride + from_head, p.out = first * a.out_stride + from_head;
-    p.in_k = A::PAIR ? first * a.k_stride + from_head : p.in;
-    p.stat = head * (A::PAIR ? a.rows : a.T);
+    p.T = (int)T, p.others = (int)(A::PAIR && !keys ? a.Tk : a.T), p.b = b;
+    mma_head<A>(p, (head - b * heads) * ((unsigned)a.NH / heads), a);
     p.block_row = (int)((keys ? block : blocks - 1 - block) * ATTENTION_MMA_ROWS);
     p.warp_row = p.block_row + (int)(threadIdx.x / 32) * 16;
     p.row = p.warp_row + (int)(threadIdx.x % 32) / 4;

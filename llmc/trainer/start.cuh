@@ -152,7 +152,7 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
     signal(SIGXFSZ, SIG_IGN);  // a file that grows too large is an error of the write, with a sentence
     if (o->out || o->log) signal(SIGPIPE, SIG_IGN);  // nobody reads what we print: that is no reason to lose the run
     m->config.spec = lesson->spec;
-    if (lesson->sizes && !lesson->sizes(o, err)) return false;
+    if (lesson->sizes && !lesson->sizes(o, lesson->options.object, err)) return false;
     if (!trainer_source(m, &from, &claimed, err) ||
         (from && !checkpoint_read_config(from, lesson->spec, &file, err))) return false;
     if (!options_resolve(o, from ? &file : NULL, m->job.size, err) || !trainer_virtual_time(o, err) ||

@@ -1,0 +1,467 @@
+// test_llama.c: runs train_llama as a user would and compares losses, norms, gradients, weights and folders with the
+// fp64 reference, llmc/reference_llama.h, and that with PyTorch's numbers (dev/data/golden_llama.py).
+//
+//   test_llama BUILD_DIR [GROUP]      for example: test_llama build/cpu-fp32 layouts
+//
+// Run it in the root of the repository.
+#define _XOPEN_SOURCE 700
+#include "dev/test/compare_runs.h"
+#include "llmc/reference_llama.h"
+
+// A model and how it is trained. F 0: no more models.
+typedef struct {
+    const char *name;
+    LlamaType type;
+    bool tied;
+    size_t L, C, NH, KV, F, V, T, micro, global;
+    double rotary, factor;
+} Model;
+
+static Llama llama_of_model(const Model *s) {
+    Llama m;
+    memset(&m, 0, sizeof m);
+    m.type = s->type, m.tied = s->tied, m.KV = s->KV, m.F = s->F, m.theta = 100, m.rotary = s->rotary;
+    m.epsilon = s->type == QWEN2 ? 1e-6 : 1e-5, m.factor = s->factor, m.low = 1, m.high = 4, m.original = 16;
+    return m;
+}
+
+// Makes the spec of *m, which must stay where it is, and a model with random weights.
+static Reference llama_model(const Model *s, Llama *m, double scale, uint64_t seed) {
+    *m = llama_of_model(s);
+    llama_make(m);
+    GPTConfig config = {s->L, s->C, s->NH, s->V, padded_vocabulary(s->V), 4 * s->T, &m->spec};
+    Reference ref = reference_create(&config);
+    random_params(&ref, scale, &seed);
+    return ref;
+}
+
+static char *llama_config(const GPTConfig *g) {
+    static const char *const CLASSES[] = {"LlamaForCausalLM", "Qwen2ForCausalLM", "NemotronForCausalLM"};
+    const Llama *m = llama_of(g);
+    char *text = allocate(2048), scaling[200] = "null";
+    if (m->factor > 0)
+        snprintf(scaling, sizeof scaling, "{\"rope_type\": \"llama3\", \"factor\": %g, \"low_freq_factor\": %g, "
+                 "\"high_freq_factor\": %g, \"original_max_position_embeddings\": %g}", m->factor, m->low, m->high,
+                 m->original);
+    snprintf(text, 2048, "{\"architectures\": [\"%s\"], \"model_type\": \"%s\", \"hidden_size\": %zu, "
+             "\"num_hidden_layers\": %zu, \"num_attention_heads\": %zu, \"num_key_value_heads\": %zu, "
+             "\"intermediate_size\": %zu, \"vocab_size\": %zu, \"max_position_embeddings\": %zu, "
+             "\"hidden_act\": \"%s\", \"%s\": %g, \"rope_theta\": %g, \"rope_scaling\": %s, "
+             "\"partial_rotary_factor\": %.17g, \"tie_word_embeddings\": %s, \"bos_token_id\": 1, "
+             "\"eos_token_id\": [2, 3]}", CLASSES[m->type],
+             LLAMA_TYPES[m->type], g->C, g->L, g->NH, m->KV, m->F, g->V, g->maxT,
+             m->type == NEMOTRON ? "relu2" : "silu", m->type == NEMOTRON ? "norm_eps" : "rms_norm_eps", m->epsilon,
+             m->theta, scaling, m->rotary, m->tied ? "true" : "false");
+    return text;
+}
+
+// ---- group reference ------------------------------------------------------------------------------------
+
+static const Model TINY[] = {
+    {"llama", LLAMA, false, 2, 8, 4, 2, 5, 7, 4, 1, 1, 1, 8},
+    {"qwen2", QWEN2, true, 2, 8, 2, 1, 5, 7, 4, 1, 1, 1, 0},
+    {"nemotron", NEMOTRON, false, 2, 8, 2, 2, 5, 7, 4, 1, 1, 0.5, 0},
+};
+
+// Backward against central differences of forward, every single parameter.
+static void test_differences(Context *x, const Model *s) {
+    enum { B = 2, T = 4 };
+    Llama m;
+    Reference ref = llama_model(s, &m, 0.5, 1);
+    int *tokens = random_tokens(B * T + 1, s->V, 2), *targets = tokens + 1;
+    double *differences = allocate(ref.table.total * sizeof(double)), h = 1e-5, scale = 1.0 / (B * T);
+    reference_llama_loss(&ref, tokens, targets, B, T, scale);
+    for (size_t k = 0; k < ref.table.count; k++) {
+        const Tensor *p = &ref.table.tensors[k];
+        for (size_t i = p->offset; i < p->offset + p->rows * p->cols; i++) {
+            double value = ref.params[i];
+            ref.params[i] = value + h;
+            double above = reference_llama_loss(&ref, tokens, targets, B, T, 0);
+            ref.params[i] = value - h;
+            double below = reference_llama_loss(&ref, tokens, targets, B, T, 0);
+            ref.params[i] = value;
+            differences[i] = scale * (above - below) / (2 * h);
+        }
+    }
+    Errors e = compare_tensors(&ref.table, ref.grads, differences);
+    check(&x->check, e.worst < 1e-7, "reference: %s's gradients against finite differences: %.1e (%s)", s->name,
+          e.worst, e.name);
+    free(differences);
+    free(tokens);
+    reference_free(&ref);
+}
+
+// The independent case: PyTorch in float64. Weights, tokens and directions come from one generator.
+static void test_golden(Context *x, const cJSON *item) {
+    const cJSON *model = cJSON_GetObjectItem(item, "model"), *gradients = cJSON_GetObjectItem(item, "gradients");
+    const char *type = cJSON_GetStringValue(cJSON_GetObjectItem(model, "type"));
+    Model s = {type, LLAMA, cJSON_IsTrue(cJSON_GetObjectItem(model, "tied")), (size_t)number(model, "L"),
+               (size_t)number(model, "C"), (size_t)number(model, "NH"), (size_t)number(model, "KV"),
+               (size_t)number(model, "F"), (size_t)number(model, "V"), (size_t)number(model, "T"), 1, 1,
+               number(model, "rotary"), number(model, "factor")};
+    while (strcmp(LLAMA_TYPES[s.type], type) != 0) s.type++;
+    Llama m;
+    Reference ref = llama_model(&s, &m, 0, 0);
+    m.theta = number(model, "theta"), m.epsilon = number(model, "epsilon"), m.original = number(model, "original");
+    uint64_t seed = (uint64_t)number(model, "seed");
+    random_params(&ref, number(model, "scale"), &seed);
+    size_t B = (size_t)number(model, "B"), N = B * s.T;
+    int *tokens = allocate((N + 1) * sizeof(int));
+    for (size_t i = 0; i <= N; i++) tokens[i] = (int)((noise(&seed) + 1) / 2 * (double)s.V);
+    double loss = reference_llama_loss(&ref, tokens, tokens + 1, B, s.T, 1.0 / (double)N) / (double)N, worst = 0;
+    for (size_t i = 0; i < ref.table.count; i++) {
+        const Tensor *t = &ref.table.tensors[i];
+        const cJSON *want = cJSON_GetObjectItem(gradients, t->name);
+        double norm = 0, along = 0;
+        for (size_t k = 0; k < t->rows * t->cols; k++) {
+            double g = ref.grads[t->offset + k];
+            norm += g * g, along += g * noise(&seed);
+        }
+        double scale = want ? cJSON_GetArrayItem(want, 0)->valuedouble : NAN;
+        double error = want ? fmax(fabs(sqrt(norm) - scale), fabs(along - cJSON_GetArrayItem(want, 1)->valuedouble)) /
+                                  scale : INFINITY;
+        worst = error > worst ? error : worst;
+    }
+    double error = relative(loss, number(item, "loss"));
+    check(&x->check, error < 1e-12 && worst < 1e-11 && cJSON_GetArraySize(gradients) == (int)ref.table.count,
+          "reference: PyTorch's %s: loss %.1e, gradients %.1e (bounds 1e-12, 1e-11)", type, error, worst);
+    free(tokens);
+    reference_free(&ref);
+}
+
+static void group_reference(Context *x) {
+    for (size_t i = 0; i < sizeof TINY / sizeof *TINY; i++) test_differences(x, &TINY[i]);
+    cJSON *golden = read_json("golden/llama.json");
+    const cJSON *item;
+    cJSON_ArrayForEach(item, golden) test_golden(x, item);
+    cJSON_Delete(golden);
+}
+
+// ---- runs -----------------------------------------------------------------------------------------------
+
+// A model with its folder, its shard and what the reference makes of them.
+typedef struct {
+    Llama llama;
+    Reference ref;
+    Training h;
+    Expected want;
+    char flags[ARG_BYTES];
+} Case;
+
+static void open_case(const Context *x, Case *c, const Model *s, const char *folder) {
+    Training h = {s->T, s->global, 2, 1e-4, 0.1, 1.0, 0.9, 0.95, 1e-8, 0};
+    size_t count = s->T * s->global * h.steps + 1;
+    int *tokens = random_tokens(count, s->V, 31);
+    char shard[64];
+    c->h = h;
+    c->ref = llama_model(s, &c->llama, s->C <= 32 ? 0.2 : 0.2 * sqrt(32 / (double)s->C), 30);
+    write_folder(folder, llama_config(&c->ref.config), &c->ref.table, c->ref.params, INTACT);
+    snprintf(shard, sizeof shard, "%.40s.bin", folder);
+    write_shard(shard, 20240520, 1, (int)count, tokens, count);
+    Reference trained = reference_create(&c->ref.config);
+    memcpy(trained.params, c->ref.params, c->ref.table.total * sizeof(double));
+    reference_loss = reference_llama_loss;
+    c->want = reference_train(&trained, &h, tokens, x->bf16);
+    training_flags(c->flags, &h, folder, shard);
+    reference_free(&trained);
+    free(tokens);
+}
+
+static void close_case(Case *c) {
+    expected_free(&c->want);
+    reference_free(&c->ref);
+}
+
+// GPT-2's bounds, but in bf16 1.5 times as wide for all gradients together and twice for the worst: q and k are tensors
+// of their own here, RoPE rounds them once more in either direction, and their gradients are differences. 1.3% and 3.2%
+// are measured; the loss of one micro-batch of 8 would be 12%.
+static Bounds llama_bounds(const Context *x, const GPTConfig *g) {
+    Bounds b = bounds(x, g);
+    if (x->bf16) b.gradient *= 2, b.gradients *= 1.5;
+    return b;
+}
+
+// One run against the reference: gradients, losses, norms, and the weights of the folder that it saves.
+static bool run_case(Context *x, Case *c, const Layout *layout, const char *name, double *got) {
+    const ParamTable *table = &c->ref.table;
+    Bounds bound = llama_bounds(x, &table->config);
+    remove_tree("out");
+    bool ok = runs(x, layout, "", "%s --log log --dump-gradients gradients --out out", c->flags);
+    Measured r = measure_run(table, &c->want, c->h.steps, got);
+    double *weights = allocate(table->total * sizeof(double));
+    bool saved = read_tensors("out/step-00000002/model.safetensors", "", table, weights);
+    Errors e = compare_tensors(table, weights, c->want.weights);
+    ok = ok && saved && within(&r, &bound) && e.worst <= bound.weight && e.whole <= bound.weights;
+    check(&x->check, ok, "%-64s gradients %.1e, %s %.1e, losses %.1e, norms %.1e, weights %.1e", name,
+          r.gradients.whole, r.gradients.name, r.gradients.worst, r.loss, r.norm, e.worst);
+    free(weights);
+    return ok;
+}
+
+// ---- group shapes: one rank, odd sizes ------------------------------------------------------------------
+
+static const Model SHAPES[] = {
+    {"nothing divides", LLAMA, false, 3, 18, 3, 1, 25, 33, 7, 1, 3, 1, 8},
+    {"nothing divides, q, k and v with biases", QWEN2, true, 3, 18, 3, 3, 13, 33, 7, 1, 3, 1, 0},
+    {"nothing divides, half of a head turns", NEMOTRON, false, 2, 30, 5, 1, 7, 29, 9, 2, 4, 0.4, 0},
+    {"two tokens, one head", LLAMA, true, 1, 8, 1, 1, 9, 9, 2, 2, 8, 1, 0},
+    {"T beyond a tile, six heads a group", QWEN2, false, 1, 24, 6, 1, 20, 97, 70, 1, 2, 1, 0},
+    {"wide heads", LLAMA, false, 1, 288, 2, 1, 64, 50, 33, 2, 2, 1, 8},
+    {"packs", NEMOTRON, true, 2, 128, 4, 2, 64, 64, 32, 2, 4, 0.5, 0},
+};
+
+static void group_shapes(Context *x) {
+    static const Layout LLAMA_ONE = {"train_llama", 1, ""};
+    for (size_t i = 0; i < sizeof SHAPES / sizeof *SHAPES; i++) {
+        const Model *s = &SHAPES[i];
+        static Case c;
+        char name[160];
+        open_case(x, &c, s, "model");
+        size_t used = strlen(c.flags);
+        snprintf(c.flags + used, sizeof c.flags - used, " --micro-batch %zu", s->micro);
+        double *got = allocate(c.ref.table.total * sizeof(double));
+        snprintf(name, sizeof name, "%s: %s (C=%zu NH=%zu KV=%zu F=%zu T=%zu)", LLAMA_TYPES[s->type], s->name, s->C,
+                 s->NH, s->KV, s->F, s->T);
+        run_case(x, &c, &LLAMA_ONE, name, got);
+        free(got);
+        close_case(&c);
+    }
+}
+
+// ---- group layouts --------------------------------------------------------------------------------------
+
+static const Model MODELS[] = {
+    {"llama", LLAMA, false, 4, 32, 8, 4, 48, 200, 16, 1, 8, 1, 8},
+    {"qwen2", QWEN2, true, 4, 32, 8, 4, 44, 200, 16, 1, 8, 1, 0},
+    {"nemotron", NEMOTRON, false, 4, 32, 8, 4, 64, 200, 16, 1, 8, 0.5, 0},
+};
+
+// A layout: t * d * p ranks, the sequences of a micro-batch, flags.
+typedef struct {
+    int model, t, d, p, micro;
+    const char *flags;
+    bool bf16;
+} Row;
+
+static const Row ROWS[] = {
+    {0, 1, 1, 1, 1, "", true},
+    {0, 1, 1, 1, 1, "--recompute gelu", false},
+    {0, 1, 1, 1, 1, "--recompute layer", false},
+    {0, 1, 1, 1, 4, "", false},
+    {0, 2, 1, 1, 1, "", true},
+    {0, 4, 1, 1, 1, "--recompute layer", false},
+    {0, 2, 1, 1, 1, "--sequence-parallel 1", true},
+    {0, 4, 1, 1, 2, "--sequence-parallel 1 --recompute gelu", false},
+    {0, 1, 1, 2, 1, "", true},
+    {0, 1, 1, 2, 1, "--schedule gpipe --recompute layer", false},
+    {0, 1, 1, 2, 1, "--virtual 2", false},
+    {0, 1, 1, 4, 1, "", false},
+    {0, 1, 2, 1, 1, "", true},
+    {0, 1, 2, 1, 1, "--zero 0", false},
+    {0, 1, 2, 1, 1, "--overlap 0 --recompute layer", false},
+    {0, 1, 8, 1, 1, "", false},
+    {0, 2, 2, 2, 1, "", false},
+    {0, 2, 2, 2, 1, "--sequence-parallel 1 --virtual 2", true},
+    {0, 2, 2, 2, 2, "--sequence-parallel 1 --zero 0 --overlap 0 --recompute gelu", false},
+    {1, 1, 1, 1, 1, "", true},
+    {1, 4, 1, 1, 1, "", false},
+    {1, 2, 1, 2, 1, "--sequence-parallel 1", false},
+    {1, 1, 2, 2, 1, "--virtual 2", false},
+    {1, 2, 2, 2, 1, "--sequence-parallel 1 --recompute layer", true},
+    {2, 1, 1, 1, 1, "", true},
+    {2, 4, 1, 1, 1, "--sequence-parallel 1", false},
+    {2, 1, 2, 2, 1, "--schedule gpipe", false},
+    {2, 2, 2, 2, 1, "--sequence-parallel 1 --virtual 2 --recompute layer", true},
+};
+
+enum { NUM_ROWS = sizeof ROWS / sizeof *ROWS };
+
+// Rows of the same model, t, d, micro-batch and sequence parallelism have the same bits, if all have stages or none.
+static bool same_family(const Row *a, const Row *b) {
+    bool sp[2] = {strstr(a->flags, "--sequence-parallel 1"), strstr(b->flags, "--sequence-parallel 1")};
+    return a->model == b->model && a->t == b->t && a->d == b->d && a->micro == b->micro && sp[0] == sp[1] &&
+           (a->p > 1) == (b->p > 1);
+}
+
+static void group_layouts(Context *x) {
+    static Case cases[3];
+    static Log logs[NUM_ROWS];
+    double *gradients[NUM_ROWS] = {NULL};
+    for (size_t i = 0; i < NUM_ROWS; i++) {
+        const Row *row = &ROWS[i];
+        Case *c = &cases[row->model];
+        const ParamTable *table = &c->ref.table;
+        char name[160], flags[256];
+        Layout layout = {"train_llama", row->t * row->d * row->p, flags};
+        if (layout.ranks > x->max_ranks || (x->bf16 && !row->bf16)) continue;
+        if (!c->want.weights) open_case(x, c, &MODELS[row->model], MODELS[row->model].name);
+        snprintf(name, sizeof name, "%s %dx%dx%d of %d %s", MODELS[row->model].name, row->t, row->d, row->p, row->micro,
+                 row->flags);
+        snprintf(flags, sizeof flags, "--tensor %d --data %d --pipeline %d --micro-batch %d --debug-replicas 1 %s",
+                 row->t, row->d, row->p, row->micro, row->flags);
+        gradients[i] = allocate(table->total * sizeof(double));
+        run_case(x, c, &layout, name, gradients[i]);
+        logs[i] = read_log("log");
+        for (size_t j = 0; j < i; j++) {
+            if (!gradients[j] || !same_family(&ROWS[j], row)) continue;
+            check(&x->check, same_log(&logs[i], &logs[j]) &&
+                  memcmp(gradients[i], gradients[j], table->total * sizeof(double)) == 0, "%s: the bits of row %zu",
+                  name, j);
+            break;
+        }
+    }
+    for (size_t i = 0; i < NUM_ROWS; i++) free(gradients[i]);
+    for (size_t i = 0; i < 3; i++) {
+        if (cases[i].want.weights) close_case(&cases[i]);
+    }
+}
+
+// ---- group files ----------------------------------------------------------------------------------------
+
+static const Layout FILES_ONE = {"train_llama", 1, ""};
+
+// The folder in two files of BF16, and a saved folder, are the same model.
+static void test_files(Context *x, const Model *s) {
+    static Case c;
+    open_case(x, &c, s, "model");
+    const ParamTable *table = &c.ref.table;
+    for (size_t i = 0; i < table->total; i++) c.ref.params[i] = round_to_bf16(c.ref.params[i]);
+    write_folder("model", llama_config(&table->config), table, c.ref.params, INTACT);
+    char flags[ARG_BYTES], *map = allocate(table->count * 128 + 100);
+    const char *rest = strchr(c.flags + 7, ' ');  // behind "--init model"
+    snprintf(flags, sizeof flags, "%s --micro-batch 1", rest);
+    size_t used = (size_t)sprintf(map, "{\"metadata\": {}, \"weight_map\": {");
+    mkdir("parts", 0777);
+    char *config = llama_config(&table->config);
+    write_file("parts/config.json", config, strlen(config));
+    write_tensors("parts", "a.safetensors", table, c.ref.params, 0, 5, 2, INTACT);
+    write_tensors("parts", "b.safetensors", table, c.ref.params, 5, table->count, 2, INTACT);
+    for (size_t i = 0; i < table->count; i++)
+        used += (size_t)sprintf(map + used, "%s\"%s\": \"%c.safetensors\"", i ? ", " : "", table->tensors[i].name,
+                                i < 5 ? 'a' : 'b');
+    sprintf(map + used, "}}");
+    write_file("parts/model.safetensors.index.json", map, strlen(map));
+    remove_tree("out"), remove_tree("again");
+    bool ok = runs(x, &FILES_ONE, "", "--init model %s --log one", flags) &&
+              runs(x, &FILES_ONE, "", "--init parts %s --log two", flags);
+    Log one = read_log("one"), two = read_log("two");
+    check(&x->check, ok && same_log(&one, &two), "%s: two files of BF16 with an index have the bits of one of F32",
+          s->name);
+    remove("one"), remove("two");
+    ok = runs(x, &FILES_ONE, "", "--init model %s --save-every 1 --keep 0 --out out --log one", flags) &&
+         runs(x, &FILES_ONE, "", "--resume out/step-00000001 %s --out again --log two", flags);
+    check(&x->check, ok && same_checkpoint("again/step-00000002", "out/step-00000002"),
+          "%s: a saved folder is read again, and the run goes on with the same bits", s->name);
+    cJSON *saved = read_json("out/step-00000002/config.json");
+    const cJSON *scaling = cJSON_GetObjectItem(saved, "rope_scaling");
+    check(&x->check, number(saved, "num_key_value_heads") == (double)s->KV && number(saved, "rope_theta") == 100 &&
+          cJSON_GetArraySize(cJSON_GetObjectItem(saved, "eos_token_id")) == 2 &&
+          (s->factor > 0 ? number(scaling, "factor") == s->factor : cJSON_IsNull(scaling)),
+          "%s: config.json has what it was read with", s->name);
+    cJSON_Delete(saved);
+    remove("one"), remove("two");
+    write_file("parts/model.safetensors.index.json", map, strlen(map) / 2);
+    check_refusal(x, &FILES_ONE, "half an index file", PLAIN, "--init parts --dry-run", 2, "index.json");
+    remove("parts/b.safetensors");
+    write_file("parts/model.safetensors.index.json", map, strlen(map));
+    check_refusal(x, &FILES_ONE, "an index whose file is missing", PLAIN, "--init parts --dry-run", 2, "b.safetensors");
+    free(config);
+    free(map);
+    close_case(&c);
+}
+
+static void group_files(Context *x) {
+    for (size_t i = 0; i < 3; i++) test_files(x, &MODELS[i]);
+}
+
+// ---- group refusals -------------------------------------------------------------------------------------
+
+typedef struct {
+    const char *name;
+    int model;
+    Damage damage;
+    const char *says;
+} BadModel;
+
+static const BadModel BAD_MODELS[] = {
+    {"config of another model", 0, {"config", "\"llama\"", "\"mistral\"", 0}, "mistral is not supported"},
+    {"config without hidden_size", 0, {"config", "\"hidden_size\"", "\"hidden\"", 0}, "hidden_size"},
+    {"rope_type yarn", 0, {"config", "\"llama3\"", "\"yarn\"", 0}, "\"rope_type\" yarn"},
+    {"scaling without its factor", 0, {"config", "\"factor\": 8, ", "", 0}, "llama3 needs factor"},
+    {"a sliding window", 0, {"config", "{", "{\"sliding_window\": 4096, ", 0}, "sliding_window"},
+    {"Qwen2 with a sliding window", 1, {"config", "{", "{\"use_sliding_window\": true, ", 0}, "use_sliding_window"},
+    {"biases of attention", 0, {"config", "{", "{\"attention_bias\": true, ", 0}, "attention_bias"},
+    {"biases of the MLP", 0, {"config", "{", "{\"mlp_bias\": true, ", 0}, "mlp_bias"},
+    {"heads of another size", 0, {"config", "{", "{\"head_dim\": 5, ", 0}, "head_dim"},
+    {"quantized weights", 0, {"config", "{", "{\"quantization_config\": {\"bits\": 4}, ", 0}, "quantization_config"},
+    {"another activation", 2, {"config", "relu2", "gelu", 0}, "hidden_act"},
+    {"KV heads > heads", 0, {"config", "heads\": 4", "heads\": 16", 0}, "16 key/value heads are more than the 8"},
+    {"KV heads that do not divide", 0, {"config", "heads\": 4", "heads\": 3", 0}, "3 key/value heads do not divide"},
+    {"an odd number of channels to turn", 2, {"config", "0.5", "0.8", 0}, "RoPE rotates pairs: 3 of"},
+    {"a negative theta", 0, {"config", "rope_theta\": 100", "rope_theta\": -1", 0}, "rope_theta"},
+    {"missing tensor", 0, {"header", "layers.2.mlp.up", "layers.2.mlp.pu", 0}, "model.layers.2.mlp.up_proj.weight"},
+    {"missing head", 0, {"header", "lm_head.weight", "lm_feet.weight", 0}, "lm_head.weight"},
+    {"missing bias", 1, {"header", "k_proj.bias", "k_proj.bios", 0}, "model.layers.0.self_attn.k_proj.bias"},
+    {"wrong shape", 0, {"header", "[16,32]", "[32,16]", 0}, "k_proj.weight has shape [32, 16] instead of [16, 32]"},
+};
+
+// Flags that are refused beside --init of a sound Llama of 8 heads, 4 of keys and values.
+static const struct { const char *name, *flags, *says; int ranks; } BAD_FLAGS[] = {
+    {"KV heads that t does not divide", "--tensor 8", "--tensor 8 does not divide the 4 key/value heads", 8},
+    {"dropout", "--dropout 0.1", "--dropout", 1},
+    {"flags that contradict the folder", "--kv-heads 2", "the checkpoint has 4 key/value heads", 1},
+    {"an unknown size", "--model llama-9000", "--model must be one of", 1},
+};
+
+static void group_refusals(Context *x) {
+    static Case cases[3];
+    for (int i = 0; i < 3; i++) open_case(x, &cases[i], &MODELS[i], MODELS[i].name);
+    for (size_t i = 0; i < sizeof BAD_MODELS / sizeof *BAD_MODELS; i++) {
+        const BadModel *b = &BAD_MODELS[i];
+        Case *c = &cases[b->model];
+        write_folder("bad", llama_config(&c->ref.config), &c->ref.table, c->ref.params, b->damage);
+        check_refusal(x, &FILES_ONE, b->name, PLAIN, "--init bad --dry-run", 2, b->says);
+    }
+    for (size_t i = 0; i < sizeof BAD_FLAGS / sizeof *BAD_FLAGS; i++) {
+        Layout layout = {"train_llama", BAD_FLAGS[i].ranks, BAD_FLAGS[i].flags};
+        check_refusal(x, &layout, BAD_FLAGS[i].name, PLAIN, "--init llama --dry-run", 2, BAD_FLAGS[i].says);
+    }
+    for (int i = 0; i < 3; i++) close_case(&cases[i]);
+}
+
+// ---- group sizes ----------------------------------------------------------------------------------------
+
+// The published totals, which the names' sizes must make.
+static const struct { const char *name, *says; } SIZES[] = {
+    {"smollm2-135m", " 134515008 parameters"},      {"llama-3.2-1b", " 1235814400 parameters"},
+    {"llama-3.1-8b", " 8030261248 parameters"},     {"llama-3.1-70b", " 70553706496 parameters"},
+    {"llama-3.1-405b", " 405853388800 parameters"}, {"qwen2.5-0.5b", " 494032768 parameters"},
+    {"nemotron-4-15b", "32 layers, 48 heads"},      {"nemotron-4-340b", "96 layers, 96 heads"},
+};
+
+static void group_sizes(Context *x) {
+    for (size_t i = 0; i < sizeof SIZES / sizeof *SIZES; i++) {
+        Outcome o = run(x->build, &FILES_ONE, PLAIN, "--model %s --dry-run --seq 64 --micro-batch 1", SIZES[i].name);
+        bool fits = o.code == 0 || (o.code == 2 && strstr(o.err, "does not fit"));
+        check(&x->check, fits && strstr(o.out, SIZES[i].says), "--model %s:%s", SIZES[i].name, SIZES[i].says);
+        if (!fits || !strstr(o.out, SIZES[i].says)) printf("     %.300s%.300s\n", o.out, o.err);
+        outcome_free(&o);
+    }
+}
+
+// ---- main -----------------------------------------------------------------------------------------------
+
+static const Group GROUPS[] = {
+    {"reference", group_reference},  // the reference itself, no trainer
+    {"shapes", group_shapes},        // odd sizes against the reference
+    {"layouts", group_layouts},      // layouts against the reference, and the bits that they must share
+    {"files", group_files},          // folders in and out
+    {"refusals", group_refusals},    // bad input
+    {"sizes", group_sizes},          // --model by name
+};
+
+int main(int argc, char **argv) {
+    static Context context;
+    prefer_plain_kernels();
+    return test_trainers(&context, GROUPS, sizeof GROUPS / sizeof *GROUPS, argc, argv);
+}

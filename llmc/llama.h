@@ -1,0 +1,360 @@
+// llama.h: Llama (Touvron et al. 2023), and the models that differ from it by little: Qwen2 and Nemotron-4.
+// lesson: llama
+//
+// A table of tensors for each model_type, by Hugging Face's names; weights are [out, in]. q, k and v lie behind each
+// other in memory, so that one matrix product makes all three, and so do a gate and what it multiplies. KV key/value
+// heads, each shared by NH / KV query heads; F hidden units. config.json is read and written as transformers does.
+//
+// defines: LlamaType, KW and the other kinds beside GPT-2's, Llama, llama_of, llama_make, llama_rope_table,
+//          LlamaOptions, LLAMA_SIZES, LLAMA_ROWS, llama_sizes, llama_resolve
+#ifndef LLMC_LLAMA_H
+#define LLMC_LLAMA_H
+
+#include <math.h>
+
+#include "llmc/host/config_json.h"
+#include "llmc/host/options_table.h"
+
+typedef enum { LLAMA, QWEN2, NEMOTRON } LlamaType;
+static const char *const LLAMA_TYPES[] = {"llama", "qwen2", "nemotron"};
+
+enum { KW = NUM_KINDS, VW, KB, VB, UPW, HEADW, LLAMA_KINDS };
+
+enum { LLAMA_TENSORS = 20, LLAMA_TOKEN_TEXT = 64 };
+
+// What GPTConfig lacks. GPTConfig.spec points to the first member.
+typedef struct {
+    ModelSpec spec;
+    TensorSpec tensors[LLAMA_TENSORS];
+    LlamaType type;
+    bool tied;               // the head is the embedding
+    size_t KV, F;            // key/value heads, hidden units
+    double theta, epsilon;   // of RoPE, of the norms
+    double rotary;           // share of a head's channels that RoPE rotates, the first ones
+    double factor, low, high, original;  // Llama 3's scaling of RoPE; factor 0: none
+    char bos[LLAMA_TOKEN_TEXT], eos[LLAMA_TOKEN_TEXT];  // of config.json, as JSON
+} Llama;
+
+static inline const Llama *llama_of(const GPTConfig *g) { return (const Llama *)(const void *)g->spec; }
+
+// Channels of a head that RoPE rotates.
+static inline size_t llama_rotary(const Llama *m, size_t HS) { return (size_t)(m->rotary * (double)HS); }
+
+static inline size_t llama_dimension(const GPTConfig *g, char letter) {
+    const Llama *m = llama_of(g);
+    return letter == 'K' ? m->KV * (g->C / g->NH) : m->F;
+}
+
+// 6 for each weight of a matrix that a token meets, and attention as if every token saw all T, as gpt2_flops counts it.
+static inline double llama_flops(const GPTConfig *g, double tokens, size_t T) {
+    const Llama *m = llama_of(g);
+    double C = (double)g->C, K = (double)llama_dimension(g, 'K'), F = (double)m->F, L = (double)g->L;
+    double weights = L * (2 * C * C + 2 * C * K + (m->type == NEMOTRON ? 2 : 3) * C * F) + (double)g->V * C;
+    return 6 * tokens * weights + 12 * tokens * L * (double)T * C;
+}
+
+static inline bool llama_read(const char *path, GPTConfig *config, Error *err);
+static inline bool llama_write(const char *path, const GPTConfig *g, bool bf16, Error *err);
+
+// Fills in the spec by type and tied. Each row says which models have it.
+static inline void llama_make(Llama *m) {
+    enum { L = 1 << LLAMA, Q = 1 << QWEN2, N = 1 << NEMOTRON, ALL = L | Q | N, UNTIED = 8 };
+    const unsigned decays = TENSOR_DECAYS, norm = TENSOR_NORM, joined = TENSOR_JOINED;
+    const Init one = m->type == NEMOTRON ? INIT_ZERO : INIT_ONE;  // LayerNorm1P adds the one
+#define LAYER "model.layers.%zu."
+    const struct { unsigned models; TensorSpec row; } rows[] = {
+        {ALL, {WTE, "model.embed_tokens.weight", 2, 'V', 'C', SPLIT_VOCAB, INIT_NORMAL,
+               decays | TENSOR_FIRST | (m->tied ? 1u : 0u) * TENSOR_LAST}},
+        {ALL, {LN1W, LAYER "input_layernorm.weight", 1, '1', 'C', SPLIT_NONE, one, norm}},
+        {N, {LN1B, LAYER "input_layernorm.bias", 1, '1', 'C', SPLIT_NONE, INIT_ZERO, norm}},
+        {ALL, {QKVW, LAYER "self_attn.q_proj.weight", 2, 'C', 'C', SPLIT_ROWS, INIT_NORMAL, decays}},
+        {ALL, {KW, LAYER "self_attn.k_proj.weight", 2, 'K', 'C', SPLIT_ROWS, INIT_NORMAL, decays | joined}},
+        {ALL, {VW, LAYER "self_attn.v_proj.weight", 2, 'K', 'C', SPLIT_ROWS, INIT_NORMAL, decays | joined}},
+        {Q, {QKVB, LAYER "self_attn.q_proj.bias", 1, '1', 'C', SPLIT_COLUMNS, INIT_ZERO, 0}},
+        {Q, {KB, LAYER "self_attn.k_proj.bias", 1, '1', 'K', SPLIT_COLUMNS, INIT_ZERO, joined}},
+        {Q, {VB, LAYER "self_attn.v_proj.bias", 1, '1', 'K', SPLIT_COLUMNS, INIT_ZERO, joined}},
+        {ALL, {PROJW, LAYER "self_attn.o_proj.weight", 2, 'C', 'C', SPLIT_COLUMNS, INIT_NORMAL, decays}},
+        {ALL, {LN2W, LAYER "post_attention_layernorm.weight", 1, '1', 'C', SPLIT_NONE, one, norm}},
+        {N, {LN2B, LAYER "post_attention_layernorm.bias", 1, '1', 'C', SPLIT_NONE, INIT_ZERO, norm}},
+        {L | Q, {FCW, LAYER "mlp.gate_proj.weight", 2, 'F', 'C', SPLIT_ROWS, INIT_NORMAL, decays}},
+        {L | Q, {UPW, LAYER "mlp.up_proj.weight", 2, 'F', 'C', SPLIT_ROWS, INIT_NORMAL, decays | joined}},
+        {N, {FCW, LAYER "mlp.up_proj.weight", 2, 'F', 'C', SPLIT_ROWS, INIT_NORMAL, decays}},
+        {ALL, {FCPROJW, LAYER "mlp.down_proj.weight", 2, 'C', 'F', SPLIT_COLUMNS, INIT_NORMAL, decays}},
+        {ALL, {LNFW, "model.norm.weight", 1, '1', 'C', SPLIT_NONE, one, norm | TENSOR_LAST}},
+        {N, {LNFB, "model.norm.bias", 1, '1', 'C', SPLIT_NONE, INIT_ZERO, norm | TENSOR_LAST}},
+        {UNTIED, {HEADW, "lm_head.weight", 2, 'V', 'C', SPLIT_VOCAB, INIT_NORMAL, decays | TENSOR_LAST}}};
+#undef LAYER
+    ModelSpec *spec = &m->spec;
+    memset(spec, 0, sizeof *spec);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (!(rows[i].models & (1u << m->type | (m->tied ? 0u : (unsigned)UNTIED)))) continue;
+        if (rows[i].row.kind == LN1W) spec->layer = spec->count;
+        if (rows[i].row.kind == LNFW) spec->behind = spec->count;
+        m->tensors[spec->count++] = rows[i].row;
+    }
+    spec->tensors = m->tensors, spec->stddev = m->type == NEMOTRON ? 0.0134 : 0.02;
+    spec->dimension = llama_dimension, spec->flops = llama_flops, spec->read = llama_read, spec->write = llama_write;
+}
+
+// Angle of position 1 of RoPE's pair i of D / 2 (Su et al. 2021), with Llama 3's scaling: slow pairs turn `factor`
+// times slower, fast ones as before, and those between in proportion to their turns in `original` positions.
+static inline double llama_frequency(const Llama *m, size_t i, size_t D) {
+    double f = pow(m->theta, -2.0 * (double)i / (double)D), turns = m->original * f / (2 * acos(-1.0));
+    if (m->factor == 0 || turns > m->high) return f;
+    if (turns < m->low) return f / m->factor;
+    double share = (turns - m->low) / (m->high - m->low);
+    return f * ((1 - share) / m->factor + share);
+}
+
+// table [T, D/2, 2]: cosine and sine of each position and pair.
+static inline void llama_rope_table(const Llama *m, float *table, size_t T, size_t D) {
+    for (size_t i = 0; i < D / 2; i++) {
+        double f = llama_frequency(m, i, D);
+        for (size_t t = 0; t < T; t++) {
+            table[t * D + 2 * i] = (float)cos((double)t * f), table[t * D + 2 * i + 1] = (float)sin((double)t * f);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// config.json
+
+// Reads a number that may be missing or null; *out then stays.
+static inline bool llama_number(const cJSON *root, const char *key, double *out, const char *path, Error *err) {
+    const cJSON *item;
+    if (!json_get(root, key, &item, path, err)) return false;
+    if (!item || cJSON_IsNull(item)) return true;
+    *out = item->valuedouble;
+    return (cJSON_IsNumber(item) && *out > 0 && *out < 1e12) ||
+           error_set(err, "%s: \"%s\" must be a number above 0", path, key);
+}
+
+// RoPE's members: at the top, as transformers 4 has them, or together in "rope_parameters" as 5 writes them.
+static inline bool llama_read_rope(const cJSON *root, Llama *m, const char *path, Error *err) {
+    const cJSON *nested, *scaling, *kind;
+    if (!json_get(root, "rope_parameters", &nested, path, err) ||
+        !json_get(root, "rope_scaling", &scaling, path, err) ||
+        !llama_number(root, "rope_theta", &m->theta, path, err) ||
+        !llama_number(root, "partial_rotary_factor", &m->rotary, path, err)) return false;
+    if (cJSON_IsObject(nested)) scaling = nested;
+    if (!cJSON_IsObject(scaling)) return true;
+    if (!llama_number(scaling, "rope_theta", &m->theta, path, err) ||
+        !llama_number(scaling, "partial_rotary_factor", &m->rotary, path, err) ||
+        !json_get(scaling, "rope_type", &kind, path, err) || (!kind && !json_get(scaling, "type", &kind, path, err)))
+        return false;
+    const char *name = kind && cJSON_IsString(kind) ? kind->valuestring : "default";
+    if (strcmp(name, "default") == 0) return true;
+    if (strcmp(name, "llama3") != 0)
+        return error_set(err, "%s: \"rope_type\" %s is not supported: only default and llama3 are", path, name);
+    return (llama_number(scaling, "factor", &m->factor, path, err) &&
+            llama_number(scaling, "low_freq_factor", &m->low, path, err) &&
+            llama_number(scaling, "high_freq_factor", &m->high, path, err) &&
+            llama_number(scaling, "original_max_position_embeddings", &m->original, path, err)) &&
+           ((m->factor > 0 && m->high > m->low && m->original > 0) ||
+            error_set(err, "%s: \"rope_type\" llama3 needs factor, original_max_position_embeddings, and a "
+                      "low_freq_factor below high_freq_factor", path));
+}
+
+// Keeps the text of a token id, or of a list of them.
+static inline void llama_read_token(const cJSON *root, const char *key, char text[LLAMA_TOKEN_TEXT]) {
+    char *printed = cJSON_PrintUnformatted(cJSON_GetObjectItemCaseSensitive(root, key));
+    bool plain = printed && strlen(printed) < LLAMA_TOKEN_TEXT && !printed[strspn(printed, "[]0123456789,")];
+    snprintf(text, LLAMA_TOKEN_TEXT, "%s", plain ? printed : "null");
+    free(printed);
+}
+
+// Refuses what our kernels do not compute.
+static inline bool llama_check_variant(const cJSON *root, const GPTConfig *g, const Llama *m, const char *path,
+                                       Error *err) {
+    char HS[24];
+    snprintf(HS, sizeof HS, "%zu", g->C / g->NH);
+    return config_is(root, "hidden_act", m->type == NEMOTRON ? "\"relu2\"" : "\"silu\"", "", path, err) &&
+           config_is(root, "head_dim", HS, "null", path, err) &&
+           config_is(root, "quantization_config", "null", "", path, err) &&
+           (m->type == QWEN2 || config_is(root, "sliding_window", "null", "", path, err)) &&
+           config_is(root, "use_sliding_window", "false", "", path, err) &&
+           config_is(root, "attention_bias", "false", "", path, err) &&
+           config_is(root, "mlp_bias", "false", "", path, err);
+}
+
+// Checks sizes against each other, of a file or of the command line. False with a sentence.
+static inline bool llama_check_sizes(const GPTConfig *g, const Llama *m, Error *err) {
+    if (g->C % g->NH) return error_set(err, "%zu attention heads do not divide %zu channels", g->NH, g->C);
+    size_t HS = g->C / g->NH;
+    if (m->KV > g->NH)
+        return error_set(err, "%zu key/value heads are more than the %zu attention heads", m->KV, g->NH);
+    if (g->NH % m->KV)
+        return error_set(err, "%zu key/value heads do not divide the %zu attention heads", m->KV, g->NH);
+    size_t D = llama_rotary(m, HS);
+    if (m->rotary > 1 || D < 2 || D % 2)
+        return error_set(err, "RoPE rotates pairs: %zu of a head's %zu channels (partial_rotary_factor %g) must be an "
+                         "even number from 2 to %zu", D, HS, m->rotary, HS);
+    return true;
+}
+
+// Reads config.json into *config and the Llama behind its spec.
+static inline bool llama_read(const char *path, GPTConfig *config, Error *err) {
+    cJSON *root = json_read(path, 1 << 20, err);
+    const cJSON *item;
+    if (!root) return false;
+    Llama *m = (Llama *)(void *)config->spec;
+    GPTConfig g = *config;
+    bool ok = json_get(root, "model_type", &item, path, err);
+    int type = 0;
+    while (ok && type < 3 && !(cJSON_IsString(item) && strcmp(item->valuestring, LLAMA_TYPES[type]) == 0)) type++;
+    if (ok && type == 3)
+        ok = error_set(err, "%s: \"model_type\" %.40s is not supported: llama, qwen2 and nemotron are", path,
+                       cJSON_IsString(item) ? item->valuestring : "?");
+    if (ok) {
+        memset(m, 0, sizeof *m);
+        m->type = (LlamaType)type;
+        m->theta = 1e4, m->rotary = m->type == NEMOTRON ? 0.5 : 1, m->epsilon = m->type == NEMOTRON ? 1e-5 : 1e-6;
+        ok = config_size(root, "hidden_size", 1 << 17, &g.C, path, err) &&
+             config_size(root, "num_hidden_layers", 5000, &g.L, path, err) &&
+             config_size(root, "num_attention_heads", 1 << 17, &g.NH, path, err) &&
+             config_size(root, "intermediate_size", 1 << 20, &m->F, path, err) &&
+             config_size(root, "vocab_size", 1 << 24, &g.V, path, err) &&
+             config_size(root, "max_position_embeddings", 1 << 24, &g.maxT, path, err) &&
+             json_get(root, "num_key_value_heads", &item, path, err);
+        m->KV = g.NH;
+        if (ok && item && !cJSON_IsNull(item))
+            ok = config_size(root, "num_key_value_heads", 1 << 17, &m->KV, path, err);
+    }
+    ok = ok && llama_check_variant(root, &g, m, path, err) && llama_read_rope(root, m, path, err) &&
+         llama_number(root, m->type == NEMOTRON ? "norm_eps" : "rms_norm_eps", &m->epsilon, path, err) &&
+         json_get(root, "tie_word_embeddings", &item, path, err);
+    if (ok) m->tied = cJSON_IsTrue(item);
+    Error why;
+    if (ok && !llama_check_sizes(&g, m, &why)) ok = error_set(err, "%s: %.900s", path, why.text);
+    if (ok) llama_read_token(root, "bos_token_id", m->bos), llama_read_token(root, "eos_token_id", m->eos);
+    cJSON_Delete(root);
+    if (!ok) return false;
+    llama_make(m);
+    g.Vp = padded_vocabulary(g.V), *config = g;
+    return true;
+}
+
+// Writes config.json with RoPE's members at the top: transformers 4 and 5 both read these.
+static inline bool llama_write(const char *path, const GPTConfig *g, bool bf16, Error *err) {
+    static const char *const CLASSES[] = {"LlamaForCausalLM", "Qwen2ForCausalLM", "NemotronForCausalLM"};
+    const Llama *m = llama_of(g);
+    char text[2560], rope[320] = "null", own[200];
+    if (m->factor > 0)
+        snprintf(rope, sizeof rope, "{\"rope_type\": \"llama3\", \"factor\": %.17g, \"low_freq_factor\": %.17g, "
+                 "\"high_freq_factor\": %.17g, \"original_max_position_embeddings\": %.0f}", m->factor, m->low, m->high,
+                 m->original);
+    if (m->type == QWEN2) snprintf(own, sizeof own, "  \"use_sliding_window\": false,\n");
+    else snprintf(own, sizeof own, "  \"attention_bias\": false,\n  \"mlp_bias\": false,\n");
+    if (m->type == NEMOTRON)
+        snprintf(own + strlen(own), sizeof own - strlen(own), "  \"partial_rotary_factor\": %.17g,\n", m->rotary);
+    snprintf(text, sizeof text,
+             "{\n"
+             "  \"architectures\": [\"%s\"],\n"
+             "  \"model_type\": \"%s\",\n"
+             "  \"num_hidden_layers\": %zu,\n"
+             "  \"hidden_size\": %zu,\n"
+             "  \"num_attention_heads\": %zu,\n"
+             "  \"num_key_value_heads\": %zu,\n"
+             "  \"head_dim\": %zu,\n"
+             "  \"intermediate_size\": %zu,\n"
+             "  \"vocab_size\": %zu,\n"
+             "  \"max_position_embeddings\": %zu,\n"
+             "  \"hidden_act\": \"%s\",\n"
+             "  \"%s\": %.17g,\n"
+             "  \"rope_theta\": %.17g,\n"
+             "  \"rope_scaling\": %s,\n"
+             "%s"
+             "  \"initializer_range\": %g,\n"
+             "  \"tie_word_embeddings\": %s,\n"
+             "  \"bos_token_id\": %s,\n"
+             "  \"eos_token_id\": %s,\n"
+             "  \"torch_dtype\": \"%s\"\n"
+             "}\n",
+             CLASSES[m->type], LLAMA_TYPES[m->type], g->L, g->C, g->NH, m->KV, g->C / g->NH, m->F, g->V, g->maxT,
+             m->type == NEMOTRON ? "relu2" : "silu", m->type == NEMOTRON ? "norm_eps" : "rms_norm_eps", m->epsilon,
+             m->theta, rope, own, m->spec.stddev, m->tied ? "true" : "false", m->bos[0] ? m->bos : "null",
+             m->eos[0] ? m->eos : "null", bf16 ? "bfloat16" : "float32");
+    return file_write_text(path, text, err);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The command line
+
+// Rows of the command line, and what was given. 0: left out.
+typedef struct {
+    int model;  // position in LLAMA_SIZES
+    size_t KV, F;
+} LlamaOptions;
+
+// The choices of --model. Those without sizes take these from the other flags.
+typedef struct {
+    LlamaType type;
+    size_t L, C, NH, KV, F, V, maxT;
+    double theta, epsilon, factor;
+    bool tied;
+} LlamaSize;
+
+#define LLAMA_NAMES "llama|qwen2|nemotron|smollm2-135m|llama-3.2-1b|llama-3.1-8b|llama-3.1-70b|llama-3.1-405b|" \
+    "qwen2.5-0.5b|nemotron-4-15b|nemotron-4-340b"
+
+static const LlamaSize LLAMA_SIZES[] = {
+    {LLAMA, 0, 0, 0, 0, 0, 0, 0, 1e4, 1e-5, 0, false},
+    {QWEN2, 0, 0, 0, 0, 0, 0, 0, 1e6, 1e-6, 0, true},
+    {NEMOTRON, 0, 0, 0, 0, 0, 0, 0, 1e4, 1e-5, 0, false},
+    {LLAMA, 30, 576, 9, 3, 1536, 49152, 8192, 1e5, 1e-5, 0, true},
+    {LLAMA, 16, 2048, 32, 8, 8192, 128256, 131072, 5e5, 1e-5, 32, true},
+    {LLAMA, 32, 4096, 32, 8, 14336, 128256, 131072, 5e5, 1e-5, 8, false},
+    {LLAMA, 80, 8192, 64, 8, 28672, 128256, 131072, 5e5, 1e-5, 8, false},
+    {LLAMA, 126, 16384, 128, 8, 53248, 128256, 131072, 5e5, 1e-5, 8, false},
+    {QWEN2, 24, 896, 14, 2, 4864, 151936, 32768, 1e6, 1e-6, 0, true},
+    {NEMOTRON, 32, 6144, 48, 8, 24576, 256000, 4096, 1e4, 1e-5, 0, false},
+    {NEMOTRON, 96, 18432, 96, 8, 73728, 256000, 4096, 1e4, 1e-5, 0, false},
+};
+
+static const Field LLAMA_ROWS[] = {
+    {"Model", FIELD_TITLE, 0, NULL, 0, 0, OPTION_BASIC, NULL, NULL},
+    {"model", FIELD_CHOICE, offsetof(LlamaOptions, model), "llama", 0, 0, OPTION_BASIC, LLAMA_NAMES,
+     "kind of blocks, or a published model's sizes"},
+    {"kv-heads", FIELD_SIZE, offsetof(LlamaOptions, KV), NULL, 1, 1e5, OPTION_BASIC, "N",
+     "key/value heads; must divide --heads (default: --heads)"},
+    {"hidden", FIELD_SIZE, offsetof(LlamaOptions, F), NULL, 1, 1e7, OPTION_BASIC, "N",
+     "hidden units of the MLP (default 3 --channels; nemotron 4)"},
+};
+
+// Fills in the sizes that a name stands for and that no flag gives.
+static inline bool llama_sizes(Options *o, const void *own, Error *) {
+    const LlamaSize *s = &LLAMA_SIZES[((const LlamaOptions *)own)->model];
+    const struct { size_t *size, named; } sizes[] = {{&o->layers, s->L}, {&o->channels, s->C}, {&o->heads, s->NH},
+                                                     {&o->vocab, s->V}, {&o->max_seq, s->maxT}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        if (!*sizes[i].size) *sizes[i].size = sizes[i].named;
+    }
+    return true;
+}
+
+// Fills in *m: as the flags have it, or from_file, as it was read; the flags must then agree. Checks the sizes, for t
+// tensor ranks.
+static inline bool llama_resolve(Llama *m, const LlamaOptions *own, const GPTConfig *g, bool from_file, size_t t,
+                                 Error *err) {
+    const LlamaSize *s = &LLAMA_SIZES[own->model];
+    size_t KV = own->KV ? own->KV : s->KV, F = own->F ? own->F : s->F;
+    if (from_file && ((KV && KV != m->KV) || (F && F != m->F)))
+        return error_set(err, "the checkpoint has %zu key/value heads and %zu hidden units: leave out the flags that "
+                         "contradict it", m->KV, m->F);
+    if (!from_file) {
+        memset(m, 0, sizeof *m);
+        m->type = s->type, m->tied = s->tied, m->theta = s->theta, m->epsilon = s->epsilon;
+        m->rotary = s->type == NEMOTRON ? 0.5 : 1;
+        m->KV = KV ? KV : g->NH, m->F = F ? F : (s->type == NEMOTRON ? 4 : 3) * g->C;
+        m->factor = s->factor, m->low = 1, m->high = 4, m->original = 8192;
+        if (!llama_check_sizes(g, m, err)) return false;
+        llama_make(m);
+    }
+    if (m->KV % t)
+        return error_set(err, "--tensor %zu does not divide the %zu key/value heads: take a size that does", t, m->KV);
+    if (m->F % t)
+        return error_set(err, "--tensor %zu does not divide the %zu hidden units: take a size that does", t, m->F);
+    return true;
+}
+
+#endif
