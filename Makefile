@@ -302,7 +302,7 @@ lessons:  ## what each trainer adds to its parent, function by function; LESSON=
 doc:  ## makes every picture and table of README.md and doc/ again, from runs (some 15 minutes)
 	+@$(PARALLEL) DEVICE=cpu PRECISION=fp32 trainers tools corpus build/cpu-fp32/test_gpt build/tools/plan
 	+@$(PARALLEL) DEVICE=cpu PRECISION=bf16 build/cpu-bf16/train_gpt_3d build/cpu-bf16/train_zero_bubble \
-	    build/cpu-bf16/train_data
+	    build/cpu-bf16/train_data build/cpu-bf16/train_fsdp
 	@dev/plot/doc.sh
 
 # ---- make reproduce ----------------------------------------------------------------------------------------

@@ -34,6 +34,14 @@ for browser in chromium chromium-browser google-chrome; do
     break
 done
 
+# Two lessons on the virtual clock: 6 layers of a model of 70 billion parameters, 64 GPUs, 2048 tokens on each.
+for lesson in data fsdp; do
+    build/cpu-bf16/train_$lesson --simulate dev/clusters/dgx-a100.json --ranks 64 --layers 6 --heads 64 --channels 8192 \
+        --vocab 50368 --seq 2048 --micro-batch 1 --recompute layer --trace build/out/$lesson.json >/dev/null
+    build/tools/timeline --step 2 --title "train_$lesson: 6 layers, rank 0 of 64" \
+        --out $pictures/lesson_$lesson.svg build/out/$lesson.json
+done
+
 dev/test/run_experiments.sh build/cpu-fp32
 rm -f build/test-logs/test_gpt_fp32.log  # tables.sh then runs the layouts
 dev/plot/tables.sh write build/cpu-fp32 all

@@ -8,7 +8,7 @@ set -u
 cd "$(dirname "$0")/../.." || exit 1
 
 quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes data_bytes optimizer_memory
-       lesson_data_bytes lesson_data_memory lesson_data_clock
+       lesson_data_bytes lesson_data_memory lesson_data_clock lesson_fsdp_bytes lesson_fsdp_memory lesson_fsdp_clock
        schedules schedules_norm refused bubbles study plan scale scale_bands)
 slow=(layouts main errors no_wait one_stream zero bubbles_paper plan_table1 plan_clock scale_trainers)
 
@@ -224,6 +224,83 @@ table_lesson_data_clock() {
         done
         echo "$row"
     done
+}
+
+# What a rank of train_fsdp sends in its second step, over the parameters: 8 layers, and embeddings of 2.5%.
+table_lesson_fsdp_bytes() {
+    local d m shard scatter gather first_scatter first_gather P
+    echo '| d | m | `--shard` | reduce-scatter | all-gather | together | all layers gathered | 2 stay |'
+    echo '|---|---|---|---|---|---|---|---|'
+    for d in 2 4; do
+        for m in 1 4; do
+            for shard in 2 3; do
+                for steps in 1 2; do
+                    first_scatter=${scatter:-0} first_gather=${gather:-0}
+                    ranks "$d" bf16 train_fsdp "--layers 8 --heads 2 --channels 64 --vocab 128 --seq 32 --micro-batch 1
+                        --global-batch $((d * m)) --steps $steps --train-data dev/test/golden/train.bin
+                        --shard $shard" || return 1
+                    read -r _ scatter < <(traffic data ncclReduceScatter)
+                    read -r _ gather < <(traffic data ncclAllGather)
+                done
+                P=$(awk '$1 == "model" { print $(NF - 1) }' "$dir/out")
+                awk -v d="$d" -v m="$m" -v shard="$shard" -v P="$((P * d))" -v s="$((scatter - first_scatter))" \
+                    -v g="$((gather - first_gather))" 'BEGIN {
+                    L = 8; part = (d - 1) / d
+                    printf "| %d | %d | %d | %.2f | %.2f | %.2f | %.2f | %.2f |\n", d, m, shard, s / P, g / P,
+                        (s + g) / P, (4 * m + (shard == 2 ? 2 : 4 * m)) * part,
+                        (4 * m + 2 * (shard == 2 ? 1 : (2 * m * (L - 2) + 2) / L)) * part }'
+            done
+        done
+    done
+}
+
+# Bytes a parameter that a rank of train_fsdp holds, GPT-2 medium. Windows: embeddings, ln_f and two layers, or all.
+table_lesson_fsdp_memory() {
+    local d shard
+    echo '| d | `--shard` | weights | gradients | optimizer | together | 18/d + windows |'
+    echo '|---|---|---|---|---|---|---|'
+    for d in 2 4 8; do
+        for shard in 2 3; do
+            ranks "$d" bf16 train_fsdp "--dry-run --model d24 --seq 1024 --micro-batch 1 --global-batch 8
+                --shard $shard" || return 1
+            awk -v d="$d" -v shard="$shard" '$1 == "model" { P = $(NF - 1) / 1048576 }
+                $3 == "MiB" && NF == 3 { mib[$1] = $2 / P }
+                END { w = mib["weights"]; g = mib["gradients"]; o = mib["optimizer"]; C = 1024
+                      part = ((50304 + 1024) * C + 2 * C + 2 * (12 * C * C + 13 * C)) / (P * 1048576)
+                      windows = shard == 2 ? 2 + 4 * part : 6 * part
+                      printf "| %d | %d | %.2f | %.2f | %.2f | %.2f | %.2f + %.2f = %.2f |\n", d, shard, w, g, o, w + g + o,
+                          18 / d, windows, 18 / d + windows }' "$dir/out"
+        done
+    done
+}
+
+# Tokens a second and GPU of train_fsdp, simulated.
+table_lesson_fsdp_clock() {
+    local model gpus seq micro flags row layers
+    echo '| model | GPUs | tokens a GPU | `--shard 3` | `--shard 3 --overlap 0` | `--shard 2` | GiB, `--shard 3` |'
+    echo '|---|---|---|---|---|---|---|'
+    while read -r model gpus seq micro; do
+        layers='--layers 32 --heads 32 --channels 4096'
+        [ "$model" = 7B ] || layers='--layers 80 --heads 64 --channels 8192'
+        row="| $model | $gpus | $((seq * micro)) |"
+        for flags in '--shard 3' '--overlap 0' '--shard 2'; do
+            ranks 1 bf16 train_fsdp "--simulate dev/clusters/dgx-a100.json --ranks $gpus $layers --vocab 50368 --seq $seq
+                --micro-batch $micro --recompute layer $flags" 2>/dev/null || {
+                grep -q 'does not fit' "$dir/err" && row="$row does not fit |" && continue
+                return 1
+            }
+            [ "$flags" != '--shard 3' ] || gib=$(awk '/^ *0 / { gib = $NF } END { print gib }' "$dir/out")
+            row="$row $(awk -v n="$gpus" '/^step [0-9.]* s/ { printf "%.0f", $5 / n }' "$dir/out") |"
+        done
+        echo "$row $gib |"
+    done <<'ROWS'
+7B 8 2048 18
+7B 128 2048 18
+7B 128 2048 1
+7B 128 512 1
+70B 64 2048 2
+70B 128 2048 4
+ROWS
 }
 
 # The lists of every schedule in virtual time, with F = B = W.
