@@ -104,7 +104,8 @@ others='allow-run-as-root|oversubscribe|hostfile|map-by|mca|nodes|mpi|signal|req
 others="$others|gpus-per-task|gpu-bind|with-pmi|pretokenized|shards|stride|text|help"
 flags() {
     local flag
-    { "$build/train_gpt_3d" --help all; build/tools/scale; build/tools/schedule; build/tools/timeline
+    { "$build/train_gpt_3d" --help all; sed -nE 's/^ *\{"([a-z-]+)", FIELD_.*/--\1 /p' dev/lessons/*.cu llmc/host/*.h
+        build/tools/scale; build/tools/schedule; build/tools/timeline
         build/tools/plan --help; } 2>&1 |
         sed 's/]/ ]/g; s/$/ /' >"$dir/help"
     grep -ohE '(^|[ `("])--[a-z][a-z0-9-]*' "${pages[@]}" | sed -E 's/^[ `("]*--//' | sort -u | grep -vxE "$others" |

@@ -5,18 +5,20 @@
 # chain of killed and resumed runs must have the losses of one undisturbed run. The seed is printed; the same seed
 # makes the same choices and delays (but the moment of a kill depends on the machine's speed).
 # Ends with `N passed, N failed`.
-# needs: fp32/train_gpt_3d
+# needs: fp32/train_gpt_3d fp32/train_data fp32/train_fsdp
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
 build=$(realpath -m "${1:-build/cpu-fp32}")
 seed=${2:-$(($(date +%s) % 100000))}
-trainer=$build/train_gpt_3d
+trainers=$build/train_
 rounds=20 patience=35
 if [[ ${build##*/} == cuda* ]] && [ "$(nvidia-smi -L 2>/dev/null | grep -c GPU)" -lt 8 ]; then
     skip kill '8 ranks need 8 GPUs'
 fi
-[ -x "$trainer" ] || { report 1 "kill: $trainer is not built"; finish; }
+for name in gpt_3d data fsdp; do
+    [ -x "$trainers$name" ] || { report 1 "kill: $trainers$name is not built"; finish; }
+done
 RANDOM=$seed
 echo "seed $seed"
 
@@ -27,7 +29,7 @@ export ONEDNN_MAX_CPU_ISA=SSE41  # its kernels are made anew in every process; t
 end_all() {  # of this test's ranks: for when it is interrupted
     local pid
     for pid in $(cat "$dir"/pids/* 2>/dev/null); do
-        grep -qsz "^$trainer" "/proc/$pid/cmdline" && kill -KILL "$pid"
+        grep -qsz "^$trainers" "/proc/$pid/cmdline" && kill -KILL "$pid"
     done
     [ -n "${job:-}" ] && kill -KILL "$job" 2>/dev/null
     rm -rf "$dir"
@@ -40,14 +42,14 @@ shown="$dir/out $dir/err"
 model="--layers 4 --heads 4 --channels 32 --vocab 61 --train-data dev/test/golden/train.bin --seq 24 --micro-batch 1
        --global-batch 8 --lr 1e-3 --lr-final 1 --val-every 0 --shuffle 1"
 
-# train RANKS FLAGS...: starts the trainer in the background. Each rank leaves its process id in pids/ before it becomes
-# the trainer. Sets job.
+# train RANKS NAME FLAGS...: starts train_NAME in the background. Each rank leaves its process id in pids/ before it
+# becomes the trainer. Sets job.
 train() {
-    local ranks=$1
-    shift
+    local ranks=$1 name=$2
+    shift 2
     rm -f "$dir"/pids/*
     # shellcheck disable=SC2016,SC2086
-    $launch -n "$ranks" sh -c 'echo $$ >"$0/$$" && exec "$@"' "$dir/pids" "$trainer" $model "$@" \
+    $launch -n "$ranks" sh -c 'echo $$ >"$0/$$" && exec "$@"' "$dir/pids" "$trainers$name" $model "$@" \
         >"$dir/out" 2>"$dir/err" </dev/null &
     job=$!
 }
@@ -113,9 +115,10 @@ strike() {
 
 # ---- kill, resume with fewer ranks, kill again ----------------------------------------------------------------------
 
-many=('8 --tensor 2 --data 2 --pipeline 2 --virtual 2' '8 --tensor 2 --data 4 --sequence-parallel 1'
-      '4 --tensor 2 --pipeline 2' '6 --data 2 --pipeline 3 --zero 0' '4 --data 4' '8 --tensor 4 --pipeline 2')
-few=('2 --data 2' '1 --tensor 1' '2 --pipeline 2' '2 --tensor 2' '3 --pipeline 3')
+many=('8 gpt_3d --tensor 2 --data 2 --pipeline 2 --virtual 2' '8 gpt_3d --tensor 2 --data 4 --sequence-parallel 1'
+      '4 fsdp --shard 3' '6 gpt_3d --data 2 --pipeline 3 --zero 0' '4 data --data 4'
+      '8 gpt_3d --tensor 4 --pipeline 2')
+few=('2 data --data 2' '1 gpt_3d --tensor 1' '2 gpt_3d --pipeline 2' '2 fsdp --shard 2' '3 gpt_3d --pipeline 3')
 hows=(step save start save step save)
 out=$dir/chain log=$dir/chain.jsonl
 torn=0  # kills that left an unfinished save behind
@@ -158,7 +161,7 @@ numbers() { sed -E 's/.*"step":([0-9]+),"loss":([^,]+),"grad_norm":([^,]+),.*/\1
 
 # Other layouts add in another order, and training amplifies the difference: hence a bound here, and bits below.
 steps=$(newest "$out")
-train 1 --steps "$steps" --log "$dir/calm.jsonl"
+train 1 gpt_3d --steps "$steps" --log "$dir/calm.jsonl"
 ends 200
 paste -d ' ' <(numbers "$log") <(numbers "$dir/calm.jsonl") | awk -v steps="$steps" '
     function off(a, b) { return a > b ? (a - b) / b : (b - a) / b }
@@ -172,18 +175,18 @@ report $? "the losses of the chain are those of one calm run: $(cat "$dir/err"),
 flags='--tensor 2 --data 2 --steps 14 --save-every 1'
 out=$dir/same log=$dir/same.jsonl
 # shellcheck disable=SC2086
-train 4 $flags --out "$dir/whole" --log "$dir/whole.jsonl"
+train 4 gpt_3d $flags --out "$dir/whole" --log "$dir/whole.jsonl"
 ends 100
 for how in save step save; do
     # shellcheck disable=SC2086
-    train 4 $flags --out "$out" --resume auto --log "$log"
+    train 4 gpt_3d $flags --out "$out" --resume auto --log "$log"
     strike 4 $how "$out"
     ends $patience
     killed_at=$(newest "$out")
     echo "     same layout: killed ($how) after step $killed_at"
 done
 # shellcheck disable=SC2086
-train 4 $flags --out "$out" --resume auto --log "$log"
+train 4 gpt_3d $flags --out "$out" --resume auto --log "$log"
 ends 100
 status=$?
 [ $status = 0 ] && [ "$code" = 0 ] && [ "$(numbers "$log" | wc -l)" = 14 ] &&
@@ -205,14 +208,14 @@ flip() {  # flip OFFSET-FROM-END
 for place in 30 160 290 420; do
     flip $place
     # shellcheck disable=SC2086
-    train 4 $flags --resume "${file%/*}"
+    train 4 gpt_3d $flags --resume "${file%/*}"
     ends 60
     [ "$code" = 2 ] && [ "$(grep -c '^error: .*optimizer.safetensors is damaged: ' "$dir/err")" = 1 ] &&
         [ "$(grep -c '^error:' "$dir/err")" = 1 ]
     report $? "4 ranks refuse a damaged checkpoint in one sentence: $(sed -n 's/^error: .*damaged: //p' "$dir/err")"
     [ $place = 420 ] || flip $place
 done
-train 4 --tensor 2 --data 2 --resume auto --out "$dir/whole" --dry-run
+train 4 gpt_3d --tensor 2 --data 2 --resume auto --out "$dir/whole" --dry-run
 ends 60
 [ "$code" = 0 ] &&
     [ "$(grep -c '^note: the checkpoint step-00000014 is passed over: .* is damaged' "$dir/out")" = 1 ] &&
