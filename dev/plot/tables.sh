@@ -10,7 +10,7 @@ cd "$(dirname "$0")/../.." || exit 1
 quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes data_bytes optimizer_memory
        lesson_data_bytes lesson_data_memory lesson_data_clock lesson_fsdp_bytes lesson_fsdp_memory lesson_fsdp_clock
        schedules schedules_norm refused bubbles study plan scale scale_bands)
-slow=(layouts main errors no_wait one_stream zero bubbles_paper plan_table1 plan_clock scale_trainers)
+slow=(layouts main errors no_wait one_stream zero post_ln bubbles_paper plan_table1 plan_clock scale_trainers)
 
 mode=${1:-check} build=${2:-build/cpu-fp32}
 shift $(($# < 2 ? $# : 2))
@@ -487,6 +487,7 @@ ROWS
 table_no_wait() { fenced <build/experiments/no_wait.out; }
 table_one_stream() { fenced <build/experiments/one_stream.out; }
 table_zero() { fenced <build/experiments/zero.out; }
+table_post_ln() { fenced <build/experiments/post_ln.out; }
 
 # ---- comparing and writing ------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run_experiments.sh [BUILD]: runs the commands of doc/experiments.md, as they stand there, on copies of the trainers,
 # and checks the page's claims. Their output stays in build/experiments/NAME.out for `make doc`.
-# needs: fp32/train_gpt_tp fp32/train_gpt_3d bf16/train_gpt_3d
+# needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_3d bf16/train_gpt_3d tools/byte_corpus
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
@@ -87,5 +87,22 @@ for n in 1 2 3 4; do
         test "$(sent $n ncclReduceScatter) $(sent 1 ncclReduceScatter)" = \
         "$(sent 1 ncclReduceScatter) $((share * ${gathered:-0}))"
 done
+
+patch -s -o $dir/post_ln.cu train_gpt.cu doc/experiments/post_ln.patch >$dir/post_ln.log 2>&1
+check 'post_ln: the patch fits train_gpt.cu' test $? = 0
+env -u MAKEFLAGS -u MAKELEVEL make DEVICE=cpu PRECISION=fp32 OPTIMIZE=-O0 "$build/$dir/post_ln" corpus >>$dir/post_ln.log \
+    2>&1
+check 'post_ln: it compiles' test $? = 0
+commands post_ln | grep -vE '^(patch|make) ' |
+    sed "s|build/cpu-fp32/\$trainer|\$(program \$trainer)|" >$dir/post_ln.sh
+program() { if [ "$1" = post_ln ]; then echo "$build/$dir/post_ln"; else echo "$build/$1"; fi; }
+export -f program
+export build dir
+bash $dir/post_ln.sh >$dir/post_ln.out 2>$dir/post_ln.err </dev/null
+norm() { sed -n "s/^$1 --layers $2: .*norm //p" $dir/post_ln.out; } # norm TRAINER LAYERS
+check "post_ln: with 24 layers for 4 the pre-LN norm doubles at least: $(norm train_gpt 4), $(norm train_gpt 24)" \
+    awk -v a="$(norm train_gpt 4)" -v b="$(norm train_gpt 24)" 'BEGIN { exit !(a > 0 && b > 2 * a) }'
+check "post_ln: and the post-LN norm differs by less than a tenth: $(norm post_ln 4), $(norm post_ln 24)" \
+    awk -v a="$(norm post_ln 4)" -v b="$(norm post_ln 24)" 'BEGIN { exit !(a > 0 && b < 1.1 * a && b > 0.9 * a) }'
 
 finish
