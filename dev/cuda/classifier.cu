@@ -131,7 +131,7 @@ static void classify4(const void *problem, unsigned) {
 static const LabKernel CLASSIFIER[] = {
     {"classifier", 1, "a thread a row: maximum, sum, gradient", classify1, 0},
     {"classifier", 2, "a block a row", classify2, 0},
-    {"classifier", 3, "maximum and sum in one pass, 128-bit loads", classify3, LONG_ROW_THREADS},
+    {"classifier", 3, "maximum and sum in one pass, 128-bit loads", classify3, ROW_LANES > 1 ? 512 : 32},
     {"classifier", 4, "two kernels, checks out of the loops, approximate exp2 (llmc)", classify4, LONG_ROW_THREADS},
 };
 

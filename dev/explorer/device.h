@@ -63,7 +63,6 @@ template <class Call, class... P> struct CpuLauncher;
 DOES_NOTHING(void, cpu_check_aligned, )
 DOES_NOTHING(void, __syncthreads, )
 template <class T> static inline T cpu_warp_reduce(bool, T x) { return x; }
-template <class T> static inline T cpu_block_reduce(bool, T x, const char *, int) { return x; }
 DOES_NOTHING(const char *, cudaGetErrorString, "")
 DOES_NOTHING(cudaError_t, cudaGetLastError, cudaSuccess)
 DOES_NOTHING(cudaError_t, cudaSetDevice, cudaSuccess)

@@ -115,7 +115,6 @@ struct CpuBlock {
     unsigned created, idle_count, ready_head, ready_count, barrier_count;
     const char *barrier_file;
     int barrier_line;
-    uint64_t reduced;  // the result of a block-wide reduction
     void *shared;      // dynamic shared memory: exactly as large as asked for
     size_t shared_bytes;
     uint32_t waiting[CPU_WARP];  // lanes of each warp that wait for others of their mask

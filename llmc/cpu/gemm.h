@@ -102,7 +102,7 @@ static inline void cpu_load_block(float *out, const CpuMatrix *m, size_t row, si
     for (size_t r = 0; r < rows; r++) cpu_load(out + r * cols, m->at(row + r, col), m->bf16, cols);
 }
 
-static const size_t CPU_GEMM_ROWS = 256, CPU_GEMM_COLS = 384; // largest tile
+static const size_t CPU_GEMM_ROWS = 512, CPU_GEMM_COLS = 768; // largest tile: a few MiB of L2 cache
 static const size_t CPU_GEMM_DEPTH = 768;                     // of a copied block
 static const size_t CPU_GEMM_PACK = 16384;                    // floats of Y worth a dense copy (64 KiB)
 

@@ -201,31 +201,6 @@ static inline void cpu_syncthreads(const char *file, int line) {
 }
 #define __syncthreads() cpu_syncthreads(__FILE__, __LINE__)
 
-// Reduces over every warp, then over the warps one after the other.
-template <class T>
-inline void cpu_combine_block(CpuBlock *b, bool sum) {
-    T total = 0;
-    for (unsigned first = 0; first < b->count; first += CPU_WARP) {
-        cpu_butterfly<T>(sum, b->lanes + first);
-        T part = cpu_from_bits<T>(b->lanes[first].value);
-        total = first ? cpu_combine(sum, total, part) : part;
-    }
-    b->reduced = cpu_to_bits(total);
-}
-
-// Reduces over a block of full warps in one rendezvous, with the bits of cuda_common.cuh's block_reduce.
-template <class T>
-static inline T cpu_block_reduce(bool sum, T value, const char *file, int line) {
-    CpuBlock *b = cpu_block;
-    if (b->count % CPU_WARP)
-        cpu_kernel_abort(b->current, "reduces over a block that is no multiple of 32 threads");
-    b->lanes[b->current].value = cpu_to_bits(value);
-    bool waits = cpu_block_arrive(b, file, line);
-    if (!waits) cpu_combine_block<T>(b, sum);
-    if (waits || cpu_queue_up(b)) cpu_suspend(b);
-    return cpu_from_bits<T>(b->reduced);
-}
-
 // Ends the program on a misaligned move of 16 bytes, where a GPU would fault.
 static inline void cpu_check_aligned(const void *p) {
     if (__builtin_expect((uintptr_t)p % 16 != 0, 0))

@@ -31,12 +31,11 @@ __device__ __forceinline__ float adamw_element(float p, float g, float *m, float
     return p - h.lr * (*m * h.m_scale / (sqrtf(*v) * h.root_scale + h.eps) + h.decay * p);
 }
 
-static constexpr size_t ADAMW_CHUNK = (size_t)ELEMENT_THREADS * ELEMENTS_PER_THREAD; // elements of a block
-
 // Updates a block's chunk of n elements. `weights` are fp32: the master weights, or params if these are fp32; narrow is
 // then NULL.
 template <int W>
-__device__ __forceinline__ void adamw_chunk(floatX *narrow, float *weights, const float *grads, float *ms, float *vs,
+__device__ __forceinline__ void adamw_chunk(floatX *__restrict narrow, float *__restrict weights,
+                                            const float *__restrict grads, float *__restrict ms, float *__restrict vs,
                                             size_t n, const AdamW &h) {
     Share s = share_of(n / W, threadIdx.x, ELEMENT_THREADS);
     for (size_t i = s.begin; i < s.end; i += s.step) {
@@ -69,13 +68,13 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
         else high = middle - 1;
     }
     Piece r = pieces[low];
-    size_t first = (blockIdx.x - r.first_block) * ADAMW_CHUNK, left = r.hi - r.lo - first;
-    size_t n = left < ADAMW_CHUNK ? left : ADAMW_CHUNK;
+    size_t first = (blockIdx.x - r.first_block) * ELEMENT_CHUNK, left = r.hi - r.lo - first;
+    size_t n = left < ELEMENT_CHUNK ? left : ELEMENT_CHUNK;
     size_t at = r.lo + first, at_state = r.at + first;
     floatX *narrow = master ? params + at : NULL;
     float *weights = master ? master + at_state : (float *)(void *)params + at;
     if (!r.decays) h.decay = 0.0f;
-    if ((at | at_state) % 4 == 0) {  // 16 bytes of float; buffers begin at multiples of that
+    if (ROW_LANES > 1 && (at | at_state) % 4 == 0) {  // packs; a CPU's compiler makes vectors of the plain loop
         adamw_chunk<4>(narrow, weights, grads + at, ms + at_state, vs + at_state, n, h);
     } else {
         adamw_chunk<1>(narrow, weights, grads + at, ms + at_state, vs + at_state, n, h);
@@ -87,7 +86,7 @@ static inline unsigned adamw_number(Piece *pieces, size_t count) {
     size_t blocks = 0;
     for (size_t i = 0; i < count; i++) {
         pieces[i].first_block = (unsigned)blocks;
-        blocks += CEIL_DIV(pieces[i].hi - pieces[i].lo, ADAMW_CHUNK);
+        blocks += CEIL_DIV(pieces[i].hi - pieces[i].lo, ELEMENT_CHUNK);
     }
     return (unsigned)blocks;
 }

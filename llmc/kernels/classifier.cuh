@@ -62,11 +62,9 @@ __device__ __forceinline__ void row_stats(float *row_max, float *row_sum, const 
         }
         row_add<TILE>(mine, x);
     }
-    bool one_warp = blockDim.x == 32;
-    float all = one_warp ? warp_max(mine.max) : block_max(mine.max);
-    float sum = sum_of<TILE>(mine.sums) * exponential_fast(mine.max - all);  // 0 for a thread without columns
-    *row_max = all;
-    *row_sum = one_warp ? warp_sum(sum) : block_sum(sum);
+    *row_max = blockDim.x > 1 ? block_max(mine.max) : mine.max;
+    *row_sum = sum_of<TILE>(mine.sums) * exponential_fast(mine.max - *row_max);  // 0 for a thread without columns
+    if (blockDim.x > 1) *row_sum = block_sum(*row_sum);
 }
 
 // Turns a row of Vl logits into gradients: dloss * (softmax - (column == target)), and 0 from column `valid` on. target
@@ -162,7 +160,7 @@ static inline void classifier_stats(float *max, float *sum, float *target_logit,
     if (N == 0) return;
     unsigned threads = classifier_threads(Vl);
     kernel_cost(KERNEL_CLASSIFIER_FORWARD, N * Vl, sizeof(floatX), 3);
-    by_packs(Vl, [&](auto width) {
+    by_packs<ELEMENT_PACK>(Vl, [&](auto width) {
         constexpr int W = width;
         LAUNCH(classifier_stats_kernel<W>, (unsigned)N, threads, 0, stream)
         (max, sum, target_logit, logits, targets, V, Vl, v_start);
@@ -188,7 +186,7 @@ static inline void classifier_gradient(float *losses, floatX *logits, const floa
     if (N == 0) return;
     unsigned threads = classifier_threads(Vl);
     if (gradient) kernel_cost(KERNEL_CLASSIFIER_BACKWARD, N * Vl, 2 * sizeof(floatX), 3);
-    by_packs(Vl, [&](auto width) {
+    by_packs<ELEMENT_PACK>(Vl, [&](auto width) {
         constexpr int W = width;
         LAUNCH(classifier_gradient_kernel<W>, (unsigned)N, threads, 0, stream)
         (losses, logits, max, sum, target_logit, targets, dloss, V, Vl, v_start, gradient);

@@ -146,6 +146,10 @@ __device__ static inline T warp_max(T x) {
     for (int offset = 16; offset > 0; offset /= 2) x = larger(x, __shfl_xor_sync(0xFFFFFFFFu, x, offset));
     return x;
 }
+#else
+template <class T> static inline T warp_sum(T x) { return cpu_warp_reduce(true, x); }
+template <class T> static inline T warp_max(T x) { return cpu_warp_reduce(false, x); }
+#endif
 
 // The same over a block of full warps: each warp, then the warps in their order. Ends with a barrier, so that the next
 // call may follow at once.
@@ -164,12 +168,6 @@ __device__ static inline T block_reduce(T x) {
 }
 template <class T> __device__ static inline T block_sum(T x) { return block_reduce<T, true>(x); }
 template <class T> __device__ static inline T block_max(T x) { return block_reduce<T, false>(x); }
-#else
-template <class T> static inline T warp_sum(T x) { return cpu_warp_reduce(true, x); }
-template <class T> static inline T warp_max(T x) { return cpu_warp_reduce(false, x); }
-template <class T> static inline T block_sum(T x) { return cpu_block_reduce(true, x, __FILE__, __LINE__); }
-template <class T> static inline T block_max(T x) { return cpu_block_reduce(false, x, __FILE__, __LINE__); }
-#endif
 
 // Allocates device memory. Fails before the attempt, naming the purpose, if there is not enough.
 static inline bool cuda_allocate(void **p, size_t bytes, const char *purpose, Error *err) {

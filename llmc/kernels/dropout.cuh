@@ -9,13 +9,16 @@
 #include "llmc/kernels/packs.cuh"
 #include "llmc/kernels/shares.cuh"
 
-// Multiplies the W elements x of row n, column c on, by their factors. W divides C and a block of the generator.
+// Multiplies the W elements x of row n, column c on, by their factors. W, a power of 2, divides C.
 template <int W>
 __device__ __forceinline__ void dropout_mask(float (&x)[W], const Dropout &d, size_t n, size_t c, size_t C) {
+    constexpr unsigned COUNT = W < DROPOUT_BLOCK ? W : DROPOUT_BLOCK;
     size_t row = d.row + n, element = tokens_position(d.tokens, row % d.T) * C + c;
-    Philox block = dropout_block(&d, row / d.T, element / DROPOUT_BLOCK);
-    unsigned first = (unsigned)(element % DROPOUT_BLOCK);
-    for (unsigned k = 0; k < W; k++) x[k] *= dropout_factor(&d, &block, first + k);
+    for (unsigned k0 = 0; k0 < W; k0 += COUNT, element += COUNT) {
+        Philox block = dropout_block(&d, row / d.T, element / DROPOUT_BLOCK);
+        unsigned first = (unsigned)(element % DROPOUT_BLOCK);
+        for (unsigned k = 0; k < COUNT; k++) x[k0 + k] *= dropout_factor(&d, &block, first + k);
+    }
 }
 
 template <int W>

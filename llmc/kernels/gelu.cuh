@@ -34,8 +34,7 @@ __device__ __forceinline__ float gelu(float x) {
 // Derivative of gelu at x.
 __device__ __forceinline__ float gelu_gradient(float x) {
     // Beyond 10 it is 0 or 1 to the last bit; the clamp keeps infinity times zero away, and NaN passes.
-    x = x < -10.0f ? -10.0f : x;
-    x = x > 10.0f ? 10.0f : x;
+    x = fabsf(x) > 10.0f ? copysignf(10.0f, x) : x;
     float square = GELU_CUBIC * x * x;
     float e = gelu_exp(-GELU_SCALE * x * (1.0f + square));
     float s = gelu_divide(1.0f, 1.0f + e);  // and e s is 1 - s without the cancellation
@@ -58,13 +57,13 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
 static inline void gelu_forward(floatX *out, const floatX *inp, size_t n, cudaStream_t stream) {
     if (n == 0) return;
     kernel_cost(KERNEL_EXPONENTIAL, n, 2 * sizeof(floatX), 9);
-    by_packs(aligned16(out, inp) ? n : 1, [&](auto width) {
+    by_packs<ELEMENT_PACK>(aligned16(out, inp) ? n : 1, [&](auto width) {
         constexpr int W = width;
         LAUNCH(gelu_forward_kernel<W>, element_blocks(n), ELEMENT_THREADS, 0, stream)(out, inp, n);
     });
 }
 
-static constexpr size_t GELU_BATCH = 2;  // rows that a thread reads before it writes them
+static constexpr size_t GELU_BATCH = ROW_LANES > 1 ? 2 : 1;  // rows that a thread reads before it writes them
 
 // dinp[N,F] = dout * gelu'(inp), and of its columns as stored the sums over a chunk's rows, as bias_partial_kernel.
 template <int W>
@@ -99,7 +98,7 @@ static inline void gelu_backward(floatX *dinp, float *dbias, float *scratch, con
                                  const floatX *inp, size_t N, size_t F, bool accumulate, cudaStream_t stream) {
     kernel_cost(KERNEL_EXPONENTIAL, N * F, 3 * sizeof(floatX), 18);
     size_t chunk_rows = bias_chunk_rows(N), chunks = CEIL_DIV(N, chunk_rows);
-    by_packs(aligned16(dinp, dout, inp, scratch) ? F : 1, [&](auto width) {
+    by_packs<ELEMENT_PACK>(aligned16(dinp, dout, inp, scratch) ? F : 1, [&](auto width) {
         constexpr int W = width;
         dim3 grid((unsigned)CEIL_DIV(F, (size_t)BIAS_THREADS * W), (unsigned)chunks);
         LAUNCH(gelu_backward_kernel<W>, grid, BIAS_THREADS, 0, stream)(dinp, scratch, dout, inp, N, F, chunk_rows);

@@ -226,7 +226,7 @@ static inline void layernorm_backward_launch(floatX *dinp, float *dweight, float
                                              const floatX *dresidual, const floatX *dout, const floatX *inp,
                                              const floatX *weight, const Layernorm &ln, size_t N, size_t C,
                                              bool accumulate, cudaStream_t stream) {
-    constexpr int W = x128::size, THREADS = LANES == 1 ? 1 : 512;
+    constexpr int W = LANES == 1 ? ELEMENT_PACK : (int)x128::size, THREADS = LANES == 1 ? 1 : 512;
     size_t blocks = 0;
     if (N > 0) {
         size_t rows = CEIL_DIV(N, layernorm_backward_blocks(N));

@@ -1,10 +1,10 @@
 // packs.cuh: elements moved by packs of 16 bytes, as floats.
 //
 // Kernels are templates over W, the elements of a step: x128::size if every address and row length is a multiple of it,
-// else 1.
+// else 1. ELEMENT_PACK is longer on a CPU: a vector register.
 //
 // defines: Packed128 as x128 and f128, load128, store128, store64, load_floats, store_floats, sum_of, max_of,
-//          by_packs, aligned16
+//          ELEMENT_PACK, by_packs, aligned16
 #ifndef LLMC_PACKS_CUH
 #define LLMC_PACKS_CUH
 
@@ -46,10 +46,17 @@ __device__ static __forceinline__ void store128(T *p, const Packed128<T> &pack) 
 #endif
 }
 
-// Calls launch with the width of a pack if rows of n elements consist of whole packs, else with 1.
-template <class Launch>
+#ifdef __CUDACC__
+static constexpr int ELEMENT_PACK = x128::size;
+__device__ static __forceinline__ void cpu_check_aligned(const void *) {}  // a GPU faults
+#else
+static constexpr int ELEMENT_PACK = 16;
+#endif
+
+// Calls launch with PACK if rows of n elements consist of whole packs, else with 1.
+template <int PACK = (int)x128::size, class Launch>
 static inline void by_packs(size_t n, Launch launch) {
-    if (n % x128::size == 0) launch(std::integral_constant<int, (int)x128::size>());
+    if (n % PACK == 0) launch(std::integral_constant<int, PACK>());
     else launch(std::integral_constant<int, 1>());
 }
 
@@ -97,7 +104,8 @@ __device__ __forceinline__ void store64(__nv_bfloat16 *p, const float (&in)[4]) 
 template <int W, typename T>
 __device__ __forceinline__ void load_floats(float (&out)[W], const T *p) {
     constexpr int size = 16 / sizeof(T);
-    if constexpr (W % size == 0) {
+    if constexpr (W % size == 0) cpu_check_aligned(p);
+    if constexpr (W % size == 0 && (ELEMENT_PACK < 16 || size == 8)) {
         for (int i = 0; i < W; i += size) unpack(out + i, load128(p + i));
     } else {
         for (int k = 0; k < W; k++) out[k] = to_float(p[k]);
@@ -108,7 +116,8 @@ __device__ __forceinline__ void load_floats(float (&out)[W], const T *p) {
 template <int W, typename T>
 __device__ __forceinline__ void store_floats(T *p, const float (&in)[W]) {
     constexpr int size = 16 / sizeof(T);
-    if constexpr (W % size == 0) {
+    if constexpr (W % size == 0) cpu_check_aligned(p);
+    if constexpr (W % size == 0 && (ELEMENT_PACK < 16 || size == 8)) {
         for (int i = 0; i < W; i += size) store128(p + i, pack_floats<T>(in + i));
     } else if constexpr (W == 4 && sizeof(T) == 2) {
         store64(p, in);

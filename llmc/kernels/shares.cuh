@@ -24,11 +24,10 @@ typedef struct {
 // reads whole cache lines. A CPU's run one after the other, so each takes a contiguous piece.
 //
 // ROW_LANES threads of a warp share a row, and LONG_ROW_THREADS a row of tens of thousands of elements. On a GPU these
-// are many: a row is read at once, and the long rows in flight fit in the L2 cache. On the CPU more threads gain
-// nothing, and each is resumed at every reduction.
+// are many: a row is read at once, and the long rows in flight fit in the L2 cache. A CPU has one for either.
 #ifdef __CUDACC__
 static constexpr int ROW_LANES = 32;
-static constexpr unsigned LONG_ROW_THREADS = 512;
+static constexpr unsigned LONG_ROW_THREADS = 512, ELEMENT_THREADS = 256;
 
 __device__ __forceinline__ Share share_of(size_t n, size_t index, size_t count) {
     Share s = {index, n, count};
@@ -36,7 +35,7 @@ __device__ __forceinline__ Share share_of(size_t n, size_t index, size_t count) 
 }
 #else
 static constexpr int ROW_LANES = 1;
-static constexpr unsigned LONG_ROW_THREADS = 32;
+static constexpr unsigned LONG_ROW_THREADS = 1, ELEMENT_THREADS = 32;
 
 static inline Share share_of(size_t n, size_t index, size_t count) {
     size_t piece = CEIL_DIV(n, count), begin = index * piece < n ? index * piece : n;
@@ -75,13 +74,12 @@ __device__ __forceinline__ float sum_strided(const float *x, size_t count, size_
     return sum;
 }
 
-// Element kernels: blocks of ELEMENT_THREADS threads with about 16 elements each.
-static constexpr unsigned ELEMENT_THREADS = 256, ELEMENTS_PER_THREAD = 16;
+static constexpr size_t ELEMENT_CHUNK = 4096;  // of a block of ELEMENT_THREADS
 
 // Returns the whole packs of an array of n elements for this thread of an element kernel.
 template <int W>
 __device__ __forceinline__ Share element_share(size_t n) {
-    size_t packs = n / W, chunk = (size_t)ELEMENT_THREADS * ELEMENTS_PER_THREAD / W;
+    size_t packs = n / W, chunk = ELEMENT_CHUNK / W;
     size_t first = blockIdx.x * chunk;
     size_t count = first >= packs ? 0 : packs - first < chunk ? packs - first : chunk;
     Share s = share_of(count, threadIdx.x, ELEMENT_THREADS);
@@ -91,7 +89,7 @@ __device__ __forceinline__ Share element_share(size_t n) {
 }
 
 static inline unsigned element_blocks(size_t n) {
-    return (unsigned)CEIL_DIV(n, (size_t)ELEMENT_THREADS * ELEMENTS_PER_THREAD);
+    return (unsigned)CEIL_DIV(n, ELEMENT_CHUNK);
 }
 
 #endif
