@@ -8,7 +8,7 @@
 // new layout is a row in ROWS. dev/test/test_parallel.c has the other tests of several ranks. A check
 // that guards against a known bug of this field names it in quotation marks. All files go to a folder below
 // BUILD_DIR, which is removed at the end.
-#define _XOPEN_SOURCE 700
+#define _GNU_SOURCE
 #include "dev/test/check_trace.h"
 #include "dev/test/compare_runs.h"
 

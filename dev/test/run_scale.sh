@@ -42,12 +42,12 @@ report $? 'a file that cannot be written is refused'
 
 # ---- published runs -------------------------------------------------------------------------------------------------
 
-# least GROUP MOST: the mean error of a group's rows that were held out of its fit.
+# least GROUP MOST: the mean error of every second row of a group.
 least() {
     local got
     got=$(awk -v group="$1" 'index($0, group) == 1 { print $(NF - 5) }' "$dir/published")
     awk -v got="${got:-100}" -v most="$2" 'BEGIN { exit !(got <= most) }'
-    report $? "$1: rows held out of the fit are $got% off, at most $2"
+    report $? "$1: every second row is $got% off, at most $2"
 }
 make -s scale >"$dir/published" 2>"$dir/err"
 report $? 'make scale'

@@ -1,5 +1,5 @@
 // test_dataloader.c: llmc/host/dataloader.h: samples, epochs, shuffling, and every kind of shard that it refuses.
-#define _XOPEN_SOURCE 700
+#define _GNU_SOURCE
 #include "dev/test/check.h"
 #include "dev/test/make_inputs.h"
 #include "llmc/host/dataloader.h"

@@ -1,5 +1,5 @@
 // test_eval_file.c: llmc/host/eval_file.h: both layouts, and every kind of file that it refuses.
-#define _XOPEN_SOURCE 700
+#define _GNU_SOURCE
 #include "dev/test/check.h"
 #include "dev/test/make_inputs.h"
 #include "llmc/host/eval_file.h"

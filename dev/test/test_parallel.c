@@ -6,7 +6,7 @@
 //
 // Run it in the root of the repository. The groups are listed above main. A check that guards against a known
 // bug of this field names it in quotation marks.
-#define _XOPEN_SOURCE 700
+#define _GNU_SOURCE
 #include "dev/test/check_trace.h"
 #include "dev/test/compare_runs.h"
 
