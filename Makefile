@@ -147,7 +147,7 @@ build/tools/plan: dev/plan/plan.cu Makefile $(PROBE)
 
 .PHONY: all trainers kernel-programs kernels bench spills sass asm tools scale scale-trainers calibrate setup train test \
         lessons gpu-check clean help explorer site corpus run-train build-train doc plan planned schedule study fuzz soak \
-        build-soak reproduce bubbles planned-fp32 planned-bf16 planned-asan
+        build-soak reproduce bubbles planned-fp32 planned-bf16 planned-asan experts
 
 all: trainers tools                  ## every trainer and tool
 trainers: $(call program,$(TRAINERS) $(notdir $(LESSONS)))  ## build/cpu-fp32/train_gpt and those after it
@@ -297,6 +297,22 @@ endif
 	@echo "next: README.md#what-to-read-in-which-order-and-how-long-it-takes, and make lessons: what each trainer adds"
 	@echo "next: make train LAYOUT='--tensor 4 --pipeline 2': another layout; the losses differ by rounding alone"
 
+# ---- make experts ------------------------------------------------------------------------------------------
+
+# A mixture of 8 experts, each on a rank of its own, and the dense model that pays as many FLOPs for a token.
+EXPERTS := --train-data build/corpus/train.bin --val-data build/corpus/val.bin --shuffle 1 --layers 4 --heads 4 \
+           --channels 128 --seq 64 --micro-batch 2 --global-batch 16 --steps 400 --lr 2e-3 --warmup 30 --val-every 100
+experts: corpus  ## trains 8 experts on 8 ranks, and the dense model of equal FLOPs: curves and balance (some 2 minutes)
+	+@$(PARALLEL) DEVICE=$(DEVICE) $(call program,train_moe train_data) build/tools/loss build/tools/experts
+	@mkdir -p $(OUT)
+	@rm -f $(OUT)/experts.jsonl $(OUT)/dense.jsonl
+	OMP_NUM_THREADS=1 $(MPIRUN) -n 8 $(call program,train_moe) $(EXPERTS) --expert-parallel 8 --log $(OUT)/experts.jsonl
+	OMP_NUM_THREADS=1 $(MPIRUN) -n 8 $(call program,train_data) $(EXPERTS) --log $(OUT)/dense.jsonl
+	@build/tools/loss --title 'Equal FLOPs' --out $(OUT)/experts-loss.svg $(OUT)/experts.jsonl $(OUT)/dense.jsonl
+	@build/tools/experts --out $(OUT)/experts.svg $(OUT)/experts.jsonl
+	@echo "curves       $(OUT)/experts-loss.svg"
+	@echo "balance      $(OUT)/experts.svg"
+
 # ---- make lessons ------------------------------------------------------------------------------------------
 
 lessons:  ## what each trainer adds to its parent, function by function; LESSON=tp shows one
@@ -305,7 +321,7 @@ lessons:  ## what each trainer adds to its parent, function by function; LESSON=
 doc:  ## makes every picture and table of README.md and doc/ again, from runs (some 15 minutes)
 	+@$(PARALLEL) DEVICE=cpu PRECISION=fp32 trainers tools corpus build/cpu-fp32/test_gpt build/tools/plan
 	+@$(PARALLEL) DEVICE=cpu PRECISION=bf16 build/cpu-bf16/train_gpt_3d build/cpu-bf16/train_zero_bubble \
-	    build/cpu-bf16/train_data build/cpu-bf16/train_fsdp
+	    build/cpu-bf16/train_data build/cpu-bf16/train_fsdp build/cpu-bf16/train_moe build/cpu-bf16/train_gpt_tp
 	@dev/plot/doc.sh
 
 # ---- make reproduce ----------------------------------------------------------------------------------------

@@ -33,6 +33,8 @@ for browser in chromium chromium-browser google-chrome; do
     rm -rf "$profile"
     break
 done
+make --no-print-directory DEVICE=cpu PRECISION=fp32 experts
+cp build/out/experts.svg $pictures/experts.svg
 
 # Two lessons on the virtual clock: 6 layers of a model of 70 billion parameters, 64 GPUs, 2048 tokens on each.
 for lesson in data fsdp; do

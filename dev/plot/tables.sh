@@ -9,6 +9,7 @@ cd "$(dirname "$0")/../.." || exit 1
 
 quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes data_bytes optimizer_memory
        lesson_data_bytes lesson_data_memory lesson_data_clock lesson_fsdp_bytes lesson_fsdp_memory lesson_fsdp_clock
+       lesson_moe_bytes lesson_moe_clock
        schedules schedules_norm refused bubbles study plan scale scale_bands)
 slow=(layouts main errors no_wait one_stream zero post_ln bubbles_paper plan_table1 plan_clock scale_trainers)
 
@@ -206,6 +207,40 @@ table_lesson_data_memory() {
                           zero ? "/d" : "", 6 + 12 / (zero ? d : 1) }' "$dir/out"
         done
     done
+}
+
+# Elements that a rank of train_moe sends in the exchanges of a layer, for each of its tokens: C = 64, capacity 1.
+table_lesson_moe_bytes() {
+    local row e k sent
+    echo '| e | k | sent | 4 k C (e-1)/e | t = e tensor ranks: 4 t C (t-1)/t |'
+    echo '|---|---|---|---|---|'
+    for row in '2 1' '4 1' '4 2' '8 1' '8 2' '8 8'; do
+        read -r e k <<<"$row"
+        ranks "$e" fp32 train_moe "--layers 2 --heads 2 --channels 64 --vocab 128 --seq 32 --micro-batch 1 --steps 1
+            --train-data dev/test/golden/train.bin --capacity 1 --top-k $k --expert-parallel $e" || return 1
+        read -r _ sent < <(traffic experts ncclSend)
+        awk -v e="$e" -v k="$k" -v s="$sent" 'BEGIN { printf "| %d | %d | %.0f | %.0f | %.0f |\n", e, k,
+            s / (4 * 2 * 32 * e), 4 * k * 64 * (e - 1) / e, 4 * e * 64 * (e - 1) / e }'
+    done
+}
+
+# Milliseconds of the second step on 8 simulated GPUs, and how many of them a GPU talks to the others about layers.
+table_lesson_moe_clock() {
+    local k
+    of_step() {  # of_step NAME COLUMN: the share of the time is in that column of rank 0's row
+        awk -v name="$1" -v column="$2" '/^step .* TFLOP/ { ms = 1000 * $2 }
+            $1 == "0" && NF == 12 { printf "| %s | %.1f | %.1f |\n", name, ms, ms * $column / 100 }' "$dir/out"
+    }
+    echo '| | step, ms | of it between ranks of a layer |'
+    echo '|---|---|---|'
+    for k in 1 2 4 8; do
+        ranks 1 bf16 train_moe "--simulate dev/clusters/dgx-a100.json --ranks 8 --model d24 --seq 1024 --micro-batch 4
+            --capacity 1 --expert-parallel 8 --top-k $k" || return 1
+        of_step "8 experts on e = 8, k = $k" 7
+    done
+    ranks 1 bf16 train_gpt_tp "--simulate dev/clusters/dgx-a100.json --ranks 8 --tensor 8 --model d24 --seq 1024
+        --micro-batch 32" || return 1
+    of_step 'one MLP on t = 8' 6
 }
 
 # Milliseconds of the second step of train_data, simulated.

@@ -2,7 +2,9 @@
 # run_docs.sh [BUILD]: are README.md and doc/ true? The tables of numbers that take seconds, the drawings, the plan that
 # README prints of `make train`, the code of the recipes, and every link, flag, file and known bug that the pages name.
 # needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d bf16/train_gpt_3d bf16/train_zero_bubble
-# needs: bf16/train_data bf16/train_fsdp tools/figures tools/schedule tools/scale tools/study tools/plan tools/timeline tools/bubbles
+# needs: bf16/train_data bf16/train_fsdp bf16/train_moe bf16/train_gpt_tp fp32/train_moe fp32/train_data
+# needs: fp32/train_context fp32/train_fsdp fp32/train_zero_bubble
+# needs: tools/figures tools/schedule tools/scale tools/study tools/plan tools/timeline tools/bubbles
 # needs: tools/profile tools/byte_corpus
 set -u
 cd "$(dirname "$0")/../.." || exit 1
@@ -104,9 +106,9 @@ others='allow-run-as-root|oversubscribe|hostfile|map-by|mca|nodes|mpi|signal|req
 others="$others|gpus-per-task|gpu-bind|with-pmi|pretokenized|shards|stride|text|help"
 flags() {
     local flag
-    { "$build/train_gpt_3d" --help all; sed -nE 's/^ *\{"([a-z-]+)", FIELD_.*/--\1 /p' dev/lessons/*.cu llmc/host/*.h
-        build/tools/scale; build/tools/schedule; build/tools/timeline
-        build/tools/plan --help; } 2>&1 |
+    { "$build/train_gpt_3d" --help all; build/tools/scale; build/tools/schedule; build/tools/timeline
+        build/tools/plan --help
+        for flag in dev/lessons/*.cu; do "$build/$(basename "$flag" .cu)" --help all; done; } 2>&1 |
         sed 's/]/ ]/g; s/$/ /' >"$dir/help"
     grep -ohE '(^|[ `("])--[a-z][a-z0-9-]*' "${pages[@]}" | sed -E 's/^[ `("]*--//' | sort -u | grep -vxE "$others" |
         while read -r flag; do grep -q -- "--$flag " "$dir/help" || echo "--$flag"; done

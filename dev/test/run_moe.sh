@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run_moe.sh [BUILD]: the mixture of experts as a whole: dev/test/test_moe compares it with the reference; then what
 # surrounds training: validation, samples, --eval, both clocks, the log and its picture. Ends with `N passed, N failed`.
-# needs: fp32/train_moe fp32/train_gpt fp32/train_gpt_3d fp32/dev/test/test_moe tools/byte_corpus
+# needs: fp32/train_moe fp32/train_gpt fp32/train_gpt_3d fp32/dev/test/test_moe tools/byte_corpus tools/experts
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
@@ -19,7 +19,8 @@ report $? 'test_moe ends with exit code 0 or with a failed check'
 
 shown="$dir/out"
 build/tools/byte_corpus "$dir/train.bin" "$dir/val.bin" README.md doc/*.md >/dev/null || exit 1
-flags="--train-data $dir/train.bin --layers 2 --heads 2 --channels 32 --seq 32 --global-batch 8 --micro-batch 1 --top-k 2"
+flags="--train-data $dir/train.bin --layers 2 --heads 2 --channels 32 --seq 32 --global-batch 8 --micro-batch 1
+    --top-k 2"
 
 # samples E: the text that a run on 4 ranks with E expert ranks prints.
 samples() {
@@ -39,6 +40,14 @@ awk -F'[][,:}]' '/"layer"/ { sum = 0; rows++
         if (sum != 8 * 32 * 2) bad = 1 }
     END { exit bad || rows != 6 }' "$dir/log-4"
 report $? 'which add up to k choices of every token, a line for each layer and step'
+
+build/tools/experts --out "$dir/moe.svg" "$dir/log-4" 2>"$dir/out" &&
+    [ "$(grep -c '<polyline' "$dir/moe.svg")" = 16 ] && [ "$(grep -c '<polygon' "$dir/moe.svg")" = 2 ] && [ "$(tail -n 1 "$dir/moe.svg")" = '</svg>' ]
+report $? 'build/tools/experts draws a line for each of 8 experts in each of 2 layers, and what was dropped'
+grep -v layer "$dir/log-4" >"$dir/no-experts"
+! build/tools/experts --out "$dir/none.svg" "$dir/no-experts" 2>"$dir/out" && [ ! -e "$dir/none.svg" ] &&
+    grep -q 'has no lines of experts' "$dir/out"
+report $? 'and refuses a log without experts in a sentence'
 
 # evaluate E: on as many ranks, whose micro-batches and slots are others.
 evaluate() {

@@ -1,0 +1,173 @@
+// experts.c: draws how the tokens of a training run fell on the experts, from the --log of train_moe: for each layer
+// the share of the choices that each expert got (lines; dashed: equal shares) and the share that was dropped (grey).
+//
+//   experts [--title TEXT] [--out FILE.svg] LOG.jsonl
+#include <cjson/cJSON.h>
+#include <getopt.h>
+#include <stdbool.h>
+
+#include "dev/plot/svg.h"
+
+enum { MAX_EXPERTS = 128, MAX_LAYERS = 8, POINTS = 80 };  // layers: the first ones are drawn; points of a line
+
+typedef struct {
+    double step, dropped;  // dropped: share of the choices
+    double share[MAX_EXPERTS];
+} Row;
+
+typedef struct {
+    Row *rows;
+    size_t count, capacity, experts;
+} Layer;
+
+static bool layer_add(Layer *layer, const cJSON *line, double step) {
+    const cJSON *tokens = cJSON_GetObjectItemCaseSensitive(line, "tokens"), *token;
+    const cJSON *dropped = cJSON_GetObjectItemCaseSensitive(line, "dropped");
+    double sum = 0;
+    size_t n = 0;
+    if (layer->count == layer->capacity) {
+        layer->capacity = layer->capacity ? 2 * layer->capacity : 256;
+        Row *larger = realloc(layer->rows, layer->capacity * sizeof(Row));
+        if (!larger) return false;
+        layer->rows = larger;
+    }
+    Row *row = &layer->rows[layer->count];
+    memset(row, 0, sizeof *row);
+    row->step = step;
+    cJSON_ArrayForEach(token, tokens) {
+        if (n < MAX_EXPERTS && cJSON_IsNumber(token) && token->valuedouble >= 0) row->share[n++] = token->valuedouble;
+    }
+    for (size_t e = 0; e < n; e++) sum += row->share[e];
+    if (n == 0 || !(sum > 0) || sum > 1e15 || (layer->count && n != layer->experts)) return true;  // no such line
+    for (size_t e = 0; e < n; e++) row->share[e] /= sum;
+    row->dropped = cJSON_IsNumber(dropped) ? fmax(0, fmin(1, dropped->valuedouble / sum)) : 0;
+    layer->experts = n;
+    layer->count++;
+    return true;
+}
+
+// Makes rows the means of neighbouring ones, POINTS at most.
+static void layer_thin(Layer *layer) {
+    size_t of = (layer->count + POINTS - 1) / POINTS, n = 0;
+    for (size_t first = 0; first < layer->count; first += of, n++) {
+        size_t end = first + of < layer->count ? first + of : layer->count;
+        Row mean = {0};
+        for (size_t i = first; i < end; i++) {
+            mean.step += layer->rows[i].step / (double)(end - first);
+            mean.dropped += layer->rows[i].dropped / (double)(end - first);
+            for (size_t e = 0; e < layer->experts; e++)
+                mean.share[e] += layer->rows[i].share[e] / (double)(end - first);
+        }
+        layer->rows[n] = mean;
+    }
+    layer->count = n;
+}
+
+// Returns how many of the first layers the log has; 0 with a sentence.
+static size_t read_log(const char *path, Layer layers[MAX_LAYERS], Error *err) {
+    size_t bytes, count = 0;
+    char *text = file_read(path, SIZE_MAX, &bytes, err);
+    if (!text) return 0;
+    for (char *line = text, *end; line && *line; line = end) {
+        end = strchr(line, '\n');
+        if (end) *end++ = 0;
+        cJSON *json = cJSON_Parse(line);
+        const cJSON *step = cJSON_GetObjectItemCaseSensitive(json, "step");
+        const cJSON *number = cJSON_GetObjectItemCaseSensitive(json, "layer");
+        double layer = cJSON_IsNumber(number) ? number->valuedouble : -1;
+        bool drawn = cJSON_IsNumber(step) && fabs(step->valuedouble) < 1e15 && layer >= 0 && layer < MAX_LAYERS;
+        if (drawn && !layer_add(&layers[(size_t)layer], json, step->valuedouble)) error_set(err, "out of memory");
+        cJSON_Delete(json);
+    }
+    free(text);
+    while (count < MAX_LAYERS && layers[count].count > 1) layer_thin(&layers[count++]);
+    if (!count) error_set(err, "%s has no lines of experts: train_moe --log writes them", path);
+    return count;
+}
+
+// A line through the shares of one expert, or down to the axis and back for the share that was dropped (expert < 0).
+static void draw_share(FILE *out, const Layer *layer, int expert, double x, double y, double w, double h, double top,
+                       const char *color) {
+    const Row *first = &layer->rows[0], *last = &layer->rows[layer->count - 1];
+    bool area = expert < 0;
+    fprintf(out, "<%s fill=\"%s\" stroke=\"%s\" stroke-width=\"1.2\" stroke-linejoin=\"round\" points=\"",
+            area ? "polygon" : "polyline", area ? color : "none", area ? "none" : color);
+    if (area) fprintf(out, "%.2f,%.2f ", x, y + h);
+    for (const Row *row = first; row <= last; row++) {
+        double value = area ? row->dropped : row->share[expert];
+        fprintf(out, "%.2f,%.2f ", x + w * (row->step - first->step) / (last->step - first->step),
+                y + h * (1 - value / top));
+    }
+    if (area) fprintf(out, "%.2f,%.2f ", x + w, y + h);
+    fprintf(out, "\"/>\n");
+}
+
+static void draw(FILE *out, const Layer *layers, size_t count, const char *title) {
+    const double width = 1000, left = 70, w = width - left - 30, h = 130, gap = 42;
+    svg_begin(out, width, 74 + (double)count * (h + gap) + 20);
+    svg_text(out, left, 28, 17, 700, "start", SVG_INK, "%s", title ? title : "Tokens of each expert");
+    svg_text(out, left, 48, 13, 400, "start", SVG_MUTED,
+             "lines: share of the choices that fell on each expert; dashed: equal shares; grey: share dropped");
+    for (size_t l = 0; l < count; l++) {
+        const Layer *layer = &layers[l];
+        double y = 74 + (double)l * (h + gap), top = 0;
+        for (size_t i = 0; i < layer->count; i++) {
+            for (size_t e = 0; e < layer->experts; e++) top = fmax(top, layer->rows[i].share[e]);
+            top = fmax(top, layer->rows[i].dropped);
+        }
+        SvgAxis axis = svg_axis(0, top, 3);
+        for (int i = 0; i < axis.count; i++) {
+            double at = y + h * (1 - (axis.first + i * axis.step) / top);
+            svg_line(out, left, at, left + w, at, SVG_GRID, 1);
+            svg_text(out, left - 10, at + 4, 12, 400, "end", SVG_MUTED, "%.0f%%", 100 * (axis.first + i * axis.step));
+        }
+        draw_share(out, layer, -1, left, y, w, h, top, "#dfe4ea");
+        for (size_t e = 0; e < layer->experts; e++) {
+            char color[8];
+            double t = layer->experts > 1 ? (double)e / (double)(layer->experts - 1) : 0;
+            svg_mix(0x2c5f9e, 0xd9632f, t, color);
+            draw_share(out, layer, (int)e, left, y, w, h, top, color);
+        }
+        double fair = y + h * (1 - 1 / (double)layer->experts / top);
+        fprintf(out, "<line x1=\"%.2f\" y1=\"%.2f\" x2=\"%.2f\" y2=\"%.2f\" stroke=\"%s\" stroke-dasharray=\"5,4\"/>\n",
+                left, fair, left + w, fair, SVG_INK);
+        svg_text(out, left, y - 5, 12.5, 700, "start", SVG_INK, "layer %zu", l);
+        svg_text(out, left, y + h + 18, 12, 400, "start", SVG_MUTED, "step %.0f", layer->rows[0].step);
+        svg_text(out, left + w, y + h + 18, 12, 400, "end", SVG_MUTED, "step %.0f", layer->rows[layer->count - 1].step);
+    }
+    svg_end(out);
+}
+
+static int fail(const char *text) {
+    fprintf(stderr, "experts: %s\n", text);
+    return 1;
+}
+
+int main(int argc, char **argv) {
+    static const char usage[] = "usage: experts [--title TEXT] [--out FILE.svg] LOG.jsonl\n";
+    static const struct option options[] = {{"title", required_argument, NULL, 't'},
+                                            {"out", required_argument, NULL, 'o'},
+                                            {"help", no_argument, NULL, 'h'},
+                                            {NULL, 0, NULL, 0}};
+    const char *title = NULL, *path = NULL;
+    static Layer layers[MAX_LAYERS];
+    Error err;
+    for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        if (c == 't') title = optarg;
+        else if (c == 'o') path = optarg;
+        else if (c == 'h') return fputs(usage, stdout) == EOF;
+        else optind = argc;
+    }
+    if (argc - optind != 1) {
+        fputs(usage, stderr);
+        return 2;
+    }
+    size_t count = read_log(argv[optind], layers, &err);
+    if (!count) return fail(err.text);
+    FILE *out = svg_open(path, argv + optind, 1, &err);
+    if (!out) return fail(err.text);
+    draw(out, layers, count, title);
+    bool failed = ferror(out) | (out == stdout ? fflush(out) != 0 : fclose(out) != 0);
+    for (size_t l = 0; l < MAX_LAYERS; l++) free(layers[l].rows);
+    return failed ? fail("the picture could not be written") : 0;
+}
