@@ -4,7 +4,7 @@
 //   test_llama BUILD_DIR [GROUP]      for example: test_llama build/cpu-fp32 layouts
 //
 // Run it in the root of the repository.
-#define _XOPEN_SOURCE 700
+#define _GNU_SOURCE
 #include "dev/test/compare_runs.h"
 #include "llmc/reference_llama.h"
 
