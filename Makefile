@@ -76,8 +76,8 @@ $(PROBE): dev/probe.sh
 
 # ---- how it is compiled ------------------------------------------------------------------------------------
 # Never -ffast-math. No contraction to fused multiply-add on the host, so that the same source gives the same
-# bits in every program. Nothing reads errno or floating-point flags: without them roots and selects become vectors, with
-# the same results.
+# bits in every program. Nothing reads errno or floating-point flags: without them roots and selects become vectors,
+# with the same results.
 
 WARNINGS := -Wall -Wextra
 # Programs that train on a CPU are compiled to run fast; tests and bf16, which only check, to compile fast. Null

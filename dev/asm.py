@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""asm.py: what a CPU is asked to execute: the hot loop of each kernel of llmc/kernels, compiled as the trainers are, for
-AVX2 (x86-64-v3) and AVX-512 (x86-64-v4), and read by objdump. It is cross-compiled: this machine need not run it.
+"""asm.py: what a CPU is asked to execute: the hot loop of each kernel of llmc/kernels, compiled as the trainers are,
+for AVX2 (x86-64-v3) and AVX-512 (x86-64-v4), and read by objdump. It is cross-compiled: this machine need not run it.
 
   vector   arithmetic on whole registers: additions, products, roots, comparisons of several floats
   scalar   the same on one float
 
-The hot loop is the innermost loop with most vector arithmetic. Fails if a loop has more scalar arithmetic than its budget below:
-then a compiler has stopped to make vectors of it, which costs a factor of 4 to 16. It needs g++ and objdump.
+The hot loop is the innermost loop with most vector arithmetic. Fails if a loop has more scalar arithmetic than its
+budget below: then a compiler has stopped to make vectors of it, which costs a factor of 4 to 16. It needs g++ and
+objdump.
 """
 import os
 import re
@@ -16,8 +17,8 @@ import tempfile
 
 FLAGS = '-std=c++17 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -mprefer-vector-width=512 -w'.split()
 
-# (function that launches, part of the launch's name, which of its launches, most scalar arithmetic of the loop). What is
-# not 0 are the last elements of a row or a share, which a compiler puts in the same loop.
+# (function that launches, part of the launch's name, which of its launches, most scalar arithmetic of the loop). What
+# is not 0 are the last elements of a row or a share, which a compiler puts in the same loop.
 LOOPS = [
     ('gelu_forward', 'integral_constant<int, 16>', 1, 0),
     ('gelu_backward', 'integral_constant<int, 16>', 1, 0),
