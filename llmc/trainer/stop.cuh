@@ -7,7 +7,9 @@
 //   2. each rank then votes: the number of the last step to whose sum it contributes. It contributes to no later one;
 //   3. the least vote is the last step. Ranks still in it complete it, all others drop their work, and all save.
 // The vote is a reduction that does not block (MPI_Iallreduce), for a rank may need the others' help to complete a
-// step. A simulation does not listen: it has nothing to save, and signals end it. trainer.cuh includes it.
+// step. A rank that is through with the run votes too, for no last step, and so does one that hears of it after its
+// part of the last sum: such a vote alone stops nothing. A simulation does not listen: it has nothing to save, and
+// signals end it. trainer.cuh includes it.
 //
 // defines: stop_signal, stop_listen, trainer_synchronize, stop_settle, stop_before_sum, stop_close
 #ifndef LLMC_STOP_CUH
@@ -56,7 +58,8 @@ static inline void stop_poll(Trainer *m) {
     int there = stop_signal != 0, done = s->agreed;
     bool before = job_open_memory(true);
     if (!s->known && !there) MPI_Iprobe(MPI_ANY_SOURCE, 0, s->comm, &there, MPI_STATUS_IGNORE);
-    if (!s->known && there) stop_vote(m, s->contributed);
+    bool through = !stop_signal && s->contributed >= m->opt.steps;
+    if (!s->known && there) stop_vote(m, through ? ULLONG_MAX : s->contributed);
     if (s->known && !s->agreed) MPI_Test(&s->request, &done, MPI_STATUS_IGNORE);
     job_open_memory(before);
     s->agreed = done;
@@ -98,7 +101,7 @@ static inline void stop_wait(Trainer *m) {
 // Leaves if a stop is known: waits until all ranks know it. Called before work that needs all ranks.
 static inline void stop_settle(Trainer *m) {
     stop_poll(m);
-    while (m->ending.known) stop_wait(m);
+    while (m->ending.known && !(m->ending.agreed && m->ending.last == ULLONG_MAX)) stop_wait(m);
 }
 
 // Contributes to the step's sum: the last moment to stop without it.
