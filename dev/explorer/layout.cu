@@ -93,7 +93,9 @@ static void add_rank(Sent sums[GROUP_COUNT][NCCL_MPI_OPS], size_t rank) {
     for (int i = 0; i < calls->count; i++) {
         const Traffic *call = &calls->calls[i];
         NcclMpiCounter c = {0, 0, 0};
-        ring_traffic(&c, (NcclMpiOp)call->op, call->count, call->width, sizes[call->group], keys[call->group], 0);
+        bool message = call->op == NCCL_MPI_SEND || call->op == NCCL_MPI_RECV;  // never to itself
+        size_t n = sizes[call->group], root = message ? n : 0;
+        ring_traffic(&c, (NcclMpiOp)call->op, call->count, call->width, n, keys[call->group], root);
         Sent *sum = &sums[call->group][call->op];
         bool crosses = (int)rank / plan.node != receiver(&g, call) / plan.node;
         sum->calls += call->calls;

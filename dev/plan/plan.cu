@@ -122,8 +122,9 @@ static bool read_wish(Wish *w, const char **cluster, bool *json, bool *light, in
 
 // A file, or a name in dev/clusters.
 static bool read_cluster(Cluster *cluster, char path[PATH_MAX], const char *name, Error *err) {
-    static const char *const clusters[] = {"dgx-a100",   "dgx-h100",     "eos-2025",     "laptop",
-                                           "roce-a100", "selene-2020", "selene-2021", "selene-2022"};
+    static const char *const clusters[] = {"dgx-a100",       "dgx-h100",     "eos-2025",    "foundry-a100-40",
+                                           "foundry-a100-80", "foundry-h100", "laptop",      "roce-a100",
+                                           "selene-2020",    "selene-2021",  "selene-2022", "vtrain-a100"};
     bool is_path = strchr(name, '/') || strchr(name, '.');
     if (!is_path && path_print(path, PATH_MAX, err, "dev/clusters/%s.json", name) && access(path, F_OK) != 0)
         return error_set(err, "there is no cluster '%s': did you mean %s?", name,

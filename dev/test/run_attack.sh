@@ -66,18 +66,23 @@ ended() {
 }
 shown="$shown $dir/first $dir/first.err"
 live --save-every 500 --out unlocked
+kill -STOP $job  # else its next save may take the folder again before the second start
 rm -rf unlocked
 trains --steps 1 --seed 2 --out unlocked
+kill -CONT $job
 saves=$(grep -c '^saved ' first)
 for ((i = 0; i < 300; i++)); do [ "$(grep -c '^saved ' first)" -gt "$((saves + 1))" ] && break; sleep 0.1; done
 [ "$(grep -c '^note: the lock of unlocked was removed or replaced' first)" = 1 ]
 report $? "rm -r of a live run's --out, and a second start: the first says so, and locks it again"
 refused 2 'is in use by another run' --steps 1 --out unlocked
 report $? "so a third start is refused: $(said)"
+kill -STOP $job
 rm -f unlocked/.lock
 # shellcheck disable=SC2086
 "$trainer" $tiny --steps 100000000 --out unlocked >second 2>&1 </dev/null &
 other=$!
+for ((i = 0; i < 100; i++)); do grep -q '^step ' second && break; sleep 0.1; done
+kill -CONT $job
 ended
 { kill -KILL $other; wait $other; } 2>/dev/null
 [ $code = 1 ] && grep -q '^error: unlocked is in use by another run' first.err

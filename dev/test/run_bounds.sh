@@ -125,7 +125,7 @@ report $? "--ramp by a billion sizes: $(cut -c 1-100 err)"
 refused 2 'more than 2^60 bytes' "$trainer" --dry-run --layers 1 --heads 1 --channels 64 --micro-batch 1000000 \
     --seq 10000000 --vocab 10000000
 report $? "--dry-run of sizes beyond 2^64 is refused"
-refused 2 'more than 2^60 bytes' "$trainer" --dry-run --layers 5000 --heads 20000 --channels 1000000 --vocab 257 \
+refused 2 'more than 2^60 bytes' "$trainer" --dry-run --layers 5000 --heads 4096 --channels 131072 --vocab 10000000 \
     --seq 8 --global-batch 1000000000
 report $? "and of more parameters than anybody has"
 
@@ -181,14 +181,14 @@ inputs='cluster.json schedule.txt shard.tokens before.jsonl split/*'
 sums=$(cat $inputs | cksum)
 train3d=${trainer}_3d
 mkfifo pipe
-for case in "would overwrite|--init split --log split/model-00001-of-00001.safetensors" \
+for case in "is no line of a training log|--init split --log split/model-00001-of-00001.safetensors" \
     "would overwrite|--init split --trace split/model.safetensors.index.json" \
     "would overwrite|--init split --dump-gradients split/config.json" \
-    "would overwrite|--virtual-time cluster.json --log cluster.json" \
+    "is no line of a training log|--virtual-time cluster.json --log cluster.json" \
     "would overwrite|--schedule-file schedule.txt --trace schedule.txt" \
     "would overwrite|--train-data 1:shard.tokens,2:$data --trace shard.tokens" \
     "would overwrite|--train-data shard.tokens --dump-gradients shard.tokens" \
-    "are both before.jsonl|--log before.jsonl --dump-gradients before.jsonl" \
+    "would overwrite before.jsonl|--log before.jsonl --dump-gradients before.jsonl" \
     "not a regular file|--dump-gradients /dev/null" \
     "nobody reads from that pipe|--trace pipe" \
     "is a symbolic link|--dump-gradients output-link"; do

@@ -102,7 +102,7 @@ files() {
 check "files that the pages name are there" "$(files)"
 
 # Flags of mpirun, Slurm, Open MPI's configuration and of tools are not the trainers'.
-others='allow-run-as-root|oversubscribe|hostfile|map-by|mca|nodes|mpi|signal|requeue|kill-on-bad-exit|gpus-per-node'
+others='allow-run-as-root|quiet|oversubscribe|hostfile|map-by|mca|nodes|mpi|signal|requeue|kill-on-bad-exit|gpus-per-node'
 others="$others|gpus-per-task|gpu-bind|with-pmi|pretokenized|shards|stride|text|help"
 flags() {
     local flag

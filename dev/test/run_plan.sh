@@ -217,7 +217,7 @@ refused 2 'cannot be' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 8 --recom
 refused 2 'order' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 8 --order tdd
 refused 2 'are needed' --model gpt2 --gpus 8 --batch 8
 refused 2 'name a --model' --cluster dgx-a100 --gpus 8 --batch 8
-refused 2 'nowhere.json' --model gpt2 --cluster nowhere --gpus 8 --batch 8
+refused 2 "no cluster 'nowhere'" --model gpt2 --cluster nowhere --gpus 8 --batch 8
 refused 2 'value is missing' --model gpt2 --cluster dgx-a100 --gpus
 refused 1 'no layout' --model gpt2 --cluster dgx-a100 --gpus 7 --batch 8 --tensor 7
 refused 1 't = 7, p = 1, d = 1 .* no divisor of 1024' --model gpt3-175b --cluster dgx-a100 --gpus 1024 --batch 1536 --tensor 7

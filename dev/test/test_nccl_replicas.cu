@@ -37,6 +37,11 @@ int main(int argc, char **argv) {
     trainer_shard(m, part);
     CUDA_CHECK(cudaMalloc((void **)&m->state.params, m->table.total * sizeof(floatX)));
     CUDA_CHECK(cudaMemset(m->state.params, 0x3c, m->table.total * sizeof(floatX)));
+    host_array(m->w, m->config.L);
+    for (size_t i = 0; i < m->table.count; i++) {
+        const Tensor *x = &m->table.tensors[i];
+        m->w[table_layer(&m->table, i)][x->kind] = m->state.params + x->offset;
+    }
     size_t wte = table_offset(&m->table, WTE, 0), norm = table_offset(&m->table, LN2B, 1),
            split = table_offset(&m->table, FCW, 1);
 
@@ -58,6 +63,7 @@ int main(int argc, char **argv) {
     }
     CUDA_CHECK(cudaFree(m->state.params));
     CUDA_CHECK(cudaStreamDestroy(m->stream));
+    free(m->w);
     free(m->state.slices);
     free(m->part.slices);
     table_free(&m->table);
