@@ -55,7 +55,7 @@ base64 -w 0 "$dir/explorer.wasm" >"$dir/wasm"
     echo 'const CLUSTERS = {'
     for file in dev/clusters/*.json; do
         echo "    \"$(basename "$file" .json)\": {"
-        sed -nE 's/^ *"([a-z0-9_]+)": \{"value": ([^,]*), .*/        \1: \2,/p' "$file"
+        sed -nE 's/^ *"(gpus_per_node|memory|reserve)": \{"value": ([^,]*), .*/        \1: \2,/p' "$file"
         echo '    },'
     done
     echo '};'

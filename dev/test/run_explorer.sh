@@ -22,7 +22,7 @@ $2}"
 
 # ---- the page -------------------------------------------------------------------------------------------------------
 
-check "the page has $(wc -c <$page) bytes, at most 420 KB" "$([ "$(wc -c <$page)" -le 420000 ] || echo 'too large')"
+check "the page has $(wc -c <$page) bytes, at most 300 KB" "$([ "$(wc -c <$page)" -le 300000 ] || echo 'too large')"
 check "the page loads nothing" \
     "$(grep -oE '(src|action)="?[^#"][^"]*"|href="[a-z]*:|https?://|url\(|@import|fetch\(|XMLHttp' $page)"
 
