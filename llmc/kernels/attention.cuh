@@ -42,6 +42,10 @@ static inline void attention_capacity(size_t HS, Launch launch) {
 // PAIR: of rows of two ranks, see llmc/kernels/context.cuh.
 template <bool PAIR = false>
 static inline void attention_launch(const Attention &a, const Dropout &drop, bool backward, cudaStream_t stream) {
+    if (drop.threshold && a.KV != a.NH) {
+        fprintf(stderr, "error: dropout of attention needs as many heads of keys as of queries\n");
+        exit(1);
+    }
 #ifdef PRECISION_BF16
     if (attention_mma_takes(a)) {
         attention_capacity<32, 64, 96, 128, 160, 192, 256>(a.HS, [&](auto capacity) {

@@ -52,8 +52,8 @@ __device__ __forceinline__ auto part_or(float *part, floatX *whole) {
 // The generator's block of query q and keys k .. k+7, rows of this launch.
 template <class A>
 __device__ __forceinline__ Philox scores_block(const Dropout &d, const Attention &a, size_t b, size_t h, size_t q,
-                                               size_t k) {
-    if constexpr (!A::PAIR) return dropout_probability_block(&d, b, h, q, k, a.T);
+                                               size_t k, size_t T) {
+    if constexpr (!A::PAIR) return dropout_probability_block(&d, b, h, q, k, T);
     return dropout_probability_block(&d, b, h, tokens_position(a.q_tokens, a.q_first + q),
                                      tokens_position(a.k_tokens, a.k_first + k), a.whole);
 }
@@ -315,7 +315,7 @@ __device__ __forceinline__ void drop_keys(typename A::Scores &s, const Dropout &
                                           const Attention &a) {
     for (int j0 = 0; j0 < A::TILE; j0 += DROPOUT_BLOCK) {
         for (int r = 0; r < A::R; r++) {
-            Philox block = scores_block<A>(drop, a, at.b, at.h, at.row + r, first + j0);
+            Philox block = scores_block<A>(drop, a, at.b, at.h, at.row + r, first + j0, a.T);
             for (int j = 0; j < DROPOUT_BLOCK; j++) row_of(s[j0 + j], r) *= dropout_factor(&drop, &block, j);
         }
     }
@@ -329,7 +329,7 @@ __device__ __forceinline__ void keep_queries(typename A::Scores &keep, const Dro
     for (int j = 0; j < A::TILE; j++) {
         for (int r0 = 0; r0 < A::R; r0 += COUNT) {
             unsigned place = (unsigned)((at.row + r0) % DROPOUT_BLOCK);
-            Philox block = scores_block<A>(drop, a, at.b, at.h, first + j, at.row + r0 - place);
+            Philox block = scores_block<A>(drop, a, at.b, at.h, first + j, at.row + r0 - place, a.T);
             for (int r = 0; r < COUNT; r++) row_of(keep[j], r0 + r) = dropout_factor(&drop, &block, place + r);
         }
     }

@@ -248,7 +248,7 @@ __device__ __forceinline__ uint32_t kept_keys(const Dropout &d, const MmaPlace &
     UNROLL
     for (int i = 0; i < A::KEYS / 16; i++) {
         int query = at.row + t % 2 * 8, key = first + (2 * i + t / 2) * 8;
-        Philox block = scores_block<A>(d, a, at.b, at.h, (size_t)query, (size_t)key);
+        Philox block = scores_block<A>(d, a, at.b, at.h, (size_t)query, (size_t)key, (size_t)at.T);
         own |= dropout_kept(&d, &block) << 8 * i;
     }
     warp_gather<4, 1>(of_row, own);
@@ -266,7 +266,7 @@ __device__ __forceinline__ uint32_t kept_queries(const Dropout &d, const MmaPlac
     UNROLL
     for (int i = 0; i < A::QUERIES / 16; i++) {
         int query = first + (2 * i + g / 4) * 8 + at.pair + g % 2, key = at.warp_row + g / 2 % 2 * 8;
-        Philox block = scores_block<A>(d, a, at.b, at.h, (size_t)query, (size_t)key);
+        Philox block = scores_block<A>(d, a, at.b, at.h, (size_t)query, (size_t)key, (size_t)at.T);
         own |= dropout_kept(&d, &block) << 8 * i;
     }
     warp_gather<8, 4>(of_column, own);

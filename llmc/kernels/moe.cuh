@@ -63,7 +63,7 @@ __device__ __forceinline__ size_t moe_row(void) { return (size_t)blockIdx.x * MO
 
 // A warp per token; its first lane takes the softmax and chooses.
 template <int W, int LANES>
-__global__ void __launch_bounds__(32 * MOE_WARPS)
+__global__ void __launch_bounds__(32 * MOE_WARPS, 1)
     moe_router_kernel(Routing r, const floatX *x, const floatX *weight, size_t N, size_t C, size_t E, size_t k) {
     size_t n = moe_row();
     if (n >= N || threadIdx.x % 32 >= LANES) return;
@@ -108,7 +108,7 @@ __device__ __forceinline__ size_t lanes_before(size_t x) {
 
 // A warp per sequence and expert, whose lanes take the sequence in LANES pieces: each counts, then gives places.
 template <int LANES>
-__global__ void __launch_bounds__(32 * MOE_WARPS) moe_place_kernel(Routing r, Moe moe, size_t B, size_t T) {
+__global__ void __launch_bounds__(32 * MOE_WARPS, 1) moe_place_kernel(Routing r, Moe moe, size_t B, size_t T) {
     size_t pair = moe_row(), lane = threadIdx.x % 32, k = moe.k;
     if (pair >= B * moe.E || lane >= LANES) return;
     size_t b = pair / moe.E, e = pair % moe.E, piece = CEIL_DIV(T, (size_t)LANES), count = 0;
@@ -150,7 +150,7 @@ static inline void moe_route(const Routing &r, const floatX *x, const floatX *we
 
 // A warp per place.
 template <int W>
-__global__ void __launch_bounds__(32 * MOE_WARPS)
+__global__ void __launch_bounds__(32 * MOE_WARPS, 1)
     moe_gather_kernel(floatX *rows, const floatX *x, Routing r, Moe moe, size_t count, size_t C, bool weighted) {
     size_t row = moe_row();
     if (row >= count) return;
@@ -181,7 +181,7 @@ static inline void moe_gather(floatX *rows, const floatX *x, const Routing &r, c
 
 // A warp per token.
 template <int W>
-__global__ void __launch_bounds__(32 * MOE_WARPS)
+__global__ void __launch_bounds__(32 * MOE_WARPS, 1)
     moe_combine_kernel(floatX *out, const floatX *residual, const floatX *rows, Routing r, Moe moe, size_t N, size_t C,
                        Dropout drop) {
     size_t n = moe_row();
@@ -237,7 +237,7 @@ static inline void moe_statistics(double *sums, const Routing &r, const Moe &moe
 
 // A warp per token: dlogits (N, E).
 template <int W, int LANES>
-__global__ void __launch_bounds__(32 * MOE_WARPS)
+__global__ void __launch_bounds__(32 * MOE_WARPS, 1)
     moe_backward_router_kernel(float *dlogits, const floatX *dout, const floatX *rows, Routing r, Moe moe, float dloss,
                                size_t N, size_t T, size_t C) {
     size_t n = moe_row(), E = moe.E, lane = threadIdx.x % 32;
@@ -284,7 +284,7 @@ static inline void moe_backward_router(float *dlogits, const floatX *dout, const
 
 // A warp per token.
 template <int W>
-__global__ void __launch_bounds__(32 * MOE_WARPS)
+__global__ void __launch_bounds__(32 * MOE_WARPS, 1)
     moe_backward_input_kernel(floatX *dx, const floatX *drows, const float *dlogits, const floatX *weight, Routing r,
                               Moe moe, size_t N, size_t C) {
     size_t n = moe_row();
