@@ -24,7 +24,7 @@ for header in $headers; do echo "#include \"$header\""; done >"$folder/kernels.c
         done
     done
     echo '    (void *)&moe_route<ROW_LANES>, (void *)&moe_backward_router<ROW_LANES>,'
-    echo '    (void *)&columns_move<false, floatX, floatX>, (void *)&columns_move<false, float, floatX>,'
+    echo '    (void *)&columns_move<false, floatX, floatX>,'
     echo '    (void *)&columns_move<false, floatX, float>, (void *)&columns_move<true, float, float>};'
 } >>"$folder/kernels.cu"
 
