@@ -45,7 +45,7 @@ printf '%s\n' pow cos exp log log2 fmod exit _exit >"$dir/allowed"
 "$linker" --no-entry --gc-sections --strip-all -z stack-size=262144 --allow-undefined-file="$dir/allowed" \
     "${exports[@]}" -o "$dir/explorer.wasm" "$dir"/*.o
 
-base64 -w 0 "$dir/explorer.wasm" >"$dir/wasm"
+gzip -9n <"$dir/explorer.wasm" | base64 -w 0 >"$dir/wasm"  # the browser unpacks it
 
 # Tables from their one source: models of dev/plan/models.h, clusters, and lines of functions that the page points to.
 {

@@ -45,7 +45,12 @@ const LAYOUTS = {
 
 // ---- the worker -----------------------------------------------------------------------------------------------------
 
-const compiled = WebAssembly.compile(Uint8Array.from(atob(WASM), c => c.charCodeAt(0)));
+// WASM is gzip in base64.
+async function inflated() {
+    const packed = new Blob([Uint8Array.from(atob(WASM), c => c.charCodeAt(0))]);
+    return new Response(packed.stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
+}
+const compiled = inflated().then(bytes => WebAssembly.compile(bytes));
 const workerSource = URL.createObjectURL(new Blob([$("worker").textContent], {type: "text/javascript"}));
 
 // Returns a function that asks a worker and promises its answer. A new question ends the work on the one before it,
