@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# run_threads.sh [BUILD]: a short training has the same bits with 1, 2 and 3 threads, in both precisions: every loss and
+# norm that the log has, every weight and every moment. Products are cut into tiles, and kernels into blocks, by their
+# sizes alone. Ends with `N passed, N failed`.
+# needs: fp32/train_gpt bf16/train_gpt
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+build=$(realpath -m "${1:-build/cpu-fp32}")
+. dev/test/report.sh
+device=${build##*/}
+[ "${device%%-*}" = cpu ] || skip threads 'a GPU has the threads that a launch names'
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+shown=$dir/output
+
+# Widths that tiles and vectors do not divide, and enough rows that every product has several tiles.
+train() {  # train PRECISION THREADS
+    local out=$dir/$1-$2
+    OMP_NUM_THREADS=$2 "${build/fp32/$1}/train_gpt" --train-data dev/test/golden/train.bin --layers 2 --heads 3 \
+        --channels 120 --vocab 257 --seq 60 --micro-batch 5 --steps 4 --val-every 0 --out "$out" --log "$out.jsonl" \
+        >"$dir/output" 2>&1 && sed -i 's/,"ms":.*//' "$out.jsonl" && [ "$(grep -c '"loss"' "$out.jsonl")" = 4 ]
+}
+equal() {  # equal PRECISION THREADS: as with one thread
+    cmp "$dir/$1-1.jsonl" "$dir/$1-$2.jsonl" &&
+        cmp "$dir/$1-1"/step-*/model.safetensors "$dir/$1-$2"/step-*/model.safetensors &&
+        cmp "$dir/$1-1"/step-*/optimizer.safetensors "$dir/$1-$2"/step-*/optimizer.safetensors
+} >>"$dir/output" 2>&1
+
+for precision in fp32 bf16; do
+    train $precision 1
+    report $? "$precision: four steps with 1 thread"
+    for threads in 2 3; do
+        train $precision $threads && equal $precision $threads
+        report $? "$precision: the bits of 1 thread with $threads"
+    done
+done
+finish
