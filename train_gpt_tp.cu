@@ -65,7 +65,7 @@ struct GPT : Trainer {
 // Takes this rank's part of every layer and of the vocabulary.
 static void shard(GPT *m) {
     size_t t = m->grid.t;
-    m->A /= t, m->NH /= t, m->F /= t, m->Vl /= t, m->V0 = m->grid.t_rank * m->Vl;
+    trainer_sizes(m, t), m->V0 = m->grid.t_rank * m->Vl;
     if (m->opt.sequence_parallel) m->sp = t;
     Shard part = shard_whole(&m->config);
     part.t = t, part.t_rank = m->grid.t_rank;

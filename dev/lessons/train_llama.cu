@@ -118,7 +118,7 @@ static void shard(GPT *m) {
     job_agree(&m->job, pipeline_lists(&lists, (Schedule)m->opt.schedule, m->opt.schedule_file, m->grid.p, m->micros,
                                       m->opt.chunks, &err), &err);
     m->plan = pipeline_plan(&lists, m->config.L, m->grid.p_rank);
-    m->A /= t, m->NH /= t, m->F /= t, m->Vl /= t, m->V0 = m->grid.t_rank * m->Vl;
+    trainer_sizes(m, t), m->V0 = m->grid.t_rank * m->Vl;
     if (m->opt.sequence_parallel) m->sp = t;
     m->HS = m->A / m->NH, m->KV = m->llama.KV / t, m->S = m->A + 2 * m->KV * m->HS;
     m->G = m->llama.type == NEMOTRON ? 1 : 2, m->head = m->llama.tied ? (int)WTE : (int)HEADW;

@@ -114,7 +114,7 @@ static void shard(GPT *m) {
     job_agree(&m->job, zero_bubble_lists(&lists, (Schedule)m->opt.schedule, m->opt.schedule_file, m->grid.p, m->micros,
                                          m->opt.chunks, &times, m->opt.max_in_flight, &err), &err);
     m->plan = pipeline_plan(&lists, m->config.L, m->grid.p_rank);
-    m->A /= t, m->NH /= t, m->F /= t, m->Vl /= t, m->V0 = m->grid.t_rank * m->Vl;
+    trainer_sizes(m, t), m->V0 = m->grid.t_rank * m->Vl;
     if (m->opt.sequence_parallel) m->sp = t;
     Shard part = shard_whole(&m->config);
     part.t = t, part.t_rank = m->grid.t_rank;

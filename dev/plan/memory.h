@@ -79,7 +79,7 @@ static inline StageMemory candidate_count(const Candidate *x, size_t vocabulary,
     if (!grid_make(&m->grid, r->ranks, 0, r->t, r->d, r->p, m->opt.order, &err)) abort();  // candidate_refused asked
     grid_place(&m->grid, grid_rank_at(&m->grid, 0, 0, stage));
     m->B = r->micro_batch, m->T = r->T, m->micros = r->global_batch / (r->micro_batch * r->d);
-    m->A = r->C / r->t, m->NH = r->NH / r->t, m->F = 4 * r->C / r->t, m->Vl = m->config.Vp / r->t;
+    trainer_sizes(m, r->t);
     m->sp = r->sequence_parallel ? r->t : 1;
     pipeline_plan_layers(&m->plan, r->layers, r->p, stage, r->v);
     m->plan.slots = candidate_slots(r, stage);

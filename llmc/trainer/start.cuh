@@ -1,6 +1,6 @@
 // start.cuh: a trainer's way to its first step: command line, checkpoint, data, grid, memory, weights.
 //
-// defines: trainer_open, trainer_shard, trainer_layout, trainer_allocate, trainer_warm_up, trainer_start
+// defines: trainer_sizes, trainer_open, trainer_shard, trainer_layout, trainer_allocate, trainer_warm_up, trainer_start
 #ifndef LLMC_START_CUH
 #define LLMC_START_CUH
 
@@ -99,6 +99,12 @@ static inline bool trainer_files(Trainer *m, const char *from, bool claimed, Err
            (m->job.rank != 0 || outputs_check(o, err));
 }
 
+// Sets the widths of a rank that has 1/t of each: channels of heads, heads, hidden units and rows of the vocabulary.
+static inline void trainer_sizes(Trainer *m, size_t t) {
+    const GPTConfig *c = &m->config;
+    m->A = c->C / t, m->NH = c->NH / t, m->F = config_dimension(c, 'F') / t, m->Vl = c->Vp / t;
+}
+
 // The next batch has so many sequences, on all data ranks together.
 static inline void trainer_set_batch(Trainer *m, size_t sequences) {
     m->batch = sequences;
@@ -167,8 +173,7 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
     m->T = o->seq / o->context;
     m->readers = o->data / o->context, m->reader = m->grid.d_rank / o->context;
     trainer_set_batch(m, o->global_batch);
-    m->A = m->config.C, m->NH = m->config.NH, m->F = config_dimension(&m->config, 'F');
-    m->Vl = m->config.Vp, m->V0 = 0, m->sp = 1;
+    trainer_sizes(m, 1), m->V0 = 0, m->sp = 1;
     return trainer_files(m, from, claimed, err);
 }
 
