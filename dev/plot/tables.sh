@@ -10,7 +10,7 @@ cd "$(dirname "$0")/../.." || exit 1
 quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes data_bytes optimizer_memory
        lesson_data_bytes lesson_data_memory lesson_data_clock lesson_fsdp_bytes lesson_fsdp_memory lesson_fsdp_clock
        lesson_moe_bytes lesson_moe_clock
-       schedules schedules_norm refused bubbles study plan scale scale_bands)
+       schedules schedules_norm refused bubbles study plan scale scale_bands scale_claims)
 slow=(layouts main errors no_wait one_stream zero post_ln bubbles_paper plan_table1 plan_clock scale_trainers)
 
 mode=${1:-check} build=${2:-build/cpu-fp32}
@@ -460,9 +460,27 @@ groups() {
 }
 table_scale() { make -s scale 2>/dev/null | groups 'mean absolute error, %' 8; }
 table_scale_bands() { make -s scale 2>/dev/null | groups 'published over predicted, %' 4; }
+# Tokens a second and GPU of the runs about which predictions were made: published, and predicted for two networks.
+table_scale_claims() {
+    local clusters='dev/clusters/foundry-a100-40.json:claim-a100-40 dev/clusters/foundry-a100-80.json:claim-a100-80'
+    # shellcheck disable=SC2086
+    build/tools/scale --csv "$dir/all" dev/scale/rows_claims.csv $clusters >/dev/null 2>&1 &&
+        build/tools/scale --set nic_collective_bandwidth=3.125e9 --csv "$dir/one" dev/scale/rows_claims.csv $clusters \
+            >/dev/null 2>&1 || return 1
+    echo '| model | device | GPUs | tokens a GPU | published | predicted | predicted, 25 GB/s a node |'
+    echo '|---|---|---|---|---|---|---|'
+    awk -F, 'FNR == 1 { file++; next }
+        file == 1 { rate[$1] = $8 * $6 / $3; model[$1] = $18; tokens[$1] = $6 * $9; gpus[$1] = $3; device[$1] = $17 }
+        file > 1 { gsub(/"/, "", $1); step[file, $1] = $4 }
+        file == 2 { order[++n] = $1; published[$1] = $5 }
+        END { for (i = 1; i <= n; i++) { id = order[i]
+                  printf "| %s | %s | %d | %d | %.0f | %.0f | %.0f |\n", model[id], device[id], gpus[id], tokens[id],
+                         rate[id] / published[id], rate[id] / step[2, id], rate[id] / step[3, id] } }' \
+        dev/scale/rows_claims.csv "$dir/all" "$dir/one"
+}
 table_scale_trainers() {
     local recipe
-    recipe=$(make -n scale-trainers 2>/dev/null | sed -n '/--trainer/,$p')
+    recipe=$(make -n scale-trainers 2>/dev/null | sed -n '/--trainers/,$p')
     [ -n "$recipe" ] || return 1
     bash -c "$recipe" >"$dir/trainers" 2>/dev/null
     groups 'trainer and light simulation, %' 4 <"$dir/trainers"

@@ -1,14 +1,14 @@
 // scale.c: predicts the step time of every published run in a table and compares.
 //
-//   scale [--set KEY=VALUE]... [--fit KEY,KEY] [--parts] [--csv FILE] [--trainer PROGRAM] ROWS.csv...
+//   scale [--set KEY=VALUE]... [--fit KEY,KEY] [--parts] [--csv FILE] [--trainers FOLDER] ROWS.csv...
 //         CLUSTER.json:PREFIX,...
 //
 // Each row that has a full layout, and whose id begins with a prefix, is predicted for the cluster named with it, by
 // the light simulation of step.h; a row without one is reported. Every third row of a group is held out, the first
 // included, every second one of MPT's and vTrain's, and all of some groups: --fit, which seeks the values of the named
 // constants that make the mean absolute error least, does not see these. --csv writes the predictions to a file. --set
-// tries a value; --parts shows where the time goes. --trainer has train_gpt_3d simulate each row that its flags can
-// say, and compares it with the light simulation of the same software: see trainer.h.
+// tries a value; --parts shows where the time goes. --trainers has the trainers in a folder simulate each row that
+// their flags can say, and compares it with the light simulation of the same software: see trainer.h.
 #include "dev/plot/tool.h"
 #include "dev/scale/rows.h"
 #include "dev/scale/step.h"
@@ -358,7 +358,7 @@ static void print_differences(const Point *points, size_t count) {
 }
 
 // Has the trainer simulate the rows that it can run, and the light simulation the same with the trainers' software.
-static bool compare_trainer(Point *points, size_t count, const char *program, Error *err) {
+static bool compare_trainer(Point *points, size_t count, const char *folder, Error *err) {
     size_t n = 0;
     printf("%-24s %12s %12s %10s\n", "run", "light", "trainer", "differs by");
     for (size_t i = 0; i < count; i++) {
@@ -367,7 +367,7 @@ static bool compare_trainer(Point *points, size_t count, const char *program, Er
         Cluster software = trainer_software(x->cluster);
         StepTime time;
         if (!trainer_can(r)) continue;
-        if (!trainer_seconds(program, x->cluster_file, r, software.data_overlap, &x->trainer, err) ||
+        if (!trainer_seconds(folder, x->cluster_file, r, software.data_overlap, &x->trainer, err) ||
             !step_simulate(&software, r, &time, err)) {
             printf("%-24s %s\n", x->row->id, err->text);
             x->trainer = 0;
@@ -380,7 +380,7 @@ static bool compare_trainer(Point *points, size_t count, const char *program, Er
         fflush(stdout);
         n++;
     }
-    if (n == 0) return error_set(err, "the trainer can run none of these rows");
+    if (n == 0) return error_set(err, "the trainers can run none of these rows");
     print_differences(points, count);
     return true;
 }
@@ -388,19 +388,19 @@ static bool compare_trainer(Point *points, size_t count, const char *program, Er
 int main(int argc, char **argv) {
     static Clusters all;
     Error err;
-    const char *keys = NULL, *program = NULL, *csv = NULL, *sets[64];
+    const char *keys = NULL, *folder = NULL, *csv = NULL, *sets[64];
     size_t set_count = 0, row_count = 0;
     Row *rows = NULL;
     bool parts = false, ok = true;
     static const char usage[] = "usage: scale [--set KEY=VALUE]... [--fit KEY,KEY] [--parts] [--csv FILE] "
-                                "[--trainer PROGRAM] ROWS.csv... CLUSTER.json:PREFIX,...\n";
+                                "[--trainers FOLDER] ROWS.csv... CLUSTER.json:PREFIX,...\n";
     tool_help(argc, argv, usage);
     for (int i = 1; ok && i < argc; i++) {
         if (strcmp(argv[i], "--parts") == 0) parts = true;
         else if (strcmp(argv[i], "--fit") == 0 && i + 1 < argc) keys = argv[++i];
         else if (strcmp(argv[i], "--set") == 0 && i + 1 < argc && set_count < 64) sets[set_count++] = argv[++i];
         else if (strcmp(argv[i], "--csv") == 0 && i + 1 < argc) csv = argv[++i];
-        else if (strcmp(argv[i], "--trainer") == 0 && i + 1 < argc) program = argv[++i];
+        else if (strcmp(argv[i], "--trainers") == 0 && i + 1 < argc) folder = argv[++i];
         else if (argv[i][0] == '-') ok = error_set(&err, "unknown flag %s", argv[i]);
         else if (strchr(argv[i], ':')) ok = open_cluster(&all, argv[i], &err);
         else ok = rows_read(argv[i], &rows, &row_count, &err);
@@ -415,7 +415,7 @@ int main(int argc, char **argv) {
     if (count == 0) return fail("no row with a full layout has one of these prefixes");
     ok = !keys || fit(&all, keys, points, count, &err);
     ok = ok && predict(points, count, false, &err) >= 0 && predict(points, count, true, &err) >= 0;
-    if (ok && program) ok = compare_trainer(points, count, program, &err);
+    if (ok && folder) ok = compare_trainer(points, count, folder, &err);
     else if (ok) {
         print_rows(points, count, parts);
         print_groups(points, count);

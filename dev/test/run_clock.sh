@@ -3,7 +3,7 @@
 # changes no bit, and its times do not depend on the order of streams and messages. --simulate gives the times of a run
 # of all ranks. Bubbles follow the formulas of the schedules, links count, and bad input is refused.
 # needs: fp32/dev/test/test_clock fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d
-# needs: fp32/train_data fp32/train_fsdp fp32/train_zero_bubble bf16/train_gpt_3d bf16/train_zero_bubble tools/byte_corpus tools/scale tools/bubbles tools/profile
+# needs: fp32/train_data fp32/train_fsdp fp32/train_zero_bubble bf16/train_gpt_3d bf16/train_fsdp bf16/train_zero_bubble tools/byte_corpus tools/scale tools/bubbles tools/profile
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
 folder=${1:-build/cpu-fp32}
@@ -185,8 +185,8 @@ report $? "of $events events none overlaps another one of its track but to lie i
 
 # The light simulation of dev/scale has kernel lists of its own. With the trainers' software its times must be those of
 # the trainer's kernels, and near the published ones if the published run had that software.
-bf16=${folder/fp32/bf16}/train_gpt_3d
-build/tools/scale --trainer "$bf16" dev/scale/rows_a100.csv dev/scale/rows_more.csv \
+bf16=${folder/fp32/bf16}
+build/tools/scale --trainers "$bf16" dev/scale/rows_a100.csv dev/scale/rows_more.csv \
     $cluster:ptd-t1-3,ptd-t1-7,ptd-f12-v4-B12 dev/clusters/selene-2022.json:kor-t5-22B \
     dev/clusters/dgx-a100.json:llmc-124M >"$dir/out" 2>"$dir/err"
 read -r rows _ _ _ mean _ _ _ most _ < <(tail -n 1 "$dir/out")
@@ -196,9 +196,18 @@ error=$(awk '/^llm.c/ { print $NF }' "$dir/out")
 awk -v error="${error:-100}" 'BEGIN { exit !(error < 5) }'
 report $? "llm.c's published run, which needs no other software: the trainer's error is $error%"
 
+# FSDP: large models and small ones, short sequences and long ones, and one whose step waits for the network.
+build/tools/scale --trainers "$bf16" dev/scale/rows_fsdp.csv dev/scale/rows_claims.csv \
+    dev/clusters/foundry-a100-80.json:mpt-a100-80-70b,mpt-a100-80-7b-1024,mpt-a100-80-1b-65536,claim-a100-80 \
+    dev/clusters/foundry-a100-40.json:mpt-a100-40-350m,mpt-a100-40-3b-2048 \
+    dev/clusters/foundry-h100.json:mpt-h100-70b,mpt-h100-1b-2048 >"$dir/out" 2>"$dir/err"
+read -r rows _ _ _ mean _ _ _ most _ < <(tail -n 1 "$dir/out")
+[ "${rows:-0}" -ge 12 ] && awk -v mean="$mean" -v most="$most" 'BEGIN { exit !(mean < 0.6 && most < 1) }'
+report $? "$rows published runs under FSDP: train_fsdp and the light simulation: $(tail -n 1 "$dir/out")"
+
 # It runs the trainer with a temporary file, where TMPDIR says.
 mkdir "$dir/tmp"
-bubbles="build/tools/bubbles formulas ${bf16%/*} dev/clusters/dgx-a100.json 4"
+bubbles="build/tools/bubbles formulas $bf16 dev/clusters/dgx-a100.json 4"
 TMPDIR=$dir/tmp $bubbles >"$dir/out" 2>"$dir/err" && [ -z "$(ls "$dir/tmp")" ]
 report $? 'bubbles leaves no temporary file'
 ! TMPDIR=$dir/none $bubbles >"$dir/out" 2>"$dir/err" &&
