@@ -12,6 +12,7 @@
 typedef struct {
     size_t E, k, slots;  // experts, experts of a token, places of a sequence in an expert
     double balance, z;   // coefficients of the two losses
+    double *margin;      // unless NULL, is lowered to the least gap between a token's k-th logit and its next one
 } ReferenceMoe;
 
 // What forward keeps for backward. x counts a token's choices: n k + j.
@@ -61,6 +62,11 @@ static inline void reference_route(const ReferenceMoe *moe, ReferenceRouting *r,
                 if (!taken && (best == E || row[e] > row[best])) best = e;  // of equal ones the first
             }
             r->choice[n * k + j] = best;
+        }
+        for (size_t e = 0; e < E && moe->margin; e++) {
+            bool taken = false;
+            for (size_t i = 0; i < k; i++) taken = taken || r->choice[n * k + i] == e;
+            if (!taken) *moe->margin = fmin(*moe->margin, row[r->choice[n * k + k - 1]] - row[e]);
         }
         for (size_t e = 0; e < E; e++) sum += row[e] = exp(row[e] - max);
         for (size_t e = 0; e < E; e++) row[e] /= sum;

@@ -93,7 +93,7 @@ static bool check_problem(Moe moe, size_t B, size_t T, size_t C, bool ties, bool
     p.x = to_device_floatX(x, N * C), p.weight = to_device_floatX(w, E * C);
     p.y = to_device_floatX(y, p.rows * C), p.dout = to_device_floatX(d, N * C);
 
-    ReferenceMoe reference = {E, k, moe.slots, (double)moe.balance, (double)moe.z};
+    ReferenceMoe reference = {E, k, moe.slots, (double)moe.balance, (double)moe.z, NULL};
     ReferenceRouting want = reference_routing_create(&reference, B, T, 1, 1);
     double *dx = test_doubles(N * C), *dw = test_doubles(E * C), *dlogits = test_doubles(N * E);
     double *rows = test_doubles(p.rows * C), *out = test_doubles(N * C);

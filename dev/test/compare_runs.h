@@ -317,6 +317,30 @@ static inline void check_refusal(Context *x, const Layout *layout, const char *n
     outcome_free(&o);
 }
 
+// ---- replicas --------------------------------------------------------------------------------------------
+
+// A copy of the model on one node is out of date: the last rank, which a script starts in the folder "stale", finds
+// another "model" there. Nothing fails, and only --debug-replicas reports it.
+static inline void check_stale(Context *x, const char *name, Layout layout, const char *flags, const char *says) {
+    static const char SCRIPT[] =
+        "#!/bin/sh\n[ ${OMPI_COMM_WORLD_RANK:-$PMI_RANK} != %d ] || cd stale\nexec %s/%s \"$@\"\n";
+    static const char FLAGS[] =
+        "--init model --train-data %s/golden/train.bin --seq 24 --global-batch 8 --micro-batch 1 "
+        "--steps 2 --val-every 0 %s --debug-replicas %d";
+    char script[PATH_MAX + 256];
+    int length = snprintf(script, sizeof script, SCRIPT, layout.ranks - 1, x->build, layout.trainer);
+    write_file("one-stale.sh", script, (size_t)length);
+    if (chmod("one-stale.sh", 0755)) die("cannot make", "one-stale.sh");
+    layout.trainer = "one-stale.sh";
+    Outcome o = run(x->temp, &layout, PLAIN, FLAGS, x->temp, flags, 1);
+    bool ok = o.code == 1 && one_sentence(o.err, says, false, false);
+    check(&x->check, ok, "%s: a stale copy on one rank is reported: %s", name, says);
+    if (!ok) printf("     got exit code %d: %.400s\n", o.code, o.err);
+    outcome_free(&o);
+    o = run(x->temp, &layout, PLAIN, FLAGS, x->temp, flags, 0);
+    check(&x->check, succeeded(&o), "%s: without --debug-replicas it is not", name);
+}
+
 // ---- main -----------------------------------------------------------------------------------------------
 
 static inline void load_golden(Context *x) {

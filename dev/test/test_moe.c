@@ -1,5 +1,6 @@
 // test_moe.c: every gradient tensor of train_moe against the fp64 reference at many layouts, with tokens dropped and
-// without; bits that no option may change; checkpoints at another number of expert ranks; bytes; refusals.
+// without; bits that no option may change; checkpoints at another number of expert ranks; stale copies of experts;
+// bytes; refusals.
 //
 //   test_moe BUILD_DIR [GROUP]      dev/test/run_moe.sh starts it
 #ifndef _GNU_SOURCE
@@ -17,9 +18,9 @@ typedef struct {
     double capacity, balance, z;
 } Case;
 
-static ReferenceMoe reference_of(const Case *c) {
-    double slots = ceil(c->capacity * T * (double)c->k / (double)c->experts);
-    ReferenceMoe moe = {c->experts, c->k, slots < T ? (size_t)slots : T, c->balance, c->z};
+static ReferenceMoe reference_of(const Case *c, size_t seq) {
+    double slots = ceil(c->capacity * (double)seq * (double)c->k / (double)c->experts);
+    ReferenceMoe moe = {c->experts, c->k, slots < (double)seq ? (size_t)slots : seq, c->balance, c->z, NULL};
     return moe;
 }
 
@@ -29,15 +30,19 @@ static void flags_of(char flags[ARG_BYTES], const Case *c) {
 }
 
 // A model in which every parameter matters, and routers that are sure of themselves.
+static void randomize_experts(Reference *ref, uint64_t seed) {
+    for (size_t i = 0; i < ref->table.count; i++) {
+        const Tensor *x = &ref->table.tensors[i];
+        double scale = x->kind == ROUTERW ? 1.0 : 0.2;
+        for (size_t k = 0; k < x->rows * x->cols; k++)
+            ref->params[x->offset + k] = (float)((x->init == INIT_ONE) + scale * noise(&seed));
+    }
+}
+
 static Reference random_experts(const MoeSpec *spec, uint64_t seed) {
     GPTConfig config = {L, C, NH, V, padded_vocabulary(V), T, &spec->model};
     Reference ref = reference_create(&config);
-    for (size_t i = 0; i < ref.table.count; i++) {
-        const Tensor *x = &ref.table.tensors[i];
-        double scale = x->kind == ROUTERW ? 1.0 : 0.2;
-        for (size_t k = 0; k < x->rows * x->cols; k++)
-            ref.params[x->offset + k] = (float)((x->init == INIT_ONE) + scale * noise(&seed));
-    }
+    randomize_experts(&ref, seed);
     return ref;
 }
 
@@ -49,26 +54,11 @@ static void write_experts(const char *folder, const Reference *ref) {
     if (!moe_config_write(path, &ref->config, false, &err)) die("cannot write", path);
 }
 
-// The reference's results of STEPS steps from its present weights: see reference_train.
-static Expected train_experts(Reference *ref, const ReferenceMoe *moe, const Training *h, const int *tokens) {
-    size_t bytes = ref->table.total * sizeof(double), N = G * T;
-    Expected e;
-    int *inputs = allocate(N * sizeof(int)), *targets = allocate(N * sizeof(int));
-    e.gradients = allocate(bytes), e.weights = allocate(bytes);
-    for (size_t s = 0; s < h->steps; s++) {
-        shard_batch(tokens, s * N, N, inputs, targets);
-        reference_zero_gradients(ref);
-        ref->dropout = dropout_make(h->dropout, 1337, s, 0);
-        e.losses[s] = reference_moe_loss_and_gradients(ref, moe, inputs, targets, G, T, 1.0 / (double)N, NULL) /
-                      (double)N;
-        e.norms[s] = reference_gradient_norm(ref);
-        if (s == 0) memcpy(e.gradients, ref->grads, bytes);
-        double scale = h->clip > 0 && e.norms[s] > h->clip ? h->clip / e.norms[s] : 1.0;
-        reference_adamw(ref, s + 1, h->lr, h->beta1, h->beta2, h->eps, h->weight_decay, scale);
-    }
-    memcpy(e.weights, ref->params, bytes);
-    free(inputs), free(targets);
-    return e;
+// What reference_train calls: the model under test.
+static ReferenceMoe tested;
+
+static double tested_loss(Reference *ref, const int *tokens, const int *targets, size_t B, size_t seq, double scale) {
+    return reference_moe_loss_and_gradients(ref, &tested, tokens, targets, B, seq, scale, NULL);
 }
 
 static const Training TRAINING = {T, G, STEPS, 1e-3, 0.1, 1.0, 0.9, 0.95, 1e-8, 0};
@@ -83,7 +73,7 @@ static void finite_differences(Context *x, const Case *c, double dropout) {
     GPTConfig config = {2, 6, 2, 11, 128, SHORT, &spec.model};
     Reference ref = reference_create(&config);
     ReferenceMoe moe = {c->experts, c->k, (size_t)ceil(c->capacity * SHORT * (double)c->k / (double)c->experts),
-                        c->balance, c->z};
+                        c->balance, c->z, NULL};
     int *tokens = random_tokens(2 * B * SHORT, 11, 3);
     double scale = 1.0 / (B * SHORT), h = 1e-5, extra, *got = allocate(ref.table.total * sizeof(double));
     uint64_t seed = 5;
@@ -144,20 +134,57 @@ static const Row LAYOUTS[] = {
     {8, 8, {E, 2, 0.5, 0.1, 0.01}, 0.2, "--micro-batch 3 --recompute layer"},
 };
 
+// In bf16 a token whose k-th and next logits are almost equal may go to another expert than the reference's: another
+// function, whose gradient is another one. With k = E there is no such choice. For the others a model is looked for in
+// whose first step every choice is clear: few tokens, few experts, and logits MARGIN apart, some 10 times their error.
+static const Row LAYOUTS_BF16[] = {
+    {1, 1, {E, E, 0.5, 0.1, 0.01}, 0, "--micro-batch 4"},
+    {8, 8, {E, E, 0.5, 0.1, 0.01}, 0, "--micro-batch 1 --recompute layer"},
+    {4, 2, {E, E, 1, 0.1, 0.01}, 0, "--micro-batch 2"},
+    {1, 1, {2, 1, 1, 0.1, 0.01}, 0, "--micro-batch 4"},
+    {2, 2, {2, 1, 0.5, 0.1, 0.01}, 0, "--micro-batch 1"},
+    {4, 2, {2, 1, 2, 0.1, 0.01}, 0, "--micro-batch 1 --recompute gelu"},
+    {4, 4, {4, 2, 0.5, 0.1, 0.01}, 0, "--micro-batch 1"},
+    {8, 4, {4, 2, 2, 0.1, 0.01}, 0, "--micro-batch 1 --recompute layer"},
+};
+static const double MARGIN = 0.1;
+
+// Draws models until one has clear choices for these tokens.
+static void randomize_clearly(Reference *ref, const Training *h, const int *tokens, uint64_t seed) {
+    double margin = 0, *params = allocate(ref->table.total * sizeof(double));
+    tested.margin = &margin;
+    for (uint64_t tries = 0; margin < MARGIN; tries++) {
+        if (tries == 100000) die("no model has clear choices in", "group layouts");
+        randomize_experts(ref, seed + 1000 * tries);
+        memcpy(params, ref->params, ref->table.total * sizeof(double));
+        for (size_t i = 0; i < ref->table.total; i++) ref->params[i] = round_to_bf16(ref->params[i]);
+        margin = INFINITY;
+        reference_mean_loss(ref, tokens, h->seq, 0, h->global_batch, 0);
+        memcpy(ref->params, params, ref->table.total * sizeof(double));
+    }
+    tested.margin = NULL;
+    free(params);
+}
+
 static void group_layouts(Context *x) {
     char flags[ARG_BYTES], own[ARG_BYTES], name[160];
     size_t count = G * T * STEPS + 1;
     int *tokens = random_tokens(count, V, 21);
     write_shard("shard.bin", 20240520, 1, (int)count, tokens, count);
-    for (size_t i = 0; i < sizeof LAYOUTS / sizeof *LAYOUTS; i++) {
-        const Row *row = &LAYOUTS[i];
+    reference_loss = tested_loss;
+    size_t rows = x->bf16 ? sizeof LAYOUTS_BF16 / sizeof(Row) : sizeof LAYOUTS / sizeof(Row);
+    for (size_t i = 0; i < rows; i++) {
+        const Row *row = x->bf16 ? &LAYOUTS_BF16[i] : &LAYOUTS[i];
         MoeSpec spec = moe_spec(row->of.experts, row->of.k);
         Reference ref = random_experts(&spec, 40 + i);
-        ReferenceMoe moe = reference_of(&row->of);
         Training h = TRAINING;
         h.dropout = row->dropout;
+        if (x->bf16) h.steps = 1;
+        if (x->bf16 && row->of.k < row->of.experts) h.seq = 8, h.global_batch = 8;
+        tested = reference_of(&row->of, h.seq);
+        if (x->bf16) randomize_clearly(&ref, &h, tokens, 40 + i);
         write_experts("model", &ref);
-        Expected want = train_experts(&ref, &moe, &h, tokens);
+        Expected want = reference_train(&ref, &h, tokens, x->bf16);
         training_flags(flags, &h, "model", "shard.bin");
         flags_of(own, &row->of);
         Layout layout = {"train_moe", row->d, row->flags};
@@ -166,7 +193,7 @@ static void group_layouts(Context *x) {
         Errors errors;
         snprintf(name, sizeof name, "d %d, e %d, E %zu, k %zu, capacity %g, dropout %g, %s", row->d, row->e,
                  row->of.experts, row->of.k, row->of.capacity, row->dropout, row->flags);
-        check_run(x, name, &ref.table, &want, STEPS, &errors);
+        check_run(x, name, &ref.table, &want, h.steps, &errors);
         expected_free(&want);
         reference_free(&ref);
     }
@@ -275,6 +302,68 @@ static void group_checkpoints(Context *x) {
     reference_free(&ref);
 }
 
+// ---- group replicas ------------------------------------------------------------------------------------------------
+
+// Copies of experts that are not what they should be: on the last of four ranks an expert of another step, or the
+// weights of the other rank's experts; in a checkpoint an expert of an older one.
+static void group_replicas(Context *x) {
+    static const struct { int e, kind; bool others; const char *says; } rows[] = {
+        {2, FCW, false, "h.1.moe.c_fc.weight differs between the data ranks"},
+        {2, FCPROJB, true, "h.0.moe.c_fc.weight differs between the data ranks"},
+        {1, FCPROJW, false, "h.1.moe.c_proj.weight differs between the data ranks"},
+        {4, QKVW, false, "h.1.attn.c_attn.weight differs between the data ranks"},
+    };
+    MoeSpec spec = moe_spec(E, 1);
+    GPTConfig config = x->golden.config;
+    config.spec = &spec.model;
+    if (mkdir("stale", 0777)) die("cannot make", "stale");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        Layout layout = {"train_moe", 4, ""};
+        char flags[64], name[64];
+        if (layout.ranks > x->max_ranks) continue;
+        Reference ref = reference_create(&config);
+        randomize_experts(&ref, 70 + i);
+        write_experts("model", &ref);
+        for (size_t k = 0; k < ref.table.count; k++) {
+            const Tensor *w = &ref.table.tensors[k];
+            double *values = ref.params + w->offset;
+            size_t half = w->rows * w->cols / 2;
+            if (!rows[i].others) values[2 * half - 1] += w->kind == rows[i].kind && table_layer(&ref.table, k) == 1;
+            else if (w->flags & TENSOR_EXPERTS) memcpy(values + half, values, half * sizeof(double));
+        }
+        write_experts("stale/model", &ref);
+        snprintf(flags, sizeof flags, "--expert-parallel %d", rows[i].e);
+        snprintf(name, sizeof name, "d 4, e %d, %s", rows[i].e, rows[i].others ? "other experts" : "another step");
+        check_stale(x, name, layout, flags, rows[i].says);
+        reference_free(&ref);
+    }
+    // model.safetensors has the tensors in the order of the table.
+    size_t count = 1000, new_bytes, old_bytes;
+    int *tokens = random_tokens(count, V, 23);
+    Layout layout = {"train_moe", 2, ""};
+    Reference ref = random_experts(&spec, 1);  // for its table
+    write_shard("shard.bin", 20240520, 1, (int)count, tokens, count);
+    bool ok = runs(x, &layout, "", "%s --expert-parallel 2 --out steps", FOUR_STEPS);
+    static const char NEW[] = "steps/step-00000004/model.safetensors";
+    char *now = read_file(NEW, &new_bytes), *old = read_file("steps/step-00000002/model.safetensors", &old_bytes);
+    ok = ok && now && old && new_bytes == old_bytes;
+    if (ok) {
+        size_t element = x->bf16 ? 2 : 4, at = new_bytes, expert = C * 4 * C * element;
+        const Tensor *cut = table_find(&ref.table, FCPROJW, 1), *last = ref.table.tensors + ref.table.count;
+        for (const Tensor *w = last; w-- > cut;) at -= w->rows * w->cols * element;
+        at += 3 * expert;
+        ok = memcmp(now + at, old + at, expert) != 0;
+        memcpy(now + at, old + at, expert);
+        write_file(NEW, now, new_bytes);
+    }
+    check(&x->check, ok, "a checkpoint with the weights of one expert of an older one");
+    char flags[ARG_BYTES];
+    snprintf(flags, sizeof flags, "%s --expert-parallel 2 --resume steps/step-00000004", FOUR_STEPS);
+    check_refusal(x, &layout, "its --resume", PLAIN, flags, 2, "h.1.moe.c_proj.weight has the checksum");
+    free(now), free(old), free(tokens);
+    reference_free(&ref);
+}
+
 // ---- group traffic -------------------------------------------------------------------------------------------------
 
 // Bytes that all ranks send in the exchanges of two steps: 4 N_r k C (e-1)/e elements a layer for N_r tokens of a rank
@@ -334,6 +423,7 @@ int main(int argc, char **argv) {
     static Context x;
     static const Group groups[] = {{"reference", group_reference}, {"layouts", group_layouts},
                                    {"bits", group_bits},           {"checkpoints", group_checkpoints},
-                                   {"traffic", group_traffic},     {"refusals", group_refusals}};
+                                   {"replicas", group_replicas},   {"traffic", group_traffic},
+                                   {"refusals", group_refusals}};
     return test_trainers(&x, groups, sizeof groups / sizeof *groups, argc, argv);
 }

@@ -154,8 +154,7 @@ static void group_checkpoints(Context *x) {
 
 // ---- group replicas -------------------------------------------------------------------------------------
 
-// A copy of the model on one node is out of date: the last rank, which a script starts in a folder of its own, begins
-// with one number that differs from the others. Nothing fails, and only --debug-replicas reports it.
+// One number of the last rank's copy differs.
 typedef struct {
     Grid grid;
     TensorKind kind;
@@ -168,34 +167,21 @@ static const StaleRow STALE[] = {
     {{"data", 1, 3, 1, 1, "--zero 0 --global-batch 6", false}, LNFW, 0, "ln_f.weight differs between the data ranks"},
     {{"_pp", 1, 1, 2, 1, "", false}, WTE, 0, "wte.weight differs between the embedding ranks"},
     {{"_tp", 2, 1, 1, 1, "--sequence-parallel 1", false}, LN1W, 2, "h.2.ln_1.weight differs between the tensor ranks"},
+    // ZeRO-1 gathers the owner's weights over a stale copy: it is seen before the first step, or never.
+    {{"data", 1, 4, 1, 1, "", false}, PROJW, 1, "h.1.attn.c_proj.weight differs between the data ranks"},
 };
 
-static void check_stale(Context *x, const StaleRow *row) {
-    static const char SCRIPT[] =
-        "#!/bin/sh\n[ ${OMPI_COMM_WORLD_RANK:-$PMI_RANK} != %d ] || cd stale\nexec %s/%s \"$@\"\n";
-    char script[PATH_MAX + 256];
+static void check_stale_row(Context *x, const StaleRow *row) {
     Started s;
     Layout layout = *start_of(&row->grid, &s);
-    int length = snprintf(script, sizeof script, SCRIPT, layout.ranks - 1, x->build, layout.trainer);
-    write_file("one-stale.sh", script, (size_t)length);
     Reference ref = reference_create(&x->golden.config);
     memcpy(ref.params, x->golden.params, ref.table.total * sizeof(double));
     write_model("model", &ref.table, ref.params, INTACT);
     ref.params[table_offset(&ref.table, row->kind, row->layer) + 7] += 0.001;
-    if ((mkdir("stale", 0777) && errno != EEXIST) || chmod("one-stale.sh", 0755)) die("cannot make", "one-stale.sh");
+    if (mkdir("stale", 0777) && errno != EEXIST) die("cannot make", "stale");
     write_model("stale/model", &ref.table, ref.params, INTACT);
     reference_free(&ref);
-    layout.trainer = "one-stale.sh";
-    static const char FLAGS[] =
-        "--init model --train-data %s/golden/train.bin --seq 24 --global-batch 8 --micro-batch 1 "
-        "--steps 2 --val-every 0 --debug-replicas %d";
-    Outcome o = run(x->temp, &layout, PLAIN, FLAGS, x->temp, 1);
-    bool ok = o.code == 1 && one_sentence(o.err, row->says, false, false);
-    check(&x->check, ok, "%s: a stale copy on one rank is reported: %s", s.name, row->says);
-    if (!ok) printf("     got exit code %d: %.400s\n", o.code, o.err);
-    outcome_free(&o);
-    o = run(x->temp, &layout, PLAIN, FLAGS, x->temp, 0);
-    check(&x->check, succeeded(&o), "%s: without --debug-replicas it is not", s.name);
+    check_stale(x, s.name, layout, "", row->says);
 }
 
 static void group_replicas(Context *x) {
@@ -221,7 +207,7 @@ static void group_replicas(Context *x) {
               s.name, steps);
     }
     for (size_t i = 0; i < sizeof STALE / sizeof *STALE; i++) {
-        if (!skipped(x, &STALE[i].grid)) check_stale(x, &STALE[i]);
+        if (!skipped(x, &STALE[i].grid)) check_stale_row(x, &STALE[i]);
     }
 }
 

@@ -141,7 +141,7 @@ static const Field OPTIONS[] = {
     SIZE("trace-steps", trace_steps, "10", 1, 1e6, 0, "first steps that --trace covers"),
     TEXT("dump-gradients", dump_gradients, NULL, OPTION_TRAINS, "FILE", "safetensors of the first step's gradients"),
     SWITCH("debug-replicas", debug_replicas, "0", OPTIONS_TENSOR | OPTIONS_DATA | OPTION_TRAINS,
-           "check at every step that replicas are bit-equal"),
+           "check at the start and after every step that replicas are bit-equal"),
     TEXT("eval", eval, NULL, OPTION_TRAINS, "FILE", "measure the model on a file's rows and stop: doc/evaluation.md"),
     MARK("dry-run", dry_run, OPTION_BASIC | OPTION_TRAINS, NULL,
          "print configuration, ranks and bytes per rank, then stop"),

@@ -323,6 +323,7 @@ static inline void trainer_start(Trainer *m) {
     bool loaded = !from || state_load(&m->state, &m->table, from, o->resume != NULL, &err);
     job_agree(&m->job, loaded, &err, 1);
     CUDA_CHECK(cudaDeviceSynchronize());  // memory is set on the default stream, which ours do not wait for
+    if (o->debug_replicas) trainer_check_replicas(m);  // after a step ZeRO has gathered one copy over all others
     // Nothing can be refused any more, on any rank: now the lines that this run writes again may go.
     size_t kept = o->eval ? SIZE_MAX : m->progress.step;  // lines of the steps so far stay in the log
     bool opened = log_open(&m->log, m->job.rank == 0 ? o->log : NULL, kept, o->steps, tokens,
