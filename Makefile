@@ -187,9 +187,13 @@ kernels:  ## checks every kernel of dev/cuda in both precisions: a row for each
 	$(build-kernels)
 	@dev/cuda/run.sh check $(DEVICE) $(PRECISIONS)
 
-bench:  ## times every kernel, with its share of the measured roofline; JSON Lines in build/bench-DEVICE.jsonl
+bench:  ## times every kernel beside the measured roofline, a CPU's step beside its products and PyTorch (PEER=python3)
 	$(build-kernels)
 	@dev/cuda/run.sh bench $(DEVICE) $(PRECISIONS)
+ifeq ($(DEVICE),cpu)
+	+@$(PARALLEL) DEVICE=cpu PRECISION=fp32 build/cpu-fp32$(addprefix -,$(MPI))/train_gpt
+	@python3 dev/cpu_speed.py build/cpu-fp32$(addprefix -,$(MPI))
+endif
 
 spills:  ## registers, shared memory and spills of every kernel of llmc/ (nvcc, no GPU needed)
 	@dev/ptxas.sh $(NVCC)

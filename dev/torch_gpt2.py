@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""GPT-2 124M as PyTorch trains it best: what train_gpt's tokens/s are compared with. torch.compile, bf16 autocast,
-scaled_dot_product_attention, fused AdamW, gradient clipping, random tokens; the same batch and vocabulary (padded to
-50304). Prints the median step, and the time of the attention alone."""
+"""GPT-2 124M as PyTorch trains it best: what train_gpt's tokens/s are compared with. torch.compile, bf16 autocast on a
+GPU and fp32 on a CPU, scaled_dot_product_attention, fused AdamW, gradient clipping, random tokens; the same batch and
+vocabulary (padded to 50304). Prints the median step, and the time of the attention alone. On a CPU it prints a line a
+step, for dev/cpu_speed.py."""
 
 import argparse
 import math
@@ -84,38 +85,43 @@ def main():
                           ("heads", 12), ("channels", 768), ("vocab", 50257)):
         parser.add_argument("--" + name, type=int, default=default)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--compile", type=int, default=1)
     args = parser.parse_args()
     if args.steps <= args.warmup:
         parser.error("--steps must be more than --warmup")
     cuda = args.device.startswith("cuda")
     synchronize = torch.cuda.synchronize if cuda else lambda: None
     torch.manual_seed(0)
-    torch.set_float32_matmul_precision("high")
+    if cuda:
+        torch.set_float32_matmul_precision("high")
 
     padded = math.ceil(args.vocab / 128) * 128
     model = GPT2(args.layers, args.heads, args.channels, padded, args.seq).to(args.device)
     decay = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() == 1]
     optimizer = torch.optim.AdamW([{"params": decay, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
-                                  lr=1e-4, betas=(0.9, 0.95), fused=cuda)
-    compiled = torch.compile(model) if cuda else model
+                                  lr=1e-4, betas=(0.9, 0.95), fused=True)
+    compiled = torch.compile(model) if args.compile else model
     tokens = torch.randint(args.vocab, (args.micro_batch, args.seq + 1), device=args.device)
 
     def step():
-        with torch.autocast(args.device.split(":")[0], dtype=torch.bfloat16):
+        with torch.autocast(args.device.split(":")[0], dtype=torch.bfloat16, enabled=cuda):
             loss = compiled(tokens[:, :-1], tokens[:, 1:].contiguous())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        if not cuda:
+            print("step", flush=True)
 
     seconds = timed(step, args.steps, args.warmup, synchronize)
     device = torch.cuda.get_device_name() if cuda else args.device
     parameters = sum(p.numel() for p in model.parameters())
+    precision = "bf16 autocast" if cuda else "fp32"
     print(f"PyTorch {torch.__version__}, {device}: GPT-2 with {parameters:,} parameters, "
-          f"B {args.micro_batch}, T {args.seq}, bf16 autocast, the median step: {1e3 * seconds:.1f} ms, "
+          f"B {args.micro_batch}, T {args.seq}, {precision}, the median step: {1e3 * seconds:.1f} ms, "
           f"{args.micro_batch * args.seq / seconds:.0f} tokens/s")
-    time_attention(args, args.device, torch.bfloat16, synchronize)
+    time_attention(args, args.device, torch.bfloat16 if cuda else torch.float32, synchronize)
 
 
 if __name__ == "__main__":

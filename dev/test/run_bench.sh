@@ -1,7 +1,7 @@
 #!/bin/sh
 # run_bench.sh [FOLDER]: `--bench` of the kernel laboratory. Every kernel's row has the bytes and FLOPs that the
-# wrappers of llmc/ state, and its share of the roofline.
-# needs: fp32/dev/cuda/layernorm
+# wrappers of llmc/ state, and its share of the roofline. Then the table of dev/cpu_speed.py.
+# needs: fp32/dev/cuda/layernorm fp32/train_gpt
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
 folder=${1:-build/cpu-fp32}
@@ -31,4 +31,26 @@ sed 's/[{}"]//g; s/,/\n/g' "$dir/log" | awk -F: '
 report $? 'all kernels of an operation have the bytes that it must move, its FLOPs, and their share of the nearer roof'
 grep -q '^residual + layernorm .* 12.58 ' "$dir/out" || ! grep -q '^CPU' "$dir/out"
 report $? 'and so does the table'
+case $folder in *cuda*) finish ;; esac
+command -v python3 >/dev/null || finish
+
+# ---- a step on a CPU beside its products ----
+
+PYTHONDONTWRITEBYTECODE=1 python3 -c '
+import sys
+sys.path.insert(0, "dev")
+from cpu_speed import products
+L, C, V, N = 12, 768, 50304, 256
+flops = sum(2 * m * n * k for m, n, k, _, _ in products(L, C, V, N))
+assert flops == 6 * N * (12 * L * C * C + C * V)' >"$dir/out" 2>&1
+report $? 'the products of the floor have 6 FLOPs a token and weight'
+TURNS=1 PEER=false dev/cpu_speed.py "$folder" 'make train' >"$dir/out" 2>&1
+report $? "a step of make train's model beside its products"
+grep -q 'false has no torch' "$dir/out"
+report $? 'it says that there is no PyTorch to compare with'
+# The columns: work, ours, floor, ours / floor, which is the ratio of the two where there is one turn.
+grep -q '^| work | ours | floor |' "$dir/out" || skip floor 'there is no oneDNN'
+awk -F'|' '/make train/ { rows++; x = $3 / $4; good = $4 > 0 && x > 1 && x > $5 - 0.02 && x < $5 + 0.02 }
+    END { exit !(rows == 1 && good) }' "$dir/out"
+report $? "its row: $(tail -n 1 "$dir/out")"
 finish
