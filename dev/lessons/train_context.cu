@@ -23,6 +23,7 @@
 #include "llmc/kernels/gelu.cuh"
 #include "llmc/kernels/layernorm.cuh"
 #include "llmc/kernels/matmul.cuh"
+#include "llmc/trainer/split_data.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The model and its memory
@@ -30,9 +31,9 @@
 // Activations of one layer: its forward pass keeps them for its backward pass.
 struct LayerActs {
     Layernorm ln1;                 // (Nl, C), with mean and rstd (Nl)
-    floatX *qkv;                   // (N, 3A); Ulysses: (B, cT, 3A/c), all tokens of 1/c of the heads
-    float *lse;                    // (B, NH, T) of attention: log-sum-exp of the scores; Ulysses: (B, NH/c, cT)
-    floatX *out;                   // (B, cT, A/c) Ulysses: attention's output, atty before it travels
+    floatX *qkv;                   // (N, 3A)
+    float *lse;                    // (B, NH, T) of attention: log-sum-exp of the scores
+    floatX *out;                   // (B, cT, A/c) Ulysses: atty before it travels; qkv and lse are of these heads, too
     floatX *atty;                  // (N, A)
     floatX *residual2;             // (Nl, C) residual stream between the two halves
     Layernorm ln2;                 // (Nl, C)
@@ -46,35 +47,14 @@ struct Acts {
     Layernorm lnf;                 // (Nl, C)
 };
 
-// The flags of this lesson.
-typedef struct {
-    size_t context;
-    int by, layout;
-} ContextOptions;
-static ContextOptions flags;
-enum { BY_ULYSSES, BY_RING };
-enum { LAYOUT_ZIGZAG, LAYOUT_CONTIGUOUS };
-static const Field CONTEXT_OPTIONS[] = {
-    {"Context parallelism", FIELD_TITLE, 0, NULL, 0, 0, OPTION_BASIC, NULL, NULL},
-    {"context", FIELD_SIZE, offsetof(ContextOptions, context), "1", 1, 1e6, OPTION_BASIC, "N",
-     "neighbours of the data ranks that share each sequence"},
-    {"context-by", FIELD_CHOICE, offsetof(ContextOptions, by), "ulysses", 0, 0, OPTION_BASIC, "ulysses|ring",
-     "how queries meet other ranks' keys"},
-    {"context-layout", FIELD_CHOICE, offsetof(ContextOptions, layout), "zigzag", 0, 0, OPTION_BASIC,
-     "zigzag|contiguous", "which tokens a rank has"},
-};
-
 struct GPT : Trainer {
-    size_t c, c_rank;              // ranks that share a sequence, and this one's number among them
-    bool zigzag;                   // this rank has chunks c_rank and 2c - 1 - c_rank of 2c, not part c_rank of c
-    ncclComm_t context;            // these ranks
+    ContextOptions flags;
+    Context own, cut;              // this rank's part of each sequence, and of those at hand: all of a sample
+    ncclComm_t context;            // the ranks that share it
     bool connected;                // messages between them may be sent
-    bool ulysses;                  // --context-by
     floatX *leaving, *arriving;    // (N, 3A) what an all-to-all sends and receives
-    floatX *kv[2];                 // (N, 2A) the ring: keys and values at hand, and those that arrive
-    float *dkv[2], *pair_dkv;      // (N, 2A) gradients of those at hand by the ranks before, and by this one
-    float *sum, *pair_out, *pair_lse;  // (N, A) attention's output or dq so far, those by the keys at hand, (B, NH, T)
-    cudaStream_t ring;
+    Ring ring;                     // keys, values and their gradients, which go round
+    cudaStream_t ring_stream;
     cudaEvent_t computed, arrived; // the buffers may be sent and overwritten; what the ring brings is there
     ncclComm_t data;               // the d ranks, which all hold the whole model
     cudaStream_t data_stream;
@@ -119,15 +99,14 @@ static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
     for (size_t l = 0; l <= L; l++) take(arena, acts->residual[l], Nl * C);
     for (size_t l = 0; l < L; l++) {
         LayerActs *a = &acts->layers[l], *first = &m->acts.layers[0];
+        int again = a == first ? RECOMPUTE_NONE : m->opt.recompute;  // what backward computes again
         *a = *first;
-        if (a != first && m->opt.recompute == RECOMPUTE_LAYER) continue;
-        take_layernorm(arena, &a->ln1, Nl, C);
-        take(arena, a->qkv, N * 3 * A), take(arena, a->lse, N * m->NH), take(arena, a->atty, N * A);
-        take(arena, a->out, m->ulysses ? N * A : 0);
-        take(arena, a->residual2, Nl * C);
-        take_layernorm(arena, &a->ln2, Nl, C);
-        take(arena, a->fch, N * F);
-        if (a == first || m->opt.recompute == RECOMPUTE_NONE) take(arena, a->fch_gelu, N * F);
+        if (again < RECOMPUTE_LAYER) take(arena, a->lse, N * m->NH), take(arena, a->atty, N * A);
+        if (again < RECOMPUTE_LAYER) take(arena, a->out, context_is_ulysses(m->cut) ? N * A : 0);
+        if (again < RECOMPUTE_GELU) take(arena, a->fch_gelu, N * F);
+        if (again >= RECOMPUTE_REST) continue;
+        take_layernorm(arena, &a->ln1, Nl, C), take_layernorm(arena, &a->ln2, Nl, C);
+        take(arena, a->qkv, N * 3 * A), take(arena, a->residual2, Nl * C), take(arena, a->fch, N * F);
     }
     take_layernorm(arena, &acts->lnf, Nl, C);
 }
@@ -141,11 +120,9 @@ static void layout(GPT *m) {
     take(arena, m->proj, N * C), take(arena, m->dresidual, Nl * C), take(arena, m->dnorm, N * C);
     m->reduced = m->proj, m->dreduced = m->dnorm;
     take(arena, m->dqkv, N * 3 * A), take(arena, m->dfch, N * F), take(arena, m->dattention, N * m->NH);
-    size_t all_to_all = m->ulysses ? N * A : 0, ring = m->c > 1 && !m->ulysses ? N * A : 0;
+    size_t all_to_all = context_is_ulysses(m->cut) ? N * A : 0, ring = context_is_ring(m->cut) ? N : 0;
     take(arena, m->leaving, 3 * all_to_all), take(arena, m->arriving, 3 * all_to_all);
-    for (int i = 0; i < 2; i++) take(arena, m->kv[i], 2 * ring), take(arena, m->dkv[i], 2 * ring);
-    take(arena, m->pair_dkv, 2 * ring), take(arena, m->sum, ring), take(arena, m->pair_out, ring);
-    take(arena, m->pair_lse, ring ? N * m->NH : 0);
+    take_ring(arena, &m->ring, ring, A, m->NH);
     take(arena, m->reduce_scratch, reduce_scratch_floats(N, C, F));
     layout_acts(m, arena, &m->acts);
 }
@@ -203,10 +180,10 @@ static void use_bucket(GPT *m, size_t bucket) {
 static void all_to_all(GPT *m, size_t count) {
     if (!m->connected) return;
     Span span(m, m->stream, "all-to-all");
-    trainer_copy(m, m->arriving + m->c_rank * count, m->leaving + m->c_rank * count, count);
+    trainer_copy(m, m->arriving + m->cut.rank * count, m->leaving + m->cut.rank * count, count);
     NCCL_CHECK(ncclGroupStart());
-    for (size_t i = 0; i < m->c; i++) {
-        if (i == m->c_rank) continue;
+    for (size_t i = 0; i < m->cut.c; i++) {
+        if (i == m->cut.rank) continue;
         NCCL_CHECK(ncclSend(m->leaving + i * count, count, NCCL_FLOATX, (int)i, m->context, m->stream));
         NCCL_CHECK(ncclRecv(m->arriving + i * count, count, NCCL_FLOATX, (int)i, m->context, m->stream));
     }
@@ -215,102 +192,92 @@ static void all_to_all(GPT *m, size_t count) {
 
 // Ulysses: local (N, parts, A), this rank's tokens, becomes whole (B, cT, parts, A/c), its heads of all tokens.
 static void gather_tokens(GPT *m, floatX *whole, const floatX *local, size_t B, size_t T, size_t parts) {
-    heads_cut(m->leaving, local, B * T, parts, m->A, m->c, m->stream);
-    all_to_all(m, B * T * parts * m->A / m->c);
-    tokens_join(whole, m->arriving, B, T * m->c, parts * m->A / m->c, m->c, m->zigzag, m->stream);
+    size_t c = m->cut.c;
+    heads_cut(m->leaving, local, B * T, parts, m->A, c, m->stream);
+    all_to_all(m, B * T * parts * m->A / c);
+    tokens_join(whole, m->arriving, B, T * c, parts * m->A / c, c, m->cut.zigzag, m->stream);
 }
 
 // The reverse: whole (B, cT, parts, A/c) becomes local (N, parts, A).
 static void scatter_tokens(GPT *m, floatX *local, const floatX *whole, size_t B, size_t T, size_t parts) {
-    tokens_cut(m->leaving, whole, B, T * m->c, parts * m->A / m->c, m->c, m->zigzag, m->stream);
-    all_to_all(m, B * T * parts * m->A / m->c);
-    heads_join(local, m->arriving, B * T, parts, m->A, m->c, m->stream);
-}
-
-// Attention's masks of this rank's heads: dropout numbers the heads of the whole model.
-static Dropout drop_scores(const GPT *m, size_t l) {
-    Dropout d = drop(m, DROPOUT_SCORES, l);
-    d.head += m->c_rank * m->NH / m->c;
-    return d;
-}
-
-// m->dqkv (N, 3A), the projection of this rank's tokens -> a->atty (N, A).
-static void ulysses_forward(GPT *m, size_t l, LayerActs *a, size_t B, size_t T) {
-    gather_tokens(m, a->qkv, m->dqkv, B, T, 3);
-    attention_forward(a->out, a->lse, a->qkv, B, T * m->c, m->A / m->c, m->NH / m->c, m->stream, drop_scores(m, l));
-    scatter_tokens(m, a->atty, a->out, B, T, 1);
-}
-
-// m->dnorm (N, A), the gradient of a->atty -> m->dqkv (N, 3A).
-static void ulysses_backward(GPT *m, size_t l, LayerActs *a, size_t B, size_t T) {
-    gather_tokens(m, m->proj, m->dnorm, B, T, 1);
-    attention_backward(m->dfch, m->dattention, m->proj, a->out, a->lse, a->qkv, B, T * m->c, m->A / m->c,
-                       m->NH / m->c, m->stream, drop_scores(m, l));
-    scatter_tokens(m, m->dqkv, m->dfch, B, T, 3);
+    size_t c = m->cut.c;
+    tokens_cut(m->leaving, whole, B, T * c, parts * m->A / c, c, m->cut.zigzag, m->stream);
+    all_to_all(m, B * T * parts * m->A / c);
+    heads_join(local, m->arriving, B * T, parts, m->A, c, m->stream);
 }
 
 // Ring: while the keys and values of a step are at work, sends them to the next rank and receives those of the next
 // step. Gradients follow one step behind: those of the step before go where their keys went.
 static void ring_pass(GPT *m, size_t step, bool keys, bool gradients) {
-    size_t count = m->B * m->T * 2 * m->A, c = m->c;
-    int next = (int)((m->c_rank + 1) % c), previous = (int)((m->c_rank + c - 1) % c);
+    size_t count = m->B * m->T * 2 * m->A, c = m->cut.c;
+    int next = (int)((m->cut.rank + 1) % c), previous = (int)((m->cut.rank + c - 1) % c);
     if (!m->connected || (!keys && !gradients)) return;
+    Ring &r = m->ring;
+    cudaStream_t s = m->ring_stream;
     CUDA_CHECK(cudaEventRecord(m->computed, m->stream));
-    CUDA_CHECK(cudaStreamWaitEvent(m->ring, m->computed, 0));
-    Span span(m, m->ring, "ring");
+    CUDA_CHECK(cudaStreamWaitEvent(s, m->computed, 0));
+    Span span(m, s, "ring");
     NCCL_CHECK(ncclGroupStart());
-    if (keys) NCCL_CHECK(ncclSend(m->kv[step % 2], count, NCCL_FLOATX, next, m->context, m->ring));
-    if (keys) NCCL_CHECK(ncclRecv(m->kv[(step + 1) % 2], count, NCCL_FLOATX, previous, m->context, m->ring));
-    if (gradients) NCCL_CHECK(ncclSend(m->dkv[(step + 1) % 2], count, ncclFloat, next, m->context, m->ring));
-    if (gradients) NCCL_CHECK(ncclRecv(m->dkv[step % 2], count, ncclFloat, previous, m->context, m->ring));
+    if (keys) NCCL_CHECK(ncclSend(r.kv[step % 2], count, NCCL_FLOATX, next, m->context, s));
+    if (keys) NCCL_CHECK(ncclRecv(r.kv[(step + 1) % 2], count, NCCL_FLOATX, previous, m->context, s));
+    if (gradients) NCCL_CHECK(ncclSend(r.dkv[(step + 1) % 2], count, ncclFloat, next, m->context, s));
+    if (gradients) NCCL_CHECK(ncclRecv(r.dkv[step % 2], count, ncclFloat, previous, m->context, s));
     NCCL_CHECK(ncclGroupEnd());
-    CUDA_CHECK(cudaEventRecord(m->arrived, m->ring));
-}
-
-// Takes the pair of ranks of a step: this one's queries, and the keys of the rank that is `step` before it.
-static TokenPair ring_pair(const GPT *m, size_t step, size_t B, size_t T, PairShape *shape) {
-    size_t owner = (m->c_rank + m->c - step) % m->c;
-    *shape = {B, T, m->A, m->NH, m->opt.seq, m->tokens, tokens_of(m->opt.seq, m->c, owner, m->zigzag)};
-    return token_pair(T, m->c_rank, owner, m->zigzag);
+    CUDA_CHECK(cudaEventRecord(m->arrived, s));
 }
 
 // a->qkv (N, 3A) -> a->atty (N, A).
-static void ring_forward(GPT *m, size_t l, LayerActs *a, size_t B, size_t T) {
+static void ring_forward(GPT *m, LayerActs *a, size_t B, size_t T, Dropout d) {
     size_t A = m->A;
-    Dropout d = drop(m, DROPOUT_SCORES, l);
-    columns_move<false>(m->kv[0], 2 * A, a->qkv + A, 3 * A, B, T, 0, T, 2 * A, m->stream);
-    for (size_t step = 0; step < m->c; step++) {
-        PairShape shape;
-        TokenPair pair = ring_pair(m, step, B, T, &shape);
-        ring_pass(m, step, step + 1 < m->c, false);
-        attention_pair_forward(step ? m->pair_out : m->sum, step ? m->pair_lse : a->lse, a->qkv, m->kv[step % 2], pair,
-                               shape, m->stream, d);
-        if (step) attention_merge(m->sum, a->lse, m->pair_out, m->pair_lse, pair, shape, m->stream);
+    columns_move<false>(m->ring.kv[0], 2 * A, a->qkv + A, 3 * A, B, T, 0, T, 2 * A, m->stream);
+    for (size_t step = 0; step < m->cut.c; step++) {
+        RingStep now = ring_step(m->cut, step, B, T, A, m->NH);
+        ring_pass(m, step, step + 1 < m->cut.c, false);
+        attention_pair_forward(m->ring, a->lse, a->qkv, now, m->stream, d);
+        attention_merge(m->ring, a->lse, now, m->stream);
         wait_for(m, m->arrived, "wait context");
     }
-    columns_move<false>(a->atty, A, m->sum, A, B, T, 0, T, A, m->stream);
+    columns_move<false>(a->atty, A, m->ring.sum, A, B, T, 0, T, A, m->stream);
 }
 
 // m->dnorm (N, A), the gradient of a->atty -> m->dqkv (N, 3A). Backward needs no merging: it has the lse of all keys.
-static void ring_backward(GPT *m, size_t l, LayerActs *a, size_t B, size_t T) {
-    size_t A = m->A, c = m->c;
-    Dropout d = drop(m, DROPOUT_SCORES, l);
-    columns_move<false>(m->kv[0], 2 * A, a->qkv + A, 3 * A, B, T, 0, T, 2 * A, m->stream);
+static void ring_backward(GPT *m, LayerActs *a, size_t B, size_t T, Dropout d) {
+    size_t A = m->A, c = m->cut.c;
+    columns_move<false>(m->ring.kv[0], 2 * A, a->qkv + A, 3 * A, B, T, 0, T, 2 * A, m->stream);
     for (size_t step = 0; step < c; step++) {
-        PairShape shape;
-        TokenPair pair = ring_pair(m, step, B, T, &shape);
+        RingStep now = ring_step(m->cut, step, B, T, A, m->NH);
         ring_pass(m, step, step + 1 < c, step > 0);
-        attention_pair_backward(step ? m->pair_out : m->sum, step ? m->pair_dkv : m->dkv[0], m->dattention, m->dnorm,
-                                a->atty, a->lse, a->qkv, m->kv[step % 2], pair, shape, m->stream, d);
+        attention_pair_backward(m->ring, m->dattention, m->dnorm, a->atty, a->lse, a->qkv, now, m->stream, d);
         wait_for(m, m->arrived, "wait context");
-        if (!step) continue;
-        columns_move<true>(m->sum, A, m->pair_out, A, B, T, pair.q, pair.Tq, A, m->stream);
-        columns_move<true>(m->dkv[step % 2], 2 * A, m->pair_dkv, 2 * A, B, T, pair.k, pair.Tk, 2 * A, m->stream);
+        ring_add(m->ring, now, m->stream);
     }
     ring_pass(m, c, false, true);  // home
     wait_for(m, m->arrived, "wait context");
-    columns_move<false>(m->dqkv, 3 * A, m->sum, A, B, T, 0, T, A, m->stream);
-    columns_move<false>(m->dqkv + A, 3 * A, m->dkv[c % 2], 2 * A, B, T, 0, T, 2 * A, m->stream);
+    columns_move<false>(m->dqkv, 3 * A, m->ring.sum, A, B, T, 0, T, A, m->stream);
+    columns_move<false>(m->dqkv + A, 3 * A, m->ring.dkv[c % 2], 2 * A, B, T, 0, T, 2 * A, m->stream);
+}
+
+// a->qkv (N, 3A), of this rank's tokens -> a->atty (N, A). kept: for backward, which has that and needs a->qkv again.
+static void context_forward(GPT *m, LayerActs *a, size_t B, size_t T, Dropout d, bool kept) {
+    size_t c = m->cut.c, A = m->A, NH = m->NH;
+    bool ulysses = context_is_ulysses(m->cut);
+    if (ulysses) gather_tokens(m, a->qkv, a->qkv, B, T, 3);
+    if (kept) return;
+    if (context_is_ring(m->cut)) return ring_forward(m, a, B, T, d);
+    if (!ulysses) return attention_forward(a->atty, a->lse, a->qkv, B, T, A, NH, m->stream, d);
+    attention_forward(a->out, a->lse, a->qkv, B, T * c, A / c, NH / c, m->stream, d);
+    scatter_tokens(m, a->atty, a->out, B, T, 1);
+}
+
+// m->dnorm (N, A), the gradient of a->atty -> m->dqkv (N, 3A).
+static void context_backward(GPT *m, LayerActs *a, size_t B, size_t T, Dropout d) {
+    size_t c = m->cut.c, A = m->A, NH = m->NH;
+    if (context_is_ring(m->cut)) return ring_backward(m, a, B, T, d);
+    if (!context_is_ulysses(m->cut))
+        return attention_backward(m->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv, B, T, A, NH, m->stream, d);
+    gather_tokens(m, m->proj, m->dnorm, B, T, 1);
+    attention_backward(m->dfch, m->dattention, m->proj, a->out, a->lse, a->qkv, B, T * c, A / c, NH / c, m->stream, d);
+    scatter_tokens(m, m->dqkv, m->dfch, B, T, 3);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -322,10 +289,9 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     floatX **w = m->w[l];
     cudaStream_t s = m->stream;
     layernorm_forward(a->ln1, x, w[LN1W], w[LN1B], Nl, C, s);
-    matmul_forward(&m->matmul, m->ulysses ? m->dqkv : a->qkv, a->ln1.out, w[QKVW], w[QKVB], N, C, 3 * A);
-    if (m->ulysses) ulysses_forward(m, l, a, B, T);
-    else if (m->c > 1) ring_forward(m, l, a, B, T);
-    else attention_forward(a->atty, a->lse, a->qkv, B, T, A, m->NH, s, drop(m, DROPOUT_SCORES, l));
+    matmul_forward(&m->matmul, a->qkv, a->ln1.out, w[QKVW], w[QKVB], N, C, 3 * A);
+    bool kept = !out && m->opt.recompute == RECOMPUTE_REST;  // what attention wrote
+    context_forward(m, a, B, T, context_dropout(drop(m, DROPOUT_SCORES, l), m->cut, m->NH), kept);
     matmul_forward(&m->matmul, m->proj, a->atty, w[PROJW], NULL, N, A, C);
     layernorm_residual_forward(a->residual2, a->ln2, x, m->reduced, w[PROJB], w[LN2W], w[LN2B], Nl, C, s,
                                drop(m, DROPOUT_PROJ, l));
@@ -343,7 +309,7 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     floatX **w = m->w[l], *dresidual = m->dresidual;
     float **dw = m->dw[l], *scratch = m->reduce_scratch;
     cudaStream_t s = m->stream;
-    if (m->opt.recompute == RECOMPUTE_LAYER) layer_forward(m, l, a, NULL, x, B, T);
+    if (m->opt.recompute >= RECOMPUTE_REST) layer_forward(m, l, a, NULL, x, B, T);
     if (m->opt.recompute == RECOMPUTE_GELU) gelu_forward(a->fch_gelu, a->fch, N * F, s);
     // the MLP
     const floatX *dout = dropout_backward(m->proj, dresidual, drop(m, DROPOUT_FCPROJ, l), Nl, C, s);
@@ -360,10 +326,7 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     matmul_backward_input(&m->matmul, m->dnorm, dout, w[PROJW], N, A, C);
     matmul_backward_weight(&m->matmul, dw[PROJW], a->atty, dout, N, A, C, add);
     bias_backward(dw[PROJB], dout, scratch, N, C, add, s);
-    if (m->ulysses) ulysses_backward(m, l, a, B, T);
-    else if (m->c > 1) ring_backward(m, l, a, B, T);
-    else attention_backward(m->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv, B, T, A, m->NH, s,
-                            drop(m, DROPOUT_SCORES, l));
+    context_backward(m, a, B, T, context_dropout(drop(m, DROPOUT_SCORES, l), m->cut, m->NH));
     matmul_backward_input(&m->matmul, m->dnorm, m->dqkv, w[QKVW], N, C, 3 * A);
     matmul_backward_weight(&m->matmul, dw[QKVW], a->ln1.out, m->dqkv, N, C, 3 * A, add);
     bias_backward(dw[QKVB], m->dqkv, scratch, N, 3 * A, add, s);
@@ -376,8 +339,9 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     size_t N = B * T, Nl = N / m->sp, C = m->config.C, L = m->config.L;
     floatX **w = m->w[0], *x = acts->residual[0];
     Span span(m, m->stream, "forward", micro);
+    m->cut = micro == NO_MICRO ? Context() : m->own;  // each rank samples alone
     use_bucket(m, 0);
-    encoder_forward(x, inputs, w[WTE], w[WPE], B, T, C, m->V0, m->Vl, m->stream, m->tokens);
+    encoder_forward(x, inputs, w[WTE], w[WPE], B, T, C, m->V0, m->Vl, m->stream, context_tokens(m->cut));
     dropout_forward(x, drop(m, DROPOUT_EMBEDDING, 0), Nl, C, m->stream);
     for (size_t l = 0; l < L; l++) {
         use_bucket(m, 1 + l);
@@ -451,20 +415,10 @@ static void train_step(GPT *m) {
     trainer_end_step(m, &report);
 }
 
-// Forward through a sequence that every rank has, as if it were alone.
-static void forward_alone(GPT *m, size_t T) {
-    size_t c = m->c;
-    Tokens tokens = m->tokens;
-    bool ulysses = m->ulysses;
-    m->c = 1, m->ulysses = false, m->tokens = Tokens();
-    forward(m, &m->acts, m->inputs, 1, T, NO_MICRO);
-    m->c = c, m->ulysses = ulysses, m->tokens = tokens;
-}
-
 // Appends one token to the sample: the logits after the last of its T tokens say which.
 static void sample_token(GPT *m) {
     size_t C = m->config.C, last = m->sample.T - 1;
-    forward_alone(m, m->sample.padded);
+    forward(m, &m->acts, m->inputs, 1, m->sample.padded, NO_MICRO);
     head_forward(&m->matmul, m->logits, m->acts.lnf.out + last * C, m->w[0][WTE], 1, C, m->Vl);
     sample_append(m, m->logits);
 }
@@ -472,19 +426,15 @@ static void sample_token(GPT *m) {
 // Makes the communicators, and a stream for the one that overlaps compute.
 static void connect(GPT *m) {
     m->data = job_split_grid(&m->job, &m->grid, 'd', "data");
-    int *ranks = NULL;
-    host_array(ranks, m->c);
-    for (size_t i = 0; i < m->c; i++) ranks[i] = (int)(m->reader * m->c + i);
-    m->context = job_split(&m->job, ranks, m->c, "context", 0, m->readers, true);
-    free(ranks);
+    m->context = job_split_data(&m->job, &m->grid, m->grid.d_rank - m->cut.rank, m->cut.c, 1, "context", true);
     event_create(&m->bucket_done), event_create(&m->reduced_all);
     host_array(m->gathered_bucket, bucket_count(m));
     for (size_t b = 0; b < bucket_count(m); b++) event_create(&m->gathered_bucket[b]);
     m->data_stream = stream_create(m, "data", true);
-    m->ring = stream_create(m, "context", true);
+    m->ring_stream = stream_create(m, "context", true);
     event_create(&m->computed), event_create(&m->arrived);
     trainer_warm_up(m);
-    forward_alone(m, m->T);
+    forward(m, &m->acts, m->inputs, 1, m->T, NO_MICRO);
     for (int micro = 0; micro < 2; micro++) {  // every kernel is loaded before a message is in flight
         trainer_set_dropout(m, micro == 1);
         forward(m, &m->acts, m->inputs, m->B, m->T, micro);
@@ -493,40 +443,22 @@ static void connect(GPT *m) {
     }
     CUDA_CHECK(cudaDeviceSynchronize());
     m->connected = true;
-    if (m->ulysses) all_to_all(m, m->B * m->T * 3 * m->A / m->c);
-    else if (m->c > 1) ring_pass(m, 0, true, true);
+    if (context_is_ulysses(m->cut)) all_to_all(m, m->B * m->T * 3 * m->A / m->cut.c);
+    if (context_is_ring(m->cut)) ring_pass(m, 0, true, true);
     CUDA_CHECK(cudaDeviceSynchronize());
 }
 
-static bool context_sizes(Options *o, const void *, Error *) {
-    o->context = flags.context;
-    return true;
-}
-
-// Refuses what this lesson's flags do not allow, and takes this rank's tokens.
-static bool context_check(Trainer *trainer, Error *err) {
-    GPT *m = (GPT *)trainer;
-    size_t c = m->c = flags.context, parts = flags.layout == LAYOUT_ZIGZAG ? 2 * c : c;
-    m->c_rank = m->grid.d_rank % c, m->zigzag = flags.layout == LAYOUT_ZIGZAG;
-    m->tokens = tokens_of(m->opt.seq, c, m->c_rank, m->zigzag);
-    if (c == 1) return true;
-    if (m->opt.seq % parts)
-        return error_set(err, "--seq %zu is not a multiple of %zu, the parts that --context %zu cuts it in: change one",
-                         m->opt.seq, parts, c);
-    m->ulysses = flags.by == BY_ULYSSES;
-    if (m->ulysses && m->config.NH % c)
-        return error_set(err, "--context %zu does not divide the %zu heads, which --context-by ulysses needs: take a "
-                         "size that does, or --context-by ring", c, m->config.NH);
-    if (!m->ulysses && m->opt.dropout > 0.0 && m->opt.seq / parts % DROPOUT_BLOCK)
-        return error_set(err, "--dropout and --context-by ring need parts of a multiple of %d tokens, not %zu: change "
-                         "--seq or take --context-by ulysses", DROPOUT_BLOCK, m->opt.seq / parts);
-    return true;
+// Checks this lesson's flags, once all others have been checked, and takes this rank's tokens.
+static bool check_context(Trainer *trainer, Error *err) {
+    GPT *m = static_cast<GPT *>(trainer);
+    m->own = m->cut = context_of(&m->flags, m->opt.seq, m->grid.d_rank), m->tokens = context_tokens(m->own);
+    return context_check(&m->flags, m->opt.seq, m->config.NH, m->opt.dropout > 0.0, err);
 }
 
 int main(int argc, char **argv) {
     static GPT gpt, *m = &gpt;
-    const FieldTable rows = {CONTEXT_OPTIONS, sizeof CONTEXT_OPTIONS / sizeof *CONTEXT_OPTIONS, &flags};
-    trainer_open(m, argc, argv, OPTIONS_DATA, {rows, context_check, NULL, context_sizes});  // bad input ends here
+    Lesson lesson = {{CONTEXT_OPTIONS, CONTEXT_OPTION_ROWS, &m->flags}, check_context, NULL, context_sizes};
+    trainer_open(m, argc, argv, OPTIONS_DATA, lesson);  // bad input ends here
     shard(m);
     trainer_allocate(m, layout);
     connect(m);

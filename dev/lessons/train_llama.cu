@@ -139,14 +139,13 @@ static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
     for (size_t l = 0; l <= L; l++) take(arena, acts->residual[l], Nl * C);
     for (size_t l = 0; l < L; l++) {
         LayerActs *a = &acts->layers[l], *first = &m->slots[0].layers[0];
+        int again = a == first ? RECOMPUTE_NONE : m->opt.recompute;  // what backward computes again
         *a = *first;
-        if (a != first && m->opt.recompute == RECOMPUTE_LAYER) continue;
-        take_layernorm(arena, &a->ln1, Nl, C);
-        take(arena, a->qkv, N * m->S), take(arena, a->lse, N * m->NH), take(arena, a->atty, N * A);
-        take(arena, a->residual2, Nl * C);
-        take_layernorm(arena, &a->ln2, Nl, C);
-        take(arena, a->fch, N * m->G * F);
-        if (a == first || m->opt.recompute == RECOMPUTE_NONE) take(arena, a->fch_act, N * F);
+        if (again < RECOMPUTE_LAYER) take(arena, a->lse, N * m->NH), take(arena, a->atty, N * A);
+        if (again < RECOMPUTE_GELU) take(arena, a->fch_act, N * F);
+        if (again >= RECOMPUTE_REST) continue;
+        take_layernorm(arena, &a->ln1, Nl, C), take_layernorm(arena, &a->ln2, Nl, C);
+        take(arena, a->qkv, N * m->S), take(arena, a->residual2, Nl * C), take(arena, a->fch, N * m->G * F);
     }
     if (m->table.shard.head) take_layernorm(arena, &acts->lnf, Nl, C);
 }
@@ -379,7 +378,8 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     const floatX *ln1 = f_forward(m, a->ln1.out, N);
     linear_forward(&m->matmul, a->qkv, ln1, w[QKVW], w[QKVB], N, C, m->S);
     turn(m, a->qkv, N, T, 1);
-    attention_forward(a->atty, a->lse, a->qkv, B, T, A, m->NH, s, Dropout(), m->KV);
+    if (out || m->opt.recompute != RECOMPUTE_REST)  // which has kept what attention wrote
+        attention_forward(a->atty, a->lse, a->qkv, B, T, A, m->NH, s, Dropout(), m->KV);
     linear_forward(&m->matmul, m->proj, a->atty, w[PROJW], NULL, N, A, C);
     g_forward(m, m->reduced, m->proj, N);
     norm_forward(m, a->ln2, a->residual2, x, m->reduced, w, LN2W, Nl);
@@ -399,7 +399,7 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     floatX **w = m->w[l], *dresidual = m->dresidual;
     float **dw = m->dw[l], *scratch = m->reduce_scratch;
     cudaStream_t s = m->stream;
-    if (m->opt.recompute == RECOMPUTE_LAYER) layer_forward(m, l, a, NULL, x, B, T);
+    if (m->opt.recompute >= RECOMPUTE_REST) layer_forward(m, l, a, NULL, x, B, T);
     if (m->opt.recompute == RECOMPUTE_GELU) activation_forward(m, a->fch_act, a->fch, N);
     // the MLP
     const floatX *dout = g_backward(m, dresidual);

@@ -24,6 +24,7 @@
 #include "llmc/host/moe.h"
 #include "llmc/host/moe_log.h"
 #include "llmc/kernels/matmul.cuh"
+#include "llmc/trainer/split_data.cuh"
 #include "llmc/kernels/moe.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -115,15 +116,15 @@ static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
     for (size_t l = 0; l <= L; l++) take(arena, acts->residual[l], Nl * C);
     for (size_t l = 0; l < L; l++) {
         LayerActs *a = &acts->layers[l], *first = &m->acts.layers[0];
+        int again = a == first ? RECOMPUTE_NONE : m->opt.recompute;  // what backward computes again
         *a = *first;
-        if (a != first && m->opt.recompute == RECOMPUTE_LAYER) continue;
-        take_layernorm(arena, &a->ln1, Nl, C);
-        take(arena, a->qkv, N * 3 * A), take(arena, a->lse, N * m->NH), take(arena, a->atty, N * A);
-        take(arena, a->residual2, Nl * C);
-        take_layernorm(arena, &a->ln2, Nl, C);
+        if (again < RECOMPUTE_LAYER) take(arena, a->lse, N * m->NH), take(arena, a->atty, N * A);
+        if (again < RECOMPUTE_GELU) take(arena, a->fch_gelu, R * F);
+        if (again >= RECOMPUTE_REST) continue;
+        take_layernorm(arena, &a->ln1, Nl, C), take_layernorm(arena, &a->ln2, Nl, C);
+        take(arena, a->qkv, N * 3 * A), take(arena, a->residual2, Nl * C);
         take_routing(arena, &a->routing, m->moe, m->B, m->T);
         take(arena, a->expert_in, R * C), take(arena, a->expert_out, R * C), take(arena, a->fch, R * F);
-        if (a == first || m->opt.recompute == RECOMPUTE_NONE) take(arena, a->fch_gelu, R * F);
     }
     take_layernorm(arena, &acts->lnf, Nl, C);
 }
@@ -224,7 +225,8 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     cudaStream_t s = m->stream;
     layernorm_forward(a->ln1, x, w[LN1W], w[LN1B], Nl, C, s);
     matmul_forward(&m->matmul, a->qkv, a->ln1.out, w[QKVW], w[QKVB], N, C, 3 * A);
-    attention_forward(a->atty, a->lse, a->qkv, B, T, A, m->NH, s, drop(m, DROPOUT_SCORES, l));
+    if (out || m->opt.recompute != RECOMPUTE_REST)  // which has kept what attention wrote
+        attention_forward(a->atty, a->lse, a->qkv, B, T, A, m->NH, s, drop(m, DROPOUT_SCORES, l));
     matmul_forward(&m->matmul, m->proj, a->atty, w[PROJW], NULL, N, A, C);
     layernorm_residual_forward(a->residual2, a->ln2, x, m->reduced, w[PROJB], w[LN2W], w[LN2B], Nl, C, s,
                                drop(m, DROPOUT_PROJ, l));
@@ -252,7 +254,7 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     floatX **w = m->w[l], *dresidual = m->dresidual;
     float **dw = m->dw[l], *scratch = m->reduce_scratch;
     cudaStream_t s = m->stream;
-    if (m->opt.recompute == RECOMPUTE_LAYER) layer_forward(m, l, a, NULL, x, B, T);
+    if (m->opt.recompute >= RECOMPUTE_REST) layer_forward(m, l, a, NULL, x, B, T);
     size_t held = m->moe.E / m->experts.e, R = moe_rows(m->moe, B), Re = R / held;
     if (m->opt.recompute == RECOMPUTE_GELU) gelu_forward(a->fch_gelu, a->fch, R * F, s);
     // the MLP
@@ -387,21 +389,13 @@ static void sample_token(GPT *m) {
     sample_append(m, m->logits);
 }
 
-// Returns the communicator of `count` data ranks: the first and every step-th after it.
-static ncclComm_t split_data(GPT *m, size_t first, size_t count, size_t step, const char *purpose, bool waited) {
-    int *ranks = NULL;
-    host_array(ranks, count);
-    for (size_t i = 0; i < count; i++) ranks[i] = grid_rank_at(&m->grid, 0, first + i * step, 0);
-    return job_split(&m->job, ranks, count, purpose, 0, m->grid.d / count, waited);
-}
-
 // Makes the communicator, with a stream of its own, as it overlaps compute.
 // And those of the experts. Then two micro-batches connect all pairs of ranks that exchange rows, and load all kernels
 // while no message is pending: the second has dropout, and adds to gradients.
 static void connect(GPT *m) {
     size_t e = m->experts.e, e_rank = m->grid.d_rank % e;
-    m->exchanging = split_data(m, m->grid.d_rank - e_rank, e, 1, "experts", true);
-    m->alike = split_data(m, e_rank, m->grid.d / e, e, "expert data", false);
+    m->exchanging = job_split_data(&m->job, &m->grid, m->grid.d_rank - e_rank, e, 1, "experts", true);
+    m->alike = job_split_data(&m->job, &m->grid, e_rank, m->grid.d / e, e, "expert data", false);
     m->job.letters[m->job.group_count - 1] = 'x';
     m->data = job_split_grid(&m->job, &m->grid, 'd', "data");
     event_create(&m->bucket_done), event_create(&m->reduced_all);

@@ -17,6 +17,11 @@ typedef struct {
     size_t fullest;         // that stage
 } Candidate;
 
+static inline void candidate_recompute(Candidate *x, int recompute) {
+    static const LayerRecompute of[] = {LAYER_KEEPS, LAYER_GELU, LAYER_REST, LAYER_WHOLE};
+    x->recompute = recompute, x->run.recompute = of[recompute];
+}
+
 typedef struct {
     size_t weights, gradients, optimizer, activations;
 } StageMemory;

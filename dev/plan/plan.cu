@@ -2,7 +2,7 @@
 //
 //   plan --model NAME|--layers L --heads H --channels C --seq T --vocab V  --cluster FILE|NAME --gpus N --batch G
 //        [--tensor t] [--pipeline p] [--data d] [--virtual v] [--micro-batch b] [--schedule NAME]
-//        [--recompute none|gelu|layer] [--sequence-parallel 0|1] [--zero 0|1] [--order tdp] [--light] [--json]
+//        [--recompute none|gelu|rest|layer] [--sequence-parallel 0|1] [--zero 0|1] [--order tdp] [--light] [--json]
 //
 // Tries every layout that train_gpt_3d or train_zero_bubble accepts (search.h), asks the trainer's own layout function
 // for its memory (memory.h) and the simulation of dev/scale/step.h for its time. The trainer's own clock ranks the ten
@@ -20,7 +20,7 @@ namespace zero_bubble {
 
 #include <sys/wait.h>
 
-static const char *const RECOMPUTE_NAMES[] = {"none", "gelu", "layer"};
+static const char *const RECOMPUTE_NAMES[] = {"none", "gelu", "rest", "layer"};
 static const char *const PARTS_SHOWN[] = {"tensor", "pipeline", "data"};
 static const TimePart PARTS[] = {TIME_TENSOR, TIME_PIPELINE, TIME_DATA};
 
@@ -68,7 +68,7 @@ static bool read_wish(Wish *w, const char **cluster, bool *json, bool *light, in
                               {"--virtual", &w->v, 65536},
                               {"--micro-batch", &w->micro_batch, SEARCH_MICRO_BATCH}};
     const ChoiceFlag choices[] = {{"--schedule", &w->schedule, schedules, 5},
-                                  {"--recompute", &w->recompute, RECOMPUTE_NAMES, 3},
+                                  {"--recompute", &w->recompute, RECOMPUTE_NAMES, 4},
                                   {"--sequence-parallel", &w->sequence_parallel, switches, 2},
                                   {"--zero", &w->zero, switches, 2}};
     memset(w, 0, sizeof *w);
@@ -322,12 +322,11 @@ static void print_neighbours(const Search *s) {
         take_chunks(r);
         print_neighbour(s, moves[i].what, x);
     }
-    for (int k = 0; k < 3; k++) {
+    for (int k = RECOMPUTE_NONE; k <= RECOMPUTE_LAYER; k++) {
         Candidate x = *b;
         char what[64];
         snprintf(what, sizeof what, "recompute %s", RECOMPUTE_NAMES[k]);
-        x.recompute = k;
-        x.run.recompute = k == RECOMPUTE_LAYER ? LAYER_WHOLE : k ? LAYER_GELU : LAYER_KEEPS;
+        candidate_recompute(&x, k);
         if (k != b->recompute) print_neighbour(s, what, x);
     }
     for (int k = SCHEDULE_GPIPE; k <= SCHEDULE_ZB_H1 && b->run.p > 1; k++) {

@@ -118,9 +118,9 @@ static inline void search_add(Search *s, const Candidate *x) {
 static inline void search_variants(Search *s, Candidate x, bool fits, const bool doubles[ORDER_COUNT]) {
     const Wish *w = &s->wish;
     bool one_node = w->ranks <= (size_t)s->cluster->gpus_per_node;  // all its ranks are alike
-    for (x.recompute = RECOMPUTE_NONE; x.recompute <= RECOMPUTE_LAYER; x.recompute++) {
-        if (w->recompute >= 0 && w->recompute != x.recompute) continue;
-        x.run.recompute = x.recompute == RECOMPUTE_LAYER ? LAYER_WHOLE : x.recompute ? LAYER_GELU : LAYER_KEEPS;
+    for (int k = RECOMPUTE_NONE; k <= RECOMPUTE_LAYER; k++) {
+        if (w->recompute >= 0 && w->recompute != k) continue;
+        candidate_recompute(&x, k);
         for (int zero = 0; zero <= (x.run.d > 1); zero++) {
             if (w->zero >= 0 && w->zero != zero && x.run.d > 1) continue;
             x.run.zero = zero;

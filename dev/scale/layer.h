@@ -45,8 +45,8 @@ static inline bool op_is_of_weights(const LayerOp *op) {
            strcmp(op->name, "bias gradient") == 0;
 }
 
-// Recomputation in backward: nothing, GELU, attention between its GEMMs, or the whole layer.
-typedef enum { LAYER_KEEPS, LAYER_GELU, LAYER_ATTENTION, LAYER_WHOLE } LayerRecompute;
+// Recomputation in backward: nothing, GELU, attention between its GEMMs, the whole layer, or all of it but attention.
+typedef enum { LAYER_KEEPS, LAYER_GELU, LAYER_ATTENTION, LAYER_WHOLE, LAYER_REST } LayerRecompute;
 
 typedef struct {
     size_t B, T, C, NH, t;      // NH heads of all tensor ranks together
@@ -143,17 +143,18 @@ static inline void ops_attention(OpList *o, const Cluster *c, const LayerShape *
             cost_attention(c, c->attention, backward, s->B, s->T, s->NH / s->t, s->C / s->NH));
 }
 
-// Adds the forward of one layer. `ends`: with the last GEMM and the sum behind it, which recomputation may leave out.
-static inline void ops_layer_forward(OpList *o, const Cluster *c, const LayerShape *s, bool ends) {
+// Adds the forward of one layer. Recomputation may leave out attention, and may end before the last GEMM and its sum.
+static inline void ops_layer_forward(OpList *o, const Cluster *c, const LayerShape *s, bool attention, bool ends) {
     size_t N = s->B * s->T, A = s->C / s->t, F = 4 * A;
     double e = precision_bytes(s->precision), mask = c->dropout;
     double rows = (double)(N / (s->sequence_parallel ? s->t : 1)) * (double)s->C, inner = (double)N * (double)A;
     ops_memory(o, c, "layernorm", MEMORY_LAYERNORM_FORWARD, 2 * e * rows);
     ops_f_forward(o, c, s);
     ops_gemm(o, c, s, "qkv", N, 3 * A, s->C);
-    ops_attention(o, c, s, false);
+    if (attention) ops_attention(o, c, s, false);
     // The unfused law's result is (B, NH, T, HS) and is copied to (B, T, NH, HS).
-    if (c->attention == ATTENTION_UNFUSED) ops_memory(o, c, "transpose", MEMORY_ELEMENTWISE, 2 * e * inner);
+    if (attention && c->attention == ATTENTION_UNFUSED)
+        ops_memory(o, c, "transpose", MEMORY_ELEMENTWISE, 2 * e * inner);
     ops_gemm(o, c, s, "proj", N, s->C, A);
     ops_g_forward(o, c, s);
     ops_add(o, "bias, dropout, residual, layernorm", TIME_MEMORY, cost_residual_layernorm(c, e * rows, rows));
@@ -191,17 +192,17 @@ static inline void ops_layer_backward(OpList *o, const Cluster *c, const LayerSh
 static inline void layer_recomputes(OpList *o, const Cluster *c, const LayerShape *s) {
     double gelu = 2 * precision_bytes(s->precision) * (double)(s->B * s->T) * 4 * (double)(s->C / s->t);
     o->count = 0;
-    if (s->recompute == LAYER_WHOLE) ops_layer_forward(o, c, s, c->recompute_end);
+    bool whole = s->recompute == LAYER_WHOLE;
+    if (whole || s->recompute == LAYER_REST) ops_layer_forward(o, c, s, whole, c->recompute_end);
     if (s->recompute == LAYER_GELU) ops_memory(o, c, "gelu", MEMORY_SOFTMAX, gelu);
-    bool attention = s->recompute == LAYER_ATTENTION || (c->attention_recompute && s->recompute != LAYER_WHOLE);
-    if (attention) ops_attention(o, c, s, false);
+    if (s->recompute == LAYER_ATTENTION || (c->attention_recompute && !whole)) ops_attention(o, c, s, false);
 }
 
 // Lists a layer: forward, or backward with its recomputation.
 static inline void layer_operations(OpList *o, const Cluster *c, const LayerShape *s, bool backward) {
     o->count = 0;
     if (!backward) {
-        ops_layer_forward(o, c, s, true);
+        ops_layer_forward(o, c, s, true, true);
         return;
     }
     layer_recomputes(o, c, s);

@@ -138,7 +138,7 @@ static inline void step_make_pieces(const Cluster *c, const StepLayout *r, Place
                 step_add(&x->layer, STEP_WEIGHT, later, &recomputed, 1);
             }
             step_add(&x->layer, kind, later, &o, 1);
-            double again = kind == STEP_BACKWARD && r->recompute == LAYER_WHOLE;
+            double again = kind == STEP_BACKWARD && r->recompute >= LAYER_WHOLE;
             double host = c->host_layer * (kind == STEP_FORWARD ? 1 : 2 + again) / 3 - x->layer.seconds[kind][later];
             if (host > 0) x->layer.seconds[kind][later] += host, x->layer.groups[kind][later][TIME_HOST] += host;
             embedding_operations(&o, c, &s, kind == STEP_BACKWARD);

@@ -27,7 +27,7 @@ static inline Cluster trainer_software(const Cluster *cluster) {
 // gather, so that the second one counts. False, with the trainer's message, if it refused.
 static inline bool trainer_seconds(const char *folder, const char *cluster, const StepLayout *r, bool overlap,
                                    double *seconds, Error *err) {
-    static const char *const recompute[] = {"none", "gelu", "none", "layer"};  // by LayerRecompute
+    static const char *const recompute[] = {"none", "gelu", "none", "layer", "rest"};  // by LayerRecompute
     char command[4096], layout[256], line[1024], said[200] = "it said nothing";
     if (r->shard) snprintf(layout, sizeof layout, "--shard %zu", r->shard);
     else snprintf(layout, sizeof layout, "--tensor %zu --pipeline %zu --data %zu --virtual %zu --sequence-parallel %d "

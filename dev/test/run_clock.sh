@@ -3,7 +3,7 @@
 # changes no bit, and its times do not depend on the order of streams and messages. --simulate gives the times of a run
 # of all ranks. Bubbles follow the formulas of the schedules, links count, and bad input is refused.
 # needs: fp32/dev/test/test_clock fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d
-# needs: fp32/train_data fp32/train_fsdp fp32/train_zero_bubble bf16/train_gpt_3d bf16/train_fsdp bf16/train_zero_bubble tools/byte_corpus tools/scale tools/bubbles tools/profile
+# needs: fp32/train_context fp32/train_data fp32/train_fsdp fp32/train_zero_bubble bf16/train_gpt_3d bf16/train_fsdp bf16/train_zero_bubble tools/byte_corpus tools/scale tools/bubbles tools/profile
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
 folder=${1:-build/cpu-fp32}
@@ -78,12 +78,16 @@ same_as_all_ranks() {  # same_as_all_ranks RANKS TRAINER FLAGS...: a simulation 
 }
 same_as_all_ranks 1 train_gpt
 same_as_all_ranks 1 train_gpt --recompute layer
+same_as_all_ranks 1 train_gpt --recompute rest
 same_as_all_ranks 2 train_gpt_tp
 same_as_all_ranks 4 train_gpt_tp --sequence-parallel 1
 same_as_all_ranks 4 train_data
 same_as_all_ranks 8 train_data --zero 0 --overlap 0 --recompute layer
 same_as_all_ranks 4 train_fsdp
 same_as_all_ranks 8 train_fsdp --shard 2 --overlap 0 --recompute layer
+same_as_all_ranks 4 train_context --context 4
+same_as_all_ranks 4 train_context --context 2 --context-by ring --recompute rest
+same_as_all_ranks 4 train_context --context 4 --context-by ring --context-layout contiguous
 same_as_all_ranks 4 train_zero_bubble --tensor 2 --pipeline 2 --schedule zb-h1
 same_as_all_ranks 3 train_gpt_pp --pipeline 3 --layers 5 --schedule gpipe
 same_as_all_ranks 8 train_gpt_3d $layout
@@ -123,6 +127,28 @@ cluster=dev/clusters/laptop.json
 bubble gpipe 37.5 --schedule gpipe
 bubble 1f1b 37.5 --schedule 1f1b
 bubble 'interleaved, v = 2' 18.75 --virtual 2
+
+# ---- context parallelism --------------------------------------------------------------------------------------------
+# A layer of so many tokens is nearly all attention.
+
+# attention FLAGS...: ms of it on each rank of a ring
+attention() {
+    simulated "$1" ring train_context --layers 1 --heads 4 --channels 256 --vocab 512 --seq 131072 --micro-batch 1 \
+        --global-batch 1 --steps 1 --context "$1" --context-by ring "${@:2}"
+    awk '$1 ~ /^[0-9]+$/ && NF == 12 { printf "%.0f ", $2 * $4 / 100 }' "$dir/out"
+}
+cluster=dev/clusters/dgx-a100.json
+for c in 2 4 8; do
+    zigzag=$(attention $c) contiguous=$(attention $c --context-layout contiguous)
+    awk -v c=$c '{ for (i = 1; i <= NF; i++) { if (i == 1 || $i < least) least = $i; if ($i > most) most = $i } }
+                 END { exit !(NF == c && least > 0 && most < 1.02 * least) }' <<<"$zigzag"
+    report $? "--context-layout zigzag, c = $c: attention takes all ranks as long within 2%: $zigzag ms"
+    awk -v c=$c '{ n = NF / 2; for (i = 1; i <= n; i++) sum += $i; ratio = n * $NF / sum; formula = 2 - 1 / c
+                   print ratio " times as long, 2 - 1/c = " formula
+                   exit !(n == c && ratio > 0.98 * formula && ratio < 1.02 * formula) }' \
+        <<<"$zigzag $contiguous" >"$dir/ratio"
+    report $? "contiguous, c = $c: the last rank takes $(cat "$dir/ratio")"
+done
 
 # ---- the roof -------------------------------------------------------------------------------------------------------
 # Of bf16's peak, 16 times that of fp32, products in fp32 would reach a few percent.

@@ -31,7 +31,7 @@ edge train_gpt_tp.cu train_gpt_pp.cu 170 35
 edge train_gpt_pp.cu train_gpt_3d.cu 90 9
 edge train_gpt_3d.cu dev/lessons/train_zero_bubble.cu 120 60
 edge train_gpt.cu dev/lessons/train_data.cu 110 15
-edge dev/lessons/train_data.cu dev/lessons/train_context.cu 232 15
+edge dev/lessons/train_data.cu dev/lessons/train_context.cu 160 15
 edge dev/lessons/train_data.cu dev/lessons/train_moe.cu 170 33
 edge dev/lessons/train_data.cu dev/lessons/train_fsdp.cu 130 15
 edge train_gpt_3d.cu dev/lessons/train_llama.cu 220 90

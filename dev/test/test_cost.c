@@ -332,7 +332,12 @@ static void test_layers(Check *c) {
     s.recompute = LAYER_WHOLE;
     layer_operations(&o, &x, &s, true);
     check(c, near(ops_seconds(&o, NULL), forward + backward - less), "but not beside a whole layer");
-    x.attention_recompute = false, x.fused_backward = true, s.recompute = LAYER_KEEPS;
+    x.attention_recompute = false, s.recompute = LAYER_REST;
+    layer_operations(&o, &x, &s, true);
+    check(c, near(ops_seconds(&o, NULL), forward + backward - less -
+                                             cost_attention(&x, x.attention, false, 2, 1024, 16, 64)),
+          "the rest is a whole layer without attention");
+    x.fused_backward = true, s.recompute = LAYER_KEEPS;
     layer_operations(&o, &x, &s, true);
     double rows = 2.0 * 2048 * 1024;
     check(c, near(ops_seconds(&o, NULL), backward - 2 * (cost_memory(&x, MEMORY_LAYERNORM_BACKWARD, rows) +

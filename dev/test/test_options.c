@@ -82,7 +82,7 @@ static const Refusal REFUSALS[] = {
     {"--lr-final 1.5", "--lr-final must be a number from 0 to 1, not", 0, 1},
     {"--beta2 1", "--beta2 must be a number from 0 to 0.99999999, not '1'", 0, 1},
     {"--shuffle yes", "--shuffle must be one of 0|1", 0, 1},
-    {"--recompute all", "--recompute must be one of none|gelu|layer", 0, 1},
+    {"--recompute all", "--recompute must be one of none|gelu|rest|layer", 0, 1},
     {"--recompute gel", "must be one of", 0, 1},
     {"--model d13", "--model must be one of d12|d24|d36|d48", 0, 1},
     {"--out ''", "--out must be a text that is not empty", 0, 1},

@@ -227,6 +227,7 @@ static const TrafficRow TRAFFIC[] = {
     {{"_tp", 2, 1, 1, 1, "--recompute layer", false}, 2},
     {{"_tp", 4, 1, 1, 1, "--sequence-parallel 1", false}, 2},
     {{"_tp", 2, 1, 1, 1, "--sequence-parallel 1 --recompute layer", true}, 2},
+    {{"_tp", 2, 1, 1, 1, "--sequence-parallel 1 --recompute rest", false}, 2},
     {{"_pp", 1, 1, 4, 1, "", true}, 1},
     {{"_pp", 1, 1, 2, 2, "", false}, 1},
     {{"_pp", 2, 1, 4, 1, "", false}, 1},
@@ -244,6 +245,10 @@ static const TrafficRow TRAFFIC[] = {
     {{"context", 1, 4, 1, 1, "--context 4", false}, 2},
     {{"context", 1, 4, 1, 1, "--context 2 --context-by ring", true}, 1},
     {{"context", 1, 8, 1, 1, "--context 4 --context-by ring", false}, 1},
+    {{"context", 1, 4, 1, 1, "--recompute rest --context 4 --context-by ring", false}, 1},
+    {{"context", 1, 4, 1, 1, "--recompute layer --context 4 --context-by ring", false}, 1},
+    {{"context", 1, 4, 1, 1, "--recompute rest --context 4", false}, 1},
+    {{"context", 1, 4, 1, 1, "--recompute layer --context 4", false}, 1},
     {{"_3d", 2, 2, 2, 2, "", true}, 1},
     {{"_3d", 2, 2, 2, 2, "--sequence-parallel 1", false}, 1},
     {{"_3d", 2, 2, 2, 1, "--sequence-parallel 1 --zero 0 --overlap 0", false}, 2},
@@ -329,11 +334,14 @@ static int context_of(const Grid *g) {
 
 // What the ranks of a sequence send, in `all` micro-batches of N tokens together: Ulysses four all-to-alls a layer, two
 // of q, k and v or their gradients, two of the output or its gradient; the ring keys and values c - 1 times forward and
-// backward, and their gradients in fp32 c times.
+// backward, and their gradients in fp32 c times. --recompute layer sends forward's twice, rest only q, k and v.
 static Traffic expected_context(const Grid *g, double all, double N, double w) {
     double c = context_of(g), layers = all * TL * c, part = N * TC / c;  // layers: of all ranks
-    Traffic t = {layers * 4 * (c - 1), layers * 2 * (3 + 1) * part / c * (c - 1) * w};
-    if (has(g, "ring")) t.calls = layers * (3 * c - 2), t.bytes = layers * 2 * part * (2 * (c - 1) * w + c * 4);
+    double whole = has(g, "--recompute layer"), qkv = has(g, "--recompute");
+    Traffic t = {layers * (4 + qkv + whole) * (c - 1), layers * (8 + 3 * qkv + whole) * part / c * (c - 1) * w};
+    double rounds = 2 + whole;  // of keys
+    if (has(g, "ring"))
+        t.calls = layers * (rounds * (c - 1) + c), t.bytes = layers * 2 * part * (rounds * (c - 1) * w + c * 4);
     if (c == 1) t.calls = t.bytes = 0;
     return t;
 }
@@ -345,7 +353,7 @@ static Counts expected_traffic(const Grid *g, int micro, size_t width) {
     double t = g->t, d = g->d, w = (double)width, m = TG / (micro * d), N = micro * TT, X = N * TC * w;
     c.by[CONTEXT][SEND] = expected_context(g, TSTEPS * TG / micro, N, w);
     double steps = TSTEPS, all = steps * d * m, L = TL, messages = 2 * (g->p * g->v - 1);
-    bool sp = sequence_parallel(g), again = has(g, "--recompute layer");
+    bool sp = sequence_parallel(g), again = has(g, "--recompute");
     Traffic *tensor = c.by[TENSOR], layers[NUM_OPS];
     memset(layers, 0, sizeof layers);
     // Layers: g and f of both halves, forward and backward: 4 all-reduces, and one g more when forward is
@@ -561,21 +569,21 @@ static void memory_over_recomputation(Context *x, double MiB) {
     } ROWS[] = {{{"", 1, 1, 1, 1, "", true}, 1},
                 {{"_tp", 4, 1, 1, 1, "--sequence-parallel 1", true}, 1},
                 {{"_pp", 2, 1, 2, 1, "", true}, 2}};
-    static const char *const HOW[] = {"none", "gelu", "layer"};
-    printf(
-        "     activations of rank 0 by --recompute, the same model; MiB\n     %-34s %9s %9s %9s   formulas of what is "
-        "saved\n",
-        "", HOW[0], HOW[1], HOW[2]);
+    static const char *const HOW[] = {"none", "gelu", "rest", "layer"};
+    printf("     activations of rank 0 by --recompute, the same model; MiB\n"
+           "     %-34s %9s %9s %9s %9s   formulas of what is saved\n",
+           "", HOW[0], HOW[1], HOW[2], HOW[3]);
     for (size_t i = 0; i < sizeof ROWS / sizeof *ROWS; i++) {
         Grid g = ROWS[i].grid;
-        double w = x->bf16 ? 2 : 4, N = B * T, rows = sequence_parallel(&g) ? g.t : 1, kept[3];
+        double w = x->bf16 ? 2 : 4, N = B * T, rows = sequence_parallel(&g) ? g.t : 1, kept[4];
         double gelu = N * 4 * C * w / g.t / MiB;
         double layer = (N * C * w * (3 / rows + 12.0 / g.t) + 16 * N / rows + B * NH * (double)T * 4 / g.t) / MiB;
+        double attention = (N * C * w / g.t + B * NH * (double)T * 4 / g.t) / MiB;
         double shared = ROWS[i].in_flight * (L / g.p) - 1;
         char flags[128], name[128];
         Started s;
         if (g.t * g.p > x->max_ranks) continue;
-        for (int how = 0; how < 3; how++) {
+        for (int how = 0; how < 4; how++) {
             snprintf(flags, sizeof flags, "%s --recompute %s", ROWS[i].grid.flags, HOW[how]);
             g.flags = flags;
             kept[how] = dry_run(x, &g, LARGE "--layers 8 --micro-batch 4 --global-batch 16").activations;
@@ -583,10 +591,12 @@ static void memory_over_recomputation(Context *x, double MiB) {
         g.flags = ROWS[i].grid.flags;
         start_of(&g, &s);
         snprintf(name, sizeof name, "%s", s.name);
-        printf("     %-34s %9.1f %9.1f %9.1f   %.1f %.1f\n", name, kept[0], kept[1], kept[2], shared * gelu,
-               shared * layer);
-        check(&x->check, near(kept[0] - kept[1], shared * gelu, 0.11) && near(kept[0] - kept[2], shared * layer, 0.11),
-              "memory %s: --recompute gelu saves the GELU of %g layers, layer all but their inputs", name, shared);
+        printf("     %-34s %9.1f %9.1f %9.1f %9.1f   %.1f %.1f %.1f\n", name, kept[0], kept[1], kept[2], kept[3],
+               shared * gelu, shared * (layer - attention), shared * layer);
+        check(&x->check, near(kept[0] - kept[1], shared * gelu, 0.11) &&
+              near(kept[0] - kept[3], shared * layer, 0.11) && near(kept[2] - kept[3], shared * attention, 0.11),
+              "memory %s: --recompute gelu saves the GELU of %g layers, layer all but their inputs, rest keeps "
+              "attention's output and lse", name, shared);
     }
 }
 

@@ -21,8 +21,9 @@ static inline bool trainer_virtual_time(const Options *o, Error *err) {
     return true;
 }
 
-// Makes a process for each stage: its first rank. If stages or tensor groups do not fill nodes, the job waits for the
-// data rank with the worst placed ranks. So the clock places the simulated ranks like these.
+// Makes a process for each stage: its first rank. With context parallelism, for each of the ranks that share the first
+// sequence: they may differ. If stages or tensor groups do not fill nodes, the job waits for the data rank with the
+// worst placed ranks. So the clock places the simulated ranks like these.
 static inline bool trainer_simulate_stages(Options *o, Error *err) {
     Grid grid;
     Cluster cluster;
@@ -33,13 +34,14 @@ static inline bool trainer_simulate_stages(Options *o, Error *err) {
     if (!cluster_read(&cluster, o->simulate, err)) return false;
     cpu_clock_start(&cluster, true);
     cpu_clock().shift = (size_t)grid_rank_at(&grid, 0, grid_worst_data_rank(&grid, (size_t)cluster.gpus_per_node), 0);
-    int *ranks = (int *)host_alloc(grid.world, sizeof(int));
-    bool ok = cpu_simulate_ranks(ranks, (int)grid_group(&grid, 'p', ranks), (int)grid.world);
+    int *ranks = (int *)host_alloc(grid.world, sizeof(int)), count = (int)grid_group(&grid, 'p', ranks);
+    for (size_t i = 1; i < o->context; i++) ranks[count++] = grid_rank_at(&grid, 0, i, 0);
+    bool ok = cpu_simulate_ranks(ranks, count, (int)grid.world);
     free(ranks);
-    return ok || error_set(err, "cannot make %zu processes: %s", grid.p, strerror(errno));
+    return ok || error_set(err, "cannot make %d processes: %s", count, strerror(errno));
 }
 
-// Under --simulate, becomes a process for each stage, or ends with exit code 2. Does nothing for any other command
+// Under --simulate, becomes these processes, or ends with exit code 2. Does nothing for any other command
 // line, which may be wrong: trainer_open refuses it.
 static inline void trainer_simulate(int argc, char **argv, unsigned sections, const Lesson *lesson) {
     Options o;
@@ -100,7 +102,8 @@ static inline void virtual_print(const Trainer *m, const VirtualStep *steps) {
     double seconds = 1e-3 * steps[0].ms, model = count_flops(&m->config, tokens, m->opt.seq), done = model;
     // Of 96 B T L C^2 (1 + T/6C + V/16LC) the head, which is not computed again, has 72 V/16LC.
     double head = 6.0 * tokens * (double)m->config.V * (double)m->config.C;
-    if (m->opt.recompute == RECOMPUTE_LAYER) done += (model - head) / 3;
+    size_t scores = m->opt.recompute == RECOMPUTE_REST ? 0 : m->opt.seq;  // of a token, that are computed again
+    if (m->opt.recompute >= RECOMPUTE_REST) done += (count_flops(&m->config, tokens, scores) - head) / 3;
     printf("\nvirtual time on %s: the last step, of %.0f of %d ranks%s\n", cpu_clock().cluster.name, n, m->job.size,
            n < gpus ? ", each of which stands for those that do the same" : "");
     printf("step %.9f s | %.0f tokens/s | %.1f TFLOP/s a GPU, %.1f with what is recomputed | MFU %.1f%% | "

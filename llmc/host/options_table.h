@@ -124,7 +124,7 @@ static const Field OPTIONS[] = {
     REAL("eps", eps, "1e-8", 1e-30, 1, 0, "AdamW's epsilon"),
     REAL("dropout", dropout, "0", 0, 0.99, 0, "of embedding, attention and both residual branches in training"),
     {"seed", FIELD_SEED, offsetof(Options, seed), "1337", 0, 0, 0, "N", "of weights, shuffling, dropout and samples"},
-    CHOICE("recompute", recompute, "none", 0, "none|gelu|layer", "activations that backward computes again"),
+    CHOICE("recompute", recompute, "none", 0, "none|gelu|rest|layer", "computed again (rest: not attention)"),
 
     GROUP("Reports", OPTION_BASIC),
     SIZE("val-every", val_every, NULL, 0, 1e15, OPTION_TRAINS,
@@ -141,7 +141,7 @@ static const Field OPTIONS[] = {
     SIZE("trace-steps", trace_steps, "10", 1, 1e6, 0, "first steps that --trace covers"),
     TEXT("dump-gradients", dump_gradients, NULL, OPTION_TRAINS, "FILE", "safetensors of the first step's gradients"),
     SWITCH("debug-replicas", debug_replicas, "0", OPTIONS_TENSOR | OPTIONS_DATA | OPTION_TRAINS,
-           "check at the start and after every step that replicas are bit-equal"),
+           "compare replicas bit by bit, at first and after every step"),
     TEXT("eval", eval, NULL, OPTION_TRAINS, "FILE", "measure the model on a file's rows and stop: doc/evaluation.md"),
     MARK("dry-run", dry_run, OPTION_BASIC | OPTION_TRAINS, NULL,
          "print configuration, ranks and bytes per rank, then stop"),

@@ -1,23 +1,16 @@
 // context.cuh: sequences cut over c ranks: rows in the order of Ulysses' all-to-all, and the ring's partial attention.
 // lesson: context
 //
-// defines: tokens_of, heads_cut, heads_join, tokens_join, tokens_cut, TokenPair, token_pair, PairShape,
-//          attention_pair_forward, attention_pair_backward, attention_merge, columns_move
+// defines: heads_cut, heads_join, tokens_join, tokens_cut, TokenPair, token_pair, RingStep, ring_step, Ring,
+//          take_ring, attention_pair_forward, attention_pair_backward, attention_merge, columns_move, ring_add
 #ifndef LLMC_CONTEXT_CUH
 #define LLMC_CONTEXT_CUH
 
-#include "llmc/host/tokens.h"
+#include "llmc/host/context.h"
 #include "llmc/kernels/attention.cuh"
 #include "llmc/kernels/packs.cuh"
 #include "llmc/kernels/shares.cuh"
-
-// The T/c tokens of rank i of c: the i-th part, or (zigzag) chunks i and 2c-1-i of 2c, so that a causal mask leaves all
-// ranks as much work.
-RANDOM_FUNCTION Tokens tokens_of(size_t T, size_t c, size_t i, bool zigzag) {
-    size_t half = zigzag ? T / c / 2 : 0;
-    Tokens tokens = {half, {i * half, zigzag ? (2 * c - 2 - i) * half : i * (T / c)}};
-    return tokens;
-}
+#include "llmc/trainer/arena.cuh"
 
 // ---- Ulysses (Jacobs et al. 2023) -----------------------------------------------------------------------------------
 
@@ -117,16 +110,40 @@ static inline TokenPair token_pair(size_t T, size_t i, size_t r, bool zigzag) {
     return r < i ? all : none;
 }
 
-// Where the ring's attention stands: B sequences of which this rank has T rows, A channels in NH heads.
+// A step of the ring: B sequences of which each rank has T rows, A channels in NH heads.
 typedef struct {
+    size_t step;
+    TokenPair pair;
     size_t B, T, A, NH, whole;  // whole: tokens of a sequence
     Tokens mine, others;        // positions of this rank's rows, and of those of the keys at hand
-} PairShape;
+} RingStep;
 
-static inline Attention attention_of_pair(const PairShape &s, TokenPair pair, const floatX *qkv, const floatX *kv,
-                                          bool backward) {
+// In step s a rank has its own queries, and the keys of the rank that is s before it.
+static inline RingStep ring_step(Context part, size_t step, size_t B, size_t T, size_t A, size_t NH) {
+    Context other = part;
+    other.rank = (part.rank + part.c - step) % part.c;
+    TokenPair pair = token_pair(T, part.rank, other.rank, part.zigzag);
+    return {step, pair, B, T, A, NH, part.T, context_tokens(part), context_tokens(other)};
+}
+
+typedef struct {
+    floatX *kv[2];               // (B, T, 2, A) keys and values at hand, and those that arrive
+    float *dkv[2];               // (B, T, 2, A) their gradients by the ranks before
+    float *sum;                  // (B, T, A) outputs by the keys so far; in backward dq
+    float *part, *part_lse;      // (B, T, A) and (B, NH, T) by the keys at hand
+    float *part_dkv;             // (B, T, 2, A) gradients of the keys at hand by this rank
+} Ring;
+
+static inline void take_ring(Arena *arena, Ring *r, size_t N, size_t A, size_t NH) {
+    take(arena, r->sum, N * A), take(arena, r->part, N * A), take(arena, r->part_lse, N * NH);
+    take(arena, r->part_dkv, 2 * N * A);
+    for (int i = 0; i < 2; i++) take(arena, r->kv[i], 2 * N * A), take(arena, r->dkv[i], 2 * N * A);
+}
+
+static inline Attention attention_of_pair(const Ring &r, const RingStep &s, const floatX *qkv, bool backward) {
+    const TokenPair &pair = s.pair;
     Attention a = attention_of(qkv + pair.q * 3 * s.A, s.B, pair.Tq, s.A, s.NH);
-    a.k = kv + pair.k * 2 * s.A, a.v = a.k + s.A, a.k_stride = 2 * s.A;
+    a.k = r.kv[s.step % 2] + pair.k * 2 * s.A, a.v = a.k + s.A, a.k_stride = 2 * s.A;
     a.Tk = pair.Tk, a.rows = s.T, a.full = pair.full;
     a.q_tokens = s.mine, a.k_tokens = s.others, a.q_first = pair.q, a.k_first = pair.k, a.whole = s.whole;
     // as the causal attention that has as many scores
@@ -135,25 +152,27 @@ static inline Attention attention_of_pair(const PairShape &s, TokenPair pair, co
     return a;
 }
 
-// Computes part[B, T, A], the outputs of a pair's queries by its keys alone, in fp32, and their lse[B, NH, T], from
-// qkv[B, T, 3, A] and kv[B, T, 2, A].
-static inline void attention_pair_forward(float *part, float *lse, const floatX *qkv, const floatX *kv, TokenPair pair,
-                                          const PairShape &s, cudaStream_t stream, Dropout d) {
-    if (pair.Tq == 0) return;
-    Attention a = attention_of_pair(s, pair, qkv, kv, false);
-    a.part = part + pair.q * s.A, a.lse = lse + pair.q;
+// Computes the outputs of qkv[B, T, 3, A]'s queries by the keys at hand alone, in fp32, and their lse[B, NH, T]: into
+// the sum in step 0, then into a part that attention_merge adds to it.
+static inline void attention_pair_forward(const Ring &r, float *lse, const floatX *qkv, const RingStep &s,
+                                          cudaStream_t stream, Dropout d) {
+    if (s.pair.Tq == 0) return;
+    Attention a = attention_of_pair(r, s, qkv, false);
+    a.part = (s.step ? r.part : r.sum) + s.pair.q * s.A, a.lse = (s.step ? r.part_lse : lse) + s.pair.q;
     attention_launch<true>(a, d, false, stream);
 }
 
-// Computes a pair's parts of dq[B, T, A] and dkv[B, T, 2, A], in fp32, from the outputs and lse of all keys.
-static inline void attention_pair_backward(float *dq, float *dkv, float *dot, const floatX *dout, const floatX *out,
-                                           const float *lse, const floatX *qkv, const floatX *kv, TokenPair pair,
-                                           const PairShape &s, cudaStream_t stream, Dropout d) {
-    if (pair.Tq == 0) return;
-    Attention a = attention_of_pair(s, pair, qkv, kv, true);
-    a.out = (floatX *)out + pair.q * s.A, a.lse = (float *)lse + pair.q;  // only read
-    a.dout = dout + pair.q * s.A, a.dot = dot + pair.q;
-    a.part = dq + pair.q * s.A, a.part_k = dkv + pair.k * 2 * s.A, a.part_v = a.part_k + s.A;
+// Computes a step's parts of dq and dkv, in fp32, from the outputs and lse of all keys: into the sums in step 0, then
+// into parts that ring_add adds to them. dot[B, NH, T] is scratch.
+static inline void attention_pair_backward(const Ring &r, float *dot, const floatX *dout, const floatX *out,
+                                           const float *lse, const floatX *qkv, const RingStep &s, cudaStream_t stream,
+                                           Dropout d) {
+    if (s.pair.Tq == 0) return;
+    Attention a = attention_of_pair(r, s, qkv, true);
+    a.out = (floatX *)out + s.pair.q * s.A, a.lse = (float *)lse + s.pair.q;  // only read
+    a.dout = dout + s.pair.q * s.A, a.dot = dot + s.pair.q;
+    a.part = (s.step ? r.part : r.sum) + s.pair.q * s.A;
+    a.part_k = (s.step ? r.part_dkv : r.dkv[0]) + s.pair.k * 2 * s.A, a.part_v = a.part_k + s.A;
     attention_launch<true>(a, d, true, stream);
 }
 
@@ -176,15 +195,14 @@ __global__ void __launch_bounds__(32 * MERGE_WARPS)
     if (threadIdx.x % 32 == 0) lse[stat] = larger + log1pf(expf(smaller - larger));
 }
 
-// Merges sum[B, T, A] and lse[B, NH, T], the outputs by the keys so far, with those of a pair. In this form nothing
+// Merges the sum and lse[B, NH, T], by the keys of the steps before, with those of this step. In this form nothing
 // overflows: o = o1 - sigmoid(l2 - l1) (o1 - o2), l = log(exp(l1) + exp(l2)).
-static inline void attention_merge(float *sum, float *lse, const float *part, const float *part_lse, TokenPair pair,
-                                   const PairShape &s, cudaStream_t stream) {
-    if (pair.Tq == 0) return;
-    size_t heads = s.B * pair.Tq * s.NH;
+static inline void attention_merge(const Ring &r, float *lse, const RingStep &s, cudaStream_t stream) {
+    size_t heads = s.B * s.pair.Tq * s.NH;
+    if (heads == 0 || s.step == 0) return;
     kernel_cost(KERNEL_ELEMENTWISE, heads * (s.A / s.NH), 3 * sizeof(float), 3);
     LAUNCH(attention_merge_kernel, (unsigned)CEIL_DIV(heads, (size_t)MERGE_WARPS), 32 * MERGE_WARPS, 0, stream)
-    (sum, lse, part, part_lse, pair, s.B, s.T, s.NH, s.A / s.NH);
+    (r.sum, lse, r.part, r.part_lse, s.pair, s.B, s.T, s.NH, s.A / s.NH);
 }
 
 // Rows first .. first + count - 1 of B sequences of T rows: to = from, or to += from.
@@ -210,6 +228,14 @@ static inline void columns_move(To *to, size_t to_stride, const From *from, size
     kernel_cost(KERNEL_ELEMENTWISE, B * count * width, sizeof(To) * (ADD ? 2 : 1) + sizeof(From), ADD);
     LAUNCH((columns_kernel<To, From, ADD>), element_blocks(B * count * width), ELEMENT_THREADS, 0, stream)
     (to, to_stride, from, from_stride, B, T, first, count, width);
+}
+
+// Adds a step's parts of dq and dkv, but for the first's, which are in the sums.
+static inline void ring_add(const Ring &r, const RingStep &s, cudaStream_t stream) {
+    if (s.step == 0) return;
+    columns_move<true>(r.sum, s.A, r.part, s.A, s.B, s.T, s.pair.q, s.pair.Tq, s.A, stream);
+    columns_move<true>(r.dkv[s.step % 2], 2 * s.A, r.part_dkv, 2 * s.A, s.B, s.T, s.pair.k, s.pair.Tk, 2 * s.A,
+                       stream);
 }
 
 #endif
