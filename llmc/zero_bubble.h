@@ -9,6 +9,8 @@
 #ifndef LLMC_ZERO_BUBBLE_H
 #define LLMC_ZERO_BUBBLE_H
 
+#include <stdint.h>
+
 #include "llmc/pipeline.h"
 
 // ZB-H1 (section 2): 1F1B with a split backward. Stage s puts off its weight steps until s of them wait, so that it has
@@ -43,6 +45,11 @@ typedef struct {
 } AutoStage;
 
 typedef struct {
+    uint64_t bits;  // of the time when the stage continues; INFINITY: not known, or it has finished
+    uint64_t stage;
+} AutoClock;
+
+typedef struct {
     int p, m;
     size_t limit;  // micro-batches of which a stage may hold activations
     const PipelineTimes *times;
@@ -51,17 +58,28 @@ typedef struct {
     // step if it would otherwise wait longer than `patience`.
     int extra;
     double patience;
+    int least_ahead;  // at which `extra` was the reason for a backward: a run with an `extra` up to it is the same
     // A tree of the stages by their clocks, [2 * leaves]: node i is the earlier of nodes 2i and 2i + 1, the lower one
     // of equals; stage s is leaf leaves + s.
-    int *earliest, leaves;
-    double *clock;  // [leaves] when the stage continues; INFINITY: not known, or it has finished
+    AutoClock *tree;
+    int leaves;
 } AutoRun;
 
+static inline double auto_clock(const AutoClock *c) {
+    double time;
+    memcpy(&time, &c->bits, sizeof time);
+    return time;
+}
+
 static inline void auto_set_clock(AutoRun *r, int stage, double time) {
-    r->clock[stage] = time;
-    for (int i = (r->leaves + stage) / 2; i > 0; i /= 2) {
-        int a = r->earliest[2 * i], b = r->earliest[2 * i + 1];
-        r->earliest[i] = r->clock[b] < r->clock[a] ? b : a;
+    uint64_t bits, at = (uint64_t)stage;
+    memcpy(&bits, &time, sizeof bits);
+    for (int i = r->leaves + stage; i > 0; i /= 2) {
+        AutoClock *node = &r->tree[i], other = r->tree[i ^ 1];
+        node->bits = bits, node->stage = at;
+        bool wins = other.bits < bits + (uint64_t)(i & 1);
+        bits = wins ? other.bits : bits;
+        at = wins ? other.stage : at;
     }
 }
 
@@ -75,12 +93,13 @@ static inline double auto_arrival(const AutoRun *r, const AutoStage *s, StepKind
 
 // Returns the kind of the stage's next step at `now`, or -1 if it waits: a forward while the policy wants more of them
 // ahead, else a backward, a forward, or a weight step. *until: when its next input arrives.
-static inline int auto_choose(const AutoRun *r, int stage, double now, double *until) {
+static inline int auto_choose(AutoRun *r, int stage, double now, double *until) {
     const AutoStage *s = &r->stages[stage];
     double forward = auto_arrival(r, s, STEP_FORWARD), backward = auto_arrival(r, s, STEP_BACKWARD);
     int ahead = s->done[STEP_FORWARD] - s->done[STEP_BACKWARD] - (r->p - stage);
     *until = fmin(forward, backward);
     if (forward <= now && (backward > now || ahead < r->extra)) return STEP_FORWARD;
+    if (forward <= now && ahead < r->least_ahead) r->least_ahead = ahead;
     if (backward <= now) return STEP_BACKWARD;
     bool weight = s->done[STEP_WEIGHT] < s->done[STEP_BACKWARD];
     return weight && *until - now > r->patience ? STEP_WEIGHT : -1;
@@ -98,7 +117,7 @@ static inline void auto_step(AutoRun *r, int stage, StepKind kind, double now) {
     if (kind == STEP_WEIGHT || to < 0 || to == r->p) return;
     AutoStage *next = &r->stages[to];
     next->arrival[kind][micro] = s->sent[kind] = fmax(s->end, s->sent[kind]) + r->times->transfer;
-    if (next->waits) auto_set_clock(r, to, fmin(r->clock[to], auto_arrival(r, next, kind)));
+    if (next->waits) auto_set_clock(r, to, fmin(auto_clock(&r->tree[r->leaves + to]), auto_arrival(r, next, kind)));
 }
 
 // Runs all stages by the policy; the lists are in the stages. Returns the time from the first start to the last end,
@@ -117,9 +136,11 @@ static inline double auto_run(AutoRun *r, double latest, double *span) {
         auto_set_clock(r, s, 0);
     }
     *span = INFINITY;
-    for (int s = r->earliest[1]; !isinf(r->clock[s]); s = r->earliest[1]) {
+    r->least_ahead = INT_MAX;
+    for (double now; now = auto_clock(&r->tree[1]), !isinf(now);) {
+        int s = (int)r->tree[1].stage;
         AutoStage *x = &r->stages[s];
-        double now = r->clock[s], until, left = 0;
+        double until, left = 0;
         int kind = auto_choose(r, s, now, &until);
         x->waits = kind < 0;
         if (kind >= 0) {
@@ -158,11 +179,10 @@ static inline void zero_bubble_auto(PipelineLists *l, const PipelineTimes *times
     while (leaves < p) leaves *= 2;
     AutoStage *stages = (AutoStage *)host_alloc(p, sizeof *stages);
     double *arrivals = (double *)host_alloc(2 * (size_t)p * m, sizeof *arrivals);
-    AutoRun run = {p, m, limit, times, stages, 0, 0, NULL, leaves, NULL};
-    run.earliest = (int *)host_alloc(2 * (size_t)leaves, sizeof *run.earliest);
-    run.clock = (double *)host_alloc(leaves, sizeof *run.clock);
-    for (int s = 0; s < leaves; s++) run.earliest[leaves + s] = s, run.clock[s] = INFINITY;
-    for (int i = leaves - 1; i > 0; i--) run.earliest[i] = run.earliest[2 * i];
+    AutoRun run = {p, m, limit, times, stages, 0, 0, 0, NULL, leaves};
+    run.tree = (AutoClock *)host_alloc(2 * (size_t)leaves, sizeof *run.tree);
+    for (int i = 0; i < 2 * leaves; i++) run.tree[i].bits = ~0ull;
+    int same_up_to[4] = {INT_MIN, INT_MIN, INT_MIN, INT_MIN};  // for each patience: of its last run
     PipelineLists tried = pipeline_empty(p, m, 1);
     for (int s = 0; s < p; s++) {
         stages[s].arrival[0] = arrivals + 2 * (size_t)s * m;
@@ -181,7 +201,9 @@ static inline void zero_bubble_auto(PipelineLists *l, const PipelineTimes *times
     for (int i = 0; i < 5 * 4 && !(best.end < bound + small / 2 && best.longest < work + small / 2); i++) {
         run.extra = i / 4 * p / 4;
         run.patience = 0.25 * (i % 4) * times->step[STEP_WEIGHT];
+        if (run.extra <= same_up_to[i % 4]) continue;
         double end = auto_run(&run, best.end + 2 * small, &span);  // without waiting for buffers: a lower bound
+        same_up_to[i % 4] = run.least_ahead;
         if (!auto_better(end, span, &best, small)) continue;
         if (!pipeline_walk(&tried, PIPELINE_BUFFERS, times, &now, &err)) continue;
         if (!auto_better(now.end, now.longest, &best, small)) continue;
@@ -190,7 +212,7 @@ static inline void zero_bubble_auto(PipelineLists *l, const PipelineTimes *times
     }
     if (isinf(best.end)) auto_copy(l, &tried);  // all of them hang: the proof will say so
     pipeline_lists_free(&tried);
-    free(stages), free(arrivals), free(run.earliest), free(run.clock);
+    free(stages), free(arrivals), free(run.tree);
 }
 
 // ---- for trainers and tools -----------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ function question(values) {
     return q;
 }
 
-// Makes the worker's answer a schedule to draw. A box has 32 bytes: start, end, kind, micro, chunk, stream.
+// Makes the worker's answer a schedule to draw. A box has 32 bytes: start, end, kind, micro, chunk.
 function scheduleOf(r, values) {
     r.count = r.first[r.p];
     r.times = new Float64Array(r.boxes);

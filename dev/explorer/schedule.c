@@ -1,5 +1,5 @@
 // schedule.c: the pages' schedules and rings, from the headers that the trainers and build/tools/schedule use: lists,
-// proof, and the small machine in virtual time that runs them.
+// proof, and the walk that times them. What is not proved runs on the small machine of streams, which shows who waits.
 #include "libc.h"
 #define LLMC_FILE_H  // lists come from the page, not from files
 #include "llmc/host/error.h"
@@ -22,7 +22,7 @@ static char *file_read(const char *path, size_t most, size_t *bytes, Error *err)
 // A step or a message as it ran. kind: StepKind; 3 a send, 4 a receipt.
 typedef struct {
     double start, end;
-    int kind, micro, chunk, stream;
+    int kind, micro, chunk;
 } Box;
 
 // The operation of a stage that does not begin in a deadlock, and the stage for which it waits. type: OpType; `input`
@@ -42,7 +42,6 @@ typedef struct {
 
 static struct {
     PipelineLists lists;
-    Machine machine;
     Result result;
 } run;
 
@@ -94,25 +93,16 @@ static double *chunk_scale(const PipelineLists *l, size_t L) {
     return scale;
 }
 
-static Machine machine_for(const PipelineLists *l, const double *cost, double transfer, size_t L, size_t buffers) {
-    Machine mc = {.p = l->p, .m = l->m, .v = l->v, .buffers = buffers, .transfer = transfer};
-    mc.scale = L ? chunk_scale(l, L) : NULL;
-    for (int role = 0; role < STREAM_COUNT; role++) mc.stream_of[role] = role;
-    for (int kind = 0; kind < 3; kind++) mc.cost[kind] = cost[kind];
-    return mc;
-}
+// Idle time over work of all stages.
+static double bubble_of(int p, double makespan, double busy) { return makespan / (busy / p) - 1; }
 
-// Idle time over work of all stages. After machine_run.
-static double machine_bubble(const Machine *mc) {
-    double work = mc->busy / mc->p;
-    return (mc->makespan - work) / work;
-}
-
-// For layout.cu: the bubble of L layers with free messages.
+// For layout.cu: the bubble of L layers with free messages, of lists that are proved.
 double lists_bubble(const PipelineLists *lists, const double *cost, size_t L) {
-    Machine mc = machine_for(lists, cost, 0, L, PIPELINE_BUFFERS);
-    machine_run(&mc, lists);
-    return machine_bubble(&mc);
+    const PipelineTimes times = {{cost[0], cost[1], cost[2]}, 0, chunk_scale(lists, L)};
+    PipelineRun walked = {NULL, 0, 0, 0};
+    Error err;
+    if (!pipeline_walk(lists, PIPELINE_BUFFERS, &times, &walked, &err)) return __builtin_nan("");
+    return bubble_of(lists->p, walked.end, walked.busy);
 }
 
 // Returns the operation that a stage is in and the stage for which it waits. Its compute stream waits for a message,
@@ -160,13 +150,73 @@ static void copy_boxes(const Machine *mc, Result *r, bool with_messages) {
                 for (size_t k = 0; k < stream->next; k++) {
                     const StreamOp *op = &stream->ops[k];
                     if ((op->type != OP_COMPUTE) != messages) continue;
-                    Box box = {op->start, op->end, 0, op->step.micro, op->step.chunk, i};
+                    Box box = {op->start, op->end, 0, op->step.micro, op->step.chunk};
                     box.kind = op->type == OP_COMPUTE ? (int)op->step.kind : op->type == OP_SEND ? 3 : 4;
                     r->boxes[n++] = box;
                 }
             }
     }
     r->first[mc->p] = n;
+}
+
+// Adds the messages at both ends of a stage's links. A stage receives in the order in which its neighbour sends.
+static void walk_messages(const PipelineLists *l, const PipelineRun *walked, int stage, double transfer, Box *boxes,
+                          int *n) {
+    for (int s = 0; s < l->p; s++) {
+        bool near = s == stage || (s + 1) % l->p == stage || (stage + 1) % l->p == s;
+        for (size_t i = 0; near && i < l->counts[s]; i++) {
+            PipelineStep step = l->steps[s][i];
+            int from, to, reads = step.chunk * l->p + s + (step.kind == STEP_FORWARD ? 1 : -1);  // global chunk
+            double sent = walked->steps[s][i].sent;
+            pipeline_neighbours(l->p, s, l->v, step, &from, &to);
+            if (to == PIPELINE_NONE) continue;
+            if (s == stage) boxes[(*n)++] = (Box){sent - transfer, sent, 3, step.micro, step.chunk};
+            if (to == stage) boxes[(*n)++] = (Box){sent - transfer, sent, 4, step.micro, reads / l->p};
+        }
+    }
+}
+
+// Times lists that are proved, by the walk that proves them, and copies their boxes.
+static void run_walk(const PipelineLists *l, const PipelineTimes *times, size_t buffers, Result *r,
+                     bool with_messages) {
+    PipelineRun walked = {host_alloc((size_t)l->p, sizeof *walked.steps), 0, 0, 0};
+    Error err;
+    size_t count = 0;
+    for (int s = 0; s < l->p; s++) {
+        walked.steps[s] = host_alloc(l->counts[s], sizeof **walked.steps);
+        count += l->counts[s];
+    }
+    pipeline_walk(l, buffers, times, &walked, &err);
+    r->makespan = walked.end;
+    r->busy = walked.busy;
+    r->boxes = host_alloc(with_messages ? 3 * count : count, sizeof *r->boxes);
+    r->first = host_alloc((size_t)l->p + 1, sizeof *r->first);
+    int n = 0;
+    for (int s = 0; s < l->p; s++) {
+        r->first[s] = n;
+        for (size_t i = 0; i < l->counts[s]; i++) {
+            PipelineStep step = l->steps[s][i];
+            PipelineTime time = walked.steps[s][i];
+            r->boxes[n++] = (Box){time.start, time.end, (int)step.kind, step.micro, step.chunk};
+        }
+        if (with_messages) walk_messages(l, &walked, s, times->transfer, r->boxes, &n);
+    }
+    r->first[l->p] = n;
+}
+
+// Runs lists on the machine, which may hang, and copies their boxes and the operations that do not begin.
+static void run_machine(const PipelineLists *l, const PipelineTimes *times, size_t buffers, bool one_stream, Result *r,
+                        bool with_messages) {
+    Machine mc = {.p = l->p, .m = l->m, .v = l->v, .buffers = buffers, .transfer = times->transfer,
+                  .scale = times->scale};
+    for (int role = 0; role < STREAM_COUNT; role++) mc.stream_of[role] = one_stream ? 0 : role;
+    for (int kind = 0; kind < 3; kind++) mc.cost[kind] = times->step[kind];
+    machine_run(&mc, l);
+    r->makespan = mc.makespan;
+    r->busy = mc.busy;
+    r->hangs = !mc.complete;
+    for (int s = 0; s < l->p; s++) r->stuck[s] = find_stuck(&mc, s);
+    copy_boxes(&mc, r, with_messages);
 }
 
 // Returns the papers' bubble, idle over work, for chunks that all cost the same; NAN if there is no formula.
@@ -184,7 +234,6 @@ int schedule_run(int kind, int p, int m, int v, double forward, double backward,
                  int layers, int limit, int buffers, int one_stream, int lanes) {
     Error err;
     Result *r = &run.result;
-    const double cost[3] = {forward, backward, weight};
     const PipelineTimes times = {{forward, backward, weight}, transfer, NULL};
     size_t most = limit ? (size_t)limit : 2 * (size_t)p;
     static size_t start;
@@ -207,28 +256,25 @@ int schedule_run(int kind, int p, int m, int v, double forward, double backward,
     r->layers = host_alloc((size_t)p * v, sizeof *r->layers);
     for (int c = 0; c < p * v && layers; c++)
         r->layers[c] = (int)stage_layer_count((size_t)layers, (size_t)p * v, (size_t)c);
-    run.machine = machine_for(l, cost, transfer, (size_t)layers, (size_t)buffers);
-    Machine *mc = &run.machine;
-    for (int role = 0; role < STREAM_COUNT && one_stream; role++) mc->stream_of[role] = 0;
-    machine_run(mc, l);
+    double *scale = layers ? chunk_scale(l, (size_t)layers) : NULL;
+    const PipelineTimes scaled = {{forward, backward, weight}, transfer, scale};
+    bool with_messages = transfer > 0 && p <= lanes;
+    r->stuck = host_alloc((size_t)p, sizeof *r->stuck);
+    for (int s = 0; s < p; s++) r->stuck[s].type = -1, r->stuck[s].peer = s;
+    if (proved && !one_stream) run_walk(l, &scaled, (size_t)buffers, r, with_messages);
+    else run_machine(l, &scaled, (size_t)buffers, one_stream, r, with_messages);
     r->p = p, r->m = m, r->v = v;
-    r->makespan = mc->makespan;
-    r->busy = mc->busy;
-    r->bubble = mc->complete ? machine_bubble(mc) : __builtin_nan("");
+    r->bubble = r->hangs ? __builtin_nan("") : bubble_of(p, r->makespan, r->busy);
     r->formula = schedule_formula(kind, p, m, v, forward, backward, weight);
     r->proved_with = proved ? buffers : 0;
     r->needs = (double)needs;
     r->limit = (double)most;
-    r->hangs = !mc->complete;
     r->in_flight = host_alloc((size_t)p, sizeof *r->in_flight);
-    r->stuck = host_alloc((size_t)p, sizeof *r->stuck);
     for (int s = 0; s < p; s++) {
         r->split = r->split || pipeline_last_use(l->steps[s], l->counts[s]) == STEP_WEIGHT;
         r->in_flight[s] = (int)pipeline_max_in_flight(l->steps[s], l->counts[s]);
-        r->stuck[s] = find_stuck(mc, s);
     }
-    copy_boxes(mc, r, transfer > 0 && p <= lanes);
-    return mc->complete ? 0 : 2;
+    return r->hangs ? 2 : 0;
 }
 
 const Result *schedule_result(void) { return &run.result; }
