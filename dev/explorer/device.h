@@ -59,7 +59,6 @@ struct NoLaunch {
     template <class... T> void operator()(T &&...) const {}
 };
 DOES_NOTHING(NoLaunch, kernel_launch, NoLaunch())
-template <class Call, class... P> struct CpuLauncher;
 DOES_NOTHING(void, cpu_check_aligned, )
 DOES_NOTHING(void, __syncthreads, )
 template <class T> static inline T cpu_warp_reduce(bool, T x) { return x; }

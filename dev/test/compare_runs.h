@@ -363,10 +363,12 @@ static inline void load_golden(Context *x) {
     reference_free(&ref);
 }
 
+static inline bool on_gpu(const Context *x) { return strstr(x->build, "/cuda-") != NULL; }
+
 // Real NCCL wants a GPU for every rank.
 static inline int find_max_ranks(const Context *x) {
     static const Layout EIGHT = {"train_gpt_3d", 8, "--data 8 --dry-run"};
-    if (!strstr(x->build, "/cuda-")) return 8;
+    if (!on_gpu(x)) return 8;
     Outcome o = run(x->build, &EIGHT, PLAIN, "--global-batch 8 --micro-batch 1");
     const char *gpus = strstr(o.err, "node with ");
     int ranks = 8;

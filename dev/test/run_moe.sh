@@ -7,6 +7,9 @@ set -u
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
 build=$(realpath -m "${1:-build/cpu-fp32}")
+if [[ ${build##*/} == cuda* ]] && [ "$(nvidia-smi -L 2>/dev/null | grep -c GPU)" -lt 8 ]; then
+    skip moe '8 ranks need 8 GPUs'
+fi
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
 export OMP_NUM_THREADS=1
@@ -70,6 +73,7 @@ if command -v python3 >/dev/null; then
     report $? "--eval: one expert rank and four measure the same: $one"
 fi
 
+[[ ${build##*/} == cuda* ]] && finish  # the virtual clock belongs to the stand-ins
 # shellcheck disable=SC2086
 "$build/train_moe" --simulate dev/clusters/dgx-a100.json --ranks 8 --layers 2 --heads 16 --channels 1024 --seq 1024 \
     --expert-parallel 8 >"$dir/out" 2>&1 && grep -q 'virtual time on dgx-a100' "$dir/out"

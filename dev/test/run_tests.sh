@@ -17,6 +17,7 @@ asan=$fp32-asan
 logs=build/test-logs
 passed=0 failed=0 started=0 ended=0 times=
 lanes=1
+export NCCL_ALGO=Ring  # adds in one order; the reductions in H100's switches need not
 export OMP_WAIT_POLICY=passive  # threads that wait leave their core to the other programs
 [ "$device" = cpu ] && lanes=$(($(nproc 2>/dev/null || echo 2) + 1))
 if [ -z "$plan" ]; then
@@ -122,8 +123,8 @@ needs() {
 # A test that a script starts is not run without it; kernels are checked all the same.
 has_script() { [[ $1 == dev/test/* ]] && grep -q "^# needs:.*/$1\b" dev/test/run_*.sh; }
 
-sources=(dev/test/test_*.c)
-[ "$device" = cpu ] && sources+=(dev/test/test_*.cu)  # of the stand-ins
+sources=(dev/test/test_*.c dev/test/test_mma.cu)
+[ "$device" = cpu ] && sources=(dev/test/test_*.c dev/test/test_*.cu)  # the others are of the stand-ins
 parallel=dev/test/test_parallel llama=dev/test/test_llama  # are given the trainers, like test_gpt
 runs_trainers() { [ "$1" = "$parallel" ] || [ "$1" = "$llama" ]; }
 trainers() { for name in $(programs train_gpt*.cu dev/lessons/*.cu); do echo "$1/${name##*/}"; done; }

@@ -355,7 +355,6 @@ int main(void) {
     test_products(handle, stream);
     test_threads(handle, stream);
     test_misuse(handle, stream);
-    cublasLtDestroy(handle);
     cudaStreamDestroy(stream);
     return check_summary(&checks);
 }

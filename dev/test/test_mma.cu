@@ -1,10 +1,16 @@
-// test_mma.cu: checks the stand-in's tensor-core instructions against plain products, by the fragment layouts that
-// the PTX ISA documents and mma.cuh repeats.
+// test_mma.cu: checks the wrappers of tensor-core instructions and of cp.async against plain products and copies, by
+// the fragment layouts that the PTX ISA documents and mma.cuh repeats. On a GPU and on the stand-in.
 #include "llmc/kernels/mma.cuh"
 
 #include "dev/cuda/kernel_test.h"
 
 static Check c;
+
+static __device__ uint32_t bits_of(bfloat16 x) {
+    uint16_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
 
 // d[16,8] += a[16,16] b[16,8], each lane with its own elements, through nothing but mma_bf16.
 static __global__ void mma_kernel(float *d, const bfloat16 *a, const bfloat16 *b) {
@@ -14,11 +20,11 @@ static __global__ void mma_kernel(float *d, const bfloat16 *a, const bfloat16 *b
     for (int i = 0; i < 4; i++) {
         fragment_d[i] = d[(g + i / 2 * 8) * 8 + t + i % 2];
         const bfloat16 *p = a + (g + i % 2 * 8) * 16 + t + i / 2 * 8;
-        fragment_a[i] = (uint32_t)p[1].__x << 16 | p[0].__x;
+        fragment_a[i] = bits_of(p[1]) << 16 | bits_of(p[0]);
     }
     for (int i = 0; i < 2; i++) {
         const bfloat16 *p = b + (t + i * 8) * 8 + g;
-        fragment_b[i] = (uint32_t)p[8].__x << 16 | p[0].__x;
+        fragment_b[i] = bits_of(p[8]) << 16 | bits_of(p[0]);
     }
     mma_bf16(fragment_d, fragment_a, fragment_b[0], fragment_b[1]);
     for (int i = 0; i < 4; i++) d[(g + i / 2 * 8) * 8 + t + i % 2] = fragment_d[i];
@@ -89,6 +95,24 @@ static __global__ void gather_kernel(float *out, const float *in) {
     }
 }
 
+// Moves tiles of 32 floats through two buffers, the next one in flight while one is read. The fourth float of each tile
+// does not exist.
+template <int LEFT>
+static __global__ void copy_kernel(float *out, const float *in, int tiles) {
+    __shared__ float tile[2][32];
+    int lane = (int)threadIdx.x;
+    copy_async4(&tile[0][lane], in + lane, lane != 3);
+    copy_async_commit();
+    for (int i = 0; i < tiles; i++) {
+        if (i + 1 < tiles) copy_async4(&tile[(i + 1) % 2][lane], in + (i + 1) * 32 + lane, lane != 3);
+        copy_async_commit();
+        copy_async_wait<LEFT>();
+        __syncthreads();
+        out[i * 32 + lane] = tile[i % 2][31 - lane];
+        __syncthreads();
+    }
+}
+
 static bfloat16 *to_device_bf16(const float *x, size_t n) {
     bfloat16 *host = (bfloat16 *)test_memory(n * sizeof(bfloat16)), *p = (bfloat16 *)test_device(n * sizeof(bfloat16));
     for (size_t i = 0; i < n; i++) host[i] = __float2bfloat16_rn(x[i]);
@@ -151,6 +175,25 @@ static void test_instructions(cudaStream_t stream) {
     CUDA_CHECK(cudaFree(out)), CUDA_CHECK(cudaFree(device_x)), CUDA_CHECK(cudaFree(gathered));
 }
 
+static void test_copies(cudaStream_t stream) {
+    enum { TILES = 5, N = 32 * TILES };
+    float *x = test_values(N, 0, 1, 10), *device_x = to_device(x, N), *out = test_floats(N), *got;
+    LAUNCH(copy_kernel<1>, 1, 32, 0, stream)(out, device_x, TILES);
+    got = to_host(out, N, stream);
+    bool ok = true;
+    for (int i = 0; i < N; i++) ok = ok && got[i] == (i % 32 == 28 ? 0.0f : x[i / 32 * 32 + 31 - i % 32]);
+    check(&c, ok, "cp.async brings what is waited for, and zeros for what does not exist");
+    free(got);
+#ifndef __CUDACC__
+    LAUNCH(copy_kernel<2>, 1, 32, 0, stream)(out, device_x, TILES);
+    got = to_host(out, N, stream);
+    for (int i = 0; i < N; i++) ok = ok && (i % 32 == 28 || got[i] != x[i / 32 * 32 + 31 - i % 32]);
+    check(&c, ok && isnan(got[0]), "what was not waited for is not there");
+    free(got);
+#endif
+    free(x), CUDA_CHECK(cudaFree(device_x)), CUDA_CHECK(cudaFree(out));
+}
+
 template <bool TRANS, int N8, int K16>
 static void test_product(cudaStream_t stream) {
     constexpr int N = N8 * 8, K = K16 * 16, ROWS = TRANS ? K : N, STRIDE = (TRANS ? N : K) + 8;
@@ -185,8 +228,11 @@ int main(void) {
     cudaStream_t stream;
     CUDA_CHECK(cudaStreamCreate(&stream));
     for (unsigned seed = 0; seed < 3; seed++) { // in order, then in two random orders
+#ifndef __CUDACC__
         cpu_thread_order() = {seed > 0, seed};
+#endif
         test_instructions(stream);
+        test_copies(stream);
         test_product<false, 2, 1>(stream);
         test_product<true, 2, 1>(stream);
         test_product<false, 8, 4>(stream);

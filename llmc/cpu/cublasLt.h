@@ -102,12 +102,6 @@ static inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
     return CUBLAS_STATUS_SUCCESS;
 }
 
-static inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
-    if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
-    delete handle;
-    return CUBLAS_STATUS_SUCCESS;
-}
-
 // Hands a new descriptor out, if there is a place for it.
 template <class T>
 static inline cublasStatus_t cpu_lt_make(T **made, const T &value) {

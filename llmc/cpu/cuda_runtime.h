@@ -39,7 +39,10 @@ static inline cudaError_t cudaGetLastError() { return std::exchange(cpu_runtime(
 
 // ---------------------------------------------------------------------------------------------- device
 
-static inline cudaError_t cudaGetDeviceCount(int *count) { return *count = 1, cudaSuccess; }
+// CPU_NO_DEVICE=1 makes a machine without a GPU or its driver.
+static inline cudaError_t cudaGetDeviceCount(int *count) {
+    return *count = !getenv("CPU_NO_DEVICE"), cpu_error(*count ? cudaSuccess : cudaErrorNoDevice);
+}
 static inline cudaError_t cudaGetDevice(int *device) { return *device = 0, cudaSuccess; }
 static inline cudaError_t cudaSetDevice(int device) {
     return cpu_error(device ? cudaErrorInvalidDevice : cudaSuccess);
@@ -49,7 +52,7 @@ static inline cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
     return cudaSuccess;
 }
 static inline cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device) {
-    if (device) return cpu_error(cudaErrorInvalidDevice);
+    if (device || getenv("CPU_NO_DEVICE")) return cpu_error(device ? cudaErrorInvalidDevice : cudaErrorNoDevice);
     strcpy(prop->name, "CPU (stand-in)");
     if (cpu_clock().on) snprintf(prop->name, sizeof prop->name, "%.63s (virtual time)", cpu_clock().cluster.name);
     prop->major = cpu_capability() / 10;

@@ -106,6 +106,7 @@ struct CpuGrid {
 struct CpuBlock {
     const CpuGrid *launch;
     unsigned count, next, current;  // threads; of these started; the running one (x fastest)
+    uint64_t blocks;                // that this OS thread has begun
     bool flat;                      // one-dimensional: threadIdx.x is the thread's number
     bool shuffled;                  // random orders
     uint64_t random;

@@ -68,6 +68,7 @@ inline void cpu_run_block(CpuBlock *b, size_t number, uint64_t seed) {
     blockIdx = {(unsigned)(number % gridDim.x), (unsigned)(number / gridDim.x % gridDim.y),
                 (unsigned)(number / gridDim.x / gridDim.y)};
     b->next = 0;
+    b->blocks++;
     b->shuffled = seed != 0;
     if (b->shuffled) {
         b->random = seed + number * 0xD1342543DE82EF95u;

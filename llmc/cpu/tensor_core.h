@@ -1,11 +1,13 @@
 // tensor_core.h: tensor-core instructions on a CPU: ldmatrix and mma.m16n8k16 in bf16, with the registers of the 32
-// lanes laid out as the PTX ISA documents them. Included by llmc/kernels/mma.cuh.
+// lanes laid out as the PTX ISA documents them, and cp.async. Included by llmc/kernels/mma.cuh.
 //
 // Each lane leaves the addresses of its registers at one rendezvous of the warp; the last to arrive works for all.
 #ifndef LLMC_CPU_TENSOR_CORE_H
 #define LLMC_CPU_TENSOR_CORE_H
 
 #include <string.h>
+
+#include <vector>
 
 #include "cuda_bf16.h"
 #include "warp.h"
@@ -137,5 +139,40 @@ struct CpuQuad : CpuTogether {
             }
     }
 };
+
+// cp.async: a copy happens when its thread waits for its group, as late as a GPU may do it. Until then NaN is there.
+struct CpuCopy {
+    void *to;
+    const void *from;  // NULL: zeros
+    size_t bytes, group;
+};
+struct CpuCopies {
+    uint64_t block;  // to which they belong; those of a block that has ended are dropped
+    size_t group;    // the next to be committed
+    std::vector<CpuCopy> waiting;
+};
+
+// Returns the running thread's copies.
+static inline CpuCopies &cpu_copies() {
+    static thread_local CpuCopies of_thread[CPU_MAX_THREADS];
+    CpuCopies &c = of_thread[cpu_block->current];
+    if (c.block != cpu_block->blocks) c.waiting.clear(), c.block = cpu_block->blocks;
+    return c;
+}
+static inline void cpu_copy_async(void *to, const void *from, size_t bytes) {
+    memset(to, 0xFF, bytes);
+    CpuCopies &c = cpu_copies();
+    c.waiting.push_back({to, from, bytes, c.group});
+}
+static inline void cpu_copy_wait(size_t left) {
+    CpuCopies &c = cpu_copies();
+    size_t done = 0;
+    for (; done < c.waiting.size() && c.waiting[done].group + left < c.group; done++) {
+        const CpuCopy &copy = c.waiting[done];
+        if (copy.from) memcpy(copy.to, copy.from, copy.bytes);
+        else memset(copy.to, 0, copy.bytes);
+    }
+    c.waiting.erase(c.waiting.begin(), c.waiting.begin() + (ptrdiff_t)done);
+}
 
 #endif

@@ -49,16 +49,23 @@ static inline void cublas_check(int status, const char *file, int line, const ch
 // The same for calls that return a cublasStatus_t.
 #define CUBLAS_CHECK(call) cublas_check((int)(call), __FILE__, __LINE__, #call)
 
-// Ends the program if the device has refused a launch: no synchronisation would tell. cudaErrorNotReady is the trace of
-// a query of unfinished work.
-static inline void launch_check(const char *file, int line, const char *what) {
-    cudaError_t error = cudaGetLastError();
-    if (error != cudaErrorNotReady) cuda_check(error, file, line, what);
-}
+// Ends the program, at the end of the statement that launches, if the device has refused it: no synchronisation would
+// tell. cudaErrorNotReady is the trace of a query of unfinished work.
+struct LaunchCheck {
+    const char *file, *name;
+    int line;
+    ~LaunchCheck() {
+        cudaError_t error = cudaGetLastError();
+        if (error != cudaErrorNotReady) cuda_check(error, file, line, name);
+    }
+};
 
-// LAUNCH(kernel, grid, block, shared, stream)(args...) is kernel<<<grid, block, shared, stream>>>(args...), and then
-// launch_check. A template's name with commas stands in parentheses. DYNAMIC_SHARED(type, name) declares the pointer to
-// the block's dynamic shared memory.
+// LAUNCH(kernel, grid, block, shared, stream)(args...) is kernel<<<grid, block, shared, stream>>>(args...), checked. A
+// template's name with commas stands in parentheses. LAUNCH_UNCHECKED leaves the error to cudaGetLastError: for tests
+// of refused launches. DYNAMIC_SHARED(type, name) declares the pointer to the block's dynamic shared memory.
+#define LAUNCH(kernel, grid, block, shared, stream)                 \
+    (LaunchCheck{__FILE__, "launch of " #kernel, __LINE__}, \
+     LAUNCH_UNCHECKED(kernel, grid, block, shared, stream))
 #ifdef __CUDACC__
 template <class... P>
 struct Launch {
@@ -66,45 +73,20 @@ struct Launch {
     dim3 grid, block;
     size_t shared;
     cudaStream_t stream;
-    const char *file, *name;
-    int line;
-    void operator()(P... args) const {
-        kernel<<<grid, block, shared, stream>>>(args...);
-        launch_check(file, line, name);
-    }
+    void operator()(P... args) const { kernel<<<grid, block, shared, stream>>>(args...); }
 };
 template <class... P>
-static inline Launch<P...> launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
-                                  const char *file, const char *name, int line) {
-    return {kernel, grid, block, shared, stream, file, name, line};
+static inline Launch<P...> launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream) {
+    return {kernel, grid, block, shared, stream};
 }
-#define LAUNCH(kernel, grid, block, shared, stream) \
-    launch(&kernel, grid, block, shared, stream, __FILE__, "launch of " #kernel, __LINE__)
+#define LAUNCH_UNCHECKED(kernel, grid, block, shared, stream) launch(&kernel, grid, block, shared, stream)
 #define DYNAMIC_SHARED(type, name)                                \
     extern __shared__ __align__(16) unsigned char dynamic_shared[]; \
     type *name = (type *)dynamic_shared
 #else
-template <class Call, class... P>
-struct Launch {
-    CpuLauncher<Call, P...> launcher;
-    const char *file, *name;
-    int line;
-    void operator()(P... args) const {
-        launcher(args...);
-        launch_check(file, line, name);
-    }
-};
-template <class Call, class... P>
-static inline Launch<Call, P...> launch(CpuLauncher<Call, P...> launcher, const char *file, const char *name,
-                                        int line) {
-    return {launcher, file, name, line};
-}
-// Leaves the error to cudaGetLastError: for tests of refused launches.
 #define LAUNCH_UNCHECKED(kernel, grid, block, shared, stream)           \
     cpu_launcher(&kernel, #kernel, grid, block, shared, stream,         \
                  [=](auto... cpu_args) __attribute__((always_inline)) { kernel(cpu_args...); })
-#define LAUNCH(kernel, grid, block, shared, stream) \
-    launch(LAUNCH_UNCHECKED(kernel, grid, block, shared, stream), __FILE__, "launch of " #kernel, __LINE__)
 #define DYNAMIC_SHARED(type, name) type *name = (type *)cpu_block->shared
 #endif
 

@@ -183,8 +183,8 @@ __device__ __forceinline__ void copy_async16(SharedTile to, const void *global, 
                  :: "r"(to.address), "l"(global), "r"(exists ? 16 : 0) : "memory");
 #else
     cpu_check_aligned(to.address);
-    if (exists) cpu_check_aligned(global), memcpy(to.address, global, 16);
-    else memset(to.address, 0, 16);
+    if (exists) cpu_check_aligned(global);
+    cpu_copy_async(to.address, exists ? global : NULL, 16);
 #endif
 }
 __device__ __forceinline__ void copy_async4(float *to, const float *global, bool exists) {
@@ -192,12 +192,14 @@ __device__ __forceinline__ void copy_async4(float *to, const float *global, bool
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
                  :: "r"((uint32_t)__cvta_generic_to_shared(to)), "l"(global), "r"(exists ? 4 : 0) : "memory");
 #else
-    *to = exists ? *global : 0.0f;
+    cpu_copy_async(to, exists ? global : NULL, 4);
 #endif
 }
 __device__ __forceinline__ void copy_async_commit() {
 #ifdef __CUDACC__
     asm volatile("cp.async.commit_group;" ::: "memory");
+#else
+    cpu_copies().group++;
 #endif
 }
 // Waits until at most LEFT of the groups that this thread committed are in flight.
@@ -205,6 +207,8 @@ template <int LEFT>
 __device__ __forceinline__ void copy_async_wait() {
 #ifdef __CUDACC__
     asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory");
+#else
+    cpu_copy_wait(LEFT);
 #endif
 }
 

@@ -42,7 +42,7 @@ enum { JOB_GROUPS = 16 };
 
 typedef struct {
     int rank, size, local_rank, local_size;  // local: among the ranks of this node
-    int device, devices;                     // this rank's, and how many it sees
+    int device, devices;                     // this rank's, and how many it sees: 0 without a driver
     ncclComm_t world;
     ncclComm_t groups[JOB_GROUPS];           // [group_count] split from the world, for job_finish to destroy
     bool is_link[JOB_GROUPS];                // [group_count] of two neighbouring stages, for messages only
@@ -96,9 +96,8 @@ static inline void job_start(Job *job, int *argc, char ***argv) {
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node);
     MPI_Comm_rank(node, &job->local_rank);
     MPI_Comm_size(node, &job->local_size);
-    CUDA_CHECK(cudaGetDeviceCount(&job->devices));
-    job->device = job->local_rank % job->devices;
-    CUDA_CHECK(cudaSetDevice(job->device));
+    if (cudaGetDeviceCount(&job->devices) != cudaSuccess) job->devices = 0;  // enough for --help and --dry-run
+    if (job->devices) CUDA_CHECK(cudaSetDevice(job->device = job->local_rank % job->devices));
     MPI_Comm_free(&node);
 #ifdef _OPENMP
     // Ranks of one node share its cores.
@@ -112,7 +111,8 @@ static inline void job_start(Job *job, int *argc, char ***argv) {
 // over MPI, ranks can share one. A rank that sees one GPU may see its own: then NCCL finds two ranks with one GPU.
 static inline bool job_check_devices(const Job *job, Error *err) {
     struct cudaDeviceProp prop;
-    CUDA_CHECK(cudaGetDeviceProperties(&prop, job->device));
+    cudaError_t error = cudaGetDeviceProperties(&prop, job->device);
+    if (error != cudaSuccess) return error_set(err, "no GPU can be used: %s", cudaGetErrorString(error));
     if (prop.major < 8)
         return error_set(err, "%s has compute capability %d.%d: 8.0 is needed, as an A100 or RTX 3090 has it",
                          prop.name, prop.major, prop.minor);

@@ -163,7 +163,7 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
         (from && !checkpoint_read_config(from, lesson->spec, &file, err))) return false;
     if (!options_resolve(o, from ? &file : NULL, m->job.size, err) || !trainer_virtual_time(o, err) ||
         !grid_make(&m->grid, m->job.size, m->job.rank, o->tensor, o->data, o->pipeline, o->order, err) ||
-        !job_check_devices(&m->job, err)) return false;
+        ((m->job.devices || !o->dry_run) && !job_check_devices(&m->job, err))) return false;
     m->config = options_config(o), m->config.spec = lesson->spec;
     if (lesson->check && !lesson->check(m, err)) return false;
     if (from && !checkpoint_check(from, &m->config, o->resume != NULL, sizeof(floatX) == 2, err)) return false;
@@ -185,7 +185,8 @@ static inline void trainer_open(Trainer *m, int argc, char **argv, unsigned sect
     job_start(&m->job, &argc, &argv);
     job_agree(&m->job, trainer_prepare(m, argc, argv, sections, &lesson, &err), &err);
     job_agree(&m->job, trainer_same_files(m, &err), &err);
-    CUDA_CHECK(cudaGetDeviceProperties(&m->device, m->job.device));
+    strcpy(m->device.name, "no GPU");
+    if (m->job.devices) CUDA_CHECK(cudaGetDeviceProperties(&m->device, m->job.device));
 }
 
 // Takes this rank's part of the model.
@@ -251,7 +252,7 @@ static inline void trainer_allocate(Model *m, void (*layout)(Model *m)) {
     struct { Arena *arena; const char *purpose; } plan[] = {
         {&m->weights, "weights"}, {&m->gradients, "gradients"}, {&m->optimizer, "optimizer"},
         {&m->activations, "activations"}};
-    size_t needed = DEVICE_RESERVE, free_bytes, total_bytes;
+    size_t needed = DEVICE_RESERVE, free_bytes = SIZE_MAX, total_bytes;
     Error err;
     layout(m);
     trainer_print(m);
@@ -259,7 +260,7 @@ static inline void trainer_allocate(Model *m, void (*layout)(Model *m)) {
         printf("%-12s %12.1f MiB\n", plan[i].purpose, (double)plan[i].arena->used / 1048576.0);
         needed += plan[i].arena->used;
     }
-    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+    if (m->job.devices) CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
     bool fits = needed <= free_bytes ||
                 error_set(&err,
                           "does not fit: %.0f MiB are needed and %.0f MiB are free on the device; lower --micro-batch "
@@ -275,6 +276,8 @@ static inline void trainer_allocate(Model *m, void (*layout)(Model *m)) {
     layout(m);
     m->stream = stream_create(m, "compute", false);
     matmul_create(&m->matmul, m->stream);
+    // NCCL connects all its algorithms at once: the warm-up need not meet each of them before a receive is in flight.
+    if (m->grid.p > 1) setenv("NCCL_RUNTIME_CONNECT", "0", 0);
     job_connect(&m->job);
 }
 
@@ -314,8 +317,8 @@ static inline void trainer_start(Trainer *m) {
     Error err;
     const char *from = o->resume ? o->resume : o->init;
     double tokens = (double)o->global_batch * (double)o->seq, peak = trainer_peak_flops(m);
-    CUDA_CHECK(cudaDeviceSynchronize());
     trainer_host_buffers(m);
+    CUDA_CHECK(cudaDeviceSynchronize());  // copies of pageable memory may still be on their way
     trainer_set_dropout(m, false);
     global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->norm_pieces, m->norm_count,
                         table_largest(&m->table), m->part.owned, m->stream);  // loads its kernels before any message
