@@ -57,7 +57,7 @@ program = $(addprefix $(DIR)/,$(basename $(1)))
 
 PROBE := build/probe-$(DEVICE)$(addprefix -,$(MPI)).mk
 PROBED = $(DEVICE) '$(if $(filter cuda,$(DEVICE)),$(NVCC),$(CXX))' '$(CC)' $(MPI)
-ifneq ($(filter-out help setup clean train test lessons kernels bench spills sass asm gpu-check explorer site fuzz soak reproduce,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out help setup clean train test lessons kernels bench spills sass asm ptx gpu-check explorer site fuzz soak reproduce,$(or $(MAKECMDGOALS),all)),)
 include $(PROBE)
 ifneq ($(strip $(MISSING)),)
 $(shell rm -f $(PROBE))
@@ -145,7 +145,7 @@ build/tools/plan: dev/plan/plan.cu Makefile $(PROBE)
 
 # ---- targets -----------------------------------------------------------------------------------------------
 
-.PHONY: all trainers kernel-programs kernels bench spills sass asm tools scale scale-trainers calibrate setup train test \
+.PHONY: all trainers kernel-programs kernels bench spills sass asm ptx tools scale scale-trainers calibrate setup train test \
         lessons gpu-check clean help explorer site corpus run-train build-train doc plan planned schedule study fuzz soak \
         build-soak reproduce bubbles planned-fp32 planned-bf16 planned-asan experts
 
@@ -203,6 +203,9 @@ sass:  ## instructions of every kernel's inner loop for sm_80 and sm_90, and wha
 
 asm:  ## vector and scalar instructions of every kernel's hot loop on a CPU, for AVX2 and AVX-512 (g++, objdump)
 	@python3 dev/asm.py
+
+ptx:  ## runs the kernels that nvcc compiles in an interpreter that checks every access (nvcc, numpy; no GPU)
+	@NVCC=$(NVCC) dev/test/run_ptx.sh all
 
 gpu-check:  ## one command for a machine with a GPU: builds, tests and measures there
 	dev/gpu_check.sh
