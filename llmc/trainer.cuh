@@ -145,13 +145,14 @@ struct Trainer {
 };
 
 // What a lesson behind the four adds: rows of the command line, before those of the same name; a check of them, after
-// that of all other options and before any data are opened; the model whose blocks it has (NULL: GPT-2); and what its
-// rows say of sizes, before those that were left out are filled in.
+// that of all other options and before any data are opened; the model whose blocks it has (NULL: GPT-2); what its rows
+// say of sizes, before those that were left out are filled in; and its reader of tokenizer.json (NULL: of GPT-2's).
 struct Lesson {
     FieldTable options;
     bool (*check)(Trainer *m, Error *err);
     const ModelSpec *spec;
     bool (*sizes)(Options *o, const void *own, Error *err);  // own: options.object
+    bool (*tokenizer)(Tokenizer *tk, const Options *o, Error *err) = NULL;
 };
 
 // Takes memory for a layernorm of N rows of C channels.

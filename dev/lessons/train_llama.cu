@@ -32,6 +32,7 @@
 #include "llmc/kernels/linear.cuh"
 #include "llmc/kernels/rope.cuh"
 #include "llmc/kernels/swiglu.cuh"
+#include "llmc/host/tokenizer_kinds.h"
 #include "llmc/llama.h"
 #include "llmc/pipeline.h"
 
@@ -624,7 +625,7 @@ int main(int argc, char **argv) {
     static GPT gpt, *m = &gpt;
     FieldTable rows = {LLAMA_ROWS, sizeof LLAMA_ROWS / sizeof LLAMA_ROWS[0], &m->own};
     llama_make(&m->llama);  // it can read a config.json now
-    Lesson llama = {rows, check, &m->llama.spec, llama_sizes};
+    Lesson llama = {rows, check, &m->llama.spec, llama_sizes, tokenizer_open_kind};
     trainer_open(m, argc, argv, OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA, llama);  // bad input ends here
     shard(m);
     trainer_allocate(m, layout);

@@ -2,12 +2,12 @@
 // logits.
 //
 //   test_tokenizer                  the tests
-//   test_tokenizer --fixture FILE   writes the small tokenizer.json of the tests
+//   test_tokenizer --fixture FILE [KIND]  writes the small tokenizer.json of the tests: gpt2, llama3, qwen2 or smollm2
 //   test_tokenizer --encode FILE    prints the tokens of standard input, for comparison with other programs
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include "llmc/host/tokenizer.h"
+#include "llmc/host/tokenizer_kinds.h"
 
 #include <time.h>
 
@@ -54,9 +54,32 @@ static size_t print_bytes(char *out, const char *bytes, size_t count) {
     return n;
 }
 
+// How the models of train_llama split text into words, and what they do before and after that.
+#define BYTE_LEVEL(regex) "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true," \
+                          "\"use_regex\":" regex "}"
+#define LIST(first, regex) "{\"type\":\"Sequence\",\"pretokenizers\":[" first "," BYTE_LEVEL(regex) "]}"
+#define SPLIT(regex) "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"" regex "\"},\"behavior\":\"Isolated\"," \
+                     "\"invert\":false}"
+#define WORDS(digits) "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|\\\\p{N}" digits \
+                      "| ?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+"
+typedef struct {
+    const char *name, *splitter, *normalizer;
+    bool ignore_merges;
+} Kind;
+static const Kind KINDS[] = {
+    {"gpt2", BYTE_LEVEL("true"), "null", false},
+    {"llama3", LIST(SPLIT(WORDS("{1,3}")), "false"), "null", true},
+    {"qwen2", LIST(SPLIT(WORDS("")), "false"), "{\"type\":\"NFC\"}", false},
+    {"smollm2", LIST("{\"type\":\"Digits\",\"individual_digits\":true}", "true"), "null", false},
+};
+enum { KIND_COUNT = sizeof KINDS / sizeof KINDS[0] };
+
+// Three tokens that no merges make: only ignore_merges finds them.
+static const char UNMERGED[] = ",\"llo\":281,\"\xc4\xa0world's\":282,\"123\":283";
+
 // The JSON of a tokenizer: tokens 0 to 255 are the bytes, 256 is <|endoftext|>, then the merges. pairs:
 // merges are written ["a", "b"] instead of "a b".
-static char *make_fixture(bool pairs) {
+static char *make_fixture(bool pairs, const Kind *kind) {
     char *text = malloc(32768);
     if (!text) exit(1);
     size_t n = (size_t)sprintf(
@@ -65,14 +88,15 @@ static char *make_fixture(bool pairs) {
         "{\"id\":256,\"content\":\"<|endoftext|>\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,"
         "\"normalized\":false,\"special\":true},{\"id\":%d,\"content\":\"<|end\",\"single_word\":false,\"lstrip\":"
         "false,"
-        "\"rstrip\":false,\"normalized\":false,\"special\":true}],\"normalizer\":null,\"pre_tokenizer\":{\"type\":"
-        "\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":true},\"post_processor\":null,"
+        "\"rstrip\":false,\"normalized\":false,\"special\":true}],\"normalizer\":%s,\"pre_tokenizer\":%s,"
+        "\"post_processor\":null,"
         "\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true,\"trim_offsets\":true,\"use_regex\":true},"
         "\"model\":{"
         "\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":\"\",\"end_of_word_"
         "suffix\":\"\","
-        "\"fuse_unk\":false,\"vocab\":{\"<|endoftext|>\":256",
-        257 + MERGE_COUNT);
+        "\"fuse_unk\":false,\"ignore_merges\":%s,\"vocab\":{\"<|endoftext|>\":256",
+        257 + MERGE_COUNT + (kind->ignore_merges ? 3 : 0), kind->normalizer, kind->splitter,
+        kind->ignore_merges ? "true" : "false");
     for (int b = 0; b < 256; b++) {
         char byte = (char)b;
         n += (size_t)sprintf(text + n, ",\"");
@@ -85,7 +109,7 @@ static char *make_fixture(bool pairs) {
         n += print_bytes(text + n, MERGES[i][1], strlen(MERGES[i][1]));
         n += (size_t)sprintf(text + n, "\":%d", 257 + i);
     }
-    n += (size_t)sprintf(text + n, "},\"merges\":[");
+    n += (size_t)sprintf(text + n, "%s},\"merges\":[", kind->ignore_merges ? UNMERGED : "");
     for (int i = 0; i < MERGE_COUNT; i++) {
         n += (size_t)sprintf(text + n, "%s%s", i ? "," : "", pairs ? "[\"" : "\"");
         n += print_bytes(text + n, MERGES[i][0], strlen(MERGES[i][0]));
@@ -199,7 +223,7 @@ static void test_bpe(void) {
     Error err;
     for (int pairs = 0; pairs < 2; pairs++) {
         Tokenizer tk;
-        char *json = make_fixture(pairs);
+        char *json = make_fixture(pairs, KINDS);
         write_text(json);
         free(json);
         if (!check(&checks,
@@ -298,7 +322,7 @@ static void test_damage(void) {
         if (count == ADDED_MAX) tokenizer_free(&tk);
         check(&checks, ok, "tokenizer.json: %zu added tokens", count);
     }
-    char *json = make_fixture(false);
+    char *json = make_fixture(false, KINDS);
     ok = true;
     for (size_t length = strlen(json) - 1; length > 0; length -= length > 600 ? 37 : 1) {
         json[length] = '\0';
@@ -419,32 +443,117 @@ static void test_long_word(const Tokenizer *tk, const char *what, const char *al
     free(tokens);
 }
 
+// Opens a tokenizer.json as train_llama does, which samples with that prompt.
+static bool open_kind(Tokenizer *tk, const char *file, const char *prompt, Error *err) {
+    Options o;
+    memset(&o, 0, sizeof o);
+    o.tokenizer = file, o.prompt = prompt, o.sample_every = 1;
+    return tokenizer_open_kind(tk, &o, err);
+}
+
+// Compares with the tokens of another encoder: lines of {"kind": K, "text": T, "tokens": [...]}, those of one kind.
+// Returns how many lines there are.
+static size_t compare_cases(const Tokenizer *tk, const char *file, const char *kind, size_t *same) {
+    Error err;
+    size_t bytes, count = 0;
+    char *cases = file_read(file, 1 << 20, &bytes, &err), *line, *rest = cases;
+    *same = 0;
+    while (cases && (line = strtok_r(rest, "\n", &rest))) {
+        cJSON *root = json_parse(line, strlen(line), file, &err);
+        const char *text = cJSON_GetStringValue(cJSON_GetObjectItem(root, "text"));
+        const char *of = cJSON_GetStringValue(cJSON_GetObjectItem(root, "kind"));
+        const cJSON *expected = cJSON_GetObjectItem(root, "tokens"), *token = expected ? expected->child : NULL;
+        if (!text || !expected) break;
+        if (!kind || (of && strcmp(of, kind) == 0)) {
+            size_t length = strlen(text);
+            int *tokens = malloc((length + 1) * sizeof(int));
+            if (!tokens) exit(1);
+            size_t n = tokenizer_encode(tk, text, length, tokens);
+            bool ok = n == (size_t)cJSON_GetArraySize(expected) && decodes_to(tk, tokens, n, text, length);
+            for (size_t i = 0; i < n && ok; i++, token = token->next) ok = tokens[i] == token->valueint;
+            if (!ok) printf("     line %zu: '%.60s...'\n", count + 1, text);
+            *same += ok;
+            count++;
+            free(tokens);
+        }
+        cJSON_Delete(root);
+    }
+    free(cases);
+    return count;
+}
+
+// dev/data/golden_tokenizers.py has written the cases.
+static void test_kinds(void) {
+    for (int i = 1; i < KIND_COUNT; i++) {
+        Tokenizer tk;
+        Error err;
+        size_t count, same;
+        char *json = make_fixture(false, &KINDS[i]);
+        write_text(json);
+        free(json);
+        bool refused = !tokenizer_open(&tk, path, &err) && says(&err, "no byte-level BPE like GPT-2's");
+        check(&checks, refused, "%s: refused where GPT-2's kind is expected", KINDS[i].name);
+        if (!check(&checks, open_kind(&tk, path, "plain", &err), "%s: tokenizer.json", KINDS[i].name)) {
+            printf("     %s\n", err.text);
+            continue;
+        }
+        count = compare_cases(&tk, "dev/test/tokenizer/kinds.jsonl", KINDS[i].name, &same);
+        check(&checks, count == 120 && same == count, "%s: %zu of 120 texts become the tokens of another encoder",
+              KINDS[i].name, same);
+        tokenizer_free(&tk);
+        bool composed = open_kind(&tk, path, "caf\xc3\xa9", &err);
+        if (composed) tokenizer_free(&tk);
+        bool marked = open_kind(&tk, path, "cafe\xcc\x81", &err);
+        if (marked) tokenizer_free(&tk);
+        bool normal = KINDS[i].normalizer[0] == '{';
+        check(&checks, composed && marked == !normal && (marked || says(&err, "may change a character of --prompt")),
+              "%s: a prompt with a combining accent is %s", KINDS[i].name, normal ? "refused" : "taken");
+    }
+}
+
+static void test_kinds_refused(void) {
+#define BPE(member) "{\"model\":{\"type\":\"BPE\"}," member "}"
+#define BPE_SPLIT(first) BPE("\"pre_tokenizer\":" LIST(first, "false"))
+    static const struct { const char *what, *text, *says; } cases[] = {
+        {"sentencepiece's Unigram", "{\"model\":{\"type\":\"Unigram\"}}", "sentencepiece"},
+        {"sentencepiece's BPE", "{\"model\":{\"type\":\"BPE\",\"byte_fallback\":true}}", "sentencepiece"},
+        {"sentencepiece's spaces", BPE("\"pre_tokenizer\":{\"type\":\"Metaspace\"}"), "sentencepiece"},
+        {"another model", "{\"model\":{\"type\":\"WordPiece\"}}", "of type WordPiece"},
+        {"no model", "{}", "\"model\" is of type ?"},
+        {"another normalizer", BPE("\"normalizer\":{\"type\":\"Lowercase\"}"), "\"normalizer\" Lowercase"},
+        {"dropout", "{\"model\":{\"type\":\"BPE\",\"dropout\":0.1}}", "\"dropout\""},
+        {"no splitter", "{\"model\":{\"type\":\"BPE\"}}", "\"pre_tokenizer\" does not end with a ByteLevel"},
+        {"splits at white space", BPE_SPLIT("{\"type\":\"Whitespace\"}"), "\"pre_tokenizer\" Whitespace"},
+        {"digits together", BPE_SPLIT("{\"type\":\"Digits\",\"individual_digits\":false}"), "\"pre_tokenizer\" Digits"},
+        {"a split that drops", BPE_SPLIT("{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a\"},\"behavior\":\"Removed\"}"),
+         "\"pre_tokenizer\" Split"},
+        {"a split in between", BPE_SPLIT("{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a\"},\"behavior\":\"Isolated\","
+                                         "\"invert\":true}"), "\"pre_tokenizer\" Split"},
+        {"a split by a text", BPE_SPLIT("{\"type\":\"Split\",\"pattern\":{\"String\":\"a\"},"
+                                        "\"behavior\":\"Isolated\"}"), "\"pre_tokenizer\" Split"},
+    };
+    static const Kind broken = {"broken", LIST(SPLIT("(a"), "false"), "null", false};
+    Tokenizer tk;
+    Error err;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        write_text(cases[i].text);
+        check(&checks, !open_kind(&tk, path, NULL, &err) && says(&err, cases[i].says), "kinds: %s: refused",
+              cases[i].what);
+    }
+    char *json = make_fixture(false, &broken);
+    write_text(json);
+    free(json);
+    check(&checks, !open_kind(&tk, path, NULL, &err) && says(&err, "PCRE2 cannot split text by"),
+          "kinds: a broken regular expression: refused");
+}
+
 static void test_gpt2(void) {
     Tokenizer tk;
     Error err;
     if (!check(&checks, write_gpt2(&err) && tokenizer_open(&tk, path, &err) && tk.V == 50257,
                "GPT-2: tokenizer.json"))
         return;
-    size_t bytes, count = 0, same = 0;
-    char *cases = file_read("dev/test/tokenizer/gpt2_cases.jsonl", 1 << 20, &bytes, &err), *line, *rest = cases;
-    while (cases && (line = strtok_r(rest, "\n", &rest))) {
-        cJSON *root = json_parse(line, strlen(line), "gpt2_cases.jsonl", &err);
-        const char *text = cJSON_GetStringValue(cJSON_GetObjectItem(root, "text"));
-        const cJSON *expected = cJSON_GetObjectItem(root, "tokens"), *token = expected ? expected->child : NULL;
-        if (!text || !expected) break;
-        size_t length = strlen(text);
-        int *tokens = malloc((length + 1) * sizeof(int));
-        if (!tokens) exit(1);
-        size_t n = tokenizer_encode(&tk, text, length, tokens);
-        bool ok = n == (size_t)cJSON_GetArraySize(expected) && decodes_to(&tk, tokens, n, text, length);
-        for (size_t i = 0; i < n && ok; i++, token = token->next) ok = tokens[i] == token->valueint;
-        if (!ok) printf("     line %zu: '%.60s...'\n", count + 1, text);
-        same += ok;
-        count++;
-        free(tokens);
-        cJSON_Delete(root);
-    }
-    free(cases);
+    size_t same, count = compare_cases(&tk, "dev/test/tokenizer/gpt2_cases.jsonl", NULL, &same);
     check(&checks, count == 400 && same == count, "GPT-2: %zu of 400 texts become the tokens of another encoder", same);
     check_encoded(&tk, "GPT-2", GPT2_ENCODED, sizeof GPT2_ENCODED / sizeof GPT2_ENCODED[0]);
     test_long_word(&tk, "a", "a");
@@ -518,7 +627,7 @@ static void test_sampler(void) {
 static int encode(const char *file) {
     Tokenizer tk;
     Error err;
-    if (!tokenizer_open(&tk, file, &err)) {
+    if (!open_kind(&tk, file, NULL, &err)) {
         fprintf(stderr, "error: %s\n", err.text);
         return 1;
     }
@@ -536,9 +645,11 @@ static int encode(const char *file) {
 
 int main(int argc, char **argv) {
     if (argc == 3 && strcmp(argv[1], "--encode") == 0) return encode(argv[2]);
-    if (argc == 3 && strcmp(argv[1], "--fixture") == 0) {
+    if ((argc == 3 || argc == 4) && strcmp(argv[1], "--fixture") == 0) {
+        const Kind *kind = KINDS;
+        for (int i = 0; i < KIND_COUNT && argc == 4; i++) kind = strcmp(argv[3], KINDS[i].name) ? kind : &KINDS[i];
         snprintf(path, sizeof path, "%s", argv[2]);
-        char *json = make_fixture(false);
+        char *json = make_fixture(false, kind);
         write_text(json);
         free(json);
         return 0;
@@ -555,6 +666,8 @@ int main(int argc, char **argv) {
     test_bytes();
     test_bpe();
     test_gpt2();
+    test_kinds();
+    test_kinds_refused();
     test_damage();
     test_print();
     test_sampler();

@@ -46,18 +46,14 @@ static inline bool same_file_on_disk(const char *a, const char *b) {
 static inline int file_open(const char *path, int flags, uint64_t *size, Error *err) {
     int fd = open(path, flags | O_CLOEXEC | O_NONBLOCK);  // O_NONBLOCK: a pipe must not block us here
     struct stat info;
-    if (fd < 0 || fstat(fd, &info) != 0) {
-        error_set(err, "cannot open %s: %s", path, strerror(errno));
-        if (fd >= 0) close(fd);
-        return -1;
+    bool known = fd >= 0 && fstat(fd, &info) == 0;
+    if (known && S_ISREG(info.st_mode)) {
+        *size = (uint64_t)info.st_size;
+        return fd;
     }
-    if (!S_ISREG(info.st_mode)) {
-        error_set(err, "cannot open %s: not a regular file", path);
-        close(fd);
-        return -1;
-    }
-    *size = (uint64_t)info.st_size;
-    return fd;
+    error_set(err, "cannot open %s: %s", path, known ? "not a regular file" : strerror(errno));
+    if (fd >= 0) close(fd);
+    return -1;
 }
 
 // A whole small file, followed by a NUL that *bytes does not count; free() it. NULL: see err.
@@ -65,15 +61,11 @@ static inline char *file_read(const char *path, size_t max_bytes, size_t *bytes,
     uint64_t size;
     int fd = file_open(path, O_RDONLY, &size, err);
     if (fd < 0) return NULL;
-    if (size > max_bytes) {
-        error_set(err, "%s is too large: %llu bytes where at most %zu are expected", path,
-                  (unsigned long long)size, max_bytes);
-        close(fd);
-        return NULL;
-    }
-    char *text = (char *)host_alloc((size_t)size + 1, 1);
-    bool ok = file_read_at(fd, text, (size_t)size, 0, bytes) ||
-              error_set(err, "cannot read %s: %s", path, strerror(errno));
+    bool fits = size <= max_bytes || error_set(err, "%s is too large: %llu bytes where at most %zu are expected", path,
+                                               (unsigned long long)size, max_bytes);
+    char *text = fits ? (char *)host_alloc((size_t)size + 1, 1) : NULL;
+    bool ok = fits && (file_read_at(fd, text, (size_t)size, 0, bytes) ||
+                       error_set(err, "cannot read %s: %s", path, strerror(errno)));
     close(fd);
     if (ok) return text;
     free(text);

@@ -36,7 +36,7 @@ typedef struct {
     size_t count;
 } TokenText;
 
-typedef struct {
+typedef struct Tokenizer {
     size_t V;                 // above every token
     TokenText *text;          // [V] the bytes of a token; NULL: no such token
     int of_byte[256];         // the token of a byte alone, or -1
@@ -45,12 +45,15 @@ typedef struct {
     int added[ADDED_MAX];     // [added_count] tokens that are looked for in the text before it is split into words
     size_t added_count;
     pcre2_code *words;        // matches a word at the start of a text; NULL: the text is one word
+    int (*whole)(const struct Tokenizer *tk, const char *word, size_t bytes);  // a word's token, or -1; or NULL
+    void *whole_words;        // what it looks in
 } Tokenizer;
 
 static inline void tokenizer_free(Tokenizer *tk) {
     for (size_t i = 0; i < tk->V; i++) free(tk->text[i].bytes);
     free(tk->text);
     free(tk->merges);
+    free(tk->whole_words);
     pcre2_code_free(tk->words);
     memset(tk, 0, sizeof *tk);
 }
@@ -119,7 +122,8 @@ static inline size_t tokenizer_merge(const Tokenizer *tk, const char *word, size
 // Returns the length of the first word of text[bytes], which is valid UTF-8.
 static inline size_t tokenizer_word(const Tokenizer *tk, pcre2_match_data *match, const char *text, size_t bytes) {
     if (!tk->words) return bytes;
-    int result = pcre2_match(tk->words, (PCRE2_SPTR)text, bytes, 0, PCRE2_NO_UTF_CHECK, match, NULL);
+    int result = pcre2_match(tk->words, (PCRE2_SPTR)text, bytes, 0, PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, match,
+                             NULL);
     if (result > 0) return pcre2_get_ovector_pointer(match)[1];
     fprintf(stderr, "error: PCRE2 cannot split the text into words (its error %d)\n", result);
     exit(1);
@@ -154,7 +158,9 @@ static inline size_t tokenizer_encode(const Tokenizer *tk, const char *text, siz
         }
         for (; i < end; i += length) {
             length = tokenizer_word(tk, match, valid + i, end - i);
-            n += tokenizer_merge(tk, text + i, length, tokens + n, rank);
+            int whole = tk->whole ? tk->whole(tk, text + i, length) : -1;
+            if (whole >= 0) tokens[n++] = whole;
+            else n += tokenizer_merge(tk, text + i, length, tokens + n, rank);
         }
         if (added < 0) continue;
         tokens[n++] = added;

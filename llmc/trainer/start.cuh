@@ -81,7 +81,7 @@ static inline bool trainer_source(Trainer *m, const char **from, bool *claimed, 
 
 // Opens the data and the tokenizer, and proves that the outputs can be written: so late, lest a run that is refused
 // for its options or data leaves an empty --out.
-static inline bool trainer_files(Trainer *m, const char *from, bool claimed, Error *err) {
+static inline bool trainer_files(Trainer *m, const char *from, bool claimed, const Lesson *lesson, Error *err) {
     static char beside[PATH_MAX];
     Options *o = &m->opt;
     if (o->train_data && (!dataloader_open(&m->train_data, o->train_data, o->seq, err) ||
@@ -92,7 +92,8 @@ static inline bool trainer_files(Trainer *m, const char *from, bool claimed, Err
     if (o->eval && !eval_open(&m->eval, o->eval, m->config.V, o->seq, err)) return false;
     if (!o->tokenizer && from && path_print(beside, sizeof beside, err, "%s/tokenizer.json", from) &&
         access(beside, R_OK) == 0) o->tokenizer = beside;
-    return tokenizer_open(&m->tokenizer, o->tokenizer, err) &&
+    return (lesson->tokenizer ? lesson->tokenizer(&m->tokenizer, o, err)
+                              : tokenizer_open(&m->tokenizer, o->tokenizer, err)) &&
            (!o->sample_every || tokenizer_prompt(&m->tokenizer, o->prompt, m->config.V, &m->prompt, &m->prompt_count,
                                                  err)) &&
            (claimed || trainer_claim(m, err)) &&
@@ -174,7 +175,7 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
     m->readers = o->data / o->context, m->reader = m->grid.d_rank / o->context;
     trainer_set_batch(m, o->global_batch);
     trainer_sizes(m, 1), m->V0 = 0, m->sp = 1;
-    return trainer_files(m, from, claimed, err);
+    return trainer_files(m, from, claimed, lesson, err);
 }
 
 // Starts the job and reads everything that the command line names. sections: which flags this trainer has, beside those
