@@ -2,7 +2,8 @@
 // lesson: context
 //
 // defines: ContextOptions, CONTEXT_OPTIONS, CONTEXT_OPTION_ROWS, context_sizes, context_check, tokens_of, Context,
-//          context_of, context_tokens, context_is_ulysses, context_is_ring, context_dropout
+//          context_of, context_tokens, context_is_ulysses, context_is_ring, TokenPair, token_pair,
+//          context_dropout
 #ifndef LLMC_HOST_CONTEXT_H
 #define LLMC_HOST_CONTEXT_H
 
@@ -79,6 +80,23 @@ static inline Tokens context_tokens(Context part) {
 
 static inline bool context_is_ulysses(Context part) { return part.c > 1 && !part.ring; }
 static inline bool context_is_ring(Context part) { return part.c > 1 && part.ring; }
+
+// The work of a pair of ranks: Tq of a rank's T rows, from row q on, are queries; Tk of the other's, from k on, keys.
+// full: every query sees every key; else as in one sequence. Tq 0: no query sees a key.
+typedef struct {
+    size_t q, Tq, k, Tk;
+    bool full;
+} TokenPair;
+
+// The queries of rank i of c and the keys of rank r, T rows each. Zigzag: what is not the rank's own is a rectangle of
+// T * T / 2 scores, whoever the other is.
+static inline TokenPair token_pair(size_t T, size_t i, size_t r, bool zigzag) {
+    TokenPair own = {0, T, 0, T, false}, first_half = {0, T, 0, T / 2, true}, last_half = {T / 2, T / 2, 0, T, true},
+              all = {0, T, 0, T, true}, none = {0, 0, 0, 0, true};
+    if (r == i) return own;
+    if (zigzag) return r < i ? first_half : last_half;
+    return r < i ? all : none;
+}
 
 // The masks of the heads at hand: under Ulysses a rank has 1/c of the NH heads, and dropout numbers all of them.
 static inline Dropout context_dropout(Dropout d, Context part, size_t NH) {

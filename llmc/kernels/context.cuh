@@ -1,7 +1,7 @@
 // context.cuh: sequences cut over c ranks: rows in the order of Ulysses' all-to-all, and the ring's partial attention.
 // lesson: context
 //
-// defines: heads_cut, heads_join, tokens_join, tokens_cut, TokenPair, token_pair, RingStep, ring_step, Ring,
+// defines: heads_cut, heads_join, tokens_join, tokens_cut, RingStep, ring_step, Ring,
 //          take_ring, attention_pair_forward, attention_pair_backward, attention_merge, columns_move, ring_add
 #ifndef LLMC_CONTEXT_CUH
 #define LLMC_CONTEXT_CUH
@@ -92,23 +92,6 @@ static inline void tokens_cut(floatX *apart, const floatX *joined, size_t B, siz
 }
 
 // ---- the ring (Liu et al. 2023; Li et al. 2023) ---------------------------------------------------------------------
-
-// The work of a pair of ranks: Tq of a rank's T rows, from row q on, are queries; Tk of the other's, from k on, keys.
-// full: every query sees every key; else as in one sequence. Tq 0: no query sees a key.
-typedef struct {
-    size_t q, Tq, k, Tk;
-    bool full;
-} TokenPair;
-
-// The queries of rank i of c and the keys of rank r, T rows each. Zigzag: what is not the rank's own is a rectangle of
-// T * T / 2 scores, whoever the other is.
-static inline TokenPair token_pair(size_t T, size_t i, size_t r, bool zigzag) {
-    TokenPair own = {0, T, 0, T, false}, first_half = {0, T, 0, T / 2, true}, last_half = {T / 2, T / 2, 0, T, true},
-              all = {0, T, 0, T, true}, none = {0, 0, 0, 0, true};
-    if (r == i) return own;
-    if (zigzag) return r < i ? first_half : last_half;
-    return r < i ? all : none;
-}
 
 // A step of the ring: B sequences of which each rank has T rows, A channels in NH heads.
 typedef struct {
