@@ -9,7 +9,7 @@ cd "$(dirname "$0")/../.." || exit 1
 
 quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes data_bytes optimizer_memory
        lesson_data_bytes lesson_data_memory lesson_data_clock lesson_fsdp_bytes lesson_fsdp_memory lesson_fsdp_clock
-       lesson_moe_bytes lesson_moe_clock
+       lesson_moe_bytes lesson_moe_clock lesson_context_recompute lesson_context_longest
        schedules schedules_norm refused bubbles study plan scale scale_bands scale_claims)
 slow=(layouts main errors no_wait one_stream zero post_ln bubbles_paper plan_table1 plan_clock scale_trainers)
 
@@ -335,6 +335,66 @@ table_lesson_fsdp_clock() {
 7B 128 512 1
 70B 64 2048 2
 70B 128 2048 4
+ROWS
+}
+
+# long_run TRAINER HEADS FLAGS: a step of 4096 channels, or 33 heads of 128, on 8 GPUs, a sequence a micro-batch; false
+# if it does not fit.
+long_run() {
+    ranks 1 bf16 "$1" "--simulate dev/clusters/dgx-a100.json --ranks 8 --heads $2 --channels $((128 * $2)) --vocab 50304
+        --micro-batch 1 --steps 1 $3" 2>/dev/null
+}
+
+# --recompute rest beside layer: seconds of a step and GiB, and what DistFlashAttn's Table 5 has for the same change.
+table_lesson_context_recompute() {
+    local seq published how seconds='' gib=''
+    echo '| tokens | on a GPU | `layer`, s | GiB | `rest`, s | GiB | `layer` / `rest` | LightSeq |'
+    echo '|---|---|---|---|---|---|---|---|'
+    while read -r seq published; do
+        for how in layer rest; do
+            long_run train_context 32 "--layers 16 --seq $seq --context 8 --context-by ring --recompute $how" || return 1
+            seconds="$seconds $(awk '/^step [0-9.]* s/ { print $2 }' "$dir/out")"
+            gib="$gib $(awk '$1 == 0 { gib = $NF } END { print gib }' "$dir/out")"
+        done
+        awk -v tokens="$((seq / 1024))K" -v n="$((seq / 8192))K" -v s="$seconds" -v g="$gib" -v published="$published" '
+            BEGIN { split(s, t, " "); split(g, m, " ")
+                    printf "| %s | %s | %.2f | %s | %.2f | %s | %.2f | %s |\n", tokens, n, t[1], m[1], t[2], m[2],
+                        t[1] / t[2], published }'
+        seconds='' gib=''
+    done <<'ROWS'
+32768 1.06
+65536 1.16
+131072 1.24
+262144 1.31
+ROWS
+}
+
+# The longest sequence of which a step fits, in units of 4096 tokens, and tokens a second then.
+table_lesson_context_longest() {
+    local heads trainer flags how least most middle base=
+    echo '| heads | a sequence is on | flags | longest, K tokens | times | tokens/s |'
+    echo '|---|---|---|---|---|---|'
+    while IFS='|' read -r heads how trainer flags; do
+        least=0 most=1024
+        while [ $((most - least)) -gt 1 ]; do
+            middle=$(((least + most) / 2))
+            if long_run "$trainer" "$heads" "--layers 32 --seq $((4096 * middle)) $flags"; then least=$middle; else
+                grep -q 'does not fit' "$dir/err" || return 1
+                most=$middle
+            fi
+        done
+        long_run "$trainer" "$heads" "--layers 32 --seq $((4096 * least)) $flags" || return 1
+        [ "$how" != 'one GPU' ] || base=$least
+        awk -v heads="$heads" -v how="$how" -v flags="$flags" -v least=$least -v base="$base" '/^step [0-9.]* s/ {
+            printf "| %s | %s | `%s` | %d | %.1f | %.0f |\n", heads, how, flags, 4 * least, least / base, $5 }' "$dir/out"
+    done <<'ROWS'
+32|one GPU|train_context|--recompute layer
+32|8 tensor ranks|train_gpt_3d|--tensor 8 --sequence-parallel 1 --recompute layer
+32|8 context ranks|train_context|--context 8 --context-by ulysses --recompute layer
+32|8 context ranks|train_context|--context 8 --context-by ring --recompute layer
+32|8 context ranks|train_context|--context 8 --context-by ring --recompute rest
+33|one GPU|train_context|--recompute layer
+33|8 context ranks|train_context|--context 8 --context-by ring --recompute layer
 ROWS
 }
 

@@ -3,7 +3,7 @@
 # changes no bit, and its times do not depend on the order of streams and messages. --simulate gives the times of a run
 # of all ranks. Bubbles follow the formulas of the schedules, links count, and bad input is refused.
 # needs: fp32/dev/test/test_clock fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d
-# needs: fp32/train_context fp32/train_data fp32/train_fsdp fp32/train_zero_bubble bf16/train_gpt_3d bf16/train_fsdp bf16/train_zero_bubble tools/byte_corpus tools/scale tools/bubbles tools/profile
+# needs: fp32/train_context fp32/train_data fp32/train_fsdp fp32/train_zero_bubble bf16/train_gpt_3d bf16/train_fsdp bf16/train_zero_bubble bf16/train_context tools/byte_corpus tools/scale tools/bubbles tools/profile
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
 folder=${1:-build/cpu-fp32}
@@ -149,6 +149,34 @@ for c in 2 4 8; do
         <<<"$zigzag $contiguous" >"$dir/ratio"
     report $? "contiguous, c = $c: the last rank takes $(cat "$dir/ratio")"
 done
+
+# A step of the ring computes 2 A n^2 FLOPs with n tokens a rank, and sends 2 n A elements of 2 bytes: both take as long
+# where n = 2 rate / bandwidth. Compute beside communication keeps its speed here.
+constant() { sed -n "s/.*\"$1\": {\"value\": \([0-9.e+]*\),.*/\1/p" "$cluster"; }
+waits() {  # waits TOKENS: does the first rank's forward wait for keys?
+    "${folder/fp32/bf16}/train_context" --simulate "$cluster" --ranks 4 --layers 1 --heads 32 --channels 4096 --vocab 512 \
+        --seq $((4 * $1)) --micro-batch 1 --global-batch 1 --steps 1 --context 4 --context-by ring \
+        --trace "$dir/ring.json" >"$dir/out" 2>"$dir/err"
+    sed 's/"dur":/ /; s/.*"name":"\([^"]*\)".*"ts":\([0-9.]*\), \([0-9.]*\),"pid":\([0-9]*\).*/\4|\1|\2|\3/' \
+        "$dir/ring.json" | awk -F'|' '$1 == 0 && $2 == "forward 0" { end = $3 + $4 }
+        $1 == 0 && $2 == "wait context" { at[n++] = $3 }
+        END { for (i = 0; i < n; i++) waits += at[i] < end; exit !(end > 0 && waits > 0) }'
+}
+overlap() {  # overlap NAME BANDWIDTH
+    local least=64 most=65536 middle
+    while [ $((most - least)) -gt 64 ]; do
+        middle=$(((least + most) / 128 * 64))
+        if waits $middle; then least=$middle; else most=$middle; fi
+    done
+    awk -v n=$most -v rate="$(constant flash_forward_128)" -v bandwidth="$(constant "$2")" '
+        BEGIN { formula = 2 * rate / bandwidth; printf "%d, 2 rate / bandwidth = %.0f", n, formula
+                exit !(n > 0.9 * formula && n < 1.1 * formula) }' >"$dir/found"
+    report $? "$1: the ring hides behind attention from so many tokens a rank on: $(cat "$dir/found")"
+}
+sed 's/"overlap_slowdown": {"value": [0-9.]*/"overlap_slowdown": {"value": 1/' dev/clusters/dgx-a100.json >"$dir/one.json"
+cluster=$dir/one.json overlap 'links of a node' node_p2p_bandwidth
+sed 's/"gpus_per_node": {"value": 8/"gpus_per_node": {"value": 1/' "$dir/one.json" >"$dir/far.json"
+cluster=$dir/far.json overlap 'one network card each' nic_bandwidth
 
 # ---- the roof -------------------------------------------------------------------------------------------------------
 # Of bf16's peak, 16 times that of fp32, products in fp32 would reach a few percent.

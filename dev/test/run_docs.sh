@@ -2,7 +2,7 @@
 # run_docs.sh [BUILD]: are README.md and doc/ true? The tables of numbers that take seconds, the drawings, the plan that
 # README prints of `make train`, the code of the recipes, and every link, flag, file and known bug that the pages name.
 # needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d bf16/train_gpt_3d bf16/train_zero_bubble
-# needs: bf16/train_data bf16/train_fsdp bf16/train_moe bf16/train_gpt_tp fp32/train_moe fp32/train_data
+# needs: bf16/train_context bf16/train_data bf16/train_fsdp bf16/train_moe bf16/train_gpt_tp fp32/train_moe fp32/train_data
 # needs: fp32/train_context fp32/train_fsdp fp32/train_llama fp32/train_zero_bubble
 # needs: tools/figures tools/schedule tools/scale tools/study tools/plan tools/timeline tools/bubbles
 # needs: tools/profile tools/byte_corpus
