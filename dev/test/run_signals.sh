@@ -132,6 +132,51 @@ done
 [ $ok = $tries ]
 report $? "SIGTERM to all 4 ranks between and within quick steps: $ok of $tries saved the last step that was logged"
 
+# ---- a stop of which some ranks know before a save, and others after it -----------------------------------------
+
+# Every rank gets a signal on its way into the third step's sum, and odd ranks hear late that all have voted.
+cat >"$dir/late.c" <<'C'
+#include <limits.h>
+#include <mpi.h>
+#include <signal.h>
+static int saves, looks;
+static double raised;
+int MPI_Bcast(void *data, int count, MPI_Datatype type, int root, MPI_Comm comm) {
+    if (count == PATH_MAX) saves++, looks = 0;
+    return PMPI_Bcast(data, count, type, root, comm);
+}
+// A step looks for messages of a stop as it begins, and before its sum.
+int MPI_Iprobe(int source, int tag, MPI_Comm comm, int *flag, MPI_Status *status) {
+    int result = PMPI_Iprobe(source, tag, comm, flag, status);
+    looks++;
+    if (raised == 0) *flag = 0;
+    if (raised == 0 && saves == 2 && looks == 2) raised = PMPI_Wtime(), raise(SIGTERM);
+    return result;
+}
+int MPI_Test(MPI_Request *request, int *flag, MPI_Status *status) {
+    int rank;
+    PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    *flag = 0;
+    if (rank % 2 == 1 && raised > 0 && PMPI_Wtime() - raised < 0.5) return MPI_SUCCESS;
+    return PMPI_Test(request, flag, status);
+}
+C
+if ! mpicc -shared -fPIC -o "$dir/late.so" "$dir/late.c" 2>"$dir/err"; then
+    echo "     without mpicc: the ranks that hear late are left out"
+else
+    # A signal that comes in another part of the step, on a loaded machine, ends the run after step 2.
+    for ((i = 0; i < 5; i++)); do
+        out=$dir/late-$i
+        # shellcheck disable=SC2086
+        CPU_STALL_SECONDS=10 $launch -n 4 env LD_PRELOAD="$dir/late.so" "$build/train_gpt_3d" $quick --val-every 0 \
+            --data 4 --steps 10 --save-every 1 --out "$out" --log "$out.jsonl" >"$dir/out" 2>"$dir/err" </dev/null
+        code=$?
+        [ "$(steps)" -lt 3 ] || break
+    done
+    [ $code = 0 ] && whole 3 "$quick"
+    report $? "ranks that hear of a stop before a save, and after it: code $code, $(steps) steps, step 3 is saved"
+fi
+
 # ---- no reader, no open output -----------------------------------------------------------------------------------
 
 out=$dir/pipe
