@@ -117,6 +117,16 @@ for pair in 'TSTP mpirun' 'STOP mpirun' 'STOP all' 'CONT all'; do
     report $? "SIG$signal to $who, and SIGCONT: the run goes on to its end (code $code after $(steps) steps)"
 done
 
+# One rank alone, for three times the seconds after which the others would report a deadlock.
+CPU_STALL_SECONDS=2 train 4 $quick --tensor 2 --pipeline 2 --steps 400
+await_steps 5
+rank=$(pgrep -P "$job" -x train_gpt_3d | sed -n 3p)
+kill -STOP "$rank"
+sleep 6
+kill -CONT "$rank"
+ends 60000 && [ $code = 0 ] && [ "$(steps)" = 400 ]
+report $? "SIGSTOP to one rank of 4, and SIGCONT after 6 s: the others have waited (code $code after $(steps) steps)"
+
 # ---- quick steps: nothing is lost, whatever the signal meets ---------------------------------------------------------
 
 ok=0 tries=6

@@ -4,6 +4,10 @@
 #ifndef LLMC_STALL_H
 #define LLMC_STALL_H
 
+#include <dirent.h>
+#include <errno.h>
+#include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,13 +52,31 @@ typedef struct {
 // Restarts the watchdog after progress.
 static inline void stall_over(Stall *s) { s->waited = s->seen = 0; }
 
+// Returns true if another rank of this node is stopped: a process of the same name and with the same parent, mpirun.
+static inline bool stall_is_stopped(void) {
+    bool stopped = false;
+    DIR *processes = opendir("/proc");
+    for (struct dirent *e; !stopped && processes && (e = readdir(processes)) != NULL;) {
+        char path[300], name[16], state;
+        int parent;
+        snprintf(path, sizeof path, "/proc/%s/stat", e->d_name);
+        FILE *f = fopen(path, "re");
+        stopped = f && fscanf(f, "%*d (%15[^)]) %c %d", name, &state, &parent) == 3 && parent == getppid() &&
+                  strchr("Tt", state) && strncmp(name, program_invocation_short_name, 15) == 0;
+        if (f) fclose(f);
+    }
+    if (processes) closedir(processes);
+    return stopped;
+}
+
 // Returns the seconds without progress; `now` in s. Call it again and again while waiting. At most half a second counts
 // between two calls: a process that was stopped for longer (Ctrl-Z, a laptop that sleeps, a debugger) cannot blame its
-// peers, which may have been stopped as well.
+// peers, which may have been stopped as well. Nor does it count while a peer is stopped: looks once a second.
 static inline double stall_wait(Stall *s, double now) {
-    double since = s->seen > 0 ? now - s->seen : 0;
+    double since = s->seen > 0 ? now - s->seen : 0, before = s->waited;
     s->waited += since < 0.5 ? since : 0.5;
     s->seen = now;
+    if (floor(s->waited) > floor(before) && stall_is_stopped()) s->waited = 0;
     return s->waited;
 }
 

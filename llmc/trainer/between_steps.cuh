@@ -58,8 +58,8 @@ static inline void trainer_write(Trainer *m, char *path, size_t size) {
                                           &err);
     job_agree(&m->job, ok, &err, 1);
     MPI_Bcast(tmp, sizeof tmp, MPI_CHAR, 0, MPI_COMM_WORLD);
-    // If all ranks know of the end, some have dropped a step, before it changed weights. Else all wait for their devices:
-    // a rank alone would wait for messages of those that do not.
+    // Once all ranks know of the end some have dropped a step, before it changed weights. Until then all wait for their
+    // devices: a rank alone would wait for messages of those that do not.
     if (job_first_failure(&m->job, m->ending.agreed) < m->job.size) CUDA_CHECK(cudaDeviceSynchronize());
     Checksums sums = checksums_make(&m->config, bf16);
     bool others = !m->opt.zero && m->grid.d_rank != 0;  // without ZeRO all data ranks hold the same
