@@ -6,6 +6,7 @@
 #define DEV_FUZZ_CHECKPOINTS_H
 
 #include "dev/fuzz/files.h"
+#include "dev/test/verify.h"
 
 static char fuzz_out[64];  // the folder of this process, in memory where there is such a place
 static int fuzz_lock = -1;
@@ -81,7 +82,7 @@ static void fuzz_save(const GPTConfig *config, FuzzLayout l, bool bf16, size_t s
     Checksums sums = checksums_make(config, bf16);
     fuzz_promise(checkpoint_create(fuzz_out, &fuzz_lock, step, config, bf16, tmp, sizeof tmp, &err));
     fuzz_ranks(config, l, bf16, tmp, &sums);
-    fuzz_promise(checkpoint_commit(tmp, &state, &sums, dir, PATH_MAX, &err));
+    fuzz_promise(checkpoint_commit(fuzz_out, tmp, &state, &sums, dir, PATH_MAX, &err));
     checksums_free(&sums);
 }
 

@@ -45,6 +45,7 @@ static void fuzz_machine(const uint8_t *data, size_t size) {
     words[0] = (char *)(simulates ? "simulate" : "schedule");
     for (char *word; count < (simulates ? 8 : 15) && (word = strsep(&rest, "\n"));) {
         if (strncmp(word, "--trac", 6) == 0 || strncmp(word, "--ta", 4) == 0) continue;  // files; a long table
+        if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) continue;           // ends the program
         double x = strtod(word, NULL);
         if (x > 1) steps *= x;
         words[count++] = word;

@@ -120,7 +120,7 @@ static inline void write_model(const char *folder, const ParamTable *table, cons
 static inline bool read_tensors(const char *path, const char *suffix, const ParamTable *table, double *flat) {
     SafeTensors file;
     Error err;
-    if (!st_open(&file, path, &err)) {
+    if (!st_open(&file, path, O_RDONLY, &err)) {
         printf("     %s\n", err.text);
         return false;
     }

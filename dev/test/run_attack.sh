@@ -117,6 +117,37 @@ trains --steps 5 --save-every 1 --keep 1 --out ours
     [ -f ours/step-1/notes ] && [ "$(find ours -name notes | wc -l)" = 3 ]
 report $? "files in folders that are not checkpoints stay, whatever they are called"
 
+# ---- a file system without locks -------------------------------------------------------------------------------------
+
+if command -v cc >/dev/null; then
+    cat >nolock.c <<'C'
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <sys/syscall.h>
+long syscall(long number, ...);
+int fcntl(int fd, int command, ...) {
+    va_list arguments;
+    va_start(arguments, command);
+    return command == F_SETLK ? (errno = ENOLCK, -1) : (int)syscall(SYS_fcntl, fd, command, va_arg(arguments, void *));
+}
+C
+    cc -shared -fPIC -o nolock.so nolock.c
+    trains --steps 2 --save-every 1 --out nolock
+    sh -c 'echo $$' >ended  # a process that has ended, and one that has not; another machine's
+    for process in "$(hostname)-$(cat ended)" "$(hostname)-$$" "elsewhere-$(cat ended)"; do
+        mkdir "nolock/tmp-00000003-$process"
+        cp nolock/step-00000002/config.json "nolock/tmp-00000003-$process"
+    done
+    mv nolock/step-00000002 "nolock/tmp-00000002-$(hostname)-$(cat ended)"
+    LD_PRELOAD=$PWD/nolock.so trains --steps 3 --out nolock --resume auto &&
+        grep -q '^note: nolock cannot be locked (No locks available)' out &&
+        grep -q '^resuming .*step-00000002 ' out && [ -f nolock/step-00000003/trainer.json ] &&
+        [ "$(find nolock -name 'tmp-*' | wc -l)" = 2 ] && [ -d "nolock/tmp-00000003-$(hostname)-$$" ] &&
+        [ -d "nolock/tmp-00000003-elsewhere-$(cat ended)" ]
+    report $? "without locks: what ended processes left goes or gets its name, a live one's and another machine's stay"
+fi
+
 # ---- devices, links and pipes in the place of files ------------------------------------------------------------------
 
 if mknod null c 1 3 2>/dev/null; then

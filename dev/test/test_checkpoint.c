@@ -18,6 +18,7 @@
 #include <time.h>
 
 #include "dev/test/check.h"
+#include "dev/test/verify.h"
 
 static Check checks;
 static char root[256];  // where this run keeps its files
@@ -171,7 +172,7 @@ static void test_headers(void) {
     for (size_t i = 0; i < sizeof HEADERS / sizeof HEADERS[0]; i++) {
         const HeaderCase *c = &HEADERS[i];
         write_safetensors(path, c->header, c->data);
-        bool opened = st_open(&st, path, &err);
+        bool opened = st_open(&st, path, O_RDONLY, &err);
         if (opened) st_close(&st);
         check(&checks, opened == !c->says && (opened || says(&err, c->says)), "header: %s", c->what);
     }
@@ -181,12 +182,12 @@ static void test_headers(void) {
     memcpy(text, "{\"x\":", 5);
     text[deep - 1] = '\0';
     write_safetensors(path, text, 0);
-    check(&checks, !st_open(&st, path, &err) && says(&err, "not valid JSON"), "header: nesting of 200000");
+    check(&checks, !st_open(&st, path, O_RDONLY, &err) && says(&err, "not valid JSON"), "header: nesting of 200000");
     memset(text, 'n', deep);
     memcpy(text, "{\"", 2);
     memcpy(text + deep - 6, "\":1}", 5);
     write_safetensors(path, text, 0);
-    check(&checks, !st_open(&st, path, &err) && says(&err, "longer than"),
+    check(&checks, !st_open(&st, path, O_RDONLY, &err) && says(&err, "longer than"),
           "header: name of 200000 characters");
     free(text);
     uint64_t claims[] = {9, 100000001, (uint64_t)1 << 63, UINT64_MAX, UINT64_MAX - 7};
@@ -195,12 +196,12 @@ static void test_headers(void) {
         char file[16] = "";
         memcpy(file, &claims[i], 8);
         write_bytes(path, file, 16);
-        ok &= !st_open(&st, path, &err) && says(&err, i ? "header claims" : "truncated inside its header");
+        ok &= !st_open(&st, path, O_RDONLY, &err) && says(&err, i ? "header claims" : "truncated inside its header");
     }
     check(&checks, ok, "header: absurd lengths");
-    ok = !st_open(&st, in_root("missing"), &err) && says(&err, "No such file");
-    ok &= !st_open(&st, root, &err) && says(&err, "not a regular file");
-    ok &= mkfifo(in_root("pipe"), 0600) == 0 && !st_open(&st, in_root("pipe"), &err) &&
+    ok = !st_open(&st, in_root("missing"), O_RDONLY, &err) && says(&err, "No such file");
+    ok &= !st_open(&st, root, O_RDONLY, &err) && says(&err, "not a regular file");
+    ok &= mkfifo(in_root("pipe"), 0600) == 0 && !st_open(&st, in_root("pipe"), O_RDONLY, &err) &&
           says(&err, "not a regular file");
     check(&checks, ok, "missing file, folder, pipe");
 }
@@ -210,7 +211,7 @@ static void test_headers(void) {
 static bool refused_or_readable(const char *path, size_t count[2]) {
     Error err = {""};
     SafeTensors st;
-    bool opened = st_open(&st, path, &err), ok = true;
+    bool opened = st_open(&st, path, O_RDONLY, &err), ok = true;
     count[opened]++;
     if (!opened) return says(&err, path);
     float *out = allocate(65536 * sizeof(float));
@@ -231,7 +232,7 @@ static void test_damage(void) {
     size_t bytes;
     char *sound = read_bytes(path, &bytes);
     for (size_t n = bytes; n-- > 0;) {
-        ok &= truncate(path, (off_t)n) == 0 && !st_open(&st, path, &err) && says(&err, path);
+        ok &= truncate(path, (off_t)n) == 0 && !st_open(&st, path, O_RDONLY, &err) && says(&err, path);
     }
     check(&checks, ok, "each of %zu truncations is refused", bytes);
     char *broken = allocate(bytes);
@@ -278,7 +279,7 @@ static void test_types(void) {
     }
     write_bytes(path, file, bytes);
     free(file);
-    if (!check(&checks, st_open(&st, path, &err), "a file of all types opens")) return;
+    if (!check(&checks, st_open(&st, path, O_RDONLY, &err), "a file of all types opens")) return;
     float *out = allocate(65536 * sizeof(float));
     bool half_ok = st_read_floats(&st, st_find(&st, "h"), 0, 65536, out, &err), brain_ok, wide_ok;
     for (int i = 0; i < 65536; i++) {
@@ -437,7 +438,7 @@ static bool job_read(const ParamTable *table, size_t lo, size_t hi, bool writes_
 static bool job_gradients(const ParamTable *table, size_t lo, size_t hi, bool writes_wte, bool bf16,
                           const char *path, Error *err) {
     float *values = make_values(table, STATE_WEIGHTS, bf16, NAN);
-    bool ok = gradients_write(path, table, values + lo, lo, hi, writes_wte, err);
+    bool ok = slices_write(path, STATE_WEIGHTS, table, values + lo, lo, hi, writes_wte, NULL, err);
     free(values);
     return ok;
 }
@@ -468,7 +469,7 @@ static bool save(const char *out, size_t step, const GPTConfig *config, const La
     bool ok = checkpoint_create(out, &no_lock, step, config, bf16, tmp, sizeof tmp, err) &&
               (each_rank(config, l, bf16, tmp, job_write, err) || (checkpoint_remove(tmp), false));
     memcpy(sums.sums, all_sums, sums.count * sizeof *all_sums);
-    ok = ok && checkpoint_commit(tmp, &state, &sums, dir, PATH_MAX, err);
+    ok = ok && checkpoint_commit(out, tmp, &state, &sums, dir, PATH_MAX, err);
     checksums_free(&sums);
     return ok;
 }
@@ -516,10 +517,11 @@ static void test_layouts(void) {
               each_rank(&wide, &two, false, dir, job_read, &err);
     check(&checks, ok, "C = 512 saved by t4 d2, read by t2%s%s", ok ? "" : ": ", ok ? "" : err.text);
     // The gradient dump walks the same slices.
+    char tmp[PATH_MAX];
     const char *path = in_root("gradients.safetensors");
     ok = gradients_create(path, &SMALL, &err) && access(path, F_OK) != 0;
-    ok = ok && each_rank(&SMALL, &layouts[10], false, path, job_gradients, &err) &&
-         gradients_finish(path, &err);
+    ok = ok && gradients_unfinished(tmp, path, &err) &&
+         each_rank(&SMALL, &layouts[10], false, tmp, job_gradients, &err) && gradients_finish(path, &err);
     snprintf(dir, sizeof dir, "%s/whole/step-00000100/model.safetensors", root);
     check(&checks, ok && same_tensors(path, dir), "gradients written by t4 p2 v2 d3 are those of one rank");
     ok = !gradients_create(in_root("no/such/folder"), &SMALL, &err) && says(&err, "No such file");
@@ -625,7 +627,7 @@ static void write_split(const char *whole, const char *dir, const char *from, co
     char text[16384], path[PATH_MAX];
     size_t n = 0, count = 0;
     snprintf(path, sizeof path, "%s/model.safetensors", whole);
-    bool ok = st_open(&st, path, &err);
+    bool ok = st_open(&st, path, O_RDONLY, &err);
     n += (size_t)snprintf(text + n, sizeof text - n, "{\"metadata\":{\"total_size\":1},\"weight_map\":{");
     for (int k = 0; k < 2 && ok; k++) {
         STEntry specs[64];
@@ -1130,7 +1132,7 @@ static void test_shares(void) {
     snprintf(part, sizeof part, "%s/model-00001.safetensors", dir);
     snprintf(index, sizeof index, "%s/model.safetensors.index.json", dir);
     SafeTensors st;
-    ok = ok && st_open(&st, path, &err);
+    ok = ok && st_open(&st, path, O_RDONLY, &err);
     FILE *file = ok ? fopen(index, "w") : NULL;
     for (size_t i = 0; file && i < st.count; i++) {
         fprintf(file, "%s\"%s\":\"model-00001.safetensors\"", i ? "," : "{\"weight_map\":{", st.entries[i].name);
@@ -1330,7 +1332,7 @@ static int copy(const char *from, const char *out, bool bf16) {
     bool ok = values && checkpoint_read(from, STATE_WEIGHTS, &table, values, 0, table.total, &err) &&
               checkpoint_create(out, &no_lock, 0, &config, bf16, tmp, sizeof tmp, &err) &&
               checkpoint_write(tmp, STATE_WEIGHTS, &table, values, 0, table.total, true, &sums, &err) &&
-              checkpoint_commit(tmp, &state, &sums, dir, sizeof dir, &err);
+              checkpoint_commit(out, tmp, &state, &sums, dir, sizeof dir, &err);
     printf("%s\n", ok ? dir : err.text);
     checksums_free(&sums);
     free(values);

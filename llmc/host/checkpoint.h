@@ -10,11 +10,11 @@
 //   all ranks   add up their Checksums, on rank 0
 //   rank 0      checkpoint_commit    trainer.json, sync, rename to OUT/step-00000100
 //   rank 0      checkpoint_prune     old ones go (checkpoint_list.h)
-// A gradient dump has the same phases: gradients_create, gradients_write, gradients_finish.
+// A gradient dump has the same phases: gradients_create, slices_write, gradients_finish.
 //
 // defines: checkpoint_create, checkpoint_write, checkpoint_commit, checkpoint_remove, checkpoint_is_ours,
 //          checkpoint_read_config, checkpoint_read_state, checkpoint_check, checkpoint_sum, checkpoint_matches,
-//          checkpoint_verify, checkpoint_read, gradients_create, gradients_write, gradients_finish
+//          checkpoint_read, gradients_unfinished, gradients_create, gradients_finish
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
 
@@ -35,17 +35,16 @@ enum { CHECKPOINT_FILE_COUNT = sizeof CHECKPOINT_FILES / sizeof CHECKPOINT_FILES
 
 // Is it a folder with nothing in it but files of a checkpoint, config.json (which is made first) among them?
 static inline bool checkpoint_looks_ours(const char *path) {
+    bool config = false;
+    int others = -2;  // . and ..
     DIR *dir = opendir(path);
-    if (!dir) return false;
-    bool foreign = false, config = false;
-    for (struct dirent *e; (e = readdir(dir)) != NULL;) {
-        bool known = strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0;
-        for (int i = 0; i < CHECKPOINT_FILE_COUNT; i++) known |= strcmp(e->d_name, CHECKPOINT_FILES[i]) == 0;
-        foreign |= !known;
-        config |= strcmp(e->d_name, "config.json") == 0;
+    while (dir && readdir(dir)) others++;
+    for (int i = 0; i < CHECKPOINT_FILE_COUNT && dir; i++) {
+        config = faccessat(dirfd(dir), CHECKPOINT_FILES[i], F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+        others -= config;  // in the end of config.json
     }
-    closedir(dir);
-    return config && !foreign;
+    if (dir) closedir(dir);
+    return config && others == 0;
 }
 
 // Is it the checkpoint of that step and nothing else? Only then may it be removed.
@@ -119,36 +118,33 @@ static inline uint64_t checkpoint_state_sum(const GPTConfig *g, const TrainerSta
 
 // The sums as a JSON object {"state": "0123456789abcdef", "wte.weight": ...}, in the order of the files: free() it.
 static inline char *checkpoint_print_sums(const Checksums *sums, const TrainerState *state) {
-    size_t room = 64 + sums->count * 96, n = 0;
-    char *text = (char *)host_alloc(room, 1);
-    n += (size_t)snprintf(text, room, "{\n    \"state\": \"%016" PRIx64 "\"",
-                          checkpoint_state_sum(&sums->config, state));
+    char *text, name[STATE_NAME_SIZE];
+    size_t bytes;
+    FILE *out = open_memstream(&text, &bytes);
+    fprintf(out, "{\n    \"state\": \"%016" PRIx64 "\"", checkpoint_state_sum(&sums->config, state));
     for (size_t i = 0; i < sums->count; i++) {
-        char name[STATE_NAME_SIZE];
         Tensor x = tensor_by_id(&sums->config, i % sums->tensors);
-        n += (size_t)snprintf(text + n, room - n, ",\n    \"%s\": \"%016" PRIx64 "\"",
-                              state_name(name, &x, (StateKind)(i / sums->tensors)), sums->sums[i]);
+        state_name(name, &x, (StateKind)(i / sums->tensors));
+        fprintf(out, ",\n    \"%s\": \"%016" PRIx64 "\"", name, sums->sums[i]);
     }
-    snprintf(text + n, room - n, "\n  }");
+    fprintf(out, "\n  }");
+    fclose(out);
     return text;
 }
 
 // Rank 0, after all have written: completes the folder and gives it its name OUT/step-<step>. A checkpoint of the same
 // step that is already there is replaced; anything else of that name is not ours, and now has the temporary name.
-static inline bool checkpoint_commit(const char *tmp_path, const TrainerState *state, const Checksums *sums,
-                                     char *final_path, size_t size, Error *err) {
-    char path[PATH_MAX], out_dir[PATH_MAX];
-    if (!path_print(out_dir, sizeof out_dir, err, "%s", tmp_path)) return false;
-    char *slash = strrchr(out_dir, '/');
-    if (slash) *slash = '\0';
-    if (!path_print(final_path, size, err, "%s/step-%08zu", slash ? out_dir : ".", state->step) ||
+static inline bool checkpoint_commit(const char *out_dir, const char *tmp_path, const TrainerState *state,
+                                     const Checksums *sums, char *final_path, size_t size, Error *err) {
+    char path[PATH_MAX];
+    if (!path_print(final_path, size, err, "%s/step-%08zu", out_dir, state->step) ||
         !path_print(path, sizeof path, err, "%s/trainer.json", tmp_path)) return false;
     char *checksums = checkpoint_print_sums(sums, state);
     bool written = trainer_state_write(path, state, checksums, err);
     free(checksums);
     if (!written || !folder_sync(tmp_path, err) || !folder_replace(tmp_path, final_path, err)) return false;
     if (checkpoint_is_ours(tmp_path, state->step)) checkpoint_remove(tmp_path);  // the one that had the name
-    return folder_sync(slash ? out_dir : ".", err);
+    return folder_sync(out_dir, err);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -171,7 +167,7 @@ static inline bool checkpoint_open(const char *dir, StateKind kind, SafeTensors 
     if (!path_print(path, sizeof path, err, "%s/%s", dir, state_file(kind)) ||
         !path_print(index, sizeof index, err, "%s.index.json", path)) return false;
     if (access(path, F_OK) != 0 && access(index, F_OK) == 0) return st_open_index(st, dir, index, err);
-    return st_open(st, path, err);
+    return st_open(st, path, O_RDONLY, err);
 }
 
 // Looks at every tensor of the first `kinds` kinds of state: is it there, with the right shape and type? Adds up one
@@ -253,14 +249,6 @@ static inline bool checkpoint_matches(const char *dir, const Checksums *sums, Er
     return ok;
 }
 
-// One rank does both.
-static inline bool checkpoint_verify(const char *dir, Error *err) {
-    Checksums sums;
-    bool ok = checkpoint_sum(dir, NULL, 0, 1, &sums, err) && checkpoint_matches(dir, &sums, err);
-    checksums_free(&sums);
-    return ok;
-}
-
 // Every rank: fills values with elements [lo, hi) of its flat buffer; padding and gaps become 0.
 static inline bool checkpoint_read(const char *dir, StateKind kind, const ParamTable *table, float *values,
                                    size_t lo, size_t hi, Error *err) {
@@ -269,7 +257,7 @@ static inline bool checkpoint_read(const char *dir, StateKind kind, const ParamT
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Gradient dumps: one F32 file with the names of the model, written as PATH.unfinished and renamed when complete
+// Gradient dumps: one F32 file with the names of the model; every rank writes its slices of PATH.unfinished
 
 // How its header begins: what outputs_check takes for a former dump.
 #define GRADIENTS_START "{\"__metadata__\":{\"format\":\"pt\",\"content\":\"gradients\"}"
@@ -284,14 +272,6 @@ static inline bool gradients_create(const char *path, const GPTConfig *config, E
     if (!gradients_unfinished(tmp, path, err)) return false;
     unlink(tmp);  // what a run that was killed has left
     return slices_create(tmp, GRADIENTS_START, config, kinds, 1, ST_F32, err);
-}
-
-// Every rank; arguments as those of checkpoint_write.
-static inline bool gradients_write(const char *path, const ParamTable *table, const float *values, size_t lo,
-                                   size_t hi, bool write_wte, Error *err) {
-    char tmp[PATH_MAX];
-    return gradients_unfinished(tmp, path, err) &&
-           slices_write(tmp, STATE_WEIGHTS, table, values, lo, hi, write_wte, NULL, err);
 }
 
 static inline bool gradients_finish(const char *path, Error *err) {

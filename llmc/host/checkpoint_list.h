@@ -4,6 +4,8 @@
 #ifndef LLMC_CHECKPOINT_LIST_H
 #define LLMC_CHECKPOINT_LIST_H
 
+#include <signal.h>
+
 #include "llmc/host/checkpoint.h"
 
 typedef struct {
@@ -88,13 +90,25 @@ static inline void checkpoint_prune(const char *out_dir, size_t keep, size_t ste
     free(list);
 }
 
+// True if a process of this machine that has ended left this unfinished save.
+static inline bool checkpoint_was_left(const CheckpointEntry *x) {
+    char process[PROCESS_NAME_SIZE], name[PATH_MAX];
+    long pid = atol(strrchr(x->path, '-') + 1);
+    process_name(process);
+    int n = snprintf(name, sizeof name, "/tmp-%08zu-%.*s-%ld", x->step, (int)(strrchr(process, '-') - process), process,
+                     pid);
+    return strncmp(strrchr(x->path, '/'), name, (size_t)n) == 0 && kill((pid_t)pid, 0) != 0 && errno == ESRCH;
+}
+
 // Clears away what interrupted saves have left: a checkpoint that lacked only its name gets it, the others go.
-static inline void checkpoint_clean(const char *out_dir) {
+// Without a lock another run may be saving: what it has stays.
+static inline void checkpoint_clean(const char *out_dir, bool locked) {
     char named[PATH_MAX];
     Error ignored;
     CheckpointEntry *list;
     for (size_t i = checkpoint_list(out_dir, true, &list); i-- > 0;) {
         const CheckpointEntry *x = &list[i];
+        if (!locked && !checkpoint_was_left(x)) continue;
         if (!path_print(named, sizeof named, &ignored, "%s/step-%08zu", out_dir, x->step)) continue;
         if (checkpoint_is_ours(x->path, x->step) && access(named, F_OK) != 0 && rename(x->path, named) == 0) continue;
         if (checkpoint_looks_ours(x->path)) checkpoint_remove(x->path);
@@ -109,8 +123,8 @@ static inline bool checkpoint_claim(const char *out_dir, bool first_rank, int *l
     char path[PATH_MAX], file[PATH_MAX];
     *lock = -1;
     if (!folder_make(out_dir, err) || (first_rank && !folder_lock(out_dir, lock, err))) return false;
-    if (*lock >= 0) checkpoint_clean(out_dir);
-    else if (first_rank) printf("note: %s; saves that are cut off leave their tmp-* there\n", err->text);
+    if (first_rank) checkpoint_clean(out_dir, *lock >= 0);
+    if (first_rank && *lock < 0) printf("note: %s; tmp-* of other machines stay there\n", err->text);
     // The longest path that will be written, of a name that the next run would clear away.
     if (!checkpoint_tmp_path(path, sizeof path, out_dir, (size_t)1e15, err) ||
         !path_print(file, sizeof file, err, "%s/optimizer.safetensors", path)) return false;

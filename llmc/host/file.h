@@ -112,14 +112,11 @@ static inline bool file_reserve(int fd, uint64_t bytes) {
 
 // Writes a small file and waits until it is on the disk.
 static inline bool file_write_text(const char *path, const char *text, Error *err) {
-    FILE *f = fopen(path, "we");
-    bool ok = f && fputs(text, f) >= 0 && fflush(f) == 0 && fsync(fileno(f)) == 0;
-    int reason = errno;
-    if (f && fclose(f) != 0 && ok) {
-        ok = false;
-        reason = errno;
-    }
-    return ok || error_set(err, "cannot write %s: %s", path, strerror(reason));
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    bool ok = (fd >= 0 && file_write_at(fd, text, strlen(text), 0) && fsync(fd) == 0) ||
+              error_set(err, "cannot write %s: %s", path, strerror(errno));
+    if (fd >= 0) close(fd);
+    return ok;
 }
 
 // snprintf into a path; false with a sentence if it does not fit.
@@ -164,11 +161,10 @@ static inline bool folder_make(const char *dir, Error *err) {
 // Waits until the entries of a folder are on the disk.
 static inline bool folder_sync(const char *dir, Error *err) {
     int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return error_set(err, "cannot open the folder %s: %s", dir, strerror(errno));
     // EINVAL: a file system that has no such operation, and then nothing to wait for.
-    bool ok = fsync(fd) == 0 || errno == EINVAL;
-    if (!ok) error_set(err, "cannot sync the folder %s: %s", dir, strerror(errno));
-    close(fd);
+    bool ok = (fd >= 0 && (fsync(fd) == 0 || errno == EINVAL)) ||
+              error_set(err, "cannot sync the folder %s: %s", dir, strerror(errno));
+    if (fd >= 0) close(fd);
     return ok;
 }
 

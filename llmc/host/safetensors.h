@@ -7,7 +7,7 @@
 // disks, copies and people damage; they are no protection against somebody who means it.
 //
 // defines: SafeTensors, STEntry, st_open, st_open_index, st_find, st_read, st_read_floats, st_close, st_entry,
-//          checksum_element, st_sum, st_create, st_open_for_writing, st_write_floats, st_finish
+//          checksum_element, st_sum, st_create, st_write_floats, st_finish
 #ifndef LLMC_SAFETENSORS_H
 #define LLMC_SAFETENSORS_H
 
@@ -218,17 +218,14 @@ static inline bool st_sort(SafeTensors *st, Error *err) {
     return true;
 }
 
-static inline bool st_open_flags(SafeTensors *st, const char *path, int flags, Error *err) {
+// Reads and checks the header. flags: O_RDONLY, or O_RDWR for a rank that fills in its slices of a file that st_create
+// has made. False with a sentence, and nothing to close, for whatever is not a sound file.
+static inline bool st_open(SafeTensors *st, const char *path, int flags, Error *err) {
     memset(st, 0, sizeof *st);
     st->path = host_string(path);
     bool ok = st_add(st, path, flags, err) && st_sort(st, err);
     if (!ok) st_close(st);
     return ok;
-}
-
-// Reads and checks the header. False with a sentence, and nothing to close, for whatever is not a sound file.
-static inline bool st_open(SafeTensors *st, const char *path, Error *err) {
-    return st_open_flags(st, path, O_RDONLY, err);
 }
 
 // Opens each file that the index names, and compares what the index says of each tensor with where it is.
@@ -415,11 +412,6 @@ static inline char *st_make_header(const char *start, const STEntry *specs, size
     return text;
 }
 
-// For a rank that fills in its slices of a file that st_create has made.
-static inline bool st_open_for_writing(SafeTensors *st, const char *path, Error *err) {
-    return st_open_flags(st, path, O_RDWR, err);
-}
-
 // Creates (or empties) the file, writes the header of the specs (name, dtype, dims and shape are read; see
 // st_entry) and reserves the space of the data. Then *st is open for writing. A file that fails is removed.
 static inline bool st_create(SafeTensors *st, const char *path, const char *start, const STEntry *specs, size_t count,
@@ -434,7 +426,7 @@ static inline bool st_create(SafeTensors *st, const char *path, const char *star
                   strerror(errno));
     if (fd >= 0) close(fd);
     free(text);
-    ok = ok && st_open_for_writing(st, path, err);
+    ok = ok && st_open(st, path, O_RDWR, err);
     if (!ok && fd >= 0) unlink(path);
     return ok;
 }

@@ -176,23 +176,13 @@ static inline bool slices_create(const char *path, const char *start, const GPTC
     return ok;
 }
 
-static inline SliceFile slice_file(StateKind kind, const float *values, size_t lo) {
-    SliceFile file;
-    memset(&file, 0, sizeof file);
-    file.kind = kind;
-    file.values = (float *)values;
-    file.lo = lo;
-    return file;
-}
-
 // Writes elements [lo, hi) of the flat buffer, which `values` holds, into a file that slices_create has made. sums:
 // [tensors of the model], what is written is added to them; NULL: no sums.
 static inline bool slices_write(const char *path, StateKind kind, const ParamTable *table, const float *values,
                                 size_t lo, size_t hi, bool write_wte, uint64_t *sums, Error *err) {
-    SliceFile file = slice_file(kind, values, lo);
-    file.write_wte = write_wte;
-    file.sums = sums;
-    if (!st_open_for_writing(&file.st, path, err)) return false;
+    SliceFile file = {};
+    file.kind = kind, file.values = (float *)values, file.lo = lo, file.write_wte = write_wte, file.sums = sums;
+    if (!st_open(&file.st, path, O_RDWR, err)) return false;
     if (slices_walk(table, lo, hi, run_write, &file, err)) return st_finish(&file.st, err);
     st_close(&file.st);
     return false;
@@ -202,8 +192,8 @@ static inline bool slices_write(const char *path, StateKind kind, const ParamTab
 // the file.
 static inline bool slices_read(SafeTensors *st, StateKind kind, const ParamTable *table, float *values,
                                size_t lo, size_t hi, Error *err) {
-    SliceFile file = slice_file(kind, values, lo);
-    file.st = *st;
+    SliceFile file = {};
+    file.st = *st, file.kind = kind, file.values = values, file.lo = lo;
     memset(values, 0, (hi - lo) * sizeof(float));
     file.window = (float *)host_alloc(SLICE_WINDOW, sizeof(float));
     bool ok = slices_walk(table, lo, hi, run_read, &file, err);

@@ -87,15 +87,17 @@ static inline bool trainer_key_absent(const TrainerKey *key, const char *text) {
 
 // Writes the file. checksums: a JSON object, or NULL.
 static inline bool trainer_state_write(const char *path, const TrainerState *state, const char *checksums, Error *err) {
-    size_t room = 4096 + TRAINER_VALUE_SIZE + (checksums ? strlen(checksums) : 0);
-    char *text = (char *)host_alloc(room, 1), value[TRAINER_VALUE_SIZE];
-    size_t n = (size_t)snprintf(text, room, "{\n  \"version\": %d", (int)TRAINER_VERSION);
+    char *text, value[TRAINER_VALUE_SIZE];
+    size_t bytes;
+    FILE *out = open_memstream(&text, &bytes);
+    fprintf(out, "{\n  \"version\": %d", (int)TRAINER_VERSION);
     for (int i = 0; i < TRAINER_KEY_COUNT; i++) {
         trainer_key_print(state, &TRAINER_KEYS[i], value, sizeof value);
-        n += (size_t)snprintf(text + n, room - n, ",\n  \"%s\": %s", TRAINER_KEYS[i].name, value);
+        fprintf(out, ",\n  \"%s\": %s", TRAINER_KEYS[i].name, value);
     }
-    if (checksums) n += (size_t)snprintf(text + n, room - n, ",\n  \"checksums\": %s", checksums);
-    snprintf(text + n, room - n, "\n}\n");
+    if (checksums) fprintf(out, ",\n  \"checksums\": %s", checksums);
+    fprintf(out, "\n}\n");
+    fclose(out);
     bool ok = file_write_text(path, text, err);
     free(text);
     return ok;

@@ -68,7 +68,7 @@ static inline void trainer_write(Trainer *m, char *path, size_t size) {
     if (bad < m->job.size && first) checkpoint_remove(tmp);
     if (bad < m->job.size) job_stop(&m->job, bad, &err, 1);
     MPI_Reduce(first ? MPI_IN_PLACE : sums.sums, sums.sums, (int)sums.count, MPI_UINT64_T, MPI_SUM, 0, MPI_COMM_WORLD);
-    ok = !first || checkpoint_commit(tmp, &m->progress, &sums, path, size, &err);
+    ok = !first || checkpoint_commit(m->opt.out, tmp, &m->progress, &sums, path, size, &err);
     if (!ok) checkpoint_remove(tmp);
     job_agree(&m->job, ok, &err, 1);
     checksums_free(&sums);

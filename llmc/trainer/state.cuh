@@ -184,7 +184,7 @@ static inline bool state_write(const State *state, StateKind kind, const ParamTa
         size_t hi = lo + STATE_CHUNK < slice.hi ? lo + STATE_CHUNK : slice.hi;
         state_download(host, from, at + (lo - slice.lo), hi - lo, weights && sums);
         ok = sums ? checkpoint_write(path, kind, table, host, lo, hi, write_wte, sums, err)
-                  : gradients_write(path, table, host, lo, hi, write_wte, err);
+                  : slices_write(path, kind, table, host, lo, hi, write_wte, NULL, err);
     }
     free(host);
     return ok;
@@ -201,7 +201,7 @@ static inline bool state_save(const State *state, const ParamTable *table, const
     return ok;
 }
 
-// Writes the owned slices of this rank's gradients into the file that gradients_create has made.
+// Writes the owned slices of this rank's gradients into the unfinished file that gradients_create has made.
 static inline bool state_dump_gradients(const State *state, const ParamTable *table, const char *path, bool write_wte,
                                         Error *err) {
     bool ok = true;

@@ -152,9 +152,11 @@ static inline const double *trainer_totals(Trainer *m) {
 // Writes this step's gradients, before clipping, as one unsharded file.
 static inline bool trainer_dump_gradients(Trainer *m, Error *err) {
     const char *path = m->opt.dump_gradients;
+    char tmp[PATH_MAX];
     if (m->job.rank == 0 && !gradients_create(path, &m->config, err)) return false;
     MPI_Barrier(MPI_COMM_WORLD);
-    if (!state_dump_gradients(&m->part, &m->table, path, m->table.shard.embedding, err)) return false;
+    if (!gradients_unfinished(tmp, path, err) ||
+        !state_dump_gradients(&m->part, &m->table, tmp, m->table.shard.embedding, err)) return false;
     MPI_Barrier(MPI_COMM_WORLD);
     return m->job.rank != 0 || gradients_finish(path, err);
 }
