@@ -35,6 +35,7 @@ static const FuzzTarget FUZZ_TARGETS[] = {
     {"ramp", fuzz_ramp, 64, false},
     {"schedule", fuzz_schedule, 1024, false},
     {"cluster", fuzz_cluster, 8192, false},
+    {"simulate", fuzz_simulate, 16, false},
     {"rows", fuzz_rows, 2048, false},
     {"plots", fuzz_plots, 4096, true},
     {"machine", fuzz_machine, 256, true},

@@ -1,6 +1,6 @@
 // texts.h: fuzz targets for texts that people write: command lines and their values, schedules, clusters, tables.
 //
-// defines: fuzz_options, fuzz_blend, fuzz_ramp, fuzz_schedule, fuzz_cluster, fuzz_rows
+// defines: fuzz_options, fuzz_blend, fuzz_ramp, fuzz_schedule, fuzz_cluster, fuzz_simulate, fuzz_rows
 #ifndef DEV_FUZZ_TEXTS_H
 #define DEV_FUZZ_TEXTS_H
 
@@ -122,6 +122,41 @@ static void fuzz_cluster(const uint8_t *data, size_t size) {
         for (int i = 0; i < TIME_PARTS; i++) fuzz_promise(isfinite(time.parts[i]));
     }
     close(fd);
+}
+
+// Any layout on any of the clusters that are described here: one that step_check takes has a time, no less than its
+// bound, that is the sum of its parts and the same when it is asked for again.
+static void fuzz_simulate(const uint8_t *data, size_t size) {
+    static const char *const names[] = {"laptop", "dgx-a100", "selene-2021", "roce-a100", "eos-2025"};
+    char path[64];
+    Error err;
+    Cluster cluster;
+    StepTime time, again;
+    StepLayout r = fuzz_layout();
+    if (size < 16) return;
+    snprintf(path, sizeof path, "dev/clusters/%s.json", names[data[0] % 5]);
+    if (!cluster_read(&cluster, path, &err)) exit(1);
+    r.t = (size_t)1 << data[1] % 4, r.p = 1 + data[2] % 12, r.d = 1 + data[3] % 12, r.v = 1 + data[4] % 4;
+    r.ranks = r.t * r.p * r.d;
+    r.layers = 1 + data[5] % 96, r.NH = r.t * (1 + data[6] % 16), r.C = r.NH * 8 * (1 + data[7] % 24);
+    r.T = 64 * (1 + (size_t)data[8]), r.micro_batch = 1 + data[9] % 8;
+    r.global_batch = r.micro_batch * r.d * (1 + data[10] % 64);
+    r.schedule = (Schedule)(data[11] % SCHEDULE_COUNT);
+    r.recompute = (LayerRecompute)(data[12] % 3), r.max_in_flight = 1 + data[13] % 24;
+    r.sequence_parallel = data[14] & 1, r.scatter_gather = data[14] & 2, r.short_ends = data[14] & 4;
+    r.zero = data[14] & 8, r.shard = data[14] & 16 ? 2 + data[14] / 32 % 2 : 0;
+    strcpy(r.order, data[15] % 2 ? "tpd" : "tdp");
+    bool sound = step_check(&r, &err), done = step_simulate(&cluster, &r, &time, &err);
+    fuzz_promise(sound || !done);
+    for (const char *c = err.text; !done && *c; c++) fuzz_promise((unsigned char)*c >= ' ');
+    if (!done) return;
+    StepPieces pieces[4] = {};
+    StepMemo memo = {pieces, 4};
+    double sum = 0;
+    for (int i = 0; i < TIME_PARTS; i++) sum += time.parts[i];
+    fuzz_promise(isfinite(time.seconds) && time.seconds > 0 && fabs(sum / time.seconds - 1) < 1e-6);
+    fuzz_promise(step_bound(&cluster, &r, &memo) <= time.seconds * (1 + 1e-9) && time.slowest < r.p);
+    fuzz_promise(step_simulate(&cluster, &r, &again, &err) && memcmp(&time, &again, sizeof time) == 0);
 }
 
 // A table of published runs: a row is refused by its layout or has a time.

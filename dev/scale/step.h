@@ -262,7 +262,8 @@ static inline void step_data(const Cluster *c, const StepLayout *r, const Grid *
     Placement data = step_group(c, g, stage, 'd');
     *sum = cost_collective(c, r->zero ? COLLECTIVE_REDUCE_SCATTER : COLLECTIVE_ALL_REDUCE, bytes, data);
     *gather = r->zero ? cost_collective(c, COLLECTIVE_ALL_GATHER, 2 * parameters, data) : 0;
-    *update = cost_memory(c, MEMORY_OPTIMIZER, c->optimizer_bytes * parameters / (double)(r->zero ? r->d : 1));
+    double owned = parameters / (double)(r->zero || r->shard ? r->d : 1);
+    *update = cost_memory(c, MEMORY_OPTIMIZER, c->optimizer_bytes * owned);
 }
 
 // Sums over data ranks, over the two uses of the embedding, and the update. All stages wait for the gradient norm. With
