@@ -119,7 +119,9 @@ static void test_files(Check *c) {
     refused(c, cluster_text(NULL, NULL, ", \"sms\": {\"value\": 2, \"source\": \"x\"}"), "f.json has \"sms\" twice");
     refused(c, cluster_text("reserve", "{\"value\": 1, \"source\": \"x\"}", ""),
             "f.json: \"reserve\" must be less than \"memory\"");
-    refused(c, host_string("{\"hardware\": {}}"), "f.json: \"name\" must be a text of 1 to 63 characters");
+    refused(c, host_string("{\"hardware\": {}}"), "f.json: \"name\" must be 1 to 63 ASCII characters");
+    refused(c, host_string("{\"name\": \"x\\u009b31m\"}"), "f.json: \"name\" must be 1 to 63 ASCII characters");
+    refused(c, host_string("{\"name\": \"x\", \"\\u009b31m\": {}}"), "f.json has an unknown member \"??31m\"");
     refused(c, host_string("{\"name\": \"x\"}"), "f.json has no object \"hardware\"");
     refused(c, host_string("{\"name\": \"x\", \"hard\": {}}"), "f.json has an unknown member \"hard\"");
     refused(c, host_string("[]"), "f.json is not a JSON object");

@@ -108,8 +108,8 @@ static inline void checkpoint_clean(const char *out_dir, bool locked) {
     CheckpointEntry *list;
     for (size_t i = checkpoint_list(out_dir, true, &list); i-- > 0;) {
         const CheckpointEntry *x = &list[i];
-        if (!locked && !checkpoint_was_left(x)) continue;
-        if (!path_print(named, sizeof named, &ignored, "%s/step-%08zu", out_dir, x->step)) continue;
+        if ((!locked && !checkpoint_was_left(x)) ||
+            !path_print(named, sizeof named, &ignored, "%s/step-%08zu", out_dir, x->step)) continue;
         if (checkpoint_is_ours(x->path, x->step) && access(named, F_OK) != 0 && rename(x->path, named) == 0) continue;
         if (checkpoint_looks_ours(x->path)) checkpoint_remove(x->path);
         else rmdir(x->path);  // interrupted before the first file, or somebody's

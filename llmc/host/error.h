@@ -13,8 +13,8 @@ typedef struct {
     char text[1024];
 } Error;
 
-// Prints the sentence, without a newline, and returns false for `return error_set(...)`. Control characters become '?':
-// quoted input could otherwise break the line or move the cursor.
+// Prints the sentence, without a newline, and returns false for `return error_set(...)`. Control characters become '?',
+// those of UTF-8 (C2 80 to C2 9F) too: quoted input could otherwise break the line or move the cursor.
 __attribute__((format(printf, 2, 3))) static inline bool error_set(Error *err, const char *format, ...) {
     va_list args;
     va_start(args, format);
@@ -22,6 +22,7 @@ __attribute__((format(printf, 2, 3))) static inline bool error_set(Error *err, c
     va_end(args);
     for (char *c = err->text; *c; c++) {
         if ((unsigned char)*c < ' ' || *c == 127) *c = '?';
+        if (*c == '\xc2' && (unsigned char)c[1] >= 0x80 && (unsigned char)c[1] < 0xa0) *c = c[1] = '?';
     }
     return false;
 }

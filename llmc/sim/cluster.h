@@ -186,9 +186,9 @@ static inline bool cluster_parse(Cluster *c, const cJSON *root, const char *file
     memset(c, 0, sizeof *c);
     if (!json_get(root, "name", &name, file, err)) return false;
     bool named = cJSON_IsString(name) && name->valuestring[0] && strlen(name->valuestring) < sizeof c->name;
-    for (const char *at = named ? name->valuestring : ""; *at; at++) named &= (unsigned char)*at >= ' ' && *at != 127;
+    for (const char *at = named ? name->valuestring : ""; *at; at++) named &= *at >= ' ' && *at < 127;
     if (!named)
-        return error_set(err, "%s: \"name\" must be a text of 1 to %zu characters", file, sizeof c->name - 1);
+        return error_set(err, "%s: \"name\" must be 1 to %zu ASCII characters", file, sizeof c->name - 1);
     cJSON_ArrayForEach(child, root) {
         if (child != name && strcmp(child->string, "hardware") != 0 && strcmp(child->string, "software") != 0)
             return error_set(err, "%s has an unknown member \"%s\"", file, child->string);
