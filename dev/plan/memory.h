@@ -1,5 +1,6 @@
-// memory.h: the memory of a layout on each device, from the trainers: train_gpt_3d.cu and train_zero_bubble.cu are
-// compiled into the planner (plan.cu), and their own `layout` counts allocations. Their own checks refuse layouts.
+// memory.h: the memory of a layout on each device, from the trainers: train_gpt_3d.cu, train_zero_bubble.cu and
+// train_fsdp.cu are compiled into the planner (plan.cu), and their own `layout` counts allocations. Their own checks
+// refuse layouts.
 //
 // defines: Candidate, StageMemory, candidate_refused, candidate_memory
 #ifndef DEV_PLAN_MEMORY_H
@@ -35,7 +36,7 @@ static inline Options candidate_options(const Candidate *x, size_t vocabulary) {
     const StepLayout *r = &x->run;
     Options o;
     memset(&o, 0, sizeof o);
-    o.sections = OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA;
+    o.sections = r->shard ? OPTIONS_DATA : OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA;
     o.layers = r->layers, o.heads = r->NH, o.channels = r->C, o.vocab = vocabulary, o.seq = o.max_seq = r->T;
     o.micro_batch = r->micro_batch, o.global_batch = r->global_batch;
     o.tensor = r->t, o.pipeline = r->p, o.data = r->d, o.context = 1, o.chunks = r->v;
@@ -101,8 +102,30 @@ static inline StageMemory candidate_count(const Candidate *x, size_t vocabulary,
     return used;
 }
 
-// The same, by the trainer that runs the schedule.
+// Returns the arenas of a rank under FSDP, which all ranks have alike.
+static inline StageMemory candidate_sharded(const Candidate *x, size_t vocabulary) {
+    const StepLayout *r = &x->run;
+    fsdp::GPT model, *m = &model;
+    memset(m, 0, sizeof *m);
+    m->opt = candidate_options(x, vocabulary);
+    m->own.shard = r->shard == 2 ? fsdp::SHARD_2 : fsdp::SHARD_3;
+    m->config = options_config(&m->opt);
+    Error err;
+    if (!grid_make(&m->grid, r->ranks, 0, 1, r->d, 1, m->opt.order, &err)) abort();  // candidate_refused asked
+    m->B = r->micro_batch, m->T = r->T, m->micros = r->global_batch / (r->micro_batch * r->d), m->sp = 1;
+    trainer_sizes(m, 1);
+    fsdp::shard(m);
+    fsdp::layout(m);
+    StageMemory used = {m->weights.used, m->gradients.used, m->optimizer.used, m->activations.used};
+    free(m->acts.layers), free(m->acts.residual), free(m->whole), free(m->dwhole), free(m->holds);
+    free(m->w), free(m->dw), free(m->host_norm_pieces), free(m->part.slices), free(m->state.slices);
+    table_free(&m->table);
+    return used;
+}
+
+// Returns a stage's arenas, by the trainer that runs the layout.
 static inline StageMemory candidate_stage(const Candidate *x, size_t vocabulary, size_t stage) {
+    if (x->run.shard) return candidate_sharded(x, vocabulary);
     if (step_split(&x->run))
         return candidate_count<zero_bubble::GPT>(x, vocabulary, stage, zero_bubble::layout, zero_bubble::own_buckets);
     return candidate_count<GPT>(x, vocabulary, stage, layout, own_buckets);

@@ -2,16 +2,21 @@
 //
 //   plan --model NAME|--layers L --heads H --channels C --seq T --vocab V  --cluster FILE|NAME --gpus N --batch G
 //        [--tensor t] [--pipeline p] [--data d] [--virtual v] [--micro-batch b] [--schedule NAME]
-//        [--recompute none|gelu|rest|layer] [--sequence-parallel 0|1] [--zero 0|1] [--order tdp] [--light] [--json]
+//        [--recompute none|gelu|rest|layer] [--sequence-parallel 0|1] [--zero 0|1] [--shard 0|2|3] [--order tdp]
+//        [--light] [--json]
 //
-// Tries every layout that train_gpt_3d or train_zero_bubble accepts (search.h), asks the trainer's own layout function
-// for its memory (memory.h) and the simulation of dev/scale/step.h for its time. The trainer's own clock ranks the ten
-// best again, unless --light leaves that out. A flag of the layout fixes that part of it. bf16.
+// Tries every layout that train_gpt_3d, train_zero_bubble or train_fsdp accepts (search.h), asks the trainer's own
+// layout function for its memory (memory.h) and the simulation of dev/scale/step.h for its time. The trainer's own
+// clock ranks the ten best again, unless --light leaves that out. A flag of the layout fixes that part of it. bf16.
 #define main trainer_main  // the trainers are compiled in, and never started
 #include "train_gpt_3d.cu"
 #include "llmc/zero_bubble.h"
 namespace zero_bubble {
 #include "dev/lessons/train_zero_bubble.cu"
+}
+#include "llmc/kernels/add.cuh"
+namespace fsdp {
+#include "dev/lessons/train_fsdp.cu"
 }
 #undef main
 
@@ -53,7 +58,7 @@ static bool read_size(const char *flag, const char *text, size_t most, size_t *n
 // Fills the wish and the cluster's path. False, with a sentence, if an option is wrong.
 static bool read_wish(Wish *w, const char **cluster, bool *json, bool *light, int argc, char **argv, Error *err) {
     static const char *const schedules[] = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-auto"};
-    static const char *const switches[] = {"0", "1"};
+    static const char *const switches[] = {"0", "1"}, *const shards[] = {"0", "2", "3"};
     const char *model = NULL, *value;
     const SizeFlag sizes[] = {{"--layers", &w->model.L, 100000},
                               {"--heads", &w->model.NH, 100000},
@@ -70,9 +75,10 @@ static bool read_wish(Wish *w, const char **cluster, bool *json, bool *light, in
     const ChoiceFlag choices[] = {{"--schedule", &w->schedule, schedules, 5},
                                   {"--recompute", &w->recompute, RECOMPUTE_NAMES, 4},
                                   {"--sequence-parallel", &w->sequence_parallel, switches, 2},
-                                  {"--zero", &w->zero, switches, 2}};
+                                  {"--zero", &w->zero, switches, 2},
+                                  {"--shard", &w->shard, shards, 3}};
     memset(w, 0, sizeof *w);
-    w->schedule = w->recompute = w->sequence_parallel = w->zero = -1;
+    w->schedule = w->recompute = w->sequence_parallel = w->zero = w->shard = -1;
     for (int i = 1; i < argc; i++) {
         const char *flag = argv[i];
         if (strcmp(flag, "--json") == 0 || strcmp(flag, "--light") == 0) {
@@ -99,6 +105,7 @@ static bool read_wish(Wish *w, const char **cluster, bool *json, bool *light, in
         else if (strcmp(flag, "--order") == 0) w->order = value;
         else return error_set(err, "there is no flag %s", flag);
     }
+    if (w->shard > 0) w->shard++;  // the position of "2" and "3"
     if (model) {
         const Model *found = model_find(model);
         if (!found) return error_set(err, "there is no model '%s': did you mean %s?", model, model_nearest(model));
@@ -148,18 +155,19 @@ static StepTime simulated(const Search *s, const Candidate *x) {
     return time;
 }
 
-// Flags of the layout for train_gpt_3d, into text.
+// Flags of the layout for its trainer, into text.
 static void layout_flags(char *text, size_t size, const Candidate *x) {
     const StepLayout *r = &x->run;
-    int n = snprintf(text, size, "--tensor %zu --data %zu --pipeline %zu --micro-batch %zu", r->t, r->d, r->p,
-                     r->micro_batch);
+    int n = r->shard ? snprintf(text, size, "--shard %zu --data %zu --micro-batch %zu", r->shard, r->d, r->micro_batch)
+                     : snprintf(text, size, "--tensor %zu --data %zu --pipeline %zu --micro-batch %zu", r->t, r->d,
+                                r->p, r->micro_batch);
 #define FLAG(...) n += snprintf(text + n, size - (size_t)n, __VA_ARGS__)
     if (r->v > 1) FLAG(" --virtual %zu", r->v);
     else if (r->p > 1) FLAG(" --schedule %s", pipeline_schedule_name(r->schedule));
     if (r->schedule == SCHEDULE_ZB_AUTO) FLAG(" --max-in-flight %zu", r->max_in_flight);
     if (r->sequence_parallel) FLAG(" --sequence-parallel 1");
     if (x->recompute) FLAG(" --recompute %s", RECOMPUTE_NAMES[x->recompute]);
-    if (r->d > 1) FLAG(" --zero %d", r->zero);
+    if (r->d > 1 && !r->shard) FLAG(" --zero %d", r->zero);
     if (strcmp(r->order, "tdp") != 0) FLAG(" --order %s", r->order);
 #undef FLAG
 }
@@ -188,7 +196,9 @@ static double trainer_clock(const Search *s, const Candidate *x, const char *clu
     if (child == 0) {
         dup2(ends[1], STDOUT_FILENO), dup2(ends[1], STDERR_FILENO);
         close(ends[0]), close(ends[1]);
-        exit(step_split(&x->run) ? zero_bubble::trainer_main(argc, argv) : trainer_main(argc, argv));
+        exit(x->run.shard         ? fsdp::trainer_main(argc, argv)
+             : step_split(&x->run) ? zero_bubble::trainer_main(argc, argv)
+                                   : trainer_main(argc, argv));
     }
     close(ends[1]);
     FILE *said = fdopen(ends[0], "r");
@@ -252,7 +262,8 @@ static void print_command(const Search *s, const char *path) {
     layout_flags(flags, sizeof flags, &s->best[0]);
     char model[256];
     model_flags(model, sizeof model, w);
-    const char *trainer = step_split(&s->best[0].run) ? "train_zero_bubble" : "train_gpt_3d";
+    const StepLayout *best = &s->best[0].run;
+    const char *trainer = best->shard ? "train_fsdp" : step_split(best) ? "train_zero_bubble" : "train_gpt_3d";
     printf("\ntrain: mpirun -n %zu build/cuda-bf16/%s --train-data 'data/train_*.bin' %s %s\n", w->ranks, trainer,
            model, flags);
     printf("simulate: build/cpu-bf16/%s --simulate %s --ranks %zu --steps 2 %s %s\n", trainer, path, w->ranks, model,
@@ -302,6 +313,25 @@ static void take_chunks(StepLayout *r) {
 
 static size_t product(const StepLayout *r) { return r->t * r->p * r->d; }
 
+// The best layout under FSDP beside one of a grid, or the reverse, if the wish leaves the choice.
+static void print_other_kind(const Search *s) {
+    Search other;
+    memset(&other, 0, sizeof other);
+    other.cluster = s->cluster, other.wish = s->wish;
+    if (s->wish.shard != -1 || !wish_allows_shards(&s->wish)) return;
+    other.wish.shard = s->best[0].run.shard ? 0 : (int)WISH_SHARDED;
+    search_layouts(&other);
+    char flags[512];
+    const char *what = other.wish.shard ? "FSDP" : "no FSDP";
+    const Candidate *x = other.found ? &other.best[0] : &other.smallest;
+    if (x->memory) {
+        print_neighbour(s, what, *x);
+        layout_flags(flags, sizeof flags, x);
+        printf("  %26s%s\n", "at best: ", flags);
+    } else printf("  %-26s%s\n", what, other.why[0] ? other.why : "no such layout divides the GPUs and the batch");
+    search_free(&other);
+}
+
 // Layouts that differ from the best one in one decision.
 static void print_neighbours(const Search *s) {
     const Candidate *b = &s->best[0];
@@ -319,6 +349,7 @@ static void print_neighbours(const Search *s) {
         if (product(r) != r->ranks || r->micro_batch == 0 || r->global_batch % (r->micro_batch * r->d)) continue;
         if (r->t == 1) r->sequence_parallel = false;
         if (r->d == 1) r->zero = false;
+        if (r->t * r->p > 1) r->shard = 0;
         take_chunks(r);
         print_neighbour(s, moves[i].what, x);
     }
@@ -342,7 +373,9 @@ static void print_neighbours(const Search *s) {
         print_neighbour(s, b->run.sequence_parallel ? "no sequence parallelism" : "sequence parallelism", x);
     x = *b;
     x.run.zero = !b->run.zero;
-    if (b->run.d > 1) print_neighbour(s, b->run.zero ? "no ZeRO" : "ZeRO", x);
+    if (b->run.d > 1 && !b->run.shard) print_neighbour(s, b->run.zero ? "no ZeRO" : "ZeRO", x);
+    print_other_kind(s);
+    if (b->run.shard) return;
     for (int i = 0; i < ORDER_COUNT; i++) {
         char what[64];
         x = *b;
@@ -389,7 +422,15 @@ static bool ranks_split(const Search *s, size_t n, size_t *share) {
 static void no_layout(const Search *s, char *why, size_t size) {
     const Wish *w = &s->wish;
     size_t t = w->t ? w->t : 1, p = w->p ? w->p : 1, d = w->d ? w->d : 1, product = t * p * d, share = 0;
-    if (s->refused) snprintf(why, size, "%s", s->why);
+    if (w->shard > 0 && !wish_allows_shards(w))
+        snprintf(why, size,
+                 "--shard %d is for two ranks or more, all of them data ranks with ZeRO: leave out --tensor, "
+                 "--pipeline, --virtual, --schedule, --sequence-parallel and --zero 0", w->shard);
+    else if (w->shard > 0 && w->global_batch % w->ranks)
+        snprintf(why, size,
+                 "--shard %d makes data ranks of all %zu GPUs, and the batch of %zu sequences is no multiple of that",
+                 w->shard, w->ranks, w->global_batch);
+    else if (s->refused) snprintf(why, size, "%s", s->why);
     else if (w->ranks % product || (w->t && w->p && w->d && product != w->ranks))
         snprintf(why, size, "t = %zu, p = %zu, d = %zu are asked for or 1, and their product is no divisor of %zu GPUs",
                  t, p, d, w->ranks);
@@ -427,6 +468,7 @@ static void print_nothing(const Search *s, Error *err) {
     free_recompute.recompute = -1, free_batch.micro_batch = 0;
     free_layout.t = free_layout.p = free_layout.d = free_layout.v = free_layout.micro_batch = 0;
     free_layout.schedule = free_layout.recompute = free_layout.zero = free_layout.sequence_parallel = -1;
+    free_layout.shard = -1;
     if (s->wish.recompute >= 0 && would_fit(s, &free_recompute))
         snprintf(would, sizeof would, "recomputation would do");
     else if (s->wish.micro_batch > 1 && would_fit(s, &free_batch))
@@ -466,6 +508,7 @@ static void print_json(const Search *s) {
         cJSON_AddStringToObject(row, "recompute", RECOMPUTE_NAMES[x->recompute]);
         cJSON_AddBoolToObject(row, "sequence_parallel", r->sequence_parallel);
         cJSON_AddBoolToObject(row, "zero", r->zero);
+        cJSON_AddNumberToObject(row, "shard", (double)r->shard);
         cJSON_AddStringToObject(row, "order", r->order);
         cJSON_AddNumberToObject(row, "step_seconds", x->seconds);
         cJSON_AddNumberToObject(row, "clock_seconds", x->clock);
@@ -493,7 +536,7 @@ int main(int argc, char **argv) {
         printf("usage: plan --model NAME --cluster FILE|NAME --gpus N --batch G [--light] [--json]\n"
                "sizes of a model: --layers --heads --channels --seq --vocab\n"
                "to fix a part of the layout: --tensor --pipeline --data --virtual --micro-batch --schedule --recompute "
-               "--sequence-parallel\n    --zero --order\nmodels: ");
+               "--sequence-parallel\n    --zero --shard --order\nmodels: ");
         model_names(stdout);
         printf("\n");
         return argc == 1 ? 2 : 0;

@@ -1,6 +1,6 @@
 // search.h: which layouts there are, which of them are refused or do not fit, and which is fastest.
 //
-// defines: Wish, Search, search_layouts, search_fits, search_smallest, search_free, candidate_less
+// defines: Wish, Search, search_layouts, search_fits, search_smallest, search_free, candidate_less, WISH_SHARDED
 //
 // Every layout gets a lower bound of its step's time (step_bound: cheap). In the order of the bounds it counts memory
 // and simulates, until the next bound is above the worst of the best layouts to report. The
@@ -15,12 +15,15 @@
 enum { SEARCH_BEST = 10, SEARCH_MICRO_BATCH = 64, SEARCH_GPUS = 65536, SEARCH_PIECES = 4096,
        SEARCH_IN_FLIGHT = 3 };  // zb-auto keeps once, twice or three times p micro-batches
 
+enum { WISH_SHARDED = -2 };  // of Wish.shard: 2 or 3, which the search chooses
+
 // The request. The search chooses numbers that are 0 and choices that are -1.
 typedef struct {
     GPTConfig model;
     size_t T, ranks, global_batch;
     size_t t, p, d, v, micro_batch;
     int schedule, recompute, sequence_parallel, zero;
+    int shard;          // 2 or 3: FSDP; 0: none
     const char *order;  // NULL: left to the search
 } Wish;
 
@@ -87,9 +90,9 @@ static inline int candidate_order(const Candidate *a, const Candidate *b, double
     if (x != y) return x < y ? -1 : 1;
     const StepLayout *r = &a->run, *s = &b->run;
     size_t left[] = {r->t,       r->p, r->v, r->zero, r->sequence_parallel, r->micro_batch, (size_t)a->recompute,
-                     r->schedule},
+                     r->schedule, r->shard},
            right[] = {s->t,       s->p, s->v, s->zero, s->sequence_parallel, s->micro_batch, (size_t)b->recompute,
-                      s->schedule};
+                      s->schedule, s->shard};
     for (size_t i = 0; i < sizeof left / sizeof *left; i++)
         if (left[i] != right[i]) return left[i] < right[i] ? -1 : 1;
     return order_number(r->order) - order_number(s->order);
@@ -163,6 +166,37 @@ static inline void search_schedules(Search *s, Candidate x, bool fits, const boo
     }
 }
 
+// True if the wish leaves room for FSDP, which knows none of these.
+static inline bool wish_allows_shards(const Wish *w) {
+    return w->shard != 0 && w->t <= 1 && w->p <= 1 && !w->v && w->schedule < 0 && w->sequence_parallel < 1 &&
+           w->zero != 0 && w->ranks > 1;
+}
+
+static inline bool wish_allows_shard(const Wish *w, size_t shard) { return w->shard < 0 || w->shard == (int)shard; }
+
+// Adds the layouts of FSDP: all GPUs are data ranks.
+static inline void search_sharded(Search *s, Candidate x) {
+    const Wish *w = &s->wish;
+    size_t share = w->global_batch / x.run.d;
+    Error err;
+    x.run.zero = true, x.run.v = 1, x.run.schedule = SCHEDULE_1F1B;
+    for (x.run.shard = 2; x.run.shard <= 3; x.run.shard++)
+        for (x.run.micro_batch = 1; x.run.micro_batch <= share && x.run.micro_batch <= SEARCH_MICRO_BATCH;
+             x.run.micro_batch++)
+            for (int k = RECOMPUTE_NONE; k <= RECOMPUTE_LAYER; k++) {
+                if (share % x.run.micro_batch || (w->micro_batch && w->micro_batch != x.run.micro_batch) ||
+                    (w->recompute >= 0 && w->recompute != k) || !wish_allows_shard(w, x.run.shard)) continue;
+                candidate_recompute(&x, k);
+                if (candidate_refused(&x, w->model.V, &err)) {
+                    snprintf(s->why, sizeof s->why, "%s", err.text);
+                    s->refused++;
+                    continue;
+                }
+                s->listed++;
+                search_add(s, &x);
+            }
+}
+
 // A layout of the wish without sizes.
 static inline Candidate search_blank(const Search *s, size_t ranks) {
     const Wish *w = &s->wish;
@@ -183,12 +217,35 @@ static inline bool search_split(const Wish *w, Candidate *x) {
     return (!w->d || w->d == r->d) && w->global_batch % r->d == 0;
 }
 
+// Counts a layout's memory, keeps the smallest one in s->smallest. True if it fits.
+static inline bool search_fits_one(Search *s, Candidate *x) {
+    candidate_memory(x, s->wish.model.V, (size_t)s->cluster->reserve, true);
+    if (!s->smallest.memory || x->memory < s->smallest.memory) s->smallest = *x;
+    return (double)x->memory <= s->cluster->memory;
+}
+
+// True if a layout of FSDP fits: one of the least micro-batch.
+static inline bool search_fits_sharded(Search *s, Candidate x) {
+    const Wish *w = &s->wish;
+    Error err;
+    if (x.run.t * x.run.p > 1 || !wish_allows_shards(w)) return false;
+    x.run.micro_batch = w->micro_batch ? w->micro_batch : 1;
+    x.run.zero = true, x.run.v = 1, x.run.schedule = SCHEDULE_1F1B;
+    for (x.run.shard = 3; x.run.shard >= 2; x.run.shard--)
+        for (x.recompute = RECOMPUTE_LAYER; x.recompute >= RECOMPUTE_NONE; x.recompute--)
+            if (wish_allows_shard(w, x.run.shard) && (w->recompute < 0 || w->recompute == x.recompute) &&
+                x.run.global_batch / x.run.d % x.run.micro_batch == 0 && !candidate_refused(&x, w->model.V, &err) &&
+                search_fits_one(s, &x)) return true;
+    return false;
+}
+
 // True if a layout of these t, p and d fits: one that needs as little memory as any. Such have the least micro-batch,
-// 1F1B, and one of the ways to recompute and to shard. Keeps the smallest layout in s->smallest.
-static inline bool search_fits(Search *s, Candidate x) {
+// 1F1B, and one of the ways to recompute and to shard.
+static inline bool search_fits_grid(Search *s, Candidate x) {
     const Wish *w = &s->wish;
     StepLayout *r = &x.run;
     Error err;
+    if (w->shard != 0 && w->shard != -1) return false;
     // Weights and gradients are not sharded over data ranks, the optimizer's 12 bytes may be.
     double parameters = 12.0 * (double)(w->model.L * w->model.C) * (double)w->model.C;
     double states = parameters * (6 / (double)(r->t * r->p) + 12 / (double)r->ranks);
@@ -207,14 +264,14 @@ static inline bool search_fits(Search *s, Candidate x) {
                     if ((w->v || r->schedule != SCHEDULE_INTERLEAVED) && !wished) break;
                     r->sequence_parallel = sp, r->zero = zero;
                     if (wished && (r->schedule != SCHEDULE_INTERLEAVED || r->layers % (r->p * r->v) == 0) &&
-                        !candidate_refused(&x, w->model.V, &err)) {
-                        candidate_memory(&x, w->model.V, (size_t)s->cluster->reserve, true);
-                        if (!s->smallest.memory || x.memory < s->smallest.memory) s->smallest = x;
-                        if ((double)x.memory <= s->cluster->memory) return true;
-                    }
+                        !candidate_refused(&x, w->model.V, &err) && search_fits_one(s, &x)) return true;
                     if (w->v || r->schedule != SCHEDULE_INTERLEAVED) break;
                 }
     return false;
+}
+
+static inline bool search_fits(Search *s, Candidate x) {
+    return search_fits_grid(s, x) || search_fits_sharded(s, x);
 }
 
 // Returns the smallest number of GPUs on which the wish fits, or 0 if there is none up to SEARCH_GPUS.
@@ -238,7 +295,9 @@ static inline void search_enumerate(Search *s) {
     for (x.run.t = 1; x.run.t <= w->ranks && x.run.t <= w->model.NH; x.run.t++)
         for (x.run.p = 1; x.run.p * x.run.t <= w->ranks && x.run.p <= w->model.L; x.run.p++) {
             if (!search_split(w, &x)) continue;
-            bool fits = search_fits(s, x), doubles[ORDER_COUNT] = {false};
+            if (x.run.t * x.run.p == 1 && wish_allows_shards(w)) search_sharded(s, x);
+            if (w->shard != 0 && w->shard != -1) continue;
+            bool fits = search_fits_grid(s, x), doubles[ORDER_COUNT] = {false};
             for (int i = 0; i < ORDER_COUNT; i++) doubles[i] = !w->order && order_is_double(s->cluster, &x.run, i);
             size_t share = w->global_batch / x.run.d;
             for (size_t b = 1; b <= share && b <= SEARCH_MICRO_BATCH; b++) {
@@ -260,7 +319,7 @@ static inline bool candidate_same(const Candidate *a, const Candidate *b) {
     const StepLayout *r = &a->run, *q = &b->run;
     return a->seconds == b->seconds && r->t == q->t && r->p == q->p && r->d == q->d && r->v == q->v &&
            r->micro_batch == q->micro_batch && r->sequence_parallel == q->sequence_parallel && r->zero == q->zero &&
-           a->recompute == b->recompute;
+           r->shard == q->shard && a->recompute == b->recompute;
 }
 
 // Puts a simulated layout among the best, if it is one of them and none of them is the same.

@@ -11,7 +11,7 @@ quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes da
        lesson_data_bytes lesson_data_memory lesson_data_clock lesson_fsdp_bytes lesson_fsdp_memory lesson_fsdp_clock
        lesson_moe_bytes lesson_moe_clock lesson_context_recompute lesson_context_longest
        schedules schedules_norm refused bubbles study plan scale scale_bands scale_claims)
-slow=(layouts main errors no_wait one_stream zero post_ln bubbles_paper plan_table1 plan_clock scale_trainers)
+slow=(layouts main errors no_wait one_stream zero post_ln bubbles_paper plan_table1 plan_clock plan_fsdp scale_trainers)
 
 mode=${1:-check} build=${2:-build/cpu-fp32}
 shift $(($# < 2 ? $# : 2))
@@ -559,6 +559,40 @@ table_plan_clock() {
     # shellcheck disable=SC2086
     command=$(build/tools/plan $gpt3 2>/dev/null | sed -n 's/^simulate: //p')
     $command 2>/dev/null | sed -n '/^virtual time on/,$p' | fenced
+}
+
+# The best layouts with FSDP and without.
+table_plan_fsdp() {
+    local model cluster gpus batch flags
+    echo '| model | cluster | GPUs | batch | best without FSDP | step s | best with FSDP | step s | FSDP takes |'
+    echo '|---|---|---|---|---|---|---|---|---|'
+    while read -r model cluster gpus batch; do
+        for flags in 0 2 3; do
+            build/tools/plan --model "$model" --cluster "$cluster" --gpus "$gpus" --batch "$batch" --shard $flags --light \
+                --json 2>/dev/null | awk -F'\t' -v shard=$flags '$(NF - 1) == "\"flags\":" && !f { f = $NF }
+                    $(NF - 1) == "\"step_seconds\":" && !s { s = $NF }
+                    END { gsub(/[",]/, "", f); gsub(/--/, "", f); gsub(/data [0-9]+ |shard [23] /, "", f)
+                          gsub(/ schedule/, "", f); gsub(/ zero [01]/, "", f); gsub(/micro-batch/, "b", f)
+                          gsub(/tensor/, "t", f); gsub(/pipeline/, "p", f); gsub(/virtual/, "v", f)
+                          gsub(/ sequence-parallel 1/, ", sp", f); gsub(/ recompute/, ", recompute", f)
+                          gsub(/ max-in-flight [0-9]+/, "", f)
+                          print s + 0 "\t" (s ? f : "none") }'
+        done | awk -F'\t' -v name="$model | $cluster | $gpus | $batch" '
+            { s[NR] = $1; f[NR] = (NR > 1 && $1 ? NR ": " : "") $2 }
+            END { k = s[2] && (!s[3] || s[2] <= s[3]) ? 2 : 3
+                  printf "| %s | %s | %.2f | %s | %s | %s |\n", name, f[1], s[1], f[k],
+                         s[k] ? sprintf("%.2f", s[k]) : "-", s[k] ? sprintf("%+.1f%%", 100 * (s[k] / s[1] - 1)) : "-" }'
+    done <<'ROWS'
+ptdp-7.5b dgx-a100 64 512
+ptdp-7.5b dgx-a100 64 64
+ptdp-7.5b selene-2020 64 512
+ptdp-39b dgx-a100 128 1024
+ptdp-39b dgx-a100 512 512
+ptdp-39b roce-a100 128 1024
+gpt3-175b dgx-a100 1024 1024
+gpt3-175b dgx-a100 1024 4096
+gpt3-175b dgx-a100 1024 512
+ROWS
 }
 
 # The published layouts of PTD-P's Table 1, and the planner's best ones with the features of Megatron in 2021.

@@ -118,8 +118,8 @@ typedef struct {
     size_t size;
 } StepMemo;
 
-// In halves, the sum of an input's gradient has no weight gradient beside it, and both recompute. Gradients of the
-// embedding and the head belong to the input half.
+// Under FSDP a shard adds up the gradients of micro-batches, not the layer. In halves, the sum of an input's gradient
+// has no weight gradient beside it, and both recompute. Gradients of the embedding and the head belong to the input's.
 static inline void step_make_pieces(const Cluster *c, const StepLayout *r, Placement tensor, StepPieces *x) {
     Cluster alone = *c;
     OpList o, recomputed, weights;
@@ -129,7 +129,7 @@ static inline void step_make_pieces(const Cluster *c, const StepLayout *r, Place
                     COST_BF16, tensor};
     for (int kind = STEP_FORWARD; kind <= STEP_BACKWARD; kind++)
         for (int later = 0; later < 2; later++) {
-            s.add = later;
+            s.add = later && !r->shard;
             layer_operations(&o, &alone, &s, kind == STEP_BACKWARD);
             if (kind == STEP_BACKWARD && split) {
                 step_take_weights(&o, &weights);
@@ -141,6 +141,7 @@ static inline void step_make_pieces(const Cluster *c, const StepLayout *r, Place
             double again = kind == STEP_BACKWARD && r->recompute >= LAYER_WHOLE;
             double host = c->host_layer * (kind == STEP_FORWARD ? 1 : 2 + again) / 3 - x->layer.seconds[kind][later];
             if (host > 0) x->layer.seconds[kind][later] += host, x->layer.groups[kind][later][TIME_HOST] += host;
+            s.add = later;
             embedding_operations(&o, c, &s, kind == STEP_BACKWARD);
             step_add(&x->embedding, kind, later, &o, 1);
             head_operations(&o, c, &s, kind == STEP_BACKWARD);
@@ -362,6 +363,7 @@ static inline void step_sharded(const Cluster *c, const StepLayout *r, size_t m,
     double layer = (all - ends) / (double)r->layers;
     double gather = cost_collective(c, COLLECTIVE_ALL_GATHER, 2 * layer, data);
     double scatter = cost_collective(c, COLLECTIVE_REDUCE_SCATTER, c->gradient_bytes * layer, data);
+    double added = cost_memory(c, MEMORY_ELEMENTWISE, c->accumulate_bytes * layer / (double)r->d);
     double now = cost_collective(c, COLLECTIVE_ALL_GATHER, 2 * ends, data), network = now + gather;
     double *part = out->parts, next;
     memset(out, 0, sizeof *out);
@@ -384,7 +386,7 @@ static inline void step_sharded(const Cluster *c, const StepLayout *r, size_t m,
                 for (int n = 0; n < TIME_PARTS; n++) part[n] += x->layer.groups[kind][later][n];
                 part[TIME_DATA] += slow;
                 now += x->layer.seconds[kind][later] + slow;
-                if (!forward) network = fmax(network, now) + scatter;
+                if (!forward) network = fmax(network, now) + scatter + later * added;
                 ready = next;
             }
         }
