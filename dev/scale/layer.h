@@ -56,7 +56,13 @@ typedef struct {
     LayerRecompute recompute;
     CostPrecision precision;
     Placement tensor;           // of the tensor group
+    size_t KV;                  // key heads of all tensor ranks together, in a model without biases; 0: NH, and biases
 } LayerShape;
+
+// Channels of q, k and v of a rank, side by side.
+static inline size_t layer_qkv(const LayerShape *s) {
+    return (s->C + 2 * (s->C / s->NH) * (s->KV ? s->KV : s->NH)) / s->t;
+}
 
 // GEMMs, collectives and memory-bound kernels of a shape.
 static inline void ops_gemm(OpList *o, const Cluster *c, const LayerShape *s, const char *name, size_t M, size_t N,
@@ -150,7 +156,7 @@ static inline void ops_layer_forward(OpList *o, const Cluster *c, const LayerSha
     double rows = (double)(N / (s->sequence_parallel ? s->t : 1)) * (double)s->C, inner = (double)N * (double)A;
     ops_memory(o, c, "layernorm", MEMORY_LAYERNORM_FORWARD, 2 * e * rows);
     ops_f_forward(o, c, s);
-    ops_gemm(o, c, s, "qkv", N, 3 * A, s->C);
+    ops_gemm(o, c, s, "qkv", N, layer_qkv(s), s->C);
     if (attention) ops_attention(o, c, s, false);
     // The unfused law's result is (B, NH, T, HS) and is copied to (B, T, NH, HS).
     if (attention && c->attention == ATTENTION_UNFUSED)
@@ -181,9 +187,11 @@ static inline void ops_layer_backward(OpList *o, const Cluster *c, const LayerSh
         // three matrices of (N, A) gathered into dqkv, and datty transposed
         if (half == 1 && c->attention == ATTENTION_UNFUSED)
             ops_memory(o, c, "transpose", MEMORY_ELEMENTWISE, (2 + 6) * e * inner);
-        ops_memory(o, c, "bias gradient", MEMORY_ELEMENTWISE, (half == 0 ? 4 : 3) * e * inner);
+        double biases = s->KV ? 0 : e * (double)N * (double)(half == 0 ? F : layer_qkv(s));
+        ops_memory(o, c, "bias gradient", MEMORY_ELEMENTWISE, biases);
         bool early = c->gather_early && c->tensor_overlap;
-        ops_linear_backward(o, c, s, N, half == 0 ? F : 3 * A, s->C, true, early ? ops_seconds(o, NULL) - began : 0);
+        ops_linear_backward(o, c, s, N, half == 0 ? F : layer_qkv(s), s->C, true,
+                            early ? ops_seconds(o, NULL) - began : 0);
         ops_add(o, "layernorm, residual", TIME_MEMORY, cost_residual_backward(c, e * rows, rows));
     }
 }

@@ -62,7 +62,8 @@ static inline void row_parse(char **header, size_t columns, char **fields, size_
     r->NH = ROW_NUMBER("heads"), r->T = ROW_NUMBER("seq"), r->vocabulary = ROW_NUMBER("vocab");
     r->global_batch = ROW_NUMBER("gbs"), r->micro_batch = ROW_NUMBER("mbs");
     r->t = ROW_NUMBER("t"), r->p = ROW_NUMBER("p"), r->d = ROW_NUMBER("d"), r->v = ROW_NUMBER("v");
-    r->shard = ROW_NUMBER("shard");
+    r->shard = ROW_NUMBER("shard"), r->KV = ROW_NUMBER("kv_heads");
+    if (r->KV == r->NH) r->KV = 0;  // GPT-2's block
 #undef ROW_NUMBER
     const char *recompute = row_field(header, columns, fields, n, "recompute");
     const char *chunks = row_field(header, columns, fields, n, "v");

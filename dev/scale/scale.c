@@ -44,6 +44,8 @@ static const Group groups[] = {
     {"mpt-h100-", "MPT under FSDP, H100", 8, -1},
     {"eos2411-", "NeMo 2024, 175B, H100", -1, -1},
     {"eos2504-", "NeMo 2025, 175B, H100", -1, -1},
+    {"dgxc-nemotron4-15b-", "Nemotron-4 15B, H100", -1, -1},
+    {"dgxc-nemotron4-340b-", "Nemotron-4 340B, H100", -1, -1},
 };
 enum { GROUPS = sizeof groups / sizeof groups[0] };
 

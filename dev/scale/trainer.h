@@ -7,10 +7,11 @@
 
 #include "dev/scale/step.h"
 
-// The trainers deal layers evenly to the stages, never recompute attention alone, and always scatter messages.
+// The two trainers have GPT-2's block. They deal layers evenly to the stages, never recompute attention alone, and
+// always scatter messages.
 static inline bool trainer_can(const StepLayout *r) {
     bool scatters = r->scatter_gather || r->t == 1 || r->p == 1;
-    return !r->short_ends && r->recompute != LAYER_ATTENTION && scatters;
+    return !r->short_ends && !r->KV && r->recompute != LAYER_ATTENTION && scatters;
 }
 
 // Returns the cluster with the trainers' software where the light simulation knows other software too.

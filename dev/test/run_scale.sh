@@ -55,6 +55,8 @@ least 'MPT under FSDP, A100-80GB' 8
 least 'MPT under FSDP, A100-40GB' 8
 least 'MPT under FSDP, H100' 8
 least 'vTrain, one node' 10
+least 'Nemotron-4 15B, H100' 4
+least 'Nemotron-4 340B, H100' 8
 
 # ---- a large job ----------------------------------------------------------------------------------------------------
 
