@@ -1,5 +1,8 @@
-// test_grid.c: rank coordinates, groups and the split of layers, over every small grid.
+// test_grid.c: rank coordinates, groups and the split of layers, over every small grid; two rules that derive the split
+// of tensors.
+#define _GNU_SOURCE
 #include "llmc/grid.h"
+#include "llmc/llama.h"
 
 #include "dev/test/check.h"
 
@@ -10,6 +13,24 @@ static Grid at(size_t world, size_t rank, size_t t, size_t d, size_t p, const ch
     Error err;
     if (!grid_make(&g, world, rank, t, d, p, order, &err)) fprintf(stderr, "unexpected: %s\n", err.text);
     return g;
+}
+
+// True if two rules give the split of every tensor in a table. Within a layer, products alternate: one is cut by its
+// outputs, the next by its inputs. A vector that is added to cut outputs is cut with them. Outside the layers a matrix
+// with a row for each token of the vocabulary is cut by these rows. outputs_first: matrices are [out, in].
+static bool rules_derive_splits(const ModelSpec *spec, bool outputs_first) {
+    size_t product = 0;
+    bool cut = false;  // the outputs of the last product
+    for (size_t i = 0; i < spec->count; i++) {
+        const TensorSpec *x = &spec->tensors[i];
+        bool layer = i >= spec->layer && i < spec->behind, matrix = x->dims == 2;
+        if (layer && matrix && !(x->flags & TENSOR_JOINED)) cut = product++ % 2 == 0;
+        Split split = !layer && matrix && x->rows == 'V' ? SPLIT_VOCAB : SPLIT_NONE;
+        if (layer && matrix) split = cut == outputs_first ? SPLIT_ROWS : SPLIT_COLUMNS;
+        if (layer && !matrix && cut && !(x->flags & TENSOR_NORM)) split = SPLIT_COLUMNS;
+        if (x->split != split && !(x->split == SPLIT_QKV && split == SPLIT_COLUMNS)) return false;
+    }
+    return product == 4;
 }
 
 // Every rank has its own coordinates, and grid_rank_at is the inverse.
@@ -107,6 +128,17 @@ int main(void) {
           "the largest sizes do not overflow");
     check(&c, refused(8, 8, 1, 1, "tdd", "--order must be an order of the letters t, d and p, not 'tdd'"),
           "an order that is no permutation is refused");
+
+    bool derived = true;
+    for (int i = 0; i < 6; i++) {
+        Llama m;
+        memset(&m, 0, sizeof m);
+        m.type = (LlamaType)(i / 2), m.tied = i % 2;
+        llama_make(&m);
+        derived = derived && m.spec.count > 0 && rules_derive_splits(&m.spec, true);
+    }
+    check(&c, rules_derive_splits(&GPT2, false), "two rules derive the split of GPT-2's tensors");
+    check(&c, derived, "and of those of Llama, Qwen2 and Nemotron-4");
 
     FILE *file = tmpfile();
     char text[1024] = "";
