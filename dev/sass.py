@@ -27,9 +27,15 @@ import tempfile
 # failure too.
 BUDGETS = [
     # 64 keys of a head of 64 channels: 64 products of 16 x 8 x 16 by a warp
-    ('attention_forward_mma_kernel<Mma<64>, false>', 'bf16', 'instructions', 350),
+    ('attention_forward_mma_kernel<Mma<64, false>, false>', 'bf16', 'instructions', 350),
     # the same with dropout: 4 blocks of Philox a lane
-    ('attention_forward_mma_kernel<Mma<64>, true>', 'bf16', 'instructions', 750),
+    ('attention_forward_mma_kernel<Mma<64, false>, true>', 'bf16', 'instructions', 750),
+    # of a pair of ranks, whose rows have positions of their own; with dropout these number the masks
+    ('attention_forward_mma_kernel<Mma<64, true>, false>', 'bf16', 'instructions', 350),
+    ('attention_forward_mma_kernel<Mma<64, true>, true>', 'bf16', 'instructions', 870),
+    ('attention_backward_query_mma_kernel<Mma<64, true>, false>', 'bf16', 'instructions', 380),
+    # the merge of a ring's outputs: reads 8 bytes and writes 4 for each channel
+    ('attention_merge_kernel', 'bf16', 'each', 32),
     # 24 a logit: 10 where 16 bytes are 8 logits that are read, 14 where they are 4 that are read and written
     ('classifier_stats_kernel<8>', 'bf16', 'each', 80),
     ('classifier_gradient_kernel<8>', 'bf16', 'each', 56),

@@ -29,6 +29,7 @@ flags=(--target=wasm32 -nostdinc -ffreestanding -fno-builtin -mbulk-memory -fvis
 compile() { "$clang" "${flags[@]}" -c "$@"; }
 compile -std=gnu11 -Os -o "$dir/libc.o" dev/explorer/libc.c
 compile -std=gnu11 -O3 -o "$dir/schedule.o" dev/explorer/schedule.c
+compile -std=gnu11 -Os -o "$dir/context.o" dev/explorer/context.c
 for precision in fp32 bf16; do
     renamed=()
     for name in run rank place; do renamed+=("-Dlayout_$name=layout_${name}_$precision"); done
@@ -36,7 +37,7 @@ for precision in fp32 bf16; do
         "-DPRECISION_${precision^^}" -o "$dir/layout_$precision.o" dev/explorer/layout.cu
 done
 exports=()
-for name in stderr_text schedule_text command_text schedule_run schedule_result schedule_list ring_run \
+for name in stderr_text schedule_text command_text schedule_run schedule_result schedule_list ring_run context_run \
             layout_{run,rank,place}_{fp32,bf16}; do
     exports+=("--export=$name")
 done

@@ -3,7 +3,8 @@
 let ringShown = null;
 
 async function runRing(values) {
-    choose("collective", values.op, OPS.slice(0, 3));
+    choose("collective", values.op, [...OPS.slice(0, 3), ...CONTEXT_OPS]);
+    if (CONTEXT_OPS.includes(values.op)) return runContext(values);
     const op = OPS.indexOf(values.op), n = number("ranks", values.n, 2, 16, true);
     const size = number("MiB of the buffer", values.size, 0.001, 1e6), width = 4;
     const count = Math.max(1, Math.round(size * 2 ** 20 / width / n)) * n;
@@ -34,6 +35,7 @@ const rankColor = (rank, n) => `hsl(${rank * 360 / n}, 62%, 66%)`;
 
 // A row for each rank, a cell for each part of its buffer; a stripe in the cell for each rank whose numbers are in it.
 function drawRing() {
+    if (ringShown.work) return drawContext();
     const r = ringShown, n = r.n, k = roundShown, room = roomFor(320), left = 74;
     const cell = Math.max(26, Math.min(92, Math.floor((room - left - 130) / n)));
     const height = Math.max(22, Math.min(42, cell * 0.7)), row = height + (n > 8 ? 12 : 22);

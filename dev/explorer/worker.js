@@ -83,6 +83,13 @@ async function ring(q, module) {
             parts: c.ints(at + 24 + 4 * 32 * 256, 32 * 16).slice()};
 }
 
+// Of each step the work of every rank, and the rank of each cell.
+async function context(q, module) {
+    const c = await program(module), at = c.call("context_run", q.n, q.zigzag), bytes = 8 * 16 + 4 * 32 * 32;
+    const steps = Array.from({length: q.n}, (_, step) => at + step * bytes);
+    return {work: steps.map(x => [...c.doubles(x, q.n)]), ranks: steps.map(x => c.ints(x + 8 * 16, 32 * 32).slice())};
+}
+
 // ---- layouts --------------------------------------------------------------------------------------------------------
 
 const GROUP_COUNT = 5, OP_COUNT = 6, SUMS = 4 * GROUP_COUNT * OP_COUNT, STAGES = 9 + 2 * SUMS;
@@ -130,7 +137,7 @@ const rank = async (q, module) => rankOf(await runLayout(q, module), q);
 
 // ---- questions ------------------------------------------------------------------------------------------------------
 
-const JOBS = {schedule, list, ring, layout, rank};
+const JOBS = {schedule, list, ring, context, layout, rank};
 onmessage = async ({data: {id, job, module, values}}) => {
     try {
         const result = await JOBS[job](values, module);

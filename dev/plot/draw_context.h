@@ -1,37 +1,28 @@
-// draw_context.h: the ring of context parallelism step by step, by the pairs that the trainer computes
-// (llmc/host/context.h).
+// draw_context.h: the ring of context parallelism, step by step.
 #ifndef LLMC_DRAW_CONTEXT_H
 #define LLMC_DRAW_CONTEXT_H
 
 #include "dev/plot/figure.h"
-#include "llmc/host/context.h"
+#include "dev/plot/ring_cells.h"
 
 enum { CONTEXT_RANKS = 4, CONTEXT_CELL = 20 };
 static const char *const CONTEXT_COLORS[CONTEXT_RANKS] = {"#7fb2e5", "#7cc7a2", "#e0a35c", "#b08ad1"};
 
-// Draws what every rank computes in a step, queries down and keys across, a cell for each pair of chunks. Adds the
-// cells of rank i to work[i]; one on the diagonal is half.
-static inline void draw_context_step(FILE *out, double x, double y, bool zigzag, size_t step, double work[]) {
-    const size_t c = CONTEXT_RANKS, cells = 2 * c;
+// Draws what every rank computes in a step, queries down and keys across, a cell for each pair of chunks.
+static inline void draw_context_step(FILE *out, double x, double y, const RingCells *cells) {
     const double side = CONTEXT_CELL;
-    for (size_t q = 0; q < cells; q++)
-        for (size_t k = 0; k <= q; k++)
-            svg_rect(out, x + (double)k * side, y + (double)q * side, side, side, "#ffffff", SVG_GRID);
-    for (size_t i = 0; i < c; i++) {
-        size_t owner = (i + c - step) % c;
-        TokenPair pair = token_pair(2, i, owner, zigzag);
-        Tokens mine = tokens_of(cells, c, i, zigzag), others = tokens_of(cells, c, owner, zigzag);
-        work[i] = 0;
-        for (size_t n = 0; n < pair.Tq * pair.Tk; n++) {
-            size_t q = tokens_position(mine, pair.q + n / pair.Tk), k = tokens_position(others, pair.k + n % pair.Tk);
-            double left = x + (double)k * side, top = y + (double)q * side;
-            if (k > q) continue;
-            work[i] += k == q ? 0.5 : 1;
-            if (k < q) svg_rect(out, left, top, side, side, CONTEXT_COLORS[i], SVG_MUTED);
+    for (int q = 0; q < 2 * CONTEXT_RANKS; q++)
+        for (int k = 0; k <= q; k++) svg_rect(out, x + k * side, y + q * side, side, side, "#ffffff", SVG_GRID);
+    for (int q = 0; q < 2 * CONTEXT_RANKS; q++) {
+        for (int k = 0; k <= q; k++) {
+            int rank = cells->rank[q][k];
+            double left = x + k * side, top = y + q * side;
+            if (rank == RING_NOBODY) continue;
+            if (k < q) svg_rect(out, left, top, side, side, CONTEXT_COLORS[rank], SVG_MUTED);
             else
                 fprintf(out, "<polygon points=\"%.2f,%.2f %.2f,%.2f %.2f,%.2f\" fill=\"%s\" stroke=\"%s\" "
                         "stroke-width=\"0.75\"/>\n", left, top, left, top + side, left + side, top + side,
-                        CONTEXT_COLORS[i], SVG_MUTED);
+                        CONTEXT_COLORS[rank], SVG_MUTED);
         }
     }
 }
@@ -47,13 +38,15 @@ static inline void draw_context(FILE *out) {
     for (int contiguous = 0; contiguous < 2; contiguous++) {
         double y = 78 + 264 * contiguous, slowest = 0, all = 0;
         for (size_t step = 0; step < CONTEXT_RANKS; step++) {
-            double x = 20 + (width + gap) * (double)step, work[CONTEXT_RANKS], most = 0;
+            double x = 20 + (width + gap) * (double)step, most = 0;
+            RingCells cells;
+            ring_cells(&cells, CONTEXT_RANKS, !contiguous, step);
             svg_text(out, x, y + 8, FIGURE_TEXT, 700, "start", SVG_INK, "%s, step %zu",
                      contiguous ? "contiguous" : "zigzag", step);
-            draw_context_step(out, x, y + 16, !contiguous, step, work);
+            draw_context_step(out, x, y + 16, &cells);
             for (size_t i = 0; i < CONTEXT_RANKS; i++) {
-                svg_rect(out, x, y + 186 + 12 * (double)i, unit * work[i], 9, CONTEXT_COLORS[i], NULL);
-                most = fmax(most, work[i]), all += work[i];
+                svg_rect(out, x, y + 186 + 12 * (double)i, unit * cells.work[i], 9, CONTEXT_COLORS[i], NULL);
+                most = fmax(most, cells.work[i]), all += cells.work[i];
             }
             slowest += most;
         }

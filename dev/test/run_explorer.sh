@@ -118,6 +118,8 @@ cases=(
     '#collectives|ring 6 100663296 100663296 15,15,15,15;15,15,15,15;15,15,15,15;15,15,15,15'
     '#collectives?op=reduce-scatter&n=3&size=3|ring 2 2097152 2097152 7,5,1;2,7,3;6,4,7'
     '#collectives?op=all-gather&n=2&size=2|ring 1 1048576 1048576 1,2;1,2'
+    '#collectives?op=zigzag+attention&n=3&size=1|ring 2 2097152 6 2,2,2;2,2,2;2,2,2'
+    '#collectives?op=contiguous+attention&n=3&size=1|ring 2 2097152 10 2,2,2;0,4,4;0,0,4'
 )
 # A list as an address: line ends are %0A, spaces +, comments stay.
 list_address() {
