@@ -176,6 +176,46 @@ grep -q -- '--max-in-flight 8 ' <<<"$got" && grep -q -- '--max-in-flight 16 ' <<
     ! grep -q -- '--max-in-flight 0' <<<"$got"
 report $? 'zb-auto is tried with p and 2 p micro-batches in flight, and never with 0'
 
+# Layouts by hand: of random ones that a trainer accepts, none is 1% faster on its clock than the first of the plan.
+# PLAN_BY_HAND=200 dev/test/run_plan.sh tries as many; by default a few for each of six settings.
+# pick NAME VALUES...: sets a variable to one of the values.
+pick() {
+    local name=$1
+    shift $((1 + RANDOM % ($# - 1)))
+    printf -v "$name" %s "$1"
+}
+while read -r cluster gpus batch sizes; do
+    # shellcheck disable=SC2086
+    first=$(build/tools/plan $sizes --cluster "$cluster" --gpus "$gpus" --batch "$batch" --json 2>"$dir/err" |
+        values clock_seconds | head -n 1)
+    ran=0
+    for ((i = 0; i < 500 && ran < (${PLAN_BY_HAND:-24} + 5) / 6; i++)); do
+        pick t 1 2 4 8 && pick p 1 1 2 4 8 && pick b 1 1 2 2 4 8 && pick v 1 1 2 3 && pick zero 1 1 0 && pick sp 1 0
+        pick schedule 1f1b gpipe zb-h1 && pick recompute none none gelu rest layer && pick shard 0 0 0 0 0 2 3
+        [ $((gpus % (t * p))) = 0 ] || continue
+        flags="--tensor $t --pipeline $p --data $((gpus / t / p)) --zero $zero --sequence-parallel $sp"
+        if [ "$p" -gt 1 ] && [ "$v" -gt 1 ]; then flags+=" --virtual $v"; fi
+        if [ "$p" -gt 1 ] && [ "$v" = 1 ]; then flags+=" --schedule $schedule"; fi
+        [ "$shard" = 0 ] || flags="--shard $shard"
+        # shellcheck disable=SC2086
+        trainer --simulate "dev/clusters/$cluster.json" --ranks "$gpus" --steps 2 $sizes --global-batch "$batch" $flags \
+            --micro-batch "$b" --recompute "$recompute" >"$dir/out" 2>"$dir/err" || continue
+        ran=$((ran + 1))
+        echo "$(sed -n 's/^step \([0-9.]*\) s .*/\1/p' "$dir/out") ${first:-0} $cluster $flags"
+    done
+done >"$dir/by_hand" <<'ROWS'
+dgx-a100 8 64 --layers 48 --heads 32 --channels 1600 --vocab 50257 --seq 1024
+dgx-a100 32 128 --layers 36 --heads 32 --channels 4096 --vocab 51200 --seq 2048
+dgx-h100 16 64 --layers 36 --heads 32 --channels 4096 --vocab 51200 --seq 2048
+selene-2020 64 256 --layers 40 --heads 48 --channels 6144 --vocab 51200 --seq 2048
+roce-a100 16 128 --layers 36 --heads 16 --channels 1280 --vocab 50257 --seq 1024
+eos-2025 64 128 --layers 48 --heads 64 --channels 8192 --vocab 51200 --seq 2048
+ROWS
+read -r ran least < <(awk '$2 > 0 { e = $1 / $2 - 1; if (!n++ || e < least) least = e } END { print n, 100 * least }' \
+    "$dir/by_hand")
+[ "$ran" -ge 24 ] && awk -v least="$least" 'BEGIN { exit !(least > -1) }'
+report $? "of $ran layouts by hand the best takes $least% more than the plan's first"
+
 # ---- three clusters ------------------------------------------------------------------------------------------------
 
 # best CLUSTER FLAGS...: the flags of the best layout.
