@@ -3,14 +3,15 @@
 
     check_transformers.py FOLDER SHARD --seq 128 --batch 8 [--loss 3.2941] [--tolerance 1e-4]
     check_transformers.py FOLDER ROWS --log LOG [--tolerance 1e-5]
-    check_transformers.py FOLDER --random LAYERS,HEADS,CHANNELS,VOCABULARY,POSITIONS [--shards N]
+    check_transformers.py FOLDER --random LAYERS,HEADS,CHANNELS,VOCABULARY,POSITIONS [--shards N] [--type llama]
 
 The loss is the mean over the first --batch samples of --seq tokens of the shard, as the trainers number them, in
 float64. With --loss (what a trainer printed for those samples) the exit code says whether the two agree.
 
 ROWS is a file for --eval; LOG is what a trainer's --eval ROWS --log LOG has written: the sum of the losses, and how
 many rows or choices are right, must be those that transformers finds. --random makes a GPT-2 with large random weights, in
-FOLDER, split into some N files if --shards says so.
+FOLDER, split into some N files if --shards says so; with --type a Llama, Qwen2 or Nemotron with half as many heads of
+keys and values and 3 times as many hidden units as channels.
 
 Needs the packages torch and transformers from PyPI; a machine without a GPU will do.
 """
@@ -89,15 +90,21 @@ def check_rows(model, path, log, tolerance):
         sys.exit("error: they differ")
 
 
-def make_random(folder, sizes, shards):
+def make_random(folder, sizes, shards, kind):
     import torch
     import transformers
 
     layers, heads, channels, vocabulary, positions = sizes
     torch.manual_seed(1)
-    config = transformers.GPT2Config(n_layer=layers, n_head=heads, n_embd=channels, vocab_size=vocabulary,
-                                     n_positions=positions, initializer_range=0.2)
-    model = transformers.GPT2LMHeadModel(config)
+    if kind == "gpt2":
+        config = transformers.GPT2Config(n_layer=layers, n_head=heads, n_embd=channels, vocab_size=vocabulary,
+                                         n_positions=positions, initializer_range=0.2)
+    else:
+        config = transformers.AutoConfig.for_model(kind, num_hidden_layers=layers, num_attention_heads=heads,
+                                                   num_key_value_heads=(heads + 1) // 2, hidden_size=channels,
+                                                   intermediate_size=3 * channels, vocab_size=vocabulary,
+                                                   max_position_embeddings=positions, initializer_range=0.2)
+    model = transformers.AutoModelForCausalLM.from_config(config)
     size = sum(p.numel() for p in model.parameters()) * 4
     model.save_pretrained(folder, max_shard_size=size // shards + 4096 if shards > 1 else "50GB")
     print(f"{folder}: {', '.join(sorted(os.listdir(folder)))}")
@@ -113,6 +120,8 @@ def main():
     parser.add_argument("--tolerance", type=float, help="largest relative difference (default 1e-4; of --log 1e-5)")
     parser.add_argument("--log", help="the log of a trainer's --eval of these rows")
     parser.add_argument("--random", help="make a random model of these sizes in FOLDER")
+    parser.add_argument("--type", choices=("gpt2", "llama", "qwen2", "nemotron"), default="gpt2",
+                        help="kind of the random model (default gpt2)")
     parser.add_argument("--shards", type=int, default=1, help="files of the random model (default 1)")
     args = parser.parse_args()
     if not args.random and not (args.shard and (args.seq or args.log)):
@@ -126,18 +135,20 @@ def main():
         sys.exit(f"error: {missing}: pip install torch transformers")
 
     if args.random:
-        make_random(args.folder, [int(size) for size in args.random.split(",")], args.shards)
+        make_random(args.folder, [int(size) for size in args.random.split(",")], args.shards, args.type)
         return
     if not args.log:
         inputs, targets = read_samples(args.shard, args.seq, args.batch)
-    model, report = transformers.GPT2LMHeadModel.from_pretrained(args.folder, output_loading_info=True)
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(args.folder, output_loading_info=True)
     stored = next(model.parameters()).dtype
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        # The head is the tied embedding, so that it is no key of its own.
-        keys = [key for key in report.get(what) or [] if key != "lm_head.weight"]
+        # A tied head is the embedding, so that it is no key of its own.
+        tied = model.config.tie_word_embeddings
+        keys = [key for key in report.get(what) or [] if not (tied and key == "lm_head.weight")]
         if keys:
             sys.exit(f"error: {what.replace('_', ' ')}: {', '.join(map(str, keys))}")
-    if model.lm_head.weight.data_ptr() != model.transformer.wte.weight.data_ptr():
+    tied = model.get_output_embeddings().weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
+    if model.config.model_type == "gpt2" and not tied:
         sys.exit("error: the head is not tied to the embedding")
     model = model.to(torch.float64).eval()
     if args.log:

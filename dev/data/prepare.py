@@ -10,11 +10,13 @@
                                                    --text wiki.test.tokens)
     prepare.py lambada                             LAMBADA's test passages, of which the last word counts
     prepare.py hellaswag                           HellaSwag's validation set, four endings each
+    prepare.py text --text FILE                    shards of a text of one's own, without a network
     prepare.py windows --text FILE --stride 32     a text of one's own in overlapping windows, without a network
     prepare.py cloze --text FILE                   passages of one's own, one a line, of which the last word counts
     prepare.py choices --text FILE                 JSON Lines of one's own: {"ctx": .., "endings": [..], "label": ..}
 
-A shard is llm.c's: 256 int32 (20240520, 1, number of tokens), then uint16 tokens, <|endoftext|> before each document.
+A shard is llm.c's: 256 int32 (20240520, 1, number of tokens), then uint16 tokens, <|endoftext|> before each document,
+or what the tokenizer has for it. In a text of one's own an empty line ends a document.
 Shards are written to OUT/SET_train_000001.bin ... and OUT/SET_val_000000.bin, so that
 --train-data 'OUT/SET_train_*.bin' --val-data 'OUT/SET_val_*.bin' names them. With GPT-2's tokens OUT/tokenizer.json
 comes too: give it to the trainer as --tokenizer, for prompts and samples. What is for --eval goes to OUT/SET.bin, in
@@ -43,10 +45,11 @@ SOURCES = {
     "wikitext103": "https://huggingface.co/datasets/Salesforce/wikitext/resolve/main/wikitext-103-v1",
     "lambada": "https://huggingface.co/datasets/EleutherAI/lambada_openai/resolve/main/data",
     "hellaswag": "https://raw.githubusercontent.com/rowanz/hellaswag/master/data",
-    "windows": "", "cloze": "", "choices": "",
+    "text": "", "windows": "", "cloze": "", "choices": "",
     "tokenizer": "https://huggingface.co/openai-community/gpt2/resolve/main",
 }
-END_OF_TEXT = "<|endoftext|>"
+END_OF_TEXT = "<|endoftext|>"  # of GPT-2, Qwen2 and SmolLM2
+END_OF_TEXTS = (END_OF_TEXT, "<|end_of_text|>", "</s>")
 
 
 def fail(text):
@@ -105,10 +108,11 @@ class GPT2:
         except ImportError:
             fail("GPT-2's tokens need a package: pip install tokenizers (or take --tokenizer bytes)")
         self.tokenizer = tokenizers.Tokenizer.from_file(path)
-        self.end_of_text = self.tokenizer.token_to_id(END_OF_TEXT)
+        ends = [token for token in map(self.tokenizer.token_to_id, END_OF_TEXTS) if token is not None]
         self.vocabulary = self.tokenizer.get_vocab_size()
-        if self.end_of_text is None or self.tokenizer.get_vocab_size() > 65536:
+        if not ends or self.vocabulary > 65536:
             fail(f"{path} has no {END_OF_TEXT}, or tokens that do not fit into 16 bits")
+        self.end_of_text = ends[0]
 
     def encode(self, texts):
         return [encoding.ids for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
@@ -179,12 +183,21 @@ def parquet_documents(source, folder):
 
 
 def tinyshakespeare(args, tokenizer):
-    path = download(f"{args.source}/input.txt", args.download)
-    speeches = list(text_documents(path, ""))
-    split = len(speeches) // 20  # a 20th, from the start, is validation
-    for kind, part in (("val", speeches[:split]), ("train", speeches[split:])):
-        shards = Shards(args.out, "tinyshakespeare", kind, kind == "train", args.shard_tokens)
-        for tokens in encode_documents((speech + "\n\n" for speech in part), tokenizer):
+    small_text(args, tokenizer, download(f"{args.source}/input.txt", args.download))
+
+
+def text(args, tokenizer):
+    small_text(args, tokenizer, args.text)
+
+
+def small_text(args, tokenizer, path):
+    documents = list(text_documents(path, ""))
+    split = len(documents) // 20  # a 20th, from the start, is validation
+    if split == 0:
+        fail(f"{path} has fewer than 20 documents, which empty lines end: none would be for validation")
+    for kind, part in (("val", documents[:split]), ("train", documents[split:])):
+        shards = Shards(args.out, args.set, kind, kind == "train", args.shard_tokens)
+        for tokens in encode_documents((document + "\n\n" for document in part), tokenizer):
             shards.put(tokens)
         shards.finish()
 
@@ -303,8 +316,8 @@ def eval_choices(args, tokenizer, path):
 
 
 MAKERS = {make.__name__: make for make in (tinyshakespeare, tinystories, fineweb, wikitext103, lambada, hellaswag,
-                                           windows, cloze, choices)}
-OWN_TEXT = ("windows", "cloze", "choices")
+                                           text, windows, cloze, choices)}
+OWN_TEXT = ("text", "windows", "cloze", "choices")
 
 
 def main():
@@ -317,7 +330,7 @@ def main():
     parser.add_argument("--shard-tokens", type=int, default=100_000_000, help="tokens of a shard (default 100000000)")
     parser.add_argument("--pretokenized", action="store_true", help="fineweb: download shards of GPT-2's tokens")
     parser.add_argument("--source", help="take the files from this address, which can begin with file://")
-    parser.add_argument("--text", help="windows, cloze and choices: the file with one's own text; wikitext103: its "
+    parser.add_argument("--text", help="text, windows, cloze and choices: the file with one's own text; wikitext103: its "
                         "wiki.test.tokens, instead of a download")
     parser.add_argument("--seq", type=int, default=1024, help="for --eval: tokens that the model takes (default 1024)")
     parser.add_argument("--stride", type=int, default=0, help="windows and wikitext103: tokens that a window adds to "
@@ -328,7 +341,7 @@ def main():
     if args.shards < 0 or not 0 < args.shard_tokens < 2**31:
         fail("--shards must not be negative, and --shard-tokens must lie between 1 and 2147483647")
     if (args.set in OWN_TEXT) != bool(args.text) and not (args.text and args.set == "wikitext103"):
-        fail("--text FILE is for wikitext103, and for windows, cloze and choices, which need it")
+        fail("--text FILE is for wikitext103, and for text, windows, cloze and choices, which need it")
     if args.text and os.path.exists(args.text) and not os.path.isfile(args.text):
         fail(f"--text {args.text} is no regular file")
     args.stride = args.stride or args.seq

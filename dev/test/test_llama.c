@@ -374,6 +374,63 @@ static void group_files(Context *x) {
     for (size_t i = 0; i < 3; i++) test_files(x, &MODELS[i]);
 }
 
+// ---- group uses: --eval, samples ------------------------------------------------------------------------
+
+// A file for --eval: rows of T + 1 tokens, of which all but the first count.
+static void write_rows(const char *path, const int *tokens, size_t rows, size_t T, size_t V) {
+    size_t words = rows * (3 + T + 1);
+    char *data = allocate(1024 + 2 * words);
+    int32_t header[6] = {20261122, 1, (int32_t)rows, 1, (int32_t)V, 0};
+    memcpy(data, header, sizeof header);
+    uint16_t *out = (uint16_t *)(void *)(data + 1024);
+    for (size_t r = 0; r < rows; r++) {
+        *out++ = (uint16_t)(T + 1), *out++ = 1, *out++ = (uint16_t)T;
+        for (size_t i = 0; i <= T; i++) *out++ = (uint16_t)tokens[r * T + i];
+    }
+    write_file(path, data, 1024 + 2 * words);
+    free(data);
+}
+
+// What --eval measures is the reference's loss at any layout, and a sample's text does not depend on the layout.
+static void group_uses(Context *x) {
+    static const Layout LAYOUTS[] = {
+        {"train_llama", 1, "--micro-batch 4"},
+        {"train_llama", 8, "--tensor 2 --pipeline 2 --sequence-parallel 1 --micro-batch 2"},
+    };
+    enum { EVAL_ROWS = 8 };
+    for (size_t k = 0; k < 3; k++) {
+        const Model *s = &MODELS[k];
+        static Case c;
+        open_case(x, &c, s, "model");
+        int *tokens = random_tokens(EVAL_ROWS * s->T + 1, s->V, 33);
+        double worst = 0, want = reference_mean_loss(&c.ref, tokens, s->T, 0, EVAL_ROWS, 0) * EVAL_ROWS * (double)s->T;
+        char *text = NULL;
+        bool ok = true, same = true;
+        write_rows("rows.bin", tokens, EVAL_ROWS, s->T, s->V);
+        for (size_t i = 0; i < 2; i++) {
+            double sum = NAN;
+            if (LAYOUTS[i].ranks > x->max_ranks) continue;
+            Outcome o = run(x->build, &LAYOUTS[i], PLAIN, "--init model --eval rows.bin --seq %zu --global-batch 8",
+                            s->T);
+            const char *at = strstr(o.out, "loss sum ");
+            ok = ok && o.code == 0 && at && sscanf(at, "loss sum %lf", &sum) == 1;
+            worst = fmax(worst, relative(sum, want));
+            outcome_free(&o);
+            o = run(x->build, &LAYOUTS[i], PLAIN, "%s --sample-every 2 --sample-tokens 12 --prompt abc", c.flags);
+            const char *sample = strstr(o.out, "sample: abc");
+            ok = ok && o.code == 0 && sample;
+            if (sample && !text) text = strdup(sample);
+            same = same && sample && strncmp(sample, text, strcspn(text, "\n")) == 0;
+            outcome_free(&o);
+        }
+        check(&x->check, ok && worst <= llama_bounds(x, &c.ref.config).loss,
+              "%s: --eval finds the reference's loss on 1 and on 8 ranks: %.1e", s->name, worst);
+        check(&x->check, ok && same, "%s: 1 and 8 ranks print the same sample", s->name);
+        free(text), free(tokens);
+        close_case(&c);
+    }
+}
+
 // ---- group refusals -------------------------------------------------------------------------------------
 
 typedef struct {
@@ -447,6 +504,20 @@ static void group_sizes(Context *x) {
         if (!fits || !strstr(o.out, SIZES[i].says)) printf("     %.300s%.300s\n", o.out, o.err);
         outcome_free(&o);
     }
+    if (strstr(x->build, "/cuda-")) return;  // no clock
+    // A cluster that nobody here has: what a rank of the first stage would hold, and how long a step would take.
+    Outcome o = run(x->build, &FILES_ONE, PLAIN, "--model llama-3.1-405b "
+                    "--simulate %s/../../dev/clusters/eos-2025.json --ranks 16384 --tensor 8 --pipeline 16 "
+                    "--seq 8192 --micro-batch 1 --global-batch 2048 "
+                    "--sequence-parallel 1 --recompute layer", x->build);
+    const char *memory = strstr(o.out, "activations"), *step = strstr(o.out, "of 16 of 16384 ranks");
+    double weights = 0, activations = 0;
+    if (memory) sscanf(memory, "activations %lf MiB", &activations);
+    if (strstr(o.out, "weights ")) sscanf(strstr(o.out, "weights "), "weights %lf MiB", &weights);
+    check(&x->check, o.code == 0 && step && weights > 0 && activations > 0,
+          "llama-3.1-405b on 16384 ranks (p = 16): %.0f MiB of weights and %.0f of activations on rank 0", weights,
+          activations);
+    outcome_free(&o);
 }
 
 // ---- main -----------------------------------------------------------------------------------------------
@@ -456,6 +527,7 @@ static const Group GROUPS[] = {
     {"shapes", group_shapes},        // odd sizes against the reference
     {"layouts", group_layouts},      // layouts against the reference, and the bits that they must share
     {"files", group_files},          // folders in and out
+    {"uses", group_uses},            // --eval and samples
     {"refusals", group_refusals},    // bad input
     {"sizes", group_sizes},          // --model by name
 };
