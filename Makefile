@@ -5,6 +5,8 @@
 #        PRECISION=fp32|bf16  default: bf16 on cuda, fp32 on cpu
 #        SANITIZE=1           cpu only: address and undefined-behaviour sanitizers
 #        GDB=1                cpu only: nothing optimised, for a debugger that is to see lines and variables
+#        GPU_SHAPES=1         cpu only: rows and threads of kernels are divided as on a GPU, which is slow here
+#        PROFILE=1            times every kernel and matrix product: a table at the end of a run with --trace
 #        NCCL=nccl|mpi        cuda only: mpi carries NCCL's calls over MPI, so that ranks can share a GPU
 #        MPI=openmpi|mpich    the one to take where both are installed (mpicxx.mpich, mpirun.mpich)
 #        LAYOUT='--tensor 2'  more flags for `make train`; its sizes say how many ranks are started
@@ -41,7 +43,8 @@ endif
 ifeq ($(DEVICE)$(GDB),cuda1)
 $(error GDB=1 is for DEVICE=cpu)
 endif
-DIR := build/$(DEVICE)-$(PRECISION)$(addprefix -,$(MPI))$(if $(SANITIZE),-asan)$(if $(GDB),-gdb)
+DIR := build/$(DEVICE)-$(PRECISION)$(addprefix -,$(MPI))$(if $(SANITIZE),-asan)$(if $(GDB),-gdb)$(if \
+    $(PROFILE),-profile)$(if $(GPU_SHAPES),-shapes)
 
 # ---- what there is to build --------------------------------------------------------------------------------
 
@@ -88,7 +91,8 @@ OPTIMIZE := $(if $(SANITIZE)$(filter bf16,$(PRECISION)),$(QUICK),-O3) $(if $(GDB
 $(DIR)/dev/test/% $(DIR)/test_gpt: OPTIMIZE := $(QUICK)
 ARITHMETIC := -ffp-contract=off -fno-math-errno -fno-trapping-math
 HOST = $(OPTIMIZE) $(NATIVE) $(ARITHMETIC) $(OPENMP)
-DEFINES := -DPRECISION_$(if $(filter bf16,$(PRECISION)),BF16,FP32)
+DEFINES := -DPRECISION_$(if $(filter bf16,$(PRECISION)),BF16,FP32) $(if $(PROFILE),-include dev/cuda/kernel_times.cuh) \
+    $(if $(GPU_SHAPES),-DGPU_SHAPES)
 HOST_LIBS = -Xlinker --as-needed $(CJSON_LIBS) $(PCRE2_LIBS)
 LIBS := $(HOST_LIBS) $(BLAS_LIBS) $(MPI_LIBS)
 DEPENDENCIES = -MMD -MP -MF $@.d -MT $@
@@ -147,7 +151,8 @@ build/tools/plan: dev/plan/plan.cu Makefile $(PROBE)
 
 .PHONY: all trainers kernel-programs kernels bench spills sass asm ptx tools scale scale-trainers calibrate setup train test \
         lessons gpu-check clean help explorer site corpus run-train build-train doc plan planned schedule study fuzz soak \
-        build-soak reproduce bubbles planned-fp32 planned-bf16 planned-asan experts
+        build-soak reproduce bubbles planned-fp32 planned-bf16 planned-asan planned-shapes \
+        planned-profile experts
 
 all: trainers tools                  ## every trainer and tool
 trainers: $(call program,$(TRAINERS) $(notdir $(LESSONS)))  ## build/cpu-fp32/train_gpt and those after it
@@ -207,7 +212,7 @@ asm:  ## vector and scalar instructions of every kernel's hot loop on a CPU, for
 ptx:  ## runs the kernels that nvcc compiles in an interpreter that checks every access (nvcc, numpy; no GPU)
 	@NVCC=$(NVCC) dev/test/run_ptx.sh all
 
-gpu-check:  ## one command for a machine with a GPU: builds, tests and measures there
+gpu-check:  ## one command for a machine with a GPU, in stages: checks, tokens/s and MFU, a table of kernels, PyTorch
 	dev/gpu_check.sh
 
 # The published runs, and the cluster of each group.
@@ -383,7 +388,8 @@ build-soak: $(call program,train_gpt.cu train_gpt_3d.cu) build/tools/byte_corpus
 test:  ## builds and runs every test; the last line is `N passed, N failed`
 	@dev/setup.sh $(PROBED)
 	@dev/test/run_tests.sh --plan $(DEVICE) '$(ONLY)' > build/test-plan
-	+@$(PARALLEL) DEVICE=$(DEVICE) planned-fp32 planned-bf16 $(if $(filter cpu,$(DEVICE)),planned-asan)
+	+@$(PARALLEL) DEVICE=$(DEVICE) planned-fp32 planned-bf16 \
+	    $(if $(filter cpu,$(DEVICE)),planned-asan planned-shapes planned-profile)
 	@dev/test/run_tests.sh $(DEVICE) '$(ONLY)'
 
 # All three at once, so that no core waits for the last program of one of them.
@@ -391,6 +397,10 @@ planned-fp32 planned-bf16: planned-%:
 	+@$(MAKE) --no-print-directory PRECISION=$* planned
 planned-asan:
 	+@$(MAKE) --no-print-directory PRECISION=fp32 SANITIZE=1 planned
+planned-shapes:
+	+@$(MAKE) --no-print-directory PRECISION=fp32 GPU_SHAPES=1 planned
+planned-profile:
+	+@$(MAKE) --no-print-directory PRECISION=bf16 PROFILE=1 planned
 
 # The plan's programs for this combination; the tools belong to the first.
 planned: $(filter $(DIR)/% $(if $(filter $(DIR),build/$(DEVICE)-fp32$(addprefix -,$(MPI))),build/tools/%),\

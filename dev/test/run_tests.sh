@@ -154,6 +154,11 @@ if [ "$device" = cpu ]; then
     for name in $(programs dev/test/test_*.cu dev/cuda/*.cu); do
         has_script "$name" || run "$name sanitized" 600 ASAN_OPTIONS=detect_leaks=0 "$asan/$name"
     done
+    # Rows, lanes and threads as a GPU has them: other instances of the same templates.
+    for name in attention layernorm classifier encoder; do
+        run "$name, shapes of a GPU" 600 "$fp32-shapes/dev/cuda/$name"
+    done
+    also="$fp32/test_gpt $fp32-shapes/train_gpt" run "test_gpt, shapes of a GPU" 600 "$fp32/test_gpt" "$fp32-shapes" shapes
     # Only where a floatX is no float can a wrapper be seen to count one as the other.
     run 'dev/test/test_work bf16' 300 "$bf16/dev/test/test_work"
     # With hostile input a trainer might read past a buffer, and 8 ranks use all of its buffers.

@@ -58,7 +58,7 @@ __device__ __forceinline__ Philox scores_block(const Dropout &d, const Attention
                                      tokens_position(a.k_tokens, a.k_first + k), a.whole);
 }
 
-#ifdef __CUDACC__
+#if defined(__CUDACC__) || defined(GPU_SHAPES)
 enum { ATTENTION_ROWS = 1 };
 template <int R> struct RowVector;
 #else

@@ -24,8 +24,8 @@ typedef struct {
 // reads whole cache lines. A CPU's run one after the other, so each takes a contiguous piece.
 //
 // ROW_LANES threads of a warp share a row, and LONG_ROW_THREADS a row of tens of thousands of elements. On a GPU these
-// are many: a row is read at once, and the long rows in flight fit in the L2 cache. A CPU has one for either.
-#ifdef __CUDACC__
+// are many: a row is read at once, and long rows in flight fit in the L2 cache. Without GPU_SHAPES a CPU has one.
+#if defined(__CUDACC__) || defined(GPU_SHAPES)
 static constexpr int ROW_LANES = 32;
 static constexpr unsigned LONG_ROW_THREADS = 512, ELEMENT_THREADS = 256;
 
