@@ -1,47 +1,100 @@
 #!/usr/bin/env bash
-# gpu_check.sh: one command for a machine with a GPU. Builds for CUDA in both precisions, runs the whole suite there,
-# times every kernel, and measures GPT-2 124M at T = 1024 in bf16: tokens/s and MFU of train_gpt, and PyTorch's tokens/s
-# beside it where PyTorch is installed. Everything, with commands, versions, GPU and date, goes to dev/results/.
+# gpu_check.sh: one command for a machine with a GPU, in stages. Each has a time limit and writes its part of
+# dev/results/NAME.md at once: a stage that fails, hangs or is cut off takes nothing from the others.
 #
-#   MICRO_BATCH=32 STEPS=40 dev/gpu_check.sh
+#   machine    what this machine is
+#   build      programs for CUDA in both precisions, and train_gpt with a timer around each kernel
+#   checks     every kernel against plain loops in double, in both precisions
+#   sanitizer  the small kernels again under compute-sanitizer
+#   golden     one rank's losses and gradients against PyTorch's in float64, in both precisions
+#   d12        GPT-2 124M, T 1024, bf16: tokens/s and MFU, a table of its kernels; PyTorch and llm.c beside it
+#   d48        GPT-2 XL, the same
+#   bench      every kernel's time, and its share of the roofline measured in the same run
+#   ranks      eight ranks on this machine's GPUs, in six layouts, against one rank
+#   suite      make test, if STAGES names it
+#
+#   dev/gpu_check.sh                       all but the suite
+#   STAGES='machine golden' dev/gpu_check.sh
+#   BUILD=0 dev/gpu_check.sh               a machine without nvcc: the programs that --pack has put together elsewhere
+#   dev/gpu_check.sh --pack                compiles for CUDA (no GPU needed); programs and libraries: build/gpu-pack.tar.gz
+#   LLMC=path dev/gpu_check.sh             times path/train_gpt2cu, a build of llm.c, as well
+#   REHEARSE=1 dev/gpu_check.sh            the same stages without a GPU: small sizes, on the stand-ins
+#
+# STEPS: steps that are timed (40). D12_BATCH, D48_BATCH: sequences at a time (64, 16), halved until they fit. KERNELS:
+# programs of dev/cuda. LIMITS='d12=600 bench=60': seconds of these stages. NAME: of the report.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 exec </dev/null
 
-gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
-if [ "$gpus" -eq 0 ]; then
-    echo "no GPU here: nvidia-smi lists none, and this check is for a machine with one (make test needs none)"
-    exit 1
-fi
-nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
-if [ ! -x "$nvcc" ]; then
-    echo "no nvcc in PATH or /usr/local/cuda/bin: install the CUDA toolkit, version 12 or later"
-    exit 1
-fi
+work=build/gpu-check libraries=build/gpu-libs pack=build/gpu-pack.tar.gz
+rehearse=${REHEARSE:-} device=${REHEARSE:+cpu}
+device=${device:-cuda}
+fp32=build/$device-fp32 bf16=build/$device-bf16
+kernels=${KERNELS:-adamw attention classifier encoder gelu global_norm layernorm matmul moe}
+mkdir -p "$work"
 
-steps=${STEPS:-40}
-seq=1024
-name=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)
-base=dev/results/$(printf '%s' "$name" | tr -cs 'A-Za-z0-9' '-')-$(date -u +%Y-%m-%d)
-report=$base.txt
-work=build/gpu-check
-mkdir -p dev/results "$work"
-: >"$report"
-failed=0
+# ---- what is built, and packed for a machine without compiler, MPI, cJSON and PCRE2 ------------------------------------
 
-say() { echo "$*" | tee -a "$report"; }
-
-# run COMMAND...: runs it, shows and keeps command and output; its exit code is the command's.
-run() {
-    say ""
-    say "\$ $*"
-    "$@" 2>&1 | tee -a "$report"
-    local code=${PIPESTATUS[0]}
-    [ "$code" -eq 0 ] || say "(exit code $code)"
-    return "$code"
+# programs PRECISION: what the stages start.
+programs() {
+    local kernel
+    printf "build/$device-$1/%s\n" train_gpt train_gpt_3d
+    [ "$1" = bf16 ] || echo "$fp32/test_gpt"
+    for kernel in $kernels; do echo "build/$device-$1/dev/cuda/$kernel"; done
+}
+build_all() {
+    local precision carrier=()
+    # Real NCCL refuses ranks that share a GPU; another build of the trainer may have it.
+    [ "$device" = cuda ] && carrier=(NCCL=mpi) && rm -f "$fp32/train_gpt_3d" "$bf16/train_gpt_3d"
+    for precision in bf16 fp32; do
+        # shellcheck disable=SC2046
+        make -j"$(nproc)" DEVICE=$device PRECISION=$precision "${carrier[@]}" $(programs $precision) || return 1
+    done
+    make DEVICE=$device PRECISION=bf16 "${carrier[@]}" PROFILE=1 "$bf16-profile/train_gpt"
 }
 
-# ---- what this machine is ----------------------------------------------------------------------------------
+# copy_libraries PROGRAM...: what they need beside the C library and what comes with a driver or with PyTorch.
+copy_libraries() {
+    ldd "$@" 2>/dev/null | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |
+        grep -vE '/(libc|libm|libdl|libpthread|librt|libcublas.*|libnccl.*|libcuda.*)\.so' |
+        while read -r library; do cp -Lu "$library" $libraries/; done
+}
+make_pack() {
+    local path plugins
+    build_all || return 1
+    rm -rf $libraries
+    mkdir -p $libraries/usr/bin $libraries/usr/share
+    # shellcheck disable=SC2046
+    copy_libraries $(programs fp32) $(programs bf16)
+    plugins=$(ompi_info --path pkglibdir 2>/dev/null | sed 's/.*: //')
+    if [ -d "$plugins" ]; then
+        mkdir -p "$libraries$plugins"
+        cp "$plugins"/*.so "$libraries$plugins/"
+        copy_libraries "$plugins"/mca_pmix_*.so
+        path=$(ldd "$plugins"/mca_pmix_*.so | awk '/libpmix/ { print $3; exit }')  # has plugins of its own
+        [ -z "$path" ] || cp -r "$(dirname "$(readlink -f "$path")")/pmix" $libraries/usr/lib/
+        for path in orterun orted; do cp -L "$(command -v $path)" $libraries/usr/bin/ && copy_libraries "$(command -v $path)"; done
+        mv $libraries/usr/bin/orterun $libraries/usr/bin/mpirun
+        cp -r "$(ompi_info --path pkgdatadir | sed 's/.*: //')" $libraries/usr/share/
+    fi
+    # shellcheck disable=SC2046
+    tar czf $pack $libraries $(programs fp32) $(programs bf16) "$bf16-profile/train_gpt"
+    ls -l $pack
+}
+unpack() {
+    [ "${BUILD:-1}" = 0 ] || return 0
+    [ -e $pack ] && [ ! -d $libraries ] && tar xzf $pack
+    [ -d $libraries ] || return 0
+    local wheels
+    wheels=$(python3 -c 'import glob, os, torch; d = os.path.dirname(torch.__file__)
+print(":".join([d + "/lib"] + glob.glob(os.path.dirname(d) + "/nvidia/*/lib")))' 2>/dev/null)
+    export LD_LIBRARY_PATH=$PWD/$libraries${wheels:+:$wheels}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    export OPAL_PREFIX=$PWD/$libraries/usr PMIX_LIBDIR=$PWD/$libraries/usr/lib OMPI_MCA_mca_base_component_show_load_errors=0
+    export MPIRUN="$PWD/$libraries/usr/bin/mpirun --oversubscribe --bind-to none --allow-run-as-root"
+}
+
+# ---- stages ------------------------------------------------------------------------------------------------------------
+# Each prints its part of the report. Exit code 3: there is nothing to do here, and the last line says why.
 
 # The first line of a command's output that matches, or "not found".
 version() {
@@ -50,28 +103,64 @@ version() {
     line=$("$@" 2>/dev/null | grep -m1 -E "$pattern")
     echo "${line:-not found}"
 }
-say "date:     $(date -u '+%Y-%m-%d %H:%M UTC')"
-say "commit:   $(git describe --always --dirty 2>/dev/null || echo 'no git')"
-say "GPU:      $name ($gpus of them), driver $(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1)"
-say "clocks:   $(nvidia-smi --query-gpu=clocks.max.sm,clocks.max.memory,power.limit --format=csv,noheader | head -n 1)"
-say "CUDA:     $(version release "$nvcc" --version)"
-say "compiler: $(version . "${CXX:-g++}" --version)"
-say "MPI:      $(version . mpirun --version)"
-say "PyTorch:  $(version . python3 -c 'import torch; print(torch.__version__, "CUDA", torch.version.cuda)')"
+gpu() { nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null | head -n 1; }
+nothing() { echo "$*"; exit 3; }
 
-# ---- the suite and the kernels -----------------------------------------------------------------------------
-# NCCL refuses ranks that share a GPU; its calls are then carried by MPI.
+stage_machine() {
+    echo "date      $(date -u '+%Y-%m-%d %H:%M UTC')"
+    echo "commit    $(git describe --always --dirty 2>/dev/null || echo 'no git')"
+    echo "GPU       $(gpu name), driver $(gpu driver_version), $(nvidia-smi -L 2>/dev/null | grep -c '^GPU') of them"
+    echo "clocks    $(gpu clocks.max.sm,clocks.max.memory,power.limit)"
+    echo "nvcc      $(version release "${NVCC:-nvcc}" --version)"
+    echo "MPI       $(version . ${MPIRUN:-mpirun} --version)"
+    echo "PyTorch   $(version . python3 -c 'import torch; print(torch.__version__, "CUDA", torch.version.cuda)')"
+}
 
-carrier=()
-if [ "$gpus" -lt 8 ]; then
-    carrier=(NCCL=mpi)
-    say "NCCL:     carried by MPI, because the tests start 8 ranks"
-fi
-find build -maxdepth 1 -name 'cuda-*' -exec rm -rf {} +  # what another carrier has built
-run make test DEVICE=cuda "${carrier[@]}" || failed=1
-LOG=$base-kernels.jsonl run make bench DEVICE=cuda "${carrier[@]}" || failed=1
+stage_build() {
+    [ "${BUILD:-1}" = 1 ] || nothing "BUILD=0: the programs were brought"
+    [ "$device" = cpu ] || [ -n "$(command -v nvcc)" ] || [ -x /usr/local/cuda/bin/nvcc ] ||
+        nothing "no nvcc here: dev/gpu_check.sh --pack on a machine that has it, then BUILD=0 here"
+    build_all 2>&1 | grep -aE 'error|warning|found|\*\*\*'
+    return "${PIPESTATUS[0]}"
+}
 
-# ---- a whole training step ---------------------------------------------------------------------------------
+stage_checks() {
+    local kernel folder program bad=0 ran=0
+    for folder in "$fp32" "$bf16"; do
+        for kernel in $kernels; do
+            program=$folder/dev/cuda/$kernel
+            [ -x "$program" ] || { echo "$program: not built"; continue; }
+            "$program" >"$work/output" 2>&1 || bad=1
+            ran=$((ran + 1))
+            echo "$program: $(tail -n 1 "$work/output")"
+            grep -a '^FAIL' "$work/output"
+        done
+    done
+    [ $ran -gt 0 ] || nothing "no program of dev/cuda is built"
+    return $bad
+}
+
+stage_sanitizer() {
+    local tool program bad=0
+    command -v compute-sanitizer >/dev/null || nothing "compute-sanitizer is not installed"
+    for program in $bf16/dev/cuda/{layernorm,gelu,adamw,attention}; do
+        [ -x "$program" ] || continue
+        for tool in memcheck racecheck; do
+            echo "$tool $program: $(compute-sanitizer --tool $tool --error-exitcode 1 "$program" 2>&1 |
+                grep -a 'SUMMARY' || { bad=1; echo failed; })"
+        done
+    done
+    return $bad
+}
+
+stage_golden() {
+    local folder bad=0
+    for folder in "$fp32" "$bf16"; do
+        [ -x "$folder/train_gpt" ] || continue
+        "$fp32/test_gpt" "$folder" golden || bad=1
+    done
+    return $bad
+}
 
 # A number as four bytes, the lowest first.
 int32() {
@@ -91,42 +180,152 @@ shard() {
     } >"$1"
 }
 
-trainer=build/cuda-bf16/train_gpt
-micro=${MICRO_BATCH:-32}
-shard "$work/tokens.bin" $((micro * seq * (steps + 1) + 1))
-while :; do
-    rm -f "$work/log.jsonl"
-    begin=$(($(wc -l <"$report") + 1))
-    run "$trainer" --model d12 --max-seq $seq --seq $seq --micro-batch "$micro" --global-batch "$micro" --steps "$steps" \
-        --train-data "$work/tokens.bin" --log "$work/log.jsonl" && break
-    if [ "$micro" -le 1 ]; then
-        failed=1
-        break
+# trains NAME BATCH SEQ FLAGS...: the median of STEPS steps, the first ten left out, with the largest batch that fits;
+# then the table of kernels; then the same model by others. LAYERS, HEADS, CHANNELS and VOCAB are the model's.
+trains() {
+    local name=$1 batch=$2 seq=$3 steps=${STEPS:-40} timed median
+    shift 3
+    while :; do
+        shard "$work/tokens.bin" $((batch * seq * (steps + 1) + 1))
+        run=("$@" --max-seq "$seq" --seq "$seq" --micro-batch "$batch" --global-batch "$batch" --train-data "$work/tokens.bin")
+        echo "\$ train_gpt ${run[*]} --steps $steps"
+        "$bf16/train_gpt" "${run[@]}" --steps "$steps" >"$work/output" 2>&1 && break
+        tail -n 2 "$work/output"
+        [ "$batch" -gt 1 ] && grep -aq 'does not fit\|out of memory' "$work/output" || return 1
+        batch=$((batch / 2))
+    done
+    grep -a '^device' "$work/output"
+    median=$(grep -aE '^step +[0-9]+/.* tokens/s' "$work/output" | tail -n +$((steps > 20 ? 11 : 2)) |
+        sed -E 's/.* ([0-9.]+) ms .*/\1 &/' | sort -n | awk '{ line[NR] = $0 } END { print line[int((NR + 1) / 2)] }' |
+        cut -d' ' -f2-)
+    echo "$name, B $batch, T $seq, bf16, the median step: ${median:-none}"
+    timed=$bf16-profile/train_gpt
+    if [ -x "$timed" ]; then
+        echo
+        "$timed" "${run[@]}" --steps 8 --trace "$work/trace.json" 2>&1 | sed -n '/^kernel  /,/^all  /p'
+    else
+        echo "$timed is not built: no table of kernels"
     fi
-    micro=$((micro / 2))
-    say "trying $micro sequences at a time"
+    echo
+    if python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
+        python3 dev/torch_gpt2.py --micro-batch "$batch" --seq "$seq" --steps "$steps" --layers "$LAYERS" --heads "$HEADS" \
+            --channels "$CHANNELS" --vocab "$VOCAB"
+    else
+        echo "PyTorch with CUDA is not installed: nothing to compare with"
+    fi
+    if [ -x "${LLMC:-}/train_gpt2cu" ]; then
+        "$LLMC/train_gpt2cu" -i "$work/tokens.bin" -j "$work/tokens.bin" -e "${name%% *}" -b "$batch" -t "$seq" -d $((batch * seq)) \
+            -x "$steps" -v 0 -s 0 -h 0 2>&1 | grep -a '^step' | tail -n 5
+    fi
+    rm -f "$work/tokens.bin"
+    [ -n "$median" ]
+}
+stage_d12() {
+    LAYERS=12 HEADS=12 CHANNELS=768 VOCAB=50257
+    if [ -n "$rehearse" ]; then
+        trains 'small model' 2 32 --layers 2 --heads 2 --channels 32 --vocab 50257
+    else
+        trains d12 "${D12_BATCH:-64}" 1024 --model d12
+    fi
+}
+stage_d48() {
+    LAYERS=48 HEADS=25 CHANNELS=1600 VOCAB=50257
+    [ -z "$rehearse" ] || nothing "too large to rehearse: d12's stage does the same"
+    trains d48 "${D48_BATCH:-16}" 1024 --model d48
+}
+
+stage_bench() {
+    local kernel folder bad=0 ran=0
+    for folder in "$bf16" "$fp32"; do
+        for kernel in $kernels; do
+            [ -x "$folder/dev/cuda/$kernel" ] || continue
+            ran=1
+            "$folder/dev/cuda/$kernel" --bench --log "$base-kernels.jsonl" || bad=1
+            [ -z "$rehearse" ] || return $bad  # one will do
+        done
+    done
+    [ $ran = 1 ] || nothing "no program of dev/cuda is built"
+    return $bad
+}
+
+# Losses of the first steps with these flags, of `mpirun -n RANKS train_gpt_3d`.
+losses() {
+    local ranks=$1
+    shift
+    rm -f "$work/log.jsonl"
+    # shellcheck disable=SC2086
+    OMP_NUM_THREADS=1 $launch -n "$ranks" "$fp32/train_gpt_3d" --init dev/test/golden --train-data dev/test/golden/train.bin \
+        --seq 24 --global-batch 8 --steps 3 --val-every 0 --log "$work/log.jsonl" "$@" >"$work/output" 2>&1 || return 1
+    sed -n 's/.*"loss":\([0-9.]*\).*/\1/p' "$work/log.jsonl" | xargs
+}
+stage_ranks() {
+    local layout one eight bad=0 launch
+    [ -x "$fp32/train_gpt_3d" ] || nothing "$fp32/train_gpt_3d is not built"
+    . dev/launch.sh
+    command -v "${launch%% *}" >/dev/null || nothing "no mpirun here"
+    one=$(losses 1 --micro-batch 1) || { tail -n 5 "$work/output"; return 1; }
+    echo "1 rank: losses $one"
+    for layout in '--tensor 2 --data 4' '--tensor 2 --data 4 --sequence-parallel 1' '--data 8 --zero 0' \
+        '--pipeline 2 --data 4' '--tensor 2 --data 2 --pipeline 2 --sequence-parallel 1' \
+        '--tensor 2 --data 2 --pipeline 2 --virtual 1 --schedule gpipe'; do
+        # shellcheck disable=SC2086
+        eight=$(losses 8 --micro-batch 1 $layout) || { tail -n 5 "$work/output"; bad=1; continue; }
+        # The sums are taken in another order.
+        echo "$one $eight" | awk -v layout="$layout" '{ n = NF / 2; bad = !n
+            for (i = 1; i <= n; i++) { d = $i - $(i + n); if (d < 0) d = -d; if (d > worst) worst = d; bad = bad || d > 2e-5 * $i }
+            printf "%-66s losses differ by %.1e%s\n", layout, worst, bad ? ": FAIL" : ""; exit bad }' || bad=1
+    done
+    return $bad
+}
+
+stage_suite() {
+    local carrier=()
+    [ "$device" = cuda ] && [ "$(nvidia-smi -L | grep -c '^GPU')" -lt 8 ] && carrier=(NCCL=mpi)
+    make test DEVICE=$device "${carrier[@]}"
+}
+
+# ---- the report --------------------------------------------------------------------------------------------------------
+
+case ${1:-} in
+    --pack) make_pack; exit ;;
+    --stage) base=$3 && unpack && "stage_$2"; exit ;;  # started below
+    '') ;;
+    *) echo "usage: dev/gpu_check.sh [--pack]; the head of the script names its variables"; exit 2 ;;
+esac
+[ -z "$rehearse" ] && ! nvidia-smi -L 2>/dev/null | grep -q '^GPU' && {
+    echo "no GPU here: nvidia-smi lists none, and this check is for a machine with one (REHEARSE=1 does without)"
+    exit 1
+}
+name=$(gpu name)
+name=${NAME:-$(printf '%s' "${name:-rehearsal}" | tr -cs 'A-Za-z0-9' '-')-$(date -u +%Y-%m-%d)}
+base=dev/results/$name
+[ -z "$rehearse" ] || base=$work/$name
+mkdir -p dev/results "$(dirname "$base")"
+[ -z "$rehearse" ] || rmdir dev/results 2>/dev/null
+report=$base.md
+echo "# $name" | tee "$report"
+summary=
+
+limit() {
+    case " ${LIMITS:-} " in *" $1="*) echo " $LIMITS " | sed "s/.* $1=\([0-9]*\) .*/\1/"; return ;; esac
+    case $1 in build) echo 1200 ;; bench | d12 | d48) echo 300 ;; suite) echo 7200 ;; *) echo 180 ;; esac
+}
+failed=0
+for stage in ${STAGES:-machine build checks sanitizer golden d12 d48 bench ranks}; do
+    declare -F "stage_$stage" >/dev/null || { echo "there is no stage $stage"; exit 2; }
+    seconds=$(limit "$stage") begin=$(date +%s)
+    printf '\n## %s\n\n```\n' "$stage" | tee -a "$report"
+    timeout -k 10 "$seconds" "$0" --stage "$stage" "$base" 2>&1 | tee -a "$report"
+    case ${PIPESTATUS[0]} in
+        0) verdict=passed ;;
+        3) verdict='nothing done' ;;
+        124 | 137) verdict="stopped after $seconds s" failed=1 ;;
+        *) verdict=failed failed=1 ;;
+    esac
+    verdict="$verdict, $(($(date +%s) - begin)) s"
+    printf '```\n\n%s\n' "$verdict" | tee -a "$report"
+    summary+="| $stage | $verdict |"$'\n'
 done
-
-say ""
-if [ -s "$work/log.jsonl" ]; then
-    # The median step; the first ten warm up.
-    median=$(tail -n +"$begin" "$report" | grep -aE '^step +[0-9]+/' | grep -a 'tokens/s' | tail -n +11 |
-             sed -E 's/.* ([0-9.]+) ms .*/\1 &/' | sort -n | awk '{ line[NR] = $0 } END { print line[int((NR + 1) / 2)] }' |
-             cut -d' ' -f2-)
-    say "train_gpt d12, B $micro, T $seq, bf16, the median step: ${median:-none}"
-else
-    say "train_gpt d12: no result"
-    failed=1
-fi
-
-if python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
-    run python3 dev/torch_gpt2.py --micro-batch "$micro" --seq $seq --steps "$steps" || failed=1
-else
-    say "PyTorch with CUDA is not installed: nothing to compare with"
-fi
-
-rm -f "$work/tokens.bin"
-say ""
-if [ "$failed" -eq 0 ]; then say "all of it passed"; else say "something failed: see above"; fi
-echo "written: $report, $base-kernels.jsonl"
-exit "$failed"
+printf '\n## Summary\n\n| stage | |\n|---|---|\n%s' "$summary" | tee -a "$report"
+echo "written: $report"
+exit $failed

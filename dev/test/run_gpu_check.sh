@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# run_gpu_check.sh [BUILD]: rehearses `make gpu-check` on the stand-ins: every stage writes its part of the report, also
+# if one fails or runs into its time limit; the table of kernels has the work that the wrappers state. Ends with
+# `N passed, N failed`.
+# needs: fp32/train_gpt fp32/train_gpt_3d fp32/test_gpt fp32/dev/cuda/gelu bf16/train_gpt bf16-profile/train_gpt
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+. dev/test/report.sh
+case ${1:-} in *cuda*) skip gpu_check 'make gpu-check itself runs there' ;; esac
+case ${1:-build/cpu-fp32} in */cpu-fp32) ;; *) skip gpu_check 'it rehearses with build/cpu-fp32' ;; esac
+name=test-$$
+base=build/gpu-check/$name
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir" $base.md $base-kernels.jsonl' EXIT
+shown="$dir/out $base.md"
+export KERNELS=gelu LIMITS='machine=600 checks=600 golden=600 d12=600 bench=600 ranks=600'
+export REHEARSE=1 BUILD=0 NAME=$name OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=SSE41
+
+check_run() { timeout 550 "$@" dev/gpu_check.sh >"$dir/out" 2>&1; }
+says() { grep -qE -- "$1" $base.md; }
+
+check_run env STAGES='machine build checks golden d12 d48 bench ranks' STEPS=3
+report $? 'a rehearsal of all stages passes'
+stages=$(sed -n 's/^## //p' $base.md | xargs)
+[ "$stages" = 'machine build checks golden d12 d48 bench ranks Summary' ]
+report $? "each has its part of the report: $stages"
+says '^build/cpu-fp32/dev/cuda/gelu: [1-9][0-9]* passed, 0 failed'
+report $? "checks: $(grep -m1 'gelu:' $base.md)"
+[ "$(grep -c '^[1-9][0-9]* passed, 0 failed' $base.md)" = 2 ]
+report $? 'golden: both precisions pass'
+says '^small model, B 2, T 32, bf16, the median step: step .* tokens/s'
+report $? "d12: $(grep 'median step' $base.md)"
+[ "$(grep -c ': FAIL' $base.md)" = 0 ] && [ "$(grep -c 'losses differ by' $base.md)" = 6 ]
+report $? 'ranks: six layouts of eight ranks have the losses of one'
+[ -s $base-kernels.jsonl ]
+report $? 'bench: its log is beside the report'
+
+# 8 steps of 2 layers; a matrix product for each size, and one kernel of each name.
+for want in 'gelu_forward_kernel 16' 'gelu_backward_kernel 16' 'adamw_kernel 8' 'loss_sum_kernel 8'; do
+    calls=$(awk -v name="${want% *}" 'index($1, name) == 1 { print $2; exit }' $base.md)
+    [ "$calls" = "${want#* }" ]
+    report $? "table of kernels: ${want% *} is called ${calls:-0} times, ${want#* } expected"
+done
+# A layer has four products forward and eight backward, the head one and two; backward's input and weight products
+# move other bytes.
+products=$(awk '/^matrix product of/ { n += $6 } END { print n }' $base.md)
+[ "$products" = $((8 * (2 * 12 + 3))) ]
+report $? "table of kernels: $products matrix products, $((8 * (2 * 12 + 3))) expected"
+awk '/^all  / { all = $3 } /^matrix product of|_kernel/ { for (i = 2; i < NF; i++) if ($(i + 1) ~ /%$/) { sum += $i; break } }
+    END { exit !(all > 0 && sum > 0.99 * all && sum < 1.01 * all) }' $base.md
+report $? "table of kernels: the rows add up to all"
+
+check_run env STAGES='golden machine' LIMITS='golden=1 machine=600'
+status=$?
+[ $status = 1 ] && says '^stopped after 1 s' && says '^date ' && says '\| machine \| passed'
+report $? 'a stage that takes too long is stopped, and the next one runs'
+STAGES='nonsense' dev/gpu_check.sh >"$dir/out" 2>&1
+[ $? = 2 ] && grep -q 'there is no stage nonsense' "$dir/out"
+report $? 'an unknown stage is refused'
+finish
