@@ -3,6 +3,8 @@
 //   PROGRAM                     Checks every kernel against plain loops in double: a row for each.
 //   PROGRAM --bench             Times every kernel: a row for each, with the share of the roofline.
 //   PROGRAM --bench --log FILE  Also appends JSON Lines, one for each kernel and block size.
+//   PROGRAM --bench --kernel N  Times the kernels of number N only: `ncu PROGRAM --bench --kernel 3`.
+//   PROGRAM --list              Prints the kernels, and times none.
 //
 // A program has one list of kernels for an operation, numbered from naive to best. The last is the kernel of llmc/. Its
 // wrappers state "must MB" and FLOPs (llmc/kernels/work.cuh says how they are counted). These hold for every kernel of
@@ -26,6 +28,9 @@
 typedef struct {
     Check checks;
     bool bench, cpu;            // cpu: the stand-ins, where sizes are small
+    bool list;
+    int only;                   // the number of the kernels to be timed, 0: all
+    bool found;                 // there was one
     FILE *log;                  // NULL: none
     cudaStream_t stream;
     Matmul mm;                  // on that stream
@@ -152,14 +157,16 @@ static inline void lab_start(Lab *lab, int argc, char **argv, double (*slowest)(
     const char *log = NULL;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--bench") == 0) lab->bench = true;
+        else if (strcmp(argv[i], "--list") == 0) lab->bench = lab->list = true;
+        else if (strcmp(argv[i], "--kernel") == 0 && i + 1 < argc && (lab->only = atoi(argv[i + 1])) > 0) i++;
         else if (strcmp(argv[i], "--log") == 0 && i + 1 < argc) log = argv[++i];
         else {
-            fprintf(stderr, "usage: %s [--bench [--log FILE]]\n", argv[0]);
+            fprintf(stderr, "usage: %s [--bench [--kernel N] [--log FILE] | --list]\n", argv[0]);
             exit(2);
         }
     }
-    if (log && !lab->bench) {
-        fprintf(stderr, "error: --log goes with --bench\n");
+    if ((log || lab->only) && !lab->bench) {
+        fprintf(stderr, "error: --%s goes with --bench\n", log ? "log" : "kernel");
         exit(2);
     }
     if (log && !(lab->log = fopen(log, "ab"))) {
@@ -174,7 +181,7 @@ static inline void lab_start(Lab *lab, int argc, char **argv, double (*slowest)(
     lab->cpu = strncmp(prop.name, "CPU", 3) == 0;
     CUDA_CHECK(cudaStreamCreate(&lab->stream));
     matmul_create(&lab->mm, lab->stream);
-    if (lab->bench) {
+    if (lab->bench && !lab->list) {
         lab->flush_bytes = (size_t)(lab->cpu ? 32 : 256) << 20;
         lab->flush = test_device(lab->flush_bytes);
         lab_measure_peaks(lab);
@@ -182,7 +189,7 @@ static inline void lab_start(Lab *lab, int argc, char **argv, double (*slowest)(
                lab->gemm_tflop);
         printf("%-26s %2s  %-52s %5s %10s %9s %9s %9s %9s %7s\n", "operation", "#", "kernel", "block", "ms", "must MB",
                "asks MB", "GB/s", "GFLOP/s", "roof");
-    } else {
+    } else if (!lab->list) {
         printf("     %-26s %2s  %-52s %9s %9s  " FLOATX_NAME "\n", "operation", "#", "kernel", "error", "bound");
     }
     fflush(stdout);
@@ -197,6 +204,7 @@ static inline void lab_check(Lab *lab, const LabKernel *k, double error, double 
 // Returns the work that the wrappers of llmc/ state for one run of this kernel. It must be the one that they launch.
 static inline KernelWork lab_stated(Lab *lab, const LabKernel *k, const void *problem) {
     KernelWork work = KernelWork();
+    if (lab->list) return work;
     *kernel_tally() = &work;
     k->run(problem, lab_block(k));
     *kernel_tally() = NULL;
@@ -212,6 +220,9 @@ static inline KernelWork lab_stated(Lab *lab, const LabKernel *k, const void *pr
 // the last kernel of its list. asks: bytes, or 0 if not counted.
 static inline void lab_bench(Lab *lab, const LabKernel *k, const void *problem, KernelWork must, double asks) {
     static const unsigned SWEEP[] = {32, 64, 128, 256, 512, 1024};
+    if (lab->only && k->number != lab->only) return;
+    lab->found = true;
+    if (lab->list) return (void)printf("%-26s %2d  %s\n", k->operation, k->number, k->name);
     double best = DBL_MAX, copy = 1e-6 * must.bytes / lab->copy_gb, product = 1e-9 * must.flops / lab->gemm_tflop;
     double roof = copy > product ? copy : product;  // ms that the operation takes at least
     unsigned best_block = 0;
@@ -250,6 +261,10 @@ static inline int lab_finish(Lab *lab) {
         return 1;
     }
     test_release(0);
+    if (lab->only && !lab->found) {
+        fprintf(stderr, "error: there is no kernel %d here: --list prints them\n", lab->only);
+        return 2;
+    }
     return lab->bench ? 0 : check_summary(&lab->checks);
 }
 

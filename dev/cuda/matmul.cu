@@ -3,6 +3,7 @@
 #include "llmc/kernels/bias.cuh"
 #include "llmc/kernels/gelu.cuh"
 #include "llmc/kernels/matmul.cuh"
+#include "llmc/kernels/mma.cuh"
 
 #include "dev/cuda/bench.h"
 
@@ -57,6 +58,123 @@ __global__ void __launch_bounds__(TILE * TILE)
     if (row < M && col < N) d[row * N + col] = from_float<T>(sum);
 }
 
+// 3 and 4: a block of 256 threads a tile of 64 x 64 outputs, a thread 4 x 4 of them in registers. A number that it
+// reads from shared memory is used four times. 4: the next tiles are copied by cp.async while these are multiplied.
+enum { WIDE = 64, DEPTH = 16, SUMS = 4 };
+
+// Multiplies tiles a[WIDE][DEPTH] and b[DEPTH][WIDE]; this thread's sums are those of rows y + 16 i, columns x + 16 j.
+template <class F>
+__device__ __forceinline__ void multiply_tiles(float (&sum)[SUMS][SUMS], const F (*a)[DEPTH], const F (*b)[WIDE]) {
+    int x = threadIdx.x % 16, y = threadIdx.x / 16;
+    for (int k = 0; k < DEPTH; k++) {
+        float of_a[SUMS], of_b[SUMS];
+        UNROLL
+        for (int i = 0; i < SUMS; i++) of_a[i] = to_float(a[y + 16 * i][k]), of_b[i] = to_float(b[k][x + 16 * i]);
+        UNROLL
+        for (int i = 0; i < SUMS; i++)
+            for (int j = 0; j < SUMS; j++) sum[i][j] += of_a[i] * of_b[j];
+    }
+}
+__device__ __forceinline__ void store_sums(floatX *d, const float (&sum)[SUMS][SUMS], size_t M, size_t N) {
+    size_t row = (size_t)blockIdx.y * WIDE + threadIdx.x / 16, col = (size_t)blockIdx.x * WIDE + threadIdx.x % 16;
+    for (size_t i = 0; i < SUMS; i++)
+        for (size_t j = 0; j < SUMS; j++)
+            if (row + 16 * i < M && col + 16 * j < N)
+                d[(row + 16 * i) * N + col + 16 * j] = from_float<floatX>(sum[i][j]);
+}
+
+__global__ void __launch_bounds__(256)
+    product_registers(floatX *d, const floatX *a, const floatX *b, size_t M, size_t N, size_t K) {
+    __shared__ float tile_a[WIDE][DEPTH], tile_b[DEPTH][WIDE];
+    size_t row = (size_t)blockIdx.y * WIDE, col = (size_t)blockIdx.x * WIDE;
+    float sum[SUMS][SUMS] = {};
+    for (size_t first = 0; first < K; first += DEPTH) {
+        for (size_t i = threadIdx.x; i < WIDE * DEPTH; i += 256) {
+            size_t r = row + i / DEPTH, k = first + i % DEPTH, c = col + i % WIDE, l = first + i / WIDE;
+            tile_a[i / DEPTH][i % DEPTH] = r < M && k < K ? to_float(a[r * K + k]) : 0.0f;
+            tile_b[i / WIDE][i % WIDE] = l < K && c < N ? to_float(b[l * N + c]) : 0.0f;
+        }
+        __syncthreads();
+        multiply_tiles(sum, tile_a, tile_b);
+        __syncthreads();
+    }
+    store_sums(d, sum, M, N);
+}
+
+// Starts the copy of tile[ROWS][COLS], rows STRIDE apart, from x[rows, cols], 16 bytes a thread; zeros outside. Packs
+// of 16 bytes must divide cols.
+template <int ROWS, int COLS, int STRIDE>
+__device__ __forceinline__ void copy_tile(floatX *tile, const floatX *x, size_t row, size_t col, size_t rows,
+                                          size_t cols) {
+    constexpr int PACK = 16 / sizeof(floatX), PACKS = COLS / PACK;
+    for (int i = (int)threadIdx.x; i < ROWS * PACKS; i += (int)blockDim.x) {
+        size_t r = row + (size_t)(i / PACKS), c = col + (size_t)(i % PACKS * PACK);
+        bool exists = r < rows && c < cols;
+        SharedTile to((const bfloat16 *)(const void *)(tile + i / PACKS * STRIDE + i % PACKS * PACK));
+        copy_async16(to, exists ? x + r * cols + c : x, exists);
+    }
+}
+
+__global__ void __launch_bounds__(256)
+    product_copies(floatX *d, const floatX *a, const floatX *b, size_t M, size_t N, size_t K) {
+    alignas(16) __shared__ floatX tile_a[2][WIDE][DEPTH], tile_b[2][DEPTH][WIDE];
+    size_t row = (size_t)blockIdx.y * WIDE, col = (size_t)blockIdx.x * WIDE;
+    float sum[SUMS][SUMS] = {};
+    int stage = 0;
+    copy_tile<WIDE, DEPTH, DEPTH>(tile_a[0][0], a, row, 0, M, K);
+    copy_tile<DEPTH, WIDE, WIDE>(tile_b[0][0], b, 0, col, K, N);
+    copy_async_commit();
+    for (size_t first = 0; first < K; first += DEPTH, stage ^= 1) {
+        if (first + DEPTH < K) {
+            copy_tile<WIDE, DEPTH, DEPTH>(tile_a[stage ^ 1][0], a, row, first + DEPTH, M, K);
+            copy_tile<DEPTH, WIDE, WIDE>(tile_b[stage ^ 1][0], b, first + DEPTH, col, K, N);
+        }
+        copy_async_commit();
+        copy_async_wait<1>();
+        __syncthreads();
+        multiply_tiles(sum, tile_a[stage], tile_b[stage]);
+        __syncthreads();
+    }
+    store_sums(d, sum, M, N);
+}
+
+// 5: as 4, but four warps multiply by tensor cores, each 16 rows of the tile.
+#ifdef PRECISION_BF16
+enum { MMA_DEPTH = 32, STRIDE_A = MMA_DEPTH + 8, STRIDE_B = WIDE + 8 };  // 8 more: rows in other banks
+
+__global__ void __launch_bounds__(128)
+    product_mma(floatX *d, const floatX *a, const floatX *b, size_t M, size_t N, size_t K) {
+    alignas(16) __shared__ floatX tile_a[2][WIDE * STRIDE_A], tile_b[2][MMA_DEPTH * STRIDE_B];
+    size_t row = (size_t)blockIdx.y * WIDE, col = (size_t)blockIdx.x * WIDE;
+    int lane = threadIdx.x % 32, own = (int)threadIdx.x / 32 * 16, stage = 0;  // own: the warp's first row
+    float sum[WIDE / 8][4] = {};
+    copy_tile<WIDE, MMA_DEPTH, STRIDE_A>(tile_a[0], a, row, 0, M, K);
+    copy_tile<MMA_DEPTH, WIDE, STRIDE_B>(tile_b[0], b, 0, col, K, N);
+    copy_async_commit();
+    for (size_t first = 0; first < K; first += MMA_DEPTH, stage ^= 1) {
+        if (first + MMA_DEPTH < K) {
+            copy_tile<WIDE, MMA_DEPTH, STRIDE_A>(tile_a[stage ^ 1], a, row, first + MMA_DEPTH, M, K);
+            copy_tile<MMA_DEPTH, WIDE, STRIDE_B>(tile_b[stage ^ 1], b, first + MMA_DEPTH, col, K, N);
+        }
+        copy_async_commit();
+        copy_async_wait<1>();
+        __syncthreads();
+        uint32_t of_a[MMA_DEPTH / 16][4];
+        UNROLL
+        for (int k = 0; k < MMA_DEPTH / 16; k++)
+            ldmatrix_x4<false>(of_a[k], SharedTile(tile_a[stage] + (own + lane % 16) * STRIDE_A + k * 16 +
+                                                   lane / 16 * 8));
+        mma_product<true, STRIDE_B>(sum, of_a, matrix_row<true, STRIDE_B>(tile_b[stage]));
+        __syncthreads();
+    }
+    for (int n = 0; n < WIDE / 8; n++)
+        for (int i = 0; i < 4; i++) {
+            size_t r = row + (size_t)(own + lane / 4 + i / 2 * 8), c = col + (size_t)(n * 8 + lane % 4 * 2 + i % 2);
+            if (r < M && c < N) d[r * N + c] = from_float<floatX>(sum[n][i]);
+        }
+}
+#endif
+
 template <class T, bool TRANS_A, bool TRANS_B>
 static void naive(T *d, const floatX *a, const floatX *b, size_t M, size_t N, size_t K, unsigned block) {
     LAUNCH((product_naive<T, TRANS_A, TRANS_B>), CEIL_DIV(M * N, (size_t)block), block, 0, lab.stream)
@@ -76,7 +194,28 @@ static void forward2(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;
     tiled<floatX, false, false>(p->out, p->inp, p->weight, p->N, p->OC, p->IC);
 }
+// Kernels 4 and 5 copy packs of 16 bytes: where these do not divide the rows of both factors, 3 is launched.
+static dim3 wide_grid(const Problem *p) {
+    return dim3((unsigned)CEIL_DIV(p->OC, (size_t)WIDE), (unsigned)CEIL_DIV(p->N, (size_t)WIDE));
+}
+static bool has_packs(const Problem *p) { return (p->IC | p->OC) % (16 / sizeof(floatX)) == 0; }
 static void forward3(const void *problem, unsigned) {
+    const Problem *p = (const Problem *)problem;
+    LAUNCH(product_registers, wide_grid(p), 256, 0, lab.stream)(p->out, p->inp, p->weight, p->N, p->OC, p->IC);
+}
+static void forward4(const void *problem, unsigned block) {
+    const Problem *p = (const Problem *)problem;
+    if (!has_packs(p)) return forward3(problem, block);
+    LAUNCH(product_copies, wide_grid(p), 256, 0, lab.stream)(p->out, p->inp, p->weight, p->N, p->OC, p->IC);
+}
+#ifdef PRECISION_BF16
+static void forward5(const void *problem, unsigned block) {
+    const Problem *p = (const Problem *)problem;
+    if (!has_packs(p)) return forward3(problem, block);
+    LAUNCH(product_mma, wide_grid(p), 128, 0, lab.stream)(p->out, p->inp, p->weight, p->N, p->OC, p->IC);
+}
+#endif
+static void forward6(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;
     matmul_forward(&lab.mm, p->out, p->inp, p->weight, NULL, p->N, p->IC, p->OC);
 }
@@ -120,6 +259,7 @@ static void activated2(const void *problem, unsigned) {
 }
 
 // 1: a thread a column walks over all rows. 2: a block a column: many threads, each a cache line for one element.
+// 3: a thread a column of some rows, whose sum it adds to memory: in any order, so that another run has other bits.
 __global__ void bias_thread_a_column(float *dbias, const floatX *dout, size_t N, size_t OC) {
     size_t col = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (col >= OC) return;
@@ -134,6 +274,21 @@ __global__ void bias_block_a_column(float *dbias, const floatX *dout, size_t N, 
     if (threadIdx.x == 0) dbias[blockIdx.x] = sum;
 }
 
+#ifndef __CUDACC__
+static inline void atomicAdd(float *sum, float x) {
+#pragma omp atomic
+    *sum += x;
+}
+#endif
+enum { ATOMIC_ROWS = 64 };
+__global__ void bias_atomic(float *dbias, const floatX *dout, size_t N, size_t OC) {
+    size_t col = (size_t)blockIdx.x * blockDim.x + threadIdx.x, first = (size_t)blockIdx.y * ATOMIC_ROWS;
+    if (col >= OC) return;
+    float sum = 0.0f;
+    for (size_t row = first; row < N && row < first + ATOMIC_ROWS; row++) sum += to_float(dout[row * OC + col]);
+    atomicAdd(&dbias[col], sum);
+}
+
 static void bias1(const void *problem, unsigned block) {
     const Problem *p = (const Problem *)problem;
     LAUNCH(bias_thread_a_column, CEIL_DIV(p->OC, (size_t)block), block, 0, lab.stream)(p->dbias, p->dout, p->N, p->OC);
@@ -142,7 +297,13 @@ static void bias2(const void *problem, unsigned block) {
     const Problem *p = (const Problem *)problem;
     LAUNCH(bias_block_a_column, p->OC, block, 0, lab.stream)(p->dbias, p->dout, p->N, p->OC);
 }
-static void bias3(const void *problem, unsigned) {
+static void bias3(const void *problem, unsigned block) {
+    const Problem *p = (const Problem *)problem;
+    dim3 grid((unsigned)CEIL_DIV(p->OC, (size_t)block), (unsigned)CEIL_DIV(p->N, (size_t)ATOMIC_ROWS));
+    CUDA_CHECK(cudaMemsetAsync(p->dbias, 0, p->OC * sizeof(float), lab.stream));
+    LAUNCH(bias_atomic, grid, block, 0, lab.stream)(p->dbias, p->dout, p->N, p->OC);
+}
+static void bias4(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;
     bias_backward(p->dbias, p->dout, p->scratch, p->N, p->OC, false, lab.stream);
 }
@@ -158,7 +319,12 @@ typedef struct {
 static const Row ROWS[] = {
     {{"matmul forward", 1, "a thread an output", forward1, 0}, OUT},
     {{"matmul forward", 2, "tiles in shared memory", forward2, TILE * TILE}, OUT},
-    {{"matmul forward", 3, "cuBLASLt, tensor cores in bf16 (llmc)", forward3, 1}, OUT},
+    {{"matmul forward", 3, "4 x 4 sums a thread in registers", forward3, 256}, OUT},
+    {{"matmul forward", 4, "and the next tiles copied meanwhile, by cp.async", forward4, 256}, OUT},
+#ifdef PRECISION_BF16
+    {{"matmul forward", 5, "and tensor cores, by ldmatrix and mma.sync", forward5, 128}, OUT},
+#endif
+    {{"matmul forward", 6, "cuBLASLt, tensor cores in bf16 (llmc)", forward6, 1}, OUT},
     {{"matmul backward input", 1, "a thread an output", input1, 0}, DINP},
     {{"matmul backward input", 2, "tiles in shared memory", input2, TILE * TILE}, DINP},
     {{"matmul backward input", 3, "cuBLASLt, tensor cores in bf16 (llmc)", input3, 1}, DINP},
@@ -169,7 +335,8 @@ static const Row ROWS[] = {
     {{"matmul + bias + gelu", 2, "two: bias in the epilogue (llmc)", activated2, 1}, OUT_GELU},
     {{"bias gradient", 1, "a thread a column", bias1, 0}, DBIAS},
     {{"bias gradient", 2, "a block a column", bias2, 0}, DBIAS},
-    {{"bias gradient", 3, "128-bit loads, chunks of rows, then their sum (llmc)", bias3, BIAS_THREADS}, DBIAS},
+    {{"bias gradient", 3, "a chunk of rows a thread, atomicAdd: bits that vary", bias3, 0}, DBIAS},
+    {{"bias gradient", 4, "128-bit loads, chunks of rows, then their sum (llmc)", bias4, BIAS_THREADS}, DBIAS},
 };
 
 // ---- the checks --------------------------------------------------------------------------------------------
@@ -342,7 +509,8 @@ static double row_error(const Row *row, Shape s) {
 
 // Every kernel of the list at ragged sizes.
 static void check_kernels(void) {
-    static const Shape shapes[] = {{1, 1, 1}, {7, 18, 54}, {24, 18, 72}, {65, 64, 192}, {33, 100, 36}};
+    static const Shape shapes[] = {{1, 1, 1},     {7, 18, 54},   {24, 18, 72},
+                                   {65, 64, 192}, {33, 100, 36}, {70, 200, 88}};
     for (const Row &row : ROWS) {
         double error = 0.0, bound = row.result == DWEIGHT || row.result == DBIAS ? FLOAT_BOUND : OUT_BOUND;
         for (Shape s : shapes) error = fmax(error, row_error(&row, s));
@@ -413,7 +581,7 @@ static void bench_products(size_t N) {
         for (int k = 0; k < 3; k++) {
             char name[64];
             snprintf(name, sizeof name, "%s, %zu x %zu x %zu (llmc)", shapes[i].name, N, q.IC, q.OC);
-            LabKernel kernel = {pass[k], 3, name, i < 4 ? layer[k] : head[k], 1};
+            LabKernel kernel = {pass[k], k ? 3 : 6, name, i < 4 ? layer[k] : head[k], 1};
             lab_bench(&lab, &kernel, &q, lab_stated(&lab, &kernel, &q), 0.0);
         }
         test_release(mark);

@@ -31,6 +31,18 @@ sed 's/[{}"]//g; s/,/\n/g' "$dir/log" | awk -F: '
 report $? 'all kernels of an operation have the bytes that it must move, its FLOPs, and their share of the nearer roof'
 grep -q '^residual + layernorm .* 12.58 ' "$dir/out" || ! grep -q '^CPU' "$dir/out"
 report $? 'and so does the table'
+
+# One kernel by its number.
+"$folder/dev/cuda/layernorm" --list >"$dir/out" 2>&1 && [ "$(grep -c '^residual + layernorm  *[1-9]' "$dir/out")" -ge 3 ] &&
+    ! grep -q 'GB/s' "$dir/out"
+report $? 'layernorm --list prints its kernels'
+rm -f "$dir/log"
+OMP_NUM_THREADS=1 "$folder/dev/cuda/layernorm" --bench --kernel 2 --log "$dir/log" >"$dir/out" 2>&1 &&
+    [ -s "$dir/log" ] && ! grep -v '"number":2,' "$dir/log"
+report $? 'layernorm --bench --kernel 2 times the kernels of that number only'
+"$folder/dev/cuda/layernorm" --list --kernel 99 >"$dir/out" 2>&1
+[ $? = 2 ] && grep -q 'there is no kernel 99' "$dir/out"
+report $? "a kernel that is not there is refused: $(tail -n 1 "$dir/out")"
 case $folder in *cuda*) finish ;; esac
 command -v python3 >/dev/null || finish
 

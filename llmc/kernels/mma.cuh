@@ -78,15 +78,12 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], 
 template <bool TRANS>
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&registers)[4], SharedTile row) {
 #ifdef __CUDACC__
-    if constexpr (TRANS) {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
-                     : "r"(row.address) : "memory");
-    } else {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
-                     : "r"(row.address) : "memory");
-    }
+#define LDMATRIX(trans)                                                                           \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4" trans ".shared.b16 {%0, %1, %2, %3}, [%4];"      \
+                 : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3]) \
+                 : "r"(row.address) : "memory")
+    if constexpr (TRANS) LDMATRIX(".trans");
+    else LDMATRIX("");
 #else
     cpu_check_aligned(row.address);
     CpuLdmatrix lane;
