@@ -10,7 +10,7 @@ cd "$(dirname "$0")/../.." || exit 1
 quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes data_bytes optimizer_memory
        lesson_data_bytes lesson_data_memory lesson_data_clock lesson_fsdp_bytes lesson_fsdp_memory lesson_fsdp_clock
        lesson_moe_bytes lesson_moe_clock lesson_context_recompute lesson_context_longest
-       schedules schedules_norm refused bubbles study plan scale scale_bands scale_claims)
+       schedules schedules_norm refused bubbles study plan scale scale_bands scale_claims cuda_lines)
 slow=(layouts main errors no_wait one_stream zero post_ln bubbles_paper plan_table1 plan_clock plan_fsdp scale_trainers)
 
 mode=${1:-check} build=${2:-build/cpu-fp32}
@@ -507,6 +507,7 @@ ROWS
 }
 
 # PTD-P's figures, and the cost of growing.
+table_cuda_lines() { dev/cuda_lines.sh; }
 table_study() { build/tools/study --table dev/scale/rows_a100.csv; }
 
 # groups TITLE COLUMNS: prints the table of a tool's output that begins with TITLE. Its rows end in COLUMNS columns.
