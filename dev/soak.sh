@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # soak.sh BUILD [MINUTES] [SEED]: one training run, interrupted at random until the time is up: ranks and launchers
 # killed, signals, full disks, ranks that stand still, slow messages, a second run in the same folder, damaged
-# checkpoints, clocks that jump, copied folders, Ctrl-Z, removed locks; and resumed at another layout each time. Every announced save must be there and sound. At
-# the end the losses of all steps are compared with the losses of one calm run. The seed makes the same choices (their
-# effect depends on the machine's speed). Ends with counts; the exit code is 1 if anything was lost.
+# checkpoints, clocks that jump, copied folders, Ctrl-Z, removed locks; and resumed at another layout each time. Every
+# announced save must be there and sound. At the end the losses of all steps are compared with the losses of one calm
+# run. The seed makes the same choices (their effect depends on the machine's speed). Ends with counts; the exit code is
+# 1 if anything was lost.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 build=$(realpath -m "${1:-build/cpu-fp32}")
