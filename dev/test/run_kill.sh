@@ -73,13 +73,14 @@ ends() {
 
 milliseconds() { sleep "$(printf '%d.%03d' $(($1 / 1000)) $(($1 % 1000)))"; }
 
-# newest FOLDER: the step of its newest complete checkpoint, 0 if there is none.
+# newest FOLDER: the step of its newest complete checkpoint, 0 if there is none. One that lacks only its name, which the
+# next run gives it, is complete: its trainer.json, which is written last, ends.
 newest() {
     local name best=0 step
-    for name in "$1"/step-*/trainer.json; do
-        [ -f "$name" ] || continue
-        name=${name%/trainer.json}
-        step=$((10#${name##*-}))
+    for name in "$1"/{step,tmp}-*/trainer.json; do
+        [ -f "$name" ] && [ "$(tail -c 2 "$name")" = '}' ] || continue
+        step=${name#"$1"/*-}
+        step=$((10#${step:0:8}))
         [ $step -gt $best ] && best=$step
     done
     echo $best
@@ -92,9 +93,9 @@ announced() {
     echo $((10#${step:-0}))
 }
 
-# await COMMAND...: until it succeeds, or 15 s.
+# await COMMAND...: until it succeeds, or 60 s.
 await() {
-    local deadline=$((SECONDS + 15))
+    local deadline=$((SECONDS + 60))
     until "$@" >/dev/null 2>&1 || [ $SECONDS -ge $deadline ]; do sleep 0.005; done
 }
 all_started() { pids=("$dir"/pids/*) && [ ${#pids[@]} = "$1" ] && [ -f "${pids[0]}" ]; }
@@ -106,7 +107,10 @@ strike() {
     local ranks=$1 how=$2 folder=$3 pids=() victim=$((RANDOM % $1)) steps=$((1 + RANDOM % 4)) delay=$RANDOM
     await all_started "$ranks"
     case $how in
-        start) milliseconds $((delay % 500)) ;;
+        start)  # not in MPI_Init: a rank that dies there can hang Open MPI's mpirun
+            await grep -q '^device' "$dir/out"
+            milliseconds $((delay % 500))
+            ;;
         step) await stepped 1; milliseconds $((delay % 700)) ;;
         save) await stepped $steps; await compgen -G "$folder/tmp-*"; milliseconds $((delay % 12)) ;;
     esac
