@@ -220,7 +220,7 @@ static inline bool pipeline_parse(const char *name, const char *text, PipelineLi
         word++;
         if (!pipeline_word(at, length, &step))
             return error_set(err, "%s, line %zu, word %zu: '%.*s' is no step: write F, B or W and a micro-batch from "
-                                  "0, as in F0, and with several chunks a dot and the chunk, as in F0.1",
+                                  "0 to 999999, as in F0, and with several chunks a dot and the chunk, as in F0.1",
                              name, line, word, length < 20 ? (int)length : 20, at);
         if (word == 1) {  // the first word of a line: one more stage
             l->steps = (PipelineStep **)host_resize(l->steps, (size_t)l->p + 1, sizeof *l->steps);
@@ -402,8 +402,8 @@ static inline bool pipeline_prove_list(const PipelineLists *l, int stage, Error 
     size_t pairs = (size_t)m * v, count = l->counts[stage];
     bool split = pipeline_last_use(steps, count) == STEP_WEIGHT;
     if (count != (split ? 3 : 2) * pairs)
-        return error_set(err, "stage %d has %zu steps, and %d micro-batches in %d chunks are %zu%s", stage, count, m, v,
-                         (split ? 3 : 2) * pairs, split ? " with their weight steps" : "");
+        return error_set(err, "stage %d has %zu step%s, and %d micro-batches in %d chunks are %zu%s", stage, count,
+                         count == 1 ? "" : "s", m, v, (split ? 3 : 2) * pairs, split ? " with their weight steps" : "");
     unsigned char *done = (unsigned char *)host_alloc(pairs, 1);  // steps of each micro-batch and chunk
     int *ordered = (int *)host_alloc(3 * (size_t)v, sizeof *ordered);  // [3][v] steps of a kind and chunk
     bool ok = true;

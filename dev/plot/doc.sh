@@ -18,6 +18,7 @@ for schedule in gpipe 1f1b interleaved zb-h1 zb-auto; do
     chunks=1 title="$schedule: 4 stages, 8 micro-batches" durations=--retime trainer=train_gpt_pp
     [ $schedule = interleaved ] && chunks=2 title="$title, 2 chunks a stage"
     [[ $schedule = zb-* ]] && durations='--costs 1,1,1' trainer=train_zero_bubble
+    [ $schedule = zb-auto ] && durations='--costs 25,26.5,24'  # in the ratio of the search's FLOPs: C = 128, T = 64
     OMP_NUM_THREADS=1 $launch -n 4 build/cpu-fp32/$trainer --pipeline 4 --schedule $schedule --virtual $chunks \
         --layers 8 --seq 64 --micro-batch 4 --global-batch 32 --steps 5 --val-every 0 \
         --train-data build/corpus/train.bin --trace build/out/$schedule.json >/dev/null

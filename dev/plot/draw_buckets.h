@@ -24,8 +24,7 @@ static inline void draw_bucket0(FILE *out) {
     bucket_sizes(true, D, &bucket[0], &wte[0]);
     bucket_sizes(false, D, &bucket[1], &wte[1]);
     double unit = scale / (double)bucket[0];
-    svg_begin(out, 870, 356);
-    figure_title(out, "Bucket 0 of the first and of the last stage, cut over d = 2 data ranks");
+    figure_begin(out, 870, 356, "Bucket 0 of the first and of the last stage, cut over d = 2 data ranks");
     for (int s = 0; s < 2; s++) {
         svg_text(out, 20, y[s] + 16, FIGURE_TEXT, 700, "start", SVG_INK, s ? "last stage" : "first stage");
         FIGURE_NOTE(out, 20, y[s] + 34, "%zu elements", bucket[s]);

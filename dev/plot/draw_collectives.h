@@ -55,8 +55,7 @@ static inline void draw_exchange(FILE *out, double x, const char *down, const ch
 static inline void draw_two_ranks(FILE *out, const char *title, const char *note, const Buffer (*columns)[2],
                                   int count, const char *const (*messages)[2], unsigned whole) {
     double width = NAMES + count * 2 * CELL_W + (count - 1) * BETWEEN + 24;
-    svg_begin(out, width < 560 ? 560 : width, TOP + 2 * ROW + 18);
-    figure_title(out, title);
+    figure_begin(out, width < 560 ? 560 : width, TOP + 2 * ROW + 18, title);
     draw_ranks(out, 2);
     for (int c = 0; c < count; c++) {
         double x = NAMES + c * (2 * CELL_W + BETWEEN);
@@ -125,8 +124,8 @@ static inline void draw_ring(FILE *out) {
     enum { K = 3, STEPS = 2 * (K - 1), RING_ROW = 56 };
     Buffer ranks[K], before[K];
     double gap = 36, w = 43, x = NAMES, middle = TOP + RING_ROW + CELL_H / 2.0;
-    svg_begin(out, NAMES + (STEPS + 1) * (K * w + gap) - gap + 20, TOP + K * RING_ROW + 34);
-    figure_title(out, "all-reduce on a ring of 3: rank r sends to rank r + 1, and 2 sends to 0");
+    figure_begin(out, NAMES + (STEPS + 1) * (K * w + gap) - gap + 20, TOP + K * RING_ROW + 34,
+                 "all-reduce on a ring of 3: rank r sends to rank r + 1, and 2 sends to 0");
     for (int r = 0; r < K; r++) {
         svg_text(out, 20, TOP + r * RING_ROW + 22, FIGURE_TEXT, 700, "start", SVG_INK, "rank %d", r);
         for (int i = 0; i < K; i++) ranks[r].sum[i] = 1u << r;

@@ -63,8 +63,7 @@ static inline void draw_layer_column(FILE *out, double x, bool sp) {
 }
 
 static inline void draw_layer(FILE *out) {
-    svg_begin(out, 872, 888);
-    figure_title(out, "One layer on one of t tensor ranks");
+    figure_begin(out, 872, 888, "One layer on one of t tensor ranks");
     draw_layer_column(out, 20, false);
     draw_layer_column(out, 456, true);
     double y = 832;
@@ -75,8 +74,11 @@ static inline void draw_layer(FILE *out) {
     figure_box(out, 624, y - 14, 22, 18, FIGURE_TOKENS, "%s", "");
     FIGURE_NOTE(out, 652, y, "this rank's N/t tokens");
     FIGURE_NOTE(out, 20, y + 24,
-                "Every collective works on a buffer of (N, C). An all-reduce is a reduce-scatter and an all-gather:");
-    FIGURE_NOTE(out, 20, y + 42, "what the arrows show costs the same bytes in both columns.");
+                "Every f and g works on a buffer of (N, C). An all-reduce is a reduce-scatter and an all-gather: "
+                "the boxes");
+    FIGURE_NOTE(out, 20, y + 42,
+                "of f and g send the same bytes in both columns. Not drawn: at the right backward gathers ln1, ln2 "
+                "again.");
     svg_end(out);
 }
 

@@ -39,18 +39,17 @@ static inline void draw_backward_streams(FILE *out) {
     enum { GATHER, FCPROJ_X, FCPROJ_W, FCPROJ_B, GELU, FC_X, FC_W, WAIT, NORM, COUNT };
     static const Work compute[COUNT] = {
         {"g: all-gather", 108, FIGURE_COLLECTIVE},
-        {"FCPROJW dX", 98, FIGURE_SHARE},
-        {"FCPROJW dW", 98, FIGURE_SHARE},
+        {"FCPROJW dX", 106, FIGURE_SHARE},
+        {"FCPROJW dW", 106, FIGURE_SHARE},
         {"db", 30, FIGURE_SHARE},
         {"GELU, db", 74, FIGURE_SHARE},
-        {"FCW dX", 98, FIGURE_SHARE},
-        {"FCW dW", 98, FIGURE_SHARE},
+        {"FCW dX", 106, FIGURE_SHARE},
+        {"FCW dW", 106, FIGURE_SHARE},
         {"wait", 46, FIGURE_WAIT},
         {"layernorm 2", 90, FIGURE_WHOLE},
     };
     double width = 880, ends[COUNT], x = 96;
-    svg_begin(out, width, 436);
-    figure_title(out, "Backward of the MLP on one tensor rank: two streams");
+    figure_begin(out, width, 436, "Backward of the MLP on one tensor rank: two streams");
     for (int sp = 0; sp < 2; sp++) {
         double y = 76 + sp * 176, below = y + 90;
         svg_text(out, 20, y - 14, FIGURE_TEXT, 700, "start", SVG_INK, "--sequence-parallel %d", sp);
@@ -84,8 +83,7 @@ static inline void draw_backward_streams(FILE *out) {
 
 static inline void draw_deadlock(FILE *out) {
     double w = 250, h = 38, left = 30, right = 430, y = 96;
-    svg_begin(out, 860, 468);
-    figure_title(out, "1F1B with p = 2 and one stream for everything: four lines that hang");
+    figure_begin(out, 860, 468, "1F1B with p = 2 and one stream for everything: four lines that hang");
     svg_text(out, left, y - 20, FIGURE_TEXT, 700, "start", SVG_INK, "stage 0, in this order");
     svg_text(out, right, y - 20, FIGURE_TEXT, 700, "start", SVG_INK, "stage 1, in this order");
     figure_box(out, left, y, w, h, FIGURE_WAIT, "send activations of 1");

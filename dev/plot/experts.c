@@ -104,8 +104,9 @@ static void draw_share(FILE *out, const Layer *layer, int expert, double x, doub
 
 static void draw(FILE *out, const Layer *layers, size_t count, const char *title) {
     const double width = 1000, left = 70, w = width - left - 30, h = 130, gap = 42;
-    svg_begin(out, width, 74 + (double)count * (h + gap) + 20);
-    svg_text(out, left, 28, 17, 700, "start", SVG_INK, "%s", title ? title : "Tokens of each expert");
+    if (!title) title = "Tokens of each expert";
+    svg_begin(out, width, 74 + (double)count * (h + gap) + 20, title);
+    svg_text(out, left, 28, 17, 700, "start", SVG_INK, "%s", title);
     svg_text(out, left, 48, 13, 400, "start", SVG_MUTED,
              "lines: share of the choices that fell on each expert; dashed: equal shares; grey: share dropped");
     for (size_t l = 0; l < count; l++) {

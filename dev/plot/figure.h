@@ -41,7 +41,8 @@ static inline void figure_arrow(FILE *out, double x1, double y1, double x2, doub
             by + 4 * ux, bx + 4 * uy, by - 4 * ux, color);
 }
 
-static inline void figure_title(FILE *out, const char *title) {
+static inline void figure_begin(FILE *out, double width, double height, const char *title) {
+    svg_begin(out, width, height, title);
     svg_text(out, 20, 26, 16, 700, "start", SVG_INK, "%s", title);
 }
 

@@ -148,8 +148,9 @@ static void draw(FILE *out, const Run *runs, int count, const char *title, doubl
     double margin = 0.04 * (a.y1 - a.y0) + 1e-6 * fabs(a.y1) + 1e-12;
     if (log_y) a.y0 *= 0.97, a.y1 *= 1.03;
     else a.y0 -= margin, a.y1 += margin;
-    svg_begin(out, width, height);
-    svg_text(out, a.left, 28, 17, 700, "start", SVG_INK, "%s", title ? title : "Loss");
+    if (!title) title = "Loss";
+    svg_begin(out, width, height, title);
+    svg_text(out, a.left, 28, 17, 700, "start", SVG_INK, "%s", title);
     svg_text(out, a.left, 48, 13, 400, "start", SVG_MUTED,
              "nats per token; line: training, dots: validation%s", log_y ? "; logarithmic" : "");
     draw_axes(out, &a);

@@ -69,9 +69,9 @@ static void draw(FILE *out, const StepProfile *profile, int ranks, const char *t
     double longest = mean.wall, bottom = TOP + (ranks + 1) * row + gap, right = width - RIGHT;
     for (int r = 0; r < ranks; r++) longest = fmax(longest, profile[r].wall);
     double scale = (right - LEFT) / fmax(longest, 1e-9), percent = mean.wall > 0 ? 100 / mean.wall : 0;
-    svg_begin(out, width, bottom + 118);
-    svg_text(out, LEFT, 28, 17, 700, "start", SVG_INK, "%s",
-             title ? title : "Where a training step spends its time");
+    if (!title) title = "Where a training step spends its time";
+    svg_begin(out, width, bottom + 118, title);
+    svg_text(out, LEFT, 28, 17, 700, "start", SVG_INK, "%s", title);
     char text[160], shares[160];
     snprintf(text, sizeof text, "mean of %zu step%s on %d rank%s: %.*f ms", mean.steps,
              mean.steps > 1 ? "s" : "", ranks, ranks > 1 ? "s" : "", mean.wall < 10 ? 3 : 1, mean.wall);

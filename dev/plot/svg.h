@@ -46,12 +46,41 @@ static inline FILE *svg_open(const char *path, char *const *inputs, int count, E
     return out;
 }
 
-static inline void svg_begin(FILE *out, double width, double height) {
+// Returns the bytes of the UTF-8 character that text begins with, or 0: XML takes no others.
+static inline int svg_character(const char *text) {
+    const unsigned char *c = (const unsigned char *)text;
+    int more = c[0] < 0x80 ? 0 : c[0] >= 0xc2 && c[0] < 0xe0 ? 1 : c[0] >= 0xe0 && c[0] < 0xf0 ? 2 : 3;
+    unsigned code = more ? c[0] & (0x3fu >> more) : c[0];
+    if (more == 3 && (c[0] < 0xf0 || c[0] > 0xf4)) return 0;
+    for (int i = 1; i <= more; i++) {
+        if ((c[i] & 0xc0) != 0x80) return 0;
+        code = code << 6 | (c[i] & 0x3f);
+    }
+    bool long_form = (more == 2 && code < 0x800) || (more == 3 && (code < 0x10000 || code > 0x10ffff));
+    return code < 0x20 || long_form || (code >= 0xd800 && code < 0xe000) || (code & 0xfffe) == 0xfffe ? 0 : more + 1;
+}
+
+// Writes text as XML takes it.
+static inline void svg_escaped(FILE *out, const char *text) {
+    int whole = 0;  // bytes left of a character
+    for (const char *c = text; *c; c++) {
+        if (*c == '<') fputs("&lt;", out);
+        else if (*c == '>') fputs("&gt;", out);
+        else if (*c == '&') fputs("&amp;", out);
+        else if (svg_character(c)) fputc(*c, out), whole = svg_character(c) - 1;
+        else if (whole > 0) fputc(*c, out), whole--;
+        else if ((unsigned char)*c >= 0x80) fputc('?', out);
+    }
+}
+
+// title: what a browser and a screen reader call the picture.
+static inline void svg_begin(FILE *out, double width, double height, const char *title) {
     fprintf(out,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%g\" height=\"%g\" viewBox=\"0 0 %g %g\" "
-            "font-family=\"Helvetica, Arial, 'DejaVu Sans', sans-serif\">\n"
-            "<rect width=\"100%%\" height=\"100%%\" fill=\"#ffffff\"/>\n",
+            "font-family=\"Helvetica, Arial, 'DejaVu Sans', sans-serif\">\n<title>",
             width, height, width, height);
+    svg_escaped(out, title);
+    fputs("</title>\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n", out);
 }
 
 static inline void svg_end(FILE *out) { fprintf(out, "</svg>\n"); }
@@ -71,25 +100,10 @@ static inline void svg_line(FILE *out, double x1, double y1, double x2, double y
             y1, x2, y2, stroke, width);
 }
 
-// Returns the bytes of the UTF-8 character that text begins with, or 0: XML takes no others.
-static inline int svg_character(const char *text) {
-    const unsigned char *c = (const unsigned char *)text;
-    int more = c[0] < 0x80 ? 0 : c[0] >= 0xc2 && c[0] < 0xe0 ? 1 : c[0] >= 0xe0 && c[0] < 0xf0 ? 2 : 3;
-    unsigned code = more ? c[0] & (0x3fu >> more) : c[0];
-    if (more == 3 && (c[0] < 0xf0 || c[0] > 0xf4)) return 0;
-    for (int i = 1; i <= more; i++) {
-        if ((c[i] & 0xc0) != 0x80) return 0;
-        code = code << 6 | (c[i] & 0x3f);
-    }
-    bool long_form = (more == 2 && code < 0x800) || (more == 3 && (code < 0x10000 || code > 0x10ffff));
-    return code < 0x20 || long_form || (code >= 0xd800 && code < 0xe000) || (code & 0xfffe) == 0xfffe ? 0 : more + 1;
-}
-
 // anchor: "start", "middle" or "end"; weight 400 or 700. y is the baseline.
 __attribute__((format(printf, 8, 9))) static inline void svg_text(FILE *out, double x, double y, double size,
                                                                   int weight, const char *anchor,
                                                                   const char *fill, const char *format, ...) {
-    int whole = 0;  // bytes left of a character
     char text[1024];
     va_list args;
     va_start(args, format);
@@ -99,14 +113,7 @@ __attribute__((format(printf, 8, 9))) static inline void svg_text(FILE *out, dou
         out,
         "<text x=\"%.2f\" y=\"%.2f\" font-size=\"%.1f\" font-weight=\"%d\" text-anchor=\"%s\" fill=\"%s\">",
         x, y, size, weight, anchor, fill);
-    for (const char *c = text; *c; c++) {
-        if (*c == '<') fputs("&lt;", out);
-        else if (*c == '>') fputs("&gt;", out);
-        else if (*c == '&') fputs("&amp;", out);
-        else if (svg_character(c)) fputc(*c, out), whole = svg_character(c) - 1;
-        else if (whole > 0) fputc(*c, out), whole--;
-        else if ((unsigned char)*c >= 0x80) fputc('?', out);
-    }
+    svg_escaped(out, text);
     fputs("</text>\n", out);
 }
 

@@ -250,18 +250,19 @@ static void draw_legend(FILE *out, const Timeline *t, double y, double width) {
         for (int chunk = 0; chunk < shades; chunk++) {
             char fill[8], text[64];
             svg_mix(style->dark, style->light, shades > 1 ? (double)chunk / (shades - 1) : 0, fill);
-            snprintf(text, sizeof text, shades > 1 ? "%s, chunk %d" : "%s", style->kind, chunk + 1);
+            snprintf(text, sizeof text, shades > 1 ? "%s, chunk %d" : "%s", style->kind, chunk);
             legend_entry(out, &l, fill, text);
         }
     }
     legend_entry(out, &l, "#e6eaef", "idle");
     svg_text(out, LEFT, l.y + 22, 11.5, 400, "start", SVG_MUTED,
-             "Numbers are micro-batches, counted from 1.");
+             "Numbers are micro-batches, from 0.%s",
+             t->lanes[LANE_RECEIVE] ? " A receive is drawn from its posting to its arrival." : "");
 }
 
 // how: the replaced durations, in words, or NULL if all were measured.
 static void draw(FILE *out, const Timeline *t, const char *title, double width, const char *how) {
-    char note[96] = "", busiest[64] = "";
+    char note[96] = "", busiest[64] = "", sizes[96];
     if (t->bubble - t->busiest >= 0.0005) {
         snprintf(busiest, sizeof busiest, ", %.1f%% on the busiest rank", 100 * t->busiest);
     }
@@ -269,12 +270,11 @@ static void draw(FILE *out, const Timeline *t, const char *title, double width, 
     int lanes = t->lanes[LANE_SEND] + t->lanes[LANE_RECEIVE] + t->lanes[LANE_COLLECTIVE];
     double row = BOX + lanes * (LANE_HEIGHT + 1) + ROW_GAP, bottom = TOP + t->ranks * row;
     double scale = (width - LEFT - RIGHT) / fmax(t->end - t->start, 1e-9);
-    svg_begin(out, width, bottom + 118);
-    if (title) svg_text(out, LEFT, 28, 17, 700, "start", SVG_INK, "%s", title);
-    else
-        svg_text(out, LEFT, 28, 17, 700, "start", SVG_INK,
-                 "p = %d stage%s, m = %d micro-batch%s, v = %d chunk%s a stage", t->p, t->p > 1 ? "s" : "",
-                 t->m, t->m > 1 ? "es" : "", t->v, t->v > 1 ? "s" : "");
+    snprintf(sizes, sizeof sizes, "p = %d stage%s, m = %d micro-batch%s, v = %d chunk%s a stage", t->p,
+             t->p > 1 ? "s" : "", t->m, t->m > 1 ? "es" : "", t->v, t->v > 1 ? "s" : "");
+    if (!title) title = sizes;
+    svg_begin(out, width, bottom + 118, title);
+    svg_text(out, LEFT, 28, 17, 700, "start", SVG_INK, "%s", title);
     double formula = pipeline_bubble(t->p, t->m, t->v);
     svg_text(out, LEFT, 49, 13, 400, "start", SVG_MUTED,
              "bubble: %s %.1f%% of compute time%s, %s %s = %.1f%%%s", how ? "retimed" : "measured",

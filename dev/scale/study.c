@@ -80,7 +80,7 @@ static void draw(const Chart *chart, FILE *out) {
         }
     if (high <= low) high = low + 1;
     double step = svg_axis_step(most, 5), range = step * ceil(most / step);
-    svg_begin(out, left + width + 24, top + height + 54 + legend * (double)chart->count);
+    svg_begin(out, left + width + 24, top + height + 54 + legend * (double)chart->count, chart->title);
     svg_text(out, left, 20, 14, 700, "start", SVG_INK, "%s", chart->title);
 #define AT_X(x) (left + width * (chart_x(chart, x) - low) / (high - low))
 #define AT_Y(y) (top + height * (1 - (y) / range))
@@ -115,7 +115,8 @@ static void draw(const Chart *chart, FILE *out) {
         double y = top + height + 52 + legend * (double)i;
         svg_line(out, left, y - 4, left + 24, y - 4, colors[i], 2);
         if (dots) fprintf(out, "<circle cx=\"%.2f\" cy=\"%.2f\" r=\"4\" fill=\"%s\"/>\n", left + 12, y - 4, colors[i]);
-        svg_text(out, left + 32, y, 11, 400, "start", SVG_INK, "%s%s", s->name, dots ? " (dots: published)" : "");
+        svg_text(out, left + 32, y, 11, 400, "start", SVG_INK, "%s%s", s->name,
+                 dots ? " (dots: Narayanan et al. 2021)" : "");
     }
 #undef AT_X
 #undef AT_Y
@@ -161,17 +162,17 @@ static Chart figure(const Study *s, int number) {
     memset(&c, 0, sizeof c);
     c.y_label = "TFLOP/s of a GPU", c.logarithmic = true;
     if (number == 11) {
-        c.file = "study-11", c.title = "Figure 11: pipelines grow with the model",
+        c.file = "study-11", c.title = "PTD-P, figure 11: pipelines grow with the model",
         c.x_label = "stages p (8 GPUs each, 3 layers)";
         from_rows(s, add_series(&c, "batch 8"), "ptd-f11-", "-B8", MEMBER(p), teraflops);
         from_rows(s, add_series(&c, "batch 128"), "ptd-f11-", "-B128", MEMBER(p), teraflops);
     } else if (number == 12) {
-        c.file = "study-12", c.title = "Figure 12: interleaving, 175B on 96 GPUs", c.x_label = "batch",
+        c.file = "study-12", c.title = "PTD-P, figure 12: interleaving, 175B on 96 GPUs", c.x_label = "batch",
         c.logarithmic = false;
         from_rows(s, add_series(&c, "1F1B"), "ptd-f12-v1", "", MEMBER(global_batch), teraflops);
         from_rows(s, add_series(&c, "interleaved"), "ptd-f12-v4", "", MEMBER(global_batch), teraflops);
     } else if (number == 13) {
-        c.file = "study-13", c.title = "Figure 13: tensor against pipeline, 162B on 64 GPUs",
+        c.file = "study-13", c.title = "PTD-P, figure 13: tensor against pipeline, 162B on 64 GPUs",
         c.x_label = "t (p = 64 / t)";
         for (size_t batch = 32; batch <= 128; batch *= 4) {
             Series *line = add_series(&c, "batch %zu", batch);
@@ -181,12 +182,13 @@ static Chart figure(const Study *s, int number) {
             }
         }
     } else if (number == 14) {
-        c.file = "study-14", c.title = "Figure 14: pipeline against data, 5.9B on 64 GPUs",
+        c.file = "study-14", c.title = "PTD-P, figure 14: pipeline against data, 5.9B on 64 GPUs",
         c.x_label = "p (d = 64 / p)";
         from_rows(s, add_series(&c, "batch 32"), "ptd-f14-", "-B32", MEMBER(p), teraflops);
         from_rows(s, add_series(&c, "batch 512"), "ptd-f14-", "-B512", MEMBER(p), teraflops);
     } else if (number == 15) {
-        c.file = "study-15", c.title = "Figure 15: tensor against data, 5.9B on 64 GPUs", c.x_label = "t (d = 64 / t)";
+        c.file = "study-15", c.title = "PTD-P, figure 15: tensor against data, 5.9B on 64 GPUs",
+        c.x_label = "t (d = 64 / t)";
         for (size_t batch = 32; batch <= 512; batch *= 4) {
             Series *line = add_series(&c, "batch %zu", batch);
             for (size_t t = 2; t <= 32; t *= 2) {
@@ -195,16 +197,16 @@ static Chart figure(const Study *s, int number) {
             }
         }
     } else if (number == 16) {
-        c.file = "study-16", c.title = "Figure 16: micro-batch, 91B on 64 GPUs", c.x_label = "micro-batch";
+        c.file = "study-16", c.title = "PTD-P, figure 16: micro-batch, 91B on 64 GPUs", c.x_label = "micro-batch";
         from_rows(s, add_series(&c, "batch 128"), "ptd-f16-", "-B128", MEMBER(micro_batch), teraflops);
         from_rows(s, add_series(&c, "batch 512"), "ptd-f16-", "-B512", MEMBER(micro_batch), teraflops);
     } else if (number == 17) {
-        c.file = "study-17", c.title = "Figure 17: recomputation, 145B on 128 GPUs", c.x_label = "batch";
+        c.file = "study-17", c.title = "PTD-P, figure 17: recomputation, 145B on 128 GPUs", c.x_label = "batch";
         c.y_label = "sequences a second";
         from_rows(s, add_series(&c, "recomputed"), "ptd-f17-rec", "", MEMBER(global_batch), sequences);
         from_rows(s, add_series(&c, "kept"), "ptd-f17-norec", "", MEMBER(global_batch), sequences);
     } else if (number == 18) {
-        c.file = "study-18", c.title = "Figure 18: scatter/gather, 175B on 96 GPUs", c.x_label = "batch",
+        c.file = "study-18", c.title = "PTD-P, figure 18: scatter/gather, 175B on 96 GPUs", c.x_label = "batch",
         c.logarithmic = false;
         from_rows(s, add_series(&c, "a tensor rank sends all"), "ptd-f18-nosg", "", MEMBER(global_batch), teraflops);
         from_rows(s, add_series(&c, "a tensor rank sends 1/t"), "ptd-f12-v4", "", MEMBER(global_batch), teraflops);

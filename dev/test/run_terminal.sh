@@ -32,6 +32,8 @@ says 'a misspelt flag' 'did you mean --tensor' "$build/train_gpt_3d" --tensr 2
 says 'a misspelt model' 'did you mean gpt3-175b' build/tools/plan --model gpt3-175 --cluster dgx-a100 --gpus 8 --batch 8
 says 'a misspelt cluster' 'did you mean dgx-a100' build/tools/plan --model gpt2 --cluster dgxa100 --gpus 8 --batch 8
 says 'a misspelt schedule' 'did you mean zb-auto' build/tools/schedule --stages 4 --micros 8 zbauto
+says 'a list of one step' 'stage 1 has 1 step, and' build/tools/schedule 'F0 B0; F0'
+says 'a micro-batch too large' 'from 0 to 999999' build/tools/schedule 'F0 F999999999'
 says 'a misspelt target' 'did you mean make train' make trian
 says 'a misspelt target' 'did you mean make explorer' make exploror
 for file in dev/clusters/*.json; do

@@ -583,6 +583,7 @@ static void test_text(void) {
         {"# nothing\n\n ; \n", "has no steps"},
         {"F0 B0\nF0 X0", "t, line 2, word 2: 'X0' is no step"},
         {"F0 F", "line 1, word 2: 'F' is no step"},
+        {"F0 F999999999", "write F, B or W and a micro-batch from 0 to 999999"},
         {"# c\nF0 B-1", "line 2, word 2: 'B-1' is no step"},
         {"F0 B1x", "'B1x' is no step"},
         {"F0 b0", "'b0' is no step"},
