@@ -11,7 +11,7 @@ quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes da
        lesson_data_bytes lesson_data_memory lesson_data_clock lesson_fsdp_bytes lesson_fsdp_memory lesson_fsdp_clock
        lesson_moe_bytes lesson_moe_clock lesson_context_recompute lesson_context_longest
        schedules schedules_norm refused bubbles study plan scale scale_bands scale_claims cuda_lines)
-slow=(layouts main errors no_wait one_stream zero post_ln bubbles_paper plan_table1 plan_clock plan_fsdp scale_trainers)
+slow=(layouts main errors no_wait one_stream zero post_ln parallel_block bubbles_paper plan_table1 plan_clock plan_fsdp scale_trainers)
 
 mode=${1:-check} build=${2:-build/cpu-fp32}
 shift $(($# < 2 ? $# : 2))
@@ -637,6 +637,7 @@ table_no_wait() { fenced <build/experiments/no_wait.out; }
 table_one_stream() { fenced <build/experiments/one_stream.out; }
 table_zero() { fenced <build/experiments/zero.out; }
 table_post_ln() { fenced <build/experiments/post_ln.out; }
+table_parallel_block() { fenced <build/experiments/parallel_block.out; }
 
 # ---- comparing and writing ------------------------------------------------------------------------------------------
 

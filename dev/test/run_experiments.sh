@@ -105,4 +105,31 @@ check "post_ln: with 24 layers for 4 the pre-LN norm doubles at least: $(norm tr
 check "post_ln: and the post-LN norm differs by less than a tenth: $(norm post_ln 4), $(norm post_ln 24)" \
     awk -v a="$(norm post_ln 4)" -v b="$(norm post_ln 24)" 'BEGIN { exit !(a > 0 && b < 1.1 * a && b > 0.9 * a) }'
 
+patch -s -o $dir/parallel_block.cu train_gpt_tp.cu doc/experiments/parallel_block.patch >$dir/parallel_block.log 2>&1
+check 'parallel_block: the patch fits train_gpt_tp.cu' test $? = 0
+env -u MAKEFLAGS -u MAKELEVEL make DEVICE=cpu PRECISION=fp32 OPTIMIZE=-O0 "$build/$dir/parallel_block" \
+    >>$dir/parallel_block.log 2>&1
+check 'parallel_block: it compiles' test $? = 0
+commands parallel_block | grep -vE '^(patch|make) ' |
+    sed "s|mpirun --oversubscribe|$launch|; s|build/cpu-fp32/\$trainer|\$(program \$trainer)|" >$dir/parallel_block.sh
+program() { if [ "$1" = parallel_block ]; then echo "$build/$dir/$1"; else echo "$build/$1"; fi; }
+export -f program
+bash $dir/parallel_block.sh >$dir/parallel_block.out 2>$dir/parallel_block.err </dev/null
+# calls TRAINER SP OPERATION: of one run.
+calls() {
+    awk -v run="$1 --sequence-parallel $2" -v op="$3:" '/^(train|par)/ { on = $0 == run } on && $7 == op { print $8 }' \
+        $dir/parallel_block.out
+}
+check "parallel_block: 4 layers * 4 micro-batches * 2 all-reduces fewer: $(calls parallel_block 0 ncclAllReduce)" \
+    test "$(calls parallel_block 0 ncclAllReduce)" = $(($(calls train_gpt_tp 0 ncclAllReduce) - 32))
+check "parallel_block: as many reduce-scatters fewer: $(calls parallel_block 1 ncclReduceScatter)" \
+    test "$(calls parallel_block 1 ncclReduceScatter)" = $(($(calls train_gpt_tp 1 ncclReduceScatter) - 32))
+check "parallel_block: and 3 all-gathers a layer for 6: $(calls parallel_block 1 ncclAllGather)" \
+    test "$(calls parallel_block 1 ncclAllGather)" = $(($(calls train_gpt_tp 1 ncclAllGather) - 48))
+"$build/$dir/parallel_block" --init dev/test/golden --train-data dev/test/golden/train.bin --micro-batch 2 \
+    --global-batch 8 --steps 1 --val-every 0 >$dir/parallel_one.out 2>&1 </dev/null
+one=$(grep -oE '^step.*norm [0-9.]+' $dir/parallel_one.out)
+check "parallel_block: on 1 rank, on 2, and with sequence parallelism the numbers are the same: $one" \
+    test -n "$one" -a "$(grep -c -xF "$one" $dir/parallel_block.out)" = 2
+
 finish
