@@ -29,8 +29,7 @@ static inline void draw_context_step(FILE *out, double x, double y, const RingCe
 
 static inline void draw_context(FILE *out) {
     const double width = 2 * CONTEXT_RANKS * CONTEXT_CELL, gap = 48, unit = 30;
-    svg_begin(out, 880, 640);
-    figure_title(out, "A ring of 4 ranks: who attends to what in each step (queries down, keys across)");
+    figure_begin(out, 880, 640, "A ring of 4 ranks: who attends to what in each step (queries down, keys across)");
     for (size_t i = 0; i < CONTEXT_RANKS; i++) {
         svg_rect(out, 20 + 80 * (double)i, 42, 14, 14, CONTEXT_COLORS[i], SVG_MUTED);
         FIGURE_NOTE(out, 40 + 80 * (double)i, 54, "rank %zu", i);
