@@ -3,6 +3,7 @@
 # from files made here. Every layout must find the sums of one rank. So must Hugging Face's transformers, if installed,
 # on the same weights. Bad files are refused. PYTHON names another interpreter.
 # needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d fp32/train_zero_bubble
+# needs: fp32/train_context fp32/train_fsdp
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=$(realpath -m "${1:-build/cpu-fp32}")
@@ -78,9 +79,10 @@ right=$(sed -n 's/.*"eval_right":\([0-9]*\),"eval_of":300.*/\1/p' "$dir/one.3")
 [ "${right:-0}" -gt 0 ] && [ "${right:-300}" -lt 300 ]
 report $? "of the 300 single tokens ${right:-none} are the model's first guess: some, not all"
 while read -r n trainer i flags; do
+    [[ $trainer = *context ]] && name="mean over a part: " || name=
     # shellcheck disable=SC2086
     measure "$n" "$trainer" "${models[$i]}" "${files[$i]}" $flags && like "$dir/one.$i"
-    report $? "$trainer $flags: the same sums of $(basename "${files[$i]}")"
+    report $? "$name$trainer $flags: the same sums of $(basename "${files[$i]}")"
 done <<'LAYOUTS'
 1 train_gpt 0 --micro-batch 3 --global-batch 21
 2 train_gpt_tp 3 --tensor 2 --sequence-parallel 1
@@ -88,6 +90,10 @@ done <<'LAYOUTS'
 4 train_gpt_pp 1 --tensor 2 --pipeline 2 --virtual 2 --micro-batch 1 --global-batch 2
 8 train_gpt_3d 0 --tensor 2 --data 2 --pipeline 2 --micro-batch 2 --global-batch 16
 2 train_gpt_3d 3 --data 2 --micro-batch 4
+4 train_fsdp 0 --shard 3 --micro-batch 2 --global-batch 16
+4 train_context 0 --context 2 --context-by ring --micro-batch 2 --global-batch 8
+2 train_context 2 --context 2 --context-by ulysses --micro-batch 3 --global-batch 6
+2 train_context 3 --context 2 --context-layout contiguous --micro-batch 4
 LAYOUTS
 
 # ---- what the sums stand on ------------------------------------------------------------------------------------------
