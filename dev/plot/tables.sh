@@ -11,7 +11,8 @@ quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes da
        lesson_data_bytes lesson_data_memory lesson_data_clock lesson_fsdp_bytes lesson_fsdp_memory lesson_fsdp_clock
        lesson_moe_bytes lesson_moe_clock lesson_context_recompute lesson_context_longest
        schedules schedules_norm refused bubbles study plan scale scale_bands scale_claims cuda_lines)
-slow=(layouts main errors no_wait one_stream zero post_ln parallel_block bubbles_paper plan_table1 plan_clock plan_fsdp scale_trainers)
+slow=(layouts main errors no_wait one_stream zero post_ln parallel_block bubbles_paper plan_table1 plan_clock plan_fsdp scale_trainers
+      cpu_speed)
 
 mode=${1:-check} build=${2:-build/cpu-fp32}
 shift $(($# < 2 ? $# : 2))
@@ -630,6 +631,11 @@ ptdp-310b 1920 2160 8 16 2 1
 ptdp-530b 2520 2520 8 35 3 1
 ptdp-1t 3072 3072 8 64 1 1
 ROWS
+}
+
+# A step's time on this CPU, beside its products and PyTorch. With the instructions that this CPU has.
+table_cpu_speed() {
+    env -u ONEDNN_MAX_CPU_ISA PEER="${PEER:-python3}" dev/cpu_speed.py "$build"
 }
 
 # Of dev/test/run_experiments.sh, which leaves them there.
