@@ -210,7 +210,7 @@ asm:  ## vector and scalar instructions of every kernel's hot loop on a CPU, for
 	@python3 dev/asm.py
 
 ptx:  ## runs the kernels that nvcc compiles in an interpreter that checks every access (nvcc, numpy; no GPU)
-	+@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=bf16 build/cpu-bf16/dev/ptx_attention
+	+@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=bf16 build/cpu-bf16/dev/ptx_attention build/cpu-bf16/dev/ptx_cases
 	@NVCC=$(NVCC) dev/test/run_ptx.sh all
 
 gpu-check:  ## one command for a machine with a GPU, in stages: checks, tokens/s and MFU, a table of kernels, PyTorch

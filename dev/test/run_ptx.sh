@@ -60,6 +60,16 @@ interpret classifier bf16
 interpret moe bf16
 interpret adamw bf16
 if [ "$all" = all ]; then
+    # Every line of results of the interpreter is near the CPU's: within 2% of a value and its line's mean square.
+    build/cpu-bf16/dev/ptx_cases | grep '^result ' >"$dir/cpu"
+    python3 dev/ptx.py dev/ptx_cases.cu >"$dir/out" 2>&1 && grep -a '^result ' "$dir/out" >"$dir/got" &&
+        paste -d '\n' "$dir/cpu" "$dir/got" | awk 'NR % 2 { split($0, want); n = NF; next }
+            { square = 0; for (i = 3; i <= n; i++) square += want[i] ^ 2 / (n - 2)
+              bad += NF != n || $2 != want[2]
+              for (i = 3; i <= n; i++) if (!(($i - want[i]) ^ 2 <= 4e-4 * (want[i] ^ 2 + square))) bad++ }
+            END { exit !(NR > 100) || bad }'
+    report $? 'attention of all capacities, with dropout and grouped heads, and kernels of lessons: as on a CPU'
+    sed -n '/^launches/,$p' "$dir/out"
     for program in gelu classifier moe adamw; do interpret $program fp32; done
     for program in encoder global_norm layernorm; do interpret $program bf16; interpret $program fp32; done
 fi

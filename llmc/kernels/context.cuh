@@ -169,8 +169,8 @@ __global__ void __launch_bounds__(32 * MERGE_WARPS)
     if (n >= B * pair.Tq * NH) return;
     size_t head = n % NH, row = pair.q + n / NH % pair.Tq, b = n / NH / pair.Tq;
     size_t stat = (b * NH + head) * T + row, from = ((b * T + row) * NH + head) * HS;
-    float before = lse[stat], other = part_lse[stat];
-    if constexpr (ROW_LANES == 32) before = __shfl_sync(0xFFFFFFFFu, before, 0);  // all have it before it changes
+    float before = threadIdx.x % 32 == 0 ? lse[stat] : 0.0f, other = part_lse[stat];
+    if constexpr (ROW_LANES == 32) before = __shfl_sync(0xFFFFFFFFu, before, 0);  // whoever changes it alone reads it
     float larger = before > other ? before : other, smaller = before > other ? other : before;
     float weight = 1.0f / (1.0f + expf(before - other));  // of the part
     Share s = row_share<ROW_LANES>(HS);

@@ -1,0 +1,98 @@
+// ptx_cases.cu: runs attention of every capacity, and kernels of llmc/ that the laboratory does not check, at small
+// sizes, and prints their results: as a CPU computes them, and as dev/ptx.py interprets them. `make ptx` compares both.
+#include "dev/cuda/kernel_test.h"
+#include "llmc/kernels/attention.cuh"
+#include "llmc/kernels/add.cuh"
+#include "llmc/kernels/dropout.cuh"
+#include "llmc/kernels/layernorm.cuh"
+#include "llmc/kernels/rope.cuh"
+#include "llmc/kernels/swiglu.cuh"
+
+static cudaStream_t stream;
+
+static void print(const char *name, const float *x, size_t n) {
+    printf("result %s", name);
+    for (size_t i = 0; i < n; i++) printf(" %.6g", (double)x[i]);
+    printf("\n");
+}
+static void result(const char *name, const floatX *x, size_t n) { print(name, to_host_floatX(x, n, stream), n); }
+
+static floatX *values(size_t n, double scale, uint64_t seed) {
+    return to_device_floatX(test_values(n, 0, scale, seed), n);
+}
+
+// Forward and backward; the second sequence's last tile is ragged.
+static void attention_case(size_t B, size_t T, size_t NH, size_t KV, size_t HS, double drop) {
+    size_t mark = test_count, C = NH * HS, width = C + 2 * KV * HS, N = B * T;
+    floatX *qkv = values(N * width, 1.5, 1), *dout = values(N * C, 1, 2), *out = test_floatX(N * C);
+    floatX *dqkv = test_floatX(N * width);
+    float *lse = test_floats(B * NH * T), *dot = test_floats(B * NH * T);
+    Dropout d = dropout_for(dropout_make(drop, 5, 1, 3), DROPOUT_SCORES, 2);
+    Attention a = attention_of(qkv, B, T, C, NH, KV);
+    a.out = out, a.lse = lse, a.dout = dout, a.dot = dot, a.dq = dqkv, a.dk = dqkv + C, a.dv = a.dk + KV * HS;
+    attention_launch(a, d, false, stream);
+    attention_launch(a, d, true, stream);
+    char name[64];
+    snprintf(name, sizeof name, "attention_%zu_%zu_%zu_%zu%s", T, NH, KV, HS, drop > 0 ? "_dropout" : "");
+    result(name, out, N * C);
+    print(name, to_host(lse, B * NH * T, stream), B * NH * T);
+    result(name, dqkv, N * width);
+    test_release(mark);
+}
+
+static void element_cases(size_t N, size_t F) {
+    size_t mark = test_count, n = N * F;
+    floatX *x = values(2 * n, 4, 1), *y = values(n, 1, 2), *out = test_floatX(2 * n);
+    swiglu_forward(out, x, N, F, stream);
+    result("swiglu", out, n);
+    swiglu_backward(out, y, x, N, F, stream);
+    result("swiglu_backward", out, 2 * n);
+    relu2_forward(out, x, n, stream);
+    result("relu2", out, n);
+    relu2_backward(out, y, x, n, stream);
+    result("relu2_backward", out, n);
+    Dropout d = dropout_for(dropout_make(0.3, 5, 1, 3), DROPOUT_EMBEDDING, 0);
+    d.T = N;
+    dropout_apply(out, x, d, N, F, stream);
+    result("dropout", out, n);
+    float *sum = to_device(test_values(n, 0, 1, 3), n), *more = to_device(test_values(n, 0, 1, 4), n);
+    add_floats(sum, more, n, stream);
+    print("add_floats", to_host(sum, n, stream), n);
+    test_release(mark);
+}
+
+static void rope_case(size_t N, size_t heads, size_t HS) {
+    size_t mark = test_count, n = N * (heads + 1) * HS;
+    floatX *x = values(n, 2, 1);
+    rope(x, to_device(test_values(N * HS, 0, 1, 2), N * HS), N, N, heads, HS, HS, (heads + 1) * HS, -1.0f, stream);
+    result("rope", x, n);
+    test_release(mark);
+}
+
+static void rms_case(size_t N, size_t C) {
+    size_t mark = test_count, n = N * C;
+    floatX *x = values(n, 2, 1), *more = values(n, 2, 2), *weight = values(C, 1, 3), *dout = values(n, 1, 4);
+    Layernorm ln = {test_floatX(n), test_floats(N), test_floats(N)};
+    floatX *residual = test_floatX(n), *dinp = test_floatX(n);
+    float *dweight = test_floats(C), *scratch = test_floats(layernorm_backward_scratch(N, C));
+    layernorm_residual_forward<NORM_RMS>(residual, ln, x, more, NULL, weight, NULL, N, C, stream, Dropout());
+    result("rms", ln.out, n);
+    layernorm_backward<NORM_RMS>(dinp, dweight, NULL, scratch, more, dout, residual, weight, ln, N, C, false, stream);
+    result("rms_backward", dinp, n);
+    print("rms_weight", to_host(dweight, C, stream), C);
+    test_release(mark);
+}
+
+int main(void) {
+    CUDA_CHECK(cudaStreamCreate(&stream));
+    attention_case(2, 70, 1, 1, 64, 0);
+    static const size_t sizes[] = {8, 24, 72, 120, 136, 184, 248};  // each of another capacity
+    for (size_t HS : sizes) attention_case(1, 67, 2, HS < 100 ? 1 : 2, HS, 0);
+    for (size_t HS : sizes) attention_case(1, 67, 1, 1, HS, 0.2);
+    attention_case(1, 37, 3, 3, 9, 0.2), attention_case(1, 37, 2, 2, 50, 0), attention_case(1, 33, 2, 1, 300, 0);
+    element_cases(5, 48), element_cases(3, 37);
+    rope_case(13, 2, 32), rope_case(7, 3, 6);
+    rms_case(9, 40), rms_case(5, 33);
+    test_release(0);
+    return 0;
+}
