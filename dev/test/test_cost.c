@@ -304,7 +304,7 @@ static void test_collectives(Check *c) {
 static void test_layers(Check *c) {
     Cluster x = simple();
     LayerShape s = {2, 1024, 1024, 16, 1, 1024, false, false, LAYER_KEEPS, COST_BF16,
-                    placement_stride(&x, 0, 1, 1, 8)};
+                    placement_stride(&x, 0, 1, 1, 8), 0};
     OpList o;
     double groups[TIME_PARTS] = {0}, sum = 0;
     layer_operations(&o, &x, &s, false);
@@ -379,7 +379,7 @@ static void test_layers(Check *c) {
 // Layers of equal cost, and next to nothing at the ends: 4 stages of 2 layers, 8 micro-batches.
 static StepLayout equal_stages(size_t v) {
     StepLayout r = {4, 8, 4096, 32, 256, 128, 8, 1, 1, 4, 1, v, LAYER_KEEPS, false, false, false,
-             v > 1 ? SCHEDULE_INTERLEAVED : SCHEDULE_1F1B, 0, false, "", 0};
+             v > 1 ? SCHEDULE_INTERLEAVED : SCHEDULE_1F1B, 0, false, "", 0, 0};
     return r;
 }
 
@@ -412,7 +412,7 @@ static void test_steps(Check *c) {
     check(c, fabs(time.seconds / (2 * (8 + 2) * step_message(&queued)) - 1) < 1e-3,
           "messages beside compute follow each other: 8 by 3 links each way, %.3g s", time.seconds);
     StepLayout data = {16, 2, 1024, 16, 256, 128, 32, 1, 1, 1, 16, 1, LAYER_KEEPS, false, false, false,
-                SCHEDULE_1F1B, 0, false, "", 0};
+                SCHEDULE_1F1B, 0, false, "", 0, 0};
     x = simple();
     step_simulate(&x, &data, &time, &err);
     x.nic_collective_bandwidth /= 2;
