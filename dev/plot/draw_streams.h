@@ -48,7 +48,7 @@ static inline void draw_backward_streams(FILE *out) {
         {"wait", 46, FIGURE_WAIT},
         {"layernorm 2", 90, FIGURE_WHOLE},
     };
-    double width = 880, ends[COUNT], x = 96;
+    double width = 900, ends[COUNT], x = 96;
     figure_begin(out, width, 436, "Backward of the MLP on one tensor rank: two streams");
     for (int sp = 0; sp < 2; sp++) {
         double y = 76 + sp * 176, below = y + 90;

@@ -137,7 +137,7 @@ for pid in $pids; do kill -KILL "$pid" 2>/dev/null; done
 CPU_STALL_SECONDS=2
 export CPU_STALL_SECONDS
 start_loop
-kill -STOP "$(echo "$pids" | tail -n 1)"
+kill -USR2 "$(echo "$pids" | tail -n 1)"
 gone $pids && wait $job
 code=$?
 [ $code != 0 ] && said "waits in ncclAllReduce" && gone $pids

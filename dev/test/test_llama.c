@@ -391,7 +391,8 @@ static void write_rows(const char *path, const int *tokens, size_t rows, size_t 
     free(data);
 }
 
-// What --eval measures is the reference's loss at any layout, and a sample's text does not depend on the layout.
+// What --eval measures is the reference's loss at any layout. A sample's text does not depend on the layout; in bf16
+// roundings do, and may make another token the next one.
 static void group_uses(Context *x) {
     static const Layout LAYOUTS[] = {
         {"train_llama", 1, "--micro-batch 4"},
@@ -420,12 +421,12 @@ static void group_uses(Context *x) {
             const char *sample = strstr(o.out, "sample: abc");
             ok = ok && o.code == 0 && sample;
             if (sample && !text) text = strdup(sample);
-            same = same && sample && strncmp(sample, text, strcspn(text, "\n")) == 0;
+            same = same && sample && (x->bf16 || strncmp(sample, text, strcspn(text, "\n")) == 0);
             outcome_free(&o);
         }
         check(&x->check, ok && worst <= llama_bounds(x, &c.ref.config).loss,
               "%s: --eval finds the reference's loss on 1 and on 8 ranks: %.1e", s->name, worst);
-        check(&x->check, ok && same, "%s: 1 and 8 ranks print the same sample", s->name);
+        check(&x->check, ok && same, "%s: 1 and 8 ranks print %s sample", s->name, x->bf16 ? "a" : "the same");
         free(text), free(tokens);
         close_case(&c);
     }

@@ -681,10 +681,15 @@ static void mismatch(ncclComm_t comm, cudaStream_t stream, const char *kind) {
     cudaStreamSynchronize(stream);
 }
 
-// All-reduces without end, for a rank to be killed; every rank first prints its process id.
+static void hang(int) {
+    for (;;) pause();
+}
+
+// All-reduces without end, for a rank to be killed, or to hang at SIGUSR2; every rank first prints its process id.
 static void loop(ncclComm_t comm, cudaStream_t stream, bool one_exits) {
     float *x = (float *)device(1 << 16);
     cudaMemset(x, 0, 1 << 16);
+    signal(SIGUSR2, hang);
     printf("pid %d\n", (int)getpid());
     fflush(stdout);
     for (int i = 0;; i++) {
