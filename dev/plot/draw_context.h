@@ -52,8 +52,8 @@ static inline void draw_context(FILE *out) {
         FIGURE_NOTE(out, 20, y + 250, "The slowest ranks of the steps have %g pairs of chunks, the mean rank has %g: "
                     "%.2f times the balanced time.", slowest, all / CONTEXT_RANKS, slowest * CONTEXT_RANKS / all);
     }
-    FIGURE_NOTE(out, 20, 614, "Bars: work of each rank; a triangle is half a pair. In step s a rank has the keys "
-                "of the rank s places before it.");
+    FIGURE_NOTE(out, 20, 614, "Bars: work; a triangle is half a pair. In step s a rank has the keys of the rank "
+                "that is s before it.");
     svg_end(out);
 }
 
