@@ -11,22 +11,8 @@ architectures=${ARCHITECTURES:-90 80}
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
-# One program that includes all of them; their launching functions make
-# every template instance that is ever launched.
 headers=$(ls llmc/kernels/*.cuh)
-for header in $headers; do echo "#include \"$header\""; done >"$folder/kernels.cu"
-# Launching functions that are templates themselves are made by taking their addresses.
-{
-    echo 'void *addresses[] = {'
-    for norm in NORM_LAYER NORM_RMS NORM_1P; do
-        for function in layernorm_forward layernorm_residual_forward residual_forward layernorm_backward; do
-            echo "    (void *)&$function<$norm>,"
-        done
-    done
-    echo '    (void *)&moe_route<ROW_LANES>, (void *)&moe_backward_router<ROW_LANES>,'
-    echo '    (void *)&columns_move<false, floatX, floatX>,'
-    echo '    (void *)&columns_move<false, floatX, float>, (void *)&columns_move<true, float, float>};'
-} >>"$folder/kernels.cu"
+dev/kernels.sh >"$folder/kernels.cu"
 
 for architecture in $architectures; do
     for precision in fp32 bf16; do

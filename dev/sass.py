@@ -15,7 +15,6 @@ ship it, for sm_80 and sm_90, fp32 and bf16, and its machine code (SASS) read.
 It needs nvcc, c++filt, and nvdisasm (of the CUDA toolkit, or the PyPI package nvidia-cuda-nvdisasm): in PATH, beside
 nvcc, or named by NVCC and NVDISASM. ARCHITECTURES='90' and PRECISIONS='bf16' leave out the others.
 """
-import glob
 import os
 import re
 import shutil
@@ -43,9 +42,9 @@ BUDGETS = [
 
 # Warps on a multiprocessor: (what, kernel, precision, threads of a block, its dynamic shared memory, least).
 OCCUPANCY = [
-    ('layernorm backward, C = 768', 'layernorm_backward_columns_kernel<8, 1>', 'bf16', 768, 7 * 96 * 8 * 4, 16),
-    ('layernorm backward, C = 1600', 'layernorm_backward_columns_kernel<8, 1>', 'bf16', 672, 2 * 224 * 8 * 4, 16),
-    ('layernorm backward, C = 12288', 'layernorm_backward_columns_kernel<8, 3>', 'bf16', 512, 0, 16),
+    ('layernorm backward, C = 768', 'layernorm_backward_columns_kernel<8, 1, 0>', 'bf16', 768, 7 * 96 * 8 * 4, 16),
+    ('layernorm backward, C = 1600', 'layernorm_backward_columns_kernel<8, 1, 0>', 'bf16', 672, 2 * 224 * 8 * 4, 16),
+    ('layernorm backward, C = 12288', 'layernorm_backward_columns_kernel<8, 3, 0>', 'bf16', 512, 0, 16),
 ]
 
 SHARED_OF_SM = {80: 164 * 1024, 90: 228 * 1024}  # bytes; a block costs 1 KiB more than it uses
@@ -62,10 +61,10 @@ def tool(variable, name, package):
 
 
 def compile_kernels(folder, arch, precision):
-    """One program that includes every header: what their functions launch is every instance of a template."""
+    """The program that dev/kernels.sh prints: every kernel."""
     source = os.path.join(folder, 'kernels.cu')
     with open(source, 'w') as file:
-        file.writelines(f'#include "{header}"\n' for header in sorted(glob.glob('llmc/kernels/*.cuh')))
+        subprocess.run(['dev/kernels.sh'], stdout=file, check=True)
     cubin = os.path.join(folder, f'{arch}-{precision}.cubin')
     done = subprocess.run([NVCC, '-std=c++17', '-O3', '-I.', f'-DPRECISION_{precision.upper()}', f'-arch=sm_{arch}',
                            '-diag-suppress', '177', '-cubin', '-Xptxas', '-v', '-o', cubin, source],
@@ -243,7 +242,7 @@ def warps_of(arch, threads, registers, shared):
 
 def names(mangled):
     text = subprocess.run(['c++filt'], input='\n'.join(mangled), capture_output=True, text=True, check=True).stdout
-    short = [re.sub(r'\(.*', '', re.sub(r'^void ', '', line)) for line in text.splitlines()]
+    short = [re.sub(r'\(.*', '', re.sub(r'^void |\(Norm\)', '', line)) for line in text.splitlines()]
     return dict(zip(mangled, [s.replace('Attention', '').replace('(int)', '').replace(' >', '>') for s in short]))
 
 
