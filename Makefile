@@ -315,13 +315,13 @@ endif
 # A mixture of 8 experts, each on a rank of its own, and the dense model that pays as many FLOPs for a token: so small a
 # one that its size is what limits it. Each has the learning rate that suits it (doc/lessons.md).
 EXPERTS := --train-data build/corpus/train.bin --val-data build/corpus/val.bin --shuffle 1 --layers 2 --heads 2 \
-           --channels 32 --seq 64 --micro-batch 4 --global-batch 32 --steps 1500 --warmup 60 --val-every 250 \
-           --val-batches 20
-experts: corpus  ## trains 8 experts on 8 ranks, and the dense model of equal FLOPs: curves and balance (some minutes)
+           --channels 32 --seq 64 --micro-batch 2 --global-batch 16 --steps 3000 --warmup 60 --val-every 500 \
+           --val-batches 40
+experts: corpus  ## trains 8 experts on 8 ranks, and the dense model of equal FLOPs: curves and balance (some 2 minutes)
 	+@$(PARALLEL) DEVICE=$(DEVICE) $(call program,train_moe train_data) build/tools/loss build/tools/experts
 	@mkdir -p $(OUT)
 	@rm -f $(OUT)/experts.jsonl $(OUT)/dense.jsonl
-	OMP_NUM_THREADS=1 $(MPIRUN) -n 8 $(call program,train_moe) $(EXPERTS) --expert-parallel 8 --capacity 2 --lr 8e-3 \
+	OMP_NUM_THREADS=1 $(MPIRUN) -n 8 $(call program,train_moe) $(EXPERTS) --expert-parallel 8 --capacity 2 --lr 5e-3 \
 	    --log $(OUT)/experts.jsonl
 	OMP_NUM_THREADS=1 $(MPIRUN) -n 8 $(call program,train_data) $(EXPERTS) --lr 12e-3 --log $(OUT)/dense.jsonl
 	@build/tools/loss --title 'Equal FLOPs' --out $(OUT)/experts-loss.svg $(OUT)/experts.jsonl $(OUT)/dense.jsonl
