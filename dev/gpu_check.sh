@@ -30,7 +30,7 @@ work=build/gpu-check libraries=build/gpu-libs pack=build/gpu-pack.tar.gz
 rehearse=${REHEARSE:-} device=${REHEARSE:+cpu}
 device=${device:-cuda}
 fp32=build/$device-fp32 bf16=build/$device-bf16
-kernels=${KERNELS:-adamw attention classifier encoder gelu global_norm layernorm matmul moe}
+kernels=${KERNELS:-adamw attention classifier encoder gelu global_norm layernorm matmul moe rmsnorm rope swiglu}
 mkdir -p "$work"
 
 # ---- what is built, and packed for a machine without compiler, MPI, cJSON and PCRE2 ------------------------------------

@@ -7,6 +7,11 @@
 //   4 vectors  4, 8 or 16 rows a thread, the lanes of a vector, no barrier: llmc's fp32 path on a CPU
 //   5 tensor   the products on tensor cores, fragments from product to product in registers: llmc's bf16 path
 //   6 llmc     attention_forward and attention_backward: 5 in bf16 where the head size allows, else 3 or 4
+//
+// and grouped queries (GQA, Ainslie et al. 2023), whose heads of k and v serve several heads of q:
+//
+//   1 copies   k and v are copied for every head of q, and the copies' gradients summed
+//   2 llmc     the same kernels as 6 without a copy: a block of keys goes over the heads of its group
 #include "llmc/kernels/attention.cuh"
 
 #include "dev/cuda/bench.h"
@@ -610,6 +615,132 @@ static void test_softmax(size_t T) {
     }
 }
 
+// ---------------------------------------------------------------------------------------------- grouped queries
+
+typedef struct {
+    floatX *out, *dqkv;           // [B,T,C], [B,T,NH + 2 KV,HS]
+    const floatX *qkv, *dout;     // [B,T,NH + 2 KV,HS], [B,T,C]
+    floatX *wide, *dwide;         // [B,T,3 NH,HS], of the copies
+    float *lse, *dot;             // [B,NH,T]
+    size_t B, T, C, NH, KV;
+} Grouped;
+
+// wide[N,3 NH,HS] from qkv[N,NH + 2 KV,HS]: a block a row.
+__global__ void copy_heads(floatX *wide, const floatX *qkv, size_t NH, size_t KV, size_t HS) {
+    floatX *to = wide + blockIdx.x * 3 * NH * HS;
+    const floatX *from = qkv + blockIdx.x * (NH + 2 * KV) * HS;
+    for (size_t i = threadIdx.x; i < 3 * NH * HS; i += blockDim.x) {
+        size_t head = i / HS, part = head / NH, of = part ? NH + (part - 1) * KV + head % NH / (NH / KV) : head;
+        to[i] = from[of * HS + i % HS];
+    }
+}
+
+// The reverse for gradients: a sum over the copies.
+__global__ void sum_heads(floatX *dqkv, const floatX *dwide, size_t NH, size_t KV, size_t HS) {
+    floatX *to = dqkv + blockIdx.x * (NH + 2 * KV) * HS;
+    const floatX *from = dwide + blockIdx.x * 3 * NH * HS;
+    for (size_t i = threadIdx.x; i < (NH + 2 * KV) * HS; i += blockDim.x) {
+        size_t head = i / HS, group = head < NH ? 1 : NH / KV;
+        size_t first = head < NH ? head : NH + (head - NH) * group;  // the parts of k and v follow each other
+        float sum = 0.0f;
+        for (size_t j = 0; j < group; j++) sum += to_float(from[(first + j) * HS + i % HS]);
+        to[i] = from_float<floatX>(sum);
+    }
+}
+
+static void grouped_forward1(const void *problem, unsigned) {
+    const Grouped *p = (const Grouped *)problem;
+    LAUNCH(copy_heads, p->B * p->T, 256, 0, lab.stream)(p->wide, p->qkv, p->NH, p->KV, p->C / p->NH);
+    attention_forward(p->out, p->lse, p->wide, p->B, p->T, p->C, p->NH, lab.stream);
+}
+static void grouped_forward2(const void *problem, unsigned) {
+    const Grouped *p = (const Grouped *)problem;
+    attention_forward(p->out, p->lse, p->qkv, p->B, p->T, p->C, p->NH, lab.stream, Dropout(), p->KV);
+}
+static void grouped_backward1(const void *problem, unsigned) {
+    const Grouped *p = (const Grouped *)problem;
+    attention_backward(p->dwide, p->dot, p->dout, p->out, p->lse, p->wide, p->B, p->T, p->C, p->NH, lab.stream);
+    LAUNCH(sum_heads, p->B * p->T, 256, 0, lab.stream)(p->dqkv, p->dwide, p->NH, p->KV, p->C / p->NH);
+}
+static void grouped_backward2(const void *problem, unsigned) {
+    const Grouped *p = (const Grouped *)problem;
+    attention_backward(p->dqkv, p->dot, p->dout, p->out, p->lse, p->qkv, p->B, p->T, p->C, p->NH, lab.stream,
+                       Dropout(), p->KV);
+}
+
+static const LabKernel GROUPED_FORWARD[] = {
+    {"grouped attention", 1, "k and v copied for every head of q", grouped_forward1, 1},
+    {"grouped attention", 2, "without copies (llmc)", grouped_forward2, 1},
+};
+static const LabKernel GROUPED_BACKWARD[] = {
+    {"grouped attention backward", 1, "of the copies, then their sum", grouped_backward1, 1},
+    {"grouped attention backward", 2, "a block of keys goes over its group's heads (llmc)", grouped_backward2, 1},
+};
+
+static Grouped make_grouped(size_t B, size_t T, size_t NH, size_t KV, size_t HS) {
+    Grouped p = {NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, B, T, NH * HS, NH, KV};
+    p.out = test_floatX(B * T * p.C), p.dqkv = test_floatX(B * T * (NH + 2 * KV) * HS);
+    p.wide = test_floatX(3 * B * T * p.C), p.dwide = test_floatX(3 * B * T * p.C);
+    p.lse = test_floats(B * NH * T), p.dot = test_floats(B * NH * T);
+    return p;
+}
+
+static double grouped_worst[2][LAB_COUNT(GROUPED_FORWARD)];
+
+// Against the plain loops on copies of k and v, whose gradients are summed in double.
+static void check_grouped(size_t B, size_t T, size_t NH, size_t KV, size_t HS) {
+    size_t mark = test_count, N = B * T, C = NH * HS, heads = NH + 2 * KV, group = NH / KV;
+    Grouped p = make_grouped(B, T, NH, KV, HS);
+    float *qkv = test_values(N * heads * HS, 0, 1.5, 1), *dout = test_values(N * C, 0, 1, 2);
+    float *wide = (float *)test_memory(3 * N * C * sizeof(float));
+    double *out = test_doubles(N * C), *att = test_doubles(B * NH * T * T), *dwide = test_doubles(3 * N * C);
+    double *dqkv = test_doubles(N * heads * HS);
+    p.qkv = to_device_floatX(qkv, N * heads * HS), p.dout = to_device_floatX(dout, N * C);
+    for (size_t i = 0; i < 3 * N * C; i++) {
+        size_t n = i / (3 * C), head = i % (3 * C) / HS, part = head / NH;
+        wide[i] = qkv[(n * heads + (part ? NH + (part - 1) * KV + head % NH / group : head)) * HS + i % HS];
+    }
+    plain_forward(out, att, wide, B, T, C, NH, NULL);
+    plain_backward(dwide, dout, att, wide, B, T, C, NH, NULL);
+    for (size_t i = 0; i < 3 * N * C; i++) {
+        size_t n = i / (3 * C), head = i % (3 * C) / HS, part = head / NH;
+        dqkv[(n * heads + (part ? NH + (part - 1) * KV + head % NH / group : head)) * HS + i % HS] += dwide[i];
+    }
+    for (size_t k = 0; k < LAB_COUNT(GROUPED_FORWARD); k++) {
+        GROUPED_FORWARD[k].run(&p, 1);
+        GROUPED_BACKWARD[k].run(&p, 1);
+        double forward = test_error_floatX(p.out, out, N * C, lab.stream);
+        double backward = test_error_floatX(p.dqkv, dqkv, N * heads * HS, lab.stream);
+        grouped_worst[0][k] = fmax(grouped_worst[0][k], forward);
+        grouped_worst[1][k] = fmax(grouped_worst[1][k], backward);
+    }
+    test_release(mark);
+}
+
+static void check_groups(void) {
+    check_grouped(2, 33, 6, 3, 9);    // nothing divides
+    check_grouped(1, 70, 4, 1, 64);   // one head of k and v for all (MQA)
+    check_grouped(2, 65, 8, 2, 32);
+    check_grouped(1, 129, 4, 2, 128);
+    for (int pass = 0; pass < 2; pass++) {
+        for (size_t k = 0; k < LAB_COUNT(GROUPED_FORWARD); k++) {
+            lab_check(&lab, pass ? &GROUPED_BACKWARD[k] : &GROUPED_FORWARD[k], grouped_worst[pass][k],
+                      pass ? BOUND_GRAD : BOUND_OUT);
+        }
+    }
+}
+
+// Llama 3.2 1B has 32 heads of 64 channels, and 8 of k and v.
+static void bench_groups(void) {
+    Grouped p = lab.cpu ? make_grouped(1, 64, 32, 8, 64) : make_grouped(4, 2048, 32, 8, 64);
+    p.qkv = lab_fill(&lab, p.B * p.T * (p.C + 2 * p.KV * 64)), p.dout = lab_fill(&lab, p.B * p.T * p.C);
+    KernelWork forward = lab_stated(&lab, LAB_LAST(GROUPED_FORWARD), &p);
+    KernelWork backward = lab_stated(&lab, LAB_LAST(GROUPED_BACKWARD), &p);
+    for (const LabKernel &k : GROUPED_FORWARD) lab_bench(&lab, &k, &p, forward, 0.0);
+    if (!lab.list) grouped_forward1(&p, 1);  // the copies that backward 1 reads, where --kernel left it out
+    for (const LabKernel &k : GROUPED_BACKWARD) lab_bench(&lab, &k, &p, backward, 0.0);
+}
+
 // One layer of GPT-2 124M.
 static void bench(void) {
     Problem p = {NULL, NULL, NULL, NULL, NULL, NULL, NULL, 4, 64, 768, 12};
@@ -631,6 +762,7 @@ static void bench(void) {
             test_release(mark);
         }
     }
+    bench_groups();
 }
 
 // Checks dropout of the probabilities against plain loops with the same masks. The kernels have one row a thread (as on
@@ -706,6 +838,7 @@ static void checks(void) {
     test_shape(1, 40, 300, 1, false);  // more than 256
     test_shape(1, 514, 64, 1, false);
     check_rows();
+    check_groups();
     test_large_scores();
     test_softmax(8);
     test_softmax(264);

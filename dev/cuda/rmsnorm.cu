@@ -1,0 +1,270 @@
+// rmsnorm.cu: RMSNorm with the residual before it, forward and backward: kernels from naive to those of
+// llmc/kernels/layernorm.cuh, checked against plain loops in double. Also LayerNorm1P, Nemotron's norm.
+#include "llmc/kernels/layernorm.cuh"
+
+#include "dev/cuda/bench.h"
+
+static Lab lab;
+
+// ---- the kernels -------------------------------------------------------------------------------------------
+// Forward: residual = inp1 + inp2, out = residual / sqrt(mean(residual^2) + epsilon) * weight. There is no mean to
+// subtract and no bias. Backward: dinp = dresidual + the gradient, and weight's, which is a sum over the rows.
+
+typedef struct {
+    floatX *out, *residual;             // [N, C]
+    float *mean, *rstd;                 // [N]; the mean is not read
+    const floatX *inp1, *inp2, *weight; // [N, C], [N, C], [C]
+    floatX *dinp;                       // [N, C]
+    float *dweight, *scratch;           // [C], layernorm_backward_scratch
+    const floatX *dresidual, *dout;     // [N, C]
+    size_t N, C;
+} Problem;
+
+// 1: an addition kernel, then a thread a row: neighbouring threads read addresses that lie C apart.
+__global__ void add_element(floatX *out, const floatX *inp1, const floatX *inp2, size_t n) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) out[i] = from_float<floatX>(to_float(inp1[i]) + to_float(inp2[i]));
+}
+
+__global__ void scale_thread_a_row(floatX *out, float *rstd, const floatX *inp, const floatX *weight, size_t N,
+                                   size_t C) {
+    size_t n = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (n >= N) return;
+    const floatX *x = inp + n * C;
+    float square = 0.0f;
+    for (size_t i = 0; i < C; i++) square += to_float(x[i]) * to_float(x[i]);
+    float r = rstd[n] = 1.0f / sqrtf(square / (float)C + LAYERNORM_EPSILON);
+    for (size_t i = 0; i < C; i++) out[n * C + i] = from_float<floatX>(to_float(x[i]) * r * to_float(weight[i]));
+}
+
+// 2: fused, a block a row: whole cache lines, but a row waits at barriers for its sum.
+__global__ void fused_block_a_row(floatX *out, floatX *residual, float *rstd, const floatX *inp1, const floatX *inp2,
+                                  const floatX *weight, size_t C) {
+    size_t n = blockIdx.x;
+    floatX *x = residual + n * C;
+    float square = 0.0f;
+    for (size_t i = threadIdx.x; i < C; i += blockDim.x) {
+        x[i] = from_float<floatX>(to_float(inp1[n * C + i]) + to_float(inp2[n * C + i]));
+        square += to_float(x[i]) * to_float(x[i]);
+    }
+    float r = 1.0f / sqrtf(block_sum(square) / (float)C + LAYERNORM_EPSILON);
+    for (size_t i = threadIdx.x; i < C; i += blockDim.x) {
+        out[n * C + i] = from_float<floatX>(to_float(x[i]) * r * to_float(weight[i]));
+    }
+    if (threadIdx.x == 0) rstd[n] = r;
+}
+
+// 1: a thread a row for dinp, and a thread a column for the sums.
+__global__ void dinp_thread_a_row(Problem p) {
+    size_t n = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (n >= p.N) return;
+    const floatX *x = p.residual + n * p.C, *dout = p.dout + n * p.C;
+    float r = p.rstd[n], dot = 0.0f;
+    for (size_t i = 0; i < p.C; i++) dot += to_float(dout[i]) * to_float(p.weight[i]) * to_float(x[i]) * r;
+    for (size_t i = 0; i < p.C; i++) {
+        float y = (to_float(dout[i]) * to_float(p.weight[i]) - to_float(x[i]) * r * (dot / (float)p.C)) * r;
+        p.dinp[n * p.C + i] = from_float<floatX>(to_float(p.dresidual[n * p.C + i]) + y);
+    }
+}
+
+// Columns summed over the rows of one chunk: out [chunks, 2, C] as llmc has it; the second half is unused.
+__global__ void sums_thread_a_column(float *out, const floatX *dout, const floatX *inp, const float *rstd, size_t N,
+                                     size_t C, size_t rows) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, first = blockIdx.y * rows;
+    if (i >= C) return;
+    float dw = 0.0f;
+    for (size_t n = first; n < N && n < first + rows; n++) {
+        dw += to_float(dout[n * C + i]) * to_float(inp[n * C + i]) * rstd[n];
+    }
+    out[blockIdx.y * 2 * C + i] = dw;
+}
+
+// 2: a block a row, and the sums by chunks of rows in parallel; everything is still read by two kernels.
+__global__ void dinp_block_a_row(Problem p) {
+    size_t n = blockIdx.x;
+    const floatX *x = p.residual + n * p.C, *dout = p.dout + n * p.C;
+    float r = p.rstd[n], dot = 0.0f;
+    for (size_t i = threadIdx.x; i < p.C; i += blockDim.x) {
+        dot += to_float(dout[i]) * to_float(p.weight[i]) * to_float(x[i]) * r;
+    }
+    dot = block_sum(dot) / (float)p.C;
+    for (size_t i = threadIdx.x; i < p.C; i += blockDim.x) {
+        float y = (to_float(dout[i]) * to_float(p.weight[i]) - to_float(x[i]) * r * dot) * r;
+        p.dinp[n * p.C + i] = from_float<floatX>(to_float(p.dresidual[n * p.C + i]) + y);
+    }
+}
+
+static void forward1(const void *problem, unsigned block) {
+    const Problem *p = (const Problem *)problem;
+    LAUNCH(add_element, CEIL_DIV(p->N * p->C, (size_t)block), block, 0, lab.stream)
+    (p->residual, p->inp1, p->inp2, p->N * p->C);
+    LAUNCH(scale_thread_a_row, CEIL_DIV(p->N, (size_t)block), block, 0, lab.stream)
+    (p->out, p->rstd, p->residual, p->weight, p->N, p->C);
+}
+static void forward2(const void *problem, unsigned block) {
+    const Problem *p = (const Problem *)problem;
+    LAUNCH(fused_block_a_row, p->N, block, 0, lab.stream)
+    (p->out, p->residual, p->rstd, p->inp1, p->inp2, p->weight, p->C);
+}
+static void forward3(const void *problem, unsigned) {
+    const Problem *p = (const Problem *)problem;
+    layernorm_residual_forward<NORM_RMS>(p->residual, {p->out, p->mean, p->rstd}, p->inp1, p->inp2, NULL, p->weight,
+                                         NULL, p->N, p->C, lab.stream, Dropout());
+}
+
+static void sum_columns(const Problem *p, unsigned block, size_t rows) {
+    size_t chunks = CEIL_DIV(p->N, rows);
+    dim3 grid((unsigned)CEIL_DIV(p->C, (size_t)block), (unsigned)chunks);
+    LAUNCH(sums_thread_a_column, grid, block, 0, lab.stream)
+    (p->scratch, p->dout, p->residual, p->rstd, p->N, p->C, rows);
+    LAUNCH(layernorm_backward_sum_kernel, CEIL_DIV(2 * p->C, (size_t)128), 128, 0, lab.stream)
+    (p->dweight, (float *)NULL, p->scratch, chunks, p->C, false);
+}
+static void backward1(const void *problem, unsigned block) {
+    const Problem *p = (const Problem *)problem;
+    LAUNCH(dinp_thread_a_row, CEIL_DIV(p->N, (size_t)block), block, 0, lab.stream)(*p);
+    sum_columns(p, block, p->N);
+}
+static void backward2(const void *problem, unsigned block) {
+    const Problem *p = (const Problem *)problem;
+    LAUNCH(dinp_block_a_row, p->N, block, 0, lab.stream)(*p);
+    sum_columns(p, block, CEIL_DIV(p->N, layernorm_backward_blocks(p->N)));
+}
+static void backward3(const void *problem, unsigned) {
+    const Problem *p = (const Problem *)problem;
+    layernorm_backward<NORM_RMS>(p->dinp, p->dweight, NULL, p->scratch, p->dresidual, p->dout, p->residual, p->weight,
+                                 {NULL, p->mean, p->rstd}, p->N, p->C, false, lab.stream);
+}
+
+static const LabKernel FORWARD[] = {
+    {"residual + rmsnorm", 1, "an addition kernel, then a thread a row", forward1, 0},
+    {"residual + rmsnorm", 2, "fused, a block a row", forward2, 0},
+    {"residual + rmsnorm", 3, "a warp a row, 128-bit loads, no barrier (llmc)", forward3, 32 * LAYERNORM_WARPS},
+};
+static const LabKernel BACKWARD[] = {
+    {"rmsnorm backward", 1, "a thread a row, then a thread a column", backward1, 0},
+    {"rmsnorm backward", 2, "a block a row, then columns by chunks of rows", backward2, 0},
+    {"rmsnorm backward", 3, "a block a row, columns in registers (llmc)", backward3, LAYERNORM_THREADS},
+};
+
+// ---- the checks --------------------------------------------------------------------------------------------
+
+// The rounding of a float sum of n squares, one after another, with a margin: they have one sign, so the sum grows and
+// each addition rounds a larger number.
+static double sum_bound(size_t n) { return 6e-8 * (8.0 + sqrt((double)n)); }
+
+static Problem make_problem(size_t N, size_t C) {
+    Problem p;
+    p.N = N, p.C = C;
+    p.out = test_floatX(N * C), p.residual = test_floatX(N * C), p.dinp = test_floatX(N * C);
+    p.mean = test_floats(N), p.rstd = test_floats(N), p.dweight = test_floats(C);
+    p.inp1 = to_device_floatX(test_values(N * C, 0.5, 1.5, 1), N * C);
+    p.inp2 = to_device_floatX(test_values(N * C, 0.0, 0.5, 2), N * C);
+    p.weight = to_device_floatX(test_values(C, 1.0, 0.5, 4), C);
+    p.dout = to_device_floatX(test_values(N * C, 0.0, 1.0, 6), N * C);
+    p.dresidual = to_device_floatX(test_values(N * C, 0.0, 1.0, 7), N * C);
+    p.scratch = test_floats(layernorm_backward_scratch(N, C));
+    return p;
+}
+
+typedef struct {
+    double *out, *dinp, *dweight;  // [N, C], [N, C], [C]
+} Want;
+
+static Want reference(const float *x, const float *w, const float *dout, const float *dresidual, size_t N, size_t C) {
+    Want want = {test_doubles(N * C), test_doubles(N * C), test_doubles(C)};
+    for (size_t n = 0; n < N; n++) {
+        double square = 0.0, dot = 0.0;
+        for (size_t i = n * C; i < n * C + C; i++) square += (double)x[i] * (double)x[i];
+        double r = 1.0 / sqrt(square / (double)C + (double)LAYERNORM_EPSILON);
+        for (size_t c = 0; c < C; c++) {
+            size_t i = n * C + c;
+            want.out[i] = (double)x[i] * r * (double)w[c];
+            want.dweight[c] += (double)dout[i] * (double)x[i] * r;
+            dot += (double)dout[i] * (double)w[c] * (double)x[i] * r;
+        }
+        for (size_t c = 0; c < C; c++) {
+            size_t i = n * C + c;
+            double normal = (double)x[i] * r;
+            want.dinp[i] = (double)dresidual[i] + ((double)dout[i] * (double)w[c] - normal * dot / (double)C) * r;
+        }
+    }
+    return want;
+}
+
+// The largest error of each kernel as a part of its bound, which depends on the shape.
+static double forward_errors[LAB_COUNT(FORWARD)], backward_errors[LAB_COUNT(BACKWARD)];
+
+static void check_kernels_at(size_t N, size_t C) {
+    size_t mark = test_count;
+    cudaStream_t stream = lab.stream;
+    Problem p = make_problem(N, C);
+    float *inp1 = to_host_floatX(p.inp1, N * C, stream), *inp2 = to_host_floatX(p.inp2, N * C, stream);
+    float *w = to_host_floatX(p.weight, C, stream), *dout = to_host_floatX(p.dout, N * C, stream);
+    float *dresidual = to_host_floatX(p.dresidual, N * C, stream);
+    double *sum = test_doubles(N * C), bound = FLOATX_ROUNDING + sum_bound(C);
+    for (size_t i = 0; i < N * C; i++) sum[i] = (double)inp1[i] + (double)inp2[i];
+    Want want;
+    for (size_t k = 0; k < LAB_COUNT(FORWARD); k++) {
+        FORWARD[k].run(&p, lab_block(&FORWARD[k]));
+        want = reference(to_host_floatX(p.residual, N * C, stream), w, dout, dresidual, N, C);
+        double error = fmax(test_error_floatX(p.residual, sum, N * C, stream),
+                            test_error_floatX(p.out, want.out, N * C, stream));
+        forward_errors[k] = fmax(forward_errors[k], error / bound);
+    }
+    for (size_t k = 0; k < LAB_COUNT(BACKWARD); k++) {
+        BACKWARD[k].run(&p, lab_block(&BACKWARD[k]));
+        double dinp = test_error_floatX(p.dinp, want.dinp, N * C, stream) / bound;
+        double dw = test_error_float(p.dweight, want.dweight, C, stream) / (sum_bound(C) + sum_bound(N));
+        backward_errors[k] = fmax(backward_errors[k], fmax(dinp, dw));
+    }
+    test_release(mark);
+}
+
+// LayerNorm1P is the layernorm whose weights are larger by one: the same bits, forward and backward.
+static void check_one_more(size_t N, size_t C) {
+    size_t mark = test_count;
+    Problem p = make_problem(N, C);
+    cudaStream_t stream = lab.stream;
+    float *less = (float *)test_memory(C * sizeof(float)), *more = (float *)test_memory(C * sizeof(float));
+    for (size_t i = 0; i < C; i++) less[i] = (float)((int)(i % 13) - 6) / 16.0f, more[i] = less[i] + 1.0f;  // exact
+    const floatX *weight = to_device_floatX(less, C), *one_more = to_device_floatX(more, C), *bias = p.inp2;
+    float *dbias = test_floats(C);
+    Layernorm ln = {p.out, p.mean, p.rstd};
+    layernorm_forward<NORM_1P>(ln, p.inp1, weight, bias, N, C, stream);
+    layernorm_backward<NORM_1P>(p.dinp, p.dweight, dbias, p.scratch, NULL, p.dout, p.inp1, weight, ln, N, C, false,
+                                stream);
+    float *out = to_host_floatX(p.out, N * C, stream), *dinp = to_host_floatX(p.dinp, N * C, stream);
+    float *dw = to_host(p.dweight, C, stream);
+    layernorm_forward(ln, p.inp1, one_more, bias, N, C, stream);
+    layernorm_backward(p.dinp, p.dweight, dbias, p.scratch, NULL, p.dout, p.inp1, one_more, ln, N, C, false, stream);
+    check(&lab.checks,
+          same_bits(out, to_host_floatX(p.out, N * C, stream), N * C) &&
+              same_bits(dinp, to_host_floatX(p.dinp, N * C, stream), N * C) &&
+              same_bits(dw, to_host(p.dweight, C, stream), C),
+          "LayerNorm1P, N %zu C %zu: the bits of a layernorm whose weights are larger by one", N, C);
+    test_release(mark);
+}
+
+static void checks(void) {
+    static const size_t ragged[][2] = {{5, 3}, {1, 8}, {7, 18}, {33, 64}, {130, 24}, {20, 768}, {3, 1600}, {5, 6152},
+                                       {3, 12296}};
+    for (const size_t(&s)[2] : ragged) check_kernels_at(s[0], s[1]);
+    for (size_t k = 0; k < LAB_COUNT(FORWARD); k++) lab_check(&lab, &FORWARD[k], forward_errors[k], 1.0);
+    for (size_t k = 0; k < LAB_COUNT(BACKWARD); k++) lab_check(&lab, &BACKWARD[k], backward_errors[k], 1.0);
+    check_one_more(33, 18), check_one_more(20, 768), check_one_more(3, 6152);
+}
+
+// Memory traffic in units of N C elements, counted as in layernorm.cu. Version 2 squares what it has just added; llmc's
+// reads it back, as a layernorm must.
+static void bench(void) {
+    Problem p = make_problem(lab.cpu ? 512 : 16384, 2048);
+    double unit = (double)(p.N * p.C * sizeof(floatX));
+    KernelWork forward = lab_stated(&lab, LAB_LAST(FORWARD), &p);  // backward reads what it leaves
+    KernelWork backward = lab_stated(&lab, LAB_LAST(BACKWARD), &p);
+    for (const LabKernel &k : FORWARD) lab_bench(&lab, &k, &p, forward, (k.number == 2 ? 5.0 : 6.0) * unit);
+    double last = lab.cpu ? 6.0 : 4.0;
+    for (const LabKernel &k : BACKWARD) lab_bench(&lab, &k, &p, backward, (k.number < 3 ? 8.0 : last) * unit);
+}
+
+int main(int argc, char **argv) { return lab_main(&lab, argc, argv, checks, bench); }
