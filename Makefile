@@ -6,6 +6,7 @@
 #        SANITIZE=1           cpu only: address and undefined-behaviour sanitizers
 #        GDB=1                cpu only: nothing optimised, for a debugger that is to see lines and variables
 #        GPU_SHAPES=1         cpu only: rows and threads of kernels are divided as on a GPU, which is slow here
+#        GPU_QUEUE=1          cpu only: a helper thread carries NCCL's calls, as with NCCL=mpi on a GPU
 #        PROFILE=1            times every kernel and matrix product: a table at the end of a run with --trace
 #        NCCL=nccl|mpi        cuda only: mpi carries NCCL's calls over MPI, so that ranks can share a GPU
 #        MPI=openmpi|mpich    the one to take where both are installed (mpicxx.mpich, mpirun.mpich)
@@ -44,7 +45,7 @@ ifeq ($(DEVICE)$(GDB),cuda1)
 $(error GDB=1 is for DEVICE=cpu)
 endif
 DIR := build/$(DEVICE)-$(PRECISION)$(addprefix -,$(MPI))$(if $(SANITIZE),-asan)$(if $(GDB),-gdb)$(if \
-    $(PROFILE),-profile)$(if $(GPU_SHAPES),-shapes)
+    $(PROFILE),-profile)$(if $(GPU_SHAPES),-shapes)$(if $(GPU_QUEUE),-queue)
 
 # ---- what there is to build --------------------------------------------------------------------------------
 
@@ -92,7 +93,7 @@ $(DIR)/dev/test/% $(DIR)/test_gpt: OPTIMIZE := $(QUICK)
 ARITHMETIC := -ffp-contract=off -fno-math-errno -fno-trapping-math
 HOST = $(OPTIMIZE) $(NATIVE) $(ARITHMETIC) $(OPENMP)
 DEFINES := -DPRECISION_$(if $(filter bf16,$(PRECISION)),BF16,FP32) $(if $(PROFILE),-include dev/cuda/kernel_times.cuh) \
-    $(if $(GPU_SHAPES),-DGPU_SHAPES)
+    $(if $(GPU_SHAPES),-DGPU_SHAPES) $(if $(GPU_QUEUE),-DGPU_QUEUE -Idev/test/gpu)
 HOST_LIBS = -Xlinker --as-needed $(CJSON_LIBS) $(PCRE2_LIBS)
 LIBS := $(HOST_LIBS) $(BLAS_LIBS) $(MPI_LIBS)
 DEPENDENCIES = -MMD -MP -MF $@.d -MT $@
@@ -152,7 +153,7 @@ build/tools/plan: dev/plan/plan.cu Makefile $(PROBE)
 .PHONY: all trainers kernel-programs kernels bench spills sass asm ptx tools scale scale-trainers calibrate setup train test \
         lessons gpu-check clean help explorer site corpus run-train build-train doc plan planned schedule study fuzz soak \
         build-soak reproduce bubbles planned-fp32 planned-bf16 planned-asan planned-shapes \
-        planned-profile experts
+        planned-queue planned-profile experts
 
 all: trainers tools                  ## every trainer and tool
 trainers: $(call program,$(TRAINERS) $(notdir $(LESSONS)))  ## build/cpu-fp32/train_gpt and those after it
@@ -211,6 +212,7 @@ asm:  ## vector and scalar instructions of every kernel's hot loop on a CPU, for
 
 ptx:  ## runs the kernels that nvcc compiles in an interpreter that checks every access (nvcc, numpy; no GPU)
 	+@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=bf16 build/cpu-bf16/dev/ptx_attention build/cpu-bf16/dev/ptx_cases
+	+@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=fp32 build/cpu-fp32/dev/ptx_cases
 	@NVCC=$(NVCC) dev/test/run_ptx.sh all
 
 gpu-check:  ## one command for a machine with a GPU, in stages: checks, tokens/s and MFU, a table of kernels, PyTorch
@@ -390,7 +392,7 @@ test:  ## builds and runs every test; the last line is `N passed, N failed`
 	@dev/setup.sh $(PROBED)
 	@dev/test/run_tests.sh --plan $(DEVICE) '$(ONLY)' > build/test-plan
 	+@$(PARALLEL) DEVICE=$(DEVICE) planned-fp32 planned-bf16 \
-	    $(if $(filter cpu,$(DEVICE)),planned-asan planned-shapes planned-profile)
+	    $(if $(filter cpu,$(DEVICE)),planned-asan planned-shapes planned-queue planned-profile)
 	@dev/test/run_tests.sh $(DEVICE) '$(ONLY)'
 
 # All three at once, so that no core waits for the last program of one of them.
@@ -400,6 +402,8 @@ planned-asan:
 	+@$(MAKE) --no-print-directory PRECISION=fp32 SANITIZE=1 planned
 planned-shapes:
 	+@$(MAKE) --no-print-directory PRECISION=fp32 GPU_SHAPES=1 planned
+planned-queue:
+	+@$(MAKE) --no-print-directory PRECISION=fp32 GPU_QUEUE=1 planned
 planned-profile:
 	+@$(MAKE) --no-print-directory PRECISION=bf16 PROFILE=1 planned
 

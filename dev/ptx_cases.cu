@@ -89,7 +89,8 @@ int main(void) {
     static const size_t sizes[] = {8, 24, 72, 120, 136, 184, 248};  // each of another capacity
     for (size_t HS : sizes) attention_case(1, 67, 2, HS < 100 ? 1 : 2, HS, 0);
     for (size_t HS : sizes) attention_case(1, 67, 1, 1, HS, 0.2);
-    attention_case(1, 37, 3, 3, 9, 0.2), attention_case(1, 37, 2, 2, 50, 0), attention_case(1, 33, 2, 1, 300, 0);
+    attention_case(1, 37, 3, 3, 9, 0.2), attention_case(1, 33, 2, 1, 300, 0);
+    attention_case(1, 37, 2, 2, 50, 0), attention_case(1, 37, 1, 1, 50, 0.2);
     element_cases(5, 48), element_cases(3, 37);
     rope_case(13, 2, 32), rope_case(7, 3, 6);
     rms_case(9, 40), rms_case(5, 33);
