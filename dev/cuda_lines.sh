@@ -5,11 +5,11 @@ set -u
 cd "$(dirname "$0")/.." || exit 1
 
 # Lines between #ifdef __CUDACC__ (or a condition with it) and its #else or #endif; with #ifndef, those behind #else.
-# Lines that GPU_SHAPES=1 compiles too do not count. gpu_queue.h is included by CUDA builds alone.
+# Lines that GPU_SHAPES=1 or GPU_QUEUE=1 compiles too do not count.
 lines() {
     awk 'FNR == 1 { depth = 0 }
         /^#if/ { depth++; on[depth] = 0; other[depth] = 0
-                 if (/__CUDACC__/ && !/GPU_SHAPES/) {
+                 if (/__CUDACC__/ && !/GPU_(SHAPES|QUEUE)/) {
                      negative = /ifndef __CUDACC__|!defined\(__CUDACC__\)|!\(.*__CUDACC__/
                      on[depth] = !negative; other[depth] = negative } next }
         /^#else|^#elif/ { on[depth] = other[depth]; next }
@@ -20,12 +20,10 @@ lines() {
 executed() {
     case $1 in
         llmc/kernels/matmul.cuh) echo 'a constant' ;;
-        llmc/kernels/cuda_common.cuh) echo '`make ptx`, but for the launcher' ;;
         llmc/kernels/mma.cuh | llmc/kernels/attention_tiles.cuh) echo '`dev/ptx.py`' ;;
         llmc/kernels/*) echo '`make ptx`' ;;
         llmc/trainer/connect.cuh) echo 'a constant' ;;
         llmc/host/rand.h | llmc/mpi/operation.h) echo 'a declaration' ;;
-        llmc/mpi/communicator.h) echo 'an #include' ;;
         *) echo 'nothing' ;;
     esac
 }
@@ -35,7 +33,6 @@ table() {
     echo '|---|--:|---|'
     for file in $(find llmc -type f -not -path 'llmc/cpu/*' | LC_ALL=C sort); do
         count=$(lines "$file")
-        [ "$file" = llmc/mpi/gpu_queue.h ] && count=$(grep -c . "$file")
         [ "$count" -gt 0 ] || continue
         all=$((all + count))
         echo "| $file | $count | $(executed "$file") |"

@@ -1,8 +1,9 @@
 #!/bin/sh
 # run_nccl.sh [FOLDER]: runs FOLDER/dev/test/test_nccl at 2, 3, 4, 5 and 8 ranks (sanitized too, if that is
 # built) and test_nccl_replicas, then in the ways in which a job must fail: quickly, with a message, and leaving no
-# process behind.
+# process behind; then what GPU_QUEUE=1 builds.
 # needs: fp32/dev/test/test_nccl fp32/dev/test/test_nccl_replicas fp32-asan/dev/test/test_nccl
+# needs: fp32-queue/dev/test/test_nccl fp32-queue/train_gpt_3d fp32/train_gpt_3d
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
 folder=${1:-build/cpu-fp32}
@@ -160,5 +161,25 @@ for pid in $pids; do lives "$pid" && left=$((left + 1)); done
 [ $left = 4 ] && ! said 'no progress'
 report $? "ranks that were all stopped for longer than that go on"
 for pid in $pids $job; do kill -KILL "$pid" 2>/dev/null; done
+
+# A GPU's queue (llmc/mpi/gpu_queue.h), with so little pinned memory that groups wait for it.
+queue=$folder-queue
+program=$queue/dev/test/test_nccl
+NCCL_MPI_PINNED_MIB=4
+export NCCL_MPI_PINNED_MIB
+for n in 2 4; do all_checks $n "$program" "$n ranks with a GPU's queue"; done
+must_fail 2 deadlock && said "rank 1 waits in ncclSend of 16 float32 to rank 0 (world).*not received by rank 0"
+report $? "a GPU's queue: a deadlock is reported"
+unset CPU_STALL_SECONDS
+NCCL_MPI_PINNED_MIB=1 must_fail 4 all && said 'a group of [0-9]* bytes does not fit: raise NCCL_MPI_PINNED_MIB'
+report $? "a GPU's queue: pinned memory that is too small is reported"
+train() {  # train FOLDER LOG
+    timeout -k 5 300 $launch -n 8 "$1/train_gpt_3d" --train-data dev/test/golden/train.bin --tensor 2 --data 2 \
+        --pipeline 2 --virtual 2 --sequence-parallel 1 --layers 4 --heads 2 --channels 64 --vocab 257 --seq 32 \
+        --micro-batch 2 --global-batch 16 --steps 4 --val-every 0 --log "$2" >"$dir/out" 2>"$dir/err" &&
+        sed -i 's/,"ms":.*//' "$2" && [ "$(grep -c '"loss"' "$2")" = 4 ]
+}
+train "$folder" "$dir/cpu" && train "$queue" "$dir/gpu" && cmp "$dir/cpu" "$dir/gpu"
+report $? "a GPU's queue: 2 x 2 x 2 ranks train to the bits of a CPU's queue"
 
 finish

@@ -113,7 +113,7 @@ needs() {
     local word
     for word in $(sed -n 's/^# needs: //p' "$1"); do
         case $device-$word in
-            cuda-*asan/* | cuda-*/test_nccl*) ;;  # these are for the CPU
+            cuda-*asan/* | cuda-*queue/* | cuda-*/test_nccl*) ;;  # these are for the CPU
             *-tools/*) echo "build/$word" ;;
             *) echo "${fp32/fp32/${word%%/*}}/${word#*/}" ;;
         esac

@@ -314,6 +314,22 @@ static void test_groups(ncclComm_t world, cudaStream_t *streams) {
     NCCL(ncclCommDestroy(second));
 }
 
+// More in flight than gpu_queue.h's pinned memory may hold.
+static void test_many(ncclComm_t comm, cudaStream_t stream) {
+    const size_t groups = 256, count = 8192, n = groups * count;
+    std::vector<float> mine(n), sum(n);
+    for (size_t i = 0; i < n; i++) {
+        mine[i] = (float)(i % 8191 + (size_t)world_rank);
+        sum[i] = (float)((size_t)world_size * (i % 8191) + (size_t)(world_size * (world_size - 1) / 2));
+    }
+    float *x = (float *)device(n * sizeof *x);
+    to_device(x, mine.data(), n * sizeof *x);
+    for (size_t i = 0; i < n; i += count) NCCL(ncclAllReduce(x + i, x + i, count, ncclFloat, ncclSum, comm, stream));
+    cudaStreamSynchronize(stream);
+    CHECK_ALL(holds(x, sum.data(), n * sizeof *x), "256 all-reduces in flight");
+    cudaFree(x);
+}
+
 static void test_semantics(ncclComm_t comm, cudaStream_t *streams) {
     float *x = (float *)device(4096), *y = (float *)device(4096);
     cudaMemset(x, 0, 4096);
@@ -605,10 +621,11 @@ static int run_all(ncclComm_t comm, cudaStream_t *streams) {
               "collectives of 70001 elements");
     connected(comm, streams[0]);
     test_groups(comm, streams);
+    test_many(comm, streams[0]);
     test_connections(comm, streams);
     test_uses(comm, streams);
     test_semantics(comm, streams);
-#ifndef __CUDACC__  // a GPU does not know the bounds of allocations
+#ifndef NCCL_MPI_HELPER  // a GPU does not know the bounds of allocations
     test_misuse(comm, streams[0]);
 #endif
     test_counters(comm, streams[0]);
@@ -701,7 +718,7 @@ static void loop(ncclComm_t comm, cudaStream_t stream, bool one_exits) {
 
 int main(int argc, char **argv) {
     int provided;
-#ifdef __CUDACC__
+#ifdef NCCL_MPI_HELPER
     MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
 #else
     MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);

@@ -16,7 +16,7 @@
 
 #include <deque>
 
-#ifdef __CUDACC__
+#if defined(__CUDACC__) || defined(GPU_QUEUE)
 #include "llmc/mpi/gpu_queue.h"
 #else
 #include "llmc/mpi/cpu_queue.h"

@@ -24,6 +24,8 @@
 
 #include "llmc/mpi/transport.h"
 
+#define NCCL_MPI_HELPER 1  // tells programs that another thread calls MPI too
+
 namespace nccl_mpi {
 
 typedef CUresult (*FlagCall)(CUstream, CUdeviceptr, cuuint32_t, unsigned);

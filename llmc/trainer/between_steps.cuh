@@ -182,7 +182,7 @@ static inline void trainer_leave(Trainer *m) {
                 m->opt.out ? "the same command with --resume auto goes on" : "without --out nothing was saved");
     trainer_report(m);
     MPI_Barrier(MPI_COMM_WORLD);
-#if !(defined(NCCL_OVER_MPI) && defined(__CUDACC__))  // there another thread still calls MPI
+#ifndef NCCL_MPI_HELPER  // there another thread still calls MPI
     MPI_Finalize();
 #endif
     _exit(m->opt.eval ? 1 : 0);

@@ -79,7 +79,7 @@ static inline void job_start_alone(void) {
 
 // Starts MPI and gives this rank its device (device = local rank). From here on only rank 0's stdout is seen.
 static inline void job_start(Job *job, int *argc, char ***argv) {
-#if defined(NCCL_OVER_MPI) && defined(__CUDACC__)
+#ifdef NCCL_MPI_HELPER
     int wanted = MPI_THREAD_MULTIPLE, provided;  // a helper thread carries NCCL's calls
 #else
     int wanted = MPI_THREAD_FUNNELED, provided;
