@@ -33,11 +33,20 @@ BUDGETS = [
     ('attention_forward_mma_kernel<Mma<64, true>, false>', 'bf16', 'instructions', 350),
     ('attention_forward_mma_kernel<Mma<64, true>, true>', 'bf16', 'instructions', 870),
     ('attention_backward_query_mma_kernel<Mma<64, true>, false>', 'bf16', 'instructions', 380),
+    # 64 queries against 64 keys and values, for each head of q that a head of k serves: 128 products by a warp
+    ('attention_backward_key_mma_kernel<Mma<64, false>, false>', 'bf16', 'instructions', 500),
     # the merge of a ring's outputs: reads 8 bytes and writes 4 for each channel
     ('attention_merge_kernel', 'bf16', 'each', 32),
     # 24 a logit: 10 where 16 bytes are 8 logits that are read, 14 where they are 4 that are read and written
     ('classifier_stats_kernel<8>', 'bf16', 'each', 80),
     ('classifier_gradient_kernel<8>', 'bf16', 'each', 56),
+    # Llama's block: a rotation is 4 multiplications for 2 elements, silu an exponential and a division
+    ('rope_kernel<8>', 'bf16', 'each', 16),
+    ('swiglu_forward_kernel<8>', 'bf16', 'each', 38),
+    ('swiglu_backward_kernel<8>', 'bf16', 'each', 37),
+    ('relu2_kernel<8>', 'bf16', 'each', 29),
+    ('layernorm_forward_kernel<8, 32, 1>', 'bf16', 'each', 20),
+    ('layernorm_backward_columns_kernel<8, 1, 1>', 'bf16', 'each', 48),
 ]
 
 # Warps on a multiprocessor: (what, kernel, precision, threads of a block, its dynamic shared memory, least).
@@ -261,7 +270,8 @@ def rows(folder, pattern):
                 simple = [l for l in loops if l[0] or not l[3]]
                 if not any(l[0] or l[1] for l in simple):
                     simple = loops
-                main = max(simple, key=lambda l: (l[0], l[1], -l[2]), default=None)
+                # of a loop around a loop of products (the heads of a group), the inner one
+                main = max(simple, key=lambda l: (l[0], not (l[0] and l[3]), l[1], -l[2]), default=None)
                 yield {'arch': arch, 'type': precision, 'kernel': readable[name], 'registers': registers,
                        'shared': shared, 'spilled': spilled, 'main': main, 'loops': loops,
                        'warps': warps_of(arch, threads, registers, shared) if threads else 0}
