@@ -26,9 +26,10 @@ def read_samples(path, seq, batch):
     import numpy
 
     header = numpy.fromfile(path, dtype="<i4", count=256)
-    if len(header) < 256 or header[0] != 20240520 or header[1] != 1:
-        sys.exit(f"error: {path} is no token shard of version 1")
-    tokens = numpy.fromfile(path, dtype="<u2", offset=1024).astype("int64")
+    width = {(20240520, 1): "<u2", (20240801, 7): "<u4"}.get(tuple(header[:2]))
+    if len(header) < 256 or not width:
+        sys.exit(f"error: {path} is no token shard")
+    tokens = numpy.fromfile(path, dtype=width, offset=1024).astype("int64")
     if len(tokens) != header[2]:
         sys.exit(f"error: {path} says {header[2]} tokens but holds {len(tokens)}")
     if len(tokens) < batch * seq + 1:
@@ -44,7 +45,7 @@ def read_rows(path):
     import numpy
 
     header = numpy.fromfile(path, dtype="<i4", count=256)
-    words = numpy.fromfile(path, dtype="<u2", offset=1024).astype("int64").tolist()
+    words = numpy.fromfile(path, dtype=f"<u{2 * header[1]}", offset=1024).astype("int64").tolist()
     rows, labels, at = [], [], 0
     if header[0] == 20261122:
         for example in range(header[2]):

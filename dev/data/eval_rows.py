@@ -1,8 +1,9 @@
 """Rows of tokens and which of them count, for --eval: what prepare.py makes of evaluation sets.
 
-The file: 256 int32 (20261122, 1, rows, kind, vocabulary, words), then for each row uint16: its tokens n, the first that
-counts, how many count, and the n tokens. Kind 1 is text (words: of the original text), 2 is cloze. Choices are written
-in llm.c's layout instead, which llmc/host/eval_file.h describes too.
+The file: 256 int32 (20261122, version, rows, kind, vocabulary, words), then for each row: its tokens n, the first that
+counts, how many count, and the n tokens. They are uint16 in version 1, and uint32 in version 2, which a vocabulary above
+65536 needs. Kind 1 is text (words: of the original text), 2 is cloze. Choices are written in llm.c's layout instead,
+which llmc/host/eval_file.h describes too.
 """
 import array
 import os
@@ -19,9 +20,14 @@ def open_part(path):
     return open(path + ".part", "xb")
 
 
-def write(path, header, words):
-    """Rows or a shard: the header, filled up to 256 int32, then uint16. The file takes its name when it is complete."""
-    head, body = array.array("i", header + [0] * (256 - len(header))), array.array("H", words)
+def words_for(vocabulary):
+    """An array of uint16 if they can hold the tokens, else of uint32."""
+    return array.array("H" if vocabulary <= 65536 else "I")
+
+
+def write(path, header, body):
+    """Rows or a shard: the header, filled up to 256 int32, then words. The file takes its name when it is complete."""
+    head = array.array("i", header + [0] * (256 - len(header)))
     if sys.byteorder != "little":
         head.byteswap()
         body.byteswap()
@@ -33,27 +39,27 @@ def write(path, header, words):
 
 def write_rows(path, kind, vocabulary, original_words, rows):
     """rows: (tokens, first, count)."""
-    body = array.array("H")
+    body = words_for(vocabulary)
     for tokens, first, count in rows:
         body.extend([len(tokens), first, count])
         body.extend(tokens)
-    write(path, [20261122, 1, len(rows), kind, vocabulary, original_words], body)
+    write(path, [20261122, body.itemsize // 2, len(rows), kind, vocabulary, original_words], body)
     print(f"{path}: {len(rows)} rows, {sum(row[2] for row in rows)} tokens count")
 
 
-def write_choices(path, examples):
+def write_choices(path, vocabulary, examples):
     """examples: (context, endings, label) in llm.c's layout."""
-    body, longest = array.array("H"), 0
+    body, longest = words_for(vocabulary), 0
     for number, (context, endings, label) in enumerate(examples):
         example = [65535, 0, number % 65536, label, len(endings), len(context), *context]
         for ending in endings:
             example += [len(ending), *ending]
-        example[1] = 2 * len(example)
+        example[1] = body.itemsize * len(example)
         longest = max(longest, example[1])
-        if longest > 65535:
+        if longest > 65535 and body.itemsize == 2:
             sys.exit(f"error: example {number} is too long for the layout: it has {example[1]} bytes")
         body.extend(example)
-    write(path, [20240522, 1, len(examples), longest], body)
+    write(path, [20240522, body.itemsize // 2, len(examples), longest], body)
     print(f"{path}: {len(examples)} examples")
 
 

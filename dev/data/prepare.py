@@ -15,8 +15,9 @@
     prepare.py cloze --text FILE                   passages of one's own, one a line, of which the last word counts
     prepare.py choices --text FILE                 JSON Lines of one's own: {"ctx": .., "endings": [..], "label": ..}
 
-A shard is llm.c's: 256 int32 (20240520, 1, number of tokens), then uint16 tokens, <|endoftext|> before each document,
-or what the tokenizer has for it. In a text of one's own an empty line ends a document.
+A shard is llm.c's: 256 int32 (20240520, 1, number of tokens), then uint16 tokens; with a vocabulary above 65536
+(20240801, 7, number of tokens), then uint32 tokens. <|endoftext|>, or what the tokenizer has for it, stands before each
+document. In a text of one's own an empty line ends a document.
 Shards are written to OUT/SET_train_000001.bin ... and OUT/SET_val_000000.bin, so that
 --train-data 'OUT/SET_train_*.bin' --val-data 'OUT/SET_val_*.bin' names them. With GPT-2's tokens OUT/tokenizer.json
 comes too: give it to the trainer as --tokenizer, for prompts and samples. What is for --eval goes to OUT/SET.bin, in
@@ -26,7 +27,6 @@ Packages from PyPI: tokenizers for GPT-2's tokens, pyarrow for fineweb unless --
 bytes. What has been downloaded stays in OUT/download and is not fetched again.
 """
 import argparse
-import array
 import http.client
 import json
 import os
@@ -110,8 +110,8 @@ class GPT2:
         self.tokenizer = tokenizers.Tokenizer.from_file(path)
         ends = [token for token in map(self.tokenizer.token_to_id, END_OF_TEXTS) if token is not None]
         self.vocabulary = self.tokenizer.get_vocab_size()
-        if not ends or self.vocabulary > 65536:
-            fail(f"{path} has no {END_OF_TEXT}, or tokens that do not fit into 16 bits")
+        if not ends:
+            fail(f"{path} has none of the tokens {', '.join(END_OF_TEXTS)}, to stand before each document")
         self.end_of_text = ends[0]
 
     def encode(self, texts):
@@ -121,9 +121,9 @@ class GPT2:
 class Shards:
     """Writes tokens to one shard after the other; the first ones can be validation."""
 
-    def __init__(self, out, name, kind, first, size):
-        self.out, self.name, self.kind, self.number, self.size = out, name, kind, first, size
-        self.tokens = array.array("H")
+    def __init__(self, args, tokenizer, kind, first):
+        self.name, self.kind, self.number = os.path.join(args.out, args.set), kind, first
+        self.size, self.tokens = args.shard_tokens, eval_rows.words_for(tokenizer.vocabulary)
 
     def put(self, tokens):
         self.tokens.extend(tokens)
@@ -132,15 +132,14 @@ class Shards:
             self.tokens = self.tokens[self.size :]
 
     def write(self, tokens):
-        path = os.path.join(self.out, f"{self.name}_{self.kind}_{self.number:06d}.bin")
-        eval_rows.write(path, [20240520, 1, len(tokens)], tokens)
+        path = f"{self.name}_{self.kind}_{self.number:06d}.bin"
+        eval_rows.write(path, ([20240520, 1] if tokens.itemsize == 2 else [20240801, 7]) + [len(tokens)], tokens)
         print(f"{path}: {len(tokens)} tokens", flush=True)
         self.number += 1
 
     def finish(self):
         if len(self.tokens):
             self.write(self.tokens)
-        self.tokens = array.array("H")
 
 
 def encode_documents(documents, tokenizer):
@@ -196,7 +195,7 @@ def small_text(args, tokenizer, path):
     if split == 0:
         fail(f"{path} has fewer than 20 documents, which empty lines end: none would be for validation")
     for kind, part in (("val", documents[:split]), ("train", documents[split:])):
-        shards = Shards(args.out, args.set, kind, kind == "train", args.shard_tokens)
+        shards = Shards(args, tokenizer, kind, kind == "train")
         for tokens in encode_documents((document + "\n\n" for document in part), tokenizer):
             shards.put(tokens)
         shards.finish()
@@ -205,7 +204,7 @@ def small_text(args, tokenizer, path):
 def tinystories(args, tokenizer):
     for kind, file in (("val", "valid"), ("train", "train")):
         path = download(f"{args.source}/TinyStoriesV2-GPT4-{file}.txt", args.download)
-        shards = Shards(args.out, "tinystories", kind, kind == "train", args.shard_tokens)
+        shards = Shards(args, tokenizer, kind, kind == "train")
         for tokens in encode_documents(text_documents(path, END_OF_TEXT), tokenizer):
             shards.put(tokens)
             if kind == "train" and args.shards and shards.number > args.shards:
@@ -219,7 +218,7 @@ def fineweb(args, tokenizer):
             name = f"fineweb_{'train' if number else 'val'}_{number:06d}.bin"
             print(download(f"{args.source}/{name}", args.out))
         return
-    shards = Shards(args.out, "fineweb", "val", 0, args.shard_tokens)  # the first shard is validation
+    shards = Shards(args, tokenizer, "val", 0)  # the first shard is validation
     for tokens in encode_documents(parquet_documents(args.source, args.download), tokenizer):
         shards.put(tokens)
         shards.kind = "train" if shards.number else "val"
@@ -312,7 +311,7 @@ def eval_choices(args, tokenizer, path):
     examples = json_lines(path, choice)
     if not examples:
         fail(f"{path} has no example")
-    eval_rows.write_choices(eval_path(args), eval_rows.choices(examples, tokenizer, args.seq))
+    eval_rows.write_choices(eval_path(args), tokenizer.vocabulary, eval_rows.choices(examples, tokenizer, args.seq))
 
 
 MAKERS = {make.__name__: make for make in (tinyshakespeare, tinystories, fineweb, wikitext103, lambada, hellaswag,
@@ -326,6 +325,7 @@ def main():
     parser.add_argument("--out", default="build/data", help="folder of the shards (default build/data)")
     parser.add_argument("--tokenizer", help="bytes, gpt2, or the path of a tokenizer.json (default: gpt2 for "
                         "fineweb, wikitext103, lambada and hellaswag, else bytes)")
+    parser.add_argument("--vocab", type=int, help="the model's vocabulary, if it is larger than its tokenizer's")
     parser.add_argument("--shards", type=int, default=0, help="training shards (0: all; fineweb: 1)")
     parser.add_argument("--shard-tokens", type=int, default=100_000_000, help="tokens of a shard (default 100000000)")
     parser.add_argument("--pretokenized", action="store_true", help="fineweb: download shards of GPT-2's tokens")
@@ -360,6 +360,9 @@ def main():
         tokenizer = None
         if not args.pretokenized:
             tokenizer = Bytes() if args.tokenizer == "bytes" else GPT2(args.tokenizer)
+            if args.vocab is not None and not tokenizer.vocabulary <= args.vocab < 2**31:
+                fail(f"--vocab must lie between the tokenizer's {tokenizer.vocabulary} and 2147483647")
+            tokenizer.vocabulary = args.vocab or tokenizer.vocabulary
         MAKERS[args.set](args, tokenizer)
     except OSError as problem:
         fail(f"{problem.filename}: {problem.strerror}" if problem.filename else problem)

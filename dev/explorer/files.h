@@ -171,7 +171,6 @@ DOES_NOTHING(void, timeline_collect, )
 DOES_NOTHING(size_t, span_begin, 0)
 DOES_NOTHING(void, span_end, )
 DOES_NOTHING(bool, trace_write, true)
-DOES_NOTHING(size_t, trace_shorten, 0)
 DOES_NOTHING(void, trace_free, )
 
 #endif

@@ -7,16 +7,15 @@
 #include "llmc/reference.h"
 #include "llmc/host/safetensors.h"
 
-// A shard: 256 int32 (magic, version, count), then uint16 tokens.
+// A shard: 256 int32 (magic, version, count), then tokens: uint16 in version 1, else uint32.
 static inline void write_shard(const char *path, int magic, int version, int stated, const int *tokens,
                                size_t count) {
-    size_t bytes = 1024 + 2 * count;
+    size_t width = version == 1 ? 2 : 4, bytes = 1024 + width * count;
     char *data = allocate(bytes);
     int32_t header[3] = {magic, version, stated};
     memcpy(data, header, sizeof header);
     for (size_t i = 0; i < count; i++) {
-        uint16_t token = (uint16_t)tokens[i];
-        memcpy(data + 1024 + 2 * i, &token, 2);
+        memcpy(data + 1024 + width * i, &tokens[i], width);  // little-endian
     }
     write_file(path, data, bytes);
     free(data);

@@ -95,6 +95,49 @@ report $? 'two training shards of 200 tokens, and no more'
 holds "$out/tinystories_val_000000.bin" 1 10 "$dir/tokens"
 report $? 'validation is the other file; nothing stands behind the last separator'
 
+# ---- a vocabulary above 65536: tokens of 32 bits -----------------------------------------------------------------------
+
+# Stands in for the package: a token is 100000 and a byte, and <|endoftext|> is the last one.
+mkdir "$dir/package"
+cat >"$dir/package/tokenizers.py" <<'PYTHON'
+class Tokenizer:
+    from_file = classmethod(lambda kind, path: kind())
+    def token_to_id(self, token): return 128255 if token == "<|endoftext|>" else None
+    def get_vocab_size(self): return 128256
+    def encode_batch(self, texts, add_special_tokens):
+        return [type("Encoding", (), {"ids": [100000 + byte for byte in text.encode()]}) for text in texts]
+PYTHON
+wide() { PYTHONPATH=$dir/package prepare "$@" --tokenizer "$dir/tokenizer.json" --out "$dir/wide"; }
+paragraph='Paragraph %d.\n\n'
+for ((i = 1; i <= 40; i++)); do
+    # shellcheck disable=SC2059
+    printf "$paragraph" $i >>"$dir/text"
+    document "$paragraph" $i
+done | awk '{ print $1 == 256 ? 128255 : 100000 + $1 }' >"$dir/tokens"
+split=$(grep -n '^128255$' "$dir/tokens" | sed -n '3s/:.*//p')
+wide text --text "$dir/text" && { echo "20240801 7 $((split - 1))"; head -n $((split - 1)) "$dir/tokens"; } |
+    cmp - <(od -An -v -td4 -N12 "$dir/wide/text_val_000000.bin" | awk '{print $1, $2, $3}'
+            od -An -v -tu4 -j1024 -w4 "$dir/wide/text_val_000000.bin" | tr -d ' ') >>"$dir/out" 2>&1
+report $? 'a vocabulary of 128256 gives a shard of uint32'
+wide windows --text LICENSE --seq 8 && head -n 1 LICENSE | head -c 16 >"$dir/line" && wide cloze --text "$dir/line" --seq 8
+report $? 'and rows for --eval'
+"$build/train_gpt" --vocab 128256 --train-data "$dir/wide/text_train_*.bin" --val-data "$dir/wide/text_val_*.bin" \
+    --layers 1 --channels 16 --seq 8 --micro-batch 2 --steps 2 --val-every 2 --val-batches 1 --out "$dir/wide/model" \
+    >"$dir/out" 2>&1
+report $? 'train_gpt trains on it'
+"$build/train_gpt" --init "$dir/wide/model/step-00000002" --eval "$dir/wide/windows.bin" --seq 8 --micro-batch 2 \
+    >"$dir/out" 2>&1
+report $? "and evaluates: $(tail -n 1 "$dir/out")"
+echo '{"ctx": "a", "endings": ["b", "c"], "label": 1}' >"$dir/line"
+wide choices --text "$dir/line" --seq 8 && "$build/train_gpt" --init "$dir/wide/model/step-00000002" \
+    --eval "$dir/wide/choices.bin" --seq 8 --micro-batch 2 >"$dir/out" 2>&1
+report $? "choices too: $(tail -n 1 "$dir/out")"
+wide windows --text LICENSE --seq 8 --vocab 128255
+[ $? = 1 ] && grep -q "^error: --vocab must lie between the tokenizer's 128256 and" "$dir/out"
+report $? 'refused: a --vocab below the tokenizer'"'"'s'
+wide windows --text LICENSE --seq 8 --vocab 128512 && [ "$(od -An -td4 -j16 -N4 "$dir/wide/windows.bin")" -eq 128512 ]
+report $? '--vocab stands in the rows: a model may have more tokens than its tokenizer'
+
 # ---- fineweb, already in tokens -----------------------------------------------------------------------------------------
 
 out=$dir/fineweb

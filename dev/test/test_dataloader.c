@@ -44,6 +44,25 @@ static void test_samples(Check *c) {
     dataloader_close(&dl);
 }
 
+// One source may have shards of both widths: what counts is the shard's own header.
+static void test_wide(Check *c) {
+    enum { T = 10, V = 128256, COUNT = 21 };
+    DataLoader dl;
+    Error err = {""};
+    int tokens[COUNT], inputs[T], targets[T];
+    for (int i = 0; i < COUNT; i++) tokens[i] = V - COUNT + i;
+    counting_shard("w_0.bin", 0, 11);
+    write_shard("w_1.bin", SHARD_MAGIC_32, SHARD_VERSION_32, COUNT, tokens, COUNT);
+    if (!check(c, dataloader_open(&dl, "w_*.bin", T, &err), "a shard of uint32 opens %s", err.text)) return;
+    bool good = dl.samples == 3 && dataloader_read(&dl, 0, false, 0, V, inputs, targets, &err) && targets[9] == 10 &&
+                dataloader_read(&dl, 2, false, 0, V, inputs, targets, &err);
+    for (int i = 0; i < T; i++) good = good && inputs[i] == tokens[T + i] && targets[i] == tokens[T + i + 1];
+    check(c, good, "with its samples, behind a shard of uint16 %s", err.text);
+    check(c, !dataloader_read(&dl, 2, false, 0, V - 1, inputs, targets, &err) &&
+                 strstr(err.text, "has token 128255 at position 20"), "refused: token id >= V -> %s", err.text);
+    dataloader_close(&dl);
+}
+
 static void test_permutation(Check *c) {
     bool bijective = true, differs = true, seeded = true;
     static unsigned char seen[70000];
@@ -190,6 +209,8 @@ typedef struct {
 static const BadShard BAD_SHARDS[] = {
     {"foreign magic", "not a data shard", 0x4d4d, SHARD_VERSION, 100, 100},
     {"another version", "version 2", SHARD_MAGIC, 2, 100, 100},
+    {"one's version with the other's magic", "20240801 and version 1", SHARD_MAGIC_32, SHARD_VERSION, 100, 100},
+    {"uint32 cut", "is truncated or damaged", SHARD_MAGIC_32, SHARD_VERSION_32, 100, 99},
     {"truncated", "is truncated or damaged", SHARD_MAGIC, SHARD_VERSION, 100, 99},
     {"longer than its header says", "is truncated or damaged", SHARD_MAGIC, SHARD_VERSION, 100, 101},
     {"negative count", "is truncated or damaged", SHARD_MAGIC, SHARD_VERSION, -1, 100},
@@ -226,6 +247,7 @@ int main(void) {
     alarm(60);  // ends the program if a shard that is a FIFO makes it wait
     if (!mkdtemp(folder) || chdir(folder)) die("cannot make", folder);
     test_samples(&c);
+    test_wide(&c);
     test_permutation(&c);
     test_blend_shares(&c);
     test_blend_samples(&c);

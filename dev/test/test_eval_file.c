@@ -6,19 +6,21 @@
 
 enum { V = 61, T = 8, WORDS = 64 };
 
-// A file: eight int32 of header and `count` uint16.
+// A file: eight int32 of header and `count` words, in version 1 of 2 bytes, in version 2 of 4.
 static void write_eval(const char *path, const int *head, const int *words, size_t count) {
-    static unsigned char bytes[EVAL_HEADER_BYTES + 2 * WORDS];
+    static unsigned char bytes[EVAL_HEADER_BYTES + 4 * WORDS];
+    size_t width = head[1] == 2 ? 4 : 2;
     memset(bytes, 0, sizeof bytes);
     for (size_t i = 0; i < 8; i++) {
         int32_t number = (int32_t)head[i];
         memcpy(bytes + 4 * i, &number, 4);
     }
     for (size_t i = 0; i < count; i++) {
-        bytes[EVAL_HEADER_BYTES + 2 * i] = (unsigned char)(words[i] & 255);
-        bytes[EVAL_HEADER_BYTES + 2 * i + 1] = (unsigned char)(words[i] >> 8);
+        for (size_t k = 0; k < width; k++) {
+            bytes[EVAL_HEADER_BYTES + width * i + k] = (unsigned char)(words[i] >> 8 * k);
+        }
     }
-    write_file(path, bytes, EVAL_HEADER_BYTES + 2 * count);
+    write_file(path, bytes, EVAL_HEADER_BYTES + width * count);
 }
 
 static const int ROWS_HEAD[8] = {EVAL_MAGIC, 1, 2, EVAL_CLOZE, V, 5};
@@ -51,6 +53,30 @@ static void test_layouts(Check *c) {
     eval_close(&e);
 }
 
+// Vocabularies above 65536 have words of four bytes.
+static void test_wide(Check *c) {
+    enum { LARGE = 128256 };
+    static const int rows_head[8] = {EVAL_MAGIC, 2, 1, EVAL_TEXT, LARGE}, rows[] = {3, 1, 2, 5, 65536, LARGE - 1};
+    static const int choices_head[8] = {EVAL_CHOICES_MAGIC, 2, 1};
+    static const int choices[] = {65535, 44, 0, 1, 2, 1, 100000, 1, 128000, 1, 128001};
+    EvalFile e;
+    Error err = {""};
+    write_eval("wide.bin", rows_head, rows, 6);
+    if (!check(c, eval_open(&e, "wide.bin", LARGE, T, &err), "words of 4 bytes are read %s", err.text)) return;
+    check(c, row_is(&e, 0, 3, 1, 2, LARGE - 1) && eval_token(&e, &e.row[0], 1) == 65536, "with tokens above 65535");
+    eval_close(&e);
+    write_eval("bad.bin", rows_head, rows, 5);
+    check(c, !eval_open(&e, "bad.bin", LARGE, T, &err) && strstr(err.text, "truncated in row 0"),
+          "refused: one word less -> %s", err.text);
+    write_eval("bad.bin", (const int[8]){EVAL_MAGIC, 2, 1, EVAL_TEXT, LARGE - 1}, rows, 6);
+    check(c, !eval_open(&e, "bad.bin", LARGE - 1, T, &err) && strstr(err.text, "has token 128255 in row 0"),
+          "refused: a token >= V -> %s", err.text);
+    write_eval("wide.bin", choices_head, choices, 11);
+    if (!check(c, eval_open(&e, "wide.bin", LARGE, T, &err), "and llm.c's layout with them %s", err.text)) return;
+    check(c, e.rows == 2 && row_is(&e, 0, 2, 1, 1, 128000) && row_is(&e, 1, 2, 1, 1, 128001), "two endings");
+    eval_close(&e);
+}
+
 typedef struct {
     const char *what, *expected;
     bool choices;
@@ -60,7 +86,7 @@ typedef struct {
 
 static const BadEval BAD[] = {
     {"foreign magic", "is no evaluation file", false, 0, 20240520, -1, 0},
-    {"another version", "and version 2, not", false, 1, 2, -1, 0},
+    {"another version", "and version 3, not", false, 1, 3, -1, 0},
     {"no rows", "says that it has 0 rows", false, 2, 0, -1, 0},
     {"more rows than bytes", "says that it has 99 rows", false, 2, 99, -1, 0},
     {"more rows than there are", "is truncated in row 2", false, 2, 3, -1, 0},
@@ -111,7 +137,7 @@ static void test_repeated(Check *c) {
     EvalFile e;
     Error err = {""};
     const size_t words[] = {EVAL_EXAMPLE, 2 * MANY, 0, 1, ENDINGS, CONTEXT};
-    int32_t head[3] = {EVAL_CHOICES_MAGIC, EVAL_VERSION, 1};
+    int32_t head[3] = {EVAL_CHOICES_MAGIC, 1, 1};
     memcpy(bytes, head, sizeof head);
     for (size_t i = 0; i < MANY; i++) {
         size_t word = i < 6 ? words[i] : i < 6 + CONTEXT ? 1 : i % 2 == 0 ? 1 : 2;
@@ -159,6 +185,7 @@ int main(void) {
     static char folder[] = "build/test_eval.XXXXXX";
     if (!mkdtemp(folder) || chdir(folder)) die("cannot make", folder);
     test_layouts(&c);
+    test_wide(&c);
     test_refusals(&c);
     test_repeated(&c);
     test_damage(&c);

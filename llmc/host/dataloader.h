@@ -1,10 +1,11 @@
 // dataloader.h: training samples by number, from shards in llm.c's format.
 //
-// A shard is 256 int32 of header (magic 20240520, version 1, tokens) and uint16 tokens, all little-endian. Its
-// sample n is tokens n*T .. n*T+T: T inputs, and the same shifted by one as T targets. An epoch is the samples of all
-// shards of a source, in the order of their names. Sample numbers continue from epoch to epoch, and each epoch has
-// another order if it is shuffled. Several sources are blended by weight (blend.h): each then counts its own samples
-// and epochs. The trainer decides which rank reads which sample: nothing here depends on the layout.
+// A shard is 256 int32 of header and its tokens, all little-endian. The header is magic 20240520, version 1 and the
+// number of tokens if they are uint16, and magic 20240801, version 7 if they are uint32. Sample n is tokens
+// n*T .. n*T+T: T inputs, and the same shifted by one as T targets. An epoch is the samples of all shards of a source,
+// in the order of their names. Sample numbers continue from epoch to epoch, and each epoch has another order if it is
+// shuffled. Several sources are blended by weight (blend.h): each then counts its own samples and epochs. The trainer
+// decides which rank reads which sample: nothing here depends on the layout.
 //
 // defines: DataShard, DataSource, DataLoader, dataloader_open, dataloader_close, dataloader_check_batch,
 //          dataloader_describe, dataloader_permute, dataloader_read
@@ -17,11 +18,13 @@
 #include "llmc/host/file.h"
 #include "llmc/host/rand.h"
 
-enum { SHARD_MAGIC = 20240520, SHARD_VERSION = 1, SHARD_HEADER_BYTES = 1024 };
+enum { SHARD_MAGIC = 20240520, SHARD_VERSION = 1, SHARD_MAGIC_32 = 20240801, SHARD_VERSION_32 = 7 };
+enum { SHARD_HEADER_BYTES = 1024 };
 
 typedef struct {
     char *path;
     size_t samples;
+    size_t token_bytes;  // 2 or 4
 } DataShard;
 
 typedef struct {
@@ -38,7 +41,7 @@ typedef struct {
     DataShard *shards;   // [count] source by source, sorted by name
     Blend blend;
     DataSource sources[BLEND_MOST_SOURCES];
-    uint16_t *buffer;    // [T + 1]
+    void *buffer;        // [T + 1] tokens as the shard has them
 } DataLoader;
 
 static inline void dataloader_close(DataLoader *dl) {
@@ -63,11 +66,14 @@ static inline bool shard_check(DataShard *shard, size_t T, Error *err) {
                     error_set(err, "cannot read data shard %s: %s", shard->path, strerror(errno));
     close(fd);
     if (!readable) return false;
-    if (header[0] != SHARD_MAGIC || header[1] != SHARD_VERSION) {
-        return error_set(err, "%s is not a data shard: it begins with %d and version %d, not with %d and version %d",
-                         shard->path, (int)header[0], (int)header[1], (int)SHARD_MAGIC, (int)SHARD_VERSION);
+    shard->token_bytes = header[0] == SHARD_MAGIC ? 2 : 4;
+    if ((header[0] != SHARD_MAGIC || header[1] != SHARD_VERSION) &&
+        (header[0] != SHARD_MAGIC_32 || header[1] != SHARD_VERSION_32)) {
+        return error_set(err, "%s is not a data shard: it begins with %d and version %d, not with %d and %d, or %d and "
+                         "%d", shard->path, (int)header[0], (int)header[1], SHARD_MAGIC, SHARD_VERSION, SHARD_MAGIC_32,
+                         SHARD_VERSION_32);
     }
-    if (header[2] < 0 || bytes != SHARD_HEADER_BYTES + 2 * (uint64_t)header[2]) {
+    if (header[2] < 0 || bytes != SHARD_HEADER_BYTES + shard->token_bytes * (uint64_t)header[2]) {
         return error_set(err, "data shard %s is truncated or damaged: it says %d tokens, in %llu bytes", shard->path,
                          (int)header[2], (unsigned long long)bytes);
     }
@@ -115,7 +121,7 @@ static inline bool dataloader_open(DataLoader *dl, const char *pattern, size_t T
     memset(dl, 0, sizeof *dl);
     dl->T = T;
     if (!blend_open(&dl->blend, pattern, err)) return false;
-    dl->buffer = (uint16_t *)host_alloc(T + 1, sizeof(uint16_t));
+    dl->buffer = host_alloc(T + 1, sizeof(uint32_t));
     for (size_t i = 0; i < dl->blend.sources; i++) dl->sources[i].fd = -1;
     for (size_t i = 0; i < dl->blend.sources; i++) {
         if (dataloader_add(dl, &dl->sources[i], dl->blend.patterns[i], err)) continue;
@@ -179,19 +185,20 @@ static inline bool dataloader_read(DataLoader *dl, uint64_t n, bool shuffle, uin
         source->open_shard = s;
         if (source->fd < 0) return false;
     }
-    size_t first = sample * dl->T, bytes = (dl->T + 1) * sizeof(uint16_t), got;
+    size_t first = sample * dl->T, width = shard->token_bytes, bytes = (dl->T + 1) * width, got;
     errno = 0;
-    if (!file_read_at(source->fd, dl->buffer, bytes, SHARD_HEADER_BYTES + 2 * first, &got) || got < bytes) {
+    if (!file_read_at(source->fd, dl->buffer, bytes, SHARD_HEADER_BYTES + width * first, &got) || got < bytes) {
         return error_set(err, "cannot read tokens %zu to %zu of data shard %s: %s", first, first + dl->T, shard->path,
                          errno ? strerror(errno) : "it became shorter");
     }
     for (size_t i = 0; i <= dl->T; i++) {
-        if (dl->buffer[i] >= V) {
-            return error_set(err, "data shard %s has token %d at position %zu, but the vocabulary is %zu",
-                             shard->path, (int)dl->buffer[i], first + i, V);
+        size_t token = width == 2 ? ((const uint16_t *)dl->buffer)[i] : ((const uint32_t *)dl->buffer)[i];
+        if (token >= V) {
+            return error_set(err, "data shard %s has token %zu at position %zu, but the vocabulary is %zu",
+                             shard->path, token, first + i, V);
         }
-        if (i < dl->T) inputs[i] = dl->buffer[i];
-        if (i > 0) targets[i - 1] = dl->buffer[i];
+        if (i < dl->T) inputs[i] = (int)token;
+        if (i > 0) targets[i - 1] = (int)token;
     }
     return true;
 }

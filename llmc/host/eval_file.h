@@ -1,10 +1,10 @@
 // eval_file.h: the file of --eval: rows of tokens, some of which count.
 //
-// Two layouts, both little-endian: 256 int32 of header, then uint16.
-//   ours   header: 20261122, version 1, rows, kind (1 text, 2 cloze), vocabulary V, words of the original text (0: not
+// Two layouts, both little-endian: 256 int32 of header, then uint16 in version 1 and uint32 in version 2.
+//   ours   header: 20261122, version, rows, kind (1 text, 2 cloze), vocabulary V, words of the original text (0: not
 //          known). A row: tokens n, first, count, then n tokens. The model predicts each of the tokens
 //          first .. first+count-1 from all tokens before it.
-//   llm.c  header: 20240522, version 1, examples. An example: 65535, its bytes, its number, the label, the number of
+//   llm.c  header: 20240522, version, examples. An example: 65535, its bytes, its number, the label, the number of
 //          endings; the length of the context and its tokens; then the same of each ending. Context and ending make a
 //          row whose ending counts.
 //
@@ -15,7 +15,7 @@
 #include "llmc/host/file.h"
 #include "llmc/host/memory.h"
 
-enum { EVAL_MAGIC = 20261122, EVAL_CHOICES_MAGIC = 20240522, EVAL_VERSION = 1, EVAL_HEADER_BYTES = 1024 };
+enum { EVAL_MAGIC = 20261122, EVAL_CHOICES_MAGIC = 20240522, EVAL_HEADER_BYTES = 1024 };
 enum { EVAL_MAX_FILE = 256 << 20, EVAL_EXAMPLE = 65535 };
 
 // Text: perplexity. Cloze: a row is right if every counted token is the model's first guess. Choices: an example is
@@ -34,9 +34,8 @@ typedef struct {
     size_t rows, examples, words, room;
     EvalRow *row;    // [rows]
     size_t *label;   // [examples] which of an example's rows is the right one
-    char *data;      // the whole file
-    uint16_t *word;  // [count] behind its header
-    size_t count;
+    char *data;      // the whole file: a header, then words
+    size_t count, word_bytes;
 } EvalFile;
 
 static inline void eval_close(EvalFile *e) {
@@ -46,8 +45,13 @@ static inline void eval_close(EvalFile *e) {
     memset(e, 0, sizeof *e);
 }
 
-static inline uint16_t eval_token(const EvalFile *e, const EvalRow *row, size_t i) {
-    return e->word[i < row->first ? row->at + i : row->first_at + i - row->first];
+static inline size_t eval_word_at(const EvalFile *e, size_t i) {
+    const void *words = e->data + EVAL_HEADER_BYTES;
+    return e->word_bytes == 2 ? ((const uint16_t *)words)[i] : ((const uint32_t *)words)[i];
+}
+
+static inline int eval_token(const EvalFile *e, const EvalRow *row, size_t i) {
+    return (int)eval_word_at(e, i < row->first ? row->at + i : row->first_at + i - row->first);
 }
 
 // A file while it is read, for a model with vocabulary V and sequences of T tokens.
@@ -61,7 +65,7 @@ typedef struct {
 
 // Returns the next word, or 0 behind the end, which is an error.
 static inline size_t eval_word(EvalReader *r) {
-    if (r->at < r->e->count) return r->e->word[r->at++];
+    if (r->at < r->e->count) return eval_word_at(r->e, r->at++);
     if (r->ok) r->ok = error_set(r->err, "%s is truncated in row %zu", r->path, r->e->rows);
     return 0;
 }
@@ -119,18 +123,17 @@ static inline bool eval_read_example(EvalReader *r, size_t example) {
         r->ok = eval_add(r, row);
     }
     r->e->label[r->e->examples++] = label;
-    return r->ok && (2 * (r->at - begin) == bytes ||
-                     error_set(r->err, "%s: example %zu says that it has %zu bytes, but has %zu", r->path, example,
-                               bytes, 2 * (r->at - begin)));
+    size_t has = r->e->word_bytes * (r->at - begin);
+    return r->ok && (has == bytes || error_set(r->err, "%s: example %zu says that it has %zu bytes, but has %zu",
+                                               r->path, example, bytes, has));
 }
 
-static inline bool eval_read(EvalReader *r, const int32_t *header) {
+static inline bool eval_read(EvalReader *r, const int32_t *header, size_t bytes) {
     EvalFile *e = r->e;
     bool choices = header[0] == EVAL_CHOICES_MAGIC, ok = true;
-    if ((header[0] != EVAL_MAGIC && !choices) || header[1] != EVAL_VERSION) {
+    if ((header[0] != EVAL_MAGIC && !choices) || header[1] < 1 || header[1] > 2) {
         return error_set(r->err, "%s is no evaluation file: it begins with %d and version %d, not with %d or %d and "
-                         "version %d", r->path, (int)header[0], (int)header[1], EVAL_MAGIC, EVAL_CHOICES_MAGIC,
-                         EVAL_VERSION);
+                         "version 1 or 2", r->path, (int)header[0], (int)header[1], EVAL_MAGIC, EVAL_CHOICES_MAGIC);
     }
     if (header[2] < 1 || (size_t)header[2] > e->count ||
         (!choices && (header[3] < EVAL_TEXT || header[3] > EVAL_CLOZE || header[5] < 0))) {
@@ -146,8 +149,9 @@ static inline bool eval_read(EvalReader *r, const int32_t *header) {
     e->words = choices ? 0 : (size_t)header[5];
     e->label = (size_t *)host_alloc(choices ? count : 0, sizeof(size_t));
     for (size_t i = 0; i < count && ok; i++) ok = choices ? eval_read_example(r, i) : eval_read_row(r);
-    if (!ok || r->at == e->count) return ok;
-    return error_set(r->err, "%s has %zu bytes behind its last row", r->path, 2 * (e->count - r->at));
+    size_t end = EVAL_HEADER_BYTES + e->word_bytes * r->at;
+    if (!ok || end == bytes) return ok;
+    return error_set(r->err, "%s has %zu bytes behind its last row", r->path, bytes - end);
 }
 
 // Reads a file of either layout. eval_close frees it; after an error nothing is left to free.
@@ -158,12 +162,12 @@ static inline bool eval_open(EvalFile *e, const char *path, size_t V, size_t T, 
     memset(e, 0, sizeof *e);
     e->data = file_read(path, EVAL_MAX_FILE, &bytes, err);
     if (!e->data) return false;
-    if (bytes >= EVAL_HEADER_BYTES && bytes % 2 == 0) {
+    if (bytes >= EVAL_HEADER_BYTES) {
         memcpy(header, e->data, sizeof header);
-        e->word = (uint16_t *)(e->data + EVAL_HEADER_BYTES);
-        e->count = (bytes - EVAL_HEADER_BYTES) / 2;
+        e->word_bytes = header[1] == 2 ? 4 : 2;
+        e->count = (bytes - EVAL_HEADER_BYTES) / e->word_bytes;
     }
-    bool ok = eval_read(&r, header);
+    bool ok = eval_read(&r, header, bytes);
     if (!ok) eval_close(e);
     return ok;
 }

@@ -1,7 +1,7 @@
 // trace.h: a timeline as Chrome trace JSON (chrome://tracing, Perfetto): a process for each rank, a track for each
 // stream.
 //
-// defines: TraceEvent, TraceList, trace_event, trace_add, trace_free, trace_shorten, trace_settle, trace_write
+// defines: TraceEvent, TraceList, trace_event, trace_add, trace_free, trace_settle, trace_write
 #ifndef LLMC_TRACE_H
 #define LLMC_TRACE_H
 
@@ -45,23 +45,6 @@ static inline void trace_free(TraceList *list) {
     memset(list, 0, sizeof *list);
 }
 
-// Drops waits shorter than a nanosecond and then, if more than `most` events are left, the collectives inside forwards
-// and backwards. Returns the number of dropped events.
-static inline size_t trace_shorten(TraceList *list, size_t most) {
-    size_t before = list->count;
-    for (int pass = 0; pass < 2 && (pass == 0 || list->count > most); pass++) {
-        size_t kept = 0;
-        for (size_t i = 0; i < list->count; i++) {
-            const TraceEvent *e = &list->events[i];
-            bool wait = strncmp(e->kind, "wait", 4) == 0 && e->duration_us < 1e-3;
-            bool inside = e->stream < 2 && (strncmp(e->kind, "all-", 4) == 0 || strcmp(e->kind, "reduce-scatter") == 0);
-            if (pass == 0 ? !wait : !inside) list->events[kept++] = *e;
-        }
-        list->count = kept;
-    }
-    return before - list->count;
-}
-
 // Orders by rank, stream and start; of events that start together the longest comes first.
 static inline int trace_order(const void *a, const void *b) {
     const TraceEvent *x = (const TraceEvent *)a, *y = (const TraceEvent *)b;
@@ -71,13 +54,18 @@ static inline int trace_order(const void *a, const void *b) {
     return (x->duration_us < y->duration_us) - (x->duration_us > y->duration_us);
 }
 
-// Sorts the events, rounds them to nanoseconds and makes them nest. Viewers drop an event that begins inside another
-// one of its track and ends after it. Streams run no such work, but CUDA measures times as floats, so late in a trace
-// neighbours seem to overlap by some microseconds. Here they are made to touch.
+// Drops waits shorter than a nanosecond, sorts the events, rounds them to nanoseconds and makes them nest. Viewers drop
+// an event that begins inside another one of its track and ends after it. Streams run no such work, but CUDA measures
+// times as floats, so late in a trace neighbours seem to overlap by some microseconds. Here they are made to touch.
 static inline void trace_settle(TraceList *list) {
     enum { DEEPEST = 64 };
     double ends[DEEPEST];  // of the events around this one, in ns
-    size_t depth = 0;
+    size_t depth = 0, kept = 0;
+    for (size_t i = 0; i < list->count; i++) {
+        const TraceEvent *e = &list->events[i];
+        if (strncmp(e->kind, "wait", 4) != 0 || e->duration_us >= 1e-3) list->events[kept++] = *e;
+    }
+    list->count = kept;
     qsort(list->events, list->count, sizeof *list->events, trace_order);
     for (size_t i = 0; i < list->count; i++) {
         TraceEvent *e = &list->events[i];

@@ -7,7 +7,6 @@
 #define LLMC_BETWEEN_STEPS_CUH
 
 static const double SAMPLE_TEMPERATURE = 0.8;
-enum { LONGEST_TRACE = 250000 };  // events, of some 160 bytes each: a viewer still opens that
 
 static inline bool is_last_step(const Trainer *m) { return m->progress.step >= m->opt.steps; }
 static inline bool has_moved(const Trainer *m) { return m->progress.step > m->progress.first_step; }
@@ -144,9 +143,6 @@ static inline void sample_append(Trainer *m, floatX *logits) {
 static inline bool trainer_report_timeline(Trainer *m, Error *err) {
     TraceList all;
     if (!job_gather_trace(&m->job, &m->timeline.trace, &all)) return true;  // rank 0 has the events of all ranks
-    size_t left_out = trace_shorten(&all, LONGEST_TRACE);
-    if (left_out) printf("%s leaves out %zu events: waits of no time, and if it is long collectives in a forward or "
-                         "backward\n", m->opt.trace, left_out);
     trace_settle(&all);
     bool ok = trace_write(m->opt.trace, all.events, all.count, m->tracks, m->stream_count, err);
     trace_free(&all);
