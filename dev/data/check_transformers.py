@@ -3,13 +3,16 @@
 
     check_transformers.py FOLDER SHARD --seq 128 --batch 8 [--loss 3.2941] [--tolerance 1e-4]
     check_transformers.py FOLDER ROWS --log LOG [--tolerance 1e-5]
+    check_transformers.py FOLDER --logits TRAINER [--tolerance 1e-5]
     check_transformers.py FOLDER --random LAYERS,HEADS,CHANNELS,VOCABULARY,POSITIONS [--shards N] [--type llama]
 
 The loss is the mean over the first --batch samples of --seq tokens of the shard, as the trainers number them, in
 float64. With --loss (what a trainer printed for those samples) the exit code says whether the two agree.
 
 ROWS is a file for --eval; LOG is what a trainer's --eval ROWS --log LOG has written: the sum of the losses, and how
-many rows or choices are right, must be those that transformers finds. --random makes a GPT-2 with large random weights, in
+many rows or choices are right, must be those that transformers finds. With --logits the TRAINER, in fp32, evaluates
+one row for each of 16 possible next tokens: its loss is the logarithm of the sum of exponentials of the logits less the
+token's logit, and none may differ from that of transformers' logits by more than the tolerance. --random makes a GPT-2 with large random weights, in
 FOLDER, split into some N files if --shards says so; with --type a Llama, Qwen2 or Nemotron with half as many heads of
 keys and values and 3 times as many hidden units as channels.
 
@@ -18,7 +21,12 @@ Needs the packages torch and transformers from PyPI; a machine without a GPU wil
 import argparse
 import json
 import os
+import subprocess
 import sys
+import tempfile
+
+sys.dont_write_bytecode = True  # beside the sources
+import eval_rows  # noqa: E402
 
 
 def read_samples(path, seq, batch):
@@ -91,6 +99,31 @@ def check_rows(model, path, log, tolerance):
         sys.exit("error: they differ")
 
 
+def check_logits(model, folder, trainer, tolerance):
+    import torch
+
+    vocabulary, seq, worst = model.config.vocab_size, 16, 0.0
+    context = [(7 * i * i + 3 * i) % vocabulary for i in range(seq)]
+    with torch.no_grad():
+        logits = model(torch.tensor([context])).logits[0, -1]
+    expected = (logits.logsumexp(0) - logits).tolist()
+    with tempfile.TemporaryDirectory() as temporary:
+        rows, log = os.path.join(temporary, "rows"), os.path.join(temporary, "log")
+        for token in range(0, vocabulary, max(1, vocabulary // 16)):
+            eval_rows.write_rows(rows, eval_rows.TEXT, vocabulary, 0, [(context + [token], seq, 1)])
+            run = subprocess.run([trainer, "--init", folder, "--eval", rows, "--seq", str(seq), "--micro-batch", "1",
+                                  "--log", log], capture_output=True, text=True)
+            if run.returncode:
+                sys.exit(f"error: {trainer} fails: {run.stderr.strip()}")
+            with open(log, encoding="utf-8") as file:
+                loss = json.loads(file.read().splitlines()[-1])["eval_loss_sum"]
+            worst = max(worst, abs(loss - expected[token]))
+    print(f"logits of {model.config.model_type}, from {logits.min():.2f} to {logits.max():.2f}: largest difference "
+          f"{worst:.3g}, tolerance {tolerance:g}")
+    if not worst <= tolerance:
+        sys.exit("error: they differ")
+
+
 def make_random(folder, sizes, shards, kind):
     import torch
     import transformers
@@ -118,16 +151,18 @@ def main():
     parser.add_argument("--seq", type=int, help="tokens of a sample")
     parser.add_argument("--batch", type=int, default=8, help="samples (default 8)")
     parser.add_argument("--loss", type=float, help="the loss that is expected")
-    parser.add_argument("--tolerance", type=float, help="largest relative difference (default 1e-4; of --log 1e-5)")
+    parser.add_argument("--tolerance", type=float, help="largest difference, relative but for --logits (default 1e-4; with "
+                        "--log or --logits 1e-5)")
     parser.add_argument("--log", help="the log of a trainer's --eval of these rows")
+    parser.add_argument("--logits", metavar="TRAINER", help="compare with the logits of this program")
     parser.add_argument("--random", help="make a random model of these sizes in FOLDER")
     parser.add_argument("--type", choices=("gpt2", "llama", "qwen2", "nemotron"), default="gpt2",
                         help="kind of the random model (default gpt2)")
     parser.add_argument("--shards", type=int, default=1, help="files of the random model (default 1)")
     args = parser.parse_args()
-    if not args.random and not (args.shard and (args.seq or args.log)):
-        parser.error("SHARD with --seq, ROWS with --log, or --random")
-    args.tolerance = args.tolerance or (1e-5 if args.log else 1e-4)
+    if not args.random and not args.logits and not (args.shard and (args.seq or args.log)):
+        parser.error("SHARD with --seq, ROWS with --log, --logits, or --random")
+    args.tolerance = args.tolerance or (1e-5 if args.log or args.logits else 1e-4)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is in the folder
     try:
         import torch
@@ -138,7 +173,7 @@ def main():
     if args.random:
         make_random(args.folder, [int(size) for size in args.random.split(",")], args.shards, args.type)
         return
-    if not args.log:
+    if not args.log and not args.logits:
         inputs, targets = read_samples(args.shard, args.seq, args.batch)
     model, report = transformers.AutoModelForCausalLM.from_pretrained(args.folder, output_loading_info=True)
     stored = next(model.parameters()).dtype
@@ -152,6 +187,9 @@ def main():
     if model.config.model_type == "gpt2" and not tied:
         sys.exit("error: the head is not tied to the embedding")
     model = model.to(torch.float64).eval()
+    if args.logits:
+        check_logits(model, args.folder, args.logits, args.tolerance)
+        return
     if args.log:
         check_rows(model, args.shard, args.log, args.tolerance)
         return

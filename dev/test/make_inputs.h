@@ -54,11 +54,19 @@ static inline char *damaged(char *text, Damage damage) {
     return out;
 }
 
-// Writes tensors [first, end) of the table to a safetensors file of the folder, as F32 or, with 2 bytes, as BF16.
+// The upper half of a float, or its F16: of a number that either can hold.
+static inline uint16_t half_of(float value, bool f16) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    if (!f16 || value == 0) return (uint16_t)(bits >> 16);
+    return (uint16_t)((bits >> 16 & 0x8000) | ((bits >> 23 & 255) - 112) << 10 | (bits >> 13 & 1023));
+}
+
+// Writes tensors [first, end) of the table to a safetensors file of the folder, as F32, BF16 or F16.
 static inline void write_tensors(const char *folder, const char *name, const ParamTable *table, const double *params,
-                                 size_t first, size_t end, size_t bytes, Damage damage) {
+                                 size_t first, size_t end, const char *dtype, Damage damage) {
     char path[256], shape[64], *header = (char *)allocate(256 * (end - first + 1));
-    size_t data = 0, used = 0;
+    size_t data = 0, used = 0, bytes = strcmp(dtype, "F32") == 0 ? 4 : 2;
     for (size_t i = first; i < end; i++) {
         const Tensor *x = &table->tensors[i];
         size_t begin = data;
@@ -66,7 +74,7 @@ static inline void write_tensors(const char *folder, const char *name, const Par
         if (x->dims == 2) snprintf(shape, sizeof shape, "%zu,%zu", x->rows, x->cols);
         else snprintf(shape, sizeof shape, "%zu", x->cols);
         used += (size_t)sprintf(header + used, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}",
-                                i > first ? "," : "{", x->name, bytes == 2 ? "BF16" : "F32", shape, begin, data);
+                                i > first ? "," : "{", x->name, dtype, shape, begin, data);
     }
     sprintf(header + used, "}");
     if (strcmp(damage.kind, "header") == 0) header = damaged(header, damage);
@@ -78,7 +86,8 @@ static inline void write_tensors(const char *folder, const char *name, const Par
         const Tensor *x = &table->tensors[i];
         for (size_t k = 0; k < x->rows * x->cols; k++, at += bytes) {
             float value = (float)params[x->offset + k];
-            memcpy(file + at, (char *)&value + (4 - bytes), bytes);  // BF16: the upper half of a float that it can hold
+            uint16_t half = half_of(value, strcmp(dtype, "F16") == 0);
+            memcpy(file + at, bytes == 4 ? (const void *)&value : (const void *)&half, bytes);
         }
     }
     if (strcmp(damage.kind, "length") == 0) length = damage.number;
@@ -98,7 +107,7 @@ static inline void write_folder(const char *folder, char *config, const ParamTab
     mkdir(folder, 0777);
     snprintf(path, sizeof path, "%s/config.json", folder);
     write_file(path, config, strlen(config));
-    write_tensors(folder, "model.safetensors", table, params, 0, table->count, 4, damage);
+    write_tensors(folder, "model.safetensors", table, params, 0, table->count, "F32", damage);
     free(config);
 }
 

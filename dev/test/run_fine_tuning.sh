@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # run_fine_tuning.sh [BUILD]: the commands of doc/fine_tuning.md, as they stand there, on small models made here. Then
-# transformers must find the validation losses of the saved folders. Needs the Python packages that the page names;
+# transformers must find the validation losses of the saved folders and the logits that the trainer computes. Needs the Python packages that the page names;
 # PYTHON names another interpreter. Ends with `N passed, N failed`.
 # needs: fp32/train_llama fp32/train_gpt_3d fp32/dev/test/test_tokenizer
 set -u
@@ -24,18 +24,24 @@ cat LICENSE doc/lessons.md doc/checkpoints.md >"$dir/notes.txt"
 # step NUMBER: runs a command of the page; the first one, make, has been run by make test.
 step() {
     local command
-    command=$(sed -n "/<!-- commands $kind -->/,/<!-- end -->/p" "$repository/doc/fine_tuning.md" | grep -v '^[<`]' |
+    command=$(sed -n "/<!-- commands $page -->/,/<!-- end -->/p" "$repository/doc/fine_tuning.md" | grep -v '^[<`]' |
         sed -n "$1p")
     command=${command/#mpirun/$launch}
     command=${command/#python3/$python}
     (cd "$dir" && bash -c "$command") >"$dir/out" 2>&1
 }
 
-for kind in llama gpt2; do
+for kind in llama qwen2 nemotron gpt2; do
+    page=llama class=LlamaForCausalLM trainer=train_llama tokenizer=$kind
+    case $kind in
+        llama) tokenizer=llama3 ;;
+        qwen2) class=Qwen2ForCausalLM ;;
+        nemotron) class=NemotronForCausalLM tokenizer=llama3 ;;
+        gpt2) page=gpt2 class=GPT2LMHeadModel trainer=train_gpt_3d ;;
+    esac
     rm -rf "$dir/build/model" "$dir/build/notes" "$dir/build/tuned"
     "$python" dev/data/check_transformers.py "$dir/build/model" --random 2,4,32,285,128 --type $kind >"$dir/out" 2>&1 &&
-        "$build/dev/test/test_tokenizer" --fixture "$dir/build/model/tokenizer.json" \
-            "$([ $kind = llama ] && echo llama3 || echo gpt2)"
+        "$build/dev/test/test_tokenizer" --fixture "$dir/build/model/tokenizer.json" $tokenizer
     report $? "$kind: transformers makes a small model"
     step 2 && grep -q 'text_val_000000.bin: [0-9]* tokens' "$dir/out"
     report $? "$kind: prepare.py makes shards of a text with the folder's tokenizer"
@@ -48,10 +54,12 @@ for kind in llama gpt2; do
     report $? "$kind: and the validation loss falls: $losses"
     grep -q '^sample: hello' "$dir/out"
     report $? "$kind: a sample begins with the prompt"
-    step 5 && grep -q "$([ $kind = llama ] && echo LlamaForCausalLM || echo GPT2LMHeadModel)" "$dir/out"
+    step 5 && grep -q $class "$dir/out"
     report $? "$kind: from_pretrained loads the folder"
     "$python" dev/data/check_transformers.py "$dir/build/tuned/step-00000020" "$dir/build/notes/text_val_000000.bin" \
         --seq 64 --batch 8 --loss "${losses#* }" --tolerance 1e-5 >"$dir/out" 2>&1
     report $? "$kind: and finds the validation loss: $(tail -n 1 "$dir/out")"
+    "$python" dev/data/check_transformers.py "$dir/build/tuned/step-00000020" --logits "$build/$trainer" >"$dir/out" 2>&1
+    report $? "$kind: and the trainer's logits: $(tail -n 1 "$dir/out")"
 done
 finish
