@@ -142,6 +142,13 @@ NONE(cudaError_t, cudaEventRecord, cudaEvent_t, cudaStream_t)
 NONE(cudaError_t, cudaEventSynchronize, cudaEvent_t)
 NONE(cudaError_t, cudaEventElapsedTime, float *, cudaEvent_t, cudaEvent_t)
 
+// PTX has no registers of a device: a program that asks for them is refused.
+#define UNKNOWN(name, ...) \
+    extern "C" cudaError_t name(__VA_ARGS__) { return cudaErrorNotSupported; }
+UNKNOWN(cudaFuncGetAttributes, cudaFuncAttributes *, const void *)
+UNKNOWN(cudaOccupancyMaxActiveBlocksPerMultiprocessor, int *, const void *, int, size_t)
+UNKNOWN(cudaDeviceGetAttribute, int *, cudaDeviceAttr, int)
+
 // Products of matrices are the library's: a program that multiplies is refused.
 #define REFUSE(name, ...) \
     extern "C" cublasStatus_t name(__VA_ARGS__) { return CUBLAS_STATUS_NOT_SUPPORTED; }

@@ -1,8 +1,8 @@
 // adamw.cu: the optimizer's update: kernels from naive to llmc/kernels/adamw.cuh's, checked against plain loops in
 // double.
-#include "llmc/kernels/adamw.cuh"
-
 #include "dev/cuda/bench.h"
+
+#include "llmc/kernels/adamw.cuh"
 
 static Lab lab;
 static const bool NARROW = sizeof(floatX) < sizeof(float);  // then there are master weights

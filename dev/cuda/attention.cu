@@ -12,9 +12,9 @@
 //
 //   1 copies   k and v are copied for every head of q, and the copies' gradients summed
 //   2 llmc     the same kernels as 6 without a copy: a block of keys goes over the heads of its group
-#include "llmc/kernels/attention.cuh"
-
 #include "dev/cuda/bench.h"
+
+#include "llmc/kernels/attention.cuh"
 
 static Lab lab;
 

@@ -11,16 +11,52 @@
 // the list, and --trace and the virtual clock use them too. "asks MB" are the bytes of this kernel's own loads and
 // stores; a cache should serve the excess. GB/s counts the bytes that must move, so that a kernel cannot look fast by
 // moving more. The roof is the nearer of two: the bytes at the speed of a device copy, and the FLOPs at the speed of a
-// large matrix product. Both are measured first in the same run.
+// large matrix product. Both are measured first in the same run. "regs" are a thread's registers, and "occup." is the
+// share of a multiprocessor's threads that can be resident, which registers, shared memory and block size limit. Only a
+// GPU has them.
 //
-// defines: Lab, LabKernel, LAB_COUNT, LAB_LAST, lab_main, lab_start, lab_block, lab_fill, lab_check, lab_stated,
-//          lab_bench, lab_finish
+// A program includes this header first, because it counts the launches of the headers behind it.
+//
+// defines: Lab, LabLaunch, LabKernel, LAB_COUNT, LAB_LAST, lab_main, lab_start, lab_block, lab_fill, lab_check,
+//          lab_stated, lab_bench, lab_finish
 #ifndef LLMC_BENCH_H
 #define LLMC_BENCH_H
 
 #include <float.h>
 
 #include "dev/cuda/kernel_test.h"
+
+// The launch with the most registers while `on`; 0 registers: none.
+typedef struct {
+    bool on;
+    int registers;
+    double occupancy;
+} LabLaunch;
+
+static inline LabLaunch *lab_launched(void) {
+    static LabLaunch launched;
+    return &launched;
+}
+
+#ifdef __CUDACC__
+template <class... P>
+static inline Launch<P...> lab_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream) {
+    LabLaunch *l = lab_launched();
+    struct cudaFuncAttributes of;
+    if (l->on) CUDA_CHECK(cudaFuncGetAttributes(&of, (const void *)kernel));
+    if (l->on && of.numRegs > l->registers) {
+        int device, most, threads = (int)(block.x * block.y * block.z), blocks;
+        CUDA_CHECK(cudaGetDevice(&device));
+        CUDA_CHECK(cudaDeviceGetAttribute(&most, cudaDevAttrMaxThreadsPerMultiProcessor, device));
+        CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, (const void *)kernel, threads, shared));
+        l->registers = of.numRegs, l->occupancy = (double)blocks * threads / most;
+    }
+    return launch(kernel, grid, block, shared, stream);
+}
+#undef LAUNCH_UNCHECKED
+#define LAUNCH_UNCHECKED(kernel, grid, block, shared, stream) lab_launch(&kernel, grid, block, shared, stream)
+#endif
+
 #include "llmc/kernels/packs.cuh"
 #include "llmc/kernels/shares.cuh"
 #include "llmc/kernels/matmul.cuh"
@@ -187,8 +223,8 @@ static inline void lab_start(Lab *lab, int argc, char **argv, double (*slowest)(
         lab_measure_peaks(lab);
         printf("%s, " FLOATX_NAME ": copy %.1f GB/s, matrix product %.3f TFLOP/s\n", lab->device, lab->copy_gb,
                lab->gemm_tflop);
-        printf("%-26s %2s  %-52s %5s %10s %9s %9s %9s %9s %7s\n", "operation", "#", "kernel", "block", "ms", "must MB",
-               "asks MB", "GB/s", "GFLOP/s", "roof");
+        printf("%-26s %2s  %-52s %5s %4s %6s %10s %9s %9s %9s %9s %7s\n", "operation", "#", "kernel", "block", "regs",
+               "occup.", "ms", "must MB", "asks MB", "GB/s", "GFLOP/s", "roof");
     } else if (!lab->list) {
         printf("     %-26s %2s  %-52s %9s %9s  " FLOATX_NAME "\n", "operation", "#", "kernel", "error", "bound");
     }
@@ -226,6 +262,7 @@ static inline void lab_bench(Lab *lab, const LabKernel *k, const void *problem, 
     double best = DBL_MAX, copy = 1e-6 * must.bytes / lab->copy_gb, product = 1e-9 * must.flops / lab->gemm_tflop;
     double roof = copy > product ? copy : product;  // ms that the operation takes at least
     unsigned best_block = 0;
+    LabLaunch best_launch = LabLaunch();
     for (int i = 0; i < (k->block ? 1 : 6); i++) {
         unsigned block = k->block ? k->block : SWEEP[i];
         if (lab->cpu && !k->block && block != 64 && block != 256) continue;  // threads are cheap or dear alike
@@ -234,10 +271,17 @@ static inline void lab_bench(Lab *lab, const LabKernel *k, const void *problem, 
             best = ms;
             best_block = block;
         }
+        LabLaunch *launched = lab_launched();
+        *launched = {true, 0, 0.0};
+        k->run(problem, block);
+        launched->on = false;
+        if (block == best_block) best_launch = *launched;
         if (!lab->log) continue;
         fprintf(lab->log, "{\"operation\":\"%s\",\"number\":%d,\"kernel\":\"%s\",\"block\":%u,\"ms\":%.6g",
                 k->operation, k->number, k->name, block, ms);
         fprintf(lab->log, ",\"must_bytes\":%.0f,\"flops\":%.0f", must.bytes, must.flops);
+        if (launched->registers)
+            fprintf(lab->log, ",\"registers\":%d,\"occupancy\":%.4g", launched->registers, launched->occupancy);
         if (asks > 0.0) fprintf(lab->log, ",\"asks_bytes\":%.0f", asks);
         fprintf(lab->log, ",\"gb_per_s\":%.6g,\"tflop_per_s\":%.6g", 1e-6 * must.bytes / ms,
                 1e-9 * must.flops / ms);
@@ -245,11 +289,16 @@ static inline void lab_bench(Lab *lab, const LabKernel *k, const void *problem, 
                 lab->device);
         fprintf(lab->log, ",\"peak_gb_per_s\":%.6g,\"peak_tflop_per_s\":%.6g}\n", lab->copy_gb, lab->gemm_tflop);
     }
-    char block[16] = "-", asked[16] = "-";
+    char block[16] = "-", asked[16] = "-", registers[16] = "-", occupancy[16] = "-";
     if (best_block > 1) snprintf(block, sizeof block, "%u", best_block);
     if (asks > 0.0) snprintf(asked, sizeof asked, "%.2f", 1e-6 * asks);
-    printf("%-26s %2d  %-52s %5s %10.4f %9.2f %9s %9.1f %9.4g %6.1f%%\n", k->operation, k->number, k->name, block, best,
-           1e-6 * must.bytes, asked, 1e-6 * must.bytes / best, 1e-6 * must.flops / best, 100.0 * roof / best);
+    if (best_launch.registers) {
+        snprintf(registers, sizeof registers, "%d", best_launch.registers);
+        snprintf(occupancy, sizeof occupancy, "%.0f%%", 100.0 * best_launch.occupancy);
+    }
+    printf("%-26s %2d  %-52s %5s %4s %6s %10.4f %9.2f %9s %9.1f %9.4g %6.1f%%\n", k->operation, k->number, k->name,
+           block, registers, occupancy, best, 1e-6 * must.bytes, asked, 1e-6 * must.bytes / best,
+           1e-6 * must.flops / best, 100.0 * roof / best);
     fflush(stdout);
 }
 

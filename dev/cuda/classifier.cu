@@ -1,8 +1,8 @@
 // classifier.cu: softmax, cross-entropy and its gradient: kernels from naive to llmc/kernels/classifier.cuh's, checked
 // against plain loops in double. llmc's own also in vocabulary parts, which give the same bits on one rank.
-#include "llmc/kernels/classifier.cuh"
-
 #include "dev/cuda/bench.h"
+
+#include "llmc/kernels/classifier.cuh"
 
 static Lab lab;
 

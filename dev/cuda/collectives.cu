@@ -6,9 +6,9 @@
 // With --bench, "must MB" are the bytes that a rank must send. With n ranks and S bytes these are (n - 1) / n S for
 // the halves of an all-reduce, twice as many for all of it, and S for a shift. They are counted here, as no kernel's
 // wrapper states them. "asks MB" are the bytes that this version sends. The time is the slowest rank's.
-#include "llmc/trainer/job.cuh"
-
 #include "dev/cuda/bench.h"
+
+#include "llmc/trainer/job.cuh"
 
 static Lab lab;
 static Job job;

@@ -2,9 +2,9 @@
 // backward, the merge of partial outputs, and the orders of Ulysses' all-to-all. Checked against plain loops in double,
 // which know positions and masks but neither pairs nor halves. Steps of a ring: 1 own keys, causal; 2 all queries by
 // the first half of the keys; 3 the last half of the queries by all keys.
-#include "llmc/kernels/context.cuh"
-
 #include "dev/cuda/bench.h"
+
+#include "llmc/kernels/context.cuh"
 #include "llmc/reference_layers.h"
 
 static Lab lab;

@@ -1,8 +1,8 @@
 // encoder.cu: the embedding, forward and backward: kernels from naive to llmc/kernels/encoder.cuh's, checked against
 // plain loops in double.
-#include "llmc/kernels/encoder.cuh"
-
 #include "dev/cuda/bench.h"
+
+#include "llmc/kernels/encoder.cuh"
 
 static Lab lab;
 

@@ -1,8 +1,8 @@
 // gelu.cu: the activation, forward and backward: kernels from naive to llmc/kernels/gelu.cuh's, checked against plain
 // loops in double.
-#include "llmc/kernels/gelu.cuh"
-
 #include "dev/cuda/bench.h"
+
+#include "llmc/kernels/gelu.cuh"
 
 static Lab lab;
 

@@ -1,8 +1,8 @@
 // global_norm.cu: the squared norm of every gradient tensor: kernels from naive to llmc/kernels/global_norm.cuh's,
 // checked against plain loops in double. llmc's own also with a warp and with a thread per chunk.
-#include "llmc/kernels/global_norm.cuh"
-
 #include "dev/cuda/bench.h"
+
+#include "llmc/kernels/global_norm.cuh"
 
 static Lab lab;
 

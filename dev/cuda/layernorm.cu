@@ -1,9 +1,9 @@
 // layernorm.cu: layer normalisation with the residual before it, forward and backward: kernels from naive to
 // llmc/kernels/layernorm.cuh's, checked against plain loops in double. llmc's own also with a warp and with a
 // thread per row.
-#include "llmc/kernels/layernorm.cuh"
-
 #include "dev/cuda/bench.h"
+
+#include "llmc/kernels/layernorm.cuh"
 
 static Lab lab;
 

@@ -1,11 +1,11 @@
 // matmul.cu: the matrix products and the gradient of a bias: kernels from naive to llmc/kernels/matmul.cuh's, checked
 // against plain loops in double at ragged sizes. With --bench, llmc's products also at the shapes of GPT-2 124M.
+#include "dev/cuda/bench.h"
+
 #include "llmc/kernels/bias.cuh"
 #include "llmc/kernels/gelu.cuh"
 #include "llmc/kernels/matmul.cuh"
 #include "llmc/kernels/mma.cuh"
-
-#include "dev/cuda/bench.h"
 
 static Lab lab;
 

@@ -1,8 +1,8 @@
 // moe.cu: the routing of a mixture of experts, forward and backward: llmc/kernels/moe.cuh, checked against
 // llmc/reference_moe.h and plain loops in double.
-#include "llmc/kernels/moe.cuh"
-
 #include "dev/cuda/bench.h"
+
+#include "llmc/kernels/moe.cuh"
 #include "llmc/reference_moe.h"
 
 static Lab lab;

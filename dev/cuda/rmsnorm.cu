@@ -1,8 +1,8 @@
 // rmsnorm.cu: RMSNorm with the residual before it, forward and backward: kernels from naive to those of
 // llmc/kernels/layernorm.cuh, checked against plain loops in double. Also LayerNorm1P, Nemotron's norm.
-#include "llmc/kernels/layernorm.cuh"
-
 #include "dev/cuda/bench.h"
+
+#include "llmc/kernels/layernorm.cuh"
 
 static Lab lab;
 

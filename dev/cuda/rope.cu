@@ -1,8 +1,8 @@
 // rope.cu: rotary position embedding on the heads of q and k, forward and back: kernels from naive to
 // llmc/kernels/rope.cuh's, checked against plain loops in double.
-#include "llmc/kernels/rope.cuh"
-
 #include "dev/cuda/bench.h"
+
+#include "llmc/kernels/rope.cuh"
 
 static Lab lab;
 

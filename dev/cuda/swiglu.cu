@@ -1,8 +1,8 @@
 // swiglu.cu: the MLP activations of Llama (silu(gate) * up) and Nemotron (relu(x)^2), forward and backward: kernels
 // from naive to llmc/kernels/swiglu.cuh's, checked against plain loops in double.
-#include "llmc/kernels/swiglu.cuh"
-
 #include "dev/cuda/bench.h"
+
+#include "llmc/kernels/swiglu.cuh"
 
 static Lab lab;
 

@@ -32,6 +32,13 @@ report $? 'all kernels of an operation have the bytes that it must move, its FLO
 grep -q '^residual + layernorm .* 12.58 ' "$dir/out" || ! grep -q '^CPU' "$dir/out"
 report $? 'and so does the table'
 
+# A GPU knows registers and occupancy; elsewhere there is a dash for each. A kernel's name has blanks.
+awk -v cpu="$(grep -c '^CPU' "$dir/out")" '$1 == "operation" { good = $5 == "regs" && $6 == "occup." }
+    /%$/ { rows++; registers = $(NF - 7); share = $(NF - 6)
+           if (cpu ? registers != "-" || share != "-" : registers < 8 || registers > 255 || share !~ /^[1-9][0-9]*%$/) bad = 1 }
+    END { exit !good || bad || rows < 7 }' "$dir/out"
+report $? 'each row has registers and occupancy, or a dash for each on a CPU'
+
 # One kernel by its number.
 "$folder/dev/cuda/layernorm" --list >"$dir/out" 2>&1 && [ "$(grep -c '^residual + layernorm  *[1-9]' "$dir/out")" -ge 3 ] &&
     ! grep -q 'GB/s' "$dir/out"
