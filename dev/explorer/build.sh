@@ -36,13 +36,15 @@ for precision in fp32 bf16; do
     compile -x c++ -std=c++17 -Oz -fno-exceptions -fno-rtti -fno-threadsafe-statics -Idev/explorer "${renamed[@]}" \
         "-DPRECISION_${precision^^}" -o "$dir/layout_$precision.o" dev/explorer/layout.cu
 done
+compile -x c++ -std=c++17 -O2 -fno-exceptions -fno-rtti -fno-threadsafe-statics -Idev/explorer -DPRECISION_BF16 \
+    -o "$dir/plan.o" dev/explorer/plan.cu
 exports=()
 for name in stderr_text schedule_text command_text schedule_run schedule_result schedule_list ring_run context_run \
-            layout_{run,rank,place}_{fp32,bf16}; do
+            layout_{run,rank,place}_{fp32,bf16} plan_{text,cluster,time,beside,search,rows,flags}; do
     exports+=("--export=$name")
 done
 # Functions that the page provides: math, and a way to end.
-printf '%s\n' pow cos exp log log2 fmod exit _exit >"$dir/allowed"
+printf '%s\n' pow cos exp log log2 fmod exit _exit page_seconds tell_progress >"$dir/allowed"
 "$linker" --no-entry --gc-sections --strip-all -z stack-size=262144 --allow-undefined-file="$dir/allowed" \
     "${exports[@]}" -o "$dir/explorer.wasm" "$dir"/*.o
 
@@ -56,7 +58,7 @@ gzip -9n <"$dir/explorer.wasm" | base64 -w 0 >"$dir/wasm"  # the browser unpacks
     echo 'const CLUSTERS = {'
     for file in dev/clusters/*.json; do
         echo "    \"$(basename "$file" .json)\": {"
-        sed -nE 's/^ *"(gpus_per_node|memory|reserve)": \{"value": ([^,]*), .*/        \1: \2,/p' "$file"
+        sed -nE 's/^ *"([a-z0-9_]*)": \{"value": ([^,]*), .*/        \1: \2,/p' "$file"
         echo '    },'
     done
     echo '};'

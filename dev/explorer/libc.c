@@ -11,10 +11,27 @@ size_t heap_mark(void) {
     return heap_next;
 }
 
-void heap_reset(size_t mark) { heap_next = mark; }
+// Blocks that were freed, by the power of two of their size; the first word of each leads to the next one.
+static void *spare[64];
 
-// Each block has its size in front of it.
+void heap_reset(size_t mark) {
+    heap_next = mark;
+    memset(spare, 0, sizeof spare);
+}
+
+// The power of two that holds so many bytes.
+static int power_of(size_t bytes) {
+    int power = 4;
+    while (power < 63 && (size_t)1 << power < bytes) power++;
+    return power;
+}
+
+// Each block has its size, a power of two, in front of it.
 void *malloc(size_t bytes) {
+    int power = power_of(bytes);
+    void *block = spare[power];
+    if (block) return spare[power] = *(void **)block, block;
+    bytes = (size_t)1 << power;
     size_t at = heap_mark() + 16, end = (at + bytes + 15) & ~(size_t)15;
     size_t pages = (size_t)__builtin_wasm_memory_size(0);
     if (bytes > 0xf0000000u || end > 0xf0000000u) return NULL;
@@ -38,10 +55,34 @@ void *realloc(void *memory, size_t bytes) {
     if (bytes <= before) return memory;
     void *larger = malloc(bytes);
     if (larger && before) memcpy(larger, memory, before);
+    if (larger) heap_free(memory);
     return larger;
 }
 
 void free(void *memory) { (void)memory; }
+
+void heap_free(void *memory) {
+    if (!memory) return;
+    int power = power_of(*(size_t *)(void *)((char *)memory - 16));
+    *(void **)memory = spare[power];
+    spare[power] = memory;
+}
+
+// Merges runs of 1, 2, 4, ... elements, so that equal ones keep their order.
+void qsort(void *array, size_t count, size_t size, int (*compare)(const void *, const void *)) {
+    char *from = array, *other = malloc(count * size), *to = other, *swap;
+    for (size_t run = 1; run < count; run *= 2, swap = from, from = to, to = swap)
+        for (size_t begin = 0; begin < count; begin += 2 * run) {
+            size_t middle = begin + run < count ? begin + run : count;
+            size_t end = middle + run < count ? middle + run : count;
+            for (size_t i = begin, j = middle, k = begin; k < end; k++) {
+                bool left = j == end || (i < middle && compare(from + i * size, from + j * size) <= 0);
+                memcpy(to + k * size, from + (left ? i++ : j++) * size, size);
+            }
+        }
+    if (from != array) memcpy(array, from, count * size);
+    heap_free(other);
+}
 
 // ---- text -----------------------------------------------------------------------------------------------------------
 
@@ -183,12 +224,13 @@ int vsnprintf(char *out, size_t size, const char *format, va_list args) {
             put(&t, *format);
             continue;
         }
-        bool left = false, wide = false, negative = false;
+        bool left = false, wide = false, negative = false, plus = false;
         char pad = ' ', buffer[64], *end = buffer + sizeof buffer, *start = end;
         size_t width = 0;
         int precision = -1;
-        for (format++; *format == '-' || *format == '0'; format++) {
+        for (format++; *format == '-' || *format == '0' || *format == '+'; format++) {
             if (*format == '-') left = true;
+            else if (*format == '+') plus = true;
             else pad = '0';
         }
         if (*format == '*') width = (size_t)va_arg(args, int), format++;
@@ -228,7 +270,7 @@ int vsnprintf(char *out, size_t size, const char *format, va_list args) {
                 *--start = '.';
             }
             start = digits_of(start, whole / unit, 1);
-            if (negative) *--start = '-';
+            if (negative || plus) *--start = negative ? '-' : '+';
             put_padded(&t, start, (size_t)(end - start), width, left, pad);
         } else {
             _exit(1);
@@ -248,11 +290,13 @@ int snprintf(char *out, size_t size, const char *format, ...) {
 
 int fprintf(FILE *file, const char *format, ...) {
     if (file != stderr) return 0;
+    if (*format == '\r') stderr_text[0] = 0;  // a line of progress, which replaces the one before it
     size_t before = strlen(stderr_text);
     va_list args;
     va_start(args, format);
     int length = vsnprintf(stderr_text + before, sizeof stderr_text - before, format, args);
     va_end(args);
+    if (*format == '\r') tell_progress();
     return length;
 }
 

@@ -54,7 +54,8 @@ size_t strcspn(const char *text, const char *set);
 int isdigit(int c);
 int isspace(int c);
 
-// Memory is taken in order and given back all at once, by heap_reset.
+// Memory is taken in order and given back all at once by heap_reset. free does nothing, since all stages of a layout
+// share lists and each stage frees them. heap_free lets malloc use a block again.
 void *malloc(size_t bytes);
 void *calloc(size_t count, size_t size);
 static inline bool mul_overflow(size_t a, size_t b, size_t *product) {
@@ -64,6 +65,8 @@ static inline bool mul_overflow(size_t a, size_t b, size_t *product) {
 #define __builtin_mul_overflow mul_overflow  // the compiler's multiplies in 128 bits
 void *realloc(void *memory, size_t bytes);
 void free(void *memory);
+void heap_free(void *memory);
+void qsort(void *array, size_t count, size_t size, int (*compare)(const void *, const void *));
 size_t heap_mark(void);
 void heap_reset(size_t mark);
 
@@ -87,12 +90,31 @@ int printf(const char *format, ...);
 int fflush(FILE *file);
 FILE *freopen(const char *path, const char *mode, FILE *file);
 
+static inline int fputs(const char *text, FILE *file) { return fprintf(file, "%s", text); }
+void tell_progress(void);  // the page's: stderr_text is a line of progress
+
+// Time is the page's clock.
+struct timespec {
+    long long tv_sec, tv_nsec;
+};
+enum { CLOCK_MONOTONIC };
+double page_seconds(void);
+static inline int clock_gettime(int clock, struct timespec *now) {
+    double t = page_seconds();
+    now->tv_sec = (long long)t;
+    now->tv_nsec = (long long)((t - (double)now->tv_sec) * 1e9);
+    return clock;
+}
+
 // Math that the instructions of WebAssembly do not have is the page's.
 double pow(double x, double y);
 double cos(double x);
+double log2(double x);
+double fmod(double x, double y);
 #define sqrt(x) __builtin_sqrt(x)
 #define sqrtf(x) __builtin_sqrtf(x)
 #define floor(x) __builtin_floor(x)
+#define ceil(x) __builtin_ceil(x)
 #define isnan(x) __builtin_isnan(x)
 #define isinf(x) __builtin_isinf(x)
 #define isfinite(x) __builtin_isfinite(x)

@@ -28,7 +28,7 @@ const DEFAULTS = {
                 buffers: "2", one: "0", follow: "", list: "F0 F1 B0 W0 B1 W1\nF0 B0 F1 B1 W0 W1"},
     layout: {model: "ptdp-7.5b", layers: "36", heads: "32", channels: "4096", vocab: "51200", seq: "2048", tensor: "4",
              data: "8", pipeline: "2", virtual: "1", micro: "2", global: "128", schedule: "", recompute: "layer",
-             order: "tdp", precision: "bf16", cluster: "dgx-a100", node: "", memory: "", sp: "1", zero: "1"},
+             order: "tdp", precision: "bf16", limit: "", cluster: "dgx-a100", node: "", memory: "", sp: "1", zero: "1"},
     collectives: {op: "all-reduce", n: "4", size: "64"},
 };
 const MODEL_FIELDS = ["layers", "heads", "channels", "seq", "vocab"];  // as dev/plan/models.h lists them
@@ -54,20 +54,24 @@ const compiled = inflated().then(bytes => WebAssembly.compile(bytes));
 const workerSource = URL.createObjectURL(new Blob([$("worker").textContent], {type: "text/javascript"}));
 
 // Returns a function that asks a worker and promises its answer. A new question ends the work on the one before it,
-// whose promise is then refused.
+// whose promise is then refused; so does its member `end`. progress(line), if given, hears of work that is not done.
 function lane() {
     let worker = null, pending = null, count = 0;
-    return async (job, values) => {
+    const end = () => {
+        if (!pending) return;
+        worker.terminate();
+        worker = null;
+        pending.reject(new Error("superseded"));
+        pending = null;
+    };
+    const question = async (job, values, progress) => {
         const module = await compiled, id = ++count;
-        if (pending) {
-            worker.terminate();
-            worker = null;
-            pending.reject(new Error("superseded"));
-        }
+        end();
         if (!worker) {
             worker = new Worker(workerSource);
             worker.onmessage = ({data}) => {
                 if (!pending || data.id !== pending.id) return;
+                if (data.progress !== undefined) return progress && progress(data.progress);
                 const {resolve, reject} = pending;
                 pending = null;
                 if (data.refused === undefined) resolve(data.result);
@@ -79,8 +83,9 @@ function lane() {
             worker.postMessage({id, job, module, values});
         });
     };
+    return Object.assign(question, {end});
 }
-const ask = lane(), askAside = lane(), askWhatIf = lane();
+const ask = lane(), askAside = lane(), askWhatIf = lane(), askTime = lane(), askSearch = lane();
 
 // ---- fields and the address -----------------------------------------------------------------------------------------
 
@@ -104,6 +109,7 @@ function fillFields(panel, values) {
 }
 
 function showFields(panel, values) {
+    if (panel === "layout") $("limit").classList.toggle("hidden", values.schedule !== "zb-auto");
     if (panel !== "schedules") return;
     const list = values.kind === "list", form = section(panel).querySelector("form");
     for (const label of form.querySelectorAll(".list")) label.classList.toggle("hidden", !list);
@@ -114,9 +120,12 @@ function showFields(panel, values) {
 
 let panel = "schedules", timeShown = null, roundShown = 0, rankShown = 0;
 
+// The values that an address must name: another model's name stands for its layout.
 function differing(at, values) {
+    const usual = {...DEFAULTS[at]}, named = at === "layout" && values.model !== usual.model;
+    if (named) takeModel(Object.assign(usual, {model: values.model}));
     return new URLSearchParams(Object.entries(values).filter(([name, value]) =>
-        value !== DEFAULTS[at][name] && (name !== "list" || values.kind === "list")));
+        name === "model" ? named : value !== usual[name] && (name !== "list" || values.kind === "list")));
 }
 
 function address() {
@@ -209,6 +218,7 @@ async function changed(field) {
     if (panel === "schedules" && field && field.name === "kind") suitChunks(values);
     if (panel === "layout" && field && field.name === "model") takeModel(values);
     else if (panel === "layout" && field && MODEL_FIELDS.includes(field.name)) values.model = "";
+    if (panel === "layout" && values.schedule !== "zb-auto") values.limit = "";
     showFields(panel, values);
     timeShown = null;
     tourLeft = true;
@@ -230,7 +240,7 @@ function takeModel(values) {
     const sizes = MODELS[values.model];
     MODEL_FIELDS.forEach((field, i) => { values[field] = String(sizes[i]); });
     LAYOUT_FIELDS.forEach((field, i) => { values[field] = String(LAYOUTS[values.model][i]); });
-    Object.assign(values, {schedule: "", recompute: "layer", sp: "0", zero: "0"});
+    Object.assign(values, {schedule: "", limit: "", recompute: "layer", sp: "0", zero: "0"});
     if (values.model === "gpt3-175b") Object.assign(values, {sp: "1", zero: "1"});
 }
 

@@ -2,7 +2,7 @@
 
 function redraw() {
     if (panel === "schedules" && shown) drawSchedule();
-    if (panel === "layout" && laid) drawGrid(), drawBytes();
+    if (panel === "layout" && laid) drawGrid(), drawBytes(), timed && drawTimeParts();
     if (panel === "collectives" && ringShown) drawRing();
 }
 

@@ -2,7 +2,8 @@
 
 const SWITCHES = {layers: "layers", heads: "heads", channels: "channels", vocab: "vocab", seq: "seq", tensor: "tensor",
                   data: "data", pipeline: "pipeline", virtual: "virtual", micro: "micro-batch", global: "global-batch",
-                  schedule: "schedule", recompute: "recompute", order: "order", sp: "sequence-parallel", zero: "zero"};
+                  schedule: "schedule", limit: "max-in-flight", recompute: "recompute", order: "order",
+                  sp: "sequence-parallel", zero: "zero"};
 const MOST_RANKS = 16384;
 let laid = null;
 
@@ -83,10 +84,21 @@ function showLayout() {
     $("numbers").textContent = JSON.stringify({t: r.t, d: r.d, p: r.p, micros: r.micros, stages: r.stages, all: r.all,
         bubble: r.bubble, parameters: r.parameters, counted: r.counted, flags: r.flags, precision: v.precision,
         memory: r.memory, reserve: r.reserve, fits});
+    showTime(r);
     showWhatIf(r);
+    showSearchOf(v);
 }
 
 // ---- what if --------------------------------------------------------------------------------------------------------
+
+// Adds to a change the most chunks, not more than now, into which its layers and micro-batches divide.
+function suited(values, change) {
+    const v = {...values, ...change}, [p, L] = [Number(v.pipeline), Number(v.layers)];
+    const m = Number(v.global) / (Number(v.micro) * Number(v.data));
+    let chunks = Number(v.virtual);
+    while (chunks > 1 && (p === 1 || L % (p * chunks) || m % p)) chunks--;
+    return {...change, virtual: String(chunks)};
+}
 
 // One change each: its name and the fields that it sets.
 function changesOf(v) {
@@ -100,13 +112,13 @@ function changesOf(v) {
     const twice = name => String(2 * Number(v[name])), half = name => String(Number(v[name]) / 2);
     for (const [name, text] of [["tensor", "t"], ["pipeline", "p"]]) {
         if (Number(v.data) % 2 === 0)
-            changes.push([`twice ${text}, half d`, {[name]: twice(name), data: half("data")}]);
+            changes.push([`twice ${text}, half d`, suited(v, {[name]: twice(name), data: half("data")})]);
         if (Number(v[name]) % 2 === 0)
-            changes.push([`half ${text}, twice d`, {[name]: half(name), data: twice("data")}]);
+            changes.push([`half ${text}, twice d`, suited(v, {[name]: half(name), data: twice("data")})]);
     }
     for (const kind of ["gpipe", "1f1b", "zb-h1"])
         if (Number(v.pipeline) > 1 && v.schedule !== kind && (kind !== "1f1b" || (v.schedule && v.virtual === "1")))
-            changes.push([kind, {schedule: kind, virtual: "1"}]);
+            changes.push([kind, {schedule: kind, virtual: "1", limit: ""}]);
     return changes;
 }
 
@@ -115,7 +127,8 @@ let whatIf = 0;
 async function showWhatIf(r) {
     const mine = ++whatIf, table = $("whatif");
     const now = fullestOf(r), sent = sentByRank(r);
-    table.replaceChildren(tableRow("th", ["change", "fullest stage", "sent a rank", ""], [], "col"));
+    const names = ["change", "fullest stage", "sent a rank", "step"];
+    table.replaceChildren(tableRow("th", names, [], "col"));
     $("whatifdone").textContent = "working...";
     for (const [name, change] of changesOf(r.values)) {
         const values = {...r.values, ...change};
@@ -126,19 +139,22 @@ async function showWhatIf(r) {
             other.ranks = r.ranks, other.reserve = r.reserve;
             const bytes = fullestOf(other), more = sentByRank(other) - sent, delta = bytes - now;
             const signed = x => x === 0 ? "the same" : (x > 0 ? "+" : "\u2212") + bytesText(Math.abs(x));
-            cells = [signed(delta), r.counted && other.counted ? signed(more) : "not counted",
-                     bytes <= r.memory ? "fits" : "does not fit"];
+            const verdict = r.values.precision === "bf16" ? await askWhatIf("beside", besideQuestion(r.values, values))
+                                                          : bytes <= r.memory ? "fits" : "does not fit";
+            if (mine !== whatIf) return;
+            cells = [signed(delta), r.counted && other.counted ? signed(more) : "not counted", verdict];
         } catch (e) {
             if (mine !== whatIf || e.message === "superseded") return;
-            cells = ["refused", "", e.message];
+            cells = ["", "", "the trainer refuses: " + e.message];
         }
         const button = document.createElement("button");
         button.type = "button";
         button.textContent = name;
         button.onclick = () => { tourLeft = true; fillFields("layout", values); attempt(values); };
-        table.append(tableRow("td", [button, ...cells], ["change", "fullest stage", "sent a rank", ""]));
+        table.append(tableRow("td", [button, ...cells], names));
     }
-    $("whatifdone").textContent = "Each line is the trainer's own plan of one change. A button makes the change.";
+    $("whatifdone").textContent = "Each line is the trainer's own plan of one change, and the planner's answer to " +
+        "why not: refused, too large, or how much slower and by what. A button makes the change.";
 }
 
 // names: of the columns, for a narrow screen, where each row is a block.

@@ -1,6 +1,7 @@
 "use strict";
 // worker.js: calls the C away from the page, which stays usable meanwhile. A question is {id, job, module, values}; the
-// answer {id, result} or {id, refused}. The page ends a worker whose question is no longer of interest.
+// answer is {id, result} or {id, refused}, before which there may be {id, progress}. The page ends a worker whose
+// question is no longer of interest.
 
 class Exit extends Error {}
 
@@ -8,9 +9,11 @@ class Exit extends Error {}
 async function program(module) {
     const exit = code => { throw new Exit(String(code)); };
     const math = Object.fromEntries(["pow", "cos", "exp", "log", "log2"].map(name => [name, Math[name]]));
-    const env = {...math, fmod: (x, y) => x % y, exit: exit, _exit: exit};
+    const env = {...math, fmod: (x, y) => x % y, exit: exit, _exit: exit, page_seconds: () => performance.now() / 1000,
+                 tell_progress: () => postMessage({id: asking, progress: made.text(c.stderr_text).replace(
+                     /\r|\x1b\[K/g, "")})};
     const c = (await WebAssembly.instantiate(module, {env})).exports;
-    return {
+    const made = {
         c: c,
         text(symbol) {
             const bytes = new Uint8Array(c.memory.buffer, symbol.value);
@@ -33,9 +36,11 @@ async function program(module) {
             }
         },
     };
+    return made;
 }
 
 const kept = {};  // programs by their use, with what they hold
+let asking = 0;   // the question in work
 
 // ---- schedules and rings --------------------------------------------------------------------------------------------
 
@@ -135,10 +140,56 @@ async function layout(q, module) {
 
 const rank = async (q, module) => rankOf(await runLayout(q, module), q);
 
+// ---- the planner ----------------------------------------------------------------------------------------------------
+
+const PLAN_PARTS = ["GEMM", "attention", "memory", "tensor", "pipeline", "data", "optimizer", "host", "idle"];
+const PLAN_FIELDS = ["t", "d", "p", "v", "micro", "schedule", "limit", "recompute", "sp", "zero", "shard", "order",
+                     "seconds", "memory", "fullest", "mfu", "slowest"];
+const PLAN_ROW = PLAN_FIELDS.length + PLAN_PARTS.length;
+
+function planRow(c, at) {
+    const x = c.doubles(at, PLAN_ROW), row = Object.fromEntries(PLAN_FIELDS.map((name, i) => [name, x[i]]));
+    row.parts = Object.fromEntries(PLAN_PARTS.map((name, i) => [name, x[PLAN_FIELDS.length + i]]));
+    return row;
+}
+
+function tellPlanner(c, q, flags) {
+    c.write(c.c.plan_text, q.cluster);
+    c.call("plan_cluster");
+    c.write(c.c.plan_text, flags);
+}
+
+async function time(q, module) {
+    const c = kept.plan = kept.plan || await program(module);  // its memory is used again
+    kept.base = null;
+    tellPlanner(c, q, q.flags);
+    return planRow(c, c.call("plan_time", q.limit));
+}
+
+// A sentence on a change of a layout: refused, too large, slower by what.
+async function beside(q, module) {
+    const key = JSON.stringify([q.cluster, q.base]);
+    if (kept.base !== key) await time({cluster: q.cluster, ...q.base}, module);
+    kept.base = key;
+    tellPlanner(kept.plan, q, q.flags);
+    kept.plan.call("plan_beside", q.limit);
+    return kept.plan.text(kept.plan.c.plan_text);
+}
+
+async function search(q, module) {
+    const c = await program(module);
+    tellPlanner(c, q, q.flags);
+    const count = c.call("plan_search"), counts = c.text(c.c.plan_text), at = c.c.plan_rows();
+    const rows = Array.from({length: count}, (_, i) => planRow(c, at + 8 * PLAN_ROW * i));
+    rows.forEach((row, i) => { c.c.plan_flags(i), row.flags = c.text(c.c.plan_text); });
+    return {counts, rows};
+}
+
 // ---- questions ------------------------------------------------------------------------------------------------------
 
-const JOBS = {schedule, list, ring, context, layout, rank};
+const JOBS = {schedule, list, ring, context, layout, rank, time, beside, search};
 onmessage = async ({data: {id, job, module, values}}) => {
+    asking = id;
     try {
         const result = await JOBS[job](values, module);
         postMessage({id, result}, result.boxes ? [result.boxes] : []);

@@ -7,6 +7,9 @@
     frame.contentDocument.open();
     const say = (...words) => out.push(words.join(" "));
     const numbers = () => JSON.parse($("numbers").textContent);
+    const settled = async done => {
+        for (let i = 0; i < 200 && !done(); i++) await new Promise(go => setTimeout(go, 10));
+    };
     for (const [i, hash] of ADDRESSES.entries()) {
         history.replaceState(null, "", hash);
         const ok = await open(hash), x = numbers();
@@ -30,14 +33,36 @@
             const total = sent => sent.flat().reduce((sum, one) => sum + one.sent, 0);
             for (let rank = 0; rank < laid.ranks; rank++) each += total((await laid.rank(rank)).sent);
             say(i, "sums", each === total(x.all) ? "agree" : "differ");
+            await sayTime(i, WANTS[i]);
         } else {
             say(i, "ring", x.rounds, x.sent, x.counted, x.last.map(row => row.join(",")).join(";"));
         }
         if (ok) {  // the address that the page now shows leads to the same numbers
             const before = $("numbers").textContent, shownAt = location.hash;
             await open(shownAt);
-            say(i, "address", $("numbers").textContent === before && location.hash === shownAt ? "same" : "differs");
+            say(i, "address", $("numbers").textContent === before && location.hash === shownAt ? "same" : "differs",
+                shownAt, location.hash);
         }
+    }
+    // What the planner says: the time of a layout and, where it is wanted, its search and why not.
+    async function sayTime(i, want) {
+        if (!["time", "search"].includes(want)) return;
+        await settled(() => timed);
+        say(i, "plan", timeQuestion(state.layout).flags);
+        say(i, "time", timed.seconds, timed.memory, timed.mfu, timed.parts.tensor, timed.parts.pipeline,
+            timed.parts.data, timed.parts.idle);
+        say(i, "memory", fullestOf(laid) === timed.memory ? "agrees" : "differs");
+        if (want !== "search") return;
+        say(i, "wish", wishFlags(state.layout));
+        await search();
+        for (const row of best) say(i, "row", row.seconds, row.memory, row.flags.trim());
+        $("best").querySelector("button").click();
+        await new Promise(go => setTimeout(go, 500));
+        await settled(() => $("whatifdone").textContent.startsWith("Each"));
+        say(i, "best", timed && timed.seconds === best.find(row => !row.shard).seconds ? "loaded" : "not loaded");
+        for (const row of [...$("whatif").rows].slice(1)) say(i, "whynot", row.cells[0].textContent + "|" +
+                                                                          row.cells[3].textContent);
+        await open(ADDRESSES[i]);
     }
     // Bad input leaves everything but the sentence as it was.
     history.replaceState(null, "", "#schedules");
@@ -58,7 +83,6 @@
     press("timeline", "End");
     say("keys", earlier !== null && timeShown === null ? "time" : "nothing");
     await open("#layout");
-    const settled = async done => { for (let i = 0; i < 200 && !done(); i++) await new Promise(go => setTimeout(go, 10)); };
     press("grid", "ArrowRight");
     press("grid", "ArrowDown");
     await settled(() => location.hash === "#layout?rank=33");
@@ -156,7 +180,28 @@
     const working = !$("working").hidden;
     await put("m", "8");
     clearInterval(beat);
-    found("worker", working && beats > 10 && slowest < 500 && $("working").hidden, beats, slowest.toFixed(0));
+    found("worker", working && beats > 10 && slowest < 2000 && $("working").hidden, beats, slowest.toFixed(0));
+    await at("#layout?model=ptdp-1t");
+    beats = slowest = 0;
+    last = performance.now();
+    const heart = setInterval(() => {
+        beats++;
+        slowest = Math.max(slowest, performance.now() - last);
+        last = performance.now();
+    }, 10);
+    const begun = search();
+    await settled(() => / of [0-9]+ layouts, /.test($("searched").textContent));
+    const progress = $("searched").textContent, label = $("search").textContent;
+    search();
+    await begun;
+    clearInterval(heart);
+    found("search-stops", label === "stop" && / of [0-9]+ layouts, /.test(progress) && slowest < 2000 &&
+        $("search").textContent === "search" && !$("best").rows.length, slowest.toFixed(0), progress);
+    await at("#layout?precision=fp32");
+    found("time-is-of-bf16", /those of bf16/.test($("times").textContent));
+    await at("#layout?model=ptdp-18b&tensor=2&pipeline=4&schedule=gpipe&zero=1&micro=1&recompute=gelu");
+    await settled(() => timed);
+    found("time-where-it-does-not-fit", /would take, if it did fit/.test($("times").textContent));
     await at("#schedules");
     // How long drawing takes, from the input to the picture: the shortest of some times, as others use the machine too.
     for (const hash of SLOW) {

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # run_explorer.sh [BUILD]: is doc/explorer.html what its sources make, and are its numbers the trainers' own? The page
 # runs in headless Chromium. Its schedules are compared with build/tools/schedule, its layouts with --dry-run,
-# NCCL_TRAFFIC=1 and the trainer's refusals. Without clang (target wasm32) or Chromium that part is skipped.
-# needs: fp32/train_gpt_3d bf16/train_gpt_3d fp32/train_zero_bubble bf16/train_zero_bubble tools/schedule
+# NCCL_TRAFFIC=1 and the trainer's refusals, its times and searches with build/tools/plan. Without clang (target
+# wasm32) or Chromium that part is skipped.
+# needs: fp32/train_gpt_3d bf16/train_gpt_3d fp32/train_zero_bubble bf16/train_zero_bubble tools/schedule tools/plan
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
@@ -112,6 +113,16 @@ cases=(
     "#layout?$small&layers=4&tensor=1&data=1&pipeline=2&virtual=2&global=12&precision=fp32|refused"
     "#layout?$small&layers=4&tensor=1&data=1&pipeline=1&order=tdd&precision=fp32|refused"
     "#layout?$small&layers=4&tensor=1&data=1&pipeline=1&heads=3&precision=fp32|refused"
+    '#layout|time'
+    '#layout?model=gpt3-175b|time'
+    '#layout?model=ptdp-145b&recompute=rest|time'
+    '#layout?model=ptdp-1t&cluster=selene-2021|time'
+    '#layout?model=gpt2-xl&tensor=1&data=4&pipeline=2&schedule=zb-auto&cluster=foundry-h100&micro=1|time'
+    '#layout?model=gpt2-xl&tensor=1&data=6&pipeline=3&schedule=zb-h1&cluster=eos-2025&micro=1&global=48|time'
+    '#layout?model=ptdp-39b&order=ptd&cluster=dgx-h100&sp=1&zero=1|time'
+    '#layout?model=ptdp-18b&tensor=2&pipeline=4&schedule=gpipe&zero=1&cluster=roce-a100&micro=1|time'
+    '#layout?model=gpt3-175b&data=8&pipeline=16|search'
+    '#layout?model=gpt2-xl&tensor=1&data=2&pipeline=4&cluster=foundry-a100-40&global=64|search'
     '#schedules?one=1|hangs 2->3'
     '#schedules?one=1&kind=gpipe|schedule --stages 4 --micros 8 gpipe'
     '#schedules?kind=list&list=F0+B0+F1+B1%3B+F0+F1+B0+B1|hangs 0->1'
@@ -146,7 +157,8 @@ array() { printf '"%s", ' "$@"; }
 {
     cat $page
     echo '<script>'
-    echo "const ADDRESSES = [$(array "${addresses[@]}")], SLOW = [$(array "${slow[@]}")];"
+    echo "const ADDRESSES = [$(array "${addresses[@]}")], WANTS = [$(array "${wants[@]}")];"
+    echo "const SLOW = [$(array "${slow[@]}")];"
     cat dev/test/explorer_driver.js
     echo '</script>'
 } >"$dir/driven.html"
@@ -221,6 +233,46 @@ compare_traffic() {
             END { for (key in calls) printf "%s %d %.0f %.0f\n", key, calls[key], sent[key], got[key] }' | sort)"
 }
 
+# The page's time, memory, MFU and parts are those of the planner, which is asked for that layout alone.
+compare_time() {
+    local flags
+    read -ra flags <<<"$(said "$1" plan)"
+    build/tools/plan --light --json "${flags[@]}" --shard 0 >"$dir/plan" 2>&1
+    awk -v page="$(said "$1" time)" '
+        BEGIN { count = split("step_seconds memory_bytes mfu tensor pipeline data idle_seconds", names); split(page, x) }
+        { gsub(/[":,\t]/, " "); seen[$1] = $2; last = $0 }
+        $1 ~ /^}/ {
+            rows++
+            same = page != ""
+            for (i = 1; i <= count; i++) {
+                far = x[i] - seen[names[i]]
+                if (far * far > 1e-20 * x[i] * x[i] + 1e-20) same = 0
+            }
+            agree += same
+        }
+        END { if (!agree) print "page " page ": none of " rows + 0 " rows of the planner agrees: " last }' "$dir/plan"
+    said "$1" memory | grep -v agrees
+}
+
+# The ten rows of a search, and the sentences on changes of the first one.
+compare_search() {
+    local flags
+    read -ra flags <<<"$(said "$1" wish)"
+    build/tools/plan --light --json "${flags[@]}" >"$dir/plan" 2>&1
+    compare "$(said "$1" row | awk '{ printf "%.9g %s", $1, $2; $1 = $2 = ""; print }')" \
+        "$(awk -F '\t' '{ key = $4; value = $5; gsub(/[":,]/, "", key); gsub(/[",]/, "", value); seen[key] = value }
+            $3 ~ /^}/ { printf "%.9g %s  %s\n", seen["step_seconds"], seen["memory_bytes"], seen["flags"] }' "$dir/plan")"
+    build/tools/plan --light "${flags[@]}" | sed -n '/^why not/,/^train:/s/^  \([^ ].\{25\}\)\(.*\)/\1|\2/p' |
+        sed 's/ *|/|/' >"$dir/why"
+    said "$1" whynot >"$dir/page"
+    said "$1" best | grep -vx loaded
+    [ "$(cut -d '|' -f 1 "$dir/page" | grep -cxFf <(cut -d '|' -f 1 "$dir/why"))" -ge 5 ] || echo 'too few changes'
+    while IFS='|' read -r name text; do
+        grep -qF "$name|" "$dir/why" && ! grep -qxF "$name|$text" "$dir/why" &&
+            echo "page $name|$text: planner $(grep -F "$name|" "$dir/why")"
+    done <"$dir/page"
+}
+
 for i in "${!cases[@]}"; do
     want=${wants[$i]} title=${addresses[$i]}
     [ -n "${lists[$i]}" ] && title=${lists[$i]}
@@ -228,11 +280,13 @@ for i in "${!cases[@]}"; do
         schedule*) wrong=$(compare_schedule "$i" "${want#schedule }") ;;
         dry) wrong=$(compare_dry "$i") ;;
         traffic) wrong=$(compare_traffic "$i") ;;
+        time) wrong=$(compare_time "$i") ;;
+        search) wrong=$(compare_time "$i")$(compare_search "$i") ;;
         refused) wrong=$(compare "$(said "$i" refused)" "$(trainer "$i" --dry-run | sed -n 's/^error: //p')") ;;
         hangs*) wrong=$([[ "$(said "$i" hangs)" == "${want#hangs }"* ]] || said "$i" hangs) ;;
         ring*) wrong=$(compare "$(said "$i" ring)" "${want#ring }") ;;
     esac
-    [ -z "$(said "$i" address | grep -vx same)$(said "$i" sums | grep -vx agree)" ] ||
+    [ -z "$(said "$i" address | grep -v ^same)$(said "$i" sums | grep -vx agree)" ] ||
         wrong+=" its address or its sums: $(said "$i" address), $(said "$i" sums)"
     grep -q "^$i " "$dir/said" || wrong='the page says nothing'
     check "${want%% *}: $title" "$wrong"
@@ -245,7 +299,7 @@ check 'keys move time, rank, round and a number' \
 while read -r _ name verdict more; do
     check "user: $name" "$([ "$verdict" = right ] || echo "$more")"
 done < <(grep '^found ' "$dir/said")
-check 'user: every finding was tried' "$([ "$(grep -c '^found ' "$dir/said")" = 42 ] || echo 'some are missing')"
+check 'user: every finding was tried' "$([ "$(grep -c '^found ' "$dir/said")" = 45 ] || echo 'some are missing')"
 check 'p = 64, m = 512 is drawn within 0.2 s, at the latest at the 20th time' \
     "$([ "$(awk '/^time/ && $2 <= 200' "$dir/said" | wc -l)" = ${#slow[@]} ] || grep '^time' "$dir/said")"
 

@@ -1,0 +1,172 @@
+// ---- time -----------------------------------------------------------------------------------------------------------
+
+// The planner's names of what the fields choose.
+const RECOMPUTES = ["none", "gelu", "rest", "layer"], ORDERS = ["tdp", "tpd", "dtp", "dpt", "ptd", "pdt"];
+const SHARED_FLAGS = {layers: "layers", heads: "heads", channels: "channels", seq: "seq", vocab: "vocab",
+                      global: "batch"};
+const LAYOUT_FLAGS = {tensor: "tensor", pipeline: "pipeline", data: "data", virtual: "virtual", micro: "micro-batch",
+                      recompute: "recompute", order: "order", sp: "sequence-parallel", zero: "zero"};
+const DEFAULT_LIMIT = 2;  // of zb-auto, times p
+
+const gpusOf = values => ["tensor", "data", "pipeline"].reduce((product, name) => product * Number(values[name]), 1);
+
+// The cluster file's constants as the planner's C reads them, with the fields that stand in for some.
+function clusterText(values) {
+    const constants = {...CLUSTERS[values.cluster]};
+    if (values.node !== "") constants.gpus_per_node = Number(values.node);
+    if (values.memory !== "") constants.memory = 1e9 * Number(values.memory);
+    return Object.entries(constants).map(([name, x]) => `${name} ${typeof x === "boolean" ? Number(x) : x}`).join(" ");
+}
+
+function planFlags(values, names) {
+    return Object.entries(names).map(([field, flag]) => `--${flag} ${values[field].trim()}`).join(" ");
+}
+
+// The model, the GPUs and the batch: the planner's question.
+function wishFlags(values) {
+    return `${planFlags(values, SHARED_FLAGS)} --cluster ${values.cluster} --gpus ${gpusOf(values)}`;
+}
+
+// One layout: the question with every choice made.
+function timeQuestion(values) {
+    const schedule = values.schedule || (Number(values.virtual) > 1 ? "interleaved" : "1f1b");
+    return {flags: `${wishFlags(values)} ${planFlags(values, LAYOUT_FLAGS)} --schedule ${schedule}`,
+            limit: values.limit === "" ? DEFAULT_LIMIT * Number(values.pipeline) : Number(values.limit)};
+}
+
+function besideQuestion(now, changed) {
+    return {cluster: clusterText(now), base: timeQuestion(now), ...timeQuestion(changed)};
+}
+
+const tokensOf = values => Number(values.global) * Number(values.seq);
+const secondsText = x => x >= 1 ? `${x.toFixed(3)} s` : `${(1000 * x).toFixed(x < 0.01 ? 3 : 1)} ms`;
+const COMMUNICATION = ["tensor", "pipeline", "data"];
+const exposed = row => COMMUNICATION.reduce((sum, name) => sum + row.parts[name], 0);
+const share = (row, x) => (100 * Math.max(0, x) / row.seconds).toFixed(1) + "%";
+
+let timed = null;  // the time of the layout that is shown; null: not there yet
+
+// Asks for the time of the layout and shows it; a new layout ends it.
+async function showTime(r) {
+    const v = r.values;
+    timed = null;
+    $("samebox").hidden = true;
+    $("parttimes").parentElement.hidden = true;
+    if (v.precision !== "bf16") return facts("times", [["Step", "the cluster files' times are those of bf16"]]);
+    facts("times", [["Step", "working..."]]);
+    try {
+        timed = await askTime("time", {cluster: clusterText(v), ...timeQuestion(v)});
+    } catch (e) {
+        if (laid === r && e.message !== "superseded") facts("times", [["Step", "unknown: " + e.message]]);
+        return;
+    }
+    const x = timed, fits = x.memory <= r.memory;
+    facts("times", [
+        ["Step", `${fits ? "" : "would take, if it did fit: "}${secondsText(x.seconds)}, ` +
+                 `${countText(tokensOf(v) / x.seconds)} tokens/s, MFU ${(100 * x.mfu).toFixed(1)}%`],
+        ["Exposed communication", `${share(x, exposed(x))} of the step: ` +
+            COMMUNICATION.map(name => `${name} ${share(x, x.parts[name])}`).join(", ")],
+        ["Idle", `${share(x, x.parts.idle)}, waiting for other stages`],
+        ["Where this is from", `the planner's simulation, with dev/clusters/${v.cluster}.json; shares of stage ` +
+                               `${x.slowest}, which computes most`]]);
+    $("same").textContent = `build/tools/plan --light ${timeQuestion(v).flags}`;
+    $("samebox").hidden = false;
+    $("parttimes").parentElement.hidden = false;
+    drawTimeParts();
+}
+
+// One bar of the slowest stage's step; each part is named in it or, if it is narrow, below it.
+function drawTimeParts() {
+    const colors = {GEMM: "#2c5f9e", attention: "#1f7a5c", memory: "#5c7320", tensor: "#6b3fa0", pipeline: "#a83c15",
+                    data: "#a3345a", optimizer: "#35687a", host: "#56616d", idle: null};
+    const width = roomFor(320), high = 34, g = paper($("parttimes"), width, MARGIN.top + high + 26);
+    const scale = (width - 4) / timed.seconds, hatch = hatching(g), y = MARGIN.top + high / 2;
+    let x = 2, free = 2;
+    for (const [name, seconds] of Object.entries(timed.parts)) {
+        const wide = Math.max(0, seconds) * scale, text = `${name} ${share(timed, seconds)}`;
+        g.fillStyle = colors[name] || hatch;
+        g.fillRect(x, MARGIN.top, Math.max(0, wide - (wide > 3 ? 1 : 0)), high);
+        if (wide >= 6.4 * text.length + 8) {
+            if (!colors[name]) g.fillStyle = COLORS.ground, g.fillRect(x + wide / 2 - 3.3 * text.length, y - 8,
+                                                                       6.6 * text.length, 16);
+            label(g, text, x + wide / 2, y, {size: 12, align: "center", color: colors[name] ? "#fff" : COLORS.text});
+        } else if (wide >= 1) {
+            const at = Math.max(free, x);
+            if (at + 6.4 * text.length < width) {
+                g.fillStyle = COLORS.muted;
+                g.fillRect(x + wide / 2, MARGIN.top + high, 1, 5);
+                label(g, text, at, MARGIN.top + high + 14, {size: 11, color: COLORS.muted});
+                free = at + 6.4 * text.length;
+            }
+        }
+        x += wide;
+    }
+    $("parttimes").setAttribute("aria-label", "parts of a step: " + Object.entries(timed.parts).map(([name, seconds]) =>
+        `${name} ${share(timed, seconds)}`).join(", "));
+}
+
+// ---- the search -----------------------------------------------------------------------------------------------------
+
+let searching = false, searchedFor = null, best = [];  // the question whose answer stands there
+
+// A result belongs to a model, a cluster, a number of GPUs and a batch: it goes when these change.
+function showSearchOf(values) {
+    const now = wishFlags(values) + clusterText(values);
+    if (searchedFor === now) return;
+    askSearch.end();
+    searchedFor = null;
+    $("best").replaceChildren();
+    $("searched").textContent = `the ten fastest of all layouts of ${gpusOf(values)} GPUs that the trainers accept`;
+}
+
+async function search() {
+    if (!laid) return;
+    if (searching) return askSearch.end();
+    const values = laid.values, flags = wishFlags(values), begin = performance.now();
+    searching = true;
+    searchedFor = wishFlags(values) + clusterText(values);
+    $("search").textContent = "stop";
+    $("searched").textContent = "working...";
+    $("best").replaceChildren();
+    try {
+        const {counts, rows} = await askSearch("search", {cluster: clusterText(values), flags},
+                                               line => { $("searched").textContent = line; });
+        $("searched").textContent = `${counts}. It took ${((performance.now() - begin) / 1000).toFixed(1)} s. A ` +
+            `button loads its layout. In a terminal: build/tools/plan ${flags} (which also asks the trainers' clock)`;
+        showBest(rows, values);
+        best = rows;
+    } catch (e) {
+        if (e.message === "superseded") searchedFor = null, showSearchOf(laid.values);
+        else $("searched").textContent = e.message;
+    }
+    searching = false;
+    $("search").textContent = "search";
+}
+
+// The fields of a row of the planner's.
+function rowValues(row, values) {
+    return {...values, tensor: row.t, data: row.d, pipeline: row.p, virtual: row.v, micro: row.micro,
+            recompute: RECOMPUTES[row.recompute], order: ORDERS[row.order], sp: row.sp, zero: row.d > 1 ? row.zero : 1,
+            schedule: row.v > 1 || row.p === 1 ? "" : KINDS[row.schedule], limit: row.limit || ""};
+}
+
+function showBest(rows, values) {
+    const names = ["layout", "step", "tokens/s", "MFU", "memory", "idle", "exposed"];
+    $("best").replaceChildren(tableRow("th", names, [], "col"), ...rows.map(row => {
+        const name = row.flags.replace(/--/g, "").trim(), button = document.createElement("button");
+        button.type = "button";
+        button.textContent = name;
+        button.onclick = () => {
+            const to = Object.fromEntries(Object.entries(rowValues(row, values)).map(([k, x]) => [k, String(x)]));
+            tourLeft = true;
+            fillFields("layout", to);
+            attempt(to);
+        };
+        const sharded = row.shard > 0;  // no fields here choose it
+        return tableRow("td", [sharded ? name + " (train_fsdp)" : button, secondsText(row.seconds),
+            countText(tokensOf(values) / row.seconds), (100 * row.mfu).toFixed(1) + "%", bytesText(row.memory), share(row, row.parts.idle),
+            share(row, exposed(row))], names);
+    }));
+}
+
+$("search").onclick = search;
