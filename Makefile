@@ -234,8 +234,9 @@ calibrate: corpus  ## measures dev/clusters/laptop.json on this machine, and pre
 	@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=fp32 build/cpu-fp32/train_gpt
 	@dev/scale/calibrate.sh build/cpu-fp32 build/corpus/train.bin
 
-scale-trainers: build/tools/scale  ## the same runs simulated by train_gpt_3d and train_fsdp themselves (some minutes)
-	@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=bf16 build/cpu-bf16/train_gpt_3d build/cpu-bf16/train_fsdp
+scale-trainers: build/tools/scale  ## the same runs simulated by train_gpt_3d, train_fsdp and train_llama (some minutes)
+	@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=bf16 build/cpu-bf16/train_gpt_3d build/cpu-bf16/train_fsdp \
+	    build/cpu-bf16/train_llama
 	@build/tools/scale --trainers build/cpu-bf16 $(SCALE_RUNS)
 
 # ---- make plan ---------------------------------------------------------------------------------------------

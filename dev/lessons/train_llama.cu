@@ -111,6 +111,12 @@ static void own_buckets(GPT *m, State *state) {
     }
 }
 
+// Sets this rank's sizes, which GPT-2 does not have.
+static void set_sizes(GPT *m, size_t t) {
+    m->HS = m->A / m->NH, m->KV = m->llama.KV / t, m->S = m->A + 2 * m->KV * m->HS;
+    m->G = m->llama.type == NEMOTRON ? 1 : 2, m->head = m->llama.tied ? (int)WTE : (int)HEADW;
+}
+
 // Takes this rank's part of every layer and of the vocabulary.
 static void shard(GPT *m) {
     Error err;
@@ -121,8 +127,7 @@ static void shard(GPT *m) {
     m->plan = pipeline_plan(&lists, m->config.L, m->grid.p_rank);
     trainer_sizes(m, t), m->V0 = m->grid.t_rank * m->Vl;
     if (m->opt.sequence_parallel) m->sp = t;
-    m->HS = m->A / m->NH, m->KV = m->llama.KV / t, m->S = m->A + 2 * m->KV * m->HS;
-    m->G = m->llama.type == NEMOTRON ? 1 : 2, m->head = m->llama.tied ? (int)WTE : (int)HEADW;
+    set_sizes(m, t);
     Shard part = shard_whole(&m->config);
     part.t = t, part.t_rank = m->grid.t_rank;
     part.embedding = m->grid.p_rank == 0, part.head = m->grid.p_rank == m->grid.p - 1;

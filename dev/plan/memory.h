@@ -1,6 +1,6 @@
-// memory.h: the memory of a layout on each device, from the trainers: train_gpt_3d.cu, train_zero_bubble.cu and
-// train_fsdp.cu are compiled into the planner (plan.cu), and their own `layout` counts allocations. Their own checks
-// refuse layouts.
+// memory.h: the memory of a layout on each device, from the trainers: train_gpt_3d.cu, train_zero_bubble.cu,
+// train_fsdp.cu and train_llama.cu are compiled into the planner (plan.cu), and their own `layout` counts allocations.
+// Their own checks refuse layouts.
 //
 // defines: Candidate, StageMemory, candidate_refused, candidate_memory
 #ifndef DEV_PLAN_MEMORY_H
@@ -12,6 +12,7 @@
 typedef struct {
     StepLayout run;
     int recompute;          // RECOMPUTE_...
+    int llama;              // of LLAMA_SIZES; 0: a GPT-2
     double bound, seconds;  // of a step: no less than; simulated, or 0
     double clock;           // s of the step on the trainer's own clock, 0 if it was not asked
     size_t memory;          // bytes of the fullest stage, with the cluster's reserve
@@ -47,12 +48,23 @@ static inline Options candidate_options(const Candidate *x, size_t vocabulary) {
     return o;
 }
 
+// Makes the model of a size in LLAMA_SIZES, for t tensor ranks. False if train_llama refuses it.
+static inline bool candidate_llama(Llama *m, int size, const GPTConfig *config, size_t t, Error *err) {
+    LlamaOptions own = {size, 0, 0};
+    return llama_resolve(m, &own, config, false, t, err);
+}
+
 // True if the trainer refuses this layout, with its sentence in *err.
 static inline bool candidate_refused(const Candidate *x, size_t vocabulary, Error *err) {
     const StepLayout *r = &x->run;
     Options o = candidate_options(x, vocabulary);
     Grid grid;
     size_t m = r->global_batch / (r->micro_batch * r->d);
+    if (x->llama && (r->shard || step_split(r)))
+        return !error_set(err, "train_llama has the schedules gpipe, 1f1b and interleaved, and no FSDP");
+    GPTConfig config = options_config(&o);
+    Llama llama;
+    if (x->llama && !candidate_llama(&llama, x->llama, &config, r->t, err)) return true;
     return !options_resolve(&o, NULL, r->ranks, err) ||
            !grid_make(&grid, r->ranks, 0, o.tensor, o.data, o.pipeline, o.order, err) ||
            !pipeline_check((Schedule)o.schedule, (int)r->p, (int)m, (int)r->v, err);
@@ -71,6 +83,17 @@ static inline size_t candidate_slots(const StepLayout *r, size_t stage) {
 
 static inline void release(Acts *x) { free(x->layers), free(x->residual); }
 static inline void release(zero_bubble::Acts *x) { free(x->layers), free(x->residual), free(x->grads); }
+static inline void release(llama::Acts *x) { free(x->layers), free(x->residual); }
+
+// Sets what a trainer's `shard` adds to the sizes that all trainers have.
+static inline void candidate_sizes(Trainer *, const Candidate *) {}
+static inline void candidate_sizes(llama::GPT *m, const Candidate *x) {
+    Error err;
+    if (!candidate_llama(&m->llama, x->llama, &m->config, x->run.t, &err)) abort();  // candidate_refused asked
+    m->config.spec = &m->llama.spec;
+    trainer_sizes(m, x->run.t);
+    llama::set_sizes(m, x->run.t);
+}
 
 // Returns the arenas of a stage, counted by a trainer's own layout function.
 template <class Model>
@@ -86,6 +109,7 @@ static inline StageMemory candidate_count(const Candidate *x, size_t vocabulary,
     grid_place(&m->grid, grid_rank_at(&m->grid, 0, 0, stage));
     m->B = r->micro_batch, m->T = r->T, m->micros = r->global_batch / (r->micro_batch * r->d);
     trainer_sizes(m, r->t);
+    candidate_sizes(m, x);
     m->sp = r->sequence_parallel ? r->t : 1;
     pipeline_plan_layers(&m->plan, r->layers, r->p, stage, r->v);
     m->plan.slots = candidate_slots(r, stage);
@@ -126,6 +150,7 @@ static inline StageMemory candidate_sharded(const Candidate *x, size_t vocabular
 // Returns a stage's arenas, by the trainer that runs the layout.
 static inline StageMemory candidate_stage(const Candidate *x, size_t vocabulary, size_t stage) {
     if (x->run.shard) return candidate_sharded(x, vocabulary);
+    if (x->llama) return candidate_count<llama::GPT>(x, vocabulary, stage, llama::layout, llama::own_buckets);
     if (step_split(&x->run))
         return candidate_count<zero_bubble::GPT>(x, vocabulary, stage, zero_bubble::layout, zero_bubble::own_buckets);
     return candidate_count<GPT>(x, vocabulary, stage, layout, own_buckets);

@@ -5,10 +5,10 @@
 //        [--recompute none|gelu|rest|layer] [--sequence-parallel 0|1] [--zero 0|1] [--shard 0|2|3] [--order tdp]
 //        [--light] [--json]
 //
-// Tries every layout that train_gpt_3d, train_zero_bubble or train_fsdp accepts (search.h), asks the trainer's own
-// layout function for its memory (memory.h) and the simulation of dev/scale/step.h for its time. The trainer's own
-// clock ranks the ten best again, unless --light leaves that out. A flag of the layout fixes that part of it. bf16.
-// The question and the sentences are in words.h, which the explorer has too.
+// Tries every layout that train_gpt_3d, train_zero_bubble or train_fsdp accepts, or train_llama for a name of its models
+// (search.h). It asks the trainer's own layout function for its memory (memory.h) and the simulation of dev/scale/step.h
+// for its time. The trainer's own clock ranks the ten best again, unless --light leaves that out. A flag of the layout
+// fixes that part of it. bf16. The question and the sentences are in words.h, which the explorer has too.
 #define main trainer_main  // the trainers are compiled in, and never started
 #include "train_gpt_3d.cu"
 #include "llmc/zero_bubble.h"
@@ -18,6 +18,14 @@ namespace zero_bubble {
 #include "llmc/kernels/add.cuh"
 namespace fsdp {
 #include "dev/lessons/train_fsdp.cu"
+}
+#include "llmc/host/tokenizer_kinds.h"
+#include "llmc/kernels/linear.cuh"
+#include "llmc/kernels/rope.cuh"
+#include "llmc/kernels/swiglu.cuh"
+#include "llmc/llama.h"
+namespace llama {
+#include "dev/lessons/train_llama.cu"
 }
 #undef main
 
@@ -78,7 +86,8 @@ static double trainer_clock(const Search *s, const Candidate *x, const char *clu
     if (child == 0) {
         dup2(ends[1], STDOUT_FILENO), dup2(ends[1], STDERR_FILENO);
         close(ends[0]), close(ends[1]);
-        exit(x->run.shard         ? fsdp::trainer_main(argc, argv)
+        exit(x->run.shard          ? fsdp::trainer_main(argc, argv)
+             : x->llama            ? llama::trainer_main(argc, argv)
              : step_split(&x->run) ? zero_bubble::trainer_main(argc, argv)
                                    : trainer_main(argc, argv));
     }
@@ -145,7 +154,9 @@ static void print_command(const Search *s, const char *path) {
     char model[256];
     model_flags(model, sizeof model, w);
     const StepLayout *best = &s->best[0].run;
-    const char *trainer = best->shard ? "train_fsdp" : step_split(best) ? "train_zero_bubble" : "train_gpt_3d";
+    const char *trainer = best->shard        ? "train_fsdp"
+                          : s->wish.llama   ? "train_llama"
+                          : step_split(best) ? "train_zero_bubble" : "train_gpt_3d";
     printf("\ntrain: mpirun -n %zu build/cuda-bf16/%s --train-data 'data/train_*.bin' %s %s\n", w->ranks, trainer,
            model, flags);
     printf("simulate: build/cpu-bf16/%s --simulate %s --ranks %zu --steps 2 %s %s\n", trainer, path, w->ranks, model,
@@ -209,7 +220,7 @@ static void print_neighbours(const Search *s) {
         candidate_recompute(&x, k);
         if (k != b->recompute) print_neighbour(s, what, x);
     }
-    for (int k = SCHEDULE_GPIPE; k <= SCHEDULE_ZB_H1 && b->run.p > 1; k++) {
+    for (int k = SCHEDULE_GPIPE; k <= (b->llama ? SCHEDULE_INTERLEAVED : SCHEDULE_ZB_H1) && b->run.p > 1; k++) {
         Candidate x = *b;
         x.run.schedule = (Schedule)k;
         x.run.v = k == SCHEDULE_INTERLEAVED ? 2 : 1;

@@ -20,6 +20,7 @@ enum { WISH_SHARDED = -2 };  // of Wish.shard: 2 or 3, which the search chooses
 // The request. The search chooses numbers that are 0 and choices that are -1.
 typedef struct {
     GPTConfig model;
+    int llama;          // of LLAMA_SIZES; 0: a GPT-2
     size_t T, ranks, global_batch;
     size_t t, p, d, v, micro_batch;
     int schedule, recompute, sequence_parallel, zero;
@@ -150,6 +151,7 @@ static inline void search_schedules(Search *s, Candidate x, bool fits, const boo
             bool left_out = schedule == SCHEDULE_ZB_AUTO || (p == 1 && schedule != SCHEDULE_1F1B);
             if (w->schedule >= 0 ? w->schedule != schedule : left_out) continue;
             x.run.schedule = (Schedule)schedule;
+            if (w->llama && w->schedule < 0 && step_split(&x.run)) continue;
             bool chunks = schedule == SCHEDULE_INTERLEAVED;
             for (size_t v = chunks ? 2 : 1; v <= (chunks ? L / p : 1); v++) {
                 if ((w->v && w->v != v) || (chunks && L % (p * v))) continue;
@@ -168,8 +170,8 @@ static inline void search_schedules(Search *s, Candidate x, bool fits, const boo
 
 // True if the wish leaves room for FSDP, which knows none of these.
 static inline bool wish_allows_shards(const Wish *w) {
-    return w->shard != 0 && w->t <= 1 && w->p <= 1 && !w->v && w->schedule < 0 && w->sequence_parallel < 1 &&
-           w->zero != 0 && w->ranks > 1;
+    return !w->llama && w->shard != 0 && w->t <= 1 && w->p <= 1 && !w->v && w->schedule < 0 &&
+           w->sequence_parallel < 1 && w->zero != 0 && w->ranks > 1;
 }
 
 static inline bool wish_allows_shard(const Wish *w, size_t shard) { return w->shard < 0 || w->shard == (int)shard; }
@@ -206,6 +208,10 @@ static inline Candidate search_blank(const Search *s, size_t ranks) {
     x.run.T = w->T, x.run.vocabulary = w->model.Vp, x.run.global_batch = w->global_batch;
     x.run.scatter_gather = s->cluster->scatter_gather;
     strcpy(x.run.order, w->order ? w->order : ORDERS[0]);
+    const LlamaSize *llama = &LLAMA_SIZES[x.llama = w->llama];
+    if (x.llama) {
+        x.run.KV = llama->KV, x.run.F = llama->F, x.run.gate = llama->type != NEMOTRON, x.run.tied = llama->tied;
+    }
     return x;
 }
 
@@ -247,7 +253,7 @@ static inline bool search_fits_grid(Search *s, Candidate x) {
     Error err;
     if (w->shard != 0 && w->shard != -1) return false;
     // Weights and gradients are not sharded over data ranks, the optimizer's 12 bytes may be.
-    double parameters = 12.0 * (double)(w->model.L * w->model.C) * (double)w->model.C;
+    double parameters = step_matrices(r) * (double)(w->model.L * w->model.C) * (double)w->model.C;
     double states = parameters * (6 / (double)(r->t * r->p) + 12 / (double)r->ranks);
     if (states > s->cluster->memory && s->smallest.memory && states > (double)s->smallest.memory) return false;
     r->micro_batch = w->micro_batch ? w->micro_batch : 1;
@@ -278,7 +284,8 @@ static inline bool search_fits(Search *s, Candidate x) {
 static inline size_t search_smallest(const Search *asked) {
     Search s = *asked;
     const Wish *w = &s.wish;
-    double parameters = 12.0 * (double)(w->model.L * w->model.C) * (double)w->model.C;
+    Candidate blank = search_blank(&s, 1);
+    double parameters = step_matrices(&blank.run) * (double)(w->model.L * w->model.C) * (double)w->model.C;
     size_t least = (size_t)(18 * parameters / s.cluster->memory);
     for (size_t n = least ? least : 1; n <= SEARCH_GPUS; n++) {
         Candidate x = search_blank(&s, n);
@@ -374,7 +381,7 @@ static inline void search_zero_bubble(Search *s) {
     Candidate before[SEARCH_BEST];
     size_t count = s->found;
     memcpy(before, s->best, sizeof before);
-    for (size_t i = 0; i < count && s->wish.schedule < 0 && !s->wish.v; i++) {
+    for (size_t i = 0; i < count && s->wish.schedule < 0 && !s->wish.v && !s->wish.llama; i++) {
         Candidate x = before[i];
         bool seen = false;  // as another schedule of the same sizes
         for (size_t j = 0; j < i; j++) {

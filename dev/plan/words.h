@@ -82,13 +82,17 @@ static inline bool read_wish(Wish *w, const char **cluster, bool *json, bool *li
     }
     if (w->shard > 0) w->shard++;  // the position of "2" and "3"
     if (model) {
-        const Model *found = model_find(model);
-        if (!found) return error_set(err, "there is no model '%s': did you mean %s?", model, model_nearest(model));
-        if (!w->model.L) w->model.L = found->layers;
-        if (!w->model.NH) w->model.NH = found->heads;
-        if (!w->model.C) w->model.C = found->channels;
-        if (!w->model.V) w->model.V = found->vocabulary;
-        if (!w->T) w->T = found->seq;
+        Model found;
+        char nearest[32];
+        if (!model_find(model, &found, &w->llama)) {
+            model_nearest(model, nearest);
+            return error_set(err, "there is no model '%s': did you mean %s?", model, nearest);
+        }
+        if (!w->model.L) w->model.L = found.layers;
+        if (!w->model.NH) w->model.NH = found.heads;
+        if (!w->model.C) w->model.C = found.channels;
+        if (!w->model.V) w->model.V = found.vocabulary;
+        if (!w->T) w->T = found.seq;
     }
     if (!w->model.L || !w->model.NH || !w->model.C || !w->model.V || !w->T)
         return error_set(err, "name a --model, or --layers, --heads, --channels, --seq and --vocab");
@@ -114,7 +118,11 @@ static inline Candidate wish_candidate(const Search *s, size_t max_in_flight) {
 }
 
 static inline double mfu(const Search *s, const Candidate *x) {
-    double flops = count_flops(&s->wish.model, (double)s->wish.global_batch * (double)s->wish.T, s->wish.T);
+    GPTConfig config = s->wish.model;
+    Llama llama;
+    Error err;
+    if (x->llama && candidate_llama(&llama, x->llama, &config, x->run.t, &err)) config.spec = &llama.spec;
+    double flops = count_flops(&config, (double)s->wish.global_batch * (double)s->wish.T, s->wish.T);
     return flops / (x->seconds * (double)s->wish.ranks * s->cluster->peak_bf16);
 }
 
@@ -143,10 +151,19 @@ static inline void layout_flags(char *text, size_t size, const Candidate *x) {
 #undef FLAG
 }
 
-// Flags of the model and the batch.
+// Flags of the model and the batch. What a name stands for is left out.
 static inline void model_flags(char *text, size_t size, const Wish *w) {
-    snprintf(text, size, "--layers %zu --heads %zu --channels %zu --vocab %zu --seq %zu --global-batch %zu", w->model.L,
-             w->model.NH, w->model.C, w->model.V, w->T, w->global_batch);
+    const LlamaSize *s = &LLAMA_SIZES[w->llama];
+    const struct { const char *flag; size_t value, named; } sizes[] = {
+        {"layers", w->model.L, s->L}, {"heads", w->model.NH, s->NH}, {"channels", w->model.C, s->C},
+        {"vocab", w->model.V, s->V}, {"seq", w->T, 0}, {"global-batch", w->global_batch, 0}};
+    char name[32];
+    llama_name(w->llama, name);
+    int n = w->llama ? snprintf(text, size, "--model %s ", name) : 0;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (sizes[i].value != sizes[i].named)
+            n += snprintf(text + n, size - (size_t)n, "--%s %zu ", sizes[i].flag, sizes[i].value);
+    text[n - 1] = 0;
 }
 
 // The numbers of layouts that were refused, are too large, were simulated, or cannot win.

@@ -5,7 +5,7 @@
 //          layer_recomputes, embedding_operations, head_operations
 //
 // Letters as in the trainers: B, T, N = B*T tokens, Nl of a rank under sequence parallelism, C channels, A = C/t of
-// this rank's heads, F = 4C/t. "bytes" must move once: activations of 2 bytes (4 in fp32), a dropout mask of 1.
+// this rank's heads, F of its hidden units. "bytes" must move once: an activation has 2 (4 in fp32), a dropout mask 1.
 #ifndef DEV_SCALE_LAYER_H
 #define DEV_SCALE_LAYER_H
 
@@ -57,11 +57,22 @@ typedef struct {
     CostPrecision precision;
     Placement tensor;           // of the tensor group
     size_t KV;                  // key heads of all tensor ranks together, in a model without biases; 0: NH, and biases
+    size_t F;                   // hidden units of the MLP of all tensor ranks together; 0: 4 C
+    bool gate;                  // the MLP has a gate beside them
 } LayerShape;
 
 // Channels of q, k and v of a rank, side by side.
 static inline size_t layer_qkv(const LayerShape *s) {
     return (s->C + 2 * (s->C / s->NH) * (s->KV ? s->KV : s->NH)) / s->t;
+}
+
+// Hidden units of a rank.
+static inline size_t layer_hidden(const LayerShape *s) { return (s->F ? s->F : 4 * s->C) / s->t; }
+
+// Bytes of q and k of a rank, which RoPE reads and writes in a model without biases.
+static inline double layer_rope_bytes(const LayerShape *s) {
+    double heads = (double)(s->KV ? s->NH + s->KV : 0) * (double)(s->C / s->NH) / (double)s->t;
+    return 2 * precision_bytes(s->precision) * (double)(s->B * s->T) * heads;
 }
 
 // GEMMs, collectives and memory-bound kernels of a shape.
@@ -151,12 +162,13 @@ static inline void ops_attention(OpList *o, const Cluster *c, const LayerShape *
 
 // Adds the forward of one layer. Recomputation may leave out attention, and may end before the last GEMM and its sum.
 static inline void ops_layer_forward(OpList *o, const Cluster *c, const LayerShape *s, bool attention, bool ends) {
-    size_t N = s->B * s->T, A = s->C / s->t, F = 4 * A;
+    size_t N = s->B * s->T, A = s->C / s->t, F = layer_hidden(s);
     double e = precision_bytes(s->precision), mask = c->dropout;
     double rows = (double)(N / (s->sequence_parallel ? s->t : 1)) * (double)s->C, inner = (double)N * (double)A;
     ops_memory(o, c, "layernorm", MEMORY_LAYERNORM_FORWARD, 2 * e * rows);
     ops_f_forward(o, c, s);
     ops_gemm(o, c, s, "qkv", N, layer_qkv(s), s->C);
+    ops_memory(o, c, "rope", MEMORY_ELEMENTWISE, layer_rope_bytes(s));
     if (attention) ops_attention(o, c, s, false);
     // The unfused law's result is (B, NH, T, HS) and is copied to (B, T, NH, HS).
     if (attention && c->attention == ATTENTION_UNFUSED)
@@ -165,8 +177,8 @@ static inline void ops_layer_forward(OpList *o, const Cluster *c, const LayerSha
     ops_g_forward(o, c, s);
     ops_add(o, "bias, dropout, residual, layernorm", TIME_MEMORY, cost_residual_layernorm(c, e * rows, rows));
     ops_f_forward(o, c, s);
-    ops_gemm(o, c, s, "fc", N, F, s->C);
-    ops_memory(o, c, "gelu", MEMORY_SOFTMAX, 2 * e * 4 * inner);
+    ops_gemm(o, c, s, "fc", N, (1 + s->gate) * F, s->C);
+    ops_memory(o, c, "gelu", MEMORY_SOFTMAX, (2 + s->gate) * e * (double)N * (double)F);
     if (!ends) return;
     ops_gemm(o, c, s, "fcproj", N, s->C, F);
     ops_g_forward(o, c, s);
@@ -175,22 +187,22 @@ static inline void ops_layer_forward(OpList *o, const Cluster *c, const LayerSha
 
 // Adds the backward of one layer, without recomputation.
 static inline void ops_layer_backward(OpList *o, const Cluster *c, const LayerShape *s) {
-    size_t N = s->B * s->T, A = s->C / s->t, F = 4 * A;
+    size_t N = s->B * s->T, A = s->C / s->t, F = layer_hidden(s);
     double e = precision_bytes(s->precision);
     double rows = (double)(N / (s->sequence_parallel ? s->t : 1)) * (double)s->C, inner = (double)N * (double)A;
     for (int half = 0; half < 2; half++) {  // the MLP, then attention
         ops_g_backward(o, c, s);
         double began = ops_seconds(o, NULL);
         ops_linear_backward(o, c, s, N, s->C, half == 0 ? F : A, false, 0);
-        if (half == 0) ops_memory(o, c, "gelu", MEMORY_SOFTMAX, 3 * e * 4 * inner);
-        else ops_attention(o, c, s, true);
+        if (half == 0) ops_memory(o, c, "gelu", MEMORY_SOFTMAX, (3 + 2 * s->gate) * e * (double)N * (double)F);
+        else ops_attention(o, c, s, true), ops_memory(o, c, "rope", MEMORY_ELEMENTWISE, layer_rope_bytes(s));
         // three matrices of (N, A) gathered into dqkv, and datty transposed
         if (half == 1 && c->attention == ATTENTION_UNFUSED)
             ops_memory(o, c, "transpose", MEMORY_ELEMENTWISE, (2 + 6) * e * inner);
         double biases = s->KV ? 0 : e * (double)N * (double)(half == 0 ? F : layer_qkv(s));
         ops_memory(o, c, "bias gradient", MEMORY_ELEMENTWISE, biases);
         bool early = c->gather_early && c->tensor_overlap;
-        ops_linear_backward(o, c, s, N, half == 0 ? F : layer_qkv(s), s->C, true,
+        ops_linear_backward(o, c, s, N, half == 0 ? (1 + s->gate) * F : layer_qkv(s), s->C, true,
                             early ? ops_seconds(o, NULL) - began : 0);
         ops_add(o, "layernorm, residual", TIME_MEMORY, cost_residual_backward(c, e * rows, rows));
     }
@@ -198,7 +210,7 @@ static inline void ops_layer_backward(OpList *o, const Cluster *c, const LayerSh
 
 // Lists the recomputation before a layer's backward. A whole layer has its attention in it already.
 static inline void layer_recomputes(OpList *o, const Cluster *c, const LayerShape *s) {
-    double gelu = 2 * precision_bytes(s->precision) * (double)(s->B * s->T) * 4 * (double)(s->C / s->t);
+    double gelu = (2 + s->gate) * precision_bytes(s->precision) * (double)(s->B * s->T) * (double)layer_hidden(s);
     o->count = 0;
     bool whole = s->recompute == LAYER_WHOLE;
     if (whole || s->recompute == LAYER_REST) ops_layer_forward(o, c, s, whole, c->recompute_end);

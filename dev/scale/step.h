@@ -20,7 +20,9 @@ typedef struct {
     size_t max_in_flight;  // of zb-auto
     bool zero;        // the optimizer's state is sharded over the data ranks
     char order[4];    // of the axes in the rank's number, fastest first; "" is "tdp"
-    size_t KV;        // key heads of a model without biases and with a head of its own; 0: GPT-2's
+    size_t KV;        // key heads of a model like Llama, without biases and positions; 0: GPT-2's block
+    size_t F;         // hidden units of its MLP; 0: 4 C
+    bool gate, tied;  // its MLP has a gate; its head is the embedding, as GPT-2's is
     size_t shard;     // FSDP: 2 shards gradients and optimizer, 3 the weights as well; 0: no FSDP
 } StepLayout;
 
@@ -108,7 +110,7 @@ static inline void step_take_weights(OpList *from, OpList *to) {
 }
 
 // What chunks consist of: a layer, the embedding and the head.
-enum { STEP_KEY = 16 };
+enum { STEP_KEY = 18 };
 typedef struct {
     size_t key[STEP_KEY];  // what they depend on but for the cluster; all 0: not there yet
     ChunkCost layer, embedding, head;
@@ -128,7 +130,7 @@ static inline void step_make_pieces(const Cluster *c, const StepLayout *r, Place
     bool split = step_split(r);
     if (split) alone.tensor_overlap = false;
     LayerShape s = {r->micro_batch, r->T, r->C, r->NH, r->t, r->vocabulary, r->sequence_parallel, false, r->recompute,
-                    COST_BF16, tensor, r->KV};
+                    COST_BF16, tensor, r->KV, r->F, r->gate};
     for (int kind = STEP_FORWARD; kind <= STEP_BACKWARD; kind++)
         for (int later = 0; later < 2; later++) {
             s.add = later && !r->shard;
@@ -155,7 +157,7 @@ static inline void step_make_pieces(const Cluster *c, const StepLayout *r, Place
 static inline const StepPieces *step_pieces(const Cluster *c, const StepLayout *r, Placement q, StepMemo *memo) {
     const size_t key[STEP_KEY] = {r->micro_batch, r->T, r->C, r->NH, r->t, r->vocabulary, r->sequence_parallel,
                                   r->recompute, step_split(r), q.nodes, q.per_node, q.sharing, q.islands, q.crossing,
-                                  r->shard, r->KV};
+                                  r->shard, r->KV, r->F, r->gate};
     size_t hash = 0;
     for (int i = 0; i < STEP_KEY; i++) hash = (hash ^ key[i]) * 0x9e3779b97f4a7c15u;
     StepPieces *x = &memo->piece[(hash >> 32) % memo->size];
@@ -187,13 +189,18 @@ static inline ChunkCost step_chunk_cost(const Cluster *c, const StepLayout *r, c
     return cost;
 }
 
+// Parameters of a layer's matrices, in units of C^2: 12 in GPT-2.
+static inline double step_matrices(const StepLayout *r) {
+    double heads = r->KV ? (double)r->KV / (double)r->NH : 1, hidden = r->F ? (double)r->F / (double)r->C : 4;
+    return 2 + 2 * heads + (2 + r->gate) * hidden;
+}
+
 // Parameters that a rank of the stage holds: matrices and vectors of its layers, the embeddings at both ends.
 static inline double step_parameters(const StepLayout *r, size_t stage) {
-    double C = (double)r->C, t = (double)r->t, sum = 0;
-    double matrices = 10 + 2 * (r->KV ? (double)r->KV / (double)r->NH : 1);
+    double C = (double)r->C, t = (double)r->t, sum = 0, matrices = step_matrices(r);
     for (size_t chunk = 0; chunk < r->v; chunk++)
         sum += (double)step_chunk_layers(r, chunk * r->p + stage) * (matrices * C * C / t + 7 * C / t + 6 * C);
-    if (stage == 0) sum += (double)r->T * C;
+    if (stage == 0 && !r->KV) sum += (double)r->T * C;
     if (stage == 0 || stage == r->p - 1) sum += (double)r->vocabulary * C / t;
     return sum;
 }
@@ -291,7 +298,7 @@ static inline double step_end(StepMachine *x) {
         end = fmax(end, x->free_at[s]);
         update = fmax(update, mine);
     }
-    if (r->p > 1 && !r->KV) {
+    if (r->p > 1 && (!r->KV || r->tied)) {
         Placement ends = step_group(c, &x->grid, 0, 'e');
         tied = cost_collective(c, COLLECTIVE_ALL_REDUCE,
                                c->gradient_bytes * (double)(r->vocabulary * r->C) / (double)r->t, ends);

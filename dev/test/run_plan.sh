@@ -2,7 +2,7 @@
 # run_plan.sh [BUILD]: the planner's layouts, against the trainer and against known answers. The trainer
 # must accept its layouts, count the same memory for them and, on its own virtual clock, put them in the same order;
 # on three made clusters the right choice is known, and so is why nothing fits. Ends with `N passed, N failed`.
-# needs: tools/plan bf16/train_gpt_3d bf16/train_zero_bubble bf16/train_fsdp
+# needs: tools/plan bf16/train_gpt_3d bf16/train_zero_bubble bf16/train_fsdp bf16/train_llama
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
@@ -12,6 +12,7 @@ trainer() {
     local name=train_gpt_3d
     [[ $* == *zb-* ]] && name=train_zero_bubble
     [[ $* == *--shard* ]] && name=train_fsdp
+    [[ $* == *--model* ]] && name=train_llama
     "${build/fp32/bf16}/$name" "$@"
 }
 dir=$(mktemp -d) || exit 1
@@ -58,32 +59,50 @@ far=$(awk '{ e = $2 / $1 - 1; if (e < 0) e = -e; if (e > most) most = e } END { 
 awk -v far="$far" 'BEGIN { exit !(far < 6) }'
 report $? "the trainer's step times are within 6% of the plan's (worst $far%)"
 
+# beside MODEL CLUSTER GPUS BATCH START [FLAG...]: a line for each plan: 1 if its flags begin with START and the trainer
+# counts the same memory on its largest stage, and how far the trainer's step is off.
+beside() {
+    local model=$1 cluster=$2 gpus=$3 batch=$4 start=$5 i flags memory seconds
+    shift 5
+    # shellcheck disable=SC2086
+    plan $model --cluster "$cluster" --gpus "$gpus" --batch "$batch" "$@" --json >"$dir/plans.json"
+    mapfile -t flags < <(values flags <"$dir/plans.json")
+    mapfile -t memory < <(values memory_bytes <"$dir/plans.json")
+    mapfile -t seconds < <(values step_seconds <"$dir/plans.json")
+    for i in "${!flags[@]}"; do
+        # shellcheck disable=SC2086
+        trainer --simulate "dev/clusters/$cluster.json" --ranks "$gpus" --steps 2 $model --global-batch "$batch" \
+            ${flags[i]} >"$dir/out" 2>"$dir/err"
+        awk -v start="$start" -v flags="${flags[i]}" -v want="${memory[i]}" -v plan="${seconds[i]}" '
+            $1 ~ /^[0-9]+$/ && NF == 12 && $12 > gib { gib = $12 }
+            /^step [0-9.]* s / { step = $2 }
+            END { e = step / plan - 1; g = gib - want / 2^30
+                  good = index(flags, start) == 1 && g < 0.006 && g > -0.006
+                  print good + 0, (e < 0 ? -e : e) }' "$dir/out"
+    done
+}
+# agree WHAT PLANS PERCENT: are there so many, all with the trainer's memory, and steps that near? Reads beside's lines.
+agree() {
+    local plans good far
+    read -r plans good far < <(awk '{ good += $1 } $2 > most { most = $2 } END { print NR, good, 100 * most }')
+    [ "$plans" -ge "$2" ] && [ "$good" = "$plans" ] && awk -v far="$far" -v most="$3" 'BEGIN { exit !(far < most) }'
+    report $? "$1: the trainer counts the same memory for $good of $plans plans, its steps are within $far%"
+}
+
 # FSDP is a layout of its own: train_fsdp accepts it, counts the same memory and takes the same time, if it gathers for
 # every micro-batch and waits for the network or not.
-rm -f "$dir/times"
-for shard in 2 3; do
-    for batch in 8 64; do
-        # shellcheck disable=SC2086
-        plan $model --cluster dgx-a100 --gpus 8 --batch $batch --shard $shard --json >"$dir/shard.json"
-        mapfile -t flags < <(values flags <"$dir/shard.json")
-        mapfile -t memory < <(values memory_bytes <"$dir/shard.json")
-        mapfile -t seconds < <(values step_seconds <"$dir/shard.json")
-        for i in "${!flags[@]}"; do
-            # shellcheck disable=SC2086
-            trainer --simulate dev/clusters/dgx-a100.json --ranks 8 --steps 2 $model --global-batch $batch ${flags[i]} \
-                >"$dir/out" 2>"$dir/err"
-            awk -v shard="--shard $shard" -v flags="${flags[i]}" -v want="${memory[i]}" -v plan="${seconds[i]}" '
-                $1 ~ /^[0-9]+$/ && NF == 12 { gib = $12 }
-                /^step [0-9.]* s / { step = $2 }
-                END { e = step / plan - 1; g = gib - want / 2^30
-                      good = index(flags, shard) == 1 && g < 0.006 && g > -0.006
-                      print good + 0, (e < 0 ? -e : e) }' "$dir/out"
-        done
-    done
-done >"$dir/times"
-read -r plans good far < <(awk '{ good += $1 } $2 > most { most = $2 } END { print NR, good, 100 * most }' "$dir/times")
-[ "$plans" -ge 20 ] && [ "$good" = "$plans" ] && awk -v far="$far" 'BEGIN { exit !(far < 4) }'
-report $? "FSDP: train_fsdp counts the same memory for $good of $plans plans, its steps are within $far%"
+agree FSDP 20 4 < <(for shard in 2 3; do
+    for batch in 8 64; do beside "$model" dgx-a100 8 $batch "--shard $shard" --shard $shard; done
+done)
+# Models of train_llama by their names: a tied head, grouped heads, a gate, and neither.
+agree 'Llama, Qwen2, Nemotron-4' 40 4 < <(
+    beside '--model llama-3.2-1b --seq 4096' dgx-h100 16 64 '--tensor'
+    beside '--model qwen2.5-0.5b --seq 4096' dgx-h100 8 64 '--tensor' --pipeline 2
+    beside '--model llama-3.1-70b --seq 8192' dgx-h100 256 512 '--tensor'
+    beside '--model nemotron-4-15b --seq 4096' dgx-h100 64 256 '--tensor')
+plan --model llama-3.1-8b --cluster dgx-h100 --gpus 16 --batch 64 --schedule zb-h1 >"$dir/out"
+[ $? = 1 ] && grep -q '^error: .*train_llama has the schedules gpipe, 1f1b and interleaved' "$dir/err"
+report $? 'a schedule that train_llama does not have is refused by name'
 # kind FLAGS...: which trainer the best layout is for, and what the plan says of the other kind.
 kind() {
     plan --cluster dgx-a100 "$@" >"$dir/out"
