@@ -109,6 +109,8 @@ static inline int clock_gettime(int clock, struct timespec *now) {
 // Math that the instructions of WebAssembly do not have is the page's.
 double pow(double x, double y);
 double cos(double x);
+double sin(double x);
+double acos(double x);
 double log2(double x);
 double fmod(double x, double y);
 #define sqrt(x) __builtin_sqrt(x)

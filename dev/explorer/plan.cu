@@ -10,6 +10,7 @@
 typedef struct cJSON {
     struct cJSON *next;
     const char *string, *valuestring;
+    double valuedouble;
 } cJSON;
 #define cJSON_ArrayForEach(item, list) for ((item) = (list); (item); (item) = (item)->next)
 DOES_NOTHING(bool, cJSON_IsObject, true)
@@ -29,6 +30,7 @@ namespace zero_bubble {
 namespace fsdp {
 #include "dev/lessons/train_fsdp.cu"
 }
+#include "llama.h"
 #undef main
 static inline void trainer_leave(Trainer *) {}
 static inline void trainer_give_up(Trainer *) {}

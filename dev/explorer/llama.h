@@ -1,0 +1,51 @@
+// llama.h: train_llama for the page, with stubs for what it needs beside the other trainers: JSON, tokenizers, kernels.
+//
+// defines: llama::GPT and its functions
+#ifndef EXPLORER_LLAMA_H
+#define EXPLORER_LLAMA_H
+
+#include "files.h"
+
+#ifndef LLMC_JSON_H
+#define LLMC_JSON_H
+typedef struct cJSON {
+    struct cJSON *next;
+    const char *string, *valuestring;
+    double valuedouble;
+} cJSON;
+DOES_NOTHING(bool, cJSON_IsObject, true)
+DOES_NOTHING(bool, cJSON_IsString, true)
+DOES_NOTHING(void, cJSON_Delete, )
+DOES_NOTHING(cJSON *, json_read, NULL)
+DOES_NOTHING(bool, json_get, true)
+#endif
+DOES_NOTHING(bool, cJSON_IsNumber, true)
+DOES_NOTHING(bool, cJSON_IsNull, true)
+DOES_NOTHING(bool, cJSON_IsTrue, true)
+DOES_NOTHING(cJSON *, cJSON_GetObjectItemCaseSensitive, NULL)
+DOES_NOTHING(char *, cJSON_PrintUnformatted, NULL)
+
+#define LLMC_CONFIG_JSON_H
+DOES_NOTHING(bool, config_size, true)
+DOES_NOTHING(bool, config_is, true)
+DOES_NOTHING(bool, file_write_text, true)
+#define LLMC_TOKENIZER_KINDS_H
+static inline bool tokenizer_open_kind(Tokenizer *, const Options *, Error *) { return true; }
+
+#define LLMC_LINEAR_CUH
+#define LLMC_ROPE_CUH
+#define LLMC_SWIGLU_CUH
+DOES_NOTHING(void, linear_forward, )
+DOES_NOTHING(void, linear_backward_input, )
+DOES_NOTHING(void, linear_backward_weight, )
+DOES_NOTHING(void, rope, )
+DOES_NOTHING(void, swiglu_forward, )
+DOES_NOTHING(void, swiglu_backward, )
+DOES_NOTHING(void, relu2_forward, )
+DOES_NOTHING(void, relu2_backward, )
+
+#include "llmc/llama.h"
+namespace llama {
+#include "dev/lessons/train_llama.cu"
+}
+#endif
