@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run_scale.sh [BUILD]: predictions of published runs: tables of rows that are not clean, and the errors that doc/ gives
 # for FSDP and for hosts that are slow. Ends with `N passed, N failed`.
-# needs: bf16/train_gpt_3d tools/scale
+# needs: bf16/train_gpt_3d bf16/train_llama tools/scale
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
@@ -57,6 +57,23 @@ least 'MPT under FSDP, H100' 8
 least 'vTrain, one node' 10
 least 'Nemotron-4 15B, H100' 4
 least 'Nemotron-4 340B, H100' 8
+
+# nemotron ROW FLAGS...: the step of a published run of Nemotron-4 by train_llama's own clock, in percent of the published
+# one. Of 340B the runs on fewer GPUs computed attention again alone, which train_llama cannot.
+nemotron() {
+    local row=$1 published step far
+    shift
+    published=$(awk -F, -v id="$row" '$1 == id { print $25 }' dev/scale/rows_nemotron.csv)
+    step=$("${build/fp32/bf16}/train_llama" --simulate dev/clusters/eos-2025.json --ranks "${row##*-}" --seq 4096 \
+        --zero 1 --steps 2 "$@" 2>"$dir/err" | sed -n 's/^step \([0-9.]*\) s .*/\1/p')
+    far=$(awk -v step="${step:-0}" -v published="$published" 'BEGIN { printf "%.1f", 100 * (step / published - 1) }')
+    awk -v far="$far" 'BEGIN { exit !(far < 8 && far > -8) }'
+    report $? "$row by train_llama: ${step:-nothing} s, published $published ($far%)"
+}
+nemotron dgxc-nemotron4-15b-64 --model nemotron-4-15b --tensor 4 --sequence-parallel 1 --micro-batch 4 \
+    --global-batch 256
+nemotron dgxc-nemotron4-340b-512 --model nemotron-4-340b --tensor 8 --pipeline 8 --virtual 12 --sequence-parallel 1 \
+    --micro-batch 1 --global-batch 128
 
 # ---- a large job ----------------------------------------------------------------------------------------------------
 
