@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run_fine_tuning.sh [BUILD]: the commands of doc/fine_tuning.md, as they stand there, on small models made here. Then
-# transformers must find the validation losses of the saved folders and the logits that the trainer computes. Needs the Python packages that the page names;
-# PYTHON names another interpreter. Ends with `N passed, N failed`.
+# transformers must find the validation losses of the saved folders and the logits that the trainer computes. Needs the
+# Python packages that the page names; PYTHON names another interpreter. Ends with `N passed, N failed`.
 # needs: fp32/train_llama fp32/train_gpt_3d fp32/dev/test/test_tokenizer
 set -u
 cd "$(dirname "$0")/../.." || exit 1
