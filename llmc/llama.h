@@ -97,7 +97,7 @@ static inline void llama_make(Llama *m) {
 }
 
 // Angle of position 1 of RoPE's pair i of D / 2 (Su et al. 2021), with Llama 3's scaling: slow pairs turn `factor`
-// times slower, fast ones as before, and those between in proportion to their turns in `original` positions.
+// times slower, fast ones as before, and others in proportion to their turns in `original` positions.
 static inline double llama_frequency(const Llama *m, size_t i, size_t D) {
     double f = pow(m->theta, -2.0 * (double)i / (double)D), turns = m->original * f / (2 * acos(-1.0));
     if (m->factor == 0 || turns > m->high) return f;
@@ -280,13 +280,13 @@ static inline bool llama_write(const char *path, const GPTConfig *g, bool bf16, 
 // ---------------------------------------------------------------------------------------------------------------------
 // The command line
 
-// Rows of the command line, and what was given. 0: left out.
+// Values of the command line; 0: left out.
 typedef struct {
     int model;  // position in LLAMA_SIZES
     size_t KV, F;
 } LlamaOptions;
 
-// The choices of --model. Those without sizes take these from the other flags.
+// The choices of --model. The first three have none and take them from the other flags.
 typedef struct {
     LlamaType type;
     size_t L, C, NH, KV, F, V, maxT;

@@ -2,7 +2,7 @@
 //
 // A mask's bits come from Philox at (seed, purpose, step, layer, sample, element): the purpose says where in the layer,
 // the sample is numbered within the step's global batch, the element within the sample. So they do not depend on ranks,
-// micro-batches, recomputation or the order of work, and need no memory: what Megatron-LM's appendix on random numbers
+// micro-batches, recomputation or the order of work, and need no memory. Megatron-LM's appendix on random numbers
 // keeps by two kinds of generator states. The kernels and the reference call the same functions.
 //
 // A block of Philox has 8 numbers of 16 bits. An element is dropped if its number is below `threshold`; the others are

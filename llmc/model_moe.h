@@ -1,8 +1,8 @@
 // model_moe.h: GPT-2 with a mixture of experts in the place of each MLP: its parameter table.
 // lesson: moe
 //
-// The weights of E experts stand below each other, so e ranks cut them by rows. Those of one expert are an MLP's of
-// GPT-2, [C, F] and so on; the router is [E, C], a row for each expert.
+// The weights of E experts stand below each other, so e ranks cut them by rows. One expert's are an MLP's of GPT-2, [C,
+// F] and so on; the router is [E, C], a row for each expert.
 //
 // defines: ROUTERW, MoeSpec, moe_of, moe_spec
 #ifndef LLMC_MODEL_MOE_H
@@ -12,7 +12,7 @@
 
 enum { ROUTERW = NUM_KINDS };
 
-// The spec, and what the command line says of experts.
+// The spec, and the command line's choices for experts.
 typedef struct {
     ModelSpec model;     // the first member: the spec of a configuration is one of these
     size_t E, k, e;      // experts of a layer, experts of a token, expert ranks

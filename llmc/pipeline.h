@@ -205,7 +205,7 @@ static inline bool pipeline_word(const char *word, size_t length, PipelineStep *
 //
 // F is a forward, B a backward, W a weight step; then the micro-batch, from 0; with several chunks a stage a dot and
 // the chunk, from 0: F3.1. A semicolon ends a line as well; '#' starts a comment. In a line without W a backward makes
-// both gradients. p, m and v follow from the text. name: what an error calls it. Release the lists in either case.
+// both gradients. p, m and v follow from the text. name: its name in an error. Release the lists in either case.
 static inline bool pipeline_parse(const char *name, const char *text, PipelineLists *l, Error *err) {
     memset(l, 0, sizeof *l);
     size_t line = 1, word = 0;

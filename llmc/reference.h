@@ -121,7 +121,7 @@ static inline void reference_layer_forward(const Reference *ref, size_t l, Refer
     reference_residual_forward(x->residual3, x->residual2, x->fcproj, N * C);
 }
 
-// d->residual2 and d->ln2 hold the gradients that arrive; what leaves is added to d->residual1.
+// d->residual2 and d->ln2 hold the gradients that arrive; the result is added to d->residual1.
 static inline void reference_half_backward(Reference *ref, size_t l, const ReferenceLayer *x, ReferenceLayer *d,
                                            size_t B, size_t T) {
     size_t N = B * T, C = ref->config.C, NH = ref->config.NH;
@@ -140,7 +140,7 @@ static inline void reference_half_backward(Reference *ref, size_t l, const Refer
                                  x->ln1_rstd, N, C);
 }
 
-// d->residual3 holds the gradient that arrives; what leaves is added to d->residual1. d is zero elsewhere.
+// d->residual3 holds the gradient that arrives; the result is added to d->residual1. d is zero elsewhere.
 static inline void reference_layer_backward(Reference *ref, size_t l, const ReferenceLayer *x, ReferenceLayer *d,
                                             size_t B, size_t T) {
     size_t N = B * T, C = ref->config.C;

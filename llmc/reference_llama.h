@@ -1,7 +1,7 @@
 // reference_llama.h: Llama, Qwen2 and Nemotron-4 in plain C loops and fp64: loss and gradients (llmc/llama.h).
 // lesson: llama
 //
-// It shares reference.h's Reference, whose table is that of the Llama in config.spec. Weights are [out, in], and every
+// It shares reference.h's Reference, whose table comes from the Llama in config.spec. Weights are [out, in], and every
 // backward function adds to its gradients.
 #ifndef LLMC_REFERENCE_LLAMA_H
 #define LLMC_REFERENCE_LLAMA_H

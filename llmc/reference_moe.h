@@ -2,7 +2,7 @@
 // lesson: moe
 //
 // Matrices as in reference_layers.h; the router is [E,C], an expert's weights are e of [E,C,F], [E,F], [E,F,C], [E,C].
-// The experts compute for one token at a time: no permutation, no places, only a count of those that are taken.
+// The experts compute for one token at a time: no permutation, no places, only a count of the taken ones.
 #ifndef LLMC_REFERENCE_MOE_H
 #define LLMC_REFERENCE_MOE_H
 
@@ -15,7 +15,7 @@ typedef struct {
     double *margin;      // unless NULL, is lowered to the least gap between a token's k-th logit and its next one
 } ReferenceMoe;
 
-// What forward keeps for backward. x counts a token's choices: n k + j.
+// Values that forward keeps for backward. x counts a token's choices: n k + j.
 typedef struct {
     double *probs, *lse;     // [N,E], [N] of the router
     double *share;           // [B,E] of a sequence's choices, dropped ones included
@@ -43,7 +43,7 @@ static inline void reference_routing_free(ReferenceRouting *r) {
     free(r->fc), free(r->gelu), free(r->out);
 }
 
-// Softmax of the router's logits, the k most probable experts of each token, and who finds a place.
+// Softmax of the router's logits, the k most probable experts of each token, and the tokens that find a place.
 static inline void reference_route(const ReferenceMoe *moe, ReferenceRouting *r, const double *inp,
                                    const double *router, size_t B, size_t T, size_t C) {
     size_t E = moe->E, k = moe->k;

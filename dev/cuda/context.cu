@@ -18,7 +18,7 @@ typedef struct {
     Dropout drop;
 } Shape;
 
-// A rank: what it holds, and a step that is to be run.
+// A rank: its buffers, and a step that is to be run.
 typedef struct {
     Shape s;
     Ring ring;
@@ -77,7 +77,7 @@ static Rank rank_make(const Shape &s, size_t rank) {
     return r;
 }
 
-// Goes to a step: its keys and values are those of their owner.
+// Goes to a step: its keys and values become their owner's.
 static void rank_step(Rank *ranks, size_t rank, size_t step) {
     Rank *r = &ranks[rank], *owner = &ranks[(rank + r->s.c - step) % r->s.c];
     Context part = {r->s.T, r->s.c, rank, true, r->s.zigzag};

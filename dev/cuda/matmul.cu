@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(TILE * TILE)
 // reads from shared memory is used four times. 4: the next tiles are copied by cp.async while these are multiplied.
 enum { WIDE = 64, DEPTH = 16, SUMS = 4 };
 
-// Multiplies tiles a[WIDE][DEPTH] and b[DEPTH][WIDE]; this thread's sums are those of rows y + 16 i, columns x + 16 j.
+// Multiplies tiles a[WIDE][DEPTH] and b[DEPTH][WIDE]; this thread sums rows y + 16 i, columns x + 16 j.
 template <class F>
 __device__ __forceinline__ void multiply_tiles(float (&sum)[SUMS][SUMS], const F (*a)[DEPTH], const F (*b)[WIDE]) {
     int x = threadIdx.x % 16, y = threadIdx.x / 16;
@@ -194,7 +194,7 @@ static void forward2(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;
     tiled<floatX, false, false>(p->out, p->inp, p->weight, p->N, p->OC, p->IC);
 }
-// Kernels 4 and 5 copy packs of 16 bytes: where these do not divide the rows of both factors, 3 is launched.
+// Kernels 4 and 5 copy packs of 16 bytes; if these do not divide the rows of both factors, 3 is launched.
 static dim3 wide_grid(const Problem *p) {
     return dim3((unsigned)CEIL_DIV(p->OC, (size_t)WIDE), (unsigned)CEIL_DIV(p->N, (size_t)WIDE));
 }

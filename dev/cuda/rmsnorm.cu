@@ -1,4 +1,4 @@
-// rmsnorm.cu: RMSNorm with the residual before it, forward and backward: kernels from naive to those of
+// rmsnorm.cu: RMSNorm with the residual before it, forward and backward: kernels from a naive one to
 // llmc/kernels/layernorm.cuh, checked against plain loops in double. Also LayerNorm1P, Nemotron's norm.
 #include "dev/cuda/bench.h"
 

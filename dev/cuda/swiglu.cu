@@ -44,7 +44,7 @@ __global__ void up_gradient_element(floatX *dinp, const floatX *dout, const floa
     dinp[at + F] = from_float<floatX>(to_float(dout[i]) * g / (1.0f + expf(-g)));
 }
 
-// 2: one kernel, an element a thread: what the two halves share is read and computed once.
+// 2: one kernel, an element a thread: it reads and computes once the values that the two halves share.
 __global__ void swiglu_forward_element(floatX *out, const floatX *inp, size_t n, size_t F) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, at = i / F * 2 * F + i % F;
     if (i >= n) return;

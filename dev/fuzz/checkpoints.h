@@ -21,7 +21,7 @@ static void fuzz_empty_out(void) {
     fuzz_promise(system(command) == 0);
 }
 
-// Fills a rank's values, or compares them, with what an element of the model holds: numbers that bf16 has.
+// Fills a rank's values, or compares them, with the model's elements: numbers that bf16 has.
 typedef struct {
     float *values;
     StateKind kind;
@@ -112,7 +112,7 @@ static bool fuzz_sound(void *context, const char *dir, Error *err) {
 }
 
 // Three bytes each: a save, a prune, or something that people, disks and clocks do to one of the folder's checkpoints.
-// What is taken in the end is sound, and what was saved last and left alone is taken.
+// The checkpoint taken in the end is sound; the last save is taken if it was left alone.
 static void fuzz_folder(const uint8_t *data, size_t size) {
     static const GPTConfig tiny = {1, 4, 4, 5, 128, 3, NULL};
     static const FuzzLayout one = {1, 1, 1, 1};

@@ -207,7 +207,7 @@ static void scatter_tokens(GPT *m, floatX *local, const floatX *whole, size_t B,
 }
 
 // Ring: while the keys and values of a step are at work, sends them to the next rank and receives those of the next
-// step. Gradients follow one step behind: those of the step before go where their keys went.
+// step. Gradients follow one step behind: the step before sends its own where their keys went.
 static void ring_pass(GPT *m, size_t step, bool keys, bool gradients) {
     size_t count = m->B * m->T * 2 * m->A, c = m->cut.c;
     int next = (int)((m->cut.rank + 1) % c), previous = (int)((m->cut.rank + c - 1) % c);

@@ -47,7 +47,7 @@ struct Acts {
 
 enum { SHARD_2, SHARD_3 };  // choices of --shard
 
-// What this lesson adds to the command line.
+// This lesson's rows of the command line.
 struct ShardOptions {
     int shard;                     // SHARD_*
 };
@@ -171,7 +171,7 @@ static void wait_for(GPT *m, cudaEvent_t event, const char *name) {
 }
 
 // Sums a bucket of gradients over the data ranks, on a stream of its own beside the backward pass; each rank ends with
-// its part in its shard, added (add) to that of the micro-batches before.
+// its part in its shard, added (add) to the micro-batches before.
 static void reduce_bucket(GPT *m, size_t bucket, bool add = false) {
     size_t lo = m->table.buckets[bucket], hi = m->table.buckets[bucket + 1], part = (hi - lo) / m->grid.d;
     float *grads = m->dwhole[bucket], *mine = grads + m->grid.d_rank * part, *shard = m->state.grads + lo / m->grid.d;

@@ -390,7 +390,7 @@ static void sample_token(GPT *m) {
 }
 
 // Makes the communicator, with a stream of its own, as it overlaps compute.
-// And those of the experts. Then two micro-batches connect all pairs of ranks that exchange rows, and load all kernels
+// And the experts' buckets. Then two micro-batches connect all pairs of ranks that exchange rows, and load all kernels
 // while no message is pending: the second has dropout, and adds to gradients.
 static void connect(GPT *m) {
     size_t e = m->experts.e, e_rank = m->grid.d_rank % e;

@@ -73,7 +73,7 @@ static inline void svg_escaped(FILE *out, const char *text) {
     }
 }
 
-// title: what a browser and a screen reader call the picture.
+// title: the picture's name for a browser and a screen reader.
 static inline void svg_begin(FILE *out, double width, double height, const char *title) {
     fprintf(out,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%g\" height=\"%g\" viewBox=\"0 0 %g %g\" "

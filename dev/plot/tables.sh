@@ -173,7 +173,7 @@ table_optimizer_memory() {
     done
 }
 
-# What a rank of train_data sends in a step, over the parameters; neither vocabulary nor buckets are padded much.
+# Bytes that a rank of train_data sends in a step, over the parameters; neither vocabulary nor buckets are padded much.
 table_lesson_data_bytes() {
     local d zero scatter gather P after
     echo '| d | `--zero` | reduce-scatter | all-gather | together | formula |'
@@ -262,7 +262,7 @@ table_lesson_data_clock() {
     done
 }
 
-# What a rank of train_fsdp sends in its second step, over the parameters: 8 layers, and embeddings of 2.5%.
+# Bytes that a rank of train_fsdp sends in its second step, over the parameters: 8 layers, and embeddings of 2.5%.
 table_lesson_fsdp_bytes() {
     local d m shard scatter gather first_scatter first_gather P
     echo '| d | m | `--shard` | reduce-scatter | all-gather | together | all layers gathered | 2 stay |'

@@ -42,7 +42,7 @@ else
     check "no warning of the compiler" "$(grep -i warning "$dir/made")"
 fi
 
-# One number for what libraries take: the trainers', the page's, and that of every cluster of GPUs.
+# One number for the memory of libraries in the trainers, the page and every cluster of GPUs.
 reserve=$(sed -n 's/^static constexpr size_t GPU_RESERVE = \([0-9]*\);/\1/p' llmc/trainer/connect.cuh)
 for file in dev/clusters/*.json; do
     [ "$file" = dev/clusters/laptop.json ] && continue  # no GPU

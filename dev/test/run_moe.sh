@@ -15,7 +15,7 @@ trap 'rm -rf "$dir"' EXIT
 export OMP_NUM_THREADS=1
 
 passed=0 failed=0
-# compare BUILD [GROUP]: what test_moe finds, all of it or one group.
+# compare BUILD [GROUP]: the verdicts of test_moe, all or one group.
 compare() {
     "$1/dev/test/test_moe" "$@" >"$dir/compared" 2>&1
     local status=$? bad

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run_terminal.sh [BUILD]: what a person meets in a terminal: --help of every tool, the name that a misspelt word may
+# run_terminal.sh [BUILD]: the terminal as a user meets it: --help of every tool, the name that a misspelt word may
 # mean, make help, and the sentences after a signal.
 # needs: fp32/train_gpt_3d tools/plan tools/figures tools/simulate tools/study tools/scale tools/bubbles tools/schedule tools/timeline tools/profile tools/loss tools/byte_corpus
 set -u

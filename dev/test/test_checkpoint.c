@@ -325,7 +325,7 @@ static void test_types(void) {
 
 static const GPTConfig SMALL = {7, 24, 12, 257, 384, 10, NULL};
 
-// What an element of the unsharded model holds: any finite bits; those of a bf16 model have no lower half.
+// Returns the value of an element of the unsharded model: any finite bits; a bf16 model has no lower half.
 static float element(const Tensor *x, StateKind kind, size_t global, bool bf16) {
     uint32_t bits = (uint32_t)mix(((uint64_t)x->id << 40) + ((uint64_t)kind << 60) + global + 1);
     if ((bits >> 23 & 255) == 255) bits &= 0xbfffffff;
@@ -333,7 +333,7 @@ static float element(const Tensor *x, StateKind kind, size_t global, bool bf16) 
     return st_float_from_bits(bits);
 }
 
-// A rank's flat buffer as the model above has it. outside: what stands in gaps and padding.
+// A rank's flat buffer as the model above has it. outside: the value in gaps and padding.
 static float *make_values(const ParamTable *table, StateKind kind, bool bf16, float outside) {
     float *values = allocate((table->total + 1) * sizeof(float));
     for (size_t i = 0; i < table->total; i++) values[i] = outside;
@@ -916,7 +916,7 @@ static bool set_time(const char *path, time_t seconds) {
     return utimensat(AT_FDCWD, path, times, 0) == 0;
 }
 
-// The order of checkpoints is that of their saves, whatever the times of the files are.
+// Checkpoints are ordered by their saves, whatever the times of the files are.
 static void test_order(void) {
     enum { IN_2033 = 2000000000 };
     Error err = {""};
@@ -955,7 +955,7 @@ static void test_order(void) {
           "and before all that count their saves %s", err.text);
 }
 
-// What lies under --out and was not written by us stays, whatever its name is.
+// Files under --out that we did not write stay, whatever their names are.
 static void test_foreign_files(void) {
     static const char *const files[] = {"tmp-2024/thesis.tex", "tmp-00000004-of-2024/model.safetensors", "step-1/notes",
                                         "tmp-00000003-node-12/notes", "step-00000005/model.safetensors",
@@ -1054,7 +1054,7 @@ static void test_lock(void) {
     close(ends[1]);
 }
 
-// --out of every length near the limit, the longest first: where a run may start, it can save.
+// --out of every length near the limit, the longest first: a run that may start can save.
 static void test_path_lengths(void) {
     char out[PATH_MAX + 256], dir[PATH_MAX];
     Error err = {""};
@@ -1104,7 +1104,7 @@ static void test_unsound(void) {
     check(&checks, ok, "and where none is sound it refuses, and names what is wrong with the newest");
 }
 
-// Several ranks read a share each: their sums together are those of one rank that reads all, and none reads all.
+// Several ranks read a share each: their sums together equal one rank's that reads all, and none reads all.
 static void test_shares(void) {
     Error err = {""};
     char dir[PATH_MAX];
@@ -1196,7 +1196,7 @@ static void test_checksums(void) {
     free(data);
     ok = ok && !checkpoint_verify(dir, &err) && says(&err, "model.safetensors is damaged: ");
     check(&checks, ok, "a half-mixed checkpoint is refused -> %s", err.text);
-    // A later version has more fields: where an old trainer.json lacks them they are 0, and its sum still holds.
+    // A later version has more fields: they are 0 if an old trainer.json lacks them, and its sum still holds.
     TrainerState old = example_state(2), read;
     uint64_t with = checkpoint_state_sum(&TINY, &old);
     old.opt.ramp.start = 0, old.data[0] = '\0';

@@ -44,7 +44,7 @@ static void test_samples(Check *c) {
     dataloader_close(&dl);
 }
 
-// One source may have shards of both widths: what counts is the shard's own header.
+// One source may have shards of both widths: the shard's own header counts.
 static void test_wide(Check *c) {
     enum { T = 10, V = 128256, COUNT = 21 };
     DataLoader dl;

@@ -139,7 +139,7 @@ static void group_reference(Context *x) {
 
 // ---- runs -----------------------------------------------------------------------------------------------
 
-// A model with its folder, its shard and what the reference makes of them.
+// A model with its folder, its shard and the reference's results.
 typedef struct {
     Llama llama;
     Reference ref;
@@ -398,7 +398,7 @@ static void write_rows(const char *path, const int *tokens, size_t rows, size_t 
     free(data);
 }
 
-// What --eval measures is the reference's loss at any layout. A sample's text does not depend on the layout; in bf16
+// --eval measures the reference's loss at any layout. A sample's text does not depend on the layout; in bf16
 // roundings do, and may make another token the next one.
 static void group_uses(Context *x) {
     static const Layout LAYOUTS[] = {
@@ -513,7 +513,7 @@ static void group_sizes(Context *x) {
         outcome_free(&o);
     }
     if (strstr(x->build, "/cuda-")) return;  // no clock
-    // A cluster that nobody here has: what a rank of the first stage would hold, and how long a step would take.
+    // A cluster in a file: the memory of a rank of the first stage, and the seconds of a step.
     Outcome o = run(x->build, &FILES_ONE, PLAIN, "--model llama-3.1-405b "
                     "--simulate %s/../../dev/clusters/eos-2025.json --ranks 16384 --tensor 8 --pipeline 16 "
                     "--seq 8192 --micro-batch 1 --global-batch 2048 "

@@ -1,4 +1,4 @@
-// test_log.c: what a run reports: llmc/host/log.h (console line, JSON Lines, MFU), llmc/host/ramp.h and
+// test_log.c: the reports of a run: llmc/host/log.h (console line, JSON Lines, MFU), llmc/host/ramp.h and
 // llmc/host/trace.h.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE

@@ -54,7 +54,7 @@ static void write_experts(const char *folder, const Reference *ref) {
     if (!moe_config_write(path, &ref->config, false, &err)) die("cannot write", path);
 }
 
-// What reference_train calls: the model under test.
+// The model under test, as reference_train calls it.
 static ReferenceMoe tested;
 
 static double tested_loss(Reference *ref, const int *tokens, const int *targets, size_t B, size_t seq, double scale) {

@@ -1,6 +1,6 @@
-// cuda.h: what llmc/mpi/gpu_queue.h calls of CUDA beyond the stand-in, so that a CPU runs it (`make GPU_QUEUE=1`). The
-// helper thread, the flags and the ring of pinned memory are those of a GPU; streams are the stand-in's queues, so the
-// host's thread writes and awaits the flags.
+// cuda.h: the calls of CUDA in llmc/mpi/gpu_queue.h that the stand-in lacks, so that a CPU runs it (`make
+// GPU_QUEUE=1`). The helper thread, the flags and the ring of pinned memory are those of a GPU; streams are the
+// stand-in's queues, so the host's thread writes and awaits the flags.
 #ifndef LLMC_TEST_GPU_CUDA_H
 #define LLMC_TEST_GPU_CUDA_H
 
