@@ -48,34 +48,25 @@ def read_samples(path, seq, batch):
 
 
 def read_rows(path):
-    """Rows (tokens, first, count, example), the label of each example, and the kind; llmc/host/eval_file.h has both
-    layouts."""
+    """Rows (tokens, first, count, example) and the kind; llmc/host/eval_file.h has the layout."""
     import numpy
 
     header = numpy.fromfile(path, dtype="<i4", count=256)
     words = numpy.fromfile(path, dtype=f"<u{2 * header[1]}", offset=1024).astype("int64").tolist()
-    rows, labels, at = [], [], 0
-    if header[0] == 20261122:
-        for example in range(header[2]):
-            n, first, count = words[at : at + 3]
-            rows.append((words[at + 3 : at + 3 + n], first, count, example))
-            at += 3 + n
-        return rows, labels, int(header[3])
-    for example in range(header[2]):
-        labels.append(words[at + 3])
-        endings, n = words[at + 4 : at + 6]
-        context, at = words[at + 6 : at + 6 + n], at + 6 + n
-        for _ in range(endings):
-            length = words[at]
-            rows.append((context + words[at + 1 : at + 1 + length], n, length, example))
-            at += 1 + length
-    return rows, labels, 3
+    rows, at, example, kind = [], 0, -1, int(header[3])
+    for _ in range(header[2]):
+        n, first, count, right = words[at : at + 4] if kind == 3 else words[at : at + 3] + [1]
+        at += 4 if kind == 3 else 3
+        example += right
+        rows.append((words[at : at + n], first, count, example))
+        at += n
+    return rows, kind
 
 
 def check_rows(model, path, log, tolerance):
     import torch
 
-    rows, labels, kind = read_rows(path)
+    rows, kind = read_rows(path)
     total, wrong, best = 0.0, 0, {}
     for number, (tokens, first, count, example) in enumerate(rows):
         with torch.no_grad():
@@ -89,7 +80,7 @@ def check_rows(model, path, log, tolerance):
     if kind == 2:
         right = len(rows) - wrong
     if kind == 3:
-        right = sum(losses.index(min(losses)) == labels[example] for example, losses in best.items())
+        right = sum(all(losses[0] < other for other in losses[1:]) for losses in best.values())
     with open(log, encoding="utf-8") as file:
         line = [json.loads(line) for line in file if "eval_loss_sum" in line][-1]
     difference = abs(line["eval_loss_sum"] - total) / total

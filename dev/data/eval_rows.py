@@ -2,15 +2,15 @@
 
 The file: 256 int32 (20261122, version, rows, kind, vocabulary, words), then for each row: its tokens n, the first that
 counts, how many count, and the n tokens. They are uint16 in version 1, and uint32 in version 2, which a vocabulary above
-65536 needs. Kind 1 is text (words: of the original text), 2 is cloze. Choices are written in llm.c's layout instead,
-which llmc/host/eval_file.h describes too.
+65536 needs. Kind 1 is text (words: of the original text), 2 is cloze, 3 is choices: there a word behind the third is 1
+for the right ending of an example, which comes first, and 0 for the others.
 """
 import array
 import os
 import re
 import sys
 
-TEXT, CLOZE = 1, 2
+TEXT, CLOZE, CHOICES = 1, 2, 3
 
 
 def open_part(path):
@@ -38,28 +38,23 @@ def write(path, header, body):
 
 
 def write_rows(path, kind, vocabulary, original_words, rows):
-    """rows: (tokens, first, count)."""
+    """rows: (tokens, first, count), of choices (tokens, first, count, right)."""
     body = words_for(vocabulary)
-    for tokens, first, count in rows:
-        body.extend([len(tokens), first, count])
+    for tokens, *words in rows:
+        body.extend([len(tokens), *words])
         body.extend(tokens)
     write(path, [20261122, body.itemsize // 2, len(rows), kind, vocabulary, original_words], body)
     print(f"{path}: {len(rows)} rows, {sum(row[2] for row in rows)} tokens count")
 
 
 def write_choices(path, vocabulary, examples):
-    """examples: (context, endings, label) in llm.c's layout."""
-    body, longest = words_for(vocabulary), 0
-    for number, (context, endings, label) in enumerate(examples):
-        example = [65535, 0, number % 65536, label, len(endings), len(context), *context]
-        for ending in endings:
-            example += [len(ending), *ending]
-        example[1] = body.itemsize * len(example)
-        longest = max(longest, example[1])
-        if longest > 65535 and body.itemsize == 2:
-            sys.exit(f"error: example {number} is too long for the layout: it has {example[1]} bytes")
-        body.extend(example)
-    write(path, [20240522, body.itemsize // 2, len(examples), longest], body)
+    """examples: (context, endings, label)."""
+    rows = []
+    for context, endings, label in examples:
+        others = [ending for k, ending in enumerate(endings) if k != label]
+        for k, ending in enumerate([endings[label]] + others):
+            rows.append((context + ending, len(context), len(ending), int(k == 0)))
+    write_rows(path, CHOICES, vocabulary, 0, rows)
     print(f"{path}: {len(examples)} examples")
 
 

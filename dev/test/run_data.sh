@@ -192,7 +192,7 @@ cat >"$web/lambada_test_en.jsonl" <<'LINES'
 {"text": "Na\u00efve words, and then the last word"}
 LINES
 
-# rows FILE: each row as text, with | before what counts; of choices the label, the context and the endings.
+# rows FILE: each row as text, with | before what counts and behind it, of choices after 1 (the right one) or 0.
 rows() {
     "$python" - "$1" <<'PYTHON'
 import array, sys
@@ -201,30 +201,24 @@ head, words = array.array("i", data[:1024]), array.array("H", data[1024:]).tolis
 def text(tokens): return b"".join(b"<>" if t == 256 else bytes([t]) for t in tokens).decode().replace("\n", "/")
 at = 0
 for _ in range(head[2]):
-    if head[0] == 20261122:
-        n, first, count = words[at : at + 3]
-        row = words[at + 3 : at + 3 + n]
-        print(text(row[:first]) + "|" + text(row[first : first + count]) + "|" + text(row[first + count :]))
-        at += 3 + n
-    else:
-        label, endings, n = words[at + 3 : at + 6]
-        at += 6
-        parts = []
-        for _ in range(endings + 1):
-            parts.append(text(words[at : at + n]))
-            at += n
-            n, at = (words[at] if at < len(words) else 0), at + 1
-        at -= 1
-        print(label, "|".join(parts))
+    n, first, count = words[at : at + 3]
+    at += 3 + (head[3] == 3)
+    row, mark = words[at : at + n], f"{words[at - 1]} " if head[3] == 3 else ""
+    print(mark + text(row[:first]) + "|" + text(row[first : first + count]) + "|" + text(row[first + count :]))
+    at += n
 print("end" if at == len(words) else "more")
 PYTHON
 }
 public() { prepare "$1" --tokenizer bytes --out "$dir/public" "${@:2}"; }
 public hellaswag --source "$address/whole" && rows "$dir/public/hellaswag.bin" >>"$dir/out" 2>&1 &&
     rows "$dir/public/hellaswag.bin" | cmp - <(printf '%s\n' \
-        '3 A man stands in a kitchen. he| flies away.| is a kettle.| sells the house and the street.| pours water into a cup.' \
-        '0 [header] How to water plants [title] Take a can.| Fill it.| Eat it – all.| Fly.| Read.' end) >>"$dir/out" 2>&1
-report $? 'HellaSwag in its published format, from a server: context, endings after a blank, label'
+        '1 A man stands in a kitchen. he| pours water into a cup.|' '0 A man stands in a kitchen. he| flies away.|' \
+        '0 A man stands in a kitchen. he| is a kettle.|' '0 A man stands in a kitchen. he| sells the house and the street.|' \
+        '1 [header] How to water plants [title] Take a can.| Fill it.|' \
+        '0 [header] How to water plants [title] Take a can.| Eat it – all.|' \
+        '0 [header] How to water plants [title] Take a can.| Fly.|' \
+        '0 [header] How to water plants [title] Take a can.| Read.|' end) >>"$dir/out" 2>&1
+report $? 'HellaSwag in its published format, from a server: context, endings after a blank, the right one first'
 public lambada --source "$address/whole" && rows "$dir/public/lambada.bin" >>"$dir/out" 2>&1 &&
     rows "$dir/public/lambada.bin" | cmp - <(printf '%s\n' \
         '"Where is the key?" she asked.//He looked under the mat, where there was only the| key|' \

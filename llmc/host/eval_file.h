@@ -1,12 +1,10 @@
 // eval_file.h: the file of --eval: rows of tokens, some of which count.
 //
-// Two layouts, both little-endian: 256 int32 of header, then uint16 in version 1 and uint32 in version 2.
-//   ours   header: 20261122, version, rows, kind (1 text, 2 cloze), vocabulary V, words of the original text (0: not
-//          known). A row: tokens n, first, count, then n tokens. The model predicts each of the tokens
-//          first .. first+count-1 from all tokens before it.
-//   llm.c  header: 20240522, version, examples. An example: 65535, its bytes, its number, the label, the number of
-//          endings; the length of the context and its tokens; then the same of each ending. Context and ending make a
-//          row whose ending counts.
+// Little-endian: 256 int32 of header, then uint16 in version 1 and uint32 in version 2. Header: 20261122, version, rows,
+// kind (1 text, 2 cloze, 3 choices), vocabulary V, words of the original text (0: not known). A row: tokens n, first,
+// count, then n tokens. The model predicts each of the tokens first .. first+count-1 from all tokens before it. A row of
+// choices is a context and an ending, and has a word behind `count`: 1 if its ending is the right one, which begins an
+// example, or 0 if it is another of the same example.
 //
 // defines: EvalKind, EvalRow, EvalFile, eval_token, eval_open, eval_close
 #ifndef LLMC_EVAL_FILE_H
@@ -15,32 +13,29 @@
 #include "llmc/host/file.h"
 #include "llmc/host/memory.h"
 
-enum { EVAL_MAGIC = 20261122, EVAL_CHOICES_MAGIC = 20240522, EVAL_HEADER_BYTES = 1024 };
-enum { EVAL_MAX_FILE = 256 << 20, EVAL_EXAMPLE = 65535 };
+enum { EVAL_MAGIC = 20261122, EVAL_HEADER_BYTES = 1024, EVAL_MAX_FILE = 256 << 20 };
 
 // Text: perplexity. Cloze: a row is right if every counted token is the model's first guess. Choices: an example is
-// right if the labelled of its rows has the least loss per counted token.
+// right if its right row has less loss per counted token than each of the others.
 typedef enum { EVAL_TEXT = 1, EVAL_CLOZE, EVAL_CHOICES } EvalKind;
 
 typedef struct {
     size_t tokens;        // n
     size_t first, count;  // those that count; first >= 1, first + count <= n
-    size_t at, first_at;  // places in the file of token 0 and of token `first`: the rows of an example share a context
-    size_t example;       // of choices
+    size_t at;            // place of token 0 in the file
+    bool right;           // of choices: the right ending, which begins an example
 } EvalRow;
 
 typedef struct {
     EvalKind kind;
-    size_t rows, examples, words, room;
+    size_t rows, words;
     EvalRow *row;    // [rows]
-    size_t *label;   // [examples] which of an example's rows is the right one
     char *data;      // the whole file: a header, then words
     size_t count, word_bytes;
 } EvalFile;
 
 static inline void eval_close(EvalFile *e) {
     free(e->row);
-    free(e->label);
     free(e->data);
     memset(e, 0, sizeof *e);
 }
@@ -51,7 +46,7 @@ static inline size_t eval_word_at(const EvalFile *e, size_t i) {
 }
 
 static inline int eval_token(const EvalFile *e, const EvalRow *row, size_t i) {
-    return (int)eval_word_at(e, i < row->first ? row->at + i : row->first_at + i - row->first);
+    return (int)eval_word_at(e, row->at + i);
 }
 
 // A file while it is read, for a model with vocabulary V and sequences of T tokens.
@@ -82,10 +77,16 @@ static inline size_t eval_tokens(EvalReader *r, size_t n) {
     return at;
 }
 
-// Appends a row after its words have been read.
-static inline bool eval_add(EvalReader *r, EvalRow row) {
+static inline bool eval_read_row(EvalReader *r) {
     EvalFile *e = r->e;
+    size_t n = eval_word(r), first = eval_word(r), count = eval_word(r);
+    size_t right = e->kind == EVAL_CHOICES ? eval_word(r) : 0;
+    EvalRow row = {n, first, count, eval_tokens(r, n), right == 1};
     if (!r->ok) return false;
+    if (right > 1 || (e->kind == EVAL_CHOICES && e->rows == 0 && !row.right)) {
+        return error_set(r->err, "%s: row %zu has the mark %zu: 1 is the right ending, which comes first, and 0 another",
+                         r->path, e->rows, right);
+    }
     if (row.first == 0 || row.count == 0 || row.first > row.tokens || row.count > row.tokens - row.first) {
         return error_set(r->err, "%s counts %zu tokens from %zu on of row %zu, which has %zu: one at least must count, "
                          "and not token 0", r->path, row.count, row.first, e->rows, row.tokens);
@@ -94,67 +95,37 @@ static inline bool eval_add(EvalReader *r, EvalRow row) {
         return error_set(r->err, "%s has %zu tokens in row %zu, and --seq %zu takes %zu: make the rows shorter",
                          r->path, row.tokens, e->rows, r->T, r->T + 1);
     }
-    if (e->rows == e->room) {
-        e->room = e->room ? 2 * e->room : 1024;
-        e->row = (EvalRow *)host_resize(e->row, e->room, sizeof(EvalRow));
-    }
     e->row[e->rows++] = row;
     return true;
 }
 
-static inline bool eval_read_row(EvalReader *r) {
-    size_t n = eval_word(r), first = eval_word(r), count = eval_word(r), at = eval_tokens(r, n);
-    EvalRow row = {n, first, count, at, at + first, 0};
-    return eval_add(r, row);
-}
-
-static inline bool eval_read_example(EvalReader *r, size_t example) {
-    size_t begin = r->at, mark = eval_word(r), bytes = eval_word(r);
-    eval_word(r);  // its number
-    size_t label = eval_word(r), endings = eval_word(r), n = eval_word(r);
-    if (r->ok && (mark != EVAL_EXAMPLE || label >= endings)) {
-        return error_set(r->err, "%s: example %zu begins with %zu instead of %d, or its label %zu is none of %zu "
-                         "endings", r->path, example, mark, EVAL_EXAMPLE, label, endings);
-    }
-    size_t context = eval_tokens(r, n);
-    for (size_t k = 0; k < endings && r->ok; k++) {
-        size_t count = eval_word(r), ending = eval_tokens(r, count);
-        EvalRow row = {n + count, n, count, context, ending, example};
-        r->ok = eval_add(r, row);
-    }
-    r->e->label[r->e->examples++] = label;
-    size_t has = r->e->word_bytes * (r->at - begin);
-    return r->ok && (has == bytes || error_set(r->err, "%s: example %zu says that it has %zu bytes, but has %zu",
-                                               r->path, example, bytes, has));
-}
-
 static inline bool eval_read(EvalReader *r, const int32_t *header, size_t bytes) {
     EvalFile *e = r->e;
-    bool choices = header[0] == EVAL_CHOICES_MAGIC, ok = true;
-    if ((header[0] != EVAL_MAGIC && !choices) || header[1] < 1 || header[1] > 2) {
-        return error_set(r->err, "%s is no evaluation file: it begins with %d and version %d, not with %d or %d and "
-                         "version 1 or 2", r->path, (int)header[0], (int)header[1], EVAL_MAGIC, EVAL_CHOICES_MAGIC);
+    bool ok = true;
+    if (header[0] != EVAL_MAGIC || header[1] < 1 || header[1] > 2) {
+        return error_set(r->err, "%s is no evaluation file: it begins with %d and version %d, not with %d and version 1 "
+                         "or 2", r->path, (int)header[0], (int)header[1], EVAL_MAGIC);
     }
-    if (header[2] < 1 || (size_t)header[2] > e->count ||
-        (!choices && (header[3] < EVAL_TEXT || header[3] > EVAL_CLOZE || header[5] < 0))) {
-        return error_set(r->err, "%s says that it has %d rows of kind %d in %zu words: kinds are 1 (text) and 2 "
-                         "(cloze)", r->path, (int)header[2], (int)header[3], e->count);
+    if (header[2] < 1 || (size_t)header[2] > e->count / 4 || header[3] < EVAL_TEXT || header[3] > EVAL_CHOICES ||
+        header[5] < 0) {
+        return error_set(r->err, "%s says that it has %d rows of kind %d in %zu words: kinds are 1 (text), 2 (cloze) "
+                         "and 3 (choices)", r->path, (int)header[2], (int)header[3], e->count);
     }
-    if (!choices && header[4] != (int32_t)r->V) {
+    if (header[4] != (int32_t)r->V) {
         return error_set(r->err, "%s is in tokens of a vocabulary of %d, and the model's is %zu: prepare it with that "
                          "tokenizer", r->path, (int)header[4], r->V);
     }
     size_t count = (size_t)header[2];
-    e->kind = choices ? EVAL_CHOICES : (EvalKind)header[3];
-    e->words = choices ? 0 : (size_t)header[5];
-    e->label = (size_t *)host_alloc(choices ? count : 0, sizeof(size_t));
-    for (size_t i = 0; i < count && ok; i++) ok = choices ? eval_read_example(r, i) : eval_read_row(r);
+    e->kind = (EvalKind)header[3];
+    e->words = (size_t)header[5];
+    e->row = (EvalRow *)host_alloc(count, sizeof(EvalRow));
+    for (size_t i = 0; i < count && ok; i++) ok = eval_read_row(r);
     size_t end = EVAL_HEADER_BYTES + e->word_bytes * r->at;
     if (!ok || end == bytes) return ok;
     return error_set(r->err, "%s has %zu bytes behind its last row", r->path, bytes - end);
 }
 
-// Reads a file of either layout. eval_close frees it; after an error nothing is left to free.
+// Reads a file. eval_close frees it; after an error nothing is left to free.
 static inline bool eval_open(EvalFile *e, const char *path, size_t V, size_t T, Error *err) {
     size_t bytes;
     int32_t header[EVAL_HEADER_BYTES / 4] = {0};

@@ -60,33 +60,21 @@ static inline void evaluation_take(Trainer *m, Evaluation *e) {
     free(losses);
 }
 
-// Counts the examples whose labelled row has the least loss per counted token. Of equal ones the first counts.
-static inline size_t evaluation_choices(const EvalFile *file, const double *rows) {
-    size_t right = 0;
-    for (size_t i = 0, example = 0; example < file->examples; example++) {
-        size_t begin = i, best = i;
-        for (; i < file->rows && file->row[i].example == example; i++) {
-            double least = rows[2 * best] / (double)file->row[best].count;
-            if (rows[2 * i] / (double)file->row[i].count < least) best = i;
-        }
-        right += best - begin == file->label[example];
-    }
-    return right;
-}
-
 // Sums over the ranks; rank 0 prints and logs.
 static inline void evaluation_report(Trainer *m, Evaluation *e) {
     const EvalFile *file = &m->eval;
     EvalReport r = {file->rows, 0, 0.0, file->words, 0, 0};
+    double right_mean = 0.0;  // of choices: loss per counted token of the example's right row
     MPI_Allreduce(MPI_IN_PLACE, e->rows, (int)(2 * file->rows), MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
-    size_t right = 0;
+    bool best = false;
     for (size_t i = 0; i < file->rows; i++) {
-        r.loss_sum += e->rows[2 * i];
-        r.tokens += file->row[i].count;
-        right += e->rows[2 * i + 1] == 0.0;
+        const EvalRow *row = &file->row[i];
+        double loss = e->rows[2 * i], mean = loss / (double)row->count;
+        r.loss_sum += loss, r.tokens += row->count;
+        if (file->kind == EVAL_CLOZE) r.of++, r.right += e->rows[2 * i + 1] == 0.0;
+        if (row->right) r.of++, r.right += best = true, right_mean = mean;
+        else if (best && mean <= right_mean) r.right--, best = false;
     }
-    if (file->kind == EVAL_CLOZE) r.of = file->rows, r.right = right;
-    if (file->kind == EVAL_CHOICES) r.of = file->examples, r.right = evaluation_choices(file, e->rows);
     free(e->rows);
     Error err;
     if (!isfinite(r.loss_sum)) {
