@@ -117,7 +117,6 @@ typedef struct {
 typedef int LRSchedule;
 DOES_NOTHING(double, learning_rate, 0)
 DOES_NOTHING(bool, ramp_parse, true)
-DOES_NOTHING(size_t, ramp_samples, 0)
 static inline size_t ramp_batch(const Ramp *, size_t G, size_t) { return G; }
 
 typedef struct {

@@ -448,7 +448,7 @@ static TrainerState example_state(size_t step) {
                       .opt = {.seed = UINT64_MAX - 1, .shuffle = true, .seq = 64, .global_batch = 8, .steps = 1000,
                               .warmup = 10, .lr_schedule = 1, .lr = 1e-3 / 3, .lr_final = 0.1, .weight_decay = 0.1,
                               .clip = 1.0, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .ramp = {2, 2, 100},
-                              .lr_unit = 1, .dropout = 0.1}};
+                              .dropout = 0.1}};
     return s;
 }
 

@@ -37,34 +37,26 @@ static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fabs(b); }
 
 static void test_learning_rate(Check *c) {
     check(c,
-          near(learning_rate(LR_COSINE, 0, 1, 4, 10, 1.0, 0.1), 0.25) &&
-              near(learning_rate(LR_COSINE, 3, 4, 4, 10, 1.0, 0.1), 1),
+          near(learning_rate(LR_COSINE, 1, 4, 10, 1.0, 0.1), 0.25) &&
+              near(learning_rate(LR_COSINE, 4, 4, 10, 1.0, 0.1), 1),
           "warm-up reaches lr in its last step");
-    check(c, learning_rate(LR_COSINE, 4, 5, 4, 10, 1.0, 0.1) == 1.0, "decay starts from lr");
+    check(c, learning_rate(LR_COSINE, 5, 4, 10, 1.0, 0.1) == 1.0, "decay starts from lr");
     check(c,
-          near(learning_rate(LR_COSINE, 7, 8, 4, 10, 1.0, 0.1), 0.55) &&
-              near(learning_rate(LR_LINEAR, 7, 8, 4, 10, 1.0, 0.1), 0.55),
+          near(learning_rate(LR_COSINE, 8, 4, 10, 1.0, 0.1), 0.55) &&
+              near(learning_rate(LR_LINEAR, 8, 4, 10, 1.0, 0.1), 0.55),
           "half way is the mean");
-    check(c, near(learning_rate(LR_COSINE, 5, 6, 4, 10, 1.0, 0.1), 0.1 + 0.45 * (1 + cos(acos(-1.0) / 6))),
+    check(c, near(learning_rate(LR_COSINE, 6, 4, 10, 1.0, 0.1), 0.1 + 0.45 * (1 + cos(acos(-1.0) / 6))),
           "cosine");
-    check(c, near(learning_rate(LR_LINEAR, 5, 6, 4, 10, 1.0, 0.1), 0.1 + 0.9 * 5 / 6), "linear");
+    check(c, near(learning_rate(LR_LINEAR, 6, 4, 10, 1.0, 0.1), 0.1 + 0.9 * 5 / 6), "linear");
     check(c,
-          near(learning_rate(LR_COSINE, 10, 11, 4, 10, 2.0, 0.1), 0.2) &&
-              near(learning_rate(LR_LINEAR, 99, 100, 4, 10, 2.0, 0.1), 0.2),
+          near(learning_rate(LR_COSINE, 11, 4, 10, 2.0, 0.1), 0.2) &&
+              near(learning_rate(LR_LINEAR, 100, 4, 10, 2.0, 0.1), 0.2),
           "then lr * lr_final");
     bool constant = true;
     for (size_t step = 0; step < 12; step++)
-        constant = constant && learning_rate(LR_COSINE, step, step + 1, 0, 10, 1e-3, 1.0) == 1e-3;
+        constant = constant && learning_rate(LR_COSINE, step + 1, 0, 10, 1e-3, 1.0) == 1e-3;
     check(c, constant, "without warm-up and with lr_final 1 it is constant");
-    check(c, near(learning_rate(LR_COSINE, 4, 5, 10, 5, 1.0, 0.1), 0.5), "a warm-up longer than the run");
-    // In samples, with batches of 16: the same numbers as in steps where the batch is constant.
-    bool same = true;
-    for (size_t step = 0; step < 12; step++) {
-        same = same && near(learning_rate(LR_COSINE, 16 * step, 16 * step + 16, 64, 160, 1.0, 0.1),
-                            learning_rate(LR_COSINE, step, step + 1, 4, 10, 1.0, 0.1));
-    }
-    check(c, same, "counted in samples of a constant batch, the rates of the steps");
-    check(c, near(learning_rate(LR_COSINE, 56, 72, 64, 160, 2.0, 0.1), 2), "a batch across the end of warm-up: --lr");
+    check(c, near(learning_rate(LR_COSINE, 5, 10, 5, 1.0, 0.1), 0.5), "a warm-up longer than the run");
 }
 
 // The batch grows where Megatron-LM's rule says, ends at the global batch, and its sums say how far a run comes.
@@ -73,7 +65,7 @@ static void test_ramp(Check *c) {
     Error err = {""};
     static const struct { const char *text; size_t G, samples; } RAMPS[] = {
         {"4,4,100", 16, 100}, {"8,8,97", 32, 97}, {"2,2,1000", 64, 1000}, {"16,0,50", 16, 50}, {"4,12,7", 16, 7}};
-    bool parsed = true, rule = true, sums = true;
+    bool parsed = true, rule = true, ends = true;
     for (size_t i = 0; i < sizeof RAMPS / sizeof RAMPS[0]; i++) {
         size_t G = RAMPS[i].G, sample = 0;
         parsed = parsed && ramp_parse(&ramp, RAMPS[i].text, G, 2, &err);
@@ -82,21 +74,19 @@ static void test_ramp(Check *c) {
             size_t want = sample >= ramp.samples || !grown ? G
                           : ramp.start + ramp.increment * (sample * grown / ramp.samples);
             rule = rule && batch == want && batch >= ramp.start && batch <= G;
-            sums = sums && ramp_samples(&ramp, G, step) == sample;
             sample += batch;
         }
-        sums = sums && sample > ramp.samples;
+        ends = ends && sample > ramp.samples;
     }
     check(c, parsed, "ramps are read %s", err.text);
     check(c, rule, "--ramp: START + INCREMENT * floor(seen / (SAMPLES / increments)), then --global-batch");
-    check(c, sums, "the samples of any number of steps are the sum of their batches");
+    check(c, ends, "and ends");
     parsed = ramp_parse(&ramp, "100000,100000,900000000000000", 1000000000, 4, &err);
     check(c, parsed && ramp_batch(&ramp, 1000000000, 899999999999999) == 999900000 &&
                  ramp_batch(&ramp, 1000000000, 1) == 100000,
           "no overflow of numbers as large as can be given");
     Ramp none = {0, 0, 0};
-    check(c, ramp_batch(&none, 24, 5) == 24 && ramp_samples(&none, 24, 7) == 168,
-          "without --ramp the batch is constant");
+    check(c, ramp_batch(&none, 24, 5) == 24, "without --ramp the batch is constant");
 }
 
 static void test_peaks(Check *c) {

@@ -106,7 +106,6 @@ static const Refusal REFUSALS[] = {
     {"--eval x", "--eval x needs the weights that it measures", 0, 1},
     {"--train-data x --dropout 1", "--dropout must be a number from 0 to 0.99, not '1'", 0, 1},
     {"--train-data x --dropout -0.1", "from 0 to 0.99, not '-0.1'", 0, 1},
-    {"--train-data x --lr-unit tokens", "--lr-unit must be one of steps|samples", 0, 1},
     {"--train-data x --save-every 5", "--save-every 5 needs --out", 0, 1},
     {"--train-data x --resume a --init b", "exclude each other", 0, 1},
     {"--train-data x", "train_gpt is one rank, but 2", 0, 2},
@@ -172,9 +171,8 @@ static void test_defaults(Check *c) {
     check(c, ok && strcmp(o.prompt, "--x") == 0, "a text that begins with -- after =");
     ok = resolve(&o, "--train-data x --prompt ''", 0, 1, NULL, &err);
     check(c, ok && o.prompt[0] == '\0', "an empty prompt");
-    ok = resolve(&o, "--train-data x --global-batch 16 --ramp 4,12,99 --lr-unit samples", 0, 1, NULL, &err);
-    check(c, ok && o.ramp.start == 4 && o.ramp.increment == 12 && o.ramp.samples == 99 && o.lr_unit == LR_UNIT_SAMPLES,
-          "a ramp %s", err.text);
+    ok = resolve(&o, "--train-data x --global-batch 16 --ramp 4,12,99", 0, 1, NULL, &err);
+    check(c, ok && o.ramp.start == 4 && o.ramp.increment == 12 && o.ramp.samples == 99, "a ramp %s", err.text);
     ok = resolve(&o, "--eval x --init y --train-data z --val-data z --out o --save-every 3", 0, 1, NULL, &err);
     check(c, ok && o.eval && !o.train_data && !o.out && o.steps == 0 && o.val_every == 0, "--eval trains nothing %s",
           err.text);

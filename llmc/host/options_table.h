@@ -37,7 +37,6 @@ typedef struct {
     double lr, lr_final;  // lr_final is a fraction of lr
     size_t warmup;
     int lr_schedule;      // ramp.h's LRSchedule
-    int lr_unit;          // LR_UNIT_*: of warmup and the decay
     double weight_decay, clip, beta1, beta2, eps;  // clip 0: off
     double dropout;
     uint64_t seed;
@@ -115,7 +114,6 @@ static const Field OPTIONS[] = {
     REAL("lr", lr, "1e-3", 0, 1e3, OPTION_BASIC, "learning rate after warm-up"),
     SIZE("warmup", warmup, "0", 0, 1e15, 0, "steps of linear warm-up"),
     CHOICE("lr-schedule", lr_schedule, "cosine", 0, "cosine|linear", "decay of the learning rate after warm-up"),
-    CHOICE("lr-unit", lr_unit, "steps", 0, "steps|samples", "unit of --warmup and of the decay"),
     REAL("lr-final", lr_final, "0.1", 0, 1, 0, "fraction of --lr at the last step"),
     REAL("weight-decay", weight_decay, "0.1", 0, 1e3, 0, "decoupled, on matrices and embeddings"),
     REAL("clip", clip, "1.0", 0, 1e30, 0, "largest norm of the gradient (0: off)"),

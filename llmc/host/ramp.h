@@ -4,7 +4,7 @@
 // `increment`, evenly over the first `samples` training samples. It follows from the samples seen alone, so a resume
 // needs nothing else.
 //
-// defines: Ramp, ramp_parse, ramp_batch, ramp_samples, LRSchedule, learning_rate
+// defines: Ramp, ramp_parse, ramp_batch, LRSchedule, learning_rate
 #ifndef LLMC_RAMP_H
 #define LLMC_RAMP_H
 
@@ -14,8 +14,6 @@
 #include <string.h>
 
 #include "llmc/host/error.h"
-
-enum { RAMP_MOST_INCREMENTS = 100000 };  // ramp_samples may look at each of them
 
 typedef struct {
     size_t start, increment, samples;  // start 0: no ramp
@@ -35,10 +33,8 @@ static inline bool ramp_parse(Ramp *ramp, const char *text, size_t G, size_t uni
         at += digits + 1;
     }
     size_t start = ramp->start, increment = ramp->increment;
-    if (start == 0 || start > G || (start < G && (increment == 0 || (G - start) % increment ||
-                                                  (G - start) / increment > RAMP_MOST_INCREMENTS))) {
-        return error_set(err, "--ramp %s: at most %d INCREMENTs must lead from START, at least 1, to --global-batch "
-                         "%zu", text, (int)RAMP_MOST_INCREMENTS, G);
+    if (start == 0 || start > G || (start < G && (increment == 0 || (G - start) % increment))) {
+        return error_set(err, "--ramp %s: INCREMENTs must lead from START, at least 1, to --global-batch %zu", text, G);
     }
     if (start % unit || increment % unit) {
         return error_set(err, "--ramp %s: START and INCREMENT must be multiples of %zu, a --micro-batch on each data "
@@ -54,33 +50,17 @@ static inline size_t ramp_batch(const Ramp *ramp, size_t G, size_t sample) {
     return ramp->start + ramp->increment * (size_t)((unsigned __int128)sample * increments / ramp->samples);
 }
 
-// Returns the samples that the first `steps` steps of a run see.
-static inline size_t ramp_samples(const Ramp *ramp, size_t G, size_t steps) {
-    size_t sample = 0, batch;
-    while (steps > 0 && (batch = ramp_batch(ramp, G, sample)) < G) {
-        size_t increments = (G - ramp->start) / ramp->increment, grown = (batch - ramp->start) / ramp->increment;
-        // The batch grows again at the first sample that is at least (grown + 1) / increments of them all.
-        unsigned __int128 product = (unsigned __int128)(grown + 1) * ramp->samples;
-        size_t next = (size_t)((product + increments - 1) / increments), count = (next - sample + batch - 1) / batch;
-        if (count > steps) count = steps;
-        sample += count * batch;
-        steps -= count;
-    }
-    return sample + steps * G;
-}
-
 typedef enum { LR_COSINE, LR_LINEAR } LRSchedule;
 
-// Returns the learning rate of the update before which `done` and after which `next` steps (or samples, where the batch
-// grows) are done, of `total`. Warm-up: lr * next / warmup while done < warmup, but never above lr. Then, with
-// x = (done - warmup) / (total - warmup) and final = lr * final_fraction, cosine:
+// Returns the learning rate of step `step`, counted from 1, of `steps`. Warm-up: lr * step / warmup. Then, with
+// x = (step - 1 - warmup) / (steps - warmup) and final = lr * final_fraction, cosine:
 // final + (lr - final) * (1 + cos(pi x)) / 2; linear: final + (lr - final) * (1 - x).
-static inline double learning_rate(LRSchedule schedule, size_t done, size_t next, size_t warmup, size_t total,
-                                   double lr, double final_fraction) {
-    if (done < warmup) return next < warmup ? lr * (double)next / (double)warmup : lr;
+static inline double learning_rate(LRSchedule schedule, size_t step, size_t warmup, size_t steps, double lr,
+                                   double final_fraction) {
+    if (step <= warmup) return step < warmup ? lr * (double)step / (double)warmup : lr;
     double final = lr * final_fraction;
-    if (done >= total) return final;
-    double x = (double)(done - warmup) / (double)(total - warmup);
+    if (step > steps) return final;
+    double x = (double)(step - 1 - warmup) / (double)(steps - warmup);
     double share = schedule == LR_COSINE ? 0.5 * (1.0 + cos(3.14159265358979323846 * x)) : 1.0 - x;
     return final + (lr - final) * share;
 }

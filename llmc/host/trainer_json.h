@@ -20,6 +20,7 @@ typedef struct {
     bool bf16;
     char data[TRAINER_DATA_SIZE];  // the training data as dataloader_describe prints them, or "" if not known
     size_t save;        // orders the checkpoints of a folder, whatever their steps: each save counts on; 0: not counted
+    size_t lr_unit;     // 0: steps, the only unit of --warmup and the decay; older versions had another
     Options opt;        // of a state that was read: the options in TRAINER_KEYS, 0 elsewhere
 } TrainerState;
 
@@ -33,6 +34,7 @@ static const Field STATE_FIELDS[] = {
     STATE_FIELD("ramp-start", FIELD_SIZE, opt.ramp.start, JSON_MAX_WHOLE, NULL),
     STATE_FIELD("ramp-increment", FIELD_SIZE, opt.ramp.increment, JSON_MAX_WHOLE, NULL),
     STATE_FIELD("ramp-samples", FIELD_SIZE, opt.ramp.samples, JSON_MAX_WHOLE, NULL),
+    STATE_FIELD("lr-unit", FIELD_SIZE, lr_unit, 0, NULL),
     STATE_FIELD("data", FIELD_CHARS, data, TRAINER_DATA_SIZE, "0123456789 x+"),
     STATE_FIELD("save", FIELD_SIZE, save, TRAINER_MOST_SAVES, NULL),
 };
@@ -55,7 +57,7 @@ static const TrainerKey TRAINER_KEYS[] = {
     {"lr", KEY_FREE}, {"lr_final", KEY_FREE}, {"weight_decay", KEY_FREE}, {"clip", KEY_FREE},
     {"beta1", KEY_FREE}, {"beta2", KEY_FREE}, {"eps", KEY_FREE},
     {"ramp_start", KEY_FREE | KEY_LATER}, {"ramp_increment", KEY_FREE | KEY_LATER},
-    {"ramp_samples", KEY_FREE | KEY_LATER}, {"lr_unit", KEY_FREE | KEY_LATER}, {"dropout", KEY_FREE | KEY_LATER},
+    {"ramp_samples", KEY_FREE | KEY_LATER}, {"lr_unit", KEY_LATER}, {"dropout", KEY_FREE | KEY_LATER},
     {"data", KEY_LATER},  // compared by progress_data, when the data are open
     {"save", KEY_LATER},
 };

@@ -240,9 +240,8 @@ static inline void trainer_print(const Trainer *m) {
     if (m->job.size > 1) printf(" on each of %zu data ranks\n", m->readers);
     else printf("\n");
     const Ramp *ramp = &m->opt.ramp;
-    if (ramp->start) printf("ramp         from %zu sequences by %zu over %zu samples; %zu steps see %zu samples\n",
-                            ramp->start, ramp->increment, ramp->samples, m->opt.steps,
-                            ramp_samples(ramp, m->opt.global_batch, m->opt.steps));
+    if (ramp->start) printf("ramp         from %zu sequences by %zu over %zu samples\n", ramp->start, ramp->increment,
+                            ramp->samples);
     if (m->job.size > 1) grid_print(stdout, &m->grid);
 }
 

@@ -189,11 +189,7 @@ static inline void trainer_norm(Trainer *m, StepReport *report) {
 // AdamW (Loshchilov and Hutter 2019) on what this rank owns, with gradients clipped to --clip.
 static inline void trainer_adamw(Trainer *m, StepReport *report) {
     const Options *o = &m->opt;
-    size_t done = report->step - 1, next = report->step, total = o->steps;
-    if (o->lr_unit == LR_UNIT_SAMPLES) {
-        done = m->progress.sample, next = done + m->batch, total = ramp_samples(&o->ramp, o->global_batch, o->steps);
-    }
-    report->lr = learning_rate((LRSchedule)o->lr_schedule, done, next, o->warmup, total, o->lr, o->lr_final);
+    report->lr = learning_rate((LRSchedule)o->lr_schedule, report->step, o->warmup, o->steps, o->lr, o->lr_final);
     double scale = o->clip > 0.0 && report->grad_norm > o->clip ? o->clip / report->grad_norm : 1.0;
     AdamW h = adamw_factors(report->lr, o->beta1, o->beta2, o->eps, o->weight_decay, (double)report->step, scale);
     Span span(m, m->stream, "optimizer");
