@@ -8,8 +8,7 @@
 // defines: GPTConfig, padded_vocabulary, Split, Init, TensorKind, MAX_KINDS, TENSOR_*, TensorSpec, ModelSpec, GPT2,
 //          config_spec, count_tensors, Shard, shard_whole, Tensor, tensor_describe, tensor_is_tied, tensor_by_id,
 //          ParamTable, table_make, bucket_of_experts, table_make_tensor, table_make_whole, table_free, table_find,
-//          table_offset, table_largest, Run, tensor_run_count, tensor_run, count_parameters, count_flops,
-//          count_flops_llmc
+//          table_offset, table_largest, Run, tensor_run_count, tensor_run, count_parameters, count_flops
 #ifndef LLMC_MODEL_H
 #define LLMC_MODEL_H
 
@@ -375,13 +374,6 @@ static inline size_t count_parameters(const GPTConfig *g) {
 
 static inline double count_flops(const GPTConfig *g, double tokens, size_t T) {
     return config_spec(g)->flops(g, tokens, T);
-}
-
-// The same as llm.c counts them: 6 for each parameter, the vocabulary's padding included, and of attention only the
-// half that is not masked. For comparison with llm.c's MFU.
-static inline double count_flops_llmc(const GPTConfig *g, double tokens, size_t T) {
-    double parameters = (double)count_parameters(g) + (double)((g->Vp - g->V) * g->C);
-    return tokens * (6.0 * parameters + 6.0 * (double)g->L * (double)g->C * (double)T);
 }
 
 #endif

@@ -61,7 +61,6 @@ typedef struct {
     size_t steps;       // of the whole run
     double tokens;      // of one step, over all ranks
     double flops;       // of one step, over all ranks
-    double flops_llmc;  // the same in llm.c's convention
     double peak_flops;  // of all devices together; 0: unknown
     double mean_ms;     // smoothed, for the time left
     bool virtual_time;  // times are of a cluster file
@@ -135,10 +134,10 @@ static inline bool log_check(const char *path, Error *err) {
 
 // Starts the log of a run of `steps` steps that resumes after `done`: drops the lines behind these, which the run
 // repeats, or sets the whole log aside if there are none. Writes through links, devices and pipes. path: NULL without
-// --log. tokens, flops, flops_llmc: of a full step over all ranks (llmc/model.h). peak_flops: of all devices; 0:
-// unknown, MFU is "n/a".
+// --log. tokens, flops: of a full step over all ranks (llmc/model.h). peak_flops: of all devices; 0: unknown, MFU is
+// "n/a".
 static inline bool log_open(Log *log, const char *path, size_t done, size_t steps, double tokens, double flops,
-                            double flops_llmc, double peak_flops, Error *err) {
+                            double peak_flops, Error *err) {
     struct stat info;
     long end;
     size_t zeros;
@@ -146,7 +145,6 @@ static inline bool log_open(Log *log, const char *path, size_t done, size_t step
     log->steps = steps;
     log->tokens = tokens;
     log->flops = flops;
-    log->flops_llmc = flops_llmc;
     log->peak_flops = peak_flops;
     if (!path) return true;
     bool regular = stat(path, &info) != 0 || S_ISREG(info.st_mode);
@@ -195,12 +193,11 @@ static inline void log_step(Log *log, const StepReport *r) {
     // The first step warms up libraries and caches. The second one replaces it in the time left.
     log->mean_ms = log->seen < 2 ? r->ms : 0.9 * log->mean_ms + 0.1 * r->ms;
     log->seen++;
-    char left[32], mfu[64], width[32];
+    char left[32], mfu[32], width[32];
     double to_go = log->steps > r->step ? (double)(log->steps - r->step) : 0.0;
-    double of_peak = log->peak_flops > 0 ? share / (1e-3 * r->ms) / log->peak_flops : 0.0;
-    double mfu_full = log->flops * of_peak, mfu_llmc = log->flops_llmc * of_peak;
+    double of_peak = log->peak_flops > 0 ? share * log->flops / (1e-3 * r->ms) / log->peak_flops : 0.0;
     log_duration(left, sizeof left, 1e-3 * log->mean_ms * to_go);
-    if (of_peak > 0) snprintf(mfu, sizeof mfu, "%.1f%% (as llm.c %.1f%%)", 100.0 * mfu_full, 100.0 * mfu_llmc);
+    if (of_peak > 0) snprintf(mfu, sizeof mfu, "%.1f%%", 100.0 * of_peak);
     else snprintf(mfu, sizeof mfu, "n/a");
     int digits = snprintf(width, sizeof width, "%zu", log->steps);
     printf("step %*zu/%zu | ", digits, r->step, log->steps);
@@ -219,7 +216,7 @@ static inline void log_step(Log *log, const StepReport *r) {
     }
     log_number(log->json, "ms", r->ms);
     log_number(log->json, "tokens_per_s", tokens_per_s);
-    if (of_peak > 0) log_number(log->json, "mfu", mfu_full), log_number(log->json, "mfu_llmc", mfu_llmc);
+    if (of_peak > 0) log_number(log->json, "mfu", of_peak);
     log_end_line(log);
 }
 

@@ -330,8 +330,7 @@ static inline void trainer_start(Trainer *m) {
     // Nothing can be refused any more, on any rank: now the lines that this run writes again may go.
     size_t kept = o->eval ? SIZE_MAX : m->progress.step;  // lines of the steps so far stay in the log
     bool opened = log_open(&m->log, m->job.rank == 0 ? o->log : NULL, kept, o->steps, tokens,
-                           count_flops(&m->config, tokens, o->seq), count_flops_llmc(&m->config, tokens, o->seq),
-                           m->job.size * peak, &err);
+                           count_flops(&m->config, tokens, o->seq), m->job.size * peak, &err);
     job_agree(&m->job, opened, &err);
     m->log.virtual_time = o->virtual_time || o->simulate;
     m->log.simulated = o->simulate;
