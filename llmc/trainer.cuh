@@ -123,8 +123,6 @@ struct Trainer {
     unsigned adamw_blocks;
     double *totals, *host_totals;  // [tensors of the whole model + TOTALS_EXTRA] the same over all ranks, and more
     int *host_inputs, *host_targets;  // (micros, B * T) pinned
-    int *ahead_inputs, *ahead_targets;  // (micros, B * T) pinned: the next step's
-    bool ahead;                    // whether they are there
     double *host_sums, *host_norms;   // [micros], [norm_count] pinned
     DataLoader train_data, val_data;
     EvalFile eval;                 // of --eval

@@ -296,8 +296,6 @@ static inline void trainer_host_buffers(Trainer *m) {
     size_t tokens = m->micros * m->B * m->T * sizeof(int);
     CUDA_CHECK(cudaMallocHost((void **)&m->host_inputs, tokens));
     CUDA_CHECK(cudaMallocHost((void **)&m->host_targets, tokens));
-    CUDA_CHECK(cudaMallocHost((void **)&m->ahead_inputs, tokens));
-    CUDA_CHECK(cudaMallocHost((void **)&m->ahead_targets, tokens));
     CUDA_CHECK(cudaMallocHost((void **)&m->host_sums, m->micros * sizeof(double)));
     CUDA_CHECK(cudaMallocHost((void **)&m->host_norms, m->norm_count * sizeof(double)));
     CUDA_CHECK(cudaMallocHost((void **)&m->host_totals, (count_tensors(&m->config) + TOTALS_EXTRA) * sizeof(double)));

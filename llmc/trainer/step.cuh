@@ -1,30 +1,12 @@
 // step.cuh: what surrounds the forwards and backwards of a training step: its data before, loss, gradient norm and
 // AdamW after them.
 //
-// defines: trainer_upload, trainer_load, trainer_read_ahead, trainer_copy, trainer_mean_loss, trainer_begin_step,
-//          trainer_norm, trainer_adamw, trainer_end_step, zero_gradient, sum_gradient
+// defines: trainer_upload, trainer_load, trainer_copy, trainer_mean_loss, trainer_begin_step, trainer_norm,
+//          trainer_adamw, trainer_end_step, zero_gradient, sum_gradient
 #ifndef LLMC_STEP_CUH
 #define LLMC_STEP_CUH
 
 #include "llmc/trainer.cuh"
-
-// Reads this rank's share of the batch of so many sequences that begins at sample `first` into host memory.
-static inline bool trainer_read(Trainer *m, DataLoader *data, uint64_t first, size_t sequences, bool shuffle,
-                                int *inputs, int *targets, Error *err) {
-    size_t count = sequences / m->readers;
-    if (m->opt.simulate) return true;  // no data move
-    int *whole = (int *)host_alloc(2 * m->opt.seq, sizeof(int)), *next = whole + m->opt.seq;
-    bool ok = true;
-    for (size_t i = 0; i < count && ok; i++) {
-        ok = dataloader_read(data, first + m->reader * count + i, shuffle, m->opt.seed, m->config.V, whole, next, err);
-        for (size_t t = 0; t < m->T && ok; t++) {
-            size_t position = tokens_position(m->tokens, t);
-            inputs[i * m->T + t] = whole[position], targets[i * m->T + t] = next[position];
-        }
-    }
-    free(whole);
-    return ok;
-}
 
 // Queues the copy of host_inputs and host_targets to inputs and targets.
 static inline void trainer_upload(Trainer *m) {
@@ -37,22 +19,19 @@ static inline void trainer_upload(Trainer *m) {
 // and the next sum over all ranks tells them.
 static inline void trainer_load(Trainer *m, DataLoader *data, uint64_t first, size_t sequences, bool shuffle) {
     trainer_set_batch(m, sequences);
-    size_t bytes = m->micros * m->B * m->T * sizeof(int);
-    m->data_failed = m->data_failed || !trainer_read(m, data, first, sequences, shuffle, m->host_inputs,
-                                                     m->host_targets, &m->data_error);
+    size_t count = sequences / m->readers, T = m->T, bytes = count * T * sizeof(int);
+    int *whole = (int *)host_alloc(2 * m->opt.seq, sizeof(int)), *next = whole + m->opt.seq;
+    for (size_t i = 0; i < count && !m->data_failed && !m->opt.simulate; i++) {  // a simulation moves no data
+        m->data_failed = !dataloader_read(data, first + m->reader * count + i, shuffle, m->opt.seed, m->config.V, whole,
+                                          next, &m->data_error);
+        for (size_t t = 0; t < T; t++) {
+            size_t position = tokens_position(m->tokens, t);
+            m->host_inputs[i * T + t] = whole[position], m->host_targets[i * T + t] = next[position];
+        }
+    }
+    free(whole);
     if (m->data_failed) memset(m->host_inputs, 0, bytes), memset(m->host_targets, 0, bytes);
     trainer_upload(m);
-}
-
-// Reads the batch of the next step, if there is one, while the device is at work on this one: nothing that is queued
-// reads these buffers any more. What cannot be read is left to trainer_begin_step, which says why.
-static inline void trainer_read_ahead(Trainer *m) {
-    Error err;
-    uint64_t first = m->progress.sample + m->batch;
-    size_t sequences = ramp_batch(&m->opt.ramp, m->opt.global_batch, first);
-    m->ahead = m->progress.step + 1 < m->opt.steps &&
-               trainer_read(m, &m->train_data, first, sequences, m->opt.shuffle, m->ahead_inputs, m->ahead_targets,
-                            &err);
 }
 
 static inline StepReport trainer_begin_step(Trainer *m) {
@@ -65,15 +44,7 @@ static inline StepReport trainer_begin_step(Trainer *m) {
     m->step_began = seconds_now();
     trainer_clock_begin_step();
     size_t sequences = ramp_batch(&m->opt.ramp, m->opt.global_batch, m->progress.sample);
-    if (m->ahead) {
-        int *inputs = m->host_inputs, *targets = m->host_targets;
-        m->host_inputs = m->ahead_inputs, m->host_targets = m->ahead_targets;
-        m->ahead_inputs = inputs, m->ahead_targets = targets;
-        trainer_set_batch(m, sequences);
-        trainer_upload(m);
-    } else {
-        trainer_load(m, &m->train_data, m->progress.sample, sequences, m->opt.shuffle);
-    }
+    trainer_load(m, &m->train_data, m->progress.sample, sequences, m->opt.shuffle);
     trainer_set_dropout(m, true);
     return report;
 }
@@ -199,7 +170,6 @@ static inline void trainer_adamw(Trainer *m, StepReport *report) {
 
 // Waits for the update (ZeRO's weights may still be on their way), counts the step and logs it.
 static inline void trainer_end_step(Trainer *m, StepReport *report) {
-    trainer_read_ahead(m);
     trainer_synchronize(m, m->stream);
     timeline_collect(&m->timeline, report->step);
     trainer_set_dropout(m, false);
