@@ -396,7 +396,6 @@ static void connect(GPT *m) {
     size_t e = m->experts.e, e_rank = m->grid.d_rank % e;
     m->exchanging = job_split_data(&m->job, &m->grid, m->grid.d_rank - e_rank, e, 1, "experts", true);
     m->alike = job_split_data(&m->job, &m->grid, e_rank, m->grid.d / e, e, "expert data", false);
-    m->job.letters[m->job.group_count - 1] = 'x';
     m->data = job_split_grid(&m->job, &m->grid, 'd', "data");
     event_create(&m->bucket_done), event_create(&m->reduced_all);
     host_array(m->gathered_bucket, bucket_count(m));

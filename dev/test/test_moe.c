@@ -310,10 +310,10 @@ static void group_checkpoints(Context *x) {
 // weights of the other rank's experts; in a checkpoint an expert of an older one.
 static void group_replicas(Context *x) {
     static const struct { int e, kind; bool others; const char *says; } rows[] = {
-        {2, FCW, false, "h.1.moe.c_fc.weight differs between the data ranks"},
-        {2, FCPROJB, true, "h.0.moe.c_fc.weight differs between the data ranks"},
-        {1, FCPROJW, false, "h.1.moe.c_proj.weight differs between the data ranks"},
-        {4, QKVW, false, "h.1.attn.c_attn.weight differs between the data ranks"},
+        {2, FCW, false, "h.1.moe.c_fc.weight differs between the ranks"},
+        {2, FCPROJB, true, "h.0.moe.c_fc.weight differs between the ranks"},
+        {1, FCPROJW, false, "h.1.moe.c_proj.weight differs between the ranks"},
+        {4, QKVW, false, "h.1.attn.c_attn.weight differs between the ranks"},
     };
     MoeSpec spec = moe_spec(E, 1);
     GPTConfig config = x->golden.config;

@@ -163,12 +163,12 @@ typedef struct {
 } StaleRow;
 
 static const StaleRow STALE[] = {
-    {{"_3d", 1, 2, 1, 1, "--zero 0", true}, FCB, 1, "h.1.mlp.c_fc.bias differs between the data ranks"},
-    {{"data", 1, 3, 1, 1, "--zero 0 --global-batch 6", false}, LNFW, 0, "ln_f.weight differs between the data ranks"},
-    {{"_pp", 1, 1, 2, 1, "", false}, WTE, 0, "wte.weight differs between the embedding ranks"},
-    {{"_tp", 2, 1, 1, 1, "--sequence-parallel 1", false}, LN1W, 2, "h.2.ln_1.weight differs between the tensor ranks"},
+    {{"_3d", 1, 2, 1, 1, "--zero 0", true}, FCB, 1, "h.1.mlp.c_fc.bias differs between the ranks"},
+    {{"data", 1, 3, 1, 1, "--zero 0 --global-batch 6", false}, LNFW, 0, "ln_f.weight differs between the ranks"},
+    {{"_pp", 1, 1, 2, 1, "", false}, WTE, 0, "wte.weight differs between the ranks"},
+    {{"_tp", 2, 1, 1, 1, "--sequence-parallel 1", false}, LN1W, 2, "h.2.ln_1.weight differs between the ranks"},
     // ZeRO-1 gathers the owner's weights over a stale copy: it is seen before the first step, or never.
-    {{"data", 1, 4, 1, 1, "", false}, PROJW, 1, "h.1.attn.c_proj.weight differs between the data ranks"},
+    {{"data", 1, 4, 1, 1, "", false}, PROJW, 1, "h.1.attn.c_proj.weight differs between the ranks"},
 };
 
 static void check_stale_row(Context *x, const StaleRow *row) {

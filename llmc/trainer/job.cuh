@@ -46,7 +46,6 @@ typedef struct {
     ncclComm_t world;
     ncclComm_t groups[JOB_GROUPS];           // [group_count] split from the world, for job_finish to destroy
     bool is_link[JOB_GROUPS];                // [group_count] of two neighbouring stages, for messages only
-    char letters[JOB_GROUPS];                // [group_count] of job_split_grid; 0 for links
     size_t group_count;
 } Job;
 
@@ -148,13 +147,17 @@ static inline void job_agree(const Job *job, bool ok, const Error *err, int code
     if (first < job->size) job_stop(job, first, err, code);
 }
 
-// Returns the first of count numbers that is not the same on all ranks, or count. All ranks call it.
+// Returns the first of count numbers that is not the same on all ranks, or count. A rank that has none of a number
+// gives UINT64_MAX. All ranks call it.
 static inline size_t job_first_difference(const uint64_t *numbers, size_t count) {
     uint64_t *least = (uint64_t *)host_alloc(2 * count, sizeof(uint64_t));  // and of the complements
     size_t i = 0;
-    for (size_t k = 0; k < count; k++) least[k] = numbers[k], least[count + k] = ~numbers[k];
+    for (size_t k = 0; k < count; k++) {
+        bool none = numbers[k] == UINT64_MAX;
+        least[k] = numbers[k], least[count + k] = none ? UINT64_MAX : ~numbers[k];
+    }
     MPI_Allreduce(MPI_IN_PLACE, least, (int)(2 * count), MPI_UINT64_T, MPI_MIN, MPI_COMM_WORLD);
-    while (i < count && least[i] == ~least[count + i]) i++;
+    while (i < count && (least[i] == ~least[count + i] || least[i] == UINT64_MAX)) i++;
     free(least);
     return i;
 }
@@ -222,7 +225,6 @@ static inline ncclComm_t job_split_grid(Job *job, const Grid *grid, char group, 
     size_t count = grid_group(grid, group, ranks), length = grid_size(grid, group == 'e' ? 'p' : group);
     ncclComm_t comm = job_split(job, ranks, count, purpose, 0, grid->world / length, waited);
     free(ranks);
-    if (comm) job->letters[job->group_count - 1] = group;
     return comm;
 }
 

@@ -17,38 +17,28 @@ static inline uint64_t replicas_hash(const floatX *weights, const Tensor *x) {
     return hash;
 }
 
-// Compares the tensors that the ranks of a group hold alike: all of them in a group of data ranks, those not split in a
-// group of tensor ranks, tied ones in a group of first and last stage. Collective. False names the first that differs.
-static inline bool replicas_check(const Trainer *m, char group, ncclComm_t comm, Error *err) {
-    int64_t *device, host[2];
-    bool ok = true;
-    CUDA_CHECK(cudaMalloc((void **)&device, sizeof host));
+// Compares the ranks that hold the same part of the same tensor. Collective. False names the first one that differs.
+static inline bool replicas_check(const Trainer *m, Error *err) {
+    size_t parts = m->table.shard.t > m->table.shard.e ? m->table.shard.t : m->table.shard.e;
+    size_t count = count_tensors(&m->config) * parts;
+    uint64_t *hashes = (uint64_t *)host_alloc(count, sizeof(uint64_t));
+    memset(hashes, 0xff, count * sizeof(uint64_t));  // not held
     for (size_t i = 0; i < m->table.count; i++) {
         const Tensor *x = &m->table.tensors[i];
-        bool experts = x->flags & TENSOR_EXPERTS;  // alike only on the data ranks of a group 'x'
-        if ((group == 't' && x->split != SPLIT_NONE) || (group == 'e' && !tensor_is_tied(x)) ||
-            (group == 'd' && experts && x->t > 1) || (group == 'x' && !experts)) continue;
-        const floatX *weights = m->w[table_layer(&m->table, i)][x->kind];
-        host[0] = (int64_t)(replicas_hash(weights, x) >> 1), host[1] = -host[0];  // minima: least and greatest
-        CUDA_CHECK(cudaMemcpyAsync(device, host, sizeof host, cudaMemcpyHostToDevice, m->stream));
-        NCCL_CHECK(ncclAllReduce(device, device, 2, ncclInt64, ncclMin, comm, m->stream));
-        CUDA_CHECK(cudaMemcpyAsync(host, device, sizeof host, cudaMemcpyDeviceToHost, m->stream));
-        CUDA_CHECK(cudaStreamSynchronize(m->stream));
-        if (host[0] != -host[1] && ok)
-            ok = error_set(err, "%s differs between the %s ranks that hold it", x->name,
-                           group == 't' ? "tensor" : group == 'e' ? "embedding" : "data");
+        size_t part = x->split == SPLIT_NONE ? 0 : x->t_rank;
+        hashes[x->id * parts + part] = replicas_hash(m->w[table_layer(&m->table, i)][x->kind], x);
     }
-    CUDA_CHECK(cudaFree(device));
-    return ok;
+    size_t i = job_first_difference(hashes, count);
+    free(hashes);
+    return i == count ||
+           error_set(err, "%s differs between the ranks that hold it", tensor_by_id(&m->config, i / parts).name);
 }
 
-// Checks all groups of this rank, with nothing queued that writes weights. A difference ends the job.
+// Checks with nothing queued that writes weights. A difference ends the job.
 static inline void trainer_check_replicas(Trainer *m) {
     Error err;
     CUDA_CHECK(cudaDeviceSynchronize());
-    for (size_t i = 0; i < m->job.group_count; i++) {
-        if (m->job.letters[i] && !replicas_check(m, m->job.letters[i], m->job.groups[i], &err)) job_fail(&m->job, &err);
-    }
+    if (!replicas_check(m, &err)) job_stop(&m->job, 0, &err, 1);
 }
 
 #endif
