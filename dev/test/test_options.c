@@ -97,7 +97,7 @@ static const Refusal REFUSALS[] = {
     {"--train-data x --global-batch 16 --ramp 4,-4,8", "three whole numbers", 0, 1},
     {"--train-data x --global-batch 16 --ramp 4,4,8,2", "three whole numbers", 0, 1},
     {"--train-data x --global-batch 16 --ramp 4,4,99999999999999999999", "three whole numbers", 0, 1},
-    {"--train-data x --global-batch 16 --ramp 4,0,100", "--ramp 4,0,100: at most", 0, 1},
+    {"--train-data x --global-batch 16 --ramp 4,0,100", "--ramp 4,0,100: INCREMENTs must lead", 0, 1},
     {"--train-data x --global-batch 16 --ramp 4,8,100", "INCREMENTs must lead from START", 0, 1},
     {"--train-data x --global-batch 16 --ramp 0,4,100", "from START, at least 1", 0, 1},
     {"--train-data x --global-batch 16 --ramp 20,4,100", "to --global-batch 16", 0, 1},
