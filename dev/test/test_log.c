@@ -107,12 +107,12 @@ static void test_peaks(Check *c) {
 static void log_steps(size_t done, size_t first, size_t last, Check *c) {
     Log log;
     Error err = {""};
-    if (!log_open(&log, log_path, done, 10, 512, 1e9, 0, &err)) {
+    if (!log_open(&log, log_path, done, 10, 1e9, 0, &err)) {
         check(c, false, "%s", err.text);
         return;
     }
     for (size_t step = first; step <= last; step++) {
-        StepReport report = {step, 1.0 / 3.0 + (double)done, 2.5, 1e-3, 4.0, 0};
+        StepReport report = {step, 1.0 / 3.0 + (double)done, 2.5, 1e-3, 4.0, 512};
         log_step(&log, &report);
         if (step % 2 == 0) log_validation(&log, step, 0.125);
     }
@@ -166,16 +166,16 @@ static void test_log(Check *c) {
     fprintf(file, "dear diary\n");
     fclose(file);
     for (size_t done = 0; done < 4; done += 3) {
-        check(c, !log_open(&log, log_path, done, 10, 1, 1, 0, &err), "refused after %zu steps: a file that is no log -> %s", done,
+        check(c, !log_open(&log, log_path, done, 10, 1, 0, &err), "refused after %zu steps: a file that is no log -> %s", done,
               err.text);
         text = read_text(log_path);
         check(c, strcmp(text, "dear diary\n") == 0, "and left as it was");
         free(text);
     }
     unlink(log_path);
-    check(c, !log_open(&log, "build/no/such/folder/log", 0, 10, 1, 1, 0, &err), "refused: %s", err.text);
-    StepReport report = {1, NAN, INFINITY, 1e-3, 4.0, 0};
-    if (log_open(&log, log_path, 0, 10, 1, 1, 0, &err)) {
+    check(c, !log_open(&log, "build/no/such/folder/log", 0, 10, 1, 0, &err), "refused: %s", err.text);
+    StepReport report = {1, NAN, INFINITY, 1e-3, 4.0, 512};
+    if (log_open(&log, log_path, 0, 10, 1, 0, &err)) {
         log_step(&log, &report);
         log_close(&log, &err);
     }
@@ -187,13 +187,13 @@ static void test_log(Check *c) {
     // 1e9 FLOPs in 4 ms are a quarter of 1e12 in a second.
     unlink(log_path);
     report.loss = report.grad_norm = 1.0;
-    if (log_open(&log, log_path, 0, 10, 512, 1e9, 1e12, &err)) log_step(&log, &report), log_close(&log, &err);
+    if (log_open(&log, log_path, 0, 10, 1e9 / 512, 1e12, &err)) log_step(&log, &report), log_close(&log, &err);
     text = read_text(log_path);
     object = cJSON_Parse(text);
     check(c, number(object, "mfu") == 0.25, "MFU, where the peak is known");
     cJSON_Delete(object);
     free(text);
-    if (log_open(&log, "/dev/full", 0, 10, 1, 1, 0, &err)) {
+    if (log_open(&log, "/dev/full", 0, 10, 1, 0, &err)) {
         log_validation(&log, 1, 1.0);
         errno = 0;  // as something that succeeds in between may leave it
         check(c, !log_close(&log, &err) && strstr(err.text, "No space left"), "a full disk is reported: %s", err.text);
@@ -210,14 +210,14 @@ static void test_special_logs(Check *c) {
     snprintf(other, sizeof other, "%s/other", folder);
     unlink(log_path);
     log_steps(0, 1, 5, c);
-    bool ok = symlink("log.jsonl", link) == 0 && log_open(&log, link, 3, 10, 1, 1, 0, &err) &&
+    bool ok = symlink("log.jsonl", link) == 0 && log_open(&log, link, 3, 10, 1, 0, &err) &&
               log_close(&log, &err);
     char *text = read_text(log_path);
     check(c, ok && lstat(link, &info) == 0 && S_ISLNK(info.st_mode) && strstr(text, "\"step\":3,") &&
                  !strstr(text, "\"step\":4,"), "a link stays one, and its target is cut to what was done");
     free(text);
     alarm(20);  // ends the program if opening waits for a reader
-    ok = mkfifo(other, 0666) == 0 && !log_open(&log, other, 0, 10, 1, 1, 0, &err);
+    ok = mkfifo(other, 0666) == 0 && !log_open(&log, other, 0, 10, 1, 0, &err);
     check(c, ok, "refused at once: a FIFO that nobody reads -> %s", err.text);
     TraceEvent event = trace_event("forward", 0, 0, 0, 0);
     const char *track = "compute";
@@ -225,7 +225,7 @@ static void test_special_logs(Check *c) {
     check(c, ok, "also for a trace -> %s", err.text);
     int reader = open(other, O_RDONLY | O_NONBLOCK);
     char line[256] = "";
-    if (log_open(&log, other, 2, 10, 1, 1, 0, &err)) {
+    if (log_open(&log, other, 2, 10, 1, 0, &err)) {
         log_validation(&log, 3, 0.5);
         log_close(&log, &err);
     }
@@ -235,7 +235,7 @@ static void test_special_logs(Check *c) {
     alarm(0);
     unlink(other);
     if (mknod(other, S_IFCHR | 0666, makedev(1, 3)) == 0) {
-        ok = log_open(&log, other, 3, 10, 1, 1, 0, &err) && log_close(&log, &err);
+        ok = log_open(&log, other, 3, 10, 1, 0, &err) && log_close(&log, &err);
         check(c, ok && stat(other, &info) == 0 && S_ISCHR(info.st_mode), "a device stays one when a run resumes");
         unlink(other);
     }
@@ -260,7 +260,7 @@ static void test_kept_logs(Check *c) {
         fputs(lines, file);
         fwrite(tails[i].tail, 1, tails[i].bytes, file);
         fclose(file);
-        bool ok = log_open(&log, log_path, 2, 10, 1, 1, 0, &err) == tails[i].torn && stat(log_path, &info) == 0;
+        bool ok = log_open(&log, log_path, 2, 10, 1, 0, &err) == tails[i].torn && stat(log_path, &info) == 0;
         ok = ok && (size_t)info.st_size == strlen(lines) + (tails[i].torn ? 0 : tails[i].bytes);
         if (log.json) log_close(&log, &err);
         char *text = read_text(log_path);
@@ -283,15 +283,15 @@ static void test_kept_logs(Check *c) {
     if (pipe(there) != 0) exit(1);
     child = fork();
     if (child == 0) {
-        if (!log_open(&log, log_path, 0, 10, 1, 1, 0, &err)) _exit(1);
+        if (!log_open(&log, log_path, 0, 10, 1, 0, &err)) _exit(1);
         log_validation(&log, 1, 1.0);
         status = write(there[1], "x", 1) == 1;
         for (;;) pause();
     }
     char byte;
-    bool refused = read(there[0], &byte, 1) == 1 && !log_open(&log, log_path, 0, 10, 1, 1, 0, &err) &&
+    bool refused = read(there[0], &byte, 1) == 1 && !log_open(&log, log_path, 0, 10, 1, 0, &err) &&
                    strstr(err.text, "is in use by another run, process") && !log.json;
-    refused &= !log_open(&log, log_path, 1, 10, 1, 1, 0, &err);
+    refused &= !log_open(&log, log_path, 1, 10, 1, 0, &err);
     kill(child, SIGKILL);
     waitpid(child, &status, 0);
     text = read_text(log_path);

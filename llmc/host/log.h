@@ -53,14 +53,13 @@ typedef struct {
     double loss;       // mean over all tokens of the global batch
     double grad_norm;  // before clipping
     double lr, ms;
-    double tokens;     // of this step, over all ranks; 0: the tokens of log_open
+    double tokens;     // of this step, over all ranks
 } StepReport;
 
 typedef struct {
     FILE *json;         // NULL: no --log
     size_t steps;       // of the whole run
-    double tokens;      // of one step, over all ranks
-    double flops;       // of one step, over all ranks
+    double flops;       // of one token
     double peak_flops;  // of all devices together; 0: unknown
     double mean_ms;     // smoothed, for the time left
     bool virtual_time;  // times are of a cluster file
@@ -122,16 +121,14 @@ static inline bool log_set_aside(const char *path, Error *err) {
 
 // Starts the log of a run of `steps` steps that resumes after `done`: drops the lines behind these, which the run
 // repeats, or sets the whole log aside if there are none. Writes through links, devices and pipes. path: NULL without
-// --log. tokens, flops: of a full step over all ranks (llmc/model.h). peak_flops: of all devices; 0: unknown, MFU is
-// "n/a".
-static inline bool log_open(Log *log, const char *path, size_t done, size_t steps, double tokens, double flops,
-                            double peak_flops, Error *err) {
+// --log. flops: of one token (llmc/model.h). peak_flops: of all devices; 0: unknown, MFU is "n/a".
+static inline bool log_open(Log *log, const char *path, size_t done, size_t steps, double flops, double peak_flops,
+                            Error *err) {
     struct stat info;
     long end;
     size_t zeros;
     memset(log, 0, sizeof *log);
     log->steps = steps;
-    log->tokens = tokens;
     log->flops = flops;
     log->peak_flops = peak_flops;
     if (!path) return true;
@@ -176,14 +173,13 @@ static inline void log_duration(char *text, size_t size, double seconds) {
 
 // Prints the console line of a step and its line of the log.
 static inline void log_step(Log *log, const StepReport *r) {
-    double share = r->tokens > 0 ? r->tokens / log->tokens : 1.0;  // of a full step
-    double tokens_per_s = share * log->tokens / (1e-3 * r->ms);
+    double tokens_per_s = r->tokens / (1e-3 * r->ms);
     // The first step warms up libraries and caches. The second one replaces it in the time left.
     log->mean_ms = log->seen < 2 ? r->ms : 0.9 * log->mean_ms + 0.1 * r->ms;
     log->seen++;
     char left[32], mfu[32], width[32];
     double to_go = log->steps > r->step ? (double)(log->steps - r->step) : 0.0;
-    double of_peak = log->peak_flops > 0 ? share * log->flops / (1e-3 * r->ms) / log->peak_flops : 0.0;
+    double of_peak = log->peak_flops > 0 ? tokens_per_s * log->flops / log->peak_flops : 0.0;
     log_duration(left, sizeof left, 1e-3 * log->mean_ms * to_go);
     if (of_peak > 0) snprintf(mfu, sizeof mfu, "%.1f%%", 100.0 * of_peak);
     else snprintf(mfu, sizeof mfu, "n/a");

@@ -314,7 +314,7 @@ static inline void trainer_start(Trainer *m) {
     const Options *o = &m->opt;
     Error err;
     const char *from = o->resume ? o->resume : o->init;
-    double tokens = (double)o->global_batch * (double)o->seq, peak = trainer_peak_flops(m);
+    double peak = trainer_peak_flops(m);
     trainer_host_buffers(m);
     CUDA_CHECK(cudaDeviceSynchronize());  // copies of pageable memory may still be on their way
     trainer_set_dropout(m, false);
@@ -327,8 +327,8 @@ static inline void trainer_start(Trainer *m) {
     if (o->debug_replicas) trainer_check_replicas(m);  // after a step ZeRO has gathered one copy over all others
     // Nothing can be refused any more, on any rank: now the lines that this run writes again may go.
     size_t kept = o->eval ? SIZE_MAX : m->progress.step;  // lines of the steps so far stay in the log
-    bool opened = log_open(&m->log, m->job.rank == 0 ? o->log : NULL, kept, o->steps, tokens,
-                           count_flops(&m->config, tokens, o->seq), m->job.size * peak, &err);
+    bool opened = log_open(&m->log, m->job.rank == 0 ? o->log : NULL, kept, o->steps,
+                           count_flops(&m->config, 1, o->seq), m->job.size * peak, &err);
     job_agree(&m->job, opened, &err);
     m->log.virtual_time = o->virtual_time || o->simulate;
     m->log.simulated = o->simulate;
