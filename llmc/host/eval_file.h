@@ -1,10 +1,10 @@
 // eval_file.h: the file of --eval: rows of tokens, some of which count.
 //
-// Little-endian: 256 int32 of header, then uint16 in version 1 and uint32 in version 2. Header: 20261122, version, rows,
-// kind (1 text, 2 cloze, 3 choices), vocabulary V, words of the original text (0: not known). A row: tokens n, first,
-// count, then n tokens. The model predicts each of the tokens first .. first+count-1 from all tokens before it. A row of
-// choices is a context and an ending, and has a word behind `count`: 1 if its ending is the right one, which begins an
-// example, or 0 if it is another of the same example.
+// Little-endian: 256 int32 of header, then uint16 in version 1 and uint32 in version 2. Header: 20261122, version,
+// rows, kind (1 text, 2 cloze, 3 choices), vocabulary V, words of the original text (0: not known). A row: tokens n,
+// first, count, then n tokens. The model predicts each of the tokens first .. first+count-1 from all tokens before it.
+// A row of choices is a context and an ending, and has a word behind `count`: 1 if its ending is the right one, which
+// begins an example, or 0 if it is another of the same example.
 //
 // defines: EvalKind, EvalRow, EvalFile, eval_token, eval_open, eval_close
 #ifndef LLMC_EVAL_FILE_H
@@ -49,96 +49,68 @@ static inline int eval_token(const EvalFile *e, const EvalRow *row, size_t i) {
     return (int)eval_word_at(e, row->at + i);
 }
 
-// A file while it is read, for a model with vocabulary V and sequences of T tokens.
-typedef struct {
-    EvalFile *e;
-    const char *path;
-    size_t at, V, T;  // words [0, at) of the file have been read
-    bool ok;          // false: err says why
-    Error *err;
-} EvalReader;
-
-// Returns the next word, or 0 behind the end, which is an error.
-static inline size_t eval_word(EvalReader *r) {
-    if (r->at < r->e->count) return eval_word_at(r->e, r->at++);
-    if (r->ok) r->ok = error_set(r->err, "%s is truncated in row %zu", r->path, r->e->rows);
-    return 0;
-}
-
-// Reads n tokens and returns the place of the first.
-static inline size_t eval_tokens(EvalReader *r, size_t n) {
-    size_t at = r->at;
-    for (size_t i = 0; i < n && r->ok; i++) {
-        size_t token = eval_word(r);
-        if (token < r->V) continue;
-        r->ok = error_set(r->err, "%s has token %zu in row %zu, but the model's vocabulary is %zu", r->path, token,
-                          r->e->rows, r->V);
+// Reads the row at word *at, for a model with vocabulary V and sequences of T tokens, and moves *at behind it.
+static inline bool eval_read_row(EvalFile *e, const char *path, size_t *at, size_t V, size_t T, Error *err) {
+    size_t head = e->kind == EVAL_CHOICES ? 4 : 3, left = e->count - *at, word[4] = {0};
+    for (size_t i = 0; i < head && i < left; i++) word[i] = eval_word_at(e, *at + i);
+    EvalRow row = {word[0], word[1], word[2], *at + head, word[3] == 1};
+    if (left < head || row.tokens > left - head) return error_set(err, "%s is truncated in row %zu", path, e->rows);
+    for (size_t i = 0; i < row.tokens; i++) {
+        size_t token = eval_word_at(e, row.at + i);
+        if (token >= V)
+            return error_set(err, "%s has token %zu in row %zu, but the model's vocabulary is %zu", path, token,
+                             e->rows, V);
     }
-    return at;
-}
-
-static inline bool eval_read_row(EvalReader *r) {
-    EvalFile *e = r->e;
-    size_t n = eval_word(r), first = eval_word(r), count = eval_word(r);
-    size_t right = e->kind == EVAL_CHOICES ? eval_word(r) : 0;
-    EvalRow row = {n, first, count, eval_tokens(r, n), right == 1};
-    if (!r->ok) return false;
-    if (right > 1 || (e->kind == EVAL_CHOICES && e->rows == 0 && !row.right)) {
-        return error_set(r->err, "%s: row %zu has the mark %zu: 1 is the right ending, which comes first, and 0 another",
-                         r->path, e->rows, right);
-    }
-    if (row.first == 0 || row.count == 0 || row.first > row.tokens || row.count > row.tokens - row.first) {
-        return error_set(r->err, "%s counts %zu tokens from %zu on of row %zu, which has %zu: one at least must count, "
-                         "and not token 0", r->path, row.count, row.first, e->rows, row.tokens);
-    }
-    if (row.tokens > r->T + 1) {
-        return error_set(r->err, "%s has %zu tokens in row %zu, and --seq %zu takes %zu: make the rows shorter",
-                         r->path, row.tokens, e->rows, r->T, r->T + 1);
-    }
+    if (word[3] > 1 || (e->kind == EVAL_CHOICES && e->rows == 0 && !row.right))
+        return error_set(err, "%s: row %zu has the mark %zu: 1 is the right ending, which comes first, and 0 another",
+                         path, e->rows, word[3]);
+    if (row.first == 0 || row.count == 0 || row.first > row.tokens || row.count > row.tokens - row.first)
+        return error_set(err, "%s counts %zu tokens from %zu on of row %zu, which has %zu: one at least must count, "
+                         "and not token 0", path, row.count, row.first, e->rows, row.tokens);
+    if (row.tokens > T + 1)
+        return error_set(err, "%s has %zu tokens in row %zu, and --seq %zu takes %zu: make the rows shorter", path,
+                         row.tokens, e->rows, T, T + 1);
     e->row[e->rows++] = row;
+    *at = row.at + row.tokens;
     return true;
 }
 
-static inline bool eval_read(EvalReader *r, const int32_t *header, size_t bytes) {
-    EvalFile *e = r->e;
-    bool ok = true;
-    if (header[0] != EVAL_MAGIC || header[1] < 1 || header[1] > 2) {
-        return error_set(r->err, "%s is no evaluation file: it begins with %d and version %d, not with %d and version 1 "
-                         "or 2", r->path, (int)header[0], (int)header[1], EVAL_MAGIC);
-    }
-    if (header[2] < 1 || (size_t)header[2] > e->count / 4 || header[3] < EVAL_TEXT || header[3] > EVAL_CHOICES ||
-        header[5] < 0) {
-        return error_set(r->err, "%s says that it has %d rows of kind %d in %zu words: kinds are 1 (text), 2 (cloze) "
-                         "and 3 (choices)", r->path, (int)header[2], (int)header[3], e->count);
-    }
-    if (header[4] != (int32_t)r->V) {
-        return error_set(r->err, "%s is in tokens of a vocabulary of %d, and the model's is %zu: prepare it with that "
-                         "tokenizer", r->path, (int)header[4], r->V);
-    }
-    size_t count = (size_t)header[2];
-    e->kind = (EvalKind)header[3];
-    e->words = (size_t)header[5];
-    e->row = (EvalRow *)host_alloc(count, sizeof(EvalRow));
-    for (size_t i = 0; i < count && ok; i++) ok = eval_read_row(r);
-    size_t end = EVAL_HEADER_BYTES + e->word_bytes * r->at;
-    if (!ok || end == bytes) return ok;
-    return error_set(r->err, "%s has %zu bytes behind its last row", r->path, bytes - end);
-}
-
-// Reads a file. eval_close frees it; after an error nothing is left to free.
-static inline bool eval_open(EvalFile *e, const char *path, size_t V, size_t T, Error *err) {
-    size_t bytes;
+// Checks the header and reads the rows behind it.
+static inline bool eval_read(EvalFile *e, const char *path, size_t bytes, size_t V, size_t T, Error *err) {
     int32_t header[EVAL_HEADER_BYTES / 4] = {0};
-    EvalReader r = {e, path, 0, V, T, true, err};
-    memset(e, 0, sizeof *e);
-    e->data = file_read(path, EVAL_MAX_FILE, &bytes, err);
-    if (!e->data) return false;
+    size_t at = 0;
     if (bytes >= EVAL_HEADER_BYTES) {
         memcpy(header, e->data, sizeof header);
         e->word_bytes = header[1] == 2 ? 4 : 2;
         e->count = (bytes - EVAL_HEADER_BYTES) / e->word_bytes;
     }
-    bool ok = eval_read(&r, header, bytes);
+    if (header[0] != EVAL_MAGIC || header[1] < 1 || header[1] > 2)
+        return error_set(err, "%s is no evaluation file: it begins with %d and version %d, not with %d and version 1 "
+                         "or 2", path, (int)header[0], (int)header[1], EVAL_MAGIC);
+    if (header[2] < 1 || (size_t)header[2] > e->count / 4 || header[3] < EVAL_TEXT || header[3] > EVAL_CHOICES ||
+        header[5] < 0)
+        return error_set(err, "%s says that it has %d rows of kind %d in %zu words: kinds are 1 (text), 2 (cloze) and "
+                         "3 (choices)", path, (int)header[2], (int)header[3], e->count);
+    if (header[4] != (int32_t)V)
+        return error_set(err, "%s is in tokens of a vocabulary of %d, and the model's is %zu: prepare it with that "
+                         "tokenizer", path, (int)header[4], V);
+    e->kind = (EvalKind)header[3];
+    e->words = (size_t)header[5];
+    e->row = (EvalRow *)host_alloc((size_t)header[2], sizeof(EvalRow));
+    for (int i = 0; i < header[2]; i++) {
+        if (!eval_read_row(e, path, &at, V, T, err)) return false;
+    }
+    size_t end = EVAL_HEADER_BYTES + e->word_bytes * at;
+    return end == bytes || error_set(err, "%s has %zu bytes behind its last row", path, bytes - end);
+}
+
+// Reads a file for a model with vocabulary V and sequences of T tokens. eval_close frees it; after an error nothing is
+// left to free.
+static inline bool eval_open(EvalFile *e, const char *path, size_t V, size_t T, Error *err) {
+    size_t bytes;
+    memset(e, 0, sizeof *e);
+    e->data = file_read(path, EVAL_MAX_FILE, &bytes, err);
+    bool ok = e->data && eval_read(e, path, bytes, V, T, err);
     if (!ok) eval_close(e);
     return ok;
 }
