@@ -11,8 +11,7 @@
 typedef struct {
     char path[PATH_MAX];
     size_t step;
-    size_t save;     // of trainer.json, which orders them; SIZE_MAX: it cannot be read
-    time_t written;  // when trainer.json was, by some machine's clock: for a note alone
+    size_t save;  // of trainer.json, which orders them; SIZE_MAX: it cannot be read
 } CheckpointEntry;
 
 // Orders by step where neither counts saves, as in older versions.
@@ -40,17 +39,15 @@ static inline size_t checkpoint_list(const char *out_dir, bool unfinished, Check
     DIR *dir = opendir(out_dir);
     *list = NULL;
     for (struct dirent *e; dir && (e = readdir(dir)) != NULL;) {
-        CheckpointEntry x = {"", 0, 0, 0};
+        CheckpointEntry x = {"", 0, 0};
         char file[PATH_MAX];
-        struct stat info;
         TrainerState state;
         Error ignored;
         if (!checkpoint_parse_name(e->d_name, unfinished, &x.step) ||
             !path_print(x.path, sizeof x.path, &ignored, "%s/%s", out_dir, e->d_name)) continue;
         if (!unfinished) {
-            if (!path_print(file, sizeof file, &ignored, "%s/trainer.json", x.path) || stat(file, &info) != 0) continue;
+            if (!path_print(file, sizeof file, &ignored, "%s/trainer.json", x.path) || access(file, F_OK)) continue;
             x.save = trainer_state_read(file, &state, &ignored) ? state.save : SIZE_MAX;
-            x.written = info.st_mtime;
         }
         *list = (CheckpointEntry *)host_resize(*list, count + 1, sizeof x);
         (*list)[count++] = x;
@@ -140,7 +137,7 @@ typedef bool (*CheckpointVerify)(void *context, const char *dir, Error *err);
 // none at all. Prints which ones it passes over. False: all are damaged, or there is no right to read them.
 static inline bool checkpoint_latest(const char *out_dir, const ModelSpec *spec, CheckpointVerify verify,
                                      void *context, char *path, size_t size, Error *err) {
-    CheckpointEntry *list, *x = NULL;
+    CheckpointEntry *list;
     TrainerState state;
     GPTConfig config;
     Error why;
@@ -150,19 +147,13 @@ static inline bool checkpoint_latest(const char *out_dir, const ModelSpec *spec,
         return error_set(err, "cannot read %s: %s", out_dir, strerror(errno));
     }
     for (size_t i = checkpoint_list(out_dir, false, &list); i-- > 0 && !found;) {
-        x = &list[i];
+        const CheckpointEntry *x = &list[i];
         found = checkpoint_read_state(x->path, &state, &why) && checkpoint_read_config(x->path, spec, &config, &why) &&
                 checkpoint_check(x->path, &config, true, state.bf16, &why) &&
                 (!verify || verify(context, x->path, &why));
         if (!found) printf("note: the checkpoint %s is passed over: %s\n", strrchr(x->path, '/') + 1, why.text);
         if (!found && ok) ok = error_set(err, "no checkpoint under %s is sound: %s", out_dir, why.text);
-    }
-    if (found) snprintf(path, size, "%s", x->path);
-    CheckpointEntry *newer = list;
-    while (found && newer < x && newer->written <= x->written) newer++;
-    if (found && newer < x) {
-        printf("note: by trainer.json %s was saved last and is taken, though the files of %s have a newer time "
-               "(--resume FOLDER takes another)\n", strrchr(x->path, '/') + 1, strrchr(newer->path, '/') + 1);
+        if (found) snprintf(path, size, "%s", x->path);
     }
     free(list);
     return ok || found;

@@ -95,9 +95,6 @@ static inline void trace_name(FILE *file, const char *object, int rank, int stre
 // Writes the events of all ranks. streams: the names of tracks 0 .. stream_count - 1, the same on every rank.
 static inline bool trace_write(const char *path, const TraceEvent *events, size_t count, const char *const *streams,
                                int stream_count, Error *err) {
-    static const char *const colors[][2] = {  // names of the viewer's palette
-        {"forward", "thread_state_running"}, {"backward", "rail_response"}, {"weight", "rail_load"},
-        {"send", "thread_state_iowait"},     {"recv", "rail_idle"},         {"optimizer", "thread_state_runnable"}};
     FILE *file = file_open_output(path, O_TRUNC, err);
     if (!file) return false;
     int ranks = 0;
@@ -109,16 +106,11 @@ static inline bool trace_write(const char *path, const TraceEvent *events, size_
     for (size_t i = 0; i < count; i++) {
         const TraceEvent *e = &events[i];
         char name[48];
-        const char *color = "generic_work";
-        for (size_t k = 0; k < sizeof colors / sizeof colors[0]; k++) {
-            if (strcmp(e->kind, colors[k][0]) == 0) color = colors[k][1];
-        }
         snprintf(name, sizeof name, e->micro < 0 ? "%s" : "%s %d", e->kind, e->micro);
         fprintf(file, "%s\n{\"name\":\"%s\",\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f,", i ? "," : "", name, e->start_us,
                 e->duration_us);
-        fprintf(file, "\"pid\":%d,\"tid\":%d,", e->rank, e->stream);
-        fprintf(file, "\"cname\":\"%s\",\"args\":{\"kind\":\"%s\",\"micro\":%d,\"chunk\":%d,\"step\":%ld}}", color,
-                e->kind, e->micro, e->chunk, e->step);
+        fprintf(file, "\"pid\":%d,\"tid\":%d,\"args\":{\"kind\":\"%s\",\"micro\":%d,\"chunk\":%d,\"step\":%ld}}",
+                e->rank, e->stream, e->kind, e->micro, e->chunk, e->step);
         if (named[e->rank]) continue;
         named[e->rank] = true;
         snprintf(name, sizeof name, "rank %d", e->rank);
