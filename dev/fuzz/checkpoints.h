@@ -22,22 +22,17 @@ static void fuzz_empty_out(void) {
 }
 
 // Fills a rank's values, or compares them, with the model's elements: numbers that bf16 has.
-typedef struct {
-    float *values;
-    StateKind kind;
-    bool compare;
-} FuzzFill;
-
-static bool fuzz_fill(void *context, const Tensor *x, const Run *run, Error *err) {
-    FuzzFill *fill = (FuzzFill *)context;
-    (void)err;
-    for (size_t j = 0; j < run->count; j++) {
-        float *at = &fill->values[x->offset + run->local + j];
-        float value = (float)((x->id * 7919 + (size_t)fill->kind * 104729 + (run->global + j) * 31) % 256);
-        if (fill->compare) fuzz_promise(*at == value);
-        else *at = value;
+static void fuzz_fill(const ParamTable *table, size_t lo, size_t hi, float *values, StateKind kind, bool compare) {
+    SliceWalk walk = {table, lo, hi, 0, 0};
+    const Tensor *x;
+    for (Run run; (x = slices_next(&walk, &run)) != NULL;) {
+        for (size_t j = 0; j < run.count; j++) {
+            float *at = &values[x->offset + run.local + j];
+            float value = (float)((x->id * 7919 + (size_t)kind * 104729 + (run.global + j) * 31) % 256);
+            if (compare) fuzz_promise(*at == value);
+            else *at = value;
+        }
     }
-    return true;
 }
 
 typedef struct {
@@ -59,12 +54,11 @@ static void fuzz_ranks(const GPTConfig *config, FuzzLayout l, bool bf16, const c
         size_t lo = table.total * dr / l.d, hi = table.total * (dr + 1) / l.d;
         float *values = (float *)host_alloc(table.total + 1, sizeof(float));
         for (int k = 0; k < (bf16 ? 4 : 3); k++) {
-            FuzzFill fill = {values, (StateKind)k, sums == NULL};
             StateKind kind = (StateKind)k;
-            if (sums) slices_walk(&table, lo, hi, fuzz_fill, &fill, &err);
+            if (sums) fuzz_fill(&table, lo, hi, values, kind, false);
             fuzz_promise(sums ? checkpoint_write(dir, kind, &table, values + lo, lo, hi, stage == 0, sums, &err)
                               : checkpoint_read(dir, kind, &table, values + lo, lo, hi, &err));
-            if (!sums) slices_walk(&table, lo, hi, fuzz_fill, &fill, &err);
+            if (!sums) fuzz_fill(&table, lo, hi, values, kind, true);
         }
         free(values);
         table_free(&table);

@@ -1,8 +1,8 @@
 // tensor_slices.h: moving slices of a rank's flat buffer to and from the unsharded tensors of a safetensors file, and
 // the checksums of a checkpoint's tensors, which trainer.json holds and --resume compares with the files.
 //
-// defines: Checksums, checksums_make, checksums_free, StateKind, state_file, state_name, slices_walk, slices_find,
-//          slices_create, slices_write, slices_read
+// defines: Checksums, checksums_make, checksums_free, StateKind, state_file, state_name, SliceWalk, slices_next,
+//          slices_find, slices_create, slices_write, slices_read
 #ifndef LLMC_TENSOR_SLICES_H
 #define LLMC_TENSOR_SLICES_H
 
@@ -30,36 +30,36 @@ static inline void checksums_free(Checksums *c) {
 
 typedef enum { STATE_WEIGHTS, STATE_M, STATE_V, STATE_MASTER } StateKind;  // master: of a bf16 run
 
-typedef bool (*RunVisit)(void *context, const Tensor *x, const Run *run, Error *err);
+// A walk over [lo, hi) of a flat buffer.
+typedef struct {
+    const ParamTable *table;
+    size_t lo, hi, tensor, run;  // and the next run to look at
+} SliceWalk;
 
-// Calls visit for the longest runs that make up [lo, hi) of the flat buffer, in memory order, without gaps and padding.
-// Stops when visit returns false.
-static inline bool slices_walk(const ParamTable *table, size_t lo, size_t hi, RunVisit visit, void *context,
-                               Error *err) {
-    for (size_t i = 0; i < table->count; i++) {
-        const Tensor *x = &table->tensors[i];
-        if (x->offset >= hi || x->offset + x->size <= lo) continue;
-        Run joined = {0, 0, 0};
-        for (size_t r = 0; r < tensor_run_count(x); r++) {
-            Run run = tensor_run(x, r);
-            size_t begin = x->offset + run.local, end = begin + run.count;
-            if (begin >= hi) break;
-            size_t skip = begin < lo ? lo - begin : 0;
-            if (end > hi) end = hi;
+// Sets *next to the next of the longest runs that make up the range, in memory order, without gaps and padding. Returns
+// its tensor, or NULL behind the last.
+static inline const Tensor *slices_next(SliceWalk *w, Run *next) {
+    next->count = 0;
+    for (; w->tensor < w->table->count; w->tensor++, w->run = 0) {
+        const Tensor *x = &w->table->tensors[w->tensor];
+        bool outside = x->offset >= w->hi || x->offset + x->size <= w->lo;
+        for (; !outside && w->run < tensor_run_count(x); w->run++) {
+            Run run = tensor_run(x, w->run);
+            size_t begin = x->offset + run.local, end = begin + run.count, skip = begin < w->lo ? w->lo - begin : 0;
+            if (begin >= w->hi) break;
+            if (end > w->hi) end = w->hi;
             if (begin + skip >= end) continue;
-            size_t local = run.local + skip, global = run.global + skip, count = end - begin - skip;
-            if (joined.count && joined.local + joined.count == local && joined.global + joined.count == global) {
-                joined.count += count;  // with one tensor rank the runs of a matrix join up
-                continue;
-            }
-            if (joined.count && !visit(context, x, &joined, err)) return false;
-            joined.local = local;
-            joined.global = global;
-            joined.count = count;
+            run.local += skip, run.global += skip, run.count = end - begin - skip;
+            bool joins = next->local + next->count == run.local && next->global + next->count == run.global;
+            if (next->count && !joins) return x;
+            if (next->count) next->count += run.count;  // with one tensor rank the runs of a matrix join up
+            else *next = run;
         }
-        if (joined.count && !visit(context, x, &joined, err)) return false;
+        if (!next->count) continue;
+        w->tensor++, w->run = 0;
+        return x;
     }
-    return true;
+    return NULL;
 }
 
 enum { STATE_NAME_SIZE = sizeof ((Tensor *)0)->name + 16 };
@@ -104,58 +104,6 @@ static inline const STEntry *slices_find(const SafeTensors *st, const Tensor *x,
     return entry;
 }
 
-enum { SLICE_WINDOW = 1 << 18 };  // elements read at once where a rank's columns are scattered over the rows
-
-typedef struct {
-    SafeTensors st;
-    StateKind kind;
-    float *values;         // elements [lo, hi) of the flat buffer; const when writing
-    size_t lo;
-    bool write_wte;
-    uint64_t *sums;
-    const Tensor *tensor;  // the last one that was looked up, and its place in the file
-    const STEntry *entry;
-    float *window;         // [SLICE_WINDOW] elements [first, first + count) of that tensor
-    size_t window_first, window_count;
-} SliceFile;
-
-static inline bool slice_file_seek(SliceFile *file, const Tensor *x, Error *err) {
-    if (file->tensor == x) return true;
-    file->tensor = x;
-    file->window_count = 0;
-    file->entry = slices_find(&file->st, x, file->kind, err);
-    return file->entry != NULL;
-}
-
-static inline bool run_write(void *context, const Tensor *x, const Run *run, Error *err) {
-    SliceFile *file = (SliceFile *)context;
-    if ((x->split == SPLIT_NONE && x->t_rank != 0) || (tensor_is_tied(x) && !file->write_wte)) return true;
-    const float *values = file->values + (x->offset + run->local - file->lo);
-    if (!slice_file_seek(file, x, err)) return false;
-    return st_write_floats(&file->st, file->entry, run->global, run->count, values,
-                           file->sums ? &file->sums[x->id] : NULL, err);
-}
-
-static inline bool run_read(void *context, const Tensor *x, const Run *run, Error *err) {
-    SliceFile *file = (SliceFile *)context;
-    float *out = file->values + (x->offset + run->local - file->lo);
-    if (!slice_file_seek(file, x, err)) return false;
-    if ((x->split != SPLIT_COLUMNS && x->split != SPLIT_QKV) || run->count >= SLICE_WINDOW) {
-        return st_read_floats(&file->st, file->entry, run->global, run->count, out, err);
-    }
-    size_t window_end = file->window_first + file->window_count;
-    if (run->global < file->window_first || run->global + run->count > window_end) {
-        size_t left = file->entry->count - run->global;
-        file->window_first = run->global;
-        file->window_count = left < SLICE_WINDOW ? left : (size_t)SLICE_WINDOW;
-        if (!st_read_floats(&file->st, file->entry, run->global, file->window_count, file->window, err)) {
-            return false;
-        }
-    }
-    memcpy(out, file->window + (run->global - file->window_first), run->count * sizeof(float));
-    return true;
-}
-
 // Creates `path` with every tensor of the kinds, in the order of the unsharded table. start: see st_create.
 static inline bool slices_create(const char *path, const char *start, const GPTConfig *config, const StateKind *kinds,
                                  int kind_count, STType dtype, Error *err) {
@@ -180,24 +128,54 @@ static inline bool slices_create(const char *path, const char *start, const GPTC
 // [tensors of the model], what is written is added to them; NULL: no sums.
 static inline bool slices_write(const char *path, StateKind kind, const ParamTable *table, const float *values,
                                 size_t lo, size_t hi, bool write_wte, uint64_t *sums, Error *err) {
-    SliceFile file = {};
-    file.kind = kind, file.values = (float *)values, file.lo = lo, file.write_wte = write_wte, file.sums = sums;
-    if (!st_open(&file.st, path, O_RDWR, err)) return false;
-    if (slices_walk(table, lo, hi, run_write, &file, err)) return st_finish(&file.st, err);
-    st_close(&file.st);
+    SafeTensors st;
+    SliceWalk walk = {table, lo, hi, 0, 0};
+    const Tensor *x, *found = NULL;
+    const STEntry *entry = NULL;
+    Run run;
+    bool ok = true;
+    if (!st_open(&st, path, O_RDWR, err)) return false;
+    while (ok && (x = slices_next(&walk, &run)) != NULL) {
+        if ((x->split == SPLIT_NONE && x->t_rank != 0) || (tensor_is_tied(x) && !write_wte)) continue;
+        if (x != found) entry = slices_find(&st, found = x, kind, err);
+        ok = entry && st_write_floats(&st, entry, run.global, run.count, values + (x->offset + run.local - lo),
+                                      sums ? &sums[x->id] : NULL, err);
+    }
+    if (ok) return st_finish(&st, err);
+    st_close(&st);
     return false;
 }
 
-// Fills values with elements [lo, hi) of the flat buffer from an open file; padding and gaps become 0. Closes
-// the file.
+// Fills values with elements [lo, hi) of the flat buffer from an open file; padding and gaps become 0. Closes the file.
+// Where a rank's columns are scattered over the rows, it reads a window of the tensor at once.
 static inline bool slices_read(SafeTensors *st, StateKind kind, const ParamTable *table, float *values,
                                size_t lo, size_t hi, Error *err) {
-    SliceFile file = {};
-    file.st = *st, file.kind = kind, file.values = values, file.lo = lo;
+    enum { WINDOW = 1 << 18 };  // elements
+    SliceWalk walk = {table, lo, hi, 0, 0};
+    const Tensor *x, *found = NULL;
+    const STEntry *entry = NULL;
+    float *window = (float *)host_alloc(WINDOW, sizeof(float));
+    size_t first = 0, behind = 0;  // elements of the tensor in the window
+    Run run;
+    bool ok = true;
     memset(values, 0, (hi - lo) * sizeof(float));
-    file.window = (float *)host_alloc(SLICE_WINDOW, sizeof(float));
-    bool ok = slices_walk(table, lo, hi, run_read, &file, err);
-    free(file.window);
+    while (ok && (x = slices_next(&walk, &run)) != NULL) {
+        float *out = values + (x->offset + run.local - lo);
+        bool scattered = (x->split == SPLIT_COLUMNS || x->split == SPLIT_QKV) && run.count < WINDOW;
+        if (x != found) entry = slices_find(st, found = x, kind, err), first = behind = 0;
+        if (!(ok = entry != NULL)) break;
+        if (!scattered) {
+            ok = st_read_floats(st, entry, run.global, run.count, out, err);
+            continue;
+        }
+        if (run.global < first || run.global + run.count > behind) {
+            first = run.global;
+            behind = entry->count - first < WINDOW ? entry->count : first + WINDOW;
+            ok = st_read_floats(st, entry, first, behind - first, window, err);
+        }
+        if (ok) memcpy(out, window + (run.global - first), run.count * sizeof(float));
+    }
+    free(window);
     st_close(st);
     return ok;
 }

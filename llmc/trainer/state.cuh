@@ -115,23 +115,15 @@ static inline void state_init_weights(State *state, const ParamTable *table, uin
     for (size_t first = 0; first < table->total; first += STATE_CHUNK) {
         size_t end = first + STATE_CHUNK < table->total ? first + STATE_CHUNK : table->total;
         memset(host, 0, (end - first) * sizeof(float));
-        for (size_t i = 0; i < table->count; i++) {
-            const Tensor *x = &table->tensors[i];
+        SliceWalk walk = {table, first, end, 0, 0};
+        const Tensor *x;
+        for (Run run; (x = slices_next(&walk, &run)) != NULL;) {
+            float *out = host + (x->offset + run.local - first);
             double stddev = config_spec(&table->config)->stddev;
             if (x->init == INIT_RESIDUAL) stddev /= sqrt(2.0 * (double)table->config.L);
-            for (size_t r = 0; r < tensor_run_count(x) && x->init != INIT_ZERO; r++) {
-                Run run = tensor_run(x, r);
-                size_t a = x->offset + run.local, b = a + run.count;  // the run in the flat buffer, cut to the chunk
-                if (a < first) a = first;
-                if (b > end) b = end;
-                if (a >= b) continue;
-                size_t global = run.global + (a - x->offset - run.local);
-                if (x->init == INIT_ONE) {
-                    for (size_t j = a; j < b; j++) host[j - first] = 1.0f;
-                } else {
-                    random_normal_fill(host + (a - first), seed, x->id, global, b - a, stddev);
-                }
-            }
+            for (size_t j = 0; j < run.count && x->init == INIT_ONE; j++) out[j] = 1.0f;
+            if (x->init == INIT_NORMAL || x->init == INIT_RESIDUAL)
+                random_normal_fill(out, seed, x->id, run.global, run.count, stddev);
         }
         state_set_weights(state, host, first, end - first);
     }
