@@ -89,8 +89,8 @@ static void fuzz_eval(const uint8_t *data, size_t size) {
         for (size_t i = 0; i < e.rows; i++) {
             const EvalRow *x = &e.row[i];
             fuzz_promise(x->first > 0 && x->count > 0 && x->first + x->count <= x->tokens && x->tokens <= T + 1);
-            fuzz_promise(x->at + x->tokens <= e.count && x->right == (e.kind == EVAL_CHOICES && (i == 0 || x->right)));
-            for (size_t k = 0; k < x->tokens; k++) fuzz_promise(eval_token(&e, x, k) < V);
+            fuzz_promise(x->at + x->tokens <= e.count && x->right == (e.kind == EVAL_CHOICES && (x->right || !i)));
+            for (size_t k = 0; k < x->tokens; k++) fuzz_promise((size_t)eval_token(&e, x, k) < V);
         }
         eval_close(&e);
     }
