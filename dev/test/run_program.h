@@ -4,11 +4,9 @@
 #define LLMC_RUN_PROGRAM_H
 
 #ifndef _XOPEN_SOURCE
-#error "define _XOPEN_SOURCE 700 before the first include: fork, nftw and setpgid need it"
+#error "define _XOPEN_SOURCE 700 before the first include: fork and setpgid need it"
 #endif
 
-#include <errno.h>
-#include <ftw.h>
 #include <limits.h>
 #include <math.h>
 #include <signal.h>
@@ -26,7 +24,7 @@
 
 #include <cjson/cJSON.h>
 
-#include "llmc/host/file.h"
+#include "dev/test/files.h"
 
 // True for the lessons that have data parallelism and neither tensor nor pipeline.
 static inline bool is_data_lesson(const char *name) {
@@ -37,52 +35,6 @@ static inline bool is_data_lesson(const char *name) {
 static inline void trainer_program(char *out, size_t size, const char *trainer) {
     snprintf(out, size, "%s%s", *trainer == '_' || !*trainer ? "train_gpt" : "train_", trainer);
 }
-
-// ---- files ----------------------------------------------------------------------------------------------
-
-static inline void die(const char *what, const char *name) {
-    fprintf(stderr, "test_gpt: %s %s: %s\n", what, name, strerror(errno));
-    exit(1);
-}
-
-static inline void *allocate(size_t bytes) {
-    void *p = calloc(bytes + 1, 1);
-    if (!p) die("cannot allocate", "memory");
-    return p;
-}
-
-// The whole file with a 0 behind it, or NULL.
-static inline char *read_file(const char *path, size_t *bytes) {
-    size_t ignored;
-    Error err;
-    return file_read(path, SIZE_MAX, bytes ? bytes : &ignored, &err);
-}
-
-static inline void write_file(const char *path, const void *data, size_t bytes) {
-    FILE *file = fopen(path, "wb");
-    if (!file || fwrite(data, 1, bytes, file) != bytes || fclose(file)) die("cannot write", path);
-}
-
-static inline bool file_exists(const char *path) {
-    struct stat info;
-    return stat(path, &info) == 0;
-}
-
-static inline bool same_file(const char *a, const char *b) {
-    size_t bytes_a = 0, bytes_b = 0;
-    char *text_a = read_file(a, &bytes_a), *text_b = read_file(b, &bytes_b);
-    bool same = text_a && text_b && bytes_a == bytes_b && memcmp(text_a, text_b, bytes_a) == 0;
-    free(text_a);
-    free(text_b);
-    return same;
-}
-
-static inline int remove_entry(const char *path, const struct stat *info, int type, struct FTW *level) {
-    (void)info, (void)type, (void)level;
-    return remove(path);
-}
-
-static inline void remove_tree(const char *path) { nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS); }
 
 // ---- running programs -----------------------------------------------------------------------------------
 

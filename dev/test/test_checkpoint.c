@@ -18,17 +18,12 @@
 #include <time.h>
 
 #include "dev/test/check.h"
+#include "dev/test/files.h"
 #include "dev/test/verify.h"
 
 static Check checks;
 static char root[256];  // where this run keeps its files
 static int lock, no_lock = -1;  // of the last folder that was claimed; of none
-
-static void *allocate(size_t bytes) {
-    void *p = malloc(bytes + 1);
-    if (!p) exit(1);
-    return p;
-}
 
 // Paths under root; the text lives until eight more have been asked for.
 static const char *in_root(const char *name) {
@@ -45,38 +40,11 @@ static uint64_t mix(uint64_t x) {
     return x ^ x >> 32;
 }
 
-static void write_bytes(const char *path, const void *data, size_t bytes) {
-    FILE *f = fopen(path, "wb");
-    if (!f || fwrite(data, 1, bytes, f) != bytes || fclose(f) != 0) {
-        fprintf(stderr, "cannot write %s\n", path);
-        exit(1);
-    }
-}
-
-static char *read_bytes(const char *path, size_t *bytes) {
-    Error err;
-    char *data = file_read(path, (size_t)1 << 30, bytes, &err);
-    if (!data) {
-        fprintf(stderr, "%s\n", err.text);
-        exit(1);
-    }
-    return data;
-}
-
-static bool same_file(const char *a, const char *b) {
-    size_t na, nb;
-    char *x = read_bytes(a, &na), *y = read_bytes(b, &nb);
-    bool same = na == nb && memcmp(x, y, na) == 0;
-    free(x);
-    free(y);
-    return same;
-}
-
 // Two safetensors files of the same bytes behind their headers?
 static bool same_tensors(const char *a, const char *b) {
     size_t na, nb;
     uint64_t x, y;
-    char *one = read_bytes(a, &na), *other = read_bytes(b, &nb);
+    char *one = read_file(a, &na), *other = read_file(b, &nb);
     memcpy(&x, one, sizeof x), memcpy(&y, other, sizeof y);
     bool same = na - x == nb - y && memcmp(one + 8 + x, other + 8 + y, na - 8 - x) == 0;
     free(one);
@@ -97,7 +65,7 @@ static void write_safetensors(const char *path, const char *header, size_t data_
     memcpy(file, &n, 8);
     memcpy(file + 8, header, n);
     memset(file + 8 + n, 0x11, data_bytes);
-    write_bytes(path, file, 8 + n + data_bytes);
+    write_file(path, file, 8 + n + data_bytes);
     free(file);
 }
 
@@ -195,7 +163,7 @@ static void test_headers(void) {
     for (int i = 0; i < 5; i++) {
         char file[16] = "";
         memcpy(file, &claims[i], 8);
-        write_bytes(path, file, 16);
+        write_file(path, file, 16);
         ok &= !st_open(&st, path, O_RDONLY, &err) && says(&err, i ? "header claims" : "truncated inside its header");
     }
     check(&checks, ok, "header: absurd lengths");
@@ -230,7 +198,7 @@ static void test_damage(void) {
     STEntry specs[] = {st_entry("wte.weight", ST_F32, 2, 5, 3), st_entry("b", ST_BF16, 1, 1, 7)};
     bool ok = st_create(&st, path, ST_START, specs, 2, &err) && st_finish(&st, &err);
     size_t bytes;
-    char *sound = read_bytes(path, &bytes);
+    char *sound = read_file(path, &bytes);
     for (size_t n = bytes; n-- > 0;) {
         ok &= truncate(path, (off_t)n) == 0 && !st_open(&st, path, O_RDONLY, &err) && says(&err, path);
     }
@@ -245,7 +213,7 @@ static void test_damage(void) {
             uint64_t random = mix(i * 9 + k);
             broken[place] = i % 2 ? "0123456789[]{},\":eE.-"[random % 21] : (char)random;
         }
-        write_bytes(path, broken, bytes);
+        write_file(path, broken, bytes);
         if (ok && !refused_or_readable(path, count)) {
             printf("     damage %llu\n", (unsigned long long)i);
             ok = false;
@@ -269,7 +237,7 @@ static void test_types(void) {
              "\"i\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[786432,786440]}}");
     write_safetensors(path, header, 786440);
     size_t bytes;
-    char *file = read_bytes(path, &bytes), *data = file + bytes - 786440;
+    char *file = read_file(path, &bytes), *data = file + bytes - 786440;
     for (int i = 0; i < 65536; i++) {
         uint16_t half = (uint16_t)i;
         double wide = (i - 30000) / 7.0;
@@ -277,7 +245,7 @@ static void test_types(void) {
         memcpy(data + 131072 + 2 * i, &half, 2);
         memcpy(data + 262144 + 8 * i, &wide, 8);
     }
-    write_bytes(path, file, bytes);
+    write_file(path, file, bytes);
     free(file);
     if (!check(&checks, st_open(&st, path, O_RDONLY, &err), "a file of all types opens")) return;
     float *out = allocate(65536 * sizeof(float));
@@ -535,7 +503,7 @@ static void rewrite_header(const char *from_dir, const char *to_dir, const char 
     char path[PATH_MAX + 32];
     snprintf(path, sizeof path, "%s/model.safetensors", from_dir);
     size_t bytes, room, n = 0;
-    char *file = read_bytes(path, &bytes);
+    char *file = read_file(path, &bytes);
     uint64_t length;
     memcpy(&length, file, 8);
     room = 8 + length * 4 + strlen(extra) + 8;
@@ -557,7 +525,7 @@ static void rewrite_header(const char *from_dir, const char *to_dir, const char 
     memcpy(out + n, file + 8 + length, data);
     memset(out + n + data, 1, extra_bytes);
     snprintf(path, sizeof path, "%s/model.safetensors", to_dir);
-    write_bytes(path, out, n + data + extra_bytes);
+    write_file(path, out, n + data + extra_bytes);
     free(out);
     free(file);
 }
@@ -654,7 +622,7 @@ static void write_split(const char *whole, const char *dir, const char *from, co
     if (found) snprintf(changed, sizeof changed, "%.*s%s%s", (int)(found - text), text, to, found + strlen(from));
     else snprintf(changed, sizeof changed, "%s", text);
     snprintf(path, sizeof path, "%s/model.safetensors.index.json", dir);
-    write_bytes(path, changed, strlen(changed));
+    write_file(path, changed, strlen(changed));
 }
 
 // Weights in several files, as Hugging Face saves large models: the same values; an index that lies is refused by name.
@@ -741,7 +709,7 @@ static void test_config(void) {
     GPTConfig g;
     mkdir(in_root("config"), 0777);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        write_bytes(in_root("config/config.json"), cases[i].text, strlen(cases[i].text));
+        write_file(in_root("config/config.json"), cases[i].text, strlen(cases[i].text));
         bool read = checkpoint_read_config(in_root("config"), NULL, &g, &err);
         bool ok = read == !cases[i].says && (read || says(&err, cases[i].says));
         if (read) ok &= g.L == 2 && g.NH == 4 && g.C == 32 && g.maxT == 24 && g.V == 61 && g.Vp == 128;
@@ -751,7 +719,7 @@ static void test_config(void) {
               checkpoint_read_config(in_root("config"), NULL, &g, &err);
     check(&checks, ok && memcmp(&g, &SMALL, sizeof g) == 0, "config.json: what is written is read back");
     size_t bytes;
-    free(read_bytes(in_root("config/config.json"), &bytes));
+    free(read_file(in_root("config/config.json"), &bytes));
     for (size_t n = bytes - 1; n-- > 0;) {  // the last byte is a newline
         ok &= truncate(in_root("config/config.json"), (off_t)n) == 0 &&
               !checkpoint_read_config(in_root("config"), NULL, &g, &err);
@@ -784,7 +752,7 @@ static void test_state(void) {
     }
     check(&checks, ok, "trainer.json: 200 states come back bit for bit");
     size_t bytes;
-    char *text = read_bytes(path, &bytes);
+    char *text = read_file(path, &bytes);
     TrainerState s;
     ok = true;
     for (size_t n = bytes - 1; n-- > 0;) {
@@ -806,7 +774,7 @@ static void test_state(void) {
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         char *at = strstr(text, wrong[i].from), *changed = allocate(bytes + 128);
         sprintf(changed, "%.*s%s%s", (int)(at - text), text, wrong[i].to, at + strlen(wrong[i].from));
-        write_bytes(path, changed, strlen(changed));
+        write_file(path, changed, strlen(changed));
         ok &= !trainer_state_read(path, &s, &err) && says(&err, wrong[i].says);
         free(changed);
     }
@@ -895,7 +863,7 @@ static void test_folders(void) {
     ok = rename(in_root("a/b/out/step-00000030"), in_root("a/b/out/tmp-00000030-node-7")) == 0 &&
          checkpoint_claim(out, true, &lock, &err) && access(in_root("a/b/out/step-00000030"), F_OK) == 0;
     check(&checks, ok, "a checkpoint that lacked but its name gets it from the next run");
-    write_bytes(in_root("file"), "x", 1);
+    write_file(in_root("file"), "x", 1);
     ok = !checkpoint_claim(in_root("file"), true, &lock, &err) && says(&err, "not a folder");
     ok &= !checkpoint_claim(in_root("file/out"), true, &lock, &err) && says(&err, "Not a directory");
     ok &= !checkpoint_claim("/proc/out", true, &lock, &err) && says(&err, "/proc/out");
@@ -967,7 +935,7 @@ static void test_foreign_files(void) {
         *strrchr(path, '/') = '\0';
         mkdir(path, 0777);
         path[strlen(path)] = '/';
-        write_bytes(path, "mine", 4);
+        write_file(path, "mine", 4);
     }
     ok = ok && checkpoint_claim(out, true, &lock, &err);
     for (size_t step = 7; step < 10; step++) {
@@ -983,7 +951,7 @@ static void test_foreign_files(void) {
         // The folder that stood where a checkpoint had to go gave way.
         if (i == COUNT - 1) snprintf(path, sizeof path, "%s/tmp-00000008-%s/notes", out, process);
         bool there = access(path, R_OK) == 0;
-        char *text = there ? read_bytes(path, &bytes) : NULL;
+        char *text = there ? read_file(path, &bytes) : NULL;
         if (!text || bytes != 4 || memcmp(text, "mine", 4) != 0) ok = error_set(&err, "%s is gone", path);
         free(text);
     }
@@ -1001,7 +969,7 @@ static void test_cut_removal(void) {
         ok = ok && folder_make(path, &err);
         for (int i = gone; i < CHECKPOINT_FILE_COUNT; i++) {
             snprintf(path, sizeof path, "%s/tmp-00000005-node-%d/%s", out, gone + 1, CHECKPOINT_FILES[i]);
-            write_bytes(path, "x", 1);
+            write_file(path, "x", 1);
         }
     }
     ok = ok && count_entries(out) == CHECKPOINT_FILE_COUNT + 1 && checkpoint_claim(out, true, &lock, &err);
@@ -1033,13 +1001,13 @@ static void test_lock(void) {
     kill(child, SIGKILL);
     ok = waitpid(child, &status, 0) == child && checkpoint_claim(out, true, &lock, &err);
     check(&checks, ok, "the lock dies with its process");
-    write_bytes(in_root("locked.tex"), "mine", 4);
+    write_file(in_root("locked.tex"), "mine", 4);
     ok = unlink(in_root("lock/.lock")) == 0 && symlink("../locked.tex", in_root("lock/.lock")) == 0;
     ok = ok && !checkpoint_claim(out, true, &lock, &err) && says(&err, "it is a symbolic link") &&
          unlink(in_root("lock/.lock")) == 0 && rename(in_root("locked.tex"), in_root("lock/.lock")) == 0 &&
          checkpoint_claim(out, true, &lock, &err);
     size_t bytes = 0;
-    char *text = ok ? read_bytes(in_root("lock/.lock"), &bytes) : NULL;
+    char *text = ok ? read_file(in_root("lock/.lock"), &bytes) : NULL;
     check(&checks, text && bytes == 4 && memcmp(text, "mine", 4) == 0, "a file .lock of somebody stays as it is %s",
           err.text);
     free(text);
@@ -1154,16 +1122,16 @@ static void test_checksums(void) {
             size_t bytes;
             uint64_t header;
             snprintf(path, sizeof path, "%s/%s", dir, files[f]);
-            char *data = read_bytes(path, &bytes);
+            char *data = read_file(path, &bytes);
             memcpy(&header, data, sizeof header);
             for (; rounds < 100 * (f + 1); rounds++) {
                 size_t place = 8 + header + mix((uint64_t)rounds) % (bytes - 8 - header);
                 data[place] ^= (char)(1 << rounds % 8);
-                write_bytes(path, data, bytes);
+                write_file(path, data, bytes);
                 found += !checkpoint_verify(dir, &err) && says(&err, "is damaged: ");
                 data[place] ^= (char)(1 << rounds % 8);
             }
-            write_bytes(path, data, bytes);
+            write_file(path, data, bytes);
             free(data);
         }
         ok = ok && checkpoint_verify(dir, &err);
@@ -1172,11 +1140,11 @@ static void test_checksums(void) {
         // Two neighbours that change places leave a plain sum as it is.
         size_t bytes;
         snprintf(path, sizeof path, "%s/%s", dir, files[1]);
-        char *data = read_bytes(path, &bytes), four[4];
+        char *data = read_file(path, &bytes), four[4];
         memcpy(four, data + bytes - 8, 4);
         memmove(data + bytes - 8, data + bytes - 4, 4);
         memcpy(data + bytes - 4, four, 4);
-        write_bytes(path, data, bytes);
+        write_file(path, data, bytes);
         ok = !checkpoint_verify(dir, &err) && says(&err, "is damaged") && latest_is(out, "step-00000001");
         check(&checks, ok, "so are elements that changed places, and --resume auto takes the checkpoint before");
         ok = checkpoint_latest(out, NULL, NULL, NULL, other, sizeof other, &err) && strcmp(other, dir) == 0;
@@ -1187,9 +1155,9 @@ static void test_checksums(void) {
     bool ok = save(in_root("mixed"), 2, &TINY, &ONE, false, dir, &err);
     snprintf(path, sizeof path, "%s/%s", dir, files[0]);
     size_t bytes;
-    char *data = read_bytes(path, &bytes);
+    char *data = read_file(path, &bytes);
     memset(data + bytes - 32 * 4, 0, 32 * 4);  // ln_f of the other run
-    write_bytes(path, data, bytes);
+    write_file(path, data, bytes);
     free(data);
     ok = ok && !checkpoint_verify(dir, &err) && says(&err, "model.safetensors is damaged: ");
     check(&checks, ok, "a half-mixed checkpoint is refused -> %s", err.text);
@@ -1200,12 +1168,12 @@ static void test_checksums(void) {
     const char *lacking = in_root("mixed/lacking.json");
     size_t text_bytes;
     ok = checkpoint_state_sum(&TINY, &old) != with && trainer_state_write(lacking, &old, NULL, &err);
-    char *text = read_bytes(lacking, &text_bytes), *field = (char *)memmem(text, text_bytes, "\"ramp_start\"", 12);
+    char *text = read_file(lacking, &text_bytes), *field = (char *)memmem(text, text_bytes, "\"ramp_start\"", 12);
     if (field) memset(field, ' ', strcspn(field, "\n"));
     char *last = (char *)memmem(text, text_bytes, ",\n  \"data\": \"\"", 14);
     ok = ok && last;
     if (last) memset(last, ' ', 14);
-    write_bytes(lacking, text, text_bytes);
+    write_file(lacking, text, text_bytes);
     ok = ok && field && trainer_state_read(lacking, &read, &err);
     check(&checks, ok && checkpoint_state_sum(&TINY, &read) == checkpoint_state_sum(&TINY, &old),
           "the sum of a trainer.json that lacks later fields");

@@ -11,22 +11,13 @@
 #include <cjson/cJSON.h>
 
 #include "dev/test/check.h"
-#include "llmc/host/file.h"
+#include "dev/test/files.h"
 #include "llmc/host/log.h"
 #include "llmc/host/ramp.h"
 #include "llmc/host/trace.h"
 
 static char folder[] = "build/test_log.XXXXXX";  // of the files below
 static char log_path[64], trace_path[64];
-
-static char *read_text(const char *path) {
-    size_t bytes;
-    Error err;
-    char *text = file_read(path, SIZE_MAX, &bytes, &err);
-    if (text) return text;
-    fprintf(stderr, "%s\n", err.text);
-    exit(1);
-}
 
 static double number(const cJSON *object, const char *key) {
     const cJSON *item = cJSON_GetObjectItem(object, key);
@@ -121,7 +112,7 @@ static void log_steps(size_t done, size_t first, size_t last, Check *c) {
 
 static void test_log(Check *c) {
     log_steps(0, 1, 5, c);
-    char *text = read_text(log_path);
+    char *text = read_file(log_path, NULL);
     bool keys = true;
     size_t lines = 0, validations = 0;
     for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n"), lines++) {
@@ -145,7 +136,7 @@ static void test_log(Check *c) {
     fprintf(file, "{\"step\":6,\"lo");
     fclose(file);
     log_steps(3, 4, 10, c);
-    text = read_text(log_path);
+    text = read_file(log_path, NULL);
     size_t next = 1;
     bool once = true;
     for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
@@ -168,7 +159,7 @@ static void test_log(Check *c) {
     for (size_t done = 0; done < 4; done += 3) {
         check(c, !log_open(&log, log_path, done, 10, 1, 0, &err), "refused after %zu steps: a file that is no log -> %s", done,
               err.text);
-        text = read_text(log_path);
+        text = read_file(log_path, NULL);
         check(c, strcmp(text, "dear diary\n") == 0, "and left as it was");
         free(text);
     }
@@ -179,7 +170,7 @@ static void test_log(Check *c) {
         log_step(&log, &report);
         log_close(&log, &err);
     }
-    text = read_text(log_path);
+    text = read_file(log_path, NULL);
     cJSON *object = cJSON_Parse(text);
     check(c, cJSON_IsNull(cJSON_GetObjectItem(object, "loss")), "numbers that JSON cannot hold are null");
     cJSON_Delete(object);
@@ -188,7 +179,7 @@ static void test_log(Check *c) {
     unlink(log_path);
     report.loss = report.grad_norm = 1.0;
     if (log_open(&log, log_path, 0, 10, 1e9 / 512, 1e12, &err)) log_step(&log, &report), log_close(&log, &err);
-    text = read_text(log_path);
+    text = read_file(log_path, NULL);
     object = cJSON_Parse(text);
     check(c, number(object, "mfu") == 0.25, "MFU, where the peak is known");
     cJSON_Delete(object);
@@ -212,7 +203,7 @@ static void test_special_logs(Check *c) {
     log_steps(0, 1, 5, c);
     bool ok = symlink("log.jsonl", link) == 0 && log_open(&log, link, 3, 10, 1, 0, &err) &&
               log_close(&log, &err);
-    char *text = read_text(log_path);
+    char *text = read_file(log_path, NULL);
     check(c, ok && lstat(link, &info) == 0 && S_ISLNK(info.st_mode) && strstr(text, "\"step\":3,") &&
                  !strstr(text, "\"step\":4,"), "a link stays one, and its target is cut to what was done");
     free(text);
@@ -263,7 +254,7 @@ static void test_kept_logs(Check *c) {
         bool ok = log_open(&log, log_path, 2, 10, 1, 0, &err) == tails[i].torn && stat(log_path, &info) == 0;
         ok = ok && (size_t)info.st_size == strlen(lines) + (tails[i].torn ? 0 : tails[i].bytes);
         if (log.json) log_close(&log, &err);
-        char *text = read_text(log_path);
+        char *text = read_file(log_path, NULL);
         check(c, ok && strncmp(text, lines, strlen(lines)) == 0 && (!tails[i].torn || !text[strlen(lines)]),
               "a log with %zu more bytes is %s", tails[i].bytes, tails[i].torn ? "cut behind its lines" : "no log");
         free(text);
@@ -274,7 +265,7 @@ static void test_kept_logs(Check *c) {
         fclose(file);
         log_steps(0, 1, 1, c);
     }
-    char *text = read_text(aside), *second = read_text(other);
+    char *text = read_file(aside, NULL), *second = read_file(other, NULL);
     check(c, strcmp(text, lines) == 0 && strcmp(second, lines) == 0, "logs of earlier runs stay as %s and .2", aside);
     free(text), free(second);
     unlink(aside), unlink(other), unlink(log_path);
@@ -294,7 +285,7 @@ static void test_kept_logs(Check *c) {
     refused &= !log_open(&log, log_path, 1, 10, 1, 0, &err);
     kill(child, SIGKILL);
     waitpid(child, &status, 0);
-    text = read_text(log_path);
+    text = read_file(log_path, NULL);
     check(c, refused && strcmp(text, "{\"step\":1,\"val_loss\":1}\n") == 0, "a log in use is refused -> %s", err.text);
     free(text);
     unlink(log_path);
@@ -315,7 +306,7 @@ static void test_trace(Check *c) {
     }
     bool written = trace_write(trace_path, list.events, list.count, streams, 2, &err);
     check(c, written, "trace written %s", err.text);
-    char *text = read_text(trace_path);
+    char *text = read_file(trace_path, NULL);
     cJSON *root = cJSON_Parse(text), *events = cJSON_GetObjectItem(root, "traceEvents"), *event;
     int complete = 0, names = 0;
     bool good = true;
@@ -338,7 +329,7 @@ static void test_trace(Check *c) {
     cJSON_Delete(root);
     free(text);
     check(c, trace_write(trace_path, NULL, 0, streams, 2, &err), "an empty trace");
-    text = read_text(trace_path);
+    text = read_file(trace_path, NULL);
     root = cJSON_Parse(text);
     check(c, root != NULL, "is JSON too");
     cJSON_Delete(root);

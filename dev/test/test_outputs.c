@@ -4,16 +4,7 @@
 #include "llmc/host/outputs.h"
 
 #include "dev/test/check.h"
-
-static void give_up(const char *what, const char *why) {
-    fprintf(stderr, "%s: %s\n", what, why);
-    exit(1);
-}
-
-static void write_bytes(const char *path, const void *data, size_t bytes) {
-    FILE *file = fopen(path, "wb");
-    if (!file || fwrite(data, 1, bytes, file) != bytes || fclose(file) != 0) give_up(path, strerror(errno));
-}
+#include "dev/test/files.h"
 
 static size_t count_entries(void) {
     size_t n = 0;
@@ -30,7 +21,7 @@ static bool outputs_are_fine(const char *line, Error *err) {
     snprintf(copy, sizeof copy, "--train-data train.bin --val-data val_*.bin --tokenizer tokenizer.json %s", line);
     for (char *word; (word = strtok_r(rest, " ", &rest));) words[n++] = word;
     Options o;
-    if (!options_parse(&o, NULL, n, words, 0, err)) give_up(line, err->text);
+    if (!options_parse(&o, NULL, n, words, 0, err)) die(line, err->text);
     return outputs_check(&o, err);
 }
 
@@ -86,20 +77,20 @@ int main(void) {
     const char *step = "{\"step\":1,\"loss\":1}\n", *text = "{\"text\":1}";
     alarm(60);  // ends the program if a FIFO makes it wait
     if (!mkdtemp(folder) || chdir(folder) || mkdir("model", 0777) || mkdir("other", 0777) ||
-        mkdir("h", 0777)) give_up(folder, strerror(errno));
-    write_bytes("train.bin", shard, sizeof shard);
-    write_bytes("val_0.bin", shard, sizeof shard);
-    write_bytes("val_1.bin", shard, sizeof shard);
-    for (int i = 0; i < 4; i++) write_bytes(files[i], text, strlen(text));
-    write_bytes("old.jsonl", step, strlen(step));
-    write_bytes("snapshot", step, strlen(step));
-    write_bytes("empty", "", 0);
+        mkdir("h", 0777)) die("cannot make", folder);
+    write_file("train.bin", shard, sizeof shard);
+    write_file("val_0.bin", shard, sizeof shard);
+    write_file("val_1.bin", shard, sizeof shard);
+    for (int i = 0; i < 4; i++) write_file(files[i], text, strlen(text));
+    write_file("old.jsonl", step, strlen(step));
+    write_file("snapshot", step, strlen(step));
+    write_file("empty", "", 0);
     TraceEvent event = trace_event("forward", 0, 0, 0, 0);
     const char *track = "compute";
     static const StateKind weights[] = {STATE_WEIGHTS};
     Error err = {""};
     if (!trace_write("old.json", &event, 1, &track, 1, &err) || !gradients_create("old.safetensors", &tiny, &err) ||
-        !slices_create("other/model.safetensors", ST_START, &tiny, weights, 1, ST_F32, &err)) give_up("old", err.text);
+        !slices_create("other/model.safetensors", ST_START, &tiny, weights, 1, ST_F32, &err)) die("old", err.text);
     bool made = symlink("train.bin", "link_to_train") == 0 && link("train.bin", "hard_link_to_train") == 0 &&
                 symlink("old.jsonl", "link_to_old") == 0 && symlink("text", "g") == 0 &&
                 link("snapshot", "hard_link_to_old") == 0 && symlink("nothing", "link_to_nothing") == 0 &&
@@ -123,8 +114,6 @@ int main(void) {
     check(&c, same && count_entries() == before, "and nothing was made or touched");
     free(text_after);
     free(log_after);
-    char command[64];
-    snprintf(command, sizeof command, "rm -r ../../%s", folder);
-    if (system(command) != 0) give_up("cannot remove", folder);
+    if (chdir("../..") == 0) remove_tree(folder);
     return check_summary(&c);
 }

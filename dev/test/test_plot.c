@@ -6,17 +6,10 @@
 #include <sys/stat.h>
 
 #include "dev/test/check.h"
+#include "dev/test/files.h"
 #include "dev/test/run_plots.h"
 
 static Check c;
-
-static void write_file(const char *path, const char *text) {
-    FILE *file = fopen(path, "wb");
-    if (file) {
-        fputs(text, file);
-        fclose(file);
-    }
-}
 
 static void test_timeline(const char *dir, const char *schedule, int v, const char *percent) {
     char path[1024], part[64];
@@ -66,7 +59,7 @@ static void test_loss_is_work(const char *dir) {
     }
     strcat(json, "]}\n");
     snprintf(path, sizeof path, "%s/head.json", dir);
-    write_file(path, json);
+    write_text(path, json);
     int drawn = run(timeline_main, "timeline --out %s/head.svg %s/head.json", dir, dir);
     snprintf(path, sizeof path, "%s/head.svg", dir);
     char *text = read_picture(path);
@@ -80,7 +73,7 @@ static void test_loss_is_work(const char *dir) {
 static void test_schedule(const char *dir) {
     char path[1024];
     snprintf(path, sizeof path, "%s/list.txt", dir);
-    write_file(path, "F0 F1 B0 W0 B1 W1\nF0 B0 F1 B1 W0 W1\n");
+    write_text(path, "F0 F1 B0 W0 B1 W1\nF0 B0 F1 B1 W0 W1\n");
     int made = run(schedule_main, "schedule --list --trace %s/list.json %s", dir, path);
     int drawn = run(timeline_main, "timeline --out %s/list.svg %s/list.json", dir, dir);
     snprintf(path, sizeof path, "%s/list.svg", dir);
@@ -93,9 +86,9 @@ static void test_schedule(const char *dir) {
     check(&c, run(schedule_main, "schedule --stages 3 --micros 5 %s/list.txt", dir) == 1,
           "schedule refuses: a file for other sizes");
     snprintf(path, sizeof path, "%s/list.txt", dir);
-    write_file(path, "F0 B0 F1 B1\nF0 F1 B0 B1\n");
+    write_text(path, "F0 B0 F1 B1\nF0 F1 B0 B1\n");
     check(&c, run(schedule_main, "schedule %s", path) == 1, "schedule refuses: a list that hangs");
-    write_file(path, "F0 B0 F1 C1\n");
+    write_text(path, "F0 B0 F1 C1\n");
     check(&c, run(schedule_main, "schedule %s", path) == 1, "schedule refuses: a word that is no step");
     check(&c, run(schedule_main, "schedule %s/nowhere.txt", dir) == 1, "schedule refuses: no such file");
     check(&c, run(schedule_main, "schedule --stages 0 1f1b") == 2 && run(schedule_main, "schedule") == 2,
@@ -118,7 +111,7 @@ static void test_bad_traces(const char *dir) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char path[1024];
         snprintf(path, sizeof path, "%s/bad.json", dir);
-        write_file(path, cases[i].text);
+        write_text(path, cases[i].text);
         check(&c, run(timeline_main, "timeline --out %s/bad.svg %s", dir, path) == 1, "timeline refuses: %s",
               cases[i].name);
     }
@@ -166,9 +159,9 @@ static void test_loss(const char *dir) {
     check(&c, run(loss_main, "loss --log-y --smooth 1 --out %s/loss-log.svg %s/log.jsonl", dir, dir) == 0,
           "loss: logarithmic");
     snprintf(path, sizeof path, "%s/one.jsonl", dir);
-    write_file(path, "{\"step\":0,\"loss\":3}\n");
+    write_text(path, "{\"step\":0,\"loss\":3}\n");
     check(&c, run(loss_main, "loss --out %s/one.svg %s", dir, path) == 0, "loss: a single step");
-    write_file(path, "{\"step\":0,\"loss\":null}\nnonsense\n[]\n");
+    write_text(path, "{\"step\":0,\"loss\":null}\nnonsense\n[]\n");
     check(&c, run(loss_main, "loss --out %s/one.svg %s", dir, path) == 1,
           "loss refuses: a log without losses");
     check(&c, run(loss_main, "loss %s/missing.jsonl", dir) == 1 && run(loss_main, "loss") == 2,
@@ -200,7 +193,7 @@ static void test_hostile(const char *dir) {
         snprintf(path, sizeof path, "%s/bad.json", dir);
         snprintf(text, sizeof text, event, events[i].ts, events[i].dur, events[i].rank, events[i].micro,
                  events[i].chunk);
-        write_file(path, text);
+        write_text(path, text);
         int code = run(timeline_main, "timeline --out %s/bad.svg %s", dir, path);
         int retimed = run(timeline_main, "timeline --retime --out %s/bad.svg %s", dir, path);
         int want = i == 6 ? 0 : 1;
@@ -209,7 +202,7 @@ static void test_hostile(const char *dir) {
     }
     for (size_t i = 0; i < sizeof logs / sizeof logs[0]; i++) {
         snprintf(path, sizeof path, "%s/log.jsonl", dir);
-        write_file(path, logs[i].text);
+        write_text(path, logs[i].text);
         int code = run(loss_main, "loss --out %s/loss.svg %s", dir, path);
         int log_y = run(loss_main, "loss --log-y --out %s/loss-log.svg a=%s", dir, path);
         check(&c, code == logs[i].code && log_y == code, "loss, %s: exit codes %d, %d", logs[i].name, code, log_y);

@@ -12,17 +12,10 @@
 #include <time.h>
 
 #include "dev/test/check.h"
+#include "dev/test/files.h"
 
 static Check checks;
 static char path[256];
-
-static void write_text(const char *text) {
-    FILE *f = fopen(path, "wb");
-    if (!f || fwrite(text, 1, strlen(text), f) != strlen(text) || fclose(f) != 0) {
-        fprintf(stderr, "cannot write %s\n", path);
-        exit(1);
-    }
-}
 
 static const char *const MERGES[][2] = {
     {"h", "e"},       {"l", "l"},           {"he", "ll"},   {"hell", "o"}, {" ", "w"},   {"o", "r"},
@@ -224,7 +217,7 @@ static void test_bpe(void) {
     for (int pairs = 0; pairs < 2; pairs++) {
         Tokenizer tk;
         char *json = make_fixture(pairs, KINDS);
-        write_text(json);
+        write_text(path, json);
         free(json);
         if (!check(&checks,
                    tokenizer_open(&tk, path, &err) && tk.V == 258 + MERGE_COUNT,
@@ -291,11 +284,11 @@ static void test_damage(void) {
     Error err;
     Tokenizer tk;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        write_text(cases[i].text);
+        write_text(path, cases[i].text);
         check(&checks, !tokenizer_open(&tk, path, &err) && says(&err, cases[i].says), "tokenizer.json: %s",
               cases[i].what);
     }
-    write_text(START "\"added_tokens\":[{\"id\":9,\"content\":\"\"}],\"model\":{\"vocab\":{\"a\":1,\"aa\":7},"
+    write_text(path, START "\"added_tokens\":[{\"id\":9,\"content\":\"\"}],\"model\":{\"vocab\":{\"a\":1,\"aa\":7},"
                      "\"merges\":[\"a a\"]}}");
     int tokens[8], *prompt;
     size_t n = 0;
@@ -326,7 +319,7 @@ static void test_damage(void) {
     ok = true;
     for (size_t length = strlen(json) - 1; length > 0; length -= length > 600 ? 37 : 1) {
         json[length] = '\0';
-        write_text(json);
+        write_text(path, json);
         ok &= !tokenizer_open(&tk, path, &err) && says(&err, "not valid JSON");
     }
     free(json);
@@ -400,7 +393,7 @@ static bool write_gpt2(Error *err) {
         n += print_quoted(text + n, line);
     }
     sprintf(text + n, "]}}");
-    write_text(text);
+    write_text(path, text);
     free(copy);
     free(lines);
     free(text);
@@ -489,7 +482,7 @@ static void test_kinds(void) {
         Error err;
         size_t count, same;
         char *json = make_fixture(false, &KINDS[i]);
-        write_text(json);
+        write_text(path, json);
         free(json);
         bool refused = !tokenizer_open(&tk, path, &err) && says(&err, "no byte-level BPE like GPT-2's");
         check(&checks, refused, "%s: refused where GPT-2's kind is expected", KINDS[i].name);
@@ -536,12 +529,12 @@ static void test_kinds_refused(void) {
     Tokenizer tk;
     Error err;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        write_text(cases[i].text);
+        write_text(path, cases[i].text);
         check(&checks, !open_kind(&tk, path, NULL, &err) && says(&err, cases[i].says), "kinds: %s: refused",
               cases[i].what);
     }
     char *json = make_fixture(false, &broken);
-    write_text(json);
+    write_text(path, json);
     free(json);
     check(&checks, !open_kind(&tk, path, NULL, &err) && says(&err, "PCRE2 cannot split text by"),
           "kinds: a broken regular expression: refused");
@@ -650,7 +643,7 @@ int main(int argc, char **argv) {
         for (int i = 0; i < KIND_COUNT && argc == 4; i++) kind = strcmp(argv[3], KINDS[i].name) ? kind : &KINDS[i];
         snprintf(path, sizeof path, "%s", argv[2]);
         char *json = make_fixture(false, kind);
-        write_text(json);
+        write_text(path, json);
         free(json);
         return 0;
     }
