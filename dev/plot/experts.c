@@ -7,6 +7,7 @@
 #include <stdbool.h>
 
 #include "dev/plot/svg.h"
+#include "dev/plot/tool.h"
 
 enum { MAX_EXPERTS = 128, MAX_LAYERS = 8, POINTS = 80 };  // layers: the first ones are drawn; points of a line
 
@@ -139,11 +140,6 @@ static void draw(FILE *out, const Layer *layers, size_t count, const char *title
     svg_end(out);
 }
 
-static int fail(const char *text) {
-    fprintf(stderr, "experts: %s\n", text);
-    return 1;
-}
-
 int main(int argc, char **argv) {
     static const char usage[] = "usage: experts [--title TEXT] [--out FILE.svg] LOG.jsonl\n";
     static const struct option options[] = {{"title", required_argument, NULL, 't'},
@@ -164,11 +160,11 @@ int main(int argc, char **argv) {
         return 2;
     }
     size_t count = read_log(argv[optind], layers, &err);
-    if (!count) return fail(err.text);
+    if (!count) return tool_fail("experts", err.text);
     FILE *out = svg_open(path, argv + optind, 1, &err);
-    if (!out) return fail(err.text);
+    if (!out) return tool_fail("experts", err.text);
     draw(out, layers, count, title);
     bool failed = ferror(out) | (out == stdout ? fflush(out) != 0 : fclose(out) != 0);
     for (size_t l = 0; l < MAX_LAYERS; l++) free(layers[l].rows);
-    return failed ? fail("the picture could not be written") : 0;
+    return failed ? tool_fail("experts", "the picture could not be written") : 0;
 }

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 
 #include "dev/plot/svg.h"
+#include "dev/plot/tool.h"
 
 typedef struct {
     double step, loss;
@@ -194,11 +195,6 @@ static const char usage[] =
     "  --log-y         logarithmic loss axis\n"
     "  --out FILE      where to write (default: standard output)\n";
 
-static int fail(const char *text) {
-    fprintf(stderr, "loss: %s\n", text);
-    return 1;
-}
-
 int main(int argc, char **argv) {
     static const struct option options[] = {
         {"title", required_argument, NULL, 't'},
@@ -227,21 +223,21 @@ int main(int argc, char **argv) {
         fputs(usage, stderr);
         return 2;
     }
-    if (count > MAX_RUNS) return fail("at most 8 logs fit into one picture");
+    if (count > MAX_RUNS) return tool_fail("loss", "at most 8 logs fit into one picture");
     Run runs[MAX_RUNS] = {0};
     Error err;
     size_t longest = 0;
     for (int r = 0; r < count; r++) {
-        if (!read_run(argv[optind + r], &runs[r], &err)) return fail(err.text);
+        if (!read_run(argv[optind + r], &runs[r], &err)) return tool_fail("loss", err.text);
         if (runs[r].train.count > longest) longest = runs[r].train.count;
     }
     FILE *out = svg_open(path, argv + optind, count, &err);
-    if (!out) return fail(err.text);
+    if (!out) return tool_fail("loss", err.text);
     draw(out, runs, count, title, (double)width, smooth ? (size_t)smooth : longest / 50 + 1, log_y);
     bool failed = ferror(out) | (out == stdout ? fflush(out) != 0 : fclose(out) != 0);
     for (int r = 0; r < count; r++) {
         free(runs[r].train.points);
         free(runs[r].val.points);
     }
-    return failed ? fail("the picture could not be written") : 0;
+    return failed ? tool_fail("loss", "the picture could not be written") : 0;
 }

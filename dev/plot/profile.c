@@ -8,6 +8,7 @@
 #include <limits.h>
 
 #include "dev/plot/step_profile.h"
+#include "dev/plot/tool.h"
 #include "dev/plot/trace_read.h"
 
 enum { LEFT = 96, RIGHT = 92, TOP = 88, MAX_RANKS = 4096 };
@@ -111,11 +112,6 @@ static const char usage[] =
     "  --skip N    training steps at the start to leave out, as a warm-up (default 1)\n"
     "  --out FILE  where to draw; without it the table alone is printed\n";
 
-static int fail(const Error *err) {
-    fprintf(stderr, "profile: %s\n", err->text);
-    return 1;
-}
-
 // Counts the ranks and finds the first step to look at: `skip` after the first one that has a backward.
 static bool choose_steps(const TraceList *trace, const char *path, long skip, int *ranks, long *first,
                          Error *err) {
@@ -167,7 +163,7 @@ int main(int argc, char **argv) {
     if (!trace_read(argv[optind], &trace, &err) ||
         !choose_steps(&trace, argv[optind], skip, &ranks, &first, &err)) {
         trace_free(&trace);
-        return fail(&err);
+        return tool_fail("profile", err.text);
     }
     StepProfile *profile = malloc((size_t)ranks * sizeof *profile);
     bool ok = profile && profile_steps(trace.events, trace.count, ranks, (size_t)first, profile);
@@ -182,5 +178,5 @@ int main(int argc, char **argv) {
     }
     if (ok && fflush(stdout) != 0) ok = error_set(&err, "cannot print the table: %s", strerror(errno));
     free(profile);
-    return ok ? 0 : fail(&err);
+    return ok ? 0 : tool_fail("profile", err.text);
 }

@@ -6,23 +6,18 @@
 #define DEV_PLOT_PROGRAMS_H
 
 #define main simulate_main
-#define fail simulate_fail
 #include "dev/plot/simulate.c"
 #undef main
-#undef fail
 
 #define main timeline_main
-#define fail timeline_fail
 #define usage timeline_usage
 #define draw timeline_draw
 #include "dev/plot/timeline.c"
 #undef main
-#undef fail
 #undef usage
 #undef draw
 
 #define main profile_main
-#define fail profile_fail
 #define usage profile_usage
 #define draw profile_draw
 #define draw_legend profile_draw_legend
@@ -32,7 +27,6 @@
 #define MAX_RANKS PROFILE_MAX_RANKS
 #include "dev/plot/profile.c"
 #undef main
-#undef fail
 #undef usage
 #undef draw
 #undef draw_legend
@@ -48,13 +42,11 @@
 #undef usage
 
 #define main loss_main
-#define fail loss_fail
 #define usage loss_usage
 #define draw loss_draw
 #define Run LossRun
 #include "dev/plot/loss.c"
 #undef main
-#undef fail
 #undef usage
 #undef draw
 #undef Run

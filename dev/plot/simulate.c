@@ -7,11 +7,6 @@
 #include "dev/plot/pipeline_run.h"
 #include "dev/plot/tool.h"
 
-static int fail(const char *text) {
-    fprintf(stderr, "simulate: %s\n", text);
-    return 1;
-}
-
 // A whole argument as a number from 0 to limit, or -1.
 static double number(const char *text, double limit) {
     char *end;
@@ -37,18 +32,19 @@ int main(int argc, char **argv) {
     if (argc != 9) return fputs(usage, stderr), 2;
     int schedule = 0;
     while (schedule < SCHEDULE_COUNT && strcmp(argv[1], pipeline_schedule_name((Schedule)schedule)) != 0) schedule++;
-    if (schedule == SCHEDULE_COUNT) return fail("the schedule must be gpipe, 1f1b, interleaved, zb-h1 or zb-auto");
+    if (schedule == SCHEDULE_COUNT)
+        return tool_fail("simulate", "the schedule must be gpipe, 1f1b, interleaved, zb-h1 or zb-auto");
     int p = (int)number(argv[2], 1024), m = (int)number(argv[3], 65536), v = (int)number(argv[4], 1024);
     PipelineTimes times = {{number(argv[5], 1e6), 0, 0}, number(argv[7], 1e6), NULL};
     Error err;
     if (times.step[0] < 0 || times.transfer < 0 || !backward_halves(argv[6], &times.step[STEP_BACKWARD]))
-        return fail("times must be numbers from 0 to 1000000");
-    if (!pipeline_check((Schedule)schedule, p, m, v, &err)) return fail(err.text);
+        return tool_fail("simulate", "times must be numbers from 0 to 1000000");
+    if (!pipeline_check((Schedule)schedule, p, m, v, &err)) return tool_fail("simulate", err.text);
     PipelineLists lists = zero_bubble_make((Schedule)schedule, p, m, v, &times, 2 * (size_t)p);
     PipelineRun run;
     bool ok = list_run(&run, &lists, PIPELINE_BUFFERS, &times, &err) &&
               list_run_write(&run, &lists, times.transfer, argv[8], &err);
     list_run_free(&run, &lists);
     pipeline_lists_free(&lists);
-    return ok ? 0 : fail(err.text);
+    return ok ? 0 : tool_fail("simulate", err.text);
 }

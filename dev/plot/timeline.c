@@ -13,6 +13,7 @@
 #include <limits.h>
 
 #include "dev/plot/svg.h"
+#include "dev/plot/tool.h"
 #include "dev/plot/trace_read.h"
 #include "llmc/pipeline.h"
 #include "llmc/host/trace.h"
@@ -329,11 +330,6 @@ static const char usage[] =
     "                has no weight steps a backward takes B + W\n"
     "  --out FILE    where to write (default: standard output)\n";
 
-static int fail(const Error *err) {
-    fprintf(stderr, "timeline: %s\n", err->text);
-    return 1;
-}
-
 // "1,1,0.5"
 static bool parse_costs(const char *text, double *costs) {
     char rest;
@@ -374,28 +370,30 @@ int main(int argc, char **argv) {
     }
     Error err;
     if (!trace_read(argv[optind], &t.trace, &err) || !choose_step(&t, step, (int)stages, &err))
-        return fail(&err);
+        return tool_fail("timeline", err.text);
     t.busy = malloc((size_t)t.ranks * sizeof *t.busy);
-    if (!t.busy) return error_set(&err, "out of memory"), fail(&err);
+    if (!t.busy) return tool_fail("timeline", "out of memory");
     measure(&t);
-    if (!(t.last > t.first))
-        return error_set(&err, "the forwards and backwards of step %ld take no time", t.step), fail(&err);
+    if (!(t.last > t.first)) {
+        error_set(&err, "the forwards and backwards of step %ld take no time", t.step);
+        return tool_fail("timeline", err.text);
+    }
     if (retimed) {
         if (given) {
             if (!t.split) costs[STEP_BACKWARD] += costs[STEP_WEIGHT];
             for (int kind = 0; kind < 3; kind++) t.mean[kind] = 1e3 * costs[kind];
         }
-        if (!retime(&t, &err)) return fail(&err);
+        if (!retime(&t, &err)) return tool_fail("timeline", err.text);
         measure(&t);
-        if (!(t.last > t.first)) return error_set(&err, "retimed, the step takes no time"), fail(&err);
+        if (!(t.last > t.first)) return tool_fail("timeline", "retimed, the step takes no time");
     }
     FILE *out = svg_open(path, argv + optind, 1, &err);
-    if (!out) return fail(&err);
+    if (!out) return tool_fail("timeline", err.text);
     draw(out, &t, title, (double)width, given ? "given durations" : retimed ? "mean durations" : NULL);
     bool failed = ferror(out) | (out == stdout ? fflush(out) != 0 : fclose(out) != 0);
     if (failed)
         return error_set(&err, "cannot write %s: %s", path ? path : "the picture", strerror(errno)),
-               fail(&err);
+               tool_fail("timeline", err.text);
     fprintf(stderr, "step %ld: %d stages, %d micro-batches, %d chunks; bubble %.4f, formula %.4f, busiest rank %.4f",
             t.step, t.p, t.m, t.v, t.bubble, pipeline_bubble(t.p, t.m, t.v), t.busiest);
     fprintf(stderr, "; mean forward %.4g, backward %.4g, weight %.4g us\n", t.mean[STEP_FORWARD],

@@ -1,6 +1,7 @@
-// tool.h: what every small tool of dev/ says the same way: --help, and the name that a misspelt word may mean.
+// tool.h: what every small tool of dev/ says the same way: --help, why it fails, and the name that a misspelt word may
+// mean.
 //
-// defines: tool_help, tool_nearest
+// defines: tool_help, tool_fail, tool_nearest
 #ifndef DEV_PLOT_TOOL_H
 #define DEV_PLOT_TOOL_H
 
@@ -13,6 +14,12 @@
 static inline void tool_help(int argc, char **argv, const char *usage) {
     for (int i = 1; i < argc; i++)
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) exit(fputs(usage, stdout) < 0);
+}
+
+// Prints what is wrong, and returns the exit code.
+static inline int tool_fail(const char *tool, const char *text) {
+    fprintf(stderr, "%s: %s\n", tool, text);
+    return 1;
 }
 
 // Returns the fewest insertions, deletions and replacements of letters that turn a into b: words of up to 63 letters.
