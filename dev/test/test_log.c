@@ -157,8 +157,8 @@ static void test_log(Check *c) {
     fprintf(file, "dear diary\n");
     fclose(file);
     for (size_t done = 0; done < 4; done += 3) {
-        check(c, !log_open(&log, log_path, done, 10, 1, 0, &err), "refused after %zu steps: a file that is no log -> %s", done,
-              err.text);
+        check(c, !log_open(&log, log_path, done, 10, 1, 0, &err),
+              "refused after %zu steps: a file that is no log -> %s", done, err.text);
         text = read_file(log_path, NULL);
         check(c, strcmp(text, "dear diary\n") == 0, "and left as it was");
         free(text);

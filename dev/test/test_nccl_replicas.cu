@@ -47,7 +47,8 @@ int main(int argc, char **argv) {
 
     for (int alone = 0; alone < 2; alone++) {  // the last rank has a part of its own, or all have the same
         const char *what = alone ? "another tensor rank" : "a data rank";
-        for (size_t i = 0; i < m->table.count; i++) m->table.tensors[i].t_rank = alone && m->job.rank == m->job.size - 1;
+        bool last = m->job.rank == m->job.size - 1;
+        for (size_t i = 0; i < m->table.count; i++) m->table.tensors[i].t_rank = alone && last;
         check(&c, seen_by_all(m, 0, 0, NULL), "%s: equal weights are equal", what);
         check(&c, seen_by_all(m, norm + 3, 1, "h.1.ln_2.bias"), "%s: a bit of a tensor that is not split, \"layernorm "
               "drift\": seen", what);

@@ -25,8 +25,9 @@ static bool outputs_are_fine(const char *line, Error *err) {
     return outputs_check(&o, err);
 }
 
-#define TEN "xxxxxxxxxx"  // 256 characters are too many
-#define LONG TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN "xxxxxx"
+#define SIXTEEN "xxxxxxxxxxxxxxxx"  // 256 characters are too many
+#define LONG SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN \
+             SIXTEEN SIXTEEN SIXTEEN
 
 typedef struct {
     const char *flags, *says;  // NULL: they are fine
