@@ -5,6 +5,7 @@
 
 #include "device.h"
 #include "llmc/host/error.h"
+#include "llmc/model.h"
 
 #define LLMC_BETWEEN_STEPS_CUH
 #define LLMC_CHECKPOINT_H
@@ -62,6 +63,11 @@ DOES_NOTHING(bool, checkpoint_commit, true)
 DOES_NOTHING(void, checkpoint_prune, )
 DOES_NOTHING(bool, gradients_create, true)
 DOES_NOTHING(bool, slices_write, true)
+typedef struct {
+    const ParamTable *table;
+    size_t lo, hi, tensor, run;
+} SliceWalk;
+DOES_NOTHING(const Tensor *, slices_next, NULL)
 DOES_NOTHING(bool, progress_resume, true)
 DOES_NOTHING(bool, progress_data, true)
 DOES_NOTHING(TrainerState, progress_start, (TrainerState{0, 0, 0, 0}))

@@ -27,6 +27,7 @@ typedef long long int64_t;
 typedef unsigned long long uint64_t;
 typedef unsigned long uintptr_t;
 #define SIZE_MAX (~(size_t)0)
+#define UINT64_MAX 0xffffffffffffffffULL
 #define INT_MAX 2147483647
 #define INT_MIN (-INT_MAX - 1)
 #define PATH_MAX 4096
