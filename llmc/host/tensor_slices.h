@@ -39,7 +39,7 @@ typedef struct {
 // Sets *next to the next of the longest runs that make up the range, in memory order, without gaps and padding. Returns
 // its tensor, or NULL behind the last.
 static inline const Tensor *slices_next(SliceWalk *w, Run *next) {
-    next->count = 0;
+    next->local = next->global = next->count = 0;
     for (; w->tensor < w->table->count; w->tensor++, w->run = 0) {
         const Tensor *x = &w->table->tensors[w->tensor];
         bool outside = x->offset >= w->hi || x->offset + x->size <= w->lo;
