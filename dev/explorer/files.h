@@ -62,12 +62,14 @@ DOES_NOTHING(bool, checkpoint_create, true)
 DOES_NOTHING(bool, checkpoint_commit, true)
 DOES_NOTHING(void, checkpoint_prune, )
 DOES_NOTHING(bool, gradients_create, true)
+DOES_NOTHING(bool, gradients_unfinished, true)
 DOES_NOTHING(bool, slices_write, true)
 typedef struct {
     const ParamTable *table;
     size_t lo, hi, tensor, run;
 } SliceWalk;
 DOES_NOTHING(const Tensor *, slices_next, NULL)
+DOES_NOTHING(bool, gradients_finish, true)
 DOES_NOTHING(bool, progress_resume, true)
 DOES_NOTHING(bool, progress_data, true)
 DOES_NOTHING(TrainerState, progress_start, (TrainerState{0, 0, 0, 0}))

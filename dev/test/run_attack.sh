@@ -193,7 +193,7 @@ for flag in --log --trace --dump-gradients; do
 done
 printf '\0\1binary' >binary
 cp binary before
-refused 2 'is no former output' --steps 1 --log binary && cmp -s binary before
+refused 2 'no line of a training log' --steps 1 --log binary && cmp -s binary before
 report $? "--log onto a file that begins with a 0 byte: $(said)"
 refused 2 'are both' --steps 1 --log one --trace ./one
 report $? "--log and --trace into one file: $(said)"
@@ -201,10 +201,10 @@ report $? "--log and --trace into one file: $(said)"
 cp thesis.tex before
 for flags in '--trace thesis.tex' '--dump-gradients thesis.tex' '--out used2 --trace linked/step-00000002/trainer.json' \
     '--dump-gradients linked/step-00000002/model.safetensors' '--dump-gradients g2'; do
-    ln -sf thesis.tex g2
+    ln -sf thesis.tex g2.unfinished
     sums=$(cat linked/step-00000002/*.json linked/step-00000002/*.safetensors | cksum)
     # shellcheck disable=SC2086
-    refused 2 'is no former output' --steps 2 $flags && cmp -s thesis.tex before &&
+    refused 2 'is no former output\|is a symbolic link' --steps 2 $flags && cmp -s thesis.tex before &&
         [ "$(cat linked/step-00000002/*.json linked/step-00000002/*.safetensors | cksum)" = "$sums" ]
     report $? "$flags, which no run wrote: refused, and the file stays (code $code): $(said)"
 done

@@ -157,7 +157,7 @@ static void test_log(Check *c) {
     fprintf(file, "dear diary\n");
     fclose(file);
     for (size_t done = 0; done < 4; done += 3) {
-        check(c, !log_open(&log, log_path, done, 10, 1, 0, &err),
+        check(c, !log_open(&log, log_path, done, 10, 1, 0, &err) && !log_check(log_path, &err),
               "refused after %zu steps: a file that is no log -> %s", done, err.text);
         text = read_file(log_path, NULL);
         check(c, strcmp(text, "dear diary\n") == 0, "and left as it was");
@@ -251,8 +251,9 @@ static void test_kept_logs(Check *c) {
         fputs(lines, file);
         fwrite(tails[i].tail, 1, tails[i].bytes, file);
         fclose(file);
-        bool ok = log_open(&log, log_path, 2, 10, 1, 0, &err) == tails[i].torn && stat(log_path, &info) == 0;
-        ok = ok && (size_t)info.st_size == strlen(lines) + (tails[i].torn ? 0 : tails[i].bytes);
+        bool ok = log_check(log_path, &err) == tails[i].torn && stat(log_path, &info) == 0 &&
+                  (size_t)info.st_size == strlen(lines) + tails[i].bytes;
+        ok = ok && log_open(&log, log_path, 2, 10, 1, 0, &err) == tails[i].torn;
         if (log.json) log_close(&log, &err);
         char *text = read_file(log_path, NULL);
         check(c, ok && strncmp(text, lines, strlen(lines)) == 0 && (!tails[i].torn || !text[strlen(lines)]),

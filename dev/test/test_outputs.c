@@ -25,9 +25,9 @@ static bool outputs_are_fine(const char *line, Error *err) {
     return outputs_check(&o, err);
 }
 
-#define SIXTEEN "xxxxxxxxxxxxxxxx"  // 256 characters are too many
+#define SIXTEEN "xxxxxxxxxxxxxxxx"  // 246 characters leave no room for ".unfinished"
 #define LONG SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN \
-             SIXTEEN SIXTEEN SIXTEEN
+             SIXTEEN SIXTEEN "xxxxxx"
 
 typedef struct {
     const char *flags, *says;  // NULL: they are fine
@@ -41,8 +41,8 @@ static const OutputCase CASES[] = {
     {"--trace text", "--trace would overwrite text, which is no former output of it"},
     {"--dump-gradients text", "--dump-gradients would overwrite text, which is no former output"},
     {"--dump-gradients other/model.safetensors", "which is no former output"},
-    {"--dump-gradients g", "--dump-gradients would overwrite g, which is no former output"},
-    {"--dump-gradients h", "--dump-gradients h is a folder"},
+    {"--dump-gradients g", "--dump-gradients g.unfinished is a symbolic link"},
+    {"--dump-gradients h", "--dump-gradients h.unfinished is a folder"},
     {"--dump-gradients " LONG, "File name too long"},
     {"--log hard_link_to_old", "--log hard_link_to_old has another name (a hard link)"},
     {"--log train.bin", "--log train.bin has another name (a hard link)"},
@@ -50,14 +50,14 @@ static const OutputCase CASES[] = {
     {"--dump-gradients ./val_0.bin", "--dump-gradients would overwrite ./val_0.bin"},
     {"--trace link_to_train", "link_to_train has another name"},
     {"--log hard_link_to_train", "--log hard_link_to_train has another name"},
-    {"--log tokenizer.json", "--log would overwrite tokenizer.json, which is no former output"},
+    {"--log tokenizer.json", "line 1 of tokenizer.json is no line"},
     {"--trace model/config.json", "--trace would overwrite model/config.json"},
     {"--dump-gradients model/model.safetensors", "--dump-gradients would overwrite model/model.safetensors"},
-    {"--log text", "--log would overwrite text, which is no former output"},
+    {"--log text", "line 1 of text is no line of a training log"},
     {"--log same --trace same", "--log and --trace are both same"},
     {"--trace empty --dump-gradients ./empty", "--trace and --dump-gradients are both ./empty"},
     {"--log link_to_old", NULL},
-    {"--dump-gradients link_to_old", "--dump-gradients would overwrite link_to_old, which is no former output"},
+    {"--dump-gradients link_to_old", "is a symbolic link: name the file itself"},
     {"--trace link_to_nothing", "is a symbolic link to nothing"},
     {"--log fifo", "cannot write --log fifo: nobody reads from that pipe"},
     {"--trace fifo", "cannot write --trace fifo: nobody reads from that pipe"},
@@ -78,7 +78,7 @@ int main(void) {
     const char *step = "{\"step\":1,\"loss\":1}\n", *text = "{\"text\":1}";
     alarm(60);  // ends the program if a FIFO makes it wait
     if (!mkdtemp(folder) || chdir(folder) || mkdir("model", 0777) || mkdir("other", 0777) ||
-        mkdir("h", 0777)) die("cannot make", folder);
+        mkdir("h.unfinished", 0777)) die("cannot make", folder);
     write_file("train.bin", shard, sizeof shard);
     write_file("val_0.bin", shard, sizeof shard);
     write_file("val_1.bin", shard, sizeof shard);
@@ -91,9 +91,10 @@ int main(void) {
     static const StateKind weights[] = {STATE_WEIGHTS};
     Error err = {""};
     if (!trace_write("old.json", &event, 1, &track, 1, &err) || !gradients_create("old.safetensors", &tiny, &err) ||
+        !gradients_finish("old.safetensors", &err) ||
         !slices_create("other/model.safetensors", ST_START, &tiny, weights, 1, ST_F32, &err)) die("old", err.text);
     bool made = symlink("train.bin", "link_to_train") == 0 && link("train.bin", "hard_link_to_train") == 0 &&
-                symlink("old.jsonl", "link_to_old") == 0 && symlink("text", "g") == 0 &&
+                symlink("old.jsonl", "link_to_old") == 0 && symlink("text", "g.unfinished") == 0 &&
                 link("snapshot", "hard_link_to_old") == 0 && symlink("nothing", "link_to_nothing") == 0 &&
                 mkfifo("fifo", 0666) == 0 && mknod("socket", S_IFSOCK | 0666, 0) == 0;
     check(&c, made, "links, a FIFO and a socket");

@@ -1,6 +1,6 @@
 // log.h: reports of a run: a console line for each step, and the JSON Lines file of --log.
 //
-// defines: device_peak_flops, StepReport, Log, LOG_START, log_open, log_step, log_validation, EvalReport, log_eval,
+// defines: device_peak_flops, StepReport, Log, log_check, log_open, log_step, log_validation, EvalReport, log_eval,
 //          log_close
 //
 // Steps count from 1, as checkpoints do: the number of a step is the count of updates after it.
@@ -68,11 +68,10 @@ typedef struct {
     int failure;        // errno of the first line that could not be written; 0: none
 } Log;
 
-#define LOG_START "{\"step\":"
-
 // Finds the end of the lines of the first `done` steps, before a last line that was cut off. *zeros: the zero bytes at
 // the end of the file, which a power loss leaves. False with a sentence if the file is not a log.
 static inline bool log_scan(FILE *in, const char *path, size_t done, long *end, size_t *zeros, Error *err) {
+    static const char start[] = "{\"step\":";
     char line[1024];
     long at = 0;
     *end = 0, *zeros = 0;
@@ -85,10 +84,10 @@ static inline bool log_scan(FILE *in, const char *path, size_t done, long *end, 
             int byte;
             fseek(in, at, SEEK_SET);
             while ((byte = getc(in)) == 0) ++*zeros;
-            bool ours = strncmp(line, LOG_START, length < strlen(LOG_START) ? length : strlen(LOG_START)) == 0;
+            bool ours = strncmp(line, start, length < strlen(start) ? length : strlen(start)) == 0;
             if (byte == EOF && ours && at > 0) return true;
         }
-        if (!whole || sscanf(line, LOG_START "%llu,", &step) != 1)
+        if (!whole || sscanf(line, "{\"step\":%llu,", &step) != 1)
             return error_set(err, "line %zu of %s is no line of a training log: give --log another file", number, path);
         if (step <= done && *end == at - (long)length) *end = at;
     }
@@ -117,6 +116,19 @@ static inline bool log_set_aside(const char *path, Error *err) {
         return error_set(err, "cannot rename the log %s to %s: %s", path, aside, strerror(errno));
     printf("note: the log of an earlier run is now %s\n", aside);
     return true;
+}
+
+// True if --log can go to this path: a new file, a log, a device or a pipe. Changes nothing.
+static inline bool log_check(const char *path, Error *err) {
+    struct stat info;
+    long end;
+    size_t zeros;
+    if (stat(path, &info) != 0 || !S_ISREG(info.st_mode)) return true;
+    FILE *log = fopen(path, "rb");
+    if (!log) return error_set(err, "cannot read log %s: %s", path, strerror(errno));
+    bool ok = log_scan(log, path, 0, &end, &zeros, err);
+    fclose(log);
+    return ok;
 }
 
 // Starts the log of a run of `steps` steps that resumes after `done`: drops the lines behind these, which the run

@@ -14,44 +14,50 @@ typedef struct {
     const char *flag, *path;
     const char *start;  // a former output, if not empty, has these bytes
     uint64_t at;        // there
-    bool regular;       // it must be a regular file; other outputs may also be devices and pipes
+    bool replaced;      // by a rename; other outputs are streams
     int fd;             // -1: not open
     bool made;          // it was not there
     struct stat info;
 } Output;
 
-// Opens the file, to prove that it can be written.
+// Opens the file, to prove that it can be written. Links, devices and pipes that are read may take a stream; renaming
+// would replace them.
 static inline bool output_open(Output *x, Error *err) {
     char begin[64];
     struct stat link;
     size_t got = 0, length = strlen(x->start);
-    bool there = stat(x->path, &x->info) == 0, regular = !there || S_ISREG(x->info.st_mode);
-    if (!there && lstat(x->path, &link) == 0)
-        return error_set(err, "%s %s is a symbolic link to nothing: name the file itself", x->flag, x->path);
+    bool is_link = lstat(x->path, &link) == 0 && S_ISLNK(link.st_mode), there = stat(x->path, &x->info) == 0;
+    bool regular = !there || S_ISREG(x->info.st_mode), is_pipe = there && S_ISFIFO(x->info.st_mode);
+    if (is_link && (x->replaced || !there))
+        return error_set(err, "%s %s is a symbolic link%s: name the file itself", x->flag, x->path,
+                         there ? "" : " to nothing");
     if (there && S_ISDIR(x->info.st_mode))
         return error_set(err, "%s %s is a folder: name a file", x->flag, x->path);
-    if (x->regular && !regular) return error_set(err, "%s %s is not a regular file: name one", x->flag, x->path);
+    if (x->replaced && !regular) return error_set(err, "%s %s is not a regular file: name one", x->flag, x->path);
     int flags = (regular ? O_RDWR : O_WRONLY) | (there ? 0 : O_CREAT);
     x->fd = open(x->path, flags | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0666);
     if (x->fd < 0 || fstat(x->fd, &x->info) != 0)
         return error_set(err, "cannot write %s %s: %s", x->flag, x->path,
-                         S_ISFIFO(x->info.st_mode) && errno == ENXIO ? "nobody reads from that pipe" : strerror(errno));
+                         is_pipe && errno == ENXIO ? "nobody reads from that pipe" : strerror(errno));
     x->made = !there;
     if (!regular || x->info.st_size == 0) return true;
     if (x->info.st_nlink > 1)
         return error_set(err, "%s %s has another name (a hard link): name a new file", x->flag, x->path);
-    if (file_read_at(x->fd, begin, length, x->at, &got) && memcmp(begin, x->start, got) == 0 && got > 0) return true;
+    if (file_read_at(x->fd, begin, length, x->at, &got) && got == length && memcmp(begin, x->start, length) == 0)
+        return true;
     return error_set(err, "%s would overwrite %s, which is no former output of it: name a new file", x->flag, x->path);
 }
 
 // One rank calls it, before any work.
 static inline bool outputs_check(const Options *o, Error *err) {
+    char unfinished[PATH_MAX];
     struct stat none = {};
-    bool ok = true;
-    Output outputs[] = {{"--log", o->log, LOG_START, 0, false, -1, false, none},
+    bool dumps = o->dump_gradients != NULL, ok = !dumps || gradients_unfinished(unfinished, o->dump_gradients, err);
+    Output outputs[] = {{"--log", o->log, "", 0, false, -1, false, none},
                         {"--trace", o->trace, TRACE_START, 0, false, -1, false, none},
-                        {"--dump-gradients", o->dump_gradients, GRADIENTS_START, 8, true, -1, false, none}};
-    for (Output *x = outputs; x < outputs + 3 && ok; x++) {
+                        {"--dump-gradients", o->dump_gradients, GRADIENTS_START, 8, true, -1, false, none},
+                        {"--dump-gradients", dumps ? unfinished : NULL, GRADIENTS_START, 8, true, -1, false, none}};
+    for (Output *x = outputs; x < outputs + 4 && ok; x++) {
         ok = !x->path || output_open(x, err);
         for (Output *y = outputs; y < x && ok; y++) {  // devices may take several
             if (x->fd >= 0 && y->fd >= 0 && S_ISREG(x->info.st_mode) && x->info.st_dev == y->info.st_dev &&
@@ -59,11 +65,11 @@ static inline bool outputs_check(const Options *o, Error *err) {
                 ok = error_set(err, "%s and %s are both %s: give each a file of its own", y->flag, x->flag, x->path);
         }
     }
-    for (Output *x = outputs; x < outputs + 3; x++) {
+    for (Output *x = outputs; x < outputs + 4; x++) {
         if (x->made) unlink(x->path);
         if (x->fd >= 0 && !S_ISFIFO(x->info.st_mode)) close(x->fd);  // a pipe's reader would take that for the end
     }
-    return ok;
+    return ok && (!o->log || log_check(o->log, err));
 }
 
 #endif

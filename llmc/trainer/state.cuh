@@ -193,7 +193,7 @@ static inline bool state_save(const State *state, const ParamTable *table, const
     return ok;
 }
 
-// Writes the owned slices of this rank's gradients into the file that gradients_create has made.
+// Writes the owned slices of this rank's gradients into the unfinished file that gradients_create has made.
 static inline bool state_dump_gradients(const State *state, const ParamTable *table, const char *path, bool write_wte,
                                         Error *err) {
     bool ok = true;

@@ -122,9 +122,14 @@ static inline const double *trainer_totals(Trainer *m) {
 
 // Writes this step's gradients, before clipping, as one unsharded file.
 static inline bool trainer_dump_gradients(Trainer *m, Error *err) {
-    if (m->job.rank == 0 && !gradients_create(m->opt.dump_gradients, &m->config, err)) return false;
+    const char *path = m->opt.dump_gradients;
+    char tmp[PATH_MAX];
+    if (m->job.rank == 0 && !gradients_create(path, &m->config, err)) return false;
     MPI_Barrier(MPI_COMM_WORLD);
-    return state_dump_gradients(&m->part, &m->table, m->opt.dump_gradients, m->table.shard.embedding, err);
+    if (!gradients_unfinished(tmp, path, err) ||
+        !state_dump_gradients(&m->part, &m->table, tmp, m->table.shard.embedding, err)) return false;
+    MPI_Barrier(MPI_COMM_WORLD);
+    return m->job.rank != 0 || gradients_finish(path, err);
 }
 
 // Loss and gradient norm of the step, once the gradients of all ranks are summed; the squares are added in the order
