@@ -86,7 +86,7 @@ static void shard(GPT *m) {
     size_t t = m->grid.t;
     job_agree(&m->job, pipeline_lists(&lists, (Schedule)m->opt.schedule, m->opt.schedule_file, m->grid.p, m->micros,
                                       m->opt.chunks, &err), &err);
-    m->plan = pipeline_plan(&lists, m->config.L, m->grid.p_rank);
+    m->plan = pipeline_plan(&lists, m->config.L, m->opt.layers_per_stage, m->grid.p_rank);
     trainer_sizes(m, t), m->V0 = m->grid.t_rank * m->Vl;
     if (m->opt.sequence_parallel) m->sp = t;
     Shard part = shard_whole(&m->config);

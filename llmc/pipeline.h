@@ -492,18 +492,20 @@ typedef struct {
     bool split;             // it has weight steps
 } PipelinePlan;
 
-// Deals L layers to the p * v chunks, and gives `stage` its own: global chunk c * p + stage is its chunk c.
-static inline void pipeline_plan_layers(PipelinePlan *plan, size_t L, size_t p, size_t stage, size_t v) {
+// Deals L layers to the p * v chunks as chunk_layers does, and gives `stage` its own.
+static inline void pipeline_plan_layers(PipelinePlan *plan, size_t L, const char *list, size_t p, size_t stage,
+                                        size_t v) {
     plan->chunks = v;
     plan->first = (size_t *)host_alloc(v, sizeof(size_t));
     plan->count = (size_t *)host_alloc(v, sizeof(size_t));
     plan->layers = (size_t *)host_alloc(L, sizeof(size_t));
-    for (size_t c = 0; c < v; c++) {
-        size_t chunk = c * p + stage, first = stage_first_layer(L, v * p, chunk);
-        plan->first[c] = plan->layer_count;
-        plan->count[c] = stage_layer_count(L, v * p, chunk);
-        if (plan->count[c] > plan->most_layers) plan->most_layers = plan->count[c];
-        for (size_t i = 0; i < plan->count[c]; i++) plan->layers[plan->layer_count++] = first + i;
+    for (size_t chunk = 0, first = 0, n; chunk < p * v; chunk++, first += n) {
+        n = chunk_layers(L, list, p, v, chunk);
+        if (chunk % p != stage) continue;
+        plan->first[chunk / p] = plan->layer_count;
+        plan->count[chunk / p] = n;
+        if (n > plan->most_layers) plan->most_layers = n;
+        for (size_t i = 0; i < n; i++) plan->layers[plan->layer_count++] = first + i;
     }
 }
 
@@ -524,11 +526,11 @@ static inline size_t pipeline_slots(const PipelineLists *l, int stage, size_t *s
     return slots;
 }
 
-// Returns the plan of `stage` for L layers and proved lists, which it releases.
-static inline PipelinePlan pipeline_plan(PipelineLists *l, size_t L, size_t stage) {
+// Returns the plan of `stage` for L layers and proved lists, which it releases. stages: --layers-per-stage, or NULL.
+static inline PipelinePlan pipeline_plan(PipelineLists *l, size_t L, const char *stages, size_t stage) {
     PipelinePlan plan;
     memset(&plan, 0, sizeof plan);
-    pipeline_plan_layers(&plan, L, (size_t)l->p, stage, (size_t)l->v);
+    pipeline_plan_layers(&plan, L, stages, (size_t)l->p, stage, (size_t)l->v);
     size_t count = plan.step_count = l->counts[stage];
     plan.steps = (PipelineStep *)host_alloc(count, sizeof *plan.steps);
     plan.slot = (size_t *)host_alloc(count, sizeof *plan.slot);

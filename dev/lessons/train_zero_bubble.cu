@@ -113,7 +113,7 @@ static void shard(GPT *m) {
     PipelineTimes times = zero_bubble_times(m->config.C, m->T);
     job_agree(&m->job, zero_bubble_lists(&lists, (Schedule)m->opt.schedule, m->opt.schedule_file, m->grid.p, m->micros,
                                          m->opt.chunks, &times, m->opt.max_in_flight, &err), &err);
-    m->plan = pipeline_plan(&lists, m->config.L, m->grid.p_rank);
+    m->plan = pipeline_plan(&lists, m->config.L, m->opt.layers_per_stage, m->grid.p_rank);
     trainer_sizes(m, t), m->V0 = m->grid.t_rank * m->Vl;
     if (m->opt.sequence_parallel) m->sp = t;
     Shard part = shard_whole(&m->config);

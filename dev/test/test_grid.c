@@ -72,15 +72,34 @@ static bool groups_are_right(size_t t, size_t d, size_t p, const char *order, ch
     return true;
 }
 
-// "dropped layers": every layer is in exactly one chunk, runs are in order, and sizes differ by one at most.
+// "dropped layers": every layer is in exactly one chunk, and sizes differ by one at most, the longer ones first.
 static bool layers_are_dealt(size_t L, size_t chunks) {
     size_t next = 0;
     for (size_t c = 0; c < chunks; c++) {
-        if (stage_first_layer(L, chunks, c) != next) return false;
         next += stage_layer_count(L, chunks, c);
         if (c > 0 && stage_layer_count(L, chunks, c) > stage_layer_count(L, chunks, c - 1)) return false;
     }
     return next == L && stage_layer_count(L, chunks, 0) <= stage_layer_count(L, chunks, chunks - 1) + 1;
+}
+
+// Lists of all pairs of stages, dealt to 1 to 3 chunks: a stage has its number of layers, no chunk has none.
+static bool lists_are_dealt(size_t L) {
+    char list[40];
+    for (size_t first = 0; first <= L; first++) {
+        snprintf(list, sizeof list, "%zu,%zu", first, L - first);
+        for (size_t v = 1; v <= 3; v++) {
+            size_t sums[2] = {0, 0}, least = L;
+            bool sound = first >= v && L - first >= v;
+            if (stage_list_is(list, L, 2, v) != sound) return false;
+            for (size_t c = 0; c < 2 * v; c++) {
+                size_t n = chunk_layers(L, list, 2, v, c);
+                sums[c % 2] += n;
+                if (n < least) least = n;
+            }
+            if (sums[0] != first || sums[1] != L - first || (sound && least == 0)) return false;
+        }
+    }
+    return true;
 }
 
 static bool refused(size_t world, size_t t, size_t d, size_t p, const char *order, const char *word) {
@@ -119,6 +138,14 @@ int main(void) {
     check(&c, dealt, "dropped layers: every split of 1..100 layers over 1..100 chunks holds each layer once");
     check(&c, stage_layer_count(30, 4, 0) == 8 && stage_layer_count(30, 4, 3) == 7,
           "dropped layers: 30 over 4 is 8 8 7 7");
+
+    for (size_t L = 1; L <= 40; L++) dealt = dealt && lists_are_dealt(L);
+    check(&c, dealt, "dropped layers: every list of 2 stages gives each its layers, in up to 3 chunks");
+    static const char *const bad[] = {"", ",", "10", "5,5,", ",5,5", "5,,5", "5,5,5", "5,-5", "5 ,5", "6,5", "5,4", "x,5",
+                                      "18446744073709551615,11", "0,10", "10,0"};
+    bool none = true;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) none = none && !stage_list_is(bad[i], 10, 2, 1);
+    check(&c, none && stage_list_is("5,5", 10, 2, 1) && stage_list_is("10", 10, 1, 1), "lists that are none");
 
     check(&c, refused(8, 2, 3, 2, "tdp", "--tensor 2 * --pipeline 2 * --data 3 makes 12, but the job has 8 ranks"),
           "2 x 3 x 2 on 8 ranks is refused");

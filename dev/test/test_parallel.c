@@ -67,13 +67,14 @@ static const Grid PLACES[] = {
     {"fsdp", 1, 2, 1, 1, "--shard 2", false},
     {"context", 1, 4, 1, 1, "--context 2", true},
     {"context", 1, 4, 1, 1, "--context 4 --context-by ring", false},
+    {"_3d", 1, 2, 3, 1, "--layers-per-stage 1,2,1", false},
 };
 enum { NUM_PLACES = sizeof PLACES / sizeof *PLACES };
 
 // Pairs (writer, reader) in PLACES; every place also resumes itself.
 static const int MOVES[][2] = {{1, 0}, {1, 2}, {2, 3}, {3, 4}, {4, 5}, {5, 6}, {6, 7}, {7, 8}, {8, 0}, {7, 0},
                                {0, 7}, {4, 1}, {7, 4}, {7, 9}, {9, 4}, {9, 0}, {4, 10}, {10, 7}, {10, 11}, {11, 0},
-                               {7, 12}, {12, 13}, {13, 0}};
+                               {7, 12}, {12, 13}, {13, 0}, {6, 14}, {14, 7}};
 
 // Four steps over a shuffled epoch, with the states after steps 2 and 4.
 static const char FOUR_STEPS[] = "--train-data golden/train.bin --shuffle 1 --seq 24 --global-batch 8 "
@@ -907,6 +908,12 @@ static const Refusal REFUSALS[] = {
     {"a flag of one lesson alone", {"train_data", 2, "--shard 3"}, GOOD, 2, "unknown flag '--shard'"},
     {"more stages than layers", {"train_gpt_pp", 5, ""}, GOOD, 2, "4 layers"},
     {"more chunks than layers", {"train_gpt_pp", 4, "--virtual 2"}, GOOD, 2, "4 layers"},
+    {"layers of too few stages", {"train_gpt_pp", 4, "--layers-per-stage 2,2"}, GOOD, 2, "4 numbers"},
+    {"layers that do not sum", {"train_gpt_pp", 2, "--layers-per-stage 2,1"}, GOOD, 2, "the 4 layers"},
+    {"a chunk without layers", {"train_gpt_3d", 2, "--pipeline 2 --virtual 2 --layers-per-stage 3,1"}, GOOD, 2,
+     "2 or more"},
+    {"layers that are no numbers", {"train_gpt_pp", 2, "--layers-per-stage 2;2"}, GOOD, 2, "2 numbers"},
+    {"layers of stages without stages", {"train_gpt_tp", 2, "--layers-per-stage 4"}, GOOD, 2, "train_gpt_pp"},
     {"m", {"train_gpt_pp", 2, "--virtual 2"}, GOOD "--micro-batch 8", 2, "multiple of 2"},
     {"chunks", {"train_gpt_pp", 2, "--virtual 2 --schedule 1f1b"}, GOOD, 2, "interleaved"},
     {"one chunk", {"train_gpt_pp", 2, "--schedule interleaved"}, GOOD, 2, "--virtual 2"},

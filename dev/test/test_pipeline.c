@@ -654,7 +654,43 @@ static void test_examples(void) {
     }
 }
 
+// "dropped layers": the plans of all stages hold each of L layers once, and consecutive chunks consecutive layers.
+static bool plans_hold(size_t L, const char *list, size_t p, size_t v) {
+    size_t next[64] = {0}, held = 0;  // [chunk] its first layer, then its end
+    bool ok = true;
+    for (size_t s = 0; s < p; s++) {
+        PipelinePlan plan;
+        memset(&plan, 0, sizeof plan);
+        pipeline_plan_layers(&plan, L, list, p, s, v);
+        for (size_t k = 0, n = 0; k < v; n += plan.count[k++]) {
+            size_t chunk = k * p + s, first = plan.layers[n];
+            ok = ok && plan.first[k] == n && plan.count[k] > 0 && plan.count[k] <= plan.most_layers;
+            for (size_t i = 0; ok && i < plan.count[k]; i++) ok = plan.layers[n + i] == first + i;
+            next[chunk] = first;
+            held += plan.count[k];
+        }
+        free(plan.first), free(plan.count), free(plan.layers);
+    }
+    for (size_t chunk = 0, first = 0; ok && chunk < p * v; chunk++) {
+        ok = next[chunk] == first;
+        first += chunk_layers(L, list, p, v, chunk);
+    }
+    return ok && held == L;
+}
+
+static void test_plans(void) {
+    bool ok = true;
+    for (size_t L = 12; L <= 40; L++)
+        for (size_t p = 1; p <= 4; p++)
+            for (size_t v = 1; v <= 3; v++) ok = ok && plans_hold(L, NULL, p, v);
+    check(&c, ok, "dropped layers: plans of equal stages hold each layer once");
+    check(&c, plans_hold(13, "5,1,7", 3, 1) && plans_hold(13, "5,2,6", 3, 2) && plans_hold(13, "3,3,7", 3, 3) &&
+                  plans_hold(9, "9", 1, 1),
+          "dropped layers: and plans of stages of unequal length");
+}
+
 int main(void) {
+    test_plans();
     test_figures();
     test_refused();
     test_links();

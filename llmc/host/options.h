@@ -5,6 +5,7 @@
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
 
+#include "llmc/grid.h"
 #include "llmc/host/error.h"
 #include "llmc/host/options_table.h"
 #include "llmc/model.h"
@@ -216,6 +217,10 @@ static inline bool options_resolve_grid(Options *o, size_t ranks, Error *err) {
     if (o->pipeline * o->chunks > o->layers)
         return error_set(err, "%zu layers do not fill %zu stages * %zu chunks: lower --pipeline or --virtual",
                          o->layers, o->pipeline, o->chunks);
+    if (o->layers_per_stage && !stage_list_is(o->layers_per_stage, o->layers, o->pipeline, o->chunks))
+        return error_set(err, "--layers-per-stage %.100s must be %zu numbers, one for each stage, that sum to the %zu "
+                         "layers and are %zu or more, as in --layers-per-stage 3,2", o->layers_per_stage, o->pipeline,
+                         o->layers, o->chunks);
     return true;
 }
 

@@ -52,6 +52,7 @@ typedef struct {
     bool sequence_parallel;
     size_t max_in_flight;     // 0: left out
     size_t pipeline, chunks;  // chunks: --virtual, v of the paper
+    const char *layers_per_stage;  // see grid.h's stage_list_is
     int schedule;             // Schedule; -1 until resolved
     const char *schedule_file;
     size_t data, context;     // data ranks, and how many neighbours of them share each sequence: 1 but in a lesson
@@ -161,6 +162,8 @@ static const Field OPTIONS[] = {
          "stages (default: the ranks left over in _pp, else 1)"),
     SIZE("virtual", chunks, "1", 1, 1e6, OPTIONS_PIPELINE | OPTION_BASIC,
          "chunks of layers per stage; needs the interleaved schedule"),
+    TEXT("layers-per-stage", layers_per_stage, NULL, OPTIONS_PIPELINE, "N,N,...",
+         "layers of each stage, for unlike stages (default: equal)"),
     CHOICE("schedule", schedule, NULL, OPTIONS_PIPELINE | OPTION_BASIC, "gpipe|1f1b|interleaved|zb-h1|zb-auto",
            "order of steps (default: 1f1b; interleaved with --virtual)"),
     TEXT("schedule-file", schedule_file, NULL, OPTIONS_PIPELINE, "FILE",

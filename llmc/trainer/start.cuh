@@ -243,6 +243,7 @@ static inline void trainer_print(const Trainer *m) {
     if (ramp->start) printf("ramp         from %zu sequences by %zu over %zu samples\n", ramp->start, ramp->increment,
                             ramp->samples);
     if (m->job.size > 1) grid_print(stdout, &m->grid);
+    if (m->opt.layers_per_stage) printf("layers       %s on the stages\n", m->opt.layers_per_stage);
 }
 
 // Allocates the buffers of the trainer's layout, which counts them in a first call and sets pointers in a second, and
