@@ -42,6 +42,7 @@ static inline Options candidate_options(const Candidate *x, size_t vocabulary) {
     o.micro_batch = r->micro_batch, o.global_batch = r->global_batch;
     o.tensor = r->t, o.pipeline = r->p, o.data = r->d, o.context = 1, o.chunks = r->v;
     o.schedule = r->schedule, o.max_in_flight = r->max_in_flight;
+    o.layers_per_stage = r->stages[0] ? r->stages : NULL;
     o.sequence_parallel = r->sequence_parallel, o.zero = r->zero, o.recompute = x->recompute;
     o.order = r->order[0] ? r->order : "tdp";
     o.dry_run = true;
@@ -111,7 +112,7 @@ static inline StageMemory candidate_count(const Candidate *x, size_t vocabulary,
     trainer_sizes(m, r->t);
     candidate_sizes(m, x);
     m->sp = r->sequence_parallel ? r->t : 1;
-    pipeline_plan_layers(&m->plan, r->layers, r->p, stage, r->v);
+    pipeline_plan_layers(&m->plan, r->layers, m->opt.layers_per_stage, r->p, stage, r->v);
     m->plan.slots = candidate_slots(r, stage);
     size_t align = TENSOR_ALIGN * r->d;
     trainer_shard(m, {r->t, 0, stage == 0, stage == r->p - 1, m->plan.layer_count, m->plan.layers, align, 1, 0});

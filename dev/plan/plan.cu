@@ -3,7 +3,7 @@
 //   plan --model NAME|--layers L --heads H --channels C --seq T --vocab V  --cluster FILE|NAME --gpus N --batch G
 //        [--tensor t] [--pipeline p] [--data d] [--virtual v] [--micro-batch b] [--schedule NAME]
 //        [--recompute none|gelu|rest|layer] [--sequence-parallel 0|1] [--zero 0|1] [--shard 0|2|3] [--order tdp]
-//        [--light] [--json]
+//        [--layers-per-stage N,N,...] [--light] [--json]
 //
 // Tries every layout that train_gpt_3d, train_zero_bubble or train_fsdp accepts, or train_llama for a name of its models
 // (search.h). It asks the trainer's own layout function for its memory (memory.h) and the simulation of dev/scale/step.h
@@ -56,8 +56,9 @@ static void print_neighbour(const Search *s, const char *what, Candidate x) {
 // A file, or a name in dev/clusters.
 static bool read_cluster(Cluster *cluster, char path[PATH_MAX], const char *name, Error *err) {
     static const char *const clusters[] = {"dgx-a100",       "dgx-h100",     "eos-2025",    "foundry-a100-40",
-                                           "foundry-a100-80", "foundry-h100", "laptop",      "roce-a100",
-                                           "selene-2020",    "selene-2021",  "selene-2022", "vtrain-a100"};
+                                           "foundry-a100-80", "foundry-h100", "holmes-a100", "laptop",
+                                           "roce-a100",      "selene-2020",  "selene-2021", "selene-2022",
+                                           "vtrain-a100"};
     bool is_path = strchr(name, '/') || strchr(name, '.');
     if (!is_path && path_print(path, PATH_MAX, err, "dev/clusters/%s.json", name) && access(path, F_OK) != 0)
         return error_set(err, "there is no cluster '%s': did you mean %s?", name,
@@ -210,6 +211,7 @@ static void print_neighbours(const Search *s) {
         if (r->t == 1) r->sequence_parallel = false;
         if (r->d == 1) r->zero = false;
         if (r->t * r->p > 1) r->shard = 0;
+        if (r->p != b->run.p) r->stages[0] = 0;
         take_chunks(r);
         print_neighbour(s, moves[i].what, x);
     }
@@ -234,6 +236,9 @@ static void print_neighbours(const Search *s) {
     x = *b;
     x.run.zero = !b->run.zero;
     if (b->run.d > 1 && !b->run.shard) print_neighbour(s, b->run.zero ? "no ZeRO" : "ZeRO", x);
+    x = *b;
+    x.run.stages[0] = 0;
+    if (b->run.stages[0] && !s->wish.stages) print_neighbour(s, "equal stages", x);
     print_other_kind(s);
     if (b->run.shard) return;
     for (int i = 0; i < ORDER_COUNT; i++) {
@@ -299,7 +304,7 @@ int main(int argc, char **argv) {
         printf("usage: plan --model NAME --cluster FILE|NAME --gpus N --batch G [--light] [--json]\n"
                "sizes of a model: --layers --heads --channels --seq --vocab\n"
                "to fix a part of the layout: --tensor --pipeline --data --virtual --micro-batch --schedule --recompute "
-               "--sequence-parallel\n    --zero --shard --order\nmodels: ");
+               "--sequence-parallel\n    --zero --shard --order --layers-per-stage\nmodels: ");
         model_names(stdout);
         printf("\n");
         return argc == 1 ? 2 : 0;

@@ -13,7 +13,8 @@
 #include <time.h>
 
 enum { SEARCH_BEST = 10, SEARCH_MICRO_BATCH = 64, SEARCH_GPUS = 65536, SEARCH_PIECES = 4096,
-       SEARCH_IN_FLIGHT = 3 };  // zb-auto keeps once, twice or three times p micro-batches
+       SEARCH_IN_FLIGHT = 3,    // zb-auto keeps once, twice or three times p micro-batches
+       SEARCH_STAGES = 24 };    // most stages to which layers are dealt by their speed
 
 enum { WISH_SHARDED = -2 };  // of Wish.shard: 2 or 3, which the search chooses
 
@@ -26,6 +27,7 @@ typedef struct {
     int schedule, recompute, sequence_parallel, zero;
     int shard;          // 2 or 3: FSDP; 0: none
     const char *order;  // NULL: left to the search
+    const char *stages; // --layers-per-stage; NULL: equal, or by speed where nodes are unlike
 } Wish;
 
 typedef struct {
@@ -53,36 +55,42 @@ static inline int order_number(const char *order) {
     return i;
 }
 
+static inline bool cluster_is_unlike(const Cluster *c) { return c->network[NETWORK_ETHERNET][0] > 0; }
+
 // Where a layout's groups and messages sit: all that its time has of the order.
 typedef struct {
     Placement tensor, data, ends;
     double forward, wrapped;  // s of a message to the next stage, and from the last to the first
 } OrderPlaces;
 
-static inline OrderPlaces order_places(const Cluster *c, const StepLayout *layout, const char *order) {
+static inline OrderPlaces order_places(const Cluster *c, const StepLayout *layout, const char *order, size_t stage) {
     StepLayout r = *layout;
     OrderPlaces x;
     memset(&x, 0, sizeof x);
     strcpy(r.order, order);
     Grid g = step_grid(c, &r);
-    x.tensor = step_group(c, &g, 0, 't'), x.data = step_group(c, &g, 0, 'd'), x.ends = step_group(c, &g, 0, 'e');
-    if (r.p > 1) x.forward = step_send(c, &r, &g, 0), x.wrapped = step_send(c, &r, &g, r.p - 1);
+    x.tensor = step_group(c, &g, stage, 't'), x.data = step_group(c, &g, stage, 'd');
+    x.ends = step_group(c, &g, stage, 'e');
+    if (r.p > 1) x.forward = step_send(c, &r, &g, stage), x.wrapped = step_send(c, &r, &g, r.p - 1);
     return x;
 }
 
 static inline bool placement_same(const Placement *a, const Placement *b) {
     return a->nodes == b->nodes && a->per_node == b->per_node && a->sharing == b->sharing && a->islands == b->islands &&
-           a->crossing == b->crossing;
+           a->crossing == b->crossing && a->network == b->network;
 }
 
-// True if an earlier order gives the same places.
+// True if an earlier order gives the same places, on unlike nodes at every stage.
 static inline bool order_is_double(const Cluster *c, const StepLayout *r, int number) {
-    OrderPlaces mine = order_places(c, r, ORDERS[number]);
     for (int i = 0; i < number; i++) {
-        OrderPlaces other = order_places(c, r, ORDERS[i]);
-        if (placement_same(&mine.tensor, &other.tensor) && placement_same(&mine.data, &other.data) &&
-            placement_same(&mine.ends, &other.ends) && mine.forward == other.forward && mine.wrapped == other.wrapped)
-            return true;
+        bool same = true;
+        for (size_t stage = 0; same && stage < (cluster_is_unlike(c) ? r->p : 1); stage++) {
+            OrderPlaces mine = order_places(c, r, ORDERS[number], stage), other = order_places(c, r, ORDERS[i], stage);
+            same = placement_same(&mine.tensor, &other.tensor) && placement_same(&mine.data, &other.data) &&
+                   placement_same(&mine.ends, &other.ends) && mine.forward == other.forward &&
+                   mine.wrapped == other.wrapped;
+        }
+        if (same) return true;
     }
     return false;
 }
@@ -96,7 +104,8 @@ static inline int candidate_order(const Candidate *a, const Candidate *b, double
                       s->schedule, s->shard};
     for (size_t i = 0; i < sizeof left / sizeof *left; i++)
         if (left[i] != right[i]) return left[i] < right[i] ? -1 : 1;
-    return order_number(r->order) - order_number(s->order);
+    int stages = strcmp(r->stages, s->stages);
+    return stages ? stages : order_number(r->order) - order_number(s->order);
 }
 
 // The faster one; of two that are as fast, the one with the smaller sizes.
@@ -212,6 +221,7 @@ static inline Candidate search_blank(const Search *s, size_t ranks) {
     if (x.llama) {
         x.run.KV = llama->KV, x.run.F = llama->F, x.run.gate = llama->type != NEMOTRON, x.run.tied = llama->tied;
     }
+    snprintf(x.run.stages, sizeof x.run.stages, "%s", w->stages ? w->stages : "");
     return x;
 }
 
@@ -326,7 +336,7 @@ static inline bool candidate_same(const Candidate *a, const Candidate *b) {
     const StepLayout *r = &a->run, *q = &b->run;
     return a->seconds == b->seconds && r->t == q->t && r->p == q->p && r->d == q->d && r->v == q->v &&
            r->micro_batch == q->micro_batch && r->sequence_parallel == q->sequence_parallel && r->zero == q->zero &&
-           r->shard == q->shard && a->recompute == b->recompute;
+           r->shard == q->shard && a->recompute == b->recompute && strcmp(r->stages, q->stages) == 0;
 }
 
 // Puts a simulated layout among the best, if it is one of them and none of them is the same.
@@ -400,6 +410,46 @@ static inline void search_zero_bubble(Search *s) {
     }
 }
 
+// Returns the layout with one layer moved from a stage to another.
+static inline Candidate candidate_moved(const Candidate *x, size_t from, size_t to) {
+    Candidate y = *x;
+    int n = 0;
+    for (size_t stage = 0; stage < x->run.p; stage++) {
+        size_t layers = 0;
+        for (size_t chunk = stage; chunk < x->run.p * x->run.v; chunk += x->run.p)
+            layers += step_chunk_layers(&x->run, chunk);
+        n += snprintf(y.run.stages + n, sizeof y.run.stages - (size_t)n, "%s%zu", stage ? "," : "",
+                      layers - (stage == from) + (stage == to));
+    }
+    return y;
+}
+
+// Stages on unlike nodes take unlike times for the same layers, most of all for their gradients. Moves layers away from
+// the stage that is busiest, in the best layouts, as long as the step becomes shorter.
+static inline void search_stages(Search *s) {
+    Candidate before[SEARCH_BEST];
+    size_t count = cluster_is_unlike(s->cluster) && !s->wish.stages ? s->found : 0;
+    Error err;
+    memcpy(before, s->best, sizeof before);
+    for (size_t i = 0; i < count; i++) {
+        Candidate x = before[i], next = x;
+        StepTime now, time;
+        if (x.run.p == 1 || x.run.p > SEARCH_STAGES) continue;
+        for (bool better = true; better; x = next) {
+            better = false;
+            if (!step_simulate(s->cluster, &x.run, &now, &err)) break;
+            for (size_t to = 0; to < x.run.p; to++) {
+                Candidate y = candidate_moved(&x, now.slowest, to);
+                if (to == now.slowest || candidate_refused(&y, s->wish.model.V, &err) ||
+                    !step_simulate(s->cluster, &y.run, &time, &err) || time.seconds >= next.seconds) continue;
+                next = y, next.seconds = time.seconds;
+                better = true;
+            }
+        }
+        if (x.run.stages[0]) search_try(s, &x);
+    }
+}
+
 // Fills s->best from s->wish and s->cluster.
 static inline void search_layouts(Search *s) {
     double began = search_seconds(), last = began;
@@ -417,6 +467,7 @@ static inline void search_layouts(Search *s) {
     }
     if (s->progress) fprintf(stderr, "\r\033[K");
     search_zero_bubble(s);
+    search_stages(s);
 }
 
 static inline void search_free(Search *s) {

@@ -78,6 +78,7 @@ static inline bool read_wish(Wish *w, const char **cluster, bool *json, bool *li
         if (strcmp(flag, "--model") == 0) model = value;
         else if (strcmp(flag, "--cluster") == 0) *cluster = value;
         else if (strcmp(flag, "--order") == 0) w->order = value;
+        else if (strcmp(flag, "--layers-per-stage") == 0) w->stages = value;
         else return error_set(err, "there is no flag %s", flag);
     }
     if (w->shard > 0) w->shard++;  // the position of "2" and "3"
@@ -101,6 +102,10 @@ static inline bool read_wish(Wish *w, const char **cluster, bool *json, bool *li
         Grid grid;
         if (!grid_make(&grid, 1, 0, 1, 1, 1, w->order, err)) return false;
     }
+    if (w->stages && (strlen(w->stages) >= sizeof(((StepLayout *)0)->stages) || !w->p ||
+                      !stage_list_is(w->stages, w->model.L, w->p, 1)))
+        return error_set(err, "--layers-per-stage needs --pipeline, and a number for each stage that sum to the %zu layers",
+                         w->model.L);
     w->model.Vp = padded_vocabulary(w->model.V);
     w->model.maxT = w->T;
     return true;
@@ -143,6 +148,7 @@ static inline void layout_flags(char *text, size_t size, const Candidate *x) {
 #define FLAG(...) n += snprintf(text + n, size - (size_t)n, __VA_ARGS__)
     if (r->v > 1) FLAG(" --virtual %zu", r->v);
     else if (r->p > 1) FLAG(" --schedule %s", pipeline_schedule_name(r->schedule));
+    if (r->stages[0]) FLAG(" --layers-per-stage %s", r->stages);
     if (r->schedule == SCHEDULE_ZB_AUTO) FLAG(" --max-in-flight %zu", r->max_in_flight);
     if (r->sequence_parallel) FLAG(" --sequence-parallel 1");
     if (x->recompute) FLAG(" --recompute %s", RECOMPUTE_NAMES[x->recompute]);

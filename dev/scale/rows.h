@@ -73,6 +73,7 @@ static inline void row_parse(char **header, size_t columns, char **fields, size_
     if (r->recompute == LAYER_KEEPS && !kept) snprintf(row->why, sizeof row->why, "recompute is '%.40s'", recompute);
     r->sequence_parallel = strcmp(row_field(header, columns, fields, n, "seq_par"), "1") == 0;
     r->scatter_gather = strcmp(row_field(header, columns, fields, n, "scatter_gather"), "0") != 0;
+    snprintf(r->stages, sizeof r->stages, "%s", row_field(header, columns, fields, n, "layers_per_stage"));
     r->zero = strcmp(row_field(header, columns, fields, n, "dist_opt"), "1") == 0;
     r->short_ends = strstr(row_field(header, columns, fields, n, "note"), "hold one layer fewer") != NULL;
     if (r->v == 0 && r->p && strncmp(chunks, "max: 1 layer", 12) == 0)

@@ -24,6 +24,7 @@ typedef struct {
     size_t F;         // hidden units of its MLP; 0: 4 C
     bool gate, tied;  // its MLP has a gate; its head is the embedding, as GPT-2's is
     size_t shard;     // FSDP: 2 shards gradients and optimizer, 3 the weights as well; 0: no FSDP
+    char stages[128]; // layers of each stage, as "10,12"; "": equal
 } StepLayout;
 
 typedef struct {
@@ -80,6 +81,9 @@ static inline bool step_check(const StepLayout *r, Error *err) {
     if (r->global_batch % (r->micro_batch * r->d)) return error_set(err, "the batch does not divide");
     if (r->short_ends && units % (r->p * r->v))
         return error_set(err, "the layers do not divide into %zu chunks", r->p * r->v);
+    if (r->stages[0] && (r->short_ends || !stage_list_is(r->stages, r->layers, r->p, r->v)))
+        return error_set(err, "the stages' layers '%s' are not those of %zu stages and %zu layers", r->stages, r->p,
+                         r->layers);
     if (units < r->p * r->v) return error_set(err, "there are fewer layers than chunks");
     size_t m = r->global_batch / (r->micro_batch * r->d);
     if (r->shard && r->t * r->p > 1) return error_set(err, "FSDP has data ranks only");
@@ -88,7 +92,7 @@ static inline bool step_check(const StepLayout *r, Error *err) {
 
 static inline size_t step_chunk_layers(const StepLayout *r, size_t chunk) {
     size_t chunks = r->p * r->v;
-    if (!r->short_ends) return stage_layer_count(r->layers, chunks, chunk);
+    if (!r->short_ends) return chunk_layers(r->layers, r->stages[0] ? r->stages : NULL, r->p, r->v, chunk);
     return (r->layers + 2) / chunks - (chunk == 0) - (chunk == chunks - 1);
 }
 
@@ -110,7 +114,7 @@ static inline void step_take_weights(OpList *from, OpList *to) {
 }
 
 // What chunks consist of: a layer, the embedding and the head.
-enum { STEP_KEY = 18 };
+enum { STEP_KEY = 19 };
 typedef struct {
     size_t key[STEP_KEY];  // what they depend on but for the cluster; all 0: not there yet
     ChunkCost layer, embedding, head;
@@ -157,7 +161,7 @@ static inline void step_make_pieces(const Cluster *c, const StepLayout *r, Place
 static inline const StepPieces *step_pieces(const Cluster *c, const StepLayout *r, Placement q, StepMemo *memo) {
     const size_t key[STEP_KEY] = {r->micro_batch, r->T, r->C, r->NH, r->t, r->vocabulary, r->sequence_parallel,
                                   r->recompute, step_split(r), q.nodes, q.per_node, q.sharing, q.islands, q.crossing,
-                                  r->shard, r->KV, r->F, r->gate};
+                                  r->shard, r->KV, r->F, r->gate, q.network};
     size_t hash = 0;
     for (int i = 0; i < STEP_KEY; i++) hash = (hash ^ key[i]) * 0x9e3779b97f4a7c15u;
     StepPieces *x = &memo->piece[(hash >> 32) % memo->size];

@@ -28,11 +28,12 @@ static inline Cluster trainer_software(const Cluster *cluster) {
 static inline bool trainer_seconds(const char *folder, const char *cluster, const StepLayout *r, bool overlap,
                                    double *seconds, Error *err) {
     static const char *const recompute[] = {"none", "gelu", "none", "layer", "rest"};  // by LayerRecompute
-    char command[4096], layout[256], line[1024], model[64] = "", said[200] = "it said nothing";
+    char command[4096], layout[512], line[1024], model[64] = "", said[200] = "it said nothing";
     if (r->KV) snprintf(model, sizeof model, "--model nemotron --kv-heads %zu", r->KV);
     if (r->shard) snprintf(layout, sizeof layout, "--shard %zu", r->shard);
     else snprintf(layout, sizeof layout, "--tensor %zu --pipeline %zu --data %zu --virtual %zu --sequence-parallel %d "
-                  "--zero %d", r->t, r->p, r->d, r->v, r->sequence_parallel, r->zero);
+                  "--zero %d%s%s", r->t, r->p, r->d, r->v, r->sequence_parallel, r->zero,
+                  r->stages[0] ? " --layers-per-stage " : "", r->stages);
     snprintf(command, sizeof command,
              "'%s/%s' %s --simulate '%s' --ranks %zu --layers %zu --heads %zu --channels %zu --seq %zu --vocab %zu "
              "--micro-batch %zu --global-batch %zu %s --recompute %s --overlap %d --steps %d 2>&1",

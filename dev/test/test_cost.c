@@ -234,6 +234,77 @@ static void test_placement(Check *c) {
     check(c, ends.crossing == 16 && placement_among(ends, 2).crossing == 2, "nor as many as there are pairs");
 }
 
+// Constants of a section behind "hardware"; `nodes` are of each kind.
+#define OF(key, value) "\"" key "\": {\"value\": " value ", \"source\": \"test\"}"
+static void test_networks(Check *c) {
+    Cluster x;
+    Error err = {""};
+    refused(c, cluster_text(NULL, NULL, ", " OF("infiniband_nodes", "2")),
+            "f.json: nodes of unlike networks need \"ethernet\", which joins them");
+    refused(c, cluster_text(NULL, NULL, "}, \"roce\": {" OF("nics_per_node", "2")),
+            "f.json: nodes of unlike networks need \"ethernet\", which joins them");
+    refused(c, cluster_text(NULL, NULL, ", " OF("roce_nodes", "2") "}, \"ethernet\": {" OF("nics_per_node", "1")),
+            "f.json: \"roce_nodes\" need \"roce\", their network");
+    refused(c, cluster_text(NULL, NULL, "}, \"ethernet\": {" OF("sms", "1")),
+            "f.json: \"ethernet\" has an unknown constant \"sms\"");
+    refused(c, cluster_text(NULL, NULL, "}, \"ethernet\": {" OF("nic_latency", "-1")),
+            "f.json: \"nic_latency\" must be a number from 0 to 1e+15");
+    refused(c, cluster_text(NULL, NULL, "}, \"ethernet\": 5, \"roce\": {"), "f.json has no object \"ethernet\"");
+    refused(c, cluster_text("infiniband_nodes", "{\"value\": 0.5, \"source\": \"x\"}", ""),
+            "f.json: \"infiniband_nodes\" must be a whole number from 1 to 1048576");
+    // 2 nodes of 8 with InfiniBand, 1 with RoCE at half its rates, all others with one Ethernet card for 8
+    char *text = cluster_text(NULL, NULL, ", " OF("infiniband_nodes", "2") ", " OF("roce_nodes", "1")
+                              "}, \"roce\": {" OF("nic_collective_bandwidth", "5e8") ", " OF("nic_bandwidth", "5e8")
+                              "}, \"ethernet\": {" OF("nics_per_node", "1") ", " OF("nic_collective_bandwidth", "2") ", "
+                              OF("nic_alone_bandwidth", "3") ", " OF("nic_alone_start", "4") ", " OF("net_base", "5") ", "
+                              OF("net_doubling", "6") ", " OF("nic_bandwidth", "7") ", " OF("nic_latency", "8"));
+    bool ok = parse(&x, text, &err);
+    free(text);
+    Cluster over = cluster_over(&x, NETWORK_ETHERNET), roce = cluster_over(&x, NETWORK_ROCE);
+    check(c, ok && over.nics_per_node == 1 && over.nic_collective_bandwidth == 2 && over.nic_alone_bandwidth == 3 &&
+                 over.nic_alone_start == 4 && over.net_base == 5 && over.net_doubling == 6 && over.nic_bandwidth == 7 &&
+                 over.nic_latency == 8 && over.sms == 1 && roce.nic_bandwidth == 5e8 && roce.nic_latency == 1,
+          "a network's constants take the place of the hardware's, which it has where it names none %s", err.text);
+    Cluster all = simple();
+    memcpy(all.network, x.network, sizeof all.network);
+    all.infiniband_nodes = 2, all.roce_nodes = 1;
+    double *net[] = {all.network[NETWORK_ROCE], all.network[NETWORK_ETHERNET]};
+    const double slow[2][NETWORK_CONSTANTS] = {{8, 5e8, 0, 0, 0, 0, 5e8, 0}, {1, 1e8, 0, 0, 0, 0, 1e8, 3}};
+    for (int i = 0; i < 2; i++) memcpy(net[i], slow[i], sizeof slow[i]);
+    check(c, cluster_network(&all, 0, 15) == NETWORK_INFINIBAND && cluster_network(&all, 16, 23) == NETWORK_ROCE &&
+                 cluster_network(&all, 15, 16) == NETWORK_ETHERNET && cluster_network(&all, 24, 31) == NETWORK_ETHERNET,
+          "ranks of like nodes talk by their network, all others by Ethernet");
+    Placement here = placement_stride(&all, 0, 8, 2, 32), across = placement_stride(&all, 8, 8, 2, 32);
+    Placement wide = placement_stride(&all, 0, 8, 4, 32), inside = placement_stride(&all, 24, 1, 8, 32);
+    check(c, here.network == NETWORK_INFINIBAND && across.network == NETWORK_ETHERNET && wide.network == NETWORK_ETHERNET,
+          "a group takes the network that joins all of its nodes");
+    check(c, near(cost_collective(&all, COLLECTIVE_ALL_REDUCE, 8e9, here), 8) &&
+                 near(cost_collective(&all, COLLECTIVE_ALL_REDUCE, 8e9, across), 8e9 / (1e8 / 8)) &&
+                 near(cost_collective(&all, COLLECTIVE_ALL_REDUCE, 8e10, inside), 14),
+          "with InfiniBand, by an Ethernet card that 8 groups share, by NVLink in a node that has Ethernet");
+    check(c, near(cost_send_between(&all, 1e9, 0, 8, 8), 1) && near(cost_send_between(&all, 1e9, 8, 16, 8), 3 + 80) &&
+                 near(cost_send_between(&all, 1e9, 16, 23, 1), 0.25),
+          "and so do messages");
+    // p = 2, d = 16: stage 0 has the nodes with InfiniBand, stage 1 one with RoCE and one with Ethernet
+    StepLayout r = {32, 5, 1024, 16, 256, 128, 32, 1, 1, 2, 16, 1, LAYER_KEEPS, false, false, false,
+                    SCHEDULE_1F1B, 0, false, "", 0, 0, ""};
+    Grid g = step_grid(&all, &r);
+    double sum[2], gather, update;
+    for (size_t s = 0; s < 2; s++) step_data(&all, &r, &g, s, &sum[s], &gather, &update);
+    check(c, near(sum[0] / step_parameters(&r, 0), 1.875 * 4 / 8e9) &&
+                 near(sum[1] / step_parameters(&r, 1), 1.875 * 4 / 1e8), "a stage's gradients take its own network");
+    check(c, step_chunk_layers(&r, 0) == 3 && step_chunk_layers(&r, 1) == 2, "equal stages of 5 layers");
+    double equal = step_parameters(&r, 0);
+    strcpy(r.stages, "1,4");
+    StepTime time;
+    check(c, step_chunk_layers(&r, 0) == 1 && step_chunk_layers(&r, 1) == 4 && step_simulate(&all, &r, &time, &err) &&
+                 near(equal - step_parameters(&r, 0), 2 * (12.0 * 1024 * 1024 + 13.0 * 1024)),
+          "stages of unequal length hold so many layers' parameters");
+    strcpy(r.stages, "1,3");
+    check(c, !step_simulate(&all, &r, &time, &err), "%s", err.text);
+}
+#undef OF
+
 static void test_collectives(Check *c) {
     Cluster x = simple();
     Placement node = placement_stride(&x, 0, 1, 8, 8), two = placement_stride(&x, 0, 1, 16, 16);
@@ -379,7 +450,7 @@ static void test_layers(Check *c) {
 // Layers of equal cost, and next to nothing at the ends: 4 stages of 2 layers, 8 micro-batches.
 static StepLayout equal_stages(size_t v) {
     StepLayout r = {4, 8, 4096, 32, 256, 128, 8, 1, 1, 4, 1, v, LAYER_KEEPS, false, false, false,
-             v > 1 ? SCHEDULE_INTERLEAVED : SCHEDULE_1F1B, 0, false, "", 0, 0};
+             v > 1 ? SCHEDULE_INTERLEAVED : SCHEDULE_1F1B, 0, false, "", 0, 0, ""};
     return r;
 }
 
@@ -412,7 +483,7 @@ static void test_steps(Check *c) {
     check(c, fabs(time.seconds / (2 * (8 + 2) * step_message(&queued)) - 1) < 1e-3,
           "messages beside compute follow each other: 8 by 3 links each way, %.3g s", time.seconds);
     StepLayout data = {16, 2, 1024, 16, 256, 128, 32, 1, 1, 1, 16, 1, LAYER_KEEPS, false, false, false,
-                SCHEDULE_1F1B, 0, false, "", 0, 0};
+                SCHEDULE_1F1B, 0, false, "", 0, 0, ""};
     x = simple();
     step_simulate(&x, &data, &time, &err);
     x.nic_collective_bandwidth /= 2;
@@ -436,6 +507,7 @@ int main(void) {
     test_gemm(&c);
     test_memory_and_attention(&c);
     test_placement(&c);
+    test_networks(&c);
     test_collectives(&c);
     test_layers(&c);
     test_steps(&c);

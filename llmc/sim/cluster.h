@@ -1,9 +1,11 @@
 // cluster.h: the description of a cluster and of the software that trains on it, read from a JSON file.
 //
-// defines: AttentionLaw, Cluster, CLUSTER_FIELDS, cluster_read, cluster_parse, cluster_island
+// defines: AttentionLaw, Network, Cluster, CLUSTER_FIELDS, cluster_read, cluster_parse, cluster_island, cluster_network,
+//          cluster_over
 //
 // The file is an object with "name", "hardware" and "software". Each constant in them is an object with a "value" and a
-// "source", the origin of the value as text. Units are SI: seconds, bytes, bytes a second, FLOP/s.
+// "source", the origin of the value as text. Units are SI: seconds, bytes, bytes a second, FLOP/s. If nodes have unlike
+// networks, "hardware" has InfiniBand's constants, and "roce" and "ethernet" those in which these two differ.
 #ifndef LLMC_SIM_CLUSTER_H
 #define LLMC_SIM_CLUSTER_H
 
@@ -16,6 +18,10 @@
 
 // Flash: one fused kernel. Unfused: two batched GEMMs, and between them a softmax over (B, NH, T, T).
 typedef enum { ATTENTION_FLASH, ATTENTION_UNFUSED } AttentionLaw;
+
+// The network of a node. In most clusters it is one, here the first, whatever its name.
+typedef enum { NETWORK_INFINIBAND, NETWORK_ROCE, NETWORK_ETHERNET, NETWORKS } Network;
+enum { NETWORK_CONSTANTS = 8 };
 
 enum { ATTENTION_SIZES = 4 };  // rates of unfused attention are for heads of 48, 80, 128 and 192 channels
 
@@ -34,18 +40,24 @@ typedef struct {
     double elementwise_efficiency, layernorm_forward_efficiency;  // shares of hbm_bandwidth
     double layernorm_backward_efficiency, softmax_efficiency, optimizer_efficiency;
     double overlap_slowdown;                     // of kernels while the same device communicates, >= 1
-    // the node and the network
-    double gpus_per_node, nics_per_node;
+    // the node
+    double gpus_per_node;
     double node_bandwidth, node_base, node_hop;  // bus bandwidth of collectives in a node; s; s for each rank passed
     double node_turn, node_turn_cost;            // bytes of each rank in a ring's turn; s of an empty last turn
+    double node_group;                           // a group of n lacks this times 1/n^2 - 1/64 of it: it is for 8
+    double small_latency, small_bandwidth;       // low-latency protocol: shares of the latency and the bandwidth here
+    double node_p2p_bandwidth, node_p2p_latency; // one message from rank to rank
+    // between nodes, from nics_per_node to nic_latency as in Cluster.network
+    double nics_per_node;
     double nic_collective_bandwidth;             // of collectives across nodes, for each NIC of a node
     double nic_alone_bandwidth, nic_alone_start; // if compute waits for each: the same (0: as above); bytes for half
-    double node_group;                           // a group of n lacks this times 1/n^2 - 1/64 of it: it is for 8
     double net_base, net_doubling;               // s of a collective over 2 nodes; more for each doubling
-    double small_latency, small_bandwidth;       // low-latency protocol: shares of the latency and the bandwidth above
-    double node_p2p_bandwidth, node_p2p_latency, nic_bandwidth, nic_latency;  // one message from rank to rank
+    double nic_bandwidth, nic_latency;           // one message from rank to rank
     // islands of nodes, joined by one slower link; 0: one island
     double gpus_per_island, island_bandwidth, island_latency;
+    // unlike nodes: the first have InfiniBand, the next RoCE, all others Ethernet alone, which joins them
+    double infiniband_nodes, roce_nodes;
+    double network[NETWORKS][NETWORK_CONSTANTS]; // instead of the constants that are tagged so; all 0: one network
     // the software
     int attention;                               // AttentionLaw
     bool dropout;                                // moves masks; the trainers' own dropout kernels count themselves
@@ -66,7 +78,7 @@ typedef struct {
 } Cluster;
 
 // Tags of a constant. A file may leave out an optional one, which is 0 or false then.
-enum { CLUSTER_SOFTWARE = 1, CLUSTER_OPTIONAL = 2 };
+enum { CLUSTER_SOFTWARE = 1, CLUSTER_OPTIONAL = 2, CLUSTER_NETWORK = 4 };
 
 // Ranges are wide enough for any device, and so narrow that no time becomes infinite.
 #define CONSTANT(key, type, min, max, tags, value) \
@@ -96,17 +108,20 @@ static const Field CLUSTER_FIELDS[] = {
     SHARE(elementwise_efficiency, 0), SHARE(layernorm_forward_efficiency, 0),
     SHARE(layernorm_backward_efficiency, 0), SHARE(softmax_efficiency, 0), SHARE(optimizer_efficiency, 0),
     CONSTANT(overlap_slowdown, FIELD_REAL, 1, 10, 0, NULL),
-    COUNT(gpus_per_node, 0), COUNT(nics_per_node, 0),
+    COUNT(gpus_per_node, 0),
     AMOUNT(node_bandwidth, 0), COST(node_base, 0), COST(node_hop, 0),
     COST(node_turn, CLUSTER_OPTIONAL), COST(node_turn_cost, CLUSTER_OPTIONAL),
-    AMOUNT(nic_collective_bandwidth, 0),
-    AMOUNT(nic_alone_bandwidth, CLUSTER_OPTIONAL), COST(nic_alone_start, CLUSTER_OPTIONAL),
     SHARE(node_group, CLUSTER_OPTIONAL),
-    COST(net_base, 0), COST(net_doubling, 0),
     SHARE(small_latency, 0), SHARE(small_bandwidth, 0),
-    AMOUNT(node_p2p_bandwidth, 0), COST(node_p2p_latency, 0), AMOUNT(nic_bandwidth, 0), COST(nic_latency, 0),
+    AMOUNT(node_p2p_bandwidth, 0), COST(node_p2p_latency, 0),
+    COUNT(nics_per_node, CLUSTER_NETWORK), AMOUNT(nic_collective_bandwidth, CLUSTER_NETWORK),
+    AMOUNT(nic_alone_bandwidth, CLUSTER_NETWORK | CLUSTER_OPTIONAL),
+    COST(nic_alone_start, CLUSTER_NETWORK | CLUSTER_OPTIONAL),
+    COST(net_base, CLUSTER_NETWORK), COST(net_doubling, CLUSTER_NETWORK),
+    AMOUNT(nic_bandwidth, CLUSTER_NETWORK), COST(nic_latency, CLUSTER_NETWORK),
     COUNT(gpus_per_island, CLUSTER_OPTIONAL), AMOUNT(island_bandwidth, CLUSTER_OPTIONAL),
     COST(island_latency, CLUSTER_OPTIONAL),
+    COUNT(infiniband_nodes, CLUSTER_OPTIONAL), COUNT(roce_nodes, CLUSTER_OPTIONAL),
     CONSTANT(attention, FIELD_CHOICE, 0, 0, CLUSTER_SOFTWARE, "flash|unfused"),
     SWITCH(dropout, 0),
     SWITCH(data_overlap, 0),
@@ -159,29 +174,55 @@ static inline bool cluster_constant(Cluster *c, const Field *f, const cJSON *sec
     return error_set(err, "%s: \"%s\" must be %s", file, f->name, wanted);
 }
 
-// Reads all constants of "hardware" or "software". Refuses constants that do not belong there.
+// Reads all constants of a section. A network's may lack any. Refuses constants that do not belong there.
 static inline bool cluster_section(Cluster *c, const cJSON *root, const char *name, const char *file, Error *err) {
     const FieldTable table = {CLUSTER_FIELDS, CLUSTER_FIELD_COUNT, c};
-    const unsigned software = strcmp(name, "software") == 0 ? CLUSTER_SOFTWARE : 0;
+    const bool software = strcmp(name, "software") == 0, hardware = strcmp(name, "hardware") == 0;
+    const unsigned asked = software || hardware ? CLUSTER_SOFTWARE : CLUSTER_NETWORK, of = hardware ? 0 : asked;
     const cJSON *section, *child;
     void *object;
     if (!json_get(root, name, &section, file, err)) return false;
     if (!cJSON_IsObject(section)) return error_set(err, "%s has no object \"%s\"", file, name);
     cJSON_ArrayForEach(child, section) {
         const Field *f = fields_find(&table, 1, child->string, &object);
-        if (!f || (f->tags & CLUSTER_SOFTWARE) != software)
+        if (!f || (f->tags & asked) != of)
             return error_set(err, "%s: \"%s\" has an unknown constant \"%s\"", file, name, child->string);
     }
     for (size_t i = 0; i < CLUSTER_FIELD_COUNT; i++) {
-        const Field *f = &CLUSTER_FIELDS[i];
-        if ((f->tags & CLUSTER_SOFTWARE) == software && !cluster_constant(c, f, section, file, err)) return false;
+        Field f = CLUSTER_FIELDS[i];
+        if (of == CLUSTER_NETWORK) f.tags |= CLUSTER_OPTIONAL;
+        if ((f.tags & asked) == of && !cluster_constant(c, &f, section, file, err)) return false;
     }
     return true;
+}
+
+// Returns the cluster as groups and messages over a network see it.
+static inline Cluster cluster_over(const Cluster *c, Network network) {
+    Cluster there = *c;
+    if (network != NETWORK_INFINIBAND)
+        memcpy((char *)&there + offsetof(Cluster, nics_per_node), c->network[network], sizeof c->network[network]);
+    return there;
+}
+
+// Reads the networks of unlike nodes, and refuses nodes without theirs.
+static inline bool cluster_networks(Cluster *c, const cJSON *root, const char *file, Error *err) {
+    static const char *const names[NETWORKS] = {"", "roce", "ethernet"};
+    for (int k = NETWORK_ROCE; k < NETWORKS; k++) {
+        Cluster there = *c;
+        if (!cJSON_GetObjectItemCaseSensitive(root, names[k])) continue;
+        if (!cluster_section(&there, root, names[k], file, err)) return false;
+        memcpy(c->network[k], (char *)&there + offsetof(Cluster, nics_per_node), sizeof c->network[k]);
+    }
+    bool joined = c->network[NETWORK_ETHERNET][0] > 0, roce = c->network[NETWORK_ROCE][0] > 0;
+    if (!joined && (roce || c->infiniband_nodes + c->roce_nodes > 0))
+        return error_set(err, "%s: nodes of unlike networks need \"ethernet\", which joins them", file);
+    return roce || c->roce_nodes == 0 || error_set(err, "%s: \"roce_nodes\" need \"roce\", their network", file);
 }
 
 // Fills *c from a parsed file. Returns false, with a sentence that names file and key, if a constant is missing,
 // unknown, there twice or out of range.
 static inline bool cluster_parse(Cluster *c, const cJSON *root, const char *file, Error *err) {
+    static const char *const sections[] = {"hardware", "software", "roce", "ethernet"};
     const cJSON *name, *child;
     memset(c, 0, sizeof *c);
     if (!json_get(root, "name", &name, file, err)) return false;
@@ -190,12 +231,14 @@ static inline bool cluster_parse(Cluster *c, const cJSON *root, const char *file
     if (!named)
         return error_set(err, "%s: \"name\" must be 1 to %zu ASCII characters", file, sizeof c->name - 1);
     cJSON_ArrayForEach(child, root) {
-        if (child != name && strcmp(child->string, "hardware") != 0 && strcmp(child->string, "software") != 0)
-            return error_set(err, "%s has an unknown member \"%s\"", file, child->string);
+        bool known = child == name;
+        for (int i = 0; i < 4; i++) known |= strcmp(child->string, sections[i]) == 0;
+        if (!known) return error_set(err, "%s has an unknown member \"%s\"", file, child->string);
     }
     strcpy(c->name, name->valuestring);
     if (!cluster_section(c, root, "hardware", file, err) || !cluster_section(c, root, "software", file, err))
         return false;
+    if (!cluster_networks(c, root, file, err)) return false;
     bool islands = c->gpus_per_island > 0;
     if (islands != (c->island_bandwidth > 0))
         return error_set(err, "%s: \"gpus_per_island\" and \"island_bandwidth\" belong together", file);
@@ -208,6 +251,18 @@ static inline bool cluster_parse(Cluster *c, const cJSON *root, const char *file
 // Returns the island of a rank's node.
 static inline size_t cluster_island(const Cluster *c, size_t rank) {
     return c->gpus_per_island > 0 ? rank / (size_t)c->gpus_per_island : 0;
+}
+
+// Returns the network of a rank's node, and that by which two ranks talk if they are of two nodes.
+static inline Network cluster_network_of(const Cluster *c, size_t rank) {
+    double node = floor((double)rank / c->gpus_per_node) - c->infiniband_nodes;
+    if (node < 0 || c->network[NETWORK_ETHERNET][0] == 0) return NETWORK_INFINIBAND;
+    return node < c->roce_nodes ? NETWORK_ROCE : NETWORK_ETHERNET;
+}
+
+static inline Network cluster_network(const Cluster *c, size_t a, size_t b) {
+    Network network = cluster_network_of(c, a);
+    return network == cluster_network_of(c, b) ? network : NETWORK_ETHERNET;
 }
 
 static inline bool cluster_read(Cluster *c, const char *path, Error *err) {

@@ -116,6 +116,7 @@ typedef struct {
     size_t sharing;   // groups like this one in a node: they use its NICs at the same time
     size_t islands;   // that the group reaches
     size_t crossing;  // groups like this one that reach more than one: they share the link between islands
+    Network network;  // that joins all of its nodes
     bool alone;       // compute waits for each of its collectives, so that none follows another at once
 } Placement;
 
@@ -123,8 +124,10 @@ typedef struct {
 // ranks of a node form groups of the same kind.
 static inline Placement placement_ranks(const Cluster *c, const size_t *ranks, size_t count, size_t world) {
     size_t node_size = (size_t)c->gpus_per_node, in_node = 0, node = 0;
-    Placement place = {count, 0, 0, 1, 0, 0, false};
+    Placement place = {count, 0, 0, 1, 0, 0, NETWORK_INFINIBAND, false};
     for (size_t i = 0; i < count; i++) {
+        Network network = cluster_network(c, ranks[0], ranks[i]);
+        if (i == 0 || network != place.network) place.network = i == 0 ? network : NETWORK_ETHERNET;
         place.islands += i == 0 || cluster_island(c, ranks[i]) != cluster_island(c, ranks[i - 1]);
         bool new_node = i == 0 || ranks[i] / node_size != node;
         node = ranks[i] / node_size;
@@ -181,6 +184,11 @@ static inline double cost_last_turn(const Cluster *c, double ranks, double bytes
 // two protocols counts: full bandwidth, or a share of the latency at a share of the bandwidth.
 static inline double cost_collective(const Cluster *c, CollectiveKind kind, double bytes, Placement place) {
     if (place.ranks <= 1) return 0;
+    if (place.nodes > 1 && place.network != NETWORK_INFINIBAND) {
+        Cluster there = cluster_over(c, place.network);
+        place.network = NETWORK_INFINIBAND;
+        return cost_collective(&there, kind, bytes, place);
+    }
     double n = (double)place.ranks, passes = kind == COLLECTIVE_ALL_REDUCE ? 2 : 1;
     double latency = place.nodes <= 1 ? c->node_base + passes * (n - 1) * c->node_hop
                                       : passes / 2 * (c->net_base + c->net_doubling * log2((double)place.nodes / 2));
@@ -202,7 +210,8 @@ static inline double cost_send(const Cluster *c, double bytes, bool same_node, s
 // all of them share one link.
 static inline double cost_send_between(const Cluster *c, double bytes, size_t from, size_t to, size_t sharing) {
     size_t node = (size_t)c->gpus_per_node, island = (size_t)c->gpus_per_island;
-    double seconds = cost_send(c, bytes, from / node == to / node, sharing < node ? sharing : node);
+    Cluster there = cluster_over(c, cluster_network(c, from, to));
+    double seconds = cost_send(&there, bytes, from / node == to / node, sharing < node ? sharing : node);
     if (cluster_island(c, from) == cluster_island(c, to)) return seconds;
     double link = bytes * (double)(sharing < island ? sharing : island) / c->island_bandwidth;
     return c->island_latency + fmax(seconds, link);
