@@ -150,7 +150,7 @@ build/tools/plan: dev/plan/plan.cu Makefile $(PROBE)
 
 # ---- targets -----------------------------------------------------------------------------------------------
 
-.PHONY: all trainers kernel-programs kernels bench spills sass asm ptx tools scale scale-trainers calibrate setup train test \
+.PHONY: all trainers kernel-programs kernels bench spills sass asm ptx tools scale scale-trainers holmes calibrate setup train test \
         lessons gpu-check clean help explorer site corpus run-train build-train doc plan planned schedule study fuzz soak \
         build-soak reproduce bubbles planned-fp32 planned-bf16 planned-asan planned-shapes \
         planned-queue planned-profile experts
@@ -229,6 +229,9 @@ SCALE_RUNS := dev/scale/rows_a100.csv dev/scale/rows_more.csv dev/scale/rows_lat
 
 scale: build/tools/scale  ## published runs on up to 3360 GPUs: predicted step time, published, error
 	@build/tools/scale $(SCALE_RUNS)
+
+holmes: build/tools/scale  ## rates of Holmes, on nodes with InfiniBand, RoCE and Ethernet, beside the light simulation's
+	@dev/scale/holmes.sh
 
 calibrate: corpus  ## measures dev/clusters/laptop.json on this machine, and predicts five steps with it
 	@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=fp32 build/cpu-fp32/train_gpt

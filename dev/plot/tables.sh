@@ -10,7 +10,7 @@ cd "$(dirname "$0")/../.." || exit 1
 quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes data_bytes optimizer_memory
        lesson_data_bytes lesson_data_memory lesson_data_clock lesson_fsdp_bytes lesson_fsdp_memory lesson_fsdp_clock
        lesson_moe_bytes lesson_moe_clock lesson_context_recompute lesson_context_longest
-       schedules schedules_norm refused bubbles study plan scale scale_bands scale_claims cuda_lines)
+       schedules schedules_norm refused bubbles study plan scale scale_bands scale_claims holmes holmes_plan cuda_lines)
 slow=(layouts main errors no_wait one_stream zero post_ln parallel_block bubbles_paper plan_table1 plan_clock plan_fsdp scale_trainers
       cpu_speed)
 
@@ -554,6 +554,15 @@ table_scale_trainers() {
 gpt3='--model gpt3-175b --cluster dgx-a100 --gpus 1024 --batch 1536'
 # shellcheck disable=SC2086
 table_plan() { build/tools/plan $gpt3 2>/dev/null | grep -v '^train: \|^simulate: ' | fenced; }
+
+# Published rates on unlike nodes, and the light simulation's.
+table_holmes() { dev/scale/holmes.sh; }
+
+# The best layout on such nodes, and its neighbours that differ in the deal of layers and in the order.
+table_holmes_plan() {
+    build/tools/plan --light --model ptdp-7.5b --cluster holmes-a100 --gpus 64 --batch 768 --tensor 4 --micro-batch 6 \
+        --recompute none 2>/dev/null | sed -n '2,4p; /^  equal stages/p; /^  half p, twice d/p; /^  order/p' | fenced
+}
 
 # The best of these layouts on the trainer's own clock.
 table_plan_clock() {

@@ -21,7 +21,7 @@ shown="$dir/err"
 
 plan() { build/tools/plan --light "$@" 2>"$dir/err"; }
 # values NAME: the numbers or words of a member, one for each of the best, out of JSON on stdin.
-values() { sed -n "s/^\t*\"$1\":\t\"\{0,1\}\([^\",]*\)\"\{0,1\},\{0,1\}\$/\1/p"; }
+values() { sed -n "s/^\t*\"$1\":\t//p" | sed 's/,$//; s/^"//; s/"$//'; }
 
 # ---- the trainer agrees --------------------------------------------------------------------------------------------
 
@@ -296,6 +296,53 @@ most=$(awk '{ e = $6 / $7 - 1; if (e < 0) e = -e; if (e > most) most = e } END {
 awk -v most="$most" 'BEGIN { exit !(most < 4) }'
 report $? "on nodes of 4, 6, 12, 16 and 72 GPUs plan and trainer differ by at most $most%"
 
+# ---- unlike nodes ----------------------------------------------------------------------------------------------------
+
+# 4 nodes with InfiniBand and 4 with RoCE: data groups inside a kind of node, stages across, layers by the stages' speed.
+model='--layers 36 --heads 32 --channels 4096 --vocab 51200 --seq 2048'
+unlike() {
+    # shellcheck disable=SC2086
+    plan $model --cluster holmes-a100 --gpus 64 --batch 768 --tensor 4 --micro-batch 6 --recompute none "$@"
+}
+unlike --json >"$dir/unlike.json"
+mapfile -t flags < <(values flags <"$dir/unlike.json")
+mapfile -t seconds < <(values step_seconds <"$dir/unlike.json")
+mapfile -t memory < <(values memory_bytes <"$dir/unlike.json")
+best=${flags[0]:-}
+[[ $best == *'--pipeline 2 '*'--layers-per-stage '* && $best != *--order* ]]
+report $? "InfiniBand and RoCE: stages, not data ranks, on either side, and the faster one has more layers: $best"
+read -r more fewer < <(sed -n 's/.*--layers-per-stage \([0-9]*\),\([0-9]*\) .*/\1 \2/p' <<<"$best")
+[ "${more:-0}" -gt "${fewer:-99}" ] && [ $((more + fewer)) = 36 ]
+report $? "$more layers with InfiniBand, $fewer with RoCE and the head"
+# shellcheck disable=SC2086
+again=$(unlike $best --json | values step_seconds | head -n 1) equal=$(unlike --layers-per-stage 18,18 --pipeline 2 --json |
+    values step_seconds | head -n 1)
+[ -n "$again" ] && [ "$again" = "${seconds[0]}" ] && awk -v equal="${equal:-0}" -v best="$again" 'BEGIN { exit !(equal > best) }'
+report $? "these flags have the same step again, ${again:-none} s, and equal stages $equal s"
+accepted=0
+for at in 0 1 2; do
+    # shellcheck disable=SC2086
+    trainer --simulate dev/clusters/holmes-a100.json --ranks 64 --steps 2 $model --global-batch 768 ${flags[at]} \
+        >"$dir/out" 2>"$dir/err"
+    awk -v want="${memory[at]}" '/^step [0-9.]* s / { step = $2 } $1 ~ /^[0-9]+$/ && NF == 12 { if ($12 > gib) gib = $12 }
+        END { e = gib - want / 2^30; exit !(step > 0 && e < 0.006 && e > -0.006) }' "$dir/out" && accepted=$((accepted + 1))
+done
+[ $accepted = 3 ]
+report $? "the trainer accepts $accepted of the first 3 and counts the same memory"
+for row in '2 --order tdp' '2 --order ptd' '2 --layers-per-stage 24,12' '4 --layers-per-stage 12,10,8,6' '4 --order tpd'; do
+    read -r p more <<<"$row"
+    shape="--tensor 4 --pipeline $p --micro-batch 6 --schedule 1f1b --sequence-parallel 1 --zero 1 $more"
+    # shellcheck disable=SC2086
+    light=$(unlike $shape --json | values step_seconds | head -n 1)
+    # shellcheck disable=SC2086
+    step=$(trainer --simulate dev/clusters/holmes-a100.json --ranks 64 --steps 2 $model --global-batch 768 $shape \
+        --data $((16 / p)) 2>>"$dir/err" | sed -n 's/^step \([0-9.]*\) s .*/\1/p')
+    echo "$p ${more// /} ${light:-0} ${step:-1}"
+done >"$dir/networks"
+most=$(awk '{ e = $3 / $4 - 1; if (e < 0) e = -e; if (e > most) most = e } END { printf "%.1f", 100 * most }' "$dir/networks")
+awk -v most="$most" 'BEGIN { exit !(most < 6) }' && awk '{ s[NR] = $4 } END { exit !(s[2] > 1.5 * s[1] && NR == 5) }' "$dir/networks"
+report $? "plan and trainer differ by at most $most%, and data groups across both kinds take longer: $(tr '\n' ';' <"$dir/networks")"
+
 # ---- bad input -----------------------------------------------------------------------------------------------------
 
 # refused CODE WORD FLAGS...: one sentence and the exit code.
@@ -321,6 +368,8 @@ refused 2 "'1'" --model gpt2 --cluster dgx-a100 --gpus 8 --batch 8 --shard 1
 refused 1 'leave out --tensor' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 8 --shard 3 --tensor 2
 refused 1 'all 8 GPUs, and the batch of 12' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 12 --shard 3
 refused 1 'does not fit\|nothing fits' --model gpt3-175b --cluster dgx-a100 --gpus 32 --batch 32 --shard 3
+refused 2 'needs --pipeline' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 8 --layers-per-stage 6,6
+refused 2 'sum to the 12' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 8 --pipeline 2 --layers-per-stage 6,5
 refused 2 'value is missing' --model gpt2 --cluster dgx-a100 --gpus
 refused 1 'no layout' --model gpt2 --cluster dgx-a100 --gpus 7 --batch 8 --tensor 7
 refused 1 't = 7, p = 1, d = 1 .* no divisor of 1024' --model gpt3-175b --cluster dgx-a100 --gpus 1024 --batch 1536 --tensor 7

@@ -72,10 +72,20 @@ int main(void) {
               "%s: whole, and no text is cut off", FIGURES[i].name);
         if (text && strcmp(FIGURES[i].name, "ring") == 0)
             check(&c, occurrences(text, ">abc<") == 3 + 6 + 9, "ring: after four steps every rank has every sum");
+        if (text && strcmp(FIGURES[i].name, "networks") == 0)
+            check(&c, occurrences(text, ">InfiniBand<") == 5 && occurrences(text, ">RoCE<") == 5 &&
+                          occurrences(text, ">Ethernet<") == 4 && occurrences(text, ">NVLink<") == 4,
+                  "networks: data groups inside a kind of node have its network, or Ethernet across");
         free(text);
         remove(path);
     }
     rmdir(dir);
+    size_t ranks[NETWORKS_RANKS], count;
+    Cluster odd = networks_cluster();
+    odd.infiniband_nodes = 3, odd.roce_nodes = 5;
+    check(&c, networks_of(&odd, "tdp", 0, 'd', ranks, &count) == NETWORK_ETHERNET && count == 8 &&
+                  networks_of(&odd, "tdp", 63, 'd', ranks, &count) == NETWORK_ROCE,
+          "networks: with one node of another kind in it a data group has Ethernet");
     check(&c, draw_into(dir) == 1 && figures_main(1, NULL) == 2,
           "figures refuses a folder that is not there, and none");
     return check_summary(&c);
