@@ -123,8 +123,8 @@ static inline bool stage_list_is(const char *list, size_t L, size_t p, size_t v)
     return left == 0;
 }
 
-// Returns the layers of a chunk. Chunk c * p + s of the p * v is chunk c of stage s; consecutive chunks have consecutive
-// layers. With a list a stage's layers are dealt to its chunks, without one (NULL) all layers to all chunks.
+// Returns the layers of a chunk. Chunk c * p + s of the p * v is chunk c of stage s. Layers follow each other through
+// the chunks. With a list a stage's layers are dealt to its chunks, without one (NULL) all layers to all chunks.
 static inline size_t chunk_layers(size_t L, const char *list, size_t p, size_t v, size_t chunk) {
     return list ? stage_layer_count(stage_listed(list, chunk % p), v, chunk / p) : stage_layer_count(L, p * v, chunk);
 }

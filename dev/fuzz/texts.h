@@ -126,14 +126,14 @@ static void fuzz_cluster(const uint8_t *data, size_t size) {
 // Any layout on any of the clusters that are described here: one that step_check takes has a time, no less than its
 // bound, that is the sum of its parts and the same when it is asked for again.
 static void fuzz_simulate(const uint8_t *data, size_t size) {
-    static const char *const names[] = {"laptop", "dgx-a100", "selene-2021", "roce-a100", "eos-2025"};
+    static const char *const names[] = {"laptop", "dgx-a100", "selene-2021", "roce-a100", "eos-2025", "holmes-a100"};
     char path[64];
     Error err;
     Cluster cluster;
     StepTime time, again;
     StepLayout r = fuzz_layout();
     if (size < 16) return;
-    snprintf(path, sizeof path, "dev/clusters/%s.json", names[data[0] % 5]);
+    snprintf(path, sizeof path, "dev/clusters/%s.json", names[data[0] % 6]);
     if (!cluster_read(&cluster, path, &err)) exit(1);
     r.t = (size_t)1 << data[1] % 4, r.p = 1 + data[2] % 12, r.d = 1 + data[3] % 12, r.v = 1 + data[4] % 4;
     r.ranks = r.t * r.p * r.d;

@@ -104,8 +104,8 @@ static inline bool read_wish(Wish *w, const char **cluster, bool *json, bool *li
     }
     if (w->stages && (strlen(w->stages) >= sizeof(((StepLayout *)0)->stages) || !w->p ||
                       !stage_list_is(w->stages, w->model.L, w->p, 1)))
-        return error_set(err, "--layers-per-stage needs --pipeline, and a number for each stage that sum to the %zu layers",
-                         w->model.L);
+        return error_set(err, "--layers-per-stage needs --pipeline and a number for each stage, which sum to the %zu "
+                         "layers", w->model.L);
     w->model.Vp = padded_vocabulary(w->model.V);
     w->model.maxT = w->T;
     return true;

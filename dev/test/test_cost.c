@@ -255,9 +255,9 @@ static void test_networks(Check *c) {
     // 2 nodes of 8 with InfiniBand, 1 with RoCE at half its rates, all others with one Ethernet card for 8
     char *text = cluster_text(NULL, NULL, ", " OF("infiniband_nodes", "2") ", " OF("roce_nodes", "1")
                               "}, \"roce\": {" OF("nic_collective_bandwidth", "5e8") ", " OF("nic_bandwidth", "5e8")
-                              "}, \"ethernet\": {" OF("nics_per_node", "1") ", " OF("nic_collective_bandwidth", "2") ", "
-                              OF("nic_alone_bandwidth", "3") ", " OF("nic_alone_start", "4") ", " OF("net_base", "5") ", "
-                              OF("net_doubling", "6") ", " OF("nic_bandwidth", "7") ", " OF("nic_latency", "8"));
+                              "}, \"ethernet\": {" OF("nics_per_node", "1") ", " OF("nic_collective_bandwidth", "2")
+                              ", " OF("nic_alone_bandwidth", "3") ", " OF("nic_alone_start", "4") ", "
+                              OF("net_base", "5") ", " OF("net_doubling", "6") ", " OF("nic_bandwidth", "7") ", " OF("nic_latency", "8"));
     bool ok = parse(&x, text, &err);
     free(text);
     Cluster over = cluster_over(&x, NETWORK_ETHERNET), roce = cluster_over(&x, NETWORK_ROCE);
@@ -276,7 +276,8 @@ static void test_networks(Check *c) {
           "ranks of like nodes talk by their network, all others by Ethernet");
     Placement here = placement_stride(&all, 0, 8, 2, 32), across = placement_stride(&all, 8, 8, 2, 32);
     Placement wide = placement_stride(&all, 0, 8, 4, 32), inside = placement_stride(&all, 24, 1, 8, 32);
-    check(c, here.network == NETWORK_INFINIBAND && across.network == NETWORK_ETHERNET && wide.network == NETWORK_ETHERNET,
+    check(c, here.network == NETWORK_INFINIBAND && across.network == NETWORK_ETHERNET &&
+                 wide.network == NETWORK_ETHERNET,
           "a group takes the network that joins all of its nodes");
     check(c, near(cost_collective(&all, COLLECTIVE_ALL_REDUCE, 8e9, here), 8) &&
                  near(cost_collective(&all, COLLECTIVE_ALL_REDUCE, 8e9, across), 8e9 / (1e8 / 8)) &&
@@ -287,7 +288,7 @@ static void test_networks(Check *c) {
           "and so do messages");
     // p = 2, d = 16: stage 0 has the nodes with InfiniBand, stage 1 one with RoCE and one with Ethernet
     StepLayout r = {32, 5, 1024, 16, 256, 128, 32, 1, 1, 2, 16, 1, LAYER_KEEPS, false, false, false,
-                    SCHEDULE_1F1B, 0, false, "", 0, 0, ""};
+                    SCHEDULE_1F1B, 0, false, "", 0, 0, false, false, 0, ""};
     Grid g = step_grid(&all, &r);
     double sum[2], gather, update;
     for (size_t s = 0; s < 2; s++) step_data(&all, &r, &g, s, &sum[s], &gather, &update);
@@ -375,7 +376,7 @@ static void test_collectives(Check *c) {
 static void test_layers(Check *c) {
     Cluster x = simple();
     LayerShape s = {2, 1024, 1024, 16, 1, 1024, false, false, LAYER_KEEPS, COST_BF16,
-                    placement_stride(&x, 0, 1, 1, 8), 0};
+                    placement_stride(&x, 0, 1, 1, 8), 0, 0, false};
     OpList o;
     double groups[TIME_PARTS] = {0}, sum = 0;
     layer_operations(&o, &x, &s, false);
@@ -450,7 +451,7 @@ static void test_layers(Check *c) {
 // Layers of equal cost, and next to nothing at the ends: 4 stages of 2 layers, 8 micro-batches.
 static StepLayout equal_stages(size_t v) {
     StepLayout r = {4, 8, 4096, 32, 256, 128, 8, 1, 1, 4, 1, v, LAYER_KEEPS, false, false, false,
-             v > 1 ? SCHEDULE_INTERLEAVED : SCHEDULE_1F1B, 0, false, "", 0, 0, ""};
+             v > 1 ? SCHEDULE_INTERLEAVED : SCHEDULE_1F1B, 0, false, "", 0, 0, false, false, 0, ""};
     return r;
 }
 
@@ -483,7 +484,7 @@ static void test_steps(Check *c) {
     check(c, fabs(time.seconds / (2 * (8 + 2) * step_message(&queued)) - 1) < 1e-3,
           "messages beside compute follow each other: 8 by 3 links each way, %.3g s", time.seconds);
     StepLayout data = {16, 2, 1024, 16, 256, 128, 32, 1, 1, 1, 16, 1, LAYER_KEEPS, false, false, false,
-                SCHEDULE_1F1B, 0, false, "", 0, 0, ""};
+                SCHEDULE_1F1B, 0, false, "", 0, 0, false, false, 0, ""};
     x = simple();
     step_simulate(&x, &data, &time, &err);
     x.nic_collective_bandwidth /= 2;

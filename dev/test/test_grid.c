@@ -141,8 +141,8 @@ int main(void) {
 
     for (size_t L = 1; L <= 40; L++) dealt = dealt && lists_are_dealt(L);
     check(&c, dealt, "dropped layers: every list of 2 stages gives each its layers, in up to 3 chunks");
-    static const char *const bad[] = {"", ",", "10", "5,5,", ",5,5", "5,,5", "5,5,5", "5,-5", "5 ,5", "6,5", "5,4", "x,5",
-                                      "18446744073709551615,11", "0,10", "10,0"};
+    static const char *const bad[] = {"", ",", "10", "5,5,", ",5,5", "5,,5", "5,5,5", "5,-5", "5 ,5", "6,5", "5,4",
+                                      "x,5", "18446744073709551615,11", "0,10", "10,0"};
     bool none = true;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) none = none && !stage_list_is(bad[i], 10, 2, 1);
     check(&c, none && stage_list_is("5,5", 10, 2, 1) && stage_list_is("10", 10, 1, 1), "lists that are none");

@@ -1,7 +1,7 @@
 // cluster.h: the description of a cluster and of the software that trains on it, read from a JSON file.
 //
-// defines: AttentionLaw, Network, Cluster, CLUSTER_FIELDS, cluster_read, cluster_parse, cluster_island, cluster_network,
-//          cluster_over
+// defines: AttentionLaw, Network, Cluster, CLUSTER_FIELDS, cluster_read, cluster_parse, cluster_island,
+//          cluster_network, cluster_over
 //
 // The file is an object with "name", "hardware" and "software". Each constant in them is an object with a "value" and a
 // "source", the origin of the value as text. Units are SI: seconds, bytes, bytes a second, FLOP/s. If nodes have unlike
@@ -209,6 +209,7 @@ static inline bool cluster_networks(Cluster *c, const cJSON *root, const char *f
     static const char *const names[NETWORKS] = {"", "roce", "ethernet"};
     for (int k = NETWORK_ROCE; k < NETWORKS; k++) {
         Cluster there = *c;
+        there.nic_alone_bandwidth = there.nic_alone_start = 0;  // it has its own, or those of other collectives
         if (!cJSON_GetObjectItemCaseSensitive(root, names[k])) continue;
         if (!cluster_section(&there, root, names[k], file, err)) return false;
         memcpy(c->network[k], (char *)&there + offsetof(Cluster, nics_per_node), sizeof c->network[k]);

@@ -184,11 +184,8 @@ static inline double cost_last_turn(const Cluster *c, double ranks, double bytes
 // two protocols counts: full bandwidth, or a share of the latency at a share of the bandwidth.
 static inline double cost_collective(const Cluster *c, CollectiveKind kind, double bytes, Placement place) {
     if (place.ranks <= 1) return 0;
-    if (place.nodes > 1 && place.network != NETWORK_INFINIBAND) {
-        Cluster there = cluster_over(c, place.network);
-        place.network = NETWORK_INFINIBAND;
-        return cost_collective(&there, kind, bytes, place);
-    }
+    Cluster there = cluster_over(c, place.network);
+    c = &there;
     double n = (double)place.ranks, passes = kind == COLLECTIVE_ALL_REDUCE ? 2 : 1;
     double latency = place.nodes <= 1 ? c->node_base + passes * (n - 1) * c->node_hop
                                       : passes / 2 * (c->net_base + c->net_doubling * log2((double)place.nodes / 2));
