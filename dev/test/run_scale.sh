@@ -75,6 +75,23 @@ nemotron dgxc-nemotron4-15b-64 --model nemotron-4-15b --tensor 4 --sequence-para
 nemotron dgxc-nemotron4-340b-512 --model nemotron-4-340b --tensor 8 --pipeline 8 --virtual 12 --sequence-parallel 1 \
     --micro-batch 1 --global-batch 128
 
+# ---- unlike nodes ----------------------------------------------------------------------------------------------------
+
+make -s holmes >"$dir/holmes" 2>"$dir/err" && [ "$(grep -c '^| [0-9.]*B | [0-9]* | ' "$dir/holmes")" = 8 ]
+report $? 'make holmes predicts 8 published rates'
+awk -F'|' '{ gsub(/ /, "") } $2 == "3.6B" { rate[$4, $3] = $6 }
+    END { for (gpus = 32; gpus <= 64; gpus *= 2)
+              if (!(rate["InfiniBand", gpus] > rate["RoCE", gpus] && rate["RoCE", gpus] > 1.2 * rate["Ethernet", gpus])) exit 1 }' \
+    "$dir/holmes"
+report $? 'of which those over Ethernet are lowest, and those over InfiniBand highest, as published'
+for stages in 19,17 20,17; do
+    sed "s/\"19,17\"/\"$stages\"/" dev/scale/rows_holmes.csv >"$dir/rows.csv"
+    scale "$dir/rows.csv" dev/clusters/holmes-a100.json:holmes-hybrid
+    echo "$? $(cat "$dir/err")"
+done >"$dir/stages"
+[ "$(sed -n 1p "$dir/stages")" = '0 ' ] && grep -q "stages' layers '20,17' are not those of 2 stages and 36" "$dir/stages"
+report $? "stages of unequal length are read, and refused if they do not sum up: $(tr '\n' ';' <"$dir/stages")"
+
 # ---- a large job ----------------------------------------------------------------------------------------------------
 
 began=$(date +%s%N)
