@@ -257,7 +257,8 @@ static void test_networks(Check *c) {
                               "}, \"roce\": {" OF("nic_collective_bandwidth", "5e8") ", " OF("nic_bandwidth", "5e8")
                               "}, \"ethernet\": {" OF("nics_per_node", "1") ", " OF("nic_collective_bandwidth", "2")
                               ", " OF("nic_alone_bandwidth", "3") ", " OF("nic_alone_start", "4") ", "
-                              OF("net_base", "5") ", " OF("net_doubling", "6") ", " OF("nic_bandwidth", "7") ", " OF("nic_latency", "8"));
+                              OF("net_base", "5") ", " OF("net_doubling", "6") ", " OF("nic_bandwidth", "7")
+                              ", " OF("nic_latency", "8"));
     bool ok = parse(&x, text, &err);
     free(text);
     Cluster over = cluster_over(&x, NETWORK_ETHERNET), roce = cluster_over(&x, NETWORK_ROCE);
