@@ -104,6 +104,17 @@ sed 's/"gpus_per_node": {"value": 8/"gpus_per_node": {"value": 3/' dev/clusters/
 cluster=$dir/three.json
 same_as_all_ranks 8 train_gpt_3d --tensor 2 --data 4
 same_as_all_ranks 8 train_gpt_3d --data 4 --pipeline 2
+# Nodes of 2: one with InfiniBand, one with RoCE, two with Ethernet alone; stages of unequal length.
+sed '/"gpus_per_node"/s/8/2/; /"\(infiniband\|roce\)_nodes"/s/4/1/' dev/clusters/holmes-a100.json >"$dir/unlike.json"
+cluster="$dir/unlike.json"
+same_as_all_ranks 8 train_gpt_3d --data 4 --pipeline 2 --layers-per-stage 3,1
+slow=$(times "$dir/symmetric" | tail -n 1)
+same_as_all_ranks 8 train_gpt_3d --tensor 2 --pipeline 4
+sed '/"infiniband_nodes"/s/1/4/' "$dir/unlike.json" >"$dir/like.json"
+cluster="$dir/like.json"
+same_as_all_ranks 8 train_gpt_3d --data 4 --pipeline 2 --layers-per-stage 3,1
+awk -v slow="$slow" -v fast="$(times "$dir/symmetric" | tail -n 1)" 'BEGIN { exit !(fast > 0 && slow > 1.02 * fast) }'
+report $? 'which takes longer than with InfiniBand everywhere'
 cluster=dev/clusters/dgx-a100.json
 
 for i in 1 2 3; do simulated 8 "run$i" train_gpt_3d $model $layout; done
