@@ -179,6 +179,13 @@ static void test_gemm(Check *c) {
     x.hbm_bandwidth = 1e9;
     check(c, near(cost_gemm(&x, 1280, 1280, 128, COST_BF16), 2e-9 * (2 * 1280 * 128 + 1280 * 1280)), "bound by memory");
     check(c, cost_gemm(&x, 0, 128, 128, COST_BF16) == 0, "an empty GEMM is none");
+    x = simple();
+    double aligned = cost_gemm(&x, 1280, 1280, 256, COST_BF16);
+    x.gemm_step = 128;
+    check(c, near(cost_gemm(&x, 1280, 1280, 160, COST_BF16), aligned) &&
+                 near(cost_gemm(&x, 1280, 1280, 192, COST_BF16), aligned * 0.75),
+          "a K of 160 costs two steps of 128, one of 192, which 64 divides, no more than itself");
+    x = simple();
     bool up = true;
     x.gemm_wave = 0.4;
     for (size_t n = 1; n < 3000; n += 7)
@@ -207,9 +214,14 @@ static void test_memory_and_attention(Check *c) {
     x.dropout = true;
     check(c, near(cost_attention(&x, ATTENTION_UNFUSED, false, 2, 1000, 3, 80), gemm / 2e12 + gemm / 4e12 + 4.8e-5),
           "with dropout");
-    check(c, near(attention_rate(x.attention_qk, 104), 2.5e12) && near(attention_rate(x.attention_qk, 8), 1e12) &&
-                 near(attention_rate(x.attention_qk, 192), 4e12) && near(attention_rate(x.attention_qk, 999), 4e12),
+    const double *qk = x.attention_qk;
+    check(c, near(attention_rate(&x, qk, 104), 2.5e12) && near(attention_rate(&x, qk, 8), 1e12) &&
+                 near(attention_rate(&x, qk, 192), 4e12) && near(attention_rate(&x, qk, 999), 4e12),
           "rates between head sizes lie on a line, beyond them they stay");
+    x.dropout = false, x.attention_unaligned = 1e11;
+    check(c, near(cost_attention(&x, ATTENTION_UNFUSED, false, 2, 1000, 3, 84), 2 * 1.008e9 / 1e11 + 1.8e-5) &&
+                 near(cost_attention(&x, ATTENTION_UNFUSED, false, 2, 1000, 3, 80), gemm / 2e12 + gemm / 4e12 + 1.8e-5),
+          "heads that 8 does not divide have a rate of their own, and others theirs");
 }
 
 static bool placed(Placement p, size_t ranks, size_t nodes, size_t per_node, size_t sharing) {
@@ -225,7 +237,7 @@ static void test_placement(Check *c) {
     check(c, placed(placement_stride(&x, 1, 2, 32, 64), 32, 8, 4, 2), "behind t = 2: half a node, two groups");
     check(c, placed(placement_stride(&x, 0, 1, 4, 4), 4, 1, 4, 1), "a job smaller than a node");
     size_t odd[] = {6, 7, 8, 9, 10, 24};
-    check(c, placed(placement_ranks(&x, odd, 6, 64), 6, 3, 3, 2), "any list of ranks");
+    check(c, placed(placement_ranks(&x, odd, 6, 64), 6, 3, 1, 8), "any list of ranks: the node with one counts");
     Placement ends = placement_stride(&x, 0, 30, 2, 32);
     check(c, placed(placement_among(ends, 2), 2, 2, 1, 2) && placed(placement_among(ends, 16), 2, 2, 1, 8),
           "first and last stages of 2 ranks are 2 groups, not as many as a node has ranks");
@@ -306,6 +318,38 @@ static void test_networks(Check *c) {
     check(c, !step_simulate(&all, &r, &time, &err), "%s", err.text);
 }
 #undef OF
+
+// Groups of 96 ranks on nodes of 4, 6, 12, 16 and 72 GPUs, and the NICs that each of them has at one time.
+static void test_shared_nics(Check *c) {
+    static const struct {
+        double gpus, nics;
+        size_t first, stride, count;
+        double rings;
+        const char *what;
+    } cases[] = {
+        {4, 4, 0, 1, 8, 4, "nodes of 4, t = 8: all of two nodes"},
+        {4, 4, 0, 2, 48, 2, "data ranks behind t = 2: two groups share 4 NICs"},
+        {4, 2, 0, 2, 48, 1, "and 2 NICs"},
+        {4, 4, 0, 4, 24, 1, "behind t = 4: four groups"},
+        {6, 6, 4, 1, 4, 2, "nodes of 6, t = 4: two ranks on either side"},
+        {6, 6, 6, 1, 8, 2, "t = 8: six ranks in a node and two in the next, which two NICs leave"},
+        {6, 6, 0, 4, 24, 1, "data ranks behind t = 4: one or two in a node, and one counts"},
+        {6, 3, 0, 2, 48, 1.5, "behind t = 2: two groups share 3 NICs"},
+        {12, 12, 8, 1, 8, 4, "nodes of 12, t = 8: four ranks on either side"},
+        {12, 8, 0, 4, 24, 2, "data ranks behind t = 4: four groups share 8 NICs"},
+        {16, 16, 0, 4, 24, 4, "nodes of 16, behind t = 4: four groups of four ranks"},
+        {16, 8, 0, 16, 6, 0.5, "behind t = 16: sixteen groups share 8 NICs"},
+        {72, 72, 0, 8, 12, 3, "nodes of 72, behind t = 8: nine ranks in one node, three in the next"},
+        {72, 8, 0, 8, 12, 1, "eight groups share 8 NICs, in the node that is full and in the other"},
+        {72, 72, 64, 1, 16, 8, "t = 16: eight ranks on either side"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Cluster x = simple();
+        x.gpus_per_node = cases[i].gpus, x.nics_per_node = cases[i].nics, x.node_bandwidth = 1e15;
+        Placement place = placement_stride(&x, cases[i].first, cases[i].stride, cases[i].count, 96);
+        double rings = collective_bandwidth(&x, &place, 1e9) / x.nic_collective_bandwidth;
+        check(c, near(rings, cases[i].rings), "%s: %g NICs", cases[i].what, rings);
+    }
+}
 
 static void test_collectives(Check *c) {
     Cluster x = simple();
@@ -510,6 +554,8 @@ int main(void) {
     test_memory_and_attention(&c);
     test_placement(&c);
     test_networks(&c);
+
+    test_shared_nics(&c);
     test_collectives(&c);
     test_layers(&c);
     test_steps(&c);

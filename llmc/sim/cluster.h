@@ -35,6 +35,7 @@ typedef struct {
     double gemm_start, gemm_efficiency;          // s; share of the peak that one GEMM of full waves reaches
     double gemm_wave, gemm_depth;                // lost share of a part-filled wave; K added to each tile
     double gemm_sustained;                       // rate in long runs over the rate of a single GEMM
+    double gemm_step, attention_unaligned;       // K is a multiple of this, or of half; FLOP/s if 8 divides no head
     double attention_qk[ATTENTION_SIZES], attention_pv[ATTENTION_SIZES];  // FLOP/s of the unfused GEMMs
     double flash_forward[2], flash_backward[2];  // FLOP/s at heads of up to 64, and of more
     double elementwise_efficiency, layernorm_forward_efficiency;  // shares of hbm_bandwidth
@@ -98,7 +99,7 @@ static const Field CLUSTER_FIELDS[] = {
     COST(launch_host, 0), COST(launch_device, 0),
     COST(gemm_start, 0), SHARE(gemm_efficiency, 0),
     COST(gemm_wave, 0), COST(gemm_depth, 0),
-    SHARE(gemm_sustained, 0),
+    SHARE(gemm_sustained, 0), COUNT(gemm_step, CLUSTER_OPTIONAL), AMOUNT(attention_unaligned, CLUSTER_OPTIONAL),
     RATE("attention_qk_48", attention_qk[0]), RATE("attention_qk_80", attention_qk[1]),
     RATE("attention_qk_128", attention_qk[2]), RATE("attention_qk_192", attention_qk[3]),
     RATE("attention_pv_48", attention_pv[0]), RATE("attention_pv_80", attention_pv[1]),

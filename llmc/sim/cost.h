@@ -40,26 +40,28 @@ static inline double cost_waves(const Cluster *c, double tiles) {
 
 // Returns the seconds of (M, K) x (K, N): start-up, then waves of 128 x 128 or 256 x 128 tiles of the output, the
 // faster. gemm_depth is the cost of a tile besides its K steps: filling the pipeline, writing the result. The lower
-// bound is reading and writing the three matrices once. Fitted on 7371 (A100) and 8775 (GH200) timed shapes:
-// doc/virtual_time.md, "GEMM".
+// bound is reading and writing the three matrices once. An unaligned K costs whole steps. Fitted on 7371 (A100) and
+// 8775 (GH200) timed shapes: doc/virtual_time.md, "GEMM".
 static inline double cost_gemm(const Cluster *c, size_t M, size_t N, size_t K, CostPrecision precision) {
     if (M == 0 || N == 0 || K == 0) return 0;
     double m = (double)M, n = (double)N, k = (double)K;
     double peak = precision == COST_BF16 ? c->peak_bf16 : c->peak_fp32;
     double rate = peak * c->gemm_efficiency * c->gemm_sustained / c->sms;  // FLOP/s of one multiprocessor
+    double depth = c->gemm_step > 0 && fmod(k, c->gemm_step / 2) != 0 ? ceil(k / c->gemm_step) * c->gemm_step : k;
     static const double tile[3][2] = {{128, 128}, {256, 128}, {128, 256}};
     double best = INFINITY;
     for (int i = 0; i < 3; i++) {
         double tiles = ceil(m / tile[i][0]) * ceil(n / tile[i][1]);
-        double time = cost_waves(c, tiles) * 2 * tile[i][0] * tile[i][1] * (k + c->gemm_depth) / rate;
+        double time = cost_waves(c, tiles) * 2 * tile[i][0] * tile[i][1] * (depth + c->gemm_depth) / rate;
         best = fmin(best, time);
     }
     double memory = precision_bytes(precision) * (m * k + k * n + m * n) / c->hbm_bandwidth;
     return c->gemm_start + fmax(best, memory);
 }
 
-// Interpolates a rate at head size HS linearly between the ATTENTION_SIZES given head sizes.
-static inline double attention_rate(const double *rates, size_t HS) {
+// Interpolates a rate at head size HS linearly between the given sizes. Heads that 8 does not divide have their own.
+static inline double attention_rate(const Cluster *c, const double *rates, size_t HS) {
+    if (HS % 8 && c->attention_unaligned > 0) return c->attention_unaligned;
     static const double sizes[ATTENTION_SIZES] = {48, 80, 128, 192};
     double head = fmin(fmax((double)HS, sizes[0]), sizes[ATTENTION_SIZES - 1]);
     int i = 0;
@@ -72,8 +74,8 @@ static inline double attention_rate(const double *rates, size_t HS) {
 // measured, as reading and writing (T, T) bounds them.
 static inline double cost_attention_gemms(const Cluster *c, size_t B, size_t T, size_t NH, size_t HS, int qk, int pv) {
     double flops = 2.0 * (double)B * (double)NH * (double)T * (double)T * (double)HS;
-    return (qk + pv) * c->launch_device + qk * flops / attention_rate(c->attention_qk, HS) +
-           pv * flops / attention_rate(c->attention_pv, HS);
+    return (qk + pv) * c->launch_device + qk * flops / attention_rate(c, c->attention_qk, HS) +
+           pv * flops / attention_rate(c, c->attention_pv, HS);
 }
 
 // Returns the seconds of a causal softmax of (B, NH, T, T) in 16 bits and the dropout behind it. It reads the lower
@@ -101,42 +103,40 @@ typedef enum { MEMORY_ELEMENTWISE, MEMORY_LAYERNORM_FORWARD, MEMORY_LAYERNORM_BA
                MEMORY_OPTIMIZER } MemoryClass;
 
 static inline double cost_memory(const Cluster *c, MemoryClass kind, double bytes) {
-    double share = kind == MEMORY_ELEMENTWISE          ? c->elementwise_efficiency
-                   : kind == MEMORY_LAYERNORM_FORWARD  ? c->layernorm_forward_efficiency
-                   : kind == MEMORY_LAYERNORM_BACKWARD ? c->layernorm_backward_efficiency
-                   : kind == MEMORY_SOFTMAX            ? c->softmax_efficiency
-                                                       : c->optimizer_efficiency;
-    return cost_bytes(c, share, bytes);
+    const double shares[] = {c->elementwise_efficiency, c->layernorm_forward_efficiency,
+                             c->layernorm_backward_efficiency, c->softmax_efficiency, c->optimizer_efficiency};
+    return cost_bytes(c, shares[kind], bytes);
 }
 
 // The places of a group's ranks.
 typedef struct {
     size_t ranks, nodes;
-    size_t per_node;  // most ranks of the group in one node
-    size_t sharing;   // groups like this one in a node: they use its NICs at the same time
+    size_t per_node;  // fewest ranks of the group in one of its nodes
+    size_t sharing;   // most groups like this one in a node: they use its NICs at the same time
     size_t islands;   // that the group reaches
     size_t crossing;  // groups like this one that reach more than one: they share the link between islands
     Network network;  // that joins all of its nodes
     bool alone;       // compute waits for each of its collectives, so that none follows another at once
 } Placement;
 
-// Returns the placement of ranks[count], which ascend: rank r of `world` sits in node r / gpus_per_node. The other
-// ranks of a node form groups of the same kind.
+// Returns the placement of ranks[count], which ascend: rank r of `world` sits in node r / gpus_per_node. All ranks of a
+// node form groups of one kind. The node with the fewest ranks counts: NCCL has as many rings as it allows.
 static inline Placement placement_ranks(const Cluster *c, const size_t *ranks, size_t count, size_t world) {
-    size_t node_size = (size_t)c->gpus_per_node, in_node = 0, node = 0;
+    size_t node_size = (size_t)c->gpus_per_node, in_node = 0;
     Placement place = {count, 0, 0, 1, 0, 0, NETWORK_INFINIBAND, false};
     for (size_t i = 0; i < count; i++) {
+        size_t node = ranks[i] / node_size, behind = world - node * node_size;
         Network network = cluster_network(c, ranks[0], ranks[i]);
         if (i == 0 || network != place.network) place.network = i == 0 ? network : NETWORK_ETHERNET;
         place.islands += i == 0 || cluster_island(c, ranks[i]) != cluster_island(c, ranks[i - 1]);
-        bool new_node = i == 0 || ranks[i] / node_size != node;
-        node = ranks[i] / node_size;
-        place.nodes += new_node;
-        in_node = new_node ? 1 : in_node + 1;
-        if (in_node > place.per_node) place.per_node = in_node;
+        in_node++;
+        if (i + 1 < count && ranks[i + 1] / node_size == node) continue;
+        place.nodes++;
+        if (!place.per_node || in_node < place.per_node) place.per_node = in_node;
+        size_t groups = (behind < node_size ? behind : node_size) / in_node;
+        if (groups > place.sharing) place.sharing = groups;
+        in_node = 0;
     }
-    size_t occupied = world < node_size ? world : node_size;
-    if (place.per_node > 0 && place.per_node < occupied) place.sharing = occupied / place.per_node;
     if (place.islands > 1) place.crossing = world / count;
     return place;
 }

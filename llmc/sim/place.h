@@ -6,8 +6,8 @@
 
 #include "llmc/grid.h"
 
-// Returns the data rank whose layers and messages leave nodes most often: its tensor groups and neighbouring stages. If
-// stages or tensor groups do not fill nodes, the job waits for it. Ranks a node apart sit alike.
+// Returns the data rank whose layers and messages leave nodes most often, and of several the one with fewest ranks of a
+// tensor group in a node. If groups or stages do not fill nodes, the job waits for it. Ranks a node apart sit alike.
 static inline size_t grid_worst_data_rank(const Grid *g, size_t node) {
     size_t worst = 0, most = 0;
     for (size_t d = 0; d < g->d && d < node; d++) {
@@ -15,7 +15,9 @@ static inline size_t grid_worst_data_rank(const Grid *g, size_t node) {
         for (size_t p = 0; p < g->p; p++) {
             size_t first = (size_t)grid_rank_at(g, 0, d, p), last = (size_t)grid_rank_at(g, g->t - 1, d, p);
             size_t next = (size_t)grid_rank_at(g, 0, d, (p + 1) % g->p);
-            count += last / node - first / node + (next / node != first / node);
+            size_t apart = last / node - first / node, ends[] = {node - first % node, last % node + 1};
+            count += node * (apart + (next / node != first / node));
+            if (apart) count += node - (ends[0] < ends[1] ? ends[0] : ends[1]);
         }
         if (count > most) most = count, worst = d;
     }
