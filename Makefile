@@ -220,7 +220,8 @@ gpu-check:  ## one command for a machine with a GPU, in stages: checks, tokens/s
 
 # The published runs, and the cluster of each group.
 SCALE_RUNS := dev/scale/rows_a100.csv dev/scale/rows_more.csv dev/scale/rows_later.csv dev/scale/rows_fsdp.csv \
-    dev/scale/rows_vtrain.csv dev/scale/rows_nemotron.csv dev/clusters/vtrain-a100.json:vts \
+    dev/scale/rows_vtrain.csv dev/scale/rows_nemotron.csv dev/scale/rows_bloom.csv dev/clusters/jean-zay.json:bloom \
+    dev/clusters/vtrain-a100.json:vts \
     dev/clusters/selene-2021.json:ptd-,mtnlg- dev/clusters/selene-2022.json:kor-,nemo2208,nemo2211-5b \
     dev/clusters/roce-a100.json:zb- dev/clusters/selene-2020.json:mlm2020-dgxa100,mlm2020-selene \
     dev/clusters/dgx-a100.json:llmc-124M,llmc-350M,llmc-774M dev/clusters/dgx-h100.json:llmc-1558M \

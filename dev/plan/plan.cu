@@ -57,9 +57,9 @@ static void print_neighbour(const Search *s, const char *what, Candidate x) {
 // A file, or a name in dev/clusters.
 static bool read_cluster(Cluster *cluster, char path[PATH_MAX], const char *name, Error *err) {
     static const char *const clusters[] = {"dgx-a100",       "dgx-h100",     "eos-2025",    "foundry-a100-40",
-                                           "foundry-a100-80", "foundry-h100", "holmes-a100", "laptop",
-                                           "roce-a100",      "selene-2020",  "selene-2021", "selene-2022",
-                                           "vtrain-a100"};
+                                           "foundry-a100-80", "foundry-h100", "holmes-a100", "jean-zay",
+                                           "laptop",         "roce-a100",    "selene-2020", "selene-2021",
+                                           "selene-2022",    "vtrain-a100"};
     bool is_path = strchr(name, '/') || strchr(name, '.');
     if (!is_path && path_print(path, PATH_MAX, err, "dev/clusters/%s.json", name) && access(path, F_OK) != 0)
         return error_set(err, "there is no cluster '%s': did you mean %s?", name,

@@ -15,37 +15,39 @@
 #include "dev/scale/trainer.h"
 
 // Mean absolute error (%) of Calculon (Isaev et al., SC23), as shipped, on the same rows; below 0: not known. A group
-// without a goal was looked at only when the constants had their values, and none was changed for it.
+// without a goal, or unseen, was looked at only when the constants had their values, and none was changed for it.
 typedef struct {
     const char *prefix, *title;
     double goal, calculon;
+    bool unseen;
 } Group;
 
 static const Group groups[] = {
-    {"ptd-t1-", "PTD-P Table 1", 5, 10.3},
-    {"ptd-f11-", "figure 11, pipeline weak scaling", 5, 19.4},
-    {"ptd-f12-", "figure 12, interleaving", 5, 7.3},
-    {"ptd-f14-", "figure 14, pipeline against data", 8, 21.7},
-    {"ptd-f16-", "figure 16, micro-batch size", 5, 11.6},
-    {"ptd-f17-", "figure 17, recomputation", 5, 6.4},
-    {"ptd-f18-", "figure 18, without scatter/gather", 8, 15.6},
-    {"kor-t5-", "Korthikanti Table 5", 5, 3.7},
-    {"zb-", "Zero Bubble", 8, -1},
-    {"ptd-t2-", "PTD-P Table 2, v = 1 assumed", -1, -1},
-    {"mlm2020-", "Megatron-LM 2020, A100-40GB", -1, -1},
-    {"nemo2208-175b", "NeMo 2022, 175B", -1, -1},
-    {"nemo2208-5b", "NeMo 2022, 5B, August", -1, -1},
-    {"nemo2211-5b", "NeMo 2022, 5B, December", -1, -1},
-    {"mtnlg-", "MT-NLG 530B, DeepSpeed", -1, -1},
-    {"llmc-", "llm.c, 8 A100 or H100", -1, -1},
-    {"vts-", "vTrain, one node", 10, -1},
-    {"mpt-a100-80-", "MPT under FSDP, A100-80GB", 8, -1},
-    {"mpt-a100-40-", "MPT under FSDP, A100-40GB", 8, -1},
-    {"mpt-h100-", "MPT under FSDP, H100", 8, -1},
-    {"eos2411-", "NeMo 2024, 175B, H100", -1, -1},
-    {"eos2504-", "NeMo 2025, 175B, H100", -1, -1},
-    {"dgxc-nemotron4-15b-", "Nemotron-4 15B, H100", -1, -1},
-    {"dgxc-nemotron4-340b-", "Nemotron-4 340B, H100", -1, -1},
+    {"ptd-t1-", "PTD-P Table 1", 5, 10.3, false},
+    {"ptd-f11-", "figure 11, pipeline weak scaling", 5, 19.4, false},
+    {"ptd-f12-", "figure 12, interleaving", 5, 7.3, false},
+    {"ptd-f14-", "figure 14, pipeline against data", 8, 21.7, false},
+    {"ptd-f16-", "figure 16, micro-batch size", 5, 11.6, false},
+    {"ptd-f17-", "figure 17, recomputation", 5, 6.4, false},
+    {"ptd-f18-", "figure 18, without scatter/gather", 8, 15.6, false},
+    {"kor-t5-", "Korthikanti Table 5", 5, 3.7, false},
+    {"zb-", "Zero Bubble", 8, -1, false},
+    {"ptd-t2-", "PTD-P Table 2, v = 1 assumed", -1, -1, false},
+    {"mlm2020-", "Megatron-LM 2020, A100-40GB", -1, -1, false},
+    {"nemo2208-175b", "NeMo 2022, 175B", -1, -1, false},
+    {"nemo2208-5b", "NeMo 2022, 5B, August", -1, -1, false},
+    {"nemo2211-5b", "NeMo 2022, 5B, December", -1, -1, false},
+    {"mtnlg-", "MT-NLG 530B, DeepSpeed", -1, -1, false},
+    {"llmc-", "llm.c, 8 A100 or H100", -1, -1, false},
+    {"vts-", "vTrain, one node", 10, -1, false},
+    {"bloom-", "BLOOM, Megatron-DeepSpeed", 9, -1, true},
+    {"mpt-a100-80-", "MPT under FSDP, A100-80GB", 8, -1, false},
+    {"mpt-a100-40-", "MPT under FSDP, A100-40GB", 8, -1, false},
+    {"mpt-h100-", "MPT under FSDP, H100", 8, -1, false},
+    {"eos2411-", "NeMo 2024, 175B, H100", -1, -1, false},
+    {"eos2504-", "NeMo 2025, 175B, H100", -1, -1, false},
+    {"dgxc-nemotron4-15b-", "Nemotron-4 15B, H100", 4, -1, true},
+    {"dgxc-nemotron4-340b-", "Nemotron-4 340B, H100", 4, -1, true},
 };
 enum { GROUPS = sizeof groups / sizeof groups[0] };
 
@@ -245,7 +247,8 @@ static size_t choose(const Clusters *all, Row *rows, size_t row_count, Point *po
         x->group = g;
         size_t number = seen[g]++;
         bool half = g < GROUPS && (strncmp(groups[g].prefix, "mpt-", 4) == 0 || groups[g].prefix[0] == 'v');
-        x->held_out = half ? number % 2 == 1 : number % 3 == 0 || (g < GROUPS && groups[g].goal < 0);
+        bool unseen = g < GROUPS && (groups[g].goal < 0 || groups[g].unseen);
+        x->held_out = half ? number % 2 == 1 : unseen || number % 3 == 0;
     }
     return count;
 }
