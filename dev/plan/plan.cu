@@ -143,10 +143,11 @@ static void print_best(const Search *s) {
         printf("  %s\n", flags);
     }
     printf("Shares of the step on the stage that computes most: idle, and exposed tensor, pipeline and data "
-           "communication.\nGiB: of the largest stage, incl. %.1f for libraries\n%s",
+           "communication.\nGiB: of the largest stage, incl. %.1f for libraries\n%s"
+           "published GPU runs of this size take %+.0f to %+.0f%% longer than predicted\n",
            s->cluster->reserve / 1073741824.0,
            clock ? "clock s: by the trainer's own simulation, which ranks what is within 5% of the best; all else by "
-                   "the light one\n" : "");
+                   "the light one\n" : "", cost_band((double)w->ranks)[0], cost_band((double)w->ranks)[1]);
 }
 
 static void print_command(const Search *s, const char *path) {
@@ -260,6 +261,8 @@ static void print_json(const Search *s) {
         {"channels", w->model.C}, {"seq", w->T}, {"vocab", w->model.V}, {"refused", s->refused},
         {"too_large", s->too_large}, {"simulated", s->simulated}, {"beaten", s->beaten}};
     cJSON_AddStringToObject(root, "cluster", s->cluster->name);
+    cJSON_AddNumberToObject(root, "published_low_percent", cost_band((double)w->ranks)[0]);
+    cJSON_AddNumberToObject(root, "published_high_percent", cost_band((double)w->ranks)[1]);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         cJSON_AddNumberToObject(root, sizes[i].name, (double)sizes[i].value);
     for (size_t i = 0; i < s->found; i++) {

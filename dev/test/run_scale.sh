@@ -57,6 +57,15 @@ least 'MPT under FSDP, H100' 8
 least 'vTrain, one node' 10
 least 'Nemotron-4 15B, H100' 4
 least 'Nemotron-4 340B, H100' 8
+least 'BLOOM, Megatron-DeepSpeed' 9
+
+# The band of a job's size that the trainers and the planner print is the table's, in whole percent.
+while read -r _ _ gpus _ _ low _ high; do
+    "${build/fp32/bf16}/train_gpt_3d" --simulate dev/clusters/dgx-a100.json --ranks "$gpus" --layers 1 --heads 1 \
+        --channels 64 --vocab 100 --seq 64 --micro-batch 1 --global-batch "$gpus" --steps 1 >"$dir/out" 2>"$dir/err"
+    grep -q "size take $(printf '%+.0f to %+.0f%%' "$low" "$high") longer" "$dir/out"
+    report $? "up to $gpus GPUs: the trainer says as the table that published runs take $low to $high% longer"
+done < <(grep '^up to' "$dir/published")
 
 # nemotron ROW FLAGS...: the step of a published run of Nemotron-4 by train_llama's own clock, in percent of the published
 # one. Of 340B the runs on fewer GPUs computed attention again alone, which train_llama cannot.

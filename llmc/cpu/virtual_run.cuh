@@ -110,6 +110,8 @@ static inline void virtual_print(const Trainer *m, const VirtualStep *steps) {
            "bubble %.1f%%\n",
            seconds, tokens / seconds, 1e-12 * model / seconds / gpus, 1e-12 * done / seconds / gpus,
            100 * model / seconds / gpus / trainer_peak_flops(m), 100 * bubble);
+    printf("published GPU runs of this size take %+.0f to %+.0f%% longer than predicted\n", cost_band(gpus)[0],
+           cost_band(gpus)[1]);
     printf("%5s %10s", "rank", "ms");
     for (int i = 0; i < TIME_PARTS; i++) printf(" %9s", time_part_name((TimePart)i));
     printf(" %10s   (parts in %%)\n", "GiB");
@@ -133,11 +135,9 @@ static inline void trainer_report_clock(Trainer *m) {
     for (int i = 0; i < 4; i++) mine.bytes += (double)arenas[i]->used;
     if (cpu_simulates()) mine.bytes += cpu_clock().cluster.reserve;
     MPI_Gather(&mine, sizeof mine, MPI_BYTE, steps, sizeof mine, MPI_BYTE, 0, MPI_COMM_WORLD);
-    if (m->job.rank == 0 && cpu_clock().host >= CPU_END) {
+    if (m->job.rank == 0 && cpu_clock().host >= CPU_END)
         printf("\nnote: on %s the run takes more than 146 years, where virtual time ends\n", cpu_clock().cluster.name);
-    } else if (m->job.rank == 0 && mine.ms > 0) {
-        virtual_print(m, steps);
-    }
+    else if (m->job.rank == 0 && mine.ms > 0) virtual_print(m, steps);
     free(steps);
 }
 

@@ -2,7 +2,7 @@
 //
 // defines: TimePart, time_part_name, CostPrecision, cost_gemm, cost_attention_gemms, cost_softmax, cost_attention,
 //          MemoryClass, cost_memory, Placement, placement_ranks, placement_among, CollectiveKind, cost_collective,
-//          cost_send, cost_send_between
+//          cost_send, cost_send_between, cost_band
 //
 // It knows no models, layouts, streams or schedules. Every function is pure: same arguments, same bits.
 #ifndef LLMC_SIM_COST_H
@@ -24,6 +24,13 @@ static inline const char *time_part_name(TimePart part) {
 }
 
 typedef enum { COST_FP32, COST_BF16 } CostPrecision;
+
+// Returns {low, high} of a job's size: by so many % published steps are longer than predicted, from the 10th to the 90th
+// percentile. `make scale` prints the table, and a test compares.
+static inline const double *cost_band(double gpus) {
+    static const double bands[][2] = {{-12, 10}, {-1, 8}, {-4, 12}, {-8, 12}, {-2, 23}};
+    return bands[(gpus > 8) + (gpus > 64) + (gpus > 256) + (gpus > 1024)];
+}
 
 static inline double precision_bytes(CostPrecision precision) { return precision == COST_FP32 ? 4 : 2; }
 
@@ -149,11 +156,7 @@ static inline Placement placement_among(Placement place, size_t groups) {
     return place;
 }
 
-typedef enum {
-    COLLECTIVE_ALL_REDUCE,
-    COLLECTIVE_ALL_GATHER,
-    COLLECTIVE_REDUCE_SCATTER,
-    COLLECTIVE_BROADCAST
+typedef enum { COLLECTIVE_ALL_REDUCE, COLLECTIVE_ALL_GATHER, COLLECTIVE_REDUCE_SCATTER, COLLECTIVE_BROADCAST
 } CollectiveKind;
 
 // Returns the bytes/s of a group's rings. Inside a node it is the switch's bandwidth, which small groups do not reach.
