@@ -25,8 +25,8 @@ static inline const char *time_part_name(TimePart part) {
 
 typedef enum { COST_FP32, COST_BF16 } CostPrecision;
 
-// Returns {low, high} of a job's size: by so many % published steps are longer than predicted, from the 10th to the 90th
-// percentile. `make scale` prints the table, and a test compares.
+// Returns {low, high} of a job's size: by so many % published steps are longer than predicted, from the 10th to the
+// 90th percentile. `make scale` prints the table, and a test compares.
 static inline const double *cost_band(double gpus) {
     static const double bands[][2] = {{-12, 10}, {-1, 8}, {-4, 12}, {-8, 12}, {-2, 23}};
     return bands[(gpus > 8) + (gpus > 64) + (gpus > 256) + (gpus > 1024)];
@@ -59,8 +59,7 @@ static inline double cost_gemm(const Cluster *c, size_t M, size_t N, size_t K, C
     double best = INFINITY;
     for (int i = 0; i < 3; i++) {
         double tiles = ceil(m / tile[i][0]) * ceil(n / tile[i][1]);
-        double time = cost_waves(c, tiles) * 2 * tile[i][0] * tile[i][1] * (depth + c->gemm_depth) / rate;
-        best = fmin(best, time);
+        best = fmin(best, cost_waves(c, tiles) * 2 * tile[i][0] * tile[i][1] * (depth + c->gemm_depth) / rate);
     }
     double memory = precision_bytes(precision) * (m * k + k * n + m * n) / c->hbm_bandwidth;
     return c->gemm_start + fmax(best, memory);
