@@ -57,7 +57,7 @@ static inline Grid step_grid(const Cluster *c, const StepLayout *r) {
     Error err;
     memset(&g, 0, sizeof g);
     if (!grid_make(&g, r->ranks, 0, r->t, r->d, r->p, r->order[0] ? r->order : "tdp", &err)) abort();  // checked before
-    grid_place(&g, (size_t)grid_rank_at(&g, 0, grid_worst_data_rank(&g, (size_t)c->gpus_per_node), 0));
+    grid_place(&g, (size_t)grid_rank_at(&g, 0, grid_worst_data_rank(&g, c), 0));
     return g;
 }
 

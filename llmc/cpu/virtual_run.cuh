@@ -33,7 +33,7 @@ static inline bool trainer_simulate_stages(Options *o, Error *err) {
         return error_set(err, "--simulate is one command for all ranks: start it without mpirun");
     if (!cluster_read(&cluster, o->simulate, err)) return false;
     cpu_clock_start(&cluster, true);
-    cpu_clock().shift = (size_t)grid_rank_at(&grid, 0, grid_worst_data_rank(&grid, (size_t)cluster.gpus_per_node), 0);
+    cpu_clock().shift = (size_t)grid_rank_at(&grid, 0, grid_worst_data_rank(&grid, &cluster), 0);
     int *ranks = (int *)host_alloc(grid.world, sizeof(int)), count = (int)grid_group(&grid, 'p', ranks);
     for (size_t i = 1; i < o->context; i++) ranks[count++] = grid_rank_at(&grid, 0, i, 0);
     bool ok = cpu_simulate_ranks(ranks, count, (int)grid.world);
