@@ -14,9 +14,8 @@
 #include "dev/scale/step.h"
 #include "dev/scale/trainer.h"
 
-// Mean absolute error (%) of Calculon (Isaev et al., SC23), as shipped, on the same rows; below 0: not known. A group
-// without a goal, or unseen, was looked at only when the constants had their values, and none was changed for it. All of
-// its rows are held out.
+// Mean absolute error (%) of Calculon (Isaev et al., SC23), as shipped, on the same rows; below 0: not known. All rows
+// of a group without a goal, or unseen, are held out: no constant was changed for it.
 typedef struct {
     const char *prefix, *title;
     double goal, calculon;
