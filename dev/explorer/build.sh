@@ -32,7 +32,7 @@ compile -std=gnu11 -O3 -o "$dir/schedule.o" dev/explorer/schedule.c
 compile -std=gnu11 -Os -o "$dir/context.o" dev/explorer/context.c
 for precision in fp32 bf16; do
     renamed=()
-    for name in run rank place; do renamed+=("-Dlayout_$name=layout_${name}_$precision"); done
+    for name in run rank place buffers; do renamed+=("-Dlayout_$name=layout_${name}_$precision"); done
     compile -x c++ -std=c++17 -Oz -fno-exceptions -fno-rtti -fno-threadsafe-statics -Idev/explorer "${renamed[@]}" \
         "-DPRECISION_${precision^^}" -o "$dir/layout_$precision.o" dev/explorer/layout.cu
 done
@@ -40,7 +40,7 @@ compile -x c++ -std=c++17 -O2 -fno-exceptions -fno-rtti -fno-threadsafe-statics 
     -o "$dir/plan.o" dev/explorer/plan.cu
 exports=()
 for name in stderr_text schedule_text command_text schedule_run schedule_result schedule_list ring_run context_run \
-            layout_{run,rank,place}_{fp32,bf16} plan_{text,cluster,time,beside,search,rows,flags}; do
+            layout_{run,rank,place,buffers}_{fp32,bf16} plan_{text,cluster,time,beside,search,rows,flags}; do
     exports+=("--export=$name")
 done
 # Functions that the page provides: math, and a way to end.
@@ -66,7 +66,7 @@ gzip -9n <"$dir/explorer.wasm" | base64 -w 0 >"$dir/wasm"  # the browser unpacks
     echo 'const LINES = {'
     for file in train_gpt_tp.cu train_gpt_pp.cu train_gpt_3d.cu dev/lessons/train_zero_bubble.cu; do
         echo "    \"$file\": {"
-        grep -noE '^static [a-zA-Z *]*\b(run_batch|link_receive|link_send|forward|backward|tensor_sum|f_backward_begin|own_buckets)\(' \
+        grep -noE '^static [a-zA-Z *]*\b(run_batch|link_receive|link_send|forward|backward|tensor_sum|f_backward_begin|own_buckets|layout|layout_acts)\(' \
             "$file" | sed -E 's/^([0-9]+):.* \*?([a-z_]+)\($/        \2: \1,/'
         echo '    },'
     done

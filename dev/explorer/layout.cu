@@ -30,6 +30,33 @@ static bool shared_lists(PipelineLists *l, Schedule schedule, const char *file, 
     return shared_split_lists(l, schedule, file, p, m, v, NULL, 0, err);
 }
 
+// The buffers that a trainer's layout takes, by the names of its source, each with the bytes of all that have its name.
+// The arenas of weights and gradients have one buffer each, which the table of tensors cuts.
+#include "llmc/trainer/arena.cuh"
+enum { TAKEN_MOST = 80 };
+typedef struct {
+    const Arena *arena;
+    const char *name;
+    size_t bytes;
+} Taken;
+static Taken taken[TAKEN_MOST];
+static int taken_count;
+
+static void taken_add(const Arena *arena, const char *name, size_t bytes) {
+    int i = 0;
+    while (i < taken_count && (taken[i].arena != arena || strcmp(taken[i].name, name) != 0)) i++;
+    if (!bytes || i == TAKEN_MOST) return;
+    if (i == taken_count) taken[taken_count++] = {arena, name, 0};
+    taken[i].bytes += bytes;
+}
+
+template <class T> static void take_named(Arena *arena, T *&p, size_t count, const char *name) {
+    size_t before = arena->used;
+    take(arena, p, count);
+    taken_add(arena, name, arena->used - before);
+}
+#define take(arena, p, count) take_named(arena, p, count, #p)
+
 #define pipeline_lists shared_lists
 #define zero_bubble_lists shared_split_lists
 #define pipeline_lists_free(lists) (void)(lists)
@@ -145,6 +172,7 @@ template <class Model> static void plan_rank(Model *m, int rank, int t, int d, i
     ranks_are(rank, t, d, p);
     trainer_open(m, command.count, command.words, OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA);
     shard(m);
+    taken_count = 0;
     layout(m);
 }
 
@@ -173,7 +201,7 @@ template <class Model> static const Layout *run_layout(char *line, int t, int d,
     r->parameters = (double)count_parameters(&m->config);
     r->flops = count_flops(&m->config, (double)m->opt.global_batch * (double)m->T, m->T);
     r->reserve = (double)GPU_RESERVE;
-    r->counted = (double)m->config.L * (double)m->micros <= LAYOUT_PASSES;
+    r->counted = node && (double)m->config.L * (double)m->micros <= LAYOUT_PASSES;
     PipelineTimes costs = zero_bubble_times(m->config.C, m->T);
     r->formula = schedule_formula(m->opt.schedule, p, (int)m->micros, plan.chunks, costs.step[0], costs.step[1],
                                   costs.step[2]);
@@ -194,8 +222,8 @@ template <class Model> static const Layout *run_layout(char *line, int t, int d,
     return r;
 }
 
-// Runs the command line for t x d x p ranks, `node` of them on a node, by train_zero_bubble if `split`. The result
-// lives as long as the program.
+// Runs the command line for t x d x p ranks, `node` of them on a node (0: traffic is not counted), by
+// train_zero_bubble if `split`. The result lives as long as the program.
 extern "C" const Layout *layout_run(char *line, int t, int d, int p, int node, int split) {
     plan.split = split;
     return split ? run_layout<zero_bubble::GPT>(line, t, d, p, node) : run_layout<GPT>(line, t, d, p, node);
@@ -215,6 +243,33 @@ extern "C" const Layout *layout_rank(int rank) {
     plan.result->rank_bytes = plan.split ? rank_bytes<zero_bubble::GPT>(rank) : rank_bytes<GPT>(rank);
     heap_reset(mark);
     return plan.result;
+}
+
+// Writes the buffers of a stage's first rank into stderr_text, a line for each: arena, bytes, name. Of weights and
+// gradients it lists the tensors, those of all layers together.
+template <class Model> static void stage_buffers(int stage) {
+    Model *m = &model<Model>;
+    plan_rank(m, grid_rank_at(&plan.grid, 0, 0, (size_t)stage), (int)plan.grid.t, (int)plan.grid.d, (int)plan.grid.p);
+    for (size_t i = 0; i < m->table.count; i++) {
+        const Tensor *x = &m->table.tensors[i];
+        taken_add(&m->weights, GPT2_TENSORS[x->kind].name, x->size * sizeof(floatX));
+        taken_add(&m->gradients, GPT2_TENSORS[x->kind].name, x->size * sizeof(float));
+    }
+    stderr_text[0] = 0;
+    for (int i = 0; i < taken_count; i++) {
+        const Taken *x = &taken[i];
+        bool whole = strcmp(x->name, "state->params") == 0 || strcmp(x->name, "state->grads") == 0;
+        if (whole) continue;
+        fprintf(stderr, "%s %.0f %s\n", x->arena == &m->weights ? "weights" : x->arena == &m->gradients ? "gradients"
+                : x->arena == &m->optimizer ? "optimizer" : "activations", (double)x->bytes, x->name);
+    }
+}
+
+extern "C" void layout_buffers(int stage) {
+    size_t mark = heap_mark();
+    if (plan.split) stage_buffers<zero_bubble::GPT>(stage);
+    else stage_buffers<GPT>(stage);
+    heap_reset(mark);
 }
 
 // Returns a rank's place: t_rank + t * (d_rank + d * p_rank).

@@ -14,10 +14,10 @@ const BOXES = {forward: ["#2c5f9e", "#a9cdf2"], backward: ["#1f7a5c", "#9fe0c4"]
 const THEMES = [
     {...BOXES, text: "#1f2933", muted: "#56616d", grid: "#e3e8ee", violet: "#6b3fa0", orange: "#a83c15",
      share: "#bcd8f5", tokens: "#bfe8d6", paper: "#ffffff", ground: "#f3f5f8", hatch: "#b4bec9", data: "#1f7a5c",
-     node: 82, circle: "#d9a68f"},
+     node: 82, circle: "#d9a68f", border: "#76818d", focus: "#1b62b8"},
     {...BOXES, text: "#e4e9ef", muted: "#a3b0bd", grid: "#36424f", violet: "#bd9cf0", orange: "#ff9d76",
      share: "#2b5580", tokens: "#1f5a45", paper: "#14191f", ground: "#222a33", hatch: "#5d6b7a", data: "#63c9a2",
-     node: 34, circle: "#8a5a45"},
+     node: 34, circle: "#8a5a45", border: "#8693a1", focus: "#7db5ff"},
 ];
 const darkTheme = window.matchMedia("(prefers-color-scheme: dark)");
 let COLORS = THEMES[Number(darkTheme.matches)];
@@ -85,7 +85,8 @@ function lane() {
     };
     return Object.assign(question, {end});
 }
-const ask = lane(), askAside = lane(), askWhatIf = lane(), askTime = lane(), askSearch = lane();
+const ask = lane(), askAside = lane(), askWhatIf = lane(), askTime = lane(), askSearch = lane(),
+      askProof = lane();
 
 // ---- fields and the address -----------------------------------------------------------------------------------------
 
@@ -135,6 +136,7 @@ function address() {
     if (panel === "schedules" && pinned) query.set("pin", differing("schedules", pinned.values).toString() || "1");
     if (panel === "collectives" && roundShown) query.set("round", String(roundShown));
     if (panel === "layout" && rankShown) query.set("rank", String(rankShown));
+    if (panel === "layout" && stageShown !== null) query.set("stage", String(stageShown));
     const text = query.toString();
     return "#" + panel + (text ? "?" + text : "");
 }
@@ -271,6 +273,7 @@ async function show(name, wanted) {
     timeShown = wanted.has("time") ? place("time") : null;
     roundShown = Math.floor(place("round"));
     rankShown = Math.floor(place("rank"));
+    stageShown = wanted.has("stage") ? Math.floor(place("stage")) : null;
     fillFields(panel, values);
     if (panel === "schedules") await openPin(wanted.get("pin"));
     if (mine !== shows) return false;

@@ -2,27 +2,33 @@
 
 function redraw() {
     if (panel === "schedules" && shown) drawSchedule();
-    if (panel === "layout" && laid) drawGrid(), drawBytes(), timed && drawTimeParts();
+    if (panel === "layout" && laid) drawGrid(), drawBytes(), curves && drawCurves(), timed && drawTimeParts();
     if (panel === "collectives" && ringShown) drawRing();
 }
 
-// The box under the pointer: {s, t, micro, text}, or null outside.
+function timeAt(canvas, event) {
+    const box = canvas.getBoundingClientRect();
+    return (event.clientX - box.left - MARGIN.left) / (box.width - MARGIN.left - MARGIN.right) *
+           Math.max(pinned ? pinned.makespan : 0, shown.makespan, 1e-9);
+}
+
+// The box under the pointer: {s, i, micro, text}, i its place in its stage's list, micro null beside boxes; or null
+// outside.
 function inBox(canvas, r, event) {
-    const box = canvas.getBoundingClientRect(), row = rowHeight(r.p);
-    const end = Math.max(r.makespan, pinned ? pinned.makespan : 0, shown.makespan, 1e-9);
-    const s = Math.floor((event.clientY - box.top - MARGIN.top) / row);
-    const t = (event.clientX - box.left - MARGIN.left) / (box.width - MARGIN.left - MARGIN.right) * end;
+    const s = Math.floor((event.clientY - canvas.getBoundingClientRect().top - MARGIN.top) / rowHeight(r.p));
+    const t = timeAt(canvas, event);
     if (s < 0 || s >= r.p) return null;
     for (let i = r.first[s]; i < r.first[s + 1]; i++) {
         const kind = r.marks[8 * i + 4], micro = r.marks[8 * i + 5];
         if (kind > 2 || r.times[4 * i] > t || r.times[4 * i + 1] < t) continue;
-        return {micro, text: `Stage ${s}, ${STEPS[kind]} of micro-batch ${micro}` +
+        return {s, i: i - r.first[s], micro, text: `Stage ${s}, ${STEPS[kind]} of micro-batch ${micro}` +
                              `${r.v > 1 ? `, chunk ${r.marks[8 * i + 6]}` : ""}: ` +
-                             `${short(r.times[4 * i])} to ${short(r.times[4 * i + 1])}. A click follows it.`};
+                             `${short(r.times[4 * i])} to ${short(r.times[4 * i + 1])}. A click follows it, a ` +
+                             "drag along the row moves it in its stage's list."};
     }
     let text = `Stage ${s} idles at ${short(t)}`;
     if (!r.hangs) eachIdle(r, s, (from, to, cause) => { if (from <= t && t <= to) text += ": " + CAUSES[cause]; });
-    return {micro: null, text};
+    return {s, i: -1, micro: null, text};
 }
 
 for (const name of Object.keys(MODELS)) section("layout").querySelector("[name=model]").append(new Option(name, name));
@@ -56,12 +62,12 @@ $("time").oninput = () => {
     keepAddress();
 };
 $("round").oninput = () => { stop(); roundShown = Number($("round").value); moveRound(0); };
+$("pinned").onmousemove = event => hover((inBox($("pinned"), pinned, event) || {}).text);
+$("pinned").onmouseleave = () => hover();
 for (const [id, which] of [["timeline", () => shown], ["pinned", () => pinned]]) {
-    $(id).onmousemove = event => { $("under").textContent = (inBox($(id), which(), event) || {text: ""}).text; };
-    $(id).onmouseleave = () => { $("under").textContent = ""; };
     $(id).onclick = event => {
         const box = inBox($(id), which(), event);
-        if (box) follow(box.micro);
+        if (box && performance.now() - dropped > 300) follow(box.micro);  // a drop ends with a click as well
     };
 }
 
@@ -83,7 +89,8 @@ $("timeline").onkeydown = event => {
     const act = {ArrowLeft: () => moveTime(-1), ArrowRight: () => moveTime(1), " ": play,
                  Home: () => { timeShown = 0; drawSchedule(); keepAddress(); },
                  End: () => { timeShown = null; drawSchedule(); keepAddress(); }}[event.key];
-    if (act) event.preventDefault(), event.key !== " " && stop(), act();
+    if (handKey(event)) event.preventDefault();
+    else if (act) event.preventDefault(), event.key !== " " && stop(), act();
 };
 $("ring").onkeydown = event => {
     const act = {ArrowLeft: () => moveRound(-1), ArrowRight: () => moveRound(1), " ": play,
@@ -125,4 +132,5 @@ darkTheme.addEventListener("change", () => {
     redraw();
 });
 
+$("under").textContent = HINT;
 open(location.hash);

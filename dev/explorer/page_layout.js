@@ -41,11 +41,11 @@ async function runLayout(values) {
                                         : 1e9 * number("GB of a GPU", values.memory, 0.1, 1e6);
     const q = layoutQuestion(values), r = await ask("layout", q);
     Object.assign(r, {t: q.t, d: q.d, p: q.p, node: q.node, ranks: q.t * q.d * q.p, memory, values,
-                      flags: flagsOf(values)});
+                      flags: flagsOf(values), question: q});
     r.reserve = CLUSTERS[values.cluster].reserve;
     r.place = rank => r.places[rank];
     r.rank = rank => askAside("rank", {...q, rank});
-    return () => { laid = r; showLayout(); };
+    return () => { laid = r; showLayout(); openStage(stageShown !== null && stageShown < r.p ? stageShown : null); };
 }
 
 const PARTS = [["weights", "#2c5f9e"], ["gradients", "#1f7a5c"], ["optimizer", "#8a5ac2"], ["activations", "#e3a33b"],
@@ -126,10 +126,11 @@ function changesOf(v) {
 let whatIf = 0;
 async function showWhatIf(r) {
     const mine = ++whatIf, table = $("whatif");
-    const now = fullestOf(r), sent = sentByRank(r);
+    const now = fullestOf(r), sent = sentByRank(r), hints = {};
     const names = ["change", "fullest stage", "sent a rank", "step"];
     table.replaceChildren(tableRow("th", names, [], "col"));
     $("whatifdone").textContent = "working...";
+    showHints(r.values, {});
     for (const [name, change] of changesOf(r.values)) {
         const values = {...r.values, ...change};
         let cells;
@@ -142,6 +143,8 @@ async function showWhatIf(r) {
             const verdict = r.values.precision === "bf16" ? await askWhatIf("beside", besideQuestion(r.values, values))
                                                           : bytes <= r.memory ? "fits" : "does not fit";
             if (mine !== whatIf) return;
+            Object.assign(hints, {[Object.entries(change).join()]: signed(delta)});
+            showHints(r.values, hints);
             cells = [signed(delta), r.counted && other.counted ? signed(more) : "not counted", verdict];
         } catch (e) {
             if (mine !== whatIf || e.message === "superseded") return;
@@ -155,6 +158,19 @@ async function showWhatIf(r) {
     }
     $("whatifdone").textContent = "Each line is the trainer's own plan of one change, and the planner's answer to " +
         "why not: refused, too large, or how much slower and by what. A button makes the change.";
+    fillCurves(r, () => mine === whatIf);
+}
+
+// Writes beside the switches what they would do to the fullest stage. hints: by the change, "zero,1".
+function showHints(values, hints) {
+    for (const name of ["zero", "sp"]) {
+        const other = values[name] === "1" ? "0" : "1", bytes = hints[`${name},${other}`];
+        $("hint-" + name).textContent = bytes ? `${other === "1" ? "with" : "without"} it: ${bytes}` : "";
+    }
+    for (const option of section("layout").querySelector("[name=recompute]").options) {
+        const bytes = hints["recompute," + option.value];
+        option.textContent = option.value + (bytes ? `: ${bytes}` : "");
+    }
 }
 
 // names: of the columns, for a narrow screen, where each row is a block.
@@ -254,12 +270,14 @@ async function chooseRank(rank) {
     keepAddress();
 }
 
+const bytesRow = r => Math.max(9, Math.min(30, Math.floor(520 / r.p))), bytesTop = MARGIN.top + 18;
+
 // The scale ends at the device's memory, unless the layout needs less than a third of it.
 function drawBytes() {
-    const r = laid, width = roomFor(360), row = Math.max(9, Math.min(30, Math.floor(520 / r.p)));
+    const r = laid, width = roomFor(360), row = bytesRow(r);
     const fullest = fullestOf(r), small = fullest < r.memory / 3, most = small ? fullest : Math.max(r.memory, fullest);
     const right = width < 600 ? 84 : 150, scale = (width - MARGIN.left - right) / most;
-    const gap = row > 12 ? 4 : 1, every = Math.ceil(13 / row), top = MARGIN.top + 18;
+    const gap = row > 12 ? 4 : 1, every = Math.ceil(13 / row), top = bytesTop;
     const g = paper($("bytes"), width, top + r.p * row + 6), limit = small ? 0 : MARGIN.left + r.memory * scale;
     labelStages(g, r.p, row, row - gap, top);
     r.stages.forEach((s, i) => {
@@ -270,6 +288,11 @@ function drawBytes() {
             g.fillStyle = color;
             g.fillRect(x, y, bytes * scale, row - gap);
             x += bytes * scale;
+        }
+        if (i === stageShown) {
+            g.strokeStyle = COLORS.focus;
+            g.lineWidth = 3;
+            g.strokeRect(MARGIN.left - 1, y - 1, x - MARGIN.left + 2, row - gap + 2);
         }
         if (i !== r.p - 1 && (i % every || (r.p - 1 - i) * row < 13)) return;
         const total = stageBytes(r, s), layers = right > 100 && row > 12 ? `, ${plural(s.layers, "layer")}` : "";

@@ -40,7 +40,11 @@ async function runSchedule(values) {
     const r = scheduleOf(await ask("schedule", q), values);
     if (follow !== null && follow >= r.m)
         throw new Error(`the micro-batch to follow: ${follow} is not there; the last is ${r.m - 1}`);
-    return () => { shown = r; showSchedule(); };
+    return () => {
+        shown = r;
+        if (hand && (hand.s >= r.p || hand.i >= stepCount(r, hand.s))) hand = null;
+        showSchedule();
+    };
 }
 
 // Pins the schedule of an address (differing values), or none.
@@ -207,8 +211,12 @@ function wayOf(r, micro) {
         a.textContent = `${what} (line ${LINES["train_gpt_pp.cu"][name]})`;
         links.push(links.length ? ", " : "train_gpt_pp.cu: ", a);
     }
-    const hops = 2 * (r.p * r.v - 1);
-    return [[`Micro-batch ${micro}`, text], ["Its messages", `${hops}: activations up, gradients down`],
+    const hops = kind => steps.filter(x => x.kind === kind).flatMap((x, k, own) =>
+        k && own[k - 1].s !== x.s ? [`${own[k - 1].s} to ${x.s} from ${short(own[k - 1].end)}`] : []);
+    const up = hops(0), down = hops(1), some = list => list.slice(0, 12).join(", ") + (list.length > 12 ? " ..." : "");
+    return [[`Micro-batch ${micro}`, text],
+            ["Its messages", up.length ? `${up.length + down.length}: activations of stage ${some(up)}; gradients of ` +
+                                         `stage ${some(down)}` : "none: there is one stage"],
             ["Its activations are kept", held.join(", ")], ["The code that runs", links]];
 }
 
@@ -275,6 +283,7 @@ function drawTimeline(canvas, r, now, end) {
             drawRow(g, r, s, y, box, x, now, shades, lanes, follow);
         }
     }
+    if (hand && r === shown) drawHand(g, r, row, box, x);
     if (follow >= 0) drawWay(g, r, follow, row, box, x, now);
     if (now < end || r.hangs) {
         const at = Math.min(now, r.hangs ? r.makespan : end);
@@ -422,7 +431,7 @@ function drawFlight(r, now, end) {
         g.fillRect(MARGIN.left, base, end * scale, 1);
         if (s !== r.p - 1 && (s % every || (r.p - 1 - s) * row < 13)) continue;
         label(g, (s ? "" : "stage ") + s, MARGIN.left - 8, base - row / 2 + 1, {align: "right"});
-        label(g, now < end ? `${held} / ${r.flight[s]}` : `max ${r.flight[s]}`, width - MARGIN.right + 5,
+        label(g, now < r.makespan ? `${held} / ${r.flight[s]}` : `max ${r.flight[s]}`, width - MARGIN.right + 5,
               base - row / 2 + 1, {size: Math.min(12, row + 4)});
     }
     $("flight").setAttribute("aria-label", "most activations in flight on each stage: " + [...r.flight].join(", "));

@@ -73,8 +73,8 @@ async function schedule(q, module) {
 
 // The lines of the list that a schedule is.
 async function list(q, module) {
-    const c = await runSchedule(q, module), lines = [];
-    for (let s = 0; s < q.p; s++) {
+    const c = await runSchedule(q, module), [p] = c.doubles(c.c.schedule_result(), 1), lines = [];
+    for (let s = 0; s < p; s++) {
         c.c.schedule_list(s);
         lines.push(c.text(c.c.schedule_text));
     }
@@ -138,6 +138,16 @@ async function layout(q, module) {
     return r;
 }
 
+// The buffers of a stage: [{arena, bytes, name}].
+async function buffers(q, module) {
+    const {c} = await runLayout(q, module);
+    c.call("layout_buffers_" + q.precision, q.stage);
+    return c.text(c.c.stderr_text).trim().split("\n").map(line => {
+        const [arena, bytes, name] = line.split(" ");
+        return {arena, bytes: Number(bytes), name};
+    });
+}
+
 const rank = async (q, module) => rankOf(await runLayout(q, module), q);
 
 // ---- the planner ----------------------------------------------------------------------------------------------------
@@ -187,7 +197,7 @@ async function search(q, module) {
 
 // ---- questions ------------------------------------------------------------------------------------------------------
 
-const JOBS = {schedule, list, ring, context, layout, rank, time, beside, search};
+const JOBS = {schedule, list, ring, context, layout, rank, buffers, time, beside, search};
 onmessage = async ({data: {id, job, module, values}}) => {
     asking = id;
     try {

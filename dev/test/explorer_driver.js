@@ -7,8 +7,8 @@
     frame.contentDocument.open();
     const say = (...words) => out.push(words.join(" "));
     const numbers = () => JSON.parse($("numbers").textContent);
-    const settled = async done => {
-        for (let i = 0; i < 200 && !done(); i++) await new Promise(go => setTimeout(go, 10));
+    const settled = async (done, most = 1000) => {
+        for (let i = 0; i < most && !done(); i++) await new Promise(go => setTimeout(go, 10));
     };
     for (const [i, hash] of ADDRESSES.entries()) {
         history.replaceState(null, "", hash);
@@ -146,7 +146,51 @@
     found("idle-by-cause", Math.abs(idle.reduce((a, b) => a + b) - (shown.makespan * shown.p - shown.busy)) < 1e-9, idle);
     await at("#schedules?follow=3");
     found("follow", /F on stage 0 at 3, F on stage 1 at /.test($("facts").textContent) &&
-        /6: activations up/.test($("facts").textContent));
+        /6: activations of stage 0 to 1 from 4, 1 to 2 from/.test($("facts").textContent));
+    // A step is dragged to another place in its list: the proof answers before and after; what is refused stays.
+    const picture_ = $("timeline"), under = () => $("under").textContent;
+    picture_.setPointerCapture = () => {};  // no pointer is down
+    const pointer = (type, s, t) => {
+        const box = picture_.getBoundingClientRect(), wide = box.width - MARGIN.left - MARGIN.right;
+        picture_.dispatchEvent(new PointerEvent(type, {button: 0, pointerId: 1, bubbles: true,
+            clientX: box.left + MARGIN.left + t / shown.makespan * wide,
+            clientY: box.top + MARGIN.top + (s + 0.4) * rowHeight(shown.p)}));
+    };
+    const drag = async (s, from, to) => {
+        $("under").textContent = "";
+        pointer("pointerdown", s, from);
+        pointer("pointermove", s, (from + to) / 2);
+        pointer("pointermove", s, to);
+        await settled(() => / to place /.test(under()));
+        const promised = under();
+        pointer("pointerup", s, to);
+        await settled(() => / at place /.test(under()) || /stays as it was/.test($("refusal").textContent));
+        return promised;
+    };
+    await at("#schedules");
+    const allowed = await drag(1, 10.5, 13.2);
+    found("drag", /F3 to place 5: cannot hang; the step takes 36 instead of 33/.test(allowed) && shown.makespan === 36 &&
+        state.schedules.list.split("\n")[1].startsWith("F0 F1 F2 B0 B1 F3") && location.hash.includes("kind=list") &&
+        /F3 at place 5: cannot hang/.test(under()), allowed);
+    const refusedDrag = await drag(0, 0.5, 2.7);
+    found("drag-refused", /refused: stage/.test(refusedDrag) && /stays as it was/.test($("refusal").textContent) &&
+        !document.querySelector("main").classList.contains("stale") && shown.makespan === 36, refusedDrag);
+    await at("#schedules");
+    const hanging = await drag(0, 11, 2.4);
+    found("drag-hangs", /deadlock with 2 buffers/.test(hanging) && shown.hangs === 1, hanging);
+    await at("#schedules");
+    picture_.focus();
+    for (const key of ["ArrowDown", "ArrowDown", "ArrowRight", "ArrowRight", "ArrowRight"]) press("timeline", key);
+    const chosen = under();
+    picture_.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowRight", shiftKey: true, bubbles: true}));
+    await settled(() => / at place /.test(under()));
+    found("keys-reorder", /Stage 1, B0, place 3/.test(chosen) && /Stage 1, B0 at place 4: /.test(under()) &&
+        state.schedules.list.split("\n")[1].startsWith("F0 F1 F2 F3 B0 B1") && hand.i === 4, chosen, under());
+    press("timeline", "Enter");
+    await settled(() => state.schedules.follow === "0");
+    press("timeline", "Escape");
+    found("keys-follow", state.schedules.follow === "0" && hand === null);
+    picture_.blur();
     const seen = TOUR.length;
     for (let step = 1; step <= seen; step++) {
         await at("#tour?step=" + step);
@@ -164,6 +208,31 @@
     await at("#layout?model=ptdp-7.5b");
     found("what-if", lines.length > 5 && lines.some(line => line.startsWith("ZeRO-1\u2212" +
         bytesText(fullestOf(laid) - saved))), lines[1]);
+    // Bars open into the buffers that the trainer's layout takes; curves have the sizes that opening them shows.
+    const arenas = (list, name) => list.filter(x => x.arena === name).reduce((sum, x) => sum + x.bytes, 0);
+    for (const hash of ["#layout?stage=1",
+                        "#layout?model=gpt2-xl&tensor=1&data=4&pipeline=2&schedule=zb-h1&micro=1&stage=0"]) {
+        await at(hash);
+        await settled(() => laid.buffers);
+        const s = laid.stages[stageShown], all = laid.buffers;
+        const near = (a, b) => a <= b && a > 0.999 * b;
+        found("buffers", $("buffers").rows.length > 10 && arenas(all, "activations") === s.activations &&
+            arenas(all, "optimizer") === s.optimizer && near(arenas(all, "weights"), s.weights) &&
+            near(arenas(all, "gradients"), s.gradients) && all.some(x => x.name === "a->fch") && location.hash.includes("stage="),
+            JSON.stringify(all.slice(0, 3)));
+    }
+    await at("#layout");
+    await settled(() => $("curves").dataset.done);
+    const curve = curves.points.map(list => Object.fromEntries(list)), here = fullestOf(laid);
+    const hints = $("hint-zero").textContent + "|" + $("hint-sp").textContent + "|" +
+        section("layout").querySelector("option[value=none]").textContent;
+    await at("#layout?zero=0");
+    const without = fullestOf(laid);
+    await at("#layout?data=32&global=128");
+    found("curves", curve[0][4] === here && curve[1][2] === here && curve[2][8] === here &&
+        curve[2][32] === fullestOf(laid) && curve[0][1] > here && curve[1][4] < here, JSON.stringify(curve));
+    found("what-if-beside-switches", hints === "without it: +" + bytesText(without - here) + "|without it: +928.0 MiB|" +
+        "none: +4.11 GiB", hints);
     // A long question: the page answers meanwhile, and a shorter one takes its place.
     history.replaceState(null, "", "#schedules");
     await at("#schedules");
@@ -190,7 +259,7 @@
         last = performance.now();
     }, 10);
     const begun = search();
-    await settled(() => / of [0-9]+ layouts, /.test($("searched").textContent));
+    await settled(() => / of [0-9]+ layouts, /.test($("searched").textContent), 3000);
     const progress = $("searched").textContent, label = $("search").textContent;
     search();
     await begun;
