@@ -92,7 +92,9 @@ OPTIMIZE := $(if $(SANITIZE)$(filter bf16,$(PRECISION)),$(QUICK),-O3) $(if $(GDB
 $(DIR)/dev/test/% $(DIR)/test_gpt: OPTIMIZE := $(QUICK)
 ARITHMETIC := -ffp-contract=off -fno-math-errno -fno-trapping-math
 HOST = $(OPTIMIZE) $(NATIVE) $(ARITHMETIC) $(OPENMP)
-DEFINES := -DPRECISION_$(if $(filter bf16,$(PRECISION)),BF16,FP32) $(if $(PROFILE),-include dev/cuda/kernel_times.cuh) \
+# The commit at which a program is built, for its --version: nothing is built again only because it changed.
+VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+DEFINES := -DVERSION='"$(VERSION)"' -DPRECISION_$(if $(filter bf16,$(PRECISION)),BF16,FP32) $(if $(PROFILE),-include dev/cuda/kernel_times.cuh) \
     $(if $(GPU_SHAPES),-DGPU_SHAPES) $(if $(GPU_QUEUE),-DGPU_QUEUE -Idev/test/gpu)
 HOST_LIBS = -Xlinker --as-needed $(CJSON_LIBS) $(PCRE2_LIBS)
 LIBS := $(HOST_LIBS) $(BLAS_LIBS) $(MPI_LIBS)
@@ -112,7 +114,7 @@ else
 LIBS += $(NCCL_LIBS)
 endif
 endif
-C = $(CC) -std=gnu11 $(HOST:-O1=-O2) $(WARNINGS) -I.  # C compiles fast either way, and test_pipeline runs 6 times as fast
+C = $(CC) -std=gnu11 $(HOST:-O1=-O2) $(WARNINGS) -DVERSION='"$(VERSION)"' -I.  # C compiles fast either way, and test_pipeline runs 6 times as fast
 
 $(DIR)/%: %.cu Makefile $(PROBE)
 	@mkdir -p $(@D)
@@ -140,7 +142,7 @@ build/tools/%: dev/scale/%.c Makefile $(PROBE)
 	$(C) $(DEPENDENCIES) -o $@ $< $(HOST_LIBS) -lm
 
 # The planner has the bf16 trainer in it.
-build/tools/plan: DEFINES := -DPRECISION_BF16
+build/tools/plan: DEFINES := -DVERSION='"$(VERSION)"' -DPRECISION_BF16
 build/tools/plan: dev/plan/plan.cu Makefile $(PROBE)
 	@mkdir -p $(@D)
 	$(CXX) -x c++ -std=c++17 -O1 $(NATIVE) $(ARITHMETIC) $(OPENMP) $(WARNINGS) -Wno-unused-function -Illmc/cpu \
@@ -173,6 +175,8 @@ help:  ## this list
 
 # A target that is not there: the nearest ones have most of its letters at their places.
 .DEFAULT:
+	@case '$@' in build/*) echo "make: there is no rule for '$@' with programs in $(DIR)/:" \
+	    'DEVICE, PRECISION and SANITIZE choose that folder, and names are those of the sources' >&2; exit 2;; esac
 	@echo "make: there is no target '$@': did you mean $$(sed -nE 's/^([a-z-]+):.*##.*/\1/p' Makefile | \
 	    awk -v word='$@' '{ d[0] = 0; n = length($$1); w = length(word); for (j = 0; j <= n; j++) row[j] = j; \
 	        for (i = 1; i <= w; i++) { last = row[0]; row[0] = i; for (j = 1; j <= n; j++) { \

@@ -9,10 +9,14 @@ The hot loop is the innermost loop with most vector arithmetic. Fails if a loop 
 budget below: then a compiler has stopped to make vectors of it, which costs a factor of 4 to 16. It needs g++ and
 objdump.
 """
+import sys
+
+if {"-h", "--help"} & set(sys.argv[1:]):
+    sys.exit(print(__doc__))
+
 import os
 import re
 import subprocess
-import sys
 import tempfile
 
 FLAGS = '-std=c++17 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -mprefer-vector-width=512 -w'.split()

@@ -8,6 +8,11 @@ neighbours in time; its median over TURNS=9 turns is printed, and the median of 
 times are those that the CPU spent in the program, so that other programs on the machine matter little; with more
 threads they are of the clock on the wall, and the machine must be quiet.
 """
+import sys
+
+if {"-h", "--help"} & set(sys.argv[1:]):
+    sys.exit(print(__doc__))
+
 import ctypes
 import ctypes.util
 import glob
@@ -17,7 +22,6 @@ import signal
 import statistics
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 

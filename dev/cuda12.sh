@@ -3,6 +3,7 @@
 # compiler is the installed one, with its own headers (crt/). So this finds calls, types and constants that CUDA 12 lacks,
 # but does not run CUDA 12's compiler. Without nvcc or PyPI there is nothing to do. Ends with `N passed, N failed`.
 set -u
+case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.." || exit 1
 . dev/test/report.sh
 nvcc=${1:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}

@@ -23,6 +23,7 @@
 # STEPS: steps that are timed (40). D12_BATCH, D48_BATCH: sequences at a time (64, 16), halved until they fit. KERNELS:
 # programs of dev/cuda. LIMITS='d12=600 bench=60': seconds of these stages. NAME: of the report.
 set -uo pipefail
+case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.." || exit 1
 exec </dev/null
 

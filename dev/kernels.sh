@@ -2,6 +2,7 @@
 # kernels.sh: prints a program that includes every kernel of llmc/, for `make spills` and `make sass`: its launching
 # functions make every instance of a template that is ever launched.
 set -euo pipefail
+case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
 
 for header in llmc/kernels/*.cuh; do echo "#include \"$header\""; done

@@ -4,6 +4,7 @@
 # libraries: it refuses to build if this reports MISSING ones, which dev/setup.sh installs. It can do without the ones
 # reported under WITHOUT. With MPI, mpicxx.MPI and mpirun.MPI are taken, as Debian names them: openmpi or mpich.
 set -uo pipefail
+case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 
 device=$1 compiler=$2 c_compiler=${3:-cc} mpi=${4:+.$4}
 folder=$(mktemp -d) || exit 1

@@ -30,7 +30,7 @@ import traceback
 try:
     import numpy as np
 except ImportError:
-    print('skip: numpy is not installed\n0 passed, 0 failed')
+    print(__doc__ if {'-h', '--help'} & set(sys.argv) else 'skip: numpy is not installed\n0 passed, 0 failed')
     sys.exit(0)
 
 

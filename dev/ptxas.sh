@@ -3,6 +3,7 @@
 # assembler says of each: registers, static shared memory, stack and spills. Fails if a kernel spills. No GPU is
 # needed. ARCHITECTURES='90 80' names what is compiled for.
 set -euo pipefail
+case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
 
 nvcc=${1:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}

@@ -9,6 +9,7 @@
 # not installed, the licenses that every Debian has in /usr/share/common-licenses (package base-files; verbatim copies
 # are permitted).
 set -euo pipefail
+case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
 small=
 [ "${1:-}" = small ] && small=1 && shift

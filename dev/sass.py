@@ -15,11 +15,15 @@ ship it, for sm_80 and sm_90, fp32 and bf16, and its machine code (SASS) read.
 It needs nvcc, c++filt, and nvdisasm (of the CUDA toolkit, or the PyPI package nvidia-cuda-nvdisasm): in PATH, beside
 nvcc, or named by NVCC and NVDISASM. ARCHITECTURES='90' and PRECISIONS='bf16' leave out the others.
 """
+import sys
+
+if {"-h", "--help"} & set(sys.argv[1:]):
+    sys.exit(print(__doc__))
+
 import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 
 # What must not grow: (kernel, precision, column, most), for both architectures. A budget that meets no kernel is a

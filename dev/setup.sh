@@ -4,6 +4,7 @@
 # the Makefile, so this ends with 0 only if the build can start. On Debian and Ubuntu it calls apt-get (with sudo
 # when not root); elsewhere it names the packages.
 set -euo pipefail
+case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
 
 device=${1:-cpu} compiler=${2:-${CXX:-g++}} c_compiler=${3:-${CC:-cc}} mpi=${4:-}

@@ -109,7 +109,7 @@ class Site:
         shutil.copytree("doc/pictures", os.path.join(self.out, "doc/pictures"), dirs_exist_ok=True)
         with open("doc/explorer.html", encoding="utf-8") as file:
             text = file.read()
-        for name in re.findall(r'^    "([a-z_/]+\.cu)": \{$', text, re.M):  # LINES, whose links a script makes
+        for name in re.findall(r'^ *"([a-z0-9_/]+\.cu)": \{$', text, re.M):  # LINES, whose links a script makes
             self.target(name)
         text = text.replace("`../${file}#L", "`../${file}.html#L").replace('"../README.md#"', '"../index.html#"')
         text = text.replace('link("doc/" + now.page, now.page)',

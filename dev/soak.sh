@@ -6,6 +6,7 @@
 # run. The seed makes the same choices (their effect depends on the machine's speed). Ends with counts; the exit code is
 # 1 if anything was lost.
 set -u
+case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.." || exit 1
 build=$(realpath -m "${1:-build/cpu-fp32}")
 minutes=${2:-10} seed=${3:-$(($(date +%s) % 100000))}

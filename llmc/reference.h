@@ -101,8 +101,7 @@ static inline void reference_half_forward(const Reference *ref, size_t l, Refere
     reference_find(ref, ref->params, l, w);
     reference_layernorm_forward(x->ln1, x->ln1_mean, x->ln1_rstd, x->residual1, w[LN1W], w[LN1B], N, C);
     reference_matmul_forward(x->qkv, x->ln1, w[QKVW], w[QKVB], N, C, 3 * C);
-    reference_attention_forward(x->atty, x->att, x->qkv, B, T, C, NH,
-                                reference_drop(ref, DROPOUT_SCORES, l));
+    reference_attention_forward(x->atty, x->att, x->qkv, B, T, C, NH, reference_drop(ref, DROPOUT_SCORES, l));
     reference_matmul_forward(x->proj, x->atty, w[PROJW], w[PROJB], N, C, C);
     reference_dropout(x->proj, reference_drop(ref, DROPOUT_PROJ, l), B, T, C);
     reference_residual_forward(x->residual2, x->residual1, x->proj, N * C);
@@ -133,8 +132,7 @@ static inline void reference_half_backward(Reference *ref, size_t l, const Refer
     reference_residual_backward(d->residual1, d->proj, d->residual2, N * C);
     reference_dropout(d->proj, reference_drop(ref, DROPOUT_PROJ, l), B, T, C);
     reference_matmul_backward(d->atty, g[PROJW], g[PROJB], d->proj, x->atty, w[PROJW], N, C, C);
-    reference_attention_backward(d->qkv, d->atty, x->qkv, x->att, B, T, C, NH,
-                                 reference_drop(ref, DROPOUT_SCORES, l));
+    reference_attention_backward(d->qkv, d->atty, x->qkv, x->att, B, T, C, NH, reference_drop(ref, DROPOUT_SCORES, l));
     reference_matmul_backward(d->ln1, g[QKVW], g[QKVB], d->qkv, x->ln1, w[QKVW], N, C, 3 * C);
     reference_layernorm_backward(d->residual1, g[LN1W], g[LN1B], d->ln1, x->residual1, w[LN1W], x->ln1_mean,
                                  x->ln1_rstd, N, C);

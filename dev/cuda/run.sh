@@ -7,6 +7,7 @@
 #   bench  times, with the share of the roofline measured in the same run; JSON Lines go to $LOG, else to
 #          build/bench-DEVICE.jsonl
 set -u
+case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/../.." || exit 1
 
 what=$1 device=$2

@@ -20,6 +20,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "dev/plot/tool.h"
+
 enum { BLOCK = 2048, VAL_EVERY = 20, VAL_PHASE = 10, END_OF_TEXT = 256, HEADER = 256 };
 
 typedef struct {
@@ -83,12 +85,10 @@ static void shard_finish(Shard *shard) {
 }
 
 int main(int argc, char **argv) {
-    if (argc < 4 || argv[1][0] == '-') {
-        bool help = argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0);
-        fprintf(help ? stdout : stderr, "usage: byte_corpus TRAIN.bin VAL.bin FILE...\n"
-                "Writes the bytes of the files as training and validation shards (a 20th goes to VAL.bin).\n");
-        return help ? 0 : 2;
-    }
+    static const char usage[] = "usage: byte_corpus TRAIN.bin VAL.bin FILE...\n"
+        "Writes the bytes of the files as training and validation shards (a 20th goes to VAL.bin).\n";
+    tool_begin(argc, argv, usage);
+    if (argc < 4 || argv[1][0] == '-') return fputs(usage, stderr), 2;
     signal(SIGXFSZ, SIG_IGN);  // a shard that grows too large is an error of the write, with a sentence
     check_output(argv[1], argv + 2, argc - 2);
     check_output(argv[2], argv + 3, argc - 3);

@@ -7,6 +7,11 @@ Weights and tokens come from a small generator that dev/test/test_llama.c has to
 mean loss, and of every gradient its L2 norm and its product with further numbers of the generator. The models are written
 here from their papers; gradients are PyTorch's. Needs the package torch from PyPI; a machine without a GPU will do.
 """
+import sys
+
+if {"-h", "--help"} & set(sys.argv[1:]):
+    sys.exit(print(__doc__))
+
 import json
 import math
 

@@ -7,10 +7,14 @@ tokenizer.json of each kind that test_tokenizer makes.
 The texts are drawn from pieces at which the kinds differ: digits, white space of all sorts, apostrophes, line ends,
 letters of several scripts, and tokens that merging does not reach. Needs the package tokenizers from PyPI.
 """
+import sys
+
+if {"-h", "--help"} & set(sys.argv[1:]):
+    sys.exit(print(__doc__))
+
 import json
 import random
 import subprocess
-import sys
 import tempfile
 
 PIECES = ["hello", "world", " ", "  ", "\t", "\n", "\r\n", "\n\n", "'s", "'S", "'ll", "'LL", "'\u017f", "1", "12", "123",

@@ -3,6 +3,7 @@
 # WebAssembly. Needs clang with the target wasm32, and wasm-ld. The same version of clang makes the same bytes; which
 # one made the page stands in its last line.
 set -eu
+case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/../.."
 out=${1:-doc/explorer.html}
 clang=${CLANG:-clang} linker=${WASM_LD:-wasm-ld}
@@ -50,11 +51,24 @@ printf '%s\n' pow cos exp log log2 fmod exit _exit page_seconds tell_progress >"
 
 gzip -9n <"$dir/explorer.wasm" | base64 -w 0 >"$dir/wasm"  # the browser unpacks it
 
-# Tables from their one source: models of dev/plan/models.h, clusters, and lines of functions that the page points to.
+# Tables from their one source: the models of the trainers' --model (those of train_llama use 8192 positions at most),
+# clusters, and lines of functions that the page points to.
+models() { # models NAMES < rows of layers, heads, channels, T, vocabulary: names that have no layers are left out
+    paste -d ' ' <(tr '|' '\n' <<<"$1") - | awk '$2 { printf "    \"%s\": [%s, %s, %s, %s, %s],\n", $1, $2, $3, $4, $5, $6 }'
+}
+names() { sed -n "/define $1/,/[^\\\\]\$/p" "$2" | grep -oE '"[^"]+"' | tr -d '"\n'; }
 {
     echo 'const MODELS = {  // layers, heads, channels, T, vocabulary'
-    grep -oE '\{"[a-z0-9.-]+"(, [0-9]+){5}\}' dev/plan/models.h | sed -E 's/\{("[^"]*"), (.*)\}/    \1: [\2],/'
+    known=$(names MODEL_NAMES llmc/host/options_table.h)
+    sizes=$(sed -n '/ MODEL_PRESETS\[/,/};/p' llmc/host/options.h | grep -oE '\{([0-9]+, ){6}NULL' | tr -d '{,' |
+            awk '{ print $1, $3, $2, $6, $4 }')
+    { head -n 4 <<<"$sizes"; echo "$sizes"; } | models "$known"
     echo '};'
+    echo 'const LLAMAS = {'
+    sed -n '/ LLAMA_SIZES\[/,/};/p' llmc/llama.h | grep -oE '\{[A-Z0-9]+, ([0-9]+, ){7}' | tr -d '{,' |
+        awk '{ print $2, $4, $3, $8 < 8192 ? $8 : 8192, $7 }' | models "$(names LLAMA_NAMES llmc/llama.h)"
+    echo '};'
+    echo 'Object.assign(MODELS, LLAMAS);'
     echo 'const CLUSTERS = {'
     for file in dev/clusters/*.json; do
         ! grep -q '"ethernet"' "$file" || continue  # the panel has nodes of one kind
@@ -64,7 +78,7 @@ gzip -9n <"$dir/explorer.wasm" | base64 -w 0 >"$dir/wasm"  # the browser unpacks
     done
     echo '};'
     echo 'const LINES = {'
-    for file in train_gpt_tp.cu train_gpt_pp.cu train_gpt_3d.cu dev/lessons/train_zero_bubble.cu; do
+    for file in train_gpt_tp.cu train_gpt_pp.cu train_gpt_3d.cu dev/lessons/train_zero_bubble.cu dev/lessons/train_llama.cu; do
         echo "    \"$file\": {"
         grep -noE '^static [a-zA-Z *]*\b(run_batch|link_receive|link_send|forward|backward|tensor_sum|f_backward_begin|own_buckets|layout|layout_acts)\(' \
             "$file" | sed -E 's/^([0-9]+):.* \*?([a-z_]+)\($/        \2: \1,/'
@@ -73,7 +87,12 @@ gzip -9n <"$dir/explorer.wasm" | base64 -w 0 >"$dir/wasm"  # the browser unpacks
     echo '};'
 } >"$dir/tables"
 awk -v dir="$dir" '
-    function insert(file,   line) { while ((getline line < file) > 0) print line }
+    function insert(file,   line) {  # indentation and comments stay in the sources
+        while ((getline line < file) > 0) {
+            sub(/^ +/, "", line)
+            if (line !~ /^(\/\/|$)/) print line
+        }
+    }
     /^@@(page|worker)/ { insert("dev/explorer/" substr($0, 3)); next }
     /^@@tables/ { insert(dir "/tables"); next }
     /@@wasm/ { getline line < (dir "/wasm"); i = index($0, "@@wasm")

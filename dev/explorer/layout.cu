@@ -2,8 +2,8 @@
 // It compiles the trainer itself with the stubs of device.h and files.h. One rank of every stage makes the plan of a
 // --dry-run, then runs one step, whose calls are counted.
 //
-// Two trainers are compiled in: train_gpt_3d and, for schedules with a split backward, train_zero_bubble. Compiled once
-// for each precision; PRECISION is its name.
+// Three trainers are compiled in: train_gpt_3d, for schedules with a split backward train_zero_bubble, and train_llama.
+// Compiled once for each precision; PRECISION is its name.
 #include "files.h"
 
 #include "llmc/zero_bubble.h"
@@ -65,9 +65,12 @@ template <class T> static void take_named(Arena *arena, T *&p, size_t count, con
 namespace zero_bubble {
 #include "dev/lessons/train_zero_bubble.cu"
 }
+#include "llama.h"
 #undef main
 static inline void trainer_leave(Trainer *) {}
 static inline void trainer_give_up(Trainer *) {}
+
+enum { TRAINER_3D, TRAINER_ZERO_BUBBLE, TRAINER_LLAMA };  // as the page numbers them
 
 enum { LAYOUT_WORDS = 128, LAYOUT_PASSES = 1 << 22 };
 
@@ -94,7 +97,7 @@ typedef struct {
 static struct {
     Grid grid;
     int chunks, node;  // GPUs of a node
-    bool split;        // the trainer is train_zero_bubble
+    int trainer;       // TRAINER_...
     StageCalls *stages;
     Layout *result;
 } plan;
@@ -166,11 +169,23 @@ static void cut_words(char *line) {
     }
 }
 
+// Parses the command line as the trainer's main does.
+enum { ALL_SECTIONS = OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA };
+template <class Model> static void open_trainer(Model *m) {
+    trainer_open(m, command.count, command.words, ALL_SECTIONS);
+}
+static void open_trainer(llama::GPT *m) {
+    FieldTable rows = {LLAMA_ROWS, sizeof LLAMA_ROWS / sizeof LLAMA_ROWS[0], &m->own};
+    llama_make(&m->llama);
+    Lesson lesson = {rows, llama::check, &m->llama.spec, llama_sizes, tokenizer_open_kind};
+    trainer_open(m, command.count, command.words, ALL_SECTIONS, lesson);
+}
+
 // A rank's plan of memory. Does not return if the trainer refuses: it prints why, and exits.
 template <class Model> static void plan_rank(Model *m, int rank, int t, int d, int p) {
     memset(m, 0, sizeof *m);
     ranks_are(rank, t, d, p);
-    trainer_open(m, command.count, command.words, OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA);
+    open_trainer(m);
     shard(m);
     taken_count = 0;
     layout(m);
@@ -223,10 +238,12 @@ template <class Model> static const Layout *run_layout(char *line, int t, int d,
 }
 
 // Runs the command line for t x d x p ranks, `node` of them on a node (0: traffic is not counted), by
-// train_zero_bubble if `split`. The result lives as long as the program.
-extern "C" const Layout *layout_run(char *line, int t, int d, int p, int node, int split) {
-    plan.split = split;
-    return split ? run_layout<zero_bubble::GPT>(line, t, d, p, node) : run_layout<GPT>(line, t, d, p, node);
+// a trainer. The result lives as long as the program.
+extern "C" const Layout *layout_run(char *line, int t, int d, int p, int node, int trainer) {
+    plan.trainer = trainer;
+    if (trainer == TRAINER_LLAMA) return run_layout<llama::GPT>(line, t, d, p, node);
+    if (trainer == TRAINER_ZERO_BUBBLE) return run_layout<zero_bubble::GPT>(line, t, d, p, node);
+    return run_layout<GPT>(line, t, d, p, node);
 }
 
 template <class Model> static StageBytes rank_bytes(int rank) {
@@ -240,7 +257,9 @@ extern "C" const Layout *layout_rank(int rank) {
     memset(plan.result->rank, 0, sizeof plan.result->rank);
     add_rank(plan.result->rank, (size_t)rank);
     size_t mark = heap_mark();
-    plan.result->rank_bytes = plan.split ? rank_bytes<zero_bubble::GPT>(rank) : rank_bytes<GPT>(rank);
+    plan.result->rank_bytes = plan.trainer == TRAINER_LLAMA         ? rank_bytes<llama::GPT>(rank)
+                              : plan.trainer == TRAINER_ZERO_BUBBLE ? rank_bytes<zero_bubble::GPT>(rank)
+                                                                    : rank_bytes<GPT>(rank);
     heap_reset(mark);
     return plan.result;
 }
@@ -252,8 +271,11 @@ template <class Model> static void stage_buffers(int stage) {
     plan_rank(m, grid_rank_at(&plan.grid, 0, 0, (size_t)stage), (int)plan.grid.t, (int)plan.grid.d, (int)plan.grid.p);
     for (size_t i = 0; i < m->table.count; i++) {
         const Tensor *x = &m->table.tensors[i];
-        taken_add(&m->weights, GPT2_TENSORS[x->kind].name, x->size * sizeof(floatX));
-        taken_add(&m->gradients, GPT2_TENSORS[x->kind].name, x->size * sizeof(float));
+        const ModelSpec *spec = config_spec(&m->config);
+        size_t row = 0;
+        while (spec->tensors[row].kind != x->kind) row++;
+        taken_add(&m->weights, spec->tensors[row].name, x->size * sizeof(floatX));
+        taken_add(&m->gradients, spec->tensors[row].name, x->size * sizeof(float));
     }
     stderr_text[0] = 0;
     for (int i = 0; i < taken_count; i++) {
@@ -267,7 +289,8 @@ template <class Model> static void stage_buffers(int stage) {
 
 extern "C" void layout_buffers(int stage) {
     size_t mark = heap_mark();
-    if (plan.split) stage_buffers<zero_bubble::GPT>(stage);
+    if (plan.trainer == TRAINER_LLAMA) stage_buffers<llama::GPT>(stage);
+    else if (plan.trainer == TRAINER_ZERO_BUBBLE) stage_buffers<zero_bubble::GPT>(stage);
     else stage_buffers<GPT>(stage);
     heap_reset(mark);
 }

@@ -31,7 +31,7 @@ const DEFAULTS = {
              order: "tdp", precision: "bf16", limit: "", cluster: "dgx-a100", node: "", memory: "", sp: "1", zero: "1"},
     collectives: {op: "all-reduce", n: "4", size: "64"},
 };
-const MODEL_FIELDS = ["layers", "heads", "channels", "seq", "vocab"];  // as dev/plan/models.h lists them
+const MODEL_FIELDS = ["layers", "heads", "channels", "seq", "vocab"];  // as build.sh lists them
 // Layouts that fit: t, d, p, v, micro-batch, global batch. Those of ptdp are Table 1 of PTD-P (Narayanan et al. 2021).
 const LAYOUT_FIELDS = ["tensor", "data", "pipeline", "virtual", "micro", "global"];
 const LAYOUTS = {
@@ -41,7 +41,13 @@ const LAYOUTS = {
     "ptdp-18b": [8, 32, 1, 1, 8, 1024], "ptdp-39b": [8, 32, 2, 1, 4, 1536], "ptdp-76b": [8, 32, 4, 3, 2, 1792],
     "ptdp-145b": [8, 24, 8, 2, 2, 2304], "ptdp-310b": [8, 15, 16, 2, 1, 2160], "ptdp-530b": [8, 9, 35, 3, 1, 2520],
     "ptdp-1t": [8, 6, 64, 1, 1, 3072],
+    "smollm2-135m": [1, 8, 1, 1, 1, 64], "qwen2.5-0.5b": [1, 8, 1, 1, 1, 64], "llama-3.2-1b": [1, 8, 1, 1, 1, 64],
+    "llama-3.1-8b": [4, 8, 1, 1, 1, 64], "llama-3.1-70b": [8, 8, 4, 1, 1, 128],
+    "llama-3.1-405b": [8, 8, 18, 1, 1, 256], "nemotron-4-15b": [8, 8, 1, 1, 1, 128],
+    "nemotron-4-340b": [8, 8, 12, 1, 1, 256],
 };
+for (const [alias, name] of [["d12", "gpt2"], ["d24", "gpt2-medium"], ["d36", "gpt2-large"], ["d48", "gpt2-xl"]])
+    LAYOUTS[alias] = LAYOUTS[name];
 
 // ---- the worker -----------------------------------------------------------------------------------------------------
 
@@ -219,7 +225,8 @@ async function changed(field) {
     for (const f of fields(panel)) values[f.name] = valueOf(f);
     if (panel === "schedules" && field && field.name === "kind") suitChunks(values);
     if (panel === "layout" && field && field.name === "model") takeModel(values);
-    else if (panel === "layout" && field && MODEL_FIELDS.includes(field.name)) values.model = "";
+    else if (panel === "layout" && field && MODEL_FIELDS.includes(field.name) && !LLAMAS[values.model])
+        values.model = "";  // a Llama is more than these sizes
     if (panel === "layout" && values.schedule !== "zb-auto") values.limit = "";
     showFields(panel, values);
     timeShown = null;
@@ -244,6 +251,7 @@ function takeModel(values) {
     LAYOUT_FIELDS.forEach((field, i) => { values[field] = String(LAYOUTS[values.model][i]); });
     Object.assign(values, {schedule: "", limit: "", recompute: "layer", sp: "0", zero: "0"});
     if (values.model === "gpt3-175b") Object.assign(values, {sp: "1", zero: "1"});
+    if (LLAMAS[values.model]) Object.assign(values, {sp: values.tensor === "1" ? "0" : "1", zero: "1"});
 }
 
 // Opens what an address says. Names that no field has are passed over.

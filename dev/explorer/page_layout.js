@@ -9,8 +9,11 @@ let laid = null;
 
 // The trainer's flags for these values. A field that is empty leaves its flag out, as one may.
 function flagsOf(values) {
-    let flags = "";
+    const llama = LLAMAS[values.model];
+    let flags = llama ? " --model " + values.model : "";
     for (const [field, flag] of Object.entries(SWITCHES)) {
+        const named = llama && field !== "seq" ? llama[MODEL_FIELDS.indexOf(field)] : undefined;
+        if (values[field] === String(named)) continue;  // the name says it
         if (values[field].trim() === "" || (field === "recompute" && values[field] === "none")) continue;
         if (values[field] === {order: "tdp", sp: "0", zero: "1", virtual: "1"}[field]) continue;
         if (/\s/.test(values[field].trim())) throw new Error(`--${flag} takes one word, not '${values[field]}'`);
@@ -19,8 +22,10 @@ function flagsOf(values) {
     return flags;
 }
 
-// True if the schedule is train_zero_bubble's.
-const splitsBackward = values => values.schedule.trim().startsWith("zb-");
+// The trainers, as the C numbers them: train_zero_bubble runs the schedules with a split backward.
+const TRAINERS = ["train_gpt_3d", "train_zero_bubble", "train_llama"];
+const trainerOf = values => Object.hasOwn(LLAMAS, values.model) ? 2 : Number(values.schedule.trim().startsWith("zb-"));
+const sourceOf = values => (trainerOf(values) ? "dev/lessons/" : "") + TRAINERS[trainerOf(values)] + ".cu";
 
 // What the C is asked for these values.
 function layoutQuestion(values) {
@@ -29,7 +34,7 @@ function layoutQuestion(values) {
     if (t * d * p > MOST_RANKS)
         throw new Error(`${t * d * p} ranks are more than this page draws: ${MOST_RANKS} are the most`);
     const node = values.node === "" ? cluster.gpus_per_node : number("GPUs a node", values.node, 1, 1e6, true);
-    return {line: (flagsOf(values) + " --dry-run").trim(), t, d, p, node, split: Number(splitsBackward(values)),
+    return {line: (flagsOf(values) + " --dry-run").trim(), t, d, p, node, trainer: trainerOf(values),
             precision: values.precision, rank: rankShown < t * d * p ? rankShown : 0};
 }
 
@@ -58,8 +63,7 @@ function showLayout() {
     const r = laid, v = r.values, fullest = fullestOf(r);
     if (!(rankShown >= 0 && rankShown < r.ranks)) rankShown = 0;
     const launch = r.ranks > 1 ? `mpirun -n ${r.ranks} ` : "";
-    const name = splitsBackward(v) ? "train_zero_bubble" : "train_gpt_3d";
-    const line = `${launch}build/cuda-${v.precision}/${name} --train-data 'data/train_*.bin'${r.flags}`;
+    const line = `${launch}build/cuda-${v.precision}/${TRAINERS[trainerOf(v)]} --train-data 'data/train_*.bin'${r.flags}`;
     $("command").replaceChildren(...line.split(" --").flatMap((word, i) => {  // a line breaks between flags
         const span = document.createElement("span");
         span.textContent = (i ? "--" : "") + word;

@@ -29,8 +29,7 @@ async function openStage(stage) {
     });
     const rest = list.slice(most).reduce((sum, x) => sum + x.bytes, 0);
     if (rest) rows.push(tableRow("td", ["", `${list.length - most} smaller ones`, bytesText(rest), ""], names));
-    const links = document.createElement("span"), file = splitsBackward(r.values) ? "dev/lessons/train_zero_bubble.cu"
-                                                                                  : "train_gpt_3d.cu";
+    const links = document.createElement("span"), file = sourceOf(r.values);
     for (const name of ["layout", "layout_acts"]) {
         const a = document.createElement("a");
         a.href = sourceLink(file, name);

@@ -24,7 +24,8 @@ function planFlags(values, names) {
 
 // The model, the GPUs and the batch: the planner's question.
 function wishFlags(values) {
-    return `${planFlags(values, SHARED_FLAGS)} --cluster ${values.cluster} --gpus ${gpusOf(values)}`;
+    const named = Object.hasOwn(LLAMAS, values.model) ? `--model ${values.model} ` : "";
+    return `${named}${planFlags(values, SHARED_FLAGS)} --cluster ${values.cluster} --gpus ${gpusOf(values)}`;
 }
 
 // One layout: the question with every choice made.

@@ -112,12 +112,12 @@ function sentOf(x) {
 
 // Runs a layout, unless the last one was the same. Returns its program and where the result is.
 async function runLayout(q, module) {
-    const key = JSON.stringify([q.line, q.t, q.d, q.p, q.node, q.split, q.precision]);
+    const key = JSON.stringify([q.line, q.t, q.d, q.p, q.node, q.trainer, q.precision]);
     if (kept.key === key) return kept.layout;
     kept.key = null;
     const c = await program(module);
     c.write(c.c.command_text, q.line);
-    const at = c.call("layout_run_" + q.precision, c.c.command_text.value, q.t, q.d, q.p, q.node, q.split);
+    const at = c.call("layout_run_" + q.precision, c.c.command_text.value, q.t, q.d, q.p, q.node, q.trainer);
     kept.layout = {c, at};
     kept.key = key;
     return kept.layout;

@@ -4,6 +4,7 @@
 # (build/fuzz/corpus). A failing input is left in build/fuzz; add it to dev/fuzz/corpus when the bug is fixed.
 # Ends with a line of counts; the exit code is 1 if anything was found.
 set -u
+case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/../.." || exit 1
 seconds=${1:-120}
 [ $# -gt 0 ] && shift

@@ -304,15 +304,18 @@ int main(int argc, char **argv) {
     char path[PATH_MAX];
     bool json = false, light = false;
     memset(&s, 0, sizeof s);
+    static const char usage[] =
+        "usage: plan --model NAME --cluster FILE|NAME --gpus N --batch G [--light] [--json]\n"
+        "sizes of a model: --layers --heads --channels --seq --vocab\n"
+        "to fix a part of the layout: --tensor --pipeline --data --virtual --micro-batch --schedule --recompute "
+        "--sequence-parallel\n    --zero --shard --order --layers-per-stage\n";
     if (argc == 1 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
-        printf("usage: plan --model NAME --cluster FILE|NAME --gpus N --batch G [--light] [--json]\n"
-               "sizes of a model: --layers --heads --channels --seq --vocab\n"
-               "to fix a part of the layout: --tensor --pipeline --data --virtual --micro-batch --schedule --recompute "
-               "--sequence-parallel\n    --zero --shard --order --layers-per-stage\nmodels: ");
+        printf("%smodels: ", usage);
         model_names(stdout);
         printf("\n");
         return argc == 1 ? 2 : 0;
     }
+    tool_begin(argc, argv, usage);
     if (!read_wish(&s.wish, &name, &json, &light, argc, argv, &err) || !read_cluster(&cluster, path, name, &err))
         return fail(&err);
     s.cluster = &cluster;

@@ -72,7 +72,9 @@ static inline bool read_wish(Wish *w, const char **cluster, bool *json, bool *li
             if (strcmp(choices[f].name, flag) != 0) continue;
             for (int c = 0; c < choices[f].count; c++)
                 if (strcmp(value, choices[f].names[c]) == 0) *choices[f].choice = c, known = true;
-            if (!known) return error_set(err, "%s cannot be '%s'", flag, value);
+            if (!known)
+                return error_set(err, "%s cannot be '%s': did you mean %s?", flag, value,
+                                 tool_nearest(value, choices[f].names, (size_t)choices[f].count));
         }
         if (known) continue;
         if (strcmp(flag, "--model") == 0) model = value;

@@ -2,6 +2,7 @@
 # doc.sh: makes the pictures and tables of README.md and doc/ again, from runs on this machine. `make doc` builds first.
 # It writes into the working tree: look at the result, then commit it.
 set -eu
+case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/../.."
 pictures=doc/pictures
 . dev/launch.sh

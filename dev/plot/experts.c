@@ -144,15 +144,14 @@ int main(int argc, char **argv) {
     static const char usage[] = "usage: experts [--title TEXT] [--out FILE.svg] LOG.jsonl\n";
     static const struct option options[] = {{"title", required_argument, NULL, 't'},
                                             {"out", required_argument, NULL, 'o'},
-                                            {"help", no_argument, NULL, 'h'},
                                             {NULL, 0, NULL, 0}};
     const char *title = NULL, *path = NULL;
     static Layer layers[MAX_LAYERS];
     Error err;
+    tool_begin(argc, argv, usage);
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         if (c == 't') title = optarg;
         else if (c == 'o') path = optarg;
-        else if (c == 'h') return fputs(usage, stdout) == EOF;
         else optind = argc;
     }
     if (argc - optind != 1) {

@@ -24,7 +24,7 @@ static const Figure FIGURES[] = {
 
 int main(int argc, char **argv) {
     static const char usage[] = "usage: figures FOLDER    draws the pictures of doc/ that come from no run\n";
-    tool_help(argc, argv, usage);
+    tool_begin(argc, argv, usage);
     if (argc != 2 || argv[1][0] == '-') return fputs(usage, stderr), 2;
     for (size_t i = 0; i < sizeof FIGURES / sizeof *FIGURES; i++) {
         char path[4096];

@@ -202,19 +202,18 @@ int main(int argc, char **argv) {
         {"log-y", no_argument, NULL, 'l'},
         {"width", required_argument, NULL, 'w'},
         {"out", required_argument, NULL, 'o'},
-        {"help", no_argument, NULL, 'h'},
         {NULL, 0, NULL, 0},
     };
     const char *title = NULL, *path = NULL;
     long smooth = 0, width = 1000;
     bool log_y = false, good = true;
+    tool_begin(argc, argv, usage);
     for (int c; good && (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         if (c == 't') title = optarg;
         else if (c == 's') good = plot_integer(optarg, 1, 1000000, &smooth);
         else if (c == 'w') good = plot_integer(optarg, 300, 20000, &width);
         else if (c == 'l') log_y = true;
         else if (c == 'o') path = optarg;
-        else if (c == 'h') return fputs(usage, stdout) == EOF;
         else good = false;
         if (!good) plot_bad_flag("loss", options, c, optarg);
     }

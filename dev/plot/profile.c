@@ -139,17 +139,17 @@ int main(int argc, char **argv) {
     static const struct option options[] = {
         {"skip", required_argument, NULL, 's'},  {"title", required_argument, NULL, 't'},
         {"width", required_argument, NULL, 'w'}, {"out", required_argument, NULL, 'o'},
-        {"help", no_argument, NULL, 'h'},        {NULL, 0, NULL, 0},
+        {NULL, 0, NULL, 0},
     };
     long skip = 1, width = 1200, first;
     const char *title = NULL, *path = NULL;
     bool good = true;
+    tool_begin(argc, argv, usage);
     for (int c; good && (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         if (c == 's') good = plot_integer(optarg, 0, LONG_MAX, &skip);
         else if (c == 'w') good = plot_integer(optarg, 300, 20000, &width);
         else if (c == 't') title = optarg;
         else if (c == 'o') path = optarg;
-        else if (c == 'h') return fputs(usage, stdout) == EOF;
         else good = false;
         if (!good) plot_bad_flag("profile", options, c, optarg);
     }

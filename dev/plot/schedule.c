@@ -31,7 +31,7 @@ typedef struct {
     long p, m, v, limit;
     PipelineTimes times;
     const char *trace, *what;
-    bool list, table, help;
+    bool list, table;
 } Request;
 
 static int refuse(const char *text) {
@@ -52,7 +52,7 @@ static bool parse_request(int argc, char **argv, Request *r) {
         {"forward", required_argument, NULL, 'F'},  {"backward", required_argument, NULL, 'B'},
         {"weight", required_argument, NULL, 'W'},   {"transfer", required_argument, NULL, 'T'},
         {"trace", required_argument, NULL, 't'},    {"list", no_argument, NULL, 'l'},
-        {"table", no_argument, NULL, 'a'},          {"help", no_argument, NULL, 'h'},
+        {"table", no_argument, NULL, 'a'},
         {NULL, 0, NULL, 0},
     };
     bool good = true;
@@ -68,11 +68,9 @@ static bool parse_request(int argc, char **argv, Request *r) {
         else if (c == 't') r->trace = optarg;
         else if (c == 'l') r->list = true;
         else if (c == 'a') r->table = true;
-        else if (c == 'h') r->help = true;
         else good = false;
         if (!good) plot_bad_flag("schedule", options, c, optarg);
     }
-    if (r->help) return true;
     r->what = optind < argc ? argv[optind] : NULL;
     good = good && r->times.step[0] + r->times.step[1] + r->times.step[2] > 0;
     return good && (r->table ? optind == argc : optind + 1 == argc);
@@ -197,8 +195,8 @@ static int print_table(const double *cost) {
 
 int main(int argc, char **argv) {
     Request r = {.times = {.step = {1, 1, 1}}};
+    tool_begin(argc, argv, usage);
     if (!parse_request(argc, argv, &r)) return fputs(usage, stderr), 2;
-    if (r.help) return fputs(usage, stdout) == EOF;
     if (r.table) return print_table(r.times.step);
     Error err;
     PipelineLists l;

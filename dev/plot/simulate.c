@@ -28,7 +28,7 @@ static bool backward_halves(const char *text, double *halves) {
 int main(int argc, char **argv) {
     static const char usage[] = "usage: simulate gpipe|1f1b|interleaved|zb-h1|zb-auto P M V FORWARD BACKWARD TRANSFER "
                                 "TRACE.json\n";
-    tool_help(argc, argv, usage);
+    tool_begin(argc, argv, usage);
     if (argc != 9) return fputs(usage, stderr), 2;
     int schedule = 0;
     while (schedule < SCHEDULE_COUNT && strcmp(argv[1], pipeline_schedule_name((Schedule)schedule)) != 0) schedule++;

@@ -5,6 +5,7 @@
 # trainers, the folder next to it the bf16 ones. Without names: all tables that take seconds. `all`: also the slow
 # tables of `make doc`.
 set -u
+case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/../.." || exit 1
 
 quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes data_bytes optimizer_memory

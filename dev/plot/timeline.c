@@ -345,13 +345,14 @@ int main(int argc, char **argv) {
         {"title", required_argument, NULL, 't'}, {"width", required_argument, NULL, 'w'},
         {"retime", no_argument, NULL, 'r'},      {"costs", required_argument, NULL, 'c'},
         {"out", required_argument, NULL, 'o'},
-        {"help", no_argument, NULL, 'h'},        {NULL, 0, NULL, 0},
+        {NULL, 0, NULL, 0},
     };
     Timeline t = {0};
     long step = LONG_MIN, stages = 0, width = 1200;
     const char *title = NULL, *path = NULL;
     double costs[3];
     bool retimed = false, given = false, good = true;
+    tool_begin(argc, argv, usage);
     for (int c; good && (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         if (c == 's') good = plot_integer(optarg, 0, LONG_MAX, &step);
         else if (c == 'p') good = plot_integer(optarg, 1, 1000000, &stages);
@@ -360,7 +361,6 @@ int main(int argc, char **argv) {
         else if (c == 'r') retimed = true;
         else if (c == 'c') given = retimed = true, good = parse_costs(optarg, costs);
         else if (c == 'o') path = optarg;
-        else if (c == 'h') return fputs(usage, stdout) == EOF;
         else good = false;
         if (!good) plot_bad_flag("timeline", options, c, optarg);
     }

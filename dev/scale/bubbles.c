@@ -211,7 +211,7 @@ static bool print_paper(const Bench *b, Error *err) {
 
 int main(int argc, char **argv) {
     static const char usage[] = "usage: bubbles formulas|paper BUILD CLUSTER.json [ROWS]\n";
-    tool_help(argc, argv, usage);
+    tool_begin(argc, argv, usage);
     bool formulas = argc > 1 && strcmp(argv[1], "formulas") == 0, published = argc > 1 && strcmp(argv[1], "paper") == 0;
     if ((!formulas && !published) || argc < 4 || argc > 5)
         return fputs(usage, stderr), 2;

@@ -4,6 +4,7 @@
 # bytes, the FLOPs and the time. Then it predicts five other shapes and prints the error of each.
 # `calibrate.sh check FOLDER DATA` only predicts. CALIBRATE_RUN='chrt -f 50' runs it undisturbed on a busy machine.
 set -eu
+case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/../.."
 check=
 [ "${1:-}" = check ] && check=1 && shift

@@ -399,7 +399,7 @@ int main(int argc, char **argv) {
     bool parts = false, ok = true;
     static const char usage[] = "usage: scale [--set KEY=VALUE]... [--fit KEY,KEY] [--parts] [--csv FILE] "
                                 "[--trainers FOLDER] ROWS.csv... CLUSTER.json:PREFIX,...\n";
-    tool_help(argc, argv, usage);
+    tool_begin(argc, argv, usage);
     for (int i = 1; ok && i < argc; i++) {
         if (strcmp(argv[i], "--parts") == 0) parts = true;
         else if (strcmp(argv[i], "--fit") == 0 && i + 1 < argc) keys = argv[++i];

@@ -290,7 +290,7 @@ static bool draw_file(const Chart *chart, const char *folder, Error *err) {
 
 int main(int argc, char **argv) {
     static const char usage[] = "usage: study ROWS.csv FOLDER, or study --table ROWS.csv\n";
-    tool_help(argc, argv, usage);
+    tool_begin(argc, argv, usage);
     bool table = argc == 3 && strcmp(argv[1], "--table") == 0;
     if (argc != 3) return fputs(usage, stderr), 2;
     Error err;

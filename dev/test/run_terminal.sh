@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# run_terminal.sh [BUILD]: the terminal as a user meets it: --help of every tool, the name that a misspelt word may
-# mean, make help, and the sentences after a signal.
-# needs: fp32/train_gpt_3d tools/plan tools/figures tools/simulate tools/study tools/scale tools/bubbles tools/schedule tools/timeline tools/profile tools/loss tools/byte_corpus
+# run_terminal.sh [BUILD]: the terminal as a user meets it: --help and --version of every tool, the name that a
+# misspelt word may mean, make help, and the sentences after a signal.
+# needs: fp32/train_gpt_3d tools/plan tools/experts tools/figures tools/simulate tools/study tools/scale tools/bubbles tools/schedule tools/timeline tools/profile tools/loss tools/byte_corpus
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
@@ -13,11 +13,30 @@ dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
 make() { env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL make "$@"; }
 
-for tool in plan figures simulate study scale bubbles schedule timeline profile loss byte_corpus; do
-    here=$PWD
-    (cd "$dir" && "$here/build/tools/$tool" --help >out 2>err)
-    [ $? = 0 ] && grep -q "^usage: $tool" "$dir/out" && [ ! -s "$dir/err" ] && [ ! -e "$dir/--help" ]
-    report $? "$tool --help says how it is used, and does nothing else"
+here=$PWD tools=$(ls dev/data/*.c dev/plot/*.c dev/scale/*.c dev/plan/*.cu | sed 's|.*/||; s|[.].*||')
+for tool in $tools; do
+    mkdir "$dir/$tool"
+    for flag in --help -h; do
+        (cd "$dir/$tool" && "$here/build/tools/$tool" $flag >../out 2>../err)
+        [ $? = 0 ] && grep -q "^usage: $tool" "$dir/out" && [ ! -s "$dir/err" ] && rmdir "$dir/$tool"
+        report $? "$tool $flag says how it is used, and does nothing else"
+        mkdir -p "$dir/$tool"
+    done
+    (cd "$dir/$tool" && "$here/build/tools/$tool" --version >../out 2>&1) && rmdir "$dir/$tool" &&
+        grep -qE "^$tool, built from commit [0-9a-z.-]+$" "$dir/out"
+    report $? "$tool --version: $(cat "$dir/out")"
+    ! "build/tools/$tool" --hepl >"$dir/out" 2>&1 && grep -q 'no flag --hepl: did you mean --help?' "$dir/out"
+    report $? "$tool --hepl: $(cat "$dir/out")"
+done
+for script in dev/*.sh dev/[a-su-z]*/*.sh dev/*.py dev/data/*.py; do
+    case $script in
+        dev/launch.sh | dev/torch_gpt2.py | dev/data/eval_rows.py) continue ;;  # parts of others
+    esac
+    run=bash
+    [[ $script == *.py ]] && run=python3
+    timeout 20 $run "$script" --help >"$dir/out" 2>"$dir/err"
+    [ $? = 0 ] && grep -q "$(basename "$script")" "$dir/out" && [ ! -s "$dir/err" ]
+    report $? "$script --help says how it is used"
 done
 
 says() { # says WHAT PATTERN COMMAND...: it fails, and its sentence has the pattern
@@ -29,6 +48,11 @@ says() { # says WHAT PATTERN COMMAND...: it fails, and its sentence has the patt
 }
 says 'a misspelt flag' 'did you mean --layers' "$build/train_gpt_3d" --layer 4
 says 'a misspelt flag' 'did you mean --tensor' "$build/train_gpt_3d" --tensr 2
+says 'a misspelt flag of a tool' 'did you mean --width' build/tools/timeline --widht 3
+says 'a misspelt flag of the planner' 'did you mean --cluster' build/tools/plan --model gpt2 --clutser dgx-a100
+says 'a misspelt schedule of the planner' 'did you mean zb-auto' build/tools/plan --model gpt2 --cluster dgx-a100 \
+    --gpus 8 --batch 8 --schedule zbauto
+says 'a misspelt model of a trainer' 'gpt3-175b|ptdp-1.7b' "$build/train_gpt_3d" --model gpt3 --dry-run
 says 'a misspelt model' 'did you mean gpt3-175b' build/tools/plan --model gpt3-175 --cluster dgx-a100 --gpus 8 --batch 8
 says 'a misspelt cluster' 'did you mean dgx-a100' build/tools/plan --model gpt2 --cluster dgxa100 --gpus 8 --batch 8
 says 'a misspelt schedule' 'did you mean zb-auto' build/tools/schedule --stages 4 --micros 8 zbauto
@@ -36,6 +60,19 @@ says 'a list of one step' 'stage 1 has 1 step, and' build/tools/schedule 'F0 B0;
 says 'a micro-batch too large' 'from 0 to 999999' build/tools/schedule 'F0 F999999999'
 says 'a misspelt target' 'did you mean make train' make trian
 says 'a misspelt target' 'did you mean make explorer' make exploror
+says 'a program of another folder' 'PRECISION' make build/cpu-bf17/train_gpt_3d
+# One list of models: the trainers' own, train_llama's among them; the planner and the explorer have all of them.
+names=$({ "$build/train_gpt_3d" --help | sed -n '/--model NAME/,/--layers/p'
+          sed -n '/define LLAMA_NAMES/,/[^\\]$/p' llmc/llama.h | grep -v '^//'; } | grep -oE '[a-z0-9.]+-[a-z0-9.-]+|gpt2|d[0-9]+')
+missing=
+for name in $names; do
+    build/tools/plan --help | grep -qwF -- "$name" && grep -qF "\"$name\": [" doc/explorer.html || missing+=" $name"
+done
+[ "$(wc -w <<<"$names")" = 27 ] && [ -z "$missing" ]
+report $? "the planner and the explorer know the trainers' $(wc -w <<<"$names") models$missing"
+"$build/train_gpt_3d" --model ptdp-1.7b --dry-run --data 1 >"$dir/out" 2>&1
+grep -q '24 layers, 24 heads, 2304 channels' "$dir/out"
+report $? "a trainer knows the planner's models: $(sed -n 2p "$dir/out")"
 for file in dev/clusters/*.json; do
     name=$(basename "$file" .json)
     grep -q "\"$name\"" dev/plan/plan.cu
@@ -48,6 +85,8 @@ report $? 'make help begins with train and test'
 [ "$(awk 'NR > 1 { print $1 }' "$dir/out" | sort | uniq -d | wc -l)" = 0 ]
 report $? 'and names each target once'
 
+"$build/train_gpt_3d" --version >"$dir/out" 2>&1 && grep -qE "train_gpt_3d, built from commit [0-9a-z.-]+$" "$dir/out"
+report $? "--version: $(cat "$dir/out")"
 "$build/train_gpt_3d" -h >"$dir/out" 2>&1
 report $? "-h is --help: $(head -n 1 "$dir/out")"
 

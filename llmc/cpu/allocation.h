@@ -47,8 +47,7 @@ static inline std::map<uintptr_t, CpuAllocation>::iterator cpu_find_allocation(c
 // Returns true if [p, p + bytes) lies inside one live allocation of cudaMalloc.
 static inline bool cpu_is_device_range(const void *p, size_t bytes) {
     auto a = cpu_find_allocation(p);
-    return a != cpu_memory().live.end() && a->second.device &&
-           bytes <= a->second.bytes - ((uintptr_t)p - a->first);
+    return a != cpu_memory().live.end() && a->second.device && bytes <= a->second.bytes - ((uintptr_t)p - a->first);
 }
 
 // Returns true if [p, p + bytes) may be host memory: no device memory, and not past the end of a pinned block.
@@ -73,8 +72,7 @@ static inline void cpu_fill(void *p, int byte, size_t bytes) {
     cpu_in_pieces(bytes, [=](size_t first, size_t n) { memset((char *)p + first, byte, n); });
 }
 static inline void cpu_copy(void *to, const void *from, size_t bytes) {
-    cpu_in_pieces(
-        bytes, [=](size_t first, size_t n) { memmove((char *)to + first, (const char *)from + first, n); });
+    cpu_in_pieces(bytes, [=](size_t first, size_t n) { memmove((char *)to + first, (const char *)from + first, n); });
 }
 
 static inline void cpu_poison(void *p, size_t bytes, bool poison) {
@@ -113,8 +111,7 @@ static inline void *cpu_allocate(size_t bytes, bool device) {
     // Big blocks start on a huge page plus a little: blocks all equal modulo 4 KiB fight for the same cache lines.
     size_t offset = big ? m.count % 13 * 1280 : 0;
     char *base;
-    if (bytes > SIZE_MAX / 2 ||
-        posix_memalign((void **)&base, big ? CPU_PIECE : 256, bytes + offset + CPU_FENCE))
+    if (bytes > SIZE_MAX / 2 || posix_memalign((void **)&base, big ? CPU_PIECE : 256, bytes + offset + CPU_FENCE))
         return NULL;
     if (big) madvise(base, bytes + offset, MADV_HUGEPAGE);
     char *p = base + offset;

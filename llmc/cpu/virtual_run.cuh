@@ -107,8 +107,7 @@ static inline void virtual_print(const Trainer *m, const VirtualStep *steps) {
     printf("\nvirtual time on %s: the last step, of %.0f of %d ranks%s\n", cpu_clock().cluster.name, n, m->job.size,
            n < gpus ? ", each of which stands for those that do the same" : "");
     printf("step %.9f s | %.0f tokens/s | %.1f TFLOP/s a GPU, %.1f with what is recomputed | MFU %.1f%% | "
-           "bubble %.1f%%\n",
-           seconds, tokens / seconds, 1e-12 * model / seconds / gpus, 1e-12 * done / seconds / gpus,
+           "bubble %.1f%%\n", seconds, tokens / seconds, 1e-12 * model / seconds / gpus, 1e-12 * done / seconds / gpus,
            100 * model / seconds / gpus / trainer_peak_flops(m), 100 * bubble);
     printf("published GPU runs of this size take %+.0f to %+.0f%% longer than predicted\n", cost_band(gpus)[0],
            cost_band(gpus)[1]);

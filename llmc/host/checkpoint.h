@@ -82,8 +82,7 @@ static inline bool checkpoint_create(const char *out_dir, int *lock, size_t step
         !checkpoint_tmp_path(tmp_path, size, out_dir, step, err)) return false;
     checkpoint_remove(tmp_path);
     if (mkdir(tmp_path, 0777) != 0) return error_set(err, "cannot create %s: %s", tmp_path, strerror(errno));
-    bool ok = path_print(path, sizeof path, err, "%s/config.json", tmp_path) &&
-              config_write(path, config, bf16, err) &&
+    bool ok = path_print(path, sizeof path, err, "%s/config.json", tmp_path) && config_write(path, config, bf16, err) &&
               path_print(path, sizeof path, err, "%s/model.safetensors", tmp_path) &&
               slices_create(path, ST_START, config, weights, 1, bf16 ? ST_BF16 : ST_F32, err) &&
               path_print(path, sizeof path, err, "%s/optimizer.safetensors", tmp_path) &&

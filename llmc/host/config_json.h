@@ -58,8 +58,7 @@ static inline bool config_read(const char *path, const ModelSpec *spec, GPTConfi
     GPTConfig g;
     memset(&g, 0, sizeof g);
     // The limits, which are no lower than those of the flags, keep every product of sizes far from 2^63.
-    bool ok = config_size(root, "n_embd", 1 << 17, &g.C, path, err) &&
-              config_check_variant(root, g.C, path, err) &&
+    bool ok = config_size(root, "n_embd", 1 << 17, &g.C, path, err) && config_check_variant(root, g.C, path, err) &&
               config_size(root, "n_layer", 5000, &g.L, path, err) &&
               config_size(root, "n_head", 1 << 17, &g.NH, path, err) &&
               config_size(root, "vocab_size", 1 << 24, &g.V, path, err) &&

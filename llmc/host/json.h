@@ -51,8 +51,7 @@ static inline cJSON *json_read(const char *path, size_t max_bytes, Error *err) {
 }
 
 // Sets *item to the member of that name, or NULL if there is none. Returns false with a sentence if it is there twice.
-static inline bool json_get(const cJSON *object, const char *key, const cJSON **item, const char *file,
-                            Error *err) {
+static inline bool json_get(const cJSON *object, const char *key, const cJSON **item, const char *file, Error *err) {
     *item = NULL;
     const cJSON *child;
     cJSON_ArrayForEach(child, object) {

@@ -11,12 +11,22 @@
 #include "llmc/model.h"
 
 enum { SIMULATED_STAGES = 1024, OPTION_SECTIONS = OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA };
+#ifndef VERSION  // of the Makefile: the commit
+#define VERSION "unknown"
+#endif
 
-// The choices of --model: GPT-2 small, medium, large and XL.
-static const GPTConfig MODEL_PRESETS[] = {{12, 768, 12, 50257, 50304, 1024, NULL},
-                                          {24, 1024, 16, 50257, 50304, 1024, NULL},
-                                          {36, 1280, 20, 50257, 50304, 1024, NULL},
-                                          {48, 1600, 25, 50257, 50304, 1024, NULL}};
+// The sizes of MODEL_NAMES from gpt2 on, of which d12 to d48 are the first four: GPT-2 (Radford et al. 2019), GPT-3
+// (Brown et al. 2020), and Table 1 of PTD-P (Narayanan et al. 2021).
+enum { MODEL_PRESET_COUNT = 15, MODEL_ALIASES = 4 };
+static const GPTConfig MODEL_PRESETS[MODEL_PRESET_COUNT] = {
+    {12, 768, 12, 50257, 50304, 1024, NULL}, {24, 1024, 16, 50257, 50304, 1024, NULL},
+    {36, 1280, 20, 50257, 50304, 1024, NULL}, {48, 1600, 25, 50257, 50304, 1024, NULL},
+    {96, 12288, 96, 51200, 51200, 2048, NULL}, {24, 2304, 24, 51200, 51200, 2048, NULL},
+    {30, 3072, 32, 51200, 51200, 2048, NULL}, {36, 4096, 32, 51200, 51200, 2048, NULL},
+    {40, 6144, 48, 51200, 51200, 2048, NULL}, {48, 8192, 64, 51200, 51200, 2048, NULL},
+    {60, 10240, 80, 51200, 51200, 2048, NULL}, {80, 12288, 96, 51200, 51200, 2048, NULL},
+    {96, 16384, 128, 51200, 51200, 2048, NULL}, {105, 20480, 128, 51200, 51200, 2048, NULL},
+    {128, 25600, 160, 51200, 51200, 2048, NULL}};
 
 // True if a trainer with these sections has the row.
 static inline bool option_is_in(const Field *f, unsigned sections) {
@@ -64,7 +74,7 @@ static inline bool option_unknown(const FieldTable *tables, size_t count, const 
 // Reads the flag argv[*i] and its value, which may be the next word. Moves *i to the last word read.
 static inline bool option_read(const FieldTable *tables, size_t count, int argc, char **argv, int *i, unsigned sections,
                                Error *err) {
-    char name[64], wanted[128];
+    char name[64], wanted[256];
     void *object;
     const char *word = strcmp(argv[*i], "-h") == 0 ? "--help" : argv[*i];
     const char *text = strchr(word, '='), *next = *i + 1 < argc ? argv[*i + 1] : NULL;
@@ -149,10 +159,17 @@ static inline void options_help(FILE *file, const char *program, unsigned sectio
             continue;
         }
         const char *form = f->type == FIELD_MARK && f->value ? "--%s [%s]" : "--%s %s";
-        snprintf(left, sizeof left, form, f->name, f->value ? f->value : "");
+        bool names = f->value && strlen(f->value) > 60;  // they stand below
+        snprintf(left, sizeof left, form, f->name, names ? "NAME" : f->value ? f->value : "");
         fprintf(file, "  %-34s%s%s", left, strlen(left) > 33 ? "  " : "", f->help);
         if (f->initial) fprintf(file, " (default %s)", f->initial);
         fprintf(file, "\n");
+        for (const char *at = names ? f->value : ""; *at;) {  // lines that end with a |
+            int n = (int)strlen(at);
+            if (n > 70) for (n = 70; at[n - 1] != '|';) n--;
+            fprintf(file, "%36s%.*s\n", "", n, at);
+            at += n;
+        }
     }
 }
 
@@ -173,7 +190,8 @@ static inline bool options_take_model(Options *o, const GPTConfig *g, bool is_fi
 // Fills in the sizes of the model and of a sequence that were left out, and checks them.
 static inline bool options_resolve_model(Options *o, const GPTConfig *file, Error *err) {
     const GPTConfig small = {4, 128, 4, 257, 384, o->seq ? o->seq : 128, NULL};
-    if (o->model >= 0) options_take_model(o, &MODEL_PRESETS[o->model], false, err);
+    int preset = o->model < MODEL_ALIASES ? o->model : o->model - MODEL_ALIASES;
+    if (preset >= 0) options_take_model(o, &MODEL_PRESETS[preset], false, err);
     if (!options_take_model(o, file ? file : &small, file != NULL, err)) return false;
     if (!o->seq) o->seq = o->max_seq;
     if (o->channels % o->heads)
@@ -296,8 +314,7 @@ static inline bool options_resolve(Options *o, const GPTConfig *file, size_t ran
 
 // Returns the model that resolved options describe.
 static inline GPTConfig options_config(const Options *o) {
-    GPTConfig g = {o->layers, o->channels, o->heads, o->vocab, padded_vocabulary(o->vocab), o->max_seq,
-                   NULL};
+    GPTConfig g = {o->layers, o->channels, o->heads, o->vocab, padded_vocabulary(o->vocab), o->max_seq, NULL};
     return g;
 }
 

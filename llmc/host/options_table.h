@@ -23,10 +23,10 @@ enum {
 // Texts point into argv (NULL: left out). options_resolve replaces sizes that are 0 because they were left out.
 typedef struct {
     unsigned sections;  // OPTIONS_TENSOR | ..., as given to options_parse
-    int help;           // 1: --help, 2: --help all
+    int help, version;  // help 1: --help, 2: --help all
     const char *init, *resume, *out;
     bool verify;
-    int model;  // position in MODEL_PRESETS, -1: left out
+    int model;  // position in MODEL_NAMES, -1: left out
     size_t layers, heads, channels, vocab, max_seq;
     const char *train_data, *val_data, *tokenizer;
     bool shuffle;
@@ -62,6 +62,8 @@ typedef struct {
     size_t ranks;             // of a simulation
 } Options;
 
+#define MODEL_NAMES "d12|d24|d36|d48|gpt2|gpt2-medium|gpt2-large|gpt2-xl|gpt3-175b|ptdp-1.7b|ptdp-3.6b|ptdp-7.5b|" \
+    "ptdp-18b|ptdp-39b|ptdp-76b|ptdp-145b|ptdp-310b|ptdp-530b|ptdp-1t"
 #define GROUP(title, tags) {title, FIELD_TITLE, 0, NULL, 0, 0, tags, NULL, NULL}
 #define SIZE(name, field, initial, min, max, tags, help) \
     {name, FIELD_SIZE, offsetof(Options, field), initial, min, max, tags, "N", help}
@@ -78,7 +80,7 @@ typedef struct {
 
 static const Field OPTIONS[] = {
     GROUP("Model", OPTION_BASIC),
-    CHOICE("model", model, NULL, OPTION_BASIC, "d12|d24|d36|d48", "GPT-2 small, medium, large or XL"),
+    CHOICE("model", model, NULL, OPTION_BASIC, MODEL_NAMES, "the sizes of a published model"),
     SIZE("layers", layers, NULL, 1, 5000, OPTION_BASIC, "transformer layers (default 4)"),
     SIZE("heads", heads, NULL, 1, 1e5, OPTION_BASIC, "attention heads; must divide --channels (default 4)"),
     SIZE("channels", channels, NULL, 1, 131072, OPTION_BASIC, "width of the model (default 128)"),
@@ -145,6 +147,7 @@ static const Field OPTIONS[] = {
     MARK("dry-run", dry_run, OPTION_BASIC | OPTION_TRAINS, NULL,
          "print configuration, ranks and bytes per rank, then stop"),
     MARK("help", help, OPTION_BASIC, "all", "the flags of the lessons; --help all: all flags"),
+    MARK("version", version, 0, NULL, "the commit that the trainer was built from"),
 
     GROUP("Virtual time", 0),
     TEXT("virtual-time", virtual_time, NULL, 0, "FILE", "train, but report the times of this cluster (dev/clusters)"),

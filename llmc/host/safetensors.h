@@ -132,8 +132,7 @@ static inline bool st_parse_entry(STEntry *x, const cJSON *item, const char *pat
             return error_set(err, "%s: tensor %s has an absurd shape", path, x->name);
         x->count = n && x->count ? product : 0;
     }
-    if (!json_whole(offsets->child, &x->begin) || !json_whole(offsets->child->next, &x->end) ||
-        x->begin > x->end) {
+    if (!json_whole(offsets->child, &x->begin) || !json_whole(offsets->child->next, &x->end) || x->begin > x->end) {
         return error_set(err, "%s: tensor %s has absurd data_offsets", path, x->name);
     }
     if (__builtin_mul_overflow(x->count, x->width, &bytes) || bytes != x->end - x->begin) {
@@ -294,11 +293,9 @@ static inline const STEntry *st_find(const SafeTensors *st, const char *name) {
     return st_find_exactly(st, other);
 }
 
-static inline bool st_in_range(const SafeTensors *st, const STEntry *x, size_t first, size_t count,
-                               Error *err) {
+static inline bool st_in_range(const SafeTensors *st, const STEntry *x, size_t first, size_t count, Error *err) {
     if (first <= x->count && count <= x->count - first) return true;
-    return error_set(err, "%s: elements %zu to %zu of tensor %s do not exist", st->path, first, first + count,
-                     x->name);
+    return error_set(err, "%s: elements %zu to %zu of tensor %s do not exist", st->path, first, first + count, x->name);
 }
 
 // Elements [first, first + count) of a tensor as they stand in the file.

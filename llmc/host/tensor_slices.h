@@ -91,8 +91,7 @@ static inline const STEntry *slices_find(const SafeTensors *st, const Tensor *x,
         }
         char wanted[48] = "";
         if (x->dims == 2) snprintf(wanted, sizeof wanted, "%zu, ", x->rows);
-        error_set(err, "%s: tensor %s has shape [%s] instead of [%s%zu]", st->path, name, found, wanted,
-                  x->cols);
+        error_set(err, "%s: tensor %s has shape [%s] instead of [%s%zu]", st->path, name, found, wanted, x->cols);
         return NULL;
     }
     // Optimizer state is exact or useless; weights may come in any floating-point type.

@@ -122,8 +122,7 @@ static inline size_t tokenizer_merge(const Tokenizer *tk, const char *word, size
 // Returns the length of the first word of text[bytes], which is valid UTF-8.
 static inline size_t tokenizer_word(const Tokenizer *tk, pcre2_match_data *match, const char *text, size_t bytes) {
     if (!tk->words) return bytes;
-    int result = pcre2_match(tk->words, (PCRE2_SPTR)text, bytes, 0, PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, match,
-                             NULL);
+    int result = pcre2_match(tk->words, (PCRE2_SPTR)text, bytes, 0, PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, match, NULL);
     if (result > 0) return pcre2_get_ovector_pointer(match)[1];
     fprintf(stderr, "error: PCRE2 cannot split the text into words (its error %d)\n", result);
     exit(1);

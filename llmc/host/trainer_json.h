@@ -28,8 +28,7 @@ typedef struct {
 #define STATE_FIELD(name, type, field, max, value) \
     {name, type, offsetof(TrainerState, field), NULL, 0, max, 0, value, NULL}
 static const Field STATE_FIELDS[] = {
-    STATE_FIELD("step", FIELD_SIZE, step, 1e15, NULL),
-    STATE_FIELD("sample", FIELD_SIZE, sample, JSON_MAX_WHOLE, NULL),
+    STATE_FIELD("step", FIELD_SIZE, step, 1e15, NULL), STATE_FIELD("sample", FIELD_SIZE, sample, JSON_MAX_WHOLE, NULL),
     STATE_FIELD("bf16", FIELD_SWITCH, bf16, 1, "0|1"),
     STATE_FIELD("ramp-start", FIELD_SIZE, opt.ramp.start, JSON_MAX_WHOLE, NULL),
     STATE_FIELD("ramp-increment", FIELD_SIZE, opt.ramp.increment, JSON_MAX_WHOLE, NULL),
@@ -51,8 +50,7 @@ typedef struct {
 
 // In the order of the checksum "state": new keys go to the end.
 static const TrainerKey TRAINER_KEYS[] = {
-    {"step", 0}, {"sample", 0},
-    {"seed", KEY_FIXED}, {"shuffle", KEY_FIXED}, {"bf16", KEY_FIXED}, {"seq", KEY_FIXED},
+    {"step", 0}, {"sample", 0}, {"seed", KEY_FIXED}, {"shuffle", KEY_FIXED}, {"bf16", KEY_FIXED}, {"seq", KEY_FIXED},
     {"global_batch", KEY_FREE}, {"steps", KEY_FREE}, {"warmup", KEY_FREE}, {"lr_schedule", KEY_FREE},
     {"lr", KEY_FREE}, {"lr_final", KEY_FREE}, {"weight_decay", KEY_FREE}, {"clip", KEY_FREE},
     {"beta1", KEY_FREE}, {"beta2", KEY_FREE}, {"eps", KEY_FREE},

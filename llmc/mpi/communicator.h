@@ -265,8 +265,7 @@ inline void ncclMpiDescribe(const int *ranks, int count, int groups, bool waited
 
 // Splits comm: the ranks with one colour form a communicator, ordered by key, then by rank. All ranks of comm call it,
 // with nothing of comm in flight. NCCL_SPLIT_NOCOLOR gives NULL. config->commName names it in reports.
-inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm,
-                                  ncclConfig_t *config) {
+inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config) {
     if (!comm || !newcomm || color < NCCL_SPLIT_NOCOLOR)
         return nccl_mpi::fail(ncclInvalidArgument, "ncclCommSplit: null argument or a negative colour");
     if (nccl_mpi::state().group_depth > 0)

@@ -70,16 +70,14 @@ inline void post_send(Group *g, const Operation *op, Message *m) {
     else MPI_Isend(m->block, size, MPI_BYTE, m->peer, tag, g->comm->mpi, &m->requests[0]);
     m->requests[1] = MPI_REQUEST_NULL;
     if (!together(m))
-        MPI_Isend(m->data, (int)(m->bytes / op->width), element(op), m->peer, tag + 1, g->comm->mpi,
-                  &m->requests[1]);
+        MPI_Isend(m->data, (int)(m->bytes / op->width), element(op), m->peer, tag + 1, g->comm->mpi, &m->requests[1]);
     m->state = Message::PAYLOAD;
 }
 
 inline bool header_fits(const Operation *op, const Header *h) {
     int expected = op->call.op == NCCL_MPI_RECV ? (int)NCCL_MPI_SEND : op->call.op;
     return h->op == expected && h->type == op->call.type && h->redop == op->call.redop &&
-           (is_p2p(op) || h->root == op->call.root) && h->count == op->call.count &&
-           h->sequence == op->call.sequence;
+           (is_p2p(op) || h->root == op->call.root) && h->count == op->call.count && h->sequence == op->call.sequence;
 }
 
 // Takes a message that a probe has found for the operation, and begins to receive it.
@@ -260,8 +258,7 @@ inline bool advance(Group *g, Operation *op, bool *held, bool *moved) {
         if (!is_p2p(op)) {
             for (int phase = 0; phase <= op->phase; phase++)
                 *moved = take_messages(g, op, phase, MPI_ANY_SOURCE) || *moved;
-        } else if (op->call.op == NCCL_MPI_RECV && op->messages[0].state == Message::WAITING &&
-                   first_receive(g, op)) {
+        } else if (op->call.op == NCCL_MPI_RECV && op->messages[0].state == Message::WAITING && first_receive(g, op)) {
             *moved = take_messages(g, op, 0, op->peer) || *moved;
         }
         for (Message &m : op->messages) {

@@ -151,10 +151,10 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
     bool claimed = false;
     bool parsed = options_parse(o, &lesson->options, argc, argv, sections, err);
     if (!trainer_same_start(m, parsed, sections, &lesson->options, err)) return false;
-    if (o->help) {
-        options_help(stdout, argv[0], sections, &lesson->options, o->help == 2);
-        MPI_Finalize();
-        exit(0);
+    if (o->help || o->version) {
+        if (o->help) options_help(stdout, argv[0], sections, &lesson->options, o->help == 2);
+        else printf("%s, built from commit %s\n", argv[0], VERSION);
+        MPI_Finalize(), exit(0);
     }
     signal(SIGXFSZ, SIG_IGN);  // a file that grows too large is an error of the write, with a sentence
     if (o->out || o->log) signal(SIGPIPE, SIG_IGN);  // nobody reads what we print: that is no reason to lose the run
