@@ -45,6 +45,8 @@ class Site:
         """The page of a file or folder of the repository, which it must get."""
         if path == "README.md":
             return "index.html"
+        if path == "doc/explorer.md":  # explorer.html is the explorer
+            return "doc/about_explorer.html"
         if path.endswith((".svg", ".png")) or path == "doc/explorer.html":
             return path
         if path.endswith(".md"):

@@ -381,9 +381,11 @@ static inline void search_report(const Search *s, size_t at, double began, doubl
     *last = now;
     size_t end = at;
     while (end < s->count && s->all[end].bound <= search_limit(s)) end++;
-    double left = at ? (now - began) / (double)at * (double)(end - at) : 0;
-    fprintf(stderr, "\r%zu of %zu layouts, %zu simulated, best %.3f s, at most %.0f s left \033[K", at, s->count,
-            s->simulated, s->found ? s->best[0].seconds : 0.0, left);
+    char left[64] = "";  // known once there are as many as are reported: then a bound ends the search
+    if (at && s->found == SEARCH_BEST)
+        snprintf(left, sizeof left, ", best %.3f s, at most %.0f s left", s->best[0].seconds,
+                 (now - began) / (double)at * (double)(end - at));
+    fprintf(stderr, "\r%zu of %zu layouts, %zu simulated%s \033[K", at, s->count, s->simulated, left);
 }
 
 // Schedules found by a search take too long to make for every layout: the best ones are tried with these as well.

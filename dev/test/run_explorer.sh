@@ -3,7 +3,7 @@
 # runs in headless Chromium. Its schedules are compared with build/tools/schedule, its layouts with --dry-run,
 # NCCL_TRAFFIC=1 and the trainer's refusals, its times and searches with build/tools/plan. Without clang (target
 # wasm32) or Chromium that part is skipped.
-# needs: fp32/train_gpt_3d bf16/train_gpt_3d fp32/train_zero_bubble bf16/train_zero_bubble tools/schedule tools/plan
+# needs: fp32/train_gpt_3d bf16/train_gpt_3d fp32/train_zero_bubble bf16/train_zero_bubble bf16/train_llama tools/schedule tools/plan
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
@@ -98,6 +98,10 @@ cases=(
     "#layout?$middle&layers=6&tensor=2&data=1&pipeline=2&schedule=zb-auto&sp=1&precision=bf16|dry"
     "#layout?$middle&layers=6&tensor=2&data=2&pipeline=2&order=pdt&precision=bf16|dry"
     "#layout?$middle&layers=5&tensor=1&data=2&pipeline=2&virtual=2&precision=bf16&zero=0|dry"
+    "#layout?model=smollm2-135m&tensor=3&data=1&pipeline=2&seq=512&global=8&micro=2&precision=bf16|dry"
+    "#layout?model=qwen2.5-0.5b&tensor=2&data=2&pipeline=1&seq=256&global=8&recompute=none&zero=0&precision=bf16|dry"
+    "#layout?model=smollm2-135m&tensor=2&data=1&pipeline=1&precision=bf16|refused"
+    "#layout?model=llama-3.2-1b&tensor=1&data=1&pipeline=2&schedule=zb-h1&global=8&precision=bf16|refused"
     "#layout?$golden&layers=4&tensor=1&data=1&pipeline=1&precision=fp32|traffic"
     "#layout?$golden&layers=4&tensor=2&data=1&pipeline=1&precision=fp32|traffic"
     "#layout?$golden&layers=4&tensor=2&data=1&pipeline=2&sp=1&precision=fp32|traffic"
@@ -115,6 +119,8 @@ cases=(
     "#layout?$small&layers=4&tensor=1&data=1&pipeline=1&heads=3&precision=fp32|refused"
     '#layout|time'
     '#layout?model=gpt3-175b|time'
+    '#layout?model=llama-3.1-70b|time'
+    '#layout?model=nemotron-4-340b&cluster=eos-2025&virtual=2|time'
     '#layout?model=ptdp-145b&recompute=rest|time'
     '#layout?model=ptdp-1t&cluster=selene-2021|time'
     '#layout?model=gpt2-xl&tensor=1&data=4&pipeline=2&schedule=zb-auto&cluster=foundry-h100&micro=1|time'
@@ -123,6 +129,7 @@ cases=(
     '#layout?model=ptdp-18b&tensor=2&pipeline=4&schedule=gpipe&zero=1&cluster=roce-a100&micro=1|time'
     '#layout?model=gpt3-175b&data=8&pipeline=16|search'
     '#layout?model=gpt2-xl&tensor=1&data=2&pipeline=4&cluster=foundry-a100-40&global=64|search'
+    '#layout?model=llama-3.1-8b&cluster=dgx-h100|search'
     '#schedules?one=1|hangs 2->3'
     '#schedules?one=1&kind=gpipe|schedule --stages 4 --micros 8 gpipe'
     '#schedules?kind=list&list=F0+B0+F1+B1%3B+F0+F1+B0+B1|hangs 0->1'
@@ -197,6 +204,7 @@ trainer() {
     [[ $address == *precision=bf16* ]] && precision=bf16
     [[ $address == *schedule=zb-* ]] && name=train_zero_bubble
     flags=$(said "$1" flags)
+    [[ $flags == *--model* ]] && name=train_llama
     for size in $(sed -nE 's/.*&tensor=([0-9]+)&data=([0-9]+)&pipeline=([0-9]+).*/\1 \2 \3/p' <<<"$address"); do
         ranks=$((ranks * size))
     done
