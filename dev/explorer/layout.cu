@@ -27,7 +27,9 @@ static bool shared_split_lists(PipelineLists *l, Schedule schedule, const char *
 
 static bool shared_lists(PipelineLists *l, Schedule schedule, const char *file, size_t p, size_t m, size_t v,
                          Error *err) {
-    return shared_split_lists(l, schedule, file, p, m, v, NULL, 0, err);
+    if (!shared.made) shared.made = pipeline_lists(&shared.lists, schedule, file, p, m, v, err);
+    *l = shared.lists;
+    return shared.made;
 }
 
 // The buffers that a trainer's layout takes, by the names of its source, each with the bytes of all that have its name.

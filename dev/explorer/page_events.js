@@ -9,7 +9,7 @@ function redraw() {
 function timeAt(canvas, event) {
     const box = canvas.getBoundingClientRect();
     return (event.clientX - box.left - MARGIN.left) / (box.width - MARGIN.left - MARGIN.right) *
-           Math.max(pinned ? pinned.makespan : 0, shown.makespan, 1e-9);
+           Math.max(pinned ? beside().makespan : 0, shown.makespan, 1e-9);
 }
 
 // The box under the pointer: {s, i, micro, text}, i its place in its stage's list, micro null beside boxes; or null
@@ -55,16 +55,16 @@ $("forth").onclick = () => { stop(); moveTime(1); };
 $("ringback").onclick = () => { stop(); moveRound(-1); };
 $("ringforth").onclick = () => { stop(); moveRound(1); };
 $("time").oninput = () => {
-    const end = Math.max(shown.makespan, pinned ? pinned.makespan : 0), at = Number($("time").value) / 1000 * end;
+    const end = Math.max(shown.makespan, pinned ? beside().makespan : 0), at = Number($("time").value) / 1000 * end;
     timeShown = at >= end ? null : at;
     stop();
     drawSchedule();
     keepAddress();
 };
 $("round").oninput = () => { stop(); roundShown = Number($("round").value); moveRound(0); };
-$("pinned").onmousemove = event => hover((inBox($("pinned"), pinned, event) || {}).text);
+$("pinned").onmousemove = event => hover((inBox($("pinned"), beside(), event) || {}).text);
 $("pinned").onmouseleave = () => hover();
-for (const [id, which] of [["timeline", () => shown], ["pinned", () => pinned]]) {
+for (const [id, which] of [["timeline", () => shown], ["pinned", beside]]) {
     $(id).onclick = event => {
         const box = inBox($(id), which(), event);
         if (box && performance.now() - dropped > 300) follow(box.micro);  // a drop ends with a click as well

@@ -111,7 +111,8 @@ function drawCurves() {
             g.beginPath();
             g.arc(x(size), y(bytes), size === now ? 5 : 3, 0, 2 * Math.PI);
             g.fill();
-            label(g, String(size), x(size), bottom + 11, {size: 11, align: "center", bold: size === now});
+            if (size === now || Math.abs(x(size) - x(now)) > 18)
+                label(g, String(size), x(size), bottom + 11, {size: 11, align: "center", bold: size === now});
         }
         for (const [k, [size, bytes]] of list.entries())
             if (k === 0 || k === list.length - 1 || size === now)

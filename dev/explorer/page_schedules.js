@@ -3,6 +3,19 @@
 let shown = null;   // the schedule that is drawn
 let pinned = null;  // another one, drawn above it on the same axis
 
+// The pinned schedule with the times at which it is drawn. Where it has another number of chunks a stage, a micro-batch
+// is as much work on a stage as in the one that is shown: one box of 1F1B is as long as two of two chunks.
+let drawnBeside = {of: null};
+function beside() {
+    const work = r => r.busy / (r.p * r.m), times = pinned && shown && pinned.v !== shown.v && !pinned.hangs &&
+                                                    !shown.hangs ? work(shown) / work(pinned) : 1;
+    if (!pinned || times === 1) return pinned;
+    if (drawnBeside.of !== pinned || drawnBeside.longer !== times)
+        drawnBeside = {...pinned, of: pinned, longer: times, times: pinned.times.map(t => times * t),
+                       makespan: times * pinned.makespan, busy: times * pinned.busy};
+    return drawnBeside;
+}
+
 const rowHeight = p => Math.max(6, Math.min(38, Math.floor((pinned ? 380 : 620) / p)));
 const MOST_LANES = 47;  // stages that have room for their messages: with one more, rows are 12 pixels high
 
@@ -66,10 +79,11 @@ function showPin() {
     $("pin").textContent = pinned ? "unpin" : "pin, to compare";
     $("pin").setAttribute("aria-pressed", String(Boolean(pinned)));
     $("pinnedbox").hidden = !pinned;
-    if (pinned) $("pinnedname").textContent = "Pinned: " + nameOf(pinned);
+    if (pinned) $("pinnedname").textContent = "Pinned: " + nameOf(pinned) + (beside().longer ? `, times ${short(
+        beside().longer)}: a box of a stage is as long as its chunks below` : "");
 }
 
-const nameOf = r => `${r.values.kind}, p = ${r.p}, m = ${r.m}` + (r.v > 1 ? `, v = ${r.v}` : "");
+const nameOf = r => `${section("schedules").querySelector(`option[value="${r.values.kind}"]`).text}, p = ${r.p}, m = ${r.m}` + (r.v > 1 ? `, v = ${r.v}` : "");
 
 const messageName = (kind, verb) => `${verb} of ${kind === 0 ? "activations" : "gradients"}`;
 
@@ -115,7 +129,7 @@ function showSchedule() {
         rows.push(["Formula", `${formulas[r.values.kind]} = ${percent(r.formula)}, for equal chunks and free ` +
                               "messages"]);
     if (!r.hangs) rows.push(["Idle by cause", idleText(r)]);
-    if (pinned && !pinned.hangs && !r.hangs) rows.push(["Beside the pinned one", comparison(r, pinned)]);
+    if (pinned && !pinned.hangs && !r.hangs) rows.push(["Beside the pinned one", comparison(r, beside())]);
     rows.push(["Proof", r.proved ? `cannot hang with ${plural(r.proved, "buffer")} at each end of a link, on streams ` +
                                    "of their own" : r.sentence]);
     rows.push(["Buffers needed", r.needs ? `${r.needs}: with fewer it hangs` : "none suffice"]);
@@ -233,9 +247,9 @@ function ownSpans(r) {
 const MARGIN = {left: 64, right: 54, top: 6};
 
 function drawSchedule() {
-    const r = shown, end = Math.max(r.makespan, pinned ? pinned.makespan : 0, 1e-9);
+    const r = shown, other = beside(), end = Math.max(r.makespan, other ? other.makespan : 0, 1e-9);
     const now = timeShown === null ? end : Math.min(timeShown, end);
-    if (pinned) drawTimeline($("pinned"), pinned, now, end);
+    if (other) drawTimeline($("pinned"), other, now, end);
     drawTimeline($("timeline"), r, now, end);
     $("timeline").setAttribute("aria-label",
                                `timeline of ${r.p} stages and ${r.m} micro-batches up to time ${short(now)}`);
@@ -401,6 +415,30 @@ function drawAxis(g, end, scale, y) {
     }
 }
 
+function drawSteps(g, most, columns, base, unit) {
+    g.fillStyle = COLORS.share;
+    for (let column = 0, from = 0; column < columns; column++) {
+        if (column + 1 < columns && most[column + 1] === most[from]) continue;
+        g.fillRect(MARGIN.left + from, base - most[from] * unit, column + 1 - from, most[from] * unit);
+        from = column + 1;
+    }
+}
+
+// The same pixel by pixel: a thousand rows have a million steps.
+function drawPixels(g, most, columns, base, height, unit) {
+    if (columns < 1) return;
+    const image = crowded.createImageData(columns, height), pixels = new Uint32Array(image.data.buffer);
+    const [red, green, blue] = [1, 3, 5].map(i => parseInt(COLORS.share.slice(i, i + 2), 16));
+    const color = (255 << 24 | blue << 16 | green << 8 | red) >>> 0;
+    for (let column = 0; column < columns; column++)
+        for (let y = Math.round(height - most[column] * unit); y < height; y++) pixels[y * columns + column] = color;
+    crowded.canvas.width = columns;
+    crowded.canvas.height = height;
+    crowded.putImageData(image, 0, 0);
+    g.drawImage(crowded.canvas, MARGIN.left, base - height);
+    crowded.canvas.height = 1;
+}
+
 // Micro-batches and chunks whose activations a stage holds: from the start of a forward to the end of the last step
 // that reads them.
 function drawFlight(r, now, end) {
@@ -421,12 +459,8 @@ function drawFlight(r, now, end) {
             at = to;
             if (i < stop) held += kind === 0 ? 1 : -1;
         }
-        g.fillStyle = COLORS.share;
-        for (let column = 0, from = 0; column < columns; column++) {
-            if (column + 1 < columns && most[column + 1] === most[from]) continue;
-            g.fillRect(MARGIN.left + from, base - most[from] * unit, column + 1 - from, most[from] * unit);
-            from = column + 1;
-        }
+        if (r.p > MOST_LANES) drawPixels(g, most, columns, base, row - 3, unit);
+        else drawSteps(g, most, columns, base, unit);
         g.fillStyle = COLORS.grid;
         g.fillRect(MARGIN.left, base, end * scale, 1);
         if (s !== r.p - 1 && (s % every || (r.p - 1 - s) * row < 13)) continue;
