@@ -150,8 +150,7 @@ static inline double gpt2_flops(const GPTConfig *g, double tokens, size_t T) {
     return 72.0 * tokens * L * C * C * (1.0 + (double)T / (6.0 * C) + (double)g->V / (12.0 * L * C));
 }
 
-static const ModelSpec GPT2 = {GPT2_TENSORS, NUM_KINDS, LN1W, LNFW, 0.02, gpt2_dimension, gpt2_flops, NULL,
-                               NULL};
+static const ModelSpec GPT2 = {GPT2_TENSORS, NUM_KINDS, LN1W, LNFW, 0.02, gpt2_dimension, gpt2_flops, NULL, NULL};
 
 static inline const ModelSpec *config_spec(const GPTConfig *g) { return g->spec ? g->spec : &GPT2; }
 

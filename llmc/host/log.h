@@ -19,18 +19,12 @@ static const struct {
     double bf16, fp32;
 } DEVICE_PEAKS[] = {
     {"NVIDIA A10", 125, 31.2},
-    {"NVIDIA A30", 165, 10.3},
-    {"NVIDIA A40", 149.7, 37.4},
-    {"NVIDIA A100", 312, 19.5},
-    {"NVIDIA L4", 121, 30.3},
-    {"NVIDIA L40S", 362, 91.6},
-    {"NVIDIA H100", 989, 67},
-    {"NVIDIA H100 PCIe", 756, 51},
-    {"NVIDIA H100 NVL", 835, 60},
-    {"NVIDIA H200", 989, 67},
-    {"NVIDIA H200 NVL", 835, 60},
-    {"NVIDIA GH200", 989, 67},
-    {"NVIDIA B200", 2250, 0},
+    {"NVIDIA A30", 165, 10.3}, {"NVIDIA A40", 149.7, 37.4},
+    {"NVIDIA A100", 312, 19.5}, {"NVIDIA L4", 121, 30.3},
+    {"NVIDIA L40S", 362, 91.6}, {"NVIDIA H100", 989, 67},
+    {"NVIDIA H100 PCIe", 756, 51}, {"NVIDIA H100 NVL", 835, 60},
+    {"NVIDIA H200", 989, 67}, {"NVIDIA H200 NVL", 835, 60},
+    {"NVIDIA GH200", 989, 67}, {"NVIDIA B200", 2250, 0},
 };
 
 // Returns the peak FLOP/s of a device by the longest name that matches, or 0: a wrong peak would make a wrong MFU.
