@@ -30,8 +30,14 @@ done
 for browser in chromium chromium-browser google-chrome; do
     command -v $browser >/dev/null || continue
     profile=$(mktemp -d)
-    $browser --headless --no-sandbox --disable-gpu --hide-scrollbars --timeout=5000 --window-size=1100,790 \
-        --user-data-dir="$profile" --screenshot=$pictures/explorer.png "file://$PWD/doc/explorer.html#layout" 2>/dev/null
+    {   # the page's load event, and so the picture, waits for the last curve
+        cat doc/explorer.html
+        echo '<script>const hold = document.createElement("iframe"); document.body.append(hold); hold.hidden = true;'
+        echo 'hold.contentDocument.open(); setInterval(() => { if ($("curves").dataset.done) hold.remove(); }, 50);'
+        echo '</script>'
+    } >"$profile/page.html"
+    $browser --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1280,1180 \
+        --user-data-dir="$profile" --screenshot=$pictures/explorer.png "file://$profile/page.html#layout" 2>/dev/null
     rm -rf "$profile"
     break
 done

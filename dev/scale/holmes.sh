@@ -3,6 +3,7 @@
 # Each network is dev/clusters/holmes-a100.json with other numbers of nodes. No constant was fitted on these rows. What
 # the sources at hand do not say is varied: the speed of Ethernet and the batch.
 set -eu
+case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/../.."
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
