@@ -27,7 +27,7 @@ LOOPS = [
     ('gelu_forward', 'integral_constant<int, 16>', 1, 0),
     ('gelu_backward', 'integral_constant<int, 16>', 1, 0),
     ('adamw_update', '', 1, 119),
-    ('layernorm_forward_launch', 'integral_constant<int, 16>', 1, 6),
+    ('layernorm_residual_forward', 'integral_constant<int, 16>', 1, 6),
     ('layernorm_backward_rows<16', '', 1, 0),
     ('classifier_stats', 'integral_constant<int, 16>', 1, 17),
     ('classifier_gradient', 'integral_constant<int, 16>', 1, 0),

@@ -181,6 +181,61 @@ __global__ void __launch_bounds__(32 * LAYERNORM_WARPS)
     }
 }
 
+// 4: a block a row, whose threads keep a pack of the row and its columns' sums in registers: the row is read once. Each
+// row waits for its own reads, and memory waits meanwhile. Rows of one pack a thread; llmc's next version has the rest.
+template <int W>
+__global__ void __launch_bounds__(LAYERNORM_THREADS)
+    columns_in_registers(floatX *dinp, float *partials, const floatX *dresidual, const floatX *dout, const floatX *inp,
+                         const floatX *weight, const float *mean, const float *rstd, size_t N, size_t C,
+                         size_t rows_per_block) {
+    DYNAMIC_SHARED(float, shared);
+    __shared__ float of_warp[2][2][LAYERNORM_THREADS / 32];
+    const unsigned warps = blockDim.x / 32, first_warp = threadIdx.y * warps, column = threadIdx.x * W;
+    size_t first = blockIdx.x * rows_per_block, rows = N - first < rows_per_block ? N - first : rows_per_block;
+    float dw[W] = {}, db[W] = {};
+    for (size_t row = threadIdx.y, stage = 0; row < rows + threadIdx.y; row += blockDim.y, stage ^= 1) {
+        bool mine = row < rows && column < C;
+        size_t n = first + row, at = n * C + column;
+        float m = row < rows ? mean[n] : 0.0f, r = row < rows ? rstd[n] : 0.0f, sum = 0.0f, dot = 0.0f;
+        float x[W] = {}, d[W] = {}, y[W] = {}, w[W] = {};
+        if (mine) {
+            load_floats<W>(x, inp + at);
+            load_floats<W>(d, dout + at);
+            load_floats<W>(w, weight + column);
+            load_floats<W>(y, dresidual + at);
+        }
+        for (int k = 0; k < W; k++) {
+            float normal = (x[k] - m) * r, dnormal = d[k] * w[k];
+            dw[k] += d[k] * normal;
+            db[k] += d[k];
+            sum += dnormal;
+            dot += dnormal * normal;
+        }
+        sum = warp_sum(sum), dot = warp_sum(dot);
+        if (threadIdx.x % 32 == 0) of_warp[stage][0][first_warp + threadIdx.x / 32] = sum;
+        if (threadIdx.x % 32 == 0) of_warp[stage][1][first_warp + threadIdx.x / 32] = dot;
+        __syncthreads();
+        sum = dot = 0.0f;
+        for (unsigned i = 0; i < warps; i++) {
+            sum += of_warp[stage][0][first_warp + i];
+            dot += of_warp[stage][1][first_warp + i];
+        }
+        sum /= (float)C, dot /= (float)C;
+        for (int k = 0; k < W; k++) y[k] += (d[k] * w[k] - sum - (x[k] - m) * r * dot) * r;
+        if (mine) store_floats<W>(dinp + at, y);
+    }
+    // The groups' sums, one group after the other.
+    float *own = shared + 2 * threadIdx.x * W, *partial = partials + (size_t)blockIdx.x * 2 * C + column, x[W];
+    for (unsigned group = 0; group < blockDim.y; group++) {
+        for (int which = 0; which < 2 && group == threadIdx.y; which++) {
+            float *sums = which ? db : dw, *total = own + which * W;
+            for (int k = 0; k < W; k++) total[k] = x[k] = group ? total[k] + sums[k] : sums[k];
+            if (group + 1 == blockDim.y && column < C) store_floats<W>(partial + which * C, x);
+        }
+        __syncthreads();
+    }
+}
+
 static void forward1(const void *problem, unsigned block) {
     const Problem *p = (const Problem *)problem;
     LAUNCH(add_element, CEIL_DIV(p->N * p->C, (size_t)block), block, 0, lab.stream)
@@ -194,6 +249,11 @@ static void forward2(const void *problem, unsigned block) {
     (p->out, p->residual, p->mean, p->rstd, p->inp1, p->inp2, p->bias2, p->weight, p->bias, p->C);
 }
 static void forward3(const void *problem, unsigned) {
+    const Problem *p = (const Problem *)problem;
+    residual_forward(p->residual, p->inp1, p->inp2, p->bias2, p->N, p->C, lab.stream, Dropout());
+    layernorm_forward({p->out, p->mean, p->rstd}, p->residual, p->weight, p->bias, p->N, p->C, lab.stream);
+}
+static void forward4(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;
     layernorm_residual_forward(p->residual, {p->out, p->mean, p->rstd}, p->inp1, p->inp2, p->bias2, p->weight, p->bias,
                                p->N, p->C, lab.stream, Dropout());
@@ -238,6 +298,17 @@ static void backward3(const void *problem, unsigned) {
 }
 static void backward4(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;
+    constexpr int W = x128::size;
+    size_t rows = CEIL_DIV(p->N, layernorm_backward_blocks(p->N)), blocks = CEIL_DIV(p->N, rows);
+    unsigned x = (unsigned)CEIL_DIV(p->C / W, (size_t)32) * 32, y = x ? LAYERNORM_THREADS / x : 0;
+    if (p->C % W || y == 0) return backward3(problem, 0);
+    LAUNCH(columns_in_registers<W>, blocks, dim3(x, y), 2 * x * W * sizeof(float), lab.stream)
+    (p->dinp, p->scratch, p->dresidual, p->dout, p->residual, p->weight, p->mean, p->rstd, p->N, p->C, rows);
+    LAUNCH(layernorm_backward_sum_kernel, CEIL_DIV(2 * p->C, (size_t)128), 128, 0, lab.stream)
+    (p->dweight, p->dbias, p->scratch, blocks, p->C, false);
+}
+static void backward5(const void *problem, unsigned) {
+    const Problem *p = (const Problem *)problem;
     layernorm_backward(p->dinp, p->dweight, p->dbias, p->scratch, p->dresidual, p->dout, p->residual, p->weight,
                        {NULL, p->mean, p->rstd}, p->N, p->C, false, lab.stream);
 }
@@ -245,13 +316,15 @@ static void backward4(const void *problem, unsigned) {
 static const LabKernel FORWARD[] = {
     {"residual + layernorm", 1, "an addition kernel, then a thread a row", forward1, 0},
     {"residual + layernorm", 2, "fused, a block a row", forward2, 0},
-    {"residual + layernorm", 3, "a warp a row, 128-bit loads, no barrier (llmc)", forward3, 32 * LAYERNORM_WARPS},
+    {"residual + layernorm", 3, "apart, a warp a row: as between two layers", forward3, 32 * LAYERNORM_WARPS},
+    {"residual + layernorm", 4, "a warp a row, 128-bit loads, no barrier (llmc)", forward4, 32 * LAYERNORM_WARPS},
 };
 static const LabKernel BACKWARD[] = {
     {"layernorm backward", 1, "a thread a row, then a thread a column", backward1, 0},
     {"layernorm backward", 2, "a block a row, then columns by chunks of rows", backward2, 0},
     {"layernorm backward", 3, "one pass: a warp a row, columns in shared memory", backward3, 32 * LAYERNORM_WARPS},
-    {"layernorm backward", 4, "a block a row, columns in registers (llmc)", backward4, LAYERNORM_THREADS},
+    {"layernorm backward", 4, "a block a row, columns in registers", backward4, LAYERNORM_THREADS},
+    {"layernorm backward", 5, "and the next row is read before a barrier (llmc)", backward5, LAYERNORM_THREADS},
 };
 
 // ---- the checks --------------------------------------------------------------------------------------------
@@ -304,7 +377,8 @@ static void check_shape(size_t N, size_t C, double center) {
     // A row's mean is a sum of C numbers about center; its error is divided by the deviation, about 1.
     double worst = 0.0, inner = sum_bound(C) * (1.0 + fabs(center)), outer = FLOATX_ROUNDING + inner;
     // residual: rounded once, the same bits from both functions, and layernorm of the stored values
-    layernorm_forward_launch<LANES>(ln, d_res, d_inp1, d_inp2, d_bias2, d_w, d_b, N, C, stream, Dropout());
+    layernorm_residual_forward<NORM_LAYER, LANES>(d_res, ln, d_inp1, d_inp2, d_bias2, d_w, d_b, N, C, stream,
+                                                  Dropout());
     residual_forward(d_sum, d_inp1, d_inp2, d_bias2, N, C, stream, Dropout());
     float *res = to_host_floatX(d_res, N * C, stream), *sum = to_host_floatX(d_sum, N * C, stream);
     float *out = to_host_floatX(d_out, N * C, stream);
@@ -314,18 +388,19 @@ static void check_shape(size_t N, size_t C, double center) {
     }
     Want want = reference(res, w, b, dout, N, C);
     worst = fmax(worst, test_error(out, want.out, N * C) / outer);
-    layernorm_forward_launch<LANES>(ln, d_sum, NULL, NULL, NULL, d_w, d_b, N, C, stream, Dropout());
+    layernorm_forward<NORM_LAYER, LANES>(ln, d_sum, d_w, d_b, N, C, stream);
     ok = ok && same_bits(out, to_host_floatX(d_out, N * C, stream), N * C);  // of the residual as stored: the same bits
     // backward: overwriting, then in place with accumulation and the residual's gradient
     float *d_dw = to_device(w, C), *d_db = to_device(b, C);
     float *scratch = test_floats(layernorm_backward_scratch(N, C));
-    layernorm_backward_launch<LANES>(d_out, d_dw, d_db, scratch, NULL, d_dout, d_res, d_w, ln, N, C, false, stream);
+    const auto backward = layernorm_backward<NORM_LAYER, LANES>;
+    backward(d_out, d_dw, d_db, scratch, NULL, d_dout, d_res, d_w, ln, N, C, false, stream);
     float *dw = to_host(d_dw, C, stream), *db = to_host(d_db, C, stream);
     worst = fmax(worst, test_error_floatX(d_out, want.dinp, N * C, stream) / outer);
     worst = fmax(worst, test_error(dw, want.dweight, C) / (inner + sum_bound(N)));
     worst = fmax(worst, test_error(db, want.dbias, C) / sum_bound(N));
     copy_to_floatX(d_sum, dres, N * C);
-    layernorm_backward_launch<LANES>(d_sum, d_dw, d_db, scratch, d_sum, d_dout, d_res, d_w, ln, N, C, true, stream);
+    backward(d_sum, d_dw, d_db, scratch, d_sum, d_dout, d_res, d_w, ln, N, C, true, stream);
     float *dw2 = to_host(d_dw, C, stream), *db2 = to_host(d_db, C, stream);
     for (size_t i = 0; i < N * C; i++) want.dinp[i] += (double)dres[i];
     worst = fmax(worst, test_error_floatX(d_sum, want.dinp, N * C, stream) / outer);
@@ -409,7 +484,7 @@ static void checks(void) {
 }
 
 // Times all kernels. Memory traffic in units of N C elements: forward reads inp1 and inp2 and writes residual and out.
-// The fused kernels read the written residual twice more (6), the naive one three times in another kernel (7). Backward
+// The fused kernels read the written residual twice more (6), those apart three times in another kernel (7). Backward
 // reads dout, the input and dresidual and writes dinp: 4. Unless registers hold the row, it reads dout and the input
 // again once the row's sums are known (6). Separate column sums make 8.
 static void bench(void) {
@@ -417,7 +492,7 @@ static void bench(void) {
     double unit = (double)(p.N * p.C * sizeof(floatX));
     KernelWork forward = lab_stated(&lab, LAB_LAST(FORWARD), &p);  // backward reads what it leaves
     KernelWork backward = lab_stated(&lab, LAB_LAST(BACKWARD), &p);
-    for (const LabKernel &k : FORWARD) lab_bench(&lab, &k, &p, forward, (k.number == 1 ? 7.0 : 6.0) * unit);
+    for (const LabKernel &k : FORWARD) lab_bench(&lab, &k, &p, forward, (k.number % 2 ? 7.0 : 6.0) * unit);
     for (const LabKernel &k : BACKWARD) {
         lab_bench(&lab, &k, &p, backward, (k.number < 3 ? 8.0 : k.number < 4 || lab.cpu ? 6.0 : 4.0) * unit);
     }

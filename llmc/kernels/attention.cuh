@@ -13,6 +13,7 @@
 #include "llmc/host/choices.h"
 #include "llmc/kernels/attention_mma.cuh"
 #include "llmc/kernels/attention_rows.cuh"
+#include "llmc/kernels/dropout.cuh"
 
 // The fp32 kernels with R rows a thread. One row: 16 channels a lane. More: one capacity is enough, as registers hold
 // no row.
@@ -50,16 +51,14 @@ static inline void attention_launch(const Attention &a, const Dropout &drop, boo
     if (attention_mma_takes(a)) {
         attention_capacity<32, 64, 96, 128, 160, 192, 256>(a.HS, [&](auto capacity) {
             typedef AttentionMma<decltype(capacity)::value, PAIR> A;
-            if (drop.threshold) attention_mma<A, true>(a, drop, backward, stream);
-            else attention_mma<A, false>(a, drop, backward, stream);
+            by_dropout(drop, [&](auto drops) { attention_mma<A, drops>(a, drop, backward, stream); });
         });
         return;
     }
 #endif
     attention_capacity<32, 64, 128, 512>(a.HS, [&](auto capacity) {
         typedef RowsOf<decltype(capacity)::value, ATTENTION_ROWS, PAIR> A;
-        if (drop.threshold) attention_rows<A, true>(a, drop, backward, stream);
-        else attention_rows<A, false>(a, drop, backward, stream);
+        by_dropout(drop, [&](auto drops) { attention_rows<A, drops>(a, drop, backward, stream); });
     });
 }
 

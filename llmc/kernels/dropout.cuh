@@ -21,6 +21,13 @@ __device__ __forceinline__ void dropout_mask(float (&x)[W], const Dropout &d, si
     }
 }
 
+// Calls launch with whether d drops anything, as a constant: a kernel without dropout has more registers left.
+template <class Launch>
+static inline void by_dropout(const Dropout &d, Launch launch) {
+    if (d.threshold) launch(std::true_type());
+    else launch(std::false_type());
+}
+
 template <int W>
 __global__ void __launch_bounds__(ELEMENT_THREADS)
     dropout_kernel(floatX *out, const floatX *inp, Dropout d, size_t N, size_t C) {

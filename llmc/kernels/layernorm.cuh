@@ -15,7 +15,7 @@ enum { LAYERNORM_WARPS = 8 };  // most warps of a block: each has a row
 
 // residual = inp1 + mask * (inp2 + bias), rounded once: W elements of row n from column c on, kept as the floats that a
 // later read of residual gives.
-template <int W, Norm NORM>
+template <int W, Norm NORM, bool DROP>
 __device__ __forceinline__ void add_residual(float (&x)[W], floatX *residual, const floatX *inp1, const floatX *inp2,
                                              const floatX *bias, const Dropout &drop, size_t n, size_t c, size_t C) {
     [[maybe_unused]] float y[W], b[W];
@@ -25,14 +25,14 @@ __device__ __forceinline__ void add_residual(float (&x)[W], floatX *residual, co
         load_floats<W>(b, bias + c);
         for (int k = 0; k < W; k++) y[k] += b[k];
     }
-    if (drop.threshold) dropout_mask<W>(y, drop, n, c, C);
+    if constexpr (DROP) dropout_mask<W>(y, drop, n, c, C);
     for (int k = 0; k < W; k++) x[k] = (float)from_float<floatX>(x[k] + y[k]);
     store_floats<W>(residual + n * C + c, x);
 }
 
 // A warp per row. With inp1, the row is first made by add_residual; each thread reads back only what it wrote itself.
 // The variance is of the centred values: no cancellation.
-template <int W, int LANES, Norm NORM>
+template <int W, int LANES, Norm NORM, bool DROP>
 __global__ void __launch_bounds__(32 * LAYERNORM_WARPS)
     layernorm_forward_kernel(floatX *out, float *mean, float *rstd, floatX *residual, const floatX *inp1,
                              const floatX *inp2, const floatX *inp2_bias, const floatX *weight,
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(32 * LAYERNORM_WARPS)
     Share s = row_share<LANES>(C / W);
     float x[W], sums[W] = {0.0f};
     for (size_t i = s.begin; i < s.end; i += s.step) {
-        if (inp1) add_residual<W, NORM>(x, residual, inp1, inp2, inp2_bias, drop, n, i * W, C);
+        if (inp1) add_residual<W, NORM, DROP>(x, residual, inp1, inp2, inp2_bias, drop, n, i * W, C);
         else load_floats<W>(x, row + i * W);
         for (int k = 0; k < W; k++) sums[k] += x[k];
     }
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(32 * LAYERNORM_WARPS)
     }
 }
 
-template <int W, Norm NORM>
+template <int W, Norm NORM, bool DROP>
 __global__ void __launch_bounds__(32 * LAYERNORM_WARPS)
     residual_forward_kernel(floatX *out, const floatX *inp1, const floatX *inp2, const floatX *inp2_bias,
                             size_t N, size_t C, Dropout drop) {
@@ -81,44 +81,36 @@ __global__ void __launch_bounds__(32 * LAYERNORM_WARPS)
     Share s = row_share<ROW_LANES>(C / W);
     float x[W];
     for (size_t i = s.begin; i < s.end; i += s.step) {
-        add_residual<W, NORM>(x, out, inp1, inp2, inp2_bias, drop, n, i * W, C);
+        add_residual<W, NORM, DROP>(x, out, inp1, inp2, inp2_bias, drop, n, i * W, C);
     }
 }
 
-// With inp1 NULL, residual is only read. LANES: 32 as a GPU has it, 1 as a CPU.
-template <int LANES, Norm NORM = NORM_LAYER>
-static inline void layernorm_forward_launch(const Layernorm &ln, floatX *residual, const floatX *inp1,
-                                            const floatX *inp2, const floatX *inp2_bias, const floatX *weight,
-                                            const floatX *bias, size_t N, size_t C, cudaStream_t stream,
-                                            Dropout drop, float epsilon = LAYERNORM_EPSILON) {
+// residual[N, C] = inp1 + mask * (inp2 + inp2_bias[C]), rounded once to floatX; ln = layernorm(residual as stored).
+// residual may be inp1 or inp2, and with inp1 NULL is only read. LANES: 32 as a GPU has it, 1 as a CPU.
+template <Norm NORM = NORM_LAYER, int LANES = ROW_LANES>
+static inline void layernorm_residual_forward(floatX *residual, const Layernorm &ln, const floatX *inp1,
+                                              const floatX *inp2, const floatX *inp2_bias, const floatX *weight,
+                                              const floatX *bias, size_t N, size_t C, cudaStream_t stream,
+                                              Dropout drop, float epsilon = LAYERNORM_EPSILON) {
     if (N == 0) return;
     unsigned blocks = (unsigned)CEIL_DIV(N, (size_t)LAYERNORM_WARPS), threads = 32 * LAYERNORM_WARPS;
     if (inp1) kernel_cost(KERNEL_RESIDUAL_LAYERNORM, N * C, 4 * sizeof(floatX), 10);
     else kernel_cost(KERNEL_LAYERNORM_FORWARD, N * C, 2 * sizeof(floatX), 8);
     by_packs<LANES == 1 ? ELEMENT_PACK : (int)x128::size>(C, [&](auto width) {
-        constexpr int W = width;
-        LAUNCH((layernorm_forward_kernel<W, LANES, NORM>), blocks, threads, 0, stream)
-        (ln.out, ln.mean, ln.rstd, residual, inp1, inp2, inp2_bias, weight, bias, N, C, epsilon, drop);
+        by_dropout(drop, [&](auto drops) {
+            constexpr int W = width;
+            LAUNCH((layernorm_forward_kernel<W, LANES, NORM, drops>), blocks, threads, 0, stream)
+            (ln.out, ln.mean, ln.rstd, residual, inp1, inp2, inp2_bias, weight, bias, N, C, epsilon, drop);
+        });
     });
 }
 
 // ln.out[N, C] = (inp - mean) * rstd * weight + bias by rows; keeps mean[N] and rstd[N] for the backward pass.
-template <Norm NORM = NORM_LAYER>
+template <Norm NORM = NORM_LAYER, int LANES = ROW_LANES>
 static inline void layernorm_forward(const Layernorm &ln, const floatX *inp, const floatX *weight, const floatX *bias,
                                      size_t N, size_t C, cudaStream_t stream, float epsilon = LAYERNORM_EPSILON) {
-    layernorm_forward_launch<ROW_LANES, NORM>(ln, (floatX *)inp, NULL, NULL, NULL, weight, bias, N, C, stream,
-                                              Dropout(), epsilon);
-}
-
-// residual[N, C] = inp1 + mask * (inp2 + inp2_bias[C]), rounded once to floatX; ln = layernorm(residual as stored).
-// residual may be inp1 or inp2.
-template <Norm NORM = NORM_LAYER>
-static inline void layernorm_residual_forward(floatX *residual, const Layernorm &ln, const floatX *inp1,
-                                              const floatX *inp2, const floatX *inp2_bias, const floatX *weight,
-                                              const floatX *bias, size_t N, size_t C, cudaStream_t stream,
-                                              Dropout drop, float epsilon = LAYERNORM_EPSILON) {
-    layernorm_forward_launch<ROW_LANES, NORM>(ln, residual, inp1, inp2, inp2_bias, weight, bias, N, C, stream, drop,
-                                              epsilon);
+    layernorm_residual_forward<NORM, LANES>((floatX *)inp, ln, NULL, NULL, NULL, weight, bias, N, C, stream, Dropout(),
+                                            epsilon);
 }
 
 // The first half of layernorm_residual_forward alone, with the same bits.
@@ -129,8 +121,11 @@ static inline void residual_forward(floatX *out, const floatX *inp1, const float
     unsigned blocks = (unsigned)CEIL_DIV(N, (size_t)LAYERNORM_WARPS), threads = 32 * LAYERNORM_WARPS;
     kernel_cost(KERNEL_RESIDUAL, N * C, 3 * sizeof(floatX), 2);
     by_packs<ELEMENT_PACK>(C, [&](auto width) {
-        constexpr int W = width;
-        LAUNCH((residual_forward_kernel<W, NORM>), blocks, threads, 0, stream)(out, inp1, inp2, inp2_bias, N, C, drop);
+        by_dropout(drop, [&](auto drops) {
+            constexpr int W = width;
+            LAUNCH((residual_forward_kernel<W, NORM, drops>), blocks, threads, 0, stream)
+            (out, inp1, inp2, inp2_bias, N, C, drop);
+        });
     });
 }
 

@@ -28,17 +28,23 @@ enum {
     LAYERNORM_THREADS = 768,        // most threads of a block, of which one at least fits on a multiprocessor
 };
 
-// First stage of the backward pass. A block takes rows_per_block rows and leaves the sums of their columns in its row
-// of partials [blocks, 2, C]: dweight and dbias. This form serves any C: THREADS share a row, read it again once its
-// sums are known, and each adds its own columns to the partials.
+// What the two kernels of the first stage take.
+typedef struct {
+    floatX *dinp;
+    float *partials;  // [blocks, 2, C]
+    const floatX *dresidual, *dout, *inp, *weight;
+    const float *mean, *rstd;
+    size_t N, C, rows;  // rows of a block
+} LayernormBackward;
+
+// First stage of the backward pass. A block takes a.rows rows and leaves the sums of their columns in its row of the
+// partials: dweight and dbias. This form serves any C: THREADS share a row, read it again once its sums are known, and
+// each adds its own columns to the partials.
 template <int W, int THREADS, Norm NORM>
-__global__ void __launch_bounds__(THREADS)
-    layernorm_backward_kernel(floatX *dinp, float *partials, const floatX *dresidual, const floatX *dout,
-                              const floatX *inp, const floatX *weight, const float *mean, const float *rstd,
-                              size_t N, size_t C, size_t rows_per_block) {
-    float *dweight = partials + (size_t)blockIdx.x * 2 * C, *dbias = dweight + C;
-    size_t first = (size_t)blockIdx.x * rows_per_block;
-    size_t end = N - first < rows_per_block ? N : first + rows_per_block;
+__global__ void __launch_bounds__(THREADS) layernorm_backward_kernel(LayernormBackward a) {
+    const size_t C = a.C;
+    float *dweight = a.partials + (size_t)blockIdx.x * 2 * C, *dbias = dweight + C;
+    size_t first = (size_t)blockIdx.x * a.rows, end = a.N - first < a.rows ? a.N : first + a.rows;
     Share s = share_of(C / W, threadIdx.x, THREADS);
     for (size_t i = s.begin; i < s.end; i += s.step) {
         float zero[W] = {0.0f};
@@ -46,13 +52,14 @@ __global__ void __launch_bounds__(THREADS)
         store_floats<W>(dbias + i * W, zero);
     }
     for (size_t n = first; n < end; n++) {
-        const floatX *x_row = inp + n * C, *dout_row = dout + n * C;
-        float m = NORM == NORM_RMS ? 0.0f : mean[n], r = rstd[n], x[W], d[W], w[W], sums[W] = {0.0f}, dots[W] = {0.0f};
+        const floatX *x_row = a.inp + n * C, *dout_row = a.dout + n * C;
+        float m = NORM == NORM_RMS ? 0.0f : a.mean[n], r = a.rstd[n];
+        float x[W], d[W], w[W], sums[W] = {0.0f}, dots[W] = {0.0f};
         for (size_t i = s.begin; i < s.end; i += s.step) {
             float dw[W], db[W];
             load_floats<W>(x, x_row + i * W);
             load_floats<W>(d, dout_row + i * W);
-            load_floats<W>(w, weight + i * W);
+            load_floats<W>(w, a.weight + i * W);
             load_floats<W>(dw, dweight + i * W);
             load_floats<W>(db, dbias + i * W);
             for (int k = 0; k < W; k++) {
@@ -72,51 +79,76 @@ __global__ void __launch_bounds__(THREADS)
             float y[W] = {0.0f};
             load_floats<W>(x, x_row + i * W);
             load_floats<W>(d, dout_row + i * W);
-            load_floats<W>(w, weight + i * W);
-            if (dresidual) load_floats<W>(y, dresidual + n * C + i * W);
+            load_floats<W>(w, a.weight + i * W);
+            if (a.dresidual) load_floats<W>(y, a.dresidual + n * C + i * W);
             for (int k = 0; k < W; k++) y[k] += (d[k] * norm_gain<NORM>(w[k]) - sum - (x[k] - m) * r * dot) * r;
-            store_floats<W>(dinp + n * C + i * W, y);
+            store_floats<W>(a.dinp + n * C + i * W, y);
         }
     }
 }
 
-// The same where a block's threads can keep all sums in registers, PACKS packs of a row each. One pack is read once;
-// several leave no registers to keep a row until its sums are known, and come from the cache the second time. The block
-// has blockDim.y groups of blockDim.x threads, a row for each group at a time; they meet at a barrier for each row, and
-// their sums do at the end. Dynamic shared memory: (blockDim.y - 1) * blockDim.x * W floats.
+// A pack of a row, which may still be on its way from memory. It has words because a compiler takes elements apart, and
+// so waits for them, where they are loaded.
+typedef struct {
+    Packed128<uint32_t> x, d, y;  // of inp, dout and dresidual
+    float mean, rstd;
+} LayernormPack;
+
+__device__ __forceinline__ Packed128<uint32_t> load_words(const floatX *p) { return load128((const uint32_t *)p); }
+__device__ __forceinline__ void unpack(float *out, const Packed128<uint32_t> &words) {
+    x128 pack;
+    memcpy(&pack, &words, sizeof pack);
+    unpack(out, pack);
+}
+
+// The same where a block's threads can keep all sums in registers, PACKS packs of a row each. One pack is read once,
+// and before the barrier of the row before it. Several leave no registers to keep a row until its sums are known, and
+// come from the cache the second time. The block has blockDim.y groups of blockDim.x threads, a row for each group at a
+// time; they meet at a barrier for each row, and their sums do at the end. Dynamic shared memory: (blockDim.y - 1) *
+// blockDim.x * W floats.
 template <int W, int PACKS, Norm NORM>
 __global__ void __launch_bounds__(PACKS == 1 ? LAYERNORM_THREADS : 512)
-    layernorm_backward_columns_kernel(floatX *dinp, float *partials, const floatX *dresidual, const floatX *dout,
-                                      const floatX *inp, const floatX *weight, const float *mean, const float *rstd,
-                                      size_t N, size_t C, size_t rows_per_block) {
+    layernorm_backward_columns_kernel(LayernormBackward a) {
     DYNAMIC_SHARED(float, shared);
     __shared__ float of_warp[2][2][LAYERNORM_THREADS / 32];  // of two rows, so that one barrier a row does
     const unsigned warps = blockDim.x / 32, first_warp = threadIdx.y * warps, lane = threadIdx.x % 32;
-    const unsigned columns = (unsigned)C, stride = blockDim.x * W;
-    unsigned first = blockIdx.x * (unsigned)rows_per_block, rows = (unsigned)N - first;
-    if (rows > rows_per_block) rows = (unsigned)rows_per_block;
-    float dw[PACKS][W] = {}, db[PACKS][W] = {};
+    const unsigned columns = (unsigned)a.C, stride = blockDim.x * W;
+    unsigned first = blockIdx.x * (unsigned)a.rows, rows = (unsigned)a.N - first;
+    if (rows > a.rows) rows = (unsigned)a.rows;
+    const auto read = [&](unsigned row, int p) {
+        LayernormPack pack = {};
+        unsigned column = threadIdx.x * W + p * stride;
+        if (row >= rows || column >= columns) return pack;
+        size_t n = first + row, at = n * columns + column;
+        pack.x = load_words(a.inp + at), pack.d = load_words(a.dout + at);
+        if (a.dresidual) pack.y = load_words(a.dresidual + at);
+        pack.mean = NORM == NORM_RMS ? 0.0f : a.mean[n], pack.rstd = a.rstd[n];
+        return pack;
+    };
+    const auto normalise = [](float x, const LayernormPack &pack) {
+        return (NORM == NORM_RMS ? x : x - pack.mean) * pack.rstd;
+    };
+    float dw[PACKS][W] = {}, db[PACKS][W] = {}, x[W], d[W], y[W], w[W];
+    LayernormPack next = {}, now[PACKS] = {};
+    if (PACKS == 1) next = read(threadIdx.y, 0);
     for (unsigned row = threadIdx.y, stage = 0; row < rows + threadIdx.y; row += blockDim.y, stage ^= 1) {
-        bool mine = row < rows;
-        size_t n = first + row, at = n * C + threadIdx.x * W;
-        float m = mine && NORM != NORM_RMS ? mean[n] : 0.0f, r = mine ? rstd[n] : 0.0f, sum = 0.0f, dot = 0.0f;
-        float x[PACKS][W] = {}, d[PACKS][W] = {}, y[PACKS][W] = {}, w[W];
+        float sum = 0.0f, dot = 0.0f;
         UNROLL
         for (int p = 0; p < PACKS; p++) {
             unsigned column = threadIdx.x * W + p * stride;
-            if (!mine || column >= columns) continue;
-            load_floats<W>(x[p], inp + at + p * stride);
-            load_floats<W>(d[p], dout + at + p * stride);
-            load_floats<W>(w, weight + column);
-            if (PACKS == 1 && dresidual) load_floats<W>(y[p], dresidual + at + p * stride);
+            if (row >= rows || column >= columns) continue;
+            now[p] = PACKS == 1 ? next : read(row, p);
+            unpack(x, now[p].x), unpack(d, now[p].d);
+            load_floats<W>(w, a.weight + column);
             for (int k = 0; k < W; k++) {
-                float normal = (x[p][k] - m) * r, dnormal = d[p][k] * norm_gain<NORM>(w[k]);
-                dw[p][k] += d[p][k] * normal;
-                db[p][k] += d[p][k];
+                float normal = normalise(x[k], now[p]), dnormal = d[k] * norm_gain<NORM>(w[k]);
+                dw[p][k] += d[k] * normal;
+                db[p][k] += d[k];
                 sum += dnormal;
                 dot += dnormal * normal;
             }
         }
+        if (PACKS == 1) next = read(row + blockDim.y, 0);
         sum = warp_sum(sum), dot = warp_sum(dot);
         if (lane == 0) of_warp[stage][0][first_warp + threadIdx.x / 32] = sum;
         if (lane == 0) of_warp[stage][1][first_warp + threadIdx.x / 32] = dot;
@@ -126,23 +158,20 @@ __global__ void __launch_bounds__(PACKS == 1 ? LAYERNORM_THREADS : 512)
             sum += of_warp[stage][0][first_warp + i];
             dot += of_warp[stage][1][first_warp + i];
         }
-        sum = NORM == NORM_RMS ? 0.0f : sum / (float)C, dot /= (float)C;
+        sum = NORM == NORM_RMS ? 0.0f : sum / (float)a.C, dot /= (float)a.C;
         UNROLL
         for (int p = 0; p < PACKS; p++) {
             unsigned column = threadIdx.x * W + p * stride;
-            if (!mine || column >= columns) continue;
-            if (PACKS > 1) {
-                load_floats<W>(x[p], inp + at + p * stride);
-                load_floats<W>(d[p], dout + at + p * stride);
-                if (dresidual) load_floats<W>(y[p], dresidual + at + p * stride);
-            }
-            load_floats<W>(w, weight + column);
+            if (row >= rows || column >= columns) continue;
+            if (PACKS > 1) now[p] = read(row, p);
+            unpack(x, now[p].x), unpack(d, now[p].d), unpack(y, now[p].y);
+            load_floats<W>(w, a.weight + column);
             for (int k = 0; k < W; k++)
-                y[p][k] += (d[p][k] * norm_gain<NORM>(w[k]) - sum - (x[p][k] - m) * r * dot) * r;
-            store_floats<W>(dinp + at + p * stride, y[p]);
+                y[k] += (d[k] * norm_gain<NORM>(w[k]) - sum - normalise(x[k], now[p]) * dot) * now[p].rstd;
+            store_floats<W>(a.dinp + (size_t)(first + row) * columns + column, y);
         }
     }
-    float *partial = partials + (size_t)blockIdx.x * 2 * C;
+    float *partial = a.partials + (size_t)blockIdx.x * 2 * a.C;
     for (int which = 0; which < 2; which++) {
         UNROLL
         for (int p = 0; p < PACKS; p++) {
@@ -161,7 +190,7 @@ __global__ void __launch_bounds__(PACKS == 1 ? LAYERNORM_THREADS : 512)
                 load_floats<W>(other, shared + ((g - 1) * blockDim.x + threadIdx.x) * W);
                 for (int k = 0; k < W; k++) sums[k] += other[k];
             }
-            store_floats<W>(partial + which * C + column, sums);
+            store_floats<W>(partial + which * a.C + column, sums);
         }
     }
 }
@@ -195,37 +224,28 @@ static inline size_t reduce_scratch_floats(size_t N, size_t C, size_t F) {
     return bias > most ? bias : most;
 }
 
-// What the two kernels of the first stage take.
-typedef struct {
-    floatX *dinp;
-    float *scratch;
-    const floatX *dresidual, *dout, *inp, *weight;
-    const float *mean, *rstd;
-    size_t N, C, rows; // rows of a block
-} LayernormBackward;
-
 template <int W, int PACKS, Norm NORM>
 static inline void layernorm_backward_columns(const LayernormBackward &a, unsigned blocks, cudaStream_t stream) {
     unsigned x = (unsigned)CEIL_DIV(a.C / W, (size_t)PACKS * 32) * 32, y = LAYERNORM_THREADS / x;
     if (PACKS > 1) y = 1;
     if (y > a.rows) y = (unsigned)a.rows;
     LAUNCH((layernorm_backward_columns_kernel<W, PACKS, NORM>), blocks, dim3(x, y), (y - 1) * x * W * sizeof(float),
-           stream)
-    (a.dinp, a.scratch, a.dresidual, a.dout, a.inp, a.weight, a.mean, a.rstd, a.N, a.C, a.rows);
+           stream)(a);
 }
 
 template <int W, int THREADS, Norm NORM>
 static inline void layernorm_backward_rows(const LayernormBackward &a, unsigned blocks, cudaStream_t stream) {
-    LAUNCH((layernorm_backward_kernel<W, THREADS, NORM>), blocks, THREADS, 0, stream)
-    (a.dinp, a.scratch, a.dresidual, a.dout, a.inp, a.weight, a.mean, a.rstd, a.N, a.C, a.rows);
+    LAUNCH((layernorm_backward_kernel<W, THREADS, NORM>), blocks, THREADS, 0, stream)(a);
 }
 
-// LANES: 32 as a GPU has it, 1 as a CPU.
-template <int LANES, Norm NORM = NORM_LAYER>
-static inline void layernorm_backward_launch(floatX *dinp, float *dweight, float *dbias, float *scratch,
-                                             const floatX *dresidual, const floatX *dout, const floatX *inp,
-                                             const floatX *weight, const Layernorm &ln, size_t N, size_t C,
-                                             bool accumulate, cudaStream_t stream) {
+// dinp[N, C] = dresidual (if not NULL; it may be dinp) + the gradient of layernorm with respect to inp.
+// dweight[C] and dbias[C], NULL where the norm has no bias, are overwritten, or added to with accumulate. dout may be
+// dinp as well. LANES: 32 as a GPU has it, 1 as a CPU.
+template <Norm NORM = NORM_LAYER, int LANES = ROW_LANES>
+static inline void layernorm_backward(floatX *dinp, float *dweight, float *dbias, float *scratch,
+                                      const floatX *dresidual, const floatX *dout, const floatX *inp,
+                                      const floatX *weight, const Layernorm &ln, size_t N, size_t C,
+                                      bool accumulate, cudaStream_t stream) {
     constexpr int W = LANES == 1 ? ELEMENT_PACK : (int)x128::size, THREADS = LANES == 1 ? 1 : 512;
     size_t blocks = 0;
     if (N > 0) {
@@ -241,18 +261,6 @@ static inline void layernorm_backward_launch(floatX *dinp, float *dweight, float
     }
     LAUNCH(layernorm_backward_sum_kernel, (unsigned)CEIL_DIV(2 * C, (size_t)128), 128, 0, stream)
     (dweight, dbias, scratch, blocks, C, accumulate);
-}
-
-// dinp[N, C] = dresidual (if not NULL; it may be dinp) + the gradient of layernorm with respect to inp.
-// dweight[C] and dbias[C], NULL where the norm has no bias, are overwritten, or added to with accumulate. dout may be
-// dinp as well.
-template <Norm NORM = NORM_LAYER>
-static inline void layernorm_backward(floatX *dinp, float *dweight, float *dbias, float *scratch,
-                                      const floatX *dresidual, const floatX *dout, const floatX *inp,
-                                      const floatX *weight, const Layernorm &ln, size_t N, size_t C,
-                                      bool accumulate, cudaStream_t stream) {
-    layernorm_backward_launch<ROW_LANES, NORM>(dinp, dweight, dbias, scratch, dresidual, dout, inp, weight, ln, N, C,
-                                               accumulate, stream);
 }
 
 #endif
