@@ -6,12 +6,19 @@
 //   3 lanes    the rows of a block share tiles in shared memory, several threads a row: llmc's fp32 path on a GPU
 //   4 vectors  4, 8 or 16 rows a thread, the lanes of a vector, no barrier: llmc's fp32 path on a CPU
 //   5 tensor   the products on tensor cores, fragments from product to product in registers: llmc's bf16 path
-//   6 llmc     attention_forward and attention_backward: 5 in bf16 where the head size allows, else 3 or 4
+//   6 groups   forward with 32 rows a warp, which reads a tile once for both halves: llmc's for 33 to 64 channels
+//   7 llmc     attention_forward and attention_backward: 5 or 6 in bf16 where the head size allows, else 3 or 4
+//
+// the gradient of the bias of q|k|v with it (bf16):
+//
+//   1 apart    attention's backward pass, then bias_backward, which reads dqkv again (llmc)
+//   2 epilogue a block sums its columns when it writes them (attention_bias.cuh)
 //
 // and grouped queries (GQA, Ainslie et al. 2023), whose heads of k and v serve several heads of q:
 //
 //   1 copies   k and v are copied for every head of q, and the copies' gradients summed
 //   2 llmc     the same kernels as 6 without a copy: a block of keys goes over the heads of its group
+#include "dev/cuda/attention_bias.cuh"
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/attention.cuh"
@@ -322,6 +329,21 @@ static void llmc_backward(floatX *dqkv, void *scratch, const floatX *dout, const
     attention_backward(dqkv, (float *)scratch, dout, out, (const float *)saved, qkv, B, T, C, NH, lab.stream);
 }
 
+// 16 rows a warp, where llmc's takes 32.
+struct SixteenRows : AttentionMma<64> {
+    template <bool> static constexpr int GROUPS = 1;
+};
+[[maybe_unused]] static void tensor_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T, size_t C,
+                                            size_t NH) {
+#ifdef PRECISION_BF16
+    unsigned blocks = (unsigned)(B * NH * CEIL_DIV(T, ATTENTION_MMA_ROWS));
+    LAUNCH((attention_forward_mma_kernel<SixteenRows, false>), blocks, ATTENTION_MMA_THREADS, 0, lab.stream)
+    (flash_forward(out, saved, qkv, B, T, C, NH), Dropout());
+#else
+    (void)out, (void)saved, (void)qkv, (void)B, (void)T, (void)C, (void)NH;
+#endif
+}
+
 // Flash attention keeps lse[B,NH,T], and dot[B,NH,T] is its scratch.
 static size_t flash_bytes(size_t B, size_t T, size_t, size_t NH) { return B * NH * T * sizeof(float); }
 
@@ -330,7 +352,7 @@ typedef void Forward(floatX *, void *, const floatX *, size_t, size_t, size_t, s
 typedef void Backward(floatX *, void *, const floatX *, const floatX *, const void *, const floatX *, size_t, size_t,
                       size_t, size_t);
 
-enum { TENSOR = 5, LLMC = 6 };
+enum { TENSOR = 5, GROUPS = 6, LLMC = 7 };
 typedef struct {
     int number;
     const char *name, *text;
@@ -338,27 +360,30 @@ typedef struct {
     Bytes *saved, *scratch;
     Forward *forward;
     Backward *backward;
-    size_t most;  // the largest head
+    size_t most;   // the largest head
+    size_t least;  // and the smallest, if not 1; it is then a multiple of 8
 } Kernel;
 
 static const Kernel KERNELS[] = {
     {1, "gemm", "GEMMs around a softmax, probabilities stored", 1, gemm_saved_bytes, gemm_scratch_bytes, gemm_forward,
-     gemm_backward, 1024},
+     gemm_backward, 1024, 0},
     {2, "naive", "flash: a thread a row, the others in global memory", NAIVE_THREADS, flash_bytes, flash_bytes,
-     naive_forward, naive_backward, NAIVE_CHANNELS},
+     naive_forward, naive_backward, NAIVE_CHANNELS, 0},
     {3, "lanes", "flash: tiles in shared memory, several threads a row", 1, flash_bytes, flash_bytes, rows_forward<1>,
-     rows_backward<1>, 128},
+     rows_backward<1>, 128, 0},
 #ifndef __CUDACC__
     {4, "vectors", "flash: 4 to 16 rows a thread, lanes of a CPU's vector", 1, flash_bytes, flash_bytes,
-     rows_forward<ATTENTION_ROWS>, rows_backward<ATTENTION_ROWS>, 128},
+     rows_forward<ATTENTION_ROWS>, rows_backward<ATTENTION_ROWS>, 128, 0},
 #endif
 #ifdef PRECISION_BF16
-    // Checked by way of llmc's functions, which use it for the heads that it supports.
     {TENSOR, "tensor", "flash: tensor cores, fragments stay in registers", ATTENTION_MMA_THREADS, flash_bytes,
-     flash_bytes, llmc_forward, llmc_backward, 256},
+     flash_bytes, tensor_forward, llmc_backward, 64, 33},
+    // Checked by way of llmc's functions, which use it for the heads that it supports.
+    {GROUPS, "groups", "and forward with 32 rows a warp", ATTENTION_MMA_THREADS, flash_bytes, flash_bytes,
+     llmc_forward, llmc_backward, 64, 33},
 #endif
-    {LLMC, "llmc", "whichever of 3, 4, 5 suits machine and head (llmc)", 1, flash_bytes, flash_bytes, llmc_forward,
-     llmc_backward, ATTENTION_MAX_HEAD_SIZE},
+    {LLMC, "llmc", "whichever of 3 to 6 suits machine and head (llmc)", 1, flash_bytes, flash_bytes, llmc_forward,
+     llmc_backward, ATTENTION_MAX_HEAD_SIZE, 0},
 };
 enum { KERNEL_COUNT = sizeof KERNELS / sizeof *KERNELS };
 
@@ -366,7 +391,8 @@ enum { KERNEL_COUNT = sizeof KERNELS / sizeof *KERNELS };
 static int kernel_number(const Kernel *k, size_t B, size_t T, size_t C, size_t NH) {
     if (k->number != LLMC) return k->number;
     Attention a = attention_of(NULL, B, T, C, NH);
-    return sizeof(floatX) == 2 && attention_mma_takes(a) ? TENSOR : ATTENTION_ROWS == 1 ? 3 : 4;
+    if (sizeof(floatX) == 2 && attention_mma_takes(a)) return a.HS > 32 && a.HS <= 64 ? GROUPS : TENSOR;
+    return ATTENTION_ROWS == 1 ? 3 : 4;
 }
 
 // A row of the table: one pass of one kernel.
@@ -536,12 +562,12 @@ static void test_shape(size_t B, size_t T, size_t C, size_t NH, bool repeat) {
     plain_forward(want_out, want_att, qkv, B, T, C, NH, NULL);
     plain_backward(want_dqkv, dout, want_att, qkv, B, T, C, NH, NULL);
     for (const Kernel &k : KERNELS) {
-        if (HS > k.most || k.number == TENSOR) continue;
+        if (HS > k.most || HS < k.least || (k.least && HS % 8) || k.number == GROUPS) continue;
         Result r = run(&k, device_qkv, device_dout, B, T, C, NH);
         double error = test_error(r.out, want_out, n), error_grad = test_error(r.dqkv, want_dqkv, 3 * n);
         int number = kernel_number(&k, B, T, C, NH);
         note_errors(k.number, error, error_grad);
-        if (k.number == LLMC && number == TENSOR) note_errors(TENSOR, error, error_grad);
+        if (k.number != number) note_errors(number, error, error_grad);
         bool same = !repeat || same_again(&k, &r, device_qkv, device_dout, B, T, C, NH);
         check(&lab.checks, error <= BOUND_OUT && error_grad <= BOUND_GRAD && same,
               "%d %-7s B %zu T %4zu NH %zu HS %3zu: forward %.1e (bound %.1e), backward %.1e (bound %.1e)%s%s",
@@ -563,7 +589,7 @@ static void test_large_scores(void) {
     float *qkv = test_values(3 * n, 0, 60, 3), *dout = test_values(n, 0, 1, 4);
     floatX *device_qkv = to_device_floatX(qkv, 3 * n), *device_dout = to_device_floatX(dout, n);
     for (const Kernel &k : KERNELS) {
-        if (k.number == TENSOR) continue;
+        if (k.least > C / NH) continue;
         Result r = run(&k, device_qkv, device_dout, B, T, C, NH);
         bool ok = true;
         for (size_t i = 0; i < n; i++) ok = ok && fabsf(r.out[i]) <= 60.5f;
@@ -741,6 +767,83 @@ static void bench_groups(void) {
     for (const LabKernel &k : GROUPED_BACKWARD) lab_bench(&lab, &k, &p, backward, 0.0);
 }
 
+// ---------------------------------------------------------------------------------------------- the bias's gradient
+
+#ifdef PRECISION_BF16
+typedef struct {
+    Attention a;
+    float *dbias, *scratch;  // [3C], bias_backward_scratch
+} BiasProblem;
+
+static void bias_backward1(const void *problem, unsigned) {
+    const BiasProblem *p = (const BiasProblem *)problem;
+    const Attention &a = p->a;
+    attention_backward(a.dq, a.dot, a.dout, a.out, a.lse, a.q, a.B, a.T, a.out_stride, a.NH, lab.stream);
+    bias_backward(p->dbias, a.dq, p->scratch, a.B * a.T, a.stride, false, lab.stream);
+}
+static void bias_backward2(const void *problem, unsigned) {
+    const BiasProblem *p = (const BiasProblem *)problem;
+    attention_bias_backward(p->a, p->dbias, lab.stream);
+}
+
+static const LabKernel BIAS[] = {
+    {"attention backward + bias", 1, "apart: dqkv is read again (llmc)", bias_backward1, 1},
+    {"attention backward + bias", 2, "a block sums the columns that it writes", bias_backward2, 1},
+};
+
+static BiasProblem make_bias(size_t B, size_t T, size_t NH, size_t HS, const floatX *qkv, const floatX *dout) {
+    size_t C = NH * HS;
+    BiasProblem p = {flash_backward(test_floatX(3 * B * T * C), test_floats(B * NH * T), dout, test_floatX(B * T * C),
+                                    test_floats(B * NH * T), qkv, B, T, C, NH), test_floats(3 * C),
+                     test_floats(bias_backward_scratch(B * T, 3 * C))};
+    p.a.part = test_floats(attention_bias_rows(B, T) * 3 * C);
+    attention_forward(p.a.out, p.a.lse, qkv, B, T, C, NH, lab.stream);
+    return p;
+}
+
+// dqkv has the bits of llmc's; dbias is the sum of its columns, in float: the same bits in any order of threads.
+static void check_bias(size_t B, size_t T, size_t NH, size_t HS) {
+    size_t mark = test_count, N = B * T, OC = 3 * NH * HS;
+    floatX *qkv = to_device_floatX(test_values(N * OC, 0, 1.5, 1), N * OC);
+    BiasProblem p = make_bias(B, T, NH, HS, qkv, to_device_floatX(test_values(N * OC / 3, 0, 1, 2), N * OC / 3));
+    float *first[2] = {NULL, NULL}, *dbias = NULL;
+    bool same = true;
+    double worst_error = 0.0;
+    for (int way = 0; way < 3; way++) {
+#ifndef __CUDACC__
+        CpuOrder before = cpu_thread_order();
+        if (way == 2) cpu_thread_order() = {true, T};
+#endif
+        BIAS[way > 0].run(&p, 1);
+        float *dqkv = to_host_floatX(p.a.dq, N * OC, lab.stream);
+        dbias = to_host(p.dbias, OC, lab.stream);
+#ifndef __CUDACC__
+        cpu_thread_order() = before;
+#endif
+        double *want = test_doubles(OC);
+        for (size_t i = 0; i < N * OC; i++) want[i % OC] += (double)dqkv[i];
+        worst_error = fmax(worst_error, test_error(dbias, want, OC));
+        same = same && (way < 1 || same_bits(first[0], dqkv, N * OC)) && (way < 2 || same_bits(first[1], dbias, OC));
+        first[0] = dqkv;
+        if (way == 1) first[1] = dbias;
+    }
+    check(&lab.checks, worst_error <= 2e-6 && same, "bias's gradient B %zu T %zu NH %zu HS %zu: %.1e (bound 2e-06)%s",
+          B, T, NH, HS, worst_error, same ? "" : ", other bits");
+    test_release(mark);
+}
+
+static void bench_bias(size_t B, size_t T, size_t NH, size_t HS) {
+    size_t N = B * T, C = NH * HS;
+    BiasProblem p = make_bias(B, T, NH, HS, lab_fill(&lab, 3 * N * C), lab_fill(&lab, N * C));
+    KernelWork must = lab_stated(&lab, &BIAS[0], &p);
+    // asks of the bias alone: dqkv again, or a row of floats for a block of 64 tokens, written and read
+    double again = 3.0 * (double)(N * C * sizeof(floatX));
+    double rows = 2.0 * (double)(attention_bias_rows(B, T) * 3 * C * sizeof(float));
+    must.bytes -= again;
+    for (const LabKernel &k : BIAS) lab_bench(&lab, &k, &p, must, must.bytes + (k.number == 1 ? again : rows));
+}
+#endif
+
 // One layer of GPT-2 124M.
 static void bench(void) {
     Problem p = {NULL, NULL, NULL, NULL, NULL, NULL, NULL, 4, 64, 768, 12};
@@ -763,6 +866,9 @@ static void bench(void) {
         }
     }
     bench_groups();
+#ifdef PRECISION_BF16
+    bench_bias(p.B, p.T, p.NH, p.C / p.NH);
+#endif
 }
 
 // Checks dropout of the probabilities against plain loops with the same masks. The kernels have one row a thread (as on
@@ -839,6 +945,10 @@ static void checks(void) {
     test_shape(1, 514, 64, 1, false);
     check_rows();
     check_groups();
+#ifdef PRECISION_BF16
+    check_bias(2, 65, 2, 64);
+    check_bias(1, 130, 3, 40);
+#endif
     test_large_scores();
     test_softmax(8);
     test_softmax(264);

@@ -88,8 +88,8 @@ static double *host_norms(const Problem *p) {
 // llmc's norms with a warp or a thread a chunk.
 static double *norms(const float *grads, const Piece *ranges, size_t count, bool warp) {
     Problem p = make_problem(grads, ranges, count);
-    if (warp) global_norm_launch<32>(p.out, p.scratch, grads, p.ranges, count, p.max_size, p.total, lab.stream);
-    else global_norm_launch<1>(p.out, p.scratch, grads, p.ranges, count, p.max_size, p.total, lab.stream);
+    if (warp) global_norm_squared<32>(p.out, p.scratch, grads, p.ranges, count, p.max_size, p.total, lab.stream);
+    else global_norm_squared<1>(p.out, p.scratch, grads, p.ranges, count, p.max_size, p.total, lab.stream);
     return host_norms(&p);
 }
 

@@ -74,11 +74,9 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
     floatX *narrow = master ? params + at : NULL;
     float *weights = master ? master + at_state : (float *)(void *)params + at;
     if (!r.decays) h.decay = 0.0f;
-    if (ROW_LANES > 1 && (at | at_state) % 4 == 0) {  // packs; a CPU's compiler makes vectors of the plain loop
+    if (ROW_LANES > 1 && (at | at_state) % 4 == 0)  // packs; a CPU's compiler makes vectors of the plain loop
         adamw_chunk<4>(narrow, weights, grads + at, ms + at_state, vs + at_state, n, h);
-    } else {
-        adamw_chunk<1>(narrow, weights, grads + at, ms + at_state, vs + at_state, n, h);
-    }
+    else adamw_chunk<1>(narrow, weights, grads + at, ms + at_state, vs + at_state, n, h);
 }
 
 // Gives each of the pieces, none of them empty, its first block. Returns the number of blocks.

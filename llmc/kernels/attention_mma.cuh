@@ -19,73 +19,76 @@ static constexpr float LOG2_E = 1.44269504f;
 template <class A, bool DROP>
 __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1) attention_forward_mma_kernel(Attention a, Dropout drop) {
     typedef TilePair<A, A::KEYS> Tiles;
+    constexpr int M = A::template GROUPS<DROP>;
     alignas(16) __shared__ bfloat16 shared[4 * Tiles::TILE]; // keys and values
-    MmaPlace at = mma_place<A>(a, false);
-    const bool full = A::PAIR && a.full; // every query sees every key
-    const size_t k_stride = A::PAIR ? a.k_stride : a.stride;
-    int seen = at.block_row + (int)ATTENTION_MMA_ROWS, end = seen < at.others && !full ? seen : at.others;
-    Tiles tiles(shared, a.k + at.in_k, k_stride, a.v + at.in_k, k_stride, 0, at.others, a);
+    MmaPlace at = mma_place<A, M>(a, false);
+    const int of_warp = at.warp_row >= at.T ? 0 : at.full ? at.end : at.warp_row + 16 * M; // keys that its rows see
+    Tiles tiles(shared, a.k + at.in_k, at.k_stride, a.v + at.in_k, at.k_stride, 0, at.others, a);
     tiles.next(0);
     copy_async_commit();
-    uint32_t own[A::K16][4];
-    load_fragments<A>(own, a.q + at.in, a.stride, at, a);
-    float mixed[A::CAPACITY / 8][4] = {}, max[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
+    uint32_t own[M][A::K16][4];
+    float mixed[M][A::CAPACITY / 8][4] = {}, max[M][2], sum[M][2] = {};
+    UNROLL
+    for (int m = 0; m < M; m++) {
+        load_fragments<A>(own[m], a.q + at.in, a.stride, mma_group(at, m), a);
+        max[m][0] = max[m][1] = -INFINITY;
+    }
     const float to_log2 = a.scale * LOG2_E;
-    for (int first = 0, stage = 0; first < end; first += A::KEYS, stage = 2 * Tiles::TILE - stage) {
-        if (first + A::KEYS < end) tiles.next(2 * Tiles::TILE - stage);
+    for (int first = 0, stage = 0; first < at.end; first += A::KEYS, stage = 2 * Tiles::TILE - stage) {
+        if (first + A::KEYS < at.end) tiles.next(2 * Tiles::TILE - stage);
         copy_async_commit();
         copy_async_wait<1>();
         __syncthreads();
-        if (A::KEYS == ATTENTION_MMA_ROWS || full || first < at.warp_row + 16) { // else no query sees these keys
-            uint32_t kept = DROP ? kept_keys<A>(drop, at, a, first) : 0;
-            float s[A::KEYS / 8][4] = {};
+        if (first < of_warp) {
+            float s[M][A::KEYS / 8][4] = {};
+            uint32_t p[M][A::KEYS / 16][4];
             mma_product<false, A::STRIDE>(s, own, tiles.row + stage);
-            if (full) hide_missing(s, at, first);
-            else if (first + A::KEYS > at.warp_row + 1) hide_fragments<true>(s, at, at.row - first);
-            // Key 0 is seen by every query: after the first tile max is finite.
-            float largest[2] = {max[0], max[1]}, shift[2];
             UNROLL
-            for (int n = 0; n < A::KEYS / 8; n++) {
+            for (int m = 0; m < M; m++) {
+                MmaPlace rows = mma_group(at, m);
+                uint32_t kept = DROP ? kept_keys<A>(drop, rows, a, first) : 0;
+                if (at.full) hide_missing(s[m], at, first);
+                else if (first + A::KEYS > rows.warp_row + 1) hide_fragments<true>(s[m], at, rows.row - first);
+                // Key 0 is seen by every query: after the first tile max is finite.
+                float largest[2] = {max[m][0], max[m][1]};
                 UNROLL
-                for (int i = 0; i < 4; i++) largest[i / 2] = larger(largest[i / 2], s[n][i]);
-            }
-            quad_max(largest);
-            UNROLL
-            for (int i = 0; i < 2; i++) shift[i] = largest[i] * to_log2;
-            if (warp_any(largest[0] > max[0] || largest[1] > max[1])) { // else the correction is 1: a max rarely grows
-                float correction[2];
-                UNROLL
-                for (int i = 0; i < 2; i++) {
-                    correction[i] = exponential2(max[i] * to_log2 - shift[i]);
-                    max[i] = largest[i];
-                    sum[i] *= correction[i];
-                }
-                UNROLL
-                for (int n = 0; n < A::CAPACITY / 8; n++) {
+                for (int i = 0; i < A::KEYS / 2; i++)
+                    largest[i % 4 / 2] = larger(largest[i % 4 / 2], s[m][i / 4][i % 4]);
+                quad_max(largest);
+                const float shift[2] = {largest[0] * to_log2, largest[1] * to_log2};
+                // A maximum rarely grows; else the correction is 1.
+                if (warp_any(largest[0] > max[m][0] || largest[1] > max[m][1])) {
+                    float correction[2];
                     UNROLL
-                    for (int i = 0; i < 4; i++) mixed[n][i] *= correction[i / 2];
+                    for (int i = 0; i < 2; i++) {
+                        correction[i] = exponential2(max[m][i] * to_log2 - shift[i]);
+                        max[m][i] = largest[i];
+                        sum[m][i] *= correction[i];
+                    }
+                    UNROLL
+                    for (int i = 0; i < A::CAPACITY / 2; i++) mixed[m][i / 4][i % 4] *= correction[i % 4 / 2];
                 }
-            }
-            UNROLL
-            for (int n = 0; n < A::KEYS / 8; n++) {
                 UNROLL
-                for (int i = 0; i < 4; i++) s[n][i] = exponential2(s[n][i] * to_log2 - shift[i / 2]);
-                UNROLL
-                for (int i = 0; i < 4; i++) sum[i / 2] += s[n][i]; // with dropout too: of all probabilities
+                for (int i = 0; i < A::KEYS / 2; i++) { // the sum is of all probabilities, with dropout too
+                    float &x = s[m][i / 4][i % 4];
+                    sum[m][i % 4 / 2] += x = exponential2(x * to_log2 - shift[i % 4 / 2]);
+                }
+                round_fragments<DROP>(p[m], s[m], kept);
             }
-            uint32_t p[A::KEYS / 16][4];
-            round_fragments<DROP>(p, s, kept);
             mma_product<true, A::STRIDE>(mixed, p, tiles.column + (stage + Tiles::TILE));
         }
         __syncthreads();
     }
-    quad_sum(sum);
-    const float up = DROP ? drop.scale : 1.0f;
-    store_fragments(part_or<A>(a.part, a.out) + at.out, a.out_stride, 0, at, a, mixed, up / sum[0], up / sum[1]);
-    if (at.pair == 0) {
+    UNROLL
+    for (int m = 0; m < M; m++) {
+        MmaPlace rows = mma_group(at, m);
+        quad_sum(sum[m]);
+        const float up = DROP ? drop.scale : 1.0f, up0 = up / sum[m][0], up1 = up / sum[m][1];
+        store_fragments(part_or<A>(a.part, a.out) + at.out, a.out_stride, 0, rows, a, mixed[m], up0, up1);
         UNROLL
         for (int i = 0; i < 2; i++)
-            if (at.row + i * 8 < at.T) a.lse[at.stat + at.row + i * 8] = max[i] * a.scale + logf(sum[i]);
+            if (at.pair == 0 && rows.row + i * 8 < at.T)
+                a.lse[at.stat + rows.row + i * 8] = max[m][i] * a.scale + logf(sum[m][i]);
     }
 }
 
@@ -97,10 +100,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     typedef TilePair<A, A::KEYS> Tiles;
     alignas(16) __shared__ bfloat16 shared[4 * Tiles::TILE]; // keys and values
     MmaPlace at = mma_place<A>(a, false);
-    const bool full = A::PAIR && a.full; // every query sees every key
-    const size_t k_stride = A::PAIR ? a.k_stride : a.stride;
-    int seen = at.block_row + (int)ATTENTION_MMA_ROWS, end = seen < at.others && !full ? seen : at.others;
-    Tiles tiles(shared, a.k + at.in_k, k_stride, a.v + at.in_k, k_stride, 0, at.others, a);
+    Tiles tiles(shared, a.k + at.in_k, at.k_stride, a.v + at.in_k, at.k_stride, 0, at.others, a);
     tiles.next(0);
     copy_async_commit();
     uint32_t own[A::K16][4], d[A::K16][4];
@@ -108,13 +108,11 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     load_fragments<A>(d, a.dout + at.out, a.out_stride, at, a);
     float of_row[2] = {0.0f, 0.0f}, norm[2];
     UNROLL
-    for (int k16 = 0; k16 < A::K16; k16++) {
-        UNROLL
-        for (int i = 0; i < 4; i++) {
-            int row = at.row + i % 2 * 8, c = k16 * 16 + i / 2 * 8 + at.pair;
-            uint32_t o = load_pair(a.out + at.out + (size_t)row * a.out_stride + c, row < at.T && c < (int)a.HS);
-            of_row[i % 2] += low_float(o) * low_float(d[k16][i]) + high_float(o) * high_float(d[k16][i]);
-        }
+    for (int i = 0; i < 4 * A::K16; i++) {
+        int row = at.row + i % 2 * 8, c = i / 2 * 8 + at.pair;
+        uint32_t of_d = d[i / 4][i % 4];
+        uint32_t o = load_pair(a.out + at.out + (size_t)row * a.out_stride + c, row < at.T && c < (int)a.HS);
+        of_row[i % 2] += low_float(o) * low_float(of_d) + high_float(o) * high_float(of_d);
     }
     quad_sum(of_row);
     UNROLL
@@ -128,25 +126,22 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     const int part = PART == A::CAPACITY && !DROP ? 0 : (int)blockIdx.y * PART; // a constant saves a spill at 192
     float dq[PART / 8][4] = {};
     const float to_log2 = a.scale * LOG2_E, up = DROP ? drop.scale : 1.0f;
-    for (int first = 0, stage = 0; first < end; first += A::KEYS, stage = 2 * Tiles::TILE - stage) {
-        if (first + A::KEYS < end) tiles.next(2 * Tiles::TILE - stage);
+    for (int first = 0, stage = 0; first < at.end; first += A::KEYS, stage = 2 * Tiles::TILE - stage) {
+        if (first + A::KEYS < at.end) tiles.next(2 * Tiles::TILE - stage);
         copy_async_commit();
         copy_async_wait<1>();
         __syncthreads();
-        if (A::KEYS == ATTENTION_MMA_ROWS || full || first < at.warp_row + 16) { // else no query sees these keys
+        if (A::KEYS == ATTENTION_MMA_ROWS || at.full || first < at.warp_row + 16) { // else no query sees these keys
             uint32_t kept = DROP ? kept_keys<A>(drop, at, a, first) : 0;
             float s[A::KEYS / 8][4] = {}, ds[A::KEYS / 8][4] = {};
             mma_product<false, A::STRIDE>(s, own, tiles.row + stage);
             mma_product<false, A::STRIDE>(ds, d, tiles.row + (stage + Tiles::TILE));
-            if (full) hide_missing(s, at, first);
+            if (at.full) hide_missing(s, at, first);
             else if (first + A::KEYS > at.warp_row + 1) hide_fragments<true>(s, at, at.row - first);
             UNROLL
-            for (int n = 0; n < A::KEYS / 8; n++) {
-                UNROLL
-                for (int i = 0; i < 4; i++) {
-                    float p = exponential2(s[n][i] * to_log2 - norm[i / 2]);
-                    ds[n][i] = p * ((stays<DROP>(kept, n, i) ? ds[n][i] : 0.0f) * up - of_row[i / 2]);
-                }
+            for (int i = 0; i < A::KEYS / 2; i++) {
+                float p = exponential2(s[i / 4][i % 4] * to_log2 - norm[i % 4 / 2]), &x = ds[i / 4][i % 4];
+                x = p * ((stays<DROP>(kept, i) ? x : 0.0f) * up - of_row[i % 4 / 2]);
             }
             uint32_t rounded[A::KEYS / 16][4];
             round_fragments<false>(rounded, ds, 0);
@@ -155,7 +150,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
         __syncthreads();
     }
     const size_t to = A::PAIR ? at.out : at.in, stride = A::PAIR ? a.out_stride : a.stride;
-    store_fragments(part_or<A>(a.part, a.dq) + to, stride, part, at, a, dq, a.scale, a.scale);
+    A::store(part_or<A>(a.part, a.dq) + to, stride, part, at, a, dq, a.scale, a.scale);
 }
 
 // Computes the gradients of the keys and values: rows are keys, columns of the (transposed) scores are queries.
@@ -168,18 +163,16 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     alignas(16) __shared__ bfloat16 own_values[A::VALUES_SHARED ? ATTENTION_MMA_ROWS * A::STRIDE : 8];
     alignas(16) __shared__ float of_query[2][2][ATTENTION_MMA_ROWS]; // of two stages, lse and dot
     MmaPlace at = mma_place<A>(a, true);
-    const bool full = A::PAIR && a.full; // every query sees every key
-    const size_t k_stride = A::PAIR ? a.k_stride : a.stride;
-    const int begin = full ? 0 : at.block_row; // the first query that sees a key of the block
+    const int begin = at.full ? 0 : at.block_row; // the first query that sees a key of the block
     const int part = (int)blockIdx.y * PART;
     uint32_t k[A::K16][4], v[A::VALUES_SHARED ? 1 : A::K16][4];
     float dk[PART / 8][4] = {}, dv[PART / 8][4] = {};
-    load_fragments<A>(k, a.k + at.in_k, k_stride, at, a);
+    load_fragments<A>(k, a.k + at.in_k, at.k_stride, at, a);
     if constexpr (A::VALUES_SHARED) {
-        TileCopy<A> v_copy(a.v + at.in_k, k_stride, at.block_row, at.T, a);
+        TileCopy<A> v_copy(a.v + at.in_k, at.k_stride, at.block_row, at.T, a);
         v_copy.template next<(int)ATTENTION_MMA_ROWS>(v_copy.to(own_values));
     } else {
-        load_fragments<A>(v, a.v + at.in_k, k_stride, at, a);
+        load_fragments<A>(v, a.v + at.in_k, at.k_stride, at, a);
     }
     SharedTile values = matrix_rows<A::STRIDE>(own_values + threadIdx.x / 32 * 16 * A::STRIDE);
     const float to_log2 = a.scale * LOG2_E, up = DROP ? drop.scale : 1.0f;
@@ -206,12 +199,12 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
             copy_async_commit();
             copy_async_wait<1>();
             __syncthreads();
-            if (A::QUERIES == ATTENTION_MMA_ROWS || full || first + A::QUERIES > at.warp_row) { // else none sees them
+            if (A::QUERIES == ATTENTION_MMA_ROWS || at.full || first + A::QUERIES > at.warp_row) { // else none sees them
                 uint32_t kept = DROP ? kept_queries<A>(drop, at, a, first) : 0;
                 float p[A::QUERIES / 8][4] = {}, ds[A::QUERIES / 8][4] = {}, x[2];
                 uint32_t rounded[A::QUERIES / 16][4];
                 mma_product<false, A::STRIDE>(p, k, tiles.row + here);
-                if (!full && first < at.warp_row + 15) hide_fragments<false>(p, at, at.row - first);
+                if (!at.full && first < at.warp_row + 15) hide_fragments<false>(p, at, at.row - first);
                 UNROLL
                 for (int n = 0; n < A::QUERIES / 8; n++) {
                     load_two(x, &of_query[stage][0][n * 8 + at.pair]);
@@ -236,7 +229,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
                     load_two(x, &of_query[stage][1][n * 8 + at.pair]);
                     UNROLL
                     for (int i = 0; i < 4; i++)
-                        ds[n][i] = p[n][i] * ((stays<DROP>(kept, n, i) ? ds[n][i] : 0.0f) * up - x[i % 2]);
+                        ds[n][i] = p[n][i] * ((stays<DROP>(kept, 4 * n + i) ? ds[n][i] : 0.0f) * up - x[i % 2]);
                 }
                 round_fragments<false>(rounded, ds, 0);
                 mma_product<true, A::STRIDE>(dk, rounded, tiles.column + (here + part));
@@ -244,8 +237,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
             __syncthreads();
         }
     }
-    store_fragments(part_or<A>(a.part_k, a.dk) + at.in_k, k_stride, part, at, a, dk, a.scale, a.scale);
-    store_fragments(part_or<A>(a.part_v, a.dv) + at.in_k, k_stride, part, at, a, dv, up, up);
+    A::store(part_or<A>(a.part_k, a.dk) + at.in_k, at.k_stride, part, at, a, dk, a.scale, a.scale);
+    A::store(part_or<A>(a.part_v, a.dv) + at.in_k, at.k_stride, part, at, a, dv, up, up);
 }
 
 // True if these kernels can: rows of 16-byte packs, registers enough.
@@ -254,14 +247,17 @@ static inline bool attention_mma_takes(const Attention &a) { return a.HS % 8 == 
 // Queues the forward or the backward pass.
 template <class A, bool DROP>
 static inline void attention_mma(const Attention &a, const Dropout &drop, bool backward, cudaStream_t stream) {
-    size_t Tk = A::PAIR ? a.Tk : a.T;
-    unsigned blocks = (unsigned)(a.B * a.NH * CEIL_DIV(a.T, ATTENTION_MMA_ROWS)), times = DROP ? A::DROP_PARTS : 1;
-    unsigned key_blocks = (unsigned)(a.B * a.KV * CEIL_DIV(Tk, ATTENTION_MMA_ROWS));
+    const auto blocks = [&](size_t heads, size_t T, int groups) {
+        return (unsigned)(a.B * heads * CEIL_DIV(T, groups * ATTENTION_MMA_ROWS));
+    };
     if (!backward) {
-        LAUNCH((attention_forward_mma_kernel<A, DROP>), blocks, ATTENTION_MMA_THREADS, 0, stream)(a, drop);
+        unsigned grid = blocks(a.NH, a.T, A::template GROUPS<DROP>);
+        LAUNCH((attention_forward_mma_kernel<A, DROP>), grid, ATTENTION_MMA_THREADS, 0, stream)(a, drop);
         return;
     }
-    dim3 queries(blocks, A::QUERY_PARTS * times), keys(key_blocks, A::KEY_PARTS * times);
+    unsigned times = DROP ? A::DROP_PARTS : 1;
+    dim3 queries(blocks(a.NH, a.T, 1), A::QUERY_PARTS * times);
+    dim3 keys(blocks(a.KV, A::PAIR ? a.Tk : a.T, 1), A::KEY_PARTS * times);
     LAUNCH((attention_backward_query_mma_kernel<A, DROP>), queries, ATTENTION_MMA_THREADS, 0, stream)(a, drop);
     LAUNCH((attention_backward_key_mma_kernel<A, DROP>), keys, ATTENTION_MMA_THREADS, 0, stream)(a, drop);
 }

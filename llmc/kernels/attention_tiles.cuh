@@ -25,8 +25,12 @@ struct AttentionMma {
     static constexpr int QUERY_PARTS = CAPACITY <= 192 ? 1 : 2;
     static constexpr int KEY_PARTS = CAPACITY <= 128 ? 1 : CAPACITY <= 160 ? 2 : CAPACITY / 64;
     static constexpr int DROP_PARTS = CAPACITY <= 192 ? 1 : 2; // with dropout so many times as many
+    // Groups of 16 rows that a warp of the forward pass has: two share what it reads of a tile.
+    template <bool DROP> static constexpr int GROUPS = CAPACITY == 64 && !DROP ? 2 : 1;
     // Nor for the block's own values at 128: they are read again, half a row at a time.
     static constexpr bool VALUES_SHARED = CAPACITY == 128;
+    // How a gradient leaves: dev/cuda/attention_bias.cuh sums its columns too.
+    template <class... P> __device__ __forceinline__ static void store(const P &...p) { store_fragments(p...); }
 };
 
 // The work of a lane: rows row and row + 8. Rows are int, as registers are short.
@@ -37,6 +41,9 @@ typedef struct {
     int block_row, warp_row, row;
     int pair;              // first column of the lane in a fragment
     int T, others;         // rows of the block's side, and of the tiles'
+    int end;               // of the keys that queries of the block see
+    bool full;             // every query sees every key
+    size_t k_stride;
 } MmaPlace;
 
 // Goes to query head h of the place's sequence, and to its keys and values.
@@ -49,19 +56,28 @@ __device__ __forceinline__ void mma_head(MmaPlace &p, unsigned h, const Attentio
 }
 
 // The blocks of a head are neighbours: their keys and values stay in the L2 cache. Those with most work begin first.
-// keys: the block's rows are keys, and the tiles queries, of their heads one after the other.
-template <class A>
+// keys: the block's rows are keys, and the tiles queries, of their heads one after the other. A warp has GROUPS times
+// 16 rows; the place is that of the first 16.
+template <class A, int GROUPS = 1>
 __device__ __forceinline__ MmaPlace mma_place(const Attention &a, bool keys) {
     unsigned T = (unsigned)(A::PAIR && keys ? a.Tk : a.T), heads = (unsigned)(keys ? a.KV : a.NH);
-    unsigned blocks = CEIL_DIV(T, (unsigned)ATTENTION_MMA_ROWS);
+    const unsigned block_rows = GROUPS * (unsigned)ATTENTION_MMA_ROWS, blocks = CEIL_DIV(T, block_rows);
     unsigned head = blockIdx.x / blocks, block = blockIdx.x % blocks, b = head / heads;
     MmaPlace p;
     p.T = (int)T, p.others = (int)(A::PAIR && !keys ? a.Tk : a.T), p.b = b;
     mma_head<A>(p, (head - b * heads) * ((unsigned)a.NH / heads), a);
-    p.block_row = (int)((keys ? block : blocks - 1 - block) * ATTENTION_MMA_ROWS);
-    p.warp_row = p.block_row + (int)(threadIdx.x / 32) * 16;
+    p.block_row = (int)((keys ? block : blocks - 1 - block) * block_rows);
+    p.warp_row = p.block_row + (int)(threadIdx.x / 32) * GROUPS * 16;
     p.row = p.warp_row + (int)(threadIdx.x % 32) / 4;
     p.pair = (int)(threadIdx.x % 4) * 2;
+    p.full = A::PAIR && a.full, p.k_stride = A::PAIR ? a.k_stride : a.stride;
+    p.end = p.block_row + (int)block_rows < p.others && !p.full ? p.block_row + (int)block_rows : p.others;
+    return p;
+}
+
+// Returns the place of the warp's group m of 16 rows.
+__device__ __forceinline__ MmaPlace mma_group(MmaPlace p, int m) {
+    p.warp_row += m * 16, p.row += m * 16;
     return p;
 }
 
@@ -142,12 +158,9 @@ template <class A>
 __device__ __forceinline__ void load_fragments(uint32_t (&x)[A::K16][4], const bfloat16 *p, size_t stride,
                                                const MmaPlace &at, const Attention &a) {
     UNROLL
-    for (int k = 0; k < A::K16; k++) {
-        UNROLL
-        for (int i = 0; i < 4; i++) {
-            int row = at.row + i % 2 * 8, c = k * 16 + i / 2 * 8 + at.pair;
-            x[k][i] = load_pair(p + (size_t)row * stride + c, row < at.T && c < (int)a.HS);
-        }
+    for (int i = 0; i < 4 * A::K16; i++) {
+        int row = at.row + i % 2 * 8, c = i / 2 * 8 + at.pair;
+        x[i / 4][i % 4] = load_pair(p + (size_t)row * stride + c, row < at.T && c < (int)a.HS);
     }
 }
 
@@ -193,23 +206,20 @@ __device__ __forceinline__ void store_fragments(To *p, size_t stride, int first,
     }
 }
 
-// True if dropout keeps element i of fragment n; the masks below set bit 4 n + i.
+// True if dropout keeps element i % 4 of fragment i / 4: its bit in the masks below.
 template <bool DROP>
-__device__ __forceinline__ bool stays(uint32_t kept, int n, int i) {
-    return !DROP || kept >> (4 * n + i) & 1;
+__device__ __forceinline__ bool stays(uint32_t kept, int i) {
+    return !DROP || kept >> i & 1;
 }
 
 // Rounds the d fragments of a product, to be a fragments of the next; dropped elements become 0.
 template <bool DROP, int K16>
 __device__ __forceinline__ void round_fragments(uint32_t (&a)[K16][4], const float (&d)[2 * K16][4], uint32_t kept) {
     UNROLL
-    for (int k = 0; k < K16; k++) {
-        UNROLL
-        for (int i = 0; i < 4; i++) {
-            int n = 2 * k + i / 2, j = i % 2 * 2;
-            a[k][i] = pack_bf16(stays<DROP>(kept, n, j) ? d[n][j] : 0.0f,
-                                stays<DROP>(kept, n, j + 1) ? d[n][j + 1] : 0.0f);
-        }
+    for (int i = 0; i < 4 * K16; i++) {
+        const float *pair = &d[i / 2][i % 2 * 2];
+        a[i / 4][i % 4] = pack_bf16(stays<DROP>(kept, 2 * i) ? pair[0] : 0.0f,
+                                    stays<DROP>(kept, 2 * i + 1) ? pair[1] : 0.0f);
     }
 }
 
@@ -218,12 +228,9 @@ __device__ __forceinline__ void round_fragments(uint32_t (&a)[K16][4], const flo
 template <bool KEYS, int N8>
 __device__ __forceinline__ void hide_fragments(float (&s)[N8][4], const MmaPlace &at, int diagonal) {
     UNROLL
-    for (int n = 0; n < N8; n++) {
-        UNROLL
-        for (int i = 0; i < 4; i++) {
-            int column = n * 8 + at.pair + i % 2, row = diagonal + i / 2 * 8;
-            if (KEYS ? column > row : column < row) s[n][i] = -INFINITY;
-        }
+    for (int i = 0; i < 4 * N8; i++) {
+        int column = i / 4 * 8 + at.pair + i % 2, row = diagonal + i % 4 / 2 * 8;
+        if (KEYS ? column > row : column < row) s[i / 4][i % 4] = -INFINITY;
     }
 }
 
@@ -231,11 +238,8 @@ __device__ __forceinline__ void hide_fragments(float (&s)[N8][4], const MmaPlace
 template <int N8>
 __device__ __forceinline__ void hide_missing(float (&s)[N8][4], const MmaPlace &at, int first) {
     UNROLL
-    for (int n = 0; n < N8; n++) {
-        UNROLL
-        for (int i = 0; i < 4; i++)
-            if (first + n * 8 + at.pair + i % 2 >= at.others) s[n][i] = -INFINITY;
-    }
+    for (int i = 0; i < 4 * N8; i++)
+        if (first + i / 4 * 8 + at.pair + i % 2 >= at.others) s[i / 4][i % 4] = -INFINITY;
 }
 
 // Returns dropout's mask of the warp's queries and keys first .. first + KEYS - 1. The 8 numbers of a block of Philox

@@ -29,14 +29,12 @@ __global__ void __launch_bounds__(BIAS_THREADS)
     size_t col = ((size_t)blockIdx.x * BIAS_THREADS + threadIdx.x) * W;
     if (col >= OC) return;
     size_t begin = blockIdx.y * chunk_rows, end = begin + chunk_rows < N ? begin + chunk_rows : N;
-    float sum[W], x[BIAS_BATCH][W];
-    for (int k = 0; k < W; k++) sum[k] = 0.0f;
+    float sum[W] = {0.0f}, x[BIAS_BATCH][W];
     size_t row = begin;
     for (; row + BIAS_BATCH <= end; row += BIAS_BATCH) {
         for (size_t r = 0; r < BIAS_BATCH; r++) load_floats<W>(x[r], dout + (row + r) * OC + col);
-        for (size_t r = 0; r < BIAS_BATCH; r++) {
+        for (size_t r = 0; r < BIAS_BATCH; r++)
             for (int k = 0; k < W; k++) sum[k] += x[r][k];
-        }
     }
     for (; row < end; row++) {
         load_floats<W>(x[0], dout + row * OC + col);

@@ -56,9 +56,8 @@ __device__ __forceinline__ void row_stats(float *row_max, float *row_sum, const 
     for (; i < s.end; i += PACKS * s.step) {
         for (int j = 0; j < PACKS; j++) {
             size_t first = (i + (size_t)j * s.step) * W, end = s.end * W < valid ? s.end * W : valid;
-            for (int k = 0; k < W; k++) {
+            for (int k = 0; k < W; k++)
                 x[j * W + k] = first + (size_t)k < end ? to_float(row[first + (size_t)k]) : -INFINITY;
-            }
         }
         row_add<TILE>(mine, x);
     }
@@ -79,9 +78,8 @@ __device__ __forceinline__ void row_gradient(floatX *row, float max, float sum, 
     for (; i < whole; i += s.step, mine += (unsigned)(s.step * W)) {
         load_floats<W>(x, row + i * W);
         for (int k = 0; k < W; k++) x[k] = exponential_fast(x[k] - max) * scale;
-        if (place - mine < W) {
+        if (place - mine < W)
             for (int k = 0; k < W; k++) x[k] -= mine + (unsigned)k == place ? dloss : 0.0f;
-        }
         store_floats<W>(row + i * W, x);
     }
     for (; i < s.end; i += s.step) {

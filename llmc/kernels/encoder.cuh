@@ -103,9 +103,8 @@ __global__ void __launch_bounds__(THREADS)
             load_floats<W>(sum, dwte + row * C + i);
             for (int k = 0; k < count; k += ENCODER_BATCH) {
                 UNROLL
-                for (int j = 0; j < ENCODER_BATCH; j++) {
+                for (int j = 0; j < ENCODER_BATCH; j++)
                     if (k + j < count) load_floats<W>(d[j], dout + (size_t)list[k + j] * C + i);
-                }
                 UNROLL
                 for (int j = 0; j < ENCODER_BATCH; j++) {
                     if (k + j >= count) break;

@@ -28,11 +28,8 @@ __device__ __forceinline__ double norm_share(const float *g, Share s) {
     double sums[NORM_WIDTH] = {0.0};
     for (size_t i = s.begin; i < s.end; i += s.step) {
         float x[NORM_WIDTH];
-        if constexpr (ALIGNED) {
-            load_floats<NORM_WIDTH>(x, g + i * NORM_WIDTH);
-        } else {
-            memcpy(x, g + i * NORM_WIDTH, sizeof x);
-        }
+        if constexpr (ALIGNED) load_floats<NORM_WIDTH>(x, g + i * NORM_WIDTH);
+        else memcpy(x, g + i * NORM_WIDTH, sizeof x);
         for (int k = 0; k < NORM_WIDTH; k++) sums[k] += (double)x[k] * (double)x[k];
     }
     return sum_of<NORM_WIDTH>(sums);
@@ -50,9 +47,8 @@ __global__ void __launch_bounds__(32 * NORM_WARPS)
     const float *g = grads + pieces[blockIdx.y].lo + first;
     Share s = row_share<LANES>(count / NORM_WIDTH);
     double sum = (uintptr_t)g % 16 == 0 ? norm_share<true>(g, s) : norm_share<false>(g, s);
-    if (threadIdx.x % 32 == 0) {
+    if (threadIdx.x % 32 == 0)
         for (size_t i = count - count % NORM_WIDTH; i < count; i++) sum += (double)g[i] * (double)g[i];
-    }
     sum = row_sum<LANES>(sum);
     if (threadIdx.x % 32 == 0) scratch[blockIdx.y * max_chunks + chunk] = sum;
 }
@@ -73,27 +69,20 @@ static inline size_t global_norm_scratch(size_t count, size_t max_size) {
     return count * norm_chunk_count(max_size);
 }
 
-template <int LANES>
-static inline void global_norm_launch(double *out, double *scratch, const float *grads,
-                                      const Piece *pieces, size_t count, size_t max_size, size_t n,
-                                      cudaStream_t stream) {
+// Computes out[count], the sum of squares of each piece of grads. pieces[count] is on the device; max_size is its
+// largest size, n the sum of all, give or take padding. A NaN or infinity reaches the sum of its own piece only.
+template <int LANES = ROW_LANES>
+static inline void global_norm_squared(double *out, double *scratch, const float *grads,
+                                       const Piece *pieces, size_t count, size_t max_size, size_t n,
+                                       cudaStream_t stream) {
     if (count == 0) return;
     size_t max_chunks = norm_chunk_count(max_size);
     if (max_chunks > 0) {
         kernel_cost(KERNEL_NONE, n, sizeof(float), 2);  // a cluster's optimizer_bytes have it in
         dim3 grid((unsigned)CEIL_DIV(max_chunks, (size_t)NORM_WARPS), (unsigned)count);
-        LAUNCH(global_norm_kernel<LANES>, grid, 32 * NORM_WARPS, 0, stream)
-        (scratch, grads, pieces, max_chunks);
+        LAUNCH(global_norm_kernel<LANES>, grid, 32 * NORM_WARPS, 0, stream)(scratch, grads, pieces, max_chunks);
     }
     LAUNCH(global_norm_sum_kernel, (unsigned)count, 32, 0, stream)(out, scratch, pieces, max_chunks);
-}
-
-// Computes out[count], the sum of squares of each piece of grads. pieces[count] is on the device; max_size is its
-// largest size, n the sum of all, give or take padding. A NaN or infinity reaches the sum of its own piece only.
-static inline void global_norm_squared(double *out, double *scratch, const float *grads,
-                                       const Piece *pieces, size_t count, size_t max_size, size_t n,
-                                       cudaStream_t stream) {
-    global_norm_launch<ROW_LANES>(out, scratch, grads, pieces, count, max_size, n, stream);
 }
 
 #endif

@@ -80,9 +80,8 @@ __global__ void __launch_bounds__(32 * LAYERNORM_WARPS)
     if (n >= N) return;
     Share s = row_share<ROW_LANES>(C / W);
     float x[W];
-    for (size_t i = s.begin; i < s.end; i += s.step) {
+    for (size_t i = s.begin; i < s.end; i += s.step)
         add_residual<W, NORM, DROP>(x, out, inp1, inp2, inp2_bias, drop, n, i * W, C);
-    }
 }
 
 // residual[N, C] = inp1 + mask * (inp2 + inp2_bias[C]), rounded once to floatX; ln = layernorm(residual as stored).

@@ -94,7 +94,6 @@ typedef struct {
     float mean, rstd;
 } LayernormPack;
 
-__device__ __forceinline__ Packed128<uint32_t> load_words(const floatX *p) { return load128((const uint32_t *)p); }
 __device__ __forceinline__ void unpack(float *out, const Packed128<uint32_t> &words) {
     x128 pack;
     memcpy(&pack, &words, sizeof pack);
@@ -120,8 +119,8 @@ __global__ void __launch_bounds__(PACKS == 1 ? LAYERNORM_THREADS : 512)
         unsigned column = threadIdx.x * W + p * stride;
         if (row >= rows || column >= columns) return pack;
         size_t n = first + row, at = n * columns + column;
-        pack.x = load_words(a.inp + at), pack.d = load_words(a.dout + at);
-        if (a.dresidual) pack.y = load_words(a.dresidual + at);
+        pack.x = load128((const uint32_t *)(a.inp + at)), pack.d = load128((const uint32_t *)(a.dout + at));
+        if (a.dresidual) pack.y = load128((const uint32_t *)(a.dresidual + at));
         pack.mean = NORM == NORM_RMS ? 0.0f : a.mean[n], pack.rstd = a.rstd[n];
         return pack;
     };
@@ -179,9 +178,8 @@ __global__ void __launch_bounds__(PACKS == 1 ? LAYERNORM_THREADS : 512)
             for (int k = 0; k < W; k++) sums[k] = which == 0 ? dw[p][k] : db[p][k];
             if (blockDim.y > 1) {
                 __syncthreads();
-                if (threadIdx.y > 0) {
+                if (threadIdx.y > 0)
                     store_floats<W>(shared + ((threadIdx.y - 1) * blockDim.x + threadIdx.x) * W, sums);
-                }
                 __syncthreads();
             }
             unsigned column = threadIdx.x * W + p * stride;

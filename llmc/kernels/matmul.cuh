@@ -11,6 +11,7 @@
 #include "llmc/kernels/cuda_common.cuh"
 
 static constexpr size_t MATMUL_PLANS = 256;
+static constexpr int MATMUL_ALGORITHMS = 8;  // most that the heuristic is asked for
 
 // Bytes of scratch for cuBLASLt. The stand-in takes hardly any, and each rank fills its allocation.
 #ifdef __CUDACC__
@@ -31,6 +32,7 @@ typedef struct Matmul {
     cublasLtHandle_t handle;
     cudaStream_t stream;
     void *workspace;
+    int algorithm;  // which of the heuristic's list new plans take, or the last: 0 but in the laboratory
     MatmulPlan plans[MATMUL_PLANS];
 } Matmul;
 
@@ -88,7 +90,7 @@ static inline void gemm_describe(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAt
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(desc, name, &value, sizeof value));
 }
 
-// Asks the heuristic for its fastest algorithm. False if it has none for this problem.
+// Asks the heuristic for algorithms, the one that it takes for the fastest first. False if it has none.
 static inline bool gemm_algorithm(Matmul *mm, cublasLtMatmulAlgo_t *algo, cublasLtMatmulDesc_t desc,
                                   const cublasLtMatrixLayout_t layouts[3] /*A B D*/, const uint32_t align[3]) {
     cublasLtMatmulPreference_t pref;
@@ -101,15 +103,16 @@ static inline bool gemm_algorithm(Matmul *mm, cublasLtMatmulAlgo_t *algo, cublas
     gemm_prefer(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, align[1]);
     gemm_prefer(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, align[2]);
     gemm_prefer(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, align[2]);
-    cublasLtMatmulHeuristicResult_t result;
+    cublasLtMatmulHeuristicResult_t results[MATMUL_ALGORITHMS], *result = results;
     int found = 0;
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(mm->handle, desc, layouts[0], layouts[1], layouts[2],
-                                                           layouts[2], pref, 1, &result, &found);
+                                                           layouts[2], pref, mm->algorithm + 1, results, &found);
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(pref));
     if (status == CUBLAS_STATUS_NOT_SUPPORTED) return false;
     CUBLAS_CHECK(status);
-    if (found == 0 || result.state != CUBLAS_STATUS_SUCCESS) return false;
-    *algo = result.algo;
+    if (found > 0 && found <= mm->algorithm) mm->algorithm = found - 1;
+    if (found == 0 || (result += mm->algorithm)->state != CUBLAS_STATUS_SUCCESS) return false;
+    *algo = result->algo;
     return true;
 }
 
@@ -170,9 +173,8 @@ __global__ void bias_add_kernel(floatX *x, const floatX *bias, size_t rows, size
     size_t col = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (col >= cols) return;
     float add = to_float(bias[col]);
-    for (size_t row = blockIdx.y; row < rows; row += gridDim.y) {
+    for (size_t row = blockIdx.y; row < rows; row += gridDim.y)
         x[row * ld + col] = from_float<floatX>(to_float(x[row * ld + col]) + add);
-    }
 }
 
 static inline void gemm_fail(const GemmArgs *g, const char *why) {

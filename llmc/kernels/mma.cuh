@@ -101,9 +101,10 @@ __device__ __forceinline__ SharedTile matrix_row(const bfloat16 *tile) {
     return SharedTile(TRANS ? tile + (k + lane % 8) * STRIDE + n : tile + (n + lane % 8) * STRIDE + k);
 }
 
-// d[16, 8 N8] += a[16, 16 K16] b. d[n] and a[k] are fragments; N8 is even; row is matrix_row of b's tile.
-template <bool TRANS, int STRIDE, int N8, int K16>
-__device__ __forceinline__ void mma_product(float (&d)[N8][4], const uint32_t (&a)[K16][4], SharedTile row) {
+// d[m][16, 8 N8] += a[m][16, 16 K16] b for each m: b is read once. d[m][n] and a[m][k] are fragments; N8 is even; row
+// is matrix_row of b's tile.
+template <bool TRANS, int STRIDE, int M, int N8, int K16>
+__device__ __forceinline__ void mma_product(float (&d)[M][N8][4], const uint32_t (&a)[M][K16][4], SharedTile row) {
     static_assert(N8 % 2 == 0 && STRIDE % 8 == 0, "two column tiles at a time, rows of 16 bytes");
     constexpr int k_step = TRANS ? 16 * STRIDE : 16, n_step = TRANS ? 16 : 16 * STRIDE;
 #ifdef __CUDACC__
@@ -113,17 +114,27 @@ __device__ __forceinline__ void mma_product(float (&d)[N8][4], const uint32_t (&
         for (int j = 0; j < N8; j += 2) {
             uint32_t b[4];
             ldmatrix_x4<TRANS>(b, row + (i * k_step + j / 2 * n_step));
-            mma_bf16(d[j], a[i], b[0], b[1]);
-            mma_bf16(d[j + 1], a[i], b[2], b[3]);
+            UNROLL
+            for (int m = 0; m < M; m++) {
+                mma_bf16(d[m][j], a[m][i], b[0], b[1]);
+                mma_bf16(d[m][j + 1], a[m][i], b[2], b[3]);
+            }
         }
     }
 #else
     cpu_check_aligned(row.address);
-    CpuMmaProduct<N8, K16> product;
-    product.d = d, product.a = a, product.row = row.address, product.trans = TRANS;
-    product.k_step = k_step, product.n_step = n_step;
-    cpu_warp_together(&product);
+    for (int m = 0; m < M; m++) {
+        CpuMmaProduct<N8, K16> product;
+        product.d = d[m], product.a = a[m], product.row = row.address, product.trans = TRANS;
+        product.k_step = k_step, product.n_step = n_step;
+        cpu_warp_together(&product);
+    }
 #endif
+}
+template <bool TRANS, int STRIDE, int N8, int K16>
+__device__ __forceinline__ void mma_product(float (&d)[N8][4], const uint32_t (&a)[K16][4], SharedTile row) {
+    mma_product<TRANS, STRIDE>(reinterpret_cast<float (&)[1][N8][4]>(d),
+                               reinterpret_cast<const uint32_t (&)[1][K16][4]>(a), row);
 }
 
 // Each of the two values summed, or the largest taken, over the four lanes of a row of d.

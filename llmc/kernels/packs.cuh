@@ -131,9 +131,8 @@ template <int W, typename T>
 __device__ __forceinline__ T sum_of(const T (&x)[W]) {
     T y[W];
     for (int k = 0; k < W; k++) y[k] = x[k];
-    for (int half = W / 2; half > 0; half /= 2) {
+    for (int half = W / 2; half > 0; half /= 2)
         for (int k = 0; k < half; k++) y[k] += y[k + half];
-    }
     return y[0];
 }
 
@@ -142,9 +141,8 @@ template <int W>
 __device__ __forceinline__ float max_of(const float (&x)[W]) {
     float y[W];
     for (int k = 0; k < W; k++) y[k] = x[k];
-    for (int half = W / 2; half > 0; half /= 2) {
+    for (int half = W / 2; half > 0; half /= 2)
         for (int k = 0; k < half; k++) y[k] = larger(y[k], y[k + half]);
-    }
     return y[0];
 }
 
