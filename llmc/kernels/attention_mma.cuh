@@ -42,11 +42,13 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1) attention_forward_mm
         if (first < of_warp) {
             float s[M][A::KEYS / 8][4] = {};
             uint32_t p[M][A::KEYS / 16][4];
+            uint32_t kept[M];
+            UNROLL
+            for (int m = 0; m < M; m++) kept[m] = DROP ? kept_keys<A>(drop, mma_group(at, m), a, first) : 0;
             mma_product<false, A::STRIDE>(s, own, tiles.row + stage);
             UNROLL
             for (int m = 0; m < M; m++) {
                 MmaPlace rows = mma_group(at, m);
-                uint32_t kept = DROP ? kept_keys<A>(drop, rows, a, first) : 0;
                 if (at.full) hide_missing(s[m], at, first);
                 else if (first + A::KEYS > rows.warp_row + 1) hide_fragments<true>(s[m], at, rows.row - first);
                 // Key 0 is seen by every query: after the first tile max is finite.
@@ -73,7 +75,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1) attention_forward_mm
                     float &x = s[m][i / 4][i % 4];
                     sum[m][i % 4 / 2] += x = exponential2(x * to_log2 - shift[i % 4 / 2]);
                 }
-                round_fragments<DROP>(p[m], s[m], kept);
+                round_fragments<DROP>(p[m], s[m], kept[m]);
             }
             mma_product<true, A::STRIDE>(mixed, p, tiles.column + (stage + Tiles::TILE));
         }
