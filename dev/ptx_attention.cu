@@ -1,6 +1,6 @@
 // ptx_attention.cu: attention of one head of 64 channels on tensor cores, forward and backward, with the sums that are
-// the bias's gradient: the one instance that dev/test/run_ptx.sh plants bugs in, as it compiles fast. Prints the sums of
-// the results.
+// the bias's gradient: the one instance that dev/test/run_ptx.sh plants bugs in, as it compiles fast. Prints the sums
+// of the results.
 #include "dev/cuda/attention_bias.cuh"
 #include "dev/cuda/kernel_test.h"
 

@@ -1,6 +1,6 @@
-// attention_bias.cuh: the gradient of the bias of q|k|v, summed by attention's backward kernels: a block has 64 rows of a
-// gradient in registers when it writes them, and leaves the sums of their columns. What is left to read is a row of
-// floats for 64 tokens, not the gradient of all tokens again.
+// attention_bias.cuh: the gradient of the bias of q|k|v, summed by attention's backward kernels: a block has 64 rows of
+// a gradient in registers when it writes them, and leaves the sums of their columns. Then a row of floats for 64 tokens
+// is read, not the gradient of all tokens again.
 //
 // defines: AttentionBias, attention_bias_rows, attention_bias_backward
 #ifndef DEV_CUDA_ATTENTION_BIAS_CUH
@@ -11,8 +11,8 @@
 
 // Heads of 33 to 64 channels. Attention.part: the blocks' sums [attention_bias_rows, stride], of the columns of dqkv.
 struct AttentionBias : AttentionMma<64> {
-    // Writes a gradient as store_fragments does. Each lane adds its two rows, and one thread a column the 32 lanes' sums
-    // in their order.
+    // Writes a gradient as store_fragments does. Each lane adds its two rows, and one thread a column the 32 lanes'
+    // sums in their order.
     template <int N8>
     __device__ __forceinline__ static void store(bfloat16 *p, size_t stride, int first, const MmaPlace &at,
                                                  const Attention &a, const float (&d)[N8][4], float scale0,

@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
             copy_async_commit();
             copy_async_wait<1>();
             __syncthreads();
-            if (A::QUERIES == ATTENTION_MMA_ROWS || at.full || first + A::QUERIES > at.warp_row) { // else none sees them
+            if (A::QUERIES == ATTENTION_MMA_ROWS || at.full || first + A::QUERIES > at.warp_row) { // else none sees
                 uint32_t kept = DROP ? kept_queries<A>(drop, at, a, first) : 0;
                 float p[A::QUERIES / 8][4] = {}, ds[A::QUERIES / 8][4] = {}, x[2];
                 uint32_t rounded[A::QUERIES / 16][4];
