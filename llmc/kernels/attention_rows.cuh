@@ -250,12 +250,13 @@ __device__ __forceinline__ void dot_tile(typename A::Scores &scores, const typen
                                          const TileRows &tile, const Attention &a) {
     for (int j0 = 0; j0 < A::TILE; j0 += 8) {
         typename A::V sum[8] = {};
+        const float *at[8];
+        for (int j = 0; j < 8; j++) at[j] = tile.at + (j0 + j) * tile.stride;
         for (int i = 0; i < A::channels(a); i += 4) {
-            const float *at = tile.at + j0 * tile.stride + channel<A>(i);
             UNROLL
-            for (int j = 0; j < 8; j++)
+            for (int e = 0; e < 4; e++)
                 UNROLL
-                for (int e = 0; e < 4; e++) sum[j] = add_product(sum[j], own[i + e], at[j * tile.stride + e]);
+                for (int j = 0; j < 8; j++) sum[j] = add_product(sum[j], own[i + e], at[j][channel<A>(i) + e]);
         }
         UNROLL
         for (int j = 0; j < 8; j++) {
@@ -283,13 +284,9 @@ __device__ __forceinline__ void mix_tile(typename A::V (&own)[A::CHANNELS], cons
     }
 }
 
-// Returns exp(x), but 0 below e^-80, which is nothing beside the sum of a softmax: a CPU is slow at subnormal numbers.
 template <class A>
 __device__ __forceinline__ typename A::V softmax_exponential(typename A::V x) {
-    for (int r = 0; r < A::R; r++) {
-        float z = row_of(x, r), y = exponential(z < -80.0f ? -80.0f : z);
-        row_of(x, r) = z < -80.0f ? 0.0f : y;
-    }
+    for (int r = 0; r < A::R; r++) row_of(x, r) = exponential_softmax(row_of(x, r));
     return x;
 }
 
