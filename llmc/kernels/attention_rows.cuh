@@ -82,15 +82,16 @@ struct AttentionRows {
     static constexpr int CHANNELS = CAPACITY / LANES;            // of a lane
     static constexpr bool ALONE = LANES == 1 && R > 1;           // each thread has its own tiles
     static constexpr int TILE = ALONE ? 16 : 8;                  // rows of the other side at a time
+    static constexpr int STEP = R > 8 ? R : 8;                   // channels at a time
     static constexpr unsigned THREADS = ALONE ? 4 : 128;
     static constexpr unsigned BLOCK_ROWS = THREADS / LANES * R;
     typedef typename RowVector<R>::type V;
     typedef V Scores[TILE];                                      // of R rows and each row of a tile
     typedef float Tile[CAPACITY];
-    static_assert(CHANNELS % 8 == 0 && TILE % 8 == 0 && 32 % LANES == 0, "channels and rows go by 8");
+    static_assert(CHANNELS % STEP == 0 && TILE % 8 == 0 && 32 % LANES == 0, "channels and rows go by 8");
     // Returns the number of channels of a lane that are not all zero.
     __device__ __forceinline__ static int channels(const Attention &a) {
-        return ALONE ? (int)((a.HS + 7) / 8 * 8) : CHANNELS;
+        return ALONE ? (int)((a.HS + STEP - 1) / STEP * STEP) : CHANNELS;
     }
 };
 
@@ -164,7 +165,7 @@ template <class A>
 __device__ __forceinline__ TileRows load_tile(typename A::Tile *tile, const floatX *p, size_t stride, size_t first,
                                               size_t T, const Attention &a) {
     if constexpr (A::ALONE) {
-        if (sizeof(floatX) == 4 && first + A::TILE <= T && a.HS % 8 == 0)
+        if (sizeof(floatX) == 4 && first + A::TILE <= T && a.HS % A::STEP == 0)
             return {(const float *)(const void *)(p + first * stride), stride};
         for (int j = 0; j < A::TILE; j++) {
             int n = first + j < T ? (int)a.HS : 0, end = A::channels(a);
@@ -181,38 +182,67 @@ __device__ __forceinline__ TileRows load_tile(typename A::Tile *tile, const floa
     return {tile[0], A::CAPACITY};
 }
 
-// Loads the thread's rows of p[T, stride], times scale; zeros beyond T and HS. A thread that is alone reads and writes
-// whole rows, by way of a tile.
+#ifndef __CUDACC__
+// Transposes R vectors of R floats: each of log2(R) stages interleaves the first half of them with the second.
+template <class V, int... I>
+inline void transpose_rows(V *x, std::integer_sequence<int, I...>) {
+    constexpr int R = sizeof...(I);
+#if __has_builtin(__builtin_shufflevector)
+    for (int stage = 1; stage < R; stage *= 2) {
+        V y[R];
+        UNROLL
+        for (int i = 0; i < R; i++) y[i] = x[i];
+        UNROLL
+        for (int i = 0; i < R / 2; i++) {
+            x[2 * i] = __builtin_shufflevector(y[i], y[i + R / 2], (I / 2 + I % 2 * R)...);
+            x[2 * i + 1] = __builtin_shufflevector(y[i], y[i + R / 2], (R / 2 + I / 2 + I % 2 * R)...);
+        }
+    }
+#else
+    for (int i = 0; i < R; i++)
+        for (int j = 0; j < i; j++) std::swap(((float *)&x[i])[j], ((float *)&x[j])[i]);
+#endif
+}
+#endif
+
+// Loads the thread's rows of p[T, stride], times scale; zeros beyond T and HS.
 template <class A>
 __device__ __forceinline__ void load_rows(typename A::V (&x)[A::CHANNELS], typename A::Tile *tile, const floatX *p,
                                           size_t stride, const RowPlace &at, const Attention &a, float scale) {
-    TileRows from = {NULL, 0};
-    if constexpr (A::ALONE) from = load_tile<A>(tile, p, stride, at.row, at.T, a);
-    for (int i = 0; i < A::channels(a); i++) {
-        size_t c = (size_t)channel<A>(i);
-        if constexpr (A::ALONE) {
-            for (int r = 0; r < A::R; r++) row_of(x[i], r) = from.at[r * from.stride + i];
-        } else {
-            x[i] = c < a.HS && at.row < at.T ? to_float(p[at.row * stride + c]) : 0.0f;
+    if constexpr (A::ALONE) {
+        TileRows from = load_tile<A>(tile, p, stride, at.row, at.T, a);
+        for (int i = 0; i < A::channels(a); i += A::R) {
+            for (int r = 0; r < A::R; r++) memcpy(&x[i + r], from.at + r * from.stride + i, sizeof x[0]);
+            transpose_rows(&x[i], std::make_integer_sequence<int, A::R>());
+            for (int r = 0; r < A::R; r++) x[i + r] *= scale;
         }
-        x[i] *= scale;
+    } else {
+        for (int i = 0; i < A::channels(a); i++) {
+            size_t c = (size_t)channel<A>(i);
+            x[i] = c < a.HS && at.row < at.T ? to_float(p[at.row * stride + c]) : 0.0f;
+            x[i] *= scale;
+        }
     }
 }
 
+// Stores the thread's rows, and leaves x in another order.
 template <class A, class To>
-__device__ __forceinline__ void store_rows(To *p, typename A::Tile *tile, size_t stride, const RowPlace &at,
-                                           const Attention &a, typename A::V (&x)[A::CHANNELS]) {
-    for (int i = 0; i < A::channels(a); i++) {
+__device__ __forceinline__ void store_rows(To *p, size_t stride, const RowPlace &at, const Attention &a,
+                                           typename A::V (&x)[A::CHANNELS]) {
+    for (int i = 0; i < A::channels(a); i += A::R) {
         size_t c = (size_t)channel<A>(i);
         if constexpr (A::ALONE) {
-            for (int r = 0; r < A::R; r++) tile[r][i] = row_of(x[i], r);
+            transpose_rows(&x[i], std::make_integer_sequence<int, A::R>());
+            for (size_t r = 0; r < A::R && at.row + r < at.T; r++) {
+                To *to = p + (at.row + r) * stride + c;
+                if (c + A::R <= a.HS)  // a vector's move
+                    for (int e = 0; e < A::R; e++) to[e] = from_float<To>(row_of(x[i + r], e));
+                else
+                    for (size_t e = 0; c + e < a.HS; e++) to[e] = from_float<To>(row_of(x[i + r], e));
+            }
         } else {
             if (c < a.HS && at.row < at.T) p[at.row * stride + c] = from_float<To>(x[i]);
         }
-    }
-    if constexpr (A::ALONE) {
-        for (size_t r = 0; r < A::R && at.row + r < at.T; r++)
-            for (size_t c = 0; c < a.HS; c++) p[(at.row + r) * stride + c] = from_float<To>(tile[r][c]);
     }
 }
 
@@ -270,17 +300,17 @@ __device__ __forceinline__ void dot_tile(typename A::Scores &scores, const typen
 template <class A>
 __device__ __forceinline__ void mix_tile(typename A::V (&own)[A::CHANNELS], const typename A::Scores &weights,
                                          const TileRows &tile, const Attention &a) {
-    for (int i = 0; i < A::channels(a); i += 8) {
-        typename A::V sum[8];
+    for (int i = 0; i < A::channels(a); i += A::STEP) {
+        typename A::V sum[A::STEP];
         UNROLL
-        for (int e = 0; e < 8; e++) sum[e] = own[i + e];
+        for (int e = 0; e < A::STEP; e++) sum[e] = own[i + e];
         for (int j = 0; j < A::TILE; j++) {
             const float *at = tile.at + j * tile.stride + channel<A>(i);
             UNROLL
-            for (int e = 0; e < 8; e++) sum[e] = add_product(sum[e], weights[j], at[e / 4 * 4 * A::LANES + e % 4]);
+            for (int e = 0; e < A::STEP; e++) sum[e] = add_product(sum[e], weights[j], at[e / 4 * 4 * A::LANES + e % 4]);
         }
         UNROLL
-        for (int e = 0; e < 8; e++) own[i + e] = sum[e];
+        for (int e = 0; e < A::STEP; e++) own[i + e] = sum[e];
     }
 }
 
@@ -351,16 +381,18 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_forward_rows_kernel(A
         hide_keys<A>(s, at, first, a); // key 0 is always seen: max becomes finite
         typename A::V before = max;
         for (int j = 0; j < A::TILE; j++) max = s[j] > max ? s[j] : max;
+        bool grows = !A::ALONE; // a thread that is alone mostly finds nothing larger
+        for (int r = 0; r < A::R; r++) grows |= row_of(max, r) > row_of(before, r);
         typename A::V correction = softmax_exponential<A>(before - max);
         sum *= correction;
         for (int j = 0; j < A::TILE; j++) sum += s[j] = softmax_exponential<A>(s[j] - max);
         if constexpr (DROP) drop_keys<A>(s, drop, at, first, a); // the sum has all of them
-        scale_rows<A>(mixed, a, correction);
+        if (grows) scale_rows<A>(mixed, a, correction);
         mix_tile<A>(mixed, s, v, a);
         tile_barrier<A>();
     }
     scale_rows<A>(mixed, a, 1.0f / sum);
-    store_rows<A>(part_or<A>(a.part, a.out) + at.out, k_tile, a.out_stride, at, a, mixed);
+    store_rows<A>(part_or<A>(a.part, a.out) + at.out, a.out_stride, at, a, mixed);
     if (threadIdx.x % A::LANES == 0)
         for (int r = 0; r < A::R; r++)
             if (at.row + r < at.T) a.lse[at.stat + at.row + r] = row_of(max, r) + logf(row_of(sum, r));
@@ -402,7 +434,7 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_query_rows_k
     }
     for (int i = 0; i < A::channels(a); i++) dq[i] *= a.scale;
     const size_t to = A::PAIR ? at.out : at.in, stride = A::PAIR ? a.out_stride : a.stride;
-    store_rows<A>(part_or<A>(a.part, a.dq) + to, k_tile, stride, at, a, dq);
+    store_rows<A>(part_or<A>(a.part, a.dq) + to, stride, at, a, dq);
 }
 
 // Computes the gradients of the keys and values: the rows are keys, the tiles queries and their gradients.
@@ -447,8 +479,8 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_key_rows_ker
         }
     }
     for (int i = 0; i < A::channels(a); i++) dk[i] *= a.scale;
-    store_rows<A>(part_or<A>(a.part_k, a.dk) + at.in_k, q_tile, k_stride, at, a, dk);
-    store_rows<A>(part_or<A>(a.part_v, a.dv) + at.in_k, q_tile, k_stride, at, a, dv);
+    store_rows<A>(part_or<A>(a.part_k, a.dk) + at.in_k, k_stride, at, a, dk);
+    store_rows<A>(part_or<A>(a.part_v, a.dv) + at.in_k, k_stride, at, a, dv);
 }
 
 // Queues the forward or the backward pass.
