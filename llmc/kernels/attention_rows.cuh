@@ -59,18 +59,29 @@ __device__ __forceinline__ Philox scores_block(const Dropout &d, const Attention
 }
 
 #if defined(__CUDACC__) || defined(GPU_SHAPES)
-enum { ATTENTION_ROWS = 1 };
-template <int R> struct RowVector;
-#else
-#ifdef __AVX512F__
-enum { ATTENTION_ROWS = 16 };
+enum { ATTENTION_ROWS = 1, ATTENTION_SUMS = 8 };
+#elif defined(__AVX512F__)
+enum { ATTENTION_ROWS = 32, ATTENTION_SUMS = 8 };
 #elif defined(__AVX__)
-enum { ATTENTION_ROWS = 8 };
+enum { ATTENTION_ROWS = 16, ATTENTION_SUMS = 4 };
 #else
-enum { ATTENTION_ROWS = 4 };
+enum { ATTENTION_ROWS = 8, ATTENTION_SUMS = 4 };
 #endif
-template <int R> struct RowVector { typedef float type __attribute__((vector_size(4 * R))); };
-#endif
+
+// R floats: two vectors of a CPU, so that each float of a tile is loaded for two products.
+template <int R>
+struct RowVector {
+    typedef float Half __attribute__((vector_size(2 * R)));
+    Half a, b;
+    RowVector &operator+=(const RowVector &y) { return *this = {a + y.a, b + y.b}; }
+    RowVector &operator*=(const RowVector &y) { return *this = {a * y.a, b * y.b}; }
+    RowVector &operator*=(float y) { return *this = {a * y, b * y}; }
+    friend RowVector operator*(const RowVector &x, const RowVector &y) { return {x.a * y.a, x.b * y.b}; }
+    friend RowVector operator-(const RowVector &x, const RowVector &y) { return {x.a - y.a, x.b - y.b}; }
+    friend RowVector operator-(const RowVector &x, float y) { return {x.a - y, x.b - y}; }
+    friend RowVector operator/(float x, const RowVector &y) { return {x / y.a, x / y.b}; }
+    typedef RowVector type;
+};
 template <> struct RowVector<1> { typedef float type; };
 
 // CAPACITY: the largest head size, which decides the registers; channels beyond HS are zero. A thread that is alone
@@ -82,8 +93,9 @@ struct AttentionRows {
     static constexpr int CHANNELS = CAPACITY / LANES;            // of a lane
     static constexpr bool ALONE = LANES == 1 && R > 1;           // each thread has its own tiles
     static constexpr int TILE = ALONE ? 16 : 8;                  // rows of the other side at a time
-    static constexpr int STEP = R > 8 ? R : 8;                   // channels at a time
-    static constexpr unsigned THREADS = ALONE ? 4 : 128;
+    static constexpr int STEP = R > 16 ? R / 2 : 8;              // channels are padded to a multiple of it
+    static constexpr int SUMS = R > 1 ? (int)ATTENTION_SUMS : 8; // rows or channels that share a load of the thread's
+    static constexpr unsigned THREADS = ALONE ? 2 : 128;
     static constexpr unsigned BLOCK_ROWS = THREADS / LANES * R;
     typedef typename RowVector<R>::type V;
     typedef V Scores[TILE];                                      // of R rows and each row of a tile
@@ -183,23 +195,23 @@ __device__ __forceinline__ TileRows load_tile(typename A::Tile *tile, const floa
 }
 
 #ifndef __CUDACC__
-// Transposes R vectors of R floats: each of log2(R) stages interleaves the first half of them with the second.
+// Transposes W vectors of W floats: each of log2(W) stages interleaves the first half of them with the second.
 template <class V, int... I>
-inline void transpose_rows(V *x, std::integer_sequence<int, I...>) {
-    constexpr int R = sizeof...(I);
+inline void transpose(V *x, std::integer_sequence<int, I...>) {
+    constexpr int W = sizeof...(I);
 #if __has_builtin(__builtin_shufflevector)
-    for (int stage = 1; stage < R; stage *= 2) {
-        V y[R];
+    for (int stage = 1; stage < W; stage *= 2) {
+        V y[W];
         UNROLL
-        for (int i = 0; i < R; i++) y[i] = x[i];
+        for (int i = 0; i < W; i++) y[i] = x[i];
         UNROLL
-        for (int i = 0; i < R / 2; i++) {
-            x[2 * i] = __builtin_shufflevector(y[i], y[i + R / 2], (I / 2 + I % 2 * R)...);
-            x[2 * i + 1] = __builtin_shufflevector(y[i], y[i + R / 2], (R / 2 + I / 2 + I % 2 * R)...);
+        for (int i = 0; i < W / 2; i++) {
+            x[2 * i] = __builtin_shufflevector(y[i], y[i + W / 2], (I / 2 + I % 2 * W)...);
+            x[2 * i + 1] = __builtin_shufflevector(y[i], y[i + W / 2], (W / 2 + I / 2 + I % 2 * W)...);
         }
     }
 #else
-    for (int i = 0; i < R; i++)
+    for (int i = 0; i < W; i++)
         for (int j = 0; j < i; j++) std::swap(((float *)&x[i])[j], ((float *)&x[j])[i]);
 #endif
 }
@@ -210,11 +222,15 @@ template <class A>
 __device__ __forceinline__ void load_rows(typename A::V (&x)[A::CHANNELS], typename A::Tile *tile, const floatX *p,
                                           size_t stride, const RowPlace &at, const Attention &a, float scale) {
     if constexpr (A::ALONE) {
-        TileRows from = load_tile<A>(tile, p, stride, at.row, at.T, a);
-        for (int i = 0; i < A::channels(a); i += A::R) {
-            for (int r = 0; r < A::R; r++) memcpy(&x[i + r], from.at + r * from.stride + i, sizeof x[0]);
-            transpose_rows(&x[i], std::make_integer_sequence<int, A::R>());
-            for (int r = 0; r < A::R; r++) x[i + r] *= scale;
+        constexpr int W = A::R / 2;
+        typename A::V::Half square[W];
+        for (int half = 0; half < 2; half++) {
+            TileRows from = load_tile<A>(tile, p, stride, at.row + half * W, at.T, a);
+            for (int i = 0; i < A::channels(a); i += W) {
+                for (int r = 0; r < W; r++) memcpy(&square[r], from.at + r * from.stride + i, sizeof square[r]);
+                transpose(square, std::make_integer_sequence<int, W>());
+                for (int c = 0; c < W; c++) (half ? x[i + c].b : x[i + c].a) = square[c] * scale;
+            }
         }
     } else {
         for (int i = 0; i < A::channels(a); i++) {
@@ -225,22 +241,28 @@ __device__ __forceinline__ void load_rows(typename A::V (&x)[A::CHANNELS], typen
     }
 }
 
-// Stores the thread's rows, and leaves x in another order.
 template <class A, class To>
 __device__ __forceinline__ void store_rows(To *p, size_t stride, const RowPlace &at, const Attention &a,
                                            typename A::V (&x)[A::CHANNELS]) {
-    for (int i = 0; i < A::channels(a); i += A::R) {
-        size_t c = (size_t)channel<A>(i);
-        if constexpr (A::ALONE) {
-            transpose_rows(&x[i], std::make_integer_sequence<int, A::R>());
-            for (size_t r = 0; r < A::R && at.row + r < at.T; r++) {
-                To *to = p + (at.row + r) * stride + c;
-                if (c + A::R <= a.HS)  // a vector's move
-                    for (int e = 0; e < A::R; e++) to[e] = from_float<To>(row_of(x[i + r], e));
-                else
-                    for (size_t e = 0; c + e < a.HS; e++) to[e] = from_float<To>(row_of(x[i + r], e));
+    if constexpr (A::ALONE) {
+        constexpr int W = A::R / 2;
+        typename A::V::Half square[W];
+        for (size_t first = 0; first < A::R; first += W) {
+            for (size_t c0 = 0; c0 < a.HS; c0 += W) {
+                for (int c = 0; c < W; c++) square[c] = first ? x[c0 + c].b : x[c0 + c].a;
+                transpose(square, std::make_integer_sequence<int, W>());
+                for (size_t r = 0; r < W && at.row + first + r < at.T; r++) {
+                    To *to = p + (at.row + first + r) * stride + c0;
+                    if (c0 + W <= a.HS)  // a vector's move
+                        for (int c = 0; c < W; c++) to[c] = from_float<To>(square[r][c]);
+                    else
+                        for (size_t c = 0; c0 + c < a.HS; c++) to[c] = from_float<To>(square[r][c]);
+                }
             }
-        } else {
+        }
+    } else {
+        for (int i = 0; i < A::channels(a); i++) {
+            size_t c = (size_t)channel<A>(i);
             if (c < a.HS && at.row < at.T) p[at.row * stride + c] = from_float<To>(x[i]);
         }
     }
@@ -265,11 +287,18 @@ __device__ __forceinline__ float lanes_sum(float x) {
 // Returns sum + x y, rounded once where the machine has an instruction for it.
 template <class V>
 __device__ __forceinline__ V add_product(V sum, V x, float y) {
-#if defined(__AVX512F__) && !defined(__CUDACC__)
-    if constexpr (sizeof(V) == 64) return _mm512_fmadd_ps(x, _mm512_set1_ps(y), sum);
+#ifndef __CUDACC__
+    if constexpr (sizeof(V) > 4) {
+#ifdef __AVX512F__
+        if constexpr (sizeof sum.a == 64)
+            return {_mm512_fmadd_ps(x.a, _mm512_set1_ps(y), sum.a), _mm512_fmadd_ps(x.b, _mm512_set1_ps(y), sum.b)};
 #endif
-#if defined(__FMA__) && !defined(__CUDACC__)
-    if constexpr (sizeof(V) == 32) return _mm256_fmadd_ps(x, _mm256_set1_ps(y), sum);
+#ifdef __FMA__
+        if constexpr (sizeof sum.a == 32)
+            return {_mm256_fmadd_ps(x.a, _mm256_set1_ps(y), sum.a), _mm256_fmadd_ps(x.b, _mm256_set1_ps(y), sum.b)};
+#endif
+        return {sum.a + x.a * y, sum.b + x.b * y};
+    } else
 #endif
     return sum + x * y;
 }
@@ -278,18 +307,18 @@ __device__ __forceinline__ V add_product(V sum, V x, float y) {
 template <class A>
 __device__ __forceinline__ void dot_tile(typename A::Scores &scores, const typename A::V (&own)[A::CHANNELS],
                                          const TileRows &tile, const Attention &a) {
-    for (int j0 = 0; j0 < A::TILE; j0 += 8) {
-        typename A::V sum[8] = {};
-        const float *at[8];
-        for (int j = 0; j < 8; j++) at[j] = tile.at + (j0 + j) * tile.stride;
+    for (int j0 = 0; j0 < A::TILE; j0 += A::SUMS) {
+        typename A::V sum[A::SUMS] = {};
+        const float *at[A::SUMS];
+        for (int j = 0; j < A::SUMS; j++) at[j] = tile.at + (j0 + j) * tile.stride;
         for (int i = 0; i < A::channels(a); i += 4) {
             UNROLL
             for (int e = 0; e < 4; e++)
                 UNROLL
-                for (int j = 0; j < 8; j++) sum[j] = add_product(sum[j], own[i + e], at[j][channel<A>(i) + e]);
+                for (int j = 0; j < A::SUMS; j++) sum[j] = add_product(sum[j], own[i + e], at[j][channel<A>(i) + e]);
         }
         UNROLL
-        for (int j = 0; j < 8; j++) {
+        for (int j = 0; j < A::SUMS; j++) {
             if constexpr (A::LANES > 1) sum[j] = lanes_sum<A>(sum[j]);
             scores[j0 + j] = sum[j];
         }
@@ -300,17 +329,17 @@ __device__ __forceinline__ void dot_tile(typename A::Scores &scores, const typen
 template <class A>
 __device__ __forceinline__ void mix_tile(typename A::V (&own)[A::CHANNELS], const typename A::Scores &weights,
                                          const TileRows &tile, const Attention &a) {
-    for (int i = 0; i < A::channels(a); i += A::STEP) {
-        typename A::V sum[A::STEP];
+    for (int i = 0; i < A::channels(a); i += A::SUMS) {
+        typename A::V sum[A::SUMS];
         UNROLL
-        for (int e = 0; e < A::STEP; e++) sum[e] = own[i + e];
+        for (int e = 0; e < A::SUMS; e++) sum[e] = own[i + e];
         for (int j = 0; j < A::TILE; j++) {
             const float *at = tile.at + j * tile.stride + channel<A>(i);
             UNROLL
-            for (int e = 0; e < A::STEP; e++) sum[e] = add_product(sum[e], weights[j], at[e / 4 * 4 * A::LANES + e % 4]);
+            for (int e = 0; e < A::SUMS; e++) sum[e] = add_product(sum[e], weights[j], at[e / 4 * 4 * A::LANES + e % 4]);
         }
         UNROLL
-        for (int e = 0; e < A::STEP; e++) own[i + e] = sum[e];
+        for (int e = 0; e < A::SUMS; e++) own[i + e] = sum[e];
     }
 }
 
@@ -380,7 +409,8 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_forward_rows_kernel(A
         dot_tile<A>(s, own, k, a);
         hide_keys<A>(s, at, first, a); // key 0 is always seen: max becomes finite
         typename A::V before = max;
-        for (int j = 0; j < A::TILE; j++) max = s[j] > max ? s[j] : max;
+        for (int j = 0; j < A::TILE; j++)
+            for (int r = 0; r < A::R; r++) row_of(max, r) = row_of(s[j], r) > row_of(max, r) ? row_of(s[j], r) : row_of(max, r);
         bool grows = !A::ALONE; // a thread that is alone mostly finds nothing larger
         for (int r = 0; r < A::R; r++) grows |= row_of(max, r) > row_of(before, r);
         typename A::V correction = softmax_exponential<A>(before - max);
