@@ -71,16 +71,17 @@ enum { ATTENTION_ROWS = 8, ATTENTION_SUMS = 4 };
 // R floats: two vectors of a CPU, so that each float of a tile is loaded for two products.
 template <int R>
 struct RowVector {
+    typedef RowVector type;
     typedef float Half __attribute__((vector_size(2 * R)));
     Half a, b;
-    RowVector &operator+=(const RowVector &y) { return *this = {a + y.a, b + y.b}; }
-    RowVector &operator*=(const RowVector &y) { return *this = {a * y.a, b * y.b}; }
-    RowVector &operator*=(float y) { return *this = {a * y, b * y}; }
+    RowVector() = default;
+    RowVector(Half a_, Half b_) : a(a_), b(b_) {}
+    RowVector(float x) : a(Half{} + x), b(Half{} + x) {}
+    void operator+=(const RowVector &y) { a += y.a, b += y.b; }
+    void operator*=(const RowVector &y) { a *= y.a, b *= y.b; }
     friend RowVector operator*(const RowVector &x, const RowVector &y) { return {x.a * y.a, x.b * y.b}; }
     friend RowVector operator-(const RowVector &x, const RowVector &y) { return {x.a - y.a, x.b - y.b}; }
-    friend RowVector operator-(const RowVector &x, float y) { return {x.a - y, x.b - y}; }
-    friend RowVector operator/(float x, const RowVector &y) { return {x / y.a, x / y.b}; }
-    typedef RowVector type;
+    friend RowVector operator/(const RowVector &x, const RowVector &y) { return {x.a / y.a, x.b / y.b}; }
 };
 template <> struct RowVector<1> { typedef float type; };
 
@@ -194,28 +195,25 @@ __device__ __forceinline__ TileRows load_tile(typename A::Tile *tile, const floa
     return {tile[0], A::CAPACITY};
 }
 
-#ifndef __CUDACC__
 // Transposes W vectors of W floats: each of log2(W) stages interleaves the first half of them with the second.
 template <class V, int... I>
-inline void transpose(V *x, std::integer_sequence<int, I...>) {
+__device__ __forceinline__ void transpose(V *x, std::integer_sequence<int, I...>) {
     constexpr int W = sizeof...(I);
-#if __has_builtin(__builtin_shufflevector)
     for (int stage = 1; stage < W; stage *= 2) {
         V y[W];
         UNROLL
         for (int i = 0; i < W; i++) y[i] = x[i];
+#if __has_builtin(__builtin_shufflevector)
         UNROLL
         for (int i = 0; i < W / 2; i++) {
             x[2 * i] = __builtin_shufflevector(y[i], y[i + W / 2], (I / 2 + I % 2 * W)...);
             x[2 * i + 1] = __builtin_shufflevector(y[i], y[i + W / 2], (W / 2 + I / 2 + I % 2 * W)...);
         }
-    }
 #else
-    for (int i = 0; i < W; i++)
-        for (int j = 0; j < i; j++) std::swap(((float *)&x[i])[j], ((float *)&x[j])[i]);
+        for (int i = 0; i < W; i++) x[i] = V{y[I % 2 * (W / 2) + i / 2][i % 2 * (W / 2) + I / 2]...};
 #endif
+    }
 }
-#endif
 
 // Loads the thread's rows of p[T, stride], times scale; zeros beyond T and HS.
 template <class A>
@@ -232,12 +230,12 @@ __device__ __forceinline__ void load_rows(typename A::V (&x)[A::CHANNELS], typen
                 for (int c = 0; c < W; c++) (half ? x[i + c].b : x[i + c].a) = square[c] * scale;
             }
         }
-    } else {
-        for (int i = 0; i < A::channels(a); i++) {
-            size_t c = (size_t)channel<A>(i);
-            x[i] = c < a.HS && at.row < at.T ? to_float(p[at.row * stride + c]) : 0.0f;
-            x[i] *= scale;
-        }
+        return;
+    }
+    for (int i = 0; i < A::channels(a); i++) {
+        size_t c = (size_t)channel<A>(i);
+        x[i] = c < a.HS && at.row < at.T ? to_float(p[at.row * stride + c]) : 0.0f;
+        x[i] *= scale;
     }
 }
 
@@ -247,24 +245,22 @@ __device__ __forceinline__ void store_rows(To *p, size_t stride, const RowPlace 
     if constexpr (A::ALONE) {
         constexpr int W = A::R / 2;
         typename A::V::Half square[W];
-        for (size_t first = 0; first < A::R; first += W) {
+        for (size_t r0 = 0; r0 < A::R; r0 += W) {
             for (size_t c0 = 0; c0 < a.HS; c0 += W) {
-                for (int c = 0; c < W; c++) square[c] = first ? x[c0 + c].b : x[c0 + c].a;
+                for (int c = 0; c < W; c++) square[c] = r0 ? x[c0 + c].b : x[c0 + c].a;
                 transpose(square, std::make_integer_sequence<int, W>());
-                for (size_t r = 0; r < W && at.row + first + r < at.T; r++) {
-                    To *to = p + (at.row + first + r) * stride + c0;
-                    if (c0 + W <= a.HS)  // a vector's move
-                        for (int c = 0; c < W; c++) to[c] = from_float<To>(square[r][c]);
-                    else
-                        for (size_t c = 0; c0 + c < a.HS; c++) to[c] = from_float<To>(square[r][c]);
+                for (size_t r = 0; r < W && at.row + r0 + r < at.T; r++) {
+                    To *to = p + (at.row + r0 + r) * stride + c0;
+                    if (c0 + W <= a.HS) for (int c = 0; c < W; c++) to[c] = from_float<To>(square[r][c]); // a vector
+                    else for (size_t c = 0; c0 + c < a.HS; c++) to[c] = from_float<To>(square[r][c]);
                 }
             }
         }
-    } else {
-        for (int i = 0; i < A::channels(a); i++) {
-            size_t c = (size_t)channel<A>(i);
-            if (c < a.HS && at.row < at.T) p[at.row * stride + c] = from_float<To>(x[i]);
-        }
+        return;
+    }
+    for (int i = 0; i < A::channels(a); i++) {
+        size_t c = (size_t)channel<A>(i);
+        if (c < a.HS && at.row < at.T) p[at.row * stride + c] = from_float<To>(row_of(x[i], 0));
     }
 }
 
@@ -303,6 +299,14 @@ __device__ __forceinline__ V add_product(V sum, V x, float y) {
     return sum + x * y;
 }
 
+// Prefetches the tile that begins `rows` rows further.
+template <class A>
+__device__ __forceinline__ void prefetch_tile(const TileRows &tile, size_t rows, const Attention &a) {
+    if constexpr (A::ALONE)
+        for (int j = 0; j < A::TILE; j++)
+            for (size_t c = 0; c < a.HS; c += 16) __builtin_prefetch(tile.at + (rows + j) * tile.stride + c);
+}
+
 // Computes scores[j][r], the dot product of the thread's row r and the tile's row j.
 template <class A>
 __device__ __forceinline__ void dot_tile(typename A::Scores &scores, const typename A::V (&own)[A::CHANNELS],
@@ -336,7 +340,8 @@ __device__ __forceinline__ void mix_tile(typename A::V (&own)[A::CHANNELS], cons
         for (int j = 0; j < A::TILE; j++) {
             const float *at = tile.at + j * tile.stride + channel<A>(i);
             UNROLL
-            for (int e = 0; e < A::SUMS; e++) sum[e] = add_product(sum[e], weights[j], at[e / 4 * 4 * A::LANES + e % 4]);
+            for (int e = 0; e < A::SUMS; e++)
+                sum[e] = add_product(sum[e], weights[j], at[e / 4 * 4 * A::LANES + e % 4]);
         }
         UNROLL
         for (int e = 0; e < A::SUMS; e++) own[i + e] = sum[e];
@@ -406,11 +411,13 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_forward_rows_kernel(A
         TileRows v = load_tile<A>(v_tile, a.v + at.in_k, k_stride, first, at.others, a);
         tile_barrier<A>();
         typename A::Scores s;
+        prefetch_tile<A>(v, 0, a);
         dot_tile<A>(s, own, k, a);
+        prefetch_tile<A>(k, A::TILE, a);
         hide_keys<A>(s, at, first, a); // key 0 is always seen: max becomes finite
         typename A::V before = max;
         for (int j = 0; j < A::TILE; j++)
-            for (int r = 0; r < A::R; r++) row_of(max, r) = row_of(s[j], r) > row_of(max, r) ? row_of(s[j], r) : row_of(max, r);
+            for (int r = 0; r < A::R; r++) row_of(max, r) = larger(row_of(max, r), row_of(s[j], r));
         bool grows = !A::ALONE; // a thread that is alone mostly finds nothing larger
         for (int r = 0; r < A::R; r++) grows |= row_of(max, r) > row_of(before, r);
         typename A::V correction = softmax_exponential<A>(before - max);
