@@ -25,7 +25,7 @@ cp llmc/cpu/cuda_bf16.h "$dir/include/"
 # Formats are not checked: %zu is right here for a size_t of 64 bits, which the compiler thinks has 32.
 # Kernels are not launched, so their parameters are unused.
 flags=(--target=wasm32 -nostdinc -ffreestanding -fno-builtin -mbulk-memory -fvisibility=hidden -ffunction-sections
-       -fdata-sections -Wall -Wextra -Wno-format -Wno-unused-function -Wno-unused-variable
+       -fdata-sections -Wall -Wextra -Wno-format -Wno-unused-function -Wno-unused-variable -Wno-unused-parameter
        -I"$dir/include" -I.)
 compile() { "$clang" "${flags[@]}" -c "$@"; }
 compile -std=gnu11 -Os -o "$dir/libc.o" dev/explorer/libc.c

@@ -104,6 +104,7 @@ typedef struct {
 } Dropout;
 DOES_NOTHING(Dropout, dropout_make, (Dropout()))
 DOES_NOTHING(Dropout, dropout_for, (Dropout()))
+DOES_NOTHING(void, by_dropout, )
 DOES_NOTHING(void, dropout_forward, )
 DOES_NOTHING(const floatX *, dropout_backward, NULL)
 template <int W> static inline void dropout_mask(float (&)[W], const Dropout &, size_t, size_t, size_t) {}
