@@ -18,7 +18,9 @@
 //
 //   1 copies   k and v are copied for every head of q, and the copies' gradients summed
 //   2 llmc     the same kernels as 6 without a copy: a block of keys goes over the heads of its group
+#ifdef PRECISION_BF16  // it is of tensor cores
 #include "dev/cuda/attention_bias.cuh"
+#endif
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/attention.cuh"

@@ -90,11 +90,13 @@ static inline Launch<P...> launch(void (*kernel)(P...), dim3 grid, dim3 block, s
 #define DYNAMIC_SHARED(type, name) type *name = (type *)cpu_block->shared
 #endif
 
-// Before a loop of constant length whose arrays should be registers.
+// Before a loop of constant length whose arrays should be registers; before one that spills if it is unrolled.
 #ifdef __CUDACC__
 #define UNROLL _Pragma("unroll")
+#define ROLLED _Pragma("unroll 1")
 #else
 #define UNROLL
+#define ROLLED
 #endif
 
 __host__ __device__ static inline float to_float(float x) { return x; }

@@ -42,6 +42,7 @@ __global__ void __launch_bounds__(32 * LAYERNORM_WARPS)
     floatX *row = residual + n * C;
     Share s = row_share<LANES>(C / W);
     float x[W], sums[W] = {0.0f};
+    ROLLED
     for (size_t i = s.begin; i < s.end; i += s.step) {
         if (inp1) add_residual<W, NORM, DROP>(x, residual, inp1, inp2, inp2_bias, drop, n, i * W, C);
         else load_floats<W>(x, row + i * W);
