@@ -86,7 +86,8 @@ int main(void) {
     check(&c, networks_of(&odd, "tdp", 0, 'd', ranks, &count) == NETWORK_ETHERNET && count == 8 &&
                   networks_of(&odd, "tdp", 63, 'd', ranks, &count) == NETWORK_ROCE,
           "networks: with one node of another kind in it a data group has Ethernet");
-    check(&c, draw_into(dir) == 1 && figures_main(1, NULL) == 2,
+    char program[] = "figures", *none[] = {program, NULL};
+    check(&c, draw_into(dir) == 1 && figures_main(1, none) == 2,
           "figures refuses a folder that is not there, and none");
     return check_summary(&c);
 }

@@ -50,8 +50,8 @@ int main(int argc, char **argv) {
         bool last = m->job.rank == m->job.size - 1;
         for (size_t i = 0; i < m->table.count; i++) m->table.tensors[i].t_rank = alone && last;
         check(&c, seen_by_all(m, 0, 0, NULL), "%s: equal weights are equal", what);
-        check(&c, seen_by_all(m, norm + 3, 1, "h.1.ln_2.bias"), "%s: a bit of a tensor that is not split, \"layernorm "
-              "drift\": seen", what);
+        check(&c, seen_by_all(m, norm + 3, 1, "h.1.ln_2.bias"), "%s: a bit of a tensor that is not split, "
+              "\"layernorm drift\": seen", what);
         check(&c, seen_by_all(m, split, 128, alone ? NULL : "h.1.mlp.c_fc.weight"), "%s: a bit of a split tensor: %s",
               what, alone ? "not theirs" : "seen");
         check(&c, seen_by_all(m, wte + 5, 2, alone ? NULL : "wte.weight"), "%s: a bit of the embedding: %s", what,

@@ -76,7 +76,7 @@ struct RowVector {
     Half a, b;
     RowVector() = default;
     RowVector(Half a_, Half b_) : a(a_), b(b_) {}
-    RowVector(float x) : a(Half{} + x), b(Half{} + x) {}
+    RowVector(float x) : a(x - Half{}), b(x - Half{}) {}  // minus zero is no instruction
     void operator+=(const RowVector &y) { a += y.a, b += y.b; }
     void operator*=(const RowVector &y) { a *= y.a, b *= y.b; }
     friend RowVector operator*(const RowVector &x, const RowVector &y) { return {x.a * y.a, x.b * y.b}; }
