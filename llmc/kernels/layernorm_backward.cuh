@@ -76,13 +76,16 @@ __global__ void __launch_bounds__(THREADS) layernorm_backward_kernel(LayernormBa
         if constexpr (THREADS > 1) sum = block_sum(sum), dot = block_sum(dot);
         sum = NORM == NORM_RMS ? 0.0f : sum / (float)C, dot /= (float)C;
         for (size_t i = s.begin; i < s.end; i += s.step) {
-            float y[W] = {0.0f};
+            float y[W];
             load_floats<W>(x, x_row + i * W);
             load_floats<W>(d, dout_row + i * W);
             load_floats<W>(w, a.weight + i * W);
-            if (a.dresidual) load_floats<W>(y, a.dresidual + n * C + i * W);
-            for (int k = 0; k < W; k++) y[k] += (d[k] * norm_gain<NORM>(w[k]) - sum - (x[k] - m) * r * dot) * r;
-            store_floats<W>(a.dinp + n * C + i * W, y);
+            for (int k = 0; k < W; k++) x[k] = (d[k] * norm_gain<NORM>(w[k]) - sum - (x[k] - m) * r * dot) * r;
+            if (a.dresidual) {
+                load_floats<W>(y, a.dresidual + n * C + i * W);
+                for (int k = 0; k < W; k++) x[k] += y[k];
+            }
+            store_floats<W>(a.dinp + n * C + i * W, x);
         }
     }
 }
