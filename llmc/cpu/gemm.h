@@ -102,7 +102,7 @@ static inline void cpu_load_block(float *out, const CpuMatrix *m, size_t row, si
     for (size_t r = 0; r < rows; r++) cpu_load(out + r * cols, m->at(row + r, col), m->bf16, cols);
 }
 
-static const size_t CPU_GEMM_ROWS = 512, CPU_GEMM_COLS = 768; // largest tile: a few MiB of L2 cache
+static const size_t CPU_GEMM_TILE = 768 * 768;                // elements of D in the largest tile
 static const size_t CPU_GEMM_DEPTH = 768;                     // of a copied block
 static const size_t CPU_GEMM_PACK = 16384;                    // floats of Y worth a dense copy (64 KiB)
 
@@ -162,31 +162,26 @@ static inline void cpu_gemm_tile(const CpuGemm *g, size_t r0, size_t rows, size_
     }
 }
 
-// Returns the size of equal pieces of at most `largest` (a multiple of `unit` but for the last).
-static inline size_t cpu_gemm_piece(size_t size, size_t largest, size_t unit) {
-    size_t pieces = (size + largest - 1) / largest;
+// Returns the size of so many equal pieces, a multiple of `unit` but for the last one.
+static inline size_t cpu_gemm_piece(size_t size, size_t pieces, size_t unit) {
     size_t piece = (size + pieces - 1) / pieces;
     return std::min(size, (piece + unit - 1) / unit * unit);
 }
 
 // Computes the whole problem. Sizes are at least 1 and have been checked.
 static inline void cpu_gemm(const CpuGemm *g) {
-    size_t max_rows = CPU_GEMM_ROWS, max_cols = CPU_GEMM_COLS;
-    size_t tile_rows, tile_cols, row_tiles, tiles;
-    for (;;) {
-        tile_rows = cpu_gemm_piece(g->rows, max_rows, 16);
-        tile_cols = cpu_gemm_piece(g->cols, max_cols, 48); // sgemm's own blocks are 48 wide
-        row_tiles = (g->rows + tile_rows - 1) / tile_rows;
-        tiles = row_tiles * ((g->cols + tile_cols - 1) / tile_cols);
-        // Enough tiles for a few threads, as long as a tile is worth its overhead (a few microseconds).
-        if (tiles >= 4 || tile_rows * tile_cols * g->depth < 1 << 19) break;
-        if (tile_cols > tile_rows && tile_cols > 48)
-            max_cols = tile_cols / 2;
-        else if (tile_rows > 16)
-            max_rows = tile_rows / 2;
-        else
-            break;
+    // Enough tiles for a few threads, as long as a tile is worth its overhead (a few microseconds).
+    size_t worth = std::max((size_t)1, g->rows * g->cols * g->depth >> 18);
+    size_t wanted = std::max(std::min((size_t)4, worth), (g->rows * g->cols + CPU_GEMM_TILE - 1) / CPU_GEMM_TILE);
+    size_t tile_rows = 1, tile_cols = 1;
+    for (size_t i = 1; i <= wanted; i++) {  // of all such tiles the squarest
+        size_t rows = cpu_gemm_piece(g->rows, i, 16);
+        size_t cols = cpu_gemm_piece(g->cols, (wanted + i - 1) / i, 48);  // sgemm's own blocks are 48 wide
+        if (rows * cols * (tile_rows + tile_cols) <= tile_rows * tile_cols * (rows + cols)) continue;
+        tile_rows = rows, tile_cols = cols;
     }
+    size_t row_tiles = (g->rows + tile_rows - 1) / tile_rows;
+    size_t tiles = row_tiles * ((g->cols + tile_cols - 1) / tile_cols);
     // Always inside a parallel region, where sgemm uses one thread.
 #pragma omp parallel for schedule(dynamic)
     for (size_t i = 0; i < tiles; i++) {
