@@ -508,11 +508,11 @@ static void test_kinds_refused(void) {
 #define BPE(member) "{\"model\":{\"type\":\"BPE\"}," member "}"
 #define BPE_SPLIT(first) BPE("\"pre_tokenizer\":" LIST(first, "false"))
     static const struct { const char *what, *text, *says; } cases[] = {
-        {"sentencepiece's Unigram", "{\"model\":{\"type\":\"Unigram\"}}", "sentencepiece"},
-        {"sentencepiece's BPE", "{\"model\":{\"type\":\"BPE\",\"byte_fallback\":true}}", "sentencepiece"},
-        {"sentencepiece's spaces", BPE("\"pre_tokenizer\":{\"type\":\"Metaspace\"}"), "sentencepiece"},
-        {"another model", "{\"model\":{\"type\":\"WordPiece\"}}", "of type WordPiece"},
-        {"no model", "{}", "\"model\" is of type ?"},
+        {"sentencepiece's Unigram", "{\"model\":{\"type\":\"Unigram\"}}", "\"model\""},
+        {"sentencepiece's BPE", "{\"model\":{\"type\":\"BPE\",\"byte_fallback\":true}}", "\"byte_fallback\""},
+        {"sentencepiece's spaces", BPE("\"pre_tokenizer\":{\"type\":\"Metaspace\"}"), "\"pre_tokenizer\""},
+        {"another model", "{\"model\":{\"type\":\"WordPiece\"}}", "\"model\" is another"},
+        {"no model", "{}", "\"model\" is another"},
         {"another normalizer", BPE("\"normalizer\":{\"type\":\"Lowercase\"}"), "\"normalizer\" Lowercase"},
         {"dropout", "{\"model\":{\"type\":\"BPE\",\"dropout\":0.1}}", "\"dropout\""},
         {"no splitter", "{\"model\":{\"type\":\"BPE\"}}", "\"pre_tokenizer\" does not end with a ByteLevel"},

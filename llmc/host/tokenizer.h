@@ -2,7 +2,7 @@
 // tokenizer.json brings byte-level byte-pair encoding like GPT-2's (Radford et al. 2019, section 2.2). Text is split
 // into words, and in each word the bytes' tokens are merged, pair by pair (Sennrich et al. 2016).
 //
-// defines: Tokenizer, utf8_read, tokenizer_open, tokenizer_free, tokenizer_encode, tokenizer_decode, tokenizer_prompt,
+// defines: Token, Tokenizer, utf8_read, tokenizer_open, tokenizer_free, tokenizer_encode, tokenizer_decode, tokenizer_prompt,
 //          tokenizer_print, sample_token
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
@@ -34,26 +34,29 @@ typedef struct {
 typedef struct {
     char *bytes;
     size_t count;
-} TokenText;
+    int number;
+} Token;
 
-typedef struct Tokenizer {
+typedef struct {
     size_t V;                 // above every token
-    TokenText *text;          // [V] the bytes of a token; NULL: no such token
+    Token *text;              // [V] by number; bytes NULL: no such token
+    Token *vocabulary;        // [vocabulary_count] sorted by bytes, which it owns
+    size_t vocabulary_count;
+    Token added[ADDED_MAX];   // [added_count] are looked for in the text before it is split into words
+    size_t added_count;
     int of_byte[256];         // the token of a byte alone, or -1
     TokenMerge *merges;       // [merge_count] sorted by left and right
     size_t merge_count;
-    int added[ADDED_MAX];     // [added_count] tokens that are looked for in the text before it is split into words
-    size_t added_count;
     pcre2_code *words;        // matches a word at the start of a text; NULL: the text is one word
-    int (*whole)(const struct Tokenizer *tk, const char *word, size_t bytes);  // a word's token, or -1; or NULL
-    void *whole_words;        // what it looks in
+    bool whole;               // a word of the vocabulary is its token, whatever merges make of it
 } Tokenizer;
 
 static inline void tokenizer_free(Tokenizer *tk) {
-    for (size_t i = 0; i < tk->V; i++) free(tk->text[i].bytes);
+    for (size_t i = 0; i < tk->vocabulary_count; i++) free(tk->vocabulary[i].bytes);
+    for (size_t i = 0; i < tk->added_count; i++) free(tk->added[i].bytes);
     free(tk->text);
+    free(tk->vocabulary);
     free(tk->merges);
-    free(tk->whole_words);
     pcre2_code_free(tk->words);
     memset(tk, 0, sizeof *tk);
 }
@@ -76,6 +79,20 @@ static inline size_t utf8_read(const char *text, size_t bytes, unsigned *charact
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Text to tokens and back
+
+static inline int token_compare(const void *a, const void *b) {
+    const Token *x = (const Token *)a, *y = (const Token *)b;
+    int order = memcmp(x->bytes, y->bytes, x->count < y->count ? x->count : y->count);
+    return order ? order : (x->count > y->count) - (x->count < y->count);
+}
+
+// Returns the token of the vocabulary that has these bytes, or -1.
+static inline int token_find(const Tokenizer *tk, const char *bytes, size_t count) {
+    Token key = {(char *)bytes, count, 0};
+    const Token *found =
+        (const Token *)bsearch(&key, tk->vocabulary, tk->vocabulary_count, sizeof key, token_compare);
+    return found ? found->number : -1;
+}
 
 static inline int merge_compare(const void *a, const void *b) {
     const TokenMerge *x = (const TokenMerge *)a, *y = (const TokenMerge *)b;
@@ -131,10 +148,12 @@ static inline size_t tokenizer_word(const Tokenizer *tk, pcre2_match_data *match
 // Returns the longest added token at the start of text[bytes], or -1.
 static inline int tokenizer_added_at(const Tokenizer *tk, const char *text, size_t bytes) {
     int found = -1;
+    size_t longest = 0;
     for (size_t i = 0; i < tk->added_count; i++) {
-        const TokenText *x = &tk->text[tk->added[i]];
-        bool longer = found < 0 || x->count > tk->text[found].count;
-        if (longer && x->count <= bytes && memcmp(x->bytes, text, x->count) == 0) found = tk->added[i];
+        const Token *x = &tk->added[i];
+        if (x->count <= longest || x->count > bytes || memcmp(x->bytes, text, x->count) != 0) continue;
+        found = x->number;
+        longest = x->count;
     }
     return found;
 }
@@ -157,7 +176,7 @@ static inline size_t tokenizer_encode(const Tokenizer *tk, const char *text, siz
         }
         for (; i < end; i += length) {
             length = tokenizer_word(tk, match, valid + i, end - i);
-            int whole = tk->whole ? tk->whole(tk, text + i, length) : -1;
+            int whole = tk->whole ? token_find(tk, text + i, length) : -1;
             if (whole >= 0) tokens[n++] = whole;
             else n += tokenizer_merge(tk, text + i, length, tokens + n, rank);
         }
@@ -204,23 +223,6 @@ static inline size_t name_to_bytes(const char *name, char *out) {
     return n;
 }
 
-// A token by its name in the vocabulary.
-typedef struct {
-    const char *name;
-    int token;
-} TokenName;
-
-static inline int name_compare(const void *a, const void *b) {
-    return strcmp(((const TokenName *)a)->name, ((const TokenName *)b)->name);
-}
-
-// Returns the token of that name, or -1.
-static inline int name_find(const TokenName *names, size_t count, const char *name) {
-    TokenName key = {name, 0};
-    const TokenName *found = (const TokenName *)bsearch(&key, names, count, sizeof key, name_compare);
-    return found ? found->token : -1;
-}
-
 // True if a member of the object is missing, null, false, empty or 0.
 static inline bool json_is_off(const cJSON *object, const char *key) {
     const cJSON *x = cJSON_GetObjectItemCaseSensitive(object, key);
@@ -228,20 +230,27 @@ static inline bool json_is_off(const cJSON *object, const char *key) {
            (cJSON_IsNumber(x) && x->valuedouble == 0.0);
 }
 
-// Refuses the tokenizers whose tokens we would get wrong.
-static inline bool tokenizer_check_kind(const cJSON *root, const cJSON *model, const char *path, Error *err) {
-    const cJSON *splitter = cJSON_GetObjectItemCaseSensitive(root, "pre_tokenizer");
-    const char *type = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(model, "type"));
-    const char *splits = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(splitter, "type"));
-    static const char *const off[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback",
-                                      "ignore_merges", "add_prefix_space", "normalizer"};
-    const char *wrong = NULL;
-    for (int i = 0; i < 7; i++) {
-        if (!json_is_off(i < 5 ? model : i == 5 ? splitter : root, off[i])) wrong = off[i];
+// Refuses a model whose tokens we would get wrong.
+static inline bool tokenizer_check_model(const cJSON *root, const char *path, Error *err) {
+    static const char *const off[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"};
+    const cJSON *model = cJSON_GetObjectItemCaseSensitive(root, "model");
+    const char *type = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(model, "type")), *wrong = NULL;
+    for (int i = 0; i < 4; i++) {
+        if (!json_is_off(model, off[i])) wrong = off[i];
     }
+    if (!cJSON_IsObject(model) || (type ? strcmp(type, "BPE") != 0 : !json_is_off(model, "type"))) wrong = "model";
+    return !wrong || error_set(err, "%s is no byte-level BPE, for its \"%s\" is another", path, wrong);
+}
+
+// Refuses the tokenizers that split or normalize text in another way than GPT-2's.
+static inline bool tokenizer_check_words(const cJSON *root, const char *path, Error *err) {
+    const cJSON *splitter = cJSON_GetObjectItemCaseSensitive(root, "pre_tokenizer");
+    const char *splits = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(splitter, "type")), *wrong = NULL;
+    if (!json_is_off(cJSON_GetObjectItemCaseSensitive(root, "model"), "ignore_merges")) wrong = "ignore_merges";
+    if (!json_is_off(splitter, "add_prefix_space")) wrong = "add_prefix_space";
+    if (!json_is_off(root, "normalizer")) wrong = "normalizer";
     if (cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(splitter, "use_regex"))) wrong = "use_regex";
     if (!splits || strcmp(splits, "ByteLevel") != 0) wrong = "pre_tokenizer";
-    if (!cJSON_IsObject(model) || (type ? strcmp(type, "BPE") != 0 : !json_is_off(model, "type"))) wrong = "model";
     return !wrong || error_set(err, "%s is no byte-level BPE like GPT-2's, for its \"%s\" is another", path, wrong);
 }
 
@@ -251,39 +260,40 @@ static inline int json_token(const cJSON *item) {
     return item && json_whole(item, &n) && n < TOKENIZER_MAX_ID ? (int)n : -1;
 }
 
-// Gives a token its text, which tokenizer_free will free.
-static inline void tokenizer_add(Tokenizer *tk, int token, char *bytes, size_t count) {
-    TokenText text = {bytes, count};
-    free(tk->text[token].bytes);
-    tk->text[token] = text;
-    if ((size_t)token >= tk->V) tk->V = (size_t)token + 1;
+// Gives a token's number its text.
+static inline void tokenizer_set(Tokenizer *tk, const Token *x) {
+    tk->text[x->number] = *x;
+    if ((size_t)x->number >= tk->V) tk->V = (size_t)x->number + 1;
 }
 
-// Reads the vocabulary {"name": number, ...}, and the names in their order into names[count].
-static inline bool tokenizer_read_vocab(Tokenizer *tk, const cJSON *vocab, TokenName *names, size_t *count,
-                                        const char *path, Error *err) {
+static inline void tokenizer_find_bytes(Tokenizer *tk) {
+    for (int byte = 0; byte < 256; byte++) {
+        char text = (char)byte;
+        tk->of_byte[byte] = token_find(tk, &text, 1);
+    }
+}
+
+// Reads the vocabulary {"name": number, ...}.
+static inline bool tokenizer_read_vocab(Tokenizer *tk, const cJSON *vocab, const char *path, Error *err) {
+    tk->vocabulary = (Token *)host_alloc((size_t)cJSON_GetArraySize(vocab), sizeof(Token));
     for (const cJSON *item = vocab->child; item; item = item->next) {
-        TokenName x = {item->string, json_token(item)};
-        if (x.token < 0 || tk->text[x.token].bytes) {
-            return error_set(err, "%s: the token \"%.99s\" needs a number of its own below %d", path, x.name,
+        Token *x = &tk->vocabulary[tk->vocabulary_count++];
+        x->number = json_token(item);
+        x->bytes = host_string(item->string);
+        x->count = name_to_bytes(item->string, x->bytes);
+        if (x->number < 0 || tk->text[x->number].bytes) {
+            return error_set(err, "%s: the token \"%.99s\" needs a number of its own below %d", path, item->string,
                              TOKENIZER_MAX_ID);
         }
-        char *bytes = (char *)host_alloc(strlen(x.name), 1);
-        tokenizer_add(tk, x.token, bytes, name_to_bytes(x.name, bytes));
-        names[(*count)++] = x;
+        tokenizer_set(tk, x);
     }
-    qsort(names, *count, sizeof *names, name_compare);
-    for (unsigned c = 0; c < 324; c++) {
-        char utf8[] = {(char)(c < 128 ? c : 0xc0 | c >> 6), (char)(c < 128 ? 0 : 0x80 | (c & 0x3f)), '\0'};
-        int byte = character_to_byte(c);
-        if (byte >= 0) tk->of_byte[byte] = name_find(names, *count, utf8);
-    }
+    qsort(tk->vocabulary, tk->vocabulary_count, sizeof(Token), token_compare);
+    tokenizer_find_bytes(tk);
     return true;
 }
 
 // Reads ["a b", ...] or [["a", "b"], ...], lowest rank first.
-static inline bool tokenizer_read_merges(Tokenizer *tk, const cJSON *merges, const TokenName *names, size_t count,
-                                         const char *path, Error *err) {
+static inline bool tokenizer_read_merges(Tokenizer *tk, const cJSON *merges, const char *path, Error *err) {
     tk->merges = (TokenMerge *)host_alloc((size_t)cJSON_GetArraySize(merges), sizeof(TokenMerge));
     for (const cJSON *item = merges->child; item; item = item->next) {
         char *left = cJSON_GetStringValue(item), *right = left ? strchr(left, ' ') : NULL;
@@ -295,10 +305,11 @@ static inline bool tokenizer_read_merges(Tokenizer *tk, const cJSON *merges, con
             right = cJSON_GetStringValue(item->child->next);
         }
         if (left && right) {
-            char *both = (char *)host_alloc(strlen(left) + strlen(right) + 1, 1);
-            merge.left = name_find(names, count, left);
-            merge.right = name_find(names, count, right);
-            merge.merged = name_find(names, count, strcat(strcpy(both, left), right));
+            char *both = (char *)host_alloc(strlen(left) + strlen(right), 1);
+            size_t first = name_to_bytes(left, both), second = name_to_bytes(right, both + first);
+            merge.left = token_find(tk, both, first);
+            merge.right = token_find(tk, both + first, second);
+            merge.merged = token_find(tk, both, first + second);
             free(both);
         }
         if (merge.left < 0 || merge.right < 0 || merge.merged < 0) {
@@ -310,61 +321,72 @@ static inline bool tokenizer_read_merges(Tokenizer *tk, const cJSON *merges, con
     return true;
 }
 
+// Adds a token that is looked for in the text. An empty text is found nowhere.
+static inline void tokenizer_add(Tokenizer *tk, int number, const char *text) {
+    Token x = {host_string(text), strlen(text), number};
+    tokenizer_set(tk, &x);
+    tk->added[tk->added_count++] = x;
+}
+
 static inline bool tokenizer_read_added(Tokenizer *tk, const cJSON *added, const char *path, Error *err) {
     const cJSON *item;
     cJSON_ArrayForEach(item, added) {
         const char *content = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "content"));
-        int token = json_token(cJSON_GetObjectItemCaseSensitive(item, "id"));
-        if (!content || token < 0 || strlen(content) > ADDED_MAX_BYTES || tk->added_count == ADDED_MAX) {
+        int number = json_token(cJSON_GetObjectItemCaseSensitive(item, "id"));
+        if (!content || number < 0 || strlen(content) > ADDED_MAX_BYTES || tk->added_count == ADDED_MAX) {
             return error_set(err, "%s: added token %zu has no sound id and content, or is more than %d tokens of %d "
                              "bytes", path, tk->added_count, ADDED_MAX, ADDED_MAX_BYTES);
         }
-        tokenizer_add(tk, token, host_string(content), strlen(content));
-        if (content[0]) tk->added[tk->added_count++] = token;  // an empty text is found nowhere
+        tokenizer_add(tk, number, content);
     }
     return true;
 }
 
+// Reads all but the words. tokenizer_free in either case.
 static inline bool tokenizer_read(Tokenizer *tk, const cJSON *root, const char *path, Error *err) {
     const cJSON *model, *vocab, *merges, *added;
     if (!json_get(root, "model", &model, path, err) || !json_get(root, "added_tokens", &added, path, err) ||
-        !tokenizer_check_kind(root, model, path, err) || !json_get(model, "vocab", &vocab, path, err) ||
-        !json_get(model, "merges", &merges, path, err)) return false;
+        !json_get(model, "vocab", &vocab, path, err) || !json_get(model, "merges", &merges, path, err)) return false;
     if (!cJSON_IsObject(vocab) || !vocab->child || !cJSON_IsArray(merges) || (added && !cJSON_IsArray(added))) {
         return error_set(err, "%s: vocab, merges or added_tokens is missing, empty or malformed", path);
     }
-    size_t count = 0;
-    TokenName *names = (TokenName *)host_alloc((size_t)cJSON_GetArraySize(vocab), sizeof(TokenName));
-    bool ok = tokenizer_read_vocab(tk, vocab, names, &count, path, err) &&
-              tokenizer_read_merges(tk, merges, names, count, path, err) && tokenizer_read_added(tk, added, path, err);
-    free(names);
+    tk->text = (Token *)host_alloc(TOKENIZER_MAX_ID, sizeof(Token));
+    return tokenizer_read_vocab(tk, vocab, path, err) && tokenizer_read_merges(tk, merges, path, err) &&
+           tokenizer_read_added(tk, added, path, err);
+}
+
+// Compiles a regular expression. Returns NULL with a sentence if PCRE2 cannot.
+static inline pcre2_code *tokenizer_compile(const char *pattern, uint32_t flags, const char *path, Error *err) {
     int failure;
-    size_t place;
-    if (ok) tk->words = pcre2_compile((PCRE2_SPTR)BPE_WORD, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_ANCHORED, &failure,
-                                      &place, NULL);
-    if (!ok || tk->words) return ok;
-    return error_set(err, "PCRE2 cannot split text into words (error %d): it needs Unicode", failure);
+    size_t at;
+    pcre2_code *code = pcre2_compile((PCRE2_SPTR)pattern, strlen(pattern), PCRE2_UTF | flags, &failure, &at, NULL);
+    if (!code) error_set(err, "%s: PCRE2 cannot split text by \"%.60s\" (its error %d)", path, pattern, failure);
+    return code;
 }
 
 // Opens a tokenizer.json. Without a path a token is a byte, and 256 is <|endoftext|>. On failure nothing is left to
 // free.
 static inline bool tokenizer_open(Tokenizer *tk, const char *path, Error *err) {
     memset(tk, 0, sizeof *tk);
-    tk->text = (TokenText *)host_alloc(path ? TOKENIZER_MAX_ID : 257, sizeof(TokenText));
     if (path) {
         cJSON *root = json_read(path, TOKENIZER_MAX_FILE, err);
-        bool ok = root && tokenizer_read(tk, root, path, err);
+        bool ok = root && tokenizer_check_model(root, path, err) && tokenizer_check_words(root, path, err) &&
+                  tokenizer_read(tk, root, path, err) &&
+                  (tk->words = tokenizer_compile(BPE_WORD, PCRE2_ANCHORED, path, err));
         cJSON_Delete(root);
         if (!ok) tokenizer_free(tk);
         return ok;
     }
-    for (int byte = 0; byte < 256; byte++) {
-        const char text[] = {(char)byte, '\0'};
-        tokenizer_add(tk, byte, host_string(text), 1);
-        tk->of_byte[byte] = byte;
+    tk->text = (Token *)host_alloc(257, sizeof(Token));
+    tk->vocabulary = (Token *)host_alloc(256, sizeof(Token));
+    for (; tk->vocabulary_count < 256; tk->vocabulary_count++) {
+        const char text[] = {(char)tk->vocabulary_count, '\0'};
+        Token x = {host_string(text), 1, (int)tk->vocabulary_count};
+        tk->vocabulary[x.number] = x;
+        tokenizer_set(tk, &x);
     }
-    tokenizer_add(tk, 256, host_string(END_OF_TEXT), strlen(END_OF_TEXT));
-    tk->added[tk->added_count++] = 256;
+    tokenizer_find_bytes(tk);
+    tokenizer_add(tk, 256, END_OF_TEXT);
     return true;
 }
 
