@@ -204,7 +204,7 @@ for flags in '--trace thesis.tex' '--dump-gradients thesis.tex' '--out used2 --t
     ln -sf thesis.tex g2.unfinished
     sums=$(cat linked/step-00000002/*.json linked/step-00000002/*.safetensors | cksum)
     # shellcheck disable=SC2086
-    refused 2 'is no former output\|is a symbolic link' --steps 2 $flags && cmp -s thesis.tex before &&
+    refused 2 'is no former output\|is not a regular file' --steps 2 $flags && cmp -s thesis.tex before &&
         [ "$(cat linked/step-00000002/*.json linked/step-00000002/*.safetensors | cksum)" = "$sums" ]
     report $? "$flags, which no run wrote: refused, and the file stays (code $code): $(said)"
 done
@@ -222,8 +222,8 @@ trains --steps 3 --log busy.jsonl && cmp -s busy.jsonl.1 before && [ "$(wc -l <b
 report $? "a fresh start keeps a finished log: $(grep -m1 '^note: the log' out)"
 trains --steps 4 --save-every 2 --out torn --log torn.jsonl && head -c 4096 /dev/zero >>torn.jsonl
 trains --steps 6 --out torn --resume auto --log torn.jsonl && [ "$(tr -d '\0' <torn.jsonl | wc -l)" = 6 ] &&
-    [ "$(wc -c <torn.jsonl)" = "$(tr -d '\0' <torn.jsonl | wc -c)" ] && grep -q '^note: 4096 zero bytes at the end' out
-report $? "a log whose end a power loss has torn is continued: $(grep -m1 '^note: ' out)"
+    [ "$(wc -c <torn.jsonl)" = "$(tr -d '\0' <torn.jsonl | wc -c)" ]
+report $? "a log whose end a power loss has torn is continued"
 
 # ---- ranks that were not started alike --------------------------------------------------------------------------------
 

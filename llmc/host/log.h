@@ -62,30 +62,24 @@ typedef struct {
     int failure;        // errno of the first line that could not be written; 0: none
 } Log;
 
-// Finds the end of the lines of the first `done` steps, before a last line that was cut off. *zeros: the zero bytes at
-// the end of the file, which a power loss leaves. False with a sentence if the file is not a log.
-static inline bool log_scan(FILE *in, const char *path, size_t done, long *end, size_t *zeros, Error *err) {
+// Finds the end of the lines of the first `done` steps, before a last line that was cut off or that a power loss has
+// filled with zeros. False with a sentence if the file is not a log.
+static inline bool log_scan(FILE *in, const char *path, size_t done, long *end, Error *err) {
     static const char start[] = "{\"step\":";
-    char line[1024];
+    char *line = NULL;
+    size_t room = 0, number = 0;
     long at = 0;
-    *end = 0, *zeros = 0;
-    for (size_t number = 1; fgets(line, sizeof line, in); number++) {
+    bool ok = true;
+    *end = 0;
+    for (ssize_t n; ok && (n = getline(&line, &room, in)) > 0; at += n, number++) {
         unsigned long long step;
-        size_t length = strlen(line);
-        bool whole = length > 0 && line[length - 1] == '\n';
-        at += (long)length;
-        if (!whole) {
-            int byte;
-            fseek(in, at, SEEK_SET);
-            while ((byte = getc(in)) == 0) ++*zeros;
-            bool ours = strncmp(line, start, length < strlen(start) ? length : strlen(start)) == 0;
-            if (byte == EOF && ours && at > 0) return true;
-        }
-        if (!whole || sscanf(line, "{\"step\":%llu,", &step) != 1)
-            return error_set(err, "line %zu of %s is no line of a training log: give --log another file", number, path);
-        if (step <= done && *end == at - (long)length) *end = at;
+        size_t length = strlen(line) < strlen(start) ? strlen(line) : strlen(start);
+        bool whole = line[n - 1] == '\n', begins = at + (long)length > 0 && strncmp(line, start, length) == 0;
+        ok = whole ? sscanf(line, "{\"step\":%llu,", &step) == 1 : begins;
+        if (ok && whole && step <= done && *end == at) *end = at + (long)n;
     }
-    return true;
+    free(line);
+    return ok || error_set(err, "line %zu of %s is no line of a training log: give --log another file", number, path);
 }
 
 // Opens a log to append to it, with the lock that keeps other runs out. NULL with a sentence.
@@ -96,12 +90,11 @@ static inline FILE *log_take(const char *path, bool regular, Error *err) {
     return NULL;
 }
 
-// Gives the log of an earlier run the name PATH.1 or, if that is taken, one with the next number that is free.
+// Gives the log of an earlier run, or a link to it, the name PATH.1 or, if that is taken, one with the next number that
+// is free.
 static inline bool log_set_aside(const char *path, Error *err) {
     char aside[PATH_MAX];
     struct stat info;
-    if (lstat(path, &info) == 0 && S_ISLNK(info.st_mode))
-        return error_set(err, "--log %s is a link to the log of an earlier run: name a new file", path);
     for (int i = 1;; i++) {
         if (!path_print(aside, sizeof aside, err, "%s.%d", path, i)) return false;
         if (lstat(aside, &info) != 0) break;
@@ -116,11 +109,10 @@ static inline bool log_set_aside(const char *path, Error *err) {
 static inline bool log_check(const char *path, Error *err) {
     struct stat info;
     long end;
-    size_t zeros;
     if (stat(path, &info) != 0 || !S_ISREG(info.st_mode)) return true;
     FILE *log = fopen(path, "rb");
     if (!log) return error_set(err, "cannot read log %s: %s", path, strerror(errno));
-    bool ok = log_scan(log, path, 0, &end, &zeros, err);
+    bool ok = log_scan(log, path, 0, &end, err);
     fclose(log);
     return ok;
 }
@@ -132,7 +124,6 @@ static inline bool log_open(Log *log, const char *path, size_t done, size_t step
                             Error *err) {
     struct stat info;
     long end;
-    size_t zeros;
     memset(log, 0, sizeof *log);
     log->steps = steps;
     log->flops = flops;
@@ -141,9 +132,7 @@ static inline bool log_open(Log *log, const char *path, size_t done, size_t step
     bool regular = stat(path, &info) != 0 || S_ISREG(info.st_mode);
     if (!(log->json = log_take(path, regular, err))) return false;
     if (!regular) return true;
-    bool ok = log_scan(log->json, path, done, &end, &zeros, err);
-    if (ok && done && zeros)
-        printf("note: %zu zero bytes at the end of %s, which a power loss leaves, are cut off\n", zeros, path);
+    bool ok = log_scan(log->json, path, done, &end, err);
     if (ok && ((done && ftruncate(fileno(log->json), end) != 0) || fseek(log->json, 0, SEEK_END) != 0))
         ok = error_set(err, "cannot write log %s: %s", path, strerror(errno));
     if (ok && done == 0 && ftell(log->json) > 0 && (ok = log_set_aside(path, err))) {

@@ -16,7 +16,7 @@ typedef struct {
     uint64_t at;        // there
     bool replaced;      // by a rename; other outputs are streams
     int fd;             // -1: not open
-    bool made;          // it was not there
+    bool made;          // the name was not there
     struct stat info;
 } Output;
 
@@ -26,23 +26,15 @@ static inline bool output_open(Output *x, Error *err) {
     char begin[64];
     struct stat link;
     size_t got = 0, length = strlen(x->start);
-    bool is_link = lstat(x->path, &link) == 0 && S_ISLNK(link.st_mode), there = stat(x->path, &x->info) == 0;
-    bool regular = !there || S_ISREG(x->info.st_mode), is_pipe = there && S_ISFIFO(x->info.st_mode);
-    if (is_link && (x->replaced || !there))
-        return error_set(err, "%s %s is a symbolic link%s: name the file itself", x->flag, x->path,
-                         there ? "" : " to nothing");
-    if (there && S_ISDIR(x->info.st_mode))
-        return error_set(err, "%s %s is a folder: name a file", x->flag, x->path);
-    if (x->replaced && !regular) return error_set(err, "%s %s is not a regular file: name one", x->flag, x->path);
-    int flags = (regular ? O_RDWR : O_WRONLY) | (there ? 0 : O_CREAT);
-    x->fd = open(x->path, flags | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0666);
+    x->made = lstat(x->path, &link) != 0;
+    if (x->replaced && !x->made && !S_ISREG(link.st_mode))
+        return error_set(err, "%s %s is not a regular file: name one", x->flag, x->path);
+    bool regular = stat(x->path, &x->info) != 0 || S_ISREG(x->info.st_mode);
+    x->fd = open(x->path, (regular ? O_RDWR : O_WRONLY) | O_CREAT | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0666);
     if (x->fd < 0 || fstat(x->fd, &x->info) != 0)
         return error_set(err, "cannot write %s %s: %s", x->flag, x->path,
-                         is_pipe && errno == ENXIO ? "nobody reads from that pipe" : strerror(errno));
-    x->made = !there;
+                         errno == ENXIO && S_ISFIFO(x->info.st_mode) ? "nobody reads from that pipe" : strerror(errno));
     if (!regular || x->info.st_size == 0) return true;
-    if (x->info.st_nlink > 1)
-        return error_set(err, "%s %s has another name (a hard link): name a new file", x->flag, x->path);
     if (file_read_at(x->fd, begin, length, x->at, &got) && got == length && memcmp(begin, x->start, length) == 0)
         return true;
     return error_set(err, "%s would overwrite %s, which is no former output of it: name a new file", x->flag, x->path);
