@@ -1,6 +1,6 @@
 // config_json.h: config.json as Hugging Face's GPT-2 writes and reads it.
 //
-// defines: config_read, config_write
+// defines: config_size, config_is, config_is_type, config_read_sizes, config_read, config_write_kind, config_write
 #ifndef LLMC_CONFIG_JSON_H
 #define LLMC_CONFIG_JSON_H
 
@@ -32,13 +32,29 @@ static inline bool config_is(const cJSON *root, const char *key, const char *val
     return ok || error_set(err, "%s: \"%s\" must be %s: this variant is not supported", path, key, value);
 }
 
-static inline bool config_check_variant(const cJSON *root, size_t channels, const char *path, Error *err) {
+static inline bool config_is_type(const cJSON *root, const char *type, const char *path, Error *err) {
     const cJSON *item;
+    if (!json_get(root, "model_type", &item, path, err)) return false;
+    return (cJSON_IsString(item) && strcmp(item->valuestring, type) == 0) ||
+           error_set(err, "%s: \"model_type\" is not \"%s\", the only one that can be loaded here", path, type);
+}
+
+// Reads the sizes by GPT-2's names. The limits, which are no lower than those of the flags, keep every product of sizes
+// far from 2^63.
+static inline bool config_read_sizes(const cJSON *root, GPTConfig *g, const char *path, Error *err) {
+    if (!config_size(root, "n_embd", 1 << 17, &g->C, path, err) ||
+        !config_size(root, "n_layer", 5000, &g->L, path, err) ||
+        !config_size(root, "n_head", 1 << 17, &g->NH, path, err) ||
+        !config_size(root, "vocab_size", 1 << 24, &g->V, path, err) ||
+        !config_size(root, "n_positions", 1 << 24, &g->maxT, path, err)) return false;
+    g->Vp = padded_vocabulary(g->V);
+    return g->C % g->NH == 0 ||
+           error_set(err, "%s: n_head %zu does not divide n_embd %zu", path, g->NH, g->C);
+}
+
+static inline bool config_check_variant(const cJSON *root, size_t channels, const char *path, Error *err) {
     char inner[24];
     snprintf(inner, sizeof inner, "%zu", 4 * channels);
-    if (!json_get(root, "model_type", &item, path, err)) return false;
-    if (!cJSON_IsString(item) || strcmp(item->valuestring, "gpt2") != 0)
-        return error_set(err, "%s: \"model_type\" is not \"gpt2\": only GPT-2 can be loaded", path);
     return config_is(root, "activation_function", "\"gelu_new\"", "\"gelu_pytorch_tanh\"", path, err) &&
            config_is(root, "layer_norm_epsilon", "1e-05", "", path, err) &&
            config_is(root, "n_inner", inner, "null", path, err) &&
@@ -55,30 +71,20 @@ static inline bool config_read(const char *path, const ModelSpec *spec, GPTConfi
     if (spec && spec->read) return spec->read(path, config, err);
     cJSON *root = json_read(path, 1 << 20, err);
     if (!root) return false;
-    GPTConfig g;
-    memset(&g, 0, sizeof g);
-    // The limits, which are no lower than those of the flags, keep every product of sizes far from 2^63.
-    bool ok = config_size(root, "n_embd", 1 << 17, &g.C, path, err) && config_check_variant(root, g.C, path, err) &&
-              config_size(root, "n_layer", 5000, &g.L, path, err) &&
-              config_size(root, "n_head", 1 << 17, &g.NH, path, err) &&
-              config_size(root, "vocab_size", 1 << 24, &g.V, path, err) &&
-              config_size(root, "n_positions", 1 << 24, &g.maxT, path, err);
-    if (ok && g.C % g.NH) ok = error_set(err, "%s: n_head %zu does not divide n_embd %zu", path, g.NH, g.C);
+    bool ok = config_is_type(root, "gpt2", path, err) && config_read_sizes(root, config, path, err) &&
+              config_check_variant(root, config->C, path, err);
     cJSON_Delete(root);
-    g.Vp = padded_vocabulary(g.V);
-    if (ok) *config = g;
     return ok;
 }
 
-static inline bool config_write(const char *path, const GPTConfig *g, bool bf16, Error *err) {
-    if (config_spec(g)->write) return config_spec(g)->write(path, g, bf16, err);
+// Writes GPT-2's config.json; members: those that say what kind of model it is.
+static inline bool config_write_kind(const char *path, const GPTConfig *g, bool bf16, const char *members, Error *err) {
     char text[2048], end_of_text[24] = "null";
     // In both vocabularies that we prepare data for, <|endoftext|> is the last token.
     if (g->V == 257 || g->V == 50257) snprintf(end_of_text, sizeof end_of_text, "%zu", g->V - 1);
     snprintf(text, sizeof text,
              "{\n"
-             "  \"architectures\": [\"GPT2LMHeadModel\"],\n"
-             "  \"model_type\": \"gpt2\",\n"
+             "%s"
              "  \"n_layer\": %zu,\n"
              "  \"n_head\": %zu,\n"
              "  \"n_embd\": %zu,\n"
@@ -98,9 +104,15 @@ static inline bool config_write(const char *path, const GPTConfig *g, bool bf16,
              "  \"eos_token_id\": %s,\n"
              "  \"torch_dtype\": \"%s\"\n"
              "}\n",
-             g->L, g->NH, g->C, g->maxT, g->maxT, g->V, end_of_text, end_of_text,
+             members, g->L, g->NH, g->C, g->maxT, g->maxT, g->V, end_of_text, end_of_text,
              bf16 ? "bfloat16" : "float32");
     return file_write_text(path, text, err);
+}
+
+static inline bool config_write(const char *path, const GPTConfig *g, bool bf16, Error *err) {
+    static const char gpt2[] = "  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"model_type\": \"gpt2\",\n";
+    if (config_spec(g)->write) return config_spec(g)->write(path, g, bf16, err);
+    return config_write_kind(path, g, bf16, gpt2, err);
 }
 
 #endif

@@ -41,44 +41,24 @@ static inline bool moe_config_read(const char *path, GPTConfig *config, Error *e
     const MoeSpec *moe = moe_of(config);
     size_t E, k;
     cJSON *root = json_read(path, 1 << 20, err);
-    const cJSON *type;
     if (!root) return false;
-    bool ok = json_get(root, "model_type", &type, path, err) &&
-              ((cJSON_IsString(type) && strcmp(type->valuestring, "gpt2_moe") == 0) ||
-               error_set(err, "%s: \"model_type\" is not \"gpt2_moe\": it has no experts", path)) &&
-              config_size(root, "n_embd", 1 << 17, &config->C, path, err) &&
-              config_size(root, "n_layer", 5000, &config->L, path, err) &&
-              config_size(root, "n_head", 1 << 17, &config->NH, path, err) &&
-              config_size(root, "vocab_size", 1 << 24, &config->V, path, err) &&
-              config_size(root, "n_positions", 1 << 24, &config->maxT, path, err) &&
+    bool ok = config_is_type(root, "gpt2_moe", path, err) && config_read_sizes(root, config, path, err) &&
               config_size(root, "num_local_experts", 128, &E, path, err) &&
               config_size(root, "num_experts_per_tok", 128, &k, path, err);
     cJSON_Delete(root);
-    if (ok && config->C % config->NH)
-        ok = error_set(err, "%s: n_head %zu does not divide n_embd %zu", path, config->NH, config->C);
     if (ok && (E != moe->E || k != moe->k))
         ok = error_set(err, "--experts %zu --top-k %zu contradict the checkpoint, which has %zu and %zu", moe->E,
                        moe->k, E, k);
-    config->Vp = padded_vocabulary(config->V);
     return ok;
 }
 
 // GPT-2's config.json with another "model_type", so that nobody takes it for one, and Mixtral's names for E and k.
 static inline bool moe_config_write(const char *path, const GPTConfig *g, bool bf16, Error *err) {
-    GPTConfig dense = *g;
-    dense.spec = NULL;
-    if (!config_write(path, &dense, bf16, err)) return false;
-    cJSON *root = json_read(path, 1 << 20, err);
-    if (!root) return false;
-    cJSON_DeleteItemFromObject(root, "architectures");
-    cJSON_ReplaceItemInObject(root, "model_type", cJSON_CreateString("gpt2_moe"));
-    cJSON_AddNumberToObject(root, "num_local_experts", (double)moe_of(g)->E);
-    cJSON_AddNumberToObject(root, "num_experts_per_tok", (double)moe_of(g)->k);
-    char *text = cJSON_Print(root);
-    bool ok = text ? file_write_text(path, text, err) : error_set(err, "out of memory for %s", path);
-    cJSON_free(text);
-    cJSON_Delete(root);
-    return ok;
+    char members[160];
+    snprintf(members, sizeof members,
+             "  \"model_type\": \"gpt2_moe\",\n  \"num_local_experts\": %zu,\n  \"num_experts_per_tok\": %zu,\n",
+             moe_of(g)->E, moe_of(g)->k);
+    return config_write_kind(path, g, bf16, members, err);
 }
 
 #endif
