@@ -32,6 +32,12 @@ static inline void plot_bad_flag(const char *program, const struct option *flags
     }
 }
 
+// Two names of one file?
+static inline bool same_file_on_disk(const char *a, const char *b) {
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
 // Opens the file of a picture, or stdout if there is no path. Returns NULL with a sentence if it cannot be written, or
 // is one of the inputs, FILE or NAME=FILE.
 static inline FILE *svg_open(const char *path, char *const *inputs, int count, Error *err) {

@@ -208,42 +208,33 @@ static inline bool checkpoint_sum(const char *dir, const ModelSpec *spec, size_t
     return checkpoint_scan(dir, &config, sums->kinds, share, shares, sums, err);
 }
 
-// Compares a sum with the next member of "checksums", which must have that name. file: what the sum is of.
-static inline bool checkpoint_compare_sum(const char *dir, const char *name, const cJSON **item, uint64_t sum,
-                                          const char *file, Error *err) {
-    char now[17];
-    const cJSON *x = *item;
-    const char *saved = x && strcmp(x->string, name) == 0 ? cJSON_GetStringValue(x) : NULL;
-    if (!saved) return error_set(err, "%s/trainer.json has no checksum of %s", dir, name);
-    *item = x->next;
-    snprintf(now, sizeof now, "%016" PRIx64, sum);
-    return strcmp(now, saved) == 0 ||
-           error_set(err, "%s/%s is damaged: %s has the checksum %s instead of %.16s; take another checkpoint "
-                     "(--verify 0 takes this one as it is)", dir, file, name, now, saved);
-}
-
 // Are the sums of the whole files, the configuration and the position those that were saved? What has no checksums, as
 // older versions wrote it, cannot be compared and is refused.
 static inline bool checkpoint_matches(const char *dir, const Checksums *sums, Error *err) {
     TrainerState state;
-    GPTConfig config;
-    char path[PATH_MAX], name[STATE_NAME_SIZE];
+    char path[PATH_MAX];
     const cJSON *saved;
-    if (!checkpoint_read_state(dir, &state, err) || !checkpoint_read_config(dir, sums->config.spec, &config, err) ||
-        !path_print(path, sizeof path, err, "%s/trainer.json", dir)) return false;
+    if (!path_print(path, sizeof path, err, "%s/trainer.json", dir) || !trainer_state_read(path, &state, err))
+        return false;
     cJSON *root = json_read(path, TRAINER_MAX_FILE, err);
+    char *text = checkpoint_print_sums(sums, &state);
+    cJSON *sum = cJSON_Parse(text), *now = sum->child;
     bool ok = root && json_get(root, "checksums", &saved, path, err);
     if (ok && !cJSON_IsObject(saved))
         ok = error_set(err, "%s has no \"checksums\": it is damaged or of an old version; take another checkpoint "
                        "(--verify 0 takes this one as it is)", path);
-    const cJSON *item = ok ? saved->child : NULL;
-    ok = ok && checkpoint_compare_sum(dir, "state", &item, checkpoint_state_sum(&config, &state),
-                                      "trainer.json or config.json", err);
-    for (size_t i = 0; i < sums->count && ok; i++) {
-        StateKind kind = (StateKind)(i / sums->tensors);
-        Tensor x = tensor_by_id(&sums->config, i % sums->tensors);
-        ok = checkpoint_compare_sum(dir, state_name(name, &x, kind), &item, sums->sums[i], state_file(kind), err);
+    saved = ok ? saved->child : NULL;
+    for (size_t i = 0; ok && now; i++, now = now->next, saved = saved->next) {
+        const char *was = saved && strcmp(saved->string, now->string) == 0 ? cJSON_GetStringValue(saved) : NULL;
+        const char *file = i ? state_file((StateKind)((i - 1) / sums->tensors)) : "trainer.json or config.json";
+        if (!was) ok = error_set(err, "%s has no checksum of %s", path, now->string);
+        if (was && strcmp(was, now->valuestring) != 0)
+            ok = error_set(err, "%s/%s is damaged: %s has the checksum %s instead of %.16s; take another checkpoint "
+                           "(--verify 0 takes this one as it is)", dir, file, now->string, now->valuestring, was);
+        if (!ok) break;
     }
+    free(text);
+    cJSON_Delete(sum);
     cJSON_Delete(root);
     return ok;
 }

@@ -92,11 +92,7 @@ static inline int shard_compare(const void *a, const void *b) {
 // Appends the shards of one source, whose names match a pattern.
 static inline bool dataloader_add(DataLoader *dl, DataSource *source, const char *pattern, Error *err) {
     glob_t found;
-    int status = glob(pattern, GLOB_NOSORT, NULL, &found);
-    if (status != 0) {
-        if (status == GLOB_NOMATCH) return error_set(err, "no data shard matches '%s'", pattern);
-        return error_set(err, "cannot list data shards '%s': %s", pattern, strerror(errno));
-    }
+    if (glob(pattern, GLOB_NOSORT, NULL, &found) != 0) return error_set(err, "no data shard matches '%s'", pattern);
     size_t first = dl->count;
     dl->count += found.gl_pathc;
     dl->shards = (DataShard *)host_resize(dl->shards, dl->count, sizeof(DataShard));

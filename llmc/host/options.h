@@ -242,14 +242,6 @@ static inline bool options_resolve_grid(Options *o, size_t ranks, Error *err) {
     return true;
 }
 
-// True if the command line gave this field a value other than "off".
-static inline bool option_is_on(const Options *o, const Field *f) {
-    const void *at = (const char *)o + f->offset;
-    if (f->type == FIELD_TEXT) return *(const char *const *)at != NULL;
-    if (f->type == FIELD_SIZE) return *(const size_t *)at != 0;
-    return f->type == FIELD_MARK ? *(const int *)at != 0 : *(const bool *)at;
-}
-
 // Checks a simulation, which has no data, no weights and nothing to save.
 static inline bool options_resolve_simulation(const Options *o, Error *err) {
     if (!o->simulate && o->ranks)
@@ -257,8 +249,10 @@ static inline bool options_resolve_simulation(const Options *o, Error *err) {
     if (!o->simulate) return true;
     if (!o->ranks) return error_set(err, "--simulate needs --ranks, the GPUs of the job");
     if (o->virtual_time) return error_set(err, "--simulate and --virtual-time exclude each other");
+    Options off;
+    memset(&off, 0, sizeof off);
     for (size_t i = 0; i < OPTION_ROWS; i++) {
-        if ((OPTIONS[i].tags & OPTION_TRAINS) && option_is_on(o, &OPTIONS[i]))
+        if ((OPTIONS[i].tags & OPTION_TRAINS) && option_hash(o, &OPTIONS[i]) != option_hash(&off, &OPTIONS[i]))
             return error_set(err, "--%s has no meaning under --simulate, where no data move: leave it out",
                              OPTIONS[i].name);
     }

@@ -44,7 +44,6 @@ typedef struct {
     size_t vocabulary_count;
     Token added[ADDED_MAX];   // [added_count] are looked for in the text before it is split into words
     size_t added_count;
-    int of_byte[256];         // the token of a byte alone, or -1
     TokenMerge *merges;       // [merge_count] sorted by left and right
     size_t merge_count;
     pcre2_code *words;        // matches a word at the start of a text; NULL: the text is one word
@@ -112,7 +111,7 @@ static inline const TokenMerge *merge_find(const Tokenizer *tk, int left, int ri
 static inline size_t tokenizer_merge(const Tokenizer *tk, const char *word, size_t bytes, int *tokens, int *rank) {
     size_t n = 0;
     for (size_t i = 0; i < bytes; i++) {
-        tokens[n] = tk->of_byte[(unsigned char)word[i]];
+        tokens[n] = token_find(tk, word + i, 1);
         rank[n] = -1;
         n += tokens[n] >= 0;  // a byte without a token is left out
     }
@@ -266,13 +265,6 @@ static inline void tokenizer_set(Tokenizer *tk, const Token *x) {
     if ((size_t)x->number >= tk->V) tk->V = (size_t)x->number + 1;
 }
 
-static inline void tokenizer_find_bytes(Tokenizer *tk) {
-    for (int byte = 0; byte < 256; byte++) {
-        char text = (char)byte;
-        tk->of_byte[byte] = token_find(tk, &text, 1);
-    }
-}
-
 // Reads the vocabulary {"name": number, ...}.
 static inline bool tokenizer_read_vocab(Tokenizer *tk, const cJSON *vocab, const char *path, Error *err) {
     tk->vocabulary = (Token *)host_alloc((size_t)cJSON_GetArraySize(vocab), sizeof(Token));
@@ -288,7 +280,6 @@ static inline bool tokenizer_read_vocab(Tokenizer *tk, const cJSON *vocab, const
         tokenizer_set(tk, x);
     }
     qsort(tk->vocabulary, tk->vocabulary_count, sizeof(Token), token_compare);
-    tokenizer_find_bytes(tk);
     return true;
 }
 
@@ -385,7 +376,6 @@ static inline bool tokenizer_open(Tokenizer *tk, const char *path, Error *err) {
         tk->vocabulary[x.number] = x;
         tokenizer_set(tk, &x);
     }
-    tokenizer_find_bytes(tk);
     tokenizer_add(tk, 256, END_OF_TEXT);
     return true;
 }
