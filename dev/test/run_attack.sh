@@ -193,7 +193,7 @@ for flag in --log --trace --dump-gradients; do
 done
 printf '\0\1binary' >binary
 cp binary before
-refused 2 'no line of a training log' --steps 1 --log binary && cmp -s binary before
+refused 2 'is no former output' --steps 1 --log binary && cmp -s binary before
 report $? "--log onto a file that begins with a 0 byte: $(said)"
 refused 2 'are both' --steps 1 --log one --trace ./one
 report $? "--log and --trace into one file: $(said)"

@@ -149,10 +149,10 @@ inputs='cluster.json schedule.txt shard.tokens before.jsonl split/*'
 sums=$(cat $inputs | cksum)
 train3d=${trainer}_3d
 mkfifo pipe
-for case in "is no line of a training log|--init split --log split/model-00001-of-00001.safetensors" \
+for case in "is no former output|--init split --log split/model-00001-of-00001.safetensors" \
     "would overwrite|--init split --trace split/model.safetensors.index.json" \
     "would overwrite|--init split --dump-gradients split/config.json" \
-    "is no line of a training log|--virtual-time cluster.json --log cluster.json" \
+    "is no former output|--virtual-time cluster.json --log cluster.json" \
     "would overwrite|--schedule-file schedule.txt --trace schedule.txt" \
     "would overwrite|--train-data 1:shard.tokens,2:$data --trace shard.tokens" \
     "would overwrite|--train-data shard.tokens --dump-gradients shard.tokens" \

@@ -1,6 +1,6 @@
 // log.h: reports of a run: a console line for each step, and the JSON Lines file of --log.
 //
-// defines: device_peak_flops, StepReport, Log, log_check, log_open, log_step, log_validation, EvalReport, log_eval,
+// defines: device_peak_flops, StepReport, Log, LOG_START, log_open, log_step, log_validation, EvalReport, log_eval,
 //          log_close
 //
 // Steps count from 1, as checkpoints do: the number of a step is the count of updates after it.
@@ -62,10 +62,11 @@ typedef struct {
     int failure;        // errno of the first line that could not be written; 0: none
 } Log;
 
+#define LOG_START "{\"step\":"
+
 // Finds the end of the lines of the first `done` steps, before a last line that was cut off or that a power loss has
 // filled with zeros. False with a sentence if the file is not a log.
 static inline bool log_scan(FILE *in, const char *path, size_t done, long *end, Error *err) {
-    static const char start[] = "{\"step\":";
     char *line = NULL;
     size_t room = 0, number = 0;
     long at = 0;
@@ -73,9 +74,9 @@ static inline bool log_scan(FILE *in, const char *path, size_t done, long *end, 
     *end = 0;
     for (ssize_t n; ok && (n = getline(&line, &room, in)) > 0; at += n, number++) {
         unsigned long long step;
-        size_t length = strlen(line) < strlen(start) ? strlen(line) : strlen(start);
-        bool whole = line[n - 1] == '\n', begins = at + (long)length > 0 && strncmp(line, start, length) == 0;
-        ok = whole ? sscanf(line, "{\"step\":%llu,", &step) == 1 : begins;
+        size_t length = strlen(line) < strlen(LOG_START) ? strlen(line) : strlen(LOG_START);
+        bool whole = line[n - 1] == '\n', begins = at + (long)length > 0 && strncmp(line, LOG_START, length) == 0;
+        ok = whole ? sscanf(line, LOG_START "%llu,", &step) == 1 : begins;
         if (ok && whole && step <= done && *end == at) *end = at + (long)n;
     }
     free(line);
@@ -103,18 +104,6 @@ static inline bool log_set_aside(const char *path, Error *err) {
         return error_set(err, "cannot rename the log %s to %s: %s", path, aside, strerror(errno));
     printf("note: the log of an earlier run is now %s\n", aside);
     return true;
-}
-
-// True if --log can go to this path: a new file, a log, a device or a pipe. Changes nothing.
-static inline bool log_check(const char *path, Error *err) {
-    struct stat info;
-    long end;
-    if (stat(path, &info) != 0 || !S_ISREG(info.st_mode)) return true;
-    FILE *log = fopen(path, "rb");
-    if (!log) return error_set(err, "cannot read log %s: %s", path, strerror(errno));
-    bool ok = log_scan(log, path, 0, &end, err);
-    fclose(log);
-    return ok;
 }
 
 // Starts the log of a run of `steps` steps that resumes after `done`: drops the lines behind these, which the run
