@@ -27,6 +27,39 @@ refused() {
     [ $code = "$want" ] && [ "$(wc -l <err)" = 1 ] && grep -q "$pattern" err
 }
 
+# ---- hostile headers: no more than 10 times the file, and 100 MiB for the program itself -----------------------------
+
+hostile() {  # hostile MEGABYTES: a safetensors header of many short values
+    python3 - "$1" <<'P'
+import json, struct, sys
+size = int(sys.argv[1]) * 1000000
+body = b'{"a":[' + b'0,' * ((size - 9) // 2) + b'0]}'
+body += b' ' * (size - len(body))
+open('bad/model.safetensors', 'wb').write(struct.pack('<Q', size) + body)
+json.dump({'model_type': 'gpt2', 'n_embd': 4, 'n_layer': 1, 'n_head': 2, 'vocab_size': 61, 'n_positions': 3},
+          open('bad/config.json', 'w'))
+open('bad/tokenizer.json', 'wb').write(b'{"x":[' + b'[],' * (size // 3) + b'[]]}')
+P
+}
+if [ -n "$stand_ins" ] && command -v python3 >/dev/null; then
+    mkdir bad
+    hostile 20
+    # 20 MB of header: at most 200 MB and 100 MB for the program.
+    for flag in "--init bad" "--tokenizer bad/tokenizer.json"; do
+        # shellcheck disable=SC2086
+        refused 2 'more values than a file of its size' bash -c 'ulimit -v 1500000; exec "$@"' x "$trainer" $tiny $flag
+        status=$?
+        most=$(python3 - "$trainer" $tiny $flag <<'P'
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024)
+P
+)
+        [ $status = 0 ] && [ "$most" -le 300 ]
+        report $? "20 MB of hostile JSON by ${flag%% *} are refused with $most MiB"
+    done
+fi
+
 # ---- many layers: the start takes time in proportion -----------------------------------------------------------------
 
 cpu_ms() {  # cpu_ms COMMAND...: the milliseconds of a core that it takes, whatever else the machine does; sets code

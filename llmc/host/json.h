@@ -12,10 +12,27 @@
 
 #define JSON_MAX_WHOLE 9007199254740991.0  // 2^53 - 1: larger whole numbers are not exact in cJSON's doubles
 
+// True if parsing would take more than 10 times the file and 64 MiB. Estimates the memory of cJSON, a little high: 80
+// bytes for a value and 24 for a string. Hostile files need many more bytes than they have.
+static inline bool json_is_bloated(const char *text, size_t bytes) {
+    size_t values = 1, strings = 0;
+    bool inside = false;
+    for (size_t i = 0; i < bytes; i++) {
+        if (inside && text[i] == '\\') i++;
+        else if (text[i] == '"') strings += inside = !inside;
+        else if (!inside) values += text[i] == ',' || text[i] == '[' || text[i] == '{';
+    }
+    return values * 80 + strings * 24 > 9 * bytes + ((size_t)64 << 20);
+}
+
 // Parses text[bytes], which a NUL follows. Returns NULL with a sentence unless it is one JSON object. The caller frees
 // it with cJSON_Delete. cJSON limits the nesting.
 static inline cJSON *json_parse(const char *text, size_t bytes, const char *file, Error *err) {
     const char *end = NULL;
+    if (json_is_bloated(text, bytes)) {
+        error_set(err, "%s has more values than a file of its size should", file);
+        return NULL;
+    }
     cJSON *root = cJSON_ParseWithOpts(text, &end, 0);
     while (root && end < text + bytes && (*end == ' ' || *end == '\n' || *end == '\r' || *end == '\t')) end++;
     if (root && end == text + bytes && cJSON_IsObject(root)) return root;
