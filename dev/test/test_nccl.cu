@@ -209,8 +209,7 @@ static void test_collectives(ncclComm_t comm, cudaStream_t stream, const char *p
     for (ncclDataType_t type : types) {
         bool ok = true;
         for (size_t count : counts) ok = collectives_agree(comm, stream, type, count, true) && ok;
-        CHECK_ALL(ok, "collectives, %s, %s, counts 0..2051, in place and not", nccl_mpi_type_name(type),
-                  paths);
+        CHECK_ALL(ok, "collectives, %s, %s, counts 0..2051, in place and not", NCCL_MPI_TYPES[type].name, paths);
     }
 }
 
@@ -594,7 +593,7 @@ static void test_random_orders(ncclComm_t world, cudaStream_t *streams) {
 #ifndef __CUDACC__
         cpu_stream_order() = cpu_parse_order("CPU_STREAM_ORDER", ("random:" + std::to_string(seed)).c_str());
 #endif
-        s.delay_state = seed * 1000 + (uint64_t)world_rank;
+        s.delay_state = (unsigned)seed * 1000 + (unsigned)world_rank;
         s.delay_max = 100e-6;
         ok = random_program(comms, streams, seed) == plain && ok;
         s.delay_max = 0;
@@ -611,11 +610,11 @@ static int run_all(ncclComm_t comm, cudaStream_t *streams) {
     test_communicators(comm, streams[0]);
     size_t usual = nccl_mpi::state().small;
     for (int tiny = 0; tiny < 2; tiny++) {
-        if (tiny) nccl_mpi::state().small = nccl_mpi::state().together = 0;
+        if (tiny) nccl_mpi::state().small = 0;
         test_collectives(comm, streams[0], tiny ? "as if large" : "small");
         test_point_to_point(comm, streams[0], tiny ? "as if large" : "small");
     }
-    nccl_mpi::state().small = nccl_mpi::state().together = usual;
+    nccl_mpi::state().small = usual;
     bool ok = collectives_agree(comm, streams[0], ncclFloat32, 70001, false);
     CHECK_ALL(ok && collectives_agree(comm, streams[0], ncclBfloat16, 70001, false),
               "collectives of 70001 elements");

@@ -92,9 +92,9 @@ enum { LARGE = 65536 };  // bytes of a collective from which another algorithm c
 inline char *connection(const Call &c) {
     ncclComm_t comm = c.comm;
     if (comm->size == 1) return NULL;
-    if (!is_p2p(&c.op)) return &comm->connected[c.op.call.op][c.op.call.count * c.op.width >= LARGE];
+    if (!is_p2p(&c.op)) return &comm->connected[2 * (size_t)c.op.call.op + (c.op.call.count * c.op.width >= LARGE)];
     if (c.op.peer == comm->rank) return NULL;
-    return &(c.op.call.op == NCCL_MPI_SEND ? comm->connected_to : comm->connected_from)[c.op.peer];
+    return &comm->connected[2 * (size_t)(NCCL_MPI_OPS + c.op.peer) + (c.op.call.op == NCCL_MPI_RECV)];
 }
 
 // Connects the ways that the calls of a group use for the first time, all together.
@@ -193,10 +193,7 @@ inline ncclComm_t new_communicator(MPI_Comm mpi, const std::string &name) {
     MPI_Comm_size(mpi, &comm->size);
     comm->name = name;
     clock_communicator(comm);
-    comm->sent_to.assign(comm->size, 0);
-    comm->received_from.assign(comm->size, 0);
-    comm->connected_to.assign(comm->size, 0);
-    comm->connected_from.assign(comm->size, 0);
+    comm->connected.assign(2 * (size_t)(NCCL_MPI_OPS + comm->size), 0);
     return comm;
 }
 

@@ -44,9 +44,7 @@ inline ncclResult_t issue_group(ncclComm_t comm, const std::vector<Call> &calls)
             g->streams.push_back(streams[i]);
         Operation *op = &g->ops[i];
         Header *call = &op->call;
-        if (call->op == NCCL_MPI_SEND) call->sequence = comm->sent_to[op->peer]++;
-        else if (call->op == NCCL_MPI_RECV) call->sequence = comm->received_from[op->peer]++;
-        else call->sequence = comm->collectives++;
+        call->sequence = is_p2p(op) ? g->turn : comm->collectives++;
         ring_traffic(&comm->counters[call->op], (NcclMpiOp)call->op, call->count, op->width, (size_t)comm->size,
                      (size_t)comm->rank, (size_t)call->root);
         if (i < 4) g->name += (i ? " and " : "") + describe(call);

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -51,10 +52,7 @@ struct ncclComm {
     std::string name;
     uint64_t issued, finished;            // groups; one runs at a time, in the order of issue
     uint64_t collectives;                 // issued
-    std::vector<uint64_t> sent_to;        // sends issued, per peer
-    std::vector<uint64_t> received_from;  // receives issued, per peer
-    std::vector<char> connected_to, connected_from;  // per peer
-    char connected[NCCL_MPI_OPS][2];                 // by kind of collective, small and large
+    std::vector<char> connected;          // [NCCL_MPI_OPS + size][2]: collectives, small and large; peers, to and from
     NcclMpiCounter counters[NCCL_MPI_OPS];
     CommClock clock;
 };
@@ -64,7 +62,7 @@ namespace nccl_mpi {
 // Repeats a call. Every message begins with its sender's, so that the receiver can compare it with its own.
 struct Header {
     int32_t op, type, redop, root;  // NcclMpiOp; root of a broadcast, peer of a send or receive, else -1
-    uint64_t count, sequence;       // as in the call; its number on this communicator (send/recv: for this pair)
+    uint64_t count, sequence;       // as in the call; its number among this communicator's collectives or groups
     uint64_t ready;                 // virtual time at which the sender, and the ranks it had heard of, were ready
     uint64_t unused[3];
 };
@@ -72,15 +70,14 @@ static_assert(sizeof(Header) == 64, "no padding between the fields, which travel
 
 // A message from or to one rank. Phase 1, the results of an all-reduce, starts after all messages of phase 0.
 struct Message {
-    enum State { WAITING, HEADER, PAYLOAD, DONE };
+    enum State { WAITING, POSTED, DONE };
     bool receive;
     int peer, phase;
-    char *data;  // NULL: a contribution, which stays in its block until it is reduced
+    char *data;  // NULL: a contribution, which gets a block of its own until it is reduced
     size_t bytes;
-    double due;  // injected delay of a send
     State state;
-    char *block;              // header and payload, or header alone
-    MPI_Request requests[2];  // of the block; of a separate payload
+    Header header;            // of a send
+    MPI_Request requests[2];  // of header and payload
 };
 
 struct Operation {
@@ -93,7 +90,7 @@ struct Operation {
     size_t first, elements;  // that part
     int tag, phase;
     double due;              // injected delay: earliest time to take the next message
-    std::vector<Message> messages;
+    std::deque<Message> messages;  // which do not move while MPI works on them
     OpClock clock;
 };
 
@@ -132,9 +129,7 @@ inline char *staging_block(size_t bytes) {
 }
 
 struct State {
-    // The same on all ranks. Tests make them 0, so that small buffers take the paths of large ones.
-    size_t small = 32768;     // bytes of an all-reduce up to which few messages beat short ones
-    size_t together = 32768;  // bytes of a payload that travels with its header: saves a message
+    size_t small = 32768;  // least bytes of a part of an all-reduce: few messages beat short ones. The same on all ranks
     std::vector<std::shared_ptr<Group>> active;  // issued, not finished: for the report of a hang
     int group_depth;
     ncclResult_t group_error;
@@ -142,7 +137,7 @@ struct State {
     std::vector<ncclComm_t> ending;  // to be destroyed at the end of the open group
     std::string host_waits_in;       // a call that has to wait for other ranks
     std::string last_error, traffic;
-    uint64_t delay_state;
+    unsigned delay_state;
     double delay_max;  // seconds; 0: none
 };
 
@@ -151,24 +146,20 @@ inline State &state() {
     return s;
 }
 
-// Reads NCCL_DELAY=random:SEED:MICROSECONDS, which delays every send and receive by a random time up to that.
+// Reads NCCL_DELAY=random:SEED:MICROSECONDS, which delays every message by a random time up to that.
 inline void delays_start() {
     State &s = state();
     unsigned long long numbers[2];
     if (s.delay_max > 0 || !environment_random("NCCL_DELAY", getenv("NCCL_DELAY"), numbers, 2)) return;
     int rank;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    s.delay_state = numbers[0] * 1000003 + (uint64_t)rank + 1;
+    s.delay_state = (unsigned)numbers[0] * 1000003 + (unsigned)rank + 1;
     s.delay_max = 1e-6 * (double)numbers[1];
 }
 
 inline double delay_until() {
     State &s = state();
-    if (s.delay_max == 0) return 0;
-    uint64_t x = s.delay_state += 0x9e3779b97f4a7c15ull;  // splitmix64
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-    return MPI_Wtime() + s.delay_max * (double)((x ^ (x >> 31)) >> 11) * 0x1p-53;
+    return s.delay_max == 0 ? 0 : MPI_Wtime() + s.delay_max * rand_r(&s.delay_state) / RAND_MAX;
 }
 
 inline bool is_due(double due) { return due == 0 || MPI_Wtime() >= due; }
@@ -190,7 +181,7 @@ inline std::string describe(const Header *h) {
     if (h->op == NCCL_MPI_SEND) snprintf(extra, sizeof extra, " to rank %d", h->root);
     if (h->op == NCCL_MPI_RECV) snprintf(extra, sizeof extra, " from rank %d", h->root);
     snprintf(text, sizeof text, "%s of %llu %s%s", nccl_mpi_op_name(h->op), (unsigned long long)h->count,
-             nccl_mpi_type_name(h->type), extra);
+             NCCL_MPI_TYPES[h->type].name, extra);
     return text;
 }
 

@@ -210,8 +210,6 @@ inline ncclComm_t simulated_communicator(const char *name, bool in_one) {
     bool whole = described().ranks.empty();
     comm->size = whole ? s.size : (int)described().ranks.size();
     comm->name = name;
-    comm->sent_to.assign((size_t)comm->size, 0);
-    comm->received_from.assign((size_t)comm->size, 0);
     for (int i = 0; i < comm->size; i++) {
         int rank = whole ? i : (int)described().ranks[(size_t)i], process = cpu_process_of(rank);
         if (process >= 0) comm->clock.processes.push_back(process);

@@ -1,16 +1,14 @@
 // transport.h: turns the operations of a communicator into MPI messages.
 //
-//   all-reduce      the buffer is cut into a part for each rank. Every rank sends each owner its part; the owner adds
-//                   them up in rank order and sends the result back: a reduce-scatter, then an all-gather. To save
-//                   messages a small buffer has one owner, which changes from call to call; two ranks exchange it
-//                   whole.
+//   all-reduce      the buffer is cut into a part for each rank, or fewer if it is small. Every rank sends each owner its
+//                   part; the owner adds them up in rank order and sends the result back: a reduce-scatter, then an
+//                   all-gather. Two ranks exchange a small buffer whole.
 //   reduce-scatter  its first half, all-gather: its second half
 //   broadcast       the root sends to each
 //
-// Every message begins with a header that repeats the sender's call. The receiver compares it with its own call, so
-// unequal counts, types, reductions or roots are reported with both sides' values instead of corrupting memory. A small
-// payload travels with its header through a staging block; a larger one follows as a second message, straight from and
-// to the buffers of the call. Nothing here blocks: the scheduler calls progress() again and again.
+// Every message is two of MPI's: a header that repeats the sender's call, then the payload. The receiver compares the
+// header with its own call, so unequal counts, types, reductions or roots are reported with both sides' values instead
+// of corrupting memory. Nothing here blocks: the scheduler calls progress() again and again.
 //
 // MPI matches two messages of one sender with one tag on one MPI communicator in the order of sending. So:
 //   - An NCCL communicator has an MPI communicator of its own, and runs its groups one by one.
@@ -41,19 +39,9 @@ namespace nccl_mpi {
 
 enum { P2P_TAG = 16384, CONNECT_TAG = 16386 };  // all tags stay below 32767, which every MPI allows
 
-inline bool together(const Message *m) { return m->bytes <= state().together; }
-
 // Adds a message. data NULL: a contribution, which is received into a block of its own.
 inline void add_message(Operation *op, bool receive, int peer, int phase, const void *data, size_t bytes) {
-    Message m;
-    memset(&m, 0, sizeof m);
-    m.receive = receive;
-    m.peer = peer;
-    m.phase = phase;
-    m.data = (char *)data;
-    m.bytes = bytes;
-    m.due = receive ? 0 : delay_until();
-    op->messages.push_back(m);
+    op->messages.push_back({receive, peer, phase, (char *)data, bytes, Message::WAITING, op->call, {}});
 }
 
 inline MPI_Datatype element(const Operation *op) {
@@ -61,41 +49,37 @@ inline MPI_Datatype element(const Operation *op) {
 }
 
 inline void post_send(Group *g, const Operation *op, Message *m) {
-    int tag = op->tag + 2 * m->phase, size = (int)(sizeof(Header) + (together(m) ? m->bytes : 0));
-    m->block = staging_block((size_t)size);
-    memcpy(m->block, &op->call, sizeof(Header));
-    if (together(m) && m->bytes) memcpy(m->block + sizeof(Header), m->data, m->bytes);
+    int tag = op->tag + 2 * m->phase;
+    m->header = op->call;
     bool waits = op->call.op == NCCL_MPI_SEND || op->call.op == NCCL_MPI_BROADCAST;
-    if (waits) MPI_Issend(m->block, size, MPI_BYTE, m->peer, tag, g->comm->mpi, &m->requests[0]);
-    else MPI_Isend(m->block, size, MPI_BYTE, m->peer, tag, g->comm->mpi, &m->requests[0]);
-    m->requests[1] = MPI_REQUEST_NULL;
-    if (!together(m))
-        MPI_Isend(m->data, (int)(m->bytes / op->width), element(op), m->peer, tag + 1, g->comm->mpi, &m->requests[1]);
-    m->state = Message::PAYLOAD;
+    if (waits) MPI_Issend(&m->header, sizeof m->header, MPI_BYTE, m->peer, tag, g->comm->mpi, &m->requests[0]);
+    else MPI_Isend(&m->header, sizeof m->header, MPI_BYTE, m->peer, tag, g->comm->mpi, &m->requests[0]);
+    MPI_Isend(m->data, (int)(m->bytes / op->width), element(op), m->peer, tag + 1, g->comm->mpi, &m->requests[1]);
+    m->state = Message::POSTED;
 }
 
 inline bool header_fits(const Operation *op, const Header *h) {
     int expected = op->call.op == NCCL_MPI_RECV ? (int)NCCL_MPI_SEND : op->call.op;
     return h->op == expected && h->type == op->call.type && h->redop == op->call.redop &&
-           (is_p2p(op) || h->root == op->call.root) && h->count == op->call.count && h->sequence == op->call.sequence;
+           h->count == op->call.count &&
+           (is_p2p(op) || (h->root == op->call.root && h->sequence == op->call.sequence));
 }
 
-// Takes a message that a probe has found for the operation, and begins to receive it.
-inline void take_message(Group *g, Operation *op, int phase, MPI_Message message, MPI_Status *status) {
-    int size;
-    MPI_Get_count(status, MPI_BYTE, &size);
+// Takes a header that a probe has found for the operation, and begins to receive its payload.
+inline void take_message(Group *g, Operation *op, int phase, MPI_Message message, int peer) {
+    Header theirs;
+    MPI_Mrecv(&theirs, sizeof theirs, MPI_BYTE, &message, MPI_STATUS_IGNORE);
     Message *m = NULL;
     for (Message &x : op->messages) {
-        if (x.receive && x.state == Message::WAITING && x.peer == status->MPI_SOURCE && x.phase == phase) m = &x;
+        if (x.receive && x.state == Message::WAITING && x.peer == peer && x.phase == phase) m = &x;
     }
-    char *block = staging_block((size_t)size);
-    if (!m) {  // nothing is expected from that rank: it must have called something else
-        MPI_Mrecv(block, size, MPI_BYTE, &message, MPI_STATUS_IGNORE);
-        mismatch(g->comm, op, (const Header *)block, status->MPI_SOURCE);
-    }
-    m->block = block;
-    m->state = Message::HEADER;
-    MPI_Imrecv(block, size, MPI_BYTE, &message, &m->requests[0]);
+    if (!m || !header_fits(op, &theirs)) mismatch(g->comm, op, &theirs, peer);
+    clock_hear(op, &theirs);
+    if (!m->data) m->data = staging_block(m->bytes);
+    m->requests[0] = MPI_REQUEST_NULL;
+    MPI_Irecv(m->data, (int)(m->bytes / op->width), element(op), peer, op->tag + 2 * phase + 1, g->comm->mpi,
+              &m->requests[1]);
+    m->state = Message::POSTED;
     op->due = delay_until();
 }
 
@@ -107,38 +91,11 @@ inline bool take_messages(Group *g, Operation *op, int phase, int source) {
         MPI_Message message;
         MPI_Status status;
         MPI_Improbe(source, op->tag + 2 * phase, g->comm->mpi, &found, &message, &status);
-        if (found) take_message(g, op, phase, message, &status);
+        if (found) take_message(g, op, phase, message, status.MPI_SOURCE);
         moved = moved || found;
         if (is_p2p(op)) break;  // the next one from that peer is another operation's
     }
     return moved;
-}
-
-// Advances a posted or taken message. Returns true if it is through.
-inline bool complete(Group *g, Operation *op, Message *m) {
-    int done;
-    MPI_Testall(2 - (m->state == Message::HEADER), m->requests, &done, MPI_STATUSES_IGNORE);
-    if (!done) return false;
-    if (m->state == Message::HEADER) {
-        if (!header_fits(op, (const Header *)m->block))
-            mismatch(g->comm, op, (const Header *)m->block, m->peer);
-        clock_hear(op, (const Header *)m->block);
-        if (!together(m)) {
-            if (!m->data) {
-                free(m->block);
-                m->block = staging_block(sizeof(Header) + m->bytes);
-            }
-            m->requests[0] = MPI_REQUEST_NULL;
-            MPI_Irecv(m->data ? m->data : m->block + sizeof(Header), (int)(m->bytes / op->width), element(op), m->peer,
-                      op->tag + 2 * m->phase + 1, g->comm->mpi, &m->requests[1]);
-            m->state = Message::PAYLOAD;
-            return complete(g, op, m);
-        }
-        if (m->data && m->bytes) memcpy(m->data, m->block + sizeof(Header), m->bytes);
-    }
-    m->state = Message::DONE;
-    if (m->data) free(m->block);
-    return true;
 }
 
 // ---- operations ----
@@ -153,25 +110,22 @@ inline void expect_contributions(const ncclComm *comm, Operation *op, size_t fir
 }
 
 inline void start_all_reduce(const ncclComm *comm, Operation *op) {
-    int n = comm->size, rank = comm->rank;
-    size_t count = op->call.count, w = op->width, part = (count + n - 1) / n;
-    bool small = count * w <= state().small;
-    if (n == 2 && small) {
-        add_message(op, false, 1 - rank, 0, op->send, count * w);
-        expect_contributions(comm, op, 0, count);
-        return;
+    size_t n = (size_t)comm->size, rank = (size_t)comm->rank, count = op->call.count, w = op->width;
+    if (n == 2 && count * w <= state().small) {
+        add_message(op, false, 1 - comm->rank, 0, op->send, count * w);
+        return expect_contributions(comm, op, 0, count);
     }
-    if (small) part = count;
-    int owners = small ? 1 : n, shift = small ? (int)(op->call.sequence % n) : 0;
-    for (int i = 0; i < owners; i++) {  // each rank begins with another owner, to spread the load
-        int k = (i + rank) % owners, owner = (k + shift) % n;
-        size_t first = std::min(k * part, count), elements = std::min(part, count - first);
+    size_t part = std::max({(count + n - 1) / n, state().small / w, (size_t)1});
+    size_t owners = count > 0 ? (count + part - 1) / part : 1;
+    for (size_t i = 0; i < owners; i++) {  // each rank begins with another owner, to spread the load
+        size_t k = (i + rank) % owners, owner = (k + op->call.sequence) % n;
+        size_t first = k * part, elements = std::min(part, count - first);
         if (owner == rank) {
             expect_contributions(comm, op, first, elements);
             op->shares = true;
         } else {
-            add_message(op, false, owner, 0, op->send + first * w, elements * w);
-            add_message(op, true, owner, 1, op->recv + first * w, elements * w);
+            add_message(op, false, (int)owner, 0, op->send + first * w, elements * w);
+            add_message(op, true, (int)owner, 1, op->recv + first * w, elements * w);
         }
     }
 }
@@ -223,12 +177,12 @@ inline void end_phase(const ncclComm *comm, Operation *op) {
     std::vector<const char *> inputs(comm->size);
     inputs[comm->rank] = op->send + op->first * op->width;
     for (const Message &m : op->messages) {
-        if (m.receive && m.phase == 0) inputs[m.peer] = m.block + sizeof(Header);
+        if (m.receive && m.phase == 0) inputs[m.peer] = m.data;
     }
     char *out = op->recv + (op->call.op == NCCL_MPI_ALL_REDUCE ? op->first * op->width : 0);
     reduce_any(out, inputs.data(), comm->size, op->elements, op->call.type, op->call.redop);
     for (const Message &m : op->messages) {
-        if (m.receive && m.phase == 0) free(m.block);
+        if (m.receive && m.phase == 0) free(m.data);
     }
     for (int k = 1; op->shares && k < comm->size; k++)
         add_message(op, false, (comm->rank + k) % comm->size, 1, out, op->elements * op->width);
@@ -243,15 +197,12 @@ inline bool first_receive(const Group *g, const Operation *op) {
     return true;
 }
 
-// Advances one operation without waiting. Returns true once it is complete. Sends of a group leave in the order of the
-// list despite injected delays, because matching relies on it: *held is true while an earlier one has not left yet.
-inline bool advance(Group *g, Operation *op, bool *held, bool *moved) {
+// Advances one operation without waiting. Returns true once it is complete.
+inline bool advance(Group *g, Operation *op, bool *moved) {
     while (op->phase < 2) {
         bool open = false;
         for (Message &m : op->messages) {
             if (m.receive || m.phase > op->phase || m.state != Message::WAITING) continue;
-            *held = *held || !is_due(m.due);
-            if (*held) break;
             post_send(g, op, &m);
             *moved = true;
         }
@@ -263,7 +214,9 @@ inline bool advance(Group *g, Operation *op, bool *held, bool *moved) {
         }
         for (Message &m : op->messages) {
             if (m.phase > op->phase || m.state == Message::DONE) continue;
-            bool through = m.state != Message::WAITING && complete(g, op, &m);
+            int through = 0;
+            if (m.state == Message::POSTED) MPI_Testall(2, m.requests, &through, MPI_STATUSES_IGNORE);
+            if (through) m.state = Message::DONE;
             *moved = *moved || through;
             open = open || !through;
         }
@@ -287,10 +240,9 @@ inline bool progress(Group *g, bool *moved) {
     }
     g->started = true;
     for (bool more = true; more && !g->done;) {
-        bool held = false;
         more = false;
         g->done = true;
-        for (Operation &op : g->ops) g->done = advance(g, &op, &held, &more) && g->done;
+        for (Operation &op : g->ops) g->done = advance(g, &op, &more) && g->done;
         *moved = *moved || more;
     }
     if (!g->done) return false;

@@ -1,7 +1,7 @@
 // types.h: NCCL's types, with NCCL's names and values, and the bytes that a ring carries for a call. Plain C. A type
 // or reduction that nccl.h cannot carry is missing here, so that it does not compile.
 //
-// defines: nccl_mpi_type_bytes, nccl_mpi_type_name, nccl_mpi_redop_name, NcclMpiOp, nccl_mpi_op_name, NcclMpiCounter,
+// defines: NCCL_MPI_TYPES, nccl_mpi_type_bytes, nccl_mpi_redop_name, NcclMpiOp, nccl_mpi_op_name, NcclMpiCounter,
 //          ring_traffic
 #ifndef LLMC_MPI_TYPES_H
 #define LLMC_MPI_TYPES_H
@@ -47,24 +47,16 @@ typedef enum {
     ncclBfloat16 = 9
 } ncclDataType_t;
 
+// By number; those without a name are not carried.
+static const struct {
+    const char *name;
+    size_t bytes;
+} NCCL_MPI_TYPES[] = {{NULL, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0}, {"int64", 8},
+                      {NULL, 0}, {NULL, 0}, {"float32", 4}, {"float64", 8}, {"bfloat16", 2}};
+
 // Returns the bytes of one element, 0 for an unknown type.
 static inline size_t nccl_mpi_type_bytes(int type) {
-    switch (type) {
-        case ncclBfloat16: return 2;
-        case ncclFloat32: return 4;
-        case ncclInt64: case ncclFloat64: return 8;
-        default: return 0;
-    }
-}
-
-static inline const char *nccl_mpi_type_name(int type) {
-    switch (type) {
-        case ncclBfloat16: return "bfloat16";
-        case ncclFloat32: return "float32";
-        case ncclInt64: return "int64";
-        case ncclFloat64: return "float64";
-        default: return "unknown type";
-    }
+    return type >= 0 && type <= ncclBfloat16 ? NCCL_MPI_TYPES[type].bytes : 0;
 }
 
 // Returns NULL for an unknown reduction.
