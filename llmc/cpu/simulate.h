@@ -4,15 +4,15 @@
 // All tensor and data ranks of a pipeline stage do the same at the same time. So one process for each stage represents
 // them all: it runs the host code of the stage's first rank. A collective among ranks of one stage begins when that
 // rank comes to it. In messages and collectives between stages the processes exchange times in shared memory. Only
-// these times decide when an operation begins, so the order in which the processes get there changes nothing.
+// these times decide when an operation begins, so the order in which the processes get there changes nothing. The bytes
+// of MPI's calls go the same way.
 //
 // llmc/mpi/mpi.h and llmc/mpi/timing.h are the MPI and the NCCL of such a job.
 //
-// defines: CpuChannel, cpu_simulation, cpu_arrive, cpu_all_arrived, cpu_exchange, cpu_process_of, cpu_simulate_ranks
+// defines: CpuChannel, cpu_simulation, cpu_process_of, cpu_arrive, cpu_all_arrived, cpu_exchange, cpu_simulate_ranks
 #ifndef LLMC_CPU_SIMULATE_H
 #define LLMC_CPU_SIMULATE_H
 
-#include <errno.h>
 #include <linux/futex.h>
 #include <signal.h>
 #include <stdio.h>
@@ -20,7 +20,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -46,15 +45,18 @@ enum { CPU_SIMULATED_SPLITS = 2064 };  // communicators that all ranks make in t
 struct CpuShared {                   // one of each for every process
     std::atomic<uint32_t> bell;      // counts events that may let it continue
     std::atomic<uint64_t> operations;  // enqueued so far
-    CpuChannel channels[CPU_SIMULATED_SPLITS];
+    CpuChannel channels[CPU_SIMULATED_SPLITS], everyone;
+    size_t left;                     // bytes that it has yet to show to the others, of which the first are here
+    char piece[1 << 16];
 };
 
 struct CpuSimulation {
     int size, rank;                  // of the job
     int stages, stage;               // of processes
     std::vector<int> ranks;          // [stages] the rank that each process is
-    std::vector<int> sockets;        // [stages] process 0: to each other one; the others: [0] to process 0
+    std::vector<int> processes;      // [stages] 0, 1, ...
     CpuShared *shared;               // [stages]
+    uint64_t meetings;               // of all processes so far
     uint32_t heard;                  // this process's bell at its last look
     int splits;                      // communicators made so far
 };
@@ -114,36 +116,34 @@ static inline bool cpu_all_arrived(const CpuChannel *channel, uint64_t turn, siz
 
 // ---------------------------------------------------------------------------------------------- bytes
 
-// Process 0 has a socket to each other one. A peer that ends takes the job down, so that errors need no message.
-static inline void cpu_socket_write(int process, const void *data, size_t bytes) {
-    int fd = cpu_simulation().sockets[cpu_simulation().stage == 0 ? (size_t)process : 0];
-    for (const char *at = (const char *)data; bytes > 0;) {
-        ssize_t n = send(fd, at, bytes, MSG_NOSIGNAL);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) _exit(1);
-        at += n, bytes -= (size_t)n;
-    }
+// Waits until all processes have come here.
+static inline void cpu_meet() {
+    CpuSimulation &s = cpu_simulation();
+    CpuChannel *everyone = &s.shared->everyone;
+    uint64_t turn = s.meetings++, latest;
+    cpu_arrive(everyone, turn, 0, s.processes);
+    while (!cpu_all_arrived(everyone, turn, s.processes.size(), &latest)) cpu_simulated_idle();
 }
 
-static inline void cpu_socket_read(int process, void *data, size_t bytes) {
-    int fd = cpu_simulation().sockets[cpu_simulation().stage == 0 ? (size_t)process : 0];
-    for (char *at = (char *)data; bytes > 0;) {
-        ssize_t n = recv(fd, at, bytes, 0);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) _exit(1);
-        at += n, bytes -= (size_t)n;
+// Shows all processes the bytes of each: calls take(process, piece, first, bytes) for each piece. All processes call it.
+template <class Take>
+static inline void cpu_exchange(const void *data, size_t bytes, Take take) {
+    CpuSimulation &s = cpu_simulation();
+    CpuShared *mine = &s.shared[s.stage];
+    const size_t size = sizeof mine->piece;
+    bool more = true;
+    for (size_t first = 0; more; first += size) {
+        mine->left = bytes > first ? bytes - first : 0;
+        if (mine->left) memcpy(mine->piece, (const char *)data + first, std::min(mine->left, size));
+        cpu_meet();
+        more = false;
+        for (int p : s.processes) {
+            const CpuShared *theirs = &s.shared[p];
+            if (theirs->left) take(p, theirs->piece, first, std::min(theirs->left, size));
+            more = more || theirs->left > size;
+        }
+        cpu_meet();
     }
-}
-
-// Returns the bytes of all processes, [stages][bytes]. All processes call it.
-static inline std::vector<char> cpu_exchange(const void *data, size_t bytes) {
-    const CpuSimulation &s = cpu_simulation();
-    std::vector<char> all((size_t)s.stages * bytes);
-    memcpy(&all[(size_t)s.stage * bytes], data, bytes);
-    for (int i = 1; s.stage == 0 && i < s.stages; i++) cpu_socket_read(i, &all[(size_t)i * bytes], bytes);
-    for (int i = 1; s.stage == 0 && i < s.stages; i++) cpu_socket_write(i, all.data(), all.size());
-    if (s.stage != 0) cpu_socket_write(0, data, bytes), cpu_socket_read(0, all.data(), all.size());
-    return all;
 }
 
 // ---------------------------------------------------------------------------------------------- processes
@@ -176,12 +176,7 @@ inline bool cpu_simulate_ranks(const int *first, int stages, int size) {
     void *shared = mmap(NULL, s.ranks.size() * sizeof(CpuShared), protection, flags, -1, 0);
     if (shared == MAP_FAILED) return false;
     s.shared = (CpuShared *)shared;
-    std::vector<int> ours(s.ranks.size(), -1), theirs(s.ranks.size(), -1);
-    for (size_t i = 1; i < s.ranks.size(); i++) {
-        int pair[2];
-        if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0) return false;
-        ours[i] = pair[0], theirs[i] = pair[1];
-    }
+    for (int i = 0; i < s.stages; i++) s.processes.push_back(i);
     fflush(NULL);
     std::vector<pid_t> children;
     for (int i = 0; i < s.stages; i++) {
@@ -197,7 +192,6 @@ inline bool cpu_simulate_ranks(const int *first, int stages, int size) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         s.stage = i;
         s.rank = s.ranks[(size_t)i];
-        s.sockets = i == 0 ? ours : std::vector<int>(1, theirs[(size_t)i]);
         cpu_idle_hook = cpu_simulated_idle;
         return true;
     }

@@ -29,35 +29,28 @@ static inline int simulated_size(MPI_Comm comm, int *size) {
 
 // Reduces one int to its minimum, the only reduction of a simulation.
 static inline int simulated_least(const void *from, void *to) {
-    std::vector<char> all = cpu_exchange(from == MPI_IN_PLACE ? to : from, sizeof(int));
-    const int *values = (const int *)all.data();
-    *(int *)to = *std::min_element(values, values + cpu_simulation().stages);
-    return MPI_SUCCESS;
+    int least = INT_MAX;
+    cpu_exchange(from == MPI_IN_PLACE ? to : from, sizeof(int),
+                 [&](int, const char *theirs, size_t, size_t) { least = std::min(least, *(const int *)theirs); });
+    return *(int *)to = least, MPI_SUCCESS;
 }
 
 static inline int simulated_bcast(void *data, size_t bytes, int root) {
-    std::vector<char> all = cpu_exchange(data, bytes);
-    memcpy(data, &all[(size_t)cpu_process_of(root) * bytes], bytes);
+    int from = cpu_process_of(root);
+    cpu_exchange(data, bytes, [=](int process, const char *piece, size_t first, size_t n) {
+        if (process == from) memcpy((char *)data + first, piece, n);
+    });
     return MPI_SUCCESS;
 }
 
-// Gathers on rank 0. Ranks without a process give zeros.
-static inline int simulated_gather(const void *from, size_t bytes, void *to) {
+// Gathers on rank 0, to to[at[rank]] if these are doubles, or [rank][bytes]; there ranks without a process give zeros.
+static inline int simulated_gather(const void *from, size_t bytes, void *to, const int *at) {
     const CpuSimulation &s = cpu_simulation();
-    std::vector<char> all = cpu_exchange(from, bytes);
-    if (s.rank != 0) return MPI_SUCCESS;
-    memset(to, 0, (size_t)s.size * bytes);
-    for (size_t i = 0; i < s.ranks.size(); i++) memcpy((char *)to + (size_t)s.ranks[i] * bytes, &all[i * bytes], bytes);
-    return MPI_SUCCESS;
-}
-
-// Gathers doubles on rank 0: counts[rank] of them, to to[at[rank]].
-static inline int simulated_gatherv(const void *from, int count, void *to, const int *counts, const int *at) {
-    const CpuSimulation &s = cpu_simulation();
-    if (s.rank != 0) return cpu_socket_write(0, from, (size_t)count * sizeof(double)), MPI_SUCCESS;
-    if (count > 0) memcpy((double *)to + at[0], from, (size_t)count * sizeof(double));
-    for (size_t i = 1; i < s.ranks.size(); i++)
-        cpu_socket_read((int)i, (double *)to + at[s.ranks[i]], (size_t)counts[s.ranks[i]] * sizeof(double));
+    if (s.rank == 0 && !at) memset(to, 0, (size_t)s.size * bytes);
+    cpu_exchange(from, bytes, [=, &s](int process, const char *piece, size_t first, size_t n) {
+        size_t rank = (size_t)s.ranks[(size_t)process];
+        if (s.rank == 0) memcpy((char *)to + (at ? (size_t)at[rank] * sizeof(double) : rank * bytes) + first, piece, n);
+    });
     return MPI_SUCCESS;
 }
 
@@ -76,10 +69,10 @@ static inline int simulated_gatherv(const void *from, int count, void *to, const
     (cpu_simulates() ? simulated_bcast(data, simulated_bytes(count, type), root) \
                      : MPI_Bcast(data, count, type, root, comm))
 #define MPI_Gather(from, count, type, to, counts, types, root, comm)                     \
-    (cpu_simulates() ? simulated_gather(from, simulated_bytes(count, type), to)        \
+    (cpu_simulates() ? simulated_gather(from, simulated_bytes(count, type), to, NULL)  \
                      : MPI_Gather(from, count, type, to, counts, types, root, comm))
 #define MPI_Gatherv(from, count, type, to, counts, at, types, root, comm)              \
-    (cpu_simulates() ? simulated_gatherv(from, count, to, counts, at) \
+    (cpu_simulates() ? simulated_gather(from, simulated_bytes(count, type), to, at) \
                      : MPI_Gatherv(from, count, type, to, counts, at, types, root, comm))
 #endif
 
