@@ -81,12 +81,14 @@ struct CpuFibre {
     void *fake;
 };
 
-// The words of a thread at the rendezvous of its warp or block.
+// The words of a thread at the rendezvous of its warp. `results` puts results in place of the values of all lanes.
+struct CpuLane;
+typedef void (*CpuResults)(CpuLane *lanes, unsigned mask);
 struct CpuLane {
     uint64_t value;
     unsigned mask;
     unsigned source;  // the lane whose value it wants
-    int op;
+    CpuResults results;
     CpuFibre *fibre;
 };
 

@@ -18,7 +18,7 @@ static inline float cpu_bf16_half(uint32_t pair, int half) {
 
 // Four 8 x 8 matrices: lane l gives the address of row l % 8 of matrix l / 8. Register i of lane l receives row l/4 of
 // matrix i, columns 2 (l % 4) and the next; of the transposed matrix if trans.
-struct CpuLdmatrix : CpuTogether {
+struct CpuLdmatrix {
     uint32_t *registers;
     const __nv_bfloat16 *row;
     bool trans;
@@ -39,7 +39,7 @@ struct CpuLdmatrix : CpuTogether {
 //   of a: row l/4 + 8 (i % 2), columns 2 (l % 4) + 8 (i / 2) and the next
 //   of b: rows 2 (l % 4) + 8 i and the next, column l/4
 //   of d: row l/4 + 8 (i / 2), column 2 (l % 4) + i % 2
-struct CpuMma : CpuTogether {
+struct CpuMma {
     float *d;
     const uint32_t *a;
     uint32_t b0, b1;
@@ -60,7 +60,7 @@ struct CpuMma : CpuTogether {
 // Does the loops of mma_product: for each step of k and pair of column tiles an ldmatrix and two mma, with the same
 // bits. The rows of ldmatrix go straight to the operand of mma.
 template <int N8, int K16>
-struct CpuMmaProduct : CpuTogether {
+struct CpuMmaProduct {
     typedef float Eight __attribute__((vector_size(32)));
     float (*d)[4];
     const uint32_t (*a)[4];
@@ -112,7 +112,7 @@ struct CpuMmaProduct : CpuTogether {
 
 // Gives each lane the words of its group: COUNT lanes, STRIDE apart.
 template <int COUNT, int STRIDE>
-struct CpuGather : CpuTogether {
+struct CpuGather {
     uint32_t *all;  // [COUNT]
     uint32_t x;
     static void run(CpuGather *const *lanes) {
@@ -125,7 +125,7 @@ struct CpuGather : CpuTogether {
 };
 
 // Sums two values of each lane over groups of four lanes, or takes the largest, with the bits of shuffles by 1 and 2.
-struct CpuQuad : CpuTogether {
+struct CpuQuad {
     float *x;
     bool sum;
     static void run(CpuQuad *const *lanes) {

@@ -1,6 +1,7 @@
 // warp.h: rendezvous of the threads of a warp or a block: barriers, shuffles, votes and whole reductions.
 //
-// Each thread leaves its value; the last of its mask to arrive computes all results and makes the others ready.
+// Each thread leaves its value and the function that computes the results of all lanes. The last of its mask to arrive
+// calls it and makes the others ready.
 // Behaviour that a GPU leaves undefined ends the program, with kernel, block and thread named.
 #ifndef LLMC_CPU_WARP_H
 #define LLMC_CPU_WARP_H
@@ -10,17 +11,6 @@
 #include <type_traits>
 
 #include "fibre.h"
-
-enum {
-    CPU_SYNCWARP,
-    CPU_SHUFFLE,  // + the size of the type
-    CPU_ANY = 16,
-    CPU_TOGETHER,
-    CPU_SUM_FLOAT,
-    CPU_MAX_FLOAT,
-    CPU_SUM_DOUBLE,
-    CPU_MAX_DOUBLE
-};
 
 template <class T>
 static inline uint64_t cpu_to_bits(T value) {
@@ -41,51 +31,46 @@ static inline float cpu_combine(bool sum, float a, float b) { return sum ? a + b
 static inline double cpu_combine(bool sum, double a, double b) { return sum ? a + b : fmax(a, b); }
 
 // Adds or compares the values of a full warp in the order of a loop over __shfl_xor_sync by 16, 8, 4, 2, 1.
-template <class T>
-static inline void cpu_butterfly(bool sum, CpuLane *lanes) {
+template <class T, bool SUM>
+static inline void cpu_butterfly(CpuLane *lanes, unsigned) {
     T a[CPU_WARP], b[CPU_WARP];
     for (int l = 0; l < CPU_WARP; l++) a[l] = cpu_from_bits<T>(lanes[l].value);
     for (int offset = CPU_WARP / 2; offset; offset /= 2) {
-        for (int l = 0; l < CPU_WARP; l++) b[l] = cpu_combine(sum, a[l], a[l ^ offset]);
+        for (int l = 0; l < CPU_WARP; l++) b[l] = cpu_combine(SUM, a[l], a[l ^ offset]);
         memcpy(a, b, sizeof a);
     }
     for (int l = 0; l < CPU_WARP; l++) lanes[l].value = cpu_to_bits(a[l]);
 }
 
-// The registers or addresses that a lane leaves for an operation of the whole warp, which one lane runs.
-struct CpuTogether {
-    void (*work)(CpuTogether *const *lanes);
-};
-
-// Runs the work of a warp, whose lanes must have come for the same.
-inline void cpu_work_together(CpuLane *lanes, unsigned first) {
-    CpuTogether *of_lane[CPU_WARP];
-    for (unsigned l = 0; l < CPU_WARP; l++) {
-        of_lane[l] = cpu_from_bits<CpuTogether *>(lanes[l].value);
-        if (of_lane[l]->work != of_lane[0]->work)
-            cpu_kernel_abort(first + l, "and lane 0 of its warp are at different matrix operations");
-    }
-    of_lane[0]->work(of_lane);
+// Has one lane run an operation of the whole warp. The values are the addresses of all lanes' registers.
+template <class Lane>
+static inline void cpu_run_together(CpuLane *lanes, unsigned) {
+    Lane *of_lane[CPU_WARP];
+    for (int l = 0; l < CPU_WARP; l++) of_lane[l] = cpu_from_bits<Lane *>(lanes[l].value);
+    Lane::run(of_lane);
 }
 
-inline void cpu_deliver(int op, unsigned mask, CpuLane *lanes, unsigned first) {
-    switch (op) {
-    case CPU_SYNCWARP: return;
-    case CPU_TOGETHER: return cpu_work_together(lanes, first);
-    case CPU_SUM_FLOAT: case CPU_MAX_FLOAT: return cpu_butterfly<float>(op == CPU_SUM_FLOAT, lanes);
-    case CPU_SUM_DOUBLE: case CPU_MAX_DOUBLE: return cpu_butterfly<double>(op == CPU_SUM_DOUBLE, lanes);
-    }
-    uint64_t value[CPU_WARP], any = 0;
-    for (unsigned l = 0; l < CPU_WARP; l++) {
-        if (!(mask >> l & 1)) continue;
-        any |= value[l] = lanes[l].value;
-    }
+static inline void cpu_no_results(CpuLane *, unsigned) {}
+
+static inline void cpu_any_lane(CpuLane *lanes, unsigned mask) {
+    uint64_t any = 0;
+    for (unsigned l = 0; l < CPU_WARP; l++) any |= mask >> l & 1 ? lanes[l].value : 0;
+    for (unsigned l = 0; l < CPU_WARP; l++)
+        if (mask >> l & 1) lanes[l].value = any;
+}
+
+// Lanes that shuffle types of different sizes do not meet.
+template <size_t SIZE>
+static inline void cpu_shuffle_lanes(CpuLane *lanes, unsigned mask) {
+    uint64_t value[CPU_WARP];
+    for (unsigned l = 0; l < CPU_WARP; l++) value[l] = lanes[l].value;
     for (unsigned l = 0; l < CPU_WARP; l++) {
         if (!(mask >> l & 1)) continue;
         unsigned from = lanes[l].source;
-        if (op != CPU_ANY && !(mask >> from & 1))
-            cpu_kernel_abort(first + l, "shuffle reads lane %u, which is not in its mask 0x%08x", from, mask);
-        lanes[l].value = op == CPU_ANY ? any : value[from];
+        if (!(mask >> from & 1))
+            cpu_kernel_abort((unsigned)(lanes - cpu_block->lanes) + l,
+                             "shuffle reads lane %u, which is not in its mask 0x%08x", from, mask);
+        lanes[l].value = value[from];
     }
 }
 
@@ -96,8 +81,8 @@ static inline bool cpu_queue_up(CpuBlock *b) {
 }
 
 // Leaves the running thread's value at its warp's rendezvous. Returns true if it has to wait for lanes of the mask,
-// which must all come with the same mask and operation; else the results are there.
-__attribute__((noinline)) inline bool cpu_warp_arrive(CpuBlock *b, int op, unsigned mask, uint64_t value,
+// which must all come with the same mask and function; else the results are there.
+__attribute__((noinline)) inline bool cpu_warp_arrive(CpuBlock *b, CpuResults results, unsigned mask, uint64_t value,
                                                       unsigned source) {
     unsigned t = b->current, warp = t / CPU_WARP, lane = t % CPU_WARP, first = t - lane;
     unsigned existing = b->count - first >= CPU_WARP ? ~0u : (1u << (b->count - first)) - 1;
@@ -106,50 +91,45 @@ __attribute__((noinline)) inline bool cpu_warp_arrive(CpuBlock *b, int op, unsig
         cpu_kernel_abort(t, "calls a warp operation whose mask 0x%08x leaves it out", mask);
     if (mask & ~existing)
         cpu_kernel_abort(t, "calls a warp operation whose mask 0x%08x names lanes that do not exist", mask);
-    lanes[lane] = {value, mask, source, op, b->running};
+    lanes[lane] = {value, mask, source, results, b->running};
     unsigned waiting = b->waiting[warp] |= 1u << lane;
     if ((waiting & mask) != mask) return true;
     b->waiting[warp] &= ~mask;
     for (unsigned l = 0; l < CPU_WARP; l++) {
         if (!(mask >> l & 1)) continue;
-        if (lanes[l].mask != mask || lanes[l].op != op)
+        if (lanes[l].mask != mask || lanes[l].results != results)
             cpu_kernel_abort(t, "and lane %u of its warp are at different warp operations (masks 0x%08x, 0x%08x)", l,
                              mask, lanes[l].mask);
         if (l != lane) cpu_make_ready(b, lanes[l].fibre);
     }
-    cpu_deliver(op, mask, lanes, first);
+    results(lanes, mask);
     return cpu_queue_up(b);
 }
 
 // Waits for the lanes of the mask and returns this lane's result.
-static inline uint64_t cpu_warp_meet(int op, unsigned mask, uint64_t value, unsigned source) {
+static inline uint64_t cpu_warp_meet(CpuResults results, unsigned mask, uint64_t value, unsigned source) {
     CpuBlock *b = cpu_block;
     const CpuLane *self = &b->lanes[b->current];
-    if (cpu_warp_arrive(b, op, mask, value, source)) cpu_suspend(b);
+    if (cpu_warp_arrive(b, results, mask, value, source)) cpu_suspend(b);
     return self->value;
 }
 
-static inline void __syncwarp(unsigned mask = 0xFFFFFFFFu) { cpu_warp_meet(CPU_SYNCWARP, mask, 0, 0); }
+static inline void __syncwarp(unsigned mask = 0xFFFFFFFFu) { cpu_warp_meet(cpu_no_results, mask, 0, 0); }
 static inline int __any_sync(unsigned mask, int predicate) {
-    return cpu_warp_meet(CPU_ANY, mask, predicate != 0, 0) != 0;
+    return cpu_warp_meet(cpu_any_lane, mask, predicate != 0, 0) != 0;
 }
 
 // Has all 32 lanes meet and one of them call Lane::run for all; it is done when this returns.
 template <class Lane>
 static inline void cpu_warp_together(Lane *lane) {
-    lane->work = [](CpuTogether *const *lanes) {
-        Lane *of_lane[CPU_WARP];
-        for (int l = 0; l < CPU_WARP; l++) of_lane[l] = static_cast<Lane *>(lanes[l]);
-        Lane::run(of_lane);
-    };
-    cpu_warp_meet(CPU_TOGETHER, 0xFFFFFFFFu, cpu_to_bits(lane), 0);
+    cpu_warp_meet(cpu_run_together<Lane>, 0xFFFFFFFFu, cpu_to_bits(lane), 0);
 }
 
 static inline unsigned cpu_lane() { return cpu_block->current % CPU_WARP; }
 
 template <class T>
 static inline T cpu_shuffle(unsigned mask, T value, unsigned source) {
-    return cpu_from_bits<T>(cpu_warp_meet(CPU_SHUFFLE + (int)sizeof(T), mask, cpu_to_bits(value), source));
+    return cpu_from_bits<T>(cpu_warp_meet(cpu_shuffle_lanes<sizeof(T)>, mask, cpu_to_bits(value), source));
 }
 
 // Shuffles of a whole warp. A source before the first lane is the lane itself; an index wraps around.
@@ -166,13 +146,11 @@ static inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask) {
     return cpu_shuffle(mask, value, cpu_lane() ^ (unsigned)lane_mask % CPU_WARP);
 }
 
-static inline int cpu_reduce_op(bool sum, float) { return sum ? CPU_SUM_FLOAT : CPU_MAX_FLOAT; }
-static inline int cpu_reduce_op(bool sum, double) { return sum ? CPU_SUM_DOUBLE : CPU_MAX_DOUBLE; }
-
 // Reduces over a full warp in one rendezvous, with the bits of five shuffles.
 template <class T>
 static inline T cpu_warp_reduce(bool sum, T value) {
-    return cpu_from_bits<T>(cpu_warp_meet(cpu_reduce_op(sum, value), 0xFFFFFFFFu, cpu_to_bits(value), 0));
+    CpuResults results = sum ? cpu_butterfly<T, true> : cpu_butterfly<T, false>;
+    return cpu_from_bits<T>(cpu_warp_meet(results, 0xFFFFFFFFu, cpu_to_bits(value), 0));
 }
 
 // Comes to the block's barrier, where all threads must be at the same line. Returns true if this one has to wait; else
