@@ -389,7 +389,7 @@ int main(int argc, char **argv) {
     MPI_Comm_size(MPI_COMM_WORLD, &world_size);
     Cluster cluster = round_cluster();
     cpu_clock_start(&cluster, false);
-    for (int i = 0; i < 3; i++) CUDA_CHECK(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
+    for (int i = 0; i < 3; i++) CUDA_CHECK(cudaStreamCreateWithPriority(&streams[i], cudaStreamNonBlocking, 0));
     CUDA_CHECK(cudaMalloc(&device, sizeof *device));
     if (world_size == 1) {
         test_streams();

@@ -211,8 +211,8 @@ static void test_labels(void) {
 
 int main(void) {
     CUDA_CHECK(cudaMalloc(&memory, BYTES));
-    CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    CUDA_CHECK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&other, cudaStreamNonBlocking, 0));
     test_nested();
     test_two_streams();
     test_unfinished();

@@ -16,7 +16,7 @@
 
 struct CpuAllocation {
     size_t bytes;
-    void *base;   // for free()
+    void *base;   // for free(); NULL: nothing is there
     bool device;  // cudaMalloc, else cudaMallocHost
 };
 
@@ -28,6 +28,7 @@ struct CpuMemory {
     size_t device_bytes;  // allocated now
     unsigned count;       // of allocations ever made
     bool open;            // device memory may be touched: the scheduler runs
+    uintptr_t nowhere = (uintptr_t)1 << 52;  // the next address of a simulation, beyond those that a program can have
 };
 
 inline CpuMemory &cpu_memory() {
@@ -94,19 +95,15 @@ static inline bool cpu_open_memory(bool open) {
     return before;
 }
 
-static inline void *cpu_simulated_allocate(size_t bytes, bool device) {
-    CpuMemory &m = cpu_memory();
-    void *p = device ? mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) : NULL;
-    if (!device) p = calloc(bytes, 1);
-    if (!p || p == MAP_FAILED) return NULL;
-    m.live[(uintptr_t)p] = {bytes, p, device};
-    if (device) m.device_bytes += bytes;
-    return p;
-}
-
 static inline void *cpu_allocate(size_t bytes, bool device) {
     CpuMemory &m = cpu_memory();
-    if (cpu_simulates()) return cpu_simulated_allocate(bytes, device);
+    if (device) m.device_bytes += bytes;
+    if (device && cpu_simulates()) {
+        uintptr_t p = m.nowhere;
+        m.nowhere += (bytes + 255) / 256 * 256;
+        m.live[p] = {bytes, NULL, true};
+        return (void *)p;
+    }
     bool big = bytes >= (size_t)CPU_BIG && !CPU_ASAN;
     // Big blocks start on a huge page plus a little: blocks all equal modulo 4 KiB fight for the same cache lines.
     size_t offset = big ? m.count % 13 * 1280 : 0;
@@ -115,20 +112,18 @@ static inline void *cpu_allocate(size_t bytes, bool device) {
         return NULL;
     if (big) madvise(base, bytes + offset, MADV_HUGEPAGE);
     char *p = base + offset;
-    cpu_fill(p, 0xFF, bytes);
+    cpu_fill(p, cpu_simulates() ? 0 : 0xFF, bytes);
     memset(p + bytes, CPU_FENCE_BYTE, CPU_FENCE);
     m.live[(uintptr_t)p] = {bytes, base, device};
     m.count++;
-    if (device) m.device_bytes += bytes;
     if (device && !m.open) cpu_poison(p, bytes, true);
     return p;
 }
 
 // Ends the program if something was written behind the allocation.
 static inline void cpu_check_fence(uintptr_t p, const CpuAllocation &a) {
-    if (cpu_simulates()) return;
     const unsigned char *fence = (const unsigned char *)p + a.bytes;
-    for (int i = 0; i < CPU_FENCE; i++) {
+    for (int i = 0; a.base && i < CPU_FENCE; i++) {
         if (fence[i] == CPU_FENCE_BYTE) continue;
         fflush(stdout);
         fprintf(stderr, "out of bounds: byte %d behind the %zu bytes of %s at %p was written\n", i, a.bytes,
@@ -148,12 +143,8 @@ static inline bool cpu_release(void *p) {
     if (a == m.live.end() || !a->second.device) return false;
     cpu_check_fence(a->first, a->second);
     m.device_bytes -= a->second.bytes;
-    if (cpu_simulates()) {
-        munmap(p, a->second.bytes);
-    } else {
-        cpu_poison(p, a->second.bytes, false);
-        free(a->second.base);
-    }
+    if (a->second.base) cpu_poison(p, a->second.bytes, false);
+    free(a->second.base);
     m.live.erase(a);
     return true;
 }

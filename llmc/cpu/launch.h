@@ -161,30 +161,20 @@ struct CpuWork {
 };
 
 // Refuses an impossible launch, which has no result of its own: prints why and keeps the error for cudaGetLastError.
-__attribute__((noinline, cold)) inline bool cpu_refuse_launch(const char *name, cudaError_t error,
-                                                              const char *why) {
+__attribute__((noinline, cold)) inline bool cpu_refuse_launch(const char *name, const char *why) {
     fprintf(stderr, "kernel %s was not launched: %s\n", name, why);
-    cpu_runtime().last_error = error;
+    cpu_runtime().last_error = cudaErrorInvalidConfiguration;
     return false;
 }
 
-inline bool cpu_check_launch(const char *name, const CpuDim &grid, const CpuDim &block, size_t shared,
-                             cudaStream_t stream) {
+inline bool cpu_check_launch(const char *name, const CpuDim &grid, const CpuDim &block, size_t shared) {
     const dim3 &g = grid.dim, &b = block.dim;
-    const cudaError_t handle = cudaErrorInvalidResourceHandle, configuration = cudaErrorInvalidConfiguration;
-    if (!stream) return cpu_refuse_launch(name, handle, "stream 0 is not used here: give it a stream of its own");
-    if (!cpu_is_stream(stream)) return cpu_refuse_launch(name, handle, "the stream does not exist");
-    if (cpu_capability() < 80)
-        return cpu_refuse_launch(name, cudaErrorNoKernelImageForDevice, "there is no code for this device");
-    if (!grid.fits || !block.fits)
-        return cpu_refuse_launch(name, configuration, "the grid or block size is negative or too large");
-    if (!g.x || !g.y || !g.z || g.x > 0x7FFFFFFFu || g.y > 65535 || g.z > 65535)
-        return cpu_refuse_launch(name, configuration, "no such grid size");
-    if (!b.x || !b.y || !b.z || b.x > CPU_MAX_THREADS || b.y > CPU_MAX_THREADS || b.z > 64 ||
+    if (!grid.fits || !g.x || !g.y || !g.z || g.x > 0x7FFFFFFFu || g.y > 65535 || g.z > 65535)
+        return cpu_refuse_launch(name, "no such grid size");
+    if (!block.fits || !b.x || !b.y || !b.z || b.x > CPU_MAX_THREADS || b.y > CPU_MAX_THREADS || b.z > 64 ||
         (size_t)b.x * b.y * b.z > CPU_MAX_THREADS)
-        return cpu_refuse_launch(name, configuration, "a block has 1 to 1024 threads");
-    if (shared > 48 << 10)
-        return cpu_refuse_launch(name, configuration, "more than 48 KiB of dynamic shared memory");
+        return cpu_refuse_launch(name, "a block has 1 to 1024 threads");
+    if (shared > 48 << 10) return cpu_refuse_launch(name, "more than 48 KiB of dynamic shared memory");
     return true;
 }
 
@@ -200,7 +190,7 @@ struct CpuLauncher {
         static_assert((std::is_trivially_copyable<P>::value && ...),
                       "kernel parameters are copied byte by byte");
         typedef CpuWork<Call, P...> Work;
-        if (!cpu_check_launch(name, grid, block, shared, stream)) return (void)cpu_take_cost();
+        if (!cpu_check_launch(name, grid, block, shared)) return (void)cpu_take_cost();
         if (!Work::launched) cpu_first_use(name);
         Work::launched = true;
         cpu_enqueue_work(stream, name,

@@ -29,7 +29,6 @@ typedef enum cudaError {
     cudaErrorInvalidMemcpyDirection = 21,
     cudaErrorNoDevice = 100,
     cudaErrorInvalidDevice = 101,
-    cudaErrorNoKernelImageForDevice = 209,
     cudaErrorInvalidResourceHandle = 400,
     cudaErrorNotReady = 600,
 } cudaError_t;
@@ -43,7 +42,6 @@ static inline const char *cudaGetErrorString(cudaError_t error) {
     case cudaErrorInvalidMemcpyDirection: return "invalid copy direction for memcpy";
     case cudaErrorNoDevice: return "no CUDA-capable device is detected";
     case cudaErrorInvalidDevice: return "invalid device ordinal";
-    case cudaErrorNoKernelImageForDevice: return "no kernel image is available for execution on the device";
     case cudaErrorInvalidResourceHandle: return "invalid resource handle";
     case cudaErrorNotReady: return "device not ready";
     }
@@ -154,13 +152,6 @@ __attribute__((noinline, cold)) inline void cpu_first_use(const char *name) {
     if (pending.empty()) return;
     cpu_abort("%s is used for the first time while %s is in flight: CUDA loads it now and may wait for all that "
               "runs; use it once before, with nothing in flight", name, pending.c_str());
-}
-
-// Returns the compute capability times ten. CPU_DEVICE_CAPABILITY=70 makes an old device without code: launches are
-// refused.
-inline int cpu_capability() {
-    static int capability = (int)environment_number("CPU_DEVICE_CAPABILITY", 90);
-    return capability;
 }
 
 // Returns the seconds without progress after which the scheduler gives up.
