@@ -10,14 +10,6 @@ namespace nccl_mpi {
 
 inline std::vector<std::shared_ptr<Group>> queue_active() { return state().active; }
 
-// Ends the job when the scheduler's watchdog has run out. All ranks of a deadlock stall at nearly the same time; the
-// two seconds let each of them print first.
-inline void on_stall() {
-    fprintf(stderr, "%snccl: no progress, ending the job (CPU_STALL_SECONDS sets the patience)\n",
-            waiting_report().c_str());
-    end_job(2);
-}
-
 inline std::string message_in_flight() {
     for (const std::shared_ptr<Group> &g : state().active) {
         for (const Operation &op : g->ops) {
@@ -28,7 +20,7 @@ inline std::string message_in_flight() {
 }
 
 inline bool queue_start(std::string *) {
-    cpu_stall_hook = on_stall;
+    cpu_stall_hook = give_up;
     cpu_message_in_flight = message_in_flight;
     return true;
 }
@@ -40,8 +32,6 @@ inline bool queue_open_memory(bool open) { return cpu_open_memory(open); }
 
 // The device works on while the host waits for other ranks.
 inline void queue_poll() { cpu_try_one(); }
-
-inline bool is_stream(cudaStream_t stream) { return cpu_is_stream(stream); }
 
 inline bool is_device_memory(const void *p, size_t bytes) { return cpu_is_device_range(p, bytes); }
 

@@ -48,7 +48,6 @@ struct GpuQueue {
     char *pinned;
     size_t bytes, head;
     std::deque<GpuRegion> regions;
-    std::vector<cudaEvent_t> events;  // unused
     FlagCall write_flag, await_flag;
 };
 
@@ -58,7 +57,6 @@ inline GpuQueue &gpu_queue() {
     return *q;
 }
 
-inline bool is_stream(cudaStream_t) { return true; }
 inline void queue_drain() { cudaDeviceSynchronize(); }
 inline void queue_poll() {}  // the helper thread does
 inline bool queue_open_memory(bool) { return false; }
@@ -104,10 +102,7 @@ inline void gpu_helper() {
             moved = true;
         }
         if (moved || !ready) stall_over(&stall);
-        if (stall_wait(&stall, MPI_Wtime()) > patience) {
-            fprintf(stderr, "%snccl: no progress for %.0f s, ending the job\n", waiting_report().c_str(), patience);
-            end_job(2);
-        }
+        if (stall_wait(&stall, MPI_Wtime()) > patience) give_up();
         lock.unlock();
         if (!moved) sched_yield();
         lock.lock();
@@ -153,7 +148,7 @@ inline bool queue_start(std::string *error) {
 inline void release_oldest(GpuQueue *q) {
     for (cudaEvent_t e : q->regions.front().copied) {
         cudaEventSynchronize(e);
-        q->events.push_back(e);
+        cudaEventDestroy(e);
     }
     q->regions.pop_front();
 }
@@ -225,12 +220,7 @@ inline bool queue_group(const std::shared_ptr<Group> &g, const std::vector<cudaS
     }
     for (cudaStream_t s : streams) {
         cudaEvent_t e;
-        if (q.events.empty()) {
-            note(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
-        } else {
-            e = q.events.back();
-            q.events.pop_back();
-        }
+        note(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
         note(cudaEventRecord(e, s));
         q.regions.back().copied.push_back(e);
     }

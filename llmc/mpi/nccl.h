@@ -110,7 +110,6 @@ inline ncclResult_t call(NcclMpiOp kind, const void *send, void *recv, size_t co
     bool in_place = from + own == to + (kind == NCCL_MPI_ALL_GATHER ? part : 0);
     if (!in_place && from < to + recv_bytes && to < from + send_bytes)
         return fail(ncclInvalidArgument, "%s: the buffers overlap without being in place", name);
-    if (!is_stream(stream)) return fail(ncclInvalidArgument, "%s: no such stream", name);
     state().pending.push_back({op, comm, stream});
     return state().group_depth > 0 ? ncclSuccess : issue_pending();
 }

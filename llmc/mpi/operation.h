@@ -64,9 +64,8 @@ struct Header {
     int32_t op, type, redop, root;  // NcclMpiOp; root of a broadcast, peer of a send or receive, else -1
     uint64_t count, sequence;       // as in the call; its number among this communicator's collectives or groups
     uint64_t ready;                 // virtual time at which the sender, and the ranks it had heard of, were ready
-    uint64_t unused[3];
 };
-static_assert(sizeof(Header) == 64, "no padding between the fields, which travel as bytes");
+static_assert(sizeof(Header) == 40, "no padding between the fields, which travel as bytes");
 
 // A message from or to one rank. Phase 1, the results of an all-reduce, starts after all messages of phase 0.
 struct Message {

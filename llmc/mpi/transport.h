@@ -261,23 +261,28 @@ inline std::string waiting_report() {
     std::string text, waits = "nccl: rank " + std::to_string(rank) + " waits ", host = state().host_waits_in;
     if (!host.empty()) text = waits + "on the host in " + host + " for the other ranks to call it\n";
     for (const std::shared_ptr<Group> &g : state().active) {
+        std::string lists[2];  // of ranks to which it sends, and from which it receives
+        for (const Operation &op : g->ops) {
+            for (const Message &m : op.messages) {
+                std::string peer = " " + std::to_string(m.peer), &list = lists[m.receive];
+                if (m.state != Message::DONE && (list + " ").find(peer + " ") == std::string::npos) list += peer;
+            }
+        }
         text += waits + "in " + full_name(*g);
         if (!g->started) text += ": not begun, behind an earlier operation of its stream or communicator";
-        for (int receive = 0; receive < 2 && g->started; receive++) {
-            std::string ranks;
-            for (const Operation &op : g->ops) {
-                for (const Message &m : op.messages) {
-                    std::string peer = " " + std::to_string(m.peer);
-                    bool open = m.receive == (receive != 0) && m.state != Message::DONE;
-                    if (open && (ranks + " ").find(peer + " ") == std::string::npos) ranks += peer;
-                }
-            }
-            if (!ranks.empty())
-                text += (receive ? "; nothing received from rank" : "; not received by rank") + ranks;
-        }
+        if (!lists[0].empty()) text += "; not received by rank" + lists[0];
+        if (!lists[1].empty()) text += "; nothing received from rank" + lists[1];
         text += "\n";
     }
     return text;
+}
+
+// Ends the job after too long without progress. All ranks of a deadlock stall at nearly the same time; the two seconds
+// let each of them print first.
+[[noreturn]] inline void give_up() {
+    fprintf(stderr, "%snccl: no progress, ending the job (CPU_STALL_SECONDS sets the patience)\n",
+            waiting_report().c_str());
+    end_job(2);
 }
 
 }  // namespace nccl_mpi

@@ -29,7 +29,7 @@ typedef enum {
 
 #define NCCL_SPLIT_NOCOLOR -1
 
-// Initialise with NCCL_CONFIG_INITIALIZER. The name appears in reports; the number of blocks is only checked.
+// Initialise with NCCL_CONFIG_INITIALIZER. The name appears in reports; the number of blocks means nothing here.
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
 typedef struct {
     size_t size;
