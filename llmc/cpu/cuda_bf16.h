@@ -7,8 +7,8 @@
 struct __nv_bfloat16 {
     unsigned short __x;
     __nv_bfloat16() = default;
-    explicit inline __nv_bfloat16(float value);
-    explicit inline operator float() const;
+    explicit __nv_bfloat16(float value) : __x(bf16_from_float(value)) {}
+    explicit operator float() const { return bf16_to_float(__x); }
 };
 
 static inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 value) { return value.__x; }
@@ -18,10 +18,7 @@ static inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short bits) {
     return value;
 }
 
-static inline float __bfloat162float(__nv_bfloat16 value) { return bf16_to_float(value.__x); }
-static inline __nv_bfloat16 __float2bfloat16_rn(float f) { return __ushort_as_bfloat16(bf16_from_float(f)); }
-
-inline __nv_bfloat16::__nv_bfloat16(float value) { *this = __float2bfloat16_rn(value); }
-inline __nv_bfloat16::operator float() const { return __bfloat162float(*this); }
+static inline float __bfloat162float(__nv_bfloat16 value) { return (float)value; }
+static inline __nv_bfloat16 __float2bfloat16_rn(float value) { return __nv_bfloat16(value); }
 
 #endif

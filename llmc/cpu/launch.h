@@ -110,15 +110,10 @@ inline void cpu_run_grid(const CpuGrid *g) {
     double start = cpu_seconds(), expected = threads * (*g->thread_seconds > 0 ? *g->thread_seconds : 5e-9);
     bool parallel = blocks > 1 && expected > 30e-6 && omp_get_max_threads() > 1 && !omp_in_parallel();
     size_t workers = parallel ? (size_t)omp_get_max_threads() : 1, chunk = blocks / (workers * 8) + 1;
-    if (parallel) {
-#pragma omp parallel
-        {
-            CpuBlock *b = cpu_enter_grid(g);
-#pragma omp for schedule(dynamic, chunk) nowait
-            for (size_t i = 0; i < blocks; i++) cpu_run_block(b, seed ? shuffled[i] : i, seed);
-        }
-    } else {
+#pragma omp parallel if (parallel)
+    {
         CpuBlock *b = cpu_enter_grid(g);
+#pragma omp for schedule(dynamic, chunk) nowait
         for (size_t i = 0; i < blocks; i++) cpu_run_block(b, seed ? shuffled[i] : i, seed);
     }
     *g->thread_seconds = (cpu_seconds() - start) * (double)workers / threads;

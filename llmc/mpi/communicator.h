@@ -227,9 +227,8 @@ inline ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId 
         return nccl_mpi::fail(ncclInvalidArgument,
                               "ncclCommInitRank: rank %d of %d with %d MPI ranks, or a wrong id", rank, nranks, world);
     nccl_mpi::delays_start();
-    std::string error;
-    if (!nccl_mpi::queue_start(&error))
-        return nccl_mpi::fail(ncclInvalidUsage, "ncclCommInitRank: %s", error.c_str());
+    std::string error = nccl_mpi::queue_start();
+    if (!error.empty()) return nccl_mpi::fail(ncclInvalidUsage, "ncclCommInitRank: %s", error.c_str());
     if (nccl_mpi::simulates()) {
         *comm = nccl_mpi::simulated_communicator("world", true);
     } else {
@@ -248,7 +247,7 @@ inline ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId 
 // order of their keys; how many such groups the split makes, 0 if unknown; and whether compute waits for each of its
 // collectives. A simulation, where most ranks do not exist, needs it.
 inline void ncclMpiDescribe(const int *ranks, int count, int groups, bool waited) {
-    nccl_mpi::describe_group(ranks, count, groups, waited);
+    nccl_mpi::state().described = {std::vector<size_t>(ranks, ranks + count), groups, waited};
 }
 
 // Splits comm: the ranks with one colour form a communicator, ordered by key, then by rank. All ranks of comm call it,

@@ -19,10 +19,10 @@ inline std::string message_in_flight() {
     return "";
 }
 
-inline bool queue_start(std::string *) {
+inline std::string queue_start() {
     cpu_stall_hook = give_up;
     cpu_message_in_flight = message_in_flight;
-    return true;
+    return "";
 }
 
 inline void queue_drain() { cudaDeviceSynchronize(); }
@@ -38,7 +38,7 @@ inline bool is_device_memory(const void *p, size_t bytes) { return cpu_is_device
 inline const char *current_label() { return cpu_current_label(); }
 
 // Queues the group on each of its streams. It starts when all of them have reached it, and all wait for its end.
-inline bool queue_group(const std::shared_ptr<Group> &g, const std::vector<cudaStream_t> &, std::string *) {
+inline std::string queue_group(const std::shared_ptr<Group> &g, const std::vector<cudaStream_t> &) {
     std::vector<cudaStream_t> &streams = g->streams;
     state().active.push_back(g);
     std::shared_ptr<std::vector<bool>> reached(new std::vector<bool>(streams.size(), false));
@@ -62,7 +62,7 @@ inline bool queue_group(const std::shared_ptr<Group> &g, const std::vector<cudaS
             return g->done;
         });
     }
-    return true;
+    return "";
 }
 
 }  // namespace nccl_mpi

@@ -33,7 +33,6 @@ typedef CUresult (*FlagCall)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
 struct GpuJob {
     std::shared_ptr<Group> group;
     volatile uint32_t *flags;  // [0] raised when the result is there, [1 + i] when stream i has brought its part
-    int streams;
 };
 
 struct GpuRegion {  // a part of the pinned memory, in the order of use
@@ -86,7 +85,7 @@ inline void gpu_helper() {
         for (size_t i = 0; i < q.jobs.size() && !moved; i++) {
             GpuJob job = q.jobs[i];
             bool all = true;
-            for (int s = 1; s <= job.streams; s++) all = all && job.flags[s];
+            for (size_t s = 1; s <= job.group->streams.size(); s++) all = all && job.flags[s];
             if (!all) continue;
             __sync_synchronize();  // the operands are read after the flags
             ready = true;
@@ -121,28 +120,22 @@ inline bool driver_call(const char *name, FlagCall *call) {
     return error == cudaSuccess && result == cudaDriverEntryPointSuccess && found;
 }
 
-inline bool queue_start(std::string *error) {
+// Returns what is missing, "" if nothing is.
+inline std::string queue_start() {
     GpuQueue &q = gpu_queue();
-    if (q.pinned) return true;
+    if (q.pinned) return "";
     int level = 0;
     MPI_Query_thread(&level);
-    if (level < MPI_THREAD_MULTIPLE) {
-        *error = "NCCL over MPI on a GPU needs MPI_Init_thread with MPI_THREAD_MULTIPLE";
-        return false;
-    }
-    if (!driver_call("cuStreamWriteValue32", &q.write_flag) ||
-        !driver_call("cuStreamWaitValue32", &q.await_flag)) {
-        *error = "the CUDA driver has no cuStreamWaitValue32";
-        return false;
-    }
+    if (level < MPI_THREAD_MULTIPLE) return "NCCL over MPI on a GPU needs MPI_Init_thread with MPI_THREAD_MULTIPLE";
+    if (!driver_call("cuStreamWriteValue32", &q.write_flag) || !driver_call("cuStreamWaitValue32", &q.await_flag))
+        return "the CUDA driver has no cuStreamWaitValue32";
     q.bytes = (size_t)environment_number("NCCL_MPI_PINNED_MIB", 256) << 20;
     if (cudaHostAlloc((void **)&q.pinned, q.bytes, cudaHostAllocPortable | cudaHostAllocMapped) != cudaSuccess) {
-        *error = "no pinned host memory left: lower NCCL_MPI_PINNED_MIB";
         q.pinned = NULL;
-        return false;
+        return "no pinned host memory left: lower NCCL_MPI_PINNED_MIB";
     }
     std::thread(gpu_helper).detach();
-    return true;
+    return "";
 }
 
 inline void release_oldest(GpuQueue *q) {
@@ -172,9 +165,8 @@ inline char *take_pinned(GpuQueue *q, size_t bytes) {
 
 inline size_t pad(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-// Enqueues a group. op_streams: the stream of each operation.
-inline bool queue_group(const std::shared_ptr<Group> &g, const std::vector<cudaStream_t> &op_streams,
-                        std::string *error) {
+// Enqueues a group. op_streams: the stream of each operation. Returns why it cannot be done, "" if it is.
+inline std::string queue_group(const std::shared_ptr<Group> &g, const std::vector<cudaStream_t> &op_streams) {
     GpuQueue &q = gpu_queue();
     const std::vector<cudaStream_t> &streams = g->streams;
     size_t flag_bytes = pad((streams.size() + 1) * sizeof(uint32_t)), total = flag_bytes, send, recv;
@@ -183,10 +175,7 @@ inline bool queue_group(const std::shared_ptr<Group> &g, const std::vector<cudaS
         total += pad(send) + pad(recv);
     }
     char *block = take_pinned(&q, total), *at = block + flag_bytes;
-    if (!block) {
-        *error = "a group of " + std::to_string(total) + " bytes does not fit: raise NCCL_MPI_PINNED_MIB";
-        return false;
-    }
+    if (!block) return "a group of " + std::to_string(total) + " bytes does not fit: raise NCCL_MPI_PINNED_MIB";
     volatile uint32_t *flags = (volatile uint32_t *)block;
     for (size_t i = 0; i <= streams.size(); i++) flags[i] = 0;
     std::vector<char *> results(g->ops.size());
@@ -205,7 +194,7 @@ inline bool queue_group(const std::shared_ptr<Group> &g, const std::vector<cudaS
     }
     {
         std::lock_guard<std::mutex> lock(q.mutex);
-        q.jobs.push_back({g, flags, (int)streams.size()});
+        q.jobs.push_back({g, flags});
         state().active.push_back(g);
     }
     q.filled.notify_one();
@@ -224,9 +213,8 @@ inline bool queue_group(const std::shared_ptr<Group> &g, const std::vector<cudaS
         note(cudaEventRecord(e, s));
         q.regions.back().copied.push_back(e);
     }
-    if (worst == cudaSuccess && !refused) return true;
-    *error = std::string("queueing ") + g->name + " failed: " + cudaGetErrorString(worst);
-    return false;
+    if (worst == cudaSuccess && !refused) return "";
+    return "queueing " + g->name + " failed: " + cudaGetErrorString(worst);
 }
 
 }  // namespace nccl_mpi

@@ -52,9 +52,8 @@ inline ncclResult_t issue_group(ncclComm_t comm, const std::vector<Call> &calls)
     }
     g->name += " (" + comm->name + ")";
     clock_issue(g.get());
-    std::string error;
-    if (!queue_group(g, streams, &error)) return fail(ncclSystemError, "%s", error.c_str());
-    return ncclSuccess;
+    std::string error = queue_group(g, streams);
+    return error.empty() ? ncclSuccess : fail(ncclSystemError, "%s", error.c_str());
 }
 
 // Issues the pending operations of the outermost group, one group for each communicator in order of first use.

@@ -127,6 +127,13 @@ inline char *staging_block(size_t bytes) {
     end_job(0);
 }
 
+// The group of this rank in the next communicator, for the virtual clock; without ranks the ranks 0, 1, ... of the job.
+struct Described {
+    std::vector<size_t> ranks;
+    int groups;
+    bool waited;
+};
+
 struct State {
     size_t small = 32768;  // least bytes of a part of an all-reduce: few messages beat short ones. The same on all ranks
     std::vector<std::shared_ptr<Group>> active;  // issued, not finished: for the report of a hang
@@ -136,6 +143,7 @@ struct State {
     std::vector<ncclComm_t> ending;  // to be destroyed at the end of the open group
     std::string host_waits_in;       // a call that has to wait for other ranks
     std::string last_error, traffic;
+    Described described;
     unsigned delay_state;
     double delay_max;  // seconds; 0: none
 };

@@ -7,7 +7,7 @@
 // (llmc/sim/cost.h), which follows from its bytes and from the places of the communicator's ranks. In a simulation no
 // data move, and the processes meet in shared memory (llmc/cpu/simulate.h).
 //
-// defines: simulates, describe_group, clock_*, simulated_communicator; on a GPU they do nothing
+// defines: simulates, clock_*, simulated_communicator; on a GPU they do nothing
 #ifndef LLMC_MPI_TIMING_H
 #define LLMC_MPI_TIMING_H
 
@@ -18,7 +18,6 @@ namespace nccl_mpi {
 #if defined(__CUDACC__) || defined(GPU_QUEUE)
 
 inline bool simulates() { return false; }
-inline void describe_group(const int *, int, int, bool) {}
 inline void clock_communicator(ncclComm_t) {}
 inline void clock_issue(Group *) {}
 inline void clock_begin(Group *) {}
@@ -35,25 +34,10 @@ enum { CLOCK_TAG = 16388 };  // behind the tags of transport.h
 
 inline bool simulates() { return cpu_simulates(); }
 
-// The group of this rank in the next communicator; without a description the ranks 0, 1, ... of the job.
-struct Described {
-    std::vector<size_t> ranks;
-    int groups;
-    bool waited;
-};
-inline Described &described() {
-    static Described next;
-    return next;
-}
-inline void describe_group(const int *ranks, int count, int groups, bool waited) {
-    described() = {std::vector<size_t>(ranks, ranks + count), groups, waited};
-}
-
 // Takes the description of a new communicator, whose size is known, and places its ranks. The ranks of a simulation sit
 // `shift` places higher (see CpuClock), unless the group has those places in it: then it has both.
 inline void clock_communicator(ncclComm_t comm) {
-    Described next = std::move(described());
-    described() = Described();
+    Described next = std::exchange(state().described, Described());
     if (!cpu_clock().on) return;
     CommClock *c = &comm->clock;
     int world;
@@ -207,11 +191,12 @@ inline ncclComm_t simulated_communicator(const char *name, bool in_one) {
     int number = s.splits++;
     if (!in_one) return NULL;
     ncclComm_t comm = new ncclComm();
-    bool whole = described().ranks.empty();
-    comm->size = whole ? s.size : (int)described().ranks.size();
+    const std::vector<size_t> &ranks = state().described.ranks;
+    bool whole = ranks.empty();
+    comm->size = whole ? s.size : (int)ranks.size();
     comm->name = name;
     for (int i = 0; i < comm->size; i++) {
-        int rank = whole ? i : (int)described().ranks[(size_t)i], process = cpu_process_of(rank);
+        int rank = whole ? i : (int)ranks[(size_t)i], process = cpu_process_of(rank);
         if (process >= 0) comm->clock.processes.push_back(process);
         if (rank == s.rank) comm->rank = i;
     }
