@@ -29,7 +29,7 @@ struct CpuMoment {
     unsigned epoch, stream;
     uint64_t begun;           // begin of the stream's last communication, or of the first that had no gap behind it
     uint64_t first, busy;     // begin of the first collective since the record before; ns of all collectives so far
-    TimePart part;             // of the last communication; IDLE: there was none
+    TimePart part = TIME_IDLE;  // of the last communication; IDLE: there was none
 };
 
 struct CpuTimes {

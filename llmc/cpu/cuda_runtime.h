@@ -75,9 +75,8 @@ static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, uns
     CpuRuntime &r = cpu_runtime();
     cpu_thread_order(), cpu_stream_order(), cpu_patience();  // a wrong setting ends the program early
     if (r.streams.size() == CPU_MAX_STREAMS) return cpu_error(cudaErrorMemoryAllocation);
-    r.streams.push_back(*stream = new CUstream_st{{}, ++r.streams_made, flags, {}, NULL});
-    (*stream)->times.number = (*stream)->number;
-    (*stream)->times.last.part = TIME_IDLE;
+    r.streams.push_back(*stream = new CUstream_st{{}, flags, {}, NULL});
+    (*stream)->times.number = ++r.streams_made;
     return cudaSuccess;
 }
 static inline cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithPriority(stream, 0, 0); }

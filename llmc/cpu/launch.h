@@ -173,33 +173,19 @@ inline bool cpu_check_launch(const char *name, const CpuDim &grid, const CpuDim 
     return true;
 }
 
+// Returns a function that launches the kernel with its arguments.
 template <class Call, class... P>
-struct CpuLauncher {
-    const char *name;
-    CpuDim grid, block;
-    size_t shared;
-    cudaStream_t stream;
-    Call call;
-
-    void operator()(P... args) const {
-        static_assert((std::is_trivially_copyable<P>::value && ...),
-                      "kernel parameters are copied byte by byte");
+static inline auto cpu_launcher(void (*)(P...), const char *name, CpuDim grid, CpuDim block, size_t shared,
+                                cudaStream_t stream, Call call) {
+    static_assert((std::is_trivially_copyable<P>::value && ...), "kernel parameters are copied byte by byte");
+    return [=](P... args) {
         typedef CpuWork<Call, P...> Work;
         if (!cpu_check_launch(name, grid, block, shared)) return (void)cpu_take_cost();
         if (!Work::launched) cpu_first_use(name);
         Work::launched = true;
-        cpu_enqueue_work(stream, name,
-                         Work{{name, grid.dim, block.dim, shared, Work::body, NULL, &Work::thread_seconds},
-                              call,
-                              {args...}});
-    }
-};
-
-template <class Call, class... P>
-static inline CpuLauncher<Call, P...> cpu_launcher(void (*)(P...), const char *name, CpuDim grid,
-                                                   CpuDim block, size_t shared, cudaStream_t stream,
-                                                   Call call) {
-    return {name, grid, block, shared, stream, call};
+        CpuGrid all = {name, grid.dim, block.dim, shared, Work::body, NULL, &Work::thread_seconds};
+        cpu_enqueue_work(stream, name, Work{all, call, {args...}});
+    };
 }
 
 #endif

@@ -125,7 +125,7 @@ static inline void cpu_meet() {
     while (!cpu_all_arrived(everyone, turn, s.processes.size(), &latest)) cpu_simulated_idle();
 }
 
-// Shows all processes the bytes of each: calls take(process, piece, first, bytes) for each piece. All processes call it.
+// Shows all processes the bytes of each: calls take(process, piece, first, bytes) for every piece. All call it.
 template <class Take>
 static inline void cpu_exchange(const void *data, size_t bytes, Take take) {
     CpuSimulation &s = cpu_simulation();

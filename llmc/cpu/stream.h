@@ -66,7 +66,7 @@ struct CpuOp {
 
 struct CUstream_st {
     std::deque<CpuOp> queue;
-    unsigned number, flags;
+    unsigned flags;
     CpuTimes times;
     CUstream_st *origin;  // the stream of the event that this one was last told to wait for
 };
@@ -232,7 +232,7 @@ __attribute__((noinline, cold)) inline void cpu_report_stall(double now) {
     for (cudaStream_t s : r.streams) {
         if (s->queue.empty()) continue;
         const CpuOp &op = s->queue.front();
-        fprintf(stderr, "  stream %u: %s%s%s, for %.1f s, %zu behind it\n", s->number, op.name.c_str(),
+        fprintf(stderr, "  stream %u: %s%s%s, for %.1f s, %zu behind it\n", s->times.number, op.name.c_str(),
                 op.label ? " in " : "", op.label ? op.label->c_str() : "", op.started ? now - op.started : 0,
                 s->queue.size() - 1);
     }
@@ -289,7 +289,6 @@ inline void cpu_clock_zero() {
         CpuTimes times = CpuTimes();
         times.number = s->times.number;
         times.computes = s->times.computes;
-        times.last.part = TIME_IDLE;
         s->times = times;
     }
 }

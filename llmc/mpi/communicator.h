@@ -90,8 +90,8 @@ inline char *connection(const Call &c) {
     ncclComm_t comm = c.comm;
     if (comm->size == 1) return NULL;
     if (!is_p2p(&c.op)) return &comm->connected[2 * (size_t)c.op.call.op + (c.op.call.count * c.op.width >= LARGE)];
-    if (c.op.peer == comm->rank) return NULL;
-    return &comm->connected[2 * (size_t)(NCCL_MPI_OPS + c.op.peer) + (c.op.call.op == NCCL_MPI_RECV)];
+    if (c.op.call.root == comm->rank) return NULL;
+    return &comm->connected[2 * (size_t)(NCCL_MPI_OPS + c.op.call.root) + (c.op.call.op == NCCL_MPI_RECV)];
 }
 
 // Connects the ways that the calls of a group use for the first time, all together.
@@ -122,8 +122,8 @@ inline ncclResult_t connect(const std::vector<Call> &calls) {
             int arrived = CONNECT_TAG + (c.op.call.op == NCCL_MPI_RECV), awaited = 2 * CONNECT_TAG + 1 - arrived;
             requests.resize(requests.size() + 2);
             bool before = queue_open_memory(true);
-            MPI_Isend(&nothing, 0, MPI_BYTE, c.op.peer, arrived, c.comm->mpi, &requests.end()[-2]);
-            MPI_Irecv(&nothing, 0, MPI_BYTE, c.op.peer, awaited, c.comm->mpi, &requests.end()[-1]);
+            MPI_Isend(&nothing, 0, MPI_BYTE, c.op.call.root, arrived, c.comm->mpi, &requests.end()[-2]);
+            MPI_Irecv(&nothing, 0, MPI_BYTE, c.op.call.root, awaited, c.comm->mpi, &requests.end()[-1]);
             queue_open_memory(before);
         } else {
             meetings.emplace_back();

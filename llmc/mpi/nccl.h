@@ -88,15 +88,10 @@ inline ncclResult_t call(NcclMpiOp kind, const void *send, void *recv, size_t co
     if (count > INT_MAX && !simulates())
         return fail(ncclInvalidArgument, "%s: a count of %zu is beyond an MPI message", name, count);
     Operation op = Operation();
-    op.call.op = kind;
-    op.call.type = type;
-    op.call.redop = redop;
-    op.call.root = root;
-    op.call.count = count;
+    op.call = {kind, type, redop, root, count, 0, 0};
     op.send = (const char *)send;
     op.recv = (char *)recv;
     op.width = width;
-    op.peer = root;
     spans(comm, &op.call, &send_bytes, &recv_bytes);
     if (send_bytes && !is_device_memory(send, send_bytes))
         return fail(ncclInvalidArgument, "%s: %zu bytes at %p are not inside one device allocation", name, send_bytes,

@@ -84,7 +84,6 @@ struct Operation {
     const char *send;
     char *recv;
     size_t width;            // bytes of an element
-    int peer;                // of send and recv
     bool reduces, shares;    // has a part to reduce; must send the result to the others
     size_t first, elements;  // that part
     int tag, phase;
@@ -127,7 +126,7 @@ inline char *staging_block(size_t bytes) {
     end_job(0);
 }
 
-// The group of this rank in the next communicator, for the virtual clock; without ranks the ranks 0, 1, ... of the job.
+// The group of this rank in the next communicator, for the virtual clock. Without ranks it has the ranks 0, 1, ...
 struct Described {
     std::vector<size_t> ranks;
     int groups;
@@ -135,7 +134,7 @@ struct Described {
 };
 
 struct State {
-    size_t small = 32768;  // least bytes of a part of an all-reduce: few messages beat short ones. The same on all ranks
+    size_t small = 32768;  // least bytes of a part of an all-reduce, as few messages beat short ones; tests make it 0
     std::vector<std::shared_ptr<Group>> active;  // issued, not finished: for the report of a hang
     int group_depth;
     ncclResult_t group_error;

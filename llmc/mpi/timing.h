@@ -75,13 +75,13 @@ inline double clock_seconds(const Group *g) {
         double all = n * (double)op.width * (double)op.call.count;
         if (kind < NCCL_MPI_SEND) {
             bytes[kind] += all;
-        } else if (op.peer != g->comm->rank) {
+        } else if (op.call.root != g->comm->rank) {
             const std::vector<size_t> &ranks = g->comm->clock.ranks;
             size_t node = (size_t)cluster->gpus_per_node;
-            bool far = ranks[(size_t)op.peer] / node != ranks[(size_t)g->comm->rank] / node;
-            double empty = clock_message_seconds(g->comm, 0, op.peer);
+            bool far = ranks[(size_t)op.call.root] / node != ranks[(size_t)g->comm->rank] / node;
+            double empty = clock_message_seconds(g->comm, 0, op.call.root);
             double &way = ways[kind == NCCL_MPI_RECV][far];
-            way += clock_message_seconds(g->comm, all, op.peer) - empty;
+            way += clock_message_seconds(g->comm, all, op.call.root) - empty;
             latency = std::max(latency, empty);
             message = std::max(message, latency + way);
         }
@@ -130,9 +130,9 @@ inline void clock_meet(const Group *g, Operation *op) {
     if (!cpu_clock().on) return;
     op->clock.mine = g->clock.ready;
     if (op->call.op == NCCL_MPI_RECV)
-        MPI_Isend(&op->clock.mine, 1, MPI_UINT64_T, op->peer, CLOCK_TAG, g->comm->mpi, &op->clock.request);
+        MPI_Isend(&op->clock.mine, 1, MPI_UINT64_T, op->call.root, CLOCK_TAG, g->comm->mpi, &op->clock.request);
     if (op->call.op == NCCL_MPI_SEND)
-        MPI_Irecv(&op->clock.theirs, 1, MPI_UINT64_T, op->peer, CLOCK_TAG, g->comm->mpi, &op->clock.request);
+        MPI_Irecv(&op->clock.theirs, 1, MPI_UINT64_T, op->call.root, CLOCK_TAG, g->comm->mpi, &op->clock.request);
 }
 
 inline bool clock_met(Operation *op) {
@@ -162,7 +162,7 @@ inline void clock_end(Group *g) {
     TimePart part = !collective ? TIME_PIPELINE : c->place.alone ? TIME_TENSOR : TIME_DATA;
     for (cudaStream_t s : g->streams) cpu_clock_communicated(&s->times, begin, c->now, part, collective);
     g->clock.end = g->streams[0]->times.last;
-    g->clock.end.ns = c->now, g->clock.end.epoch = clock.epoch, g->clock.end.stream = g->streams[0]->number;
+    g->clock.end.ns = c->now, g->clock.end.epoch = clock.epoch, g->clock.end.stream = g->streams[0]->times.number;
 }
 
 // ---- simulation ----

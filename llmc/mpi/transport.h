@@ -1,8 +1,8 @@
 // transport.h: turns the operations of a communicator into MPI messages.
 //
-//   all-reduce      the buffer is cut into a part for each rank, or fewer if it is small. Every rank sends each owner its
-//                   part; the owner adds them up in rank order and sends the result back: a reduce-scatter, then an
-//                   all-gather. Two ranks exchange a small buffer whole.
+//   all-reduce      the buffer is cut into a part for each rank, or fewer if it is small. Every rank sends each owner
+//                   its part; the owner adds them up in rank order and sends the result back: a reduce-scatter, then
+//                   an all-gather. Two ranks exchange a small buffer whole.
 //   reduce-scatter  its first half, all-gather: its second half
 //   broadcast       the root sends to each
 //
@@ -166,8 +166,8 @@ inline void start_op(const ncclComm *comm, Operation *op) {
             for (int i = 1; rank == root && i < n; i++)
                 add_message(op, false, (rank + i) % n, 0, op->send, bytes);
             break;
-        case NCCL_MPI_SEND: add_message(op, false, op->peer, 0, op->send, bytes); break;
-        default: add_message(op, true, op->peer, 0, op->recv, bytes); break;
+        case NCCL_MPI_SEND: add_message(op, false, op->call.root, 0, op->send, bytes); break;
+        default: add_message(op, true, op->call.root, 0, op->recv, bytes); break;
     }
 }
 
@@ -191,7 +191,7 @@ inline void end_phase(const ncclComm *comm, Operation *op) {
 // Returns true if this operation takes the next message from its peer.
 inline bool first_receive(const Group *g, const Operation *op) {
     for (const Operation *earlier = g->ops.data(); earlier != op; earlier++) {
-        if (earlier->call.op == NCCL_MPI_RECV && earlier->peer == op->peer &&
+        if (earlier->call.op == NCCL_MPI_RECV && earlier->call.root == op->call.root &&
             earlier->messages[0].state == Message::WAITING) return false;
     }
     return true;
@@ -210,7 +210,7 @@ inline bool advance(Group *g, Operation *op, bool *moved) {
             for (int phase = 0; phase <= op->phase; phase++)
                 *moved = take_messages(g, op, phase, MPI_ANY_SOURCE) || *moved;
         } else if (op->call.op == NCCL_MPI_RECV && op->messages[0].state == Message::WAITING && first_receive(g, op)) {
-            *moved = take_messages(g, op, 0, op->peer) || *moved;
+            *moved = take_messages(g, op, 0, op->call.root) || *moved;
         }
         for (Message &m : op->messages) {
             if (m.phase > op->phase || m.state == Message::DONE) continue;
