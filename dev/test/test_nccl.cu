@@ -513,8 +513,8 @@ static void test_counters(ncclComm_t comm, cudaStream_t stream) {
     NCCL(ncclAllGather(x, y, count, ncclFloat, comm, stream));
     NCCL(ncclBroadcast(x, x, count, ncclFloat, 0, comm, stream));
     cudaStreamSynchronize(stream);
-    size_t mine[NCCL_MPI_OPS], sum[NCCL_MPI_OPS], calls = ncclMpiCounter(comm, NCCL_MPI_ALL_REDUCE).calls;
-    for (int op = 0; op < NCCL_MPI_OPS; op++) mine[op] = ncclMpiCounter(comm, (NcclMpiOp)op).bytes_sent;
+    size_t mine[NCCL_MPI_OPS], sum[NCCL_MPI_OPS], calls = comm->counters[NCCL_MPI_ALL_REDUCE].calls;
+    for (int op = 0; op < NCCL_MPI_OPS; op++) mine[op] = comm->counters[op].bytes_sent;
     MPI_Allreduce(mine, sum, NCCL_MPI_OPS, MPI_UNSIGNED_LONG, MPI_SUM, MPI_COMM_WORLD);
     bool ok = calls == 3 && sum[NCCL_MPI_ALL_REDUCE] == 3 * 2 * (n - 1) * bytes;
     ok = ok && sum[NCCL_MPI_REDUCE_SCATTER] == n * (n - 1) * bytes &&

@@ -286,8 +286,7 @@ inline ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) {
     return ncclSuccess;
 }
 
-// Beyond NCCL: returns the counts of this rank on the communicator since its start or the last reset.
-inline NcclMpiCounter ncclMpiCounter(ncclComm_t comm, NcclMpiOp op) { return comm->counters[op]; }
+// Beyond NCCL: restarts the counts of this rank on the communicator.
 inline void ncclMpiResetCounters(ncclComm_t comm) { memset(comm->counters, 0, sizeof comm->counters); }
 
 // Completes queued work, then frees. Returns when all ranks of comm have called it; inside a group, at its end.

@@ -53,7 +53,7 @@ struct ncclComm {
     uint64_t issued, finished;            // groups; one runs at a time, in the order of issue
     uint64_t collectives;                 // issued
     std::vector<char> connected;          // [NCCL_MPI_OPS + size][2]: collectives, small and large; peers, to and from
-    NcclMpiCounter counters[NCCL_MPI_OPS];
+    NcclMpiCounter counters[NCCL_MPI_OPS];  // since the start or the last reset
     CommClock clock;
 };
 

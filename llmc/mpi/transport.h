@@ -201,11 +201,6 @@ inline bool first_receive(const Group *g, const Operation *op) {
 inline bool advance(Group *g, Operation *op, bool *moved) {
     while (op->phase < 2) {
         bool open = false;
-        for (Message &m : op->messages) {
-            if (m.receive || m.phase > op->phase || m.state != Message::WAITING) continue;
-            post_send(g, op, &m);
-            *moved = true;
-        }
         if (!is_p2p(op)) {
             for (int phase = 0; phase <= op->phase; phase++)
                 *moved = take_messages(g, op, phase, MPI_ANY_SOURCE) || *moved;
@@ -214,10 +209,12 @@ inline bool advance(Group *g, Operation *op, bool *moved) {
         }
         for (Message &m : op->messages) {
             if (m.phase > op->phase || m.state == Message::DONE) continue;
+            bool posted = !m.receive && m.state == Message::WAITING;
+            if (posted) post_send(g, op, &m);
             int through = 0;
             if (m.state == Message::POSTED) MPI_Testall(2, m.requests, &through, MPI_STATUSES_IGNORE);
             if (through) m.state = Message::DONE;
-            *moved = *moved || through;
+            *moved = *moved || posted || through;
             open = open || !through;
         }
         if (open) return false;
