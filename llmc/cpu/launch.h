@@ -23,9 +23,6 @@ static inline void cpu_start_thread(CpuBlock *b) {
     else threadIdx = cpu_thread_index(t);
 }
 
-// Returns true if other threads of a body should run first.
-static inline bool cpu_others_first(const CpuBlock *b) { return b->suspended && b->ready_count; }
-
 // Returns the OS thread's own block, set up for the launch. It is made at the first kernel and freed with the OS
 // thread.
 inline CpuBlock *cpu_enter_grid(const CpuGrid *g) {
@@ -145,7 +142,7 @@ struct CpuWork {
         while (b->next < b->count) {
             cpu_start_thread(b);
             work.thread(std::index_sequence_for<P...>());
-            if (cpu_others_first(b)) return;
+            if (b->suspended && b->ready_count) return;  // these run first
         }
     }
     bool operator()() {

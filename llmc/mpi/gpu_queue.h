@@ -30,20 +30,14 @@ namespace nccl_mpi {
 
 typedef CUresult (*FlagCall)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
 
-struct GpuJob {
-    std::shared_ptr<Group> group;
-    volatile uint32_t *flags;  // [0] raised when the result is there, [1 + i] when stream i has brought its part
-};
-
 struct GpuRegion {  // a part of the pinned memory, in the order of use
     size_t begin, end;
     std::vector<cudaEvent_t> copied;
 };
 
 struct GpuQueue {
-    std::mutex mutex;  // of jobs and of state().active
+    std::mutex mutex;  // of state().active
     std::condition_variable filled;
-    std::deque<GpuJob> jobs;
     char *pinned;
     size_t bytes, head;
     std::deque<GpuRegion> regions;
@@ -73,31 +67,30 @@ inline bool is_device_memory(const void *p, size_t) {
 
 inline void gpu_helper() {
     GpuQueue &q = gpu_queue();
+    std::vector<std::shared_ptr<Group>> &active = state().active;
     double patience = stall_patience();
     Stall stall = {0, 0};
     std::unique_lock<std::mutex> lock(q.mutex);
     for (;;) {
-        while (q.jobs.empty()) {
+        while (active.empty()) {
             q.filled.wait(lock);
             stall_over(&stall);
         }
         bool moved = false, ready = false;
-        for (size_t i = 0; i < q.jobs.size() && !moved; i++) {
-            GpuJob job = q.jobs[i];
+        for (size_t i = 0; i < active.size() && !moved; i++) {
+            std::shared_ptr<Group> g = active[i];
             bool all = true;
-            for (size_t s = 1; s <= job.group->streams.size(); s++) all = all && job.flags[s];
+            for (size_t s = 1; s <= g->streams.size(); s++) all = all && g->flags[s];
             if (!all) continue;
             __sync_synchronize();  // the operands are read after the flags
             ready = true;
             lock.unlock();  // the host may queue more meanwhile; only this thread removes
-            bool done = progress(job.group.get(), &moved);
+            bool done = progress(g.get(), &moved);
             lock.lock();
             if (!done) continue;
-            std::vector<std::shared_ptr<Group>> &active = state().active;
-            active.erase(std::remove(active.begin(), active.end(), job.group), active.end());
-            q.jobs.erase(q.jobs.begin() + (long)i);
+            active.erase(active.begin() + (long)i);
             __sync_synchronize();
-            job.flags[0] = 1;
+            g->flags[0] = 1;
             moved = true;
         }
         if (moved || !ready) stall_over(&stall);
@@ -176,8 +169,8 @@ inline std::string queue_group(const std::shared_ptr<Group> &g, const std::vecto
     }
     char *block = take_pinned(&q, total), *at = block + flag_bytes;
     if (!block) return "a group of " + std::to_string(total) + " bytes does not fit: raise NCCL_MPI_PINNED_MIB";
-    volatile uint32_t *flags = (volatile uint32_t *)block;
-    for (size_t i = 0; i <= streams.size(); i++) flags[i] = 0;
+    g->flags = (volatile uint32_t *)block;
+    for (size_t i = 0; i <= streams.size(); i++) g->flags[i] = 0;
     std::vector<char *> results(g->ops.size());
     cudaError_t worst = cudaSuccess;
     auto note = [&worst](cudaError_t e) {
@@ -194,14 +187,13 @@ inline std::string queue_group(const std::shared_ptr<Group> &g, const std::vecto
     }
     {
         std::lock_guard<std::mutex> lock(q.mutex);
-        q.jobs.push_back({g, flags});
         state().active.push_back(g);
     }
     q.filled.notify_one();
     int refused = 0;
     for (size_t i = 0; i < streams.size(); i++) {
-        refused |= q.write_flag((CUstream)streams[i], (CUdeviceptr)(flags + 1 + i), 1, CU_STREAM_WRITE_VALUE_DEFAULT);
-        refused |= q.await_flag((CUstream)streams[i], (CUdeviceptr)flags, 1, CU_STREAM_WAIT_VALUE_GEQ);
+        refused |= q.write_flag((CUstream)streams[i], (CUdeviceptr)&g->flags[1 + i], 1, CU_STREAM_WRITE_VALUE_DEFAULT);
+        refused |= q.await_flag((CUstream)streams[i], (CUdeviceptr)g->flags, 1, CU_STREAM_WAIT_VALUE_GEQ);
     }
     for (size_t i = 0; i < g->ops.size(); i++) {
         spans(g->comm, &g->ops[i].call, &send, &recv);

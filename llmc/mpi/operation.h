@@ -106,6 +106,7 @@ struct Group {
     bool started, done;
     std::vector<Operation> ops;
     std::vector<cudaStream_t> streams;  // each once
+    volatile uint32_t *flags;  // of a GPU's queue: [0] raised by the result, [1 + i] by stream i when it comes to it
     GroupClock clock;
 };
 
