@@ -5,6 +5,7 @@
 #ifndef LLMC_CPU_TENSOR_CORE_H
 #define LLMC_CPU_TENSOR_CORE_H
 
+#include <stddef.h>
 #include <string.h>
 
 #include <vector>
