@@ -867,7 +867,7 @@ static void test_folders(void) {
          checkpoint_claim(out, true, &lock, &err) && access(in_root("a/b/out/step-00000030"), F_OK) == 0;
     check(&checks, ok, "a checkpoint that lacked but its name gets it from the next run");
     write_file(in_root("file"), "x", 1);
-    ok = !checkpoint_claim(in_root("file"), true, &lock, &err) && says(&err, "Not a directory");
+    ok = !checkpoint_claim(in_root("file"), true, &lock, &err) && says(&err, "not a folder");
     ok &= !checkpoint_claim(in_root("file/out"), true, &lock, &err) && says(&err, "Not a directory");
     ok &= !checkpoint_claim("/proc/out", true, &lock, &err) && says(&err, "/proc/out");
     ok &= !checkpoint_claim("", true, &lock, &err) && says(&err, "");

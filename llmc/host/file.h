@@ -144,7 +144,9 @@ static inline bool folder_make(const char *dir, Error *err) {
         *p = c;
         if (!c) break;
     }
-    return true;
+    struct stat info;
+    if (stat(dir, &info) != 0) return error_set(err, "cannot use the folder '%s': %s", dir, strerror(errno));
+    return S_ISDIR(info.st_mode) || error_set(err, "cannot write to %s: it is not a folder", dir);
 }
 
 // Waits until the entries of a folder are on the disk.
