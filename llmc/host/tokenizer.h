@@ -2,8 +2,8 @@
 // tokenizer.json brings byte-level byte-pair encoding like GPT-2's (Radford et al. 2019, section 2.2). Text is split
 // into words, and in each word the bytes' tokens are merged, pair by pair (Sennrich et al. 2016).
 //
-// defines: Token, Tokenizer, utf8_read, tokenizer_open, tokenizer_free, tokenizer_encode, tokenizer_decode, tokenizer_prompt,
-//          tokenizer_print, sample_token
+// defines: Token, Tokenizer, utf8_read, tokenizer_open, tokenizer_free, tokenizer_encode, tokenizer_decode,
+//          tokenizer_prompt, tokenizer_print, sample_token
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
 

@@ -304,7 +304,7 @@ template <class A>
 __device__ __forceinline__ void prefetch_tile(const TileRows &tile, size_t rows, const Attention &a) {
     if constexpr (A::ALONE)
         for (int j = 0; j < A::TILE; j++)
-            for (size_t c = 0; c < a.HS; c += 16) __builtin_prefetch(tile.at + (rows + j) * tile.stride + c);
+            for (size_t c = 0; c < a.HS; c += 16) prefetch(tile.at + (rows + j) * tile.stride + c);
 }
 
 // Computes scores[j][r], the dot product of the thread's row r and the tile's row j.

@@ -1,6 +1,6 @@
 // cuda_common.cuh: shared by every kernel and trainer, for nvcc and for the CPU stand-ins alike.
 // defines: floatX, CUDA_CHECK, CUBLAS_CHECK, CEIL_DIV, LAUNCH, LAUNCH_UNCHECKED, DYNAMIC_SHARED, UNROLL, to_float,
-//          from_float, larger, warp_sum, warp_max, block_sum, block_max, cuda_allocate
+//          from_float, larger, prefetch, warp_sum, warp_max, block_sum, block_max, cuda_allocate
 #ifndef LLMC_CUDA_COMMON_CUH
 #define LLMC_CUDA_COMMON_CUH
 
@@ -116,6 +116,13 @@ __device__ static inline double larger(double a, double b) { return fmax(a, b); 
 #else
 template <class T> static inline T larger(T a, T b) { return b > a ? b : a; }
 #endif
+
+// Has a CPU fetch the cache line of p; a GPU has other warps to run while one waits.
+__device__ __forceinline__ void prefetch([[maybe_unused]] const void *p) {
+#ifndef __CUDACC__
+    __builtin_prefetch(p);
+#endif
+}
 
 // Returns the sum or the largest of a full warp's 32 values to every lane, in an order that never changes. The CPU
 // needs one rendezvous, and has the bits of the loop of shuffles.

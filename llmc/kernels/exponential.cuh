@@ -45,8 +45,8 @@ __device__ __forceinline__ float exponential(float x) {
 #endif
 }
 
-// Returns exp(x), but exp(least) below `least`, which is -87 or more. On a CPU it has a third fewer instructions, and is
-// infinite from 88.4 on.
+// Returns exp(x), but exp(least) below `least`, which is -87 or more. On a CPU it has a third fewer instructions, and
+// is infinite from 88.4 on.
 __device__ __forceinline__ float exponential_from(float least, float x) {
     x = x < least ? least : x;
 #ifdef __CUDA_ARCH__

@@ -14,8 +14,8 @@
 #define GELU_SCALE 1.59576912f  // 2 sqrt(2 / pi)
 #define GELU_CUBIC 0.044715f
 
-// exp(x) and x / y for results that are rounded to bf16: on a GPU with errors in the last bits, in a few instructions. On
-// a CPU exp(x) is e^-87 or more, and 1 + exp(x) has the same bits.
+// exp(x) and x / y for results that are rounded to bf16: on a GPU with errors in the last bits, in a few instructions.
+// On a CPU exp(x) is e^-87 or more, and 1 + exp(x) has the same bits.
 __device__ __forceinline__ float gelu_exp(float x) {
 #ifdef __CUDA_ARCH__
     return sizeof(floatX) == 2 ? exponential_fast(x) : exponential(x);
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(BIAS_THREADS)
         for (size_t r = 0; r < GELU_BATCH; r++) {  // dinp may be dout: all reads before the writes
             if (row + r >= end) break;
             const floatX *x_at = inp + (row + r) * F + col, *d_at = dout + (row + r) * F + col;
-            if (ROW_LANES == 1) __builtin_prefetch(x_at + 4 * W), __builtin_prefetch(d_at + 4 * W, 1);  // of other threads
+            prefetch(x_at + 4 * W), prefetch(d_at + 4 * W);  // for the threads of the next columns
             load_floats<W>(x[r], x_at);
             load_floats<W>(d[r], d_at);
         }
