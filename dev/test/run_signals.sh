@@ -81,13 +81,13 @@ for signal in INT USR1; do
     [ $signal$open_mpi = INT0 ] && continue
     train 4 $slow --tensor 2 --pipeline 2 --steps 100
     await_steps 1
-    sleep 0.3
+    sleep "$(awk "BEGIN { print $step / 4000 }")"
     kill -$signal "$job"
     # mpirun passes an interrupt on a second later, when the next step may be done, and reports the job as failed.
     ends $((step + 2000)) && last=$(steps) && whole "$last"
     status=$?
     [ $signal = INT ] || [ "$code $last" = '0 1' ] || status=1
-    report $status "SIG$signal to mpirun, 300 ms into a step, 4 ranks: code $code after $took ms, step $last saved"
+    report $status "SIG$signal to mpirun, a quarter into a step, 4 ranks: code $code after $took ms, step $last saved"
 done
 
 for signal in INT HUP; do
