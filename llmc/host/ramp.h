@@ -10,7 +10,6 @@
 
 #include <math.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,10 +22,16 @@ typedef struct {
 // Reads "START,INCREMENT,SAMPLES" for a global batch of G. Each size must be a multiple of `unit` sequences, a
 // micro-batch on each data rank. Refuses a ramp that does not end at G.
 static inline bool ramp_parse(Ramp *ramp, const char *text, size_t G, size_t unit, Error *err) {
-    char more;
-    if (text[strspn(text, "0123456789,")] != '\0' ||
-        sscanf(text, "%15zu,%15zu,%15zu%c", &ramp->start, &ramp->increment, &ramp->samples, &more) != 3)
-        return error_set(err, "--ramp needs START,INCREMENT,SAMPLES, three whole numbers, not '%s'", text);
+    size_t *const numbers[] = {&ramp->start, &ramp->increment, &ramp->samples};
+    const char *at = text;
+    for (int i = 0; i < 3; i++) {
+        size_t digits = strspn(at, "0123456789");
+        if (digits == 0 || digits > 15 || at[digits] != (i < 2 ? ',' : '\0')) {
+            return error_set(err, "--ramp needs START,INCREMENT,SAMPLES, three whole numbers, not '%s'", text);
+        }
+        *numbers[i] = (size_t)strtoull(at, NULL, 10);
+        at += digits + 1;
+    }
     size_t start = ramp->start, increment = ramp->increment;
     if (start == 0 || start > G || (start < G && (increment == 0 || (G - start) % increment))) {
         return error_set(err, "--ramp %s: INCREMENTs must lead from START, at least 1, to --global-batch %zu", text, G);
