@@ -84,18 +84,21 @@ $(PROBE): dev/probe.sh
 # with the same results.
 
 WARNINGS := -Wall -Wextra
-# Programs that train on a CPU are compiled to run fast; tests and bf16, which only check, to compile fast. Null
-# pointers and the sizes of objects are left to the address sanitizer, which sees them too.
+# Programs that train on a CPU are compiled to run fast; tests, bf16 and the GPU's shapes and queue, which only check,
+# to compile fast. Null pointers and the sizes of objects are left to the address sanitizer, which sees them too.
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize=null,object-size,vptr -fno-sanitize-recover=all
 QUICK := $(if $(SANITIZE),-Og -g1 $(SANITIZERS),-O1 -ftree-vectorize)
-OPTIMIZE := $(if $(SANITIZE)$(filter bf16,$(PRECISION)),$(QUICK),-O3) $(if $(GDB),-O0 -g)
+OPTIMIZE := $(if $(SANITIZE)$(GPU_SHAPES)$(GPU_QUEUE)$(filter bf16,$(PRECISION)),$(QUICK),-O3) $(if $(GDB),-O0 -g)
 $(DIR)/dev/test/% $(DIR)/test_gpt: OPTIMIZE := $(QUICK)
+# Trainers run the tensor-core kernels on a CPU only in tests; dev/cuda has all capacities.
+FEW := $(if $(filter cpu,$(DEVICE)),-DATTENTION_MMA_CAPACITIES=64$(comma)256)
 ARITHMETIC := -ffp-contract=off -fno-math-errno -fno-trapping-math
 HOST = $(OPTIMIZE) $(NATIVE) $(ARITHMETIC) $(OPENMP)
 # The commit at which a program is built, for its --version: nothing is built again only because it changed.
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 DEFINES := -DVERSION='"$(VERSION)"' -DPRECISION_$(if $(filter bf16,$(PRECISION)),BF16,FP32) $(if $(PROFILE),-include dev/cuda/kernel_times.cuh) \
     $(if $(GPU_SHAPES),-DGPU_SHAPES) $(if $(GPU_QUEUE),-DGPU_QUEUE -Idev/test/gpu)
+$(DIR)/train_% $(DIR)/dev/test/%: DEFINES += $(FEW)
 HOST_LIBS = -Xlinker --as-needed $(CJSON_LIBS) $(PCRE2_LIBS)
 LIBS := $(HOST_LIBS) $(BLAS_LIBS) $(MPI_LIBS)
 DEPENDENCIES = -MMD -MP -MF $@.d -MT $@
@@ -142,7 +145,7 @@ build/tools/%: dev/scale/%.c Makefile $(PROBE)
 	$(C) $(DEPENDENCIES) -o $@ $< $(HOST_LIBS) -lm
 
 # The planner has the bf16 trainer in it.
-build/tools/plan: DEFINES := -DVERSION='"$(VERSION)"' -DPRECISION_BF16
+build/tools/plan: DEFINES := -DVERSION='"$(VERSION)"' -DPRECISION_BF16 $(FEW)
 build/tools/plan: dev/plan/plan.cu Makefile $(PROBE)
 	@mkdir -p $(@D)
 	$(CXX) -x c++ -std=c++17 -O1 $(NATIVE) $(ARITHMETIC) $(OPENMP) $(WARNINGS) -Wno-unused-function -Illmc/cpu \

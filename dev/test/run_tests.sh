@@ -140,10 +140,11 @@ for folder in "$fp32" "$bf16"; do
         run "test_parallel $precision" 1200 "$folder/$parallel" "$folder"
     also=$folder/train_llama run "test_llama $precision" 600 "$folder/$llama" "$folder"
 done
-alone=dev/test/run_explorer.sh  # measures how long the page draws, so nothing else may run beside it
-for script in dev/test/run_*.sh; do
-    [ "$script" = dev/test/run_tests.sh ] || [ "$script" = $alone ] ||
-        also=$(needs "$script") run "$script" 600 "$script" "$fp32"
+script() { also=$(needs "$1") run "$1" 600 "$1" "$fp32"; }
+# The first measures how long a page draws, so it runs at the end, beside scripts that mostly have one thread.
+last=(dev/test/run_explorer.sh dev/test/run_ptx.sh dev/test/run_asm.sh)
+for name in dev/test/run_*.sh; do
+    [[ " dev/test/run_tests.sh ${last[*]} " == *" $name "* ]] || script "$name"
 done
 if [ "$device" = cpu ]; then
     # Libraries keep memory to the end (oneDNN its kernels), so leaks are looked for in the plain C programs
@@ -176,8 +177,9 @@ for name in $(programs dev/cuda/*.cu); do
     run "$name bf16" 300 "$bf16/$name"
     [ "$device" = cpu ] && run "$name fp32, random thread order" 300 CPU_THREAD_ORDER=random:1 "$fp32/$name"
 done
-[ -n "$plan" ] || while [ -n "$(jobs -rp)" ]; do reap; done
-also=$(needs $alone) run $alone 600 $alone "$fp32"
+while [ -z "$plan" ] && [ -n "$(jobs -rp)" ]; do reap; done
+lanes=$((lanes < 2 ? lanes : 2))
+for name in "${last[@]}"; do script "$name"; done
 [ -n "$plan" ] && exit 0
 while [ -n "$(jobs -rp)" ]; do reap; done
 reap

@@ -192,8 +192,7 @@ static inline void cpu_profile(const std::string &name, double seconds) {
 
 // Adds an operation that takes time by itself: a kernel, product, copy or fill, with the cost that was stated for it. A
 // simulation does not run it, and merges successive ones of a stream into one operation.
-template <class Run>
-static inline void cpu_enqueue_work(cudaStream_t stream, const char *name, Run run) {
+inline void cpu_enqueue_work(cudaStream_t stream, const char *name, std::function<bool()> run) {
     CpuRuntime &r = cpu_runtime();
     CpuCost cost = cpu_take_cost();
     if (r.profiling) {

@@ -31,6 +31,11 @@ static inline Attention attention_of(const floatX *qkv, size_t B, size_t T, size
     exit(1);
 }
 
+// Capacities of the tensor-core kernels. The Makefile gives a CPU's trainers fewer: they compile faster.
+#ifndef ATTENTION_MMA_CAPACITIES
+#define ATTENTION_MMA_CAPACITIES 32, 64, 96, 128, 160, 192, 256
+#endif
+
 // Calls launch with the smallest capacity that holds HS channels.
 template <int CAPACITY, int... LARGER, class Launch>
 static inline void attention_capacity(size_t HS, Launch launch) {
@@ -49,7 +54,7 @@ static inline void attention_launch(const Attention &a, const Dropout &drop, boo
     }
 #ifdef PRECISION_BF16
     if (attention_mma_takes(a)) {
-        attention_capacity<32, 64, 96, 128, 160, 192, 256>(a.HS, [&](auto capacity) {
+        attention_capacity<ATTENTION_MMA_CAPACITIES>(a.HS, [&](auto capacity) {
             typedef AttentionMma<decltype(capacity)::value, PAIR> A;
             by_dropout(drop, [&](auto drops) { attention_mma<A, drops>(a, drop, backward, stream); });
         });
