@@ -5,7 +5,7 @@
 //          layer_recomputes, embedding_operations, head_operations
 //
 // Letters as in the trainers: B, T, N = B*T tokens, Nl of a rank under sequence parallelism, C channels, A = C/t of
-// this rank's heads, F of its hidden units. "bytes" must move once: an activation has 2 (4 in fp32), a dropout mask 1.
+// this rank's heads, F of its hidden units. "bytes" must move once: an activation has 2, a dropout mask 1.
 #ifndef DEV_SCALE_LAYER_H
 #define DEV_SCALE_LAYER_H
 
@@ -17,7 +17,7 @@ typedef struct {
     double seconds;  // that the compute stream spends on it: what other operations hide is not in it
 } LayerOp;
 
-enum { OPS_MAX = 64 };
+enum { OPS_MAX = 64, LAYER_WIDTH = 2 };  // bytes of an activation, and of a GEMM's factors: bf16
 typedef struct {
     LayerOp op[OPS_MAX];
     size_t count;
@@ -54,7 +54,6 @@ typedef struct {
     bool sequence_parallel;
     bool add;                   // weight gradients are added to those of earlier micro-batches
     LayerRecompute recompute;
-    CostPrecision precision;
     Placement tensor;           // of the tensor group
     size_t KV;                  // key heads of all tensor ranks together, in a model without biases; 0: NH, and biases
     size_t F;                   // hidden units of the MLP of all tensor ranks together; 0: 4 C
@@ -72,21 +71,20 @@ static inline size_t layer_hidden(const LayerShape *s) { return (s->F ? s->F : 4
 // Bytes of q and k of a rank, which RoPE reads and writes in a model without biases.
 static inline double layer_rope_bytes(const LayerShape *s) {
     double heads = (double)(s->KV ? s->NH + s->KV : 0) * (double)(s->C / s->NH) / (double)s->t;
-    return 2 * precision_bytes(s->precision) * (double)(s->B * s->T) * heads;
+    return 2 * LAYER_WIDTH * (double)(s->B * s->T) * heads;
 }
 
-// GEMMs, collectives and memory-bound kernels of a shape.
-static inline void ops_gemm(OpList *o, const Cluster *c, const LayerShape *s, const char *name, size_t M, size_t N,
-                            size_t K) {
-    ops_add(o, name, TIME_GEMM, cost_gemm(c, M, N, K, s->precision));
+// GEMMs, memory-bound kernels and a shape's collectives.
+static inline void ops_gemm(OpList *o, const Cluster *c, const char *name, size_t M, size_t N, size_t K) {
+    ops_add(o, name, TIME_GEMM, cost_gemm(c, M, N, K, LAYER_WIDTH));
 }
 
-static inline void ops_memory(OpList *o, const Cluster *c, const char *name, MemoryClass kind, double bytes) {
-    ops_add(o, name, TIME_MEMORY, cost_memory(c, kind, bytes));
+static inline void ops_memory(OpList *o, const Cluster *c, const char *name, double share, double bytes) {
+    ops_add(o, name, TIME_MEMORY, cost_memory(c, share, bytes));
 }
 
 static inline double layer_collective(const Cluster *c, const LayerShape *s, CollectiveKind kind) {
-    double bytes = precision_bytes(s->precision) * (double)s->B * (double)s->T * (double)s->C;
+    double bytes = LAYER_WIDTH * (double)s->B * (double)s->T * (double)s->C;
     return cost_collective(c, kind, bytes, s->tensor);
 }
 
@@ -118,7 +116,7 @@ static inline void ops_beside(OpList *o, const Cluster *c, const LayerShape *s, 
 // Then dX is summed over the tensor group, and sequence parallelism gathers X again, which began `before` seconds ago.
 static inline void ops_linear_backward(OpList *o, const Cluster *c, const LayerShape *s, size_t N, size_t n, size_t k,
                                        bool wide, double before) {
-    double input = cost_gemm(c, N, k, n, s->precision), weight = cost_gemm(c, k, n, N, s->precision);
+    double input = cost_gemm(c, N, k, n, LAYER_WIDTH), weight = cost_gemm(c, k, n, N, LAYER_WIDTH);
     CollectiveKind sum = s->sequence_parallel ? COLLECTIVE_REDUCE_SCATTER : COLLECTIVE_ALL_REDUCE;
     const char *name = s->sequence_parallel ? "reduce-scatter" : "all-reduce";
     if (wide && s->sequence_parallel)
@@ -129,30 +127,32 @@ static inline void ops_linear_backward(OpList *o, const Cluster *c, const LayerS
         ops_add(o, "weight gradient", TIME_GEMM, weight);
         if (wide && s->t > 1) ops_add(o, name, TIME_TENSOR, layer_collective(c, s, sum));
     }
-    if (s->add) ops_memory(o, c, "add gradient", MEMORY_ELEMENTWISE, c->accumulate_bytes * (double)n * (double)k);
+    double added = c->accumulate_bytes * (double)n * (double)k;
+    if (s->add) ops_memory(o, c, "add gradient", c->elementwise_efficiency, added);
 }
 
 // A residual and the layernorm behind it over `values` bytes. Fused, one kernel reads the two summands and writes their
 // sum and its layernorm; else a second one reads the sum again.
 static inline double cost_residual_layernorm(const Cluster *c, double values, double elements) {
     double mask = c->dropout * elements;
-    if (c->fused_forward) return cost_memory(c, MEMORY_LAYERNORM_FORWARD, 4 * values + mask);
-    return cost_memory(c, MEMORY_ELEMENTWISE, 3 * values + mask) + cost_memory(c, MEMORY_LAYERNORM_FORWARD, 2 * values);
+    if (c->fused_forward) return cost_memory(c, c->layernorm_forward_efficiency, 4 * values + mask);
+    return cost_memory(c, c->elementwise_efficiency, 3 * values + mask) +
+           cost_memory(c, c->layernorm_forward_efficiency, 2 * values);
 }
 
 // A layernorm's backward over `values` bytes. Fused, one kernel reads gradient and input and writes a gradient; else a
 // second one reads the first two again, for the gradients of the weights.
 static inline double cost_layernorm_backward(const Cluster *c, double values) {
-    return cost_memory(c, MEMORY_LAYERNORM_BACKWARD, (c->fused_backward ? 3 : 5) * values);
+    return cost_memory(c, c->layernorm_backward_efficiency, (c->fused_backward ? 3 : 5) * values);
 }
 
 // Returns the same with the residual's gradient added, the sum that is a bias's gradient, and the mask of dropout.
 // Fused it is one kernel that reads one more.
 static inline double cost_residual_backward(const Cluster *c, double values, double elements) {
-    if (c->fused_backward) return cost_memory(c, MEMORY_LAYERNORM_BACKWARD, 4 * values);
-    return cost_layernorm_backward(c, values) + cost_memory(c, MEMORY_ELEMENTWISE, 3 * values) +
-           cost_memory(c, MEMORY_ELEMENTWISE, values) +
-           cost_memory(c, MEMORY_ELEMENTWISE, c->dropout ? 2 * values + elements : 0);
+    if (c->fused_backward) return cost_memory(c, c->layernorm_backward_efficiency, 4 * values);
+    return cost_layernorm_backward(c, values) + cost_memory(c, c->elementwise_efficiency, 3 * values) +
+           cost_memory(c, c->elementwise_efficiency, values) +
+           cost_memory(c, c->elementwise_efficiency, c->dropout ? 2 * values + elements : 0);
 }
 
 static inline void ops_attention(OpList *o, const Cluster *c, const LayerShape *s, bool backward) {
@@ -163,44 +163,44 @@ static inline void ops_attention(OpList *o, const Cluster *c, const LayerShape *
 // Adds the forward of one layer. Recomputation may leave out attention, and may end before the last GEMM and its sum.
 static inline void ops_layer_forward(OpList *o, const Cluster *c, const LayerShape *s, bool attention, bool ends) {
     size_t N = s->B * s->T, A = s->C / s->t, F = layer_hidden(s);
-    double e = precision_bytes(s->precision), mask = c->dropout;
+    double e = LAYER_WIDTH, mask = c->dropout;
     double rows = (double)(N / (s->sequence_parallel ? s->t : 1)) * (double)s->C, inner = (double)N * (double)A;
-    ops_memory(o, c, "layernorm", MEMORY_LAYERNORM_FORWARD, 2 * e * rows);
+    ops_memory(o, c, "layernorm", c->layernorm_forward_efficiency, 2 * e * rows);
     ops_f_forward(o, c, s);
-    ops_gemm(o, c, s, "qkv", N, layer_qkv(s), s->C);
-    ops_memory(o, c, "rope", MEMORY_ELEMENTWISE, layer_rope_bytes(s));
+    ops_gemm(o, c, "qkv", N, layer_qkv(s), s->C);
+    ops_memory(o, c, "rope", c->elementwise_efficiency, layer_rope_bytes(s));
     if (attention) ops_attention(o, c, s, false);
     // The unfused law's result is (B, NH, T, HS) and is copied to (B, T, NH, HS).
     if (attention && c->attention == ATTENTION_UNFUSED)
-        ops_memory(o, c, "transpose", MEMORY_ELEMENTWISE, 2 * e * inner);
-    ops_gemm(o, c, s, "proj", N, s->C, A);
+        ops_memory(o, c, "transpose", c->elementwise_efficiency, 2 * e * inner);
+    ops_gemm(o, c, "proj", N, s->C, A);
     ops_g_forward(o, c, s);
     ops_add(o, "bias, dropout, residual, layernorm", TIME_MEMORY, cost_residual_layernorm(c, e * rows, rows));
     ops_f_forward(o, c, s);
-    ops_gemm(o, c, s, "fc", N, (1 + s->gate) * F, s->C);
-    ops_memory(o, c, "gelu", MEMORY_SOFTMAX, (2 + s->gate) * e * (double)N * (double)F);
+    ops_gemm(o, c, "fc", N, (1 + s->gate) * F, s->C);
+    ops_memory(o, c, "gelu", c->softmax_efficiency, (2 + s->gate) * e * (double)N * (double)F);
     if (!ends) return;
-    ops_gemm(o, c, s, "fcproj", N, s->C, F);
+    ops_gemm(o, c, "fcproj", N, s->C, F);
     ops_g_forward(o, c, s);
-    ops_memory(o, c, "bias, dropout, residual", MEMORY_ELEMENTWISE, (3 * e + mask) * rows);
+    ops_memory(o, c, "bias, dropout, residual", c->elementwise_efficiency, (3 * e + mask) * rows);
 }
 
 // Adds the backward of one layer, without recomputation.
 static inline void ops_layer_backward(OpList *o, const Cluster *c, const LayerShape *s) {
     size_t N = s->B * s->T, A = s->C / s->t, F = layer_hidden(s);
-    double e = precision_bytes(s->precision);
+    double e = LAYER_WIDTH;
     double rows = (double)(N / (s->sequence_parallel ? s->t : 1)) * (double)s->C, inner = (double)N * (double)A;
     for (int half = 0; half < 2; half++) {  // the MLP, then attention
         ops_g_backward(o, c, s);
         double began = ops_seconds(o, NULL);
         ops_linear_backward(o, c, s, N, s->C, half == 0 ? F : A, false, 0);
-        if (half == 0) ops_memory(o, c, "gelu", MEMORY_SOFTMAX, (3 + 2 * s->gate) * e * (double)N * (double)F);
-        else ops_attention(o, c, s, true), ops_memory(o, c, "rope", MEMORY_ELEMENTWISE, layer_rope_bytes(s));
+        if (half == 0) ops_memory(o, c, "gelu", c->softmax_efficiency, (3 + 2 * s->gate) * e * (double)N * (double)F);
+        else ops_attention(o, c, s, true), ops_memory(o, c, "rope", c->elementwise_efficiency, layer_rope_bytes(s));
         // three matrices of (N, A) gathered into dqkv, and datty transposed
         if (half == 1 && c->attention == ATTENTION_UNFUSED)
-            ops_memory(o, c, "transpose", MEMORY_ELEMENTWISE, (2 + 6) * e * inner);
+            ops_memory(o, c, "transpose", c->elementwise_efficiency, (2 + 6) * e * inner);
         double biases = s->KV ? 0 : e * (double)N * (double)(half == 0 ? F : layer_qkv(s));
-        ops_memory(o, c, "bias gradient", MEMORY_ELEMENTWISE, biases);
+        ops_memory(o, c, "bias gradient", c->elementwise_efficiency, biases);
         bool early = c->gather_early && c->tensor_overlap;
         ops_linear_backward(o, c, s, N, half == 0 ? (1 + s->gate) * F : layer_qkv(s), s->C, true,
                             early ? ops_seconds(o, NULL) - began : 0);
@@ -210,11 +210,11 @@ static inline void ops_layer_backward(OpList *o, const Cluster *c, const LayerSh
 
 // Lists the recomputation before a layer's backward. A whole layer has its attention in it already.
 static inline void layer_recomputes(OpList *o, const Cluster *c, const LayerShape *s) {
-    double gelu = (2 + s->gate) * precision_bytes(s->precision) * (double)(s->B * s->T) * (double)layer_hidden(s);
+    double gelu = (2 + s->gate) * LAYER_WIDTH * (double)(s->B * s->T) * (double)layer_hidden(s);
     o->count = 0;
     bool whole = s->recompute == LAYER_WHOLE;
     if (whole || s->recompute == LAYER_REST) ops_layer_forward(o, c, s, whole, c->recompute_end);
-    if (s->recompute == LAYER_GELU) ops_memory(o, c, "gelu", MEMORY_SOFTMAX, gelu);
+    if (s->recompute == LAYER_GELU) ops_memory(o, c, "gelu", c->softmax_efficiency, gelu);
     if (s->recompute == LAYER_ATTENTION || (c->attention_recompute && !whole)) ops_attention(o, c, s, false);
 }
 
@@ -231,33 +231,33 @@ static inline void layer_operations(OpList *o, const Cluster *c, const LayerShap
 
 // Lookup of tokens and positions with dropout; backward: a scatter into the gradient of this rank's part of wte.
 static inline void embedding_operations(OpList *o, const Cluster *c, const LayerShape *s, bool backward) {
-    double e = precision_bytes(s->precision), table = (double)(s->vocabulary / s->t) * (double)s->C;
+    double e = LAYER_WIDTH, table = (double)(s->vocabulary / s->t) * (double)s->C;
     double whole = (double)(s->B * s->T) * (double)s->C;
     o->count = 0;
     if (backward) {
         ops_g_backward(o, c, s);
-        ops_memory(o, c, "embedding", MEMORY_ELEMENTWISE, 3 * e * whole);
-        if (s->add) ops_memory(o, c, "add gradient", MEMORY_ELEMENTWISE, c->accumulate_bytes * table);
+        ops_memory(o, c, "embedding", c->elementwise_efficiency, 3 * e * whole);
+        if (s->add) ops_memory(o, c, "add gradient", c->elementwise_efficiency, c->accumulate_bytes * table);
         return;
     }
-    ops_memory(o, c, "embedding", MEMORY_ELEMENTWISE, (2 * e + 2 * e + e + (double)c->dropout) * whole);
+    ops_memory(o, c, "embedding", c->elementwise_efficiency, (2 * e + 2 * e + e + (double)c->dropout) * whole);
     ops_g_forward(o, c, s);
 }
 
 // Last layernorm, logits, loss. Backward: its two GEMMs. Megatron recomputes none of it.
 static inline void head_operations(OpList *o, const Cluster *c, const LayerShape *s, bool backward) {
     size_t N = s->B * s->T, V = s->vocabulary / s->t;
-    double e = precision_bytes(s->precision), rows = (double)(N / (s->sequence_parallel ? s->t : 1)) * (double)s->C;
+    double e = LAYER_WIDTH, rows = (double)(N / (s->sequence_parallel ? s->t : 1)) * (double)s->C;
     o->count = 0;
     if (backward) {
         ops_linear_backward(o, c, s, N, V, s->C, true, 0);
         ops_add(o, "layernorm", TIME_MEMORY, cost_layernorm_backward(c, e * rows));
         return;
     }
-    ops_memory(o, c, "layernorm", MEMORY_LAYERNORM_FORWARD, 2 * e * rows);
+    ops_memory(o, c, "layernorm", c->layernorm_forward_efficiency, 2 * e * rows);
     ops_f_forward(o, c, s);
-    ops_gemm(o, c, s, "logits", N, V, s->C);
-    ops_memory(o, c, "classifier", MEMORY_ELEMENTWISE, c->classifier_bytes * (double)N * (double)V);
+    ops_gemm(o, c, "logits", N, V, s->C);
+    ops_memory(o, c, "classifier", c->elementwise_efficiency, c->classifier_bytes * (double)N * (double)V);
     // maximum, sum and target logit of each token, fp32: two all-reduces
     ops_add(o, "all-reduce", TIME_TENSOR, cost_collective(c, COLLECTIVE_ALL_REDUCE, 4.0 * (double)N, s->tensor));
     ops_add(o, "all-reduce", TIME_TENSOR, cost_collective(c, COLLECTIVE_ALL_REDUCE, 8.0 * (double)N, s->tensor));

@@ -134,7 +134,7 @@ static inline void step_make_pieces(const Cluster *c, const StepLayout *r, Place
     bool split = step_split(r);
     if (split) alone.tensor_overlap = false;
     LayerShape s = {r->micro_batch, r->T, r->C, r->NH, r->t, r->vocabulary, r->sequence_parallel, false, r->recompute,
-                    COST_BF16, tensor, r->KV, r->F, r->gate};
+                    tensor, r->KV, r->F, r->gate};
     for (int kind = STEP_FORWARD; kind <= STEP_BACKWARD; kind++)
         for (int later = 0; later < 2; later++) {
             s.add = later && !r->shard;
@@ -278,7 +278,7 @@ static inline void step_data(const Cluster *c, const StepLayout *r, const Grid *
     *sum = cost_collective(c, r->zero ? COLLECTIVE_REDUCE_SCATTER : COLLECTIVE_ALL_REDUCE, bytes, data);
     *gather = r->zero ? cost_collective(c, COLLECTIVE_ALL_GATHER, 2 * parameters, data) : 0;
     double owned = parameters / (double)(r->zero || r->shard ? r->d : 1);
-    *update = cost_memory(c, MEMORY_OPTIMIZER, c->optimizer_bytes * owned);
+    *update = cost_memory(c, c->optimizer_efficiency, c->optimizer_bytes * owned);
 }
 
 // Sums over data ranks, over the two uses of the embedding, and the update. All stages wait for the gradient norm. With
@@ -359,7 +359,7 @@ static inline double step_send(const Cluster *c, const StepLayout *r, const Grid
     size_t from = (size_t)grid_rank_at(g, 0, g->d_rank, stage),
            to = (size_t)grid_rank_at(g, 0, g->d_rank, (stage + 1) % r->p), between = from < to ? to - from : from - to;
     if (between > r->ranks - between) between = r->ranks - between;
-    return cost_send_between(c, step_message(r), from, to, between);
+    return cost_send(c, step_message(r), from, to, between);
 }
 
 // FSDP: a rank keeps 1/d of each layer. The next layer's weights are gathered beside a layer, in forward and, with
@@ -377,7 +377,7 @@ static inline void step_sharded(const Cluster *c, const StepLayout *r, size_t m,
     double layer = (all - ends) / (double)r->layers;
     double gather = cost_collective(c, COLLECTIVE_ALL_GATHER, 2 * layer, data);
     double scatter = cost_collective(c, COLLECTIVE_REDUCE_SCATTER, c->gradient_bytes * layer, data);
-    double added = cost_memory(c, MEMORY_ELEMENTWISE, c->accumulate_bytes * layer / (double)r->d);
+    double added = cost_memory(c, c->elementwise_efficiency, c->accumulate_bytes * layer / (double)r->d);
     double now = cost_collective(c, COLLECTIVE_ALL_GATHER, 2 * ends, data), network = now + gather;
     double *part = out->parts, next;
     memset(out, 0, sizeof *out);
@@ -406,7 +406,7 @@ static inline void step_sharded(const Cluster *c, const StepLayout *r, size_t m,
         }
     network = fmax(network, now) + cost_collective(c, COLLECTIVE_REDUCE_SCATTER, c->gradient_bytes * ends, data);
     part[TIME_DATA] += network - now;
-    part[TIME_OPTIMIZER] = cost_memory(c, MEMORY_OPTIMIZER, c->optimizer_bytes * all / (double)r->d);
+    part[TIME_OPTIMIZER] = cost_memory(c, c->optimizer_efficiency, c->optimizer_bytes * all / (double)r->d);
     part[TIME_HOST] += c->host_step;
     for (int n = 0; n < TIME_PARTS; n++) out->seconds += part[n];
 }

@@ -123,11 +123,10 @@ static void test_costs() {
     CUDA_CHECK(cudaMalloc(&y, 1 << 20));
     matmul_create(&matmul, streams[0]);
     CUDA_CHECK(cudaMemset(x, 0, 1 << 20));
-    CostPrecision precision = sizeof(floatX) == 4 ? COST_FP32 : COST_BF16;
     begin();
     matmul_forward(&matmul, x + 100000, x, x + 50000, NULL, N, K, M);
     CUDA_CHECK(cudaDeviceSynchronize());
-    check(&totals, at(0) == 1000 + cpu_ns(fmax(1e-7, cost_gemm(c, N, M, K, precision))), "a matrix product: %zu ns",
+    check(&totals, at(0) == 1000 + cpu_ns(fmax(1e-7, cost_gemm(c, N, M, K, sizeof(floatX)))), "a matrix product: %zu ns",
           (size_t)at(0));
     begin();
     attention_forward(x + 100000, y, x, 2, 16, 32, 2, streams[0]);

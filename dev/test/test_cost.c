@@ -163,44 +163,45 @@ static Cluster simple(void) {
 static void test_gemm(Check *c) {
     Cluster x = simple();
     // one tile keeps one of 10 multiprocessors busy: 2 * 128 * 128 * 10000 FLOPs at 1e11
-    check(c, near(cost_gemm(&x, 128, 128, 10000, COST_BF16), 3.2768e-3), "a GEMM of one tile");
-    check(c, near(cost_gemm(&x, 1280, 1280, 10000, COST_BF16), 3.2768e-2), "100 tiles on 10 multiprocessors");
-    check(c, near(cost_gemm(&x, 1280, 1280, 10000, COST_FP32), 3.2768e-1), "in fp32, at its own peak");
-    check(c, near(cost_gemm(&x, 1281, 1280, 10000, COST_BF16), 3.2768e-2 * 1.1), "a row more is a row of tiles more");
+    check(c, near(cost_gemm(&x, 128, 128, 10000, 2), 3.2768e-3), "a GEMM of one tile");
+    check(c, near(cost_gemm(&x, 1280, 1280, 10000, 2), 3.2768e-2), "100 tiles on 10 multiprocessors");
+    check(c, near(cost_gemm(&x, 1280, 1280, 10000, 4), 3.2768e-1), "in fp32, at its own peak");
+    check(c, near(cost_gemm(&x, 1281, 1280, 10000, 2), 3.2768e-2 * 1.1), "a row more is a row of tiles more");
     x.gemm_wave = 1;
-    check(c, near(cost_gemm(&x, 1281, 1280, 10000, COST_BF16), 3.2768e-2 * 1.1), "which is a whole wave");
-    check(c, near(cost_gemm(&x, 11 * 128, 128, 10000, COST_BF16), 3.2768e-3 * 2), "11 tiles are two waves");
+    check(c, near(cost_gemm(&x, 1281, 1280, 10000, 2), 3.2768e-2 * 1.1), "which is a whole wave");
+    check(c, near(cost_gemm(&x, 11 * 128, 128, 10000, 2), 3.2768e-3 * 2), "11 tiles are two waves");
     x.gemm_wave = 0.5;
-    check(c, near(cost_gemm(&x, 11 * 128, 128, 10000, COST_BF16), 3.2768e-3 * 1.55), "or what the law says");
+    check(c, near(cost_gemm(&x, 11 * 128, 128, 10000, 2), 3.2768e-3 * 1.55), "or what the law says");
     x = simple();
     x.gemm_start = 1, x.gemm_depth = 10000, x.gemm_efficiency = 0.5, x.gemm_sustained = 0.5;
-    check(c, near(cost_gemm(&x, 128, 128, 10000, COST_BF16), 1 + 3.2768e-3 * 8), "start-up, depth, efficiency, clock");
+    check(c, near(cost_gemm(&x, 128, 128, 10000, 2), 1 + 3.2768e-3 * 8), "start-up, depth, efficiency, clock");
     x = simple();
     x.hbm_bandwidth = 1e9;
-    check(c, near(cost_gemm(&x, 1280, 1280, 128, COST_BF16), 2e-9 * (2 * 1280 * 128 + 1280 * 1280)), "bound by memory");
-    check(c, cost_gemm(&x, 0, 128, 128, COST_BF16) == 0, "an empty GEMM is none");
+    check(c, near(cost_gemm(&x, 1280, 1280, 128, 2), 2e-9 * (2 * 1280 * 128 + 1280 * 1280)), "bound by memory");
+    check(c, cost_gemm(&x, 0, 128, 128, 2) == 0, "an empty GEMM is none");
     x = simple();
-    double aligned = cost_gemm(&x, 1280, 1280, 256, COST_BF16);
+    double aligned = cost_gemm(&x, 1280, 1280, 256, 2);
     x.gemm_step = 128;
-    check(c, near(cost_gemm(&x, 1280, 1280, 160, COST_BF16), aligned) &&
-                 near(cost_gemm(&x, 1280, 1280, 192, COST_BF16), aligned * 0.75),
+    check(c, near(cost_gemm(&x, 1280, 1280, 160, 2), aligned) &&
+                 near(cost_gemm(&x, 1280, 1280, 192, 2), aligned * 0.75),
           "a K of 160 costs two steps of 128, one of 192, which 64 divides, no more than itself");
     x = simple();
     bool up = true;
     x.gemm_wave = 0.4;
     for (size_t n = 1; n < 3000; n += 7)
-        up = up && cost_gemm(&x, n + 7, 999, 512, COST_BF16) >= cost_gemm(&x, n, 999, 512, COST_BF16) &&
-             cost_gemm(&x, 999, n + 7, 512, COST_BF16) >= cost_gemm(&x, 999, n, 512, COST_BF16) &&
-             cost_gemm(&x, 999, 512, n + 7, COST_BF16) > cost_gemm(&x, 999, 512, n, COST_BF16);
+        up = up && cost_gemm(&x, n + 7, 999, 512, 2) >= cost_gemm(&x, n, 999, 512, 2) &&
+             cost_gemm(&x, 999, n + 7, 512, 2) >= cost_gemm(&x, 999, n, 512, 2) &&
+             cost_gemm(&x, 999, 512, n + 7, 2) > cost_gemm(&x, 999, 512, n, 2);
     check(c, up, "no GEMM is faster than a smaller one");
 }
 
 static void test_memory_and_attention(Check *c) {
     Cluster x = simple();
     x.launch_device = 1, x.softmax_efficiency = 0.5, x.elementwise_efficiency = 0.25;
-    check(c, near(cost_memory(&x, MEMORY_ELEMENTWISE, 1e12), 5) && near(cost_memory(&x, MEMORY_SOFTMAX, 1e12), 3) &&
-                 near(cost_memory(&x, MEMORY_OPTIMIZER, 1e12), 2), "bytes at the share of their class");
-    check(c, cost_memory(&x, MEMORY_LAYERNORM_FORWARD, 0) == 0, "no bytes, no kernel");
+    check(c, near(cost_memory(&x, x.elementwise_efficiency, 1e12), 5) &&
+                 near(cost_memory(&x, x.softmax_efficiency, 1e12), 3) &&
+                 near(cost_memory(&x, x.optimizer_efficiency, 1e12), 2), "bytes at the share of their class");
+    check(c, cost_memory(&x, x.layernorm_forward_efficiency, 0) == 0, "no bytes, no kernel");
     x = simple();
     // 2 sequences, 3 heads of 64, T = 1000: 4 * 2 * 3 * 1e6 * 64 / 2 FLOPs, backward 2.5 times that
     check(c, near(cost_attention(&x, ATTENTION_FLASH, false, 2, 1000, 3, 64), 7.68e-4), "flash forward");
@@ -296,8 +297,8 @@ static void test_networks(Check *c) {
                  near(cost_collective(&all, COLLECTIVE_ALL_REDUCE, 8e9, across), 8e9 / (1e8 / 8)) &&
                  near(cost_collective(&all, COLLECTIVE_ALL_REDUCE, 8e10, inside), 14),
           "with InfiniBand, by an Ethernet card that 8 groups share, by NVLink in a node that has Ethernet");
-    check(c, near(cost_send_between(&all, 1e9, 0, 8, 8), 1) && near(cost_send_between(&all, 1e9, 8, 16, 8), 3 + 80) &&
-                 near(cost_send_between(&all, 1e9, 16, 23, 1), 0.25),
+    check(c, near(cost_send(&all, 1e9, 0, 8, 8), 1) && near(cost_send(&all, 1e9, 8, 16, 8), 3 + 80) &&
+                 near(cost_send(&all, 1e9, 16, 23, 1), 0.25),
           "and so do messages");
     // p = 2, d = 16: stage 0 has the nodes with InfiniBand, stage 1 one with RoCE and one with Ethernet
     StepLayout r = {32, 5, 1024, 16, 256, 128, 32, 1, 1, 2, 16, 1, LAYER_KEEPS, false, false, false,
@@ -400,19 +401,21 @@ static void test_collectives(Check *c) {
           "with one, which is for groups across nodes only");
     two.alone = false;
     check(c, near(cost_collective(&x, COLLECTIVE_ALL_REDUCE, 8e10, two), 18.75), "and others keep theirs");
-    check(c, near(cost_send(&x, 8e9, true, 8), 2) && near(cost_send(&x, 8e9, false, 1), 8) &&
-                 near(cost_send(&x, 8e9, false, 8), 8) && near(cost_send(&x, 8e9, false, 16), 16),
+    half = x;
+    half.nics_per_node /= 2;
+    check(c, near(cost_send(&x, 8e9, 0, 1, 8), 2) && near(cost_send(&x, 8e9, 0, 8, 1), 8) &&
+                 near(cost_send(&x, 8e9, 0, 8, 8), 8) && near(cost_send(&half, 8e9, 0, 8, 8), 16),
           "messages in a node, by a NIC, by a NIC for two");
     x.gpus_per_island = 16, x.island_bandwidth = 1e9, x.island_latency = 5;
     Placement wide = placement_stride(&x, 0, 16, 2, 32), near_by = placement_stride(&x, 0, 8, 2, 32);
     check(c, wide.islands == 2 && wide.crossing == 16 && near_by.islands == 1 && near_by.crossing == 0,
           "groups that reach both islands are told from those that do not");
     check(c, near(cost_collective(&x, COLLECTIVE_ALL_REDUCE, 1e9, wide), 10 + 16), "16 groups share the islands' link");
-    check(c, near(cost_send_between(&x, 1e9, 0, 16, 16), 5 + 16) && near(cost_send_between(&x, 8e9, 0, 8, 8), 8),
+    check(c, near(cost_send(&x, 1e9, 0, 16, 16), 5 + 16) && near(cost_send(&x, 8e9, 0, 8, 8), 8),
           "and so do 16 messages");
     x = simple();
     x.nic_latency = 3, x.node_p2p_latency = 1;
-    check(c, near(cost_send(&x, 8e9, true, 8), 3) && near(cost_send(&x, 8e9, false, 8), 11), "and their latency");
+    check(c, near(cost_send(&x, 8e9, 0, 1, 8), 3) && near(cost_send(&x, 8e9, 0, 8, 8), 11), "and their latency");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -420,7 +423,7 @@ static void test_collectives(Check *c) {
 
 static void test_layers(Check *c) {
     Cluster x = simple();
-    LayerShape s = {2, 1024, 1024, 16, 1, 1024, false, false, LAYER_KEEPS, COST_BF16,
+    LayerShape s = {2, 1024, 1024, 16, 1, 1024, false, false, LAYER_KEEPS,
                     placement_stride(&x, 0, 1, 1, 8), 0, 0, false};
     OpList o;
     double groups[TIME_PARTS] = {0}, sum = 0;
@@ -428,8 +431,8 @@ static void test_layers(Check *c) {
     double forward = ops_seconds(&o, groups);
     for (int g = 0; g < TIME_PARTS; g++) sum += groups[g];
     check(c, near(sum, forward) && groups[TIME_TENSOR] == 0, "groups sum to the layer, and t = 1 sends nothing");
-    double gemms = cost_gemm(&x, 2048, 3072, 1024, COST_BF16) + cost_gemm(&x, 2048, 1024, 1024, COST_BF16) +
-                   cost_gemm(&x, 2048, 4096, 1024, COST_BF16) + cost_gemm(&x, 2048, 1024, 4096, COST_BF16);
+    double gemms = cost_gemm(&x, 2048, 3072, 1024, 2) + cost_gemm(&x, 2048, 1024, 1024, 2) +
+                   cost_gemm(&x, 2048, 4096, 1024, 2) + cost_gemm(&x, 2048, 1024, 4096, 2);
     check(c, near(groups[TIME_GEMM], gemms), "its four GEMMs");
     layer_operations(&o, &x, &s, true);
     double backward = ops_seconds(&o, NULL);
@@ -438,7 +441,7 @@ static void test_layers(Check *c) {
     check(c, near(ops_seconds(&o, NULL), forward + backward), "recomputation is a forward more");
     x.recompute_end = false;
     layer_operations(&o, &x, &s, true);
-    double less = cost_gemm(&x, 2048, 1024, 4096, COST_BF16) + cost_memory(&x, MEMORY_ELEMENTWISE, 6.0 * 2048 * 1024);
+    double less = cost_gemm(&x, 2048, 1024, 4096, 2) + cost_memory(&x, x.elementwise_efficiency, 6.0 * 2048 * 1024);
     check(c, near(ops_seconds(&o, NULL), forward + backward - less), "less its end, where a trainer leaves that out");
     s.recompute = LAYER_ATTENTION;
     layer_operations(&o, &x, &s, true);
@@ -459,14 +462,14 @@ static void test_layers(Check *c) {
     x.fused_backward = true, s.recompute = LAYER_KEEPS;
     layer_operations(&o, &x, &s, true);
     double rows = 2.0 * 2048 * 1024;
-    check(c, near(ops_seconds(&o, NULL), backward - 2 * (cost_memory(&x, MEMORY_LAYERNORM_BACKWARD, rows) +
-                                                         cost_memory(&x, MEMORY_ELEMENTWISE, 4 * rows))),
+    check(c, near(ops_seconds(&o, NULL), backward - 2 * (cost_memory(&x, x.layernorm_backward_efficiency, rows) +
+                                                         cost_memory(&x, x.elementwise_efficiency, 4 * rows))),
           "a fused backward of layernorm and residual moves half as much");
     x.fused_backward = false, x.fused_forward = true;
     layer_operations(&o, &x, &s, false);
-    check(c, near(ops_seconds(&o, NULL), forward - cost_memory(&x, MEMORY_ELEMENTWISE, 3 * rows) -
-                                             cost_memory(&x, MEMORY_LAYERNORM_FORWARD, 2 * rows) +
-                                             cost_memory(&x, MEMORY_LAYERNORM_FORWARD, 4 * rows)),
+    check(c, near(ops_seconds(&o, NULL), forward - cost_memory(&x, x.elementwise_efficiency, 3 * rows) -
+                                             cost_memory(&x, x.layernorm_forward_efficiency, 2 * rows) +
+                                             cost_memory(&x, x.layernorm_forward_efficiency, 4 * rows)),
           "a fused residual and layernorm reads their sum once less");
     x.fused_forward = false;
 

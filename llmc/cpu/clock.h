@@ -92,7 +92,7 @@ static inline double cpu_attention_seconds(const Cluster *c, const KernelWork *w
     double seconds = cost_attention(c, c->attention, backward, w->B, w->T, w->NH, w->HS);
     if (w->width == 4) seconds = c->launch_device + (seconds - c->launch_device) * c->peak_bf16 / c->peak_fp32;
     double copied = (double)(w->B * w->T * w->NH * w->HS * w->width) * (backward ? 8 : 2);
-    return c->attention == ATTENTION_FLASH ? seconds : seconds + cost_memory(c, MEMORY_ELEMENTWISE, copied);
+    return c->attention == ATTENTION_FLASH ? seconds : seconds + cost_memory(c, c->elementwise_efficiency, copied);
 }
 
 // Returns the seconds of a kernel on a device of the cluster.
@@ -101,22 +101,22 @@ static inline double cpu_kernel_seconds(const Cluster *c, const KernelWork *w) {
     switch (w->kind) {
         case KERNEL_GEMM: {
             double add = w->accumulates ? c->accumulate_bytes * (double)w->M * (double)w->N : 0;
-            return cost_gemm(c, w->M, w->N, w->K, w->width == 4 ? COST_FP32 : COST_BF16) +
-                   cost_memory(c, MEMORY_ELEMENTWISE, add);
+            return cost_gemm(c, w->M, w->N, w->K, w->width) +
+                   cost_memory(c, c->elementwise_efficiency, add);
         }
         case KERNEL_ATTENTION_FORWARD: case KERNEL_ATTENTION_BACKWARD: return cpu_attention_seconds(c, w);
-        case KERNEL_RESIDUAL: return cost_memory(c, MEMORY_ELEMENTWISE, bytes + c->dropout * w->elements);
-        case KERNEL_EXPONENTIAL: return cost_memory(c, MEMORY_SOFTMAX, bytes);
+        case KERNEL_RESIDUAL: return cost_memory(c, c->elementwise_efficiency, bytes + c->dropout * w->elements);
+        case KERNEL_EXPONENTIAL: return cost_memory(c, c->softmax_efficiency, bytes);
         case KERNEL_RESIDUAL_LAYERNORM:
-            return cost_memory(c, MEMORY_LAYERNORM_FORWARD, bytes + c->dropout * w->elements);
-        case KERNEL_LAYERNORM_FORWARD: return cost_memory(c, MEMORY_LAYERNORM_FORWARD, bytes);
-        case KERNEL_LAYERNORM_BACKWARD: return cost_memory(c, MEMORY_LAYERNORM_BACKWARD, bytes);
+            return cost_memory(c, c->layernorm_forward_efficiency, bytes + c->dropout * w->elements);
+        case KERNEL_LAYERNORM_FORWARD: return cost_memory(c, c->layernorm_forward_efficiency, bytes);
+        case KERNEL_LAYERNORM_BACKWARD: return cost_memory(c, c->layernorm_backward_efficiency, bytes);
         case KERNEL_CLASSIFIER_FORWARD: case KERNEL_CLASSIFIER_BACKWARD:
-            return cost_memory(c, MEMORY_ELEMENTWISE, c->classifier_bytes / 2 * w->elements);
-        case KERNEL_OPTIMIZER: return cost_memory(c, MEMORY_OPTIMIZER, c->optimizer_bytes * w->elements);
+            return cost_memory(c, c->elementwise_efficiency, c->classifier_bytes / 2 * w->elements);
+        case KERNEL_OPTIMIZER: return cost_memory(c, c->optimizer_efficiency, c->optimizer_bytes * w->elements);
         case KERNEL_COPY: return c->launch_device + bytes / c->nic_bandwidth;  // over PCIe, as to a NIC
         case KERNEL_NONE: return 0;
-        default: return cost_memory(c, MEMORY_ELEMENTWISE, bytes);
+        default: return cost_memory(c, c->elementwise_efficiency, bytes);
     }
 }
 

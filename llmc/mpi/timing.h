@@ -60,7 +60,7 @@ inline double clock_message_seconds(const ncclComm *comm, double bytes, int peer
     const CommClock *c = &comm->clock;
     size_t a = c->ranks[(size_t)comm->rank], b = c->ranks[(size_t)peer];
     size_t between = a < b ? b - a : a - b, around = c->world - between;
-    return cost_send_between(cluster, bytes, a, b, std::min(between, around));
+    return cost_send(cluster, bytes, a, b, std::min(between, around));
 }
 
 // Returns the seconds of a group: collectives of one kind are one collective over all of their bytes. Messages begin
@@ -86,10 +86,9 @@ inline double clock_seconds(const Group *g) {
             message = std::max(message, latency + way);
         }
     }
-    static const CollectiveKind kinds[] = {COLLECTIVE_ALL_REDUCE, COLLECTIVE_REDUCE_SCATTER, COLLECTIVE_ALL_GATHER,
-                                           COLLECTIVE_BROADCAST};
     for (int kind = NCCL_MPI_ALL_REDUCE; kind <= NCCL_MPI_BROADCAST; kind++)
-        if (bytes[kind] > 0) seconds += cost_collective(cluster, kinds[kind], bytes[kind], g->comm->clock.place);
+        if (bytes[kind] > 0)
+            seconds += cost_collective(cluster, (CollectiveKind)kind, bytes[kind], g->comm->clock.place);
     return std::max(seconds, message);
 }
 

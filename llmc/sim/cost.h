@@ -1,8 +1,7 @@
 // cost.h: the seconds of one operation on a device of a described cluster.
 //
-// defines: TimePart, time_part_name, CostPrecision, cost_gemm, cost_attention_gemms, cost_softmax, cost_attention,
-//          MemoryClass, cost_memory, Placement, placement_ranks, placement_among, CollectiveKind, cost_collective,
-//          cost_send, cost_send_between, cost_band
+// defines: TimePart, time_part_name, cost_band, cost_memory, cost_gemm, cost_attention_gemms, cost_softmax,
+//          cost_attention, Placement, placement_ranks, placement_among, CollectiveKind, cost_collective, cost_send
 //
 // It knows no models, layouts, streams or schedules. Every function is pure: same arguments, same bits.
 #ifndef LLMC_SIM_COST_H
@@ -23,8 +22,6 @@ static inline const char *time_part_name(TimePart part) {
     return names[part];
 }
 
-typedef enum { COST_FP32, COST_BF16 } CostPrecision;
-
 // Returns {low, high} of a job's size: by so many % published steps are longer than predicted, from the 10th to the
 // 90th percentile. `make scale` prints the table, and a test compares.
 static inline const double *cost_band(double gpus) {
@@ -32,10 +29,9 @@ static inline const double *cost_band(double gpus) {
     return bands[(gpus > 8) + (gpus > 64) + (gpus > 256) + (gpus > 1024)];
 }
 
-static inline double precision_bytes(CostPrecision precision) { return precision == COST_FP32 ? 4 : 2; }
-
-// Returns the seconds of a kernel that moves these bytes at a share of the memory's bandwidth.
-static inline double cost_bytes(const Cluster *c, double share, double bytes) {
+// Returns the seconds of a kernel that moves these bytes at a share of the memory's bandwidth, one of the cluster's
+// efficiencies.
+static inline double cost_memory(const Cluster *c, double share, double bytes) {
     return bytes <= 0 ? 0 : c->launch_device + bytes / (share * c->hbm_bandwidth);
 }
 
@@ -45,14 +41,14 @@ static inline double cost_waves(const Cluster *c, double tiles) {
     return fmax(even, 1) * (1 - c->gemm_wave) + whole * c->gemm_wave;
 }
 
-// Returns the seconds of (M, K) x (K, N): start-up, then waves of 128 x 128 or 256 x 128 tiles of the output, the
-// faster. gemm_depth is the cost of a tile besides its K steps: filling the pipeline, writing the result. The lower
-// bound is reading and writing the three matrices once. An unaligned K costs whole steps. Fitted on 7371 (A100) and
-// 8775 (GH200) timed shapes: doc/virtual_time.md, "GEMM".
-static inline double cost_gemm(const Cluster *c, size_t M, size_t N, size_t K, CostPrecision precision) {
+// Returns the seconds of (M, K) x (K, N), of elements of `width` bytes: start-up, then waves of 128 x 128 or 256 x 128
+// tiles of the output, the faster. gemm_depth is the cost of a tile besides its K steps: filling the pipeline, writing
+// the result. The lower bound is reading and writing the three matrices once. An unaligned K costs whole steps. Fitted
+// on 7371 (A100) and 8775 (GH200) timed shapes: doc/virtual_time.md, "GEMM".
+static inline double cost_gemm(const Cluster *c, size_t M, size_t N, size_t K, size_t width) {
     if (M == 0 || N == 0 || K == 0) return 0;
     double m = (double)M, n = (double)N, k = (double)K;
-    double peak = precision == COST_BF16 ? c->peak_bf16 : c->peak_fp32;
+    double peak = width == 4 ? c->peak_fp32 : c->peak_bf16;
     double rate = peak * c->gemm_efficiency * c->gemm_sustained / c->sms;  // FLOP/s of one multiprocessor
     double depth = c->gemm_step > 0 && fmod(k, c->gemm_step / 2) != 0 ? ceil(k / c->gemm_step) * c->gemm_step : k;
     static const double tile[3][2] = {{128, 128}, {256, 128}, {128, 256}};
@@ -61,7 +57,7 @@ static inline double cost_gemm(const Cluster *c, size_t M, size_t N, size_t K, C
         double tiles = ceil(m / tile[i][0]) * ceil(n / tile[i][1]);
         best = fmin(best, cost_waves(c, tiles) * 2 * tile[i][0] * tile[i][1] * (depth + c->gemm_depth) / rate);
     }
-    double memory = precision_bytes(precision) * (m * k + k * n + m * n) / c->hbm_bandwidth;
+    double memory = (double)width * (m * k + k * n + m * n) / c->hbm_bandwidth;
     return c->gemm_start + fmax(best, memory);
 }
 
@@ -88,8 +84,8 @@ static inline double cost_attention_gemms(const Cluster *c, size_t B, size_t T, 
 // half and writes the whole matrix; backward reads two halves. Dropout reads 2 bytes, writes 2 and moves 1 of a mask.
 static inline double cost_softmax(const Cluster *c, size_t B, size_t T, size_t NH, bool backward) {
     double elements = (double)B * (double)NH * (double)T * (double)T;
-    double time = cost_bytes(c, c->softmax_efficiency, elements * (backward ? 4 : 3));
-    return time + (c->dropout ? cost_bytes(c, c->elementwise_efficiency, elements * 5) : 0);
+    double time = cost_memory(c, c->softmax_efficiency, elements * (backward ? 4 : 3));
+    return time + (c->dropout ? cost_memory(c, c->elementwise_efficiency, elements * 5) : 0);
 }
 
 // Returns the seconds of causal self-attention of B sequences of T tokens, NH heads (of this rank) of HS channels.
@@ -102,16 +98,6 @@ static inline double cost_attention(const Cluster *c, int law, bool backward, si
     double flops = 4.0 * (double)B * (double)NH * (double)T * (double)T * (double)HS / 2;
     double rate = backward ? c->flash_backward[HS > 64] : c->flash_forward[HS > 64];
     return c->launch_device + (backward ? 2.5 : 1) * flops / rate;
-}
-
-// Kernels bound by memory bandwidth. MEMORY_SOFTMAX: with an exponential for each element, as GELU has too.
-typedef enum { MEMORY_ELEMENTWISE, MEMORY_LAYERNORM_FORWARD, MEMORY_LAYERNORM_BACKWARD, MEMORY_SOFTMAX,
-               MEMORY_OPTIMIZER } MemoryClass;
-
-static inline double cost_memory(const Cluster *c, MemoryClass kind, double bytes) {
-    const double shares[] = {c->elementwise_efficiency, c->layernorm_forward_efficiency,
-                             c->layernorm_backward_efficiency, c->softmax_efficiency, c->optimizer_efficiency};
-    return cost_bytes(c, shares[kind], bytes);
 }
 
 // The places of a group's ranks.
@@ -155,7 +141,8 @@ static inline Placement placement_among(Placement place, size_t groups) {
     return place;
 }
 
-typedef enum { COLLECTIVE_ALL_REDUCE, COLLECTIVE_ALL_GATHER, COLLECTIVE_REDUCE_SCATTER, COLLECTIVE_BROADCAST
+// In the order of llmc/mpi/types.h.
+typedef enum { COLLECTIVE_ALL_REDUCE, COLLECTIVE_REDUCE_SCATTER, COLLECTIVE_ALL_GATHER, COLLECTIVE_BROADCAST
 } CollectiveKind;
 
 // Returns the bytes/s of a group's rings. Inside a node it is the switch's bandwidth, which small groups do not reach.
@@ -198,19 +185,14 @@ static inline double cost_collective(const Cluster *c, CollectiveKind kind, doub
     return fmin(latency + transfer, c->small_latency * latency + transfer / c->small_bandwidth);
 }
 
-// Returns the seconds of a message. `sharing` ranks of the node send across nodes at the same time and share its NICs.
-static inline double cost_send(const Cluster *c, double bytes, bool same_node, size_t sharing) {
-    if (same_node) return c->node_p2p_latency + bytes / c->node_p2p_bandwidth;
-    double share = fmin(1, c->nics_per_node / (double)(sharing ? sharing : 1));
-    return c->nic_latency + bytes / (share * c->nic_bandwidth);
-}
-
-// Returns the same by the two ranks' places, while the `sharing` ranks beside the sender send as far. Between islands
-// all of them share one link.
-static inline double cost_send_between(const Cluster *c, double bytes, size_t from, size_t to, size_t sharing) {
+// Returns the seconds of a message between two ranks. `sharing` ranks beside the sender send as far at the same time:
+// those of a node share its NICs. Between islands all of them share one link.
+static inline double cost_send(const Cluster *c, double bytes, size_t from, size_t to, size_t sharing) {
     size_t node = (size_t)c->gpus_per_node, island = (size_t)c->gpus_per_island;
+    if (from / node == to / node) return c->node_p2p_latency + bytes / c->node_p2p_bandwidth;
     Cluster there = cluster_over(c, cluster_network(c, from, to));
-    double seconds = cost_send(&there, bytes, from / node == to / node, sharing < node ? sharing : node);
+    double share = fmin(1, there.nics_per_node / (double)(sharing < node ? sharing : node));
+    double seconds = there.nic_latency + bytes / (share * there.nic_bandwidth);
     if (cluster_island(c, from) == cluster_island(c, to)) return seconds;
     double link = bytes * (double)(sharing < island ? sharing : island) / c->island_bandwidth;
     return c->island_latency + fmax(seconds, link);
