@@ -7,8 +7,8 @@
 //
 // defines: GPTConfig, padded_vocabulary, Split, Init, TensorKind, MAX_KINDS, TENSOR_*, TensorSpec, ModelSpec, GPT2,
 //          config_spec, count_tensors, Shard, shard_whole, Tensor, tensor_describe, tensor_is_tied, tensor_by_id,
-//          ParamTable, table_make, bucket_of_experts, table_make_tensor, table_make_whole, table_free, table_find,
-//          table_offset, table_largest, Run, tensor_run_count, tensor_run, count_parameters, count_flops
+//          ParamTable, table_make, bucket_of_experts, table_make_whole, table_free, table_find, table_offset,
+//          table_largest, Run, tensor_run_count, tensor_run, count_parameters, count_flops
 #ifndef LLMC_MODEL_H
 #define LLMC_MODEL_H
 
@@ -273,15 +273,11 @@ static inline Tensor tensor_by_id(const GPTConfig *g, size_t id) {
     return tensor_describe(g, id - layer * in_layer, layer, 1, 0);
 }
 
-// The table of all layers, as tensor rank t_rank of t holds them.
-static inline ParamTable table_make_tensor(const GPTConfig *g, size_t t, size_t t_rank) {
-    Shard shard = shard_whole(g);
-    shard.t = t, shard.t_rank = t_rank;
-    return table_make(g, &shard);
-}
-
 // The table of the whole model on one rank.
-static inline ParamTable table_make_whole(const GPTConfig *g) { return table_make_tensor(g, 1, 0); }
+static inline ParamTable table_make_whole(const GPTConfig *g) {
+    Shard whole = shard_whole(g);
+    return table_make(g, &whole);
+}
 
 static inline void table_free(ParamTable *table) {
     free(table->tensors);

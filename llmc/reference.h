@@ -90,10 +90,6 @@ static inline void reference_find(const Reference *ref, double *buffer, size_t l
     }
 }
 
-static inline Dropout reference_drop(const Reference *ref, RandomPurpose place, size_t l) {
-    return dropout_for(ref->dropout, place, l);
-}
-
 // The half of a layer before its MLP: residual1 -> residual2 and ln2.
 static inline void reference_half_forward(const Reference *ref, size_t l, ReferenceLayer *x, size_t B, size_t T) {
     size_t N = B * T, C = ref->config.C, NH = ref->config.NH;
@@ -101,9 +97,9 @@ static inline void reference_half_forward(const Reference *ref, size_t l, Refere
     reference_find(ref, ref->params, l, w);
     reference_layernorm_forward(x->ln1, x->ln1_mean, x->ln1_rstd, x->residual1, w[LN1W], w[LN1B], N, C);
     reference_matmul_forward(x->qkv, x->ln1, w[QKVW], w[QKVB], N, C, 3 * C);
-    reference_attention_forward(x->atty, x->att, x->qkv, B, T, C, NH, reference_drop(ref, DROPOUT_SCORES, l));
+    reference_attention_forward(x->atty, x->att, x->qkv, B, T, C, NH, dropout_for(ref->dropout, DROPOUT_SCORES, l));
     reference_matmul_forward(x->proj, x->atty, w[PROJW], w[PROJB], N, C, C);
-    reference_dropout(x->proj, reference_drop(ref, DROPOUT_PROJ, l), B, T, C);
+    reference_dropout(x->proj, dropout_for(ref->dropout, DROPOUT_PROJ, l), B, T, C);
     reference_residual_forward(x->residual2, x->residual1, x->proj, N * C);
     reference_layernorm_forward(x->ln2, x->ln2_mean, x->ln2_rstd, x->residual2, w[LN2W], w[LN2B], N, C);
 }
@@ -116,7 +112,7 @@ static inline void reference_layer_forward(const Reference *ref, size_t l, Refer
     reference_matmul_forward(x->fc, x->ln2, w[FCW], w[FCB], N, C, 4 * C);
     reference_gelu_forward(x->gelu, x->fc, N * 4 * C);
     reference_matmul_forward(x->fcproj, x->gelu, w[FCPROJW], w[FCPROJB], N, 4 * C, C);
-    reference_dropout(x->fcproj, reference_drop(ref, DROPOUT_FCPROJ, l), B, T, C);
+    reference_dropout(x->fcproj, dropout_for(ref->dropout, DROPOUT_FCPROJ, l), B, T, C);
     reference_residual_forward(x->residual3, x->residual2, x->fcproj, N * C);
 }
 
@@ -130,9 +126,10 @@ static inline void reference_half_backward(Reference *ref, size_t l, const Refer
     reference_layernorm_backward(d->residual2, g[LN2W], g[LN2B], d->ln2, x->residual2, w[LN2W], x->ln2_mean,
                                  x->ln2_rstd, N, C);
     reference_residual_backward(d->residual1, d->proj, d->residual2, N * C);
-    reference_dropout(d->proj, reference_drop(ref, DROPOUT_PROJ, l), B, T, C);
+    reference_dropout(d->proj, dropout_for(ref->dropout, DROPOUT_PROJ, l), B, T, C);
     reference_matmul_backward(d->atty, g[PROJW], g[PROJB], d->proj, x->atty, w[PROJW], N, C, C);
-    reference_attention_backward(d->qkv, d->atty, x->qkv, x->att, B, T, C, NH, reference_drop(ref, DROPOUT_SCORES, l));
+    reference_attention_backward(d->qkv, d->atty, x->qkv, x->att, B, T, C, NH,
+                                 dropout_for(ref->dropout, DROPOUT_SCORES, l));
     reference_matmul_backward(d->ln1, g[QKVW], g[QKVB], d->qkv, x->ln1, w[QKVW], N, C, 3 * C);
     reference_layernorm_backward(d->residual1, g[LN1W], g[LN1B], d->ln1, x->residual1, w[LN1W], x->ln1_mean,
                                  x->ln1_rstd, N, C);
@@ -146,7 +143,7 @@ static inline void reference_layer_backward(Reference *ref, size_t l, const Refe
     reference_find(ref, ref->params, l, w);
     reference_find(ref, ref->grads, l, g);
     reference_residual_backward(d->residual2, d->fcproj, d->residual3, N * C);
-    reference_dropout(d->fcproj, reference_drop(ref, DROPOUT_FCPROJ, l), B, T, C);
+    reference_dropout(d->fcproj, dropout_for(ref->dropout, DROPOUT_FCPROJ, l), B, T, C);
     reference_matmul_backward(d->gelu, g[FCPROJW], g[FCPROJB], d->fcproj, x->gelu, w[FCPROJW], N, 4 * C, C);
     reference_gelu_backward(d->fc, d->gelu, x->fc, N * 4 * C);
     reference_matmul_backward(d->ln2, g[FCW], g[FCB], d->fc, x->ln2, w[FCW], N, C, 4 * C);
@@ -164,7 +161,7 @@ static inline double reference_loss_and_gradients(Reference *ref, const int *tok
     ReferencePass x = reference_pass_create(&ref->config, B, T);
     double *last = x.layers[L].residual1;
     reference_encoder_forward(x.layers[0].residual1, tokens, w[WTE], w[WPE], B, T, C);
-    reference_dropout(x.layers[0].residual1, reference_drop(ref, DROPOUT_EMBEDDING, 0), B, T, C);
+    reference_dropout(x.layers[0].residual1, dropout_for(ref->dropout, DROPOUT_EMBEDDING, 0), B, T, C);
     for (size_t l = 0; l < L; l++) reference_layer_forward(ref, l, &x.layers[l], B, T);
     reference_layernorm_forward(x.lnf, x.lnf_mean, x.lnf_rstd, last, w[LNFW], w[LNFB], N, C);
     reference_classifier_forward(x.losses, x.probs, x.lnf, w[WTE], targets, N, C, V);
@@ -176,7 +173,7 @@ static inline double reference_loss_and_gradients(Reference *ref, const int *tok
         reference_layernorm_backward(d.layers[L].residual1, g[LNFW], g[LNFB], d.lnf, last, w[LNFW], x.lnf_mean,
                                      x.lnf_rstd, N, C);
         for (size_t l = L; l-- > 0;) reference_layer_backward(ref, l, &x.layers[l], &d.layers[l], B, T);
-        reference_dropout(d.layers[0].residual1, reference_drop(ref, DROPOUT_EMBEDDING, 0), B, T, C);
+        reference_dropout(d.layers[0].residual1, dropout_for(ref->dropout, DROPOUT_EMBEDDING, 0), B, T, C);
         reference_encoder_backward(g[WTE], g[WPE], d.layers[0].residual1, tokens, B, T, C);
         reference_pass_free(&d);
     }

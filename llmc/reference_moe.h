@@ -164,14 +164,14 @@ static inline double reference_moe_loss_and_gradients(Reference *ref, const Refe
     ReferenceRouting *r = (ReferenceRouting *)host_alloc(L, sizeof(ReferenceRouting));
     double *last = x.layers[L].residual1;
     reference_encoder_forward(x.layers[0].residual1, tokens, w[WTE], w[WPE], B, T, C);
-    reference_dropout(x.layers[0].residual1, reference_drop(ref, DROPOUT_EMBEDDING, 0), B, T, C);
+    reference_dropout(x.layers[0].residual1, dropout_for(ref->dropout, DROPOUT_EMBEDDING, 0), B, T, C);
     for (size_t l = 0; l < L; l++) {
         ReferenceLayer *a = &x.layers[l];
         r[l] = reference_routing_create(moe, B, T, C, F);
         reference_half_forward(ref, l, a, B, T);
         losses += reference_moe_forward(moe, a->fcproj, &r[l], a->ln2, reference_experts(ref, ref->params, l), B, T, C,
                                         F);
-        reference_dropout(a->fcproj, reference_drop(ref, DROPOUT_FCPROJ, l), B, T, C);
+        reference_dropout(a->fcproj, dropout_for(ref->dropout, DROPOUT_FCPROJ, l), B, T, C);
         reference_residual_forward(a->residual3, a->residual2, a->fcproj, N * C);
     }
     reference_layernorm_forward(x.lnf, x.lnf_mean, x.lnf_rstd, last, w[LNFW], w[LNFB], N, C);
@@ -186,12 +186,12 @@ static inline double reference_moe_loss_and_gradients(Reference *ref, const Refe
         for (size_t l = L; l-- > 0;) {
             ReferenceLayer *a = &x.layers[l], *da = &d.layers[l];
             reference_residual_backward(da->residual2, da->fcproj, da->residual3, N * C);
-            reference_dropout(da->fcproj, reference_drop(ref, DROPOUT_FCPROJ, l), B, T, C);
+            reference_dropout(da->fcproj, dropout_for(ref->dropout, DROPOUT_FCPROJ, l), B, T, C);
             reference_moe_backward(moe, da->ln2, reference_experts(ref, ref->grads, l), da->fcproj, &r[l], a->ln2,
                                    reference_experts(ref, ref->params, l), scale, B, T, C, F);
             reference_half_backward(ref, l, a, da, B, T);
         }
-        reference_dropout(d.layers[0].residual1, reference_drop(ref, DROPOUT_EMBEDDING, 0), B, T, C);
+        reference_dropout(d.layers[0].residual1, dropout_for(ref->dropout, DROPOUT_EMBEDDING, 0), B, T, C);
         reference_encoder_backward(g[WTE], g[WPE], d.layers[0].residual1, tokens, B, T, C);
     }
     for (size_t l = 0; l < L; l++) reference_routing_free(&r[l]);

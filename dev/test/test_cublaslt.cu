@@ -336,6 +336,5 @@ int main(void) {
     test_products(handle, stream);
     test_threads(handle, stream);
     test_misuse(handle, stream);
-    cudaStreamDestroy(stream);
     return check_summary(&checks);
 }

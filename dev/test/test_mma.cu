@@ -240,6 +240,5 @@ int main(void) {
         test_product<false, 4, 8>(stream);
         test_product<true, 16, 2>(stream);
     }
-    CUDA_CHECK(cudaStreamDestroy(stream));
     return check_summary(&c);
 }

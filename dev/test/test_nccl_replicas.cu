@@ -58,7 +58,6 @@ int main(int argc, char **argv) {
               alone ? "not theirs" : "seen");
     }
     CUDA_CHECK(cudaFree(m->state.params));
-    CUDA_CHECK(cudaStreamDestroy(m->stream));
     free(m->w);
     free(m->state.slices);
     free(m->part.slices);

@@ -11,13 +11,6 @@ struct __nv_bfloat16 {
     explicit operator float() const { return bf16_to_float(__x); }
 };
 
-static inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 value) { return value.__x; }
-static inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short bits) {
-    __nv_bfloat16 value;
-    value.__x = bits;
-    return value;
-}
-
 static inline float __bfloat162float(__nv_bfloat16 value) { return (float)value; }
 static inline __nv_bfloat16 __float2bfloat16_rn(float value) { return __nv_bfloat16(value); }
 

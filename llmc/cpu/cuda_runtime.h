@@ -97,14 +97,6 @@ static inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
     cpu_try_one();
     return cudaErrorNotReady;
 }
-static inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-    if (!cpu_is_stream(stream)) return cpu_error(cudaErrorInvalidResourceHandle);
-    cpu_run_until([=] { return stream->queue.empty(); });
-    std::vector<cudaStream_t> &all = cpu_runtime().streams;
-    all.erase(std::find(all.begin(), all.end(), stream));
-    delete stream;
-    return cudaSuccess;
-}
 
 // ---------------------------------------------------------------------------------------------- events
 
