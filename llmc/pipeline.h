@@ -2,7 +2,7 @@
 //
 // defines: PipelineStep, pipeline_steps, pipeline_warmup, pipeline_check, pipeline_bubble, PipelineLists,
 //          pipeline_make, pipeline_read, pipeline_link_ends, pipeline_neighbours, pipeline_walk, pipeline_prove,
-//          pipeline_lists, PipelinePlan, pipeline_plan
+//          pipeline_lists, PipelinePlan, pipeline_slots, pipeline_plan
 //
 // p stages in a row, m micro-batches a training step, v model chunks a stage. The model is cut into p * v chunks; chunk
 // c of stage s is global chunk c * p + s. With v > 1 the model goes round the stages v times, so stage 0 follows the
@@ -139,17 +139,6 @@ static inline StepKind pipeline_last_use(const PipelineStep *steps, size_t count
         if (steps[i].kind == STEP_WEIGHT) return STEP_WEIGHT;
     }
     return STEP_BACKWARD;
-}
-
-// Returns the largest number of (micro-batch, chunk) pairs of which a stage holds activations at one time.
-static inline size_t pipeline_max_in_flight(const PipelineStep *steps, size_t count) {
-    size_t now = 0, most = 0;
-    StepKind last_use = pipeline_last_use(steps, count);
-    for (size_t i = 0; i < count; i++) {
-        now = now + (steps[i].kind == STEP_FORWARD) - (steps[i].kind == last_use);
-        if (now > most) most = now;
-    }
-    return most;
 }
 
 // ---- the lists of all stages ----------------------------------------------------------------------------------------
@@ -446,11 +435,15 @@ static inline bool pipeline_prove(const PipelineLists *l, size_t buffers, Error 
 
 // ---- a trainer's plan -----------------------------------------------------------------------------------------------
 
-// Reads the lists of a text file, and refuses lists for other sizes.
-static inline bool pipeline_read_for(PipelineLists *l, const char *file, int p, int m, int v, Error *err) {
+// Checks the sizes for a schedule, or reads the lists of `file` if it is not NULL and refuses lists for other sizes.
+static inline bool pipeline_begin(PipelineLists *l, Schedule schedule, const char *file, size_t p, size_t m, size_t v,
+                                  Error *err) {
+    memset(l, 0, sizeof *l);
+    if (m > INT_MAX) return error_set(err, "%zu micro-batches are too many: raise --micro-batch", m);
+    if (!file) return pipeline_check(schedule, (int)p, (int)m, (int)v, err);
     if (!pipeline_read(file, l, err)) return false;
-    return (l->p == p && l->m == m && l->v == v) ||
-           error_set(err, "%s is for %d stages, %d micro-batches and %d chunks a stage, and here are %d, %d and %d: "
+    return (l->p == (int)p && l->m == (int)m && l->v == (int)v) ||
+           error_set(err, "%s is for %d stages, %d micro-batches and %d chunks a stage, and here are %zu, %zu and %zu: "
                           "change it, or --pipeline, --global-batch and --micro-batch, --virtual",
                      file, l->p, l->m, l->v, p, m, v);
 }
@@ -466,12 +459,10 @@ static inline bool pipeline_proved(const PipelineLists *l, const char *name, Err
 static inline bool pipeline_lists(PipelineLists *l, Schedule schedule, const char *file, size_t p, size_t m, size_t v,
                                   Error *err) {
     memset(l, 0, sizeof *l);
-    if (m > INT_MAX) return error_set(err, "%zu micro-batches are too many: raise --micro-batch", m);
     if (!file && schedule >= SCHEDULE_ZB_H1)
         return error_set(err, "--schedule %s splits backwards: train with train_zero_bubble, or use --schedule 1f1b",
                          pipeline_schedule_name(schedule));
-    if (!file && !pipeline_check(schedule, (int)p, (int)m, (int)v, err)) return false;
-    if (file && !pipeline_read_for(l, file, (int)p, (int)m, (int)v, err)) return false;
+    if (!pipeline_begin(l, schedule, file, p, m, v, err)) return false;
     if (!file) *l = pipeline_make(schedule, (int)p, (int)m, (int)v);
     for (int s = 0; s < l->p; s++)
         if (pipeline_last_use(l->steps[s], l->counts[s]) == STEP_WEIGHT)
@@ -509,8 +500,9 @@ static inline void pipeline_plan_layers(PipelinePlan *plan, size_t L, const char
     }
 }
 
-// Gives each step the slot in which the activations of its micro-batch and chunk stay until their last use: the last
-// one freed. slot: [counts[stage]]. Returns how many slots there are. In 1F1B, slot = micro-batch % (p - stage).
+// Gives each step of a proved list the slot in which the activations of its micro-batch and chunk stay until their last
+// use: the last one freed. slot: [counts[stage]], or NULL. Returns the number of slots, which is the largest number of
+// pairs of micro-batch and chunk in flight. In 1F1B, slot = micro-batch % (p - stage).
 static inline size_t pipeline_slots(const PipelineLists *l, int stage, size_t *slot) {
     const PipelineStep *steps = l->steps[stage];
     size_t count = l->counts[stage], slots = 0, top = 0, pairs = (size_t)l->m * l->v;
@@ -519,7 +511,7 @@ static inline size_t pipeline_slots(const PipelineLists *l, int stage, size_t *s
     for (size_t i = 0; i < count; i++) {
         size_t *mine = &slot_of[(size_t)steps[i].micro * l->v + steps[i].chunk];
         if (steps[i].kind == STEP_FORWARD) *mine = top > 0 ? unused[--top] : slots++;
-        slot[i] = *mine;
+        if (slot) slot[i] = *mine;
         if (steps[i].kind == last_use) unused[top++] = *mine;
     }
     free(slot_of);

@@ -240,10 +240,7 @@ static inline PipelineTimes zero_bubble_times(size_t C, size_t T) {
 // As pipeline_lists, for lists with weight steps as well. limit: of zb-auto; 0: 2p.
 static inline bool zero_bubble_lists(PipelineLists *l, Schedule schedule, const char *file, size_t p, size_t m,
                                      size_t v, const PipelineTimes *times, size_t limit, Error *err) {
-    memset(l, 0, sizeof *l);
-    if (m > INT_MAX) return error_set(err, "%zu micro-batches are too many: raise --micro-batch", m);
-    if (file && !pipeline_read_for(l, file, (int)p, (int)m, (int)v, err)) return false;
-    if (!file && !pipeline_check(schedule, (int)p, (int)m, (int)v, err)) return false;
+    if (!pipeline_begin(l, schedule, file, p, m, v, err)) return false;
     if (!file) *l = zero_bubble_make(schedule, (int)p, (int)m, (int)v, times, limit ? limit : 2 * p);
     return pipeline_proved(l, file ? file : pipeline_schedule_name(schedule), err);
 }

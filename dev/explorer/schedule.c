@@ -272,7 +272,7 @@ int schedule_run(int kind, int p, int m, int v, double forward, double backward,
     r->in_flight = host_alloc((size_t)p, sizeof *r->in_flight);
     for (int s = 0; s < p; s++) {
         r->split = r->split || pipeline_last_use(l->steps[s], l->counts[s]) == STEP_WEIGHT;
-        r->in_flight[s] = (int)pipeline_max_in_flight(l->steps[s], l->counts[s]);
+        r->in_flight[s] = (int)pipeline_slots(l, s, NULL);
     }
     return r->hangs ? 2 : 0;
 }

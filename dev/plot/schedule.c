@@ -119,8 +119,7 @@ static void print_report(const PipelineLists *l, const PipelineRun *run) {
     double busy = run->busy / l->p;  // every stage has the same work
     for (int s = 0; s < l->p; s++) {
         double span = list_run_span(run, l, s);
-        printf("%5d %6zu %10zu %10g %10g\n", s, l->counts[s], pipeline_max_in_flight(l->steps[s], l->counts[s]), span,
-               span - busy);
+        printf("%5d %6zu %10zu %10g %10g\n", s, l->counts[s], pipeline_slots(l, s, NULL), span, span - busy);
     }
     printf("proved: %d stages, %d micro-batches, %d chunk%s a stage\n", l->p, l->m, l->v, l->v > 1 ? "s" : "");
     printf("bubble: %.2f%% of compute time (%g of %g)", 100 * list_run_bubble(run, l->p), run->end - busy, busy);

@@ -79,7 +79,7 @@ static bool flight_is_right(Schedule schedule, const Lists *l, int stage, int li
     if (schedule == SCHEDULE_1F1B) most = p - stage;
     if (schedule >= SCHEDULE_ZB_H1) most = limit;
     if (most > l->m * l->v) most = l->m * l->v;
-    int held = (int)pipeline_max_in_flight(l->steps[stage], l->counts[stage]);
+    int held = (int)pipeline_slots(l, stage, NULL);
     return schedule == SCHEDULE_ZB_AUTO ? held <= most : held == most;
 }
 
@@ -481,7 +481,7 @@ static void test_h1_limit(void) {
             PipelineStep *steps = l.steps[s];
             size_t first = 0, count = l.counts[s];
             while (steps[first].kind != STEP_BACKWARD) first++;
-            limit = limit && first == (size_t)(p - s) && pipeline_max_in_flight(steps, count) == (size_t)p;
+            limit = limit && first == (size_t)(p - s) && pipeline_slots(&l, s, NULL) == (size_t)p;
             // Every forward behind the first backward, one place of a forward earlier.
             for (size_t at = first, next = first + 1; next < count; next++) {
                 if (steps[next].kind != STEP_FORWARD) continue;
@@ -490,7 +490,7 @@ static void test_h1_limit(void) {
                 steps[at] = moved;
                 at = next + 1;
             }
-            limit = limit && pipeline_max_in_flight(steps, count) == (size_t)(p + 1);
+            limit = limit && pipeline_slots(&l, s, NULL) == (size_t)(p + 1);
         }
         pipeline_lists_free(&l);
     }
@@ -510,7 +510,7 @@ static void test_auto(void) {
             Lists h1 = lists_make(SCHEDULE_ZB_H1, p, 3 * p, 1);
             unproved += !pipeline_prove(&a, PIPELINE_BUFFERS, &err);
             for (int s = 0; s < p; s++) {
-                over += pipeline_max_in_flight(a.steps[s], a.counts[s]) > limit;
+                over += pipeline_slots(&a, s, NULL) > limit;
                 same = same && memcmp(a.steps[s], b.steps[s], a.counts[s] * sizeof(PipelineStep)) == 0;
             }
             double mine = end_of_run(&a, PIPELINE_BUFFERS, &times), its = end_of_run(&h1, PIPELINE_BUFFERS, &times);
