@@ -156,8 +156,7 @@ static inline double cost_residual_backward(const Cluster *c, double values, dou
 }
 
 static inline void ops_attention(OpList *o, const Cluster *c, const LayerShape *s, bool backward) {
-    ops_add(o, "attention", TIME_ATTENTION,
-            cost_attention(c, c->attention, backward, s->B, s->T, s->NH / s->t, s->C / s->NH));
+    ops_add(o, "attention", TIME_ATTENTION, cost_attention(c, backward, s->B, s->T, s->NH / s->t, s->C / s->NH));
 }
 
 // Adds the forward of one layer. Recomputation may leave out attention, and may end before the last GEMM and its sum.

@@ -204,24 +204,25 @@ static void test_memory_and_attention(Check *c) {
     check(c, cost_memory(&x, x.layernorm_forward_efficiency, 0) == 0, "no bytes, no kernel");
     x = simple();
     // 2 sequences, 3 heads of 64, T = 1000: 4 * 2 * 3 * 1e6 * 64 / 2 FLOPs, backward 2.5 times that
-    check(c, near(cost_attention(&x, ATTENTION_FLASH, false, 2, 1000, 3, 64), 7.68e-4), "flash forward");
-    check(c, near(cost_attention(&x, ATTENTION_FLASH, true, 2, 1000, 3, 64), 7.68e-4 * 5), "flash backward");
+    check(c, near(cost_attention(&x, false, 2, 1000, 3, 64), 7.68e-4), "flash forward");
+    check(c, near(cost_attention(&x, true, 2, 1000, 3, 64), 7.68e-4 * 5), "flash backward");
     // heads of 80: 2 * 6 * 1e6 * 80 FLOPs a GEMM at 2e12 and 4e12; softmax 3 bytes, backward 4, of 6e6 elements
     double gemm = 9.6e8;
-    check(c, near(cost_attention(&x, ATTENTION_UNFUSED, false, 2, 1000, 3, 80), gemm / 2e12 + gemm / 4e12 + 1.8e-5),
+    x.attention = ATTENTION_UNFUSED;
+    check(c, near(cost_attention(&x, false, 2, 1000, 3, 80), gemm / 2e12 + gemm / 4e12 + 1.8e-5),
           "unfused forward");
-    check(c, near(cost_attention(&x, ATTENTION_UNFUSED, true, 2, 1000, 3, 80), gemm / 2e12 + 3 * gemm / 4e12 + 2.4e-5),
+    check(c, near(cost_attention(&x, true, 2, 1000, 3, 80), gemm / 2e12 + 3 * gemm / 4e12 + 2.4e-5),
           "unfused backward");
     x.dropout = true;
-    check(c, near(cost_attention(&x, ATTENTION_UNFUSED, false, 2, 1000, 3, 80), gemm / 2e12 + gemm / 4e12 + 4.8e-5),
+    check(c, near(cost_attention(&x, false, 2, 1000, 3, 80), gemm / 2e12 + gemm / 4e12 + 4.8e-5),
           "with dropout");
     const double *qk = x.attention_qk;
     check(c, near(attention_rate(&x, qk, 104), 2.5e12) && near(attention_rate(&x, qk, 8), 1e12) &&
                  near(attention_rate(&x, qk, 192), 4e12) && near(attention_rate(&x, qk, 999), 4e12),
           "rates between head sizes lie on a line, beyond them they stay");
     x.dropout = false, x.attention_unaligned = 1e11;
-    check(c, near(cost_attention(&x, ATTENTION_UNFUSED, false, 2, 1000, 3, 84), 2 * 1.008e9 / 1e11 + 1.8e-5) &&
-                 near(cost_attention(&x, ATTENTION_UNFUSED, false, 2, 1000, 3, 80), gemm / 2e12 + gemm / 4e12 + 1.8e-5),
+    check(c, near(cost_attention(&x, false, 2, 1000, 3, 84), 2 * 1.008e9 / 1e11 + 1.8e-5) &&
+                 near(cost_attention(&x, false, 2, 1000, 3, 80), gemm / 2e12 + gemm / 4e12 + 1.8e-5),
           "heads that 8 does not divide have a rate of their own, and others theirs");
 }
 
@@ -445,11 +446,11 @@ static void test_layers(Check *c) {
     check(c, near(ops_seconds(&o, NULL), forward + backward - less), "less its end, where a trainer leaves that out");
     s.recompute = LAYER_ATTENTION;
     layer_operations(&o, &x, &s, true);
-    check(c, near(ops_seconds(&o, NULL), backward + cost_attention(&x, x.attention, false, 2, 1024, 16, 64)),
+    check(c, near(ops_seconds(&o, NULL), backward + cost_attention(&x, false, 2, 1024, 16, 64)),
           "selective recomputation is attention once more");
     x.attention_recompute = true, s.recompute = LAYER_KEEPS;
     layer_operations(&o, &x, &s, true);
-    check(c, near(ops_seconds(&o, NULL), backward + cost_attention(&x, x.attention, false, 2, 1024, 16, 64)),
+    check(c, near(ops_seconds(&o, NULL), backward + cost_attention(&x, false, 2, 1024, 16, 64)),
           "software may do so always");
     s.recompute = LAYER_WHOLE;
     layer_operations(&o, &x, &s, true);
@@ -457,7 +458,7 @@ static void test_layers(Check *c) {
     x.attention_recompute = false, s.recompute = LAYER_REST;
     layer_operations(&o, &x, &s, true);
     check(c, near(ops_seconds(&o, NULL), forward + backward - less -
-                                             cost_attention(&x, x.attention, false, 2, 1024, 16, 64)),
+                                             cost_attention(&x, false, 2, 1024, 16, 64)),
           "the rest is a whole layer without attention");
     x.fused_backward = true, s.recompute = LAYER_KEEPS;
     layer_operations(&o, &x, &s, true);

@@ -89,7 +89,7 @@ static inline TimePart cpu_part_of(KernelKind kind) {
 // peaks. Unfused attention also copies its operands out of qkv and back.
 static inline double cpu_attention_seconds(const Cluster *c, const KernelWork *w) {
     bool backward = w->kind == KERNEL_ATTENTION_BACKWARD;
-    double seconds = cost_attention(c, c->attention, backward, w->B, w->T, w->NH, w->HS);
+    double seconds = cost_attention(c, backward, w->B, w->T, w->NH, w->HS);
     if (w->width == 4) seconds = c->launch_device + (seconds - c->launch_device) * c->peak_bf16 / c->peak_fp32;
     double copied = (double)(w->B * w->T * w->NH * w->HS * w->width) * (backward ? 8 : 2);
     return c->attention == ATTENTION_FLASH ? seconds : seconds + cost_memory(c, c->elementwise_efficiency, copied);

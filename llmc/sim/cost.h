@@ -1,7 +1,7 @@
 // cost.h: the seconds of one operation on a device of a described cluster.
 //
-// defines: TimePart, time_part_name, cost_band, cost_memory, cost_gemm, cost_attention_gemms, cost_softmax,
-//          cost_attention, Placement, placement_ranks, placement_among, CollectiveKind, cost_collective, cost_send
+// defines: TimePart, time_part_name, cost_band, cost_memory, cost_gemm, cost_attention, Placement,
+//          placement_ranks, placement_among, CollectiveKind, cost_collective, cost_send
 //
 // It knows no models, layouts, streams or schedules. Every function is pure: same arguments, same bits.
 #ifndef LLMC_SIM_COST_H
@@ -71,33 +71,23 @@ static inline double attention_rate(const Cluster *c, const double *rates, size_
     return rates[i] + (rates[i + 1] - rates[i]) * (head - sizes[i]) / (sizes[i + 1] - sizes[i]);
 }
 
-// Returns the seconds of the batched GEMMs of unfused attention, of B * NH matrices each. qk of them are like Q K':
-// they make or read a (T, T) matrix, with the head as depth. pv of them are like P V: they sum over T. Their rates are
-// measured, as reading and writing (T, T) bounds them.
-static inline double cost_attention_gemms(const Cluster *c, size_t B, size_t T, size_t NH, size_t HS, int qk, int pv) {
-    double flops = 2.0 * (double)B * (double)NH * (double)T * (double)T * (double)HS;
-    return (qk + pv) * c->launch_device + qk * flops / attention_rate(c, c->attention_qk, HS) +
-           pv * flops / attention_rate(c, c->attention_pv, HS);
-}
-
-// Returns the seconds of a causal softmax of (B, NH, T, T) in 16 bits and the dropout behind it. It reads the lower
-// half and writes the whole matrix; backward reads two halves. Dropout reads 2 bytes, writes 2 and moves 1 of a mask.
-static inline double cost_softmax(const Cluster *c, size_t B, size_t T, size_t NH, bool backward) {
-    double elements = (double)B * (double)NH * (double)T * (double)T;
-    double time = cost_memory(c, c->softmax_efficiency, elements * (backward ? 4 : 3));
-    return time + (c->dropout ? cost_memory(c, c->elementwise_efficiency, elements * 5) : 0);
-}
-
-// Returns the seconds of causal self-attention of B sequences of T tokens, NH heads (of this rank) of HS channels.
-// Flash does half the square, which its rates count; the backward has 5 GEMMs, the forward 2. Unfused does the whole
-// square, as Megatron of 2021; the backward is dP like Q K', and dV, dQ, dK like P V.
-static inline double cost_attention(const Cluster *c, int law, bool backward, size_t B, size_t T, size_t NH,
-                                    size_t HS) {
-    if (law == ATTENTION_UNFUSED)
-        return cost_attention_gemms(c, B, T, NH, HS, 1, backward ? 3 : 1) + cost_softmax(c, B, T, NH, backward);
-    double flops = 4.0 * (double)B * (double)NH * (double)T * (double)T * (double)HS / 2;
-    double rate = backward ? c->flash_backward[HS > 64] : c->flash_forward[HS > 64];
-    return c->launch_device + (backward ? 2.5 : 1) * flops / rate;
+// Returns the seconds of causal self-attention of B sequences of T tokens, NH heads (of this rank) of HS channels, by
+// the cluster's law. Flash does half the square, which its rates count; the backward has 5 GEMMs, the forward 2.
+// Unfused does the whole square, as Megatron of 2021: batched GEMMs at measured rates, as reading and writing (T, T)
+// bounds them. One has the head as depth: Q K', or in the backward dP. The others sum over T: P V, or dV, dQ and dK. A causal
+// softmax in 16 bits reads the lower half and writes the whole matrix; backward reads two halves. Dropout behind it
+// reads 2 bytes, writes 2 and moves 1 of a mask.
+static inline double cost_attention(const Cluster *c, bool backward, size_t B, size_t T, size_t NH, size_t HS) {
+    double scores = (double)B * (double)NH * (double)T * (double)T, flops = 2 * scores * (double)HS;
+    if (c->attention == ATTENTION_FLASH) {
+        double rate = backward ? c->flash_backward[HS > 64] : c->flash_forward[HS > 64];
+        return c->launch_device + (backward ? 2.5 : 1) * flops / rate;
+    }
+    double pv = backward ? 3 : 1;
+    double gemms = (1 + pv) * c->launch_device + flops / attention_rate(c, c->attention_qk, HS) +
+                   pv * flops / attention_rate(c, c->attention_pv, HS);
+    double softmax = cost_memory(c, c->softmax_efficiency, scores * (backward ? 4 : 3));
+    return gemms + (softmax + (c->dropout ? cost_memory(c, c->elementwise_efficiency, scores * 5) : 0));
 }
 
 // The places of a group's ranks.
