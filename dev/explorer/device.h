@@ -170,7 +170,7 @@ static inline void ranks_are(int rank, int t, int d, int p) {
 }
 
 static inline ncclResult_t traffic_add(ncclComm_t comm, int op, size_t count, int type) {
-    size_t width = nccl_mpi_type_bytes(type);
+    size_t width = NCCL_MPI_TYPES[type].bytes;
     for (int i = 0; i < traffic_count; i++) {
         Traffic *t = &traffic[i];
         if (t->group != comm->group || t->to != comm->to || t->op != op) continue;

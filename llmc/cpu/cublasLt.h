@@ -100,22 +100,16 @@ static inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
     return CUBLAS_STATUS_SUCCESS;
 }
 
-// Hands a new descriptor out.
-template <class T>
-static inline cublasStatus_t cpu_lt_make(T **made, const T &value) {
-    *made = new T(value);
-    return CUBLAS_STATUS_SUCCESS;
-}
-
 static inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type,
                                                         uint64_t rows, uint64_t cols, int64_t ld) {
-    return cpu_lt_make(layout, {type, rows, cols, ld});
+    return *layout = new cublasLtMatrixLayoutOpaque_t{type, rows, cols, ld}, CUBLAS_STATUS_SUCCESS;
 }
 static inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t, cudaDataType) {
-    return cpu_lt_make(desc, {CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, NULL});
+    *desc = new cublasLtMatmulDescOpaque_t{CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, NULL};
+    return CUBLAS_STATUS_SUCCESS;
 }
 static inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *pref) {
-    return cpu_lt_make(pref, {0, 7, {256, 256, 256, 256}});
+    return *pref = new cublasLtMatmulPreferenceOpaque_t{0, 7, {256, 256, 256, 256}}, CUBLAS_STATUS_SUCCESS;
 }
 
 static inline cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {

@@ -69,9 +69,8 @@ inline CpuSimulation &cpu_simulation() {
 // Returns the process that is this rank, or -1 if another rank's process represents it.
 static inline int cpu_process_of(int rank) {
     const std::vector<int> &ranks = cpu_simulation().ranks;
-    for (size_t i = 0; i < ranks.size(); i++)
-        if (ranks[i] == rank) return (int)i;
-    return -1;
+    auto found = std::find(ranks.begin(), ranks.end(), rank);
+    return found == ranks.end() ? -1 : (int)(found - ranks.begin());
 }
 
 // ---------------------------------------------------------------------------------------------- waiting

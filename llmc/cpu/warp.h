@@ -1,4 +1,4 @@
-// warp.h: rendezvous of the threads of a warp or a block: barriers, shuffles, votes and whole reductions.
+// warp.h: rendezvous of the threads of a warp or a block: barriers, shuffles and whole reductions.
 //
 // Each thread leaves its value and the function that computes the results of all lanes. The last of its mask to arrive
 // calls it and makes the others ready.
@@ -51,13 +51,6 @@ static inline void cpu_run_together(CpuLane *lanes, unsigned) {
 }
 
 static inline void cpu_no_results(CpuLane *, unsigned) {}
-
-static inline void cpu_any_lane(CpuLane *lanes, unsigned mask) {
-    uint64_t any = 0;
-    for (unsigned l = 0; l < CPU_WARP; l++) any |= mask >> l & 1 ? lanes[l].value : 0;
-    for (unsigned l = 0; l < CPU_WARP; l++)
-        if (mask >> l & 1) lanes[l].value = any;
-}
 
 // Lanes that shuffle types of different sizes do not meet.
 template <size_t SIZE>
@@ -115,9 +108,6 @@ static inline uint64_t cpu_warp_meet(CpuResults results, unsigned mask, uint64_t
 }
 
 static inline void __syncwarp(unsigned mask = 0xFFFFFFFFu) { cpu_warp_meet(cpu_no_results, mask, 0, 0); }
-static inline int __any_sync(unsigned mask, int predicate) {
-    return cpu_warp_meet(cpu_any_lane, mask, predicate != 0, 0) != 0;
-}
 
 // Has all 32 lanes meet and one of them call Lane::run for all; it is done when this returns.
 template <class Lane>

@@ -77,11 +77,7 @@ inline ncclResult_t call(NcclMpiOp kind, const void *send, void *recv, size_t co
                          ncclComm_t comm, cudaStream_t stream) {
     const char *name = nccl_mpi_op_name(kind);
     if (!comm) return fail(ncclInvalidArgument, "%s: no communicator", name);
-    size_t width = nccl_mpi_type_bytes(type), bytes = count * width, send_bytes, recv_bytes;
-    if (width == 0) return fail(ncclInvalidArgument, "%s: datatype %d is not carried", name, type);
-    bool reduces = kind == NCCL_MPI_ALL_REDUCE || kind == NCCL_MPI_REDUCE_SCATTER;
-    if (reduces && !nccl_mpi_redop_name(redop))
-        return fail(ncclInvalidArgument, "%s: reduction %d is not carried", name, redop);
+    size_t width = NCCL_MPI_TYPES[type].bytes, bytes = count * width, send_bytes, recv_bytes;
     if (kind >= NCCL_MPI_BROADCAST && (root < 0 || root >= comm->size))
         return fail(ncclInvalidArgument, "%s: rank %d does not exist, %s has %d", name, root, comm->name.c_str(),
                     comm->size);

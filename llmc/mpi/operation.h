@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "llmc/host/bf16.h"
+#include "llmc/host/memory.h"
 #include "llmc/host/stall.h"
 #include "llmc/mpi/types.h"
 
@@ -120,13 +121,6 @@ struct Group {
     _exit(1);
 }
 
-inline char *staging_block(size_t bytes) {
-    char *block = (char *)malloc(bytes);
-    if (block) return block;
-    fprintf(stderr, "nccl: out of host memory for a staging block of %zu bytes\n", bytes);
-    end_job(0);
-}
-
 // The group of this rank in the next communicator, for the virtual clock. Without ranks it has the ranks 0, 1, ...
 struct Described {
     std::vector<size_t> ranks;
@@ -169,13 +163,11 @@ inline double delay_until() {
     return s.delay_max == 0 ? 0 : MPI_Wtime() + s.delay_max * rand_r(&s.delay_state) / RAND_MAX;
 }
 
-inline bool is_due(double due) { return due == 0 || MPI_Wtime() >= due; }
-
 inline bool is_p2p(const Operation *op) { return op->call.op == NCCL_MPI_SEND || op->call.op == NCCL_MPI_RECV; }
 
 // Counts the bytes that an operation reads and writes on this rank.
 inline void spans(const ncclComm *comm, const Header *h, size_t *send, size_t *recv) {
-    size_t bytes = h->count * nccl_mpi_type_bytes(h->type), n = (size_t)comm->size;
+    size_t bytes = h->count * NCCL_MPI_TYPES[h->type].bytes, n = (size_t)comm->size;
     bool reads = h->op != NCCL_MPI_RECV && (h->op != NCCL_MPI_BROADCAST || h->root == comm->rank);
     *send = !reads ? 0 : h->op == NCCL_MPI_REDUCE_SCATTER ? n * bytes : bytes;
     *recv = h->op == NCCL_MPI_SEND ? 0 : h->op == NCCL_MPI_ALL_GATHER ? n * bytes : bytes;
@@ -183,7 +175,8 @@ inline void spans(const ncclComm *comm, const Header *h, size_t *send, size_t *r
 
 inline std::string describe(const Header *h) {
     char text[160], extra[48] = "";
-    if (h->op <= NCCL_MPI_REDUCE_SCATTER) snprintf(extra, sizeof extra, ", %s", nccl_mpi_redop_name(h->redop));
+    const char *reduction = h->redop == ncclSum ? "sum" : h->redop == ncclMax ? "max" : "min";
+    if (h->op <= NCCL_MPI_REDUCE_SCATTER) snprintf(extra, sizeof extra, ", %s", reduction);
     if (h->op == NCCL_MPI_BROADCAST) snprintf(extra, sizeof extra, " from root %d", h->root);
     if (h->op == NCCL_MPI_SEND) snprintf(extra, sizeof extra, " to rank %d", h->root);
     if (h->op == NCCL_MPI_RECV) snprintf(extra, sizeof extra, " from rank %d", h->root);

@@ -23,7 +23,6 @@ inline void clock_issue(Group *) {}
 inline void clock_begin(Group *) {}
 inline void clock_meet(const Group *, Operation *) {}
 inline bool clock_met(Operation *) { return true; }
-inline void clock_hear(Operation *, const Header *) {}
 inline void clock_end(Group *) {}
 inline bool clock_progress(Group *, bool *) { return false; }
 inline ncclComm_t simulated_communicator(const char *, bool) { return NULL; }
@@ -139,11 +138,6 @@ inline bool clock_met(Operation *op) {
     int done;
     MPI_Test(&op->clock.request, &done, MPI_STATUS_IGNORE);
     return done;
-}
-
-// Takes the time from a message's header: its sender was ready then, and so were the ranks that it had heard of.
-inline void clock_hear(Operation *op, const Header *theirs) {
-    op->call.ready = std::max(op->call.ready, theirs->ready);
 }
 
 inline void clock_end(Group *g) {

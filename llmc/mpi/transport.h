@@ -74,8 +74,8 @@ inline void take_message(Group *g, Operation *op, int phase, MPI_Message message
         if (x.receive && x.state == Message::WAITING && x.peer == peer && x.phase == phase) m = &x;
     }
     if (!m || !header_fits(op, &theirs)) mismatch(g->comm, op, &theirs, peer);
-    clock_hear(op, &theirs);
-    if (!m->data) m->data = staging_block(m->bytes);
+    op->call.ready = std::max(op->call.ready, theirs.ready);
+    if (!m->data) m->data = (char *)host_resize(NULL, m->bytes, 1);
     m->requests[0] = MPI_REQUEST_NULL;
     MPI_Irecv(m->data, (int)(m->bytes / op->width), element(op), peer, op->tag + 2 * phase + 1, g->comm->mpi,
               &m->requests[1]);
@@ -87,7 +87,7 @@ inline void take_message(Group *g, Operation *op, int phase, MPI_Message message
 // none, so that it notices a rank in another call.
 inline bool take_messages(Group *g, Operation *op, int phase, int source) {
     bool moved = false;
-    for (int found = 1; found && is_due(op->due);) {
+    for (int found = 1; found && (op->due == 0 || MPI_Wtime() >= op->due);) {
         MPI_Message message;
         MPI_Status status;
         MPI_Improbe(source, op->tag + 2 * phase, g->comm->mpi, &found, &message, &status);

@@ -1,8 +1,7 @@
 // types.h: NCCL's types, with NCCL's names and values, and the bytes that a ring carries for a call. Plain C. A type
 // or reduction that nccl.h cannot carry is missing here, so that it does not compile.
 //
-// defines: NCCL_MPI_TYPES, nccl_mpi_type_bytes, nccl_mpi_redop_name, NcclMpiOp, nccl_mpi_op_name, NcclMpiCounter,
-//          ring_traffic
+// defines: NCCL_MPI_TYPES, NcclMpiOp, nccl_mpi_op_name, NcclMpiCounter, ring_traffic
 #ifndef LLMC_MPI_TYPES_H
 #define LLMC_MPI_TYPES_H
 
@@ -47,22 +46,12 @@ typedef enum {
     ncclBfloat16 = 9
 } ncclDataType_t;
 
-// By number; those without a name are not carried.
+// By number.
 static const struct {
     const char *name;
     size_t bytes;
 } NCCL_MPI_TYPES[] = {{NULL, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0}, {"int64", 8},
                       {NULL, 0}, {NULL, 0}, {"float32", 4}, {"float64", 8}, {"bfloat16", 2}};
-
-// Returns the bytes of one element, 0 for an unknown type.
-static inline size_t nccl_mpi_type_bytes(int type) {
-    return type >= 0 && type <= ncclBfloat16 ? NCCL_MPI_TYPES[type].bytes : 0;
-}
-
-// Returns NULL for an unknown reduction.
-static inline const char *nccl_mpi_redop_name(int redop) {
-    return redop == ncclSum ? "sum" : redop == ncclMax ? "max" : redop == ncclMin ? "min" : NULL;
-}
 
 typedef enum {
     NCCL_MPI_ALL_REDUCE,
@@ -77,7 +66,7 @@ typedef enum {
 static inline const char *nccl_mpi_op_name(int op) {
     static const char *const names[NCCL_MPI_OPS] = {"ncclAllReduce", "ncclReduceScatter", "ncclAllGather",
                                                     "ncclBroadcast", "ncclSend", "ncclRecv"};
-    return op >= 0 && op < NCCL_MPI_OPS ? names[op] : "an unknown operation";
+    return names[op];
 }
 
 // The calls of one rank on one communicator, and their payload bytes without headers.
