@@ -1,5 +1,5 @@
-// tensor_core.h: tensor-core instructions on a CPU: ldmatrix and mma.m16n8k16 in bf16, with the registers of the 32
-// lanes laid out as the PTX ISA documents them, and cp.async. Included by llmc/kernels/mma.cuh.
+// tensor_core.h: tensor-core instructions on a CPU: ldmatrix and products by mma.m16n8k16 in bf16, with the registers of
+// the 32 lanes laid out as the PTX ISA documents them, and cp.async. Included by llmc/kernels/mma.cuh.
 //
 // Each lane leaves the addresses of its registers at one rendezvous of the warp; the last to arrive works for all.
 #ifndef LLMC_CPU_TENSOR_CORE_H
@@ -36,30 +36,8 @@ struct CpuLdmatrix {
     }
 };
 
-// d[16, 8] += a[16, 16] b[16, 8], one k after the other. Register i of lane l holds
-//   of a: row l/4 + 8 (i % 2), columns 2 (l % 4) + 8 (i / 2) and the next
-//   of b: rows 2 (l % 4) + 8 i and the next, column l/4
-//   of d: row l/4 + 8 (i / 2), column 2 (l % 4) + i % 2
-struct CpuMma {
-    float *d;
-    const uint32_t *a;
-    uint32_t b0, b1;
-    static void run(CpuMma *const *lanes) {
-        for (int row = 0; row < 16; row++)
-            for (int column = 0; column < 8; column++) {
-                float *d = &lanes[row % 8 * 4 + column / 2]->d[row / 8 * 2 + column % 2];
-                for (int k = 0; k < 16; k++) {
-                    const CpuMma *of_a = lanes[row % 8 * 4 + k % 8 / 2];
-                    const CpuMma *of_b = lanes[column * 4 + k % 8 / 2];
-                    *d += cpu_bf16_half(of_a->a[row / 8 + k / 8 * 2], k % 2) *
-                          cpu_bf16_half(k < 8 ? of_b->b0 : of_b->b1, k % 2);
-                }
-            }
-    }
-};
-
-// Does the loops of mma_product: for each step of k and pair of column tiles an ldmatrix and two mma, with the same
-// bits. The rows of ldmatrix go straight to the operand of mma.
+// Does the loops of mma_product, one k after the other: for each step of 16 and pair of column tiles an ldmatrix and two
+// mma.m16n8k16. The rows of ldmatrix go straight to the operand of mma.
 template <int N8, int K16>
 struct CpuMmaProduct {
     typedef float Eight __attribute__((vector_size(32)));

@@ -6,7 +6,7 @@
 //   d[4]: (row g, columns 2t, 2t+1), (row g+8, the same)
 // so two neighbouring d fragments, rounded, are an a fragment. llmc/cpu/tensor_core.h does the same on a CPU.
 //
-// defines: bfloat16, SharedTile, mma_bf16, ldmatrix_x4, matrix_row, mma_product, quad_sum, quad_max, warp_gather,
+// defines: bfloat16, SharedTile, ldmatrix_x4, matrix_row, mma_product, quad_sum, quad_max, warp_gather,
 //          warp_any, pack_bf16, low_float, high_float, copy_async16, copy_async4, copy_async_commit, copy_async_wait
 #ifndef LLMC_MMA_CUH
 #define LLMC_MMA_CUH
@@ -59,19 +59,15 @@ __device__ __forceinline__ float bits_float(uint32_t bits) {
 __device__ __forceinline__ float low_float(uint32_t pair) { return bits_float(pair << 16); }
 __device__ __forceinline__ float high_float(uint32_t pair) { return bits_float(pair & 0xFFFF0000u); }
 
+#ifdef __CUDACC__
 // d[16,8] += a[16,16] b[16,8].
 __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-#ifdef __CUDACC__
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
                  "{%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#else
-    CpuMma lane;
-    lane.d = d, lane.a = a, lane.b0 = b0, lane.b1 = b1;
-    cpu_warp_together(&lane);
-#endif
 }
+#endif
 
 // Four 8 x 8 matrices from shared memory: lane l gives the address, a multiple of 16 bytes, of row l % 8 of matrix
 // l / 8. Register i: row g of matrix i, columns 2t and 2t+1; with TRANS, column g, rows 2t and 2t+1.
