@@ -86,48 +86,48 @@ inline void meet_end(Meeting *m, const std::string &what) {
 enum { LARGE = 65536 };  // bytes of a collective from which another algorithm carries it
 
 // Returns a pointer to the flag that says whether the operation's way is connected, NULL if it needs no connection.
-inline char *connection(const Call &c) {
-    ncclComm_t comm = c.comm;
+inline char *connection(const Operation &op) {
+    ncclComm_t comm = op.comm;
     if (comm->size == 1) return NULL;
-    if (!is_p2p(&c.op)) return &comm->connected[2 * (size_t)c.op.call.op + (c.op.call.count * c.op.width >= LARGE)];
-    if (c.op.call.root == comm->rank) return NULL;
-    return &comm->connected[2 * (size_t)(NCCL_MPI_OPS + c.op.call.root) + (c.op.call.op == NCCL_MPI_RECV)];
+    if (!is_p2p(&op)) return &comm->connected[2 * (size_t)op.call.op + (op.call.count * op.width >= LARGE)];
+    if (op.call.root == comm->rank) return NULL;
+    return &comm->connected[2 * (size_t)(NCCL_MPI_OPS + op.call.root) + (op.call.op == NCCL_MPI_RECV)];
 }
 
-// Connects the ways that the calls of a group use for the first time, all together.
-inline ncclResult_t connect(const std::vector<Call> &calls) {
+// Connects the ways that the operations of a group use for the first time, all together.
+inline ncclResult_t connect(const std::vector<Operation> &ops) {
     if (simulates()) return ncclSuccess;
-    for (const Call &c : calls) {
-        char *connected = connection(c);
+    for (const Operation &op : ops) {
+        char *connected = connection(op);
         if (!connected || *connected) continue;  // nearly always; there may be thousands of active groups
         for (const std::shared_ptr<Group> &g : queue_active()) {
-            bool same = g->comm == c.comm && g->streams.size() == 1 && g->streams[0] == c.stream;
+            bool same = g->comm == op.comm && g->streams.size() == 1 && g->streams[0] == op.stream;
             if (same || g->comm->size == 1) continue;
             return fail(ncclInvalidUsage,
                         "rank %d: %s (%s) is the first of its kind there, so NCCL connects now and the host waits for "
                         "the other ranks; that is refused while %s is in flight: connect at the start, one after the "
-                        "other in the same order on all ranks, and synchronise after each", c.comm->rank,
-                        describe(&c.op.call).c_str(), c.comm->name.c_str(), full_name(*g).c_str());
+                        "other in the same order on all ranks, and synchronise after each", op.comm->rank,
+                        describe(&op.call).c_str(), op.comm->name.c_str(), full_name(*g).c_str());
         }
     }
     std::vector<MPI_Request> requests;
     std::deque<Meeting> meetings;
     std::string what;
-    for (const Call &c : calls) {
-        char *connected = connection(c), nothing = 0;
+    for (const Operation &op : ops) {
+        char *connected = connection(op), nothing = 0;
         if (!connected || *connected) continue;
         *connected = 1;
-        what += (what.empty() ? "the first " : " and ") + describe(&c.op.call) + " (" + c.comm->name + ")";
-        if (is_p2p(&c.op)) {
-            int arrived = CONNECT_TAG + (c.op.call.op == NCCL_MPI_RECV), awaited = 2 * CONNECT_TAG + 1 - arrived;
+        what += (what.empty() ? "the first " : " and ") + describe(&op.call) + " (" + op.comm->name + ")";
+        if (is_p2p(&op)) {
+            int arrived = CONNECT_TAG + (op.call.op == NCCL_MPI_RECV), awaited = 2 * CONNECT_TAG + 1 - arrived;
             requests.resize(requests.size() + 2);
             bool before = queue_open_memory(true);
-            MPI_Isend(&nothing, 0, MPI_BYTE, c.op.call.root, arrived, c.comm->mpi, &requests.end()[-2]);
-            MPI_Irecv(&nothing, 0, MPI_BYTE, c.op.call.root, awaited, c.comm->mpi, &requests.end()[-1]);
+            MPI_Isend(&nothing, 0, MPI_BYTE, op.call.root, arrived, op.comm->mpi, &requests.end()[-2]);
+            MPI_Irecv(&nothing, 0, MPI_BYTE, op.call.root, awaited, op.comm->mpi, &requests.end()[-1]);
             queue_open_memory(before);
         } else {
             meetings.emplace_back();
-            meet_begin(&meetings.back(), c.comm, std::string("the first ") + nccl_mpi_op_name(c.op.call.op));
+            meet_begin(&meetings.back(), op.comm, std::string("the first ") + nccl_mpi_op_name(op.call.op));
         }
     }
     for (MPI_Request &r : requests) wait_for(&r, what);

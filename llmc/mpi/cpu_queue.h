@@ -38,7 +38,7 @@ inline bool is_device_memory(const void *p, size_t bytes) { return cpu_is_device
 inline const char *current_label() { return cpu_current_label(); }
 
 // Queues the group on each of its streams. It starts when all of them have reached it, and all wait for its end.
-inline std::string queue_group(const std::shared_ptr<Group> &g, const std::vector<cudaStream_t> &) {
+inline std::string queue_group(const std::shared_ptr<Group> &g) {
     std::vector<cudaStream_t> &streams = g->streams;
     state().active.push_back(g);
     std::shared_ptr<std::vector<bool>> reached(new std::vector<bool>(streams.size(), false));

@@ -158,13 +158,13 @@ inline char *take_pinned(GpuQueue *q, size_t bytes) {
 
 inline size_t pad(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-// Enqueues a group. op_streams: the stream of each operation. Returns why it cannot be done, "" if it is.
-inline std::string queue_group(const std::shared_ptr<Group> &g, const std::vector<cudaStream_t> &op_streams) {
+// Enqueues a group. Returns why it cannot be done, "" if it is.
+inline std::string queue_group(const std::shared_ptr<Group> &g) {
     GpuQueue &q = gpu_queue();
     const std::vector<cudaStream_t> &streams = g->streams;
     size_t flag_bytes = pad((streams.size() + 1) * sizeof(uint32_t)), total = flag_bytes, send, recv;
     for (const Operation &op : g->ops) {
-        spans(g->comm, &op.call, &send, &recv);
+        spans(&op, &send, &recv);
         total += pad(send) + pad(recv);
     }
     char *block = take_pinned(&q, total), *at = block + flag_bytes;
@@ -178,8 +178,8 @@ inline std::string queue_group(const std::shared_ptr<Group> &g, const std::vecto
     };
     for (size_t i = 0; i < g->ops.size(); i++) {
         Operation *op = &g->ops[i];
-        spans(g->comm, &op->call, &send, &recv);
-        if (send) note(cudaMemcpyAsync(at, op->send, send, cudaMemcpyDeviceToHost, op_streams[i]));
+        spans(op, &send, &recv);
+        if (send) note(cudaMemcpyAsync(at, op->send, send, cudaMemcpyDeviceToHost, op->stream));
         results[i] = op->recv;
         op->send = at;
         op->recv = at + pad(send);
@@ -196,8 +196,9 @@ inline std::string queue_group(const std::shared_ptr<Group> &g, const std::vecto
         refused |= q.await_flag((CUstream)streams[i], (CUdeviceptr)g->flags, 1, CU_STREAM_WAIT_VALUE_GEQ);
     }
     for (size_t i = 0; i < g->ops.size(); i++) {
-        spans(g->comm, &g->ops[i].call, &send, &recv);
-        if (recv) note(cudaMemcpyAsync(results[i], g->ops[i].recv, recv, cudaMemcpyHostToDevice, op_streams[i]));
+        const Operation *op = &g->ops[i];
+        spans(op, &send, &recv);
+        if (recv) note(cudaMemcpyAsync(results[i], op->recv, recv, cudaMemcpyHostToDevice, op->stream));
     }
     for (cudaStream_t s : streams) {
         cudaEvent_t e;

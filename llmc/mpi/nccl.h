@@ -30,20 +30,18 @@
 namespace nccl_mpi {
 
 // Hands the calls of a closed group on one communicator to the streams.
-inline ncclResult_t issue_group(ncclComm_t comm, const std::vector<Call> &calls) {
+inline ncclResult_t issue_group(ncclComm_t comm, const std::vector<Operation> &ops) {
     std::shared_ptr<Group> g(new Group());
-    std::vector<cudaStream_t> streams;
     g->comm = comm;
     g->turn = comm->issued++;
     g->label = current_label();
-    if (calls.size() > 1) g->name = "ncclGroup: ";
-    for (size_t i = 0; i < calls.size(); i++) {
-        g->ops.push_back(calls[i].op);
-        streams.push_back(calls[i].stream);
-        if (std::find(g->streams.begin(), g->streams.end(), streams[i]) == g->streams.end())
-            g->streams.push_back(streams[i]);
+    g->ops = ops;
+    if (ops.size() > 1) g->name = "ncclGroup: ";
+    for (size_t i = 0; i < ops.size(); i++) {
         Operation *op = &g->ops[i];
         Header *call = &op->call;
+        if (std::find(g->streams.begin(), g->streams.end(), op->stream) == g->streams.end())
+            g->streams.push_back(op->stream);
         call->sequence = is_p2p(op) ? g->turn : comm->collectives++;
         ring_traffic(&comm->counters[call->op], (NcclMpiOp)call->op, call->count, op->width, (size_t)comm->size,
                      (size_t)comm->rank, (size_t)call->root);
@@ -52,20 +50,20 @@ inline ncclResult_t issue_group(ncclComm_t comm, const std::vector<Call> &calls)
     }
     g->name += " (" + comm->name + ")";
     clock_issue(g.get());
-    std::string error = queue_group(g, streams);
+    std::string error = queue_group(g);
     return error.empty() ? ncclSuccess : fail(ncclSystemError, "%s", error.c_str());
 }
 
 // Issues the pending operations of the outermost group, one group for each communicator in order of first use.
 inline ncclResult_t issue_pending() {
-    std::vector<Call> pending = std::move(state().pending);
+    std::vector<Operation> pending = std::move(state().pending);
     state().pending.clear();
     ncclResult_t result = connect(pending);
     while (!pending.empty() && result == ncclSuccess) {
         ncclComm_t comm = pending[0].comm;
-        std::vector<Call> calls, others;
-        for (Call &c : pending) (c.comm == comm ? calls : others).push_back(c);
-        result = issue_group(comm, calls);
+        std::vector<Operation> ops, others;
+        for (Operation &op : pending) (op.comm == comm ? ops : others).push_back(op);
+        result = issue_group(comm, ops);
         pending.swap(others);
     }
     return result;
@@ -84,11 +82,13 @@ inline ncclResult_t call(NcclMpiOp kind, const void *send, void *recv, size_t co
     if (count > INT_MAX && !simulates())
         return fail(ncclInvalidArgument, "%s: a count of %zu is beyond an MPI message", name, count);
     Operation op = Operation();
+    op.comm = comm;
+    op.stream = stream;
     op.call = {kind, type, redop, root, count, 0, 0};
     op.send = (const char *)send;
     op.recv = (char *)recv;
     op.width = width;
-    spans(comm, &op.call, &send_bytes, &recv_bytes);
+    spans(&op, &send_bytes, &recv_bytes);
     if (send_bytes && !is_device_memory(send, send_bytes))
         return fail(ncclInvalidArgument, "%s: %zu bytes at %p are not inside one device allocation", name, send_bytes,
                     send);
@@ -100,7 +100,7 @@ inline ncclResult_t call(NcclMpiOp kind, const void *send, void *recv, size_t co
     bool in_place = from + own == to + (kind == NCCL_MPI_ALL_GATHER ? part : 0);
     if (!in_place && from < to + recv_bytes && to < from + send_bytes)
         return fail(ncclInvalidArgument, "%s: the buffers overlap without being in place", name);
-    state().pending.push_back({op, comm, stream});
+    state().pending.push_back(op);
     return state().group_depth > 0 ? ncclSuccess : issue_pending();
 }
 

@@ -81,6 +81,8 @@ struct Message {
 };
 
 struct Operation {
+    ncclComm_t comm;
+    cudaStream_t stream;
     Header call;
     const char *send;
     char *recv;
@@ -91,12 +93,6 @@ struct Operation {
     double due;              // injected delay: earliest time to take the next message
     std::deque<Message> messages;  // which do not move while MPI works on them
     OpClock clock;
-};
-
-struct Call {
-    Operation op;
-    ncclComm_t comm;
-    cudaStream_t stream;
 };
 
 // The operations between ncclGroupStart and ncclGroupEnd on one communicator, or a single one.
@@ -133,7 +129,7 @@ struct State {
     std::vector<std::shared_ptr<Group>> active;  // issued, not finished: for the report of a hang
     int group_depth;
     ncclResult_t group_error;
-    std::vector<Call> pending;       // of the open group
+    std::vector<Operation> pending;  // of the open group
     std::vector<ncclComm_t> ending;  // to be destroyed at the end of the open group
     std::string host_waits_in;       // a call that has to wait for other ranks
     std::string last_error, traffic;
@@ -166,9 +162,10 @@ inline double delay_until() {
 inline bool is_p2p(const Operation *op) { return op->call.op == NCCL_MPI_SEND || op->call.op == NCCL_MPI_RECV; }
 
 // Counts the bytes that an operation reads and writes on this rank.
-inline void spans(const ncclComm *comm, const Header *h, size_t *send, size_t *recv) {
-    size_t bytes = h->count * NCCL_MPI_TYPES[h->type].bytes, n = (size_t)comm->size;
-    bool reads = h->op != NCCL_MPI_RECV && (h->op != NCCL_MPI_BROADCAST || h->root == comm->rank);
+inline void spans(const Operation *op, size_t *send, size_t *recv) {
+    const Header *h = &op->call;
+    size_t bytes = h->count * op->width, n = (size_t)op->comm->size;
+    bool reads = h->op != NCCL_MPI_RECV && (h->op != NCCL_MPI_BROADCAST || h->root == op->comm->rank);
     *send = !reads ? 0 : h->op == NCCL_MPI_REDUCE_SCATTER ? n * bytes : bytes;
     *recv = h->op == NCCL_MPI_SEND ? 0 : h->op == NCCL_MPI_ALL_GATHER ? n * bytes : bytes;
 }

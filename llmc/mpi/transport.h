@@ -27,12 +27,12 @@ namespace nccl_mpi {
 
 // Reports two ranks that disagree about a call, with both calls, and ends the job. One fprintf, or the words of the two
 // ranks could mix.
-[[noreturn]] inline void mismatch(const ncclComm *comm, const Operation *mine, const Header *theirs, int peer) {
+[[noreturn]] inline void mismatch(const Operation *mine, const Header *theirs, int peer) {
     fflush(stdout);
     std::string ours = describe(&mine->call), other = describe(theirs);
     fprintf(stderr,
             "nccl: ranks disagree on communicator \"%s\": call %llu of rank %d is %s, call %llu of rank %d is %s\n",
-            comm->name.c_str(), (unsigned long long)mine->call.sequence, comm->rank, ours.c_str(),
+            mine->comm->name.c_str(), (unsigned long long)mine->call.sequence, mine->comm->rank, ours.c_str(),
             (unsigned long long)theirs->sequence, peer, other.c_str());
     end_job(0);
 }
@@ -48,13 +48,13 @@ inline MPI_Datatype element(const Operation *op) {
     return op->width == 2 ? MPI_INT16_T : op->width == 4 ? MPI_INT32_T : MPI_INT64_T;
 }
 
-inline void post_send(Group *g, const Operation *op, Message *m) {
+inline void post_send(const Operation *op, Message *m) {
     int tag = op->tag + 2 * m->phase;
     m->header = op->call;
     bool waits = op->call.op == NCCL_MPI_SEND || op->call.op == NCCL_MPI_BROADCAST;
-    if (waits) MPI_Issend(&m->header, sizeof m->header, MPI_BYTE, m->peer, tag, g->comm->mpi, &m->requests[0]);
-    else MPI_Isend(&m->header, sizeof m->header, MPI_BYTE, m->peer, tag, g->comm->mpi, &m->requests[0]);
-    MPI_Isend(m->data, (int)(m->bytes / op->width), element(op), m->peer, tag + 1, g->comm->mpi, &m->requests[1]);
+    if (waits) MPI_Issend(&m->header, sizeof m->header, MPI_BYTE, m->peer, tag, op->comm->mpi, &m->requests[0]);
+    else MPI_Isend(&m->header, sizeof m->header, MPI_BYTE, m->peer, tag, op->comm->mpi, &m->requests[0]);
+    MPI_Isend(m->data, (int)(m->bytes / op->width), element(op), m->peer, tag + 1, op->comm->mpi, &m->requests[1]);
     m->state = Message::POSTED;
 }
 
@@ -66,18 +66,18 @@ inline bool header_fits(const Operation *op, const Header *h) {
 }
 
 // Takes a header that a probe has found for the operation, and begins to receive its payload.
-inline void take_message(Group *g, Operation *op, int phase, MPI_Message message, int peer) {
+inline void take_message(Operation *op, int phase, MPI_Message message, int peer) {
     Header theirs;
     MPI_Mrecv(&theirs, sizeof theirs, MPI_BYTE, &message, MPI_STATUS_IGNORE);
     Message *m = NULL;
     for (Message &x : op->messages) {
         if (x.receive && x.state == Message::WAITING && x.peer == peer && x.phase == phase) m = &x;
     }
-    if (!m || !header_fits(op, &theirs)) mismatch(g->comm, op, &theirs, peer);
+    if (!m || !header_fits(op, &theirs)) mismatch(op, &theirs, peer);
     op->call.ready = std::max(op->call.ready, theirs.ready);
     if (!m->data) m->data = (char *)host_resize(NULL, m->bytes, 1);
     m->requests[0] = MPI_REQUEST_NULL;
-    MPI_Irecv(m->data, (int)(m->bytes / op->width), element(op), peer, op->tag + 2 * phase + 1, g->comm->mpi,
+    MPI_Irecv(m->data, (int)(m->bytes / op->width), element(op), peer, op->tag + 2 * phase + 1, op->comm->mpi,
               &m->requests[1]);
     m->state = Message::POSTED;
     op->due = delay_until();
@@ -85,13 +85,13 @@ inline void take_message(Group *g, Operation *op, int phase, MPI_Message message
 
 // Takes the messages that have arrived for an operation. A collective looks for messages of any rank even if it expects
 // none, so that it notices a rank in another call.
-inline bool take_messages(Group *g, Operation *op, int phase, int source) {
+inline bool take_messages(Operation *op, int phase, int source) {
     bool moved = false;
     for (int found = 1; found && (op->due == 0 || MPI_Wtime() >= op->due);) {
         MPI_Message message;
         MPI_Status status;
-        MPI_Improbe(source, op->tag + 2 * phase, g->comm->mpi, &found, &message, &status);
-        if (found) take_message(g, op, phase, message, status.MPI_SOURCE);
+        MPI_Improbe(source, op->tag + 2 * phase, op->comm->mpi, &found, &message, &status);
+        if (found) take_message(op, phase, message, status.MPI_SOURCE);
         moved = moved || found;
         if (is_p2p(op)) break;  // the next one from that peer is another operation's
     }
@@ -100,20 +100,20 @@ inline bool take_messages(Group *g, Operation *op, int phase, int source) {
 
 // ---- operations ----
 
-inline void expect_contributions(const ncclComm *comm, Operation *op, size_t first, size_t elements) {
+inline void expect_contributions(Operation *op, size_t first, size_t elements) {
     op->first = first;
     op->elements = elements;
     op->reduces = true;
-    for (int r = 0; r < comm->size; r++) {
-        if (r != comm->rank) add_message(op, true, r, 0, NULL, elements * op->width);
+    for (int r = 0; r < op->comm->size; r++) {
+        if (r != op->comm->rank) add_message(op, true, r, 0, NULL, elements * op->width);
     }
 }
 
-inline void start_all_reduce(const ncclComm *comm, Operation *op) {
-    size_t n = (size_t)comm->size, rank = (size_t)comm->rank, count = op->call.count, w = op->width;
+inline void start_all_reduce(Operation *op) {
+    size_t n = (size_t)op->comm->size, rank = (size_t)op->comm->rank, count = op->call.count, w = op->width;
     if (n == 2 && count * w <= state().small) {
-        add_message(op, false, 1 - comm->rank, 0, op->send, count * w);
-        return expect_contributions(comm, op, 0, count);
+        add_message(op, false, 1 - (int)rank, 0, op->send, count * w);
+        return expect_contributions(op, 0, count);
     }
     size_t part = std::max({(count + n - 1) / n, state().small / w, (size_t)1});
     size_t owners = count > 0 ? (count + part - 1) / part : 1;
@@ -121,7 +121,7 @@ inline void start_all_reduce(const ncclComm *comm, Operation *op) {
         size_t k = (i + rank) % owners, owner = (k + op->call.sequence) % n;
         size_t first = k * part, elements = std::min(part, count - first);
         if (owner == rank) {
-            expect_contributions(comm, op, first, elements);
+            expect_contributions(op, first, elements);
             op->shares = true;
         } else {
             add_message(op, false, (int)owner, 0, op->send + first * w, elements * w);
@@ -134,18 +134,18 @@ inline void copy_own(char *to, const char *from, size_t bytes) {
     if (to != from && bytes) memcpy(to, from, bytes);
 }
 
-inline void start_op(const ncclComm *comm, Operation *op) {
-    int n = comm->size, rank = comm->rank, root = op->call.root;
+inline void start_op(Operation *op) {
+    int n = op->comm->size, rank = op->comm->rank, root = op->call.root;
     size_t bytes = op->call.count * op->width;
     op->tag = is_p2p(op) ? (int)P2P_TAG : (int)(op->call.sequence % 4096) * 4;
     op->due = delay_until();
     switch (op->call.op) {
         case NCCL_MPI_ALL_REDUCE:
-            if (n > 1) start_all_reduce(comm, op);
+            if (n > 1) start_all_reduce(op);
             else copy_own(op->recv, op->send, bytes);
             break;
         case NCCL_MPI_REDUCE_SCATTER:
-            if (n > 1) expect_contributions(comm, op, rank * op->call.count, op->call.count);
+            if (n > 1) expect_contributions(op, rank * op->call.count, op->call.count);
             else copy_own(op->recv, op->send, bytes);
             for (int i = 1; i < n; i++) {
                 int r = (rank + i) % n;
@@ -172,7 +172,8 @@ inline void start_op(const ncclComm *comm, Operation *op) {
 }
 
 // Ends phase 0: adds up this rank's part and, in an all-reduce, sends the result.
-inline void end_phase(const ncclComm *comm, Operation *op) {
+inline void end_phase(Operation *op) {
+    const ncclComm *comm = op->comm;
     if (op->phase++ > 0 || !op->reduces) return;
     std::vector<const char *> inputs(comm->size);
     inputs[comm->rank] = op->send + op->first * op->width;
@@ -203,14 +204,14 @@ inline bool advance(Group *g, Operation *op, bool *moved) {
         bool open = false;
         if (!is_p2p(op)) {
             for (int phase = 0; phase <= op->phase; phase++)
-                *moved = take_messages(g, op, phase, MPI_ANY_SOURCE) || *moved;
+                *moved = take_messages(op, phase, MPI_ANY_SOURCE) || *moved;
         } else if (op->call.op == NCCL_MPI_RECV && op->messages[0].state == Message::WAITING && first_receive(g, op)) {
-            *moved = take_messages(g, op, 0, op->call.root) || *moved;
+            *moved = take_messages(op, 0, op->call.root) || *moved;
         }
         for (Message &m : op->messages) {
             if (m.phase > op->phase || m.state == Message::DONE) continue;
             bool posted = !m.receive && m.state == Message::WAITING;
-            if (posted) post_send(g, op, &m);
+            if (posted) post_send(op, &m);
             int through = 0;
             if (m.state == Message::POSTED) MPI_Testall(2, m.requests, &through, MPI_STATUSES_IGNORE);
             if (through) m.state = Message::DONE;
@@ -218,7 +219,7 @@ inline bool advance(Group *g, Operation *op, bool *moved) {
             open = open || !through;
         }
         if (open) return false;
-        end_phase(g->comm, op);
+        end_phase(op);
     }
     return clock_met(op);
 }
@@ -233,7 +234,7 @@ inline bool progress(Group *g, bool *moved) {
     for (Operation &op : g->ops) {
         if (g->started) break;
         clock_meet(g, &op);
-        start_op(g->comm, &op);
+        start_op(&op);
     }
     g->started = true;
     for (bool more = true; more && !g->done;) {
