@@ -39,8 +39,6 @@ typedef struct {
     double sent[2];       // when its last message up, and down, has arrived
     double first, end;    // start of its first step, end of its last so far
     int done[3];          // steps of each kind
-    PipelineStep *steps;  // [3 m]
-    size_t count;
     bool waits;
 } AutoStage;
 
@@ -51,6 +49,7 @@ typedef struct {
 
 typedef struct {
     int p, m;
+    PipelineLists lists;
     size_t limit;  // micro-batches of which a stage may hold activations
     const PipelineTimes *times;
     AutoStage *stages;
@@ -109,9 +108,9 @@ static inline int auto_choose(AutoRun *r, int stage, double now, double *until) 
 static inline void auto_step(AutoRun *r, int stage, StepKind kind, double now) {
     AutoStage *s = &r->stages[stage];
     int micro = s->done[kind]++, to = kind == STEP_FORWARD ? stage + 1 : stage - 1;
-    if (s->count == 0) s->first = now;
+    if (r->lists.counts[stage] == 0) s->first = now;
     s->end = now + r->times->step[kind];
-    pipeline_add(s->steps, &s->count, kind, micro, 0);
+    pipeline_add(r->lists.steps[stage], &r->lists.counts[stage], kind, micro, 0);
     auto_set_clock(r, stage, s->done[STEP_WEIGHT] == r->m ? INFINITY : s->end);
     if (kind == STEP_FORWARD && to == r->p) s->arrival[STEP_BACKWARD][micro] = s->end;
     if (kind == STEP_WEIGHT || to < 0 || to == r->p) return;
@@ -120,7 +119,7 @@ static inline void auto_step(AutoRun *r, int stage, StepKind kind, double now) {
     if (next->waits) auto_set_clock(r, to, fmin(auto_clock(&r->tree[r->leaves + to]), auto_arrival(r, next, kind)));
 }
 
-// Runs all stages by the policy; the lists are in the stages. Returns the time from the first start to the last end,
+// Runs all stages by the policy, which makes r->lists. Returns the time from the first start to the last end,
 // and in *span the longest time of one stage from its own first start to its own last end. Gives up, and returns
 // INFINITY, once the end must be later than `latest`.
 static inline double auto_run(AutoRun *r, double latest, double *span) {
@@ -129,7 +128,7 @@ static inline double auto_run(AutoRun *r, double latest, double *span) {
         AutoStage *x = &r->stages[s];
         x->first = x->end = x->sent[0] = x->sent[1] = 0;
         x->waits = false;
-        x->count = 0;
+        r->lists.counts[s] = 0;
         memset(x->done, 0, sizeof x->done);
         for (int i = 0; i < r->m; i++) x->arrival[STEP_FORWARD][i] = s == 0 ? 0 : INFINITY;
         for (int i = 0; i < r->m; i++) x->arrival[STEP_BACKWARD][i] = INFINITY;
@@ -164,11 +163,10 @@ static inline bool auto_better(double end, double span, const PipelineRun *best,
     return end < best->end - small || (end < best->end + small && span < best->longest - small);
 }
 
-static inline void auto_copy(PipelineLists *to, const PipelineLists *from) {
-    for (int s = 0; s < to->p; s++) {
-        to->counts[s] = from->counts[s];
-        memcpy(to->steps[s], from->steps[s], from->counts[s] * sizeof(PipelineStep));
-    }
+static inline void auto_swap(PipelineLists *a, PipelineLists *b) {
+    PipelineLists c = *a;
+    *a = *b;
+    *b = c;
 }
 
 // Makes the lists of zb-auto. Starts from zb-h1, if the limit allows it, then tries how far the stages fill before
@@ -179,17 +177,14 @@ static inline void zero_bubble_auto(PipelineLists *l, const PipelineTimes *times
     while (leaves < p) leaves *= 2;
     AutoStage *stages = (AutoStage *)host_alloc(p, sizeof *stages);
     double *arrivals = (double *)host_alloc(2 * (size_t)p * m, sizeof *arrivals);
-    AutoRun run = {p, m, limit, times, stages, 0, 0, 0, NULL, leaves};
+    AutoRun run = {p, m, pipeline_empty(p, m, 1), limit, times, stages, 0, 0, 0, NULL, leaves};
     run.tree = (AutoClock *)host_alloc(2 * (size_t)leaves, sizeof *run.tree);
     for (int i = 0; i < 2 * leaves; i++) run.tree[i].bits = ~0ull;
     int same_up_to[4] = {INT_MIN, INT_MIN, INT_MIN, INT_MIN};  // for each patience: of its last run
-    PipelineLists tried = pipeline_empty(p, m, 1);
     for (int s = 0; s < p; s++) {
         stages[s].arrival[0] = arrivals + 2 * (size_t)s * m;
         stages[s].arrival[1] = stages[s].arrival[0] + m;
-        stages[s].steps = tried.steps[s];
         l->counts[s] = zero_bubble_h1(p, s, m, l->steps[s]);
-        tried.counts[s] = 3 * (size_t)m;
     }
     PipelineRun best = {NULL, INFINITY, 0, INFINITY}, now = best;
     Error err;
@@ -205,13 +200,13 @@ static inline void zero_bubble_auto(PipelineLists *l, const PipelineTimes *times
         double end = auto_run(&run, best.end + 2 * small, &span);  // without waiting for buffers: a lower bound
         same_up_to[i % 4] = run.least_ahead;
         if (!auto_better(end, span, &best, small)) continue;
-        if (!pipeline_walk(&tried, PIPELINE_BUFFERS, times, &now, &err)) continue;
+        if (!pipeline_walk(&run.lists, PIPELINE_BUFFERS, times, &now, &err)) continue;
         if (!auto_better(now.end, now.longest, &best, small)) continue;
         best = now;
-        auto_copy(l, &tried);
+        auto_swap(l, &run.lists);
     }
-    if (isinf(best.end)) auto_copy(l, &tried);  // all of them hang: the proof will say so
-    pipeline_lists_free(&tried);
+    if (isinf(best.end)) auto_swap(l, &run.lists);  // all of them hang: the proof will say so
+    pipeline_lists_free(&run.lists);
     free(stages), free(arrivals), free(run.tree);
 }
 

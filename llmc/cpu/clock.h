@@ -97,18 +97,15 @@ static inline double cpu_attention_seconds(const Cluster *c, const KernelWork *w
 
 // Returns the seconds of a kernel on a device of the cluster.
 static inline double cpu_kernel_seconds(const Cluster *c, const KernelWork *w) {
-    double bytes = w->bytes;
+    double bytes = w->bytes, masked = bytes + c->dropout * w->elements;
+    double added = w->accumulates ? c->accumulate_bytes * (double)w->M * (double)w->N : 0;
     switch (w->kind) {
-        case KERNEL_GEMM: {
-            double add = w->accumulates ? c->accumulate_bytes * (double)w->M * (double)w->N : 0;
-            return cost_gemm(c, w->M, w->N, w->K, w->width) +
-                   cost_memory(c, c->elementwise_efficiency, add);
-        }
+        case KERNEL_GEMM:
+            return cost_gemm(c, w->M, w->N, w->K, w->width) + cost_memory(c, c->elementwise_efficiency, added);
         case KERNEL_ATTENTION_FORWARD: case KERNEL_ATTENTION_BACKWARD: return cpu_attention_seconds(c, w);
-        case KERNEL_RESIDUAL: return cost_memory(c, c->elementwise_efficiency, bytes + c->dropout * w->elements);
+        case KERNEL_RESIDUAL: return cost_memory(c, c->elementwise_efficiency, masked);
         case KERNEL_EXPONENTIAL: return cost_memory(c, c->softmax_efficiency, bytes);
-        case KERNEL_RESIDUAL_LAYERNORM:
-            return cost_memory(c, c->layernorm_forward_efficiency, bytes + c->dropout * w->elements);
+        case KERNEL_RESIDUAL_LAYERNORM: return cost_memory(c, c->layernorm_forward_efficiency, masked);
         case KERNEL_LAYERNORM_FORWARD: return cost_memory(c, c->layernorm_forward_efficiency, bytes);
         case KERNEL_LAYERNORM_BACKWARD: return cost_memory(c, c->layernorm_backward_efficiency, bytes);
         case KERNEL_CLASSIFIER_FORWARD: case KERNEL_CLASSIFIER_BACKWARD:
@@ -137,6 +134,11 @@ static inline void cpu_state_bytes(KernelKind kind, double bytes) {
     cpu_state_work(work);
 }
 
+// Lets the host work for `ns`, and returns its time.
+static inline uint64_t cpu_clock_host_works(uint64_t ns) {
+    return cpu_clock().host = cpu_later(cpu_clock().host, ns);
+}
+
 struct CpuCost {
     uint64_t ns, host;  // of the operation; of the host when it was enqueued
     TimePart part;
@@ -149,8 +151,7 @@ static inline CpuCost cpu_take_cost() {
     CpuCost cost = {0, 0, TIME_MEMORY, c.work.bytes, c.work.flops};
     c.work.bytes = c.work.flops = 0;
     if (!c.on) return cost;
-    c.host = cpu_later(c.host, cpu_ns(c.cluster.launch_host));
-    cost.host = c.host;
+    cost.host = cpu_clock_host_works(cpu_ns(c.cluster.launch_host));
     cost.ns = cpu_ns(std::max(c.stated, c.cluster.launch_device));
     if (c.stated > 0) cost.part = c.stated_part;
     c.stated = 0;
@@ -235,9 +236,6 @@ static inline void cpu_clock_communicated(CpuTimes *t, uint64_t begin, uint64_t 
     t->last.busy += end - begin;
     if (!t->last.first) t->last.first = begin;
 }
-
-// Lets the host work for `ns`.
-static inline void cpu_clock_host_works(uint64_t ns) { cpu_clock().host = cpu_later(cpu_clock().host, ns); }
 
 // Lets the host wait for a stream or an event.
 static inline void cpu_clock_host_waits(uint64_t ns) {

@@ -276,7 +276,6 @@ __attribute__((noinline)) inline void cpu_leave(CpuBlock *b, bool idle) {
     b->current = self->thread;
     threadIdx = self->index;
 }
-static inline void cpu_suspend(CpuBlock *b) { cpu_leave(b, false); }
 
 // Runs, as the first frame of a pooled fibre, threads of each block of its OS thread without end.
 inline void cpu_fibre_main() {

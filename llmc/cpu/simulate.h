@@ -52,10 +52,10 @@ struct CpuShared {                   // one of each for every process
 
 struct CpuSimulation {
     int size, rank;                  // of the job
-    int stages, stage;               // of processes
-    std::vector<int> ranks;          // [stages] the rank that each process is
-    std::vector<int> processes;      // [stages] 0, 1, ...
-    CpuShared *shared;               // [stages]
+    int stage;                       // of this process
+    std::vector<int> ranks;          // the rank that each process is
+    std::vector<int> processes;      // 0, 1, ...
+    CpuShared *shared;               // of each process
     uint64_t meetings;               // of all processes so far
     uint32_t heard;                  // this process's bell at its last look
     int splits;                      // communicators made so far
@@ -84,7 +84,7 @@ inline void cpu_simulated_idle() {
     syscall(SYS_futex, &mine->bell, FUTEX_WAIT, s.heard, &patience, NULL, 0);
     static uint64_t before = 0;
     uint64_t all = s.heard = mine->bell.load();
-    for (int i = 0; i < s.stages; i++) all += s.shared[i].operations.load(std::memory_order_relaxed);
+    for (int i : s.processes) all += s.shared[i].operations.load(std::memory_order_relaxed);
     if (all != before) stall_over(&cpu_runtime().stall);
     before = all;
     mine->operations.store(cpu_runtime().ops, std::memory_order_relaxed);
@@ -169,16 +169,15 @@ static inline void cpu_exchange(const void *data, size_t bytes, Take take) {
 inline bool cpu_simulate_ranks(const int *first, int stages, int size) {
     CpuSimulation &s = cpu_simulation();
     s.size = size;
-    s.stages = stages;
     s.ranks.assign(first, first + stages);
     const int protection = PROT_READ | PROT_WRITE, flags = MAP_SHARED | MAP_ANONYMOUS;
     void *shared = mmap(NULL, s.ranks.size() * sizeof(CpuShared), protection, flags, -1, 0);
     if (shared == MAP_FAILED) return false;
     s.shared = (CpuShared *)shared;
-    for (int i = 0; i < s.stages; i++) s.processes.push_back(i);
+    for (int i = 0; i < stages; i++) s.processes.push_back(i);
     fflush(NULL);
     std::vector<pid_t> children;
-    for (int i = 0; i < s.stages; i++) {
+    for (int i : s.processes) {
         pid_t pid = fork();
         if (pid < 0) {
             for (pid_t child : children) kill(child, SIGKILL);

@@ -103,7 +103,7 @@ __attribute__((noinline)) inline bool cpu_warp_arrive(CpuBlock *b, CpuResults re
 static inline uint64_t cpu_warp_meet(CpuResults results, unsigned mask, uint64_t value, unsigned source) {
     CpuBlock *b = cpu_block;
     const CpuLane *self = &b->lanes[b->current];
-    if (cpu_warp_arrive(b, results, mask, value, source)) cpu_suspend(b);
+    if (cpu_warp_arrive(b, results, mask, value, source)) cpu_leave(b, false);
     return self->value;
 }
 
@@ -165,7 +165,7 @@ __attribute__((noinline)) inline bool cpu_block_arrive(CpuBlock *b, const char *
 
 static inline void cpu_syncthreads(const char *file, int line) {
     CpuBlock *b = cpu_block;
-    if (cpu_block_arrive(b, file, line) || cpu_queue_up(b)) cpu_suspend(b);
+    if (cpu_block_arrive(b, file, line) || cpu_queue_up(b)) cpu_leave(b, false);
 }
 #define __syncthreads() cpu_syncthreads(__FILE__, __LINE__)
 

@@ -97,8 +97,7 @@ inline double clock_seconds(const Group *g) {
 inline void clock_issue(Group *g) {
     CpuClock &clock = cpu_clock();
     if (!clock.on) return;
-    clock.host = cpu_later(clock.host, cpu_ns(clock.cluster.launch_host));
-    g->clock.host = clock.host;
+    g->clock.host = cpu_clock_host_works(cpu_ns(clock.cluster.launch_host));
     cudaStream_t stream = g->streams[0], origin = stream->origin;
     if (!origin || origin == stream || !cpu_is_stream(origin) || !origin->times.computes) return;
     if (!is_p2p(&g->ops[0])) {

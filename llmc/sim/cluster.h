@@ -14,7 +14,6 @@
 #include <stddef.h>
 
 #define CLUSTER_FILE_MAX ((size_t)1 << 20)  // bytes
-#define CLUSTER_NAME_MAX 64
 
 // Flash: one fused kernel. Unfused: two batched GEMMs, and between them a softmax over (B, NH, T, T).
 typedef enum { ATTENTION_FLASH, ATTENTION_UNFUSED } AttentionLaw;
@@ -26,7 +25,7 @@ enum { NETWORK_CONSTANTS = 8 };
 enum { ATTENTION_SIZES = 4 };  // rates of unfused attention are for heads of 48, 80, 128 and 192 channels
 
 typedef struct {
-    char name[CLUSTER_NAME_MAX];
+    char name[64];
     // the device
     double peak_bf16, peak_fp32;                 // dense FLOP/s
     double sms;                                  // multiprocessors: output tiles of a GEMM that run at a time
