@@ -126,8 +126,8 @@ static void test_costs() {
     begin();
     matmul_forward(&matmul, x + 100000, x, x + 50000, NULL, N, K, M);
     CUDA_CHECK(cudaDeviceSynchronize());
-    check(&totals, at(0) == 1000 + cpu_ns(fmax(1e-7, cost_gemm(c, N, M, K, sizeof(floatX)))), "a matrix product: %zu ns",
-          (size_t)at(0));
+    check(&totals, at(0) == 1000 + cpu_ns(fmax(1e-7, cost_gemm(c, N, M, K, sizeof(floatX)))),
+          "a matrix product: %zu ns", (size_t)at(0));
     begin();
     attention_forward(x + 100000, y, x, 2, 16, 32, 2, streams[0]);
     CUDA_CHECK(cudaDeviceSynchronize());

@@ -74,9 +74,9 @@ static inline double attention_rate(const Cluster *c, const double *rates, size_
 // Returns the seconds of causal self-attention of B sequences of T tokens, NH heads (of this rank) of HS channels, by
 // the cluster's law. Flash does half the square, which its rates count; the backward has 5 GEMMs, the forward 2.
 // Unfused does the whole square, as Megatron of 2021: batched GEMMs at measured rates, as reading and writing (T, T)
-// bounds them. One has the head as depth: Q K', or in the backward dP. The others sum over T: P V, or dV, dQ and dK. A causal
-// softmax in 16 bits reads the lower half and writes the whole matrix; backward reads two halves. Dropout behind it
-// reads 2 bytes, writes 2 and moves 1 of a mask.
+// bounds them. One has the head as depth: Q K', or in the backward dP. The others sum over T: P V, or dV, dQ and dK.
+// A causal softmax in 16 bits reads the lower half and writes the whole matrix; backward reads two halves. Dropout
+// behind it reads 2 bytes, writes 2 and moves 1 of a mask.
 static inline double cost_attention(const Cluster *c, bool backward, size_t B, size_t T, size_t NH, size_t HS) {
     double scores = (double)B * (double)NH * (double)T * (double)T, flops = 2 * scores * (double)HS;
     if (c->attention == ATTENTION_FLASH) {
