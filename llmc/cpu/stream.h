@@ -95,7 +95,6 @@ struct CpuRuntime {
     std::unordered_set<CUevent_st *> events;
     std::vector<std::shared_ptr<const std::string>> labels;
     uint64_t ops;
-    unsigned streams_made;
     bool running;       // inside the scheduler
     Stall stall;        // seconds without a completed operation
     bool profiling;
