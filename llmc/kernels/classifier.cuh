@@ -158,8 +158,7 @@ static inline void classifier_stats(float *max, float *sum, float *target_logit,
     if (N == 0) return;
     unsigned threads = classifier_threads(Vl);
     kernel_cost(KERNEL_CLASSIFIER_FORWARD, N * Vl, sizeof(floatX), 3);
-    by_packs<ELEMENT_PACK>(Vl, [&](auto width) {
-        constexpr int W = width;
+    by_packs<ELEMENT_PACK>(Vl, [&](auto W) {
         LAUNCH(classifier_stats_kernel<W>, (unsigned)N, threads, 0, stream)
         (max, sum, target_logit, logits, targets, V, Vl, v_start);
     });
@@ -184,8 +183,7 @@ static inline void classifier_gradient(float *losses, floatX *logits, const floa
     if (N == 0) return;
     unsigned threads = classifier_threads(Vl);
     if (gradient) kernel_cost(KERNEL_CLASSIFIER_BACKWARD, N * Vl, 2 * sizeof(floatX), 3);
-    by_packs<ELEMENT_PACK>(Vl, [&](auto width) {
-        constexpr int W = width;
+    by_packs<ELEMENT_PACK>(Vl, [&](auto W) {
         LAUNCH(classifier_gradient_kernel<W>, (unsigned)N, threads, 0, stream)
         (losses, logits, max, sum, target_logit, targets, dloss, V, Vl, v_start, gradient);
     });

@@ -36,8 +36,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
 static inline void heads_move(floatX *to, const floatX *from, size_t N, size_t parts, size_t A, size_t c, bool join,
                               cudaStream_t stream) {
     kernel_cost(KERNEL_ELEMENTWISE, N * parts * A, 2 * sizeof(floatX), 0);
-    by_packs(A / c, [&](auto width) {
-        constexpr int W = width;
+    by_packs(A / c, [&](auto W) {
         LAUNCH(heads_kernel<W>, element_blocks(N * parts * A), ELEMENT_THREADS, 0, stream)
         (to, from, N, parts, A, c, join);
     });
@@ -72,8 +71,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
 static inline void tokens_move(floatX *to, const floatX *from, size_t B, size_t T, size_t width, size_t c, bool zigzag,
                                bool join, cudaStream_t stream) {
     kernel_cost(KERNEL_ELEMENTWISE, B * T * width, 2 * sizeof(floatX), 0);
-    by_packs(width, [&](auto pack) {
-        constexpr int W = pack;
+    by_packs(width, [&](auto W) {
         LAUNCH(tokens_kernel<W>, element_blocks(B * T * width), ELEMENT_THREADS, 0, stream)
         (to, from, B, T, width, c, zigzag, join);
     });

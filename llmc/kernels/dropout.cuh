@@ -43,8 +43,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
 static inline void dropout_apply(floatX *out, const floatX *inp, Dropout d, size_t N, size_t C, cudaStream_t stream) {
     if (N == 0) return;
     kernel_cost(KERNEL_ELEMENTWISE, N * C, 2 * sizeof(floatX), 1);
-    by_packs(aligned16(out, inp) ? C : 1, [&](auto width) {
-        constexpr int W = width;
+    by_packs(aligned16(out, inp) ? C : 1, [&](auto W) {
         LAUNCH(dropout_kernel<W>, element_blocks(N * C), ELEMENT_THREADS, 0, stream)(out, inp, d, N, C);
     });
 }

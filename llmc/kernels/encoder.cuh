@@ -155,8 +155,7 @@ static inline void encoder_forward(floatX *out, const int *tokens, const floatX 
     unsigned blocks = (unsigned)CEIL_DIV(N, (size_t)ENCODER_WARPS);
     // a row of wte and of out for each token; all B samples share the rows of wpe
     kernel_cost(KERNEL_RESIDUAL, N * C, (2 + (wpe ? 1 / (double)B : 0)) * sizeof(floatX), wpe ? 1 : 0);
-    by_packs(C, [&](auto width) {
-        constexpr int W = width;
+    by_packs(C, [&](auto W) {
         LAUNCH(encoder_forward_kernel<W>, blocks, 32 * ENCODER_WARPS, 0, stream)
         (out, tokens, wte, wpe, N, T, C, v_start, Vl, held);
     });
@@ -167,8 +166,7 @@ static inline void encoder_backward_wte(float *dwte, const floatX *dout, const i
                                         size_t v_start, size_t Vl, cudaStream_t stream) {
     if (N == 0) return;
     kernel_cost(KERNEL_ELEMENTWISE, N * C, 2 * sizeof(float) + sizeof(floatX), 1);  // as if no token came twice
-    by_packs(C, [&](auto width) {
-        constexpr int W = width;
+    by_packs(C, [&](auto W) {
         LAUNCH((encoder_backward_wte_kernel<W, THREADS>), ENCODER_OWNERS, THREADS, 0, stream)
         (dwte, dout, tokens, N, C, v_start, Vl);
     });
@@ -185,8 +183,7 @@ static inline void encoder_backward(float *dwte, float *dwpe, const floatX *dout
         unsigned blocks = (unsigned)CEIL_DIV(rows, (size_t)ENCODER_WARPS);
         kernel_cost(KERNEL_ELEMENTWISE, B * T * C, sizeof(floatX), 1);
         kernel_cost(KERNEL_ELEMENTWISE, rows * C, (accumulate_wpe ? 2 : 1) * sizeof(float), 0);
-        by_packs(C, [&](auto width) {
-            constexpr int W = width;
+        by_packs(C, [&](auto W) {
             LAUNCH(encoder_backward_wpe_kernel<W>, blocks, 32 * ENCODER_WARPS, 0, stream)
             (dwpe, dout, B, T, rows, C, held, accumulate_wpe);
         });

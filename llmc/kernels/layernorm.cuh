@@ -96,9 +96,8 @@ static inline void layernorm_residual_forward(floatX *residual, const Layernorm 
     unsigned blocks = (unsigned)CEIL_DIV(N, (size_t)LAYERNORM_WARPS), threads = 32 * LAYERNORM_WARPS;
     if (inp1) kernel_cost(KERNEL_RESIDUAL_LAYERNORM, N * C, 4 * sizeof(floatX), 10);
     else kernel_cost(KERNEL_LAYERNORM_FORWARD, N * C, 2 * sizeof(floatX), 8);
-    by_packs<LANES == 1 ? ELEMENT_PACK : (int)x128::size>(C, [&](auto width) {
+    by_packs<LANES == 1 ? ELEMENT_PACK : (int)x128::size>(C, [&](auto W) {
         by_dropout(drop, [&](auto drops) {
-            constexpr int W = width;
             LAUNCH((layernorm_forward_kernel<W, LANES, NORM, drops>), blocks, threads, 0, stream)
             (ln.out, ln.mean, ln.rstd, residual, inp1, inp2, inp2_bias, weight, bias, N, C, epsilon, drop);
         });
@@ -120,9 +119,8 @@ static inline void residual_forward(floatX *out, const floatX *inp1, const float
     if (N == 0) return;
     unsigned blocks = (unsigned)CEIL_DIV(N, (size_t)LAYERNORM_WARPS), threads = 32 * LAYERNORM_WARPS;
     kernel_cost(KERNEL_RESIDUAL, N * C, 3 * sizeof(floatX), 2);
-    by_packs<ELEMENT_PACK>(C, [&](auto width) {
+    by_packs<ELEMENT_PACK>(C, [&](auto W) {
         by_dropout(drop, [&](auto drops) {
-            constexpr int W = width;
             LAUNCH((residual_forward_kernel<W, NORM, drops>), blocks, threads, 0, stream)
             (out, inp1, inp2, inp2_bias, N, C, drop);
         });

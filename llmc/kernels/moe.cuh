@@ -139,8 +139,7 @@ static inline void moe_route(const Routing &r, const floatX *x, const floatX *we
                              size_t T, size_t C, cudaStream_t stream) {
     size_t N = B * T;
     kernel_cost(KERNEL_ELEMENTWISE, N * C, sizeof(floatX), 2.0 * (double)moe.E);
-    by_packs(C, [&](auto width) {
-        constexpr int W = width;
+    by_packs(C, [&](auto W) {
         LAUNCH((moe_router_kernel<W, LANES>), moe_blocks(N), 32 * MOE_WARPS, 0, stream)
         (r, x, weight, N, C, moe.E, moe.k);
     });
@@ -172,8 +171,7 @@ static inline void moe_gather(floatX *rows, const floatX *x, const Routing &r, c
                               bool weighted, cudaStream_t stream) {
     size_t count = moe_rows(moe, B);
     kernel_cost(KERNEL_ELEMENTWISE, count * C, 2 * sizeof(floatX), 1);
-    by_packs(C, [&](auto width) {
-        constexpr int W = width;
+    by_packs(C, [&](auto W) {
         LAUNCH(moe_gather_kernel<W>, moe_blocks(count), 32 * MOE_WARPS, 0, stream)
         (rows, x, r, moe, count, C, weighted);
     });
@@ -206,8 +204,7 @@ __global__ void __launch_bounds__(32 * MOE_WARPS, 1)
 static inline void moe_combine(floatX *out, const floatX *residual, const floatX *rows, const Routing &r,
                                const Moe &moe, size_t N, size_t C, cudaStream_t stream, Dropout drop) {
     kernel_cost(KERNEL_RESIDUAL, N * C, (double)(2 + moe.k) * sizeof(floatX), 2.0 * (double)moe.k);
-    by_packs(C, [&](auto width) {
-        constexpr int W = width;
+    by_packs(C, [&](auto W) {
         LAUNCH(moe_combine_kernel<W>, moe_blocks(N), 32 * MOE_WARPS, 0, stream)
         (out, residual, rows, r, moe, N, C, drop);
     });
@@ -275,8 +272,7 @@ static inline void moe_backward_router(float *dlogits, const floatX *dout, const
                                        cudaStream_t stream) {
     size_t N = B * T;
     kernel_cost(KERNEL_ELEMENTWISE, N * C, (double)(1 + moe.k) * sizeof(floatX), 2.0 * (double)moe.k);
-    by_packs(C, [&](auto width) {
-        constexpr int W = width;
+    by_packs(C, [&](auto W) {
         LAUNCH((moe_backward_router_kernel<W, LANES>), moe_blocks(N), 32 * MOE_WARPS, 0, stream)
         (dlogits, dout, rows, r, moe, dloss, N, T, C);
     });
@@ -309,8 +305,7 @@ __global__ void __launch_bounds__(32 * MOE_WARPS, 1)
 static inline void moe_backward_input(floatX *dx, const floatX *drows, const float *dlogits, const floatX *weight,
                                       const Routing &r, const Moe &moe, size_t N, size_t C, cudaStream_t stream) {
     kernel_cost(KERNEL_ELEMENTWISE, N * C, (double)(1 + moe.k) * sizeof(floatX), (double)(moe.k + 2 * moe.E));
-    by_packs(C, [&](auto width) {
-        constexpr int W = width;
+    by_packs(C, [&](auto W) {
         LAUNCH(moe_backward_input_kernel<W>, moe_blocks(N), 32 * MOE_WARPS, 0, stream)
         (dx, drows, dlogits, weight, r, moe, N, C);
     });
@@ -337,8 +332,7 @@ static inline void moe_backward_weight(float *dweight, float *scratch, const flo
                                        size_t N, size_t C, size_t E, bool accumulate, cudaStream_t stream) {
     size_t chunk_rows = bias_chunk_rows(N), chunks = CEIL_DIV(N, chunk_rows);
     kernel_cost(KERNEL_ELEMENTWISE, N * C, sizeof(floatX), 2.0 * (double)E);
-    by_packs(C, [&](auto width) {
-        constexpr int W = width;
+    by_packs(C, [&](auto W) {
         dim3 grid((unsigned)CEIL_DIV(E * C, (size_t)BIAS_THREADS * W), (unsigned)chunks);
         LAUNCH(moe_weight_kernel<W>, grid, BIAS_THREADS, 0, stream)(scratch, dlogits, x, N, C, E, chunk_rows);
     });

@@ -53,7 +53,7 @@ __device__ static __forceinline__ void cpu_check_aligned(const void *) {}  // a 
 static constexpr int ELEMENT_PACK = 16;
 #endif
 
-// Calls launch with PACK if rows of n elements consist of whole packs, else with 1.
+// Calls launch with the constant PACK if rows of n elements consist of whole packs, else with 1.
 template <int PACK = (int)x128::size, class Launch>
 static inline void by_packs(size_t n, Launch launch) {
     if (n % PACK == 0) launch(std::integral_constant<int, PACK>());

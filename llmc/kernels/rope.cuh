@@ -43,8 +43,7 @@ static inline void rope(floatX *x, const float *table, size_t N, size_t T, size_
     if (N == 0) return;
     kernel_cost(KERNEL_ELEMENTWISE, N * heads * D, 2 * sizeof(floatX), 3);
     bool whole = HS % x128::size == 0 && stride % x128::size == 0 && aligned16(x, table);
-    by_packs(whole ? D / 2 : 1, [&](auto width) {
-        constexpr int W = width;
+    by_packs(whole ? D / 2 : 1, [&](auto W) {
         dim3 grid((unsigned)CEIL_DIV(heads * (D / 2 / W), (size_t)ROPE_THREADS),
                   (unsigned)CEIL_DIV(N, (size_t)ROPE_ROWS));
         LAUNCH(rope_kernel<W>, grid, ROPE_THREADS, 0, stream)

@@ -65,8 +65,7 @@ static inline dim3 swiglu_grid(size_t N, size_t F, size_t W) {
 static inline void swiglu_forward(floatX *out, const floatX *inp, size_t N, size_t F, cudaStream_t stream) {
     if (N == 0) return;
     kernel_cost(KERNEL_EXPONENTIAL, N * F, 3 * sizeof(floatX), 5);
-    by_packs(aligned16(out, inp) ? F : 1, [&](auto width) {
-        constexpr int W = width;
+    by_packs(aligned16(out, inp) ? F : 1, [&](auto W) {
         LAUNCH(swiglu_forward_kernel<W>, swiglu_grid(N, F, W), SWIGLU_THREADS, 0, stream)(out, inp, N, F);
     });
 }
@@ -76,8 +75,7 @@ static inline void swiglu_backward(floatX *dinp, const floatX *dout, const float
                                    cudaStream_t stream) {
     if (N == 0) return;
     kernel_cost(KERNEL_EXPONENTIAL, N * F, 5 * sizeof(floatX), 12);
-    by_packs(aligned16(dinp, dout, inp) ? F : 1, [&](auto width) {
-        constexpr int W = width;
+    by_packs(aligned16(dinp, dout, inp) ? F : 1, [&](auto W) {
         LAUNCH(swiglu_backward_kernel<W>, swiglu_grid(N, F, W), SWIGLU_THREADS, 0, stream)(dinp, dout, inp, N, F);
     });
 }
@@ -102,8 +100,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
 static inline void relu2_launch(floatX *out, const floatX *dout, const floatX *inp, size_t n, cudaStream_t stream) {
     if (n == 0) return;
     kernel_cost(KERNEL_ELEMENTWISE, n, (dout ? 3 : 2) * sizeof(floatX), 2);
-    by_packs(aligned16(out, dout, inp) ? n : 1, [&](auto width) {
-        constexpr int W = width;
+    by_packs(aligned16(out, dout, inp) ? n : 1, [&](auto W) {
         LAUNCH(relu2_kernel<W>, element_blocks(n), ELEMENT_THREADS, 0, stream)(out, dout, inp, n);
     });
 }
