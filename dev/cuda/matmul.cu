@@ -420,14 +420,14 @@ static void test_head(size_t N, size_t C, size_t V) {
     double *want_inp = plain_product(d, false, w, false, N, C, V);
     double *want_wte = plain_product(d, true, x, false, V, C, N);
 
-    head_forward(&lab.mm, logits, dx, dw, N, C, V);
-    head_backward_input(&lab.mm, dinp, dd, dw, N, C, V);
+    linear_forward(&lab.mm, logits, dx, dw, NULL, N, C, V);
+    linear_backward_input(&lab.mm, dinp, dd, dw, N, C, V);
     double error = fmax(test_error_floatX(logits, want_logits, N * V, lab.stream),
                         test_error_floatX(dinp, want_inp, N * C, lab.stream));
     check(&lab.checks, error <= OUT_BOUND, "head %zu x %zu x %zu (%.1e, bound %.1e)", N, C, V, error, OUT_BOUND);
-    head_backward_weight(&lab.mm, dwte, dx, dd, N, C, V, false);
+    linear_backward_weight(&lab.mm, dwte, dx, dd, N, C, V, false);
     error = test_error_float(dwte, want_wte, V * C, lab.stream);
-    head_backward_weight(&lab.mm, dwte, dx, dd, N, C, V, true);
+    linear_backward_weight(&lab.mm, dwte, dx, dd, N, C, V, true);
     for (size_t i = 0; i < V * C; i++) want_wte[i] *= 2;
     error = fmax(error, test_error_float(dwte, want_wte, V * C, lab.stream));
     check(&lab.checks, error <= FLOAT_BOUND, "head weight %zu x %zu x %zu (%.1e, bound %.1e)", N, C, V, error,
@@ -551,15 +551,15 @@ static void layer_weight(const void *p, unsigned) {
 }
 static void logits_forward(const void *p, unsigned) {
     const Product *q = (const Product *)p;
-    head_forward(&lab.mm, q->y, q->x, q->w, q->N, q->IC, q->OC);
+    linear_forward(&lab.mm, q->y, q->x, q->w, NULL, q->N, q->IC, q->OC);
 }
 static void logits_input(const void *p, unsigned) {
     const Product *q = (const Product *)p;
-    head_backward_input(&lab.mm, q->x, q->y, q->w, q->N, q->IC, q->OC);
+    linear_backward_input(&lab.mm, q->x, q->y, q->w, q->N, q->IC, q->OC);
 }
 static void logits_weight(const void *p, unsigned) {
     const Product *q = (const Product *)p;
-    head_backward_weight(&lab.mm, q->dw, q->x, q->y, q->N, q->IC, q->OC, true);
+    linear_backward_weight(&lab.mm, q->dw, q->x, q->y, q->N, q->IC, q->OC, true);
 }
 
 // Prints how much faster than the algorithm that cuBLASLt's heuristic names first the fastest of its first ones is. The

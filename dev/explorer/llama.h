@@ -32,12 +32,8 @@ DOES_NOTHING(bool, file_write_text, true)
 #define LLMC_TOKENIZER_KINDS_H
 static inline bool tokenizer_open_kind(Tokenizer *, const Options *, Error *) { return true; }
 
-#define LLMC_LINEAR_CUH
 #define LLMC_ROPE_CUH
 #define LLMC_SWIGLU_CUH
-DOES_NOTHING(void, linear_forward, )
-DOES_NOTHING(void, linear_backward_input, )
-DOES_NOTHING(void, linear_backward_weight, )
 DOES_NOTHING(void, rope, )
 DOES_NOTHING(void, swiglu_forward, )
 DOES_NOTHING(void, swiglu_backward, )

@@ -359,14 +359,14 @@ static void loss(GPT *m, Acts *acts, const int *targets, int micro, bool trainin
     float **dw = m->dw[0], *sum = m->row_sums, *target = m->row_sums + N, *losses = m->losses + micro * 2 * N;
     bool add = micro > 0;
     Span span(m, m->stream, "loss", micro);
-    head_forward(&m->matmul, m->logits, acts->lnf.out, w[WTE], N, C, m->Vl);
+    linear_forward(&m->matmul, m->logits, acts->lnf.out, w[WTE], NULL, N, C, m->Vl);
     classifier_stats(m->row_max, sum, target, m->logits, targets, N, V, m->Vl, m->V0, m->stream);
     classifier_gradient(losses, m->logits, m->row_max, sum, target, targets, m->dloss, N, V, m->Vl, m->V0, training,
                         m->stream);
     loss_sum(&m->loss_sums[micro], losses, N, m->stream);
     if (!training) return;
-    head_backward_input(&m->matmul, m->dnorm, m->logits, w[WTE], N, C, m->Vl);
-    head_backward_weight(&m->matmul, dw[WTE], acts->lnf.out, m->logits, N, C, m->Vl, add);
+    linear_backward_input(&m->matmul, m->dnorm, m->logits, w[WTE], N, C, m->Vl);
+    linear_backward_weight(&m->matmul, dw[WTE], acts->lnf.out, m->logits, N, C, m->Vl, add);
     layernorm_backward(m->dresidual, dw[LNFW], dw[LNFB], m->reduce_scratch, NULL, m->dreduced, acts->residual[L],
                        w[LNFW], acts->lnf, Nl, C, add, m->stream);
     if (reduce_now(m, micro)) reduce_bucket(m, bucket_count(m) - 1);
@@ -419,7 +419,7 @@ static void train_step(GPT *m) {
 static void sample_token(GPT *m) {
     size_t C = m->config.C, last = m->sample.T - 1;
     forward(m, &m->acts, m->inputs, 1, m->sample.padded, NO_MICRO);
-    head_forward(&m->matmul, m->logits, m->acts.lnf.out + last * C, m->w[0][WTE], 1, C, m->Vl);
+    linear_forward(&m->matmul, m->logits, m->acts.lnf.out + last * C, m->w[0][WTE], NULL, 1, C, m->Vl);
     sample_append(m, m->logits);
 }
 

@@ -29,7 +29,6 @@
 #include "llmc/kernels/classifier.cuh"
 #include "llmc/kernels/encoder.cuh"
 #include "llmc/kernels/layernorm.cuh"
-#include "llmc/kernels/linear.cuh"
 #include "llmc/kernels/rope.cuh"
 #include "llmc/kernels/swiglu.cuh"
 #include "llmc/host/tokenizer_kinds.h"
@@ -464,7 +463,7 @@ static void loss(GPT *m, Acts *acts, const int *targets, int micro, bool trainin
     bool add = micro > 0;
     Span span(m, m->stream, "loss", micro);
     const floatX *lnf = f_forward(m, acts->lnf.out, N);
-    head_forward(&m->matmul, m->logits, lnf, w[m->head], N, C, m->Vl);
+    linear_forward(&m->matmul, m->logits, lnf, w[m->head], NULL, N, C, m->Vl);
     classifier_stats(m->row_max_local, sum, target, m->logits, targets, N, V, m->Vl, m->V0, m->stream);
     NCCL_CHECK(ncclAllReduce(m->row_max_local, m->row_max, N, ncclFloat, ncclMax, m->tensor, m->stream));
     classifier_rescale(sum, m->row_max_local, m->row_max, N, m->stream);
@@ -473,9 +472,9 @@ static void loss(GPT *m, Acts *acts, const int *targets, int micro, bool trainin
                         m->stream);
     loss_sum(&m->loss_sums[micro], losses, N, m->stream);
     if (!training) return;
-    head_backward_input(&m->matmul, m->dnorm, m->logits, w[m->head], N, C, m->Vl);
+    linear_backward_input(&m->matmul, m->dnorm, m->logits, w[m->head], N, C, m->Vl);
     f_backward_begin(m);
-    head_backward_weight(&m->matmul, dw[m->head], lnf, m->logits, N, C, m->Vl, add);
+    linear_backward_weight(&m->matmul, dw[m->head], lnf, m->logits, N, C, m->Vl, add);
     f_backward_end(m);
     norm_backward(m, 0, LNFW, acts->residual[L], acts->lnf, NULL, Nl, add);
     if (reduce_now(m, micro)) reduce_bucket(m, bucket_count(m) - 1);
@@ -552,7 +551,7 @@ static void sample_token(GPT *m) {
         forward_step(m, m->slots, m->inputs, 1, m->sample.padded, NO_MICRO, c);
     if (m->table.shard.head) {
         const floatX *lnf = f_forward(m, m->slots[0].lnf.out, m->sample.padded);
-        head_forward(&m->matmul, m->logits, lnf + last * C, m->w[0][m->head], 1, C, m->Vl);
+        linear_forward(&m->matmul, m->logits, lnf + last * C, m->w[0][m->head], NULL, 1, C, m->Vl);
         NCCL_CHECK(ncclAllGather(m->logits, m->last_logits, m->Vl, NCCL_FLOATX, m->tensor, m->stream));
     }
     sample_append(m, m->last_logits);

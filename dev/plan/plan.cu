@@ -21,7 +21,6 @@ namespace fsdp {
 #include "dev/lessons/train_fsdp.cu"
 }
 #include "llmc/host/tokenizer_kinds.h"
-#include "llmc/kernels/linear.cuh"
 #include "llmc/kernels/rope.cuh"
 #include "llmc/kernels/swiglu.cuh"
 #include "llmc/llama.h"

@@ -73,9 +73,9 @@ static void test_wrappers(cudaStream_t s) {
     matmul_backward_input(&matmul, y, x, w, N, C, F), states("matmul_backward_input", 144 + 384 + 96, 0, 4608);
     matmul_backward_weight(&matmul, a, x, z, N, C, F, false), states("matmul_backward_weight", 96 + 144, 384, 4608);
     matmul_backward_weight(&matmul, a, x, z, N, C, F, true), states("... that adds", 96 + 144, 2 * 384, 4608);
-    head_forward(&matmul, y, x, w, N, C, Vp), states("head_forward", 96 + 768 + 288, 0, 9216);
-    head_backward_input(&matmul, y, x, w, N, C, Vp), states("head_backward_input", 288 + 768 + 96, 0, 9216);
-    head_backward_weight(&matmul, a, x, z, N, C, Vp, true), states("head_backward_weight", 96 + 288, 2 * 768, 9216);
+    linear_forward(&matmul, y, x, w, NULL, N, C, Vp), states("linear_forward", 96 + 768 + 288, 0, 9216);
+    linear_backward_input(&matmul, y, x, w, N, C, Vp), states("linear_backward_input", 288 + 768 + 96, 0, 9216);
+    linear_backward_weight(&matmul, a, x, z, N, C, Vp, true), states("linear_backward_weight", 96 + 288, 2 * 768, 9216);
 
     // of each sample and head 6 pairs of a query and a key: products of 8 channels, 2 and 5
     attention_forward(y, a, x, B, T, C, NH, s), states("attention_forward", 288 + 96, 0, 2 * 2 * 6 * 2 * 16);

@@ -1,8 +1,9 @@
 // matmul.cuh: every matrix product of the trainers, on cuBLASLt.
-// Matrices are row-major [rows, cols]; a weight is [IC, OC] as in Hugging Face's GPT-2, the embedding [V, C].
+// Matrices are row-major [rows, cols]. The weights of matmul_ are [IC, OC], as in Hugging Face's GPT-2. Those of
+// linear_ are [OC, IC], as in its Linear and in the embedding, which is the head too.
 //
 // defines: Matmul, matmul_create, GemmArgs, gemm_args, gemm, matmul_forward, matmul_backward_input,
-//          matmul_backward_weight, head_forward, head_backward_input, head_backward_weight
+//          matmul_backward_weight, linear_forward, linear_backward_input, linear_backward_weight
 #ifndef LLMC_MATMUL_CUH
 #define LLMC_MATMUL_CUH
 
@@ -218,24 +219,25 @@ static inline void matmul_backward_weight(Matmul *mm, float *dweight, const floa
     gemm(mm, &g);
 }
 
-// logits[N,Vl] = inp[N,C] wte[Vl,C]^T
-static inline void head_forward(Matmul *mm, floatX *logits, const floatX *inp, const floatX *wte, size_t N,
-                                size_t C, size_t Vl) {
-    GemmArgs g = gemm_args(logits, false, inp, false, wte, true, N, Vl, C);
+// out[N,OC] = inp[N,IC] weight[OC,IC]^T (+ bias[OC], unless it is NULL).
+static inline void linear_forward(Matmul *mm, floatX *out, const floatX *inp, const floatX *weight,
+                                  const floatX *bias, size_t N, size_t IC, size_t OC) {
+    GemmArgs g = gemm_args(out, false, inp, false, weight, true, N, OC, IC);
+    g.bias = bias;
     gemm(mm, &g);
 }
 
-// dinp[N,C] = dlogits[N,Vl] wte[Vl,C]
-static inline void head_backward_input(Matmul *mm, floatX *dinp, const floatX *dlogits, const floatX *wte,
-                                       size_t N, size_t C, size_t Vl) {
-    GemmArgs g = gemm_args(dinp, false, dlogits, false, wte, false, N, C, Vl);
+// dinp[N,IC] = dout[N,OC] weight[OC,IC]
+static inline void linear_backward_input(Matmul *mm, floatX *dinp, const floatX *dout, const floatX *weight,
+                                         size_t N, size_t IC, size_t OC) {
+    GemmArgs g = gemm_args(dinp, false, dout, false, weight, false, N, IC, OC);
     gemm(mm, &g);
 }
 
-// dwte[Vl,C] (float) = or += dlogits[N,Vl]^T inp[N,C].
-static inline void head_backward_weight(Matmul *mm, float *dwte, const floatX *inp, const floatX *dlogits,
-                                        size_t N, size_t C, size_t Vl, bool accumulate) {
-    GemmArgs g = gemm_args(dwte, true, dlogits, true, inp, false, Vl, C, N);
+// dweight[OC,IC] (float) = or += dout[N,OC]^T inp[N,IC].
+static inline void linear_backward_weight(Matmul *mm, float *dweight, const floatX *inp, const floatX *dout,
+                                          size_t N, size_t IC, size_t OC, bool accumulate) {
+    GemmArgs g = gemm_args(dweight, true, dout, true, inp, false, OC, IC, N);
     g.accumulate = accumulate;
     gemm(mm, &g);
 }
