@@ -53,7 +53,7 @@ static void element_cases(size_t N, size_t F) {
     result("relu2_backward", out, n);
     Dropout d = dropout_for(dropout_make(0.3, 5, 1, 3), DROPOUT_EMBEDDING, 0);
     d.T = N;
-    dropout_apply(out, x, d, N, F, stream);
+    dropout_backward(out, x, d, N, F, stream);
     result("dropout", out, n);
     float *sum = to_device(test_values(n, 0, 1, 3), n), *more = to_device(test_values(n, 0, 1, 4), n);
     add_floats(sum, more, n, stream);

@@ -49,8 +49,8 @@ BUDGETS = [
     ('classifier_gradient_kernel<8>', 'bf16', 'each', 56),
     # Llama's block: a rotation is 4 multiplications for 2 elements, silu an exponential and a division
     ('rope_kernel<8>', 'bf16', 'each', 16),
-    ('swiglu_forward_kernel<8>', 'bf16', 'each', 38),
-    ('swiglu_backward_kernel<8>', 'bf16', 'each', 37),
+    ('swiglu_kernel<8, false>', 'bf16', 'each', 38),
+    ('swiglu_kernel<8, true>', 'bf16', 'each', 37),
     ('relu2_kernel<8>', 'bf16', 'each', 29),
     ('layernorm_forward_kernel<8, 32, 1, false>', 'bf16', 'each', 20),
     ('layernorm_backward_columns_kernel<8, 1, 1>', 'bf16', 'each', 48),

@@ -40,24 +40,20 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
     }
 }
 
-static inline void dropout_apply(floatX *out, const floatX *inp, Dropout d, size_t N, size_t C, cudaStream_t stream) {
-    if (N == 0) return;
+// Returns dout[N, C] * mask in out, which may be dout; without dropout dout itself.
+static inline const floatX *dropout_backward(floatX *out, const floatX *dout, Dropout d, size_t N, size_t C,
+                                             cudaStream_t stream) {
+    if (!d.threshold || N == 0) return dout;
     kernel_cost(KERNEL_ELEMENTWISE, N * C, 2 * sizeof(floatX), 1);
-    by_packs(aligned16(out, inp) ? C : 1, [&](auto W) {
-        LAUNCH(dropout_kernel<W>, element_blocks(N * C), ELEMENT_THREADS, 0, stream)(out, inp, d, N, C);
+    by_packs(aligned16(out, dout) ? C : 1, [&](auto W) {
+        LAUNCH(dropout_kernel<W>, element_blocks(N * C), ELEMENT_THREADS, 0, stream)(out, dout, d, N, C);
     });
+    return out;
 }
 
 // x[N, C] *= mask; nothing to do without dropout.
 static inline void dropout_forward(floatX *x, Dropout d, size_t N, size_t C, cudaStream_t stream) {
-    if (d.threshold) dropout_apply(x, x, d, N, C, stream);
-}
-
-// Returns dout[N, C] * mask in out, which may be dout; without dropout dout itself.
-static inline const floatX *dropout_backward(floatX *out, const floatX *dout, Dropout d, size_t N, size_t C,
-                                             cudaStream_t stream) {
-    if (d.threshold) dropout_apply(out, dout, d, N, C, stream);
-    return d.threshold ? out : dout;
+    dropout_backward(x, x, d, N, C, stream);
 }
 
 #endif

@@ -11,73 +11,51 @@
 
 static constexpr unsigned SWIGLU_THREADS = 128, SWIGLU_ROWS = 8;  // a thread takes the same columns of several rows
 
-// gate becomes the product with up; with BACKWARD d, the product's gradient, becomes gate's and up gets its own.
+// out[N, F] = silu(gate) * up of inp[N, 2F]; with BACKWARD out[N, 2F], the gradients of gate and up from dout[N, F].
 template <int W, bool BACKWARD>
-__device__ __forceinline__ void swiglu_elements(float (&gate)[W], float (&up)[W], float (&d)[W]) {
-    for (int k = 0; k < W; k++) {
-        float g = gate[k] < -40.0f ? -40.0f : gate[k];  // below it all is nothing; keeps infinity times zero away
-        float e = gelu_exp(-g), s = gelu_divide(1.0f, 1.0f + e);
-        gate[k] = g * s * up[k];
-        if (!BACKWARD) continue;
-        float from = d[k];
-        d[k] = from * up[k] * (s + g * s * (e * s));  // e s is 1 - s without the cancellation
-        up[k] = from * g * s;
-    }
-}
-
-template <int W>
 __global__ void __launch_bounds__(SWIGLU_THREADS)
-    swiglu_forward_kernel(floatX *out, const floatX *inp, size_t N, size_t F) {
+    swiglu_kernel(floatX *out, const floatX *dout, const floatX *inp, size_t N, size_t F) {
     size_t c = ((size_t)blockIdx.x * SWIGLU_THREADS + threadIdx.x) * W;
     size_t first = (size_t)blockIdx.y * SWIGLU_ROWS, end = first + SWIGLU_ROWS < N ? first + SWIGLU_ROWS : N;
     if (c >= F) return;
     for (size_t n = first; n < end; n++) {
         float gate[W], up[W];
+        [[maybe_unused]] float d[W];
         load_floats<W>(gate, inp + n * 2 * F + c);
         load_floats<W>(up, inp + n * 2 * F + F + c);
-        swiglu_elements<W, false>(gate, up, gate);
-        store_floats<W>(out + n * F + c, gate);
+        if constexpr (BACKWARD) load_floats<W>(d, dout + n * F + c);
+        for (int k = 0; k < W; k++) {
+            float g = gate[k] < -40.0f ? -40.0f : gate[k];  // below it all is nothing; keeps infinity times zero away
+            float e = gelu_exp(-g), s = gelu_divide(1.0f, 1.0f + e);
+            // e s is 1 - s without the cancellation
+            gate[k] = BACKWARD ? d[k] * up[k] * (s + g * s * (e * s)) : g * s * up[k];
+            if (BACKWARD) up[k] = d[k] * g * s;
+        }
+        store_floats<W>(out + n * (BACKWARD ? 2 * F : F) + c, gate);
+        if constexpr (BACKWARD) store_floats<W>(out + n * 2 * F + F + c, up);
     }
 }
 
-template <int W>
-__global__ void __launch_bounds__(SWIGLU_THREADS)
-    swiglu_backward_kernel(floatX *dinp, const floatX *dout, const floatX *inp, size_t N, size_t F) {
-    size_t c = ((size_t)blockIdx.x * SWIGLU_THREADS + threadIdx.x) * W;
-    size_t first = (size_t)blockIdx.y * SWIGLU_ROWS, end = first + SWIGLU_ROWS < N ? first + SWIGLU_ROWS : N;
-    if (c >= F) return;
-    for (size_t n = first; n < end; n++) {
-        float gate[W], up[W], d[W];
-        load_floats<W>(gate, inp + n * 2 * F + c);
-        load_floats<W>(up, inp + n * 2 * F + F + c);
-        load_floats<W>(d, dout + n * F + c);
-        swiglu_elements<W, true>(gate, up, d);
-        store_floats<W>(dinp + n * 2 * F + c, d);
-        store_floats<W>(dinp + n * 2 * F + F + c, up);
-    }
-}
-
-static inline dim3 swiglu_grid(size_t N, size_t F, size_t W) {
-    return dim3((unsigned)CEIL_DIV(F, SWIGLU_THREADS * W), (unsigned)CEIL_DIV(N, (size_t)SWIGLU_ROWS));
+template <bool BACKWARD>
+static inline void swiglu_launch(floatX *out, const floatX *dout, const floatX *inp, size_t N, size_t F,
+                                 cudaStream_t stream) {
+    if (N == 0) return;
+    kernel_cost(KERNEL_EXPONENTIAL, N * F, (BACKWARD ? 5 : 3) * sizeof(floatX), BACKWARD ? 12 : 5);
+    by_packs(aligned16(out, dout, inp) ? F : 1, [&](auto W) {
+        dim3 grid((unsigned)CEIL_DIV(F, (size_t)SWIGLU_THREADS * W), (unsigned)CEIL_DIV(N, (size_t)SWIGLU_ROWS));
+        LAUNCH((swiglu_kernel<W, BACKWARD>), grid, SWIGLU_THREADS, 0, stream)(out, dout, inp, N, F);
+    });
 }
 
 // out[N, F] = silu(gate) * up of inp[N, 2F]
 static inline void swiglu_forward(floatX *out, const floatX *inp, size_t N, size_t F, cudaStream_t stream) {
-    if (N == 0) return;
-    kernel_cost(KERNEL_EXPONENTIAL, N * F, 3 * sizeof(floatX), 5);
-    by_packs(aligned16(out, inp) ? F : 1, [&](auto W) {
-        LAUNCH(swiglu_forward_kernel<W>, swiglu_grid(N, F, W), SWIGLU_THREADS, 0, stream)(out, inp, N, F);
-    });
+    swiglu_launch<false>(out, NULL, inp, N, F, stream);
 }
 
 // dinp[N, 2F] from dout[N, F] and forward's inp[N, 2F]
 static inline void swiglu_backward(floatX *dinp, const floatX *dout, const floatX *inp, size_t N, size_t F,
                                    cudaStream_t stream) {
-    if (N == 0) return;
-    kernel_cost(KERNEL_EXPONENTIAL, N * F, 5 * sizeof(floatX), 12);
-    by_packs(aligned16(dinp, dout, inp) ? F : 1, [&](auto W) {
-        LAUNCH(swiglu_backward_kernel<W>, swiglu_grid(N, F, W), SWIGLU_THREADS, 0, stream)(dinp, dout, inp, N, F);
-    });
+    swiglu_launch<true>(dinp, dout, inp, N, F, stream);
 }
 
 // With dout NULL out = relu(inp)^2, else out = 2 relu(inp) dout; out may be dout.
