@@ -14,57 +14,19 @@
 
 // ---- Ulysses (Jacobs et al. 2023) -----------------------------------------------------------------------------------
 
-// Moves W elements, of one kind, without arithmetic.
-template <int W>
-__device__ __forceinline__ void move(floatX *to, const floatX *from) {
-    if constexpr (W == (int)x128::size) store128(to, load128(from));
-    else *to = *from;
-}
-
-// apart[c, N, parts, A/c] <-> joined[N, parts, A]: the channels of each rank's heads, and those of all heads.
+// apart[c, B, n/c] <-> joined[B, n]: the n = T width elements of a sequence, by ranks and by their position.
 template <int W>
 __global__ void __launch_bounds__(ELEMENT_THREADS)
-    heads_kernel(floatX *to, const floatX *from, size_t N, size_t parts, size_t A, size_t c, bool join) {
-    Share s = element_share<W>(N * parts * A);
+    tokens_kernel(floatX *to, const floatX *from, size_t B, size_t n, size_t c, bool zigzag, bool join) {
+    Share s = element_share<W>(B * n);
+    size_t held = n / c;
     for (size_t i = s.begin; i < s.end; i += s.step) {
-        size_t joined = i * W, row = joined / A, channel = joined % A, width = A / c;
-        size_t apart = (channel / width * N * parts + row) * width + channel % width;
-        move<W>(to + (join ? joined : apart), from + (join ? apart : joined));
-    }
-}
-
-static inline void heads_move(floatX *to, const floatX *from, size_t N, size_t parts, size_t A, size_t c, bool join,
-                              cudaStream_t stream) {
-    kernel_cost(KERNEL_ELEMENTWISE, N * parts * A, 2 * sizeof(floatX), 0);
-    by_packs(A / c, [&](auto W) {
-        LAUNCH(heads_kernel<W>, element_blocks(N * parts * A), ELEMENT_THREADS, 0, stream)
-        (to, from, N, parts, A, c, join);
-    });
-}
-
-// Writes joined[N, parts, A] as apart[c, N, parts, A/c]: what goes to each of c ranks, which has 1/c of the heads.
-static inline void heads_cut(floatX *apart, const floatX *joined, size_t N, size_t parts, size_t A, size_t c,
-                             cudaStream_t stream) {
-    heads_move(apart, joined, N, parts, A, c, false, stream);
-}
-
-// The reverse, of what came from each rank.
-static inline void heads_join(floatX *joined, const floatX *apart, size_t N, size_t parts, size_t A, size_t c,
-                              cudaStream_t stream) {
-    heads_move(joined, apart, N, parts, A, c, true, stream);
-}
-
-// apart[c, B, T/c, width] <-> joined[B, T, width]: the rows of each rank, and those of all ranks by their position.
-template <int W>
-__global__ void __launch_bounds__(ELEMENT_THREADS)
-    tokens_kernel(floatX *to, const floatX *from, size_t B, size_t T, size_t width, size_t c, bool zigzag, bool join) {
-    Share s = element_share<W>(B * T * width);
-    size_t held = T / c;
-    for (size_t i = s.begin; i < s.end; i += s.step) {
-        size_t apart = i * W, row = apart / width, of_rank = row / (B * held), b = row / held % B;
-        size_t position = tokens_position(tokens_of(T, c, of_rank, zigzag), row % held);
-        size_t joined = (b * T + position) * width + apart % width;
-        move<W>(to + (join ? joined : apart), from + (join ? apart : joined));
+        size_t apart = i * W, part = apart / held;
+        size_t joined = part % B * n + tokens_position(tokens_of(n, c, part / B, zigzag), apart % held);
+        floatX *y = to + (join ? joined : apart);
+        const floatX *x = from + (join ? apart : joined);
+        if constexpr (W == (int)x128::size) store128(y, load128(x));
+        else *y = *x;
     }
 }
 
@@ -73,7 +35,7 @@ static inline void tokens_move(floatX *to, const floatX *from, size_t B, size_t 
     kernel_cost(KERNEL_ELEMENTWISE, B * T * width, 2 * sizeof(floatX), 0);
     by_packs(width, [&](auto W) {
         LAUNCH(tokens_kernel<W>, element_blocks(B * T * width), ELEMENT_THREADS, 0, stream)
-        (to, from, B, T, width, c, zigzag, join);
+        (to, from, B, T * width, c, zigzag, join);
     });
 }
 
@@ -87,6 +49,19 @@ static inline void tokens_join(floatX *joined, const floatX *apart, size_t B, si
 static inline void tokens_cut(floatX *apart, const floatX *joined, size_t B, size_t T, size_t width, size_t c,
                               bool zigzag, cudaStream_t stream) {
     tokens_move(apart, joined, B, T, width, c, zigzag, false, stream);
+}
+
+// Writes joined[N, parts, A] as apart[c, N, parts, A/c]: what goes to each of c ranks, which has 1/c of the heads. A
+// row's heads are cut as a sequence of c tokens would be.
+static inline void heads_cut(floatX *apart, const floatX *joined, size_t N, size_t parts, size_t A, size_t c,
+                             cudaStream_t stream) {
+    tokens_cut(apart, joined, N * parts, c, A / c, c, false, stream);
+}
+
+// The reverse, of what came from each rank.
+static inline void heads_join(floatX *joined, const floatX *apart, size_t N, size_t parts, size_t A, size_t c,
+                              cudaStream_t stream) {
+    tokens_join(joined, apart, N * parts, c, A / c, c, false, stream);
 }
 
 // ---- the ring (Liu et al. 2023; Li et al. 2023) ---------------------------------------------------------------------
@@ -186,7 +161,6 @@ static inline void attention_merge(const Ring &r, float *lse, const RingStep &s,
     (r.sum, lse, r.part, r.part_lse, s.pair, s.B, s.T, s.NH, s.A / s.NH);
 }
 
-// Rows first .. first + count - 1 of B sequences of T rows: to = from, or to += from.
 template <class To, class From, bool ADD>
 __global__ void __launch_bounds__(ELEMENT_THREADS)
     columns_kernel(To *to, size_t to_stride, const From *from, size_t from_stride, size_t B, size_t T, size_t first,
