@@ -73,7 +73,7 @@ static inline void attention_forward(floatX *out, float *lse, const floatX *qkv,
                                      size_t NH, cudaStream_t stream, Dropout d = Dropout{}, size_t KV = 0) {
     Attention a = attention_of(qkv, B, T, C, NH, KV);
     a.out = out, a.lse = lse;
-    attention_cost(false, B, T, NH, a.HS, sizeof(floatX), a.KV);
+    attention_cost(false, B, T, NH, a.KV, a.HS, sizeof(floatX));
     attention_launch(a, d, false, stream);
 }
 
@@ -85,7 +85,7 @@ static inline void attention_backward(floatX *dqkv, float *dot, const floatX *do
     Attention a = attention_of(qkv, B, T, C, NH, KV);
     a.out = (floatX *)out, a.lse = (float *)lse, a.dout = dout, a.dot = dot;  // out and lse are only read
     a.dq = dqkv, a.dk = dqkv + C, a.dv = a.dk + a.KV * a.HS;
-    attention_cost(true, B, T, NH, a.HS, sizeof(floatX), a.KV);
+    attention_cost(true, B, T, NH, a.KV, a.HS, sizeof(floatX));
     attention_launch(a, d, true, stream);
 }
 

@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     // With dropout a head of keys has one of queries (attention_launch): the loop would take registers.
     const unsigned head = at.h, group = DROP ? 1 : (unsigned)(a.NH / a.KV);
     for (unsigned i = 0; i < group; i++) {
-        if constexpr (!DROP) mma_head<A>(at, head + i, a);
+        if constexpr (!DROP) place_head<A>(at, head + i, a);
         Tiles tiles(shared, a.q + at.in, a.stride, a.dout + at.out, a.out_stride, begin, at.others, a);
         // Half of the threads copy lse, the others dot. A query that does not exist has zeros, and so all of its
         // products.

@@ -110,25 +110,23 @@ struct AttentionRows {
 
 // The work of a thread.
 typedef struct {
-    size_t b, h, head;      // sequence, head of it, b * NH + h
+    size_t b, h;            // sequence, head of it
     size_t row, first;      // the first row of the thread, and of all that share tiles
     size_t end;             // of the keys that queries of these rows see
     size_t T, others;       // rows of the thread's side, and of the tiles'
     size_t in, in_k, out;   // where sequence and head begin in q, in k and v, and in out
     size_t stat;            // and in lse and dot
+    bool full;              // every query sees every key
+    size_t k_stride;
 } RowPlace;
 
-// True if every query sees every key.
-template <class A>
-__device__ __forceinline__ bool is_full(const Attention &a) { return A::PAIR && a.full; }
-
-// Goes to query head h of the place's sequence, and to its keys and values.
-template <class A>
-__device__ __forceinline__ void row_head(RowPlace &p, size_t h, const Attention &a) {
+// Goes to query head h of the place's sequence, and to its keys and values. Place: RowPlace, or another with its names.
+template <class A, class Place, class Head>
+__device__ __forceinline__ void place_head(Place &p, Head h, const Attention &a) {
     size_t rows = A::PAIR ? a.rows : a.T, before = p.b * rows, channel = h * a.HS;
-    p.h = h, p.head = p.b * a.NH + h, p.stat = p.head * rows;
+    p.h = h, p.stat = (p.b * a.NH + h) * rows;
     p.in = before * a.stride + channel, p.out = before * a.out_stride + channel;
-    p.in_k = before * (A::PAIR ? a.k_stride : a.stride) + h / (a.NH / a.KV) * a.HS;
+    p.in_k = before * (A::PAIR ? a.k_stride : a.stride) + h / (Head)(a.NH / a.KV) * a.HS;
 }
 
 // keys: the thread's rows are keys, and the tiles queries, of their heads one after the other.
@@ -137,6 +135,7 @@ __device__ __forceinline__ RowPlace row_place(const Attention &a, bool keys) {
     // The blocks of a head are neighbours: its keys and values stay in the L2 cache.
     RowPlace p;
     p.T = A::PAIR && keys ? a.Tk : a.T, p.others = A::PAIR && !keys ? a.Tk : a.T;
+    p.full = A::PAIR && a.full, p.k_stride = A::PAIR ? a.k_stride : a.stride;
     unsigned blocks = (unsigned)CEIL_DIV(p.T, (size_t)A::BLOCK_ROWS);
     size_t heads = keys ? a.KV : a.NH, head = blockIdx.x / blocks;
     p.b = head / heads;
@@ -144,8 +143,8 @@ __device__ __forceinline__ RowPlace row_place(const Attention &a, bool keys) {
     p.row = p.first + threadIdx.x / A::LANES * A::R;
     if (A::ALONE) p.first = p.row;
     p.end = p.first + (A::ALONE ? A::R : A::BLOCK_ROWS);
-    if (p.end > p.others || is_full<A>(a)) p.end = p.others;
-    row_head<A>(p, head % heads * (a.NH / heads), a);
+    if (p.end > p.others || p.full) p.end = p.others;
+    place_head<A>(p, head % heads * (a.NH / heads), a);
     return p;
 }
 
@@ -356,9 +355,9 @@ __device__ __forceinline__ typename A::V softmax_exponential(typename A::V x) {
 
 // Sets the scores of keys first + j that query row + r must not see to minus infinity.
 template <class A>
-__device__ __forceinline__ void hide_keys(typename A::Scores &s, const RowPlace &at, size_t first, const Attention &a) {
+__device__ __forceinline__ void hide_keys(typename A::Scores &s, const RowPlace &at, size_t first) {
     size_t row = at.row;
-    if (is_full<A>(a)) {
+    if (at.full) {
         for (int j = 0; j < A::TILE; j++)
             if (first + j >= at.others) s[j] = typename A::V{} - INFINITY;
         return;
@@ -400,21 +399,20 @@ template <class A, bool DROP>
 __global__ void __launch_bounds__(A::THREADS, 1) attention_forward_rows_kernel(Attention a, Dropout drop) {
     alignas(64) __shared__ typename A::Tile k_tile[A::TILE], v_tile[A::TILE];
     RowPlace at = row_place<A>(a, false);
-    const size_t k_stride = A::PAIR ? a.k_stride : a.stride;
     if (A::ALONE && at.row >= at.T) return;
     typename A::V own[A::CHANNELS], mixed[A::CHANNELS];
     zero_rows<A>(mixed, a);
     load_rows<A>(own, k_tile, a.q + at.in, a.stride, at, a, a.scale);
     typename A::V max = typename A::V{} - INFINITY, sum = {};
     for (size_t first = 0; first < at.end; first += A::TILE) {
-        TileRows k = load_tile<A>(k_tile, a.k + at.in_k, k_stride, first, at.others, a);
-        TileRows v = load_tile<A>(v_tile, a.v + at.in_k, k_stride, first, at.others, a);
+        TileRows k = load_tile<A>(k_tile, a.k + at.in_k, at.k_stride, first, at.others, a);
+        TileRows v = load_tile<A>(v_tile, a.v + at.in_k, at.k_stride, first, at.others, a);
         tile_barrier<A>();
         typename A::Scores s;
         prefetch_tile<A>(v, 0, a);
         dot_tile<A>(s, own, k, a);
         prefetch_tile<A>(k, A::TILE, a);
-        hide_keys<A>(s, at, first, a); // key 0 is always seen: max becomes finite
+        hide_keys<A>(s, at, first); // key 0 is always seen: max becomes finite
         typename A::V before = max;
         for (int j = 0; j < A::TILE; j++)
             for (int r = 0; r < A::R; r++) row_of(max, r) = larger(row_of(max, r), row_of(s[j], r));
@@ -441,7 +439,6 @@ template <class A, bool DROP>
 __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_query_rows_kernel(Attention a, Dropout drop) {
     alignas(64) __shared__ typename A::Tile k_tile[A::TILE], v_tile[A::TILE];
     RowPlace at = row_place<A>(a, false);
-    const size_t k_stride = A::PAIR ? a.k_stride : a.stride;
     if (A::ALONE && at.row >= at.T) return;
     typename A::V q[A::CHANNELS], d[A::CHANNELS], dq[A::CHANNELS];
     load_rows<A>(dq, k_tile, a.out + at.out, a.out_stride, at, a, 1.0f);
@@ -457,13 +454,13 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_query_rows_k
     }
     load_rows<A>(q, k_tile, a.q + at.in, a.stride, at, a, a.scale);
     for (size_t first = 0; first < at.end; first += A::TILE) {
-        TileRows k = load_tile<A>(k_tile, a.k + at.in_k, k_stride, first, at.others, a);
-        TileRows v = load_tile<A>(v_tile, a.v + at.in_k, k_stride, first, at.others, a);
+        TileRows k = load_tile<A>(k_tile, a.k + at.in_k, at.k_stride, first, at.others, a);
+        TileRows v = load_tile<A>(v_tile, a.v + at.in_k, at.k_stride, first, at.others, a);
         tile_barrier<A>();
         typename A::Scores s, ds;
         dot_tile<A>(s, q, k, a);
         dot_tile<A>(ds, d, v, a);
-        hide_keys<A>(s, at, first, a);
+        hide_keys<A>(s, at, first);
         if constexpr (DROP) drop_keys<A>(ds, drop, at, first, a);
         for (int j = 0; j < A::TILE; j++) ds[j] = softmax_exponential<A>(s[j] - norm) * (ds[j] - product);
         mix_tile<A>(dq, ds, k, a);
@@ -479,16 +476,14 @@ template <class A, bool DROP>
 __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_key_rows_kernel(Attention a, Dropout drop) {
     alignas(64) __shared__ typename A::Tile q_tile[A::TILE], d_tile[A::TILE];
     RowPlace at = row_place<A>(a, true);
-    const size_t k_stride = A::PAIR ? a.k_stride : a.stride;
-    const bool full = is_full<A>(a);
     if (A::ALONE && at.row >= at.T) return;
     typename A::V k[A::CHANNELS], v[A::CHANNELS], dk[A::CHANNELS], dv[A::CHANNELS];
     zero_rows<A>(dk, a), zero_rows<A>(dv, a);
-    load_rows<A>(k, q_tile, a.k + at.in_k, k_stride, at, a, a.scale);
-    load_rows<A>(v, q_tile, a.v + at.in_k, k_stride, at, a, 1.0f);
+    load_rows<A>(k, q_tile, a.k + at.in_k, at.k_stride, at, a, a.scale);
+    load_rows<A>(v, q_tile, a.v + at.in_k, at.k_stride, at, a, 1.0f);
     for (size_t h = at.h, end = h + a.NH / a.KV; h < end; h++) {
-        row_head<A>(at, h, a);
-        for (size_t first = full ? 0 : at.first; first < at.others; first += A::TILE) {
+        place_head<A>(at, h, a);
+        for (size_t first = at.full ? 0 : at.first; first < at.others; first += A::TILE) {
             TileRows q = load_tile<A>(q_tile, a.q + at.in, a.stride, first, at.others, a);
             TileRows d = load_tile<A>(d_tile, a.dout + at.out, a.out_stride, first, at.others, a);
             tile_barrier<A>();
@@ -503,7 +498,7 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_key_rows_ker
                 bool exists = first + j < at.others;
                 float norm = exists ? a.lse[at.stat + first + j] : 0.0f;
                 float of_query = exists ? a.dot[at.stat + first + j] : 0.0f;
-                int last = !exists ? -1 : full ? A::R : j + seen;
+                int last = !exists ? -1 : at.full ? A::R : j + seen;
                 if (last < A::R)
                     for (int r = 0; r < A::R; r++) row_of(p[j], r) = r <= last ? row_of(p[j], r) : -INFINITY;
                 p[j] = softmax_exponential<A>(p[j] - norm);
@@ -516,8 +511,8 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_key_rows_ker
         }
     }
     for (int i = 0; i < A::channels(a); i++) dk[i] *= a.scale;
-    store_rows<A>(part_or<A>(a.part_k, a.dk) + at.in_k, k_stride, at, a, dk);
-    store_rows<A>(part_or<A>(a.part_v, a.dv) + at.in_k, k_stride, at, a, dv);
+    store_rows<A>(part_or<A>(a.part_k, a.dk) + at.in_k, at.k_stride, at, a, dk);
+    store_rows<A>(part_or<A>(a.part_v, a.dv) + at.in_k, at.k_stride, at, a, dv);
 }
 
 // Queues the forward or the backward pass.

@@ -35,8 +35,8 @@ struct AttentionMma {
 
 // The work of a lane: rows row and row + 8. Rows are int, as registers are short.
 typedef struct {
-    size_t head, in, in_k, out;  // b * NH + h; where the head begins in q, in k and v, and in out
-    size_t stat;           // where its lse and dot begin
+    size_t in, in_k, out;  // where the head begins in q, in k and v, and in out
+    size_t stat;           // and in lse and dot
     unsigned b, h;         // sequence and head
     int block_row, warp_row, row;
     int pair;              // first column of the lane in a fragment
@@ -45,15 +45,6 @@ typedef struct {
     bool full;             // every query sees every key
     size_t k_stride;
 } MmaPlace;
-
-// Goes to query head h of the place's sequence, and to its keys and values.
-template <class A>
-__device__ __forceinline__ void mma_head(MmaPlace &p, unsigned h, const Attention &a) {
-    size_t rows = A::PAIR ? a.rows : a.T, first = p.b * rows, from_head = h * a.HS;
-    p.h = h, p.head = p.b * a.NH + h, p.stat = p.head * rows;
-    p.in = first * a.stride + from_head, p.out = first * a.out_stride + from_head;
-    p.in_k = first * (A::PAIR ? a.k_stride : a.stride) + h / (unsigned)(a.NH / a.KV) * a.HS;
-}
 
 // The blocks of a head are neighbours: their keys and values stay in the L2 cache. Those with most work begin first.
 // keys: the block's rows are keys, and the tiles queries, of their heads one after the other. A warp has GROUPS times
@@ -65,7 +56,7 @@ __device__ __forceinline__ MmaPlace mma_place(const Attention &a, bool keys) {
     unsigned head = blockIdx.x / blocks, block = blockIdx.x % blocks, b = head / heads;
     MmaPlace p;
     p.T = (int)T, p.others = (int)(A::PAIR && !keys ? a.Tk : a.T), p.b = b;
-    mma_head<A>(p, (head - b * heads) * ((unsigned)a.NH / heads), a);
+    place_head<A>(p, (head - b * heads) * ((unsigned)a.NH / heads), a);
     p.block_row = (int)((keys ? block : blocks - 1 - block) * block_rows);
     p.warp_row = p.block_row + (int)(threadIdx.x / 32) * GROUPS * 16;
     p.row = p.warp_row + (int)(threadIdx.x % 32) / 4;

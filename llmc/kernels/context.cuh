@@ -104,7 +104,7 @@ static inline Attention attention_of_pair(const Ring &r, const RingStep &s, cons
     a.q_tokens = s.mine, a.k_tokens = s.others, a.q_first = pair.q, a.k_first = pair.k, a.whole = s.whole;
     // as the causal attention that has as many scores
     double scores = (pair.full ? 2.0 : 1.0) * (double)pair.Tq * (double)pair.Tk;
-    attention_cost(backward, s.B, (size_t)(sqrt(scores) + 0.5), s.NH, a.HS, sizeof(floatX));
+    attention_cost(backward, s.B, (size_t)(sqrt(scores) + 0.5), s.NH, a.KV, a.HS, sizeof(floatX));
     return a;
 }
 

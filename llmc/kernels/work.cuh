@@ -36,13 +36,12 @@ static inline void kernel_cost(KernelKind kind, size_t n, double bytes, double f
 }
 
 // Declares causal attention over qkv[B, T, NH + 2 KV, HS], `width` bytes an element; its two backward kernels count as
-// one. KV 0: NH. A query and each of the (T + 1) / 2 keys that it has on average are 2 products of HS forward, and 5
+// one. A query and each of the (T + 1) / 2 keys that it has on average are 2 products of HS forward, and 5
 // backward. Forward reads q, k and v and writes out; backward reads all these and dout, and writes dq, dk and dv.
-static inline void attention_cost(bool backward, size_t B, size_t T, size_t NH, size_t HS, size_t width,
-                                  size_t KV = 0) {
+static inline void attention_cost(bool backward, size_t B, size_t T, size_t NH, size_t KV, size_t HS, size_t width) {
     KernelWork work = KernelWork();
     double values = (double)(B * T) * (double)(NH * HS), keys = (double)(T + 1) / 2;
-    double moved = (backward ? 4 : 2) * (double)(B * T) * (double)((NH + (KV ? KV : NH)) * HS);
+    double moved = (backward ? 4 : 2) * (double)(B * T) * (double)((NH + KV) * HS);
     work.kind = backward ? KERNEL_ATTENTION_BACKWARD : KERNEL_ATTENTION_FORWARD;
     work.bytes = moved * (double)width, work.flops = (backward ? 5 : 2) * 2 * values * keys;
     work.B = B, work.T = T, work.NH = NH, work.HS = HS, work.width = width;
