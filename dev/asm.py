@@ -30,7 +30,7 @@ LOOPS = [
     ('gelu_backward', 'integral_constant<int, 16>', 1, 0, 0),
     ('adamw_update', '', 1, 119, 119),
     ('layernorm_residual_forward', 'integral_constant<int, 16>', 1, 6, 13),
-    ('layernorm_backward_rows<16', '', 1, 0, 6),
+    ('layernorm_backward', 'integral_constant<int, 16>', 1, 0, 6),
     ('classifier_stats', 'integral_constant<int, 16>', 1, 17, 72),
     ('classifier_gradient', 'integral_constant<int, 16>', 1, 0, 0),
     ('attention_rows', 'false>', 1, 0, 16),

@@ -44,8 +44,7 @@ static inline size_t attention_bias_rows(size_t B, size_t T) { return B * CEIL_D
 // Queues the backward pass that a describes; dbias[a.stride] = the sums of the columns of its dqkv.
 static inline void attention_bias_backward(const Attention &a, float *dbias, cudaStream_t stream) {
     attention_mma<AttentionBias, false>(a, Dropout(), true, stream);
-    LAUNCH(bias_final_kernel, (unsigned)CEIL_DIV(a.stride, (size_t)BIAS_THREADS), BIAS_THREADS, 0, stream)
-    (dbias, a.part, attention_bias_rows(a.B, a.T), a.stride, false);
+    column_sums(dbias, NULL, a.part, attention_bias_rows(a.B, a.T), a.stride, a.stride, false, stream);
 }
 
 #endif

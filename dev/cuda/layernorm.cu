@@ -264,8 +264,7 @@ static void sum_columns(const Problem *p, unsigned block, size_t rows) {
     dim3 grid((unsigned)CEIL_DIV(p->C, (size_t)block), (unsigned)chunks);
     LAUNCH(sums_thread_a_column, grid, block, 0, lab.stream)
     (p->scratch, p->dout, p->residual, p->mean, p->rstd, p->N, p->C, rows);
-    LAUNCH(layernorm_backward_sum_kernel, CEIL_DIV(2 * p->C, (size_t)128), 128, 0, lab.stream)
-    (p->dweight, p->dbias, p->scratch, chunks, p->C, false);
+    column_sums(p->dweight, p->dbias, p->scratch, chunks, 2 * p->C, p->C, false, lab.stream);
 }
 static void backward1(const void *problem, unsigned block) {
     const Problem *p = (const Problem *)problem;
@@ -288,8 +287,7 @@ static void backward_in_shared(const Problem *p) {
     bool in_shared = ROW_LANES == 32 && shared <= most;
     LAUNCH((columns_in_shared_memory<W, ROW_LANES>), blocks, 32 * warps, in_shared ? shared : 0, lab.stream)
     (p->dinp, p->scratch, p->dresidual, p->dout, p->residual, p->weight, p->mean, p->rstd, p->N, p->C, rows, in_shared);
-    LAUNCH(layernorm_backward_sum_kernel, CEIL_DIV(2 * p->C, (size_t)128), 128, 0, lab.stream)
-    (p->dweight, p->dbias, p->scratch, blocks, p->C, false);
+    column_sums(p->dweight, p->dbias, p->scratch, blocks, 2 * p->C, p->C, false, lab.stream);
 }
 static void backward3(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;
@@ -304,8 +302,7 @@ static void backward4(const void *problem, unsigned) {
     if (p->C % W || y == 0) return backward3(problem, 0);
     LAUNCH(columns_in_registers<W>, blocks, dim3(x, y), 2 * x * W * sizeof(float), lab.stream)
     (p->dinp, p->scratch, p->dresidual, p->dout, p->residual, p->weight, p->mean, p->rstd, p->N, p->C, rows);
-    LAUNCH(layernorm_backward_sum_kernel, CEIL_DIV(2 * p->C, (size_t)128), 128, 0, lab.stream)
-    (p->dweight, p->dbias, p->scratch, blocks, p->C, false);
+    column_sums(p->dweight, p->dbias, p->scratch, blocks, 2 * p->C, p->C, false, lab.stream);
 }
 static void backward5(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;

@@ -117,8 +117,7 @@ static void sum_columns(const Problem *p, unsigned block, size_t rows) {
     dim3 grid((unsigned)CEIL_DIV(p->C, (size_t)block), (unsigned)chunks);
     LAUNCH(sums_thread_a_column, grid, block, 0, lab.stream)
     (p->scratch, p->dout, p->residual, p->rstd, p->N, p->C, rows);
-    LAUNCH(layernorm_backward_sum_kernel, CEIL_DIV(2 * p->C, (size_t)128), 128, 0, lab.stream)
-    (p->dweight, (float *)NULL, p->scratch, chunks, p->C, false);
+    column_sums(p->dweight, NULL, p->scratch, chunks, 2 * p->C, p->C, false, lab.stream);
 }
 static void backward1(const void *problem, unsigned block) {
     const Problem *p = (const Problem *)problem;

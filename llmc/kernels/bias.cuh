@@ -1,7 +1,7 @@
 // bias.cuh: the gradient of a bias: the sums of the columns of a matrix, over chunks of its rows and then over the
 // chunks. The order of the sum depends on the number of rows alone.
 //
-// defines: bias_backward, bias_backward_scratch
+// defines: column_sums, bias_backward, bias_backward_scratch
 #ifndef LLMC_BIAS_CUH
 #define LLMC_BIAS_CUH
 
@@ -43,12 +43,22 @@ __global__ void __launch_bounds__(BIAS_THREADS)
     store_floats<W>(partial + blockIdx.y * OC + col, sum);
 }
 
+// Second stage: a thread per column of partials [chunks, stride]. The first n sums are those of `first`, the next n
+// those of `second` unless it is NULL.
 __global__ void __launch_bounds__(BIAS_THREADS)
-    bias_final_kernel(float *dbias, const float *partial, size_t chunks, size_t OC, bool accumulate) {
-    size_t col = (size_t)blockIdx.x * BIAS_THREADS + threadIdx.x;
-    if (col >= OC) return;
-    float sum = sum_strided(partial + col, chunks, OC);
-    dbias[col] = accumulate ? dbias[col] + sum : sum;
+    column_sums_kernel(float *first, float *second, const float *partials, size_t chunks, size_t stride, size_t n,
+                       bool accumulate) {
+    size_t i = (size_t)blockIdx.x * BIAS_THREADS + threadIdx.x;
+    if (i >= (second ? 2 * n : n)) return;
+    float sum = sum_strided(partials + i, chunks, stride);
+    float *out = i < n ? first + i : second + (i - n);
+    *out = accumulate ? *out + sum : sum;
+}
+
+static inline void column_sums(float *first, float *second, const float *partials, size_t chunks, size_t stride,
+                               size_t n, bool accumulate, cudaStream_t stream) {
+    unsigned blocks = (unsigned)CEIL_DIV(second ? 2 * n : n, (size_t)BIAS_THREADS);
+    LAUNCH(column_sums_kernel, blocks, BIAS_THREADS, 0, stream)(first, second, partials, chunks, stride, n, accumulate);
 }
 
 // dbias[OC] (float) = or += sum over N of dout[N,OC]. scratch: bias_backward_scratch(N, OC) floats.
@@ -60,8 +70,7 @@ static inline void bias_backward(float *dbias, const floatX *dout, float *scratc
         dim3 grid((unsigned)CEIL_DIV(OC, (size_t)BIAS_THREADS * W), (unsigned)chunks);
         LAUNCH(bias_partial_kernel<W>, grid, BIAS_THREADS, 0, stream)(scratch, dout, N, OC, chunk_rows);
     });
-    LAUNCH(bias_final_kernel, (unsigned)CEIL_DIV(OC, (size_t)BIAS_THREADS), BIAS_THREADS, 0, stream)
-    (dbias, scratch, chunks, OC, accumulate);
+    column_sums(dbias, NULL, scratch, chunks, OC, OC, accumulate, stream);
 }
 
 #endif

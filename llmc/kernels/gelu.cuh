@@ -108,8 +108,7 @@ static inline void gelu_backward(floatX *dinp, float *dbias, float *scratch, con
         dim3 grid((unsigned)CEIL_DIV(F, (size_t)BIAS_THREADS * W), (unsigned)chunks);
         LAUNCH(gelu_backward_kernel<W>, grid, BIAS_THREADS, 0, stream)(dinp, scratch, dout, inp, N, F, chunk_rows);
     });
-    LAUNCH(bias_final_kernel, (unsigned)CEIL_DIV(F, (size_t)BIAS_THREADS), BIAS_THREADS, 0, stream)
-    (dbias, scratch, chunks, F, accumulate);
+    column_sums(dbias, NULL, scratch, chunks, F, F, accumulate, stream);
 }
 
 #endif

@@ -196,17 +196,6 @@ __global__ void __launch_bounds__(PACKS == 1 ? LAYERNORM_THREADS : 512)
     }
 }
 
-// Second stage: a thread per column of partials [blocks, 2, C], summed to the vectors of C.
-__global__ void __launch_bounds__(128)
-    layernorm_backward_sum_kernel(float *dweight, float *dbias, const float *partials, size_t blocks, size_t C,
-                                  bool accumulate) {
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= (dbias ? 2 * C : C)) return;
-    float sum = sum_strided(partials + i, blocks, 2 * C);
-    float *out = i < C ? dweight + i : dbias + (i - C);
-    *out = accumulate ? *out + sum : sum;
-}
-
 // How many blocks the first stage has: it depends on N alone, so that the order of the sums does too.
 static inline size_t layernorm_backward_blocks(size_t N) {
     size_t blocks = CEIL_DIV(N, (size_t)LAYERNORM_ROWS_PER_BLOCK);
@@ -234,11 +223,6 @@ static inline void layernorm_backward_columns(const LayernormBackward &a, unsign
            stream)(a);
 }
 
-template <int W, int THREADS, Norm NORM>
-static inline void layernorm_backward_rows(const LayernormBackward &a, unsigned blocks, cudaStream_t stream) {
-    LAUNCH((layernorm_backward_kernel<W, THREADS, NORM>), blocks, THREADS, 0, stream)(a);
-}
-
 // dinp[N, C] = dresidual (if not NULL; it may be dinp) + the gradient of layernorm with respect to inp.
 // dweight[C] and dbias[C], NULL where the norm has no bias, are overwritten, or added to with accumulate. dout may be
 // dinp as well. LANES: 32 as a GPU has it, 1 as a CPU.
@@ -254,14 +238,14 @@ static inline void layernorm_backward(floatX *dinp, float *dweight, float *dbias
         blocks = CEIL_DIV(N, rows);  // not more than asked for above, and each has a row
         LayernormBackward a = {dinp, scratch, dresidual, dout, inp, weight, ln.mean, ln.rstd, N, C, rows};
         kernel_cost(KERNEL_LAYERNORM_BACKWARD, N * C, (dresidual ? 4 : 3) * sizeof(floatX), 17);
-        bool one = LANES == 32 && C <= W * LAYERNORM_THREADS, few = LANES == 32 && C <= W * 3 * 512;
-        if (C % W != 0) layernorm_backward_rows<1, THREADS, NORM>(a, (unsigned)blocks, stream);
-        else if (one) layernorm_backward_columns<W, 1, NORM>(a, (unsigned)blocks, stream);
-        else if (few) layernorm_backward_columns<W, 3, NORM>(a, (unsigned)blocks, stream);
-        else layernorm_backward_rows<W, THREADS, NORM>(a, (unsigned)blocks, stream);
+        bool columns = LANES == 32 && C % W == 0;
+        if (columns && C <= W * LAYERNORM_THREADS) layernorm_backward_columns<W, 1, NORM>(a, (unsigned)blocks, stream);
+        else if (columns && C <= W * 3 * 512) layernorm_backward_columns<W, 3, NORM>(a, (unsigned)blocks, stream);
+        else by_packs<W>(C, [&](auto width) {
+            LAUNCH((layernorm_backward_kernel<width, THREADS, NORM>), (unsigned)blocks, THREADS, 0, stream)(a);
+        });
     }
-    LAUNCH(layernorm_backward_sum_kernel, (unsigned)CEIL_DIV(2 * C, (size_t)128), 128, 0, stream)
-    (dweight, dbias, scratch, blocks, C, accumulate);
+    column_sums(dweight, dbias, scratch, blocks, 2 * C, C, accumulate, stream);
 }
 
 #endif

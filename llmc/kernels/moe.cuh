@@ -336,8 +336,7 @@ static inline void moe_backward_weight(float *dweight, float *scratch, const flo
         dim3 grid((unsigned)CEIL_DIV(E * C, (size_t)BIAS_THREADS * W), (unsigned)chunks);
         LAUNCH(moe_weight_kernel<W>, grid, BIAS_THREADS, 0, stream)(scratch, dlogits, x, N, C, E, chunk_rows);
     });
-    LAUNCH(bias_final_kernel, (unsigned)CEIL_DIV(E * C, (size_t)BIAS_THREADS), BIAS_THREADS, 0, stream)
-    (dweight, scratch, chunks, E * C, accumulate);
+    column_sums(dweight, NULL, scratch, chunks, E * C, E * C, accumulate, stream);
 }
 
 #endif
