@@ -126,30 +126,29 @@ __device__ __forceinline__ void prefetch([[maybe_unused]] const void *p) {
 
 // Returns the sum or the largest of a full warp's 32 values to every lane, in an order that never changes. The CPU
 // needs one rendezvous, and has the bits of the loop of shuffles.
+template <bool SUM, class T>
+__device__ static inline T warp_reduce(T x) {
 #ifdef __CUDACC__
-template <class T>
-__device__ static inline T warp_sum(T x) {
-    for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, offset);
+    for (int offset = 16; offset > 0; offset /= 2) {
+        T other = __shfl_xor_sync(0xFFFFFFFFu, x, offset);
+        x = SUM ? x + other : larger(x, other);
+    }
     return x;
-}
-template <class T>
-__device__ static inline T warp_max(T x) {
-    for (int offset = 16; offset > 0; offset /= 2) x = larger(x, __shfl_xor_sync(0xFFFFFFFFu, x, offset));
-    return x;
-}
 #else
-template <class T> static inline T warp_sum(T x) { return cpu_warp_reduce(true, x); }
-template <class T> static inline T warp_max(T x) { return cpu_warp_reduce(false, x); }
+    return cpu_warp_reduce(SUM, x);
 #endif
+}
+template <class T> __device__ static inline T warp_sum(T x) { return warp_reduce<true>(x); }
+template <class T> __device__ static inline T warp_max(T x) { return warp_reduce<false>(x); }
 
 // The same over a block of full warps: each warp, then the warps in their order. Ends with a barrier, so that the next
 // call may follow at once.
-template <class T, bool SUM>
+template <bool SUM, class T>
 __device__ static inline T block_reduce(T x) {
     __shared__ T of_warp[32];
     unsigned thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
     unsigned warps = blockDim.x * blockDim.y * blockDim.z / 32;
-    x = SUM ? warp_sum(x) : warp_max(x);
+    x = warp_reduce<SUM>(x);
     if (thread % 32 == 0) of_warp[thread / 32] = x;
     __syncthreads();
     T total = of_warp[0];
@@ -157,8 +156,8 @@ __device__ static inline T block_reduce(T x) {
     __syncthreads();
     return total;
 }
-template <class T> __device__ static inline T block_sum(T x) { return block_reduce<T, true>(x); }
-template <class T> __device__ static inline T block_max(T x) { return block_reduce<T, false>(x); }
+template <class T> __device__ static inline T block_sum(T x) { return block_reduce<true>(x); }
+template <class T> __device__ static inline T block_max(T x) { return block_reduce<false>(x); }
 
 // Allocates device memory. Fails before the attempt, naming the purpose, if there is not enough.
 static inline bool cuda_allocate(void **p, size_t bytes, const char *purpose, Error *err) {

@@ -66,18 +66,6 @@ __device__ __forceinline__ float exponential_softmax(float x) {
     return x < -80.0f ? 0.0f : exponential_from(-80.0f, x);
 }
 
-// Returns exp(x) in two instructions of a GPU, to about 2 + |x| units in the last place; subnormal results are 0. For
-// probabilities p = exp(x): the error is |x| p, small where p is.
-__device__ __forceinline__ float exponential_fast(float x) {
-#ifdef __CUDA_ARCH__
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
-    return y;
-#else
-    return exponential_softmax(x);
-#endif
-}
-
 // Returns 2^x to about two units in the last place; subnormal results are 0.
 __device__ __forceinline__ float exponential2(float x) {
 #ifdef __CUDACC__
@@ -86,6 +74,16 @@ __device__ __forceinline__ float exponential2(float x) {
     return y;
 #else
     return exponential_softmax(x * 0.693147181f);
+#endif
+}
+
+// Returns exp(x) in two instructions of a GPU, to about 2 + |x| units in the last place; subnormal results are 0. For
+// probabilities p = exp(x): the error is |x| p, small where p is.
+__device__ __forceinline__ float exponential_fast(float x) {
+#ifdef __CUDA_ARCH__
+    return exponential2(x * 1.44269504f);
+#else
+    return exponential_softmax(x);
 #endif
 }
 

@@ -3,7 +3,7 @@
 // Kernels are templates over W, the elements of a step: x128::size if every address and row length is a multiple of it,
 // else 1. ELEMENT_PACK is longer on a CPU: a vector register.
 //
-// defines: Packed128 as x128 and f128, load128, store128, store64, load_floats, store_floats, sum_of, max_of,
+// defines: Packed128 as x128 and f128, load128, store128, load_floats, store_floats, sum_of, max_of,
 //          ELEMENT_PACK, by_packs, aligned16
 #ifndef LLMC_PACKS_CUH
 #define LLMC_PACKS_CUH
@@ -87,19 +87,6 @@ inline Packed128<__nv_bfloat16> pack_floats<__nv_bfloat16>(const float *in) {
 }
 #endif
 
-// Stores four floats as 8 bytes of bfloat16.
-__device__ __forceinline__ void store64(__nv_bfloat16 *p, const float (&in)[4]) {
-    alignas(8) __nv_bfloat16 pack[4] = {from_float<__nv_bfloat16>(in[0]), from_float<__nv_bfloat16>(in[1]),
-                                        from_float<__nv_bfloat16>(in[2]), from_float<__nv_bfloat16>(in[3])};
-#ifdef __CUDACC__
-    int2 bits;
-    memcpy(&bits, pack, sizeof bits);
-    *reinterpret_cast<int2 *>(p) = bits;
-#else
-    memcpy(p, pack, sizeof pack);
-#endif
-}
-
 // Reads W elements of type T at p as floats: by 128-bit loads if W fills them.
 template <int W, typename T>
 __device__ __forceinline__ void load_floats(float (&out)[W], const T *p) {
@@ -120,7 +107,9 @@ __device__ __forceinline__ void store_floats(T *p, const float (&in)[W]) {
     if constexpr (W % size == 0 && (ELEMENT_PACK < 16 || size == 8)) {
         for (int i = 0; i < W; i += size) store128(p + i, pack_floats<T>(in + i));
     } else if constexpr (W == 4 && sizeof(T) == 2) {
-        store64(p, in);
+        alignas(8) T pack[4];
+        for (int k = 0; k < W; k++) pack[k] = from_float<T>(in[k]);
+        memcpy(__builtin_assume_aligned((void *)p, 8), pack, sizeof pack);
     } else {
         for (int k = 0; k < W; k++) p[k] = from_float<T>(in[k]);
     }
