@@ -19,22 +19,17 @@
 
 enum { CLASSIFIER_TILE = 16 };  // elements that a thread of the statistics works on at a time
 
-// The largest logit that a thread has met, and the sums of exp(x - max), one for each place of a tile.
+// Takes a tile into the largest logit that a thread has met, and into the sums of exp(x - max), one for each place of a
+// tile. A larger logit than all before rescales the sums that are there.
 template <int TILE>
-struct RowSums {
-    float max, sums[TILE];
-};
-
-// Takes in a tile. A larger logit than all before rescales the sums that are there.
-template <int TILE>
-__device__ __forceinline__ void row_add(RowSums<TILE> &row, const float (&x)[TILE]) {
+__device__ __forceinline__ void row_add(float *max, float (&sums)[TILE], const float (&x)[TILE]) {
     float largest = max_of<TILE>(x);
-    if (largest > row.max) {
-        float scale = exponential_fast(row.max - largest);
-        for (int k = 0; k < TILE; k++) row.sums[k] *= scale;
-        row.max = largest;
+    if (largest > *max) {
+        float scale = exponential_fast(*max - largest);
+        for (int k = 0; k < TILE; k++) sums[k] *= scale;
+        *max = largest;
     }
-    for (int k = 0; k < TILE; k++) row.sums[k] += exponential_fast(x[k] - row.max);
+    for (int k = 0; k < TILE; k++) sums[k] += exponential_fast(x[k] - *max);
 }
 
 // Returns max and sum of exp(x - max) over the first `valid` (> 0) columns of a row to every thread of the block. One
@@ -42,16 +37,15 @@ __device__ __forceinline__ void row_add(RowSums<TILE> &row, const float (&x)[TIL
 template <int W>
 __device__ __forceinline__ void row_stats(float *row_max, float *row_sum, const floatX *row, size_t valid) {
     constexpr int PACKS = W == 1 ? 1 : CLASSIFIER_TILE / W, TILE = PACKS * W;
-    RowSums<TILE> mine = {-INFINITY, {0.0f}};
     Share s = share_of(CEIL_DIV(valid, (size_t)W), threadIdx.x, blockDim.x);
     size_t i = s.begin, whole = s.end < valid / W ? s.end : valid / W;  // packs without padding
-    float x[TILE], y[W];
+    float max = -INFINITY, sums[TILE] = {0.0f}, x[TILE], y[W];
     for (; i + (PACKS - 1) * s.step < whole; i += PACKS * s.step) {
         for (int j = 0; j < PACKS; j++) {
             load_floats<W>(y, row + (i + (size_t)j * s.step) * W);
             for (int k = 0; k < W; k++) x[j * W + k] = y[k];
         }
-        row_add<TILE>(mine, x);
+        row_add<TILE>(&max, sums, x);
     }
     for (; i < s.end; i += PACKS * s.step) {
         for (int j = 0; j < PACKS; j++) {
@@ -59,10 +53,10 @@ __device__ __forceinline__ void row_stats(float *row_max, float *row_sum, const 
             for (int k = 0; k < W; k++)
                 x[j * W + k] = first + (size_t)k < end ? to_float(row[first + (size_t)k]) : -INFINITY;
         }
-        row_add<TILE>(mine, x);
+        row_add<TILE>(&max, sums, x);
     }
-    *row_max = blockDim.x > 1 ? block_max(mine.max) : mine.max;
-    *row_sum = sum_of<TILE>(mine.sums) * exponential_fast(mine.max - *row_max);  // 0 for a thread without columns
+    *row_max = blockDim.x > 1 ? block_max(max) : max;
+    *row_sum = sum_of<TILE>(sums) * exponential_fast(max - *row_max);  // 0 for a thread without columns
     if (blockDim.x > 1) *row_sum = block_sum(*row_sum);
 }
 
@@ -156,10 +150,9 @@ static inline void classifier_stats(float *max, float *sum, float *target_logit,
                                     const int *targets, size_t N, size_t V, size_t Vl, size_t v_start,
                                     cudaStream_t stream) {
     if (N == 0) return;
-    unsigned threads = classifier_threads(Vl);
     kernel_cost(KERNEL_CLASSIFIER_FORWARD, N * Vl, sizeof(floatX), 3);
     by_packs<ELEMENT_PACK>(Vl, [&](auto W) {
-        LAUNCH(classifier_stats_kernel<W>, (unsigned)N, threads, 0, stream)
+        LAUNCH(classifier_stats_kernel<W>, (unsigned)N, classifier_threads(Vl), 0, stream)
         (max, sum, target_logit, logits, targets, V, Vl, v_start);
     });
 }
@@ -181,10 +174,9 @@ static inline void classifier_gradient(float *losses, floatX *logits, const floa
                                        size_t V, size_t Vl, size_t v_start, bool gradient,
                                        cudaStream_t stream) {
     if (N == 0) return;
-    unsigned threads = classifier_threads(Vl);
     if (gradient) kernel_cost(KERNEL_CLASSIFIER_BACKWARD, N * Vl, 2 * sizeof(floatX), 3);
     by_packs<ELEMENT_PACK>(Vl, [&](auto W) {
-        LAUNCH(classifier_gradient_kernel<W>, (unsigned)N, threads, 0, stream)
+        LAUNCH(classifier_gradient_kernel<W>, (unsigned)N, classifier_threads(Vl), 0, stream)
         (losses, logits, max, sum, target_logit, targets, dloss, V, Vl, v_start, gradient);
     });
 }
