@@ -53,10 +53,10 @@ __global__ void dwte_first_of_token(float *dwte, const floatX *dout, const int *
 // 3: each warp owns the vocabulary rows whose number is its own modulo ENCODER_OWNERS, walks all positions and adds
 // those whose token it owns. The rows of a frequent token are one chain of load, add and store.
 template <int W>
-__global__ void __launch_bounds__(32 * ENCODER_WARPS)
+__global__ void __launch_bounds__(32 * ROW_WARPS)
     dwte_warp_owns_rows(float *dwte, const floatX *dout, const int *tokens, size_t N, size_t C) {
     enum { GROUP = 8 };
-    unsigned owner = blockIdx.x * ENCODER_WARPS + threadIdx.x / 32;
+    unsigned owner = blockIdx.x * ROW_WARPS + threadIdx.x / 32;
     Share s = row_share<ROW_LANES>(C / W);
     if (s.begin >= s.end) return;
     for (size_t first = 0; first < N; first += GROUP) {
@@ -114,12 +114,12 @@ static void tokens2(const void *problem, unsigned block) {
 }
 static void tokens3(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;
-    unsigned blocks = ENCODER_OWNERS / ENCODER_WARPS;
+    unsigned blocks = ENCODER_OWNERS / ROW_WARPS;
     if (p->C % x128::size) {
-        LAUNCH(dwte_warp_owns_rows<1>, blocks, 32 * ENCODER_WARPS, 0, lab.stream)
+        LAUNCH(dwte_warp_owns_rows<1>, blocks, 32 * ROW_WARPS, 0, lab.stream)
         (p->dwte, p->dout, p->tokens, p->B * p->T, p->C);
     } else {
-        LAUNCH(dwte_warp_owns_rows<x128::size>, blocks, 32 * ENCODER_WARPS, 0, lab.stream)
+        LAUNCH(dwte_warp_owns_rows<x128::size>, blocks, 32 * ROW_WARPS, 0, lab.stream)
         (p->dwte, p->dout, p->tokens, p->B * p->T, p->C);
     }
 }
@@ -146,13 +146,13 @@ typedef struct {
 static const Row ROWS[] = {
     {{"encoder forward", 1, "an element a thread", forward1, 0}, OUT},
     {{"encoder forward", 2, "128 bits a thread", forward2, 0}, OUT},
-    {{"encoder forward", 3, "a warp a position: one token to look up (llmc)", forward3, 32 * ENCODER_WARPS}, OUT},
+    {{"encoder forward", 3, "a warp a position: one token to look up (llmc)", forward3, 32 * ROW_WARPS}, OUT},
     {{"encoder backward, tokens", 1, "a thread a channel, all positions in order", tokens1, 0}, DWTE},
     {{"encoder backward, tokens", 2, "a block a position, the first of a token adds", tokens2, 0}, DWTE},
-    {{"encoder backward, tokens", 3, "a warp owns rows of the vocabulary", tokens3, 32 * ENCODER_WARPS}, DWTE},
+    {{"encoder backward, tokens", 3, "a warp owns rows of the vocabulary", tokens3, 32 * ROW_WARPS}, DWTE},
     {{"encoder backward, tokens", 4, "a block lists places, then adds (llmc)", tokens4, ENCODER_THREADS}, DWTE},
     {{"encoder backward, places", 1, "an element a thread", positions1, 0}, DWPE},
-    {{"encoder backward, places", 2, "a warp a position, 128-bit loads (llmc)", positions2, 32 * ENCODER_WARPS}, DWPE},
+    {{"encoder backward, places", 2, "a warp a position, 128-bit loads (llmc)", positions2, 32 * ROW_WARPS}, DWPE},
 };
 
 // ---- the checks --------------------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ __global__ void dinp_block_a_row(floatX *dinp, const floatX *dresidual, const fl
 // 3: a warp a row, which sums its rows' columns in [2, C] floats of its own: in shared memory, where large C leaves
 // room for few warps; or, if C is too large for that or one thread has the row, one warp in the block's partials.
 template <int W, int LANES>
-__global__ void __launch_bounds__(32 * LAYERNORM_WARPS)
+__global__ void __launch_bounds__(32 * ROW_WARPS)
     columns_in_shared_memory(floatX *dinp, float *partials, const floatX *dresidual, const floatX *dout,
                              const floatX *inp, const floatX *weight, const float *mean, const float *rstd,
                              size_t N, size_t C, size_t rows_per_block, bool in_shared) {
@@ -281,7 +281,7 @@ static void backward2(const void *problem, unsigned block) {
 template <int W>
 static void backward_in_shared(const Problem *p) {
     size_t rows = CEIL_DIV(p->N, layernorm_backward_blocks(p->N)), blocks = CEIL_DIV(p->N, rows), most = 48 << 10;
-    unsigned warps = ROW_LANES == 32 ? LAYERNORM_WARPS : 1;
+    unsigned warps = ROW_LANES == 32 ? ROW_WARPS : 1;
     while (warps > 1 && warps * 2 * p->C * sizeof(float) > most) warps /= 2;
     size_t shared = warps * 2 * p->C * sizeof(float);
     bool in_shared = ROW_LANES == 32 && shared <= most;
@@ -313,13 +313,13 @@ static void backward5(const void *problem, unsigned) {
 static const LabKernel FORWARD[] = {
     {"residual + layernorm", 1, "an addition kernel, then a thread a row", forward1, 0},
     {"residual + layernorm", 2, "fused, a block a row", forward2, 0},
-    {"residual + layernorm", 3, "apart, a warp a row: as between two layers", forward3, 32 * LAYERNORM_WARPS},
-    {"residual + layernorm", 4, "a warp a row, 128-bit loads, no barrier (llmc)", forward4, 32 * LAYERNORM_WARPS},
+    {"residual + layernorm", 3, "apart, a warp a row: as between two layers", forward3, 32 * ROW_WARPS},
+    {"residual + layernorm", 4, "a warp a row, 128-bit loads, no barrier (llmc)", forward4, 32 * ROW_WARPS},
 };
 static const LabKernel BACKWARD[] = {
     {"layernorm backward", 1, "a thread a row, then a thread a column", backward1, 0},
     {"layernorm backward", 2, "a block a row, then columns by chunks of rows", backward2, 0},
-    {"layernorm backward", 3, "one pass: a warp a row, columns in shared memory", backward3, 32 * LAYERNORM_WARPS},
+    {"layernorm backward", 3, "one pass: a warp a row, columns in shared memory", backward3, 32 * ROW_WARPS},
     {"layernorm backward", 4, "a block a row, columns in registers", backward4, LAYERNORM_THREADS},
     {"layernorm backward", 5, "and the next row is read before a barrier (llmc)", backward5, LAYERNORM_THREADS},
 };

@@ -49,11 +49,11 @@ static void backward_weight(const void *problem, unsigned) {
 
 enum { ROUTE, GATHER, COMBINE, BACKWARD_ROUTER, BACKWARD_INPUT, BACKWARD_WEIGHT, KERNELS };
 static const LabKernel MOE[KERNELS] = {
-    {"moe route", 1, "a warp a token, then one a sequence and expert (llmc)", route, 32 * MOE_WARPS},
-    {"moe gather", 1, "a warp a place (llmc)", gather, 32 * MOE_WARPS},
-    {"moe combine", 1, "a warp a token (llmc)", combine, 32 * MOE_WARPS},
-    {"moe backward router", 1, "a warp a token (llmc)", backward_router, 32 * MOE_WARPS},
-    {"moe backward input", 1, "a warp a token (llmc)", backward_input, 32 * MOE_WARPS},
+    {"moe route", 1, "a warp a token, then one a sequence and expert (llmc)", route, 32 * ROW_WARPS},
+    {"moe gather", 1, "a warp a place (llmc)", gather, 32 * ROW_WARPS},
+    {"moe combine", 1, "a warp a token (llmc)", combine, 32 * ROW_WARPS},
+    {"moe backward router", 1, "a warp a token (llmc)", backward_router, 32 * ROW_WARPS},
+    {"moe backward input", 1, "a warp a token (llmc)", backward_input, 32 * ROW_WARPS},
     {"moe backward weight", 1, "an element a thread, chunks of the rows (llmc)", backward_weight, BIAS_THREADS},
 };
 

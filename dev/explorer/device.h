@@ -62,6 +62,7 @@ DOES_NOTHING(NoLaunch, kernel_launch, NoLaunch())
 DOES_NOTHING(void, cpu_check_aligned, )
 DOES_NOTHING(void, __syncthreads, )
 template <class T> static inline T cpu_warp_reduce(bool, T x) { return x; }
+static inline unsigned __shfl_up_sync(unsigned, unsigned x, unsigned) { return x; }
 DOES_NOTHING(const char *, cudaGetErrorString, "")
 DOES_NOTHING(cudaError_t, cudaGetLastError, cudaSuccess)
 DOES_NOTHING(cudaError_t, cudaSetDevice, cudaSuccess)

@@ -132,13 +132,11 @@ static inline void attention_pair_backward(const Ring &r, float *dot, const floa
     attention_launch<true>(a, d, true, stream);
 }
 
-static constexpr unsigned MERGE_WARPS = 8;
-
 // A warp for each head of a row.
-__global__ void __launch_bounds__(32 * MERGE_WARPS)
+__global__ void __launch_bounds__(32 * ROW_WARPS)
     attention_merge_kernel(float *sum, float *lse, const float *part, const float *part_lse, TokenPair pair, size_t B,
                            size_t T, size_t NH, size_t HS) {
-    size_t n = (size_t)blockIdx.x * MERGE_WARPS + threadIdx.x / 32;
+    size_t n = row_of_warp();
     if (n >= B * pair.Tq * NH) return;
     size_t head = n % NH, row = pair.q + n / NH % pair.Tq, b = n / NH / pair.Tq;
     size_t stat = (b * NH + head) * T + row, from = ((b * T + row) * NH + head) * HS;
@@ -157,7 +155,7 @@ static inline void attention_merge(const Ring &r, float *lse, const RingStep &s,
     size_t heads = s.B * s.pair.Tq * s.NH;
     if (heads == 0 || s.step == 0) return;
     kernel_cost(KERNEL_ELEMENTWISE, heads * (s.A / s.NH), 3 * sizeof(float), 3);
-    LAUNCH(attention_merge_kernel, (unsigned)CEIL_DIV(heads, (size_t)MERGE_WARPS), 32 * MERGE_WARPS, 0, stream)
+    LAUNCH(attention_merge_kernel, row_blocks(heads), 32 * ROW_WARPS, 0, stream)
     (r.sum, lse, r.part, r.part_lse, s.pair, s.B, s.T, s.NH, s.A / s.NH);
 }
 

@@ -9,10 +9,9 @@
 #include "llmc/kernels/shares.cuh"
 
 enum {
-    ENCODER_WARPS = 8,
     ENCODER_OWNERS = 1024,    // blocks that share the vocabulary
-    ENCODER_PER_THREAD = 8,   // positions that a thread looks at before its block counts them
-    ENCODER_LIST = 2048,      // positions that a block keeps
+    ENCODER_CHUNK = 1024,     // positions that a block looks at before it counts its own
+    ENCODER_LIST = 2 * ENCODER_CHUNK, // positions that a block keeps: a chunk fits behind those not yet worked off
     ENCODER_BATCH = 8,        // positions that a thread reads before it adds them
 };
 
@@ -21,10 +20,10 @@ static constexpr int ENCODER_THREADS = ROW_LANES == 1 ? 1 : 128;
 
 // A warp per position.
 template <int W>
-__global__ void __launch_bounds__(32 * ENCODER_WARPS)
+__global__ void __launch_bounds__(32 * ROW_WARPS)
     encoder_forward_kernel(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, size_t N,
                            size_t T, size_t C, size_t v_start, size_t Vl, Tokens held) {
-    size_t n = (size_t)blockIdx.x * ENCODER_WARPS + threadIdx.x / 32;
+    size_t n = row_of_warp();
     if (n >= N) return;
     size_t row = (size_t)tokens[n] - v_start;  // wraps around, past every Vl, if the token is below v_start
     bool mine = row < Vl;
@@ -43,11 +42,11 @@ __global__ void __launch_bounds__(32 * ENCODER_WARPS)
 }
 
 // Appends to a block's list, in order, those of positions [first, end) with a token of its own, and their rows of the
-// embedding. Returns the length of the list. At most THREADS * ENCODER_PER_THREAD positions.
+// embedding. Returns the length of the list. At most ENCODER_CHUNK positions.
 template <int THREADS>
 __device__ __forceinline__ int encoder_collect(int *list, unsigned *rows, int count, const int *tokens, size_t first,
                                                size_t end, unsigned v_start, unsigned Vl) {
-    constexpr int EACH = THREADS == 1 ? ENCODER_LIST / 2 : ENCODER_PER_THREAD;
+    constexpr int EACH = ENCODER_CHUNK / THREADS;
     size_t begin = first + (size_t)threadIdx.x * EACH;
     size_t stop = begin + EACH < end ? begin + EACH : end;
     unsigned mine = 0;  // of this thread; a token below v_start wraps around, past every Vl
@@ -58,14 +57,10 @@ __device__ __forceinline__ int encoder_collect(int *list, unsigned *rows, int co
     unsigned before = 0, all = mine;  // of the threads before this one, and of all
     if constexpr (THREADS > 1) {
         __shared__ unsigned of_warp[THREADS / 32];
-        unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, sum = mine;
-        for (unsigned offset = 1; offset < 32; offset *= 2) {
-            unsigned other = __shfl_up_sync(0xFFFFFFFFu, sum, offset);
-            if (lane >= offset) sum += other;
-        }
-        if (lane == 31) of_warp[warp] = sum;
+        unsigned warp = threadIdx.x / 32;
+        before = lanes_before<32>(mine), all = 0;
+        if (threadIdx.x % 32 == 31) of_warp[warp] = before + mine;
         __syncthreads();
-        before = sum - mine, all = 0;
         for (unsigned w = 0; w < THREADS / 32; w++) {
             if (w < warp) before += of_warp[w];
             all += of_warp[w];
@@ -88,15 +83,13 @@ template <int W, int THREADS>
 __global__ void __launch_bounds__(THREADS)
     encoder_backward_wte_kernel(float *dwte, const floatX *dout, const int *tokens, size_t N, size_t C,
                                 size_t v_start, size_t Vl) {
-    constexpr size_t CHUNK = THREADS == 1 ? ENCODER_LIST / 2 : THREADS * ENCODER_PER_THREAD;
-    static_assert(2 * CHUNK <= ENCODER_LIST, "a chunk fits behind a list that is not yet worked off");
     __shared__ int list[ENCODER_LIST];
     __shared__ unsigned rows[ENCODER_LIST];
     int count = 0;
-    for (size_t first = 0; first < N; first += CHUNK) {
-        size_t end = first + CHUNK < N ? first + CHUNK : N;
+    for (size_t first = 0; first < N; first += ENCODER_CHUNK) {
+        size_t end = first + ENCODER_CHUNK < N ? first + ENCODER_CHUNK : N;
         count = encoder_collect<THREADS>(list, rows, count, tokens, first, end, (unsigned)v_start, (unsigned)Vl);
-        if (count == 0 || (count <= (int)(ENCODER_LIST - CHUNK) && end < N)) continue;
+        if (count == 0 || (count <= (int)(ENCODER_LIST - ENCODER_CHUNK) && end < N)) continue;
         for (size_t i = threadIdx.x * W; i < C; i += THREADS * W) {
             unsigned row = rows[0];
             float sum[W], d[ENCODER_BATCH][W] = {};
@@ -125,10 +118,10 @@ __global__ void __launch_bounds__(THREADS)
 
 // A warp per position of the sequence, summing over the batch; positions without a row have no gradient.
 template <int W>
-__global__ void __launch_bounds__(32 * ENCODER_WARPS)
+__global__ void __launch_bounds__(32 * ROW_WARPS)
     encoder_backward_wpe_kernel(float *dwpe, const floatX *dout, size_t B, size_t T, size_t rows, size_t C,
                                 Tokens held, bool accumulate) {
-    size_t position = (size_t)blockIdx.x * ENCODER_WARPS + threadIdx.x / 32, t = tokens_row(held, position, T);
+    size_t position = row_of_warp(), t = tokens_row(held, position, T);
     if (position >= rows) return;
     Share s = row_share<ROW_LANES>(C / W);
     for (size_t i = s.begin; i < s.end; i += s.step) {
@@ -152,11 +145,10 @@ static inline void encoder_forward(floatX *out, const int *tokens, const floatX 
                                    cudaStream_t stream, Tokens held = Tokens()) {
     size_t N = B * T;
     if (N == 0) return;
-    unsigned blocks = (unsigned)CEIL_DIV(N, (size_t)ENCODER_WARPS);
     // a row of wte and of out for each token; all B samples share the rows of wpe
     kernel_cost(KERNEL_RESIDUAL, N * C, (2 + (wpe ? 1 / (double)B : 0)) * sizeof(floatX), wpe ? 1 : 0);
     by_packs(C, [&](auto W) {
-        LAUNCH(encoder_forward_kernel<W>, blocks, 32 * ENCODER_WARPS, 0, stream)
+        LAUNCH(encoder_forward_kernel<W>, row_blocks(N), 32 * ROW_WARPS, 0, stream)
         (out, tokens, wte, wpe, N, T, C, v_start, Vl, held);
     });
 }
@@ -180,11 +172,10 @@ static inline void encoder_backward(float *dwte, float *dwpe, const floatX *dout
     if (dwte) encoder_backward_wte<ENCODER_THREADS>(dwte, dout, tokens, B * T, C, v_start, Vl, stream);
     size_t rows = accumulate_wpe ? tokens_position(held, T - 1) + 1 : maxT;
     if (dwpe && rows > 0) {
-        unsigned blocks = (unsigned)CEIL_DIV(rows, (size_t)ENCODER_WARPS);
         kernel_cost(KERNEL_ELEMENTWISE, B * T * C, sizeof(floatX), 1);
         kernel_cost(KERNEL_ELEMENTWISE, rows * C, (accumulate_wpe ? 2 : 1) * sizeof(float), 0);
         by_packs(C, [&](auto W) {
-            LAUNCH(encoder_backward_wpe_kernel<W>, blocks, 32 * ENCODER_WARPS, 0, stream)
+            LAUNCH(encoder_backward_wpe_kernel<W>, row_blocks(rows), 32 * ROW_WARPS, 0, stream)
             (dwpe, dout, B, T, rows, C, held, accumulate_wpe);
         });
     }

@@ -10,7 +10,6 @@
 #include "llmc/kernels/packs.cuh"
 #include "llmc/kernels/shares.cuh"
 
-enum { LAYERNORM_WARPS = 8 };  // most warps of a block: each has a row
 #define LAYERNORM_EPSILON 1e-5f
 
 // residual = inp1 + mask * (inp2 + bias), rounded once: W elements of row n from column c on, kept as the floats that a
@@ -33,11 +32,11 @@ __device__ __forceinline__ void add_residual(float (&x)[W], floatX *residual, co
 // A warp per row. With inp1, the row is first made by add_residual; each thread reads back only what it wrote itself.
 // The variance is of the centred values: no cancellation.
 template <int W, int LANES, Norm NORM, bool DROP>
-__global__ void __launch_bounds__(32 * LAYERNORM_WARPS)
+__global__ void __launch_bounds__(32 * ROW_WARPS)
     layernorm_forward_kernel(floatX *out, float *mean, float *rstd, floatX *residual, const floatX *inp1,
                              const floatX *inp2, const floatX *inp2_bias, const floatX *weight,
                              const floatX *bias, size_t N, size_t C, float epsilon, Dropout drop) {
-    size_t n = (size_t)blockIdx.x * LAYERNORM_WARPS + threadIdx.x / 32;
+    size_t n = row_of_warp();
     if (n >= N || threadIdx.x % 32 >= LANES) return;
     floatX *row = residual + n * C;
     Share s = row_share<LANES>(C / W);
@@ -74,10 +73,10 @@ __global__ void __launch_bounds__(32 * LAYERNORM_WARPS)
 }
 
 template <int W, Norm NORM, bool DROP>
-__global__ void __launch_bounds__(32 * LAYERNORM_WARPS)
+__global__ void __launch_bounds__(32 * ROW_WARPS)
     residual_forward_kernel(floatX *out, const floatX *inp1, const floatX *inp2, const floatX *inp2_bias,
                             size_t N, size_t C, Dropout drop) {
-    size_t n = (size_t)blockIdx.x * LAYERNORM_WARPS + threadIdx.x / 32;
+    size_t n = row_of_warp();
     if (n >= N) return;
     Share s = row_share<ROW_LANES>(C / W);
     float x[W];
@@ -93,12 +92,11 @@ static inline void layernorm_residual_forward(floatX *residual, const Layernorm 
                                               const floatX *bias, size_t N, size_t C, cudaStream_t stream,
                                               Dropout drop, float epsilon = LAYERNORM_EPSILON) {
     if (N == 0) return;
-    unsigned blocks = (unsigned)CEIL_DIV(N, (size_t)LAYERNORM_WARPS), threads = 32 * LAYERNORM_WARPS;
     if (inp1) kernel_cost(KERNEL_RESIDUAL_LAYERNORM, N * C, 4 * sizeof(floatX), 10);
     else kernel_cost(KERNEL_LAYERNORM_FORWARD, N * C, 2 * sizeof(floatX), 8);
     by_packs<LANES == 1 ? ELEMENT_PACK : (int)x128::size>(C, [&](auto W) {
         by_dropout(drop, [&](auto drops) {
-            LAUNCH((layernorm_forward_kernel<W, LANES, NORM, drops>), blocks, threads, 0, stream)
+            LAUNCH((layernorm_forward_kernel<W, LANES, NORM, drops>), row_blocks(N), 32 * ROW_WARPS, 0, stream)
             (ln.out, ln.mean, ln.rstd, residual, inp1, inp2, inp2_bias, weight, bias, N, C, epsilon, drop);
         });
     });
@@ -117,11 +115,10 @@ template <Norm NORM = NORM_LAYER>
 static inline void residual_forward(floatX *out, const floatX *inp1, const floatX *inp2, const floatX *inp2_bias,
                                     size_t N, size_t C, cudaStream_t stream, Dropout drop) {
     if (N == 0) return;
-    unsigned blocks = (unsigned)CEIL_DIV(N, (size_t)LAYERNORM_WARPS), threads = 32 * LAYERNORM_WARPS;
     kernel_cost(KERNEL_RESIDUAL, N * C, 3 * sizeof(floatX), 2);
     by_packs<ELEMENT_PACK>(C, [&](auto W) {
         by_dropout(drop, [&](auto drops) {
-            LAUNCH((residual_forward_kernel<W, NORM, drops>), blocks, threads, 0, stream)
+            LAUNCH((residual_forward_kernel<W, NORM, drops>), row_blocks(N), 32 * ROW_WARPS, 0, stream)
             (out, inp1, inp2, inp2_bias, N, C, drop);
         });
     });

@@ -23,7 +23,6 @@
 #include "llmc/kernels/shares.cuh"
 #include "llmc/trainer/arena.cuh"
 
-enum { MOE_WARPS = 8 };              // of a block: each has a row
 static constexpr size_t MOE_NONE = SIZE_MAX;  // no place for a token, no token in a place
 
 typedef struct {
@@ -58,14 +57,11 @@ static inline void take_routing(Arena *arena, Routing *r, const Moe &moe, size_t
     take(arena, r->source, moe_rows(moe, B)), take(arena, r->tokens, B * moe.E), take(arena, r->mass, B * moe.E);
 }
 
-static inline unsigned moe_blocks(size_t rows) { return (unsigned)CEIL_DIV(rows, (size_t)MOE_WARPS); }
-__device__ __forceinline__ size_t moe_row(void) { return (size_t)blockIdx.x * MOE_WARPS + threadIdx.x / 32; }
-
 // A warp per token; its first lane takes the softmax and chooses.
 template <int W, int LANES>
-__global__ void __launch_bounds__(32 * MOE_WARPS, 1)
+__global__ void __launch_bounds__(32 * ROW_WARPS, 1)
     moe_router_kernel(Routing r, const floatX *x, const floatX *weight, size_t N, size_t C, size_t E, size_t k) {
-    size_t n = moe_row();
+    size_t n = row_of_warp();
     if (n >= N || threadIdx.x % 32 >= LANES) return;
     Share s = row_share<LANES>(C / W);
     float *row = r.probs + n * E, max = -INFINITY, sum = 0.0f;
@@ -95,21 +91,10 @@ __global__ void __launch_bounds__(32 * MOE_WARPS, 1)
     r.lse[n] = max + logf(sum);
 }
 
-// Returns the sum of x over the lanes below this one.
-template <int LANES>
-__device__ __forceinline__ size_t lanes_before(size_t x) {
-    unsigned sum = (unsigned)x;
-    for (unsigned delta = 1; delta < LANES; delta *= 2) {
-        unsigned other = __shfl_up_sync(0xFFFFFFFFu, sum, delta);
-        if (threadIdx.x % 32 >= delta) sum += other;
-    }
-    return sum - x;
-}
-
 // A warp per sequence and expert, whose lanes take the sequence in LANES pieces: each counts, then gives places.
 template <int LANES>
-__global__ void __launch_bounds__(32 * MOE_WARPS, 1) moe_place_kernel(Routing r, Moe moe, size_t B, size_t T) {
-    size_t pair = moe_row(), lane = threadIdx.x % 32, k = moe.k;
+__global__ void __launch_bounds__(32 * ROW_WARPS, 1) moe_place_kernel(Routing r, Moe moe, size_t B, size_t T) {
+    size_t pair = row_of_warp(), lane = threadIdx.x % 32, k = moe.k;
     if (pair >= B * moe.E || lane >= LANES) return;
     size_t b = pair / moe.E, e = pair % moe.E, piece = CEIL_DIV(T, (size_t)LANES), count = 0;
     size_t begin = b * T + (lane * piece < T ? lane * piece : T), end = begin + piece < (b + 1) * T ? begin + piece
@@ -140,18 +125,18 @@ static inline void moe_route(const Routing &r, const floatX *x, const floatX *we
     size_t N = B * T;
     kernel_cost(KERNEL_ELEMENTWISE, N * C, sizeof(floatX), 2.0 * (double)moe.E);
     by_packs(C, [&](auto W) {
-        LAUNCH((moe_router_kernel<W, LANES>), moe_blocks(N), 32 * MOE_WARPS, 0, stream)
+        LAUNCH((moe_router_kernel<W, LANES>), row_blocks(N), 32 * ROW_WARPS, 0, stream)
         (r, x, weight, N, C, moe.E, moe.k);
     });
     kernel_cost(KERNEL_ELEMENTWISE, N * moe.E, (double)(moe.k * sizeof(size_t) + sizeof(float)), 1);
-    LAUNCH(moe_place_kernel<LANES>, moe_blocks(B * moe.E), 32 * MOE_WARPS, 0, stream)(r, moe, B, T);
+    LAUNCH(moe_place_kernel<LANES>, row_blocks(B * moe.E), 32 * ROW_WARPS, 0, stream)(r, moe, B, T);
 }
 
 // A warp per place.
 template <int W>
-__global__ void __launch_bounds__(32 * MOE_WARPS, 1)
+__global__ void __launch_bounds__(32 * ROW_WARPS, 1)
     moe_gather_kernel(floatX *rows, const floatX *x, Routing r, Moe moe, size_t count, size_t C, bool weighted) {
-    size_t row = moe_row();
+    size_t row = row_of_warp();
     if (row >= count) return;
     size_t i = r.source[row];
     bool empty = i == MOE_NONE;
@@ -172,17 +157,17 @@ static inline void moe_gather(floatX *rows, const floatX *x, const Routing &r, c
     size_t count = moe_rows(moe, B);
     kernel_cost(KERNEL_ELEMENTWISE, count * C, 2 * sizeof(floatX), 1);
     by_packs(C, [&](auto W) {
-        LAUNCH(moe_gather_kernel<W>, moe_blocks(count), 32 * MOE_WARPS, 0, stream)
+        LAUNCH(moe_gather_kernel<W>, row_blocks(count), 32 * ROW_WARPS, 0, stream)
         (rows, x, r, moe, count, C, weighted);
     });
 }
 
 // A warp per token.
 template <int W>
-__global__ void __launch_bounds__(32 * MOE_WARPS, 1)
+__global__ void __launch_bounds__(32 * ROW_WARPS, 1)
     moe_combine_kernel(floatX *out, const floatX *residual, const floatX *rows, Routing r, Moe moe, size_t N, size_t C,
                        Dropout drop) {
-    size_t n = moe_row();
+    size_t n = row_of_warp();
     if (n >= N) return;
     Share s = row_share<ROW_LANES>(C / W);
     for (size_t c = s.begin; c < s.end; c += s.step) {
@@ -205,7 +190,7 @@ static inline void moe_combine(floatX *out, const floatX *residual, const floatX
                                const Moe &moe, size_t N, size_t C, cudaStream_t stream, Dropout drop) {
     kernel_cost(KERNEL_RESIDUAL, N * C, (double)(2 + moe.k) * sizeof(floatX), 2.0 * (double)moe.k);
     by_packs(C, [&](auto W) {
-        LAUNCH(moe_combine_kernel<W>, moe_blocks(N), 32 * MOE_WARPS, 0, stream)
+        LAUNCH(moe_combine_kernel<W>, row_blocks(N), 32 * ROW_WARPS, 0, stream)
         (out, residual, rows, r, moe, N, C, drop);
     });
 }
@@ -234,10 +219,10 @@ static inline void moe_statistics(double *sums, const Routing &r, const Moe &moe
 
 // A warp per token: dlogits (N, E).
 template <int W, int LANES>
-__global__ void __launch_bounds__(32 * MOE_WARPS, 1)
+__global__ void __launch_bounds__(32 * ROW_WARPS, 1)
     moe_backward_router_kernel(float *dlogits, const floatX *dout, const floatX *rows, Routing r, Moe moe, float dloss,
                                size_t N, size_t T, size_t C) {
-    size_t n = moe_row(), E = moe.E, lane = threadIdx.x % 32;
+    size_t n = row_of_warp(), E = moe.E, lane = threadIdx.x % 32;
     if (n >= N || lane >= LANES) return;
     Share s = row_share<LANES>(C / W);
     const float *p = r.probs + n * E;
@@ -273,17 +258,17 @@ static inline void moe_backward_router(float *dlogits, const floatX *dout, const
     size_t N = B * T;
     kernel_cost(KERNEL_ELEMENTWISE, N * C, (double)(1 + moe.k) * sizeof(floatX), 2.0 * (double)moe.k);
     by_packs(C, [&](auto W) {
-        LAUNCH((moe_backward_router_kernel<W, LANES>), moe_blocks(N), 32 * MOE_WARPS, 0, stream)
+        LAUNCH((moe_backward_router_kernel<W, LANES>), row_blocks(N), 32 * ROW_WARPS, 0, stream)
         (dlogits, dout, rows, r, moe, dloss, N, T, C);
     });
 }
 
 // A warp per token.
 template <int W>
-__global__ void __launch_bounds__(32 * MOE_WARPS, 1)
+__global__ void __launch_bounds__(32 * ROW_WARPS, 1)
     moe_backward_input_kernel(floatX *dx, const floatX *drows, const float *dlogits, const floatX *weight, Routing r,
                               Moe moe, size_t N, size_t C) {
-    size_t n = moe_row();
+    size_t n = row_of_warp();
     if (n >= N) return;
     Share s = row_share<ROW_LANES>(C / W);
     for (size_t c = s.begin; c < s.end; c += s.step) {
@@ -306,7 +291,7 @@ static inline void moe_backward_input(floatX *dx, const floatX *drows, const flo
                                       const Routing &r, const Moe &moe, size_t N, size_t C, cudaStream_t stream) {
     kernel_cost(KERNEL_ELEMENTWISE, N * C, (double)(1 + moe.k) * sizeof(floatX), (double)(moe.k + 2 * moe.E));
     by_packs(C, [&](auto W) {
-        LAUNCH(moe_backward_input_kernel<W>, moe_blocks(N), 32 * MOE_WARPS, 0, stream)
+        LAUNCH(moe_backward_input_kernel<W>, row_blocks(N), 32 * ROW_WARPS, 0, stream)
         (dx, drows, dlogits, weight, r, moe, N, C);
     });
 }

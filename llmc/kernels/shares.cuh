@@ -1,6 +1,7 @@
 // shares.cuh: the division of arrays and rows among threads, and sums over a row's threads.
 //
-// defines: Piece, Share, share_of, ROW_LANES, LONG_ROW_THREADS, row_share, row_sum, sum_strided, element_share
+// defines: Piece, Share, share_of, ROW_LANES, LONG_ROW_THREADS, ROW_WARPS, row_blocks, row_of_warp, row_share, row_sum,
+//          lanes_before, sum_strided, element_share, element_blocks
 #ifndef LLMC_SHARES_CUH
 #define LLMC_SHARES_CUH
 
@@ -44,6 +45,11 @@ static inline Share share_of(size_t n, size_t index, size_t count) {
 }
 #endif
 
+// A block whose warps have a row each.
+static constexpr unsigned ROW_WARPS = 8;
+static inline unsigned row_blocks(size_t rows) { return (unsigned)CEIL_DIV(rows, (size_t)ROW_WARPS); }
+__device__ __forceinline__ size_t row_of_warp(void) { return (size_t)blockIdx.x * ROW_WARPS + threadIdx.x / 32; }
+
 // Divides a row of n packs among the first LANES threads of a warp; the others get none.
 template <int LANES>
 __device__ __forceinline__ Share row_share(size_t n) {
@@ -58,6 +64,17 @@ __device__ __forceinline__ T row_sum(T x) {
     static_assert(LANES == 32 || LANES == 1, "a row belongs to a warp or to a thread");
     if constexpr (LANES == 32) x = warp_sum(x);
     return x;
+}
+
+// Returns the sum of x over the lanes below this one.
+template <int LANES, typename T>
+__device__ __forceinline__ T lanes_before(T x) {
+    unsigned sum = (unsigned)x;
+    for (unsigned delta = 1; delta < LANES; delta *= 2) {
+        unsigned other = __shfl_up_sync(0xFFFFFFFFu, sum, delta);
+        if (threadIdx.x % 32 >= delta) sum += other;
+    }
+    return sum - x;
 }
 
 // Returns the sum of x[0], x[stride], ... in that order, by one thread. It reads several before it adds them: a lone
