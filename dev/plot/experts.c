@@ -3,7 +3,6 @@
 //
 //   experts [--title TEXT] [--out FILE.svg] LOG.jsonl
 #include <cjson/cJSON.h>
-#include <getopt.h>
 #include <stdbool.h>
 
 #include "dev/plot/svg.h"
@@ -142,28 +141,18 @@ static void draw(FILE *out, const Layer *layers, size_t count, const char *title
 
 int main(int argc, char **argv) {
     static const char usage[] = "usage: experts [--title TEXT] [--out FILE.svg] LOG.jsonl\n";
-    static const struct option options[] = {{"title", required_argument, NULL, 't'},
-                                            {"out", required_argument, NULL, 'o'},
-                                            {NULL, 0, NULL, 0}};
     const char *title = NULL, *path = NULL;
+    const PlotFlag flags[] = {{"title", PLOT_TEXT, &title, 0, 0}, {"out", PLOT_TEXT, &path, 0, 0}};
     static Layer layers[MAX_LAYERS];
     Error err;
     tool_begin(argc, argv, usage);
-    for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
-        if (c == 't') title = optarg;
-        else if (c == 'o') path = optarg;
-        else optind = argc;
-    }
-    if (argc - optind != 1) {
-        fputs(usage, stderr);
-        return 2;
-    }
+    if (!plot_flags("experts", argc, argv, flags, 2) || argc - optind != 1) return fputs(usage, stderr), 2;
     size_t count = read_log(argv[optind], layers, &err);
     if (!count) return tool_fail("experts", err.text);
     FILE *out = svg_open(path, argv + optind, 1, &err);
     if (!out) return tool_fail("experts", err.text);
     draw(out, layers, count, title);
-    bool failed = ferror(out) | (out == stdout ? fflush(out) != 0 : fclose(out) != 0);
+    bool ok = svg_close(out, path, &err);
     for (size_t l = 0; l < MAX_LAYERS; l++) free(layers[l].rows);
-    return failed ? tool_fail("experts", "the picture could not be written") : 0;
+    return ok ? 0 : tool_fail("experts", err.text);
 }

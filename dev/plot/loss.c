@@ -3,7 +3,6 @@
 //
 //   loss [--title TEXT] [--smooth STEPS] [--log-y] [--width PIXELS] [--out FILE.svg] [LABEL=]LOG.jsonl ...
 #include <cjson/cJSON.h>
-#include <getopt.h>
 #include <stdbool.h>
 
 #include "dev/plot/svg.h"
@@ -188,40 +187,25 @@ static void draw(FILE *out, const Run *runs, int count, const char *title, doubl
     svg_end(out);
 }
 
-static const char usage[] =
-    "usage: loss [--title TEXT] [--smooth STEPS] [--log-y] [--width PIXELS] [--out FILE.svg]\n"
-    "            [LABEL=]LOG.jsonl ...\n"
-    "  --smooth STEPS  also draw the mean of that many steps (default: run / 50; 1: off)\n"
-    "  --log-y         logarithmic loss axis\n"
-    "  --out FILE      where to write (default: standard output)\n";
-
 int main(int argc, char **argv) {
-    static const struct option options[] = {
-        {"title", required_argument, NULL, 't'},
-        {"smooth", required_argument, NULL, 's'},
-        {"log-y", no_argument, NULL, 'l'},
-        {"width", required_argument, NULL, 'w'},
-        {"out", required_argument, NULL, 'o'},
-        {NULL, 0, NULL, 0},
-    };
+    static const char usage[] =
+        "usage: loss [--title TEXT] [--smooth STEPS] [--log-y] [--width PIXELS] [--out FILE.svg]\n"
+        "            [LABEL=]LOG.jsonl ...\n"
+        "  --smooth STEPS  also draw the mean of that many steps (default: run / 50; 1: off)\n"
+        "  --log-y         logarithmic loss axis\n"
+        "  --out FILE      where to write (default: standard output)\n";
     const char *title = NULL, *path = NULL;
     long smooth = 0, width = 1000;
-    bool log_y = false, good = true;
+    bool log_y = false;
+    const PlotFlag flags[] = {{"title", PLOT_TEXT, &title, 0, 0},
+                              {"smooth", PLOT_INTEGER, &smooth, 1, 1000000},
+                              {"log-y", PLOT_SWITCH, &log_y, 0, 0},
+                              {"width", PLOT_INTEGER, &width, 300, 20000},
+                              {"out", PLOT_TEXT, &path, 0, 0}};
     tool_begin(argc, argv, usage);
-    for (int c; good && (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
-        if (c == 't') title = optarg;
-        else if (c == 's') good = plot_integer(optarg, 1, 1000000, &smooth);
-        else if (c == 'w') good = plot_integer(optarg, 300, 20000, &width);
-        else if (c == 'l') log_y = true;
-        else if (c == 'o') path = optarg;
-        else good = false;
-        if (!good) plot_bad_flag("loss", options, c, optarg);
-    }
+    bool good = plot_flags("loss", argc, argv, flags, 5);
     int count = argc - optind;
-    if (!good || count < 1) {
-        fputs(usage, stderr);
-        return 2;
-    }
+    if (!good || count < 1) return fputs(usage, stderr), 2;
     if (count > MAX_RUNS) return tool_fail("loss", "at most 8 logs fit into one picture");
     Run runs[MAX_RUNS] = {0};
     Error err;
@@ -233,10 +217,10 @@ int main(int argc, char **argv) {
     FILE *out = svg_open(path, argv + optind, count, &err);
     if (!out) return tool_fail("loss", err.text);
     draw(out, runs, count, title, (double)width, smooth ? (size_t)smooth : longest / 50 + 1, log_y);
-    bool failed = ferror(out) | (out == stdout ? fflush(out) != 0 : fclose(out) != 0);
+    bool ok = svg_close(out, path, &err);
     for (int r = 0; r < count; r++) {
         free(runs[r].train.points);
         free(runs[r].val.points);
     }
-    return failed ? tool_fail("loss", "the picture could not be written") : 0;
+    return ok ? 0 : tool_fail("loss", err.text);
 }

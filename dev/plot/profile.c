@@ -4,7 +4,6 @@
 //   profile [--skip N] [--title TEXT] [--width PIXELS] [--out FILE.svg] TRACE.json
 //
 // dev/plot/step_profile.h has the formulas.
-#include <getopt.h>
 #include <limits.h>
 
 #include "dev/plot/step_profile.h"
@@ -107,11 +106,6 @@ static void draw(FILE *out, const StepProfile *profile, int ranks, const char *t
     svg_end(out);
 }
 
-static const char usage[] =
-    "usage: profile [--skip N] [--title TEXT] [--width PIXELS] [--out FILE.svg] TRACE.json\n"
-    "  --skip N    training steps at the start to leave out, as a warm-up (default 1)\n"
-    "  --out FILE  where to draw; without it the table alone is printed\n";
-
 // Counts the ranks and finds the first step to look at: `skip` after the first one that has a backward.
 static bool choose_steps(const TraceList *trace, const char *path, long skip, int *ranks, long *first,
                          Error *err) {
@@ -136,27 +130,18 @@ static bool choose_steps(const TraceList *trace, const char *path, long skip, in
 }
 
 int main(int argc, char **argv) {
-    static const struct option options[] = {
-        {"skip", required_argument, NULL, 's'},  {"title", required_argument, NULL, 't'},
-        {"width", required_argument, NULL, 'w'}, {"out", required_argument, NULL, 'o'},
-        {NULL, 0, NULL, 0},
-    };
+    static const char usage[] =
+        "usage: profile [--skip N] [--title TEXT] [--width PIXELS] [--out FILE.svg] TRACE.json\n"
+        "  --skip N    training steps at the start to leave out, as a warm-up (default 1)\n"
+        "  --out FILE  where to draw; without it the table alone is printed\n";
     long skip = 1, width = 1200, first;
     const char *title = NULL, *path = NULL;
-    bool good = true;
+    const PlotFlag flags[] = {{"skip", PLOT_INTEGER, &skip, 0, LONG_MAX},
+                              {"title", PLOT_TEXT, &title, 0, 0},
+                              {"width", PLOT_INTEGER, &width, 300, 20000},
+                              {"out", PLOT_TEXT, &path, 0, 0}};
     tool_begin(argc, argv, usage);
-    for (int c; good && (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
-        if (c == 's') good = plot_integer(optarg, 0, LONG_MAX, &skip);
-        else if (c == 'w') good = plot_integer(optarg, 300, 20000, &width);
-        else if (c == 't') title = optarg;
-        else if (c == 'o') path = optarg;
-        else good = false;
-        if (!good) plot_bad_flag("profile", options, c, optarg);
-    }
-    if (!good || optind + 1 != argc) {
-        fputs(usage, stderr);
-        return 2;
-    }
+    if (!plot_flags("profile", argc, argv, flags, 4) || optind + 1 != argc) return fputs(usage, stderr), 2;
     Error err;
     TraceList trace = {0};
     int ranks;
@@ -174,7 +159,7 @@ int main(int argc, char **argv) {
     if (ok) profile_print(stdout, profile, ranks);
     if (out) {
         draw(out, profile, ranks, title, (double)width);
-        if (ferror(out) | (fclose(out) != 0)) ok = error_set(&err, "cannot write %s: %s", path, strerror(errno));
+        ok = svg_close(out, path, &err);
     }
     if (ok && fflush(stdout) != 0) ok = error_set(&err, "cannot print the table: %s", strerror(errno));
     free(profile);

@@ -1,24 +1,17 @@
 // programs.h: the programs of dev/plot as functions, for tests and fuzzers that call them with a command line. A name
 // that several of them use gets a prefix here.
 //
-// defines: simulate_main, timeline_main, profile_main, schedule_main, loss_main
+// defines: timeline_main, profile_main, schedule_main, loss_main
 #ifndef DEV_PLOT_PROGRAMS_H
 #define DEV_PLOT_PROGRAMS_H
 
-#define main simulate_main
-#include "dev/plot/simulate.c"
-#undef main
-
 #define main timeline_main
-#define usage timeline_usage
 #define draw timeline_draw
 #include "dev/plot/timeline.c"
 #undef main
-#undef usage
 #undef draw
 
 #define main profile_main
-#define usage profile_usage
 #define draw profile_draw
 #define draw_legend profile_draw_legend
 #define LEFT PROFILE_LEFT
@@ -27,7 +20,6 @@
 #define MAX_RANKS PROFILE_MAX_RANKS
 #include "dev/plot/profile.c"
 #undef main
-#undef usage
 #undef draw
 #undef draw_legend
 #undef LEFT
@@ -36,18 +28,14 @@
 #undef MAX_RANKS
 
 #define main schedule_main
-#define usage schedule_usage
 #include "dev/plot/schedule.c"
 #undef main
-#undef usage
 
 #define main loss_main
-#define usage loss_usage
 #define draw loss_draw
 #define Run LossRun
 #include "dev/plot/loss.c"
 #undef main
-#undef usage
 #undef draw
 #undef Run
 

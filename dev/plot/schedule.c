@@ -7,7 +7,6 @@
 //   schedule --table                                every schedule for p of 4, 8, 16 and m of p, 2p, 4p, in Markdown
 //
 // pipeline_parse (llmc/pipeline.h) reads lists.
-#include <getopt.h>
 #include <limits.h>
 
 #include "dev/plot/pipeline_run.h"
@@ -39,38 +38,19 @@ static int refuse(const char *text) {
     return 1;
 }
 
-static bool parse_cost(const char *text, double *out) {
-    char *end;
-    *out = strtod(text, &end);
-    return *text && !*end && *out >= 0 && *out <= 1e6;
-}
-
 static bool parse_request(int argc, char **argv, Request *r) {
-    static const struct option options[] = {
-        {"stages", required_argument, NULL, 'p'},   {"micros", required_argument, NULL, 'm'},
-        {"virtual", required_argument, NULL, 'v'},  {"limit", required_argument, NULL, 'n'},
-        {"forward", required_argument, NULL, 'F'},  {"backward", required_argument, NULL, 'B'},
-        {"weight", required_argument, NULL, 'W'},   {"transfer", required_argument, NULL, 'T'},
-        {"trace", required_argument, NULL, 't'},    {"list", no_argument, NULL, 'l'},
-        {"table", no_argument, NULL, 'a'},
-        {NULL, 0, NULL, 0},
-    };
-    bool good = true;
-    for (int c; good && (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
-        if (c == 'p') good = plot_integer(optarg, 1, 1024, &r->p);
-        else if (c == 'm') good = plot_integer(optarg, 1, 65536, &r->m);
-        else if (c == 'v') good = plot_integer(optarg, 1, 1024, &r->v);
-        else if (c == 'n') good = plot_integer(optarg, 1, 65536, &r->limit);
-        else if (c == 'F') good = parse_cost(optarg, &r->times.step[STEP_FORWARD]);
-        else if (c == 'B') good = parse_cost(optarg, &r->times.step[STEP_BACKWARD]);
-        else if (c == 'W') good = parse_cost(optarg, &r->times.step[STEP_WEIGHT]);
-        else if (c == 'T') good = parse_cost(optarg, &r->times.transfer);
-        else if (c == 't') r->trace = optarg;
-        else if (c == 'l') r->list = true;
-        else if (c == 'a') r->table = true;
-        else good = false;
-        if (!good) plot_bad_flag("schedule", options, c, optarg);
-    }
+    const PlotFlag flags[] = {{"stages", PLOT_INTEGER, &r->p, 1, 1024},
+                              {"micros", PLOT_INTEGER, &r->m, 1, 65536},
+                              {"virtual", PLOT_INTEGER, &r->v, 1, 1024},
+                              {"limit", PLOT_INTEGER, &r->limit, 1, 65536},
+                              {"forward", PLOT_NUMBERS, &r->times.step[STEP_FORWARD], 1, 0},
+                              {"backward", PLOT_NUMBERS, &r->times.step[STEP_BACKWARD], 1, 0},
+                              {"weight", PLOT_NUMBERS, &r->times.step[STEP_WEIGHT], 1, 0},
+                              {"transfer", PLOT_NUMBERS, &r->times.transfer, 1, 0},
+                              {"trace", PLOT_TEXT, &r->trace, 0, 0},
+                              {"list", PLOT_SWITCH, &r->list, 0, 0},
+                              {"table", PLOT_SWITCH, &r->table, 0, 0}};
+    bool good = plot_flags("schedule", argc, argv, flags, 11);
     r->what = optind < argc ? argv[optind] : NULL;
     good = good && r->times.step[0] + r->times.step[1] + r->times.step[2] > 0;
     return good && (r->table ? optind == argc : optind + 1 == argc);

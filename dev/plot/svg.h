@@ -25,11 +25,48 @@ static inline bool plot_integer(const char *text, long lowest, long highest, lon
     return *text && !*end && errno == 0 && *value >= lowest && *value <= highest;
 }
 
-// Says that the flag for which getopt_long gave c cannot have this value. Of an unknown flag it has said so itself.
-static inline void plot_bad_flag(const char *program, const struct option *flags, int c, const char *value) {
-    for (; flags->name; flags++) {
-        if (flags->val == c) fprintf(stderr, "%s: --%s cannot be '%s'\n", program, flags->name, value);
+// True when the whole text is so many numbers from 0 to 1000000, with commas between them.
+static inline bool plot_numbers(const char *text, long count, double *values) {
+    char *end;
+    for (long i = 0; i < count; i++, text = end + 1) {
+        values[i] = strtod(text, &end);
+        if (end == text || !(values[i] >= 0 && values[i] <= 1e6) || *end != (i + 1 < count ? ',' : 0)) return false;
     }
+    return true;
+}
+
+// A flag of a program, and where its value goes: a bool that it sets, a text, a long from lowest to highest, or
+// `lowest` doubles.
+typedef enum { PLOT_SWITCH, PLOT_TEXT, PLOT_INTEGER, PLOT_NUMBERS } PlotKind;
+typedef struct {
+    const char *name;
+    PlotKind kind;
+    void *value;
+    long lowest, highest;
+} PlotFlag;
+
+// Reads the flags; optind is then the first other word. Returns false after a sentence on what is wrong.
+static inline bool plot_flags(const char *program, int argc, char **argv, const PlotFlag *flags, int count) {
+    struct option options[16];
+    memset(options, 0, sizeof options);
+    for (int i = 0; i < count; i++) {
+        options[i].name = flags[i].name;
+        options[i].has_arg = flags[i].kind == PLOT_SWITCH ? no_argument : required_argument;
+        options[i].val = 256 + i;
+    }
+    for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        if (c < 256) return false;  // it has said so itself
+        const PlotFlag *f = &flags[c - 256];
+        bool good = true;
+        if (f->kind == PLOT_SWITCH) *(bool *)f->value = true;
+        else if (f->kind == PLOT_TEXT) *(const char **)f->value = optarg;
+        else if (f->kind == PLOT_INTEGER) good = plot_integer(optarg, f->lowest, f->highest, (long *)f->value);
+        else good = plot_numbers(optarg, f->lowest, (double *)f->value);
+        if (good) continue;
+        fprintf(stderr, "%s: --%s cannot be '%s'\n", program, f->name, optarg);
+        return false;
+    }
+    return true;
 }
 
 // Two names of one file?
@@ -50,6 +87,12 @@ static inline FILE *svg_open(const char *path, char *const *inputs, int count, E
     FILE *out = path ? fopen(path, "wb") : stdout;
     if (!out) error_set(err, "cannot write %s: %s", path, strerror(errno));
     return out;
+}
+
+// Closes the file of a picture. Returns false with a sentence if it could not be written.
+static inline bool svg_close(FILE *out, const char *path, Error *err) {
+    bool failed = ferror(out) | (out == stdout ? fflush(out) != 0 : fclose(out) != 0);
+    return !failed || error_set(err, "cannot write %s: %s", path ? path : "the picture", strerror(errno));
 }
 
 // Returns the bytes of the UTF-8 character that text begins with, or 0: XML takes no others.

@@ -9,7 +9,6 @@
 // with --costs what is given there for a forward, an input half and a weight half; messages take nothing. That is
 // the picture to look at when ranks shared cores.
 #include <cjson/cJSON.h>
-#include <getopt.h>
 #include <limits.h>
 
 #include "dev/plot/svg.h"
@@ -320,55 +319,32 @@ static void draw(FILE *out, const Timeline *t, const char *title, double width, 
     svg_end(out);
 }
 
-static const char usage[] =
-    "usage: timeline [--step N] [--pipeline P] [--title TEXT] [--width PIXELS] [--retime]\n"
-    "                [--costs F,B,W] [--out FILE.svg] TRACE.json\n"
-    "  --step N      training step to draw (default: the last one)\n"
-    "  --pipeline P  stages, where a stage has several ranks (default: one rank a stage)\n"
-    "  --retime      keep the order that ran, but with mean durations and messages that take no time\n"
-    "  --costs F,B,W --retime with these milliseconds for a forward and the halves of a backward; where the trace\n"
-    "                has no weight steps a backward takes B + W\n"
-    "  --out FILE    where to write (default: standard output)\n";
-
-// "1,1,0.5"
-static bool parse_costs(const char *text, double *costs) {
-    char rest;
-    if (sscanf(text, "%lf,%lf,%lf%c", &costs[0], &costs[1], &costs[2], &rest) != 3) return false;
-    for (int kind = 0; kind < 3; kind++)
-        if (!(costs[kind] >= 0 && costs[kind] <= 1e6)) return false;
-    return costs[0] + costs[1] > 0;
-}
-
 int main(int argc, char **argv) {
-    static const struct option options[] = {
-        {"step", required_argument, NULL, 's'},  {"pipeline", required_argument, NULL, 'p'},
-        {"title", required_argument, NULL, 't'}, {"width", required_argument, NULL, 'w'},
-        {"retime", no_argument, NULL, 'r'},      {"costs", required_argument, NULL, 'c'},
-        {"out", required_argument, NULL, 'o'},
-        {NULL, 0, NULL, 0},
-    };
+    static const char usage[] =
+        "usage: timeline [--step N] [--pipeline P] [--title TEXT] [--width PIXELS] [--retime]\n"
+        "                [--costs F,B,W] [--out FILE.svg] TRACE.json\n"
+        "  --step N      training step to draw (default: the last one)\n"
+        "  --pipeline P  stages, where a stage has several ranks (default: one rank a stage)\n"
+        "  --retime      keep the order that ran, but with mean durations and messages that take no time\n"
+        "  --costs F,B,W --retime with these milliseconds for a forward and the halves of a backward; where the trace\n"
+        "                has no weight steps a backward takes B + W\n"
+        "  --out FILE    where to write (default: standard output)\n";
     Timeline t = {0};
     long step = LONG_MIN, stages = 0, width = 1200;
     const char *title = NULL, *path = NULL;
-    double costs[3];
-    bool retimed = false, given = false, good = true;
+    double costs[3] = {-1, -1, -1};
+    bool retimed = false;
+    const PlotFlag flags[] = {{"step", PLOT_INTEGER, &step, 0, LONG_MAX},
+                              {"pipeline", PLOT_INTEGER, &stages, 1, 1000000},
+                              {"width", PLOT_INTEGER, &width, 300, 20000},
+                              {"title", PLOT_TEXT, &title, 0, 0},
+                              {"retime", PLOT_SWITCH, &retimed, 0, 0},
+                              {"costs", PLOT_NUMBERS, costs, 3, 0},
+                              {"out", PLOT_TEXT, &path, 0, 0}};
     tool_begin(argc, argv, usage);
-    for (int c; good && (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
-        if (c == 's') good = plot_integer(optarg, 0, LONG_MAX, &step);
-        else if (c == 'p') good = plot_integer(optarg, 1, 1000000, &stages);
-        else if (c == 'w') good = plot_integer(optarg, 300, 20000, &width);
-        else if (c == 't') title = optarg;
-        else if (c == 'r') retimed = true;
-        else if (c == 'c') given = retimed = true, good = parse_costs(optarg, costs);
-        else if (c == 'o') path = optarg;
-        else good = false;
-        if (!good) plot_bad_flag("timeline", options, c, optarg);
-    }
-    if (!good || optind + 1 != argc) {
-        fputs(usage, stderr);
-        return 2;
-    }
+    if (!plot_flags("timeline", argc, argv, flags, 7) || optind + 1 != argc) return fputs(usage, stderr), 2;
     Error err;
+    bool given = costs[0] >= 0;
     if (!trace_read(argv[optind], &t.trace, &err) || !choose_step(&t, step, (int)stages, &err))
         return tool_fail("timeline", err.text);
     t.busy = malloc((size_t)t.ranks * sizeof *t.busy);
@@ -378,7 +354,7 @@ int main(int argc, char **argv) {
         error_set(&err, "the forwards and backwards of step %ld take no time", t.step);
         return tool_fail("timeline", err.text);
     }
-    if (retimed) {
+    if (retimed || given) {
         if (given) {
             if (!t.split) costs[STEP_BACKWARD] += costs[STEP_WEIGHT];
             for (int kind = 0; kind < 3; kind++) t.mean[kind] = 1e3 * costs[kind];
@@ -390,10 +366,7 @@ int main(int argc, char **argv) {
     FILE *out = svg_open(path, argv + optind, 1, &err);
     if (!out) return tool_fail("timeline", err.text);
     draw(out, &t, title, (double)width, given ? "given durations" : retimed ? "mean durations" : NULL);
-    bool failed = ferror(out) | (out == stdout ? fflush(out) != 0 : fclose(out) != 0);
-    if (failed)
-        return error_set(&err, "cannot write %s: %s", path ? path : "the picture", strerror(errno)),
-               tool_fail("timeline", err.text);
+    if (!svg_close(out, path, &err)) return tool_fail("timeline", err.text);
     fprintf(stderr, "step %ld: %d stages, %d micro-batches, %d chunks; bubble %.4f, formula %.4f, busiest rank %.4f",
             t.step, t.p, t.m, t.v, t.bubble, pipeline_bubble(t.p, t.m, t.v), t.busiest);
     fprintf(stderr, "; mean forward %.4g, backward %.4g, weight %.4g us\n", t.mean[STEP_FORWARD],

@@ -1,6 +1,6 @@
-// run_plots.h: runs the programs of dev/plot in a process of their own, as tests do, and reads their pictures.
+// run_plots.h: runs the programs of dev/plot in a process of their own, as tests do.
 //
-// defines: run, run_output, occurrences, read_output, read_picture, and what programs.h defines
+// defines: run, run_output, and what programs.h and pictures.h define
 #ifndef DEV_TEST_RUN_PLOTS_H
 #define DEV_TEST_RUN_PLOTS_H
 
@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "dev/plot/programs.h"
+#include "dev/test/pictures.h"
 
 static const char *run_output = "/dev/null";  // receives what a program prints
 
@@ -34,30 +35,6 @@ __attribute__((format(printf, 2, 3))) static int run(int (*program)(int, char **
     }
     if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status)) return -1;
     return WEXITSTATUS(status);
-}
-
-static size_t occurrences(const char *text, const char *part) {
-    size_t n = 0;
-    for (const char *at = text; (at = strstr(at, part)); at += strlen(part)) n++;
-    return n;
-}
-
-// Returns the text of a file, or an empty one.
-static char *read_output(const char *path) {
-    Error err;
-    size_t bytes;
-    char *text = file_read(path, SIZE_MAX, &bytes, &err);
-    return text ? text : calloc(1, 1);
-}
-
-// Returns the text of a picture, or an empty one if it is missing or an element is not closed.
-static char *read_picture(const char *path) {
-    char *text = read_output(path);
-    bool whole = strncmp(text, "<svg ", 5) == 0 && occurrences(text, "</svg>") == 1 &&
-                 occurrences(text, "<") == occurrences(text, ">") && !strstr(text, "nan") &&
-                 !strstr(text, "inf") && occurrences(text, "<text") == occurrences(text, "</text>");
-    if (!whole) text[0] = 0;
-    return text;
 }
 
 #endif

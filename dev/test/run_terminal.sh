@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run_terminal.sh [BUILD]: the terminal as a user meets it: --help and --version of every tool, the name that a
 # misspelt word may mean, make help, and the sentences after a signal.
-# needs: fp32/train_gpt_3d tools/plan tools/experts tools/figures tools/simulate tools/study tools/scale tools/bubbles tools/schedule tools/timeline tools/profile tools/loss tools/byte_corpus
+# needs: fp32/train_gpt_3d tools/plan tools/experts tools/figures tools/study tools/scale tools/bubbles tools/schedule tools/timeline tools/profile tools/loss tools/byte_corpus
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh

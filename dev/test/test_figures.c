@@ -3,21 +3,14 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include <unistd.h>
-
 #define main figures_main
 #include "dev/plot/figures.c"
 #undef main
 
 #include "dev/test/check.h"
+#include "dev/test/pictures.h"
 
 static Check c;
-
-static size_t occurrences(const char *text, const char *part) {
-    size_t n = 0;
-    for (const char *at = text; (at = strstr(at, part)); at += strlen(part)) n++;
-    return n;
-}
 
 // The number behind name=" in an element.
 static double attribute(const char *element, const char *name) {
@@ -25,13 +18,6 @@ static double attribute(const char *element, const char *name) {
     snprintf(key, sizeof key, " %s=\"", name);
     const char *at = strstr(element, key);
     return at ? atof(at + strlen(key)) : NAN;
-}
-
-static bool is_whole(const char *text) {
-    return strncmp(text, "<svg ", 5) == 0 && occurrences(text, "</svg>") == 1 &&
-           occurrences(text, "<") == occurrences(text, ">") &&
-           occurrences(text, "<text ") == occurrences(text, "</text>") && !strstr(text, "nan") &&
-           !strstr(text, "inf");
 }
 
 // Is every text inside the picture? A character is taken as 0.6 of the size wide, as in a wide font.
@@ -59,27 +45,23 @@ static int draw_into(const char *folder) {
 
 int main(void) {
     char dir[512];
-    snprintf(dir, sizeof dir, "%s/test_figures.XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : P_tmpdir);
-    if (!mkdtemp(dir)) return perror(dir), 1;
+    picture_folder(dir, "test_figures", 1, NULL);
     check(&c, draw_into(dir) == 0, "figures writes all drawings");
     for (size_t i = 0; i < sizeof FIGURES / sizeof *FIGURES; i++) {
         char path[1024];
-        Error err;
         snprintf(path, sizeof path, "%s/%s.svg", dir, FIGURES[i].name);
-        size_t bytes;
-        char *text = file_read(path, SIZE_MAX, &bytes, &err);
-        check(&c, text && is_whole(text) && occurrences(text, "<text ") > 5 && texts_fit(text),
+        char *text = read_picture(path);
+        check(&c, occurrences(text, "<text ") > 5 && texts_fit(text),
               "%s: whole, and no text is cut off", FIGURES[i].name);
-        if (text && strcmp(FIGURES[i].name, "ring") == 0)
+        if (strcmp(FIGURES[i].name, "ring") == 0)
             check(&c, occurrences(text, ">abc<") == 3 + 6 + 9, "ring: after four steps every rank has every sum");
-        if (text && strcmp(FIGURES[i].name, "networks") == 0)
+        if (strcmp(FIGURES[i].name, "networks") == 0)
             check(&c, occurrences(text, ">InfiniBand<") == 5 && occurrences(text, ">RoCE<") == 5 &&
                           occurrences(text, ">Ethernet<") == 4 && occurrences(text, ">NVLink<") == 4,
                   "networks: data groups inside a kind of node have its network, or Ethernet across");
         free(text);
-        remove(path);
     }
-    rmdir(dir);
+    remove_tree(dir);
     size_t ranks[NETWORKS_RANKS], count;
     Cluster odd = networks_cluster();
     odd.infiniband_nodes = 3, odd.roce_nodes = 5;

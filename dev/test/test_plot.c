@@ -1,22 +1,24 @@
-// test_plot.c: simulate, timeline, schedule and loss of dev/plot as a user runs them: pictures hold what they should,
+// test_plot.c: timeline, schedule and loss of dev/plot as a user runs them: pictures hold what they should,
 // bad files are refused. With a folder as argument the pictures stay there to be looked at.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include <sys/stat.h>
-
 #include "dev/test/check.h"
-#include "dev/test/files.h"
 #include "dev/test/run_plots.h"
 
 static Check c;
 
+// Writes the trace SCHEDULE-MORE.json of 4 stages and 8 micro-batches.
+static int simulate(const char *schedule, int v, double transfer, const char *dir, const char *more) {
+    double chunk = 1.0 / v;
+    return run(schedule_main, "schedule --stages 4 --micros 8 --virtual %d --forward %g --backward %g --weight %g "
+               "--transfer %g --trace %s/%s%s.json %s", v, chunk, chunk, chunk, transfer, dir, schedule, more, schedule);
+}
+
 static void test_timeline(const char *dir, const char *schedule, int v, const char *percent) {
     char path[1024], part[64];
-    double chunk = 1.0 / v;
     bool split = strncmp(schedule, "zb", 2) == 0;
-    int made = run(simulate_main, "simulate %s 4 8 %d %g %g 0 %s/%s.json", schedule, v, chunk, 2 * chunk, dir,
-                   schedule);
+    int made = simulate(schedule, v, 0, dir, "");
     int drawn = run(timeline_main, "timeline --out %s/%s.svg %s/%s.json", dir, schedule, dir, schedule);
     snprintf(path, sizeof path, "%s/%s.svg", dir, schedule);
     snprintf(part, sizeof part, "measured %s%% of", percent);
@@ -28,8 +30,7 @@ static void test_timeline(const char *dir, const char *schedule, int v, const ch
     free(text);
 
     // Messages that take time: more idle, and after retiming the formula again
-    made = run(simulate_main, "simulate %s 4 8 %d %g %g 0.4 %s/%s-slow.json", schedule, v, chunk, 2 * chunk,
-               dir, schedule);
+    made = simulate(schedule, v, 0.4, dir, "-slow");
     drawn = run(timeline_main, "timeline --title %s --out %s/%s-slow.svg %s/%s-slow.json", schedule, dir,
                 schedule, dir, schedule);
     snprintf(path, sizeof path, "%s/%s-slow.svg", dir, schedule);
@@ -133,8 +134,8 @@ static void test_bad_traces(const char *dir) {
     char *text = read_picture(path);
     check(&c, drawn == 0 && strstr(text, "retimed 22.5% of"), "timeline: zb-h1 with given costs");
     free(text);
-    check(&c, run(simulate_main, "simulate interleaved 4 6 2 1 2 0 %s/bad.json", dir) == 1,
-          "simulate refuses: 6 micro-batches on 4 stages");
+    check(&c, run(schedule_main, "schedule --stages 4 --micros 6 interleaved") == 1,
+          "schedule refuses: 6 micro-batches on 4 stages");
 }
 
 static void test_loss(const char *dir) {
@@ -211,9 +212,7 @@ static void test_hostile(const char *dir) {
 
 int main(int argc, char **argv) {
     char dir[512];
-    snprintf(dir, sizeof dir, "%s/test_plot.XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : P_tmpdir);
-    if (argc > 1) snprintf(dir, sizeof dir, "%s", argv[1]);
-    if (argc > 1 ? mkdir(dir, 0777) != 0 && errno != EEXIST : !mkdtemp(dir)) return perror(dir), 1;
+    picture_folder(dir, "test_plot", argc, argv);
     test_timeline(dir, "gpipe", 1, "37.5");
     test_timeline(dir, "1f1b", 1, "37.5");
     test_timeline(dir, "interleaved", 2, "18.8");
@@ -224,42 +223,6 @@ int main(int argc, char **argv) {
     test_bad_traces(dir);
     test_loss(dir);
     test_hostile(dir);
-    static const char *const left[] = {"gpipe.json",
-                                       "gpipe.svg",
-                                       "gpipe-slow.json",
-                                       "gpipe-slow.svg",
-                                       "1f1b.json",
-                                       "1f1b.svg",
-                                       "1f1b-slow.json",
-                                       "1f1b-slow.svg",
-                                       "interleaved.json",
-                                       "interleaved.svg",
-                                       "interleaved-slow.json",
-                                       "interleaved-slow.svg",
-                                       "zb-h1.json",
-                                       "zb-h1.svg",
-                                       "zb-h1-slow.json",
-                                       "zb-h1-slow.svg",
-                                       "zb-auto.json",
-                                       "zb-auto.svg",
-                                       "zb-auto-slow.json",
-                                       "zb-auto-slow.svg",
-                                       "list.txt",
-                                       "list.json",
-                                       "list.svg",
-                                       "retimed.svg",
-                                       "bad.json",
-                                       "bad.svg",
-                                       "log.jsonl",
-                                       "loss.svg",
-                                       "loss-log.svg",
-                                       "one.jsonl",
-                                       "one.svg"};
-    for (size_t i = 0; argc < 2 && i < sizeof left / sizeof left[0]; i++) {
-        char path[1024];
-        snprintf(path, sizeof path, "%s/%s", dir, left[i]);
-        remove(path);
-    }
-    if (argc < 2) rmdir(dir);
+    if (argc < 2) remove_tree(dir);
     return check_summary(&c);
 }

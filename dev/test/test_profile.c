@@ -3,8 +3,6 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include <sys/stat.h>
-
 #include "dev/test/check.h"
 #include "dev/test/run_plots.h"
 
@@ -312,9 +310,7 @@ static void test_bad_traces(const char *dir) {
 
 int main(int argc, char **argv) {
     char dir[512];
-    snprintf(dir, sizeof dir, "%s/test_profile.XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : P_tmpdir);
-    if (argc > 1) snprintf(dir, sizeof dir, "%s", argv[1]);
-    if (argc > 1 ? mkdir(dir, 0777) != 0 && errno != EEXIST : !mkdtemp(dir)) return perror(dir), 1;
+    picture_folder(dir, "test_profile", argc, argv);
     char table[1024];
     snprintf(table, sizeof table, "%s/table.txt", dir);
     run_output = table;
@@ -329,13 +325,6 @@ int main(int argc, char **argv) {
     test_slow_rank(dir);
     test_picture(dir);
     test_bad_traces(dir);
-    static const char *const left[] = {"parts.json", "parts.svg", "1f1b.json", "1f1b.svg",
-                                       "bad.json",   "bad.svg",   "table.txt"};
-    for (size_t i = 0; argc < 2 && i < sizeof left / sizeof left[0]; i++) {
-        char path[1024];
-        snprintf(path, sizeof path, "%s/%s", dir, left[i]);
-        remove(path);
-    }
-    if (argc < 2) rmdir(dir);
+    if (argc < 2) remove_tree(dir);
     return check_summary(&c);
 }
