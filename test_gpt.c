@@ -18,26 +18,11 @@
 static void test_finite_differences(Context *x, double dropout) {
     enum { B = 2, T = 4 };
     Reference ref = random_model(2, 6, 2, 7, 5, 0.5, 1);
-    int *tokens = random_tokens(B * T + 1, 7, 2), *targets = tokens + 1;
-    double *differences = allocate(ref.table.total * sizeof(double)), h = 1e-5, scale = 1.0 / (B * T);
+    int *tokens = random_tokens(B * T + 1, 7, 2);
     ref.dropout = dropout_make(dropout, 7, 3, 5);
-    reference_loss_and_gradients(&ref, tokens, targets, B, T, scale);
-    for (size_t k = 0; k < ref.table.count; k++) {
-        const Tensor *p = &ref.table.tensors[k];
-        for (size_t i = p->offset; i < p->offset + p->rows * p->cols; i++) {
-            double value = ref.params[i];
-            ref.params[i] = value + h;
-            double above = reference_loss_and_gradients(&ref, tokens, targets, B, T, 0);
-            ref.params[i] = value - h;
-            double below = reference_loss_and_gradients(&ref, tokens, targets, B, T, 0);
-            ref.params[i] = value;
-            differences[i] = scale * (above - below) / (2 * h);
-        }
-    }
-    Errors e = compare_tensors(&ref.table, ref.grads, differences);
+    Errors e = compare_differences(&ref, reference_loss_and_gradients, tokens, B, T);
     check(&x->check, e.worst < 1e-7, "reference: gradients against finite differences, dropout %g: %.1e (%s)", dropout,
           e.worst, e.name);
-    free(differences);
     free(tokens);
     reference_free(&ref);
 }
@@ -47,8 +32,7 @@ static void test_reference_sums(Context *x) {
     const Reference *g = &x->golden;
     GPTConfig wide_config = g->config;
     wide_config.Vp += 256;
-    Reference ref = reference_create(&g->config), wide = reference_create(&wide_config);
-    memcpy(ref.params, g->params, g->table.total * sizeof(double));
+    Reference ref = reference_copy(g), wide = reference_create(&wide_config);
     for (size_t i = 0; i < g->table.count; i++) {
         const Tensor *from = &g->table.tensors[i], *to = &wide.table.tensors[i];
         memcpy(wide.params + to->offset, g->params + from->offset, from->rows * from->cols * sizeof(double));
@@ -70,11 +54,9 @@ static void test_reference_sums(Context *x) {
 
 // The independent case: PyTorch in float64 made the losses and norms; its gradients are stored as fp32.
 static void test_reference_golden(Context *x) {
-    Reference ref = reference_create(&x->golden.config);
-    size_t bytes = ref.table.total * sizeof(double);
-    memcpy(ref.params, x->golden.params, bytes);
+    Reference ref = reference_copy(&x->golden);
     Expected ours = reference_train(&ref, &x->training, x->tokens, false);
-    double *gradients = allocate(bytes), loss = 0, norm = 0;
+    double *gradients = allocate(ref.table.total * sizeof(double)), loss = 0, norm = 0;
     bool read = read_tensors("golden/gradients.safetensors", "", &ref.table, gradients);
     cJSON *json = read_json("golden/expected.json");
     for (size_t s = 0; s < x->training.steps; s++) {
@@ -307,8 +289,7 @@ static bool lr_follows(const Log *log, bool cosine, double lr, double final, siz
 static void check_validation(Context *x, const Log *log) {
     double bound = bounds(x, &x->golden.config).loss, worst = log->vals == 4 ? 0 : INFINITY;
     for (size_t i = 0; i < log->vals; i++) {
-        Reference ref = reference_create(&x->golden.config);
-        memcpy(ref.params, x->golden.params, ref.table.total * sizeof(double));
+        Reference ref = reference_copy(&x->golden);
         Training h = x->training;
         h.steps = (size_t)log->val_step[i];
         Expected e = reference_train(&ref, &h, x->tokens, x->bf16);
@@ -541,8 +522,7 @@ static void group_failures(Context *x) {
 
     check_refusal(x, &ONE, "a loss that is not finite stops the run and names the step", PLAIN,
                   GOOD "--lr 1000 --lr-final 1 --clip 0 --weight-decay 1000 --steps 60", 1, "step");
-    Reference ref = reference_create(&x->golden.config);
-    memcpy(ref.params, x->golden.params, ref.table.total * sizeof(double));
+    Reference ref = reference_copy(&x->golden);
     ref.params[table_offset(&ref.table, FCW, 2) + 5] = NAN;
     write_model("nan", &ref.table, ref.params, INTACT);
     check_refusal(x, &ONE, "a loss that is not finite names a tensor", PLAIN, "--init nan " DATA SIZES, 1,
@@ -554,8 +534,8 @@ static void group_failures(Context *x) {
 
 // ---- groups layouts and pipeline: every layout against the reference ------------------------------------
 
-// The models of the matrix: the golden case, and random ones that larger and odder layouts divide, or do not. Three steps
-// are as good as the five of group golden: what an update leaves behind is seen in the second and in the third.
+// The models of the matrix: the golden case, and random ones that larger and odder layouts divide, or do not. Of the
+// golden case's five steps three do: what an update leaves behind is seen in the second and in the third.
 typedef struct {
     size_t L, C, NH, V, maxT, T, global, steps;
     double dropout;
@@ -830,8 +810,7 @@ static void open_case(const Context *x, Case *c, int fixture) {
     if (fixture == GOLDEN) {
         c->h = x->training;
         c->h.steps = f->steps;
-        c->ref = reference_create(&x->golden.config);
-        memcpy(c->ref.params, x->golden.params, c->ref.table.total * sizeof(double));
+        c->ref = reference_copy(&x->golden);
         c->want = reference_train(&c->ref, &c->h, x->tokens, x->bf16);
     } else {
         Training h = {f->T, f->global, f->steps, 1e-4, 0.1, 1.0, 0.9, 0.95, 1e-8, f->dropout};

@@ -11,6 +11,7 @@
 #include <cjson/cJSON.h>
 #include <limits.h>
 
+#include "dev/plot/pipeline_run.h"
 #include "dev/plot/svg.h"
 #include "dev/plot/tool.h"
 #include "dev/plot/trace_read.h"
@@ -154,56 +155,55 @@ static void measure(Timeline *t) {
     t->busiest = most > 0 ? (t->last - t->first - most) / most : 0;
 }
 
-// Returns the end of a step, which its neighbour waits for: ends[rank][kind][micro][chunk]. NAN: not run yet.
-static double *end_of(Timeline *t, double *ends, int rank, int kind, int micro, int chunk) {
-    return &ends[(((size_t)rank * 3 + kind) * t->m + micro) * t->v + chunk];
+// Returns the events of a rank, which are sorted, and their number.
+static TraceEvent *rank_events(const Timeline *t, int rank, size_t *count) {
+    TraceEvent *first = t->trace.events, *end = first + t->trace.count;
+    while (first < end && first->rank < rank) first++;
+    for (*count = 0; first + *count < end && first[*count].rank == rank;) ++*count;
+    return first;
 }
 
-// Runs the steps again in virtual time: the order of each rank and their dependencies stay.
+// Runs the steps of one rank of each stage again in virtual time: the order of each rank stays.
+static bool retime_ranks(Timeline *t, int place, Error *err) {
+    int across = t->ranks / t->p;  // ranks a stage; the stage is the slowest index
+    size_t pairs = (size_t)t->m * t->v;
+    const PipelineTimes times = {{t->mean[0], t->mean[1], t->mean[2]}, 0, NULL};
+    PipelineLists l = pipeline_empty(t->p, t->m, t->v);
+    PipelineRun run = {NULL, 0, 0, 0};
+    bool ok = true;
+    for (int s = 0; s < t->p && ok; s++) {
+        const TraceEvent *e = rank_events(t, s * across + place, &l.counts[s]);
+        ok = l.counts[s] <= 3 * pairs || error_set(err, "rank %d has too many steps", s * across + place);
+        for (size_t i = 0; i < l.counts[s] && ok; i++)
+            l.steps[s][i] = (PipelineStep){step_kind(&e[i]), e[i].micro, e[i].chunk < 0 ? 0 : e[i].chunk};
+        ok = ok && pipeline_prove_list(&l, s, err);
+    }
+    if (ok) {
+        ok = list_run(&run, &l, pairs, &times, err);
+        for (int s = 0; s < t->p; s++) {
+            TraceEvent *e = rank_events(t, s * across + place, &l.counts[s]);
+            for (size_t i = 0; i < l.counts[s]; i++) {
+                e[i].start_us = run.steps[s][i].start;
+                e[i].duration_us = run.steps[s][i].end - run.steps[s][i].start;
+            }
+        }
+        list_run_free(&run, &l);
+    }
+    pipeline_lists_free(&l);
+    return ok;
+}
+
 static bool retime(Timeline *t, Error *err) {
-    size_t kept = 0, count = (size_t)t->ranks * 3 * t->m * t->v;
+    size_t kept = 0;
+    Error why = {"steps are missing"};
     for (size_t i = 0; i < t->trace.count; i++) {
         TraceEvent e = t->trace.events[i];
         if (is_step(&e) && e.micro >= 0) t->trace.events[kept++] = e;
     }
     t->trace.count = kept;
-    if (count > 64 * t->trace.count + 1000) return error_set(err, "this trace cannot be retimed: steps are missing");
-    double *ends = malloc(count * sizeof *ends), *clock = calloc((size_t)t->ranks, sizeof *clock);
-    size_t *next = malloc((size_t)t->ranks * sizeof *next), done = 0;
-    if (!ends || !clock || !next) return error_set(err, "out of memory");
-    for (size_t i = 0; i < count; i++) ends[i] = NAN;
-    for (int r = t->ranks; r-- > 0;) next[r] = kept;
-    for (size_t i = kept; i-- > 0;) next[t->trace.events[i].rank] = i;
-    int across = t->ranks / t->p;  // ranks a stage; the stage is the slowest index
-    for (bool moved = true; moved;) {
-        moved = false;
-        for (int r = 0; r < t->ranks; r++)
-            while (next[r] < kept && t->trace.events[next[r]].rank == r) {
-                TraceEvent *e = &t->trace.events[next[r]];
-                PipelineStep step = {step_kind(e), e->micro, e->chunk < 0 ? 0 : e->chunk};
-                int from, to;
-                pipeline_neighbours(t->p, r / across, t->v, step, &from, &to);
-                double input = 0;
-                if (from != PIPELINE_NONE) {
-                    int global = step.chunk * t->p + r / across + (step.kind == STEP_FORWARD ? -1 : 1);
-                    input = *end_of(t, ends, from * across + r % across, step.kind, step.micro,
-                                    global / t->p);
-                }
-                if (isnan(input)) break;
-                e->start_us = fmax(clock[r], input);
-                e->duration_us = t->mean[step.kind];
-                clock[r] = *end_of(t, ends, r, step.kind, step.micro, step.chunk) =
-                    e->start_us + e->duration_us;
-                next[r]++;
-                done++;
-                moved = true;
-            }
-    }
-    free(ends);
-    free(clock);
-    free(next);
-    return done == kept ||
-           error_set(err, "this trace cannot be retimed: an input is missing, or --pipeline is wrong");
+    bool ok = (size_t)t->ranks * 3 * t->m * t->v <= 64 * kept + 1000;
+    for (int place = 0; place < t->ranks / t->p && ok; place++) ok = retime_ranks(t, place, &why);
+    return ok || error_set(err, "this trace cannot be retimed, or --pipeline is wrong: %.900s", why.text);
 }
 
 // Drawing
@@ -356,7 +356,6 @@ int main(int argc, char **argv) {
     }
     if (retimed || given) {
         if (given) {
-            if (!t.split) costs[STEP_BACKWARD] += costs[STEP_WEIGHT];
             for (int kind = 0; kind < 3; kind++) t.mean[kind] = 1e3 * costs[kind];
         }
         if (!retime(&t, &err)) return tool_fail("timeline", err.text);

@@ -73,9 +73,17 @@ static inline void shard_batch(const int *tokens, size_t first, size_t count, in
     }
 }
 
+typedef double ReferenceLoss(Reference *, const int *tokens, const int *targets, size_t B, size_t T, double scale);
+
 // The reference of the model under test: GPT-2's, unless a test says otherwise.
-static double (*reference_loss)(Reference *, const int *, const int *, size_t, size_t, double) =
-    reference_loss_and_gradients;
+static ReferenceLoss *reference_loss = reference_loss_and_gradients;
+
+// The same model and weights, without gradients.
+static inline Reference reference_copy(const Reference *from) {
+    Reference ref = reference_create(&from->config);
+    memcpy(ref.params, from->params, ref.table.total * sizeof(double));
+    return ref;
+}
 
 // Mean loss of sequences first .. first + count of the shard.
 static inline double reference_mean_loss(Reference *ref, const int *tokens, size_t T, size_t first,
@@ -199,6 +207,27 @@ static inline Errors compare_tensors(const ParamTable *table, const double *got,
             e.name = x->name;
         }
     }
+    return e;
+}
+
+// Compares a loss's gradients with central differences, for every single parameter. tokens [B*T + 1].
+static inline Errors compare_differences(Reference *ref, ReferenceLoss *loss, const int *tokens, size_t B, size_t T) {
+    double *differences = allocate(ref->table.total * sizeof(double)), h = 1e-5, scale = 1.0 / (double)(B * T);
+    loss(ref, tokens, tokens + 1, B, T, scale);
+    for (size_t k = 0; k < ref->table.count; k++) {
+        const Tensor *p = &ref->table.tensors[k];
+        for (size_t i = p->offset; i < p->offset + p->rows * p->cols; i++) {
+            double value = ref->params[i];
+            ref->params[i] = value + h;
+            double above = loss(ref, tokens, tokens + 1, B, T, 0);
+            ref->params[i] = value - h;
+            double below = loss(ref, tokens, tokens + 1, B, T, 0);
+            ref->params[i] = value;
+            differences[i] = scale * (above - below) / (2 * h);
+        }
+    }
+    Errors e = compare_tensors(&ref->table, ref->grads, differences);
+    free(differences);
     return e;
 }
 
@@ -357,8 +386,7 @@ static inline void load_golden(Context *x) {
     x->golden = reference_create(&g);
     x->tokens = read_shard("golden/train.bin", &x->token_count);
     if (!read_tensors("golden/model.safetensors", "", &x->golden.table, x->golden.params)) exit(1);
-    Reference ref = reference_create(&g);
-    memcpy(ref.params, x->golden.params, ref.table.total * sizeof(double));
+    Reference ref = reference_copy(&x->golden);
     x->expected = reference_train(&ref, &h, x->tokens, x->bf16);
     reference_free(&ref);
 }

@@ -3,6 +3,7 @@
 # beyond 2^64, a log on a full disk, the outputs of byte_corpus, and the flags of tools. Ends with
 # `N passed, N failed`.
 # needs: fp32/train_gpt fp32/train_gpt_3d tools/byte_corpus tools/schedule tools/loss tools/profile tools/timeline
+# shellcheck disable=SC2086  # flags are words
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
@@ -46,7 +47,6 @@ if [ -n "$stand_ins" ] && command -v python3 >/dev/null; then
     hostile 20
     # 20 MB of header: at most 200 MB and 100 MB for the program.
     for flag in "--init bad" "--tokenizer bad/tokenizer.json"; do
-        # shellcheck disable=SC2086
         refused 2 'more values than a file of its size' bash -c 'ulimit -v 1500000; exec "$@"' x "$trainer" $tiny $flag
         status=$?
         most=$(python3 - "$trainer" $tiny $flag <<'P'
@@ -68,14 +68,11 @@ cpu_ms() {  # cpu_ms COMMAND...: the milliseconds of a core that it takes, whate
     code=$?
     ms=$(awk 'END { print int(1000 * ($1 + $2)) }' times)
 }
-# shellcheck disable=SC2086
 cpu_ms "$trainer" $tiny --layers 1000 --steps 1
 few=$ms
-# shellcheck disable=SC2086
 cpu_ms "$trainer" $tiny --layers 5000 --steps 1
 [ $code = 0 ] && [ "$ms" -lt $((9 * few)) ]
 report $? "5000 layers, as many as there may be, take $ms ms of a core for a step, less than 9 times the $few ms of 1000"
-# shellcheck disable=SC2086
 refused 2 'must be a whole number from 1 to 5000' "$trainer" $tiny --layers 5001
 report $? "more are refused: $(cat err)"
 
@@ -94,7 +91,6 @@ json.dump({'weight_map': {n: 'part.safetensors' for n in names}}, open('many/mod
 json.dump({'model_type': 'gpt2', 'n_embd': 4, 'n_layer': 1, 'n_head': 2, 'vocab_size': 61, 'n_positions': 3},
           open('many/config.json', 'w'))
 P
-    # shellcheck disable=SC2086
     refused 2 'has no tensor' bash -c 'ulimit -t 10; exec "$@"' x "$trainer" $tiny --init many
     report $? "an index of 100000 tensors is read in 10 s of a core: $(cut -c 1-100 err)"
 fi
@@ -109,13 +105,11 @@ simulate="$trainer --layers 1 --heads 2 --channels 4 --vocab 61 --seq 3 --ranks 
 for case in 'launch_host 1e308' 'nic_latency 1e16' 'hbm_bandwidth 1e-300' 'gemm_efficiency 1e-300' 'peak_bf16 1e19' \
     'hbm_bandwidth 1e999' 'sms NaN'; do
     [ -n "$stand_ins" ] || continue
-    # shellcheck disable=SC2086
     slow hostile $case && refused 2 hostile.json $simulate --simulate hostile.json
     report $? "a cluster with $case: $(cut -c 1-100 err)"
 done
 if [ -n "$stand_ins" ]; then
     slow late launch_host 1e15
-    # shellcheck disable=SC2086
     timeout 60 $simulate --simulate late.json --steps 3 >out 2>err && grep -q 'more than 146 years' out &&
         ! grep -qi nan out
     report $? "where a launch takes a million years, virtual time ends: $(grep -a 146 out)"
@@ -178,7 +172,6 @@ echo 'F0 B0' >schedule.txt
 cp "$data" shard.tokens
 echo '{"step":1,"loss":1}' >before.jsonl
 inputs='cluster.json schedule.txt shard.tokens before.jsonl split/*'
-# shellcheck disable=SC2086
 sums=$(cat $inputs | cksum)
 train3d=${trainer}_3d
 mkfifo pipe
@@ -195,7 +188,6 @@ for case in "is no former output|--init split --log split/model-00001-of-00001.s
     "not a regular file|--dump-gradients output-link"; do
     [ -z "$stand_ins" ] && [[ $case == *--virtual-time* ]] && continue
     ln -sf before.jsonl output-link
-    # shellcheck disable=SC2086
     refused 2 "${case%%|*}" "$train3d" $tiny --steps 1 ${case#*|} && [ "$(cat $inputs | cksum)" = "$sums" ]
     report $? "${case#*|}: $(cut -c 1-100 err)"
 done
@@ -231,16 +223,13 @@ fi
 
 # ---- what a run leaves that does nothing -----------------------------------------------------------------------------
 
-# shellcheck disable=SC2086
 refused 2 'does not divide' "$trainer" $tiny --heads 3 --out fresh && [ ! -e fresh ]
 report $? "a run that is refused makes no folder: $(cat err)"
-# shellcheck disable=SC2086
 "$trainer" $tiny --steps 1 --out fresh >out 2>err &&
     "$trainer" $tiny --steps 1 --resume fresh/step-00000001 >out 2>err &&
     grep -q '^note: .* --steps 1: nothing is trained$' out
 report $? "a resume with no steps left says so: $(grep ^note out)"
 mv fresh/step-00000001 fresh/tmp-00000001-host-1
-# shellcheck disable=SC2086
 "$trainer" $tiny --steps 2 --out fresh --resume fresh/step-00000001 >out 2>err &&
     [ -f fresh/step-00000002/trainer.json ]
 report $? "a resume by the name that an interrupted save did not give: $(grep ^resuming out)"
@@ -250,10 +239,8 @@ report $? "a resume by the name that an interrupted save did not give: $(grep ^r
 blind() { CPU_NO_DEVICE=1 CUDA_VISIBLE_DEVICES='' timeout 60 "$@" >out 2>err </dev/null; }
 blind "$trainer" --help && grep -q '^usage' out && [ ! -s err ]
 report $? "--help needs no GPU"
-# shellcheck disable=SC2086
 blind "$trainer" $tiny --dry-run && grep -q '^device  *no GPU, ' out && grep -q '^MiB per rank' out && [ ! -s err ]
 report $? "--dry-run needs no GPU: $(grep -a '^device' out)"
-# shellcheck disable=SC2086
 blind "$trainer" $tiny --steps 1
 [ $? = 2 ] && [ "$(wc -l <err)" = 1 ] && grep -q 'no GPU can be used' err
 report $? "training does: $(cat err)"
@@ -265,7 +252,6 @@ ln -s "$dir/target" link && echo precious >target
 cp "$readme" text && : >empty
 for case in 'text val.bin text' 'train.bin train.bin text' 'train.bin null text' 'link val.bin text' \
     'train.bin val.bin missing' 'train.bin ./text text' 'train.bin val.bin empty empty'; do
-    # shellcheck disable=SC2086
     refused 1 '^byte_corpus: cannot' "$corpus" $case && cmp -s text "$readme" && [ ! -f null ] && [ -L link ] &&
         [ "$(cat target)" = precious ] && ! ls ./*.bin* >/dev/null 2>&1
     report $? "byte_corpus $case: $(cat err)"
@@ -281,7 +267,6 @@ report $? "byte_corpus replaces its own shards"
 for case in 'schedule --micros 0 zb-h1' 'schedule --forward -1 1f1b' 'loss --width x text' 'profile --skip -1 text' \
     'timeline --costs 1,1 text'; do
     read -r tool flag value _ <<<"$case"
-    # shellcheck disable=SC2086
     "$tools"/$case >out 2>err
     [ $? = 2 ] && grep -q "^$tool: $flag cannot be '$value'" err
     report $? "$case: $(head -n 1 err)"

@@ -3,6 +3,7 @@
 # must accept its layouts, count the same memory for them and, on its own virtual clock, put them in the same order;
 # on three made clusters the right choice is known, and so is why nothing fits. Ends with `N passed, N failed`.
 # needs: tools/plan bf16/train_gpt_3d bf16/train_zero_bubble bf16/train_fsdp bf16/train_llama
+# shellcheck disable=SC2086  # flags are words
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/report.sh
@@ -26,7 +27,6 @@ values() { sed -n "s/^\t*\"$1\":\t//p" | sed 's/,$//; s/^"//; s/"$//'; }
 # ---- the trainer agrees --------------------------------------------------------------------------------------------
 
 model='--layers 24 --heads 16 --channels 1024 --vocab 50257 --seq 1024'
-# shellcheck disable=SC2086
 plan $model --cluster dgx-a100 --gpus 8 --batch 64 --pipeline 4 --json >"$dir/best.json"
 report $? 'a plan for 8 GPUs with 4 stages'
 mapfile -t flags < <(values flags <"$dir/best.json")
@@ -36,7 +36,6 @@ mapfile -t seconds < <(values step_seconds <"$dir/best.json")
 report $? 'the JSON has ten layouts'
 accepted=0 as_large=0
 for i in "${!flags[@]}"; do
-    # shellcheck disable=SC2086
     trainer --simulate dev/clusters/dgx-a100.json --ranks 8 --steps 2 $model --global-batch 64 ${flags[i]} \
         >"$dir/out" 2>"$dir/err" && accepted=$((accepted + 1))
     awk -v want="${memory[i]}" '$1 ~ /^[0-9]+$/ && NF == 12 { if ($12 > most) most = $12 }
@@ -64,13 +63,11 @@ report $? "the trainer's step times are within 6% of the plan's (worst $far%)"
 beside() {
     local model=$1 cluster=$2 gpus=$3 batch=$4 start=$5 i flags memory seconds
     shift 5
-    # shellcheck disable=SC2086
     plan $model --cluster "$cluster" --gpus "$gpus" --batch "$batch" "$@" --json >"$dir/plans.json"
     mapfile -t flags < <(values flags <"$dir/plans.json")
     mapfile -t memory < <(values memory_bytes <"$dir/plans.json")
     mapfile -t seconds < <(values step_seconds <"$dir/plans.json")
     for i in "${!flags[@]}"; do
-        # shellcheck disable=SC2086
         trainer --simulate "dev/clusters/$cluster.json" --ranks "$gpus" --steps 2 $model --global-batch "$batch" \
             ${flags[i]} >"$dir/out" 2>"$dir/err"
         awk -v start="$start" -v flags="${flags[i]}" -v want="${memory[i]}" -v plan="${seconds[i]}" '
@@ -118,14 +115,12 @@ report $? "175B on 1024: a grid, and how much FSDP takes: $got"
 
 # ---- invariants ----------------------------------------------------------------------------------------------------
 
-# shellcheck disable=SC2086
 plan $model --cluster dgx-a100 --gpus 8 --batch 64 --pipeline 4 --json | cmp -s - "$dir/best.json"
 report $? 'the same question has the same answer'
 same=0
 for i in 0 4 9; do
     pinned=${flags[i]}
     case $pinned in *zb-auto*) same=$((same + 1)); continue ;; esac  # tried for the best of a search only
-    # shellcheck disable=SC2086
     again=$(plan $model --cluster dgx-a100 --gpus 8 --batch 64 $pinned --json | values step_seconds | head -n 1)
     [ "$again" = "${seconds[i]}" ] && same=$((same + 1))
 done
@@ -133,22 +128,18 @@ done
 report $? "a layout's flags, given back to the planner, have the same step time ($same of 3)"
 sizes=
 for gpus in 8 16 64; do
-    # shellcheck disable=SC2086
     sizes+=" $(plan $model --cluster dgx-a100 --gpus $gpus --batch $((8 * gpus)) --tensor 2 --pipeline 2 --micro-batch 2 \
         --schedule 1f1b --zero 0 --recompute none --sequence-parallel 0 --json | values memory_bytes | head -n 1)"
 done
-# shellcheck disable=SC2086
 set -- $sizes
 awk -v a="${1:-0}" -v b="${2:-0}" -v c="${3:-0}" 'BEGIN { exit !(a > 0 && b / a > 0.9995 && b / a < 1.0005 &&
     c / a > 0.9995 && c / a < 1.0005) }'
 report $? "more data ranks at equal layout do not change a rank's memory, but for buckets padded to them:$sizes"
 
 # The ten best are ranked by the trainer's clock, whose times are those of a run of its own.
-# shellcheck disable=SC2086
 build/tools/plan $model --cluster dgx-a100 --gpus 8 --batch 64 --pipeline 4 --json >"$dir/ranked.json" 2>"$dir/err"
 mapfile -t clock < <(values clock_seconds <"$dir/ranked.json")
 mapfile -t ranked < <(values flags <"$dir/ranked.json")
-# shellcheck disable=SC2086
 step=$(trainer --simulate dev/clusters/dgx-a100.json --ranks 8 --steps 2 $model --global-batch 64 ${ranked[0]} \
     2>"$dir/err" | sed -n 's/^step \([0-9.]*\) s .*/\1/p')
 printf '%s\n' "${clock[@]}" | awk -v step="${step:-0}" 'NR == 1 && (e = $1 / step - 1) * e > 1e-8 { exit bad = 1 }
@@ -171,18 +162,15 @@ while [ $tried -lt 200 ]; do
     sizes="--layers $layers --heads $heads --channels $((64 * heads)) --vocab 1000 --seq $((64 * (1 + RANDOM % 3)))"
     batch=$((gpus * (1 + RANDOM % 6)))
     kinds=('' '' --schedule\ {gpipe,1f1b,interleaved,zb-h1,zb-auto} '--tensor 2' '--pipeline 3' '--virtual 2')
-    # shellcheck disable=SC2086
     random=$(plan $sizes --cluster dgx-a100 --gpus $gpus --batch $batch ${kinds[RANDOM % ${#kinds[@]}]} --json |
         values flags | sed -n "$((1 + RANDOM % 3))p")
     [ -n "$random" ] || continue
     found=$((found + 1))
     if [ $((tried % 10)) = 0 ] && [ $gpus -le 8 ]; then
-        # shellcheck disable=SC2086
         OMP_NUM_THREADS=1 ${mpirun:-mpirun --oversubscribe --bind-to none --allow-run-as-root} -n $gpus \
             "${build/fp32/bf16}/train_$(case $random in *zb-*) echo zero_bubble ;; *--shard*) echo fsdp ;; *) echo gpt_3d ;; esac)" \
             $sizes --global-batch $batch $random --dry-run >"$dir/out" 2>"$dir/err" </dev/null && dry=$((dry + 1))
     fi
-    # shellcheck disable=SC2086
     trainer --simulate dev/clusters/dgx-a100.json --ranks $gpus --steps 1 $sizes --global-batch $batch $random \
         >"$dir/out" 2>"$dir/err" && accepted=$((accepted + 1)) || cp "$dir/err" "$dir/refused"
 done
@@ -204,7 +192,6 @@ pick() {
     printf -v "$name" %s "$1"
 }
 while read -r cluster gpus batch sizes; do
-    # shellcheck disable=SC2086
     first=$(build/tools/plan $sizes --cluster "$cluster" --gpus "$gpus" --batch "$batch" --json 2>"$dir/err" |
         values clock_seconds | head -n 1)
     ran=0
@@ -216,7 +203,6 @@ while read -r cluster gpus batch sizes; do
         if [ "$p" -gt 1 ] && [ "$v" -gt 1 ]; then flags+=" --virtual $v"; fi
         if [ "$p" -gt 1 ] && [ "$v" = 1 ]; then flags+=" --schedule $schedule"; fi
         [ "$shard" = 0 ] || flags="--shard $shard"
-        # shellcheck disable=SC2086
         trainer --simulate "dev/clusters/$cluster.json" --ranks "$gpus" --steps 2 $sizes --global-batch "$batch" $flags \
             --micro-batch "$b" --recompute "$recompute" >"$dir/out" 2>"$dir/err" || continue
         ran=$((ran + 1))
@@ -283,10 +269,8 @@ for node in 4 6 12 16 72; do
         read -r order t d p share <<<"$shape"
         cluster "node$node" "/\"gpus_per_node\"/s/8,/$node,/; /\"nics_per_node\"/s/8,/$((node / share)),/"
         flags="--tensor $t --pipeline $p --micro-batch 1 --schedule 1f1b --order $order --sequence-parallel 1 --zero 1"
-        # shellcheck disable=SC2086
         light=$(plan $model --cluster "$dir/node$node.json" --gpus 96 --batch 96 $flags --recompute none --json |
             values step_seconds)
-        # shellcheck disable=SC2086
         step=$(trainer --simulate "$dir/node$node.json" --ranks 96 --steps 2 $model --global-batch 96 --data $d $flags \
             2>>"$dir/err" | sed -n 's/^step \([0-9.]*\) s .*/\1/p')
         echo "$node $shape ${light:-0} ${step:-1}"
@@ -306,7 +290,6 @@ report $? "and by $shared% where data groups share a NIC for two GPUs, and the s
 # 4 nodes with InfiniBand and 4 with RoCE: data groups inside a kind of node, stages across, layers by the stages' speed.
 model='--layers 36 --heads 32 --channels 4096 --vocab 51200 --seq 2048'
 unlike() {
-    # shellcheck disable=SC2086
     plan $model --cluster holmes-a100 --gpus 64 --batch 768 --tensor 4 --micro-batch 6 --recompute none "$@"
 }
 unlike --json >"$dir/unlike.json"
@@ -319,14 +302,12 @@ report $? "InfiniBand and RoCE: stages, not data ranks, on either side, and the 
 read -r more fewer < <(sed -n 's/.*--layers-per-stage \([0-9]*\),\([0-9]*\) .*/\1 \2/p' <<<"$best")
 [ "${more:-0}" -gt "${fewer:-99}" ] && [ $((more + fewer)) = 36 ]
 report $? "$more layers with InfiniBand, $fewer with RoCE and the head"
-# shellcheck disable=SC2086
 again=$(unlike $best --json | values step_seconds | head -n 1) equal=$(unlike --layers-per-stage 18,18 --pipeline 2 --json |
     values step_seconds | head -n 1)
 [ -n "$again" ] && [ "$again" = "${seconds[0]}" ] && awk -v equal="${equal:-0}" -v best="$again" 'BEGIN { exit !(equal > best) }'
 report $? "these flags have the same step again, ${again:-none} s, and equal stages $equal s"
 accepted=0
 for at in 0 1 2; do
-    # shellcheck disable=SC2086
     trainer --simulate dev/clusters/holmes-a100.json --ranks 64 --steps 2 $model --global-batch 768 ${flags[at]} \
         >"$dir/out" 2>"$dir/err"
     awk -v want="${memory[at]}" '/^step [0-9.]* s / { step = $2 } $1 ~ /^[0-9]+$/ && NF == 12 { if ($12 > gib) gib = $12 }
@@ -337,9 +318,7 @@ report $? "the trainer accepts $accepted of the first 3 and counts the same memo
 for row in '2 --order tdp' '2 --order ptd' '2 --layers-per-stage 24,12' '4 --layers-per-stage 12,10,8,6' '4 --order tpd'; do
     read -r p more <<<"$row"
     shape="--tensor 4 --pipeline $p --micro-batch 6 --schedule 1f1b --sequence-parallel 1 --zero 1 $more"
-    # shellcheck disable=SC2086
     light=$(unlike $shape --json | values step_seconds | head -n 1)
-    # shellcheck disable=SC2086
     step=$(trainer --simulate dev/clusters/holmes-a100.json --ranks 64 --steps 2 $model --global-batch 768 $shape \
         --data $((16 / p)) 2>>"$dir/err" | sed -n 's/^step \([0-9.]*\) s .*/\1/p')
     echo "$p ${more// /} ${light:-0} ${step:-1}"

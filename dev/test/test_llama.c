@@ -68,25 +68,10 @@ static void test_differences(Context *x, const Model *s) {
     enum { B = 2, T = 4 };
     Llama m;
     Reference ref = llama_model(s, &m, 0.5, 1);
-    int *tokens = random_tokens(B * T + 1, s->V, 2), *targets = tokens + 1;
-    double *differences = allocate(ref.table.total * sizeof(double)), h = 1e-5, scale = 1.0 / (B * T);
-    reference_llama_loss(&ref, tokens, targets, B, T, scale);
-    for (size_t k = 0; k < ref.table.count; k++) {
-        const Tensor *p = &ref.table.tensors[k];
-        for (size_t i = p->offset; i < p->offset + p->rows * p->cols; i++) {
-            double value = ref.params[i];
-            ref.params[i] = value + h;
-            double above = reference_llama_loss(&ref, tokens, targets, B, T, 0);
-            ref.params[i] = value - h;
-            double below = reference_llama_loss(&ref, tokens, targets, B, T, 0);
-            ref.params[i] = value;
-            differences[i] = scale * (above - below) / (2 * h);
-        }
-    }
-    Errors e = compare_tensors(&ref.table, ref.grads, differences);
+    int *tokens = random_tokens(B * T + 1, s->V, 2);
+    Errors e = compare_differences(&ref, reference_llama_loss, tokens, B, T);
     check(&x->check, e.worst < 1e-7, "reference: %s's gradients against finite differences: %.1e (%s)", s->name,
           e.worst, e.name);
-    free(differences);
     free(tokens);
     reference_free(&ref);
 }
@@ -158,8 +143,7 @@ static void open_case(const Context *x, Case *c, const Model *s, const char *fol
     write_folder(folder, llama_config(&c->ref.config), &c->ref.table, c->ref.params, INTACT);
     snprintf(shard, sizeof shard, "%.40s.bin", folder);
     write_shard(shard, 20240520, 1, (int)count, tokens, count);
-    Reference trained = reference_create(&c->ref.config);
-    memcpy(trained.params, c->ref.params, c->ref.table.total * sizeof(double));
+    Reference trained = reference_copy(&c->ref);
     reference_loss = reference_llama_loss;
     c->want = reference_train(&trained, &h, tokens, x->bf16);
     training_flags(c->flags, &h, folder, shard);

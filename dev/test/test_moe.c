@@ -66,39 +66,26 @@ static const Case DROPS = {E, 2, 0.5, 0.1, 0.01};
 
 // ---- group reference ----------------------------------------------------------------------------------------------
 
-// The gradient of loss and the two losses of experts together, against finite differences.
+// With the two losses of experts, whose gradients are among those of the loss.
+static double tested_losses(Reference *ref, const int *tokens, const int *targets, size_t B, size_t seq, double scale) {
+    double extra, loss = reference_moe_loss_and_gradients(ref, &tested, tokens, targets, B, seq, scale, &extra);
+    return loss + extra;
+}
+
 static void finite_differences(Context *x, const Case *c, double dropout) {
     enum { SHORT = 5, B = 2 };
     MoeSpec spec = moe_spec(c->experts, c->k);
     GPTConfig config = {2, 6, 2, 11, 128, SHORT, &spec.model};
     Reference ref = reference_create(&config);
-    ReferenceMoe moe = {c->experts, c->k, (size_t)ceil(c->capacity * SHORT * (double)c->k / (double)c->experts),
-                        c->balance, c->z, NULL};
-    int *tokens = random_tokens(2 * B * SHORT, 11, 3);
-    double scale = 1.0 / (B * SHORT), h = 1e-5, extra, *got = allocate(ref.table.total * sizeof(double));
+    int *tokens = random_tokens(B * SHORT + 1, 11, 3);
     uint64_t seed = 5;
-    for (size_t i = 0; i < ref.table.total; i++) ref.params[i] = 0.5 * noise(&seed);
+    random_params(&ref, 0.5, &seed);
+    tested = reference_of(c, SHORT);
     ref.dropout = dropout_make(dropout, 7, 3, 5);
-    reference_moe_loss_and_gradients(&ref, &moe, tokens, tokens + B * SHORT, B, SHORT, scale, NULL);
-    for (size_t k = 0; k < ref.table.count; k++) {
-        const Tensor *p = &ref.table.tensors[k];
-        for (size_t i = p->offset; i < p->offset + p->rows * p->cols; i++) {
-            double value = ref.params[i], sum[2];
-            for (int side = 0; side < 2; side++) {
-                ref.params[i] = value + (side ? h : -h);
-                sum[side] = reference_moe_loss_and_gradients(&ref, &moe, tokens, tokens + B * SHORT, B, SHORT, 0,
-                                                             &extra);
-                sum[side] += extra;
-            }
-            ref.params[i] = value;
-            got[i] = scale * (sum[1] - sum[0]) / (2 * h);
-        }
-        for (size_t i = p->offset + p->rows * p->cols; i < p->offset + p->size; i++) got[i] = ref.grads[i];
-    }
-    Errors e = compare_tensors(&ref.table, ref.grads, got);
+    Errors e = compare_differences(&ref, tested_losses, tokens, B, SHORT);
     check(&x->check, e.worst < 1e-6, "reference: E %zu, k %zu, capacity %g, dropout %g: finite differences %.1e (%s)",
           c->experts, c->k, c->capacity, dropout, e.worst, e.name);
-    free(got), free(tokens);
+    free(tokens);
     reference_free(&ref);
 }
 

@@ -175,8 +175,7 @@ static const StaleRow STALE[] = {
 static void check_stale_row(Context *x, const StaleRow *row) {
     Started s;
     Layout layout = *start_of(&row->grid, &s);
-    Reference ref = reference_create(&x->golden.config);
-    memcpy(ref.params, x->golden.params, ref.table.total * sizeof(double));
+    Reference ref = reference_copy(&x->golden);
     write_model("model", &ref.table, ref.params, INTACT);
     ref.params[table_offset(&ref.table, row->kind, row->layer) + 7] += 0.001;
     if (mkdir("stale", 0777) && errno != EEXIST) die("cannot make", "stale");
@@ -194,7 +193,7 @@ static void group_replicas(Context *x) {
         {"fsdp", 1, 4, 1, 1, "", false},  // the embeddings, ln_f, and what was gathered for the first two layers
         {"context", 1, 4, 1, 1, "--context 2 --context-by ring", false},
     };
-    size_t steps = x->sanitized ? 5 : 50;
+    size_t steps = x->sanitized ? 5 : 12;
     for (size_t i = 0; i < sizeof GRIDS / sizeof *GRIDS; i++) {
         Started s;
         if (skipped(x, &GRIDS[i])) continue;
@@ -721,6 +720,7 @@ static void group_memory(Context *x) {
 
 // ---- group orders: any order of streams, any delay of messages ------------------------------------------
 
+// Each seed is five steps of orders: with more seeds of fewer steps most of the time would be starting.
 typedef struct {
     Grid grid;
     const char *env;  // %d: the seed
@@ -731,19 +731,19 @@ typedef struct {
 #define MESSAGES "NCCL_DELAY=random:%d:200"
 
 static const Order ORDERS[] = {
-    {{"_3d", 2, 2, 2, 2, "--sequence-parallel 1", true}, STREAMS " " MESSAGES, 10},
-    {{"_pp", 1, 1, 4, 1, "", false}, STREAMS " " MESSAGES, 10},
-    {{"_pp", 1, 1, 2, 2, "", false}, STREAMS " " MESSAGES "0", 10},
-    {{"_pp", 2, 1, 2, 1, "--schedule gpipe", false}, STREAMS, 5},
-    {{"zero_bubble", 1, 2, 3, 1, "--schedule zb-auto", false}, STREAMS " " MESSAGES, 5},
-    {{"_3d", 1, 4, 1, 1, "", false}, STREAMS, 5},
-    {{"data", 1, 4, 1, 1, "", false}, STREAMS " " MESSAGES, 5},
-    {{"fsdp", 1, 4, 1, 1, "", false}, STREAMS " " MESSAGES, 10},
-    {{"fsdp", 1, 2, 1, 1, "--shard 2 --recompute layer", false}, STREAMS, 5},
-    {{"context", 1, 4, 1, 1, "--context 4", false}, STREAMS " " MESSAGES, 5},
-    {{"context", 1, 4, 1, 1, "--context 4 --context-by ring", false}, STREAMS " " MESSAGES, 10},
-    {{"context", 1, 2, 1, 1, "--context 2 --context-by ring --recompute layer", false}, STREAMS, 5},
-    {{"_tp", 2, 1, 1, 1, "--sequence-parallel 1", false}, MESSAGES, 5},
+    {{"_3d", 2, 2, 2, 2, "--sequence-parallel 1", true}, STREAMS " " MESSAGES, 4},
+    {{"_pp", 1, 1, 4, 1, "", false}, STREAMS " " MESSAGES, 4},
+    {{"_pp", 1, 1, 2, 2, "", false}, STREAMS " " MESSAGES "0", 4},
+    {{"_pp", 2, 1, 2, 1, "--schedule gpipe", false}, STREAMS, 2},
+    {{"zero_bubble", 1, 2, 3, 1, "--schedule zb-auto", false}, STREAMS " " MESSAGES, 2},
+    {{"_3d", 1, 4, 1, 1, "", false}, STREAMS, 2},
+    {{"data", 1, 4, 1, 1, "", false}, STREAMS " " MESSAGES, 2},
+    {{"fsdp", 1, 4, 1, 1, "", false}, STREAMS " " MESSAGES, 4},
+    {{"fsdp", 1, 2, 1, 1, "--shard 2 --recompute layer", false}, STREAMS, 2},
+    {{"context", 1, 4, 1, 1, "--context 4", false}, STREAMS " " MESSAGES, 2},
+    {{"context", 1, 4, 1, 1, "--context 4 --context-by ring", false}, STREAMS " " MESSAGES, 4},
+    {{"context", 1, 2, 1, 1, "--context 2 --context-by ring --recompute layer", false}, STREAMS, 2},
+    {{"_tp", 2, 1, 1, 1, "--sequence-parallel 1", false}, MESSAGES, 2},
 };
 
 static void group_orders(Context *x) {
@@ -755,7 +755,7 @@ static void group_orders(Context *x) {
         const Layout *layout = start_of(&order->grid, &s);
         Log base;
         bool same = true;
-        int seed = 0, seeds = x->bf16 ? 2 : order->seeds;
+        int seed = 0, seeds = x->bf16 ? 1 : order->seeds;
         for (; seed <= seeds && same; seed++) {
             char env[128] = "";
             const char *out = seed ? "other" : "base";
@@ -763,13 +763,13 @@ static void group_orders(Context *x) {
             remove_tree(out);
             remove("log");
             same = runs(x, layout, env, "--init golden --train-data golden/train.bin --seq 24 "
-                        "--global-batch 8 --micro-batch 1 --steps 2 --val-every 0 --log log --out %s "
+                        "--global-batch 8 --micro-batch 1 --steps 5 --val-every 0 --log log --out %s "
                         "--dump-gradients %s.gradients", out, out);
             Log log = read_log("log");
             if (!seed) base = log;
             same = same && same_log(&log, &base) &&
                    (!seed || (same_file("other.gradients", "base.gradients") &&
-                              same_checkpoint("other/step-00000002", "base/step-00000002")));
+                              same_checkpoint("other/step-00000005", "base/step-00000005")));
             if (!same) printf("     %s\n", env);
         }
         bool ring = order->grid.v > 1 && order->grid.p == 2;
