@@ -10,7 +10,7 @@ folder=${1:-build/cpu-fp32}
 case $folder in
     *cuda*) skip clock 'the virtual clock belongs to the stand-ins: DEVICE=cpu' ;;
 esac
-export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive ONEDNN_MAX_CPU_ISA=SSE41
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
 shown="$dir/out $dir/err"

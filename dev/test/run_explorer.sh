@@ -210,7 +210,7 @@ trainer() {
     done
     shift 2
     # shellcheck disable=SC2086
-    OMP_NUM_THREADS=1 $launch -n $ranks "$@" "${build/fp32/$precision}/$name" $flags $more 2>&1 </dev/null
+    OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=SSE41 $launch -n $ranks "$@" "${build/fp32/$precision}/$name" $flags $more 2>&1 </dev/null
 }
 
 compare_dry() {

@@ -414,5 +414,6 @@ int main(int argc, char **argv) {
                                    {"bits", group_bits},           {"checkpoints", group_checkpoints},
                                    {"replicas", group_replicas},   {"traffic", group_traffic},
                                    {"refusals", group_refusals}};
+    prefer_plain_kernels();
     return test_trainers(&x, groups, sizeof groups / sizeof *groups, argc, argv);
 }

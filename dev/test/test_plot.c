@@ -12,7 +12,8 @@ static Check c;
 static int simulate(const char *schedule, int v, double transfer, const char *dir, const char *more) {
     double chunk = 1.0 / v;
     return run(schedule_main, "schedule --stages 4 --micros 8 --virtual %d --forward %g --backward %g --weight %g "
-               "--transfer %g --trace %s/%s%s.json %s", v, chunk, chunk, chunk, transfer, dir, schedule, more, schedule);
+               "--transfer %g --trace %s/%s%s.json %s", v, chunk, chunk, chunk, transfer, dir, schedule, more,
+               schedule);
 }
 
 static void test_timeline(const char *dir, const char *schedule, int v, const char *percent) {
