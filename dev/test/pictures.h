@@ -1,6 +1,6 @@
 // pictures.h: where tests have pictures drawn, and what is in them. Define _XOPEN_SOURCE 700 before the first include.
 //
-// defines: picture_folder, occurrences, read_output, read_picture
+// defines: picture_folder, write_in, occurrences, read_output, read_picture
 #ifndef DEV_TEST_PICTURES_H
 #define DEV_TEST_PICTURES_H
 
@@ -13,6 +13,12 @@ static inline void picture_folder(char dir[512], const char *test, int argc, cha
     if (argc > 1) snprintf(dir, 512, "%s", argv[1]);
     else snprintf(dir, 512, "%s/%s.XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : P_tmpdir, test);
     if (argc > 1 ? mkdir(dir, 0777) != 0 && errno != EEXIST : !mkdtemp(dir)) die("cannot make", dir);
+}
+
+static inline void write_in(const char *dir, const char *name, const char *text) {
+    char path[1024];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    write_text(path, text);
 }
 
 static inline size_t occurrences(const char *text, const char *part) {
@@ -29,8 +35,10 @@ static inline char *read_output(const char *path) {
     return text ? text : calloc(1, 1);
 }
 
-// Returns the text of a picture, or an empty one if it is missing or an element is not closed.
-static inline char *read_picture(const char *path) {
+// Returns the text of a picture in the folder, or an empty one if it is missing or an element is not closed.
+static inline char *read_picture(const char *dir, const char *name) {
+    char path[1024];
+    snprintf(path, sizeof path, "%s/%s.svg", dir, name);
     char *text = read_output(path);
     bool whole = strncmp(text, "<svg ", 5) == 0 && occurrences(text, "</svg>") == 1 &&
                  occurrences(text, "<") == occurrences(text, ">") && !strstr(text, "nan") &&

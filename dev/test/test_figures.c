@@ -48,9 +48,7 @@ int main(void) {
     picture_folder(dir, "test_figures", 1, NULL);
     check(&c, draw_into(dir) == 0, "figures writes all drawings");
     for (size_t i = 0; i < sizeof FIGURES / sizeof *FIGURES; i++) {
-        char path[1024];
-        snprintf(path, sizeof path, "%s/%s.svg", dir, FIGURES[i].name);
-        char *text = read_picture(path);
+        char *text = read_picture(dir, FIGURES[i].name);
         check(&c, occurrences(text, "<text ") > 5 && texts_fit(text),
               "%s: whole, and no text is cut off", FIGURES[i].name);
         if (strcmp(FIGURES[i].name, "ring") == 0)

@@ -17,13 +17,12 @@ static int simulate(const char *schedule, int v, double transfer, const char *di
 }
 
 static void test_timeline(const char *dir, const char *schedule, int v, const char *percent) {
-    char path[1024], part[64];
+    char slow[64], part[64];
     bool split = strncmp(schedule, "zb", 2) == 0;
     int made = simulate(schedule, v, 0, dir, "");
     int drawn = run(timeline_main, "timeline --out %s/%s.svg %s/%s.json", dir, schedule, dir, schedule);
-    snprintf(path, sizeof path, "%s/%s.svg", dir, schedule);
     snprintf(part, sizeof part, "measured %s%% of", percent);
-    char *text = read_picture(path);
+    char *text = read_picture(dir, schedule);
     check(&c, made == 0 && drawn == 0 && strstr(text, part), "timeline: %s has a bubble of %s%%", schedule,
           percent);
     check(&c, occurrences(text, ">7</text>") == (size_t)(split ? 12 : 8) * v,
@@ -34,14 +33,13 @@ static void test_timeline(const char *dir, const char *schedule, int v, const ch
     made = simulate(schedule, v, 0.4, dir, "-slow");
     drawn = run(timeline_main, "timeline --title %s --out %s/%s-slow.svg %s/%s-slow.json", schedule, dir,
                 schedule, dir, schedule);
-    snprintf(path, sizeof path, "%s/%s-slow.svg", dir, schedule);
-    text = read_picture(path);
+    snprintf(slow, sizeof slow, "%s-slow", schedule);
+    text = read_picture(dir, slow);
     bool slower = made == 0 && drawn == 0 && text[0] && !strstr(text, part) && strstr(text, ">send<");
     free(text);
     drawn = run(timeline_main, "timeline --retime --out %s/retimed.svg %s/%s-slow.json", dir, dir, schedule);
-    snprintf(path, sizeof path, "%s/retimed.svg", dir);
     snprintf(part, sizeof part, "retimed %s%% of", percent);
-    text = read_picture(path);
+    text = read_picture(dir, "retimed");
     check(&c, slower && drawn == 0 && strstr(text, part), "timeline: %s with slow messages, and retimed",
           schedule);
     free(text);
@@ -52,7 +50,7 @@ static void test_timeline(const char *dir, const char *schedule, int v, const ch
 static void test_loss_is_work(const char *dir) {
     static const struct { const char *kind; int from, to, rank; } events[] = {
         {"forward", 0, 2, 0}, {"forward", 2, 4, 1}, {"loss", 4, 6, 1}, {"backward", 6, 10, 1}, {"backward", 10, 14, 0}};
-    char path[1024], json[2048] = "{\"traceEvents\":[";
+    char json[2048] = "{\"traceEvents\":[";
     for (size_t i = 0; i < 5; i++) {
         snprintf(json + strlen(json), sizeof json - strlen(json),
                  "%s{\"name\":\"x\",\"ph\":\"X\",\"ts\":%d,\"dur\":%d,\"pid\":%d,\"tid\":0,"
@@ -60,11 +58,9 @@ static void test_loss_is_work(const char *dir) {
                  1000 * (events[i].to - events[i].from), events[i].rank, events[i].kind);
     }
     strcat(json, "]}\n");
-    snprintf(path, sizeof path, "%s/head.json", dir);
-    write_text(path, json);
+    write_in(dir, "head.json", json);
     int drawn = run(timeline_main, "timeline --out %s/head.svg %s/head.json", dir, dir);
-    snprintf(path, sizeof path, "%s/head.svg", dir);
-    char *text = read_picture(path);
+    char *text = read_picture(dir, "head");
     check(&c, drawn == 0 && strstr(text, "measured 100.0% of compute time, 75.0% on the busiest rank, formula"),
           "timeline: the loss is work, and the busiest rank's bubble is its own");
     free(text);
@@ -73,13 +69,10 @@ static void test_loss_is_work(const char *dir) {
 // Draws a list, a file and a name, and checks the refusals. Spaces separate the arguments here, so that a list goes
 // through a file.
 static void test_schedule(const char *dir) {
-    char path[1024];
-    snprintf(path, sizeof path, "%s/list.txt", dir);
-    write_text(path, "F0 F1 B0 W0 B1 W1\nF0 B0 F1 B1 W0 W1\n");
-    int made = run(schedule_main, "schedule --list --trace %s/list.json %s", dir, path);
+    write_in(dir, "list.txt", "F0 F1 B0 W0 B1 W1\nF0 B0 F1 B1 W0 W1\n");
+    int made = run(schedule_main, "schedule --list --trace %s/list.json %s/list.txt", dir, dir);
     int drawn = run(timeline_main, "timeline --out %s/list.svg %s/list.json", dir, dir);
-    snprintf(path, sizeof path, "%s/list.svg", dir);
-    char *text = read_picture(path);
+    char *text = read_picture(dir, "list");
     check(&c, made == 0 && drawn == 0 && strstr(text, "measured 16.7% of") && strstr(text, ">weight<"),
           "schedule: a list from a file is drawn, with its weight steps");
     free(text);
@@ -87,11 +80,10 @@ static void test_schedule(const char *dir) {
     check(&c, run(schedule_main, "schedule zb-auto") == 1, "schedule refuses: a name without sizes");
     check(&c, run(schedule_main, "schedule --stages 3 --micros 5 %s/list.txt", dir) == 1,
           "schedule refuses: a file for other sizes");
-    snprintf(path, sizeof path, "%s/list.txt", dir);
-    write_text(path, "F0 B0 F1 B1\nF0 F1 B0 B1\n");
-    check(&c, run(schedule_main, "schedule %s", path) == 1, "schedule refuses: a list that hangs");
-    write_text(path, "F0 B0 F1 C1\n");
-    check(&c, run(schedule_main, "schedule %s", path) == 1, "schedule refuses: a word that is no step");
+    write_in(dir, "list.txt", "F0 B0 F1 B1\nF0 F1 B0 B1\n");
+    check(&c, run(schedule_main, "schedule %s/list.txt", dir) == 1, "schedule refuses: a list that hangs");
+    write_in(dir, "list.txt", "F0 B0 F1 C1\n");
+    check(&c, run(schedule_main, "schedule %s/list.txt", dir) == 1, "schedule refuses: a word that is no step");
     check(&c, run(schedule_main, "schedule %s/nowhere.txt", dir) == 1, "schedule refuses: no such file");
     check(&c, run(schedule_main, "schedule --stages 0 1f1b") == 2 && run(schedule_main, "schedule") == 2,
           "schedule refuses: bad options");
@@ -111,10 +103,8 @@ static void test_bad_traces(const char *dir) {
          "absurd numbers"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        char path[1024];
-        snprintf(path, sizeof path, "%s/bad.json", dir);
-        write_text(path, cases[i].text);
-        check(&c, run(timeline_main, "timeline --out %s/bad.svg %s", dir, path) == 1, "timeline refuses: %s",
+        write_in(dir, "bad.json", cases[i].text);
+        check(&c, run(timeline_main, "timeline --out %s/bad.svg %s/bad.json", dir, dir) == 1, "timeline refuses: %s",
               cases[i].name);
     }
     check(&c, run(timeline_main, "timeline --step 7 --out %s/bad.svg %s/gpipe.json", dir, dir) == 1,
@@ -130,9 +120,7 @@ static void test_bad_traces(const char *dir) {
                   run(timeline_main, "timeline --costs 1,1 %s/gpipe.json", dir) == 2,
           "timeline refuses: bad option");
     int drawn = run(timeline_main, "timeline --costs 1,1,0.5 --out %s/bad.svg %s/zb-h1-slow.json", dir, dir);
-    char path[1024];
-    snprintf(path, sizeof path, "%s/bad.svg", dir);
-    char *text = read_picture(path);
+    char *text = read_picture(dir, "bad");
     check(&c, drawn == 0 && strstr(text, "retimed 22.5% of"), "timeline: zb-h1 with given costs");
     free(text);
     check(&c, run(schedule_main, "schedule --stages 4 --micros 6 interleaved") == 1,
@@ -151,8 +139,7 @@ static void test_loss(const char *dir) {
     }
     if (log) fputs("{\"step\":200,\"lo", log), fclose(log);
     int drawn = run(loss_main, "loss --out %s/loss.svg %s again=%s", dir, path, path);
-    snprintf(path, sizeof path, "%s/loss.svg", dir);
-    char *text = read_picture(path);
+    char *text = read_picture(dir, "loss");
     check(&c,
           drawn == 0 && occurrences(text, "<circle") == 8 && occurrences(text, "<polyline") == 6 &&
               strstr(text, ">again: 1."),
@@ -160,11 +147,10 @@ static void test_loss(const char *dir) {
     free(text);
     check(&c, run(loss_main, "loss --log-y --smooth 1 --out %s/loss-log.svg %s/log.jsonl", dir, dir) == 0,
           "loss: logarithmic");
-    snprintf(path, sizeof path, "%s/one.jsonl", dir);
-    write_text(path, "{\"step\":0,\"loss\":3}\n");
-    check(&c, run(loss_main, "loss --out %s/one.svg %s", dir, path) == 0, "loss: a single step");
-    write_text(path, "{\"step\":0,\"loss\":null}\nnonsense\n[]\n");
-    check(&c, run(loss_main, "loss --out %s/one.svg %s", dir, path) == 1,
+    write_in(dir, "one.jsonl", "{\"step\":0,\"loss\":3}\n");
+    check(&c, run(loss_main, "loss --out %s/one.svg %s/one.jsonl", dir, dir) == 0, "loss: a single step");
+    write_in(dir, "one.jsonl", "{\"step\":0,\"loss\":null}\nnonsense\n[]\n");
+    check(&c, run(loss_main, "loss --out %s/one.svg %s/one.jsonl", dir, dir) == 1,
           "loss refuses: a log without losses");
     check(&c, run(loss_main, "loss %s/missing.jsonl", dir) == 1 && run(loss_main, "loss") == 2,
           "loss refuses: no file");
@@ -190,23 +176,21 @@ static void test_hostile(const char *dir) {
         {"a loss of 300 digits", "{\"step\":1,\"loss\":1e308}\n{\"step\":3,\"val_loss\":2}\n", 0},
         {"a loss of 15 digits", "{\"step\":1,\"loss\":9e14}\n{\"step\":999999999999999,\"val_loss\":-9e14}\n", 0},
     };
-    char path[1024], text[512];
+    char text[512];
     for (size_t i = 0; i < sizeof events / sizeof events[0]; i++) {
-        snprintf(path, sizeof path, "%s/bad.json", dir);
         snprintf(text, sizeof text, event, events[i].ts, events[i].dur, events[i].rank, events[i].micro,
                  events[i].chunk);
-        write_text(path, text);
-        int code = run(timeline_main, "timeline --out %s/bad.svg %s", dir, path);
-        int retimed = run(timeline_main, "timeline --retime --out %s/bad.svg %s", dir, path);
+        write_in(dir, "bad.json", text);
+        int code = run(timeline_main, "timeline --out %s/bad.svg %s/bad.json", dir, dir);
+        int retimed = run(timeline_main, "timeline --retime --out %s/bad.svg %s/bad.json", dir, dir);
         int want = i == 6 ? 0 : 1;
         check(&c, code == want && (retimed == 0 || retimed == 1), "timeline, %s %s of rank %s: exit codes %d, %d",
               events[i].ts, events[i].dur, events[i].rank, code, retimed);
     }
     for (size_t i = 0; i < sizeof logs / sizeof logs[0]; i++) {
-        snprintf(path, sizeof path, "%s/log.jsonl", dir);
-        write_text(path, logs[i].text);
-        int code = run(loss_main, "loss --out %s/loss.svg %s", dir, path);
-        int log_y = run(loss_main, "loss --log-y --out %s/loss-log.svg a=%s", dir, path);
+        write_in(dir, "log.jsonl", logs[i].text);
+        int code = run(loss_main, "loss --out %s/loss.svg %s/log.jsonl", dir, dir);
+        int log_y = run(loss_main, "loss --log-y --out %s/loss-log.svg a=%s/log.jsonl", dir, dir);
         check(&c, code == logs[i].code && log_y == code, "loss, %s: exit codes %d, %d", logs[i].name, code, log_y);
     }
 }

@@ -203,12 +203,6 @@ static void test_bubble(Schedule schedule, int p, int m, int v) {
 
 // ---- the picture and the table ----------------------------------------------------------------------------
 
-static char *read_drawn(const char *dir, const char *name) {
-    char path[1024];
-    snprintf(path, sizeof path, "%s/%s", dir, name);
-    return read_picture(path);
-}
-
 static bool write_events(const char *dir, const char *name, const TraceList *list) {
     static const char *const tracks[] = {"compute", "all-reduce"};
     char path[1024];
@@ -238,7 +232,7 @@ static void test_picture(const char *dir) {
             add_step(&list, rank, step, 1e4 * step, step == 1 ? 20 : 1 + 0.05 * rank);
     bool made = write_events(dir, "parts.json", &list);
     int drawn = run(profile_main, "profile --out %s/parts.svg %s/parts.json", dir, dir);
-    char *picture = read_drawn(dir, "parts.svg"), *table = read_output(run_output);
+    char *picture = read_picture(dir, "parts"), *table = read_output(run_output);
     check(&c,
           made && drawn == 0 && occurrences(picture, ">rank ") == 4 &&
               occurrences(picture, ">59.8%<") == 5 && strstr(picture, "mean of 2 steps on 4 ranks"),
@@ -251,7 +245,7 @@ static void test_picture(const char *dir) {
     free(picture);
     free(table);
     drawn = run(profile_main, "profile --skip 0 --width 700 --title a<b --out %s/parts.svg %s/parts.json", dir, dir);
-    picture = read_drawn(dir, "parts.svg");
+    picture = read_picture(dir, "parts");
     check(&c,
           drawn == 0 && strstr(picture, ">a&lt;b<") &&
               strstr(picture, "mean of 3 steps"),
@@ -265,7 +259,7 @@ static void test_picture(const char *dir) {
         simulate_step(&list, SCHEDULE_1F1B, 4, 8, 1, true, step, 100.0 * step);
     made = write_events(dir, "1f1b.json", &list);
     drawn = run(profile_main, "profile --out %s/1f1b.svg %s/1f1b.json", dir, dir);
-    picture = read_drawn(dir, "1f1b.svg");
+    picture = read_picture(dir, "1f1b");
     check(&c, made && drawn == 0 && occurrences(picture, ">37.5%<") == 5,
           "picture: 1F1B on 4 stages, 8 micro-batches: bubble 37.5%%");
     free(picture);
@@ -292,12 +286,9 @@ static void test_bad_traces(const char *dir) {
          "absurd numbers"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        char path[1024];
-        snprintf(path, sizeof path, "%s/bad.json", dir);
-        FILE *file = fopen(path, "wb");
-        if (file) fputs(cases[i].text, file), fclose(file);
-        check(&c, run(profile_main, "profile --skip 0 --out %s/bad.svg %s", dir, path) == 1, "picture refuses: %s",
-              cases[i].name);
+        write_in(dir, "bad.json", cases[i].text);
+        check(&c, run(profile_main, "profile --skip 0 --out %s/bad.svg %s/bad.json", dir, dir) == 1,
+              "picture refuses: %s", cases[i].name);
     }
     check(&c,
           run(profile_main, "profile %s/missing.json", dir) == 1 && run(profile_main, "profile") == 2 &&
