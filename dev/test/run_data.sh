@@ -12,9 +12,8 @@ dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
 shown="$dir/out"
 
-if ! command -v "$python" >/dev/null; then
-    skip data "no $python"
-fi
+command -v "$python" >/dev/null || skip data "no $python"
+python=$("$python" -c 'import sys; print(sys.executable)')  # which a shim of pyenv looks for at every start
 
 prepare() { "$python" dev/data/prepare.py "$@" >"$dir/out" 2>&1; }
 
