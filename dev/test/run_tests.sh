@@ -163,7 +163,7 @@ if [ "$device" = cpu ]; then
     # Only where a floatX is no float can a wrapper be seen to count one as the other.
     run 'dev/test/test_work bf16' 300 "$bf16/dev/test/test_work"
     # With hostile input a trainer might read past a buffer, and 8 ranks use all of its buffers.
-    also=$asan/train_gpt \
+    also=$asan/train_gpt_3d \
         run "test_gpt refusals sanitized" 1200 ASAN_OPTIONS=detect_leaks=0 "$asan/test_gpt" "$asan" refusals
     also=$asan/train_gpt_3d \
         run "test_parallel replicas sanitized" 1200 ASAN_OPTIONS=detect_leaks=0 "$asan/$parallel" "$asan" replicas

@@ -31,11 +31,6 @@ static inline Attention attention_of(const floatX *qkv, size_t B, size_t T, size
     exit(1);
 }
 
-// Capacities of the tensor-core kernels. The Makefile gives a CPU's trainers fewer: they compile faster.
-#ifndef ATTENTION_MMA_CAPACITIES
-#define ATTENTION_MMA_CAPACITIES 32, 64, 96, 128, 160, 192, 256
-#endif
-
 // Calls launch with the smallest capacity that holds HS channels.
 template <int CAPACITY, int... LARGER, class Launch>
 static inline void attention_capacity(size_t HS, Launch launch) {

@@ -12,6 +12,8 @@
 #ifndef LLMC_ATTENTION_MMA_CUH
 #define LLMC_ATTENTION_MMA_CUH
 
+#include <algorithm>
+
 #include "llmc/kernels/attention_tiles.cuh"
 
 static constexpr float LOG2_E = 1.44269504f;
@@ -243,8 +245,15 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     A::store(part_or<A>(a.part_v, a.dv) + at.in_k, at.k_stride, part, at, a, dv, up, up);
 }
 
+// Capacities of these kernels. The Makefile gives a CPU's trainers fewer: they compile faster.
+#ifndef ATTENTION_MMA_CAPACITIES
+#define ATTENTION_MMA_CAPACITIES 32, 64, 96, 128, 160, 192, 256
+#endif
+
 // True if these kernels can: rows of 16-byte packs, registers enough.
-static inline bool attention_mma_takes(const Attention &a) { return a.HS % 8 == 0 && a.HS <= 256; }
+static inline bool attention_mma_takes(const Attention &a) {
+    return a.HS % 8 == 0 && a.HS <= (size_t)std::max({ATTENTION_MMA_CAPACITIES});
+}
 
 // Queues the forward or the backward pass.
 template <class A, bool DROP>
