@@ -198,14 +198,14 @@ static void fuzz_tokenizer(const uint8_t *data, size_t size) {
         size_t count = tokenizer_encode(&tk, prompt, bytes, tokens), read = 0;
         fuzz_promise(count <= bytes);
         for (size_t i = 0; i < count; i++) {
-            fuzz_promise(tokens[i] < (int)tk.V);
+            fuzz_promise(tokens[i] >= 0 && tokens[i] < TOKENIZER_MAX_ID);
             const char *text = tokenizer_decode(&tk, tokens[i], &got);
             fuzz_promise(text != NULL);
             for (size_t j = 0; j < got; j++) read += (unsigned char)text[j];
         }
         fuzz_promise(read <= 255 * bytes * 1024);
         free(tokens);
-        tokenizer_prompt(&tk, prompt, tk.V, &tokens, &count, &err);
+        tokenizer_prompt(&tk, prompt, TOKENIZER_MAX_ID, &tokens, &count, &err);
         free(prompt);
         free(tokens);
         tokenizer_free(&tk);

@@ -20,11 +20,9 @@ enum { TOKENIZER_MAX_FILE = 128 << 20, TOKENIZER_MAX_ID = 1 << 22, ADDED_MAX = 4
 
 #define END_OF_TEXT "<|endoftext|>"
 
-// GPT-2's regular expression. \s is spelled out as Unicode's White_Space, because PCRE2's has U+180E as well. Which
-// characters are letters and numbers depends on the version of Unicode that PCRE2 knows.
-#define BPE_SPACE "\\t-\\r\\x{85}\\p{Z}"
-#define BPE_WORD "'(?:[stmd]|re|ve|ll)| ?\\p{L}+| ?\\p{N}+| ?[^" BPE_SPACE "\\p{L}\\p{N}]+|" \
-                 "[" BPE_SPACE "]+(?![^" BPE_SPACE "])|[" BPE_SPACE "]+"
+// GPT-2's regular expression. Which characters are letters and numbers depends on the version of Unicode that PCRE2
+// knows.
+#define BPE_WORD "'(?:[stmd]|re|ve|ll)| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 
 // Two neighbouring tokens that become one. Pairs of a lower rank are merged first.
 typedef struct {
@@ -38,42 +36,38 @@ typedef struct {
 } Token;
 
 typedef struct {
-    size_t V;                 // above every token
-    Token *text;              // [V] by number; bytes NULL: no such token
-    Token *vocabulary;        // [vocabulary_count] sorted by bytes, which it owns
-    size_t vocabulary_count;
-    Token added[ADDED_MAX];   // [added_count] are looked for in the text before it is split into words
-    size_t added_count;
-    TokenMerge *merges;       // [merge_count] sorted by left and right
+    Token *text;         // [TOKENIZER_MAX_ID] by number; bytes NULL: no such token
+    Token *tokens;       // [vocabulary] sorted by bytes, and behind them [added]; owns the bytes
+    size_t vocabulary, added;  // added: looked for in the text before it is split into words
+    TokenMerge *merges;  // [merge_count] sorted by left and right
     size_t merge_count;
-    pcre2_code *words;        // matches a word at the start of a text; NULL: the text is one word
-    bool whole;               // a word of the vocabulary is its token, whatever merges make of it
+    pcre2_code *words;   // matches a word at the start of a text; NULL: the text is one word
+    bool whole;          // a word of the vocabulary is its token, whatever merges make of it
 } Tokenizer;
 
 static inline void tokenizer_free(Tokenizer *tk) {
-    for (size_t i = 0; i < tk->vocabulary_count; i++) free(tk->vocabulary[i].bytes);
-    for (size_t i = 0; i < tk->added_count; i++) free(tk->added[i].bytes);
+    for (size_t i = 0; i < tk->vocabulary + tk->added; i++) free(tk->tokens[i].bytes);
     free(tk->text);
-    free(tk->vocabulary);
+    free(tk->tokens);
     free(tk->merges);
     pcre2_code_free(tk->words);
     memset(tk, 0, sizeof *tk);
 }
 
-// Reads the UTF-8 character at the start of text[bytes]. Returns its length, or 0 if there is none.
+// Reads the UTF-8 character at the start of text[bytes] and returns its length. A byte that is none is U+0001.
 static inline size_t utf8_read(const char *text, size_t bytes, unsigned *character) {
     static const unsigned least[] = {0, 0, 0x80, 0x800, 0x10000};  // a character of that length
     unsigned c = (unsigned char)text[0];
     size_t length = c < 0x80 ? 1 : c < 0xc0 ? 0 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : c < 0xf8 ? 4 : 0;
-    if (length == 0 || length > bytes) return 0;
+    bool valid = length > 0 && length <= bytes;
     if (length > 1) c &= 0x7fu >> length;
-    for (size_t i = 1; i < length; i++) {
-        if (((unsigned char)text[i] & 0xc0) != 0x80) return 0;
+    for (size_t i = 1; i < length && valid; i++) {
+        valid = ((unsigned char)text[i] & 0xc0) == 0x80;
         c = c << 6 | ((unsigned char)text[i] & 0x3f);
     }
-    *character = c;
-    bool surrogate = c >= 0xd800 && c < 0xe000;
-    return c >= least[length] && c <= 0x10ffff && !surrogate ? length : 0;
+    valid = valid && c >= least[length] && c <= 0x10ffff && (c < 0xd800 || c >= 0xe000);  // surrogates are none
+    *character = valid ? c : 1;
+    return valid ? length : 1;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -88,8 +82,7 @@ static inline int token_compare(const void *a, const void *b) {
 // Returns the token of the vocabulary that has these bytes, or -1.
 static inline int token_find(const Tokenizer *tk, const char *bytes, size_t count) {
     Token key = {(char *)bytes, count, 0};
-    const Token *found =
-        (const Token *)bsearch(&key, tk->vocabulary, tk->vocabulary_count, sizeof key, token_compare);
+    const Token *found = (const Token *)bsearch(&key, tk->tokens, tk->vocabulary, sizeof key, token_compare);
     return found ? found->number : -1;
 }
 
@@ -138,7 +131,8 @@ static inline size_t tokenizer_merge(const Tokenizer *tk, const char *word, size
 // Returns the length of the first word of text[bytes], which is valid UTF-8.
 static inline size_t tokenizer_word(const Tokenizer *tk, pcre2_match_data *match, const char *text, size_t bytes) {
     if (!tk->words) return bytes;
-    int result = pcre2_match(tk->words, (PCRE2_SPTR)text, bytes, 0, PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, match, NULL);
+    const uint32_t flags = PCRE2_ANCHORED | PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY;
+    int result = pcre2_match(tk->words, (PCRE2_SPTR)text, bytes, 0, flags, match, NULL);
     if (result > 0) return pcre2_get_ovector_pointer(match)[1];
     fprintf(stderr, "error: PCRE2 cannot split the text into words (its error %d)\n", result);
     exit(1);
@@ -148,8 +142,8 @@ static inline size_t tokenizer_word(const Tokenizer *tk, pcre2_match_data *match
 static inline int tokenizer_added_at(const Tokenizer *tk, const char *text, size_t bytes) {
     int found = -1;
     size_t longest = 0;
-    for (size_t i = 0; i < tk->added_count; i++) {
-        const Token *x = &tk->added[i];
+    for (size_t i = 0; i < tk->added; i++) {
+        const Token *x = &tk->tokens[tk->vocabulary + i];
         if (x->count <= longest || x->count > bytes || memcmp(x->bytes, text, x->count) != 0) continue;
         found = x->number;
         longest = x->count;
@@ -168,10 +162,11 @@ static inline size_t tokenizer_encode(const Tokenizer *tk, const char *text, siz
         unsigned character;
         int added = -1;
         for (end = i; end < bytes && (added = tokenizer_added_at(tk, text + end, bytes - end)) < 0;) end++;
-        // To find words, a byte that is no UTF-8 counts as U+0001: no letter, number or space, just like U+FFFD.
-        for (size_t k = i; k < end; k += length ? length : 1) {
+        // To find words, a byte that is no UTF-8 counts as U+0001 and U+180E as U+FFFD: neither is a letter, number or
+        // space. PCRE2's \s has U+180E, Unicode's White_Space has not.
+        for (size_t k = i; k < end; k += length) {
             length = utf8_read(text + k, end - k, &character);
-            memcpy(valid + k, length ? text + k : "\1", length ? length : 1);
+            memcpy(valid + k, character == 1 ? "\1" : character == 0x180e ? "\xef\xbf\xbd" : text + k, length);
         }
         for (; i < end; i += length) {
             length = tokenizer_word(tk, match, valid + i, end - i);
@@ -191,7 +186,7 @@ static inline size_t tokenizer_encode(const Tokenizer *tk, const char *text, siz
 
 // Returns the token's bytes, *bytes of them. There are none if the number is no token.
 static inline const char *tokenizer_decode(const Tokenizer *tk, int token, size_t *bytes) {
-    bool known = token >= 0 && (size_t)token < tk->V && tk->text[token].bytes;
+    bool known = token >= 0 && token < TOKENIZER_MAX_ID && tk->text[token].bytes;
     *bytes = known ? tk->text[token].count : 0;
     return known ? tk->text[token].bytes : "";
 }
@@ -212,7 +207,7 @@ static inline size_t name_to_bytes(const char *name, char *out) {
     for (size_t i = 0, length; i < bytes; i += length) {
         unsigned c;
         length = utf8_read(name + i, bytes - i, &c);
-        int byte = length ? character_to_byte(c) : -1;
+        int byte = character_to_byte(c);
         if (byte < 0) {
             memcpy(out, name, bytes);
             return bytes;
@@ -245,7 +240,6 @@ static inline bool tokenizer_check_model(const cJSON *root, const char *path, Er
 static inline bool tokenizer_check_words(const cJSON *root, const char *path, Error *err) {
     const cJSON *splitter = cJSON_GetObjectItemCaseSensitive(root, "pre_tokenizer");
     const char *splits = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(splitter, "type")), *wrong = NULL;
-    if (!json_is_off(cJSON_GetObjectItemCaseSensitive(root, "model"), "ignore_merges")) wrong = "ignore_merges";
     if (!json_is_off(splitter, "add_prefix_space")) wrong = "add_prefix_space";
     if (!json_is_off(root, "normalizer")) wrong = "normalizer";
     if (cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(splitter, "use_regex"))) wrong = "use_regex";
@@ -259,27 +253,26 @@ static inline int json_token(const cJSON *item) {
     return item && json_whole(item, &n) && n < TOKENIZER_MAX_ID ? (int)n : -1;
 }
 
-// Gives a token's number its text.
-static inline void tokenizer_set(Tokenizer *tk, const Token *x) {
-    tk->text[x->number] = *x;
-    if ((size_t)x->number >= tk->V) tk->V = (size_t)x->number + 1;
+// Adds a token behind the others.
+static inline void tokenizer_add(Tokenizer *tk, size_t *count, Token x) {
+    tk->tokens[tk->vocabulary + tk->added] = x;
+    tk->text[x.number] = x;
+    ++*count;
 }
 
 // Reads the vocabulary {"name": number, ...}.
 static inline bool tokenizer_read_vocab(Tokenizer *tk, const cJSON *vocab, const char *path, Error *err) {
-    tk->vocabulary = (Token *)host_alloc((size_t)cJSON_GetArraySize(vocab), sizeof(Token));
     for (const cJSON *item = vocab->child; item; item = item->next) {
-        Token *x = &tk->vocabulary[tk->vocabulary_count++];
-        x->number = json_token(item);
-        x->bytes = host_string(item->string);
-        x->count = name_to_bytes(item->string, x->bytes);
-        if (x->number < 0 || tk->text[x->number].bytes) {
+        int number = json_token(item);
+        if (number < 0 || tk->text[number].bytes) {
             return error_set(err, "%s: the token \"%.99s\" needs a number of its own below %d", path, item->string,
                              TOKENIZER_MAX_ID);
         }
-        tokenizer_set(tk, x);
+        Token x = {host_string(item->string), 0, number};
+        x.count = name_to_bytes(item->string, x.bytes);
+        tokenizer_add(tk, &tk->vocabulary, x);
     }
-    qsort(tk->vocabulary, tk->vocabulary_count, sizeof(Token), token_compare);
+    qsort(tk->tokens, tk->vocabulary, sizeof(Token), token_compare);
     return true;
 }
 
@@ -312,47 +305,46 @@ static inline bool tokenizer_read_merges(Tokenizer *tk, const cJSON *merges, con
     return true;
 }
 
-// Adds a token that is looked for in the text. An empty text is found nowhere.
-static inline void tokenizer_add(Tokenizer *tk, int number, const char *text) {
-    Token x = {host_string(text), strlen(text), number};
-    tokenizer_set(tk, &x);
-    tk->added[tk->added_count++] = x;
+// Compiles a regular expression. Returns NULL with a sentence if PCRE2 cannot.
+static inline pcre2_code *tokenizer_compile(const char *pattern, const char *path, Error *err) {
+    int failure;
+    size_t at;
+    const uint32_t flags = PCRE2_UTF | PCRE2_UCP;
+    pcre2_code *code = pcre2_compile((PCRE2_SPTR)pattern, strlen(pattern), flags, &failure, &at, NULL);
+    if (!code) error_set(err, "%s: PCRE2 cannot split text by \"%.60s\" (its error %d)", path, pattern, failure);
+    return code;
 }
 
+// Reads the tokens that are looked for in the text: [{"id": number, "content": text}, ...]. An empty text is found
+// nowhere.
 static inline bool tokenizer_read_added(Tokenizer *tk, const cJSON *added, const char *path, Error *err) {
     const cJSON *item;
     cJSON_ArrayForEach(item, added) {
         const char *content = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "content"));
         int number = json_token(cJSON_GetObjectItemCaseSensitive(item, "id"));
-        if (!content || number < 0 || strlen(content) > ADDED_MAX_BYTES || tk->added_count == ADDED_MAX) {
+        if (!content || number < 0 || strlen(content) > ADDED_MAX_BYTES || tk->added == ADDED_MAX) {
             return error_set(err, "%s: added token %zu has no sound id and content, or is more than %d tokens of %d "
-                             "bytes", path, tk->added_count, ADDED_MAX, ADDED_MAX_BYTES);
+                             "bytes", path, tk->added, ADDED_MAX, ADDED_MAX_BYTES);
         }
-        tokenizer_add(tk, number, content);
+        Token x = {host_string(content), strlen(content), number};
+        tokenizer_add(tk, &tk->added, x);
     }
     return true;
 }
 
-// Reads all but the words. tokenizer_free in either case.
-static inline bool tokenizer_read(Tokenizer *tk, const cJSON *root, const char *path, Error *err) {
+// Reads a tokenizer.json whose text `pattern`, a regular expression, splits into words. tokenizer_free in either case.
+static inline bool tokenizer_read(Tokenizer *tk, const cJSON *root, const char *pattern, const char *path, Error *err) {
     const cJSON *model, *vocab, *merges, *added;
     if (!json_get(root, "model", &model, path, err) || !json_get(root, "added_tokens", &added, path, err) ||
         !json_get(model, "vocab", &vocab, path, err) || !json_get(model, "merges", &merges, path, err)) return false;
     if (!cJSON_IsObject(vocab) || !vocab->child || !cJSON_IsArray(merges) || (added && !cJSON_IsArray(added))) {
         return error_set(err, "%s: vocab, merges or added_tokens is missing, empty or malformed", path);
     }
+    tk->whole = !json_is_off(model, "ignore_merges");
     tk->text = (Token *)host_alloc(TOKENIZER_MAX_ID, sizeof(Token));
+    tk->tokens = (Token *)host_alloc((size_t)(cJSON_GetArraySize(vocab) + cJSON_GetArraySize(added)), sizeof(Token));
     return tokenizer_read_vocab(tk, vocab, path, err) && tokenizer_read_merges(tk, merges, path, err) &&
-           tokenizer_read_added(tk, added, path, err);
-}
-
-// Compiles a regular expression. Returns NULL with a sentence if PCRE2 cannot.
-static inline pcre2_code *tokenizer_compile(const char *pattern, uint32_t flags, const char *path, Error *err) {
-    int failure;
-    size_t at;
-    pcre2_code *code = pcre2_compile((PCRE2_SPTR)pattern, strlen(pattern), PCRE2_UTF | flags, &failure, &at, NULL);
-    if (!code) error_set(err, "%s: PCRE2 cannot split text by \"%.60s\" (its error %d)", path, pattern, failure);
-    return code;
+           tokenizer_read_added(tk, added, path, err) && (tk->words = tokenizer_compile(pattern, path, err)) != NULL;
 }
 
 // Opens a tokenizer.json. Without a path a token is a byte, and 256 is <|endoftext|>. On failure nothing is left to
@@ -362,21 +354,20 @@ static inline bool tokenizer_open(Tokenizer *tk, const char *path, Error *err) {
     if (path) {
         cJSON *root = json_read(path, TOKENIZER_MAX_FILE, err);
         bool ok = root && tokenizer_check_model(root, path, err) && tokenizer_check_words(root, path, err) &&
-                  tokenizer_read(tk, root, path, err) &&
-                  (tk->words = tokenizer_compile(BPE_WORD, PCRE2_ANCHORED, path, err));
+                  tokenizer_read(tk, root, BPE_WORD, path, err);
         cJSON_Delete(root);
         if (!ok) tokenizer_free(tk);
         return ok;
     }
-    tk->text = (Token *)host_alloc(257, sizeof(Token));
-    tk->vocabulary = (Token *)host_alloc(256, sizeof(Token));
-    for (; tk->vocabulary_count < 256; tk->vocabulary_count++) {
-        const char text[] = {(char)tk->vocabulary_count, '\0'};
-        Token x = {host_string(text), 1, (int)tk->vocabulary_count};
-        tk->vocabulary[x.number] = x;
-        tokenizer_set(tk, &x);
+    tk->text = (Token *)host_alloc(TOKENIZER_MAX_ID, sizeof(Token));
+    tk->tokens = (Token *)host_alloc(257, sizeof(Token));
+    for (int i = 0; i < 256; i++) {
+        const char text[] = {(char)i, '\0'};
+        Token x = {host_string(text), 1, i};
+        tokenizer_add(tk, &tk->vocabulary, x);
     }
-    tokenizer_add(tk, 256, END_OF_TEXT);
+    Token end = {host_string(END_OF_TEXT), strlen(END_OF_TEXT), 256};
+    tokenizer_add(tk, &tk->added, end);
     return true;
 }
 
@@ -386,19 +377,20 @@ static inline bool tokenizer_open(Tokenizer *tk, const char *path, Error *err) {
 // Prints the text of tokens[count]. A byte that is no UTF-8 and a control character, which a terminal might obey,
 // become '?': an untrained model makes plenty of both.
 static inline void tokenizer_print(const Tokenizer *tk, const int *tokens, size_t count) {
-    size_t bytes = 0, length;
-    for (size_t i = 0; i < count; i++) tokenizer_decode(tk, tokens[i], &length), bytes += length;
-    char *text = (char *)host_alloc(bytes, 1), *end = text;
-    for (size_t i = 0; i < count; i++, end += length) {
+    size_t bytes, length;
+    char *text;
+    FILE *stream = open_memstream(&text, &bytes);
+    host_check(stream, 1, sizeof *stream);
+    for (size_t i = 0; i < count; i++) {
         const char *token = tokenizer_decode(tk, tokens[i], &length);
-        memcpy(end, token, length);
+        fwrite(token, 1, length, stream);
     }
-    for (size_t i = 0; i < bytes; i += length ? length : 1) {
-        unsigned c = 0;
+    fclose(stream);
+    for (size_t i = 0; i < bytes; i += length) {
+        unsigned c;
         length = utf8_read(text + i, bytes - i, &c);
-        bool control = (c < 32 && c != '\n' && c != '\t') || (c >= 127 && c < 160);
-        if (length && !control) fwrite(text + i, 1, length, stdout);
-        else putchar('?');
+        if ((c < 32 && c != '\n' && c != '\t') || (c >= 127 && c < 160)) putchar('?');
+        else fwrite(text + i, 1, length, stdout);
     }
     free(text);
 }

@@ -11,11 +11,8 @@
 #include "llmc/host/options_table.h"
 #include "llmc/host/tokenizer.h"
 
-enum { WORD_PATTERN = 4096 };  // bytes of a regular expression
-
 // GPT-2's words in text that was cut before and behind every digit.
-#define DIGIT_WORD "\\p{N}|'(?:[stmd]|re|ve|ll)| ?\\p{L}+| ?[^" BPE_SPACE "\\p{L}\\p{N}]+|" \
-                   "[" BPE_SPACE "]+(?![^" BPE_SPACE "\\p{N}])|[" BPE_SPACE "]+"
+#define DIGIT_WORD "\\p{N}|'(?:[stmd]|re|ve|ll)| ?\\p{L}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?![^\\s\\p{N}])|\\s+"
 
 // What NFC may change: marks, which it composes and reorders, and all characters of which it knows a better form, with
 // some neighbours that it leaves alone.
@@ -25,28 +22,9 @@ enum { WORD_PATTERN = 4096 };  // bytes of a regular expression
                     "\\x{212b}\\x{2329}\\x{232a}\\x{2adc}\\x{f900}-\\x{fad9}\\x{fb1d}-\\x{fb4e}\\x{1d15e}-\\x{1d1c0}" \
                     "\\x{2f800}-\\x{2fa1d}]"
 
-// Copies a pattern of Hugging Face's. Its \s and \S are Unicode's White_Space, which PCRE2 has in other words. False if
-// there is no room.
-static inline bool pattern_translate(char out[WORD_PATTERN], const char *from) {
-    size_t n = 0;
-    bool set = false;  // within [...]
-    for (; *from && n + 40 < WORD_PATTERN; from++) {
-        if (*from == '\\' && (from[1] == 's' || (from[1] == 'S' && !set))) {
-            const char *form = set ? "%s" : from[1] == 's' ? "[%s]" : "[^%s]";
-            n += (size_t)snprintf(out + n, 40, form, BPE_SPACE);
-            from++;
-            continue;
-        }
-        if (*from == '[' || *from == ']') set = *from == '[';
-        out[n++] = *from;
-        if (*from == '\\' && from[1]) out[n++] = *++from;
-    }
-    out[n] = '\0';
-    return !*from;
-}
-
 // Finds the pattern of words in "pre_tokenizer": a list of Split by a regular expression or Digits, then ByteLevel.
-static inline bool kind_pattern(char pattern[WORD_PATTERN], const cJSON *splitter, const char *path, Error *err) {
+// NULL with a sentence: another.
+static inline const char *kind_pattern(const cJSON *splitter, const char *path, Error *err) {
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(splitter, "pretokenizers");
     const cJSON *first = splitter, *last = splitter;
     if (cJSON_IsArray(list) && cJSON_GetArraySize(list) == 2) first = list->child, last = first->next;
@@ -55,20 +33,22 @@ static inline bool kind_pattern(char pattern[WORD_PATTERN], const cJSON *splitte
     const char *behind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(last, "type"));
     const char *isolated = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(first, "behavior"));
     bool again = !cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(last, "use_regex"));  // GPT-2's pattern, on the pieces
-    if (!kind || !behind || strcmp(behind, "ByteLevel") != 0 || !json_is_off(last, "add_prefix_space"))
-        return error_set(err, "%s: \"pre_tokenizer\" does not end with a ByteLevel without add_prefix_space", path);
-    if (first == last && again) return pattern_translate(pattern, BPE_WORD);
-    if (strcmp(kind, "Digits") == 0 && again && !json_is_off(first, "individual_digits"))
-        return pattern_translate(pattern, DIGIT_WORD);
-    if (strcmp(kind, "Split") == 0 && !again && cJSON_IsString(regex) && json_is_off(first, "invert") && isolated &&
-        strcmp(isolated, "Isolated") == 0 && pattern_translate(pattern, regex->valuestring)) return true;
-    return error_set(err, "%s: \"pre_tokenizer\" %.40s is not supported: a Split by a regular expression into Isolated "
-                     "words, or Digits one by one, then ByteLevel, are", path, kind);
+    if (!kind || !behind || strcmp(behind, "ByteLevel") != 0 || !json_is_off(last, "add_prefix_space")) {
+        error_set(err, "%s: \"pre_tokenizer\" does not end with a ByteLevel without add_prefix_space", path);
+        return NULL;
+    }
+    if (first == last && again) return BPE_WORD;
+    if (strcmp(kind, "Digits") == 0 && again && !json_is_off(first, "individual_digits")) return DIGIT_WORD;
+    if (strcmp(kind, "Split") == 0 && !again && json_is_off(first, "invert") && isolated &&
+        strcmp(isolated, "Isolated") == 0 && cJSON_IsString(regex)) return regex->valuestring;
+    error_set(err, "%s: \"pre_tokenizer\" %.40s is not supported: a Split by a regular expression into Isolated words, "
+              "or Digits one by one, then ByteLevel, are", path, kind);
+    return NULL;
 }
 
 // Refuses a prompt that NFC may change: we would find other tokens.
 static inline bool kind_check_prompt(const char *prompt, const char *path, Error *err) {
-    pcre2_code *code = tokenizer_compile(NFC_CHANGES, 0, path, err);
+    pcre2_code *code = tokenizer_compile(NFC_CHANGES, path, err);
     pcre2_match_data *match = pcre2_match_data_create(1, NULL);
     bool same = code && match && pcre2_match(code, (PCRE2_SPTR)prompt, strlen(prompt), 0, 0, match, NULL) ==
                                      PCRE2_ERROR_NOMATCH;
@@ -82,15 +62,12 @@ static inline bool kind_read(Tokenizer *tk, const cJSON *root, const Options *o,
     const char *path = o->tokenizer;
     const cJSON *normalizer = cJSON_GetObjectItemCaseSensitive(root, "normalizer");
     const char *normal = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(normalizer, "type"));
-    char pattern[WORD_PATTERN];
     if (!tokenizer_check_model(root, path, err)) return false;
     if (!json_is_off(root, "normalizer") && (!normal || strcmp(normal, "NFC") != 0))
         return error_set(err, "%s: \"normalizer\" %.40s is not supported: only NFC is", path, normal ? normal : "?");
-    if (!kind_pattern(pattern, cJSON_GetObjectItemCaseSensitive(root, "pre_tokenizer"), path, err) ||
-        (normal && o->sample_every && o->prompt && !kind_check_prompt(o->prompt, path, err)) ||
-        !tokenizer_read(tk, root, path, err)) return false;
-    tk->whole = !json_is_off(cJSON_GetObjectItemCaseSensitive(root, "model"), "ignore_merges");
-    return (tk->words = tokenizer_compile(pattern, PCRE2_ANCHORED, path, err)) != NULL;
+    const char *pattern = kind_pattern(cJSON_GetObjectItemCaseSensitive(root, "pre_tokenizer"), path, err);
+    return pattern && (!normal || !o->sample_every || !o->prompt || kind_check_prompt(o->prompt, path, err)) &&
+           tokenizer_read(tk, root, pattern, path, err);
 }
 
 // tokenizer_open for GPT-2's kind and these.
