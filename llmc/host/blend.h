@@ -25,7 +25,8 @@ typedef struct {
     size_t sources;                        // 1: nothing is blended
     uint64_t parts;                        // W, the period
     uint64_t weights[BLEND_MOST_SOURCES];  // w_i
-    char *patterns[BLEND_MOST_SOURCES];    // the shards of each
+    char *patterns[BLEND_MOST_SOURCES];    // the shards of each, within text
+    char *text;
     uint8_t *source;                       // [parts] where sample k comes from, by k % parts
     uint32_t *turn;                        // [parts] samples that this source has given before in this period
 } Blend;
@@ -36,7 +37,7 @@ typedef struct {
 } BlendPlace;
 
 static inline void blend_close(Blend *b) {
-    for (size_t i = 0; i < b->sources; i++) free(b->patterns[i]);
+    free(b->text);
     free(b->source);
     free(b->turn);
     memset(b, 0, sizeof *b);
@@ -67,13 +68,12 @@ static inline void blend_make(Blend *b) {
     b->source = (uint8_t *)host_alloc(b->parts, sizeof(uint8_t));
     b->turn = (uint32_t *)host_alloc(b->parts, sizeof(uint32_t));
     for (int64_t k = 1; k <= W; k++) {
-        size_t best = b->sources;
-        int64_t best_left = 0, best_weight = 1;
+        size_t best = 0;
+        int64_t best_left = 1, best_weight = 0;  // later than any
         for (size_t i = 0; i < b->sources; i++) {
             int64_t w = (int64_t)b->weights[i], owed = k * w - (int64_t)given[i] * W;  // of W
-            if (b->sources > 1 && D * owed < W) continue;
             int64_t left = (D - 1) * W - D * owed;  // divided by w: the time until its share passes the bound
-            if (best < b->sources && left * best_weight >= best_left * w) continue;
+            if (D * owed < W || left * best_weight >= best_left * w) continue;
             best = i, best_left = left, best_weight = w;
         }
         b->source[k - 1] = (uint8_t)best;
@@ -81,38 +81,36 @@ static inline void blend_make(Blend *b) {
     }
 }
 
-// Reads "WEIGHT:GLOB,WEIGHT:GLOB,..."; a text that begins with no weight is one source. After an error nothing is left
-// to close.
+// Reads "WEIGHT:GLOB,WEIGHT:GLOB,..."; a text that begins with no weight is one source.
+static inline bool blend_read(Blend *b, const char *text, Error *err) {
+    bool blended = blend_number(text) > 0;
+    uint64_t divisor = 0;
+    for (char *rest = b->text = host_string(text); rest; b->sources++) {
+        char *at = strsep(&rest, blended ? "," : "");
+        size_t digits = blended ? blend_number(at) : 0;
+        uint64_t weight = 1;
+        if (b->sources == BLEND_MOST_SOURCES)
+            return error_set(err, "'%s' blends more than %d data sets", text, BLEND_MOST_SOURCES);
+        if (blended && (digits == 0 || !at[digits + 1]))
+            return error_set(err, "'%s' blends data sets, but '%s' is no WEIGHT:GLOB", text, at);
+        if (blended && !blend_weight(at, digits, &weight))
+            return error_set(err, "the weight '%.*s' of a data set is no number up to a million with at most 9 "
+                             "decimals", (int)digits, at);
+        b->weights[b->sources] = weight;
+        b->patterns[b->sources] = blended ? at + digits + 1 : at;
+        divisor = blend_divisor(weight, divisor);
+    }
+    if (divisor == 0) return error_set(err, "the weights of '%s' add up to 0: one must be more", text);
+    for (size_t i = 0; i < b->sources; i++) b->parts += b->weights[i] /= divisor;
+    return b->parts <= BLEND_MOST_PARTS ||
+           error_set(err, "the weights of '%s' make %llu equal parts, and %d are the most: give them fewer digits",
+                     text, (unsigned long long)b->parts, (int)BLEND_MOST_PARTS);
+}
+
+// Reads a blend and decides its period. After an error nothing is left to close.
 static inline bool blend_open(Blend *b, const char *text, Error *err) {
     memset(b, 0, sizeof *b);
-    bool blended = blend_number(text) > 0, ok = true, more = true;
-    uint64_t divisor = 0;
-    for (const char *at = text; ok && more; b->sources += ok) {
-        size_t length = blended ? strcspn(at, ",") : strlen(at), digits = blended ? blend_number(at) : 0;
-        const char *glob = blended ? at + digits + 1 : at, *end = at + length;
-        uint64_t weight = 1;
-        more = *end != '\0';
-        if (b->sources == BLEND_MOST_SOURCES) {
-            ok = error_set(err, "'%s' blends more than %d data sets", text, BLEND_MOST_SOURCES);
-        } else if (blended && (digits == 0 || glob >= end)) {
-            ok = error_set(err, "'%s' blends data sets, but '%.*s' is no WEIGHT:GLOB", text, (int)length, at);
-        } else if (blended && !blend_weight(at, digits, &weight)) {
-            ok = error_set(err, "the weight '%.*s' of a data set is no number up to a million with at most 9 decimals",
-                           (int)digits, at);
-        } else {
-            b->weights[b->sources] = weight;
-            b->patterns[b->sources] = host_string(glob);
-            b->patterns[b->sources][end - glob] = '\0';
-            divisor = blend_divisor(weight, divisor);
-        }
-        at = end + 1;
-    }
-    if (ok && divisor == 0) ok = error_set(err, "the weights of '%s' add up to 0: one must be more", text);
-    for (size_t i = 0; i < b->sources && ok; i++) b->parts += b->weights[i] /= divisor;
-    if (ok && b->parts > BLEND_MOST_PARTS) {
-        ok = error_set(err, "the weights of '%s' make %llu equal parts, and %d are the most: give them fewer digits",
-                       text, (unsigned long long)b->parts, (int)BLEND_MOST_PARTS);
-    }
+    bool ok = blend_read(b, text, err);
     if (ok) blend_make(b);
     else blend_close(b);
     return ok;

@@ -28,10 +28,10 @@ typedef struct {
 } DataShard;
 
 typedef struct {
-    size_t first;        // its first shard
-    size_t samples;      // of one epoch
-    int fd;              // the last shard that was read stays open; -1: none
-    size_t open_shard;   // its index
+    size_t first;           // its first shard
+    size_t samples;         // of one epoch
+    const DataShard *open;  // the last shard that was read stays open; NULL: none
+    int fd;                 // its file
 } DataSource;
 
 typedef struct {
@@ -47,7 +47,7 @@ typedef struct {
 static inline void dataloader_close(DataLoader *dl) {
     for (size_t i = 0; i < dl->count; i++) free(dl->shards[i].path);
     for (size_t i = 0; i < dl->blend.sources; i++) {
-        if (dl->sources[i].fd >= 0) close(dl->sources[i].fd);
+        if (dl->sources[i].open) close(dl->sources[i].fd);
     }
     free(dl->shards);
     free(dl->buffer);
@@ -118,7 +118,6 @@ static inline bool dataloader_open(DataLoader *dl, const char *pattern, size_t T
     dl->T = T;
     if (!blend_open(&dl->blend, pattern, err)) return false;
     dl->buffer = host_alloc(T + 1, sizeof(uint32_t));
-    for (size_t i = 0; i < dl->blend.sources; i++) dl->sources[i].fd = -1;
     for (size_t i = 0; i < dl->blend.sources; i++) {
         if (dataloader_add(dl, &dl->sources[i], dl->blend.patterns[i], err)) continue;
         dataloader_close(dl);
@@ -171,15 +170,14 @@ static inline bool dataloader_read(DataLoader *dl, uint64_t n, bool shuffle, uin
     DataSource *source = &dl->sources[place.source];
     uint64_t sample = place.number % source->samples, epoch = place.number / source->samples;
     if (shuffle) sample = dataloader_permute(sample, source->samples, seed, epoch);
-    size_t s = source->first;
-    while (sample >= dl->shards[s].samples) sample -= dl->shards[s++].samples;
-    const DataShard *shard = &dl->shards[s];
-    if (source->fd < 0 || source->open_shard != s) {
+    const DataShard *shard = &dl->shards[source->first];
+    while (sample >= shard->samples) sample -= shard++->samples;
+    if (source->open != shard) {
         uint64_t size;
-        if (source->fd >= 0) close(source->fd);
+        if (source->open) close(source->fd);
         source->fd = file_open(shard->path, O_RDONLY, &size, err);
-        source->open_shard = s;
-        if (source->fd < 0) return false;
+        source->open = source->fd < 0 ? NULL : shard;
+        if (!source->open) return false;
     }
     size_t first = sample * dl->T, width = shard->token_bytes, bytes = (dl->T + 1) * width, got;
     errno = 0;

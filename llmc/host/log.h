@@ -13,7 +13,7 @@
 #include "llmc/host/file.h"
 
 // Dense peaks of a matrix product in TFLOP/s: bf16 on tensor cores, and fp32 without them (0: unknown). From the
-// vendor's data sheets. The names are beginnings of the names of cudaGetDeviceProperties.
+// vendor's data sheets. The names are beginnings of the names of cudaGetDeviceProperties, longer ones first.
 static const struct {
     const char *name;
     double bf16, fp32;
@@ -21,25 +21,21 @@ static const struct {
     {"NVIDIA A10", 125, 31.2},
     {"NVIDIA A30", 165, 10.3}, {"NVIDIA A40", 149.7, 37.4},
     {"NVIDIA A100", 312, 19.5}, {"NVIDIA L4", 121, 30.3},
-    {"NVIDIA L40S", 362, 91.6}, {"NVIDIA H100", 989, 67},
-    {"NVIDIA H100 PCIe", 756, 51}, {"NVIDIA H100 NVL", 835, 60},
-    {"NVIDIA H200", 989, 67}, {"NVIDIA H200 NVL", 835, 60},
+    {"NVIDIA L40S", 362, 91.6}, {"NVIDIA H100 PCIe", 756, 51},
+    {"NVIDIA H100 NVL", 835, 60}, {"NVIDIA H100", 989, 67},
+    {"NVIDIA H200 NVL", 835, 60}, {"NVIDIA H200", 989, 67},
     {"NVIDIA GH200", 989, 67}, {"NVIDIA B200", 2250, 0},
 };
 
-// Returns the peak FLOP/s of a device by the longest name that matches, or 0: a wrong peak would make a wrong MFU.
+// Returns the peak FLOP/s of a device, or 0 if it is not in the table: a wrong peak would make a wrong MFU.
 static inline double device_peak_flops(const char *name, bool bf16) {
-    double peak = 0;
-    size_t longest = 0;
     if (strstr(name, "MIG")) return 0;  // a slice of a GPU
     for (size_t i = 0; i < sizeof DEVICE_PEAKS / sizeof DEVICE_PEAKS[0]; i++) {
         size_t length = strlen(DEVICE_PEAKS[i].name);
-        bool begins = strncmp(name, DEVICE_PEAKS[i].name, length) == 0;
-        if (!begins || isalnum((unsigned char)name[length]) || length <= longest) continue;
-        longest = length;
-        peak = 1e12 * (bf16 ? DEVICE_PEAKS[i].bf16 : DEVICE_PEAKS[i].fp32);
+        if (strncmp(name, DEVICE_PEAKS[i].name, length) == 0 && !isalnum((unsigned char)name[length]))
+            return 1e12 * (bf16 ? DEVICE_PEAKS[i].bf16 : DEVICE_PEAKS[i].fp32);
     }
-    return peak;
+    return 0;
 }
 
 typedef struct {

@@ -1,7 +1,7 @@
 // options.h: the command line: parses it by the tables of its fields, prints --help, fills in sizes that were left out
 // and checks the sizes against each other.
 //
-// defines: options_parse_tables, options_parse, option_hash, options_help, options_resolve, options_config
+// defines: options_parse, option_hash, options_help, options_resolve, options_config
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
 
@@ -42,23 +42,22 @@ static inline bool option_is_near(const char *a, const char *b, int edits) {
 }
 
 // Returns the flag that a misspelt name may mean, or NULL.
-static inline const Field *option_similar(const FieldTable *tables, size_t count, const char *name, unsigned sections,
-                                          int edits) {
-    for (size_t t = 0; t < count; t++) {
-        for (size_t i = 0; i < tables[t].count; i++) {
-            const Field *f = &tables[t].fields[i];
+static inline const Field *option_similar(const FieldTable tables[2], const char *name, unsigned sections, int edits) {
+    for (const FieldTable *t = tables; t < tables + 2; t++) {
+        for (size_t i = 0; i < t->count; i++) {
+            const Field *f = &t->fields[i];
             if (f->type != FIELD_TITLE && option_is_in(f, sections) && strlen(f->name) > 2 * (size_t)edits &&
                 option_is_near(name, f->name, edits)) return f;
         }
     }
-    return edits < 2 ? option_similar(tables, count, name, sections, edits + 1) : NULL;
+    return edits < 2 ? option_similar(tables, name, sections, edits + 1) : NULL;
 }
 
 // Refuses a flag that the trainer lacks. Names the trainers that have it, or a flag of this one.
-static inline bool option_unknown(const FieldTable *tables, size_t count, const char *word, const char *name,
-                                  unsigned sections, Error *err) {
+static inline bool option_unknown(const FieldTable tables[2], const char *word, const char *name, unsigned sections,
+                                  Error *err) {
     void *object;
-    const Field *f = fields_find(tables, count, name, &object);
+    const Field *f = fields_find(tables, 2, name, &object);
     if (f && !option_is_in(f, sections)) {
         unsigned section = f->tags & OPTION_SECTIONS;
         return error_set(err, "--%s is for %s, not for this trainer", f->name,
@@ -66,13 +65,13 @@ static inline bool option_unknown(const FieldTable *tables, size_t count, const 
                          : section == OPTIONS_PIPELINE ? "train_gpt_pp and train_gpt_3d"
                                                        : "train_gpt_3d and train_data");
     }
-    f = option_similar(tables, count, name, sections, 1);
+    f = option_similar(tables, name, sections, 1);
     if (f) return error_set(err, "unknown flag '%s': did you mean --%s?", word, f->name);
     return error_set(err, "unknown flag '%s': --help all lists all flags", word);
 }
 
 // Reads the flag argv[*i] and its value, which may be the next word. Moves *i to the last word read.
-static inline bool option_read(const FieldTable *tables, size_t count, int argc, char **argv, int *i, unsigned sections,
+static inline bool option_read(const FieldTable tables[2], int argc, char **argv, int *i, unsigned sections,
                                Error *err) {
     char name[64], wanted[256];
     void *object;
@@ -82,9 +81,9 @@ static inline bool option_read(const FieldTable *tables, size_t count, int argc,
         return error_set(err, "'%s' is not a flag: a value follows its --flag", word);
     bool dashes = strncmp(word, "--", 2) == 0;
     snprintf(name, sizeof name, "%.*s", dashes ? (int)strcspn(word + 2, "=") : 0, word + 2 * dashes);
-    const Field *f = dashes ? fields_find(tables, count, name, &object) : NULL;
+    const Field *f = dashes ? fields_find(tables, 2, name, &object) : NULL;
     if (!f || !option_is_in(f, sections) || (f->type == FIELD_MARK && text))
-        return option_unknown(tables, count, word, name, sections, err);
+        return option_unknown(tables, word, name, sections, err);
     if (f->type == FIELD_MARK) {
         bool more = f->value && next && strcmp(next, f->value) == 0;
         *(int *)(void *)((char *)object + f->offset) = 1 + more;
@@ -103,23 +102,9 @@ static inline bool option_read(const FieldTable *tables, size_t count, int argc,
     return error_set(err, "--%s must be %s, not '%s'", f->name, wanted, text);
 }
 
-// Sets the fields of all tables from the defaults and the command line of a trainer that has `sections`. Returns false
-// with a sentence for a word that is not right. Checks the range of each value; options_resolve compares values.
-static inline bool options_parse_tables(const FieldTable *tables, size_t count, int argc, char **argv,
-                                        unsigned sections, Error *err) {
-    for (size_t t = 0; t < count; t++) {
-        for (size_t i = 0; i < tables[t].count; i++) {
-            const Field *f = &tables[t].fields[i];
-            if (f->initial) field_set(tables[t].object, f, f->initial);
-        }
-    }
-    for (int i = 1; i < argc; i++) {
-        if (!option_read(tables, count, argc, argv, &i, sections, err)) return false;
-    }
-    return true;
-}
-
-// own: the rows that a lesson brings; NULL: none.
+// Sets the options from the defaults and the command line of a trainer that has `sections`. own: the rows that a lesson
+// brings; NULL: none. Returns false with a sentence for a word that is not right. Checks the range of each value;
+// options_resolve compares values.
 static inline bool options_parse(Options *o, const FieldTable *own, int argc, char **argv, unsigned sections,
                                  Error *err) {
     FieldTable tables[2] = {{NULL, 0, NULL}, {OPTIONS, OPTION_ROWS, o}};  // the first with a name counts
@@ -129,7 +114,15 @@ static inline bool options_parse(Options *o, const FieldTable *own, int argc, ch
     o->val_every = o->steps = OPTION_LEFT_OUT;
     o->model = o->schedule = -1;
     o->context = 1;
-    return options_parse_tables(tables, 2, argc, argv, sections, err);
+    for (const FieldTable *t = tables; t < tables + 2; t++) {
+        for (size_t i = 0; i < t->count; i++) {
+            if (t->fields[i].initial) field_set(t->object, &t->fields[i], t->fields[i].initial);
+        }
+    }
+    for (int i = 1; i < argc; i++) {
+        if (!option_read(tables, argc, argv, &i, sections, err)) return false;
+    }
+    return true;
 }
 
 // A number of what a field holds, to compare ranks by: FNV-1a (Fowler, Noll and Vo).
@@ -249,8 +242,7 @@ static inline bool options_resolve_simulation(const Options *o, Error *err) {
     if (!o->simulate) return true;
     if (!o->ranks) return error_set(err, "--simulate needs --ranks, the GPUs of the job");
     if (o->virtual_time) return error_set(err, "--simulate and --virtual-time exclude each other");
-    Options off;
-    memset(&off, 0, sizeof off);
+    static const Options off = {};
     for (size_t i = 0; i < OPTION_ROWS; i++) {
         if ((OPTIONS[i].tags & OPTION_TRAINS) && option_hash(o, &OPTIONS[i]) != option_hash(&off, &OPTIONS[i]))
             return error_set(err, "--%s has no meaning under --simulate, where no data move: leave it out",

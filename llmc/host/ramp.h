@@ -22,17 +22,12 @@ typedef struct {
 // Reads "START,INCREMENT,SAMPLES" for a global batch of G. Each size must be a multiple of `unit` sequences, a
 // micro-batch on each data rank. Refuses a ramp that does not end at G.
 static inline bool ramp_parse(Ramp *ramp, const char *text, size_t G, size_t unit, Error *err) {
-    size_t *const numbers[] = {&ramp->start, &ramp->increment, &ramp->samples};
-    const char *at = text;
-    for (int i = 0; i < 3; i++) {
-        size_t digits = strspn(at, "0123456789");
-        if (digits == 0 || digits > 15 || at[digits] != (i < 2 ? ',' : '\0')) {
-            return error_set(err, "--ramp needs START,INCREMENT,SAMPLES, three whole numbers, not '%s'", text);
-        }
-        *numbers[i] = (size_t)strtoull(at, NULL, 10);
-        at += digits + 1;
-    }
+    int end = 0;
+    sscanf(text, "%zu,%zu,%zu%n", &ramp->start, &ramp->increment, &ramp->samples, &end);
     size_t start = ramp->start, increment = ramp->increment;
+    if (end == 0 || text[end] || (start | increment | ramp->samples) >> 50) {  // -1 is a large number
+        return error_set(err, "--ramp needs START,INCREMENT,SAMPLES, three whole numbers, not '%s'", text);
+    }
     if (start == 0 || start > G || (start < G && (increment == 0 || (G - start) % increment))) {
         return error_set(err, "--ramp %s: INCREMENTs must lead from START, at least 1, to --global-batch %zu", text, G);
     }

@@ -33,15 +33,12 @@ static inline double environment_number(const char *name, double otherwise) {
 
 // Reads random:N or, for two numbers, random:N:M. Returns 0 if text is NULL or empty.
 static inline int environment_random(const char *name, const char *text, unsigned long long *numbers, int count) {
-    const char *at = text && strncmp(text, "random", 6) == 0 ? text + 6 : "";
+    int end = 0;
     if (!text || !*text) return 0;
-    for (int i = 0; i < count; i++) {
-        char *end = (char *)at;
-        if (*at == ':' && at[1] >= '0' && at[1] <= '9') numbers[i] = strtoull(at + 1, &end, 10);
-        if (end == at || (i == count - 1 && *end))
-            environment_refuse(name, text, count == 1 ? "random:SEED" : "random:SEED:MICROSECONDS");
-        at = end;
-    }
+    if (count == 1) sscanf(text, "random:%llu%n", &numbers[0], &end);
+    else sscanf(text, "random:%llu:%llu%n", &numbers[0], &numbers[1], &end);
+    if (end == 0 || text[end])
+        environment_refuse(name, text, count == 1 ? "random:SEED" : "random:SEED:MICROSECONDS");
     return 1;
 }
 
