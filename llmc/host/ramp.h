@@ -9,9 +9,7 @@
 #define LLMC_RAMP_H
 
 #include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include <stdio.h>
 
 #include "llmc/host/error.h"
 
@@ -22,10 +20,10 @@ typedef struct {
 // Reads "START,INCREMENT,SAMPLES" for a global batch of G. Each size must be a multiple of `unit` sequences, a
 // micro-batch on each data rank. Refuses a ramp that does not end at G.
 static inline bool ramp_parse(Ramp *ramp, const char *text, size_t G, size_t unit, Error *err) {
+    size_t start = 0, increment = 0, samples = 0;
     int end = 0;
-    sscanf(text, "%zu,%zu,%zu%n", &ramp->start, &ramp->increment, &ramp->samples, &end);
-    size_t start = ramp->start, increment = ramp->increment;
-    if (end == 0 || text[end] || (start | increment | ramp->samples) >> 50) {  // -1 is a large number
+    sscanf(text, "%zu,%zu,%zu%n", &start, &increment, &samples, &end);
+    if (end == 0 || text[end] || (start | increment | samples) >> 50) {  // -1 is a large number
         return error_set(err, "--ramp needs START,INCREMENT,SAMPLES, three whole numbers, not '%s'", text);
     }
     if (start == 0 || start > G || (start < G && (increment == 0 || (G - start) % increment))) {
@@ -35,6 +33,7 @@ static inline bool ramp_parse(Ramp *ramp, const char *text, size_t G, size_t uni
         return error_set(err, "--ramp %s: START and INCREMENT must be multiples of %zu, a --micro-batch on each data "
                          "rank", text, unit);
     }
+    ramp->start = start, ramp->increment = increment, ramp->samples = samples;
     return true;
 }
 

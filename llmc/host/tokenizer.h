@@ -7,8 +7,6 @@
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
 
-#include <limits.h>
-
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
@@ -100,29 +98,29 @@ static inline const TokenMerge *merge_find(const Tokenizer *tk, int left, int ri
 }
 
 // Writes the tokens of one word and returns their count. Each turn merges all pairs of the lowest rank, from the left,
-// as GPT-2's own encoder does. rank [bytes] belongs to a token and its right neighbour; -1: not known.
-static inline size_t tokenizer_merge(const Tokenizer *tk, const char *word, size_t bytes, int *tokens, int *rank) {
+// as GPT-2's own encoder does. pairs [bytes]: the merge of a token and its right neighbour; NULL: none.
+static inline size_t tokenizer_merge(const Tokenizer *tk, const char *word, size_t bytes, int *tokens,
+                                     const TokenMerge **pairs) {
     size_t n = 0;
     for (size_t i = 0; i < bytes; i++) {
         tokens[n] = token_find(tk, word + i, 1);
-        rank[n] = -1;
         n += tokens[n] >= 0;  // a byte without a token is left out
     }
+    for (size_t i = 1; i < n; i++) pairs[i - 1] = merge_find(tk, tokens[i - 1], tokens[i]);
     for (;;) {
-        int lowest = INT_MAX;
-        for (size_t i = 0; i < n; i++) {
-            const TokenMerge *merge = rank[i] < 0 && i + 1 < n ? merge_find(tk, tokens[i], tokens[i + 1]) : NULL;
-            if (rank[i] < 0) rank[i] = merge ? merge->rank : INT_MAX;
-            if (rank[i] < lowest) lowest = rank[i];
+        const TokenMerge *lowest = NULL;
+        for (size_t i = 1; i < n; i++) {
+            if (pairs[i - 1] && (!lowest || pairs[i - 1]->rank < lowest->rank)) lowest = pairs[i - 1];
         }
-        if (lowest == INT_MAX) return n;
+        if (!lowest) return n;
         size_t kept = 0;
         for (size_t i = 0; i < n; i++, kept++) {
-            bool merges = rank[i] == lowest;
-            tokens[kept] = merges ? merge_find(tk, tokens[i], tokens[i + 1])->merged : tokens[i];
-            rank[kept] = merges ? -1 : rank[i];
-            if (merges && kept > 0) rank[kept - 1] = -1;
+            bool merges = i + 1 < n && pairs[i] == lowest;
             i += merges;
+            tokens[kept] = merges ? lowest->merged : tokens[i];
+            pairs[kept] = pairs[i];
+            bool changed = kept > 0 && (merges || tokens[kept - 1] == lowest->merged);
+            if (changed) pairs[kept - 1] = merge_find(tk, tokens[kept - 1], tokens[kept]);
         }
         n = kept;
     }
@@ -153,7 +151,7 @@ static inline int tokenizer_added_at(const Tokenizer *tk, const char *text, size
 
 // Writes the tokens of text[bytes] to tokens[bytes] (there are never more) and returns their count.
 static inline size_t tokenizer_encode(const Tokenizer *tk, const char *text, size_t bytes, int *tokens) {
-    int *rank = (int *)host_alloc(bytes, sizeof(int));
+    const TokenMerge **pairs = (const TokenMerge **)host_alloc(bytes, sizeof *pairs);
     char *valid = (char *)host_alloc(bytes, 1);
     pcre2_match_data *match = pcre2_match_data_create(1, NULL);
     host_check(match, 1, 1);
@@ -172,7 +170,7 @@ static inline size_t tokenizer_encode(const Tokenizer *tk, const char *text, siz
             length = tokenizer_word(tk, match, valid + i, end - i);
             int whole = tk->whole ? token_find(tk, text + i, length) : -1;
             if (whole >= 0) tokens[n++] = whole;
-            else n += tokenizer_merge(tk, text + i, length, tokens + n, rank);
+            else n += tokenizer_merge(tk, text + i, length, tokens + n, pairs);
         }
         if (added < 0) continue;
         tokens[n++] = added;
@@ -180,7 +178,7 @@ static inline size_t tokenizer_encode(const Tokenizer *tk, const char *text, siz
     }
     pcre2_match_data_free(match);
     free(valid);
-    free(rank);
+    free(pairs);
     return n;
 }
 

@@ -98,26 +98,22 @@ static inline bool trace_write(const char *path, const TraceEvent *events, size_
     FILE *file = file_open_output(path, O_TRUNC, err);
     if (!file) return false;
     int ranks = 0;
-    for (size_t i = 0; i < count; i++) {
-        if (events[i].rank >= ranks) ranks = events[i].rank + 1;
-    }
-    bool *named = (bool *)host_alloc((size_t)ranks, sizeof(bool));
+    char name[48];
     fprintf(file, TRACE_START);
     for (size_t i = 0; i < count; i++) {
         const TraceEvent *e = &events[i];
-        char name[48];
         snprintf(name, sizeof name, e->micro < 0 ? "%s" : "%s %d", e->kind, e->micro);
         fprintf(file, "%s\n{\"name\":\"%s\",\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f,", i ? "," : "", name, e->start_us,
                 e->duration_us);
         fprintf(file, "\"pid\":%d,\"tid\":%d,\"args\":{\"kind\":\"%s\",\"micro\":%d,\"chunk\":%d,\"step\":%ld}}",
                 e->rank, e->stream, e->kind, e->micro, e->chunk, e->step);
-        if (named[e->rank]) continue;
-        named[e->rank] = true;
-        snprintf(name, sizeof name, "rank %d", e->rank);
-        trace_name(file, "process", e->rank, 0, e->rank, name);
-        for (int s = 0; s < stream_count; s++) trace_name(file, "thread", e->rank, s, s, streams[s]);
+        if (e->rank >= ranks) ranks = e->rank + 1;
     }
-    free(named);
+    for (int rank = 0; rank < ranks; rank++) {
+        snprintf(name, sizeof name, "rank %d", rank);
+        trace_name(file, "process", rank, 0, rank, name);
+        for (int t = 0; t < stream_count; t++) trace_name(file, "thread", rank, t, t, streams[t]);
+    }
     fprintf(file, "\n]}\n");
     bool failed = ferror(file) | (fclose(file) != 0);
     return failed ? error_set(err, "cannot write trace %s: %s", path, strerror(errno)) : true;
