@@ -7,7 +7,6 @@
 #include "dev/fuzz/files.h"
 #include "dev/scale/rows.h"
 #include "llmc/grid.h"
-#include "llmc/host/blend.h"
 #include "llmc/host/options.h"
 #include "llmc/pipeline.h"
 
@@ -34,27 +33,29 @@ static void fuzz_options(const uint8_t *data, size_t size) {
     free(text);
 }
 
-// A blend: each source gives what its weight says, in turn, and is never further from its share than blend.h says.
+// A blend: each source gives what its weight says, in turn, and is never further from its share than dataloader.h says.
 static void fuzz_blend(const uint8_t *data, size_t size) {
     Error err;
-    Blend b;
+    DataLoader dl = {};
     char *text = strndup((const char *)data, size);
-    if (blend_open(&b, text, &err)) {
-        int64_t given[BLEND_MOST_SOURCES] = {0}, W = (int64_t)b.parts, n = (int64_t)b.sources;
+    if (blend_read(&dl, text, &err)) {
+        int64_t given[BLEND_MOST_SOURCES] = {0}, W = (int64_t)dl.parts, n = (int64_t)dl.source_count;
         fuzz_promise(W > 0 && W <= BLEND_MOST_PARTS && n > 0 && n <= BLEND_MOST_SOURCES);
+        blend_make(&dl);
         for (int64_t k = 0; k < W && k < 5000; k++) {
-            BlendPlace place = blend_at(&b, (uint64_t)k), later = blend_at(&b, (uint64_t)(k + 5 * W));
-            fuzz_promise(place.source < b.sources && (int64_t)place.number == given[place.source]);
-            fuzz_promise(later.source == place.source && later.number == place.number + 5 * b.weights[place.source]);
-            given[place.source]++;
+            uint64_t number, later;
+            const DataSource *source = blend_source(&dl, (uint64_t)k, &number);
+            fuzz_promise(source - dl.sources < n && (int64_t)number == given[source - dl.sources]++);
+            fuzz_promise(blend_source(&dl, (uint64_t)(k + 5 * W), &later) == source);
+            fuzz_promise(later == number + 5 * source->weight);
             for (int64_t i = 0; i < n && n > 1; i++) {
-                int64_t off = given[i] * W - (k + 1) * (int64_t)b.weights[i];
+                int64_t off = given[i] * W - (k + 1) * (int64_t)dl.sources[i].weight;
                 fuzz_promise((off < 0 ? -off : off) * (2 * n - 2) <= W * (2 * n - 3));
             }
         }
-        for (size_t i = 0; i < b.sources && W <= 5000; i++) fuzz_promise(given[i] == (int64_t)b.weights[i]);
-        blend_close(&b);
+        for (int64_t i = 0; i < n && W <= 5000; i++) fuzz_promise(given[i] == (int64_t)dl.sources[i].weight);
     }
+    dataloader_close(&dl);
     free(text);
 }
 

@@ -125,19 +125,20 @@ static void test_blend_shares(Check *c) {
     double worst = 0;
     bool opened = true, numbered = true;
     for (size_t i = 0; i < sizeof BLENDS / sizeof BLENDS[0]; i++) {
-        Blend b;
+        DataLoader dl = {0};
         Error err = {""};
-        uint64_t given[16] = {0};
-        opened = opened && blend_open(&b, BLENDS[i], &err);
-        for (uint64_t k = 0; opened && k < 2 * b.parts + 100; k++) {
-            BlendPlace place = blend_at(&b, k);
-            numbered = numbered && place.number == given[place.source]++;
-            for (size_t s = 0; s < b.sources; s++) {
-                double share = (double)(k + 1) * (double)b.weights[s] / (double)b.parts;
+        uint64_t given[16] = {0}, number;
+        opened = opened && blend_read(&dl, BLENDS[i], &err);
+        if (opened) blend_make(&dl);
+        for (uint64_t k = 0; opened && k < 2 * dl.parts + 100; k++) {
+            size_t source = (size_t)(blend_source(&dl, k, &number) - dl.sources);
+            numbered = numbered && number == given[source]++;
+            for (size_t s = 0; s < dl.source_count; s++) {
+                double share = (double)(k + 1) * (double)dl.sources[s].weight / (double)dl.parts;
                 worst = fmax(worst, fabs((double)given[s] - share));
             }
         }
-        if (opened) blend_close(&b);
+        dataloader_close(&dl);
     }
     check(c, opened && worst < 1, "blends: after k samples a source has given its share, but for %.3f < 1",
           worst);
@@ -152,7 +153,7 @@ static void test_blend_samples(Check *c) {
     counting_shard("c_1.bin", 1000, 4 * 2 + 1);    // 2 more of the same source
     counting_shard("d_0.bin", 20000, 4 * 3 + 1);   // 3 samples
     if (!check(c, dataloader_open(&dl, "0.75:c_*.bin,0.25:d_*.bin", 4, &err), "a blend opens %s", err.text)) return;
-    check(c, dl.samples == 10 && dl.count == 3 && dl.blend.sources == 2, "of two sources with 10 samples together");
+    check(c, dl.samples == 10 && dl.count == 3 && dl.source_count == 2, "of two sources with 10 samples together");
     bool same = true, right = true, shuffled = false;
     int order[40];
     uint64_t from_c = 0, from_d = 0;

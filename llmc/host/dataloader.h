@@ -4,22 +4,22 @@
 // number of tokens if they are uint16, and magic 20240801, version 7 if they are uint32. Sample n is tokens
 // n*T .. n*T+T: T inputs, and the same shifted by one as T targets. An epoch is the samples of all shards of a source,
 // in the order of their names. Sample numbers continue from epoch to epoch, and each epoch has another order if it is
-// shuffled. Several sources are blended by weight (blend.h): each then counts its own samples and epochs. The trainer
-// decides which rank reads which sample: nothing here depends on the layout.
+// shuffled. Several sources are blended by weight: each then counts its own samples and epochs. The trainer decides
+// which rank reads which sample: nothing here depends on the layout.
 //
-// defines: DataShard, DataSource, DataLoader, dataloader_open, dataloader_close, dataloader_check_batch,
-//          dataloader_describe, dataloader_permute, dataloader_read
+// defines: DataShard, DataSource, DataLoader, blend_read, blend_make, blend_source, dataloader_open, dataloader_close,
+//          dataloader_check_batch, dataloader_describe, dataloader_permute, dataloader_read
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H
 
 #include <glob.h>
+#include <math.h>
 
-#include "llmc/host/blend.h"
 #include "llmc/host/file.h"
 #include "llmc/host/rand.h"
 
 enum { SHARD_MAGIC = 20240520, SHARD_VERSION = 1, SHARD_MAGIC_32 = 20240801, SHARD_VERSION_32 = 7 };
-enum { SHARD_HEADER_BYTES = 1024 };
+enum { SHARD_HEADER_BYTES = 1024, BLEND_MOST_SOURCES = 64, BLEND_MOST_PARTS = 1 << 20 };
 
 typedef struct {
     char *path;
@@ -28,7 +28,9 @@ typedef struct {
 } DataShard;
 
 typedef struct {
-    size_t first;           // its first shard
+    uint64_t weight;        // w_i: samples of a period
+    const char *pattern;    // the names of its shards
+    size_t first;           // the first of them
     size_t samples;         // of one epoch
     const DataShard *open;  // the last shard that was read stays open; NULL: none
     int fd;                 // its file
@@ -36,23 +38,108 @@ typedef struct {
 
 typedef struct {
     size_t T;
-    size_t samples;      // of one epoch of every source together
+    size_t samples;       // of one epoch of every source together
     size_t count;
-    DataShard *shards;   // [count] source by source, sorted by name
-    Blend blend;
+    DataShard *shards;    // [count] source by source, sorted by name
+    size_t source_count;  // 1: nothing is blended
     DataSource sources[BLEND_MOST_SOURCES];
-    void *buffer;        // [T + 1] tokens as the shard has them
+    char *text;           // the patterns stand in it
+    uint64_t parts;       // W, the period
+    uint8_t *order;       // [parts] source of sample k, by k % parts
+    uint32_t *turn;       // [parts] samples that this source has given before in this period
+    void *buffer;         // [T + 1] tokens as the shard has them
 } DataLoader;
 
 static inline void dataloader_close(DataLoader *dl) {
     for (size_t i = 0; i < dl->count; i++) free(dl->shards[i].path);
-    for (size_t i = 0; i < dl->blend.sources; i++) {
+    for (size_t i = 0; i < dl->source_count; i++) {
         if (dl->sources[i].open) close(dl->sources[i].fd);
     }
     free(dl->shards);
     free(dl->buffer);
-    blend_close(&dl->blend);
+    free(dl->text);
+    free(dl->order);
+    free(dl->turn);
     memset(dl, 0, sizeof *dl);
+}
+
+// Returns the length of the number, without sign and exponent, that a ':' follows; else 0.
+static inline size_t blend_number(const char *text) {
+    size_t length = strspn(text, "0123456789.");
+    return text[length] == ':' ? length : 0;
+}
+
+// Reads a number of `length` characters, up to a million and with up to 9 decimals, as a whole number of 10^-9.
+static inline bool blend_weight(const char *text, size_t length, uint64_t *weight) {
+    const char *point = (const char *)memchr(text, '.', length);
+    char *end;
+    double value = strtod(text, &end);
+    if (end != text + length || value > 1e6 || (point && end - point > 10)) return false;
+    *weight = (uint64_t)llround(1e9 * value);
+    return true;
+}
+
+static inline uint64_t blend_divisor(uint64_t a, uint64_t b) { return b ? blend_divisor(b, a % b) : a; }
+
+// Reads "WEIGHT:GLOB,WEIGHT:GLOB,..."; a text that begins with no weight is one source.
+static inline bool blend_read(DataLoader *dl, const char *text, Error *err) {
+    bool blended = blend_number(text) > 0;
+    uint64_t divisor = 0;
+    for (char *rest = dl->text = host_string(text); rest; dl->source_count++) {
+        char *at = strsep(&rest, blended ? "," : "");
+        size_t digits = blended ? blend_number(at) : 0;
+        uint64_t weight = 1;
+        if (dl->source_count == BLEND_MOST_SOURCES)
+            return error_set(err, "'%s' blends more than %d data sets", text, BLEND_MOST_SOURCES);
+        if (blended && (digits == 0 || !at[digits + 1]))
+            return error_set(err, "'%s' blends data sets, but '%s' is no WEIGHT:GLOB", text, at);
+        if (blended && !blend_weight(at, digits, &weight))
+            return error_set(err, "the weight '%.*s' of a data set is no number up to a million with at most 9 "
+                             "decimals", (int)digits, at);
+        dl->sources[dl->source_count].weight = weight;
+        dl->sources[dl->source_count].pattern = blended ? at + digits + 1 : at;
+        divisor = blend_divisor(weight, divisor);
+    }
+    if (divisor == 0) return error_set(err, "the weights of '%s' add up to 0: one must be more", text);
+    for (size_t i = 0; i < dl->source_count; i++) dl->parts += dl->sources[i].weight /= divisor;
+    return dl->parts <= BLEND_MOST_PARTS ||
+           error_set(err, "the weights of '%s' make %llu equal parts, and %d are the most: give them fewer digits",
+                     text, (unsigned long long)dl->parts, (int)BLEND_MOST_PARTS);
+}
+
+// Decides where each of the W samples of a period comes from.
+//
+// Weights are decimal numbers, brought to whole parts w_i of W = sum of w_i, as small as possible. Let n_i(k) count the
+// samples of source i among the first k. The sequence must keep n_i(k) close to k w_i / W at every k. Tijdeman's
+// algorithm for the chairman assignment problem (Discrete Mathematics 32, 1980) keeps
+// |n_i(k) - k w_i / W| <= 1 - 1/(2n - 2) with n sources. At each k it looks at the sources with
+// k w_i / W - n_i >= 1/(2n - 2), and takes the one whose share will first pass 1 - 1/(2n - 2). After W samples every
+// n_i is w_i and the sequence repeats, so a table of W entries holds it, in whole numbers.
+static inline void blend_make(DataLoader *dl) {
+    int64_t W = (int64_t)dl->parts, D = dl->source_count > 1 ? 2 * (int64_t)dl->source_count - 2 : 1;
+    uint32_t given[BLEND_MOST_SOURCES] = {0};
+    dl->order = (uint8_t *)host_alloc(dl->parts, sizeof(uint8_t));
+    dl->turn = (uint32_t *)host_alloc(dl->parts, sizeof(uint32_t));
+    for (int64_t k = 1; k <= W; k++) {
+        size_t best = 0;
+        int64_t best_left = 1, best_weight = 0;  // later than any
+        for (size_t i = 0; i < dl->source_count; i++) {
+            int64_t w = (int64_t)dl->sources[i].weight, owed = k * w - (int64_t)given[i] * W;  // of W
+            int64_t left = (D - 1) * W - D * owed;  // divided by w: the time until its share passes the bound
+            if (D * owed < W || left * best_weight >= best_left * w) continue;
+            best = i, best_left = left, best_weight = w;
+        }
+        dl->order[k - 1] = (uint8_t)best;
+        dl->turn[k - 1] = given[best]++;
+    }
+}
+
+// Returns where sample n comes from, and its number among those of this source.
+static inline DataSource *blend_source(DataLoader *dl, uint64_t n, uint64_t *number) {
+    uint64_t i = n % dl->parts;
+    DataSource *source = &dl->sources[dl->order[i]];
+    *number = n / dl->parts * source->weight + dl->turn[i];
+    return source;
 }
 
 // Checks the header of one shard and fills in its samples.
@@ -89,10 +176,11 @@ static inline int shard_compare(const void *a, const void *b) {
     return strcmp(((const DataShard *)a)->path, ((const DataShard *)b)->path);
 }
 
-// Appends the shards of one source, whose names match a pattern.
-static inline bool dataloader_add(DataLoader *dl, DataSource *source, const char *pattern, Error *err) {
+// Appends the shards of one source, whose names match its pattern.
+static inline bool dataloader_add(DataLoader *dl, DataSource *source, Error *err) {
     glob_t found;
-    if (glob(pattern, GLOB_NOSORT, NULL, &found) != 0) return error_set(err, "no data shard matches '%s'", pattern);
+    if (glob(source->pattern, GLOB_NOSORT, NULL, &found) != 0)
+        return error_set(err, "no data shard matches '%s'", source->pattern);
     size_t first = dl->count;
     dl->count += found.gl_pathc;
     dl->shards = (DataShard *)host_resize(dl->shards, dl->count, sizeof(DataShard));
@@ -116,14 +204,12 @@ static inline bool dataloader_add(DataLoader *dl, DataSource *source, const char
 static inline bool dataloader_open(DataLoader *dl, const char *pattern, size_t T, Error *err) {
     memset(dl, 0, sizeof *dl);
     dl->T = T;
-    if (!blend_open(&dl->blend, pattern, err)) return false;
     dl->buffer = host_alloc(T + 1, sizeof(uint32_t));
-    for (size_t i = 0; i < dl->blend.sources; i++) {
-        if (dataloader_add(dl, &dl->sources[i], dl->blend.patterns[i], err)) continue;
-        dataloader_close(dl);
-        return false;
-    }
-    return true;
+    bool ok = blend_read(dl, pattern, err);
+    if (ok) blend_make(dl);
+    for (size_t i = 0; ok && i < dl->source_count; i++) ok = dataloader_add(dl, &dl->sources[i], err);
+    if (!ok) dataloader_close(dl);
+    return ok;
 }
 
 // Refuses data whose epoch is shorter than a global batch of G sequences.
@@ -138,9 +224,9 @@ static inline bool dataloader_check_batch(const DataLoader *dl, size_t G, Error 
 static inline void dataloader_describe(const DataLoader *dl, char *text, size_t size) {
     size_t n = 0;
     text[0] = '\0';
-    for (size_t i = 0; i < dl->blend.sources && n < size; i++) {
+    for (size_t i = 0; i < dl->source_count && n < size; i++) {
         n += (size_t)snprintf(text + n, size - n, "%s%llu x %zu", n ? " + " : "",
-                              (unsigned long long)dl->blend.weights[i], dl->sources[i].samples);
+                              (unsigned long long)dl->sources[i].weight, dl->sources[i].samples);
     }
 }
 
@@ -166,9 +252,9 @@ static inline uint64_t dataloader_permute(uint64_t index, uint64_t samples, uint
 // that is not below the vocabulary V is an error that names shard and position.
 static inline bool dataloader_read(DataLoader *dl, uint64_t n, bool shuffle, uint64_t seed, size_t V,
                                    int *inputs, int *targets, Error *err) {
-    BlendPlace place = blend_at(&dl->blend, n);
-    DataSource *source = &dl->sources[place.source];
-    uint64_t sample = place.number % source->samples, epoch = place.number / source->samples;
+    uint64_t number;
+    DataSource *source = blend_source(dl, n, &number);
+    uint64_t sample = number % source->samples, epoch = number / source->samples;
     if (shuffle) sample = dataloader_permute(sample, source->samples, seed, epoch);
     const DataShard *shard = &dl->shards[source->first];
     while (sample >= shard->samples) sample -= shard++->samples;
