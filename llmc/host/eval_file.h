@@ -77,16 +77,14 @@ static inline bool eval_read_row(EvalFile *e, const char *path, size_t *at, size
 
 // Checks the header and reads the rows behind it.
 static inline bool eval_read(EvalFile *e, const char *path, size_t bytes, size_t V, size_t T, Error *err) {
-    int32_t header[EVAL_HEADER_BYTES / 4] = {0};
+    static const int32_t none[6] = {0};
+    const int32_t *header = bytes < EVAL_HEADER_BYTES ? none : (const int32_t *)(const void *)e->data;
     size_t at = 0;
-    if (bytes >= EVAL_HEADER_BYTES) {
-        memcpy(header, e->data, sizeof header);
-        e->word_bytes = header[1] == 2 ? 4 : 2;
-        e->count = (bytes - EVAL_HEADER_BYTES) / e->word_bytes;
-    }
     if (header[0] != EVAL_MAGIC || header[1] < 1 || header[1] > 2)
         return error_set(err, "%s is no evaluation file: it begins with %d and version %d, not with %d and version 1 "
                          "or 2", path, (int)header[0], (int)header[1], EVAL_MAGIC);
+    e->word_bytes = header[1] == 2 ? 4 : 2;
+    e->count = (bytes - EVAL_HEADER_BYTES) / e->word_bytes;
     if (header[2] < 1 || (size_t)header[2] > e->count / 4 || header[3] < EVAL_TEXT || header[3] > EVAL_CHOICES ||
         header[5] < 0)
         return error_set(err, "%s says that it has %d rows of kind %d in %zu words: kinds are 1 (text), 2 (cloze) and "

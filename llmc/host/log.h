@@ -109,10 +109,8 @@ static inline bool log_open(Log *log, const char *path, size_t done, size_t step
                             Error *err) {
     struct stat info;
     long end;
-    memset(log, 0, sizeof *log);
-    log->steps = steps;
-    log->flops = flops;
-    log->peak_flops = peak_flops;
+    const Log empty = {NULL, steps, flops, peak_flops, 0.0, false, false, 0, 0};
+    *log = empty;
     if (!path) return true;
     bool regular = stat(path, &info) != 0 || S_ISREG(info.st_mode);
     if (!(log->json = log_take(path, regular, err))) return false;
@@ -144,31 +142,27 @@ static inline void log_end_line(Log *log) {
 }
 
 // Prints a time as 1h02m, 3m05s or 4s.
-static inline void log_duration(char *text, size_t size, double seconds) {
+static inline void log_duration(double seconds) {
     unsigned long long s = (unsigned long long)(seconds + 0.5);
-    if (s >= 3600) snprintf(text, size, "%lluh%02llum", s / 3600, s / 60 % 60);
-    else if (s >= 60) snprintf(text, size, "%llum%02llus", s / 60, s % 60);
-    else snprintf(text, size, "%llus", s);
+    if (s >= 3600) printf("%lluh%02llum", s / 3600, s / 60 % 60);
+    else if (s >= 60) printf("%llum%02llus", s / 60, s % 60);
+    else printf("%llus", s);
 }
 
 // Prints the console line of a step and its line of the log.
 static inline void log_step(Log *log, const StepReport *r) {
     double tokens_per_s = r->tokens / (1e-3 * r->ms);
-    // The first step warms up libraries and caches. The second one replaces it in the time left.
-    log->mean_ms = log->seen < 2 ? r->ms : 0.9 * log->mean_ms + 0.1 * r->ms;
-    log->seen++;
-    char left[32], mfu[32], width[32];
-    double to_go = log->steps > r->step ? (double)(log->steps - r->step) : 0.0;
     double of_peak = log->peak_flops > 0 ? tokens_per_s * log->flops / log->peak_flops : 0.0;
-    log_duration(left, sizeof left, 1e-3 * log->mean_ms * to_go);
-    if (of_peak > 0) snprintf(mfu, sizeof mfu, "%.1f%%", 100.0 * of_peak);
-    else snprintf(mfu, sizeof mfu, "n/a");
-    int digits = snprintf(width, sizeof width, "%zu", log->steps);
-    printf("step %*zu/%zu | ", digits, r->step, log->steps);
+    double to_go = log->steps > r->step ? (double)(log->steps - r->step) : 0.0;
+    // The first step warms up libraries and caches. The second one replaces it in the time left.
+    log->mean_ms = log->seen++ < 2 ? r->ms : 0.9 * log->mean_ms + 0.1 * r->ms;
+    printf("step %*zu/%zu | ", snprintf(NULL, 0, "%zu", log->steps), r->step, log->steps);
     if (!log->simulated) printf("loss %.6f | norm %.4f | lr %.3e | ", r->loss, r->grad_norm, r->lr);
-    printf("%.1f ms | %.0f tokens/s | MFU %s | ", r->ms, tokens_per_s, mfu);
-    if (log->virtual_time) printf("virtual time\n");
-    else printf("%s left\n", left);
+    printf("%.1f ms | %.0f tokens/s | ", r->ms, tokens_per_s);
+    if (of_peak > 0) printf("MFU %.1f%% | ", 100.0 * of_peak);
+    else printf("MFU n/a | ");
+    if (!log->virtual_time) log_duration(1e-3 * log->mean_ms * to_go);
+    printf(log->virtual_time ? "virtual time\n" : " left\n");
     fflush(stdout);
     if (!log->json) return;
     fprintf(log->json, "{\"step\":%zu", r->step);

@@ -23,6 +23,7 @@ static inline bool ramp_parse(Ramp *ramp, const char *text, size_t G, size_t uni
     size_t start = 0, increment = 0, samples = 0;
     int end = 0;
     sscanf(text, "%zu,%zu,%zu%n", &start, &increment, &samples, &end);
+    ramp->start = start, ramp->increment = increment, ramp->samples = samples;
     if (end == 0 || text[end] || (start | increment | samples) >> 50) {  // -1 is a large number
         return error_set(err, "--ramp needs START,INCREMENT,SAMPLES, three whole numbers, not '%s'", text);
     }
@@ -33,7 +34,6 @@ static inline bool ramp_parse(Ramp *ramp, const char *text, size_t G, size_t uni
         return error_set(err, "--ramp %s: START and INCREMENT must be multiples of %zu, a --micro-batch on each data "
                          "rank", text, unit);
     }
-    ramp->start = start, ramp->increment = increment, ramp->samples = samples;
     return true;
 }
 
