@@ -69,36 +69,28 @@ static inline size_t blend_number(const char *text) {
     return text[length] == ':' ? length : 0;
 }
 
-// Reads a number of `length` characters, up to a million and with up to 9 decimals, as a whole number of 10^-9.
-static inline bool blend_weight(const char *text, size_t length, uint64_t *weight) {
-    const char *point = (const char *)memchr(text, '.', length);
-    char *end;
-    double value = strtod(text, &end);
-    if (end != text + length || value > 1e6 || (point && end - point > 10)) return false;
-    *weight = (uint64_t)llround(1e9 * value);
-    return true;
-}
-
 static inline uint64_t blend_divisor(uint64_t a, uint64_t b) { return b ? blend_divisor(b, a % b) : a; }
 
-// Reads "WEIGHT:GLOB,WEIGHT:GLOB,..."; a text that begins with no weight is one source.
+// Reads "WEIGHT:GLOB,WEIGHT:GLOB,..."; a text that begins with no weight is one source. A weight is a whole number of
+// 10^-9.
 static inline bool blend_read(DataLoader *dl, const char *text, Error *err) {
     bool blended = blend_number(text) > 0;
     uint64_t divisor = 0;
     for (char *rest = dl->text = host_string(text); rest; dl->source_count++) {
         char *at = strsep(&rest, blended ? "," : "");
         size_t digits = blended ? blend_number(at) : 0;
-        uint64_t weight = 1;
+        char *end = at, *point = (char *)memchr(at, '.', digits);
+        double weight = blended ? strtod(at, &end) : 1;
         if (dl->source_count == BLEND_MOST_SOURCES)
             return error_set(err, "'%s' blends more than %d data sets", text, BLEND_MOST_SOURCES);
         if (blended && (digits == 0 || !at[digits + 1]))
             return error_set(err, "'%s' blends data sets, but '%s' is no WEIGHT:GLOB", text, at);
-        if (blended && !blend_weight(at, digits, &weight))
+        if (end != at + digits || weight > 1e6 || (point && end - point > 10))
             return error_set(err, "the weight '%.*s' of a data set is no number up to a million with at most 9 "
                              "decimals", (int)digits, at);
-        dl->sources[dl->source_count].weight = weight;
+        dl->sources[dl->source_count].weight = (uint64_t)llround(1e9 * weight);
         dl->sources[dl->source_count].pattern = blended ? at + digits + 1 : at;
-        divisor = blend_divisor(weight, divisor);
+        divisor = blend_divisor(dl->sources[dl->source_count].weight, divisor);
     }
     if (divisor == 0) return error_set(err, "the weights of '%s' add up to 0: one must be more", text);
     for (size_t i = 0; i < dl->source_count; i++) dl->parts += dl->sources[i].weight /= divisor;

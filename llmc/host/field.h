@@ -73,13 +73,9 @@ static inline bool field_set(void *object, const Field *f, const char *text) {
     bool digits = *text && text[strspn(text, "0123456789")] == '\0';
     char *end;
     errno = 0;
-    if (f->type == FIELD_SEED) {
-        *(uint64_t *)at = strtoull(text, &end, 10);
-        return digits && errno == 0;
-    }
-    if (f->type == FIELD_SIZE) {
-        unsigned long long n = strtoull(text, &end, 10);
-        *(size_t *)at = (size_t)n;
+    if (f->type == FIELD_SIZE || f->type == FIELD_SEED) {
+        uint64_t n = strtoull(text, &end, 10);
+        memcpy(at, &n, sizeof n);  // a size_t has as many bytes
         return digits && errno == 0 && (double)n >= f->min && (double)n <= f->max;
     }
     if (f->type == FIELD_REAL || f->type == FIELD_WHOLE) {

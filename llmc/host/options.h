@@ -127,10 +127,10 @@ static inline bool options_parse(Options *o, const FieldTable *own, int argc, ch
 
 // A number of what a field holds, to compare ranks by: FNV-1a (Fowler, Noll and Vo).
 static inline uint64_t option_hash(const void *object, const Field *f) {
+    static const size_t sizes[] = {sizeof(size_t), sizeof(uint64_t), sizeof(double), sizeof(double), sizeof(bool),
+                                   sizeof(int), sizeof(int)};  // of the first types
     const char *at = (const char *)object + f->offset;
-    size_t size = f->type == FIELD_SWITCH ? sizeof(bool) : f->type == FIELD_SIZE ? sizeof(size_t) : sizeof(double);
-    if (f->type == FIELD_TITLE) size = 0;
-    if (f->type == FIELD_MARK || f->type == FIELD_CHOICE) size = sizeof(int);
+    size_t size = f->type <= FIELD_CHOICE ? sizes[f->type] : 0;
     if (f->type == FIELD_TEXT && (at = *(const char *const *)(const void *)at)) size = strlen(at) + 1;
     uint64_t hash = 0xcbf29ce484222325u;
     for (size_t i = 0; at && i < size; i++) hash = (hash ^ (unsigned char)at[i]) * 0x100000001b3u;

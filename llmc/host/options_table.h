@@ -124,7 +124,8 @@ static const Field OPTIONS[] = {
     REAL("beta2", beta2, "0.95", 0, 0.99999999, 0, "AdamW's decay of the square"),
     REAL("eps", eps, "1e-8", 1e-30, 1, 0, "AdamW's epsilon"),
     REAL("dropout", dropout, "0", 0, 0.99, 0, "of embedding, attention and both residual branches in training"),
-    {"seed", FIELD_SEED, offsetof(Options, seed), "1337", 0, 0, 0, "N", "of weights, shuffling, dropout and samples"},
+    {"seed", FIELD_SEED, offsetof(Options, seed), "1337", 0, 0x1p64, 0, "N",
+     "of weights, shuffling, dropout and samples"},
     CHOICE("recompute", recompute, "none", 0, "none|gelu|rest|layer", "computed again (rest: not attention)"),
 
     GROUP("Reports", OPTION_BASIC),

@@ -77,12 +77,10 @@ static inline void random_normal_block(double out[4], Philox r) {
 // out[i], i < count, is stddev times the initial normal of element first + i of the unsharded tensor `tensor`.
 static inline void random_normal_fill(float *out, uint64_t seed, uint64_t tensor, size_t first, size_t count,
                                       double stddev) {
-    if (count == 0) return;
-    size_t first_block = first / 4, last_block = (first + count - 1) / 4;
 #ifdef _OPENMP
 #pragma omp parallel for if (count > 65536)
 #endif
-    for (size_t b = first_block; b <= last_block; b++) {
+    for (size_t b = first / 4; b < (first + count + 3) / 4; b++) {
         double block[4];
         random_normal_block(block, random_words(seed, RANDOM_INIT, 0, tensor, b));
         for (size_t j = 0; j < 4; j++) {

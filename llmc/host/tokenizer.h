@@ -222,26 +222,22 @@ static inline bool json_is_off(const cJSON *object, const char *key) {
            (cJSON_IsNumber(x) && x->valuedouble == 0.0);
 }
 
-// Refuses a model whose tokens we would get wrong.
-static inline bool tokenizer_check_model(const cJSON *root, const char *path, Error *err) {
+// Refuses a model whose tokens we would get wrong. words: also one that splits or normalizes text in another way than
+// GPT-2's.
+static inline bool tokenizer_check(const cJSON *root, bool words, const char *path, Error *err) {
     static const char *const off[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"};
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(root, "model");
+    const cJSON *splitter = cJSON_GetObjectItemCaseSensitive(root, "pre_tokenizer");
     const char *type = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(model, "type")), *wrong = NULL;
+    const char *splits = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(splitter, "type"));
+    if (words && !json_is_off(splitter, "add_prefix_space")) wrong = "add_prefix_space";
+    if (words && !json_is_off(root, "normalizer")) wrong = "normalizer";
+    if (words && cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(splitter, "use_regex"))) wrong = "use_regex";
+    if (words && (!splits || strcmp(splits, "ByteLevel") != 0)) wrong = "pre_tokenizer";
     for (int i = 0; i < 4; i++) {
         if (!json_is_off(model, off[i])) wrong = off[i];
     }
     if (!cJSON_IsObject(model) || (type ? strcmp(type, "BPE") != 0 : !json_is_off(model, "type"))) wrong = "model";
-    return !wrong || error_set(err, "%s is no byte-level BPE, for its \"%s\" is another", path, wrong);
-}
-
-// Refuses the tokenizers that split or normalize text in another way than GPT-2's.
-static inline bool tokenizer_check_words(const cJSON *root, const char *path, Error *err) {
-    const cJSON *splitter = cJSON_GetObjectItemCaseSensitive(root, "pre_tokenizer");
-    const char *splits = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(splitter, "type")), *wrong = NULL;
-    if (!json_is_off(splitter, "add_prefix_space")) wrong = "add_prefix_space";
-    if (!json_is_off(root, "normalizer")) wrong = "normalizer";
-    if (cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(splitter, "use_regex"))) wrong = "use_regex";
-    if (!splits || strcmp(splits, "ByteLevel") != 0) wrong = "pre_tokenizer";
     return !wrong || error_set(err, "%s is no byte-level BPE like GPT-2's, for its \"%s\" is another", path, wrong);
 }
 
@@ -351,8 +347,7 @@ static inline bool tokenizer_open(Tokenizer *tk, const char *path, Error *err) {
     memset(tk, 0, sizeof *tk);
     if (path) {
         cJSON *root = json_read(path, TOKENIZER_MAX_FILE, err);
-        bool ok = root && tokenizer_check_model(root, path, err) && tokenizer_check_words(root, path, err) &&
-                  tokenizer_read(tk, root, BPE_WORD, path, err);
+        bool ok = root && tokenizer_check(root, true, path, err) && tokenizer_read(tk, root, BPE_WORD, path, err);
         cJSON_Delete(root);
         if (!ok) tokenizer_free(tk);
         return ok;
