@@ -63,26 +63,23 @@ static inline double random_uniform(uint64_t seed, RandomPurpose purpose, uint64
     return (double)(((uint64_t)high << 32 | low) >> 11) * (1.0 / 9007199254740992.0);
 }
 
-// The four normals of a block: Box-Muller in double on two pairs of words.
-static inline void random_normal_block(double out[4], Philox r) {
-    for (int pair = 0; pair < 2; pair++) {
-        double u = ((double)r.word[2 * pair] + 1.0) * (1.0 / 4294967296.0);  // (0, 1]: finite log
-        double angle = (double)r.word[2 * pair + 1] * (6.28318530717958647692 / 4294967296.0);
-        double radius = sqrt(-2.0 * log(u));
-        out[2 * pair] = radius * cos(angle);
-        out[2 * pair + 1] = radius * sin(angle);
-    }
-}
-
-// out[i], i < count, is stddev times the initial normal of element first + i of the unsharded tensor `tensor`.
+// out[i], i < count, is stddev times the initial normal of element first + i of the unsharded tensor `tensor`. Four
+// normals to a block: Box-Muller in double on two pairs of words.
 static inline void random_normal_fill(float *out, uint64_t seed, uint64_t tensor, size_t first, size_t count,
                                       double stddev) {
 #ifdef _OPENMP
 #pragma omp parallel for if (count > 65536)
 #endif
     for (size_t b = first / 4; b < (first + count + 3) / 4; b++) {
+        Philox r = random_words(seed, RANDOM_INIT, 0, tensor, b);
         double block[4];
-        random_normal_block(block, random_words(seed, RANDOM_INIT, 0, tensor, b));
+        for (int pair = 0; pair < 2; pair++) {
+            double u = ((double)r.word[2 * pair] + 1.0) * (1.0 / 4294967296.0);  // (0, 1]: finite log
+            double angle = (double)r.word[2 * pair + 1] * (6.28318530717958647692 / 4294967296.0);
+            double radius = sqrt(-2.0 * log(u));
+            block[2 * pair] = radius * cos(angle);
+            block[2 * pair + 1] = radius * sin(angle);
+        }
         for (size_t j = 0; j < 4; j++) {
             size_t i = 4 * b + j;
             if (i >= first && i < first + count) out[i - first] = (float)(stddev * block[j]);

@@ -34,13 +34,13 @@ typedef struct {
 } Token;
 
 typedef struct {
-    Token *text;         // [TOKENIZER_MAX_ID] by number; bytes NULL: no such token
-    Token *tokens;       // [vocabulary] sorted by bytes, and behind them [added]; owns the bytes
+    Token *text;               // [TOKENIZER_MAX_ID] by number; bytes NULL: no such token
+    Token *tokens;             // [vocabulary] sorted by bytes, and behind them [added]; owns the bytes
     size_t vocabulary, added;  // added: looked for in the text before it is split into words
-    TokenMerge *merges;  // [merge_count] sorted by left and right
+    TokenMerge *merges;        // [merge_count] sorted by left and right
     size_t merge_count;
-    pcre2_code *words;   // matches a word at the start of a text; NULL: the text is one word
-    bool whole;          // a word of the vocabulary is its token, whatever merges make of it
+    pcre2_code *words;         // matches a word at the start of a text; NULL: the text is one word
+    bool whole;                // a word of the vocabulary is its token, whatever merges make of it
 } Tokenizer;
 
 static inline void tokenizer_free(Tokenizer *tk) {
@@ -136,15 +136,12 @@ static inline size_t tokenizer_word(const Tokenizer *tk, pcre2_match_data *match
     exit(1);
 }
 
-// Returns the longest added token at the start of text[bytes], or -1.
-static inline int tokenizer_added_at(const Tokenizer *tk, const char *text, size_t bytes) {
-    int found = -1;
-    size_t longest = 0;
-    for (size_t i = 0; i < tk->added; i++) {
-        const Token *x = &tk->tokens[tk->vocabulary + i];
-        if (x->count <= longest || x->count > bytes || memcmp(x->bytes, text, x->count) != 0) continue;
-        found = x->number;
-        longest = x->count;
+// Returns the longest added token at the start of text[bytes], or NULL.
+static inline const Token *tokenizer_added_at(const Tokenizer *tk, const char *text, size_t bytes) {
+    const Token *found = NULL;
+    for (const Token *x = tk->tokens + tk->vocabulary; x < tk->tokens + tk->vocabulary + tk->added; x++) {
+        bool longer = x->count > (found ? found->count : 0) && x->count <= bytes;
+        if (longer && memcmp(x->bytes, text, x->count) == 0) found = x;
     }
     return found;
 }
@@ -158,8 +155,8 @@ static inline size_t tokenizer_encode(const Tokenizer *tk, const char *text, siz
     size_t n = 0, length;
     for (size_t i = 0, end; i < bytes;) {
         unsigned character;
-        int added = -1;
-        for (end = i; end < bytes && (added = tokenizer_added_at(tk, text + end, bytes - end)) < 0;) end++;
+        const Token *added = NULL;
+        for (end = i; end < bytes && !(added = tokenizer_added_at(tk, text + end, bytes - end));) end++;
         // To find words, a byte that is no UTF-8 counts as U+0001 and U+180E as U+FFFD: neither is a letter, number or
         // space. PCRE2's \s has U+180E, Unicode's White_Space has not.
         for (size_t k = i; k < end; k += length) {
@@ -172,9 +169,9 @@ static inline size_t tokenizer_encode(const Tokenizer *tk, const char *text, siz
             if (whole >= 0) tokens[n++] = whole;
             else n += tokenizer_merge(tk, text + i, length, tokens + n, pairs);
         }
-        if (added < 0) continue;
-        tokens[n++] = added;
-        i += tk->text[added].count;
+        if (!added) continue;
+        tokens[n++] = added->number;
+        i += added->count;
     }
     pcre2_match_data_free(match);
     free(valid);
@@ -395,7 +392,7 @@ static inline bool tokenizer_prompt(const Tokenizer *tk, const char *prompt, siz
     *tokens = NULL;
     if (!prompt || !prompt[0]) {
         prompt = END_OF_TEXT;
-        if (tokenizer_added_at(tk, prompt, strlen(prompt)) < 0)
+        if (!tokenizer_added_at(tk, prompt, strlen(prompt)))
             return error_set(err, "the tokenizer has no " END_OF_TEXT ": give a --prompt");
     }
     *tokens = (int *)host_alloc(strlen(prompt), sizeof(int));
