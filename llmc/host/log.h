@@ -141,14 +141,6 @@ static inline void log_end_line(Log *log) {
     fprintf(stderr, "note: the log cannot be written: %s; training continues without it\n", strerror(errno));
 }
 
-// Prints a time as 1h02m, 3m05s or 4s.
-static inline void log_duration(double seconds) {
-    unsigned long long s = (unsigned long long)(seconds + 0.5);
-    if (s >= 3600) printf("%lluh%02llum", s / 3600, s / 60 % 60);
-    else if (s >= 60) printf("%llum%02llus", s / 60, s % 60);
-    else printf("%llus", s);
-}
-
 // Prints the console line of a step and its line of the log.
 static inline void log_step(Log *log, const StepReport *r) {
     double tokens_per_s = r->tokens / (1e-3 * r->ms);
@@ -161,8 +153,9 @@ static inline void log_step(Log *log, const StepReport *r) {
     printf("%.1f ms | %.0f tokens/s | ", r->ms, tokens_per_s);
     if (of_peak > 0) printf("MFU %.1f%% | ", 100.0 * of_peak);
     else printf("MFU n/a | ");
-    if (!log->virtual_time) log_duration(1e-3 * log->mean_ms * to_go);
-    printf(log->virtual_time ? "virtual time\n" : " left\n");
+    unsigned long long left = (unsigned long long)(1e-3 * log->mean_ms * to_go + 0.5);
+    if (log->virtual_time) printf("virtual time\n");
+    else printf("%llu:%02llu:%02llu left\n", left / 3600, left / 60 % 60, left % 60);
     fflush(stdout);
     if (!log->json) return;
     fprintf(log->json, "{\"step\":%zu", r->step);
