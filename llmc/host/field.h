@@ -51,7 +51,6 @@ static inline void field_wanted(const Field *f, char *text, size_t size) {
         case FIELD_SWITCH:
         case FIELD_CHOICE: snprintf(text, size, "one of %s", f->value); break;
         case FIELD_TEXT: snprintf(text, size, "a text that is not empty"); break;
-        case FIELD_CHARS: snprintf(text, size, "a text of the characters \"%s\"", f->value); break;
         default: snprintf(text, size, "a whole number from %.0f to %.0f", f->min, f->max);
     }
 }
