@@ -97,13 +97,11 @@ static inline bool field_set(void *object, const Field *f, const char *text) {
 
 // Finds the row of that name and the object it belongs to. Returns NULL if no table has it.
 static inline const Field *fields_find(const FieldTable *tables, size_t count, const char *name, void **object) {
-    *object = NULL;
-    for (size_t t = 0; t < count; t++) {
-        for (size_t i = 0; i < tables[t].count; i++) {
-            const Field *f = &tables[t].fields[i];
-            if (f->type == FIELD_TITLE || strcmp(f->name, name) != 0) continue;
-            *object = tables[t].object;
-            return f;
+    for (const FieldTable *t = tables; t < tables + count; t++) {
+        *object = t->object;
+        for (size_t i = 0; i < t->count; i++) {
+            const Field *f = &t->fields[i];
+            if (f->type != FIELD_TITLE && strcmp(f->name, name) == 0) return f;
         }
     }
     return NULL;
