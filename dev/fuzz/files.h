@@ -107,11 +107,11 @@ static void fuzz_safetensors(const uint8_t *data, size_t size) {
     if (st_open(&st, path, O_RDONLY, &err)) {
         for (size_t i = 0; i < st.count && i < 50; i++) {
             const STEntry *x = &st.entries[i];
-            fuzz_promise(x->end <= size && st_find(&st, x->name) != NULL);
+            fuzz_promise(x->begin + x->count * ST_TYPES[x->dtype].width <= size && st_find(&st, x->name) != NULL);
             size_t count = x->count < 512 ? x->count : 512;
+            if (x->dtype >= ST_OTHER) continue;
             st_read_floats(&st, x, 0, count, values, &err);
             st_read_floats(&st, x, x->count - count, count, values, &err);
-            fuzz_promise(!st_read_floats(&st, x, x->count, 1, values, &err));
         }
         GPTConfig tiny = {1, 4, 2, 5, 128, 3, NULL};
         ParamTable whole = table_make_whole(&tiny);
@@ -126,17 +126,20 @@ static void fuzz_safetensors(const uint8_t *data, size_t size) {
 // The index of weights in several files: two sound ones of two tensors each, "900" and "901", and "902", whose bytes
 // stand behind the first 0 byte. The folder is this process's open files.
 static void fuzz_index(const uint8_t *data, size_t size) {
-    static const char *const sound[] = {"/proc/self/fd/900", "/proc/self/fd/901"};
     static bool made = false;
     char path[40], other[40];
     float values[64];
     Error err;
     SafeTensors st;
     for (int i = 0; i < 2 && !made; i++) {
-        STEntry specs[] = {st_entry(i ? "c" : "a", ST_F32, 1, 1, 3), st_entry(i ? "d" : "b", ST_BF16, 2, 2, 2)};
-        int fd = fuzz_file(NULL, 0, path);
+        char text[180] = "";
+        uint64_t length = 144;  // 20 bytes of data follow
+        snprintf(text + 8, sizeof text - 8,
+                 ST_START ",\"%c\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,12]},"
+                 "\"%c\":{\"dtype\":\"BF16\",\"shape\":[2,2],\"data_offsets\":[12,20]}}", i ? 'c' : 'a', i ? 'd' : 'b');
+        memcpy(text, &length, sizeof length);
+        int fd = fuzz_file((uint8_t *)text, 8 + length + 20, path);
         if (dup2(fd, 900 + i) < 0) exit(1);
-        if (!st_create(&st, sound[i], ST_START, specs, 2, &err) || !st_finish(&st, &err)) exit(1);
         close(fd);
     }
     made = true;
@@ -151,7 +154,7 @@ static void fuzz_index(const uint8_t *data, size_t size) {
             const STEntry *x = &st.entries[i];
             fuzz_promise(x->file < st.file_count && st_find(&st, x->name) != NULL);
             size_t count = x->count < 64 ? x->count : 64;
-            fuzz_promise(x->dtype == ST_OTHER || st_read_floats(&st, x, 0, count, values, &err));
+            fuzz_promise(x->dtype >= ST_OTHER || st_read_floats(&st, x, 0, count, values, &err));
         }
         st_close(&st);
     }

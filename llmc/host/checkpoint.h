@@ -76,7 +76,6 @@ static inline bool checkpoint_tmp_path(char *path, size_t size, const char *out_
 // lock: of checkpoint_claim. bf16: weights are stored as BF16 beside fp32 master weights. A failure leaves nothing.
 static inline bool checkpoint_create(const char *out_dir, int *lock, size_t step, const GPTConfig *config, bool bf16,
                                      char *tmp_path, size_t size, Error *err) {
-    static const StateKind weights[] = {STATE_WEIGHTS}, optimizer[] = {STATE_M, STATE_V, STATE_MASTER};
     char path[PATH_MAX];
     if (!folder_make(out_dir, err) || !folder_keep_lock(out_dir, lock, err) ||
         !checkpoint_tmp_path(tmp_path, size, out_dir, step, err)) return false;
@@ -84,9 +83,9 @@ static inline bool checkpoint_create(const char *out_dir, int *lock, size_t step
     if (mkdir(tmp_path, 0777) != 0) return error_set(err, "cannot create %s: %s", tmp_path, strerror(errno));
     bool ok = path_print(path, sizeof path, err, "%s/config.json", tmp_path) && config_write(path, config, bf16, err) &&
               path_print(path, sizeof path, err, "%s/model.safetensors", tmp_path) &&
-              slices_create(path, ST_START, config, weights, 1, bf16 ? ST_BF16 : ST_F32, err) &&
+              slices_create(path, ST_START, config, STATE_WEIGHTS, STATE_WEIGHTS, bf16 ? ST_BF16 : ST_F32, err) &&
               path_print(path, sizeof path, err, "%s/optimizer.safetensors", tmp_path) &&
-              slices_create(path, ST_START, config, optimizer, bf16 ? 3 : 2, ST_F32, err);
+              slices_create(path, ST_START, config, STATE_M, bf16 ? STATE_MASTER : STATE_V, ST_F32, err);
     if (!ok) checkpoint_remove(tmp_path);
     return ok;
 }
@@ -257,11 +256,10 @@ static inline bool gradients_unfinished(char tmp[PATH_MAX], const char *path, Er
 }
 
 static inline bool gradients_create(const char *path, const GPTConfig *config, Error *err) {
-    static const StateKind kinds[] = {STATE_WEIGHTS};
     char tmp[PATH_MAX];
     if (!gradients_unfinished(tmp, path, err)) return false;
     unlink(tmp);  // what a run that was killed has left
-    return slices_create(tmp, GRADIENTS_START, config, kinds, 1, ST_F32, err);
+    return slices_create(tmp, GRADIENTS_START, config, STATE_WEIGHTS, STATE_WEIGHTS, ST_F32, err);
 }
 
 static inline bool gradients_finish(const char *path, Error *err) {

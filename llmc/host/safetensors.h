@@ -6,8 +6,8 @@
 // order, and the ranks' sums added together are those of the whole tensors, whatever the layout is. They find what
 // disks, copies and people damage; they are no protection against somebody who means it.
 //
-// defines: SafeTensors, STEntry, st_open, st_open_index, st_find, st_read, st_read_floats, st_close, st_entry,
-//          checksum_element, st_sum, st_create, st_write_floats, st_finish
+// defines: SafeTensors, STEntry, ST_TYPES, st_open, st_open_index, st_find, st_read, st_read_floats, st_close,
+//          checksum_element, st_sum, st_write_floats
 #ifndef LLMC_SAFETENSORS_H
 #define LLMC_SAFETENSORS_H
 
@@ -18,20 +18,17 @@
 #error "safetensors files are little-endian, and so must the machine be"
 #endif
 
-enum { ST_NAME_SIZE = 128, ST_MAX_DIMS = 8, ST_MAX_HEADER = 100000000, ST_STAGE = 16384, ST_MAX_FILES = 1000 };
+enum { ST_MAX_HEADER = 100000000, ST_STAGE = 16384, ST_MAX_FILES = 1000 };
 
-typedef enum { ST_F32, ST_BF16, ST_F16, ST_F64, ST_OTHER } STType;  // other: integers; they can be skipped
+enum { ST_F32, ST_BF16, ST_F16, ST_F64, ST_OTHER };  // rows of ST_TYPES; from ST_OTHER on: they can be skipped
 
 typedef struct {
-    char name[ST_NAME_SIZE];
-    STType dtype;
-    int dims;
-    size_t shape[ST_MAX_DIMS];
-    size_t count;         // elements: the product of the shape
-    size_t width;         // bytes of one element
-    uint64_t begin, end;  // bytes of the file
-    size_t file;          // which of the files
-    bool listed;          // in the index
+    char *name, *shape;  // shape: as JSON, [2,3]
+    int dtype;           // row of ST_TYPES
+    size_t count;        // elements: the product of the shape
+    uint64_t begin;      // byte of the file
+    size_t file;         // which of the files
+    bool listed;         // in the index
 } STEntry;
 
 typedef struct {
@@ -45,19 +42,13 @@ typedef struct {
 // The types that the format knows and how wide they are.
 static const struct {
     const char *name;
-    STType type;
     size_t width;
 } ST_TYPES[] = {
-    {"F32", ST_F32, 4},       {"BF16", ST_BF16, 2}, {"F16", ST_F16, 2},   {"F64", ST_F64, 8},
-    {"BOOL", ST_OTHER, 1},    {"U8", ST_OTHER, 1},  {"I8", ST_OTHER, 1},  {"F8_E4M3", ST_OTHER, 1},
-    {"F8_E5M2", ST_OTHER, 1}, {"I16", ST_OTHER, 2}, {"U16", ST_OTHER, 2}, {"I32", ST_OTHER, 4},
-    {"U32", ST_OTHER, 4},     {"I64", ST_OTHER, 8}, {"U64", ST_OTHER, 8}, {"C64", ST_OTHER, 8},
+    {"F32", 4}, {"BF16", 2}, {"F16", 2}, {"F64", 8},
+    {"BOOL", 1}, {"U8", 1}, {"I8", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"I16", 2}, {"U16", 2},
+    {"I32", 4}, {"U32", 4}, {"I64", 8}, {"U64", 8}, {"C64", 8},
 };
 enum { ST_TYPE_COUNT = (int)(sizeof ST_TYPES / sizeof ST_TYPES[0]) };
-
-static inline const char *st_type_name(STType type) {
-    return type == ST_OTHER ? "integer" : ST_TYPES[type].name;
-}
 
 static inline float st_float_from_bits(uint32_t bits) {
     float x;
@@ -75,6 +66,7 @@ static inline float st_from_f16(uint16_t x) {
 
 static inline void st_close(SafeTensors *st) {
     for (size_t i = 0; i < st->file_count; i++) close(st->files[i]);
+    for (size_t i = 0; i < st->count; i++) free(st->entries[i].name), free(st->entries[i].shape);
     free(st->files);
     free(st->path);
     free(st->entries);
@@ -88,54 +80,34 @@ static inline int st_compare_names(const void *a, const void *b) {
 static inline int st_compare_places(const void *a, const void *b) {
     const STEntry *x = (const STEntry *)a, *y = (const STEntry *)b;
     if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
-    return x->end < y->end ? -1 : x->end > y->end;
+    return x->count < y->count ? -1 : x->count > y->count;  // an empty tensor comes before the one behind it
 }
 
-// Names end up in sentences on a terminal, so only printable ASCII is taken.
-static inline bool st_name_is_plain(const char *name) {
-    size_t n = 0;
-    for (; name[n]; n++) {
-        if (name[n] < ' ' || name[n] > '~' || n + 1 >= ST_NAME_SIZE) return false;
-    }
-    return n > 0;
-}
-
-// Fills in dtype, shape, count and place (relative to the data) of one member of the header.
+// Fills in all but the file; begin is relative to the data.
 static inline bool st_parse_entry(STEntry *x, const cJSON *item, const char *path, Error *err) {
-    if (!st_name_is_plain(item->string)) {
-        return error_set(err, "%s has a tensor whose name is empty, unprintable or longer than %d", path,
-                         ST_NAME_SIZE - 1);
-    }
-    snprintf(x->name, sizeof x->name, "%s", item->string);
     const cJSON *dtype, *shape, *offsets, *number;
+    x->name = host_string(item->string);
     if (!json_get(item, "dtype", &dtype, path, err) || !json_get(item, "shape", &shape, path, err) ||
         !json_get(item, "data_offsets", &offsets, path, err)) return false;
     if (!cJSON_IsString(dtype) || !cJSON_IsArray(shape) || !cJSON_IsArray(offsets) ||
         cJSON_GetArraySize(offsets) != 2) {
         return error_set(err, "%s: tensor %s lacks a dtype, a shape or two data_offsets", path, x->name);
     }
-    for (int i = 0; i < ST_TYPE_COUNT; i++) {
-        if (strcmp(ST_TYPES[i].name, dtype->valuestring) != 0) continue;
-        x->dtype = ST_TYPES[i].type;
-        x->width = ST_TYPES[i].width;
-    }
-    if (!x->width) return error_set(err, "%s: tensor %s has an unknown dtype", path, x->name);
-    size_t bytes, product = 1;  // of the sizes that are not 0
+    while (x->dtype < ST_TYPE_COUNT && strcmp(ST_TYPES[x->dtype].name, dtype->valuestring) != 0) x->dtype++;
+    if (x->dtype == ST_TYPE_COUNT) return error_set(err, "%s: tensor %s has an unknown dtype", path, x->name);
+    x->shape = (char *)host_check(cJSON_PrintUnformatted(shape), 1, 1);
     x->count = 1;
     cJSON_ArrayForEach(number, shape) {
         uint64_t n;
-        if (x->dims == ST_MAX_DIMS || !json_whole(number, &n))
-            return error_set(err, "%s: tensor %s has a shape that is no list of at most %d sizes", path, x->name,
-                             ST_MAX_DIMS);
-        x->shape[x->dims++] = (size_t)n;
-        if (n && __builtin_mul_overflow(product, (size_t)n, &product))
+        if (!json_whole(number, &n) || __builtin_mul_overflow(x->count, (size_t)n, &x->count))
             return error_set(err, "%s: tensor %s has an absurd shape", path, x->name);
-        x->count = n && x->count ? product : 0;
     }
-    if (!json_whole(offsets->child, &x->begin) || !json_whole(offsets->child->next, &x->end) || x->begin > x->end) {
+    uint64_t end;
+    size_t bytes;
+    if (!json_whole(offsets->child, &x->begin) || !json_whole(offsets->child->next, &end) || x->begin > end) {
         return error_set(err, "%s: tensor %s has absurd data_offsets", path, x->name);
     }
-    if (__builtin_mul_overflow(x->count, x->width, &bytes) || bytes != x->end - x->begin) {
+    if (__builtin_mul_overflow(x->count, ST_TYPES[x->dtype].width, &bytes) || bytes != end - x->begin) {
         return error_set(err, "%s: tensor %s has data_offsets that contradict its shape", path, x->name);
     }
     return true;
@@ -149,12 +121,11 @@ static inline bool st_check_places(STEntry *x, size_t count, uint64_t data, uint
     for (size_t i = 0; i < count; i++, x++) {
         if (x->begin < at) return error_set(err, "%s: tensor %s overlaps another one", path, x->name);
         if (x->begin > at) return error_set(err, "%s: there is a hole before tensor %s", path, x->name);
-        if (x->end > file_size - data)
+        at += x->count * ST_TYPES[x->dtype].width;
+        if (at > file_size - data)
             return error_set(err, "%s is truncated: tensor %s ends %llu bytes behind its end", path, x->name,
-                             (unsigned long long)(x->end - (file_size - data)));
-        at = x->end;
+                             (unsigned long long)(at - (file_size - data)));
         x->begin += data;
-        x->end += data;
     }
     return data + at == file_size || error_set(err, "%s has %llu bytes that belong to no tensor", path,
                                                (unsigned long long)(file_size - data - at));
@@ -199,11 +170,10 @@ static inline bool st_add(SafeTensors *st, const char *path, int flags, Error *e
     return ok && st_check_places(st->entries + before, st->count - before, 8 + length, size, path, err);
 }
 
-// The tensor of that very name, or NULL.
-static inline STEntry *st_find_exactly(const SafeTensors *st, const char *name) {
+// The tensor of that name, or NULL.
+static inline STEntry *st_find(const SafeTensors *st, const char *name) {
     STEntry key;
-    int n = snprintf(key.name, sizeof key.name, "%s", name);
-    if (n < 0 || (size_t)n >= sizeof key.name) return NULL;
+    key.name = (char *)name;
     return (STEntry *)bsearch(&key, st->entries, st->count, sizeof key, st_compare_names);
 }
 
@@ -235,7 +205,7 @@ static inline bool st_read_index(SafeTensors *st, const char *dir, const cJSON *
     cJSON_ArrayForEach(item, map) {
         char path[PATH_MAX];
         const char *name = cJSON_IsString(item) ? item->valuestring : "";
-        if (!st_name_is_plain(name) || strchr(name, '/') || name[0] == '.' || !st_name_is_plain(item->string))
+        if (!name[0] || strchr(name, '/') || name[0] == '.')
             return error_set(err, "%s: entry %zu of its \"weight_map\" is no tensor with a file of this folder",
                              st->path, number);
         number++;
@@ -251,7 +221,7 @@ static inline bool st_read_index(SafeTensors *st, const char *dir, const cJSON *
     }
     if (!st_sort(st, err)) return false;
     cJSON_ArrayForEach(item, map) {
-        STEntry *x = st_find_exactly(st, item->string);
+        STEntry *x = st_find(st, item->string);
         if (!x || strcmp(names[x->file], item->valuestring) != 0)
             return error_set(err, "%s lies: it puts tensor %s into %s, but %s has it", st->path, item->string,
                              item->valuestring, x ? names[x->file] : "no file");
@@ -282,43 +252,23 @@ static inline bool st_open_index(SafeTensors *st, const char *dir, const char *i
     return ok;
 }
 
-// The tensor of that name, with or without the prefix "transformer." on either side; NULL if there is none.
-static inline const STEntry *st_find(const SafeTensors *st, const char *name) {
-    static const char prefix[] = "transformer.";
-    char other[ST_NAME_SIZE + sizeof prefix];
-    const STEntry *found = st_find_exactly(st, name);
-    if (found) return found;
-    if (strncmp(name, prefix, sizeof prefix - 1) == 0) return st_find_exactly(st, name + sizeof prefix - 1);
-    snprintf(other, sizeof other, "%s%s", prefix, name);
-    return st_find_exactly(st, other);
-}
-
-static inline bool st_in_range(const SafeTensors *st, const STEntry *x, size_t first, size_t count, Error *err) {
-    if (first <= x->count && count <= x->count - first) return true;
-    return error_set(err, "%s: elements %zu to %zu of tensor %s do not exist", st->path, first, first + count, x->name);
-}
-
 // Elements [first, first + count) of a tensor as they stand in the file.
 static inline bool st_read(const SafeTensors *st, const STEntry *x, size_t first, size_t count, void *out, Error *err) {
-    size_t got, bytes = count * x->width;
-    if (!st_in_range(st, x, first, count, err)) return false;
+    size_t got, width = ST_TYPES[x->dtype].width, bytes = count * width;
     errno = 0;
-    uint64_t place = x->begin + (uint64_t)first * x->width;
+    uint64_t place = x->begin + (uint64_t)first * width;
     return (file_read_at(st->files[x->file], out, bytes, place, &got) && got == bytes) ||
            error_set(err, "cannot read tensor %s of %s: %s", x->name, st->path,
                      errno ? strerror(errno) : "the file has become shorter");
 }
 
-// The same as floats; F32, BF16 and F16 exactly, F64 rounded.
+// The same of a floating-point type as floats; F32, BF16 and F16 exactly, F64 rounded.
 static inline bool st_read_floats(const SafeTensors *st, const STEntry *x, size_t first, size_t count,
                                   float *out, Error *err) {
-    union { uint16_t half[ST_STAGE]; double wide[ST_STAGE / 4]; } stage;
-    size_t step = x->dtype == ST_F64 ? ST_STAGE / 4 : ST_STAGE;
-    if (x->dtype == ST_OTHER)
-        return error_set(err, "%s: tensor %s holds no floating-point numbers", st->path, x->name);
-    if (x->dtype == ST_F32 || !st_in_range(st, x, first, count, err)) return st_read(st, x, first, count, out, err);
-    for (size_t i = 0; i < count; i += step) {
-        size_t n = count - i < step ? count - i : step;
+    union { uint16_t half[ST_STAGE]; double wide[ST_STAGE]; } stage;
+    if (x->dtype == ST_F32) return st_read(st, x, first, count, out, err);
+    for (size_t i = 0; i < count; i += ST_STAGE) {
+        size_t n = count - i < ST_STAGE ? count - i : (size_t)ST_STAGE;
         if (!st_read(st, x, first + i, n, &stage, err)) return false;
         for (size_t j = 0; j < n; j++) {
             out[i + j] = x->dtype == ST_BF16 ? bf16_to_float(stage.half[j])
@@ -337,7 +287,7 @@ static inline uint64_t checksum_element(uint64_t place, uint32_t bits) {
 }
 
 // Of elements [first, first + count) of a tensor, F32 or BF16, as they stand in the file.
-static inline uint64_t checksum_values(const void *values, STType dtype, size_t first, size_t count) {
+static inline uint64_t checksum_values(const void *values, int dtype, size_t first, size_t count) {
     uint64_t sum = 0;
     for (size_t i = 0; i < count; i++) {
         uint32_t bits;
@@ -368,91 +318,21 @@ static inline bool st_sum(const SafeTensors *st, const STEntry *x, size_t share,
     return ok;
 }
 
-// Describes a tensor for st_create; dims 1: [cols], dims 2: [rows, cols].
-static inline STEntry st_entry(const char *name, STType dtype, int dims, size_t rows, size_t cols) {
-    STEntry x;
-    memset(&x, 0, sizeof x);
-    snprintf(x.name, sizeof x.name, "%s", name);
-    x.dtype = dtype;
-    x.dims = dims;
-    x.shape[0] = dims == 1 ? cols : rows;
-    if (dims == 2) x.shape[1] = cols;
-    return x;
-}
-
-// How the header of weights begins; transformers wants to see the format "pt".
-#define ST_START "{\"__metadata__\":{\"format\":\"pt\"}"
-
-// The header of `specs`, padded with spaces so that the data starts at a multiple of 8. *bytes: of the data.
-static inline char *st_make_header(const char *start, const STEntry *specs, size_t count, uint64_t *length,
-                                   uint64_t *bytes) {
-    size_t room = strlen(start) + 64 + count * (ST_NAME_SIZE + 128 + 21 * ST_MAX_DIMS), n = 0;
-    char *text = (char *)host_alloc(room, 1);
-    *bytes = 0;
-    n += (size_t)snprintf(text, room, "%s", start);
-    for (size_t i = 0; i < count; i++) {
-        const STEntry *x = &specs[i];
-        uint64_t begin = *bytes, size = ST_TYPES[x->dtype].width;
-        n += (size_t)snprintf(text + n, room - n, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[", x->name,
-                              st_type_name(x->dtype));
-        for (int d = 0; d < x->dims; d++) {
-            size *= x->shape[d];
-            n += (size_t)snprintf(text + n, room - n, "%s%zu", d ? "," : "", x->shape[d]);
-        }
-        *bytes += size;
-        n += (size_t)snprintf(text + n, room - n, "],\"data_offsets\":[%llu,%llu]}",
-                              (unsigned long long)begin, (unsigned long long)*bytes);
-    }
-    n += (size_t)snprintf(text + n, room - n, "}");
-    while (n % 8) text[n++] = ' ';
-    *length = n;
-    return text;
-}
-
-// Creates (or empties) the file, writes the header of the specs (name, dtype, dims and shape are read; see
-// st_entry) and reserves the space of the data. Then *st is open for writing. A file that fails is removed.
-static inline bool st_create(SafeTensors *st, const char *path, const char *start, const STEntry *specs, size_t count,
-                             Error *err) {
-    uint64_t length, bytes;
-    char *text = st_make_header(start, specs, count, &length, &bytes);
-    int fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    bool ok = fd >= 0 && file_reserve(fd, 8 + length + bytes) && file_write_at(fd, &length, 8, 0) &&
-              file_write_at(fd, text, length, 8);
-    if (!ok)
-        error_set(err, "cannot write %s (%.1f MiB): %s", path, (double)(8 + length + bytes) / 1048576.0,
-                  strerror(errno));
-    if (fd >= 0) close(fd);
-    free(text);
-    ok = ok && st_open(st, path, O_RDWR, err);
-    if (!ok && fd >= 0) unlink(path);
-    return ok;
-}
-
 // Writes elements [first, first + count) of an F32 tensor, or of a BF16 one, rounded to nearest even. Adds their
 // checksum to *sum, unless it is NULL.
 static inline bool st_write_floats(const SafeTensors *st, const STEntry *x, size_t first, size_t count,
                                    const float *in, uint64_t *sum, Error *err) {
     uint16_t half[ST_STAGE];
-    size_t step = x->dtype == ST_BF16 ? (size_t)ST_STAGE : count;
-    if (!st_in_range(st, x, first, count, err)) return false;
-    if (x->dtype != ST_F32 && x->dtype != ST_BF16)
-        return error_set(err, "%s: tensor %s is neither F32 nor BF16", st->path, x->name);
-    for (size_t i = 0; i < count; i += step) {
-        size_t n = count - i < step ? count - i : step;
+    size_t width = ST_TYPES[x->dtype].width;
+    for (size_t i = 0; i < count; i += ST_STAGE) {
+        size_t n = count - i < ST_STAGE ? count - i : (size_t)ST_STAGE;
         for (size_t j = 0; j < n && x->dtype == ST_BF16; j++) half[j] = bf16_from_float(in[i + j]);
-        const void *from = x->dtype == ST_BF16 ? (const void *)half : (const void *)in;
+        const void *from = x->dtype == ST_BF16 ? (const void *)half : (const void *)(in + i);
         if (sum) *sum += checksum_values(from, x->dtype, first + i, n);
-        if (!file_write_at(st->files[0], from, n * x->width, x->begin + (uint64_t)(first + i) * x->width))
+        if (!file_write_at(st->files[0], from, n * width, x->begin + (uint64_t)(first + i) * width))
             return error_set(err, "cannot write %s: %s", st->path, strerror(errno));
     }
     return true;
-}
-
-// Waits until what was written is on the disk, and closes.
-static inline bool st_finish(SafeTensors *st, Error *err) {
-    bool ok = fsync(st->files[0]) == 0 || error_set(err, "cannot write %s: %s", st->path, strerror(errno));
-    st_close(st);
-    return ok;
 }
 
 #endif

@@ -2,7 +2,7 @@
 // the checksums of a checkpoint's tensors, which trainer.json holds and --resume compares with the files.
 //
 // defines: Checksums, checksums_make, checksums_free, StateKind, state_file, state_name, SliceWalk, slices_next,
-//          slices_find, slices_create, slices_write, slices_read
+//          slices_find, ST_START, slices_create, slices_write, slices_read
 #ifndef LLMC_TENSOR_SLICES_H
 #define LLMC_TENSOR_SLICES_H
 
@@ -75,51 +75,75 @@ static inline const char *state_file(StateKind kind) {
     return kind == STATE_WEIGHTS ? "model.safetensors" : "optimizer.safetensors";
 }
 
-// Finds the tensor of the table (with the kind's suffix) in the file and compares their shapes.
+// The shape of a tensor in the file, as JSON.
+static inline const char *state_shape(char shape[48], const Tensor *x) {
+    if (x->dims == 1) snprintf(shape, 48, "[%zu]", x->cols);
+    else snprintf(shape, 48, "[%zu,%zu]", x->rows, x->cols);
+    return shape;
+}
+
+// Finds the tensor of the table in the file (with the kind's suffix, and in foreign files with "transformer." in front)
+// and compares their shapes.
 static inline const STEntry *slices_find(const SafeTensors *st, const Tensor *x, StateKind kind, Error *err) {
-    char name[STATE_NAME_SIZE];
+    char name[STATE_NAME_SIZE], prefixed[STATE_NAME_SIZE + 12], shape[48];
     const STEntry *entry = st_find(st, state_name(name, x, kind));
+    snprintf(prefixed, sizeof prefixed, "transformer.%s", name);
+    if (!entry) entry = st_find(st, prefixed);
     if (!entry) {
         error_set(err, "%s has no tensor %s", st->path, name);
         return NULL;
     }
-    bool fits = entry->dims == x->dims && entry->shape[x->dims - 1] == x->cols;
-    if (!fits || (x->dims == 2 && entry->shape[0] != x->rows)) {
-        char found[ST_MAX_DIMS * 21 + 1] = "";
-        for (int d = 0, n = 0; d < entry->dims; d++) {
-            n += snprintf(found + n, sizeof found - (size_t)n, "%s%zu", d ? ", " : "", entry->shape[d]);
-        }
-        char wanted[48] = "";
-        if (x->dims == 2) snprintf(wanted, sizeof wanted, "%zu, ", x->rows);
-        error_set(err, "%s: tensor %s has shape [%s] instead of [%s%zu]", st->path, name, found, wanted, x->cols);
+    if (strcmp(entry->shape, state_shape(shape, x)) != 0) {
+        error_set(err, "%s: tensor %s has shape %s instead of %s", st->path, name, entry->shape, shape);
         return NULL;
     }
     // Optimizer state is exact or useless; weights may come in any floating-point type.
-    if (entry->dtype == ST_OTHER || (kind != STATE_WEIGHTS && entry->dtype != ST_F32)) {
-        error_set(err, "%s: tensor %s is %s instead of %s", st->path, name, st_type_name(entry->dtype),
+    if (entry->dtype >= ST_OTHER || (kind != STATE_WEIGHTS && entry->dtype != ST_F32)) {
+        error_set(err, "%s: tensor %s is %s instead of %s", st->path, name, ST_TYPES[entry->dtype].name,
                   kind == STATE_WEIGHTS ? "F32, BF16 or F16" : "F32");
         return NULL;
     }
     return entry;
 }
 
-// Creates `path` with every tensor of the kinds, in the order of the unsharded table. start: see st_create.
-static inline bool slices_create(const char *path, const char *start, const GPTConfig *config, const StateKind *kinds,
-                                 int kind_count, STType dtype, Error *err) {
+// How the header of weights begins; transformers wants to see the format "pt".
+#define ST_START "{\"__metadata__\":{\"format\":\"pt\"}"
+
+// Creates (or empties) `path` with every tensor of the kinds from `kind` to `last`, in the order of the unsharded
+// table: writes the header, padded so that the data starts at a multiple of 8, and reserves the space of the data. A
+// file that fails is removed.
+static inline bool slices_create(const char *path, const char *start, const GPTConfig *config, int kind, int last,
+                                 int dtype, Error *err) {
     ParamTable whole = table_make_whole(config);
-    STEntry *specs = (STEntry *)host_alloc(whole.count, (size_t)kind_count * sizeof(STEntry));
-    size_t n = 0;
-    for (int k = 0; k < kind_count; k++) {
+    char *text, name[STATE_NAME_SIZE], shape[48];
+    size_t length;
+    uint64_t bytes = 0, head;
+    FILE *out = open_memstream(&text, &length);
+    fputs(start, out);
+    for (; kind <= last; kind++) {
         for (size_t i = 0; i < whole.count; i++) {
             const Tensor *x = &whole.tensors[i];
-            char name[STATE_NAME_SIZE];
-            specs[n++] = st_entry(state_name(name, x, kinds[k]), dtype, x->dims, x->rows, x->cols);
+            fprintf(out, ",\"%s\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%" PRIu64,
+                    state_name(name, x, (StateKind)kind), ST_TYPES[dtype].name, state_shape(shape, x), bytes);
+            bytes += x->rows * x->cols * ST_TYPES[dtype].width;
+            fprintf(out, ",%" PRIu64 "]}", bytes);
         }
     }
-    SafeTensors st;
-    bool ok = st_create(&st, path, start, specs, n, err) && st_finish(&st, err);
-    free(specs);
+    fputs("}", out);
+    fflush(out);
+    fprintf(out, "%*s", (int)(-length % 8), "");
+    fclose(out);
     table_free(&whole);
+    head = length;
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    bool ok = fd >= 0 && file_reserve(fd, 8 + head + bytes) && file_write_at(fd, &head, 8, 0) &&
+              file_write_at(fd, text, length, 8) && fsync(fd) == 0;
+    if (!ok)
+        error_set(err, "cannot write %s (%.1f MiB): %s", path, (double)(8 + head + bytes) / 1048576.0,
+                  strerror(errno));
+    if (fd >= 0) close(fd);
+    free(text);
+    if (!ok && fd >= 0) unlink(path);
     return ok;
 }
 
@@ -140,9 +164,9 @@ static inline bool slices_write(const char *path, StateKind kind, const ParamTab
         ok = entry && st_write_floats(&st, entry, run.global, run.count, values + (x->offset + run.local - lo),
                                       sums ? &sums[x->id] : NULL, err);
     }
-    if (ok) return st_finish(&st, err);
+    ok = ok && (fsync(st.files[0]) == 0 || error_set(err, "cannot write %s: %s", path, strerror(errno)));
     st_close(&st);
-    return false;
+    return ok;
 }
 
 // Fills values with elements [lo, hi) of the flat buffer from an open file; padding and gaps become 0. Closes the file.
