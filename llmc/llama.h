@@ -121,8 +121,7 @@ static inline void llama_rope_table(const Llama *m, float *table, size_t T, size
 
 // Reads a number that may be missing or null; *out then stays.
 static inline bool llama_number(const cJSON *root, const char *key, double *out, const char *path, Error *err) {
-    const cJSON *item;
-    if (!json_get(root, key, &item, path, err)) return false;
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key);
     if (!item || cJSON_IsNull(item)) return true;
     *out = item->valuedouble;
     return (cJSON_IsNumber(item) && *out > 0 && *out < 1e12) ||
@@ -131,17 +130,16 @@ static inline bool llama_number(const cJSON *root, const char *key, double *out,
 
 // RoPE's members: at the top, as transformers 4 has them, or together in "rope_parameters" as 5 writes them.
 static inline bool llama_read_rope(const cJSON *root, Llama *m, const char *path, Error *err) {
-    const cJSON *nested, *scaling, *kind;
-    if (!json_get(root, "rope_parameters", &nested, path, err) ||
-        !json_get(root, "rope_scaling", &scaling, path, err) ||
-        !llama_number(root, "rope_theta", &m->theta, path, err) ||
+    const cJSON *nested = cJSON_GetObjectItemCaseSensitive(root, "rope_parameters");
+    const cJSON *scaling = cJSON_GetObjectItemCaseSensitive(root, "rope_scaling");
+    if (!llama_number(root, "rope_theta", &m->theta, path, err) ||
         !llama_number(root, "partial_rotary_factor", &m->rotary, path, err)) return false;
     if (cJSON_IsObject(nested)) scaling = nested;
     if (!cJSON_IsObject(scaling)) return true;
     if (!llama_number(scaling, "rope_theta", &m->theta, path, err) ||
-        !llama_number(scaling, "partial_rotary_factor", &m->rotary, path, err) ||
-        !json_get(scaling, "rope_type", &kind, path, err) || (!kind && !json_get(scaling, "type", &kind, path, err)))
-        return false;
+        !llama_number(scaling, "partial_rotary_factor", &m->rotary, path, err)) return false;
+    const cJSON *kind = cJSON_GetObjectItemCaseSensitive(scaling, "rope_type");
+    if (!kind) kind = cJSON_GetObjectItemCaseSensitive(scaling, "type");
     const char *name = kind && cJSON_IsString(kind) ? kind->valuestring : "default";
     if (strcmp(name, "default") == 0) return true;
     if (strcmp(name, "llama3") != 0)
@@ -195,14 +193,14 @@ static inline bool llama_check_sizes(const GPTConfig *g, const Llama *m, Error *
 // Reads config.json into *config and the Llama behind its spec.
 static inline bool llama_read(const char *path, GPTConfig *config, Error *err) {
     cJSON *root = json_read(path, 1 << 20, err);
-    const cJSON *item;
     if (!root) return false;
     Llama *m = (Llama *)(void *)config->spec;
     GPTConfig g = *config;
-    bool ok = json_get(root, "model_type", &item, path, err);
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, "model_type");
+    bool ok = true;
     int type = 0;
-    while (ok && type < 3 && !(cJSON_IsString(item) && strcmp(item->valuestring, LLAMA_TYPES[type]) == 0)) type++;
-    if (ok && type == 3)
+    while (type < 3 && !(cJSON_IsString(item) && strcmp(item->valuestring, LLAMA_TYPES[type]) == 0)) type++;
+    if (type == 3)
         ok = error_set(err, "%s: \"model_type\" %.40s is not supported: llama, qwen2 and nemotron are", path,
                        cJSON_IsString(item) ? item->valuestring : "?");
     if (ok) {
@@ -214,16 +212,15 @@ static inline bool llama_read(const char *path, GPTConfig *config, Error *err) {
              config_size(root, "num_attention_heads", 1 << 17, &g.NH, path, err) &&
              config_size(root, "intermediate_size", 1 << 20, &m->F, path, err) &&
              config_size(root, "vocab_size", 1 << 24, &g.V, path, err) &&
-             config_size(root, "max_position_embeddings", 1 << 24, &g.maxT, path, err) &&
-             json_get(root, "num_key_value_heads", &item, path, err);
+             config_size(root, "max_position_embeddings", 1 << 24, &g.maxT, path, err);
+        item = cJSON_GetObjectItemCaseSensitive(root, "num_key_value_heads");
         m->KV = g.NH;
         if (ok && item && !cJSON_IsNull(item))
             ok = config_size(root, "num_key_value_heads", 1 << 17, &m->KV, path, err);
     }
     ok = ok && llama_check_variant(root, &g, m, path, err) && llama_read_rope(root, m, path, err) &&
-         llama_number(root, m->type == NEMOTRON ? "norm_eps" : "rms_norm_eps", &m->epsilon, path, err) &&
-         json_get(root, "tie_word_embeddings", &item, path, err);
-    if (ok) m->tied = cJSON_IsTrue(item);
+         llama_number(root, m->type == NEMOTRON ? "norm_eps" : "rms_norm_eps", &m->epsilon, path, err);
+    if (ok) m->tied = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(root, "tie_word_embeddings"));
     Error why;
     if (ok && !llama_check_sizes(&g, m, &why)) ok = error_set(err, "%s: %.900s", path, why.text);
     if (ok) llama_read_token(root, "bos_token_id", m->bos), llama_read_token(root, "eos_token_id", m->eos);

@@ -17,7 +17,6 @@ DOES_NOTHING(bool, cJSON_IsObject, true)
 DOES_NOTHING(bool, cJSON_IsString, true)
 DOES_NOTHING(void, cJSON_Delete, )
 DOES_NOTHING(cJSON *, json_read, NULL)
-DOES_NOTHING(bool, json_get, true)
 #endif
 DOES_NOTHING(bool, cJSON_IsNumber, true)
 DOES_NOTHING(bool, cJSON_IsNull, true)

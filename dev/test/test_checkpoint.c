@@ -650,7 +650,7 @@ static void test_split(void) {
          "h.0.attn.c_attn.bias, which it does not list"},
         {"model-00002-of", "model-00003-of", "model-00003-of-00002.safetensors, which is not there"},
         {"_map\":{", "_map\":{\"extra\":\"model-00001-of-00002.safetensors\",", "puts tensor extra into"},
-        {"_map\":{", "_map\":{\"wpe.weight\":\"model-00002-of-00002.safetensors\",", "lies"},
+        {"_map\":{", "_map\":{\"wpe.weight\":\"model-00002-of-00002.safetensors\",", "has \"wpe.weight\" twice"},
         {"\"model-00001-of", "\"../model-00001-of", "entry 0 of its \"weight_map\""},
         {"weight_map", "weight_mop", "has no \"weight_map\""},
         {"\"weight_map\":{", "\"weight_map\":{\"x\":3,", "entry 0 of its \"weight_map\""},

@@ -10,9 +10,8 @@
 // Reads member `key` as a size from 1 to max into *out; it must be there.
 static inline bool config_size(const cJSON *root, const char *key, size_t max, size_t *out, const char *path,
                                Error *err) {
-    const cJSON *item;
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key);
     uint64_t n;
-    if (!json_get(root, key, &item, path, err)) return false;
     if (!item) return error_set(err, "%s has no \"%s\"", path, key);
     if (!json_whole(item, &n) || n < 1 || n > max) {
         return error_set(err, "%s: \"%s\" must be a whole number from 1 to %zu", path, key, max);
@@ -24,8 +23,7 @@ static inline bool config_size(const cJSON *root, const char *key, size_t max, s
 // A key that is absent, as it then has Hugging Face's default, or has the value that our kernels compute, as JSON.
 static inline bool config_is(const cJSON *root, const char *key, const char *value, const char *another,
                              const char *path, Error *err) {
-    const cJSON *item;
-    if (!json_get(root, key, &item, path, err)) return false;
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key);
     char *text = item ? cJSON_PrintUnformatted(item) : NULL;
     bool ok = !item || (text && (strcmp(text, value) == 0 || strcmp(text, another) == 0));
     cJSON_free(text);
@@ -33,9 +31,8 @@ static inline bool config_is(const cJSON *root, const char *key, const char *val
 }
 
 static inline bool config_is_type(const cJSON *root, const char *type, const char *path, Error *err) {
-    const cJSON *item;
-    if (!json_get(root, "model_type", &item, path, err)) return false;
-    return (cJSON_IsString(item) && strcmp(item->valuestring, type) == 0) ||
+    const char *found = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(root, "model_type"));
+    return (found && strcmp(found, type) == 0) ||
            error_set(err, "%s: \"model_type\" is not \"%s\", the only one that can be loaded here", path, type);
 }
 

@@ -1,6 +1,6 @@
 // json.h: reads JSON files that may be damaged or hostile. The parser is cJSON.
 //
-// defines: json_read, json_parse, json_get, json_whole, json_set_field, json_print_field
+// defines: json_read, json_parse, json_whole, json_set_field, json_print_field
 #ifndef LLMC_JSON_H
 #define LLMC_JSON_H
 
@@ -25,8 +25,31 @@ static inline bool json_is_bloated(const char *text, size_t bytes) {
     return values * 80 + strings * 24 > 9 * bytes + ((size_t)64 << 20);
 }
 
-// Parses text[bytes], which a NUL follows. Returns NULL with a sentence unless it is one JSON object. The caller frees
-// it with cJSON_Delete. cJSON limits the nesting.
+static inline int json_compare_names(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+// False with a sentence if an object in the value has a name twice: cJSON would find the first, others the last.
+static inline bool json_names_differ(const cJSON *value, const char *file, Error *err) {
+    const cJSON *child;
+    size_t count = 0;
+    bool ok = true;
+    if (!value->child) return true;
+    const char **names = (const char **)host_alloc((size_t)cJSON_GetArraySize(value), sizeof *names);
+    cJSON_ArrayForEach(child, value) {
+        if (child->string) names[count++] = child->string;
+        ok = ok && json_names_differ(child, file, err);
+    }
+    qsort(names, count, sizeof *names, json_compare_names);
+    for (size_t i = 1; i < count && ok; i++) {
+        if (strcmp(names[i - 1], names[i]) == 0) ok = error_set(err, "%s has \"%s\" twice", file, names[i]);
+    }
+    free(names);
+    return ok;
+}
+
+// Parses text[bytes], which a NUL follows. Returns NULL with a sentence unless it is one JSON object, whose members and
+// theirs have names of their own. The caller frees it with cJSON_Delete. cJSON limits the nesting.
 static inline cJSON *json_parse(const char *text, size_t bytes, const char *file, Error *err) {
     const char *end = NULL;
     if (json_is_bloated(text, bytes)) {
@@ -35,9 +58,10 @@ static inline cJSON *json_parse(const char *text, size_t bytes, const char *file
     }
     cJSON *root = cJSON_ParseWithOpts(text, &end, 0);
     while (root && end < text + bytes && (*end == ' ' || *end == '\n' || *end == '\r' || *end == '\t')) end++;
-    if (root && end == text + bytes && cJSON_IsObject(root)) return root;
-    if (root && end == text + bytes) error_set(err, "%s is not a JSON object", file);
-    else error_set(err, "%s is not valid JSON (byte %zu)", file, end ? (size_t)(end - text) : 0);
+    bool whole = root && end == text + bytes, is_object = whole && cJSON_IsObject(root);
+    if (is_object && json_names_differ(root, file, err)) return root;
+    if (whole && !is_object) error_set(err, "%s is not a JSON object", file);
+    if (!whole) error_set(err, "%s is not valid JSON (byte %zu)", file, end ? (size_t)(end - text) : 0);
     cJSON_Delete(root);
     return NULL;
 }
@@ -48,18 +72,6 @@ static inline cJSON *json_read(const char *path, size_t max_bytes, Error *err) {
     cJSON *root = text ? json_parse(text, bytes, path, err) : NULL;
     free(text);
     return root;
-}
-
-// Sets *item to the member of that name, or NULL if there is none. Returns false with a sentence if it is there twice.
-static inline bool json_get(const cJSON *object, const char *key, const cJSON **item, const char *file, Error *err) {
-    *item = NULL;
-    const cJSON *child;
-    cJSON_ArrayForEach(child, object) {
-        if (!child->string || strcmp(child->string, key) != 0) continue;
-        if (*item) return error_set(err, "%s has \"%s\" twice", file, key);
-        *item = child;
-    }
-    return true;
 }
 
 // Reads a whole number from 0 to JSON_MAX_WHOLE. Returns false for anything else.

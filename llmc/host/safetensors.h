@@ -85,10 +85,10 @@ static inline int st_compare_places(const void *a, const void *b) {
 
 // Fills in all but the file; begin is relative to the data.
 static inline bool st_parse_entry(STEntry *x, const cJSON *item, const char *path, Error *err) {
-    const cJSON *dtype, *shape, *offsets, *number;
+    const cJSON *dtype = cJSON_GetObjectItemCaseSensitive(item, "dtype"), *number;
+    const cJSON *shape = cJSON_GetObjectItemCaseSensitive(item, "shape");
+    const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(item, "data_offsets");
     x->name = host_string(item->string);
-    if (!json_get(item, "dtype", &dtype, path, err) || !json_get(item, "shape", &shape, path, err) ||
-        !json_get(item, "data_offsets", &offsets, path, err)) return false;
     if (!cJSON_IsString(dtype) || !cJSON_IsArray(shape) || !cJSON_IsArray(offsets) ||
         cJSON_GetArraySize(offsets) != 2) {
         return error_set(err, "%s: tensor %s lacks a dtype, a shape or two data_offsets", path, x->name);
@@ -147,7 +147,7 @@ static inline bool st_add(SafeTensors *st, const char *path, int flags, Error *e
     if (length > size - 8) return error_set(err, "%s is truncated inside its header", path);
     char *text = (char *)host_alloc((size_t)length + 1, 1);
     errno = 0;
-    bool whole = file_read_at(fd, text, (size_t)length, 8, &got) && got == length, metadata = false;
+    bool whole = file_read_at(fd, text, (size_t)length, 8, &got) && got == length;
     cJSON *root = whole ? json_parse(text, got, path, err) : NULL;
     free(text);
     if (!whole)
@@ -157,10 +157,7 @@ static inline bool st_add(SafeTensors *st, const char *path, int flags, Error *e
     st->entries = (STEntry *)host_resize(st->entries, before + (size_t)cJSON_GetArraySize(root), sizeof(STEntry));
     cJSON_ArrayForEach(item, root) {
         STEntry *x = &st->entries[st->count];
-        bool is_metadata = strcmp(item->string, "__metadata__") == 0;
-        if (is_metadata && metadata) ok = error_set(err, "%s has \"__metadata__\" twice", path);
-        metadata |= is_metadata;
-        if (!ok || is_metadata) continue;
+        if (!ok || strcmp(item->string, "__metadata__") == 0) continue;
         memset(x, 0, sizeof *x);
         x->file = st->file_count - 1;
         ok = st_parse_entry(x, item, path, err);
@@ -177,22 +174,18 @@ static inline STEntry *st_find(const SafeTensors *st, const char *name) {
     return (STEntry *)bsearch(&key, st->entries, st->count, sizeof key, st_compare_names);
 }
 
-// Sorts by name, for st_find. False if two tensors have one name.
-static inline bool st_sort(SafeTensors *st, Error *err) {
+// Sorts by name, for st_find.
+static inline void st_sort(SafeTensors *st) {
     if (st->count) qsort(st->entries, st->count, sizeof(STEntry), st_compare_names);
-    for (size_t i = 1; i < st->count; i++) {
-        if (strcmp(st->entries[i - 1].name, st->entries[i].name) == 0)
-            return error_set(err, "%s has tensor %s twice", st->path, st->entries[i].name);
-    }
-    return true;
 }
 
-// Reads and checks the header. flags: O_RDONLY, or O_RDWR for a rank that fills in its slices of a file that st_create
-// has made. False with a sentence, and nothing to close, for whatever is not a sound file.
+// Reads and checks the header. flags: O_RDONLY, or O_RDWR for a rank that fills in its slices of a file that
+// slices_create has made. False with a sentence, and nothing to close, for whatever is not a sound file.
 static inline bool st_open(SafeTensors *st, const char *path, int flags, Error *err) {
     memset(st, 0, sizeof *st);
     st->path = host_string(path);
-    bool ok = st_add(st, path, flags, err) && st_sort(st, err);
+    bool ok = st_add(st, path, flags, err);
+    st_sort(st);
     if (!ok) st_close(st);
     return ok;
 }
@@ -219,13 +212,12 @@ static inline bool st_read_index(SafeTensors *st, const char *dir, const cJSON *
                              path);
         if (!st_add(st, path, O_RDONLY, err)) return false;
     }
-    if (!st_sort(st, err)) return false;
+    st_sort(st);
     cJSON_ArrayForEach(item, map) {
         STEntry *x = st_find(st, item->string);
         if (!x || strcmp(names[x->file], item->valuestring) != 0)
             return error_set(err, "%s lies: it puts tensor %s into %s, but %s has it", st->path, item->string,
                              item->valuestring, x ? names[x->file] : "no file");
-        if (x->listed) return error_set(err, "%s lies: it lists tensor %s twice", st->path, x->name);
         x->listed = true;
     }
     for (size_t i = 0; i < st->count; i++) {
@@ -239,13 +231,12 @@ static inline bool st_read_index(SafeTensors *st, const char *dir, const cJSON *
 // Opens all files of an index to read from, as if they were one. False with a sentence, and nothing to close, if the
 // index and the files do not agree on every tensor.
 static inline bool st_open_index(SafeTensors *st, const char *dir, const char *index, Error *err) {
-    const cJSON *map;
     memset(st, 0, sizeof *st);
     cJSON *root = json_read(index, ST_MAX_HEADER, err);
     if (!root) return false;
     st->path = host_string(index);
-    bool ok = json_get(root, "weight_map", &map, index, err);
-    if (ok && !(cJSON_IsObject(map) && map->child)) ok = error_set(err, "%s has no \"weight_map\"", index);
+    const cJSON *map = cJSON_GetObjectItemCaseSensitive(root, "weight_map");
+    bool ok = (cJSON_IsObject(map) && map->child) || error_set(err, "%s has no \"weight_map\"", index);
     ok = ok && st_read_index(st, dir, map, err);
     cJSON_Delete(root);
     if (!ok) st_close(st);

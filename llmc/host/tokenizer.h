@@ -325,9 +325,10 @@ static inline bool tokenizer_read_added(Tokenizer *tk, const cJSON *added, const
 
 // Reads a tokenizer.json whose text `pattern`, a regular expression, splits into words. tokenizer_free in either case.
 static inline bool tokenizer_read(Tokenizer *tk, const cJSON *root, const char *pattern, const char *path, Error *err) {
-    const cJSON *model, *vocab, *merges, *added;
-    if (!json_get(root, "model", &model, path, err) || !json_get(root, "added_tokens", &added, path, err) ||
-        !json_get(model, "vocab", &vocab, path, err) || !json_get(model, "merges", &merges, path, err)) return false;
+    const cJSON *model = cJSON_GetObjectItemCaseSensitive(root, "model");
+    const cJSON *vocab = cJSON_GetObjectItemCaseSensitive(model, "vocab");
+    const cJSON *merges = cJSON_GetObjectItemCaseSensitive(model, "merges");
+    const cJSON *added = cJSON_GetObjectItemCaseSensitive(root, "added_tokens");
     if (!cJSON_IsObject(vocab) || !vocab->child || !cJSON_IsArray(merges) || (added && !cJSON_IsArray(added))) {
         return error_set(err, "%s: vocab, merges or added_tokens is missing, empty or malformed", path);
     }

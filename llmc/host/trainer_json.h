@@ -103,25 +103,23 @@ static inline bool trainer_state_write(const char *path, const TrainerState *sta
     return ok;
 }
 
-// Reads the file. Returns false with a sentence, and *state as it was, if a key is missing, twice there or malformed.
+// Reads the file. Returns false with a sentence, and *state as it was, if a key is missing or malformed.
 static inline bool trainer_state_read(const char *path, TrainerState *state, Error *err) {
     cJSON *root = json_read(path, TRAINER_MAX_FILE, err);
     if (!root) return false;
     TrainerState s;
     memset(&s, 0, sizeof s);
-    const cJSON *item;
-    bool ok = json_get(root, "version", &item, path, err);
-    if (ok && !(cJSON_IsNumber(item) && item->valuedouble == TRAINER_VERSION))
-        ok = error_set(err, "%s is not of version %d", path, (int)TRAINER_VERSION);
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, "version");
+    bool ok = (cJSON_IsNumber(item) && item->valuedouble == TRAINER_VERSION) ||
+              error_set(err, "%s is not of version %d", path, (int)TRAINER_VERSION);
     for (int i = 0; i < TRAINER_KEY_COUNT && ok; i++) {
         const TrainerKey *key = &TRAINER_KEYS[i];
         void *object;
         const Field *f = trainer_field(&s, key, &object);
-        ok = json_get(root, key->name, &item, path, err);
-        if (ok && !item && (key->roles & KEY_LATER)) continue;
-        if (ok && !item) ok = error_set(err, "%s: \"%s\" is missing", path, key->name);
-        if (ok && !json_set_field(object, f, item))
-            ok = error_set(err, "%s: \"%s\" is malformed", path, key->name);
+        item = cJSON_GetObjectItemCaseSensitive(root, key->name);
+        if (!item && (key->roles & KEY_LATER)) continue;
+        if (!item) ok = error_set(err, "%s: \"%s\" is missing", path, key->name);
+        else if (!json_set_field(object, f, item)) ok = error_set(err, "%s: \"%s\" is malformed", path, key->name);
     }
     cJSON_Delete(root);
     s.first_step = s.step;

@@ -152,15 +152,14 @@ enum { CLUSTER_FIELD_COUNT = sizeof CLUSTER_FIELDS / sizeof CLUSTER_FIELDS[0] };
 
 // Reads one constant out of its section. Refuses members other than "value" and "source".
 static inline bool cluster_constant(Cluster *c, const Field *f, const cJSON *section, const char *file, Error *err) {
-    const cJSON *value, *source, *constant, *member;
+    const cJSON *constant = cJSON_GetObjectItemCaseSensitive(section, f->name), *member;
+    const cJSON *value = cJSON_GetObjectItemCaseSensitive(constant, "value");
+    const cJSON *source = cJSON_GetObjectItemCaseSensitive(constant, "source");
     char wanted[128];
-    if (!json_get(section, f->name, &constant, file, err)) return false;
     if (!constant && (f->tags & CLUSTER_OPTIONAL)) return true;
     if (!constant) return error_set(err, "%s has no \"%s\"", file, f->name);
     if (!cJSON_IsObject(constant))
         return error_set(err, "%s: \"%s\" must be an object with \"value\" and \"source\"", file, f->name);
-    if (!json_get(constant, "value", &value, file, err) || !json_get(constant, "source", &source, file, err))
-        return false;
     if (!value) return error_set(err, "%s: \"%s\" has no \"value\"", file, f->name);
     if (!cJSON_IsString(source) || !source->valuestring[0])
         return error_set(err, "%s: \"%s\" has no \"source\": give the origin of the value as text", file, f->name);
@@ -179,9 +178,8 @@ static inline bool cluster_section(Cluster *c, const cJSON *root, const char *na
     const FieldTable table = {CLUSTER_FIELDS, CLUSTER_FIELD_COUNT, c};
     const bool software = strcmp(name, "software") == 0, hardware = strcmp(name, "hardware") == 0;
     const unsigned asked = software || hardware ? CLUSTER_SOFTWARE : CLUSTER_NETWORK, of = hardware ? 0 : asked;
-    const cJSON *section, *child;
+    const cJSON *section = cJSON_GetObjectItemCaseSensitive(root, name), *child;
     void *object;
-    if (!json_get(root, name, &section, file, err)) return false;
     if (!cJSON_IsObject(section)) return error_set(err, "%s has no object \"%s\"", file, name);
     cJSON_ArrayForEach(child, section) {
         const Field *f = fields_find(&table, 1, child->string, &object);
@@ -221,12 +219,11 @@ static inline bool cluster_networks(Cluster *c, const cJSON *root, const char *f
 }
 
 // Fills *c from a parsed file. Returns false, with a sentence that names file and key, if a constant is missing,
-// unknown, there twice or out of range.
+// unknown or out of range.
 static inline bool cluster_parse(Cluster *c, const cJSON *root, const char *file, Error *err) {
     static const char *const sections[] = {"hardware", "software", "roce", "ethernet"};
-    const cJSON *name, *child;
+    const cJSON *name = cJSON_GetObjectItemCaseSensitive(root, "name"), *child;
     memset(c, 0, sizeof *c);
-    if (!json_get(root, "name", &name, file, err)) return false;
     bool named = cJSON_IsString(name) && name->valuestring[0] && strlen(name->valuestring) < sizeof c->name;
     for (const char *at = named ? name->valuestring : ""; *at; at++) named &= *at >= ' ' && *at < 127;
     if (!named)
