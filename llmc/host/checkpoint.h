@@ -47,13 +47,16 @@ static inline bool checkpoint_looks_ours(const char *path) {
     return config && others == 0;
 }
 
+static inline bool checkpoint_read_state(const char *dir, TrainerState *state, Error *err) {
+    char path[PATH_MAX];
+    return path_print(path, sizeof path, err, "%s/trainer.json", dir) && trainer_state_read(path, state, err);
+}
+
 // Is it the checkpoint of that step and nothing else? Only then may it be removed.
 static inline bool checkpoint_is_ours(const char *path, size_t step) {
-    char file[PATH_MAX];
     TrainerState state;
     Error err;
-    return checkpoint_looks_ours(path) && path_print(file, sizeof file, &err, "%s/trainer.json", path) &&
-           trainer_state_read(file, &state, &err) && state.step == step;
+    return checkpoint_looks_ours(path) && checkpoint_read_state(path, &state, &err) && state.step == step;
 }
 
 // Removes the files of a checkpoint, complete or not, and the folder if nothing else is in it.
@@ -97,7 +100,7 @@ static inline bool checkpoint_write(const char *tmp_path, StateKind kind, const 
                                     size_t lo, size_t hi, bool write_wte, Checksums *sums, Error *err) {
     char path[PATH_MAX];
     return path_print(path, sizeof path, err, "%s/%s", tmp_path, state_file(kind)) &&
-           slices_write(path, kind, table, values, lo, hi, write_wte, sums->sums + kind * sums->tensors, err);
+           slices_write(path, kind, table, values, lo, hi, write_wte, sums->sums + 1 + kind * sums->tensors, err);
 }
 
 // The sum of what is no tensor: where training stands, its options, and the configuration of the model.
@@ -114,30 +117,28 @@ static inline uint64_t checkpoint_state_sum(const GPTConfig *g, const TrainerSta
     return sum;
 }
 
-// The sums as a JSON object {"state": "0123456789abcdef", "wte.weight": ...}, in the order of the files: free() it.
-static inline char *checkpoint_print_sums(const Checksums *sums, const TrainerState *state) {
-    char *text, name[STATE_NAME_SIZE];
-    size_t bytes;
-    FILE *out = open_memstream(&text, &bytes);
-    fprintf(out, "{\n    \"state\": \"%016" PRIx64 "\"", checkpoint_state_sum(&sums->config, state));
-    for (size_t i = 0; i < sums->count; i++) {
-        Tensor x = tensor_by_id(&sums->config, i % sums->tensors);
-        state_name(name, &x, (StateKind)(i / sums->tensors));
-        fprintf(out, ",\n    \"%s\": \"%016" PRIx64 "\"", name, sums->sums[i]);
-    }
-    fprintf(out, "\n  }");
-    fclose(out);
-    return text;
+// The name of a sum: of what is no tensor, then of the tensors in the order of the files.
+static inline const char *checkpoint_sum_name(char name[STATE_NAME_SIZE], const Checksums *sums, size_t i) {
+    if (i == 0) return "state";
+    Tensor x = tensor_by_id(&sums->config, (i - 1) % sums->tensors);
+    return state_name(name, &x, (StateKind)((i - 1) / sums->tensors));
 }
 
 // Rank 0, after all have written: completes the folder and gives it its name OUT/step-<step>. A checkpoint of the same
 // step that is already there is replaced; anything else of that name is not ours, and now has the temporary name.
 static inline bool checkpoint_commit(const char *out_dir, const char *tmp_path, const TrainerState *state,
-                                     const Checksums *sums, char *final_path, size_t size, Error *err) {
-    char path[PATH_MAX];
+                                     Checksums *sums, char *final_path, size_t size, Error *err) {
+    char path[PATH_MAX], name[STATE_NAME_SIZE], *checksums;
+    size_t bytes;
     if (!path_print(final_path, size, err, "%s/step-%08zu", out_dir, state->step) ||
         !path_print(path, sizeof path, err, "%s/trainer.json", tmp_path)) return false;
-    char *checksums = checkpoint_print_sums(sums, state);
+    sums->sums[0] = checkpoint_state_sum(&sums->config, state);
+    FILE *out = open_memstream(&checksums, &bytes);
+    for (size_t i = 0; i < sums->count; i++)
+        fprintf(out, "%s\n    \"%s\": \"%016" PRIx64 "\"", i ? "," : "{", checkpoint_sum_name(name, sums, i),
+                sums->sums[i]);
+    fprintf(out, "\n  }");
+    fclose(out);
     bool written = trainer_state_write(path, state, checksums, err);
     free(checksums);
     if (!written || !folder_sync(tmp_path, err) || !folder_replace(tmp_path, final_path, err)) return false;
@@ -152,11 +153,6 @@ static inline bool checkpoint_commit(const char *out_dir, const char *tmp_path, 
 static inline bool checkpoint_read_config(const char *dir, const ModelSpec *spec, GPTConfig *config, Error *err) {
     char path[PATH_MAX];
     return path_print(path, sizeof path, err, "%s/config.json", dir) && config_read(path, spec, config, err);
-}
-
-static inline bool checkpoint_read_state(const char *dir, TrainerState *state, Error *err) {
-    char path[PATH_MAX];
-    return path_print(path, sizeof path, err, "%s/trainer.json", dir) && trainer_state_read(path, state, err);
 }
 
 // One file, or several where there is an index instead.
@@ -180,7 +176,7 @@ static inline bool checkpoint_scan(const char *dir, const GPTConfig *config, siz
         if (!(ok = checkpoint_open(dir, (StateKind)k, &st, err))) break;
         for (size_t i = 0; i < whole.count && ok; i++) {
             const STEntry *x = slices_find(&st, &whole.tensors[i], (StateKind)k, err);
-            ok = x && (!sums || st_sum(&st, x, share, shares, &piece, &sums->sums[k * sums->tensors + i], err));
+            ok = x && (!sums || st_sum(&st, x, share, shares, &piece, &sums->sums[1 + k * sums->tensors + i], err));
         }
         st_close(&st);
     }
@@ -195,8 +191,8 @@ static inline bool checkpoint_check(const char *dir, const GPTConfig *config, bo
     return checkpoint_scan(dir, config, !with_optimizer ? 1 : bf16 ? 4 : 3, 0, 1, NULL, err);
 }
 
-// Adds up one share of all tensors in the files; the sums of all shares together are those of the whole.
-// checksums_free in either case.
+// Adds up one share of all tensors in the files, the first share with what is no tensor; the sums of all shares
+// together are those of the whole. checksums_free in either case.
 static inline bool checkpoint_sum(const char *dir, const ModelSpec *spec, size_t share, size_t shares,
                                   Checksums *sums, Error *err) {
     TrainerState state;
@@ -204,36 +200,33 @@ static inline bool checkpoint_sum(const char *dir, const ModelSpec *spec, size_t
     memset(sums, 0, sizeof *sums);
     if (!checkpoint_read_state(dir, &state, err) || !checkpoint_read_config(dir, spec, &config, err)) return false;
     *sums = checksums_make(&config, state.bf16);
-    return checkpoint_scan(dir, &config, sums->kinds, share, shares, sums, err);
+    if (share == 0) sums->sums[0] = checkpoint_state_sum(&config, &state);
+    return checkpoint_scan(dir, &config, state.bf16 ? 4 : 3, share, shares, sums, err);
 }
 
 // Are the sums of the whole files, the configuration and the position those that were saved? What has no checksums, as
 // older versions wrote it, cannot be compared and is refused.
 static inline bool checkpoint_matches(const char *dir, const Checksums *sums, Error *err) {
-    TrainerState state;
-    char path[PATH_MAX];
-    if (!path_print(path, sizeof path, err, "%s/trainer.json", dir) || !trainer_state_read(path, &state, err))
-        return false;
-    cJSON *root = json_read(path, TRAINER_MAX_FILE, err);
-    char *text = checkpoint_print_sums(sums, &state);
-    cJSON *sum = cJSON_Parse(text), *now = sum->child;
+    char path[PATH_MAX], name[STATE_NAME_SIZE], now[17];
+    cJSON *root = path_print(path, sizeof path, err, "%s/trainer.json", dir) ? json_read(path, TRAINER_MAX_FILE, err)
+                                                                             : NULL;
     const cJSON *saved = cJSON_GetObjectItemCaseSensitive(root, "checksums");
     bool ok = root != NULL;
     if (ok && !cJSON_IsObject(saved))
         ok = error_set(err, "%s has no \"checksums\": it is damaged or of an old version; take another checkpoint "
                        "(--verify 0 takes this one as it is)", path);
     saved = ok ? saved->child : NULL;
-    for (size_t i = 0; ok && now; i++, now = now->next, saved = saved->next) {
-        const char *was = saved && strcmp(saved->string, now->string) == 0 ? cJSON_GetStringValue(saved) : NULL;
+    for (size_t i = 0; i < sums->count && ok; i++, saved = saved->next) {
+        const char *of = checkpoint_sum_name(name, sums, i);
+        const char *was = saved && strcmp(saved->string, of) == 0 ? cJSON_GetStringValue(saved) : NULL;
         const char *file = i ? state_file((StateKind)((i - 1) / sums->tensors)) : "trainer.json or config.json";
-        if (!was) ok = error_set(err, "%s has no checksum of %s", path, now->string);
-        if (was && strcmp(was, now->valuestring) != 0)
+        snprintf(now, sizeof now, "%016" PRIx64, sums->sums[i]);
+        if (!was) ok = error_set(err, "%s has no checksum of %s", path, of);
+        if (was && strcmp(was, now) != 0)
             ok = error_set(err, "%s/%s is damaged: %s has the checksum %s instead of %.16s; take another checkpoint "
-                           "(--verify 0 takes this one as it is)", dir, file, now->string, now->valuestring, was);
+                           "(--verify 0 takes this one as it is)", dir, file, of, now, was);
         if (!ok) break;
     }
-    free(text);
-    cJSON_Delete(sum);
     cJSON_Delete(root);
     return ok;
 }

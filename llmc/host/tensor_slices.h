@@ -11,14 +11,14 @@
 
 typedef struct {
     GPTConfig config;
-    size_t kinds, tensors;  // weights, m, v and for bf16 master weights; of the unsharded model
-    size_t count;           // kinds * tensors
-    uint64_t *sums;         // [count] kind after kind: what is to be added over all ranks
+    size_t tensors;  // of the unsharded model
+    size_t count;    // 1 + tensors of all kinds of state
+    uint64_t *sums;  // [count] what is no tensor, then kind after kind: to be added over all ranks
 } Checksums;
 
 static inline Checksums checksums_make(const GPTConfig *config, bool bf16) {
-    Checksums c = {*config, bf16 ? 4u : 3u, count_tensors(config), 0, NULL};
-    c.count = c.kinds * c.tensors;
+    Checksums c = {*config, count_tensors(config), 0, NULL};
+    c.count = 1 + (bf16 ? 4 : 3) * c.tensors;
     c.sums = (uint64_t *)host_alloc(c.count, sizeof(uint64_t));
     return c;
 }
