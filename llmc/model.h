@@ -327,31 +327,16 @@ typedef struct {
     size_t count;
 } Run;
 
-// How many runs the rank's part of a tensor consists of.
+// How many runs the rank's part of a tensor consists of. All of a matrix is one.
 static inline size_t tensor_run_count(const Tensor *x) {
-    return x->split == SPLIT_COLUMNS ? x->rows : x->split == SPLIT_QKV ? 3 * x->rows : 1;
+    return x->t == 1 ? 1 : x->split == SPLIT_COLUMNS ? x->rows : x->split == SPLIT_QKV ? 3 * x->rows : 1;
 }
 
-// Run i of the rank's part. The padding of the vocabulary is in no run; count can be 0.
+// Run i of the rank's part: ranks take turns. The padding of the vocabulary is in no run; count can be 0.
 static inline Run tensor_run(const Tensor *x, size_t i) {
-    Run run = {0, 0, x->size};
-    if (x->split == SPLIT_COLUMNS) {
-        run.local = i * x->lcols;
-        run.global = i * x->cols + x->t_rank * x->lcols;
-        run.count = x->lcols;
-    } else if (x->split == SPLIT_QKV) {
-        size_t row = i / 3, part = i % 3, width = x->lcols / 3;  // width of this rank's q (or k, or v)
-        run.local = row * x->lcols + part * width;
-        run.global = row * x->cols + part * (x->cols / 3) + x->t_rank * width;
-        run.count = width;
-    } else if (x->split == SPLIT_ROWS) {
-        run.global = x->t_rank * x->size;
-    } else if (x->split == SPLIT_VOCAB) {
-        size_t first = x->t_rank * x->lrows;
-        size_t rows = first >= x->rows ? 0 : x->rows - first < x->lrows ? x->rows - first : x->lrows;
-        run.global = rows ? first * x->cols : 0;
-        run.count = rows * x->cols;
-    }
+    size_t whole = x->rows * x->cols, count = x->size / tensor_run_count(x);
+    Run run = {i * count, x->split == SPLIT_NONE ? 0 : (i * x->t + x->t_rank) * count, count};
+    if (run.global + count > whole) run.count = run.global < whole ? whole - run.global : 0;
     return run;
 }
 

@@ -472,7 +472,7 @@ static void test_layouts(void) {
                   ok ? "" : err.text);
         }
     }
-    // Rows much longer than a read window, and tensors much larger.
+    // Rows and tensors much longer than a stage.
     static const GPTConfig wide = {1, 512, 8, 100, 128, 4, NULL};
     static const Layout four = {4, 1, 1, 2, true}, two = {2, 1, 1, 1, false};
     char dir[PATH_MAX];

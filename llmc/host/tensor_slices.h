@@ -36,28 +36,20 @@ typedef struct {
     size_t lo, hi, tensor, run;  // and the next run to look at
 } SliceWalk;
 
-// Sets *next to the next of the longest runs that make up the range, in memory order, without gaps and padding. Returns
-// its tensor, or NULL behind the last.
-static inline const Tensor *slices_next(SliceWalk *w, Run *next) {
-    next->local = next->global = next->count = 0;
+// Sets *run to the next of the runs that make up the range, in memory order, without gaps and padding. Returns its
+// tensor, or NULL behind the last.
+static inline const Tensor *slices_next(SliceWalk *w, Run *run) {
     for (; w->tensor < w->table->count; w->tensor++, w->run = 0) {
         const Tensor *x = &w->table->tensors[w->tensor];
-        bool outside = x->offset >= w->hi || x->offset + x->size <= w->lo;
-        for (; !outside && w->run < tensor_run_count(x); w->run++) {
-            Run run = tensor_run(x, w->run);
-            size_t begin = x->offset + run.local, end = begin + run.count, skip = begin < w->lo ? w->lo - begin : 0;
-            if (begin >= w->hi) break;
+        if (x->offset >= w->hi || x->offset + x->size <= w->lo) continue;
+        while (w->run < tensor_run_count(x)) {
+            *run = tensor_run(x, w->run++);
+            size_t begin = x->offset + run->local, end = begin + run->count, skip = begin < w->lo ? w->lo - begin : 0;
             if (end > w->hi) end = w->hi;
             if (begin + skip >= end) continue;
-            run.local += skip, run.global += skip, run.count = end - begin - skip;
-            bool joins = next->local + next->count == run.local && next->global + next->count == run.global;
-            if (next->count && !joins) return x;
-            if (next->count) next->count += run.count;  // with one tensor rank the runs of a matrix join up
-            else *next = run;
+            run->local += skip, run->global += skip, run->count = end - begin - skip;
+            return x;
         }
-        if (!next->count) continue;
-        w->tensor++, w->run = 0;
-        return x;
     }
     return NULL;
 }
@@ -170,35 +162,18 @@ static inline bool slices_write(const char *path, StateKind kind, const ParamTab
 }
 
 // Fills values with elements [lo, hi) of the flat buffer from an open file; padding and gaps become 0. Closes the file.
-// Where a rank's columns are scattered over the rows, it reads a window of the tensor at once.
 static inline bool slices_read(SafeTensors *st, StateKind kind, const ParamTable *table, float *values,
                                size_t lo, size_t hi, Error *err) {
-    enum { WINDOW = 1 << 18 };  // elements
     SliceWalk walk = {table, lo, hi, 0, 0};
     const Tensor *x, *found = NULL;
     const STEntry *entry = NULL;
-    float *window = (float *)host_alloc(WINDOW, sizeof(float));
-    size_t first = 0, behind = 0;  // elements of the tensor in the window
     Run run;
     bool ok = true;
     memset(values, 0, (hi - lo) * sizeof(float));
     while (ok && (x = slices_next(&walk, &run)) != NULL) {
-        float *out = values + (x->offset + run.local - lo);
-        bool scattered = (x->split == SPLIT_COLUMNS || x->split == SPLIT_QKV) && run.count < WINDOW;
-        if (x != found) entry = slices_find(st, found = x, kind, err), first = behind = 0;
-        if (!(ok = entry != NULL)) break;
-        if (!scattered) {
-            ok = st_read_floats(st, entry, run.global, run.count, out, err);
-            continue;
-        }
-        if (run.global < first || run.global + run.count > behind) {
-            first = run.global;
-            behind = entry->count - first < WINDOW ? entry->count : first + WINDOW;
-            ok = st_read_floats(st, entry, first, behind - first, window, err);
-        }
-        if (ok) memcpy(out, window + (run.global - first), run.count * sizeof(float));
+        if (x != found) entry = slices_find(st, found = x, kind, err);
+        ok = entry && st_read_floats(st, entry, run.global, run.count, values + (x->offset + run.local - lo), err);
     }
-    free(window);
     st_close(st);
     return ok;
 }
