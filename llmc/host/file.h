@@ -13,9 +13,7 @@
 #include <limits.h>
 #include <stdint.h>
 #include <sys/stat.h>
-#ifdef __linux__
 #include <sys/syscall.h>
-#endif
 #include <unistd.h>
 
 #include "llmc/host/error.h"
@@ -90,14 +88,12 @@ static inline bool file_write_at(int fd, const void *data, size_t bytes, uint64_
 
 // Reserves the blocks of the whole file, so that a full disk is met here and not half-way through.
 static inline bool file_reserve(int fd, uint64_t bytes) {
-#ifdef __linux__
     int failure = posix_fallocate(fd, 0, (off_t)bytes);
     while (failure == EINTR) failure = posix_fallocate(fd, 0, (off_t)bytes);
     if (failure != EOPNOTSUPP && failure != EINVAL) {
         errno = failure;
         return failure == 0;
     }
-#endif
     return ftruncate(fd, (off_t)bytes) == 0;
 }
 
@@ -163,10 +159,8 @@ static inline bool folder_sync(const char *dir, Error *err) {
 static inline bool folder_replace(const char *from, const char *to, Error *err) {
     if (rename(from, to) == 0) return true;  // there was nothing, or an empty folder
     bool taken = errno == ENOTEMPTY || errno == EEXIST || errno == ENOTDIR;
-#if defined(__linux__) && defined(SYS_renameat2)
     const unsigned exchange = 2;  // RENAME_EXCHANGE
     if (taken && syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, exchange) == 0) return true;
-#endif
     char aside[PATH_MAX];  // a file system that cannot swap: in three steps
     if (taken && path_print(aside, sizeof aside, err, "%s.old", from) && rename(to, aside) == 0) {
         if (rename(from, to) == 0) {

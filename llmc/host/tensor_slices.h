@@ -127,7 +127,7 @@ static inline bool slices_create(const char *path, const char *start, const GPTC
     fclose(out);
     table_free(&whole);
     head = length;
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    int fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     bool ok = fd >= 0 && file_reserve(fd, 8 + head + bytes) && file_write_at(fd, &head, 8, 0) &&
               file_write_at(fd, text, length, 8) && fsync(fd) == 0;
     if (!ok)

@@ -134,7 +134,7 @@ static inline void sample_append(Trainer *m, floatX *logits) {
         NCCL_CHECK(ncclBroadcast(logits, logits, m->config.Vp, NCCL_FLOATX, last, m->job.world, m->stream));
     }
     trainer_synchronize(m);
-    state_download(s->logits, logits, 0, m->config.Vp, true);
+    state_download(s->logits, logits, m->config.Vp);
     double coin = random_uniform(m->opt.seed, RANDOM_SAMPLE, m->progress.step, 0, s->made++);
     s->tokens[s->count++] = sample_token(s->logits, m->config.V, SAMPLE_TEMPERATURE, coin);
 }

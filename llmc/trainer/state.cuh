@@ -2,7 +2,7 @@
 // How they are initialised, loaded, saved and stepped; all of it by walking the parameter table.
 //
 // defines: State, state_create, state_own, state_layout, state_init_weights, state_load, state_save,
-//          state_dump_gradients, state_pieces
+//          state_download, state_pieces
 #ifndef LLMC_STATE_CUH
 #define LLMC_STATE_CUH
 
@@ -62,27 +62,19 @@ static inline float *state_moments(const State *state, StateKind kind) {
     return kind == STATE_M ? state->m : kind == STATE_V ? state->v : state->master;
 }
 
-// Copies elements [first, first + count) of a device buffer to host floats, or back. Synchronous.
-static inline void state_download(float *host, const void *device, size_t first, size_t count, bool is_floatX) {
-    if (!is_floatX) {
-        CUDA_CHECK(cudaMemcpy(host, (const float *)device + first, count * sizeof(float), cudaMemcpyDeviceToHost));
-        return;
-    }
-    floatX *narrow = (floatX *)host_alloc(count, sizeof(floatX));
-    CUDA_CHECK(cudaMemcpy(narrow, (const floatX *)device + first, count * sizeof(floatX), cudaMemcpyDeviceToHost));
-    for (size_t i = 0; i < count; i++) host[i] = to_float(narrow[i]);
-    free(narrow);
+// Copies `count` elements of a device buffer to host floats, or back. Synchronous.
+template <typename T> static inline void state_download(float *host, const T *device, size_t count) {
+    T *copy = (T *)host_alloc(count, sizeof(T));
+    CUDA_CHECK(cudaMemcpy(copy, device, count * sizeof(T), cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < count; i++) host[i] = to_float(copy[i]);
+    free(copy);
 }
 
-static inline void state_upload(void *device, const float *host, size_t first, size_t count, bool is_floatX) {
-    if (!is_floatX) {
-        CUDA_CHECK(cudaMemcpy((float *)device + first, host, count * sizeof(float), cudaMemcpyHostToDevice));
-        return;
-    }
-    floatX *narrow = (floatX *)host_alloc(count, sizeof(floatX));
-    for (size_t i = 0; i < count; i++) narrow[i] = from_float<floatX>(host[i]);
-    CUDA_CHECK(cudaMemcpy((floatX *)device + first, narrow, count * sizeof(floatX), cudaMemcpyHostToDevice));
-    free(narrow);
+template <typename T> static inline void state_upload(T *device, const float *host, size_t count) {
+    T *copy = (T *)host_alloc(count, sizeof(T));
+    for (size_t i = 0; i < count; i++) copy[i] = from_float<T>(host[i]);
+    CUDA_CHECK(cudaMemcpy(device, copy, count * sizeof(T), cudaMemcpyHostToDevice));
+    free(copy);
 }
 
 static inline float *state_host_chunk(size_t total) {
@@ -96,10 +88,10 @@ static inline void state_set_weights(State *state, float *host, size_t first, si
         size_t lo = first > slice.lo ? first : slice.lo, hi = first + count < slice.hi ? first + count : slice.hi;
         if (lo >= hi) continue;
         size_t at = slice.at + (lo - slice.lo);
-        if (state->master) state_upload(state->master, host + (lo - first), at, hi - lo, false);
-        if (state->sharded) state_upload(state->params, host + (lo - first), at, hi - lo, true);
+        if (state->master) state_upload(state->master + at, host + (lo - first), hi - lo);
+        if (state->sharded) state_upload(state->params + at, host + (lo - first), hi - lo);
     }
-    if (!state->sharded) state_upload(state->params, host, first, count, true);
+    if (!state->sharded) state_upload(state->params + first, host, count);
 }
 
 static inline void state_zero(State *state) {
@@ -141,7 +133,7 @@ static inline bool state_read(State *state, StateKind kind, const ParamTable *ta
         ok = checkpoint_read(dir, kind, table, host, lo, hi, err);
         if (!ok) break;
         if (kind == STATE_WEIGHTS) state_set_weights(state, host, lo, hi - lo);
-        else state_upload(state_moments(state, kind), host, slice.at + (lo - slice.lo), hi - lo, false);
+        else state_upload(state_moments(state, kind) + slice.at + (lo - slice.lo), host, hi - lo);
     }
     free(host);
     return ok;
@@ -168,13 +160,13 @@ static inline bool state_load(State *state, const ParamTable *table, const char 
 // write_wte: the tied embedding is held by the first and the last pipeline stage, and one of them writes it.
 static inline bool state_write(const State *state, StateKind kind, const ParamTable *table, const char *path,
                                Piece slice, bool write_wte, Checksums *sums, Error *err) {
-    bool ok = true, weights = kind == STATE_WEIGHTS;
-    const void *from = !sums ? (void *)state->grads : weights ? (void *)state->params : state_moments(state, kind);
-    size_t at = weights ? state_place(state, slice) : slice.at;
+    bool ok = true;
     float *host = state_host_chunk(slice.hi - slice.lo);
     for (size_t lo = slice.lo; lo < slice.hi && ok; lo += STATE_CHUNK) {
-        size_t hi = lo + STATE_CHUNK < slice.hi ? lo + STATE_CHUNK : slice.hi;
-        state_download(host, from, at + (lo - slice.lo), hi - lo, weights && sums);
+        size_t hi = lo + STATE_CHUNK < slice.hi ? lo + STATE_CHUNK : slice.hi, place = state_place(state, slice);
+        if (!sums) state_download(host, state->grads + place + (lo - slice.lo), hi - lo);
+        else if (kind == STATE_WEIGHTS) state_download(host, state->params + place + (lo - slice.lo), hi - lo);
+        else state_download(host, state_moments(state, kind) + slice.at + (lo - slice.lo), hi - lo);
         ok = sums ? checkpoint_write(path, kind, table, host, lo, hi, write_wte, sums, err)
                   : slices_write(path, kind, table, host, lo, hi, write_wte, NULL, err);
     }
@@ -182,23 +174,15 @@ static inline bool state_write(const State *state, StateKind kind, const ParamTa
     return ok;
 }
 
-// Writes what this rank owns into the folder that checkpoint_create has made.
-static inline bool state_save(const State *state, const ParamTable *table, const char *dir, bool write_wte,
+// Writes what this rank owns into the folder that checkpoint_create has made, or, without sums, its gradients into the
+// unfinished file that gradients_create has made.
+static inline bool state_save(const State *state, const ParamTable *table, const char *path, bool write_wte,
                               Checksums *sums, Error *err) {
     bool ok = true;
     for (size_t i = 0; i < state->slice_count; i++) {
-        for (int kind = STATE_WEIGHTS; kind < state_kinds(state) && ok; kind++)
-            ok = state_write(state, (StateKind)kind, table, dir, state->slices[i], write_wte, sums, err);
+        for (int kind = STATE_WEIGHTS; kind < (sums ? state_kinds(state) : STATE_M) && ok; kind++)
+            ok = state_write(state, (StateKind)kind, table, path, state->slices[i], write_wte, sums, err);
     }
-    return ok;
-}
-
-// Writes the owned slices of this rank's gradients into the unfinished file that gradients_create has made.
-static inline bool state_dump_gradients(const State *state, const ParamTable *table, const char *path, bool write_wte,
-                                        Error *err) {
-    bool ok = true;
-    for (size_t i = 0; i < state->slice_count && ok; i++)
-        ok = state_write(state, STATE_WEIGHTS, table, path, state->slices[i], write_wte, NULL, err);
     return ok;
 }
 

@@ -127,7 +127,7 @@ static inline bool trainer_dump_gradients(Trainer *m, Error *err) {
     if (m->job.rank == 0 && !gradients_create(path, &m->config, err)) return false;
     MPI_Barrier(MPI_COMM_WORLD);
     if (!gradients_unfinished(tmp, path, err) ||
-        !state_dump_gradients(&m->part, &m->table, tmp, m->table.shard.embedding, err)) return false;
+        !state_save(&m->part, &m->table, tmp, m->table.shard.embedding, NULL, err)) return false;
     MPI_Barrier(MPI_COMM_WORLD);
     return m->job.rank != 0 || gradients_finish(path, err);
 }
