@@ -62,7 +62,7 @@ enum {
 
 typedef struct {
     int kind;
-    const char *name;  // %zu stands for the layer
+    const char *name;  // as printf prints it with the layer
     int dims;
     char rows, cols;   // '1', 'V', 'T' (maxT), 'C', or a letter of the model's own
     Split split;
@@ -180,12 +180,7 @@ static inline Tensor tensor_describe(const GPTConfig *g, size_t row, size_t laye
     x.kind = spec->kind;
     x.layer = layer;
     x.id = row + (row < model->layer ? 0 : row < model->behind ? layer : g->L - 1) * tensors_of_layer(model);
-    const char *number = strstr(spec->name, "%zu");
-    if (number) {
-        snprintf(x.name, sizeof x.name, "%.*s%zu%s", (int)(number - spec->name), spec->name, layer, number + 3);
-    } else {
-        snprintf(x.name, sizeof x.name, "%s", spec->name);
-    }
+    snprintf(x.name, sizeof x.name, spec->name, layer);
     x.dims = spec->dims;
     x.rows = config_dimension(g, spec->rows);
     x.cols = config_dimension(g, spec->cols);
@@ -342,12 +337,10 @@ static inline Run tensor_run(const Tensor *x, size_t i) {
 
 // Parameters as the literature counts them: unpadded, the tied embedding once.
 static inline size_t count_parameters(const GPTConfig *g) {
-    const ModelSpec *spec = config_spec(g);
     size_t count = 0;
-    for (size_t row = 0; row < spec->count; row++) {
-        const TensorSpec *x = &spec->tensors[row];
-        size_t copies = row >= spec->layer && row < spec->behind ? g->L : 1;
-        count += copies * config_dimension(g, x->rows) * config_dimension(g, x->cols);
+    for (size_t id = 0; id < count_tensors(g); id++) {
+        Tensor x = tensor_by_id(g, id);
+        count += x.rows * x.cols;
     }
     return count;
 }

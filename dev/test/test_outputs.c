@@ -87,7 +87,6 @@ int main(void) {
     const char *track = "compute";
     Error err = {""};
     if (!trace_write("old.json", &event, 1, &track, 1, &err) || !gradients_create("old.safetensors", &tiny, &err) ||
-        !gradients_finish("old.safetensors", &err) ||
         !slices_create("other/model.safetensors", ST_START, &tiny, 0, 0, ST_F32, &err)) die("old", err.text);
     bool made = symlink("train.bin", "link_to_train") == 0 && link("train.bin", "hard_link_to_train") == 0 &&
                 symlink("old.jsonl", "link_to_old") == 0 && symlink("text", "g.unfinished") == 0 &&

@@ -111,7 +111,8 @@ static inline uint64_t checkpoint_state_sum(const GPTConfig *g, const TrainerSta
     for (int i = 0; i < 5; i++, n++) sum += checksum_element(n, (uint32_t)sizes[i]);
     for (int i = 0; i < TRAINER_KEY_COUNT; i++, n++) {
         trainer_key_print(state, &TRAINER_KEYS[i], value, sizeof value);
-        if (trainer_key_absent(&TRAINER_KEYS[i], value)) continue;  // the sum of a file without the key
+        bool absent = strcmp(value, "0") == 0 || strcmp(value, "\"\"") == 0;  // as in a file without the key
+        if ((TRAINER_KEYS[i].roles & KEY_LATER) && absent) continue;
         for (const char *c = value; *c; c++, n++) sum += checksum_element(n, (unsigned char)*c);
     }
     return sum;
@@ -248,16 +249,13 @@ static inline bool gradients_unfinished(char tmp[PATH_MAX], const char *path, Er
     return path_print(tmp, PATH_MAX, err, "%s.unfinished", path);
 }
 
-static inline bool gradients_create(const char *path, const GPTConfig *config, Error *err) {
-    char tmp[PATH_MAX];
-    if (!gradients_unfinished(tmp, path, err)) return false;
+// tmp: the unfinished file.
+static inline bool gradients_create(const char *tmp, const GPTConfig *config, Error *err) {
     unlink(tmp);  // what a run that was killed has left
     return slices_create(tmp, GRADIENTS_START, config, STATE_WEIGHTS, STATE_WEIGHTS, ST_F32, err);
 }
 
-static inline bool gradients_finish(const char *path, Error *err) {
-    char tmp[PATH_MAX];
-    if (!gradients_unfinished(tmp, path, err)) return false;
+static inline bool gradients_finish(const char *tmp, const char *path, Error *err) {
     return rename(tmp, path) == 0 || error_set(err, "cannot write %s: %s", path, strerror(errno));
 }
 

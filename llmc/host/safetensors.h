@@ -131,7 +131,7 @@ static inline bool st_check_places(STEntry *x, size_t count, uint64_t data, uint
                                                (unsigned long long)(file_size - data - at));
 }
 
-// Opens a file and adds its tensors to those of *st.
+// Opens a file and adds its tensors to those of *st, which then are sorted by name, for st_find.
 static inline bool st_add(SafeTensors *st, const char *path, int flags, Error *err) {
     uint64_t length = 0, size;
     size_t got = 0, before = st->count;
@@ -164,7 +164,9 @@ static inline bool st_add(SafeTensors *st, const char *path, int flags, Error *e
         st->count++;
     }
     cJSON_Delete(root);
-    return ok && st_check_places(st->entries + before, st->count - before, 8 + length, size, path, err);
+    ok = ok && st_check_places(st->entries + before, st->count - before, 8 + length, size, path, err);
+    qsort(st->entries, st->count, sizeof(STEntry), st_compare_names);
+    return ok;
 }
 
 // The tensor of that name, or NULL.
@@ -174,18 +176,12 @@ static inline STEntry *st_find(const SafeTensors *st, const char *name) {
     return (STEntry *)bsearch(&key, st->entries, st->count, sizeof key, st_compare_names);
 }
 
-// Sorts by name, for st_find.
-static inline void st_sort(SafeTensors *st) {
-    if (st->count) qsort(st->entries, st->count, sizeof(STEntry), st_compare_names);
-}
-
 // Reads and checks the header. flags: O_RDONLY, or O_RDWR for a rank that fills in its slices of a file that
 // slices_create has made. False with a sentence, and nothing to close, for whatever is not a sound file.
 static inline bool st_open(SafeTensors *st, const char *path, int flags, Error *err) {
     memset(st, 0, sizeof *st);
     st->path = host_string(path);
     bool ok = st_add(st, path, flags, err);
-    st_sort(st);
     if (!ok) st_close(st);
     return ok;
 }
@@ -212,7 +208,6 @@ static inline bool st_read_index(SafeTensors *st, const char *dir, const cJSON *
                              path);
         if (!st_add(st, path, O_RDONLY, err)) return false;
     }
-    st_sort(st);
     cJSON_ArrayForEach(item, map) {
         STEntry *x = st_find(st, item->string);
         if (!x || strcmp(names[x->file], item->valuestring) != 0)

@@ -1,6 +1,6 @@
 // trainer.json: the progress of a run, and the options that it was trained with.
 //
-// defines: TrainerState, TRAINER_KEYS, trainer_key_print, trainer_key_absent, trainer_state_read, trainer_state_write,
+// defines: TrainerState, TRAINER_KEYS, trainer_key_print, trainer_state_read, trainer_state_write,
 //          trainer_state_compare, progress_start, progress_resume, progress_data
 #ifndef LLMC_TRAINER_JSON_H
 #define LLMC_TRAINER_JSON_H
@@ -78,11 +78,6 @@ static inline void trainer_key_print(const TrainerState *state, const TrainerKey
     void *object;
     const Field *f = trainer_field(state, key, &object);
     json_print_field(object, f, text, size);
-}
-
-// True if the printed value is the value that a file without the key has.
-static inline bool trainer_key_absent(const TrainerKey *key, const char *text) {
-    return (key->roles & KEY_LATER) && (strcmp(text, "0") == 0 || strcmp(text, "\"\"") == 0);
 }
 
 // Writes the file. checksums: a JSON object, or NULL.

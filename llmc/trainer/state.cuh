@@ -58,7 +58,7 @@ static inline void state_layout(State *state, Arena *weights, Arena *gradients, 
     if (sizeof(floatX) != sizeof(float)) take(optimizer, state->master, state->owned);
 }
 
-static inline float *state_moments(const State *state, StateKind kind) {
+static inline float *state_moments(const State *state, int kind) {
     return kind == STATE_M ? state->m : kind == STATE_V ? state->v : state->master;
 }
 
@@ -80,6 +80,8 @@ template <typename T> static inline void state_upload(T *device, const float *ho
 static inline float *state_host_chunk(size_t total) {
     return (float *)host_alloc(total < STATE_CHUNK ? total : (size_t)STATE_CHUNK, sizeof(float));
 }
+
+static inline size_t state_chunk_end(size_t lo, size_t hi) { return hi - lo < STATE_CHUNK ? hi : lo + STATE_CHUNK; }
 
 // Gives params, and master where this rank owns it, the host floats of elements [first, first + count).
 static inline void state_set_weights(State *state, float *host, size_t first, size_t count) {
@@ -104,8 +106,8 @@ static inline void state_zero(State *state) {
 // its own shard and any layout starts from the same model.
 static inline void state_init_weights(State *state, const ParamTable *table, uint64_t seed) {
     float *host = state_host_chunk(table->total);
-    for (size_t first = 0; first < table->total; first += STATE_CHUNK) {
-        size_t end = first + STATE_CHUNK < table->total ? first + STATE_CHUNK : table->total;
+    for (size_t first = 0, end; first < table->total; first = end) {
+        end = state_chunk_end(first, table->total);
         memset(host, 0, (end - first) * sizeof(float));
         SliceWalk walk = {table, first, end, 0, 0};
         const Tensor *x;
@@ -123,66 +125,53 @@ static inline void state_init_weights(State *state, const ParamTable *table, uin
     state_zero(state);
 }
 
-// Reads elements [lo, hi) of one kind of state from a checkpoint folder into the device buffer at element `at`.
-static inline bool state_read(State *state, StateKind kind, const ParamTable *table, const char *dir, Piece slice,
-                              Error *err) {
-    float *host = state_host_chunk(slice.hi - slice.lo);
-    bool ok = true;
-    for (size_t lo = slice.lo; lo < slice.hi && ok; lo += STATE_CHUNK) {
-        size_t hi = lo + STATE_CHUNK < slice.hi ? lo + STATE_CHUNK : slice.hi;
-        ok = checkpoint_read(dir, kind, table, host, lo, hi, err);
-        if (!ok) break;
-        if (kind == STATE_WEIGHTS) state_set_weights(state, host, lo, hi - lo);
-        else state_upload(state_moments(state, kind) + slice.at + (lo - slice.lo), host, hi - lo);
-    }
-    free(host);
-    return ok;
-}
-
 // How many kinds of state a rank has: weights, two moments and perhaps master weights.
 static inline int state_kinds(const State *state) { return state->master ? STATE_MASTER + 1 : STATE_MASTER; }
 
 // Weights only (--init), or with the optimizer (--resume).
 static inline bool state_load(State *state, const ParamTable *table, const char *dir, bool with_optimizer, Error *err) {
-    Piece whole = {};
-    whole.hi = state->total;
+    float *host = state_host_chunk(state->total);
+    bool ok = true;
     state_zero(state);
     for (int kind = STATE_WEIGHTS; kind < (with_optimizer ? state_kinds(state) : STATE_M); kind++) {
         bool all = kind == STATE_WEIGHTS && !state->sharded;  // every data rank has the weights of all
         for (size_t i = 0; i < (all ? 1 : state->slice_count); i++) {
-            if (!state_read(state, (StateKind)kind, table, dir, all ? whole : state->slices[i], err)) return false;
+            Piece slice = state->slices[i];
+            if (all) slice.lo = 0, slice.hi = state->total;
+            for (size_t lo = slice.lo, hi; lo < slice.hi && ok; lo = hi) {
+                hi = state_chunk_end(lo, slice.hi);
+                ok = checkpoint_read(dir, (StateKind)kind, table, host, lo, hi, err);
+                if (ok && kind == STATE_WEIGHTS) state_set_weights(state, host, lo, hi - lo);
+                else if (ok) state_upload(state_moments(state, kind) + slice.at + (lo - slice.lo), host, hi - lo);
+            }
         }
-    }
-    return true;
-}
-
-// Writes a slice of one kind of state to the folder of a checkpoint, or of the gradients, without sums, to their dump.
-// write_wte: the tied embedding is held by the first and the last pipeline stage, and one of them writes it.
-static inline bool state_write(const State *state, StateKind kind, const ParamTable *table, const char *path,
-                               Piece slice, bool write_wte, Checksums *sums, Error *err) {
-    bool ok = true;
-    float *host = state_host_chunk(slice.hi - slice.lo);
-    for (size_t lo = slice.lo; lo < slice.hi && ok; lo += STATE_CHUNK) {
-        size_t hi = lo + STATE_CHUNK < slice.hi ? lo + STATE_CHUNK : slice.hi, place = state_place(state, slice);
-        if (!sums) state_download(host, state->grads + place + (lo - slice.lo), hi - lo);
-        else if (kind == STATE_WEIGHTS) state_download(host, state->params + place + (lo - slice.lo), hi - lo);
-        else state_download(host, state_moments(state, kind) + slice.at + (lo - slice.lo), hi - lo);
-        ok = sums ? checkpoint_write(path, kind, table, host, lo, hi, write_wte, sums, err)
-                  : slices_write(path, kind, table, host, lo, hi, write_wte, NULL, err);
     }
     free(host);
     return ok;
 }
 
 // Writes what this rank owns into the folder that checkpoint_create has made, or, without sums, its gradients into the
-// unfinished file that gradients_create has made.
+// unfinished file that gradients_create has made. write_wte: the tied embedding is held by the first and the last
+// pipeline stage, and one of them writes it.
 static inline bool state_save(const State *state, const ParamTable *table, const char *path, bool write_wte,
                               Checksums *sums, Error *err) {
+    float *host = state_host_chunk(state->total);
     bool ok = true;
     for (size_t i = 0; i < state->slice_count; i++) {
-        for (int kind = STATE_WEIGHTS; kind < (sums ? state_kinds(state) : STATE_M) && ok; kind++)
-            ok = state_write(state, (StateKind)kind, table, path, state->slices[i], write_wte, sums, err);
+        Piece slice = state->slices[i];
+        for (int kind = STATE_WEIGHTS; kind < (sums ? state_kinds(state) : STATE_M); kind++) {
+            for (size_t lo = slice.lo, hi; lo < slice.hi && ok; lo = hi) {
+                hi = state_chunk_end(lo, slice.hi);
+                size_t place = state_place(state, slice) + (lo - slice.lo), at = slice.at + (lo - slice.lo);
+                if (!sums) state_download(host, state->grads + place, hi - lo);
+                else if (kind == STATE_WEIGHTS) state_download(host, state->params + place, hi - lo);
+                else state_download(host, state_moments(state, kind) + at, hi - lo);
+                ok = sums ? checkpoint_write(path, (StateKind)kind, table, host, lo, hi, write_wte, sums, err)
+                          : slices_write(path, STATE_WEIGHTS, table, host, lo, hi, write_wte, NULL, err);
+            }
+        }
     }
+    free(host);
     return ok;
 }
 

@@ -124,12 +124,12 @@ static inline const double *trainer_totals(Trainer *m) {
 static inline bool trainer_dump_gradients(Trainer *m, Error *err) {
     const char *path = m->opt.dump_gradients;
     char tmp[PATH_MAX];
-    if (m->job.rank == 0 && !gradients_create(path, &m->config, err)) return false;
-    MPI_Barrier(MPI_COMM_WORLD);
     if (!gradients_unfinished(tmp, path, err) ||
-        !state_save(&m->part, &m->table, tmp, m->table.shard.embedding, NULL, err)) return false;
+        (m->job.rank == 0 && !gradients_create(tmp, &m->config, err))) return false;
     MPI_Barrier(MPI_COMM_WORLD);
-    return m->job.rank != 0 || gradients_finish(path, err);
+    if (!state_save(&m->part, &m->table, tmp, m->table.shard.embedding, NULL, err)) return false;
+    MPI_Barrier(MPI_COMM_WORLD);
+    return m->job.rank != 0 || gradients_finish(tmp, path, err);
 }
 
 // Loss and gradient norm of the step, once the gradients of all ranks are summed; the squares are added in the order
