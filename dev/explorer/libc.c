@@ -50,7 +50,8 @@ void *calloc(size_t count, size_t size) {
     return memory ? memset(memory, 0, count * size) : NULL;
 }
 
-void *realloc(void *memory, size_t bytes) {
+void *reallocarray(void *memory, size_t count, size_t size) {
+    size_t bytes = count * size;
     size_t before = memory ? *(size_t *)(void *)((char *)memory - 16) : 0;
     if (bytes <= before) return memory;
     void *larger = malloc(bytes);

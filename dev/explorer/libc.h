@@ -59,12 +59,7 @@ int isspace(int c);
 // share lists and each stage frees them. heap_free lets malloc use a block again.
 void *malloc(size_t bytes);
 void *calloc(size_t count, size_t size);
-static inline bool mul_overflow(size_t a, size_t b, size_t *product) {
-    *product = a * b;
-    return (double)a * (double)b >= 18446744073709551616.0;
-}
-#define __builtin_mul_overflow mul_overflow  // the compiler's multiplies in 128 bits
-void *realloc(void *memory, size_t bytes);
+void *reallocarray(void *memory, size_t count, size_t size);
 void free(void *memory);
 void heap_free(void *memory);
 void qsort(void *array, size_t count, size_t size, int (*compare)(const void *, const void *));

@@ -371,8 +371,8 @@ static bool job_write(const ParamTable *table, size_t lo, size_t hi, bool writes
     for (int k = 0; k < (bf16 ? 4 : 3) && ok; k++) {
         float *values = make_values(table, (StateKind)k, bf16, NAN);
         size_t middle = lo + (hi - lo) / 3;  // in two parts, as a trainer with a small host buffer does
-        ok = checkpoint_write(dir, (StateKind)k, table, values + lo, lo, middle, writes_wte, &sums, err) &&
-             checkpoint_write(dir, (StateKind)k, table, values + middle, middle, hi, writes_wte, &sums, err);
+        ok = slices_write(dir, (StateKind)k, table, values + lo, lo, middle, writes_wte, &sums, err) &&
+             slices_write(dir, (StateKind)k, table, values + middle, middle, hi, writes_wte, &sums, err);
         free(values);
     }
     for (size_t i = 0; i < sums.count; i++) __atomic_fetch_add(&all_sums[i], sums.sums[i], __ATOMIC_SEQ_CST);
@@ -1294,7 +1294,7 @@ static int copy(const char *from, const char *out, bool bf16) {
     Checksums sums = checksums_make(&config, bf16);
     bool ok = values && checkpoint_read(from, STATE_WEIGHTS, &table, values, 0, table.total, &err) &&
               checkpoint_create(out, &no_lock, 0, &config, bf16, tmp, sizeof tmp, &err) &&
-              checkpoint_write(tmp, STATE_WEIGHTS, &table, values, 0, table.total, true, &sums, &err) &&
+              slices_write(tmp, STATE_WEIGHTS, &table, values, 0, table.total, true, &sums, &err) &&
               checkpoint_commit(out, tmp, &state, &sums, dir, sizeof dir, &err);
     printf("%s\n", ok ? dir : err.text);
     checksums_free(&sums);

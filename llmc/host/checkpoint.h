@@ -6,13 +6,13 @@
 // Saving has phases; the trainer puts a barrier between them and, where a phase fails on any rank, calls
 // checkpoint_remove on rank 0:
 //   rank 0      checkpoint_create    OUT/tmp-00000100-HOST-PID with files of full size: a full disk is met here
-//   every rank  checkpoint_write     its slices, synced to the disk
+//   every rank  slices_write         its slices, synced to the disk
 //   all ranks   add up their Checksums, on rank 0
 //   rank 0      checkpoint_commit    trainer.json, sync, rename to OUT/step-00000100
 //   rank 0      checkpoint_prune     old ones go (checkpoint_list.h)
 // A gradient dump has the same phases: gradients_create, slices_write, gradients_finish.
 //
-// defines: checkpoint_create, checkpoint_write, checkpoint_commit, checkpoint_remove, checkpoint_is_ours,
+// defines: checkpoint_create, checkpoint_commit, checkpoint_remove, checkpoint_is_ours,
 //          checkpoint_read_config, checkpoint_read_state, checkpoint_check, checkpoint_sum, checkpoint_matches,
 //          checkpoint_read, gradients_unfinished, gradients_create, gradients_finish
 #ifndef LLMC_CHECKPOINT_H
@@ -93,16 +93,6 @@ static inline bool checkpoint_create(const char *out_dir, int *lock, size_t step
     return ok;
 }
 
-// Every rank, any number of times: writes elements [lo, hi) of its flat buffer, which `values` holds
-// (values[0] is element lo). Replicas over tensor ranks are written by tensor rank 0 alone; write_wte says
-// whether this rank is the one of first and last stage that writes the tied embedding. Adds what it writes to the sums.
-static inline bool checkpoint_write(const char *tmp_path, StateKind kind, const ParamTable *table, const float *values,
-                                    size_t lo, size_t hi, bool write_wte, Checksums *sums, Error *err) {
-    char path[PATH_MAX];
-    return path_print(path, sizeof path, err, "%s/%s", tmp_path, state_file(kind)) &&
-           slices_write(path, kind, table, values, lo, hi, write_wte, sums->sums + 1 + kind * sums->tensors, err);
-}
-
 // The sum of what is no tensor: where training stands, its options, and the configuration of the model.
 static inline uint64_t checkpoint_state_sum(const GPTConfig *g, const TrainerState *state) {
     size_t sizes[] = {g->L, g->C, g->NH, g->V, g->maxT}, n = 0;
@@ -169,19 +159,18 @@ static inline bool checkpoint_open(const char *dir, StateKind kind, SafeTensors 
 // share of all their checksums, unless sums is NULL.
 static inline bool checkpoint_scan(const char *dir, const GPTConfig *config, size_t kinds, size_t share, size_t shares,
                                    Checksums *sums, Error *err) {
-    ParamTable whole = table_make_whole(config);
-    size_t piece = 0;
+    size_t piece = 0, tensors = count_tensors(config);
     bool ok = true;
     for (size_t k = 0; k < kinds && ok; k++) {
         SafeTensors st;
         if (!(ok = checkpoint_open(dir, (StateKind)k, &st, err))) break;
-        for (size_t i = 0; i < whole.count && ok; i++) {
-            const STEntry *x = slices_find(&st, &whole.tensors[i], (StateKind)k, err);
-            ok = x && (!sums || st_sum(&st, x, share, shares, &piece, &sums->sums[1 + k * sums->tensors + i], err));
+        for (size_t id = 0; id < tensors && ok; id++) {
+            Tensor x = tensor_by_id(config, id);
+            const STEntry *entry = slices_find(&st, &x, (StateKind)k, err);
+            ok = entry && (!sums || st_sum(&st, entry, share, shares, &piece, &sums->sums[1 + k * tensors + id], err));
         }
         st_close(&st);
     }
-    table_free(&whole);
     return ok;
 }
 
@@ -236,7 +225,19 @@ static inline bool checkpoint_matches(const char *dir, const Checksums *sums, Er
 static inline bool checkpoint_read(const char *dir, StateKind kind, const ParamTable *table, float *values,
                                    size_t lo, size_t hi, Error *err) {
     SafeTensors st;
-    return checkpoint_open(dir, kind, &st, err) && slices_read(&st, kind, table, values, lo, hi, err);
+    SliceWalk walk = {table, lo, hi, 0, 0};
+    const Tensor *x, *found = NULL;
+    const STEntry *entry = NULL;
+    Run run;
+    bool ok = true;
+    if (!checkpoint_open(dir, kind, &st, err)) return false;
+    memset(values, 0, (hi - lo) * sizeof(float));
+    while (ok && (x = slices_next(&walk, &run)) != NULL) {
+        if (x != found) entry = slices_find(&st, found = x, kind, err);
+        ok = entry && st_read_floats(&st, entry, run.global, run.count, values + (x->offset + run.local - lo), err);
+    }
+    st_close(&st);
+    return ok;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -19,18 +19,14 @@ static inline void *host_check(void *memory, size_t count, size_t size) {
     _exit(1);
 }
 
-// Returns `count` objects of `size` bytes, all 0. Never NULL, even for 0 bytes. The caller frees them.
+// Returns `count` objects of `size` bytes, all 0. Never NULL, even for no objects. The caller frees them.
 static inline void *host_alloc(size_t count, size_t size) {
-    size_t bytes;
-    bool fits = !__builtin_mul_overflow(count, size, &bytes);
-    return host_check(fits ? calloc(bytes ? bytes : 1, 1) : NULL, count, size);
+    return host_check(calloc(count ? count : 1, size), count, size);
 }
 
 // Resizes memory, which may be NULL, to `count` objects. New bytes are not set.
 static inline void *host_resize(void *memory, size_t count, size_t size) {
-    size_t bytes;
-    bool fits = !__builtin_mul_overflow(count, size, &bytes);
-    return host_check(fits ? realloc(memory, bytes ? bytes : 1) : NULL, count, size);
+    return host_check(reallocarray(memory, count ? count : 1, size), count, size);
 }
 
 // Returns a copy of the text. The caller frees it.

@@ -2,7 +2,7 @@
 // the checksums of a checkpoint's tensors, which trainer.json holds and --resume compares with the files.
 //
 // defines: Checksums, checksums_make, checksums_free, StateKind, state_file, state_name, SliceWalk, slices_next,
-//          slices_find, ST_START, slices_create, slices_write, slices_read
+//          slices_find, ST_START, slices_create, slices_write
 #ifndef LLMC_TENSOR_SLICES_H
 #define LLMC_TENSOR_SLICES_H
 
@@ -81,21 +81,14 @@ static inline const STEntry *slices_find(const SafeTensors *st, const Tensor *x,
     const STEntry *entry = st_find(st, state_name(name, x, kind));
     snprintf(prefixed, sizeof prefixed, "transformer.%s", name);
     if (!entry) entry = st_find(st, prefixed);
-    if (!entry) {
-        error_set(err, "%s has no tensor %s", st->path, name);
-        return NULL;
-    }
-    if (strcmp(entry->shape, state_shape(shape, x)) != 0) {
-        error_set(err, "%s: tensor %s has shape %s instead of %s", st->path, name, entry->shape, shape);
-        return NULL;
-    }
+    bool ok = entry || error_set(err, "%s has no tensor %s", st->path, name);
+    if (ok && strcmp(entry->shape, state_shape(shape, x)) != 0)
+        ok = error_set(err, "%s: tensor %s has shape %s instead of %s", st->path, name, entry->shape, shape);
     // Optimizer state is exact or useless; weights may come in any floating-point type.
-    if (entry->dtype >= ST_OTHER || (kind != STATE_WEIGHTS && entry->dtype != ST_F32)) {
-        error_set(err, "%s: tensor %s is %s instead of %s", st->path, name, ST_TYPES[entry->dtype].name,
-                  kind == STATE_WEIGHTS ? "F32, BF16 or F16" : "F32");
-        return NULL;
-    }
-    return entry;
+    if (ok && (entry->dtype >= ST_OTHER || (kind != STATE_WEIGHTS && entry->dtype != ST_F32)))
+        ok = error_set(err, "%s: tensor %s is %s instead of %s", st->path, name, ST_TYPES[entry->dtype].name,
+                       kind == STATE_WEIGHTS ? "F32, BF16 or F16" : "F32");
+    return ok ? entry : NULL;
 }
 
 // How the header of weights begins; transformers wants to see the format "pt".
@@ -106,18 +99,17 @@ static inline const STEntry *slices_find(const SafeTensors *st, const Tensor *x,
 // file that fails is removed.
 static inline bool slices_create(const char *path, const char *start, const GPTConfig *config, int kind, int last,
                                  int dtype, Error *err) {
-    ParamTable whole = table_make_whole(config);
     char *text, name[STATE_NAME_SIZE], shape[48];
     size_t length;
     uint64_t bytes = 0, head;
     FILE *out = open_memstream(&text, &length);
     fputs(start, out);
     for (; kind <= last; kind++) {
-        for (size_t i = 0; i < whole.count; i++) {
-            const Tensor *x = &whole.tensors[i];
+        for (size_t id = 0; id < count_tensors(config); id++) {
+            Tensor x = tensor_by_id(config, id);
             fprintf(out, ",\"%s\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%" PRIu64,
-                    state_name(name, x, (StateKind)kind), ST_TYPES[dtype].name, state_shape(shape, x), bytes);
-            bytes += x->rows * x->cols * ST_TYPES[dtype].width;
+                    state_name(name, &x, (StateKind)kind), ST_TYPES[dtype].name, state_shape(shape, &x), bytes);
+            bytes += x.rows * x.cols * ST_TYPES[dtype].width;
             fprintf(out, ",%" PRIu64 "]}", bytes);
         }
     }
@@ -125,7 +117,6 @@ static inline bool slices_create(const char *path, const char *start, const GPTC
     fflush(out);
     fprintf(out, "%*s", (int)(-length % 8), "");
     fclose(out);
-    table_free(&whole);
     head = length;
     int fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     bool ok = fd >= 0 && file_reserve(fd, 8 + head + bytes) && file_write_at(fd, &head, 8, 0) &&
@@ -139,42 +130,29 @@ static inline bool slices_create(const char *path, const char *start, const GPTC
     return ok;
 }
 
-// Writes elements [lo, hi) of the flat buffer, which `values` holds, into a file that slices_create has made. sums:
-// [tensors of the model], what is written is added to them; NULL: no sums.
+// Every rank, any number of times: writes elements [lo, hi) of its flat buffer, which `values` holds (values[0] is
+// element lo), into the folder that checkpoint_create has made, and adds them to the sums; without sums into a file of
+// slices_create. Replicas over tensor ranks are written by tensor rank 0 alone; write_wte says whether this rank is the
+// one of first and last stage that writes the tied embedding.
 static inline bool slices_write(const char *path, StateKind kind, const ParamTable *table, const float *values,
-                                size_t lo, size_t hi, bool write_wte, uint64_t *sums, Error *err) {
+                                size_t lo, size_t hi, bool write_wte, Checksums *sums, Error *err) {
+    char file[PATH_MAX];
     SafeTensors st;
     SliceWalk walk = {table, lo, hi, 0, 0};
     const Tensor *x, *found = NULL;
     const STEntry *entry = NULL;
     Run run;
     bool ok = true;
-    if (!st_open(&st, path, O_RDWR, err)) return false;
+    if (!path_print(file, sizeof file, err, "%s%s%s", path, sums ? "/" : "", sums ? state_file(kind) : "") ||
+        !st_open(&st, file, O_RDWR, err)) return false;
     while (ok && (x = slices_next(&walk, &run)) != NULL) {
         if ((x->split == SPLIT_NONE && x->t_rank != 0) || (tensor_is_tied(x) && !write_wte)) continue;
         if (x != found) entry = slices_find(&st, found = x, kind, err);
         ok = entry && st_write_floats(&st, entry, run.global, run.count, values + (x->offset + run.local - lo),
-                                      sums ? &sums[x->id] : NULL, err);
+                                      sums ? &sums->sums[1 + kind * sums->tensors + x->id] : NULL, err);
     }
-    ok = ok && (fsync(st.files[0]) == 0 || error_set(err, "cannot write %s: %s", path, strerror(errno)));
+    ok = ok && (fsync(st.files[0]) == 0 || error_set(err, "cannot write %s: %s", file, strerror(errno)));
     st_close(&st);
-    return ok;
-}
-
-// Fills values with elements [lo, hi) of the flat buffer from an open file; padding and gaps become 0. Closes the file.
-static inline bool slices_read(SafeTensors *st, StateKind kind, const ParamTable *table, float *values,
-                               size_t lo, size_t hi, Error *err) {
-    SliceWalk walk = {table, lo, hi, 0, 0};
-    const Tensor *x, *found = NULL;
-    const STEntry *entry = NULL;
-    Run run;
-    bool ok = true;
-    memset(values, 0, (hi - lo) * sizeof(float));
-    while (ok && (x = slices_next(&walk, &run)) != NULL) {
-        if (x != found) entry = slices_find(st, found = x, kind, err);
-        ok = entry && st_read_floats(st, entry, run.global, run.count, values + (x->offset + run.local - lo), err);
-    }
-    st_close(st);
     return ok;
 }
 

@@ -98,27 +98,25 @@ static inline bool trainer_state_write(const char *path, const TrainerState *sta
     return ok;
 }
 
-// Reads the file. Returns false with a sentence, and *state as it was, if a key is missing or malformed.
+// Reads the file. Returns false with a sentence if a key is missing or malformed.
 static inline bool trainer_state_read(const char *path, TrainerState *state, Error *err) {
     cJSON *root = json_read(path, TRAINER_MAX_FILE, err);
     if (!root) return false;
-    TrainerState s;
-    memset(&s, 0, sizeof s);
+    memset(state, 0, sizeof *state);
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, "version");
     bool ok = (cJSON_IsNumber(item) && item->valuedouble == TRAINER_VERSION) ||
               error_set(err, "%s is not of version %d", path, (int)TRAINER_VERSION);
     for (int i = 0; i < TRAINER_KEY_COUNT && ok; i++) {
         const TrainerKey *key = &TRAINER_KEYS[i];
         void *object;
-        const Field *f = trainer_field(&s, key, &object);
+        const Field *f = trainer_field(state, key, &object);
         item = cJSON_GetObjectItemCaseSensitive(root, key->name);
         if (!item && (key->roles & KEY_LATER)) continue;
         if (!item) ok = error_set(err, "%s: \"%s\" is missing", path, key->name);
         else if (!json_set_field(object, f, item)) ok = error_set(err, "%s: \"%s\" is malformed", path, key->name);
     }
     cJSON_Delete(root);
-    s.first_step = s.step;
-    if (ok) *state = s;
+    state->first_step = state->step;
     return ok;
 }
 

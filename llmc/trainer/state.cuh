@@ -77,10 +77,6 @@ template <typename T> static inline void state_upload(T *device, const float *ho
     free(copy);
 }
 
-static inline float *state_host_chunk(size_t total) {
-    return (float *)host_alloc(total < STATE_CHUNK ? total : (size_t)STATE_CHUNK, sizeof(float));
-}
-
 static inline size_t state_chunk_end(size_t lo, size_t hi) { return hi - lo < STATE_CHUNK ? hi : lo + STATE_CHUNK; }
 
 // Gives params, and master where this rank owns it, the host floats of elements [first, first + count).
@@ -105,7 +101,7 @@ static inline void state_zero(State *state) {
 // The model's initial weights. Every element depends on (seed, tensor, its global position) alone, so each rank makes
 // its own shard and any layout starts from the same model.
 static inline void state_init_weights(State *state, const ParamTable *table, uint64_t seed) {
-    float *host = state_host_chunk(table->total);
+    float *host = (float *)host_alloc(STATE_CHUNK, sizeof(float));
     for (size_t first = 0, end; first < table->total; first = end) {
         end = state_chunk_end(first, table->total);
         memset(host, 0, (end - first) * sizeof(float));
@@ -130,7 +126,7 @@ static inline int state_kinds(const State *state) { return state->master ? STATE
 
 // Weights only (--init), or with the optimizer (--resume).
 static inline bool state_load(State *state, const ParamTable *table, const char *dir, bool with_optimizer, Error *err) {
-    float *host = state_host_chunk(state->total);
+    float *host = (float *)host_alloc(STATE_CHUNK, sizeof(float));
     bool ok = true;
     state_zero(state);
     for (int kind = STATE_WEIGHTS; kind < (with_optimizer ? state_kinds(state) : STATE_M); kind++) {
@@ -155,7 +151,7 @@ static inline bool state_load(State *state, const ParamTable *table, const char 
 // pipeline stage, and one of them writes it.
 static inline bool state_save(const State *state, const ParamTable *table, const char *path, bool write_wte,
                               Checksums *sums, Error *err) {
-    float *host = state_host_chunk(state->total);
+    float *host = (float *)host_alloc(STATE_CHUNK, sizeof(float));
     bool ok = true;
     for (size_t i = 0; i < state->slice_count; i++) {
         Piece slice = state->slices[i];
@@ -166,8 +162,7 @@ static inline bool state_save(const State *state, const ParamTable *table, const
                 if (!sums) state_download(host, state->grads + place, hi - lo);
                 else if (kind == STATE_WEIGHTS) state_download(host, state->params + place, hi - lo);
                 else state_download(host, state_moments(state, kind) + at, hi - lo);
-                ok = sums ? checkpoint_write(path, (StateKind)kind, table, host, lo, hi, write_wte, sums, err)
-                          : slices_write(path, STATE_WEIGHTS, table, host, lo, hi, write_wte, NULL, err);
+                ok = slices_write(path, (StateKind)kind, table, host, lo, hi, write_wte, sums, err);
             }
         }
     }
