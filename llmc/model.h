@@ -110,8 +110,7 @@ typedef struct {
 
 typedef struct {
     GPTConfig config;
-    Shard shard;     // shard.layers points to the copy below
-    size_t *layers;
+    Shard shard;     // with layers of its own
     size_t count;    // tensors
     size_t total;    // elements of the flat buffer, gaps of the alignment included
     Tensor *tensors; // [count] in memory order
@@ -213,19 +212,19 @@ static inline ParamTable table_make(const GPTConfig *g, const Shard *shard) {
     memset(&table, 0, sizeof table);
     table.config = *g;
     table.shard = *shard;
-    table.layers = (size_t *)host_alloc(shard->n_layers, sizeof(size_t));
+    size_t *layers = (size_t *)host_alloc(shard->n_layers, sizeof(size_t));
     table.tensors = (Tensor *)host_alloc(spec->count + shard->n_layers * in_layer, sizeof(Tensor));
     table.layer_buckets = spec->tensors[spec->behind - 1].flags & TENSOR_EXPERTS ? 2 : 1;
     table.bucket_count = shard->n_layers * table.layer_buckets + 2;
     table.buckets = (size_t *)host_alloc(table.bucket_count + 1, sizeof(size_t));
-    for (size_t i = 0; i < shard->n_layers; i++) table.layers[i] = shard->layers ? shard->layers[i] : i;
-    table.shard.layers = table.layers;
+    for (size_t i = 0; i < shard->n_layers; i++) layers[i] = shard->layers ? shard->layers[i] : i;
+    table.shard.layers = layers;
     for (size_t row = 0; row < spec->layer; row++) {
         if (spec->tensors[row].flags & held) table.tensors[n++] = tensor_describe(g, row, 0, shard->t, shard->t_rank);
     }
     table.first_layer_tensor = n;
     for (size_t i = 0; i < shard->n_layers * in_layer; i++) {
-        size_t row = spec->layer + i % in_layer, layer = table.layers[i / in_layer];
+        size_t row = spec->layer + i % in_layer, layer = layers[i / in_layer];
         bool experts = spec->tensors[row].flags & TENSOR_EXPERTS;
         table.tensors[n++] = tensor_describe(g, row, layer, experts ? shard->e : shard->t,
                                              experts ? shard->e_rank : shard->t_rank);
@@ -276,7 +275,7 @@ static inline ParamTable table_make_whole(const GPTConfig *g) {
 
 static inline void table_free(ParamTable *table) {
     free(table->tensors);
-    free(table->layers);
+    free((void *)table->shard.layers);
     free(table->buckets);
     memset(table, 0, sizeof *table);
 }

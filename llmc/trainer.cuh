@@ -204,7 +204,7 @@ static inline void dropout_at(Trainer *m, size_t micro) {
 
 // Returns the masks of one place in the l-th layer that this rank holds.
 static inline Dropout drop(const Trainer *m, RandomPurpose place, size_t l) {
-    return dropout_for(m->dropout, place, m->table.layers[l]);
+    return dropout_for(m->dropout, place, m->table.shard.layers[l]);
 }
 
 static inline void trainer_leave(Trainer *m);

@@ -43,9 +43,6 @@ static inline char *file_read(const char *, size_t, size_t *bytes, Error *) {
 
 typedef enum { STATE_WEIGHTS, STATE_M, STATE_V, STATE_MASTER } StateKind;
 typedef struct {
-    size_t step, first_step, sample, save;
-} TrainerState;
-typedef struct {
     size_t count;
     uint64_t *sums;
 } Checksums;
@@ -55,7 +52,6 @@ DOES_NOTHING(bool, checkpoint_read_config, true)
 DOES_NOTHING(bool, checkpoint_check, true)
 DOES_NOTHING(bool, checkpoint_sum, true)
 DOES_NOTHING(bool, checkpoint_matches, true)
-DOES_NOTHING(void, checksums_free, )
 DOES_NOTHING(bool, checkpoint_read, true)
 DOES_NOTHING(bool, checkpoint_create, true)
 DOES_NOTHING(bool, checkpoint_commit, true)
@@ -71,7 +67,6 @@ DOES_NOTHING(const Tensor *, slices_next, NULL)
 DOES_NOTHING(bool, gradients_finish, true)
 DOES_NOTHING(bool, progress_resume, true)
 DOES_NOTHING(bool, progress_data, true)
-DOES_NOTHING(TrainerState, progress_start, (TrainerState{0, 0, 0, 0}))
 DOES_NOTHING(bool, path_print, true)
 DOES_NOTHING(bool, outputs_check, true)
 
@@ -124,6 +119,13 @@ typedef int LRSchedule;
 DOES_NOTHING(double, learning_rate, 0)
 DOES_NOTHING(bool, ramp_parse, true)
 static inline size_t ramp_batch(const Ramp *, size_t G, size_t) { return G; }
+
+#include "llmc/host/options_table.h"
+typedef struct {
+    size_t step, first_step, sample, save;
+    bool bf16;
+    Options opt;
+} TrainerState;
 
 typedef struct {
     size_t step;

@@ -68,16 +68,14 @@ static void fuzz_ranks(const GPTConfig *config, FuzzLayout l, bool bf16, const c
 static void fuzz_save(const GPTConfig *config, FuzzLayout l, bool bf16, size_t step, char dir[PATH_MAX]) {
     char tmp[PATH_MAX];
     Error err;
-    Options o;
+    TrainerState state = {.step = step, .bf16 = bf16, .save = checkpoint_next_save(fuzz_out, 0)};
     char *words[] = {"train_gpt", "--seq", "8", "--global-batch", "8", "--steps", "9"};
-    fuzz_promise(options_parse(&o, NULL, 7, words, 0, &err));
-    TrainerState state = progress_start(&o, bf16);
-    state.step = step, state.save = checkpoint_next_save(fuzz_out, 0);
+    fuzz_promise(options_parse(&state.opt, NULL, 7, words, 0, &err));
     Checksums sums = checksums_make(config, bf16);
     fuzz_promise(checkpoint_create(fuzz_out, &fuzz_lock, step, config, bf16, tmp, sizeof tmp, &err));
     fuzz_ranks(config, l, bf16, tmp, &sums);
     fuzz_promise(checkpoint_commit(fuzz_out, tmp, &state, &sums, dir, PATH_MAX, &err));
-    checksums_free(&sums);
+    free(sums.sums);
 }
 
 static FuzzLayout fuzz_some_layout(uint8_t a, uint8_t b, size_t layers) {

@@ -376,7 +376,7 @@ static bool job_write(const ParamTable *table, size_t lo, size_t hi, bool writes
         free(values);
     }
     for (size_t i = 0; i < sums.count; i++) __atomic_fetch_add(&all_sums[i], sums.sums[i], __ATOMIC_SEQ_CST);
-    checksums_free(&sums);
+    free(sums.sums);
     return ok;
 }
 
@@ -433,7 +433,7 @@ static bool save(const char *out, size_t step, const GPTConfig *config, const La
               (each_rank(config, l, bf16, tmp, job_write, err) || (checkpoint_remove(tmp), false));
     memcpy(sums.sums, all_sums, sums.count * sizeof *all_sums);
     ok = ok && checkpoint_commit(out, tmp, &state, &sums, dir, PATH_MAX, err);
-    checksums_free(&sums);
+    free(sums.sums);
     return ok;
 }
 
@@ -942,7 +942,7 @@ static void test_foreign_files(void) {
     }
     ok = ok && checkpoint_claim(out, true, &lock, &err) && latest_is(out, "step-00000009");
     char process[PROCESS_NAME_SIZE];
-    process_name(process);
+    process_name(process, getpid());
     for (int i = 0; i < COUNT; i++) {
         size_t bytes = 0;
         snprintf(path, sizeof path, "%s/%s", out, files[i]);
@@ -1087,8 +1087,8 @@ static void test_shares(void) {
     }
     check(&checks, ok && partial == 5 && wrong == 0, "the shares of 5 ranks add up to the checksums%s%s",
           ok ? "" : ": ", ok ? "" : err.text);
-    for (size_t rank = 0; rank < 5 && ok; rank++) checksums_free(&sums[rank]);
-    checksums_free(&whole);
+    for (size_t rank = 0; rank < 5 && ok; rank++) free(sums[rank].sums);
+    free(whole.sums);
     // Weights in several files have their sums too.
     char path[PATH_MAX + 32], part[PATH_MAX + 40], index[PATH_MAX + 64];
     snprintf(path, sizeof path, "%s/model.safetensors", dir);
@@ -1297,7 +1297,7 @@ static int copy(const char *from, const char *out, bool bf16) {
               slices_write(tmp, STATE_WEIGHTS, &table, values, 0, table.total, true, &sums, &err) &&
               checkpoint_commit(out, tmp, &state, &sums, dir, sizeof dir, &err);
     printf("%s\n", ok ? dir : err.text);
-    checksums_free(&sums);
+    free(sums.sums);
     free(values);
     table_free(&table);
     return !ok;

@@ -71,7 +71,7 @@ static inline void checkpoint_remove(const char *path) {
 // The name of a checkpoint while it is being written, which no other process takes.
 static inline bool checkpoint_tmp_path(char *path, size_t size, const char *out_dir, size_t step, Error *err) {
     char process[PROCESS_NAME_SIZE];
-    process_name(process);
+    process_name(process, getpid());
     return path_print(path, size, err, "%s/tmp-%08zu-%s", out_dir, step, process);
 }
 
@@ -182,7 +182,7 @@ static inline bool checkpoint_check(const char *dir, const GPTConfig *config, bo
 }
 
 // Adds up one share of all tensors in the files, the first share with what is no tensor; the sums of all shares
-// together are those of the whole. checksums_free in either case.
+// together are those of the whole. The caller frees sums->sums in either case.
 static inline bool checkpoint_sum(const char *dir, const ModelSpec *spec, size_t share, size_t shares,
                                   Checksums *sums, Error *err) {
     TrainerState state;

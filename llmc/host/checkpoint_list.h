@@ -91,9 +91,8 @@ static inline void checkpoint_prune(const char *out_dir, size_t keep, size_t ste
 static inline bool checkpoint_was_left(const CheckpointEntry *x) {
     char process[PROCESS_NAME_SIZE], name[PATH_MAX];
     long pid = atol(strrchr(x->path, '-') + 1);
-    process_name(process);
-    int n = snprintf(name, sizeof name, "/tmp-%08zu-%.*s-%ld", x->step, (int)(strrchr(process, '-') - process), process,
-                     pid);
+    process_name(process, pid);
+    int n = snprintf(name, sizeof name, "/tmp-%08zu-%s", x->step, process);
     return strncmp(strrchr(x->path, '/'), name, (size_t)n) == 0 && kill((pid_t)pid, 0) != 0 && errno == ESRCH;
 }
 

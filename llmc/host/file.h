@@ -118,11 +118,11 @@ __attribute__((format(printf, 4, 5))) static inline bool path_print(char *path, 
 
 enum { PROCESS_NAME_SIZE = 80 };
 
-// "HOST-PID": a name that no other living process has, on any node.
-static inline void process_name(char name[PROCESS_NAME_SIZE]) {
+// "HOST-PID": a name that no other living process has, on any node. pid: of a process of this one.
+static inline void process_name(char name[PROCESS_NAME_SIZE], long pid) {
     char host[65] = "";
     if (gethostname(host, sizeof host - 1) != 0 || strchr(host, '/')) strcpy(host, "host");
-    snprintf(name, PROCESS_NAME_SIZE, "%s-%ld", host, (long)getpid());
+    snprintf(name, PROCESS_NAME_SIZE, "%s-%ld", host, pid);
 }
 
 // Makes the folder and those above it, where they are missing.

@@ -1,7 +1,7 @@
 // tensor_slices.h: moving slices of a rank's flat buffer to and from the unsharded tensors of a safetensors file, and
 // the checksums of a checkpoint's tensors, which trainer.json holds and --resume compares with the files.
 //
-// defines: Checksums, checksums_make, checksums_free, StateKind, state_file, state_name, SliceWalk, slices_next,
+// defines: Checksums, checksums_make, StateKind, state_file, state_name, SliceWalk, slices_next,
 //          slices_find, ST_START, slices_create, slices_write
 #ifndef LLMC_TENSOR_SLICES_H
 #define LLMC_TENSOR_SLICES_H
@@ -16,16 +16,12 @@ typedef struct {
     uint64_t *sums;  // [count] what is no tensor, then kind after kind: to be added over all ranks
 } Checksums;
 
+// The caller frees the sums.
 static inline Checksums checksums_make(const GPTConfig *config, bool bf16) {
     Checksums c = {*config, count_tensors(config), 0, NULL};
     c.count = 1 + (bf16 ? 4 : 3) * c.tensors;
     c.sums = (uint64_t *)host_alloc(c.count, sizeof(uint64_t));
     return c;
-}
-
-static inline void checksums_free(Checksums *c) {
-    free(c->sums);
-    memset(c, 0, sizeof *c);
 }
 
 typedef enum { STATE_WEIGHTS, STATE_M, STATE_V, STATE_MASTER } StateKind;  // master: of a bf16 run

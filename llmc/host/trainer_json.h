@@ -1,7 +1,7 @@
 // trainer.json: the progress of a run, and the options that it was trained with.
 //
 // defines: TrainerState, TRAINER_KEYS, trainer_key_print, trainer_state_read, trainer_state_write,
-//          trainer_state_compare, progress_start, progress_resume, progress_data
+//          trainer_state_compare, progress_resume, progress_data
 #ifndef LLMC_TRAINER_JSON_H
 #define LLMC_TRAINER_JSON_H
 
@@ -141,15 +141,6 @@ static inline bool trainer_state_compare(const TrainerState *saved, const Traine
             n += (size_t)snprintf(changed + n, size - n, "%s%s %s -> %s", n ? ", " : "", key->name, a, b);
     }
     return true;
-}
-
-// Returns the state of a run before its first step.
-static inline TrainerState progress_start(const Options *o, bool bf16) {
-    TrainerState s;
-    memset(&s, 0, sizeof s);
-    s.opt = *o;
-    s.bf16 = bf16;
-    return s;
 }
 
 // Continues at the step and the sample of the checkpoint in dir. Prints the options that changed. Returns false with a

@@ -70,7 +70,7 @@ static inline void trainer_write(Trainer *m, char *path, size_t size) {
     ok = !first || checkpoint_commit(m->opt.out, tmp, &m->progress, &sums, path, size, &err);
     if (!ok) checkpoint_remove(tmp);
     job_agree(&m->job, ok, &err, 1);
-    checksums_free(&sums);
+    free(sums.sums);
 }
 
 // Saves a checkpoint.

@@ -20,7 +20,7 @@ static inline bool trainer_verify(void *context, const char *dir, Error *err) {
         MPI_Allreduce(MPI_IN_PLACE, sums.sums, (int)sums.count, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
         ok = checkpoint_matches(dir, &sums, err);
     }
-    checksums_free(&sums);
+    free(sums.sums);
     return ok;
 }
 
@@ -168,7 +168,8 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
     m->config = options_config(o), m->config.spec = lesson->spec;
     if (lesson->check && !lesson->check(m, err)) return false;
     if (from && !checkpoint_check(from, &m->config, o->resume != NULL, sizeof(floatX) == 2, err)) return false;
-    m->progress = progress_start(o, sizeof(floatX) == 2);
+    m->progress = {};
+    m->progress.opt = *o, m->progress.bf16 = sizeof(floatX) == 2;
     if (o->resume && !progress_resume(&m->progress, o->resume, err)) return false;
     m->B = o->micro_batch;
     m->T = o->seq / o->context;
