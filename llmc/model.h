@@ -207,50 +207,39 @@ static inline bool tensor_is_tied(const Tensor *x) { return (x->flags & TENSOR_F
 static inline ParamTable table_make(const GPTConfig *g, const Shard *shard) {
     const ModelSpec *spec = config_spec(g);
     unsigned held = (shard->embedding ? 1u : 0u) * TENSOR_FIRST | (shard->head ? 1u : 0u) * TENSOR_LAST;
-    size_t in_layer = tensors_of_layer(spec), n = 0;
+    size_t in_layer = tensors_of_layer(spec), layers = shard->n_layers, rows = spec->count + (layers - 1) * in_layer;
+    size_t align = shard->bucket_align ? shard->bucket_align : (size_t)TENSOR_ALIGN, end = 0;
     ParamTable table;
     memset(&table, 0, sizeof table);
     table.config = *g;
     table.shard = *shard;
-    size_t *layers = (size_t *)host_alloc(shard->n_layers, sizeof(size_t));
-    table.tensors = (Tensor *)host_alloc(spec->count + shard->n_layers * in_layer, sizeof(Tensor));
+    size_t *numbers = (size_t *)host_alloc(layers, sizeof(size_t));
+    table.tensors = (Tensor *)host_alloc(rows, sizeof(Tensor));
     table.layer_buckets = spec->tensors[spec->behind - 1].flags & TENSOR_EXPERTS ? 2 : 1;
-    table.bucket_count = shard->n_layers * table.layer_buckets + 2;
-    table.buckets = (size_t *)host_alloc(table.bucket_count + 1, sizeof(size_t));
-    for (size_t i = 0; i < shard->n_layers; i++) layers[i] = shard->layers ? shard->layers[i] : i;
-    table.shard.layers = layers;
-    for (size_t row = 0; row < spec->layer; row++) {
-        if (spec->tensors[row].flags & held) table.tensors[n++] = tensor_describe(g, row, 0, shard->t, shard->t_rank);
-    }
-    table.first_layer_tensor = n;
-    for (size_t i = 0; i < shard->n_layers * in_layer; i++) {
-        size_t row = spec->layer + i % in_layer, layer = layers[i / in_layer];
-        bool experts = spec->tensors[row].flags & TENSOR_EXPERTS;
-        table.tensors[n++] = tensor_describe(g, row, layer, experts ? shard->e : shard->t,
-                                             experts ? shard->e_rank : shard->t_rank);
-    }
-    table.behind = n;
-    for (size_t row = spec->behind; row < spec->count; row++) {
-        if (spec->tensors[row].flags & held) table.tensors[n++] = tensor_describe(g, row, 0, shard->t, shard->t_rank);
-    }
-    table.count = n;
-    size_t align = shard->bucket_align ? shard->bucket_align : (size_t)TENSOR_ALIGN;
-    for (size_t i = 0, bucket = 0, end = 0; i <= n; i++) {
-        Tensor *x = &table.tensors[i];
-        size_t in = i == n ? table.bucket_count : i < table.first_layer_tensor ? 0 : i >= table.behind
-                    ? table.bucket_count - 1 : 1 + (i - table.first_layer_tensor) / in_layer * table.layer_buckets +
-                                               (x->flags & TENSOR_EXPERTS ? 1 : 0);  // the bucket of tensor i
-        while (bucket <= in) {
-            table.total = round_up(table.total, align);
-            table.buckets[bucket++] = table.total;
-        }
-        if (i == n) break;
+    table.buckets = (size_t *)host_alloc(layers * table.layer_buckets + 3, sizeof(size_t));
+    for (size_t i = 0; i < layers; i++) numbers[i] = shard->layers ? shard->layers[i] : i;
+    table.shard.layers = numbers;
+    for (size_t i = 0; i < rows; i++) {
+        bool before = i < spec->layer, behind = i >= spec->layer + layers * in_layer;
+        size_t l = before ? 0 : behind ? layers - 1 : (i - spec->layer) / in_layer, row = i - l * in_layer;
+        const TensorSpec *kind = &spec->tensors[row];
+        bool experts = kind->flags & TENSOR_EXPERTS;
+        size_t bucket = before ? 0 : behind ? layers * table.layer_buckets + 1 : 1 + l * table.layer_buckets + experts;
+        while (table.bucket_count <= bucket)
+            table.buckets[table.bucket_count++] = table.total = round_up(table.total, align);
+        if ((before || behind) && !(kind->flags & held)) continue;
+        Tensor *x = &table.tensors[table.count++];
+        *x = tensor_describe(g, row, before || behind ? 0 : numbers[l], experts ? shard->e : shard->t,
+                             experts ? shard->e_rank : shard->t_rank);
         x->offset = x->flags & TENSOR_JOINED ? end : table.total;
         // Tensor ranks hold whole tensors alike, and the first and the last stage a tied one.
         x->counted = (x->split != SPLIT_NONE || shard->t_rank == 0) && (!tensor_is_tied(x) || shard->embedding);
         end = x->offset + x->size;
         table.total = round_up(end, TENSOR_ALIGN);
+        if (before) table.first_layer_tensor = table.count;
+        if (!behind) table.behind = table.count;
     }
+    table.total = table.buckets[table.bucket_count] = round_up(table.total, align);
     return table;
 }
 
@@ -280,24 +269,19 @@ static inline void table_free(ParamTable *table) {
     memset(table, 0, sizeof *table);
 }
 
-// The tensor of a kind; l counts the layers that this rank holds and is ignored outside them. NULL if not held.
-static inline const Tensor *table_find(const ParamTable *table, int kind, size_t l) {
-    size_t in_layer = tensors_of_layer(config_spec(&table->config)), of_l = table->first_layer_tensor + l * in_layer;
-    bool held = l < table->shard.n_layers;
-    size_t ranges[3][2] = {{0, table->first_layer_tensor}, {of_l, held ? of_l + in_layer : 0},
-                           {table->behind, table->count}};
-    for (size_t r = 0; r < 3; r++) {
-        for (size_t i = ranges[r][0]; i < ranges[r][1]; i++) {
-            if (table->tensors[i].kind == kind) return &table->tensors[i];
-        }
-    }
-    return NULL;
-}
-
 // Which of the layers that the rank holds has tensor i; 0 outside them.
 static inline size_t table_layer(const ParamTable *table, size_t i) {
     bool inside = i >= table->first_layer_tensor && i < table->behind;
     return inside ? (i - table->first_layer_tensor) / tensors_of_layer(config_spec(&table->config)) : 0;
+}
+
+// The tensor of a kind; l counts the layers that this rank holds and is ignored outside them. NULL if not held.
+static inline const Tensor *table_find(const ParamTable *table, int kind, size_t l) {
+    for (size_t i = 0; i < table->count; i++) {
+        bool outside = i < table->first_layer_tensor || i >= table->behind;
+        if (table->tensors[i].kind == kind && (outside || table_layer(table, i) == l)) return &table->tensors[i];
+    }
+    return NULL;
 }
 
 // Elements from the start of the flat buffer to a tensor that the rank holds.
