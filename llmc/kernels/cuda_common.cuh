@@ -1,6 +1,6 @@
 // cuda_common.cuh: shared by every kernel and trainer, for nvcc and for the CPU stand-ins alike.
 // defines: floatX, CUDA_CHECK, CUBLAS_CHECK, CEIL_DIV, LAUNCH, LAUNCH_UNCHECKED, DYNAMIC_SHARED, UNROLL, to_float,
-//          from_float, larger, prefetch, warp_sum, warp_max, block_sum, block_max, cuda_allocate
+//          from_float, larger, prefetch, warp_sum, warp_max, block_sum, block_max
 #ifndef LLMC_CUDA_COMMON_CUH
 #define LLMC_CUDA_COMMON_CUH
 
@@ -13,7 +13,6 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
-#include "llmc/host/error.h"
 #include "llmc/kernels/work.cuh"
 
 // The type of weights and activations. Gradients of weights, the optimizer and all sums are float or double.
@@ -158,22 +157,5 @@ __device__ static inline T block_reduce(T x) {
 }
 template <class T> __device__ static inline T block_sum(T x) { return block_reduce<true>(x); }
 template <class T> __device__ static inline T block_max(T x) { return block_reduce<false>(x); }
-
-// Allocates device memory. Fails before the attempt, naming the purpose, if there is not enough.
-static inline bool cuda_allocate(void **p, size_t bytes, const char *purpose, Error *err) {
-    size_t available = 0, total = 0;
-    *p = NULL;
-    cudaError_t error = cudaMemGetInfo(&available, &total);
-    if (error == cudaSuccess && bytes > available)
-        return error_set(err, "does not fit: %s needs %zu MiB, %zu MiB are free", purpose,
-                         CEIL_DIV(bytes, (size_t)1 << 20), available >> 20);
-    if (error == cudaSuccess && bytes > 0) error = cudaMalloc(p, bytes);
-    if (error != cudaSuccess) {
-        cudaGetLastError();
-        return error_set(err, "cannot allocate %zu MiB for %s: %s", CEIL_DIV(bytes, (size_t)1 << 20), purpose,
-                         cudaGetErrorString(error));
-    }
-    return true;
-}
 
 #endif

@@ -214,12 +214,11 @@ static inline Arena *trainer_layout(Trainer *m) {
     m->weights.used = m->gradients.used = m->optimizer.used = m->activations.used = 0;
     state_layout(&m->state, &m->weights, &m->gradients, &m->optimizer);
     m->part.grads = m->state.grads;
-    for (size_t l = 0; l <= layers; l++) {
-        for (int kind = 0; kind < MAX_KINDS; kind++) {
-            const Tensor *x = table_find(&m->table, kind, l);
-            m->w[l][kind] = x ? m->state.params + x->offset : NULL;
-            m->dw[l][kind] = x ? m->state.grads + x->offset : NULL;
-        }
+    for (size_t i = 0; i < m->table.count; i++) {
+        const Tensor *x = &m->table.tensors[i];
+        size_t l = table_layer(&m->table, i);
+        m->w[l][x->kind] = m->state.params + x->offset;
+        m->dw[l][x->kind] = m->state.grads + x->offset;
     }
     Arena *arena = &m->activations;
     take(arena, m->loss_sums, micros), take(arena, m->inputs, m->micros * N), take(arena, m->targets, m->micros * N);
@@ -269,7 +268,10 @@ static inline void trainer_allocate(Model *m, void (*layout)(Model *m)) {
                           "or --seq, or use --recompute layer",
                           (double)needed / 1048576.0, (double)free_bytes / 1048576.0);
     for (int i = 0; i < 4 && fits && !m->opt.dry_run; i++) {
-        fits = cuda_allocate((void **)&plan[i].arena->base, plan[i].arena->used, plan[i].purpose, &err);
+        cudaError_t error = cudaMalloc((void **)&plan[i].arena->base, plan[i].arena->used);
+        fits = error == cudaSuccess || error_set(&err, "cannot allocate %.0f MiB for %s: %s",
+                                                 (double)plan[i].arena->used / 1048576.0, plan[i].purpose,
+                                                 cudaGetErrorString(error));
     }
     job_agree(&m->job, fits, &err);
     if (m->opt.dry_run) {
