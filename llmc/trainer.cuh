@@ -66,15 +66,10 @@ typedef struct {
 enum { MAX_STREAMS = 16 };
 
 typedef struct {
-    size_t end;    // rows [end - global batch, end) are the batch in flight; 0: none yet
-    double *rows;  // [rows][2]: loss, wrong (0/1); 0 for the rows of other ranks
-} Evaluation;
-
-typedef struct {
     bool running;
     size_t batch, batches;  // batches done, of how many
     double sum;             // of their mean losses
-    Evaluation eval;
+    double *rows;           // of --eval: [rows][2]: loss, wrong (0/1); 0 for the rows of other ranks
 } Validation;
 
 // A text that grows by one token for each forward pass over its last T tokens.

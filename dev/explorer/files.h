@@ -110,6 +110,7 @@ typedef struct {
     size_t rows;
 } EvalFile;
 DOES_NOTHING(bool, eval_open, true)
+DOES_NOTHING(void, eval_sample, )
 
 // Every batch is a full one.
 typedef struct {

@@ -33,16 +33,19 @@ static inline bool save_due(const Trainer *m) {
 // batches of the validation data, always in order. Returns false, and reports the mean loss, when there is no more.
 static inline bool validation_goes_on(Trainer *m) {
     Validation *v = &m->validation;
+    size_t sequences = m->opt.global_batch;
+    bool eval = m->opt.eval != NULL;
     if (!v->running) {
         if (!validation_due(m)) return false;
-        size_t batches = m->opt.eval ? 0 : m->val_data.samples / m->opt.global_batch;
-        *v = {true, 0, batches < m->opt.val_batches ? batches : m->opt.val_batches, 0.0, {}};
-        if (m->opt.eval) v->eval = evaluation_begin(m);
+        size_t batches = m->val_data.samples / sequences, most = m->opt.val_batches;
+        *v = {true, 0, batches < most ? batches : most, 0.0, NULL};
+        if (eval) v->batches = CEIL_DIV(m->eval.rows, sequences), host_array(v->rows, 2 * m->eval.rows);
     }
-    if (m->opt.eval) return v->running = evaluation_goes_on(m, &v->eval);
-    if (v->batch > 0) v->sum += trainer_mean_loss(m);
+    if (v->batch > 0 && eval) evaluation_take(m);
+    else if (v->batch > 0) v->sum += trainer_sum(m, 0, trainer_loss_share(m));
     v->running = v->batch < v->batches;
-    if (v->running) trainer_load(m, &m->val_data, v->batch++ * m->opt.global_batch, m->opt.global_batch, false);
+    if (v->running) trainer_load(m, eval ? NULL : &m->val_data, v->batch++ * sequences, sequences, false);
+    else if (eval) evaluation_report(m);
     else log_validation(&m->log, m->progress.step, v->sum / (double)v->batches);
     return v->running;
 }

@@ -4,44 +4,16 @@
 // which changes no earlier token. Losses are summed in double, within a row and then over the rows in their order, so
 // every layout adds in the same order.
 //
-// defines: evaluation_begin, evaluation_goes_on
+// defines: evaluation_take, evaluation_report
 #ifndef LLMC_EVALUATE_CUH
 #define LLMC_EVALUATE_CUH
 
 #include "llmc/trainer.cuh"
 
-static inline Evaluation evaluation_begin(const Trainer *m) {
-    Evaluation e = {0, (double *)host_alloc(m->eval.rows, 2 * sizeof(double))};
-    return e;
-}
-
-// Returns this data rank's first row of the batch that begins at row `first`.
-static inline size_t evaluation_mine(const Trainer *m, size_t first) {
-    return first + m->reader * m->micros * m->B;
-}
-
-// Sends this data rank's rows of the batch that begins at row `first` to inputs and targets. Places without a row are
-// zeros.
-static inline void evaluation_load(Trainer *m, size_t first) {
-    trainer_set_batch(m, m->opt.global_batch);
-    size_t count = m->micros * m->B, mine = evaluation_mine(m, first);
-    memset(m->host_inputs, 0, count * m->T * sizeof(int));
-    memset(m->host_targets, 0, count * m->T * sizeof(int));
-    for (size_t i = 0; i < count && mine + i < m->eval.rows; i++) {
-        const EvalRow *row = &m->eval.row[mine + i];
-        for (size_t t = 0; t < m->T; t++) {
-            size_t j = tokens_position(m->tokens, t);
-            if (j + 1 >= row->tokens) continue;
-            m->host_inputs[i * m->T + t] = eval_token(&m->eval, row, j);
-            m->host_targets[i * m->T + t] = eval_token(&m->eval, row, j + 1);
-        }
-    }
-    trainer_upload(m);
-}
-
-// Adds up the losses of the batch in flight, on one rank of the last stage for each data rank.
-static inline void evaluation_take(Trainer *m, Evaluation *e) {
-    size_t N = m->B * m->T, count = m->micros * m->B, mine = evaluation_mine(m, e->end - m->opt.global_batch);
+// Adds up the losses of the batch that has run, on one rank of the last stage for each data rank.
+static inline void evaluation_take(Trainer *m) {
+    size_t N = m->B * m->T, count = m->micros * m->B;
+    size_t mine = (m->validation.batch - 1) * m->batch + m->reader * count;  // this data rank's first row
     trainer_synchronize(m);
     if (!m->table.shard.head || m->grid.t_rank != 0) return;
     float *losses = (float *)host_alloc(m->micros * 2 * N, sizeof(float));  // (micros, 2, N)
@@ -49,7 +21,7 @@ static inline void evaluation_take(Trainer *m, Evaluation *e) {
     for (size_t i = 0; i < count && mine + i < m->eval.rows; i++) {
         const EvalRow *row = &m->eval.row[mine + i];
         const float *loss = losses + i / m->B * 2 * N + i % m->B * m->T, *behind = loss + N;
-        double *out = e->rows + 2 * (mine + i);
+        double *out = m->validation.rows + 2 * (mine + i);
         for (size_t t = 0; t < m->T; t++) {
             size_t j = tokens_position(m->tokens, t);
             if (j + 1 < row->first || j + 1 >= row->first + row->count) continue;
@@ -61,39 +33,28 @@ static inline void evaluation_take(Trainer *m, Evaluation *e) {
 }
 
 // Sums over the ranks; rank 0 prints and logs.
-static inline void evaluation_report(Trainer *m, Evaluation *e) {
+static inline void evaluation_report(Trainer *m) {
     const EvalFile *file = &m->eval;
+    double *rows = m->validation.rows;
     EvalReport r = {file->rows, 0, 0.0, file->words, 0, 0};
     double right_mean = 0.0;  // of choices: loss per counted token of the example's right row
-    MPI_Allreduce(MPI_IN_PLACE, e->rows, (int)(2 * file->rows), MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    MPI_Allreduce(MPI_IN_PLACE, rows, (int)(2 * file->rows), MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
     bool best = false;
     for (size_t i = 0; i < file->rows; i++) {
         const EvalRow *row = &file->row[i];
-        double loss = e->rows[2 * i], mean = loss / (double)row->count;
+        double loss = rows[2 * i], mean = loss / (double)row->count;
         r.loss_sum += loss, r.tokens += row->count;
-        if (file->kind == EVAL_CLOZE) r.of++, r.right += e->rows[2 * i + 1] == 0.0;
+        if (file->kind == EVAL_CLOZE) r.of++, r.right += rows[2 * i + 1] == 0.0;
         if (row->right) r.of++, r.right += best = true, right_mean = mean;
         else if (best && mean <= right_mean) r.right--, best = false;
     }
-    free(e->rows);
+    free(rows);
     Error err;
     if (!isfinite(r.loss_sum)) {
         error_set(&err, "--eval %s: the sum of the losses is %g", m->opt.eval, r.loss_sum);
         job_stop(&m->job, 0, &err, 1);
     }
     log_eval(&m->log, m->opt.eval, &r);
-}
-
-// Takes the batch that has run and loads the next one. After the last it reports and returns false.
-static inline bool evaluation_goes_on(Trainer *m, Evaluation *e) {
-    if (e->end > 0) evaluation_take(m, e);
-    if (e->end >= m->eval.rows) {
-        evaluation_report(m, e);
-        return false;
-    }
-    evaluation_load(m, e->end);
-    e->end += m->opt.global_batch;
-    return true;
 }
 
 #endif

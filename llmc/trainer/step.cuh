@@ -1,29 +1,24 @@
 // step.cuh: what surrounds the forwards and backwards of a training step: its data before, loss, gradient norm and
 // AdamW after them.
 //
-// defines: trainer_upload, trainer_load, trainer_copy, trainer_mean_loss, trainer_begin_step, trainer_norm,
-//          trainer_adamw, trainer_end_step, zero_gradient, sum_gradient
+// defines: trainer_load, trainer_begin_step, bucket_count, zero_gradient, sum_gradient, trainer_copy, trainer_loss_share,
+//          trainer_sum, trainer_norm, trainer_adamw, trainer_end_step
 #ifndef LLMC_STEP_CUH
 #define LLMC_STEP_CUH
 
 #include "llmc/trainer.cuh"
 
-// Queues the copy of host_inputs and host_targets to inputs and targets.
-static inline void trainer_upload(Trainer *m) {
-    size_t bytes = m->micros * m->B * m->T * sizeof(int);
-    CUDA_CHECK(cudaMemcpyAsync(m->inputs, m->host_inputs, bytes, cudaMemcpyHostToDevice, m->stream));
-    CUDA_CHECK(cudaMemcpyAsync(m->targets, m->host_targets, bytes, cudaMemcpyHostToDevice, m->stream));
-}
-
 // Reads a batch of so many sequences, of which inputs and targets get this data rank's share. What cannot be read is 0,
-// and the next sum over all ranks tells them.
+// and the next sum over all ranks tells them. data: NULL for the rows of --eval.
 static inline void trainer_load(Trainer *m, DataLoader *data, uint64_t first, size_t sequences, bool shuffle) {
     trainer_set_batch(m, sequences);
     size_t count = sequences / m->readers, T = m->T, bytes = count * T * sizeof(int);
     int *whole = (int *)host_alloc(2 * m->opt.seq, sizeof(int)), *next = whole + m->opt.seq;
     for (size_t i = 0; i < count && !m->data_failed && !m->opt.simulate; i++) {  // a simulation moves no data
-        m->data_failed = !dataloader_read(data, first + m->reader * count + i, shuffle, m->opt.seed, m->config.V, whole,
-                                          next, &m->data_error);
+        size_t sample = first + m->reader * count + i;
+        if (!data) eval_sample(&m->eval, sample, m->opt.seq, whole, next);
+        else m->data_failed = !dataloader_read(data, sample, shuffle, m->opt.seed, m->config.V, whole, next,
+                                               &m->data_error);
         for (size_t t = 0; t < T; t++) {
             size_t position = tokens_position(m->tokens, t);
             m->host_inputs[i * T + t] = whole[position], m->host_targets[i * T + t] = next[position];
@@ -31,7 +26,8 @@ static inline void trainer_load(Trainer *m, DataLoader *data, uint64_t first, si
     }
     free(whole);
     if (m->data_failed) memset(m->host_inputs, 0, bytes), memset(m->host_targets, 0, bytes);
-    trainer_upload(m);
+    CUDA_CHECK(cudaMemcpyAsync(m->inputs, m->host_inputs, bytes, cudaMemcpyHostToDevice, m->stream));
+    CUDA_CHECK(cudaMemcpyAsync(m->targets, m->host_targets, bytes, cudaMemcpyHostToDevice, m->stream));
 }
 
 static inline StepReport trainer_begin_step(Trainer *m) {
@@ -71,14 +67,6 @@ static inline void trainer_copy(Trainer *m, floatX *to, const floatX *from, size
     CUDA_CHECK(cudaMemcpyAsync(to, from, count * sizeof(floatX), cudaMemcpyDeviceToDevice, m->stream));
 }
 
-// Sums host doubles over all ranks, through the device. Synchronises.
-static inline void trainer_sum(Trainer *m, double *x, size_t count) {
-    CUDA_CHECK(cudaMemcpyAsync(m->totals, x, count * sizeof(double), cudaMemcpyHostToDevice, m->stream));
-    NCCL_CHECK(ncclAllReduce(m->totals, m->totals, count, ncclDouble, ncclSum, m->job.world, m->stream));
-    CUDA_CHECK(cudaMemcpyAsync(x, m->totals, count * sizeof(double), cudaMemcpyDeviceToHost, m->stream));
-    trainer_synchronize(m, m->stream);
-}
-
 // This rank's part of the loss, from the sums of its micro-batches: the last stages' first tensor ranks have it, all
 // others add 0. Synchronises.
 static inline double trainer_loss_share(Trainer *m) {
@@ -91,33 +79,18 @@ static inline double trainer_loss_share(Trainer *m) {
     return sum;
 }
 
-// Mean loss per token of a batch that has run forward. Synchronises.
-static inline double trainer_mean_loss(Trainer *m) {
-    double sums[2] = {trainer_loss_share(m), m->data_failed ? 1.0 : 0.0};
-    trainer_sum(m, sums, 2);
-    if (sums[1] > 0.0) trainer_give_up(m);
-    return sums[0] / ((double)m->batch * (double)m->opt.seq);
-}
-
-// Sums over all ranks, in one message: the squared gradient norm of every tensor of the whole model, then the loss,
-// then whether a rank could not read its data. Squares are summed per tensor in double on the device. Returns
-// host_totals.
-static inline const double *trainer_totals(Trainer *m) {
-    size_t count = m->norm_count, tensors = count_tensors(&m->config);
-    global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->norm_pieces, count, table_largest(&m->table),
-                        m->part.owned, m->stream);
-    CUDA_CHECK(cudaMemcpyAsync(m->host_norms, m->norms, count * sizeof(double), cudaMemcpyDeviceToHost, m->stream));
-    double loss = trainer_loss_share(m);
-    memset(m->host_totals, 0, tensors * sizeof(double));
-    for (size_t i = 0; i < count; i++) {
-        const Tensor *x = &m->table.tensors[m->host_norm_pieces[i].tensor];
-        if (x->counted) m->host_totals[x->id] += m->host_norms[i];
-    }
-    m->host_totals[tensors] = loss;
-    m->host_totals[tensors + 1] = m->data_failed;
-    stop_before_sum(m);
-    trainer_sum(m, m->host_totals, tensors + TOTALS_EXTRA);
-    return m->host_totals;
+// Sums the first `count` of host_totals over all ranks, through the device, and in the same message the loss and whether
+// a rank could not read its data, which ends the run. Returns the mean loss per token of the batch. Synchronises.
+static inline double trainer_sum(Trainer *m, size_t count, double loss) {
+    double *x = m->host_totals;
+    size_t bytes = (count + TOTALS_EXTRA) * sizeof(double);
+    x[count] = loss, x[count + 1] = m->data_failed;
+    CUDA_CHECK(cudaMemcpyAsync(m->totals, x, bytes, cudaMemcpyHostToDevice, m->stream));
+    NCCL_CHECK(ncclAllReduce(m->totals, m->totals, count + TOTALS_EXTRA, ncclDouble, ncclSum, m->job.world, m->stream));
+    CUDA_CHECK(cudaMemcpyAsync(x, m->totals, bytes, cudaMemcpyDeviceToHost, m->stream));
+    trainer_synchronize(m, m->stream);
+    if (x[count + 1] > 0.0) trainer_give_up(m);
+    return x[count] / ((double)m->batch * (double)m->opt.seq);
 }
 
 // Writes this step's gradients, before clipping, as one unsharded file.
@@ -132,21 +105,30 @@ static inline bool trainer_dump_gradients(Trainer *m, Error *err) {
     return m->job.rank != 0 || gradients_finish(tmp, path, err);
 }
 
-// Loss and gradient norm of the step, once the gradients of all ranks are summed; the squares are added in the order
-// of the whole model's table. Ends the run if one is not finite, or if a rank could not read its data.
+// Loss and gradient norm of the step, once the gradients of all ranks are summed. Squares are summed per tensor in
+// double on the device, then over the ranks, then in the order of the whole model's table. Ends the run if one is not
+// finite, or if a rank could not read its data.
 static inline void trainer_norm(Trainer *m, StepReport *report) {
     Error err;
     char bad[sizeof(m->table.tensors->name)] = "none";
-    size_t tensors = count_tensors(&m->config);
-    const double *totals = trainer_totals(m);
-    double sum = 0.0;
+    size_t count = m->norm_count, tensors = count_tensors(&m->config);
+    double *totals = m->host_totals, sum = 0.0;
+    global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->norm_pieces, count, table_largest(&m->table),
+                        m->part.owned, m->stream);
+    CUDA_CHECK(cudaMemcpyAsync(m->host_norms, m->norms, count * sizeof(double), cudaMemcpyDeviceToHost, m->stream));
+    double loss = trainer_loss_share(m);
+    memset(totals, 0, tensors * sizeof(double));
+    for (size_t i = 0; i < count; i++) {
+        const Tensor *x = &m->table.tensors[m->host_norm_pieces[i].tensor];
+        if (x->counted) totals[x->id] += m->host_norms[i];
+    }
+    stop_before_sum(m);
+    report->loss = trainer_sum(m, tensors, loss);
     for (size_t i = 0; i < tensors; i++) sum += totals[i];
     for (size_t i = tensors; i-- > 0;) {
         if (!isfinite(totals[i])) strcpy(bad, tensor_by_id(&m->config, i).name);
     }
     report->grad_norm = sqrt(sum);
-    report->loss = totals[tensors] / ((double)m->batch * (double)m->opt.seq);
-    if (totals[tensors + 1] > 0.0) trainer_give_up(m);
     if (!isfinite(report->loss) || !isfinite(sum)) {
         error_set(&err, "step %zu: the loss is %g and %s is the first tensor whose gradient is not finite; nothing was "
                   "updated; resume from a checkpoint before the loss grew, or start again, with a lower --lr",
