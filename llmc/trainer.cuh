@@ -75,10 +75,9 @@ typedef struct {
 // A text that grows by one token for each forward pass over its last T tokens.
 typedef struct {
     bool running;
-    int *tokens;          // prompt and continuation
-    size_t count, made;   // tokens so far; new ones among them
+    int *tokens;          // of --prompt, then of the continuation
+    size_t prompt, count; // tokens of the prompt, and all so far
     size_t T, padded;     // tokens of the next pass, and the same rounded up: in the trainer's inputs, then zeros
-    float *logits;        // (Vp) on the host
 } Sample;
 
 struct Trainer {
@@ -122,8 +121,6 @@ struct Trainer {
     DataLoader train_data, val_data;
     EvalFile eval;                 // of --eval
     Tokenizer tokenizer;
-    int *prompt;                   // [prompt_count] tokens of --prompt
-    size_t prompt_count;
     TrainerState progress;         // steps done, next sample
     double step_began;             // seconds
     int out_lock;                  // of --out, see folder_lock; -1: none

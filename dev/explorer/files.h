@@ -133,13 +133,12 @@ typedef struct {
     double loss, grad_norm, lr, ms, tokens;
 } StepReport;
 typedef struct {
-    bool virtual_time, simulated;
+    int none;
 } Log;
 // A run without signals and without work between its steps.
 DOES_NOTHING(bool, validation_goes_on, false)
 DOES_NOTHING(bool, save_due, false)
 DOES_NOTHING(void, trainer_save, )
-DOES_NOTHING(bool, sample_due, false)
 DOES_NOTHING(bool, sample_goes_on, false)
 DOES_NOTHING(void, sample_append, )
 DOES_NOTHING(bool, is_last_step, true)
@@ -159,7 +158,6 @@ DOES_NOTHING(bool, log_close, true)
 DOES_NOTHING(void, log_step, )
 DOES_NOTHING(void, log_validation, )
 DOES_NOTHING(double, device_peak_flops, 0)
-DOES_NOTHING(double, trainer_peak_flops, 0)
 
 typedef struct {
     int none;

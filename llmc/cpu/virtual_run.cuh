@@ -5,13 +5,6 @@
 
 #include "llmc/sim/place.h"
 
-// Returns the peak FLOP/s of a device of this run, 0 if unknown.
-static inline double trainer_peak_flops(const Trainer *m) {
-    const Cluster *c = &cpu_clock().cluster;
-    bool bf16 = sizeof(floatX) == 2;
-    return !cpu_clock().on ? device_peak_flops(m->device.name, bf16) : bf16 ? c->peak_bf16 : c->peak_fp32;
-}
-
 // Starts the clock of --virtual-time. A simulation's runs already.
 static inline bool trainer_virtual_time(const Options *o, Error *err) {
     Cluster cluster;
@@ -53,10 +46,15 @@ static inline void trainer_simulate(int argc, char **argv, unsigned sections, co
     exit(2);
 }
 
-// Sets the clock to zero. All ranks have come equally far.
-static inline void trainer_clock_zero(void) {
+// Sets the clock to zero, and the log to its time. All ranks have come equally far.
+static inline void trainer_clock_zero(Trainer *m) {
+    const Cluster *c = &cpu_clock().cluster;
     CUDA_CHECK(cudaDeviceSynchronize());
-    if (cpu_clock().on) cpu_clock_zero();
+    if (!cpu_clock().on) return;
+    m->log.peak_flops = m->job.size * (sizeof(floatX) == 2 ? c->peak_bf16 : c->peak_fp32);
+    m->log.virtual_time = true;
+    m->log.simulated = cpu_simulates();
+    cpu_clock_zero();
 }
 
 static inline void trainer_clock_begin_step(void) {
@@ -108,7 +106,7 @@ static inline void virtual_print(const Trainer *m, const VirtualStep *steps) {
            n < gpus ? ", each of which stands for those that do the same" : "");
     printf("step %.9f s | %.0f tokens/s | %.1f TFLOP/s a GPU, %.1f with what is recomputed | MFU %.1f%% | "
            "bubble %.1f%%\n", seconds, tokens / seconds, 1e-12 * model / seconds / gpus, 1e-12 * done / seconds / gpus,
-           100 * model / seconds / gpus / trainer_peak_flops(m), 100 * bubble);
+           100 * model / seconds / m->log.peak_flops, 100 * bubble);
     printf("published GPU runs of this size take %+.0f to %+.0f%% longer than predicted\n", cost_band(gpus)[0],
            cost_band(gpus)[1]);
     printf("%5s %10s", "rank", "ms");

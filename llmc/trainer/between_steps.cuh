@@ -50,12 +50,14 @@ static inline bool validation_goes_on(Trainer *m) {
     return v->running;
 }
 
-// Writes a checkpoint: rank 0 makes the files, every rank writes its slices, rank 0 gives the folder its name. A
-// failure of any rank leaves no folder and ends the run, with one sentence.
-static inline void trainer_write(Trainer *m, char *path, size_t size) {
+// Saves a checkpoint: rank 0 makes the files, every rank writes its slices, rank 0 gives the folder its name. A failure
+// of any rank leaves no folder and ends the run, with one sentence.
+static inline void trainer_save(Trainer *m) {
     Error err;
-    char tmp[PATH_MAX] = "";
+    char tmp[PATH_MAX] = "", path[PATH_MAX];
     bool bf16 = sizeof(floatX) != sizeof(float), first = m->job.rank == 0;
+    bool before = job_open_memory(true);
+    if (first) m->progress.save = checkpoint_next_save(m->opt.out, m->progress.save);
     bool ok = !first || checkpoint_create(m->opt.out, &m->out_lock, m->progress.step, &m->config, bf16, tmp, sizeof tmp,
                                           &err);
     job_agree(&m->job, ok, &err, 1);
@@ -67,24 +69,17 @@ static inline void trainer_write(Trainer *m, char *path, size_t size) {
     bool others = !m->opt.zero && m->grid.d_rank != 0;  // without ZeRO all data ranks hold the same
     ok = others || state_save(&m->state, &m->table, tmp, m->table.shard.embedding, &sums, &err);
     int bad = job_first_failure(&m->job, ok);
+    MPI_Reduce(first ? MPI_IN_PLACE : sums.sums, sums.sums, (int)sums.count, MPI_UINT64_T, MPI_SUM, 0, MPI_COMM_WORLD);
+    if (bad == m->job.size) {
+        ok = !first || checkpoint_commit(m->opt.out, tmp, &m->progress, &sums, path, sizeof path, &err);
+        bad = job_first_failure(&m->job, ok);
+    }
     if (bad < m->job.size && first) checkpoint_remove(tmp);
     if (bad < m->job.size) job_stop(&m->job, bad, &err, 1);
-    MPI_Reduce(first ? MPI_IN_PLACE : sums.sums, sums.sums, (int)sums.count, MPI_UINT64_T, MPI_SUM, 0, MPI_COMM_WORLD);
-    ok = !first || checkpoint_commit(m->opt.out, tmp, &m->progress, &sums, path, size, &err);
-    if (!ok) checkpoint_remove(tmp);
-    job_agree(&m->job, ok, &err, 1);
     free(sums.sums);
-}
-
-// Saves a checkpoint.
-static inline void trainer_save(Trainer *m) {
-    char path[PATH_MAX];
-    bool before = job_open_memory(true);
-    if (m->job.rank == 0) m->progress.save = checkpoint_next_save(m->opt.out, m->progress.save);
-    trainer_write(m, path, sizeof path);
     job_open_memory(before);
     m->saved_step = m->progress.step;
-    if (m->job.rank != 0) return;
+    if (!first) return;
     checkpoint_prune(m->opt.out, m->opt.keep, m->progress.step);
     printf("saved %s\n", path);
     fflush(stdout);
@@ -95,28 +90,21 @@ static inline void trainer_save_rest(Trainer *m) {
     if (m->opt.out && has_moved(m) && m->saved_step != m->progress.step) trainer_save(m);
 }
 
-// Begins a sample: prints the prompt.
-static inline void sample_begin(Trainer *m) {
-    Sample *s = &m->sample;
-    stop_settle(m);
-    *s = {true, NULL, m->prompt_count, 0, 0, 0, NULL};
-    host_array(s->tokens, m->prompt_count + m->opt.sample_tokens);
-    host_array(s->logits, m->config.Vp);
-    memcpy(s->tokens, m->prompt, m->prompt_count * sizeof(int));
-}
-
 // Sends the last tokens of a sample that is due to the device, for the trainer to run forward. The pass is rounded up,
 // so that samples of all lengths need few plans of matrix products. Returns false when there is no more: printed.
 static inline bool sample_goes_on(Trainer *m) {
     Sample *s = &m->sample;
-    if (!s->running && !sample_due(m)) return false;
-    if (!s->running) sample_begin(m);
-    if (s->made == m->opt.sample_tokens) {
+    size_t most = s->prompt + m->opt.sample_tokens;
+    if (!s->running) {
+        if (!sample_due(m)) return false;
+        stop_settle(m);
+        s->tokens = (int *)host_resize(s->tokens, most, sizeof(int));
+        s->running = true, s->count = s->prompt;
+    }
+    if (s->count == most) {
         printf("sample: ");
         tokenizer_print(&m->tokenizer, s->tokens, s->count);
         printf("\n");
-        free(s->logits);
-        free(s->tokens);
         return s->running = false;
     }
     size_t multiple = 64 * m->grid.t, padded;
@@ -137,15 +125,27 @@ static inline void sample_append(Trainer *m, floatX *logits) {
         NCCL_CHECK(ncclBroadcast(logits, logits, m->config.Vp, NCCL_FLOATX, last, m->job.world, m->stream));
     }
     trainer_synchronize(m);
-    state_download(s->logits, logits, m->config.Vp);
-    double coin = random_uniform(m->opt.seed, RANDOM_SAMPLE, m->progress.step, 0, s->made++);
-    s->tokens[s->count++] = sample_token(s->logits, m->config.V, SAMPLE_TEMPERATURE, coin);
+    float *host = (float *)host_alloc(m->config.Vp, sizeof(float));
+    state_download(host, logits, m->config.Vp);
+    double coin = random_uniform(m->opt.seed, RANDOM_SAMPLE, m->progress.step, 0, s->count - s->prompt);
+    s->tokens[s->count++] = sample_token(host, m->config.V, SAMPLE_TEMPERATURE, coin);
+    free(host);
 }
 
-// Gathers the spans of all ranks and writes the Chrome trace, on rank 0.
+// Gathers the spans of all ranks on rank 0, which writes the Chrome trace.
 static inline bool trainer_report_timeline(Trainer *m, Error *err) {
-    TraceList all;
-    if (!job_gather_trace(&m->job, &m->timeline.trace, &all)) return true;  // rank 0 has the events of all ranks
+    const size_t unit = sizeof(double);  // MPI counts in int: bytes would be too many
+    const TraceList *mine = &m->timeline.trace;
+    int size = m->job.size, count = (int)(mine->count * sizeof(TraceEvent) / unit);
+    int *counts = (int *)host_alloc(2 * (size_t)size, sizeof(int)), *at = counts + size;
+    TraceList all = {NULL, 0, 0};
+    MPI_Gather(&count, 1, MPI_INT, counts, 1, MPI_INT, 0, MPI_COMM_WORLD);
+    for (int rank = 1; rank < size; rank++) at[rank] = at[rank - 1] + counts[rank - 1];
+    all.count = (size_t)(at[size - 1] + counts[size - 1]) * unit / sizeof(TraceEvent);
+    if (m->job.rank == 0) all.events = (TraceEvent *)host_alloc(all.count, sizeof(TraceEvent));
+    MPI_Gatherv(mine->events, count, MPI_DOUBLE, all.events, counts, at, MPI_DOUBLE, 0, MPI_COMM_WORLD);
+    free(counts);
+    if (m->job.rank != 0) return true;
     trace_settle(&all);
     bool ok = trace_write(m->opt.trace, all.events, all.count, m->tracks, m->stream_count, err);
     trace_free(&all);
@@ -166,9 +166,8 @@ static inline void trainer_report(Trainer *m) {
     const Options *o = &m->opt;
     if (o->trace) CUDA_CHECK(cudaProfilerStop());
     trainer_report_clock(m);
-    job_agree(&m->job, !o->trace || trainer_report_timeline(m, &err), &err, 1);
-    job_agree(&m->job, log_close(&m->log, &err), &err, 1);
-    job_agree(&m->job, stdout_is_whole(&err), &err, 1);
+    bool ok = (!o->trace || trainer_report_timeline(m, &err)) && log_close(&m->log, &err) && stdout_is_whole(&err);
+    job_agree(&m->job, ok, &err, 1);
 }
 
 // Saves and leaves, when all ranks have agreed on this step as the last. Work left in streams ends with the process.

@@ -2,7 +2,7 @@
 //
 // defines: NCCL_CHECK, NCCL_FLOATX, Job, job_open_memory, job_start, job_check_devices, job_first_failure, job_stop,
 //          job_agree, job_first_difference, job_fail, job_dry_run, job_connect, job_split, job_split_grid,
-//          job_gather_trace, job_finish
+//          job_finish
 #ifndef LLMC_JOB_CUH
 #define LLMC_JOB_CUH
 
@@ -19,7 +19,6 @@
 #include "llmc/kernels/cuda_common.cuh"
 #include "llmc/host/error.h"
 #include "llmc/host/memory.h"
-#include "llmc/host/trace.h"
 
 // Ends the process on a NCCL error, and with it the job: mpirun kills the others when one exits without finalising.
 #define NCCL_CHECK(call)                                                                                   \
@@ -226,21 +225,6 @@ static inline ncclComm_t job_split_grid(Job *job, const Grid *grid, char group, 
     ncclComm_t comm = job_split(job, ranks, count, purpose, 0, grid->world / length, waited);
     free(ranks);
     return comm;
-}
-
-// Collects the trace events of all ranks on rank 0, which gets true and frees them. All ranks call it.
-static inline bool job_gather_trace(const Job *job, const TraceList *mine, TraceList *all) {
-    const size_t unit = sizeof(double);  // MPI counts in int: bytes would be too many
-    int count = (int)(mine->count * sizeof(TraceEvent) / unit);
-    int *counts = (int *)host_alloc(2 * (size_t)job->size, sizeof(int)), *at = counts + job->size;
-    MPI_Gather(&count, 1, MPI_INT, counts, 1, MPI_INT, 0, MPI_COMM_WORLD);
-    for (int rank = 1; rank < job->size; rank++) at[rank] = at[rank - 1] + counts[rank - 1];
-    memset(all, 0, sizeof *all);
-    all->count = (size_t)(at[job->size - 1] + counts[job->size - 1]) * unit / sizeof(TraceEvent);
-    if (job->rank == 0) all->events = (TraceEvent *)host_alloc(all->count, sizeof(TraceEvent));
-    MPI_Gatherv(mine->events, count, MPI_DOUBLE, all->events, counts, at, MPI_DOUBLE, 0, MPI_COMM_WORLD);
-    free(counts);
-    return job->rank == 0;
 }
 
 // Ends the job after every rank has done its work.

@@ -6,18 +6,8 @@
 
 #include "llmc/trainer.cuh"
 
-// Returns a 64-bit hash (FNV-1a) of a tensor's weights.
-static inline uint64_t replicas_hash(const floatX *weights, const Tensor *x) {
-    size_t bytes = x->size * sizeof(floatX);
-    unsigned char *host = (unsigned char *)host_alloc(bytes, 1);
-    CUDA_CHECK(cudaMemcpy(host, weights, bytes, cudaMemcpyDeviceToHost));
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < bytes; i++) hash = (hash ^ host[i]) * 0x100000001b3u;
-    free(host);
-    return hash;
-}
-
-// Compares the ranks that hold the same part of the same tensor. Collective. False names the first one that differs.
+// Compares the ranks that hold the same part of the same tensor, by a 64-bit hash (FNV-1a) of its weights. Collective.
+// False names the first one that differs.
 static inline bool replicas_check(const Trainer *m, Error *err) {
     size_t parts = m->table.shard.t > m->table.shard.e ? m->table.shard.t : m->table.shard.e;
     size_t count = count_tensors(&m->config) * parts;
@@ -25,8 +15,14 @@ static inline bool replicas_check(const Trainer *m, Error *err) {
     memset(hashes, 0xff, count * sizeof(uint64_t));  // not held
     for (size_t i = 0; i < m->table.count; i++) {
         const Tensor *x = &m->table.tensors[i];
-        size_t part = x->split == SPLIT_NONE ? 0 : x->t_rank;
-        hashes[x->id * parts + part] = replicas_hash(m->w[table_layer(&m->table, i)][x->kind], x);
+        const floatX *weights = m->w[table_layer(&m->table, i)][x->kind];
+        size_t bytes = x->size * sizeof(floatX);
+        unsigned char *host = (unsigned char *)host_alloc(bytes, 1);
+        CUDA_CHECK(cudaMemcpy(host, weights, bytes, cudaMemcpyDeviceToHost));
+        uint64_t *hash = &hashes[x->id * parts + (x->split == SPLIT_NONE ? 0 : x->t_rank)];
+        *hash = 0xcbf29ce484222325u;
+        for (size_t k = 0; k < bytes; k++) *hash = (*hash ^ host[k]) * 0x100000001b3u;
+        free(host);
     }
     size_t i = job_first_difference(hashes, count);
     free(hashes);

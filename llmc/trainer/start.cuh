@@ -66,17 +66,15 @@ static inline bool trainer_source(Trainer *m, const char **from, bool *claimed, 
     bool newest = o->resume && strcmp(o->resume, "auto") == 0;
     if (newest && !o->out) return error_set(err, "--resume auto needs --out, where it looks");
     *claimed = newest || (o->resume && o->out && access(o->out, F_OK) == 0);
-    bool ok = !*claimed || trainer_claim(m, err);
+    job_agree(&m->job, !*claimed || trainer_claim(m, err), err);
     if (newest) {
-        if (job_first_failure(&m->job, ok) == m->job.size) ok = trainer_latest(m, latest, err);
+        if (!trainer_latest(m, latest, err)) return false;
         o->resume = latest[0] ? latest : NULL;  // none yet: a fresh start
         if (o->resume) o->init = NULL;          // a requeued job goes on from where it stands
-    } else if (o->resume && o->verify) {
-        if (job_first_failure(&m->job, ok) == m->job.size) ok = trainer_verify(m, o->resume, err);
-    }
+    } else if (o->resume && o->verify && !trainer_verify(m, o->resume, err)) return false;
     if (o->eval && o->resume) o->init = o->resume, o->resume = NULL;  // its weights, and nothing of its training
     *from = o->resume ? o->resume : o->init;
-    return ok;
+    return true;
 }
 
 // Opens the data and the tokenizer, and proves that the outputs can be written: so late, lest a run that is refused
@@ -94,8 +92,8 @@ static inline bool trainer_files(Trainer *m, const char *from, bool claimed, con
         access(beside, R_OK) == 0) o->tokenizer = beside;
     return (lesson->tokenizer ? lesson->tokenizer(&m->tokenizer, o, err)
                               : tokenizer_open(&m->tokenizer, o->tokenizer, err)) &&
-           (!o->sample_every || tokenizer_prompt(&m->tokenizer, o->prompt, m->config.V, &m->prompt, &m->prompt_count,
-                                                 err)) &&
+           (!o->sample_every || tokenizer_prompt(&m->tokenizer, o->prompt, m->config.V, &m->sample.tokens,
+                                                 &m->sample.prompt, err)) &&
            (claimed || trainer_claim(m, err)) &&
            (m->job.rank != 0 || outputs_check(o, err));
 }
@@ -318,7 +316,7 @@ static inline void trainer_start(Trainer *m) {
     const Options *o = &m->opt;
     Error err;
     const char *from = o->resume ? o->resume : o->init;
-    double peak = trainer_peak_flops(m);
+    double peak = device_peak_flops(m->device.name, sizeof(floatX) == 2);
     trainer_host_buffers(m);
     CUDA_CHECK(cudaDeviceSynchronize());  // copies of pageable memory may still be on their way
     trainer_set_dropout(m, false);
@@ -334,13 +332,11 @@ static inline void trainer_start(Trainer *m) {
     bool opened = log_open(&m->log, m->job.rank == 0 ? o->log : NULL, kept, o->steps,
                            count_flops(&m->config, 1, o->seq), m->job.size * peak, &err);
     job_agree(&m->job, opened, &err);
-    m->log.virtual_time = o->virtual_time || o->simulate;
-    m->log.simulated = o->simulate;
     timeline_start(&m->timeline, o->trace != NULL, m->job.rank, m->stream);
     job_reset_traffic(&m->job);
     if (!o->simulate) stop_listen(m);
     if (o->trace) CUDA_CHECK(cudaProfilerStart());
-    trainer_clock_zero();
+    trainer_clock_zero(m);
 }
 
 #endif
