@@ -60,7 +60,6 @@ typedef struct {
     unsigned long long contributed;  // the last step to whose sum this rank contributes
     unsigned long long mine, last;   // this rank's vote; the least vote: the last step
     MPI_Request request;
-    char nothing;
 } Stop;
 
 enum { MAX_STREAMS = 16 };
@@ -112,7 +111,7 @@ struct Trainer {
     Piece *norm_pieces, *host_norm_pieces;  // [norm_count] pieces of gradient tensors, of `part`
     size_t norm_count;
     double *norms, *norm_scratch;  // [norm_count] squared norm of each
-    Piece *adamw_pieces;           // [adamw_count] weights that this rank updates
+    Piece *adamw_pieces, *host_adamw_pieces;  // [adamw_count] weights that this rank updates
     size_t adamw_count;
     unsigned adamw_blocks;
     double *totals, *host_totals;  // [tensors of the whole model + TOTALS_EXTRA] the same over all ranks, and more

@@ -38,8 +38,9 @@ static inline ncclComm_t job_split_link(Job *job, const Grid *grid, int from, in
     return job_split(job, ends, mine ? 2 : 0, "pipeline", LINK_BLOCKS, 0, false);
 }
 
-// Connects a communicator for collectives: a few bytes, then as many as the rank with the least can send.
-static inline void job_warm_up_one(ncclComm_t comm, void *scratch, size_t bytes, cudaStream_t stream) {
+// Connects a communicator for collectives: a few bytes, then as many as the rank with the least can send. scratch:
+// `bytes` on the device, which are overwritten.
+static inline void job_warm_up(ncclComm_t comm, void *scratch, size_t bytes, cudaStream_t stream) {
     int n = 1, rank = 0;
     NCCL_CHECK(ncclCommCount(comm, &n));
     NCCL_CHECK(ncclCommUserRank(comm, &rank));
@@ -59,16 +60,6 @@ static inline void job_warm_up_one(ncclComm_t comm, void *scratch, size_t bytes,
         CUDA_CHECK(cudaStreamSynchronize(stream));
         NCCL_CHECK(ncclBroadcast(x, x, count, NCCL_FLOATX, 0, comm, stream));
         CUDA_CHECK(cudaStreamSynchronize(stream));
-    }
-}
-
-// Connects all communicators but the links for collectives. scratch: `bytes` on the device, as many as the largest
-// message has, or more; they are overwritten. All ranks call it.
-static inline void job_warm_up(const Job *job, void *scratch, size_t bytes, cudaStream_t stream) {
-    if (bytes > WARM_UP_BYTES) bytes = WARM_UP_BYTES;
-    job_warm_up_one(job->world, scratch, bytes, stream);
-    for (size_t i = 0; i < job->group_count; i++) {
-        if (!job->is_link[i]) job_warm_up_one(job->groups[i], scratch, bytes, stream);
     }
 }
 

@@ -203,9 +203,9 @@ static inline Arena *trainer_layout(Trainer *m) {
     if (!m->w) {
         if (!m->part.owned) state_own(&m->part, 0, m->table.total);
         if (!m->state.owned) state_own(&m->state, 0, m->table.total);
-        m->norm_count = state_pieces(&m->part, &m->table, NULL);
-        m->adamw_count = state_pieces(&m->state, &m->table, NULL);
-        host_array(m->host_norm_pieces, m->norm_count);
+        m->host_norm_pieces = state_pieces(&m->part, &m->table, &m->norm_count);
+        m->host_adamw_pieces = state_pieces(&m->state, &m->table, &m->adamw_count);
+        m->adamw_blocks = adamw_number(m->host_adamw_pieces, m->adamw_count);
         host_array(m->w, layers);
         host_array(m->dw, layers);
     }
@@ -283,12 +283,15 @@ static inline void trainer_allocate(Model *m, void (*layout)(Model *m)) {
     job_connect(&m->job);
 }
 
-// First collectives on all communicators, before anything else is in flight: see connect.cuh. The batch that the
-// trainer's connect then goes through becomes zero.
+// First collectives on all communicators but the links, before anything else is in flight: see connect.cuh. They
+// overwrite buffers. The batch that the trainer's connect then goes through becomes zero.
 static inline void trainer_warm_up(Trainer *m) {
-    Arena *larger = m->gradients.used > m->activations.used ? &m->gradients : &m->activations;
-    size_t tokens = m->micros * m->B * m->T * sizeof(int);
-    job_warm_up(&m->job, larger->base, larger->used, m->stream);
+    const Arena *larger = m->gradients.used > m->activations.used ? &m->gradients : &m->activations;
+    size_t tokens = m->micros * m->B * m->T * sizeof(int), bytes = larger->used;
+    if (bytes > WARM_UP_BYTES) bytes = WARM_UP_BYTES;
+    job_warm_up(m->job.world, larger->base, bytes, m->stream);
+    for (size_t i = 0; i < m->job.group_count; i++)
+        if (!m->job.is_link[i]) job_warm_up(m->job.groups[i], larger->base, bytes, m->stream);
     CUDA_CHECK(cudaMemset(m->inputs, 0, tokens));
     CUDA_CHECK(cudaMemset(m->targets, 0, tokens));
     CUDA_CHECK(cudaDeviceSynchronize());
@@ -301,14 +304,9 @@ static inline void trainer_host_buffers(Trainer *m) {
     CUDA_CHECK(cudaMallocHost((void **)&m->host_sums, m->micros * sizeof(double)));
     CUDA_CHECK(cudaMallocHost((void **)&m->host_norms, m->norm_count * sizeof(double)));
     CUDA_CHECK(cudaMallocHost((void **)&m->host_totals, (count_tensors(&m->config) + TOTALS_EXTRA) * sizeof(double)));
-    state_pieces(&m->part, &m->table, m->host_norm_pieces);
-    CUDA_CHECK(cudaMemcpy(m->norm_pieces, m->host_norm_pieces, m->norm_count * sizeof(Piece), cudaMemcpyHostToDevice));
-    Piece *owned = NULL;
-    host_array(owned, m->adamw_count);
-    state_pieces(&m->state, &m->table, owned);
-    m->adamw_blocks = adamw_number(owned, m->adamw_count);
-    CUDA_CHECK(cudaMemcpy(m->adamw_pieces, owned, m->adamw_count * sizeof(Piece), cudaMemcpyHostToDevice));
-    free(owned);
+    size_t norms = m->norm_count * sizeof(Piece), updates = m->adamw_count * sizeof(Piece);
+    CUDA_CHECK(cudaMemcpy(m->norm_pieces, m->host_norm_pieces, norms, cudaMemcpyHostToDevice));
+    CUDA_CHECK(cudaMemcpy(m->adamw_pieces, m->host_adamw_pieces, updates, cudaMemcpyHostToDevice));
 }
 
 // Weights and optimizer as the run begins. All ranks have met (job_connect), and every buffer has its place.

@@ -170,23 +170,23 @@ static inline bool state_save(const State *state, const ParamTable *table, const
     return ok;
 }
 
-// Lists the pieces of tensors that this rank owns, as params and grads have them, unless pieces is NULL. Returns their
-// number.
-static inline size_t state_pieces(const State *state, const ParamTable *table, Piece *pieces) {
-    size_t count = 0;
+// Returns the pieces [*count] of tensors that this rank owns, as params and grads have them; the caller frees them.
+static inline Piece *state_pieces(const State *state, const ParamTable *table, size_t *count) {
+    Piece *pieces = (Piece *)host_alloc(table->count + state->slice_count, sizeof(Piece));  // each begins one or both
+    *count = 0;
     for (size_t i = 0, first = 0; i < table->count; i++) {
         const Tensor *x = &table->tensors[i];
         while (first < state->slice_count && state->slices[first].hi <= x->offset) first++;  // both ascend
-        for (size_t s = first; s < state->slice_count; s++, count++) {
+        for (size_t s = first; s < state->slice_count; s++) {
             Piece slice = state->slices[s];
             size_t lo = x->offset > slice.lo ? x->offset : slice.lo;
             size_t hi = x->offset + x->size < slice.hi ? x->offset + x->size : slice.hi;
             if (lo >= hi) break;  // nor do later slices meet x
             size_t place = state_place(state, slice) + (lo - slice.lo), at = slice.at + (lo - slice.lo);
-            if (pieces) pieces[count] = {place, place + hi - lo, at, i, 0, (x->flags & TENSOR_DECAYS) != 0};
+            pieces[(*count)++] = {place, place + hi - lo, at, i, 0, (x->flags & TENSOR_DECAYS) != 0};
         }
     }
-    return count;
+    return pieces;
 }
 
 #endif

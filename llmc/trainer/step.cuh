@@ -1,8 +1,8 @@
 // step.cuh: what surrounds the forwards and backwards of a training step: its data before, loss, gradient norm and
 // AdamW after them.
 //
-// defines: trainer_load, trainer_begin_step, bucket_count, zero_gradient, sum_gradient, trainer_copy, trainer_loss_share,
-//          trainer_sum, trainer_norm, trainer_adamw, trainer_end_step
+// defines: trainer_load, trainer_begin_step, bucket_count, zero_gradient, sum_gradient, trainer_copy,
+//          trainer_loss_share, trainer_sum, trainer_norm, trainer_adamw, trainer_end_step
 #ifndef LLMC_STEP_CUH
 #define LLMC_STEP_CUH
 
@@ -79,8 +79,8 @@ static inline double trainer_loss_share(Trainer *m) {
     return sum;
 }
 
-// Sums the first `count` of host_totals over all ranks, through the device, and in the same message the loss and whether
-// a rank could not read its data, which ends the run. Returns the mean loss per token of the batch. Synchronises.
+// Sums the first `count` of host_totals over all ranks, through the device, and in one message with them the loss and
+// whether a rank could not read its data, which ends the run. Returns the batch's mean loss per token. Synchronises.
 static inline double trainer_sum(Trainer *m, size_t count, double loss) {
     double *x = m->host_totals;
     size_t bytes = (count + TOTALS_EXTRA) * sizeof(double);

@@ -42,7 +42,7 @@ static inline void stop_vote(Trainer *m, unsigned long long last) {
     Stop *s = &m->ending;
     MPI_Request sent;
     for (int away = 1; away < m->job.size; away *= 2) {
-        MPI_Isend(&s->nothing, 0, MPI_BYTE, (m->job.rank + away) % m->job.size, 0, s->comm, &sent);
+        MPI_Isend(NULL, 0, MPI_BYTE, (m->job.rank + away) % m->job.size, 0, s->comm, &sent);
         MPI_Request_free(&sent);
     }
     s->known = true;
@@ -118,7 +118,7 @@ static inline void stop_close(Trainer *m) {
     while (!s->agreed) stop_wait(m);
     for (int there = 1; there;) {
         MPI_Iprobe(MPI_ANY_SOURCE, 0, s->comm, &there, MPI_STATUS_IGNORE);
-        if (there) MPI_Recv(&s->nothing, 0, MPI_BYTE, MPI_ANY_SOURCE, 0, s->comm, MPI_STATUS_IGNORE);
+        if (there) MPI_Recv(NULL, 0, MPI_BYTE, MPI_ANY_SOURCE, 0, s->comm, MPI_STATUS_IGNORE);
     }
 }
 

@@ -1,8 +1,8 @@
 // virtual_time.cuh: the seam of --virtual-time and --simulate. The stand-ins carry them out; a GPU build refuses both
 // flags, and its clock is real. trainer.cuh includes it.
 //
-// defines: trainer_virtual_time, trainer_simulate, trainer_clock_zero, trainer_clock_begin_step, trainer_clock_end_step,
-//          trainer_report_clock
+// defines: trainer_virtual_time, trainer_simulate, trainer_clock_zero, trainer_clock_begin_step,
+//          trainer_clock_end_step, trainer_report_clock
 #ifndef LLMC_VIRTUAL_TIME_CUH
 #define LLMC_VIRTUAL_TIME_CUH
 
