@@ -51,7 +51,6 @@ static inline void grid_place(Grid *g, size_t rank) {
 static inline bool grid_make(Grid *g, size_t world, size_t rank, size_t t, size_t d, size_t p, const char *order,
                              Error *err) {
     memset(g, 0, sizeof *g);
-    if (rank >= world) return error_set(err, "rank %zu of %zu ranks does not exist", rank, world);
     if (strlen(order) != 3 || !strchr(order, 't') || !strchr(order, 'd') || !strchr(order, 'p')) {
         return error_set(err, "--order must be an order of the letters t, d and p, not '%s'", order);
     }

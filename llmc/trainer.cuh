@@ -65,8 +65,7 @@ typedef struct {
 enum { MAX_STREAMS = 16 };
 
 typedef struct {
-    bool running;
-    size_t batch, batches;  // batches done, of how many
+    size_t batch, batches;  // batches run or running, of how many; 0: there is no validation now
     double sum;             // of their mean losses
     double *rows;           // of --eval: [rows][2]: loss, wrong (0/1); 0 for the rows of other ranks
 } Validation;
@@ -122,7 +121,7 @@ struct Trainer {
     Tokenizer tokenizer;
     TrainerState progress;         // steps done, next sample
     double step_began;             // seconds
-    int out_lock;                  // of --out, see folder_lock; -1: none
+    int out_lock;                  // of --out, see folder_lock; 0: not taken yet, -1: there are no locks
     size_t saved_step;             // of the last checkpoint of this run; 0: none
     bool data_failed;              // this rank could not read its data, and data_error says why
     Error data_error;
@@ -206,7 +205,6 @@ static inline void trainer_give_up(Trainer *m);
 #include "llmc/trainer/replicas.cuh"
 #include "llmc/trainer/start.cuh"
 #include "llmc/trainer/step.cuh"
-#include "llmc/trainer/evaluate.cuh"
 #include "llmc/trainer/between_steps.cuh"
 
 #endif

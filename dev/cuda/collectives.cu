@@ -212,7 +212,8 @@ static void bench(void) {
 int main(int argc, char **argv) {
     job_start(&job, &argc, &argv);
     Error err;
-    bool ok = job_check_devices(&job, &err);
+    struct cudaDeviceProp prop;
+    bool ok = job_check_devices(&job, &prop, &err);
     job_agree(&job, ok, &err);
     job_connect(&job);
     static char nowhere[] = "/dev/null";

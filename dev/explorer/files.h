@@ -13,7 +13,6 @@
 #define LLMC_DATALOADER_H
 #define LLMC_MASKS_H
 #define LLMC_DROPOUT_CUH
-#define LLMC_EVALUATE_CUH
 #define LLMC_EVAL_FILE_H
 #define LLMC_FILE_H
 #define LLMC_LOG_H

@@ -66,19 +66,8 @@ struct LaunchCheck {
     (LaunchCheck{__FILE__, "launch of " #kernel, __LINE__}, \
      LAUNCH_UNCHECKED(kernel, grid, block, shared, stream))
 #ifdef __CUDACC__
-template <class... P>
-struct Launch {
-    void (*kernel)(P...);
-    dim3 grid, block;
-    size_t shared;
-    cudaStream_t stream;
-    void operator()(P... args) const { kernel<<<grid, block, shared, stream>>>(args...); }
-};
-template <class... P>
-static inline Launch<P...> launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream) {
-    return {kernel, grid, block, shared, stream};
-}
-#define LAUNCH_UNCHECKED(kernel, grid, block, shared, stream) launch(&kernel, grid, block, shared, stream)
+#define LAUNCH_UNCHECKED(kernel, grid, block, shared, stream) \
+    [=](auto... args) { kernel<<<grid, block, shared, stream>>>(args...); }
 #define DYNAMIC_SHARED(type, name)                                \
     extern __shared__ __align__(16) unsigned char dynamic_shared[]; \
     type *name = (type *)dynamic_shared

@@ -107,13 +107,12 @@ static inline void job_start(Job *job, int *argc, char ***argv) {
 
 // Refuses devices that the trainer cannot run on: kernels need compute capability 8.0. NCCL needs a GPU for every rank;
 // over MPI, ranks can share one. A rank that sees one GPU may see its own: then NCCL finds two ranks with one GPU.
-static inline bool job_check_devices(const Job *job, Error *err) {
-    struct cudaDeviceProp prop;
-    cudaError_t error = cudaGetDeviceProperties(&prop, job->device);
+static inline bool job_check_devices(const Job *job, struct cudaDeviceProp *prop, Error *err) {
+    cudaError_t error = cudaGetDeviceProperties(prop, job->device);
     if (error != cudaSuccess) return error_set(err, "no GPU can be used: %s", cudaGetErrorString(error));
-    if (prop.major < 8)
+    if (prop->major < 8)
         return error_set(err, "%s has compute capability %d.%d: 8.0 is needed, as an A100 or RTX 3090 has it",
-                         prop.name, prop.major, prop.minor);
+                         prop->name, prop->major, prop->minor);
 #ifndef NCCL_OVER_MPI
     if (job->devices > 1 && job->local_size > job->devices)
         return error_set(err,

@@ -51,35 +51,35 @@ static inline bool trainer_latest(Trainer *m, char latest[PATH_MAX], Error *err)
     return ok;
 }
 
-// Takes --out for this run.
+// Takes --out for this run, once.
 static inline bool trainer_claim(Trainer *m, Error *err) {
     const Options *o = &m->opt;
-    return !o->out || o->dry_run || o->eval || checkpoint_claim(o->out, m->job.rank == 0, &m->out_lock, err);
+    return m->out_lock != 0 || !o->out || o->dry_run || o->eval ||
+           checkpoint_claim(o->out, m->job.rank == 0, &m->out_lock, err);
 }
 
-// Finds where the weights come from: --resume (auto: the newest checkpoint under --out, if there is one), --init, or
-// NULL, random numbers. *claimed: for --resume, an --out that is there has been taken, since this gives a checkpoint
-// that an interrupted save left without its name that name.
-static inline bool trainer_source(Trainer *m, const char **from, bool *claimed, Error *err) {
+// Finds where the weights come from: --resume (auto: the newest checkpoint under --out, if there is one), else --init,
+// else random numbers. For --resume it takes an --out that is there, since this gives a checkpoint that an interrupted
+// save left without its name that name.
+static inline bool trainer_source(Trainer *m, Error *err) {
     static char latest[PATH_MAX];
     Options *o = &m->opt;
     bool newest = o->resume && strcmp(o->resume, "auto") == 0;
     if (newest && !o->out) return error_set(err, "--resume auto needs --out, where it looks");
-    *claimed = newest || (o->resume && o->out && access(o->out, F_OK) == 0);
-    job_agree(&m->job, !*claimed || trainer_claim(m, err), err);
+    bool claims = newest || (o->resume && o->out && access(o->out, F_OK) == 0);
+    job_agree(&m->job, !claims || trainer_claim(m, err), err);
     if (newest) {
         if (!trainer_latest(m, latest, err)) return false;
         o->resume = latest[0] ? latest : NULL;  // none yet: a fresh start
         if (o->resume) o->init = NULL;          // a requeued job goes on from where it stands
     } else if (o->resume && o->verify && !trainer_verify(m, o->resume, err)) return false;
     if (o->eval && o->resume) o->init = o->resume, o->resume = NULL;  // its weights, and nothing of its training
-    *from = o->resume ? o->resume : o->init;
     return true;
 }
 
 // Opens the data and the tokenizer, and proves that the outputs can be written: so late, lest a run that is refused
 // for its options or data leaves an empty --out.
-static inline bool trainer_files(Trainer *m, const char *from, bool claimed, const Lesson *lesson, Error *err) {
+static inline bool trainer_files(Trainer *m, const char *from, const Lesson *lesson, Error *err) {
     static char beside[PATH_MAX];
     Options *o = &m->opt;
     if (o->train_data && (!dataloader_open(&m->train_data, o->train_data, o->seq, err) ||
@@ -94,7 +94,7 @@ static inline bool trainer_files(Trainer *m, const char *from, bool claimed, con
                               : tokenizer_open(&m->tokenizer, o->tokenizer, err)) &&
            (!o->sample_every || tokenizer_prompt(&m->tokenizer, o->prompt, m->config.V, &m->sample.tokens,
                                                  &m->sample.prompt, err)) &&
-           (claimed || trainer_claim(m, err)) &&
+           trainer_claim(m, err) &&
            (m->job.rank != 0 || outputs_check(o, err));
 }
 
@@ -144,9 +144,8 @@ static inline bool trainer_same_files(const Trainer *m, Error *err) {
 static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned sections, const Lesson *lesson,
                                    Error *err) {
     Options *o = &m->opt;
-    const char *from = NULL;
     GPTConfig file;
-    bool claimed = false;
+    strcpy(m->device.name, "no GPU");
     bool parsed = options_parse(o, &lesson->options, argc, argv, sections, err);
     if (!trainer_same_start(m, parsed, sections, &lesson->options, err)) return false;
     if (o->help || o->version) {
@@ -158,11 +157,12 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
     if (o->out || o->log) signal(SIGPIPE, SIG_IGN);  // nobody reads what we print: that is no reason to lose the run
     m->config.spec = lesson->spec;
     if (lesson->sizes && !lesson->sizes(o, lesson->options.object, err)) return false;
-    if (!trainer_source(m, &from, &claimed, err) ||
-        (from && !checkpoint_read_config(from, lesson->spec, &file, err))) return false;
+    if (!trainer_source(m, err)) return false;
+    const char *from = o->resume ? o->resume : o->init;
+    if (from && !checkpoint_read_config(from, lesson->spec, &file, err)) return false;
     if (!options_resolve(o, from ? &file : NULL, m->job.size, err) || !trainer_virtual_time(o, err) ||
         !grid_make(&m->grid, m->job.size, m->job.rank, o->tensor, o->data, o->pipeline, o->order, err) ||
-        ((m->job.devices || !o->dry_run) && !job_check_devices(&m->job, err))) return false;
+        ((m->job.devices || !o->dry_run) && !job_check_devices(&m->job, &m->device, err))) return false;
     m->config = options_config(o), m->config.spec = lesson->spec;
     if (lesson->check && !lesson->check(m, err)) return false;
     if (from && !checkpoint_check(from, &m->config, o->resume != NULL, sizeof(floatX) == 2, err)) return false;
@@ -174,7 +174,7 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
     m->readers = o->data / o->context, m->reader = m->grid.d_rank / o->context;
     trainer_set_batch(m, o->global_batch);
     trainer_sizes(m, 1), m->V0 = 0, m->sp = 1;
-    return trainer_files(m, from, claimed, lesson, err);
+    return trainer_files(m, from, lesson, err);
 }
 
 // Starts the job and reads everything that the command line names. sections: which flags this trainer has, beside those
@@ -185,8 +185,6 @@ static inline void trainer_open(Trainer *m, int argc, char **argv, unsigned sect
     job_start(&m->job, &argc, &argv);
     job_agree(&m->job, trainer_prepare(m, argc, argv, sections, &lesson, &err), &err);
     job_agree(&m->job, trainer_same_files(m, &err), &err);
-    strcpy(m->device.name, "no GPU");
-    if (m->job.devices) CUDA_CHECK(cudaGetDeviceProperties(&m->device, m->job.device));
 }
 
 // Takes this rank's part of the model.
