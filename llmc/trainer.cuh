@@ -197,11 +197,27 @@ static inline Dropout drop(const Trainer *m, RandomPurpose place, size_t l) {
     return dropout_for(m->dropout, place, m->table.shard.layers[l]);
 }
 
+// The seam of --virtual-time and --simulate. The stand-ins carry them out; a GPU build refuses both flags, and its
+// clock is real.
+#ifdef CPU_CLOCK
+#include "llmc/cpu/virtual_run.cuh"
+#else
+static inline bool trainer_virtual_time(const Options *o, Error *err) {
+    return (!o->virtual_time && !o->simulate) ||
+           error_set(err, "--%s needs the trainers that need no GPU: build with make DEVICE=cpu",
+                     o->simulate ? "simulate" : "virtual-time");
+}
+static inline void trainer_simulate(int, char **, unsigned, const Lesson *) {}
+static inline void trainer_clock_zero(Trainer *) {}
+static inline void trainer_clock_begin_step(void) {}
+static inline void trainer_clock_end_step(Trainer *, double) {}
+static inline void trainer_report_clock(Trainer *) {}
+#endif
+
 static inline void trainer_leave(Trainer *m);
 static inline void trainer_give_up(Trainer *m);
 
 #include "llmc/trainer/stop.cuh"
-#include "llmc/trainer/virtual_time.cuh"
 #include "llmc/trainer/replicas.cuh"
 #include "llmc/trainer/start.cuh"
 #include "llmc/trainer/step.cuh"

@@ -39,8 +39,7 @@ static inline LabLaunch *lab_launched(void) {
 }
 
 #ifdef __CUDACC__
-template <class... P>
-static inline Launch<P...> lab_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream) {
+template <class... P> static inline void lab_launch(void (*kernel)(P...), dim3 block, size_t shared) {
     LabLaunch *l = lab_launched();
     struct cudaFuncAttributes of;
     if (l->on) CUDA_CHECK(cudaFuncGetAttributes(&of, (const void *)kernel));
@@ -51,10 +50,10 @@ static inline Launch<P...> lab_launch(void (*kernel)(P...), dim3 grid, dim3 bloc
         CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, (const void *)kernel, threads, shared));
         l->registers = of.numRegs, l->occupancy = (double)blocks * threads / most;
     }
-    return launch(kernel, grid, block, shared, stream);
 }
 #undef LAUNCH_UNCHECKED
-#define LAUNCH_UNCHECKED(kernel, grid, block, shared, stream) lab_launch(&kernel, grid, block, shared, stream)
+#define LAUNCH_UNCHECKED(kernel, grid, block, shared, stream) \
+    (lab_launch(&kernel, block, shared), [=](auto... args) { kernel<<<grid, block, shared, stream>>>(args...); })
 #endif
 
 #include "llmc/kernels/packs.cuh"

@@ -25,7 +25,6 @@
 #define LLMC_TOKENIZER_H
 #define LLMC_TRACE_H
 #define LLMC_TRAINER_JSON_H
-#define LLMC_VIRTUAL_TIME_CUH
 
 // Kernels do nothing.
 #include "llmc/kernels/cuda_common.cuh"
@@ -146,11 +145,6 @@ DOES_NOTHING(void, stop_listen, )
 DOES_NOTHING(void, stop_settle, )
 DOES_NOTHING(void, stop_before_sum, )
 DOES_NOTHING(void, trainer_synchronize, )
-DOES_NOTHING(bool, trainer_virtual_time, true)
-DOES_NOTHING(void, trainer_simulate, )
-DOES_NOTHING(void, trainer_clock_zero, )
-DOES_NOTHING(void, trainer_clock_begin_step, )
-DOES_NOTHING(void, trainer_clock_end_step, )
 
 DOES_NOTHING(bool, log_open, true)
 DOES_NOTHING(bool, log_close, true)

@@ -1,5 +1,5 @@
 // virtual_run.cuh: --virtual-time and --simulate: starts the clock of the stand-ins (clock.h) and the processes of a
-// simulation (simulate.h), and reports where the last step's time went. llmc/trainer/virtual_time.cuh includes it.
+// simulation (simulate.h), and reports where the last step's time went. llmc/trainer.cuh includes it.
 #ifndef LLMC_CPU_VIRTUAL_RUN_CUH
 #define LLMC_CPU_VIRTUAL_RUN_CUH
 

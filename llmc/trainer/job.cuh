@@ -160,15 +160,14 @@ static inline size_t job_first_difference(const uint64_t *numbers, size_t count)
     return i;
 }
 
-// Prints the memory that every rank needs, in MiB, a row per rank, and ends MPI: --dry-run. All ranks call it.
-static inline int job_dry_run(const Job *job, size_t weights, size_t gradients, size_t optimizer, size_t activations) {
-    double mine[4] = {(double)weights, (double)gradients, (double)optimizer, (double)activations};
-    double *all = (double *)host_alloc(job->size, sizeof mine);
+// Prints the memory that every rank needs, a row per rank, and ends MPI: --dry-run. mine[4]: in MiB. All ranks call it.
+static inline int job_dry_run(const Job *job, const double *mine) {
+    double *all = (double *)host_alloc(job->size, 4 * sizeof(double));
     MPI_Gather(mine, 4, MPI_DOUBLE, all, 4, MPI_DOUBLE, 0, MPI_COMM_WORLD);
     printf("MiB per rank      weights    gradients    optimizer  activations\n");
     for (int rank = 0; rank < job->size && job->rank == 0; rank++) {
         printf("%12d", rank);
-        for (int i = 0; i < 4; i++) printf(" %12.1f", all[rank * 4 + i] / 1048576.0);
+        for (int i = 0; i < 4; i++) printf(" %12.1f", all[rank * 4 + i]);
         printf("\n");
     }
     free(all);

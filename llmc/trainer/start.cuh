@@ -250,11 +250,13 @@ static inline void trainer_allocate(Model *m, void (*layout)(Model *m)) {
         {&m->weights, "weights"}, {&m->gradients, "gradients"}, {&m->optimizer, "optimizer"},
         {&m->activations, "activations"}};
     size_t needed = DEVICE_RESERVE, free_bytes = SIZE_MAX, total_bytes;
+    double mib[4];
     Error err;
     layout(m);
     trainer_print(m);
     for (int i = 0; i < 4; i++) {
-        printf("%-12s %12.1f MiB\n", plan[i].purpose, (double)plan[i].arena->used / 1048576.0);
+        mib[i] = (double)plan[i].arena->used / 1048576.0;
+        printf("%-12s %12.1f MiB\n", plan[i].purpose, mib[i]);
         needed += plan[i].arena->used;
     }
     if (m->job.devices) CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
@@ -265,14 +267,11 @@ static inline void trainer_allocate(Model *m, void (*layout)(Model *m)) {
                           (double)needed / 1048576.0, (double)free_bytes / 1048576.0);
     for (int i = 0; i < 4 && fits && !m->opt.dry_run; i++) {
         cudaError_t error = cudaMalloc((void **)&plan[i].arena->base, plan[i].arena->used);
-        fits = error == cudaSuccess || error_set(&err, "cannot allocate %.0f MiB for %s: %s",
-                                                 (double)plan[i].arena->used / 1048576.0, plan[i].purpose,
-                                                 cudaGetErrorString(error));
+        fits = error == cudaSuccess || error_set(&err, "cannot allocate %.0f MiB for %s: %s", mib[i],
+                                                 plan[i].purpose, cudaGetErrorString(error));
     }
     job_agree(&m->job, fits, &err);
-    if (m->opt.dry_run) {
-        exit(job_dry_run(&m->job, m->weights.used, m->gradients.used, m->optimizer.used, m->activations.used));
-    }
+    if (m->opt.dry_run) exit(job_dry_run(&m->job, mib));
     layout(m);
     m->stream = stream_create(m, "compute", false);
     matmul_create(&m->matmul, m->stream);

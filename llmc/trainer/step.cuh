@@ -31,9 +31,8 @@ static inline void trainer_load(Trainer *m, DataLoader *data, uint64_t first, si
 }
 
 static inline StepReport trainer_begin_step(Trainer *m) {
-    StepReport report;
+    StepReport report = {};
     stop_settle(m);
-    memset(&report, 0, sizeof report);
     report.step = m->progress.step + 1;
     timeline_collect(&m->timeline, 0);  // of what ran between the steps
     m->timeline.paused = m->progress.step >= m->progress.first_step + m->opt.trace_steps;
@@ -110,8 +109,7 @@ static inline bool trainer_dump_gradients(Trainer *m, Error *err) {
 // finite, or if a rank could not read its data.
 static inline void trainer_norm(Trainer *m, StepReport *report) {
     Error err;
-    char bad[sizeof(m->table.tensors->name)] = "none";
-    size_t count = m->norm_count, tensors = count_tensors(&m->config);
+    size_t count = m->norm_count, tensors = count_tensors(&m->config), bad = tensors;
     double *totals = m->host_totals, sum = 0.0;
     global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->norm_pieces, count, table_largest(&m->table),
                         m->part.owned, m->stream);
@@ -124,15 +122,15 @@ static inline void trainer_norm(Trainer *m, StepReport *report) {
     }
     stop_before_sum(m);
     report->loss = trainer_sum(m, tensors, loss);
-    for (size_t i = 0; i < tensors; i++) sum += totals[i];
-    for (size_t i = tensors; i-- > 0;) {
-        if (!isfinite(totals[i])) strcpy(bad, tensor_by_id(&m->config, i).name);
+    for (size_t i = 0; i < tensors; i++) {
+        sum += totals[i];
+        if (!isfinite(totals[i]) && bad == tensors) bad = i;
     }
     report->grad_norm = sqrt(sum);
     if (!isfinite(report->loss) || !isfinite(sum)) {
         error_set(&err, "step %zu: the loss is %g and %s is the first tensor whose gradient is not finite; nothing was "
                   "updated; resume from a checkpoint before the loss grew, or start again, with a lower --lr",
-                  report->step, report->loss, bad);
+                  report->step, report->loss, bad < tensors ? tensor_by_id(&m->config, bad).name : "none");
         job_stop(&m->job, 0, &err, 1);
     }
     bool first = m->progress.step == m->progress.first_step;
