@@ -98,11 +98,6 @@ static void fuzz_reshard(const uint8_t *data, size_t size) {
     fuzz_ranks(&config, fuzz_some_layout(data[6], data[7], config.L), data[8] & 1, dir, NULL);
 }
 
-static bool fuzz_sound(void *context, const char *dir, Error *err) {
-    (void)context;
-    return checkpoint_verify(dir, err);
-}
-
 // Three bytes each: a save, a prune, or something that people, disks and clocks do to one of the folder's checkpoints.
 // The checkpoint taken in the end is sound; the last save is taken if it was left alone.
 static void fuzz_folder(const uint8_t *data, size_t size) {
@@ -142,7 +137,7 @@ static void fuzz_folder(const uint8_t *data, size_t size) {
         if (fd >= 0) close(fd);
         if (hit || (data[i] % 8 == 2 && last[0] && access(last, F_OK) != 0)) last[0] = '\0';
     }
-    if (checkpoint_latest(fuzz_out, NULL, fuzz_sound, NULL, dir, sizeof dir, &err) && dir[0])
+    if (latest_sound(fuzz_out, true, dir, sizeof dir, &err) && dir[0])
         fuzz_promise(checkpoint_verify(dir, &err));
     fuzz_promise(!last[0] || strcmp(dir, last) == 0);
 }

@@ -802,15 +802,10 @@ static size_t count_entries(const char *dir) {
     return n;
 }
 
-static bool verify_alone(void *context, const char *dir, Error *err) {
-    (void)context;
-    return checkpoint_verify(dir, err);
-}
-
 static bool latest_is(const char *out, const char *name) {
     char path[PATH_MAX];
     Error err;
-    if (!checkpoint_latest(out, NULL, verify_alone, NULL, path, sizeof path, &err)) return false;
+    if (!latest_sound(out, true, path, sizeof path, &err)) return false;
     const char *slash = strrchr(path, '/');
     return strcmp(slash ? slash + 1 : path, name) == 0;
 }
@@ -819,7 +814,7 @@ static bool latest_is(const char *out, const char *name) {
 static bool newest_is(const char *out, const char *name) {
     char path[PATH_MAX];
     Error err;
-    return checkpoint_latest(out, NULL, NULL, NULL, path, sizeof path, &err) &&
+    return latest_sound(out, false, path, sizeof path, &err) &&
            strcmp(strrchr(path, '/') + 1, name) == 0;
 }
 
@@ -1062,7 +1057,7 @@ static void test_unsound(void) {
     ok = unlink(in_root("unsound/step-00000002/model.safetensors")) == 0;
     check(&checks, ok && latest_is(out, "step-00000001"), "weights that are missing");
     ok = unlink(in_root("unsound/step-00000001/config.json")) == 0;
-    ok &= !checkpoint_latest(out, NULL, verify_alone, NULL, path, sizeof path, &err) &&
+    ok &= !latest_sound(out, true, path, sizeof path, &err) &&
           says(&err, "no checkpoint under") && says(&err, "step-00000004/trainer.json");
     check(&checks, ok, "and where none is sound it refuses, and names what is wrong with the newest");
 }
@@ -1145,7 +1140,7 @@ static void test_checksums(void) {
         write_file(path, data, bytes);
         ok = !checkpoint_verify(dir, &err) && says(&err, "is damaged") && latest_is(out, "step-00000001");
         check(&checks, ok, "so are elements that changed places, and --resume auto takes the checkpoint before");
-        ok = checkpoint_latest(out, NULL, NULL, NULL, other, sizeof other, &err) && strcmp(other, dir) == 0;
+        ok = latest_sound(out, false, other, sizeof other, &err) && strcmp(other, dir) == 0;
         check(&checks, ok, "or, not to be verified, that one");
         free(data);
     }
@@ -1211,7 +1206,7 @@ static void test_kill(void) {
         waitpid(child, &status, 0);
         ok = WIFSIGNALED(status) || error_set(&err, "a save failed");
         TrainerState state;
-        ok = ok && checkpoint_latest(out, NULL, verify_alone, NULL, dir, sizeof dir, &err) &&
+        ok = ok && latest_sound(out, true, dir, sizeof dir, &err) &&
              (dir[0] || error_set(&err, "no checkpoint is left"));
         ok = ok && checkpoint_check(dir, &tiny, true, false, &err) &&
              checkpoint_read_state(dir, &state, &err) && each_rank(&tiny, &ONE, false, dir, job_read, &err);

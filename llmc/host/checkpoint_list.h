@@ -1,6 +1,6 @@
 // checkpoint_list.h: the checkpoints under --out: who may write there, which is the newest, which ones go.
 //
-// defines: CheckpointVerify, checkpoint_claim, checkpoint_next_save, checkpoint_latest, checkpoint_prune
+// defines: checkpoint_claim, checkpoint_next_save, checkpoint_prune, checkpoint_pass_over, checkpoint_latest
 #ifndef LLMC_CHECKPOINT_LIST_H
 #define LLMC_CHECKPOINT_LIST_H
 
@@ -129,33 +129,36 @@ static inline bool checkpoint_claim(const char *out_dir, bool first_rank, int *l
     return true;
 }
 
-// Compares a folder with its checksums; false with a sentence that says what is damaged.
-typedef bool (*CheckpointVerify)(void *context, const char *dir, Error *err);
+// Passes over a damaged checkpoint, the newest of those not yet passed over. err keeps what is wrong with the first.
+static inline void checkpoint_pass_over(const char *path, size_t *passed, const Error *why, Error *err) {
+    const char *name = strrchr(path, '/') + 1;
+    printf("note: the checkpoint %s is passed over: %s\n", name, why->text);
+    if ((*passed)++ == 0)
+        error_set(err, "no checkpoint under %.*s is sound: %s", (int)(name - 1 - path), path, why->text);
+}
 
-// Finds the checkpoint under out_dir that was saved last and is sound; verify may be NULL. path is empty where there is
-// none at all. Prints which ones it passes over. False: all are damaged, or there is no right to read them.
-static inline bool checkpoint_latest(const char *out_dir, const ModelSpec *spec, CheckpointVerify verify,
-                                     void *context, char *path, size_t size, Error *err) {
+// Finds the checkpoint under out_dir that was saved last, looks sound and is not among the newest *passed, which are
+// damaged. Its checksums are not compared. path is empty where there is none. Prints which ones it passes over. False:
+// all are damaged, or there is no right to read them.
+static inline bool checkpoint_latest(const char *out_dir, const ModelSpec *spec, size_t *passed, char *path,
+                                     size_t size, Error *err) {
     CheckpointEntry *list;
     TrainerState state;
     GPTConfig config;
     Error why;
-    bool ok = true, found = false;
     path[0] = '\0';
     if (access(out_dir, R_OK | X_OK) != 0 && errno != ENOENT) {
         return error_set(err, "cannot read %s: %s", out_dir, strerror(errno));
     }
-    for (size_t i = checkpoint_list(out_dir, false, &list); i-- > 0 && !found;) {
-        const CheckpointEntry *x = &list[i];
-        found = checkpoint_read_state(x->path, &state, &why) && checkpoint_read_config(x->path, spec, &config, &why) &&
-                checkpoint_check(x->path, &config, true, state.bf16, &why) &&
-                (!verify || verify(context, x->path, &why));
-        if (!found) printf("note: the checkpoint %s is passed over: %s\n", strrchr(x->path, '/') + 1, why.text);
-        if (!found && ok) ok = error_set(err, "no checkpoint under %s is sound: %s", out_dir, why.text);
-        if (found) snprintf(path, size, "%s", x->path);
+    size_t count = checkpoint_list(out_dir, false, &list);
+    while (*passed < count && !path[0]) {
+        const char *dir = list[count - 1 - *passed].path;
+        if (checkpoint_read_state(dir, &state, &why) && checkpoint_read_config(dir, spec, &config, &why) &&
+            checkpoint_check(dir, &config, true, state.bf16, &why)) snprintf(path, size, "%s", dir);
+        else checkpoint_pass_over(dir, passed, &why, err);
     }
     free(list);
-    return ok || found;
+    return path[0] || *passed == 0;
 }
 
 #endif

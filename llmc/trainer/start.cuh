@@ -7,8 +7,7 @@
 #include "llmc/trainer.cuh"
 
 // All ranks call it, and all know the verdict: is a checkpoint what was saved, by its checksums? Each reads a share.
-static inline bool trainer_verify(void *context, const char *dir, Error *err) {
-    const Trainer *m = (const Trainer *)context;
+static inline bool trainer_verify(const Trainer *m, const char *dir, Error *err) {
     const Job *job = &m->job;
     Checksums sums;
     bool ok = checkpoint_sum(dir, m->config.spec, (size_t)job->rank, (size_t)job->size, &sums, err);
@@ -24,31 +23,17 @@ static inline bool trainer_verify(void *context, const char *dir, Error *err) {
     return ok;
 }
 
-// Rank 0 has found a checkpoint: the others learn of it, and all read it.
-static inline bool trainer_verify_found(void *context, const char *dir, Error *err) {
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s", dir);
-    MPI_Bcast(path, sizeof path, MPI_CHAR, 0, MPI_COMM_WORLD);
-    return trainer_verify(context, dir, err);
-}
-
-// The newest sound checkpoint under --out, or "": rank 0 looks, and all read what it asks for, until it names nothing.
-static inline bool trainer_latest(Trainer *m, char latest[PATH_MAX], Error *err) {
-    const Options *o = &m->opt;
+// The newest sound checkpoint under --out, or "": rank 0 looks for one, and all read it.
+static inline bool trainer_latest(const Trainer *m, char latest[PATH_MAX], Error *err) {
+    size_t passed = 0;
     bool ok = true;
-    char asked[PATH_MAX] = "";
-    Error ignored;
-    if (m->job.rank == 0) {
-        ok = checkpoint_latest(o->out, m->config.spec, o->verify ? trainer_verify_found : NULL, m, latest, PATH_MAX,
-                               err);
+    Error why;
+    for (;;) {
+        if (m->job.rank == 0) ok = checkpoint_latest(m->opt.out, m->config.spec, &passed, latest, PATH_MAX, err);
+        MPI_Bcast(latest, PATH_MAX, MPI_CHAR, 0, MPI_COMM_WORLD);
+        if (!latest[0] || !m->opt.verify || trainer_verify(m, latest, &why)) return ok;
+        checkpoint_pass_over(latest, &passed, &why, err);
     }
-    for (bool more = true; more;) {
-        MPI_Bcast(asked, sizeof asked, MPI_CHAR, 0, MPI_COMM_WORLD);
-        more = asked[0] != '\0';
-        if (more) trainer_verify(m, asked, &ignored);
-    }
-    MPI_Bcast(latest, PATH_MAX, MPI_CHAR, 0, MPI_COMM_WORLD);  // all ranks take the same one
-    return ok;
 }
 
 // Takes --out for this run, once.
