@@ -95,7 +95,7 @@ typedef struct {
 typedef struct {
     char name[64];       // Hugging Face's name, of GPT-2's without the prefix "transformer."
     int kind;            // TensorKind, or one of the model's own
-    size_t layer;        // global layer number; 0 outside the layers
+    size_t layer, held;  // global layer number, and which of the layers that the rank holds; 0 outside the layers
     size_t id;           // position in the table of the unsharded model: keys random numbers, orders sums
     int dims;            // 1 or 2; with 1, rows is 1
     size_t rows, cols;   // global shape, as in files
@@ -114,7 +114,6 @@ typedef struct {
     size_t count;    // tensors
     size_t total;    // elements of the flat buffer, gaps of the alignment included
     Tensor *tensors; // [count] in memory order
-    size_t first_layer_tensor, behind;  // tensors [first_layer_tensor, behind) are those of layers
     size_t layer_buckets, bucket_count;  // gradient buckets of a layer, 2 if it has experts, else 1; of the rank
     size_t *buckets; // [bucket_count + 1] their starts: embeddings, those of each layer, ln_f; then total
 } ParamTable;
@@ -231,13 +230,12 @@ static inline ParamTable table_make(const GPTConfig *g, const Shard *shard) {
         Tensor *x = &table.tensors[table.count++];
         *x = tensor_describe(g, row, before || behind ? 0 : numbers[l], experts ? shard->e : shard->t,
                              experts ? shard->e_rank : shard->t_rank);
+        x->held = before || behind ? 0 : l;
         x->offset = x->flags & TENSOR_JOINED ? end : table.total;
         // Tensor ranks hold whole tensors alike, and the first and the last stage a tied one.
         x->counted = (x->split != SPLIT_NONE || shard->t_rank == 0) && (!tensor_is_tied(x) || shard->embedding);
         end = x->offset + x->size;
         table.total = round_up(end, TENSOR_ALIGN);
-        if (before) table.first_layer_tensor = table.count;
-        if (!behind) table.behind = table.count;
     }
     table.total = table.buckets[table.bucket_count] = round_up(table.total, align);
     return table;
@@ -269,17 +267,12 @@ static inline void table_free(ParamTable *table) {
     memset(table, 0, sizeof *table);
 }
 
-// Which of the layers that the rank holds has tensor i; 0 outside them.
-static inline size_t table_layer(const ParamTable *table, size_t i) {
-    bool inside = i >= table->first_layer_tensor && i < table->behind;
-    return inside ? (i - table->first_layer_tensor) / tensors_of_layer(config_spec(&table->config)) : 0;
-}
-
 // The tensor of a kind; l counts the layers that this rank holds and is ignored outside them. NULL if not held.
 static inline const Tensor *table_find(const ParamTable *table, int kind, size_t l) {
     for (size_t i = 0; i < table->count; i++) {
-        bool outside = i < table->first_layer_tensor || i >= table->behind;
-        if (table->tensors[i].kind == kind && (outside || table_layer(table, i) == l)) return &table->tensors[i];
+        const Tensor *x = &table->tensors[i];
+        bool outside = x->flags & (TENSOR_FIRST | TENSOR_LAST);
+        if (x->kind == kind && (outside || x->held == l)) return x;
     }
     return NULL;
 }

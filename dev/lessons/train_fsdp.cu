@@ -122,7 +122,7 @@ static void layout_windows(GPT *m) {
     }
     for (size_t i = 0; i < m->table.count; i++) {
         const Tensor *x = &m->table.tensors[i];
-        size_t l = table_layer(&m->table, i);
+        size_t l = x->held;
         while (x->offset >= at[b + 1]) b++;
         m->w[l][x->kind] = m->whole[b] + (x->offset - at[b]);
         m->dw[l][x->kind] = m->dwhole[b] + (x->offset - at[b]);

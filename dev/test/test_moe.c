@@ -317,7 +317,7 @@ static void group_replicas(Context *x) {
             const Tensor *w = &ref.table.tensors[k];
             double *values = ref.params + w->offset;
             size_t half = w->rows * w->cols / 2;
-            if (!rows[i].others) values[2 * half - 1] += w->kind == rows[i].kind && table_layer(&ref.table, k) == 1;
+            if (!rows[i].others) values[2 * half - 1] += w->kind == rows[i].kind && w->held == 1;
             else if (w->flags & TENSOR_EXPERTS) memcpy(values + half, values, half * sizeof(double));
         }
         write_experts("stale/model", &ref);

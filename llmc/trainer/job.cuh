@@ -20,16 +20,14 @@
 #include "llmc/host/error.h"
 #include "llmc/host/memory.h"
 
+static inline void nccl_check(ncclResult_t result, const char *file, int line, const char *what) {
+    if (result == ncclSuccess) return;
+    fprintf(stderr, "error: NCCL: %s at %s:%d: %s: %s\n", ncclGetErrorString(result), file, line, what,
+            ncclGetLastError(NULL));
+    _exit(1);
+}
 // Ends the process on a NCCL error, and with it the job: mpirun kills the others when one exits without finalising.
-#define NCCL_CHECK(call)                                                                                   \
-    do {                                                                                                   \
-        ncclResult_t nccl_result = (call);                                                                 \
-        if (nccl_result != ncclSuccess) {                                                                  \
-            fprintf(stderr, "error: NCCL: %s at %s:%d: %s: %s\n", ncclGetErrorString(nccl_result),         \
-                    __FILE__, __LINE__, #call, ncclGetLastError(NULL));                                    \
-            _exit(1);                                                                                      \
-        }                                                                                                  \
-    } while (0)
+#define NCCL_CHECK(call) nccl_check((call), __FILE__, __LINE__, #call)
 
 #ifdef PRECISION_FP32
 #define NCCL_FLOATX ncclFloat

@@ -15,7 +15,7 @@ static inline bool replicas_check(const Trainer *m, Error *err) {
     memset(hashes, 0xff, count * sizeof(uint64_t));  // not held
     for (size_t i = 0; i < m->table.count; i++) {
         const Tensor *x = &m->table.tensors[i];
-        const floatX *weights = m->w[table_layer(&m->table, i)][x->kind];
+        const floatX *weights = m->w[x->held][x->kind];
         size_t bytes = x->size * sizeof(floatX);
         unsigned char *host = (unsigned char *)host_alloc(bytes, 1);
         CUDA_CHECK(cudaMemcpy(host, weights, bytes, cudaMemcpyDeviceToHost));
