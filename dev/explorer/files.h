@@ -144,7 +144,6 @@ DOES_NOTHING(bool, is_last_step, true)
 DOES_NOTHING(int, trainer_close, 0)
 DOES_NOTHING(void, stop_listen, )
 DOES_NOTHING(void, stop_settle, )
-DOES_NOTHING(void, stop_before_sum, )
 DOES_NOTHING(void, trainer_synchronize, )
 
 DOES_NOTHING(bool, log_open, true)

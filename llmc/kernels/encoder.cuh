@@ -144,7 +144,6 @@ static inline void encoder_forward(floatX *out, const int *tokens, const floatX 
                                    size_t B, size_t T, size_t C, size_t v_start, size_t Vl,
                                    cudaStream_t stream, Tokens held = Tokens()) {
     size_t N = B * T;
-    if (N == 0) return;
     // a row of wte and of out for each token; all B samples share the rows of wpe
     kernel_cost(KERNEL_RESIDUAL, N * C, (2 + (wpe ? 1 / (double)B : 0)) * sizeof(floatX), wpe ? 1 : 0);
     by_packs(C, [&](auto W) {
@@ -156,7 +155,6 @@ static inline void encoder_forward(floatX *out, const int *tokens, const floatX 
 template <int THREADS>
 static inline void encoder_backward_wte(float *dwte, const floatX *dout, const int *tokens, size_t N, size_t C,
                                         size_t v_start, size_t Vl, cudaStream_t stream) {
-    if (N == 0) return;
     kernel_cost(KERNEL_ELEMENTWISE, N * C, 2 * sizeof(float) + sizeof(floatX), 1);  // as if no token came twice
     by_packs(C, [&](auto W) {
         LAUNCH((encoder_backward_wte_kernel<W, THREADS>), ENCODER_OWNERS, THREADS, 0, stream)

@@ -69,19 +69,17 @@ static inline size_t global_norm_scratch(size_t count, size_t max_size) {
     return count * norm_chunk_count(max_size);
 }
 
-// Computes out[count], the sum of squares of each piece of grads. pieces[count] is on the device; max_size is its
-// largest size, n the sum of all, give or take padding. A NaN or infinity reaches the sum of its own piece only.
+// Computes out[count], the sum of squares of each piece of grads. pieces[count] is on the device; max_size, at least 1,
+// is its largest size, n the sum of all, give or take padding. A NaN or infinity reaches the sum of its own piece only.
 template <int LANES = ROW_LANES>
 static inline void global_norm_squared(double *out, double *scratch, const float *grads,
                                        const Piece *pieces, size_t count, size_t max_size, size_t n,
                                        cudaStream_t stream) {
     if (count == 0) return;
     size_t max_chunks = norm_chunk_count(max_size);
-    if (max_chunks > 0) {
-        kernel_cost(KERNEL_NONE, n, sizeof(float), 2);  // a cluster's optimizer_bytes have it in
-        dim3 grid((unsigned)CEIL_DIV(max_chunks, (size_t)NORM_WARPS), (unsigned)count);
-        LAUNCH(global_norm_kernel<LANES>, grid, 32 * NORM_WARPS, 0, stream)(scratch, grads, pieces, max_chunks);
-    }
+    kernel_cost(KERNEL_NONE, n, sizeof(float), 2);  // a cluster's optimizer_bytes have it in
+    dim3 grid((unsigned)CEIL_DIV(max_chunks, (size_t)NORM_WARPS), (unsigned)count);
+    LAUNCH(global_norm_kernel<LANES>, grid, 32 * NORM_WARPS, 0, stream)(scratch, grads, pieces, max_chunks);
     LAUNCH(global_norm_sum_kernel, (unsigned)count, 32, 0, stream)(out, scratch, pieces, max_chunks);
 }
 

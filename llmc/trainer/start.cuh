@@ -278,7 +278,12 @@ static inline void trainer_warm_up(Trainer *m) {
     CUDA_CHECK(cudaDeviceSynchronize());
 }
 
-static inline void trainer_host_buffers(Trainer *m) {
+// Host buffers, weights and optimizer as the run begins. All ranks have met (job_connect), and every buffer has its place.
+static inline void trainer_start(Trainer *m) {
+    const Options *o = &m->opt;
+    Error err;
+    const char *from = o->resume ? o->resume : o->init;
+    double peak = device_peak_flops(m->device.name, sizeof(floatX) == 2);
     size_t tokens = m->micros * m->B * m->T * sizeof(int);
     CUDA_CHECK(cudaMallocHost((void **)&m->host_inputs, tokens));
     CUDA_CHECK(cudaMallocHost((void **)&m->host_targets, tokens));
@@ -288,15 +293,6 @@ static inline void trainer_host_buffers(Trainer *m) {
     size_t norms = m->norm_count * sizeof(Piece), updates = m->adamw_count * sizeof(Piece);
     CUDA_CHECK(cudaMemcpy(m->norm_pieces, m->host_norm_pieces, norms, cudaMemcpyHostToDevice));
     CUDA_CHECK(cudaMemcpy(m->adamw_pieces, m->host_adamw_pieces, updates, cudaMemcpyHostToDevice));
-}
-
-// Weights and optimizer as the run begins. All ranks have met (job_connect), and every buffer has its place.
-static inline void trainer_start(Trainer *m) {
-    const Options *o = &m->opt;
-    Error err;
-    const char *from = o->resume ? o->resume : o->init;
-    double peak = device_peak_flops(m->device.name, sizeof(floatX) == 2);
-    trainer_host_buffers(m);
     CUDA_CHECK(cudaDeviceSynchronize());  // copies of pageable memory may still be on their way
     trainer_set_dropout(m, false);
     global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->norm_pieces, m->norm_count,

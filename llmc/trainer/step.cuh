@@ -120,7 +120,8 @@ static inline void trainer_norm(Trainer *m, StepReport *report) {
         const Tensor *x = &m->table.tensors[m->host_norm_pieces[i].tensor];
         if (x->counted) totals[x->id] += m->host_norms[i];
     }
-    stop_before_sum(m);
+    stop_settle(m);  // the last moment to stop without contributing to the step's sum
+    m->ending.contributed = report->step;
     report->loss = trainer_sum(m, tensors, loss);
     for (size_t i = 0; i < tensors; i++) {
         sum += totals[i];

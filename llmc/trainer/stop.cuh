@@ -11,7 +11,7 @@
 // part of the last sum: such a vote alone stops nothing. A simulation does not listen: it has nothing to save, and
 // signals end it. trainer.cuh includes it.
 //
-// defines: stop_signal, stop_listen, trainer_synchronize, stop_settle, stop_before_sum, stop_close
+// defines: stop_signal, stop_listen, trainer_synchronize, stop_settle, stop_close
 #ifndef LLMC_STOP_CUH
 #define LLMC_STOP_CUH
 
@@ -102,12 +102,6 @@ static inline void stop_wait(Trainer *m) {
 static inline void stop_settle(Trainer *m) {
     stop_poll(m);
     while (m->ending.known && !(m->ending.agreed && m->ending.last == ULLONG_MAX)) stop_wait(m);
-}
-
-// Contributes to the step's sum: the last moment to stop without it.
-static inline void stop_before_sum(Trainer *m) {
-    stop_settle(m);
-    m->ending.contributed = m->progress.step + 1;
 }
 
 // Ends the listening after the last step's work, on all ranks. Leaves if one of them is leaving.
