@@ -278,7 +278,8 @@ static inline void trainer_warm_up(Trainer *m) {
     CUDA_CHECK(cudaDeviceSynchronize());
 }
 
-// Host buffers, weights and optimizer as the run begins. All ranks have met (job_connect), and every buffer has its place.
+// Host buffers, weights and optimizer as the run begins. All ranks have met (job_connect), and every buffer has its
+// place.
 static inline void trainer_start(Trainer *m) {
     const Options *o = &m->opt;
     Error err;
