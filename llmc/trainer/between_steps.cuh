@@ -74,10 +74,9 @@ static inline void evaluation_report(Trainer *m) {
     }
     free(rows);
     Error err;
-    if (!isfinite(r.loss_sum)) {
-        error_set(&err, "--eval %s: the sum of the losses is %g", m->opt.eval, r.loss_sum);
-        job_stop(&m->job, 0, &err, 1);
-    }
+    bool finite = isfinite(r.loss_sum) ||
+                  error_set(&err, "--eval %s: the sum of the losses is %g", m->opt.eval, r.loss_sum);
+    job_agree(&m->job, finite, &err, 1);
     log_eval(&m->log, m->opt.eval, &r);
 }
 

@@ -278,13 +278,11 @@ static inline void trainer_warm_up(Trainer *m) {
     CUDA_CHECK(cudaDeviceSynchronize());
 }
 
-// Host buffers, weights and optimizer as the run begins. All ranks have met (job_connect), and every buffer has its
-// place.
+// Host buffers, weights and optimizer as the run begins. All ranks have met (job_connect), each buffer has its place.
 static inline void trainer_start(Trainer *m) {
     const Options *o = &m->opt;
     Error err;
     const char *from = o->resume ? o->resume : o->init;
-    double peak = device_peak_flops(m->device.name, sizeof(floatX) == 2);
     size_t tokens = m->micros * m->B * m->T * sizeof(int);
     CUDA_CHECK(cudaMallocHost((void **)&m->host_inputs, tokens));
     CUDA_CHECK(cudaMallocHost((void **)&m->host_targets, tokens));
@@ -305,8 +303,9 @@ static inline void trainer_start(Trainer *m) {
     if (o->debug_replicas) trainer_check_replicas(m);  // after a step ZeRO has gathered one copy over all others
     // Nothing can be refused any more, on any rank: now the lines that this run writes again may go.
     size_t kept = o->eval ? SIZE_MAX : m->progress.step;  // lines of the steps so far stay in the log
+    double peak = m->job.size * device_peak_flops(m->device.name, sizeof(floatX) == 2);
     bool opened = log_open(&m->log, m->job.rank == 0 ? o->log : NULL, kept, o->steps,
-                           count_flops(&m->config, 1, o->seq), m->job.size * peak, &err);
+                           count_flops(&m->config, 1, o->seq), peak, &err);
     job_agree(&m->job, opened, &err);
     timeline_start(&m->timeline, o->trace != NULL, m->job.rank, m->stream);
     job_reset_traffic(&m->job);
