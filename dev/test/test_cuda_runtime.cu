@@ -128,14 +128,12 @@ static void test_refused_launches() {
 enum { BY_INDEX, UP, XOR };
 
 template <class T>
-__global__ void shuffle(T *out, int kind, unsigned mask, int by) {
+__global__ void shuffle(T *out, int kind, int by) {
     unsigned thread = threadIdx.x + blockDim.x * threadIdx.y;
     T value = (T)(thread * 3 + 1), got = 0;
-    if (mask >> (thread % 32) & 1) {
-        if (kind == BY_INDEX) got = __shfl_sync(mask, value, by);
-        if (kind == UP) got = __shfl_up_sync(mask, value, (unsigned)by);
-        if (kind == XOR) got = __shfl_xor_sync(mask, value, by);
-    }
+    if (kind == BY_INDEX) got = __shfl_sync(0xFFFFFFFFu, value, by);
+    if (kind == UP) got = __shfl_up_sync(0xFFFFFFFFu, value, (unsigned)by);
+    if (kind == XOR) got = __shfl_xor_sync(0xFFFFFFFFu, value, by);
     out[thread] = got;
 }
 
@@ -146,22 +144,18 @@ static int shuffle_source(int kind, int lane, int by) {
 }
 
 template <class T>
-static bool shuffles_agree(dim3 block, unsigned mask) {
+static bool shuffles_agree(dim3 block) {
     size_t threads = (size_t)block.x * block.y;
     T *out = device<T>(threads);
     bool good = true;
     for (int kind = 0; kind < 3; kind++) {
         for (int by : {0, 1, 2, 5, 6, 7, 16, 31}) {
-            bool legal = true;  // every lane of the mask reads a lane of the mask
-            for (int lane = 0; lane < 32; lane++)
-                if (mask >> lane & 1) legal &= mask >> shuffle_source(kind, lane, by) & 1;
-            if (!legal) continue;
-            LAUNCH(shuffle<T>, 1, block, 0, stream)(out, kind, mask, by);
+            LAUNCH(shuffle<T>, 1, block, 0, stream)(out, kind, by);
             finish();
             std::vector<T> got = fetch(out, threads);
             for (int i = 0; i < (int)threads; i++) {
                 int source = i / 32 * 32 + shuffle_source(kind, i % 32, by);
-                good &= got[i] == (mask >> (i % 32) & 1 ? (T)(source * 3 + 1) : 0);
+                good &= got[i] == (T)(source * 3 + 1);
             }
         }
     }
@@ -169,34 +163,12 @@ static bool shuffles_agree(dim3 block, unsigned mask) {
     return good;
 }
 
-// Two halves of a warp at different operations at the same time, each with its own mask.
-__global__ void two_halves(float *out) {
-    float x = (float)threadIdx.x;
-    if (threadIdx.x < 16) {
-        for (int offset = 8; offset; offset /= 2) x += __shfl_xor_sync(0x0000FFFFu, x, offset);
-    } else {
-        for (int i = 0; i < 7; i++) x = __shfl_sync(0xFFFF0000u, x, threadIdx.x < 31 ? (int)threadIdx.x + 1 : 31);
-    }
-    out[threadIdx.x] = x;
-}
-
 static void test_shuffles() {
     for (const char *order : {"", "random:3"}) {
         thread_order(order);
-        bool good = shuffles_agree<int>(32, 0xFFFFFFFFu) && shuffles_agree<float>(96, 0xFFFFFFFFu) &&
-                    shuffles_agree<double>(dim3(16, 8), 0xFFFFFFFFu);
+        bool good = shuffles_agree<int>(32) && shuffles_agree<float>(96) && shuffles_agree<double>(dim3(16, 8)) &&
+                    shuffles_agree<unsigned>(1024) && shuffles_agree<long long>(64);
         check(&c, good, "shuffles of every kind and type, order '%s'", order);
-        check(&c, shuffles_agree<unsigned>(45, 0x00001FFFu) && shuffles_agree<long long>(64, 0xF0F0F0F0u) &&
-                      shuffles_agree<float>(7, 0x0000007Fu) && shuffles_agree<int>(33, 1),
-              "shuffles with partial masks and ragged blocks, order '%s'", order);
-        float *out = device<float>(32);
-        LAUNCH(two_halves, 1, 32, 0, stream)(out);
-        finish();
-        std::vector<float> halves = fetch(out, 32);
-        bool apart = true;
-        for (int i = 0; i < 32; i++) apart &= halves[i] == (i < 16 ? 120 : i + 7 > 31 ? 31 : i + 7);
-        check(&c, apart, "two masks of one warp meet apart, order '%s'", order);
-        CUDA_CHECK(cudaFree(out));
     }
     thread_order("");
 }
@@ -573,14 +545,16 @@ __global__ void lane_left() {
 }
 __global__ void warp_against_block() {
     if (threadIdx.x == 9) __syncthreads();
-    else __syncwarp();
+    else warp_sum(1.0f);
 }
 __global__ void short_block() { warp_sum(1.0f); }
-__global__ void not_in_mask() { __shfl_sync(0x0000FFFFu, 1, 0); }
-__global__ void reads_outside() {
-    if (threadIdx.x < 8) __shfl_sync(0x000000FFu, 1, 12);
+__global__ void part_of_warp() {
+    if (threadIdx.x < 16) __shfl_sync(0x0000FFFFu, 1, 0);
 }
-__global__ void different_masks() { __syncwarp(threadIdx.x < 31 ? 0xFFFFFFFFu : 0x80000001u); }
+__global__ void different_operations() {
+    if (threadIdx.x < 31) warp_sum(1.0f);
+    else warp_max(1.0f);
+}
 __global__ void misaligned(float *x) { load128(x + threadIdx.x + 1); }
 __global__ void writes_at(float *x, size_t i) { x[i] = 1; }
 __global__ void reads_shared(float *x) {
@@ -604,9 +578,8 @@ static int run_case(const char *name) {
     if (n == "lane") LAUNCH(lane_left, 1, 32, 0, stream)();
     if (n == "warp-block") LAUNCH(warp_against_block, 1, 32, 0, stream)();
     if (n == "short") LAUNCH(short_block, 1, 40, 0, stream)();
-    if (n == "not-in-mask") LAUNCH(not_in_mask, 1, 32, 0, stream)();
-    if (n == "outside") LAUNCH(reads_outside, 1, 32, 0, stream)();
-    if (n == "masks") LAUNCH(different_masks, 1, 32, 0, stream)();
+    if (n == "part") LAUNCH(part_of_warp, 1, 32, 0, stream)();
+    if (n == "operations") LAUNCH(different_operations, 1, 32, 0, stream)();
     if (n == "misaligned") LAUNCH(misaligned, 1, 2, 0, stream)(x);
     if (n == "write") LAUNCH(writes_at, 1, 1, 0, stream)(x, 12);
     if (n == "shared") LAUNCH(reads_shared, 1, 9, 8 * sizeof(float), stream)(x);
@@ -684,19 +657,17 @@ static void test_reports() {
                    {"kernel leaves_early, block (2,0,0), thread (", "thread (40,0,0) has exited"}),
               "a barrier after an exit is reported, order '%s'", order);
         check(&c,
-              ends("lane", order, true, {"kernel lane_left", "mask 0xffffffff: thread (9,0,0) has exited"}),
+              ends("lane", order, true, {"kernel lane_left", "in a warp operation: thread (9,0,0) has exited"}),
               "a shuffle of a lane that exited is reported, order '%s'", order);
         check(&c, ends("warp-block", order, true, {"thread (9,0,0) waits at a block barrier"}),
               "a warp that waits for a thread at the block's barrier is reported, order '%s'", order);
     }
-    check(&c, ends("short", NULL, true, {"thread (32,0,0)", "names lanes that do not exist"}),
+    check(&c, ends("short", NULL, true, {"thread (32,0,0)", "of its warp's lanes only 8 exist"}),
           "a full mask in a short warp");
-    check(&c, ends("not-in-mask", NULL, true, {"thread (16,0,0)", "leaves it out"}),
-          "a mask without the caller");
-    check(&c, ends("outside", NULL, true, {"thread (0,0,0)", "shuffle reads lane 12"}),
-          "a shuffle from outside the mask");
-    check(&c, ends("masks", NULL, true, {"kernel different_masks", "are at different warp operations"}),
-          "masks that differ");
+    check(&c, ends("part", NULL, true, {"thread (0,0,0)", "shuffles with mask 0x0000ffff"}),
+          "a mask of a part of a warp");
+    check(&c, ends("operations", NULL, true, {"kernel different_operations", "are at different warp operations"}),
+          "lanes at operations that differ");
     check(&c, ends("misaligned", NULL, true, {"kernel misaligned", "not a multiple of 16"}),
           "128 bits at an odd address");
     check(&c,

@@ -81,12 +81,11 @@ struct CpuFibre {
     void *fake;
 };
 
-// The words of a thread at the rendezvous of its warp. `results` puts results in place of the values of all lanes.
+// The words of a thread at the rendezvous of its warp. `results` puts results in place of the values of all 32 lanes.
 struct CpuLane;
-typedef void (*CpuResults)(CpuLane *lanes, unsigned mask);
+typedef void (*CpuResults)(CpuLane *lanes);
 struct CpuLane {
     uint64_t value;
-    unsigned mask;
     unsigned source;  // the lane whose value it wants
     CpuResults results;
     CpuFibre *fibre;
@@ -120,7 +119,7 @@ struct CpuBlock {
     int barrier_line;
     void *shared;      // dynamic shared memory: exactly as large as asked for
     size_t shared_bytes;
-    uint32_t waiting[CPU_WARP];  // lanes of each warp that wait for others of their mask
+    uint32_t waiting[CPU_WARP];  // lanes of each warp that wait for the others
     CpuFibre *idle[CPU_MAX_THREADS + 1], *ready[CPU_MAX_THREADS], *barrier[CPU_MAX_THREADS];
     uint16_t order[CPU_MAX_THREADS];
     CpuLane lanes[CPU_MAX_THREADS];
@@ -158,12 +157,11 @@ static inline uint3 cpu_thread_index(unsigned t) {
     for (unsigned t = 0; t < b->count; t++)
         if (b->waiting[t / CPU_WARP] >> (t % CPU_WARP) & 1) state[waits = t] = IN_WARP;
     if (state[waits] == IN_WARP) {
-        unsigned mask = b->lanes[waits].mask, first = waits / CPU_WARP * CPU_WARP;
-        for (unsigned l = 0; l < CPU_WARP; l++)
-            if ((mask >> l & 1) && state[first + l] != IN_WARP) missing = first + l;
+        unsigned first = waits / CPU_WARP * CPU_WARP;
+        for (unsigned t = first; t < first + CPU_WARP; t++)
+            if (state[t] != IN_WARP) missing = t;
         uint3 m = cpu_thread_index(missing);
-        cpu_kernel_abort(waits, "waits for ever in a warp operation of mask 0x%08x: thread (%u,%u,%u) %s",
-                         mask, m.x, m.y, m.z,
+        cpu_kernel_abort(waits, "waits for ever in a warp operation: thread (%u,%u,%u) %s", m.x, m.y, m.z,
                          state[missing] == EXITED ? "has exited" : "waits at a block barrier");
     }
     for (unsigned t = 0; t < b->count; t++) {

@@ -1,7 +1,7 @@
 // warp.h: rendezvous of the threads of a warp or a block: barriers, shuffles and whole reductions.
 //
-// Each thread leaves its value and the function that computes the results of all lanes. The last of its mask to arrive
-// calls it and makes the others ready.
+// Each thread leaves its value and the function that computes the results of all lanes. The last of its warp to arrive
+// calls it and makes the others ready. Operations of a part of a warp, which no kernel here has, are refused.
 // Behaviour that a GPU leaves undefined ends the program, with kernel, block and thread named.
 #ifndef LLMC_CPU_WARP_H
 #define LLMC_CPU_WARP_H
@@ -32,7 +32,7 @@ static inline double cpu_combine(bool sum, double a, double b) { return sum ? a 
 
 // Adds or compares the values of a full warp in the order of a loop over __shfl_xor_sync by 16, 8, 4, 2, 1.
 template <class T, bool SUM>
-static inline void cpu_butterfly(CpuLane *lanes, unsigned) {
+static inline void cpu_butterfly(CpuLane *lanes) {
     T a[CPU_WARP], b[CPU_WARP];
     for (int l = 0; l < CPU_WARP; l++) a[l] = cpu_from_bits<T>(lanes[l].value);
     for (int offset = CPU_WARP / 2; offset; offset /= 2) {
@@ -44,27 +44,18 @@ static inline void cpu_butterfly(CpuLane *lanes, unsigned) {
 
 // Has one lane run an operation of the whole warp. The values are the addresses of all lanes' registers.
 template <class Lane>
-static inline void cpu_run_together(CpuLane *lanes, unsigned) {
+static inline void cpu_run_together(CpuLane *lanes) {
     Lane *of_lane[CPU_WARP];
     for (int l = 0; l < CPU_WARP; l++) of_lane[l] = cpu_from_bits<Lane *>(lanes[l].value);
     Lane::run(of_lane);
 }
 
-static inline void cpu_no_results(CpuLane *, unsigned) {}
-
 // Lanes that shuffle types of different sizes do not meet.
 template <size_t SIZE>
-static inline void cpu_shuffle_lanes(CpuLane *lanes, unsigned mask) {
+static inline void cpu_shuffle_lanes(CpuLane *lanes) {
     uint64_t value[CPU_WARP];
     for (unsigned l = 0; l < CPU_WARP; l++) value[l] = lanes[l].value;
-    for (unsigned l = 0; l < CPU_WARP; l++) {
-        if (!(mask >> l & 1)) continue;
-        unsigned from = lanes[l].source;
-        if (!(mask >> from & 1))
-            cpu_kernel_abort((unsigned)(lanes - cpu_block->lanes) + l,
-                             "shuffle reads lane %u, which is not in its mask 0x%08x", from, mask);
-        lanes[l].value = value[from];
-    }
+    for (unsigned l = 0; l < CPU_WARP; l++) lanes[l].value = value[lanes[l].source];
 }
 
 // Returns true if the last to arrive has to wait too: in random orders it queues among the ready.
@@ -73,53 +64,48 @@ static inline bool cpu_queue_up(CpuBlock *b) {
     return b->shuffled;
 }
 
-// Leaves the running thread's value at its warp's rendezvous. Returns true if it has to wait for lanes of the mask,
-// which must all come with the same mask and function; else the results are there.
-__attribute__((noinline)) inline bool cpu_warp_arrive(CpuBlock *b, CpuResults results, unsigned mask, uint64_t value,
+// Leaves the running thread's value at its warp's rendezvous. Returns true if it has to wait for other lanes, which
+// must all come with the same function; else the results are there.
+__attribute__((noinline)) inline bool cpu_warp_arrive(CpuBlock *b, CpuResults results, uint64_t value,
                                                       unsigned source) {
-    unsigned t = b->current, warp = t / CPU_WARP, lane = t % CPU_WARP, first = t - lane;
-    unsigned existing = b->count - first >= CPU_WARP ? ~0u : (1u << (b->count - first)) - 1;
-    CpuLane *lanes = b->lanes + first;
-    if (!(mask >> lane & 1))
-        cpu_kernel_abort(t, "calls a warp operation whose mask 0x%08x leaves it out", mask);
-    if (mask & ~existing)
-        cpu_kernel_abort(t, "calls a warp operation whose mask 0x%08x names lanes that do not exist", mask);
-    lanes[lane] = {value, mask, source, results, b->running};
-    unsigned waiting = b->waiting[warp] |= 1u << lane;
-    if ((waiting & mask) != mask) return true;
-    b->waiting[warp] &= ~mask;
+    unsigned t = b->current, warp = t / CPU_WARP, lane = t % CPU_WARP;
+    CpuLane *lanes = b->lanes + t - lane;
+    if (b->count < (warp + 1) * CPU_WARP)
+        cpu_kernel_abort(t, "calls a warp operation, and of its warp's lanes only %u exist", b->count % CPU_WARP);
+    lanes[lane] = {value, source, results, b->running};
+    b->waiting[warp] |= 1u << lane;
+    if (b->waiting[warp] != ~0u) return true;
+    b->waiting[warp] = 0;
     for (unsigned l = 0; l < CPU_WARP; l++) {
-        if (!(mask >> l & 1)) continue;
-        if (lanes[l].mask != mask || lanes[l].results != results)
-            cpu_kernel_abort(t, "and lane %u of its warp are at different warp operations (masks 0x%08x, 0x%08x)", l,
-                             mask, lanes[l].mask);
+        if (lanes[l].results != results)
+            cpu_kernel_abort(t, "and lane %u of its warp are at different warp operations", l);
         if (l != lane) cpu_make_ready(b, lanes[l].fibre);
     }
-    results(lanes, mask);
+    results(lanes);
     return cpu_queue_up(b);
 }
 
-// Waits for the lanes of the mask and returns this lane's result.
-static inline uint64_t cpu_warp_meet(CpuResults results, unsigned mask, uint64_t value, unsigned source) {
+// Waits for the other lanes and returns this lane's result.
+static inline uint64_t cpu_warp_meet(CpuResults results, uint64_t value, unsigned source) {
     CpuBlock *b = cpu_block;
     const CpuLane *self = &b->lanes[b->current];
-    if (cpu_warp_arrive(b, results, mask, value, source)) cpu_leave(b, false);
+    if (cpu_warp_arrive(b, results, value, source)) cpu_leave(b, false);
     return self->value;
 }
-
-static inline void __syncwarp(unsigned mask = 0xFFFFFFFFu) { cpu_warp_meet(cpu_no_results, mask, 0, 0); }
 
 // Has all 32 lanes meet and one of them call Lane::run for all; it is done when this returns.
 template <class Lane>
 static inline void cpu_warp_together(Lane *lane) {
-    cpu_warp_meet(cpu_run_together<Lane>, 0xFFFFFFFFu, cpu_to_bits(lane), 0);
+    cpu_warp_meet(cpu_run_together<Lane>, cpu_to_bits(lane), 0);
 }
 
 static inline unsigned cpu_lane() { return cpu_block->current % CPU_WARP; }
 
 template <class T>
 static inline T cpu_shuffle(unsigned mask, T value, unsigned source) {
-    return cpu_from_bits<T>(cpu_warp_meet(cpu_shuffle_lanes<sizeof(T)>, mask, cpu_to_bits(value), source));
+    if (mask != ~0u)
+        cpu_kernel_abort(cpu_block->current, "shuffles with mask 0x%08x: here all 32 lanes must take part", mask);
+    return cpu_from_bits<T>(cpu_warp_meet(cpu_shuffle_lanes<sizeof(T)>, cpu_to_bits(value), source));
 }
 
 // Shuffles of a whole warp. A source before the first lane is the lane itself; an index wraps around.
@@ -140,7 +126,7 @@ static inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask) {
 template <class T>
 static inline T cpu_warp_reduce(bool sum, T value) {
     CpuResults results = sum ? cpu_butterfly<T, true> : cpu_butterfly<T, false>;
-    return cpu_from_bits<T>(cpu_warp_meet(results, 0xFFFFFFFFu, cpu_to_bits(value), 0));
+    return cpu_from_bits<T>(cpu_warp_meet(results, cpu_to_bits(value), 0));
 }
 
 // Comes to the block's barrier, where all threads must be at the same line. Returns true if this one has to wait; else
