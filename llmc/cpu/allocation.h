@@ -123,13 +123,10 @@ static inline void *cpu_allocate(size_t bytes, bool device) {
 // Ends the program if something was written behind the allocation.
 static inline void cpu_check_fence(uintptr_t p, const CpuAllocation &a) {
     const unsigned char *fence = (const unsigned char *)p + a.bytes;
-    for (int i = 0; a.base && i < CPU_FENCE; i++) {
-        if (fence[i] == CPU_FENCE_BYTE) continue;
-        fflush(stdout);
-        fprintf(stderr, "out of bounds: byte %d behind the %zu bytes of %s at %p was written\n", i, a.bytes,
-                a.device ? "device memory" : "pinned host memory", (void *)p);
-        abort();
-    }
+    for (int i = 0; a.base && i < CPU_FENCE; i++)
+        if (fence[i] != CPU_FENCE_BYTE)
+            cpu_abort("out of bounds: byte %d behind the %zu bytes of %s at %p was written", i, a.bytes,
+                      a.device ? "device memory" : "pinned host memory", (void *)p);
 }
 static inline void cpu_check_fences() {
     if (CPU_FENCE > 0)

@@ -125,12 +125,28 @@ struct CpuBlock {
     CpuLane lanes[CPU_MAX_THREADS];
     CpuFibre fibres[CPU_MAX_THREADS + 1];
     ucontext_t context;  // of the fibre being started; not on a stack that never returns
+
+    ~CpuBlock() {
+        for (unsigned i = 1; i < created; i++) munmap(fibres[i].stack - CPU_GUARD, CPU_GUARD + CPU_STACK);
+        free(shared);
+    }
 };
 
 inline thread_local CpuBlock *cpu_block = NULL;
 
 static inline uint3 cpu_thread_index(unsigned t) {
     return {t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
+}
+
+// Ends the program after misuse that CUDA would not report, or not here: one sentence, then abort().
+[[noreturn]] __attribute__((noinline, cold, format(printf, 1, 2))) inline void cpu_abort(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    fflush(stdout);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    va_end(args);
+    abort();
 }
 
 // Ends the program with kernel, block, thread and a sentence.
@@ -142,10 +158,8 @@ static inline uint3 cpu_thread_index(unsigned t) {
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
     uint3 i = cpu_thread_index(thread);
-    fflush(stdout);
-    fprintf(stderr, "kernel %s, block (%u,%u,%u), thread (%u,%u,%u): %s\n", cpu_block->launch->name,
-            blockIdx.x, blockIdx.y, blockIdx.z, i.x, i.y, i.z, text);
-    abort();
+    cpu_abort("kernel %s, block (%u,%u,%u), thread (%u,%u,%u): %s", cpu_block->launch->name, blockIdx.x, blockIdx.y,
+              blockIdx.z, i.x, i.y, i.z, text);
 }
 
 // Ends the program when no thread can continue: names a waiting thread and the one it waits for.
@@ -216,10 +230,8 @@ inline void cpu_start_fibre(CpuFibre *f, ucontext_t *context) {
 __attribute__((noinline)) inline CpuFibre *cpu_new_fibre(CpuBlock *b) {
     CpuFibre *f = &b->fibres[b->created++];
     void *p = mmap(NULL, CPU_GUARD + CPU_STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED || mprotect(p, CPU_GUARD, PROT_NONE) != 0) {
-        fprintf(stderr, "no memory for the stack of fibre %u\n", b->created);
-        abort();
-    }
+    if (p == MAP_FAILED || mprotect(p, CPU_GUARD, PROT_NONE) != 0)
+        cpu_abort("no memory for the stack of fibre %u", b->created);
     f->stack = (char *)p + CPU_GUARD;
     f->bottom = f->stack;
     // Stacks that all end at the same address modulo the page size would fight for the same cache lines.

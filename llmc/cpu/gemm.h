@@ -9,8 +9,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <vector>
 
@@ -22,6 +20,7 @@
 #include <dnnl.h>
 #endif
 
+#include "fibre.h"
 #include "llmc/host/bf16.h"
 
 // A matrix, in elements of the problem's type: bfloat16 (as its bits) or float32.
@@ -78,10 +77,7 @@ static inline void cpu_sgemm(bool trans_a, bool trans_b, size_t m, size_t n, siz
     dnnl_status_t status = dnnl_sgemm(trans_a ? 'T' : 'N', trans_b ? 'T' : 'N', (dnnl_dim_t)m, (dnnl_dim_t)n,
                                       (dnnl_dim_t)k, alpha, a, (dnnl_dim_t)lda, b, (dnnl_dim_t)ldb, beta, c,
                                       (dnnl_dim_t)ldc);
-    if (status != dnnl_success) {
-        fprintf(stderr, "cublasLtMatmul: dnnl_sgemm failed with status %d\n", (int)status);
-        abort();
-    }
+    if (status != dnnl_success) cpu_abort("cublasLtMatmul: dnnl_sgemm failed with status %d", (int)status);
 #endif
 }
 

@@ -23,25 +23,11 @@ static inline void cpu_start_thread(CpuBlock *b) {
     else threadIdx = cpu_thread_index(t);
 }
 
-// Returns the OS thread's own block, set up for the launch. It is made at the first kernel and freed with the OS
-// thread.
+// Returns the OS thread's own block, set up for the launch.
 inline CpuBlock *cpu_enter_grid(const CpuGrid *g) {
-    struct Owner {
-        ~Owner() {
-            if (!cpu_block) return;
-            for (unsigned i = 1; i < cpu_block->created; i++)
-                munmap(cpu_block->fibres[i].stack - CPU_GUARD, CPU_GUARD + CPU_STACK);
-            free(cpu_block->shared);
-            free(cpu_block);
-            cpu_block = NULL;
-        }
-    };
-    CpuBlock *b = cpu_block;
-    if (!b) {
-        static thread_local Owner owner;
-        (void)&owner;
-        b = cpu_block = (CpuBlock *)calloc(1, sizeof(CpuBlock));
-        if (!b) abort();
+    static thread_local CpuBlock of_thread;
+    CpuBlock *b = cpu_block = &of_thread;
+    if (!b->created) {
         b->created = 1;
         b->fibres[0].started = true;
         b->running = &b->fibres[0];

@@ -121,17 +121,6 @@ inline void (*cpu_idle_hook)(void) = NULL;
 // Called after the report of a stall, instead of _exit(1); nccl.h makes it end the whole job.
 inline void (*cpu_stall_hook)(void) = NULL;
 
-// Ends the program after misuse that CUDA would not report, or not here: one sentence, then abort().
-[[noreturn]] __attribute__((noinline, cold, format(printf, 1, 2))) inline void cpu_abort(const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    fflush(stdout);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
-    va_end(args);
-    abort();
-}
-
 // Returns the innermost nvtx range, "" outside of all.
 static inline const char *cpu_current_label() {
     CpuRuntime &r = cpu_runtime();
