@@ -42,12 +42,17 @@ struct CpuTimes {
     uint64_t gaps[CPU_GAPS][2], gap_count;  // [begin, end) of its last waits, in a ring
 };
 
+// A step of a rank, as plain bytes, which ranks can send.
+struct CpuStep {
+    double ms, part[TIME_PARTS], bytes;  // ms; the parts sum to the step; of memory
+};
+
 struct CpuClock {
     bool on;
     bool simulates;           // kernels are not run, and device memory is not touched
     Cluster cluster;
     size_t shift;             // of a simulation: its ranks have the places of ranks with numbers so much higher
-    double step_ms, step[TIME_PARTS];  // of the last step, in ms
+    CpuStep step;             // the last one
     uint64_t host;            // ns
     unsigned epoch;           // counts cpu_clock_zero: times of earlier epochs are 0
     double stated;            // seconds of the next launch

@@ -65,7 +65,7 @@ static inline void trainer_clock_begin_step(void) {
 
 // Keeps where the compute stream's time of a step of `ms` went. It was idle in the rest.
 static inline void trainer_clock_end_step(Trainer *m, double ms) {
-    double *part = cpu_clock().step, rest = cpu_clock().step_ms = ms;
+    double *part = cpu_clock().step.part, rest = cpu_clock().step.ms = ms;
     for (int i = 0; i < TIME_PARTS; i++) {
         part[i] = i == TIME_IDLE ? 0 : 1e-6 * (double)m->stream->times.spent[i];
         rest -= part[i];
@@ -73,23 +73,17 @@ static inline void trainer_clock_end_step(Trainer *m, double ms) {
     part[TIME_IDLE] = fmax(0, rest);
 }
 
-// One rank's last step, as plain bytes, which ranks can send.
-typedef struct {
-    double ms, part[TIME_PARTS], bytes;  // ms; the parts sum to the step; of memory
-} VirtualStep;
-
-static inline void virtual_print_row(const VirtualStep *v, const char *name) {
+static inline void virtual_print_row(const CpuStep *v, const char *name) {
     printf("%5s %10.3f", name, v->ms);
     for (int i = 0; i < TIME_PARTS; i++) printf(" %9.1f", v->ms > 0 ? 100 * v->part[i] / v->ms : 0);
     printf(" %10.2f\n", v->bytes / 1073741824.0);
 }
 
 // Prints the step, and a row for each of steps[job.size] that was simulated or ran. Rows of other ranks are zero.
-static inline void virtual_print(const Trainer *m, const VirtualStep *steps) {
-    VirtualStep mean;
+static inline void virtual_print(const Trainer *m, const CpuStep *steps) {
+    CpuStep mean = CpuStep();
     double bubble = 0, n = 0, gpus = (double)m->job.size, tokens = (double)m->opt.global_batch * (double)m->opt.seq;
     for (int rank = 0; rank < m->job.size; rank++) n += steps[rank].ms > 0;
-    memset(&mean, 0, sizeof mean);
     for (int rank = 0; rank < m->job.size; rank++) {
         const double *part = steps[rank].part;
         double work = part[TIME_GEMM] + part[TIME_ATTENTION] + part[TIME_MEMORY] + part[TIME_TENSOR];
@@ -124,10 +118,7 @@ static inline void virtual_print(const Trainer *m, const VirtualStep *steps) {
 // Prints the report on rank 0. All ranks call it.
 static inline void trainer_report_clock(Trainer *m) {
     if (!cpu_clock().on) return;
-    VirtualStep mine, *steps = (VirtualStep *)host_alloc((size_t)m->job.size, sizeof *steps);
-    memset(&mine, 0, sizeof mine);
-    mine.ms = cpu_clock().step_ms;
-    memcpy(mine.part, cpu_clock().step, sizeof mine.part);
+    CpuStep mine = cpu_clock().step, *steps = (CpuStep *)host_alloc((size_t)m->job.size, sizeof *steps);
     const Arena *arenas[4] = {&m->weights, &m->gradients, &m->optimizer, &m->activations};
     for (int i = 0; i < 4; i++) mine.bytes += (double)arenas[i]->used;
     if (cpu_simulates()) mine.bytes += cpu_clock().cluster.reserve;
