@@ -382,9 +382,10 @@ static inline bool pipeline_walk(const PipelineLists *l, size_t buffers, const P
     return ok;
 }
 
-// Checks the list of one stage by itself: every forward and backward (and weight step) exactly once, inputs before
-// their use, and the backwards of each chunk in the order of the micro-batches. Trainers rely on this order: the first
-// writes the gradients, the others add to them with the same bits under any schedule, the last has them reduced.
+// Checks the list of one stage by itself, of steps within p, m and v: every forward and backward (and weight step)
+// exactly once, inputs before their use, and the backwards of each chunk in the order of the micro-batches. Trainers
+// rely on this order: the first writes the gradients, the others add to them with the same bits under any schedule, the
+// last has them reduced.
 static inline bool pipeline_prove_list(const PipelineLists *l, int stage, Error *err) {
     int m = l->m, v = l->v;
     const PipelineStep *steps = l->steps[stage];
@@ -398,11 +399,6 @@ static inline bool pipeline_prove_list(const PipelineLists *l, int stage, Error 
     bool ok = true;
     for (size_t i = 0; ok && i < count; i++) {
         int micro = steps[i].micro, chunk = steps[i].chunk, kind = (int)steps[i].kind;
-        if (kind < 0 || kind > 2 || micro < 0 || micro >= m || chunk < 0 || chunk >= v) {
-            ok = error_set(err, "stage %d has a step of kind %d, micro-batch %d, chunk %d, which does not exist", stage,
-                           kind, micro, chunk);
-            break;
-        }
         const char *name = pipeline_step_name(steps[i].kind);
         int before = done[(size_t)micro * v + chunk]++, next = ordered[kind * v + chunk]++;
         if (before > kind)

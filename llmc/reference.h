@@ -84,10 +84,7 @@ static inline void reference_pass_free(ReferencePass *a) { free(a->memory), free
 
 // Offsets of the tensors of a layer, and of tensors of no layer, in params, grads, m or v: at[LN1W] and so on.
 static inline void reference_find(const Reference *ref, double *buffer, size_t l, double *at[NUM_KINDS]) {
-    for (int k = 0; k < NUM_KINDS; k++) {
-        bool in_layer = k >= LN1W && k < LNFW;
-        at[k] = buffer + table_offset(&ref->table, k, in_layer ? l : 0);
-    }
+    for (int k = 0; k < NUM_KINDS; k++) at[k] = buffer + table_offset(&ref->table, k, l);
 }
 
 // The half of a layer before its MLP: residual1 -> residual2 and ln2.

@@ -198,10 +198,11 @@ inline ncclComm_t new_communicator(MPI_Comm mpi, const std::string &name) {
 }  // namespace nccl_mpi
 
 inline const char *ncclGetErrorString(ncclResult_t result) {
-    static const char *const words[] = {
-        "no error", "unhandled cuda error", "unhandled system error", "internal error", "invalid argument",
-        "invalid usage", "remote process exited or there was a network error", "operation in progress"};
-    return (unsigned)result < sizeof words / sizeof *words ? words[result] : "unknown result code";
+    return result == ncclSuccess           ? "no error"
+           : result == ncclSystemError     ? "unhandled system error"
+           : result == ncclInvalidArgument ? "invalid argument"
+           : result == ncclInvalidUsage    ? "invalid usage"
+                                           : "unknown result code";
 }
 
 // Returns one sentence about the last call that failed, "" before.

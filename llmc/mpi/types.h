@@ -17,12 +17,10 @@ typedef struct {
 
 typedef enum {
     ncclSuccess = 0,
-    ncclUnhandledCudaError = 1,
     ncclSystemError = 2,
     ncclInternalError = 3,
     ncclInvalidArgument = 4,
     ncclInvalidUsage = 5,
-    ncclRemoteError = 6,
     ncclInProgress = 7
 } ncclResult_t;
 
