@@ -76,8 +76,7 @@ static inline void cpu_copy(void *to, const void *from, size_t bytes) {
     cpu_in_pieces(bytes, [=](size_t first, size_t n) { memmove((char *)to + first, (const char *)from + first, n); });
 }
 
-static inline void cpu_poison(void *p, size_t bytes, bool poison) {
-    (void)p, (void)bytes, (void)poison;
+static inline void cpu_poison([[maybe_unused]] void *p, [[maybe_unused]] size_t bytes, [[maybe_unused]] bool poison) {
 #if CPU_ASAN
     if (poison) ASAN_POISON_MEMORY_REGION(p, bytes);
     else ASAN_UNPOISON_MEMORY_REGION(p, bytes);
@@ -129,8 +128,7 @@ static inline void cpu_check_fence(uintptr_t p, const CpuAllocation &a) {
                       a.device ? "device memory" : "pinned host memory", (void *)p);
 }
 static inline void cpu_check_fences() {
-    if (CPU_FENCE > 0)
-        for (auto &a : cpu_memory().live) cpu_check_fence(a.first, a.second);
+    for (auto &a : cpu_memory().live) cpu_check_fence(a.first, a.second);
 }
 
 // Frees device memory. Returns false if p is not the start of a live allocation of cudaMalloc.

@@ -162,27 +162,22 @@ static inline uint3 cpu_thread_index(unsigned t) {
               blockIdx.z, i.x, i.y, i.z, text);
 }
 
-// Ends the program when no thread can continue: names a waiting thread and the one it waits for.
+// Ends the program when no thread can continue: names a waiting thread and the one it waits for, of its warp or of the
+// block.
 [[noreturn]] __attribute__((noinline, cold)) inline void cpu_report_deadlock(CpuBlock *b) {
     enum { EXITED, AT_BARRIER, IN_WARP };
     std::vector<char> state(b->count, EXITED);
-    for (unsigned i = 0; i < b->barrier_count; i++) state[b->barrier[i]->thread] = AT_BARRIER;
     unsigned waits = 0, missing = 0;
+    for (unsigned i = 0; i < b->barrier_count; i++) state[waits = b->barrier[i]->thread] = AT_BARRIER;
     for (unsigned t = 0; t < b->count; t++)
         if (b->waiting[t / CPU_WARP] >> (t % CPU_WARP) & 1) state[waits = t] = IN_WARP;
-    if (state[waits] == IN_WARP) {
-        unsigned first = waits / CPU_WARP * CPU_WARP;
-        for (unsigned t = first; t < first + CPU_WARP; t++)
-            if (state[t] != IN_WARP) missing = t;
-        uint3 m = cpu_thread_index(missing);
+    bool in_warp = state[waits] == IN_WARP;
+    for (unsigned t = 0; t < b->count; t++)
+        if (state[t] != state[waits] && (!in_warp || t / CPU_WARP == waits / CPU_WARP)) missing = t;
+    uint3 m = cpu_thread_index(missing);
+    if (in_warp)
         cpu_kernel_abort(waits, "waits for ever in a warp operation: thread (%u,%u,%u) %s", m.x, m.y, m.z,
                          state[missing] == EXITED ? "has exited" : "waits at a block barrier");
-    }
-    for (unsigned t = 0; t < b->count; t++) {
-        if (state[t] == EXITED) missing = t;
-        if (state[t] == AT_BARRIER) waits = t;
-    }
-    uint3 m = cpu_thread_index(missing);
     cpu_kernel_abort(waits, "waits for ever at the barrier %s:%d: thread (%u,%u,%u) has exited",
                      b->barrier_file, b->barrier_line, m.x, m.y, m.z);
 }

@@ -13,10 +13,6 @@
 #include "cuda_bf16.h"
 #include "warp.h"
 
-static inline float cpu_bf16_half(uint32_t pair, int half) {
-    return bf16_to_float((uint16_t)(half ? pair >> 16 : pair));
-}
-
 // Four 8 x 8 matrices: lane l gives the address of row l % 8 of matrix l / 8. Register i of lane l receives row l/4 of
 // matrix i, columns 2 (l % 4) and the next; of the transposed matrix if trans.
 struct CpuLdmatrix {
@@ -65,7 +61,8 @@ struct CpuMmaProduct {
             for (int k = 0; k < K16; k++) {
                 for (int i = 0; i < 4; i++)
                     for (int half = 0; half < 2; half++)
-                        a[g + i % 2 * 8][k * 16 + i / 2 * 8 + t + half] = cpu_bf16_half(lane->a[k][i], half);
+                        a[g + i % 2 * 8][k * 16 + i / 2 * 8 + t + half] =
+                            bf16_to_float((uint16_t)(lane->a[k][i] >> 16 * half));
                 for (int n = 0; n < N8; n += 2) {
                     float (*at)[N8 * 8] =
                         (float (*)[N8 * 8])&b[k * 16 + matrix % 2 * 8][(n + matrix / 2) * 8];

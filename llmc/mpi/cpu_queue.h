@@ -39,13 +39,13 @@ inline const char *current_label() { return cpu_current_label(); }
 
 // Queues the group on each of its streams. It starts when all of them have reached it, and all wait for its end.
 inline std::string queue_group(const std::shared_ptr<Group> &g) {
-    std::vector<cudaStream_t> &streams = g->streams;
     state().active.push_back(g);
-    std::shared_ptr<std::vector<bool>> reached(new std::vector<bool>(streams.size(), false));
-    for (size_t i = 0; i < streams.size(); i++) {
-        cpu_enqueue(streams[i], g->name.c_str(), [g, reached, i]() {
-            (*reached)[i] = true;
-            if (std::find(reached->begin(), reached->end(), false) != reached->end()) return false;
+    std::shared_ptr<size_t> reached(new size_t(0));  // by so many
+    for (cudaStream_t stream : g->streams) {
+        cpu_enqueue(stream, g->name.c_str(), [g, reached, here = false]() mutable {
+            *reached += !here;
+            here = true;
+            if (*reached < g->streams.size()) return false;
             bool moved, done = progress(g.get(), &moved);
             if (moved) cpu_note_progress();
             if (done) {
