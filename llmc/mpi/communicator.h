@@ -168,7 +168,7 @@ inline void print_traffic(const ncclComm *comm) {
 inline void destroy(const std::vector<ncclComm_t> &comms) {
     std::deque<Meeting> meetings;
     for (ncclComm_t comm : comms) {
-        if (comm->finished != comm->issued) queue_drain();
+        if (comm->finished != comm->issued) cudaDeviceSynchronize();
         report_traffic(comm);
         if (simulates()) continue;
         meetings.emplace_back();

@@ -25,8 +25,6 @@ inline std::string queue_start() {
     return "";
 }
 
-inline void queue_drain() { cudaDeviceSynchronize(); }
-
 // Opens device memory for the time of an MPI call: any of them may advance earlier messages.
 inline bool queue_open_memory(bool open) { return cpu_open_memory(open); }
 

@@ -50,7 +50,6 @@ inline GpuQueue &gpu_queue() {
     return *q;
 }
 
-inline void queue_drain() { cudaDeviceSynchronize(); }
 inline void queue_poll() {}  // the helper thread does
 inline bool queue_open_memory(bool) { return false; }
 inline const char *current_label() { return ""; }

@@ -3,12 +3,6 @@
 #ifndef LLMC_MPI_MPI_H
 #define LLMC_MPI_MPI_H
 
-#ifndef OMPI_SKIP_MPICXX
-#define OMPI_SKIP_MPICXX 1  // the C interface is all we use
-#endif
-#ifndef MPICH_SKIP_MPICXX
-#define MPICH_SKIP_MPICXX 1
-#endif
 #include_next <mpi.h>
 
 #ifndef __CUDACC__
