@@ -92,12 +92,12 @@ static inline void trace_name(FILE *file, const char *object, int rank, int stre
             object, rank, stream, place);
 }
 
-// Writes the events of all ranks. streams: the names of tracks 0 .. stream_count - 1, the same on every rank.
+// Writes the events of all ranks, a rank after the other. streams: the names of tracks 0 .. stream_count - 1, the same on
+// every rank.
 static inline bool trace_write(const char *path, const TraceEvent *events, size_t count, const char *const *streams,
                                int stream_count, Error *err) {
     FILE *file = file_open_output(path, O_TRUNC, err);
     if (!file) return false;
-    int ranks = 0;
     char name[48];
     fprintf(file, TRACE_START);
     for (size_t i = 0; i < count; i++) {
@@ -107,12 +107,10 @@ static inline bool trace_write(const char *path, const TraceEvent *events, size_
                 e->duration_us);
         fprintf(file, "\"pid\":%d,\"tid\":%d,\"args\":{\"kind\":\"%s\",\"micro\":%d,\"chunk\":%d,\"step\":%ld}}",
                 e->rank, e->stream, e->kind, e->micro, e->chunk, e->step);
-        if (e->rank >= ranks) ranks = e->rank + 1;
-    }
-    for (int rank = 0; rank < ranks; rank++) {
-        snprintf(name, sizeof name, "rank %d", rank);
-        trace_name(file, "process", rank, 0, rank, name);
-        for (int t = 0; t < stream_count; t++) trace_name(file, "thread", rank, t, t, streams[t]);
+        if (i > 0 && e->rank == e[-1].rank) continue;
+        snprintf(name, sizeof name, "rank %d", e->rank);
+        trace_name(file, "process", e->rank, 0, e->rank, name);
+        for (int t = 0; t < stream_count; t++) trace_name(file, "thread", e->rank, t, t, streams[t]);
     }
     fprintf(file, "\n]}\n");
     bool failed = ferror(file) | (fclose(file) != 0);
