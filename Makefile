@@ -414,6 +414,7 @@ planned-asan:
 	+@$(MAKE) --no-print-directory PRECISION=fp32 SANITIZE=1 planned
 planned-shapes:
 	+@$(MAKE) --no-print-directory PRECISION=fp32 GPU_SHAPES=1 planned
+	+@$(MAKE) --no-print-directory PRECISION=bf16 GPU_SHAPES=1 planned
 planned-queue:
 	+@$(MAKE) --no-print-directory PRECISION=fp32 GPU_QUEUE=1 planned
 planned-profile:

@@ -13,6 +13,5 @@ for norm in NORM_LAYER NORM_RMS NORM_1P; do
         echo "    (void *)&$function<$norm>,"
     done
 done
-echo '    (void *)&global_norm_squared<ROW_LANES>, (void *)&moe_route<ROW_LANES>, (void *)&moe_backward_router<ROW_LANES>,'
 echo '    (void *)&columns_move<false, floatX, floatX>,'
 echo '    (void *)&columns_move<false, floatX, float>, (void *)&columns_move<true, float, float>};'

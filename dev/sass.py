@@ -52,10 +52,10 @@ BUDGETS = [
     ('swiglu_kernel<8, false>', 'bf16', 'each', 38),
     ('swiglu_kernel<8, true>', 'bf16', 'each', 37),
     ('relu2_kernel<8>', 'bf16', 'each', 29),
-    ('layernorm_forward_kernel<8, 32, 1, false>', 'bf16', 'each', 20),
+    ('layernorm_forward_kernel<8, 1, false>', 'bf16', 'each', 20),
     ('layernorm_backward_columns_kernel<8, 1, 1>', 'bf16', 'each', 48),
     # without dropout's branch: 48 and 64 warps on a multiprocessor
-    ('layernorm_forward_kernel<8, 32, 0, false>', 'bf16', 'registers', 40),
+    ('layernorm_forward_kernel<8, 0, false>', 'bf16', 'registers', 40),
     ('residual_forward_kernel<8, 0, false>', 'bf16', 'registers', 32),
     ('layernorm_backward_columns_kernel<8, 1, 0>', 'bf16', 'each', 54),
 ]

@@ -29,10 +29,6 @@ static Lab lab;
 
 // ---------------------------------------------------------------------------------------------- 1 gemm
 
-static constexpr unsigned SOFTMAX_WARPS = 4;
-// Elements at a time, where they divide T: a 128-bit load, or whole vectors for the one thread of a CPU.
-static constexpr int SOFTMAX_PACK = ROW_LANES == 1 ? 16 : (int)x128::size;
-
 // Returns pack i of a row of scores. Scores after column t become minus infinity, whose exponential is 0.
 template <int W>
 __device__ __forceinline__ void load_scores(float (&x)[W], const floatX *row, size_t i, size_t t) {
@@ -43,22 +39,22 @@ __device__ __forceinline__ void load_scores(float (&x)[W], const floatX *row, si
     }
 }
 
-// Packs first, first + 1, ... of a row of T become zero, by the LANES threads of the row.
-template <int W, int LANES>
+// Packs first, first + 1, ... of a row of T become zero, by the threads of the row.
+template <int W>
 __device__ __forceinline__ void clear_after(floatX *row, size_t first, size_t T) {
     const float zero[W] = {0.0f};
-    Share rest = row_share<LANES>(T / W - first);
+    Share rest = row_share(T / W - first);
     for (size_t i = rest.begin; i < rest.end; i += rest.step) store_floats<W>(row + (first + i) * W, zero);
 }
 
 // Row t of each score matrix, att[rows = B*NH*T, T]: in place the softmax of columns 0..t, then exact zeros.
-template <int W, int LANES>
-__global__ void __launch_bounds__(SOFTMAX_WARPS * 32)
+template <int W>
+__global__ void __launch_bounds__(ROW_THREADS)
     softmax_forward_kernel(floatX *att, size_t rows, size_t T) {
-    size_t row = (size_t)blockIdx.x * SOFTMAX_WARPS + threadIdx.x / 32, t = row % T;
-    if (row >= rows || threadIdx.x % 32 >= LANES) return;
+    size_t row = block_row(), t = row % T;
+    if (row >= rows) return;
     floatX *scores = att + row * T;
-    Share s = row_share<LANES>(t / W + 1);
+    Share s = row_share(t / W + 1);
     float x[W], largest[W], sums[W] = {0.0f};
     for (int k = 0; k < W; k++) largest[k] = -INFINITY;
     for (size_t i = s.begin; i < s.end; i += s.step) {
@@ -66,68 +62,59 @@ __global__ void __launch_bounds__(SOFTMAX_WARPS * 32)
         for (int k = 0; k < W; k++) largest[k] = x[k] > largest[k] ? x[k] : largest[k];
     }
     float max = max_of<W>(largest);
-    if constexpr (LANES == 32) max = warp_max(max);
+    if constexpr (ROW_LANES == 32) max = warp_max(max);
     for (size_t i = s.begin; i < s.end; i += s.step) {
         load_scores<W>(x, scores, i, t);
         for (int k = 0; k < W; k++) sums[k] += exponential(x[k] - max);
     }
-    float scale = 1.0f / row_sum<LANES>(sum_of<W>(sums));
+    float scale = 1.0f / row_sum(sum_of<W>(sums));
     for (size_t i = s.begin; i < s.end; i += s.step) {
         load_scores<W>(x, scores, i, t);
         for (int k = 0; k < W; k++) x[k] = exponential(x[k] - max) * scale;
         store_floats<W>(scores + i * W, x);
     }
-    clear_after<W, LANES>(scores, t / W + 1, T);
+    clear_after<W>(scores, t / W + 1, T);
 }
 
 // datt = att * (datt - sum(att * datt)) row by row in place: the gradient of the scores.
 // It is 0 if att is 0.
-template <int W, int LANES>
-__global__ void __launch_bounds__(SOFTMAX_WARPS * 32)
+template <int W>
+__global__ void __launch_bounds__(ROW_THREADS)
     softmax_backward_kernel(floatX *datt, const floatX *att, size_t rows, size_t T) {
-    size_t row = (size_t)blockIdx.x * SOFTMAX_WARPS + threadIdx.x / 32, t = row % T;
-    if (row >= rows || threadIdx.x % 32 >= LANES) return;
+    size_t row = block_row(), t = row % T;
+    if (row >= rows) return;
     const floatX *p_row = att + row * T;
     floatX *d_row = datt + row * T;
-    Share s = row_share<LANES>(t / W + 1);
+    Share s = row_share(t / W + 1);
     float p[W], d[W], sums[W] = {0.0f};
     for (size_t i = s.begin; i < s.end; i += s.step) {
         load_floats<W>(p, p_row + i * W);
         load_floats<W>(d, d_row + i * W);
         for (int k = 0; k < W; k++) sums[k] += p[k] * d[k];
     }
-    float dot = row_sum<LANES>(sum_of<W>(sums));
+    float dot = row_sum(sum_of<W>(sums));
     for (size_t i = s.begin; i < s.end; i += s.step) {
         load_floats<W>(p, p_row + i * W);
         load_floats<W>(d, d_row + i * W);
         for (int k = 0; k < W; k++) d[k] = p[k] * (d[k] - dot);
         store_floats<W>(d_row + i * W, d);
     }
-    clear_after<W, LANES>(d_row, t / W + 1, T);
+    clear_after<W>(d_row, t / W + 1, T);
 }
 
 // att[rows, T] as softmax_forward_kernel says.
 static inline void softmax_forward(floatX *att, size_t rows, size_t T, cudaStream_t stream) {
-    unsigned blocks = (unsigned)CEIL_DIV(rows, (size_t)SOFTMAX_WARPS);
-    if (T % SOFTMAX_PACK == 0 && aligned16(att)) {
-        LAUNCH((softmax_forward_kernel<SOFTMAX_PACK, ROW_LANES>), blocks, SOFTMAX_WARPS * 32, 0, stream)
-        (att, rows, T);
-    } else {
-        LAUNCH((softmax_forward_kernel<1, ROW_LANES>), blocks, SOFTMAX_WARPS * 32, 0, stream)(att, rows, T);
-    }
+    by_packs<ELEMENT_PACK>(aligned16(att) ? T : 1, [&](auto W) {
+        LAUNCH(softmax_forward_kernel<W>, row_blocks(rows), ROW_THREADS, 0, stream)(att, rows, T);
+    });
 }
 
 // datt[rows, T] as softmax_backward_kernel says.
 static inline void softmax_backward(floatX *datt, const floatX *att, size_t rows, size_t T,
                                     cudaStream_t stream) {
-    unsigned blocks = (unsigned)CEIL_DIV(rows, (size_t)SOFTMAX_WARPS);
-    if (T % SOFTMAX_PACK == 0 && aligned16(datt) && aligned16(att)) {
-        LAUNCH((softmax_backward_kernel<SOFTMAX_PACK, ROW_LANES>), blocks, SOFTMAX_WARPS * 32, 0, stream)
-        (datt, att, rows, T);
-    } else {
-        LAUNCH((softmax_backward_kernel<1, ROW_LANES>), blocks, SOFTMAX_WARPS * 32, 0, stream)
-        (datt, att, rows, T);
-    }
+    by_packs<ELEMENT_PACK>(aligned16(datt, att) ? T : 1, [&](auto W) {
+        LAUNCH(softmax_backward_kernel<W>, row_blocks(rows), ROW_THREADS, 0, stream)(datt, att, rows, T);
+    });
 }
 
 // Bytes kept from forward to backward, per micro-batch and layer: the probabilities [B,NH,T,T].
@@ -614,33 +601,23 @@ static void plain_softmax(double *p, double *dx, const float *x, const float *d,
     }
 }
 
-// A CPU takes a row by one thread, a GPU by a warp: here both do both, one by one and in packs.
+// By packs of W elements.
+template <int W>
 static void test_softmax(size_t T) {
     size_t rows = 3 * T;
-    unsigned blocks = (unsigned)CEIL_DIV(rows, (size_t)SOFTMAX_WARPS);
     // The expected gradient starts from the rounded probabilities. It loses digits where they cancel.
     const double bound_p = FLOATX_ROUNDING + 3e-6, bound_d = FLOATX_ROUNDING + 1e-5;
     float *x = test_values(rows * T, 0, 5, 4), *d = test_values(rows * T, 0, 1, 5);
     double *want_p = test_doubles(rows * T), *want_d = test_doubles(rows * T);
-    for (int warp = 0; warp < 2; warp++) {
-        floatX *att = to_device_floatX(x, rows * T), *datt = to_device_floatX(d, rows * T);
-        if (warp) {
-            LAUNCH((softmax_forward_kernel<x128::size, 32>), blocks, SOFTMAX_WARPS * 32, 0, lab.stream)
-            (att, rows, T);
-            LAUNCH((softmax_backward_kernel<x128::size, 32>), blocks, SOFTMAX_WARPS * 32, 0, lab.stream)
-            (datt, att, rows, T);
-        } else {
-            LAUNCH((softmax_forward_kernel<1, 1>), blocks, SOFTMAX_WARPS * 32, 0, lab.stream)(att, rows, T);
-            LAUNCH((softmax_backward_kernel<1, 1>), blocks, SOFTMAX_WARPS * 32, 0, lab.stream)
-            (datt, att, rows, T);
-        }
-        float *got_p = to_host_floatX(att, rows * T, lab.stream), *got_d = to_host_floatX(datt, rows * T, lab.stream);
-        plain_softmax(want_p, want_d, x, d, got_p, rows, T);
-        double error_p = test_error(got_p, want_p, rows * T), error_d = test_error(got_d, want_d, rows * T);
-        check(&lab.checks, error_p <= bound_p && error_d <= bound_d,
-              "softmax T %zu by a %s (%.1e, bound %.1e; gradient %.1e, bound %.1e)", T,
-              warp ? "warp" : "thread", error_p, bound_p, error_d, bound_d);
-    }
+    floatX *att = to_device_floatX(x, rows * T), *datt = to_device_floatX(d, rows * T);
+    LAUNCH(softmax_forward_kernel<W>, row_blocks(rows), ROW_THREADS, 0, lab.stream)(att, rows, T);
+    LAUNCH(softmax_backward_kernel<W>, row_blocks(rows), ROW_THREADS, 0, lab.stream)(datt, att, rows, T);
+    float *got_p = to_host_floatX(att, rows * T, lab.stream), *got_d = to_host_floatX(datt, rows * T, lab.stream);
+    plain_softmax(want_p, want_d, x, d, got_p, rows, T);
+    double error_p = test_error(got_p, want_p, rows * T), error_d = test_error(got_d, want_d, rows * T);
+    check(&lab.checks, error_p <= bound_p && error_d <= bound_d,
+          "softmax T %zu by packs of %d (%.1e, bound %.1e; gradient %.1e, bound %.1e)", T, W, error_p, bound_p, error_d,
+          bound_d);
 }
 
 // ---------------------------------------------------------------------------------------------- grouped queries
@@ -952,8 +929,8 @@ static void checks(void) {
     check_bias(1, 130, 3, 40);
 #endif
     test_large_scores();
-    test_softmax(8);
-    test_softmax(264);
+    test_softmax<1>(8), test_softmax<x128::size>(8);
+    test_softmax<1>(264), test_softmax<x128::size>(264);
 }
 
 int main(int argc, char **argv) { return lab_main(&lab, argc, argv, checks, bench); }

@@ -56,7 +56,7 @@ static const LabKernel CONTEXT[KERNELS] = {
     {"attention pair backward", 1, "own keys, causal", backward, 1},
     {"attention pair backward", 2, "all queries, first half of the keys", backward, 1},
     {"attention pair backward", 3, "last half of the queries, all keys", backward, 1},
-    {"attention merge", 1, "a warp a head of a row (llmc)", merge, 32 * ROW_WARPS},
+    {"attention merge", 1, "a warp a head of a row (llmc)", merge, ROW_THREADS},
     {"ulysses heads", 1, "packs of a head's channels (llmc)", cut, ELEMENT_THREADS},
     {"ulysses tokens", 1, "packs of a row (llmc)", join, ELEMENT_THREADS},
 };

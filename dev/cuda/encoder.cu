@@ -53,16 +53,16 @@ __global__ void dwte_first_of_token(float *dwte, const floatX *dout, const int *
 // 3: each warp owns the vocabulary rows whose number is its own modulo ENCODER_OWNERS, walks all positions and adds
 // those whose token it owns. The rows of a frequent token are one chain of load, add and store.
 template <int W>
-__global__ void __launch_bounds__(32 * ROW_WARPS)
+__global__ void __launch_bounds__(ROW_THREADS)
     dwte_warp_owns_rows(float *dwte, const floatX *dout, const int *tokens, size_t N, size_t C) {
     enum { GROUP = 8 };
-    unsigned owner = blockIdx.x * ROW_WARPS + threadIdx.x / 32;
-    Share s = row_share<ROW_LANES>(C / W);
+    size_t owner = block_row();
+    Share s = row_share(C / W);
     if (s.begin >= s.end) return;
     for (size_t first = 0; first < N; first += GROUP) {
         int count = N - first < GROUP ? (int)(N - first) : (int)GROUP;
         bool any = count < GROUP;
-        for (int j = 0; j < count; j++) any |= (unsigned)tokens[first + j] % ENCODER_OWNERS == owner;
+        for (int j = 0; j < count; j++) any |= (size_t)tokens[first + j] % ENCODER_OWNERS == owner;
         for (int j = 0; j < count && any; j++) {
             size_t n = first + (size_t)j, row = (size_t)tokens[n];
             if (row % ENCODER_OWNERS != owner) continue;
@@ -114,12 +114,12 @@ static void tokens2(const void *problem, unsigned block) {
 }
 static void tokens3(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;
-    unsigned blocks = ENCODER_OWNERS / ROW_WARPS;
+    unsigned blocks = ENCODER_OWNERS / BLOCK_ROWS;
     if (p->C % x128::size) {
-        LAUNCH(dwte_warp_owns_rows<1>, blocks, 32 * ROW_WARPS, 0, lab.stream)
+        LAUNCH(dwte_warp_owns_rows<1>, blocks, ROW_THREADS, 0, lab.stream)
         (p->dwte, p->dout, p->tokens, p->B * p->T, p->C);
     } else {
-        LAUNCH(dwte_warp_owns_rows<x128::size>, blocks, 32 * ROW_WARPS, 0, lab.stream)
+        LAUNCH(dwte_warp_owns_rows<x128::size>, blocks, ROW_THREADS, 0, lab.stream)
         (p->dwte, p->dout, p->tokens, p->B * p->T, p->C);
     }
 }
@@ -146,13 +146,13 @@ typedef struct {
 static const Row ROWS[] = {
     {{"encoder forward", 1, "an element a thread", forward1, 0}, OUT},
     {{"encoder forward", 2, "128 bits a thread", forward2, 0}, OUT},
-    {{"encoder forward", 3, "a warp a position: one token to look up (llmc)", forward3, 32 * ROW_WARPS}, OUT},
+    {{"encoder forward", 3, "a warp a position: one token to look up (llmc)", forward3, ROW_THREADS}, OUT},
     {{"encoder backward, tokens", 1, "a thread a channel, all positions in order", tokens1, 0}, DWTE},
     {{"encoder backward, tokens", 2, "a block a position, the first of a token adds", tokens2, 0}, DWTE},
-    {{"encoder backward, tokens", 3, "a warp owns rows of the vocabulary", tokens3, 32 * ROW_WARPS}, DWTE},
+    {{"encoder backward, tokens", 3, "a warp owns rows of the vocabulary", tokens3, ROW_THREADS}, DWTE},
     {{"encoder backward, tokens", 4, "a block lists places, then adds (llmc)", tokens4, ENCODER_THREADS}, DWTE},
     {{"encoder backward, places", 1, "an element a thread", positions1, 0}, DWPE},
-    {{"encoder backward, places", 2, "a warp a position, 128-bit loads (llmc)", positions2, 32 * ROW_WARPS}, DWPE},
+    {{"encoder backward, places", 2, "a warp a position, 128-bit loads (llmc)", positions2, ROW_THREADS}, DWPE},
 };
 
 // ---- the checks --------------------------------------------------------------------------------------------
@@ -181,21 +181,21 @@ static void check_case(Case k) {
         }
     }
     for (size_t i = 0; i < Vp * C; i++) dwte[i] += (double)start[i];
+    float *in_order = (float *)test_memory(Vp * C * sizeof(float));
+    memcpy(in_order, start, Vp * C * sizeof(float));
+    for (size_t i = 0; i < N * C; i++) in_order[(size_t)tokens[i / C] * C + i % C] += dout[i];
     int *d_tokens = to_device_int(tokens, N);
     floatX *d_wpe = to_device_floatX(wpe, k.maxT * C), *d_dout = to_device_floatX(dout, N * C);
     float *whole = (float *)test_memory(N * C * sizeof(float)), *d_dwpe = to_device(start + Vp * C, k.maxT * C);
     for (size_t i = 0; i < N * C; i++) whole[i] = 0.0f;
     double error = 0.0;  // of the gradients
-    bool same = true;    // bits, whether a block is a thread or 128
+    bool same = true;    // bits, as by additions in the order of the positions
     for (size_t r = 0; r < k.ranks; r++) {  // the parts add up to the whole
         floatX *d_wte = to_device_floatX(wte + r * Vl * C, Vl * C), *d_out = test_floatX(N * C);
         float *d_dwte = to_device(start + r * Vl * C, Vl * C);
         encoder_forward(d_out, d_tokens, d_wte, r == 0 ? d_wpe : NULL, k.B, k.T, C, r * Vl, Vl, stream);
         encoder_backward(d_dwte, NULL, d_dout, d_tokens, k.B, k.T, C, k.maxT, r * Vl, Vl, true, stream);
-        float *d_one = to_device(start + r * Vl * C, Vl * C), *d_many = to_device(start + r * Vl * C, Vl * C);
-        encoder_backward_wte<1>(d_one, d_dout, d_tokens, N, C, r * Vl, Vl, stream);
-        encoder_backward_wte<128>(d_many, d_dout, d_tokens, N, C, r * Vl, Vl, stream);
-        same = same && same_bits(to_host(d_one, Vl * C, stream), to_host(d_many, Vl * C, stream), Vl * C);
+        same = same && same_bits(to_host(d_dwte, Vl * C, stream), in_order + r * Vl * C, Vl * C);
         float *part = to_host_floatX(d_out, N * C, stream);
         for (size_t i = 0; i < N * C; i++) whole[i] += part[i];
         error = fmax(error, test_error_float(d_dwte, dwte + r * Vl * C, Vl * C, stream));

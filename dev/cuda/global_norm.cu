@@ -1,5 +1,5 @@
 // global_norm.cu: the squared norm of every gradient tensor: kernels from naive to llmc/kernels/global_norm.cuh's,
-// checked against plain loops in double. llmc's own also with a warp and with a thread per chunk.
+// checked against plain loops in double.
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/global_norm.cuh"
@@ -57,7 +57,7 @@ static void norm3(const void *problem, unsigned) {
 static const LabKernel NORM[] = {
     {"global norm", 1, "a block a tensor", norm1, 0},
     {"global norm", 2, "a block a chunk of a tensor, then their sum", norm2, 0},
-    {"global norm", 3, "a warp a chunk, 8 elements at a time (llmc)", norm3, 32 * NORM_WARPS},
+    {"global norm", 3, "a warp a chunk, 8 elements at a time (llmc)", norm3, ROW_THREADS},
 };
 
 // ---- the checks --------------------------------------------------------------------------------------------
@@ -85,11 +85,10 @@ static double *host_norms(const Problem *p) {
     return out;
 }
 
-// llmc's norms with a warp or a thread a chunk.
-static double *norms(const float *grads, const Piece *ranges, size_t count, bool warp) {
+// llmc's norms.
+static double *norms(const float *grads, const Piece *ranges, size_t count) {
     Problem p = make_problem(grads, ranges, count);
-    if (warp) global_norm_squared<32>(p.out, p.scratch, grads, p.ranges, count, p.max_size, p.total, lab.stream);
-    else global_norm_squared<1>(p.out, p.scratch, grads, p.ranges, count, p.max_size, p.total, lab.stream);
+    norm3(&p, 0);
     return host_norms(&p);
 }
 
@@ -102,26 +101,25 @@ static double norm_error(const double *got, const double *want, size_t count) {
     return worst;
 }
 
-static void checks_with(bool warp, const float *g, size_t total, const Piece *ranges, const double *want) {
+static void check_norms(const float *g, size_t total, const Piece *ranges, const double *want) {
     float *d_g = to_device(g, total);
-    const char *who = warp ? "32 threads" : "1 thread";
-    double *got = norms(d_g, ranges, RANGES, warp), error = norm_error(got, want, RANGES);
-    check(&lab.checks, error < 1e-12 && got[0] == 0.0, "%s a chunk: error %.2e", who, error);
+    double *got = norms(d_g, ranges, RANGES), error = norm_error(got, want, RANGES);
+    check(&lab.checks, error < 1e-12 && got[0] == 0.0, "%d threads a chunk: error %.2e", ROW_LANES, error);
     bool ok = true;  // at another place, aligned or not, and alone: the same bits
     for (size_t shift = 1; shift < EXTRA; shift += 3) {
         size_t size = size_of(&ranges[9]);
         Piece one = piece(shift, size);
         float *d_one = test_floats(size + shift);
         CUDA_CHECK(cudaMemcpy(d_one + shift, g + ranges[9].lo, size * sizeof(float), cudaMemcpyHostToDevice));
-        ok = ok && *norms(d_one, &one, 1, warp) == got[9];
+        ok = ok && *norms(d_one, &one, 1) == got[9];
     }
-    check(&lab.checks, ok, "%s a chunk: the order depends on the size alone", who);
+    check(&lab.checks, ok, "the order depends on the size alone");
     const float broken[] = {NAN, INFINITY};
     CUDA_CHECK(cudaMemcpy(d_g + ranges[7].lo + 39999, &broken[0], sizeof(float), cudaMemcpyHostToDevice));
     CUDA_CHECK(cudaMemcpy(d_g + ranges[3].lo, &broken[1], sizeof(float), cudaMemcpyHostToDevice));
-    double *bad = norms(d_g, ranges, RANGES, warp);
+    double *bad = norms(d_g, ranges, RANGES);
     for (int i = 0; i < RANGES; i++) ok = ok && (i == 7 ? isnan(bad[i]) : i == 3 ? isinf(bad[i]) : bad[i] == got[i]);
-    check(&lab.checks, ok, "%s a chunk: a NaN stays in its tensor", who);
+    check(&lab.checks, ok, "a NaN stays in its tensor");
 }
 
 static void checks(void) {
@@ -146,8 +144,7 @@ static void checks(void) {
         k.run(&p, lab_block(&k));
         lab_check(&lab, &k, norm_error(host_norms(&p), want, RANGES), 1e-12);
     }
-    checks_with(false, g, total, ranges, want);
-    checks_with(true, g, total, ranges, want);
+    check_norms(g, total, ranges, want);
     // chunk counts never exceed those of a larger range: scratch is sized by the largest
     bool ok = true;
     for (size_t s = 1, last = 0; s < ((size_t)1 << 40); s = s + s / 7 + 1) {

@@ -121,19 +121,18 @@ __global__ void dinp_block_a_row(floatX *dinp, const floatX *dresidual, const fl
 
 // 3: a warp a row, which sums its rows' columns in [2, C] floats of its own: in shared memory, where large C leaves
 // room for few warps; or, if C is too large for that or one thread has the row, one warp in the block's partials.
-template <int W, int LANES>
-__global__ void __launch_bounds__(32 * ROW_WARPS)
+template <int W>
+__global__ void __launch_bounds__(ROW_THREADS)
     columns_in_shared_memory(floatX *dinp, float *partials, const floatX *dresidual, const floatX *dout,
                              const floatX *inp, const floatX *weight, const float *mean, const float *rstd,
                              size_t N, size_t C, size_t rows_per_block, bool in_shared) {
     DYNAMIC_SHARED(float, shared);
-    if (!in_shared && threadIdx.x % 32 >= LANES) return;
-    size_t warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    size_t warp = threadIdx.x / ROW_LANES, warps = blockDim.x / ROW_LANES;
     float *partial = partials + (size_t)blockIdx.x * 2 * C;
     float *dweight = in_shared ? shared + warp * 2 * C : partial, *dbias = dweight + C;
     size_t first = (size_t)blockIdx.x * rows_per_block;
     size_t end = N - first < rows_per_block ? N : first + rows_per_block;
-    Share s = row_share<LANES>(C / W);
+    Share s = row_share(C / W);
     for (size_t i = s.begin; i < s.end; i += s.step) {
         float zero[W] = {0.0f};
         store_floats<W>(dweight + i * W, zero);
@@ -159,8 +158,7 @@ __global__ void __launch_bounds__(32 * ROW_WARPS)
             store_floats<W>(dweight + i * W, dw);
             store_floats<W>(dbias + i * W, db);
         }
-        float sum = row_sum<LANES>(sum_of<W>(sums)) / (float)C,
-              dot = row_sum<LANES>(sum_of<W>(dots)) / (float)C;
+        float sum = row_sum(sum_of<W>(sums)) / (float)C, dot = row_sum(sum_of<W>(dots)) / (float)C;
         for (size_t i = s.begin; i < s.end; i += s.step) {
             float y[W] = {0.0f};
             load_floats<W>(x, x_row + i * W);
@@ -281,11 +279,11 @@ static void backward2(const void *problem, unsigned block) {
 template <int W>
 static void backward_in_shared(const Problem *p) {
     size_t rows = CEIL_DIV(p->N, layernorm_backward_blocks(p->N)), blocks = CEIL_DIV(p->N, rows), most = 48 << 10;
-    unsigned warps = ROW_LANES == 32 ? ROW_WARPS : 1;
+    unsigned warps = ROW_LANES == 32 ? BLOCK_ROWS : 1;
     while (warps > 1 && warps * 2 * p->C * sizeof(float) > most) warps /= 2;
     size_t shared = warps * 2 * p->C * sizeof(float);
     bool in_shared = ROW_LANES == 32 && shared <= most;
-    LAUNCH((columns_in_shared_memory<W, ROW_LANES>), blocks, 32 * warps, in_shared ? shared : 0, lab.stream)
+    LAUNCH(columns_in_shared_memory<W>, blocks, ROW_LANES * warps, in_shared ? shared : 0, lab.stream)
     (p->dinp, p->scratch, p->dresidual, p->dout, p->residual, p->weight, p->mean, p->rstd, p->N, p->C, rows, in_shared);
     column_sums(p->dweight, p->dbias, p->scratch, blocks, 2 * p->C, p->C, false, lab.stream);
 }
@@ -313,13 +311,13 @@ static void backward5(const void *problem, unsigned) {
 static const LabKernel FORWARD[] = {
     {"residual + layernorm", 1, "an addition kernel, then a thread a row", forward1, 0},
     {"residual + layernorm", 2, "fused, a block a row", forward2, 0},
-    {"residual + layernorm", 3, "apart, a warp a row: as between two layers", forward3, 32 * ROW_WARPS},
-    {"residual + layernorm", 4, "a warp a row, 128-bit loads, no barrier (llmc)", forward4, 32 * ROW_WARPS},
+    {"residual + layernorm", 3, "apart, a warp a row: as between two layers", forward3, ROW_THREADS},
+    {"residual + layernorm", 4, "a warp a row, 128-bit loads, no barrier (llmc)", forward4, ROW_THREADS},
 };
 static const LabKernel BACKWARD[] = {
     {"layernorm backward", 1, "a thread a row, then a thread a column", backward1, 0},
     {"layernorm backward", 2, "a block a row, then columns by chunks of rows", backward2, 0},
-    {"layernorm backward", 3, "one pass: a warp a row, columns in shared memory", backward3, 32 * ROW_WARPS},
+    {"layernorm backward", 3, "one pass: a warp a row, columns in shared memory", backward3, ROW_THREADS},
     {"layernorm backward", 4, "a block a row, columns in registers", backward4, LAYERNORM_THREADS},
     {"layernorm backward", 5, "and the next row is read before a barrier (llmc)", backward5, LAYERNORM_THREADS},
 };
@@ -358,8 +356,7 @@ static Want reference(const float *x, const float *w, const float *b, const floa
 // off by. Every other error here comes from one.
 static double sum_bound(size_t n) { return 6e-8 * (8.0 + 0.5 * sqrt((double)n)); }
 
-// llmc's kernels with LANES threads a row, in every form in which the trainers call them.
-template <int LANES>
+// llmc's kernels in every form in which the trainers call them.
 static void check_shape(size_t N, size_t C, double center) {
     size_t mark = test_count;
     cudaStream_t stream = lab.stream;
@@ -374,8 +371,7 @@ static void check_shape(size_t N, size_t C, double center) {
     // A row's mean is a sum of C numbers about center; its error is divided by the deviation, about 1.
     double worst = 0.0, inner = sum_bound(C) * (1.0 + fabs(center)), outer = FLOATX_ROUNDING + inner;
     // residual: rounded once, the same bits from both functions, and layernorm of the stored values
-    layernorm_residual_forward<NORM_LAYER, LANES>(d_res, ln, d_inp1, d_inp2, d_bias2, d_w, d_b, N, C, stream,
-                                                  Dropout());
+    layernorm_residual_forward(d_res, ln, d_inp1, d_inp2, d_bias2, d_w, d_b, N, C, stream, Dropout());
     residual_forward(d_sum, d_inp1, d_inp2, d_bias2, N, C, stream, Dropout());
     float *res = to_host_floatX(d_res, N * C, stream), *sum = to_host_floatX(d_sum, N * C, stream);
     float *out = to_host_floatX(d_out, N * C, stream);
@@ -385,26 +381,25 @@ static void check_shape(size_t N, size_t C, double center) {
     }
     Want want = reference(res, w, b, dout, N, C);
     worst = fmax(worst, test_error(out, want.out, N * C) / outer);
-    layernorm_forward<NORM_LAYER, LANES>(ln, d_sum, d_w, d_b, N, C, stream);
+    layernorm_forward(ln, d_sum, d_w, d_b, N, C, stream);
     ok = ok && same_bits(out, to_host_floatX(d_out, N * C, stream), N * C);  // of the residual as stored: the same bits
     // backward: overwriting, then in place with accumulation and the residual's gradient
     float *d_dw = to_device(w, C), *d_db = to_device(b, C);
     float *scratch = test_floats(layernorm_backward_scratch(N, C));
-    const auto backward = layernorm_backward<NORM_LAYER, LANES>;
-    backward(d_out, d_dw, d_db, scratch, NULL, d_dout, d_res, d_w, ln, N, C, false, stream);
+    layernorm_backward(d_out, d_dw, d_db, scratch, NULL, d_dout, d_res, d_w, ln, N, C, false, stream);
     float *dw = to_host(d_dw, C, stream), *db = to_host(d_db, C, stream);
     worst = fmax(worst, test_error_floatX(d_out, want.dinp, N * C, stream) / outer);
     worst = fmax(worst, test_error(dw, want.dweight, C) / (inner + sum_bound(N)));
     worst = fmax(worst, test_error(db, want.dbias, C) / sum_bound(N));
     copy_to_floatX(d_sum, dres, N * C);
-    backward(d_sum, d_dw, d_db, scratch, d_sum, d_dout, d_res, d_w, ln, N, C, true, stream);
+    layernorm_backward(d_sum, d_dw, d_db, scratch, d_sum, d_dout, d_res, d_w, ln, N, C, true, stream);
     float *dw2 = to_host(d_dw, C, stream), *db2 = to_host(d_db, C, stream);
     for (size_t i = 0; i < N * C; i++) want.dinp[i] += (double)dres[i];
     worst = fmax(worst, test_error_floatX(d_sum, want.dinp, N * C, stream) / outer);
     for (size_t i = 0; i < C; i++) ok = ok && dw2[i] == 2.0f * dw[i] && db2[i] == 2.0f * db[i];
     check(&lab.checks, ok && worst <= 1.0,
-          "N %zu C %zu mean %g, %2d threads a row (" FLOATX_NAME "): error %.2f of its bound", N, C, center, LANES,
-          worst);
+          "N %zu C %zu mean %g, %2d threads a row (" FLOATX_NAME "): error %.2f of its bound", N, C, center,
+          ROW_LANES, worst);
     test_release(mark);
 }
 
@@ -467,10 +462,7 @@ static void checks(void) {
     } shapes[] = {{1, 8, 0.0},    {3, 1, 0.0},     {7, 18, 0.0},   {33, 64, 0.0},  {130, 24, 0.0},
                   {65, 768, 0.0}, {40, 768, 50.0}, {9, 1600, 0.0}, {5, 6152, 0.0}, {4500, 16, 0.0},
                   {3, 12296, 0.0}};
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        check_shape<32>(shapes[i].N, shapes[i].C, shapes[i].center);
-        check_shape<1>(shapes[i].N, shapes[i].C, shapes[i].center);
-    }
+    for (const auto &s : shapes) check_shape(s.N, s.C, s.center);
     // no rows: the sums are 0, or stay as they are
     float one = 1.0f, *dw = to_device(&one, 1), *db = to_device(&one, 1);
     layernorm_backward(NULL, dw, db, dw, NULL, NULL, NULL, NULL, {}, 0, 1, true, lab.stream);

@@ -11,7 +11,6 @@ typedef struct {
     Moe moe;
     Routing r;
     size_t B, T, N, C, rows;      // rows: of all experts
-    bool warps;                   // 32 lanes a row, as a GPU has it
     floatX *x, *weight, *y, *dout; // [N,C], [E,C], [rows,C], [N,C]
     floatX *gathered, *out;       // [rows,C], [N,C]
     float *dlogits, *dweight, *scratch;
@@ -21,8 +20,7 @@ static const float DLOSS = 0.125f;
 
 static void route(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;
-    if (p->warps) moe_route<32>(p->r, p->x, p->weight, p->moe, p->B, p->T, p->C, lab.stream);
-    else moe_route(p->r, p->x, p->weight, p->moe, p->B, p->T, p->C, lab.stream);
+    moe_route(p->r, p->x, p->weight, p->moe, p->B, p->T, p->C, lab.stream);
 }
 static void gather(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;
@@ -34,9 +32,7 @@ static void combine(const void *problem, unsigned) {
 }
 static void backward_router(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;
-    if (p->warps)
-        moe_backward_router<32>(p->dlogits, p->dout, p->y, p->r, p->moe, DLOSS, p->B, p->T, p->C, lab.stream);
-    else moe_backward_router(p->dlogits, p->dout, p->y, p->r, p->moe, DLOSS, p->B, p->T, p->C, lab.stream);
+    moe_backward_router(p->dlogits, p->dout, p->y, p->r, p->moe, DLOSS, p->B, p->T, p->C, lab.stream);
 }
 static void backward_input(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;
@@ -49,11 +45,11 @@ static void backward_weight(const void *problem, unsigned) {
 
 enum { ROUTE, GATHER, COMBINE, BACKWARD_ROUTER, BACKWARD_INPUT, BACKWARD_WEIGHT, KERNELS };
 static const LabKernel MOE[KERNELS] = {
-    {"moe route", 1, "a warp a token, then one a sequence and expert (llmc)", route, 32 * ROW_WARPS},
-    {"moe gather", 1, "a warp a place (llmc)", gather, 32 * ROW_WARPS},
-    {"moe combine", 1, "a warp a token (llmc)", combine, 32 * ROW_WARPS},
-    {"moe backward router", 1, "a warp a token (llmc)", backward_router, 32 * ROW_WARPS},
-    {"moe backward input", 1, "a warp a token (llmc)", backward_input, 32 * ROW_WARPS},
+    {"moe route", 1, "a warp a token, then one a sequence and expert (llmc)", route, ROW_THREADS},
+    {"moe gather", 1, "a warp a place (llmc)", gather, ROW_THREADS},
+    {"moe combine", 1, "a warp a token (llmc)", combine, ROW_THREADS},
+    {"moe backward router", 1, "a warp a token (llmc)", backward_router, ROW_THREADS},
+    {"moe backward input", 1, "a warp a token (llmc)", backward_input, ROW_THREADS},
     {"moe backward weight", 1, "an element a thread, chunks of the rows (llmc)", backward_weight, BIAS_THREADS},
 };
 
@@ -82,11 +78,9 @@ static size_t *sizes_to_host(const size_t *device, size_t n) {
 
 // All kernels on one problem; returns whether the integers are right, and each kernel's error in errors. ties: two
 // experts have the same weights, so that every token thinks alike of them.
-static bool check_problem(Moe moe, size_t B, size_t T, size_t C, bool ties, bool warps,
-                          double errors[KERNELS]) {
+static bool check_problem(Moe moe, size_t B, size_t T, size_t C, bool ties, double errors[KERNELS]) {
     size_t mark = test_count, E = moe.E, k = moe.k, N = B * T, X = N * k;
     Problem p = problem_make(moe, B, T, C);
-    p.warps = warps;
     float *x = test_values(N * C, 0.0, 1.0, 1), *w = test_values(E * C, 0.0, 1.0, 2);
     float *y = test_values(p.rows * C, 0.0, 1.0, 3), *d = test_values(N * C, 0.0, 1.0, 4);
     if (ties) memcpy(w + (E - 1) * C, w, C * sizeof(float));
@@ -183,9 +177,7 @@ static void checks(void) {
     double errors[KERNELS] = {0.0};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         Moe moe = {rows[i].E, rows[i].k, rows[i].slots, 0.7f, 0.3f};
-        bool ok = true;
-        for (int warps = 0; warps < 2; warps++)
-            ok &= check_problem(moe, rows[i].B, rows[i].T, rows[i].C, rows[i].ties, warps, errors);
+        bool ok = check_problem(moe, rows[i].B, rows[i].T, rows[i].C, rows[i].ties, errors);
         check(&lab.checks, ok, "choices and places: %s", rows[i].name);
     }
     for (int i = 0; i < KERNELS; i++) {

@@ -138,7 +138,7 @@ static void backward3(const void *problem, unsigned) {
 static const LabKernel FORWARD[] = {
     {"residual + rmsnorm", 1, "an addition kernel, then a thread a row", forward1, 0},
     {"residual + rmsnorm", 2, "fused, a block a row", forward2, 0},
-    {"residual + rmsnorm", 3, "a warp a row, 128-bit loads, no barrier (llmc)", forward3, 32 * ROW_WARPS},
+    {"residual + rmsnorm", 3, "a warp a row, 128-bit loads, no barrier (llmc)", forward3, ROW_THREADS},
 };
 static const LabKernel BACKWARD[] = {
     {"rmsnorm backward", 1, "a thread a row, then a thread a column", backward1, 0},

@@ -155,10 +155,11 @@ if [ "$device" = cpu ]; then
     for name in $(programs dev/test/test_*.cu dev/cuda/*.cu); do
         has_script "$name" || run "$name sanitized" 600 ASAN_OPTIONS=detect_leaks=0 "$asan/$name"
     done
-    # Rows, lanes and threads as a GPU has them: other instances of the same templates.
-    for name in attention layernorm classifier encoder; do
-        run "$name, shapes of a GPU" 600 "$fp32-shapes/dev/cuda/$name"
+    # Rows, lanes and threads as a GPU has them: other code of the same kernels, and in another order.
+    for name in attention layernorm classifier encoder moe global_norm; do
+        run "$name, shapes of a GPU" 600 CPU_THREAD_ORDER=random:1 "$fp32-shapes/dev/cuda/$name"
     done
+    for name in layernorm moe; do run "$name bf16, shapes of a GPU" 600 "$bf16-shapes/dev/cuda/$name"; done
     also="$fp32/test_gpt $fp32-shapes/train_gpt" run "test_gpt, shapes of a GPU" 600 "$fp32/test_gpt" "$fp32-shapes" shapes
     # Only where a floatX is no float can a wrapper be seen to count one as the other.
     run 'dev/test/test_work bf16' 300 "$bf16/dev/test/test_work"

@@ -133,20 +133,20 @@ static inline void attention_pair_backward(const Ring &r, float *dot, const floa
 }
 
 // A warp for each head of a row.
-__global__ void __launch_bounds__(32 * ROW_WARPS)
+__global__ void __launch_bounds__(ROW_THREADS)
     attention_merge_kernel(float *sum, float *lse, const float *part, const float *part_lse, TokenPair pair, size_t B,
                            size_t T, size_t NH, size_t HS) {
-    size_t n = row_of_warp();
+    size_t n = block_row();
     if (n >= B * pair.Tq * NH) return;
     size_t head = n % NH, row = pair.q + n / NH % pair.Tq, b = n / NH / pair.Tq;
     size_t stat = (b * NH + head) * T + row, from = ((b * T + row) * NH + head) * HS;
-    float before = threadIdx.x % 32 == 0 ? lse[stat] : 0.0f, other = part_lse[stat];
+    float before = row_lane() == 0 ? lse[stat] : 0.0f, other = part_lse[stat];
     if constexpr (ROW_LANES == 32) before = __shfl_sync(0xFFFFFFFFu, before, 0);  // whoever changes it alone reads it
     float larger = before > other ? before : other, smaller = before > other ? other : before;
     float weight = 1.0f / (1.0f + expf(before - other));  // of the part
-    Share s = row_share<ROW_LANES>(HS);
+    Share s = row_share(HS);
     for (size_t i = s.begin; i < s.end; i += s.step) sum[from + i] -= weight * (sum[from + i] - part[from + i]);
-    if (threadIdx.x % 32 == 0) lse[stat] = larger + log1pf(expf(smaller - larger));
+    if (row_lane() == 0) lse[stat] = larger + log1pf(expf(smaller - larger));
 }
 
 // Merges the sum and lse[B, NH, T], by the keys of the steps before, with those of this step. In this form nothing
@@ -155,7 +155,7 @@ static inline void attention_merge(const Ring &r, float *lse, const RingStep &s,
     size_t heads = s.B * s.pair.Tq * s.NH;
     if (heads == 0 || s.step == 0) return;
     kernel_cost(KERNEL_ELEMENTWISE, heads * (s.A / s.NH), 3 * sizeof(float), 3);
-    LAUNCH(attention_merge_kernel, row_blocks(heads), 32 * ROW_WARPS, 0, stream)
+    LAUNCH(attention_merge_kernel, row_blocks(heads), ROW_THREADS, 0, stream)
     (r.sum, lse, r.part, r.part_lse, s.pair, s.B, s.T, s.NH, s.A / s.NH);
 }
 

@@ -20,16 +20,16 @@ static constexpr int ENCODER_THREADS = ROW_LANES == 1 ? 1 : 128;
 
 // A warp per position.
 template <int W>
-__global__ void __launch_bounds__(32 * ROW_WARPS)
+__global__ void __launch_bounds__(ROW_THREADS)
     encoder_forward_kernel(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, size_t N,
                            size_t T, size_t C, size_t v_start, size_t Vl, Tokens held) {
-    size_t n = row_of_warp();
+    size_t n = block_row();
     if (n >= N) return;
     size_t row = (size_t)tokens[n] - v_start;  // wraps around, past every Vl, if the token is below v_start
     bool mine = row < Vl;
     const floatX *token = wte + (mine ? row * C : 0);
     const floatX *position = wpe ? wpe + tokens_position(held, n % T) * C : NULL;
-    Share s = row_share<ROW_LANES>(C / W);
+    Share s = row_share(C / W);
     for (size_t i = s.begin; i < s.end; i += s.step) {
         float x[W] = {0.0f}, p[W];
         if (mine) load_floats<W>(x, token + i * W);
@@ -43,10 +43,9 @@ __global__ void __launch_bounds__(32 * ROW_WARPS)
 
 // Appends to a block's list, in order, those of positions [first, end) with a token of its own, and their rows of the
 // embedding. Returns the length of the list. At most ENCODER_CHUNK positions.
-template <int THREADS>
 __device__ __forceinline__ int encoder_collect(int *list, unsigned *rows, int count, const int *tokens, size_t first,
                                                size_t end, unsigned v_start, unsigned Vl) {
-    constexpr int EACH = ENCODER_CHUNK / THREADS;
+    constexpr int EACH = ENCODER_CHUNK / ENCODER_THREADS;
     size_t begin = first + (size_t)threadIdx.x * EACH;
     size_t stop = begin + EACH < end ? begin + EACH : end;
     unsigned mine = 0;  // of this thread; a token below v_start wraps around, past every Vl
@@ -55,13 +54,13 @@ __device__ __forceinline__ int encoder_collect(int *list, unsigned *rows, int co
         mine += row < Vl && row % ENCODER_OWNERS == blockIdx.x;
     }
     unsigned before = 0, all = mine;  // of the threads before this one, and of all
-    if constexpr (THREADS > 1) {
-        __shared__ unsigned of_warp[THREADS / 32];
+    if constexpr (ENCODER_THREADS > 1) {
+        __shared__ unsigned of_warp[32];
         unsigned warp = threadIdx.x / 32;
-        before = lanes_before<32>(mine), all = 0;
+        before = lanes_before(mine), all = 0;
         if (threadIdx.x % 32 == 31) of_warp[warp] = before + mine;
         __syncthreads();
-        for (unsigned w = 0; w < THREADS / 32; w++) {
+        for (unsigned w = 0; w < ENCODER_THREADS / 32; w++) {
             if (w < warp) before += of_warp[w];
             all += of_warp[w];
         }
@@ -72,15 +71,15 @@ __device__ __forceinline__ int encoder_collect(int *list, unsigned *rows, int co
         list[count + (int)before] = (int)n, rows[count + (int)before] = row;
         before++, mine--;
     }
-    if constexpr (THREADS > 1) __syncthreads();
+    if constexpr (ENCODER_THREADS > 1) __syncthreads();
     return count + (int)all;
 }
 
 // Each block owns the embedding rows r with r % ENCODER_OWNERS == blockIdx.x. It lists the positions of their tokens.
 // Then a thread for each pack of columns goes through the list with the sum in registers, and reads several positions
 // before it adds them in order: no atomics, always the same order, one wait for memory in ENCODER_BATCH positions.
-template <int W, int THREADS>
-__global__ void __launch_bounds__(THREADS)
+template <int W>
+__global__ void __launch_bounds__(ENCODER_THREADS)
     encoder_backward_wte_kernel(float *dwte, const floatX *dout, const int *tokens, size_t N, size_t C,
                                 size_t v_start, size_t Vl) {
     __shared__ int list[ENCODER_LIST];
@@ -88,9 +87,9 @@ __global__ void __launch_bounds__(THREADS)
     int count = 0;
     for (size_t first = 0; first < N; first += ENCODER_CHUNK) {
         size_t end = first + ENCODER_CHUNK < N ? first + ENCODER_CHUNK : N;
-        count = encoder_collect<THREADS>(list, rows, count, tokens, first, end, (unsigned)v_start, (unsigned)Vl);
+        count = encoder_collect(list, rows, count, tokens, first, end, (unsigned)v_start, (unsigned)Vl);
         if (count == 0 || (count <= (int)(ENCODER_LIST - ENCODER_CHUNK) && end < N)) continue;
-        for (size_t i = threadIdx.x * W; i < C; i += THREADS * W) {
+        for (size_t i = threadIdx.x * W; i < C; i += ENCODER_THREADS * W) {
             unsigned row = rows[0];
             float sum[W], d[ENCODER_BATCH][W] = {};
             load_floats<W>(sum, dwte + row * C + i);
@@ -112,18 +111,18 @@ __global__ void __launch_bounds__(THREADS)
             store_floats<W>(dwte + row * C + i, sum);
         }
         count = 0;
-        if constexpr (THREADS > 1) __syncthreads();
+        if constexpr (ENCODER_THREADS > 1) __syncthreads();
     }
 }
 
 // A warp per position of the sequence, summing over the batch; positions without a row have no gradient.
 template <int W>
-__global__ void __launch_bounds__(32 * ROW_WARPS)
+__global__ void __launch_bounds__(ROW_THREADS)
     encoder_backward_wpe_kernel(float *dwpe, const floatX *dout, size_t B, size_t T, size_t rows, size_t C,
                                 Tokens held, bool accumulate) {
-    size_t position = row_of_warp(), t = tokens_row(held, position, T);
+    size_t position = block_row(), t = tokens_row(held, position, T);
     if (position >= rows) return;
-    Share s = row_share<ROW_LANES>(C / W);
+    Share s = row_share(C / W);
     for (size_t i = s.begin; i < s.end; i += s.step) {
         float sum[W] = {0.0f}, d[W];
         for (size_t b = 0; t < T && b < B; b++) {
@@ -147,18 +146,8 @@ static inline void encoder_forward(floatX *out, const int *tokens, const floatX 
     // a row of wte and of out for each token; all B samples share the rows of wpe
     kernel_cost(KERNEL_RESIDUAL, N * C, (2 + (wpe ? 1 / (double)B : 0)) * sizeof(floatX), wpe ? 1 : 0);
     by_packs(C, [&](auto W) {
-        LAUNCH(encoder_forward_kernel<W>, row_blocks(N), 32 * ROW_WARPS, 0, stream)
+        LAUNCH(encoder_forward_kernel<W>, row_blocks(N), ROW_THREADS, 0, stream)
         (out, tokens, wte, wpe, N, T, C, v_start, Vl, held);
-    });
-}
-
-template <int THREADS>
-static inline void encoder_backward_wte(float *dwte, const floatX *dout, const int *tokens, size_t N, size_t C,
-                                        size_t v_start, size_t Vl, cudaStream_t stream) {
-    kernel_cost(KERNEL_ELEMENTWISE, N * C, 2 * sizeof(float) + sizeof(floatX), 1);  // as if no token came twice
-    by_packs(C, [&](auto W) {
-        LAUNCH((encoder_backward_wte_kernel<W, THREADS>), ENCODER_OWNERS, THREADS, 0, stream)
-        (dwte, dout, tokens, N, C, v_start, Vl);
     });
 }
 
@@ -167,13 +156,19 @@ static inline void encoder_backward_wte(float *dwte, const floatX *dout, const i
 static inline void encoder_backward(float *dwte, float *dwpe, const floatX *dout, const int *tokens, size_t B,
                                     size_t T, size_t C, size_t maxT, size_t v_start, size_t Vl,
                                     bool accumulate_wpe, cudaStream_t stream, Tokens held = Tokens()) {
-    if (dwte) encoder_backward_wte<ENCODER_THREADS>(dwte, dout, tokens, B * T, C, v_start, Vl, stream);
+    if (dwte) {
+        kernel_cost(KERNEL_ELEMENTWISE, B * T * C, 2 * sizeof(float) + sizeof(floatX), 1);  // as if no token came twice
+        by_packs(C, [&](auto W) {
+            LAUNCH(encoder_backward_wte_kernel<W>, ENCODER_OWNERS, ENCODER_THREADS, 0, stream)
+            (dwte, dout, tokens, B * T, C, v_start, Vl);
+        });
+    }
     size_t rows = accumulate_wpe ? tokens_position(held, T - 1) + 1 : maxT;
     if (dwpe && rows > 0) {
         kernel_cost(KERNEL_ELEMENTWISE, B * T * C, sizeof(floatX), 1);
         kernel_cost(KERNEL_ELEMENTWISE, rows * C, (accumulate_wpe ? 2 : 1) * sizeof(float), 0);
         by_packs(C, [&](auto W) {
-            LAUNCH(encoder_backward_wpe_kernel<W>, row_blocks(rows), 32 * ROW_WARPS, 0, stream)
+            LAUNCH(encoder_backward_wpe_kernel<W>, row_blocks(rows), ROW_THREADS, 0, stream)
             (dwpe, dout, B, T, rows, C, held, accumulate_wpe);
         });
     }

@@ -8,9 +8,9 @@
 #include "llmc/kernels/packs.cuh"
 #include "llmc/kernels/shares.cuh"
 
-// A piece is cut into chunks, at most NORM_CHUNKS of at least NORM_ELEMENTS elements, a warp for each. So the order of
-// its sum depends on its size alone.
-enum { NORM_CHUNKS = 1024, NORM_ELEMENTS = 16384, NORM_WARPS = 4, NORM_WIDTH = 8 };
+// A piece is cut into chunks, at most NORM_CHUNKS of at least NORM_ELEMENTS elements. So the order of its sum depends on
+// its size alone.
+enum { NORM_CHUNKS = 1024, NORM_ELEMENTS = 16384, NORM_WIDTH = 8 };
 
 __host__ __device__ __forceinline__ size_t norm_chunk_elements(size_t size) {
     size_t elements = CEIL_DIV(size, (size_t)NORM_CHUNKS * NORM_WIDTH) * NORM_WIDTH;
@@ -35,22 +35,21 @@ __device__ __forceinline__ double norm_share(const float *g, Share s) {
     return sum_of<NORM_WIDTH>(sums);
 }
 
-// First stage: blockIdx.y is the piece, each warp sums a chunk of it; scratch is [count, max_chunks].
-template <int LANES>
-__global__ void __launch_bounds__(32 * NORM_WARPS)
+// First stage: blockIdx.y is the piece, of which a chunk is a row; scratch is [count, max_chunks].
+__global__ void __launch_bounds__(ROW_THREADS)
     global_norm_kernel(double *scratch, const float *grads, const Piece *pieces, size_t max_chunks) {
     size_t size = pieces[blockIdx.y].hi - pieces[blockIdx.y].lo;
-    size_t chunk = (size_t)blockIdx.x * NORM_WARPS + threadIdx.x / 32;
-    if (threadIdx.x % 32 >= LANES || chunk >= norm_chunk_count(size)) return;
+    size_t chunk = block_row();
+    if (chunk >= norm_chunk_count(size)) return;
     size_t elements = norm_chunk_elements(size), first = chunk * elements;
     size_t count = size - first < elements ? size - first : elements;
     const float *g = grads + pieces[blockIdx.y].lo + first;
-    Share s = row_share<LANES>(count / NORM_WIDTH);
+    Share s = row_share(count / NORM_WIDTH);
     double sum = (uintptr_t)g % 16 == 0 ? norm_share<true>(g, s) : norm_share<false>(g, s);
-    if (threadIdx.x % 32 == 0)
+    if (row_lane() == 0)
         for (size_t i = count - count % NORM_WIDTH; i < count; i++) sum += (double)g[i] * (double)g[i];
-    sum = row_sum<LANES>(sum);
-    if (threadIdx.x % 32 == 0) scratch[blockIdx.y * max_chunks + chunk] = sum;
+    sum = row_sum(sum);
+    if (row_lane() == 0) scratch[blockIdx.y * max_chunks + chunk] = sum;
 }
 
 // Second stage: a warp per piece adds its chunks.
@@ -58,7 +57,7 @@ __global__ void __launch_bounds__(32)
     global_norm_sum_kernel(double *out, const double *scratch, const Piece *pieces, size_t max_chunks) {
     const double *chunks = scratch + blockIdx.x * max_chunks;
     double sum = 0.0;
-    Share s = row_share<32>(norm_chunk_count(pieces[blockIdx.x].hi - pieces[blockIdx.x].lo));
+    Share s = share_of(norm_chunk_count(pieces[blockIdx.x].hi - pieces[blockIdx.x].lo), threadIdx.x, 32);
     for (size_t i = s.begin; i < s.end; i += s.step) sum += chunks[i];
     sum = warp_sum(sum);
     if (threadIdx.x == 0) out[blockIdx.x] = sum;
@@ -71,15 +70,14 @@ static inline size_t global_norm_scratch(size_t count, size_t max_size) {
 
 // Computes out[count], the sum of squares of each piece of grads. pieces[count] is on the device; max_size, at least 1,
 // is its largest size, n the sum of all, give or take padding. A NaN or infinity reaches the sum of its own piece only.
-template <int LANES = ROW_LANES>
 static inline void global_norm_squared(double *out, double *scratch, const float *grads,
                                        const Piece *pieces, size_t count, size_t max_size, size_t n,
                                        cudaStream_t stream) {
     if (count == 0) return;
     size_t max_chunks = norm_chunk_count(max_size);
     kernel_cost(KERNEL_NONE, n, sizeof(float), 2);  // a cluster's optimizer_bytes have it in
-    dim3 grid((unsigned)CEIL_DIV(max_chunks, (size_t)NORM_WARPS), (unsigned)count);
-    LAUNCH(global_norm_kernel<LANES>, grid, 32 * NORM_WARPS, 0, stream)(scratch, grads, pieces, max_chunks);
+    dim3 grid(row_blocks(max_chunks), (unsigned)count);
+    LAUNCH(global_norm_kernel, grid, ROW_THREADS, 0, stream)(scratch, grads, pieces, max_chunks);
     LAUNCH(global_norm_sum_kernel, (unsigned)count, 32, 0, stream)(out, scratch, pieces, max_chunks);
 }
 

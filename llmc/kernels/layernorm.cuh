@@ -31,15 +31,15 @@ __device__ __forceinline__ void add_residual(float (&x)[W], floatX *residual, co
 
 // A warp per row. With inp1, the row is first made by add_residual; each thread reads back only what it wrote itself.
 // The variance is of the centred values: no cancellation.
-template <int W, int LANES, Norm NORM, bool DROP>
-__global__ void __launch_bounds__(32 * ROW_WARPS)
+template <int W, Norm NORM, bool DROP>
+__global__ void __launch_bounds__(ROW_THREADS)
     layernorm_forward_kernel(floatX *out, float *mean, float *rstd, floatX *residual, const floatX *inp1,
                              const floatX *inp2, const floatX *inp2_bias, const floatX *weight,
                              const floatX *bias, size_t N, size_t C, float epsilon, Dropout drop) {
-    size_t n = row_of_warp();
-    if (n >= N || threadIdx.x % 32 >= LANES) return;
+    size_t n = block_row();
+    if (n >= N) return;
     floatX *row = residual + n * C;
-    Share s = row_share<LANES>(C / W);
+    Share s = row_share(C / W);
     float x[W], sums[W] = {0.0f};
     ROLLED
     for (size_t i = s.begin; i < s.end; i += s.step) {
@@ -47,13 +47,13 @@ __global__ void __launch_bounds__(32 * ROW_WARPS)
         else load_floats<W>(x, row + i * W);
         for (int k = 0; k < W; k++) sums[k] += x[k];
     }
-    float m = NORM == NORM_RMS ? 0.0f : row_sum<LANES>(sum_of<W>(sums)) / (float)C;
+    float m = NORM == NORM_RMS ? 0.0f : row_sum(sum_of<W>(sums)) / (float)C;
     for (int k = 0; k < W; k++) sums[k] = 0.0f;
     for (size_t i = s.begin; i < s.end; i += s.step) {
         load_floats<W>(x, row + i * W);
         for (int k = 0; k < W; k++) sums[k] += (x[k] - m) * (x[k] - m);
     }
-    float r = 1.0f / sqrtf(row_sum<LANES>(sum_of<W>(sums)) / (float)C + epsilon);
+    float r = 1.0f / sqrtf(row_sum(sum_of<W>(sums)) / (float)C + epsilon);
     for (size_t i = s.begin; i < s.end; i += s.step) {
         [[maybe_unused]] float w[W], b[W];
         load_floats<W>(x, row + i * W);
@@ -66,27 +66,27 @@ __global__ void __launch_bounds__(32 * ROW_WARPS)
         }
         store_floats<W>(out + n * C + i * W, x);
     }
-    if (threadIdx.x % 32 == 0) {
+    if (row_lane() == 0) {
         mean[n] = m;
         rstd[n] = r;
     }
 }
 
 template <int W, Norm NORM, bool DROP>
-__global__ void __launch_bounds__(32 * ROW_WARPS)
+__global__ void __launch_bounds__(ROW_THREADS)
     residual_forward_kernel(floatX *out, const floatX *inp1, const floatX *inp2, const floatX *inp2_bias,
                             size_t N, size_t C, Dropout drop) {
-    size_t n = row_of_warp();
+    size_t n = block_row();
     if (n >= N) return;
-    Share s = row_share<ROW_LANES>(C / W);
+    Share s = row_share(C / W);
     float x[W];
     for (size_t i = s.begin; i < s.end; i += s.step)
         add_residual<W, NORM, DROP>(x, out, inp1, inp2, inp2_bias, drop, n, i * W, C);
 }
 
 // residual[N, C] = inp1 + mask * (inp2 + inp2_bias[C]), rounded once to floatX; ln = layernorm(residual as stored).
-// residual may be inp1 or inp2, and with inp1 NULL is only read. LANES: 32 as a GPU has it, 1 as a CPU.
-template <Norm NORM = NORM_LAYER, int LANES = ROW_LANES>
+// residual may be inp1 or inp2, and with inp1 NULL is only read.
+template <Norm NORM = NORM_LAYER>
 static inline void layernorm_residual_forward(floatX *residual, const Layernorm &ln, const floatX *inp1,
                                               const floatX *inp2, const floatX *inp2_bias, const floatX *weight,
                                               const floatX *bias, size_t N, size_t C, cudaStream_t stream,
@@ -94,20 +94,20 @@ static inline void layernorm_residual_forward(floatX *residual, const Layernorm 
     if (N == 0) return;
     if (inp1) kernel_cost(KERNEL_RESIDUAL_LAYERNORM, N * C, 4 * sizeof(floatX), 10);
     else kernel_cost(KERNEL_LAYERNORM_FORWARD, N * C, 2 * sizeof(floatX), 8);
-    by_packs<LANES == 1 ? ELEMENT_PACK : (int)x128::size>(C, [&](auto W) {
+    by_packs<ELEMENT_PACK>(C, [&](auto W) {
         by_dropout(drop, [&](auto drops) {
-            LAUNCH((layernorm_forward_kernel<W, LANES, NORM, drops>), row_blocks(N), 32 * ROW_WARPS, 0, stream)
+            LAUNCH((layernorm_forward_kernel<W, NORM, drops>), row_blocks(N), ROW_THREADS, 0, stream)
             (ln.out, ln.mean, ln.rstd, residual, inp1, inp2, inp2_bias, weight, bias, N, C, epsilon, drop);
         });
     });
 }
 
 // ln.out[N, C] = (inp - mean) * rstd * weight + bias by rows; keeps mean[N] and rstd[N] for the backward pass.
-template <Norm NORM = NORM_LAYER, int LANES = ROW_LANES>
+template <Norm NORM = NORM_LAYER>
 static inline void layernorm_forward(const Layernorm &ln, const floatX *inp, const floatX *weight, const floatX *bias,
                                      size_t N, size_t C, cudaStream_t stream, float epsilon = LAYERNORM_EPSILON) {
-    layernorm_residual_forward<NORM, LANES>((floatX *)inp, ln, NULL, NULL, NULL, weight, bias, N, C, stream, Dropout(),
-                                            epsilon);
+    layernorm_residual_forward<NORM>((floatX *)inp, ln, NULL, NULL, NULL, weight, bias, N, C, stream, Dropout(),
+                                     epsilon);
 }
 
 // The first half of layernorm_residual_forward alone, with the same bits.
@@ -118,7 +118,7 @@ static inline void residual_forward(floatX *out, const floatX *inp1, const float
     kernel_cost(KERNEL_RESIDUAL, N * C, 3 * sizeof(floatX), 2);
     by_packs<ELEMENT_PACK>(C, [&](auto W) {
         by_dropout(drop, [&](auto drops) {
-            LAUNCH((residual_forward_kernel<W, NORM, drops>), row_blocks(N), 32 * ROW_WARPS, 0, stream)
+            LAUNCH((residual_forward_kernel<W, NORM, drops>), row_blocks(N), ROW_THREADS, 0, stream)
             (out, inp1, inp2, inp2_bias, N, C, drop);
         });
     });

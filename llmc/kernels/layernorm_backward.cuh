@@ -38,14 +38,14 @@ typedef struct {
 } LayernormBackward;
 
 // First stage of the backward pass. A block takes a.rows rows and leaves the sums of their columns in its row of the
-// partials: dweight and dbias. This form serves any C: THREADS share a row, read it again once its sums are known, and
-// each adds its own columns to the partials.
-template <int W, int THREADS, Norm NORM>
-__global__ void __launch_bounds__(THREADS) layernorm_backward_kernel(LayernormBackward a) {
+// partials: dweight and dbias. This form serves any C: its threads share a row, read it again once its sums are known,
+// and each adds its own columns to the partials.
+template <int W, Norm NORM>
+__global__ void __launch_bounds__(LONG_ROW_THREADS) layernorm_backward_kernel(LayernormBackward a) {
     const size_t C = a.C;
     float *dweight = a.partials + (size_t)blockIdx.x * 2 * C, *dbias = dweight + C;
     size_t first = (size_t)blockIdx.x * a.rows, end = a.N - first < a.rows ? a.N : first + a.rows;
-    Share s = share_of(C / W, threadIdx.x, THREADS);
+    Share s = share_of(C / W, threadIdx.x, LONG_ROW_THREADS);
     for (size_t i = s.begin; i < s.end; i += s.step) {
         float zero[W] = {0.0f};
         store_floats<W>(dweight + i * W, zero);
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(THREADS) layernorm_backward_kernel(LayernormBa
             store_floats<W>(dbias + i * W, db);
         }
         float sum = sum_of<W>(sums), dot = sum_of<W>(dots);
-        if constexpr (THREADS > 1) sum = block_sum(sum), dot = block_sum(dot);
+        if constexpr (LONG_ROW_THREADS > 1) sum = block_sum(sum), dot = block_sum(dot);
         sum = NORM == NORM_RMS ? 0.0f : sum / (float)C, dot /= (float)C;
         for (size_t i = s.begin; i < s.end; i += s.step) {
             float y[W];
@@ -225,24 +225,24 @@ static inline void layernorm_backward_columns(const LayernormBackward &a, unsign
 
 // dinp[N, C] = dresidual (if not NULL; it may be dinp) + the gradient of layernorm with respect to inp.
 // dweight[C] and dbias[C], NULL where the norm has no bias, are overwritten, or added to with accumulate. dout may be
-// dinp as well. LANES: 32 as a GPU has it, 1 as a CPU.
-template <Norm NORM = NORM_LAYER, int LANES = ROW_LANES>
+// dinp as well.
+template <Norm NORM = NORM_LAYER>
 static inline void layernorm_backward(floatX *dinp, float *dweight, float *dbias, float *scratch,
                                       const floatX *dresidual, const floatX *dout, const floatX *inp,
                                       const floatX *weight, const Layernorm &ln, size_t N, size_t C,
                                       bool accumulate, cudaStream_t stream) {
-    constexpr int W = LANES == 1 ? ELEMENT_PACK : (int)x128::size, THREADS = LANES == 1 ? 1 : 512;
+    constexpr int W = ELEMENT_PACK;
     size_t blocks = 0;
     if (N > 0) {
         size_t rows = CEIL_DIV(N, layernorm_backward_blocks(N));
         blocks = CEIL_DIV(N, rows);  // not more than asked for above, and each has a row
         LayernormBackward a = {dinp, scratch, dresidual, dout, inp, weight, ln.mean, ln.rstd, N, C, rows};
         kernel_cost(KERNEL_LAYERNORM_BACKWARD, N * C, (dresidual ? 4 : 3) * sizeof(floatX), 17);
-        bool columns = LANES == 32 && C % W == 0;
+        bool columns = ROW_LANES > 1 && C % W == 0;
         if (columns && C <= W * LAYERNORM_THREADS) layernorm_backward_columns<W, 1, NORM>(a, (unsigned)blocks, stream);
         else if (columns && C <= W * 3 * 512) layernorm_backward_columns<W, 3, NORM>(a, (unsigned)blocks, stream);
         else by_packs<W>(C, [&](auto width) {
-            LAUNCH((layernorm_backward_kernel<width, THREADS, NORM>), (unsigned)blocks, THREADS, 0, stream)(a);
+            LAUNCH((layernorm_backward_kernel<width, NORM>), (unsigned)blocks, LONG_ROW_THREADS, 0, stream)(a);
         });
     }
     column_sums(dweight, dbias, scratch, blocks, 2 * C, C, accumulate, stream);

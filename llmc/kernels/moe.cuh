@@ -58,12 +58,12 @@ static inline void take_routing(Arena *arena, Routing *r, const Moe &moe, size_t
 }
 
 // A warp per token; its first lane takes the softmax and chooses.
-template <int W, int LANES>
-__global__ void __launch_bounds__(32 * ROW_WARPS, 1)
+template <int W>
+__global__ void __launch_bounds__(ROW_THREADS, 1)
     moe_router_kernel(Routing r, const floatX *x, const floatX *weight, size_t N, size_t C, size_t E, size_t k) {
-    size_t n = row_of_warp();
-    if (n >= N || threadIdx.x % 32 >= LANES) return;
-    Share s = row_share<LANES>(C / W);
+    size_t n = block_row();
+    if (n >= N) return;
+    Share s = row_share(C / W);
     float *row = r.probs + n * E, max = -INFINITY, sum = 0.0f;
     for (size_t e = 0; e < E; e++) {
         float sums[W] = {0.0f}, a[W], b[W];
@@ -72,11 +72,11 @@ __global__ void __launch_bounds__(32 * ROW_WARPS, 1)
             load_floats<W>(b, weight + e * C + i * W);
             for (int j = 0; j < W; j++) sums[j] += a[j] * b[j];
         }
-        float logit = row_sum<LANES>(sum_of<W>(sums));
+        float logit = row_sum(sum_of<W>(sums));
         max = larger(max, logit);
-        if (threadIdx.x % 32 == 0) row[e] = logit;
+        if (row_lane() == 0) row[e] = logit;
     }
-    if (threadIdx.x % 32 != 0) return;
+    if (row_lane() != 0) return;
     for (size_t j = 0; j < k; j++) {
         size_t best = MOE_NONE;
         for (size_t e = 0; e < E; e++) {
@@ -91,12 +91,11 @@ __global__ void __launch_bounds__(32 * ROW_WARPS, 1)
     r.lse[n] = max + logf(sum);
 }
 
-// A warp per sequence and expert, whose lanes take the sequence in LANES pieces: each counts, then gives places.
-template <int LANES>
-__global__ void __launch_bounds__(32 * ROW_WARPS, 1) moe_place_kernel(Routing r, Moe moe, size_t B, size_t T) {
-    size_t pair = row_of_warp(), lane = threadIdx.x % 32, k = moe.k;
-    if (pair >= B * moe.E || lane >= LANES) return;
-    size_t b = pair / moe.E, e = pair % moe.E, piece = CEIL_DIV(T, (size_t)LANES), count = 0;
+// A warp per sequence and expert, whose lanes take a piece of the sequence each: they count, then give places.
+__global__ void __launch_bounds__(ROW_THREADS, 1) moe_place_kernel(Routing r, Moe moe, size_t B, size_t T) {
+    size_t pair = block_row(), lane = row_lane(), k = moe.k;
+    if (pair >= B * moe.E) return;
+    size_t b = pair / moe.E, e = pair % moe.E, piece = CEIL_DIV(T, (size_t)ROW_LANES), count = 0;
     size_t begin = b * T + (lane * piece < T ? lane * piece : T), end = begin + piece < (b + 1) * T ? begin + piece
                                                                                                     : (b + 1) * T;
     size_t *source = r.source + (e * B + b) * moe.slots;
@@ -105,43 +104,42 @@ __global__ void __launch_bounds__(32 * ROW_WARPS, 1) moe_place_kernel(Routing r,
         for (size_t i = n * k; i < (n + 1) * k; i++) count += r.choice[i] == e;
         mass += r.probs[n * moe.E + e];
     }
-    size_t place = lanes_before<LANES>(count);
+    size_t place = lanes_before(count);
     for (size_t i = begin * k; i < end * k; i++) {
         if (r.choice[i] != e) continue;
         r.place[i] = place < moe.slots ? (e * B + b) * moe.slots + place : MOE_NONE;
         if (place < moe.slots) source[place] = i;
         place++;
     }
-    size_t all = LANES == 1 ? place : (size_t)__shfl_sync(0xFFFFFFFFu, (unsigned)place, 31);
-    for (size_t i = all + lane; i < moe.slots; i += LANES) source[i] = MOE_NONE;
-    mass = row_sum<LANES>(mass);
+    size_t all = ROW_LANES == 1 ? place : (size_t)__shfl_sync(0xFFFFFFFFu, (unsigned)place, 31);
+    for (size_t i = all + lane; i < moe.slots; i += ROW_LANES) source[i] = MOE_NONE;
+    mass = row_sum(mass);
     if (lane == 0) r.tokens[pair] = all, r.mass[pair] = mass;
 }
 
-// Routes x (N, C) by weight (E, C). LANES: 32 as a GPU has it, 1 as a CPU.
-template <int LANES = ROW_LANES>
+// Routes x (N, C) by weight (E, C).
 static inline void moe_route(const Routing &r, const floatX *x, const floatX *weight, const Moe &moe, size_t B,
                              size_t T, size_t C, cudaStream_t stream) {
     size_t N = B * T;
     kernel_cost(KERNEL_ELEMENTWISE, N * C, sizeof(floatX), 2.0 * (double)moe.E);
     by_packs(C, [&](auto W) {
-        LAUNCH((moe_router_kernel<W, LANES>), row_blocks(N), 32 * ROW_WARPS, 0, stream)
+        LAUNCH(moe_router_kernel<W>, row_blocks(N), ROW_THREADS, 0, stream)
         (r, x, weight, N, C, moe.E, moe.k);
     });
     kernel_cost(KERNEL_ELEMENTWISE, N * moe.E, (double)(moe.k * sizeof(size_t) + sizeof(float)), 1);
-    LAUNCH(moe_place_kernel<LANES>, row_blocks(B * moe.E), 32 * ROW_WARPS, 0, stream)(r, moe, B, T);
+    LAUNCH(moe_place_kernel, row_blocks(B * moe.E), ROW_THREADS, 0, stream)(r, moe, B, T);
 }
 
 // A warp per place.
 template <int W>
-__global__ void __launch_bounds__(32 * ROW_WARPS, 1)
+__global__ void __launch_bounds__(ROW_THREADS, 1)
     moe_gather_kernel(floatX *rows, const floatX *x, Routing r, Moe moe, size_t count, size_t C, bool weighted) {
-    size_t row = row_of_warp();
+    size_t row = block_row();
     if (row >= count) return;
     size_t i = r.source[row];
     bool empty = i == MOE_NONE;
     float factor = weighted && !empty ? r.probs[i / moe.k * moe.E + r.choice[i]] : 1.0f;
-    Share s = row_share<ROW_LANES>(C / W);
+    Share s = row_share(C / W);
     for (size_t c = s.begin; c < s.end; c += s.step) {
         float a[W] = {0.0f};
         if (!empty) load_floats<W>(a, x + i / moe.k * C + c * W);
@@ -157,19 +155,19 @@ static inline void moe_gather(floatX *rows, const floatX *x, const Routing &r, c
     size_t count = moe_rows(moe, B);
     kernel_cost(KERNEL_ELEMENTWISE, count * C, 2 * sizeof(floatX), 1);
     by_packs(C, [&](auto W) {
-        LAUNCH(moe_gather_kernel<W>, row_blocks(count), 32 * ROW_WARPS, 0, stream)
+        LAUNCH(moe_gather_kernel<W>, row_blocks(count), ROW_THREADS, 0, stream)
         (rows, x, r, moe, count, C, weighted);
     });
 }
 
 // A warp per token.
 template <int W>
-__global__ void __launch_bounds__(32 * ROW_WARPS, 1)
+__global__ void __launch_bounds__(ROW_THREADS, 1)
     moe_combine_kernel(floatX *out, const floatX *residual, const floatX *rows, Routing r, Moe moe, size_t N, size_t C,
                        Dropout drop) {
-    size_t n = row_of_warp();
+    size_t n = block_row();
     if (n >= N) return;
-    Share s = row_share<ROW_LANES>(C / W);
+    Share s = row_share(C / W);
     for (size_t c = s.begin; c < s.end; c += s.step) {
         float sum[W] = {0.0f}, a[W];
         for (size_t i = n * moe.k; i < (n + 1) * moe.k; i++) {
@@ -190,7 +188,7 @@ static inline void moe_combine(floatX *out, const floatX *residual, const floatX
                                const Moe &moe, size_t N, size_t C, cudaStream_t stream, Dropout drop) {
     kernel_cost(KERNEL_RESIDUAL, N * C, (double)(2 + moe.k) * sizeof(floatX), 2.0 * (double)moe.k);
     by_packs(C, [&](auto W) {
-        LAUNCH(moe_combine_kernel<W>, row_blocks(N), 32 * ROW_WARPS, 0, stream)
+        LAUNCH(moe_combine_kernel<W>, row_blocks(N), ROW_THREADS, 0, stream)
         (out, residual, rows, r, moe, N, C, drop);
     });
 }
@@ -218,13 +216,13 @@ static inline void moe_statistics(double *sums, const Routing &r, const Moe &moe
 }
 
 // A warp per token: dlogits (N, E).
-template <int W, int LANES>
-__global__ void __launch_bounds__(32 * ROW_WARPS, 1)
+template <int W>
+__global__ void __launch_bounds__(ROW_THREADS, 1)
     moe_backward_router_kernel(float *dlogits, const floatX *dout, const floatX *rows, Routing r, Moe moe, float dloss,
                                size_t N, size_t T, size_t C) {
-    size_t n = row_of_warp(), E = moe.E, lane = threadIdx.x % 32;
-    if (n >= N || lane >= LANES) return;
-    Share s = row_share<LANES>(C / W);
+    size_t n = block_row(), E = moe.E, lane = row_lane();
+    if (n >= N) return;
+    Share s = row_share(C / W);
     const float *p = r.probs + n * E;
     float *d = dlogits + n * E, mean = 0.0f;  // first of the probabilities
     for (size_t e = 0; e < E && lane == 0; e++) {
@@ -239,7 +237,7 @@ __global__ void __launch_bounds__(32 * ROW_WARPS, 1)
             load_floats<W>(b, rows + r.place[i] * C + c * W);
             for (int j = 0; j < W; j++) sums[j] += a[j] * b[j];
         }
-        float sum = row_sum<LANES>(sum_of<W>(sums));
+        float sum = row_sum(sum_of<W>(sums));
         if (lane == 0) d[r.choice[i]] += sum;
     }
     if (lane != 0) return;
@@ -251,26 +249,25 @@ __global__ void __launch_bounds__(32 * ROW_WARPS, 1)
 // experts' results; with it the gradients of the two losses, for a loss that is dloss times a sum over tokens. The
 // balance loss of a sequence is E times the sum over experts of f P, f the share of its choices, which has no gradient,
 // and P the mean probability (Fedus et al. 2021, equations 4 to 6). The z loss is lse squared (Zoph et al. 2022, 5).
-template <int LANES = ROW_LANES>
 static inline void moe_backward_router(float *dlogits, const floatX *dout, const floatX *rows, const Routing &r,
                                        const Moe &moe, float dloss, size_t B, size_t T, size_t C,
                                        cudaStream_t stream) {
     size_t N = B * T;
     kernel_cost(KERNEL_ELEMENTWISE, N * C, (double)(1 + moe.k) * sizeof(floatX), 2.0 * (double)moe.k);
     by_packs(C, [&](auto W) {
-        LAUNCH((moe_backward_router_kernel<W, LANES>), row_blocks(N), 32 * ROW_WARPS, 0, stream)
+        LAUNCH(moe_backward_router_kernel<W>, row_blocks(N), ROW_THREADS, 0, stream)
         (dlogits, dout, rows, r, moe, dloss, N, T, C);
     });
 }
 
 // A warp per token.
 template <int W>
-__global__ void __launch_bounds__(32 * ROW_WARPS, 1)
+__global__ void __launch_bounds__(ROW_THREADS, 1)
     moe_backward_input_kernel(floatX *dx, const floatX *drows, const float *dlogits, const floatX *weight, Routing r,
                               Moe moe, size_t N, size_t C) {
-    size_t n = row_of_warp();
+    size_t n = block_row();
     if (n >= N) return;
-    Share s = row_share<ROW_LANES>(C / W);
+    Share s = row_share(C / W);
     for (size_t c = s.begin; c < s.end; c += s.step) {
         float sum[W] = {0.0f}, a[W];
         for (size_t i = n * moe.k; i < (n + 1) * moe.k; i++) {
@@ -291,7 +288,7 @@ static inline void moe_backward_input(floatX *dx, const floatX *drows, const flo
                                       const Routing &r, const Moe &moe, size_t N, size_t C, cudaStream_t stream) {
     kernel_cost(KERNEL_ELEMENTWISE, N * C, (double)(1 + moe.k) * sizeof(floatX), (double)(moe.k + 2 * moe.E));
     by_packs(C, [&](auto W) {
-        LAUNCH(moe_backward_input_kernel<W>, row_blocks(N), 32 * ROW_WARPS, 0, stream)
+        LAUNCH(moe_backward_input_kernel<W>, row_blocks(N), ROW_THREADS, 0, stream)
         (dx, drows, dlogits, weight, r, moe, N, C);
     });
 }

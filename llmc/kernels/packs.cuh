@@ -10,7 +10,7 @@
 
 #include <type_traits>
 
-#include "llmc/kernels/cuda_common.cuh"
+#include "llmc/kernels/shares.cuh"
 
 // 16 bytes of elements, moved at once, from and to addresses that are multiples of 16.
 template <class T>
@@ -47,11 +47,10 @@ __device__ static __forceinline__ void store128(T *p, const Packed128<T> &pack) 
 }
 
 #ifdef __CUDACC__
-static constexpr int ELEMENT_PACK = x128::size;
 __device__ static __forceinline__ void cpu_check_aligned(const void *) {}  // a GPU faults
-#else
-static constexpr int ELEMENT_PACK = 16;
 #endif
+
+static constexpr int ELEMENT_PACK = ROW_LANES > 1 ? (int)x128::size : 16;
 
 // Calls launch with the constant PACK if rows of n elements consist of whole packs, else with 1.
 template <int PACK = (int)x128::size, class Launch>

@@ -1,7 +1,7 @@
 // shares.cuh: the division of arrays and rows among threads, and sums over a row's threads.
 //
-// defines: Piece, Share, share_of, ROW_LANES, LONG_ROW_THREADS, ROW_WARPS, row_blocks, row_of_warp, row_share, row_sum,
-//          lanes_before, sum_strided, element_share, element_blocks
+// defines: Piece, Share, share_of, ROW_LANES, LONG_ROW_THREADS, ROW_THREADS, row_blocks, block_row, row_lane, row_share,
+//          row_sum, lanes_before, sum_strided, element_share, element_blocks
 #ifndef LLMC_SHARES_CUH
 #define LLMC_SHARES_CUH
 
@@ -45,32 +45,24 @@ static inline Share share_of(size_t n, size_t index, size_t count) {
 }
 #endif
 
-// A block whose warps have a row each.
-static constexpr unsigned ROW_WARPS = 8;
-static inline unsigned row_blocks(size_t rows) { return (unsigned)CEIL_DIV(rows, (size_t)ROW_WARPS); }
-__device__ __forceinline__ size_t row_of_warp(void) { return (size_t)blockIdx.x * ROW_WARPS + threadIdx.x / 32; }
+// A block of BLOCK_ROWS rows: a warp for each, or a CPU's thread.
+static constexpr unsigned BLOCK_ROWS = 8, ROW_THREADS = BLOCK_ROWS * ROW_LANES;
+static inline unsigned row_blocks(size_t rows) { return (unsigned)CEIL_DIV(rows, (size_t)BLOCK_ROWS); }
+__device__ __forceinline__ size_t block_row(void) { return (size_t)blockIdx.x * BLOCK_ROWS + threadIdx.x / ROW_LANES; }
+__device__ __forceinline__ unsigned row_lane(void) { return threadIdx.x % ROW_LANES; }
 
-// Divides a row of n packs among the first LANES threads of a warp; the others get none.
-template <int LANES>
-__device__ __forceinline__ Share row_share(size_t n) {
-    size_t lane = threadIdx.x % 32;
-    Share none = {n, n, 1};
-    return lane < LANES ? share_of(n, lane, LANES) : none;
-}
+// Divides a row of n packs among its threads.
+__device__ __forceinline__ Share row_share(size_t n) { return share_of(n, row_lane(), ROW_LANES); }
 
-// Returns the sum over the LANES (32 or 1) threads that share a row.
-template <int LANES, typename T>
-__device__ __forceinline__ T row_sum(T x) {
-    static_assert(LANES == 32 || LANES == 1, "a row belongs to a warp or to a thread");
-    if constexpr (LANES == 32) x = warp_sum(x);
-    return x;
-}
+// Returns the sum over the threads that share a row.
+template <typename T>
+__device__ __forceinline__ T row_sum(T x) { return ROW_LANES > 1 ? warp_sum(x) : x; }
 
-// Returns the sum of x over the lanes below this one.
-template <int LANES, typename T>
+// Returns the sum of x over the lanes of a row below this one.
+template <typename T>
 __device__ __forceinline__ T lanes_before(T x) {
     unsigned sum = (unsigned)x;
-    for (unsigned delta = 1; delta < LANES; delta *= 2) {
+    for (unsigned delta = 1; delta < ROW_LANES; delta *= 2) {
         unsigned other = __shfl_up_sync(0xFFFFFFFFu, sum, delta);
         if (threadIdx.x % 32 >= delta) sum += other;
     }
