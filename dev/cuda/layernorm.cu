@@ -274,11 +274,11 @@ static void backward2(const void *problem, unsigned block) {
     const Problem *p = (const Problem *)problem;
     LAUNCH(dinp_block_a_row, p->N, block, 0, lab.stream)
     (p->dinp, p->dresidual, p->dout, p->residual, p->weight, p->mean, p->rstd, p->C);
-    sum_columns(p, block, CEIL_DIV(p->N, layernorm_backward_blocks(p->N)));
+    sum_columns(p, block, layernorm_backward_rows(p->N));
 }
 template <int W>
 static void backward_in_shared(const Problem *p) {
-    size_t rows = CEIL_DIV(p->N, layernorm_backward_blocks(p->N)), blocks = CEIL_DIV(p->N, rows), most = 48 << 10;
+    size_t rows = layernorm_backward_rows(p->N), blocks = CEIL_DIV(p->N, rows), most = 48 << 10;
     unsigned warps = ROW_LANES == 32 ? BLOCK_ROWS : 1;
     while (warps > 1 && warps * 2 * p->C * sizeof(float) > most) warps /= 2;
     size_t shared = warps * 2 * p->C * sizeof(float);
@@ -295,7 +295,7 @@ static void backward3(const void *problem, unsigned) {
 static void backward4(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;
     constexpr int W = x128::size;
-    size_t rows = CEIL_DIV(p->N, layernorm_backward_blocks(p->N)), blocks = CEIL_DIV(p->N, rows);
+    size_t rows = layernorm_backward_rows(p->N), blocks = CEIL_DIV(p->N, rows);
     unsigned x = (unsigned)CEIL_DIV(p->C / W, (size_t)32) * 32, y = x ? LAYERNORM_THREADS / x : 0;
     if (p->C % W || y == 0) return backward3(problem, 0);
     LAUNCH(columns_in_registers<W>, blocks, dim3(x, y), 2 * x * W * sizeof(float), lab.stream)

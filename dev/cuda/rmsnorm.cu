@@ -127,7 +127,7 @@ static void backward1(const void *problem, unsigned block) {
 static void backward2(const void *problem, unsigned block) {
     const Problem *p = (const Problem *)problem;
     LAUNCH(dinp_block_a_row, p->N, block, 0, lab.stream)(*p);
-    sum_columns(p, block, CEIL_DIV(p->N, layernorm_backward_blocks(p->N)));
+    sum_columns(p, block, layernorm_backward_rows(p->N));
 }
 static void backward3(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;

@@ -8,13 +8,13 @@
 #include "llmc/kernels/packs.cuh"
 #include "llmc/kernels/shares.cuh"
 
-static constexpr unsigned BIAS_THREADS = 128, BIAS_ROWS = 16, BIAS_MAX_CHUNKS = 256;
+static constexpr unsigned BIAS_THREADS = 128, BIAS_MAX_CHUNKS = 256;
 static constexpr size_t BIAS_BATCH = 4; // rows that a thread reads before it adds them: reads that overlap
 
-// Rows of a chunk: they depend on N alone, and so does the order of the sum.
-static inline size_t bias_chunk_rows(size_t N) {
-    size_t chunks = CEIL_DIV(N, (size_t)BIAS_ROWS);
-    return CEIL_DIV(N, chunks < BIAS_MAX_CHUNKS ? chunks : (size_t)BIAS_MAX_CHUNKS);
+// Rows of a chunk, at least 16 where there are as many: they depend on N alone, and so does the order of the sum.
+static inline size_t bias_chunk_rows(size_t N, size_t max_chunks = BIAS_MAX_CHUNKS) {
+    size_t chunks = CEIL_DIV(N, (size_t)16);
+    return CEIL_DIV(N, chunks < max_chunks ? chunks : max_chunks);
 }
 
 // Floats of scratch that bias_backward needs.

@@ -23,9 +23,8 @@ typedef struct {
 } Layernorm;
 
 enum {
-    LAYERNORM_MAX_BLOCKS = 264,     // two for each multiprocessor of an H100
-    LAYERNORM_ROWS_PER_BLOCK = 16,  // fewest rows a block is worth
-    LAYERNORM_THREADS = 768,        // most threads of a block, of which one at least fits on a multiprocessor
+    LAYERNORM_MAX_BLOCKS = 264,  // two for each multiprocessor of an H100
+    LAYERNORM_THREADS = 768,     // most threads of a block, of which one at least fits on a multiprocessor
 };
 
 // What the two kernels of the first stage take.
@@ -196,15 +195,12 @@ __global__ void __launch_bounds__(PACKS == 1 ? LAYERNORM_THREADS : 512)
     }
 }
 
-// How many blocks the first stage has: it depends on N alone, so that the order of the sums does too.
-static inline size_t layernorm_backward_blocks(size_t N) {
-    size_t blocks = CEIL_DIV(N, (size_t)LAYERNORM_ROWS_PER_BLOCK);
-    return blocks < LAYERNORM_MAX_BLOCKS ? blocks : (size_t)LAYERNORM_MAX_BLOCKS;
-}
+// Rows of a block of the first stage.
+static inline size_t layernorm_backward_rows(size_t N) { return bias_chunk_rows(N, LAYERNORM_MAX_BLOCKS); }
 
 // Floats of scratch that layernorm_backward wants (aligned to 16 bytes).
 static inline size_t layernorm_backward_scratch(size_t N, size_t C) {
-    return layernorm_backward_blocks(N) * 2 * C;
+    return CEIL_DIV(N, layernorm_backward_rows(N)) * 2 * C;
 }
 
 // Floats of scratch for every sum over rows that a layer's backward pass takes: of N rows, the layernorms' and the
@@ -234,8 +230,8 @@ static inline void layernorm_backward(floatX *dinp, float *dweight, float *dbias
     constexpr int W = ELEMENT_PACK;
     size_t blocks = 0;
     if (N > 0) {
-        size_t rows = CEIL_DIV(N, layernorm_backward_blocks(N));
-        blocks = CEIL_DIV(N, rows);  // not more than asked for above, and each has a row
+        size_t rows = layernorm_backward_rows(N);
+        blocks = CEIL_DIV(N, rows);
         LayernormBackward a = {dinp, scratch, dresidual, dout, inp, weight, ln.mean, ln.rstd, N, C, rows};
         kernel_cost(KERNEL_LAYERNORM_BACKWARD, N * C, (dresidual ? 4 : 3) * sizeof(floatX), 17);
         bool columns = ROW_LANES > 1 && C % W == 0;
