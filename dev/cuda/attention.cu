@@ -135,7 +135,7 @@ static inline void gemm_scores(floatX *d, float alpha, const floatX *a, size_t l
     for (size_t h = 0; h < NH; h++) {
         GemmArgs g = gemm_args(d + h * T * T, false, a + h * HS, false, b + h * HS, true, T, T, HS);
         g.alpha = alpha, g.lda = lda, g.ldb = ldb;
-        gemm(&lab.mm, &g);
+        gemm(&lab.mm, g);
     }
 }
 
@@ -145,7 +145,7 @@ static inline void gemm_mix(floatX *d, size_t ldd, float alpha, const floatX *at
     for (size_t h = 0; h < NH; h++) {
         GemmArgs g = gemm_args(d + h * HS, false, att + h * T * T, trans, b + h * HS, false, T, HS, T);
         g.alpha = alpha, g.ldb = ldb, g.ldd = ldd;
-        gemm(&lab.mm, &g);
+        gemm(&lab.mm, g);
     }
 }
 

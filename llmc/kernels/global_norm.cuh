@@ -8,8 +8,8 @@
 #include "llmc/kernels/packs.cuh"
 #include "llmc/kernels/shares.cuh"
 
-// A piece is cut into chunks, at most NORM_CHUNKS of at least NORM_ELEMENTS elements. So the order of its sum depends on
-// its size alone.
+// A piece is cut into chunks, at most NORM_CHUNKS of at least NORM_ELEMENTS elements. So the order of its sum depends
+// on its size alone.
 enum { NORM_CHUNKS = 1024, NORM_ELEMENTS = 16384, NORM_WIDTH = 8 };
 
 __host__ __device__ __forceinline__ size_t norm_chunk_elements(size_t size) {

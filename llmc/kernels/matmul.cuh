@@ -23,7 +23,7 @@ static constexpr size_t MATMUL_WORKSPACE = 4 << 10;
 
 // The algorithm of one problem, kept because the heuristic takes longer than a small product.
 typedef struct {
-    uint64_t key[8];
+    uint64_t key[14];
     bool used, supported;
     cublasLtMatmulAlgo_t algo;
 } MatmulPlan;
@@ -58,14 +58,9 @@ typedef struct {
 } GemmArgs;
 
 // Returns the arguments of a product of dense matrices.
-static inline GemmArgs gemm_args(void *d, bool d_fp32, const floatX *a, bool trans_a, const floatX *b,
-                                 bool trans_b, size_t M, size_t N, size_t K) {
-    GemmArgs g;
-    memset(&g, 0, sizeof g);
-    g.a = a, g.b = b, g.d = d, g.d_fp32 = d_fp32, g.trans_a = trans_a, g.trans_b = trans_b;
-    g.M = M, g.N = N, g.K = K, g.lda = trans_a ? M : K, g.ldb = trans_b ? K : N, g.ldd = N;
-    g.alpha = 1.0f;
-    return g;
+static inline GemmArgs gemm_args(void *d, bool d_fp32, const floatX *a, bool trans_a, const floatX *b, bool trans_b,
+                                 size_t M, size_t N, size_t K, const floatX *bias = NULL, bool accumulate = false) {
+    return {a, b, d, d_fp32, trans_a, trans_b, M, N, K, trans_a ? M : K, trans_b ? K : N, N, 1.0f, accumulate, bias};
 }
 
 // Returns the largest power of two, at most 16, that divides the address. More gains nothing, and would let the
@@ -117,40 +112,32 @@ static inline bool gemm_algorithm(Matmul *mm, cublasLtMatmulAlgo_t *algo, cublas
     return true;
 }
 
-// Returns the place of a problem in the table, found or to be filled. A full table reuses the first one tried.
-static inline MatmulPlan *gemm_plan(Matmul *mm, const uint64_t key[8]) {
-    uint64_t hash = 0;
-    for (int i = 0; i < 8; i++) hash = (hash ^ key[i]) * 0x9E3779B97F4A7C15u + (hash >> 29);
-    for (size_t probe = 0; probe < MATMUL_PLANS; probe++) {
-        MatmulPlan *plan = &mm->plans[(hash + probe) % MATMUL_PLANS];
-        if (!plan->used || memcmp(plan->key, key, sizeof plan->key) == 0) return plan;
-    }
-    MatmulPlan *plan = &mm->plans[hash % MATMUL_PLANS];
-    plan->used = false;
-    return plan;
+// Returns the place of a problem in the table, found or to be filled. A full table starts anew.
+static inline MatmulPlan *gemm_plan(Matmul *mm, const uint64_t *key) {
+    for (MatmulPlan &plan : mm->plans)
+        if (!plan.used || memcmp(plan.key, key, sizeof plan.key) == 0) return &plan;
+    memset(mm->plans, 0, sizeof mm->plans);
+    return mm->plans;
 }
 
 // Queues one cuBLASLt call. False, with nothing queued, if no algorithm takes this problem with this epilogue.
-static inline bool gemm_launch(Matmul *mm, const GemmArgs *g, cublasLtEpilogue_t epilogue) {
+static inline bool gemm_launch(Matmul *mm, const GemmArgs &g, cublasLtEpilogue_t epilogue) {
     // cuBLASLt's matrices are column-major: it sees ours transposed, and computes d^T[N,M] = op(b)^T op(a)^T.
-    cudaDataType type = CUDA_FLOATX, type_d = g->d_fp32 ? CUDA_R_32F : CUDA_FLOATX;
+    cudaDataType type = CUDA_FLOATX, type_d = g.d_fp32 ? CUDA_R_32F : CUDA_FLOATX;
     cublasLtMatrixLayout_t layouts[3] = {
-        gemm_layout(type, g->trans_b ? g->K : g->N, g->trans_b ? g->N : g->K, g->ldb),
-        gemm_layout(type, g->trans_a ? g->M : g->K, g->trans_a ? g->K : g->M, g->lda),
-        gemm_layout(type_d, g->N, g->M, g->ldd)};
+        gemm_layout(type, g.trans_b ? g.K : g.N, g.trans_b ? g.N : g.K, g.ldb),
+        gemm_layout(type, g.trans_a ? g.M : g.K, g.trans_a ? g.K : g.M, g.lda),
+        gemm_layout(type_d, g.N, g.M, g.ldd)};
     cublasLtMatmulDesc_t desc;
     bool has_bias = epilogue == CUBLASLT_EPILOGUE_BIAS;
     CUBLAS_CHECK(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F)); // true float: no TF32
-    gemm_describe(desc, CUBLASLT_MATMUL_DESC_TRANSA, (int32_t)(g->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N));
-    gemm_describe(desc, CUBLASLT_MATMUL_DESC_TRANSB, (int32_t)(g->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N));
+    gemm_describe(desc, CUBLASLT_MATMUL_DESC_TRANSA, (int32_t)(g.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N));
+    gemm_describe(desc, CUBLASLT_MATMUL_DESC_TRANSB, (int32_t)(g.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N));
     gemm_describe(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)epilogue);
-    if (has_bias) gemm_describe(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, g->bias);
-    uint32_t align[3] = {gemm_alignment(g->b), gemm_alignment(g->a), gemm_alignment(g->d)};
-    uint64_t flags = (uint64_t)g->d_fp32 | (uint64_t)g->trans_a << 1 | (uint64_t)g->trans_b << 2 |
-                     (uint64_t)g->accumulate << 3 | (uint64_t)epilogue << 8;
-    uint64_t aligns = (uint64_t)align[0] | (uint64_t)align[1] << 10 | (uint64_t)align[2] << 20 |
-                      (uint64_t)(has_bias ? gemm_alignment(g->bias) : 0) << 30;
-    uint64_t key[8] = {g->M, g->N, g->K, g->lda, g->ldb, g->ldd, flags, aligns};
+    if (has_bias) gemm_describe(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, g.bias);
+    uint32_t align[3] = {gemm_alignment(g.b), gemm_alignment(g.a), gemm_alignment(g.d)};
+    uint64_t key[] = {g.M, g.N, g.K, g.lda, g.ldb, g.ldd, g.d_fp32, g.trans_a, g.trans_b, g.accumulate,
+                      align[0], align[1], align[2], has_bias ? gemm_alignment(g.bias) : 0 /*none*/};
     MatmulPlan *plan = gemm_plan(mm, key);
     if (!plan->used) {
         memcpy(plan->key, key, sizeof key);
@@ -158,10 +145,10 @@ static inline bool gemm_launch(Matmul *mm, const GemmArgs *g, cublasLtEpilogue_t
         plan->supported = gemm_algorithm(mm, &plan->algo, desc, layouts, align);
     }
     if (plan->supported) {
-        float beta = g->accumulate ? 1.0f : 0.0f;
-        gemm_cost(g->M, g->N, g->K, sizeof(floatX), g->d_fp32 ? sizeof(float) : sizeof(floatX), g->accumulate);
-        CUBLAS_CHECK(cublasLtMatmul(mm->handle, desc, &g->alpha, g->b, layouts[0], g->a, layouts[1], &beta, g->d,
-                                    layouts[2], g->d, layouts[2], &plan->algo, mm->workspace, MATMUL_WORKSPACE,
+        float beta = g.accumulate ? 1.0f : 0.0f;
+        gemm_cost(g.M, g.N, g.K, sizeof(floatX), g.d_fp32 ? sizeof(float) : sizeof(floatX), g.accumulate);
+        CUBLAS_CHECK(cublasLtMatmul(mm->handle, desc, &g.alpha, g.b, layouts[0], g.a, layouts[1], &beta, g.d,
+                                    layouts[2], g.d, layouts[2], &plan->algo, mm->workspace, MATMUL_WORKSPACE,
                                     mm->stream));
     }
     CUBLAS_CHECK(cublasLtMatmulDescDestroy(desc));
@@ -178,68 +165,54 @@ __global__ void bias_add_kernel(floatX *x, const floatX *bias, size_t rows, size
         x[row * ld + col] = from_float<floatX>(to_float(x[row * ld + col]) + add);
 }
 
-static inline void gemm_fail(const GemmArgs *g, const char *why) {
-    fflush(stdout);
-    fprintf(stderr, "matrix product [%zu,%zu] x [%zu,%zu]: %s\n", g->M, g->K, g->K, g->N, why);
-    exit(1);
-}
-
 // Queues the product that GemmArgs describes. A kernel adds the bias if cuBLASLt has no algorithm that does.
-static inline void gemm(Matmul *mm, const GemmArgs *g) {
-    if (g->bias && (g->d_fp32 || g->accumulate))
-        gemm_fail(g, "a bias is not offered with a float or accumulated result");
-    if (g->bias && gemm_launch(mm, g, CUBLASLT_EPILOGUE_BIAS)) return;
-    if (!gemm_launch(mm, g, CUBLASLT_EPILOGUE_DEFAULT)) gemm_fail(g, "cuBLASLt has no algorithm");
-    if (!g->bias) return;
-    kernel_cost(KERNEL_ELEMENTWISE, g->M * g->N, 2 * sizeof(floatX), 1);
-    dim3 grid((unsigned)CEIL_DIV(g->N, (size_t)128), (unsigned)(g->M < 256 ? g->M : 256));
-    LAUNCH(bias_add_kernel, grid, 128, 0, mm->stream)((floatX *)g->d, g->bias, g->M, g->N, g->ldd);
+static inline void gemm(Matmul *mm, const GemmArgs &g) {
+    if (g.bias && gemm_launch(mm, g, CUBLASLT_EPILOGUE_BIAS)) return;
+    if (!gemm_launch(mm, g, CUBLASLT_EPILOGUE_DEFAULT)) {
+        fflush(stdout);
+        fprintf(stderr, "matrix product [%zu,%zu] x [%zu,%zu]: cuBLASLt has no algorithm\n", g.M, g.K, g.K, g.N);
+        exit(1);
+    }
+    if (!g.bias) return;
+    kernel_cost(KERNEL_ELEMENTWISE, g.M * g.N, 2 * sizeof(floatX), 1);
+    dim3 grid((unsigned)CEIL_DIV(g.N, (size_t)128), (unsigned)(g.M < 256 ? g.M : 256));
+    LAUNCH(bias_add_kernel, grid, 128, 0, mm->stream)((floatX *)g.d, g.bias, g.M, g.N, g.ldd);
 }
 
 // out[N,OC] = inp[N,IC] weight[IC,OC] (+ bias[OC], unless it is NULL).
 static inline void matmul_forward(Matmul *mm, floatX *out, const floatX *inp, const floatX *weight,
                                   const floatX *bias, size_t N, size_t IC, size_t OC) {
-    GemmArgs g = gemm_args(out, false, inp, false, weight, false, N, OC, IC);
-    g.bias = bias;
-    gemm(mm, &g);
+    gemm(mm, gemm_args(out, false, inp, false, weight, false, N, OC, IC, bias));
 }
 
 // dinp[N,IC] = dout[N,OC] weight[IC,OC]^T
 static inline void matmul_backward_input(Matmul *mm, floatX *dinp, const floatX *dout, const floatX *weight,
                                          size_t N, size_t IC, size_t OC) {
-    GemmArgs g = gemm_args(dinp, false, dout, false, weight, true, N, IC, OC);
-    gemm(mm, &g);
+    gemm(mm, gemm_args(dinp, false, dout, false, weight, true, N, IC, OC));
 }
 
 // dweight[IC,OC] (float) = or += inp[N,IC]^T dout[N,OC].
 static inline void matmul_backward_weight(Matmul *mm, float *dweight, const floatX *inp, const floatX *dout,
                                           size_t N, size_t IC, size_t OC, bool accumulate) {
-    GemmArgs g = gemm_args(dweight, true, inp, true, dout, false, IC, OC, N);
-    g.accumulate = accumulate;
-    gemm(mm, &g);
+    gemm(mm, gemm_args(dweight, true, inp, true, dout, false, IC, OC, N, NULL, accumulate));
 }
 
 // out[N,OC] = inp[N,IC] weight[OC,IC]^T (+ bias[OC], unless it is NULL).
 static inline void linear_forward(Matmul *mm, floatX *out, const floatX *inp, const floatX *weight,
                                   const floatX *bias, size_t N, size_t IC, size_t OC) {
-    GemmArgs g = gemm_args(out, false, inp, false, weight, true, N, OC, IC);
-    g.bias = bias;
-    gemm(mm, &g);
+    gemm(mm, gemm_args(out, false, inp, false, weight, true, N, OC, IC, bias));
 }
 
 // dinp[N,IC] = dout[N,OC] weight[OC,IC]
 static inline void linear_backward_input(Matmul *mm, floatX *dinp, const floatX *dout, const floatX *weight,
                                          size_t N, size_t IC, size_t OC) {
-    GemmArgs g = gemm_args(dinp, false, dout, false, weight, false, N, IC, OC);
-    gemm(mm, &g);
+    gemm(mm, gemm_args(dinp, false, dout, false, weight, false, N, IC, OC));
 }
 
 // dweight[OC,IC] (float) = or += dout[N,OC]^T inp[N,IC].
 static inline void linear_backward_weight(Matmul *mm, float *dweight, const floatX *inp, const floatX *dout,
                                           size_t N, size_t IC, size_t OC, bool accumulate) {
-    GemmArgs g = gemm_args(dweight, true, dout, true, inp, false, OC, IC, N);
-    g.accumulate = accumulate;
-    gemm(mm, &g);
+    gemm(mm, gemm_args(dweight, true, dout, true, inp, false, OC, IC, N, NULL, accumulate));
 }
 
 #endif
