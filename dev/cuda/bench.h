@@ -240,9 +240,9 @@ static inline void lab_check(Lab *lab, const LabKernel *k, double error, double 
 static inline KernelWork lab_stated(Lab *lab, const LabKernel *k, const void *problem) {
     KernelWork work = KernelWork();
     if (lab->list) return work;
-    *kernel_tally() = &work;
+    kernel_tally = &work;
     k->run(problem, lab_block(k));
-    *kernel_tally() = NULL;
+    kernel_tally = NULL;
     CUDA_CHECK(cudaStreamSynchronize(lab->stream));
     if (work.bytes <= 0.0) {
         fprintf(stderr, "error: %s, kernel %d: its wrapper states no work\n", k->operation, k->number);

@@ -146,14 +146,14 @@ static inline void kernel_times_print(KernelTimes *t) {
 static inline cudaError_t kernel_times_start(void) {
     KernelTimes *t = kernel_times();
     t->on = true, t->work = KernelWork();
-    *kernel_tally() = &t->work;
+    kernel_tally = &t->work;
     return cudaSuccess;
 }
 
 static inline cudaError_t kernel_times_stop(void) {
     KernelTimes *t = kernel_times();
     if (!t->on) return cudaSuccess;
-    t->on = false, *kernel_tally() = NULL;
+    t->on = false, kernel_tally = NULL;
     CUDA_CHECK(cudaDeviceSynchronize());
     for (size_t i = 0; i < t->count; i++) {
         KernelTime *k = &t->list[i];

@@ -43,14 +43,22 @@ __global__ void __launch_bounds__(BIAS_THREADS)
     store_floats<W>(partial + blockIdx.y * OC + col, sum);
 }
 
-// Second stage: a thread per column of partials [chunks, stride]. The first n sums are those of `first`, the next n
-// those of `second` unless it is NULL.
+// Second stage: a thread per column of partials [chunks, stride], which reads several before it adds them: a lone read
+// waits longer for memory than its addition takes. The first n sums are those of `first`, the next n those of `second`
+// unless it is NULL.
 __global__ void __launch_bounds__(BIAS_THREADS)
     column_sums_kernel(float *first, float *second, const float *partials, size_t chunks, size_t stride, size_t n,
                        bool accumulate) {
     size_t i = (size_t)blockIdx.x * BIAS_THREADS + threadIdx.x;
     if (i >= (second ? 2 * n : n)) return;
-    float sum = sum_strided(partials + i, chunks, stride);
+    constexpr size_t BATCH = 16;
+    float sum = 0.0f, x[BATCH];
+    size_t c = 0;
+    for (; c + BATCH <= chunks; c += BATCH) {
+        for (size_t k = 0; k < BATCH; k++) x[k] = partials[(c + k) * stride + i];
+        for (size_t k = 0; k < BATCH; k++) sum += x[k];
+    }
+    for (; c < chunks; c++) sum += partials[c * stride + i];
     float *out = i < n ? first + i : second + (i - n);
     *out = accumulate ? *out + sum : sum;
 }

@@ -1,16 +1,31 @@
-// layernorm.cuh: layer normalisation over the channels, alone and after the residual addition that precedes it; with it
-// comes its backward pass (layernorm_backward.cuh).
+// layernorm.cuh: layer normalisation over the channels, alone and after the residual addition that precedes it, and its
+// backward pass, which also adds the gradient of the residual.
 //
-// defines: Layernorm, layernorm_forward, layernorm_residual_forward, residual_forward
+// defines: Norm, norm_gain, Layernorm, layernorm_forward, layernorm_residual_forward, residual_forward,
+//          layernorm_backward, layernorm_backward_scratch, reduce_scratch_floats
 #ifndef LLMC_LAYERNORM_CUH
 #define LLMC_LAYERNORM_CUH
 
+#include "llmc/kernels/bias.cuh"
 #include "llmc/kernels/dropout.cuh"
-#include "llmc/kernels/layernorm_backward.cuh"
 #include "llmc/kernels/packs.cuh"
 #include "llmc/kernels/shares.cuh"
 
 #define LAYERNORM_EPSILON 1e-5f
+
+// Which norm the kernels make. RMSNorm (Zhang and Sennrich 2019): x weight / sqrt(mean(x^2) + epsilon), without a mean
+// or a bias. NORM_1P: a layernorm that multiplies by weight + 1. Only GPT-2's blocks add a bias before the residual.
+typedef enum { NORM_LAYER, NORM_RMS, NORM_1P } Norm;
+
+// Returns the factor of a weight.
+template <Norm NORM>
+__device__ __forceinline__ float norm_gain(float weight) { return NORM == NORM_1P ? weight + 1.0f : weight; }
+
+// What a layernorm of N rows makes of its input.
+typedef struct {
+    floatX *out;         // [N, C]
+    float *mean, *rstd;  // [N] of each row, and 1 / its standard deviation
+} Layernorm;
 
 // residual = inp1 + mask * (inp2 + bias), rounded once: W elements of row n from column c on, kept as the floats that a
 // later read of residual gives.
@@ -122,6 +137,228 @@ static inline void residual_forward(floatX *out, const floatX *inp1, const float
             (out, inp1, inp2, inp2_bias, N, C, drop);
         });
     });
+}
+
+enum {
+    LAYERNORM_MAX_BLOCKS = 264,  // two for each multiprocessor of an H100
+    LAYERNORM_THREADS = 768,     // most threads of a block, of which one at least fits on a multiprocessor
+};
+
+// What the two kernels of the first stage take.
+typedef struct {
+    floatX *dinp;
+    float *partials;  // [blocks, 2, C]
+    const floatX *dresidual, *dout, *inp, *weight;
+    const float *mean, *rstd;
+    size_t N, C, rows;  // rows of a block
+} LayernormBackward;
+
+// First stage of the backward pass. A block takes a.rows rows and leaves the sums of their columns in its row of the
+// partials: dweight and dbias. This form serves any C: its threads share a row, read it again once its sums are known,
+// and each adds its own columns to the partials.
+template <int W, Norm NORM>
+__global__ void __launch_bounds__(LONG_ROW_THREADS) layernorm_backward_kernel(LayernormBackward a) {
+    const size_t C = a.C;
+    float *dweight = a.partials + (size_t)blockIdx.x * 2 * C, *dbias = dweight + C;
+    size_t first = (size_t)blockIdx.x * a.rows, end = a.N - first < a.rows ? a.N : first + a.rows;
+    Share s = share_of(C / W, threadIdx.x, LONG_ROW_THREADS);
+    for (size_t i = s.begin; i < s.end; i += s.step) {
+        float zero[W] = {0.0f};
+        store_floats<W>(dweight + i * W, zero);
+        store_floats<W>(dbias + i * W, zero);
+    }
+    for (size_t n = first; n < end; n++) {
+        const floatX *x_row = a.inp + n * C, *dout_row = a.dout + n * C;
+        float m = NORM == NORM_RMS ? 0.0f : a.mean[n], r = a.rstd[n];
+        float x[W], d[W], w[W], sums[W] = {0.0f}, dots[W] = {0.0f};
+        for (size_t i = s.begin; i < s.end; i += s.step) {
+            float dw[W], db[W];
+            load_floats<W>(x, x_row + i * W);
+            load_floats<W>(d, dout_row + i * W);
+            load_floats<W>(w, a.weight + i * W);
+            load_floats<W>(dw, dweight + i * W);
+            load_floats<W>(db, dbias + i * W);
+            for (int k = 0; k < W; k++) {
+                float normal = (x[k] - m) * r, dnormal = d[k] * norm_gain<NORM>(w[k]);
+                dw[k] += d[k] * normal;
+                db[k] += d[k];
+                sums[k] += dnormal;
+                dots[k] += dnormal * normal;
+            }
+            store_floats<W>(dweight + i * W, dw);
+            store_floats<W>(dbias + i * W, db);
+        }
+        float sum = sum_of<W>(sums), dot = sum_of<W>(dots);
+        if constexpr (LONG_ROW_THREADS > 1) sum = block_sum(sum), dot = block_sum(dot);
+        sum = NORM == NORM_RMS ? 0.0f : sum / (float)C, dot /= (float)C;
+        for (size_t i = s.begin; i < s.end; i += s.step) {
+            float y[W];
+            load_floats<W>(x, x_row + i * W);
+            load_floats<W>(d, dout_row + i * W);
+            load_floats<W>(w, a.weight + i * W);
+            for (int k = 0; k < W; k++) x[k] = (d[k] * norm_gain<NORM>(w[k]) - sum - (x[k] - m) * r * dot) * r;
+            if (a.dresidual) {
+                load_floats<W>(y, a.dresidual + n * C + i * W);
+                for (int k = 0; k < W; k++) x[k] += y[k];
+            }
+            store_floats<W>(a.dinp + n * C + i * W, x);
+        }
+    }
+}
+
+// A pack of a row, which may still be on its way from memory. It has words because a compiler takes elements apart, and
+// so waits for them, where they are loaded.
+typedef struct {
+    Packed128<uint32_t> x, d, y;  // of inp, dout and dresidual
+    float mean, rstd;
+} LayernormPack;
+
+__device__ __forceinline__ void unpack(float *out, const Packed128<uint32_t> &words) {
+    x128 pack;
+    memcpy(&pack, &words, sizeof pack);
+    unpack(out, pack);
+}
+
+// The same where a block's threads can keep all sums in registers, PACKS packs of a row each. One pack is read once,
+// and before the barrier of the row before it. Several leave no registers to keep a row until its sums are known, and
+// come from the cache the second time. The block has blockDim.y groups of blockDim.x threads, a row for each group at a
+// time; they meet at a barrier for each row, and their sums do at the end. Dynamic shared memory: (blockDim.y - 1) *
+// blockDim.x * W floats.
+template <int W, int PACKS, Norm NORM>
+__global__ void __launch_bounds__(PACKS == 1 ? LAYERNORM_THREADS : 512)
+    layernorm_backward_columns_kernel(LayernormBackward a) {
+    DYNAMIC_SHARED(float, shared);
+    __shared__ float of_warp[2][2][LAYERNORM_THREADS / 32];  // of two rows, so that one barrier a row does
+    const unsigned warps = blockDim.x / 32, first_warp = threadIdx.y * warps, lane = threadIdx.x % 32;
+    const unsigned columns = (unsigned)a.C, stride = blockDim.x * W;
+    unsigned first = blockIdx.x * (unsigned)a.rows, rows = (unsigned)a.N - first;
+    if (rows > a.rows) rows = (unsigned)a.rows;
+    const auto read = [&](unsigned row, int p) {
+        LayernormPack pack = {};
+        unsigned column = threadIdx.x * W + p * stride;
+        if (row >= rows || column >= columns) return pack;
+        size_t n = first + row, at = n * columns + column;
+        pack.x = load128((const uint32_t *)(a.inp + at)), pack.d = load128((const uint32_t *)(a.dout + at));
+        if (a.dresidual) pack.y = load128((const uint32_t *)(a.dresidual + at));
+        pack.mean = NORM == NORM_RMS ? 0.0f : a.mean[n], pack.rstd = a.rstd[n];
+        return pack;
+    };
+    const auto normalise = [](float x, const LayernormPack &pack) {
+        return (NORM == NORM_RMS ? x : x - pack.mean) * pack.rstd;
+    };
+    float dw[PACKS][W] = {}, db[PACKS][W] = {}, x[W], d[W], y[W], w[W];
+    LayernormPack next = {}, now[PACKS] = {};
+    if (PACKS == 1) next = read(threadIdx.y, 0);
+    for (unsigned row = threadIdx.y, stage = 0; row < rows + threadIdx.y; row += blockDim.y, stage ^= 1) {
+        float sum = 0.0f, dot = 0.0f;
+        UNROLL
+        for (int p = 0; p < PACKS; p++) {
+            unsigned column = threadIdx.x * W + p * stride;
+            if (row >= rows || column >= columns) continue;
+            now[p] = PACKS == 1 ? next : read(row, p);
+            unpack(x, now[p].x), unpack(d, now[p].d);
+            load_floats<W>(w, a.weight + column);
+            for (int k = 0; k < W; k++) {
+                float normal = normalise(x[k], now[p]), dnormal = d[k] * norm_gain<NORM>(w[k]);
+                dw[p][k] += d[k] * normal;
+                db[p][k] += d[k];
+                sum += dnormal;
+                dot += dnormal * normal;
+            }
+        }
+        if (PACKS == 1) next = read(row + blockDim.y, 0);
+        sum = warp_sum(sum), dot = warp_sum(dot);
+        if (lane == 0) of_warp[stage][0][first_warp + threadIdx.x / 32] = sum;
+        if (lane == 0) of_warp[stage][1][first_warp + threadIdx.x / 32] = dot;
+        __syncthreads();
+        sum = dot = 0.0f;
+        for (unsigned i = 0; i < warps; i++) {
+            sum += of_warp[stage][0][first_warp + i];
+            dot += of_warp[stage][1][first_warp + i];
+        }
+        sum = NORM == NORM_RMS ? 0.0f : sum / (float)a.C, dot /= (float)a.C;
+        UNROLL
+        for (int p = 0; p < PACKS; p++) {
+            unsigned column = threadIdx.x * W + p * stride;
+            if (row >= rows || column >= columns) continue;
+            if (PACKS > 1) now[p] = read(row, p);
+            unpack(x, now[p].x), unpack(d, now[p].d), unpack(y, now[p].y);
+            load_floats<W>(w, a.weight + column);
+            for (int k = 0; k < W; k++)
+                y[k] += (d[k] * norm_gain<NORM>(w[k]) - sum - normalise(x[k], now[p]) * dot) * now[p].rstd;
+            store_floats<W>(a.dinp + (size_t)(first + row) * columns + column, y);
+        }
+    }
+    float *partial = a.partials + (size_t)blockIdx.x * 2 * a.C;
+    for (int which = 0; which < 2; which++) {
+        UNROLL
+        for (int p = 0; p < PACKS; p++) {
+            float sums[W], other[W];
+            for (int k = 0; k < W; k++) sums[k] = which == 0 ? dw[p][k] : db[p][k];
+            if (blockDim.y > 1) {
+                __syncthreads();
+                if (threadIdx.y > 0)
+                    store_floats<W>(shared + ((threadIdx.y - 1) * blockDim.x + threadIdx.x) * W, sums);
+                __syncthreads();
+            }
+            unsigned column = threadIdx.x * W + p * stride;
+            if (threadIdx.y > 0 || column >= columns) continue;
+            for (unsigned g = 1; g < blockDim.y; g++) {
+                load_floats<W>(other, shared + ((g - 1) * blockDim.x + threadIdx.x) * W);
+                for (int k = 0; k < W; k++) sums[k] += other[k];
+            }
+            store_floats<W>(partial + which * a.C + column, sums);
+        }
+    }
+}
+
+// Rows of a block of the first stage.
+static inline size_t layernorm_backward_rows(size_t N) { return bias_chunk_rows(N, LAYERNORM_MAX_BLOCKS); }
+
+// Floats of scratch that layernorm_backward wants (aligned to 16 bytes).
+static inline size_t layernorm_backward_scratch(size_t N, size_t C) {
+    return CEIL_DIV(N, layernorm_backward_rows(N)) * 2 * C;
+}
+
+// Floats of scratch for every sum over rows that a layer's backward pass takes: of N rows, the layernorms' and the
+// biases' of C columns, and the biases' of up to F.
+static inline size_t reduce_scratch_floats(size_t N, size_t C, size_t F) {
+    size_t most = layernorm_backward_scratch(N, C), bias = bias_backward_scratch(N, F > C ? F : C);
+    return bias > most ? bias : most;
+}
+
+template <int W, int PACKS, Norm NORM>
+static inline void layernorm_backward_columns(const LayernormBackward &a, unsigned blocks, cudaStream_t stream) {
+    unsigned x = (unsigned)CEIL_DIV(a.C / W, (size_t)PACKS * 32) * 32, y = LAYERNORM_THREADS / x;
+    if (PACKS > 1) y = 1;
+    if (y > a.rows) y = (unsigned)a.rows;
+    LAUNCH((layernorm_backward_columns_kernel<W, PACKS, NORM>), blocks, dim3(x, y), (y - 1) * x * W * sizeof(float),
+           stream)(a);
+}
+
+// dinp[N, C] = dresidual (if not NULL; it may be dinp) + the gradient of layernorm with respect to inp.
+// dweight[C] and dbias[C], NULL where the norm has no bias, are overwritten, or added to with accumulate. dout may be
+// dinp as well.
+template <Norm NORM = NORM_LAYER>
+static inline void layernorm_backward(floatX *dinp, float *dweight, float *dbias, float *scratch,
+                                      const floatX *dresidual, const floatX *dout, const floatX *inp,
+                                      const floatX *weight, const Layernorm &ln, size_t N, size_t C,
+                                      bool accumulate, cudaStream_t stream) {
+    constexpr int W = ELEMENT_PACK;
+    size_t blocks = 0;
+    if (N > 0) {
+        size_t rows = layernorm_backward_rows(N);
+        blocks = CEIL_DIV(N, rows);
+        LayernormBackward a = {dinp, scratch, dresidual, dout, inp, weight, ln.mean, ln.rstd, N, C, rows};
+        kernel_cost(KERNEL_LAYERNORM_BACKWARD, N * C, (dresidual ? 4 : 3) * sizeof(floatX), 17);
+        bool columns = ROW_LANES > 1 && C % W == 0;
+        if (columns && C <= W * LAYERNORM_THREADS) layernorm_backward_columns<W, 1, NORM>(a, (unsigned)blocks, stream);
+        else if (columns && C <= W * 3 * 512) layernorm_backward_columns<W, 3, NORM>(a, (unsigned)blocks, stream);
+        else by_packs<W>(C, [&](auto width) {
+            LAUNCH((layernorm_backward_kernel<width, NORM>), (unsigned)blocks, LONG_ROW_THREADS, 0, stream)(a);
+        });
+    }
+    column_sums(dweight, dbias, scratch, blocks, 2 * C, C, accumulate, stream);
 }
 
 #endif

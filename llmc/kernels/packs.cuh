@@ -114,24 +114,16 @@ __device__ __forceinline__ void store_floats(T *p, const float (&in)[W]) {
     }
 }
 
-// Returns the sum of W numbers, by halves: W is a power of two.
-template <int W, typename T>
-__device__ __forceinline__ T sum_of(const T (&x)[W]) {
+// Returns the sum or the largest of W numbers, by halves: W is a power of two. The largest passes over NaNs.
+template <bool SUM, int W, typename T>
+__device__ __forceinline__ T reduce_of(const T (&x)[W]) {
     T y[W];
     for (int k = 0; k < W; k++) y[k] = x[k];
     for (int half = W / 2; half > 0; half /= 2)
-        for (int k = 0; k < half; k++) y[k] += y[k + half];
+        for (int k = 0; k < half; k++) y[k] = SUM ? y[k] + y[k + half] : larger(y[k], y[k + half]);
     return y[0];
 }
-
-// Returns the largest of W floats; NaNs are passed over.
-template <int W>
-__device__ __forceinline__ float max_of(const float (&x)[W]) {
-    float y[W];
-    for (int k = 0; k < W; k++) y[k] = x[k];
-    for (int half = W / 2; half > 0; half /= 2)
-        for (int k = 0; k < half; k++) y[k] = larger(y[k], y[k + half]);
-    return y[0];
-}
+template <int W, typename T> __device__ __forceinline__ T sum_of(const T (&x)[W]) { return reduce_of<true, W>(x); }
+template <int W, typename T> __device__ __forceinline__ T max_of(const T (&x)[W]) { return reduce_of<false, W>(x); }
 
 #endif

@@ -1,7 +1,7 @@
 // shares.cuh: the division of arrays and rows among threads, and sums over a row's threads.
 //
 // defines: Piece, Share, share_of, ROW_LANES, LONG_ROW_THREADS, BLOCK_ROWS, ROW_THREADS, row_blocks, block_row, row_lane,
-//          row_share, row_sum, lanes_before, sum_strided, element_share, element_blocks
+//          row_share, row_sum, lanes_before, element_share, element_blocks
 #ifndef LLMC_SHARES_CUH
 #define LLMC_SHARES_CUH
 
@@ -67,20 +67,6 @@ __device__ __forceinline__ T lanes_before(T x) {
         if (threadIdx.x % 32 >= delta) sum += other;
     }
     return sum - x;
-}
-
-// Returns the sum of x[0], x[stride], ... in that order, by one thread. It reads several before it adds them: a lone
-// read waits longer for memory than its addition takes.
-__device__ __forceinline__ float sum_strided(const float *x, size_t count, size_t stride) {
-    constexpr size_t BATCH = 16;
-    float sum = 0.0f, y[BATCH];
-    size_t i = 0;
-    for (; i + BATCH <= count; i += BATCH) {
-        for (size_t k = 0; k < BATCH; k++) y[k] = x[(i + k) * stride];
-        for (size_t k = 0; k < BATCH; k++) sum += y[k];
-    }
-    for (; i < count; i++) sum += x[i * stride];
-    return sum;
 }
 
 static constexpr size_t ELEMENT_CHUNK = 4096;  // of a block of ELEMENT_THREADS

@@ -75,22 +75,18 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
     }
 }
 
-static inline void relu2_launch(floatX *out, const floatX *dout, const floatX *inp, size_t n, cudaStream_t stream) {
+// dinp[n] = dout * 2 relu(inp); dinp may be dout.
+static inline void relu2_backward(floatX *dinp, const floatX *dout, const floatX *inp, size_t n, cudaStream_t stream) {
     if (n == 0) return;
     kernel_cost(KERNEL_ELEMENTWISE, n, (dout ? 3 : 2) * sizeof(floatX), 2);
-    by_packs(aligned16(out, dout, inp) ? n : 1, [&](auto W) {
-        LAUNCH(relu2_kernel<W>, element_blocks(n), ELEMENT_THREADS, 0, stream)(out, dout, inp, n);
+    by_packs(aligned16(dinp, dout, inp) ? n : 1, [&](auto W) {
+        LAUNCH(relu2_kernel<W>, element_blocks(n), ELEMENT_THREADS, 0, stream)(dinp, dout, inp, n);
     });
 }
 
 // out[n] = relu(inp[n])^2
 static inline void relu2_forward(floatX *out, const floatX *inp, size_t n, cudaStream_t stream) {
-    relu2_launch(out, NULL, inp, n, stream);
-}
-
-// dinp[n] = dout * 2 relu(inp); dinp may be dout.
-static inline void relu2_backward(floatX *dinp, const floatX *dout, const floatX *inp, size_t n, cudaStream_t stream) {
-    relu2_launch(dinp, dout, inp, n, stream);
+    relu2_backward(out, NULL, inp, n, stream);
 }
 
 #endif

@@ -14,15 +14,11 @@
 #include "llmc/sim/kernel.h"
 
 // The sum of bytes and FLOPs, on a GPU too, or NULL.
-static inline KernelWork **kernel_tally(void) {
-    static KernelWork *tally;
-    return &tally;
-}
+inline KernelWork *kernel_tally;
 
 // Declares the work of the next launch. Two declarations before one launch add up.
 static inline void kernel_state(const KernelWork &work) {
-    KernelWork *tally = *kernel_tally();
-    if (tally) tally->bytes += work.bytes, tally->flops += work.flops;
+    if (kernel_tally) kernel_tally->bytes += work.bytes, kernel_tally->flops += work.flops;
 #ifdef CPU_CLOCK
     cpu_state_work(work);
 #endif
