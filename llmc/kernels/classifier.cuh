@@ -149,7 +149,6 @@ static inline unsigned classifier_threads(size_t Vl) {
 static inline void classifier_stats(float *max, float *sum, float *target_logit, const floatX *logits,
                                     const int *targets, size_t N, size_t V, size_t Vl, size_t v_start,
                                     cudaStream_t stream) {
-    if (N == 0) return;
     kernel_cost(KERNEL_CLASSIFIER_FORWARD, N * Vl, sizeof(floatX), 3);
     by_packs<ELEMENT_PACK>(Vl, [&](auto W) {
         LAUNCH(classifier_stats_kernel<W>, (unsigned)N, classifier_threads(Vl), 0, stream)
@@ -160,7 +159,6 @@ static inline void classifier_stats(float *max, float *sum, float *target_logit,
 // Multiplies sum[N] by exp(local_max - global_max), before sum is added over the ranks.
 static inline void classifier_rescale(float *sum, const float *local_max, const float *global_max, size_t N,
                                       cudaStream_t stream) {
-    if (N == 0) return;
     kernel_cost(KERNEL_EXPONENTIAL, N, 4 * sizeof(float), 3);
     LAUNCH(classifier_rescale_kernel, (unsigned)CEIL_DIV(N, (size_t)256), 256, 0, stream)
     (sum, local_max, global_max, N);
@@ -173,7 +171,6 @@ static inline void classifier_gradient(float *losses, floatX *logits, const floa
                                        const float *target_logit, const int *targets, float dloss, size_t N,
                                        size_t V, size_t Vl, size_t v_start, bool gradient,
                                        cudaStream_t stream) {
-    if (N == 0) return;
     if (gradient) kernel_cost(KERNEL_CLASSIFIER_BACKWARD, N * Vl, 2 * sizeof(floatX), 3);
     by_packs<ELEMENT_PACK>(Vl, [&](auto W) {
         LAUNCH(classifier_gradient_kernel<W>, (unsigned)N, classifier_threads(Vl), 0, stream)

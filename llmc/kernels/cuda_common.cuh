@@ -60,8 +60,10 @@ struct LaunchCheck {
 };
 
 // LAUNCH(kernel, grid, block, shared, stream)(args...) is kernel<<<grid, block, shared, stream>>>(args...), checked. A
-// template's name with commas stands in parentheses. LAUNCH_UNCHECKED leaves the error to cudaGetLastError: for tests
-// of refused launches. DYNAMIC_SHARED(type, name) declares the pointer to the block's dynamic shared memory.
+// template's name with commas stands in parentheses. A grid without blocks is refused: every batch has rows; what a
+// rank may have none of (pieces, shards, keys of a pair) is asked before. LAUNCH_UNCHECKED leaves the error to
+// cudaGetLastError: for tests of refused launches. DYNAMIC_SHARED(type, name) declares the pointer to the block's
+// dynamic shared memory.
 #define LAUNCH(kernel, grid, block, shared, stream)                 \
     (LaunchCheck{__FILE__, "launch of " #kernel, __LINE__}, \
      LAUNCH_UNCHECKED(kernel, grid, block, shared, stream))

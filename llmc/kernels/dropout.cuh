@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
 // Returns dout[N, C] * mask in out, which may be dout; without dropout dout itself.
 static inline const floatX *dropout_backward(floatX *out, const floatX *dout, Dropout d, size_t N, size_t C,
                                              cudaStream_t stream) {
-    if (!d.threshold || N == 0) return dout;
+    if (!d.threshold) return dout;
     kernel_cost(KERNEL_ELEMENTWISE, N * C, 2 * sizeof(floatX), 1);
     by_packs(aligned16(out, dout) ? C : 1, [&](auto W) {
         LAUNCH(dropout_kernel<W>, element_blocks(N * C), ELEMENT_THREADS, 0, stream)(out, dout, d, N, C);

@@ -60,7 +60,6 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
 
 // out[n] = gelu(inp[n]); out may be inp.
 static inline void gelu_forward(floatX *out, const floatX *inp, size_t n, cudaStream_t stream) {
-    if (n == 0) return;
     kernel_cost(KERNEL_EXPONENTIAL, n, 2 * sizeof(floatX), 9);
     by_packs<ELEMENT_PACK>(aligned16(out, inp) ? n : 1, [&](auto W) {
         LAUNCH(gelu_forward_kernel<W>, element_blocks(n), ELEMENT_THREADS, 0, stream)(out, inp, n);

@@ -106,7 +106,6 @@ static inline void layernorm_residual_forward(floatX *residual, const Layernorm 
                                               const floatX *inp2, const floatX *inp2_bias, const floatX *weight,
                                               const floatX *bias, size_t N, size_t C, cudaStream_t stream,
                                               Dropout drop, float epsilon = LAYERNORM_EPSILON) {
-    if (N == 0) return;
     if (inp1) kernel_cost(KERNEL_RESIDUAL_LAYERNORM, N * C, 4 * sizeof(floatX), 10);
     else kernel_cost(KERNEL_LAYERNORM_FORWARD, N * C, 2 * sizeof(floatX), 8);
     by_packs<ELEMENT_PACK>(C, [&](auto W) {
@@ -129,7 +128,6 @@ static inline void layernorm_forward(const Layernorm &ln, const floatX *inp, con
 template <Norm NORM = NORM_LAYER>
 static inline void residual_forward(floatX *out, const floatX *inp1, const floatX *inp2, const floatX *inp2_bias,
                                     size_t N, size_t C, cudaStream_t stream, Dropout drop) {
-    if (N == 0) return;
     kernel_cost(KERNEL_RESIDUAL, N * C, 3 * sizeof(floatX), 2);
     by_packs<ELEMENT_PACK>(C, [&](auto W) {
         by_dropout(drop, [&](auto drops) {
@@ -345,19 +343,16 @@ static inline void layernorm_backward(floatX *dinp, float *dweight, float *dbias
                                       const floatX *weight, const Layernorm &ln, size_t N, size_t C,
                                       bool accumulate, cudaStream_t stream) {
     constexpr int W = ELEMENT_PACK;
-    size_t blocks = 0;
-    if (N > 0) {
-        size_t rows = layernorm_backward_rows(N);
-        blocks = CEIL_DIV(N, rows);
-        LayernormBackward a = {dinp, scratch, dresidual, dout, inp, weight, ln.mean, ln.rstd, N, C, rows};
-        kernel_cost(KERNEL_LAYERNORM_BACKWARD, N * C, (dresidual ? 4 : 3) * sizeof(floatX), 17);
-        bool columns = ROW_LANES > 1 && C % W == 0;
-        if (columns && C <= W * LAYERNORM_THREADS) layernorm_backward_columns<W, 1, NORM>(a, (unsigned)blocks, stream);
-        else if (columns && C <= W * 3 * 512) layernorm_backward_columns<W, 3, NORM>(a, (unsigned)blocks, stream);
-        else by_packs<W>(C, [&](auto width) {
-            LAUNCH((layernorm_backward_kernel<width, NORM>), (unsigned)blocks, LONG_ROW_THREADS, 0, stream)(a);
-        });
-    }
+    size_t rows = layernorm_backward_rows(N);
+    unsigned blocks = (unsigned)CEIL_DIV(N, rows);
+    LayernormBackward a = {dinp, scratch, dresidual, dout, inp, weight, ln.mean, ln.rstd, N, C, rows};
+    kernel_cost(KERNEL_LAYERNORM_BACKWARD, N * C, (dresidual ? 4 : 3) * sizeof(floatX), 17);
+    bool columns = ROW_LANES > 1 && C % W == 0;
+    if (columns && C <= W * LAYERNORM_THREADS) layernorm_backward_columns<W, 1, NORM>(a, blocks, stream);
+    else if (columns && C <= W * 3 * 512) layernorm_backward_columns<W, 3, NORM>(a, blocks, stream);
+    else by_packs<W>(C, [&](auto width) {
+        LAUNCH((layernorm_backward_kernel<width, NORM>), blocks, LONG_ROW_THREADS, 0, stream)(a);
+    });
     column_sums(dweight, dbias, scratch, blocks, 2 * C, C, accumulate, stream);
 }
 

@@ -40,7 +40,6 @@ __global__ void __launch_bounds__(ROPE_THREADS)
 // of table.
 static inline void rope(floatX *x, const float *table, size_t N, size_t T, size_t heads, size_t HS, size_t D,
                         size_t stride, float sign, cudaStream_t stream) {
-    if (N == 0) return;
     kernel_cost(KERNEL_ELEMENTWISE, N * heads * D, 2 * sizeof(floatX), 3);
     bool whole = HS % x128::size == 0 && stride % x128::size == 0 && aligned16(x, table);
     by_packs(whole ? D / 2 : 1, [&](auto W) {

@@ -1,7 +1,7 @@
 // shares.cuh: the division of arrays and rows among threads, and sums over a row's threads.
 //
-// defines: Piece, Share, share_of, ROW_LANES, LONG_ROW_THREADS, BLOCK_ROWS, ROW_THREADS, row_blocks, block_row, row_lane,
-//          row_share, row_sum, lanes_before, element_share, element_blocks
+// defines: Piece, Share, share_of, ROW_LANES, LONG_ROW_THREADS, BLOCK_ROWS, ROW_THREADS, row_blocks, block_row,
+//          row_lane, row_share, row_sum, lanes_before, element_share, element_blocks
 #ifndef LLMC_SHARES_CUH
 #define LLMC_SHARES_CUH
 
