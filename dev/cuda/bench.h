@@ -57,7 +57,6 @@ template <class... P> static inline void lab_launch(void (*kernel)(P...), dim3 b
 #endif
 
 #include "llmc/kernels/packs.cuh"
-#include "llmc/kernels/shares.cuh"
 #include "llmc/kernels/matmul.cuh"
 
 typedef struct {

@@ -8,7 +8,6 @@
 #define LLMC_ADAMW_CUH
 
 #include "llmc/kernels/packs.cuh"
-#include "llmc/kernels/shares.cuh"
 
 typedef struct {
     float lr, beta1, beta2, eps, decay;

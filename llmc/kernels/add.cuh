@@ -6,7 +6,6 @@
 #define LLMC_ADD_CUH
 
 #include "llmc/kernels/packs.cuh"
-#include "llmc/kernels/shares.cuh"
 
 __global__ void __launch_bounds__(ELEMENT_THREADS) add_floats_kernel(float *sum, const float *x, size_t n) {
     Share s = element_share<4>(n);

@@ -6,7 +6,6 @@
 #define LLMC_BIAS_CUH
 
 #include "llmc/kernels/packs.cuh"
-#include "llmc/kernels/shares.cuh"
 
 static constexpr unsigned BIAS_THREADS = 128, BIAS_MAX_CHUNKS = 256;
 static constexpr size_t BIAS_BATCH = 4; // rows that a thread reads before it adds them: reads that overlap

@@ -15,7 +15,6 @@
 
 #include "llmc/kernels/exponential.cuh"
 #include "llmc/kernels/packs.cuh"
-#include "llmc/kernels/shares.cuh"
 
 enum { CLASSIFIER_TILE = 16 };  // elements that a thread of the statistics works on at a time
 

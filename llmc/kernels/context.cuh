@@ -9,7 +9,6 @@
 #include "llmc/host/context.h"
 #include "llmc/kernels/attention.cuh"
 #include "llmc/kernels/packs.cuh"
-#include "llmc/kernels/shares.cuh"
 #include "llmc/trainer/arena.cuh"
 
 // ---- Ulysses (Jacobs et al. 2023) -----------------------------------------------------------------------------------

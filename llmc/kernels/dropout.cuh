@@ -7,7 +7,6 @@
 
 #include "llmc/masks.h"
 #include "llmc/kernels/packs.cuh"
-#include "llmc/kernels/shares.cuh"
 
 // Multiplies the W elements x of row n, column c on, by their factors. W, a power of 2, divides C.
 template <int W>

@@ -6,7 +6,6 @@
 
 #include "llmc/host/tokens.h"
 #include "llmc/kernels/packs.cuh"
-#include "llmc/kernels/shares.cuh"
 
 enum {
     ENCODER_OWNERS = 1024,    // blocks that share the vocabulary

@@ -8,7 +8,6 @@
 #include "llmc/kernels/bias.cuh"
 #include "llmc/kernels/exponential.cuh"
 #include "llmc/kernels/packs.cuh"
-#include "llmc/kernels/shares.cuh"
 
 // (1 + tanh(u)) / 2 is 1 / (1 + exp(-2u)): one exponential, and no cancellation where tanh is near -1.
 #define GELU_SCALE 1.59576912f  // 2 sqrt(2 / pi)

@@ -6,7 +6,6 @@
 #define LLMC_GLOBAL_NORM_CUH
 
 #include "llmc/kernels/packs.cuh"
-#include "llmc/kernels/shares.cuh"
 
 // A piece is cut into chunks, at most NORM_CHUNKS of at least NORM_ELEMENTS elements. So the order of its sum depends
 // on its size alone.

@@ -9,7 +9,6 @@
 #include "llmc/kernels/bias.cuh"
 #include "llmc/kernels/dropout.cuh"
 #include "llmc/kernels/packs.cuh"
-#include "llmc/kernels/shares.cuh"
 
 #define LAYERNORM_EPSILON 1e-5f
 

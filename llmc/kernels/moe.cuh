@@ -20,7 +20,6 @@
 #include "llmc/kernels/dropout.cuh"
 #include "llmc/kernels/exponential.cuh"
 #include "llmc/kernels/packs.cuh"
-#include "llmc/kernels/shares.cuh"
 #include "llmc/trainer/arena.cuh"
 
 static constexpr size_t MOE_NONE = SIZE_MAX;  // no place for a token, no token in a place
