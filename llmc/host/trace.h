@@ -92,7 +92,7 @@ static inline void trace_name(FILE *file, const char *object, int rank, int stre
             object, rank, stream, place);
 }
 
-// Writes the events of all ranks, a rank after the other. streams: the names of tracks 0 .. stream_count - 1, the same on
+// Writes the events of all ranks, one after the other. streams: the names of tracks 0 .. stream_count - 1, the same on
 // every rank.
 static inline bool trace_write(const char *path, const TraceEvent *events, size_t count, const char *const *streams,
                                int stream_count, Error *err) {
