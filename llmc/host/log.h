@@ -109,8 +109,8 @@ static inline bool log_open(Log *log, const char *path, size_t done, size_t step
                             Error *err) {
     struct stat info;
     long end;
-    const Log empty = {NULL, steps, flops, peak_flops, 0.0, false, false, 0, 0};
-    *log = empty;
+    memset(log, 0, sizeof *log);
+    log->steps = steps, log->flops = flops, log->peak_flops = peak_flops;
     if (!path) return true;
     bool regular = stat(path, &info) != 0 || S_ISREG(info.st_mode);
     if (!(log->json = log_take(path, regular, err))) return false;

@@ -60,7 +60,11 @@ typedef struct {
 // Returns the arguments of a product of dense matrices.
 static inline GemmArgs gemm_args(void *d, bool d_fp32, const floatX *a, bool trans_a, const floatX *b, bool trans_b,
                                  size_t M, size_t N, size_t K, const floatX *bias = NULL, bool accumulate = false) {
-    return {a, b, d, d_fp32, trans_a, trans_b, M, N, K, trans_a ? M : K, trans_b ? K : N, N, 1.0f, accumulate, bias};
+    GemmArgs g = {};
+    g.a = a, g.b = b, g.d = d, g.d_fp32 = d_fp32, g.trans_a = trans_a, g.trans_b = trans_b;
+    g.M = M, g.N = N, g.K = K, g.lda = trans_a ? M : K, g.ldb = trans_b ? K : N, g.ldd = N;
+    g.alpha = 1.0f, g.accumulate = accumulate, g.bias = bias;
+    return g;
 }
 
 // Returns the largest power of two, at most 16, that divides the address. More gains nothing, and would let the
@@ -137,7 +141,7 @@ static inline bool gemm_launch(Matmul *mm, const GemmArgs &g, cublasLtEpilogue_t
     if (has_bias) gemm_describe(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, g.bias);
     uint32_t align[3] = {gemm_alignment(g.b), gemm_alignment(g.a), gemm_alignment(g.d)};
     uint64_t key[] = {g.M, g.N, g.K, g.lda, g.ldb, g.ldd, g.d_fp32, g.trans_a, g.trans_b, g.accumulate,
-                      align[0], align[1], align[2], has_bias ? gemm_alignment(g.bias) : 0 /*none*/};
+                      align[0], align[1], align[2], has_bias ? gemm_alignment(g.bias) : 0};
     MatmulPlan *plan = gemm_plan(mm, key);
     if (!plan->used) {
         memcpy(plan->key, key, sizeof key);
