@@ -451,7 +451,7 @@ static const BadModel BAD_MODELS[] = {
     {"missing tensor", 0, {"header", "layers.2.mlp.up", "layers.2.mlp.pu", 0}, "model.layers.2.mlp.up_proj.weight"},
     {"missing head", 0, {"header", "lm_head.weight", "lm_feet.weight", 0}, "lm_head.weight"},
     {"missing bias", 1, {"header", "k_proj.bias", "k_proj.bios", 0}, "model.layers.0.self_attn.k_proj.bias"},
-    {"wrong shape", 0, {"header", "[16,32]", "[32,16]", 0}, "k_proj.weight has shape [32, 16] instead of [16, 32]"},
+    {"wrong shape", 0, {"header", "[16,32]", "[32,16]", 0}, "k_proj.weight has shape [32,16] instead of [16,32]"},
 };
 
 // Flags that are refused beside --init of a sound Llama of 8 heads, 4 of keys and values.
