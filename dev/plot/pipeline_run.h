@@ -62,6 +62,7 @@ static inline bool list_run_write(const PipelineRun *r, const PipelineLists *l, 
             list_run_event(&trace, "send", s, 2 + 2 * (int)step.kind, step, t->sent - transfer, t->sent);
             list_run_event(&trace, "recv", to, 1 + 2 * (int)step.kind, read, t->sent - transfer, t->sent);
         }
+    qsort(trace.events, trace.count, sizeof *trace.events, trace_order);  // a rank after the other
     bool ok = trace_write(path, trace.events, trace.count, streams, 5, err);
     trace_free(&trace);
     return ok;
