@@ -193,7 +193,7 @@ static void group_replicas(Context *x) {
         {"fsdp", 1, 4, 1, 1, "", false},  // the embeddings, ln_f, and what was gathered for the first two layers
         {"context", 1, 4, 1, 1, "--context 2 --context-by ring", false},
     };
-    size_t steps = x->sanitized ? 5 : 12;
+    size_t steps = x->sanitized ? 5 : 50;
     for (size_t i = 0; i < sizeof GRIDS / sizeof *GRIDS; i++) {
         Started s;
         if (skipped(x, &GRIDS[i])) continue;
