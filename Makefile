@@ -176,17 +176,10 @@ help:  ## this list
 	@for first in '^(train|test):' '^[a-z-]+:'; do sed -nE "/$$first/s/^([a-z-]+):.*## */\1|/p" Makefile; done | \
 	    awk -F'|' '!seen[$$1]++ {printf "  %-16s %s\n", $$1, $$2}'
 
-# A target that is not there: the nearest ones have most of its letters at their places.
 .DEFAULT:
 	@case '$@' in build/*) echo "make: there is no rule for '$@' with programs in $(DIR)/:" \
 	    'DEVICE, PRECISION and SANITIZE choose that folder, and names are those of the sources' >&2; exit 2;; esac
-	@echo "make: there is no target '$@': did you mean $$(sed -nE 's/^([a-z-]+):.*##.*/\1/p' Makefile | \
-	    awk -v word='$@' '{ d[0] = 0; n = length($$1); w = length(word); for (j = 0; j <= n; j++) row[j] = j; \
-	        for (i = 1; i <= w; i++) { last = row[0]; row[0] = i; for (j = 1; j <= n; j++) { \
-	            t = last + (substr(word, i, 1) != substr($$1, j, 1)); if (row[j] + 1 < t) t = row[j] + 1; \
-	            if (row[j - 1] + 1 < t) t = row[j - 1] + 1; last = row[j]; row[j] = t } } \
-	        if (NR == 1 || row[n] < best) { best = row[n]; name = $$1 } } END { print "make " name }')?" \
-	    '`make help` lists all targets.' >&2; exit 2
+	@echo "make: there is no target '$@': \`make help\` lists all targets" >&2; exit 2
 
 # ---- the kernel laboratory ---------------------------------------------------------------------------------
 
