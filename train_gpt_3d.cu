@@ -18,7 +18,7 @@
 // (llmc/model.h). A rank of t has A = C/t, F = 4C/t, Vl = Vp/t.
 
 // Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints, log, timeline
-#include "llmc/trainer.cuh"
+#include "llmc/trainer/ranks.cuh"  // with trainer.cuh
 #include "llmc/kernels/attention.cuh"
 #include "llmc/kernels/classifier.cuh"
 #include "llmc/kernels/encoder.cuh"
@@ -447,7 +447,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk
 }
 
 // A forward or backward with its messages. The host only enqueues. The products of a sample have new shapes, which
-// load kernels: no message may be pending then (llmc/trainer/connect.cuh).
+// load kernels: no message may be pending then (llmc/trainer/ranks.cuh).
 static void forward_step(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro, int chunk) {
     if (!is_first(m, chunk)) link_receive(m, STEP_FORWARD, acts->residual[0], B * T, micro, chunk);
     if (m->sample.running) trainer_synchronize(m);

@@ -11,7 +11,7 @@
 // (llmc/model.h). A rank of t has A = C/t, F = 4C/t, Vl = Vp/t.
 
 // Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints, log, timeline
-#include "llmc/trainer.cuh"
+#include "llmc/trainer/ranks.cuh"  // with trainer.cuh
 #include "llmc/kernels/attention.cuh"
 #include "llmc/kernels/classifier.cuh"
 #include "llmc/kernels/encoder.cuh"

@@ -23,7 +23,7 @@ executed() {
         llmc/kernels/matmul.cuh) echo 'a constant' ;;
         llmc/kernels/mma.cuh | llmc/kernels/attention_tiles.cuh) echo '`dev/ptx.py`' ;;
         llmc/kernels/*) echo '`make ptx`' ;;
-        llmc/trainer/connect.cuh) echo 'a constant' ;;
+        llmc/trainer/start.cuh) echo 'a constant' ;;
         llmc/host/rand.h | llmc/mpi/operation.h) echo 'a declaration' ;;
         *) echo 'nothing' ;;
     esac

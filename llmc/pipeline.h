@@ -37,7 +37,7 @@
 // operation. With one buffer at each end the schedules here cannot hang; two lose no time against unlimited ones. A
 // list of your own runs with m * v buffers if it runs at all.
 //
-// llmc/trainer/connect.cuh has the rules for links on real GPUs.
+// llmc/trainer/ranks.cuh has the rules for links on real GPUs.
 #ifndef LLMC_PIPELINE_H
 #define LLMC_PIPELINE_H
 

@@ -5,7 +5,7 @@
 //   trainer_open       reads options, a checkpoint's configuration and data; refuses bad input with exit code 2
 //   trainer_shard      takes this rank's part of the model
 //   trainer_allocate   counts the trainer's layout, refuses what does not fit, ends a --dry-run, allocates
-//   trainer_warm_up    uses every communicator once, after the trainer has made its own
+//   trainer_warm_up    uses every communicator once, where there are several ranks (ranks.cuh)
 //   trainer_start      reads weights from a checkpoint or makes random ones; the log begins
 //   the training loop: validation_goes_on, save_due, sample_goes_on, then a step:
 //     trainer_begin_step   loads the batch; trainer_norm, trainer_adamw, trainer_end_step
@@ -43,7 +43,6 @@
 #include "llmc/kernels/matmul.cuh"
 #include "llmc/model.h"
 #include "llmc/trainer/arena.cuh"
-#include "llmc/trainer/connect.cuh"
 #include "llmc/trainer/job.cuh"
 #include "llmc/trainer/state.cuh"
 #include "llmc/trainer/timeline.cuh"

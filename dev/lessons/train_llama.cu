@@ -24,7 +24,7 @@
 // without a gap, up's follows gate's (llmc/llama.h). G is 2 with a gate and 1 without; S = A + 2K; Vl = Vp/t.
 
 // Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints, log, timeline
-#include "llmc/trainer.cuh"
+#include "llmc/trainer/ranks.cuh"  // with trainer.cuh
 #include "llmc/kernels/attention.cuh"
 #include "llmc/kernels/classifier.cuh"
 #include "llmc/kernels/encoder.cuh"
@@ -495,7 +495,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk
 }
 
 // A forward or backward with its messages. The host only enqueues. The products of a sample have new shapes, which
-// load kernels: no message may be pending then (llmc/trainer/connect.cuh).
+// load kernels: no message may be pending then (llmc/trainer/ranks.cuh).
 static void forward_step(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro, int chunk) {
     if (!is_first(m, chunk)) link_receive(m, STEP_FORWARD, acts->residual[0], B * T, micro, chunk);
     if (m->sample.running) trainer_synchronize(m);

@@ -15,7 +15,7 @@
 // (llmc/model.h). One rank has everything: Nl = N, A = C, F = 4C, Vl = Vp.
 
 // Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints, log, timeline
-#include "llmc/trainer.cuh"
+#include "llmc/trainer/ranks.cuh"  // with trainer.cuh
 #include "llmc/kernels/attention.cuh"
 #include "llmc/kernels/classifier.cuh"
 #include "llmc/kernels/encoder.cuh"

@@ -43,7 +43,7 @@ else
 fi
 
 # One number for the memory of libraries in the trainers, the page and every cluster of GPUs.
-reserve=$(sed -n 's/^static constexpr size_t GPU_RESERVE = \([0-9]*\);/\1/p' llmc/trainer/connect.cuh)
+reserve=$(sed -n 's/^static constexpr size_t GPU_RESERVE = \([0-9]*\);/\1/p' llmc/trainer/start.cuh)
 for file in dev/clusters/*.json; do
     [ "$file" = dev/clusters/laptop.json ] && continue  # no GPU
     value=$(sed -n 's/.*"reserve": {"value": \([^,]*\),.*/\1/p' "$file")

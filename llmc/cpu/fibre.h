@@ -14,7 +14,7 @@
 
 #include <vector>
 
-#include "llmc/host/stall.h"
+#include "llmc/cpu/stall.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define CPU_ASAN 1

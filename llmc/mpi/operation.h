@@ -17,7 +17,7 @@
 
 #include "llmc/host/bf16.h"
 #include "llmc/host/memory.h"
-#include "llmc/host/stall.h"
+#include "llmc/cpu/stall.h"
 #include "llmc/mpi/types.h"
 
 // The virtual clock's part of a communicator, an operation and a group: see timing.h.

@@ -1,8 +1,8 @@
 // job.cuh: the ranks of one job: start, devices, communicators, and an end for all of them when one fails.
 //
 // defines: NCCL_CHECK, NCCL_FLOATX, Job, job_open_memory, job_start, job_check_devices, job_first_failure, job_stop,
-//          job_agree, job_first_difference, job_fail, job_dry_run, job_connect, job_split, job_split_grid,
-//          job_finish
+//          job_agree, job_first_difference, job_fail, job_dry_run, job_connect, job_reset_traffic,
+//          job_check_ranks, job_finish
 #ifndef LLMC_JOB_CUH
 #define LLMC_JOB_CUH
 
@@ -189,38 +189,29 @@ static inline void job_connect(Job *job) {
     NCCL_CHECK(ncclCommInitRank(&job->world, job->size, id, job->rank));
 }
 
-// Splits the world into groups and returns the communicator of this rank's group: these ranks in this order. NULL if
-// count is 0, for a rank in none. All ranks call it. purpose: its name in reports. blocks: most multiprocessors for its
-// kernels, 0 for NCCL's choice. For the virtual clock: how many groups there are (0: unknown), and whether compute
-// waits for each of its collectives.
-static inline ncclComm_t job_split(Job *job, const int *ranks, size_t count, const char *purpose, int blocks,
-                                   size_t groups, bool waited) {
-    ncclComm_t comm = NULL;
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    int key = 0, color = count ? ranks[0] : NCCL_SPLIT_NOCOLOR;
-    while (count && ranks[key] != job->rank) key++;
-    if (blocks > 0) config.minCTAs = 1, config.maxCTAs = blocks;
-#if !defined(NCCL_VERSION_CODE) || NCCL_VERSION_CODE >= 22700
-    config.commName = purpose;
+// What was sent so far is not training traffic: NCCL_TRAFFIC=1 counts from here. CPU_FIRST_USES=1 lists from here.
+static inline void job_reset_traffic(const Job *job) {
+#ifndef __CUDACC__
+    cpu_runtime().warm = true;
 #endif
 #ifdef NCCL_OVER_MPI
-    ncclMpiDescribe(ranks, (int)count, (int)groups, waited);
+    for (size_t i = 0; i < job->group_count; i++) ncclMpiResetCounters(job->groups[i]);
+    ncclMpiResetCounters(job->world);
+#else
+    (void)job;
 #endif
-    (void)purpose, (void)groups, (void)waited;
-    NCCL_CHECK(ncclCommSplit(job->world, color, key, &comm, &config));
-    if (!comm) return NULL;
-    job->is_link[job->group_count] = blocks > 0;
-    return job->groups[job->group_count++] = comm;
 }
 
-// Splits the world into groups of the grid, see grid_group.
-static inline ncclComm_t job_split_grid(Job *job, const Grid *grid, char group, const char *purpose,
-                                        bool waited = false) {
-    int *ranks = (int *)host_alloc(grid->world, sizeof(int));
-    size_t count = grid_group(grid, group, ranks), length = grid_size(grid, group == 'e' ? 'p' : group);
-    ncclComm_t comm = job_split(job, ranks, count, purpose, 0, grid->world / length, waited);
-    free(ranks);
-    return comm;
+// Fails when NCCL has found that another rank is gone.
+static inline void job_check_ranks(const Job *job) {
+    for (size_t i = 0; i <= job->group_count; i++) {
+        ncclResult_t result = ncclSuccess;
+        NCCL_CHECK(ncclCommGetAsyncError(i == 0 ? job->world : job->groups[i - 1], &result));
+        if (result == ncclSuccess || result == ncclInProgress) continue;
+        Error err;
+        error_set(&err, "another rank has ended, or the network between them: %s", ncclGetErrorString(result));
+        job_fail(job, &err);
+    }
 }
 
 // Ends the job after every rank has done its work.

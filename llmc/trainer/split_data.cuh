@@ -5,7 +5,7 @@
 #ifndef LLMC_SPLIT_DATA_CUH
 #define LLMC_SPLIT_DATA_CUH
 
-#include "llmc/trainer/job.cuh"
+#include "llmc/trainer/ranks.cuh"
 
 // Splits the data ranks: this rank's group has `count` of them, the first and every step-th after it.
 static inline ncclComm_t job_split_data(Job *job, const Grid *grid, size_t first, size_t count, size_t step,

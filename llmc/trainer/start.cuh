@@ -1,10 +1,21 @@
 // start.cuh: a trainer's way to its first step: command line, checkpoint, data, grid, memory, weights.
 //
-// defines: trainer_sizes, trainer_open, trainer_shard, trainer_layout, trainer_allocate, trainer_warm_up, trainer_start
+// defines: GPU_RESERVE, DEVICE_RESERVE, trainer_sizes, trainer_open, trainer_shard, trainer_layout, trainer_allocate,
+//          trainer_start
 #ifndef LLMC_START_CUH
 #define LLMC_START_CUH
 
 #include "llmc/trainer.cuh"
+
+// Bytes of a GPU that the plan of memory leaves to the driver and to libraries: CUDA's context, kernels, cuBLASLt's
+// workspace, and the buffers of up to 8 communicators. An estimate, and the "reserve" of every GPU in dev/clusters.
+static constexpr size_t GPU_RESERVE = 3000000000;
+
+#ifdef __CUDACC__
+static constexpr size_t DEVICE_RESERVE = GPU_RESERVE;
+#else
+static constexpr size_t DEVICE_RESERVE = 0;  // a CPU needs none
+#endif
 
 // All ranks call it, and all know the verdict: is a checkpoint what was saved, by its checksums? Each reads a share.
 static inline bool trainer_verify(const Trainer *m, const char *dir, Error *err) {
@@ -262,20 +273,6 @@ static inline void trainer_allocate(Model *m, void (*layout)(Model *m)) {
     // NCCL connects all its algorithms at once: the warm-up need not meet each of them before a receive is in flight.
     if (m->grid.p > 1) setenv("NCCL_RUNTIME_CONNECT", "0", 0);
     job_connect(&m->job);
-}
-
-// First collectives on all communicators but the links, before anything else is in flight: see connect.cuh. They
-// overwrite buffers. The batch that the trainer's connect then goes through becomes zero.
-static inline void trainer_warm_up(Trainer *m) {
-    const Arena *larger = m->gradients.used > m->activations.used ? &m->gradients : &m->activations;
-    size_t tokens = m->micros * m->B * m->T * sizeof(int), bytes = larger->used;
-    if (bytes > WARM_UP_BYTES) bytes = WARM_UP_BYTES;
-    job_warm_up(m->job.world, larger->base, bytes, m->stream);
-    for (size_t i = 0; i < m->job.group_count; i++)
-        if (!m->job.is_link[i]) job_warm_up(m->job.groups[i], larger->base, bytes, m->stream);
-    CUDA_CHECK(cudaMemset(m->inputs, 0, tokens));
-    CUDA_CHECK(cudaMemset(m->targets, 0, tokens));
-    CUDA_CHECK(cudaDeviceSynchronize());
 }
 
 // Host buffers, weights and optimizer as the run begins. All ranks have met (job_connect), each buffer has its place.

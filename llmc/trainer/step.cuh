@@ -1,8 +1,8 @@
 // step.cuh: what surrounds the forwards and backwards of a training step: its data before, loss, gradient norm and
 // AdamW after them.
 //
-// defines: trainer_load, trainer_begin_step, bucket_count, zero_gradient, sum_gradient, trainer_copy,
-//          trainer_loss_share, trainer_sum, trainer_norm, trainer_adamw, trainer_end_step
+// defines: trainer_load, trainer_begin_step, trainer_loss_share, trainer_sum, trainer_norm, trainer_adamw,
+//          trainer_end_step
 #ifndef LLMC_STEP_CUH
 #define LLMC_STEP_CUH
 
@@ -42,28 +42,6 @@ static inline StepReport trainer_begin_step(Trainer *m) {
     trainer_load(m, &m->train_data, m->progress.sample, sequences, m->opt.shuffle);
     trainer_set_dropout(m, true);
     return report;
-}
-
-// Returns how many buckets the flat buffer has: 0 the embeddings, 1 + l layer l, the last ln_f.
-static inline size_t bucket_count(const Trainer *m) { return m->table.bucket_count; }
-
-// Sets the gradient of a tensor outside the layers to zero.
-static inline void zero_gradient(Trainer *m, int kind) {
-    const Tensor *x = table_find(&m->table, kind, 0);
-    CUDA_CHECK(cudaMemsetAsync(m->state.grads + x->offset, 0, x->size * sizeof(float), m->stream));
-}
-
-// Sums the gradient of a tensor outside the layers over the ranks of a communicator; NULL: nothing to do.
-static inline void sum_gradient(Trainer *m, int kind, ncclComm_t comm) {
-    if (!comm) return;
-    float *dx = m->dw[0][kind];
-    size_t count = table_find(&m->table, kind, 0)->size;
-    NCCL_CHECK(ncclAllReduce(dx, dx, count, ncclFloat, ncclSum, comm, m->stream));
-}
-
-// Copies floatX within the device, on the compute stream.
-static inline void trainer_copy(Trainer *m, floatX *to, const floatX *from, size_t count) {
-    CUDA_CHECK(cudaMemcpyAsync(to, from, count * sizeof(floatX), cudaMemcpyDeviceToDevice, m->stream));
 }
 
 // This rank's part of the loss, from the sums of its micro-batches: the last stages' first tensor ranks have it, all

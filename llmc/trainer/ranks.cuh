@@ -1,0 +1,127 @@
+// ranks.cuh: what trainers of more than one rank have beside Trainer: the communicators of groups and links, the way in
+// which ranks come together before training, and sums over them.
+//
+// On GPUs some things happen at first use, on the host, and may wait for all that is in flight: NCCL connects two ranks
+// at their first message, and a communicator at its first collective of each kind and size; CUDA loads a kernel at its
+// first launch. Beside a receive whose sender waits for us, that is a circle. So, before any training traffic:
+//   1. the trainer's connect: a first message on each link, in ascending order, waited for;
+//   2. job_warm_up: every kind of collective on every communicator, small and large, waited for;
+//   3. the trainer's connect: a micro-batch forward and backward, twice: the second has dropout, and adds to gradients.
+// The stand-ins refuse what does not keep to this (llmc/mpi/communicator.h), so that it is tested without a GPU.
+//
+// defines: job_split, job_split_grid, job_split_link, job_warm_up, trainer_warm_up, bucket_count, zero_gradient,
+//          sum_gradient, trainer_copy
+#ifndef LLMC_RANKS_CUH
+#define LLMC_RANKS_CUH
+
+#include "llmc/trainer.cuh"
+
+enum { LINK_BLOCKS = 4 };  // of a link's kernels: each fills a multiprocessor, and a receive waits long
+
+static constexpr size_t WARM_UP_BYTES = 64 << 20;  // of the largest message in job_warm_up
+
+// Splits the world into groups and returns the communicator of this rank's group: these ranks in this order. NULL if
+// count is 0, for a rank in none. All ranks call it. purpose: its name in reports. blocks: most multiprocessors for its
+// kernels, 0 for NCCL's choice. For the virtual clock: how many groups there are (0: unknown), and whether compute
+// waits for each of its collectives.
+static inline ncclComm_t job_split(Job *job, const int *ranks, size_t count, const char *purpose, int blocks,
+                                   size_t groups, bool waited) {
+    ncclComm_t comm = NULL;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    int key = 0, color = count ? ranks[0] : NCCL_SPLIT_NOCOLOR;
+    while (count && ranks[key] != job->rank) key++;
+    if (blocks > 0) config.minCTAs = 1, config.maxCTAs = blocks;
+#if !defined(NCCL_VERSION_CODE) || NCCL_VERSION_CODE >= 22700
+    config.commName = purpose;
+#endif
+#ifdef NCCL_OVER_MPI
+    ncclMpiDescribe(ranks, (int)count, (int)groups, waited);
+#endif
+    (void)purpose, (void)groups, (void)waited;
+    NCCL_CHECK(ncclCommSplit(job->world, color, key, &comm, &config));
+    if (!comm) return NULL;
+    job->is_link[job->group_count] = blocks > 0;
+    return job->groups[job->group_count++] = comm;
+}
+
+// Splits the world into groups of the grid, see grid_group.
+static inline ncclComm_t job_split_grid(Job *job, const Grid *grid, char group, const char *purpose,
+                                        bool waited = false) {
+    int *ranks = (int *)host_alloc(grid->world, sizeof(int));
+    size_t count = grid_group(grid, group, ranks), length = grid_size(grid, group == 'e' ? 'p' : group);
+    ncclComm_t comm = job_split(job, ranks, count, purpose, 0, grid->world / length, waited);
+    free(ranks);
+    return comm;
+}
+
+// Returns the communicator of a link, two ranks of which 0 sends to 1, if this rank is at one of its ends; else NULL.
+// All ranks call it. from, to: stages; ranks of the same tensor and data coordinates are linked.
+static inline ncclComm_t job_split_link(Job *job, const Grid *grid, int from, int to) {
+    bool mine = (int)grid->p_rank == from || (int)grid->p_rank == to;
+    int ends[2] = {grid_rank_at(grid, grid->t_rank, grid->d_rank, (size_t)from),
+                   grid_rank_at(grid, grid->t_rank, grid->d_rank, (size_t)to)};
+    return job_split(job, ends, mine ? 2 : 0, "pipeline", LINK_BLOCKS, 0, false);
+}
+
+// Connects a communicator for collectives: a few bytes, then as many as the rank with the least can send. scratch:
+// `bytes` on the device, which are overwritten.
+static inline void job_warm_up(ncclComm_t comm, void *scratch, size_t bytes, cudaStream_t stream) {
+    int n = 1, rank = 0;
+    NCCL_CHECK(ncclCommCount(comm, &n));
+    NCCL_CHECK(ncclCommUserRank(comm, &rank));
+    if (n == 1) return;
+    CUDA_CHECK(cudaMemcpy(scratch, &bytes, sizeof bytes, cudaMemcpyHostToDevice));
+    NCCL_CHECK(ncclAllReduce(scratch, scratch, 1, ncclInt64, ncclMin, comm, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    CUDA_CHECK(cudaMemcpy(&bytes, scratch, sizeof bytes, cudaMemcpyDeviceToHost));
+    for (int large = 0; large < 2; large++) {
+        size_t part = large ? bytes / sizeof(floatX) / (size_t)n : 1, count = part * (size_t)n;
+        floatX *x = (floatX *)scratch, *mine = x + (size_t)rank * part;
+        NCCL_CHECK(ncclAllReduce(x, x, count, NCCL_FLOATX, ncclSum, comm, stream));
+        CUDA_CHECK(cudaStreamSynchronize(stream));
+        NCCL_CHECK(ncclReduceScatter(x, mine, part, NCCL_FLOATX, ncclSum, comm, stream));
+        CUDA_CHECK(cudaStreamSynchronize(stream));
+        NCCL_CHECK(ncclAllGather(mine, x, part, NCCL_FLOATX, comm, stream));
+        CUDA_CHECK(cudaStreamSynchronize(stream));
+        NCCL_CHECK(ncclBroadcast(x, x, count, NCCL_FLOATX, 0, comm, stream));
+        CUDA_CHECK(cudaStreamSynchronize(stream));
+    }
+}
+
+// First collectives on all communicators but the links, before anything else is in flight. They overwrite buffers.
+// The batch that the trainer's connect then goes through becomes zero.
+static inline void trainer_warm_up(Trainer *m) {
+    const Arena *larger = m->gradients.used > m->activations.used ? &m->gradients : &m->activations;
+    size_t tokens = m->micros * m->B * m->T * sizeof(int), bytes = larger->used;
+    if (bytes > WARM_UP_BYTES) bytes = WARM_UP_BYTES;
+    job_warm_up(m->job.world, larger->base, bytes, m->stream);
+    for (size_t i = 0; i < m->job.group_count; i++)
+        if (!m->job.is_link[i]) job_warm_up(m->job.groups[i], larger->base, bytes, m->stream);
+    CUDA_CHECK(cudaMemset(m->inputs, 0, tokens));
+    CUDA_CHECK(cudaMemset(m->targets, 0, tokens));
+    CUDA_CHECK(cudaDeviceSynchronize());
+}
+
+// Returns how many buckets the flat buffer has: 0 the embeddings, 1 + l layer l, the last ln_f.
+static inline size_t bucket_count(const Trainer *m) { return m->table.bucket_count; }
+
+// Sets the gradient of a tensor outside the layers to zero.
+static inline void zero_gradient(Trainer *m, int kind) {
+    const Tensor *x = table_find(&m->table, kind, 0);
+    CUDA_CHECK(cudaMemsetAsync(m->state.grads + x->offset, 0, x->size * sizeof(float), m->stream));
+}
+
+// Sums the gradient of a tensor outside the layers over the ranks of a communicator; NULL: nothing to do.
+static inline void sum_gradient(Trainer *m, int kind, ncclComm_t comm) {
+    if (!comm) return;
+    float *dx = m->dw[0][kind];
+    size_t count = table_find(&m->table, kind, 0)->size;
+    NCCL_CHECK(ncclAllReduce(dx, dx, count, ncclFloat, ncclSum, comm, m->stream));
+}
+
+// Copies floatX within the device, on the compute stream.
+static inline void trainer_copy(Trainer *m, floatX *to, const floatX *from, size_t count) {
+    CUDA_CHECK(cudaMemcpyAsync(to, from, count * sizeof(floatX), cudaMemcpyDeviceToDevice, m->stream));
+}
+
+#endif
