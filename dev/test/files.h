@@ -37,6 +37,15 @@ static inline void write_file(const char *path, const void *data, size_t bytes) 
 
 static inline void write_text(const char *path, const char *text) { write_file(path, text, strlen(text)); }
 
+// A copy of the text in which the first `from` is `to`.
+static inline char *replaced(const char *text, const char *from, const char *to) {
+    const char *at = strstr(text, from);
+    char *out = (char *)allocate(strlen(text) + strlen(to));
+    if (!at) die("nothing to replace:", from);
+    sprintf(out, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
+    return out;
+}
+
 static inline bool file_exists(const char *path) {
     struct stat info;
     return stat(path, &info) == 0;

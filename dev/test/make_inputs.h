@@ -47,9 +47,7 @@ typedef struct {
 static const Damage INTACT = {"", "", "", 0};
 
 static inline char *damaged(char *text, Damage damage) {
-    char *at = strstr(text, damage.from), *out = (char *)allocate(strlen(text) + strlen(damage.to) + 1);
-    if (!at) die("nothing to damage:", damage.from);
-    sprintf(out, "%.*s%s%s", (int)(at - text), text, damage.to, at + strlen(damage.from));
+    char *out = replaced(text, damage.from, damage.to);
     free(text);
     return out;
 }

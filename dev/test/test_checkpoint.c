@@ -25,14 +25,18 @@ static Check checks;
 static char root[256];  // where this run keeps its files
 static int lock, no_lock = -1;  // of the last folder that was claimed; of none
 
-// Paths under root; the text lives until eight more have been asked for.
-static const char *in_root(const char *name) {
-    static char paths[8][512];
+// A path in a folder; the text lives until 256 more have been asked for.
+static const char *in(const char *folder, const char *name) {
+    static char *paths[256];
     static int next;
-    char *path = paths[next++ % 8];
-    snprintf(path, sizeof paths[0], "%s/%s", root, name);
-    return path;
+    char **path = &paths[next++ % 256];
+    free(*path);
+    *path = allocate(strlen(folder) + strlen(name) + 1);
+    sprintf(*path, "%s/%s", folder, name);
+    return *path;
 }
+
+static const char *in_root(const char *name) { return in(root, name); }
 
 static uint64_t mix(uint64_t x) {
     x = (x ^ x >> 31) * 0x9e3779b97f4a7c15u;
@@ -59,12 +63,14 @@ static bool says(const Error *err, const char *part) {
     return ok;
 }
 
-static void write_safetensors(const char *path, const char *header, size_t data_bytes) {
+// data: NULL for any.
+static void write_safetensors(const char *path, const char *header, const void *data, size_t data_bytes) {
     uint64_t n = strlen(header);
     char *file = allocate(8 + n + data_bytes);
     memcpy(file, &n, 8);
     memcpy(file + 8, header, n);
-    memset(file + 8 + n, 0x11, data_bytes);
+    if (data) memcpy(file + 8 + n, data, data_bytes);
+    else memset(file + 8 + n, 0x11, data_bytes);
     write_file(path, file, 8 + n + data_bytes);
     free(file);
 }
@@ -78,7 +84,10 @@ typedef struct {
     const char *says;  // NULL: the file is sound
 } HeaderCase;
 
-#define X "\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}"
+#define TENSOR(name, shape, offsets) \
+    "\"" name "\":{\"dtype\":\"F32\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
+#define ONE_TENSOR(shape, offsets) "{" TENSOR("x", shape, offsets) "}"
+#define X TENSOR("x", "[2]", "[0,8]")
 static const HeaderCase HEADERS[] = {
     {"one tensor", "{" X "}", 8, NULL},
     {"padding and metadata", "{\"__metadata__\":{\"format\":\"pt\"}," X "}    ", 8, NULL},
@@ -91,40 +100,26 @@ static const HeaderCase HEADERS[] = {
     {"an array", "[1]", 8, "not a JSON object"},
     {"a number", "1", 8, "not a JSON object"},
     {"text behind", "{" X "} x", 8, "not valid JSON"},
-    {"NaN offset", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[NaN,8]}}", 8, "not valid JSON"},
-    {"infinite offset", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,1e999]}}", 8,
-     "absurd data_offsets"},
-    {"negative offset", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[-8,0]}}", 8,
-     "absurd data_offsets"},
-    {"fractional offset", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8.5]}}", 8,
-     "absurd data_offsets"},
-    {"offset above 2^53",
-     "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[9007199254740993,9007199254741001]}}", 8,
-     "absurd data_offsets"},
-    {"swapped offsets", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,0]}}", 8,
-     "absurd data_offsets"},
-    {"three offsets", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4,8]}}", 8,
-     "two data_offsets"},
-    {"offsets behind the end", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2000],\"data_offsets\":[0,8000]}}", 8,
-     "truncated"},
-    {"a hole at the start", "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,16]}}", 16, "hole"},
+    {"NaN offset", ONE_TENSOR("[2]", "[NaN,8]"), 8, "not valid JSON"},
+    {"infinite offset", ONE_TENSOR("[2]", "[0,1e999]"), 8, "absurd data_offsets"},
+    {"negative offset", ONE_TENSOR("[2]", "[-8,0]"), 8, "absurd data_offsets"},
+    {"fractional offset", ONE_TENSOR("[2]", "[0,8.5]"), 8, "absurd data_offsets"},
+    {"offset above 2^53", ONE_TENSOR("[2]", "[9007199254740993,9007199254741001]"), 8, "absurd data_offsets"},
+    {"swapped offsets", ONE_TENSOR("[2]", "[8,0]"), 8, "absurd data_offsets"},
+    {"three offsets", ONE_TENSOR("[2]", "[0,4,8]"), 8, "two data_offsets"},
+    {"offsets behind the end", ONE_TENSOR("[2000]", "[0,8000]"), 8, "truncated"},
+    {"a hole at the start", ONE_TENSOR("[2]", "[8,16]"), 16, "hole"},
     {"bytes behind the last tensor", "{" X "}", 9, "belong to no tensor"},
-    {"overlap", "{" X ",\"y\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[4,12]}}", 12, "overlaps"},
-    {"the same name twice", "{" X ",\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,16]}}", 16,
-     "twice"},
-    {"the same member twice",
-     "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "twice"},
-    {"shape against offsets", "{\"x\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8,
-     "contradict"},
-    {"size past 2^64",
-     "{\"x\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296,4],\"data_offsets\":[0,0]}}", 0,
-     "absurd shape"},
+    {"overlap", "{" X "," TENSOR("y", "[2]", "[4,12]") "}", 12, "overlaps"},
+    {"the same name twice", "{" X "," TENSOR("x", "[2]", "[8,16]") "}", 16, "twice"},
+    {"the same member twice", ONE_TENSOR("[2],\"shape\":[2]", "[0,8]"), 8, "twice"},
+    {"shape against offsets", ONE_TENSOR("[3]", "[0,8]"), 8, "contradict"},
+    {"size past 2^64", ONE_TENSOR("[4294967296,4294967296,4]", "[0,0]"), 0, "absurd shape"},
     {"bytes past 2^64", "{\"x\":{\"dtype\":\"F64\",\"shape\":[4294967296,536870912],\"data_offsets\":[0,0]}}",
      0, "contradict"},
-    {"negative size", "{\"x\":{\"dtype\":\"F32\",\"shape\":[-2],\"data_offsets\":[0,8]}}", 8, "absurd shape"},
-    {"a size that is text", "{\"x\":{\"dtype\":\"F32\",\"shape\":[\"2\"],\"data_offsets\":[0,8]}}", 8,
-     "absurd shape"},
-    {"nine dimensions", "{\"x\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1,2],\"data_offsets\":[0,8]}}", 8, NULL},
+    {"negative size", ONE_TENSOR("[-2]", "[0,8]"), 8, "absurd shape"},
+    {"a size that is text", ONE_TENSOR("[\"2\"]", "[0,8]"), 8, "absurd shape"},
+    {"nine dimensions", ONE_TENSOR("[1,1,1,1,1,1,1,1,2]", "[0,8]"), 8, NULL},
     {"unknown dtype", "{\"x\":{\"dtype\":\"Q4\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "unknown dtype"},
     {"no dtype", "{\"x\":{\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "lacks a dtype"},
     {"a tensor that is a number", "{\"x\":1}", 8, "lacks a dtype"},
@@ -137,7 +132,7 @@ static void test_headers(void) {
     const char *path = in_root("header.safetensors");
     for (size_t i = 0; i < sizeof HEADERS / sizeof HEADERS[0]; i++) {
         const HeaderCase *c = &HEADERS[i];
-        write_safetensors(path, c->header, c->data);
+        write_safetensors(path, c->header, NULL, c->data);
         bool opened = st_open(&st, path, O_RDONLY, &err);
         if (opened) st_close(&st);
         check(&checks, opened == !c->says && (opened || says(&err, c->says)), "header: %s", c->what);
@@ -147,12 +142,12 @@ static void test_headers(void) {
     memset(text, '[', deep);
     memcpy(text, "{\"x\":", 5);
     text[deep - 1] = '\0';
-    write_safetensors(path, text, 0);
+    write_safetensors(path, text, NULL, 0);
     check(&checks, !st_open(&st, path, O_RDONLY, &err) && says(&err, "not valid JSON"), "header: nesting of 200000");
     memset(text, 'n', deep);
     memcpy(text, "{\"", 2);
     memcpy(text + deep - 6, "\":1}", 5);
-    write_safetensors(path, text, 0);
+    write_safetensors(path, text, NULL, 0);
     check(&checks, !st_open(&st, path, O_RDONLY, &err) && says(&err, "tensor nnn"),
           "header: name of 200000 characters");
     free(text);
@@ -195,7 +190,7 @@ static void test_damage(void) {
     SafeTensors st;
     const char *path = in_root("damage.safetensors");
     write_safetensors(path, ST_START ",\"wte.weight\":{\"dtype\":\"F32\",\"shape\":[5,3],\"data_offsets\":[0,60]},"
-                      "\"b\":{\"dtype\":\"BF16\",\"shape\":[7],\"data_offsets\":[60,74]}}       ", 74);
+                      "\"b\":{\"dtype\":\"BF16\",\"shape\":[7],\"data_offsets\":[60,74]}}       ", NULL, 74);
     bool ok = true;
     size_t bytes;
     char *sound = read_file(path, &bytes);
@@ -229,15 +224,11 @@ static void test_types(void) {
     Error err;
     SafeTensors st;
     const char *path = in_root("types.safetensors");
-    char header[512];
-    snprintf(header, sizeof header,
-             "{\"h\":{\"dtype\":\"F16\",\"shape\":[65536],\"data_offsets\":[0,131072]},"
-             "\"b\":{\"dtype\":\"BF16\",\"shape\":[65536],\"data_offsets\":[131072,262144]},"
-             "\"d\":{\"dtype\":\"F64\",\"shape\":[65536],\"data_offsets\":[262144,786432]},"
-             "\"i\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[786432,786440]}}");
-    write_safetensors(path, header, 786440);
-    size_t bytes;
-    char *file = read_file(path, &bytes), *data = file + bytes - 786440;
+    static const char header[] = "{\"h\":{\"dtype\":\"F16\",\"shape\":[65536],\"data_offsets\":[0,131072]},"
+                                 "\"b\":{\"dtype\":\"BF16\",\"shape\":[65536],\"data_offsets\":[131072,262144]},"
+                                 "\"d\":{\"dtype\":\"F64\",\"shape\":[65536],\"data_offsets\":[262144,786432]},"
+                                 "\"i\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[786432,786440]}}";
+    char *data = allocate(786440);
     for (int i = 0; i < 65536; i++) {
         uint16_t half = (uint16_t)i;
         double wide = (i - 30000) / 7.0;
@@ -245,8 +236,8 @@ static void test_types(void) {
         memcpy(data + 131072 + 2 * i, &half, 2);
         memcpy(data + 262144 + 8 * i, &wide, 8);
     }
-    write_file(path, file, bytes);
-    free(file);
+    write_safetensors(path, header, data, 786440);
+    free(data);
     if (!check(&checks, st_open(&st, path, O_RDONLY, &err), "a file of all types opens")) return;
     float *out = allocate(65536 * sizeof(float));
     bool half_ok = st_read_floats(&st, st_find(&st, "h"), 0, 65536, out, &err), brain_ok, wide_ok;
@@ -380,22 +371,29 @@ static bool job_write(const ParamTable *table, size_t lo, size_t hi, bool writes
     return ok;
 }
 
+static bool read_back(StateKind kind, const ParamTable *table, size_t lo, size_t hi, bool bf16, const char *dir,
+                      Error *err) {
+    float *wanted = make_values(table, kind, bf16, 0.0f), *values = allocate((hi - lo) * sizeof(float));
+    memset(values, 0xff, (hi - lo) * sizeof(float));
+    bool ok = checkpoint_read(dir, kind, table, values, lo, hi, err);
+    if (ok && memcmp(values, wanted + lo, (hi - lo) * sizeof(float)) != 0) ok = error_set(err, "other bits were read");
+    free(values);
+    free(wanted);
+    return ok;
+}
+
 static bool job_read(const ParamTable *table, size_t lo, size_t hi, bool writes_wte, bool bf16,
                      const char *dir, Error *err) {
     (void)writes_wte;
     bool ok = true;
-    for (int k = 0; k < (bf16 ? 4 : 3) && ok; k++) {
-        float *wanted = make_values(table, (StateKind)k, bf16, 0.0f),
-              *values = allocate((hi - lo) * sizeof(float));
-        memset(values, 0xff, (hi - lo) * sizeof(float));
-        ok = checkpoint_read(dir, (StateKind)k, table, values, lo, hi, err);
-        if (ok && memcmp(values, wanted + lo, (hi - lo) * sizeof(float)) != 0) {
-            ok = error_set(err, "other bits were read");
-        }
-        free(values);
-        free(wanted);
-    }
+    for (int k = 0; k < (bf16 ? 4 : 3) && ok; k++) ok = read_back((StateKind)k, table, lo, hi, bf16, dir, err);
     return ok;
+}
+
+static bool job_read_weights(const ParamTable *table, size_t lo, size_t hi, bool writes_wte, bool bf16,
+                             const char *dir, Error *err) {
+    (void)writes_wte;
+    return read_back(STATE_WEIGHTS, table, lo, hi, bf16, dir, err);
 }
 
 static bool job_gradients(const ParamTable *table, size_t lo, size_t hi, bool writes_wte, bool bf16,
@@ -459,10 +457,8 @@ static void test_layouts(void) {
             static const char *const names[] = {"config.json", "trainer.json", "model.safetensors",
                                                 "optimizer.safetensors"};
             for (int f = 0; f < 4 && ok; f++) {
-                char a[PATH_MAX + 32], b[PATH_MAX + 32];
-                snprintf(a, sizeof a, "%s/%s", whole, names[f]);
-                snprintf(b, sizeof b, "%s/%s", dir, names[f]);
-                ok = same_file(a, b) || error_set(&err, "%s differs from the one of one rank", names[f]);
+                ok = same_file(in(whole, names[f]), in(dir, names[f])) ||
+                     error_set(&err, "%s differs from the one of one rank", names[f]);
             }
             ok = ok && checkpoint_check(dir, &SMALL, true, bf16, &err) && checkpoint_verify(dir, &err) &&
                  each_rank(&SMALL, r, bf16, dir, job_read, &err);
@@ -484,8 +480,8 @@ static void test_layouts(void) {
     const char *path = in_root("gradients.safetensors");
     ok = gradients_unfinished(tmp, path, &err) && gradients_create(tmp, &SMALL, &err) && access(path, F_OK) != 0 &&
          each_rank(&SMALL, &layouts[10], false, tmp, job_gradients, &err) && gradients_finish(tmp, path, &err);
-    snprintf(dir, sizeof dir, "%s/whole/step-00000100/model.safetensors", root);
-    check(&checks, ok && same_tensors(path, dir), "gradients written by t4 p2 v2 d3 are those of one rank");
+    check(&checks, ok && same_tensors(path, in_root("whole/step-00000100/model.safetensors")),
+          "gradients written by t4 p2 v2 d3 are those of one rank");
     ok = !gradients_create(in_root("no/such/folder"), &SMALL, &err) && says(&err, "No such file");
     check(&checks, ok, "gradients to a folder that is not there");
 }
@@ -497,41 +493,32 @@ static void test_layouts(void) {
 // in front.
 static void rewrite_header(const char *from_dir, const char *to_dir, const char *from, const char *to,
                            const char *extra, size_t extra_bytes) {
-    char path[PATH_MAX + 32];
-    snprintf(path, sizeof path, "%s/model.safetensors", from_dir);
-    size_t bytes, room, n = 0;
-    char *file = read_file(path, &bytes);
+    size_t bytes, n;
     uint64_t length;
+    char *file = read_file(in(from_dir, "model.safetensors"), &bytes);
     memcpy(&length, file, 8);
-    room = 8 + length * 4 + strlen(extra) + 8;
-    char *out = allocate(room);
-    n = 8 + (size_t)sprintf(out + 8, "{%s%s", extra, extra[0] ? "," : "");
+    char *header = allocate(length * 4 + strlen(extra) + 8);
+    n = (size_t)sprintf(header, "{%s%s", extra, extra[0] ? "," : "");
     for (const char *p = file + 9; p < file + 8 + length;) {
         if (strncmp(p, from, strlen(from)) == 0) {
-            n += (size_t)sprintf(out + n, "%s", to);
+            n += (size_t)sprintf(header + n, "%s", to);
             p += strlen(from);
         } else {
-            out[n++] = *p++;
+            header[n++] = *p++;
         }
     }
-    uint64_t new_length = n - 8;
-    memcpy(out, &new_length, 8);
-    size_t data = bytes - 8 - length;
-    out = realloc(out, n + data + extra_bytes);
-    if (!out) exit(1);
-    memcpy(out + n, file + 8 + length, data);
-    memset(out + n + data, 1, extra_bytes);
-    snprintf(path, sizeof path, "%s/model.safetensors", to_dir);
-    write_file(path, out, n + data + extra_bytes);
-    free(out);
+    size_t count = bytes - 8 - length;
+    char *data = allocate(count + extra_bytes);
+    memcpy(data, file + 8 + length, count);
+    write_safetensors(in(to_dir, "model.safetensors"), header, data, count + extra_bytes);
+    free(data);
+    free(header);
     free(file);
 }
 
 static void test_foreign(void) {
     Error err;
-    char whole[PATH_MAX];
-    snprintf(whole, sizeof whole, "%s/whole/step-00000100", root);
-    const char *dir = in_root("foreign");
+    const char *dir = in_root("foreign"), *whole = in_root("whole/step-00000100");
     mkdir(dir, 0777);
     ParamTable table = table_make_whole(&SMALL);
     size_t data = 0;
@@ -547,17 +534,8 @@ static void test_foreign(void) {
     rewrite_header(whole, dir, "\"h.", "\"transformer.h.", extra, 24776);
     bool ok = checkpoint_check(dir, &SMALL, false, false, &err);
     if (!ok) printf("     %s\n", err.text);
-    static const StateKind weights = STATE_WEIGHTS;
-    ParamTable whole_table = table_make_whole(&SMALL);
-    float *wanted = make_values(&whole_table, weights, false, 0.0f),
-          *values = allocate(whole_table.total * sizeof(float));
-    ok = ok && checkpoint_read(dir, weights, &whole_table, values, 0, whole_table.total, &err);
-    ok = ok && memcmp(values, wanted, whole_table.total * sizeof(float)) == 0;
+    ok = ok && each_rank(&SMALL, &ONE, false, dir, job_read_weights, &err);
     check(&checks, ok, "names with the prefix \"transformer.\", extra lm_head.weight and buffers");
-    free(values);
-    free(wanted);
-    table_free(&whole_table);
-
     static const struct { const char *what, *from, *to, *says;
     } wrong[] = {
         {"a tensor is missing", "\"ln_f.bias\"", "\"ln_g.bias\"", "has no tensor ln_f.bias"},
@@ -586,11 +564,9 @@ static void test_foreign(void) {
 static void write_split(const char *whole, const char *dir, const char *from, const char *to) {
     SafeTensors st;
     Error err;
-    char text[16384], path[PATH_MAX], header[16384], data[1 << 18];
-    size_t n = 0;
-    snprintf(path, sizeof path, "%s/model.safetensors", whole);
-    bool ok = st_open(&st, path, O_RDONLY, &err);
-    n += (size_t)snprintf(text + n, sizeof text - n, "{\"metadata\":{\"total_size\":1},\"weight_map\":{");
+    char text[16384], path[64], header[16384], data[1 << 18];
+    size_t n = (size_t)snprintf(text, sizeof text, "{\"metadata\":{\"total_size\":1},\"weight_map\":{");
+    bool ok = st_open(&st, in(whole, "model.safetensors"), O_RDONLY, &err);
     for (size_t k = 0; k < 2 && ok; k++) {
         size_t bytes = 0, length = (size_t)snprintf(header, sizeof header, "%s", ST_START);
         for (size_t i = k; i < st.count && ok; i += 2) {
@@ -604,44 +580,27 @@ static void write_split(const char *whole, const char *dir, const char *from, co
             bytes += 4 * x->count;
         }
         snprintf(header + length, sizeof header - length, "}");
-        snprintf(path, sizeof path, "%s/model-%05zu-of-00002.safetensors", dir, k + 1);
-        uint64_t header_bytes = length + 1;
-        FILE *file = fopen(path, "wb");
-        ok = ok && file && fwrite(&header_bytes, 8, 1, file) == 1 && fputs(header, file) >= 0 &&
-             fwrite(data, 1, bytes, file) == bytes;
-        ok = file && fclose(file) == 0 && ok;
+        snprintf(path, sizeof path, "model-%05zu-of-00002.safetensors", k + 1);
+        write_safetensors(in(dir, path), header, data, bytes);
     }
     if (!ok) fprintf(stderr, "cannot split %s: %s\n", whole, err.text), exit(1);
     st_close(&st);
     snprintf(text + n, sizeof text - n, "}}");
-    char *found = from ? strstr(text, from) : NULL;
-    if (from && !found) fprintf(stderr, "the index has no %s\n", from), exit(1);
-    char changed[sizeof text + 256];
-    if (found) snprintf(changed, sizeof changed, "%.*s%s%s", (int)(found - text), text, to, found + strlen(from));
-    else snprintf(changed, sizeof changed, "%s", text);
-    snprintf(path, sizeof path, "%s/model.safetensors.index.json", dir);
-    write_file(path, changed, strlen(changed));
+    char *changed = replaced(text, from ? from : "", from ? to : "");
+    write_text(in(dir, "model.safetensors.index.json"), changed);
+    free(changed);
 }
 
 // Weights in several files, as Hugging Face saves large models: the same values; an index that lies is refused by name.
 static void test_split(void) {
     Error err = {""};
-    char whole[PATH_MAX];
-    snprintf(whole, sizeof whole, "%s/whole/step-00000100", root);
-    const char *dir = in_root("split");
+    const char *dir = in_root("split"), *whole = in_root("whole/step-00000100");
     mkdir(dir, 0777);
     write_split(whole, dir, NULL, NULL);
-    ParamTable table = table_make_whole(&SMALL);
-    float *wanted = allocate(table.total * sizeof(float)), *values = allocate(table.total * sizeof(float));
-    bool ok = checkpoint_check(dir, &SMALL, false, false, &err) &&
-              checkpoint_read(whole, STATE_WEIGHTS, &table, wanted, 0, table.total, &err) &&
-              checkpoint_read(dir, STATE_WEIGHTS, &table, values, 0, table.total, &err);
+    bool ok = checkpoint_check(dir, &SMALL, false, false, &err);
     if (!ok) printf("     %s\n", err.text);
-    ok = ok && memcmp(values, wanted, table.total * sizeof(float)) == 0;
+    ok = ok && each_rank(&SMALL, &ONE, false, dir, job_read_weights, &err);
     check(&checks, ok, "weights in two files with an index");
-    free(values);
-    free(wanted);
-    table_free(&table);
     static const struct { const char *from, *to, *says; } LIES[] = {
         {"\"h.0.attn.c_attn.bias\":\"model-00001", "\"h.0.attn.c_attn.bias\":\"model-00002", "h.0.attn.c_attn.bias"},
         {"\"h.0.attn.c_attn.bias\"", "\"h.9.attn.c_attn.bias\"", "puts tensor h.9.attn.c_attn.bias into"},
@@ -664,63 +623,53 @@ static void test_split(void) {
 }
 
 #define SIZES "\"n_layer\":2,\"n_head\":4,\"n_embd\":32,\"n_positions\":24,\"vocab_size\":61"
+#define GPT2(members) "{\"model_type\":\"gpt2\"," members "}"
 static void test_config(void) {
     static const struct { const char *what, *text, *says;
     } cases[] = {
-        {"the least that is needed", "{\"model_type\":\"gpt2\"," SIZES "}", NULL},
+        {"the least that is needed", GPT2(SIZES), NULL},
         {"all defaults written out",
-         "{\"model_type\":\"gpt2\"," SIZES ",\"activation_function\":\"gelu_new\",\"n_inner\":128,"
-         "\"layer_norm_epsilon\":1e-05,\"tie_word_embeddings\":true,\"scale_attn_weights\":true,"
-         "\"scale_attn_by_inverse_layer_idx\":false,\"reorder_and_upcast_attn\":false,\"attn_pdrop\":0.1}",
+         GPT2(SIZES ",\"activation_function\":\"gelu_new\",\"n_inner\":128,\"layer_norm_epsilon\":1e-05,"
+                    "\"tie_word_embeddings\":true,\"scale_attn_weights\":true,"
+                    "\"scale_attn_by_inverse_layer_idx\":false,\"reorder_and_upcast_attn\":false,\"attn_pdrop\":0.1"),
          NULL},
         {"another architecture", "{\"model_type\":\"llama\"," SIZES "}", "model_type"},
         {"no model_type", "{" SIZES "}", "model_type"},
         {"model_type is a number", "{\"model_type\":2," SIZES "}", "model_type"},
-        {"ReLU", "{\"model_type\":\"gpt2\"," SIZES ",\"activation_function\":\"relu\"}", "gelu_new"},
-        {"another epsilon", "{\"model_type\":\"gpt2\"," SIZES ",\"layer_norm_epsilon\":1e-6}",
-         "layer_norm_epsilon"},
-        {"an untied head", "{\"model_type\":\"gpt2\"," SIZES ",\"tie_word_embeddings\":false}",
-         "tie_word_embeddings"},
-        {"attention scaled by layer",
-         "{\"model_type\":\"gpt2\"," SIZES ",\"scale_attn_by_inverse_layer_idx\":true}", "scale_attn"},
-        {"unscaled attention", "{\"model_type\":\"gpt2\"," SIZES ",\"scale_attn_weights\":false}",
-         "scale_attn_weights"},
-        {"another inner size", "{\"model_type\":\"gpt2\"," SIZES ",\"n_inner\":64}", "n_inner"},
-        {"a size twice", "{\"model_type\":\"gpt2\"," SIZES ",\"n_embd\":64}", "twice"},
-        {"a size is missing", "{\"model_type\":\"gpt2\",\"n_layer\":2,\"n_embd\":32}", "n_head"},
+        {"ReLU", GPT2(SIZES ",\"activation_function\":\"relu\""), "gelu_new"},
+        {"another epsilon", GPT2(SIZES ",\"layer_norm_epsilon\":1e-6"), "layer_norm_epsilon"},
+        {"an untied head", GPT2(SIZES ",\"tie_word_embeddings\":false"), "tie_word_embeddings"},
+        {"attention scaled by layer", GPT2(SIZES ",\"scale_attn_by_inverse_layer_idx\":true"), "scale_attn"},
+        {"unscaled attention", GPT2(SIZES ",\"scale_attn_weights\":false"), "scale_attn_weights"},
+        {"another inner size", GPT2(SIZES ",\"n_inner\":64"), "n_inner"},
+        {"a size twice", GPT2(SIZES ",\"n_embd\":64"), "twice"},
+        {"a size is missing", GPT2("\"n_layer\":2,\"n_embd\":32"), "n_head"},
         {"heads that do not divide",
-         "{\"model_type\":\"gpt2\",\"n_layer\":2,\"n_head\":5,\"n_embd\":32,\"n_positions\":24,"
-         "\"vocab_size\":61}",
+         GPT2("\"n_layer\":2,\"n_head\":5,\"n_embd\":32,\"n_positions\":24,\"vocab_size\":61"),
          "n_head 5 does not divide n_embd 32"},
-        {"no heads",
-         "{\"model_type\":\"gpt2\",\"n_layer\":2,\"n_head\":0,\"n_embd\":32,\"n_positions\":24,"
-         "\"vocab_size\":61}",
-         "n_head"},
-        {"an absurd size", "{\"model_type\":\"gpt2\",\"n_layer\":1e15,\"n_head\":4,\"n_embd\":32}",
-         "n_layer"},
-        {"a fractional size", "{\"model_type\":\"gpt2\",\"n_layer\":2.5,\"n_head\":4,\"n_embd\":32}",
-         "n_layer"},
-        {"NaN", "{\"model_type\":\"gpt2\",\"n_embd\":NaN}", "not valid JSON"},
+        {"no heads", GPT2("\"n_layer\":2,\"n_head\":0,\"n_embd\":32,\"n_positions\":24,\"vocab_size\":61"), "n_head"},
+        {"an absurd size", GPT2("\"n_layer\":1e15,\"n_head\":4,\"n_embd\":32"), "n_layer"},
+        {"a fractional size", GPT2("\"n_layer\":2.5,\"n_head\":4,\"n_embd\":32"), "n_layer"},
+        {"NaN", GPT2("\"n_embd\":NaN"), "not valid JSON"},
         {"an empty file", "", "not valid JSON"},
     };
     Error err;
     GPTConfig g;
-    mkdir(in_root("config"), 0777);
+    const char *dir = in_root("config"), *path = in_root("config/config.json");
+    mkdir(dir, 0777);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        write_file(in_root("config/config.json"), cases[i].text, strlen(cases[i].text));
-        bool read = checkpoint_read_config(in_root("config"), NULL, &g, &err);
+        write_text(path, cases[i].text);
+        bool read = checkpoint_read_config(dir, NULL, &g, &err);
         bool ok = read == !cases[i].says && (read || says(&err, cases[i].says));
         if (read) ok &= g.L == 2 && g.NH == 4 && g.C == 32 && g.maxT == 24 && g.V == 61 && g.Vp == 128;
         check(&checks, ok, "config.json: %s", cases[i].what);
     }
-    bool ok = config_write(in_root("config/config.json"), &SMALL, true, &err) &&
-              checkpoint_read_config(in_root("config"), NULL, &g, &err);
+    bool ok = config_write(path, &SMALL, true, &err) && checkpoint_read_config(dir, NULL, &g, &err);
     check(&checks, ok && memcmp(&g, &SMALL, sizeof g) == 0, "config.json: what is written is read back");
     size_t bytes;
-    free(read_file(in_root("config/config.json"), &bytes));
+    free(read_file(path, &bytes));
     for (size_t n = bytes - 1; n-- > 0;) {  // the last byte is a newline
-        ok &= truncate(in_root("config/config.json"), (off_t)n) == 0 &&
-              !checkpoint_read_config(in_root("config"), NULL, &g, &err);
+        ok &= truncate(path, (off_t)n) == 0 && !checkpoint_read_config(dir, NULL, &g, &err);
     }
     check(&checks, ok && !checkpoint_read_config(in_root("nowhere"), NULL, &g, &err) && says(&err, "No such file"),
           "config.json: each truncation is refused");
@@ -770,9 +719,8 @@ static void test_state(void) {
     };
     ok = true;
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        char *at = strstr(text, wrong[i].from), *changed = allocate(bytes + 128);
-        sprintf(changed, "%.*s%s%s", (int)(at - text), text, wrong[i].to, at + strlen(wrong[i].from));
-        write_file(path, changed, strlen(changed));
+        char *changed = replaced(text, wrong[i].from, wrong[i].to);
+        write_text(path, changed);
         ok &= !trainer_state_read(path, &s, &err) && says(&err, wrong[i].says);
         free(changed);
     }
@@ -802,50 +750,42 @@ static size_t count_entries(const char *dir) {
     return n;
 }
 
-static bool latest_is(const char *out, const char *name) {
+// verify: only of those whose checksums are right.
+static bool newest_is(const char *out, bool verify, const char *name) {
     char path[PATH_MAX];
     Error err;
-    if (!latest_sound(out, true, path, sizeof path, &err)) return false;
+    if (!latest_sound(out, verify, path, sizeof path, &err)) return false;
     const char *slash = strrchr(path, '/');
     return strcmp(slash ? slash + 1 : path, name) == 0;
 }
 
-// The same of checkpoints that are not compared with their checksums.
-static bool newest_is(const char *out, const char *name) {
-    char path[PATH_MAX];
-    Error err;
-    return latest_sound(out, false, path, sizeof path, &err) &&
-           strcmp(strrchr(path, '/') + 1, name) == 0;
-}
+static bool latest_is(const char *out, const char *name) { return newest_is(out, true, name); }
 
 static void test_folders(void) {
     Error err;
-    char dir[PATH_MAX], tmp[PATH_MAX], out[512];
-    snprintf(out, sizeof out, "%s", in_root("a/b/out"));
+    char dir[PATH_MAX], tmp[PATH_MAX];
+    const char *out = in_root("a/b/out"), *step_10 = in(out, "step-00000010"), *step_20 = in(out, "step-00000020");
     bool ok = latest_is(out, "");
     check(&checks, ok, "no folder yet: no checkpoint, and no error");
     ok = save(out, 5, &SMALL, &ONE, false, dir, &err) && save(out, 10, &SMALL, &ONE, false, dir, &err);
     check(&checks, ok && latest_is(out, "step-00000010"), "the newest checkpoint is found");
     ok = checkpoint_create(out, &no_lock, 15, &SMALL, false, tmp, sizeof tmp, &err) && latest_is(out, "step-00000010");
     ok = ok && save(out, 20, &SMALL, &ONE, false, dir, &err) && count_entries(out) == 4;
-    mkdir(in_root("a/b/out/step-00000099"), 0777);  // somebody's empty folder
-    mkdir(in_root("a/b/out/step-mine"), 0777);
-    mkdir(in_root("a/b/out/tmp-mine"), 0777);
-    check(&checks, ok && latest_is(out, "step-00000020"),
-          "an interrupted save and foreign folders do not count");
+    mkdir(in(out, "step-00000099"), 0777);  // somebody's empty folder
+    mkdir(in(out, "step-mine"), 0777);
+    mkdir(in(out, "tmp-mine"), 0777);
+    check(&checks, ok && latest_is(out, "step-00000020"), "an interrupted save and foreign folders do not count");
     checkpoint_prune(out, 0, 20);
     ok = count_entries(out) == 7 && checkpoint_claim(out, true, &lock, &err);
-    ok = ok && access(tmp, F_OK) != 0 && count_entries(out) == 6;
+    ok = ok && !file_exists(tmp) && count_entries(out) == 6;
     check(&checks, ok, "a new run clears an interrupted save away");
-    rmdir(in_root("a/b/out/step-00000099"));
+    rmdir(in(out, "step-00000099"));
     checkpoint_prune(out, 2, 20);
-    ok = access(in_root("a/b/out/step-00000005"), F_OK) != 0 &&
-         access(in_root("a/b/out/step-00000010"), F_OK) == 0;
+    ok = !file_exists(in(out, "step-00000005")) && file_exists(step_10);
     checkpoint_prune(out, 1, 10);
-    ok &= access(in_root("a/b/out/step-00000010"), F_OK) == 0 &&
-          access(in_root("a/b/out/step-00000020"), F_OK) == 0;
+    ok &= file_exists(step_10) && file_exists(step_20);
     checkpoint_prune(out, 1, 20);
-    ok &= access(in_root("a/b/out/step-00000010"), F_OK) != 0 && count_entries(out) == 3;
+    ok &= !file_exists(step_10) && count_entries(out) == 3;
     check(&checks, ok, "pruning keeps the newest, later ones and what is not ours");
     ok = save(out, 20, &SMALL, &ONE, true, dir, &err) && count_entries(out) == 3 &&
          checkpoint_check(dir, &SMALL, true, true, &err);
@@ -853,8 +793,8 @@ static void test_folders(void) {
     ok = save(out, 30, &SMALL, &ONE, false, dir, &err) && save(out, 25, &SMALL, &ONE, false, dir, &err);
     check(&checks, ok && latest_is(out, "step-00000025"),
           "the newest checkpoint is the one that was saved last, though an earlier run came further");
-    ok = rename(in_root("a/b/out/step-00000030"), in_root("a/b/out/tmp-00000030-node-7")) == 0 &&
-         checkpoint_claim(out, true, &lock, &err) && access(in_root("a/b/out/step-00000030"), F_OK) == 0;
+    ok = rename(in(out, "step-00000030"), in(out, "tmp-00000030-node-7")) == 0 &&
+         checkpoint_claim(out, true, &lock, &err) && file_exists(in(out, "step-00000030"));
     check(&checks, ok, "a checkpoint that lacked but its name gets it from the next run");
     write_file(in_root("file"), "x", 1);
     ok = !checkpoint_claim(in_root("file"), true, &lock, &err) && says(&err, "not a folder");
@@ -878,39 +818,46 @@ static bool set_time(const char *path, time_t seconds) {
 static void test_order(void) {
     enum { IN_2033 = 2000000000 };
     Error err = {""};
-    char dir[PATH_MAX], out[512];
-    snprintf(out, sizeof out, "%s", in_root("order"));
-    bool ok = save(out, 10, &TINY, &ONE, false, dir, &err) && set_time(in_root("order/step-00000010/trainer.json"), 0);
+    char dir[PATH_MAX];
+    const char *out = in_root("order");
+    bool ok = save(out, 10, &TINY, &ONE, false, dir, &err) && set_time(in(out, "step-00000010/trainer.json"), 0);
     check(&checks, ok && latest_is(out, "step-00000010"), "a checkpoint of the year 1970 is one %s", err.text);
-    ok = set_time(in_root("order/step-00000010/trainer.json"), IN_2033) &&
-         save(out, 20, &TINY, &ONE, false, dir, &err);
+    ok = set_time(in(out, "step-00000010/trainer.json"), IN_2033) && save(out, 20, &TINY, &ONE, false, dir, &err);
     checkpoint_prune(out, 1, 20);
     check(&checks, ok && latest_is(out, "step-00000020") && count_entries(out) == 1,
           "a clock that was ahead: the next save stays, and the older checkpoint goes %s", err.text);
-    ok = set_time(in_root("order/step-00000020/trainer.json"), IN_2033) &&
+    ok = set_time(in(out, "step-00000020/trainer.json"), IN_2033) &&
          save(out, 15, &TINY, &ONE, false, dir, &err) && save(out, 12, &TINY, &ONE, false, dir, &err);
     check(&checks, ok && latest_is(out, "step-00000012"), "and of a run that went back, the last save %s", err.text);
-    ok = truncate(in_root("order/step-00000015/trainer.json"), 0) == 0 && checkpoint_next_save(out, 0) == 5 &&
+    ok = truncate(in(out, "step-00000015/trainer.json"), 0) == 0 && checkpoint_next_save(out, 0) == 5 &&
          checkpoint_next_save(out, 7) == 8 && save(out, 16, &TINY, &ONE, false, dir, &err);
     checkpoint_prune(out, 2, 16);
     check(&checks, ok && latest_is(out, "step-00000016") && count_entries(out) == 4,
           "a trainer.json that cannot be read takes no other checkpoint's place %s", err.text);
-    TrainerState old = example_state(40), older = example_state(30);
-    ok = save(in_root("uncounted"), 40, &TINY, &ONE, false, dir, &err) &&
-         save(in_root("uncounted"), 30, &TINY, &ONE, false, dir, &err) &&
-         trainer_state_write(in_root("uncounted/step-00000040/trainer.json"), &old, NULL, &err) &&
-         trainer_state_write(in_root("uncounted/step-00000030/trainer.json"), &older, NULL, &err);
-    check(&checks, ok && newest_is(in_root("uncounted"), "step-00000040"), "older versions: by step %s", err.text);
-    TrainerState edited = example_state(30);
+    TrainerState old = example_state(40), older = example_state(30), edited = example_state(30);
+    const char *uncounted = in_root("uncounted");
+    ok = save(uncounted, 40, &TINY, &ONE, false, dir, &err) && save(uncounted, 30, &TINY, &ONE, false, dir, &err) &&
+         trainer_state_write(in(uncounted, "step-00000040/trainer.json"), &old, NULL, &err) &&
+         trainer_state_write(in(uncounted, "step-00000030/trainer.json"), &older, NULL, &err);
+    check(&checks, ok && newest_is(uncounted, false, "step-00000040"), "older versions: by step %s", err.text);
     edited.save = TRAINER_MOST_SAVES;
-    ok = ok && trainer_state_write(in_root("order/step-00000012/trainer.json"), &edited, NULL, &err) &&
-         save(out, 31, &TINY, &ONE, false, dir, &err) && trainer_state_read(in_root("order/step-00000031/trainer.json"),
-                                                                          &edited, &err);
+    ok = ok && trainer_state_write(in(out, "step-00000012/trainer.json"), &edited, NULL, &err) &&
+         save(out, 31, &TINY, &ONE, false, dir, &err) &&
+         trainer_state_read(in(out, "step-00000031/trainer.json"), &edited, &err);
     check(&checks, ok && checkpoint_next_save(out, 0) == TRAINER_MOST_SAVES, "the largest count of saves stays %s",
           err.text);
-    ok = save(in_root("uncounted"), 7, &TINY, &ONE, false, dir, &err);
-    check(&checks, ok && newest_is(in_root("uncounted"), "step-00000007"),
-          "and before all that count their saves %s", err.text);
+    ok = save(uncounted, 7, &TINY, &ONE, false, dir, &err);
+    check(&checks, ok && newest_is(uncounted, false, "step-00000007"), "and before all that count their saves %s",
+          err.text);
+}
+
+// The file of somebody, as it was written?
+static bool is_mine(const char *path) {
+    size_t bytes = 0;
+    char *text = read_file(path, &bytes);
+    bool same = text && bytes == 4 && memcmp(text, "mine", 4) == 0;
+    free(text);
+    return same;
 }
 
 // Files under --out that we did not write stay, whatever their names are.
@@ -920,15 +867,13 @@ static void test_foreign_files(void) {
                                         "step-00000006/notes", "step-00000008/notes"};
     enum { COUNT = sizeof files / sizeof files[0] };
     Error err;
-    char dir[PATH_MAX], out[512], path[1024];
-    snprintf(out, sizeof out, "%s", in_root("uo"));
+    char dir[PATH_MAX], folder[64];
+    const char *out = in_root("uo");
     bool ok = save(out, 6, &TINY, &ONE, false, dir, &err);
     for (int i = 0; i < COUNT; i++) {
-        snprintf(path, sizeof path, "%s/%s", out, files[i]);
-        *strrchr(path, '/') = '\0';
-        mkdir(path, 0777);
-        path[strlen(path)] = '/';
-        write_file(path, "mine", 4);
+        snprintf(folder, sizeof folder, "%.*s", (int)strcspn(files[i], "/"), files[i]);
+        mkdir(in(out, folder), 0777);
+        write_text(in(out, files[i]), "mine");
     }
     ok = ok && checkpoint_claim(out, true, &lock, &err);
     for (size_t step = 7; step < 10; step++) {
@@ -936,17 +881,13 @@ static void test_foreign_files(void) {
         checkpoint_prune(out, 1, step);
     }
     ok = ok && checkpoint_claim(out, true, &lock, &err) && latest_is(out, "step-00000009");
-    char process[PROCESS_NAME_SIZE];
+    char process[PROCESS_NAME_SIZE], moved[PROCESS_NAME_SIZE + 32];
     process_name(process, getpid());
+    snprintf(moved, sizeof moved, "tmp-00000008-%s/notes", process);
     for (int i = 0; i < COUNT; i++) {
-        size_t bytes = 0;
-        snprintf(path, sizeof path, "%s/%s", out, files[i]);
         // The folder that stood where a checkpoint had to go gave way.
-        if (i == COUNT - 1) snprintf(path, sizeof path, "%s/tmp-00000008-%s/notes", out, process);
-        bool there = access(path, R_OK) == 0;
-        char *text = there ? read_file(path, &bytes) : NULL;
-        if (!text || bytes != 4 || memcmp(text, "mine", 4) != 0) ok = error_set(&err, "%s is gone", path);
-        free(text);
+        const char *path = in(out, i < COUNT - 1 ? files[i] : moved);
+        if (!is_mine(path)) ok = error_set(&err, "%s is gone", path);
     }
     check(&checks, ok, "%d files of others under --out stay%s%s", (int)COUNT, ok ? "" : ": ", ok ? "" : err.text);
 }
@@ -954,16 +895,14 @@ static void test_foreign_files(void) {
 // A removal that was interrupted behind any of its files is completed by the next run.
 static void test_cut_removal(void) {
     Error err = {""};
-    char out[512], path[1024];
+    const char *out = in_root("cut");
     bool ok = true;
-    snprintf(out, sizeof out, "%s", in_root("cut"));
     for (int gone = 0; gone <= CHECKPOINT_FILE_COUNT; gone++) {
-        snprintf(path, sizeof path, "%s/tmp-00000005-node-%d", out, gone + 1);
-        ok = ok && folder_make(path, &err);
-        for (int i = gone; i < CHECKPOINT_FILE_COUNT; i++) {
-            snprintf(path, sizeof path, "%s/tmp-00000005-node-%d/%s", out, gone + 1, CHECKPOINT_FILES[i]);
-            write_file(path, "x", 1);
-        }
+        char name[32];
+        snprintf(name, sizeof name, "tmp-00000005-node-%d", gone + 1);
+        const char *folder = in(out, name);
+        ok = ok && folder_make(folder, &err);
+        for (int i = gone; i < CHECKPOINT_FILE_COUNT; i++) write_text(in(folder, CHECKPOINT_FILES[i]), "x");
     }
     ok = ok && count_entries(out) == CHECKPOINT_FILE_COUNT + 1 && checkpoint_claim(out, true, &lock, &err);
     check(&checks, ok && count_entries(out) == 0, "what is left of interrupted removals goes %s", err.text);
@@ -972,8 +911,8 @@ static void test_cut_removal(void) {
 // Two runs with one --out: the second one is refused until the first has ended, however it ends.
 static void test_lock(void) {
     Error err = {""};
-    char name[64] = "", out[512];
-    snprintf(out, sizeof out, "%s", in_root("lock"));
+    char name[64] = "";
+    const char *out = in_root("lock");
     int ends[2];
     if (pipe(ends) != 0) exit(1);
     pid_t child = fork();
@@ -994,19 +933,15 @@ static void test_lock(void) {
     kill(child, SIGKILL);
     ok = waitpid(child, &status, 0) == child && checkpoint_claim(out, true, &lock, &err);
     check(&checks, ok, "the lock dies with its process");
-    write_file(in_root("locked.tex"), "mine", 4);
-    ok = unlink(in_root("lock/.lock")) == 0 && symlink("../locked.tex", in_root("lock/.lock")) == 0;
+    const char *tex = in_root("locked.tex"), *dot_lock = in(out, ".lock");
+    write_text(tex, "mine");
+    ok = unlink(dot_lock) == 0 && symlink("../locked.tex", dot_lock) == 0;
     ok = ok && !checkpoint_claim(out, true, &lock, &err) && says(&err, "it is a symbolic link") &&
-         unlink(in_root("lock/.lock")) == 0 && rename(in_root("locked.tex"), in_root("lock/.lock")) == 0 &&
-         checkpoint_claim(out, true, &lock, &err);
-    size_t bytes = 0;
-    char *text = ok ? read_file(in_root("lock/.lock"), &bytes) : NULL;
-    check(&checks, text && bytes == 4 && memcmp(text, "mine", 4) == 0, "a file .lock of somebody stays as it is %s",
-          err.text);
-    free(text);
+         unlink(dot_lock) == 0 && rename(tex, dot_lock) == 0 && checkpoint_claim(out, true, &lock, &err);
+    check(&checks, ok && is_mine(dot_lock), "a file .lock of somebody stays as it is %s", err.text);
     int before = lock;
-    ok = folder_keep_lock(out, &lock, &err) && lock == before && unlink(in_root("lock/.lock")) == 0 &&
-         folder_keep_lock(out, &lock, &err) && access(in_root("lock/.lock"), F_OK) == 0;
+    ok = folder_keep_lock(out, &lock, &err) && lock == before && unlink(dot_lock) == 0 &&
+         folder_keep_lock(out, &lock, &err) && file_exists(dot_lock);
     check(&checks, ok, "a lock that was removed is taken again %s", err.text);
     close(ends[0]);
     close(ends[1]);
@@ -1046,17 +981,17 @@ static void test_path_lengths(void) {
 // Of the checkpoints under --out, those that are damaged do not count.
 static void test_unsound(void) {
     Error err;
-    char dir[PATH_MAX], path[PATH_MAX], out[512];
-    snprintf(out, sizeof out, "%s", in_root("unsound"));
+    char dir[PATH_MAX], path[PATH_MAX];
+    const char *out = in_root("unsound");
     bool ok = true;
     for (size_t step = 1; step <= 4; step++) ok = ok && save(out, step, &TINY, &ONE, false, dir, &err);
-    ok = ok && latest_is(out, "step-00000004") && truncate(in_root("unsound/step-00000004/trainer.json"), 0) == 0;
+    ok = ok && latest_is(out, "step-00000004") && truncate(in(out, "step-00000004/trainer.json"), 0) == 0;
     check(&checks, ok && latest_is(out, "step-00000003"), "--resume auto passes over an empty trainer.json");
-    ok = truncate(in_root("unsound/step-00000003/optimizer.safetensors"), 1000) == 0;
+    ok = truncate(in(out, "step-00000003/optimizer.safetensors"), 1000) == 0;
     check(&checks, ok && latest_is(out, "step-00000002"), "a truncated optimizer");
-    ok = unlink(in_root("unsound/step-00000002/model.safetensors")) == 0;
+    ok = unlink(in(out, "step-00000002/model.safetensors")) == 0;
     check(&checks, ok && latest_is(out, "step-00000001"), "weights that are missing");
-    ok = unlink(in_root("unsound/step-00000001/config.json")) == 0;
+    ok = unlink(in(out, "step-00000001/config.json")) == 0;
     ok &= !latest_sound(out, true, path, sizeof path, &err) &&
           says(&err, "no checkpoint under") && says(&err, "step-00000004/trainer.json");
     check(&checks, ok, "and where none is sound it refuses, and names what is wrong with the newest");
@@ -1085,28 +1020,25 @@ static void test_shares(void) {
     for (size_t rank = 0; rank < 5 && ok; rank++) free(sums[rank].sums);
     free(whole.sums);
     // Weights in several files have their sums too.
-    char path[PATH_MAX + 32], part[PATH_MAX + 40], index[PATH_MAX + 64];
-    snprintf(path, sizeof path, "%s/model.safetensors", dir);
-    snprintf(part, sizeof part, "%s/model-00001.safetensors", dir);
-    snprintf(index, sizeof index, "%s/model.safetensors.index.json", dir);
+    const char *path = in(dir, "model.safetensors");
     SafeTensors st;
     ok = ok && st_open(&st, path, O_RDONLY, &err);
-    FILE *file = ok ? fopen(index, "w") : NULL;
+    FILE *file = ok ? fopen(in(dir, "model.safetensors.index.json"), "w") : NULL;
     for (size_t i = 0; file && i < st.count; i++) {
         fprintf(file, "%s\"%s\":\"model-00001.safetensors\"", i ? "," : "{\"weight_map\":{", st.entries[i].name);
     }
     if (file) fputs("}}", file), fclose(file);
     if (ok) st_close(&st);
-    ok = ok && file && rename(path, part) == 0 && checkpoint_verify(dir, &err);
+    ok = ok && file && rename(path, in(dir, "model-00001.safetensors")) == 0 && checkpoint_verify(dir, &err);
     check(&checks, ok, "and are found where an index says%s%s", ok ? "" : ": ", ok ? "" : err.text);
 }
 
 // A flipped bit anywhere in the tensors, or files of two saves, are found by the checksums.
 static void test_checksums(void) {
     Error err = {""};
-    char dir[PATH_MAX], other[PATH_MAX], out[512], path[PATH_MAX + 32];
+    char dir[PATH_MAX], other[PATH_MAX];
+    const char *out = in_root("sums"), *path;
     static const char *const files[] = {"model.safetensors", "optimizer.safetensors"};
-    snprintf(out, sizeof out, "%s", in_root("sums"));
     for (int bf16 = 0; bf16 < 2; bf16++) {
         bool ok = save(out, 1, &TINY, &ONE, bf16, other, &err) && save(out, 2, &TINY, &ONE, bf16, dir, &err) &&
                   checkpoint_verify(dir, &err);
@@ -1114,7 +1046,7 @@ static void test_checksums(void) {
         for (int f = 0; f < 2 && ok; f++) {
             size_t bytes;
             uint64_t header;
-            snprintf(path, sizeof path, "%s/%s", dir, files[f]);
+            path = in(dir, files[f]);
             char *data = read_file(path, &bytes);
             memcpy(&header, data, sizeof header);
             for (; rounds < 100 * (f + 1); rounds++) {
@@ -1132,7 +1064,7 @@ static void test_checksums(void) {
               bf16 ? "bf16" : "fp32", found, rounds);
         // Two neighbours that change places leave a plain sum as it is.
         size_t bytes;
-        snprintf(path, sizeof path, "%s/%s", dir, files[1]);
+        path = in(dir, files[1]);
         char *data = read_file(path, &bytes), four[4];
         memcpy(four, data + bytes - 8, 4);
         memmove(data + bytes - 8, data + bytes - 4, 4);
@@ -1140,13 +1072,12 @@ static void test_checksums(void) {
         write_file(path, data, bytes);
         ok = !checkpoint_verify(dir, &err) && says(&err, "is damaged") && latest_is(out, "step-00000001");
         check(&checks, ok, "so are elements that changed places, and --resume auto takes the checkpoint before");
-        ok = latest_sound(out, false, other, sizeof other, &err) && strcmp(other, dir) == 0;
-        check(&checks, ok, "or, not to be verified, that one");
+        check(&checks, newest_is(out, false, "step-00000002"), "or, not to be verified, that one");
         free(data);
     }
     // The weights of one run with the optimizer of another, as two runs with one --out once made them.
     bool ok = save(in_root("mixed"), 2, &TINY, &ONE, false, dir, &err);
-    snprintf(path, sizeof path, "%s/%s", dir, files[0]);
+    path = in(dir, files[0]);
     size_t bytes;
     char *data = read_file(path, &bytes);
     memset(data + bytes - 32 * 4, 0, 32 * 4);  // ln_f of the other run
@@ -1173,12 +1104,12 @@ static void test_checksums(void) {
     free(text);
     // Without checksums, as an older version wrote it.
     TrainerState state = example_state(2);
-    ok = trainer_state_write(in_root("mixed/step-00000002/trainer.json"), &state, NULL, &err) &&
-         !checkpoint_verify(in_root("mixed/step-00000002"), &err) && says(&err, "has no \"checksums\"");
+    path = in(dir, "trainer.json");
+    ok = trainer_state_write(path, &state, NULL, &err) && !checkpoint_verify(dir, &err) &&
+         says(&err, "has no \"checksums\"");
     check(&checks, ok, "a checkpoint without checksums cannot be compared, and is refused -> %s", err.text);
-    state.bf16 = false;
-    ok = trainer_state_write(in_root("mixed/step-00000002/trainer.json"), &state, "{\"wte.weight\": 1}", &err) &&
-         !checkpoint_verify(in_root("mixed/step-00000002"), &err) && says(&err, "has no checksum of state");
+    ok = trainer_state_write(path, &state, "{\"wte.weight\": 1}", &err) && !checkpoint_verify(dir, &err) &&
+         says(&err, "has no checksum of state");
     check(&checks, ok, "one whose checksums are none is not");
 }
 
@@ -1187,15 +1118,14 @@ static void test_kill(void) {
     const char *out = in_root("kill");
     Error err = {""};
     char dir[PATH_MAX];
-    static const GPTConfig tiny = {1, 8, 2, 20, 128, 4, NULL};
-    bool ok = save(out, 0, &tiny, &ONE, false, dir, &err);
+    bool ok = save(out, 0, &TINY, &ONE, false, dir, &err);
     int most = 0;
     for (int round = 0; round < 40 && ok; round++) {
         pid_t child = fork();
         if (child == 0) {
             if (!checkpoint_claim(out, true, &lock, &err)) _exit(1);
             for (size_t step = 1;; step++) {
-                if (!save(out, step % 7, &tiny, &ONE, false, dir, &err)) _exit(1);
+                if (!save(out, step % 7, &TINY, &ONE, false, dir, &err)) _exit(1);
                 checkpoint_prune(out, 2, step % 7);
             }
         }
@@ -1208,8 +1138,8 @@ static void test_kill(void) {
         TrainerState state;
         ok = ok && latest_sound(out, true, dir, sizeof dir, &err) &&
              (dir[0] || error_set(&err, "no checkpoint is left"));
-        ok = ok && checkpoint_check(dir, &tiny, true, false, &err) &&
-             checkpoint_read_state(dir, &state, &err) && each_rank(&tiny, &ONE, false, dir, job_read, &err);
+        ok = ok && checkpoint_check(dir, &TINY, true, false, &err) &&
+             checkpoint_read_state(dir, &state, &err) && each_rank(&TINY, &ONE, false, dir, job_read, &err);
         if ((int)count_entries(out) > most) most = (int)count_entries(out);
     }
     check(&checks, ok,
@@ -1221,8 +1151,7 @@ static void test_kill(void) {
 static int full_disk(const char *out, const GPTConfig *large, bool limit_now) {
     Error err = {""};
     char dir[PATH_MAX], tmp[PATH_MAX];
-    static const GPTConfig tiny = {1, 8, 2, 20, 128, 4, NULL};
-    if (!save(out, 1, &tiny, &ONE, false, dir, &err)) return 1;
+    if (!save(out, 1, &TINY, &ONE, false, dir, &err)) return 1;
     if (limit_now) {
         struct rlimit limit = {65536, 65536};
         signal(SIGXFSZ, SIG_IGN);
@@ -1231,16 +1160,14 @@ static int full_disk(const char *out, const GPTConfig *large, bool limit_now) {
     if (save(out, 2, large, &ONE, false, dir, &err)) return 3;
     if (!says(&err, "cannot write") || !says(&err, limit_now ? "File too large" : "No space left")) return 4;
     if (count_entries(out) != 1 || !latest_is(out, "step-00000001")) return 5;
-    if (!each_rank(&tiny, &ONE, false, in_root(limit_now ? "limit/step-00000001" : "disk/step-00000001"),
-                   job_read, &err))
-        return 6;
-    if (!save(out, 3, &tiny, &ONE, false, dir, &err)) return 7;
+    if (!each_rank(&TINY, &ONE, false, in(out, "step-00000001"), job_read, &err)) return 6;
+    if (!save(out, 3, &TINY, &ONE, false, dir, &err)) return 7;
     // The disk fills up later: while a rank writes.
-    if (!checkpoint_create(out, &no_lock, 4, &tiny, false, tmp, sizeof tmp, &err)) return 8;
+    if (!checkpoint_create(out, &no_lock, 4, &TINY, false, tmp, sizeof tmp, &err)) return 8;
     struct rlimit none = {100, 100};
     signal(SIGXFSZ, SIG_IGN);
     if (setrlimit(RLIMIT_FSIZE, &none) != 0) return 9;
-    if (each_rank(&tiny, &ONE, false, tmp, job_write, &err) || !says(&err, "cannot write")) return 10;
+    if (each_rank(&TINY, &ONE, false, tmp, job_write, &err) || !says(&err, "cannot write")) return 10;
     checkpoint_remove(tmp);
     return latest_is(out, "step-00000003") && count_entries(out) == 2 ? 0 : 11;
 }
@@ -1303,10 +1230,7 @@ int main(int argc, char **argv) {
     const char *tmpdir = getenv("TMPDIR") ? getenv("TMPDIR") : P_tmpdir;
     const char *base = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : tmpdir;  // in memory: hundreds of fsyncs
     snprintf(root, sizeof root, "%s/llmc-test-XXXXXX", base);
-    if (!mkdtemp(root)) {
-        fprintf(stderr, "cannot create a folder under %s: %s\n", base, strerror(errno));
-        return 1;
-    }
+    if (!mkdtemp(root)) die("cannot create", root);
     test_headers();
     test_damage();
     test_types();
@@ -1326,8 +1250,6 @@ int main(int argc, char **argv) {
     test_shares();
     test_kill();
     test_full_disk();
-    char command[PATH_MAX + 16];
-    snprintf(command, sizeof command, "rm -rf '%s'", root);
-    if (system(command) != 0) fprintf(stderr, "cannot remove %s\n", root);
+    remove_tree(root);
     return check_summary(&checks);
 }
