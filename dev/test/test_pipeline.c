@@ -299,25 +299,40 @@ static void swap(Lists *l, int stage, size_t a, size_t b) {
 }
 
 static void test_wrong_lists(void) {
+    static const struct {
+        const char *name, *text, *part;
+    } cases[] = {
+        {"a step is missing", "F0 F1 B0 B1; F0 B0 F1", "stage 1 has 3 steps"},
+        {"a step twice", "F0 F0 B0 B1; F0 B0 F1 B1", "stage 0 runs the forward of micro-batch 0, chunk 0 twice"},
+        {"backward first", "F0 F1 B0 B1; B0 F0 F1 B1", "before its forward"},
+        {"ends of a link in different orders", "F0 F1 B0 B1; F1 F0 B0 B1", "in another order"},
+        {"circular wait", "F0 B0 F1 B1; F0 F1 B0 B1", "deadlock"},  // each waits for the other's second step
+        {"last backward early", "F0 F1 F2 B0 B2 B1; F0 F1 F2 B0 B2 B1",
+         "backward of micro-batch 2, chunk 0 when that of micro-batch 1 is next"},
+        {"weight step first", "F0 F1 W0 B0 B1 W1; F0 B0 F1 B1",
+         "stage 0 runs the weight step of micro-batch 0, chunk 0 before its backward"},
+        {"weight steps exchanged", "F0 F1 B0 W1 B1 W0; F0 B0 F1 B1",
+         "weight step of micro-batch 1, chunk 0 before its backward"},
+        {"weight step twice", "F0 F1 B0 W0 B1 W0; F0 B0 F1 B1",
+         "stage 0 runs the weight step of micro-batch 0, chunk 0 twice"},
+        {"weight step missing", "F0 F1 B0 W0 B1; F0 B0 F1 B1",
+         "stage 0 has 5 steps, and 2 micro-batches in 1 chunks are 6 with their weight steps"},
+        {"weight steps out of order", "F0 F1 B0 B1 W1 W0; F0 B0 F1 B1",
+         "stage 0 runs the weight step of micro-batch 1, chunk 0 when that of micro-batch 0 is next: the weight "
+         "steps of a chunk go 0, 1, 2"},
+    };
+    Error err = {{0}};
     Lists l;
-    l = lists_make(SCHEDULE_1F1B, 4, 8, 1);
-    l.counts[2]--;
-    wrong_list(&l, "stage 2 has 15 steps", "a step is missing");
-    l.counts[2]++;
-    l.steps[0][1].micro = 0;
-    wrong_list(&l, "stage 0 runs the forward of micro-batch 0, chunk 0 twice", "a step twice");
-    pipeline_lists_free(&l);
-    l = lists_make(SCHEDULE_1F1B, 4, 8, 1);
-    swap(&l, 3, 0, 1);
-    wrong_list(&l, "before its forward", "backward first");
-    pipeline_lists_free(&l);
-    l = lists_make(SCHEDULE_GPIPE, 4, 8, 1);
-    swap(&l, 2, 1, 2);
-    wrong_list(&l, "in another order", "ends of a link in different orders");
-    pipeline_lists_free(&l);
-    l = lists_make(SCHEDULE_GPIPE, 2, 2, 1);
-    swap(&l, 0, 1, 2);  // stage 0: F B F B; stage 1: F F B B. Each waits for the other's second step
-    wrong_list(&l, "deadlock", "circular wait");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        if (!pipeline_parse(cases[i].name, cases[i].text, &l, &err)) check(&c, false, "%s", err.text);
+        wrong_list(&l, cases[i].part, cases[i].name);
+        pipeline_lists_free(&l);
+    }
+    // Lists of both kinds beside each other: stage 0 by halves, stage 1 not.
+    pipeline_parse("mixed", "F0 F1 B0 W0 B1 W1; F0 B0 F1 B1", &l, &err);
+    Machine mc = machine_try(&l, PIPELINE_BUFFERS, &EQUAL, 0);
+    check(&c, pipeline_prove(&l, 1, &err) && mc.complete && !mc.wrong && mc.busy == 12,
+          "a stage with a split backward beside one with whole backwards runs");
     pipeline_lists_free(&l);
 }
 
@@ -336,12 +351,6 @@ static void test_reversed_backwards(void) {
                    "gpipe with reversed backwards");
         pipeline_lists_free(&l);
     }
-    // Only the last one is not last.
-    Lists l;
-    l = lists_make(SCHEDULE_GPIPE, 2, 8, 1);
-    swap(&l, 0, 14, 15), swap(&l, 1, 14, 15);
-    wrong_list(&l, "backward of micro-batch 7, chunk 0 when that of micro-batch 6 is next", "last backward early");
-    pipeline_lists_free(&l);
 }
 
 // A trainer makes and proves lists before it starts: at the largest size that is expected of it. Sanitizers take some
@@ -541,36 +550,6 @@ static void test_auto_is_the_same(void) {
     check(&c, hash == 0x827d5ce51311aa41u, "zb-auto: and are the known ones (%llx)", hash);
 }
 
-static void test_wrong_halves(void) {
-    Lists l;
-    l = lists_make(SCHEDULE_ZB_H1, 4, 8, 1);  // stage 0: F0 F1 F2 F3 B0 W0 F4 B1 W1 ...
-    swap(&l, 0, 4, 5);
-    wrong_list(&l, "stage 0 runs the weight step of micro-batch 0, chunk 0 before its backward", "weight step first");
-    swap(&l, 0, 4, 5);
-    l.steps[0][5].micro = 1, l.steps[0][8].micro = 0;
-    wrong_list(&l, "weight step of micro-batch 1, chunk 0 before its backward", "weight steps exchanged");
-    l.steps[0][5].micro = 0, l.steps[0][8].micro = 0;
-    wrong_list(&l, "stage 0 runs the weight step of micro-batch 0, chunk 0 twice", "weight step twice");
-    l.steps[0][8].micro = 1;
-    l.counts[0]--;
-    wrong_list(&l, "stage 0 has 23 steps, and 8 micro-batches in 1 chunks are 24 with their weight steps",
-               "weight step missing");
-    l.counts[0]++;
-    size_t n = l.counts[3];  // stage 3 ends with W4 W5 W6 W7
-    swap(&l, 3, n - 1, n - 2);
-    wrong_list(&l, "stage 3 runs the weight step of micro-batch 7, chunk 0 when that of micro-batch 6 is next: the "
-                   "weight steps of a chunk go 0, 1, 2",
-               "weight steps out of order");
-    pipeline_lists_free(&l);
-    // Lists of both kinds beside each other: stage 0 by halves, stage 1 not.
-    Error err;
-    pipeline_parse("mixed", "F0 F1 B0 W0 B1 W1; F0 B0 F1 B1", &l, &err);
-    Machine mc = machine_try(&l, PIPELINE_BUFFERS, &EQUAL, 0);
-    check(&c, pipeline_prove(&l, 1, &err) && mc.complete && !mc.wrong && mc.busy == 12,
-          "a stage with a split backward beside one with whole backwards runs");
-    pipeline_lists_free(&l);
-}
-
 // ---- lists from text ------------------------------------------------------------------------------------------------
 
 static void test_text(void) {
@@ -697,7 +676,6 @@ int main(void) {
     test_proof_is_quick();
     test_wrong_rules();
     test_mutants();
-    test_wrong_halves();
     test_text();
     test_examples();
     test_h1_limit();
