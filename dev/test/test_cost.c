@@ -52,6 +52,44 @@ static void refused(Check *c, char *text, const char *sentence) {
     free(text);
 }
 
+#define VALUE(value) "{\"value\": " value ", \"source\": \"x\"}"
+#define OF(key, value) "\"" key "\": " VALUE(value)
+static const struct {
+    const char *key, *constant, *tail, *sentence;  // the first three as cluster_text has them
+} REFUSED[] = {
+    {"gpus_per_island", VALUE("8"), "", "f.json: \"gpus_per_island\" and \"island_bandwidth\" belong together"},
+    {"sms", VALUE("1.5"), "", "f.json: \"sms\" must be a whole number from 1 to 1048576"},
+    {"hbm_bandwidth", VALUE("0"), "", "f.json: \"hbm_bandwidth\" must be a number from 1 to 1e+18"},
+    {"hbm_bandwidth", VALUE("1e999"), "", "f.json: \"hbm_bandwidth\" must be a number from 1 to 1e+18"},
+    {"hbm_bandwidth", VALUE("\"2e12\""), "", "f.json: \"hbm_bandwidth\" must be a number from 1 to 1e+18"},
+    {"launch_host", VALUE("null"), "", "f.json: \"launch_host\" must be a number from 0 to 1e+15"},
+    {"gemm_sustained", VALUE("1.1"), "", "f.json: \"gemm_sustained\" must be a number from 1e-06 to 1"},
+    {"overlap_slowdown", VALUE("0.5"), "", "f.json: \"overlap_slowdown\" must be a number from 1 to 10"},
+    {"dropout", VALUE("1"), "", "f.json: \"dropout\" must be one of false|true"},
+    {"attention", VALUE("\"fast\""), "", "f.json: \"attention\" must be one of flash|unfused"},
+    {"attention", VALUE("1"), "", "f.json: \"attention\" must be one of flash|unfused"},
+    {"sms", "108", "", "f.json: \"sms\" must be an object with \"value\" and \"source\""},
+    {"sms", "{\"source\": \"x\"}", "", "f.json: \"sms\" has no \"value\""},
+    {"sms", "{\"value\": 1}", "", "f.json: \"sms\" has no \"source\": give the origin of the value as text"},
+    {"sms", VALUE("1, \"unit\": \"1\""), "", "f.json: \"sms\" has an unknown member \"unit\""},
+    {"sms", VALUE("1, \"value\": 2"), "", "f.json has \"value\" twice"},
+    {NULL, NULL, ", " OF("smss", "1"), "f.json: \"hardware\" has an unknown constant \"smss\""},
+    {NULL, NULL, ", " OF("dropout", "true"), "f.json: \"hardware\" has an unknown constant \"dropout\""},
+    {NULL, NULL, ", " OF("sms", "2"), "f.json has \"sms\" twice"},
+    {"reserve", VALUE("1"), "", "f.json: \"reserve\" must be less than \"memory\""},
+    {NULL, NULL, ", " OF("infiniband_nodes", "2"),
+     "f.json: nodes of unlike networks need \"ethernet\", which joins them"},
+    {NULL, NULL, "}, \"roce\": {" OF("nics_per_node", "2"),
+     "f.json: nodes of unlike networks need \"ethernet\", which joins them"},
+    {NULL, NULL, ", " OF("roce_nodes", "2") "}, \"ethernet\": {" OF("nics_per_node", "1"),
+     "f.json: \"roce_nodes\" need \"roce\", their network"},
+    {NULL, NULL, "}, \"ethernet\": {" OF("sms", "1"), "f.json: \"ethernet\" has an unknown constant \"sms\""},
+    {NULL, NULL, "}, \"ethernet\": {" OF("nic_latency", "-1"),
+     "f.json: \"nic_latency\" must be a number from 0 to 1e+15"},
+    {NULL, NULL, "}, \"ethernet\": 5, \"roce\": {", "f.json has no object \"ethernet\""},
+    {"infiniband_nodes", VALUE("0.5"), "", "f.json: \"infiniband_nodes\" must be a whole number from 1 to 1048576"},
+};
+
 static void test_files(Check *c) {
     Cluster cluster;
     Error err = {""};
@@ -72,8 +110,6 @@ static void test_files(Check *c) {
         free(text);
     }
     check(c, missing == needed && needed > 50, "each of %zu constants is missed when it is not there", needed);
-    refused(c, cluster_text("gpus_per_island", "{\"value\": 8, \"source\": \"x\"}", ""),
-            "f.json: \"gpus_per_island\" and \"island_bandwidth\" belong together");
     size_t negative = 0, numbers = 0;
     for (size_t i = 0; i < CLUSTER_FIELD_COUNT; i++) {
         if (CLUSTER_FIELDS[i].type == FIELD_SWITCH || CLUSTER_FIELDS[i].type == FIELD_CHOICE) continue;
@@ -84,41 +120,8 @@ static void test_files(Check *c) {
         free(text);
     }
     check(c, negative == numbers, "each of %zu numbers is refused when it is negative", numbers);
-    refused(c, cluster_text("sms", "{\"value\": 1.5, \"source\": \"x\"}", ""),
-            "f.json: \"sms\" must be a whole number from 1 to 1048576");
-    refused(c, cluster_text("hbm_bandwidth", "{\"value\": 0, \"source\": \"x\"}", ""),
-            "f.json: \"hbm_bandwidth\" must be a number from 1 to 1e+18");
-    refused(c, cluster_text("hbm_bandwidth", "{\"value\": 1e999, \"source\": \"x\"}", ""),
-            "f.json: \"hbm_bandwidth\" must be a number from 1 to 1e+18");
-    refused(c, cluster_text("hbm_bandwidth", "{\"value\": \"2e12\", \"source\": \"x\"}", ""),
-            "f.json: \"hbm_bandwidth\" must be a number from 1 to 1e+18");
-    refused(c, cluster_text("launch_host", "{\"value\": null, \"source\": \"x\"}", ""),
-            "f.json: \"launch_host\" must be a number from 0 to 1e+15");
-    refused(c, cluster_text("gemm_sustained", "{\"value\": 1.1, \"source\": \"x\"}", ""),
-            "f.json: \"gemm_sustained\" must be a number from 1e-06 to 1");
-    refused(c, cluster_text("overlap_slowdown", "{\"value\": 0.5, \"source\": \"x\"}", ""),
-            "f.json: \"overlap_slowdown\" must be a number from 1 to 10");
-    refused(c, cluster_text("dropout", "{\"value\": 1, \"source\": \"x\"}", ""),
-            "f.json: \"dropout\" must be one of false|true");
-    refused(c, cluster_text("attention", "{\"value\": \"fast\", \"source\": \"x\"}", ""),
-            "f.json: \"attention\" must be one of flash|unfused");
-    refused(c, cluster_text("attention", "{\"value\": 1, \"source\": \"x\"}", ""),
-            "f.json: \"attention\" must be one of flash|unfused");
-    refused(c, cluster_text("sms", "108", ""), "f.json: \"sms\" must be an object with \"value\" and \"source\"");
-    refused(c, cluster_text("sms", "{\"source\": \"x\"}", ""), "f.json: \"sms\" has no \"value\"");
-    refused(c, cluster_text("sms", "{\"value\": 1}", ""),
-            "f.json: \"sms\" has no \"source\": give the origin of the value as text");
-    refused(c, cluster_text("sms", "{\"value\": 1, \"source\": \"x\", \"unit\": \"1\"}", ""),
-            "f.json: \"sms\" has an unknown member \"unit\"");
-    refused(c, cluster_text("sms", "{\"value\": 1, \"value\": 2, \"source\": \"x\"}", ""),
-            "f.json has \"value\" twice");
-    refused(c, cluster_text(NULL, NULL, ", \"smss\": {\"value\": 1, \"source\": \"x\"}"),
-            "f.json: \"hardware\" has an unknown constant \"smss\"");
-    refused(c, cluster_text(NULL, NULL, ", \"dropout\": {\"value\": true, \"source\": \"x\"}"),
-            "f.json: \"hardware\" has an unknown constant \"dropout\"");
-    refused(c, cluster_text(NULL, NULL, ", \"sms\": {\"value\": 2, \"source\": \"x\"}"), "f.json has \"sms\" twice");
-    refused(c, cluster_text("reserve", "{\"value\": 1, \"source\": \"x\"}", ""),
-            "f.json: \"reserve\" must be less than \"memory\"");
+    for (size_t i = 0; i < sizeof REFUSED / sizeof *REFUSED; i++)
+        refused(c, cluster_text(REFUSED[i].key, REFUSED[i].constant, REFUSED[i].tail), REFUSED[i].sentence);
     refused(c, host_string("{\"hardware\": {}}"), "f.json: \"name\" must be 1 to 63 ASCII characters");
     refused(c, host_string("{\"name\": \"x\\u009b31m\"}"), "f.json: \"name\" must be 1 to 63 ASCII characters");
     refused(c, host_string("{\"name\": \"x\", \"\\u009b31m\": {}}"), "f.json has an unknown member \"??31m\"");
@@ -248,24 +251,9 @@ static void test_placement(Check *c) {
     check(c, ends.crossing == 16 && placement_among(ends, 2).crossing == 2, "nor as many as there are pairs");
 }
 
-// Constants of a section behind "hardware"; `nodes` are of each kind.
-#define OF(key, value) "\"" key "\": {\"value\": " value ", \"source\": \"test\"}"
 static void test_networks(Check *c) {
     Cluster x;
     Error err = {""};
-    refused(c, cluster_text(NULL, NULL, ", " OF("infiniband_nodes", "2")),
-            "f.json: nodes of unlike networks need \"ethernet\", which joins them");
-    refused(c, cluster_text(NULL, NULL, "}, \"roce\": {" OF("nics_per_node", "2")),
-            "f.json: nodes of unlike networks need \"ethernet\", which joins them");
-    refused(c, cluster_text(NULL, NULL, ", " OF("roce_nodes", "2") "}, \"ethernet\": {" OF("nics_per_node", "1")),
-            "f.json: \"roce_nodes\" need \"roce\", their network");
-    refused(c, cluster_text(NULL, NULL, "}, \"ethernet\": {" OF("sms", "1")),
-            "f.json: \"ethernet\" has an unknown constant \"sms\"");
-    refused(c, cluster_text(NULL, NULL, "}, \"ethernet\": {" OF("nic_latency", "-1")),
-            "f.json: \"nic_latency\" must be a number from 0 to 1e+15");
-    refused(c, cluster_text(NULL, NULL, "}, \"ethernet\": 5, \"roce\": {"), "f.json has no object \"ethernet\"");
-    refused(c, cluster_text("infiniband_nodes", "{\"value\": 0.5, \"source\": \"x\"}", ""),
-            "f.json: \"infiniband_nodes\" must be a whole number from 1 to 1048576");
     // 2 nodes of 8 with InfiniBand, 1 with RoCE at half its rates, all others with one Ethernet card for 8
     char *text = cluster_text(NULL, NULL, ", " OF("infiniband_nodes", "2") ", " OF("roce_nodes", "1")
                               "}, \"roce\": {" OF("nic_collective_bandwidth", "5e8") ", " OF("nic_bandwidth", "5e8")
@@ -319,7 +307,6 @@ static void test_networks(Check *c) {
     strcpy(r.stages, "1,3");
     check(c, !step_simulate(&all, &r, &time, &err), "%s", err.text);
 }
-#undef OF
 
 // Groups of 96 ranks on nodes of 4, 6, 12, 16 and 72 GPUs, and the NICs that each of them has at one time.
 static void test_shared_nics(Check *c) {
@@ -558,7 +545,6 @@ int main(void) {
     test_memory_and_attention(&c);
     test_placement(&c);
     test_networks(&c);
-
     test_shared_nics(&c);
     test_collectives(&c);
     test_layers(&c);
