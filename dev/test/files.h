@@ -37,6 +37,24 @@ static inline void write_file(const char *path, const void *data, size_t bytes) 
 
 static inline void write_text(const char *path, const char *text) { write_file(path, text, strlen(text)); }
 
+// A path in a folder; the text lives until 256 more have been asked for.
+static inline const char *in(const char *folder, const char *name) {
+    static char *paths[256];
+    static int next;
+    char **path = &paths[next++ % 256];
+    free(*path);
+    *path = (char *)allocate(strlen(folder) + strlen(name) + 1);
+    sprintf(*path, "%s/%s", folder, name);
+    return *path;
+}
+
+// One sentence: some text, on one line, and this part of it.
+static inline bool says(const Error *err, const char *part) {
+    bool ok = err->text[0] && !strchr(err->text, '\n') && strstr(err->text, part);
+    if (!ok) printf("     got: %s\n", err->text);
+    return ok;
+}
+
 // A copy of the text in which the first `from` is `to`.
 static inline char *replaced(const char *text, const char *from, const char *to) {
     const char *at = strstr(text, from);

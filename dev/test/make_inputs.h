@@ -63,7 +63,7 @@ static inline uint16_t half_of(float value, bool f16) {
 // Writes tensors [first, end) of the table to a safetensors file of the folder, as F32, BF16 or F16.
 static inline void write_tensors(const char *folder, const char *name, const ParamTable *table, const double *params,
                                  size_t first, size_t end, const char *dtype, Damage damage) {
-    char path[256], shape[64], *header = (char *)allocate(256 * (end - first + 1));
+    char shape[64], *header = (char *)allocate(256 * (end - first + 1));
     size_t data = 0, used = 0, bytes = strcmp(dtype, "F32") == 0 ? 4 : 2;
     for (size_t i = first; i < end; i++) {
         const Tensor *x = &table->tensors[i];
@@ -91,8 +91,7 @@ static inline void write_tensors(const char *folder, const char *name, const Par
     if (strcmp(damage.kind, "length") == 0) length = damage.number;
     if (strcmp(damage.kind, "cut") == 0) total = damage.number;
     memcpy(file, &length, 8);
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    write_file(path, file, total);
+    write_file(in(folder, name), file, total);
     free(header);
     free(file);
 }
@@ -100,11 +99,9 @@ static inline void write_tensors(const char *folder, const char *name, const Par
 // A Hugging Face folder: that config.json, which is freed, and model.safetensors (F32).
 static inline void write_folder(const char *folder, char *config, const ParamTable *table, const double *params,
                                 Damage damage) {
-    char path[256];
     if (strcmp(damage.kind, "config") == 0) config = damaged(config, damage);
     mkdir(folder, 0777);
-    snprintf(path, sizeof path, "%s/config.json", folder);
-    write_file(path, config, strlen(config));
+    write_text(in(folder, "config.json"), config);
     write_tensors(folder, "model.safetensors", table, params, 0, table->count, "F32", damage);
     free(config);
 }

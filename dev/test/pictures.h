@@ -16,9 +16,7 @@ static inline void picture_folder(char dir[512], const char *test, int argc, cha
 }
 
 static inline void write_in(const char *dir, const char *name, const char *text) {
-    char path[1024];
-    snprintf(path, sizeof path, "%s/%s", dir, name);
-    write_text(path, text);
+    write_text(in(dir, name), text);
 }
 
 static inline size_t occurrences(const char *text, const char *part) {
@@ -29,17 +27,15 @@ static inline size_t occurrences(const char *text, const char *part) {
 
 // Returns the text of a file, or an empty one.
 static inline char *read_output(const char *path) {
-    Error err;
-    size_t bytes;
-    char *text = file_read(path, SIZE_MAX, &bytes, &err);
+    char *text = read_file(path, NULL);
     return text ? text : calloc(1, 1);
 }
 
 // Returns the text of a picture in the folder, or an empty one if it is missing or an element is not closed.
 static inline char *read_picture(const char *dir, const char *name) {
-    char path[1024];
-    snprintf(path, sizeof path, "%s/%s.svg", dir, name);
-    char *text = read_output(path);
+    char file[256];
+    snprintf(file, sizeof file, "%s.svg", name);
+    char *text = read_output(in(dir, file));
     bool whole = strncmp(text, "<svg ", 5) == 0 && occurrences(text, "</svg>") == 1 &&
                  occurrences(text, "<") == occurrences(text, ">") && !strstr(text, "nan") &&
                  !strstr(text, "inf") && occurrences(text, "<text") == occurrences(text, "</text>");

@@ -25,17 +25,6 @@ static Check checks;
 static char root[256];  // where this run keeps its files
 static int lock, no_lock = -1;  // of the last folder that was claimed; of none
 
-// A path in a folder; the text lives until 256 more have been asked for.
-static const char *in(const char *folder, const char *name) {
-    static char *paths[256];
-    static int next;
-    char **path = &paths[next++ % 256];
-    free(*path);
-    *path = allocate(strlen(folder) + strlen(name) + 1);
-    sprintf(*path, "%s/%s", folder, name);
-    return *path;
-}
-
 static const char *in_root(const char *name) { return in(root, name); }
 
 static uint64_t mix(uint64_t x) {
@@ -54,13 +43,6 @@ static bool same_tensors(const char *a, const char *b) {
     free(one);
     free(other);
     return same;
-}
-
-// One sentence: some text, on one line, and this part of it.
-static bool says(const Error *err, const char *part) {
-    bool ok = err->text[0] && !strchr(err->text, '\n') && strstr(err->text, part);
-    if (!ok) printf("     got: %s\n", err->text);
-    return ok;
 }
 
 // data: NULL for any.
@@ -308,8 +290,15 @@ typedef struct {
     bool fork;  // a process per rank, all at once
 } Layout;
 
-typedef bool (*RankJob)(const ParamTable *table, size_t lo, size_t hi, bool writes_wte, bool bf16,
-                        const char *dir, Error *err);
+// What a rank has of a model: elements [lo, hi) of its table, in a checkpoint or a file at `path`.
+typedef struct {
+    const ParamTable *table;
+    size_t lo, hi;
+    bool writes_wte, bf16;
+    const char *path;
+} Part;
+
+typedef bool (*RankJob)(const Part *p, Error *err);
 
 // The table of tensor rank `tr` of stage `stage`.
 static ParamTable rank_table(const GPTConfig *config, const Layout *l, size_t tr, size_t stage) {
@@ -333,16 +322,15 @@ static ParamTable rank_table(const GPTConfig *config, const Layout *l, size_t tr
 }
 
 // Runs the job of every rank of the layout; data ranks share the flat buffer out as ZeRO does.
-static bool each_rank(const GPTConfig *config, const Layout *l, bool bf16, const char *dir, RankJob job,
-                      Error *err) {
+static bool each_rank(const GPTConfig *config, const Layout *l, bool bf16, const char *path, RankJob job, Error *err) {
     bool ok = true;
     for (size_t rank = 0; rank < l->t * l->p * l->d; rank++) {
         size_t tr = rank % l->t, dr = rank / l->t % l->d, stage = rank / l->t / l->d;
         pid_t child = l->fork ? fork() : 0;
         if (child) continue;
         ParamTable table = rank_table(config, l, tr, stage);
-        size_t lo = table.total * dr / l->d, hi = table.total * (dr + 1) / l->d;
-        bool done = job(&table, lo, hi, stage == 0, bf16, dir, err);
+        Part part = {&table, table.total * dr / l->d, table.total * (dr + 1) / l->d, stage == 0, bf16, path};
+        bool done = job(&part, err);
         if (!done) printf("     rank %zu: %s\n", rank, err->text);
         table_free(&table);
         if (l->fork) _exit(!done);
@@ -355,15 +343,15 @@ static bool each_rank(const GPTConfig *config, const Layout *l, bool bf16, const
 enum { MAX_SUMS = 1024 };
 static uint64_t *all_sums;  // [MAX_SUMS] of all ranks, in memory that their processes share
 
-static bool job_write(const ParamTable *table, size_t lo, size_t hi, bool writes_wte, bool bf16,
-                      const char *dir, Error *err) {
+static bool job_write(const Part *p, Error *err) {
     bool ok = true;
-    Checksums sums = checksums_make(&table->config, bf16);
-    for (int k = 0; k < (bf16 ? 4 : 3) && ok; k++) {
-        float *values = make_values(table, (StateKind)k, bf16, NAN);
-        size_t middle = lo + (hi - lo) / 3;  // in two parts, as a trainer with a small host buffer does
-        ok = slices_write(dir, (StateKind)k, table, values + lo, lo, middle, writes_wte, &sums, err) &&
-             slices_write(dir, (StateKind)k, table, values + middle, middle, hi, writes_wte, &sums, err);
+    Checksums sums = checksums_make(&p->table->config, p->bf16);
+    for (int k = 0; k < (p->bf16 ? 4 : 3) && ok; k++) {
+        StateKind kind = (StateKind)k;
+        float *values = make_values(p->table, kind, p->bf16, NAN);
+        size_t middle = p->lo + (p->hi - p->lo) / 3;  // in two parts, as a trainer with a small host buffer does
+        ok = slices_write(p->path, kind, p->table, values + p->lo, p->lo, middle, p->writes_wte, &sums, err) &&
+             slices_write(p->path, kind, p->table, values + middle, middle, p->hi, p->writes_wte, &sums, err);
         free(values);
     }
     for (size_t i = 0; i < sums.count; i++) __atomic_fetch_add(&all_sums[i], sums.sums[i], __ATOMIC_SEQ_CST);
@@ -371,35 +359,28 @@ static bool job_write(const ParamTable *table, size_t lo, size_t hi, bool writes
     return ok;
 }
 
-static bool read_back(StateKind kind, const ParamTable *table, size_t lo, size_t hi, bool bf16, const char *dir,
-                      Error *err) {
-    float *wanted = make_values(table, kind, bf16, 0.0f), *values = allocate((hi - lo) * sizeof(float));
-    memset(values, 0xff, (hi - lo) * sizeof(float));
-    bool ok = checkpoint_read(dir, kind, table, values, lo, hi, err);
-    if (ok && memcmp(values, wanted + lo, (hi - lo) * sizeof(float)) != 0) ok = error_set(err, "other bits were read");
+static bool read_back(const Part *p, StateKind kind, Error *err) {
+    size_t bytes = (p->hi - p->lo) * sizeof(float);
+    float *wanted = make_values(p->table, kind, p->bf16, 0.0f), *values = allocate(bytes);
+    memset(values, 0xff, bytes);
+    bool ok = checkpoint_read(p->path, kind, p->table, values, p->lo, p->hi, err);
+    if (ok && memcmp(values, wanted + p->lo, bytes) != 0) ok = error_set(err, "other bits were read");
     free(values);
     free(wanted);
     return ok;
 }
 
-static bool job_read(const ParamTable *table, size_t lo, size_t hi, bool writes_wte, bool bf16,
-                     const char *dir, Error *err) {
-    (void)writes_wte;
+static bool job_read(const Part *p, Error *err) {
     bool ok = true;
-    for (int k = 0; k < (bf16 ? 4 : 3) && ok; k++) ok = read_back((StateKind)k, table, lo, hi, bf16, dir, err);
+    for (int k = 0; k < (p->bf16 ? 4 : 3) && ok; k++) ok = read_back(p, (StateKind)k, err);
     return ok;
 }
 
-static bool job_read_weights(const ParamTable *table, size_t lo, size_t hi, bool writes_wte, bool bf16,
-                             const char *dir, Error *err) {
-    (void)writes_wte;
-    return read_back(STATE_WEIGHTS, table, lo, hi, bf16, dir, err);
-}
+static bool job_read_weights(const Part *p, Error *err) { return read_back(p, STATE_WEIGHTS, err); }
 
-static bool job_gradients(const ParamTable *table, size_t lo, size_t hi, bool writes_wte, bool bf16,
-                          const char *path, Error *err) {
-    float *values = make_values(table, STATE_WEIGHTS, bf16, NAN);
-    bool ok = slices_write(path, STATE_WEIGHTS, table, values + lo, lo, hi, writes_wte, NULL, err);
+static bool job_gradients(const Part *p, Error *err) {
+    float *values = make_values(p->table, STATE_WEIGHTS, p->bf16, NAN);
+    bool ok = slices_write(p->path, STATE_WEIGHTS, p->table, values + p->lo, p->lo, p->hi, p->writes_wte, NULL, err);
     free(values);
     return ok;
 }
@@ -413,10 +394,9 @@ static TrainerState example_state(size_t step) {
     return s;
 }
 
-// Saves a checkpoint of the example model under `out`; dir gets its path.
-static bool save(const char *out, size_t step, const GPTConfig *config, const Layout *l, bool bf16,
-                 char dir[PATH_MAX], Error *err) {
-    char tmp[PATH_MAX];
+// Saves a checkpoint of the example model under `out`.
+static bool save(const char *out, size_t step, const GPTConfig *config, const Layout *l, bool bf16, Error *err) {
+    char tmp[PATH_MAX], dir[PATH_MAX];
     TrainerState state = example_state(step);
     state.bf16 = bf16;
     state.save = checkpoint_next_save(out, 0);
@@ -430,12 +410,17 @@ static bool save(const char *out, size_t step, const GPTConfig *config, const La
     bool ok = checkpoint_create(out, &no_lock, step, config, bf16, tmp, sizeof tmp, err) &&
               (each_rank(config, l, bf16, tmp, job_write, err) || (checkpoint_remove(tmp), false));
     memcpy(sums.sums, all_sums, sums.count * sizeof *all_sums);
-    ok = ok && checkpoint_commit(out, tmp, &state, &sums, dir, PATH_MAX, err);
+    ok = ok && checkpoint_commit(out, tmp, &state, &sums, dir, sizeof dir, err);
     free(sums.sums);
     return ok;
 }
 
 static const Layout ONE = {1, 1, 1, 1, false};
+
+// The same of one rank, in fp32.
+static bool save_one(const char *out, size_t step, const GPTConfig *config, Error *err) {
+    return save(out, step, config, &ONE, false, err);
+}
 
 static void test_layouts(void) {
     static const Layout layouts[] = {
@@ -447,13 +432,14 @@ static void test_layouts(void) {
     enum { COUNT = sizeof layouts / sizeof layouts[0] };
     Error err = {""};
     for (int bf16 = 0; bf16 < 2; bf16++) {
-        char whole[PATH_MAX], dir[PATH_MAX];
-        bool saved = save(in_root(bf16 ? "whole16" : "whole"), 100, &SMALL, &ONE, bf16, whole, &err);
+        const char *out = in_root(bf16 ? "whole16" : "whole"), *whole = in(out, "step-00000100");
+        bool saved = save(out, 100, &SMALL, &ONE, bf16, &err);
         if (!check(&checks, saved, "one rank saves (%s) %s", bf16 ? "bf16" : "fp32", err.text)) return;
         for (int i = 0; i < COUNT; i++) {
             const Layout *w = &layouts[i], *r = &layouts[(i * 5 + 3) % COUNT];
-            checkpoint_remove(in_root("layout/step-00000100"));  // lest its save is counted
-            bool ok = save(in_root("layout"), 100, &SMALL, w, bf16, dir, &err);
+            const char *dir = in_root("layout/step-00000100");
+            checkpoint_remove(dir);  // or its save would be counted
+            bool ok = save(in_root("layout"), 100, &SMALL, w, bf16, &err);
             static const char *const names[] = {"config.json", "trainer.json", "model.safetensors",
                                                 "optimizer.safetensors"};
             for (int f = 0; f < 4 && ok; f++) {
@@ -471,9 +457,8 @@ static void test_layouts(void) {
     // Rows and tensors much longer than a stage.
     static const GPTConfig wide = {1, 512, 8, 100, 128, 4, NULL};
     static const Layout four = {4, 1, 1, 2, true}, two = {2, 1, 1, 1, false};
-    char dir[PATH_MAX];
-    bool ok = save(in_root("wide"), 1, &wide, &four, false, dir, &err) &&
-              each_rank(&wide, &two, false, dir, job_read, &err);
+    bool ok = save(in_root("wide"), 1, &wide, &four, false, &err) &&
+              each_rank(&wide, &two, false, in_root("wide/step-00000001"), job_read, &err);
     check(&checks, ok, "C = 512 saved by t4 d2, read by t2%s%s", ok ? "" : ": ", ok ? "" : err.text);
     // The gradient dump walks the same slices.
     char tmp[PATH_MAX];
@@ -763,14 +748,14 @@ static bool latest_is(const char *out, const char *name) { return newest_is(out,
 
 static void test_folders(void) {
     Error err;
-    char dir[PATH_MAX], tmp[PATH_MAX];
+    char tmp[PATH_MAX];
     const char *out = in_root("a/b/out"), *step_10 = in(out, "step-00000010"), *step_20 = in(out, "step-00000020");
     bool ok = latest_is(out, "");
     check(&checks, ok, "no folder yet: no checkpoint, and no error");
-    ok = save(out, 5, &SMALL, &ONE, false, dir, &err) && save(out, 10, &SMALL, &ONE, false, dir, &err);
+    ok = save_one(out, 5, &SMALL, &err) && save_one(out, 10, &SMALL, &err);
     check(&checks, ok && latest_is(out, "step-00000010"), "the newest checkpoint is found");
     ok = checkpoint_create(out, &no_lock, 15, &SMALL, false, tmp, sizeof tmp, &err) && latest_is(out, "step-00000010");
-    ok = ok && save(out, 20, &SMALL, &ONE, false, dir, &err) && count_entries(out) == 4;
+    ok = ok && save_one(out, 20, &SMALL, &err) && count_entries(out) == 4;
     mkdir(in(out, "step-00000099"), 0777);  // somebody's empty folder
     mkdir(in(out, "step-mine"), 0777);
     mkdir(in(out, "tmp-mine"), 0777);
@@ -787,10 +772,10 @@ static void test_folders(void) {
     checkpoint_prune(out, 1, 20);
     ok &= !file_exists(step_10) && count_entries(out) == 3;
     check(&checks, ok, "pruning keeps the newest, later ones and what is not ours");
-    ok = save(out, 20, &SMALL, &ONE, true, dir, &err) && count_entries(out) == 3 &&
-         checkpoint_check(dir, &SMALL, true, true, &err);
+    ok = save(out, 20, &SMALL, &ONE, true, &err) && count_entries(out) == 3 &&
+         checkpoint_check(step_20, &SMALL, true, true, &err);
     check(&checks, ok, "the same step saved again replaces the old one");
-    ok = save(out, 30, &SMALL, &ONE, false, dir, &err) && save(out, 25, &SMALL, &ONE, false, dir, &err);
+    ok = save_one(out, 30, &SMALL, &err) && save_one(out, 25, &SMALL, &err);
     check(&checks, ok && latest_is(out, "step-00000025"),
           "the newest checkpoint is the one that was saved last, though an earlier run came further");
     ok = rename(in(out, "step-00000030"), in(out, "tmp-00000030-node-7")) == 0 &&
@@ -818,35 +803,34 @@ static bool set_time(const char *path, time_t seconds) {
 static void test_order(void) {
     enum { IN_2033 = 2000000000 };
     Error err = {""};
-    char dir[PATH_MAX];
     const char *out = in_root("order");
-    bool ok = save(out, 10, &TINY, &ONE, false, dir, &err) && set_time(in(out, "step-00000010/trainer.json"), 0);
+    bool ok = save_one(out, 10, &TINY, &err) && set_time(in(out, "step-00000010/trainer.json"), 0);
     check(&checks, ok && latest_is(out, "step-00000010"), "a checkpoint of the year 1970 is one %s", err.text);
-    ok = set_time(in(out, "step-00000010/trainer.json"), IN_2033) && save(out, 20, &TINY, &ONE, false, dir, &err);
+    ok = set_time(in(out, "step-00000010/trainer.json"), IN_2033) && save_one(out, 20, &TINY, &err);
     checkpoint_prune(out, 1, 20);
     check(&checks, ok && latest_is(out, "step-00000020") && count_entries(out) == 1,
           "a clock that was ahead: the next save stays, and the older checkpoint goes %s", err.text);
     ok = set_time(in(out, "step-00000020/trainer.json"), IN_2033) &&
-         save(out, 15, &TINY, &ONE, false, dir, &err) && save(out, 12, &TINY, &ONE, false, dir, &err);
+         save_one(out, 15, &TINY, &err) && save_one(out, 12, &TINY, &err);
     check(&checks, ok && latest_is(out, "step-00000012"), "and of a run that went back, the last save %s", err.text);
     ok = truncate(in(out, "step-00000015/trainer.json"), 0) == 0 && checkpoint_next_save(out, 0) == 5 &&
-         checkpoint_next_save(out, 7) == 8 && save(out, 16, &TINY, &ONE, false, dir, &err);
+         checkpoint_next_save(out, 7) == 8 && save_one(out, 16, &TINY, &err);
     checkpoint_prune(out, 2, 16);
     check(&checks, ok && latest_is(out, "step-00000016") && count_entries(out) == 4,
           "a trainer.json that cannot be read takes no other checkpoint's place %s", err.text);
     TrainerState old = example_state(40), older = example_state(30), edited = example_state(30);
     const char *uncounted = in_root("uncounted");
-    ok = save(uncounted, 40, &TINY, &ONE, false, dir, &err) && save(uncounted, 30, &TINY, &ONE, false, dir, &err) &&
+    ok = save_one(uncounted, 40, &TINY, &err) && save_one(uncounted, 30, &TINY, &err) &&
          trainer_state_write(in(uncounted, "step-00000040/trainer.json"), &old, NULL, &err) &&
          trainer_state_write(in(uncounted, "step-00000030/trainer.json"), &older, NULL, &err);
     check(&checks, ok && newest_is(uncounted, false, "step-00000040"), "older versions: by step %s", err.text);
     edited.save = TRAINER_MOST_SAVES;
     ok = ok && trainer_state_write(in(out, "step-00000012/trainer.json"), &edited, NULL, &err) &&
-         save(out, 31, &TINY, &ONE, false, dir, &err) &&
+         save_one(out, 31, &TINY, &err) &&
          trainer_state_read(in(out, "step-00000031/trainer.json"), &edited, &err);
     check(&checks, ok && checkpoint_next_save(out, 0) == TRAINER_MOST_SAVES, "the largest count of saves stays %s",
           err.text);
-    ok = save(uncounted, 7, &TINY, &ONE, false, dir, &err);
+    ok = save_one(uncounted, 7, &TINY, &err);
     check(&checks, ok && newest_is(uncounted, false, "step-00000007"), "and before all that count their saves %s",
           err.text);
 }
@@ -867,9 +851,9 @@ static void test_foreign_files(void) {
                                         "step-00000006/notes", "step-00000008/notes"};
     enum { COUNT = sizeof files / sizeof files[0] };
     Error err;
-    char dir[PATH_MAX], folder[64];
+    char folder[64];
     const char *out = in_root("uo");
-    bool ok = save(out, 6, &TINY, &ONE, false, dir, &err);
+    bool ok = save_one(out, 6, &TINY, &err);
     for (int i = 0; i < COUNT; i++) {
         snprintf(folder, sizeof folder, "%.*s", (int)strcspn(files[i], "/"), files[i]);
         mkdir(in(out, folder), 0777);
@@ -877,7 +861,7 @@ static void test_foreign_files(void) {
     }
     ok = ok && checkpoint_claim(out, true, &lock, &err);
     for (size_t step = 7; step < 10; step++) {
-        ok = ok && save(out, step, &TINY, &ONE, false, dir, &err);
+        ok = ok && save_one(out, step, &TINY, &err);
         checkpoint_prune(out, 1, step);
     }
     ok = ok && checkpoint_claim(out, true, &lock, &err) && latest_is(out, "step-00000009");
@@ -949,7 +933,7 @@ static void test_lock(void) {
 
 // --out of every length near the limit, the longest first: a run that may start can save.
 static void test_path_lengths(void) {
-    char out[PATH_MAX + 256], dir[PATH_MAX];
+    char out[PATH_MAX + 256];
     Error err = {""};
     size_t n = (size_t)snprintf(out, sizeof out, "%s", root);
     int accepted = 0, refused = 0;
@@ -967,7 +951,7 @@ static void test_path_lengths(void) {
         out[length] = '\0';
         if (checkpoint_claim(out, true, &lock, &err)) {
             accepted++;
-            ok &= save(out, 12345678, &TINY, &ONE, false, dir, &err);
+            ok &= save_one(out, 12345678, &TINY, &err);
         } else {
             refused++;
             ok &= says(&err, "too long");
@@ -981,10 +965,10 @@ static void test_path_lengths(void) {
 // Of the checkpoints under --out, those that are damaged do not count.
 static void test_unsound(void) {
     Error err;
-    char dir[PATH_MAX], path[PATH_MAX];
+    char path[PATH_MAX];
     const char *out = in_root("unsound");
     bool ok = true;
-    for (size_t step = 1; step <= 4; step++) ok = ok && save(out, step, &TINY, &ONE, false, dir, &err);
+    for (size_t step = 1; step <= 4; step++) ok = ok && save_one(out, step, &TINY, &err);
     ok = ok && latest_is(out, "step-00000004") && truncate(in(out, "step-00000004/trainer.json"), 0) == 0;
     check(&checks, ok && latest_is(out, "step-00000003"), "--resume auto passes over an empty trainer.json");
     ok = truncate(in(out, "step-00000003/optimizer.safetensors"), 1000) == 0;
@@ -1000,9 +984,9 @@ static void test_unsound(void) {
 // Several ranks read a share each: their sums together equal one rank's that reads all, and none reads all.
 static void test_shares(void) {
     Error err = {""};
-    char dir[PATH_MAX];
+    const char *dir = in_root("shares/step-00000001");
     static const GPTConfig wide = {2, 192, 3, 700, 768, 40, NULL};  // some tensors are longer than a piece
-    bool ok = save(in_root("shares"), 1, &wide, &ONE, false, dir, &err);
+    bool ok = save_one(in_root("shares"), 1, &wide, &err);
     Checksums whole, sums[5];
     ok = ok && checkpoint_sum(dir, NULL, 0, 1, &whole, &err) && checkpoint_matches(dir, &whole, &err);
     size_t partial = 0, wrong = 0;
@@ -1036,11 +1020,10 @@ static void test_shares(void) {
 // A flipped bit anywhere in the tensors, or files of two saves, are found by the checksums.
 static void test_checksums(void) {
     Error err = {""};
-    char dir[PATH_MAX], other[PATH_MAX];
-    const char *out = in_root("sums"), *path;
+    const char *out = in_root("sums"), *dir = in(out, "step-00000002"), *path;
     static const char *const files[] = {"model.safetensors", "optimizer.safetensors"};
     for (int bf16 = 0; bf16 < 2; bf16++) {
-        bool ok = save(out, 1, &TINY, &ONE, bf16, other, &err) && save(out, 2, &TINY, &ONE, bf16, dir, &err) &&
+        bool ok = save(out, 1, &TINY, &ONE, bf16, &err) && save(out, 2, &TINY, &ONE, bf16, &err) &&
                   checkpoint_verify(dir, &err);
         int found = 0, rounds = 0;
         for (int f = 0; f < 2 && ok; f++) {
@@ -1076,7 +1059,8 @@ static void test_checksums(void) {
         free(data);
     }
     // The weights of one run with the optimizer of another, as two runs with one --out once made them.
-    bool ok = save(in_root("mixed"), 2, &TINY, &ONE, false, dir, &err);
+    dir = in_root("mixed/step-00000002");
+    bool ok = save_one(in_root("mixed"), 2, &TINY, &err);
     path = in(dir, files[0]);
     size_t bytes;
     char *data = read_file(path, &bytes);
@@ -1118,14 +1102,14 @@ static void test_kill(void) {
     const char *out = in_root("kill");
     Error err = {""};
     char dir[PATH_MAX];
-    bool ok = save(out, 0, &TINY, &ONE, false, dir, &err);
+    bool ok = save_one(out, 0, &TINY, &err);
     int most = 0;
     for (int round = 0; round < 40 && ok; round++) {
         pid_t child = fork();
         if (child == 0) {
             if (!checkpoint_claim(out, true, &lock, &err)) _exit(1);
             for (size_t step = 1;; step++) {
-                if (!save(out, step % 7, &TINY, &ONE, false, dir, &err)) _exit(1);
+                if (!save_one(out, step % 7, &TINY, &err)) _exit(1);
                 checkpoint_prune(out, 2, step % 7);
             }
         }
@@ -1150,18 +1134,18 @@ static void test_kill(void) {
 // In a child with little room: a save that fits, then one that does not. Returns the exit code.
 static int full_disk(const char *out, const GPTConfig *large, bool limit_now) {
     Error err = {""};
-    char dir[PATH_MAX], tmp[PATH_MAX];
-    if (!save(out, 1, &TINY, &ONE, false, dir, &err)) return 1;
+    char tmp[PATH_MAX];
+    if (!save_one(out, 1, &TINY, &err)) return 1;
     if (limit_now) {
         struct rlimit limit = {65536, 65536};
         signal(SIGXFSZ, SIG_IGN);
         if (setrlimit(RLIMIT_FSIZE, &limit) != 0) return 2;
     }
-    if (save(out, 2, large, &ONE, false, dir, &err)) return 3;
+    if (save_one(out, 2, large, &err)) return 3;
     if (!says(&err, "cannot write") || !says(&err, limit_now ? "File too large" : "No space left")) return 4;
     if (count_entries(out) != 1 || !latest_is(out, "step-00000001")) return 5;
     if (!each_rank(&TINY, &ONE, false, in(out, "step-00000001"), job_read, &err)) return 6;
-    if (!save(out, 3, &TINY, &ONE, false, dir, &err)) return 7;
+    if (!save_one(out, 3, &TINY, &err)) return 7;
     // The disk fills up later: while a rank writes.
     if (!checkpoint_create(out, &no_lock, 4, &TINY, false, tmp, sizeof tmp, &err)) return 8;
     struct rlimit none = {100, 100};

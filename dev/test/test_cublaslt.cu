@@ -261,29 +261,30 @@ static void test_misuse(cublasLtHandle_t handle, cudaStream_t stream) {
     const Call good = {handle, stream, desc, square, square, square, A, B, D, 1.0f, 0.0f};
     Call c;
 
-    expect(call_matmul(&good, NULL), ok, "the legal call of these tests");
-    c = good, c.a = narrow;
-    expect(call_matmul(&c, NULL), invalid, "leading dimension below the rows");
-    c = good, c.a = tall;
-    expect(call_matmul(&c, NULL), invalid, "sizes that do not fit");
-    c = good, c.a = empty;
-    expect(call_matmul(&c, NULL), invalid, "no rows");
-    c = good, c.a = half;
-    expect(call_matmul(&c, NULL), unsupported, "float32 times bfloat16");
-    c = good, c.d = half;
-    expect(call_matmul(&c, NULL), unsupported, "float32 to bfloat16");
-    c = good, c.A = host;
-    expect(call_matmul(&c, NULL), invalid, "input in host memory");
-    c = good, c.D = last + 4;
-    expect(call_matmul(&c, NULL), invalid, "output past its allocation");
-    c = good, c.d = wide, c.D = last;
-    expect(call_matmul(&c, NULL), invalid, "leading dimension past the allocation");
-    c = good, c.D = A;
-    expect(call_matmul(&c, NULL), invalid, "output over an input");
-    c = good, c.D = B + 4;
-    expect(call_matmul(&c, NULL), invalid, "output over part of an input");
-    c = good, c.A = (const char *)A + 2;
-    expect(call_matmul(&c, NULL), invalid, "input between two floats");
+    const struct {
+        cublasLtMatrixLayout_t a, d;
+        const void *A;
+        void *D;
+        cublasStatus_t status;
+        const char *what;
+    } calls[] = {
+        {square, square, A, D, ok, "the legal call of these tests"},
+        {narrow, square, A, D, invalid, "leading dimension below the rows"},
+        {tall, square, A, D, invalid, "sizes that do not fit"},
+        {empty, square, A, D, invalid, "no rows"},
+        {half, square, A, D, unsupported, "float32 times bfloat16"},
+        {square, half, A, D, unsupported, "float32 to bfloat16"},
+        {square, square, host, D, invalid, "input in host memory"},
+        {square, square, A, last + 4, invalid, "output past its allocation"},
+        {square, wide, A, last, invalid, "leading dimension past the allocation"},
+        {square, square, A, A, invalid, "output over an input"},
+        {square, square, A, B + 4, invalid, "output over part of an input"},
+        {square, square, (const char *)A + 2, D, invalid, "input between two floats"},
+    };
+    for (const auto &call : calls) {
+        c = good, c.a = call.a, c.d = call.d, c.A = call.A, c.D = call.D;
+        expect(call_matmul(&c, NULL), call.status, call.what);
+    }
     c = good;
     expect(cublasLtMatmul(handle, desc, &c.alpha, A, square, B, square, &c.beta, D, square, D, square, NULL,
                           host, 64, stream),
@@ -321,7 +322,7 @@ static void test_misuse(cublasLtHandle_t handle, cudaStream_t stream) {
 
     cudaStreamSynchronize(stream);
     cublasLtMatrixLayout_t all[] = {square, narrow, wide, tall, half, empty};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) cublasLtMatrixLayoutDestroy(all[i]);
+    for (cublasLtMatrixLayout_t l : all) cublasLtMatrixLayoutDestroy(l);
     cublasLtMatmulPreferenceDestroy(pref);
     cublasLtMatmulDescDestroy(desc);
     cudaFree(buffer);

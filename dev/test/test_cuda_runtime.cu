@@ -646,50 +646,50 @@ static bool ends(const char *name, const char *order, bool fails, std::vector<co
     return good;
 }
 
+struct Report {
+    const char *name;  // of a case
+    std::vector<const char *> words;
+    const char *what;
+};
+
+static void check_reports(const char *order, const std::vector<Report> &reports) {
+    std::string in = order ? std::string(", order '") + order + "'" : "";
+    for (const Report &r : reports) check(&c, ends(r.name, order, true, r.words), "%s%s", r.what, in.c_str());
+}
+
 static void test_reports() {
     for (const char *order : {"", "random:5"}) {
-        check(&c,
-              ends("divergent", order, true,
-                   {"kernel divergent, block (", "thread (", "divergent barrier: it is at"}),
-              "divergent barriers are reported, order '%s'", order);
-        check(&c,
-              ends("exit", order, true,
-                   {"kernel leaves_early, block (2,0,0), thread (", "thread (40,0,0) has exited"}),
-              "a barrier after an exit is reported, order '%s'", order);
-        check(&c,
-              ends("lane", order, true, {"kernel lane_left", "in a warp operation: thread (9,0,0) has exited"}),
-              "a shuffle of a lane that exited is reported, order '%s'", order);
-        check(&c, ends("warp-block", order, true, {"thread (9,0,0) waits at a block barrier"}),
-              "a warp that waits for a thread at the block's barrier is reported, order '%s'", order);
+        check_reports(order, {
+            {"divergent", {"kernel divergent, block (", "thread (", "divergent barrier: it is at"},
+             "divergent barriers are reported"},
+            {"exit", {"kernel leaves_early, block (2,0,0), thread (", "thread (40,0,0) has exited"},
+             "a barrier after an exit is reported"},
+            {"lane", {"kernel lane_left", "in a warp operation: thread (9,0,0) has exited"},
+             "a shuffle of a lane that exited is reported"},
+            {"warp-block", {"thread (9,0,0) waits at a block barrier"},
+             "a warp that waits for a thread at the block's barrier is reported"},
+        });
     }
-    check(&c, ends("short", NULL, true, {"thread (32,0,0)", "of its warp's lanes only 8 exist"}),
-          "a full mask in a short warp");
-    check(&c, ends("part", NULL, true, {"thread (0,0,0)", "shuffles with mask 0x0000ffff"}),
-          "a mask of a part of a warp");
-    check(&c, ends("operations", NULL, true, {"kernel different_operations", "are at different warp operations"}),
-          "lanes at operations that differ");
-    check(&c, ends("misaligned", NULL, true, {"kernel misaligned", "not a multiple of 16"}),
-          "128 bits at an odd address");
-    check(&c,
-          ends("write", NULL, true,
-               {CPU_ASAN ? "heap-buffer-overflow" : "behind the 40 bytes of device memory"}),
-          "a kernel's write past the end is caught");
-    check(&c,
-          ends("stall", NULL, true,
-               {"no progress for", "stream 1: waits for nobody in micro-batch 3", "stream 2: also"}),
-          "streams that wait for ever are reported");
-    check(&c,
-          ends("profile", NULL, false,
-               {"writes_at                                        3", "cudaMemsetAsync "}),
+    check_reports(NULL, {
+        {"short", {"thread (32,0,0)", "of its warp's lanes only 8 exist"}, "a full mask in a short warp"},
+        {"part", {"thread (0,0,0)", "shuffles with mask 0x0000ffff"}, "a mask of a part of a warp"},
+        {"operations", {"kernel different_operations", "are at different warp operations"},
+         "lanes at operations that differ"},
+        {"misaligned", {"kernel misaligned", "not a multiple of 16"}, "128 bits at an odd address"},
+        {"write", {CPU_ASAN ? "heap-buffer-overflow" : "behind the 40 bytes of device memory"},
+         "a kernel's write past the end is caught"},
+        {"stall", {"no progress for", "stream 1: waits for nobody in micro-batch 3", "stream 2: also"},
+         "streams that wait for ever are reported"},
+        {"refused", {"launch of writes_at: ", "invalid configuration"},
+         "LAUNCH ends the program where the device refuses it"},
+        {"enqueue-inside", {"may not synchronise"}, "an operation that synchronises is reported"},
+    });
+    check(&c, ends("profile", NULL, false, {"writes_at                                        3", "cudaMemsetAsync "}),
           "the profile counts kernels and copies");
     check(&c, ends("stream-0", NULL, true, {"writes_at was given stream 0"}) &&
                   ends("copy-0", NULL, true, {"cudaMemsetAsync was given stream 0"}) &&
                   ends("no-stream", NULL, true, {"cudaStreamWaitEvent was given a stream that does not exist"}),
           "asynchronous work on stream 0, or on a stream that is none, is reported");
-    check(&c, ends("refused", NULL, true, {"launch of writes_at: ", "invalid configuration"}),
-          "LAUNCH ends the program where the device refuses it");
-    check(&c, ends("enqueue-inside", NULL, true, {"may not synchronise"}),
-          "an operation that synchronises is reported");
     check(&c, ends("none", "backwards", true, {"CPU_THREAD_ORDER=backwards is not understood: write random:SEED"}),
           "an unknown order is refused");
     const char *const wrong[][2] = {{"CPU_STREAM_ORDER", "random:"}, {"CPU_DEVICE_MEMORY", "12x"},
@@ -702,12 +702,11 @@ static void test_reports() {
     }
     check(&c, ends("none", NULL, false, {}), "a case without a fault ends well");
     if (!CPU_ASAN) return;
-    check(&c, ends("host-read", NULL, true, {"use-after-poison"}),
-          "the host reading device memory is caught");
-    check(&c, ends("shared", NULL, true, {"heap-buffer-overflow"}),
-          "a read past dynamic shared memory is caught");
-    check(&c, ends("local", NULL, true, {"stack-buffer-overflow"}),
-          "a read past an array of a thread that has waited is caught");
+    check_reports(NULL, {
+        {"host-read", {"use-after-poison"}, "the host reading device memory is caught"},
+        {"shared", {"heap-buffer-overflow"}, "a read past dynamic shared memory is caught"},
+        {"local", {"stack-buffer-overflow"}, "a read past an array of a thread that has waited is caught"},
+    });
 }
 
 int main(int argc, char **argv) {

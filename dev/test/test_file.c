@@ -7,17 +7,12 @@
 #include <sys/wait.h>
 
 #include "dev/test/check.h"
+#include "dev/test/files.h"
 
 static Check checks;
 static char root[] = "build/test_file.XXXXXX";  // holds all files of this test
 
-static const char *in_root(const char *name) {
-    static char paths[4][PATH_MAX];
-    static int next;
-    char *path = paths[next++ % 4];
-    snprintf(path, PATH_MAX, "%s/%s", root, name);
-    return path;
-}
+static const char *in_root(const char *name) { return in(root, name); }
 
 // Calls `act` in a process of its own; returns its exit code (-1: a signal) and copies the start of its stderr.
 static int run(void (*act)(void), char *said, size_t size) {
@@ -84,14 +79,10 @@ static void test_folders(void) {
 }
 
 int main(void) {
-    if (!mkdtemp(root)) {
-        perror(root);
-        return 1;
-    }
+    if (!mkdtemp(root)) die("cannot make", root);
     test_memory();
     test_errors();
     test_folders();
-    rmdir(in_root("sealed"));
-    rmdir(root);
+    remove_tree(root);
     return check_summary(&checks);
 }

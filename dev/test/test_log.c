@@ -17,7 +17,7 @@
 #include "llmc/host/trace.h"
 
 static char folder[] = "build/test_log.XXXXXX";  // of the files below
-static char log_path[64], trace_path[64];
+static const char *log_path, *trace_path;
 
 static double number(const cJSON *object, const char *key) {
     const cJSON *item = cJSON_GetObjectItem(object, key);
@@ -110,6 +110,14 @@ static void log_steps(size_t done, size_t first, size_t last, Check *c) {
     check(c, log_close(&log, &err), "log of steps %zu to %zu written", first, last);
 }
 
+// The only line of the log.
+static cJSON *logged(void) {
+    char *text = read_file(log_path, NULL);
+    cJSON *line = cJSON_Parse(text);
+    free(text);
+    return line;
+}
+
 static void test_log(Check *c) {
     log_steps(0, 1, 5, c);
     char *text = read_file(log_path, NULL);
@@ -153,9 +161,7 @@ static void test_log(Check *c) {
 
     Log log;
     Error err = {""};
-    file = fopen(log_path, "wb");
-    fprintf(file, "dear diary\n");
-    fclose(file);
+    write_text(log_path, "dear diary\n");
     for (size_t done = 0; done < 4; done += 3) {
         check(c, !log_open(&log, log_path, done, 10, 1, 0, &err),
               "refused after %zu steps: a file that is no log -> %s", done, err.text);
@@ -170,20 +176,16 @@ static void test_log(Check *c) {
         log_step(&log, &report);
         log_close(&log, &err);
     }
-    text = read_file(log_path, NULL);
-    cJSON *object = cJSON_Parse(text);
+    cJSON *object = logged();
     check(c, cJSON_IsNull(cJSON_GetObjectItem(object, "loss")), "numbers that JSON cannot hold are null");
     cJSON_Delete(object);
-    free(text);
     // 1e9 FLOPs in 4 ms are a quarter of 1e12 in a second.
     unlink(log_path);
     report.loss = report.grad_norm = 1.0;
     if (log_open(&log, log_path, 0, 10, 1e9 / 512, 1e12, &err)) log_step(&log, &report), log_close(&log, &err);
-    text = read_file(log_path, NULL);
-    object = cJSON_Parse(text);
+    object = logged();
     check(c, number(object, "mfu") == 0.25, "MFU, where the peak is known");
     cJSON_Delete(object);
-    free(text);
     if (log_open(&log, "/dev/full", 0, 10, 1, 0, &err)) {
         log_validation(&log, 1, 1.0);
         errno = 0;  // as something that succeeds in between may leave it
@@ -193,12 +195,10 @@ static void test_log(Check *c) {
 
 // A log that is no regular file is written through: it is never renamed over.
 static void test_special_logs(Check *c) {
-    char link[80], other[80];
+    const char *link = in(folder, "link"), *other = in(folder, "other");
     Error err = {""};
     Log log;
     struct stat info;
-    snprintf(link, sizeof link, "%s/link", folder);
-    snprintf(other, sizeof other, "%s/other", folder);
     unlink(log_path);
     log_steps(0, 1, 5, c);
     bool ok = symlink("log.jsonl", link) == 0 && log_open(&log, link, 3, 10, 1, 0, &err) &&
@@ -238,11 +238,9 @@ static void test_kept_logs(Check *c) {
     static const char *const lines = "{\"step\":1,\"loss\":1}\n{\"step\":2,\"loss\":2}\n";
     static const struct { const char *tail; size_t bytes; bool torn; } tails[] = {
         {"\0\0\0\0\0", 5, true}, {"{\"step\":3,\"lo\0\0\0", 15, true}, {"{\"st", 4, true}, {"text\0", 5, false}};
-    char aside[80], other[80];
+    const char *aside = in(folder, "log.jsonl.1"), *other = in(folder, "log.jsonl.2");
     Error err = {""};
     Log log;
-    snprintf(aside, sizeof aside, "%s.1", log_path);
-    snprintf(other, sizeof other, "%s.2", log_path);
     unlink(log_path), unlink(aside), unlink(other);
     for (size_t i = 0; i < sizeof tails / sizeof *tails; i++) {
         FILE *file = fopen(log_path, "wb");
@@ -257,9 +255,7 @@ static void test_kept_logs(Check *c) {
         free(text);
     }
     for (int run = 0; run < 2; run++) {
-        FILE *file = fopen(log_path, "wb");
-        fputs(lines, file);
-        fclose(file);
+        write_text(log_path, lines);
         log_steps(0, 1, 1, c);
     }
     char *text = read_file(aside, NULL), *second = read_file(other, NULL);
@@ -340,8 +336,7 @@ static void test_trace(Check *c) {
 int main(void) {
     static Check c;
     if (!mkdtemp(folder)) return 1;
-    snprintf(log_path, sizeof log_path, "%s/log.jsonl", folder);
-    snprintf(trace_path, sizeof trace_path, "%s/trace.json", folder);
+    log_path = in(folder, "log.jsonl"), trace_path = in(folder, "trace.json");
     test_learning_rate(&c);
     test_ramp(&c);
     test_peaks(&c);
@@ -349,8 +344,6 @@ int main(void) {
     test_trace(&c);
     test_kept_logs(&c);
     test_special_logs(&c);
-    remove(log_path);
-    remove(trace_path);
-    rmdir(folder);
+    remove_tree(folder);
     return check_summary(&c);
 }

@@ -47,10 +47,9 @@ static Reference random_experts(const MoeSpec *spec, uint64_t seed) {
 }
 
 static void write_experts(const char *folder, const Reference *ref) {
-    char path[256];
+    const char *path = in(folder, "config.json");
     Error err;
     write_model(folder, &ref->table, ref->params, INTACT);
-    snprintf(path, sizeof path, "%s/config.json", folder);
     if (!moe_config_write(path, &ref->config, false, &err)) die("cannot write", path);
 }
 

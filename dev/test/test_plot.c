@@ -128,8 +128,7 @@ static void test_bad_traces(const char *dir) {
 }
 
 static void test_loss(const char *dir) {
-    char path[1024];
-    snprintf(path, sizeof path, "%s/log.jsonl", dir);
+    const char *path = in(dir, "log.jsonl");
     FILE *log = fopen(path, "wb");
     for (int step = 0; log && step < 200; step++) {
         fprintf(log, "{\"step\":%d,\"loss\":%.9g,\"grad_norm\":1,\"lr\":0.001,\"ms\":5,\"tokens_per_s\":1}\n",

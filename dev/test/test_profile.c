@@ -205,10 +205,8 @@ static void test_bubble(Schedule schedule, int p, int m, int v) {
 
 static bool write_events(const char *dir, const char *name, const TraceList *list) {
     static const char *const tracks[] = {"compute", "all-reduce"};
-    char path[1024];
     Error err;
-    snprintf(path, sizeof path, "%s/%s", dir, name);
-    return trace_write(path, list->events, list->count, tracks, 2, &err);
+    return trace_write(in(dir, name), list->events, list->count, tracks, 2, &err);
 }
 
 // MegaScale's first question: which rank is it?
@@ -302,9 +300,7 @@ static void test_bad_traces(const char *dir) {
 int main(int argc, char **argv) {
     char dir[512];
     picture_folder(dir, "test_profile", argc, argv);
-    char table[1024];
-    snprintf(table, sizeof table, "%s/table.txt", dir);
-    run_output = table;
+    run_output = in(dir, "table.txt");
     test_parts();
     test_edges();
     test_bubble(SCHEDULE_1F1B, 4, 8, 1);
