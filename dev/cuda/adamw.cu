@@ -63,8 +63,7 @@ __global__ void adamw_one_pass(floatX *narrow, float *w, const float *grads, flo
     if (narrow) narrow[i] = from_float<floatX>(x);
 }
 
-static void update1(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void update1(const Problem *p, unsigned block) {
     size_t blocks = CEIL_DIV(p->n, (size_t)block);
     float *w = weights_of(p);
     LAUNCH(adamw_moment1, blocks, block, 0, lab.stream)(p->m, p->grads, p->n, p->h);
@@ -72,8 +71,7 @@ static void update1(const void *problem, unsigned block) {
     LAUNCH(adamw_step, blocks, block, 0, lab.stream)(w, p->m, p->v, p->n, p->h);
     if (NARROW) LAUNCH(adamw_round, blocks, block, 0, lab.stream)(p->params, w, p->n);
 }
-static void update2(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void update2(const Problem *p, unsigned block) {
     LAUNCH(adamw_one_pass, CEIL_DIV(p->n, (size_t)block), block, 0, lab.stream)
     (NARROW ? p->params : NULL, weights_of(p), p->grads, p->m, p->v, p->n, p->h);
 }
@@ -104,8 +102,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
 // The runs of a problem: its weights in RUNS parts, cut at multiples of 8.
 static size_t run_begin(size_t n, size_t run) { return run == RUNS ? n : n * run / RUNS / 8 * 8; }
 
-static void update3(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void update3(const Problem *p, unsigned) {
     for (size_t run = 0; run < RUNS; run++) {
         size_t at = run_begin(p->n, run), n = run_begin(p->n, run + 1) - at;
         if (n == 0) continue;
@@ -113,8 +110,7 @@ static void update3(const void *problem, unsigned) {
         (NARROW ? p->params + at : NULL, weights_of(p) + at, p->grads + at, p->m + at, p->v + at, n, p->h);
     }
 }
-static void update4(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void update4(const Problem *p, unsigned) {
     size_t count = 0;
     for (size_t run = 0; run < RUNS; run++) count += run_begin(p->n, run) < run_begin(p->n, run + 1);
     adamw_update(p->params, p->master, p->grads, p->m, p->v, p->ranges, count, p->blocks, p->n, p->h, lab.stream);
@@ -265,9 +261,7 @@ static void checks(void) {
     for (size_t shift = 0; shift < 9; shift = shift * 2 + (shift == 0)) {
         bool ok = true;
         double worst = 0.0;
-        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-            ok &= check_size(sizes[i], shift, &worst);
-        }
+        for (size_t n : sizes) ok &= check_size(n, shift, &worst);
         check(&lab.checks, ok, "%zu elements past an aligned address (" FLOATX_NAME "): error %.2e", shift, worst);
     }
     check_slices();

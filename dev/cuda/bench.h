@@ -18,11 +18,13 @@
 // A program includes this header first, because it counts the launches of the headers behind it.
 //
 // defines: Lab, LabLaunch, LabKernel, LAB_COUNT, LAB_LAST, lab_main, lab_start, lab_block, lab_fill, lab_check,
-//          lab_stated, lab_bench, lab_finish
+//          lab_errors, lab_stated, lab_bench, lab_finish
 #ifndef LLMC_BENCH_H
 #define LLMC_BENCH_H
 
 #include <float.h>
+
+#include <functional>
 
 #include "dev/cuda/kernel_test.h"
 
@@ -75,15 +77,20 @@ typedef struct {
     double (*slowest)(double);  // of several ranks, or NULL
 } Lab;
 
-// One kernel. run queues it once on the problem with the given number of threads per block. A kernel of llmc/ has its
-// own block size, `block`. If block is 0, lab_bench tries several.
-typedef struct {
+// One kernel. run queues it once on the problem, whose type its function has, with the given number of threads per block.
+// A kernel of llmc/ has its own block size, `block`. If block is 0, lab_bench tries several.
+struct LabKernel {
     const char *operation;
     int number;
     const char *name;
-    void (*run)(const void *problem, unsigned block);
+    std::function<void(const void *problem, unsigned block)> run;
     unsigned block;
-} LabKernel;
+
+    template <class P>
+    LabKernel(const char *operation, int number, const char *name, void (*run)(const P *, unsigned), unsigned block)
+        : operation(operation), number(number), name(name),
+          run([run](const void *problem, unsigned threads) { run((const P *)problem, threads); }), block(block) {}
+};
 
 // The kernels of a list, and the last one: llmc's.
 #define LAB_COUNT(list) (sizeof(list) / sizeof *(list))
@@ -100,8 +107,8 @@ static inline int lab_compare(const void *a, const void *b) {
 }
 
 // Milliseconds of one run: the median of several, the first left out; of several ranks the slowest counts.
-static inline double lab_time(Lab *lab, void (*run)(const void *, unsigned), const void *problem,
-                              unsigned block) {
+template <class Run, class P>
+static inline double lab_time(Lab *lab, const Run &run, const P *problem, unsigned block) {
     cudaEvent_t begin, end;
     float ms[LAB_MAX_RUNS + 1];
     CUDA_CHECK(cudaEventCreate(&begin));
@@ -157,18 +164,15 @@ static inline floatX *lab_fill(Lab *lab, size_t n) {
     return x;
 }
 
-static inline void lab_run_copy(const void *problem, unsigned) {
-    const LabPeak *p = (const LabPeak *)problem;
+static inline void lab_run_copy(const LabPeak *p, unsigned) {
     LAUNCH(lab_copy_kernel, element_blocks(p->n), ELEMENT_THREADS, 0, p->lab->stream)(p->to, p->from, p->n);
 }
 
-static inline void lab_run_memcpy(const void *problem, unsigned) {
-    const LabPeak *p = (const LabPeak *)problem;
+static inline void lab_run_memcpy(const LabPeak *p, unsigned) {
     CUDA_CHECK(cudaMemcpyAsync(p->to, p->from, p->n * sizeof(float), cudaMemcpyDeviceToDevice, p->lab->stream));
 }
 
-static inline void lab_run_gemm(const void *problem, unsigned) {
-    const LabPeak *p = (const LabPeak *)problem;
+static inline void lab_run_gemm(const LabPeak *p, unsigned) {
     matmul_forward(&p->lab->mm, (floatX *)(void *)p->to, (const floatX *)(const void *)p->from,
                    (const floatX *)(const void *)p->from, NULL, p->n, p->n, p->n);
 }
@@ -233,6 +237,15 @@ static inline void lab_start(Lab *lab, int argc, char **argv, double (*slowest)(
 static inline void lab_check(Lab *lab, const LabKernel *k, double error, double bound) {
     check(&lab->checks, error <= bound, "%-26s %2d  %-52s %9.2e %9.2e", k->operation, k->number, k->name, error,
           bound);
+}
+
+// Runs every kernel of a list on one problem; worst: the largest error() of each so far.
+template <size_t COUNT, class P, class Error>
+static inline void lab_errors(double (&worst)[COUNT], const LabKernel (&list)[COUNT], const P *problem, Error error) {
+    for (size_t k = 0; k < COUNT; k++) {
+        list[k].run(problem, lab_block(&list[k]));
+        worst[k] = fmax(worst[k], error());
+    }
 }
 
 // Returns the work that the wrappers of llmc/ state for one run of this kernel. It must be the one that they launch.

@@ -108,23 +108,19 @@ static void classify(float *losses, float *stats, floatX *logits, const int *tar
     classifier_gradient(losses, logits, max, sum, target, targets, dloss, k.N, k.V, k.Vp, 0, gradient, lab.stream);
 }
 
-static void classify1(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void classify1(const Problem *p, unsigned block) {
     LAUNCH(classify_thread_a_row, CEIL_DIV(p->N, (size_t)block), block, 0, lab.stream)
     (p->losses, p->logits, p->targets, p->dloss, p->N, p->V, p->Vp);
 }
-static void classify2(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void classify2(const Problem *p, unsigned block) {
     LAUNCH(classify_block_a_row, p->N, block, 0, lab.stream)(p->losses, p->logits, p->targets, p->dloss, p->V, p->Vp);
 }
-static void classify3(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
-    if (p->Vp % x128::size) return classify2(problem, block);
+static void classify3(const Problem *p, unsigned block) {
+    if (p->Vp % x128::size) return classify2(p, block);
     LAUNCH(classify_one_pass<x128::size>, p->N, block < 512 ? block : 512, 0, lab.stream)
     (p->losses, p->logits, p->targets, p->dloss, p->V, p->Vp);
 }
-static void classify4(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void classify4(const Problem *p, unsigned) {
     classify(p->losses, p->stats, p->logits, p->targets, p->dloss, {p->N, p->V, p->Vp}, true);
 }
 
@@ -336,10 +332,8 @@ static void check_special(void) {
 static void check_loss_sum(void) {
     bool ok = true;
     const size_t sizes[] = {1, 31, 256, 257, 5000};
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        size_t N = sizes[i];
-        float *x = test_values(N, 3.0, 1.0, i);
-        float *d_x = to_device(x, N);
+    for (size_t N : sizes) {
+        float *x = test_values(N, 3.0, 1.0, N), *d_x = to_device(x, N);
         double *d_out = (double *)test_device(sizeof(double)), got, want = 0.0;
         for (size_t n = 0; n < N; n++) want += (double)x[n];
         loss_sum(d_out, d_x, N, lab.stream);
@@ -378,15 +372,11 @@ static void checks(void) {
     check_kernels();
     const Shape shapes[] = {{1, 2, 8},       {5, 257, 384},   {7, 31, 31},      {3, 100, 104},
                             {4, 1000, 1024}, {3, 5003, 5120}, {2, 50257, 50304}};
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        check_whole(shapes[i], 4.0);
-        check_whole(shapes[i], 60.0);
+    for (Shape k : shapes) {
+        check_whole(k, 4.0);
+        check_whole(k, 60.0);
     }
-    const size_t ranks[] = {1, 2, 3, 4, 8};
-    for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++) {
-        Shape k = {6, 257, 384};
-        check_parts(k, ranks[i]);
-    }
+    for (size_t ranks : {1, 2, 3, 4, 8}) check_parts({6, 257, 384}, ranks);
     Shape wide = {2, 5003, 5120};
     check_parts(wide, 2);
     check_block_sizes(wide);

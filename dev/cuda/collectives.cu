@@ -47,23 +47,19 @@ static void all_to_all(floatX *recv, const floatX *send, size_t count, bool whol
 }
 
 // Reduce-scatter: part `rank` of the sum. 1: every part goes where it is added, and is added there.
-static void scatter1(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void scatter1(const Problem *p, unsigned) {
     all_to_all(p->parts, p->send, p->count, false);
     reduce_parts(p->recv, p->parts, p->count);
 }
-static void scatter2(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void scatter2(const Problem *p, unsigned) {
     NCCL_CHECK(ncclReduceScatter(p->send, p->recv, p->count, NCCL_FLOATX, ncclSum, job.world, lab.stream));
 }
 
 // All-gather of `count` elements. 1: everyone to everyone at once. 2: around a ring, to one neighbour at a time.
-static void gather1(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void gather1(const Problem *p, unsigned) {
     all_to_all(p->recv, p->send, p->count, true);
 }
-static void gather2(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void gather2(const Problem *p, unsigned) {
     int next = (job.rank + 1) % job.size, previous = (job.rank + job.size - 1) % job.size;
     CUDA_CHECK(cudaMemcpyAsync(p->recv + (size_t)job.rank * p->count, p->send, p->count * sizeof(floatX),
                                cudaMemcpyDeviceToDevice, lab.stream));
@@ -76,30 +72,26 @@ static void gather2(const void *problem, unsigned) {
         NCCL_CHECK(ncclGroupEnd());
     }
 }
-static void gather3(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void gather3(const Problem *p, unsigned) {
     NCCL_CHECK(ncclAllGather(p->send, p->recv, p->count, NCCL_FLOATX, job.world, lab.stream));
 }
 
 // All-reduce of n * count elements. 1: everyone sends everything to everyone and adds it all. 2: a reduce-scatter
 // and an all-gather, which send 2 / n of that.
-static void reduce1(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void reduce1(const Problem *p, unsigned) {
     for (size_t part = 0; part < ranks(); part++) {  // part by part, so that one buffer of parts is enough
         all_to_all(p->parts, p->send + part * p->count, p->count, true);
         reduce_parts(p->recv + part * p->count, p->parts, p->count);
     }
 }
-static void reduce2(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void reduce2(const Problem *p, unsigned) {
     floatX *mine = p->recv + (size_t)job.rank * p->count;
     all_to_all(p->parts, p->send, p->count, false);
     reduce_parts(mine, p->parts, p->count);
     CUDA_CHECK(cudaMemcpyAsync(p->parts, mine, p->count * sizeof(floatX), cudaMemcpyDeviceToDevice, lab.stream));
     all_to_all(p->recv, p->parts, p->count, true);
 }
-static void reduce3(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void reduce3(const Problem *p, unsigned) {
     NCCL_CHECK(ncclAllReduce(p->send, p->recv, ranks() * p->count, NCCL_FLOATX, ncclSum, job.world, lab.stream));
 }
 
@@ -112,14 +104,13 @@ static void shift(const Problem *p, bool sends, bool receives) {
     if (receives) NCCL_CHECK(ncclRecv(p->recv, p->count, NCCL_FLOATX, previous, job.world, lab.stream));
     NCCL_CHECK(ncclGroupEnd());
 }
-static void shift1(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void shift1(const Problem *p, unsigned) {
     bool first = job.rank % 2 == 0;
     if (job.size == 1) return shift(p, true, true);  // to oneself only in a group
     shift(p, first, !first);
     shift(p, !first, first);
 }
-static void shift2(const void *problem, unsigned) { shift((const Problem *)problem, true, true); }
+static void shift2(const Problem *p, unsigned) { shift(p, true, true); }
 
 enum Operation { SCATTER, GATHER, REDUCE, SHIFT };
 typedef struct {

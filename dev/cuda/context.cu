@@ -27,24 +27,19 @@ typedef struct {
     float *lse, *dot;                   // [B,NH,T/c]
 } Rank;
 
-static void forward(const void *problem, unsigned) {
-    const Rank *r = (const Rank *)problem;
+static void forward(const Rank *r, unsigned) {
     attention_pair_forward(r->ring, r->lse, r->qkv, r->step, lab.stream, r->s.drop);
 }
-static void backward(const void *problem, unsigned) {
-    const Rank *r = (const Rank *)problem;
+static void backward(const Rank *r, unsigned) {
     attention_pair_backward(r->ring, r->dot, r->dout, r->out, r->lse, r->qkv, r->step, lab.stream, r->s.drop);
 }
-static void merge(const void *problem, unsigned) {
-    const Rank *r = (const Rank *)problem;
+static void merge(const Rank *r, unsigned) {
     attention_merge(r->ring, r->lse, r->step, lab.stream);
 }
-static void cut(const void *problem, unsigned) {
-    const Rank *r = (const Rank *)problem;
+static void cut(const Rank *r, unsigned) {
     heads_cut(r->joined, r->out, r->s.B * r->s.T / r->s.c, 1, r->s.A, r->s.c, lab.stream);
 }
-static void join(const void *problem, unsigned) {
-    const Rank *r = (const Rank *)problem;
+static void join(const Rank *r, unsigned) {
     tokens_join(r->joined, r->out, r->s.B, r->s.T, r->s.A / r->s.c, r->s.c, r->s.zigzag, lab.stream);
 }
 

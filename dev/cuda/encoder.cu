@@ -86,34 +86,28 @@ __global__ void dwpe_element(float *dwpe, const floatX *dout, size_t B, size_t n
     dwpe[i] += sum;
 }
 
-static void forward1(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void forward1(const Problem *p, unsigned block) {
     size_t n = p->B * p->T * p->C;
     LAUNCH(embed_elements<1>, CEIL_DIV(n, (size_t)block), block, 0, lab.stream)
     (p->out, p->tokens, p->wte, p->wpe, p->B * p->T, p->T, p->C);
 }
-static void forward2(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void forward2(const Problem *p, unsigned block) {
     size_t n = p->B * p->T * p->C;
-    if (p->C % x128::size) return forward1(problem, block);
+    if (p->C % x128::size) return forward1(p, block);
     LAUNCH(embed_elements<x128::size>, CEIL_DIV(n, block * x128::size), block, 0, lab.stream)
     (p->out, p->tokens, p->wte, p->wpe, p->B * p->T, p->T, p->C);
 }
-static void forward3(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void forward3(const Problem *p, unsigned) {
     encoder_forward(p->out, p->tokens, p->wte, p->wpe, p->B, p->T, p->C, 0, p->V, lab.stream);
 }
-static void tokens1(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void tokens1(const Problem *p, unsigned block) {
     LAUNCH(dwte_thread_a_channel, CEIL_DIV(p->C, (size_t)block), block, 0, lab.stream)
     (p->dwte, p->dout, p->tokens, p->B * p->T, p->C);
 }
-static void tokens2(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void tokens2(const Problem *p, unsigned block) {
     LAUNCH(dwte_first_of_token, p->B * p->T, block, 0, lab.stream)(p->dwte, p->dout, p->tokens, p->B * p->T, p->C);
 }
-static void tokens3(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void tokens3(const Problem *p, unsigned) {
     unsigned blocks = ENCODER_OWNERS / BLOCK_ROWS;
     if (p->C % x128::size) {
         LAUNCH(dwte_warp_owns_rows<1>, blocks, ROW_THREADS, 0, lab.stream)
@@ -123,17 +117,14 @@ static void tokens3(const void *problem, unsigned) {
         (p->dwte, p->dout, p->tokens, p->B * p->T, p->C);
     }
 }
-static void tokens4(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void tokens4(const Problem *p, unsigned) {
     encoder_backward(p->dwte, NULL, p->dout, p->tokens, p->B, p->T, p->C, p->T, 0, p->V, true, lab.stream);
 }
-static void positions1(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void positions1(const Problem *p, unsigned block) {
     size_t n = p->T * p->C;
     LAUNCH(dwpe_element, CEIL_DIV(n, (size_t)block), block, 0, lab.stream)(p->dwpe, p->dout, p->B, n);
 }
-static void positions2(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void positions2(const Problem *p, unsigned) {
     encoder_backward(NULL, p->dwpe, p->dout, p->tokens, p->B, p->T, p->C, p->T, 0, p->V, true, lab.stream);
 }
 

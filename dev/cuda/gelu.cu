@@ -42,28 +42,22 @@ __global__ void gelu_backward_element(floatX *dinp, const floatX *dout, const fl
     if (i < n) dinp[i] = from_float<floatX>(to_float(dout[i]) * gelu_gradient(to_float(inp[i])));
 }
 
-static void forward1(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void forward1(const Problem *p, unsigned block) {
     LAUNCH(gelu_forward_tanh, CEIL_DIV(p->n, (size_t)block), block, 0, lab.stream)(p->out, p->inp, p->n);
 }
-static void forward2(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void forward2(const Problem *p, unsigned block) {
     LAUNCH(gelu_forward_element, CEIL_DIV(p->n, (size_t)block), block, 0, lab.stream)(p->out, p->inp, p->n);
 }
-static void forward3(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void forward3(const Problem *p, unsigned) {
     gelu_forward(p->out, p->inp, p->n, lab.stream);
 }
-static void backward1(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void backward1(const Problem *p, unsigned block) {
     LAUNCH(gelu_backward_tanh, CEIL_DIV(p->n, (size_t)block), block, 0, lab.stream)(p->out, p->dout, p->inp, p->n);
 }
-static void backward2(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void backward2(const Problem *p, unsigned block) {
     LAUNCH(gelu_backward_element, CEIL_DIV(p->n, (size_t)block), block, 0, lab.stream)(p->out, p->dout, p->inp, p->n);
 }
-static void backward3(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void backward3(const Problem *p, unsigned) {
     gelu_backward(p->out, p->dbias, p->scratch, p->dout, p->inp, p->n / p->F, p->F, false, lab.stream);
 }
 
@@ -184,8 +178,8 @@ static void check_bias(size_t N, size_t F) {
 static void check_kernels(void) {
     static const size_t sizes[] = {1, 7, 255, 1024, 4097, 20011};
     double forward[LAB_COUNT(FORWARD)] = {0.0}, backward[LAB_COUNT(BACKWARD)] = {0.0};
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        size_t n = sizes[i], mark = test_count;
+    for (size_t n : sizes) {
+        size_t mark = test_count;
         float *x = test_values(n, 0.0, 6.0, 1), *d = test_values(n, 0.0, 2.0, 2);
         double *y = test_doubles(n), *dx = test_doubles(n);
         for (size_t j = 0; j < n; j++) {
@@ -194,14 +188,8 @@ static void check_kernels(void) {
         }
         Problem p = {test_floatX(n), to_device_floatX(x, n), to_device_floatX(d, n), n, n, test_floats(n),
                      test_floats(n)};
-        for (size_t k = 0; k < LAB_COUNT(FORWARD); k++) {
-            FORWARD[k].run(&p, lab_block(&FORWARD[k]));
-            forward[k] = fmax(forward[k], test_error_floatX(p.out, y, n, lab.stream));
-        }
-        for (size_t k = 0; k < LAB_COUNT(BACKWARD); k++) {
-            BACKWARD[k].run(&p, lab_block(&BACKWARD[k]));
-            backward[k] = fmax(backward[k], test_error_floatX(p.out, dx, n, lab.stream));
-        }
+        lab_errors(forward, FORWARD, &p, [&] { return test_error_floatX(p.out, y, n, lab.stream); });
+        lab_errors(backward, BACKWARD, &p, [&] { return test_error_floatX(p.out, dx, n, lab.stream); });
         test_release(mark);
     }
     for (size_t k = 0; k < LAB_COUNT(FORWARD); k++) lab_check(&lab, &FORWARD[k], forward[k], FLOATX_ROUNDING + 4e-7);
@@ -218,10 +206,8 @@ static void checks(void) {
     const size_t sizes[] = {1, 3, 4, 7, 8, 255, 1000, 4095, 4096, 4097, 20011};
     bool ok = true;
     double worst = 0.0;
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        for (int variant = 0; variant < 4; variant++) {
-            ok &= check_size(sizes[i], variant / 2 ? 1 : 0, variant % 2, &worst);
-        }
+    for (size_t n : sizes) {
+        for (int variant = 0; variant < 4; variant++) ok &= check_size(n, variant / 2 ? 1 : 0, variant % 2, &worst);
     }
     check(&lab.checks, ok, "forward and backward, ragged sizes, unaligned, in place (" FLOATX_NAME "): error %.2e",
           worst);

@@ -38,19 +38,16 @@ __global__ void norm_block_a_chunk(double *scratch, const float *grads, const Pi
     if (threadIdx.x == 0) scratch[blockIdx.y * max_chunks + blockIdx.x] = sum;
 }
 
-static void norm1(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void norm1(const Problem *p, unsigned block) {
     LAUNCH(norm_block_a_tensor, p->count, block, 0, lab.stream)(p->out, p->grads, p->ranges);
 }
-static void norm2(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void norm2(const Problem *p, unsigned block) {
     size_t chunks = norm_chunk_count(p->max_size);
     dim3 grid((unsigned)chunks, (unsigned)p->count);
     LAUNCH(norm_block_a_chunk, grid, block, 0, lab.stream)(p->scratch, p->grads, p->ranges, chunks);
     LAUNCH(global_norm_sum_kernel, p->count, 32, 0, lab.stream)(p->out, p->scratch, p->ranges, chunks);
 }
-static void norm3(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void norm3(const Problem *p, unsigned) {
     global_norm_squared(p->out, p->scratch, p->grads, p->ranges, p->count, p->max_size, p->total, lab.stream);
 }
 

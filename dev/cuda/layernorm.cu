@@ -234,25 +234,21 @@ __global__ void __launch_bounds__(LAYERNORM_THREADS)
     }
 }
 
-static void forward1(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void forward1(const Problem *p, unsigned block) {
     LAUNCH(add_element, CEIL_DIV(p->N * p->C, (size_t)block), block, 0, lab.stream)
     (p->residual, p->inp1, p->inp2, p->bias2, p->N * p->C, p->C);
     LAUNCH(normalise_thread_a_row, CEIL_DIV(p->N, (size_t)block), block, 0, lab.stream)
     (p->out, p->mean, p->rstd, p->residual, p->weight, p->bias, p->N, p->C);
 }
-static void forward2(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void forward2(const Problem *p, unsigned block) {
     LAUNCH(fused_block_a_row, p->N, block, 0, lab.stream)
     (p->out, p->residual, p->mean, p->rstd, p->inp1, p->inp2, p->bias2, p->weight, p->bias, p->C);
 }
-static void forward3(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void forward3(const Problem *p, unsigned) {
     residual_forward(p->residual, p->inp1, p->inp2, p->bias2, p->N, p->C, lab.stream, Dropout());
     layernorm_forward({p->out, p->mean, p->rstd}, p->residual, p->weight, p->bias, p->N, p->C, lab.stream);
 }
-static void forward4(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void forward4(const Problem *p, unsigned) {
     layernorm_residual_forward(p->residual, {p->out, p->mean, p->rstd}, p->inp1, p->inp2, p->bias2, p->weight, p->bias,
                                p->N, p->C, lab.stream, Dropout());
 }
@@ -264,14 +260,12 @@ static void sum_columns(const Problem *p, unsigned block, size_t rows) {
     (p->scratch, p->dout, p->residual, p->mean, p->rstd, p->N, p->C, rows);
     column_sums(p->dweight, p->dbias, p->scratch, chunks, 2 * p->C, p->C, false, lab.stream);
 }
-static void backward1(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void backward1(const Problem *p, unsigned block) {
     LAUNCH(dinp_thread_a_row, CEIL_DIV(p->N, (size_t)block), block, 0, lab.stream)
     (p->dinp, p->dresidual, p->dout, p->residual, p->weight, p->mean, p->rstd, p->N, p->C);
     sum_columns(p, block, p->N);
 }
-static void backward2(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void backward2(const Problem *p, unsigned block) {
     LAUNCH(dinp_block_a_row, p->N, block, 0, lab.stream)
     (p->dinp, p->dresidual, p->dout, p->residual, p->weight, p->mean, p->rstd, p->C);
     sum_columns(p, block, layernorm_backward_rows(p->N));
@@ -287,23 +281,20 @@ static void backward_in_shared(const Problem *p) {
     (p->dinp, p->scratch, p->dresidual, p->dout, p->residual, p->weight, p->mean, p->rstd, p->N, p->C, rows, in_shared);
     column_sums(p->dweight, p->dbias, p->scratch, blocks, 2 * p->C, p->C, false, lab.stream);
 }
-static void backward3(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void backward3(const Problem *p, unsigned) {
     if (p->C % x128::size) backward_in_shared<1>(p);
     else backward_in_shared<x128::size>(p);
 }
-static void backward4(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void backward4(const Problem *p, unsigned) {
     constexpr int W = x128::size;
     size_t rows = layernorm_backward_rows(p->N), blocks = CEIL_DIV(p->N, rows);
     unsigned x = (unsigned)CEIL_DIV(p->C / W, (size_t)32) * 32, y = x ? LAYERNORM_THREADS / x : 0;
-    if (p->C % W || y == 0) return backward3(problem, 0);
+    if (p->C % W || y == 0) return backward3(p, 0);
     LAUNCH(columns_in_registers<W>, blocks, dim3(x, y), 2 * x * W * sizeof(float), lab.stream)
     (p->dinp, p->scratch, p->dresidual, p->dout, p->residual, p->weight, p->mean, p->rstd, p->N, p->C, rows);
     column_sums(p->dweight, p->dbias, p->scratch, blocks, 2 * p->C, p->C, false, lab.stream);
 }
-static void backward5(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void backward5(const Problem *p, unsigned) {
     layernorm_backward(p->dinp, p->dweight, p->dbias, p->scratch, p->dresidual, p->dout, p->residual, p->weight,
                        {NULL, p->mean, p->rstd}, p->N, p->C, false, lab.stream);
 }
@@ -433,27 +424,24 @@ static void check_kernels_at(size_t N, size_t C) {
     double *sum = test_doubles(N * C), bound = FLOATX_ROUNDING + sum_bound(C);
     for (size_t i = 0; i < N * C; i++) sum[i] = (double)inp1[i] + (double)inp2[i] + (double)bias2[i % C];
     Want want;
-    for (size_t k = 0; k < LAB_COUNT(FORWARD); k++) {
-        FORWARD[k].run(&p, lab_block(&FORWARD[k]));
+    lab_errors(forward_errors, FORWARD, &p, [&] {
         want = reference(to_host_floatX(p.residual, N * C, stream), w, b, dout, N, C);
-        double error = fmax(test_error_floatX(p.residual, sum, N * C, stream),
-                            test_error_floatX(p.out, want.out, N * C, stream));
-        forward_errors[k] = fmax(forward_errors[k], error / bound);
-    }
+        return fmax(test_error_floatX(p.residual, sum, N * C, stream),
+                    test_error_floatX(p.out, want.out, N * C, stream)) / bound;
+    });
     for (size_t i = 0; i < N * C; i++) want.dinp[i] += (double)dres[i];
-    for (size_t k = 0; k < LAB_COUNT(BACKWARD); k++) {
-        BACKWARD[k].run(&p, lab_block(&BACKWARD[k]));
+    lab_errors(backward_errors, BACKWARD, &p, [&] {
         double dinp = test_error_floatX(p.dinp, want.dinp, N * C, stream) / bound;
         double dw = test_error_float(p.dweight, want.dweight, C, stream) / (sum_bound(C) + sum_bound(N));
         double db = test_error_float(p.dbias, want.dbias, C, stream) / sum_bound(N);
-        backward_errors[k] = fmax(backward_errors[k], fmax(dinp, fmax(dw, db)));
-    }
+        return fmax(dinp, fmax(dw, db));
+    });
     test_release(mark);
 }
 
 static void checks(void) {
     static const size_t ragged[][2] = {{1, 8}, {7, 18}, {33, 64}, {130, 24}, {20, 768}, {3, 1600}};
-    for (size_t i = 0; i < sizeof ragged / sizeof *ragged; i++) check_kernels_at(ragged[i][0], ragged[i][1]);
+    for (const size_t(&s)[2] : ragged) check_kernels_at(s[0], s[1]);
     for (size_t k = 0; k < LAB_COUNT(FORWARD); k++) lab_check(&lab, &FORWARD[k], forward_errors[k], 1.0);
     for (size_t k = 0; k < LAB_COUNT(BACKWARD); k++) lab_check(&lab, &BACKWARD[k], backward_errors[k], 1.0);
     const struct {

@@ -186,12 +186,10 @@ static void tiled(T *d, const floatX *a, const floatX *b, size_t M, size_t N, si
     LAUNCH((product_tiled<T, TRANS_A, TRANS_B>), grid, TILE * TILE, 0, lab.stream)(d, a, b, M, N, K);
 }
 
-static void forward1(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void forward1(const Problem *p, unsigned block) {
     naive<floatX, false, false>(p->out, p->inp, p->weight, p->N, p->OC, p->IC, block);
 }
-static void forward2(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void forward2(const Problem *p, unsigned) {
     tiled<floatX, false, false>(p->out, p->inp, p->weight, p->N, p->OC, p->IC);
 }
 // Kernels 4 and 5 copy packs of 16 bytes; if these do not divide the rows of both factors, 3 is launched.
@@ -199,61 +197,49 @@ static dim3 wide_grid(const Problem *p) {
     return dim3((unsigned)CEIL_DIV(p->OC, (size_t)WIDE), (unsigned)CEIL_DIV(p->N, (size_t)WIDE));
 }
 static bool has_packs(const Problem *p) { return (p->IC | p->OC) % (16 / sizeof(floatX)) == 0; }
-static void forward3(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void forward3(const Problem *p, unsigned) {
     LAUNCH(product_registers, wide_grid(p), 256, 0, lab.stream)(p->out, p->inp, p->weight, p->N, p->OC, p->IC);
 }
-static void forward4(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
-    if (!has_packs(p)) return forward3(problem, block);
+static void forward4(const Problem *p, unsigned block) {
+    if (!has_packs(p)) return forward3(p, block);
     LAUNCH(product_copies, wide_grid(p), 256, 0, lab.stream)(p->out, p->inp, p->weight, p->N, p->OC, p->IC);
 }
 #ifdef PRECISION_BF16
-static void forward5(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
-    if (!has_packs(p)) return forward3(problem, block);
+static void forward5(const Problem *p, unsigned block) {
+    if (!has_packs(p)) return forward3(p, block);
     LAUNCH(product_mma, wide_grid(p), 128, 0, lab.stream)(p->out, p->inp, p->weight, p->N, p->OC, p->IC);
 }
 #endif
-static void forward6(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void forward6(const Problem *p, unsigned) {
     matmul_forward(&lab.mm, p->out, p->inp, p->weight, NULL, p->N, p->IC, p->OC);
 }
-static void input1(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void input1(const Problem *p, unsigned block) {
     naive<floatX, false, true>(p->dinp, p->dout, p->weight, p->N, p->IC, p->OC, block);
 }
-static void input2(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void input2(const Problem *p, unsigned) {
     tiled<floatX, false, true>(p->dinp, p->dout, p->weight, p->N, p->IC, p->OC);
 }
-static void input3(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void input3(const Problem *p, unsigned) {
     matmul_backward_input(&lab.mm, p->dinp, p->dout, p->weight, p->N, p->IC, p->OC);
 }
-static void weight1(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void weight1(const Problem *p, unsigned block) {
     naive<float, true, false>(p->dweight, p->inp, p->dout, p->IC, p->OC, p->N, block);
 }
-static void weight2(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void weight2(const Problem *p, unsigned) {
     tiled<float, true, false>(p->dweight, p->inp, p->dout, p->IC, p->OC, p->N);
 }
-static void weight3(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void weight3(const Problem *p, unsigned) {
     matmul_backward_weight(&lab.mm, p->dweight, p->inp, p->dout, p->N, p->IC, p->OC, false);
 }
 
 // The product with bias and activation, in three kernels and in two.
-static void activated1(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void activated1(const Problem *p, unsigned) {
     matmul_forward(&lab.mm, p->pre_gelu, p->inp, p->weight, NULL, p->N, p->IC, p->OC);
     dim3 grid((unsigned)CEIL_DIV(p->OC, (size_t)128), (unsigned)(p->N < 256 ? p->N : 256));
     LAUNCH(bias_add_kernel, grid, 128, 0, lab.stream)(p->pre_gelu, p->bias, p->N, p->OC, p->OC);
     gelu_forward(p->out, p->pre_gelu, p->N * p->OC, lab.stream);
 }
-static void activated2(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void activated2(const Problem *p, unsigned) {
     matmul_forward(&lab.mm, p->pre_gelu, p->inp, p->weight, p->bias, p->N, p->IC, p->OC);
     gelu_forward(p->out, p->pre_gelu, p->N * p->OC, lab.stream);
 }
@@ -289,22 +275,18 @@ __global__ void bias_atomic(float *dbias, const floatX *dout, size_t N, size_t O
     atomicAdd(&dbias[col], sum);
 }
 
-static void bias1(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void bias1(const Problem *p, unsigned block) {
     LAUNCH(bias_thread_a_column, CEIL_DIV(p->OC, (size_t)block), block, 0, lab.stream)(p->dbias, p->dout, p->N, p->OC);
 }
-static void bias2(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void bias2(const Problem *p, unsigned block) {
     LAUNCH(bias_block_a_column, p->OC, block, 0, lab.stream)(p->dbias, p->dout, p->N, p->OC);
 }
-static void bias3(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void bias3(const Problem *p, unsigned block) {
     dim3 grid((unsigned)CEIL_DIV(p->OC, (size_t)block), (unsigned)CEIL_DIV(p->N, (size_t)ATOMIC_ROWS));
     CUDA_CHECK(cudaMemsetAsync(p->dbias, 0, p->OC * sizeof(float), lab.stream));
     LAUNCH(bias_atomic, grid, block, 0, lab.stream)(p->dbias, p->dout, p->N, p->OC);
 }
-static void bias4(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void bias4(const Problem *p, unsigned) {
     bias_backward(p->dbias, p->dout, p->scratch, p->N, p->OC, false, lab.stream);
 }
 
@@ -537,28 +519,22 @@ typedef struct {
     size_t N, IC, OC;
 } Product;
 
-static void layer_forward(const void *p, unsigned) {
-    const Product *q = (const Product *)p;
+static void layer_forward(const Product *q, unsigned) {
     matmul_forward(&lab.mm, q->y, q->x, q->w, NULL, q->N, q->IC, q->OC);
 }
-static void layer_input(const void *p, unsigned) {
-    const Product *q = (const Product *)p;
+static void layer_input(const Product *q, unsigned) {
     matmul_backward_input(&lab.mm, q->x, q->y, q->w, q->N, q->IC, q->OC);
 }
-static void layer_weight(const void *p, unsigned) {
-    const Product *q = (const Product *)p;
+static void layer_weight(const Product *q, unsigned) {
     matmul_backward_weight(&lab.mm, q->dw, q->x, q->y, q->N, q->IC, q->OC, true);
 }
-static void logits_forward(const void *p, unsigned) {
-    const Product *q = (const Product *)p;
+static void logits_forward(const Product *q, unsigned) {
     linear_forward(&lab.mm, q->y, q->x, q->w, NULL, q->N, q->IC, q->OC);
 }
-static void logits_input(const void *p, unsigned) {
-    const Product *q = (const Product *)p;
+static void logits_input(const Product *q, unsigned) {
     linear_backward_input(&lab.mm, q->x, q->y, q->w, q->N, q->IC, q->OC);
 }
-static void logits_weight(const void *p, unsigned) {
-    const Product *q = (const Product *)p;
+static void logits_weight(const Product *q, unsigned) {
     linear_backward_weight(&lab.mm, q->dw, q->x, q->y, q->N, q->IC, q->OC, true);
 }
 
@@ -591,8 +567,8 @@ static void bench_products(size_t N) {
         size_t IC, OC;
     } shapes[] = {{"qkv", C, 3 * C}, {"attention projection", C, C}, {"mlp up", C, 4 * C}, {"mlp down", 4 * C, C},
                   {"head", C, V}};
-    void (*const layer[])(const void *, unsigned) = {layer_forward, layer_input, layer_weight};
-    void (*const head[])(const void *, unsigned) = {logits_forward, logits_input, logits_weight};
+    void (*const layer[])(const Product *, unsigned) = {layer_forward, layer_input, layer_weight};
+    void (*const head[])(const Product *, unsigned) = {logits_forward, logits_input, logits_weight};
     static const char *pass[] = {"matmul forward", "matmul backward input", "matmul backward weight"};
     for (int i = 0; i < 5; i++) {
         size_t mark = test_count;

@@ -18,28 +18,22 @@ typedef struct {
 
 static const float DLOSS = 0.125f;
 
-static void route(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void route(const Problem *p, unsigned) {
     moe_route(p->r, p->x, p->weight, p->moe, p->B, p->T, p->C, lab.stream);
 }
-static void gather(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void gather(const Problem *p, unsigned) {
     moe_gather(p->gathered, p->x, p->r, p->moe, p->B, p->C, true, lab.stream);
 }
-static void combine(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void combine(const Problem *p, unsigned) {
     moe_combine(p->out, p->x, p->y, p->r, p->moe, p->N, p->C, lab.stream, Dropout());
 }
-static void backward_router(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void backward_router(const Problem *p, unsigned) {
     moe_backward_router(p->dlogits, p->dout, p->y, p->r, p->moe, DLOSS, p->B, p->T, p->C, lab.stream);
 }
-static void backward_input(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void backward_input(const Problem *p, unsigned) {
     moe_backward_input(p->out, p->y, p->dlogits, p->weight, p->r, p->moe, p->N, p->C, lab.stream);
 }
-static void backward_weight(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void backward_weight(const Problem *p, unsigned) {
     moe_backward_weight(p->dweight, p->scratch, p->dlogits, p->x, p->N, p->C, p->moe.E, false, lab.stream);
 }
 
@@ -175,10 +169,9 @@ static void checks(void) {
         {3, 2, 20, 2, 30, 16, true, "both of a tie, in their order"},
     };
     double errors[KERNELS] = {0.0};
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        Moe moe = {rows[i].E, rows[i].k, rows[i].slots, 0.7f, 0.3f};
-        bool ok = check_problem(moe, rows[i].B, rows[i].T, rows[i].C, rows[i].ties, errors);
-        check(&lab.checks, ok, "choices and places: %s", rows[i].name);
+    for (const auto &row : rows) {
+        bool ok = check_problem({row.E, row.k, row.slots, 0.7f, 0.3f}, row.B, row.T, row.C, row.ties, errors);
+        check(&lab.checks, ok, "choices and places: %s", row.name);
     }
     for (int i = 0; i < KERNELS; i++) {
         bool float_out = i == ROUTE || i == BACKWARD_ROUTER || i == BACKWARD_WEIGHT;

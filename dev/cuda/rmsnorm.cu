@@ -94,20 +94,17 @@ __global__ void dinp_block_a_row(Problem p) {
     }
 }
 
-static void forward1(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void forward1(const Problem *p, unsigned block) {
     LAUNCH(add_element, CEIL_DIV(p->N * p->C, (size_t)block), block, 0, lab.stream)
     (p->residual, p->inp1, p->inp2, p->N * p->C);
     LAUNCH(scale_thread_a_row, CEIL_DIV(p->N, (size_t)block), block, 0, lab.stream)
     (p->out, p->rstd, p->residual, p->weight, p->N, p->C);
 }
-static void forward2(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void forward2(const Problem *p, unsigned block) {
     LAUNCH(fused_block_a_row, p->N, block, 0, lab.stream)
     (p->out, p->residual, p->rstd, p->inp1, p->inp2, p->weight, p->C);
 }
-static void forward3(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void forward3(const Problem *p, unsigned) {
     layernorm_residual_forward<NORM_RMS>(p->residual, {p->out, p->mean, p->rstd}, p->inp1, p->inp2, NULL, p->weight,
                                          NULL, p->N, p->C, lab.stream, Dropout());
 }
@@ -119,18 +116,15 @@ static void sum_columns(const Problem *p, unsigned block, size_t rows) {
     (p->scratch, p->dout, p->residual, p->rstd, p->N, p->C, rows);
     column_sums(p->dweight, NULL, p->scratch, chunks, 2 * p->C, p->C, false, lab.stream);
 }
-static void backward1(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void backward1(const Problem *p, unsigned block) {
     LAUNCH(dinp_thread_a_row, CEIL_DIV(p->N, (size_t)block), block, 0, lab.stream)(*p);
     sum_columns(p, block, p->N);
 }
-static void backward2(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void backward2(const Problem *p, unsigned block) {
     LAUNCH(dinp_block_a_row, p->N, block, 0, lab.stream)(*p);
     sum_columns(p, block, layernorm_backward_rows(p->N));
 }
-static void backward3(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void backward3(const Problem *p, unsigned) {
     layernorm_backward<NORM_RMS>(p->dinp, p->dweight, NULL, p->scratch, p->dresidual, p->dout, p->residual, p->weight,
                                  {NULL, p->mean, p->rstd}, p->N, p->C, false, lab.stream);
 }
@@ -204,19 +198,16 @@ static void check_kernels_at(size_t N, size_t C) {
     double *sum = test_doubles(N * C), bound = FLOATX_ROUNDING + sum_bound(C);
     for (size_t i = 0; i < N * C; i++) sum[i] = (double)inp1[i] + (double)inp2[i];
     Want want;
-    for (size_t k = 0; k < LAB_COUNT(FORWARD); k++) {
-        FORWARD[k].run(&p, lab_block(&FORWARD[k]));
+    lab_errors(forward_errors, FORWARD, &p, [&] {
         want = reference(to_host_floatX(p.residual, N * C, stream), w, dout, dresidual, N, C);
-        double error = fmax(test_error_floatX(p.residual, sum, N * C, stream),
-                            test_error_floatX(p.out, want.out, N * C, stream));
-        forward_errors[k] = fmax(forward_errors[k], error / bound);
-    }
-    for (size_t k = 0; k < LAB_COUNT(BACKWARD); k++) {
-        BACKWARD[k].run(&p, lab_block(&BACKWARD[k]));
+        return fmax(test_error_floatX(p.residual, sum, N * C, stream),
+                    test_error_floatX(p.out, want.out, N * C, stream)) / bound;
+    });
+    lab_errors(backward_errors, BACKWARD, &p, [&] {
         double dinp = test_error_floatX(p.dinp, want.dinp, N * C, stream) / bound;
         double dw = test_error_float(p.dweight, want.dweight, C, stream) / (sum_bound(C) + sum_bound(N));
-        backward_errors[k] = fmax(backward_errors[k], fmax(dinp, dw));
-    }
+        return fmax(dinp, dw);
+    });
     test_release(mark);
 }
 

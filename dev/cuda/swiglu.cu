@@ -77,46 +77,36 @@ __global__ void relu2_backward_element(floatX *dinp, const floatX *dout, const f
 
 #define FOR_ELEMENTS(kernel) LAUNCH(kernel, CEIL_DIV(p->N * p->F, (size_t)block), block, 0, lab.stream)
 
-static void forward1(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void forward1(const Problem *p, unsigned block) {
     FOR_ELEMENTS(silu_element)(p->silu, p->inp, p->N * p->F, p->F);
     FOR_ELEMENTS(multiply_element)(p->out, p->silu, p->inp, p->N * p->F, p->F);
 }
-static void forward2(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void forward2(const Problem *p, unsigned block) {
     FOR_ELEMENTS(swiglu_forward_element)(p->out, p->inp, p->N * p->F, p->F);
 }
-static void forward3(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void forward3(const Problem *p, unsigned) {
     swiglu_forward(p->out, p->inp, p->N, p->F, lab.stream);
 }
-static void backward1(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void backward1(const Problem *p, unsigned block) {
     FOR_ELEMENTS(gate_gradient_element)(p->out, p->dout, p->inp, p->N * p->F, p->F);
     FOR_ELEMENTS(up_gradient_element)(p->out, p->dout, p->inp, p->N * p->F, p->F);
 }
-static void backward2(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void backward2(const Problem *p, unsigned block) {
     FOR_ELEMENTS(swiglu_backward_element)(p->out, p->dout, p->inp, p->N * p->F, p->F);
 }
-static void backward3(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void backward3(const Problem *p, unsigned) {
     swiglu_backward(p->out, p->dout, p->inp, p->N, p->F, lab.stream);
 }
-static void relu_forward1(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void relu_forward1(const Problem *p, unsigned block) {
     FOR_ELEMENTS(relu2_forward_element)(p->out, p->inp, p->N * p->F);
 }
-static void relu_forward2(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void relu_forward2(const Problem *p, unsigned) {
     relu2_forward(p->out, p->inp, p->N * p->F, lab.stream);
 }
-static void relu_backward1(const void *problem, unsigned block) {
-    const Problem *p = (const Problem *)problem;
+static void relu_backward1(const Problem *p, unsigned block) {
     FOR_ELEMENTS(relu2_backward_element)(p->out, p->dout, p->inp, p->N * p->F);
 }
-static void relu_backward2(const void *problem, unsigned) {
-    const Problem *p = (const Problem *)problem;
+static void relu_backward2(const Problem *p, unsigned) {
     relu2_backward(p->out, p->dout, p->inp, p->N * p->F, lab.stream);
 }
 
@@ -143,11 +133,6 @@ static const LabKernel RELU_BACKWARD[] = {
 
 static double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
 
-static void worst(double *errors, const LabKernel *k, const Problem *p, const double *want, size_t n) {
-    k->run(p, lab_block(k));
-    *errors = fmax(*errors, test_error_floatX(p->out, want, n, lab.stream));
-}
-
 static double forward_errors[LAB_COUNT(FORWARD)], backward_errors[LAB_COUNT(BACKWARD)];
 static double relu_forward_errors[LAB_COUNT(RELU_FORWARD)], relu_backward_errors[LAB_COUNT(RELU_BACKWARD)];
 
@@ -163,14 +148,15 @@ static void check_kernels_at(size_t N, size_t F) {
         dx[at] = (double)d[i] * up * (s + g * s * (1.0 - s));
         dx[at + F] = (double)d[i] * g * s;
     }
-    for (size_t k = 0; k < LAB_COUNT(FORWARD); k++) worst(forward_errors + k, FORWARD + k, &p, y, n);
-    for (size_t k = 0; k < LAB_COUNT(BACKWARD); k++) worst(backward_errors + k, BACKWARD + k, &p, dx, 2 * n);
+    auto forward = [&] { return test_error_floatX(p.out, y, n, lab.stream); };
+    lab_errors(forward_errors, FORWARD, &p, forward);
+    lab_errors(backward_errors, BACKWARD, &p, [&] { return test_error_floatX(p.out, dx, 2 * n, lab.stream); });
     for (size_t i = 0; i < n; i++) {
         double positive = fmax((double)x[i], 0.0);
         y[i] = positive * positive, dx[i] = 2.0 * positive * (double)d[i];
     }
-    for (size_t k = 0; k < LAB_COUNT(RELU_FORWARD); k++) worst(relu_forward_errors + k, RELU_FORWARD + k, &p, y, n);
-    for (size_t k = 0; k < LAB_COUNT(RELU_BACKWARD); k++) worst(relu_backward_errors + k, RELU_BACKWARD + k, &p, dx, n);
+    lab_errors(relu_forward_errors, RELU_FORWARD, &p, forward);
+    lab_errors(relu_backward_errors, RELU_BACKWARD, &p, [&] { return test_error_floatX(p.out, dx, n, lab.stream); });
     test_release(mark);
 }
 
