@@ -1,9 +1,6 @@
 // test_checkpoint.c: safetensors files and checkpoint folders: every layout writes the same files and reads
 // any other's bit for bit, and nothing that is wrong with a file, a disk or a moment does more than end in
 // one sentence.
-//
-//   test_checkpoint                         the tests
-//   test_checkpoint --copy FROM OUT [bf16]  saves the model of a Hugging Face folder as a checkpoint of ours
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -1184,33 +1181,7 @@ static void test_full_disk(void) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-static int copy(const char *from, const char *out, bool bf16) {
-    Error err;
-    GPTConfig config;
-    char tmp[PATH_MAX], dir[PATH_MAX];
-    if (!checkpoint_read_config(from, NULL, &config, &err) ||
-        !checkpoint_check(from, &config, false, false, &err)) {
-        fprintf(stderr, "error: %s\n", err.text);
-        return 1;
-    }
-    ParamTable table = table_make_whole(&config);
-    float *values = calloc(table.total + 1, sizeof(float));
-    TrainerState state = example_state(0);
-    state.bf16 = bf16;
-    Checksums sums = checksums_make(&config, bf16);
-    bool ok = values && checkpoint_read(from, STATE_WEIGHTS, &table, values, 0, table.total, &err) &&
-              checkpoint_create(out, &no_lock, 0, &config, bf16, tmp, sizeof tmp, &err) &&
-              slices_write(tmp, STATE_WEIGHTS, &table, values, 0, table.total, true, &sums, &err) &&
-              checkpoint_commit(out, tmp, &state, &sums, dir, sizeof dir, &err);
-    printf("%s\n", ok ? dir : err.text);
-    free(sums.sums);
-    free(values);
-    table_free(&table);
-    return !ok;
-}
-
-int main(int argc, char **argv) {
-    if (argc >= 4 && strcmp(argv[1], "--copy") == 0) return copy(argv[2], argv[3], argc > 4);
+int main(void) {
     const char *tmpdir = getenv("TMPDIR") ? getenv("TMPDIR") : P_tmpdir;
     const char *base = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : tmpdir;  // in memory: hundreds of fsyncs
     snprintf(root, sizeof root, "%s/llmc-test-XXXXXX", base);

@@ -3,7 +3,6 @@
 //
 //   test_tokenizer                  the tests
 //   test_tokenizer --fixture FILE [KIND]  writes the small tokenizer.json of the tests: gpt2, llama3, qwen2 or smollm2
-//   test_tokenizer --encode FILE    prints the tokens of standard input, for comparison with other programs
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -608,27 +607,7 @@ static void test_sampler(void) {
     check(&checks, ok, "sampling: NaN is never drawn, the coin's ends are in range");
 }
 
-static int encode(const char *file) {
-    Tokenizer tk;
-    Error err;
-    if (!open_kind(&tk, file, NULL, &err)) {
-        fprintf(stderr, "error: %s\n", err.text);
-        return 1;
-    }
-    size_t room = 1 << 24;
-    char *text = malloc(room);
-    int *tokens = malloc(room * sizeof(int));
-    if (!text || !tokens) return 1;
-    size_t n = tokenizer_encode(&tk, text, fread(text, 1, room, stdin), tokens);
-    for (size_t i = 0; i < n; i++) printf("%d\n", tokens[i]);
-    free(text);
-    free(tokens);
-    tokenizer_free(&tk);
-    return 0;
-}
-
 int main(int argc, char **argv) {
-    if (argc == 3 && strcmp(argv[1], "--encode") == 0) return encode(argv[2]);
     if ((argc == 3 || argc == 4) && strcmp(argv[1], "--fixture") == 0) {
         const Kind *kind = KINDS;
         for (int i = 0; i < KIND_COUNT && argc == 4; i++) kind = strcmp(argv[3], KINDS[i].name) ? kind : &KINDS[i];
