@@ -16,13 +16,12 @@
 static Check checks;
 static char path[256];
 
-static const char *const MERGES[][2] = {
-    {"h", "e"},       {"l", "l"},           {"he", "ll"},   {"hell", "o"}, {" ", "w"},   {"o", "r"},
-    {" w", "or"},     {"l", "d"},           {" wor", "ld"}, {" ", " "},    {"'", "s"},   {"1", "2"},
-    {"\xc3", "\xa9"}, {"\n", "\n"},         {"a", "a"},     {"aa", "a"},   {"  ", "  "}, {" ", "1"},
-    {"\xe6", "\x97"}, {"\xe6\x97", "\xa5"}, {"'", "l"},     {"'l", "l"},   {"s", " "},   {"<", "|"},
-};
-enum { MERGE_COUNT = sizeof MERGES / sizeof MERGES[0] };
+// Merges as GPT-2's file has them, a line each: \304\240 stands for a blank, \304\212 for the end of a line.
+static const char MERGES[] = "h e\nl l\nhe ll\nhell o\n\304\240 w\no r\n\304\240w or\nl d\n\304\240wor ld\n"
+                             "\304\240 \304\240\n' s\n1 2\n\303\203 \302\251\n\304\212 \304\212\na a\naa a\n"
+                             "\304\240\304\240 \304\240\304\240\n\304\240 1\n\303\246 \304\271\n"
+                             "\303\246\304\271 \302\245\n' l\n'l l\ns \304\240\n< |\n";
+enum { MERGE_COUNT = 24 };
 
 // Writes the character by which a vocabulary writes a byte, and a NUL. Returns its length.
 static size_t byte_to_utf8(int byte, char out[3]) {
@@ -35,15 +34,43 @@ static size_t byte_to_utf8(int byte, char out[3]) {
     return n;
 }
 
-// Appends bytes as byte-level BPE writes them, quoted for JSON where need be.
-static size_t print_bytes(char *out, const char *bytes, size_t count) {
+// Appends a part of a name, quoted for JSON where need be.
+static size_t print_name(char *out, const char *name, size_t bytes) {
     size_t n = 0;
-    for (size_t i = 0; i < count; i++) {
-        if (bytes[i] == '"' || bytes[i] == '\\') out[n++] = '\\';
-        n += byte_to_utf8((unsigned char)bytes[i], out + n);
+    for (size_t i = 0; i < bytes; i++) {
+        if (name[i] == '"' || name[i] == '\\') out[n++] = '\\';
+        out[n++] = name[i];
     }
-    out[n] = '\0';
     return n;
+}
+
+// Appends ,"NAME":NUMBER of a byte.
+static size_t print_byte(char *out, int byte, size_t number) {
+    char name[3];
+    size_t n = (size_t)sprintf(out, ",\"");
+    n += print_name(out + n, name, byte_to_utf8(byte, name));
+    return n + (size_t)sprintf(out + n, "\":%zu", number);
+}
+
+// Appends the tokens that the merges make, numbered from `first` on, `more` tokens, and the merges; ends the file.
+static void print_merges(char *out, const char *merges, size_t first, const char *more, bool pairs) {
+    for (const char *line = merges; *line; line = strchr(line, '\n') + 1) {
+        size_t left = strcspn(line, " "), right = strcspn(line + left + 1, "\n");
+        out += sprintf(out, ",\"");
+        out += print_name(out, line, left);
+        out += print_name(out, line + left + 1, right);
+        out += sprintf(out, "\":%zu", first++);
+    }
+    out += sprintf(out, "%s},\"merges\":[", more);
+    for (const char *line = merges; *line; line = strchr(line, '\n') + 1) {
+        size_t left = strcspn(line, " "), right = strcspn(line + left + 1, "\n");
+        out += sprintf(out, "%s%s", line != merges ? "," : "", pairs ? "[\"" : "\"");
+        out += print_name(out, line, left);
+        out += sprintf(out, "%s", pairs ? "\",\"" : " ");
+        out += print_name(out, line + left + 1, right);
+        out += sprintf(out, "%s", pairs ? "\"]" : "\"");
+    }
+    sprintf(out, "]}}");
 }
 
 // How the models of train_llama split text into words, and what they do before and after that.
@@ -89,27 +116,8 @@ static char *make_fixture(bool pairs, const Kind *kind) {
         "\"fuse_unk\":false,\"ignore_merges\":%s,\"vocab\":{\"<|endoftext|>\":256",
         257 + MERGE_COUNT + (kind->ignore_merges ? 3 : 0), kind->normalizer, kind->splitter,
         kind->ignore_merges ? "true" : "false");
-    for (int b = 0; b < 256; b++) {
-        char byte = (char)b;
-        n += (size_t)sprintf(text + n, ",\"");
-        n += print_bytes(text + n, &byte, 1);
-        n += (size_t)sprintf(text + n, "\":%d", b);
-    }
-    for (int i = 0; i < MERGE_COUNT; i++) {
-        n += (size_t)sprintf(text + n, ",\"");
-        n += print_bytes(text + n, MERGES[i][0], strlen(MERGES[i][0]));
-        n += print_bytes(text + n, MERGES[i][1], strlen(MERGES[i][1]));
-        n += (size_t)sprintf(text + n, "\":%d", 257 + i);
-    }
-    n += (size_t)sprintf(text + n, "%s},\"merges\":[", kind->ignore_merges ? UNMERGED : "");
-    for (int i = 0; i < MERGE_COUNT; i++) {
-        n += (size_t)sprintf(text + n, "%s%s", i ? "," : "", pairs ? "[\"" : "\"");
-        n += print_bytes(text + n, MERGES[i][0], strlen(MERGES[i][0]));
-        n += (size_t)sprintf(text + n, "%s", pairs ? "\",\"" : " ");
-        n += print_bytes(text + n, MERGES[i][1], strlen(MERGES[i][1]));
-        n += (size_t)sprintf(text + n, "%s", pairs ? "\"]" : "\"");
-    }
-    sprintf(text + n, "]}}");
+    for (int byte = 0; byte < 256; byte++) n += print_byte(text + n, byte, (size_t)byte);
+    print_merges(text + n, MERGES, 257, kind->ignore_merges ? UNMERGED : "", pairs);
     return text;
 }
 
@@ -344,51 +352,21 @@ static void test_characters(void) {
     check(&checks, ok, "names with other characters stand for themselves");
 }
 
-// Appends text, quoted for JSON.
-static size_t print_quoted(char *out, const char *text) {
-    size_t n = 0;
-    out[n++] = '"';
-    for (; *text; text++) {
-        if (*text == '"' || *text == '\\') out[n++] = '\\';
-        out[n++] = *text;
-    }
-    out[n++] = '"';
-    return n;
-}
-
 // GPT-2's tokenizer.json from its merges, a line each, as OpenAI published them under the MIT licence. Tokens 0 to 255
 // are the bytes, in the order of their characters, then come the merges, and <|endoftext|> is the last.
 static bool write_gpt2(Error *err) {
     size_t bytes, count = 0, n;
     char *lines = file_read("dev/test/tokenizer/gpt2_merges.txt", 1 << 20, &bytes, err);
     if (!lines) return false;
-    char *text = malloc(6 * bytes), name[64];
+    char *text = malloc(6 * bytes);
     if (!text) exit(1);
     n = (size_t)sprintf(text, "{\"added_tokens\":[{\"id\":50256,\"content\":\"<|endoftext|>\"}],\"pre_tokenizer\":"
                         "{\"type\":\"ByteLevel\"},\"model\":{\"type\":\"BPE\",\"vocab\":{\"<|endoftext|>\":50256");
     for (unsigned c = 0; c < 324; c++) {
-        if (character_to_byte(c) < 0) continue;
-        byte_to_utf8(character_to_byte(c), name);
-        text[n++] = ',';
-        n += print_quoted(text + n, name);
-        n += (size_t)sprintf(text + n, ":%zu", count++);
+        if (character_to_byte(c) >= 0) n += print_byte(text + n, character_to_byte(c), count++);
     }
-    char *copy = strdup(lines);  // strtok_r cuts a text into pieces
-    for (char *rest = copy, *line; (line = strtok_r(rest, "\n", &rest));) {
-        size_t left = strcspn(line, " ");
-        memmove(line + left, line + left + 1, strlen(line + left));
-        text[n++] = ',';
-        n += print_quoted(text + n, line);
-        n += (size_t)sprintf(text + n, ":%zu", count++);
-    }
-    n += (size_t)sprintf(text + n, "},\"merges\":[");
-    for (char *rest = lines, *line; (line = strtok_r(rest, "\n", &rest));) {
-        if (line != lines) text[n++] = ',';
-        n += print_quoted(text + n, line);
-    }
-    sprintf(text + n, "]}}");
+    print_merges(text + n, lines, count, "", false);
     write_text(path, text);
-    free(copy);
     free(lines);
     free(text);
     return true;
