@@ -23,9 +23,7 @@ enum { RUNS = 5 };  // of a problem: a model has some ten for each layer
 // A table on the device, and how many blocks it has.
 static Piece *device_ranges(Piece *host, size_t count, unsigned *blocks) {
     *blocks = adamw_number(host, count);
-    Piece *device = (Piece *)test_device(count * sizeof *host);
-    CUDA_CHECK(cudaMemcpy(device, host, count * sizeof *host, cudaMemcpyHostToDevice));
-    return device;
+    return to_device(host, count);
 }
 
 static float *weights_of(const Problem *p) { return NARROW ? p->master : (float *)(void *)p->params; }
@@ -163,12 +161,6 @@ static bool rounded(const Problem *p) {
     bool ok = true;
     for (size_t i = 0; i < p->n; i++) ok = ok && params[i] == to_float(from_float<floatX>(w[i]));
     return ok;
-}
-
-static double *widened(const float *x, size_t n) {
-    double *y = test_doubles(n);
-    for (size_t i = 0; i < n; i++) y[i] = (double)x[i];
-    return y;
 }
 
 // Three steps on n weights from element `shift` on, in two runs; the second has no decay. Of the moments and master

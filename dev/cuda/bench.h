@@ -77,8 +77,8 @@ typedef struct {
     double (*slowest)(double);  // of several ranks, or NULL
 } Lab;
 
-// One kernel. run queues it once on the problem, whose type its function has, with the given number of threads per block.
-// A kernel of llmc/ has its own block size, `block`. If block is 0, lab_bench tries several.
+// One kernel. run queues it once on a problem of its own type with the given number of threads per block. A kernel of
+// llmc/ has its own block size, `block`. If block is 0, lab_bench tries several.
 struct LabKernel {
     const char *operation;
     int number;

@@ -201,7 +201,7 @@ static bool check_losses(const float *got, const double *want, size_t N, double 
 static void check_whole(Shape k, double scale) {
     size_t mark = test_count;
     float *x = test_logits(k, scale), dloss = 1.0f / 37.0f;
-    int *targets = test_targets(k), *d_targets = to_device_int(targets, k.N);
+    int *targets = test_targets(k), *d_targets = to_device(targets, k.N);
     double *losses = test_doubles(2 * k.N), *gradient = test_doubles(k.N * k.Vp), worst = 0.0, loss_worst = 0.0;
     reference(losses, gradient, x, targets, (double)dloss, k);
     floatX *d_x = to_device_floatX(x, k.N * k.Vp);
@@ -231,7 +231,7 @@ static void check_parts(Shape k, size_t ranks) {
     size_t mark = test_count;
     size_t N = k.N, Vl = k.Vp / ranks;
     float *x = test_logits(k, 9.0), dloss = 1.0f / 11.0f;
-    int *targets = test_targets(k), *d_targets = to_device_int(targets, N);
+    int *targets = test_targets(k), *d_targets = to_device(targets, N);
     double *losses = test_doubles(2 * N), *gradient = test_doubles(N * k.Vp), worst = 0.0, loss_worst = 0.0;
     reference(losses, gradient, x, targets, (double)dloss, k);
     float *part = (float *)test_memory(N * Vl * sizeof(float)),
@@ -245,7 +245,7 @@ static void check_parts(Shape k, size_t ranks) {
         sum[n] = target[n] = 0.0f;
     }
     floatX *d_part = test_floatX(N * Vl);
-    float *d_max = test_floats(N);
+    float *d_max = NULL;
     bool ok = true;
     for (int pass = 0; pass < 3; pass++) {  // 0: maxima, 1: sums and targets, 2: gradients
         for (size_t r = 0; r < ranks; r++) {
@@ -273,11 +273,8 @@ static void check_parts(Shape k, size_t ranks) {
                 }
             }
         }
-        if (pass == 0) CUDA_CHECK(cudaMemcpy(d_max, max, N * sizeof(float), cudaMemcpyHostToDevice));
-        if (pass == 1) {
-            CUDA_CHECK(cudaMemcpy(d_sum, sum, N * sizeof(float), cudaMemcpyHostToDevice));
-            CUDA_CHECK(cudaMemcpy(d_target, target, N * sizeof(float), cudaMemcpyHostToDevice));
-        }
+        if (pass == 0) d_max = to_device(max, N);
+        if (pass == 1) d_sum = to_device(sum, N), d_target = to_device(target, N);
     }
     ok = check_gradient(got, gradient, (double)dloss, k, &worst) && ok;
     check(&lab.checks, ok, "gathered logits: V %zu of %zu in %zu parts (" FLOATX_NAME "): loss %.2e, gradient %.2e",
@@ -288,7 +285,7 @@ static void check_parts(Shape k, size_t ranks) {
 // Checks the block sizes that this machine may not choose: results agree to rounding.
 static void check_block_sizes(Shape k) {
     float *x = test_logits(k, 6.0), *first = NULL, *first_loss = NULL;
-    int *targets = test_targets(k), *d_targets = to_device_int(targets, k.N);
+    int *targets = test_targets(k), *d_targets = to_device(targets, k.N);
     float *d_losses = test_floats(2 * k.N);
     float *max = test_floats(k.N), *sum = test_floats(k.N), *target = test_floats(k.N);
     const unsigned sizes[] = {32, 128, 512};
@@ -319,7 +316,7 @@ static void check_special(void) {
     x[8 + 2] = nan;
     x[16 + 3] = -1e30f;
     floatX *d_x = to_device_floatX(x, 24);
-    int *d_targets = to_device_int(targets, 3);
+    int *d_targets = to_device(targets, 3);
     float *d_losses = test_floats(6);
     classify(d_losses, test_floats(3 * k.N), d_x, d_targets, 1.0f, k, true);
     float *loss = to_host(d_losses, 3, lab.stream), *got = to_host_floatX(d_x, 24, lab.stream);
@@ -334,12 +331,10 @@ static void check_loss_sum(void) {
     const size_t sizes[] = {1, 31, 256, 257, 5000};
     for (size_t N : sizes) {
         float *x = test_values(N, 3.0, 1.0, N), *d_x = to_device(x, N);
-        double *d_out = (double *)test_device(sizeof(double)), got, want = 0.0;
+        double *d_out = test_array<double>(1), want = 0.0;
         for (size_t n = 0; n < N; n++) want += (double)x[n];
         loss_sum(d_out, d_x, N, lab.stream);
-        CUDA_CHECK(cudaStreamSynchronize(lab.stream));
-        CUDA_CHECK(cudaMemcpy(&got, d_out, sizeof(double), cudaMemcpyDeviceToHost));
-        ok = ok && fabs(got - want) <= 1e-13 * want;
+        ok = ok && fabs(*to_host(d_out, 1, lab.stream) - want) <= 1e-13 * want;
     }
     check(&lab.checks, ok, "loss_sum");
 }
@@ -356,7 +351,7 @@ static void check_kernels(void) {
         reference(losses, gradient, x, targets, dloss, k);
         for (size_t i = 0; i < LAB_COUNT(CLASSIFIER); i++) {
             Problem p = {test_floats(2 * k.N), test_floats(3 * k.N), to_device_floatX(x, k.N * k.Vp),
-                         to_device_int(targets, k.N), (float)dloss, k.N, k.V, k.Vp};
+                         to_device(targets, k.N), (float)dloss, k.N, k.V, k.Vp};
             CLASSIFIER[i].run(&p, lab_block(&CLASSIFIER[i]));
             float *loss = to_host(p.losses, k.N, lab.stream), *got = to_host_floatX(p.logits, k.N * k.Vp, lab.stream);
             if (!check_losses(loss, losses, k.N, &errors[i])) errors[i] = (double)INFINITY;
@@ -390,7 +385,7 @@ static void bench(void) {
     Shape k = {lab.cpu ? (size_t)32 : (size_t)4096, 50257, 50304};
     float *x = test_values(k.Vp, 0.0, 4.0, 1);
     int *targets = test_targets(k);
-    Problem p = {test_floats(2 * k.N), test_floats(3 * k.N), test_floatX(k.N * k.Vp), to_device_int(targets, k.N),
+    Problem p = {test_floats(2 * k.N), test_floats(3 * k.N), test_floatX(k.N * k.Vp), to_device(targets, k.N),
                  1e-3f, k.N, k.V, k.Vp};
     for (size_t n = 0; n < k.N; n++) copy_to_floatX(p.logits + n * k.Vp, x, k.Vp);
     double unit = (double)(k.N * k.Vp * sizeof(floatX));

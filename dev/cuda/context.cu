@@ -149,10 +149,8 @@ static double error_of(const Rank *r, const float *device, const double *want, s
 static void check_ring(Shape s, double errors[KERNELS]) {
     size_t mark = test_count, T = s.T / s.c, n = s.B * s.T * s.A;
     const float *values = test_values(3 * n, 0, 1.5, 7), *gradients = test_values(n, 0, 1, 8);
-    double *qkv = test_doubles(3 * n), *dout = test_doubles(n), *dqkv = test_doubles(3 * n), *out = test_doubles(n);
-    double *att = test_doubles(s.B * s.NH * s.T * s.T), worst[3] = {0};
-    for (size_t i = 0; i < 3 * n; i++) qkv[i] = (double)values[i];
-    for (size_t i = 0; i < n; i++) dout[i] = (double)gradients[i];
+    double *qkv = widened(values, 3 * n), *dout = widened(gradients, n), *dqkv = test_doubles(3 * n);
+    double *out = test_doubles(n), *att = test_doubles(s.B * s.NH * s.T * s.T), worst[3] = {0};
     reference_attention_forward(out, att, qkv, s.B, s.T, s.A, s.NH, s.drop);
     reference_attention_backward(dqkv, dout, qkv, att, s.B, s.T, s.A, s.NH, s.drop);
     Rank ranks[MAX_RANKS];

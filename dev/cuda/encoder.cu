@@ -175,7 +175,7 @@ static void check_case(Case k) {
     float *in_order = (float *)test_memory(Vp * C * sizeof(float));
     memcpy(in_order, start, Vp * C * sizeof(float));
     for (size_t i = 0; i < N * C; i++) in_order[(size_t)tokens[i / C] * C + i % C] += dout[i];
-    int *d_tokens = to_device_int(tokens, N);
+    int *d_tokens = to_device(tokens, N);
     floatX *d_wpe = to_device_floatX(wpe, k.maxT * C), *d_dout = to_device_floatX(dout, N * C);
     float *whole = (float *)test_memory(N * C * sizeof(float)), *d_dwpe = to_device(start + Vp * C, k.maxT * C);
     for (size_t i = 0; i < N * C; i++) whole[i] = 0.0f;
@@ -208,7 +208,7 @@ static Problem make_problem(size_t B, size_t T, size_t C, size_t V) {
     int *tokens = (int *)test_memory(N * sizeof(int));
     uint64_t seed = 5;
     for (size_t n = 0; n < N; n++) tokens[n] = (int)((0.5 + 0.5 * test_random(&seed)) * (double)(V - 1));
-    Problem p = {test_floatX(N * C), to_device_int(tokens, N),
+    Problem p = {test_floatX(N * C), to_device(tokens, N),
                  to_device_floatX(test_values(V * C, 0.0, 1.0, 1), V * C),
                  to_device_floatX(test_values(T * C, 0.0, 1.0, 2), T * C), test_floats(V * C), test_floats(T * C),
                  to_device_floatX(test_values(N * C, 0.0, 1.0, 3), N * C), B, T, C, V};
@@ -221,8 +221,7 @@ static Problem make_problem(size_t B, size_t T, size_t C, size_t V) {
 static double row_error(const Row *row, size_t B, size_t T, size_t C, size_t V) {
     size_t mark = test_count, N = B * T, count = row->result == OUT ? N * C : row->result == DWTE ? V * C : T * C;
     Problem p = make_problem(B, T, C, V);
-    int *tokens = (int *)test_memory(N * sizeof(int));
-    CUDA_CHECK(cudaMemcpy(tokens, p.tokens, N * sizeof(int), cudaMemcpyDeviceToHost));
+    int *tokens = to_host(p.tokens, N, lab.stream);
     float *wte = to_host_floatX(p.wte, V * C, lab.stream), *wpe = to_host_floatX(p.wpe, T * C, lab.stream);
     float *dout = to_host_floatX(p.dout, N * C, lab.stream);
     double *want = test_doubles(count);

@@ -65,28 +65,18 @@ static Piece piece(size_t lo, size_t size) { return {lo, lo + size, 0, 0, 0, fal
 static size_t size_of(const Piece *p) { return p->hi - p->lo; }
 
 static Problem make_problem(const float *grads, const Piece *ranges, size_t count) {
-    Problem p = {(double *)test_device(count * sizeof(double)), NULL, grads, NULL, count, 0, 0};
+    Problem p = {test_array<double>(count), NULL, grads, to_device(ranges, count), count, 0, 0};
     for (size_t i = 0; i < count; i++) p.max_size = size_of(&ranges[i]) > p.max_size ? size_of(&ranges[i]) : p.max_size;
     for (size_t i = 0; i < count; i++) p.total += size_of(&ranges[i]);
-    p.scratch = (double *)test_device(global_norm_scratch(count, p.max_size) * sizeof(double));
-    Piece *device = (Piece *)test_device(count * sizeof *ranges);
-    CUDA_CHECK(cudaMemcpy(device, ranges, count * sizeof *ranges, cudaMemcpyHostToDevice));
-    p.ranges = device;
+    p.scratch = test_array<double>(global_norm_scratch(count, p.max_size));
     return p;
-}
-
-static double *host_norms(const Problem *p) {
-    double *out = test_doubles(p->count);
-    CUDA_CHECK(cudaStreamSynchronize(lab.stream));
-    CUDA_CHECK(cudaMemcpy(out, p->out, p->count * sizeof(double), cudaMemcpyDeviceToHost));
-    return out;
 }
 
 // llmc's norms.
 static double *norms(const float *grads, const Piece *ranges, size_t count) {
     Problem p = make_problem(grads, ranges, count);
     norm3(&p, 0);
-    return host_norms(&p);
+    return to_host(p.out, count, lab.stream);
 }
 
 static double norm_error(const double *got, const double *want, size_t count) {
@@ -139,7 +129,7 @@ static void checks(void) {
     Problem p = make_problem(to_device(g, total), ranges, RANGES);
     for (const LabKernel &k : NORM) {
         k.run(&p, lab_block(&k));
-        lab_check(&lab, &k, norm_error(host_norms(&p), want, RANGES), 1e-12);
+        lab_check(&lab, &k, norm_error(to_host(p.out, RANGES, lab.stream), want, RANGES), 1e-12);
     }
     check_norms(g, total, ranges, want);
     // chunk counts never exceed those of a larger range: scratch is sized by the largest

@@ -60,18 +60,13 @@ static inline void *test_device(size_t bytes) {
 }
 
 // n elements on the device, not initialised.
-static inline floatX *test_floatX(size_t n) { return (floatX *)test_device(n * sizeof(floatX)); }
-static inline float *test_floats(size_t n) { return (float *)test_device(n * sizeof(float)); }
+template <class T> static inline T *test_array(size_t n) { return (T *)test_device(n * sizeof(T)); }
+static inline floatX *test_floatX(size_t n) { return test_array<floatX>(n); }
+static inline float *test_floats(size_t n) { return test_array<float>(n); }
 
-static inline float *to_device(const float *host, size_t n) {
-    float *p = (float *)test_device(n * sizeof(float));
-    if (n) CUDA_CHECK(cudaMemcpy(p, host, n * sizeof(float), cudaMemcpyHostToDevice));
-    return p;
-}
-
-static inline int *to_device_int(const int *host, size_t n) {
-    int *p = (int *)test_device(n * sizeof(int));
-    if (n) CUDA_CHECK(cudaMemcpy(p, host, n * sizeof(int), cudaMemcpyHostToDevice));
+template <class T> static inline T *to_device(const T *host, size_t n) {
+    T *p = test_array<T>(n);
+    if (n) CUDA_CHECK(cudaMemcpy(p, host, n * sizeof(T), cudaMemcpyHostToDevice));
     return p;
 }
 
@@ -85,24 +80,22 @@ static inline void copy_to_floatX(floatX *dst, const float *host, size_t n) {
 }
 
 static inline floatX *to_device_floatX(const float *host, size_t n) {
-    floatX *p = (floatX *)test_device(n * sizeof(floatX));
+    floatX *p = test_floatX(n);
     copy_to_floatX(p, host, n);
     return p;
 }
 
-static inline float *to_host(const float *device, size_t n, cudaStream_t stream) {
-    float *x = (float *)test_memory(n * sizeof(float));
+template <class T> static inline T *to_host(const T *device, size_t n, cudaStream_t stream) {
+    T *x = (T *)test_memory(n * sizeof(T));
     CUDA_CHECK(cudaStreamSynchronize(stream));
-    if (n) CUDA_CHECK(cudaMemcpy(x, device, n * sizeof(float), cudaMemcpyDeviceToHost));
+    if (n) CUDA_CHECK(cudaMemcpy(x, device, n * sizeof(T), cudaMemcpyDeviceToHost));
     return x;
 }
 
 static inline float *to_host_floatX(const floatX *device, size_t n, cudaStream_t stream) {
     float *x = (float *)test_memory(n * sizeof(float));
     size_t mark = test_count;
-    floatX *narrow = (floatX *)test_memory(n * sizeof(floatX));
-    CUDA_CHECK(cudaStreamSynchronize(stream));
-    if (n) CUDA_CHECK(cudaMemcpy(narrow, device, n * sizeof(floatX), cudaMemcpyDeviceToHost));
+    floatX *narrow = to_host(device, n, stream);
     for (size_t i = 0; i < n; i++) x[i] = to_float(narrow[i]);
     test_release(mark);
     return x;
@@ -142,6 +135,13 @@ static inline double *test_doubles(size_t n) {
     double *x = (double *)test_memory(n * sizeof(double));
     for (size_t i = 0; i < n; i++) x[i] = 0.0;
     return x;
+}
+
+// The same numbers as doubles.
+static inline double *widened(const float *x, size_t n) {
+    double *y = test_doubles(n);
+    for (size_t i = 0; i < n; i++) y[i] = (double)x[i];
+    return y;
 }
 
 #endif

@@ -52,20 +52,12 @@ static Problem problem_make(Moe moe, size_t B, size_t T, size_t C) {
     size_t E = moe.E, N = B * T, X = N * moe.k;
     p.moe = moe, p.B = B, p.T = T, p.N = N, p.C = C, p.rows = moe_rows(moe, B);
     p.r.probs = test_floats(N * E), p.r.lse = test_floats(N), p.r.mass = test_floats(B * E);
-    p.r.choice = (size_t *)test_device(X * sizeof(size_t)), p.r.place = (size_t *)test_device(X * sizeof(size_t));
-    p.r.source = (size_t *)test_device(p.rows * sizeof(size_t));
-    p.r.tokens = (size_t *)test_device(B * E * sizeof(size_t));
+    p.r.choice = test_array<size_t>(X), p.r.place = test_array<size_t>(X);
+    p.r.source = test_array<size_t>(p.rows), p.r.tokens = test_array<size_t>(B * E);
     p.gathered = test_floatX(p.rows * C), p.out = test_floatX(N * C);
     p.dlogits = test_floats(N * E), p.dweight = test_floats(E * C);
     p.scratch = test_floats(bias_backward_scratch(N, E * C));
     return p;
-}
-
-static size_t *sizes_to_host(const size_t *device, size_t n) {
-    size_t *x = (size_t *)test_memory(n * sizeof(size_t));
-    CUDA_CHECK(cudaStreamSynchronize(lab.stream));
-    CUDA_CHECK(cudaMemcpy(x, device, n * sizeof(size_t), cudaMemcpyDeviceToHost));
-    return x;
 }
 
 // ---- the checks --------------------------------------------------------------------------------------------
@@ -84,15 +76,13 @@ static bool check_problem(Moe moe, size_t B, size_t T, size_t C, bool ties, doub
     ReferenceMoe reference = {E, k, moe.slots, (double)moe.balance, (double)moe.z, NULL};
     ReferenceRouting want = reference_routing_create(&reference, B, T, 1, 1);
     double *dx = test_doubles(N * C), *dw = test_doubles(E * C), *dlogits = test_doubles(N * E);
-    double *rows = test_doubles(p.rows * C), *out = test_doubles(N * C);
-    double *inputs = test_doubles(N * C), *weights = test_doubles(E * C);
-    for (size_t i = 0; i < N * C; i++) inputs[i] = (double)x[i], out[i] = (double)x[i];
-    for (size_t i = 0; i < E * C; i++) weights[i] = (double)w[i];
+    double *rows = test_doubles(p.rows * C), *out = widened(x, N * C);
+    double *inputs = widened(x, N * C), *weights = widened(w, E * C);
     reference_route(&reference, &want, inputs, weights, B, T, C);
 
     MOE[ROUTE].run(&p, 0);
-    size_t *choice = sizes_to_host(p.r.choice, X), *place = sizes_to_host(p.r.place, X);
-    size_t *source = sizes_to_host(p.r.source, p.rows), *tokens = sizes_to_host(p.r.tokens, B * E);
+    size_t *choice = to_host(p.r.choice, X, lab.stream), *place = to_host(p.r.place, X, lab.stream);
+    size_t *source = to_host(p.r.source, p.rows, lab.stream), *tokens = to_host(p.r.tokens, B * E, lab.stream);
     float *mass = to_host(p.r.mass, B * E, lab.stream);
     bool ok = memcmp(choice, want.choice, X * sizeof(size_t)) == 0;
     size_t *used = (size_t *)test_memory(B * E * sizeof(size_t));

@@ -116,8 +116,7 @@ static void check_inverse(void) {
     Problem p = make_problem(50, 25, 3, 64, 64, 1.0f);
     size_t n = p.N * p.stride;
     float *x = test_values(n, 0.0, 2.0, 1);
-    double *want = test_doubles(n);
-    for (size_t i = 0; i < n; i++) want[i] = (double)x[i];
+    double *want = widened(x, n);
     p.x = to_device_floatX(x, n);
     rope3(&p, 0);
     p.sign = -1.0f;

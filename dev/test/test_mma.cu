@@ -78,11 +78,9 @@ static __global__ void copy_kernel(float *out, const float *in, int tiles) {
 }
 
 static bfloat16 *to_device_bf16(const float *x, size_t n) {
-    bfloat16 *host = (bfloat16 *)test_memory(n * sizeof(bfloat16)), *p = (bfloat16 *)test_device(n * sizeof(bfloat16));
+    bfloat16 *host = (bfloat16 *)test_memory(n * sizeof(bfloat16));
     for (size_t i = 0; i < n; i++) host[i] = __float2bfloat16_rn(x[i]);
-    CUDA_CHECK(cudaMemcpy(p, host, n * sizeof(bfloat16), cudaMemcpyHostToDevice));
-    free(host);
-    return p;
+    return to_device(host, n);
 }
 
 // Whole numbers up to 8 in absolute value: bf16 holds them and fp32 their sums, so that every result is exact.
@@ -93,7 +91,8 @@ static float *whole_numbers(size_t n, uint64_t seed) {
 }
 
 static void test_instructions(cudaStream_t stream) {
-    float *a = whole_numbers(256, 1), *out = (float *)test_device(256 * sizeof(float));
+    size_t mark = test_count;
+    float *a = whole_numbers(256, 1), *out = test_floats(256);
     bfloat16 *device_a = to_device_bf16(a, 256);
     bool ok;
     for (int trans = 0; trans < 2; trans++) {
@@ -107,7 +106,6 @@ static void test_instructions(cudaStream_t stream) {
                     ok = ok && matrices[m * 64 + (trans ? column * 8 + r : r * 8 + column)] ==
                                    a[(m * 8 + r) * 5 % 32 * 8 + column];
         check(&c, ok, "ldmatrix.x4%s", trans ? ".trans" : "");
-        free(matrices);
     }
     float *x = test_values(64, 0, 1, 4), *device_x = to_device(x, 64), *reduced;
     LAUNCH(quad_kernel, 1, 32, 0, stream)(out, device_x);
@@ -119,39 +117,37 @@ static void test_instructions(cudaStream_t stream) {
         ok = ok && reduced[i] == largest && reduced[64 + i] == 0.0f;
     }
     check(&c, ok, "sum and largest of groups of four lanes have the bits of their shuffles");
-    float *gathered = (float *)test_device(12 * 32 * sizeof(float)), *wrong;
+    float *gathered = test_floats(12 * 32), *wrong;
     LAUNCH(gather_kernel, 1, 32, 0, stream)(gathered, device_x);
     wrong = to_host(gathered, 12 * 32, stream);
     ok = true;
     for (int i = 0; i < 12 * 32; i++) ok = ok && wrong[i] == 0.0f;
     check(&c, ok, "the words of the lanes of a row and of a column are those of their shuffles");
-    free(a), free(x), free(reduced), free(wrong);
-    CUDA_CHECK(cudaFree(device_a)), CUDA_CHECK(cudaFree(out));
-    CUDA_CHECK(cudaFree(device_x)), CUDA_CHECK(cudaFree(gathered));
+    test_release(mark);
 }
 
 static void test_copies(cudaStream_t stream) {
     enum { TILES = 5, N = 32 * TILES };
+    size_t mark = test_count;
     float *x = test_values(N, 0, 1, 10), *device_x = to_device(x, N), *out = test_floats(N), *got;
     LAUNCH(copy_kernel<1>, 1, 32, 0, stream)(out, device_x, TILES);
     got = to_host(out, N, stream);
     bool ok = true;
     for (int i = 0; i < N; i++) ok = ok && got[i] == (i % 32 == 28 ? 0.0f : x[i / 32 * 32 + 31 - i % 32]);
     check(&c, ok, "cp.async brings what is waited for, and zeros for what does not exist");
-    free(got);
 #ifndef __CUDACC__
     LAUNCH(copy_kernel<2>, 1, 32, 0, stream)(out, device_x, TILES);
     got = to_host(out, N, stream);
     for (int i = 0; i < N; i++) ok = ok && (i % 32 == 28 || got[i] != x[i / 32 * 32 + 31 - i % 32]);
     check(&c, ok && isnan(got[0]), "what was not waited for is not there");
-    free(got);
 #endif
-    free(x), CUDA_CHECK(cudaFree(device_x)), CUDA_CHECK(cudaFree(out));
+    test_release(mark);
 }
 
 template <bool TRANS, int N8, int K16>
 static void test_product(cudaStream_t stream) {
     constexpr int N = N8 * 8, K = K16 * 16, ROWS = TRANS ? K : N, STRIDE = (TRANS ? N : K) + 8;
+    size_t mark = test_count;
     float *a = whole_numbers(16 * K, 5), *tile = whole_numbers(ROWS * STRIDE, 6), *d = whole_numbers(16 * N, 7);
     bfloat16 *device_a = to_device_bf16(a, 16 * K), *device_tile = to_device_bf16(tile, ROWS * STRIDE);
     float *device_d = to_device(d, 16 * N), *got;
@@ -165,8 +161,7 @@ static void test_product(cudaStream_t stream) {
             exact = exact && got[row * N + n] == sum;
         }
     check(&c, exact, "product 16 x %d x %d%s", N, K, TRANS ? ", factor not transposed" : "");
-    free(got), free(a), free(tile), free(d);
-    CUDA_CHECK(cudaFree(device_a)), CUDA_CHECK(cudaFree(device_tile)), CUDA_CHECK(cudaFree(device_d));
+    test_release(mark);
 }
 
 int main(void) {
