@@ -1,8 +1,9 @@
 // encoder.cu: the embedding, forward and backward: kernels from naive to llmc/kernels/encoder.cuh's, checked against
-// plain loops in double.
+// llmc/reference_layers.h.
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/encoder.cuh"
+#include "llmc/reference_layers.h"
 
 static Lab lab;
 
@@ -163,15 +164,9 @@ static void check_case(Case k) {
         double r = 0.5 + 0.5 * test_random(&seed);
         tokens[n] = n % 3 == 1 ? (int)(k.V / 2) : (int)(r * (double)(k.V - 1));
     }
-    double *out = test_doubles(N * C), *dwte = test_doubles(Vp * C), *dwpe = test_doubles(k.maxT * C);
-    for (size_t n = 0; n < N; n++) {
-        for (size_t i = 0; i < C; i++) {
-            out[n * C + i] = (double)wte[(size_t)tokens[n] * C + i] + (double)wpe[n % k.T * C + i];
-            dwte[(size_t)tokens[n] * C + i] += (double)dout[n * C + i];
-            dwpe[n % k.T * C + i] += (double)dout[n * C + i];
-        }
-    }
-    for (size_t i = 0; i < Vp * C; i++) dwte[i] += (double)start[i];
+    double *out = test_doubles(N * C), *dwte = widened(start, Vp * C), *dwpe = test_doubles(k.maxT * C);
+    reference_encoder_forward(out, tokens, widened(wte, Vp * C), widened(wpe, k.maxT * C), k.B, k.T, C);
+    reference_encoder_backward(dwte, dwpe, widened(dout, N * C), tokens, k.B, k.T, C);
     float *in_order = (float *)test_memory(Vp * C * sizeof(float));
     memcpy(in_order, start, Vp * C * sizeof(float));
     for (size_t i = 0; i < N * C; i++) in_order[(size_t)tokens[i / C] * C + i % C] += dout[i];
@@ -219,21 +214,18 @@ static Problem make_problem(size_t B, size_t T, size_t C, size_t V) {
 
 // The error of one kernel at one shape.
 static double row_error(const Row *row, size_t B, size_t T, size_t C, size_t V) {
-    size_t mark = test_count, N = B * T, count = row->result == OUT ? N * C : row->result == DWTE ? V * C : T * C;
+    size_t mark = test_count, N = B * T;
     Problem p = make_problem(B, T, C, V);
     int *tokens = to_host(p.tokens, N, lab.stream);
     float *wte = to_host_floatX(p.wte, V * C, lab.stream), *wpe = to_host_floatX(p.wpe, T * C, lab.stream);
     float *dout = to_host_floatX(p.dout, N * C, lab.stream);
-    double *want = test_doubles(count);
-    for (size_t i = 0; i < N * C; i++) {
-        size_t token = (size_t)tokens[i / C] * C + i % C, place = i / C % T * C + i % C;
-        if (row->result == OUT) want[i] = (double)wte[token] + (double)wpe[place];
-        else want[row->result == DWTE ? token : place] += (double)dout[i];
-    }
+    double *out = test_doubles(N * C), *dwte = test_doubles(V * C), *dwpe = test_doubles(T * C);
+    reference_encoder_forward(out, tokens, widened(wte, V * C), widened(wpe, T * C), B, T, C);
+    reference_encoder_backward(dwte, dwpe, widened(dout, N * C), tokens, B, T, C);
     row->kernel.run(&p, lab_block(&row->kernel));
-    double error = row->result == OUT    ? test_error_floatX(p.out, want, count, lab.stream)
-                   : row->result == DWTE ? test_error_float(p.dwte, want, count, lab.stream)
-                                         : test_error_float(p.dwpe, want, count, lab.stream);
+    double error = row->result == OUT    ? test_error_floatX(p.out, out, N * C, lab.stream)
+                   : row->result == DWTE ? test_error_float(p.dwte, dwte, V * C, lab.stream)
+                                         : test_error_float(p.dwpe, dwpe, T * C, lab.stream);
     test_release(mark);
     return error;
 }

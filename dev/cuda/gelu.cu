@@ -1,8 +1,9 @@
-// gelu.cu: the activation, forward and backward: kernels from naive to llmc/kernels/gelu.cuh's, checked against plain
-// loops in double.
+// gelu.cu: the activation, forward and backward: kernels from naive to llmc/kernels/gelu.cuh's, checked against
+// llmc/reference_layers.h.
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/gelu.cuh"
+#include "llmc/reference_layers.h"
 
 static Lab lab;
 
@@ -74,16 +75,6 @@ static const LabKernel BACKWARD[] = {
 
 // ---- the checks --------------------------------------------------------------------------------------------
 
-static double reference_gelu(double x) {
-    return 0.5 * x * (1.0 + tanh(sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x)));
-}
-
-static double reference_gradient(double x) {
-    double tanh_u = tanh(sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x));
-    double du = sqrt(2.0 / M_PI) * (1.0 + 3.0 * 0.044715 * x * x);
-    return 0.5 * (1.0 + tanh_u) + 0.5 * x * (1.0 - tanh_u * tanh_u) * du;
-}
-
 // The exponential is exp to `bound` in relative error from underflow to overflow.
 __global__ void exponential_kernel(float *x, size_t n) {
     for (size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
@@ -120,8 +111,8 @@ static bool check_size(size_t n, size_t shift, bool in_place, double *worst) {
     floatX *inp = test_floatX(n + shift) + shift, *dout = test_floatX(n + shift) + shift;
     floatX *out = test_floatX(n + shift) + shift, *dinp = in_place ? dout : test_floatX(n + shift) + shift;
     double *want = test_doubles(n), *dwant = test_doubles(n);
-    for (size_t i = 0; i < n; i++) want[i] = reference_gelu((double)x[i]);
-    for (size_t i = 0; i < n; i++) dwant[i] = (double)d[i] * reference_gradient((double)x[i]);
+    reference_gelu_forward(want, widened(x, n), n);
+    reference_gelu_backward(dwant, widened(d, n), widened(x, n), n);
     copy_to_floatX(inp, x, n);
     copy_to_floatX(dout, d, n);
     gelu_forward(out, inp, n, lab.stream);
@@ -182,10 +173,8 @@ static void check_kernels(void) {
         size_t mark = test_count;
         float *x = test_values(n, 0.0, 6.0, 1), *d = test_values(n, 0.0, 2.0, 2);
         double *y = test_doubles(n), *dx = test_doubles(n);
-        for (size_t j = 0; j < n; j++) {
-            y[j] = reference_gelu((double)x[j]);
-            dx[j] = (double)d[j] * reference_gradient((double)x[j]);
-        }
+        reference_gelu_forward(y, widened(x, n), n);
+        reference_gelu_backward(dx, widened(d, n), widened(x, n), n);
         Problem p = {test_floatX(n), to_device_floatX(x, n), to_device_floatX(d, n), n, n, test_floats(n),
                      test_floats(n)};
         lab_errors(forward, FORWARD, &p, [&] { return test_error_floatX(p.out, y, n, lab.stream); });

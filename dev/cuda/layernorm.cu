@@ -1,9 +1,10 @@
 // layernorm.cu: layer normalisation with the residual before it, forward and backward: kernels from naive to
-// llmc/kernels/layernorm.cuh's, checked against plain loops in double. llmc's own also with a warp and with a
-// thread per row.
+// llmc/kernels/layernorm.cuh's, checked against llmc/reference_layers.h. llmc's own also with a warp and with a thread
+// per row.
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/layernorm.cuh"
+#include "llmc/reference_layers.h"
 
 static Lab lab;
 
@@ -321,25 +322,10 @@ typedef struct {
 
 static Want reference(const float *x, const float *w, const float *b, const float *dout, size_t N, size_t C) {
     Want want = {test_doubles(N * C), test_doubles(N * C), test_doubles(C), test_doubles(C)};
-    for (size_t n = 0; n < N; n++) {
-        const float *row = x + n * C, *d = dout + n * C;
-        double m = 0.0, variance = 0.0, sum = 0.0, dot = 0.0;
-        for (size_t i = 0; i < C; i++) m += (double)row[i] / (double)C;
-        for (size_t i = 0; i < C; i++) variance += ((double)row[i] - m) * ((double)row[i] - m) / (double)C;
-        double r = 1.0 / sqrt(variance + 1e-5);
-        for (size_t i = 0; i < C; i++) {
-            double normal = ((double)row[i] - m) * r, dnormal = (double)d[i] * (double)w[i];
-            want.out[n * C + i] = normal * (double)w[i] + (double)b[i];
-            want.dweight[i] += (double)d[i] * normal;
-            want.dbias[i] += (double)d[i];
-            sum += dnormal / (double)C;
-            dot += dnormal * normal / (double)C;
-        }
-        for (size_t i = 0; i < C; i++) {
-            double normal = ((double)row[i] - m) * r, dnormal = (double)d[i] * (double)w[i];
-            want.dinp[n * C + i] = (dnormal - sum - normal * dot) * r;
-        }
-    }
+    double *inp = widened(x, N * C), *weight = widened(w, C), *mean = test_doubles(N), *rstd = test_doubles(N);
+    reference_layernorm_forward(want.out, mean, rstd, inp, weight, widened(b, C), N, C);
+    reference_layernorm_backward(want.dinp, want.dweight, want.dbias, widened(dout, N * C), inp, weight, mean, rstd, N,
+                                 C);
     return want;
 }
 

@@ -1,11 +1,13 @@
 // matmul.cu: the matrix products and the gradient of a bias: kernels from naive to llmc/kernels/matmul.cuh's, checked
-// against plain loops in double at ragged sizes. With --bench, llmc's products also at the shapes of GPT-2 124M.
+// against llmc/reference_layers.h and reference_llama.h at ragged sizes. With --bench, llmc's products also at the
+// shapes of GPT-2 124M.
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/bias.cuh"
 #include "llmc/kernels/gelu.cuh"
 #include "llmc/kernels/matmul.cuh"
 #include "llmc/kernels/mma.cuh"
+#include "llmc/reference_llama.h"
 
 static Lab lab;
 
@@ -327,27 +329,6 @@ typedef struct {
     size_t N, IC, OC;
 } Shape;
 
-// Returns c[M,N] = op(a) op(b), row-major. A transposed operand is stored transposed.
-static double *plain_product(const float *a, bool trans_a, const float *b, bool trans_b, size_t M, size_t N,
-                             size_t K) {
-    double *c = test_doubles(M * N);
-    for (size_t i = 0; i < M; i++) {
-        for (size_t j = 0; j < N; j++) {
-            double sum = 0.0;
-            for (size_t k = 0; k < K; k++) {
-                sum += (double)a[trans_a ? k * M + i : i * K + k] *
-                       (double)b[trans_b ? j * K + k : k * N + j];
-            }
-            c[i * N + j] = sum;
-        }
-    }
-    return c;
-}
-
-static double plain_gelu(double x) {
-    return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
-}
-
 // Sums of up to a few hundred products in float, then one or two roundings to floatX.
 static const double FLOAT_BOUND = 2e-6, OUT_BOUND = FLOATX_ROUNDING + FLOAT_BOUND;
 
@@ -356,10 +337,11 @@ static void test_linear(Shape s) {
     float *x = test_values(N * IC, 0, 1, 1), *w = test_values(IC * OC, 0, 0.5, 2), *bias = test_values(OC, 0, 1, 3);
     floatX *dx = to_device_floatX(x, N * IC), *dw = to_device_floatX(w, IC * OC), *db = to_device_floatX(bias, OC);
     floatX *out = test_floatX(N * OC);
-    double *want = plain_product(x, false, w, false, N, OC, IC);
+    double *want = test_doubles(N * OC), *inp = widened(x, N * IC), *weight = widened(w, IC * OC);
+    reference_matmul_forward(want, inp, weight, test_doubles(OC), N, IC, OC);
     matmul_forward(&lab.mm, out, dx, dw, NULL, N, IC, OC);
     double error = test_error_floatX(out, want, N * OC, lab.stream);
-    for (size_t i = 0; i < N * OC; i++) want[i] += (double)bias[i % OC];
+    reference_matmul_forward(want, inp, weight, widened(bias, OC), N, IC, OC);
     matmul_forward(&lab.mm, out, dx, dw, db, N, IC, OC);
     error = fmax(error, test_error_floatX(out, want, N * OC, lab.stream));
     check(&lab.checks, error <= OUT_BOUND, "forward %zu x %zu x %zu (%.1e, bound %.1e)", N, IC, OC, error, OUT_BOUND);
@@ -374,9 +356,10 @@ static void test_linear_backward(Shape s) {
     floatX *dx = to_device_floatX(x, N * IC), *dw = to_device_floatX(w, IC * OC), *dd = to_device_floatX(d, N * OC);
     floatX *dinp = test_floatX(N * IC);
     float *dweight = to_device(g, IC * OC);
-    double *plain = plain_product(d, false, w, true, N, IC, OC);
-    double *weight = plain_product(x, true, d, false, IC, OC, N), *sum = test_doubles(IC * OC);
-    for (size_t i = 0; i < IC * OC; i++) sum[i] = weight[i] + (double)g[i];
+    double *plain = test_doubles(N * IC), *weight = test_doubles(IC * OC), *sum = widened(g, IC * OC);
+    reference_matmul_backward(plain, weight, test_doubles(OC), widened(d, N * OC), widened(x, N * IC),
+                              widened(w, IC * OC), N, IC, OC);
+    for (size_t i = 0; i < IC * OC; i++) sum[i] += weight[i];
 
     matmul_backward_input(&lab.mm, dinp, dd, dw, N, IC, OC);
     double error = test_error_floatX(dinp, plain, N * IC, lab.stream);
@@ -398,9 +381,10 @@ static void test_head(size_t N, size_t C, size_t V) {
     floatX *dx = to_device_floatX(x, N * C), *dw = to_device_floatX(w, V * C), *dd = to_device_floatX(d, N * V);
     floatX *logits = test_floatX(N * V), *dinp = test_floatX(N * C);
     float *dwte = test_floats(V * C);
-    double *want_logits = plain_product(x, false, w, true, N, V, C);
-    double *want_inp = plain_product(d, false, w, false, N, C, V);
-    double *want_wte = plain_product(d, true, x, false, V, C, N);
+    double *want_logits = test_doubles(N * V), *want_inp = test_doubles(N * C), *want_wte = test_doubles(V * C);
+    double *inp = widened(x, N * C), *weight = widened(w, V * C);
+    reference_linear_forward(want_logits, V, inp, weight, NULL, N, C, V);
+    reference_linear_backward(want_inp, want_wte, NULL, widened(d, N * V), V, inp, weight, N, C, V);
 
     linear_forward(&lab.mm, logits, dx, dw, NULL, N, C, V);
     linear_backward_input(&lab.mm, dinp, dd, dw, N, C, V);
@@ -440,12 +424,13 @@ static void test_plans(void) {
     size_t largest = MATMUL_PLANS + 40;
     float *x = test_values(largest * 8, 0, 1, 12);
     floatX *dx = to_device_floatX(x, largest * 8), *out = test_floatX(largest);
-    double worst = 0.0;
+    double worst = 0.0, *want = test_doubles(largest), *wide = widened(x, largest * 8);
+    reference_matmul_forward(want, wide, wide, test_doubles(1), largest, 8, 1);
     for (int round = 0; round < 2; round++) {
         for (size_t N = 1; N <= largest; N++) {
             matmul_forward(&lab.mm, out, dx, dx, NULL, N, 8, 1);
             if (N % 37) continue;
-            worst = fmax(worst, test_error_floatX(out, plain_product(x, false, x, false, N, 1, 8), N, lab.stream));
+            worst = fmax(worst, test_error_floatX(out, want, N, lab.stream));
         }
     }
     check(&lab.checks, worst <= OUT_BOUND, "more shapes than plans (%.1e, bound %.1e)", worst, OUT_BOUND);
@@ -463,16 +448,12 @@ static double *wanted(const Problem *p, Result result) {
     size_t N = p->N, IC = p->IC, OC = p->OC;
     float *x = to_host_floatX(p->inp, N * IC, lab.stream), *w = to_host_floatX(p->weight, IC * OC, lab.stream);
     float *b = to_host_floatX(p->bias, OC, lab.stream), *d = to_host_floatX(p->dout, N * OC, lab.stream);
-    if (result == DINP) return plain_product(d, false, w, true, N, IC, OC);
-    if (result == DWEIGHT) return plain_product(x, true, d, false, IC, OC, N);
-    if (result == DBIAS) {
-        double *want = test_doubles(OC);
-        for (size_t i = 0; i < N * OC; i++) want[i % OC] += (double)d[i];
-        return want;
-    }
-    double *want = plain_product(x, false, w, false, N, OC, IC);
-    for (size_t i = 0; result == OUT_GELU && i < N * OC; i++) want[i] = plain_gelu(want[i] + (double)b[i % OC]);
-    return want;
+    double *inp = widened(x, N * IC), *weight = widened(w, IC * OC), *out = test_doubles(N * OC);
+    double *dinp = test_doubles(N * IC), *dweight = test_doubles(IC * OC), *dbias = test_doubles(OC);
+    reference_matmul_forward(out, inp, weight, result == OUT ? test_doubles(OC) : widened(b, OC), N, IC, OC);
+    if (result == OUT_GELU) reference_gelu_forward(out, out, N * OC);
+    reference_matmul_backward(dinp, dweight, dbias, widened(d, N * OC), inp, weight, N, IC, OC);
+    return result == DINP ? dinp : result == DWEIGHT ? dweight : result == DBIAS ? dbias : out;
 }
 
 // The error of one kernel at one shape.

@@ -1,8 +1,9 @@
 // rmsnorm.cu: RMSNorm with the residual before it, forward and backward: kernels from a naive one to
-// llmc/kernels/layernorm.cuh, checked against plain loops in double. Also LayerNorm1P, Nemotron's norm.
+// llmc/kernels/layernorm.cuh, checked against llmc/reference_llama.h. Also LayerNorm1P, Nemotron's norm.
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/layernorm.cuh"
+#include "llmc/reference_llama.h"
 
 static Lab lab;
 
@@ -165,23 +166,12 @@ typedef struct {
 } Want;
 
 static Want reference(const float *x, const float *w, const float *dout, const float *dresidual, size_t N, size_t C) {
-    Want want = {test_doubles(N * C), test_doubles(N * C), test_doubles(C)};
-    for (size_t n = 0; n < N; n++) {
-        double square = 0.0, dot = 0.0;
-        for (size_t i = n * C; i < n * C + C; i++) square += (double)x[i] * (double)x[i];
-        double r = 1.0 / sqrt(square / (double)C + (double)LAYERNORM_EPSILON);
-        for (size_t c = 0; c < C; c++) {
-            size_t i = n * C + c;
-            want.out[i] = (double)x[i] * r * (double)w[c];
-            want.dweight[c] += (double)dout[i] * (double)x[i] * r;
-            dot += (double)dout[i] * (double)w[c] * (double)x[i] * r;
-        }
-        for (size_t c = 0; c < C; c++) {
-            size_t i = n * C + c;
-            double normal = (double)x[i] * r;
-            want.dinp[i] = (double)dresidual[i] + ((double)dout[i] * (double)w[c] - normal * dot / (double)C) * r;
-        }
-    }
+    Want want = {test_doubles(N * C), widened(dresidual, N * C), test_doubles(C)};
+    double *inp = widened(x, N * C), *weight = widened(w, C);
+    Llama m = Llama();
+    m.epsilon = (double)LAYERNORM_EPSILON;
+    reference_norm_forward(&m, want.out, inp, weight, NULL, N, C);
+    reference_norm_backward(&m, want.dinp, want.dweight, NULL, widened(dout, N * C), inp, weight, N, C);
     return want;
 }
 

@@ -1,8 +1,9 @@
 // rope.cu: rotary position embedding on the heads of q and k, forward and back: kernels from naive to
-// llmc/kernels/rope.cuh's, checked against plain loops in double.
+// llmc/kernels/rope.cuh's, checked against llmc/reference_llama.h.
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/rope.cuh"
+#include "llmc/reference_llama.h"
 
 static Lab lab;
 
@@ -88,14 +89,10 @@ static bool check_kernels_at(size_t N, size_t T, size_t heads, size_t HS, size_t
     Problem p = make_problem(N, T, heads, HS, D, sign);
     size_t n = N * p.stride;
     float *x = test_values(n, 0.0, 2.0, 1);
-    double *want = test_doubles(n);
-    for (size_t i = 0; i < n; i++) {
-        size_t row = i / p.stride, head = i % p.stride / HS, c = i % HS, half = D / 2;
-        want[i] = (double)x[i];
-        if (head >= heads || c >= D) continue;
-        double angle = rope_angle(row % T, c % half, D), turn = c < half ? -sin(angle) : sin(angle);
-        want[i] = (double)x[i] * cos(angle) + (double)sign * turn * (double)x[c < half ? i + half : i - half];
-    }
+    double *want = widened(x, n);
+    Llama m = Llama();
+    m.theta = ROPE_BASE, m.rotary = (double)D / (double)HS;
+    reference_rope(&m, want, N, T, heads, HS, p.stride, (double)sign);
     bool ok = true;
     for (size_t k = 0; k < LAB_COUNT(ROPE); k++) {
         p.x = to_device_floatX(x, n);

@@ -1,8 +1,9 @@
 // swiglu.cu: the MLP activations of Llama (silu(gate) * up) and Nemotron (relu(x)^2), forward and backward: kernels
-// from naive to llmc/kernels/swiglu.cuh's, checked against plain loops in double.
+// from naive to llmc/kernels/swiglu.cuh's, checked against llmc/reference_llama.h.
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/swiglu.cuh"
+#include "llmc/reference_llama.h"
 
 static Lab lab;
 
@@ -131,32 +132,28 @@ static const LabKernel RELU_BACKWARD[] = {
 
 // ---- the checks --------------------------------------------------------------------------------------------
 
-static double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
-
 static double forward_errors[LAB_COUNT(FORWARD)], backward_errors[LAB_COUNT(BACKWARD)];
 static double relu_forward_errors[LAB_COUNT(RELU_FORWARD)], relu_backward_errors[LAB_COUNT(RELU_BACKWARD)];
 
 static void check_kernels_at(size_t N, size_t F) {
     size_t mark = test_count, n = N * F;
     float *x = test_values(2 * n, 0.0, 6.0, 1), *d = test_values(n, 0.0, 2.0, 2);
-    double *y = test_doubles(n), *dx = test_doubles(2 * n);
+    double *y = test_doubles(n), *dx = test_doubles(2 * n), *relu_dx = test_doubles(n);
+    double *inp = widened(x, 2 * n), *dout = widened(d, n);
+    Llama m = Llama();
     Problem p = {test_floatX(2 * n), test_floatX(n), to_device_floatX(x, 2 * n), to_device_floatX(d, n), N, F};
-    for (size_t i = 0; i < n; i++) {
-        size_t at = i / F * 2 * F + i % F;
-        double g = (double)x[at], up = (double)x[at + F], s = sigmoid(g);
-        y[i] = g * s * up;
-        dx[at] = (double)d[i] * up * (s + g * s * (1.0 - s));
-        dx[at + F] = (double)d[i] * g * s;
-    }
+    m.F = F;
+    reference_activation(&m, y, inp, NULL, NULL, N);
+    reference_activation(&m, NULL, inp, dx, dout, N);
     auto forward = [&] { return test_error_floatX(p.out, y, n, lab.stream); };
     lab_errors(forward_errors, FORWARD, &p, forward);
     lab_errors(backward_errors, BACKWARD, &p, [&] { return test_error_floatX(p.out, dx, 2 * n, lab.stream); });
-    for (size_t i = 0; i < n; i++) {
-        double positive = fmax((double)x[i], 0.0);
-        y[i] = positive * positive, dx[i] = 2.0 * positive * (double)d[i];
-    }
+    m.type = NEMOTRON;
+    reference_activation(&m, y, inp, NULL, NULL, N);
+    reference_activation(&m, NULL, inp, relu_dx, dout, N);
     lab_errors(relu_forward_errors, RELU_FORWARD, &p, forward);
-    lab_errors(relu_backward_errors, RELU_BACKWARD, &p, [&] { return test_error_floatX(p.out, dx, n, lab.stream); });
+    lab_errors(relu_backward_errors, RELU_BACKWARD, &p,
+               [&] { return test_error_floatX(p.out, relu_dx, n, lab.stream); });
     test_release(mark);
 }
 
