@@ -117,40 +117,28 @@ static void put(char *p, size_t i, int type, double x) {
     }
 }
 
-template <typename T>
-static T combine(const T *x, int n, int redop) {
-    T sum = x[0];
-    for (int r = 1; r < n; r++) {
-        if (redop == ncclMax) sum = x[r] > sum ? x[r] : sum;
-        else if (redop == ncclMin) sum = x[r] < sum ? x[r] : sum;
-        else sum = (T)(sum + x[r]);
+static double get(const char *p, size_t i, int type) {
+    switch (type) {
+        case ncclInt64: return (double)((const int64_t *)p)[i];
+        case ncclFloat32: return (double)((const float *)p)[i];
+        case ncclFloat64: return ((const double *)p)[i];
+        default: return (double)bf16_to_float(((const uint16_t *)p)[i]);
     }
-    return sum;
 }
 
-template <typename T>
-static void combine_into(char *out, size_t i, const std::vector<std::vector<char>> &inputs, int redop) {
-    T x[64] = {};
-    int n = (int)inputs.size();
-    for (int r = 0; r < n; r++) x[r] = ((const T *)inputs[r].data())[i];
-    ((T *)out)[i] = combine(x, n, redop);
-}
-
+// Sums of floats and of bf16 are rounded to float at every addition; a double that is rounded has a float's sum.
 static std::vector<char> reduced(const std::vector<std::vector<char>> &inputs, size_t count, int type,
                                  int redop) {
     std::vector<char> out(count * NCCL_MPI_TYPES[type].bytes);
     for (size_t i = 0; i < count; i++) {
-        switch (type) {
-            case ncclInt64: combine_into<int64_t>(out.data(), i, inputs, redop); break;
-            case ncclFloat32: combine_into<float>(out.data(), i, inputs, redop); break;
-            case ncclFloat64: combine_into<double>(out.data(), i, inputs, redop); break;
-            default: {
-                float x[64] = {};
-                for (size_t r = 0; r < inputs.size(); r++)
-                    x[r] = bf16_to_float(((const uint16_t *)inputs[r].data())[i]);
-                ((uint16_t *)out.data())[i] = float_to_bf16(combine(x, (int)inputs.size(), redop));
-            }
+        double all = get(inputs[0].data(), i, type);
+        for (size_t r = 1; r < inputs.size(); r++) {
+            double x = get(inputs[r].data(), i, type);
+            if (redop == ncclMax) all = fmax(all, x);
+            else if (redop == ncclMin) all = fmin(all, x);
+            else all = type == ncclFloat64 ? all + x : (double)(float)(all + x);
         }
+        put(out.data(), i, type, all);
     }
     return out;
 }
