@@ -57,7 +57,6 @@ says 'a misspelt model' 'did you mean gpt3-175b' build/tools/plan --model gpt3-1
 says 'a misspelt cluster' 'did you mean dgx-a100' build/tools/plan --model gpt2 --cluster dgxa100 --gpus 8 --batch 8
 says 'a misspelt schedule' 'did you mean zb-auto' build/tools/schedule --stages 4 --micros 8 zbauto
 says 'a list of one step' 'stage 1 has 1 step, and' build/tools/schedule 'F0 B0; F0'
-says 'a micro-batch too large' 'from 0 to 999999' build/tools/schedule 'F0 F999999999'
 says 'a misspelt target' 'there is no target .trian.: .make help. lists' make trian
 says 'a program of another folder' 'PRECISION' make build/cpu-bf17/train_gpt_3d
 # One list of models: the trainers' own, train_llama's among them; the planner and the explorer have all of them.
