@@ -107,8 +107,7 @@ static inline int lab_compare(const void *a, const void *b) {
 }
 
 // Milliseconds of one run: the median of several, the first left out; of several ranks the slowest counts.
-template <class Run, class P>
-static inline double lab_time(Lab *lab, const Run &run, const P *problem, unsigned block) {
+template <class Run> static inline double lab_time(Lab *lab, const Run &run) {
     cudaEvent_t begin, end;
     float ms[LAB_MAX_RUNS + 1];
     CUDA_CHECK(cudaEventCreate(&begin));
@@ -117,7 +116,7 @@ static inline double lab_time(Lab *lab, const Run &run, const P *problem, unsign
     for (int i = 0; i <= runs; i++) {
         CUDA_CHECK(cudaMemsetAsync(lab->flush, 0, lab->flush_bytes, lab->stream));
         CUDA_CHECK(cudaEventRecord(begin, lab->stream));
-        run(problem, block);
+        run();
         CUDA_CHECK(cudaGetLastError());
         CUDA_CHECK(cudaEventRecord(end, lab->stream));
         CUDA_CHECK(cudaEventSynchronize(end));
@@ -134,14 +133,6 @@ static inline double lab_time(Lab *lab, const Run &run, const P *problem, unsign
     double median = (double)ms[1 + runs / 2];
     return lab->slowest ? lab->slowest(median) : median;
 }
-
-// The peaks are measured with the calls and the timer that the kernels are measured with.
-typedef struct {
-    Lab *lab;
-    float *to;
-    const float *from;
-    size_t n;
-} LabPeak;
 
 __global__ void __launch_bounds__(ELEMENT_THREADS) lab_copy_kernel(float *to, const float *from, size_t n) {
     Share s = element_share<f128::size>(n);
@@ -164,27 +155,23 @@ static inline floatX *lab_fill(Lab *lab, size_t n) {
     return x;
 }
 
-static inline void lab_run_copy(const LabPeak *p, unsigned) {
-    LAUNCH(lab_copy_kernel, element_blocks(p->n), ELEMENT_THREADS, 0, p->lab->stream)(p->to, p->from, p->n);
-}
-
-static inline void lab_run_memcpy(const LabPeak *p, unsigned) {
-    CUDA_CHECK(cudaMemcpyAsync(p->to, p->from, p->n * sizeof(float), cudaMemcpyDeviceToDevice, p->lab->stream));
-}
-
-static inline void lab_run_gemm(const LabPeak *p, unsigned) {
-    matmul_forward(&p->lab->mm, (floatX *)(void *)p->to, (const floatX *)(const void *)p->from,
-                   (const floatX *)(const void *)p->from, NULL, p->n, p->n, p->n);
-}
-
+// The peaks are measured with the calls and the timer that the kernels are measured with.
 static inline void lab_measure_peaks(Lab *lab) {
     size_t mark = test_count, n = lab->cpu ? (size_t)1 << 24 : (size_t)1 << 26;
     size_t side = lab->cpu ? 1024 : sizeof(floatX) == 2 ? 8192 : 4096;
-    LabPeak p = {lab, test_floats(n), (float *)(void *)lab_fill(lab, n * sizeof(float) / sizeof(floatX)), n};
-    double copy = lab_time(lab, lab_run_copy, &p, 0), call = lab_time(lab, lab_run_memcpy, &p, 0);
+    floatX *x = lab_fill(lab, n * sizeof(float) / sizeof(floatX));
+    float *to = test_floats(n), *from = (float *)(void *)x;
+    double copy = lab_time(lab, [&] {
+        LAUNCH(lab_copy_kernel, element_blocks(n), ELEMENT_THREADS, 0, lab->stream)(to, from, n);
+    });
+    double call = lab_time(lab, [&] {
+        CUDA_CHECK(cudaMemcpyAsync(to, from, n * sizeof(float), cudaMemcpyDeviceToDevice, lab->stream));
+    });
     lab->copy_gb = 2e-6 * (double)(n * sizeof(float)) / (copy < call ? copy : call);
-    p.n = side;
-    lab->gemm_tflop = 2e-9 * (double)side * (double)side * (double)side / lab_time(lab, lab_run_gemm, &p, 0);
+    double product = lab_time(lab, [&] {
+        matmul_forward(&lab->mm, (floatX *)(void *)to, x, x, NULL, side, side, side);
+    });
+    lab->gemm_tflop = 2e-9 * (double)side * (double)side * (double)side / product;
     test_release(mark);
 }
 
@@ -277,7 +264,7 @@ static inline void lab_bench(Lab *lab, const LabKernel *k, const void *problem, 
     for (int i = 0; i < (k->block ? 1 : 6); i++) {
         unsigned block = k->block ? k->block : SWEEP[i];
         if (lab->cpu && !k->block && block != 64 && block != 256) continue;  // threads are cheap or dear alike
-        double ms = lab_time(lab, k->run, problem, block);
+        double ms = lab_time(lab, [&] { k->run(problem, block); });
         if (ms < best) {
             best = ms;
             best_block = block;
