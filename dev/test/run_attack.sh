@@ -38,18 +38,6 @@ said() { cut -c 1-120 err | head -n 1; }
 
 # ---- two runs with one --out -----------------------------------------------------------------------------------------
 
-# shellcheck disable=SC2086
-"$trainer" $tiny --steps 1000000 --save-every 1000 --out shared --log first.jsonl >first 2>&1 </dev/null &
-job=$!
-for ((i = 0; i < 600; i++)); do grep -q '^step ' first && break; sleep 0.1; done
-refused 2 'is in use by another run' --steps 1 --seed 2 --out shared
-report $? "a second run in one --out is refused: $(said)"
-kill -TERM $job && wait $job
-code=$?
-job=
-[ $code = 0 ] && trains --resume auto --out shared --dry-run
-report $? "and the first one ends as if nobody had been there (code $code)"
-
 # live FLAGS...: starts a run that goes on, and waits for its first step. ended: waits for it; sets code.
 live() {
     # shellcheck disable=SC2086
@@ -65,6 +53,15 @@ ended() {
     job=
 }
 shown="$shown $dir/first $dir/first.err"
+
+live --save-every 1000 --out shared --log first.jsonl
+refused 2 'is in use by another run' --steps 1 --seed 2 --out shared
+report $? "a second run in one --out is refused: $(said)"
+kill -TERM $job
+ended
+[ $code = 0 ] && trains --resume auto --out shared --dry-run
+report $? "and the first one ends as if nobody had been there (code $code)"
+
 live --save-every 500 --out unlocked
 kill -STOP $job  # else its next save may take the folder again before the second start
 rm -rf unlocked
