@@ -17,17 +17,11 @@ typedef struct {
     double rotary, factor;
 } Model;
 
-static Llama llama_of_model(const Model *s) {
-    Llama m;
-    memset(&m, 0, sizeof m);
-    m.type = s->type, m.tied = s->tied, m.KV = s->KV, m.F = s->F, m.theta = 100, m.rotary = s->rotary;
-    m.epsilon = s->type == QWEN2 ? 1e-6 : 1e-5, m.factor = s->factor, m.low = 1, m.high = 4, m.original = 16;
-    return m;
-}
-
 // Makes the spec of *m, which must stay where it is, and a model with random weights.
 static Reference llama_model(const Model *s, Llama *m, double scale, uint64_t seed) {
-    *m = llama_of_model(s);
+    memset(m, 0, sizeof *m);
+    m->type = s->type, m->tied = s->tied, m->KV = s->KV, m->F = s->F, m->theta = 100, m->rotary = s->rotary;
+    m->epsilon = s->type == QWEN2 ? 1e-6 : 1e-5, m->factor = s->factor, m->low = 1, m->high = 4, m->original = 16;
     llama_make(m);
     GPTConfig config = {s->L, s->C, s->NH, s->V, padded_vocabulary(s->V), 4 * s->T, &m->spec};
     Reference ref = reference_create(&config);
@@ -124,6 +118,8 @@ static void group_reference(Context *x) {
 
 // ---- runs -----------------------------------------------------------------------------------------------
 
+static const Layout LLAMA_ONE = {"train_llama", 1, ""};
+
 // A model with its folder, its shard and the reference's results.
 typedef struct {
     Llama llama;
@@ -195,7 +191,6 @@ static const Model SHAPES[] = {
 };
 
 static void group_shapes(Context *x) {
-    static const Layout LLAMA_ONE = {"train_llama", 1, ""};
     for (size_t i = 0; i < sizeof SHAPES / sizeof *SHAPES; i++) {
         const Model *s = &SHAPES[i];
         static Case c;
@@ -302,8 +297,6 @@ static void group_layouts(Context *x) {
 
 // ---- group files ----------------------------------------------------------------------------------------
 
-static const Layout FILES_ONE = {"train_llama", 1, ""};
-
 // The folder in two files of BF16 or F16, and a saved folder, are the same model.
 static void test_files(Context *x, const Model *s) {
     static Case c;
@@ -320,27 +313,27 @@ static void test_files(Context *x, const Model *s) {
     size_t used = (size_t)sprintf(map, "{\"metadata\": {}, \"weight_map\": {");
     mkdir("parts", 0777);
     char *config = llama_config(&table->config);
-    write_file("parts/config.json", config, strlen(config));
+    write_text("parts/config.json", config);
     for (size_t i = 0; i < table->count; i++)
         used += (size_t)sprintf(map + used, "%s\"%s\": \"%c.safetensors\"", i ? ", " : "", table->tensors[i].name,
                                 i < 5 ? 'a' : 'b');
     sprintf(map + used, "}}");
-    write_file("parts/model.safetensors.index.json", map, strlen(map));
+    write_text("parts/model.safetensors.index.json", map);
     remove_tree("out"), remove_tree("again");
-    bool ok = runs(x, &FILES_ONE, "", "--init model %s --log one", flags);
+    bool ok = runs(x, &LLAMA_ONE, "", "--init model %s --log one", flags);
     Log one = read_log("one");
     for (int i = 0; i < 2; i++) {
         write_tensors("parts", "a.safetensors", table, c.ref.params, 0, 5, i ? "F16" : "BF16", INTACT);
         write_tensors("parts", "b.safetensors", table, c.ref.params, 5, table->count, i ? "F16" : "BF16", INTACT);
-        ok = runs(x, &FILES_ONE, "", "--init parts %s --log two", flags) && ok;
+        ok = runs(x, &LLAMA_ONE, "", "--init parts %s --log two", flags) && ok;
         Log two = read_log("two");
         check(&x->check, ok && same_log(&one, &two), "%s: two files of %s with an index have the bits of one of F32",
               s->name, i ? "F16" : "BF16");
         remove("two");
     }
     remove("one");
-    ok = runs(x, &FILES_ONE, "", "--init model %s --save-every 1 --keep 0 --out out --log one", flags) &&
-         runs(x, &FILES_ONE, "", "--resume out/step-00000001 %s --out again --log two", flags);
+    ok = runs(x, &LLAMA_ONE, "", "--init model %s --save-every 1 --keep 0 --out out --log one", flags) &&
+         runs(x, &LLAMA_ONE, "", "--resume out/step-00000001 %s --out again --log two", flags);
     check(&x->check, ok && same_checkpoint("again/step-00000002", "out/step-00000002"),
           "%s: a saved folder is read again, and the run goes on with the same bits", s->name);
     cJSON *saved = read_json("out/step-00000002/config.json");
@@ -352,10 +345,10 @@ static void test_files(Context *x, const Model *s) {
     cJSON_Delete(saved);
     remove("one"), remove("two");
     write_file("parts/model.safetensors.index.json", map, strlen(map) / 2);
-    check_refusal(x, &FILES_ONE, "half an index file", PLAIN, "--init parts --dry-run", 2, "index.json");
+    check_refusal(x, &LLAMA_ONE, "half an index file", PLAIN, "--init parts --dry-run", 2, "index.json");
     remove("parts/b.safetensors");
-    write_file("parts/model.safetensors.index.json", map, strlen(map));
-    check_refusal(x, &FILES_ONE, "an index whose file is missing", PLAIN, "--init parts --dry-run", 2, "b.safetensors");
+    write_text("parts/model.safetensors.index.json", map);
+    check_refusal(x, &LLAMA_ONE, "an index whose file is missing", PLAIN, "--init parts --dry-run", 2, "b.safetensors");
     free(config);
     free(map);
     close_case(&c);
@@ -469,7 +462,7 @@ static void group_refusals(Context *x) {
         const BadModel *b = &BAD_MODELS[i];
         Case *c = &cases[b->model];
         write_folder("bad", llama_config(&c->ref.config), &c->ref.table, c->ref.params, b->damage);
-        check_refusal(x, &FILES_ONE, b->name, PLAIN, "--init bad --dry-run", 2, b->says);
+        check_refusal(x, &LLAMA_ONE, b->name, PLAIN, "--init bad --dry-run", 2, b->says);
     }
     for (size_t i = 0; i < sizeof BAD_FLAGS / sizeof *BAD_FLAGS; i++) {
         Layout layout = {"train_llama", BAD_FLAGS[i].ranks, BAD_FLAGS[i].flags};
@@ -490,7 +483,7 @@ static const struct { const char *name, *says; } SIZES[] = {
 
 static void group_sizes(Context *x) {
     for (size_t i = 0; i < sizeof SIZES / sizeof *SIZES; i++) {
-        Outcome o = run(x->build, &FILES_ONE, PLAIN, "--model %s --dry-run --seq 64 --micro-batch 1", SIZES[i].name);
+        Outcome o = run(x->build, &LLAMA_ONE, PLAIN, "--model %s --dry-run --seq 64 --micro-batch 1", SIZES[i].name);
         bool fits = o.code == 0 || (o.code == 2 && strstr(o.err, "does not fit"));
         check(&x->check, fits && strstr(o.out, SIZES[i].says), "--model %s:%s", SIZES[i].name, SIZES[i].says);
         if (!fits || !strstr(o.out, SIZES[i].says)) printf("     %.300s%.300s\n", o.out, o.err);
@@ -498,7 +491,7 @@ static void group_sizes(Context *x) {
     }
     if (strstr(x->build, "/cuda-")) return;  // no clock
     // A cluster in a file: the memory of a rank of the first stage, and the seconds of a step.
-    Outcome o = run(x->build, &FILES_ONE, PLAIN, "--model llama-3.1-405b "
+    Outcome o = run(x->build, &LLAMA_ONE, PLAIN, "--model llama-3.1-405b "
                     "--simulate %s/../../dev/clusters/eos-2025.json --ranks 16384 --tensor 8 --pipeline 16 "
                     "--seq 8192 --micro-batch 1 --global-batch 2048 "
                     "--sequence-parallel 1 --recompute layer", x->build);
