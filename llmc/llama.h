@@ -13,7 +13,7 @@
 #include <math.h>
 
 #include "llmc/host/config_json.h"
-#include "llmc/host/options_table.h"
+#include "llmc/host/options.h"
 
 typedef enum { LLAMA, QWEN2, NEMOTRON } LlamaType;
 static const char *const LLAMA_TYPES[] = {"llama", "qwen2", "nemotron"};
@@ -319,14 +319,10 @@ static const Field LLAMA_ROWS[] = {
 };
 
 // Fills in the sizes that a name stands for and that no flag gives.
-static inline bool llama_sizes(Options *o, const void *own, Error *) {
+static inline bool llama_sizes(Options *o, const void *own, Error *err) {
     const LlamaSize *s = &LLAMA_SIZES[((const LlamaOptions *)own)->model];
-    const struct { size_t *size, named; } sizes[] = {{&o->layers, s->L}, {&o->channels, s->C}, {&o->heads, s->NH},
-                                                     {&o->vocab, s->V}, {&o->max_seq, s->maxT}};
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        if (!*sizes[i].size) *sizes[i].size = sizes[i].named;
-    }
-    return true;
+    const GPTConfig named = {s->L, s->C, s->NH, s->V, 0, s->maxT, NULL};
+    return options_take_model(o, &named, false, err);
 }
 
 // Fills in *m: as the flags have it, or from_file, as it was read; the flags must then agree. Checks the sizes, for t

@@ -105,7 +105,7 @@ typedef struct {
     size_t t, t_rank;
     unsigned flags;      // TENSOR_*
     Init init;
-    bool counted;        // this rank adds its squared norm: one of the ranks that hold the tensor
+    bool counted;        // this rank writes it and adds its squared norm: one of those that hold it alike
 } Tensor;
 
 typedef struct {

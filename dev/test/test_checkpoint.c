@@ -291,7 +291,7 @@ typedef struct {
 typedef struct {
     const ParamTable *table;
     size_t lo, hi;
-    bool writes_wte, bf16;
+    bool bf16;
     const char *path;
 } Part;
 
@@ -326,7 +326,7 @@ static bool each_rank(const GPTConfig *config, const Layout *l, bool bf16, const
         pid_t child = l->fork ? fork() : 0;
         if (child) continue;
         ParamTable table = rank_table(config, l, tr, stage);
-        Part part = {&table, table.total * dr / l->d, table.total * (dr + 1) / l->d, stage == 0, bf16, path};
+        Part part = {&table, table.total * dr / l->d, table.total * (dr + 1) / l->d, bf16, path};
         bool done = job(&part, err);
         if (!done) printf("     rank %zu: %s\n", rank, err->text);
         table_free(&table);
@@ -347,8 +347,8 @@ static bool job_write(const Part *p, Error *err) {
         StateKind kind = (StateKind)k;
         float *values = make_values(p->table, kind, p->bf16, NAN);
         size_t middle = p->lo + (p->hi - p->lo) / 3;  // in two parts, as a trainer with a small host buffer does
-        ok = slices_write(p->path, kind, p->table, values + p->lo, p->lo, middle, p->writes_wte, &sums, err) &&
-             slices_write(p->path, kind, p->table, values + middle, middle, p->hi, p->writes_wte, &sums, err);
+        ok = slices_write(p->path, kind, p->table, values + p->lo, p->lo, middle, &sums, err) &&
+             slices_write(p->path, kind, p->table, values + middle, middle, p->hi, &sums, err);
         free(values);
     }
     for (size_t i = 0; i < sums.count; i++) __atomic_fetch_add(&all_sums[i], sums.sums[i], __ATOMIC_SEQ_CST);
@@ -377,7 +377,7 @@ static bool job_read_weights(const Part *p, Error *err) { return read_back(p, ST
 
 static bool job_gradients(const Part *p, Error *err) {
     float *values = make_values(p->table, STATE_WEIGHTS, p->bf16, NAN);
-    bool ok = slices_write(p->path, STATE_WEIGHTS, p->table, values + p->lo, p->lo, p->hi, p->writes_wte, NULL, err);
+    bool ok = slices_write(p->path, STATE_WEIGHTS, p->table, values + p->lo, p->lo, p->hi, NULL, err);
     free(values);
     return ok;
 }

@@ -128,10 +128,9 @@ static inline bool slices_create(const char *path, const char *start, const GPTC
 
 // Every rank, any number of times: writes elements [lo, hi) of its flat buffer, which `values` holds (values[0] is
 // element lo), into the folder that checkpoint_create has made, and adds them to the sums; without sums into a file of
-// slices_create. Replicas over tensor ranks are written by tensor rank 0 alone; write_wte says whether this rank is the
-// one of first and last stage that writes the tied embedding.
+// slices_create. Of the ranks that hold a tensor alike the one writes it that counts it.
 static inline bool slices_write(const char *path, StateKind kind, const ParamTable *table, const float *values,
-                                size_t lo, size_t hi, bool write_wte, Checksums *sums, Error *err) {
+                                size_t lo, size_t hi, Checksums *sums, Error *err) {
     char file[PATH_MAX];
     SafeTensors st;
     SliceWalk walk = {table, lo, hi, 0, 0};
@@ -142,7 +141,7 @@ static inline bool slices_write(const char *path, StateKind kind, const ParamTab
     if (!path_print(file, sizeof file, err, "%s%s%s", path, sums ? "/" : "", sums ? state_file(kind) : "") ||
         !st_open(&st, file, O_RDWR, err)) return false;
     while (ok && (x = slices_next(&walk, &run)) != NULL) {
-        if ((x->split == SPLIT_NONE && x->t_rank != 0) || (tensor_is_tied(x) && !write_wte)) continue;
+        if (!x->counted) continue;
         if (x != found) entry = slices_find(&st, found = x, kind, err);
         ok = entry && st_write_floats(&st, entry, run.global, run.count, values + (x->offset + run.local - lo),
                                       sums ? &sums->sums[1 + kind * sums->tensors + x->id] : NULL, err);

@@ -147,10 +147,9 @@ static inline bool state_load(State *state, const ParamTable *table, const char 
 }
 
 // Writes what this rank owns into the folder that checkpoint_create has made, or, without sums, its gradients into the
-// unfinished file that gradients_create has made. write_wte: the tied embedding is held by the first and the last
-// pipeline stage, and one of them writes it.
-static inline bool state_save(const State *state, const ParamTable *table, const char *path, bool write_wte,
-                              Checksums *sums, Error *err) {
+// unfinished file that gradients_create has made.
+static inline bool state_save(const State *state, const ParamTable *table, const char *path, Checksums *sums,
+                              Error *err) {
     float *host = (float *)host_alloc(STATE_CHUNK, sizeof(float));
     bool ok = true;
     for (size_t i = 0; i < state->slice_count; i++) {
@@ -162,7 +161,7 @@ static inline bool state_save(const State *state, const ParamTable *table, const
                 if (!sums) state_download(host, state->grads + place, hi - lo);
                 else if (kind == STATE_WEIGHTS) state_download(host, state->params + place, hi - lo);
                 else state_download(host, state_moments(state, kind) + at, hi - lo);
-                ok = slices_write(path, (StateKind)kind, table, host, lo, hi, write_wte, sums, err);
+                ok = slices_write(path, (StateKind)kind, table, host, lo, hi, sums, err);
             }
         }
     }
