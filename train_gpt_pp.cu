@@ -207,7 +207,7 @@ static void reduce_layernorms(GPT *m, size_t lo, size_t hi) {
     NCCL_CHECK(ncclGroupStart());
     for (size_t i = 0; i < m->table.count; i++) {
         const Tensor *x = &m->table.tensors[i];
-        if (!(x->flags & TENSOR_NORM) || x->offset < lo || x->offset >= hi) continue;
+        if (!(x->spec->flags & TENSOR_NORM) || x->offset < lo || x->offset >= hi) continue;
         float *dx = m->state.grads + x->offset;
         NCCL_CHECK(ncclAllReduce(dx, dx, x->size, ncclFloat, ncclSum, m->tensor, m->stream));
     }

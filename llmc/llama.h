@@ -63,26 +63,26 @@ static inline void llama_make(Llama *m) {
     const Init one = m->type == NEMOTRON ? INIT_ZERO : INIT_ONE;  // LayerNorm1P adds the one
 #define LAYER "model.layers.%zu."
     const struct { unsigned models; TensorSpec row; } rows[] = {
-        {ALL, {WTE, "model.embed_tokens.weight", 2, 'V', 'C', SPLIT_VOCAB, INIT_NORMAL,
+        {ALL, {WTE, "model.embed_tokens.weight", 'V', 'C', SPLIT_VOCAB, INIT_NORMAL,
                decays | TENSOR_FIRST | (m->tied ? 1u : 0u) * TENSOR_LAST}},
-        {ALL, {LN1W, LAYER "input_layernorm.weight", 1, '1', 'C', SPLIT_NONE, one, norm}},
-        {N, {LN1B, LAYER "input_layernorm.bias", 1, '1', 'C', SPLIT_NONE, INIT_ZERO, norm}},
-        {ALL, {QKVW, LAYER "self_attn.q_proj.weight", 2, 'C', 'C', SPLIT_ROWS, INIT_NORMAL, decays}},
-        {ALL, {KW, LAYER "self_attn.k_proj.weight", 2, 'K', 'C', SPLIT_ROWS, INIT_NORMAL, decays | joined}},
-        {ALL, {VW, LAYER "self_attn.v_proj.weight", 2, 'K', 'C', SPLIT_ROWS, INIT_NORMAL, decays | joined}},
-        {Q, {QKVB, LAYER "self_attn.q_proj.bias", 1, '1', 'C', SPLIT_COLUMNS, INIT_ZERO, 0}},
-        {Q, {KB, LAYER "self_attn.k_proj.bias", 1, '1', 'K', SPLIT_COLUMNS, INIT_ZERO, joined}},
-        {Q, {VB, LAYER "self_attn.v_proj.bias", 1, '1', 'K', SPLIT_COLUMNS, INIT_ZERO, joined}},
-        {ALL, {PROJW, LAYER "self_attn.o_proj.weight", 2, 'C', 'C', SPLIT_COLUMNS, INIT_NORMAL, decays}},
-        {ALL, {LN2W, LAYER "post_attention_layernorm.weight", 1, '1', 'C', SPLIT_NONE, one, norm}},
-        {N, {LN2B, LAYER "post_attention_layernorm.bias", 1, '1', 'C', SPLIT_NONE, INIT_ZERO, norm}},
-        {L | Q, {FCW, LAYER "mlp.gate_proj.weight", 2, 'F', 'C', SPLIT_ROWS, INIT_NORMAL, decays}},
-        {L | Q, {UPW, LAYER "mlp.up_proj.weight", 2, 'F', 'C', SPLIT_ROWS, INIT_NORMAL, decays | joined}},
-        {N, {FCW, LAYER "mlp.up_proj.weight", 2, 'F', 'C', SPLIT_ROWS, INIT_NORMAL, decays}},
-        {ALL, {FCPROJW, LAYER "mlp.down_proj.weight", 2, 'C', 'F', SPLIT_COLUMNS, INIT_NORMAL, decays}},
-        {ALL, {LNFW, "model.norm.weight", 1, '1', 'C', SPLIT_NONE, one, norm | TENSOR_LAST}},
-        {N, {LNFB, "model.norm.bias", 1, '1', 'C', SPLIT_NONE, INIT_ZERO, norm | TENSOR_LAST}},
-        {UNTIED, {HEADW, "lm_head.weight", 2, 'V', 'C', SPLIT_VOCAB, INIT_NORMAL, decays | TENSOR_LAST}}};
+        {ALL, {LN1W, LAYER "input_layernorm.weight", '1', 'C', SPLIT_NONE, one, norm}},
+        {N, {LN1B, LAYER "input_layernorm.bias", '1', 'C', SPLIT_NONE, INIT_ZERO, norm}},
+        {ALL, {QKVW, LAYER "self_attn.q_proj.weight", 'C', 'C', SPLIT_ROWS, INIT_NORMAL, decays}},
+        {ALL, {KW, LAYER "self_attn.k_proj.weight", 'K', 'C', SPLIT_ROWS, INIT_NORMAL, decays | joined}},
+        {ALL, {VW, LAYER "self_attn.v_proj.weight", 'K', 'C', SPLIT_ROWS, INIT_NORMAL, decays | joined}},
+        {Q, {QKVB, LAYER "self_attn.q_proj.bias", '1', 'C', SPLIT_COLUMNS, INIT_ZERO, 0}},
+        {Q, {KB, LAYER "self_attn.k_proj.bias", '1', 'K', SPLIT_COLUMNS, INIT_ZERO, joined}},
+        {Q, {VB, LAYER "self_attn.v_proj.bias", '1', 'K', SPLIT_COLUMNS, INIT_ZERO, joined}},
+        {ALL, {PROJW, LAYER "self_attn.o_proj.weight", 'C', 'C', SPLIT_COLUMNS, INIT_NORMAL, decays}},
+        {ALL, {LN2W, LAYER "post_attention_layernorm.weight", '1', 'C', SPLIT_NONE, one, norm}},
+        {N, {LN2B, LAYER "post_attention_layernorm.bias", '1', 'C', SPLIT_NONE, INIT_ZERO, norm}},
+        {L | Q, {FCW, LAYER "mlp.gate_proj.weight", 'F', 'C', SPLIT_ROWS, INIT_NORMAL, decays}},
+        {L | Q, {UPW, LAYER "mlp.up_proj.weight", 'F', 'C', SPLIT_ROWS, INIT_NORMAL, decays | joined}},
+        {N, {FCW, LAYER "mlp.up_proj.weight", 'F', 'C', SPLIT_ROWS, INIT_NORMAL, decays}},
+        {ALL, {FCPROJW, LAYER "mlp.down_proj.weight", 'C', 'F', SPLIT_COLUMNS, INIT_NORMAL, decays}},
+        {ALL, {LNFW, "model.norm.weight", '1', 'C', SPLIT_NONE, one, norm | TENSOR_LAST}},
+        {N, {LNFB, "model.norm.bias", '1', 'C', SPLIT_NONE, INIT_ZERO, norm | TENSOR_LAST}},
+        {UNTIED, {HEADW, "lm_head.weight", 'V', 'C', SPLIT_VOCAB, INIT_NORMAL, decays | TENSOR_LAST}}};
 #undef LAYER
     ModelSpec *spec = &m->spec;
     memset(spec, 0, sizeof *spec);

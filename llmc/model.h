@@ -6,7 +6,7 @@
 // dumps, the optimizer, ZeRO slices and the gradient norm all walk this table.
 //
 // defines: GPTConfig, padded_vocabulary, Split, Init, TensorKind, MAX_KINDS, TENSOR_*, TensorSpec, ModelSpec, GPT2,
-//          config_spec, count_tensors, Shard, shard_whole, Tensor, tensor_describe, tensor_is_tied, tensor_by_id,
+//          config_spec, count_tensors, Shard, shard_whole, Tensor, tensor_describe, tensor_by_id,
 //          ParamTable, table_make, bucket_of_experts, table_make_whole, table_free, table_find, table_offset,
 //          table_largest, Run, tensor_run_count, tensor_run, count_parameters, count_flops
 #ifndef LLMC_MODEL_H
@@ -63,8 +63,7 @@ enum {
 typedef struct {
     int kind;
     const char *name;  // as printf prints it with the layer
-    int dims;
-    char rows, cols;   // '1', 'V', 'T' (maxT), 'C', or a letter of the model's own
+    char rows, cols;   // '1' (a vector: files have one dimension), 'V', 'T' (maxT), 'C', or the model's own letters
     Split split;
     Init init;
     unsigned flags;    // TENSOR_*
@@ -93,18 +92,14 @@ typedef struct {
 } Shard;
 
 typedef struct {
+    const TensorSpec *spec;
     char name[64];       // Hugging Face's name, of GPT-2's without the prefix "transformer."
-    int kind;            // TensorKind, or one of the model's own
     size_t layer, held;  // global layer number, and which of the layers that the rank holds; 0 outside the layers
     size_t id;           // position in the table of the unsharded model: keys random numbers, orders sums
-    int dims;            // 1 or 2; with 1, rows is 1
     size_t rows, cols;   // global shape, as in files
     size_t lrows, lcols; // this rank's shape, as in memory (wte: padded rows)
     size_t offset, size; // elements: place in the rank's flat buffer, and lrows * lcols
-    Split split;
     size_t t, t_rank;
-    unsigned flags;      // TENSOR_*
-    Init init;
     bool counted;        // this rank writes it and adds its squared norm: one of those that hold it alike
 } Tensor;
 
@@ -119,23 +114,23 @@ typedef struct {
 } ParamTable;
 
 static const TensorSpec GPT2_TENSORS[NUM_KINDS] = {  // in the order of TensorKind
-    {WTE, "wte.weight",                  2, 'V', 'C', SPLIT_VOCAB,   INIT_NORMAL,
+    {WTE, "wte.weight",                  'V', 'C', SPLIT_VOCAB,   INIT_NORMAL,
      TENSOR_DECAYS | TENSOR_FIRST | TENSOR_LAST},
-    {WPE, "wpe.weight",                  2, 'T', 'C', SPLIT_NONE,    INIT_NORMAL,   TENSOR_DECAYS | TENSOR_FIRST},
-    {LN1W, "h.%zu.ln_1.weight",          1, '1', 'C', SPLIT_NONE,    INIT_ONE,      TENSOR_NORM},
-    {LN1B, "h.%zu.ln_1.bias",            1, '1', 'C', SPLIT_NONE,    INIT_ZERO,     TENSOR_NORM},
-    {QKVW, "h.%zu.attn.c_attn.weight",   2, 'C', 'Q', SPLIT_QKV,     INIT_NORMAL,   TENSOR_DECAYS},
-    {QKVB, "h.%zu.attn.c_attn.bias",     1, '1', 'Q', SPLIT_QKV,     INIT_ZERO,     0},
-    {PROJW, "h.%zu.attn.c_proj.weight",  2, 'C', 'C', SPLIT_ROWS,    INIT_RESIDUAL, TENSOR_DECAYS},
-    {PROJB, "h.%zu.attn.c_proj.bias",    1, '1', 'C', SPLIT_NONE,    INIT_ZERO,     0},
-    {LN2W, "h.%zu.ln_2.weight",          1, '1', 'C', SPLIT_NONE,    INIT_ONE,      TENSOR_NORM},
-    {LN2B, "h.%zu.ln_2.bias",            1, '1', 'C', SPLIT_NONE,    INIT_ZERO,     TENSOR_NORM},
-    {FCW, "h.%zu.mlp.c_fc.weight",       2, 'C', 'F', SPLIT_COLUMNS, INIT_NORMAL,   TENSOR_DECAYS},
-    {FCB, "h.%zu.mlp.c_fc.bias",         1, '1', 'F', SPLIT_COLUMNS, INIT_ZERO,     0},
-    {FCPROJW, "h.%zu.mlp.c_proj.weight", 2, 'F', 'C', SPLIT_ROWS,    INIT_RESIDUAL, TENSOR_DECAYS},
-    {FCPROJB, "h.%zu.mlp.c_proj.bias",   1, '1', 'C', SPLIT_NONE,    INIT_ZERO,     0},
-    {LNFW, "ln_f.weight",                1, '1', 'C', SPLIT_NONE,    INIT_ONE,      TENSOR_NORM | TENSOR_LAST},
-    {LNFB, "ln_f.bias",                  1, '1', 'C', SPLIT_NONE,    INIT_ZERO,     TENSOR_NORM | TENSOR_LAST},
+    {WPE, "wpe.weight",                  'T', 'C', SPLIT_NONE,    INIT_NORMAL,   TENSOR_DECAYS | TENSOR_FIRST},
+    {LN1W, "h.%zu.ln_1.weight",          '1', 'C', SPLIT_NONE,    INIT_ONE,      TENSOR_NORM},
+    {LN1B, "h.%zu.ln_1.bias",            '1', 'C', SPLIT_NONE,    INIT_ZERO,     TENSOR_NORM},
+    {QKVW, "h.%zu.attn.c_attn.weight",   'C', 'Q', SPLIT_QKV,     INIT_NORMAL,   TENSOR_DECAYS},
+    {QKVB, "h.%zu.attn.c_attn.bias",     '1', 'Q', SPLIT_QKV,     INIT_ZERO,     0},
+    {PROJW, "h.%zu.attn.c_proj.weight",  'C', 'C', SPLIT_ROWS,    INIT_RESIDUAL, TENSOR_DECAYS},
+    {PROJB, "h.%zu.attn.c_proj.bias",    '1', 'C', SPLIT_NONE,    INIT_ZERO,     0},
+    {LN2W, "h.%zu.ln_2.weight",          '1', 'C', SPLIT_NONE,    INIT_ONE,      TENSOR_NORM},
+    {LN2B, "h.%zu.ln_2.bias",            '1', 'C', SPLIT_NONE,    INIT_ZERO,     TENSOR_NORM},
+    {FCW, "h.%zu.mlp.c_fc.weight",       'C', 'F', SPLIT_COLUMNS, INIT_NORMAL,   TENSOR_DECAYS},
+    {FCB, "h.%zu.mlp.c_fc.bias",         '1', 'F', SPLIT_COLUMNS, INIT_ZERO,     0},
+    {FCPROJW, "h.%zu.mlp.c_proj.weight", 'F', 'C', SPLIT_ROWS,    INIT_RESIDUAL, TENSOR_DECAYS},
+    {FCPROJB, "h.%zu.mlp.c_proj.bias",   '1', 'C', SPLIT_NONE,    INIT_ZERO,     0},
+    {LNFW, "ln_f.weight",                '1', 'C', SPLIT_NONE,    INIT_ONE,      TENSOR_NORM | TENSOR_LAST},
+    {LNFB, "ln_f.bias",                  '1', 'C', SPLIT_NONE,    INIT_ZERO,     TENSOR_NORM | TENSOR_LAST},
 };
 
 static inline size_t gpt2_dimension(const GPTConfig *g, char letter) { return (letter == 'Q' ? 3 : 4) * g->C; }
@@ -175,20 +170,16 @@ static inline Tensor tensor_describe(const GPTConfig *g, size_t row, size_t laye
     const TensorSpec *spec = &model->tensors[row];
     Tensor x;
     memset(&x, 0, sizeof x);
-    x.kind = spec->kind;
+    x.spec = spec;
     x.layer = layer;
     x.id = row + (row < model->layer ? 0 : row < model->behind ? layer : g->L - 1) * tensors_of_layer(model);
     snprintf(x.name, sizeof x.name, spec->name, layer);
-    x.dims = spec->dims;
     x.rows = config_dimension(g, spec->rows);
     x.cols = config_dimension(g, spec->cols);
-    x.split = spec->split;
     x.t = t;
     x.t_rank = t_rank;
-    x.flags = spec->flags;
-    x.init = spec->init;
-    x.lrows = x.split == SPLIT_ROWS ? x.rows / t : x.split == SPLIT_VOCAB ? g->Vp / t : x.rows;
-    x.lcols = x.split == SPLIT_COLUMNS || x.split == SPLIT_QKV ? x.cols / t : x.cols;
+    x.lrows = spec->split == SPLIT_ROWS ? x.rows / t : spec->split == SPLIT_VOCAB ? g->Vp / t : x.rows;
+    x.lcols = spec->split == SPLIT_COLUMNS || spec->split == SPLIT_QKV ? x.cols / t : x.cols;
     x.size = x.lrows * x.lcols;
     return x;
 }
@@ -198,9 +189,6 @@ static inline Shard shard_whole(const GPTConfig *g) {
     Shard whole = {1, 0, true, true, g->L, NULL, 0, 1, 0};
     return whole;
 }
-
-// True if the first and the last stage both hold it.
-static inline bool tensor_is_tied(const Tensor *x) { return (x->flags & TENSOR_FIRST) && (x->flags & TENSOR_LAST); }
 
 // Builds the table of one rank. C, NH, 4C and Vp must be divisible by t (the trainer has checked).
 static inline ParamTable table_make(const GPTConfig *g, const Shard *shard) {
@@ -222,7 +210,7 @@ static inline ParamTable table_make(const GPTConfig *g, const Shard *shard) {
         bool before = i < spec->layer, behind = i >= spec->layer + layers * in_layer;
         size_t l = before ? 0 : behind ? layers - 1 : (i - spec->layer) / in_layer, row = i - l * in_layer;
         const TensorSpec *kind = &spec->tensors[row];
-        bool experts = kind->flags & TENSOR_EXPERTS;
+        bool experts = kind->flags & TENSOR_EXPERTS, tied = kind->flags & TENSOR_FIRST && kind->flags & TENSOR_LAST;
         size_t bucket = before ? 0 : behind ? layers * table.layer_buckets + 1 : 1 + l * table.layer_buckets + experts;
         while (table.bucket_count <= bucket)
             table.buckets[table.bucket_count++] = table.total = round_up(table.total, align);
@@ -231,9 +219,9 @@ static inline ParamTable table_make(const GPTConfig *g, const Shard *shard) {
         *x = tensor_describe(g, row, before || behind ? 0 : numbers[l], experts ? shard->e : shard->t,
                              experts ? shard->e_rank : shard->t_rank);
         x->held = before || behind ? 0 : l;
-        x->offset = x->flags & TENSOR_JOINED ? end : table.total;
+        x->offset = kind->flags & TENSOR_JOINED ? end : table.total;
         // Tensor ranks hold whole tensors alike, and the first and the last stage a tied one.
-        x->counted = (x->split != SPLIT_NONE || shard->t_rank == 0) && (!tensor_is_tied(x) || shard->embedding);
+        x->counted = (kind->split != SPLIT_NONE || shard->t_rank == 0) && (!tied || shard->embedding);
         end = x->offset + x->size;
         table.total = round_up(end, TENSOR_ALIGN);
     }
@@ -271,8 +259,8 @@ static inline void table_free(ParamTable *table) {
 static inline const Tensor *table_find(const ParamTable *table, int kind, size_t l) {
     for (size_t i = 0; i < table->count; i++) {
         const Tensor *x = &table->tensors[i];
-        bool outside = x->flags & (TENSOR_FIRST | TENSOR_LAST);
-        if (x->kind == kind && (outside || x->held == l)) return x;
+        bool outside = x->spec->flags & (TENSOR_FIRST | TENSOR_LAST);
+        if (x->spec->kind == kind && (outside || x->held == l)) return x;
     }
     return NULL;
 }
@@ -300,13 +288,14 @@ typedef struct {
 
 // How many runs the rank's part of a tensor consists of. All of a matrix is one.
 static inline size_t tensor_run_count(const Tensor *x) {
-    return x->t == 1 ? 1 : x->split == SPLIT_COLUMNS ? x->rows : x->split == SPLIT_QKV ? 3 * x->rows : 1;
+    Split split = x->t == 1 ? SPLIT_NONE : x->spec->split;
+    return split == SPLIT_COLUMNS ? x->rows : split == SPLIT_QKV ? 3 * x->rows : 1;
 }
 
 // Run i of the rank's part: ranks take turns. The padding of the vocabulary is in no run; count can be 0.
 static inline Run tensor_run(const Tensor *x, size_t i) {
     size_t whole = x->rows * x->cols, count = x->size / tensor_run_count(x);
-    Run run = {i * count, x->split == SPLIT_NONE ? 0 : (i * x->t + x->t_rank) * count, count};
+    Run run = {i * count, x->spec->split == SPLIT_NONE ? 0 : (i * x->t + x->t_rank) * count, count};
     if (run.global + count > whole) run.count = run.global < whole ? whole - run.global : 0;
     return run;
 }

@@ -198,7 +198,7 @@ static inline void reference_adamw(Reference *ref, size_t step, double lr, doubl
     double correction1 = 1.0 - pow(beta1, (double)step), correction2 = 1.0 - pow(beta2, (double)step);
     for (size_t k = 0; k < ref->table.count; k++) {
         const Tensor *x = &ref->table.tensors[k];
-        double decay = x->flags & TENSOR_DECAYS ? weight_decay : 0.0;
+        double decay = x->spec->flags & TENSOR_DECAYS ? weight_decay : 0.0;
         for (size_t i = x->offset; i < x->offset + x->size; i++) {
             double g = ref->grads[i] * grad_scale;
             ref->m[i] = beta1 * ref->m[i] + (1.0 - beta1) * g;

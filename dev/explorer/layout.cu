@@ -273,11 +273,8 @@ template <class Model> static void stage_buffers(int stage) {
     plan_rank(m, grid_rank_at(&plan.grid, 0, 0, (size_t)stage), (int)plan.grid.t, (int)plan.grid.d, (int)plan.grid.p);
     for (size_t i = 0; i < m->table.count; i++) {
         const Tensor *x = &m->table.tensors[i];
-        const ModelSpec *spec = config_spec(&m->config);
-        size_t row = 0;
-        while (spec->tensors[row].kind != x->kind) row++;
-        taken_add(&m->weights, spec->tensors[row].name, x->size * sizeof(floatX));
-        taken_add(&m->gradients, spec->tensors[row].name, x->size * sizeof(float));
+        taken_add(&m->weights, x->spec->name, x->size * sizeof(floatX));
+        taken_add(&m->gradients, x->spec->name, x->size * sizeof(float));
     }
     stderr_text[0] = 0;
     for (int i = 0; i < taken_count; i++) {

@@ -124,8 +124,8 @@ static void layout_windows(GPT *m) {
         const Tensor *x = &m->table.tensors[i];
         size_t l = x->held;
         while (x->offset >= at[b + 1]) b++;
-        m->w[l][x->kind] = m->whole[b] + (x->offset - at[b]);
-        m->dw[l][x->kind] = m->dwhole[b] + (x->offset - at[b]);
+        m->w[l][x->spec->kind] = m->whole[b] + (x->offset - at[b]);
+        m->dw[l][x->spec->kind] = m->dwhole[b] + (x->offset - at[b]);
     }
 }
 

@@ -200,7 +200,7 @@ static inline Errors compare_tensors(const ParamTable *table, const double *got,
     for (size_t i = 0; i < table->count; i++) {
         const Tensor *x = &table->tensors[i];
         double error = tensor_error(x, got, want);
-        if (error > e.kinds[x->kind]) e.kinds[x->kind] = error;
+        if (error > e.kinds[x->spec->kind]) e.kinds[x->spec->kind] = error;
         if (error > e.worst) {
             e.worst = error;
             e.tensor = i;

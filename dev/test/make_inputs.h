@@ -69,7 +69,7 @@ static inline void write_tensors(const char *folder, const char *name, const Par
         const Tensor *x = &table->tensors[i];
         size_t begin = data;
         data += x->rows * x->cols * bytes;
-        if (x->dims == 2) snprintf(shape, sizeof shape, "%zu,%zu", x->rows, x->cols);
+        if (x->spec->rows != '1') snprintf(shape, sizeof shape, "%zu,%zu", x->rows, x->cols);
         else snprintf(shape, sizeof shape, "%zu", x->cols);
         used += (size_t)sprintf(header + used, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}",
                                 i > first ? "," : "{", x->name, dtype, shape, begin, data);
@@ -156,7 +156,7 @@ static inline void random_params(Reference *ref, double scale, uint64_t *seed) {
     for (size_t i = 0; i < ref->table.count; i++) {
         const Tensor *x = &ref->table.tensors[i];
         for (size_t k = 0; k < x->rows * x->cols; k++) {
-            ref->params[x->offset + k] = (float)((x->init == INIT_ONE) + scale * noise(seed));
+            ref->params[x->offset + k] = (float)((x->spec->init == INIT_ONE) + scale * noise(seed));
         }
     }
 }

@@ -23,7 +23,7 @@ static bool rules_derive_splits(const ModelSpec *spec, bool outputs_first) {
     bool cut = false;  // the outputs of the last product
     for (size_t i = 0; i < spec->count; i++) {
         const TensorSpec *x = &spec->tensors[i];
-        bool layer = i >= spec->layer && i < spec->behind, matrix = x->dims == 2;
+        bool layer = i >= spec->layer && i < spec->behind, matrix = x->rows != '1';
         if (layer && matrix && !(x->flags & TENSOR_JOINED)) cut = product++ % 2 == 0;
         Split split = !layer && matrix && x->rows == 'V' ? SPLIT_VOCAB : SPLIT_NONE;
         if (layer && matrix) split = cut == outputs_first ? SPLIT_ROWS : SPLIT_COLUMNS;

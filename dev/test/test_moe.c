@@ -33,9 +33,9 @@ static void flags_of(char flags[ARG_BYTES], const Case *c) {
 static void randomize_experts(Reference *ref, uint64_t seed) {
     for (size_t i = 0; i < ref->table.count; i++) {
         const Tensor *x = &ref->table.tensors[i];
-        double scale = x->kind == ROUTERW ? 1.0 : 0.2;
+        double scale = x->spec->kind == ROUTERW ? 1.0 : 0.2;
         for (size_t k = 0; k < x->rows * x->cols; k++)
-            ref->params[x->offset + k] = (float)((x->init == INIT_ONE) + scale * noise(&seed));
+            ref->params[x->offset + k] = (float)((x->spec->init == INIT_ONE) + scale * noise(&seed));
     }
 }
 
@@ -316,8 +316,8 @@ static void group_replicas(Context *x) {
             const Tensor *w = &ref.table.tensors[k];
             double *values = ref.params + w->offset;
             size_t half = w->rows * w->cols / 2;
-            if (!rows[i].others) values[2 * half - 1] += w->kind == rows[i].kind && w->held == 1;
-            else if (w->flags & TENSOR_EXPERTS) memcpy(values + half, values, half * sizeof(double));
+            if (!rows[i].others) values[2 * half - 1] += w->spec->kind == rows[i].kind && w->held == 1;
+            else if (w->spec->flags & TENSOR_EXPERTS) memcpy(values + half, values, half * sizeof(double));
         }
         write_experts("stale/model", &ref);
         snprintf(flags, sizeof flags, "--expert-parallel %d", rows[i].e);

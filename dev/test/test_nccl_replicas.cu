@@ -40,7 +40,7 @@ int main(int argc, char **argv) {
     host_array(m->w, m->config.L);
     for (size_t i = 0; i < m->table.count; i++) {
         const Tensor *x = &m->table.tensors[i];
-        m->w[x->held][x->kind] = m->state.params + x->offset;
+        m->w[x->held][x->spec->kind] = m->state.params + x->offset;
     }
     size_t wte = table_offset(&m->table, WTE, 0), norm = table_offset(&m->table, LN2B, 1),
            split = table_offset(&m->table, FCW, 1);

@@ -517,7 +517,7 @@ static double rank_elements(const Grid *g, const GPTConfig *config, double *repl
     ParamTable table = stage_table(config, g, 0);
     double total = (double)table.total;
     for (size_t i = 0; i < table.count && replicated; i++) {
-        if (table.tensors[i].split == SPLIT_NONE) *replicated += (double)table.tensors[i].size;
+        if (table.tensors[i].spec->split == SPLIT_NONE) *replicated += (double)table.tensors[i].size;
     }
     table_free(&table);
     return total;

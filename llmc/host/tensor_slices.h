@@ -65,7 +65,7 @@ static inline const char *state_file(StateKind kind) {
 
 // The shape of a tensor in the file, as JSON.
 static inline const char *state_shape(char shape[48], const Tensor *x) {
-    if (x->dims == 1) snprintf(shape, 48, "[%zu]", x->cols);
+    if (x->spec->rows == '1') snprintf(shape, 48, "[%zu]", x->cols);
     else snprintf(shape, 48, "[%zu,%zu]", x->rows, x->cols);
     return shape;
 }

@@ -15,11 +15,11 @@ static inline bool replicas_check(const Trainer *m, Error *err) {
     memset(hashes, 0xff, count * sizeof(uint64_t));  // not held
     for (size_t i = 0; i < m->table.count; i++) {
         const Tensor *x = &m->table.tensors[i];
-        const floatX *weights = m->w[x->held][x->kind];
+        const floatX *weights = m->w[x->held][x->spec->kind];
         size_t bytes = x->size * sizeof(floatX);
         unsigned char *host = (unsigned char *)host_alloc(bytes, 1);
         CUDA_CHECK(cudaMemcpy(host, weights, bytes, cudaMemcpyDeviceToHost));
-        uint64_t *hash = &hashes[x->id * parts + (x->split == SPLIT_NONE ? 0 : x->t_rank)];
+        uint64_t *hash = &hashes[x->id * parts + (x->spec->split == SPLIT_NONE ? 0 : x->t_rank)];
         *hash = 0xcbf29ce484222325u;
         for (size_t k = 0; k < bytes; k++) *hash = (*hash ^ host[k]) * 0x100000001b3u;
         free(host);

@@ -208,8 +208,8 @@ static inline Arena *trainer_layout(Trainer *m) {
     m->part.grads = m->state.grads;
     for (size_t i = 0; i < m->table.count; i++) {
         const Tensor *x = &m->table.tensors[i];
-        m->w[x->held][x->kind] = m->state.params + x->offset;
-        m->dw[x->held][x->kind] = m->state.grads + x->offset;
+        m->w[x->held][x->spec->kind] = m->state.params + x->offset;
+        m->dw[x->held][x->spec->kind] = m->state.grads + x->offset;
     }
     Arena *arena = &m->activations;
     take(arena, m->loss_sums, micros), take(arena, m->inputs, m->micros * N), take(arena, m->targets, m->micros * N);

@@ -110,9 +110,9 @@ static inline void state_init_weights(State *state, const ParamTable *table, uin
         for (Run run; (x = slices_next(&walk, &run)) != NULL;) {
             float *out = host + (x->offset + run.local - first);
             double stddev = config_spec(&table->config)->stddev;
-            if (x->init == INIT_RESIDUAL) stddev /= sqrt(2.0 * (double)table->config.L);
-            for (size_t j = 0; j < run.count && x->init == INIT_ONE; j++) out[j] = 1.0f;
-            if (x->init == INIT_NORMAL || x->init == INIT_RESIDUAL)
+            if (x->spec->init == INIT_RESIDUAL) stddev /= sqrt(2.0 * (double)table->config.L);
+            for (size_t j = 0; j < run.count && x->spec->init == INIT_ONE; j++) out[j] = 1.0f;
+            if (x->spec->init == INIT_NORMAL || x->spec->init == INIT_RESIDUAL)
                 random_normal_fill(out, seed, x->id, run.global, run.count, stddev);
         }
         state_set_weights(state, host, first, end - first);
@@ -182,7 +182,7 @@ static inline Piece *state_pieces(const State *state, const ParamTable *table, s
             size_t hi = x->offset + x->size < slice.hi ? x->offset + x->size : slice.hi;
             if (lo >= hi) break;  // nor do later slices meet x
             size_t place = state_place(state, slice) + (lo - slice.lo), at = slice.at + (lo - slice.lo);
-            pieces[(*count)++] = {place, place + hi - lo, at, i, 0, (x->flags & TENSOR_DECAYS) != 0};
+            pieces[(*count)++] = {place, place + hi - lo, at, i, 0, (x->spec->flags & TENSOR_DECAYS) != 0};
         }
     }
     return pieces;
