@@ -101,8 +101,8 @@ static inline uint64_t checkpoint_state_sum(const GPTConfig *g, const TrainerSta
     for (int i = 0; i < 5; i++, n++) sum += checksum_element(n, (uint32_t)sizes[i]);
     for (int i = 0; i < TRAINER_KEY_COUNT; i++, n++) {
         trainer_key_print(state, &TRAINER_KEYS[i], value, sizeof value);
-        bool absent = strcmp(value, "0") == 0 || strcmp(value, "\"\"") == 0;  // as in a file without the key
-        if ((TRAINER_KEYS[i].roles & KEY_LATER) && absent) continue;
+        bool zero = strcmp(value, "0") == 0 || strcmp(value, "\"\"") == 0;
+        if ((TRAINER_KEYS[i].roles & KEY_SPARSE) && zero) continue;
         for (const char *c = value; *c; c++, n++) sum += checksum_element(n, (unsigned char)*c);
     }
     return sum;
@@ -194,8 +194,8 @@ static inline bool checkpoint_sum(const char *dir, const ModelSpec *spec, size_t
     return checkpoint_scan(dir, &config, state.bf16 ? 4 : 3, share, shares, sums, err);
 }
 
-// Are the sums of the whole files, the configuration and the position those that were saved? What has no checksums, as
-// older versions wrote it, cannot be compared and is refused.
+// Are the sums of the whole files, the configuration and the position those that were saved? What has no checksums
+// cannot be compared and is refused.
 static inline bool checkpoint_matches(const char *dir, const Checksums *sums, Error *err) {
     char path[PATH_MAX], name[STATE_NAME_SIZE], now[17];
     cJSON *root = path_print(path, sizeof path, err, "%s/trainer.json", dir) ? json_read(path, TRAINER_MAX_FILE, err)
@@ -203,7 +203,7 @@ static inline bool checkpoint_matches(const char *dir, const Checksums *sums, Er
     const cJSON *saved = cJSON_GetObjectItemCaseSensitive(root, "checksums");
     bool ok = root != NULL;
     if (ok && !cJSON_IsObject(saved))
-        ok = error_set(err, "%s has no \"checksums\": it is damaged or of an old version; take another checkpoint "
+        ok = error_set(err, "%s has no \"checksums\": it is damaged; take another checkpoint "
                        "(--verify 0 takes this one as it is)", path);
     saved = ok ? saved->child : NULL;
     for (size_t i = 0; i < sums->count && ok; i++, saved = saved->next) {

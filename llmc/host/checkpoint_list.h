@@ -14,7 +14,7 @@ typedef struct {
     size_t save;  // of trainer.json, which orders them; SIZE_MAX: it cannot be read
 } CheckpointEntry;
 
-// Orders by step where neither counts saves, as in older versions.
+// Orders equal counts by step.
 static inline int checkpoint_compare(const void *a, const void *b) {
     const CheckpointEntry *x = (const CheckpointEntry *)a, *y = (const CheckpointEntry *)b;
     if (x->save != y->save) return x->save < y->save ? -1 : 1;

@@ -18,9 +18,9 @@ typedef struct {
     size_t sample;      // number of the next training sample
     size_t first_step;  // start of this run; not in the file
     bool bf16;
-    char data[TRAINER_DATA_SIZE];  // the training data as dataloader_describe prints them, or "" if not known
-    size_t save;        // orders the checkpoints of a folder, whatever their steps: each save counts on; 0: not counted
-    size_t lr_unit;     // 0: steps, the only unit of --warmup and the decay; older versions had another
+    char data[TRAINER_DATA_SIZE];  // the training data as dataloader_describe prints them, or "" if there are none yet
+    size_t save;        // orders the checkpoints of a folder, whatever their steps: each save counts on
+    size_t lr_unit;     // 0: steps, the only unit of --warmup and the decay
     Options opt;        // of a state that was read: the options in TRAINER_KEYS, 0 elsewhere
 } TrainerState;
 
@@ -39,9 +39,9 @@ static const Field STATE_FIELDS[] = {
 };
 #undef STATE_FIELD
 
-// Fixed: a resumed run must have the same value. Free: it may have another. Later: old files lack the key, which is
-// then 0 or "".
-enum { KEY_FIXED = 1, KEY_FREE = 2, KEY_LATER = 4 };
+// Fixed: a resumed run must have the same value. Free: it may have another. Sparse: the checksum "state" leaves out the
+// value 0 or "".
+enum { KEY_FIXED = 1, KEY_FREE = 2, KEY_SPARSE = 4 };
 
 typedef struct {
     const char *name;
@@ -54,10 +54,10 @@ static const TrainerKey TRAINER_KEYS[] = {
     {"global_batch", KEY_FREE}, {"steps", KEY_FREE}, {"warmup", KEY_FREE}, {"lr_schedule", KEY_FREE},
     {"lr", KEY_FREE}, {"lr_final", KEY_FREE}, {"weight_decay", KEY_FREE}, {"clip", KEY_FREE},
     {"beta1", KEY_FREE}, {"beta2", KEY_FREE}, {"eps", KEY_FREE},
-    {"ramp_start", KEY_FREE | KEY_LATER}, {"ramp_increment", KEY_FREE | KEY_LATER},
-    {"ramp_samples", KEY_FREE | KEY_LATER}, {"lr_unit", KEY_LATER}, {"dropout", KEY_FREE | KEY_LATER},
-    {"data", KEY_LATER},  // compared by progress_data, when the data are open
-    {"save", KEY_LATER},
+    {"ramp_start", KEY_FREE | KEY_SPARSE}, {"ramp_increment", KEY_FREE | KEY_SPARSE},
+    {"ramp_samples", KEY_FREE | KEY_SPARSE}, {"lr_unit", KEY_SPARSE}, {"dropout", KEY_FREE | KEY_SPARSE},
+    {"data", KEY_SPARSE},  // compared by progress_data, when the data are open
+    {"save", KEY_SPARSE},
 };
 enum { TRAINER_KEY_COUNT = sizeof TRAINER_KEYS / sizeof TRAINER_KEYS[0] };
 
@@ -111,7 +111,6 @@ static inline bool trainer_state_read(const char *path, TrainerState *state, Err
         void *object;
         const Field *f = trainer_field(state, key, &object);
         item = cJSON_GetObjectItemCaseSensitive(root, key->name);
-        if (!item && (key->roles & KEY_LATER)) continue;
         if (!item) ok = error_set(err, "%s: \"%s\" is missing", path, key->name);
         else if (!json_set_field(object, f, item)) ok = error_set(err, "%s: \"%s\" is malformed", path, key->name);
     }
@@ -159,7 +158,6 @@ static inline bool progress_resume(TrainerState *progress, const char *dir, Erro
 }
 
 // Notes the training data. Returns false with a sentence if the checkpoint was trained on other data, unless `anyway`.
-// Old checkpoints do not name their data and are not compared.
 static inline bool progress_data(TrainerState *progress, const DataLoader *data, bool anyway, Error *err) {
     char now[TRAINER_DATA_SIZE];
     dataloader_describe(data, now, sizeof now);
