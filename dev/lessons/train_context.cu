@@ -48,7 +48,6 @@ struct Acts {
 };
 
 struct GPT : Trainer {
-    ContextOptions flags;
     Context own, cut;              // this rank's part of each sequence, and of those at hand: all of a sample
     ncclComm_t context;            // the ranks that share it
     bool connected;                // messages between them may be sent
@@ -451,13 +450,14 @@ static void connect(GPT *m) {
 // Checks this lesson's flags, once all others have been checked, and takes this rank's tokens.
 static bool check_context(Trainer *trainer, Error *err) {
     GPT *m = static_cast<GPT *>(trainer);
-    m->own = m->cut = context_of(&m->flags, m->opt.seq, m->grid.d_rank), m->tokens = context_tokens(m->own);
-    return context_check(&m->flags, m->opt.seq, m->config.NH, m->opt.dropout > 0.0, err);
+    m->own.T = m->opt.seq, m->own.rank = m->grid.d_rank % m->own.c;
+    m->cut = m->own, m->tokens = context_tokens(m->own);
+    return context_check(m->own, m->config.NH, m->opt.dropout > 0.0, err);
 }
 
 int main(int argc, char **argv) {
     static GPT gpt, *m = &gpt;
-    Lesson lesson = {{CONTEXT_OPTIONS, CONTEXT_OPTION_ROWS, &m->flags}, check_context, NULL, context_sizes};
+    Lesson lesson = {{CONTEXT_OPTIONS, CONTEXT_OPTION_ROWS, &m->own}, check_context, NULL, context_sizes};
     trainer_open(m, argc, argv, OPTIONS_DATA, lesson);  // bad input ends here
     shard(m);
     trainer_allocate(m, layout);

@@ -1,9 +1,8 @@
 // context.h: sequences cut over c ranks: the flags, and which tokens each rank has.
 // lesson: context
 //
-// defines: ContextOptions, CONTEXT_OPTIONS, CONTEXT_OPTION_ROWS, context_sizes, context_check, tokens_of, Context,
-//          context_of, context_tokens, context_is_ulysses, context_is_ring, TokenPair, token_pair,
-//          context_dropout
+// defines: Context, CONTEXT_OPTIONS, CONTEXT_OPTION_ROWS, context_sizes, context_check, tokens_of, context_tokens,
+//          context_is_ulysses, context_is_ring, TokenPair, token_pair, context_dropout
 #ifndef LLMC_HOST_CONTEXT_H
 #define LLMC_HOST_CONTEXT_H
 
@@ -12,43 +11,41 @@
 #include "llmc/host/tokens.h"
 #include "llmc/masks.h"
 
-typedef enum { CONTEXT_ULYSSES, CONTEXT_RING } ContextBy;
-enum { LAYOUT_ZIGZAG, LAYOUT_CONTIGUOUS };
-
+// A rank's part of a sequence of T tokens. All zeros: it has the sequence alone.
 typedef struct {
-    size_t context;
-    int by, layout;
-} ContextOptions;
+    size_t T, c, rank;  // ranks that share the sequence, and this one's number among them
+    int ring, zigzag;   // 0 or 1: --context-by, --context-layout
+} Context;
 
 static const Field CONTEXT_OPTIONS[] = {
     {"Context parallelism", FIELD_TITLE, 0, NULL, 0, 0, OPTION_BASIC, NULL, NULL},
-    {"context", FIELD_SIZE, offsetof(ContextOptions, context), "1", 1, 1e6, OPTION_BASIC, "N",
+    {"context", FIELD_SIZE, offsetof(Context, c), "1", 1, 1e6, OPTION_BASIC, "N",
      "neighbours of the data ranks that share each sequence"},
-    {"context-by", FIELD_CHOICE, offsetof(ContextOptions, by), "ulysses", 0, 0, OPTION_BASIC, "ulysses|ring",
+    {"context-by", FIELD_CHOICE, offsetof(Context, ring), "ulysses", 0, 0, OPTION_BASIC, "ulysses|ring",
      "how queries meet other ranks' keys"},
-    {"context-layout", FIELD_CHOICE, offsetof(ContextOptions, layout), "zigzag", 0, 0, OPTION_BASIC,
-     "zigzag|contiguous", "which tokens a rank has"},
+    {"context-layout", FIELD_CHOICE, offsetof(Context, zigzag), "zigzag", 0, 0, OPTION_BASIC,
+     "contiguous|zigzag", "which tokens a rank has"},
 };
 enum { CONTEXT_OPTION_ROWS = sizeof CONTEXT_OPTIONS / sizeof CONTEXT_OPTIONS[0] };
 
 // Tells the other options how many ranks share a sequence.
 static inline bool context_sizes(Options *o, const void *own, Error *err) {
     (void)err;
-    o->context = ((const ContextOptions *)own)->context;
+    o->context = ((const Context *)own)->c;
     return true;
 }
 
-// Refuses sizes by which neither a sequence of T tokens nor NH heads can be cut.
-static inline bool context_check(const ContextOptions *o, size_t T, size_t NH, bool dropout, Error *err) {
-    size_t c = o->context, parts = o->layout == LAYOUT_ZIGZAG ? 2 * c : c;
+// Refuses sizes by which neither the sequence nor NH heads can be cut.
+static inline bool context_check(Context part, size_t NH, bool dropout, Error *err) {
+    size_t T = part.T, c = part.c, parts = part.zigzag ? 2 * c : c;
     if (c == 1) return true;
     if (T % parts)
         return error_set(err, "--seq %zu is not a multiple of %zu, the parts that --context %zu cuts it in: change one",
                          T, parts, c);
-    if (o->by == CONTEXT_ULYSSES && NH % c)
+    if (!part.ring && NH % c)
         return error_set(err, "--context %zu does not divide the %zu heads, which --context-by ulysses needs: take a "
                          "size that does, or --context-by ring", c, NH);
-    if (o->by == CONTEXT_RING && dropout && T / parts % DROPOUT_BLOCK)
+    if (part.ring && dropout && T / parts % DROPOUT_BLOCK)
         return error_set(err, "--dropout and --context-by ring need parts of a multiple of %d tokens, not %zu: change "
                          "--seq or take --context-by ulysses", DROPOUT_BLOCK, T / parts);
     return true;
@@ -60,17 +57,6 @@ RANDOM_FUNCTION Tokens tokens_of(size_t T, size_t c, size_t i, bool zigzag) {
     size_t half = zigzag ? T / c / 2 : 0;
     Tokens tokens = {half, {i * half, zigzag ? (2 * c - 2 - i) * half : i * (T / c)}};
     return tokens;
-}
-
-// A rank's part of a sequence of T tokens. All zeros: it has the sequence alone.
-typedef struct {
-    size_t T, c, rank;  // ranks that share the sequence, and this one's number among them
-    bool ring, zigzag;  // --context-by, --context-layout
-} Context;
-
-static inline Context context_of(const ContextOptions *o, size_t T, size_t d_rank) {
-    Context part = {T, o->context, d_rank % o->context, o->by == CONTEXT_RING, o->layout == LAYOUT_ZIGZAG};
-    return part;
 }
 
 static inline Tokens context_tokens(Context part) {
