@@ -1,7 +1,7 @@
 // options.h: the command line: parses it by the tables of its fields, prints --help, fills in sizes that were left out
 // and checks the sizes against each other.
 //
-// defines: options_parse, option_hash, options_help, options_resolve, options_config
+// defines: options_parse, options_help, options_resolve, options_config
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
 
@@ -125,18 +125,6 @@ static inline bool options_parse(Options *o, const FieldTable *own, int argc, ch
     return true;
 }
 
-// A number of what a field holds, to compare ranks by: FNV-1a (Fowler, Noll and Vo).
-static inline uint64_t option_hash(const void *object, const Field *f) {
-    static const size_t sizes[] = {sizeof(size_t), sizeof(uint64_t), sizeof(double), sizeof(double), sizeof(bool),
-                                   sizeof(int), sizeof(int)};  // of the first types
-    const char *at = (const char *)object + f->offset;
-    size_t size = f->type <= FIELD_CHOICE ? sizes[f->type] : 0;
-    if (f->type == FIELD_TEXT && (at = *(const char *const *)(const void *)at)) size = strlen(at) + 1;
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (size_t i = 0; at && i < size; i++) hash = (hash ^ (unsigned char)at[i]) * 0x100000001b3u;
-    return hash;
-}
-
 // Prints --help of a trainer with these sections and rows of its own: the flags that the lessons need, or all.
 static inline void options_help(FILE *file, const char *program, unsigned sections, const FieldTable *own, bool all) {
     const char *slash = strrchr(program, '/');
@@ -242,11 +230,11 @@ static inline bool options_resolve_simulation(const Options *o, Error *err) {
     if (!o->simulate) return true;
     if (!o->ranks) return error_set(err, "--simulate needs --ranks, the GPUs of the job");
     if (o->virtual_time) return error_set(err, "--simulate and --virtual-time exclude each other");
-    static const Options off = {};
-    for (size_t i = 0; i < OPTION_ROWS; i++) {
-        if ((OPTIONS[i].tags & OPTION_TRAINS) && option_hash(o, &OPTIONS[i]) != option_hash(&off, &OPTIONS[i]))
-            return error_set(err, "--%s has no meaning under --simulate, where no data move: leave it out",
-                             OPTIONS[i].name);
+    static const char off[sizeof(size_t)] = {0};
+    for (const Field *f = OPTIONS; f < OPTIONS + OPTION_ROWS; f++) {  // of texts, sizes, switches and marks
+        size_t bytes = f->type == FIELD_SWITCH ? sizeof(bool) : f->type == FIELD_MARK ? sizeof(int) : sizeof(size_t);
+        if ((f->tags & OPTION_TRAINS) && memcmp((const char *)o + f->offset, off, bytes) != 0)
+            return error_set(err, "--%s has no meaning under --simulate, where no data move: leave it out", f->name);
     }
     if (o->steps == 0) return error_set(err, "--simulate needs --steps 1 or more: it has nothing but steps");
     return true;

@@ -63,17 +63,13 @@ static inline ncclComm_t job_split_link(Job *job, const Grid *grid, int from, in
     return job_split(job, ends, mine ? 2 : 0, "pipeline", LINK_BLOCKS, 0, false);
 }
 
-// Connects a communicator for collectives: a few bytes, then as many as the rank with the least can send. scratch:
-// `bytes` on the device, which are overwritten.
+// Connects a communicator for collectives: a few bytes, then `bytes`, the same on all ranks. scratch: so many bytes on
+// the device, which are overwritten.
 static inline void job_warm_up(ncclComm_t comm, void *scratch, size_t bytes, cudaStream_t stream) {
     int n = 1, rank = 0;
     NCCL_CHECK(ncclCommCount(comm, &n));
     NCCL_CHECK(ncclCommUserRank(comm, &rank));
     if (n == 1) return;
-    CUDA_CHECK(cudaMemcpy(scratch, &bytes, sizeof bytes, cudaMemcpyHostToDevice));
-    NCCL_CHECK(ncclAllReduce(scratch, scratch, 1, ncclInt64, ncclMin, comm, stream));
-    CUDA_CHECK(cudaStreamSynchronize(stream));
-    CUDA_CHECK(cudaMemcpy(&bytes, scratch, sizeof bytes, cudaMemcpyDeviceToHost));
     for (int large = 0; large < 2; large++) {
         size_t part = large ? bytes / sizeof(floatX) / (size_t)n : 1, count = part * (size_t)n;
         floatX *x = (floatX *)scratch, *mine = x + (size_t)rank * part;
@@ -94,6 +90,7 @@ static inline void trainer_warm_up(Trainer *m) {
     const Arena *larger = m->gradients.used > m->activations.used ? &m->gradients : &m->activations;
     size_t tokens = m->micros * m->B * m->T * sizeof(int), bytes = larger->used;
     if (bytes > WARM_UP_BYTES) bytes = WARM_UP_BYTES;
+    MPI_Allreduce(MPI_IN_PLACE, &bytes, 1, MPI_UINT64_T, MPI_MIN, MPI_COMM_WORLD);  // the rank with the least room
     job_warm_up(m->job.world, larger->base, bytes, m->stream);
     for (size_t i = 0; i < m->job.group_count; i++)
         if (!m->job.is_link[i]) job_warm_up(m->job.groups[i], larger->base, bytes, m->stream);

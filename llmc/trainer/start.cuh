@@ -109,21 +109,19 @@ static inline void trainer_set_batch(Trainer *m, size_t sequences) {
 
 // Were all ranks started alike? What is wrong with the flags of one is said first. Comes before all that depends on
 // them, --help included: ranks that go different ways wait for each other for ever.
-static inline bool trainer_same_start(const Trainer *m, bool parsed, unsigned sections, const FieldTable *own,
-                                      Error *err) {
-    uint64_t hashes[OPTION_ROWS + 1], program[] = {OPTION_ROWS, sizeof(Options), sizeof(floatX), sections, own->count};
+static inline bool trainer_same_start(const Trainer *m, bool parsed, int argc, char **argv, unsigned sections,
+                                      size_t own_rows, Error *err) {
+    uint64_t line = 0, program[] = {OPTION_ROWS, sizeof(Options), sizeof(floatX), sections, own_rows};
     size_t programs = sizeof program / sizeof program[0];
     if (job_first_difference(program, programs) < programs)
         return error_set(err, "the ranks run different trainers, or builds of one: start the same program on all");
     job_agree(&m->job, parsed, err);
-    hashes[OPTION_ROWS] = 0;
-    for (size_t i = 0; i < OPTION_ROWS; i++) hashes[i] = option_hash(&m->opt, &OPTIONS[i]);
-    for (size_t i = 0; i < own->count; i++)
-        hashes[OPTION_ROWS] = 31 * hashes[OPTION_ROWS] + option_hash(own->object, &own->fields[i]);
-    size_t row = job_first_difference(hashes, OPTION_ROWS + 1);
-    return row > OPTION_ROWS ||
-           error_set(err, "the ranks have different values of %s%s: give all the same command line",
-                     row < OPTION_ROWS ? "--" : "the lesson's flags", row < OPTION_ROWS ? OPTIONS[row].name : "");
+    for (int i = 1; i < argc; i++) {
+        for (const char *c = argv[i]; *c; c++) line = 31 * line + (unsigned char)*c;
+        line = 31 * line + ' ';
+    }
+    return job_first_difference(&line, 1) == 1 ||
+           error_set(err, "the ranks have different command lines: give all the same");
 }
 
 // Do all ranks, each on its node, see the same data and the same checkpoint?
@@ -143,7 +141,7 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
     GPTConfig file;
     strcpy(m->device.name, "no GPU");
     bool parsed = options_parse(o, &lesson->options, argc, argv, sections, err);
-    if (!trainer_same_start(m, parsed, sections, &lesson->options, err)) return false;
+    if (!trainer_same_start(m, parsed, argc, argv, sections, lesson->options.count, err)) return false;
     if (o->help || o->version) {
         if (o->help) options_help(stdout, argv[0], sections, &lesson->options, o->help == 2);
         else printf("%s, built from commit %s\n", argv[0], VERSION);
