@@ -94,11 +94,10 @@ typedef struct {
 typedef struct {
     const TensorSpec *spec;
     char name[64];       // Hugging Face's name, of GPT-2's without the prefix "transformer."
-    size_t layer, held;  // global layer number, and which of the layers that the rank holds; 0 outside the layers
+    size_t held;         // which of the layers that the rank holds; 0 outside the layers
     size_t id;           // position in the table of the unsharded model: keys random numbers, orders sums
     size_t rows, cols;   // global shape, as in files
-    size_t lrows, lcols; // this rank's shape, as in memory (wte: padded rows)
-    size_t offset, size; // elements: place in the rank's flat buffer, and lrows * lcols
+    size_t offset, size; // elements: place in the rank's flat buffer, and number of its part (wte: of padded rows)
     size_t t, t_rank;
     bool counted;        // this rank writes it and adds its squared norm: one of those that hold it alike
 } Tensor;
@@ -171,16 +170,13 @@ static inline Tensor tensor_describe(const GPTConfig *g, size_t row, size_t laye
     Tensor x;
     memset(&x, 0, sizeof x);
     x.spec = spec;
-    x.layer = layer;
     x.id = row + (row < model->layer ? 0 : row < model->behind ? layer : g->L - 1) * tensors_of_layer(model);
     snprintf(x.name, sizeof x.name, spec->name, layer);
     x.rows = config_dimension(g, spec->rows);
     x.cols = config_dimension(g, spec->cols);
     x.t = t;
     x.t_rank = t_rank;
-    x.lrows = spec->split == SPLIT_ROWS ? x.rows / t : spec->split == SPLIT_VOCAB ? g->Vp / t : x.rows;
-    x.lcols = spec->split == SPLIT_COLUMNS || spec->split == SPLIT_QKV ? x.cols / t : x.cols;
-    x.size = x.lrows * x.lcols;
+    x.size = (spec->split == SPLIT_VOCAB ? g->Vp : x.rows) * x.cols / (spec->split == SPLIT_NONE ? 1 : t);
     return x;
 }
 

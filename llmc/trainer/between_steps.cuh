@@ -120,7 +120,7 @@ static inline void trainer_save(Trainer *m) {
     if (job_first_failure(&m->job, m->ending.agreed) < m->job.size) CUDA_CHECK(cudaDeviceSynchronize());
     Checksums sums = checksums_make(&m->config, bf16);
     bool others = !m->opt.zero && m->grid.d_rank != 0;  // without ZeRO all data ranks hold the same
-    ok = others || state_save(&m->state, &m->table, tmp, &sums, &err);
+    ok = others || state_save(&m->state, tmp, &sums, &err);
     int bad = job_first_failure(&m->job, ok);
     MPI_Reduce(first ? MPI_IN_PLACE : sums.sums, sums.sums, (int)sums.count, MPI_UINT64_T, MPI_SUM, 0, MPI_COMM_WORLD);
     if (bad == m->job.size) {

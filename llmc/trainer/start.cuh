@@ -195,8 +195,8 @@ static inline Arena *trainer_layout(Trainer *m) {
     if (!m->w) {
         if (!m->part.owned) state_own(&m->part, 0, m->table.total);
         if (!m->state.owned) state_own(&m->state, 0, m->table.total);
-        m->host_norm_pieces = state_pieces(&m->part, &m->table, &m->norm_count);
-        m->host_adamw_pieces = state_pieces(&m->state, &m->table, &m->adamw_count);
+        m->host_norm_pieces = state_pieces(&m->part, &m->norm_count);
+        m->host_adamw_pieces = state_pieces(&m->state, &m->adamw_count);
         m->adamw_blocks = adamw_number(m->host_adamw_pieces, m->adamw_count);
         host_array(m->w, layers);
         host_array(m->dw, layers);
@@ -291,8 +291,8 @@ static inline void trainer_start(Trainer *m) {
     trainer_set_dropout(m, false);
     global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->norm_pieces, m->norm_count,
                         table_largest(&m->table), m->part.owned, m->stream);  // loads its kernels before any message
-    if (!from && !o->simulate) state_init_weights(&m->state, &m->table, o->seed);
-    bool loaded = !from || state_load(&m->state, &m->table, from, o->resume != NULL, &err);
+    if (!from && !o->simulate) state_init_weights(&m->state, o->seed);
+    bool loaded = !from || state_load(&m->state, from, o->resume != NULL, &err);
     job_agree(&m->job, loaded, &err, 1);
     CUDA_CHECK(cudaDeviceSynchronize());  // memory is set on the default stream, which ours do not wait for
     if (o->debug_replicas) trainer_check_replicas(m);  // after a step ZeRO has gathered one copy over all others

@@ -17,7 +17,7 @@
 // Flat buffers of one rank, all laid out by its table. The optimizer may own slices of it only (ZeRO). A sharded state
 // holds no more than these slices of weights and gradients either, and the trainer gathers buckets elsewhere (FSDP).
 typedef struct {
-    size_t total;    // elements of the flat buffer
+    const ParamTable *table;
     Piece *slices;   // [slice_count], ascending
     size_t slice_count, owned;  // owned: elements of all slices together
     bool sharded;
@@ -32,7 +32,7 @@ enum { STATE_CHUNK = 16 << 20 };  // elements that pass through the host at a ti
 // Gives a rank the flat buffer of a table, of which it owns nothing yet.
 static inline void state_create(State *state, const ParamTable *table) {
     memset(state, 0, sizeof *state);
-    state->total = table->total;
+    state->table = table;
     state->slices = (Piece *)host_alloc(table->bucket_count, sizeof(Piece));
 }
 
@@ -45,7 +45,7 @@ static inline void state_own(State *state, size_t lo, size_t count) {
     state->owned += count;
 }
 
-static inline size_t state_held(const State *state) { return state->sharded ? state->owned : state->total; }
+static inline size_t state_held(const State *state) { return state->sharded ? state->owned : state->table->total; }
 
 // Where params and grads have the first element of a slice.
 static inline size_t state_place(const State *state, Piece slice) { return state->sharded ? slice.at : slice.lo; }
@@ -100,7 +100,8 @@ static inline void state_zero(State *state) {
 
 // The model's initial weights. Every element depends on (seed, tensor, its global position) alone, so each rank makes
 // its own shard and any layout starts from the same model.
-static inline void state_init_weights(State *state, const ParamTable *table, uint64_t seed) {
+static inline void state_init_weights(State *state, uint64_t seed) {
+    const ParamTable *table = state->table;
     float *host = (float *)host_alloc(STATE_CHUNK, sizeof(float));
     for (size_t first = 0, end; first < table->total; first = end) {
         end = state_chunk_end(first, table->total);
@@ -125,7 +126,7 @@ static inline void state_init_weights(State *state, const ParamTable *table, uin
 static inline int state_kinds(const State *state) { return state->master ? STATE_MASTER + 1 : STATE_MASTER; }
 
 // Weights only (--init), or with the optimizer (--resume).
-static inline bool state_load(State *state, const ParamTable *table, const char *dir, bool with_optimizer, Error *err) {
+static inline bool state_load(State *state, const char *dir, bool with_optimizer, Error *err) {
     float *host = (float *)host_alloc(STATE_CHUNK, sizeof(float));
     bool ok = true;
     state_zero(state);
@@ -133,10 +134,10 @@ static inline bool state_load(State *state, const ParamTable *table, const char 
         bool all = kind == STATE_WEIGHTS && !state->sharded;  // every data rank has the weights of all
         for (size_t i = 0; i < (all ? 1 : state->slice_count); i++) {
             Piece slice = state->slices[i];
-            if (all) slice.lo = 0, slice.hi = state->total;
+            if (all) slice.lo = 0, slice.hi = state->table->total;
             for (size_t lo = slice.lo, hi; lo < slice.hi && ok; lo = hi) {
                 hi = state_chunk_end(lo, slice.hi);
-                ok = checkpoint_read(dir, (StateKind)kind, table, host, lo, hi, err);
+                ok = checkpoint_read(dir, (StateKind)kind, state->table, host, lo, hi, err);
                 if (ok && kind == STATE_WEIGHTS) state_set_weights(state, host, lo, hi - lo);
                 else if (ok) state_upload(state_moments(state, kind) + slice.at + (lo - slice.lo), host, hi - lo);
             }
@@ -148,8 +149,7 @@ static inline bool state_load(State *state, const ParamTable *table, const char 
 
 // Writes what this rank owns into the folder that checkpoint_create has made, or, without sums, its gradients into the
 // unfinished file that gradients_create has made.
-static inline bool state_save(const State *state, const ParamTable *table, const char *path, Checksums *sums,
-                              Error *err) {
+static inline bool state_save(const State *state, const char *path, Checksums *sums, Error *err) {
     float *host = (float *)host_alloc(STATE_CHUNK, sizeof(float));
     bool ok = true;
     for (size_t i = 0; i < state->slice_count; i++) {
@@ -161,7 +161,7 @@ static inline bool state_save(const State *state, const ParamTable *table, const
                 if (!sums) state_download(host, state->grads + place, hi - lo);
                 else if (kind == STATE_WEIGHTS) state_download(host, state->params + place, hi - lo);
                 else state_download(host, state_moments(state, kind) + at, hi - lo);
-                ok = slices_write(path, (StateKind)kind, table, host, lo, hi, sums, err);
+                ok = slices_write(path, (StateKind)kind, state->table, host, lo, hi, sums, err);
             }
         }
     }
@@ -170,7 +170,8 @@ static inline bool state_save(const State *state, const ParamTable *table, const
 }
 
 // Returns the pieces [*count] of tensors that this rank owns, as params and grads have them; the caller frees them.
-static inline Piece *state_pieces(const State *state, const ParamTable *table, size_t *count) {
+static inline Piece *state_pieces(const State *state, size_t *count) {
+    const ParamTable *table = state->table;
     Piece *pieces = (Piece *)host_alloc(table->count + state->slice_count, sizeof(Piece));  // each begins one or both
     *count = 0;
     for (size_t i = 0, first = 0; i < table->count; i++) {

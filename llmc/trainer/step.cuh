@@ -77,7 +77,7 @@ static inline bool trainer_dump_gradients(Trainer *m, Error *err) {
     if (!gradients_unfinished(tmp, path, err) ||
         (m->job.rank == 0 && !gradients_create(tmp, &m->config, err))) return false;
     MPI_Barrier(MPI_COMM_WORLD);
-    if (!state_save(&m->part, &m->table, tmp, NULL, err)) return false;
+    if (!state_save(&m->part, tmp, NULL, err)) return false;
     MPI_Barrier(MPI_COMM_WORLD);
     return m->job.rank != 0 || gradients_finish(tmp, path, err);
 }
