@@ -100,9 +100,9 @@ static inline uint64_t checkpoint_state_sum(const GPTConfig *g, const TrainerSta
     char value[TRAINER_VALUE_SIZE];
     for (int i = 0; i < 5; i++, n++) sum += checksum_element(n, (uint32_t)sizes[i]);
     for (int i = 0; i < TRAINER_KEY_COUNT; i++, n++) {
-        trainer_key_print(state, &TRAINER_KEYS[i], value, sizeof value);
+        json_print_field(state, &TRAINER_KEYS[i], value, sizeof value);
         bool zero = strcmp(value, "0") == 0 || strcmp(value, "\"\"") == 0;
-        if ((TRAINER_KEYS[i].roles & KEY_SPARSE) && zero) continue;
+        if ((TRAINER_KEYS[i].tags & KEY_SPARSE) && zero) continue;
         for (const char *c = value; *c; c++, n++) sum += checksum_element(n, (unsigned char)*c);
     }
     return sum;

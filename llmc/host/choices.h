@@ -1,10 +1,12 @@
 // choices.h: names for values that the command line and the rest of the trainers share.
 //
-// defines: RECOMPUTE_NONE, RECOMPUTE_GELU, RECOMPUTE_REST, RECOMPUTE_LAYER, Schedule, ATTENTION_MAX_HEAD_SIZE
+// defines: RECOMPUTE_*, LR_SCHEDULES, Schedule, ATTENTION_MAX_HEAD_SIZE
 #ifndef LLMC_CHOICES_H
 #define LLMC_CHOICES_H
 
 enum { RECOMPUTE_NONE, RECOMPUTE_GELU, RECOMPUTE_REST, RECOMPUTE_LAYER };  // --recompute: each keeps less
+
+#define LR_SCHEDULES "cosine|linear"  // --lr-schedule, in the order of LRSchedule
 
 // --schedule
 typedef enum { SCHEDULE_GPIPE, SCHEDULE_1F1B, SCHEDULE_INTERLEAVED, SCHEDULE_ZB_H1, SCHEDULE_ZB_AUTO } Schedule;

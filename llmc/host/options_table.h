@@ -116,7 +116,7 @@ static const Field OPTIONS[] = {
     SIZE("steps", steps, NULL, 0, 1e15, OPTION_BASIC, "updates, with those before a resume (default 100; simulated 2)"),
     REAL("lr", lr, "1e-3", 0, 1e3, OPTION_BASIC, "learning rate after warm-up"),
     SIZE("warmup", warmup, "0", 0, 1e15, 0, "steps of linear warm-up"),
-    CHOICE("lr-schedule", lr_schedule, "cosine", 0, "cosine|linear", "decay of the learning rate after warm-up"),
+    CHOICE("lr-schedule", lr_schedule, "cosine", 0, LR_SCHEDULES, "decay of the learning rate after warm-up"),
     REAL("lr-final", lr_final, "0.1", 0, 1, 0, "fraction of --lr at the last step"),
     REAL("weight-decay", weight_decay, "0.1", 0, 1e3, 0, "decoupled, on matrices and embeddings"),
     REAL("clip", clip, "1.0", 0, 1e30, 0, "largest norm of the gradient (0: off)"),

@@ -1,7 +1,7 @@
 // trainer.json: the progress of a run, and the options that it was trained with.
 //
-// defines: TrainerState, TRAINER_KEYS, trainer_key_print, trainer_state_read, trainer_state_write,
-//          trainer_state_compare, progress_resume, progress_data
+// defines: TrainerState, TRAINER_KEYS, trainer_state_read, trainer_state_write, trainer_state_compare,
+//          progress_resume, progress_data
 #ifndef LLMC_TRAINER_JSON_H
 #define LLMC_TRAINER_JSON_H
 
@@ -24,61 +24,41 @@ typedef struct {
     Options opt;        // of a state that was read: the options in TRAINER_KEYS, 0 elsewhere
 } TrainerState;
 
-// The fields of trainer.json that are not flags; the other rows are in OPTIONS.
-#define STATE_FIELD(name, type, field, max, value) \
-    {name, type, offsetof(TrainerState, field), NULL, 0, max, 0, value, NULL}
-static const Field STATE_FIELDS[] = {
-    STATE_FIELD("step", FIELD_SIZE, step, 1e15, NULL), STATE_FIELD("sample", FIELD_SIZE, sample, JSON_MAX_WHOLE, NULL),
-    STATE_FIELD("bf16", FIELD_SWITCH, bf16, 1, "0|1"),
-    STATE_FIELD("ramp-start", FIELD_SIZE, opt.ramp.start, JSON_MAX_WHOLE, NULL),
-    STATE_FIELD("ramp-increment", FIELD_SIZE, opt.ramp.increment, JSON_MAX_WHOLE, NULL),
-    STATE_FIELD("ramp-samples", FIELD_SIZE, opt.ramp.samples, JSON_MAX_WHOLE, NULL),
-    STATE_FIELD("lr-unit", FIELD_SIZE, lr_unit, 0, NULL),
-    STATE_FIELD("data", FIELD_CHARS, data, TRAINER_DATA_SIZE, "0123456789 x+"),
-    STATE_FIELD("save", FIELD_SIZE, save, TRAINER_MOST_SAVES, NULL),
-};
-#undef STATE_FIELD
-
 // Fixed: a resumed run must have the same value. Free: it may have another. Sparse: the checksum "state" leaves out the
 // value 0 or "".
 enum { KEY_FIXED = 1, KEY_FREE = 2, KEY_SPARSE = 4 };
 
-typedef struct {
-    const char *name;
-    unsigned roles;
-} TrainerKey;
-
-// In the order of the checksum "state": new keys go to the end.
-static const TrainerKey TRAINER_KEYS[] = {
-    {"step", 0}, {"sample", 0}, {"seed", KEY_FIXED}, {"shuffle", KEY_FIXED}, {"bf16", KEY_FIXED}, {"seq", KEY_FIXED},
-    {"global_batch", KEY_FREE}, {"steps", KEY_FREE}, {"warmup", KEY_FREE}, {"lr_schedule", KEY_FREE},
-    {"lr", KEY_FREE}, {"lr_final", KEY_FREE}, {"weight_decay", KEY_FREE}, {"clip", KEY_FREE},
-    {"beta1", KEY_FREE}, {"beta2", KEY_FREE}, {"eps", KEY_FREE},
-    {"ramp_start", KEY_FREE | KEY_SPARSE}, {"ramp_increment", KEY_FREE | KEY_SPARSE},
-    {"ramp_samples", KEY_FREE | KEY_SPARSE}, {"lr_unit", KEY_SPARSE}, {"dropout", KEY_FREE | KEY_SPARSE},
-    {"data", KEY_SPARSE},  // compared by progress_data, when the data are open
-    {"save", KEY_SPARSE},
+// The keys, in the order of the checksum "state": new ones go to the end. The values of flags have no limits here: the
+// command line has them.
+#define KEY(name, type, field, max, value, roles) \
+    {name, type, offsetof(TrainerState, field), NULL, 0, max, roles, value, NULL}
+#define SIZE(name, field, max, roles) KEY(name, FIELD_SIZE, field, max, NULL, roles)
+#define REAL(name, roles) KEY(#name, FIELD_REAL, opt.name, 1e300, NULL, roles)
+static const Field TRAINER_KEYS[] = {
+    SIZE("step", step, 1e15, 0),
+    SIZE("sample", sample, JSON_MAX_WHOLE, 0),
+    KEY("seed", FIELD_SEED, opt.seed, 0x1p64, NULL, KEY_FIXED),
+    KEY("shuffle", FIELD_SWITCH, opt.shuffle, 1, "0|1", KEY_FIXED),
+    KEY("bf16", FIELD_SWITCH, bf16, 1, "0|1", KEY_FIXED),
+    SIZE("seq", opt.seq, JSON_MAX_WHOLE, KEY_FIXED),
+    SIZE("global_batch", opt.global_batch, JSON_MAX_WHOLE, KEY_FREE),
+    SIZE("steps", opt.steps, JSON_MAX_WHOLE, KEY_FREE),
+    SIZE("warmup", opt.warmup, JSON_MAX_WHOLE, KEY_FREE),
+    KEY("lr_schedule", FIELD_CHOICE, opt.lr_schedule, 0, LR_SCHEDULES, KEY_FREE),
+    REAL(lr, KEY_FREE), REAL(lr_final, KEY_FREE), REAL(weight_decay, KEY_FREE), REAL(clip, KEY_FREE),
+    REAL(beta1, KEY_FREE), REAL(beta2, KEY_FREE), REAL(eps, KEY_FREE),
+    SIZE("ramp_start", opt.ramp.start, JSON_MAX_WHOLE, KEY_FREE | KEY_SPARSE),
+    SIZE("ramp_increment", opt.ramp.increment, JSON_MAX_WHOLE, KEY_FREE | KEY_SPARSE),
+    SIZE("ramp_samples", opt.ramp.samples, JSON_MAX_WHOLE, KEY_FREE | KEY_SPARSE),
+    SIZE("lr_unit", lr_unit, 0, KEY_SPARSE),
+    REAL(dropout, KEY_FREE | KEY_SPARSE),
+    KEY("data", FIELD_CHARS, data, TRAINER_DATA_SIZE, "0123456789 x+", KEY_SPARSE),  // progress_data compares it
+    SIZE("save", save, TRAINER_MOST_SAVES, KEY_SPARSE),
 };
+#undef KEY
+#undef SIZE
+#undef REAL
 enum { TRAINER_KEY_COUNT = sizeof TRAINER_KEYS / sizeof TRAINER_KEYS[0] };
-
-// Finds the row of a key and the object it belongs to. A flag has - where its key has _.
-static inline const Field *trainer_field(const TrainerState *state, const TrainerKey *key, void **object) {
-    const FieldTable tables[] = {{STATE_FIELDS, sizeof STATE_FIELDS / sizeof STATE_FIELDS[0], (void *)state},
-                                 {OPTIONS, OPTION_ROWS, (void *)&state->opt}};
-    char flag[32];
-    snprintf(flag, sizeof flag, "%s", key->name);
-    for (char *c = flag; *c; c++) {
-        if (*c == '_') *c = '-';
-    }
-    return fields_find(tables, 2, flag, object);
-}
-
-// Prints the value of a key as JSON.
-static inline void trainer_key_print(const TrainerState *state, const TrainerKey *key, char *text, size_t size) {
-    void *object;
-    const Field *f = trainer_field(state, key, &object);
-    json_print_field(object, f, text, size);
-}
 
 // Writes the file. checksums: a JSON object, or NULL.
 static inline bool trainer_state_write(const char *path, const TrainerState *state, const char *checksums, Error *err) {
@@ -87,7 +67,7 @@ static inline bool trainer_state_write(const char *path, const TrainerState *sta
     FILE *out = open_memstream(&text, &bytes);
     fprintf(out, "{\n  \"version\": %d", (int)TRAINER_VERSION);
     for (int i = 0; i < TRAINER_KEY_COUNT; i++) {
-        trainer_key_print(state, &TRAINER_KEYS[i], value, sizeof value);
+        json_print_field(state, &TRAINER_KEYS[i], value, sizeof value);
         fprintf(out, ",\n  \"%s\": %s", TRAINER_KEYS[i].name, value);
     }
     if (checksums) fprintf(out, ",\n  \"checksums\": %s", checksums);
@@ -107,12 +87,10 @@ static inline bool trainer_state_read(const char *path, TrainerState *state, Err
     bool ok = (cJSON_IsNumber(item) && item->valuedouble == TRAINER_VERSION) ||
               error_set(err, "%s is not of version %d", path, (int)TRAINER_VERSION);
     for (int i = 0; i < TRAINER_KEY_COUNT && ok; i++) {
-        const TrainerKey *key = &TRAINER_KEYS[i];
-        void *object;
-        const Field *f = trainer_field(state, key, &object);
+        const Field *key = &TRAINER_KEYS[i];
         item = cJSON_GetObjectItemCaseSensitive(root, key->name);
         if (!item) ok = error_set(err, "%s: \"%s\" is missing", path, key->name);
-        else if (!json_set_field(object, f, item)) ok = error_set(err, "%s: \"%s\" is malformed", path, key->name);
+        else if (!json_set_field(state, key, item)) ok = error_set(err, "%s: \"%s\" is malformed", path, key->name);
     }
     cJSON_Delete(root);
     state->first_step = state->step;
@@ -127,13 +105,13 @@ static inline bool trainer_state_compare(const TrainerState *saved, const Traine
     size_t n = 0;
     changed[0] = '\0';
     for (int i = 0; i < TRAINER_KEY_COUNT; i++) {
-        const TrainerKey *key = &TRAINER_KEYS[i];
+        const Field *key = &TRAINER_KEYS[i];
         char a[64], b[64];
-        if (!(key->roles & (KEY_FIXED | KEY_FREE))) continue;
-        trainer_key_print(saved, key, a, sizeof a);
-        trainer_key_print(now, key, b, sizeof b);
+        if (!(key->tags & (KEY_FIXED | KEY_FREE))) continue;
+        json_print_field(saved, key, a, sizeof a);
+        json_print_field(now, key, b, sizeof b);
         if (strcmp(a, b) == 0) continue;
-        if (key->roles & KEY_FIXED)
+        if (key->tags & KEY_FIXED)
             return error_set(err, "the checkpoint was trained with %s = %s, this run has %s: make them equal, or start "
                              "from its weights alone with --init", key->name, a, b);
         if (n < size)
