@@ -86,36 +86,6 @@ struct CpuMmaProduct {
     }
 };
 
-// Gives each lane the words of its group: COUNT lanes, STRIDE apart.
-template <int COUNT, int STRIDE>
-struct CpuGather {
-    uint32_t *all;  // [COUNT]
-    uint32_t x;
-    static void run(CpuGather *const *lanes) {
-        for (int l = 0; l < 32; l++)
-            for (int i = 0; i < COUNT; i++) {
-                int from = l - l / STRIDE % COUNT * STRIDE + i * STRIDE;
-                lanes[l]->all[i] = lanes[from]->x;
-            }
-    }
-};
-
-// Sums two values of each lane over groups of four lanes, or takes the largest, with the bits of shuffles by 1 and 2.
-struct CpuQuad {
-    float *x;
-    bool sum;
-    static void run(CpuQuad *const *lanes) {
-        for (int first = 0; first < 32; first += 4)
-            for (int i = 0; i < 2; i++) {
-                float v[4];
-                bool sum = lanes[0]->sum;
-                for (int l = 0; l < 4; l++) v[l] = lanes[first + l]->x[i];
-                float total = cpu_combine(sum, cpu_combine(sum, v[0], v[1]), cpu_combine(sum, v[2], v[3]));
-                for (int l = 0; l < 4; l++) lanes[first + l]->x[i] = total;
-            }
-    }
-};
-
 // cp.async: a copy happens when its thread waits for its group, as late as a GPU may do it. Until then NaN is there.
 struct CpuCopy {
     void *to;

@@ -136,7 +136,6 @@ __device__ __forceinline__ void mma_product(float (&d)[N8][4], const uint32_t (&
 // Each of the two values summed, or the largest taken, over the four lanes of a row of d.
 template <bool SUM>
 __device__ __forceinline__ void quad_reduce(float (&x)[2]) {
-#ifdef __CUDACC__
     UNROLL
     for (int offset = 1; offset < 4; offset *= 2) {
         UNROLL
@@ -145,11 +144,6 @@ __device__ __forceinline__ void quad_reduce(float (&x)[2]) {
             x[i] = SUM ? x[i] + other : fmaxf(x[i], other);
         }
     }
-#else
-    CpuQuad lane;
-    lane.x = x, lane.sum = SUM;
-    cpu_warp_together(&lane);
-#endif
 }
 __device__ __forceinline__ void quad_sum(float (&x)[2]) { quad_reduce<true>(x); }
 __device__ __forceinline__ void quad_max(float (&x)[2]) { quad_reduce<false>(x); }
@@ -158,15 +152,9 @@ __device__ __forceinline__ void quad_max(float (&x)[2]) { quad_reduce<false>(x);
 // <8, 4> those of a column.
 template <int COUNT, int STRIDE>
 __device__ __forceinline__ void warp_gather(uint32_t (&all)[COUNT], uint32_t x) {
-#ifdef __CUDACC__
     int lane = threadIdx.x % 32, first = lane - lane / STRIDE % COUNT * STRIDE;
     UNROLL
     for (int i = 0; i < COUNT; i++) all[i] = __shfl_sync(0xFFFFFFFFu, x, first + i * STRIDE);
-#else
-    CpuGather<COUNT, STRIDE> lane;
-    lane.all = all, lane.x = x;
-    cpu_warp_together(&lane);
-#endif
 }
 
 // Whether x is true in any lane. For work that changes nothing where it is false everywhere: a CPU, to which asking
