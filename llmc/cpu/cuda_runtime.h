@@ -73,7 +73,7 @@ static inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *grea
 }
 static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int) {
     CpuRuntime &r = cpu_runtime();
-    cpu_thread_order(), cpu_stream_order(), cpu_patience();  // a wrong setting ends the program early
+    cpu_thread_order(), cpu_stream_order(), stall_patience();  // a wrong setting ends the program early
     if (r.streams.size() == CPU_MAX_STREAMS) return cpu_error(cudaErrorMemoryAllocation);
     r.streams.push_back(*stream = new CUstream_st{{}, flags, {}, NULL});
     (*stream)->times.number = (unsigned)r.streams.size();
@@ -111,7 +111,7 @@ static inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream
     uint64_t host = cpu_clock().host;
     record->stream = stream;
     cpu_enqueue(stream, "cudaEventRecord", [record, stream, host] {
-        record->seconds = cpu_seconds();
+        record->seconds = seconds_wall();
         if (cpu_clock().on) record->moment = cpu_clock_record(&stream->times, host);
         return record->done = true;
     });

@@ -90,7 +90,7 @@ inline void cpu_run_grid(const CpuGrid *g) {
             shuffled[i] = shuffled[j], shuffled[j] = (uint32_t)i;
         }
     }
-    double start = cpu_seconds(), expected = threads * (*g->thread_seconds > 0 ? *g->thread_seconds : 5e-9);
+    double start = seconds_wall(), expected = threads * (*g->thread_seconds > 0 ? *g->thread_seconds : 5e-9);
     bool parallel = blocks > 1 && expected > 30e-6 && omp_get_max_threads() > 1 && !omp_in_parallel();
     size_t workers = parallel ? (size_t)omp_get_max_threads() : 1, chunk = blocks / (workers * 8) + 1;
 #pragma omp parallel if (parallel)
@@ -99,7 +99,7 @@ inline void cpu_run_grid(const CpuGrid *g) {
 #pragma omp for schedule(dynamic, chunk) nowait
         for (size_t i = 0; i < blocks; i++) cpu_run_block(b, seed ? shuffled[i] : i, seed);
     }
-    *g->thread_seconds = (cpu_seconds() - start) * (double)workers / threads;
+    *g->thread_seconds = (seconds_wall() - start) * (double)workers / threads;
 }
 
 // A grid or block size, from dim3 or a whole number of any type. A number that does not fit is noted.

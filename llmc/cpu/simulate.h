@@ -154,9 +154,9 @@ static inline void cpu_exchange(const void *data, size_t bytes, Take take) {
     double failed = 0;
     while ((pid = waitpid(-1, &status, failed > 0 ? WNOHANG : 0)) >= 0) {
         int its = WIFEXITED(status) ? WEXITSTATUS(status) : 1;
-        if (pid > 0 && its != 0 && code == 0) code = its, failed = cpu_seconds();
+        if (pid > 0 && its != 0 && code == 0) code = its, failed = seconds_wall();
         if (pid > 0) continue;
-        if (cpu_seconds() - failed > 2)
+        if (seconds_wall() - failed > 2)
             for (pid_t child : children) kill(child, SIGKILL);
         usleep(5000);
     }

@@ -1,6 +1,6 @@
 // stall.h: settings of the stand-ins from the environment, and their watchdog: seconds without progress.
 //
-// defines: environment_number, environment_random, Stall, stall_over, stall_wait, stall_patience
+// defines: environment_number, environment_random, seconds_wall, Stall, stall_over, stall_patience, stall_wait
 #ifndef LLMC_STALL_H
 #define LLMC_STALL_H
 
@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 // Ends the program with exit code 2. Under mpirun rank 0 speaks: it ends the job within the seconds that others wait.
@@ -42,6 +43,13 @@ static inline int environment_random(const char *name, const char *text, unsigne
     return 1;
 }
 
+// Returns seconds of the host's clock that never jumps.
+static inline double seconds_wall(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
 typedef struct {
     double waited, seen;  // s without progress; time of the last look, 0: none
 } Stall;
@@ -66,18 +74,22 @@ static inline bool stall_is_stopped(void) {
     return stopped;
 }
 
-// Returns the seconds without progress; `now` in s. Call it again and again while waiting. At most half a second counts
-// between two calls: a process that was stopped for longer (Ctrl-Z, a laptop that sleeps, a debugger) cannot blame its
-// peers, which may have been stopped as well. Nor does it count while a peer is stopped: looks once a second.
-static inline double stall_wait(Stall *s, double now) {
-    double since = s->seen > 0 ? now - s->seen : 0, before = s->waited;
+// Returns the seconds without progress after which a rank gives up.
+static inline double stall_patience(void) {
+    static double patience = 0;
+    if (patience == 0) patience = environment_number("CPU_STALL_SECONDS", 30);
+    return patience;
+}
+
+// Returns true after too many seconds without progress. Call it again and again while waiting. At most half a second
+// counts between two calls: a process that was stopped for longer (Ctrl-Z, a laptop that sleeps, a debugger) cannot
+// blame its peers, which may have been stopped as well. Nor does it count while a peer is stopped: looks once a second.
+static inline bool stall_wait(Stall *s) {
+    double now = seconds_wall(), since = s->seen > 0 ? now - s->seen : 0, before = s->waited;
     s->waited += since < 0.5 ? since : 0.5;
     s->seen = now;
     if (floor(s->waited) > floor(before) && stall_is_stopped()) s->waited = 0;
-    return s->waited;
+    return s->waited > stall_patience();
 }
-
-// Returns the seconds without progress after which a rank gives up.
-static inline double stall_patience(void) { return environment_number("CPU_STALL_SECONDS", 30); }
 
 #endif

@@ -7,7 +7,6 @@
 #define LLMC_CPU_STREAM_H
 
 #include <sched.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -46,12 +45,6 @@ static inline const char *cudaGetErrorString(cudaError_t error) {
     case cudaErrorNotReady: return "device not ready";
     }
     return "unrecognized error code";
-}
-
-static inline double cpu_seconds() {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 struct CpuOp {
@@ -142,12 +135,6 @@ __attribute__((noinline, cold)) inline void cpu_first_use(const char *name) {
               "runs; use it once before, with nothing in flight", name, pending.c_str());
 }
 
-// Returns the seconds without progress after which the scheduler gives up.
-inline double cpu_patience() {
-    static const double patience = stall_patience();
-    return patience;
-}
-
 static inline bool cpu_is_stream(cudaStream_t s) {
     const std::vector<cudaStream_t> &all = cpu_runtime().streams;
     return s && std::find(all.begin(), all.end(), s) != all.end();
@@ -212,7 +199,7 @@ inline void cpu_enqueue_work(cudaStream_t stream, const char *name, std::functio
 static inline void cpu_note_progress() { stall_over(&cpu_runtime().stall); }
 
 // Prints the operation that each stream waits for, after too long without progress, and ends the program.
-__attribute__((noinline, cold)) inline void cpu_report_stall(double now) {
+__attribute__((noinline, cold)) inline void cpu_report_stall() {
     CpuRuntime &r = cpu_runtime();
     fflush(stdout);
     fprintf(stderr, "no progress for %.0f seconds; waiting operations:\n", r.stall.waited);
@@ -220,7 +207,7 @@ __attribute__((noinline, cold)) inline void cpu_report_stall(double now) {
         if (s->queue.empty()) continue;
         const CpuOp &op = s->queue.front();
         fprintf(stderr, "  stream %u: %s%s%s, for %.1f s, %zu behind it\n", s->times.number, op.name.c_str(),
-                op.label ? " in " : "", op.label ? op.label->c_str() : "", op.started ? now - op.started : 0,
+                op.label ? " in " : "", op.label ? op.label->c_str() : "", seconds_wall() - op.started,
                 s->queue.size() - 1);
     }
     fflush(stderr);
@@ -247,12 +234,12 @@ inline bool cpu_run_one() {
     bool completed = false;
     for (size_t i = 0; i < count && !completed; i++) {
         CpuOp &op = ready[i]->queue.front();
-        if (!op.started) op.started = cpu_seconds();
+        if (!op.started) op.started = seconds_wall();
         completed = op.run();
         if (!completed) continue;
         if (op.timed) cpu_clock_work(&ready[i]->times, op.ns, op.least);
         if (r.profiling && !cpu_simulates())
-            cpu_profile(op.name, op.timed ? 1e-9 * (double)op.ns : cpu_seconds() - op.started);
+            cpu_profile(op.name, op.timed ? 1e-9 * (double)op.ns : seconds_wall() - op.started);
         ready[i]->queue.pop_front();
     }
     r.running = false;
@@ -260,10 +247,9 @@ inline bool cpu_run_one() {
         stall_over(&r.stall);
         return completed;
     }
-    double now = cpu_seconds(), waited = stall_wait(&r.stall, now);
-    if (waited > cpu_patience()) cpu_report_stall(now);
+    if (stall_wait(&r.stall)) cpu_report_stall();
     if (cpu_idle_hook) cpu_idle_hook();
-    else if (waited < 50e-6) sched_yield();
+    else if (r.stall.waited < 50e-6) sched_yield();
     else usleep(50);  // ranks share cores: one that only yields would take as much time as a working one
     return false;
 }

@@ -38,14 +38,13 @@ __attribute__((format(printf, 2, 3))) inline ncclResult_t fail(ncclResult_t resu
 
 // Waits for other ranks on the host, while the device works on. Ends the job if there is no progress for too long.
 inline void wait_for(MPI_Request *request, const std::string &what) {
-    double patience = stall_patience();
     Stall stall = {0, 0};
     state().host_waits_in = what;
     bool before = queue_open_memory(true);
     for (int done = 0;;) {
         MPI_Test(request, &done, MPI_STATUS_IGNORE);
         if (done) break;
-        if (stall_wait(&stall, MPI_Wtime()) > patience) give_up();
+        if (stall_wait(&stall)) give_up();
         queue_poll();
         sched_yield();
     }

@@ -67,7 +67,6 @@ inline bool is_device_memory(const void *p, size_t) {
 inline void gpu_helper() {
     GpuQueue &q = gpu_queue();
     std::vector<std::shared_ptr<Group>> &active = state().active;
-    double patience = stall_patience();
     Stall stall = {0, 0};
     std::unique_lock<std::mutex> lock(q.mutex);
     for (;;) {
@@ -93,7 +92,7 @@ inline void gpu_helper() {
             moved = true;
         }
         if (moved || !ready) stall_over(&stall);
-        if (stall_wait(&stall, MPI_Wtime()) > patience) give_up();
+        if (stall_wait(&stall)) give_up();
         lock.unlock();
         if (!moved) sched_yield();
         lock.lock();

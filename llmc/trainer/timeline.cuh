@@ -1,28 +1,20 @@
 // timeline.cuh: when work ran, for --trace. A span brackets work on a stream with two CUDA events; after a
 // synchronisation the spans become trace events, in microseconds since timeline_start. Off it costs nothing.
 //
-// defines: seconds_wall, seconds_now, Timeline, timeline_start, span_begin, span_end, timeline_collect
+// defines: seconds_now, Timeline, timeline_start, span_begin, span_end, timeline_collect
 #ifndef LLMC_TIMELINE_CUH
 #define LLMC_TIMELINE_CUH
-
-#include <time.h>
 
 #include <nvtx3/nvToolsExt.h>
 
 #include "llmc/kernels/cuda_common.cuh"
 #include "llmc/host/memory.h"
+#include "llmc/host/stall.h"
 #include "llmc/host/trace.h"
 
 enum { TIMELINE_LIMIT = 1000000 };  // spans of one rank; a longer run is traced up to there
 
-// Returns seconds of the host's clock that never jumps.
-static inline double seconds_wall(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
-// Returns the same, or seconds of the virtual clock if that is on.
+// Returns seconds_wall, or seconds of the virtual clock if that is on.
 static inline double seconds_now(void) {
 #ifdef CPU_CLOCK
     if (cpu_clock().on) return 1e-9 * (double)cpu_clock().host;
