@@ -1,6 +1,6 @@
 // stall.h: settings of the stand-ins from the environment, and their watchdog: seconds without progress.
 //
-// defines: environment_number, environment_random, seconds_wall, Stall, stall_over, stall_patience, stall_wait
+// defines: environment_number, environment_random, Stall, stall_over, stall_patience, stall_wait
 #ifndef LLMC_STALL_H
 #define LLMC_STALL_H
 
@@ -11,8 +11,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "llmc/host/seconds.h"
 
 // Ends the program with exit code 2. Under mpirun rank 0 speaks: it ends the job within the seconds that others wait.
 static inline void environment_refuse(const char *name, const char *text, const char *wanted) {
@@ -41,13 +42,6 @@ static inline int environment_random(const char *name, const char *text, unsigne
     if (end == 0 || text[end])
         environment_refuse(name, text, count == 1 ? "random:SEED" : "random:SEED:MICROSECONDS");
     return 1;
-}
-
-// Returns seconds of the host's clock that never jumps.
-static inline double seconds_wall(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
 typedef struct {

@@ -9,7 +9,7 @@
 
 #include "llmc/kernels/cuda_common.cuh"
 #include "llmc/host/memory.h"
-#include "llmc/host/stall.h"
+#include "llmc/host/seconds.h"
 #include "llmc/host/trace.h"
 
 enum { TIMELINE_LIMIT = 1000000 };  // spans of one rank; a longer run is traced up to there
