@@ -4,7 +4,7 @@
 // exchange addresses and map buffers, separately for small and large collectives, which different algorithms carry. All
 // this happens inside the call: the HOST waits there for the other ranks, and its allocations may wait for running
 // work. If a host has first enqueued an operation on another communicator or stream, two ranks may wait for each other.
-// So the stand-in always makes the host wait here, and refuses the call while another operation is in flight.
+// So the stand-in refuses the call while another operation is in flight.
 //
 // ncclCommDestroy is collective too: it returns when all ranks of the communicator have called it. The communicators of
 // one ncclGroupStart .. ncclGroupEnd end together, in any order of the calls.
@@ -60,19 +60,19 @@ struct Meeting {
     enum { WIDTH = 32 };
 };
 
-inline void meet_begin(Meeting *m, ncclComm_t comm, const std::string &call) {
+inline void meet_begin(Meeting *m, ncclComm_t comm, const char *call) {
     m->comm = comm;
     m->calls.assign((size_t)comm->size * Meeting::WIDTH, 0);
-    snprintf(m->calls.data() + (size_t)comm->rank * Meeting::WIDTH, Meeting::WIDTH, "%s", call.c_str());
+    snprintf(m->calls.data() + (size_t)comm->rank * Meeting::WIDTH, Meeting::WIDTH, "%s", call);
     bool before = queue_open_memory(true);
     MPI_Iallgather(MPI_IN_PLACE, 0, MPI_CHAR, m->calls.data(), Meeting::WIDTH, MPI_CHAR, comm->mpi, &m->request);
     queue_open_memory(before);
 }
 
-inline void meet_end(Meeting *m, const std::string &what) {
-    wait_for(&m->request, what);
+inline void meet_end(Meeting *m) {
     // All ranks have the same answers, so that they all say the same sentence.
-    const char *first = m->calls.data();
+    const char *first = m->calls.data(), *mine = first + m->comm->rank * Meeting::WIDTH;
+    wait_for(&m->request, mine + (" of " + m->comm->name));
     for (int r = 1; r < m->comm->size; r++) {
         const char *other = m->calls.data() + r * Meeting::WIDTH;
         if (strcmp(first, other) == 0) continue;
@@ -93,7 +93,7 @@ inline char *connection(const Operation &op) {
     return &comm->connected[2 * (size_t)(NCCL_MPI_OPS + op.call.root) + (op.call.op == NCCL_MPI_RECV)];
 }
 
-// Connects the ways that the operations of a group use for the first time, all together.
+// Connects the ways that the operations of a group use for the first time, or refuses to.
 inline ncclResult_t connect(const std::vector<Operation> &ops) {
     if (simulates()) return ncclSuccess;
     for (const Operation &op : ops) {
@@ -109,28 +109,9 @@ inline ncclResult_t connect(const std::vector<Operation> &ops) {
                         describe(&op.call).c_str(), op.comm->name.c_str(), full_name(*g).c_str());
         }
     }
-    std::vector<MPI_Request> requests;
-    std::deque<Meeting> meetings;
-    std::string what;
     for (const Operation &op : ops) {
-        char *connected = connection(op), nothing = 0;
-        if (!connected || *connected) continue;
-        *connected = 1;
-        what += (what.empty() ? "the first " : " and ") + describe(&op.call) + " (" + op.comm->name + ")";
-        if (is_p2p(&op)) {
-            int arrived = CONNECT_TAG + (op.call.op == NCCL_MPI_RECV), awaited = 2 * CONNECT_TAG + 1 - arrived;
-            requests.resize(requests.size() + 2);
-            bool before = queue_open_memory(true);
-            MPI_Isend(&nothing, 0, MPI_BYTE, op.call.root, arrived, op.comm->mpi, &requests.end()[-2]);
-            MPI_Irecv(&nothing, 0, MPI_BYTE, op.call.root, awaited, op.comm->mpi, &requests.end()[-1]);
-            queue_open_memory(before);
-        } else {
-            meetings.emplace_back();
-            meet_begin(&meetings.back(), op.comm, std::string("the first ") + nccl_mpi_op_name(op.call.op));
-        }
+        if (char *connected = connection(op)) *connected = 1;
     }
-    for (MPI_Request &r : requests) wait_for(&r, what);
-    for (Meeting &m : meetings) meet_end(&m, what);
     return ncclSuccess;
 }
 
@@ -173,7 +154,7 @@ inline void destroy(const std::vector<ncclComm_t> &comms) {
         meetings.emplace_back();
         meet_begin(&meetings.back(), comm, "ncclCommDestroy");
     }
-    for (Meeting &m : meetings) meet_end(&m, "ncclCommDestroy of " + m.comm->name);
+    for (Meeting &m : meetings) meet_end(&m);
     for (ncclComm_t comm : comms) {
         bool before = queue_open_memory(true);
         if (comm->whole) print_traffic(comm);
@@ -267,7 +248,7 @@ inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_
     // All ranks meet before MPI_Comm_split, which could not name a missing one.
     nccl_mpi::Meeting meeting;
     nccl_mpi::meet_begin(&meeting, comm, "ncclCommSplit");
-    nccl_mpi::meet_end(&meeting, "ncclCommSplit of " + comm->name);
+    nccl_mpi::meet_end(&meeting);
     MPI_Comm mpi;
     MPI_Comm_split(comm->mpi, color == NCCL_SPLIT_NOCOLOR ? MPI_UNDEFINED : color, key, &mpi);
     *newcomm = NULL;

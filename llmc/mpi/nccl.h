@@ -9,7 +9,7 @@
 //   - A send completes only when its receive has begun, so a wrong order of sends and receives hangs. After
 //     CPU_STALL_SECONDS (default 30) every rank then prints the peers it waits for, and the job ends.
 //   - Ranks that disagree about an operation, count, type, reduction or root are reported with both values.
-//   - The first use of a communicator blocks the host and is refused beside other operations, see communicator.h.
+//   - The first use of a communicator, where NCCL's host waits, is refused beside other operations: see communicator.h.
 //   - A reduction adds in rank order (see operation.h): the same bits on every rank, every time.
 // NCCL_DELAY=random:SEED:MICROSECONDS delays messages at random; results must not depend on it.
 // NCCL_TRAFFIC=1 prints calls and bytes of each communicator at the end of the run.

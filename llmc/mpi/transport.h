@@ -37,7 +37,7 @@ namespace nccl_mpi {
     end_job(0);
 }
 
-enum { P2P_TAG = 16384, CONNECT_TAG = 16386 };  // all tags stay below 32767, which every MPI allows
+enum { P2P_TAG = 16384 };  // all tags stay below 32767, which every MPI allows
 
 // Adds a message. data NULL: a contribution, which is received into a block of its own.
 inline void add_message(Operation *op, bool receive, int peer, int phase, const void *data, size_t bytes) {
