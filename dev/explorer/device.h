@@ -159,7 +159,7 @@ typedef struct {
 enum { TRAFFIC_MOST = 256 };
 static Traffic traffic[TRAFFIC_MOST];
 static int traffic_count;
-static int group_sizes[GROUP_COUNT], described_to;  // to: of the next communicator, its last rank
+static int group_sizes[GROUP_COUNT];
 
 // From here on this process is rank `rank` of t x d x p.
 static inline void ranks_are(int rank, int t, int d, int p) {
@@ -216,16 +216,13 @@ static inline ncclComm_t communicator(int group, int rank, int to) {
 static inline ncclResult_t ncclCommInitRank(ncclComm_t *comm, int, ncclUniqueId, int rank) {
     return *comm = communicator(GROUP_WORLD, rank, 0), ncclSuccess;
 }
-static inline void ncclMpiDescribe(const int *ranks, int count, int, bool) {
-    described_to = count > 0 ? ranks[count - 1] : 0;
-}
 // The trainers' keys are numbers within the group.
 static inline ncclResult_t ncclCommSplit(ncclComm_t, int color, int key, ncclComm_t *comm, ncclConfig_t *config) {
     static const char *const names[GROUP_COUNT] = {"world", "tensor", "data", "pipeline", "embedding"};
     *comm = NULL;
     for (int group = 1; group < GROUP_COUNT && color >= 0; group++) {
         if (strcmp(config->commName, names[group]) != 0) continue;
-        *comm = communicator(group, key, group == GROUP_PIPELINE ? described_to : 0);
+        *comm = communicator(group, key, group == GROUP_PIPELINE ? config->ranks[config->count - 1] : 0);
     }
     return color < 0 || *comm ? ncclSuccess : ncclInvalidArgument;
 }

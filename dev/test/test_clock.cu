@@ -229,7 +229,7 @@ static void test_communication() {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.commName = "pair";
     int ours[2] = {world_rank / 2 * 2, world_rank / 2 * 2 + 1};
-    ncclMpiDescribe(ours, 2, 0, true);
+    config.ranks = ours, config.count = 2, config.waited = true;
     must(ncclCommSplit(world, world_rank / 2, world_rank, &pair, &config));
     // First uses, which connect.
     for (size_t count : {(size_t)4, n}) {
@@ -314,8 +314,7 @@ static void test_communication() {
         ncclComm_t ends;
         cpu_clock().cluster.nics_per_node = 1;
         int both[2] = {0, world_size - 1};
-        config.commName = "ends";
-        ncclMpiDescribe(both, 2, 1, false);
+        config.commName = "ends", config.ranks = both, config.groups = 1, config.waited = false;
         bool end = rank == 0 || rank == size - 1;
         must(ncclCommSplit(world, end ? 0 : NCCL_SPLIT_NOCOLOR, world_rank, &ends, &config));
         for (int turn = 0; turn < 2; turn++) {  // the first connects

@@ -164,13 +164,13 @@ inline void destroy(const std::vector<ncclComm_t> &comms) {
     }
 }
 
-inline ncclComm_t new_communicator(MPI_Comm mpi, const std::string &name) {
+inline ncclComm_t new_communicator(MPI_Comm mpi, const std::string &name, const ncclConfig_t *config) {
     ncclComm_t comm = new ncclComm();
     comm->mpi = mpi;
     MPI_Comm_rank(mpi, &comm->rank);
     MPI_Comm_size(mpi, &comm->size);
     comm->name = name;
-    clock_communicator(comm);
+    clock_communicator(comm, config);
     comm->connected.assign(2 * (size_t)(NCCL_MPI_OPS + comm->size), 0);
     return comm;
 }
@@ -211,24 +211,17 @@ inline ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId 
     std::string error = nccl_mpi::queue_start();
     if (!error.empty()) return nccl_mpi::fail(ncclInvalidUsage, "ncclCommInitRank: %s", error.c_str());
     if (nccl_mpi::simulates()) {
-        *comm = nccl_mpi::simulated_communicator("world", true);
+        *comm = nccl_mpi::simulated_communicator(NULL);
     } else {
         MPI_Request request;
         MPI_Comm mpi;
         MPI_Ibarrier(MPI_COMM_WORLD, &request);
         nccl_mpi::wait_for(&request, "ncclCommInitRank");
         MPI_Comm_split(MPI_COMM_WORLD, 0, rank, &mpi);
-        *comm = nccl_mpi::new_communicator(mpi, "world");
+        *comm = nccl_mpi::new_communicator(mpi, "world", NULL);
     }
     (*comm)->whole = true;
     return ncclSuccess;
-}
-
-// Beyond NCCL: describes this rank's group in the next split, for the virtual clock: the ranks of the job in it, in the
-// order of their keys; how many such groups the split makes, 0 if unknown; and whether compute waits for each of its
-// collectives. A simulation, where most ranks do not exist, needs it.
-inline void ncclMpiDescribe(const int *ranks, int count, int groups, bool waited) {
-    nccl_mpi::state().described = {std::vector<size_t>(ranks, ranks + count), groups, waited};
 }
 
 // Splits comm: the ranks with one colour form a communicator, ordered by key, then by rank. All ranks of comm call it,
@@ -240,9 +233,8 @@ inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_
     if (comm->finished != comm->issued)
         return nccl_mpi::fail(ncclInvalidUsage, "ncclCommSplit of %s, which has operations in flight",
                               comm->name.c_str());
-    const char *name = config ? config->commName : NULL;
     if (nccl_mpi::simulates()) {
-        *newcomm = nccl_mpi::simulated_communicator(name ? name : "part", color != NCCL_SPLIT_NOCOLOR);
+        *newcomm = nccl_mpi::simulated_communicator(config);
         return ncclSuccess;
     }
     // All ranks meet before MPI_Comm_split, which could not name a missing one.
@@ -253,7 +245,8 @@ inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_
     MPI_Comm_split(comm->mpi, color == NCCL_SPLIT_NOCOLOR ? MPI_UNDEFINED : color, key, &mpi);
     *newcomm = NULL;
     if (mpi == MPI_COMM_NULL) return ncclSuccess;
-    *newcomm = nccl_mpi::new_communicator(mpi, name ? name : comm->name + "/" + std::to_string(color));
+    const char *name = config ? config->commName : NULL;
+    *newcomm = nccl_mpi::new_communicator(mpi, name ? name : comm->name + "/" + std::to_string(color), config);
     return ncclSuccess;
 }
 

@@ -117,13 +117,6 @@ struct Group {
     _exit(1);
 }
 
-// The group of this rank in the next communicator, for the virtual clock. Without ranks it has the ranks 0, 1, ...
-struct Described {
-    std::vector<size_t> ranks;
-    int groups;
-    bool waited;
-};
-
 struct State {
     size_t small = 32768;  // least bytes of a part of an all-reduce, as few messages beat short ones; tests make it 0
     std::vector<std::shared_ptr<Group>> active;  // issued, not finished: for the report of a hang
@@ -133,7 +126,6 @@ struct State {
     std::vector<ncclComm_t> ending;  // to be destroyed at the end of the open group
     std::string host_waits_in;       // a call that has to wait for other ranks
     std::string last_error, traffic;
-    Described described;
     unsigned delay_state;
     double delay_max;  // seconds; 0: none
 };

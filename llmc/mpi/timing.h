@@ -18,14 +18,14 @@ namespace nccl_mpi {
 #if defined(__CUDACC__) || defined(GPU_QUEUE)
 
 inline bool simulates() { return false; }
-inline void clock_communicator(ncclComm_t) {}
+inline void clock_communicator(ncclComm_t, const ncclConfig_t *) {}
 inline void clock_issue(Group *) {}
 inline void clock_begin(Group *) {}
 inline void clock_meet(const Group *, Operation *) {}
 inline bool clock_met(Operation *) { return true; }
 inline void clock_end(Group *) {}
 inline bool clock_progress(Group *, bool *) { return false; }
-inline ncclComm_t simulated_communicator(const char *, bool) { return NULL; }
+inline ncclComm_t simulated_communicator(const ncclConfig_t *) { return NULL; }
 
 #else
 
@@ -33,23 +33,22 @@ enum { CLOCK_TAG = 16388 };  // behind the tags of transport.h
 
 inline bool simulates() { return cpu_simulates(); }
 
-// Takes the description of a new communicator, whose size is known, and places its ranks. The ranks of a simulation sit
-// `shift` places higher (see CpuClock), unless the group has those places in it: then it has both.
-inline void clock_communicator(ncclComm_t comm) {
-    Described next = std::exchange(state().described, Described());
+// Places the ranks of a new communicator. Those of a simulation sit `shift` places higher (see CpuClock), unless the
+// group has those places in it: then it has both.
+inline void clock_communicator(ncclComm_t comm, const ncclConfig_t *config) {
     if (!cpu_clock().on) return;
     CommClock *c = &comm->clock;
     int world;
     MPI_Comm_size(MPI_COMM_WORLD, &world);
     c->world = (size_t)world;
-    c->ranks = next.ranks;
-    for (size_t r = 0; next.ranks.empty() && r < (size_t)comm->size; r++) c->ranks.push_back(r);
+    const int *ranks = config ? config->ranks : NULL;
+    for (int i = 0; i < comm->size; i++) c->ranks.push_back((size_t)(ranks ? ranks[i] : i));
     size_t there = c->ranks[(size_t)comm->rank] + cpu_clock().shift;
     if (std::find(c->ranks.begin(), c->ranks.end(), there) == c->ranks.end())
         for (size_t &rank : c->ranks) rank += cpu_clock().shift;
     c->place = placement_ranks(&cpu_clock().cluster, c->ranks.data(), c->ranks.size(), c->world);
-    if (next.groups > 0) c->place = placement_among(c->place, (size_t)next.groups);
-    c->place.alone = next.waited;
+    if (config && config->groups > 0) c->place = placement_among(c->place, config->groups);
+    c->place.alone = config && config->waited;
 }
 
 // Returns the seconds of a message to the peer. The ranks of the sender's stage in its node, or its island, send theirs
@@ -176,25 +175,23 @@ inline bool clock_progress(Group *g, bool *moved) {
     return g->done = *moved = true;
 }
 
-// Makes the communicator of the ranks that were described, or of the whole job. NULL if this rank is in none.
-inline ncclComm_t simulated_communicator(const char *name, bool in_one) {
+// Makes the communicator of the config's ranks, or without a config of the whole job. NULL if this rank is in none.
+inline ncclComm_t simulated_communicator(const ncclConfig_t *config) {
     CpuSimulation &s = cpu_simulation();
     if (s.splits == CPU_SIMULATED_SPLITS) cpu_abort("a simulated rank makes at most %d communicators", s.splits);
     int number = s.splits++;
-    if (!in_one) return NULL;
+    if (config && config->count == 0) return NULL;
     ncclComm_t comm = new ncclComm();
-    const std::vector<size_t> &ranks = state().described.ranks;
-    bool whole = ranks.empty();
-    comm->size = whole ? s.size : (int)ranks.size();
-    comm->name = name;
+    comm->size = config ? (int)config->count : s.size;
+    comm->name = config ? config->commName : "world";
     for (int i = 0; i < comm->size; i++) {
-        int rank = whole ? i : (int)ranks[(size_t)i], process = cpu_process_of(rank);
+        int rank = config ? config->ranks[i] : i, process = cpu_process_of(rank);
         if (process >= 0) comm->clock.processes.push_back(process);
         if (rank == s.rank) comm->rank = i;
     }
     int first = *std::min_element(comm->clock.processes.begin(), comm->clock.processes.end());
     comm->clock.channel = &s.shared[first].channels[number];
-    clock_communicator(comm);
+    clock_communicator(comm, config);
     return comm;
 }
 

@@ -6,6 +6,7 @@
 #define LLMC_MPI_TYPES_H
 
 #include <limits.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -26,14 +27,19 @@ typedef enum {
 
 #define NCCL_SPLIT_NOCOLOR -1
 
-// Initialise with NCCL_CONFIG_INITIALIZER. The name appears in reports; the number of blocks means nothing here.
+// Initialise with NCCL_CONFIG_INITIALIZER. The name appears in reports; the number of blocks means nothing here. Beyond
+// NCCL, for the virtual clock: a simulation, where most ranks do not exist, needs to know the communicator's ranks.
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
 typedef struct {
     size_t size;
-    int minCTAs, maxCTAs;  // blocks of a kernel of the communicator, at least and at most
+    int minCTAs, maxCTAs;   // blocks of a kernel of the communicator, at least and at most
     const char *commName;
+    const int *ranks;       // [count] of the job that are in it, in the order of their keys; NULL: 0, 1, ...
+    size_t count, groups;   // such groups that the split makes; 0: unknown
+    bool waited;            // compute waits for each of its collectives
 } ncclConfig_t;
-#define NCCL_CONFIG_INITIALIZER {sizeof(ncclConfig_t), NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NULL}
+#define NCCL_CONFIG_INITIALIZER \
+    {sizeof(ncclConfig_t), NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NULL, NULL, 0, 0, false}
 
 typedef enum { ncclSum = 0, ncclMax = 2, ncclMin = 3 } ncclRedOp_t;
 

@@ -35,7 +35,7 @@ static inline ncclComm_t job_split(Job *job, const int *ranks, size_t count, con
     config.commName = purpose;
 #endif
 #ifdef NCCL_OVER_MPI
-    ncclMpiDescribe(ranks, (int)count, (int)groups, waited);
+    config.ranks = ranks, config.count = count, config.groups = groups, config.waited = waited;
 #endif
     (void)purpose, (void)groups, (void)waited;
     NCCL_CHECK(ncclCommSplit(job->world, color, key, &comm, &config));
