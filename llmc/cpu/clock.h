@@ -17,6 +17,7 @@
 #include <stdint.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "llmc/sim/cost.h"
 #include "llmc/sim/kernel.h"
@@ -26,20 +27,27 @@ enum { CPU_MAX_STREAMS = 64, CPU_GAPS = 128 };
 // The end of a stream's work when an event was recorded, and the communication in that work.
 struct CpuMoment {
     uint64_t ns;
-    unsigned epoch, stream;
+    unsigned epoch, stream;   // the stream's number, from 1
     uint64_t begun;           // begin of the stream's last communication, or of the first that had no gap behind it
     uint64_t first, busy;     // begin of the first collective since the record before; ns of all collectives so far
     TimePart part = TIME_IDLE;  // of the last communication; IDLE: there was none
 };
 
 struct CpuTimes {
-    unsigned number;          // the stream's, from 1
-    bool computes;            // kernels were put into it
+    bool computes;            // kernels were put into the stream
     uint64_t now;
     CpuMoment last;           // its communication so far, and when that ended
     uint64_t seen[CPU_MAX_STREAMS];  // ns of other streams' collectives that it has waited for
     uint64_t spent[TIME_PARTS];
     uint64_t gaps[CPU_GAPS][2], gap_count;  // [begin, end) of its last waits, in a ring
+};
+
+// What is stated for an operation.
+struct CpuCost {
+    double seconds;
+    TimePart part;
+    double bytes, flops;
+    uint64_t ns, host;  // of the operation; of the host when it was enqueued
 };
 
 // A step of a rank, as plain bytes, which ranks can send.
@@ -55,9 +63,7 @@ struct CpuClock {
     CpuStep step;             // the last one
     uint64_t host;            // ns
     unsigned epoch;           // counts cpu_clock_zero: times of earlier epochs are 0
-    double stated;            // seconds of the next launch
-    TimePart stated_part;
-    KernelWork work;          // of the next launch: the sum of what was stated
+    CpuCost next;             // of the next launch: the sum of what was stated
     double peak;              // FLOP/s of the last product or attention's precision
 };
 
@@ -126,11 +132,11 @@ static inline double cpu_kernel_seconds(const Cluster *c, const KernelWork *w) {
 inline void cpu_state_work(const KernelWork &work) {
     CpuClock &c = cpu_clock();
     if (c.on && work.kind == KERNEL_NONE) return;  // part of another kernel's cost
-    c.work.bytes += work.bytes, c.work.flops += work.flops;
+    c.next.bytes += work.bytes, c.next.flops += work.flops;
     if (!c.on) return;
     if (work.width > 0) c.peak = work.width == 4 ? c.cluster.peak_fp32 : c.cluster.peak_bf16;
-    c.stated += cpu_kernel_seconds(&c.cluster, &work);
-    c.stated_part = cpu_part_of(work.kind);
+    c.next.seconds += cpu_kernel_seconds(&c.cluster, &work);
+    c.next.part = cpu_part_of(work.kind);
 }
 
 static inline void cpu_state_bytes(KernelKind kind, double bytes) {
@@ -144,22 +150,14 @@ static inline uint64_t cpu_clock_host_works(uint64_t ns) {
     return cpu_clock().host = cpu_later(cpu_clock().host, ns);
 }
 
-struct CpuCost {
-    uint64_t ns, host;  // of the operation; of the host when it was enqueued
-    TimePart part;
-    double bytes, flops;
-};
-
 // Returns the stated cost of an operation that is being enqueued, at least that of the shortest kernel.
 static inline CpuCost cpu_take_cost() {
     CpuClock &c = cpu_clock();
-    CpuCost cost = {0, 0, TIME_MEMORY, c.work.bytes, c.work.flops};
-    c.work.bytes = c.work.flops = 0;
+    CpuCost cost = std::exchange(c.next, CpuCost());
     if (!c.on) return cost;
     cost.host = cpu_clock_host_works(cpu_ns(c.cluster.launch_host));
-    cost.ns = cpu_ns(std::max(c.stated, c.cluster.launch_device));
-    if (c.stated > 0) cost.part = c.stated_part;
-    c.stated = 0;
+    cost.ns = cpu_ns(std::max(cost.seconds, c.cluster.launch_device));
+    if (cost.seconds == 0) cost.part = TIME_MEMORY;
     return cost;
 }
 
@@ -175,10 +173,7 @@ static inline void cpu_clock_work(CpuTimes *t, uint64_t ns, uint64_t least) {
 
 static inline CpuMoment cpu_clock_record(CpuTimes *t, uint64_t host) {
     CpuMoment m = t->last;
-    t->now = std::max(t->now, host);
-    m.ns = t->now;
-    m.epoch = cpu_clock().epoch;
-    m.stream = t->number;
+    m.ns = t->now = std::max(t->now, host);
     t->last.first = 0;
     return m;
 }

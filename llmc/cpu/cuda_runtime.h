@@ -76,7 +76,7 @@ static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, uns
     cpu_thread_order(), cpu_stream_order(), stall_patience();  // a wrong setting ends the program early
     if (r.streams.size() == CPU_MAX_STREAMS) return cpu_error(cudaErrorMemoryAllocation);
     r.streams.push_back(*stream = new CUstream_st{{}, flags, {}, NULL});
-    (*stream)->times.number = (unsigned)r.streams.size();
+    (*stream)->times.last.stream = (unsigned)r.streams.size(), (*stream)->times.last.epoch = cpu_clock().epoch;
     return cudaSuccess;
 }
 static inline cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithPriority(stream, 0, 0); }

@@ -206,7 +206,7 @@ __attribute__((noinline, cold)) inline void cpu_report_stall() {
     for (cudaStream_t s : r.streams) {
         if (s->queue.empty()) continue;
         const CpuOp &op = s->queue.front();
-        fprintf(stderr, "  stream %u: %s%s%s, for %.1f s, %zu behind it\n", s->times.number, op.name.c_str(),
+        fprintf(stderr, "  stream %u: %s%s%s, for %.1f s, %zu behind it\n", s->times.last.stream, op.name.c_str(),
                 op.label ? " in " : "", op.label ? op.label->c_str() : "", seconds_wall() - op.started,
                 s->queue.size() - 1);
     }
@@ -260,7 +260,7 @@ inline void cpu_clock_zero() {
     cpu_clock().host = 0;
     for (cudaStream_t s : cpu_runtime().streams) {
         CpuTimes times = CpuTimes();
-        times.number = s->times.number;
+        times.last.stream = s->times.last.stream, times.last.epoch = cpu_clock().epoch;
         times.computes = s->times.computes;
         s->times = times;
     }

@@ -53,13 +53,6 @@ inline std::string queue_group(const std::shared_ptr<Group> &g) {
             return done;
         });
     }
-    if (g->clock.stops) {
-        cudaStream_t stopped = g->clock.stops;
-        cpu_enqueue(stopped, "cudaStreamWaitEvent", [g, stopped] {
-            if (g->done) cpu_clock_wait(&stopped->times, g->clock.end);
-            return g->done;
-        });
-    }
     return "";
 }
 

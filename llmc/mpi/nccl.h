@@ -49,8 +49,8 @@ inline ncclResult_t issue_group(ncclComm_t comm, const std::vector<Operation> &o
         else if (i == 4) g->name += " and more";
     }
     g->name += " (" + comm->name + ")";
-    clock_issue(g.get());
     std::string error = queue_group(g);
+    clock_issue(g);
     return error.empty() ? ncclSuccess : fail(ncclSystemError, "%s", error.c_str());
 }
 

@@ -32,13 +32,12 @@ struct CommClock {
     CpuChannel *channel;
 };
 struct OpClock {
-    uint64_t mine, theirs;       // ns at which this rank, and the receiver of a message, were ready
+    uint64_t theirs;             // ns at which the receiver of a message was ready
     MPI_Request request;
 };
 struct GroupClock {
     uint64_t host, ready;        // ns at which the host enqueued it, and this rank was ready
     CpuMoment end;
-    cudaStream_t stops;          // a stream that waits for the end of the group, or NULL
 };
 #else
 struct CommClock {};

@@ -19,7 +19,7 @@ namespace nccl_mpi {
 
 inline bool simulates() { return false; }
 inline void clock_communicator(ncclComm_t, const ncclConfig_t *) {}
-inline void clock_issue(Group *) {}
+inline void clock_issue(const std::shared_ptr<Group> &) {}
 inline void clock_begin(Group *) {}
 inline void clock_meet(const Group *, Operation *) {}
 inline bool clock_met(Operation *) { return true; }
@@ -90,23 +90,26 @@ inline double clock_seconds(const Group *g) {
     return std::max(seconds, message);
 }
 
-// Enqueues a group on the host's clock. If the cluster's software does not overlap communication, the compute stream
-// that the group waited for stops too. It stops until the end of a collective for which compute waits, or for the time
-// of sending a message.
-inline void clock_issue(Group *g) {
+// Puts a group that has been enqueued on the host's clock. If the cluster's software does not overlap communication, the
+// compute stream that the group waited for stops too. It stops until the end of a collective for which compute waits, or
+// for the time of sending a message.
+inline void clock_issue(const std::shared_ptr<Group> &g) {
     CpuClock &clock = cpu_clock();
     if (!clock.on) return;
     g->clock.host = cpu_clock_host_works(cpu_ns(clock.cluster.launch_host));
     cudaStream_t stream = g->streams[0], origin = stream->origin;
     if (!origin || origin == stream || !cpu_is_stream(origin) || !origin->times.computes) return;
     if (!is_p2p(&g->ops[0])) {
-        if (g->comm->clock.place.alone && !clock.cluster.tensor_overlap) g->clock.stops = origin;
-        return;
+        if (!g->comm->clock.place.alone || clock.cluster.tensor_overlap) return;
+        return cpu_enqueue(origin, "cudaStreamWaitEvent", [g, origin] {
+            if (g->done) cpu_clock_wait(&origin->times, g->clock.end);
+            return g->done;
+        });
     }
     if (g->ops[0].call.op != NCCL_MPI_SEND) return;
-    clock.stated = clock.cluster.host_transfer + (clock.cluster.pipeline_overlap ? 0 : clock_seconds(g));
-    clock.stated_part = TIME_PIPELINE;
-    if (clock.stated > 0) cpu_enqueue_work(origin, "ncclSend", [] { return true; });
+    clock.next.seconds = clock.cluster.host_transfer + (clock.cluster.pipeline_overlap ? 0 : clock_seconds(g.get()));
+    clock.next.part = TIME_PIPELINE;
+    if (clock.next.seconds > 0) cpu_enqueue_work(origin, "ncclSend", [] { return true; });
 }
 
 // Notes that this rank is ready: all of the group's streams have come to it.
@@ -124,9 +127,8 @@ inline void clock_begin(Group *g) {
 inline void clock_meet(const Group *g, Operation *op) {
     op->clock.request = MPI_REQUEST_NULL;
     if (!cpu_clock().on) return;
-    op->clock.mine = g->clock.ready;
     if (op->call.op == NCCL_MPI_RECV)
-        MPI_Isend(&op->clock.mine, 1, MPI_UINT64_T, op->call.root, CLOCK_TAG, g->comm->mpi, &op->clock.request);
+        MPI_Isend(&g->clock.ready, 1, MPI_UINT64_T, op->call.root, CLOCK_TAG, g->comm->mpi, &op->clock.request);
     if (op->call.op == NCCL_MPI_SEND)
         MPI_Irecv(&op->clock.theirs, 1, MPI_UINT64_T, op->call.root, CLOCK_TAG, g->comm->mpi, &op->clock.request);
 }
@@ -153,7 +155,6 @@ inline void clock_end(Group *g) {
     TimePart part = !collective ? TIME_PIPELINE : c->place.alone ? TIME_TENSOR : TIME_DATA;
     for (cudaStream_t s : g->streams) cpu_clock_communicated(&s->times, begin, c->now, part, collective);
     g->clock.end = g->streams[0]->times.last;
-    g->clock.end.ns = c->now, g->clock.end.epoch = clock.epoch, g->clock.end.stream = g->streams[0]->times.number;
 }
 
 // ---- simulation ----
