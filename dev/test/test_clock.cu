@@ -149,7 +149,7 @@ static void test_costs() {
     CUDA_CHECK(cudaMemcpy(y, bytes, sizeof bytes, cudaMemcpyHostToDevice));
     check(&totals, host() == 1000 + 100 + 10000, "a synchronous copy moves the host on");
     begin();
-    kernel_cost(KERNEL_OPTIMIZER, 100, 1, 1), kernel_cost(KERNEL_CLASSIFIER_FORWARD, 100, 1, 1);
+    kernel_cost(KERNEL_OPTIMIZER, 100, 1, 1), kernel_cost(KERNEL_CLASSIFIER, 100, 1, 1);
     LAUNCH(nothing_kernel, 1, 1, 0, streams[0])(device);
     CUDA_CHECK(cudaDeviceSynchronize());
     check(&totals, at(0) == 1000 + 3100 + 500,

@@ -7,7 +7,6 @@
 #define LLMC_CPU_ALLOCATION_H
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <map>
 
@@ -63,11 +62,9 @@ static inline bool cpu_is_host_range(const void *p, size_t bytes) {
 // Calls piece(first, bytes) for parts of a range, over the OS threads when it is large.
 template <class Piece>
 static inline void cpu_in_pieces(size_t bytes, Piece piece) {
-    if (bytes < CPU_BIG) return piece((size_t)0, bytes);
-    size_t pieces = (bytes + CPU_PIECE - 1) / CPU_PIECE;
-#pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < pieces; i++)
-        piece(i * CPU_PIECE, i + 1 < pieces ? CPU_PIECE : bytes - i * CPU_PIECE);
+    size_t size = bytes < CPU_BIG ? bytes : CPU_PIECE;
+#pragma omp parallel for schedule(static) if (bytes > size)
+    for (size_t first = 0; first < bytes; first += size) piece(first, std::min(size, bytes - first));
 }
 static inline void cpu_fill(void *p, int byte, size_t bytes) {
     cpu_in_pieces(bytes, [=](size_t first, size_t n) { memset((char *)p + first, byte, n); });
@@ -142,29 +139,6 @@ static inline bool cpu_release(void *p) {
     free(a->second.base);
     m.live.erase(a);
     return true;
-}
-
-// Returns the bytes of the "device": CPU_DEVICE_MEMORY (in MiB) or the machine's memory, or in a simulation the memory
-// of the cluster's device. Available is the rest of both.
-static inline void cpu_memory_info(size_t *available, size_t *total) {
-    if (cpu_simulates()) {
-        *total = (size_t)(cpu_clock().cluster.memory - cpu_clock().cluster.reserve);
-        *available = *total > cpu_memory().device_bytes ? *total - cpu_memory().device_bytes : 0;
-        return;
-    }
-    size_t machine = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE), unused = machine;
-    FILE *f = fopen("/proc/meminfo", "r");
-    if (f) {
-        char line[128];
-        size_t kib;
-        while (fgets(line, sizeof line, f))
-            if (sscanf(line, "MemAvailable: %zu kB", &kib) == 1) unused = kib << 10;
-        fclose(f);
-    }
-    double limit = environment_number("CPU_DEVICE_MEMORY", 0);
-    *total = limit > 0 ? (size_t)(limit * (1 << 20)) : machine;
-    size_t used = cpu_memory().device_bytes, left = *total > used ? *total - used : 0;
-    *available = std::min(left, unused);
 }
 
 #endif

@@ -119,8 +119,7 @@ static inline double cpu_kernel_seconds(const Cluster *c, const KernelWork *w) {
         case KERNEL_RESIDUAL_LAYERNORM: return cost_memory(c, c->layernorm_forward_efficiency, masked);
         case KERNEL_LAYERNORM_FORWARD: return cost_memory(c, c->layernorm_forward_efficiency, bytes);
         case KERNEL_LAYERNORM_BACKWARD: return cost_memory(c, c->layernorm_backward_efficiency, bytes);
-        case KERNEL_CLASSIFIER_FORWARD: case KERNEL_CLASSIFIER_BACKWARD:
-            return cost_memory(c, c->elementwise_efficiency, c->classifier_bytes / 2 * w->elements);
+        case KERNEL_CLASSIFIER: return cost_memory(c, c->elementwise_efficiency, c->classifier_bytes / 2 * w->elements);
         case KERNEL_OPTIMIZER: return cost_memory(c, c->optimizer_efficiency, c->optimizer_bytes * w->elements);
         case KERNEL_COPY: return c->launch_device + bytes / c->nic_bandwidth;  // over PCIe, as to a NIC
         case KERNEL_NONE: return 0;

@@ -47,10 +47,6 @@ static inline cudaError_t cudaGetDevice(int *device) { return *device = 0, cudaS
 static inline cudaError_t cudaSetDevice(int device) {
     return cpu_error(device ? cudaErrorInvalidDevice : cudaSuccess);
 }
-static inline cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
-    cpu_memory_info(available, total);
-    return cudaSuccess;
-}
 static inline cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device) {
     if (device || getenv("CPU_NO_DEVICE")) return cpu_error(device ? cudaErrorInvalidDevice : cudaErrorNoDevice);
     strcpy(prop->name, "CPU (stand-in)");
@@ -59,7 +55,7 @@ static inline cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, i
     return cudaSuccess;
 }
 static inline cudaError_t cudaDeviceSynchronize() {
-    cpu_drain_all();
+    cpu_drain(0);
     cpu_check_fences();
     for (cudaStream_t s : cpu_runtime().streams) cpu_clock_host_waits(s->times.now);
     return cudaSuccess;
@@ -83,7 +79,7 @@ static inline cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaSt
 
 // Waits for a stream, or with stream 0 for all streams that are not cudaStreamNonBlocking.
 static inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-    if (!stream) return cpu_drain_blocking(), cudaSuccess;
+    if (!stream) return cpu_drain(cudaStreamNonBlocking), cudaSuccess;
     if (!cpu_is_stream(stream)) return cpu_error(cudaErrorInvalidResourceHandle);
     cpu_run_until([=] { return stream->queue.empty(); });
     cpu_clock_host_waits(stream->times.now);
@@ -111,8 +107,8 @@ static inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream
     uint64_t host = cpu_clock().host;
     record->stream = stream;
     cpu_enqueue(stream, "cudaEventRecord", [record, stream, host] {
-        record->seconds = seconds_wall();
-        if (cpu_clock().on) record->moment = cpu_clock_record(&stream->times, host);
+        record->moment = cpu_clock_record(&stream->times, host);
+        if (!cpu_clock().on) record->moment.ns = cpu_ns(seconds_wall());
         return record->done = true;
     });
     return cudaSuccess;
@@ -149,8 +145,7 @@ static inline cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cud
         ((start->flags | end->flags) & cudaEventDisableTiming))
         return cpu_error(cudaErrorInvalidResourceHandle);
     if (!start->last->done || !end->last->done) return cudaErrorNotReady;
-    *ms = (float)(1e3 * (end->last->seconds - start->last->seconds));
-    if (cpu_clock().on) *ms = (float)(1e-6 * (cpu_moment_ns(end->last->moment) - cpu_moment_ns(start->last->moment)));
+    *ms = (float)(1e-6 * (cpu_moment_ns(end->last->moment) - cpu_moment_ns(start->last->moment)));
     return cudaSuccess;
 }
 static inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
@@ -162,11 +157,35 @@ static inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
 
 // ---------------------------------------------------------------------------------------------- memory
 
+// Returns the bytes of the "device": CPU_DEVICE_MEMORY (in MiB) or the machine's memory, or in a simulation the memory
+// of the cluster's device. Available is the rest of both.
+static inline cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
+    if (cpu_simulates()) {
+        *total = (size_t)(cpu_clock().cluster.memory - cpu_clock().cluster.reserve);
+        *available = *total > cpu_memory().device_bytes ? *total - cpu_memory().device_bytes : 0;
+        return cudaSuccess;
+    }
+    size_t machine = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE), unused = machine;
+    FILE *f = fopen("/proc/meminfo", "r");
+    if (f) {
+        char line[128];
+        size_t kib;
+        while (fgets(line, sizeof line, f))
+            if (sscanf(line, "MemAvailable: %zu kB", &kib) == 1) unused = kib << 10;
+        fclose(f);
+    }
+    double limit = environment_number("CPU_DEVICE_MEMORY", 0);
+    *total = limit > 0 ? (size_t)(limit * (1 << 20)) : machine;
+    size_t used = cpu_memory().device_bytes, left = *total > used ? *total - used : 0;
+    *available = std::min(left, unused);
+    return cudaSuccess;
+}
+
 static inline cudaError_t cpu_malloc(void **p, size_t bytes, bool device) {
     *p = NULL;
     if (bytes == 0) return cudaSuccess;
     size_t available, total;
-    cpu_memory_info(&available, &total);
+    cudaMemGetInfo(&available, &total);
     if (bytes > available || !(*p = cpu_allocate(bytes, device))) return cpu_error(cudaErrorMemoryAllocation);
     return cudaSuccess;
 }
@@ -178,7 +197,7 @@ static inline cudaError_t cudaMallocHost(T **p, size_t bytes) { return cpu_mallo
 // Frees after all queued work.
 static inline cudaError_t cudaFree(void *p) {
     if (!p) return cudaSuccess;
-    cpu_drain_all();
+    cpu_drain(0);
     return cpu_error(cpu_release(p) ? cudaSuccess : cudaErrorInvalidValue);
 }
 
@@ -213,7 +232,7 @@ static inline cudaError_t cudaMemsetAsync(void *p, int byte, size_t bytes, cudaS
 // Waits for all blocking streams, then runs the work at once, with device memory open.
 template <class Work>
 static inline cudaError_t cpu_at_once(KernelKind kind, size_t bytes, Work work) {
-    cpu_drain_blocking();
+    cpu_drain(cudaStreamNonBlocking);
     cpu_state_bytes(kind, (double)bytes);
     cpu_clock_host_works(cpu_take_cost().ns);
     if (cpu_simulates()) return cudaSuccess;

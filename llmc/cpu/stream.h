@@ -68,8 +68,7 @@ typedef CUstream_st *cudaStream_t;
 // A point in a stream, made by cudaEventRecord. A wait holds the record it saw, even if the event is recorded again.
 struct CpuRecord {
     bool done;
-    double seconds;
-    CpuMoment moment;
+    CpuMoment moment;  // off the virtual clock in ns of this machine
     cudaStream_t stream;
 };
 struct CUevent_st {
@@ -289,8 +288,6 @@ static inline void cpu_drain(unsigned without) {
         return true;
     });
 }
-static inline void cpu_drain_all() { cpu_drain(0); }
-static inline void cpu_drain_blocking() { cpu_drain(1); }  // 1 is cudaStreamNonBlocking
 
 // Prints calls, time and share of each name, its rates by the bytes and FLOPs that its wrapper states, and on the
 // virtual clock their share of the roof: the device's memory bandwidth or its peak.

@@ -148,7 +148,7 @@ static inline unsigned classifier_threads(size_t Vl) {
 static inline void classifier_stats(float *max, float *sum, float *target_logit, const floatX *logits,
                                     const int *targets, size_t N, size_t V, size_t Vl, size_t v_start,
                                     cudaStream_t stream) {
-    kernel_cost(KERNEL_CLASSIFIER_FORWARD, N * Vl, sizeof(floatX), 3);
+    kernel_cost(KERNEL_CLASSIFIER, N * Vl, sizeof(floatX), 3);
     by_packs<ELEMENT_PACK>(Vl, [&](auto W) {
         LAUNCH(classifier_stats_kernel<W>, (unsigned)N, classifier_threads(Vl), 0, stream)
         (max, sum, target_logit, logits, targets, V, Vl, v_start);
@@ -170,7 +170,7 @@ static inline void classifier_gradient(float *losses, floatX *logits, const floa
                                        const float *target_logit, const int *targets, float dloss, size_t N,
                                        size_t V, size_t Vl, size_t v_start, bool gradient,
                                        cudaStream_t stream) {
-    if (gradient) kernel_cost(KERNEL_CLASSIFIER_BACKWARD, N * Vl, 2 * sizeof(floatX), 3);
+    if (gradient) kernel_cost(KERNEL_CLASSIFIER, N * Vl, 2 * sizeof(floatX), 3);
     by_packs<ELEMENT_PACK>(Vl, [&](auto W) {
         LAUNCH(classifier_gradient_kernel<W>, (unsigned)N, classifier_threads(Vl), 0, stream)
         (losses, logits, max, sum, target_logit, targets, dloss, V, Vl, v_start, gradient);

@@ -160,11 +160,8 @@ inline size_t pad(size_t bytes) { return (bytes + 255) / 256 * 256; }
 inline std::string queue_group(const std::shared_ptr<Group> &g) {
     GpuQueue &q = gpu_queue();
     const std::vector<cudaStream_t> &streams = g->streams;
-    size_t flag_bytes = pad((streams.size() + 1) * sizeof(uint32_t)), total = flag_bytes, send, recv;
-    for (const Operation &op : g->ops) {
-        spans(&op, &send, &recv);
-        total += pad(send) + pad(recv);
-    }
+    size_t flag_bytes = pad((streams.size() + 1) * sizeof(uint32_t)), total = flag_bytes;
+    for (const Operation &op : g->ops) total += pad(op.reads) + pad(op.writes);
     char *block = take_pinned(&q, total), *at = block + flag_bytes;
     if (!block) return "a group of " + std::to_string(total) + " bytes does not fit: raise NCCL_MPI_PINNED_MIB";
     g->flags = (volatile uint32_t *)block;
@@ -176,12 +173,11 @@ inline std::string queue_group(const std::shared_ptr<Group> &g) {
     };
     for (size_t i = 0; i < g->ops.size(); i++) {
         Operation *op = &g->ops[i];
-        spans(op, &send, &recv);
-        if (send) note(cudaMemcpyAsync(at, op->send, send, cudaMemcpyDeviceToHost, op->stream));
+        if (op->reads) note(cudaMemcpyAsync(at, op->send, op->reads, cudaMemcpyDeviceToHost, op->stream));
         results[i] = op->recv;
         op->send = at;
-        op->recv = at + pad(send);
-        at += pad(send) + pad(recv);
+        op->recv = at + pad(op->reads);
+        at += pad(op->reads) + pad(op->writes);
     }
     {
         std::lock_guard<std::mutex> lock(q.mutex);
@@ -195,8 +191,7 @@ inline std::string queue_group(const std::shared_ptr<Group> &g) {
     }
     for (size_t i = 0; i < g->ops.size(); i++) {
         const Operation *op = &g->ops[i];
-        spans(op, &send, &recv);
-        if (recv) note(cudaMemcpyAsync(results[i], op->recv, recv, cudaMemcpyHostToDevice, op->stream));
+        if (op->writes) note(cudaMemcpyAsync(results[i], op->recv, op->writes, cudaMemcpyHostToDevice, op->stream));
     }
     for (cudaStream_t s : streams) {
         cudaEvent_t e;

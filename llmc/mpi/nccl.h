@@ -75,7 +75,7 @@ inline ncclResult_t call(NcclMpiOp kind, const void *send, void *recv, size_t co
                          ncclComm_t comm, cudaStream_t stream) {
     const char *name = nccl_mpi_op_name(kind);
     if (!comm) return fail(ncclInvalidArgument, "%s: no communicator", name);
-    size_t width = NCCL_MPI_TYPES[type].bytes, bytes = count * width, send_bytes, recv_bytes;
+    size_t width = NCCL_MPI_TYPES[type].bytes, bytes = count * width, all = bytes * (size_t)comm->size;
     if (kind >= NCCL_MPI_BROADCAST && (root < 0 || root >= comm->size))
         return fail(ncclInvalidArgument, "%s: rank %d does not exist, %s has %d", name, root, comm->name.c_str(),
                     comm->size);
@@ -88,17 +88,18 @@ inline ncclResult_t call(NcclMpiOp kind, const void *send, void *recv, size_t co
     op.send = (const char *)send;
     op.recv = (char *)recv;
     op.width = width;
-    spans(&op, &send_bytes, &recv_bytes);
-    if (send_bytes && !is_device_memory(send, send_bytes))
-        return fail(ncclInvalidArgument, "%s: %zu bytes at %p are not inside one device allocation", name, send_bytes,
-                    send);
-    if (recv_bytes && !is_device_memory(recv, recv_bytes))
-        return fail(ncclInvalidArgument, "%s: %zu bytes at %p are not inside one device allocation", name, recv_bytes,
-                    recv);
+    if (kind != NCCL_MPI_RECV && (kind != NCCL_MPI_BROADCAST || root == comm->rank))
+        op.reads = kind == NCCL_MPI_REDUCE_SCATTER ? all : bytes;
+    if (kind != NCCL_MPI_SEND) op.writes = kind == NCCL_MPI_ALL_GATHER ? all : bytes;
+    const auto outside = [](const void *p, size_t size) { return size && !is_device_memory(p, size); };
+    bool source = outside(send, op.reads);
+    if (source || outside(recv, op.writes))
+        return fail(ncclInvalidArgument, "%s: %zu bytes at %p are not inside one device allocation", name,
+                    source ? op.reads : op.writes, source ? send : recv);
     const char *from = op.send, *to = op.recv;
     size_t part = bytes * (size_t)comm->rank, own = kind == NCCL_MPI_REDUCE_SCATTER ? part : 0;
     bool in_place = from + own == to + (kind == NCCL_MPI_ALL_GATHER ? part : 0);
-    if (!in_place && from < to + recv_bytes && to < from + send_bytes)
+    if (!in_place && from < to + op.writes && to < from + op.reads)
         return fail(ncclInvalidArgument, "%s: the buffers overlap without being in place", name);
     state().pending.push_back(op);
     return state().group_depth > 0 ? ncclSuccess : issue_pending();

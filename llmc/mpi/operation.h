@@ -86,6 +86,7 @@ struct Operation {
     const char *send;
     char *recv;
     size_t width;            // bytes of an element
+    size_t reads, writes;    // bytes at send and at recv
     bool reduces, shares;    // has a part to reduce; must send the result to the others
     size_t first, elements;  // that part
     int tag, phase;
@@ -151,15 +152,6 @@ inline double delay_until() {
 }
 
 inline bool is_p2p(const Operation *op) { return op->call.op == NCCL_MPI_SEND || op->call.op == NCCL_MPI_RECV; }
-
-// Counts the bytes that an operation reads and writes on this rank.
-inline void spans(const Operation *op, size_t *send, size_t *recv) {
-    const Header *h = &op->call;
-    size_t bytes = h->count * op->width, n = (size_t)op->comm->size;
-    bool reads = h->op != NCCL_MPI_RECV && (h->op != NCCL_MPI_BROADCAST || h->root == op->comm->rank);
-    *send = !reads ? 0 : h->op == NCCL_MPI_REDUCE_SCATTER ? n * bytes : bytes;
-    *recv = h->op == NCCL_MPI_SEND ? 0 : h->op == NCCL_MPI_ALL_GATHER ? n * bytes : bytes;
-}
 
 inline std::string describe(const Header *h) {
     char text[160], extra[48] = "";

@@ -90,9 +90,9 @@ inline double clock_seconds(const Group *g) {
     return std::max(seconds, message);
 }
 
-// Puts a group that has been enqueued on the host's clock. If the cluster's software does not overlap communication, the
-// compute stream that the group waited for stops too. It stops until the end of a collective for which compute waits, or
-// for the time of sending a message.
+// Puts a group that has been enqueued on the host's clock. If the cluster's software does not overlap communication,
+// the compute stream that the group waited for stops too. It stops until the end of a collective for which compute
+// waits, or for the time of sending a message.
 inline void clock_issue(const std::shared_ptr<Group> &g) {
     CpuClock &clock = cpu_clock();
     if (!clock.on) return;

@@ -18,8 +18,7 @@ typedef enum {
     KERNEL_RESIDUAL_LAYERNORM,  // both in one, forward: 4 values an element
     KERNEL_LAYERNORM_FORWARD,
     KERNEL_LAYERNORM_BACKWARD,
-    KERNEL_CLASSIFIER_FORWARD,  // elements: logits
-    KERNEL_CLASSIFIER_BACKWARD,
+    KERNEL_CLASSIFIER,  // forward or backward; elements: logits
     KERNEL_OPTIMIZER,   // elements: parameters
     KERNEL_ATTENTION_FORWARD,
     KERNEL_ATTENTION_BACKWARD,
