@@ -233,26 +233,20 @@ static void test_communication() {
     must(ncclCommSplit(world, world_rank / 2, world_rank, &pair, &config));
     // First uses, which connect.
     for (size_t count : {(size_t)4, n}) {
-        must(ncclAllReduce(x, x, count, ncclFloat, ncclSum, world, streams[0]));
-        CUDA_CHECK(cudaDeviceSynchronize());
         must(ncclAllReduce(x, x, count, ncclFloat, ncclSum, pair, streams[0]));
         CUDA_CHECK(cudaDeviceSynchronize());
+        must(ncclAllReduce(x, x, count, ncclFloat, ncclSum, world, streams[0]));
         must(ncclReduceScatter(x, x + n, count / size, ncclFloat, ncclSum, world, streams[0]));
-        CUDA_CHECK(cudaDeviceSynchronize());
         must(ncclAllGather(x, x + n, count / size, ncclFloat, world, streams[0]));
         CUDA_CHECK(cudaDeviceSynchronize());
     }
     int peer = world_rank ^ 1, next = (world_rank + 2) % world_size;
     int previous = (world_rank + world_size - 2) % world_size;
-    for (int from = 0; from < world_size; from++) {
-        int to = (from + 2) % world_size;
-        if (world_rank == from && to != from) must(ncclSend(x, 1, ncclFloat, to, world, streams[0]));
-        if (world_rank == to && to != from) must(ncclRecv(x, 1, ncclFloat, from, world, streams[0]));
-        CUDA_CHECK(cudaDeviceSynchronize());
-        if (world_rank == from) must(ncclSend(x, 1, ncclFloat, peer, world, streams[0]));
-        if (peer == from) must(ncclRecv(x, 1, ncclFloat, from, world, streams[0]));
-        CUDA_CHECK(cudaDeviceSynchronize());
-    }
+    must(ncclGroupStart());
+    for (int to : {peer, next}) must(ncclSend(x, 1, ncclFloat, to, world, streams[0]));
+    for (int from : {peer, previous}) must(ncclRecv(x + n, 1, ncclFloat, from, world, streams[0]));
+    must(ncclGroupEnd());
+    CUDA_CHECK(cudaDeviceSynchronize());
     // Rank r is ready when its kernel has ended and it has enqueued the collective, at 2 us.
     uint64_t all_ready = 1000 + 10000 * size;
     Placement place = world->clock.place;

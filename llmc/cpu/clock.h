@@ -27,7 +27,7 @@ enum { CPU_MAX_STREAMS = 64, CPU_GAPS = 128 };
 // The end of a stream's work when an event was recorded, and the communication in that work.
 struct CpuMoment {
     uint64_t ns;
-    unsigned epoch, stream;   // the stream's number, from 1
+    unsigned stream;          // its number, from 1
     uint64_t begun;           // begin of the stream's last communication, or of the first that had no gap behind it
     uint64_t first, busy;     // begin of the first collective since the record before; ns of all collectives so far
     TimePart part = TIME_IDLE;  // of the last communication; IDLE: there was none
@@ -62,7 +62,7 @@ struct CpuClock {
     size_t shift;             // of a simulation: its ranks have the places of ranks with numbers so much higher
     CpuStep step;             // the last one
     uint64_t host;            // ns
-    unsigned epoch;           // counts cpu_clock_zero: times of earlier epochs are 0
+    unsigned epoch;           // counts cpu_clock_zero: a communicator's times of earlier epochs are 0
     CpuCost next;             // of the next launch: the sum of what was stated
     double peak;              // FLOP/s of the last product or attention's precision
 };
@@ -177,8 +177,6 @@ static inline CpuMoment cpu_clock_record(CpuTimes *t, uint64_t host) {
     return m;
 }
 
-static inline double cpu_moment_ns(const CpuMoment &m) { return m.epoch == cpu_clock().epoch ? (double)m.ns : 0; }
-
 // Remembers that the stream waited from..until.
 static inline void cpu_clock_gap(CpuTimes *t, uint64_t from, uint64_t until) {
     uint64_t *gap = t->gaps[t->gap_count++ % CPU_GAPS];
@@ -212,7 +210,6 @@ static inline void cpu_clock_beside(CpuTimes *t, const CpuMoment &m) {
 }
 
 static inline void cpu_clock_wait(CpuTimes *t, const CpuMoment &m) {
-    if (m.epoch != cpu_clock().epoch) return;
     cpu_clock_beside(t, m);
     if (m.ns <= t->now) return;
     uint64_t exposed = m.part == TIME_IDLE ? 0 : std::min(m.ns - t->now, m.ns - m.begun);

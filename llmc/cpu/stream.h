@@ -259,10 +259,12 @@ inline void cpu_clock_zero() {
     cpu_clock().host = 0;
     for (cudaStream_t s : cpu_runtime().streams) {
         CpuTimes times = CpuTimes();
-        times.last.stream = s->times.last.stream, times.last.epoch = cpu_clock().epoch;
+        times.last.stream = s->times.last.stream;
         times.computes = s->times.computes;
         s->times = times;
     }
+    for (cudaEvent_t e : cpu_runtime().events)
+        if (e->last) e->last->moment = CpuMoment();
 }
 
 // Runs queued work until done() holds.
