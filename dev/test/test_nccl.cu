@@ -2,6 +2,7 @@
 // several sizes and in its failing modes: `test_nccl deadlock`, `destroy`, `use WHAT`, `mismatch KIND`, `absent`,
 // `loop`, `exit`.
 #include <nccl.h>
+#include <signal.h>
 
 #include "dev/test/check.h"
 #include "llmc/kernels/matmul.cuh"
