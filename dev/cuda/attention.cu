@@ -24,8 +24,10 @@
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/attention.cuh"
+#include "llmc/reference_layers.h"
 
 static Lab lab;
+static Dropout dropping;  // of the probabilities, by kernels 3, 4 and 7
 
 // ---------------------------------------------------------------------------------------------- 1 gemm
 
@@ -292,11 +294,10 @@ static void naive_backward(floatX *dqkv, void *scratch, const floatX *dout, cons
 
 // One row a thread (3) or ATTENTION_ROWS (4), whatever machine this is.
 template <int R>
-static void rows_launch(const Attention &a, bool backward, Dropout d = Dropout{}) {
+static void rows_launch(const Attention &a, bool backward) {
     attention_capacity<32, 64, 128>(a.HS, [&](auto capacity) {
         typedef RowsOf<decltype(capacity)::value, R> A;
-        if (d.threshold) attention_rows<A, true>(a, d, backward, lab.stream);
-        else attention_rows<A, false>(a, d, backward, lab.stream);
+        by_dropout(dropping, [&](auto drops) { attention_rows<A, drops>(a, dropping, backward, lab.stream); });
     });
 }
 template <int R>
@@ -310,12 +311,12 @@ static void rows_backward(floatX *dqkv, void *scratch, const floatX *dout, const
 }
 
 static void llmc_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
-    attention_forward(out, (float *)saved, qkv, B, T, C, NH, lab.stream);
+    attention_forward(out, (float *)saved, qkv, B, T, C, NH, lab.stream, dropping);
 }
 
 static void llmc_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *out, const void *saved,
                           const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
-    attention_backward(dqkv, (float *)scratch, dout, out, (const float *)saved, qkv, B, T, C, NH, lab.stream);
+    attention_backward(dqkv, (float *)scratch, dout, out, (const float *)saved, qkv, B, T, C, NH, lab.stream, dropping);
 }
 
 // 16 rows a warp, where llmc's takes 32.
@@ -413,80 +414,30 @@ static LabKernel backward_row(const Kernel *k) {
 
 // ---------------------------------------------------------------------------------------------- checks
 
-// Returns dropout's factor for a probability, 1 without dropout.
-static double plain_factor(const Dropout *drop, size_t b, size_t h, size_t t, size_t s, size_t T) {
-    if (!drop) return 1.0;
-    Philox block = dropout_probability_block(drop, b, h, t, s / DROPOUT_BLOCK * DROPOUT_BLOCK, T);
-    return (double)dropout_factor(drop, &block, (unsigned)(s % DROPOUT_BLOCK));
-}
-
-// out[B,T,C] and the probabilities att[B,NH,T,T] from qkv[B,T,3,NH,HS].
-static void plain_forward(double *out, double *att, const float *qkv, size_t B, size_t T, size_t C, size_t NH,
-                          const Dropout *drop) {
-    size_t HS = C / NH;
-    double scale = 1.0 / sqrt((double)HS);
-    for (size_t b = 0; b < B; b++) {
-        for (size_t h = 0; h < NH; h++) {
-            for (size_t t = 0; t < T; t++) {
-                const float *q = qkv + (b * T + t) * 3 * C + h * HS;
-                double *row = att + ((b * NH + h) * T + t) * T, largest = -INFINITY, sum = 0.0;
-                for (size_t s = 0; s <= t; s++) {
-                    const float *k = qkv + (b * T + s) * 3 * C + C + h * HS;
-                    for (size_t i = 0; i < HS; i++) row[s] += (double)q[i] * (double)k[i] * scale;
-                    largest = fmax(largest, row[s]);
-                }
-                for (size_t s = 0; s <= t; s++) sum += row[s] = exp(row[s] - largest);
-                for (size_t s = 0; s <= t; s++) {
-                    const float *v = qkv + (b * T + s) * 3 * C + 2 * C + h * HS;
-                    row[s] /= sum;
-                    double factor = plain_factor(drop, b, h, t, s, T);
-                    for (size_t i = 0; i < HS; i++)
-                        out[(b * T + t) * C + h * HS + i] += factor * row[s] * (double)v[i];
-                }
-            }
-        }
-    }
-}
-
-// dqkv[B,T,3,NH,HS], which begins at zero.
-static void plain_backward(double *dqkv, const float *dout, const double *att, const float *qkv, size_t B,
-                           size_t T, size_t C, size_t NH, const Dropout *drop) {
-    size_t HS = C / NH;
-    double scale = 1.0 / sqrt((double)HS), *datt = test_doubles(T);
-    for (size_t b = 0; b < B; b++) {
-        for (size_t h = 0; h < NH; h++) {
-            for (size_t t = 0; t < T; t++) {
-                size_t at = (b * T + t) * 3 * C + h * HS;
-                const float *d = dout + (b * T + t) * C + h * HS;
-                const double *row = att + ((b * NH + h) * T + t) * T;
-                double dot = 0.0;
-                for (size_t s = 0; s <= t; s++) {
-                    size_t from = (b * T + s) * 3 * C + h * HS;
-                    double factor = plain_factor(drop, b, h, t, s, T);
-                    datt[s] = 0.0;
-                    for (size_t i = 0; i < HS; i++) {
-                        datt[s] += factor * (double)d[i] * (double)qkv[from + 2 * C + i];
-                        dqkv[from + 2 * C + i] += factor * row[s] * (double)d[i];
-                    }
-                    dot += row[s] * datt[s];
-                }
-                for (size_t s = 0; s <= t; s++) {
-                    size_t from = (b * T + s) * 3 * C + h * HS;
-                    double dscore = row[s] * (datt[s] - dot) * scale;
-                    for (size_t i = 0; i < HS; i++) {
-                        dqkv[at + i] += dscore * (double)qkv[from + C + i];
-                        dqkv[from + C + i] += dscore * (double)qkv[at + i];
-                    }
-                }
-            }
-        }
-    }
-}
-
 // The results of one kernel for one problem.
 typedef struct {
     float *out, *dqkv; // [B,T,C], [B,T,3C]
 } Result;
+
+// What they should be, by plain loops.
+typedef struct {
+    double *out, *dqkv;
+} Want;
+
+static double *test_widened(const float *x, size_t n) {
+    double *y = test_doubles(n);
+    for (size_t i = 0; i < n; i++) y[i] = (double)x[i];
+    return y;
+}
+
+static Want want_of(const float *qkv, const float *dout, size_t B, size_t T, size_t C, size_t NH, Dropout d) {
+    size_t n = B * T * C;
+    double *x = test_widened(qkv, 3 * n), *dy = test_widened(dout, n), *att = test_doubles(B * NH * T * T);
+    Want want = {test_doubles(n), test_doubles(3 * n)};
+    reference_attention_forward(want.out, att, x, B, T, C, NH, d);
+    reference_attention_backward(want.dqkv, dy, x, att, B, T, C, NH, d);
+    return want;
+}
 
 static Result run(const Kernel *k, const floatX *qkv, const floatX *dout, size_t B, size_t T, size_t C, size_t NH) {
     size_t n = B * T * C;
@@ -542,26 +493,26 @@ static void check_rows(void) {
     }
 }
 
-// Every kernel at one shape. `repeat`: also for the same bits again.
+// Every kernel at one shape. `repeat`: also for the same bits again, with dropout of llmc's alone.
 static void test_shape(size_t B, size_t T, size_t C, size_t NH, bool repeat) {
     size_t mark = test_count, n = B * T * C, HS = C / NH;
     float *qkv = test_values(3 * n, 0, 1.5, 1), *dout = test_values(n, 0, 1, 2);
     floatX *device_qkv = to_device_floatX(qkv, 3 * n), *device_dout = to_device_floatX(dout, n);
-    double *want_out = test_doubles(n), *want_att = test_doubles(B * NH * T * T), *want_dqkv = test_doubles(3 * n);
-    plain_forward(want_out, want_att, qkv, B, T, C, NH, NULL);
-    plain_backward(want_dqkv, dout, want_att, qkv, B, T, C, NH, NULL);
+    Want want = want_of(qkv, dout, B, T, C, NH, dropping);
     for (const Kernel &k : KERNELS) {
         if (HS > k.most || HS < k.least || (k.least && HS % 8) || k.number == GROUPS) continue;
+        if (dropping.threshold && (k.number < 3 || k.number == TENSOR)) continue;
         Result r = run(&k, device_qkv, device_dout, B, T, C, NH);
-        double error = test_error(r.out, want_out, n), error_grad = test_error(r.dqkv, want_dqkv, 3 * n);
+        double error = test_error(r.out, want.out, n), error_grad = test_error(r.dqkv, want.dqkv, 3 * n);
         int number = kernel_number(&k, B, T, C, NH);
         note_errors(k.number, error, error_grad);
         if (k.number != number) note_errors(number, error, error_grad);
-        bool same = !repeat || same_again(&k, &r, device_qkv, device_dout, B, T, C, NH);
+        bool again = repeat && (!dropping.threshold || k.number == LLMC);
+        bool same = !again || same_again(&k, &r, device_qkv, device_dout, B, T, C, NH);
         check(&lab.checks, error <= BOUND_OUT && error_grad <= BOUND_GRAD && same,
-              "%d %-7s B %zu T %4zu NH %zu HS %3zu: forward %.1e (bound %.1e), backward %.1e (bound %.1e)%s%s",
-              number, k.name, B, T, NH, HS, error, BOUND_OUT, error_grad, BOUND_GRAD,
-              repeat ? ", bits again: " : "", !repeat ? "" : same ? "same" : "DIFFERENT");
+              "%d %-7s B %zu T %4zu NH %zu HS %3zu%s: forward %.1e (bound %.1e), backward %.1e (bound %.1e)%s%s",
+              number, k.name, B, T, NH, HS, dropping.threshold ? ", dropout" : "", error, BOUND_OUT, error_grad,
+              BOUND_GRAD, again ? ", bits again: " : "", !again ? "" : same ? "same" : "DIFFERENT");
         if (k.number != 1 && T >= 512) {
             size_t bytes = k.saved(B, T, C, NH) + k.scratch(B, T, C, NH);
             check(&lab.checks, bytes <= 2 * B * NH * T * sizeof(float),
@@ -698,23 +649,21 @@ static void check_grouped(size_t B, size_t T, size_t NH, size_t KV, size_t HS) {
     Grouped p = make_grouped(B, T, NH, KV, HS);
     float *qkv = test_values(N * heads * HS, 0, 1.5, 1), *dout = test_values(N * C, 0, 1, 2);
     float *wide = (float *)test_memory(3 * N * C * sizeof(float));
-    double *out = test_doubles(N * C), *att = test_doubles(B * NH * T * T), *dwide = test_doubles(3 * N * C);
     double *dqkv = test_doubles(N * heads * HS);
     p.qkv = to_device_floatX(qkv, N * heads * HS), p.dout = to_device_floatX(dout, N * C);
     for (size_t i = 0; i < 3 * N * C; i++) {
         size_t n = i / (3 * C), head = i % (3 * C) / HS, part = head / NH;
         wide[i] = qkv[(n * heads + (part ? NH + (part - 1) * KV + head % NH / group : head)) * HS + i % HS];
     }
-    plain_forward(out, att, wide, B, T, C, NH, NULL);
-    plain_backward(dwide, dout, att, wide, B, T, C, NH, NULL);
+    Want want = want_of(wide, dout, B, T, C, NH, Dropout());
     for (size_t i = 0; i < 3 * N * C; i++) {
         size_t n = i / (3 * C), head = i % (3 * C) / HS, part = head / NH;
-        dqkv[(n * heads + (part ? NH + (part - 1) * KV + head % NH / group : head)) * HS + i % HS] += dwide[i];
+        dqkv[(n * heads + (part ? NH + (part - 1) * KV + head % NH / group : head)) * HS + i % HS] += want.dqkv[i];
     }
     for (size_t k = 0; k < LAB_COUNT(GROUPED_FORWARD); k++) {
         GROUPED_FORWARD[k].run(&p, 1);
         GROUPED_BACKWARD[k].run(&p, 1);
-        double forward = test_error_floatX(p.out, out, N * C, lab.stream);
+        double forward = test_error_floatX(p.out, want.out, N * C, lab.stream);
         double backward = test_error_floatX(p.dqkv, dqkv, N * heads * HS, lab.stream);
         grouped_worst[0][k] = fmax(grouped_worst[0][k], forward);
         grouped_worst[1][k] = fmax(grouped_worst[1][k], backward);
@@ -850,51 +799,17 @@ static void bench(void) {
 #endif
 }
 
-// Checks dropout of the probabilities against plain loops with the same masks. The kernels have one row a thread (as on
-// a GPU in fp32), 16 (as on a CPU), and llmc's choice (in bf16 the tensor cores). Each visits the masks' blocks in
-// another order.
+// Dropout of the probabilities, by the same masks. The kernels have one row a thread (as on a GPU in fp32), 8 to 32 (as
+// on a CPU), and llmc's choice (in bf16 the tensor cores). Each visits the masks' blocks in another order.
 static void check_dropout(size_t B, size_t T, size_t NH, size_t HS) {
-    size_t mark = test_count, C = NH * HS, n = B * T * C;
-    Dropout drop = dropout_for(dropout_make(0.3, 7, 2, 9), DROPOUT_SCORES, 3);
-    drop.head = 2;
-    float *qkv = test_values(3 * n, 0, 1.5, 5), *dout = test_values(n, 0, 1, 6);
-    floatX *device_qkv = to_device_floatX(qkv, 3 * n), *device_dout = to_device_floatX(dout, n);
-    double *want_out = test_doubles(n), *want_att = test_doubles(B * NH * T * T), *want_dqkv = test_doubles(3 * n);
-    plain_forward(want_out, want_att, qkv, B, T, C, NH, &drop);
-    plain_backward(want_dqkv, dout, want_att, qkv, B, T, C, NH, &drop);
-    static const char *const NAMES[] = {"one row a thread", "vectors", "llmc", "llmc in a random order of threads"};
-    float *first[2] = {NULL, NULL};
-    for (int way = HS > 128 ? 2 : 0; way < 4; way++) {
-        floatX *out = test_floatX(n), *dqkv = test_floatX(3 * n);
-        float *lse = test_floats(B * NH * T), *dot = test_floats(B * NH * T);
-#ifndef __CUDACC__
-        CpuOrder before = cpu_thread_order();
-        if (way == 3) cpu_thread_order() = {true, HS};
-#endif
-        if (way < 2) {
-            Attention forward = flash_forward(out, lse, device_qkv, B, T, C, NH);
-            Attention backward = flash_backward(dqkv, dot, device_dout, out, lse, device_qkv, B, T, C, NH);
-            if (way == 0) rows_launch<1>(forward, false, drop), rows_launch<1>(backward, true, drop);
-            else rows_launch<ATTENTION_ROWS>(forward, false, drop), rows_launch<ATTENTION_ROWS>(backward, true, drop);
-        } else {
-            attention_forward(out, lse, device_qkv, B, T, C, NH, lab.stream, drop);
-            attention_backward(dqkv, dot, device_dout, out, lse, device_qkv, B, T, C, NH, lab.stream, drop);
-        }
-        float *got_out = to_host_floatX(out, n, lab.stream), *got_dqkv = to_host_floatX(dqkv, 3 * n, lab.stream);
-#ifndef __CUDACC__
-        cpu_thread_order() = before;
-#endif
-        double error = test_error(got_out, want_out, n), error_grad = test_error(got_dqkv, want_dqkv, 3 * n);
-        bool same = way < 3 || (same_bits(first[0], got_out, n) && same_bits(first[1], got_dqkv, 3 * n));
-        first[0] = got_out, first[1] = got_dqkv;
-        check(&lab.checks, error <= BOUND_OUT && error_grad <= BOUND_GRAD && same,
-              "dropout, %s: B %zu T %zu NH %zu HS %zu: forward %.1e (bound %.1e), backward %.1e (bound %.1e)%s",
-              NAMES[way], B, T, NH, HS, error, BOUND_OUT, error_grad, BOUND_GRAD, same ? "" : ", other bits");
-    }
-    test_release(mark);
+    dropping = dropout_for(dropout_make(0.3, 7, 2, 9), DROPOUT_SCORES, 3);
+    dropping.head = 2;
+    test_shape(B, T, NH * HS, NH, true);
+    dropping = Dropout();
 }
 
 static void checks(void) {
+    for (int i = 0; i < KERNEL_COUNT; i++) worst[i][0] = worst[i][1] = NAN;
     check_dropout(2, 37, 2, 9);  // nothing divides
     check_dropout(2, 37, 2, 24);
     check_dropout(2, 150, 3, 64);
@@ -903,7 +818,6 @@ static void checks(void) {
     check_dropout(1, 70, 1, 160);
     check_dropout(1, 70, 1, 184);
     check_dropout(1, 67, 1, 256);
-    for (int i = 0; i < KERNEL_COUNT; i++) worst[i][0] = worst[i][1] = NAN;
     test_shape(2, 1, 18, 3, true);     // heads of 6, of 18, of 8: nothing divides
     test_shape(3, 7, 18, 3, true);
     test_shape(2, 24, 18, 1, true);
