@@ -9,7 +9,8 @@ int main(void) {
     cudaStream_t stream;
     CUDA_CHECK(cudaStreamCreate(&stream));
     Attention a = Attention();
-    a.B = a.NH = a.KV = 1, a.T = T, a.HS = a.out_stride = HS, a.stride = 3 * HS, a.scale = 0.125f;
+    a.B = a.NH = a.KV = 1, a.T = a.Tk = a.rows = T, a.HS = a.out_stride = HS, a.stride = a.k_stride = 3 * HS;
+    a.scale = 0.125f;
     a.q = to_device_floatX(test_values(3 * n, 0, 1.5, 1), 3 * n), a.k = a.q + HS, a.v = a.k + HS;
     a.dout = to_device_floatX(test_values(n, 0, 1, 2), n);
     a.out = test_floatX(n), a.dq = test_floatX(3 * n), a.dk = a.dq + HS, a.dv = a.dk + HS;

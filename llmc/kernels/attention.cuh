@@ -23,7 +23,8 @@ using RowsOf = AttentionRows<R == 1 ? CAPACITY : ATTENTION_MAX_HEAD_SIZE, R, R =
 // Describes qkv[B,T,NH + 2 KV,HS]; the caller adds the outputs. KV 0: NH.
 static inline Attention attention_of(const floatX *qkv, size_t B, size_t T, size_t C, size_t NH, size_t KV = 0) {
     Attention a = Attention();
-    a.B = B, a.T = T, a.NH = NH, a.KV = KV ? KV : NH, a.HS = C / NH, a.stride = C + 2 * a.KV * a.HS, a.out_stride = C;
+    a.B = B, a.T = a.Tk = a.rows = T, a.NH = NH, a.KV = KV ? KV : NH, a.HS = C / NH;
+    a.stride = a.k_stride = C + 2 * a.KV * a.HS, a.out_stride = C;
     a.scale = 1.0f / sqrtf((float)a.HS);
     a.q = qkv, a.k = qkv + C, a.v = a.k + a.KV * a.HS;
     if (a.HS <= ATTENTION_MAX_HEAD_SIZE) return a;

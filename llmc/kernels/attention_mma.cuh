@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1) attention_forward_mm
     alignas(16) __shared__ bfloat16 shared[4 * Tiles::TILE]; // keys and values
     MmaPlace at = mma_place<A, M>(a, false);
     const int of_warp = at.warp_row >= at.T ? 0 : at.full ? at.end : at.warp_row + 16 * M; // keys that its rows see
-    Tiles tiles(shared, a.k + at.in_k, at.k_stride, a.v + at.in_k, at.k_stride, 0, at.others, a);
+    Tiles tiles(shared, a.k + at.in_k, a.k_stride, a.v + at.in_k, a.k_stride, 0, at.others, a);
     tiles.next(0);
     copy_async_commit();
     uint32_t own[M][A::K16][4];
@@ -51,8 +51,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1) attention_forward_mm
             UNROLL
             for (int m = 0; m < M; m++) {
                 MmaPlace rows = mma_group(at, m);
-                if (at.full) hide_missing(s[m], at, first);
-                else if (first + A::KEYS > rows.warp_row + 1) hide_fragments<true>(s[m], at, rows.row - first);
+                hide_fragments<true>(s[m], rows, first);
                 // Key 0 is seen by every query: after the first tile max is finite.
                 float largest[2] = {max[m][0], max[m][1]};
                 UNROLL
@@ -104,7 +103,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     typedef TilePair<A, A::KEYS> Tiles;
     alignas(16) __shared__ bfloat16 shared[4 * Tiles::TILE]; // keys and values
     MmaPlace at = mma_place<A>(a, false);
-    Tiles tiles(shared, a.k + at.in_k, at.k_stride, a.v + at.in_k, at.k_stride, 0, at.others, a);
+    Tiles tiles(shared, a.k + at.in_k, a.k_stride, a.v + at.in_k, a.k_stride, 0, at.others, a);
     tiles.next(0);
     copy_async_commit();
     uint32_t own[A::K16][4], d[A::K16][4];
@@ -113,10 +112,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     float of_row[2] = {0.0f, 0.0f}, norm[2];
     UNROLL
     for (int i = 0; i < 4 * A::K16; i++) {
-        int row = at.row + i % 2 * 8, c = i / 2 * 8 + at.pair;
-        uint32_t of_d = d[i / 4][i % 4];
-        uint32_t o = load_pair(a.out + at.out + (size_t)row * a.out_stride + c, row < at.T && c < (int)a.HS);
-        of_row[i % 2] += low_float(o) * low_float(of_d) + high_float(o) * high_float(of_d);
+        uint32_t x = load_pair<A>(a.out + at.out, a.out_stride, at, a, i), y = d[i / 4][i % 4];
+        of_row[i % 2] += low_float(x) * low_float(y) + high_float(x) * high_float(y);
     }
     quad_sum(of_row);
     UNROLL
@@ -140,8 +137,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
             float s[A::KEYS / 8][4] = {}, ds[A::KEYS / 8][4] = {};
             mma_product<false, A::STRIDE>(s, own, tiles.row + stage);
             mma_product<false, A::STRIDE>(ds, d, tiles.row + (stage + Tiles::TILE));
-            if (at.full) hide_missing(s, at, first);
-            else if (first + A::KEYS > at.warp_row + 1) hide_fragments<true>(s, at, at.row - first);
+            hide_fragments<true>(s, at, first);
             UNROLL
             for (int i = 0; i < A::KEYS / 2; i++) {
                 float p = exponential2(s[i / 4][i % 4] * to_log2 - norm[i % 4 / 2]), &x = ds[i / 4][i % 4];
@@ -171,19 +167,19 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     const int part = (int)blockIdx.y * PART;
     uint32_t k[A::K16][4], v[A::VALUES_SHARED ? 1 : A::K16][4];
     float dk[PART / 8][4] = {}, dv[PART / 8][4] = {};
-    load_fragments<A>(k, a.k + at.in_k, at.k_stride, at, a);
+    load_fragments<A>(k, a.k + at.in_k, a.k_stride, at, a);
     if constexpr (A::VALUES_SHARED) {
-        TileCopy<A> v_copy(a.v + at.in_k, at.k_stride, at.block_row, at.T, a);
+        TileCopy<A> v_copy(a.v + at.in_k, a.k_stride, at.block_row, at.T, a);
         v_copy.template next<(int)ATTENTION_MMA_ROWS>(v_copy.to(own_values));
     } else {
-        load_fragments<A>(v, a.v + at.in_k, at.k_stride, at, a);
+        load_fragments<A>(v, a.v + at.in_k, a.k_stride, at, a);
     }
     SharedTile values = matrix_rows<A::STRIDE>(own_values + threadIdx.x / 32 * 16 * A::STRIDE);
     const float to_log2 = a.scale * LOG2_E, up = DROP ? drop.scale : 1.0f;
     // With dropout a head of keys has one of queries (attention_launch): the loop would take registers.
     const unsigned head = at.h, group = DROP ? 1 : (unsigned)(a.NH / a.KV);
     for (unsigned i = 0; i < group; i++) {
-        if constexpr (!DROP) place_head<A>(at, head + i, a);
+        if constexpr (!DROP) place_head(at, head + i, a);
         Tiles tiles(shared, a.q + at.in, a.stride, a.dout + at.out, a.out_stride, begin, at.others, a);
         // Half of the threads copy lse, the others dot. A query that does not exist has zeros, and so all of its
         // products.
@@ -208,7 +204,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
                 float p[A::QUERIES / 8][4] = {}, ds[A::QUERIES / 8][4] = {}, x[2];
                 uint32_t rounded[A::QUERIES / 16][4];
                 mma_product<false, A::STRIDE>(p, k, tiles.row + here);
-                if (!at.full && first < at.warp_row + 15) hide_fragments<false>(p, at, at.row - first);
+                hide_fragments<false>(p, at, first);
                 UNROLL
                 for (int n = 0; n < A::QUERIES / 8; n++) {
                     load_two(x, &of_query[stage][0][n * 8 + at.pair]);
@@ -241,8 +237,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
             __syncthreads();
         }
     }
-    A::store(part_or<A>(a.part_k, a.dk) + at.in_k, at.k_stride, part, at, a, dk, a.scale, a.scale);
-    A::store(part_or<A>(a.part_v, a.dv) + at.in_k, at.k_stride, part, at, a, dv, up, up);
+    A::store(part_or<A>(a.part_k, a.dk) + at.in_k, a.k_stride, part, at, a, dk, a.scale, a.scale);
+    A::store(part_or<A>(a.part_v, a.dv) + at.in_k, a.k_stride, part, at, a, dv, up, up);
 }
 
 // Capacities of these kernels. The Makefile gives a CPU's trainers fewer: they compile faster.
@@ -268,7 +264,7 @@ static inline void attention_mma(const Attention &a, const Dropout &drop, bool b
     }
     unsigned times = DROP ? A::DROP_PARTS : 1;
     dim3 queries(blocks(a.NH, a.T, 1), A::QUERY_PARTS * times);
-    dim3 keys(blocks(a.KV, A::PAIR ? a.Tk : a.T, 1), A::KEY_PARTS * times);
+    dim3 keys(blocks(a.KV, a.Tk, 1), A::KEY_PARTS * times);
     LAUNCH((attention_backward_query_mma_kernel<A, DROP>), queries, ATTENTION_MMA_THREADS, 0, stream)(a, drop);
     LAUNCH((attention_backward_key_mma_kernel<A, DROP>), keys, ATTENTION_MMA_THREADS, 0, stream)(a, drop);
 }

@@ -7,7 +7,7 @@
 // other side. On a CPU a thread takes rows that are the lanes of a vector register, with all their channels: eight sums
 // and what they need fit in the registers, and it meets no barrier. Both are the code below.
 //
-// defines: Attention, AttentionRows, attention_rows
+// defines: Attention, AttentionPlace, place_head, attention_place, AttentionRows, attention_rows
 #ifndef LLMC_ATTENTION_ROWS_CUH
 #define LLMC_ATTENTION_ROWS_CUH
 
@@ -32,10 +32,10 @@ typedef struct {
     const floatX *dout;   // from here on for the backward pass
     floatX *dq, *dk, *dv;
     float *dot;           // [B,NH,T] dot product of each output and its gradient
-    // Of a pair only (context parallelism): T queries and Tk keys of sequences whose rows, and those of lse and dot,
-    // are `rows` apart. full: every query sees every key. Rows of k and v are k_stride apart.
+    // T queries and Tk keys of sequences whose rows, and those of lse and dot, are `rows` apart. Rows of k and v are
+    // k_stride apart. These three differ from T and stride for a pair only (context parallelism), which also has:
     size_t Tk, rows, k_stride;
-    bool full;
+    bool full;               // every query sees every key
     float *part;             // in place of out and dq
     float *part_k, *part_v;  // in place of dk and dv
     Tokens q_tokens, k_tokens;  // for dropout: the positions of their rows, from rows q_first and k_first on,
@@ -85,6 +85,38 @@ struct RowVector {
 };
 template <> struct RowVector<1> { typedef float type; };
 
+// Where a block works. Rows are int, as registers are short.
+struct AttentionPlace {
+    size_t in, in_k, out;  // where the head begins in q, in k and v, and in out
+    size_t stat;           // and in lse and dot
+    unsigned b, h;         // sequence and head
+    int block_row, row;    // first row of the block and of the thread
+    int T, others;         // rows of the block's side, and of the tiles'
+    int end;               // of the keys that queries of the block see
+    bool full;             // every query sees every key
+};
+
+// Goes to query head h of the place's sequence, and to its keys and values.
+__device__ __forceinline__ void place_head(AttentionPlace &p, unsigned h, const Attention &a) {
+    size_t before = p.b * a.rows, channel = h * a.HS;
+    p.h = h, p.stat = (p.b * a.NH + h) * a.rows;
+    p.in = before * a.stride + channel, p.out = before * a.out_stride + channel;
+    p.in_k = before * a.k_stride + h / (unsigned)(a.NH / a.KV) * a.HS;
+}
+
+// Fills in the place of blocks of `rows` rows, but for the thread's row. The blocks of a head are neighbours: their
+// keys and values stay in the L2 cache. Those with most work begin first. keys: the block's rows are keys, and the
+// tiles queries, of their heads one after the other.
+template <class A>
+__device__ __forceinline__ void attention_place(AttentionPlace &p, const Attention &a, bool keys, unsigned rows) {
+    unsigned T = (unsigned)(keys ? a.Tk : a.T), heads = (unsigned)(keys ? a.KV : a.NH), blocks = CEIL_DIV(T, rows);
+    unsigned head = blockIdx.x / blocks, block = blockIdx.x % blocks;
+    p.T = (int)T, p.others = (int)(keys ? a.T : a.Tk), p.full = A::PAIR && a.full, p.b = head / heads;
+    place_head(p, (head - p.b * heads) * ((unsigned)a.NH / heads), a);
+    p.block_row = (int)((keys ? block : blocks - 1 - block) * rows);
+    p.end = p.block_row + (int)rows < p.others && !p.full ? p.block_row + (int)rows : p.others;
+}
+
 // CAPACITY: the largest head size, which decides the registers; channels beyond HS are zero. A thread that is alone
 // goes over the HS channels only.
 template <int CAPACITY_, int R_, int LANES_, bool PAIR_ = false>
@@ -96,7 +128,7 @@ struct AttentionRows {
     static constexpr int TILE = ALONE ? 16 : 8;                  // rows of the other side at a time
     static constexpr int STEP = R > 16 ? R / 2 : 8;              // channels are padded to a multiple of it
     static constexpr int SUMS = R > 1 ? (int)ATTENTION_SUMS : 8; // rows or channels that share a load of the thread's
-    static constexpr unsigned THREADS = ALONE ? 2 : 128;
+    static constexpr unsigned THREADS = ALONE ? 1 : 128;
     static constexpr unsigned BLOCK_ROWS = THREADS / LANES * R;
     typedef typename RowVector<R>::type V;
     typedef V Scores[TILE];                                      // of R rows and each row of a tile
@@ -108,43 +140,11 @@ struct AttentionRows {
     }
 };
 
-// The work of a thread.
-typedef struct {
-    size_t b, h;            // sequence, head of it
-    size_t row, first;      // the first row of the thread, and of all that share tiles
-    size_t end;             // of the keys that queries of these rows see
-    size_t T, others;       // rows of the thread's side, and of the tiles'
-    size_t in, in_k, out;   // where sequence and head begin in q, in k and v, and in out
-    size_t stat;            // and in lse and dot
-    bool full;              // every query sees every key
-    size_t k_stride;
-} RowPlace;
-
-// Goes to query head h of the place's sequence, and to its keys and values. Place: RowPlace, or another with its names.
-template <class A, class Place, class Head>
-__device__ __forceinline__ void place_head(Place &p, Head h, const Attention &a) {
-    size_t rows = A::PAIR ? a.rows : a.T, before = p.b * rows, channel = h * a.HS;
-    p.h = h, p.stat = (p.b * a.NH + h) * rows;
-    p.in = before * a.stride + channel, p.out = before * a.out_stride + channel;
-    p.in_k = before * (A::PAIR ? a.k_stride : a.stride) + h / (Head)(a.NH / a.KV) * a.HS;
-}
-
-// keys: the thread's rows are keys, and the tiles queries, of their heads one after the other.
 template <class A>
-__device__ __forceinline__ RowPlace row_place(const Attention &a, bool keys) {
-    // The blocks of a head are neighbours: its keys and values stay in the L2 cache.
-    RowPlace p;
-    p.T = A::PAIR && keys ? a.Tk : a.T, p.others = A::PAIR && !keys ? a.Tk : a.T;
-    p.full = A::PAIR && a.full, p.k_stride = A::PAIR ? a.k_stride : a.stride;
-    unsigned blocks = (unsigned)CEIL_DIV(p.T, (size_t)A::BLOCK_ROWS);
-    size_t heads = keys ? a.KV : a.NH, head = blockIdx.x / blocks;
-    p.b = head / heads;
-    p.first = (size_t)(blocks - 1 - blockIdx.x % blocks) * A::BLOCK_ROWS; // those with most keys begin first
-    p.row = p.first + threadIdx.x / A::LANES * A::R;
-    if (A::ALONE) p.first = p.row;
-    p.end = p.first + (A::ALONE ? A::R : A::BLOCK_ROWS);
-    if (p.end > p.others || p.full) p.end = p.others;
-    place_head<A>(p, head % heads * (a.NH / heads), a);
+__device__ __forceinline__ AttentionPlace row_place(const Attention &a, bool keys) {
+    AttentionPlace p;
+    attention_place<A>(p, a, keys, A::BLOCK_ROWS);
+    p.row = p.block_row + (int)threadIdx.x / A::LANES * A::R;
     return p;
 }
 
@@ -174,8 +174,8 @@ typedef struct {
 // Loads rows first, first + 1, ... of p[T, stride] as floats; zeros beyond T and HS. A thread that is alone reads whole
 // tiles of floats where they are.
 template <class A>
-__device__ __forceinline__ TileRows load_tile(typename A::Tile *tile, const floatX *p, size_t stride, size_t first,
-                                              size_t T, const Attention &a) {
+__device__ __forceinline__ TileRows load_tile(typename A::Tile *tile, const floatX *p, size_t stride, int first,
+                                              int T, const Attention &a) {
     if constexpr (A::ALONE) {
         if (sizeof(floatX) == 4 && first + A::TILE <= T && a.HS % A::STEP == 0)
             return {(const float *)(const void *)(p + first * stride), stride};
@@ -187,7 +187,8 @@ __device__ __forceinline__ TileRows load_tile(typename A::Tile *tile, const floa
         }
     } else {
         for (unsigned i = threadIdx.x; i < A::TILE * A::CAPACITY; i += A::THREADS) {
-            size_t j = i / A::CAPACITY, c = i % A::CAPACITY;
+            int j = (int)i / A::CAPACITY;
+            size_t c = i % A::CAPACITY;
             tile[j][c] = first + j < T && c < a.HS ? to_float(p[(first + j) * stride + c]) : 0.0f;
         }
     }
@@ -217,7 +218,7 @@ __device__ __forceinline__ void transpose(V *x, std::integer_sequence<int, I...>
 // Loads the thread's rows of p[T, stride], times scale; zeros beyond T and HS.
 template <class A>
 __device__ __forceinline__ void load_rows(typename A::V (&x)[A::CHANNELS], typename A::Tile *tile, const floatX *p,
-                                          size_t stride, const RowPlace &at, const Attention &a, float scale) {
+                                          size_t stride, const AttentionPlace &at, const Attention &a, float scale) {
     if constexpr (A::ALONE) {
         constexpr int W = A::R / 2;
         typename A::V::Half square[W];
@@ -238,17 +239,18 @@ __device__ __forceinline__ void load_rows(typename A::V (&x)[A::CHANNELS], typen
     }
 }
 
+// Writes the thread's rows, times `by`.
 template <class A, class To>
-__device__ __forceinline__ void store_rows(To *p, size_t stride, const RowPlace &at, const Attention &a,
-                                           typename A::V (&x)[A::CHANNELS]) {
+__device__ __forceinline__ void store_rows(To *p, size_t stride, const AttentionPlace &at, const Attention &a,
+                                           const typename A::V (&x)[A::CHANNELS], typename A::V by) {
     if constexpr (A::ALONE) {
         constexpr int W = A::R / 2;
         typename A::V::Half square[W];
-        for (size_t r0 = 0; r0 < A::R; r0 += W) {
+        for (int r0 = 0; r0 < A::R; r0 += W) {
             for (size_t c0 = 0; c0 < a.HS; c0 += W) {
-                for (int c = 0; c < W; c++) square[c] = r0 ? x[c0 + c].b : x[c0 + c].a;
+                for (int c = 0; c < W; c++) square[c] = r0 ? x[c0 + c].b * by.b : x[c0 + c].a * by.a;
                 transpose(square, std::make_integer_sequence<int, W>());
-                for (size_t r = 0; r < W && at.row + r0 + r < at.T; r++) {
+                for (int r = 0; r < W && at.row + r0 + r < at.T; r++) {
                     To *to = p + (at.row + r0 + r) * stride + c0;
                     if (c0 + W <= a.HS) for (int c = 0; c < W; c++) to[c] = from_float<To>(square[r][c]); // a vector
                     else for (size_t c = 0; c0 + c < a.HS; c++) to[c] = from_float<To>(square[r][c]);
@@ -259,18 +261,13 @@ __device__ __forceinline__ void store_rows(To *p, size_t stride, const RowPlace 
     }
     for (int i = 0; i < A::channels(a); i++) {
         size_t c = (size_t)channel<A>(i);
-        if (c < a.HS && at.row < at.T) p[at.row * stride + c] = from_float<To>(row_of(x[i], 0));
+        if (c < a.HS && at.row < at.T) p[at.row * stride + c] = from_float<To>(row_of(x[i], 0) * row_of(by, 0));
     }
 }
 
 template <class A>
 __device__ __forceinline__ void zero_rows(typename A::V (&x)[A::CHANNELS], const Attention &a) {
     for (int i = 0; i < A::channels(a); i++) x[i] = typename A::V{};
-}
-
-template <class A>
-__device__ __forceinline__ void scale_rows(typename A::V (&x)[A::CHANNELS], const Attention &a, typename A::V by) {
-    for (int i = 0; i < A::channels(a); i++) x[i] *= by;
 }
 
 template <class A>
@@ -355,24 +352,18 @@ __device__ __forceinline__ typename A::V softmax_exponential(typename A::V x) {
 
 // Sets the scores of keys first + j that query row + r must not see to minus infinity.
 template <class A>
-__device__ __forceinline__ void hide_keys(typename A::Scores &s, const RowPlace &at, size_t first) {
-    size_t row = at.row;
-    if (at.full) {
-        for (int j = 0; j < A::TILE; j++)
-            if (first + j >= at.others) s[j] = typename A::V{} - INFINITY;
-        return;
-    }
-    if (first + A::TILE <= row + 1) return;
-    int seen = row >= first ? (int)(row - first) : -(int)(first - row);
+__device__ __forceinline__ void hide_keys(typename A::Scores &s, const AttentionPlace &at, int first) {
+    int last = (at.full ? at.others - 1 : at.row) - first, step = at.full ? 0 : 1;  // row + r sees j <= last + r step
+    if (last + 1 >= A::TILE) return;
     for (int j = 0; j < A::TILE; j++)
-        for (int r = 0; r < A::R; r++) row_of(s[j], r) = j <= r + seen ? row_of(s[j], r) : -INFINITY;
+        for (int r = 0; r < A::R; r++) row_of(s[j], r) = j <= last + r * step ? row_of(s[j], r) : -INFINITY;
 }
 
 // Multiplies the probabilities of queries row + r and keys first + j, or their gradients, by dropout's factors. The 8
 // numbers of a block of Philox belong to 8 neighbouring keys of a query.
 template <class A>
-__device__ __forceinline__ void drop_keys(typename A::Scores &s, const Dropout &drop, const RowPlace &at, size_t first,
-                                          const Attention &a) {
+__device__ __forceinline__ void drop_keys(typename A::Scores &s, const Dropout &drop, const AttentionPlace &at,
+                                          int first, const Attention &a) {
     for (int j0 = 0; j0 < A::TILE; j0 += DROPOUT_BLOCK) {
         for (int r = 0; r < A::R; r++) {
             Philox block = scores_block<A>(drop, a, at.b, at.h, at.row + r, first + j0, a.T);
@@ -383,8 +374,8 @@ __device__ __forceinline__ void drop_keys(typename A::Scores &s, const Dropout &
 
 // Computes the factors of queries first + j and keys row + r.
 template <class A>
-__device__ __forceinline__ void keep_queries(typename A::Scores &keep, const Dropout &drop, const RowPlace &at,
-                                             size_t first, const Attention &a) {
+__device__ __forceinline__ void keep_queries(typename A::Scores &keep, const Dropout &drop, const AttentionPlace &at,
+                                             int first, const Attention &a) {
     constexpr int COUNT = A::R < DROPOUT_BLOCK ? A::R : DROPOUT_BLOCK;
     for (int j = 0; j < A::TILE; j++) {
         for (int r0 = 0; r0 < A::R; r0 += COUNT) {
@@ -398,15 +389,14 @@ __device__ __forceinline__ void keep_queries(typename A::Scores &keep, const Dro
 template <class A, bool DROP>
 __global__ void __launch_bounds__(A::THREADS, 1) attention_forward_rows_kernel(Attention a, Dropout drop) {
     alignas(64) __shared__ typename A::Tile k_tile[A::TILE], v_tile[A::TILE];
-    RowPlace at = row_place<A>(a, false);
-    if (A::ALONE && at.row >= at.T) return;
+    AttentionPlace at = row_place<A>(a, false);
     typename A::V own[A::CHANNELS], mixed[A::CHANNELS];
     zero_rows<A>(mixed, a);
     load_rows<A>(own, k_tile, a.q + at.in, a.stride, at, a, a.scale);
     typename A::V max = typename A::V{} - INFINITY, sum = {};
-    for (size_t first = 0; first < at.end; first += A::TILE) {
-        TileRows k = load_tile<A>(k_tile, a.k + at.in_k, at.k_stride, first, at.others, a);
-        TileRows v = load_tile<A>(v_tile, a.v + at.in_k, at.k_stride, first, at.others, a);
+    for (int first = 0; first < at.end; first += A::TILE) {
+        TileRows k = load_tile<A>(k_tile, a.k + at.in_k, a.k_stride, first, at.others, a);
+        TileRows v = load_tile<A>(v_tile, a.v + at.in_k, a.k_stride, first, at.others, a);
         tile_barrier<A>();
         typename A::Scores s;
         prefetch_tile<A>(v, 0, a);
@@ -422,12 +412,11 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_forward_rows_kernel(A
         sum *= correction;
         for (int j = 0; j < A::TILE; j++) sum += s[j] = softmax_exponential<A>(s[j] - max);
         if constexpr (DROP) drop_keys<A>(s, drop, at, first, a); // the sum has all of them
-        if (grows) scale_rows<A>(mixed, a, correction);
+        for (int i = 0; grows && i < A::channels(a); i++) mixed[i] *= correction;
         mix_tile<A>(mixed, s, v, a);
         tile_barrier<A>();
     }
-    scale_rows<A>(mixed, a, 1.0f / sum);
-    store_rows<A>(part_or<A>(a.part, a.out) + at.out, a.out_stride, at, a, mixed);
+    store_rows<A>(part_or<A>(a.part, a.out) + at.out, a.out_stride, at, a, mixed, 1.0f / sum);
     if (threadIdx.x % A::LANES == 0)
         for (int r = 0; r < A::R; r++)
             if (at.row + r < at.T) a.lse[at.stat + at.row + r] = row_of(max, r) + logf(row_of(sum, r));
@@ -438,8 +427,7 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_forward_rows_kernel(A
 template <class A, bool DROP>
 __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_query_rows_kernel(Attention a, Dropout drop) {
     alignas(64) __shared__ typename A::Tile k_tile[A::TILE], v_tile[A::TILE];
-    RowPlace at = row_place<A>(a, false);
-    if (A::ALONE && at.row >= at.T) return;
+    AttentionPlace at = row_place<A>(a, false);
     typename A::V q[A::CHANNELS], d[A::CHANNELS], dq[A::CHANNELS];
     load_rows<A>(dq, k_tile, a.out + at.out, a.out_stride, at, a, 1.0f);
     load_rows<A>(d, k_tile, a.dout + at.out, a.out_stride, at, a, 1.0f);
@@ -453,9 +441,9 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_query_rows_k
         if (threadIdx.x % A::LANES == 0 && at.row + r < at.T) a.dot[at.stat + at.row + r] = row_of(product, r);
     }
     load_rows<A>(q, k_tile, a.q + at.in, a.stride, at, a, a.scale);
-    for (size_t first = 0; first < at.end; first += A::TILE) {
-        TileRows k = load_tile<A>(k_tile, a.k + at.in_k, at.k_stride, first, at.others, a);
-        TileRows v = load_tile<A>(v_tile, a.v + at.in_k, at.k_stride, first, at.others, a);
+    for (int first = 0; first < at.end; first += A::TILE) {
+        TileRows k = load_tile<A>(k_tile, a.k + at.in_k, a.k_stride, first, at.others, a);
+        TileRows v = load_tile<A>(v_tile, a.v + at.in_k, a.k_stride, first, at.others, a);
         tile_barrier<A>();
         typename A::Scores s, ds;
         dot_tile<A>(s, q, k, a);
@@ -466,24 +454,23 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_query_rows_k
         mix_tile<A>(dq, ds, k, a);
         tile_barrier<A>();
     }
-    for (int i = 0; i < A::channels(a); i++) dq[i] *= a.scale;
     const size_t to = A::PAIR ? at.out : at.in, stride = A::PAIR ? a.out_stride : a.stride;
-    store_rows<A>(part_or<A>(a.part, a.dq) + to, stride, at, a, dq);
+    store_rows<A>(part_or<A>(a.part, a.dq) + to, stride, at, a, dq, a.scale);
 }
 
 // Computes the gradients of the keys and values: the rows are keys, the tiles queries and their gradients.
 template <class A, bool DROP>
 __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_key_rows_kernel(Attention a, Dropout drop) {
     alignas(64) __shared__ typename A::Tile q_tile[A::TILE], d_tile[A::TILE];
-    RowPlace at = row_place<A>(a, true);
-    if (A::ALONE && at.row >= at.T) return;
+    AttentionPlace at = row_place<A>(a, true);
     typename A::V k[A::CHANNELS], v[A::CHANNELS], dk[A::CHANNELS], dv[A::CHANNELS];
     zero_rows<A>(dk, a), zero_rows<A>(dv, a);
-    load_rows<A>(k, q_tile, a.k + at.in_k, at.k_stride, at, a, a.scale);
-    load_rows<A>(v, q_tile, a.v + at.in_k, at.k_stride, at, a, 1.0f);
-    for (size_t h = at.h, end = h + a.NH / a.KV; h < end; h++) {
-        place_head<A>(at, h, a);
-        for (size_t first = at.full ? 0 : at.first; first < at.others; first += A::TILE) {
+    load_rows<A>(k, q_tile, a.k + at.in_k, a.k_stride, at, a, a.scale);
+    load_rows<A>(v, q_tile, a.v + at.in_k, a.k_stride, at, a, 1.0f);
+    const size_t queries = (size_t)at.others;  // not int: the compiler would spill
+    for (unsigned h = at.h, end = h + (unsigned)(a.NH / a.KV); h < end; h++) {
+        place_head(at, h, a);
+        for (size_t first = at.full ? 0 : at.block_row; first < queries; first += A::TILE) {
             TileRows q = load_tile<A>(q_tile, a.q + at.in, a.stride, first, at.others, a);
             TileRows d = load_tile<A>(d_tile, a.dout + at.out, a.out_stride, first, at.others, a);
             tile_barrier<A>();
@@ -491,14 +478,12 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_key_rows_ker
             dot_tile<A>(p, k, q, a);
             dot_tile<A>(ds, v, d, a);
             if constexpr (DROP) keep_queries<A>(keep, drop, at, first, a);
-            // Query first + j sees key row + r if r <= j + seen; there is none after T.
-            int seen = at.row <= first ? (int)(first - at.row < A::R ? first - at.row : A::R)
-                                       : -(int)(at.row - first);
             for (int j = 0; j < A::TILE; j++) {
-                bool exists = first + j < at.others;
+                bool exists = first + j < queries;
                 float norm = exists ? a.lse[at.stat + first + j] : 0.0f;
                 float of_query = exists ? a.dot[at.stat + first + j] : 0.0f;
-                int last = !exists ? -1 : at.full ? A::R : j + seen;
+                // The query sees key row + r if r <= last.
+                int last = !exists ? -1 : at.full ? A::R : (int)(first + j) - at.row;
                 if (last < A::R)
                     for (int r = 0; r < A::R; r++) row_of(p[j], r) = r <= last ? row_of(p[j], r) : -INFINITY;
                 p[j] = softmax_exponential<A>(p[j] - norm);
@@ -510,16 +495,15 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_key_rows_ker
             tile_barrier<A>();
         }
     }
-    for (int i = 0; i < A::channels(a); i++) dk[i] *= a.scale;
-    store_rows<A>(part_or<A>(a.part_k, a.dk) + at.in_k, at.k_stride, at, a, dk);
-    store_rows<A>(part_or<A>(a.part_v, a.dv) + at.in_k, at.k_stride, at, a, dv);
+    store_rows<A>(part_or<A>(a.part_k, a.dk) + at.in_k, a.k_stride, at, a, dk, a.scale);
+    store_rows<A>(part_or<A>(a.part_v, a.dv) + at.in_k, a.k_stride, at, a, dv, 1.0f);
 }
 
 // Queues the forward or the backward pass.
 template <class A, bool DROP>
 static inline void attention_rows(const Attention &a, const Dropout &drop, bool backward, cudaStream_t stream) {
     unsigned blocks = (unsigned)(a.B * a.NH * CEIL_DIV(a.T, (size_t)A::BLOCK_ROWS));
-    unsigned key_blocks = (unsigned)(a.B * a.KV * CEIL_DIV(A::PAIR ? a.Tk : a.T, (size_t)A::BLOCK_ROWS));
+    unsigned key_blocks = (unsigned)(a.B * a.KV * CEIL_DIV(a.Tk, (size_t)A::BLOCK_ROWS));
     if (!backward) {
         LAUNCH((attention_forward_rows_kernel<A, DROP>), blocks, A::THREADS, 0, stream)(a, drop);
         return;

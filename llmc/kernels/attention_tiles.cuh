@@ -33,36 +33,19 @@ struct AttentionMma {
     template <class... P> __device__ __forceinline__ static void store(const P &...p) { store_fragments(p...); }
 };
 
-// The work of a lane: rows row and row + 8. Rows are int, as registers are short.
-typedef struct {
-    size_t in, in_k, out;  // where the head begins in q, in k and v, and in out
-    size_t stat;           // and in lse and dot
-    unsigned b, h;         // sequence and head
-    int block_row, warp_row, row;
+// The work of a lane: rows row and row + 8.
+struct MmaPlace : AttentionPlace {
+    int warp_row;
     int pair;              // first column of the lane in a fragment
-    int T, others;         // rows of the block's side, and of the tiles'
-    int end;               // of the keys that queries of the block see
-    bool full;             // every query sees every key
-    size_t k_stride;
-} MmaPlace;
+};
 
-// The blocks of a head are neighbours: their keys and values stay in the L2 cache. Those with most work begin first.
-// keys: the block's rows are keys, and the tiles queries, of their heads one after the other. A warp has GROUPS times
-// 16 rows; the place is that of the first 16.
+// A warp has GROUPS times 16 rows; the place is that of the first 16.
 template <class A, int GROUPS = 1>
 __device__ __forceinline__ MmaPlace mma_place(const Attention &a, bool keys) {
-    unsigned T = (unsigned)(A::PAIR && keys ? a.Tk : a.T), heads = (unsigned)(keys ? a.KV : a.NH);
-    const unsigned block_rows = GROUPS * (unsigned)ATTENTION_MMA_ROWS, blocks = CEIL_DIV(T, block_rows);
-    unsigned head = blockIdx.x / blocks, block = blockIdx.x % blocks, b = head / heads;
     MmaPlace p;
-    p.T = (int)T, p.others = (int)(A::PAIR && !keys ? a.Tk : a.T), p.b = b;
-    place_head<A>(p, (head - b * heads) * ((unsigned)a.NH / heads), a);
-    p.block_row = (int)((keys ? block : blocks - 1 - block) * block_rows);
+    attention_place<A>(p, a, keys, GROUPS * (unsigned)ATTENTION_MMA_ROWS);
     p.warp_row = p.block_row + (int)(threadIdx.x / 32) * GROUPS * 16;
-    p.row = p.warp_row + (int)(threadIdx.x % 32) / 4;
-    p.pair = (int)(threadIdx.x % 4) * 2;
-    p.full = A::PAIR && a.full, p.k_stride = A::PAIR ? a.k_stride : a.stride;
-    p.end = p.block_row + (int)block_rows < p.others && !p.full ? p.block_row + (int)block_rows : p.others;
+    p.row = p.warp_row + (int)(threadIdx.x % 32) / 4, p.pair = (int)(threadIdx.x % 4) * 2;
     return p;
 }
 
@@ -137,22 +120,23 @@ struct TilePair {
     }
 };
 
-// Returns two neighbouring elements, or zeros.
-__device__ __forceinline__ uint32_t load_pair(const void *p, bool exists) {
+// Returns pair i of the warp's 16 rows of p as a fragments; zeros beyond T and HS.
+template <class A>
+__device__ __forceinline__ uint32_t load_pair(const bfloat16 *p, size_t stride, const MmaPlace &at, const Attention &a,
+                                              int i) {
+    int row = at.row + i % 2 * 8, c = i / 2 * 8 + at.pair;
+    const void *from = p + row * stride + c;  // both before the branch: the compiler computes less in each
+    bool exists = row < at.T && c < (int)a.HS;
     uint32_t pair = 0;
-    if (exists) pair = *static_cast<const uint32_t *>(p);
+    if (exists) pair = *(const uint32_t *)from;
     return pair;
 }
 
-// Loads the warp's 16 rows of p as a fragments.
 template <class A>
 __device__ __forceinline__ void load_fragments(uint32_t (&x)[A::K16][4], const bfloat16 *p, size_t stride,
                                                const MmaPlace &at, const Attention &a) {
     UNROLL
-    for (int i = 0; i < 4 * A::K16; i++) {
-        int row = at.row + i % 2 * 8, c = i / 2 * 8 + at.pair;
-        x[i / 4][i % 4] = load_pair(p + (size_t)row * stride + c, row < at.T && c < (int)a.HS);
-    }
+    for (int i = 0; i < 4 * A::K16; i++) x[i / 4][i % 4] = load_pair<A>(p, stride, at, a, i);
 }
 
 // Returns where the lane reads rows of a tile as a fragments; p is the warp's first row.
@@ -168,12 +152,7 @@ __device__ __forceinline__ void tile_fragments(uint32_t (&x)[K16][4], SharedTile
 
 // Loads two neighbouring floats, the first at a multiple of 8 bytes.
 __device__ __forceinline__ void load_two(float (&x)[2], const float *p) {
-#ifdef __CUDACC__
-    float2 two = *reinterpret_cast<const float2 *>(p);
-    x[0] = two.x, x[1] = two.y;
-#else
-    memcpy(x, p, sizeof x);
-#endif
+    memcpy(x, __builtin_assume_aligned(p, 8), sizeof x);
 }
 
 // Writes two neighbouring elements.
@@ -214,23 +193,22 @@ __device__ __forceinline__ void round_fragments(uint32_t (&a)[K16][4], const flo
     }
 }
 
-// Sets the scores of keys after their query to minus infinity. diagonal: the lane's first row, counted from the tile's
-// first. With KEYS the rows are queries and the columns keys, else the other way round.
+// Sets the scores of keys that a query does not see to minus infinity. With KEYS the rows are the warp's queries and
+// the columns keys first, first + 1, ...; else the other way round.
 template <bool KEYS, int N8>
-__device__ __forceinline__ void hide_fragments(float (&s)[N8][4], const MmaPlace &at, int diagonal) {
-    UNROLL
-    for (int i = 0; i < 4 * N8; i++) {
-        int column = i / 4 * 8 + at.pair + i % 2, row = diagonal + i % 4 / 2 * 8;
-        if (KEYS ? column > row : column < row) s[i / 4][i % 4] = -INFINITY;
+__device__ __forceinline__ void hide_fragments(float (&s)[N8][4], const MmaPlace &at, int first) {
+    if (!KEYS && (at.full || first >= at.warp_row + 15)) return;
+    if (KEYS && at.full) {  // of keys that do not exist only
+        UNROLL
+        for (int i = 0; i < 4 * N8; i++)
+            if (first + i / 4 * 8 + at.pair + i % 2 >= at.others) s[i / 4][i % 4] = -INFINITY;
+    } else if (!KEYS || first + 8 * N8 > at.warp_row + 1) {
+        UNROLL
+        for (int i = 0; i < 4 * N8; i++) {
+            int column = i / 4 * 8 + at.pair + i % 2, row = at.row - first + i % 4 / 2 * 8;
+            if (KEYS ? column > row : column < row) s[i / 4][i % 4] = -INFINITY;
+        }
     }
-}
-
-// The same of keys that do not exist, where every query sees all that do.
-template <int N8>
-__device__ __forceinline__ void hide_missing(float (&s)[N8][4], const MmaPlace &at, int first) {
-    UNROLL
-    for (int i = 0; i < 4 * N8; i++)
-        if (first + i / 4 * 8 + at.pair + i % 2 >= at.others) s[i / 4][i % 4] = -INFINITY;
 }
 
 // Returns dropout's mask of the warp's queries and keys first .. first + KEYS - 1. The 8 numbers of a block of Philox
