@@ -326,9 +326,10 @@ struct SixteenRows : AttentionMma<64> {
 [[maybe_unused]] static void tensor_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T, size_t C,
                                             size_t NH) {
 #ifdef PRECISION_BF16
-    unsigned blocks = (unsigned)(B * NH * CEIL_DIV(T, ATTENTION_MMA_ROWS));
+    Attention a = flash_forward(out, saved, qkv, B, T, C, NH);
+    unsigned blocks = attention_blocks(a, false, ATTENTION_MMA_ROWS);
     LAUNCH((attention_forward_mma_kernel<SixteenRows, false>), blocks, ATTENTION_MMA_THREADS, 0, lab.stream)
-    (flash_forward(out, saved, qkv, B, T, C, NH), Dropout());
+    (a, Dropout());
 #else
     (void)out, (void)saved, (void)qkv, (void)B, (void)T, (void)C, (void)NH;
 #endif

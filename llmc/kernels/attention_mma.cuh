@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
         norm[i] = exists ? a.lse[row] * LOG2_E : 0.0f;
         if (exists && at.pair == 0 && blockIdx.y == 0) a.dot[row] = of_row[i];
     }
-    constexpr int PART = A::CAPACITY / A::QUERY_PARTS / (DROP ? A::DROP_PARTS : 1); // channels
+    constexpr int PART = A::CAPACITY / A::template QUERY_PARTS<DROP>; // channels
     const int part = PART == A::CAPACITY && !DROP ? 0 : (int)blockIdx.y * PART; // a constant saves a spill at 192
     float dq[PART / 8][4] = {};
     const float to_log2 = a.scale * LOG2_E, up = DROP ? drop.scale : 1.0f;
@@ -158,7 +158,7 @@ template <class A, bool DROP>
 __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     attention_backward_key_mma_kernel(Attention a, Dropout drop) {
     typedef TilePair<A, A::QUERIES> Tiles;
-    constexpr int TILE = Tiles::TILE, PART = A::CAPACITY / A::KEY_PARTS / (DROP ? A::DROP_PARTS : 1);
+    constexpr int TILE = Tiles::TILE, PART = A::CAPACITY / A::template KEY_PARTS<DROP>;
     alignas(16) __shared__ bfloat16 shared[4 * TILE]; // queries and the gradients of their outputs
     alignas(16) __shared__ bfloat16 own_values[A::VALUES_SHARED ? ATTENTION_MMA_ROWS * A::STRIDE : 8];
     alignas(16) __shared__ float of_query[2][2][ATTENTION_MMA_ROWS]; // of two stages, lse and dot
@@ -254,17 +254,13 @@ static inline bool attention_mma_takes(const Attention &a) {
 // Queues the forward or the backward pass.
 template <class A, bool DROP>
 static inline void attention_mma(const Attention &a, const Dropout &drop, bool backward, cudaStream_t stream) {
-    const auto blocks = [&](size_t heads, size_t T, int groups) {
-        return (unsigned)(a.B * heads * CEIL_DIV(T, groups * ATTENTION_MMA_ROWS));
-    };
     if (!backward) {
-        unsigned grid = blocks(a.NH, a.T, A::template GROUPS<DROP>);
-        LAUNCH((attention_forward_mma_kernel<A, DROP>), grid, ATTENTION_MMA_THREADS, 0, stream)(a, drop);
+        unsigned blocks = attention_blocks(a, false, A::template GROUPS<DROP> * ATTENTION_MMA_ROWS);
+        LAUNCH((attention_forward_mma_kernel<A, DROP>), blocks, ATTENTION_MMA_THREADS, 0, stream)(a, drop);
         return;
     }
-    unsigned times = DROP ? A::DROP_PARTS : 1;
-    dim3 queries(blocks(a.NH, a.T, 1), A::QUERY_PARTS * times);
-    dim3 keys(blocks(a.KV, a.Tk, 1), A::KEY_PARTS * times);
+    dim3 queries(attention_blocks(a, false, ATTENTION_MMA_ROWS), A::template QUERY_PARTS<DROP>);
+    dim3 keys(attention_blocks(a, true, ATTENTION_MMA_ROWS), A::template KEY_PARTS<DROP>);
     LAUNCH((attention_backward_query_mma_kernel<A, DROP>), queries, ATTENTION_MMA_THREADS, 0, stream)(a, drop);
     LAUNCH((attention_backward_key_mma_kernel<A, DROP>), keys, ATTENTION_MMA_THREADS, 0, stream)(a, drop);
 }

@@ -7,7 +7,7 @@
 // other side. On a CPU a thread takes rows that are the lanes of a vector register, with all their channels: eight sums
 // and what they need fit in the registers, and it meets no barrier. Both are the code below.
 //
-// defines: Attention, AttentionPlace, place_head, attention_place, AttentionRows, attention_rows
+// defines: Attention, AttentionPlace, place_head, attention_blocks, attention_place, AttentionRows, attention_rows
 #ifndef LLMC_ATTENTION_ROWS_CUH
 #define LLMC_ATTENTION_ROWS_CUH
 
@@ -104,9 +104,14 @@ __device__ __forceinline__ void place_head(AttentionPlace &p, unsigned h, const 
     p.in_k = before * a.k_stride + h / (unsigned)(a.NH / a.KV) * a.HS;
 }
 
-// Fills in the place of blocks of `rows` rows, but for the thread's row. The blocks of a head are neighbours: their
-// keys and values stay in the L2 cache. Those with most work begin first. keys: the block's rows are keys, and the
-// tiles queries, of their heads one after the other.
+// Returns how many blocks of `rows` rows a kernel has. keys: the rows are keys, and the tiles queries, of their heads
+// one after the other.
+static inline unsigned attention_blocks(const Attention &a, bool keys, size_t rows) {
+    return (unsigned)(a.B * (keys ? a.KV : a.NH) * CEIL_DIV(keys ? a.Tk : a.T, rows));
+}
+
+// Fills in the place of one of these blocks, but for the thread's row. The blocks of a head are neighbours: their keys
+// and values stay in the L2 cache. Those with most work begin first.
 template <class A>
 __device__ __forceinline__ void attention_place(AttentionPlace &p, const Attention &a, bool keys, unsigned rows) {
     unsigned T = (unsigned)(keys ? a.Tk : a.T), heads = (unsigned)(keys ? a.KV : a.NH), blocks = CEIL_DIV(T, rows);
@@ -502,8 +507,7 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_key_rows_ker
 // Queues the forward or the backward pass.
 template <class A, bool DROP>
 static inline void attention_rows(const Attention &a, const Dropout &drop, bool backward, cudaStream_t stream) {
-    unsigned blocks = (unsigned)(a.B * a.NH * CEIL_DIV(a.T, (size_t)A::BLOCK_ROWS));
-    unsigned key_blocks = (unsigned)(a.B * a.KV * CEIL_DIV(a.Tk, (size_t)A::BLOCK_ROWS));
+    unsigned blocks = attention_blocks(a, false, A::BLOCK_ROWS), key_blocks = attention_blocks(a, true, A::BLOCK_ROWS);
     if (!backward) {
         LAUNCH((attention_forward_rows_kernel<A, DROP>), blocks, A::THREADS, 0, stream)(a, drop);
         return;

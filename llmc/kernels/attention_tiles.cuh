@@ -22,9 +22,9 @@ struct AttentionMma {
     static constexpr int KEYS = CAPACITY <= 64 ? 64 : CAPACITY <= 160 ? 32 : 16;         // of a tile, as registers
     static constexpr int QUERIES = CAPACITY <= 64 ? 64 : 16;                             // and 48 KiB allow
     // Large heads leave no registers for all of a gradient: a block makes 1 / parts of its channels.
-    static constexpr int QUERY_PARTS = CAPACITY <= 192 ? 1 : 2;
-    static constexpr int KEY_PARTS = CAPACITY <= 128 ? 1 : CAPACITY <= 160 ? 2 : CAPACITY / 64;
-    static constexpr int DROP_PARTS = CAPACITY <= 192 ? 1 : 2; // with dropout so many times as many
+    template <bool DROP> static constexpr int QUERY_PARTS = CAPACITY <= 192 ? 1 : DROP ? 4 : 2;
+    template <bool DROP>
+    static constexpr int KEY_PARTS = CAPACITY <= 128 ? 1 : CAPACITY <= 160 ? 2 : CAPACITY <= 192 ? 3 : DROP ? 8 : 4;
     // Groups of 16 rows that a warp of the forward pass has: two share what it reads of a tile.
     template <bool DROP> static constexpr int GROUPS = CAPACITY == 64 && !DROP ? 2 : 1;
     // Nor for the block's own values at 128: they are read again, half a row at a time.
