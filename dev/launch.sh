@@ -8,3 +8,4 @@ launch=${launch:-mpirun}
 # Most runs of tests are short, so they shall start quickly: Open MPI need not look for networks, nor hwloc for devices.
 export OMPI_MCA_pml="${OMPI_MCA_pml:-ob1}" OMPI_MCA_btl="${OMPI_MCA_btl:-self,vader}"
 export HWLOC_COMPONENTS="${HWLOC_COMPONENTS:--linuxio,-pci,-gl,-opencl}"
+export HWLOC_PLUGINS_PATH="${HWLOC_PLUGINS_PATH:-/none}"  # nor load its plugins, which bring X11 and libxml2

@@ -87,6 +87,7 @@ static inline void prefer_quick_starts(void) {
     setenv("OMPI_MCA_pml", "ob1", 0);
     setenv("OMPI_MCA_btl", "self,vader", 0);
     setenv("HWLOC_COMPONENTS", "-linuxio,-pci,-gl,-opencl", 0);
+    setenv("HWLOC_PLUGINS_PATH", "/none", 0);
 }
 
 // Asks for oneDNN's plainest kernels. Every process compiles its own, and these take a fraction of the time.

@@ -17,7 +17,7 @@ trap '[ -n "$job" ] && kill "$job" 2>/dev/null; exit 1' HUP INT TERM
 
 # The outer make's flags would change what the inner one does; and a newcomer has none of dev/launch.sh's settings.
 env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL -u OMP_NUM_THREADS -u OMPI_MCA_pml -u OMPI_MCA_btl -u HWLOC_COMPONENTS \
-    make train DEVICE="$device" OUT="$out" >"$out/output" 2>&1 &
+    -u HWLOC_PLUGINS_PATH make train DEVICE="$device" OUT="$out" >"$out/output" 2>&1 &
 job=$!
 wait $job
 code=$?
