@@ -90,6 +90,8 @@ SANITIZERS := -fsanitize=address,undefined -fno-sanitize=null,object-size,vptr -
 QUICK := $(if $(SANITIZE),-Og -g1 $(SANITIZERS),-O1 -ftree-vectorize)
 OPTIMIZE := $(if $(SANITIZE)$(GPU_SHAPES)$(GPU_QUEUE)$(filter bf16,$(PRECISION)),$(QUICK),-O3) $(if $(GDB),-O0 -g)
 $(DIR)/dev/test/% $(DIR)/test_gpt: OPTIMIZE := $(QUICK)
+# These run for a tenth of a second, which is less than optimising them takes.
+$(addprefix $(DIR)/dev/test/test_,work fuzz profile cost plot): OPTIMIZE := $(if $(SANITIZE),$(QUICK),-O0)
 # Trainers run the tensor-core kernels on a CPU only in tests, with small heads; dev/cuda has all capacities.
 FEW := $(if $(filter cpu,$(DEVICE)),-DATTENTION_MMA_CAPACITIES=64)
 ARITHMETIC := -ffp-contract=off -fno-math-errno -fno-trapping-math
