@@ -35,7 +35,7 @@ typedef struct {
     int minCTAs, maxCTAs;   // blocks of a kernel of the communicator, at least and at most
     const char *commName;
     const int *ranks;       // [count] of the job that are in it, in the order of their keys; NULL: 0, 1, ...
-    size_t count, groups;   // such groups that the split makes; 0: unknown
+    size_t count, groups;   // of them, 0: in none; of the split's communicators, 0: unknown
     bool waited;            // compute waits for each of its collectives
 } ncclConfig_t;
 #define NCCL_CONFIG_INITIALIZER \
