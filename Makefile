@@ -238,6 +238,7 @@ holmes: build/tools/scale  ## rates of Holmes, on nodes with InfiniBand, RoCE an
 
 calibrate: corpus  ## measures dev/clusters/laptop.json on this machine, and predicts five steps with it
 	@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=fp32 build/cpu-fp32/train_gpt
+	@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=fp32 PROFILE=1 build/cpu-fp32-profile/train_gpt
 	@dev/scale/calibrate.sh build/cpu-fp32 build/corpus/train.bin
 
 scale-trainers: build/tools/scale  ## the same runs simulated by train_gpt_3d, train_fsdp and train_llama (some minutes)

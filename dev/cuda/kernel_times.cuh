@@ -100,7 +100,8 @@ static inline void kernel_roof(double *bytes, double *flops) {
     *bytes = 2e3 * khz * bits / 8;  // two transfers a cycle
     *flops = device_peak_flops(prop.name, sizeof(floatX) == 2);
 #ifdef CPU_CLOCK
-    if (cpu_clock().on) *bytes = cpu_clock().cluster.hbm_bandwidth, *flops = cpu_clock().peak;
+    const Cluster *c = &cpu_clock().cluster;
+    if (cpu_clock().on) *bytes = c->hbm_bandwidth, *flops = sizeof(floatX) == 2 ? c->peak_bf16 : c->peak_fp32;
 #endif
 }
 

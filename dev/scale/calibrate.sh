@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # calibrate.sh FOLDER DATA: measures what dev/clusters/laptop.json says of one rank with one thread on this machine, and
-# writes it there. It trains train_gpt at two shapes and divides what --trace prints: of each class of kernels the
-# bytes, the FLOPs and the time. Then it predicts five other shapes and prints the error of each.
+# writes it there. It trains FOLDER-profile/train_gpt (`make PROFILE=1`) at two shapes and divides what that prints: of
+# each class of kernels the bytes, the FLOPs and the time. Then it predicts five other shapes and prints the error of each.
 # `calibrate.sh check FOLDER DATA` only predicts. CALIBRATE_RUN='chrt -f 50' runs it undisturbed on a busy machine.
 set -eu
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
@@ -15,22 +15,25 @@ dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 export OMP_NUM_THREADS=1 LC_ALL=C
 
-train() {  # train LAYERS HEADS CHANNELS SEQ MICRO_BATCH STEPS FLAGS...
+train() {  # train PROGRAMS LAYERS HEADS CHANNELS SEQ MICRO_BATCH STEPS FLAGS...
+    local programs=$1
+    shift
     # shellcheck disable=SC2086
-    ${CALIBRATE_RUN:-} "$folder/train_gpt" --train-data "$data" --layers "$1" --heads "$2" --channels "$3" --seq "$4" \
+    ${CALIBRATE_RUN:-} "$programs/train_gpt" --train-data "$data" --layers "$1" --heads "$2" --channels "$3" --seq "$4" \
         --micro-batch "$5" --global-batch $((2 * $5)) --steps "$6" "${@:7}"
 }
 
 # Of the table of kernels: class, calls, seconds, GB and GFLOP of each class of kernels; attention by forward and backward.
 classes() {
-    sed ':a; s/^\(([^)]*\), /\1,/; ta' "$1" | awk '$2 ~ /^[0-9]+$/ && $4 ~ /%$/ {
-        class = $1 ~ /Matmul/ ? "gemm" : $1 ~ /attention_forward/ ? "flash_forward" : $1 ~ /attention_backward/ ? \
+    awk '/^[a-z]/ && match($0, / [0-9]+ +[0-9.]+ +[0-9.]+%/) {
+        split(substr($0, RSTART), row)  # calls, ms, share, GB/s, TFLOP/s, the share of the roof
+        class = $1 == "matrix" ? "gemm" : $1 ~ /attention_forward/ ? "flash_forward" : $1 ~ /attention_backward/ ? \
             "flash_backward" : $1 ~ /gelu/ ? "softmax" : $1 ~ /layernorm_forward/ ? "layernorm_forward" : \
             $1 ~ /layernorm_backward/ ? "layernorm_backward" : $1 ~ /adamw|global_norm/ ? "optimizer" : \
-            $1 ~ /classifier/ ? "classifier" : $1 ~ /nccl|cudaEvent|cudaStream/ ? "" : "elementwise"
-        if (class == "") next
-        calls[class] += $2; seconds[class] += $3 / 1e3; gb[class] += $5 * $3 / 1e3; gflop[class] += $6 * $3 / 1e3
-    } END { for (c in calls) print c, calls[c], seconds[c], gb[c], gflop[c] }'
+            $1 ~ /classifier/ ? "classifier" : "elementwise"
+        calls[class] += row[1]; seconds[class] += row[2] / 1e3
+        gb[class] += row[4] * row[2] / 1e3; gflop[class] += row[5] * row[2]
+    } END { for (c in calls) print c, calls[c], seconds[c], gb[c], gflop[c] }' "$1"
 }
 
 # quickest FILE SHAPE...: the table of the quickest of five runs, which the machine disturbed least.
@@ -38,8 +41,8 @@ quickest() {
     local file=$1 least= total
     shift
     for _ in 1 2 3 4 5; do
-        train "$@" --trace "$file.json" >"$file.run"
-        total=$(awk '$2 ~ /^[0-9]+$/ && $4 ~ /%$/ { sum += $3 } END { print int(1000 * sum) }' "$file.run")
+        train "$folder-profile" "$@" --trace "$file.json" >"$file.run"
+        total=$(awk '$1 == "all" { print int(1000 * $3) }' "$file.run")
         if [ -z "$least" ] || [ "$total" -lt "$least" ]; then least=$total && cp "$file.run" "$file"; fi
     done
 }
@@ -65,13 +68,13 @@ if [ -z "$check" ]; then
             start = t["gemm"] / n["gemm"] - f["gemm"] / n["gemm"] / rate
             printf "peak_bf16 %.4g\npeak_fp32 %.4g\ngemm_start %.3g\n", 1e9 * rate, 1e9 * rate, (start > 0 ? start : 0)
             memory = B["elementwise"] / T["elementwise"]
-            printf "hbm_bandwidth %.4g\nelementwise_efficiency 0.5\n", 1e9 * memory * 2
+            printf "hbm_bandwidth %.4g\nelementwise_efficiency 0.25\n", 1e9 * memory * 4  # others are faster
             split("layernorm_forward layernorm_backward softmax", classes, " ")
             for (i in classes) {
                 c = classes[i]
-                printf "%s_efficiency %.3g\n", c, B[c] / T[c] / memory / 2
+                printf "%s_efficiency %.3g\n", c, B[c] / T[c] / memory / 4
             }
-            printf "optimizer_efficiency 0.5\n"
+            printf "optimizer_efficiency 0.25\n"
             parameters = B["optimizer"] / 32  # what is stated of an update, and of the norm
             printf "optimizer_bytes %.3g\n", T["optimizer"] * memory / parameters
             logits = B["classifier"] / 8  # read and written once
@@ -98,10 +101,10 @@ printf '%-44s %10s %10s %8s\n' 'layers heads channels seq micro-batch' measured 
 worst=0
 while read -r shape; do
     # shellcheck disable=SC2086
-    measured=$(train $shape 9 | awk '/^step/ { for (i = 1; i < NF; i++) if ($(i + 1) == "ms") print $i }' | tail -n +2 |
+    measured=$(train "$folder" $shape 9 | awk '/^step/ { for (i = 1; i < NF; i++) if ($(i + 1) == "ms") print $i }' | tail -n +2 |
         sort -n | sed -n 4p)
     # shellcheck disable=SC2086
-    predicted=$(train $shape 2 --virtual-time $cluster | awk '/^step 2/ { for (i = 1; i < NF; i++) if ($(i + 1) == "ms") \
+    predicted=$(train "$folder" $shape 2 --virtual-time $cluster | awk '/^step 2/ { for (i = 1; i < NF; i++) if ($(i + 1) == "ms") \
         print $i }')
     awk -v s="$shape" -v a="$measured" -v b="$predicted" \
         'BEGIN { printf "%-44s %7.1f ms %7.1f ms %+6.1f %%\n", s, a, b, 100 * (b / a - 1) }'

@@ -46,7 +46,6 @@ struct CpuTimes {
 struct CpuCost {
     double seconds;
     TimePart part;
-    double bytes, flops;
     uint64_t ns, host;  // of the operation; of the host when it was enqueued
 };
 
@@ -64,7 +63,6 @@ struct CpuClock {
     uint64_t host;            // ns
     unsigned epoch;           // counts cpu_clock_zero: a communicator's times of earlier epochs are 0
     CpuCost next;             // of the next launch: the sum of what was stated
-    double peak;              // FLOP/s of the last product or attention's precision
 };
 
 inline CpuClock &cpu_clock() {
@@ -122,7 +120,6 @@ static inline double cpu_kernel_seconds(const Cluster *c, const KernelWork *w) {
         case KERNEL_CLASSIFIER: return cost_memory(c, c->elementwise_efficiency, c->classifier_bytes / 2 * w->elements);
         case KERNEL_OPTIMIZER: return cost_memory(c, c->optimizer_efficiency, c->optimizer_bytes * w->elements);
         case KERNEL_COPY: return c->launch_device + bytes / c->nic_bandwidth;  // over PCIe, as to a NIC
-        case KERNEL_NONE: return 0;
         default: return cost_memory(c, c->elementwise_efficiency, bytes);
     }
 }
@@ -130,10 +127,7 @@ static inline double cpu_kernel_seconds(const Cluster *c, const KernelWork *w) {
 // Adds work to the next launch; kernel_state of llmc/kernels/work.cuh calls it.
 inline void cpu_state_work(const KernelWork &work) {
     CpuClock &c = cpu_clock();
-    if (c.on && work.kind == KERNEL_NONE) return;  // part of another kernel's cost
-    c.next.bytes += work.bytes, c.next.flops += work.flops;
-    if (!c.on) return;
-    if (work.width > 0) c.peak = work.width == 4 ? c.cluster.peak_fp32 : c.cluster.peak_bf16;
+    if (!c.on || work.kind == KERNEL_NONE) return;
     c.next.seconds += cpu_kernel_seconds(&c.cluster, &work);
     c.next.part = cpu_part_of(work.kind);
 }

@@ -253,18 +253,4 @@ static inline cudaError_t cudaMemset(void *p, int byte, size_t bytes) {
     return cpu_at_once(KERNEL_ELEMENTWISE, bytes, [=] { cpu_fill(p, byte, bytes); });
 }
 
-// ---------------------------------------------------------------------------------------------- profile
-
-static inline cudaError_t cudaProfilerStart() {
-    cpu_runtime().profile.clear();
-    cpu_runtime().profiling = true;
-    return cudaSuccess;
-}
-// Prints, by name: calls, total milliseconds from begin to completion, share of the sum.
-static inline cudaError_t cudaProfilerStop() {
-    if (cpu_runtime().profiling) cpu_print_profile();
-    cpu_runtime().profiling = false;
-    return cudaSuccess;
-}
-
 #endif

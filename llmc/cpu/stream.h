@@ -14,7 +14,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "allocation.h"
@@ -77,11 +76,6 @@ struct CUevent_st {
 };
 typedef CUevent_st *cudaEvent_t;
 
-struct CpuProfile {
-    size_t calls;
-    double seconds, bytes, flops;
-};
-
 struct CpuRuntime {
     std::vector<cudaStream_t> streams;
     std::unordered_set<CUevent_st *> events;
@@ -89,8 +83,6 @@ struct CpuRuntime {
     uint64_t ops;
     bool running;       // inside the scheduler
     Stall stall;        // seconds without a completed operation
-    bool profiling;
-    std::unordered_map<std::string, CpuProfile> profile;
     cudaError_t last_error;
     std::unordered_set<uint64_t> gemms;  // products that were computed before
     bool warm;          // the program's warm-up is over
@@ -156,29 +148,16 @@ inline void cpu_enqueue(cudaStream_t stream, const char *name, std::function<boo
         {name, r.labels.empty() ? nullptr : r.labels.back(), std::move(fn), r.ops++, 0, false, 0, 0});
 }
 
-// Adds an operation to the profile, under the first word of its name: without sizes and peers.
-static inline void cpu_profile(const std::string &name, double seconds) {
-    size_t word = name.find('<') == std::string::npos ? name.find(' ') : std::string::npos;
-    CpuProfile &p = cpu_runtime().profile[name.substr(0, word)];
-    p.calls++;
-    p.seconds += seconds;
-}
-
 // Adds an operation that takes time by itself: a kernel, product, copy or fill, with the cost that was stated for it. A
 // simulation does not run it, and merges successive ones of a stream into one operation.
 inline void cpu_enqueue_work(cudaStream_t stream, const char *name, std::function<bool()> run) {
     CpuRuntime &r = cpu_runtime();
     CpuCost cost = cpu_take_cost();
-    if (r.profiling) {
-        CpuProfile &p = r.profile[name];
-        p.bytes += cost.bytes, p.flops += cost.flops;
-    }
     if (!cpu_clock().on) return cpu_enqueue(stream, name, std::move(run));
     cpu_check_enqueue(stream, name);
     stream->times.computes = true;
     stream->times.spent[cost.part] = cpu_later(stream->times.spent[cost.part], cost.ns);
     bool simulates = cpu_simulates();
-    if (simulates && r.profiling) cpu_profile(name, 1e-9 * (double)cost.ns);
     if (simulates) r.ops++;
     if (simulates && !stream->queue.empty() && stream->queue.back().timed) {
         CpuOp &op = stream->queue.back();
@@ -237,8 +216,6 @@ inline bool cpu_run_one() {
         completed = op.run();
         if (!completed) continue;
         if (op.timed) cpu_clock_work(&ready[i]->times, op.ns, op.least);
-        if (r.profiling && !cpu_simulates())
-            cpu_profile(op.name, op.timed ? 1e-9 * (double)op.ns : seconds_wall() - op.started);
         ready[i]->queue.pop_front();
     }
     r.running = false;
@@ -289,32 +266,6 @@ static inline void cpu_drain(unsigned without) {
             if (!(s->flags & without) && !s->queue.empty()) return false;
         return true;
     });
-}
-
-// Prints calls, time and share of each name, its rates by the bytes and FLOPs that its wrapper states, and on the
-// virtual clock their share of the roof: the device's memory bandwidth or its peak.
-static inline void cpu_print_profile() {
-    CpuRuntime &r = cpu_runtime();
-    const CpuClock &clock = cpu_clock();
-    std::vector<std::pair<std::string, CpuProfile>> rows(r.profile.begin(), r.profile.end());
-    std::sort(rows.begin(), rows.end(), [](const auto &a, const auto &b) {
-        return a.second.seconds != b.second.seconds ? a.second.seconds > b.second.seconds : a.first < b.first;
-    });
-    double sum = 0;
-    for (auto &row : rows) sum += row.second.seconds;
-    printf("%-40s %9s %12s %7s %9s %9s%s\n", "operation", "calls", "total ms", "share", "GB/s", "GFLOP/s",
-           clock.on ? "    roof" : "");
-    for (auto &row : rows) {
-        const CpuProfile &p = row.second;
-        double rate = p.seconds > 0 ? 1e-9 / p.seconds : 0;
-        printf("%-40s %9zu %12.3f %6.1f%%", row.first.c_str(), p.calls, 1e3 * p.seconds,
-               sum > 0 ? 100 * p.seconds / sum : 0);
-        if (p.bytes > 0) printf(" %9.4g %9.4g", rate * p.bytes, rate * p.flops);
-        double computing = clock.peak > 0 ? p.flops / clock.peak : 0;  // s at the peak
-        if (p.bytes > 0 && clock.on)
-            printf(" %6.1f%%", 1e11 * rate * std::max(p.bytes / clock.cluster.hbm_bandwidth, computing));
-        printf("\n");
-    }
 }
 
 #endif

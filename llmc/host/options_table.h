@@ -138,7 +138,7 @@ static const Field OPTIONS[] = {
     {"prompt", FIELD_TEXT, offsetof(Options, prompt), NULL, 0, 0, 0, "TEXT",
      "start of every sample (default: <|endoftext|>)"},
     TEXT("log", log, NULL, OPTION_BASIC, "FILE", "JSON Lines of every step; a resumed run appends"),
-    TEXT("trace", trace, NULL, 0, "FILE", "Chrome trace of ranks and streams; on a CPU also a table of kernels"),
+    TEXT("trace", trace, NULL, 0, "FILE", "Chrome trace of ranks and streams"),
     SIZE("trace-steps", trace_steps, "10", 1, 1e6, 0, "first steps that --trace covers"),
     TEXT("dump-gradients", dump_gradients, NULL, OPTION_TRAINS, "FILE", "safetensors of the first step's gradients"),
     SWITCH("debug-replicas", debug_replicas, "0", OPTIONS_TENSOR | OPTIONS_DATA | OPTION_TRAINS,
