@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include <cuda_profiler_api.h>
 #include <nvtx3/nvToolsExt.h>
 
 #include "dev/test/check.h"
@@ -607,13 +606,6 @@ static int run_case(const char *name) {
         volatile float *p = x;
         printf("%f\n", (double)p[3]);
     }
-    if (n == "profile") {
-        CUDA_CHECK(cudaProfilerStart());
-        for (int i = 0; i < 3; i++) LAUNCH(writes_at, 1, 1, 0, stream)(x, 0);
-        CUDA_CHECK(cudaMemsetAsync(x, 0, 40, stream));
-        CUDA_CHECK(cudaStreamSynchronize(stream));
-        CUDA_CHECK(cudaProfilerStop());
-    }
     if (n == "enqueue-inside")
         cpu_enqueue(stream, "outer", [] { return cudaStreamSynchronize(stream) == cudaSuccess; });
     CUDA_CHECK(cudaDeviceSynchronize());
@@ -684,8 +676,6 @@ static void test_reports() {
          "LAUNCH ends the program where the device refuses it"},
         {"enqueue-inside", {"may not synchronise"}, "an operation that synchronises is reported"},
     });
-    check(&c, ends("profile", NULL, false, {"writes_at                                        3", "cudaMemsetAsync "}),
-          "the profile counts kernels and copies");
     check(&c, ends("stream-0", NULL, true, {"writes_at was given stream 0"}) &&
                   ends("copy-0", NULL, true, {"cudaMemsetAsync was given stream 0"}) &&
                   ends("no-stream", NULL, true, {"cudaStreamWaitEvent was given a stream that does not exist"}),
