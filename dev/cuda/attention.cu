@@ -17,7 +17,7 @@
 // and grouped queries (GQA, Ainslie et al. 2023), whose heads of k and v serve several heads of q:
 //
 //   1 copies   k and v are copied for every head of q, and the copies' gradients summed
-//   2 llmc     the same kernels as 6 without a copy: a block of keys goes over the heads of its group
+//   2 llmc     the same kernels as 7 without a copy: a block of keys goes over the heads of its group
 #ifdef PRECISION_BF16  // it is of tensor cores
 #include "dev/cuda/attention_bias.cuh"
 #endif

@@ -8,7 +8,7 @@
 //
 // A program has one list of kernels for an operation, numbered from naive to best. The last is the kernel of llmc/. Its
 // wrappers state "must MB" and FLOPs (llmc/kernels/work.cuh says how they are counted). These hold for every kernel of
-// the list, and --trace and the virtual clock use them too. "asks MB" are the bytes of this kernel's own loads and
+// the list, and PROFILE=1 and the virtual clock use them too. "asks MB" are the bytes of this kernel's own loads and
 // stores; a cache should serve the excess. GB/s counts the bytes that must move, so that a kernel cannot look fast by
 // moving more. The roof is the nearer of two: the bytes at the speed of a device copy, and the FLOPs at the speed of a
 // large matrix product. Both are measured first in the same run. "regs" are a thread's registers, and "occup." is the

@@ -7,9 +7,9 @@
 //
 // Tries every layout that train_gpt_3d, train_zero_bubble or train_fsdp accepts, or train_llama for a name of its
 // models (search.h). It asks the trainer's own layout function for its memory (memory.h) and the simulation of
-// dev/scale/step.h for its time. The trainer's own clock ranks the ten best again, unless --light leaves that out. A
-// flag of the layout fixes that part of it. bf16. The question and the sentences are in words.h, which the explorer has
-// too.
+// dev/scale/step.h for its time. The trainer's own clock ranks those within 5% of the best again, unless --light leaves
+// that out. A flag of the layout fixes that part of it. bf16. The question and the sentences are in words.h, which the
+// explorer has too.
 #define main trainer_main  // the trainers are compiled in, and never started
 #include "train_gpt_3d.cu"
 #include "llmc/zero_bubble.h"

@@ -1,4 +1,4 @@
-// trainer.json: the progress of a run, and the options that it was trained with.
+// trainer_json.h: trainer.json, which has the progress of a run, and the options that it was trained with.
 //
 // defines: TrainerState, TRAINER_KEYS, trainer_state_read, trainer_state_write, trainer_state_compare,
 //          progress_resume, progress_data

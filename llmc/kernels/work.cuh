@@ -1,5 +1,5 @@
 // work.cuh: bytes and FLOPs of each kernel, declared next to its LAUNCH: for the kernel laboratory (dev/cuda/bench.h),
-// --trace, and the virtual clock of the stand-ins (llmc/cpu/clock.h).
+// PROFILE=1 (dev/cuda/kernel_times.cuh), and the virtual clock of the stand-ins (llmc/cpu/clock.h).
 //
 // Bytes: every input read once and every output written once, even if the kernel does so more often. Vectors beside
 // matrices (biases, means, tokens, losses) and scratch are left out. FLOPs: an exponential, a root or a division is
