@@ -5,8 +5,8 @@
 // other in memory, so that one matrix product makes all three, and so do a gate and what it multiplies. KV key/value
 // heads, each shared by NH / KV query heads; F hidden units. config.json is read and written as transformers does.
 //
-// defines: LlamaType, KW and the other kinds beside GPT-2's, Llama, llama_of, llama_make, llama_rope_table,
-//          LlamaOptions, LLAMA_SIZES, LLAMA_ROWS, llama_sizes, llama_resolve
+// defines: LlamaType, KW and the other kinds beside GPT-2's, Llama, llama_of, llama_rotary, llama_make,
+//          llama_rope_table, LlamaOptions, LLAMA_SIZES, LLAMA_ROWS, llama_sizes, llama_resolve
 #ifndef LLMC_LLAMA_H
 #define LLMC_LLAMA_H
 

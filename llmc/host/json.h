@@ -1,6 +1,6 @@
 // json.h: reads JSON files that may be damaged or hostile. The parser is cJSON.
 //
-// defines: json_read, json_parse, json_whole, json_set_field, json_print_field
+// defines: JSON_MAX_WHOLE, json_read, json_parse, json_whole, json_set_field, json_print_field
 #ifndef LLMC_JSON_H
 #define LLMC_JSON_H
 

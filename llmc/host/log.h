@@ -1,7 +1,7 @@
 // log.h: reports of a run: a console line for each step, and the JSON Lines file of --log.
 //
-// defines: device_peak_flops, StepReport, Log, LOG_START, log_open, log_step, log_validation, EvalReport, log_eval,
-//          log_close
+// defines: device_peak_flops, StepReport, Log, LOG_START, log_open, log_number, log_end_line, log_step, log_validation,
+//          EvalReport, log_eval, log_close
 //
 // Steps count from 1, as checkpoints do: the number of a step is the count of updates after it.
 #ifndef LLMC_LOG_H

@@ -1,6 +1,6 @@
 // memory.h: allocates host memory, or ends the program.
 //
-// defines: host_alloc, host_resize, host_string
+// defines: host_check, host_alloc, host_resize, host_string
 #ifndef LLMC_MEMORY_H
 #define LLMC_MEMORY_H
 

@@ -1,7 +1,7 @@
 // options.h: the command line: parses it by the tables of its fields, prints --help, fills in sizes that were left out
 // and checks the sizes against each other.
 //
-// defines: options_parse, options_help, options_resolve, options_config
+// defines: options_parse, options_help, options_resolve, options_take_model, options_config
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
 

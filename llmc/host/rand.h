@@ -4,7 +4,7 @@
 // key to four random words. The key is the seed; the counter holds purpose, step, tensor and element. So each
 // rank makes exactly the numbers of its own shard, and no layout, thread or call order changes any of them.
 //
-// defines: RandomPurpose, Philox, philox4x32_10, random_words, random_uniform, random_normal_fill
+// defines: RandomPurpose, RANDOM_FUNCTION, Philox, philox4x32_10, random_words, random_uniform, random_normal_fill
 #ifndef LLMC_RAND_H
 #define LLMC_RAND_H
 

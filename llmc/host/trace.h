@@ -1,7 +1,7 @@
 // trace.h: a timeline as Chrome trace JSON (chrome://tracing, Perfetto): a process for each rank, a track for each
 // stream.
 //
-// defines: TraceEvent, TraceList, trace_event, trace_add, trace_free, trace_settle, trace_write
+// defines: TRACE_START, TraceEvent, TraceList, trace_event, trace_add, trace_free, trace_settle, trace_write
 #ifndef LLMC_TRACE_H
 #define LLMC_TRACE_H
 

@@ -4,7 +4,7 @@
 // go to the tensor cores; everything else is done in fp32 arithmetic. d: dropout of the probabilities. NH may be the
 // heads of one tensor rank; C is then their share of the channels, and HS = C / NH.
 //
-// defines: attention_forward, attention_backward
+// defines: attention_of, attention_launch, attention_forward, attention_backward
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH
 

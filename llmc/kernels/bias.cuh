@@ -1,7 +1,7 @@
 // bias.cuh: the gradient of a bias: the sums of the columns of a matrix, over chunks of its rows and then over the
 // chunks. The order of the sum depends on the number of rows alone.
 //
-// defines: column_sums, bias_backward, bias_backward_scratch
+// defines: bias_chunk_rows, column_sums, bias_backward, bias_backward_scratch
 #ifndef LLMC_BIAS_CUH
 #define LLMC_BIAS_CUH
 

@@ -1,6 +1,6 @@
 // cuda_common.cuh: shared by every kernel and trainer, for nvcc and for the CPU stand-ins alike.
-// defines: floatX, CUDA_CHECK, CUBLAS_CHECK, CEIL_DIV, LAUNCH, LAUNCH_UNCHECKED, DYNAMIC_SHARED, UNROLL, to_float,
-//          from_float, larger, prefetch, warp_sum, warp_max, block_sum, block_max
+// defines: floatX, FLOATX_NAME, CUDA_CHECK, CUBLAS_CHECK, CEIL_DIV, LAUNCH, LAUNCH_UNCHECKED, DYNAMIC_SHARED, UNROLL,
+//          ROLLED, to_float, from_float, larger, prefetch, warp_sum, warp_max, block_sum, block_max
 #ifndef LLMC_CUDA_COMMON_CUH
 #define LLMC_CUDA_COMMON_CUH
 

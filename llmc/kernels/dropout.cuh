@@ -1,7 +1,7 @@
 // dropout.cuh: dropout of rows of the residual stream, by the masks of llmc/masks.h: nothing is stored. The kernels
 // that add a residual (layernorm.cuh) and attention apply their masks themselves.
 //
-// defines: dropout_mask (of one pack, for other kernels), dropout_forward, dropout_backward
+// defines: dropout_mask (of one pack, for other kernels), by_dropout, dropout_forward, dropout_backward
 #ifndef LLMC_DROPOUT_CUH
 #define LLMC_DROPOUT_CUH
 

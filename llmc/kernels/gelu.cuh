@@ -1,7 +1,7 @@
 // gelu.cuh: the activation of GPT-2's MLP, in its tanh form: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715
 // x^3))).
 //
-// defines: gelu, gelu_gradient (of one float, for other kernels), gelu_forward, gelu_backward
+// defines: gelu_exp, gelu_divide, gelu, gelu_gradient (of one float, for other kernels), gelu_forward, gelu_backward
 #ifndef LLMC_GELU_CUH
 #define LLMC_GELU_CUH
 

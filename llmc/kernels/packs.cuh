@@ -3,7 +3,7 @@
 // Kernels are templates over W, the elements of a step: x128::size if every address and row length is a multiple of it,
 // else 1. ELEMENT_PACK is longer on a CPU: a vector register.
 //
-// defines: Packed128 as x128 and f128, load128, store128, load_floats, store_floats, sum_of, max_of,
+// defines: Packed128 as x128 and f128, load128, store128, unpack, load_floats, store_floats, sum_of, max_of,
 //          ELEMENT_PACK, by_packs, aligned16
 #ifndef LLMC_PACKS_CUH
 #define LLMC_PACKS_CUH

@@ -1,8 +1,8 @@
 // between_steps.cuh: validation, --eval, checkpoints and samples between training steps; and the end of the run.
 // trainer.cuh includes it.
 //
-// defines: validation_goes_on, save_due, trainer_save, sample_goes_on, sample_append, trainer_leave, trainer_give_up,
-//          trainer_close
+// defines: is_last_step, validation_goes_on, save_due, trainer_save, sample_goes_on, sample_append, trainer_leave,
+//          trainer_give_up, trainer_close
 #ifndef LLMC_BETWEEN_STEPS_CUH
 #define LLMC_BETWEEN_STEPS_CUH
 

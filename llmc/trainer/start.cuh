@@ -1,7 +1,7 @@
 // start.cuh: a trainer's way to its first step: command line, checkpoint, data, grid, memory, weights.
 //
-// defines: GPU_RESERVE, DEVICE_RESERVE, trainer_sizes, trainer_open, trainer_shard, trainer_layout, trainer_allocate,
-//          trainer_start
+// defines: GPU_RESERVE, DEVICE_RESERVE, trainer_sizes, trainer_set_batch, trainer_open, trainer_shard, trainer_layout,
+//          trainer_allocate, trainer_start
 #ifndef LLMC_START_CUH
 #define LLMC_START_CUH
 
@@ -73,8 +73,8 @@ static inline bool trainer_source(Trainer *m, Error *err) {
     return true;
 }
 
-// Opens the data and the tokenizer, and proves that the outputs can be written: so late, lest a run that is refused
-// for its options or data leaves an empty --out.
+// Opens the data and the tokenizer, and proves that the outputs can be written. Runs last, so that a run that is
+// refused for its options or data leaves no empty --out.
 static inline bool trainer_files(Trainer *m, const char *from, const Lesson *lesson, Error *err) {
     static char beside[PATH_MAX];
     Options *o = &m->opt;

@@ -1,5 +1,5 @@
-// step.cuh: what surrounds the forwards and backwards of a training step: its data before, loss, gradient norm and
-// AdamW after them.
+// step.cuh: a training step but for its forwards and backwards: the data before them; loss, gradient norm and AdamW
+// after them.
 //
 // defines: trainer_load, trainer_begin_step, trainer_loss_share, trainer_sum, trainer_norm, trainer_adamw,
 //          trainer_end_step
