@@ -526,7 +526,7 @@ static void group_failures(Context *x) {
     check_refusal(x, &ONE, "a loss that is not finite stops the run and names the step", PLAIN,
                   GOOD "--lr 1000 --lr-final 1 --clip 0 --weight-decay 1000 --steps 60", 1, "step");
     Reference ref = reference_copy(&x->golden);
-    ref.params[table_offset(&ref.table, FCW, 2) + 5] = NAN;
+    ref.params[table_find(&ref.table, FCW, 2)->offset + 5] = NAN;
     write_model("nan", &ref.table, ref.params, INTACT);
     check_refusal(x, &ONE, "a loss that is not finite names a tensor", PLAIN, "--init nan " DATA SIZES, 1,
                   ".weight");

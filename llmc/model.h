@@ -5,10 +5,10 @@
 // ranks, initialised and decayed, and where each stands in a rank's flat buffer. Initialisation, checkpoints, gradient
 // dumps, the optimizer, ZeRO slices and the gradient norm all walk this table.
 //
-// defines: GPTConfig, padded_vocabulary, Split, Init, TensorKind, MAX_KINDS, TENSOR_*, TensorSpec, ModelSpec,
-//          gpt2_dimension, gpt2_flops, GPT2, config_spec, config_dimension, count_tensors, Shard, shard_whole, Tensor,
-//          tensor_describe, tensor_by_id, ParamTable, table_make, bucket_of_experts, table_make_whole, table_free,
-//          table_find, table_offset, table_largest, Run, tensor_run_count, tensor_run, count_parameters, count_flops
+// defines: GPTConfig, padded_vocabulary, Split, Init, TensorKind, MAX_KINDS, TENSOR_*, TensorSpec, ModelSpec, GPT2,
+//          config_spec, count_tensors, Shard, shard_whole, Tensor, tensor_describe, tensor_by_id,
+//          ParamTable, table_make, table_free, table_find, table_largest, Run, tensor_run_count, tensor_run,
+//          count_parameters, count_flops
 #ifndef LLMC_MODEL_H
 #define LLMC_MODEL_H
 
@@ -187,20 +187,20 @@ static inline Shard shard_whole(const GPTConfig *g) {
 }
 
 // Builds the table of one rank. C, NH, 4C and Vp must be divisible by t (the trainer has checked).
-static inline ParamTable table_make(const GPTConfig *g, const Shard *shard) {
+static inline ParamTable table_make(const GPTConfig *g, Shard shard) {
     const ModelSpec *spec = config_spec(g);
-    unsigned held = (shard->embedding ? 1u : 0u) * TENSOR_FIRST | (shard->head ? 1u : 0u) * TENSOR_LAST;
-    size_t in_layer = tensors_of_layer(spec), layers = shard->n_layers, rows = spec->count + (layers - 1) * in_layer;
-    size_t align = shard->bucket_align ? shard->bucket_align : (size_t)TENSOR_ALIGN, end = 0;
+    unsigned held = (shard.embedding ? 1u : 0u) * TENSOR_FIRST | (shard.head ? 1u : 0u) * TENSOR_LAST;
+    size_t in_layer = tensors_of_layer(spec), layers = shard.n_layers, rows = spec->count + (layers - 1) * in_layer;
+    size_t align = shard.bucket_align ? shard.bucket_align : (size_t)TENSOR_ALIGN, end = 0;
     ParamTable table;
     memset(&table, 0, sizeof table);
     table.config = *g;
-    table.shard = *shard;
+    table.shard = shard;
     size_t *numbers = (size_t *)host_alloc(layers, sizeof(size_t));
     table.tensors = (Tensor *)host_alloc(rows, sizeof(Tensor));
     table.layer_buckets = spec->tensors[spec->behind - 1].flags & TENSOR_EXPERTS ? 2 : 1;
     table.buckets = (size_t *)host_alloc(layers * table.layer_buckets + 3, sizeof(size_t));
-    for (size_t i = 0; i < layers; i++) numbers[i] = shard->layers ? shard->layers[i] : i;
+    for (size_t i = 0; i < layers; i++) numbers[i] = shard.layers ? shard.layers[i] : i;
     table.shard.layers = numbers;
     for (size_t i = 0; i < rows; i++) {
         bool before = i < spec->layer, behind = i >= spec->layer + layers * in_layer;
@@ -212,22 +212,17 @@ static inline ParamTable table_make(const GPTConfig *g, const Shard *shard) {
             table.buckets[table.bucket_count++] = table.total = round_up(table.total, align);
         if ((before || behind) && !(kind->flags & held)) continue;
         Tensor *x = &table.tensors[table.count++];
-        *x = tensor_describe(g, row, before || behind ? 0 : numbers[l], experts ? shard->e : shard->t,
-                             experts ? shard->e_rank : shard->t_rank);
+        *x = tensor_describe(g, row, before || behind ? 0 : numbers[l], experts ? shard.e : shard.t,
+                             experts ? shard.e_rank : shard.t_rank);
         x->held = before || behind ? 0 : l;
         x->offset = kind->flags & TENSOR_JOINED ? end : table.total;
         // Tensor ranks hold whole tensors alike, and the first and the last stage a tied one.
-        x->counted = (kind->split != SPLIT_NONE || shard->t_rank == 0) && (!tied || shard->embedding);
+        x->counted = (kind->split != SPLIT_NONE || shard.t_rank == 0) && (!tied || shard.embedding);
         end = x->offset + x->size;
         table.total = round_up(end, TENSOR_ALIGN);
     }
     table.total = table.buckets[table.bucket_count] = round_up(table.total, align);
     return table;
-}
-
-// True for a bucket of experts: only the data ranks that hold the same ones sum it and share it.
-static inline bool bucket_of_experts(const ParamTable *table, size_t bucket) {
-    return table->layer_buckets == 2 && bucket > 0 && bucket < table->bucket_count - 1 && bucket % 2 == 0;
 }
 
 // Tensor `id` of the unsharded model.
@@ -236,12 +231,6 @@ static inline Tensor tensor_by_id(const GPTConfig *g, size_t id) {
     size_t in_layer = tensors_of_layer(spec), layer = id < spec->layer ? 0 : (id - spec->layer) / in_layer;
     if (layer >= g->L) return tensor_describe(g, id - (g->L - 1) * in_layer, 0, 1, 0);
     return tensor_describe(g, id - layer * in_layer, layer, 1, 0);
-}
-
-// The table of the whole model on one rank.
-static inline ParamTable table_make_whole(const GPTConfig *g) {
-    Shard whole = shard_whole(g);
-    return table_make(g, &whole);
 }
 
 static inline void table_free(ParamTable *table) {
@@ -259,11 +248,6 @@ static inline const Tensor *table_find(const ParamTable *table, int kind, size_t
         if (x->spec->kind == kind && (outside || x->held == l)) return x;
     }
     return NULL;
-}
-
-// Elements from the start of the flat buffer to a tensor that the rank holds.
-static inline size_t table_offset(const ParamTable *table, int kind, size_t l) {
-    return table_find(table, kind, l)->offset;
 }
 
 // Elements of the largest tensor that the rank holds.

@@ -4,7 +4,7 @@
 // The weights of E experts stand below each other, so e ranks cut them by rows. One expert's are an MLP's of GPT-2, [C,
 // F] and so on; the router is [E, C], a row for each expert.
 //
-// defines: ROUTERW, MoeSpec, moe_of, moe_spec
+// defines: ROUTERW, MoeSpec, moe_of, moe_spec, bucket_of_experts
 #ifndef LLMC_MODEL_MOE_H
 #define LLMC_MODEL_MOE_H
 
@@ -65,6 +65,11 @@ static inline MoeSpec moe_spec(size_t E, size_t k) {
     m->dimension = moe_dimension, m->flops = moe_flops;
     spec.E = E, spec.k = k, spec.e = 1, spec.capacity = 1.25;
     return spec;
+}
+
+// True for a bucket of experts: only the data ranks that hold the same ones sum it and share it.
+static inline bool bucket_of_experts(const ParamTable *table, size_t bucket) {
+    return table->layer_buckets == 2 && bucket > 0 && bucket < table->bucket_count - 1 && bucket % 2 == 0;
 }
 
 #endif

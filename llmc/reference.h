@@ -25,7 +25,7 @@ static inline double *reference_allocate(size_t count) { return (double *)host_a
 static inline Reference reference_create(const GPTConfig *config) {
     Reference ref;
     ref.config = *config;
-    ref.table = table_make_whole(config);
+    ref.table = table_make(config, shard_whole(config));
     ref.params = reference_allocate(ref.table.total), ref.grads = reference_allocate(ref.table.total);
     ref.m = reference_allocate(ref.table.total), ref.v = reference_allocate(ref.table.total);
     ref.dropout = dropout_make(0, 0, 0, 0);
@@ -84,7 +84,7 @@ static inline void reference_pass_free(ReferencePass *a) { free(a->memory), free
 
 // Offsets of the tensors of a layer, and of tensors of no layer, in params, grads, m or v: at[LN1W] and so on.
 static inline void reference_find(const Reference *ref, double *buffer, size_t l, double *at[NUM_KINDS]) {
-    for (int k = 0; k < NUM_KINDS; k++) at[k] = buffer + table_offset(&ref->table, k, l);
+    for (int k = 0; k < NUM_KINDS; k++) at[k] = buffer + table_find(&ref->table, k, l)->offset;
 }
 
 // The half of a layer before its MLP: residual1 -> residual2 and ln2.

@@ -146,7 +146,7 @@ static inline void reference_moe_backward(const ReferenceMoe *moe, double *dinp,
 static inline ReferenceExperts reference_experts(const Reference *ref, double *buffer, size_t l) {
     static const int kinds[] = {ROUTERW, FCW, FCB, FCPROJW, FCPROJB};
     double *at[5];
-    for (int i = 0; i < 5; i++) at[i] = buffer + table_offset(&ref->table, kinds[i], l);
+    for (int i = 0; i < 5; i++) at[i] = buffer + table_find(&ref->table, kinds[i], l)->offset;
     ReferenceExperts experts = {at[0], at[1], at[2], at[3], at[4]};
     return experts;
 }

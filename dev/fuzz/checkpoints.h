@@ -50,7 +50,7 @@ static void fuzz_ranks(const GPTConfig *config, FuzzLayout l, bool bf16, const c
         memset(&shard, 0, sizeof shard);
         shard.t = l.t, shard.t_rank = rank % l.t, shard.embedding = stage == 0, shard.head = stage == l.p - 1;
         shard.n_layers = n, shard.layers = layers;
-        ParamTable table = table_make(config, &shard);
+        ParamTable table = table_make(config, shard);
         size_t lo = table.total * dr / l.d, hi = table.total * (dr + 1) / l.d;
         float *values = (float *)host_alloc(table.total + 1, sizeof(float));
         for (int k = 0; k < (bf16 ? 4 : 3); k++) {

@@ -11,7 +11,7 @@ static inline void bucket_sizes(bool first, size_t d, size_t *bucket, size_t *wt
     size_t layers[2] = {first ? 0 : 2, first ? 1 : 3};
     GPTConfig config = {4, 128, 4, 257, padded_vocabulary(257), 64, NULL};
     Shard shard = {1, 0, first, !first, 2, layers, (size_t)TENSOR_ALIGN * d, 1, 0};
-    ParamTable table = table_make(&config, &shard);
+    ParamTable table = table_make(&config, shard);
     *bucket = table.buckets[1] - table.buckets[0];
     *wte = table_find(&table, WTE, 0)->size;
     table_free(&table);

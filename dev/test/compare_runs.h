@@ -298,7 +298,7 @@ static inline Errors state_errors(const ParamTable *table, const char *path, con
     double *got = allocate(table->total * sizeof(double));
     bool saved = read_tensors(path, suffix, table, got);
     for (size_t l = 0; l < table->config.L; l++) {
-        size_t keys = table_offset(table, QKVB, l) + C;
+        size_t keys = table_find(table, QKVB, l)->offset + C;
         memcpy(got + keys, want + keys, C * sizeof(double));
     }
     Errors e = compare_tensors(table, got, want);

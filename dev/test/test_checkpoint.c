@@ -313,7 +313,7 @@ static ParamTable rank_table(const GPTConfig *config, const Layout *l, size_t tr
     shard.head = stage == l->p - 1;
     shard.n_layers = n;
     shard.layers = layers;
-    ParamTable table = table_make(config, &shard);
+    ParamTable table = table_make(config, shard);
     free(layers);
     return table;
 }
@@ -502,7 +502,7 @@ static void test_foreign(void) {
     Error err;
     const char *dir = in_root("foreign"), *whole = in_root("whole/step-00000100");
     mkdir(dir, 0777);
-    ParamTable table = table_make_whole(&SMALL);
+    ParamTable table = table_make(&SMALL, shard_whole(&SMALL));
     size_t data = 0;
     for (size_t i = 0; i < table.count; i++) data += table.tensors[i].rows * table.tensors[i].cols * 4;
     table_free(&table);

@@ -42,8 +42,8 @@ int main(int argc, char **argv) {
         const Tensor *x = &m->table.tensors[i];
         m->w[x->held][x->spec->kind] = m->state.params + x->offset;
     }
-    size_t wte = table_offset(&m->table, WTE, 0), norm = table_offset(&m->table, LN2B, 1),
-           split = table_offset(&m->table, FCW, 1);
+    size_t wte = table_find(&m->table, WTE, 0)->offset, norm = table_find(&m->table, LN2B, 1)->offset,
+           split = table_find(&m->table, FCW, 1)->offset;
 
     for (int alone = 0; alone < 2; alone++) {  // the last rank has a part of its own, or all have the same
         const char *what = alone ? "another tensor rank" : "a data rank";

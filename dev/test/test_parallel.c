@@ -177,7 +177,7 @@ static void check_stale_row(Context *x, const StaleRow *row) {
     Layout layout = *start_of(&row->grid, &s);
     Reference ref = reference_copy(&x->golden);
     write_model("model", &ref.table, ref.params, INTACT);
-    ref.params[table_offset(&ref.table, row->kind, row->layer) + 7] += 0.001;
+    ref.params[table_find(&ref.table, row->kind, row->layer)->offset + 7] += 0.001;
     if (mkdir("stale", 0777) && errno != EEXIST) die("cannot make", "stale");
     write_model("stale/model", &ref.table, ref.params, INTACT);
     reference_free(&ref);
@@ -312,7 +312,7 @@ static ParamTable stage_table(const GPTConfig *config, const Grid *g, int stage)
     bool shared = strcmp(g->trainer, "_3d") == 0 || is_data_lesson(g->trainer);
     size_t align = shared ? TENSOR_ALIGN * (size_t)g->d : 0;
     Shard shard = {(size_t)g->t, 0, stage == 0, stage == g->p - 1, n, layers, align, 1, 0};
-    return table_make(config, &shard);
+    return table_make(config, shard);
 }
 
 // How often train_fsdp sums the gradients of a bucket, and gathers its weights, in all steps of m micro-batches. The

@@ -183,7 +183,7 @@ static inline void trainer_open(Trainer *m, int argc, char **argv, unsigned sect
 
 // Takes this rank's part of the model.
 static inline void trainer_shard(Trainer *m, Shard part) {
-    m->table = table_make(&m->config, &part);
+    m->table = table_make(&m->config, part);
     state_create(&m->part, &m->table);
     state_create(&m->state, &m->table);
 }
