@@ -32,8 +32,8 @@ typedef struct {
     int rank;
     cudaEvent_t origin;   // at origin_us; it moves on with each collection, because CUDA measures times as floats
     double origin_us;
-    TimelineSpan *spans;  // of the steps not yet collected; their CUDA events are reused
-    size_t open, capacity, created;
+    TimelineSpan *spans;  // [created]; the first `open` are not yet collected, and all CUDA events are reused
+    size_t open, created;
     TraceList trace;      // collected so far
 } Timeline;
 
@@ -55,16 +55,12 @@ static inline size_t span_begin(Timeline *t, cudaStream_t stream, int track, con
     snprintf(label, sizeof label, micro < 0 ? "%s" : "%s micro-batch %d chunk %d", kind, micro, chunk);
     nvtxRangePushA(label);
     if (!t->on || t->paused || t->trace.count + t->open >= TIMELINE_LIMIT) return SIZE_MAX;
-    if (t->open == t->capacity) {
-        t->capacity = t->capacity ? 2 * t->capacity : 256;
-        t->spans = (TimelineSpan *)host_resize(t->spans, t->capacity, sizeof(TimelineSpan));
+    if (t->open == t->created) {
+        t->spans = (TimelineSpan *)host_resize(t->spans, ++t->created, sizeof(TimelineSpan));
+        CUDA_CHECK(cudaEventCreate(&t->spans[t->open].begin));
+        CUDA_CHECK(cudaEventCreate(&t->spans[t->open].end));
     }
     TimelineSpan *span = &t->spans[t->open];
-    if (t->open == t->created) {
-        CUDA_CHECK(cudaEventCreate(&span->begin));
-        CUDA_CHECK(cudaEventCreate(&span->end));
-        t->created++;
-    }
     span->event = trace_event(kind, t->rank, track, micro, chunk);
     span->event.step = -1;
     CUDA_CHECK(cudaEventRecord(span->begin, stream));
