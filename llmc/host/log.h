@@ -1,7 +1,7 @@
 // log.h: reports of a run: a console line for each step, and the JSON Lines file of --log.
 //
-// defines: device_peak_flops, StepReport, Log, LOG_START, log_open, log_number, log_end_line, log_step, log_validation,
-//          EvalReport, log_eval, log_close
+// defines: device_peak_flops, StepReport, Log, LOG_START, log_open, log_number, log_end_line, log_step,
+//          log_validation, log_close
 //
 // Steps count from 1, as checkpoints do: the number of a step is the count of updates after it.
 #ifndef LLMC_LOG_H
@@ -178,32 +178,6 @@ static inline void log_validation(Log *log, size_t step, double val_loss) {
     if (!log->json) return;
     fprintf(log->json, "{\"step\":%zu", step);
     log_number(log->json, "val_loss", val_loss);
-    log_end_line(log);
-}
-
-// The results of --eval: sums over the rows of a file.
-typedef struct {
-    size_t rows, tokens;  // tokens: with a loss
-    double loss_sum;      // over these tokens
-    size_t words;         // of the original text; 0: unknown
-    size_t right, of;     // rows guessed whole (cloze), or examples with the right choice; of 0: neither
-} EvalReport;
-
-// Reports --eval. Perplexities are exp(loss sum / tokens) and exp(loss sum / words), as in Megatron-LM's section 5.
-static inline void log_eval(Log *log, const char *path, const EvalReport *r) {
-    double mean = r->loss_sum / (double)r->tokens, of_words = r->words ? r->loss_sum / (double)r->words : 0.0;
-    printf("eval %s: %zu rows, %zu tokens, loss sum %.10g\n", path, r->rows, r->tokens, r->loss_sum);
-    printf("eval loss per token %.6f, perplexity %.6g\n", mean, exp(mean));
-    if (r->words) printf("eval %zu original words, perplexity per word %.6g\n", r->words, exp(of_words));
-    if (r->of) printf("eval right %zu of %zu, accuracy %.4f\n", r->right, r->of, (double)r->right / (double)r->of);
-    fflush(stdout);
-    if (!log->json) return;
-    fprintf(log->json, "{\"step\":0,\"eval_rows\":%zu,\"eval_tokens\":%zu", r->rows, r->tokens);
-    log_number(log->json, "eval_loss_sum", r->loss_sum);
-    log_number(log->json, "eval_perplexity", exp(mean));
-    if (r->words) fprintf(log->json, ",\"eval_words\":%zu", r->words);
-    if (r->words) log_number(log->json, "eval_word_perplexity", exp(of_words));
-    if (r->of) fprintf(log->json, ",\"eval_right\":%zu,\"eval_of\":%zu", r->right, r->of);
     log_end_line(log);
 }
 

@@ -56,28 +56,43 @@ static inline void evaluation_take(Trainer *m) {
     free(losses);
 }
 
-// Sums over the ranks; rank 0 prints and logs.
+// Sums over the ranks; rank 0 prints and logs. Perplexities are exp(loss sum / tokens) and exp(loss sum / words), as in
+// Megatron-LM's section 5.
 static inline void evaluation_report(Trainer *m) {
     const EvalFile *file = &m->eval;
-    double *rows = m->validation.rows;
-    EvalReport r = {file->rows, 0, 0.0, file->words, 0, 0};
+    size_t tokens = 0, words = file->words;  // tokens with a loss; words of the original text, 0: unknown
+    size_t right = 0, of = 0;  // rows guessed whole (cloze), or examples with the right choice; of 0: neither
+    double *rows = m->validation.rows, sum = 0.0;
     double right_mean = 0.0;  // of choices: loss per counted token of the example's right row
     MPI_Allreduce(MPI_IN_PLACE, rows, (int)(2 * file->rows), MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
     bool best = false;
     for (size_t i = 0; i < file->rows; i++) {
         const EvalRow *row = &file->row[i];
         double loss = rows[2 * i], mean = loss / (double)row->count;
-        r.loss_sum += loss, r.tokens += row->count;
-        if (file->kind == EVAL_CLOZE) r.of++, r.right += rows[2 * i + 1] == 0.0;
-        if (row->right) r.of++, r.right += best = true, right_mean = mean;
-        else if (best && mean <= right_mean) r.right--, best = false;
+        sum += loss, tokens += row->count;
+        if (file->kind == EVAL_CLOZE) of++, right += rows[2 * i + 1] == 0.0;
+        if (row->right) of++, right += best = true, right_mean = mean;
+        else if (best && mean <= right_mean) right--, best = false;
     }
     free(rows);
     Error err;
-    bool finite = isfinite(r.loss_sum) ||
-                  error_set(&err, "--eval %s: the sum of the losses is %g", m->opt.eval, r.loss_sum);
+    bool finite = isfinite(sum) || error_set(&err, "--eval %s: the sum of the losses is %g", m->opt.eval, sum);
     job_agree(&m->job, finite, &err, 1);
-    log_eval(&m->log, m->opt.eval, &r);
+    double mean = sum / (double)tokens, of_words = words ? sum / (double)words : 0.0;
+    printf("eval %s: %zu rows, %zu tokens, loss sum %.10g\n", m->opt.eval, file->rows, tokens, sum);
+    printf("eval loss per token %.6f, perplexity %.6g\n", mean, exp(mean));
+    if (words) printf("eval %zu original words, perplexity per word %.6g\n", words, exp(of_words));
+    if (of) printf("eval right %zu of %zu, accuracy %.4f\n", right, of, (double)right / (double)of);
+    fflush(stdout);
+    FILE *json = m->log.json;
+    if (!json) return;
+    fprintf(json, "{\"step\":0,\"eval_rows\":%zu,\"eval_tokens\":%zu", file->rows, tokens);
+    log_number(json, "eval_loss_sum", sum);
+    log_number(json, "eval_perplexity", exp(mean));
+    if (words) fprintf(json, ",\"eval_words\":%zu", words);
+    if (words) log_number(json, "eval_word_perplexity", exp(of_words));
+    if (of) fprintf(json, ",\"eval_right\":%zu,\"eval_of\":%zu", right, of);
+    log_end_line(&m->log);
 }
 
 // Loads the next batch of a validation that is due, or of --eval, for the trainer to run forward: the first global
