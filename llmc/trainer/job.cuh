@@ -1,8 +1,7 @@
 // job.cuh: the ranks of one job: start, devices, communicators, and an end for all of them when one fails.
 //
 // defines: NCCL_CHECK, NCCL_FLOATX, Job, job_open_memory, job_start, job_check_devices, job_first_failure, job_stop,
-//          job_agree, job_first_difference, job_fail, job_dry_run, job_connect, job_reset_traffic,
-//          job_check_ranks, job_finish
+//          job_agree, job_first_difference, job_dry_run, job_connect, job_reset_traffic, job_check_ranks, job_finish
 #ifndef LLMC_JOB_CUH
 #define LLMC_JOB_CUH
 
@@ -172,15 +171,6 @@ static inline int job_dry_run(const Job *job, const double *mine) {
     return MPI_Finalize();
 }
 
-// Ends the job from one rank in the middle of the work, and prints why. A rank that leaves without MPI_Finalize makes
-// mpirun (and srun --kill-on-bad-exit=1) end the others. MPI_Abort would too, but Open MPI's sometimes hangs.
-static inline void job_fail(const Job *job, const Error *err) {
-    fprintf(stderr, "error: rank %d: %s\n", job->rank, err->text);
-    fflush(stdout);
-    fflush(stderr);
-    _exit(1);
-}
-
 // Makes the communicator of all ranks; the others are split from it.
 static inline void job_connect(Job *job) {
     ncclUniqueId id;
@@ -202,15 +192,17 @@ static inline void job_reset_traffic(const Job *job) {
 #endif
 }
 
-// Fails when NCCL has found that another rank is gone.
+// Ends this rank when NCCL has found that another one is gone. A rank that leaves without MPI_Finalize makes mpirun
+// (and srun --kill-on-bad-exit=1) end the others. MPI_Abort would too, but Open MPI's sometimes hangs.
 static inline void job_check_ranks(const Job *job) {
     for (size_t i = 0; i <= job->group_count; i++) {
         ncclResult_t result = ncclSuccess;
         NCCL_CHECK(ncclCommGetAsyncError(i == 0 ? job->world : job->groups[i - 1], &result));
         if (result == ncclSuccess || result == ncclInProgress) continue;
-        Error err;
-        error_set(&err, "another rank has ended, or the network between them: %s", ncclGetErrorString(result));
-        job_fail(job, &err);
+        fprintf(stderr, "error: rank %d: another rank has ended, or the network between them: %s\n", job->rank,
+                ncclGetErrorString(result));
+        fflush(stdout);
+        _exit(1);
     }
 }
 

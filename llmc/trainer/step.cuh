@@ -70,16 +70,16 @@ static inline double trainer_sum(Trainer *m, size_t count, double loss) {
     return x[count] / ((double)m->batch * (double)m->opt.seq);
 }
 
-// Writes this step's gradients, before clipping, as one unsharded file.
-static inline bool trainer_dump_gradients(Trainer *m, Error *err) {
+// Writes this step's gradients, before clipping, as one unsharded file. A failure of any rank ends the run.
+static inline void trainer_dump_gradients(Trainer *m) {
+    Error err;
     const char *path = m->opt.dump_gradients;
     char tmp[PATH_MAX];
-    if (!gradients_unfinished(tmp, path, err) ||
-        (m->job.rank == 0 && !gradients_create(tmp, &m->config, err))) return false;
-    MPI_Barrier(MPI_COMM_WORLD);
-    if (!state_save(&m->part, tmp, NULL, err)) return false;
-    MPI_Barrier(MPI_COMM_WORLD);
-    return m->job.rank != 0 || gradients_finish(tmp, path, err);
+    bool first = m->job.rank == 0;
+    bool ok = gradients_unfinished(tmp, path, &err) && (!first || gradients_create(tmp, &m->config, &err));
+    job_agree(&m->job, ok, &err, 1);
+    job_agree(&m->job, state_save(&m->part, tmp, NULL, &err), &err, 1);
+    job_agree(&m->job, !first || gradients_finish(tmp, path, &err), &err, 1);
 }
 
 // Loss and gradient norm of the step, once the gradients of all ranks are summed. Squares are summed per tensor in
@@ -112,8 +112,7 @@ static inline void trainer_norm(Trainer *m, StepReport *report) {
                   report->step, report->loss, bad < tensors ? tensor_by_id(&m->config, bad).name : "none");
         job_stop(&m->job, 0, &err, 1);
     }
-    bool first = m->progress.step == m->progress.first_step;
-    if (m->opt.dump_gradients && first && !trainer_dump_gradients(m, &err)) job_fail(&m->job, &err);
+    if (m->opt.dump_gradients && m->progress.step == m->progress.first_step) trainer_dump_gradients(m);
 }
 
 // AdamW (Loshchilov and Hutter 2019) on what this rank owns, with gradients clipped to --clip.
