@@ -3,8 +3,7 @@
 // A rank number is a mixed-radix number whose digits are the three coordinates. By default tensor is the fastest digit.
 // Tensor ranks communicate most, so they should be neighbours (one node, NVLink); pipeline ranks communicate least.
 //
-// defines: Grid, grid_size, grid_make, grid_rank_at, grid_place, grid_group, grid_print, stage_layer_count,
-//          stage_list_is, chunk_layers
+// defines: Grid, grid_make, grid_rank_at, grid_place, grid_group, grid_print, stage_listed, stage_list_is
 #ifndef LLMC_GRID_H
 #define LLMC_GRID_H
 
@@ -101,11 +100,6 @@ static inline void grid_print(FILE *file, const Grid *g) {
     }
 }
 
-// Deals L layers to chunks. The first L % chunks of them have one layer more.
-static inline size_t stage_layer_count(size_t L, size_t chunks, size_t chunk) {
-    return L / chunks + (chunk < L % chunks ? 1 : 0);
-}
-
 // Returns the layers of a stage by a list as of --layers-per-stage, "10,10,12,16"; 0 behind its end.
 static inline size_t stage_listed(const char *list, size_t stage) {
     for (; list && stage > 0; stage--) list = strchr(list, ',') ? strchr(list, ',') + 1 : NULL;
@@ -120,12 +114,6 @@ static inline bool stage_list_is(const char *list, size_t L, size_t p, size_t v)
     for (size_t s = 0, n; s < p; s++, left -= n)
         if ((n = stage_listed(list, s)) < v || n > left) return false;
     return left == 0;
-}
-
-// Returns the layers of a chunk. Chunk c * p + s of the p * v is chunk c of stage s. Layers follow each other through
-// the chunks. With a list a stage's layers are dealt to its chunks, without one (NULL) all layers to all chunks.
-static inline size_t chunk_layers(size_t L, const char *list, size_t p, size_t v, size_t chunk) {
-    return list ? stage_layer_count(stage_listed(list, chunk % p), v, chunk / p) : stage_layer_count(L, p * v, chunk);
 }
 
 #endif

@@ -1,8 +1,8 @@
 // pipeline.h: pipeline schedules as lists of steps, and the rules by which a trainer executes any such list.
 //
-// defines: PIPELINE_BUFFERS, PipelineStep, pipeline_steps, pipeline_warmup, pipeline_check, pipeline_bubble,
-//          PipelineLists, pipeline_make, pipeline_read, pipeline_link_count, pipeline_link_ends, pipeline_neighbours,
-//          pipeline_walk, pipeline_prove, pipeline_lists, PipelinePlan, pipeline_slots, pipeline_plan
+// defines: PipelineStep, pipeline_steps, pipeline_warmup, pipeline_check, pipeline_bubble, PipelineLists,
+//          pipeline_make, pipeline_read, pipeline_link_ends, pipeline_neighbours, pipeline_walk, pipeline_prove,
+//          pipeline_lists, PipelinePlan, stage_layer_count, chunk_layers, pipeline_slots, pipeline_plan
 //
 // p stages in a row, m micro-batches a training step, v model chunks a stage. The model is cut into p * v chunks; chunk
 // c of stage s is global chunk c * p + s. With v > 1 the model goes round the stages v times, so stage 0 follows the
@@ -476,8 +476,18 @@ typedef struct {
     PipelineStep *steps;    // [step_count] this stage's part of a training step
     size_t *slot;           // [step_count] slot of the activations of the step's micro-batch and chunk
     size_t step_count, slots;
-    bool split;             // it has weight steps
 } PipelinePlan;
+
+// Deals L layers to chunks. The first L % chunks of them have one layer more.
+static inline size_t stage_layer_count(size_t L, size_t chunks, size_t chunk) {
+    return L / chunks + (chunk < L % chunks ? 1 : 0);
+}
+
+// Returns the layers of a chunk. Chunk c * p + s of the p * v is chunk c of stage s. Layers follow each other through
+// the chunks. With a list a stage's layers are dealt to its chunks, without one (NULL) all layers to all chunks.
+static inline size_t chunk_layers(size_t L, const char *list, size_t p, size_t v, size_t chunk) {
+    return list ? stage_layer_count(stage_listed(list, chunk % p), v, chunk / p) : stage_layer_count(L, p * v, chunk);
+}
 
 // Deals L layers to the p * v chunks as chunk_layers does, and gives `stage` its own.
 static inline void pipeline_plan_layers(PipelinePlan *plan, size_t L, const char *list, size_t p, size_t stage,
@@ -523,7 +533,6 @@ static inline PipelinePlan pipeline_plan(PipelineLists *l, size_t L, const char 
     plan.steps = (PipelineStep *)host_alloc(count, sizeof *plan.steps);
     plan.slot = (size_t *)host_alloc(count, sizeof *plan.slot);
     memcpy(plan.steps, l->steps[stage], count * sizeof *plan.steps);
-    plan.split = pipeline_last_use(plan.steps, count) == STEP_WEIGHT;
     plan.slots = pipeline_slots(l, (int)stage, plan.slot);
     pipeline_lists_free(l);
     return plan;

@@ -12,8 +12,7 @@
 //   trainer_close      writes reports; returns the exit code
 // It serves any grid of t x d x p ranks; one rank is a grid of 1 x 1 x 1.
 //
-// defines: Trainer, Lesson, take_layernorm, Span, stream_create, event_create, dropout_at, drop, trainer_*; and all of
-// the headers below
+// defines: Trainer, Lesson, Span, stream_create, dropout_at, drop, trainer_*; and all of the headers below
 #ifndef LLMC_TRAINER_CUH
 #define LLMC_TRAINER_CUH
 
@@ -171,10 +170,6 @@ static inline cudaStream_t stream_create(Trainer *m, const char *track, bool com
     CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, communicates ? greatest : least));
     m->tracks[m->stream_count] = track;
     return m->streams[m->stream_count++] = stream;
-}
-
-static inline void event_create(cudaEvent_t *event) {
-    CUDA_CHECK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
 }
 
 // Sets dropout as the next step has it, or none. It is on between trainer_begin_step and trainer_end_step, and in half

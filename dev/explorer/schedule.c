@@ -6,7 +6,6 @@
 static char *file_read(const char *path, size_t most, size_t *bytes, Error *err);
 
 #include "dev/plot/pipeline_streams.h"
-#include "llmc/grid.h"
 #include "llmc/mpi/types.h"
 #include "llmc/zero_bubble.h"
 

@@ -491,6 +491,7 @@ static void backward_step(GPT *m, Acts *acts, const int *inputs, int micro, int 
 
 // Runs this stage's list of steps: all of it to train, only the forwards to validate.
 static void run_batch(GPT *m, bool training) {
+    StepKind weights_at = pipeline_last_use(m->plan.steps, m->plan.step_count);  // a list may leave the halves together
     for (size_t i = 0; i < m->plan.step_count; i++) {
         PipelineStep step = m->plan.steps[i];
         size_t micro = step.micro, at = micro * m->B * m->T;
@@ -502,7 +503,6 @@ static void run_batch(GPT *m, bool training) {
         bool loss_now = is_last(m, step.chunk) && step.kind == (training ? STEP_BACKWARD : STEP_FORWARD);
         if (loss_now) loss(m, acts, m->targets + at, micro, training);
         if (step.kind == STEP_BACKWARD && training) backward_step(m, acts, m->inputs + at, micro, step.chunk);
-        StepKind weights_at = m->plan.split ? STEP_WEIGHT : STEP_BACKWARD;  // a list may leave the halves together
         if (step.kind == weights_at && training) backward_weight(m, acts, micro, step.chunk);
     }
 }

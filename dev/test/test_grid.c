@@ -1,8 +1,8 @@
 // test_grid.c: rank coordinates, groups and the split of layers, over every small grid; two rules that derive the split
 // of tensors.
 #define _GNU_SOURCE
-#include "llmc/grid.h"
 #include "llmc/llama.h"
+#include "llmc/pipeline.h"
 
 #include "dev/test/check.h"
 

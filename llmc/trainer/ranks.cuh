@@ -9,8 +9,8 @@
 //   3. the trainer's connect: a micro-batch forward and backward, twice: the second has dropout, and adds to gradients.
 // The stand-ins refuse what does not keep to this (llmc/mpi/communicator.h), so that it is tested without a GPU.
 //
-// defines: job_split, job_split_grid, job_split_link, job_warm_up, trainer_warm_up, bucket_count, zero_gradient,
-//          sum_gradient, trainer_copy
+// defines: job_split, job_split_grid, job_split_link, job_warm_up, trainer_warm_up, event_create, bucket_count,
+//          zero_gradient, sum_gradient, trainer_copy
 #ifndef LLMC_RANKS_CUH
 #define LLMC_RANKS_CUH
 
@@ -97,6 +97,10 @@ static inline void trainer_warm_up(Trainer *m) {
     CUDA_CHECK(cudaMemset(m->inputs, 0, tokens));
     CUDA_CHECK(cudaMemset(m->targets, 0, tokens));
     CUDA_CHECK(cudaDeviceSynchronize());
+}
+
+static inline void event_create(cudaEvent_t *event) {
+    CUDA_CHECK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
 }
 
 // Returns how many buckets the flat buffer has: 0 the embeddings, 1 + l layer l, the last ln_f.
