@@ -73,7 +73,6 @@ typedef struct {
     size_t samples;
 } DataLoader;
 DOES_NOTHING(bool, dataloader_open, true)
-DOES_NOTHING(bool, dataloader_check_batch, true)
 DOES_NOTHING(bool, dataloader_read, true)
 
 typedef struct {

@@ -14,13 +14,14 @@ static void counting_shard(const char *path, int first, size_t count) {
 
 static void test_samples(Check *c) {
     enum { T = 10 };
-    DataLoader dl;
+    DataLoader dl, none;
     Error err = {""};
     int inputs[T], targets[T];
     counting_shard("a_1.bin", 1000, 41);  // 4 samples; the last target is the last token
     counting_shard("a_0.bin", 0, 30);     // 2 samples: token 29 is input of none
     counting_shard("a_2.bin", 5000, 11);  // 1 sample
-    if (!check(c, dataloader_open(&dl, "a_*.bin", T, &err), "three shards open %s", err.text)) return;
+    if (!check(c, dataloader_open(&dl, "a_*.bin", T, 7, &err),
+               "three shards open, for a global batch as large as the epoch %s", err.text)) return;
     check(c, dl.samples == 7 && dl.count == 3, "with 7 samples");
     static const int first[7] = {0, 10, 1000, 1010, 1020, 1030, 5000};  // by name, not by creation
     bool good = true;
@@ -30,8 +31,7 @@ static void test_samples(Check *c) {
             good = good && inputs[i] == first[n % 7] + i && targets[i] == inputs[i] + 1;
     }
     check(c, good, "sample n is tokens n*T .. n*T+T of its shard, shard after shard, epoch after epoch");
-    check(c, dataloader_check_batch(&dl, 7, &err), "a global batch as large as the epoch");
-    check(c, !dataloader_check_batch(&dl, 8, &err), "refused: shard shorter than one batch -> %s", err.text);
+    check(c, !dataloader_open(&none, "a_*.bin", T, 8, &err), "refused: shard shorter than one batch -> %s", err.text);
     check(c, !dataloader_read(&dl, 0, false, 0, 5, inputs, targets, &err) && strstr(err.text, "position 5"),
           "refused: token id >= V -> %s", err.text);
     check(c,
@@ -53,7 +53,7 @@ static void test_wide(Check *c) {
     for (int i = 0; i < COUNT; i++) tokens[i] = V - COUNT + i;
     counting_shard("w_0.bin", 0, 11);
     write_shard("w_1.bin", SHARD_MAGIC_32, SHARD_VERSION_32, COUNT, tokens, COUNT);
-    if (!check(c, dataloader_open(&dl, "w_*.bin", T, &err), "a shard of uint32 opens %s", err.text)) return;
+    if (!check(c, dataloader_open(&dl, "w_*.bin", T, 1, &err), "a shard of uint32 opens %s", err.text)) return;
     bool good = dl.samples == 3 && dataloader_read(&dl, 0, false, 0, V, inputs, targets, &err) && targets[9] == 10 &&
                 dataloader_read(&dl, 2, false, 0, V, inputs, targets, &err);
     for (int i = 0; i < T; i++) good = good && inputs[i] == tokens[T + i] && targets[i] == tokens[T + i + 1];
@@ -104,7 +104,7 @@ static void test_permutation(Check *c) {
     int inputs[4], targets[4];
     counting_shard("b_0.bin", 0, 4 * 50 + 1);
     counting_shard("b_1.bin", 200, 4 * 33 + 1);
-    if (!check(c, dataloader_open(&dl, "b_*.bin", 4, &err), "two shards open %s", err.text)) return;
+    if (!check(c, dataloader_open(&dl, "b_*.bin", 4, 1, &err), "two shards open %s", err.text)) return;
     memset(seen, 0, sizeof seen);
     bool once = true;
     for (uint64_t n = 0; n < 83; n++) {
@@ -152,7 +152,7 @@ static void test_blend_samples(Check *c) {
     counting_shard("c_0.bin", 0, 4 * 5 + 1);       // 5 samples
     counting_shard("c_1.bin", 1000, 4 * 2 + 1);    // 2 more of the same source
     counting_shard("d_0.bin", 20000, 4 * 3 + 1);   // 3 samples
-    if (!check(c, dataloader_open(&dl, "0.75:c_*.bin,0.25:d_*.bin", 4, &err), "a blend opens %s", err.text)) return;
+    if (!check(c, dataloader_open(&dl, "0.75:c_*.bin,0.25:d_*.bin", 4, 1, &err), "a blend opens %s", err.text)) return;
     check(c, dl.samples == 10 && dl.count == 3 && dl.source_count == 2, "of two sources with 10 samples together");
     bool same = true, right = true, shuffled = false;
     int order[40];
@@ -195,7 +195,7 @@ static void test_blend_samples(Check *c) {
         {"0.7:c_*.bin,0.3:nothing_*.bin", "no data shard matches 'nothing_*.bin'"},
     };
     for (size_t i = 0; i < sizeof BAD / sizeof BAD[0]; i++) {
-        bool refused = !dataloader_open(&dl, BAD[i].text, 4, &err);
+        bool refused = !dataloader_open(&dl, BAD[i].text, 4, 1, &err);
         check(c, refused && strstr(err.text, BAD[i].expected), "refused: %s -> %s", BAD[i].text, err.text);
         if (!refused) dataloader_close(&dl);
     }
@@ -228,18 +228,18 @@ static void test_refusals(Check *c) {
     for (size_t i = 0; i < sizeof BAD_SHARDS / sizeof BAD_SHARDS[0]; i++) {
         const BadShard *bad = &BAD_SHARDS[i];
         write_shard("bad_1.bin", bad->magic, bad->version, bad->stated, tokens, bad->tokens);
-        bool refused = !dataloader_open(&dl, "bad_*.bin", 10, &err);
+        bool refused = !dataloader_open(&dl, "bad_*.bin", 10, 1, &err);
         check(c, refused && strstr(err.text, bad->expected) && strstr(err.text, "bad_1.bin"),
               "refused: %s -> %s", bad->what, err.text);
         if (!refused) dataloader_close(&dl);
     }
     write_file("bad_1.bin", "short", 5);
-    check(c, !dataloader_open(&dl, "bad_*.bin", 10, &err), "refused: no whole header -> %s", err.text);
-    check(c, !dataloader_open(&dl, "nothing_*.bin", 10, &err), "refused: missing -> %s", err.text);
-    check(c, !dataloader_open(&dl, ".", 10, &err), "refused: a folder -> %s", err.text);
+    check(c, !dataloader_open(&dl, "bad_*.bin", 10, 1, &err), "refused: no whole header -> %s", err.text);
+    check(c, !dataloader_open(&dl, "nothing_*.bin", 10, 1, &err), "refused: missing -> %s", err.text);
+    check(c, !dataloader_open(&dl, ".", 10, 1, &err), "refused: a folder -> %s", err.text);
     bool made = unlink("bad_1.bin") == 0 && mkfifo("bad_1.bin", 0666) == 0;
-    check(c, made && !dataloader_open(&dl, "bad_*.bin", 10, &err) && strstr(err.text, "bad_1.bin: not a regular file"),
-          "refused: a FIFO, at once -> %s", err.text);
+    check(c, made && !dataloader_open(&dl, "bad_*.bin", 10, 1, &err) &&
+                 strstr(err.text, "bad_1.bin: not a regular file"), "refused: a FIFO, at once -> %s", err.text);
 }
 
 int main(void) {

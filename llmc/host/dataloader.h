@@ -8,7 +8,7 @@
 // which rank reads which sample: nothing here depends on the layout.
 //
 // defines: DataShard, DataSource, DataLoader, blend_read, blend_make, blend_source, dataloader_open, dataloader_close,
-//          dataloader_check_batch, dataloader_describe, dataloader_permute, dataloader_read
+//          dataloader_describe, dataloader_permute, dataloader_read
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H
 
@@ -191,24 +191,21 @@ static inline bool dataloader_add(DataLoader *dl, DataSource *source, Error *err
 }
 
 // Opens the shards that match a pattern, or blends several patterns ("WEIGHT:GLOB,WEIGHT:GLOB"), for sequences of T
-// tokens. Refuses senseless weights, a pattern without files and a shard that is truncated, foreign or shorter than one
-// sample. dataloader_close frees it; after an error nothing is left to free.
-static inline bool dataloader_open(DataLoader *dl, const char *pattern, size_t T, Error *err) {
+// tokens. Refuses senseless weights, a pattern without files, a shard that is truncated, foreign or shorter than one
+// sample, and an epoch shorter than a global batch of G sequences. dataloader_close frees it; after an error nothing is
+// left to free.
+static inline bool dataloader_open(DataLoader *dl, const char *pattern, size_t T, size_t G, Error *err) {
     memset(dl, 0, sizeof *dl);
     dl->T = T;
     dl->buffer = host_alloc(T + 1, sizeof(uint32_t));
     bool ok = blend_read(dl, pattern, err);
     if (ok) blend_make(dl);
     for (size_t i = 0; ok && i < dl->source_count; i++) ok = dataloader_add(dl, &dl->sources[i], err);
+    if (ok && dl->samples < G)
+        ok = error_set(err, "%s%s has %zu samples of --seq %zu, fewer than one --global-batch of %zu",
+                       dl->shards[0].path, dl->count > 1 ? " with its sister shards" : "", dl->samples, T, G);
     if (!ok) dataloader_close(dl);
     return ok;
-}
-
-// Refuses data whose epoch is shorter than a global batch of G sequences.
-static inline bool dataloader_check_batch(const DataLoader *dl, size_t G, Error *err) {
-    if (dl->samples >= G) return true;
-    return error_set(err, "%s%s has %zu samples of --seq %zu, fewer than one --global-batch of %zu", dl->shards[0].path,
-                     dl->count > 1 ? " with its sister shards" : "", dl->samples, dl->T, G);
 }
 
 // Writes the weight and the samples of each source: "7 x 4000 + 3 x 2000". If two texts differ, the same sample numbers

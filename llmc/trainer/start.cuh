@@ -78,11 +78,9 @@ static inline bool trainer_source(Trainer *m, Error *err) {
 static inline bool trainer_files(Trainer *m, const char *from, const Lesson *lesson, Error *err) {
     static char beside[PATH_MAX];
     Options *o = &m->opt;
-    if (o->train_data && (!dataloader_open(&m->train_data, o->train_data, o->seq, err) ||
-                          !dataloader_check_batch(&m->train_data, o->global_batch, err) ||
+    if (o->train_data && (!dataloader_open(&m->train_data, o->train_data, o->seq, o->global_batch, err) ||
                           !progress_data(&m->progress, &m->train_data, !o->verify, err))) return false;
-    if (o->val_every && (!dataloader_open(&m->val_data, o->val_data, o->seq, err) ||
-                         !dataloader_check_batch(&m->val_data, o->global_batch, err))) return false;
+    if (o->val_every && !dataloader_open(&m->val_data, o->val_data, o->seq, o->global_batch, err)) return false;
     if (o->eval && !eval_open(&m->eval, o->eval, m->config.V, o->seq, err)) return false;
     if (!o->tokenizer && from && path_print(beside, sizeof beside, err, "%s/tokenizer.json", from) &&
         access(beside, R_OK) == 0) o->tokenizer = beside;
