@@ -267,7 +267,7 @@ static void test_communicators(ncclComm_t world, cudaStream_t stream) {
     NCCL(ncclCommDestroy(backwards));
 }
 
-// One group over two communicators and three streams.
+// A group in a group; and one over two communicators or streams, which is refused.
 static void test_groups(ncclComm_t world, cudaStream_t *streams) {
     ncclComm_t second = connected(split(world, 0, world_rank, "second"), streams[0]);
     const size_t count = 3000;
@@ -275,28 +275,35 @@ static void test_groups(ncclComm_t world, cudaStream_t *streams) {
     for (int r = 0; r < world_size; r++) {
         for (size_t i = 0; i < count; i++) put(inputs[r].data(), i, ncclFloat32, value(r, i, false));
     }
-    char *buffers[3];
+    char *buffers[2];
     for (char *&b : buffers) {
         b = device(count * sizeof(float));
         to_device(b, inputs[world_rank].data(), count * sizeof(float));
     }
     NCCL(ncclGroupStart());
     NCCL(ncclAllReduce(buffers[0], buffers[0], count, ncclFloat, ncclSum, world, streams[0]));
-    NCCL(ncclAllReduce(buffers[1], buffers[1], count, ncclFloat, ncclMax, second, streams[1]));
     NCCL(ncclGroupStart());
-    NCCL(ncclAllReduce(buffers[2], buffers[2], count, ncclFloat, ncclMin, world, streams[2]));
+    NCCL(ncclAllReduce(buffers[1], buffers[1], count, ncclFloat, ncclMax, world, streams[0]));
     NCCL(ncclGroupEnd());
     bool idle = cudaStreamQuery(streams[0]) == cudaSuccess;  // the inner end issues nothing
     NCCL(ncclGroupEnd());
     cudaDeviceSynchronize();
     bool ok = idle;
-    const ncclRedOp_t redops[] = {ncclSum, ncclMax, ncclMin};
-    for (int i = 0; i < 3; i++) {
+    const ncclRedOp_t redops[] = {ncclSum, ncclMax};
+    for (int i = 0; i < 2; i++) {
         std::vector<char> expected = reduced(inputs, count, ncclFloat32, redops[i]);
         ok = ok && holds(buffers[i], expected.data(), expected.size());
-        cudaFree(buffers[i]);
     }
-    CHECK_ALL(ok, "a group over two communicators and three streams");
+    CHECK_ALL(ok, "a group in a group is issued at the end of the outer one");
+    for (int other = 0; other < 2; other++) {
+        NCCL(ncclGroupStart());
+        NCCL(ncclAllReduce(buffers[0], buffers[0], count, ncclFloat, ncclSum, world, streams[0]));
+        ok = ok && ncclAllReduce(buffers[1], buffers[1], count, ncclFloat, ncclMax, other ? second : world,
+                                 streams[!other]) == ncclInvalidUsage;
+        ok = ok && ncclGroupEnd() == ncclInvalidUsage && cudaStreamQuery(streams[0]) == cudaSuccess;
+    }
+    CHECK_ALL(ok, "a group over two communicators or streams is refused, and nothing of it is issued");
+    for (char *b : buffers) cudaFree(b);
     NCCL(ncclCommDestroy(second));
 }
 

@@ -173,9 +173,6 @@ inline void cpu_enqueue_work(cudaStream_t stream, const char *name, std::functio
     op.least = cost.host + cost.ns;
 }
 
-// Resets the watchdog for a long operation that is still alive.
-static inline void cpu_note_progress() { stall_over(&cpu_runtime().stall); }
-
 // Prints the operation that each stream waits for, after too long without progress, and ends the program.
 __attribute__((noinline, cold)) inline void cpu_report_stall() {
     CpuRuntime &r = cpu_runtime();

@@ -94,14 +94,14 @@ inline char *connection(const Operation &op) {
 }
 
 // Connects the ways that the operations of a group use for the first time, or refuses to.
-inline ncclResult_t connect(const std::vector<Operation> &ops) {
+inline ncclResult_t connect(const Group *group) {
     if (simulates()) return ncclSuccess;
-    for (const Operation &op : ops) {
+    for (const Operation &op : group->ops) {
         char *connected = connection(op);
         if (!connected || *connected) continue;  // nearly always; there may be thousands of active groups
         for (const std::shared_ptr<Group> &g : queue_active()) {
-            bool same = g->comm == op.comm && g->streams.size() == 1 && g->streams[0] == op.stream;
-            if (same || g->comm->size == 1) continue;
+            bool behind = g->comm == op.comm && g->stream == group->stream;
+            if (behind || g->comm->size == 1) continue;
             return fail(ncclInvalidUsage,
                         "rank %d: %s (%s) is the first of its kind there, so NCCL connects now and the host waits for "
                         "the other ranks; that is refused while %s is in flight: connect at the start, one after the "
@@ -109,7 +109,7 @@ inline ncclResult_t connect(const std::vector<Operation> &ops) {
                         describe(&op.call).c_str(), op.comm->name.c_str(), full_name(*g).c_str());
         }
     }
-    for (const Operation &op : ops) {
+    for (const Operation &op : group->ops) {
         if (char *connected = connection(op)) *connected = 1;
     }
     return ncclSuccess;

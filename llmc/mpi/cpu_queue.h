@@ -35,24 +35,17 @@ inline bool is_device_memory(const void *p, size_t bytes) { return cpu_is_device
 
 inline const char *current_label() { return cpu_current_label(); }
 
-// Queues the group on each of its streams. It starts when all of them have reached it, and all wait for its end.
 inline std::string queue_group(const std::shared_ptr<Group> &g) {
     state().active.push_back(g);
-    std::shared_ptr<size_t> reached(new size_t(0));  // by so many
-    for (cudaStream_t stream : g->streams) {
-        cpu_enqueue(stream, g->name.c_str(), [g, reached, here = false]() mutable {
-            *reached += !here;
-            here = true;
-            if (*reached < g->streams.size()) return false;
-            bool moved, done = progress(g.get(), &moved);
-            if (moved) cpu_note_progress();
-            if (done) {
-                std::vector<std::shared_ptr<Group>> &active = state().active;
-                active.erase(std::remove(active.begin(), active.end(), g), active.end());
-            }
-            return done;
-        });
-    }
+    cpu_enqueue(g->stream, g->name.c_str(), [g] {
+        bool moved, done = progress(g.get(), &moved);
+        if (moved) stall_over(&cpu_runtime().stall);
+        if (done) {
+            std::vector<std::shared_ptr<Group>> &active = state().active;
+            active.erase(std::remove(active.begin(), active.end(), g), active.end());
+        }
+        return done;
+    });
     return "";
 }
 

@@ -1,7 +1,7 @@
 // gpu_queue.h: puts communication into the streams of a real GPU, so that several ranks may share one (NCCL=mpi).
 //
-// A group copies its operands into pinned host memory, raises a flag there, and lets its streams wait for another flag.
-// A helper thread sees the first flag, runs the MPI side, and raises the second; then the streams copy the result back.
+// A group copies its operands into pinned host memory, raises a flag there, and lets its stream wait for another flag.
+// A helper thread sees the first flag, runs the MPI side, and raises the second; then the stream copies the result back.
 // For tests on one GPU, never for speed. Order, matching, strictness, bits and reports are as on the CPU.
 //
 // Why it cannot hang by itself: the streams write and await the flags (cuStreamWriteValue32, cuStreamWaitValue32), so a
@@ -32,7 +32,7 @@ typedef CUresult (*FlagCall)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
 
 struct GpuRegion {  // a part of the pinned memory, in the order of use
     size_t begin, end;
-    std::vector<cudaEvent_t> copied;
+    cudaEvent_t copied;  // its results
 };
 
 struct GpuQueue {
@@ -77,10 +77,8 @@ inline void gpu_helper() {
         bool moved = false, ready = false;
         for (size_t i = 0; i < active.size() && !moved; i++) {
             std::shared_ptr<Group> g = active[i];
-            bool all = true;
-            for (size_t s = 1; s <= g->streams.size(); s++) all = all && g->flags[s];
-            if (!all) continue;
-            __sync_synchronize();  // the operands are read after the flags
+            if (!g->flags[1]) continue;
+            __sync_synchronize();  // the operands are read after the flag
             ready = true;
             lock.unlock();  // the host may queue more meanwhile; only this thread removes
             bool done = progress(g.get(), &moved);
@@ -130,19 +128,15 @@ inline std::string queue_start() {
 }
 
 inline void release_oldest(GpuQueue *q) {
-    for (cudaEvent_t e : q->regions.front().copied) {
-        cudaEventSynchronize(e);
-        cudaEventDestroy(e);
-    }
+    cudaEventSynchronize(q->regions.front().copied);
+    cudaEventDestroy(q->regions.front().copied);
     q->regions.pop_front();
 }
 
 // Returns the next bytes of the pinned ring, NULL if it is smaller.
 inline char *take_pinned(GpuQueue *q, size_t bytes) {
     if (bytes > q->bytes) return NULL;
-    while (!q->regions.empty() && (q->regions.front().copied.empty() ||  // empty: its group failed
-                                   cudaEventQuery(q->regions.front().copied.back()) == cudaSuccess))
-        release_oldest(q);
+    while (!q->regions.empty() && cudaEventQuery(q->regions.front().copied) == cudaSuccess) release_oldest(q);
     size_t begin = q->head + bytes <= q->bytes ? q->head : 0;
     for (bool clear = false; !clear;) {  // waits for the oldest groups until the new part overlaps none
         clear = true;
@@ -150,7 +144,7 @@ inline char *take_pinned(GpuQueue *q, size_t bytes) {
         if (!clear) release_oldest(q);
     }
     q->head = begin + bytes;
-    q->regions.push_back({begin, begin + bytes, {}});
+    q->regions.push_back({begin, begin + bytes, NULL});
     return q->pinned + begin;
 }
 
@@ -159,13 +153,12 @@ inline size_t pad(size_t bytes) { return (bytes + 255) / 256 * 256; }
 // Enqueues a group. Returns why it cannot be done, "" if it is.
 inline std::string queue_group(const std::shared_ptr<Group> &g) {
     GpuQueue &q = gpu_queue();
-    const std::vector<cudaStream_t> &streams = g->streams;
-    size_t flag_bytes = pad((streams.size() + 1) * sizeof(uint32_t)), total = flag_bytes;
+    size_t flag_bytes = pad(2 * sizeof(uint32_t)), total = flag_bytes;
     for (const Operation &op : g->ops) total += pad(op.reads) + pad(op.writes);
     char *block = take_pinned(&q, total), *at = block + flag_bytes;
     if (!block) return "a group of " + std::to_string(total) + " bytes does not fit: raise NCCL_MPI_PINNED_MIB";
     g->flags = (volatile uint32_t *)block;
-    for (size_t i = 0; i <= streams.size(); i++) g->flags[i] = 0;
+    g->flags[0] = g->flags[1] = 0;
     std::vector<char *> results(g->ops.size());
     cudaError_t worst = cudaSuccess;
     auto note = [&worst](cudaError_t e) {
@@ -173,7 +166,7 @@ inline std::string queue_group(const std::shared_ptr<Group> &g) {
     };
     for (size_t i = 0; i < g->ops.size(); i++) {
         Operation *op = &g->ops[i];
-        if (op->reads) note(cudaMemcpyAsync(at, op->send, op->reads, cudaMemcpyDeviceToHost, op->stream));
+        if (op->reads) note(cudaMemcpyAsync(at, op->send, op->reads, cudaMemcpyDeviceToHost, g->stream));
         results[i] = op->recv;
         op->send = at;
         op->recv = at + pad(op->reads);
@@ -184,21 +177,14 @@ inline std::string queue_group(const std::shared_ptr<Group> &g) {
         state().active.push_back(g);
     }
     q.filled.notify_one();
-    int refused = 0;
-    for (size_t i = 0; i < streams.size(); i++) {
-        refused |= q.write_flag((CUstream)streams[i], (CUdeviceptr)&g->flags[1 + i], 1, CU_STREAM_WRITE_VALUE_DEFAULT);
-        refused |= q.await_flag((CUstream)streams[i], (CUdeviceptr)g->flags, 1, CU_STREAM_WAIT_VALUE_GEQ);
-    }
+    int refused = q.write_flag((CUstream)g->stream, (CUdeviceptr)&g->flags[1], 1, CU_STREAM_WRITE_VALUE_DEFAULT);
+    refused |= q.await_flag((CUstream)g->stream, (CUdeviceptr)g->flags, 1, CU_STREAM_WAIT_VALUE_GEQ);
     for (size_t i = 0; i < g->ops.size(); i++) {
         const Operation *op = &g->ops[i];
-        if (op->writes) note(cudaMemcpyAsync(results[i], op->recv, op->writes, cudaMemcpyHostToDevice, op->stream));
+        if (op->writes) note(cudaMemcpyAsync(results[i], op->recv, op->writes, cudaMemcpyHostToDevice, g->stream));
     }
-    for (cudaStream_t s : streams) {
-        cudaEvent_t e;
-        note(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
-        note(cudaEventRecord(e, s));
-        q.regions.back().copied.push_back(e);
-    }
+    note(cudaEventCreateWithFlags(&q.regions.back().copied, cudaEventDisableTiming));
+    note(cudaEventRecord(q.regions.back().copied, g->stream));
     if (worst == cudaSuccess && !refused) return "";
     return "queueing " + g->name + " failed: " + cudaGetErrorString(worst);
 }

@@ -5,7 +5,7 @@
 //
 // As strict as NCCL, or stricter:
 //   - Operations of one communicator run one after the other in the order of issue, on any streams. Operations of
-//     different communicators overlap. A group's operations progress together.
+//     different communicators overlap. A group's operations progress together; it has one communicator and one stream.
 //   - A send completes only when its receive has begun, so a wrong order of sends and receives hangs. After
 //     CPU_STALL_SECONDS (default 30) every rank then prints the peers it waits for, and the job ends.
 //   - Ranks that disagree about an operation, count, type, reduction or root are reported with both values.
@@ -29,19 +29,18 @@
 
 namespace nccl_mpi {
 
-// Hands the calls of a closed group on one communicator to the streams.
-inline ncclResult_t issue_group(ncclComm_t comm, const std::vector<Operation> &ops) {
-    std::shared_ptr<Group> g(new Group());
-    g->comm = comm;
+// Hands the open group to its stream.
+inline ncclResult_t issue_open() {
+    std::shared_ptr<Group> g = std::move(state().open);
+    ncclResult_t result = g ? connect(g.get()) : ncclSuccess;
+    if (!g || result != ncclSuccess) return result;
+    ncclComm_t comm = g->comm;
     g->turn = comm->issued++;
     g->label = current_label();
-    g->ops = ops;
-    if (ops.size() > 1) g->name = "ncclGroup: ";
-    for (size_t i = 0; i < ops.size(); i++) {
+    if (g->ops.size() > 1) g->name = "ncclGroup: ";
+    for (size_t i = 0; i < g->ops.size(); i++) {
         Operation *op = &g->ops[i];
         Header *call = &op->call;
-        if (std::find(g->streams.begin(), g->streams.end(), op->stream) == g->streams.end())
-            g->streams.push_back(op->stream);
         call->sequence = is_p2p(op) ? g->turn : comm->collectives++;
         ring_traffic(&comm->counters[call->op], (NcclMpiOp)call->op, call->count, op->width, (size_t)comm->size,
                      (size_t)comm->rank, (size_t)call->root);
@@ -52,21 +51,6 @@ inline ncclResult_t issue_group(ncclComm_t comm, const std::vector<Operation> &o
     std::string error = queue_group(g);
     clock_issue(g);
     return error.empty() ? ncclSuccess : fail(ncclSystemError, "%s", error.c_str());
-}
-
-// Issues the pending operations of the outermost group, one group for each communicator in order of first use.
-inline ncclResult_t issue_pending() {
-    std::vector<Operation> pending = std::move(state().pending);
-    state().pending.clear();
-    ncclResult_t result = connect(pending);
-    while (!pending.empty() && result == ncclSuccess) {
-        ncclComm_t comm = pending[0].comm;
-        std::vector<Operation> ops, others;
-        for (Operation &op : pending) (op.comm == comm ? ops : others).push_back(op);
-        result = issue_group(comm, ops);
-        pending.swap(others);
-    }
-    return result;
 }
 
 // Checks a call and queues it. redop and root are -1 where the operation has none; root is also the peer of a message.
@@ -83,7 +67,6 @@ inline ncclResult_t call(NcclMpiOp kind, const void *send, void *recv, size_t co
         return fail(ncclInvalidArgument, "%s: a count of %zu is beyond an MPI message", name, count);
     Operation op = Operation();
     op.comm = comm;
-    op.stream = stream;
     op.call = {kind, type, redop, root, count, 0, 0};
     op.send = (const char *)send;
     op.recv = (char *)recv;
@@ -101,8 +84,16 @@ inline ncclResult_t call(NcclMpiOp kind, const void *send, void *recv, size_t co
     bool in_place = from + own == to + (kind == NCCL_MPI_ALL_GATHER ? part : 0);
     if (!in_place && from < to + op.writes && to < from + op.reads)
         return fail(ncclInvalidArgument, "%s: the buffers overlap without being in place", name);
-    state().pending.push_back(op);
-    return state().group_depth > 0 ? ncclSuccess : issue_pending();
+    State &s = state();
+    if (!s.open) {
+        s.open.reset(new Group());
+        s.open->comm = comm;
+        s.open->stream = stream;
+    }
+    if (s.open->comm != comm || s.open->stream != stream)
+        return fail(ncclInvalidUsage, "%s: the operations of a group need one communicator and one stream here", name);
+    s.open->ops.push_back(op);
+    return s.group_depth > 0 ? ncclSuccess : issue_open();
 }
 
 }  // namespace nccl_mpi
@@ -119,8 +110,8 @@ inline ncclResult_t ncclGroupEnd() {
     if (--s.group_depth > 0) return ncclSuccess;
     ncclResult_t error = s.group_error;
     s.group_error = ncclSuccess;
-    if (error == ncclSuccess) error = nccl_mpi::issue_pending();
-    s.pending.clear();
+    if (error == ncclSuccess) error = nccl_mpi::issue_open();
+    s.open.reset();
     nccl_mpi::destroy(s.ending);
     s.ending.clear();
     return error;

@@ -20,7 +20,7 @@
 #include "llmc/cpu/stall.h"
 #include "llmc/mpi/types.h"
 
-// The virtual clock's part of a communicator, an operation and a group: see timing.h.
+// The virtual clock's part of a communicator and a group: see timing.h.
 #ifndef __CUDACC__
 struct CommClock {
     std::vector<size_t> ranks;   // [size] ranks of the job
@@ -31,17 +31,12 @@ struct CommClock {
     std::vector<int> processes;  // of a simulation that are ranks of it, and their meeting place
     CpuChannel *channel;
 };
-struct OpClock {
-    uint64_t theirs;             // ns at which the receiver of a message was ready
-    MPI_Request request;
-};
 struct GroupClock {
     uint64_t host, ready;        // ns at which the host enqueued it, and this rank was ready
     CpuMoment end;
 };
 #else
 struct CommClock {};
-struct OpClock {};
 struct GroupClock {};
 #endif
 
@@ -67,7 +62,8 @@ struct Header {
 };
 static_assert(sizeof(Header) == 40, "no padding between the fields, which travel as bytes");
 
-// A message from or to one rank. Phase 1, the results of an all-reduce, starts after all messages of phase 0.
+// A message from or to one rank. Phase 1 of an all-reduce, its results, starts after all messages of phase 0. That of a
+// send or receive on the virtual clock, an empty message by which the receiver says when it was ready, starts at once.
 struct Message {
     enum State { WAITING, POSTED, DONE };
     bool receive;
@@ -81,7 +77,6 @@ struct Message {
 
 struct Operation {
     ncclComm_t comm;
-    cudaStream_t stream;
     Header call;
     const char *send;
     char *recv;
@@ -92,18 +87,17 @@ struct Operation {
     int tag, phase;
     double due;              // injected delay: earliest time to take the next message
     std::deque<Message> messages;  // which do not move while MPI works on them
-    OpClock clock;
 };
 
-// The operations between ncclGroupStart and ncclGroupEnd on one communicator, or a single one.
+// The operations between ncclGroupStart and ncclGroupEnd, or a single one.
 struct Group {
     ncclComm_t comm;
+    cudaStream_t stream;
     std::string name, label;
     uint64_t turn;
     bool started, done;
     std::vector<Operation> ops;
-    std::vector<cudaStream_t> streams;  // each once
-    volatile uint32_t *flags;  // of a GPU's queue: [0] raised by the result, [1 + i] by stream i when it comes to it
+    volatile uint32_t *flags;  // of a GPU's queue: [0] raised by the result, [1] by the stream when it comes to it
     GroupClock clock;
 };
 
@@ -122,7 +116,7 @@ struct State {
     std::vector<std::shared_ptr<Group>> active;  // issued, not finished: for the report of a hang
     int group_depth;
     ncclResult_t group_error;
-    std::vector<Operation> pending;  // of the open group
+    std::shared_ptr<Group> open;     // to which calls add their operations, NULL before the first
     std::vector<ncclComm_t> ending;  // to be destroyed at the end of the open group
     std::string host_waits_in;       // a call that has to wait for other ranks
     std::string last_error, traffic;

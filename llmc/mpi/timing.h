@@ -1,9 +1,9 @@
 // timing.h: communication on the virtual clock of the stand-ins (llmc/cpu/clock.h).
 //
-// A group of operations begins when all of its ranks are ready: each has come to it on its streams, and the
+// A group of operations begins when all of its ranks are ready: each has come to it on its stream, and the
 // communicator has finished the group before. A message needs both ranks, as NCCL's sends wait for their receives; a
 // broadcast needs its root and the receiver. Ranks tell each other when they were ready in the headers of their
-// messages; the receiver of a message tells its sender in a message of its own. A group ends when its cost is over
+// messages; the receiver of a message answers with an empty one. A group ends when its cost is over
 // (llmc/sim/cost.h), which follows from its bytes and from the places of the communicator's ranks. In a simulation no
 // data move, and the processes meet in shared memory (llmc/cpu/simulate.h).
 //
@@ -20,18 +20,16 @@ namespace nccl_mpi {
 inline bool simulates() { return false; }
 inline void clock_communicator(ncclComm_t, const ncclConfig_t *) {}
 inline void clock_issue(const std::shared_ptr<Group> &) {}
+inline bool clock_runs() { return false; }
 inline void clock_begin(Group *) {}
-inline void clock_meet(const Group *, Operation *) {}
-inline bool clock_met(Operation *) { return true; }
 inline void clock_end(Group *) {}
 inline bool clock_progress(Group *, bool *) { return false; }
 inline ncclComm_t simulated_communicator(const ncclConfig_t *) { return NULL; }
 
 #else
 
-enum { CLOCK_TAG = 16388 };  // behind the tags of transport.h
-
 inline bool simulates() { return cpu_simulates(); }
+inline bool clock_runs() { return cpu_clock().on; }
 
 // Places the ranks of a new communicator. Those of a simulation sit `shift` places higher (see CpuClock), unless the
 // group has those places in it: then it has both.
@@ -97,8 +95,8 @@ inline void clock_issue(const std::shared_ptr<Group> &g) {
     CpuClock &clock = cpu_clock();
     if (!clock.on) return;
     g->clock.host = cpu_clock_host_works(cpu_ns(clock.cluster.launch_host));
-    cudaStream_t stream = g->streams[0], origin = stream->origin;
-    if (!origin || origin == stream || !cpu_is_stream(origin) || !origin->times.computes) return;
+    cudaStream_t origin = g->stream->origin;
+    if (!origin || origin == g->stream || !cpu_is_stream(origin) || !origin->times.computes) return;
     if (!is_p2p(&g->ops[0])) {
         if (!g->comm->clock.place.alone || clock.cluster.tensor_overlap) return;
         return cpu_enqueue(origin, "cudaStreamWaitEvent", [g, origin] {
@@ -112,32 +110,14 @@ inline void clock_issue(const std::shared_ptr<Group> &g) {
     if (clock.next.seconds > 0) cpu_enqueue_work(origin, "ncclSend", [] { return true; });
 }
 
-// Notes that this rank is ready: all of the group's streams have come to it.
+// Notes that this rank is ready: the group's stream has come to it.
 inline void clock_begin(Group *g) {
     CpuClock &clock = cpu_clock();
     if (!clock.on) return;
     CommClock *c = &g->comm->clock;
     uint64_t ready = c->epoch == clock.epoch ? std::max(c->now, g->clock.host) : g->clock.host;
-    for (cudaStream_t s : g->streams) ready = std::max(ready, s->times.now);
-    g->clock.ready = ready;
+    g->clock.ready = ready = std::max(ready, g->stream->times.now);
     for (Operation &op : g->ops) op.call.ready = ready;
-}
-
-// Begins a receive, which tells its sender so, or a send, which listens for that.
-inline void clock_meet(const Group *g, Operation *op) {
-    op->clock.request = MPI_REQUEST_NULL;
-    if (!cpu_clock().on) return;
-    if (op->call.op == NCCL_MPI_RECV)
-        MPI_Isend(&g->clock.ready, 1, MPI_UINT64_T, op->call.root, CLOCK_TAG, g->comm->mpi, &op->clock.request);
-    if (op->call.op == NCCL_MPI_SEND)
-        MPI_Irecv(&op->clock.theirs, 1, MPI_UINT64_T, op->call.root, CLOCK_TAG, g->comm->mpi, &op->clock.request);
-}
-
-inline bool clock_met(Operation *op) {
-    if (!cpu_clock().on || op->clock.request == MPI_REQUEST_NULL) return true;
-    int done;
-    MPI_Test(&op->clock.request, &done, MPI_STATUS_IGNORE);
-    return done;
 }
 
 inline void clock_end(Group *g) {
@@ -146,15 +126,15 @@ inline void clock_end(Group *g) {
     uint64_t begin = g->clock.ready;
     bool collective = false;
     for (const Operation &op : g->ops) {
-        begin = std::max(begin, std::max(op.call.ready, op.call.op == NCCL_MPI_SEND ? op.clock.theirs : 0));
+        begin = std::max(begin, op.call.ready);
         collective = collective || op.call.op < NCCL_MPI_SEND;
     }
     CommClock *c = &g->comm->clock;
     c->now = cpu_later(begin, cpu_ns(clock_seconds(g)));
     c->epoch = clock.epoch;
     TimePart part = !collective ? TIME_PIPELINE : c->place.alone ? TIME_TENSOR : TIME_DATA;
-    for (cudaStream_t s : g->streams) cpu_clock_communicated(&s->times, begin, c->now, part, collective);
-    g->clock.end = g->streams[0]->times.last;
+    cpu_clock_communicated(&g->stream->times, begin, c->now, part, collective);
+    g->clock.end = g->stream->times.last;
 }
 
 // ---- simulation ----

@@ -59,7 +59,8 @@ inline void post_send(const Operation *op, Message *m) {
 }
 
 inline bool header_fits(const Operation *op, const Header *h) {
-    int expected = op->call.op == NCCL_MPI_RECV ? (int)NCCL_MPI_SEND : op->call.op;
+    int mine = op->call.op;
+    int expected = mine == NCCL_MPI_RECV ? NCCL_MPI_SEND : mine == NCCL_MPI_SEND ? NCCL_MPI_RECV : mine;
     return h->op == expected && h->type == op->call.type && h->redop == op->call.redop &&
            h->count == op->call.count &&
            (is_p2p(op) || (h->root == op->call.root && h->sequence == op->call.sequence));
@@ -138,6 +139,7 @@ inline void start_op(Operation *op) {
     int n = op->comm->size, rank = op->comm->rank, root = op->call.root;
     size_t bytes = op->call.count * op->width;
     op->tag = is_p2p(op) ? (int)P2P_TAG : (int)(op->call.sequence % 4096) * 4;
+    op->phase = is_p2p(op);
     op->due = delay_until();
     switch (op->call.op) {
         case NCCL_MPI_ALL_REDUCE:
@@ -166,8 +168,14 @@ inline void start_op(Operation *op) {
             for (int i = 1; rank == root && i < n; i++)
                 add_message(op, false, (rank + i) % n, 0, op->send, bytes);
             break;
-        case NCCL_MPI_SEND: add_message(op, false, op->call.root, 0, op->send, bytes); break;
-        default: add_message(op, true, op->call.root, 0, op->recv, bytes); break;
+        case NCCL_MPI_SEND:
+            if (clock_runs()) add_message(op, true, root, 1, op->send, 0);
+            add_message(op, false, root, 0, op->send, bytes);
+            break;
+        default:
+            add_message(op, true, root, 0, op->recv, bytes);
+            if (clock_runs()) add_message(op, false, root, 1, op->recv, 0);
+            break;
     }
 }
 
@@ -189,13 +197,13 @@ inline void end_phase(Operation *op) {
         add_message(op, false, (comm->rank + k) % comm->size, 1, out, op->elements * op->width);
 }
 
-// Returns true if this operation takes the next message from its peer.
+// Returns true if this send or receive takes the next message of its kind from its peer.
 inline bool first_receive(const Group *g, const Operation *op) {
     for (const Operation *earlier = g->ops.data(); earlier != op; earlier++) {
-        if (earlier->call.op == NCCL_MPI_RECV && earlier->call.root == op->call.root &&
+        if (earlier->call.op == op->call.op && earlier->call.root == op->call.root &&
             earlier->messages[0].state == Message::WAITING) return false;
     }
-    return true;
+    return op->messages[0].receive && op->messages[0].state == Message::WAITING;
 }
 
 // Advances one operation without waiting. Returns true once it is complete.
@@ -205,8 +213,8 @@ inline bool advance(Group *g, Operation *op, bool *moved) {
         if (!is_p2p(op)) {
             for (int phase = 0; phase <= op->phase; phase++)
                 *moved = take_messages(op, phase, MPI_ANY_SOURCE) || *moved;
-        } else if (op->call.op == NCCL_MPI_RECV && op->messages[0].state == Message::WAITING && first_receive(g, op)) {
-            *moved = take_messages(op, 0, op->call.root) || *moved;
+        } else if (first_receive(g, op)) {
+            *moved = take_messages(op, op->messages[0].phase, op->call.root) || *moved;
         }
         for (Message &m : op->messages) {
             if (m.phase > op->phase || m.state == Message::DONE) continue;
@@ -221,22 +229,19 @@ inline bool advance(Group *g, Operation *op, bool *moved) {
         if (open) return false;
         end_phase(op);
     }
-    return clock_met(op);
+    return true;
 }
 
 // Advances a group without waiting. Returns true once all of it is complete; *moved is true if anything happened.
 inline bool progress(Group *g, bool *moved) {
     *moved = false;
-    if (g->done) return true;
     if (g->comm->finished != g->turn) return false;
     if (simulates()) return clock_progress(g, moved);
-    if (!g->started) clock_begin(g);
-    for (Operation &op : g->ops) {
-        if (g->started) break;
-        clock_meet(g, &op);
-        start_op(&op);
+    if (!g->started) {
+        clock_begin(g);
+        for (Operation &op : g->ops) start_op(&op);
+        g->started = true;
     }
-    g->started = true;
     for (bool more = true; more && !g->done;) {
         more = false;
         g->done = true;

@@ -25,7 +25,7 @@ static inline CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr flag, c
 static inline CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr flag, cuuint32_t value, unsigned) {
     cpu_enqueue(stream, "cuStreamWaitValue32", [=] {
         bool raised = *(volatile uint32_t *)flag >= value;
-        cpu_note_progress();  // the helper thread has a watchdog of its own
+        stall_over(&cpu_runtime().stall);  // the helper thread has a watchdog of its own
         __sync_synchronize();
         return raised;
     });
