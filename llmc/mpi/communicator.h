@@ -6,15 +6,13 @@
 // work. If a host has first enqueued an operation on another communicator or stream, two ranks may wait for each other.
 // So the stand-in refuses the call while another operation is in flight.
 //
-// ncclCommDestroy is collective too: it returns when all ranks of the communicator have called it. The communicators of
-// one ncclGroupStart .. ncclGroupEnd end together, in any order of the calls.
+// ncclCommDestroy is collective too: it returns when all ranks of the communicator have called it, in a group as well. So
+// ranks destroy their communicators in one order, for instance that of the splits.
 #ifndef LLMC_MPI_COMMUNICATOR_H
 #define LLMC_MPI_COMMUNICATOR_H
 
 #include <sched.h>
 #include <stdarg.h>
-
-#include <deque>
 
 #if defined(__CUDACC__) || defined(GPU_QUEUE)
 #include "llmc/mpi/gpu_queue.h"
@@ -52,32 +50,22 @@ inline void wait_for(MPI_Request *request, const std::string &what) {
     state().host_waits_in.clear();
 }
 
-// A meeting of all ranks of a communicator in one named call. Ranks in different calls are reported.
-struct Meeting {
-    ncclComm_t comm;
-    std::vector<char> calls;  // of all ranks, WIDTH bytes each
+// Waits until all ranks of a communicator are in this call. Reports ranks in different calls.
+inline void meet(const ncclComm *comm, const std::string &call) {
+    enum { WIDTH = 32 };  // bytes for the name of a call
+    std::vector<char> calls((size_t)comm->size * WIDTH);
+    const char *first = calls.data(), *other = first;
+    call.copy(&calls[(size_t)comm->rank * WIDTH], WIDTH - 1);
     MPI_Request request;
-    enum { WIDTH = 32 };
-};
-
-inline void meet_begin(Meeting *m, ncclComm_t comm, const char *call) {
-    m->comm = comm;
-    m->calls.assign((size_t)comm->size * Meeting::WIDTH, 0);
-    snprintf(m->calls.data() + (size_t)comm->rank * Meeting::WIDTH, Meeting::WIDTH, "%s", call);
     bool before = queue_open_memory(true);
-    MPI_Iallgather(MPI_IN_PLACE, 0, MPI_CHAR, m->calls.data(), Meeting::WIDTH, MPI_CHAR, comm->mpi, &m->request);
+    MPI_Iallgather(MPI_IN_PLACE, 0, MPI_CHAR, calls.data(), WIDTH, MPI_CHAR, comm->mpi, &request);
     queue_open_memory(before);
-}
-
-inline void meet_end(Meeting *m) {
-    // All ranks have the same answers, so that they all say the same sentence.
-    const char *first = m->calls.data(), *mine = first + m->comm->rank * Meeting::WIDTH;
-    wait_for(&m->request, mine + (" of " + m->comm->name));
-    for (int r = 1; r < m->comm->size; r++) {
-        const char *other = m->calls.data() + r * Meeting::WIDTH;
+    wait_for(&request, call + " of " + comm->name);
+    for (int r = 0; r < comm->size; r++, other += WIDTH) {
         if (strcmp(first, other) == 0) continue;
+        // All ranks have the same answers, so that they all say the same sentence.
         fprintf(stderr, "nccl: ranks disagree on communicator \"%s\": rank 0 is in %s, rank %d is in %s\n",
-                m->comm->name.c_str(), first, r, other);
+                comm->name.c_str(), first, r, other);
         end_job(0);
     }
 }
@@ -142,26 +130,6 @@ inline void print_traffic(const ncclComm *comm) {
     }
     if (comm->rank == 0 || simulates()) fputs(all.c_str(), stderr);
     mine.clear();
-}
-
-// Completes queued work, waits for all ranks of each communicator, then frees them.
-inline void destroy(const std::vector<ncclComm_t> &comms) {
-    std::deque<Meeting> meetings;
-    for (ncclComm_t comm : comms) {
-        if (comm->finished != comm->issued) cudaDeviceSynchronize();
-        report_traffic(comm);
-        if (simulates()) continue;
-        meetings.emplace_back();
-        meet_begin(&meetings.back(), comm, "ncclCommDestroy");
-    }
-    for (Meeting &m : meetings) meet_end(&m);
-    for (ncclComm_t comm : comms) {
-        bool before = queue_open_memory(true);
-        if (comm->whole) print_traffic(comm);
-        if (!simulates()) MPI_Comm_free(&comm->mpi);
-        queue_open_memory(before);
-        delete comm;
-    }
 }
 
 inline ncclComm_t new_communicator(MPI_Comm mpi, const std::string &name, const ncclConfig_t *config) {
@@ -238,9 +206,7 @@ inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_
         return ncclSuccess;
     }
     // All ranks meet before MPI_Comm_split, which could not name a missing one.
-    nccl_mpi::Meeting meeting;
-    nccl_mpi::meet_begin(&meeting, comm, "ncclCommSplit");
-    nccl_mpi::meet_end(&meeting);
+    nccl_mpi::meet(comm, "ncclCommSplit");
     MPI_Comm mpi;
     MPI_Comm_split(comm->mpi, color == NCCL_SPLIT_NOCOLOR ? MPI_UNDEFINED : color, key, &mpi);
     *newcomm = NULL;
@@ -263,11 +229,17 @@ inline ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) {
 // Beyond NCCL: restarts the counts of this rank on the communicator.
 inline void ncclMpiResetCounters(ncclComm_t comm) { memset(comm->counters, 0, sizeof comm->counters); }
 
-// Completes queued work, then frees. Returns when all ranks of comm have called it; inside a group, at its end.
+// Completes queued work, waits for all ranks of comm to call it, then frees.
 inline ncclResult_t ncclCommDestroy(ncclComm_t comm) {
-    nccl_mpi::State &s = nccl_mpi::state();
-    if (comm && s.group_depth > 0) s.ending.push_back(comm);
-    else if (comm) nccl_mpi::destroy({comm});
+    if (!comm) return ncclSuccess;
+    if (comm->finished != comm->issued) cudaDeviceSynchronize();
+    nccl_mpi::report_traffic(comm);
+    if (!nccl_mpi::simulates()) nccl_mpi::meet(comm, "ncclCommDestroy");
+    bool before = nccl_mpi::queue_open_memory(true);
+    if (comm->whole) nccl_mpi::print_traffic(comm);
+    if (!nccl_mpi::simulates()) MPI_Comm_free(&comm->mpi);
+    nccl_mpi::queue_open_memory(before);
+    delete comm;
     return ncclSuccess;
 }
 

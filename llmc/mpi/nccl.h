@@ -112,8 +112,6 @@ inline ncclResult_t ncclGroupEnd() {
     s.group_error = ncclSuccess;
     if (error == ncclSuccess) error = nccl_mpi::issue_open();
     s.open.reset();
-    nccl_mpi::destroy(s.ending);
-    s.ending.clear();
     return error;
 }
 

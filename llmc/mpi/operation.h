@@ -117,7 +117,6 @@ struct State {
     int group_depth;
     ncclResult_t group_error;
     std::shared_ptr<Group> open;     // to which calls add their operations, NULL before the first
-    std::vector<ncclComm_t> ending;  // to be destroyed at the end of the open group
     std::string host_waits_in;       // a call that has to wait for other ranks
     std::string last_error, traffic;
     unsigned delay_state;
