@@ -52,8 +52,7 @@ struct CpuOp {
     std::function<bool()> run;
     uint64_t number;  // in order of enqueuing
     double started;   // seconds; 0 before the first call
-    bool timed;       // work with a cost of its own: see cpu_clock_work
-    uint64_t ns, least;
+    uint64_t ns, least;  // of work with a cost of its own: see cpu_clock_work; least 0: it takes no time
 };
 
 struct CUstream_st {
@@ -140,37 +139,30 @@ static inline void cpu_check_enqueue(cudaStream_t stream, const char *name) {
 }
 
 // Adds an operation to the stream's queue. The scheduler calls fn until it returns true; false means begun but not
-// complete. fn may not throw, enqueue or synchronise. On the virtual clock it takes no time of its own.
-inline void cpu_enqueue(cudaStream_t stream, const char *name, std::function<bool()> fn) {
+// complete. fn may not throw, enqueue or synchronise.
+inline void cpu_enqueue(cudaStream_t stream, const char *name, std::function<bool()> fn, uint64_t ns = 0,
+                        uint64_t least = 0) {
     CpuRuntime &r = cpu_runtime();
     cpu_check_enqueue(stream, name);
     stream->queue.push_back(
-        {name, r.labels.empty() ? nullptr : r.labels.back(), std::move(fn), r.ops++, 0, false, 0, 0});
+        {name, r.labels.empty() ? nullptr : r.labels.back(), std::move(fn), r.ops++, 0, ns, least});
 }
 
 // Adds an operation that takes time by itself: a kernel, product, copy or fill, with the cost that was stated for it. A
 // simulation does not run it, and merges successive ones of a stream into one operation.
 inline void cpu_enqueue_work(cudaStream_t stream, const char *name, std::function<bool()> run) {
-    CpuRuntime &r = cpu_runtime();
     CpuCost cost = cpu_take_cost();
-    if (!cpu_clock().on) return cpu_enqueue(stream, name, std::move(run));
+    uint64_t least = cost.host + cost.ns;
     cpu_check_enqueue(stream, name);
     stream->times.computes = true;
     stream->times.spent[cost.part] = cpu_later(stream->times.spent[cost.part], cost.ns);
-    bool simulates = cpu_simulates();
-    if (simulates) r.ops++;
-    if (simulates && !stream->queue.empty() && stream->queue.back().timed) {
-        CpuOp &op = stream->queue.back();
-        op.ns = cpu_later(op.ns, cost.ns);
-        op.least = cpu_later(std::max(op.least, cost.host), cost.ns);
-        return;
-    }
-    if (simulates) cpu_enqueue(stream, "kernels", [] { return true; });
-    else cpu_enqueue(stream, name, std::move(run));
+    if (!cpu_simulates()) return cpu_enqueue(stream, name, std::move(run), cost.ns, least);
+    if (stream->queue.empty() || !stream->queue.back().least)
+        return cpu_enqueue(stream, "kernels", [] { return true; }, cost.ns, least);
     CpuOp &op = stream->queue.back();
-    op.timed = true;
-    op.ns = cost.ns;
-    op.least = cost.host + cost.ns;
+    op.ns = cpu_later(op.ns, cost.ns);
+    op.least = cpu_later(std::max(op.least, cost.host), cost.ns);
+    cpu_runtime().ops++;
 }
 
 // Prints the operation that each stream waits for, after too long without progress, and ends the program.
@@ -212,7 +204,7 @@ inline bool cpu_run_one() {
         if (!op.started) op.started = seconds_wall();
         completed = op.run();
         if (!completed) continue;
-        if (op.timed) cpu_clock_work(&ready[i]->times, op.ns, op.least);
+        if (op.least) cpu_clock_work(&ready[i]->times, op.ns, op.least);
         ready[i]->queue.pop_front();
     }
     r.running = false;
