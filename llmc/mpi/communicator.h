@@ -6,8 +6,8 @@
 // work. If a host has first enqueued an operation on another communicator or stream, two ranks may wait for each other.
 // So the stand-in refuses the call while another operation is in flight.
 //
-// ncclCommDestroy is collective too: it returns when all ranks of the communicator have called it, in a group as well. So
-// ranks destroy their communicators in one order, for instance that of the splits.
+// ncclCommDestroy is collective too: it returns when all ranks of the communicator have called it, in a group as well.
+// So ranks destroy their communicators in one order, for instance that of the splits.
 #ifndef LLMC_MPI_COMMUNICATOR_H
 #define LLMC_MPI_COMMUNICATOR_H
 

@@ -1,8 +1,8 @@
 // gpu_queue.h: puts communication into the streams of a real GPU, so that several ranks may share one (NCCL=mpi).
 //
 // A group copies its operands into pinned host memory, raises a flag there, and lets its stream wait for another flag.
-// A helper thread sees the first flag, runs the MPI side, and raises the second; then the stream copies the result back.
-// For tests on one GPU, never for speed. Order, matching, strictness, bits and reports are as on the CPU.
+// A helper thread sees the first flag, runs the MPI side, and raises the second; then the stream copies the result
+// back. For tests on one GPU, never for speed. Order, matching, strictness, bits and reports are as on the CPU.
 //
 // Why it cannot hang by itself: the streams write and await the flags (cuStreamWriteValue32, cuStreamWaitValue32), so a
 // waiting group holds no callback thread of the driver and no multiprocessor; the helper thread calls no CUDA function;
