@@ -94,7 +94,7 @@ mismatch() {  # mismatch KIND PATTERN PATTERN
     report $? "unequal $1 is reported with both values"
 }
 mismatch count "ncclAllReduce of 100 float32, sum" "ncclAllReduce of 101 float32, sum"
-mismatch type "ncclAllReduce of 100 float32, sum" "ncclAllReduce of 100 int64, sum"
+mismatch type "ncclAllReduce of 100 float32, sum" "ncclAllReduce of 100 float64, sum"
 mismatch reduction "ncclAllReduce of 100 float32, sum" "ncclAllReduce of 100 float32, max"
 mismatch root "ncclBroadcast of 100 float32 from root 0" "ncclBroadcast of 100 float32 from root 1"
 mismatch operation "ncclAllReduce of 100 float32, sum" "ncclAllGather of 100 float32"

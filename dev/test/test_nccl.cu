@@ -65,14 +65,14 @@ static ncclComm_t connected(ncclComm_t comm, cudaStream_t stream) {
     NCCL(ncclCommCount(comm, &n));
     for (size_t count : {(size_t)1, (size_t)nccl_mpi::LARGE / 8}) {
         char *a = device(count * n * 8), *b = device(count * n * 8);
-        NCCL(ncclAllReduce(a, b, count, ncclInt64, ncclSum, comm, stream));
-        NCCL(ncclReduceScatter(a, b, count, ncclInt64, ncclSum, comm, stream));
-        NCCL(ncclAllGather(a, b, count, ncclInt64, comm, stream));
-        NCCL(ncclBroadcast(a, b, count, ncclInt64, 0, comm, stream));
+        NCCL(ncclAllReduce(a, b, count, ncclDouble, ncclSum, comm, stream));
+        NCCL(ncclReduceScatter(a, b, count, ncclDouble, ncclSum, comm, stream));
+        NCCL(ncclAllGather(a, b, count, ncclDouble, comm, stream));
+        NCCL(ncclBroadcast(a, b, count, ncclDouble, 0, comm, stream));
         NCCL(ncclGroupStart());
         for (int r = 0; r < n && count == 1; r++) {
-            NCCL(ncclSend(a, 1, ncclInt64, r, comm, stream));
-            NCCL(ncclRecv(b + r * 8, 1, ncclInt64, r, comm, stream));
+            NCCL(ncclSend(a, 1, ncclDouble, r, comm, stream));
+            NCCL(ncclRecv(b + r * 8, 1, ncclDouble, r, comm, stream));
         }
         NCCL(ncclGroupEnd());
         cudaStreamSynchronize(stream);
@@ -89,11 +89,9 @@ static uint64_t mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-// Returns element i of rank's input. Floating-point values span ten binary orders, so that the order of a sum shows in
-// its bits.
-static double value(int rank, size_t i, bool integer) {
+// Returns element i of rank's input. The values span ten binary orders, so that the order of a sum shows in its bits.
+static double value(int rank, size_t i) {
     uint64_t x = mix((uint64_t)rank * 1000003 + i);
-    if (integer) return (double)(x % 200);
     return ((double)(x >> 11) * 0x1p-53 - 0.5) * (double)(1 << (x % 10));
 }
 
@@ -109,7 +107,6 @@ static uint16_t float_to_bf16(float f) {
 
 static void put(char *p, size_t i, int type, double x) {
     switch (type) {
-        case ncclInt64: ((int64_t *)p)[i] = (int64_t)x; break;
         case ncclFloat32: ((float *)p)[i] = (float)x; break;
         case ncclFloat64: ((double *)p)[i] = x; break;
         default: ((uint16_t *)p)[i] = float_to_bf16((float)x); break;
@@ -118,7 +115,6 @@ static void put(char *p, size_t i, int type, double x) {
 
 static double get(const char *p, size_t i, int type) {
     switch (type) {
-        case ncclInt64: return (double)((const int64_t *)p)[i];
         case ncclFloat32: return (double)((const float *)p)[i];
         case ncclFloat64: return ((const double *)p)[i];
         default: return (double)bf16_to_float(((const uint16_t *)p)[i]);
@@ -134,7 +130,6 @@ static std::vector<char> reduced(const std::vector<std::vector<char>> &inputs, s
         for (size_t r = 1; r < inputs.size(); r++) {
             double x = get(inputs[r].data(), i, type);
             if (redop == ncclMax) all = fmax(all, x);
-            else if (redop == ncclMin) all = fmin(all, x);
             else all = type == ncclFloat64 ? all + x : (double)(float)(all + x);
         }
         put(out.data(), i, type, all);
@@ -149,14 +144,14 @@ static bool collectives_agree(ncclComm_t comm, cudaStream_t stream, ncclDataType
     NCCL(ncclCommCount(comm, &n));
     NCCL(ncclCommUserRank(comm, &rank));
     size_t w = NCCL_MPI_TYPES[type].bytes, bytes = count * w;
-    bool integer = type == ncclInt64, ok = true;
+    bool ok = true;
     std::vector<std::vector<char>> inputs(n, std::vector<char>(bytes * n));
     for (int r = 0; r < n; r++) {
-        for (size_t i = 0; i < count * n; i++) put(inputs[r].data(), i, type, value(r, i, integer));
+        for (size_t i = 0; i < count * n; i++) put(inputs[r].data(), i, type, value(r, i));
     }
     char *a = device(bytes * n), *b = device(bytes * n);
-    const ncclRedOp_t redops[] = {ncclSum, ncclMax, ncclMin};
-    for (int o = 0; o < (all_ops ? 3 : 1); o++) {
+    const ncclRedOp_t redops[] = {ncclSum, ncclMax};
+    for (int o = 0; o < (all_ops ? 2 : 1); o++) {
         std::vector<char> expected = reduced(inputs, count * n, type, redops[o]);
         for (int in_place = 0; in_place < 2; in_place++) {
             to_device(a, inputs[rank].data(), bytes * n);
@@ -191,7 +186,7 @@ static bool collectives_agree(ncclComm_t comm, cudaStream_t stream, ncclDataType
 }
 
 static void test_collectives(ncclComm_t comm, cudaStream_t stream, const char *paths) {
-    const ncclDataType_t types[] = {ncclFloat32, ncclBfloat16, ncclFloat64, ncclInt64};
+    const ncclDataType_t types[] = {ncclFloat32, ncclBfloat16, ncclFloat64};
     const size_t counts[] = {0, 1, 3, 17, 257, 2051};
     for (ncclDataType_t type : types) {
         bool ok = true;
@@ -209,7 +204,7 @@ static void test_point_to_point(ncclComm_t comm, cudaStream_t stream, const char
         size_t bytes = count * sizeof(float);
         std::vector<std::vector<float>> inputs(n, std::vector<float>(2 * count));
         for (int r = 0; r < n; r++) {
-            for (size_t i = 0; i < 2 * count; i++) inputs[r][i] = (float)value(r, i, false);
+            for (size_t i = 0; i < 2 * count; i++) inputs[r][i] = (float)value(r, i);
         }
         float *a = (float *)device(2 * bytes), *b = (float *)device(2 * bytes), *own = (float *)device(bytes);
         to_device(a, inputs[rank].data(), 2 * bytes);
@@ -273,7 +268,7 @@ static void test_groups(ncclComm_t world, cudaStream_t *streams) {
     const size_t count = 3000;
     std::vector<std::vector<char>> inputs(world_size, std::vector<char>(count * sizeof(float)));
     for (int r = 0; r < world_size; r++) {
-        for (size_t i = 0; i < count; i++) put(inputs[r].data(), i, ncclFloat32, value(r, i, false));
+        for (size_t i = 0; i < count; i++) put(inputs[r].data(), i, ncclFloat32, value(r, i));
     }
     char *buffers[2];
     for (char *&b : buffers) {
@@ -508,7 +503,7 @@ static uint64_t random_program(ncclComm_t *comms, cudaStream_t *streams, uint64_
     std::vector<float> values(COUNT);
     for (int b = 0; b < BUFFERS; b++) {
         buffers[b] = (float *)device(COUNT * sizeof(float));
-        for (size_t i = 0; i < COUNT; i++) values[i] = (float)value(world_rank + 100 * b, i, false);
+        for (size_t i = 0; i < COUNT; i++) values[i] = (float)value(world_rank + 100 * b, i);
         to_device(buffers[b], values.data(), COUNT * sizeof(float));
         cudaEventCreateWithFlags(&last[b], cudaEventDisableTiming);
     }
@@ -641,7 +636,7 @@ static void mismatch(ncclComm_t comm, cudaStream_t stream, const char *kind) {
     bool odd = world_rank == 1;
     if (!strcmp(kind, "count")) NCCL(ncclAllReduce(x, x, odd ? 101 : 100, ncclFloat, ncclSum, comm, stream));
     if (!strcmp(kind, "type"))
-        NCCL(ncclAllReduce(x, x, 100, odd ? ncclInt64 : ncclFloat, ncclSum, comm, stream));
+        NCCL(ncclAllReduce(x, x, 100, odd ? ncclDouble : ncclFloat, ncclSum, comm, stream));
     if (!strcmp(kind, "reduction"))
         NCCL(ncclAllReduce(x, x, 100, ncclFloat, odd ? ncclMax : ncclSum, comm, stream));
     if (!strcmp(kind, "root")) NCCL(ncclBroadcast(x, x, 100, ncclFloat, odd ? 1 : 0, comm, stream));

@@ -148,8 +148,7 @@ inline bool is_p2p(const Operation *op) { return op->call.op == NCCL_MPI_SEND ||
 
 inline std::string describe(const Header *h) {
     char text[160], extra[48] = "";
-    const char *reduction = h->redop == ncclSum ? "sum" : h->redop == ncclMax ? "max" : "min";
-    if (h->op <= NCCL_MPI_REDUCE_SCATTER) snprintf(extra, sizeof extra, ", %s", reduction);
+    if (h->op <= NCCL_MPI_REDUCE_SCATTER) snprintf(extra, sizeof extra, h->redop == ncclSum ? ", sum" : ", max");
     if (h->op == NCCL_MPI_BROADCAST) snprintf(extra, sizeof extra, " from root %d", h->root);
     if (h->op == NCCL_MPI_SEND) snprintf(extra, sizeof extra, " to rank %d", h->root);
     if (h->op == NCCL_MPI_RECV) snprintf(extra, sizeof extra, " from rank %d", h->root);
@@ -164,7 +163,7 @@ template <typename T>
 T widen(T x) { return x; }
 template <typename T>
 void narrow(T *out, T x) { *out = x; }
-// No 16-bit integer is carried: these are bfloat16.
+// No integers are carried: 16 bits are a bfloat16.
 inline float widen(uint16_t x) { return bf16_to_float(x); }
 inline void narrow(uint16_t *out, float x) { *out = bf16_from_float(x); }
 
@@ -186,8 +185,7 @@ void reduce(T *out, const char *const *inputs, int n, size_t count, int redop) {
             } else {
                 for (size_t i = 0; i < size; i++) {  // a NaN on any rank reaches the result
                     auto x = widen(in[i]);
-                    bool keep = sum[i] != sum[i] || (redop == ncclMax ? sum[i] >= x : sum[i] <= x);
-                    sum[i] = keep ? sum[i] : x;
+                    sum[i] = sum[i] != sum[i] || sum[i] >= x ? sum[i] : x;
                 }
             }
         }
@@ -198,7 +196,6 @@ void reduce(T *out, const char *const *inputs, int n, size_t count, int redop) {
 inline void reduce_any(char *out, const char *const *inputs, int n, size_t count, int type, int redop) {
     if (type == ncclBfloat16) reduce((uint16_t *)out, inputs, n, count, redop);
     if (type == ncclFloat32) reduce((float *)out, inputs, n, count, redop);
-    if (type == ncclInt64) reduce((int64_t *)out, inputs, n, count, redop);
     if (type == ncclFloat64) reduce((double *)out, inputs, n, count, redop);
 }
 

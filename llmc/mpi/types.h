@@ -41,10 +41,9 @@ typedef struct {
 #define NCCL_CONFIG_INITIALIZER \
     {sizeof(ncclConfig_t), NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NULL, NULL, 0, 0, false}
 
-typedef enum { ncclSum = 0, ncclMax = 2, ncclMin = 3 } ncclRedOp_t;
+typedef enum { ncclSum = 0, ncclMax = 2 } ncclRedOp_t;
 
 typedef enum {
-    ncclInt64 = 4,
     ncclFloat32 = 7, ncclFloat = 7,
     ncclFloat64 = 8, ncclDouble = 8,
     ncclBfloat16 = 9
@@ -54,7 +53,7 @@ typedef enum {
 static const struct {
     const char *name;
     size_t bytes;
-} NCCL_MPI_TYPES[] = {{NULL, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0}, {"int64", 8},
+} NCCL_MPI_TYPES[] = {{NULL, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0},
                       {NULL, 0}, {NULL, 0}, {"float32", 4}, {"float64", 8}, {"bfloat16", 2}};
 
 typedef enum {
