@@ -3,20 +3,15 @@
 # folders that are not ours, inputs named as outputs, an older run's checkpoints. Devices, links and pipes take the
 # place of files, and a prompt cannot be encoded. Ends with `N passed, N failed`.
 # needs: fp32/train_gpt fp32/train_gpt_3d tools/timeline tools/loss tools/profile tools/schedule
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. dev/test/report.sh
-. dev/launch.sh
-build=$(realpath -m "${1:-build/cpu-fp32}")
+. "$(dirname "$0")/report.sh"
+build=$(realpath -m "$build")
 trainer=$build/train_gpt data=$PWD/dev/test/golden/train.bin tools=$PWD/build/tools
 [ -x "$trainer" ] || { report 1 "attack: $trainer is not built"; finish; }
 export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=SSE41
 read -ra launch <<<"$launch"
-dir=$(mktemp -d) || exit 1
 job=
 trap '[ -z "$job" ] || kill -KILL "$job" 2>/dev/null; rm -rf "$dir"' EXIT
 cd "$dir" || exit 1
-shown="$dir/out $dir/err"
 cp "$data" shard
 tiny="--train-data shard --layers 1 --heads 2 --channels 4 --vocab 61 --seq 3 --max-seq 3 --micro-batch 1"
 
@@ -43,7 +38,7 @@ live() {
     # shellcheck disable=SC2086
     "$trainer" $tiny --steps 100000000 "$@" >first 2>first.err </dev/null &
     job=$!
-    for ((i = 0; i < 600; i++)); do grep -q '^step ' first && break; sleep 0.1; done
+    await grep -q '^step ' first
 }
 ended() {
     for ((i = 0; i < 300; i++)); do kill -0 $job 2>/dev/null || break; sleep 0.1; done
@@ -68,7 +63,7 @@ rm -rf unlocked
 trains --steps 1 --seed 2 --out unlocked
 kill -CONT $job
 saves=$(grep -c '^saved ' first)
-for ((i = 0; i < 300; i++)); do [ "$(grep -c '^saved ' first)" -gt "$((saves + 1))" ] && break; sleep 0.1; done
+await eval '[ "$(grep -c "^saved " first)" -gt $((saves + 1)) ]'
 [ "$(grep -c '^note: the lock of unlocked was removed or replaced' first)" = 1 ]
 report $? "rm -r of a live run's --out, and a second start: the first says so, and locks it again"
 refused 2 'is in use by another run' --steps 1 --out unlocked
@@ -78,7 +73,7 @@ rm -f unlocked/.lock
 # shellcheck disable=SC2086
 "$trainer" $tiny --steps 100000000 --out unlocked >second 2>&1 </dev/null &
 other=$!
-for ((i = 0; i < 100; i++)); do grep -q '^step ' second && break; sleep 0.1; done
+await grep -q '^step ' second
 kill -CONT $job
 ended
 { kill -KILL $other; wait $other; } 2>/dev/null
@@ -264,7 +259,7 @@ END
 # shellcheck disable=SC2086
 "$trainer" ${tiny#* shard} --init model/step-00000001 --eval rows.bin >first 2>first.err </dev/null &
 job=$!
-for ((i = 0; i < 300; i++)); do grep -q '^weights' first && break; sleep 0.1; done
+await grep -q '^weights' first
 sleep 1
 kill -TERM $job
 ended

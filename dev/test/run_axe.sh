@@ -1,9 +1,7 @@
 #!/usr/bin/env bash
 # run_axe.sh: axe finds no violation in any panel of doc/explorer.html: light and dark, 1280 and 390 pixels wide. Axe
 # comes with the PyPI package axe-core-python (or axe-selenium-python); without it or Chromium this test is skipped.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. dev/test/report.sh
+. "$(dirname "$0")/report.sh"
 axe=$(python3 - 2>/dev/null <<'EOF'
 import glob, importlib.util
 for name in ("axe_core_python", "axe_selenium_python"):
@@ -13,14 +11,9 @@ for name in ("axe_core_python", "axe_selenium_python"):
 EOF
 )
 axe=${axe%%$'\n'*}
-[ -n "$axe" ] || skip axe 'no axe: python3 -m pip install axe-core-python'
-chromium=
-for name in chromium chromium-browser google-chrome; do
-    [ -n "$chromium" ] || chromium=$(command -v $name)
-done
-[ -n "$chromium" ] || skip axe 'no Chromium'
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
+[ -n "$axe" ] || skip 'no axe: python3 -m pip install axe-core-python'
+chromium=$(command -v chromium || command -v chromium-browser || command -v google-chrome)
+[ -n "$chromium" ] || skip 'no Chromium'
 
 # What is shown: an address, and what is done there.
 {

@@ -2,13 +2,8 @@
 # run_bench.sh [FOLDER]: `--bench` of the kernel laboratory. Every kernel's row has the bytes and FLOPs that the
 # wrappers of llmc/ state, and its share of the roofline. Then the table of dev/cpu_speed.py.
 # needs: fp32/dev/cuda/layernorm fp32/dev/cuda/matmul fp32/train_gpt
-cd "$(dirname "$0")/../.." || exit 1
-. dev/test/report.sh
-folder=${1:-build/cpu-fp32}
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-shown="$dir/out"
-OMP_NUM_THREADS=1 "$folder/dev/cuda/layernorm" --bench --log "$dir/log" >"$dir/out" 2>&1
+. "$(dirname "$0")/report.sh"
+OMP_NUM_THREADS=1 "$build/dev/cuda/layernorm" --bench --log "$dir/log" >"$dir/out" 2>&1
 report $? 'layernorm --bench'
 
 # Of N x 768 floats, residual + layernorm reads two matrices and writes two, 10 FLOPs an element; so does layernorm
@@ -40,20 +35,20 @@ awk -v cpu="$(grep -c '^CPU' "$dir/out")" '$1 == "operation" { good = $5 == "reg
 report $? 'each row has registers and occupancy, or a dash for each on a CPU'
 
 # One kernel by its number.
-"$folder/dev/cuda/layernorm" --list >"$dir/out" 2>&1 && [ "$(grep -c '^residual + layernorm  *[1-9]' "$dir/out")" -ge 3 ] &&
+"$build/dev/cuda/layernorm" --list >"$dir/out" 2>&1 && [ "$(grep -c '^residual + layernorm  *[1-9]' "$dir/out")" -ge 3 ] &&
     ! grep -q 'GB/s' "$dir/out"
 report $? 'layernorm --list prints its kernels'
 rm -f "$dir/log"
-OMP_NUM_THREADS=1 "$folder/dev/cuda/layernorm" --bench --kernel 2 --log "$dir/log" >"$dir/out" 2>&1 &&
+OMP_NUM_THREADS=1 "$build/dev/cuda/layernorm" --bench --kernel 2 --log "$dir/log" >"$dir/out" 2>&1 &&
     [ -s "$dir/log" ] && ! grep -v '"number":2,' "$dir/log"
 report $? 'layernorm --bench --kernel 2 times the kernels of that number only'
-"$folder/dev/cuda/layernorm" --list --kernel 99 >"$dir/out" 2>&1
+"$build/dev/cuda/layernorm" --list --kernel 99 >"$dir/out" 2>&1
 [ $? = 2 ] && grep -q 'there is no kernel 99' "$dir/out"
 report $? "a kernel that is not there is refused: $(tail -n 1 "$dir/out")"
-OMP_NUM_THREADS=1 "$folder/dev/cuda/matmul" --bench --kernel 6 >"$dir/out" 2>&1 &&
+OMP_NUM_THREADS=1 "$build/dev/cuda/matmul" --bench --kernel 6 >"$dir/out" 2>&1 &&
     [ "$(grep -c '^ .* number [1-8] of [1-8] algorithms .* [01]\.[0-9]* of the first.s time$' "$dir/out")" = 5 ]
 report $? "matmul --bench times the heuristic's first algorithms: $(grep -m1 -o 'number .*' "$dir/out")"
-case $folder in *cuda*) finish ;; esac
+[ "$device" = cpu ] || finish
 command -v python3 >/dev/null || finish
 
 # ---- a step on a CPU beside its products ----
@@ -66,12 +61,12 @@ L, C, V, N = 12, 768, 50304, 256
 flops = sum(2 * m * n * k for m, n, k, _, _ in products(L, C, V, N))
 assert flops == 6 * N * (12 * L * C * C + C * V)' >"$dir/out" 2>&1
 report $? 'the products of the floor have 6 FLOPs a token and weight'
-TURNS=1 PEER=false dev/cpu_speed.py "$folder" 'make train' >"$dir/out" 2>&1
+TURNS=1 PEER=false dev/cpu_speed.py "$build" 'make train' >"$dir/out" 2>&1
 report $? "a step of make train's model beside its products"
 grep -q 'false has no torch' "$dir/out"
 report $? 'it says that there is no PyTorch to compare with'
 # The columns: work, ours, floor, ours / floor, which is the ratio of the two where there is one turn.
-grep -q '^| work | ours | floor |' "$dir/out" || skip floor 'there is no oneDNN'
+grep -q '^| work | ours | floor |' "$dir/out" || skip 'there is no oneDNN'
 awk -F'|' '/make train/ { rows++; x = $3 / $4; good = $4 > 0 && x > 1 && x > $5 - 0.02 && x < $5 + 0.02 }
     END { exit !(rows == 1 && good) }' "$dir/out"
 report $? "its row: $(tail -n 1 "$dir/out")"

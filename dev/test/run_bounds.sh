@@ -4,17 +4,12 @@
 # `N passed, N failed`.
 # needs: fp32/train_gpt fp32/train_gpt_3d tools/byte_corpus tools/schedule tools/loss tools/profile tools/timeline
 # shellcheck disable=SC2086  # flags are words
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. dev/test/report.sh
-build=$(realpath -m "${1:-build/cpu-fp32}")
+. "$(dirname "$0")/report.sh"
+build=$(realpath -m "$build")
 trainer=$build/train_gpt tools=$PWD/build/tools corpus=$PWD/build/tools/byte_corpus data=$PWD/dev/test/golden/train.bin
 readme=$PWD/README.md root=$PWD
 export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=SSE41
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
 cd "$dir" || exit 1
-shown="$dir/out $dir/err"
 stand_ins=1  # CUDA takes more address space and memory than is bounded here, and has no virtual clock
 [[ ${build##*/} == cuda* ]] && stand_ins=
 tiny="--train-data $data --layers 1 --heads 2 --channels 4 --vocab 61 --seq 3 --max-seq 3 --micro-batch 1"

@@ -4,35 +4,19 @@
 # of all ranks. Bubbles follow the formulas of the schedules, links count, and bad input is refused.
 # needs: fp32/dev/test/test_clock fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d
 # needs: fp32/train_context fp32/train_data fp32/train_fsdp fp32/train_zero_bubble bf16/train_gpt_3d bf16/train_fsdp bf16/train_zero_bubble bf16/train_context bf16-profile/train_gpt tools/byte_corpus tools/scale tools/bubbles tools/profile
-cd "$(dirname "$0")/../.." || exit 1
-. dev/test/report.sh
-folder=${1:-build/cpu-fp32}
-case $folder in
-    *cuda*) skip clock 'the virtual clock belongs to the stand-ins: DEVICE=cpu' ;;
-esac
+. "$(dirname "$0")/report.sh"
+cpu_only 'the virtual clock belongs to the stand-ins: DEVICE=cpu'
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive ONEDNN_MAX_CPU_ISA=SSE41
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-shown="$dir/out $dir/err"
 build/tools/byte_corpus "$dir/train.bin" "$dir/val.bin" doc/*.md >/dev/null || exit 1
 
 # ---- by hand --------------------------------------------------------------------------------------------------------
 
-by_hand() {  # by_hand NAME COMMAND...: all checks of a test program pass
-    local name=$1
-    shift
-    "$@" >"$dir/out" 2>"$dir/err"
-    local code=$? last
-    last=$(tail -n 1 "$dir/out")
-    [ $code = 0 ] && [[ $last =~ ^[1-9][0-9]*\ passed,\ 0\ failed$ ]]
-    report $? "by hand, $name: $last"
-}
-program=$folder/dev/test/test_clock
+program=$build/dev/test/test_clock
 # As the trainers set it for one rank: no daemon, and no folders that other programs share.
-by_hand 'one rank' env OMPI_MCA_ess_singleton_isolated=1 OMPI_MCA_orte_create_session_dirs=0 "$program"
-by_hand '2 ranks' $launch -n 2 "$program"
-by_hand '4 ranks' $launch -n 4 "$program"
-by_hand '4 ranks, messages delayed, streams in random order' \
+verdicts 'by hand, one rank' env OMPI_MCA_ess_singleton_isolated=1 OMPI_MCA_orte_create_session_dirs=0 "$program"
+verdicts 'by hand, 2 ranks' $launch -n 2 "$program"
+verdicts 'by hand, 4 ranks' $launch -n 4 "$program"
+verdicts 'by hand, 4 ranks, messages delayed, streams in random order' \
     env NCCL_DELAY=random:3:2000 CPU_STREAM_ORDER=random:5 $launch -n 4 "$program"
 
 # ---- trainers -------------------------------------------------------------------------------------------------------
@@ -44,13 +28,13 @@ losses() { grep -o '"\(loss\|grad_norm\)":[^,}]*' "$1"; }
 trained() {  # trained RANKS LOG TRAINER FLAGS...: a real run on the virtual clock, or off it
     local ranks=$1 log=$2 trainer=$3
     shift 3
-    $launch -n "$ranks" "$folder/$trainer" --train-data "$dir/train.bin" $model --log "$dir/$log" "$@" \
+    $launch -n "$ranks" "$build/$trainer" --train-data "$dir/train.bin" $model --log "$dir/$log" "$@" \
         >"$dir/out" 2>"$dir/err"
 }
 simulated() {  # simulated RANKS LOG TRAINER FLAGS...
     local ranks=$1 log=$2 trainer=$3
     shift 3
-    "$folder/$trainer" --simulate "$cluster" --ranks "$ranks" --log "$dir/$log" "$@" >"$dir/out" 2>"$dir/err"
+    "$build/$trainer" --simulate "$cluster" --ranks "$ranks" --log "$dir/$log" "$@" >"$dir/out" 2>"$dir/err"
 }
 
 layout='--tensor 2 --data 2 --pipeline 2 --virtual 2'
@@ -169,7 +153,7 @@ done
 # where n = 2 rate / bandwidth. Compute beside communication keeps its speed here.
 constant() { sed -n "s/.*\"$1\": {\"value\": \([0-9.e+]*\),.*/\1/p" "$cluster"; }
 waits() {  # waits TOKENS: does the first rank's forward wait for keys?
-    "${folder/fp32/bf16}/train_context" --simulate "$cluster" --ranks 4 --layers 1 --heads 32 --channels 4096 --vocab 512 \
+    "${build/fp32/bf16}/train_context" --simulate "$cluster" --ranks 4 --layers 1 --heads 32 --channels 4096 --vocab 512 \
         --seq $((4 * $1)) --micro-batch 1 --global-batch 1 --steps 1 --context 4 --context-by ring \
         --trace "$dir/ring.json" >"$dir/out" 2>"$dir/err"
     sed 's/"dur":/ /; s/.*"name":"\([^"]*\)".*"ts":\([0-9.]*\), \([0-9.]*\),"pid":\([0-9]*\).*/\4|\1|\2|\3/' \
@@ -196,7 +180,7 @@ cluster=$dir/far.json overlap 'one network card each' nic_bandwidth
 # ---- the roof -------------------------------------------------------------------------------------------------------
 # Of the kernels that a build with PROFILE=1 times. A cluster counts the norm in the time of the update.
 
-folder=build/cpu-bf16-profile cluster=dev/clusters/dgx-a100.json simulated 1 roof train_gpt --layers 2 --heads 16 --channels 2048 --seq 1024 \
+build=build/cpu-bf16-profile cluster=dev/clusters/dgx-a100.json simulated 1 roof train_gpt --layers 2 --heads 16 --channels 2048 --seq 1024 \
     --steps 1 --trace "$dir/roof.json"
 roof=$(awk '/^matrix product/ { print $NF + 0 }' "$dir/out" | sort -n | tail -n 1)
 awk -v roof="${roof:-0}" 'BEGIN { exit !(roof > 60 && roof <= 100) }'
@@ -254,7 +238,7 @@ report $? "of $events events none overlaps another one of its track but to lie i
 
 # The light simulation of dev/scale has kernel lists of its own. With the trainers' software its times must be those of
 # the trainer's kernels, and near the published ones if the published run had that software.
-bf16=${folder/fp32/bf16}
+bf16=${build/fp32/bf16}
 build/tools/scale --trainers "$bf16" dev/scale/rows_a100.csv dev/scale/rows_more.csv \
     $cluster:ptd-t1-3,ptd-t1-7,ptd-f12-v4-B12 dev/clusters/selene-2022.json:kor-t5-22B \
     dev/clusters/dgx-a100.json:llmc-124M >"$dir/out" 2>"$dir/err"
@@ -288,7 +272,7 @@ report $? 'bubbles refuses a TMPDIR that is not there'
 refused() {  # refused WORDS FLAGS...: exit code 2 and one sentence that has the words
     local words=$1
     shift
-    "$folder/train_gpt_3d" "$@" >"$dir/out" 2>"$dir/err"
+    "$build/train_gpt_3d" "$@" >"$dir/out" 2>"$dir/err"
     [ $? = 2 ] && [ "$(wc -l <"$dir/err")" = 1 ] && grep -q "^error: .*$words" "$dir/err"
     report $? "refused: $(cat "$dir/err")"
 }

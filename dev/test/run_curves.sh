@@ -3,18 +3,11 @@
 # and a learning rate that counts samples: every layout must have the curve of one rank, and a resume its bits. Ends
 # with `N passed, N failed`.
 # needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d fp32/train_zero_bubble tools/byte_corpus
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-build=$(realpath -m "${1:-build/cpu-fp32}")
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-trap 'exit 1' HUP INT TERM
+. "$(dirname "$0")/report.sh"
+build=$(realpath -m "$build")
 export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=${ONEDNN_MAX_CPU_ISA:-SSE41}
 
-. dev/test/report.sh
-shown=$dir/out
-device=${build##*/}
-[ "${device%%-*}" = cpu ] || [ "$(nvidia-smi -L 2>/dev/null | grep -c GPU)" -ge 8 ] || skip curves '8 ranks need 8 GPUs'
+need_gpus 8
 
 build/tools/byte_corpus "$dir/a.bin" "$dir/a_val.bin" Makefile >"$dir/out" 2>&1 &&
     build/tools/byte_corpus "$dir/b.bin" "$dir/b_val.bin" LICENSE >>"$dir/out" 2>&1 || exit 1

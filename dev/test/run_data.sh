@@ -3,16 +3,10 @@
 # sets (file:// instead of a network), which are compared token by token and trained on; check_transformers.py must find
 # a checkpoint's loss where Hugging Face's transformers is installed. PYTHON names another interpreter.
 # needs: fp32/train_gpt
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. dev/test/report.sh
-build=$(realpath -m "${1:-build/cpu-fp32}")
+. "$(dirname "$0")/report.sh"
 python=${PYTHON:-python3}
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-shown="$dir/out"
 
-command -v "$python" >/dev/null || skip data "no $python"
+command -v "$python" >/dev/null || skip "no $python"
 python=$("$python" -c 'import sys; print(sys.executable)')  # which a shim of pyenv looks for at every start
 
 prepare() { "$python" dev/data/prepare.py "$@" >"$dir/out" 2>&1; }
@@ -178,7 +172,7 @@ server.serve_forever()
 PYTHON
 server=$!
 trap 'kill $server 2>/dev/null; rm -rf "$dir"' EXIT
-for ((i = 0; i < 100; i++)); do [ -s "$dir/port" ] && break; sleep 0.1; done
+await [ -s "$dir/port" ]
 export no_proxy=127.0.0.1
 address=http://127.0.0.1:$(cat "$dir/port")
 

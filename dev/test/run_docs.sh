@@ -6,20 +6,11 @@
 # needs: fp32/train_context fp32/train_fsdp fp32/train_llama fp32/train_zero_bubble
 # needs: tools/figures tools/schedule tools/scale tools/study tools/plan tools/timeline tools/bubbles
 # needs: tools/profile tools/byte_corpus
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. dev/test/report.sh
-build=${1:-build/cpu-fp32}
-case $build in
-    *cuda*) skip docs 'the numbers are those of the stand-ins' ;;
-esac
+. "$(dirname "$0")/report.sh"
+cpu_only 'the numbers are those of the stand-ins'
 pages=(README.md doc/*.md dev/slurm/README.md)
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
 
-dev/plot/tables.sh check "$build" >"$dir/tables"
-head -n -1 "$dir/tables"
-read -r passed _ failed _ <<<"$(tail -n 1 "$dir/tables")"
+verdicts 'tables of the pages' dev/plot/tables.sh check "$build"
 
 check() { # check TEXT WRONG: passes if nothing is wrong, else says what
     [ -z "$2" ]

@@ -4,18 +4,10 @@
 # on the same weights. Bad files are refused. PYTHON names another interpreter.
 # needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d fp32/train_zero_bubble
 # needs: fp32/train_context fp32/train_fsdp
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-build=$(realpath -m "${1:-build/cpu-fp32}")
+. "$(dirname "$0")/report.sh"
 python=${PYTHON:-python3}
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-trap 'exit 1' HUP INT TERM
-. dev/test/report.sh
-shown=$dir/out
-device=${build##*/}
-[ "${device%%-*}" = cpu ] || [ "$(nvidia-smi -L 2>/dev/null | grep -c GPU)" -ge 8 ] || skip eval '8 ranks need 8 GPUs'
-command -v "$python" >/dev/null || skip eval "no $python"
+need_gpus 8
+command -v "$python" >/dev/null || skip "no $python"
 export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=${ONEDNN_MAX_CPU_ISA:-SSE41} PYTHONDONTWRITEBYTECODE=1
 
 # ---- the files -------------------------------------------------------------------------------------------------------

@@ -2,13 +2,9 @@
 # run_experiments.sh [BUILD]: runs the commands of doc/experiments.md, as they stand there, on copies of the trainers,
 # and checks the page's claims. Their output stays in build/experiments/NAME.out for `make doc`.
 # needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_3d bf16/train_gpt_3d tools/byte_corpus
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. dev/test/report.sh
-build=${1:-build/cpu-fp32} page=doc/experiments.md dir=build/experiments
-case $build in
-    *cuda*) skip experiments 'they are about the stand-ins' ;;
-esac
+. "$(dirname "$0")/report.sh"
+page=doc/experiments.md dir=build/experiments
+cpu_only 'they are about the stand-ins'
 export OMP_NUM_THREADS=1
 mkdir -p $dir
 
@@ -31,7 +27,7 @@ change() {
     file=${edit##* } edit=${edit#sed -i } edit=${edit% *}
     eval "sed $edit $file" >"$dir/$1.cu"
     check "$1: the sed line changes $file" eval "! cmp -s $file $dir/$1.cu"
-    env -u MAKEFLAGS -u MAKELEVEL make DEVICE=cpu PRECISION=fp32 OPTIMIZE=-O0 "$build/$dir/$1" >"$dir/$1.log" 2>&1
+    make DEVICE=cpu PRECISION=fp32 OPTIMIZE=-O0 "$build/$dir/$1" >"$dir/$1.log" 2>&1
     check "$1: it compiles" test $? = 0
 }
 
@@ -90,7 +86,7 @@ done
 
 patch -s -o $dir/post_ln.cu train_gpt.cu doc/experiments/post_ln.patch >$dir/post_ln.log 2>&1
 check 'post_ln: the patch fits train_gpt.cu' test $? = 0
-env -u MAKEFLAGS -u MAKELEVEL make DEVICE=cpu PRECISION=fp32 OPTIMIZE=-O0 "$build/$dir/post_ln" corpus >>$dir/post_ln.log \
+make DEVICE=cpu PRECISION=fp32 OPTIMIZE=-O0 "$build/$dir/post_ln" corpus >>$dir/post_ln.log \
     2>&1
 check 'post_ln: it compiles' test $? = 0
 commands post_ln | grep -vE '^(patch|make) ' |
@@ -107,7 +103,7 @@ check "post_ln: and the post-LN norm differs by less than a tenth: $(norm post_l
 
 patch -s -o $dir/parallel_block.cu train_gpt_tp.cu doc/experiments/parallel_block.patch >$dir/parallel_block.log 2>&1
 check 'parallel_block: the patch fits train_gpt_tp.cu' test $? = 0
-env -u MAKEFLAGS -u MAKELEVEL make DEVICE=cpu PRECISION=fp32 OPTIMIZE=-O0 "$build/$dir/parallel_block" \
+make DEVICE=cpu PRECISION=fp32 OPTIMIZE=-O0 "$build/$dir/parallel_block" \
     >>$dir/parallel_block.log 2>&1
 check 'parallel_block: it compiles' test $? = 0
 commands parallel_block | grep -vE '^(patch|make) ' |

@@ -4,16 +4,9 @@
 # NCCL_TRAFFIC=1 and the trainer's refusals, its times and searches with build/tools/plan. Without clang (target
 # wasm32) or Chromium that part is skipped.
 # needs: fp32/train_gpt_3d bf16/train_gpt_3d fp32/train_zero_bubble bf16/train_zero_bubble bf16/train_llama tools/schedule tools/plan
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. dev/test/report.sh
-build=${1:-build/cpu-fp32}
-case $build in
-    *cuda*) skip explorer 'the numbers are those of the stand-ins' ;;
-esac
+. "$(dirname "$0")/report.sh"
+cpu_only 'the numbers are those of the stand-ins'
 page=doc/explorer.html
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
 
 check() { # check TEXT WRONG: passes if nothing is wrong, else says what
     [ -z "$2" ]
@@ -51,11 +44,8 @@ for file in dev/clusters/*.json; do
         "$(awk -v a="$value" -v b="$reserve" 'BEGIN { if (a + 0 != b + 0 || b == "") print a, "is not", b }')"
 done
 
-chromium=
-for name in chromium chromium-browser google-chrome; do
-    [ -n "$chromium" ] || chromium=$(command -v $name)
-done
-[ -n "$chromium" ] || skip 'the numbers of the page' 'no Chromium'
+chromium=$(command -v chromium || command -v chromium-browser || command -v google-chrome)
+[ -n "$chromium" ] || skip 'the numbers of the page: no Chromium'
 
 # ---- what the page says ---------------------------------------------------------------------------------------------
 

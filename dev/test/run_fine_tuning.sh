@@ -3,18 +3,13 @@
 # transformers must find the validation losses of the saved folders and the logits that the trainer computes. Needs the
 # Python packages that the page names; PYTHON names another interpreter. Ends with `N passed, N failed`.
 # needs: fp32/train_llama fp32/train_gpt_3d fp32/dev/test/test_tokenizer
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. dev/test/report.sh
-build=$(realpath -m "${1:-build/cpu-fp32}") repository=$PWD
+. "$(dirname "$0")/report.sh"
+build=$(realpath -m "$build") repository=$PWD
 python=${PYTHON:-python3}
 "$python" -c 'import importlib.util as u, sys
 sys.exit(any(u.find_spec(name) is None for name in ("tokenizers", "torch", "transformers")))' 2>/dev/null ||
-    skip run_fine_tuning.sh 'the Python packages tokenizers, torch and transformers are not installed'
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
+    skip 'the Python packages tokenizers, torch and transformers are not installed'
 export OMP_NUM_THREADS=1
-shown="$dir/out"
 
 # In a folder of its own, which looks like the repository to the commands.
 mkdir "$dir/build" && ln -s "$repository/dev" "$dir/dev" && ln -s "$build" "$dir/build/cpu-fp32" || exit 1

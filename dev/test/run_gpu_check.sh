@@ -3,14 +3,11 @@
 # if one fails or runs into its time limit; the table of kernels has the work that the wrappers state. Ends with
 # `N passed, N failed`.
 # needs: fp32/train_gpt fp32/train_gpt_3d fp32/test_gpt fp32/dev/cuda/gelu bf16/train_gpt bf16-profile/train_gpt
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. dev/test/report.sh
-case ${1:-} in *cuda*) skip gpu_check 'make gpu-check itself runs there' ;; esac
-case ${1:-build/cpu-fp32} in */cpu-fp32) ;; *) skip gpu_check 'it rehearses with build/cpu-fp32' ;; esac
+. "$(dirname "$0")/report.sh"
+cpu_only 'make gpu-check itself runs there'
+[ "${build##*/}" = cpu-fp32 ] || skip 'it rehearses with build/cpu-fp32'
 name=test-$$
 base=build/gpu-check/$name
-dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir" $base.md $base-kernels.jsonl' EXIT
 shown="$dir/out $base.md"
 export KERNELS=gelu LIMITS='machine=600 checks=600 golden=600 d12=600 bench=600 ranks=600'

@@ -6,23 +6,17 @@
 # makes the same choices and delays (but the moment of a kill depends on the machine's speed).
 # Ends with `N passed, N failed`.
 # needs: fp32/train_gpt_3d fp32/train_data fp32/train_fsdp
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. dev/test/report.sh
-build=$(realpath -m "${1:-build/cpu-fp32}")
+. "$(dirname "$0")/report.sh"
 seed=${2:-$(($(date +%s) % 100000))}
 trainers=$build/train_
 rounds=20 patience=35
-if [[ ${build##*/} == cuda* ]] && [ "$(nvidia-smi -L 2>/dev/null | grep -c GPU)" -lt 8 ]; then
-    skip kill '8 ranks need 8 GPUs'
-fi
+need_gpus 8
 for name in gpt_3d data fsdp; do
     [ -x "$trainers$name" ] || { report 1 "kill: $trainers$name is not built"; finish; }
 done
 RANDOM=$seed
 echo "seed $seed"
 
-dir=$(mktemp -d) || exit 1
 mkdir "$dir/pids" "$dir/tmp"
 export TMPDIR=$dir/tmp OMP_NUM_THREADS=1
 export ONEDNN_MAX_CPU_ISA=SSE41  # its kernels are made anew in every process; the plainest in a fraction of the time
@@ -35,9 +29,6 @@ end_all() {  # of this test's ranks: for when it is interrupted
     rm -rf "$dir"
 }
 trap end_all EXIT
-trap 'exit 1' HUP INT TERM
-
-shown="$dir/out $dir/err"
 
 model="--layers 4 --heads 4 --channels 32 --vocab 61 --train-data dev/test/golden/train.bin --seq 24 --micro-batch 1
        --global-batch 8 --lr 1e-3 --lr-final 1 --val-every 0 --shuffle 1"
@@ -93,11 +84,6 @@ announced() {
     echo $((10#${step:-0}))
 }
 
-# await COMMAND...: until it succeeds, or 60 s.
-await() {
-    local deadline=$((SECONDS + 60))
-    until "$@" >/dev/null 2>&1 || [ $SECONDS -ge $deadline ]; do sleep 0.005; done
-}
 all_started() { pids=("$dir"/pids/*) && [ ${#pids[@]} = "$1" ] && [ -f "${pids[0]}" ]; }
 stepped() { [ "$(grep -c '^step ' "$dir/out")" -ge "$1" ]; }
 

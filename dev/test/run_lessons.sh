@@ -2,9 +2,7 @@
 # run_lessons.sh: the trainers are lessons, and these numbers keep them so: the length of each, the lines that it adds to
 # its parent and removes from it, where the mathematics begins, and that later lessons insert into a layer and rewrite
 # none of it. `make lessons` shows these diffs. Ends with `N passed, N failed`.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. dev/test/report.sh
+. "$(dirname "$0")/report.sh"
 export LC_ALL=C.UTF-8  # a line's length is in characters
 
 at_most() {  # at_most VALUE BOUND NAME

@@ -3,32 +3,14 @@
 # surrounds training: validation, samples, --eval, both clocks, the log and its picture. Ends with `N passed, N failed`.
 # needs: fp32/train_moe fp32/train_gpt fp32/train_gpt_3d fp32/dev/test/test_moe tools/byte_corpus tools/experts
 # needs: bf16/train_moe bf16/dev/test/test_moe
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. dev/test/report.sh
-build=$(realpath -m "${1:-build/cpu-fp32}")
-if [[ ${build##*/} == cuda* ]] && [ "$(nvidia-smi -L 2>/dev/null | grep -c GPU)" -lt 8 ]; then
-    skip moe '8 ranks need 8 GPUs'
-fi
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
+. "$(dirname "$0")/report.sh"
+need_gpus 8
 export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=SSE41
 
-passed=0 failed=0
-# compare BUILD [GROUP]: the verdicts of test_moe, all or one group.
-compare() {
-    "$1/dev/test/test_moe" "$@" >"$dir/compared" 2>&1
-    local status=$? bad
-    grep -E '^(ok|FAIL|     )' "$dir/compared"
-    bad=$(grep -c '^FAIL' "$dir/compared")
-    passed=$((passed + $(grep -c '^ok ' "$dir/compared"))) failed=$((failed + bad))
-    [ $status = 0 ] || [ "$bad" -gt 0 ]
-    report $? "test_moe ${1##*/} ${2:-} ends with exit code 0 or with a failed check"
-}
-compare "$build"
-for group in layouts traffic; do compare "${build/fp32/bf16}" $group; done
+verdicts 'test_moe fp32' "$build/dev/test/test_moe" "$build"
+bf16=${build/fp32/bf16}
+for group in layouts traffic; do verdicts "test_moe bf16 $group" "$bf16/dev/test/test_moe" "$bf16" $group; done
 
-shown="$dir/out"
 build/tools/byte_corpus "$dir/train.bin" "$dir/val.bin" README.md doc/*.md >/dev/null || exit 1
 flags="--train-data $dir/train.bin --layers 2 --heads 2 --channels 32 --seq 32 --global-batch 8 --micro-batch 1
     --top-k 2"

@@ -3,31 +3,20 @@
 # mpicxx.openmpi). Runs the checks of the NCCL calls, and trains on 8 ranks with the bits of the same run under Open
 # MPI. If MPICH is the only MPI, the whole suite runs on it anyway. Ends with `N passed, N failed`.
 # needs: fp32/train_gpt_3d
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. dev/test/report.sh
-build=${1:-build/cpu-fp32}
-
-case ${build##*/} in cuda*) skip mpich 'its test is for DEVICE=cpu' ;; esac
-[ -z "${MPI:-}" ] || skip mpich "the whole suite runs on MPI=$MPI"
-mpirun --version 2>/dev/null | grep -q 'Open MPI' || skip mpich 'the whole suite runs on an MPI that is not Open MPI'
+. "$(dirname "$0")/report.sh"
+cpu_only 'its test is for DEVICE=cpu'
+[ -z "${MPI:-}" ] || skip "the whole suite runs on MPI=$MPI"
+mpirun --version 2>/dev/null | grep -q 'Open MPI' || skip 'the whole suite runs on an MPI that is not Open MPI'
 command -v mpicxx.mpich >/dev/null && command -v mpirun.mpich >/dev/null ||
-    skip mpich 'no MPICH beside Open MPI (apt-get install mpich libmpich-dev)'
+    skip 'no MPICH beside Open MPI (apt-get install mpich libmpich-dev)'
 
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-trap 'exit 1' HUP INT TERM
 export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=SSE41
-shown="$dir/out"
 
 # Not optimised as the suite's own: the bits are the same, the compiler is sooner done.
-env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL make MPI=mpich OPTIMIZE=-O1 "$build-mpich/train_gpt_3d" \
-    "$build-mpich/dev/test/test_nccl" >"$dir/out" 2>&1
+make MPI=mpich OPTIMIZE=-O1 "$build-mpich/train_gpt_3d" "$build-mpich/dev/test/test_nccl" >"$dir/out" 2>&1
 report $? 'builds against MPICH'
 
-timeout -k 5 120 mpirun.mpich -n 4 "$build-mpich/dev/test/test_nccl" >"$dir/out" 2>&1 &&
-    [[ $(tail -n 1 "$dir/out") == *' 0 failed' ]]
-report $? "NCCL's calls at 4 ranks: $(tail -n 1 "$dir/out")"
+verdicts "NCCL's calls at 4 ranks" timeout -k 5 120 mpirun.mpich -n 4 "$build-mpich/dev/test/test_nccl"
 
 # shellcheck disable=SC2054
 flags=(--init dev/test/golden --train-data dev/test/golden/train.bin --seq 24 --global-batch 8 --micro-batch 1 --steps 5
@@ -42,7 +31,6 @@ report $? 'trains on 8 ranks'
 # shellcheck disable=SC2086
 trains open "$build" $launch
 report $? 'trains on 8 ranks under Open MPI'
-numbers() { sed 's/,"ms".*//' "$1"; }  # of a log, what does not depend on the clock
 diff <(numbers "$dir/mpich.jsonl") <(numbers "$dir/open.jsonl") >"$dir/out" 2>&1 &&
     [ "$(wc -l <"$dir/mpich.jsonl")" = 5 ]
 report $? 'losses and norms have the same bits under both'

@@ -4,17 +4,10 @@
 # process behind; then what GPU_QUEUE=1 builds.
 # needs: fp32/dev/test/test_nccl fp32/dev/test/test_nccl_replicas fp32-asan/dev/test/test_nccl
 # needs: fp32-queue/dev/test/test_nccl fp32-queue/train_gpt_3d fp32/train_gpt_3d
-cd "$(dirname "$0")/../.." || exit 1
-. dev/test/report.sh
-folder=${1:-build/cpu-fp32}
-program=$folder/dev/test/test_nccl
-case $folder in
-    *cuda*) skip nccl 'the stand-ins are tested with DEVICE=cpu' ;;
-esac
+. "$(dirname "$0")/report.sh"
+program=$build/dev/test/test_nccl
+cpu_only 'the stand-ins are tested with DEVICE=cpu'
 export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=SSE41
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-shown="$dir/out $dir/err"
 
 # A job that must end with an error by itself, within 35 s. Its output is in $dir/out and $dir/err. When a rank ends with
 # an error mpirun ends the others; by default a second after it has asked them to.
@@ -41,28 +34,14 @@ gone() {  # none of these processes is left; they get 35 s
     return 1
 }
 
-all_checks() {  # all_checks RANKS PROGRAM NAME
-    timeout -k 5 300 $launch -n "$1" "$2" >"$dir/out" 2>"$dir/err"
-    code=$?
-    grep '^FAIL' "$dir/out"
-    line=$(tail -n 1 "$dir/out")
-    case $line in
-        *" passed, "*" failed") passed=$((passed + ${line%% *}))
-                                line=${line#*passed, }
-                                failed=$((failed + ${line%% *})) ;;
-    esac
-    [ $code = 0 ]
-    report $? "$3: every check"
-}
-
-for n in 2 3 4 5 8; do all_checks $n "$program" "$n ranks"; done
-if [ -x "$folder-asan/dev/test/test_nccl" ]; then
+for n in 2 3 4 5 8; do verdicts "$n ranks" timeout -k 5 300 $launch -n $n "$program"; done
+if [ -x "$build-asan/dev/test/test_nccl" ]; then
     ASAN_OPTIONS=detect_leaks=0  # MPI keeps memory to the end
     export ASAN_OPTIONS
-    all_checks 3 "$folder-asan/dev/test/test_nccl" "3 ranks, sanitized"
+    verdicts '3 ranks, sanitized' timeout -k 5 300 $launch -n 3 "$build-asan/dev/test/test_nccl"
 fi
 
-all_checks 3 "${program}_replicas" "the check of replicas on 3 ranks"
+verdicts 'the check of replicas on 3 ranks' timeout -k 5 300 $launch -n 3 "${program}_replicas"
 
 # No progress: every rank says what it waits for.
 CPU_STALL_SECONDS=2
@@ -157,11 +136,11 @@ report $? "ranks that were all stopped for longer than that go on"
 for pid in $pids $job; do kill -KILL "$pid" 2>/dev/null; done
 
 # A GPU's queue (llmc/mpi/gpu_queue.h), with so little pinned memory that groups wait for it.
-queue=$folder-queue
+queue=$build-queue
 program=$queue/dev/test/test_nccl
 NCCL_MPI_PINNED_MIB=4
 export NCCL_MPI_PINNED_MIB
-for n in 2 4; do all_checks $n "$program" "$n ranks with a GPU's queue"; done
+for n in 2 4; do verdicts "$n ranks with a GPU's queue" timeout -k 5 300 $launch -n $n "$program"; done
 must_fail 2 deadlock && said "rank 1 waits in ncclSend of 16 float32 to rank 0 (world).*not received by rank 0"
 report $? "a GPU's queue: a deadlock is reported"
 unset CPU_STALL_SECONDS
@@ -173,7 +152,7 @@ train() {  # train FOLDER LOG
         --micro-batch 2 --global-batch 16 --steps 4 --val-every 0 --log "$2" >"$dir/out" 2>"$dir/err" &&
         sed -i 's/,"ms":.*//' "$2" && [ "$(grep -c '"loss"' "$2")" = 4 ]
 }
-train "$folder" "$dir/cpu" && train "$queue" "$dir/gpu" && cmp "$dir/cpu" "$dir/gpu"
+train "$build" "$dir/cpu" && train "$queue" "$dir/gpu" && cmp "$dir/cpu" "$dir/gpu"
 report $? "a GPU's queue: 2 x 2 x 2 ranks train to the bits of a CPU's queue"
 
 finish

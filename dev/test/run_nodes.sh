@@ -9,26 +9,25 @@
 # it ends, the kernel removes the hosts and every process on them.
 #
 # needs: fp32/train_gpt_3d
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. dev/test/report.sh
-build=$(realpath -m "${1:-build/cpu-fp32}")
+. "$(dirname "$0")/report.sh"
+build=$(realpath -m "$build")
 trainer=$build/train_gpt_3d
 
 if [ "${NODES_INSIDE:-}" != 1 ]; then
-    case ${build##*/} in cuda*) skip nodes 'the hosts would share GPUs, which NCCL refuses' ;; esac
+    cpu_only 'the hosts would share GPUs, which NCCL refuses'
     [ -x "$trainer" ] || { report 1 "nodes: $trainer is not built"; finish; }
     [ "${MPI:-openmpi}" = openmpi ] && mpirun --version 2>/dev/null | grep -q 'Open MPI) 4' ||
-        skip nodes 'mpirun is not that of Open MPI 4'
+        skip 'mpirun is not that of Open MPI 4'
     for tool in ip unshare mount hostname; do
-        command -v $tool >/dev/null || skip nodes "no $tool"
+        command -v $tool >/dev/null || skip "no $tool"
     done
     # Without root the same is done in a user namespace, where the system allows those.
     private=(unshare --mount --net --pid --fork --kill-child --mount-proc)
     [ "$(id -u)" = 0 ] || private+=(--user --map-root-user)
     why=$(timeout 20 "${private[@]}" sh -ec 'mount -t tmpfs tmpfs /run; mkdir /run/netns
         ip link add hub type bridge; ip netns add host; ip link add wire type veth peer name eth0 netns host
-        ip netns exec host unshare --uts hostname host' 2>&1) || skip nodes "cannot make network namespaces: ${why%%$'\n'*}"
+        ip netns exec host unshare --uts hostname host' 2>&1) || skip "cannot make network namespaces: ${why%%$'\n'*}"
+    rmdir "$dir"
     NODES_INSIDE=1 exec "${private[@]}" dev/test/run_nodes.sh "$build"
 fi
 
@@ -88,8 +87,6 @@ sent_by() {  # bytes that a host has put on its cable
 golden="--init dev/test/golden --train-data dev/test/golden/train.bin --seq 24 --global-batch 8 --micro-batch 2
         --steps 5 --lr 1e-3 --lr-final 1 --val-every 0"
 message=$((8 * 24 * 32 * 4))  # bytes of the activations between two layers, over the global batch
-
-numbers() { sed 's/,"ms".*//' "$1"; }  # of a log, what does not depend on the clock
 
 # same_as_local NAME HOSTS RANKS_PER_HOST LEAST FLAGS...: LEAST bytes have to leave each host in a step, whatever the
 # algorithm. More than eight times as much would mean useless messages.
@@ -151,10 +148,7 @@ lose_host() {
     # shellcheck disable=SC2086
     CPU_STALL_SECONDS=8 over_network 60 2 2 $golden --tensor 2 --pipeline 2 --steps 100000 &
     job=$!
-    for _ in {1..300}; do
-        grep -q '^step *3/' /run/out 2>/dev/null && break
-        sleep 0.1
-    done
+    await grep -q '^step *3/' /run/out
     "$@"
     begin=$SECONDS
     wait $job

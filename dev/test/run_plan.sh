@@ -4,11 +4,8 @@
 # on three made clusters the right choice is known, and so is why nothing fits. Ends with `N passed, N failed`.
 # needs: tools/plan bf16/train_gpt_3d bf16/train_zero_bubble bf16/train_fsdp bf16/train_llama
 # shellcheck disable=SC2086  # flags are words
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. dev/test/report.sh
-build=${1:-build/cpu-fp32}
-case $build in *cuda*) skip plan 'it simulates, on the CPU' ;; esac
+. "$(dirname "$0")/report.sh"
+cpu_only 'it simulates, on the CPU'
 trainer() {
     local name=train_gpt_3d
     [[ $* == *zb-* ]] && name=train_zero_bubble
@@ -16,9 +13,6 @@ trainer() {
     [[ $* == *--model* ]] && name=train_llama
     "${build/fp32/bf16}/$name" "$@"
 }
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-shown="$dir/err"
 
 plan() { build/tools/plan --light "$@" 2>"$dir/err"; }
 # values NAME: the numbers or words of a member, one for each of the best, out of JSON on stdin.

@@ -3,18 +3,13 @@
 # their results, attention's are compared with a CPU's, and planted bugs must be found. `all` (make ptx) runs more
 # programs, and prints which kernels ran. Without nvcc or numpy there is nothing to run. Ends with `N passed, N failed`.
 # needs: bf16/dev/ptx_attention
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. dev/test/report.sh
+. "$(dirname "$0")/report.sh"
 all=${1:-}
 nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
-[ -x "$nvcc" ] || skip ptx 'there is no nvcc'
-python3 -c 'import numpy' 2>/dev/null || skip ptx 'there is no numpy for python3'
-[ -x build/cpu-bf16/dev/ptx_attention ] || skip ptx 'there is no CPU build to compare with'
+[ -x "$nvcc" ] || skip 'there is no nvcc'
+python3 -c 'import numpy' 2>/dev/null || skip 'there is no numpy for python3'
+[ -x build/cpu-bf16/dev/ptx_attention ] || skip 'there is no CPU build to compare with'
 export NVCC=$nvcc OMP_NUM_THREADS=1
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-shown="$dir/out"
 
 # close FILE: its line of sums is within 1% of the CPU's.
 build/cpu-bf16/dev/ptx_attention >"$dir/cpu"

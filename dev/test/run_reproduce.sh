@@ -2,15 +2,9 @@
 # run_reproduce.sh [BUILD]: `make reproduce` in small: the text of a Debian package, a validation curve that falls, 1 and
 # 8 ranks with the same losses, PyTorch's where it is installed. Ends with `N passed, N failed`.
 # needs: fp32/train_gpt fp32/train_gpt_3d tools/byte_corpus tools/loss
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-build=${1:-build/cpu-fp32}
-. dev/test/report.sh
-device=${build##*/}
-[ "${device%%-*}" = cpu ] || skip reproduce 'its layouts are for a CPU'
-[ -d /usr/share/common-licenses ] || [ -d /usr/share/perl ] || skip reproduce 'not a Debian: its text is not there'
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
+. "$(dirname "$0")/report.sh"
+cpu_only 'its layouts are for a CPU'
+[ -d /usr/share/common-licenses ] || [ -d /usr/share/perl ] || skip 'not a Debian: its text is not there'
 shown="$dir/printed $dir/output"
 # As make starts it: without the MPIRUN of the tests.
 env -u MPIRUN OUT="$dir" dev/reproduce.sh small "$build" >"$dir/printed" 2>&1

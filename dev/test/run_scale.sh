@@ -2,14 +2,8 @@
 # run_scale.sh [BUILD]: predictions of published runs: tables of rows that are not clean, and the errors that doc/ gives
 # for FSDP and for hosts that are slow. Ends with `N passed, N failed`.
 # needs: bf16/train_gpt_3d bf16/train_llama tools/scale
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. dev/test/report.sh
-build=${1:-build/cpu-fp32}
-case $build in *cuda*) skip scale 'it simulates, on the CPU' ;; esac
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-shown="$dir/err"
+. "$(dirname "$0")/report.sh"
+cpu_only 'it simulates, on the CPU'
 
 scale() { build/tools/scale "$@" >"$dir/out" 2>"$dir/err"; }
 

@@ -3,21 +3,14 @@
 # several seconds. It computes no step after that. A run with a closed output or damaged data loses nothing.
 # Each checkpoint is resumed from. Ends with `N passed, N failed`.
 # needs: fp32/train_gpt fp32/train_gpt_3d tools/byte_corpus
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. dev/test/report.sh
-build=$(realpath -m "${1:-build/cpu-fp32}")
-if [[ ${build##*/} == cuda* ]] && [ "$(nvidia-smi -L 2>/dev/null | grep -c GPU)" -lt 4 ]; then
-    skip signals '4 ranks need 4 GPUs'
-fi
+. "$(dirname "$0")/report.sh"
+need_gpus 4
 open_mpi=$("${launch%% *}" --version 2>/dev/null | grep -c 'Open MPI')
 export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=SSE41
-dir=$(mktemp -d) || exit 1
 job=
 trap '[ -n "$job" ] && kill -KILL "$job" 2>/dev/null; rm -rf "$dir"' EXIT
 trap 'exit 1' HUP INT TERM
 
-shown="$dir/out $dir/err"
 build/tools/byte_corpus "$dir/train.bin" "$dir/val.bin" README.md llmc/*.h llmc/host/*.h >/dev/null || exit 1
 quick="--layers 2 --heads 2 --channels 32 --train-data $dir/train.bin --seq 32 --micro-batch 1 --global-batch 4"
 slow="--layers 4 --heads 4 --channels 128 --train-data $dir/train.bin --seq 128 --micro-batch 2 --global-batch 48"
@@ -37,10 +30,7 @@ train() {
 runs=0
 steps() { [ ! -f "$out.jsonl" ] && echo 0 || grep -c '"loss"' "$out.jsonl"; }
 newest() { find "$1" -name trainer.json 2>/dev/null | sed 's|.*step-0*\([0-9]*\)/.*|\1|' | sort -n | tail -n 1; }
-await_steps() {
-    local end=$((SECONDS + 60))
-    until [ "$(steps)" -ge "$1" ] || [ $SECONDS -ge $end ]; do sleep 0.02; done
-}
+have_steps() { [ "$(steps)" -ge "$1" ]; }
 now() { date +%s%N; }
 
 # ends MILLISECONDS: waits for the job, sets code and took; false if it needs longer than that.
@@ -68,9 +58,9 @@ whole() {
 
 # One step tells how long they are here.
 train 2 $slow --pipeline 2 --steps 100 --save-every 1
-await_steps 1
+await have_steps 1
 begin=$(now)
-await_steps 2
+await have_steps 2
 step=$((($(now) - begin) / 1000000))
 sleep "$(awk "BEGIN { print $step / 4000 }")"
 pkill -TERM -o -P "$job" -x train_gpt_3d
@@ -80,7 +70,7 @@ report $? "SIGTERM to one of 2 ranks, a quarter into a step of $step ms: code $c
 for signal in INT USR1; do
     [ $signal$open_mpi = INT0 ] && continue
     train 4 $slow --tensor 2 --pipeline 2 --steps 100
-    await_steps 1
+    await have_steps 1
     sleep "$(awk "BEGIN { print $step / 4000 }")"
     before=$(steps)
     kill -$signal "$job"
@@ -93,7 +83,7 @@ done
 
 for signal in INT HUP; do
     train 1 $slow --steps 100
-    await_steps 1
+    await have_steps 1
     sleep 0.2
     kill -$signal "$job"
     ends 1500 && [ $code = 0 ] && whole 1
@@ -106,7 +96,7 @@ for pair in 'TSTP mpirun' 'STOP mpirun' 'STOP all' 'CONT all'; do
     read -r signal who <<<"$pair"
     [ $open_mpi = 1 ] || continue
     train 2 $quick --pipeline 2 --steps 400
-    await_steps 5
+    await have_steps 5
     ranks=$(pgrep -P "$job" -x train_gpt_3d | tr '\n' ' ')
     [ "$who" = all ] || ranks=
     # shellcheck disable=SC2086
@@ -120,7 +110,7 @@ done
 
 # One rank alone, for three times the seconds after which the others would report a deadlock.
 CPU_STALL_SECONDS=2 train 4 $quick --tensor 2 --pipeline 2 --steps 400
-await_steps 5
+await have_steps 5
 rank=$(pgrep -P "$job" -x train_gpt_3d | sed -n 3p)
 kill -STOP "$rank"
 sleep 6
@@ -135,7 +125,7 @@ for ((i = 0; i < tries; i++)); do
     flags=(--tensor 2 --pipeline 2)
     [ $((i % 2)) = 1 ] && flags=(--data 4 --save-every 3 --sample-every 2 --sample-tokens 40)
     train 4 $quick "${flags[@]}" --steps 1000000
-    await_steps 2
+    await have_steps 2
     sleep 0.0$((i * 17))
     pkill -TERM -P "$job" -x train_gpt_3d  # all four
     ends 10000 && [ $code = 0 ] && whole "$(steps)" "$quick" && ok=$((ok + 1))
@@ -219,7 +209,7 @@ report $? "closed descriptors: $ok of 5 combinations leave a log of their steps 
 # shellcheck disable=SC2086
 (exec <&- >&- 2>&-; exec "$build/train_gpt" $quick --steps 1000000 --log "$dir/numbers.jsonl") &
 job=$!
-for ((i = 0; i < 600; i++)); do [ -s "$dir/numbers.jsonl" ] && break; sleep 0.1; done
+await [ -s "$dir/numbers.jsonl" ]
 null=$(readlink "/proc/$job/fd/0" "/proc/$job/fd/1" "/proc/$job/fd/2" | grep -c '^/dev/null$')
 kill -KILL $job
 wait $job 2>/dev/null
@@ -242,7 +232,7 @@ for ranks in 1 4; do
     report $? "a foreign token in step 5 of $ranks ranks: one sentence, code $code, step 4 is saved"
 done
 train 4 $quick --data 4 --val-data "$dir/val.bin" --val-every 5 --val-batches 2 --steps 1000000
-await_steps 2
+await have_steps 2
 printf '\377\377' | dd of="$dir/val.bin" bs=1 seek=$((1024 + 2 * 50)) conv=notrunc 2>/dev/null
 ends 20000
 [ $code = 1 ] && [ "$(grep -c '^error: .*val.bin has token 65535' "$dir/err")" = 1 ] && whole "$(steps)" "$quick"

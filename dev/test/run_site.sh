@@ -2,12 +2,8 @@
 # run_site.sh: `make site`: every link of the pages leads somewhere, nothing comes from elsewhere, and the explorer's
 # links lead to pages of the site. Chromium opens every deep link into the explorer, and the links that its scripts
 # make lead to anchors of the site. Without cmark-gfm it is skipped, and without Chromium that part.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. dev/test/report.sh
-command -v cmark-gfm >/dev/null || skip site 'no cmark-gfm'
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
+. "$(dirname "$0")/report.sh"
+command -v cmark-gfm >/dev/null || skip 'no cmark-gfm'
 
 python3 dev/site.py "$dir/site" >"$dir/out" 2>&1
 report $? "every link leads somewhere: $(tail -n 3 "$dir/out")"
@@ -36,10 +32,7 @@ report $? "a dead link is found: $(grep -c '^dead' "$dir/out")"
 
 # ---- in Chromium ----------------------------------------------------------------------------------------------------
 
-chromium=
-for name in chromium chromium-browser google-chrome; do
-    [ -n "$chromium" ] || chromium=$(command -v $name)
-done
+chromium=$(command -v chromium || command -v chromium-browser || command -v google-chrome)
 [ -n "$chromium" ] || { echo 'skip the deep links: no Chromium'; finish; }
 mapfile -t deep < <(grep -rhoE 'explorer\.html#[^" ]+' "$dir/site" --include=*.html |
     sed 's/.*html//; s/&amp;/\&/g' | sort -u)

@@ -2,16 +2,8 @@
 # run_terminal.sh [BUILD]: the terminal as a user meets it: --help and --version of every tool, the name that a
 # misspelt word may mean, make help, and the sentences after a signal.
 # needs: fp32/train_gpt_3d tools/plan tools/experts tools/figures tools/study tools/scale tools/bubbles tools/schedule tools/timeline tools/profile tools/loss tools/byte_corpus
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. dev/test/report.sh
-build=${1:-build/cpu-fp32}
-case $build in
-    *cuda*) skip terminal 'the words are the same' ;;
-esac
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-make() { env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL make "$@"; }
+. "$(dirname "$0")/report.sh"
+cpu_only 'the words are the same'
 
 here=$PWD tools=$(ls dev/data/*.c dev/plot/*.c dev/scale/*.c dev/plan/*.cu | sed 's|.*/||; s|[.].*||')
 for tool in $tools; do
@@ -92,10 +84,7 @@ mkdir "$dir/run"
 "$build/train_gpt_3d" --train-data dev/test/golden/train.bin --layers 1 --heads 1 --channels 16 --seq 16 --vocab 61 \
     --global-batch 4 --steps 1000000 --out "$dir/run" >"$dir/out" 2>&1 &
 job=$!
-for _ in $(seq 300); do
-    grep -q '^step *2/' "$dir/out" && break
-    sleep 0.1
-done
+await grep -q '^step *2/' "$dir/out"
 kill -INT $job 2>/dev/null
 wait $job
 grep -q '^stopped by a signal after step [0-9]*: the same command with --resume auto goes on' "$dir/out"

@@ -3,14 +3,8 @@
 # norm that the log has, every weight and every moment. Products are cut into tiles, and kernels into blocks, by their
 # sizes alone. Ends with `N passed, N failed`.
 # needs: fp32/train_gpt bf16/train_gpt
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-build=$(realpath -m "${1:-build/cpu-fp32}")
-. dev/test/report.sh
-device=${build##*/}
-[ "${device%%-*}" = cpu ] || skip threads 'a GPU has the threads that a launch names'
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
+. "$(dirname "$0")/report.sh"
+cpu_only 'a GPU has the threads that a launch names'
 shown=$dir/output
 
 # Widths that tiles and vectors do not divide, and enough rows that every product has several tiles.

@@ -2,30 +2,18 @@
 # run_train.sh [BUILD]: `make train` as a newcomer runs it, but into a folder of its own. It must end with 0, learn what
 # 500 steps of a sound trainer learn, and leave every file that it announces. Ends with `N passed, N failed`.
 # needs: fp32/train_gpt_3d tools/byte_corpus tools/timeline tools/profile tools/loss
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-. dev/test/report.sh
-build=${1:-build/cpu-fp32}
-device=${build##*/} device=${device%%-*}
-if [ "$device" = cuda ] && [ "$(nvidia-smi -L 2>/dev/null | grep -c GPU)" -lt 8 ]; then
-    skip train '8 ranks need 8 GPUs'
-fi
-out=$(mktemp -d build/train.XXXXXX) || exit 1
-job=
-trap 'rm -rf "$out"' EXIT
-trap '[ -n "$job" ] && kill "$job" 2>/dev/null; exit 1' HUP INT TERM
+. "$(dirname "$0")/report.sh"
+need_gpus 8
+shown="$dir/output"
 
-# The outer make's flags would change what the inner one does; and a newcomer has none of dev/launch.sh's settings.
-env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL -u OMP_NUM_THREADS -u OMPI_MCA_pml -u OMPI_MCA_btl -u HWLOC_COMPONENTS \
-    -u HWLOC_PLUGINS_PATH make train DEVICE="$device" OUT="$out" >"$out/output" 2>&1 &
-job=$!
-wait $job
+# A newcomer has none of dev/launch.sh's settings.
+env -u OMP_NUM_THREADS -u OMPI_MCA_pml -u OMPI_MCA_btl -u HWLOC_COMPONENTS -u HWLOC_PLUGINS_PATH \
+    make train DEVICE="$device" OUT="$dir" >"$dir/output" 2>&1
 code=$?
 report $code "make train ends with exit code $code"
-[ $code = 0 ] || tail -n 25 "$out/output" | sed 's/^/  | /'
 
 # value STEP: the validation loss that was printed after this step.
-value() { sed -n "s|^step $1/500 . validation loss \\([0-9.]*\\)\$|\\1|p" "$out/output"; }
+value() { sed -n "s|^step $1/500 . validation loss \\([0-9.]*\\)\$|\\1|p" "$dir/output"; }
 within() { awk -v x="$1" -v lo="$2" -v hi="$3" 'BEGIN { exit !(x != "" && x > lo && x < hi) }'; }
 
 first=$(value 0) last=$(value 500)
@@ -35,19 +23,19 @@ report $? "validation loss before the first step ${first:-not printed}; a model 
 # after 300 steps. A table of pairs of bytes has 2.74.
 within "$last" 1.7 2.4
 report $? "validation loss after 500 steps ${last:-not printed}, between 1.7 and 2.4"
-steps=$(grep -c '"loss":' "$out/log.jsonl" 2>/dev/null)
+steps=$(grep -c '"loss":' "$dir/log.jsonl" 2>/dev/null)
 [ "$steps" = 500 ]
 report $? "the log has ${steps:-no} of 500 steps"
 
 # Everything that is announced is there: the words with the folder's name in four lines before the last three.
-announced=$(tail -n 7 "$out/output" | head -n 4 | grep -o "$out/[^ ,]*")
+announced=$(tail -n 7 "$dir/output" | head -n 4 | grep -o "$dir/[^ ,]*")
 [ "$(wc -l <<<"$announced")" = 7 ]
 report $? "seven files are announced: ${announced//$'\n'/ }"
-[ "$(tail -n 3 "$out/output" | grep -c '^next: ')" = 3 ]
+[ "$(tail -n 3 "$dir/output" | grep -c '^next: ')" = 3 ]
 report $? 'the last three lines say where to look next'
-grep -q 'static inline ' "$out/output"
+grep -q 'static inline ' "$dir/output"
 report $? 'the sample is shown'
-! grep -q 'Nothing to be done' "$out/output"
+! grep -q 'Nothing to be done' "$dir/output"
 report $? 'make says nothing of targets that are up to date'
 for file in $announced; do
     case $file in
