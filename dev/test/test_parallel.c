@@ -889,12 +889,10 @@ typedef struct {
     const char *says;
 } Refusal;
 
+// What options.h refuses for every trainer alike is in test_options.c.
 static const Refusal REFUSALS[] = {
-    {"heads", {"train_gpt_tp", 3, ""}, GOOD, 2, "4 heads"},
     {"heads, before any memory", {"train_gpt_tp", 3, ""},
      DATA "--layers 5000 --heads 1024 --channels 65536", 2, "1024 heads"},
-    {"vocabulary", {"train_gpt_tp", 3, ""}, DATA "--heads 3 --channels 48 --vocab 61", 2, "vocabulary"},
-    {"T", {"train_gpt_tp", 2, "--sequence-parallel 1"}, GOOD "--seq 23", 2, "--seq 23"},
     {"ranks that are not t", {"train_gpt_tp", 3, "--tensor 2"}, GOOD, 2, "--tensor 2"},
     {"a flag of pipelines", {"train_gpt_tp", 2, "--pipeline 2"}, GOOD, 2, "train_gpt_pp"},
     {"ranks that are not t * p", {"train_gpt_pp", 3, "--tensor 2"}, GOOD, 2, "--tensor 2"},
@@ -902,12 +900,9 @@ static const Refusal REFUSALS[] = {
     {"a flag that data parallelism lacks", {"train_data", 2, "--tensor 2"}, GOOD, 2, "train_gpt_tp"},
     {"one that it has", {"train_gpt", 1, "--overlap 0"}, GOOD, 2, "train_data"},
     {"ranks that are not d", {"train_data", 2, "--data 4"}, GOOD, 2, "--data 4"},
-    {"the batch of data ranks", {"train_data", 3, ""}, GOOD, 2, "--global-batch 8"},
     {"everything on every rank", {"train_fsdp", 2, "--zero 0"}, GOOD, 2, "train_data"},
     {"a stage that is another lesson", {"train_fsdp", 2, "--shard 1"}, GOOD, 2, "--shard must be one of 2|3"},
     {"a flag of one lesson alone", {"train_data", 2, "--shard 3"}, GOOD, 2, "unknown flag '--shard'"},
-    {"more stages than layers", {"train_gpt_pp", 5, ""}, GOOD, 2, "4 layers"},
-    {"more chunks than layers", {"train_gpt_pp", 4, "--virtual 2"}, GOOD, 2, "4 layers"},
     {"layers of too few stages", {"train_gpt_pp", 4, "--layers-per-stage 2,2"}, GOOD, 2, "4 numbers"},
     {"layers that do not sum", {"train_gpt_pp", 2, "--layers-per-stage 2,1"}, GOOD, 2, "the 4 layers"},
     {"a chunk without layers", {"train_gpt_3d", 2, "--pipeline 2 --virtual 2 --layers-per-stage 3,1"}, GOOD, 2,
@@ -924,7 +919,6 @@ static const Refusal REFUSALS[] = {
     {"\"lengths that 2c does not divide\"", {"train_context", 8, "--context 8 --context-by ring"}, GOOD, 2, "--seq 24"},
     {"blocks of masks that parts cut", {"train_context", 2, "--context 2 --context-by ring --dropout 0.1"}, GOOD, 2,
      "multiple of 8"},
-    {"a limit that nothing looks at", {"train_zero_bubble", 2, "--max-in-flight 3"}, GOOD, 2, "zb-auto"},
     {"no such schedule file", {"train_gpt_pp", 2, "--schedule-file nowhere.txt"}, GOOD, 2, "nowhere.txt"},
     {"a word that is no step", {"train_gpt_pp", 2, "--schedule-file word.txt"}, GOOD, 2, "line 2, word 3"},
     {"a file without steps", {"train_gpt_pp", 2, "--schedule-file empty.txt"}, GOOD, 2, "no steps"},
@@ -946,7 +940,6 @@ static const Refusal REFUSALS[] = {
     {"a step twice", {"train_gpt_pp", 2, "--schedule-file twice.txt"}, GOOD "--global-batch 2", 2, "twice"},
     {"a file and a name", {"train_gpt_pp", 2, "--schedule-file two.txt --schedule 1f1b"}, GOOD, 2, "exclude"},
     {"ranks that are not t * d * p", {"train_gpt_3d", 6, "--tensor 4"}, GOOD, 2, "--tensor 4"},
-    {"the batch", {"train_gpt_3d", 3, "--data 3"}, GOOD, 2, "--global-batch 8"},
     {"the order", {"train_gpt_3d", 2, "--order tdd"}, GOOD, 2, "--order"},
     {"no training data", {"train_gpt_3d", 4, "--tensor 2"}, "--init golden " SIZES, 2, "--train-data"},
     {"no such checkpoint", {"train_gpt_3d", 4, "--tensor 2"}, "--resume nowhere " DATA SIZES, 2, "nowhere"},
