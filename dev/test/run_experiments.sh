@@ -20,20 +20,23 @@ commands() {
     awk -v begin="<!-- run $1 -->" '$0 == begin { on = 1 } on && /^```$/ { exit } on && !/^(<!--|```)/' $page
 }
 
-# change NAME: makes build/experiments/NAME.cu as the sed line on the page says, and builds it.
+# change NAME [TARGET]: makes build/experiments/NAME.cu as the sed or patch line on the page says, and builds it.
 change() {
-    local edit file
-    edit=$(commands "$1" | grep '^sed -i ')
-    file=${edit##* } edit=${edit#sed -i } edit=${edit% *}
-    eval "sed $edit $file" >"$dir/$1.cu"
-    check "$1: the sed line changes $file" eval "! cmp -s $file $dir/$1.cu"
-    make DEVICE=cpu PRECISION=fp32 OPTIMIZE=-O0 "$build/$dir/$1" >"$dir/$1.log" 2>&1
+    local words file code
+    eval "words=($(commands "$1" | head -n 1))"
+    case ${words[0]} in
+        sed) file=${words[3]} && sed "${words[2]}" "$file" >"$dir/$1.cu" ;;
+        patch) file=${words[3]} && patch -s -o "$dir/$1.cu" "$file" "${words[4]}" >>"$dir/$1.log" ;;
+    esac
+    code=$?
+    check "$1: the ${words[0]} line changes $file" eval "[ $code = 0 ] && ! cmp -s $file $dir/$1.cu"
+    make DEVICE=cpu PRECISION=fp32 OPTIMIZE=-O0 "$build/$dir/$1" ${2:-} >>"$dir/$1.log" 2>&1
     check "$1: it compiles" test $? = 0
 }
 
-# run NAME OUTPUT PROGRAM OTHER: the commands but sed and make, with another program in the place of the page's.
+# run NAME OUTPUT PROGRAM OTHER: the commands but sed, patch and make, with another program in the place of the page's.
 run() {
-    commands "$1" | grep -vE '^(sed -i|make) ' | sed "s|mpirun --oversubscribe|$launch|; s|$3|$4|" >"$dir/$1.sh"
+    commands "$1" | grep -vE '^(sed -i|patch|make) ' | sed "s|mpirun --oversubscribe|$launch|; s|$3|$4|" >"$dir/$1.sh"
     bash "$dir/$1.sh" >"$dir/$2" 2>"$dir/$1.err" </dev/null
 }
 
@@ -84,33 +87,17 @@ for n in 1 2 3 4; do
         "$(sent 1 ncclReduceScatter) $((share * ${gathered:-0}))"
 done
 
-patch -s -o $dir/post_ln.cu train_gpt.cu doc/experiments/post_ln.patch >$dir/post_ln.log 2>&1
-check 'post_ln: the patch fits train_gpt.cu' test $? = 0
-make DEVICE=cpu PRECISION=fp32 OPTIMIZE=-O0 "$build/$dir/post_ln" corpus >>$dir/post_ln.log \
-    2>&1
-check 'post_ln: it compiles' test $? = 0
-commands post_ln | grep -vE '^(patch|make) ' |
-    sed "s|build/cpu-fp32/\$trainer|\$(program \$trainer)|" >$dir/post_ln.sh
-program() { if [ "$1" = post_ln ]; then echo "$build/$dir/post_ln"; else echo "$build/$1"; fi; }
-export -f program
-export build dir
-bash $dir/post_ln.sh >$dir/post_ln.out 2>$dir/post_ln.err </dev/null
+change post_ln corpus
+ln -sf "$PWD/$build"/train_gpt{,_tp} "$build/$dir"
+run post_ln post_ln.out 'build/cpu-fp32/$trainer' "$build/$dir/\$trainer"
 norm() { sed -n "s/^$1 --layers $2: .*norm //p" $dir/post_ln.out; } # norm TRAINER LAYERS
 check "post_ln: with 24 layers for 4 the pre-LN norm doubles at least: $(norm train_gpt 4), $(norm train_gpt 24)" \
     awk -v a="$(norm train_gpt 4)" -v b="$(norm train_gpt 24)" 'BEGIN { exit !(a > 0 && b > 2 * a) }'
 check "post_ln: and the post-LN norm differs by less than a tenth: $(norm post_ln 4), $(norm post_ln 24)" \
     awk -v a="$(norm post_ln 4)" -v b="$(norm post_ln 24)" 'BEGIN { exit !(a > 0 && b < 1.1 * a && b > 0.9 * a) }'
 
-patch -s -o $dir/parallel_block.cu train_gpt_tp.cu doc/experiments/parallel_block.patch >$dir/parallel_block.log 2>&1
-check 'parallel_block: the patch fits train_gpt_tp.cu' test $? = 0
-make DEVICE=cpu PRECISION=fp32 OPTIMIZE=-O0 "$build/$dir/parallel_block" \
-    >>$dir/parallel_block.log 2>&1
-check 'parallel_block: it compiles' test $? = 0
-commands parallel_block | grep -vE '^(patch|make) ' |
-    sed "s|mpirun --oversubscribe|$launch|; s|build/cpu-fp32/\$trainer|\$(program \$trainer)|" >$dir/parallel_block.sh
-program() { if [ "$1" = parallel_block ]; then echo "$build/$dir/$1"; else echo "$build/$1"; fi; }
-export -f program
-bash $dir/parallel_block.sh >$dir/parallel_block.out 2>$dir/parallel_block.err </dev/null
+change parallel_block
+run parallel_block parallel_block.out 'build/cpu-fp32/$trainer' "$build/$dir/\$trainer"
 # calls TRAINER SP OPERATION: of one run.
 calls() {
     awk -v run="$1 --sequence-parallel $2" -v op="$3:" '/^(train|par)/ { on = $0 == run } on && $7 == op { print $8 }' \
