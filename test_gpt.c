@@ -402,11 +402,6 @@ static const Refusal REFUSALS[] = {
     {"missing shard", MODEL SIZES "--train-data nowhere/*.bin", 2, "nowhere"},
     {"missing validation shard", GOOD "--val-every 1 --val-data nowhere.bin", 2, "nowhere"},
     {"truncated shard", MODEL SIZES "--train-data truncated.bin", 2, "truncated.bin"},
-    {"shard without a whole header", MODEL SIZES "--train-data header.bin", 2, "header.bin"},
-    {"foreign magic", MODEL SIZES "--train-data foreign.bin", 2, "foreign.bin"},
-    {"foreign version", MODEL SIZES "--train-data version.bin", 2, "version.bin"},
-    {"shard with a negative count", MODEL SIZES "--train-data negative.bin", 2, "negative.bin"},
-    {"shard shorter than a sample", MODEL SIZES "--train-data sample.bin", 2, "sample.bin"},
     {"shard shorter than a batch", MODEL SIZES "--train-data batch.bin", 2, "batch.bin"},
     {"token id >= V", MODEL SIZES "--train-data token.bin", 1, "token.bin"},
     {"--out below a file", GOOD "--out golden/train.bin/out", 2, "golden/train.bin"},
@@ -416,7 +411,8 @@ static const Refusal REFUSALS[] = {
     {"--trace in no folder", GOOD "--trace nowhere/trace", 2, "nowhere/trace"},
 };
 
-// Model folders that are refused, made by damaging a good one.
+// Model folders that are refused, made by damaging a good one: one or two of each file, of which test_checkpoint.c has
+// all faults.
 typedef struct {
     const char *name;
     Damage damage;
@@ -425,30 +421,11 @@ typedef struct {
 
 static const BadModel BAD_MODELS[] = {
     {"config of another model", {"config", "\"gpt2\"", "\"llama\"", 0}, "config.json"},
-    {"config that is no JSON", {"config", "{", "[", 0}, "config.json"},
-    {"config that ends early", {"config", "\"vocab_size\"", "\"vocab_si", 0}, "config.json"},
-    {"config without n_head", {"config", "\"n_head\"", "\"n_hat\"", 0}, "n_head"},
     {"config with a negative size", {"config", "\"n_layer\": ", "\"n_layer\": -", 0}, "n_layer"},
-    {"config with an absurd size", {"config", "\"n_layer\": 4", "\"n_layer\": 1e300", 0}, "n_layer"},
-    {"config with another activation", {"config", "gelu_new", "relu", 0}, "activation_function"},
-    {"config with another epsilon", {"config", "1e-05", "1e-06", 0}, "layer_norm_epsilon"},
-    {"config with an untied head", {"config", "gs\": true", "gs\": false", 0}, "tie_word_embeddings"},
-    {"truncated header", {"cut", "", "", 100}, "model.safetensors"},
-    {"empty file", {"cut", "", "", 0}, "model.safetensors"},
     {"truncated data", {"cut", "", "", 20000}, "model.safetensors"},
-    {"header longer than the file", {"length", "", "", 1 << 30}, "model.safetensors"},
-    {"header of 2^64 - 1 bytes", {"length", "", "", UINT64_MAX}, "model.safetensors"},
-    {"header that is no JSON", {"header", "{", "x", 0}, "model.safetensors"},
-    {"absurd offsets", {"header", "[0,7808]", "[0,99999999999999999999]", 0}, "wte.weight"},
-    {"offsets that run backwards", {"header", "[0,7808]", "[7808,0]", 0}, "wte.weight"},
-    {"offsets that overlap", {"header", "[7808,10880]", "[7804,10876]", 0}, "overlap"},
-    {"shape that overflows", {"header", "[61,32]", "[4294967296,4294967296]", 0}, "wte.weight"},
-    {"negative shape", {"header", "[61,32]", "[-61,-32]", 0}, "wte.weight"},
     {"wrong shape", {"header", "[61,32]", "[32,61]", 0}, "wte.weight"},
     {"wrong dtype", {"header", "\"F32\"", "\"I32\"", 0}, "wte.weight"},
-    {"unknown dtype", {"header", "\"F32\"", "\"Q4\"", 0}, "wte.weight"},
     {"missing tensor", {"header", "\"ln_f.bias\"", "\"ln_g.bias\"", 0}, "ln_f.bias"},
-    {"tensor twice", {"header", "h.3.ln_1.bias", "h.2.ln_1.bias", 0}, "h.2.ln_1.bias"},
 };
 
 static void group_refusals(Context *x) {
@@ -457,13 +434,8 @@ static void group_refusals(Context *x) {
     memcpy(foreign_token, tokens, x->token_count * sizeof(int));
     foreign_token[100] = 61;
     write_shard("truncated.bin", magic, 1, n, tokens, x->token_count / 2);
-    write_shard("foreign.bin", 0x46554747, 1, n, tokens, x->token_count);
-    write_shard("version.bin", magic, 9, n, tokens, x->token_count);
-    write_shard("negative.bin", magic, 1, -5, tokens, x->token_count);
-    write_shard("sample.bin", magic, 1, 24, tokens, 24);
     write_shard("batch.bin", magic, 1, 24 * 8, tokens, 24 * 8);  // the last target is missing
     write_shard("token.bin", magic, 1, n, foreign_token, x->token_count);
-    write_file("header.bin", "short", 5);
     free(foreign_token);
     // Only one trainer is built with sanitizers: the last one, which reads all that the first one reads.
     Layout one = {x->sanitized ? "train_gpt_3d" : "train_gpt", 1, ""};

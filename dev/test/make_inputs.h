@@ -38,7 +38,7 @@ static inline int *read_shard(const char *path, size_t *count) {
 }
 
 // A fault of a model folder. kind "config" or "header" (of model.safetensors): the first `from` of that text becomes
-// `to`. "cut": the file ends after `number` bytes. "length": its header claims `number` bytes.
+// `to`. "cut": the file ends after `number` bytes.
 typedef struct {
     const char *kind, *from, *to;
     uint64_t number;
@@ -88,7 +88,6 @@ static inline void write_tensors(const char *folder, const char *name, const Par
             memcpy(file + at, bytes == 4 ? (const void *)&value : (const void *)&half, bytes);
         }
     }
-    if (strcmp(damage.kind, "length") == 0) length = damage.number;
     if (strcmp(damage.kind, "cut") == 0) total = damage.number;
     memcpy(file, &length, 8);
     write_file(in(folder, name), file, total);
