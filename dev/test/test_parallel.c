@@ -889,7 +889,7 @@ typedef struct {
     const char *says;
 } Refusal;
 
-// What options.h refuses for every trainer alike is in test_options.c.
+// What options.h and pipeline.h refuse for every trainer alike is in test_options.c and test_pipeline.c.
 static const Refusal REFUSALS[] = {
     {"heads, before any memory", {"train_gpt_tp", 3, ""},
      DATA "--layers 5000 --heads 1024 --channels 65536", 2, "1024 heads"},
@@ -910,34 +910,21 @@ static const Refusal REFUSALS[] = {
     {"layers that are no numbers", {"train_gpt_pp", 2, "--layers-per-stage 2;2"}, GOOD, 2, "2 numbers"},
     {"layers of stages without stages", {"train_gpt_tp", 2, "--layers-per-stage 4"}, GOOD, 2, "train_gpt_pp"},
     {"m", {"train_gpt_pp", 2, "--virtual 2"}, GOOD "--micro-batch 8", 2, "multiple of 2"},
-    {"chunks", {"train_gpt_pp", 2, "--virtual 2 --schedule 1f1b"}, GOOD, 2, "interleaved"},
-    {"one chunk", {"train_gpt_pp", 2, "--schedule interleaved"}, GOOD, 2, "--virtual 2"},
-    {"halves with chunks", {"train_zero_bubble", 2, "--virtual 2 --schedule zb-h1"}, GOOD, 2, "interleaved"},
-    {"halves of one stage", {"train_zero_bubble", 1, "--schedule zb-auto"}, GOOD, 2, "2 or more stages"},
     {"parts that do not divide the data ranks", {"train_context", 3, "--context 2"}, GOOD, 2, "--context 2"},
     {"parts that do not divide the heads", {"train_context", 3, "--context 3"}, GOOD, 2, "--context-by ring"},
     {"\"lengths that 2c does not divide\"", {"train_context", 8, "--context 8 --context-by ring"}, GOOD, 2, "--seq 24"},
     {"blocks of masks that parts cut", {"train_context", 2, "--context 2 --context-by ring --dropout 0.1"}, GOOD, 2,
      "multiple of 8"},
     {"no such schedule file", {"train_gpt_pp", 2, "--schedule-file nowhere.txt"}, GOOD, 2, "nowhere.txt"},
-    {"a word that is no step", {"train_gpt_pp", 2, "--schedule-file word.txt"}, GOOD, 2, "line 2, word 3"},
-    {"a file without steps", {"train_gpt_pp", 2, "--schedule-file empty.txt"}, GOOD, 2, "no steps"},
     {"a file for other stages", {"train_gpt_pp", 3, "--schedule-file two.txt"}, GOOD, 2, "is for 2 stages"},
     {"a file for other micro-batches", {"train_gpt_pp", 2, "--schedule-file two.txt"}, GOOD, 2, "2 micro-batches and"},
     {"a file for other chunks", {"train_gpt_pp", 2, "--schedule-file two.txt --virtual 2"}, GOOD "--global-batch 2", 2,
      "here are 2, 2 and 2"},
     {"a list that hangs", {"train_gpt_3d", 2, "--pipeline 2 --schedule-file hangs.txt"}, GOOD "--global-batch 2", 2,
      "deadlock"},
-    {"a weight step first", {"train_zero_bubble", 2, "--pipeline 2 --schedule-file early.txt"},
-     GOOD "--global-batch 2", 2, "before its backward"},
-    {"a weight step too few", {"train_zero_bubble", 2, "--pipeline 2 --schedule-file missing.txt"},
-     GOOD "--global-batch 2", 2, "with their weight steps"},
-    {"weight steps in another order", {"train_zero_bubble", 2, "--pipeline 2 --schedule-file order.txt"},
-     GOOD "--global-batch 2", 2, "when that of micro-batch 0 is next"},
     {"weight steps elsewhere", {"train_gpt_pp", 2, "--schedule-file order.txt"}, GOOD "--global-batch 2", 2,
      "train_zero_bubble"},
     {"halves elsewhere", {"train_gpt_3d", 2, "--pipeline 2 --schedule zb-h1"}, GOOD, 2, "train_zero_bubble"},
-    {"a step twice", {"train_gpt_pp", 2, "--schedule-file twice.txt"}, GOOD "--global-batch 2", 2, "twice"},
     {"a file and a name", {"train_gpt_pp", 2, "--schedule-file two.txt --schedule 1f1b"}, GOOD, 2, "exclude"},
     {"ranks that are not t * d * p", {"train_gpt_3d", 6, "--tensor 4"}, GOOD, 2, "--tensor 4"},
     {"the order", {"train_gpt_3d", 2, "--order tdd"}, GOOD, 2, "--order"},
@@ -954,13 +941,8 @@ static const Refusal REFUSALS[] = {
 // Schedules in files, each but the first with one mistake.
 static const char *const SCHEDULE_FILES[][2] = {
     {"two.txt", "F0 F1 B0 B1\nF0 B0 F1 B1\n"},
-    {"word.txt", "F0 F1 B0 B1\nF0 B0 G1 B1\n"},
-    {"empty.txt", "# F0 F1 B0 B1\n\n"},
     {"hangs.txt", "F0 B0 F1 B1\nF0 F1 B0 B1\n"},
-    {"early.txt", "F0 F1 W0 B0 B1 W1\nF0 B0 F1 B1\n"},
-    {"missing.txt", "F0 F1 B0 W0 B1\nF0 B0 F1 B1\n"},
     {"order.txt", "F0 F1 B0 B1 W1 W0\nF0 B0 F1 B1\n"},
-    {"twice.txt", "F0 F1 B0 B0\nF0 B0 F1 B1\n"},
 };
 
 static void group_refusals(Context *x) {
