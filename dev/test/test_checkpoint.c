@@ -443,7 +443,7 @@ static void test_layouts(void) {
                 ok = same_file(in(whole, names[f]), in(dir, names[f])) ||
                      error_set(&err, "%s differs from the one of one rank", names[f]);
             }
-            ok = ok && checkpoint_check(dir, &SMALL, true, bf16, &err) && checkpoint_verify(dir, &err) &&
+            ok = ok && checkpoint_is_complete(dir, &SMALL, bf16 ? 4 : 3, &err) && checkpoint_verify(dir, &err) &&
                  each_rank(&SMALL, r, bf16, dir, job_read, &err);
             check(&checks, ok,
                   "same topology only: %s saved by t%zu p%zu v%zu d%zu, read by t%zu p%zu v%zu d%zu%s%s",
@@ -514,7 +514,7 @@ static void test_foreign(void) {
         "\"transformer.h.0.attn.masked_bias\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[%zu,%zu]}",
         data, data + 24672, data + 24672, data + 24772, data + 24772, data + 24776);
     rewrite_header(whole, dir, "\"h.", "\"transformer.h.", extra, 24776);
-    bool ok = checkpoint_check(dir, &SMALL, false, false, &err);
+    bool ok = checkpoint_is_complete(dir, &SMALL, 1, &err);
     if (!ok) printf("     %s\n", err.text);
     ok = ok && each_rank(&SMALL, &ONE, false, dir, job_read_weights, &err);
     check(&checks, ok, "names with the prefix \"transformer.\", extra lm_head.weight and buffers");
@@ -529,15 +529,15 @@ static void test_foreign(void) {
     };
     for (int i = 0; i < 4; i++) {
         rewrite_header(whole, dir, wrong[i].from, wrong[i].to, "", 0);
-        ok = !checkpoint_check(dir, &SMALL, false, false, &err) && says(&err, wrong[i].says);
+        ok = !checkpoint_is_complete(dir, &SMALL, 1, &err) && says(&err, wrong[i].says);
         check(&checks, ok, "weights: %s", wrong[i].what);
     }
     unlink(in_root("foreign/model.safetensors"));
-    ok = !checkpoint_check(dir, &SMALL, false, false, &err) && says(&err, "No such file");
-    ok &= !checkpoint_check(whole, &SMALL, true, true, &err) && says(&err, "has no tensor wte.weight.master");
+    ok = !checkpoint_is_complete(dir, &SMALL, 1, &err) && says(&err, "No such file");
+    ok &= !checkpoint_is_complete(whole, &SMALL, 4, &err) && says(&err, "has no tensor wte.weight.master");
     GPTConfig longer = SMALL;
     longer.maxT = 11;
-    ok &= !checkpoint_check(whole, &longer, true, false, &err) &&
+    ok &= !checkpoint_is_complete(whole, &longer, 3, &err) &&
           says(&err, "wpe.weight has shape [10,24] instead of [11,24]");
     check(&checks, ok, "missing weights, missing master weights, another model");
 }
@@ -579,7 +579,7 @@ static void test_split(void) {
     const char *dir = in_root("split"), *whole = in_root("whole/step-00000100");
     mkdir(dir, 0777);
     write_split(whole, dir, NULL, NULL);
-    bool ok = checkpoint_check(dir, &SMALL, false, false, &err);
+    bool ok = checkpoint_is_complete(dir, &SMALL, 1, &err);
     if (!ok) printf("     %s\n", err.text);
     ok = ok && each_rank(&SMALL, &ONE, false, dir, job_read_weights, &err);
     check(&checks, ok, "weights in two files with an index");
@@ -598,7 +598,7 @@ static void test_split(void) {
     };
     for (size_t i = 0; i < sizeof LIES / sizeof LIES[0]; i++) {
         write_split(whole, dir, LIES[i].from, LIES[i].to);
-        bool refused = !checkpoint_check(dir, &SMALL, false, false, &err);
+        bool refused = !checkpoint_is_complete(dir, &SMALL, 1, &err);
         check(&checks, refused && says(&err, LIES[i].says) && says(&err, "model.safetensors.index.json"),
               "refused: an index that lies -> %s", err.text);
     }
@@ -737,7 +737,7 @@ static size_t count_entries(const char *dir) {
 static bool newest_is(const char *out, bool verify, const char *name) {
     char path[PATH_MAX];
     Error err;
-    if (!latest_sound(out, verify, path, sizeof path, &err)) return false;
+    if (!latest_sound(out, verify, path, &err)) return false;
     const char *slash = strrchr(path, '/');
     return strcmp(slash ? slash + 1 : path, name) == 0;
 }
@@ -771,7 +771,7 @@ static void test_folders(void) {
     ok &= !file_exists(step_10) && count_entries(out) == 3;
     check(&checks, ok, "pruning keeps the newest, later ones and what is not ours");
     ok = save(out, 20, &SMALL, &ONE, true, &err) && count_entries(out) == 3 &&
-         checkpoint_check(step_20, &SMALL, true, true, &err);
+         checkpoint_is_complete(step_20, &SMALL, 4, &err);
     check(&checks, ok, "the same step saved again replaces the old one");
     ok = save_one(out, 30, &SMALL, &err) && save_one(out, 25, &SMALL, &err);
     check(&checks, ok && latest_is(out, "step-00000025"),
@@ -973,7 +973,7 @@ static void test_unsound(void) {
     ok = unlink(in(out, "step-00000002/model.safetensors")) == 0;
     check(&checks, ok && latest_is(out, "step-00000001"), "weights that are missing");
     ok = unlink(in(out, "step-00000001/config.json")) == 0;
-    ok &= !latest_sound(out, true, path, sizeof path, &err) &&
+    ok &= !latest_sound(out, true, path, &err) &&
           says(&err, "no checkpoint under") && says(&err, "step-00000004/trainer.json");
     check(&checks, ok, "and where none is sound it refuses, and names what is wrong with the newest");
 }
@@ -985,10 +985,10 @@ static void test_shares(void) {
     static const GPTConfig wide = {2, 192, 3, 700, 768, 40, NULL};  // some tensors are longer than a piece
     bool ok = save_one(in_root("shares"), 1, &wide, &err);
     Checksums whole, sums[5];
-    ok = ok && checkpoint_sum(dir, NULL, 0, 1, &whole, &err) && checkpoint_matches(dir, &whole, &err);
+    ok = ok && checkpoint_sum(dir, NULL, 0, 1, true, &whole, &err) && checkpoint_matches(dir, &whole, &err);
     size_t partial = 0, wrong = 0;
     for (size_t rank = 0; rank < 5 && ok; rank++) {
-        ok = checkpoint_sum(dir, NULL, rank, 5, &sums[rank], &err) && sums[rank].count == whole.count;
+        ok = checkpoint_sum(dir, NULL, rank, 5, true, &sums[rank], &err) && sums[rank].count == whole.count;
         partial += !checkpoint_matches(dir, &sums[rank], &err) && says(&err, "is damaged: ");
     }
     for (size_t i = 0; i < whole.count && ok; i++) {
@@ -1099,9 +1099,9 @@ static void test_kill(void) {
         waitpid(child, &status, 0);
         ok = WIFSIGNALED(status) || error_set(&err, "a save failed");
         TrainerState state;
-        ok = ok && latest_sound(out, true, dir, sizeof dir, &err) &&
+        ok = ok && latest_sound(out, true, dir, &err) &&
              (dir[0] || error_set(&err, "no checkpoint is left"));
-        ok = ok && checkpoint_check(dir, &TINY, true, false, &err) &&
+        ok = ok && checkpoint_is_complete(dir, &TINY, 3, &err) &&
              checkpoint_read_state(dir, &state, &err) && each_rank(&TINY, &ONE, false, dir, job_read, &err);
         if ((int)count_entries(out) > most) most = (int)count_entries(out);
     }

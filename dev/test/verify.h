@@ -1,26 +1,33 @@
 // verify.h: compares a checkpoint with its checksums, all of it in one process, and finds the newest sound one.
 //
-// defines: checkpoint_verify, latest_sound
+// defines: checkpoint_is_sound, checkpoint_verify, checkpoint_is_complete, latest_sound
 #ifndef DEV_TEST_VERIFY_H
 #define DEV_TEST_VERIFY_H
 
 #include "llmc/host/checkpoint_list.h"
 
-static inline bool checkpoint_verify(const char *dir, Error *err) {
+// verify: its checksums too are compared.
+static inline bool checkpoint_is_sound(const char *dir, bool verify, Error *err) {
     Checksums sums;
-    bool ok = checkpoint_sum(dir, NULL, 0, 1, &sums, err) && checkpoint_matches(dir, &sums, err);
+    bool ok = checkpoint_sum(dir, NULL, 0, 1, verify, &sums, err) && (!verify || checkpoint_matches(dir, &sums, err));
     free(sums.sums);
     return ok;
 }
 
-// As a job finds it. verify: its checksums too are compared.
-static inline bool latest_sound(const char *out, bool verify, char *path, size_t size, Error *err) {
-    size_t passed = 0;
+static inline bool checkpoint_verify(const char *dir, Error *err) { return checkpoint_is_sound(dir, true, err); }
+
+// The headers alone: are the tensors of the first `kinds` kinds there?
+static inline bool checkpoint_is_complete(const char *dir, const GPTConfig *config, size_t kinds, Error *err) {
+    return checkpoint_check(dir, config, kinds, 0, 1, NULL, err);
+}
+
+// As a job finds it.
+static inline bool latest_sound(const char *out, bool verify, char path[PATH_MAX], Error *err) {
     Error why;
-    for (;;) {
-        bool ok = checkpoint_latest(out, NULL, &passed, path, size, err);
-        if (!path[0] || !verify || checkpoint_verify(path, &why)) return ok;
-        checkpoint_pass_over(path, &passed, &why, err);
+    for (size_t passed = 0;; passed++) {
+        bool ok = checkpoint_latest(out, passed, path, err);
+        if (!path[0] || checkpoint_is_sound(path, verify, &why)) return ok;
+        checkpoint_pass_over(path, passed, &why, err);
     }
 }
 

@@ -156,9 +156,9 @@ static inline bool checkpoint_open(const char *dir, StateKind kind, SafeTensors 
 }
 
 // Looks at every tensor of the first `kinds` kinds of state: is it there, with the right shape and type? Adds up one
-// share of all their checksums, unless sums is NULL.
-static inline bool checkpoint_scan(const char *dir, const GPTConfig *config, size_t kinds, size_t share, size_t shares,
-                                   Checksums *sums, Error *err) {
+// share of all their checksums. Without sums it reads the headers alone, so it comes before any allocation.
+static inline bool checkpoint_check(const char *dir, const GPTConfig *config, size_t kinds, size_t share, size_t shares,
+                                    Checksums *sums, Error *err) {
     size_t piece = 0, tensors = count_tensors(config);
     bool ok = true;
     for (size_t k = 0; k < kinds && ok; k++) {
@@ -174,16 +174,10 @@ static inline bool checkpoint_scan(const char *dir, const GPTConfig *config, siz
     return ok;
 }
 
-// Are all tensors of that model there? Looks at the headers alone, so it comes before any allocation. with_optimizer:
-// as --resume needs; bf16: and the fp32 master weights.
-static inline bool checkpoint_check(const char *dir, const GPTConfig *config, bool with_optimizer, bool bf16,
-                                    Error *err) {
-    return checkpoint_scan(dir, config, !with_optimizer ? 1 : bf16 ? 4 : 3, 0, 1, NULL, err);
-}
-
-// Adds up one share of all tensors in the files, the first share with what is no tensor; the sums of all shares
-// together are those of the whole. The caller frees sums->sums in either case.
-static inline bool checkpoint_sum(const char *dir, const ModelSpec *spec, size_t share, size_t shares,
+// Looks at every file of a checkpoint. To verify it, adds up one share of all tensors in the files, the first share
+// with what is no tensor; the sums of all shares together are those of the whole. The caller frees sums->sums in either
+// case.
+static inline bool checkpoint_sum(const char *dir, const ModelSpec *spec, size_t share, size_t shares, bool verify,
                                   Checksums *sums, Error *err) {
     TrainerState state;
     GPTConfig config;
@@ -191,7 +185,7 @@ static inline bool checkpoint_sum(const char *dir, const ModelSpec *spec, size_t
     if (!checkpoint_read_state(dir, &state, err) || !checkpoint_read_config(dir, spec, &config, err)) return false;
     *sums = checksums_make(&config, state.bf16);
     if (share == 0) sums->sums[0] = checkpoint_state_sum(&config, &state);
-    return checkpoint_scan(dir, &config, state.bf16 ? 4 : 3, share, shares, sums, err);
+    return checkpoint_check(dir, &config, state.bf16 ? 4 : 3, share, shares, verify ? sums : NULL, err);
 }
 
 // Are the sums of the whole files, the configuration and the position those that were saved? What has no checksums

@@ -17,16 +17,18 @@ static constexpr size_t DEVICE_RESERVE = GPU_RESERVE;
 static constexpr size_t DEVICE_RESERVE = 0;  // a CPU needs none
 #endif
 
-// All ranks call it, and all know the verdict: is a checkpoint what was saved, by its checksums? Each reads a share.
+// All ranks call it, and all know the verdict: is a checkpoint complete and, with --verify, what was saved, by its
+// checksums? Each reads a share.
 static inline bool trainer_verify(const Trainer *m, const char *dir, Error *err) {
     const Job *job = &m->job;
     Checksums sums;
-    bool ok = checkpoint_sum(dir, m->config.spec, (size_t)job->rank, (size_t)job->size, &sums, err);
+    size_t rank = (size_t)job->rank, ranks = (size_t)job->size;
+    bool ok = checkpoint_sum(dir, m->config.spec, rank, ranks, m->opt.verify, &sums, err);
     int first = job_first_failure(job, ok);
     if (first < job->size) {
         MPI_Bcast(err->text, sizeof err->text, MPI_CHAR, first, MPI_COMM_WORLD);
         ok = false;
-    } else {
+    } else if (m->opt.verify) {
         MPI_Allreduce(MPI_IN_PLACE, sums.sums, (int)sums.count, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
         ok = checkpoint_matches(dir, &sums, err);
     }
@@ -36,14 +38,13 @@ static inline bool trainer_verify(const Trainer *m, const char *dir, Error *err)
 
 // The newest sound checkpoint under --out, or "": rank 0 looks for one, and all read it.
 static inline bool trainer_latest(const Trainer *m, char latest[PATH_MAX], Error *err) {
-    size_t passed = 0;
     bool ok = true;
     Error why;
-    for (;;) {
-        if (m->job.rank == 0) ok = checkpoint_latest(m->opt.out, m->config.spec, &passed, latest, PATH_MAX, err);
+    for (size_t passed = 0;; passed++) {
+        if (m->job.rank == 0) ok = checkpoint_latest(m->opt.out, passed, latest, err);
         MPI_Bcast(latest, PATH_MAX, MPI_CHAR, 0, MPI_COMM_WORLD);
-        if (!latest[0] || !m->opt.verify || trainer_verify(m, latest, &why)) return ok;
-        checkpoint_pass_over(latest, &passed, &why, err);
+        if (!latest[0] || trainer_verify(m, latest, &why)) return ok;
+        checkpoint_pass_over(latest, passed, &why, err);
     }
 }
 
@@ -157,7 +158,8 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
         ((m->job.devices || !o->dry_run) && !job_check_devices(&m->job, &m->device, err))) return false;
     m->config = options_config(o), m->config.spec = lesson->spec;
     if (lesson->check && !lesson->check(m, err)) return false;
-    if (from && !checkpoint_check(from, &m->config, o->resume != NULL, sizeof(floatX) == 2, err)) return false;
+    size_t kinds = !o->resume ? 1 : sizeof(floatX) == 2 ? 4 : 3;
+    if (from && !checkpoint_check(from, &m->config, kinds, 0, 1, NULL, err)) return false;
     m->progress = {};
     m->progress.opt = *o, m->progress.bf16 = sizeof(floatX) == 2;
     if (o->resume && !progress_resume(&m->progress, o->resume, err)) return false;
