@@ -55,15 +55,18 @@ DOES_NOTHING(bool, checkpoint_read, true)
 DOES_NOTHING(bool, checkpoint_create, true)
 DOES_NOTHING(bool, checkpoint_commit, true)
 DOES_NOTHING(void, checkpoint_prune, )
-DOES_NOTHING(bool, gradients_create, true)
-DOES_NOTHING(bool, gradients_unfinished, true)
+#define GRADIENTS_START ""
+#define GRADIENTS_UNFINISHED ""
+enum { ST_F32 };
+DOES_NOTHING(bool, slices_create, true)
 DOES_NOTHING(bool, slices_write, true)
 typedef struct {
     const ParamTable *table;
     size_t lo, hi, tensor, run;
 } SliceWalk;
 DOES_NOTHING(const Tensor *, slices_next, NULL)
-DOES_NOTHING(bool, gradients_finish, true)
+DOES_NOTHING(int, rename, 0)
+DOES_NOTHING(const char *, strerror, "")
 DOES_NOTHING(bool, progress_resume, true)
 DOES_NOTHING(bool, progress_data, true)
 DOES_NOTHING(bool, path_print, true)

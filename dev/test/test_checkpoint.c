@@ -458,13 +458,14 @@ static void test_layouts(void) {
               each_rank(&wide, &two, false, in_root("wide/step-00000001"), job_read, &err);
     check(&checks, ok, "C = 512 saved by t4 d2, read by t2%s%s", ok ? "" : ": ", ok ? "" : err.text);
     // The gradient dump walks the same slices.
-    char tmp[PATH_MAX];
     const char *path = in_root("gradients.safetensors");
-    ok = gradients_unfinished(tmp, path, &err) && gradients_create(tmp, &SMALL, &err) && access(path, F_OK) != 0 &&
-         each_rank(&SMALL, &layouts[10], false, tmp, job_gradients, &err) && gradients_finish(tmp, path, &err);
+    ok = slices_create(path, GRADIENTS_START, &SMALL, STATE_WEIGHTS, STATE_WEIGHTS, ST_F32, &err) &&
+         each_rank(&SMALL, &layouts[10], false, path, job_gradients, &err);
     check(&checks, ok && same_tensors(path, in_root("whole/step-00000100/model.safetensors")),
           "gradients written by t4 p2 v2 d3 are those of one rank");
-    ok = !gradients_create(in_root("no/such/folder"), &SMALL, &err) && says(&err, "No such file");
+    path = in_root("no/such/folder");
+    ok = !slices_create(path, GRADIENTS_START, &SMALL, STATE_WEIGHTS, STATE_WEIGHTS, ST_F32, &err) &&
+         says(&err, "No such file");
     check(&checks, ok, "gradients to a folder that is not there");
 }
 

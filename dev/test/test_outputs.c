@@ -86,7 +86,8 @@ int main(void) {
     TraceEvent event = trace_event("forward", 0, 0, 0, 0);
     const char *track = "compute";
     Error err = {""};
-    if (!trace_write("old.json", &event, 1, &track, 1, &err) || !gradients_create("old.safetensors", &tiny, &err) ||
+    if (!trace_write("old.json", &event, 1, &track, 1, &err) ||
+        !slices_create("old.safetensors", GRADIENTS_START, &tiny, 0, 0, ST_F32, &err) ||
         !slices_create("other/model.safetensors", ST_START, &tiny, 0, 0, ST_F32, &err)) die("old", err.text);
     bool made = symlink("train.bin", "link_to_train") == 0 && link("train.bin", "hard_link_to_train") == 0 &&
                 symlink("old.jsonl", "link_to_old") == 0 && symlink("text", "g.unfinished") == 0 &&

@@ -10,11 +10,11 @@
 //   all ranks   add up their Checksums, on rank 0
 //   rank 0      checkpoint_commit    trainer.json, sync, rename to OUT/step-00000100
 //   rank 0      checkpoint_prune     old ones go (checkpoint_list.h)
-// A gradient dump has the same phases: gradients_create, slices_write, gradients_finish.
+// A gradient dump has the same phases: slices_create of PATH.unfinished, slices_write, rename to PATH.
 //
 // defines: checkpoint_create, checkpoint_commit, checkpoint_remove, checkpoint_is_ours,
 //          checkpoint_read_config, checkpoint_read_state, checkpoint_check, checkpoint_sum, checkpoint_matches,
-//          checkpoint_read, gradients_unfinished, gradients_create, gradients_finish
+//          checkpoint_read
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
 
@@ -232,26 +232,6 @@ static inline bool checkpoint_read(const char *dir, StateKind kind, const ParamT
     }
     st_close(&st);
     return ok;
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Gradient dumps: one F32 file with the names of the model; every rank writes its slices of PATH.unfinished
-
-// How its header begins: what outputs_check takes for a former dump.
-#define GRADIENTS_START "{\"__metadata__\":{\"format\":\"pt\",\"content\":\"gradients\"}"
-
-static inline bool gradients_unfinished(char tmp[PATH_MAX], const char *path, Error *err) {
-    return path_print(tmp, PATH_MAX, err, "%s.unfinished", path);
-}
-
-// tmp: the unfinished file.
-static inline bool gradients_create(const char *tmp, const GPTConfig *config, Error *err) {
-    unlink(tmp);  // what a run that was killed has left
-    return slices_create(tmp, GRADIENTS_START, config, STATE_WEIGHTS, STATE_WEIGHTS, ST_F32, err);
-}
-
-static inline bool gradients_finish(const char *tmp, const char *path, Error *err) {
-    return rename(tmp, path) == 0 || error_set(err, "cannot write %s: %s", path, strerror(errno));
 }
 
 #endif

@@ -2,7 +2,7 @@
 // the checksums of a checkpoint's tensors, which trainer.json holds and --resume compares with the files.
 //
 // defines: Checksums, checksums_make, StateKind, state_file, state_name, SliceWalk, slices_next,
-//          slices_find, ST_START, slices_create, slices_write
+//          slices_find, ST_START, GRADIENTS_START, GRADIENTS_UNFINISHED, slices_create, slices_write
 #ifndef LLMC_TENSOR_SLICES_H
 #define LLMC_TENSOR_SLICES_H
 
@@ -87,12 +87,14 @@ static inline const STEntry *slices_find(const SafeTensors *st, const Tensor *x,
     return ok ? entry : NULL;
 }
 
-// How the header of weights begins; transformers wants to see the format "pt".
+// How the headers of weights and of gradient dumps begin; transformers wants to see the format "pt".
 #define ST_START "{\"__metadata__\":{\"format\":\"pt\"}"
+#define GRADIENTS_START "{\"__metadata__\":{\"format\":\"pt\",\"content\":\"gradients\"}"
+#define GRADIENTS_UNFINISHED "%s.unfinished"  // the name of a dump until it is whole
 
-// Creates (or empties) `path` with every tensor of the kinds from `kind` to `last`, in the order of the unsharded
-// table: writes the header, padded so that the data starts at a multiple of 8, and reserves the space of the data. A
-// file that fails is removed.
+// Creates `path`, in place of a file that a killed run has left, with every tensor of the kinds from `kind` to `last`
+// in the order of the unsharded table: writes the header, padded so that the data starts at a multiple of 8, and
+// reserves the space of the data. A file that fails is removed.
 static inline bool slices_create(const char *path, const char *start, const GPTConfig *config, int kind, int last,
                                  int dtype, Error *err) {
     char *text, name[STATE_NAME_SIZE], shape[48];
@@ -114,6 +116,7 @@ static inline bool slices_create(const char *path, const char *start, const GPTC
     fprintf(out, "%*s", (int)(-length % 8), "");
     fclose(out);
     head = length;
+    unlink(path);
     int fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     bool ok = fd >= 0 && file_reserve(fd, 8 + head + bytes) && file_write_at(fd, &head, 8, 0) &&
               file_write_at(fd, text, length, 8) && fsync(fd) == 0;

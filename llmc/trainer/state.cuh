@@ -148,7 +148,7 @@ static inline bool state_load(State *state, const char *dir, bool with_optimizer
 }
 
 // Writes what this rank owns into the folder that checkpoint_create has made, or, without sums, its gradients into the
-// unfinished file that gradients_create has made.
+// unfinished file of a dump.
 static inline bool state_save(const State *state, const char *path, Checksums *sums, Error *err) {
     float *host = (float *)host_alloc(STATE_CHUNK, sizeof(float));
     bool ok = true;
