@@ -60,10 +60,10 @@ static bool read_cluster(Cluster *cluster, char path[PATH_MAX], const char *name
                                            "laptop",         "roce-a100",    "selene-2020", "selene-2021",
                                            "selene-2022",    "vtrain-a100"};
     bool is_path = strchr(name, '/') || strchr(name, '.');
-    if (!is_path && path_print(path, PATH_MAX, err, "dev/clusters/%s.json", name) && access(path, F_OK) != 0)
+    if (!is_path && path_print(path, err, "dev/clusters/%s.json", name) && access(path, F_OK) != 0)
         return error_set(err, "there is no cluster '%s': did you mean %s?", name,
                          tool_nearest(name, clusters, sizeof clusters / sizeof *clusters));
-    return path_print(path, PATH_MAX, err, is_path ? "%s" : "dev/clusters/%s.json", name) &&
+    return path_print(path, err, is_path ? "%s" : "dev/clusters/%s.json", name) &&
            cluster_read(cluster, path, err);
 }
 

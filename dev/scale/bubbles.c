@@ -24,7 +24,10 @@ enum { TEMPORARY_PATH = 512 };  // short enough for a command line
 static int temporary_file(char path[TEMPORARY_PATH], const char *name, Error *err) {
     const char *folder = getenv("TMPDIR");
     if (!folder || !*folder) folder = "/tmp";
-    if (!path_print(path, TEMPORARY_PATH, err, "%s/%s-XXXXXX", folder, name)) return -1;
+    if (snprintf(path, TEMPORARY_PATH, "%s/%s-XXXXXX", folder, name) >= TEMPORARY_PATH) {
+        error_set(err, "the path %.200s... is too long", path);
+        return -1;
+    }
     int fd = mkstemp(path);
     if (fd < 0) error_set(err, "cannot make a temporary file in %s (TMPDIR): %s", folder, strerror(errno));
     return fd;

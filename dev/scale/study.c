@@ -278,7 +278,7 @@ static void print_tables(const Study *s) {
 
 static bool draw_file(const Chart *chart, const char *folder, Error *err) {
     char path[PATH_MAX];
-    if (!path_print(path, sizeof path, err, "%s/%s.svg", folder, chart->file)) return false;
+    if (!path_print(path, err, "%s/%s.svg", folder, chart->file)) return false;
     FILE *out = fopen(path, "w");
     if (!out) return error_set(err, "cannot write %s: %s", path, strerror(errno));
     draw(chart, out);

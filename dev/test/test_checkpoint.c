@@ -404,10 +404,10 @@ static bool save(const char *out, size_t step, const GPTConfig *config, const La
     Checksums sums = checksums_make(config, bf16);
     if (sums.count > MAX_SUMS) exit(1);
     memset(all_sums, 0, MAX_SUMS * sizeof *all_sums);
-    bool ok = checkpoint_create(out, &no_lock, step, config, bf16, tmp, sizeof tmp, err) &&
+    bool ok = checkpoint_create(out, &no_lock, step, config, bf16, tmp, err) &&
               (each_rank(config, l, bf16, tmp, job_write, err) || (checkpoint_remove(tmp), false));
     memcpy(sums.sums, all_sums, sums.count * sizeof *all_sums);
-    ok = ok && checkpoint_commit(out, tmp, &state, &sums, dir, sizeof dir, err);
+    ok = ok && checkpoint_commit(out, tmp, &state, &sums, dir, err);
     free(sums.sums);
     return ok;
 }
@@ -753,7 +753,7 @@ static void test_folders(void) {
     check(&checks, ok, "no folder yet: no checkpoint, and no error");
     ok = save_one(out, 5, &SMALL, &err) && save_one(out, 10, &SMALL, &err);
     check(&checks, ok && latest_is(out, "step-00000010"), "the newest checkpoint is found");
-    ok = checkpoint_create(out, &no_lock, 15, &SMALL, false, tmp, sizeof tmp, &err) && latest_is(out, "step-00000010");
+    ok = checkpoint_create(out, &no_lock, 15, &SMALL, false, tmp, &err) && latest_is(out, "step-00000010");
     ok = ok && save_one(out, 20, &SMALL, &err) && count_entries(out) == 4;
     mkdir(in(out, "step-00000099"), 0777);  // somebody's empty folder
     mkdir(in(out, "step-mine"), 0777);
@@ -786,7 +786,7 @@ static void test_folders(void) {
     ok &= !checkpoint_claim("/proc/out", true, &lock, &err) && says(&err, "/proc/out");
     ok &= !checkpoint_claim("", true, &lock, &err) && says(&err, "");
     ok &= checkpoint_claim(in_root("a/b/new/"), true, &lock, &err) && count_entries(in_root("a/b/new")) == 0;
-    ok &= !checkpoint_create(in_root("file/out"), &no_lock, 1, &SMALL, false, tmp, sizeof tmp, &err) &&
+    ok &= !checkpoint_create(in_root("file/out"), &no_lock, 1, &SMALL, false, tmp, &err) &&
           says(&err, "Not a directory");
     check(&checks, ok, "unwritable --out");
 }
@@ -1127,7 +1127,7 @@ static int full_disk(const char *out, const GPTConfig *large, bool limit_now) {
     if (!each_rank(&TINY, &ONE, false, in(out, "step-00000001"), job_read, &err)) return 6;
     if (!save_one(out, 3, &TINY, &err)) return 7;
     // The disk fills up later: while a rank writes.
-    if (!checkpoint_create(out, &no_lock, 4, &TINY, false, tmp, sizeof tmp, &err)) return 8;
+    if (!checkpoint_create(out, &no_lock, 4, &TINY, false, tmp, &err)) return 8;
     struct rlimit none = {100, 100};
     signal(SIGXFSZ, SIG_IGN);
     if (setrlimit(RLIMIT_FSIZE, &none) != 0) return 9;

@@ -49,7 +49,7 @@ static inline bool checkpoint_looks_ours(const char *path) {
 
 static inline bool checkpoint_read_state(const char *dir, TrainerState *state, Error *err) {
     char path[PATH_MAX];
-    return path_print(path, sizeof path, err, "%s/trainer.json", dir) && trainer_state_read(path, state, err);
+    return path_print(path, err, "%s/trainer.json", dir) && trainer_state_read(path, state, err);
 }
 
 // Is it the checkpoint of that step and nothing else? Only then may it be removed.
@@ -69,25 +69,25 @@ static inline void checkpoint_remove(const char *path) {
 }
 
 // The name of a checkpoint while it is being written, which no other process takes.
-static inline bool checkpoint_tmp_path(char *path, size_t size, const char *out_dir, size_t step, Error *err) {
+static inline bool checkpoint_tmp_path(char path[PATH_MAX], const char *out_dir, size_t step, Error *err) {
     char process[PROCESS_NAME_SIZE];
     process_name(process, getpid());
-    return path_print(path, size, err, "%s/tmp-%08zu-%s", out_dir, step, process);
+    return path_print(path, err, "%s/tmp-%08zu-%s", out_dir, step, process);
 }
 
 // Rank 0: makes the temporary folder with config.json and the tensors' files at full size, and gives its path.
 // lock: of checkpoint_claim. bf16: weights are stored as BF16 beside fp32 master weights. A failure leaves nothing.
 static inline bool checkpoint_create(const char *out_dir, int *lock, size_t step, const GPTConfig *config, bool bf16,
-                                     char *tmp_path, size_t size, Error *err) {
+                                     char tmp_path[PATH_MAX], Error *err) {
     char path[PATH_MAX];
     if (!folder_make(out_dir, err) || !folder_keep_lock(out_dir, lock, err) ||
-        !checkpoint_tmp_path(tmp_path, size, out_dir, step, err)) return false;
+        !checkpoint_tmp_path(tmp_path, out_dir, step, err)) return false;
     checkpoint_remove(tmp_path);
     if (mkdir(tmp_path, 0777) != 0) return error_set(err, "cannot create %s: %s", tmp_path, strerror(errno));
-    bool ok = path_print(path, sizeof path, err, "%s/config.json", tmp_path) && config_write(path, config, bf16, err) &&
-              path_print(path, sizeof path, err, "%s/model.safetensors", tmp_path) &&
+    bool ok = path_print(path, err, "%s/config.json", tmp_path) && config_write(path, config, bf16, err) &&
+              path_print(path, err, "%s/model.safetensors", tmp_path) &&
               slices_create(path, ST_START, config, STATE_WEIGHTS, STATE_WEIGHTS, bf16 ? ST_BF16 : ST_F32, err) &&
-              path_print(path, sizeof path, err, "%s/optimizer.safetensors", tmp_path) &&
+              path_print(path, err, "%s/optimizer.safetensors", tmp_path) &&
               slices_create(path, ST_START, config, STATE_M, bf16 ? STATE_MASTER : STATE_V, ST_F32, err);
     if (!ok) checkpoint_remove(tmp_path);
     return ok;
@@ -118,11 +118,11 @@ static inline const char *checkpoint_sum_name(char name[STATE_NAME_SIZE], const 
 // Rank 0, after all have written: completes the folder and gives it its name OUT/step-<step>. A checkpoint of the same
 // step that is already there is replaced; anything else of that name is not ours, and now has the temporary name.
 static inline bool checkpoint_commit(const char *out_dir, const char *tmp_path, const TrainerState *state,
-                                     Checksums *sums, char *final_path, size_t size, Error *err) {
+                                     Checksums *sums, char final_path[PATH_MAX], Error *err) {
     char path[PATH_MAX], name[STATE_NAME_SIZE], *checksums;
     size_t bytes;
-    if (!path_print(final_path, size, err, "%s/step-%08zu", out_dir, state->step) ||
-        !path_print(path, sizeof path, err, "%s/trainer.json", tmp_path)) return false;
+    if (!path_print(final_path, err, "%s/step-%08zu", out_dir, state->step) ||
+        !path_print(path, err, "%s/trainer.json", tmp_path)) return false;
     sums->sums[0] = checkpoint_state_sum(&sums->config, state);
     FILE *out = open_memstream(&checksums, &bytes);
     for (size_t i = 0; i < sums->count; i++)
@@ -143,14 +143,14 @@ static inline bool checkpoint_commit(const char *out_dir, const char *tmp_path, 
 // config.json of our own folders or Hugging Face's; false with a sentence if it is no GPT-2 as we compute it.
 static inline bool checkpoint_read_config(const char *dir, const ModelSpec *spec, GPTConfig *config, Error *err) {
     char path[PATH_MAX];
-    return path_print(path, sizeof path, err, "%s/config.json", dir) && config_read(path, spec, config, err);
+    return path_print(path, err, "%s/config.json", dir) && config_read(path, spec, config, err);
 }
 
 // One file, or several where there is an index instead.
 static inline bool checkpoint_open(const char *dir, StateKind kind, SafeTensors *st, Error *err) {
     char path[PATH_MAX], index[PATH_MAX];
-    if (!path_print(path, sizeof path, err, "%s/%s", dir, state_file(kind)) ||
-        !path_print(index, sizeof index, err, "%s.index.json", path)) return false;
+    if (!path_print(path, err, "%s/%s", dir, state_file(kind)) ||
+        !path_print(index, err, "%s.index.json", path)) return false;
     if (access(path, F_OK) != 0 && access(index, F_OK) == 0) return st_open_index(st, dir, index, err);
     return st_open(st, path, O_RDONLY, err);
 }
@@ -192,8 +192,7 @@ static inline bool checkpoint_sum(const char *dir, const ModelSpec *spec, size_t
 // cannot be compared and is refused.
 static inline bool checkpoint_matches(const char *dir, const Checksums *sums, Error *err) {
     char path[PATH_MAX], name[STATE_NAME_SIZE], now[17];
-    cJSON *root = path_print(path, sizeof path, err, "%s/trainer.json", dir) ? json_read(path, TRAINER_MAX_FILE, err)
-                                                                             : NULL;
+    cJSON *root = path_print(path, err, "%s/trainer.json", dir) ? json_read(path, TRAINER_MAX_FILE, err) : NULL;
     const cJSON *saved = cJSON_GetObjectItemCaseSensitive(root, "checksums");
     bool ok = root != NULL;
     if (ok && !cJSON_IsObject(saved))

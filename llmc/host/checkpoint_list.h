@@ -44,9 +44,9 @@ static inline size_t checkpoint_list(const char *out_dir, bool unfinished, Check
         TrainerState state;
         Error ignored;
         if (!checkpoint_parse_name(e->d_name, unfinished, &x.step) ||
-            !path_print(x.path, sizeof x.path, &ignored, "%s/%s", out_dir, e->d_name)) continue;
+            !path_print(x.path, &ignored, "%s/%s", out_dir, e->d_name)) continue;
         if (!unfinished) {
-            if (!path_print(file, sizeof file, &ignored, "%s/trainer.json", x.path) || access(file, F_OK)) continue;
+            if (!path_print(file, &ignored, "%s/trainer.json", x.path) || access(file, F_OK)) continue;
             x.save = trainer_state_read(file, &state, &ignored) ? state.save : SIZE_MAX;
         }
         *list = (CheckpointEntry *)host_resize(*list, count + 1, sizeof x);
@@ -79,10 +79,8 @@ static inline void checkpoint_prune(const char *out_dir, size_t keep, size_t ste
         const CheckpointEntry *x = &list[i];
         if (x->save == SIZE_MAX || x->step >= step || ++kept <= keep) continue;
         // Renamed first: an interrupted removal must not leave half a checkpoint under a good name.
-        if (checkpoint_is_ours(x->path, x->step) &&
-            checkpoint_tmp_path(tmp, sizeof tmp, out_dir, x->step, &ignored) && rename(x->path, tmp) == 0) {
-            checkpoint_remove(tmp);
-        }
+        if (checkpoint_is_ours(x->path, x->step) && checkpoint_tmp_path(tmp, out_dir, x->step, &ignored) &&
+            rename(x->path, tmp) == 0) checkpoint_remove(tmp);
     }
     free(list);
 }
@@ -105,7 +103,7 @@ static inline void checkpoint_clean(const char *out_dir, bool locked) {
     for (size_t i = checkpoint_list(out_dir, true, &list); i-- > 0;) {
         const CheckpointEntry *x = &list[i];
         if ((!locked && !checkpoint_was_left(x)) ||
-            !path_print(named, sizeof named, &ignored, "%s/step-%08zu", out_dir, x->step)) continue;
+            !path_print(named, &ignored, "%s/step-%08zu", out_dir, x->step)) continue;
         if (checkpoint_is_ours(x->path, x->step) && access(named, F_OK) != 0 && rename(x->path, named) == 0) continue;
         if (checkpoint_looks_ours(x->path)) checkpoint_remove(x->path);
         else rmdir(x->path);  // interrupted before the first file, or somebody's
@@ -122,8 +120,8 @@ static inline bool checkpoint_claim(const char *out_dir, bool first_rank, int *l
     if (first_rank) checkpoint_clean(out_dir, *lock >= 0);
     if (first_rank && *lock < 0) printf("note: %s; tmp-* of other machines stay there\n", err->text);
     // The longest path that will be written, of a name that the next run would clear away.
-    if (!checkpoint_tmp_path(path, sizeof path, out_dir, (size_t)1e15, err) ||
-        !path_print(file, sizeof file, err, "%s/optimizer.safetensors", path)) return false;
+    if (!checkpoint_tmp_path(path, out_dir, (size_t)1e15, err) ||
+        !path_print(file, err, "%s/optimizer.safetensors", path)) return false;
     if (mkdir(path, 0777) != 0) return error_set(err, "cannot write to %s: %s", out_dir, strerror(errno));
     rmdir(path);
     return true;

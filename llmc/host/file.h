@@ -106,14 +106,14 @@ static inline bool file_write_text(const char *path, const char *text, Error *er
     return ok;
 }
 
-// snprintf into a path; false with a sentence if it does not fit.
-__attribute__((format(printf, 4, 5))) static inline bool path_print(char *path, size_t size, Error *err,
+// snprintf into a path of PATH_MAX bytes; false with a sentence if it does not fit.
+__attribute__((format(printf, 3, 4))) static inline bool path_print(char path[PATH_MAX], Error *err,
                                                                     const char *format, ...) {
     va_list args;
     va_start(args, format);
-    int n = vsnprintf(path, size, format, args);
+    int n = vsnprintf(path, PATH_MAX, format, args);
     va_end(args);
-    return (n >= 0 && (size_t)n < size) || error_set(err, "the path %.200s... is too long", path);
+    return (n >= 0 && n < PATH_MAX) || error_set(err, "the path %.200s... is too long", path);
 }
 
 enum { PROCESS_NAME_SIZE = 80 };
@@ -128,7 +128,7 @@ static inline void process_name(char name[PROCESS_NAME_SIZE], long pid) {
 // Makes the folder and those above it, where they are missing.
 static inline bool folder_make(const char *dir, Error *err) {
     char path[PATH_MAX];
-    if (!path_print(path, sizeof path, err, "%s", dir)) return false;
+    if (!path_print(path, err, "%s", dir)) return false;
     for (char *p = path + 1; path[0]; p++) {
         char c = *p;
         if (c != '/' && c != '\0') continue;
@@ -162,7 +162,7 @@ static inline bool folder_replace(const char *from, const char *to, Error *err) 
     const unsigned exchange = 2;  // RENAME_EXCHANGE
     if (taken && syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, exchange) == 0) return true;
     char aside[PATH_MAX];  // a file system that cannot swap: in three steps
-    if (taken && path_print(aside, sizeof aside, err, "%s.old", from) && rename(to, aside) == 0) {
+    if (taken && path_print(aside, err, "%s.old", from) && rename(to, aside) == 0) {
         if (rename(from, to) == 0) {
             if (rename(aside, from) != 0) fprintf(stderr, "note: what was %s is now %s\n", to, aside);
             return true;
@@ -201,7 +201,7 @@ static inline int file_lock(int fd, const char *flag, const char *name, Error *e
 static inline bool folder_lock(const char *dir, int *lock, Error *err) {
     char path[PATH_MAX];
     *lock = -1;
-    if (!path_print(path, sizeof path, err, "%s/.lock", dir)) return false;
+    if (!path_print(path, err, "%s/.lock", dir)) return false;
     int fd = open(path, O_RDWR | O_CREAT | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (fd < 0)
         return error_set(err, "cannot open %s: %s", path, errno == ELOOP ? "it is a symbolic link" : strerror(errno));
@@ -216,7 +216,7 @@ static inline bool folder_lock(const char *dir, int *lock, Error *err) {
 static inline bool folder_keep_lock(const char *dir, int *lock, Error *err) {
     char path[PATH_MAX];
     struct stat mine, there;
-    if (!path_print(path, sizeof path, err, "%s/.lock", dir)) return false;
+    if (!path_print(path, err, "%s/.lock", dir)) return false;
     if (*lock < 0 || (fstat(*lock, &mine) == 0 && lstat(path, &there) == 0 && mine.st_dev == there.st_dev &&
                       mine.st_ino == there.st_ino)) return true;
     close(*lock);

@@ -93,7 +93,7 @@ static inline bool log_set_aside(const char *path, Error *err) {
     char aside[PATH_MAX];
     struct stat info;
     for (int i = 1;; i++) {
-        if (!path_print(aside, sizeof aside, err, "%s.%d", path, i)) return false;
+        if (!path_print(aside, err, "%s.%d", path, i)) return false;
         if (lstat(aside, &info) != 0) break;
     }
     if (rename(path, aside) != 0)

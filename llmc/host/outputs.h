@@ -45,7 +45,7 @@ static inline bool outputs_check(const Options *o, Error *err) {
     char unfinished[PATH_MAX];
     struct stat none = {};
     bool dumps = o->dump_gradients != NULL;
-    bool ok = !dumps || path_print(unfinished, sizeof unfinished, err, GRADIENTS_UNFINISHED, o->dump_gradients);
+    bool ok = !dumps || path_print(unfinished, err, GRADIENTS_UNFINISHED, o->dump_gradients);
     Output outputs[] = {{"--log", o->log, LOG_START, 0, false, -1, false, none},
                         {"--trace", o->trace, TRACE_START, 0, false, -1, false, none},
                         {"--dump-gradients", o->dump_gradients, GRADIENTS_START, 8, true, -1, false, none},

@@ -202,7 +202,7 @@ static inline bool st_read_index(SafeTensors *st, const char *dir, const cJSON *
         if (k < st->file_count) continue;
         if (k == ST_MAX_FILES) return error_set(err, "%s names more than %d files", st->path, (int)ST_MAX_FILES);
         names[k] = name;
-        if (!path_print(path, sizeof path, err, "%s/%s", dir, name)) return false;
+        if (!path_print(path, err, "%s/%s", dir, name)) return false;
         if (access(path, F_OK) != 0)
             return error_set(err, "%s lies: it puts tensor %s into %s, which is not there", st->path, item->string,
                              path);

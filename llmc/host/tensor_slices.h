@@ -141,7 +141,7 @@ static inline bool slices_write(const char *path, StateKind kind, const ParamTab
     const STEntry *entry = NULL;
     Run run;
     bool ok = true;
-    if (!path_print(file, sizeof file, err, "%s%s%s", path, sums ? "/" : "", sums ? state_file(kind) : "") ||
+    if (!path_print(file, err, "%s%s%s", path, sums ? "/" : "", sums ? state_file(kind) : "") ||
         !st_open(&st, file, O_RDWR, err)) return false;
     while (ok && (x = slices_next(&walk, &run)) != NULL) {
         if (!x->counted) continue;

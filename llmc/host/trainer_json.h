@@ -125,7 +125,7 @@ static inline bool trainer_state_compare(const TrainerState *saved, const Traine
 static inline bool progress_resume(TrainerState *progress, const char *dir, Error *err) {
     TrainerState saved;
     char changed[512], path[PATH_MAX];
-    if (!path_print(path, sizeof path, err, "%s/trainer.json", dir) || !trainer_state_read(path, &saved, err) ||
+    if (!path_print(path, err, "%s/trainer.json", dir) || !trainer_state_read(path, &saved, err) ||
         !trainer_state_compare(&saved, progress, changed, sizeof changed, err)) return false;
     saved.opt = progress->opt;
     *progress = saved;

@@ -126,8 +126,7 @@ static inline void trainer_save(Trainer *m) {
     bool bf16 = sizeof(floatX) != sizeof(float), first = m->job.rank == 0;
     bool before = job_open_memory(true);
     if (first) m->progress.save = checkpoint_next_save(m->opt.out, m->progress.save);
-    bool ok = !first || checkpoint_create(m->opt.out, &m->out_lock, m->progress.step, &m->config, bf16, tmp, sizeof tmp,
-                                          &err);
+    bool ok = !first || checkpoint_create(m->opt.out, &m->out_lock, m->progress.step, &m->config, bf16, tmp, &err);
     job_agree(&m->job, ok, &err, 1);
     MPI_Bcast(tmp, sizeof tmp, MPI_CHAR, 0, MPI_COMM_WORLD);
     // Once all ranks know of the end some have dropped a step, before it changed weights. Until then all wait for their
@@ -139,7 +138,7 @@ static inline void trainer_save(Trainer *m) {
     int bad = job_first_failure(&m->job, ok);
     MPI_Reduce(first ? MPI_IN_PLACE : sums.sums, sums.sums, (int)sums.count, MPI_UINT64_T, MPI_SUM, 0, MPI_COMM_WORLD);
     if (bad == m->job.size) {
-        ok = !first || checkpoint_commit(m->opt.out, tmp, &m->progress, &sums, path, sizeof path, &err);
+        ok = !first || checkpoint_commit(m->opt.out, tmp, &m->progress, &sums, path, &err);
         bad = job_first_failure(&m->job, ok);
     }
     if (bad < m->job.size && first) checkpoint_remove(tmp);

@@ -83,7 +83,7 @@ static inline bool trainer_files(Trainer *m, const char *from, const Lesson *les
                           !progress_data(&m->progress, &m->train_data, !o->verify, err))) return false;
     if (o->val_every && !dataloader_open(&m->val_data, o->val_data, o->seq, o->global_batch, err)) return false;
     if (o->eval && !eval_open(&m->eval, o->eval, m->config.V, o->seq, err)) return false;
-    if (!o->tokenizer && from && path_print(beside, sizeof beside, err, "%s/tokenizer.json", from) &&
+    if (!o->tokenizer && from && path_print(beside, err, "%s/tokenizer.json", from) &&
         access(beside, R_OK) == 0) o->tokenizer = beside;
     return (lesson->tokenizer ? lesson->tokenizer(&m->tokenizer, o, err)
                               : tokenizer_open(&m->tokenizer, o->tokenizer, err)) &&

@@ -74,7 +74,7 @@ static inline double trainer_sum(Trainer *m, size_t count, double loss) {
 static inline bool trainer_dump_gradients(Trainer *m, Error *err) {
     const char *path = m->opt.dump_gradients;
     char tmp[PATH_MAX];
-    if (!path_print(tmp, sizeof tmp, err, GRADIENTS_UNFINISHED, path) ||
+    if (!path_print(tmp, err, GRADIENTS_UNFINISHED, path) ||
         (m->job.rank == 0 && !slices_create(tmp, GRADIENTS_START, &m->config, STATE_WEIGHTS, STATE_WEIGHTS, ST_F32,
                                             err))) return false;
     MPI_Barrier(MPI_COMM_WORLD);
