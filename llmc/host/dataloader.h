@@ -138,10 +138,9 @@ static inline DataSource *blend_source(DataLoader *dl, uint64_t n, uint64_t *num
 static inline bool shard_check(DataShard *shard, size_t T, Error *err) {
     int32_t header[SHARD_HEADER_BYTES / 4] = {0};
     uint64_t bytes;
-    size_t got;
     int fd = file_open(shard->path, O_RDONLY, &bytes, err);
     if (fd < 0) return false;
-    bool readable = file_read_at(fd, header, sizeof header, 0, &got) ||
+    bool readable = file_read_at(fd, header, sizeof header, 0) || errno == 0 ||  // 0: too short, and refused below
                     error_set(err, "cannot read data shard %s: %s", shard->path, strerror(errno));
     close(fd);
     if (!readable) return false;
@@ -254,12 +253,10 @@ static inline bool dataloader_read(DataLoader *dl, uint64_t n, bool shuffle, uin
         source->open = source->fd < 0 ? NULL : shard;
         if (!source->open) return false;
     }
-    size_t first = sample * dl->T, width = shard->token_bytes, bytes = (dl->T + 1) * width, got;
-    errno = 0;
-    if (!file_read_at(source->fd, dl->buffer, bytes, SHARD_HEADER_BYTES + width * first, &got) || got < bytes) {
+    size_t first = sample * dl->T, width = shard->token_bytes, bytes = (dl->T + 1) * width;
+    if (!file_read_at(source->fd, dl->buffer, bytes, SHARD_HEADER_BYTES + width * first))
         return error_set(err, "cannot read tokens %zu to %zu of data shard %s: %s", first, first + dl->T, shard->path,
-                         errno ? strerror(errno) : "it became shorter");
-    }
+                         file_read_failure());
     for (size_t i = 0; i <= dl->T; i++) {
         size_t token = width == 2 ? ((const uint16_t *)dl->buffer)[i] : ((const uint32_t *)dl->buffer)[i];
         if (token >= V) {

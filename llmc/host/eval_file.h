@@ -6,7 +6,7 @@
 // A row of choices is a context and an ending, and has a word behind `count`: 1 if its ending is the right one, which
 // begins an example, or 0 if it is another of the same example.
 //
-// defines: EvalKind, EvalRow, EvalFile, eval_token, eval_sample, eval_open, eval_close
+// defines: EvalKind, EvalRow, EvalFile, eval_sample, eval_open, eval_close
 #ifndef LLMC_EVAL_FILE_H
 #define LLMC_EVAL_FILE_H
 
@@ -45,17 +45,13 @@ static inline size_t eval_word_at(const EvalFile *e, size_t i) {
     return e->word_bytes == 2 ? ((const uint16_t *)words)[i] : ((const uint32_t *)words)[i];
 }
 
-static inline int eval_token(const EvalFile *e, const EvalRow *row, size_t i) {
-    return (int)eval_word_at(e, row->at + i);
-}
-
 // Fills inputs and targets with row i of T tokens and its next ones. Zeros pad its end, and stand for a row behind the
 // last one.
 static inline void eval_sample(const EvalFile *e, size_t i, size_t T, int *inputs, int *targets) {
     for (size_t t = 0; t < T; t++) {
         bool there = i < e->rows && t + 1 < e->row[i].tokens;
-        inputs[t] = there ? eval_token(e, &e->row[i], t) : 0;
-        targets[t] = there ? eval_token(e, &e->row[i], t + 1) : 0;
+        inputs[t] = there ? (int)eval_word_at(e, e->row[i].at + t) : 0;
+        targets[t] = there ? (int)eval_word_at(e, e->row[i].at + t + 1) : 0;
     }
 }
 

@@ -1,7 +1,8 @@
 // file.h: reading and writing files at offsets, whole or not at all; making, locking and replacing folders.
 //
-// defines: file_read_at, file_open, file_read, file_open_output, file_write_at, file_reserve, file_write_text,
-//          path_print, process_name, folder_make, folder_sync, folder_replace, file_lock, folder_lock, folder_keep_lock
+// defines: file_read_at, file_read_failure, file_open, file_read, file_open_output, file_write_at, file_reserve,
+//          file_write_text, path_print, process_name, folder_make, folder_sync, folder_replace, file_lock, folder_lock,
+//          folder_keep_lock
 #ifndef LLMC_FILE_H
 #define LLMC_FILE_H
 
@@ -19,18 +20,20 @@
 #include "llmc/host/error.h"
 #include "llmc/host/memory.h"
 
-// Reads up to `bytes` bytes at `offset`; *got is less only at the end of the file. False: errno says why.
-static inline bool file_read_at(int fd, void *out, size_t bytes, uint64_t offset, size_t *got) {
-    *got = 0;
-    while (*got < bytes) {
-        ssize_t n = pread(fd, (char *)out + *got, bytes - *got, (off_t)(offset + *got));  // 2 GiB at most
+// Reads `bytes` bytes at an offset; false: errno says why, and is 0 where the file ends before.
+static inline bool file_read_at(int fd, void *out, size_t bytes, uint64_t offset) {
+    for (size_t done = 0; done < bytes;) {
+        ssize_t n = pread(fd, (char *)out + done, bytes - done, (off_t)(offset + done));  // 2 GiB at most
         if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return false;
-        if (n == 0) break;
-        *got += (size_t)n;
+        if (n == 0) errno = 0;
+        if (n <= 0) return false;
+        done += (size_t)n;
     }
     return true;
 }
+
+// Says why file_read_at could not read a file that had more bytes when it was opened.
+static inline const char *file_read_failure(void) { return errno ? strerror(errno) : "it became shorter"; }
 
 // Opens a regular file and gives its size; -1 with a sentence for anything else, pipes and folders included.
 static inline int file_open(const char *path, int flags, uint64_t *size, Error *err) {
@@ -54,9 +57,10 @@ static inline char *file_read(const char *path, size_t max_bytes, size_t *bytes,
     bool fits = size <= max_bytes || error_set(err, "%s is too large: %llu bytes where at most %zu are expected", path,
                                                (unsigned long long)size, max_bytes);
     char *text = fits ? (char *)host_alloc((size_t)size + 1, 1) : NULL;
-    bool ok = fits && (file_read_at(fd, text, (size_t)size, 0, bytes) ||
-                       error_set(err, "cannot read %s: %s", path, strerror(errno)));
+    bool ok = fits && (file_read_at(fd, text, (size_t)size, 0) ||
+                       error_set(err, "cannot read %s: %s", path, file_read_failure()));
     close(fd);
+    *bytes = (size_t)size;
     if (ok) return text;
     free(text);
     return NULL;

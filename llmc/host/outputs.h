@@ -25,7 +25,7 @@ typedef struct {
 static inline bool output_open(Output *x, Error *err) {
     char begin[64];
     struct stat link;
-    size_t got = 0, length = strlen(x->start);
+    size_t length = strlen(x->start);
     x->made = lstat(x->path, &link) != 0;
     if (x->replaced && !x->made && !S_ISREG(link.st_mode))
         return error_set(err, "%s %s is not a regular file: name one", x->flag, x->path);
@@ -35,8 +35,7 @@ static inline bool output_open(Output *x, Error *err) {
         return error_set(err, "cannot write %s %s: %s", x->flag, x->path,
                          errno == ENXIO && S_ISFIFO(x->info.st_mode) ? "nobody reads from that pipe" : strerror(errno));
     if (!regular || x->info.st_size == 0) return true;
-    if (file_read_at(x->fd, begin, length, x->at, &got) && got == length && memcmp(begin, x->start, length) == 0)
-        return true;
+    if (file_read_at(x->fd, begin, length, x->at) && memcmp(begin, x->start, length) == 0) return true;
     return error_set(err, "%s would overwrite %s, which is no former output of it: name a new file", x->flag, x->path);
 }
 

@@ -133,25 +133,23 @@ static inline bool st_check_places(STEntry *x, size_t count, uint64_t data, uint
 
 // Opens a file and adds its tensors to those of *st, which then are sorted by name, for st_find.
 static inline bool st_add(SafeTensors *st, const char *path, int flags, Error *err) {
-    uint64_t length = 0, size;
-    size_t got = 0, before = st->count;
+    uint64_t length, size;
+    size_t before = st->count;
     int fd = file_open(path, flags, &size, err);
     if (fd < 0) return false;
     st->files = (int *)host_resize(st->files, st->file_count + 1, sizeof(int));
     st->files[st->file_count++] = fd;  // closed by st_close
-    if (!file_read_at(fd, &length, 8, 0, &got)) return error_set(err, "cannot read %s: %s", path, strerror(errno));
-    if (got < 8) return error_set(err, "%s is truncated: it has no safetensors header", path);
+    if (size < 8) return error_set(err, "%s is truncated: it has no safetensors header", path);
+    if (!file_read_at(fd, &length, 8, 0)) return error_set(err, "cannot read %s: %s", path, file_read_failure());
     if (length > ST_MAX_HEADER)
         return error_set(err, "%s is no safetensors file: its header claims %llu bytes", path,
                          (unsigned long long)length);
     if (length > size - 8) return error_set(err, "%s is truncated inside its header", path);
     char *text = (char *)host_alloc((size_t)length + 1, 1);
-    errno = 0;
-    bool whole = file_read_at(fd, text, (size_t)length, 8, &got) && got == length;
-    cJSON *root = whole ? json_parse(text, got, path, err) : NULL;
+    bool whole = file_read_at(fd, text, (size_t)length, 8) ||
+                 error_set(err, "cannot read the header of %s: %s", path, file_read_failure());
+    cJSON *root = whole ? json_parse(text, (size_t)length, path, err) : NULL;
     free(text);
-    if (!whole)
-        return error_set(err, "cannot read the header of %s: %s", path, errno ? strerror(errno) : "it ends early");
     const cJSON *item;
     bool ok = root != NULL;
     st->entries = (STEntry *)host_resize(st->entries, before + (size_t)cJSON_GetArraySize(root), sizeof(STEntry));
@@ -240,12 +238,9 @@ static inline bool st_open_index(SafeTensors *st, const char *dir, const char *i
 
 // Elements [first, first + count) of a tensor as they stand in the file.
 static inline bool st_read(const SafeTensors *st, const STEntry *x, size_t first, size_t count, void *out, Error *err) {
-    size_t got, width = ST_TYPES[x->dtype].width, bytes = count * width;
-    errno = 0;
-    uint64_t place = x->begin + (uint64_t)first * width;
-    return (file_read_at(st->files[x->file], out, bytes, place, &got) && got == bytes) ||
-           error_set(err, "cannot read tensor %s of %s: %s", x->name, st->path,
-                     errno ? strerror(errno) : "the file has become shorter");
+    size_t width = ST_TYPES[x->dtype].width;
+    return file_read_at(st->files[x->file], out, count * width, x->begin + (uint64_t)first * width) ||
+           error_set(err, "cannot read tensor %s of %s: %s", x->name, st->path, file_read_failure());
 }
 
 // The same of a floating-point type as floats; F32, BF16 and F16 exactly, F64 rounded.
