@@ -47,7 +47,7 @@ typedef struct {
 DOES_NOTHING(bool, checkpoint_claim, true)
 DOES_NOTHING(bool, checkpoint_latest, true)
 DOES_NOTHING(void, checkpoint_pass_over, )
-DOES_NOTHING(bool, checkpoint_read_config, true)
+DOES_NOTHING(bool, config_read, true)
 DOES_NOTHING(bool, checkpoint_check, true)
 DOES_NOTHING(bool, checkpoint_sum, true)
 DOES_NOTHING(bool, checkpoint_matches, true)

@@ -1,7 +1,7 @@
 // checkpoints.h: fuzz targets: checkpoints that one layout writes and another reads, and folders of checkpoints that
 // somebody has touched.
 //
-// defines: fuzz_reshard, fuzz_folder
+// defines: fuzz_json, fuzz_reshard, fuzz_folder
 #ifndef DEV_FUZZ_CHECKPOINTS_H
 #define DEV_FUZZ_CHECKPOINTS_H
 
@@ -19,6 +19,33 @@ static void fuzz_empty_out(void) {
     }
     snprintf(command, sizeof command, "rm -rf %s", fuzz_out);
     fuzz_promise(system(command) == 0);
+}
+
+// config.json, trainer.json
+static void fuzz_json(const uint8_t *data, size_t size) {
+    char path[96];
+    Error err;
+    if (size < 1) return;
+    if (!fuzz_out[0]) fuzz_empty_out();
+    fuzz_promise(folder_make(fuzz_out, &err));
+    snprintf(path, sizeof path, "%s/%s.json", fuzz_out, data[0] % 2 == 0 ? "config" : "trainer");
+    FILE *file = file_open_output(path, O_TRUNC, &err);
+    fuzz_promise(file != NULL && fwrite(data + 1, 1, size - 1, file) == size - 1 && fclose(file) == 0);
+    if (data[0] % 2 == 0) {
+        GPTConfig a, b;
+        if (config_read(fuzz_out, NULL, &a, &err)) {
+            fuzz_promise(config_write(path, &a, data[0] & 64, &err) && config_read(fuzz_out, NULL, &b, &err));
+            fuzz_promise(a.L == b.L && a.C == b.C && a.NH == b.NH && a.V == b.V && a.Vp == b.Vp && a.maxT == b.maxT);
+        }
+    } else {
+        TrainerState a, b;
+        if (trainer_state_read(fuzz_out, &a, &err)) {
+            fuzz_promise(trainer_state_write(path, &a, NULL, &err) && trainer_state_read(fuzz_out, &b, &err));
+            char changed[512];
+            bool same = trainer_state_compare(&a, &b, changed, sizeof changed, &err);
+            fuzz_promise(same && changed[0] == '\0' && a.step == b.step && a.sample == b.sample);
+        }
+    }
 }
 
 // Fills a rank's values, or compares them, with the model's elements: numbers that bf16 has.

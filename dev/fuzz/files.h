@@ -1,7 +1,6 @@
 // files.h: fuzz targets: the binary and JSON files that a trainer reads.
 //
-// defines: fuzz_promise, fuzz_file, fuzz_shards, fuzz_log, fuzz_eval, fuzz_safetensors, fuzz_index, fuzz_json,
-//          fuzz_tokenizer
+// defines: fuzz_promise, fuzz_file, fuzz_shards, fuzz_log, fuzz_eval, fuzz_safetensors, fuzz_index, fuzz_tokenizer
 #ifndef DEV_FUZZ_FILES_H
 #define DEV_FUZZ_FILES_H
 
@@ -160,31 +159,6 @@ static void fuzz_index(const uint8_t *data, size_t size) {
         st_close(&st);
     }
     close(fd);
-}
-
-// config.json, trainer.json
-static void fuzz_json(const uint8_t *data, size_t size) {
-    char path[40], copy[40];
-    Error err;
-    if (size < 1) return;
-    int fd = fuzz_file(data + 1, size - 1, path), other = fuzz_file(NULL, 0, copy);
-    if (data[0] % 2 == 0) {
-        GPTConfig a, b;
-        if (config_read(path, NULL, &a, &err)) {
-            fuzz_promise(config_write(copy, &a, data[0] & 64, &err) && config_read(copy, NULL, &b, &err));
-            fuzz_promise(a.L == b.L && a.C == b.C && a.NH == b.NH && a.V == b.V && a.Vp == b.Vp && a.maxT == b.maxT);
-        }
-    } else {
-        TrainerState a, b;
-        if (trainer_state_read(path, &a, &err)) {
-            fuzz_promise(trainer_state_write(copy, &a, NULL, &err) && trainer_state_read(copy, &b, &err));
-            char changed[512];
-            bool same = trainer_state_compare(&a, &b, changed, sizeof changed, &err);
-            fuzz_promise(same && changed[0] == '\0' && a.step == b.step && a.sample == b.sample);
-        }
-    }
-    close(fd);
-    close(other);
 }
 
 // A tokenizer.json and, behind its last 0 byte, a prompt.

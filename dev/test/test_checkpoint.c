@@ -642,26 +642,26 @@ static void test_config(void) {
     mkdir(dir, 0777);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         write_text(path, cases[i].text);
-        bool read = checkpoint_read_config(dir, NULL, &g, &err);
+        bool read = config_read(dir, NULL, &g, &err);
         bool ok = read == !cases[i].says && (read || says(&err, cases[i].says));
         if (read) ok &= g.L == 2 && g.NH == 4 && g.C == 32 && g.maxT == 24 && g.V == 61 && g.Vp == 128;
         check(&checks, ok, "config.json: %s", cases[i].what);
     }
-    bool ok = config_write(path, &SMALL, true, &err) && checkpoint_read_config(dir, NULL, &g, &err);
+    bool ok = config_write(path, &SMALL, true, &err) && config_read(dir, NULL, &g, &err);
     check(&checks, ok && memcmp(&g, &SMALL, sizeof g) == 0, "config.json: what is written is read back");
     size_t bytes;
     free(read_file(path, &bytes));
     for (size_t n = bytes - 1; n-- > 0;) {  // the last byte is a newline
-        ok &= truncate(path, (off_t)n) == 0 && !checkpoint_read_config(dir, NULL, &g, &err);
+        ok &= truncate(path, (off_t)n) == 0 && !config_read(dir, NULL, &g, &err);
     }
-    check(&checks, ok && !checkpoint_read_config(in_root("nowhere"), NULL, &g, &err) && says(&err, "No such file"),
+    check(&checks, ok && !config_read(in_root("nowhere"), NULL, &g, &err) && says(&err, "No such file"),
           "config.json: each truncation is refused");
 }
 
 static void test_state(void) {
     Error err;
-    mkdir(in_root("state"), 0777);
-    const char *path = in_root("state/trainer.json");
+    const char *dir = in_root("state"), *path = in(dir, "trainer.json");
+    mkdir(dir, 0777);
     bool ok = true;
     for (uint64_t i = 0; i < 200; i++) {
         TrainerState a = example_state(i), b;
@@ -675,7 +675,7 @@ static void test_state(void) {
         for (int k = 0; k < 7; k++) {
             *fields[k] = ldexp((double)(mix(i * 7 + (uint64_t)k) >> 11), -60 - (int)i / 5);
         }
-        ok &= trainer_state_write(path, &a, NULL, &err) && trainer_state_read(path, &b, &err);
+        ok &= trainer_state_write(path, &a, NULL, &err) && trainer_state_read(dir, &b, &err);
         ok &= a.step == b.step && a.sample == b.sample && b.first_step == b.step && a.bf16 == b.bf16;
         ok &= a.save == b.save;
         ok &= strcmp(a.data, b.data) == 0 && memcmp(&a.opt, &b.opt, sizeof a.opt) == 0;
@@ -686,7 +686,7 @@ static void test_state(void) {
     TrainerState s;
     ok = true;
     for (size_t n = bytes - 1; n-- > 0;) {
-        ok &= truncate(path, (off_t)n) == 0 && !trainer_state_read(path, &s, &err);
+        ok &= truncate(path, (off_t)n) == 0 && !trainer_state_read(dir, &s, &err);
     }
     check(&checks, ok, "trainer.json: each truncation is refused");
     static const struct { const char *from, *to, *says; } wrong[] = {
@@ -705,7 +705,7 @@ static void test_state(void) {
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         char *changed = replaced(text, wrong[i].from, wrong[i].to);
         write_text(path, changed);
-        ok &= !trainer_state_read(path, &s, &err) && says(&err, wrong[i].says);
+        ok &= !trainer_state_read(dir, &s, &err) && says(&err, wrong[i].says);
         free(changed);
     }
     free(text);
@@ -826,7 +826,7 @@ static void test_order(void) {
     edited.save = TRAINER_MOST_SAVES;
     ok = ok && trainer_state_write(in(out, "step-00000012/trainer.json"), &edited, NULL, &err) &&
          save_one(out, 31, &TINY, &err) &&
-         trainer_state_read(in(out, "step-00000031/trainer.json"), &edited, &err);
+         trainer_state_read(in(out, "step-00000031"), &edited, &err);
     check(&checks, ok && checkpoint_next_save(out, 0) == TRAINER_MOST_SAVES, "the largest count of saves stays %s",
           err.text);
     ok = save_one(equal, 7, &TINY, &err);
@@ -1103,7 +1103,7 @@ static void test_kill(void) {
         ok = ok && latest_sound(out, true, dir, &err) &&
              (dir[0] || error_set(&err, "no checkpoint is left"));
         ok = ok && checkpoint_is_complete(dir, &TINY, 3, &err) &&
-             checkpoint_read_state(dir, &state, &err) && each_rank(&TINY, &ONE, false, dir, job_read, &err);
+             trainer_state_read(dir, &state, &err) && each_rank(&TINY, &ONE, false, dir, job_read, &err);
         if ((int)count_entries(out) > most) most = (int)count_entries(out);
     }
     check(&checks, ok,

@@ -13,8 +13,7 @@
 // A gradient dump has the same phases: slices_create of PATH.unfinished, slices_write, rename to PATH.
 //
 // defines: checkpoint_create, checkpoint_commit, checkpoint_remove, checkpoint_is_ours,
-//          checkpoint_read_config, checkpoint_read_state, checkpoint_check, checkpoint_sum, checkpoint_matches,
-//          checkpoint_read
+//          checkpoint_check, checkpoint_sum, checkpoint_matches, checkpoint_read
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
 
@@ -47,16 +46,11 @@ static inline bool checkpoint_looks_ours(const char *path) {
     return config && others == 0;
 }
 
-static inline bool checkpoint_read_state(const char *dir, TrainerState *state, Error *err) {
-    char path[PATH_MAX];
-    return path_print(path, err, "%s/trainer.json", dir) && trainer_state_read(path, state, err);
-}
-
 // Is it the checkpoint of that step and nothing else? Only then may it be removed.
 static inline bool checkpoint_is_ours(const char *path, size_t step) {
     TrainerState state;
     Error err;
-    return checkpoint_looks_ours(path) && checkpoint_read_state(path, &state, &err) && state.step == step;
+    return checkpoint_looks_ours(path) && trainer_state_read(path, &state, &err) && state.step == step;
 }
 
 // Removes the files of a checkpoint, complete or not, and the folder if nothing else is in it.
@@ -140,12 +134,6 @@ static inline bool checkpoint_commit(const char *out_dir, const char *tmp_path, 
 // ---------------------------------------------------------------------------------------------------------------------
 // Loading
 
-// config.json of our own folders or Hugging Face's; false with a sentence if it is no GPT-2 as we compute it.
-static inline bool checkpoint_read_config(const char *dir, const ModelSpec *spec, GPTConfig *config, Error *err) {
-    char path[PATH_MAX];
-    return path_print(path, err, "%s/config.json", dir) && config_read(path, spec, config, err);
-}
-
 // One file, or several where there is an index instead.
 static inline bool checkpoint_open(const char *dir, StateKind kind, SafeTensors *st, Error *err) {
     char path[PATH_MAX], index[PATH_MAX];
@@ -182,7 +170,7 @@ static inline bool checkpoint_sum(const char *dir, const ModelSpec *spec, size_t
     TrainerState state;
     GPTConfig config;
     memset(sums, 0, sizeof *sums);
-    if (!checkpoint_read_state(dir, &state, err) || !checkpoint_read_config(dir, spec, &config, err)) return false;
+    if (!trainer_state_read(dir, &state, err) || !config_read(dir, spec, &config, err)) return false;
     *sums = checksums_make(&config, state.bf16);
     if (share == 0) sums->sums[0] = checkpoint_state_sum(&config, &state);
     return checkpoint_check(dir, &config, state.bf16 ? 4 : 3, share, shares, verify ? sums : NULL, err);

@@ -47,7 +47,7 @@ static inline size_t checkpoint_list(const char *out_dir, bool unfinished, Check
             !path_print(x.path, &ignored, "%s/%s", out_dir, e->d_name)) continue;
         if (!unfinished) {
             if (!path_print(file, &ignored, "%s/trainer.json", x.path) || access(file, F_OK)) continue;
-            x.save = trainer_state_read(file, &state, &ignored) ? state.save : SIZE_MAX;
+            x.save = trainer_state_read(x.path, &state, &ignored) ? state.save : SIZE_MAX;
         }
         *list = (CheckpointEntry *)host_resize(*list, count + 1, sizeof x);
         (*list)[count++] = x;

@@ -61,10 +61,12 @@ static inline bool config_check_variant(const cJSON *root, size_t channels, cons
            config_is(root, "add_cross_attention", "false", "", path, err);
 }
 
-// Reads a model of that kind (NULL: GPT-2). False with a sentence that names the first thing that is not as we compute
-// it.
-static inline bool config_read(const char *path, const ModelSpec *spec, GPTConfig *config, Error *err) {
+// Reads config.json of our own folders or Hugging Face's, of that kind of model (NULL: GPT-2). False with a sentence
+// that names the first thing that is not as we compute it.
+static inline bool config_read(const char *dir, const ModelSpec *spec, GPTConfig *config, Error *err) {
+    char path[PATH_MAX];
     config->spec = spec;
+    if (!path_print(path, err, "%s/config.json", dir)) return false;
     if (spec && spec->read) return spec->read(path, config, err);
     cJSON *root = json_read(path, 1 << 20, err);
     if (!root) return false;

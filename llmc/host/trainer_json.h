@@ -78,9 +78,10 @@ static inline bool trainer_state_write(const char *path, const TrainerState *sta
     return ok;
 }
 
-// Reads the file. Returns false with a sentence if a key is missing or malformed.
-static inline bool trainer_state_read(const char *path, TrainerState *state, Error *err) {
-    cJSON *root = json_read(path, TRAINER_MAX_FILE, err);
+// Reads the file of a checkpoint. Returns false with a sentence if a key is missing or malformed.
+static inline bool trainer_state_read(const char *dir, TrainerState *state, Error *err) {
+    char path[PATH_MAX];
+    cJSON *root = path_print(path, err, "%s/trainer.json", dir) ? json_read(path, TRAINER_MAX_FILE, err) : NULL;
     if (!root) return false;
     memset(state, 0, sizeof *state);
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, "version");
@@ -124,8 +125,8 @@ static inline bool trainer_state_compare(const TrainerState *saved, const Traine
 // sentence if a run with these options cannot continue it.
 static inline bool progress_resume(TrainerState *progress, const char *dir, Error *err) {
     TrainerState saved;
-    char changed[512], path[PATH_MAX];
-    if (!path_print(path, err, "%s/trainer.json", dir) || !trainer_state_read(path, &saved, err) ||
+    char changed[512];
+    if (!trainer_state_read(dir, &saved, err) ||
         !trainer_state_compare(&saved, progress, changed, sizeof changed, err)) return false;
     saved.opt = progress->opt;
     *progress = saved;

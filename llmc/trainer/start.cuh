@@ -152,7 +152,7 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
     if (lesson->sizes && !lesson->sizes(o, lesson->options.object, err)) return false;
     if (!trainer_source(m, err)) return false;
     const char *from = o->resume ? o->resume : o->init;
-    if (from && !checkpoint_read_config(from, lesson->spec, &file, err)) return false;
+    if (from && !config_read(from, lesson->spec, &file, err)) return false;
     if (!options_resolve(o, from ? &file : NULL, m->job.size, err) || !trainer_virtual_time(o, err) ||
         !grid_make(&m->grid, m->job.size, m->job.rank, o->tensor, o->data, o->pipeline, o->order, err) ||
         ((m->job.devices || !o->dry_run) && !job_check_devices(&m->job, &m->device, err))) return false;
