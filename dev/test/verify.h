@@ -1,10 +1,19 @@
 // verify.h: compares a checkpoint with its checksums, all of it in one process, and finds the newest sound one.
 //
-// defines: checkpoint_is_sound, checkpoint_verify, checkpoint_is_complete, latest_sound
+// defines: trainer_state_write, checkpoint_is_sound, checkpoint_verify, checkpoint_is_complete, latest_sound
 #ifndef DEV_TEST_VERIFY_H
 #define DEV_TEST_VERIFY_H
 
 #include "llmc/host/checkpoint_list.h"
+
+// Writes a trainer.json. checksums: a JSON object, or NULL.
+static inline bool trainer_state_write(const char *path, const TrainerState *state, const char *checksums, Error *err) {
+    FILE *out = file_open_output(path, O_TRUNC, err);
+    if (!out) return false;
+    trainer_state_print(out, state);
+    fprintf(out, "%s%s\n}\n", checksums ? ",\n  \"checksums\": " : "", checksums ? checksums : "");
+    return fclose(out) == 0;
+}
 
 // verify: its checksums too are compared.
 static inline bool checkpoint_is_sound(const char *dir, bool verify, Error *err) {

@@ -113,19 +113,20 @@ static inline const char *checkpoint_sum_name(char name[STATE_NAME_SIZE], const 
 // step that is already there is replaced; anything else of that name is not ours, and now has the temporary name.
 static inline bool checkpoint_commit(const char *out_dir, const char *tmp_path, const TrainerState *state,
                                      Checksums *sums, char final_path[PATH_MAX], Error *err) {
-    char path[PATH_MAX], name[STATE_NAME_SIZE], *checksums;
+    char path[PATH_MAX], name[STATE_NAME_SIZE], *text;
     size_t bytes;
     if (!path_print(final_path, err, "%s/step-%08zu", out_dir, state->step) ||
         !path_print(path, err, "%s/trainer.json", tmp_path)) return false;
     sums->sums[0] = checkpoint_state_sum(&sums->config, state);
-    FILE *out = open_memstream(&checksums, &bytes);
+    FILE *out = open_memstream(&text, &bytes);
+    trainer_state_print(out, state);
     for (size_t i = 0; i < sums->count; i++)
-        fprintf(out, "%s\n    \"%s\": \"%016" PRIx64 "\"", i ? "," : "{", checkpoint_sum_name(name, sums, i),
-                sums->sums[i]);
-    fprintf(out, "\n  }");
+        fprintf(out, "%s\n    \"%s\": \"%016" PRIx64 "\"", i ? "," : ",\n  \"checksums\": {",
+                checkpoint_sum_name(name, sums, i), sums->sums[i]);
+    fprintf(out, "\n  }\n}\n");
     fclose(out);
-    bool written = trainer_state_write(path, state, checksums, err);
-    free(checksums);
+    bool written = file_write_text(path, text, err);
+    free(text);
     if (!written || !folder_sync(tmp_path, err) || !folder_replace(tmp_path, final_path, err)) return false;
     if (checkpoint_is_ours(tmp_path, state->step)) checkpoint_remove(tmp_path);  // the one that had the name
     return folder_sync(out_dir, err);

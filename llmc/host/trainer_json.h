@@ -1,7 +1,7 @@
 // trainer_json.h: trainer.json, which has the progress of a run, and the options that it was trained with.
 //
-// defines: TRAINER_MOST_SAVES, TrainerState, TRAINER_KEYS, trainer_state_read, trainer_state_write,
-//          trainer_state_compare, progress_resume, progress_data
+// defines: TrainerState, TRAINER_KEYS, trainer_state_print, trainer_state_read, trainer_state_compare,
+//          progress_resume, progress_data
 #ifndef LLMC_TRAINER_JSON_H
 #define LLMC_TRAINER_JSON_H
 
@@ -60,22 +60,14 @@ static const Field TRAINER_KEYS[] = {
 #undef REAL
 enum { TRAINER_KEY_COUNT = sizeof TRAINER_KEYS / sizeof TRAINER_KEYS[0] };
 
-// Writes the file. checksums: a JSON object, or NULL.
-static inline bool trainer_state_write(const char *path, const TrainerState *state, const char *checksums, Error *err) {
-    char *text, value[TRAINER_VALUE_SIZE];
-    size_t bytes;
-    FILE *out = open_memstream(&text, &bytes);
+// Prints the file up to its checksums, which checkpoint_commit adds.
+static inline void trainer_state_print(FILE *out, const TrainerState *state) {
+    char value[TRAINER_VALUE_SIZE];
     fprintf(out, "{\n  \"version\": %d", (int)TRAINER_VERSION);
     for (int i = 0; i < TRAINER_KEY_COUNT; i++) {
         json_print_field(state, &TRAINER_KEYS[i], value, sizeof value);
         fprintf(out, ",\n  \"%s\": %s", TRAINER_KEYS[i].name, value);
     }
-    if (checksums) fprintf(out, ",\n  \"checksums\": %s", checksums);
-    fprintf(out, "\n}\n");
-    fclose(out);
-    bool ok = file_write_text(path, text, err);
-    free(text);
-    return ok;
 }
 
 // Reads the file of a checkpoint. Returns false with a sentence if a key is missing or malformed.
