@@ -3,7 +3,7 @@
 // A rank number is a mixed-radix number whose digits are the three coordinates. By default tensor is the fastest digit.
 // Tensor ranks communicate most, so they should be neighbours (one node, NVLink); pipeline ranks communicate least.
 //
-// defines: Grid, grid_make, grid_rank_at, grid_place, grid_group, grid_print, stage_listed, stage_list_is
+// defines: Grid, grid_size, grid_make, grid_rank_at, grid_place, grid_group, grid_print, stage_listed, stage_list_is
 #ifndef LLMC_GRID_H
 #define LLMC_GRID_H
 

@@ -5,10 +5,10 @@
 // ranks, initialised and decayed, and where each stands in a rank's flat buffer. Initialisation, checkpoints, gradient
 // dumps, the optimizer, ZeRO slices and the gradient norm all walk this table.
 //
-// defines: GPTConfig, padded_vocabulary, Split, Init, TensorKind, MAX_KINDS, TENSOR_*, TensorSpec, ModelSpec, GPT2,
-//          config_spec, count_tensors, Shard, shard_whole, Tensor, tensor_describe, tensor_by_id,
-//          ParamTable, table_make, table_free, table_find, table_largest, Run, tensor_run_count, tensor_run,
-//          count_parameters, count_flops
+// defines: GPTConfig, padded_vocabulary, Split, Init, TensorKind, MAX_KINDS, TENSOR_*, TensorSpec, ModelSpec,
+//          gpt2_dimension, gpt2_flops, GPT2, config_spec, config_dimension, count_tensors, Shard, shard_whole, Tensor,
+//          tensor_describe, tensor_by_id, ParamTable, table_make, table_free, table_find, table_largest, Run,
+//          tensor_run_count, tensor_run, count_parameters, count_flops
 #ifndef LLMC_MODEL_H
 #define LLMC_MODEL_H
 

@@ -1,8 +1,9 @@
 // pipeline.h: pipeline schedules as lists of steps, and the rules by which a trainer executes any such list.
 //
-// defines: PipelineStep, pipeline_steps, pipeline_warmup, pipeline_check, pipeline_bubble, PipelineLists,
-//          pipeline_make, pipeline_read, pipeline_link_ends, pipeline_neighbours, pipeline_walk, pipeline_prove,
-//          pipeline_lists, PipelinePlan, stage_layer_count, chunk_layers, pipeline_slots, pipeline_plan
+// defines: PIPELINE_BUFFERS, PipelineStep, pipeline_steps, pipeline_warmup, pipeline_check, pipeline_bubble,
+//          PipelineLists, pipeline_make, pipeline_read, pipeline_link_count, pipeline_link_ends, pipeline_neighbours,
+//          pipeline_walk, pipeline_prove, pipeline_lists, PipelinePlan, stage_layer_count, chunk_layers,
+//          pipeline_slots, pipeline_plan
 //
 // p stages in a row, m micro-batches a training step, v model chunks a stage. The model is cut into p * v chunks; chunk
 // c of stage s is global chunk c * p + s. With v > 1 the model goes round the stages v times, so stage 0 follows the

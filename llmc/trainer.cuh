@@ -12,7 +12,8 @@
 //   trainer_close      writes reports; returns the exit code
 // It serves any grid of t x d x p ranks; one rank is a grid of 1 x 1 x 1.
 //
-// defines: Trainer, Lesson, Span, stream_create, dropout_at, drop, trainer_*; and all of the headers below
+// defines: Trainer, Lesson, take_layernorm, Span, stream_create, dropout_at, drop, trainer_*; and all of the headers
+// below
 #ifndef LLMC_TRAINER_CUH
 #define LLMC_TRAINER_CUH
 

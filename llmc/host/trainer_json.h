@@ -1,7 +1,7 @@
 // trainer_json.h: trainer.json, which has the progress of a run, and the options that it was trained with.
 //
-// defines: TrainerState, TRAINER_KEYS, trainer_state_print, trainer_state_read, trainer_state_compare,
-//          progress_resume, progress_data
+// defines: TRAINER_MOST_SAVES, TrainerState, TRAINER_KEYS, trainer_state_print, trainer_state_read,
+//          trainer_state_compare, progress_resume, progress_data
 #ifndef LLMC_TRAINER_JSON_H
 #define LLMC_TRAINER_JSON_H
 

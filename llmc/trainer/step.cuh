@@ -70,17 +70,18 @@ static inline double trainer_sum(Trainer *m, size_t count, double loss) {
     return x[count] / ((double)m->batch * (double)m->opt.seq);
 }
 
-// Writes this step's gradients, before clipping, as one unsharded F32 file with the names of the model.
-static inline bool trainer_dump_gradients(Trainer *m, Error *err) {
+// Writes this step's gradients, before clipping, as one unsharded F32 file with the names of the model. A failure of any
+// rank ends the run.
+static inline void trainer_dump_gradients(Trainer *m) {
+    Error err;
     const char *path = m->opt.dump_gradients;
     char tmp[PATH_MAX];
-    if (!path_print(tmp, err, GRADIENTS_UNFINISHED, path) ||
-        (m->job.rank == 0 && !slices_create(tmp, GRADIENTS_START, &m->config, STATE_WEIGHTS, STATE_WEIGHTS, ST_F32,
-                                            err))) return false;
-    MPI_Barrier(MPI_COMM_WORLD);
-    if (!state_save(&m->part, tmp, NULL, err)) return false;
-    MPI_Barrier(MPI_COMM_WORLD);
-    return m->job.rank != 0 || rename(tmp, path) == 0 || error_set(err, "cannot write %s: %s", path, strerror(errno));
+    bool first = m->job.rank == 0, ok = path_print(tmp, &err, GRADIENTS_UNFINISHED, path);
+    ok = ok && (!first || slices_create(tmp, GRADIENTS_START, &m->config, STATE_WEIGHTS, STATE_WEIGHTS, ST_F32, &err));
+    job_agree(&m->job, ok, &err, 1);
+    job_agree(&m->job, state_save(&m->part, tmp, NULL, &err), &err, 1);
+    ok = !first || rename(tmp, path) == 0 || error_set(&err, "cannot write %s: %s", path, strerror(errno));
+    job_agree(&m->job, ok, &err, 1);
 }
 
 // Loss and gradient norm of the step, once the gradients of all ranks are summed. Squares are summed per tensor in
