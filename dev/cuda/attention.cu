@@ -67,12 +67,12 @@ __global__ void __launch_bounds__(ROW_THREADS)
     if constexpr (ROW_LANES == 32) max = warp_max(max);
     for (size_t i = s.begin; i < s.end; i += s.step) {
         load_scores<W>(x, scores, i, t);
-        for (int k = 0; k < W; k++) sums[k] += exponential(x[k] - max);
+        for (int k = 0; k < W; k++) sums[k] += exponential_softmax(x[k] - max);
     }
     float scale = 1.0f / row_sum(sum_of<W>(sums));
     for (size_t i = s.begin; i < s.end; i += s.step) {
         load_scores<W>(x, scores, i, t);
-        for (int k = 0; k < W; k++) x[k] = exponential(x[k] - max) * scale;
+        for (int k = 0; k < W; k++) x[k] = exponential_softmax(x[k] - max) * scale;
         store_floats<W>(scores + i * W, x);
     }
     clear_after<W>(scores, t / W + 1, T);

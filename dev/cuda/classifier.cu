@@ -42,10 +42,10 @@ __global__ void classify_block_a_row(float *losses, floatX *logits, const int *t
     float max = -INFINITY, sum = 0.0f, target_logit = to_float(row[target]);
     for (size_t j = threadIdx.x; j < V; j += blockDim.x) max = fmaxf(max, to_float(row[j]));
     max = block_max(max);
-    for (size_t j = threadIdx.x; j < V; j += blockDim.x) sum += exponential(to_float(row[j]) - max);
+    for (size_t j = threadIdx.x; j < V; j += blockDim.x) sum += exponential_softmax(to_float(row[j]) - max);
     sum = block_sum(sum);
     for (size_t j = threadIdx.x; j < Vp; j += blockDim.x) {
-        float p = j < V ? exponential(to_float(row[j]) - max) / sum : 0.0f;
+        float p = j < V ? exponential_softmax(to_float(row[j]) - max) / sum : 0.0f;
         row[j] = from_float<floatX>(dloss * (p - (j == target ? 1.0f : 0.0f)));
     }
     if (threadIdx.x == 0) losses[blockIdx.x] = logf(sum) + max - target_logit;
@@ -73,18 +73,19 @@ __global__ void __launch_bounds__(512, 2)
         }
         float largest = max_of<TILE>(x);
         if (largest > max) {
-            float scale = exponential(max - largest);
+            float scale = exponential_softmax(max - largest);
             for (int k = 0; k < TILE; k++) sums[k] *= scale;
             max = largest;
         }
-        for (int k = 0; k < TILE; k++) sums[k] += exponential(x[k] - max);
+        for (int k = 0; k < TILE; k++) sums[k] += exponential_softmax(x[k] - max);
     }
-    float all = block_max(max), sum = block_sum(sum_of<TILE>(sums) * exponential(max - all)), scale = dloss / sum;
+    float all = block_max(max);
+    float sum = block_sum(sum_of<TILE>(sums) * exponential_softmax(max - all)), scale = dloss / sum;
     s = share_of(Vp / W, threadIdx.x, blockDim.x);
     for (size_t i = s.begin; i < s.end; i += s.step) {
         size_t first = i * W;
         load_floats<W>(y, row + first);
-        for (int k = 0; k < W; k++) y[k] = exponential(y[k] - all) * scale;
+        for (int k = 0; k < W; k++) y[k] = exponential_softmax(y[k] - all) * scale;
         if (target - first < W) {
             for (int k = 0; k < W; k++) y[k] -= first + (size_t)k == target ? dloss : 0.0f;
         }

@@ -17,7 +17,7 @@
 // On a CPU exp(x) is e^-87 or more, and 1 + exp(x) has the same bits.
 __device__ __forceinline__ float gelu_exp(float x) {
 #ifdef __CUDA_ARCH__
-    return sizeof(floatX) == 2 ? exponential_fast(x) : exponential(x);
+    return sizeof(floatX) == 2 ? exponential_fast(x) : expf(x);
 #else
     return exponential_from(-87.0f, x);
 #endif
