@@ -208,15 +208,11 @@ __device__ __forceinline__ void transpose(V *x, std::integer_sequence<int, I...>
         V y[W];
         UNROLL
         for (int i = 0; i < W; i++) y[i] = x[i];
-#if __has_builtin(__builtin_shufflevector)
         UNROLL
         for (int i = 0; i < W / 2; i++) {
-            x[2 * i] = __builtin_shufflevector(y[i], y[i + W / 2], (I / 2 + I % 2 * W)...);
-            x[2 * i + 1] = __builtin_shufflevector(y[i], y[i + W / 2], (W / 2 + I / 2 + I % 2 * W)...);
+            x[2 * i] = V{y[i + I % 2 * (W / 2)][I / 2]...};
+            x[2 * i + 1] = V{y[i + I % 2 * (W / 2)][W / 2 + I / 2]...};
         }
-#else
-        for (int i = 0; i < W; i++) x[i] = V{y[I % 2 * (W / 2) + i / 2][i % 2 * (W / 2) + I / 2]...};
-#endif
     }
 }
 
