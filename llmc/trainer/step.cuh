@@ -70,8 +70,8 @@ static inline double trainer_sum(Trainer *m, size_t count, double loss) {
     return x[count] / ((double)m->batch * (double)m->opt.seq);
 }
 
-// Writes this step's gradients, before clipping, as one unsharded F32 file with the names of the model. A failure of any
-// rank ends the run.
+// Writes this step's gradients, before clipping, as one unsharded F32 file with the names of the model. A failure of
+// any rank ends the run.
 static inline void trainer_dump_gradients(Trainer *m) {
     Error err;
     const char *path = m->opt.dump_gradients;
