@@ -9,18 +9,10 @@
 //   6 groups   forward with 32 rows a warp, which reads a tile once for both halves: llmc's for 33 to 64 channels
 //   7 llmc     attention_forward and attention_backward: 5 or 6 in bf16 where the head size allows, else 3 or 4
 //
-// the gradient of the bias of q|k|v with it (bf16):
-//
-//   1 apart    attention's backward pass, then bias_backward, which reads dqkv again (llmc)
-//   2 epilogue a block sums its columns when it writes them (attention_bias.cuh)
-//
 // and grouped queries (GQA, Ainslie et al. 2023), whose heads of k and v serve several heads of q:
 //
 //   1 copies   k and v are copied for every head of q, and the copies' gradients summed
 //   2 llmc     the same kernels as 7 without a copy: a block of keys goes over the heads of its group
-#ifdef PRECISION_BF16  // it is of tensor cores
-#include "dev/cuda/attention_bias.cuh"
-#endif
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/attention.cuh"
@@ -696,83 +688,6 @@ static void bench_groups(void) {
     for (const LabKernel &k : GROUPED_BACKWARD) lab_bench(&lab, &k, &p, backward, 0.0);
 }
 
-// ---------------------------------------------------------------------------------------------- the bias's gradient
-
-#ifdef PRECISION_BF16
-typedef struct {
-    Attention a;
-    float *dbias, *scratch;  // [3C], bias_backward_scratch
-} BiasProblem;
-
-static void bias_backward1(const void *problem, unsigned) {
-    const BiasProblem *p = (const BiasProblem *)problem;
-    const Attention &a = p->a;
-    attention_backward(a.dq, a.dot, a.dout, a.out, a.lse, a.q, a.B, a.T, a.out_stride, a.NH, lab.stream);
-    bias_backward(p->dbias, a.dq, p->scratch, a.B * a.T, a.stride, false, lab.stream);
-}
-static void bias_backward2(const void *problem, unsigned) {
-    const BiasProblem *p = (const BiasProblem *)problem;
-    attention_bias_backward(p->a, p->dbias, lab.stream);
-}
-
-static const LabKernel BIAS[] = {
-    {"attention backward + bias", 1, "apart: dqkv is read again (llmc)", bias_backward1, 1},
-    {"attention backward + bias", 2, "a block sums the columns that it writes", bias_backward2, 1},
-};
-
-static BiasProblem make_bias(size_t B, size_t T, size_t NH, size_t HS, const floatX *qkv, const floatX *dout) {
-    size_t C = NH * HS;
-    BiasProblem p = {flash_backward(test_floatX(3 * B * T * C), test_floats(B * NH * T), dout, test_floatX(B * T * C),
-                                    test_floats(B * NH * T), qkv, B, T, C, NH), test_floats(3 * C),
-                     test_floats(bias_backward_scratch(B * T, 3 * C))};
-    p.a.part = test_floats(attention_bias_rows(B, T) * 3 * C);
-    attention_forward(p.a.out, p.a.lse, qkv, B, T, C, NH, lab.stream);
-    return p;
-}
-
-// dqkv has the bits of llmc's; dbias is the sum of its columns, in float: the same bits in any order of threads.
-static void check_bias(size_t B, size_t T, size_t NH, size_t HS) {
-    size_t mark = test_count, N = B * T, OC = 3 * NH * HS;
-    floatX *qkv = to_device_floatX(test_values(N * OC, 0, 1.5, 1), N * OC);
-    BiasProblem p = make_bias(B, T, NH, HS, qkv, to_device_floatX(test_values(N * OC / 3, 0, 1, 2), N * OC / 3));
-    float *first[2] = {NULL, NULL}, *dbias = NULL;
-    bool same = true;
-    double worst_error = 0.0;
-    for (int way = 0; way < 3; way++) {
-#ifndef __CUDACC__
-        CpuOrder before = cpu_thread_order();
-        if (way == 2) cpu_thread_order() = {true, T};
-#endif
-        BIAS[way > 0].run(&p, 1);
-        float *dqkv = to_host_floatX(p.a.dq, N * OC, lab.stream);
-        dbias = to_host(p.dbias, OC, lab.stream);
-#ifndef __CUDACC__
-        cpu_thread_order() = before;
-#endif
-        double *want = test_doubles(OC);
-        for (size_t i = 0; i < N * OC; i++) want[i % OC] += (double)dqkv[i];
-        worst_error = fmax(worst_error, test_error(dbias, want, OC));
-        same = same && (way < 1 || same_bits(first[0], dqkv, N * OC)) && (way < 2 || same_bits(first[1], dbias, OC));
-        first[0] = dqkv;
-        if (way == 1) first[1] = dbias;
-    }
-    check(&lab.checks, worst_error <= 2e-6 && same, "bias's gradient B %zu T %zu NH %zu HS %zu: %.1e (bound 2e-06)%s",
-          B, T, NH, HS, worst_error, same ? "" : ", other bits");
-    test_release(mark);
-}
-
-static void bench_bias(size_t B, size_t T, size_t NH, size_t HS) {
-    size_t N = B * T, C = NH * HS;
-    BiasProblem p = make_bias(B, T, NH, HS, lab_fill(&lab, 3 * N * C), lab_fill(&lab, N * C));
-    KernelWork must = lab_stated(&lab, &BIAS[0], &p);
-    // asks of the bias alone: dqkv again, or a row of floats for a block of 64 tokens, written and read
-    double again = 3.0 * (double)(N * C * sizeof(floatX));
-    double rows = 2.0 * (double)(attention_bias_rows(B, T) * 3 * C * sizeof(float));
-    must.bytes -= again;
-    for (const LabKernel &k : BIAS) lab_bench(&lab, &k, &p, must, must.bytes + (k.number == 1 ? again : rows));
-}
-#endif
-
 // One layer of GPT-2 124M.
 static void bench(void) {
     Problem p = {NULL, NULL, NULL, NULL, NULL, NULL, NULL, 4, 64, 768, 12};
@@ -795,9 +710,6 @@ static void bench(void) {
         }
     }
     bench_groups();
-#ifdef PRECISION_BF16
-    bench_bias(p.B, p.T, p.NH, p.C / p.NH);
-#endif
 }
 
 // Dropout of the probabilities, by the same masks. The kernels have one row a thread (as on a GPU in fp32), 8 to 32 (as
@@ -839,10 +751,6 @@ static void checks(void) {
     test_shape(1, 514, 64, 1, false);
     check_rows();
     check_groups();
-#ifdef PRECISION_BF16
-    check_bias(2, 65, 2, 64);
-    check_bias(1, 130, 3, 40);
-#endif
     test_large_scores();
     test_softmax<1>(8), test_softmax<x128::size>(8);
     test_softmax<1>(264), test_softmax<x128::size>(264);

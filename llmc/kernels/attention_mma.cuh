@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
         __syncthreads();
     }
     const size_t to = A::PAIR ? at.out : at.in, stride = A::PAIR ? a.out_stride : a.stride;
-    A::store(part_or<A>(a.part, a.dq) + to, stride, part, at, a, dq, a.scale, a.scale);
+    store_fragments(part_or<A>(a.part, a.dq) + to, stride, part, at, a, dq, a.scale, a.scale);
 }
 
 // Computes the gradients of the keys and values: rows are keys, columns of the (transposed) scores are queries.
@@ -237,8 +237,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
             __syncthreads();
         }
     }
-    A::store(part_or<A>(a.part_k, a.dk) + at.in_k, a.k_stride, part, at, a, dk, a.scale, a.scale);
-    A::store(part_or<A>(a.part_v, a.dv) + at.in_k, a.k_stride, part, at, a, dv, up, up);
+    store_fragments(part_or<A>(a.part_k, a.dk) + at.in_k, a.k_stride, part, at, a, dk, a.scale, a.scale);
+    store_fragments(part_or<A>(a.part_v, a.dv) + at.in_k, a.k_stride, part, at, a, dv, up, up);
 }
 
 // Capacities of these kernels. The Makefile gives a CPU's trainers fewer: they compile faster.

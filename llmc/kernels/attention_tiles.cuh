@@ -29,8 +29,6 @@ struct AttentionMma {
     template <bool DROP> static constexpr int GROUPS = CAPACITY == 64 && !DROP ? 2 : 1;
     // Nor for the block's own values at 128: they are read again, half a row at a time.
     static constexpr bool VALUES_SHARED = CAPACITY == 128;
-    // How a gradient leaves: dev/cuda/attention_bias.cuh sums its columns too.
-    template <class... P> __device__ __forceinline__ static void store(const P &...p) { store_fragments(p...); }
 };
 
 // The work of a lane: rows row and row + 8.
