@@ -81,8 +81,8 @@ inline char *connection(const Operation &op) {
     return &comm->connected[2 * (size_t)(NCCL_MPI_OPS + op.call.root) + (op.call.op == NCCL_MPI_RECV)];
 }
 
-// Connects the ways that the operations of a group use for the first time, or refuses to.
-inline ncclResult_t connect(const Group *group) {
+// Notes the ways that the operations of a group use for the first time, or refuses them.
+inline ncclResult_t first_uses(const Group *group) {
     if (simulates()) return ncclSuccess;
     for (const Operation &op : group->ops) {
         char *connected = connection(op);

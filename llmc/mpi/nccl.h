@@ -32,7 +32,7 @@ namespace nccl_mpi {
 // Hands the open group to its stream.
 inline ncclResult_t issue_open() {
     std::shared_ptr<Group> g = std::move(state().open);
-    ncclResult_t result = g ? connect(g.get()) : ncclSuccess;
+    ncclResult_t result = g ? first_uses(g.get()) : ncclSuccess;
     if (!g || result != ncclSuccess) return result;
     ncclComm_t comm = g->comm;
     g->turn = comm->issued++;
