@@ -23,92 +23,38 @@ static Dropout dropping;  // of the probabilities, by kernels 3, 4 and 7
 
 // ---------------------------------------------------------------------------------------------- 1 gemm
 
-// Returns pack i of a row of scores. Scores after column t become minus infinity, whose exponential is 0.
-template <int W>
-__device__ __forceinline__ void load_scores(float (&x)[W], const floatX *row, size_t i, size_t t) {
-    load_floats<W>(x, row + i * W);
-    if (i * W + W > t + 1) {
-        int left = (int)(t + 1 - i * W);
-        for (int k = 0; k < W; k++) x[k] = k < left ? x[k] : -INFINITY;
-    }
-}
-
-// Packs first, first + 1, ... of a row of T become zero, by the threads of the row.
-template <int W>
-__device__ __forceinline__ void clear_after(floatX *row, size_t first, size_t T) {
-    const float zero[W] = {0.0f};
-    Share rest = row_share(T / W - first);
-    for (size_t i = rest.begin; i < rest.end; i += rest.step) store_floats<W>(row + (first + i) * W, zero);
-}
-
 // Row t of each score matrix, att[rows = B*NH*T, T]: in place the softmax of columns 0..t, then exact zeros.
-template <int W>
 __global__ void __launch_bounds__(ROW_THREADS)
     softmax_forward_kernel(floatX *att, size_t rows, size_t T) {
     size_t row = block_row(), t = row % T;
     if (row >= rows) return;
     floatX *scores = att + row * T;
-    Share s = row_share(t / W + 1);
-    float x[W], largest[W], sums[W] = {0.0f};
-    for (int k = 0; k < W; k++) largest[k] = -INFINITY;
-    for (size_t i = s.begin; i < s.end; i += s.step) {
-        load_scores<W>(x, scores, i, t);
-        for (int k = 0; k < W; k++) largest[k] = x[k] > largest[k] ? x[k] : largest[k];
-    }
-    float max = max_of<W>(largest);
+    Share s = row_share(T);
+    float max = -INFINITY, sum = 0.0f;
+    for (size_t i = s.begin; i <= t; i += s.step) max = fmaxf(max, to_float(scores[i]));
     if constexpr (ROW_LANES == 32) max = warp_max(max);
+    for (size_t i = s.begin; i <= t; i += s.step) sum += exponential_softmax(to_float(scores[i]) - max);
+    float scale = 1.0f / row_sum(sum);
     for (size_t i = s.begin; i < s.end; i += s.step) {
-        load_scores<W>(x, scores, i, t);
-        for (int k = 0; k < W; k++) sums[k] += exponential_softmax(x[k] - max);
+        scores[i] = from_float<floatX>(i > t ? 0.0f : exponential_softmax(to_float(scores[i]) - max) * scale);
     }
-    float scale = 1.0f / row_sum(sum_of<W>(sums));
-    for (size_t i = s.begin; i < s.end; i += s.step) {
-        load_scores<W>(x, scores, i, t);
-        for (int k = 0; k < W; k++) x[k] = exponential_softmax(x[k] - max) * scale;
-        store_floats<W>(scores + i * W, x);
-    }
-    clear_after<W>(scores, t / W + 1, T);
 }
 
 // datt = att * (datt - sum(att * datt)) row by row in place: the gradient of the scores.
 // It is 0 if att is 0.
-template <int W>
 __global__ void __launch_bounds__(ROW_THREADS)
     softmax_backward_kernel(floatX *datt, const floatX *att, size_t rows, size_t T) {
     size_t row = block_row(), t = row % T;
     if (row >= rows) return;
-    const floatX *p_row = att + row * T;
-    floatX *d_row = datt + row * T;
-    Share s = row_share(t / W + 1);
-    float p[W], d[W], sums[W] = {0.0f};
+    const floatX *p = att + row * T;
+    floatX *d = datt + row * T;
+    Share s = row_share(T);
+    float sum = 0.0f;
+    for (size_t i = s.begin; i <= t; i += s.step) sum += to_float(p[i]) * to_float(d[i]);
+    float dot = row_sum(sum);
     for (size_t i = s.begin; i < s.end; i += s.step) {
-        load_floats<W>(p, p_row + i * W);
-        load_floats<W>(d, d_row + i * W);
-        for (int k = 0; k < W; k++) sums[k] += p[k] * d[k];
+        d[i] = from_float<floatX>(i > t ? 0.0f : to_float(p[i]) * (to_float(d[i]) - dot));
     }
-    float dot = row_sum(sum_of<W>(sums));
-    for (size_t i = s.begin; i < s.end; i += s.step) {
-        load_floats<W>(p, p_row + i * W);
-        load_floats<W>(d, d_row + i * W);
-        for (int k = 0; k < W; k++) d[k] = p[k] * (d[k] - dot);
-        store_floats<W>(d_row + i * W, d);
-    }
-    clear_after<W>(d_row, t / W + 1, T);
-}
-
-// att[rows, T] as softmax_forward_kernel says.
-static inline void softmax_forward(floatX *att, size_t rows, size_t T, cudaStream_t stream) {
-    by_packs<ELEMENT_PACK>(aligned16(att) ? T : 1, [&](auto W) {
-        LAUNCH(softmax_forward_kernel<W>, row_blocks(rows), ROW_THREADS, 0, stream)(att, rows, T);
-    });
-}
-
-// datt[rows, T] as softmax_backward_kernel says.
-static inline void softmax_backward(floatX *datt, const floatX *att, size_t rows, size_t T,
-                                    cudaStream_t stream) {
-    by_packs<ELEMENT_PACK>(aligned16(datt, att) ? T : 1, [&](auto W) {
-        LAUNCH(softmax_backward_kernel<W>, row_blocks(rows), ROW_THREADS, 0, stream)(datt, att, rows, T);
-    });
 }
 
 // Bytes kept from forward to backward, per micro-batch and layer: the probabilities [B,NH,T,T].
@@ -151,7 +97,7 @@ static void gemm_forward(floatX *out, void *saved, const floatX *qkv, size_t B, 
         const floatX *q = qkv + b * T * 3 * C, *k = q + C;
         gemm_scores(att + b * NH * T * T, 1.0f / sqrtf((float)HS), q, 3 * C, k, 3 * C, T, HS, NH);
     }
-    softmax_forward(att, B * NH * T, T, lab.stream);
+    LAUNCH(softmax_forward_kernel, row_blocks(B * NH * T), ROW_THREADS, 0, lab.stream)(att, B * NH * T, T);
     for (size_t b = 0; b < B; b++) {
         const floatX *v = qkv + b * T * 3 * C + 2 * C;
         gemm_mix(out + b * T * C, C, 1.0f, att + b * NH * T * T, false, v, 3 * C, T, HS, NH);
@@ -170,7 +116,7 @@ static void gemm_backward(floatX *dqkv, void *scratch, const floatX *dout, const
         const floatX *att = (const floatX *)saved + b * NH * T * T, *dout_b = dout + b * T * C;
         gemm_mix(dv, 3 * C, 1.0f, att, true, dout_b, C, T, HS, NH);
         gemm_scores(datt, 1.0f, dout_b, C, v, 3 * C, T, HS, NH);
-        softmax_backward(datt, att, NH * T, T, lab.stream);
+        LAUNCH(softmax_backward_kernel, row_blocks(NH * T), ROW_THREADS, 0, lab.stream)(datt, att, NH * T, T);
         gemm_mix(dq, 3 * C, scale, datt, false, k, 3 * C, T, HS, NH);
         gemm_mix(dk, 3 * C, scale, datt, true, q, 3 * C, T, HS, NH);
     }
@@ -531,39 +477,6 @@ static void test_large_scores(void) {
     }
 }
 
-// The softmax p of rows of T scores x, and the gradient dx of the scores from d, that of the probabilities q.
-static void plain_softmax(double *p, double *dx, const float *x, const float *d, const float *q, size_t rows,
-                          size_t T) {
-    for (size_t row = 0; row < rows; row++) {
-        size_t at = row * T, t = row % T;
-        double largest = -INFINITY, sum = 0.0, dot = 0.0;
-        for (size_t s = 0; s <= t; s++) largest = fmax(largest, (double)x[at + s]);
-        for (size_t s = 0; s <= t; s++) sum += p[at + s] = exp((double)x[at + s] - largest);
-        for (size_t s = 0; s <= t; s++) p[at + s] /= sum;
-        for (size_t s = 0; s <= t; s++) dot += (double)q[at + s] * (double)d[at + s];
-        for (size_t s = 0; s <= t; s++) dx[at + s] = (double)q[at + s] * ((double)d[at + s] - dot);
-    }
-}
-
-// By packs of W elements.
-template <int W>
-static void test_softmax(size_t T) {
-    size_t rows = 3 * T;
-    // The expected gradient starts from the rounded probabilities. It loses digits where they cancel.
-    const double bound_p = FLOATX_ROUNDING + 3e-6, bound_d = FLOATX_ROUNDING + 1e-5;
-    float *x = test_values(rows * T, 0, 5, 4), *d = test_values(rows * T, 0, 1, 5);
-    double *want_p = test_doubles(rows * T), *want_d = test_doubles(rows * T);
-    floatX *att = to_device_floatX(x, rows * T), *datt = to_device_floatX(d, rows * T);
-    LAUNCH(softmax_forward_kernel<W>, row_blocks(rows), ROW_THREADS, 0, lab.stream)(att, rows, T);
-    LAUNCH(softmax_backward_kernel<W>, row_blocks(rows), ROW_THREADS, 0, lab.stream)(datt, att, rows, T);
-    float *got_p = to_host_floatX(att, rows * T, lab.stream), *got_d = to_host_floatX(datt, rows * T, lab.stream);
-    plain_softmax(want_p, want_d, x, d, got_p, rows, T);
-    double error_p = test_error(got_p, want_p, rows * T), error_d = test_error(got_d, want_d, rows * T);
-    check(&lab.checks, error_p <= bound_p && error_d <= bound_d,
-          "softmax T %zu by packs of %d (%.1e, bound %.1e; gradient %.1e, bound %.1e)", T, W, error_p, bound_p, error_d,
-          bound_d);
-}
-
 // ---------------------------------------------------------------------------------------------- grouped queries
 
 typedef struct {
@@ -752,8 +665,6 @@ static void checks(void) {
     check_rows();
     check_groups();
     test_large_scores();
-    test_softmax<1>(8), test_softmax<x128::size>(8);
-    test_softmax<1>(264), test_softmax<x128::size>(264);
 }
 
 int main(int argc, char **argv) { return lab_main(&lab, argc, argv, checks, bench); }
