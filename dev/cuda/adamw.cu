@@ -73,42 +73,10 @@ static void update2(const Problem *p, unsigned block) {
     LAUNCH(adamw_one_pass, CEIL_DIV(p->n, (size_t)block), block, 0, lab.stream)
     (NARROW ? p->params : NULL, weights_of(p), p->grads, p->m, p->v, p->n, p->h);
 }
-// 3: packs of 16 bytes of a weight, so that the floats beside a bf16 weight are asked for in halves; a launch a run.
-template <int W>
-__global__ void __launch_bounds__(ELEMENT_THREADS)
-    adamw_packs(floatX *narrow, float *weights, const float *grads, float *ms, float *vs, size_t n, AdamW h) {
-    Share s = element_share<W>(n);
-    for (size_t i = s.begin; i < s.end; i += s.step) {
-        float p[W], g[W], m[W], v[W];
-        load_floats<W>(p, weights + i * W);
-        load_floats<W>(g, grads + i * W);
-        load_floats<W>(m, ms + i * W);
-        load_floats<W>(v, vs + i * W);
-        for (int k = 0; k < W; k++) p[k] = adamw_element(p[k], g[k], &m[k], &v[k], h);
-        store_floats<W>(weights + i * W, p);
-        store_floats<W>(ms + i * W, m);
-        store_floats<W>(vs + i * W, v);
-        if (narrow) store_floats<W>(narrow + i * W, p);
-    }
-    size_t last = blockIdx.x == 0 && threadIdx.x < n % W ? n - n % W + threadIdx.x : n;
-    if (last < n) {
-        weights[last] = adamw_element(weights[last], grads[last], &ms[last], &vs[last], h);
-        if (narrow) narrow[last] = from_float<floatX>(weights[last]);
-    }
-}
-
 // The runs of a problem: its weights in RUNS parts, cut at multiples of 8.
 static size_t run_begin(size_t n, size_t run) { return run == RUNS ? n : n * run / RUNS / 8 * 8; }
 
 static void update3(const Problem *p, unsigned) {
-    for (size_t run = 0; run < RUNS; run++) {
-        size_t at = run_begin(p->n, run), n = run_begin(p->n, run + 1) - at;
-        if (n == 0) continue;
-        LAUNCH(adamw_packs<x128::size>, element_blocks(n), ELEMENT_THREADS, 0, lab.stream)
-        (NARROW ? p->params + at : NULL, weights_of(p) + at, p->grads + at, p->m + at, p->v + at, n, p->h);
-    }
-}
-static void update4(const Problem *p, unsigned) {
     size_t count = 0;
     for (size_t run = 0; run < RUNS; run++) count += run_begin(p->n, run) < run_begin(p->n, run + 1);
     adamw_update(p->params, p->master, p->grads, p->m, p->v, p->ranges, count, p->blocks, p->n, p->h, lab.stream);
@@ -117,8 +85,7 @@ static void update4(const Problem *p, unsigned) {
 static const LabKernel UPDATE[] = {
     {"adamw", 1, "a kernel for each formula", update1, 0},
     {"adamw", 2, "one pass over memory", update2, 0},
-    {"adamw", 3, "128-bit loads, 16 elements a thread", update3, ELEMENT_THREADS},
-    {"adamw", 4, "whole sectors, one launch for all runs (llmc)", update4, ELEMENT_THREADS},
+    {"adamw", 3, "whole sectors, one launch for all runs (llmc)", update3, ELEMENT_THREADS},
 };
 
 // ---- the checks --------------------------------------------------------------------------------------------

@@ -51,57 +51,12 @@ __global__ void classify_block_a_row(float *losses, floatX *logits, const int *t
     if (threadIdx.x == 0) losses[blockIdx.x] = logf(sum) + max - target_logit;
 }
 
-// 3: a pass for maximum and sum together, by packs of 128 bits. Each pack asks whether it is padding; expf is exact.
-template <int W>
-__global__ void __launch_bounds__(512, 2)
-    classify_one_pass(float *losses, floatX *logits, const int *targets, float dloss, size_t V, size_t Vp) {
-    constexpr int PACKS = CLASSIFIER_TILE / W, TILE = PACKS * W;
-    floatX *row = logits + blockIdx.x * Vp;
-    size_t target = (size_t)targets[blockIdx.x];
-    float max = -INFINITY, sums[TILE] = {0.0f}, target_logit = to_float(row[target]), y[W];
-    Share s = share_of(CEIL_DIV(V, (size_t)W), threadIdx.x, blockDim.x);
-    for (size_t i = s.begin; i < s.end; i += PACKS * s.step) {
-        float x[TILE];
-        for (int j = 0; j < PACKS; j++) {
-            size_t pack = i + (size_t)j * s.step, left = pack < s.end ? V - pack * W : 0;
-            if (left >= W) {
-                load_floats<W>(y, row + pack * W);
-            } else {
-                for (int k = 0; k < W; k++) y[k] = (size_t)k < left ? to_float(row[pack * W + (size_t)k]) : -INFINITY;
-            }
-            for (int k = 0; k < W; k++) x[j * W + k] = y[k];
-        }
-        float largest = max_of<TILE>(x);
-        if (largest > max) {
-            float scale = exponential_softmax(max - largest);
-            for (int k = 0; k < TILE; k++) sums[k] *= scale;
-            max = largest;
-        }
-        for (int k = 0; k < TILE; k++) sums[k] += exponential_softmax(x[k] - max);
-    }
-    float all = block_max(max);
-    float sum = block_sum(sum_of<TILE>(sums) * exponential_softmax(max - all)), scale = dloss / sum;
-    s = share_of(Vp / W, threadIdx.x, blockDim.x);
-    for (size_t i = s.begin; i < s.end; i += s.step) {
-        size_t first = i * W;
-        load_floats<W>(y, row + first);
-        for (int k = 0; k < W; k++) y[k] = exponential_softmax(y[k] - all) * scale;
-        if (target - first < W) {
-            for (int k = 0; k < W; k++) y[k] -= first + (size_t)k == target ? dloss : 0.0f;
-        }
-        if (first + W > V) {
-            for (int k = 0; k < W; k++) y[k] = first + (size_t)k < V ? y[k] : 0.0f;
-        }
-        store_floats<W>(row + first, y);
-    }
-    if (threadIdx.x == 0) losses[blockIdx.x] = logf(sum) + all - target_logit;
-}
-
 typedef struct {
     size_t N, V, Vp;
 } Shape;
 
-// 4: llmc's, which tensor ranks need as two kernels. A row comes from memory twice, as it may leave the cache between.
+// 3: llmc's: maximum and sum in one pass, by packs of 128 bits. Tensor ranks need two kernels, so a row comes from
+// memory twice, as it may leave the cache between.
 static void classify(float *losses, float *stats, floatX *logits, const int *targets, float dloss, Shape k,
                      bool gradient) {
     float *max = stats, *sum = stats + k.N, *target = stats + 2 * k.N;
@@ -116,20 +71,14 @@ static void classify1(const Problem *p, unsigned block) {
 static void classify2(const Problem *p, unsigned block) {
     LAUNCH(classify_block_a_row, p->N, block, 0, lab.stream)(p->losses, p->logits, p->targets, p->dloss, p->V, p->Vp);
 }
-static void classify3(const Problem *p, unsigned block) {
-    if (p->Vp % x128::size) return classify2(p, block);
-    LAUNCH(classify_one_pass<x128::size>, p->N, block < 512 ? block : 512, 0, lab.stream)
-    (p->losses, p->logits, p->targets, p->dloss, p->V, p->Vp);
-}
-static void classify4(const Problem *p, unsigned) {
+static void classify3(const Problem *p, unsigned) {
     classify(p->losses, p->stats, p->logits, p->targets, p->dloss, {p->N, p->V, p->Vp}, true);
 }
 
 static const LabKernel CLASSIFIER[] = {
     {"classifier", 1, "a thread a row: maximum, sum, gradient", classify1, 0},
     {"classifier", 2, "a block a row", classify2, 0},
-    {"classifier", 3, "maximum and sum in one pass, 128-bit loads", classify3, ROW_LANES > 1 ? 512 : 32},
-    {"classifier", 4, "two kernels, checks out of the loops, approximate exp2 (llmc)", classify4, LONG_ROW_THREADS},
+    {"classifier", 3, "statistics in one pass, then the gradient (llmc)", classify3, LONG_ROW_THREADS},
 };
 
 // ---- the checks --------------------------------------------------------------------------------------------
@@ -381,7 +330,7 @@ static void checks(void) {
 }
 
 // Bytes asked for, in units of N Vp elements: the naive kernels read a row for the maximum, the sum and the gradient,
-// and write it (4). The others read it for both statistics at once, and for the gradient (3).
+// and write it (4). llmc's read it for both statistics at once, and for the gradient (3).
 static void bench(void) {
     Shape k = {lab.cpu ? (size_t)32 : (size_t)4096, 50257, 50304};
     float *x = test_values(k.Vp, 0.0, 4.0, 1);

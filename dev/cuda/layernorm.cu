@@ -180,61 +180,6 @@ __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
-// 4: a block a row, whose threads keep a pack of the row and its columns' sums in registers: the row is read once. Each
-// row waits for its own reads, and memory waits meanwhile. Rows of one pack a thread; llmc's next version has the rest.
-template <int W>
-__global__ void __launch_bounds__(LAYERNORM_THREADS)
-    columns_in_registers(floatX *dinp, float *partials, const floatX *dresidual, const floatX *dout, const floatX *inp,
-                         const floatX *weight, const float *mean, const float *rstd, size_t N, size_t C,
-                         size_t rows_per_block) {
-    DYNAMIC_SHARED(float, shared);
-    __shared__ float of_warp[2][2][LAYERNORM_THREADS / 32];
-    const unsigned warps = blockDim.x / 32, first_warp = threadIdx.y * warps, column = threadIdx.x * W;
-    size_t first = blockIdx.x * rows_per_block, rows = N - first < rows_per_block ? N - first : rows_per_block;
-    float dw[W] = {}, db[W] = {};
-    for (size_t row = threadIdx.y, stage = 0; row < rows + threadIdx.y; row += blockDim.y, stage ^= 1) {
-        bool mine = row < rows && column < C;
-        size_t n = first + row, at = n * C + column;
-        float m = row < rows ? mean[n] : 0.0f, r = row < rows ? rstd[n] : 0.0f, sum = 0.0f, dot = 0.0f;
-        float x[W] = {}, d[W] = {}, y[W] = {}, w[W] = {};
-        if (mine) {
-            load_floats<W>(x, inp + at);
-            load_floats<W>(d, dout + at);
-            load_floats<W>(w, weight + column);
-            load_floats<W>(y, dresidual + at);
-        }
-        for (int k = 0; k < W; k++) {
-            float normal = (x[k] - m) * r, dnormal = d[k] * w[k];
-            dw[k] += d[k] * normal;
-            db[k] += d[k];
-            sum += dnormal;
-            dot += dnormal * normal;
-        }
-        sum = warp_sum(sum), dot = warp_sum(dot);
-        if (threadIdx.x % 32 == 0) of_warp[stage][0][first_warp + threadIdx.x / 32] = sum;
-        if (threadIdx.x % 32 == 0) of_warp[stage][1][first_warp + threadIdx.x / 32] = dot;
-        __syncthreads();
-        sum = dot = 0.0f;
-        for (unsigned i = 0; i < warps; i++) {
-            sum += of_warp[stage][0][first_warp + i];
-            dot += of_warp[stage][1][first_warp + i];
-        }
-        sum /= (float)C, dot /= (float)C;
-        for (int k = 0; k < W; k++) y[k] += (d[k] * w[k] - sum - (x[k] - m) * r * dot) * r;
-        if (mine) store_floats<W>(dinp + at, y);
-    }
-    // The groups' sums, one group after the other.
-    float *own = shared + 2 * threadIdx.x * W, *partial = partials + (size_t)blockIdx.x * 2 * C + column, x[W];
-    for (unsigned group = 0; group < blockDim.y; group++) {
-        for (int which = 0; which < 2 && group == threadIdx.y; which++) {
-            float *sums = which ? db : dw, *total = own + which * W;
-            for (int k = 0; k < W; k++) total[k] = x[k] = group ? total[k] + sums[k] : sums[k];
-            if (group + 1 == blockDim.y && column < C) store_floats<W>(partial + which * C, x);
-        }
-        __syncthreads();
-    }
-}
-
 static void forward1(const Problem *p, unsigned block) {
     LAUNCH(add_element, CEIL_DIV(p->N * p->C, (size_t)block), block, 0, lab.stream)
     (p->residual, p->inp1, p->inp2, p->bias2, p->N * p->C, p->C);
@@ -287,15 +232,6 @@ static void backward3(const Problem *p, unsigned) {
     else backward_in_shared<x128::size>(p);
 }
 static void backward4(const Problem *p, unsigned) {
-    constexpr int W = x128::size;
-    size_t rows = layernorm_backward_rows(p->N), blocks = CEIL_DIV(p->N, rows);
-    unsigned x = (unsigned)CEIL_DIV(p->C / W, (size_t)32) * 32, y = x ? LAYERNORM_THREADS / x : 0;
-    if (p->C % W || y == 0) return backward3(p, 0);
-    LAUNCH(columns_in_registers<W>, blocks, dim3(x, y), 2 * x * W * sizeof(float), lab.stream)
-    (p->dinp, p->scratch, p->dresidual, p->dout, p->residual, p->weight, p->mean, p->rstd, p->N, p->C, rows);
-    column_sums(p->dweight, p->dbias, p->scratch, blocks, 2 * p->C, p->C, false, lab.stream);
-}
-static void backward5(const Problem *p, unsigned) {
     layernorm_backward(p->dinp, p->dweight, p->dbias, p->scratch, p->dresidual, p->dout, p->residual, p->weight,
                        {NULL, p->mean, p->rstd}, p->N, p->C, false, lab.stream);
 }
@@ -310,8 +246,7 @@ static const LabKernel BACKWARD[] = {
     {"layernorm backward", 1, "a thread a row, then a thread a column", backward1, 0},
     {"layernorm backward", 2, "a block a row, then columns by chunks of rows", backward2, 0},
     {"layernorm backward", 3, "one pass: a warp a row, columns in shared memory", backward3, ROW_THREADS},
-    {"layernorm backward", 4, "a block a row, columns in registers", backward4, LAYERNORM_THREADS},
-    {"layernorm backward", 5, "and the next row is read before a barrier (llmc)", backward5, LAYERNORM_THREADS},
+    {"layernorm backward", 4, "a block a row, columns in registers (llmc)", backward4, LAYERNORM_THREADS},
 };
 
 // ---- the checks --------------------------------------------------------------------------------------------
