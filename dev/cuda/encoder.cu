@@ -18,17 +18,12 @@ typedef struct {
     size_t B, T, C, V;
 } Problem;
 
-// 1 and 2: a thread for each W elements: 1, or a pack of 128 bits.
-template <int W>
-__global__ void embed_elements(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, size_t N, size_t T,
-                               size_t C) {
-    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W, n = i / C;
+// 1: a thread an element, which looks up its token.
+__global__ void embed_element(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, size_t N, size_t T,
+                              size_t C) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, n = i / C;
     if (n >= N) return;
-    float x[W], p[W];
-    load_floats<W>(x, wte + (size_t)tokens[n] * C + i % C);
-    load_floats<W>(p, wpe + n % T * C + i % C);
-    for (int k = 0; k < W; k++) x[k] += p[k];
-    store_floats<W>(out + i, x);
+    out[i] = from_float<floatX>(to_float(wte[(size_t)tokens[n] * C + i % C]) + to_float(wpe[n % T * C + i % C]));
 }
 
 // 1: a thread a channel walks over all positions: always the same order, and hardly any threads.
@@ -51,33 +46,6 @@ __global__ void dwte_first_of_token(float *dwte, const floatX *dout, const int *
     }
 }
 
-// 3: each warp owns the vocabulary rows whose number is its own modulo ENCODER_OWNERS, walks all positions and adds
-// those whose token it owns. The rows of a frequent token are one chain of load, add and store.
-template <int W>
-__global__ void __launch_bounds__(ROW_THREADS)
-    dwte_warp_owns_rows(float *dwte, const floatX *dout, const int *tokens, size_t N, size_t C) {
-    enum { GROUP = 8 };
-    size_t owner = block_row();
-    Share s = row_share(C / W);
-    if (s.begin >= s.end) return;
-    for (size_t first = 0; first < N; first += GROUP) {
-        int count = N - first < GROUP ? (int)(N - first) : (int)GROUP;
-        bool any = count < GROUP;
-        for (int j = 0; j < count; j++) any |= (size_t)tokens[first + j] % ENCODER_OWNERS == owner;
-        for (int j = 0; j < count && any; j++) {
-            size_t n = first + (size_t)j, row = (size_t)tokens[n];
-            if (row % ENCODER_OWNERS != owner) continue;
-            for (size_t i = s.begin; i < s.end; i += s.step) {
-                float sum[W], d[W];
-                load_floats<W>(sum, dwte + row * C + i * W);
-                load_floats<W>(d, dout + n * C + i * W);
-                for (int k = 0; k < W; k++) sum[k] += d[k];
-                store_floats<W>(dwte + row * C + i * W, sum);
-            }
-        }
-    }
-}
-
 // 1: a thread an element sums over the batch.
 __global__ void dwpe_element(float *dwpe, const floatX *dout, size_t B, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -89,16 +57,10 @@ __global__ void dwpe_element(float *dwpe, const floatX *dout, size_t B, size_t n
 
 static void forward1(const Problem *p, unsigned block) {
     size_t n = p->B * p->T * p->C;
-    LAUNCH(embed_elements<1>, CEIL_DIV(n, (size_t)block), block, 0, lab.stream)
+    LAUNCH(embed_element, CEIL_DIV(n, (size_t)block), block, 0, lab.stream)
     (p->out, p->tokens, p->wte, p->wpe, p->B * p->T, p->T, p->C);
 }
-static void forward2(const Problem *p, unsigned block) {
-    size_t n = p->B * p->T * p->C;
-    if (p->C % x128::size) return forward1(p, block);
-    LAUNCH(embed_elements<x128::size>, CEIL_DIV(n, block * x128::size), block, 0, lab.stream)
-    (p->out, p->tokens, p->wte, p->wpe, p->B * p->T, p->T, p->C);
-}
-static void forward3(const Problem *p, unsigned) {
+static void forward2(const Problem *p, unsigned) {
     encoder_forward(p->out, p->tokens, p->wte, p->wpe, p->B, p->T, p->C, 0, p->V, lab.stream);
 }
 static void tokens1(const Problem *p, unsigned block) {
@@ -109,16 +71,6 @@ static void tokens2(const Problem *p, unsigned block) {
     LAUNCH(dwte_first_of_token, p->B * p->T, block, 0, lab.stream)(p->dwte, p->dout, p->tokens, p->B * p->T, p->C);
 }
 static void tokens3(const Problem *p, unsigned) {
-    unsigned blocks = ENCODER_OWNERS / BLOCK_ROWS;
-    if (p->C % x128::size) {
-        LAUNCH(dwte_warp_owns_rows<1>, blocks, ROW_THREADS, 0, lab.stream)
-        (p->dwte, p->dout, p->tokens, p->B * p->T, p->C);
-    } else {
-        LAUNCH(dwte_warp_owns_rows<x128::size>, blocks, ROW_THREADS, 0, lab.stream)
-        (p->dwte, p->dout, p->tokens, p->B * p->T, p->C);
-    }
-}
-static void tokens4(const Problem *p, unsigned) {
     encoder_backward(p->dwte, NULL, p->dout, p->tokens, p->B, p->T, p->C, p->T, 0, p->V, true, lab.stream);
 }
 static void positions1(const Problem *p, unsigned block) {
@@ -137,12 +89,10 @@ typedef struct {
 
 static const Row ROWS[] = {
     {{"encoder forward", 1, "an element a thread", forward1, 0}, OUT},
-    {{"encoder forward", 2, "128 bits a thread", forward2, 0}, OUT},
-    {{"encoder forward", 3, "a warp a position: one token to look up (llmc)", forward3, ROW_THREADS}, OUT},
+    {{"encoder forward", 2, "a warp a position: one token to look up (llmc)", forward2, ROW_THREADS}, OUT},
     {{"encoder backward, tokens", 1, "a thread a channel, all positions in order", tokens1, 0}, DWTE},
     {{"encoder backward, tokens", 2, "a block a position, the first of a token adds", tokens2, 0}, DWTE},
-    {{"encoder backward, tokens", 3, "a warp owns rows of the vocabulary", tokens3, ROW_THREADS}, DWTE},
-    {{"encoder backward, tokens", 4, "a block lists places, then adds (llmc)", tokens4, ENCODER_THREADS}, DWTE},
+    {{"encoder backward, tokens", 3, "a block lists places, then adds (llmc)", tokens3, ENCODER_THREADS}, DWTE},
     {{"encoder backward, places", 1, "an element a thread", positions1, 0}, DWPE},
     {{"encoder backward, places", 2, "a warp a position, 128-bit loads (llmc)", positions2, ROW_THREADS}, DWPE},
 };

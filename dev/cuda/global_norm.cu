@@ -25,36 +25,16 @@ __global__ void norm_block_a_tensor(double *out, const float *grads, const Piece
     if (threadIdx.x == 0) out[blockIdx.x] = sum;
 }
 
-// 2: a block for each chunk of a tensor, then a second kernel for the chunks.
-__global__ void norm_block_a_chunk(double *scratch, const float *grads, const Piece *ranges, size_t max_chunks) {
-    size_t size = ranges[blockIdx.y].hi - ranges[blockIdx.y].lo, elements = norm_chunk_elements(size);
-    size_t first = blockIdx.x * elements;
-    if (first >= size) return;
-    const float *g = grads + ranges[blockIdx.y].lo + first;
-    size_t count = size - first < elements ? size - first : elements;
-    double sum = 0.0;
-    for (size_t i = threadIdx.x; i < count; i += blockDim.x) sum += (double)g[i] * (double)g[i];
-    sum = block_sum(sum);
-    if (threadIdx.x == 0) scratch[blockIdx.y * max_chunks + blockIdx.x] = sum;
-}
-
 static void norm1(const Problem *p, unsigned block) {
     LAUNCH(norm_block_a_tensor, p->count, block, 0, lab.stream)(p->out, p->grads, p->ranges);
 }
-static void norm2(const Problem *p, unsigned block) {
-    size_t chunks = norm_chunk_count(p->max_size);
-    dim3 grid((unsigned)chunks, (unsigned)p->count);
-    LAUNCH(norm_block_a_chunk, grid, block, 0, lab.stream)(p->scratch, p->grads, p->ranges, chunks);
-    LAUNCH(global_norm_sum_kernel, p->count, 32, 0, lab.stream)(p->out, p->scratch, p->ranges, chunks);
-}
-static void norm3(const Problem *p, unsigned) {
+static void norm2(const Problem *p, unsigned) {
     global_norm_squared(p->out, p->scratch, p->grads, p->ranges, p->count, p->max_size, p->total, lab.stream);
 }
 
 static const LabKernel NORM[] = {
     {"global norm", 1, "a block a tensor", norm1, 0},
-    {"global norm", 2, "a block a chunk of a tensor, then their sum", norm2, 0},
-    {"global norm", 3, "a warp a chunk, 8 elements at a time (llmc)", norm3, ROW_THREADS},
+    {"global norm", 2, "a warp a chunk of a tensor, then their sum (llmc)", norm2, ROW_THREADS},
 };
 
 // ---- the checks --------------------------------------------------------------------------------------------
@@ -75,7 +55,7 @@ static Problem make_problem(const float *grads, const Piece *ranges, size_t coun
 // llmc's norms.
 static double *norms(const float *grads, const Piece *ranges, size_t count) {
     Problem p = make_problem(grads, ranges, count);
-    norm3(&p, 0);
+    norm2(&p, 0);
     return to_host(p.out, count, lab.stream);
 }
 

@@ -1,5 +1,6 @@
-// rmsnorm.cu: RMSNorm with the residual before it, forward and backward: kernels from a naive one to
-// llmc/kernels/layernorm.cuh, checked against llmc/reference_llama.h. Also LayerNorm1P, Nemotron's norm.
+// rmsnorm.cu: RMSNorm with the residual before it, forward and backward: a naive kernel and
+// llmc/kernels/layernorm.cuh's, checked against llmc/reference_llama.h. The steps between the two are those of
+// layernorm.cu. Also LayerNorm1P, Nemotron's norm.
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/layernorm.cuh"
@@ -38,23 +39,6 @@ __global__ void scale_thread_a_row(floatX *out, float *rstd, const floatX *inp, 
     for (size_t i = 0; i < C; i++) out[n * C + i] = from_float<floatX>(to_float(x[i]) * r * to_float(weight[i]));
 }
 
-// 2: fused, a block a row: whole cache lines, but a row waits at barriers for its sum.
-__global__ void fused_block_a_row(floatX *out, floatX *residual, float *rstd, const floatX *inp1, const floatX *inp2,
-                                  const floatX *weight, size_t C) {
-    size_t n = blockIdx.x;
-    floatX *x = residual + n * C;
-    float square = 0.0f;
-    for (size_t i = threadIdx.x; i < C; i += blockDim.x) {
-        x[i] = from_float<floatX>(to_float(inp1[n * C + i]) + to_float(inp2[n * C + i]));
-        square += to_float(x[i]) * to_float(x[i]);
-    }
-    float r = 1.0f / sqrtf(block_sum(square) / (float)C + LAYERNORM_EPSILON);
-    for (size_t i = threadIdx.x; i < C; i += blockDim.x) {
-        out[n * C + i] = from_float<floatX>(to_float(x[i]) * r * to_float(weight[i]));
-    }
-    if (threadIdx.x == 0) rstd[n] = r;
-}
-
 // 1: a thread a row for dinp, and a thread a column for the sums.
 __global__ void dinp_thread_a_row(Problem p) {
     size_t n = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -68,31 +52,14 @@ __global__ void dinp_thread_a_row(Problem p) {
     }
 }
 
-// Columns summed over the rows of one chunk: out [chunks, 2, C] as llmc has it; the second half is unused.
-__global__ void sums_thread_a_column(float *out, const floatX *dout, const floatX *inp, const float *rstd, size_t N,
-                                     size_t C, size_t rows) {
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, first = blockIdx.y * rows;
-    if (i >= C) return;
+__global__ void dweight_thread_a_column(Problem p) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= p.C) return;
     float dw = 0.0f;
-    for (size_t n = first; n < N && n < first + rows; n++) {
-        dw += to_float(dout[n * C + i]) * to_float(inp[n * C + i]) * rstd[n];
+    for (size_t n = 0; n < p.N; n++) {
+        dw += to_float(p.dout[n * p.C + i]) * to_float(p.residual[n * p.C + i]) * p.rstd[n];
     }
-    out[blockIdx.y * 2 * C + i] = dw;
-}
-
-// 2: a block a row, and the sums by chunks of rows in parallel; everything is still read by two kernels.
-__global__ void dinp_block_a_row(Problem p) {
-    size_t n = blockIdx.x;
-    const floatX *x = p.residual + n * p.C, *dout = p.dout + n * p.C;
-    float r = p.rstd[n], dot = 0.0f;
-    for (size_t i = threadIdx.x; i < p.C; i += blockDim.x) {
-        dot += to_float(dout[i]) * to_float(p.weight[i]) * to_float(x[i]) * r;
-    }
-    dot = block_sum(dot) / (float)p.C;
-    for (size_t i = threadIdx.x; i < p.C; i += blockDim.x) {
-        float y = (to_float(dout[i]) * to_float(p.weight[i]) - to_float(x[i]) * r * dot) * r;
-        p.dinp[n * p.C + i] = from_float<floatX>(to_float(p.dresidual[n * p.C + i]) + y);
-    }
+    p.dweight[i] = dw;
 }
 
 static void forward1(const Problem *p, unsigned block) {
@@ -101,44 +68,27 @@ static void forward1(const Problem *p, unsigned block) {
     LAUNCH(scale_thread_a_row, CEIL_DIV(p->N, (size_t)block), block, 0, lab.stream)
     (p->out, p->rstd, p->residual, p->weight, p->N, p->C);
 }
-static void forward2(const Problem *p, unsigned block) {
-    LAUNCH(fused_block_a_row, p->N, block, 0, lab.stream)
-    (p->out, p->residual, p->rstd, p->inp1, p->inp2, p->weight, p->C);
-}
-static void forward3(const Problem *p, unsigned) {
+static void forward2(const Problem *p, unsigned) {
     layernorm_residual_forward<NORM_RMS>(p->residual, {p->out, p->mean, p->rstd}, p->inp1, p->inp2, NULL, p->weight,
                                          NULL, p->N, p->C, lab.stream, Dropout());
 }
 
-static void sum_columns(const Problem *p, unsigned block, size_t rows) {
-    size_t chunks = CEIL_DIV(p->N, rows);
-    dim3 grid((unsigned)CEIL_DIV(p->C, (size_t)block), (unsigned)chunks);
-    LAUNCH(sums_thread_a_column, grid, block, 0, lab.stream)
-    (p->scratch, p->dout, p->residual, p->rstd, p->N, p->C, rows);
-    column_sums(p->dweight, NULL, p->scratch, chunks, 2 * p->C, p->C, false, lab.stream);
-}
 static void backward1(const Problem *p, unsigned block) {
     LAUNCH(dinp_thread_a_row, CEIL_DIV(p->N, (size_t)block), block, 0, lab.stream)(*p);
-    sum_columns(p, block, p->N);
+    LAUNCH(dweight_thread_a_column, CEIL_DIV(p->C, (size_t)block), block, 0, lab.stream)(*p);
 }
-static void backward2(const Problem *p, unsigned block) {
-    LAUNCH(dinp_block_a_row, p->N, block, 0, lab.stream)(*p);
-    sum_columns(p, block, layernorm_backward_rows(p->N));
-}
-static void backward3(const Problem *p, unsigned) {
+static void backward2(const Problem *p, unsigned) {
     layernorm_backward<NORM_RMS>(p->dinp, p->dweight, NULL, p->scratch, p->dresidual, p->dout, p->residual, p->weight,
                                  {NULL, p->mean, p->rstd}, p->N, p->C, false, lab.stream);
 }
 
 static const LabKernel FORWARD[] = {
     {"residual + rmsnorm", 1, "an addition kernel, then a thread a row", forward1, 0},
-    {"residual + rmsnorm", 2, "fused, a block a row", forward2, 0},
-    {"residual + rmsnorm", 3, "a warp a row, 128-bit loads, no barrier (llmc)", forward3, ROW_THREADS},
+    {"residual + rmsnorm", 2, "a warp a row, 128-bit loads, no barrier (llmc)", forward2, ROW_THREADS},
 };
 static const LabKernel BACKWARD[] = {
     {"rmsnorm backward", 1, "a thread a row, then a thread a column", backward1, 0},
-    {"rmsnorm backward", 2, "a block a row, then columns by chunks of rows", backward2, 0},
-    {"rmsnorm backward", 3, "a block a row, columns in registers (llmc)", backward3, LAYERNORM_THREADS},
+    {"rmsnorm backward", 2, "a block a row, columns in registers (llmc)", backward2, LAYERNORM_THREADS},
 };
 
 // ---- the checks --------------------------------------------------------------------------------------------
@@ -235,16 +185,15 @@ static void checks(void) {
     check_one_more(33, 18), check_one_more(20, 768), check_one_more(3, 6152);
 }
 
-// Memory traffic in units of N C elements, counted as in layernorm.cu. Version 2 squares what it has just added; llmc's
-// reads it back, as a layernorm must.
+// Memory traffic in units of N C elements, counted as in layernorm.cu.
 static void bench(void) {
     Problem p = make_problem(lab.cpu ? 512 : 16384, 2048);
     double unit = (double)(p.N * p.C * sizeof(floatX));
     KernelWork forward = lab_stated(&lab, LAB_LAST(FORWARD), &p);  // backward reads what it leaves
     KernelWork backward = lab_stated(&lab, LAB_LAST(BACKWARD), &p);
-    for (const LabKernel &k : FORWARD) lab_bench(&lab, &k, &p, forward, (k.number == 2 ? 5.0 : 6.0) * unit);
+    for (const LabKernel &k : FORWARD) lab_bench(&lab, &k, &p, forward, 6.0 * unit);
     double last = lab.cpu ? 6.0 : 4.0;
-    for (const LabKernel &k : BACKWARD) lab_bench(&lab, &k, &p, backward, (k.number < 3 ? 8.0 : last) * unit);
+    for (const LabKernel &k : BACKWARD) lab_bench(&lab, &k, &p, backward, (k.number == 1 ? 8.0 : last) * unit);
 }
 
 int main(int argc, char **argv) { return lab_main(&lab, argc, argv, checks, bench); }

@@ -45,22 +45,6 @@ __global__ void up_gradient_element(floatX *dinp, const floatX *dout, const floa
     dinp[at + F] = from_float<floatX>(to_float(dout[i]) * g / (1.0f + expf(-g)));
 }
 
-// 2: one kernel, an element a thread: it reads and computes once the values that the two halves share.
-__global__ void swiglu_forward_element(floatX *out, const floatX *inp, size_t n, size_t F) {
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, at = i / F * 2 * F + i % F;
-    if (i >= n) return;
-    float g = to_float(inp[at]);
-    out[i] = from_float<floatX>(g / (1.0f + expf(-g)) * to_float(inp[at + F]));
-}
-
-__global__ void swiglu_backward_element(floatX *dinp, const floatX *dout, const floatX *inp, size_t n, size_t F) {
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, at = i / F * 2 * F + i % F;
-    if (i >= n) return;
-    float g = to_float(inp[at]), up = to_float(inp[at + F]), d = to_float(dout[i]), s = 1.0f / (1.0f + expf(-g));
-    dinp[at] = from_float<floatX>(d * up * (s + g * s * (1.0f - s)));
-    dinp[at + F] = from_float<floatX>(d * g * s);
-}
-
 // relu(x)^2, an element a thread.
 __global__ void relu2_forward_element(floatX *out, const floatX *inp, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -82,20 +66,14 @@ static void forward1(const Problem *p, unsigned block) {
     FOR_ELEMENTS(silu_element)(p->silu, p->inp, p->N * p->F, p->F);
     FOR_ELEMENTS(multiply_element)(p->out, p->silu, p->inp, p->N * p->F, p->F);
 }
-static void forward2(const Problem *p, unsigned block) {
-    FOR_ELEMENTS(swiglu_forward_element)(p->out, p->inp, p->N * p->F, p->F);
-}
-static void forward3(const Problem *p, unsigned) {
+static void forward2(const Problem *p, unsigned) {
     swiglu_forward(p->out, p->inp, p->N, p->F, lab.stream);
 }
 static void backward1(const Problem *p, unsigned block) {
     FOR_ELEMENTS(gate_gradient_element)(p->out, p->dout, p->inp, p->N * p->F, p->F);
     FOR_ELEMENTS(up_gradient_element)(p->out, p->dout, p->inp, p->N * p->F, p->F);
 }
-static void backward2(const Problem *p, unsigned block) {
-    FOR_ELEMENTS(swiglu_backward_element)(p->out, p->dout, p->inp, p->N * p->F, p->F);
-}
-static void backward3(const Problem *p, unsigned) {
+static void backward2(const Problem *p, unsigned) {
     swiglu_backward(p->out, p->dout, p->inp, p->N, p->F, lab.stream);
 }
 static void relu_forward1(const Problem *p, unsigned block) {
@@ -113,13 +91,11 @@ static void relu_backward2(const Problem *p, unsigned) {
 
 static const LabKernel FORWARD[] = {
     {"swiglu forward", 1, "two kernels, silu(gate) through memory", forward1, 0},
-    {"swiglu forward", 2, "one kernel, an element a thread", forward2, 0},
-    {"swiglu forward", 3, "128-bit loads, a thread takes 8 rows (llmc)", forward3, SWIGLU_THREADS},
+    {"swiglu forward", 2, "one kernel, 128-bit loads, 8 rows a thread (llmc)", forward2, SWIGLU_THREADS},
 };
 static const LabKernel BACKWARD[] = {
     {"swiglu backward", 1, "two kernels, one for each half", backward1, 0},
-    {"swiglu backward", 2, "one kernel, an element a thread", backward2, 0},
-    {"swiglu backward", 3, "128-bit loads, a thread takes 8 rows (llmc)", backward3, SWIGLU_THREADS},
+    {"swiglu backward", 2, "one kernel, 128-bit loads, 8 rows a thread (llmc)", backward2, SWIGLU_THREADS},
 };
 static const LabKernel RELU_FORWARD[] = {
     {"relu2 forward", 1, "an element a thread", relu_forward1, 0},
