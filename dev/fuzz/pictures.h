@@ -24,7 +24,7 @@ static void fuzz_plots(const uint8_t *data, size_t size) {
         {"timeline", "--costs", "1,2,0.5", "--pipeline", "2", "--out", "/dev/null", path},
         {"profile", "--skip", "0", "--out", "/dev/null", path, NULL},
         {"loss", "--out", "/dev/null", path, NULL},
-        {"loss", "--log-y", "--smooth", "3", "--out", "/dev/null", path, NULL},
+        {"loss", "--smooth", "3", "--out", "/dev/null", path, NULL},
     };
     int which = data[0] % 6, count = 0;
     while (count < 8 && calls[which][count]) count++;

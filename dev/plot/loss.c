@@ -1,7 +1,7 @@
 // loss.c: draws the losses of one or more --log files as an SVG: training loss (thin as logged, thick
 // smoothed) and validation loss (dots) over steps.
 //
-//   loss [--title TEXT] [--smooth STEPS] [--log-y] [--width PIXELS] [--out FILE.svg] [LABEL=]LOG.jsonl ...
+//   loss [--title TEXT] [--smooth STEPS] [--width PIXELS] [--out FILE.svg] [LABEL=]LOG.jsonl ...
 #include <cjson/cJSON.h>
 #include <stdbool.h>
 
@@ -25,7 +25,6 @@ typedef struct {
 typedef struct {
     double x0, x1, y0, y1;            // data
     double left, right, top, bottom;  // pixels
-    bool log_y;
 } Axes;
 
 enum { MAX_RUNS = 8 };
@@ -78,7 +77,6 @@ static bool read_run(const char *argument, Run *run, Error *err) {
 static void extend(Axes *a, const Curve *curve) {
     for (size_t i = 0; i < curve->count; i++) {
         Point q = curve->points[i];
-        if (a->log_y && q.loss <= 0) continue;
         a->x0 = fmin(a->x0, q.step), a->x1 = fmax(a->x1, q.step);
         a->y0 = fmin(a->y0, q.loss), a->y1 = fmax(a->y1, q.loss);
     }
@@ -89,8 +87,7 @@ static double place_x(const Axes *a, double step) {
 }
 
 static double place_y(const Axes *a, double loss) {
-    double t = a->log_y ? log(loss / a->y0) / log(a->y1 / a->y0) : (loss - a->y0) / (a->y1 - a->y0);
-    return a->bottom - t * (a->bottom - a->top);
+    return a->bottom - (loss - a->y0) / (a->y1 - a->y0) * (a->bottom - a->top);
 }
 
 // smooth: the mean of that many points around each one; 1 draws them as they are.
@@ -109,8 +106,7 @@ static void draw_curve(FILE *out, const Axes *a, const Curve *curve, const char 
         for (; first < i - reach; first++) sum -= curve->points[first].loss;
         for (; last > i + reach + 1; last--) sum -= curve->points[last - 1].loss;
         double mean = sum / (double)(last - first);
-        if (!a->log_y || mean > 0)
-            fprintf(out, "%.2f,%.2f ", place_x(a, curve->points[i].step), place_y(a, mean));
+        fprintf(out, "%.2f,%.2f ", place_x(a, curve->points[i].step), place_y(a, mean));
     }
     fprintf(out, "\"/>\n");
 }
@@ -123,36 +119,31 @@ static void draw_axes(FILE *out, const Axes *a) {
         svg_text(out, place_x(a, x), a->bottom + 20, 12, 400, "middle", SVG_MUTED, "%.*f",
                  svg_axis_digits(axis.step), x);
     }
-    axis = svg_axis(a->y0, a->y1, a->log_y ? 16 : 7);
-    double last = INFINITY;
+    axis = svg_axis(a->y0, a->y1, 7);
     for (int i = 0; i < axis.count; i++) {
-        double y = axis.first + i * axis.step;
-        if (a->log_y && last - place_y(a, y) < 18) continue;
-        last = place_y(a, y);
-        svg_line(out, a->left, last, a->right, last, SVG_GRID, 1);
-        svg_text(out, a->left - 10, last + 4, 12, 400, "end", SVG_MUTED, "%.*f", svg_axis_digits(axis.step), y);
+        double y = axis.first + i * axis.step, at = place_y(a, y);
+        svg_line(out, a->left, at, a->right, at, SVG_GRID, 1);
+        svg_text(out, a->left - 10, at + 4, 12, 400, "end", SVG_MUTED, "%.*f", svg_axis_digits(axis.step), y);
     }
     svg_line(out, a->left, a->bottom, a->right, a->bottom, SVG_MUTED, 1);
     svg_text(out, (a->left + a->right) / 2, a->bottom + 42, 13, 400, "middle", SVG_INK, "step");
 }
 
-static void draw(FILE *out, const Run *runs, int count, const char *title, double width, size_t smooth,
-                 bool log_y) {
+static void draw(FILE *out, const Run *runs, int count, const char *title, double width, size_t smooth) {
     double height = 0.5 * width + 70;
-    Axes a = {INFINITY, -INFINITY, INFINITY, -INFINITY, 70, width - 30, 62, height - 60, log_y};
+    Axes a = {INFINITY, -INFINITY, INFINITY, -INFINITY, 70, width - 30, 62, height - 60};
     for (int r = 0; r < count; r++) {
         extend(&a, &runs[r].train);
         extend(&a, &runs[r].val);
     }
     if (!(a.x1 > a.x0)) a.x0 -= 1, a.x1 += 1;
     double margin = 0.04 * (a.y1 - a.y0) + 1e-6 * fabs(a.y1) + 1e-12;
-    if (log_y) a.y0 *= 0.97, a.y1 *= 1.03;
-    else a.y0 -= margin, a.y1 += margin;
+    a.y0 -= margin, a.y1 += margin;
     if (!title) title = "Loss";
     svg_begin(out, width, height, title);
     svg_text(out, a.left, 28, 17, 700, "start", SVG_INK, "%s", title);
     svg_text(out, a.left, 48, 13, 400, "start", SVG_MUTED,
-             "nats per token; line: training, dots: validation%s", log_y ? "; logarithmic" : "");
+             "nats per token; line: training, dots: validation");
     draw_axes(out, &a);
     double y = a.top + 16, label_x = a.right;
     for (int r = 0; r < count; r++) {
@@ -166,7 +157,6 @@ static void draw(FILE *out, const Run *runs, int count, const char *title, doubl
         draw_curve(out, &a, &run->val, colors[r], 1, 0.6, 1);
         for (size_t i = 0; i < run->val.count; i++) {
             Point q = run->val.points[i];
-            if (log_y && q.loss <= 0) continue;
             fprintf(
                 out,
                 "<circle cx=\"%.2f\" cy=\"%.2f\" r=\"4\" fill=\"%s\" stroke=\"#ffffff\"/>\n",
@@ -189,21 +179,18 @@ static void draw(FILE *out, const Run *runs, int count, const char *title, doubl
 
 int main(int argc, char **argv) {
     static const char usage[] =
-        "usage: loss [--title TEXT] [--smooth STEPS] [--log-y] [--width PIXELS] [--out FILE.svg]\n"
+        "usage: loss [--title TEXT] [--smooth STEPS] [--width PIXELS] [--out FILE.svg]\n"
         "            [LABEL=]LOG.jsonl ...\n"
         "  --smooth STEPS  also draw the mean of that many steps (default: run / 50; 1: off)\n"
-        "  --log-y         logarithmic loss axis\n"
         "  --out FILE      where to write (default: standard output)\n";
     const char *title = NULL, *path = NULL;
     long smooth = 0, width = 1000;
-    bool log_y = false;
     const PlotFlag flags[] = {{"title", PLOT_TEXT, &title, 0, 0},
                               {"smooth", PLOT_INTEGER, &smooth, 1, 1000000},
-                              {"log-y", PLOT_SWITCH, &log_y, 0, 0},
                               {"width", PLOT_INTEGER, &width, 300, 20000},
                               {"out", PLOT_TEXT, &path, 0, 0}};
     tool_begin(argc, argv, usage);
-    bool good = plot_flags("loss", argc, argv, flags, 5);
+    bool good = plot_flags("loss", argc, argv, flags, 4);
     int count = argc - optind;
     if (!good || count < 1) return fputs(usage, stderr), 2;
     if (count > MAX_RUNS) return tool_fail("loss", "at most 8 logs fit into one picture");
@@ -216,7 +203,7 @@ int main(int argc, char **argv) {
     }
     FILE *out = svg_open(path, argv + optind, count, &err);
     if (!out) return tool_fail("loss", err.text);
-    draw(out, runs, count, title, (double)width, smooth ? (size_t)smooth : longest / 50 + 1, log_y);
+    draw(out, runs, count, title, (double)width, smooth ? (size_t)smooth : longest / 50 + 1);
     bool ok = svg_close(out, path, &err);
     for (int r = 0; r < count; r++) {
         free(runs[r].train.points);
