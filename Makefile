@@ -61,7 +61,7 @@ program = $(addprefix $(DIR)/,$(basename $(1)))
 
 PROBE := build/probe-$(DEVICE)$(addprefix -,$(MPI)).mk
 PROBED = $(DEVICE) '$(if $(filter cuda,$(DEVICE)),$(NVCC),$(CXX))' '$(CC)' $(MPI)
-ifneq ($(filter-out help setup clean train test lessons kernels bench spills sass asm ptx gpu-check explorer site fuzz soak reproduce,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out help setup clean train test lessons kernels bench sass asm ptx gpu-check explorer site fuzz soak reproduce,$(or $(MAKECMDGOALS),all)),)
 include $(PROBE)
 ifneq ($(strip $(MISSING)),)
 $(shell rm -f $(PROBE))
@@ -157,7 +157,7 @@ build/tools/plan: dev/plan/plan.cu Makefile $(PROBE)
 
 # ---- targets -----------------------------------------------------------------------------------------------
 
-.PHONY: all trainers kernel-programs kernels bench spills sass asm ptx tools scale scale-trainers holmes calibrate setup train test \
+.PHONY: all trainers kernel-programs kernels bench sass asm ptx tools scale scale-trainers holmes calibrate setup train test \
         lessons gpu-check clean help explorer site corpus run-train build-train doc plan planned schedule study fuzz soak \
         build-soak reproduce bubbles planned-fp32 planned-bf16 planned-asan planned-shapes \
         planned-queue planned-profile experts
@@ -203,10 +203,7 @@ ifeq ($(DEVICE),cpu)
 	@python3 dev/cpu_speed.py build/cpu-fp32$(addprefix -,$(MPI))
 endif
 
-spills:  ## registers, shared memory and spills of every kernel of llmc/ (nvcc, no GPU needed)
-	@dev/ptxas.sh $(NVCC)
-
-sass:  ## instructions of every kernel's inner loop for sm_80 and sm_90, and what they must not exceed (nvcc, nvdisasm)
+sass:  ## registers, spills and inner loops of every kernel for sm_80 and sm_90, and what they must not exceed (nvcc)
 	@NVCC=$(NVCC) python3 dev/sass.py
 
 asm:  ## vector and scalar instructions of every kernel's hot loop on a CPU, for AVX2 and AVX-512 (g++, objdump)

@@ -15,13 +15,15 @@ ship it, for sm_80 and sm_90, fp32 and bf16, and its machine code (SASS) read.
                          with REGEX
 
 It needs nvcc, c++filt, and nvdisasm (of the CUDA toolkit, or the PyPI package nvidia-cuda-nvdisasm): in PATH, beside
-nvcc, or named by NVCC and NVDISASM. ARCHITECTURES='90' and PRECISIONS='bf16' leave out the others.
+nvcc, or named by NVCC and NVDISASM. Without nvdisasm there are registers, shared memory and spills, and no budgets.
+ARCHITECTURES='90' and PRECISIONS='bf16' leave out the others.
 """
 import sys
 
 if {"-h", "--help"} & set(sys.argv[1:]):
     sys.exit(print(__doc__))
 
+import glob
 import os
 import re
 import shutil
@@ -77,20 +79,38 @@ SHARED_OF_SM = {80: 164 * 1024, 90: 228 * 1024}  # bytes; a block costs 1 KiB mo
 ADDRESS = re.compile(r'^\s*/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\d+|@!?U?PT)\s+)?([A-Z][A-Z0-9_.]*)\s*([^;]*);')
 
 
-def tool(variable, name, package):
-    """The path of a tool, or one sentence and the end."""
-    beside = os.path.join(os.path.dirname(NVCC) if name != 'nvcc' else '/usr/local/cuda/bin', name)
-    path = os.environ.get(variable) or shutil.which(name) or (beside if os.path.exists(beside) else None)
-    if not path:
-        sys.exit(f'sass.py: {name} not found; it comes with {package}; or say {variable}=/path/to/{name}')
-    return path
+def tool(variable, folder, name):
+    """The path of a tool, or None."""
+    beside = os.path.join(folder, name)
+    return os.environ.get(variable) or shutil.which(name) or (beside if os.path.exists(beside) else None)
+
+
+def headers():
+    return sorted(glob.glob('llmc/kernels/*.cuh'))
+
+
+def program():
+    """A program with every kernel: its launching functions make every instance of a template that is ever launched.
+    Those that are templates themselves are made by taking their addresses."""
+    launch = [f'{function}<{norm}>' for norm in ('NORM_LAYER', 'NORM_RMS', 'NORM_1P') for function in
+              ('layernorm_forward', 'layernorm_residual_forward', 'residual_forward', 'layernorm_backward')]
+    launch += [f'columns_move<{types}>' for types in
+               ('false, floatX, floatX', 'false, floatX, float', 'true, float, float')]
+    return (''.join(f'#include "{header}"\n' for header in headers()) +
+            'void *addresses[] = {' + ', '.join(f'(void *)&{function}' for function in launch) + '};\n')
+
+
+def declared():
+    """The names of all kernels."""
+    text = ''.join(open(header).read() for header in headers())
+    text = re.sub(r'__launch_bounds__\((?:[^()]|\([^()]*\))*\)', '', text)
+    return set(re.findall(r'__global__\s+void\s+(\w+)\(', text))
 
 
 def compile_kernels(folder, arch, precision):
-    """The program that dev/kernels.sh prints: every kernel."""
     source = os.path.join(folder, 'kernels.cu')
     with open(source, 'w') as file:
-        subprocess.run(['dev/kernels.sh'], stdout=file, check=True)
+        file.write(program())
     cubin = os.path.join(folder, f'{arch}-{precision}.cubin')
     done = subprocess.run([NVCC, '-std=c++17', '-O3', '-I.', f'-DPRECISION_{precision.upper()}', f'-arch=sm_{arch}',
                            '-diag-suppress', '177', '-cubin', '-Xptxas', '-v', '-o', cubin, source],
@@ -292,14 +312,14 @@ def rows(folder, pattern):
     for arch in map(int, os.environ.get('ARCHITECTURES', '80 90').split()):
         for precision in os.environ.get('PRECISIONS', 'fp32 bf16').split():
             cubin, log = compile_kernels(folder, arch, precision)
-            used, code = resources(log), functions(cubin)
+            used, code = resources(log), functions(cubin) if NVDISASM else {}
             readable = names(sorted(used))
             for name in sorted(used, key=readable.get):
                 if pattern and not re.search(pattern, readable[name]):
                     continue
                 registers, shared, spilled = used[name]
-                threads, instructions = code[name]
-                loops = kernel_loops(instructions)
+                threads, instructions = code.get(name, (0, []))
+                loops = kernel_loops(instructions) if instructions else []
                 simple = [l for l in loops if l[0] or not l[3]]
                 if not any(l[0] or l[1] for l in simple):
                     simple = loops
@@ -318,16 +338,16 @@ def columns(row):
     return {**row, 'HMMA': hmma, 'other': other, 'instructions': hmma + other, 'each': each, 'inner': inner}
 
 
-NVCC = 'nvcc'
-NVCC = tool('NVCC', 'nvcc', 'the CUDA toolkit')
+NVCC = tool('NVCC', '/usr/local/cuda/bin', 'nvcc')
+NVDISASM = tool('NVDISASM', os.path.dirname(NVCC or ''), 'nvdisasm')
 
 
 def main():
-    global NVDISASM
-    NVDISASM = tool('NVDISASM', 'nvdisasm', 'the CUDA toolkit and the PyPI package nvidia-cuda-nvdisasm')
+    if not NVCC:
+        sys.exit('sass.py: nvcc not found; it comes with the CUDA toolkit; or say NVCC=/path/to/nvcc')
     os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), '..'))
     pattern = sys.argv[1] if len(sys.argv) > 1 else None
-    failed, met, lines = 0, set(), []
+    failed, met, lines, compiled = 0, set(), [], set()
     print(f'{"arch":5} {"type":4} {"kernel":58} {"registers":>9} {"shared":>6} {"spilled":>7} {"warps":>5} {"HMMA":>5} '
           f'{"other":>6} {"each":>6}')
     with tempfile.TemporaryDirectory() as folder:
@@ -340,9 +360,12 @@ def main():
                     print(f'{"":10} loop: {loop[0]} HMMA, {loop[1]} bytes, {loop[2]} other instructions'
                           f'{", with a loop inside" if loop[3] else ""}')
                 print(f'{"":10} loads in flight at a barrier: {row["in flight"]}')
+            compiled.add(re.match(r'\w+', row['kernel'])[0])
             if row['spilled']:
                 print(f'FAIL {row["kernel"]} spills {row["spilled"]} bytes')
                 failed += 1
+            if not NVDISASM:
+                continue
             for sign, (kernel, precision, column, bound) in [(1, b) for b in BUDGETS] + [(-1, f) for f in FLOORS]:
                 if precision != row['type'] or kernel != row['kernel']:
                     continue
@@ -359,7 +382,14 @@ def main():
                              f'threads, {warps} warps on a multiprocessor, at least {least}')
                 failed += warps < least
     print('\n'.join(lines))
-    if not pattern and 'PRECISIONS' not in os.environ:
+    whole = not pattern and 'PRECISIONS' not in os.environ
+    for kernel in sorted(declared() - compiled) if whole else []:
+        print(f'FAIL {kernel} was not compiled: no function launches it')
+        failed += 1
+    if not NVDISASM:
+        print(f'{len(compiled)} kernels, {failed} failed; budgets were not checked without nvdisasm: it comes with the '
+              'CUDA toolkit and the PyPI package nvidia-cuda-nvdisasm; or say NVDISASM=/path/to/nvdisasm')
+    elif whole:
         lacking = {first for first, *_ in BUDGETS + FLOORS + OCCUPANCY} - {first for first, _ in met}
         for kernel in sorted(lacking):
             print(f'FAIL {kernel} has a budget and was not compiled')
