@@ -71,7 +71,10 @@ if [ "$all" = all ]; then
     cases bf16 0.02
     cases fp32 1e-4
     for program in gelu classifier moe adamw; do interpret $program fp32; done
-    for program in context encoder global_norm layernorm; do interpret $program bf16; interpret $program fp32; done
+    for program in context encoder global_norm layernorm rmsnorm swiglu; do
+        interpret $program bf16
+        interpret $program fp32
+    done
     # A lane that reads what lane 0 then changes.
     planted 's/threadIdx.x % 32 == 0 ? lse\[stat\] : 0.0f/lse[stat]/' context.cuh \
         'race: writes what another thread read' dev/cuda/context.cu
