@@ -6,20 +6,20 @@
 //   3 lanes    the rows of a block share tiles in shared memory, several threads a row: llmc's fp32 path on a GPU
 //   4 vectors  4, 8 or 16 rows a thread, the lanes of a vector, no barrier: llmc's fp32 path on a CPU
 //   5 tensor   the products on tensor cores, fragments from product to product in registers: llmc's bf16 path
-//   6 groups   forward with 32 rows a warp, which reads a tile once for both halves: llmc's for 33 to 64 channels
-//   7 llmc     attention_forward and attention_backward: 5 or 6 in bf16 where the head size allows, else 3 or 4
+//   6 llmc     attention_forward and attention_backward: 3 or 4; in bf16 5, where the head size allows, and forward of
+//              33 to 64 channels with 32 rows a warp, which reads a tile once for both halves
 //
 // and grouped queries (GQA, Ainslie et al. 2023), whose heads of k and v serve several heads of q:
 //
 //   1 copies   k and v are copied for every head of q, and the copies' gradients summed
-//   2 llmc     the same kernels as 7 without a copy: a block of keys goes over the heads of its group
+//   2 llmc     the same kernels as 6 without a copy: a block of keys goes over the heads of its group
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/attention.cuh"
 #include "llmc/reference_layers.h"
 
 static Lab lab;
-static Dropout dropping;  // of the probabilities, by kernels 3, 4 and 7
+static Dropout dropping;  // of the probabilities, by kernels 3, 4 and 6
 
 // ---------------------------------------------------------------------------------------------- 1 gemm
 
@@ -281,7 +281,7 @@ typedef void Forward(floatX *, void *, const floatX *, size_t, size_t, size_t, s
 typedef void Backward(floatX *, void *, const floatX *, const floatX *, const void *, const floatX *, size_t, size_t,
                       size_t, size_t);
 
-enum { TENSOR = 5, GROUPS = 6, LLMC = 7 };
+enum { TENSOR = 5, LLMC = 6 };
 typedef struct {
     int number;
     const char *name, *text;
@@ -307,20 +307,17 @@ static const Kernel KERNELS[] = {
 #ifdef PRECISION_BF16
     {TENSOR, "tensor", "flash: tensor cores, fragments stay in registers", ATTENTION_MMA_THREADS, flash_bytes,
      flash_bytes, tensor_forward, llmc_backward, 64, 33},
-    // Checked by way of llmc's functions, which use it for the heads that it supports.
-    {GROUPS, "groups", "and forward with 32 rows a warp", ATTENTION_MMA_THREADS, flash_bytes, flash_bytes,
-     llmc_forward, llmc_backward, 64, 33},
 #endif
-    {LLMC, "llmc", "whichever of 3 to 6 suits machine and head (llmc)", 1, flash_bytes, flash_bytes, llmc_forward,
+    {LLMC, "llmc", "3, 4, or tensor cores, 16 or 32 rows a warp (llmc)", 1, flash_bytes, flash_bytes, llmc_forward,
      llmc_backward, ATTENTION_MAX_HEAD_SIZE, 0},
 };
 enum { KERNEL_COUNT = sizeof KERNELS / sizeof *KERNELS };
 
-// For llmc's the number of the kernel that it takes.
+// For llmc's the number of the kernel that it takes, or its own.
 static int kernel_number(const Kernel *k, size_t B, size_t T, size_t C, size_t NH) {
     if (k->number != LLMC) return k->number;
     Attention a = attention_of(NULL, B, T, C, NH);
-    if (sizeof(floatX) == 2 && attention_mma_takes(a)) return a.HS > 32 && a.HS <= 64 ? GROUPS : TENSOR;
+    if (sizeof(floatX) == 2 && attention_mma_takes(a)) return a.HS > 32 && a.HS <= 64 ? LLMC : TENSOR;
     return ATTENTION_ROWS == 1 ? 3 : 4;
 }
 
@@ -363,15 +360,9 @@ typedef struct {
     double *out, *dqkv;
 } Want;
 
-static double *test_widened(const float *x, size_t n) {
-    double *y = test_doubles(n);
-    for (size_t i = 0; i < n; i++) y[i] = (double)x[i];
-    return y;
-}
-
 static Want want_of(const float *qkv, const float *dout, size_t B, size_t T, size_t C, size_t NH, Dropout d) {
     size_t n = B * T * C;
-    double *x = test_widened(qkv, 3 * n), *dy = test_widened(dout, n), *att = test_doubles(B * NH * T * T);
+    double *x = widened(qkv, 3 * n), *dy = widened(dout, n), *att = test_doubles(B * NH * T * T);
     Want want = {test_doubles(n), test_doubles(3 * n)};
     reference_attention_forward(want.out, att, x, B, T, C, NH, d);
     reference_attention_backward(want.dqkv, dy, x, att, B, T, C, NH, d);
@@ -439,7 +430,7 @@ static void test_shape(size_t B, size_t T, size_t C, size_t NH, bool repeat) {
     floatX *device_qkv = to_device_floatX(qkv, 3 * n), *device_dout = to_device_floatX(dout, n);
     Want want = want_of(qkv, dout, B, T, C, NH, dropping);
     for (const Kernel &k : KERNELS) {
-        if (HS > k.most || HS < k.least || (k.least && HS % 8) || k.number == GROUPS) continue;
+        if (HS > k.most || HS < k.least || (k.least && HS % 8)) continue;
         if (dropping.threshold && (k.number < 3 || k.number == TENSOR)) continue;
         Result r = run(&k, device_qkv, device_dout, B, T, C, NH);
         double error = test_error(r.out, want.out, n), error_grad = test_error(r.dqkv, want.dqkv, 3 * n);

@@ -42,22 +42,21 @@ __global__ void product_naive(T *d, const floatX *a, const floatX *b, size_t M, 
 // 2: a block a tile of 16 x 16 outputs; tiles of the factors lie in shared memory and are used 16 times.
 enum { TILE = 16 };
 
-template <class T, bool TRANS_A, bool TRANS_B>
 __global__ void __launch_bounds__(TILE * TILE)
-    product_tiled(T *d, const floatX *a, const floatX *b, size_t M, size_t N, size_t K) {
+    product_tiled(floatX *d, const floatX *a, const floatX *b, size_t M, size_t N, size_t K) {
     __shared__ float tile_a[TILE][TILE + 1];
     __shared__ float tile_b[TILE][TILE + 1];
     size_t x = threadIdx.x % TILE, y = threadIdx.x / TILE;
     size_t row = (size_t)blockIdx.y * TILE + y, col = (size_t)blockIdx.x * TILE + x;
     float sum = 0.0f;
     for (size_t first = 0; first < K; first += TILE) {
-        tile_a[y][x] = row < M && first + x < K ? element<TRANS_A>(a, row, first + x, TRANS_A ? M : K) : 0.0f;
-        tile_b[y][x] = first + y < K && col < N ? element<TRANS_B>(b, first + y, col, TRANS_B ? K : N) : 0.0f;
+        tile_a[y][x] = row < M && first + x < K ? to_float(a[row * K + first + x]) : 0.0f;
+        tile_b[y][x] = first + y < K && col < N ? to_float(b[(first + y) * N + col]) : 0.0f;
         __syncthreads();
         for (size_t k = 0; k < TILE; k++) sum += tile_a[y][k] * tile_b[k][x];
         __syncthreads();
     }
-    if (row < M && col < N) d[row * N + col] = from_float<T>(sum);
+    if (row < M && col < N) d[row * N + col] = from_float<floatX>(sum);
 }
 
 // 3 and 4: a block of 256 threads a tile of 64 x 64 outputs, a thread 4 x 4 of them in registers. A number that it
@@ -182,17 +181,13 @@ static void naive(T *d, const floatX *a, const floatX *b, size_t M, size_t N, si
     LAUNCH((product_naive<T, TRANS_A, TRANS_B>), CEIL_DIV(M * N, (size_t)block), block, 0, lab.stream)
     (d, a, b, M, N, K);
 }
-template <class T, bool TRANS_A, bool TRANS_B>
-static void tiled(T *d, const floatX *a, const floatX *b, size_t M, size_t N, size_t K) {
-    dim3 grid((unsigned)CEIL_DIV(N, (size_t)TILE), (unsigned)CEIL_DIV(M, (size_t)TILE));
-    LAUNCH((product_tiled<T, TRANS_A, TRANS_B>), grid, TILE * TILE, 0, lab.stream)(d, a, b, M, N, K);
-}
 
 static void forward1(const Problem *p, unsigned block) {
     naive<floatX, false, false>(p->out, p->inp, p->weight, p->N, p->OC, p->IC, block);
 }
 static void forward2(const Problem *p, unsigned) {
-    tiled<floatX, false, false>(p->out, p->inp, p->weight, p->N, p->OC, p->IC);
+    dim3 grid((unsigned)CEIL_DIV(p->OC, (size_t)TILE), (unsigned)CEIL_DIV(p->N, (size_t)TILE));
+    LAUNCH(product_tiled, grid, TILE * TILE, 0, lab.stream)(p->out, p->inp, p->weight, p->N, p->OC, p->IC);
 }
 // Kernels 4 and 5 copy packs of 16 bytes; if these do not divide the rows of both factors, 3 is launched.
 static dim3 wide_grid(const Problem *p) {
@@ -219,18 +214,12 @@ static void input1(const Problem *p, unsigned block) {
     naive<floatX, false, true>(p->dinp, p->dout, p->weight, p->N, p->IC, p->OC, block);
 }
 static void input2(const Problem *p, unsigned) {
-    tiled<floatX, false, true>(p->dinp, p->dout, p->weight, p->N, p->IC, p->OC);
-}
-static void input3(const Problem *p, unsigned) {
     matmul_backward_input(&lab.mm, p->dinp, p->dout, p->weight, p->N, p->IC, p->OC);
 }
 static void weight1(const Problem *p, unsigned block) {
     naive<float, true, false>(p->dweight, p->inp, p->dout, p->IC, p->OC, p->N, block);
 }
 static void weight2(const Problem *p, unsigned) {
-    tiled<float, true, false>(p->dweight, p->inp, p->dout, p->IC, p->OC, p->N);
-}
-static void weight3(const Problem *p, unsigned) {
     matmul_backward_weight(&lab.mm, p->dweight, p->inp, p->dout, p->N, p->IC, p->OC, false);
 }
 
@@ -246,20 +235,14 @@ static void activated2(const Problem *p, unsigned) {
     gelu_forward(p->out, p->pre_gelu, p->N * p->OC, lab.stream);
 }
 
-// 1: a thread a column walks over all rows. 2: a block a column: many threads, each a cache line for one element.
-// 3: a thread a column of some rows, whose sum it adds to memory: in any order, so that another run has other bits.
+// 1: a thread a column walks over all rows. 2: a thread a column of some rows, whose sum it adds to memory: in any
+// order, so that another run has other bits.
 __global__ void bias_thread_a_column(float *dbias, const floatX *dout, size_t N, size_t OC) {
     size_t col = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (col >= OC) return;
     float sum = 0.0f;
     for (size_t row = 0; row < N; row++) sum += to_float(dout[row * OC + col]);
     dbias[col] = sum;
-}
-__global__ void bias_block_a_column(float *dbias, const floatX *dout, size_t N, size_t OC) {
-    float sum = 0.0f;
-    for (size_t row = threadIdx.x; row < N; row += blockDim.x) sum += to_float(dout[row * OC + blockIdx.x]);
-    sum = block_sum(sum);
-    if (threadIdx.x == 0) dbias[blockIdx.x] = sum;
 }
 
 #ifndef __CUDACC__
@@ -281,14 +264,11 @@ static void bias1(const Problem *p, unsigned block) {
     LAUNCH(bias_thread_a_column, CEIL_DIV(p->OC, (size_t)block), block, 0, lab.stream)(p->dbias, p->dout, p->N, p->OC);
 }
 static void bias2(const Problem *p, unsigned block) {
-    LAUNCH(bias_block_a_column, p->OC, block, 0, lab.stream)(p->dbias, p->dout, p->N, p->OC);
-}
-static void bias3(const Problem *p, unsigned block) {
     dim3 grid((unsigned)CEIL_DIV(p->OC, (size_t)block), (unsigned)CEIL_DIV(p->N, (size_t)ATOMIC_ROWS));
     CUDA_CHECK(cudaMemsetAsync(p->dbias, 0, p->OC * sizeof(float), lab.stream));
     LAUNCH(bias_atomic, grid, block, 0, lab.stream)(p->dbias, p->dout, p->N, p->OC);
 }
-static void bias4(const Problem *p, unsigned) {
+static void bias3(const Problem *p, unsigned) {
     bias_backward(p->dbias, p->dout, p->scratch, p->N, p->OC, false, lab.stream);
 }
 
@@ -310,17 +290,14 @@ static const Row ROWS[] = {
 #endif
     {{"matmul forward", 6, "cuBLASLt, tensor cores in bf16 (llmc)", forward6, 1}, OUT},
     {{"matmul backward input", 1, "a thread an output", input1, 0}, DINP},
-    {{"matmul backward input", 2, "tiles in shared memory", input2, TILE * TILE}, DINP},
-    {{"matmul backward input", 3, "cuBLASLt, tensor cores in bf16 (llmc)", input3, 1}, DINP},
+    {{"matmul backward input", 2, "cuBLASLt, tensor cores in bf16 (llmc)", input2, 1}, DINP},
     {{"matmul backward weight", 1, "a thread an output", weight1, 0}, DWEIGHT},
-    {{"matmul backward weight", 2, "tiles in shared memory", weight2, TILE * TILE}, DWEIGHT},
-    {{"matmul backward weight", 3, "cuBLASLt, fp32 result, may accumulate (llmc)", weight3, 1}, DWEIGHT},
+    {{"matmul backward weight", 2, "cuBLASLt, fp32 result, may accumulate (llmc)", weight2, 1}, DWEIGHT},
     {{"matmul + bias + gelu", 1, "three kernels", activated1, 1}, OUT_GELU},
     {{"matmul + bias + gelu", 2, "two: bias in the epilogue (llmc)", activated2, 1}, OUT_GELU},
     {{"bias gradient", 1, "a thread a column", bias1, 0}, DBIAS},
-    {{"bias gradient", 2, "a block a column", bias2, 0}, DBIAS},
-    {{"bias gradient", 3, "a chunk of rows a thread, atomicAdd: bits that vary", bias3, 0}, DBIAS},
-    {{"bias gradient", 4, "128-bit loads, chunks of rows, then their sum (llmc)", bias4, BIAS_THREADS}, DBIAS},
+    {{"bias gradient", 2, "a chunk of rows a thread, atomicAdd: bits that vary", bias2, 0}, DBIAS},
+    {{"bias gradient", 3, "128-bit loads, chunks of rows, then their sum (llmc)", bias3, BIAS_THREADS}, DBIAS},
 };
 
 // ---- the checks --------------------------------------------------------------------------------------------
@@ -560,7 +537,7 @@ static void bench_products(size_t N) {
         for (int k = 0; k < 3; k++) {
             char name[64];
             snprintf(name, sizeof name, "%s, %zu x %zu x %zu (llmc)", shapes[i].name, N, q.IC, q.OC);
-            LabKernel kernel = {pass[k], k ? 3 : 6, name, i < 4 ? layer[k] : head[k], 1};
+            LabKernel kernel = {pass[k], k ? 2 : 6, name, i < 4 ? layer[k] : head[k], 1};
             lab_bench(&lab, &kernel, &q, lab_stated(&lab, &kernel, &q), 0.0);
             bench_algorithms(&kernel, &q);
         }
