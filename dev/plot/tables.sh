@@ -8,7 +8,7 @@ set -u
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/../.." || exit 1
 
-quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes data_bytes optimizer_memory
+quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes data_bytes
        lesson_data_bytes lesson_data_memory lesson_data_clock lesson_fsdp_bytes lesson_fsdp_memory lesson_fsdp_clock
        lesson_moe_bytes lesson_moe_clock lesson_context_recompute lesson_context_longest
        schedules schedules_norm refused bubbles study plan scale scale_bands scale_claims holmes holmes_plan cuda_lines)
@@ -156,21 +156,6 @@ table_data_bytes() {
             echo "| $precision | $zero | $(comma $((scatter / 4))) | $(comma $((gather / 4))): $what |" \
                 "$(comma $(((scatter + gather) / 4))) | $((4 * (scatter + gather) / scatter)) |"
         done
-    done
-}
-
-table_optimizer_memory() {
-    local d zero mib row flags
-    echo '| d | `--zero 0` | `--zero 1` |'
-    echo '|---|---|---|'
-    for d in 1 2 4 8; do
-        row="| $d |"
-        for zero in 0 1; do
-            flags="--data $d --zero $zero $large --layers 8 --micro-batch 1 --global-batch 8"
-            mib=$(dry $d train_gpt_3d "$flags") || return 1
-            row="$row $(cut -d' ' -f3 <<<"$mib") |"
-        done
-        echo "$row"
     done
 }
 
