@@ -203,7 +203,7 @@ ifeq ($(DEVICE),cpu)
 	@python3 dev/cpu_speed.py build/cpu-fp32$(addprefix -,$(MPI))
 endif
 
-sass:  ## registers, spills and inner loops of every kernel for sm_80 and sm_90, and what they must not exceed (nvcc)
+sass:  ## registers, spills and inner loops of every kernel for sm_80 and sm_90, and their budgets (nvcc, nvdisasm)
 	@NVCC=$(NVCC) python3 dev/sass.py
 
 asm:  ## vector and scalar instructions of every kernel's hot loop on a CPU, for AVX2 and AVX-512 (g++, objdump)
