@@ -76,7 +76,7 @@ if [ "$all" = all ]; then
         interpret $program fp32
     done
     # A lane that reads what lane 0 then changes.
-    planted 's/threadIdx.x % 32 == 0 ? lse\[stat\] : 0.0f/lse[stat]/' context.cuh \
+    planted 's/row_lane() == 0 ? lse\[stat\] : 0.0f/lse[stat]/' context.cuh \
         'race: writes what another thread read' dev/cuda/context.cu
 fi
 finish
