@@ -291,8 +291,7 @@ static inline void trainer_start(Trainer *m) {
     trainer_set_dropout(m, false);
     global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->norm_pieces, m->norm_count,
                         table_largest(&m->table), m->part.owned, m->stream);  // loads its kernels before any message
-    if (!from && !o->simulate) state_init_weights(&m->state, o->seed);
-    bool loaded = !from || state_load(&m->state, from, o->resume != NULL, &err);
+    bool loaded = o->simulate || state_start(&m->state, from, o->resume != NULL, o->seed, &err);
     job_agree(&m->job, loaded, &err, 1);
     CUDA_CHECK(cudaDeviceSynchronize());  // memory is set on the default stream, which ours do not wait for
     if (o->debug_replicas) trainer_check_replicas(m);  // after a step ZeRO has gathered one copy over all others

@@ -1,8 +1,7 @@
 // state.cuh: what training changes, on the device: weights, gradients, and the optimizer's moments and master weights.
 // How they are initialised, loaded, saved and stepped; all of it by walking the parameter table.
 //
-// defines: State, state_create, state_own, state_layout, state_init_weights, state_load, state_save,
-//          state_download, state_pieces
+// defines: State, state_create, state_own, state_layout, state_start, state_save, state_download, state_pieces
 #ifndef LLMC_STATE_CUH
 #define LLMC_STATE_CUH
 
@@ -79,67 +78,47 @@ template <typename T> static inline void state_upload(T *device, const float *ho
 
 static inline size_t state_chunk_end(size_t lo, size_t hi) { return hi - lo < STATE_CHUNK ? hi : lo + STATE_CHUNK; }
 
-// Gives params, and master where this rank owns it, the host floats of elements [first, first + count).
-static inline void state_set_weights(State *state, float *host, size_t first, size_t count) {
-    for (size_t i = 0; i < state->slice_count; i++) {
-        Piece slice = state->slices[i];
-        size_t lo = first > slice.lo ? first : slice.lo, hi = first + count < slice.hi ? first + count : slice.hi;
-        if (lo >= hi) continue;
-        size_t at = slice.at + (lo - slice.lo);
-        if (state->master) state_upload(state->master + at, host + (lo - first), hi - lo);
-        if (state->sharded) state_upload(state->params + at, host + (lo - first), hi - lo);
+// Makes the model's initial weights of elements [lo, hi). Every element depends on (seed, tensor, its global position)
+// alone, so each rank makes its own shard and any layout starts from the same model.
+static inline void state_random(const ParamTable *table, float *host, size_t lo, size_t hi, uint64_t seed) {
+    SliceWalk walk = {table, lo, hi, 0, 0};
+    const Tensor *x;
+    memset(host, 0, (hi - lo) * sizeof(float));
+    for (Run run; (x = slices_next(&walk, &run)) != NULL;) {
+        float *out = host + (x->offset + run.local - lo);
+        double stddev = config_spec(&table->config)->stddev;
+        if (x->spec->init == INIT_RESIDUAL) stddev /= sqrt(2.0 * (double)table->config.L);
+        for (size_t j = 0; j < run.count && x->spec->init == INIT_ONE; j++) out[j] = 1.0f;
+        if (x->spec->init == INIT_NORMAL || x->spec->init == INIT_RESIDUAL)
+            random_normal_fill(out, seed, x->id, run.global, run.count, stddev);
     }
-    if (!state->sharded) state_upload(state->params + first, host, count);
-}
-
-static inline void state_zero(State *state) {
-    CUDA_CHECK(cudaMemset(state->grads, 0, state_held(state) * sizeof(float)));
-    CUDA_CHECK(cudaMemset(state->m, 0, state->owned * sizeof(float)));
-    CUDA_CHECK(cudaMemset(state->v, 0, state->owned * sizeof(float)));
-}
-
-// The model's initial weights. Every element depends on (seed, tensor, its global position) alone, so each rank makes
-// its own shard and any layout starts from the same model.
-static inline void state_init_weights(State *state, uint64_t seed) {
-    const ParamTable *table = state->table;
-    float *host = (float *)host_alloc(STATE_CHUNK, sizeof(float));
-    for (size_t first = 0, end; first < table->total; first = end) {
-        end = state_chunk_end(first, table->total);
-        memset(host, 0, (end - first) * sizeof(float));
-        SliceWalk walk = {table, first, end, 0, 0};
-        const Tensor *x;
-        for (Run run; (x = slices_next(&walk, &run)) != NULL;) {
-            float *out = host + (x->offset + run.local - first);
-            double stddev = config_spec(&table->config)->stddev;
-            if (x->spec->init == INIT_RESIDUAL) stddev /= sqrt(2.0 * (double)table->config.L);
-            for (size_t j = 0; j < run.count && x->spec->init == INIT_ONE; j++) out[j] = 1.0f;
-            if (x->spec->init == INIT_NORMAL || x->spec->init == INIT_RESIDUAL)
-                random_normal_fill(out, seed, x->id, run.global, run.count, stddev);
-        }
-        state_set_weights(state, host, first, end - first);
-    }
-    free(host);
-    state_zero(state);
 }
 
 // How many kinds of state a rank has: weights, two moments and perhaps master weights.
 static inline int state_kinds(const State *state) { return state->master ? STATE_MASTER + 1 : STATE_MASTER; }
 
-// Weights only (--init), or with the optimizer (--resume).
-static inline bool state_load(State *state, const char *dir, bool with_optimizer, Error *err) {
+// The state as a run begins: with a checkpoint's weights (--init), also with its optimizer (--resume), or with random
+// weights (dir NULL). Without an optimizer moments are 0, and master weights are the weights before they are rounded.
+static inline bool state_start(State *state, const char *dir, bool optimizer, uint64_t seed, Error *err) {
     float *host = (float *)host_alloc(STATE_CHUNK, sizeof(float));
+    Piece whole = {0, state->table->total, 0, 0, 0, false};
     bool ok = true;
-    state_zero(state);
-    for (int kind = STATE_WEIGHTS; kind < (with_optimizer ? state_kinds(state) : STATE_M); kind++) {
+    CUDA_CHECK(cudaMemset(state->grads, 0, state_held(state) * sizeof(float)));
+    CUDA_CHECK(cudaMemset(state->m, 0, state->owned * sizeof(float)));
+    CUDA_CHECK(cudaMemset(state->v, 0, state->owned * sizeof(float)));
+    for (int kind = STATE_WEIGHTS; kind < state_kinds(state); kind++) {
         bool all = kind == STATE_WEIGHTS && !state->sharded;  // every data rank has the weights of all
+        if (!optimizer && (kind == STATE_M || kind == STATE_V)) continue;
         for (size_t i = 0; i < (all ? 1 : state->slice_count); i++) {
-            Piece slice = state->slices[i];
-            if (all) slice.lo = 0, slice.hi = state->table->total;
+            Piece slice = all ? whole : state->slices[i];
             for (size_t lo = slice.lo, hi; lo < slice.hi && ok; lo = hi) {
                 hi = state_chunk_end(lo, slice.hi);
-                ok = checkpoint_read(dir, (StateKind)kind, state->table, host, lo, hi, err);
-                if (ok && kind == STATE_WEIGHTS) state_set_weights(state, host, lo, hi - lo);
-                else if (ok) state_upload(state_moments(state, kind) + slice.at + (lo - slice.lo), host, hi - lo);
+                size_t at = slice.at + (lo - slice.lo);
+                StateKind of = optimizer ? (StateKind)kind : STATE_WEIGHTS;
+                if (dir) ok = checkpoint_read(dir, of, state->table, host, lo, hi, err);
+                else state_random(state->table, host, lo, hi, seed);
+                if (kind == STATE_WEIGHTS) state_upload(state->params + at, host, hi - lo);
+                else state_upload(state_moments(state, kind) + at, host, hi - lo);
             }
         }
     }
