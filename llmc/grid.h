@@ -45,26 +45,21 @@ static inline void grid_place(Grid *g, size_t rank) {
     }
 }
 
-// Places `rank` of `world` ranks in a grid of t x d x p. `order` names the digits from fastest to slowest. False, with
-// a sentence that says what to change, if the sizes do not fit.
-static inline bool grid_make(Grid *g, size_t world, size_t rank, size_t t, size_t d, size_t p, const char *order,
-                             Error *err) {
-    memset(g, 0, sizeof *g);
+// Places `rank` of `world` ranks in a grid that has its sizes t, d and p. `order` names the digits from fastest to
+// slowest. False, with a sentence that says what to change, if the sizes do not fit.
+static inline bool grid_make(Grid *g, size_t world, size_t rank, const char *order, Error *err) {
     if (strlen(order) != 3 || !strchr(order, 't') || !strchr(order, 'd') || !strchr(order, 'p')) {
         return error_set(err, "--order must be an order of the letters t, d and p, not '%s'", order);
     }
-    if (t * d * p != world) {
+    if (g->t * g->d * g->p != world) {
         char data[40] = "", pipeline[40] = "";
-        if (p > 1) snprintf(pipeline, sizeof pipeline, " * --pipeline %zu", p);
-        if (d > 1) snprintf(data, sizeof data, " * --data %zu", d);
-        return error_set(err, "--tensor %zu%s%s makes %zu, but the job has %zu rank%s: change that or the ranks", t,
-                         pipeline, data, t * d * p, world, world == 1 ? "" : "s");
+        if (g->p > 1) snprintf(pipeline, sizeof pipeline, " * --pipeline %zu", g->p);
+        if (g->d > 1) snprintf(data, sizeof data, " * --data %zu", g->d);
+        return error_set(err, "--tensor %zu%s%s makes %zu, but the job has %zu rank%s: change that or the ranks", g->t,
+                         pipeline, data, g->t * g->d * g->p, world, world == 1 ? "" : "s");
     }
     g->world = world;
-    g->t = t;
-    g->d = d;
-    g->p = p;
-    memcpy(g->order, order, 3);
+    memcpy(g->order, order, sizeof g->order);
     grid_place(g, rank);
     return true;
 }

@@ -177,7 +177,7 @@ static inline cudaStream_t stream_create(Trainer *m, const char *track, bool com
 // of the warm-up. Under sequence parallelism a rank's rows start at its part.
 static inline void trainer_set_dropout(Trainer *m, bool on) {
     m->dropout = dropout_make(on ? m->opt.dropout : 0.0, m->opt.seed, m->progress.step, 0);
-    m->dropout.head = m->grid.t_rank * (m->config.NH / m->opt.tensor);
+    m->dropout.head = m->grid.t_rank * (m->config.NH / m->grid.t);
     m->dropout.T = m->T, m->dropout.tokens = m->tokens;
     m->dropout.row = m->opt.sequence_parallel ? m->grid.t_rank * (m->B * m->T / m->grid.t) : 0;
 }

@@ -22,11 +22,10 @@ static void fuzz_options(const uint8_t *data, size_t size) {
     rest = text;
     for (char *word; count < 63 && (word = strsep(&rest, "\n"));) words[count++] = word;
     if (options_parse(&o, NULL, count, words, data[1] % 8, &err) && options_resolve(&o, NULL, ranks, &err)) {
-        Grid grid;
-        GPTConfig config = options_config(&o);
-        fuzz_promise(o.channels % o.heads == 0 && config.Vp >= config.V && o.global_batch % o.micro_batch == 0);
-        if (grid_make(&grid, ranks, data[1] % ranks, o.tensor, o.data, o.pipeline, o.order, &err)) {
-            fuzz_promise(grid.t * grid.d * grid.p == ranks);
+        fuzz_promise(o.config.C % o.config.NH == 0 && o.config.Vp >= o.config.V);
+        fuzz_promise(o.global_batch % o.micro_batch == 0);
+        if (grid_make(&o.grid, ranks, data[1] % ranks, o.order, &err)) {
+            fuzz_promise(o.grid.t * o.grid.d * o.grid.p == ranks);
         }
     }
     for (const char *c = err.text; *c; c++) fuzz_promise((unsigned char)*c >= ' ');

@@ -611,7 +611,7 @@ static void connect(GPT *m) {
 static bool check(Trainer *base, Error *err) {
     GPT *m = (GPT *)base;
     if (m->opt.dropout > 0) return error_set(err, "--dropout: these models have none; leave it out");
-    return llama_resolve(&m->llama, &m->own, &m->config, m->opt.init || m->opt.resume, m->opt.tensor, err);
+    return llama_resolve(&m->llama, &m->own, &m->config, m->opt.init || m->opt.resume, m->grid.t, err);
 }
 
 // Makes RoPE's table, of the T positions that a forward pass sees, once the warm-up has left its place.

@@ -38,9 +38,10 @@ static inline Options candidate_options(const Candidate *x, size_t vocabulary) {
     Options o;
     memset(&o, 0, sizeof o);
     o.sections = r->shard ? OPTIONS_DATA : OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA;
-    o.layers = r->layers, o.heads = r->NH, o.channels = r->C, o.vocab = vocabulary, o.seq = o.max_seq = r->T;
+    o.config = {r->layers, r->C, r->NH, vocabulary, padded_vocabulary(vocabulary), r->T, NULL};
+    o.seq = r->T;
     o.micro_batch = r->micro_batch, o.global_batch = r->global_batch;
-    o.tensor = r->t, o.pipeline = r->p, o.data = r->d, o.context = 1, o.chunks = r->v;
+    o.grid.t = r->t, o.grid.p = r->p, o.grid.d = r->d, o.context = 1, o.chunks = r->v;
     o.schedule = r->schedule, o.max_in_flight = r->max_in_flight;
     o.layers_per_stage = r->stages[0] ? r->stages : NULL;
     o.sequence_parallel = r->sequence_parallel, o.zero = r->zero, o.recompute = x->recompute;
@@ -59,15 +60,13 @@ static inline bool candidate_llama(Llama *m, int size, const GPTConfig *config, 
 static inline bool candidate_refused(const Candidate *x, size_t vocabulary, Error *err) {
     const StepLayout *r = &x->run;
     Options o = candidate_options(x, vocabulary);
-    Grid grid;
     size_t m = r->global_batch / (r->micro_batch * r->d);
     if (x->llama && (r->shard || step_split(r)))
         return !error_set(err, "train_llama has the schedules gpipe, 1f1b and interleaved, and no FSDP");
-    GPTConfig config = options_config(&o);
     Llama llama;
-    if (x->llama && !candidate_llama(&llama, x->llama, &config, r->t, err)) return true;
+    if (x->llama && !candidate_llama(&llama, x->llama, &o.config, r->t, err)) return true;
     return !options_resolve(&o, NULL, r->ranks, err) ||
-           !grid_make(&grid, r->ranks, 0, o.tensor, o.data, o.pipeline, o.order, err) ||
+           !grid_make(&o.grid, r->ranks, 0, o.order, err) ||
            !pipeline_check((Schedule)o.schedule, (int)r->p, (int)m, (int)r->v, err);
 }
 
@@ -104,9 +103,9 @@ static inline StageMemory candidate_count(const Candidate *x, size_t vocabulary,
     Model model, *m = &model;
     memset(m, 0, sizeof *m);
     m->opt = candidate_options(x, vocabulary);
-    m->config = options_config(&m->opt);
+    m->config = m->opt.config, m->grid = m->opt.grid;
     Error err;
-    if (!grid_make(&m->grid, r->ranks, 0, r->t, r->d, r->p, m->opt.order, &err)) abort();  // candidate_refused asked
+    if (!grid_make(&m->grid, r->ranks, 0, m->opt.order, &err)) abort();  // candidate_refused asked
     grid_place(&m->grid, grid_rank_at(&m->grid, 0, 0, stage));
     m->B = r->micro_batch, m->T = r->T, m->micros = r->global_batch / (r->micro_batch * r->d);
     trainer_sizes(m, r->t);
@@ -135,9 +134,9 @@ static inline StageMemory candidate_sharded(const Candidate *x, size_t vocabular
     memset(m, 0, sizeof *m);
     m->opt = candidate_options(x, vocabulary);
     m->own.shard = r->shard == 2 ? fsdp::SHARD_2 : fsdp::SHARD_3;
-    m->config = options_config(&m->opt);
+    m->config = m->opt.config, m->grid = m->opt.grid;
     Error err;
-    if (!grid_make(&m->grid, r->ranks, 0, 1, r->d, 1, m->opt.order, &err)) abort();  // candidate_refused asked
+    if (!grid_make(&m->grid, r->ranks, 0, m->opt.order, &err)) abort();  // candidate_refused asked
     m->B = r->micro_batch, m->T = r->T, m->micros = r->global_batch / (r->micro_batch * r->d), m->sp = 1;
     trainer_sizes(m, 1);
     fsdp::shard(m);

@@ -101,8 +101,8 @@ static inline bool read_wish(Wish *w, const char **cluster, bool *json, bool *li
         return error_set(err, "name a --model, or --layers, --heads, --channels, --seq and --vocab");
     if (!*cluster || !w->ranks || !w->global_batch) return error_set(err, "--cluster, --gpus and --batch are needed");
     if (w->order) {
-        Grid grid;
-        if (!grid_make(&grid, 1, 0, 1, 1, 1, w->order, err)) return false;
+        Grid grid = {0, 0, 1, 1, 1, 0, 0, 0, ""};
+        if (!grid_make(&grid, 1, 0, w->order, err)) return false;
     }
     if (w->stages && (strlen(w->stages) >= sizeof(((StepLayout *)0)->stages) || !w->p ||
                       !stage_list_is(w->stages, w->model.L, w->p, 1)))

@@ -23,10 +23,10 @@ static inline Cluster networks_cluster(void) {
 // d = 8, p = 2; stores its ranks.
 static inline int networks_of(const Cluster *c, const char *order, size_t rank, char group, size_t *ranks,
                               size_t *count) {
-    Grid g;
+    Grid g = {0, 0, 4, 8, 2, 0, 0, 0, ""};
     Error err;
     int members[NETWORKS_RANKS];
-    if (!grid_make(&g, NETWORKS_RANKS, rank, 4, 8, 2, order, &err)) abort();
+    if (!grid_make(&g, NETWORKS_RANKS, rank, order, &err)) abort();
     *count = grid_group(&g, group, members);
     for (size_t i = 0; i < *count; i++) ranks[i] = (size_t)members[i];
     Placement place = placement_ranks(c, ranks, *count, NETWORKS_RANKS);

@@ -53,10 +53,9 @@ static inline Placement placement_stride(const Cluster *c, size_t first, size_t 
 
 // The layout's grid, at the first stage of the data rank for which the job waits, as in the trainer's simulation.
 static inline Grid step_grid(const Cluster *c, const StepLayout *r) {
-    Grid g;
+    Grid g = {0, 0, r->t, r->d, r->p, 0, 0, 0, ""};
     Error err;
-    memset(&g, 0, sizeof g);
-    if (!grid_make(&g, r->ranks, 0, r->t, r->d, r->p, r->order[0] ? r->order : "tdp", &err)) abort();  // checked before
+    if (!grid_make(&g, r->ranks, 0, r->order[0] ? r->order : "tdp", &err)) abort();  // checked before
     grid_place(&g, (size_t)grid_rank_at(&g, 0, grid_worst_data_rank(&g, c), 0));
     return g;
 }

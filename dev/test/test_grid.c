@@ -9,9 +9,9 @@
 static const char *const ORDERS[] = {"tdp", "tpd", "dtp", "dpt", "ptd", "pdt"};
 
 static Grid at(size_t world, size_t rank, size_t t, size_t d, size_t p, const char *order) {
-    Grid g;
+    Grid g = {0, 0, t, d, p, 0, 0, 0, ""};
     Error err;
-    if (!grid_make(&g, world, rank, t, d, p, order, &err)) fprintf(stderr, "unexpected: %s\n", err.text);
+    if (!grid_make(&g, world, rank, order, &err)) fprintf(stderr, "unexpected: %s\n", err.text);
     return g;
 }
 
@@ -103,9 +103,9 @@ static bool lists_are_dealt(size_t L) {
 }
 
 static bool refused(size_t world, size_t t, size_t d, size_t p, const char *order, const char *word) {
-    Grid g;
+    Grid g = {0, 0, t, d, p, 0, 0, 0, ""};
     Error err = {""};
-    if (grid_make(&g, world, 0, t, d, p, order, &err)) return false;
+    if (grid_make(&g, world, 0, order, &err)) return false;
     return strstr(err.text, word) && !strchr(err.text, '\n');
 }
 

@@ -138,18 +138,18 @@ static void test_defaults(Check *c) {
     Error err = {""};
     bool ok = resolve(&o, "--train-data x", 0, 1, NULL, &err);
     check(c,
-          ok && o.layers == 4 && o.heads == 4 && o.channels == 128 && o.vocab == 257 && o.seq == 128 &&
-              o.max_seq == 128 && o.micro_batch == 4 && o.global_batch == 4,
+          ok && o.config.L == 4 && o.config.NH == 4 && o.config.C == 128 && o.config.V == 257 && o.seq == 128 &&
+              o.config.maxT == 128 && o.micro_batch == 4 && o.global_batch == 4,
           "default model and batch %s", err.text);
     check(c,
           o.steps == 100 && o.lr == 1e-3 && o.lr_final == 0.1 && o.weight_decay == 0.1 && o.clip == 1.0 &&
               o.beta1 == 0.9 && o.beta2 == 0.95 && o.eps == 1e-8 && o.seed == 1337 && o.keep == 2,
           "default optimizer");
     check(c,
-          o.tensor == 1 && o.pipeline == 1 && o.data == 1 && o.chunks == 1 && o.schedule == SCHEDULE_1F1B &&
+          o.grid.t == 1 && o.grid.p == 1 && o.grid.d == 1 && o.chunks == 1 && o.schedule == SCHEDULE_1F1B &&
               o.val_every == 0 && o.recompute == RECOMPUTE_NONE && !o.help && !o.dry_run && !o.out,
           "the rest is off");
-    GPTConfig g = options_config(&o);
+    GPTConfig g = o.config;
     check(c, g.L == 4 && g.C == 128 && g.NH == 4 && g.V == 257 && g.Vp == 384 && g.maxT == 128,
           "configuration");
     ok = resolve(&o, "--train-data x --val-data y", 0, 1, NULL, &err);
@@ -185,25 +185,25 @@ static void test_model(Check *c) {
     Error err = {""};
     bool ok = resolve(&o, "--train-data x --model d12", 0, 1, NULL, &err);
     check(c,
-          ok && o.layers == 12 && o.heads == 12 && o.channels == 768 && o.vocab == 50257 &&
-              o.max_seq == 1024 && o.seq == 1024,
+          ok && o.config.L == 12 && o.config.NH == 12 && o.config.C == 768 && o.config.V == 50257 &&
+              o.config.maxT == 1024 && o.seq == 1024,
           "d12 is GPT-2 small");
-    GPTConfig g = options_config(&o);
+    GPTConfig g = o.config;
     check(c, count_parameters(&g) == 124439808 && g.Vp == 50304, "with 124439808 parameters");
     ok = resolve(&o, "--train-data x --model d48", 0, 1, NULL, &err);
-    g = options_config(&o);
+    g = o.config;
     check(c, ok && count_parameters(&g) == 1557611200, "d48 is GPT-2 XL with 1557611200");
     ok = resolve(&o, "--train-data x --model d12 --layers 2 --seq 64", 0, 1, NULL, &err);
-    check(c, ok && o.layers == 2 && o.channels == 768 && o.seq == 64 && o.max_seq == 1024,
+    check(c, ok && o.config.L == 2 && o.config.C == 768 && o.seq == 64 && o.config.maxT == 1024,
           "a size beside a preset");
     GPTConfig file = {6, 96, 3, 61, 128, 24, NULL};
     ok = resolve(&o, "--train-data x --init y", 0, 1, &file, &err);
     check(c,
-          ok && o.layers == 6 && o.channels == 96 && o.heads == 3 && o.vocab == 61 && o.max_seq == 24 &&
+          ok && o.config.L == 6 && o.config.C == 96 && o.config.NH == 3 && o.config.V == 61 && o.config.maxT == 24 &&
               o.seq == 24,
           "sizes come from the checkpoint");
     ok = resolve(&o, "--train-data x --init y --layers 6 --seq 8", 0, 1, &file, &err);
-    check(c, ok && o.seq == 8 && o.max_seq == 24, "the same size again, and a shorter sequence");
+    check(c, ok && o.seq == 8 && o.config.maxT == 24, "the same size again, and a shorter sequence");
     check(c, !resolve(&o, "--train-data x --init y --layers 4", 0, 1, &file, &err) && is_sentence(&err),
           "refused: another size than the checkpoint's -> %s", err.text);
     check(c, !resolve(&o, "--train-data x --init y --seq 25", 0, 1, &file, &err) && is_sentence(&err),
@@ -215,13 +215,13 @@ static void test_grid(Check *c) {
     Error err = {""};
     unsigned tp = OPTIONS_TENSOR, pp = OPTIONS_TENSOR | OPTIONS_PIPELINE;
     bool ok = resolve(&o, "--train-data x", tp, 4, NULL, &err);
-    check(c, ok && o.tensor == 4 && o.pipeline == 1 && o.data == 1, "tensor ranks are all ranks");
+    check(c, ok && o.grid.t == 4 && o.grid.p == 1 && o.grid.d == 1, "tensor ranks are all ranks");
     ok = resolve(&o, "--train-data x --heads 3 --channels 96", tp, 3, NULL, &err);
-    check(c, ok && o.tensor == 3, "three tensor ranks: 3 divides the padded vocabulary 384");
+    check(c, ok && o.grid.t == 3, "three tensor ranks: 3 divides the padded vocabulary 384");
     ok = resolve(&o, "--train-data x --tensor 2", pp, 8, NULL, &err);
-    check(c, ok && o.tensor == 2 && o.pipeline == 4 && o.data == 1, "stages are what is left over");
+    check(c, ok && o.grid.t == 2 && o.grid.p == 4 && o.grid.d == 1, "stages are what is left over");
     ok = resolve(&o, "--train-data x --tensor 2 --pipeline 2", ALL, 8, NULL, &err);
-    check(c, ok && o.data == 2 && o.global_batch == 8, "so are the data ranks; a micro-batch for each");
+    check(c, ok && o.grid.d == 2 && o.global_batch == 8, "so are the data ranks; a micro-batch for each");
     ok = resolve(&o, "--train-data x --pipeline 2 --virtual 2", pp, 2, NULL, &err);
     check(c, ok && o.schedule == SCHEDULE_INTERLEAVED, "--virtual means interleaved");
     ok = resolve(&o, "--train-data x --pipeline 2 --schedule zb-auto --max-in-flight 3", pp, 2, NULL, &err);
@@ -229,7 +229,7 @@ static void test_grid(Check *c) {
     ok = resolve(&o, "--train-data x --pipeline 2 --virtual 2 --schedule-file f", pp, 2, NULL, &err);
     check(c, ok && strcmp(o.schedule_file, "f") == 0 && o.chunks == 2, "a schedule of one's own");
     ok = resolve(&o, "--train-data x --layers 30 --pipeline 4", pp, 4, NULL, &err);
-    check(c, ok && o.layers == 30, "\"dropped layers\": 30 layers on 4 stages stay 30");
+    check(c, ok && o.config.L == 30, "\"dropped layers\": 30 layers on 4 stages stay 30");
     ok = resolve(&o, "--train-data x --order ptd --zero 0 --overlap 0", ALL, 2, NULL, &err);
     check(c, ok && strcmp(o.order, "ptd") == 0 && !o.zero && !o.overlap, "order, zero and overlap");
 }
@@ -282,7 +282,7 @@ static void test_own(Check *c) {
     Options o;
     Error err;
     bool ok = options_parse(&o, &table, 5, words, 0, &err);
-    check(c, ok && own.experts == 4 && own.capacity == 1.25 && o.layers == 3, "a lesson's flags and their defaults");
+    check(c, ok && own.experts == 4 && own.capacity == 1.25 && o.config.L == 3, "a lesson's flags and their defaults");
     ok = !options_parse(&o, &table, 3, wrong, 0, &err);
     check(c, ok && strstr(err.text, "--capacity must be a number from 0.001"), "out of range: %s", err.text);
     ok = !options_parse(&o, &table, 3, near, 0, &err);

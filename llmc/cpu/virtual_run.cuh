@@ -18,18 +18,18 @@ static inline bool trainer_virtual_time(const Options *o, Error *err) {
 // sequence: they may differ. If stages or tensor groups do not fill nodes, the job waits for the data rank with the
 // worst placed ranks. So the clock places the simulated ranks like these.
 static inline bool trainer_simulate_stages(Options *o, Error *err) {
-    Grid grid;
+    Grid *grid = &o->grid;
     Cluster cluster;
     if (!options_resolve(o, NULL, o->ranks, err)) return false;
-    if (!grid_make(&grid, o->ranks, 0, o->tensor, o->data, o->pipeline, o->order, err)) return false;
+    if (!grid_make(grid, o->ranks, 0, o->order, err)) return false;
     if (getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMI_SIZE"))
         return error_set(err, "--simulate is one command for all ranks: start it without mpirun");
     if (!cluster_read(&cluster, o->simulate, err)) return false;
     cpu_clock_start(&cluster, true);
-    cpu_clock().shift = (size_t)grid_rank_at(&grid, 0, grid_worst_data_rank(&grid, &cluster), 0);
-    int *ranks = (int *)host_alloc(grid.world, sizeof(int)), count = (int)grid_group(&grid, 'p', ranks);
-    for (size_t i = 1; i < o->context; i++) ranks[count++] = grid_rank_at(&grid, 0, i, 0);
-    bool ok = cpu_simulate_ranks(ranks, count, (int)grid.world);
+    cpu_clock().shift = (size_t)grid_rank_at(grid, 0, grid_worst_data_rank(grid, &cluster), 0);
+    int *ranks = (int *)host_alloc(grid->world, sizeof(int)), count = (int)grid_group(grid, 'p', ranks);
+    for (size_t i = 1; i < o->context; i++) ranks[count++] = grid_rank_at(grid, 0, i, 0);
+    bool ok = cpu_simulate_ranks(ranks, count, (int)grid->world);
     free(ranks);
     return ok || error_set(err, "cannot make %d processes: %s", count, strerror(errno));
 }

@@ -1,14 +1,12 @@
 // options.h: the command line: parses it by the tables of its fields, prints --help, fills in sizes that were left out
 // and checks the sizes against each other.
 //
-// defines: options_parse, options_help, options_resolve, options_take_model, options_config
+// defines: options_parse, options_help, options_resolve, options_take_model
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
 
-#include "llmc/grid.h"
 #include "llmc/host/error.h"
 #include "llmc/host/options_table.h"
-#include "llmc/model.h"
 
 enum { SIMULATED_STAGES = 1024, OPTION_SECTIONS = OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA };
 #ifndef VERSION  // of the Makefile: the commit
@@ -156,9 +154,10 @@ static inline void options_help(FILE *file, const char *program, unsigned sectio
 
 // Fills in sizes of the model that were left out. If g is a checkpoint's, refuses flags that contradict it.
 static inline bool options_take_model(Options *o, const GPTConfig *g, bool is_file, Error *err) {
+    GPTConfig *c = &o->config;
     const struct { const char *flag; size_t *size, other; } sizes[] = {
-        {"layers", &o->layers, g->L}, {"heads", &o->heads, g->NH},     {"channels", &o->channels, g->C},
-        {"vocab", &o->vocab, g->V},   {"max-seq", &o->max_seq, g->maxT}};
+        {"layers", &c->L, g->L}, {"heads", &c->NH, g->NH},       {"channels", &c->C, g->C},
+        {"vocab", &c->V, g->V},  {"max-seq", &c->maxT, g->maxT}};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         if (!*sizes[i].size) *sizes[i].size = sizes[i].other;
         if (is_file && *sizes[i].size != sizes[i].other)
@@ -170,42 +169,46 @@ static inline bool options_take_model(Options *o, const GPTConfig *g, bool is_fi
 
 // Fills in the sizes of the model and of a sequence that were left out, and checks them.
 static inline bool options_resolve_model(Options *o, const GPTConfig *file, Error *err) {
+    GPTConfig *c = &o->config;
     const GPTConfig small = {4, 128, 4, 257, 384, o->seq ? o->seq : 128, NULL};
     int preset = o->model < MODEL_ALIASES ? o->model : o->model - MODEL_ALIASES;
     if (preset >= 0) options_take_model(o, &MODEL_PRESETS[preset], false, err);
     if (!options_take_model(o, file ? file : &small, file != NULL, err)) return false;
-    if (!o->seq) o->seq = o->max_seq;
-    if (o->channels % o->heads)
-        return error_set(err, "--heads %zu does not divide --channels %zu: change one of them", o->heads, o->channels);
-    if (o->channels / o->heads > ATTENTION_MAX_HEAD_SIZE)
+    if (!o->seq) o->seq = c->maxT;
+    if (c->C % c->NH)
+        return error_set(err, "--heads %zu does not divide --channels %zu: change one of them", c->NH, c->C);
+    if (c->C / c->NH > ATTENTION_MAX_HEAD_SIZE)
         return error_set(err, "heads of %zu channels are too large, %d is the most: raise --heads",
-                         o->channels / o->heads, ATTENTION_MAX_HEAD_SIZE);
-    if (o->seq > o->max_seq)
-        return error_set(err, "--seq %zu is longer than the model's %zu positions: shorten it%s", o->seq, o->max_seq,
+                         c->C / c->NH, ATTENTION_MAX_HEAD_SIZE);
+    if (o->seq > c->maxT)
+        return error_set(err, "--seq %zu is longer than the model's %zu positions: shorten it%s", o->seq, c->maxT,
                          file ? "" : " or raise --max-seq");
+    c->Vp = padded_vocabulary(c->V);
     return true;
 }
 
 // Fills in the sizes of the grid that were left out, for a run of `ranks` ranks, and checks the model's divisibility.
 // grid_make checks the product of the sizes.
 static inline bool options_resolve_grid(Options *o, size_t ranks, Error *err) {
+    const GPTConfig *c = &o->config;
+    Grid *g = &o->grid;
     bool has_tensor = o->sections & OPTIONS_TENSOR, has_pipeline = o->sections & OPTIONS_PIPELINE;
     bool has_data = o->sections & OPTIONS_DATA;
     if (!o->sections && ranks != 1)
         return error_set(err, "train_gpt is one rank, but %zu were %s: use train_gpt_3d", ranks,
                          o->simulate ? "asked for" : "started");
-    if (!o->tensor) o->tensor = has_tensor && !has_pipeline ? ranks : 1;
-    bool derive = has_pipeline && !has_data && ranks % o->tensor == 0;
-    if (!o->pipeline) o->pipeline = derive ? ranks / o->tensor : 1;
-    size_t tp = o->tensor * o->pipeline;
-    if (!o->data) o->data = has_data && ranks % tp == 0 ? ranks / tp : 1;
-    if (o->heads % o->tensor)
-        return error_set(err, "--tensor %zu does not divide the %zu heads: take a size that does", o->tensor, o->heads);
-    if (padded_vocabulary(o->vocab) % o->tensor)
-        return error_set(err, "--tensor %zu does not divide the vocabulary padded to %zu: take a power of 2",
-                         o->tensor, padded_vocabulary(o->vocab));
-    if (o->sequence_parallel && o->seq % o->tensor)
-        return error_set(err, "--tensor %zu does not divide --seq %zu, which --sequence-parallel 1 needs", o->tensor,
+    if (!g->t) g->t = has_tensor && !has_pipeline ? ranks : 1;
+    bool derive = has_pipeline && !has_data && ranks % g->t == 0;
+    if (!g->p) g->p = derive ? ranks / g->t : 1;
+    size_t tp = g->t * g->p;
+    if (!g->d) g->d = has_data && ranks % tp == 0 ? ranks / tp : 1;
+    if (c->NH % g->t)
+        return error_set(err, "--tensor %zu does not divide the %zu heads: take a size that does", g->t, c->NH);
+    if (c->Vp % g->t)
+        return error_set(err, "--tensor %zu does not divide the vocabulary padded to %zu: take a power of 2", g->t,
+                         c->Vp);
+    if (o->sequence_parallel && o->seq % g->t)
+        return error_set(err, "--tensor %zu does not divide --seq %zu, which --sequence-parallel 1 needs", g->t,
                          o->seq);
     if (o->schedule_file && o->schedule >= 0)
         return error_set(err, "--schedule and --schedule-file exclude each other: leave one out");
@@ -213,13 +216,13 @@ static inline bool options_resolve_grid(Options *o, size_t ranks, Error *err) {
         return error_set(err, "--max-in-flight %zu needs --schedule zb-auto, the only schedule with such a limit",
                          o->max_in_flight);
     if (o->schedule < 0) o->schedule = o->chunks > 1 ? SCHEDULE_INTERLEAVED : SCHEDULE_1F1B;
-    if (o->pipeline * o->chunks > o->layers)
+    if (g->p * o->chunks > c->L)
         return error_set(err, "%zu layers do not fill %zu stages * %zu chunks: lower --pipeline or --virtual",
-                         o->layers, o->pipeline, o->chunks);
-    if (o->layers_per_stage && !stage_list_is(o->layers_per_stage, o->layers, o->pipeline, o->chunks))
+                         c->L, g->p, o->chunks);
+    if (o->layers_per_stage && !stage_list_is(o->layers_per_stage, c->L, g->p, o->chunks))
         return error_set(err, "--layers-per-stage %.100s must be %zu numbers, one for each stage, that sum to the %zu "
-                         "layers and are %zu or more, as in --layers-per-stage 3,2", o->layers_per_stage, o->pipeline,
-                         o->layers, o->chunks);
+                         "layers and are %zu or more, as in --layers-per-stage 3,2", o->layers_per_stage, g->p, c->L,
+                         o->chunks);
     return true;
 }
 
@@ -242,14 +245,15 @@ static inline bool options_resolve_simulation(const Options *o, Error *err) {
 
 // Refuses sizes that no machine has, so that no count of bytes passes 2^64. Counts high: every micro-batch in flight.
 static inline bool options_check_size(const Options *o, Error *err) {
-    double C = (double)o->channels, layer = 12 * C * C + 13 * C, tokens = (double)o->global_batch * (double)o->seq;
-    double params = (double)o->layers * layer + ((double)o->vocab + 128 + (double)o->max_seq) * C;
-    double acts = (double)o->micro_batch * (double)o->seq * ((double)o->vocab + 128 + 64 * C) +
-                  tokens * (4 + (double)o->layers * 40 * C);
+    const GPTConfig *c = &o->config;
+    double C = (double)c->C, layer = 12 * C * C + 13 * C, tokens = (double)o->global_batch * (double)o->seq;
+    double params = (double)c->L * layer + ((double)c->V + 128 + (double)c->maxT) * C;
+    double acts = (double)o->micro_batch * (double)o->seq * ((double)c->V + 128 + 64 * C) +
+                  tokens * (4 + (double)c->L * 40 * C);
     if (20 * params + 8 * acts < 0x1p60) return true;
     return error_set(err, "--layers %zu, --channels %zu, --vocab %zu, --seq %zu, --micro-batch %zu and --global-batch "
-                     "%zu together need more than 2^60 bytes: lower them", o->layers, o->channels, o->vocab, o->seq,
-                     o->micro_batch, o->global_batch);
+                     "%zu together need more than 2^60 bytes: lower them", c->L, c->C, c->V, o->seq, o->micro_batch,
+                     o->global_batch);
 }
 
 // Fills in options that were left out and checks them, except for files and the schedule, for a run of `ranks` ranks.
@@ -259,19 +263,19 @@ static inline bool options_resolve(Options *o, const GPTConfig *file, size_t ran
     if (o->val_every == OPTION_LEFT_OUT) o->val_every = o->val_data ? 20 : 0;
     if (!options_resolve_simulation(o, err) || !options_resolve_model(o, file, err) ||
         !options_resolve_grid(o, ranks, err)) return false;
-    if (o->simulate && o->pipeline > SIMULATED_STAGES)
+    if (o->simulate && o->grid.p > SIMULATED_STAGES)
         return error_set(err, "--simulate runs a process for each stage, at most %d, not %zu: lower --pipeline",
-                         SIMULATED_STAGES, o->pipeline);
+                         SIMULATED_STAGES, o->grid.p);
     if (o->init && o->resume && strcmp(o->resume, "auto") != 0)
         return error_set(err, "--init and --resume exclude each other: resuming already has its weights");
-    if (o->data % o->context)
+    if (o->grid.d % o->context)
         return error_set(err, "--context %zu does not divide the %zu data ranks: take a size that does", o->context,
-                         o->data);
-    size_t unit = o->micro_batch * (o->data / o->context);
+                         o->grid.d);
+    size_t unit = o->micro_batch * (o->grid.d / o->context);
     if (!o->global_batch) o->global_batch = unit;
     if (o->global_batch % unit)
         return error_set(err, "--global-batch %zu is not a multiple of --micro-batch %zu%s: change one",
-                         o->global_batch, o->micro_batch, o->data > 1 ? " times the data ranks" : "");
+                         o->global_batch, o->micro_batch, o->grid.d > 1 ? " times the data ranks" : "");
     if (o->ramp_text && !ramp_parse(&o->ramp, o->ramp_text, o->global_batch, unit, err)) return false;
     if (o->eval && !o->init && !o->resume)
         return error_set(err, "--eval %s needs the weights that it measures: --init or --resume", o->eval);
@@ -284,12 +288,6 @@ static inline bool options_resolve(Options *o, const GPTConfig *file, size_t ran
         o->steps = o->val_every = o->sample_every = o->save_every = 0;
     }
     return options_check_size(o, err);
-}
-
-// Returns the model that resolved options describe.
-static inline GPTConfig options_config(const Options *o) {
-    GPTConfig g = {o->layers, o->channels, o->heads, o->vocab, padded_vocabulary(o->vocab), o->max_seq, NULL};
-    return g;
 }
 
 #endif

@@ -5,9 +5,11 @@
 #ifndef LLMC_OPTIONS_TABLE_H
 #define LLMC_OPTIONS_TABLE_H
 
+#include "llmc/grid.h"
 #include "llmc/host/choices.h"
 #include "llmc/host/field.h"
 #include "llmc/host/ramp.h"
+#include "llmc/model.h"
 
 // Tags of a row. A row with none of the first three is a flag of every trainer.
 enum {
@@ -27,7 +29,7 @@ typedef struct {
     const char *init, *resume, *out;
     bool verify;
     int model;  // position in MODEL_NAMES, -1: left out
-    size_t layers, heads, channels, vocab, max_seq;
+    GPTConfig config;
     const char *train_data, *val_data, *tokenizer;
     bool shuffle;
     size_t micro_batch, seq, global_batch;  // sequences, tokens of one, sequences per step over all ranks
@@ -48,14 +50,14 @@ typedef struct {
     size_t trace_steps;
     int dry_run;
     bool debug_replicas;
-    size_t tensor;
+    Grid grid;                // options_resolve fills in its sizes, and grid_make the rest
     bool sequence_parallel;
     size_t max_in_flight;     // 0: left out
-    size_t pipeline, chunks;  // chunks: --virtual, v of the paper
+    size_t chunks;            // --virtual, v of the paper
     const char *layers_per_stage;  // see grid.h's stage_list_is
     int schedule;             // Schedule; -1 until resolved
     const char *schedule_file;
-    size_t data, context;     // data ranks, and how many neighbours of them share each sequence: 1 but in a lesson
+    size_t context;           // how many neighbouring data ranks share each sequence: 1 but in a lesson
     bool zero, overlap;
     const char *order;
     const char *virtual_time, *simulate;  // a cluster file: see doc/virtual_time.md
@@ -81,11 +83,11 @@ typedef struct {
 static const Field OPTIONS[] = {
     GROUP("Model", OPTION_BASIC),
     CHOICE("model", model, NULL, OPTION_BASIC, MODEL_NAMES, "the sizes of a published model"),
-    SIZE("layers", layers, NULL, 1, 5000, OPTION_BASIC, "transformer layers (default 4)"),
-    SIZE("heads", heads, NULL, 1, 1e5, OPTION_BASIC, "attention heads; must divide --channels (default 4)"),
-    SIZE("channels", channels, NULL, 1, 131072, OPTION_BASIC, "width of the model (default 128)"),
-    SIZE("vocab", vocab, NULL, 1, 1e7, 0, "vocabulary (default 257: bytes and <|endoftext|>)"),
-    SIZE("max-seq", max_seq, NULL, 1, 1e7, 0, "rows of the position embedding (default: --seq)"),
+    SIZE("layers", config.L, NULL, 1, 5000, OPTION_BASIC, "transformer layers (default 4)"),
+    SIZE("heads", config.NH, NULL, 1, 1e5, OPTION_BASIC, "attention heads; must divide --channels (default 4)"),
+    SIZE("channels", config.C, NULL, 1, 131072, OPTION_BASIC, "width of the model (default 128)"),
+    SIZE("vocab", config.V, NULL, 1, 1e7, 0, "vocabulary (default 257: bytes and <|endoftext|>)"),
+    SIZE("max-seq", config.maxT, NULL, 1, 1e7, 0, "rows of the position embedding (default: --seq)"),
 
     GROUP("Checkpoints", OPTION_BASIC),
     TEXT("init", init, NULL, OPTION_BASIC | OPTION_TRAINS, "DIR",
@@ -155,13 +157,13 @@ static const Field OPTIONS[] = {
     SIZE("ranks", ranks, NULL, 1, 1e6, 0, "ranks of the simulation, started without mpirun"),
 
     GROUP("Tensor parallelism", OPTIONS_TENSOR | OPTION_BASIC),
-    SIZE("tensor", tensor, NULL, 1, 1e6, OPTIONS_TENSOR | OPTION_BASIC,
+    SIZE("tensor", grid.t, NULL, 1, 1e6, OPTIONS_TENSOR | OPTION_BASIC,
          "ranks that share each layer (default: all in _tp, else 1)"),
     SWITCH("sequence-parallel", sequence_parallel, "0", OPTIONS_TENSOR | OPTION_BASIC,
            "cut layernorms and residuals along the sequence"),
 
     GROUP("Pipeline parallelism", OPTIONS_PIPELINE | OPTION_BASIC),
-    SIZE("pipeline", pipeline, NULL, 1, 1e6, OPTIONS_PIPELINE | OPTION_BASIC,
+    SIZE("pipeline", grid.p, NULL, 1, 1e6, OPTIONS_PIPELINE | OPTION_BASIC,
          "stages (default: the ranks left over in _pp, else 1)"),
     SIZE("virtual", chunks, "1", 1, 1e6, OPTIONS_PIPELINE | OPTION_BASIC,
          "chunks of layers per stage; needs the interleaved schedule"),
@@ -175,7 +177,7 @@ static const Field OPTIONS[] = {
          "most micro-batches in flight under zb-auto (default: twice the stages)"),
 
     GROUP("Data parallelism", OPTIONS_DATA | OPTION_BASIC),
-    SIZE("data", data, NULL, 1, 1e6, OPTIONS_DATA | OPTION_BASIC, "replicas (default: ranks / (tensor * pipeline))"),
+    SIZE("data", grid.d, NULL, 1, 1e6, OPTIONS_DATA | OPTION_BASIC, "replicas (default: ranks / (tensor * pipeline))"),
     SWITCH("zero", zero, "1", OPTIONS_DATA | OPTION_BASIC,
            "each data rank owns a slice of the optimizer's state (ZeRO-1)"),
     SWITCH("overlap", overlap, "1", OPTIONS_DATA, "communicate while backward and the next forward compute"),

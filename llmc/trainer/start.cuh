@@ -23,7 +23,7 @@ static inline bool trainer_verify(const Trainer *m, const char *dir, Error *err)
     const Job *job = &m->job;
     Checksums sums;
     size_t rank = (size_t)job->rank, ranks = (size_t)job->size;
-    bool ok = checkpoint_sum(dir, m->config.spec, rank, ranks, m->opt.verify, &sums, err);
+    bool ok = checkpoint_sum(dir, m->opt.config.spec, rank, ranks, m->opt.verify, &sums, err);
     int first = job_first_failure(job, ok);
     if (first < job->size) {
         MPI_Bcast(err->text, sizeof err->text, MPI_CHAR, first, MPI_COMM_WORLD);
@@ -148,15 +148,15 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
     }
     signal(SIGXFSZ, SIG_IGN);  // a file that grows too large is an error of the write, with a sentence
     if (o->out || o->log) signal(SIGPIPE, SIG_IGN);  // nobody reads what we print: that is no reason to lose the run
-    m->config.spec = lesson->spec;
+    o->config.spec = lesson->spec;
     if (lesson->sizes && !lesson->sizes(o, lesson->options.object, err)) return false;
     if (!trainer_source(m, err)) return false;
     const char *from = o->resume ? o->resume : o->init;
     if (from && !config_read(from, lesson->spec, &file, err)) return false;
     if (!options_resolve(o, from ? &file : NULL, m->job.size, err) || !trainer_virtual_time(o, err) ||
-        !grid_make(&m->grid, m->job.size, m->job.rank, o->tensor, o->data, o->pipeline, o->order, err) ||
+        !grid_make(&o->grid, m->job.size, m->job.rank, o->order, err) ||
         ((m->job.devices || !o->dry_run) && !job_check_devices(&m->job, &m->device, err))) return false;
-    m->config = options_config(o), m->config.spec = lesson->spec;
+    m->config = o->config, m->grid = o->grid;
     if (lesson->check && !lesson->check(m, err)) return false;
     size_t kinds = !o->resume ? 1 : sizeof(floatX) == 2 ? 4 : 3;
     if (from && !checkpoint_check(from, &m->config, kinds, 0, 1, NULL, err)) return false;
@@ -165,7 +165,7 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
     if (o->resume && !progress_resume(&m->progress, o->resume, err)) return false;
     m->B = o->micro_batch;
     m->T = o->seq / o->context;
-    m->readers = o->data / o->context, m->reader = m->grid.d_rank / o->context;
+    m->readers = m->grid.d / o->context, m->reader = m->grid.d_rank / o->context;
     trainer_set_batch(m, o->global_batch);
     trainer_sizes(m, 1), m->V0 = 0, m->sp = 1;
     return trainer_files(m, from, lesson, err);
