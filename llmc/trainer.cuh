@@ -106,15 +106,11 @@ struct Trainer {
     Timeline timeline;
     Arena weights, gradients, optimizer, activations;  // the device's allocations
 
-    Piece *norm_pieces, *host_norm_pieces;  // [norm_count] pieces of gradient tensors, of `part`
-    size_t norm_count;
-    double *norms, *norm_scratch;  // [norm_count] squared norm of each
-    Piece *adamw_pieces, *host_adamw_pieces;  // [adamw_count] weights that this rank updates
-    size_t adamw_count;
-    unsigned adamw_blocks;
+    double *norms, *norm_scratch;  // [part.piece_count] squared norm of each piece of a gradient
+    unsigned adamw_blocks;         // of all of the state's pieces
     double *totals, *host_totals;  // [tensors of the whole model + TOTALS_EXTRA] the same over all ranks, and more
     int *host_inputs, *host_targets;  // (micros, B * T) pinned
-    double *host_sums, *host_norms;   // [micros], [norm_count] pinned
+    double *host_sums, *host_norms;   // [micros], [part.piece_count] pinned
     DataLoader train_data, val_data;
     EvalFile eval;                 // of --eval
     Tokenizer tokenizer;

@@ -195,9 +195,9 @@ static inline Arena *trainer_layout(Trainer *m) {
     if (!m->w) {
         if (!m->part.owned) state_own(&m->part, 0, m->table.total);
         if (!m->state.owned) state_own(&m->state, 0, m->table.total);
-        m->host_norm_pieces = state_pieces(&m->part, &m->norm_count);
-        m->host_adamw_pieces = state_pieces(&m->state, &m->adamw_count);
-        m->adamw_blocks = adamw_number(m->host_adamw_pieces, m->adamw_count);
+        state_pieces(&m->part);
+        state_pieces(&m->state);
+        m->adamw_blocks = adamw_number(m->state.host_pieces, m->state.piece_count);
         host_array(m->w, layers);
         host_array(m->dw, layers);
     }
@@ -212,9 +212,9 @@ static inline Arena *trainer_layout(Trainer *m) {
     Arena *arena = &m->activations;
     take(arena, m->loss_sums, micros), take(arena, m->inputs, m->micros * N), take(arena, m->targets, m->micros * N);
     take(arena, m->losses, micros * 2 * N);
-    take(arena, m->norm_pieces, m->norm_count), take(arena, m->norms, m->norm_count);
-    take(arena, m->adamw_pieces, m->adamw_count);
-    take(arena, m->norm_scratch, global_norm_scratch(m->norm_count, table_largest(&m->table)));
+    take(arena, m->part.pieces, m->part.piece_count), take(arena, m->norms, m->part.piece_count);
+    take(arena, m->state.pieces, m->state.piece_count);
+    take(arena, m->norm_scratch, global_norm_scratch(m->part.piece_count, table_largest(&m->table)));
     take(arena, m->totals, count_tensors(&m->config) + TOTALS_EXTRA);
     return arena;
 }
@@ -282,14 +282,14 @@ static inline void trainer_start(Trainer *m) {
     CUDA_CHECK(cudaMallocHost((void **)&m->host_inputs, tokens));
     CUDA_CHECK(cudaMallocHost((void **)&m->host_targets, tokens));
     CUDA_CHECK(cudaMallocHost((void **)&m->host_sums, m->micros * sizeof(double)));
-    CUDA_CHECK(cudaMallocHost((void **)&m->host_norms, m->norm_count * sizeof(double)));
+    CUDA_CHECK(cudaMallocHost((void **)&m->host_norms, m->part.piece_count * sizeof(double)));
     CUDA_CHECK(cudaMallocHost((void **)&m->host_totals, (count_tensors(&m->config) + TOTALS_EXTRA) * sizeof(double)));
-    size_t norms = m->norm_count * sizeof(Piece), updates = m->adamw_count * sizeof(Piece);
-    CUDA_CHECK(cudaMemcpy(m->norm_pieces, m->host_norm_pieces, norms, cudaMemcpyHostToDevice));
-    CUDA_CHECK(cudaMemcpy(m->adamw_pieces, m->host_adamw_pieces, updates, cudaMemcpyHostToDevice));
+    const State *states[] = {&m->part, &m->state};
+    for (const State *s : states)
+        CUDA_CHECK(cudaMemcpy(s->pieces, s->host_pieces, s->piece_count * sizeof(Piece), cudaMemcpyHostToDevice));
     CUDA_CHECK(cudaDeviceSynchronize());  // copies of pageable memory may still be on their way
     trainer_set_dropout(m, false);
-    global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->norm_pieces, m->norm_count,
+    global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->part.pieces, m->part.piece_count,
                         table_largest(&m->table), m->part.owned, m->stream);  // loads its kernels before any message
     bool loaded = o->simulate || state_start(&m->state, from, o->resume != NULL, o->seed, &err);
     job_agree(&m->job, loaded, &err, 1);

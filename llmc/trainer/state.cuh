@@ -20,6 +20,8 @@ typedef struct {
     Piece *slices;   // [slice_count], ascending
     size_t slice_count, owned;  // owned: elements of all slices together
     bool sharded;
+    Piece *pieces, *host_pieces;  // [piece_count] of tensors that lie in the slices, as params and grads have them
+    size_t piece_count;
     floatX *params;  // (total), or (owned) if sharded
     float *grads;    // the same, always fp32: micro-batches accumulate in it
     float *m, *v;    // (owned) first and second moments
@@ -148,11 +150,10 @@ static inline bool state_save(const State *state, const char *path, Checksums *s
     return ok;
 }
 
-// Returns the pieces [*count] of tensors that this rank owns, as params and grads have them; the caller frees them.
-static inline Piece *state_pieces(const State *state, size_t *count) {
+// Lists the pieces, on the host, once all slices are known. Each piece begins a tensor, a slice or both.
+static inline void state_pieces(State *state) {
     const ParamTable *table = state->table;
-    Piece *pieces = (Piece *)host_alloc(table->count + state->slice_count, sizeof(Piece));  // each begins one or both
-    *count = 0;
+    state->host_pieces = (Piece *)host_alloc(table->count + state->slice_count, sizeof(Piece));
     for (size_t i = 0, first = 0; i < table->count; i++) {
         const Tensor *x = &table->tensors[i];
         while (first < state->slice_count && state->slices[first].hi <= x->offset) first++;  // both ascend
@@ -162,10 +163,10 @@ static inline Piece *state_pieces(const State *state, size_t *count) {
             size_t hi = x->offset + x->size < slice.hi ? x->offset + x->size : slice.hi;
             if (lo >= hi) break;  // nor do later slices meet x
             size_t place = state_place(state, slice) + (lo - slice.lo), at = slice.at + (lo - slice.lo);
-            pieces[(*count)++] = {place, place + hi - lo, at, i, 0, (x->spec->flags & TENSOR_DECAYS) != 0};
+            bool decays = x->spec->flags & TENSOR_DECAYS;
+            state->host_pieces[state->piece_count++] = {place, place + hi - lo, at, i, 0, decays};
         }
     }
-    return pieces;
 }
 
 #endif

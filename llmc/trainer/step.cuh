@@ -89,15 +89,15 @@ static inline void trainer_dump_gradients(Trainer *m) {
 // finite, or if a rank could not read its data.
 static inline void trainer_norm(Trainer *m, StepReport *report) {
     Error err;
-    size_t count = m->norm_count, tensors = count_tensors(&m->config), bad = tensors;
+    size_t count = m->part.piece_count, tensors = count_tensors(&m->config), bad = tensors;
     double *totals = m->host_totals, sum = 0.0;
-    global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->norm_pieces, count, table_largest(&m->table),
+    global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->part.pieces, count, table_largest(&m->table),
                         m->part.owned, m->stream);
     CUDA_CHECK(cudaMemcpyAsync(m->host_norms, m->norms, count * sizeof(double), cudaMemcpyDeviceToHost, m->stream));
     double loss = trainer_loss_share(m);
     memset(totals, 0, tensors * sizeof(double));
     for (size_t i = 0; i < count; i++) {
-        const Tensor *x = &m->table.tensors[m->host_norm_pieces[i].tensor];
+        const Tensor *x = &m->table.tensors[m->part.host_pieces[i].tensor];
         if (x->counted) totals[x->id] += m->host_norms[i];
     }
     stop_settle(m);  // the last moment to stop without contributing to the step's sum
@@ -124,8 +124,8 @@ static inline void trainer_adamw(Trainer *m, StepReport *report) {
     double scale = o->clip > 0.0 && report->grad_norm > o->clip ? o->clip / report->grad_norm : 1.0;
     AdamW h = adamw_factors(report->lr, o->beta1, o->beta2, o->eps, o->weight_decay, (double)report->step, scale);
     Span span(m, m->stream, "optimizer");
-    adamw_update(m->state.params, m->state.master, m->state.grads, m->state.m, m->state.v, m->adamw_pieces,
-                 m->adamw_count, m->adamw_blocks, m->state.owned, h, m->stream);
+    adamw_update(m->state.params, m->state.master, m->state.grads, m->state.m, m->state.v, m->state.pieces,
+                 m->state.piece_count, m->adamw_blocks, m->state.owned, h, m->stream);
 }
 
 // Waits for the update (ZeRO's weights may still be on their way), counts the step and logs it.
