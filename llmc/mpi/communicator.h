@@ -72,21 +72,18 @@ inline void meet(const ncclComm *comm, const std::string &call) {
 
 enum { LARGE = 65536 };  // bytes of a collective from which another algorithm carries it
 
-// Returns a pointer to the flag that says whether the operation's way is connected, NULL if it needs no connection.
-inline char *connection(const Operation &op) {
-    ncclComm_t comm = op.comm;
-    if (comm->size == 1) return NULL;
-    if (!is_p2p(&op)) return &comm->connected[2 * (size_t)op.call.op + (op.call.count * op.width >= LARGE)];
-    if (op.call.root == comm->rank) return NULL;
-    return &comm->connected[2 * (size_t)(NCCL_MPI_OPS + op.call.root) + (op.call.op == NCCL_MPI_RECV)];
+// Returns the number of an operation's way: a kind of collectives, small or large, or to a peer, or from it.
+inline size_t way_of(const Operation &op) {
+    if (!is_p2p(&op)) return 2 * (size_t)op.call.op + (op.call.count * op.width >= LARGE);
+    return 2 * (size_t)(NCCL_MPI_OPS + op.call.root) + (op.call.op == NCCL_MPI_RECV);
 }
 
-// Notes the ways that the operations of a group use for the first time, or refuses them.
+// Refuses a group whose operations use ways for the first time beside another operation.
 inline ncclResult_t first_uses(const Group *group) {
     if (simulates()) return ncclSuccess;
     for (const Operation &op : group->ops) {
-        char *connected = connection(op);
-        if (!connected || *connected) continue;  // nearly always; there may be thousands of active groups
+        bool alone = op.comm->size == 1 || (is_p2p(&op) && op.call.root == op.comm->rank);
+        if (alone || op.comm->uses[way_of(op)] > 0) continue;  // nearly always; there may be thousands of active groups
         for (const std::shared_ptr<Group> &g : queue_active()) {
             bool behind = g->comm == op.comm && g->stream == group->stream;
             if (behind || g->comm->size == 1) continue;
@@ -96,9 +93,6 @@ inline ncclResult_t first_uses(const Group *group) {
                         "other in the same order on all ranks, and synchronise after each", op.comm->rank,
                         describe(&op.call).c_str(), op.comm->name.c_str(), full_name(*g).c_str());
         }
-    }
-    for (const Operation &op : group->ops) {
-        if (char *connected = connection(op)) *connected = 1;
     }
     return ncclSuccess;
 }
@@ -139,7 +133,6 @@ inline ncclComm_t new_communicator(MPI_Comm mpi, const std::string &name, const 
     MPI_Comm_size(mpi, &comm->size);
     comm->name = name;
     clock_communicator(comm, config);
-    comm->connected.assign(2 * (size_t)(NCCL_MPI_OPS + comm->size), 0);
     return comm;
 }
 

@@ -41,7 +41,8 @@ inline ncclResult_t issue_open() {
     for (size_t i = 0; i < g->ops.size(); i++) {
         Operation *op = &g->ops[i];
         Header *call = &op->call;
-        call->sequence = is_p2p(op) ? g->turn : comm->collectives++;
+        uint64_t used = comm->uses[way_of(*op)]++;
+        call->sequence = is_p2p(op) ? used : comm->collectives++;
         ring_traffic(&comm->counters[call->op], (NcclMpiOp)call->op, call->count, op->width, (size_t)comm->size,
                      (size_t)comm->rank, (size_t)call->root);
         if (i < 4) g->name += (i ? " and " : "") + describe(call);

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -47,7 +48,7 @@ struct ncclComm {
     std::string name;
     uint64_t issued, finished;            // groups; one runs at a time, in the order of issue
     uint64_t collectives;                 // issued
-    std::vector<char> connected;          // [NCCL_MPI_OPS + size][2]: collectives, small and large; peers, to and from
+    std::map<size_t, uint64_t> uses;      // operations issued on each way: see way_of
     NcclMpiCounter counters[NCCL_MPI_OPS];  // since the start or the last reset
     CommClock clock;
 };
@@ -57,7 +58,7 @@ namespace nccl_mpi {
 // Repeats a call. Every message begins with its sender's, so that the receiver can compare it with its own.
 struct Header {
     int32_t op, type, redop, root;  // NcclMpiOp; root of a broadcast, peer of a send or receive, else -1
-    uint64_t count, sequence;       // as in the call; its number among this communicator's collectives or groups
+    uint64_t count, sequence;       // as in the call; its number among the collectives or the peer's messages
     uint64_t ready;                 // virtual time at which the sender, and the ranks it had heard of, were ready
 };
 static_assert(sizeof(Header) == 40, "no padding between the fields, which travel as bytes");

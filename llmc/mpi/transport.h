@@ -13,7 +13,8 @@
 // MPI matches two messages of one sender with one tag on one MPI communicator in the order of sending. So:
 //   - An NCCL communicator has an MPI communicator of its own, and runs its groups one by one.
 //   - A collective's tag holds its call number and phase, so it never meets the message of another collective.
-//   - All sends share a tag, hence the k-th ncclSend to a peer meets its k-th ncclRecv from us.
+//   - The tag of a send or receive holds its number among the messages to or from that peer: the k-th ncclSend to a
+//     peer meets its k-th ncclRecv from us.
 //   - Payloads have the tag after their header's, and are asked for in the order of the headers.
 // Headers of sends and broadcasts go by MPI_Issend, which completes only once the peer has begun the matching
 // operation. A send without its receive hangs here as it does in NCCL. The other collectives wait for every rank
@@ -36,8 +37,6 @@ namespace nccl_mpi {
             (unsigned long long)theirs->sequence, peer, other.c_str());
     end_job(0);
 }
-
-enum { P2P_TAG = 16384 };  // all tags stay below 32767, which every MPI allows
 
 // Adds a message. data NULL: a contribution, which is received into a block of its own.
 inline void add_message(Operation *op, bool receive, int peer, int phase, const void *data, size_t bytes) {
@@ -63,7 +62,7 @@ inline bool header_fits(const Operation *op, const Header *h) {
     int expected = mine == NCCL_MPI_RECV ? NCCL_MPI_SEND : mine == NCCL_MPI_SEND ? NCCL_MPI_RECV : mine;
     return h->op == expected && h->type == op->call.type && h->redop == op->call.redop &&
            h->count == op->call.count &&
-           (is_p2p(op) || (h->root == op->call.root && h->sequence == op->call.sequence));
+           h->sequence == op->call.sequence && (is_p2p(op) || h->root == op->call.root);
 }
 
 // Takes a header that a probe has found for the operation, and begins to receive its payload.
@@ -86,7 +85,8 @@ inline void take_message(Operation *op, int phase, MPI_Message message, int peer
 
 // Takes the messages that have arrived for an operation. A collective looks for messages of any rank even if it expects
 // none, so that it notices a rank in another call.
-inline bool take_messages(Operation *op, int phase, int source) {
+inline bool take_messages(Operation *op, int phase) {
+    int source = is_p2p(op) ? op->call.root : MPI_ANY_SOURCE;
     bool moved = false;
     for (int found = 1; found && (op->due == 0 || MPI_Wtime() >= op->due);) {
         MPI_Message message;
@@ -94,7 +94,6 @@ inline bool take_messages(Operation *op, int phase, int source) {
         MPI_Improbe(source, op->tag + 2 * phase, op->comm->mpi, &found, &message, &status);
         if (found) take_message(op, phase, message, status.MPI_SOURCE);
         moved = moved || found;
-        if (is_p2p(op)) break;  // the next one from that peer is another operation's
     }
     return moved;
 }
@@ -138,7 +137,7 @@ inline void copy_own(char *to, const char *from, size_t bytes) {
 inline void start_op(Operation *op) {
     int n = op->comm->size, rank = op->comm->rank, root = op->call.root;
     size_t bytes = op->call.count * op->width;
-    op->tag = is_p2p(op) ? (int)P2P_TAG : (int)(op->call.sequence % 4096) * 4;
+    op->tag = ((int)(op->call.sequence % 4096) + 4096 * is_p2p(op)) * 4;  // to 32767, which every MPI allows
     op->phase = is_p2p(op);
     op->due = delay_until();
     switch (op->call.op) {
@@ -197,25 +196,12 @@ inline void end_phase(Operation *op) {
         add_message(op, false, (comm->rank + k) % comm->size, 1, out, op->elements * op->width);
 }
 
-// Returns true if this send or receive takes the next message of its kind from its peer.
-inline bool first_receive(const Group *g, const Operation *op) {
-    for (const Operation *earlier = g->ops.data(); earlier != op; earlier++) {
-        if (earlier->call.op == op->call.op && earlier->call.root == op->call.root &&
-            earlier->messages[0].state == Message::WAITING) return false;
-    }
-    return op->messages[0].receive && op->messages[0].state == Message::WAITING;
-}
-
 // Advances one operation without waiting. Returns true once it is complete.
-inline bool advance(Group *g, Operation *op, bool *moved) {
+inline bool advance(Operation *op, bool *moved) {
+    int first = op->call.op == NCCL_MPI_SEND, none = op->call.op == NCCL_MPI_RECV;  // phases without messages to us
     while (op->phase < 2) {
         bool open = false;
-        if (!is_p2p(op)) {
-            for (int phase = 0; phase <= op->phase; phase++)
-                *moved = take_messages(op, phase, MPI_ANY_SOURCE) || *moved;
-        } else if (first_receive(g, op)) {
-            *moved = take_messages(op, op->messages[0].phase, op->call.root) || *moved;
-        }
+        for (int phase = first; phase <= op->phase - none; phase++) *moved = take_messages(op, phase) || *moved;
         for (Message &m : op->messages) {
             if (m.phase > op->phase || m.state == Message::DONE) continue;
             bool posted = !m.receive && m.state == Message::WAITING;
@@ -245,7 +231,7 @@ inline bool progress(Group *g, bool *moved) {
     for (bool more = true; more && !g->done;) {
         more = false;
         g->done = true;
-        for (Operation &op : g->ops) g->done = advance(g, &op, &more) && g->done;
+        for (Operation &op : g->ops) g->done = advance(&op, &more) && g->done;
         *moved = *moved || more;
     }
     if (!g->done) return false;
