@@ -69,7 +69,7 @@ struct Message {
     enum State { WAITING, POSTED, DONE };
     bool receive;
     int peer, phase;
-    char *data;  // NULL: a contribution, which gets a block of its own until it is reduced
+    char *data;
     size_t bytes;
     State state;
     Header header;            // of a send
@@ -83,8 +83,9 @@ struct Operation {
     char *recv;
     size_t width;            // bytes of an element
     size_t reads, writes;    // bytes at send and at recv
-    bool reduces, shares;    // has a part to reduce; must send the result to the others
-    size_t first, elements;  // that part
+    size_t first, elements;  // the part that this rank reduces
+    char *inputs;            // [size][elements]: the others' contributions to it, NULL if it reduces none
+    bool shares;             // must send the result to the others
     int tag, phase;
     double due;              // injected delay: earliest time to take the next message
     std::deque<Message> messages;  // which do not move while MPI works on them

@@ -75,7 +75,6 @@ inline void take_message(Operation *op, int phase, MPI_Message message, int peer
     }
     if (!m || !header_fits(op, &theirs)) mismatch(op, &theirs, peer);
     op->call.ready = std::max(op->call.ready, theirs.ready);
-    if (!m->data) m->data = (char *)host_resize(NULL, m->bytes, 1);
     m->requests[0] = MPI_REQUEST_NULL;
     MPI_Irecv(m->data, (int)(m->bytes / op->width), element(op), peer, op->tag + 2 * phase + 1, op->comm->mpi,
               &m->requests[1]);
@@ -101,11 +100,12 @@ inline bool take_messages(Operation *op, int phase) {
 // ---- operations ----
 
 inline void expect_contributions(Operation *op, size_t first, size_t elements) {
+    size_t bytes = elements * op->width;
     op->first = first;
     op->elements = elements;
-    op->reduces = true;
+    op->inputs = (char *)host_resize(NULL, op->comm->size * bytes, 1);
     for (int r = 0; r < op->comm->size; r++) {
-        if (r != op->comm->rank) add_message(op, true, r, 0, NULL, elements * op->width);
+        if (r != op->comm->rank) add_message(op, true, r, 0, op->inputs + r * bytes, bytes);
     }
 }
 
@@ -181,19 +181,16 @@ inline void start_op(Operation *op) {
 // Ends phase 0: adds up this rank's part and, in an all-reduce, sends the result.
 inline void end_phase(Operation *op) {
     const ncclComm *comm = op->comm;
-    if (op->phase++ > 0 || !op->reduces) return;
+    if (op->phase++ > 0 || !op->inputs) return;
+    size_t bytes = op->elements * op->width;
     std::vector<const char *> inputs(comm->size);
+    for (int r = 0; r < comm->size; r++) inputs[r] = op->inputs + r * bytes;
     inputs[comm->rank] = op->send + op->first * op->width;
-    for (const Message &m : op->messages) {
-        if (m.receive && m.phase == 0) inputs[m.peer] = m.data;
-    }
     char *out = op->recv + (op->call.op == NCCL_MPI_ALL_REDUCE ? op->first * op->width : 0);
     reduce_any(out, inputs.data(), comm->size, op->elements, op->call.type, op->call.redop);
-    for (const Message &m : op->messages) {
-        if (m.receive && m.phase == 0) free(m.data);
-    }
+    free(op->inputs);
     for (int k = 1; op->shares && k < comm->size; k++)
-        add_message(op, false, (comm->rank + k) % comm->size, 1, out, op->elements * op->width);
+        add_message(op, false, (comm->rank + k) % comm->size, 1, out, bytes);
 }
 
 // Advances one operation without waiting. Returns true once it is complete.
