@@ -9,7 +9,7 @@
 //
 // llmc/mpi/mpi.h and llmc/mpi/timing.h are the MPI and the NCCL of such a job.
 //
-// defines: CpuChannel, cpu_simulation, cpu_process_of, cpu_arrive, cpu_all_arrived, cpu_exchange, cpu_simulate_ranks
+// defines: cpu_simulation, cpu_process_of, cpu_arrive, cpu_all_arrived, cpu_exchange, cpu_simulate_ranks
 #ifndef LLMC_CPU_SIMULATE_H
 #define LLMC_CPU_SIMULATE_H
 
@@ -30,14 +30,11 @@
 
 #include "stream.h"
 
-// The meeting places of one communicator's processes. Its operations follow each other, so no process is more than one
-// ahead of another, and four places in turn are enough.
-struct CpuMeetingPlace {
-    std::atomic<uint64_t> latest;   // ns: when the last of them was ready
-    std::atomic<uint32_t> arrived;
-};
+// The operations of one communicator to which a process has come. They follow each other, so no process is more than
+// one ahead of another, and two times in turn are enough.
 struct CpuChannel {
-    CpuMeetingPlace places[4];
+    std::atomic<uint64_t> turns;     // operations so far
+    uint64_t ready[2];               // ns: when it was ready for the last two
 };
 
 enum { CPU_SIMULATED_SPLITS = 2064 };  // communicators that all ranks make in turn: two links a stage, and a few more
@@ -45,7 +42,7 @@ enum { CPU_SIMULATED_SPLITS = 2064 };  // communicators that all ranks make in t
 struct CpuShared {                   // one of each for every process
     std::atomic<uint32_t> bell;      // counts events that may let it continue
     std::atomic<uint64_t> operations;  // enqueued so far
-    CpuChannel channels[CPU_SIMULATED_SPLITS], everyone;
+    CpuChannel channels[CPU_SIMULATED_SPLITS + 1];  // the last one is cpu_meet's
     size_t left;                     // bytes that it has yet to show to the others, of which the first are here
     char piece[1 << 16];
 };
@@ -56,7 +53,6 @@ struct CpuSimulation {
     std::vector<int> ranks;          // the rank that each process is
     std::vector<int> processes;      // 0, 1, ...
     CpuShared *shared;               // of each process
-    uint64_t meetings;               // of all processes so far
     uint32_t heard;                  // this process's bell at its last look
     int splits;                      // communicators made so far
 };
@@ -90,14 +86,26 @@ inline void cpu_simulated_idle() {
     mine->operations.store(cpu_runtime().ops, std::memory_order_relaxed);
 }
 
-// Comes to operation number `turn` of a communicator of these processes, ready at `ready`.
-static inline void cpu_arrive(CpuChannel *channel, uint64_t turn, uint64_t ready, const std::vector<int> &processes) {
+// Stores when the last of these processes was ready for the operation of their communicator, number `channel`, to which
+// this one has come. False until all have.
+static inline bool cpu_all_arrived(int channel, const std::vector<int> &processes, uint64_t *latest) {
     CpuSimulation &s = cpu_simulation();
-    CpuMeetingPlace *place = &channel->places[turn % 4], *later = &channel->places[(turn + 2) % 4];
-    uint64_t latest = place->latest.load();
-    while (latest < ready && !place->latest.compare_exchange_weak(latest, ready)) {}
-    if (place->arrived.fetch_add(1) + 1 < processes.size()) return;
-    later->latest = 0, later->arrived = 0;  // all have left it, and none returns before we come to the next one
+    uint64_t turns = s.shared[s.stage].channels[channel].turns, last = 0;
+    for (int p : processes) {
+        const CpuChannel *theirs = &s.shared[p].channels[channel];
+        if (theirs->turns < turns) return false;
+        last = std::max(last, theirs->ready[turns % 2]);
+    }
+    return *latest = last, true;
+}
+
+// Comes to the next operation of the communicator, ready at `ready`.
+static inline void cpu_arrive(int channel, uint64_t ready, const std::vector<int> &processes) {
+    CpuSimulation &s = cpu_simulation();
+    CpuChannel *mine = &s.shared[s.stage].channels[channel];
+    mine->ready[(mine->turns + 1) % 2] = ready;
+    mine->turns++;
+    if (!cpu_all_arrived(channel, processes, &ready)) return;
     for (int p : processes) {
         if (p == s.stage) continue;
         s.shared[p].bell.fetch_add(1);
@@ -105,23 +113,14 @@ static inline void cpu_arrive(CpuChannel *channel, uint64_t turn, uint64_t ready
     }
 }
 
-// Stores when the last of them was ready. False until all have come.
-static inline bool cpu_all_arrived(const CpuChannel *channel, uint64_t turn, size_t processes, uint64_t *latest) {
-    const CpuMeetingPlace *place = &channel->places[turn % 4];
-    if (place->arrived.load() < processes) return false;
-    *latest = place->latest.load();
-    return true;
-}
-
 // ---------------------------------------------------------------------------------------------- bytes
 
 // Waits until all processes have come here.
 static inline void cpu_meet() {
     CpuSimulation &s = cpu_simulation();
-    CpuChannel *everyone = &s.shared->everyone;
-    uint64_t turn = s.meetings++, latest;
-    cpu_arrive(everyone, turn, 0, s.processes);
-    while (!cpu_all_arrived(everyone, turn, s.processes.size(), &latest)) cpu_simulated_idle();
+    uint64_t latest;
+    cpu_arrive(CPU_SIMULATED_SPLITS, 0, s.processes);
+    while (!cpu_all_arrived(CPU_SIMULATED_SPLITS, s.processes, &latest)) cpu_simulated_idle();
 }
 
 // Shows all processes the bytes of each: calls take(process, piece, first, bytes) for every piece. All call it.

@@ -29,8 +29,8 @@ struct CommClock {
     size_t world;
     uint64_t now;                // ns: end of its last group
     unsigned epoch;
-    std::vector<int> processes;  // of a simulation that are ranks of it, and their meeting place
-    CpuChannel *channel;
+    std::vector<int> processes;  // of a simulation that are ranks of it
+    int channel;                 // its number there
 };
 struct GroupClock {
     uint64_t host, ready;        // ns at which the host enqueued it, and this rank was ready

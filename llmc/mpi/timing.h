@@ -142,15 +142,12 @@ inline void clock_end(Group *g) {
 // Carries on a group of a simulation: one meeting of the processes that are ranks of its communicator.
 inline bool clock_progress(Group *g, bool *moved) {
     CommClock *c = &g->comm->clock;
-    uint64_t latest = 0;
-    bool alone = c->processes.size() < 2;
     if (!g->started) {
         clock_begin(g);
-        if (!alone) cpu_arrive(c->channel, g->turn, g->clock.ready, c->processes);
+        cpu_arrive(c->channel, g->clock.ready, c->processes);
         g->started = true;
     }
-    if (!alone && !cpu_all_arrived(c->channel, g->turn, c->processes.size(), &latest)) return false;
-    g->clock.ready = std::max(g->clock.ready, latest);
+    if (!cpu_all_arrived(c->channel, c->processes, &g->clock.ready)) return false;
     clock_end(g);
     g->comm->finished++;
     return g->done = *moved = true;
@@ -160,7 +157,7 @@ inline bool clock_progress(Group *g, bool *moved) {
 inline ncclComm_t simulated_communicator(const ncclConfig_t *config) {
     CpuSimulation &s = cpu_simulation();
     if (s.splits == CPU_SIMULATED_SPLITS) cpu_abort("a simulated rank makes at most %d communicators", s.splits);
-    int number = s.splits++;
+    int channel = s.splits++;
     if (config && config->count == 0) return NULL;
     ncclComm_t comm = new ncclComm();
     comm->size = config ? (int)config->count : s.size;
@@ -170,8 +167,7 @@ inline ncclComm_t simulated_communicator(const ncclConfig_t *config) {
         if (process >= 0) comm->clock.processes.push_back(process);
         if (rank == s.rank) comm->rank = i;
     }
-    int first = *std::min_element(comm->clock.processes.begin(), comm->clock.processes.end());
-    comm->clock.channel = &s.shared[first].channels[number];
+    comm->clock.channel = channel;
     clock_communicator(comm, config);
     return comm;
 }
