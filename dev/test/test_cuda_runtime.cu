@@ -35,8 +35,8 @@ template <class T>
 static bool same_bits(const std::vector<T> &a, const std::vector<T> &b) {
     return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
-static void thread_order(const char *text) { cpu_thread_order() = cpu_parse_order("CPU_THREAD_ORDER", text); }
-static void stream_order(const char *text) { cpu_stream_order() = cpu_parse_order("CPU_STREAM_ORDER", text); }
+static void thread_order(const char *text) { cpu_thread_order() = environment_random("CPU_THREAD_ORDER", text, false); }
+static void stream_order(const char *text) { cpu_stream_order() = environment_random("CPU_STREAM_ORDER", text, false); }
 
 // ---------------------------------------------------------------------------------------------- launches
 
@@ -207,9 +207,9 @@ static bool reductions_agree() {
     for (dim3 block : {dim3(32), dim3(256), dim3(16, 6), dim3(1024)}) {
         size_t threads = (size_t)block.x * block.y;
         std::vector<T> host(threads);
-        uint64_t random = threads;
+        Random random = {true, threads, 0};
         for (T &x : host)
-            x = (T)((double)(int64_t)cpu_random(&random) * 1e-19 * (cpu_random(&random) % 1000));
+            x = (T)((double)(int64_t)random_next(&random) * 1e-19 * (random_next(&random) % 1000));
         T *in = device<T>(threads), *out = device<T>(threads * 8);
         CUDA_CHECK(cudaMemcpyAsync(in, host.data(), threads * sizeof(T), cudaMemcpyHostToDevice, stream));
         LAUNCH(reductions<T>, 1, block, 0, stream)(out, in);

@@ -42,29 +42,9 @@ struct dim3 {
 inline thread_local uint3 threadIdx, blockIdx;
 inline thread_local dim3 blockDim, gridDim;
 
-// CPU_THREAD_ORDER and CPU_STREAM_ORDER: unset, or random:SEED.
-struct CpuOrder {
-    bool random;
-    uint64_t state;
-};
-
-static inline uint64_t cpu_random(uint64_t *state) {
-    uint64_t z = (*state += 0x9E3779B97F4A7C15u);
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-}
-
-// Returns the default order if text is NULL or "". Anything but random:SEED ends the program.
-static inline CpuOrder cpu_parse_order(const char *variable, const char *text) {
-    unsigned long long seed = 0;
-    bool random = environment_random(variable, text, &seed, 1);
-    return {random, seed};
-}
-
 // Returns the order of threads. Tests may assign to it between launches.
-inline CpuOrder &cpu_thread_order() {
-    static CpuOrder order = cpu_parse_order("CPU_THREAD_ORDER", getenv("CPU_THREAD_ORDER"));
+inline Random &cpu_thread_order() {
+    static Random order = environment_random("CPU_THREAD_ORDER", getenv("CPU_THREAD_ORDER"), false);
     return order;
 }
 
@@ -109,8 +89,7 @@ struct CpuBlock {
     unsigned count, next, current;  // threads; of these started; the running one (x fastest)
     uint64_t blocks;                // that this OS thread has begun
     bool flat;                      // one-dimensional: threadIdx.x is the thread's number
-    bool shuffled;                  // random orders
-    uint64_t random;
+    Random order;                   // of the block's threads
     unsigned suspended;             // threads left on a stack, waiting or ready
     bool involved;                  // some thread of this block was suspended
     CpuFibre *running;
@@ -121,7 +100,7 @@ struct CpuBlock {
     size_t shared_bytes;
     uint32_t waiting[CPU_WARP];  // lanes of each warp that wait for the others
     CpuFibre *idle[CPU_MAX_THREADS + 1], *ready[CPU_MAX_THREADS], *barrier[CPU_MAX_THREADS];
-    uint16_t order[CPU_MAX_THREADS];
+    uint16_t shuffled[CPU_MAX_THREADS];
     CpuLane lanes[CPU_MAX_THREADS];
     CpuFibre fibres[CPU_MAX_THREADS + 1];
     ucontext_t context;  // of the fibre being started; not on a stack that never returns
@@ -238,10 +217,10 @@ __attribute__((noinline)) inline CpuFibre *cpu_new_fibre(CpuBlock *b) {
 // frees its stacks for the next.
 inline CpuFibre *cpu_next(CpuBlock *b) {
     bool unstarted = b->next < b->count;
-    if (b->ready_count && (!b->shuffled || !unstarted || cpu_random(&b->random) % 2)) {
+    if (b->ready_count && (!b->order.on || !unstarted || random_next(&b->order) % 2)) {
         unsigned head = b->ready_head;
-        if (b->shuffled) {
-            unsigned other = (head + cpu_random(&b->random) % b->ready_count) % CPU_MAX_THREADS;
+        if (b->order.on) {
+            unsigned other = (head + random_next(&b->order) % b->ready_count) % CPU_MAX_THREADS;
             CpuFibre *f = b->ready[head];
             b->ready[head] = b->ready[other], b->ready[other] = f;
         }

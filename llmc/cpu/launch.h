@@ -17,7 +17,7 @@
 // Starts the next thread of a body.
 static inline void cpu_start_thread(CpuBlock *b) {
     unsigned t = b->next++;
-    if (b->shuffled) t = b->order[t];
+    if (b->order.on) t = b->shuffled[t];
     b->current = t;
     if (b->flat) threadIdx.x = t;
     else threadIdx = cpu_thread_index(t);
@@ -47,18 +47,16 @@ inline CpuBlock *cpu_enter_grid(const CpuGrid *g) {
     return b;
 }
 
-inline void cpu_run_block(CpuBlock *b, size_t number, uint64_t seed) {
+inline void cpu_run_block(CpuBlock *b, size_t number, Random order) {
     blockIdx = {(unsigned)(number % gridDim.x), (unsigned)(number / gridDim.x % gridDim.y),
                 (unsigned)(number / gridDim.x / gridDim.y)};
     b->next = 0;
     b->blocks++;
-    b->shuffled = seed != 0;
-    if (b->shuffled) {
-        b->random = seed + number * 0xD1342543DE82EF95u;
-        for (unsigned i = 0; i < b->count; i++) {
-            unsigned j = cpu_random(&b->random) % (i + 1);
-            b->order[i] = b->order[j], b->order[j] = (uint16_t)i;
-        }
+    b->order = order;
+    b->order.state += number * 0xD1342543DE82EF95u;
+    for (unsigned i = 0; order.on && i < b->count; i++) {
+        unsigned j = random_next(&b->order) % (i + 1);
+        b->shuffled[i] = b->shuffled[j], b->shuffled[j] = (uint16_t)i;
     }
     if (b->shared_bytes)
         memset(b->shared, 0xFF, b->shared_bytes);  // NaN: it must be written before it is read
@@ -79,16 +77,11 @@ inline void cpu_run_block(CpuBlock *b, size_t number, uint64_t seed) {
 inline void cpu_run_grid(const CpuGrid *g) {
     size_t blocks = (size_t)g->grid.x * g->grid.y * g->grid.z;
     double threads = (double)blocks * g->block.x * g->block.y * g->block.z;
-    CpuOrder &order = cpu_thread_order();
-    uint64_t seed = 0;
-    std::vector<uint32_t> shuffled;
-    if (order.random) {
-        seed = cpu_random(&order.state) | 1;
-        shuffled.resize(blocks);
-        for (size_t i = 0; i < blocks; i++) {
-            size_t j = cpu_random(&order.state) % (i + 1);
-            shuffled[i] = shuffled[j], shuffled[j] = (uint32_t)i;
-        }
+    Random *order = &cpu_thread_order();
+    std::vector<uint32_t> shuffled(order->on ? blocks : 0);
+    for (size_t i = 0; i < shuffled.size(); i++) {
+        size_t j = random_next(order) % (i + 1);
+        shuffled[i] = shuffled[j], shuffled[j] = (uint32_t)i;
     }
     double start = seconds_wall(), expected = threads * (*g->thread_seconds > 0 ? *g->thread_seconds : 5e-9);
     bool parallel = blocks > 1 && expected > 30e-6 && omp_get_max_threads() > 1 && !omp_in_parallel();
@@ -97,7 +90,7 @@ inline void cpu_run_grid(const CpuGrid *g) {
     {
         CpuBlock *b = cpu_enter_grid(g);
 #pragma omp for schedule(dynamic, chunk) nowait
-        for (size_t i = 0; i < blocks; i++) cpu_run_block(b, seed ? shuffled[i] : i, seed);
+        for (size_t i = 0; i < blocks; i++) cpu_run_block(b, order->on ? shuffled[i] : i, *order);
     }
     *g->thread_seconds = (seconds_wall() - start) * (double)workers / threads;
 }

@@ -1,6 +1,6 @@
 // stall.h: settings of the stand-ins from the environment, and their watchdog: seconds without progress.
 //
-// defines: environment_number, environment_random, Stall, stall_over, stall_patience, stall_wait
+// defines: environment_number, Random, random_next, environment_random, Stall, stall_over, stall_patience, stall_wait
 #ifndef LLMC_STALL_H
 #define LLMC_STALL_H
 
@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <math.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,15 +34,29 @@ static inline double environment_number(const char *name, double otherwise) {
     return number;
 }
 
-// Reads random:N or, for two numbers, random:N:M. Returns 0 if text is NULL or empty.
-static inline int environment_random(const char *name, const char *text, unsigned long long *numbers, int count) {
+// A random order, or delays of random lengths.
+typedef struct {
+    bool on;
+    unsigned long long state, most;  // most: microseconds of a delay
+} Random;
+
+static inline uint64_t random_next(Random *r) {
+    uint64_t z = r->state += 0x9E3779B97F4A7C15u;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+// Reads random:SEED or, for delays, random:SEED:MICROSECONDS. Off if text is NULL or empty.
+static inline Random environment_random(const char *name, const char *text, bool delays) {
+    Random r = {false, 0, 0};
     int end = 0;
-    if (!text || !*text) return 0;
-    if (count == 1) sscanf(text, "random:%llu%n", &numbers[0], &end);
-    else sscanf(text, "random:%llu:%llu%n", &numbers[0], &numbers[1], &end);
-    if (end == 0 || text[end])
-        environment_refuse(name, text, count == 1 ? "random:SEED" : "random:SEED:MICROSECONDS");
-    return 1;
+    if (!text || !*text) return r;
+    if (delays) sscanf(text, "random:%llu:%llu%n", &r.state, &r.most, &end);
+    else sscanf(text, "random:%llu%n", &r.state, &end);
+    if (end == 0 || text[end]) environment_refuse(name, text, delays ? "random:SEED:MICROSECONDS" : "random:SEED");
+    r.on = true;
+    return r;
 }
 
 typedef struct {

@@ -93,8 +93,8 @@ inline CpuRuntime &cpu_runtime() {
 }
 
 // Returns the order of streams. Tests may assign to it while nothing is queued.
-inline CpuOrder &cpu_stream_order() {
-    static CpuOrder order = cpu_parse_order("CPU_STREAM_ORDER", getenv("CPU_STREAM_ORDER"));
+inline Random &cpu_stream_order() {
+    static Random order = environment_random("CPU_STREAM_ORDER", getenv("CPU_STREAM_ORDER"), false);
     return order;
 }
 
@@ -190,9 +190,9 @@ inline bool cpu_run_one() {
     size_t count = 0;
     for (cudaStream_t s : r.streams)
         if (!s->queue.empty()) ready[count++] = s;
-    CpuOrder &order = cpu_stream_order();
-    if (order.random)
-        for (size_t i = count; i > 1; i--) std::swap(ready[i - 1], ready[cpu_random(&order.state) % i]);
+    Random &order = cpu_stream_order();
+    if (order.on)
+        for (size_t i = count; i > 1; i--) std::swap(ready[i - 1], ready[random_next(&order) % i]);
     else
         std::sort(ready, ready + count, [](cudaStream_t a, cudaStream_t b) {
             return a->queue.front().number < b->queue.front().number;

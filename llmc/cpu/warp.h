@@ -60,8 +60,8 @@ static inline void cpu_shuffle_lanes(CpuLane *lanes) {
 
 // Returns true if the last to arrive has to wait too: in random orders it queues among the ready.
 static inline bool cpu_queue_up(CpuBlock *b) {
-    if (b->shuffled) cpu_make_ready(b, b->running);
-    return b->shuffled;
+    if (b->order.on) cpu_make_ready(b, b->running);
+    return b->order.on;
 }
 
 // Leaves the running thread's value at its warp's rendezvous. Returns true if it has to wait for other lanes, which

@@ -168,7 +168,7 @@ inline ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId 
     if (nranks != world || rank < 0 || rank >= nranks || strcmp(id.internal, "llmcmpi") != 0)
         return nccl_mpi::fail(ncclInvalidArgument,
                               "ncclCommInitRank: rank %d of %d with %d MPI ranks, or a wrong id", rank, nranks, world);
-    nccl_mpi::delays_start();
+    nccl_mpi::state().delay.state += (unsigned)rank;  // each rank has its own delays
     std::string error = nccl_mpi::queue_start();
     if (!error.empty()) return nccl_mpi::fail(ncclInvalidUsage, "ncclCommInitRank: %s", error.c_str());
     if (nccl_mpi::simulates()) {

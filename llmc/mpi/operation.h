@@ -121,8 +121,7 @@ struct State {
     std::shared_ptr<Group> open;     // to which calls add their operations, NULL before the first
     std::string host_waits_in;       // a call that has to wait for other ranks
     std::string last_error, traffic;
-    unsigned delay_state;
-    double delay_max;  // seconds; 0: none
+    Random delay = environment_random("NCCL_DELAY", getenv("NCCL_DELAY"), true);  // of every message
 };
 
 inline State &state() {
@@ -130,20 +129,9 @@ inline State &state() {
     return s;
 }
 
-// Reads NCCL_DELAY=random:SEED:MICROSECONDS, which delays every message by a random time up to that.
-inline void delays_start() {
-    State &s = state();
-    unsigned long long numbers[2];
-    if (s.delay_max > 0 || !environment_random("NCCL_DELAY", getenv("NCCL_DELAY"), numbers, 2)) return;
-    int rank;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    s.delay_state = (unsigned)numbers[0] * 1000003 + (unsigned)rank + 1;
-    s.delay_max = 1e-6 * (double)numbers[1];
-}
-
 inline double delay_until() {
-    State &s = state();
-    return s.delay_max == 0 ? 0 : MPI_Wtime() + s.delay_max * rand_r(&s.delay_state) / RAND_MAX;
+    Random &d = state().delay;
+    return d.on ? MPI_Wtime() + 1e-6 * (double)d.most * (double)random_next(&d) / (double)UINT64_MAX : 0;
 }
 
 inline bool is_p2p(const Operation *op) { return op->call.op == NCCL_MPI_SEND || op->call.op == NCCL_MPI_RECV; }
