@@ -23,7 +23,7 @@ inline void clock_issue(const std::shared_ptr<Group> &) {}
 inline bool clock_runs() { return false; }
 inline void clock_begin(Group *) {}
 inline void clock_end(Group *) {}
-inline bool clock_progress(Group *, bool *) { return false; }
+inline bool clock_met(Group *) { return true; }
 inline ncclComm_t simulated_communicator(const ncclConfig_t *) { return NULL; }
 
 #else
@@ -110,7 +110,7 @@ inline void clock_issue(const std::shared_ptr<Group> &g) {
     if (clock.next.seconds > 0) cpu_enqueue_work(origin, "ncclSend", [] { return true; });
 }
 
-// Notes that this rank is ready: the group's stream has come to it.
+// Notes that this rank is ready: the group's stream has come to it. Tells the other processes of a simulation.
 inline void clock_begin(Group *g) {
     CpuClock &clock = cpu_clock();
     if (!clock.on) return;
@@ -118,6 +118,13 @@ inline void clock_begin(Group *g) {
     uint64_t ready = c->epoch == clock.epoch ? std::max(c->now, g->clock.host) : g->clock.host;
     g->clock.ready = ready = std::max(ready, g->stream->times.now);
     for (Operation &op : g->ops) op.call.ready = ready;
+    if (simulates()) cpu_arrive(c->channel, ready, c->processes);
+}
+
+// Returns true once all processes of a simulation that are ranks of the group's communicator are ready.
+inline bool clock_met(Group *g) {
+    CommClock *c = &g->comm->clock;
+    return !simulates() || cpu_all_arrived(c->channel, c->processes, &g->clock.ready);
 }
 
 inline void clock_end(Group *g) {
@@ -138,20 +145,6 @@ inline void clock_end(Group *g) {
 }
 
 // ---- simulation ----
-
-// Carries on a group of a simulation: one meeting of the processes that are ranks of its communicator.
-inline bool clock_progress(Group *g, bool *moved) {
-    CommClock *c = &g->comm->clock;
-    if (!g->started) {
-        clock_begin(g);
-        cpu_arrive(c->channel, g->clock.ready, c->processes);
-        g->started = true;
-    }
-    if (!cpu_all_arrived(c->channel, c->processes, &g->clock.ready)) return false;
-    clock_end(g);
-    g->comm->finished++;
-    return g->done = *moved = true;
-}
 
 // Makes the communicator of the config's ranks, or without a config of the whole job. NULL if this rank is in none.
 inline ncclComm_t simulated_communicator(const ncclConfig_t *config) {
