@@ -6,7 +6,6 @@
 #ifndef DEV_SCALE_STEP_H
 #define DEV_SCALE_STEP_H
 
-#include "llmc/sim/place.h"
 #include "dev/scale/layer.h"
 #include "llmc/zero_bubble.h"
 

@@ -3,8 +3,6 @@
 #ifndef LLMC_CPU_VIRTUAL_RUN_CUH
 #define LLMC_CPU_VIRTUAL_RUN_CUH
 
-#include "llmc/sim/place.h"
-
 // Starts the clock of --virtual-time. A simulation's runs already.
 static inline bool trainer_virtual_time(const Options *o, Error *err) {
     Cluster cluster;

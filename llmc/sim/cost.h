@@ -1,12 +1,13 @@
 // cost.h: the seconds of one operation on a device of a described cluster.
 //
 // defines: TimePart, time_part_name, cost_band, cost_memory, cost_gemm, cost_attention, Placement,
-//          placement_ranks, placement_among, CollectiveKind, cost_collective, cost_send
+//          placement_ranks, placement_among, grid_worst_data_rank, CollectiveKind, cost_collective, cost_send
 //
-// It knows no models, layouts, streams or schedules. Every function is pure: same arguments, same bits.
+// It knows no models, streams or schedules. Every function is pure: same arguments, same bits.
 #ifndef LLMC_SIM_COST_H
 #define LLMC_SIM_COST_H
 
+#include "llmc/grid.h"
 #include "llmc/sim/cluster.h"
 
 // The parts of a device's time. Of communication only the exposed time counts. TENSOR: collectives for which compute
@@ -129,6 +130,26 @@ static inline Placement placement_among(Placement place, size_t groups) {
     if (place.sharing > groups) place.sharing = groups;
     if (place.crossing > groups) place.crossing = groups;
     return place;
+}
+
+// Returns the data rank whose layers and messages leave nodes most often, by the slowest networks, and of several the
+// one with fewest ranks of a tensor group in a node. If groups or stages do not fill nodes, or nodes are unlike, the
+// job waits for it. Ranks a node apart sit alike on like nodes.
+static inline size_t grid_worst_data_rank(const Grid *g, const Cluster *c) {
+    size_t worst = 0, most = 0, node = (size_t)c->gpus_per_node, unlike = c->network[NETWORK_ETHERNET][0] > 0;
+    for (size_t d = 0; d < g->d && (d < node || unlike); d++) {
+        size_t count = 0;
+        for (size_t p = 0; p < g->p; p++) {
+            size_t first = (size_t)grid_rank_at(g, 0, d, p), last = (size_t)grid_rank_at(g, g->t - 1, d, p);
+            size_t next = (size_t)grid_rank_at(g, 0, d, (p + 1) % g->p);
+            size_t apart = last / node - first / node, ends[] = {node - first % node, last % node + 1};
+            count += node * apart * (1 + (size_t)cluster_network(c, first, last));
+            if (next / node != first / node) count += node * (1 + (size_t)cluster_network(c, first, next));
+            if (apart) count += node - (ends[0] < ends[1] ? ends[0] : ends[1]);
+        }
+        if (count > most) most = count, worst = d;
+    }
+    return worst;
 }
 
 // In the order of llmc/mpi/types.h.
