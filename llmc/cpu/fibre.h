@@ -73,13 +73,13 @@ struct CpuLane {
 
 struct CpuBlock;
 
-// A launch, ready to run: body runs unstarted threads of the OS thread's block until others should run first. The
-// threads' arguments are behind the grid.
+// A launch, ready to run: body runs unstarted threads of the OS thread's block until others should run first.
 struct CpuGrid {
     const char *name;
     dim3 grid, block;
     size_t shared;
-    void (*body)(CpuBlock *);
+    void (*body)(CpuBlock *, const void *);
+    const void *args;
     double *thread_seconds;  // of a thread of this kernel last time, 0 at first
 };
 
@@ -266,7 +266,7 @@ inline void cpu_fibre_main() {
     CpuBlock *b = cpu_block;
     cpu_arrive(b, &b->fibres[b->created - 1]);
     for (;;) {
-        b->launch->body(b);
+        b->launch->body(b, b->launch->args);
         cpu_leave(b, true);
     }
 }

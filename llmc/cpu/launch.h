@@ -8,6 +8,7 @@
 
 #include <omp.h>
 
+#include <tuple>
 #include <utility>
 
 #include "stream.h"
@@ -60,7 +61,7 @@ inline void cpu_run_block(CpuBlock *b, size_t number, Random order) {
     if (b->shared_bytes)
         memset(b->shared, 0xFF, b->shared_bytes);  // NaN: it must be written before it is read
     for (;;) {
-        b->launch->body(b);
+        b->launch->body(b, b->launch->args);
         if (b->suspended == 0 && b->next == b->count) break;
         cpu_leave(b, true);
     }
@@ -103,22 +104,29 @@ struct CpuDim {
     CpuDim(T n) : dim((unsigned)n), fits((int64_t)n >= 0 && (uint64_t)n <= 0x7FFFFFFFu) {}
 };
 
-template <class Thread>
-struct CpuWork : CpuGrid {
-    Thread thread;
-    inline static double seconds = 0;
+template <class Call, class... P>
+struct CpuWork {
+    CpuGrid grid;
+    Call call;
+    std::tuple<P...> args;
+    inline static double thread_seconds = 0;
     inline static bool launched = false;  // a place that launches counts as a kernel of its own
 
-    static void body(CpuBlock *b) {
-        const Thread &thread = ((const CpuWork *)b->launch)->thread;
+    template <size_t... I>
+    __attribute__((always_inline)) inline void thread(std::index_sequence<I...>) const {
+        call(std::get<I>(args)...);
+    }
+    static void body(CpuBlock *b, const void *self) {
+        const CpuWork &work = *(const CpuWork *)self;
         while (b->next < b->count) {
             cpu_start_thread(b);
-            thread();
+            work.thread(std::index_sequence_for<P...>());
             if (b->suspended && b->ready_count) return;  // these run first
         }
     }
     bool operator()() {
-        cpu_run_grid(this);
+        grid.args = this;
+        cpu_run_grid(&grid);
         return true;
     }
 };
@@ -147,13 +155,12 @@ static inline auto cpu_launcher(void (*)(P...), const char *name, CpuDim grid, C
                                 cudaStream_t stream, Call call) {
     static_assert((std::is_trivially_copyable<P>::value && ...), "kernel parameters are copied byte by byte");
     return [=](P... args) {
-        auto thread = [=]() __attribute__((always_inline)) { call(args...); };
-        typedef CpuWork<decltype(thread)> Work;
+        typedef CpuWork<Call, P...> Work;
         if (!cpu_check_launch(name, grid, block, shared)) return (void)cpu_take_cost();
         if (!Work::launched) cpu_first_use(name);
         Work::launched = true;
-        CpuGrid all = {name, grid.dim, block.dim, shared, Work::body, &Work::seconds};
-        cpu_enqueue_work(stream, name, Work{all, thread});
+        CpuGrid all = {name, grid.dim, block.dim, shared, Work::body, NULL, &Work::thread_seconds};
+        cpu_enqueue_work(stream, name, Work{all, call, {args...}});
     };
 }
 
