@@ -2,16 +2,11 @@
 # cuda12.sh [NVCC]: compiles trainers against the headers of CUDA 12.1 and NCCL 2.19, from NVIDIA's wheels on PyPI. The
 # compiler is the installed one, with its own headers (crt/). So this finds calls, types and constants that CUDA 12 lacks,
 # but does not run CUDA 12's compiler. Without nvcc or PyPI there is nothing to do. Ends with `N passed, N failed`.
-set -u
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
-cd "$(dirname "$0")/.." || exit 1
-. dev/test/report.sh
+. "$(dirname "$0")/test/report.sh"
 nvcc=${1:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
 [ -x "$nvcc" ] || skip cuda12 'there is no nvcc'
 headers=build/cuda12
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-shown="$dir/out"
 
 if [ ! -e $headers/nccl.h ]; then
     python3 -m pip download -q --no-deps -d "$dir" nvidia-cuda-runtime-cu12==12.1.105 nvidia-cublas-cu12==12.1.3.1 \

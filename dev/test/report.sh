@@ -1,9 +1,9 @@
-# shellcheck shell=sh
+# shellcheck shell=bash
 # report.sh: begins every shell test: `. "$(dirname "$0")/report.sh"`. Goes to the root of the repository and sets
 # `build` (the test's argument: the folder of the programs), `device` (cpu or cuda), `launch` (starts ranks) and `dir` (a
 # temporary folder, removed at the end). `shown` names files whose ends are printed when a check fails.
 set -u
-cd "$(dirname "$0")/../.." || exit 1
+cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 . dev/launch.sh
 build=${1:-build/cpu-fp32}
 device=${build##*/} device=${device%%-*}

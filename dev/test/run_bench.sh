@@ -1,4 +1,4 @@
-#!/bin/sh
+#!/usr/bin/env bash
 # run_bench.sh [FOLDER]: `--bench` of the kernel laboratory. Every kernel's row has the bytes and FLOPs that the
 # wrappers of llmc/ state, and its share of the roofline. Then the table of dev/cpu_speed.py.
 # needs: fp32/dev/cuda/layernorm fp32/dev/cuda/matmul fp32/train_gpt

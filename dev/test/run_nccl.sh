@@ -1,4 +1,4 @@
-#!/bin/sh
+#!/usr/bin/env bash
 # run_nccl.sh [FOLDER]: runs FOLDER/dev/test/test_nccl at 2, 3, 4, 5 and 8 ranks (sanitized too, if that is
 # built) and test_nccl_replicas, then in the ways in which a job must fail: quickly, with a message, and leaving no
 # process behind; then what GPU_QUEUE=1 builds.
