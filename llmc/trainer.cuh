@@ -49,17 +49,8 @@
 
 enum { NO_MICRO = -1 };  // the micro-batch of a span that belongs to none
 
-enum { TOTALS_EXTRA = 2 };  // what travels with the squared norms: the loss, and whether data could not be read
-
-// How a run ends early; see stop.cuh.
-typedef struct {
-    MPI_Comm comm;                   // of all ranks, for this alone
-    bool listens;                    // signals are caught
-    bool known, agreed;              // this rank has voted; all ranks have
-    unsigned long long contributed;  // the last step to whose sum this rank contributes
-    unsigned long long mine, last;   // this rank's vote; the least vote: the last step
-    MPI_Request request;
-} Stop;
+// What travels with the squared norms: the loss, and whether data could not be read, or a signal came.
+enum { TOTALS_EXTRA = 3 };
 
 enum { MAX_STREAMS = 16 };
 
@@ -122,7 +113,7 @@ struct Trainer {
     Error data_error;
     Validation validation;
     Sample sample;
-    Stop ending;
+    bool stopped;                  // a rank got a signal, and all know it: the run ends between two steps
     Log log;
     struct cudaDeviceProp device;
 };
@@ -205,10 +196,8 @@ static inline void trainer_clock_end_step(Trainer *, double) {}
 static inline void trainer_report_clock(Trainer *) {}
 #endif
 
-static inline void trainer_leave(Trainer *m);
 static inline void trainer_give_up(Trainer *m);
 
-#include "llmc/trainer/stop.cuh"
 #include "llmc/trainer/replicas.cuh"
 #include "llmc/trainer/start.cuh"
 #include "llmc/trainer/step.cuh"

@@ -20,7 +20,6 @@
 #define LLMC_RAMP_H
 #define LLMC_RAND_H
 #define RANDOM_FUNCTION static inline
-#define LLMC_STOP_CUH
 #define LLMC_TIMELINE_CUH
 #define LLMC_TOKENIZER_H
 #define LLMC_TRACE_H
@@ -144,9 +143,6 @@ DOES_NOTHING(bool, sample_goes_on, false)
 DOES_NOTHING(void, sample_append, )
 DOES_NOTHING(bool, is_last_step, true)
 DOES_NOTHING(int, trainer_close, 0)
-DOES_NOTHING(void, stop_listen, )
-DOES_NOTHING(void, stop_settle, )
-DOES_NOTHING(void, trainer_synchronize, )
 
 DOES_NOTHING(bool, log_open, true)
 DOES_NOTHING(bool, log_close, true)

@@ -122,20 +122,11 @@ static inline double fmax(double x, double y) { return y > x || isnan(x) ? y : x
 static inline double fmin(double x, double y) { return y < x || isnan(x) ? y : x; }
 
 // Signals never come.
-struct sigaction {
-    void (*sa_handler)(int);
-};
-#define SIGTERM 15
-#define SIGINT 2
-#define SIGXFSZ 25
-#define SIG_IGN ((void (*)(int))1)
-static inline int sigaction(int number, const struct sigaction *now, struct sigaction *before) {
-    (void)number, (void)now, (void)before;
-    return 0;
-}
-static inline void signal(int number, void (*handler)(int)) { (void)number, (void)handler; }
+typedef void (*SignalHandler)(int);
+#define SIG_IGN ((SignalHandler)1)
+enum { SIGHUP = 1, SIGINT = 2, SIGUSR1 = 10, SIGPIPE = 13, SIGTERM = 15, SIGXFSZ = 25 };
+static inline SignalHandler signal(int number, SignalHandler handler) { return (void)number, handler; }
 static inline int sched_yield(void) { return 0; }
-#define SIGPIPE 13
 enum { F_OK = 0, R_OK = 4, F_GETFD = 1, O_RDWR = 2 };
 static inline int fcntl(int fd, int command) { return (void)fd, command; }
 static inline int open(const char *path, int flags) { return (void)path, flags; }

@@ -31,7 +31,6 @@ namespace fsdp {
 }
 #include "llama.h"
 #undef main
-static inline void trainer_leave(Trainer *) {}
 static inline void trainer_give_up(Trainer *) {}
 
 #include "dev/plan/words.h"

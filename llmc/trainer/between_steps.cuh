@@ -8,6 +8,8 @@
 
 static const double SAMPLE_TEMPERATURE = 0.8;
 
+static inline void trainer_leave(Trainer *m);
+
 static inline bool is_last_step(const Trainer *m) { return m->progress.step >= m->opt.steps; }
 static inline bool has_moved(const Trainer *m) { return m->progress.step > m->progress.first_step; }
 
@@ -97,17 +99,20 @@ static inline void evaluation_report(Trainer *m) {
 
 // Loads the next batch of a validation that is due, or of --eval, for the trainer to run forward: the first global
 // batches of the validation data, always in order. Returns false, and reports the mean loss, when there is no more.
+// Leaves if a signal has come: all ranks know since the last sum, of a step or of validation.
 static inline bool validation_goes_on(Trainer *m) {
     Validation *v = &m->validation;
     size_t sequences = m->opt.global_batch;
     bool eval = m->opt.eval != NULL;
+    if (v->batch > 0 && eval) evaluation_take(m);
+    else if (v->batch > 0) v->sum += trainer_sum(m, 0, trainer_loss_share(m));
+    if (m->stopped) trainer_leave(m);
     if (v->batch == 0) {
         if (!validation_due(m)) return false;
         size_t batches = m->val_data.samples / sequences, most = m->opt.val_batches;
         *v = {0, batches < most ? batches : most, 0.0, NULL};
         if (eval) v->batches = CEIL_DIV(m->eval.rows, sequences), host_array(v->rows, 2 * m->eval.rows);
-    } else if (eval) evaluation_take(m);
-    else v->sum += trainer_sum(m, 0, trainer_loss_share(m));
+    }
     if (v->batch < v->batches) {
         trainer_load(m, eval ? NULL : &m->val_data, v->batch++ * sequences, sequences, false);
         return true;
@@ -124,14 +129,11 @@ static inline void trainer_save(Trainer *m) {
     Error err;
     char tmp[PATH_MAX] = "", path[PATH_MAX];
     bool bf16 = sizeof(floatX) != sizeof(float), first = m->job.rank == 0;
-    bool before = job_open_memory(true);
+    CUDA_CHECK(cudaDeviceSynchronize());  // ZeRO's weights may still be on their way
     if (first) m->progress.save = checkpoint_next_save(m->opt.out, m->progress.save);
     bool ok = !first || checkpoint_create(m->opt.out, &m->out_lock, m->progress.step, &m->config, bf16, tmp, &err);
     job_agree(&m->job, ok, &err, 1);
     MPI_Bcast(tmp, sizeof tmp, MPI_CHAR, 0, MPI_COMM_WORLD);
-    // Once all ranks know of the end some have dropped a step, before it changed weights. Until then all wait for their
-    // devices: a rank alone would wait for messages of those that do not.
-    if (job_first_failure(&m->job, m->ending.agreed) < m->job.size) CUDA_CHECK(cudaDeviceSynchronize());
     Checksums sums = checksums_make(&m->config, bf16);
     bool others = !m->opt.zero && m->grid.d_rank != 0;  // without ZeRO all data ranks hold the same
     ok = others || state_save(&m->state, tmp, &sums, &err);
@@ -144,7 +146,6 @@ static inline void trainer_save(Trainer *m) {
     if (bad < m->job.size && first) checkpoint_remove(tmp);
     if (bad < m->job.size) job_stop(&m->job, bad, &err, 1);
     free(sums.sums);
-    job_open_memory(before);
     m->saved_step = m->progress.step;
     if (!first) return;
     checkpoint_prune(m->opt.out, m->opt.keep, m->progress.step);
@@ -164,7 +165,6 @@ static inline bool sample_goes_on(Trainer *m) {
     size_t most = s->prompt + m->opt.sample_tokens;
     if (!s->running) {
         if (!sample_due(m)) return false;
-        stop_settle(m);
         s->tokens = (int *)host_resize(s->tokens, most, sizeof(int));
         s->running = true, s->count = s->prompt;
     }
@@ -237,22 +237,6 @@ static inline void trainer_report(Trainer *m) {
     job_agree(&m->job, ok, &err, 1);
 }
 
-// Saves and leaves, when all ranks have agreed on this step as the last. Work left in streams ends with the process.
-// The exit code is 0, but 1 where --eval has no result.
-static inline void trainer_leave(Trainer *m) {
-    job_open_memory(true);
-    trainer_save_rest(m);
-    if (m->opt.eval) printf("stopped by a signal: --eval has no result\n");
-    else printf("stopped by a signal after step %zu: %s\n", m->progress.step,
-                m->opt.out ? "the same command with --resume auto goes on" : "without --out nothing was saved");
-    trainer_report(m);
-    MPI_Barrier(MPI_COMM_WORLD);
-#ifndef NCCL_MPI_HELPER  // there another thread still calls MPI
-    MPI_Finalize();
-#endif
-    _exit(m->opt.eval ? 1 : 0);
-}
-
 // Saves the weights, which are sound, and leaves with 1, when all ranks know that one of them could not read its data.
 static inline void trainer_give_up(Trainer *m) {
     int who = job_first_failure(&m->job, !m->data_failed);
@@ -262,12 +246,19 @@ static inline void trainer_give_up(Trainer *m) {
 
 // Ends the run. Returns the exit code.
 static inline int trainer_close(Trainer *m) {
-    stop_close(m);
     CUDA_CHECK(cudaDeviceSynchronize());
     timeline_collect(&m->timeline, 0);  // validation and samples; spans of a step know its number
     trainer_report(m);
     job_finish(&m->job);
     return 0;
+}
+
+// Saves and ends the run, on all ranks, between two steps.
+static inline void trainer_leave(Trainer *m) {
+    trainer_save_rest(m);
+    printf("stopped by a signal after step %zu: %s\n", m->progress.step,
+           m->opt.out ? "the same command with --resume auto goes on" : "without --out nothing was saved");
+    exit(trainer_close(m));
 }
 
 #endif

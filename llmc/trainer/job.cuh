@@ -1,11 +1,13 @@
 // job.cuh: the ranks of one job: start, devices, communicators, and an end for all of them when one fails.
 //
-// defines: NCCL_CHECK, NCCL_FLOATX, Job, job_open_memory, job_start, job_check_devices, job_first_failure, job_stop,
-//          job_agree, job_first_difference, job_dry_run, job_connect, job_reset_traffic, job_check_ranks, job_finish
+// defines: NCCL_CHECK, NCCL_FLOATX, Job, job_start, job_check_devices, job_signal, job_listen, job_first_failure,
+//          job_stop, job_agree, job_first_difference, job_dry_run, job_connect, job_reset_traffic, job_check_ranks,
+//          job_finish
 #ifndef LLMC_JOB_CUH
 #define LLMC_JOB_CUH
 
 #include <fcntl.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <mpi.h>
@@ -50,16 +52,6 @@ static inline void job_open_standard(void) {
     for (int fd = 0; fd < 3; fd++) {
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) exit(1);
     }
-}
-
-// Opens the stand-ins' device memory to the host, or closes it again: any call of MPI may carry on their messages.
-// Returns the state before.
-static inline bool job_open_memory(bool open) {
-#ifdef NCCL_OVER_MPI
-    return nccl_mpi::queue_open_memory(open);
-#else
-    return open;
-#endif
 }
 
 // Sets up Open MPI without mpirun: no daemon, and no session folder under $TMPDIR. Such programs would share one
@@ -117,6 +109,20 @@ static inline bool job_check_devices(const Job *job, struct cudaDeviceProp *prop
                          "where ranks may share a GPU", job->local_size, job->devices);
 #endif
     return true;
+}
+
+static volatile sig_atomic_t job_signal = 0;  // the last signal that job_listen has caught
+
+static inline void job_on_signal(int number) { job_signal = number; }
+
+// Catches the signals that ask for an end. mpirun passes SIGUSR1 on at once. SIGCONT is none of them: mpirun begins
+// with it to end the ranks, but `fg` and a Slurm job that goes on send it as well.
+static inline void job_listen(void) {
+    static const int numbers[] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP};
+    for (int number : numbers) {
+        bool ignored = signal(number, job_on_signal) == SIG_IGN;
+        if (ignored && number == SIGHUP) signal(SIGHUP, SIG_IGN);  // nohup
+    }
 }
 
 // Returns the lowest failing rank, or job->size if none failed. All ranks call it.

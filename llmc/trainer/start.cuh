@@ -303,7 +303,7 @@ static inline void trainer_start(Trainer *m) {
     job_agree(&m->job, opened, &err);
     timeline_start(&m->timeline, o->trace != NULL, m->job.rank, m->stream);
     job_reset_traffic(&m->job);
-    if (!o->simulate) stop_listen(m);
+    if (!o->simulate && !o->eval) job_listen();  // else there is nothing to save, and signals end the run
     if (o->trace) CUDA_CHECK(cudaProfilerStart());
     trainer_clock_zero(m);
 }

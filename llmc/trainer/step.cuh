@@ -1,12 +1,35 @@
 // step.cuh: a training step but for its forwards and backwards: the data before them; loss, gradient norm and AdamW
 // after them.
 //
-// defines: trainer_load, trainer_begin_step, trainer_loss_share, trainer_sum, trainer_norm, trainer_adamw,
-//          trainer_end_step
+// defines: trainer_synchronize, trainer_load, trainer_begin_step, trainer_loss_share, trainer_sum, trainer_norm,
+//          trainer_adamw, trainer_end_step
 #ifndef LLMC_STEP_CUH
 #define LLMC_STEP_CUH
 
 #include "llmc/trainer.cuh"
+
+// Lets the device work. True if the stream, or any stream if it is NULL, still has work.
+static inline bool stream_is_busy(const Trainer *m, cudaStream_t stream) {
+    bool busy = false;
+    for (size_t i = 0; i < m->stream_count; i++) {
+        if (stream && m->streams[i] != stream) continue;
+        cudaError_t state = cudaStreamQuery(m->streams[i]);
+        if (state != cudaErrorNotReady) CUDA_CHECK(state);
+        busy |= state == cudaErrorNotReady;
+    }
+    return busy;
+}
+
+// Waits for a stream, or for all, like cudaStreamSynchronize. But it fails when NCCL finds that another rank has ended.
+static inline void trainer_synchronize(Trainer *m, cudaStream_t stream = NULL) {
+    double asked = seconds_wall();
+    for (; stream_is_busy(m, stream); sched_yield()) {
+        if (seconds_wall() - asked < 0.05) continue;
+        asked = seconds_wall();
+        job_check_ranks(&m->job);
+    }
+    CUDA_CHECK(stream ? cudaStreamSynchronize(stream) : cudaDeviceSynchronize());  // which a virtual clock sees
+}
 
 // Reads a batch of so many sequences, of which inputs and targets get this data rank's share. What cannot be read is 0,
 // and the next sum over all ranks tells them. data: NULL for the rows of --eval.
@@ -32,7 +55,6 @@ static inline void trainer_load(Trainer *m, DataLoader *data, uint64_t first, si
 
 static inline StepReport trainer_begin_step(Trainer *m) {
     StepReport report = {};
-    stop_settle(m);
     report.step = m->progress.step + 1;
     timeline_collect(&m->timeline, 0);  // of what ran between the steps
     m->timeline.paused = m->progress.step >= m->progress.first_step + m->opt.trace_steps;
@@ -57,16 +79,18 @@ static inline double trainer_loss_share(Trainer *m) {
 }
 
 // Sums the first `count` of host_totals over all ranks, through the device, and in one message with them the loss and
-// whether a rank could not read its data, which ends the run. Returns the batch's mean loss per token. Synchronises.
+// whether a rank could not read its data, which ends the run, or got a signal. Returns the batch's mean loss per token.
+// Synchronises.
 static inline double trainer_sum(Trainer *m, size_t count, double loss) {
     double *x = m->host_totals;
     size_t bytes = (count + TOTALS_EXTRA) * sizeof(double);
-    x[count] = loss, x[count + 1] = m->data_failed;
+    x[count] = loss, x[count + 1] = m->data_failed, x[count + 2] = job_signal != 0;
     CUDA_CHECK(cudaMemcpyAsync(m->totals, x, bytes, cudaMemcpyHostToDevice, m->stream));
     NCCL_CHECK(ncclAllReduce(m->totals, m->totals, count + TOTALS_EXTRA, ncclDouble, ncclSum, m->job.world, m->stream));
     CUDA_CHECK(cudaMemcpyAsync(x, m->totals, bytes, cudaMemcpyDeviceToHost, m->stream));
     trainer_synchronize(m, m->stream);
     if (x[count + 1] > 0.0) trainer_give_up(m);
+    m->stopped = x[count + 2] > 0.0;
     return x[count] / ((double)m->batch * (double)m->opt.seq);
 }
 
@@ -100,8 +124,6 @@ static inline void trainer_norm(Trainer *m, StepReport *report) {
         const Tensor *x = &m->table.tensors[m->part.host_pieces[i].tensor];
         if (x->counted) totals[x->id] += m->host_norms[i];
     }
-    stop_settle(m);  // the last moment to stop without contributing to the step's sum
-    m->ending.contributed = report->step;
     report->loss = trainer_sum(m, tensors, loss);
     for (size_t i = 0; i < tensors; i++) {
         sum += totals[i];
