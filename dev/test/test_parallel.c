@@ -402,9 +402,9 @@ static Counts expected_traffic(const Grid *g, int micro, size_t width) {
         }
         table_free(&table);
     }
-    // The squared norm of each tensor, the loss and the stop flag.
+    // The squared norm of each tensor, the loss, and whether data could not be read or a signal came.
     double world = t * d * g->p;
-    add_all_reduces(&c.by[WORLD][ALL_REDUCE], steps, world, (double)(count_tensors(&config) + 2) * 8);
+    add_all_reduces(&c.by[WORLD][ALL_REDUCE], steps, world, (double)(count_tensors(&config) + 3) * 8);
     return c;
 }
 
