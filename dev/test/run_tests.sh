@@ -124,7 +124,7 @@ needs() {
 has_script() { [[ $1 == dev/test/* ]] && grep -q "^# needs:.*/$1\b" dev/test/run_*.sh; }
 
 sources=(dev/test/test_*.c dev/test/test_mma.cu)
-[ "$device" = cpu ] && sources=(dev/test/test_*.c dev/test/test_*.cu)  # the others are of the stand-ins
+[ "$device" = cpu ] && sources=(dev/test/test_*.cu)  # those of the stand-ins, too; plain C runs sanitized, below
 parallel=dev/test/test_parallel llama=dev/test/test_llama  # are given the trainers, like test_gpt
 runs_trainers() { [ "$1" = "$parallel" ] || [ "$1" = "$llama" ]; }
 trainers() { for name in $(programs train_gpt*.cu dev/lessons/*.cu); do echo "$1/${name##*/}"; done; }
