@@ -52,9 +52,7 @@ enum { CPU_WARP = 32, CPU_MAX_THREADS = 1024, CPU_STACK = CPU_ASAN ? 256 << 10 :
 
 struct CpuFibre {
     jmp_buf where;
-    unsigned thread;  // that is suspended on it
-    uint3 index;
-    bool started;
+    unsigned thread;    // that is suspended on it
     char *stack;        // [CPU_STACK] above a guard page; fibre 0 is the OS thread on its own stack
     const void *bottom; // of the stack, for the sanitizer
     size_t size;
@@ -73,13 +71,12 @@ struct CpuLane {
 
 struct CpuBlock;
 
-// A launch, ready to run: body runs unstarted threads of the OS thread's block until others should run first.
+// A launch, ready to run: run() runs unstarted threads of the OS thread's block until others should run first.
 struct CpuGrid {
     const char *name;
     dim3 grid, block;
     size_t shared;
-    void (*body)(CpuBlock *, const void *);
-    const void *args;
+    void (*run)(CpuBlock *);
     double *thread_seconds;  // of a thread of this kernel last time, 0 at first
 };
 
@@ -91,13 +88,11 @@ struct CpuBlock {
     bool flat;                      // one-dimensional: threadIdx.x is the thread's number
     Random order;                   // of the block's threads
     unsigned suspended;             // threads left on a stack, waiting or ready
-    bool involved;                  // some thread of this block was suspended
-    CpuFibre *running;
-    unsigned created, idle_count, ready_head, ready_count, barrier_count;
+    CpuFibre *running = fibres;
+    unsigned created = 1, idle_count, ready_head, ready_count, barrier_count;
     const char *barrier_file;
     int barrier_line;
-    void *shared;      // dynamic shared memory: exactly as large as asked for
-    size_t shared_bytes;
+    std::vector<char> shared;    // dynamic shared memory: exactly as large as asked for
     uint32_t waiting[CPU_WARP];  // lanes of each warp that wait for the others
     CpuFibre *idle[CPU_MAX_THREADS + 1], *ready[CPU_MAX_THREADS], *barrier[CPU_MAX_THREADS];
     uint16_t shuffled[CPU_MAX_THREADS];
@@ -107,7 +102,6 @@ struct CpuBlock {
 
     ~CpuBlock() {
         for (unsigned i = 1; i < created; i++) munmap(fibres[i].stack - CPU_GUARD, CPU_GUARD + CPU_STACK);
-        free(shared);
     }
 };
 
@@ -115,6 +109,11 @@ inline thread_local CpuBlock *cpu_block = NULL;
 
 static inline uint3 cpu_thread_index(unsigned t) {
     return {t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
+}
+static inline void cpu_set_current(CpuBlock *b, unsigned t) {
+    b->current = t;
+    if (b->flat) threadIdx.x = t;
+    else threadIdx = cpu_thread_index(t);
 }
 
 // Ends the program after misuse that CUDA would not report, or not here: one sentence, then abort().
@@ -190,7 +189,6 @@ static inline void cpu_arrive([[maybe_unused]] CpuBlock *b, [[maybe_unused]] Cpu
 inline void cpu_fibre_main();
 
 inline void cpu_start_fibre(CpuFibre *f, ucontext_t *context) {
-    f->started = true;
     getcontext(context);
     context->uc_stack.ss_sp = f->stack;
     context->uc_stack.ss_size = f->size;
@@ -213,8 +211,8 @@ __attribute__((noinline)) inline CpuFibre *cpu_new_fibre(CpuBlock *b) {
     return f;
 }
 
-// Returns the fibre to continue when the running one cannot. Ready threads come first: a warp that runs to its end
-// frees its stacks for the next.
+// Returns the fibre to continue when the running one cannot, NULL for a new one. Ready threads come first: a warp that
+// runs to its end frees its stacks for the next. An idle fibre 0 comes last, when all threads of the block have ended.
 inline CpuFibre *cpu_next(CpuBlock *b) {
     bool unstarted = b->next < b->count;
     if (b->ready_count && (!b->order.on || !unstarted || random_next(&b->order) % 2)) {
@@ -229,8 +227,8 @@ inline CpuFibre *cpu_next(CpuBlock *b) {
         b->suspended--;
         return b->ready[head];
     }
-    if (unstarted) return b->idle_count ? b->idle[--b->idle_count] : cpu_new_fibre(b);
-    if (b->suspended == 0) return &b->fibres[0];
+    if (unstarted) return b->idle_count ? b->idle[--b->idle_count] : NULL;
+    if (b->suspended == 0) return b->fibres;
     cpu_report_deadlock(b);
 }
 
@@ -238,27 +236,23 @@ inline CpuFibre *cpu_next(CpuBlock *b) {
 // it is made ready. One function, because each return after a switch of stacks costs a mispredicted branch.
 __attribute__((noinline)) inline void cpu_leave(CpuBlock *b, bool idle) {
     CpuFibre *self = b->running;
-    if (idle) {
-        b->idle[b->idle_count++] = self;
-    } else {
+    if (!idle) {
         self->thread = b->current;
-        self->index = threadIdx;
         b->suspended++;
-        b->involved = true;
+    } else if (self != b->fibres) {
+        b->idle[b->idle_count++] = self;
     }
-    CpuFibre *to = cpu_next(b);
+    CpuFibre *begun = cpu_next(b), *to = begun ? begun : cpu_new_fibre(b);
     if (to == self) return;
     if (_setjmp(self->where) == 0) {
 #if CPU_ASAN
         __sanitizer_start_switch_fiber(&self->fake, to->bottom, to->size);
 #endif
-        if (to->started) cpu_switch_to(to->where);
-        else cpu_start_fibre(to, &b->context);
+        if (begun) cpu_switch_to(to->where);
+        cpu_start_fibre(to, &b->context);
     }
     cpu_arrive(b, self);
-    if (idle) return;
-    b->current = self->thread;
-    threadIdx = self->index;
+    if (!idle) cpu_set_current(b, self->thread);
 }
 
 // Runs, as the first frame of a pooled fibre, threads of each block of its OS thread without end.
@@ -266,7 +260,7 @@ inline void cpu_fibre_main() {
     CpuBlock *b = cpu_block;
     cpu_arrive(b, &b->fibres[b->created - 1]);
     for (;;) {
-        b->launch->body(b, b->launch->args);
+        b->launch->run(b);
         cpu_leave(b, true);
     }
 }

@@ -14,33 +14,14 @@
 #include "stream.h"
 #include "warp.h"
 
-// Starts the next thread of a body.
-static inline void cpu_start_thread(CpuBlock *b) {
-    unsigned t = b->next++;
-    if (b->order.on) t = b->shuffled[t];
-    b->current = t;
-    if (b->flat) threadIdx.x = t;
-    else threadIdx = cpu_thread_index(t);
-}
-
 // Returns the OS thread's own block, set up for the launch.
 inline CpuBlock *cpu_enter_grid(const CpuGrid *g) {
     static thread_local CpuBlock of_thread;
     CpuBlock *b = cpu_block = &of_thread;
-    if (!b->created) {
-        b->created = 1;
-        b->fibres[0].started = true;
-        b->running = &b->fibres[0];
-    }
     b->launch = g;
     b->count = g->block.x * g->block.y * g->block.z;
     b->flat = g->block.y * g->block.z == 1;
-    if (b->shared_bytes != g->shared) {
-        free(b->shared);
-        b->shared = g->shared ? malloc(g->shared) : NULL;
-        if (g->shared && !b->shared) abort();
-        b->shared_bytes = g->shared;
-    }
+    if (b->shared.size() != g->shared) b->shared = std::vector<char>(g->shared);
     blockDim = g->block;
     gridDim = g->grid;
     threadIdx = {0, 0, 0};
@@ -58,18 +39,9 @@ inline void cpu_run_block(CpuBlock *b, size_t number, Random order) {
         unsigned j = random_next(&b->order) % (i + 1);
         b->shuffled[i] = b->shuffled[j], b->shuffled[j] = (uint16_t)i;
     }
-    if (b->shared_bytes)
-        memset(b->shared, 0xFF, b->shared_bytes);  // NaN: it must be written before it is read
-    for (;;) {
-        b->launch->body(b, b->launch->args);
-        if (b->suspended == 0 && b->next == b->count) break;
-        cpu_leave(b, true);
-    }
-    if (b->involved) {
-        b->involved = false;
-        b->idle_count = 0;
-        for (unsigned i = b->created; i-- > 1;) b->idle[b->idle_count++] = &b->fibres[i];
-    }
+    std::fill(b->shared.begin(), b->shared.end(), (char)0xFF);  // NaN: it must be written before it is read
+    b->launch->run(b);
+    cpu_leave(b, true);  // until all threads have ended
 }
 
 // Runs every block of the launch. Waking the other OS threads costs some microseconds, and far more on a busy machine,
@@ -105,8 +77,7 @@ struct CpuDim {
 };
 
 template <class Call, class... P>
-struct CpuWork {
-    CpuGrid grid;
+struct CpuWork : CpuGrid {
     Call call;
     std::tuple<P...> args;
     inline static double thread_seconds = 0;
@@ -116,17 +87,17 @@ struct CpuWork {
     __attribute__((always_inline)) inline void thread(std::index_sequence<I...>) const {
         call(std::get<I>(args)...);
     }
-    static void body(CpuBlock *b, const void *self) {
-        const CpuWork &work = *(const CpuWork *)self;
+    static void body(CpuBlock *b) {
+        const CpuWork &work = *(const CpuWork *)b->launch;
         while (b->next < b->count) {
-            cpu_start_thread(b);
+            unsigned t = b->next++;
+            cpu_set_current(b, b->order.on ? b->shuffled[t] : t);
             work.thread(std::index_sequence_for<P...>());
             if (b->suspended && b->ready_count) return;  // these run first
         }
     }
     bool operator()() {
-        grid.args = this;
-        cpu_run_grid(&grid);
+        cpu_run_grid(this);
         return true;
     }
 };
@@ -159,7 +130,7 @@ static inline auto cpu_launcher(void (*)(P...), const char *name, CpuDim grid, C
         if (!cpu_check_launch(name, grid, block, shared)) return (void)cpu_take_cost();
         if (!Work::launched) cpu_first_use(name);
         Work::launched = true;
-        CpuGrid all = {name, grid.dim, block.dim, shared, Work::body, NULL, &Work::thread_seconds};
+        CpuGrid all = {name, grid.dim, block.dim, shared, Work::body, &Work::thread_seconds};
         cpu_enqueue_work(stream, name, Work{all, call, {args...}});
     };
 }

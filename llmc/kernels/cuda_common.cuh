@@ -77,7 +77,7 @@ struct LaunchCheck {
 #define LAUNCH_UNCHECKED(kernel, grid, block, shared, stream)           \
     cpu_launcher(&kernel, #kernel, grid, block, shared, stream,         \
                  [=](auto... cpu_args) __attribute__((always_inline)) { kernel(cpu_args...); })
-#define DYNAMIC_SHARED(type, name) type *name = (type *)cpu_block->shared
+#define DYNAMIC_SHARED(type, name) type *name = (type *)cpu_block->shared.data()
 #endif
 
 // Before a loop of constant length whose arrays should be registers; before one that spills if it is unrolled.
