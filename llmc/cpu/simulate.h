@@ -147,24 +147,20 @@ static inline void cpu_exchange(const void *data, size_t bytes, Take take) {
 // ---------------------------------------------------------------------------------------------- processes
 
 // Waits for the children and ends with the first exit code that is not 0. The others then have two seconds to print.
-[[noreturn]] inline void cpu_supervise(const std::vector<pid_t> &children) {
+[[noreturn]] inline void cpu_supervise() {
+    struct sigaction alarmed = {};
+    alarmed.sa_handler = [](int) {};  // ends the wait
+    sigaction(SIGALRM, &alarmed, NULL);
     int code = 0, status;
-    pid_t pid;
-    double failed = 0;
-    while ((pid = waitpid(-1, &status, failed > 0 ? WNOHANG : 0)) >= 0) {
+    while (wait(&status) > 0) {
         int its = WIFEXITED(status) ? WEXITSTATUS(status) : 1;
-        if (pid > 0 && its != 0 && code == 0) code = its, failed = seconds_wall();
-        if (pid > 0) continue;
-        if (seconds_wall() - failed > 2)
-            for (pid_t child : children) kill(child, SIGKILL);
-        usleep(5000);
+        if (its != 0 && code == 0) code = its, alarm(2);
     }
-    fflush(stderr);
     _exit(code);
 }
 
 // Makes a process of each of first[stages], which are ranks of a job of `size`, and returns in each of them. The caller
-// stays behind and waits for them. False, with errno set, if they cannot be made.
+// stays behind and waits for them: they die with it. False, with errno set, if they cannot be made.
 inline bool cpu_simulate_ranks(const int *first, int stages, int size) {
     CpuSimulation &s = cpu_simulation();
     s.size = size;
@@ -175,24 +171,19 @@ inline bool cpu_simulate_ranks(const int *first, int stages, int size) {
     s.shared = (CpuShared *)shared;
     for (int i = 0; i < stages; i++) s.processes.push_back(i);
     fflush(NULL);
-    std::vector<pid_t> children;
+    pid_t caller = getpid();
     for (int i : s.processes) {
         pid_t pid = fork();
-        if (pid < 0) {
-            for (pid_t child : children) kill(child, SIGKILL);
-            return false;
-        }
-        if (pid > 0) {
-            children.push_back(pid);
-            continue;
-        }
+        if (pid < 0) return false;
+        if (pid > 0) continue;
         prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != caller) _exit(1);  // it ended before
         s.stage = i;
         s.rank = s.ranks[(size_t)i];
         cpu_idle_hook = cpu_simulated_idle;
         return true;
     }
-    cpu_supervise(children);
+    cpu_supervise();
 }
 
 #endif
