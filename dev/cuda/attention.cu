@@ -389,12 +389,12 @@ static bool same_again(const Kernel *k, const Result *first, const floatX *qkv, 
     };
     bool ok = same();
 #ifndef __CUDACC__
-    Random before = cpu_thread_order();
+    Random before = cpu_runtime().thread_order;
     for (uint64_t seed = 1; seed <= (CPU_ASAN ? 1 : 3); seed++) {  // sanitized, a switch of threads is slow
-        cpu_thread_order() = {true, seed, 0};
+        cpu_runtime().thread_order = {true, seed, 0};
         ok = same() && ok;
     }
-    cpu_thread_order() = before;
+    cpu_runtime().thread_order = before;
 #endif
     return ok;
 }

@@ -179,10 +179,10 @@ static void test_order_and_simulation() {
     uint64_t oldest = graph();
     bool same = true;
     for (unsigned long seed = 1; seed <= 20; seed++) {
-        cpu_stream_order() = {true, (uint64_t)seed, 0};
+        cpu_runtime().stream_order = {true, (uint64_t)seed, 0};
         same = same && graph() == oldest;
     }
-    cpu_stream_order() = {false, 0, 0};
+    cpu_runtime().stream_order = {false, 0, 0};
     check(&totals, same, "20 random orders of the streams have the same times");
     int touched = 0;
     CUDA_CHECK(cudaMemset(device, 0, sizeof touched));

@@ -35,8 +35,12 @@ template <class T>
 static bool same_bits(const std::vector<T> &a, const std::vector<T> &b) {
     return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
-static void thread_order(const char *text) { cpu_thread_order() = environment_random("CPU_THREAD_ORDER", text, false); }
-static void stream_order(const char *text) { cpu_stream_order() = environment_random("CPU_STREAM_ORDER", text, false); }
+static Random order_of(const char *name, const char *text) {
+    setenv(name, text, 1);
+    return environment_random(name, false);
+}
+static void thread_order(const char *text) { cpu_runtime().thread_order = order_of("CPU_THREAD_ORDER", text); }
+static void stream_order(const char *text) { cpu_runtime().stream_order = order_of("CPU_STREAM_ORDER", text); }
 
 // ---------------------------------------------------------------------------------------------- launches
 

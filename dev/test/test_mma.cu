@@ -169,7 +169,7 @@ int main(void) {
     CUDA_CHECK(cudaStreamCreate(&stream));
     for (unsigned seed = 0; seed < 3; seed++) { // in order, then in two random orders
 #ifndef __CUDACC__
-        cpu_thread_order() = {seed > 0, seed, 0};
+        cpu_runtime().thread_order = {seed > 0, seed, 0};
 #endif
         test_instructions(stream);
         test_copies(stream);

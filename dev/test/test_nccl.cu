@@ -555,13 +555,13 @@ static void test_random_orders(ncclComm_t world, cudaStream_t *streams) {
     for (uint64_t seed = 1; seed <= 10; seed++) {
         uint64_t plain = random_program(comms, streams, seed);
 #ifndef __CUDACC__
-        cpu_stream_order() = {true, seed, 0};
+        cpu_runtime().stream_order = {true, seed, 0};
 #endif
         s.delay = {true, seed * 1000 + (uint64_t)world_rank, 100};
         ok = random_program(comms, streams, seed) == plain && ok;
         s.delay.on = false;
 #ifndef __CUDACC__
-        cpu_stream_order() = {false, 0, 0};
+        cpu_runtime().stream_order = {false, 0, 0};
 #endif
     }
     CHECK_ALL(ok, "random stream orders and delays: the same bits, no hang (10 seeds)");

@@ -69,7 +69,7 @@ static inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *grea
 }
 static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int) {
     CpuRuntime &r = cpu_runtime();
-    cpu_thread_order(), cpu_stream_order(), stall_patience();  // a wrong setting ends the program early
+    stall_patience();  // a wrong setting ends the program early
     if (r.streams.size() == CPU_MAX_STREAMS) return cpu_error(cudaErrorMemoryAllocation);
     r.streams.push_back(*stream = new CUstream_st{{}, flags, {}, NULL});
     (*stream)->times.last.stream = (unsigned)r.streams.size();

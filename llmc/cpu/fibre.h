@@ -42,12 +42,6 @@ struct dim3 {
 inline thread_local uint3 threadIdx, blockIdx;
 inline thread_local dim3 blockDim, gridDim;
 
-// Returns the order of threads. Tests may assign to it between launches.
-inline Random &cpu_thread_order() {
-    static Random order = environment_random("CPU_THREAD_ORDER", getenv("CPU_THREAD_ORDER"), false);
-    return order;
-}
-
 enum { CPU_WARP = 32, CPU_MAX_THREADS = 1024, CPU_STACK = CPU_ASAN ? 256 << 10 : 64 << 10, CPU_GUARD = 4096 };
 
 struct CpuFibre {

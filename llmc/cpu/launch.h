@@ -49,7 +49,7 @@ inline void cpu_run_block(CpuBlock *b, size_t number, Random order) {
 inline void cpu_run_grid(const CpuGrid *g) {
     size_t blocks = (size_t)g->grid.x * g->grid.y * g->grid.z;
     double threads = (double)blocks * g->block.x * g->block.y * g->block.z;
-    Random *order = &cpu_thread_order();
+    Random *order = &cpu_runtime().thread_order;
     std::vector<uint32_t> shuffled(order->on ? blocks : 0);
     for (size_t i = 0; i < shuffled.size(); i++) {
         size_t j = random_next(order) % (i + 1);

@@ -47,9 +47,10 @@ static inline uint64_t random_next(Random *r) {
     return z ^ (z >> 31);
 }
 
-// Reads random:SEED or, for delays, random:SEED:MICROSECONDS. Off if text is NULL or empty.
-static inline Random environment_random(const char *name, const char *text, bool delays) {
+// Reads random:SEED or, for delays, random:SEED:MICROSECONDS. Off if the variable is unset or empty.
+static inline Random environment_random(const char *name, bool delays) {
     Random r = {false, 0, 0};
+    const char *text = getenv(name);
     int end = 0;
     if (!text || !*text) return r;
     if (delays) sscanf(text, "random:%llu:%llu%n", &r.state, &r.most, &end);

@@ -85,17 +85,14 @@ struct CpuRuntime {
     cudaError_t last_error;
     std::unordered_set<uint64_t> gemms;  // products that were computed before
     bool warm;          // the program's warm-up is over
+    // Tests may assign to them while nothing is queued.
+    Random thread_order = environment_random("CPU_THREAD_ORDER", false);
+    Random stream_order = environment_random("CPU_STREAM_ORDER", false);
 };
 
 inline CpuRuntime &cpu_runtime() {
     static CpuRuntime runtime;
     return runtime;
-}
-
-// Returns the order of streams. Tests may assign to it while nothing is queued.
-inline Random &cpu_stream_order() {
-    static Random order = environment_random("CPU_STREAM_ORDER", getenv("CPU_STREAM_ORDER"), false);
-    return order;
 }
 
 // Waits until another process of a simulation may have made progress; llmc/cpu/simulate.h sets it.
@@ -190,9 +187,8 @@ inline bool cpu_run_one() {
     size_t count = 0;
     for (cudaStream_t s : r.streams)
         if (!s->queue.empty()) ready[count++] = s;
-    Random &order = cpu_stream_order();
-    if (order.on)
-        for (size_t i = count; i > 1; i--) std::swap(ready[i - 1], ready[random_next(&order) % i]);
+    if (r.stream_order.on)
+        for (size_t i = count; i > 1; i--) std::swap(ready[i - 1], ready[random_next(&r.stream_order) % i]);
     else
         std::sort(ready, ready + count, [](cudaStream_t a, cudaStream_t b) {
             return a->queue.front().number < b->queue.front().number;

@@ -121,7 +121,7 @@ struct State {
     std::shared_ptr<Group> open;     // to which calls add their operations, NULL before the first
     std::string host_waits_in;       // a call that has to wait for other ranks
     std::string last_error, traffic;
-    Random delay = environment_random("NCCL_DELAY", getenv("NCCL_DELAY"), true);  // of every message
+    Random delay = environment_random("NCCL_DELAY", true);  // of every message
 };
 
 inline State &state() {
