@@ -35,29 +35,19 @@ inline CpuMemory &cpu_memory() {
     return memory;
 }
 
-// Returns the live allocation that holds p, or live.end().
-static inline std::map<uintptr_t, CpuAllocation>::iterator cpu_find_allocation(const void *p) {
-    CpuMemory &m = cpu_memory();
-    auto after = m.live.upper_bound((uintptr_t)p);
-    if (after == m.live.begin()) return m.live.end();
-    --after;
-    return (uintptr_t)p - after->first < after->second.bytes ? after : m.live.end();
-}
+// Device: inside one live allocation of cudaMalloc. Host: no device memory, and not past the end of a pinned block.
+enum CpuPlace { CPU_NOWHERE, CPU_HOST, CPU_DEVICE };
 
-// Returns true if [p, p + bytes) lies inside one live allocation of cudaMalloc.
-static inline bool cpu_is_device_range(const void *p, size_t bytes) {
-    auto a = cpu_find_allocation(p);
-    return a != cpu_memory().live.end() && a->second.device && bytes <= a->second.bytes - ((uintptr_t)p - a->first);
+// Returns where [p, p + bytes) lies.
+static inline CpuPlace cpu_place(const void *p, size_t bytes) {
+    const auto &live = cpu_memory().live;
+    uintptr_t at = (uintptr_t)p;
+    auto after = live.upper_bound(at), a = after == live.begin() ? live.end() : std::prev(after);
+    if (a != live.end() && at - a->first < a->second.bytes)
+        return bytes > a->second.bytes - (at - a->first) ? CPU_NOWHERE : a->second.device ? CPU_DEVICE : CPU_HOST;
+    return after == live.end() || after->first - at >= bytes ? CPU_HOST : CPU_NOWHERE;
 }
-
-// Returns true if [p, p + bytes) may be host memory: no device memory, and not past the end of a pinned block.
-static inline bool cpu_is_host_range(const void *p, size_t bytes) {
-    CpuMemory &m = cpu_memory();
-    auto a = cpu_find_allocation(p);
-    if (a != m.live.end()) return !a->second.device && bytes <= a->second.bytes - ((uintptr_t)p - a->first);
-    auto after = m.live.upper_bound((uintptr_t)p);
-    return after == m.live.end() || after->first - (uintptr_t)p >= bytes;
-}
+static inline bool cpu_is_device_range(const void *p, size_t bytes) { return cpu_place(p, bytes) == CPU_DEVICE; }
 
 // Calls piece(first, bytes) for parts of a range, over the OS threads when it is large.
 template <class Piece>

@@ -160,11 +160,6 @@ static inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
 // Returns the bytes of the "device": CPU_DEVICE_MEMORY (in MiB) or the machine's memory, or in a simulation the memory
 // of the cluster's device. Available is the rest of both.
 static inline cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
-    if (cpu_simulates()) {
-        *total = (size_t)(cpu_clock().cluster.memory - cpu_clock().cluster.reserve);
-        *available = *total > cpu_memory().device_bytes ? *total - cpu_memory().device_bytes : 0;
-        return cudaSuccess;
-    }
     size_t machine = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE), unused = machine;
     FILE *f = fopen("/proc/meminfo", "r");
     if (f) {
@@ -176,6 +171,7 @@ static inline cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
     }
     double limit = environment_number("CPU_DEVICE_MEMORY", 0);
     *total = limit > 0 ? (size_t)(limit * (1 << 20)) : machine;
+    if (cpu_simulates()) unused = *total = (size_t)(cpu_clock().cluster.memory - cpu_clock().cluster.reserve);
     size_t used = cpu_memory().device_bytes, left = *total > used ? *total - used : 0;
     *available = std::min(left, unused);
     return cudaSuccess;
@@ -203,11 +199,10 @@ static inline cudaError_t cudaFree(void *p) {
 
 // Checks that both ranges are valid and of the kind's direction.
 static inline cudaError_t cpu_check_copy(const void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
-    bool to_device = cpu_is_device_range(to, bytes), from_device = cpu_is_device_range(from, bytes);
-    if (!to || !from || (!to_device && !cpu_is_host_range(to, bytes)) ||
-        (!from_device && !cpu_is_host_range(from, bytes)))
-        return cudaErrorInvalidValue;
-    bool fits = to_device == (kind != cudaMemcpyDeviceToHost) && from_device == (kind != cudaMemcpyHostToDevice);
+    CpuPlace target = cpu_place(to, bytes), source = cpu_place(from, bytes);
+    if (!to || !from || target == CPU_NOWHERE || source == CPU_NOWHERE) return cudaErrorInvalidValue;
+    bool fits = target == (kind == cudaMemcpyDeviceToHost ? CPU_HOST : CPU_DEVICE) &&
+                source == (kind == cudaMemcpyHostToDevice ? CPU_HOST : CPU_DEVICE);
     return fits ? cudaSuccess : cudaErrorInvalidMemcpyDirection;
 }
 
