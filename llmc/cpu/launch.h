@@ -103,21 +103,19 @@ struct CpuWork : CpuGrid {
 };
 
 // Refuses an impossible launch, which has no result of its own: prints why and keeps the error for cudaGetLastError.
-__attribute__((noinline, cold)) inline bool cpu_refuse_launch(const char *name, const char *why) {
+inline bool cpu_check_launch(const char *name, const CpuDim &grid, const CpuDim &block, size_t shared) {
+    const dim3 &g = grid.dim, &b = block.dim;
+    const char *why = NULL;
+    if (shared > 48 << 10) why = "more than 48 KiB of dynamic shared memory";
+    if (!block.fits || !b.x || !b.y || !b.z || b.x > CPU_MAX_THREADS || b.y > CPU_MAX_THREADS || b.z > 64 ||
+        (size_t)b.x * b.y * b.z > CPU_MAX_THREADS)
+        why = "a block has 1 to 1024 threads";
+    if (!grid.fits || !g.x || !g.y || !g.z || g.x > 0x7FFFFFFFu || g.y > 65535 || g.z > 65535)
+        why = "no such grid size";
+    if (!why) return true;
     fprintf(stderr, "kernel %s was not launched: %s\n", name, why);
     cpu_runtime().last_error = cudaErrorInvalidConfiguration;
     return false;
-}
-
-inline bool cpu_check_launch(const char *name, const CpuDim &grid, const CpuDim &block, size_t shared) {
-    const dim3 &g = grid.dim, &b = block.dim;
-    if (!grid.fits || !g.x || !g.y || !g.z || g.x > 0x7FFFFFFFu || g.y > 65535 || g.z > 65535)
-        return cpu_refuse_launch(name, "no such grid size");
-    if (!block.fits || !b.x || !b.y || !b.z || b.x > CPU_MAX_THREADS || b.y > CPU_MAX_THREADS || b.z > 64 ||
-        (size_t)b.x * b.y * b.z > CPU_MAX_THREADS)
-        return cpu_refuse_launch(name, "a block has 1 to 1024 threads");
-    if (shared > 48 << 10) return cpu_refuse_launch(name, "more than 48 KiB of dynamic shared memory");
-    return true;
 }
 
 // Returns a function that launches the kernel with its arguments.
