@@ -6,8 +6,7 @@
 #ifndef LLMC_CPU_WARP_H
 #define LLMC_CPU_WARP_H
 
-#include <math.h>
-
+#include <cmath>
 #include <type_traits>
 
 #include "fibre.h"
@@ -27,16 +26,13 @@ static inline T cpu_from_bits(uint64_t bits) {
     return value;
 }
 
-static inline float cpu_combine(bool sum, float a, float b) { return sum ? a + b : fmaxf(a, b); }
-static inline double cpu_combine(bool sum, double a, double b) { return sum ? a + b : fmax(a, b); }
-
 // Adds or compares the values of a full warp in the order of a loop over __shfl_xor_sync by 16, 8, 4, 2, 1.
 template <class T, bool SUM>
 static inline void cpu_butterfly(CpuLane *lanes) {
     T a[CPU_WARP], b[CPU_WARP];
     for (int l = 0; l < CPU_WARP; l++) a[l] = cpu_from_bits<T>(lanes[l].value);
     for (int offset = CPU_WARP / 2; offset; offset /= 2) {
-        for (int l = 0; l < CPU_WARP; l++) b[l] = cpu_combine(SUM, a[l], a[l ^ offset]);
+        for (int l = 0; l < CPU_WARP; l++) b[l] = SUM ? a[l] + a[l ^ offset] : std::fmax(a[l], a[l ^ offset]);
         memcpy(a, b, sizeof a);
     }
     for (int l = 0; l < CPU_WARP; l++) lanes[l].value = cpu_to_bits(a[l]);
