@@ -47,8 +47,7 @@ static inline const char *cudaGetErrorString(cudaError_t error) {
 }
 
 struct CpuOp {
-    std::string name;
-    std::shared_ptr<const std::string> label;  // innermost nvtx range when it was enqueued, or none
+    std::string name, label;  // label: the innermost nvtx range when it was enqueued, "" outside of all
     std::function<bool()> run;
     uint64_t number;  // in order of enqueuing
     double started;   // seconds; 0 before the first call
@@ -78,7 +77,7 @@ typedef CUevent_st *cudaEvent_t;
 struct CpuRuntime {
     std::vector<cudaStream_t> streams;
     std::unordered_set<CUevent_st *> events;
-    std::vector<std::shared_ptr<const std::string>> labels;
+    std::vector<std::string> labels;  // the open nvtx ranges
     uint64_t ops;
     bool running;       // inside the scheduler
     Stall stall;        // seconds without a completed operation
@@ -104,7 +103,7 @@ inline void (*cpu_stall_hook)(void) = NULL;
 // Returns the innermost nvtx range, "" outside of all.
 static inline const char *cpu_current_label() {
     CpuRuntime &r = cpu_runtime();
-    return r.labels.empty() ? "" : r.labels.back()->c_str();
+    return r.labels.empty() ? "" : r.labels.back().c_str();
 }
 
 // Names a send or receive of this rank that is not complete, "" if there is none; nccl.h sets it.
@@ -141,8 +140,7 @@ inline void cpu_enqueue(cudaStream_t stream, const char *name, std::function<boo
                         uint64_t least = 0) {
     CpuRuntime &r = cpu_runtime();
     cpu_check_enqueue(stream, name);
-    stream->queue.push_back(
-        {name, r.labels.empty() ? nullptr : r.labels.back(), std::move(fn), r.ops++, 0, ns, least});
+    stream->queue.push_back({name, cpu_current_label(), std::move(fn), r.ops++, 0, ns, least});
 }
 
 // Adds an operation that takes time by itself: a kernel, product, copy or fill, with the cost that was stated for it. A
@@ -171,7 +169,7 @@ __attribute__((noinline, cold)) inline void cpu_report_stall() {
         if (s->queue.empty()) continue;
         const CpuOp &op = s->queue.front();
         fprintf(stderr, "  stream %u: %s%s%s, for %.1f s, %zu behind it\n", s->times.last.stream, op.name.c_str(),
-                op.label ? " in " : "", op.label ? op.label->c_str() : "", seconds_wall() - op.started,
+                op.label.empty() ? "" : " in ", op.label.c_str(), seconds_wall() - op.started,
                 s->queue.size() - 1);
     }
     fflush(stderr);

@@ -5,9 +5,7 @@
 #include "../stream.h"
 
 // Opens a range inside the current one.
-static inline void nvtxRangePushA(const char *message) {
-    cpu_runtime().labels.push_back(std::make_shared<const std::string>(message));
-}
+static inline void nvtxRangePushA(const char *message) { cpu_runtime().labels.push_back(message); }
 // Closes the innermost range.
 static inline void nvtxRangePop() { cpu_runtime().labels.pop_back(); }
 
