@@ -47,10 +47,9 @@ enum { CPU_WARP = 32, CPU_MAX_THREADS = 1024, CPU_STACK = CPU_ASAN ? 256 << 10 :
 struct CpuFibre {
     jmp_buf where;
     unsigned thread;    // that is suspended on it
-    char *stack;        // [CPU_STACK] above a guard page; fibre 0 is the OS thread on its own stack
-    const void *bottom; // of the stack, for the sanitizer
+    const void *stack;  // [size] above a guard page; fibre 0 is the OS thread on its own stack
     size_t size;
-    void *fake;
+    void *fake;         // for the sanitizer
 };
 
 // The words of a thread at the rendezvous of its warp. `results` puts results in place of the values of all 32 lanes.
@@ -95,7 +94,7 @@ struct CpuBlock {
     ucontext_t context;  // of the fibre being started; not on a stack that never returns
 
     ~CpuBlock() {
-        for (unsigned i = 1; i < created; i++) munmap(fibres[i].stack - CPU_GUARD, CPU_GUARD + CPU_STACK);
+        for (unsigned i = 1; i < created; i++) munmap((char *)fibres[i].stack - CPU_GUARD, CPU_GUARD + CPU_STACK);
     }
 };
 
@@ -159,50 +158,45 @@ extern "C" void cpu_longjmp(jmp_buf where, int value) __asm__("_longjmp") __attr
 
 // Continues a suspended fibre. AddressSanitizer unpoisons the whole stack before a noreturn call and in its own
 // longjmp, which would be most of a switch's time, so it calls libc's _longjmp through a function pointer.
-static inline void cpu_switch_to(jmp_buf where) {
+static inline void cpu_switch_to([[maybe_unused]] CpuBlock *b, CpuFibre *to) {
 #if CPU_ASAN
     static void *const libc = dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
     static void *const real = libc ? dlsym(libc, "_longjmp") : NULL;
-    if (real) ((void (*)(jmp_buf, int))real)(where, 1);
+    __sanitizer_start_switch_fiber(&b->running->fake, to->stack, to->size);
+    if (real) ((void (*)(jmp_buf, int))real)(to->where, 1);
     else
 #endif
-    cpu_longjmp(where, 1);
+    cpu_longjmp(to->where, 1);
 }
 
 static inline void cpu_arrive([[maybe_unused]] CpuBlock *b, [[maybe_unused]] CpuFibre *self) {
 #if CPU_ASAN
-    const void *bottom;
-    size_t size;
-    CpuFibre *from = b->running;
-    __sanitizer_finish_switch_fiber(self->fake, &bottom, &size);
-    if (from) from->bottom = bottom, from->size = size;
+    __sanitizer_finish_switch_fiber(self->fake, &b->running->stack, &b->running->size);
 #endif
     b->running = self;
 }
 
 inline void cpu_fibre_main();
 
-inline void cpu_start_fibre(CpuFibre *f, ucontext_t *context) {
-    getcontext(context);
-    context->uc_stack.ss_sp = f->stack;
-    context->uc_stack.ss_size = f->size;
-    context->uc_link = NULL;
-    makecontext(context, cpu_fibre_main, 0);
-    setcontext(context);
-    abort();
-}
-
-// Adds a fibre to the pool, not started yet.
-__attribute__((noinline)) inline CpuFibre *cpu_new_fibre(CpuBlock *b) {
+// Adds a fibre to the pool and continues there.
+__attribute__((noinline)) inline void cpu_start_fibre(CpuBlock *b) {
     CpuFibre *f = &b->fibres[b->created++];
     void *p = mmap(NULL, CPU_GUARD + CPU_STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED || mprotect(p, CPU_GUARD, PROT_NONE) != 0)
         cpu_abort("no memory for the stack of fibre %u", b->created);
     f->stack = (char *)p + CPU_GUARD;
-    f->bottom = f->stack;
     // Stacks that all end at the same address modulo the page size would fight for the same cache lines.
     f->size = CPU_STACK - b->created * 7 % 64 * 64;
-    return f;
+    getcontext(&b->context);
+    b->context.uc_stack.ss_sp = (void *)f->stack;
+    b->context.uc_stack.ss_size = f->size;
+    b->context.uc_link = NULL;
+    makecontext(&b->context, cpu_fibre_main, 0);
+#if CPU_ASAN
+    __sanitizer_start_switch_fiber(&b->running->fake, f->stack, f->size);
+#endif
+    setcontext(&b->context);
+    abort();
 }
 
 // Returns the fibre to continue when the running one cannot, NULL for a new one. Ready threads come first: a warp that
@@ -236,14 +230,11 @@ __attribute__((noinline)) inline void cpu_leave(CpuBlock *b, bool idle) {
     } else if (self != b->fibres) {
         b->idle[b->idle_count++] = self;
     }
-    CpuFibre *begun = cpu_next(b), *to = begun ? begun : cpu_new_fibre(b);
+    CpuFibre *to = cpu_next(b);
     if (to == self) return;
     if (_setjmp(self->where) == 0) {
-#if CPU_ASAN
-        __sanitizer_start_switch_fiber(&self->fake, to->bottom, to->size);
-#endif
-        if (begun) cpu_switch_to(to->where);
-        cpu_start_fibre(to, &b->context);
+        if (to) cpu_switch_to(b, to);
+        else cpu_start_fibre(b);
     }
     cpu_arrive(b, self);
     if (!idle) cpu_set_current(b, self->thread);
