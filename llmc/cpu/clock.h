@@ -26,27 +26,28 @@ enum { CPU_MAX_STREAMS = 64, CPU_GAPS = 128 };
 
 // The end of a stream's work when an event was recorded, and the communication in that work.
 struct CpuMoment {
-    uint64_t ns;
+    double ns;
     unsigned stream;          // its number, from 1
-    uint64_t begun;           // begin of the stream's last communication, or of the first that had no gap behind it
-    uint64_t first, busy;     // begin of the first collective since the record before; ns of all collectives so far
+    double begun;             // begin of the stream's last communication, or of the first that had no gap behind it
+    double first, busy;       // begin of the first collective since the record before; ns of all collectives so far
     TimePart part = TIME_IDLE;  // of the last communication; IDLE: there was none
 };
 
 struct CpuTimes {
     bool computes;            // kernels were put into the stream
-    uint64_t now;
+    double now;
     CpuMoment last;           // its communication so far, and when that ended
-    uint64_t seen[CPU_MAX_STREAMS];  // ns of other streams' collectives that it has waited for
-    uint64_t spent[TIME_PARTS];
-    uint64_t gaps[CPU_GAPS][2], gap_count;  // [begin, end) of its last waits, in a ring
+    double seen[CPU_MAX_STREAMS];  // ns of other streams' collectives that it has waited for
+    double spent[TIME_PARTS];
+    double gaps[CPU_GAPS][2];  // [begin, end) of its last waits, in a ring
+    size_t gap_count;
 };
 
 // What is stated for an operation.
 struct CpuCost {
     double seconds;
     TimePart part;
-    uint64_t ns, host;  // of the operation; of the host when it was enqueued
+    double ns, host;  // of the operation; of the host when it was enqueued
 };
 
 // A step of a rank, as plain bytes, which ranks can send.
@@ -60,7 +61,7 @@ struct CpuClock {
     Cluster cluster;
     size_t shift;             // of a simulation: its ranks have the places of ranks with numbers so much higher
     CpuStep step;             // the last one
-    uint64_t host;            // ns
+    double host;              // ns
     unsigned epoch;           // counts cpu_clock_zero: a communicator's times of earlier epochs are 0
     CpuCost next;             // of the next launch: the sum of what was stated
 };
@@ -79,12 +80,9 @@ inline void cpu_clock_start(const Cluster *cluster, bool simulates) {
 
 static inline bool cpu_simulates() { return cpu_clock().simulates; }
 
-// Time ends after 146 years, so that no sum of two times passes 2^64, whatever a cluster file says.
-static const uint64_t CPU_END = (uint64_t)1 << 62;
-static inline uint64_t cpu_ns(double seconds) {
-    return seconds < 1e-9 * (double)CPU_END ? (uint64_t)llround(1e9 * seconds) : CPU_END;
-}
-static inline uint64_t cpu_later(uint64_t time, uint64_t ns) { return std::min(time + ns, CPU_END); }
+// Times are whole ns. Their sums are exact for 104 days (2^53 ns), and never pass the largest number, whatever a cluster
+// file says.
+static inline double cpu_ns(double seconds) { return round(1e9 * seconds); }
 
 // ---------------------------------------------------------------------------------------------- costs
 
@@ -139,9 +137,7 @@ static inline void cpu_state_bytes(KernelKind kind, double bytes) {
 }
 
 // Lets the host work for `ns`, and returns its time.
-static inline uint64_t cpu_clock_host_works(uint64_t ns) {
-    return cpu_clock().host = cpu_later(cpu_clock().host, ns);
-}
+static inline double cpu_clock_host_works(double ns) { return cpu_clock().host += ns; }
 
 // Returns the stated cost of an operation that is being enqueued, at least that of the shortest kernel.
 static inline CpuCost cpu_take_cost() {
@@ -158,13 +154,13 @@ static inline CpuCost cpu_take_cost() {
 
 // Does work of `ns` that may not end before `least`, its end if it began when the host enqueued it. Several kernels can
 // be one operation: they end at max(begin + sum of costs, least).
-static inline void cpu_clock_work(CpuTimes *t, uint64_t ns, uint64_t least) {
-    uint64_t ran = cpu_later(t->now, ns);
-    t->now = std::min(std::max(ran, least), CPU_END);
+static inline void cpu_clock_work(CpuTimes *t, double ns, double least) {
+    double ran = t->now + ns;
+    t->now = std::max(ran, least);
     t->spent[TIME_HOST] += t->now - ran;  // the host was late
 }
 
-static inline CpuMoment cpu_clock_record(CpuTimes *t, uint64_t host) {
+static inline CpuMoment cpu_clock_record(CpuTimes *t, double host) {
     CpuMoment m = t->last;
     m.ns = t->now = std::max(t->now, host);
     t->last.first = 0;
@@ -172,17 +168,18 @@ static inline CpuMoment cpu_clock_record(CpuTimes *t, uint64_t host) {
 }
 
 // Remembers that the stream waited from..until.
-static inline void cpu_clock_gap(CpuTimes *t, uint64_t from, uint64_t until) {
-    uint64_t *gap = t->gaps[t->gap_count++ % CPU_GAPS];
+static inline void cpu_clock_gap(CpuTimes *t, double from, double until) {
+    double *gap = t->gaps[t->gap_count++ % CPU_GAPS];
     gap[0] = from, gap[1] = until;
 }
 
 // Returns how long the stream worked in from..until, by its remembered waits.
-static inline uint64_t cpu_clock_worked(const CpuTimes *t, uint64_t from, uint64_t until) {
-    uint64_t worked = until > from ? until - from : 0, oldest = t->gap_count > CPU_GAPS ? t->gap_count - CPU_GAPS : 0;
-    for (uint64_t i = t->gap_count; i > oldest && t->gaps[(i - 1) % CPU_GAPS][1] > from; i--) {
-        const uint64_t *gap = t->gaps[(i - 1) % CPU_GAPS];
-        uint64_t begin = std::max(gap[0], from), end = std::min(gap[1], until);
+static inline double cpu_clock_worked(const CpuTimes *t, double from, double until) {
+    double worked = until > from ? until - from : 0;
+    size_t oldest = t->gap_count > CPU_GAPS ? t->gap_count - CPU_GAPS : 0;
+    for (size_t i = t->gap_count; i > oldest && t->gaps[(i - 1) % CPU_GAPS][1] > from; i--) {
+        const double *gap = t->gaps[(i - 1) % CPU_GAPS];
+        double begin = std::max(gap[0], from), end = std::min(gap[1], until);
         worked -= end > begin ? end - begin : 0;
     }
     return worked;
@@ -191,22 +188,20 @@ static inline uint64_t cpu_clock_worked(const CpuTimes *t, uint64_t from, uint64
 // Slows the stream by overlap_slowdown while collectives ran beside it: as long as it worked since the first of them
 // began, and at most as long as they took.
 static inline void cpu_clock_beside(CpuTimes *t, const CpuMoment &m) {
-    uint64_t *seen = &t->seen[m.stream % CPU_MAX_STREAMS], busy;
-    if (m.busy <= *seen) return;
-    busy = m.busy - *seen;
+    double *seen = &t->seen[m.stream % CPU_MAX_STREAMS], busy = m.busy - *seen;
+    if (busy <= 0) return;
     *seen = m.busy;
     if (!t->computes || t->now <= m.first) return;
-    uint64_t both = std::min(busy, cpu_clock_worked(t, m.first, std::min(t->now, m.ns)));
-    double slower = (double)both * (cpu_clock().cluster.overlap_slowdown - 1);
-    uint64_t slow = slower < (double)CPU_END ? (uint64_t)llround(slower) : CPU_END;
-    t->now = cpu_later(t->now, slow);
+    double both = std::min(busy, cpu_clock_worked(t, m.first, std::min(t->now, m.ns)));
+    double slow = round(both * (cpu_clock().cluster.overlap_slowdown - 1));
+    t->now += slow;
     t->spent[m.part] += slow;
 }
 
 static inline void cpu_clock_wait(CpuTimes *t, const CpuMoment &m) {
     cpu_clock_beside(t, m);
     if (m.ns <= t->now) return;
-    uint64_t exposed = m.part == TIME_IDLE ? 0 : std::min(m.ns - t->now, m.ns - m.begun);
+    double exposed = m.part == TIME_IDLE ? 0 : std::min(m.ns - t->now, m.ns - m.begun);
     t->spent[m.part] += exposed;
     t->spent[TIME_IDLE] += m.ns - t->now - exposed;
     cpu_clock_gap(t, t->now, m.ns);
@@ -214,7 +209,7 @@ static inline void cpu_clock_wait(CpuTimes *t, const CpuMoment &m) {
 }
 
 // Ends a communication that took begin..end.
-static inline void cpu_clock_communicated(CpuTimes *t, uint64_t begin, uint64_t end, TimePart part, bool collective) {
+static inline void cpu_clock_communicated(CpuTimes *t, double begin, double end, TimePart part, bool collective) {
     if (begin > t->now) t->spent[TIME_IDLE] += begin - t->now;
     t->spent[part] += end - begin;
     cpu_clock_gap(t, t->now, end);
@@ -228,7 +223,7 @@ static inline void cpu_clock_communicated(CpuTimes *t, uint64_t begin, uint64_t 
 }
 
 // Lets the host wait for a stream or an event.
-static inline void cpu_clock_host_waits(uint64_t ns) {
+static inline void cpu_clock_host_waits(double ns) {
     if (cpu_clock().host < ns) cpu_clock().host = ns;
 }
 

@@ -104,7 +104,7 @@ static inline cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEvent
 static inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = 0) {
     if (!cpu_is_event(event)) return cpu_error(cudaErrorInvalidResourceHandle);
     std::shared_ptr<CpuRecord> record = event->last = std::make_shared<CpuRecord>();
-    uint64_t host = cpu_clock().host;
+    double host = cpu_clock().host;
     record->stream = stream;
     cpu_enqueue(stream, "cudaEventRecord", [record, stream, host] {
         record->moment = cpu_clock_record(&stream->times, host);
@@ -145,7 +145,7 @@ static inline cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cud
         ((start->flags | end->flags) & cudaEventDisableTiming))
         return cpu_error(cudaErrorInvalidResourceHandle);
     if (!start->last->done || !end->last->done) return cudaErrorNotReady;
-    *ms = (float)(1e-6 * ((double)end->last->moment.ns - (double)start->last->moment.ns));
+    *ms = (float)(1e-6 * (end->last->moment.ns - start->last->moment.ns));
     return cudaSuccess;
 }
 static inline cudaError_t cudaEventDestroy(cudaEvent_t event) {

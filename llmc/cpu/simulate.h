@@ -34,7 +34,7 @@
 // one ahead of another, and two times in turn are enough.
 struct CpuChannel {
     std::atomic<uint64_t> turns;     // operations so far
-    uint64_t ready[2];               // ns: when it was ready for the last two
+    double ready[2];                 // ns: when it was ready for the last two
 };
 
 enum { CPU_SIMULATED_SPLITS = 2064 };  // communicators that all ranks make in turn: two links a stage, and a few more
@@ -88,9 +88,10 @@ inline void cpu_simulated_idle() {
 
 // Stores when the last of these processes was ready for the operation of their communicator, number `channel`, to which
 // this one has come. False until all have.
-static inline bool cpu_all_arrived(int channel, const std::vector<int> &processes, uint64_t *latest) {
+static inline bool cpu_all_arrived(int channel, const std::vector<int> &processes, double *latest) {
     CpuSimulation &s = cpu_simulation();
-    uint64_t turns = s.shared[s.stage].channels[channel].turns, last = 0;
+    uint64_t turns = s.shared[s.stage].channels[channel].turns;
+    double last = 0;
     for (int p : processes) {
         const CpuChannel *theirs = &s.shared[p].channels[channel];
         if (theirs->turns < turns) return false;
@@ -100,7 +101,7 @@ static inline bool cpu_all_arrived(int channel, const std::vector<int> &processe
 }
 
 // Comes to the next operation of the communicator, ready at `ready`.
-static inline void cpu_arrive(int channel, uint64_t ready, const std::vector<int> &processes) {
+static inline void cpu_arrive(int channel, double ready, const std::vector<int> &processes) {
     CpuSimulation &s = cpu_simulation();
     CpuChannel *mine = &s.shared[s.stage].channels[channel];
     mine->ready[(mine->turns + 1) % 2] = ready;
@@ -118,7 +119,7 @@ static inline void cpu_arrive(int channel, uint64_t ready, const std::vector<int
 // Waits until all processes have come here.
 static inline void cpu_meet() {
     CpuSimulation &s = cpu_simulation();
-    uint64_t latest;
+    double latest;
     cpu_arrive(CPU_SIMULATED_SPLITS, 0, s.processes);
     while (!cpu_all_arrived(CPU_SIMULATED_SPLITS, s.processes, &latest)) cpu_simulated_idle();
 }

@@ -51,7 +51,7 @@ struct CpuOp {
     std::function<bool()> run;
     uint64_t number;  // in order of enqueuing
     double started;   // seconds; 0 before the first call
-    uint64_t ns, least;  // of work with a cost of its own: see cpu_clock_work; least 0: it takes no time
+    double ns, least;  // of work with a cost of its own: see cpu_clock_work; least 0: it takes no time
 };
 
 struct CUstream_st {
@@ -136,8 +136,8 @@ static inline void cpu_check_enqueue(cudaStream_t stream, const char *name) {
 
 // Adds an operation to the stream's queue. The scheduler calls fn until it returns true; false means begun but not
 // complete. fn may not throw, enqueue or synchronise.
-inline void cpu_enqueue(cudaStream_t stream, const char *name, std::function<bool()> fn, uint64_t ns = 0,
-                        uint64_t least = 0) {
+inline void cpu_enqueue(cudaStream_t stream, const char *name, std::function<bool()> fn, double ns = 0,
+                        double least = 0) {
     CpuRuntime &r = cpu_runtime();
     cpu_check_enqueue(stream, name);
     stream->queue.push_back({name, cpu_current_label(), std::move(fn), r.ops++, 0, ns, least});
@@ -147,16 +147,16 @@ inline void cpu_enqueue(cudaStream_t stream, const char *name, std::function<boo
 // simulation does not run it, and merges successive ones of a stream into one operation.
 inline void cpu_enqueue_work(cudaStream_t stream, const char *name, std::function<bool()> run) {
     CpuCost cost = cpu_take_cost();
-    uint64_t least = cost.host + cost.ns;
+    double least = cost.host + cost.ns;
     cpu_check_enqueue(stream, name);
     stream->times.computes = true;
-    stream->times.spent[cost.part] = cpu_later(stream->times.spent[cost.part], cost.ns);
+    stream->times.spent[cost.part] += cost.ns;
     if (!cpu_simulates()) return cpu_enqueue(stream, name, std::move(run), cost.ns, least);
     if (stream->queue.empty() || !stream->queue.back().least)
         return cpu_enqueue(stream, "kernels", [] { return true; }, cost.ns, least);
     CpuOp &op = stream->queue.back();
-    op.ns = cpu_later(op.ns, cost.ns);
-    op.least = cpu_later(std::max(op.least, cost.host), cost.ns);
+    op.ns += cost.ns;
+    op.least = std::max(op.least, cost.host) + cost.ns;
     cpu_runtime().ops++;
 }
 

@@ -65,7 +65,7 @@ static inline void trainer_clock_begin_step(void) {
 static inline void trainer_clock_end_step(Trainer *m, double ms) {
     double *part = cpu_clock().step.part, rest = cpu_clock().step.ms = ms;
     for (int i = 0; i < TIME_PARTS; i++) {
-        part[i] = i == TIME_IDLE ? 0 : 1e-6 * (double)m->stream->times.spent[i];
+        part[i] = i == TIME_IDLE ? 0 : 1e-6 * m->stream->times.spent[i];
         rest -= part[i];
     }
     part[TIME_IDLE] = fmax(0, rest);
@@ -121,9 +121,7 @@ static inline void trainer_report_clock(Trainer *m) {
     for (int i = 0; i < 4; i++) mine.bytes += (double)arenas[i]->used;
     if (cpu_simulates()) mine.bytes += cpu_clock().cluster.reserve;
     MPI_Gather(&mine, sizeof mine, MPI_BYTE, steps, sizeof mine, MPI_BYTE, 0, MPI_COMM_WORLD);
-    if (m->job.rank == 0 && cpu_clock().host >= CPU_END)
-        printf("\nnote: on %s the run takes more than 146 years, where virtual time ends\n", cpu_clock().cluster.name);
-    else if (m->job.rank == 0 && mine.ms > 0) virtual_print(m, steps);
+    if (m->job.rank == 0 && mine.ms > 0) virtual_print(m, steps);
     free(steps);
 }
 

@@ -27,13 +27,13 @@ struct CommClock {
     std::vector<size_t> ranks;   // [size] ranks of the job
     Placement place;
     size_t world;
-    uint64_t now;                // ns: end of its last group
+    double now;                  // ns: end of its last group
     unsigned epoch;
     std::vector<int> processes;  // of a simulation that are ranks of it
     int channel;                 // its number there
 };
 struct GroupClock {
-    uint64_t host, ready;        // ns at which the host enqueued it, and this rank was ready
+    double host, ready;          // ns at which the host enqueued it, and this rank was ready
     CpuMoment end;
 };
 #else
@@ -59,7 +59,7 @@ namespace nccl_mpi {
 struct Header {
     int32_t op, type, redop, root;  // NcclMpiOp; root of a broadcast, peer of a send or receive, else -1
     uint64_t count, sequence;       // as in the call; its number among the collectives or the peer's messages
-    uint64_t ready;                 // virtual time at which the sender, and the ranks it had heard of, were ready
+    double ready;                   // virtual time at which the sender, and the ranks it had heard of, were ready
 };
 static_assert(sizeof(Header) == 40, "no padding between the fields, which travel as bytes");
 

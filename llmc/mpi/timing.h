@@ -115,7 +115,7 @@ inline void clock_begin(Group *g) {
     CpuClock &clock = cpu_clock();
     if (!clock.on) return;
     CommClock *c = &g->comm->clock;
-    uint64_t ready = c->epoch == clock.epoch ? std::max(c->now, g->clock.host) : g->clock.host;
+    double ready = c->epoch == clock.epoch ? std::max(c->now, g->clock.host) : g->clock.host;
     g->clock.ready = ready = std::max(ready, g->stream->times.now);
     for (Operation &op : g->ops) op.call.ready = ready;
     if (simulates()) cpu_arrive(c->channel, ready, c->processes);
@@ -130,14 +130,14 @@ inline bool clock_met(Group *g) {
 inline void clock_end(Group *g) {
     CpuClock &clock = cpu_clock();
     if (!clock.on) return;
-    uint64_t begin = g->clock.ready;
+    double begin = g->clock.ready;
     bool collective = false;
     for (const Operation &op : g->ops) {
         begin = std::max(begin, op.call.ready);
         collective = collective || op.call.op < NCCL_MPI_SEND;
     }
     CommClock *c = &g->comm->clock;
-    c->now = cpu_later(begin, cpu_ns(clock_seconds(g)));
+    c->now = begin + cpu_ns(clock_seconds(g));
     c->epoch = clock.epoch;
     TimePart part = !collective ? TIME_PIPELINE : c->place.alone ? TIME_TENSOR : TIME_DATA;
     cpu_clock_communicated(&g->stream->times, begin, c->now, part, collective);

@@ -17,7 +17,7 @@ enum { TIMELINE_LIMIT = 1000000 };  // spans of one rank; a longer run is traced
 // Returns seconds_wall, or seconds of the virtual clock if that is on.
 static inline double seconds_now(void) {
 #ifdef CPU_CLOCK
-    if (cpu_clock().on) return 1e-9 * (double)cpu_clock().host;
+    if (cpu_clock().on) return 1e-9 * cpu_clock().host;
 #endif
     return seconds_wall();
 }
