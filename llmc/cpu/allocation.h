@@ -25,7 +25,6 @@ constexpr size_t CPU_PIECE = 2 << 20;  // also the size and alignment of a huge 
 struct CpuMemory {
     std::map<uintptr_t, CpuAllocation> live;
     size_t device_bytes;  // allocated now
-    unsigned count;       // of allocations ever made
     bool open;            // device memory may be touched: the scheduler runs
     uintptr_t nowhere = (uintptr_t)1 << 52;  // the next address of a simulation, beyond those that a program can have
 };
@@ -92,7 +91,7 @@ static inline void *cpu_allocate(size_t bytes, bool device) {
     }
     bool big = bytes >= (size_t)CPU_BIG && !CPU_ASAN;
     // Big blocks start on a huge page plus a little: blocks all equal modulo 4 KiB fight for the same cache lines.
-    size_t offset = big ? m.count % 13 * 1280 : 0;
+    size_t offset = big ? m.live.size() % 13 * 1280 : 0;
     char *base;
     if (bytes > SIZE_MAX / 2 || posix_memalign((void **)&base, big ? CPU_PIECE : 256, bytes + offset + CPU_FENCE))
         return NULL;
@@ -101,7 +100,6 @@ static inline void *cpu_allocate(size_t bytes, bool device) {
     cpu_fill(p, cpu_simulates() ? 0 : 0xFF, bytes);
     memset(p + bytes, CPU_FENCE_BYTE, CPU_FENCE);
     m.live[(uintptr_t)p] = {bytes, base, device};
-    m.count++;
     if (device && !m.open) cpu_poison(p, bytes, true);
     return p;
 }
