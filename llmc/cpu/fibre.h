@@ -70,7 +70,6 @@ struct CpuGrid {
     dim3 grid, block;
     size_t shared;
     void (*run)(CpuBlock *);
-    double *thread_seconds;  // of a thread of this kernel last time, 0 at first
 };
 
 // The block that an OS thread runs, and its pool of fibres.

@@ -45,8 +45,8 @@ inline void cpu_run_block(CpuBlock *b, size_t number, Random order) {
 }
 
 // Runs every block of the launch. Waking the other OS threads costs some microseconds, and far more on a busy machine,
-// so it depends on the time that the kernel's threads took before (a few ns each at first).
-inline void cpu_run_grid(const CpuGrid *g) {
+// so it depends on the time that a thread of the kernel took last time (a few ns at first).
+inline void cpu_run_grid(const CpuGrid *g, double *thread_seconds) {
     size_t blocks = (size_t)g->grid.x * g->grid.y * g->grid.z;
     double threads = (double)blocks * g->block.x * g->block.y * g->block.z;
     Random *order = &cpu_runtime().thread_order;
@@ -55,7 +55,7 @@ inline void cpu_run_grid(const CpuGrid *g) {
         size_t j = random_next(order) % (i + 1);
         shuffled[i] = shuffled[j], shuffled[j] = (uint32_t)i;
     }
-    double start = seconds_wall(), expected = threads * (*g->thread_seconds > 0 ? *g->thread_seconds : 5e-9);
+    double start = seconds_wall(), expected = threads * *thread_seconds;
     bool parallel = blocks > 1 && expected > 30e-6 && omp_get_max_threads() > 1 && !omp_in_parallel();
     size_t workers = parallel ? (size_t)omp_get_max_threads() : 1, chunk = blocks / (workers * 8) + 1;
 #pragma omp parallel if (parallel)
@@ -64,7 +64,7 @@ inline void cpu_run_grid(const CpuGrid *g) {
 #pragma omp for schedule(dynamic, chunk) nowait
         for (size_t i = 0; i < blocks; i++) cpu_run_block(b, order->on ? shuffled[i] : i, *order);
     }
-    *g->thread_seconds = (seconds_wall() - start) * (double)workers / threads;
+    *thread_seconds = (seconds_wall() - start) * (double)workers / threads;
 }
 
 // A grid or block size, from dim3 or a whole number of any type. A number that does not fit is noted.
@@ -80,7 +80,7 @@ template <class Call, class... P>
 struct CpuWork : CpuGrid {
     Call call;
     std::tuple<P...> args;
-    inline static double thread_seconds = 0;
+    inline static double thread_seconds = 5e-9;
     inline static bool launched = false;  // a place that launches counts as a kernel of its own
 
     template <size_t... I>
@@ -97,7 +97,7 @@ struct CpuWork : CpuGrid {
         }
     }
     bool operator()() {
-        cpu_run_grid(this);
+        cpu_run_grid(this, &thread_seconds);
         return true;
     }
 };
@@ -128,8 +128,7 @@ static inline auto cpu_launcher(void (*)(P...), const char *name, CpuDim grid, C
         if (!cpu_check_launch(name, grid, block, shared)) return (void)cpu_take_cost();
         if (!Work::launched) cpu_first_use(name);
         Work::launched = true;
-        CpuGrid all = {name, grid.dim, block.dim, shared, Work::body, &Work::thread_seconds};
-        cpu_enqueue_work(stream, name, Work{all, call, {args...}});
+        cpu_enqueue_work(stream, name, Work{{name, grid.dim, block.dim, shared, Work::body}, call, {args...}});
     };
 }
 
