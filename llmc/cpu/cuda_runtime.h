@@ -77,9 +77,7 @@ static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, uns
 }
 static inline cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithPriority(stream, 0, 0); }
 
-// Waits for a stream, or with stream 0 for all streams that are not cudaStreamNonBlocking.
 static inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-    if (!stream) return cpu_drain(cudaStreamNonBlocking), cudaSuccess;
     if (!cpu_is_stream(stream)) return cpu_error(cudaErrorInvalidResourceHandle);
     cpu_run_until([=] { return stream->queue.empty(); });
     cpu_clock_host_waits(stream->times.now);

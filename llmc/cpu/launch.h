@@ -67,13 +67,11 @@ inline void cpu_run_grid(const CpuGrid *g, double *thread_seconds) {
     *thread_seconds = (seconds_wall() - start) * (double)workers / threads;
 }
 
-// A grid or block size, from dim3 or a whole number of any type. A number that does not fit is noted.
-struct CpuDim {
-    dim3 dim;
-    bool fits;
-    CpuDim(dim3 d) : dim(d), fits(true) {}
+// A grid or block size, from dim3 or a whole number of any type; 0, which is refused, if the number does not fit.
+struct CpuDim : dim3 {
+    CpuDim(dim3 d) : dim3(d) {}
     template <class T, class = std::enable_if_t<std::is_integral<T>::value || std::is_enum<T>::value>>
-    CpuDim(T n) : dim((unsigned)n), fits((int64_t)n >= 0 && (uint64_t)n <= 0x7FFFFFFFu) {}
+    CpuDim(T n) : dim3((int64_t)n >= 0 && (uint64_t)n <= 0x7FFFFFFFu ? (unsigned)n : 0) {}
 };
 
 template <class Call, class... P>
@@ -103,14 +101,13 @@ struct CpuWork : CpuGrid {
 };
 
 // Refuses an impossible launch, which has no result of its own: prints why and keeps the error for cudaGetLastError.
-inline bool cpu_check_launch(const char *name, const CpuDim &grid, const CpuDim &block, size_t shared) {
-    const dim3 &g = grid.dim, &b = block.dim;
+inline bool cpu_check_launch(const char *name, const dim3 &g, const dim3 &b, size_t shared) {
     const char *why = NULL;
     if (shared > 48 << 10) why = "more than 48 KiB of dynamic shared memory";
-    if (!block.fits || !b.x || !b.y || !b.z || b.x > CPU_MAX_THREADS || b.y > CPU_MAX_THREADS || b.z > 64 ||
+    if (!b.x || !b.y || !b.z || b.x > CPU_MAX_THREADS || b.y > CPU_MAX_THREADS || b.z > 64 ||
         (size_t)b.x * b.y * b.z > CPU_MAX_THREADS)
         why = "a block has 1 to 1024 threads";
-    if (!grid.fits || !g.x || !g.y || !g.z || g.x > 0x7FFFFFFFu || g.y > 65535 || g.z > 65535)
+    if (!g.x || !g.y || !g.z || g.x > 0x7FFFFFFFu || g.y > 65535 || g.z > 65535)
         why = "no such grid size";
     if (!why) return true;
     fprintf(stderr, "kernel %s was not launched: %s\n", name, why);
@@ -128,7 +125,7 @@ static inline auto cpu_launcher(void (*)(P...), const char *name, CpuDim grid, C
         if (!cpu_check_launch(name, grid, block, shared)) return (void)cpu_take_cost();
         if (!Work::launched) cpu_first_use(name);
         Work::launched = true;
-        cpu_enqueue_work(stream, name, Work{{name, grid.dim, block.dim, shared, Work::body}, call, {args...}});
+        cpu_enqueue_work(stream, name, Work{{name, grid, block, shared, Work::body}, call, {args...}});
     };
 }
 

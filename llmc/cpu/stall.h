@@ -86,8 +86,7 @@ static inline bool stall_is_stopped(void) {
 
 // Returns the seconds without progress after which a rank gives up.
 static inline double stall_patience(void) {
-    static double patience = 0;
-    if (patience == 0) patience = environment_number("CPU_STALL_SECONDS", 30);
+    static const double patience = environment_number("CPU_STALL_SECONDS", 30);
     return patience;
 }
 
