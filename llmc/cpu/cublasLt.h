@@ -62,17 +62,10 @@ struct cublasLtMatrixLayoutOpaque_t {
     int64_t ld; // elements from one column to the next
 };
 
-struct cublasLtMatmulDescOpaque_t {
-    int32_t trans_a, trans_b;
-    uint32_t epilogue;
-    const void *bias;
-};
-
-struct cublasLtMatmulPreferenceOpaque_t {
-    uint64_t workspace;
-    uint32_t reduction;
-    uint32_t align[4]; // A B C D
-};
+// Attributes, each at its number: a pointer or a size has 8 bytes, any other the low 4 of its word.
+typedef uint64_t CpuLtAttributes[9];
+struct cublasLtMatmulDescOpaque_t { CpuLtAttributes value; };
+struct cublasLtMatmulPreferenceOpaque_t { CpuLtAttributes value; };
 
 typedef struct cublasLtContext {} *cublasLtHandle_t;
 typedef struct cublasLtMatrixLayoutOpaque_t *cublasLtMatrixLayout_t;
@@ -105,11 +98,14 @@ static inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *
     return *layout = new cublasLtMatrixLayoutOpaque_t{type, rows, cols, ld}, CUBLAS_STATUS_SUCCESS;
 }
 static inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t, cudaDataType) {
-    *desc = new cublasLtMatmulDescOpaque_t{CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, NULL};
+    *desc = new cublasLtMatmulDescOpaque_t();  // CUBLAS_OP_N
+    (*desc)->value[CUBLASLT_MATMUL_DESC_EPILOGUE] = CUBLASLT_EPILOGUE_DEFAULT;
     return CUBLAS_STATUS_SUCCESS;
 }
 static inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *pref) {
-    return *pref = new cublasLtMatmulPreferenceOpaque_t{0, 7, {256, 256, 256, 256}}, CUBLAS_STATUS_SUCCESS;
+    *pref = new cublasLtMatmulPreferenceOpaque_t();
+    for (int i = 0; i < 4; i++) (*pref)->value[CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES + i] = 256;
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 static inline cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
@@ -122,33 +118,24 @@ static inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPrefe
     return delete pref, CUBLAS_STATUS_SUCCESS;
 }
 
-// Copies an attribute's value if it has the size of the field.
-template <class T>
-static inline cublasStatus_t cpu_lt_set(T *field, const void *buf, size_t bytes) {
-    if (bytes != sizeof(T)) return CUBLAS_STATUS_INVALID_VALUE;
-    memcpy(field, buf, sizeof(T));
+// Copies the value of an attribute if it has the size that is wanted.
+static inline cublasStatus_t cpu_lt_set(CpuLtAttributes value, unsigned number, size_t wanted, const void *buf,
+                                        size_t bytes) {
+    if (number >= sizeof(CpuLtAttributes) / 8 || bytes != wanted) return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(&value[number], buf, bytes);
     return CUBLAS_STATUS_SUCCESS;
 }
 
 static inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
                                                             cublasLtMatmulDescAttributes_t attr, const void *buf,
                                                             size_t bytes) {
-    switch (attr) {
-    case CUBLASLT_MATMUL_DESC_TRANSA: return cpu_lt_set(&desc->trans_a, buf, bytes);
-    case CUBLASLT_MATMUL_DESC_TRANSB: return cpu_lt_set(&desc->trans_b, buf, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE: return cpu_lt_set(&desc->epilogue, buf, bytes);
-    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return cpu_lt_set(&desc->bias, buf, bytes);
-    }
-    return CUBLAS_STATUS_INVALID_VALUE;
+    return cpu_lt_set(desc->value, attr, attr == CUBLASLT_MATMUL_DESC_BIAS_POINTER ? 8 : 4, buf, bytes);
 }
 
 static inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t pref,
                                                                   cublasLtMatmulPreferenceAttributes_t attr,
                                                                   const void *buf, size_t bytes) {
-    if (attr == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) return cpu_lt_set(&pref->workspace, buf, bytes);
-    if (attr == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) return cpu_lt_set(&pref->reduction, buf, bytes);
-    int matrix = attr - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
-    return matrix >= 0 && matrix < 4 ? cpu_lt_set(&pref->align[matrix], buf, bytes) : CUBLAS_STATUS_INVALID_VALUE;
+    return cpu_lt_set(pref->value, attr, attr == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES ? 8 : 4, buf, bytes);
 }
 
 // ---- checks ----
@@ -181,8 +168,9 @@ static inline cublasStatus_t cpu_lt_check(cublasLtMatmulDesc_t desc, cublasLtMat
             return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE, "%c is %zu x %zu with leading dimension %lld", "ABD"[i],
                                  (size_t)l->rows, (size_t)l->cols, (long long)l->ld);
     }
-    uint64_t m = desc->trans_a ? a->cols : a->rows, k = desc->trans_a ? a->rows : a->cols;
-    uint64_t kb = desc->trans_b ? b->cols : b->rows, n = desc->trans_b ? b->rows : b->cols;
+    bool trans_a = desc->value[CUBLASLT_MATMUL_DESC_TRANSA], trans_b = desc->value[CUBLASLT_MATMUL_DESC_TRANSB];
+    uint64_t m = trans_a ? a->cols : a->rows, k = trans_a ? a->rows : a->cols;
+    uint64_t kb = trans_b ? b->cols : b->rows, n = trans_b ? b->rows : b->cols;
     if (k != kb || d->rows != m || d->cols != n)
         return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE, "op(A) is %zu x %zu, op(B) %zu x %zu, D %zu x %zu", (size_t)m,
                              (size_t)k, (size_t)kb, (size_t)n, (size_t)d->rows, (size_t)d->cols);
@@ -196,7 +184,7 @@ static inline cublasStatus_t cpu_lt_check(cublasLtMatmulDesc_t desc, cublasLtMat
 static inline uint64_t cpu_lt_fingerprint(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t const layouts[3]) {
     uint64_t h = 14695981039346656037ull;
     const auto mix = [&h](uint64_t x) { h = (h ^ x) * 1099511628211ull; };
-    mix((uint64_t)desc->trans_a), mix((uint64_t)desc->trans_b), mix(desc->epilogue);
+    for (int i = 0; i < CUBLASLT_MATMUL_DESC_BIAS_POINTER; i++) mix(desc->value[i]);
     for (int i = 0; i < 3; i++) {
         const cublasLtMatrixLayoutOpaque_t *m = layouts[i];
         mix(m->type), mix(m->rows), mix(m->cols), mix((uint64_t)m->ld);
@@ -218,10 +206,10 @@ cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cubl
     *returned = status == CUBLAS_STATUS_SUCCESS;
     cublasLtMatmulHeuristicResult_t *r = &results[0];
     memset(r, 0, sizeof *r);
-    r->workspaceSize = pref->workspace < 1024 ? 0 : 1024;
+    r->workspaceSize = pref->value[CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES] < 1024 ? 0 : 1024;
     r->algo.data[0] = cpu_lt_fingerprint(desc, layouts);
     r->algo.data[1] = r->workspaceSize;
-    for (int i = 0; i < 4; i++) r->algo.data[2 + i] = pref->align[i];
+    memcpy(&r->algo.data[2], &pref->value[CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES], 4 * sizeof(uint64_t));
     return status;
 }
 
@@ -256,8 +244,9 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc
         if (i < 2 && p < (const char *)D + bytes_d && (const char *)D < p + bytes)
             return cpu_lt_refuse(invalid, "D overlaps %c", "ABD"[i]);
     }
-    bool has_bias = desc->epilogue == CUBLASLT_EPILOGUE_BIAS;
-    if (has_bias && !cpu_is_device_range(desc->bias, d->rows * cpu_lt_type_size(d->type)))
+    bool has_bias = desc->value[CUBLASLT_MATMUL_DESC_EPILOGUE] == CUBLASLT_EPILOGUE_BIAS;
+    const char *bias = (const char *)desc->value[CUBLASLT_MATMUL_DESC_BIAS_POINTER];
+    if (has_bias && !cpu_is_device_range(bias, d->rows * cpu_lt_type_size(d->type)))
         return cpu_lt_refuse(invalid, "the bias (%zu) leaves its device allocation", (size_t)d->rows);
     uint64_t problem = cpu_lt_fingerprint(desc, layouts);
     if (algo && algo->data[0] != problem)
@@ -270,10 +259,10 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc
     CpuGemm g = CpuGemm();
     g.x = cpu_lt_matrix(B, b), g.y = cpu_lt_matrix(A, a);
     g.d = cpu_lt_matrix(D, d);
-    g.trans_x = desc->trans_b, g.trans_y = desc->trans_a;
-    g.rows = d->cols, g.cols = d->rows, g.depth = desc->trans_a ? a->rows : a->cols;
+    g.trans_x = desc->value[CUBLASLT_MATMUL_DESC_TRANSB], g.trans_y = desc->value[CUBLASLT_MATMUL_DESC_TRANSA];
+    g.rows = d->cols, g.cols = d->rows, g.depth = g.trans_y ? a->rows : a->cols;
     g.alpha = *(const float *)alpha, g.beta = *(const float *)beta;
-    if (has_bias) g.bias = (const char *)desc->bias;
+    if (has_bias) g.bias = bias;
     // Another problem may need another kernel, and so may unaligned pointers and a sum with D.
     uint64_t plan = problem * 2 + (g.beta != 0.0f);
     for (int i = 0; algo && i < 4; i++) plan = plan * 2 + (algo->data[2 + i] < 16);
