@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
+#include <utility>
 #include <vector>
 
 #include "llmc/cpu/stall.h"
@@ -81,7 +82,7 @@ struct CpuBlock {
     Random order;                   // of the block's threads
     unsigned suspended;             // threads left on a stack, waiting or ready
     CpuFibre *running = fibres;
-    unsigned created = 1, idle_count, ready_head, ready_count, barrier_count;
+    unsigned created = 1, idle_count, ready_count, barrier_count;
     const char *barrier_file;
     int barrier_line;
     std::vector<char> shared;    // dynamic shared memory: exactly as large as asked for
@@ -203,16 +204,10 @@ __attribute__((noinline)) inline void cpu_start_fibre(CpuBlock *b) {
 inline CpuFibre *cpu_next(CpuBlock *b) {
     bool unstarted = b->next < b->count;
     if (b->ready_count && (!b->order.on || !unstarted || random_next(&b->order) % 2)) {
-        unsigned head = b->ready_head;
-        if (b->order.on) {
-            unsigned other = (head + random_next(&b->order) % b->ready_count) % CPU_MAX_THREADS;
-            CpuFibre *f = b->ready[head];
-            b->ready[head] = b->ready[other], b->ready[other] = f;
-        }
-        b->ready_head = (head + 1) % CPU_MAX_THREADS;
-        b->ready_count--;
+        unsigned last = --b->ready_count;
+        if (b->order.on) std::swap(b->ready[last], b->ready[random_next(&b->order) % (last + 1)]);
         b->suspended--;
-        return b->ready[head];
+        return b->ready[last];
     }
     if (unstarted) return b->idle_count ? b->idle[--b->idle_count] : NULL;
     if (b->suspended == 0) return b->fibres;
@@ -249,8 +244,6 @@ inline void cpu_fibre_main() {
     }
 }
 
-static inline void cpu_make_ready(CpuBlock *b, CpuFibre *f) {
-    b->ready[(b->ready_head + b->ready_count++) % CPU_MAX_THREADS] = f;
-}
+static inline void cpu_make_ready(CpuBlock *b, CpuFibre *f) { b->ready[b->ready_count++] = f; }
 
 #endif
