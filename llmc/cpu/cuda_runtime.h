@@ -15,12 +15,7 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 
-typedef enum cudaDataType_t {
-    CUDA_R_32F = 0,
-    CUDA_R_16BF = 14,
-} cudaDataType_t;
-typedef cudaDataType_t cudaDataType;
-
+enum cudaDataType { CUDA_R_32F = 0, CUDA_R_16BF = 14 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
 

@@ -33,15 +33,11 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-struct uint3 {
-    unsigned x, y, z;
-};
 struct dim3 {
     unsigned x, y, z;
     constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
-inline thread_local uint3 threadIdx, blockIdx;
-inline thread_local dim3 blockDim, gridDim;
+inline thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 enum { CPU_WARP = 32, CPU_MAX_THREADS = 1024, CPU_STACK = CPU_ASAN ? 256 << 10 : 64 << 10, CPU_GUARD = 4096 };
 
@@ -100,7 +96,7 @@ struct CpuBlock {
 
 inline thread_local CpuBlock *cpu_block = NULL;
 
-static inline uint3 cpu_thread_index(unsigned t) {
+static inline dim3 cpu_thread_index(unsigned t) {
     return {t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
 }
 static inline void cpu_set_current(CpuBlock *b, unsigned t) {
@@ -128,7 +124,7 @@ static inline void cpu_set_current(CpuBlock *b, unsigned t) {
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    uint3 i = cpu_thread_index(thread);
+    dim3 i = cpu_thread_index(thread);
     cpu_abort("kernel %s, block (%u,%u,%u), thread (%u,%u,%u): %s", cpu_block->launch->name, blockIdx.x, blockIdx.y,
               blockIdx.z, i.x, i.y, i.z, text);
 }
@@ -145,7 +141,7 @@ static inline void cpu_set_current(CpuBlock *b, unsigned t) {
     bool in_warp = state[waits] == IN_WARP;
     for (unsigned t = 0; t < b->count; t++)
         if (state[t] != state[waits] && (!in_warp || t / CPU_WARP == waits / CPU_WARP)) missing = t;
-    uint3 m = cpu_thread_index(missing);
+    dim3 m = cpu_thread_index(missing);
     if (in_warp)
         cpu_kernel_abort(waits, "waits for ever in a warp operation: thread (%u,%u,%u) %s", m.x, m.y, m.z,
                          state[missing] == EXITED ? "has exited" : "waits at a block barrier");

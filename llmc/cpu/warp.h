@@ -132,7 +132,7 @@ __attribute__((noinline)) inline bool cpu_block_arrive(CpuBlock *b, const char *
         b->barrier_file = file;
         b->barrier_line = line;
     } else if (b->barrier_line != line || (b->barrier_file != file && strcmp(b->barrier_file, file))) {
-        uint3 o = cpu_thread_index(b->barrier[0]->thread);
+        dim3 o = cpu_thread_index(b->barrier[0]->thread);
         cpu_kernel_abort(b->current, "divergent barrier: it is at %s:%d, thread (%u,%u,%u) waits at %s:%d",
                          file, line, o.x, o.y, o.z, b->barrier_file, b->barrier_line);
     }
