@@ -80,8 +80,7 @@ inline void cpu_clock_start(const Cluster *cluster, bool simulates) {
 
 static inline bool cpu_simulates() { return cpu_clock().simulates; }
 
-// Times are whole ns. Their sums are exact for 104 days (2^53 ns), and never pass the largest number, whatever a cluster
-// file says.
+// Times are whole ns. Their sums are exact for 104 days (2^53 ns) and never infinite, whatever a cluster file says.
 static inline double cpu_ns(double seconds) { return round(1e9 * seconds); }
 
 // ---------------------------------------------------------------------------------------------- costs
