@@ -29,7 +29,7 @@ static void fuzz_json(const uint8_t *data, size_t size) {
     if (!fuzz_out[0]) fuzz_empty_out();
     fuzz_promise(folder_make(fuzz_out, &err));
     snprintf(path, sizeof path, "%s/%s.json", fuzz_out, data[0] % 2 == 0 ? "config" : "trainer");
-    FILE *file = file_open_output(path, O_TRUNC, &err);
+    FILE *file = file_open_output(path, O_WRONLY | O_TRUNC, &err);
     fuzz_promise(file != NULL && fwrite(data + 1, 1, size - 1, file) == size - 1 && fclose(file) == 0);
     if (data[0] % 2 == 0) {
         GPTConfig a, b;

@@ -146,8 +146,8 @@ if mknod null c 1 3 2>/dev/null; then
     trains --steps 2 --dump-gradients null
     [ $code = 2 ] && [ -c null ]
     report $? "--dump-gradients onto a device is refused, and the device stays one: $(said)"
-    trains --steps 2 --out dev --log null && trains --steps 4 --out dev --resume auto --log null && [ -c null ]
-    report $? "--log into a device, and a resume: the device stays one"
+    refused 2 'not a regular file' --steps 2 --log null && [ -c null ]
+    report $? "so is --log into one: $(said)"
 fi
 : >target.jsonl
 ln -s target.jsonl link.jsonl
@@ -169,7 +169,8 @@ for flags in '--train-data pipe' "--train-data shards/*.bin" '--val-data pipe --
     report $? "$flags is refused at once (code $code): $(said)"
 done
 
-refused 1 'No space left' --steps 2 --trace /dev/full --out traced && [ -f traced/step-00000002/trainer.json ]
+(ulimit -f 1024; refused 1 'File too large' --steps 2000 --trace-steps 2000 --trace large.json --out traced) &&
+    [ -f traced/step-00002000/trainer.json ]
 report $? "--trace onto a full disk: $(said), and the run is saved"
 
 # ---- inputs named as outputs, and logs of runs that are refused ------------------------------------------------------

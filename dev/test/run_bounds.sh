@@ -121,8 +121,12 @@ report $? "and of more parameters than anybody has"
 
 # ---- a log on a full disk --------------------------------------------------------------------------------------------
 
-refused 1 '.' "$trainer" $tiny --steps 3 --out full --log /dev/full
-[ $code = 1 ] && [ "$(grep -c 'No space left' err)" = 2 ] && grep -q '^note: the log cannot be written' err &&
+large=$((1 << 24))  # a file of 16 MiB takes no more
+{ printf '{"step":1,"of":"'; head -c $large /dev/zero | tr '\0' x; printf '"}\n'; } >full.jsonl
+"$trainer" $tiny --steps 1 --out full >/dev/null
+refused 1 '.' bash -c 'ulimit -f $(($0 / 1024)); exec "$@"' $large "$trainer" $tiny --steps 3 --out full --resume auto \
+    --log full.jsonl
+[ $code = 1 ] && [ "$(grep -c 'File too large' err)" = 2 ] && grep -q '^note: the log cannot be written' err &&
     [ -f full/step-00000003/trainer.json ]
 report $? "--log on a full disk: said at once, the reason named, all steps saved, code $code"
 
@@ -176,7 +180,7 @@ for case in "is no former output|--init split --log split/model-00001-of-00001.s
     "would overwrite|--schedule-file schedule.txt --trace schedule.txt" \
     "would overwrite|--train-data 1:shard.tokens,2:$data --trace shard.tokens" \
     "would overwrite before.jsonl|--log before.jsonl --dump-gradients before.jsonl" \
-    "not a regular file|--dump-gradients output-link"; do
+    "would overwrite output-link|--dump-gradients output-link"; do
     [ -z "$stand_ins" ] && [[ $case == *--virtual-time* ]] && continue
     ln -sf before.jsonl output-link
     refused 2 "${case%%|*}" "$train3d" $tiny --steps 1 ${case#*|} && [ "$(cat $inputs | cksum)" = "$sums" ]

@@ -41,8 +41,8 @@ static const OutputCase CASES[] = {
     {"--trace text", "--trace would overwrite text, which is no former output of it"},
     {"--dump-gradients text", "--dump-gradients would overwrite text, which is no former output"},
     {"--dump-gradients other/model.safetensors", "which is no former output"},
-    {"--dump-gradients g", "--dump-gradients g.unfinished is not a regular file"},
-    {"--dump-gradients h", "--dump-gradients h.unfinished is not a regular file"},
+    {"--dump-gradients g", "--dump-gradients would overwrite g.unfinished, which is no former output"},
+    {"--dump-gradients h", "cannot open h.unfinished: Is a directory"},
     {"--dump-gradients " LONG, "File name too long"},
     {"--log train.bin", "--log would overwrite train.bin, which is no former output"},
     {"--trace val_1.bin", "--trace would overwrite val_1.bin, which is no former output"},
@@ -56,15 +56,15 @@ static const OutputCase CASES[] = {
     {"--log same --trace same", "--log and --trace are both same"},
     {"--trace empty --dump-gradients ./empty", "--trace and --dump-gradients are both ./empty"},
     {"--log link_to_old", NULL},
-    {"--dump-gradients link_to_old", "is not a regular file"},
-    {"--log fifo", "cannot write --log fifo: nobody reads from that pipe"},
-    {"--trace fifo", "cannot write --trace fifo: nobody reads from that pipe"},
-    {"--log socket", "cannot write --log socket: No such device or address"},
-    {"--log /dev/null --trace /dev/null", NULL},
-    {"--dump-gradients fifo", "--dump-gradients fifo is not a regular file"},
-    {"--dump-gradients /dev/null", "--dump-gradients /dev/null is not a regular file"},
-    {"--trace model", "cannot write --trace model: Is a directory"},
-    {"--trace no/such/folder", "cannot write --trace no/such/folder: No such file or directory"},
+    {"--dump-gradients link_to_old", "--dump-gradients would overwrite link_to_old, which is no former output"},
+    {"--log fifo", "cannot open fifo: not a regular file"},
+    {"--trace fifo", "cannot open fifo: not a regular file"},
+    {"--log socket", "cannot open socket: No such device or address"},
+    {"--log /dev/null", "cannot open /dev/null: not a regular file"},
+    {"--dump-gradients fifo", "cannot open fifo: not a regular file"},
+    {"--dump-gradients /dev/null", "cannot open /dev/null: not a regular file"},
+    {"--trace model", "cannot open model: Is a directory"},
+    {"--trace no/such/folder", "cannot open no/such/folder: No such file or directory"},
 };
 
 int main(void) {
@@ -100,12 +100,6 @@ int main(void) {
         bool ok = CASES[i].says ? !fine && strstr(err.text, CASES[i].says) : fine;
         check(&c, ok, "%s: %s -> %s", CASES[i].says ? "refused" : "fine", CASES[i].flags, err.text);
     }
-    char byte;
-    int reader = open("fifo", O_RDONLY | O_NONBLOCK);
-    bool fine = outputs_are_fine("--log fifo --trace fifo", &err);
-    bool goes_on = read(reader, &byte, 1) == -1 && errno == EAGAIN;  // 0 would be the end
-    check(&c, reader >= 0 && fine && goes_on, "a pipe that is read is fine, and its reader meets no end %s", err.text);
-    close(reader);
     char *text_after = file_read("text", 100, &bytes, &err), *log_after = file_read("old.jsonl", 100, &bytes, &err);
     bool same = text_after && strcmp(text_after, text) == 0 && log_after && strcmp(log_after, step) == 0;
     check(&c, same && count_entries() == before, "and nothing was made or touched");

@@ -8,7 +8,7 @@
 
 // Writes a trainer.json. checksums: a JSON object, or NULL.
 static inline bool trainer_state_write(const char *path, const TrainerState *state, const char *checksums, Error *err) {
-    FILE *out = file_open_output(path, O_TRUNC, err);
+    FILE *out = file_open_output(path, O_WRONLY | O_TRUNC, err);
     if (!out) return false;
     trainer_state_print(out, state);
     fprintf(out, "%s%s\n}\n", checksums ? ",\n  \"checksums\": " : "", checksums ? checksums : "");

@@ -37,7 +37,7 @@ static inline const char *file_read_failure(void) { return errno ? strerror(errn
 
 // Opens a regular file and gives its size; -1 with a sentence for anything else, pipes and folders included.
 static inline int file_open(const char *path, int flags, uint64_t *size, Error *err) {
-    int fd = open(path, flags | O_CLOEXEC | O_NONBLOCK);  // O_NONBLOCK: a pipe must not block us here
+    int fd = open(path, flags | O_CLOEXEC | O_NONBLOCK, 0666);  // O_NONBLOCK: a pipe must not block us here
     struct stat info;
     bool known = fd >= 0 && fstat(fd, &info) == 0;
     if (known && S_ISREG(info.st_mode)) {
@@ -66,16 +66,11 @@ static inline char *file_read(const char *path, size_t max_bytes, size_t *bytes,
     return NULL;
 }
 
-// Opens a file, device or pipe to write a stream to (flags: O_TRUNC or O_APPEND; O_RDWR to read as well). Does not wait
-// for somebody to read from a pipe: then it fails.
+// Opens a regular file to write a stream to it (flags: O_WRONLY | O_TRUNC, or O_RDWR | O_APPEND to read as well).
 static inline FILE *file_open_output(const char *path, int flags, Error *err) {
-    int fd = open(path, (flags & O_RDWR ? 0 : O_WRONLY) | O_CREAT | O_NONBLOCK | O_CLOEXEC | flags, 0666);
-    bool ok = fd >= 0 && fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK) == 0;
-    FILE *file = ok ? fdopen(fd, flags & O_RDWR ? "a+b" : flags & O_APPEND ? "ab" : "wb") : NULL;
-    if (file) return file;
-    error_set(err, "cannot write %s: %s", path, errno == ENXIO ? "nobody reads from that pipe" : strerror(errno));
-    if (fd >= 0) close(fd);
-    return NULL;
+    uint64_t size;
+    int fd = file_open(path, O_CREAT | flags, &size, err);
+    return fd < 0 ? NULL : (FILE *)host_check(fdopen(fd, flags & O_APPEND ? "a+b" : "wb"), 1, sizeof(FILE));
 }
 
 // Writes all bytes at an offset; false: errno says why.

@@ -80,9 +80,9 @@ static inline bool log_scan(FILE *in, const char *path, size_t done, long *end, 
 }
 
 // Opens a log to append to it, with the lock that keeps other runs out. NULL with a sentence.
-static inline FILE *log_take(const char *path, bool regular, Error *err) {
-    FILE *log = file_open_output(path, O_APPEND | (regular ? O_RDWR : 0), err);
-    if (!log || !regular || file_lock(fileno(log), "--log", path, err) != 0) return log;
+static inline FILE *log_take(const char *path, Error *err) {
+    FILE *log = file_open_output(path, O_RDWR | O_APPEND, err);
+    if (!log || file_lock(fileno(log), "--log", path, err) != 0) return log;
     fclose(log);
     return NULL;
 }
@@ -103,24 +103,21 @@ static inline bool log_set_aside(const char *path, Error *err) {
 }
 
 // Starts the log of a run of `steps` steps that resumes after `done`: drops the lines behind these, which the run
-// repeats, or sets the whole log aside if there are none. Writes through links, devices and pipes. path: NULL without
-// --log. flops: of one token (llmc/model.h). peak_flops: of all devices; 0: unknown, MFU is "n/a".
+// repeats, or sets the whole log aside if there are none. Writes through links. path: NULL without --log. flops: of
+// one token (llmc/model.h). peak_flops: of all devices; 0: unknown, MFU is "n/a".
 static inline bool log_open(Log *log, const char *path, size_t done, size_t steps, double flops, double peak_flops,
                             Error *err) {
-    struct stat info;
     long end;
     memset(log, 0, sizeof *log);
     log->steps = steps, log->flops = flops, log->peak_flops = peak_flops;
     if (!path) return true;
-    bool regular = stat(path, &info) != 0 || S_ISREG(info.st_mode);
-    if (!(log->json = log_take(path, regular, err))) return false;
-    if (!regular) return true;
+    if (!(log->json = log_take(path, err))) return false;
     bool ok = log_scan(log->json, path, done, &end, err);
     if (ok && ((done && ftruncate(fileno(log->json), end) != 0) || fseek(log->json, 0, SEEK_END) != 0))
         ok = error_set(err, "cannot write log %s: %s", path, strerror(errno));
     if (ok && done == 0 && ftell(log->json) > 0 && (ok = log_set_aside(path, err))) {
         fclose(log->json);
-        log->json = log_take(path, true, err);
+        log->json = log_take(path, err);
     }
     if (!ok) fclose(log->json), log->json = NULL;
     return log->json != NULL;

@@ -14,28 +14,20 @@ typedef struct {
     const char *flag, *path;
     const char *start;  // a former output, if not empty, has these bytes
     uint64_t at;        // there
-    bool replaced;      // by a rename; other outputs are streams
     int fd;             // -1: not open
     bool made;          // the name was not there
     struct stat info;
 } Output;
 
-// Opens the file, to prove that it can be written. Links, devices and pipes that are read may take a stream; renaming
-// would replace them.
+// Opens the file, to prove that it can be written.
 static inline bool output_open(Output *x, Error *err) {
     char begin[64];
-    struct stat link;
+    uint64_t size;
     size_t length = strlen(x->start);
-    x->made = lstat(x->path, &link) != 0;
-    if (x->replaced && !x->made && !S_ISREG(link.st_mode))
-        return error_set(err, "%s %s is not a regular file: name one", x->flag, x->path);
-    bool regular = stat(x->path, &x->info) != 0 || S_ISREG(x->info.st_mode);
-    x->fd = open(x->path, (regular ? O_RDWR : O_WRONLY) | O_CREAT | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0666);
-    if (x->fd < 0 || fstat(x->fd, &x->info) != 0)
-        return error_set(err, "cannot write %s %s: %s", x->flag, x->path,
-                         errno == ENXIO && S_ISFIFO(x->info.st_mode) ? "nobody reads from that pipe" : strerror(errno));
-    if (!regular || x->info.st_size == 0) return true;
-    if (file_read_at(x->fd, begin, length, x->at) && memcmp(begin, x->start, length) == 0) return true;
+    x->made = lstat(x->path, &x->info) != 0;
+    x->fd = file_open(x->path, O_RDWR | O_CREAT, &size, err);
+    if (x->fd < 0 || fstat(x->fd, &x->info) != 0) return false;
+    if (size == 0 || (file_read_at(x->fd, begin, length, x->at) && memcmp(begin, x->start, length) == 0)) return true;
     return error_set(err, "%s would overwrite %s, which is no former output of it: name a new file", x->flag, x->path);
 }
 
@@ -45,21 +37,20 @@ static inline bool outputs_check(const Options *o, Error *err) {
     struct stat none = {};
     bool dumps = o->dump_gradients != NULL;
     bool ok = !dumps || path_print(unfinished, err, GRADIENTS_UNFINISHED, o->dump_gradients);
-    Output outputs[] = {{"--log", o->log, LOG_START, 0, false, -1, false, none},
-                        {"--trace", o->trace, TRACE_START, 0, false, -1, false, none},
-                        {"--dump-gradients", o->dump_gradients, GRADIENTS_START, 8, true, -1, false, none},
-                        {"--dump-gradients", dumps ? unfinished : NULL, GRADIENTS_START, 8, true, -1, false, none}};
+    Output outputs[] = {{"--log", o->log, LOG_START, 0, -1, false, none},
+                        {"--trace", o->trace, TRACE_START, 0, -1, false, none},
+                        {"--dump-gradients", o->dump_gradients, GRADIENTS_START, 8, -1, false, none},
+                        {"--dump-gradients", dumps ? unfinished : NULL, GRADIENTS_START, 8, -1, false, none}};
     for (Output *x = outputs; x < outputs + 4 && ok; x++) {
         ok = !x->path || output_open(x, err);
-        for (Output *y = outputs; y < x && ok; y++) {  // devices may take several
-            if (x->fd >= 0 && y->fd >= 0 && S_ISREG(x->info.st_mode) && x->info.st_dev == y->info.st_dev &&
-                x->info.st_ino == y->info.st_ino)
+        for (Output *y = outputs; y < x && ok; y++) {
+            if (x->fd >= 0 && y->fd >= 0 && x->info.st_dev == y->info.st_dev && x->info.st_ino == y->info.st_ino)
                 ok = error_set(err, "%s and %s are both %s: give each a file of its own", y->flag, x->flag, x->path);
         }
     }
     for (Output *x = outputs; x < outputs + 4; x++) {
         if (x->made) unlink(x->path);
-        if (x->fd >= 0 && !S_ISFIFO(x->info.st_mode)) close(x->fd);  // a pipe's reader would take that for the end
+        if (x->fd >= 0) close(x->fd);
     }
     return ok;
 }

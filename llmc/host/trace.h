@@ -96,7 +96,7 @@ static inline void trace_name(FILE *file, const char *object, int rank, int stre
 // every rank.
 static inline bool trace_write(const char *path, const TraceEvent *events, size_t count, const char *const *streams,
                                int stream_count, Error *err) {
-    FILE *file = file_open_output(path, O_TRUNC, err);
+    FILE *file = file_open_output(path, O_WRONLY | O_TRUNC, err);
     if (!file) return false;
     char name[48];
     fprintf(file, TRACE_START);
