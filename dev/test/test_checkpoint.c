@@ -849,7 +849,7 @@ static void test_foreign_files(void) {
                                         "step-00000006/notes", "step-00000008/notes"};
     enum { COUNT = sizeof files / sizeof files[0] };
     Error err;
-    char folder[64];
+    char folder[64], moved[PATH_MAX];
     const char *out = in_root("uo");
     bool ok = save_one(out, 6, &TINY, &err);
     for (int i = 0; i < COUNT; i++) {
@@ -863,12 +863,10 @@ static void test_foreign_files(void) {
         checkpoint_prune(out, 1, step);
     }
     ok = ok && checkpoint_claim(out, true, &lock, &err) && latest_is(out, "step-00000009");
-    char process[PROCESS_NAME_SIZE], moved[PROCESS_NAME_SIZE + 32];
-    process_name(process, getpid());
-    snprintf(moved, sizeof moved, "tmp-00000008-%s/notes", process);
+    ok = ok && checkpoint_tmp_path(moved, out, 8, &err);
     for (int i = 0; i < COUNT; i++) {
         // The folder that stood where a checkpoint had to go gave way.
-        const char *path = in(out, i < COUNT - 1 ? files[i] : moved);
+        const char *path = i < COUNT - 1 ? in(out, files[i]) : in(moved, "notes");
         if (!is_mine(path)) ok = error_set(&err, "%s is gone", path);
     }
     check(&checks, ok, "%d files of others under --out stay%s%s", (int)COUNT, ok ? "" : ": ", ok ? "" : err.text);

@@ -62,11 +62,11 @@ static inline void checkpoint_remove(const char *path) {
     rmdir(path);
 }
 
-// The name of a checkpoint while it is being written, which no other process takes.
+// The name of a checkpoint while it is being written, which no other living process takes, on any node.
 static inline bool checkpoint_tmp_path(char path[PATH_MAX], const char *out_dir, size_t step, Error *err) {
-    char process[PROCESS_NAME_SIZE];
-    process_name(process, getpid());
-    return path_print(path, err, "%s/tmp-%08zu-%s", out_dir, step, process);
+    char host[65] = "";
+    if (gethostname(host, sizeof host - 1) != 0 || strchr(host, '/')) strcpy(host, "host");
+    return path_print(path, err, "%s/tmp-%08zu-%s-%ld", out_dir, step, host, (long)getpid());
 }
 
 // Rank 0: makes the temporary folder with config.json and the tensors' files at full size, and gives its path.

@@ -4,8 +4,6 @@
 #ifndef LLMC_CHECKPOINT_LIST_H
 #define LLMC_CHECKPOINT_LIST_H
 
-#include <signal.h>
-
 #include "llmc/host/checkpoint.h"
 
 typedef struct {
@@ -85,25 +83,15 @@ static inline void checkpoint_prune(const char *out_dir, size_t keep, size_t ste
     free(list);
 }
 
-// True if a process of this machine that has ended left this unfinished save.
-static inline bool checkpoint_was_left(const CheckpointEntry *x) {
-    char process[PROCESS_NAME_SIZE], name[PATH_MAX];
-    long pid = atol(strrchr(x->path, '-') + 1);
-    process_name(process, pid);
-    int n = snprintf(name, sizeof name, "/tmp-%08zu-%s", x->step, process);
-    return strncmp(strrchr(x->path, '/'), name, (size_t)n) == 0 && kill((pid_t)pid, 0) != 0 && errno == ESRCH;
-}
-
-// Clears away what interrupted saves have left: a checkpoint that lacked only its name gets it, the others go.
-// Without a lock another run may be saving: what it has stays.
-static inline void checkpoint_clean(const char *out_dir, bool locked) {
+// Clears away what interrupted saves have left: a checkpoint that lacked only its name gets it, the others go. Only
+// under the lock: else another run may be saving.
+static inline void checkpoint_clean(const char *out_dir) {
     char named[PATH_MAX];
     Error ignored;
     CheckpointEntry *list;
     for (size_t i = checkpoint_list(out_dir, true, &list); i-- > 0;) {
         const CheckpointEntry *x = &list[i];
-        if ((!locked && !checkpoint_was_left(x)) ||
-            !path_print(named, &ignored, "%s/step-%08zu", out_dir, x->step)) continue;
+        if (!path_print(named, &ignored, "%s/step-%08zu", out_dir, x->step)) continue;
         if (checkpoint_is_ours(x->path, x->step) && access(named, F_OK) != 0 && rename(x->path, named) == 0) continue;
         if (checkpoint_looks_ours(x->path)) checkpoint_remove(x->path);
         else rmdir(x->path);  // interrupted before the first file, or somebody's
@@ -117,8 +105,8 @@ static inline bool checkpoint_claim(const char *out_dir, bool first_rank, int *l
     char path[PATH_MAX], file[PATH_MAX];
     *lock = -1;
     if (!folder_make(out_dir, err) || (first_rank && !folder_lock(out_dir, lock, err))) return false;
-    if (first_rank) checkpoint_clean(out_dir, *lock >= 0);
-    if (first_rank && *lock < 0) printf("note: %s; tmp-* of other machines stay there\n", err->text);
+    if (*lock >= 0) checkpoint_clean(out_dir);
+    else if (first_rank) printf("note: %s; unfinished saves tmp-* stay there\n", err->text);
     // The longest path that will be written, of a name that the next run would clear away.
     if (!checkpoint_tmp_path(path, out_dir, (size_t)1e15, err) ||
         !path_print(file, err, "%s/optimizer.safetensors", path)) return false;

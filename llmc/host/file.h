@@ -1,7 +1,7 @@
 // file.h: reading and writing files at offsets, whole or not at all; making, locking and replacing folders.
 //
 // defines: file_read_at, file_read_failure, file_open, file_read, file_open_output, file_write_at, file_reserve,
-//          file_write_text, path_print, process_name, folder_make, folder_sync, folder_replace, file_lock, folder_lock,
+//          file_write_text, path_print, folder_make, folder_sync, folder_replace, file_lock, folder_lock,
 //          folder_keep_lock
 #ifndef LLMC_FILE_H
 #define LLMC_FILE_H
@@ -113,15 +113,6 @@ __attribute__((format(printf, 3, 4))) static inline bool path_print(char path[PA
     int n = vsnprintf(path, PATH_MAX, format, args);
     va_end(args);
     return (n >= 0 && n < PATH_MAX) || error_set(err, "the path %.200s... is too long", path);
-}
-
-enum { PROCESS_NAME_SIZE = 80 };
-
-// "HOST-PID": a name that no other living process has, on any node. pid: of a process of this one.
-static inline void process_name(char name[PROCESS_NAME_SIZE], long pid) {
-    char host[65] = "";
-    if (gethostname(host, sizeof host - 1) != 0 || strchr(host, '/')) strcpy(host, "host");
-    snprintf(name, PROCESS_NAME_SIZE, "%s-%ld", host, pid);
 }
 
 // Makes the folder and those above it, where they are missing.
