@@ -177,23 +177,19 @@ static inline bool checkpoint_sum(const char *dir, const ModelSpec *spec, size_t
     return checkpoint_check(dir, &config, state.bf16 ? 4 : 3, share, shares, verify ? sums : NULL, err);
 }
 
-// Are the sums of the whole files, the configuration and the position those that were saved? What has no checksums
-// cannot be compared and is refused.
+// Are the sums of the whole files, the configuration and the position those that were saved?
 static inline bool checkpoint_matches(const char *dir, const Checksums *sums, Error *err) {
     char path[PATH_MAX], name[STATE_NAME_SIZE], now[17];
     cJSON *root = path_print(path, err, "%s/trainer.json", dir) ? json_read(path, TRAINER_MAX_FILE, err) : NULL;
     const cJSON *saved = cJSON_GetObjectItemCaseSensitive(root, "checksums");
     bool ok = root != NULL;
-    if (ok && !cJSON_IsObject(saved))
-        ok = error_set(err, "%s has no \"checksums\": it is damaged; take another checkpoint "
-                       "(--verify 0 takes this one as it is)", path);
-    saved = ok ? saved->child : NULL;
+    saved = cJSON_IsObject(saved) ? saved->child : NULL;
     for (size_t i = 0; i < sums->count && ok; i++, saved = saved->next) {
         const char *of = checkpoint_sum_name(name, sums, i);
         const char *was = saved && strcmp(saved->string, of) == 0 ? cJSON_GetStringValue(saved) : NULL;
         const char *file = i ? state_file((StateKind)((i - 1) / sums->tensors)) : "trainer.json or config.json";
         snprintf(now, sizeof now, "%016" PRIx64, sums->sums[i]);
-        if (!was) ok = error_set(err, "%s has no checksum of %s", path, of);
+        if (!was) ok = error_set(err, "%s has no checksum of %s (--verify 0 takes it as it is)", path, of);
         if (was && strcmp(was, now) != 0)
             ok = error_set(err, "%s/%s is damaged: %s has the checksum %s instead of %.16s; take another checkpoint "
                            "(--verify 0 takes this one as it is)", dir, file, of, now, was);
@@ -208,14 +204,13 @@ static inline bool checkpoint_read(const char *dir, StateKind kind, const ParamT
                                    size_t lo, size_t hi, Error *err) {
     SafeTensors st;
     SliceWalk walk = {table, lo, hi, 0, 0};
-    const Tensor *x, *found = NULL;
-    const STEntry *entry = NULL;
+    const Tensor *x;
     Run run;
     bool ok = true;
     if (!checkpoint_open(dir, kind, &st, err)) return false;
     memset(values, 0, (hi - lo) * sizeof(float));
     while (ok && (x = slices_next(&walk, &run)) != NULL) {
-        if (x != found) entry = slices_find(&st, found = x, kind, err);
+        const STEntry *entry = slices_find(&st, x, kind, err);
         ok = entry && st_read_floats(&st, entry, run.global, run.count, values + (x->offset + run.local - lo), err);
     }
     st_close(&st);

@@ -137,15 +137,14 @@ static inline bool slices_write(const char *path, StateKind kind, const ParamTab
     char file[PATH_MAX];
     SafeTensors st;
     SliceWalk walk = {table, lo, hi, 0, 0};
-    const Tensor *x, *found = NULL;
-    const STEntry *entry = NULL;
+    const Tensor *x;
     Run run;
     bool ok = true;
     if (!path_print(file, err, "%s%s%s", path, sums ? "/" : "", sums ? state_file(kind) : "") ||
         !st_open(&st, file, O_RDWR, err)) return false;
     while (ok && (x = slices_next(&walk, &run)) != NULL) {
         if (!x->counted) continue;
-        if (x != found) entry = slices_find(&st, found = x, kind, err);
+        const STEntry *entry = slices_find(&st, x, kind, err);
         ok = entry && st_write_floats(&st, entry, run.global, run.count, values + (x->offset + run.local - lo),
                                       sums ? &sums->sums[1 + kind * sums->tensors + x->id] : NULL, err);
     }
