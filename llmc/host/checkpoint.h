@@ -135,24 +135,17 @@ static inline bool checkpoint_commit(const char *out_dir, const char *tmp_path, 
 // ---------------------------------------------------------------------------------------------------------------------
 // Loading
 
-// One file, or several where there is an index instead.
-static inline bool checkpoint_open(const char *dir, StateKind kind, SafeTensors *st, Error *err) {
-    char path[PATH_MAX], index[PATH_MAX];
-    if (!path_print(path, err, "%s/%s", dir, state_file(kind)) ||
-        !path_print(index, err, "%s.index.json", path)) return false;
-    if (access(path, F_OK) != 0 && access(index, F_OK) == 0) return st_open_index(st, dir, index, err);
-    return st_open(st, path, O_RDONLY, err);
-}
-
 // Looks at every tensor of the first `kinds` kinds of state: is it there, with the right shape and type? Adds up one
 // share of all their checksums. Without sums it reads the headers alone, so it comes before any allocation.
 static inline bool checkpoint_check(const char *dir, const GPTConfig *config, size_t kinds, size_t share, size_t shares,
                                     Checksums *sums, Error *err) {
+    char path[PATH_MAX];
     size_t piece = 0, tensors = count_tensors(config);
     bool ok = true;
     for (size_t k = 0; k < kinds && ok; k++) {
         SafeTensors st;
-        if (!(ok = checkpoint_open(dir, (StateKind)k, &st, err))) break;
+        if (!path_print(path, err, "%s/%s", dir, state_file((StateKind)k)) || !st_open(&st, path, O_RDONLY, err))
+            return false;
         for (size_t id = 0; id < tensors && ok; id++) {
             Tensor x = tensor_by_id(config, id);
             const STEntry *entry = slices_find(&st, &x, (StateKind)k, err);
@@ -202,12 +195,13 @@ static inline bool checkpoint_matches(const char *dir, const Checksums *sums, Er
 // Every rank: fills values with elements [lo, hi) of its flat buffer; padding and gaps become 0.
 static inline bool checkpoint_read(const char *dir, StateKind kind, const ParamTable *table, float *values,
                                    size_t lo, size_t hi, Error *err) {
+    char path[PATH_MAX];
     SafeTensors st;
     SliceWalk walk = {table, lo, hi, 0, 0};
     const Tensor *x;
     Run run;
     bool ok = true;
-    if (!checkpoint_open(dir, kind, &st, err)) return false;
+    if (!path_print(path, err, "%s/%s", dir, state_file(kind)) || !st_open(&st, path, O_RDONLY, err)) return false;
     memset(values, 0, (hi - lo) * sizeof(float));
     while (ok && (x = slices_next(&walk, &run)) != NULL) {
         const STEntry *entry = slices_find(&st, x, kind, err);

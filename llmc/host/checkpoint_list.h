@@ -107,9 +107,9 @@ static inline bool checkpoint_claim(const char *out_dir, bool first_rank, int *l
     if (!folder_make(out_dir, err) || (first_rank && !folder_lock(out_dir, lock, err))) return false;
     if (*lock >= 0) checkpoint_clean(out_dir);
     else if (first_rank) printf("note: %s; unfinished saves tmp-* stay there\n", err->text);
-    // The longest path that will be written, of a name that the next run would clear away.
+    // The longest path that will be looked for, of a name that the next run would clear away.
     if (!checkpoint_tmp_path(path, out_dir, (size_t)1e15, err) ||
-        !path_print(file, err, "%s/optimizer.safetensors", path)) return false;
+        !path_print(file, err, "%s/optimizer.safetensors.index.json", path)) return false;
     if (mkdir(path, 0777) != 0) return error_set(err, "cannot write to %s: %s", out_dir, strerror(errno));
     rmdir(path);
     return true;

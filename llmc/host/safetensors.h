@@ -6,7 +6,7 @@
 // order, and the ranks' sums added together are those of the whole tensors, whatever the layout is. They find what
 // disks, copies and people damage; they are no protection against somebody who means it.
 //
-// defines: SafeTensors, STEntry, ST_TYPES, st_open, st_open_index, st_find, st_read, st_read_floats, st_close,
+// defines: SafeTensors, STEntry, ST_TYPES, st_open, st_find, st_read, st_read_floats, st_close,
 //          checksum_element, st_sum, st_write_floats
 #ifndef LLMC_SAFETENSORS_H
 #define LLMC_SAFETENSORS_H
@@ -173,21 +173,13 @@ static inline STEntry *st_find(const SafeTensors *st, const char *name) {
     return (STEntry *)bsearch(&key, st->entries, st->count, sizeof key, st_compare_names);
 }
 
-// Reads and checks the header. flags: O_RDONLY, or O_RDWR for a rank that fills in its slices of a file that
-// slices_create has made. False with a sentence, and nothing to close, for whatever is not a sound file.
-static inline bool st_open(SafeTensors *st, const char *path, int flags, Error *err) {
-    memset(st, 0, sizeof *st);
-    st->path = host_string(path);
-    bool ok = st_add(st, path, flags, err);
-    if (!ok) st_close(st);
-    return ok;
-}
-
 // Opens each file that the index names, and compares what the index says of each tensor with where it is.
-static inline bool st_read_index(SafeTensors *st, const char *dir, const cJSON *map, Error *err) {
+static inline bool st_read_index(SafeTensors *st, const cJSON *map, Error *err) {
     const cJSON *item;
-    const char *names[ST_MAX_FILES];
+    const char *names[ST_MAX_FILES], *slash = strrchr(st->path, '/');
+    int folder = slash ? (int)(slash + 1 - st->path) : 0;
     size_t k, number = 0;
+    if (!cJSON_IsObject(map) || !map->child) return error_set(err, "%s has no \"weight_map\"", st->path);
     cJSON_ArrayForEach(item, map) {
         char path[PATH_MAX];
         const char *name = cJSON_IsString(item) ? item->valuestring : "";
@@ -199,7 +191,7 @@ static inline bool st_read_index(SafeTensors *st, const char *dir, const cJSON *
         if (k < st->file_count) continue;
         if (k == ST_MAX_FILES) return error_set(err, "%s names more than %d files", st->path, (int)ST_MAX_FILES);
         names[k] = name;
-        if (!path_print(path, err, "%s/%s", dir, name)) return false;
+        if (!path_print(path, err, "%.*s%s", folder, st->path, name)) return false;
         if (access(path, F_OK) != 0)
             return error_set(err, "%s lies: it puts tensor %s into %s, which is not there", st->path, item->string,
                              path);
@@ -215,17 +207,24 @@ static inline bool st_read_index(SafeTensors *st, const char *dir, const cJSON *
            error_set(err, "%s lies: it lists %zu tensors, and its files have %zu", st->path, number, st->count);
 }
 
-// Opens all files of an index to read from, as if they were one. False with a sentence, and nothing to close, if the
-// index and the files do not agree on every tensor.
-static inline bool st_open_index(SafeTensors *st, const char *dir, const char *index, Error *err) {
-    memset(st, 0, sizeof *st);
-    cJSON *root = json_read(index, ST_MAX_HEADER, err);
-    if (!root) return false;
-    st->path = host_string(index);
-    const cJSON *map = cJSON_GetObjectItemCaseSensitive(root, "weight_map");
-    bool ok = (cJSON_IsObject(map) && map->child) || error_set(err, "%s has no \"weight_map\"", index);
-    ok = ok && st_read_index(st, dir, map, err);
+// Adds the tensors of all files of the index st->path, which must agree on every one of them.
+static inline bool st_add_index(SafeTensors *st, Error *err) {
+    cJSON *root = json_read(st->path, ST_MAX_HEADER, err);
+    bool ok = root && st_read_index(st, cJSON_GetObjectItemCaseSensitive(root, "weight_map"), err);
     cJSON_Delete(root);
+    return ok;
+}
+
+// Opens the file or, where PATH.index.json is instead, all files of this index, as if they were one. flags: O_RDONLY, or
+// O_RDWR for a rank that fills in its slices of a file that slices_create has made. False with a sentence, and nothing
+// to close, for whatever is not sound.
+static inline bool st_open(SafeTensors *st, const char *path, int flags, Error *err) {
+    char index[PATH_MAX];
+    memset(st, 0, sizeof *st);
+    if (!path_print(index, err, "%s.index.json", path)) return false;
+    bool split = access(path, F_OK) != 0 && access(index, F_OK) == 0;
+    st->path = host_string(split ? index : path);
+    bool ok = split ? st_add_index(st, err) : st_add(st, path, flags, err);
     if (!ok) st_close(st);
     return ok;
 }
