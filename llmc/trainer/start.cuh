@@ -69,7 +69,7 @@ static inline bool trainer_source(Trainer *m, Error *err) {
         if (!trainer_latest(m, latest, err)) return false;
         o->resume = latest[0] ? latest : NULL;  // none yet: a fresh start
         if (o->resume) o->init = NULL;          // a requeued job goes on from where it stands
-    } else if (o->resume && o->verify && !trainer_verify(m, o->resume, err)) return false;
+    } else if (o->resume && !trainer_verify(m, o->resume, err)) return false;
     if (o->eval && o->resume) o->init = o->resume, o->resume = NULL;  // its weights, and nothing of its training
     return true;
 }
@@ -158,8 +158,7 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
         ((m->job.devices || !o->dry_run) && !job_check_devices(&m->job, &m->device, err))) return false;
     m->config = o->config, m->grid = o->grid;
     if (lesson->check && !lesson->check(m, err)) return false;
-    size_t kinds = !o->resume ? 1 : sizeof(floatX) == 2 ? 4 : 3;
-    if (from && !checkpoint_check(from, &m->config, kinds, 0, 1, NULL, err)) return false;
+    if (o->init && !checkpoint_check(o->init, &m->config, 1, 0, 1, NULL, err)) return false;
     m->progress = {};
     m->progress.opt = *o, m->progress.bf16 = sizeof(floatX) == 2;
     if (o->resume && !progress_resume(&m->progress, o->resume, err)) return false;
