@@ -118,20 +118,15 @@ __attribute__((format(printf, 3, 4))) static inline bool path_print(char path[PA
 // Makes the folder and those above it, where they are missing.
 static inline bool folder_make(const char *dir, Error *err) {
     char path[PATH_MAX];
-    if (!path_print(path, err, "%s", dir)) return false;
-    for (char *p = path + 1; path[0]; p++) {
-        char c = *p;
-        if (c != '/' && c != '\0') continue;
-        *p = '\0';
-        int failure = mkdir(path, 0777) == 0 ? 0 : errno;
-        if (failure && access(path, F_OK) != 0) {
-            return error_set(err, "cannot create the folder %s: %s", path, strerror(failure));
-        }
-        *p = c;
-        if (!c) break;
-    }
     struct stat info;
-    if (stat(dir, &info) != 0) return error_set(err, "cannot use the folder '%s': %s", dir, strerror(errno));
+    int failure = 0;  // the first that is not EEXIST
+    if (!path_print(path, err, "%s/", dir)) return false;
+    for (char *p = path; (p = strchr(p + 1, '/')) != NULL; *p = '/') {
+        *p = '\0';
+        if (mkdir(path, 0777) != 0 && errno != EEXIST && !failure) failure = errno;
+    }
+    if (stat(dir, &info) != 0)
+        return error_set(err, "cannot create the folder '%s': %s", dir, strerror(failure ? failure : errno));
     return S_ISDIR(info.st_mode) || error_set(err, "cannot write to %s: it is not a folder", dir);
 }
 
