@@ -54,18 +54,13 @@ static inline int trace_order(const void *a, const void *b) {
     return (x->duration_us < y->duration_us) - (x->duration_us > y->duration_us);
 }
 
-// Drops waits shorter than a nanosecond, sorts the events, rounds them to nanoseconds and makes them nest. Viewers drop
-// an event that begins inside another one of its track and ends after it. Streams run no such work, but CUDA measures
-// times as floats, so late in a trace neighbours seem to overlap by some microseconds. Here they are made to touch.
+// Sorts the events, rounds them to nanoseconds and makes them nest. Viewers drop an event that begins inside another
+// one of its track and ends after it. Streams run no such work, but CUDA measures times as floats, so late in a trace
+// neighbours seem to overlap by some microseconds. Here they are made to touch.
 static inline void trace_settle(TraceList *list) {
     enum { DEEPEST = 64 };
     double ends[DEEPEST];  // of the events around this one, in ns
-    size_t depth = 0, kept = 0;
-    for (size_t i = 0; i < list->count; i++) {
-        const TraceEvent *e = &list->events[i];
-        if (strncmp(e->kind, "wait", 4) != 0 || e->duration_us >= 1e-3) list->events[kept++] = *e;
-    }
-    list->count = kept;
+    size_t depth = 0;
     qsort(list->events, list->count, sizeof *list->events, trace_order);
     for (size_t i = 0; i < list->count; i++) {
         TraceEvent *e = &list->events[i];

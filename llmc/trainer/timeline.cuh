@@ -74,8 +74,8 @@ static inline void span_end(Timeline *t, cudaStream_t stream, size_t number) {
     if (number != SIZE_MAX) CUDA_CHECK(cudaEventRecord(t->spans[number].end, stream));
 }
 
-// Turns the spans that have ended into trace events of training step `step`. Spans that still run stay for later. If
-// there are none, the end of the last span becomes the origin.
+// Turns the spans that have ended into trace events of training step `step`, but for waits shorter than a nanosecond.
+// Spans that still run stay for later. If there are none, the end of the last span becomes the origin.
 static inline void timeline_collect(Timeline *t, size_t step) {
     size_t kept = 0;
     for (size_t i = 0; i < t->open; i++) {
@@ -92,7 +92,8 @@ static inline void timeline_collect(Timeline *t, size_t step) {
         CUDA_CHECK(cudaEventElapsedTime(&duration, span->begin, span->end));
         span->event.start_us = t->origin_us + 1e3 * (double)begin;
         span->event.duration_us = 1e3 * (double)duration;
-        trace_add(&t->trace, &span->event);
+        if (strncmp(span->event.kind, "wait", 4) != 0 || span->event.duration_us >= 1e-3)
+            trace_add(&t->trace, &span->event);
     }
     if (t->open > 0 && kept == 0) {
         TimelineSpan *last = &t->spans[t->open - 1];
