@@ -30,7 +30,8 @@ typedef struct {
 typedef struct {
     uint64_t weight;        // w_i: samples of a period
     const char *pattern;    // the names of its shards
-    size_t first;           // the first of them
+    size_t count;
+    DataShard *shards;      // [count] sorted by name
     size_t samples;         // of one epoch
     const DataShard *open;  // the last shard that was read stays open; NULL: none
     int fd;                 // its file
@@ -39,8 +40,6 @@ typedef struct {
 typedef struct {
     size_t T;
     size_t samples;       // of one epoch of every source together
-    size_t count;
-    DataShard *shards;    // [count] source by source, sorted by name
     size_t source_count;  // 1: nothing is blended
     DataSource sources[BLEND_MOST_SOURCES];
     char *text;           // the patterns stand in it
@@ -51,11 +50,11 @@ typedef struct {
 } DataLoader;
 
 static inline void dataloader_close(DataLoader *dl) {
-    for (size_t i = 0; i < dl->count; i++) free(dl->shards[i].path);
-    for (size_t i = 0; i < dl->source_count; i++) {
-        if (dl->sources[i].open) close(dl->sources[i].fd);
+    for (DataSource *source = dl->sources; source < dl->sources + dl->source_count; source++) {
+        for (size_t i = 0; i < source->count; i++) free(source->shards[i].path);
+        if (source->open) close(source->fd);
+        free(source->shards);
     }
-    free(dl->shards);
     free(dl->buffer);
     free(dl->text);
     free(dl->order);
@@ -167,23 +166,20 @@ static inline int shard_compare(const void *a, const void *b) {
     return strcmp(((const DataShard *)a)->path, ((const DataShard *)b)->path);
 }
 
-// Appends the shards of one source, whose names match its pattern.
+// Finds the shards of one source, whose names match its pattern.
 static inline bool dataloader_add(DataLoader *dl, DataSource *source, Error *err) {
     glob_t found;
     if (glob(source->pattern, GLOB_NOSORT, NULL, &found) != 0)
         return error_set(err, "no data shard matches '%s'", source->pattern);
-    size_t first = dl->count;
-    dl->count += found.gl_pathc;
-    dl->shards = (DataShard *)host_resize(dl->shards, dl->count, sizeof(DataShard));
-    memset(dl->shards + first, 0, found.gl_pathc * sizeof(DataShard));
-    for (size_t i = first; i < dl->count; i++) dl->shards[i].path = host_string(found.gl_pathv[i - first]);
+    source->count = found.gl_pathc;
+    source->shards = (DataShard *)host_alloc(source->count, sizeof(DataShard));
+    for (size_t i = 0; i < source->count; i++) source->shards[i].path = host_string(found.gl_pathv[i]);
     globfree(&found);
     // Not glob's own order: that follows the locale, and ranks of one job may differ in it.
-    qsort(dl->shards + first, dl->count - first, sizeof(DataShard), shard_compare);
-    source->first = first;
-    for (size_t i = first; i < dl->count; i++) {
-        if (!shard_check(&dl->shards[i], dl->T, err)) return false;
-        source->samples += dl->shards[i].samples;
+    qsort(source->shards, source->count, sizeof(DataShard), shard_compare);
+    for (size_t i = 0; i < source->count; i++) {
+        if (!shard_check(&source->shards[i], dl->T, err)) return false;
+        source->samples += source->shards[i].samples;
     }
     dl->samples += source->samples;
     return true;
@@ -201,8 +197,8 @@ static inline bool dataloader_open(DataLoader *dl, const char *pattern, size_t T
     if (ok) blend_make(dl);
     for (size_t i = 0; ok && i < dl->source_count; i++) ok = dataloader_add(dl, &dl->sources[i], err);
     if (ok && dl->samples < G)
-        ok = error_set(err, "%s%s has %zu samples of --seq %zu, fewer than one --global-batch of %zu",
-                       dl->shards[0].path, dl->count > 1 ? " with its sister shards" : "", dl->samples, T, G);
+        ok = error_set(err, "'%s' has %zu samples of --seq %zu, fewer than one --global-batch of %zu", pattern,
+                       dl->samples, T, G);
     if (!ok) dataloader_close(dl);
     return ok;
 }
@@ -244,7 +240,7 @@ static inline bool dataloader_read(DataLoader *dl, uint64_t n, bool shuffle, uin
     DataSource *source = blend_source(dl, n, &number);
     uint64_t sample = number % source->samples, epoch = number / source->samples;
     if (shuffle) sample = dataloader_permute(sample, source->samples, seed, epoch);
-    const DataShard *shard = &dl->shards[source->first];
+    const DataShard *shard = source->shards;
     while (sample >= shard->samples) sample -= shard++->samples;
     if (source->open != shard) {
         uint64_t size;
