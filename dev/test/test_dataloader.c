@@ -153,7 +153,8 @@ static void test_blend_samples(Check *c) {
     counting_shard("c_1.bin", 1000, 4 * 2 + 1);    // 2 more of the same source
     counting_shard("d_0.bin", 20000, 4 * 3 + 1);   // 3 samples
     if (!check(c, dataloader_open(&dl, "0.75:c_*.bin,0.25:d_*.bin", 4, 1, &err), "a blend opens %s", err.text)) return;
-    check(c, dl.samples == 10 && dl.sources[0].count == 2 && dl.sources[1].count == 1, "of two sources with 10 samples together");
+    check(c, dl.samples == 10 && dl.source_count == 2 && dl.sources[0].count == 2 && dl.sources[1].count == 1,
+          "of two sources with 10 samples together");
     bool same = true, right = true, shuffled = false;
     int order[40];
     uint64_t from_c = 0, from_d = 0;

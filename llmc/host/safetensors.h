@@ -215,9 +215,9 @@ static inline bool st_add_index(SafeTensors *st, Error *err) {
     return ok;
 }
 
-// Opens the file or, where PATH.index.json is instead, all files of this index, as if they were one. flags: O_RDONLY, or
-// O_RDWR for a rank that fills in its slices of a file that slices_create has made. False with a sentence, and nothing
-// to close, for whatever is not sound.
+// Opens the file or, where PATH.index.json is instead, all files of this index, as if they were one. flags: O_RDONLY,
+// or O_RDWR for a rank that fills in its slices of a file that slices_create has made. False with a sentence, and
+// nothing to close, for whatever is not sound.
 static inline bool st_open(SafeTensors *st, const char *path, int flags, Error *err) {
     char index[PATH_MAX];
     memset(st, 0, sizeof *st);
