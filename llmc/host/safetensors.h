@@ -173,7 +173,7 @@ static inline STEntry *st_find(const SafeTensors *st, const char *name) {
     return (STEntry *)bsearch(&key, st->entries, st->count, sizeof key, st_compare_names);
 }
 
-// Opens each file that the index names, and compares what the index says of each tensor with where it is.
+// Opens each file that the index names, and looks for each tensor in the file that the index says.
 static inline bool st_read_index(SafeTensors *st, const cJSON *map, Error *err) {
     const cJSON *item;
     const char *names[ST_MAX_FILES], *slash = strrchr(st->path, '/');
@@ -188,20 +188,17 @@ static inline bool st_read_index(SafeTensors *st, const cJSON *map, Error *err) 
                              st->path, number);
         number++;
         for (k = 0; k < st->file_count && strcmp(names[k], name) != 0;) k++;
-        if (k < st->file_count) continue;
         if (k == ST_MAX_FILES) return error_set(err, "%s names more than %d files", st->path, (int)ST_MAX_FILES);
         names[k] = name;
         if (!path_print(path, err, "%.*s%s", folder, st->path, name)) return false;
         if (access(path, F_OK) != 0)
             return error_set(err, "%s lies: it puts tensor %s into %s, which is not there", st->path, item->string,
                              path);
-        if (!st_add(st, path, O_RDONLY, err)) return false;
-    }
-    cJSON_ArrayForEach(item, map) {
-        STEntry *x = st_find(st, item->string);
-        if (!x || strcmp(names[x->file], item->valuestring) != 0)
-            return error_set(err, "%s lies: it puts tensor %s into %s, but %s has it", st->path, item->string,
-                             item->valuestring, x ? names[x->file] : "no file");
+        if (k == st->file_count && !st_add(st, path, O_RDONLY, err)) return false;
+        const STEntry *x = st_find(st, item->string);
+        if (!x || x->file != k)
+            return error_set(err, "%s lies: it puts tensor %s into %s, which does not have it", st->path, item->string,
+                             path);
     }
     return number == st->count ||  // JSON has no name twice, so each listed tensor is another one
            error_set(err, "%s lies: it lists %zu tensors, and its files have %zu", st->path, number, st->count);
