@@ -281,21 +281,21 @@ typedef struct {
 } PipelineRun;
 
 typedef struct {
-    int name;                       // micro * p * v + the global chunk that reads it
-    double computed, sent, freed;   // when its step ended, it arrived, and its reader ended
-    PipelineTime *time;             // of its step, or NULL
-} PipelineMessage;
+    int name;            // of the last message in it: micro * p * v + the global chunk that reads it
+    double time;         // when that was computed, or arrived; once the buffer is free: since when
+    PipelineTime *step;  // that computed it, or NULL
+} PipelineBuffer;
 
 typedef struct {
-    PipelineMessage *messages;        // message k is messages[k % room]
-    size_t computed, sent, consumed;  // how many so far; sent also means received
+    PipelineBuffer *from, *to;        // of its two ends; message k uses buffer k % buffers
+    size_t computed, sent, consumed;  // how many messages so far; sent also means received
     double clock;                     // when the last one has arrived
 } PipelineLink;
 
 typedef struct {
     const PipelineLists *lists;
     const PipelineTimes *times;
-    size_t buffers, room;
+    size_t buffers;         // at each end of a link
     PipelineLink *links;
     double *begin, *clock;  // [p] a stage's first start; end of its last step
     size_t *next;           // [p]
@@ -305,11 +305,10 @@ typedef struct {
 // Sends the messages of a link that are computed and have a free buffer at the other end.
 static inline void pipeline_walk_send(const PipelineWalk *w, PipelineLink *l) {
     for (; l->sent < l->computed && l->sent < l->consumed + w->buffers; l->sent++) {
-        PipelineMessage *x = &l->messages[l->sent % w->room];
-        double start = fmax(x->computed, l->clock);
-        if (l->sent >= w->buffers) start = fmax(start, l->messages[(l->sent - w->buffers) % w->room].freed);
-        l->clock = x->sent = start + w->times->transfer;
-        if (x->time) x->time->sent = x->sent;
+        PipelineBuffer *from = &l->from[l->sent % w->buffers], *to = &l->to[l->sent % w->buffers];
+        from->time = l->clock = fmax(fmax(from->time, to->time), l->clock) + w->times->transfer;
+        if (from->step) from->step->sent = l->clock;
+        *to = *from;
     }
 }
 
@@ -327,13 +326,12 @@ static inline bool pipeline_walk_step(PipelineWalk *w, int stage, bool *ran, Err
     PipelineLink *out = to == PIPELINE_NONE ? NULL : &w->links[side + stage];
     *ran = !(in && in->consumed == in->sent) && !(out && out->computed == out->sent + w->buffers);
     if (!*ran) return true;
-    PipelineMessage *read = in ? &in->messages[in->consumed % w->room] : NULL;
+    PipelineBuffer *read = in ? &in->to[in->consumed % w->buffers] : NULL;
+    PipelineBuffer *made = out ? &out->from[out->computed % w->buffers] : NULL;
     if (read && read->name != step.micro * p * v + chunk)
         return error_set(err, "stage %d takes micro-batch %d, chunk %d in another order than stage %d sends it", stage,
                          step.micro, step.chunk, from);
-    double start = read ? fmax(w->clock[stage], read->sent) : w->clock[stage];
-    if (out && out->computed >= w->buffers)
-        start = fmax(start, out->messages[(out->computed - w->buffers) % w->room].sent);
+    double start = fmax(w->clock[stage], fmax(read ? read->time : 0, made ? made->time : 0));
     double duration = w->times->step[step.kind];
     if (step.kind == STEP_BACKWARD && !split) duration += w->times->step[STEP_WEIGHT];
     if (w->times->scale) duration *= w->times->scale[chunk];
@@ -341,10 +339,10 @@ static inline bool pipeline_walk_step(PipelineWalk *w, int stage, bool *ran, Err
     if (w->next[stage]++ == 0) w->begin[stage] = start;
     w->run->busy += duration;
     if (time) time->start = start, time->end = end;
-    if (read) read->freed = end, in->consumed++, pipeline_walk_send(w, in);
-    if (!out) return true;
-    PipelineMessage made = {step.micro * p * v + chunk + up, end, 0, 0, time};
-    out->messages[out->computed++ % w->room] = made;
+    if (read) read->time = end, in->consumed++, pipeline_walk_send(w, in);
+    if (!made) return true;
+    made->name = step.micro * p * v + chunk + up, made->time = end, made->step = time;
+    out->computed++;
     pipeline_walk_send(w, out);
     return true;
 }
@@ -355,14 +353,14 @@ static inline bool pipeline_walk_step(PipelineWalk *w, int stage, bool *ran, Err
 static inline bool pipeline_walk(const PipelineLists *l, size_t buffers, const PipelineTimes *times, PipelineRun *run,
                                  Error *err) {
     size_t links = (size_t)pipeline_link_count(l->p), pairs = (size_t)l->m * l->v;
-    size_t room = buffers < pairs / 3 ? 3 * buffers : pairs;  // the sender is at most 2 * buffers ahead
-    PipelineWalk w = {l, times, buffers, room, NULL, NULL, NULL, NULL, run};
+    size_t used = buffers < pairs ? buffers : pairs;  // a link has at most `pairs` messages
+    PipelineWalk w = {l, times, used, NULL, NULL, NULL, NULL, run};
     w.links = (PipelineLink *)host_alloc(links, sizeof *w.links);
     w.begin = (double *)host_alloc(2 * (size_t)l->p, sizeof *w.begin);
     w.clock = w.begin + l->p;
     w.next = (size_t *)host_alloc(l->p, sizeof *w.next);
-    PipelineMessage *messages = (PipelineMessage *)host_alloc(links * room, sizeof *messages);
-    for (size_t i = 0; i < links; i++) w.links[i].messages = messages + i * room;
+    PipelineBuffer *ends = (PipelineBuffer *)host_alloc(2 * links * used, sizeof *ends);
+    for (size_t i = 0; i < links; i++) w.links[i].from = ends + 2 * i * used, w.links[i].to = w.links[i].from + used;
     run->end = run->busy = run->longest = 0;
     bool ok = true;
     for (bool moved = true; ok && moved;) {
@@ -379,7 +377,7 @@ static inline bool pipeline_walk(const PipelineLists *l, size_t buffers, const P
         ok = error_set(err, "deadlock with %zu buffers: stage %d never runs the %s of micro-batch %d, chunk %d",
                        buffers, s, pipeline_step_name(step.kind), step.micro, step.chunk);
     }
-    free(w.links), free(w.begin), free(w.next), free(messages);
+    free(w.links), free(w.begin), free(w.next), free(ends);
     return ok;
 }
 
