@@ -34,13 +34,20 @@ __attribute__((format(printf, 2, 3))) inline ncclResult_t fail(ncclResult_t resu
     return result;
 }
 
-// Waits for other ranks on the host, while the device works on. Ends the job if there is no progress for too long.
-inline void wait_for(MPI_Request *request, const std::string &what) {
+// Waits on the host, while the device works on, until all ranks of a communicator are in this call. Reports ranks in
+// different calls. Ends the job if there is no progress for too long.
+inline void meet(const ncclComm *comm, const std::string &call) {
+    enum { WIDTH = 32 };  // bytes for the name of a call
+    std::vector<char> calls((size_t)comm->size * WIDTH);
+    const char *first = calls.data(), *other = first;
+    call.copy(&calls[(size_t)comm->rank * WIDTH], WIDTH - 1);
+    MPI_Request request;
     Stall stall = {0, 0};
-    state().host_waits_in = what;
+    state().host_waits_in = call + " of " + comm->name;
     bool before = queue_open_memory(true);
+    MPI_Iallgather(MPI_IN_PLACE, 0, MPI_CHAR, calls.data(), WIDTH, MPI_CHAR, comm->mpi, &request);
     for (int done = 0;;) {
-        MPI_Test(request, &done, MPI_STATUS_IGNORE);
+        MPI_Test(&request, &done, MPI_STATUS_IGNORE);
         if (done) break;
         if (stall_wait(&stall)) give_up();
         queue_poll();
@@ -48,19 +55,6 @@ inline void wait_for(MPI_Request *request, const std::string &what) {
     }
     queue_open_memory(before);
     state().host_waits_in.clear();
-}
-
-// Waits until all ranks of a communicator are in this call. Reports ranks in different calls.
-inline void meet(const ncclComm *comm, const std::string &call) {
-    enum { WIDTH = 32 };  // bytes for the name of a call
-    std::vector<char> calls((size_t)comm->size * WIDTH);
-    const char *first = calls.data(), *other = first;
-    call.copy(&calls[(size_t)comm->rank * WIDTH], WIDTH - 1);
-    MPI_Request request;
-    bool before = queue_open_memory(true);
-    MPI_Iallgather(MPI_IN_PLACE, 0, MPI_CHAR, calls.data(), WIDTH, MPI_CHAR, comm->mpi, &request);
-    queue_open_memory(before);
-    wait_for(&request, call + " of " + comm->name);
     for (int r = 0; r < comm->size; r++, other += WIDTH) {
         if (strcmp(first, other) == 0) continue;
         // All ranks have the same answers, so that they all say the same sentence.
@@ -174,12 +168,10 @@ inline ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId 
     if (nccl_mpi::simulates()) {
         *comm = nccl_mpi::simulated_communicator(NULL);
     } else {
-        MPI_Request request;
-        MPI_Comm mpi;
-        MPI_Ibarrier(MPI_COMM_WORLD, &request);
-        nccl_mpi::wait_for(&request, "ncclCommInitRank");
-        MPI_Comm_split(MPI_COMM_WORLD, 0, rank, &mpi);
-        *comm = nccl_mpi::new_communicator(mpi, "world", NULL);
+        *comm = nccl_mpi::new_communicator(MPI_COMM_WORLD, "world", NULL);
+        nccl_mpi::meet(*comm, "ncclCommInitRank");
+        MPI_Comm_split(MPI_COMM_WORLD, 0, rank, &(*comm)->mpi);
+        (*comm)->rank = rank;
     }
     (*comm)->whole = true;
     return ncclSuccess;
