@@ -85,7 +85,6 @@ struct Operation {
     size_t reads, writes;    // bytes at send and at recv
     size_t first, elements;  // the part that this rank reduces
     char *inputs;            // [size][elements]: the others' contributions to it, NULL if it reduces none
-    bool shares;             // must send the result to the others
     int tag, phase;
     double due;              // injected delay: earliest time to take the next message
     std::deque<Message> messages;  // which do not move while MPI works on them

@@ -37,7 +37,6 @@ namespace nccl_mpi {
     end_job(0);
 }
 
-// Adds a message. data NULL: a contribution, which is received into a block of its own.
 inline void add_message(Operation *op, bool receive, int peer, int phase, const void *data, size_t bytes) {
     op->messages.push_back({receive, peer, phase, (char *)data, bytes, Message::WAITING, op->call, {}});
 }
@@ -119,7 +118,8 @@ inline void start_all_reduce(Operation *op) {
         size_t first = k * part, elements = std::min(part, count - first);
         if (owner == rank) {
             expect_contributions(op, first, elements);
-            op->shares = true;
+            for (size_t r = 1; r < n; r++)
+                add_message(op, false, (int)((rank + r) % n), 1, op->recv + first * w, elements * w);
         } else {
             add_message(op, false, (int)owner, 0, op->send + first * w, elements * w);
             add_message(op, true, (int)owner, 1, op->recv + first * w, elements * w);
@@ -140,12 +140,10 @@ inline void start_op(Operation *op) {
     if (simulates()) return;
     switch (op->call.op) {
         case NCCL_MPI_ALL_REDUCE:
-            if (n > 1) start_all_reduce(op);
-            else copy_own(op->recv, op->send, bytes);
+            start_all_reduce(op);
             break;
         case NCCL_MPI_REDUCE_SCATTER:
-            if (n > 1) expect_contributions(op, rank * op->call.count, op->call.count);
-            else copy_own(op->recv, op->send, bytes);
+            expect_contributions(op, rank * op->call.count, op->call.count);
             for (int i = 1; i < n; i++) {
                 int r = (rank + i) % n;
                 add_message(op, false, r, 0, op->send + r * bytes, bytes);
@@ -176,7 +174,7 @@ inline void start_op(Operation *op) {
     }
 }
 
-// Ends phase 0: adds up this rank's part and, in an all-reduce, sends the result.
+// Ends phase 0: adds up this rank's part.
 inline void end_phase(Operation *op) {
     const ncclComm *comm = op->comm;
     if (op->phase++ > 0 || !op->inputs) return;
@@ -187,8 +185,6 @@ inline void end_phase(Operation *op) {
     char *out = op->recv + (op->call.op == NCCL_MPI_ALL_REDUCE ? op->first * op->width : 0);
     reduce_any(out, inputs.data(), comm->size, op->elements, op->call.type, op->call.redop);
     free(op->inputs);
-    for (int k = 1; op->shares && k < comm->size; k++)
-        add_message(op, false, (comm->rank + k) % comm->size, 1, out, bytes);
 }
 
 // Advances one operation without waiting. Returns true once it is complete.
@@ -248,7 +244,8 @@ inline std::string waiting_report() {
         for (const Operation &op : g->ops) {
             for (const Message &m : op.messages) {
                 std::string peer = " " + std::to_string(m.peer), &list = lists[m.receive];
-                if (m.state != Message::DONE && (list + " ").find(peer + " ") == std::string::npos) list += peer;
+                bool open = m.phase <= op.phase && m.state != Message::DONE;
+                if (open && (list + " ").find(peer + " ") == std::string::npos) list += peer;
             }
         }
         text += waits + "in " + full_name(*g);
