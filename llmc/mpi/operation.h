@@ -33,7 +33,7 @@ struct CommClock {
     int channel;                 // its number there
 };
 struct GroupClock {
-    double host, ready;          // ns at which the host enqueued it, and this rank was ready
+    double ready;                // ns at which the host enqueued it; once it has begun: this rank was ready
     CpuMoment end;
 };
 #else

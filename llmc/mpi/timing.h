@@ -94,7 +94,7 @@ inline double clock_seconds(const Group *g) {
 inline void clock_issue(const std::shared_ptr<Group> &g) {
     CpuClock &clock = cpu_clock();
     if (!clock.on) return;
-    g->clock.host = cpu_clock_host_works(cpu_ns(clock.cluster.launch_host));
+    g->clock.ready = cpu_clock_host_works(cpu_ns(clock.cluster.launch_host));
     cudaStream_t origin = g->stream->origin;
     if (!origin || origin == g->stream || !cpu_is_stream(origin) || !origin->times.computes) return;
     if (!is_p2p(&g->ops[0])) {
@@ -115,10 +115,10 @@ inline void clock_begin(Group *g) {
     CpuClock &clock = cpu_clock();
     if (!clock.on) return;
     CommClock *c = &g->comm->clock;
-    double ready = c->epoch == clock.epoch ? std::max(c->now, g->clock.host) : g->clock.host;
-    g->clock.ready = ready = std::max(ready, g->stream->times.now);
-    for (Operation &op : g->ops) op.call.ready = ready;
-    if (simulates()) cpu_arrive(c->channel, ready, c->processes);
+    double before = c->epoch == clock.epoch ? c->now : 0;
+    g->clock.ready = std::max({g->clock.ready, before, g->stream->times.now});
+    for (Operation &op : g->ops) op.call.ready = g->clock.ready;
+    if (simulates()) cpu_arrive(c->channel, g->clock.ready, c->processes);
 }
 
 // Returns true once all processes of a simulation that are ranks of the group's communicator are ready.
@@ -131,11 +131,8 @@ inline void clock_end(Group *g) {
     CpuClock &clock = cpu_clock();
     if (!clock.on) return;
     double begin = g->clock.ready;
-    bool collective = false;
-    for (const Operation &op : g->ops) {
-        begin = std::max(begin, op.call.ready);
-        collective = collective || op.call.op < NCCL_MPI_SEND;
-    }
+    bool collective = !is_p2p(&g->ops[0]);
+    for (const Operation &op : g->ops) begin = std::max(begin, op.call.ready);
     CommClock *c = &g->comm->clock;
     c->now = begin + cpu_ns(clock_seconds(g));
     c->epoch = clock.epoch;
