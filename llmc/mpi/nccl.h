@@ -68,7 +68,7 @@ inline ncclResult_t call(NcclMpiOp kind, const void *send, void *recv, size_t co
         return fail(ncclInvalidArgument, "%s: a count of %zu is beyond an MPI message", name, count);
     Operation op = Operation();
     op.comm = comm;
-    op.call = {kind, type, redop, root, count, 0, 0};
+    op.call = {kind, type, redop, root, count, 0};
     op.send = (const char *)send;
     op.recv = (char *)recv;
     op.width = width;

@@ -33,7 +33,8 @@ struct CommClock {
     int channel;                 // its number there
 };
 struct GroupClock {
-    double ready;                // ns at which the host enqueued it; once it has begun: this rank was ready
+    double ready;                // ns at which the host enqueued it, then this rank was ready, at last all were
+    MPI_Request met;             // done when all are
     CpuMoment end;
 };
 #else
@@ -59,12 +60,10 @@ namespace nccl_mpi {
 struct Header {
     int32_t op, type, redop, root;  // NcclMpiOp; root of a broadcast, peer of a send or receive, else -1
     uint64_t count, sequence;       // as in the call; its number among the collectives or the peer's messages
-    double ready;                   // virtual time at which the sender, and the ranks it had heard of, were ready
 };
-static_assert(sizeof(Header) == 40, "no padding between the fields, which travel as bytes");
+static_assert(sizeof(Header) == 32, "no padding between the fields, which travel as bytes");
 
-// A message from or to one rank. Phase 1 of an all-reduce, its results, starts after all messages of phase 0. That of a
-// send or receive on the virtual clock, an empty message by which the receiver says when it was ready, starts at once.
+// A message from or to one rank. Phase 1 of an all-reduce, its results, starts after all messages of phase 0.
 struct Message {
     enum State { WAITING, POSTED, DONE };
     bool receive;

@@ -1,11 +1,10 @@
 // timing.h: communication on the virtual clock of the stand-ins (llmc/cpu/clock.h).
 //
-// A group of operations begins when all of its ranks are ready: each has come to it on its stream, and the
-// communicator has finished the group before. A message needs both ranks, as NCCL's sends wait for their receives; a
-// broadcast needs its root and the receiver. Ranks tell each other when they were ready in the headers of their
-// messages; the receiver of a message answers with an empty one. A group ends when its cost is over
-// (llmc/sim/cost.h), which follows from its bytes and from the places of the communicator's ranks. In a simulation no
-// data move, and the processes meet in shared memory (llmc/cpu/simulate.h).
+// A group of operations begins when all ranks of its communicator are ready: each has come to it on its stream, and the
+// communicator has finished the group before. So all of them issue a group on the clock, of messages too. They agree on
+// the latest time by MPI; in a simulation no data move, and the processes meet in shared memory (llmc/cpu/simulate.h).
+// A group ends when its cost is over (llmc/sim/cost.h), which follows from its bytes and from the places of the
+// communicator's ranks.
 //
 // defines: simulates, clock_*, simulated_communicator; on a GPU they do nothing
 #ifndef LLMC_MPI_TIMING_H
@@ -20,7 +19,6 @@ namespace nccl_mpi {
 inline bool simulates() { return false; }
 inline void clock_communicator(ncclComm_t, const ncclConfig_t *) {}
 inline void clock_issue(const std::shared_ptr<Group> &) {}
-inline bool clock_runs() { return false; }
 inline void clock_begin(Group *) {}
 inline void clock_end(Group *) {}
 inline bool clock_met(Group *) { return true; }
@@ -29,7 +27,6 @@ inline ncclComm_t simulated_communicator(const ncclConfig_t *) { return NULL; }
 #else
 
 inline bool simulates() { return cpu_simulates(); }
-inline bool clock_runs() { return cpu_clock().on; }
 
 // Places the ranks of a new communicator. Those of a simulation sit `shift` places higher (see CpuClock), unless the
 // group has those places in it: then it has both.
@@ -110,34 +107,35 @@ inline void clock_issue(const std::shared_ptr<Group> &g) {
     if (clock.next.seconds > 0) cpu_enqueue_work(origin, "ncclSend", [] { return true; });
 }
 
-// Notes that this rank is ready: the group's stream has come to it. Tells the other processes of a simulation.
+// Notes that this rank is ready: the group's stream has come to it. Tells the others.
 inline void clock_begin(Group *g) {
     CpuClock &clock = cpu_clock();
     if (!clock.on) return;
     CommClock *c = &g->comm->clock;
     double before = c->epoch == clock.epoch ? c->now : 0;
     g->clock.ready = std::max({g->clock.ready, before, g->stream->times.now});
-    for (Operation &op : g->ops) op.call.ready = g->clock.ready;
     if (simulates()) cpu_arrive(c->channel, g->clock.ready, c->processes);
+    else MPI_Iallreduce(MPI_IN_PLACE, &g->clock.ready, 1, MPI_DOUBLE, MPI_MAX, g->comm->mpi, &g->clock.met);
 }
 
-// Returns true once all processes of a simulation that are ranks of the group's communicator are ready.
+// Returns true once all ranks of the group's communicator are ready.
 inline bool clock_met(Group *g) {
     CommClock *c = &g->comm->clock;
-    return !simulates() || cpu_all_arrived(c->channel, c->processes, &g->clock.ready);
+    int met = true;
+    if (simulates()) return cpu_all_arrived(c->channel, c->processes, &g->clock.ready);
+    if (cpu_clock().on) MPI_Test(&g->clock.met, &met, MPI_STATUS_IGNORE);
+    return met;
 }
 
 inline void clock_end(Group *g) {
     CpuClock &clock = cpu_clock();
     if (!clock.on) return;
-    double begin = g->clock.ready;
     bool collective = !is_p2p(&g->ops[0]);
-    for (const Operation &op : g->ops) begin = std::max(begin, op.call.ready);
     CommClock *c = &g->comm->clock;
-    c->now = begin + cpu_ns(clock_seconds(g));
+    c->now = g->clock.ready + cpu_ns(clock_seconds(g));
     c->epoch = clock.epoch;
     TimePart part = !collective ? TIME_PIPELINE : c->place.alone ? TIME_TENSOR : TIME_DATA;
-    cpu_clock_communicated(&g->stream->times, begin, c->now, part, collective);
+    cpu_clock_communicated(&g->stream->times, g->clock.ready, c->now, part, collective);
     g->clock.end = g->stream->times.last;
 }
 

@@ -70,7 +70,6 @@ inline void take_message(Operation *op, int phase, MPI_Message message, int peer
         if (x.receive && x.state == Message::WAITING && x.peer == peer && x.phase == phase) m = &x;
     }
     if (!m || !header_fits(op, &theirs)) mismatch(op, &theirs, peer);
-    op->call.ready = std::max(op->call.ready, theirs.ready);
     m->requests[0] = MPI_REQUEST_NULL;
     MPI_Irecv(m->data, (int)(m->bytes / op->width), element(op), peer, op->tag + 2 * phase + 1, op->comm->mpi,
               &m->requests[1]);
@@ -131,7 +130,7 @@ inline void start_op(Operation *op) {
     int n = op->comm->size, rank = op->comm->rank, root = op->call.root;
     size_t bytes = op->call.count * op->width;
     op->tag = ((int)(op->call.sequence % 4096) + 4096 * is_p2p(op)) * 4;  // to 32767, which every MPI allows
-    op->phase = simulates() ? 2 : is_p2p(op);
+    op->phase = simulates() ? 2 : 0;
     op->due = delay_until();
     if (simulates()) return;
     switch (op->call.op) {
@@ -160,12 +159,10 @@ inline void start_op(Operation *op) {
                 add_message(op, false, (rank + i) % n, 0, op->send, bytes);
             break;
         case NCCL_MPI_SEND:
-            if (clock_runs()) add_message(op, true, root, 1, op->send, 0);
             add_message(op, false, root, 0, op->send, bytes);
             break;
         default:
             add_message(op, true, root, 0, op->recv, bytes);
-            if (clock_runs()) add_message(op, false, root, 1, op->recv, 0);
             break;
     }
 }
@@ -185,10 +182,10 @@ inline void end_phase(Operation *op) {
 
 // Advances one operation without waiting. Returns true once it is complete.
 inline bool advance(Operation *op, bool *moved) {
-    int first = op->call.op == NCCL_MPI_SEND, none = op->call.op == NCCL_MPI_RECV;  // phases without messages to us
+    bool sends = op->call.op == NCCL_MPI_SEND;  // then no message comes to us
     while (op->phase < 2) {
         bool open = false;
-        for (int phase = first; phase <= op->phase - none; phase++) *moved = take_messages(op, phase) || *moved;
+        for (int phase = 0; !sends && phase <= op->phase; phase++) *moved = take_messages(op, phase) || *moved;
         for (Message &m : op->messages) {
             if (m.phase > op->phase || m.state == Message::DONE) continue;
             bool posted = !m.receive && m.state == Message::WAITING;
