@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <deque>
 #include <map>
 #include <memory>
 #include <string>
@@ -71,7 +70,6 @@ struct Message {
     char *data;
     size_t bytes;
     State state;
-    Header header;            // of a send
     MPI_Request requests[2];  // of header and payload
 };
 
@@ -86,7 +84,7 @@ struct Operation {
     char *inputs;            // [size][elements]: the others' contributions to it, NULL if it reduces none
     int tag, phase;
     double due;              // injected delay: earliest time to take the next message
-    std::deque<Message> messages;  // which do not move while MPI works on them
+    std::vector<Message> messages;
 };
 
 // The operations between ncclGroupStart and ncclGroupEnd, or a single one.

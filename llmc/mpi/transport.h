@@ -38,7 +38,7 @@ namespace nccl_mpi {
 }
 
 inline void add_message(Operation *op, bool receive, int peer, int phase, const void *data, size_t bytes) {
-    op->messages.push_back({receive, peer, phase, (char *)data, bytes, Message::WAITING, op->call, {}});
+    op->messages.push_back({receive, peer, phase, (char *)data, bytes, Message::WAITING, {}});
 }
 
 inline MPI_Datatype element(const Operation *op) {
@@ -47,15 +47,13 @@ inline MPI_Datatype element(const Operation *op) {
 
 inline void post_send(const Operation *op, Message *m) {
     int tag = op->tag + 2 * m->phase;
-    m->header = op->call;
-    MPI_Issend(&m->header, sizeof m->header, MPI_BYTE, m->peer, tag, op->comm->mpi, &m->requests[0]);
+    MPI_Issend(&op->call, sizeof op->call, MPI_BYTE, m->peer, tag, op->comm->mpi, &m->requests[0]);
     MPI_Isend(m->data, (int)(m->bytes / op->width), element(op), m->peer, tag + 1, op->comm->mpi, &m->requests[1]);
     m->state = Message::POSTED;
 }
 
 inline bool header_fits(const Operation *op, const Header *h) {
-    int mine = op->call.op;
-    int expected = mine == NCCL_MPI_RECV ? NCCL_MPI_SEND : mine == NCCL_MPI_SEND ? NCCL_MPI_RECV : mine;
+    int expected = op->call.op == NCCL_MPI_RECV ? NCCL_MPI_SEND : op->call.op;
     return h->op == expected && h->type == op->call.type && h->redop == op->call.redop &&
            h->count == op->call.count &&
            h->sequence == op->call.sequence && (is_p2p(op) || h->root == op->call.root);
