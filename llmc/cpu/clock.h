@@ -38,7 +38,7 @@ struct CpuTimes {
     double now;
     CpuMoment last;           // its communication so far, and when that ended
     double seen[CPU_MAX_STREAMS];  // ns of other streams' collectives that it has waited for
-    double spent[TIME_PARTS];
+    double spent[TIME_PARTS];  // that of IDLE means nothing: a step is idle in the rest of its time
     double gaps[CPU_GAPS][2];  // [begin, end) of its last waits, in a ring
     size_t gap_count;
 };
@@ -200,16 +200,13 @@ static inline void cpu_clock_beside(CpuTimes *t, const CpuMoment &m) {
 static inline void cpu_clock_wait(CpuTimes *t, const CpuMoment &m) {
     cpu_clock_beside(t, m);
     if (m.ns <= t->now) return;
-    double exposed = m.part == TIME_IDLE ? 0 : std::min(m.ns - t->now, m.ns - m.begun);
-    t->spent[m.part] += exposed;
-    t->spent[TIME_IDLE] += m.ns - t->now - exposed;
+    t->spent[m.part] += std::min(m.ns - t->now, m.ns - m.begun);  // exposed
     cpu_clock_gap(t, t->now, m.ns);
     t->now = m.ns;
 }
 
 // Ends a communication that took begin..end.
 static inline void cpu_clock_communicated(CpuTimes *t, double begin, double end, TimePart part, bool collective) {
-    if (begin > t->now) t->spent[TIME_IDLE] += begin - t->now;
     t->spent[part] += end - begin;
     cpu_clock_gap(t, t->now, end);
     t->now = end;
