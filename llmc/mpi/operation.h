@@ -80,8 +80,9 @@ struct Operation {
     char *recv;
     size_t width;            // bytes of an element
     size_t reads, writes;    // bytes at send and at recv
-    size_t first, elements;  // the part that this rank reduces
-    char *inputs;            // [size][elements]: the others' contributions to it, NULL if it reduces none
+    char *out;               // the part that this rank reduces
+    size_t elements;         // of it
+    char *inputs;            // [size][elements]: the contributions to it, NULL if this rank reduces none
     int tag, phase;
     double due;              // injected delay: earliest time to take the next message
     std::vector<Message> messages;
@@ -153,20 +154,20 @@ void narrow(T *out, T x) { *out = x; }
 inline float widen(uint16_t x) { return bf16_to_float(x); }
 inline void narrow(uint16_t *out, float x) { *out = bf16_from_float(x); }
 
-// Reduces element by element: out[i] = ((x0 + x1) + x2) + ... over the n inputs in rank order. So the bits depend
-// neither on the rank that computes, nor on the cut of the buffer, nor on the order of arrival. bfloat16 is summed in
-// fp32 and rounded once, at the end. out may be one of the inputs.
+// Reduces element by element: out[i] = ((x0 + x1) + x2) + ... over the inputs in rank order. So the bits depend neither
+// on the rank that computes, nor on the cut of the buffer, nor on the order of arrival. bfloat16 is summed in fp32 and
+// rounded once, at the end.
 template <typename T>
-void reduce(T *out, const char *const *inputs, int n, size_t count, int redop) {
-    enum { BLOCK = 1024 };  // fits the first-level cache, and makes out == inputs[k] safe
+void reduce(const Operation *op) {
+    enum { BLOCK = 1024 };  // fits the first-level cache
     decltype(widen(T())) sum[BLOCK];
-    for (size_t begin = 0; begin < count; begin += BLOCK) {
-        size_t size = std::min(count - begin, (size_t)BLOCK);
-        for (int r = 0; r < n; r++) {
-            const T *in = (const T *)inputs[r] + begin;
+    for (size_t begin = 0; begin < op->elements; begin += BLOCK) {
+        size_t size = std::min(op->elements - begin, (size_t)BLOCK);
+        for (int r = 0; r < op->comm->size; r++) {
+            const T *in = (const T *)op->inputs + r * op->elements + begin;
             if (r == 0) {
                 for (size_t i = 0; i < size; i++) sum[i] = widen(in[i]);
-            } else if (redop == ncclSum) {
+            } else if (op->call.redop == ncclSum) {
                 for (size_t i = 0; i < size; i++) sum[i] = sum[i] + widen(in[i]);
             } else {
                 for (size_t i = 0; i < size; i++) {  // a NaN on any rank reaches the result
@@ -175,14 +176,14 @@ void reduce(T *out, const char *const *inputs, int n, size_t count, int redop) {
                 }
             }
         }
-        for (size_t i = 0; i < size; i++) narrow(&out[begin + i], sum[i]);
+        for (size_t i = 0; i < size; i++) narrow((T *)op->out + begin + i, sum[i]);
     }
 }
 
-inline void reduce_any(char *out, const char *const *inputs, int n, size_t count, int type, int redop) {
-    if (type == ncclBfloat16) reduce((uint16_t *)out, inputs, n, count, redop);
-    if (type == ncclFloat32) reduce((float *)out, inputs, n, count, redop);
-    if (type == ncclFloat64) reduce((double *)out, inputs, n, count, redop);
+inline void reduce_any(const Operation *op) {
+    if (op->call.type == ncclBfloat16) reduce<uint16_t>(op);
+    if (op->call.type == ncclFloat32) reduce<float>(op);
+    if (op->call.type == ncclFloat64) reduce<double>(op);
 }
 
 }  // namespace nccl_mpi

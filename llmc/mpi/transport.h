@@ -92,13 +92,19 @@ inline bool take_messages(Operation *op, int phase) {
 
 // ---- operations ----
 
-inline void expect_contributions(Operation *op, size_t first, size_t elements) {
+inline void copy_own(char *to, const char *from, size_t bytes) {
+    if (to != from && bytes) memcpy(to, from, bytes);
+}
+
+// Expects every rank's contribution to the part at `out`. own: this rank's.
+inline void expect_contributions(Operation *op, const char *own, char *out, size_t elements) {
     size_t bytes = elements * op->width;
-    op->first = first;
+    op->out = out;
     op->elements = elements;
     op->inputs = (char *)host_resize(NULL, op->comm->size * bytes, 1);
     for (int r = 0; r < op->comm->size; r++) {
-        if (r != op->comm->rank) add_message(op, true, r, 0, op->inputs + r * bytes, bytes);
+        if (r == op->comm->rank) copy_own(op->inputs + r * bytes, own, bytes);
+        else add_message(op, true, r, 0, op->inputs + r * bytes, bytes);
     }
 }
 
@@ -110,7 +116,7 @@ inline void start_all_reduce(Operation *op) {
         size_t k = (i + rank) % owners, owner = (k + op->call.sequence) % n;
         size_t first = k * part, elements = std::min(part, count - first);
         if (owner == rank) {
-            expect_contributions(op, first, elements);
+            expect_contributions(op, op->send + first * w, op->recv + first * w, elements);
             for (size_t r = 1; r < n; r++)
                 add_message(op, false, (int)((rank + r) % n), 1, op->recv + first * w, elements * w);
         } else {
@@ -118,10 +124,6 @@ inline void start_all_reduce(Operation *op) {
             add_message(op, true, (int)owner, 1, op->recv + first * w, elements * w);
         }
     }
-}
-
-inline void copy_own(char *to, const char *from, size_t bytes) {
-    if (to != from && bytes) memcpy(to, from, bytes);
 }
 
 inline void start_op(Operation *op) {
@@ -136,7 +138,7 @@ inline void start_op(Operation *op) {
             start_all_reduce(op);
             break;
         case NCCL_MPI_REDUCE_SCATTER:
-            expect_contributions(op, rank * op->call.count, op->call.count);
+            expect_contributions(op, op->send + rank * bytes, op->recv, op->call.count);
             for (int i = 1; i < n; i++) {
                 int r = (rank + i) % n;
                 add_message(op, false, r, 0, op->send + r * bytes, bytes);
@@ -165,19 +167,6 @@ inline void start_op(Operation *op) {
     }
 }
 
-// Ends phase 0: adds up this rank's part.
-inline void end_phase(Operation *op) {
-    const ncclComm *comm = op->comm;
-    if (op->phase++ > 0 || !op->inputs) return;
-    size_t bytes = op->elements * op->width;
-    std::vector<const char *> inputs(comm->size);
-    for (int r = 0; r < comm->size; r++) inputs[r] = op->inputs + r * bytes;
-    inputs[comm->rank] = op->send + op->first * op->width;
-    char *out = op->recv + (op->call.op == NCCL_MPI_ALL_REDUCE ? op->first * op->width : 0);
-    reduce_any(out, inputs.data(), comm->size, op->elements, op->call.type, op->call.redop);
-    free(op->inputs);
-}
-
 // Advances one operation without waiting. Returns true once it is complete.
 inline bool advance(Operation *op, bool *moved) {
     bool sends = op->call.op == NCCL_MPI_SEND;  // then no message comes to us
@@ -195,7 +184,9 @@ inline bool advance(Operation *op, bool *moved) {
             open = open || !through;
         }
         if (open) return false;
-        end_phase(op);
+        if (op->phase++ > 0 || !op->inputs) continue;
+        reduce_any(op);
+        free(op->inputs);
     }
     return true;
 }
