@@ -200,12 +200,8 @@ inline bool progress(Group *g, bool *moved) {
         for (Operation &op : g->ops) start_op(&op);
         g->started = true;
     }
-    for (bool more = true; more && !g->done;) {
-        more = false;
-        g->done = clock_met(g);
-        for (Operation &op : g->ops) g->done = advance(&op, &more) && g->done;
-        *moved = *moved || more;
-    }
+    g->done = clock_met(g);
+    for (Operation &op : g->ops) g->done = advance(&op, moved) && g->done;
     if (!g->done) return false;
     *moved = true;
     clock_end(g);
