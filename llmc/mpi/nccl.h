@@ -83,7 +83,7 @@ inline ncclResult_t call(NcclMpiOp kind, const void *send, void *recv, size_t co
     const char *from = op.send, *to = op.recv;
     size_t part = bytes * (size_t)comm->rank, own = kind == NCCL_MPI_REDUCE_SCATTER ? part : 0;
     bool in_place = from + own == to + (kind == NCCL_MPI_ALL_GATHER ? part : 0);
-    if (!in_place && from < to + op.writes && to < from + op.reads)
+    if (!in_place && op.reads && from < to + op.writes && to < from + op.reads)
         return fail(ncclInvalidArgument, "%s: the buffers overlap without being in place", name);
     State &s = state();
     if (!s.open) {
@@ -139,9 +139,7 @@ inline ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, size_t s
 // Copies the root's sendbuff to every recvbuff; other ranks need no sendbuff. In place: the same pointer.
 inline ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                                   int root, ncclComm_t comm, cudaStream_t stream) {
-    bool is_root = comm && comm->rank == root;
-    return nccl_mpi::call(NCCL_MPI_BROADCAST, is_root ? sendbuff : recvbuff, recvbuff, count, datatype, -1, root, comm,
-                          stream);
+    return nccl_mpi::call(NCCL_MPI_BROADCAST, sendbuff, recvbuff, count, datatype, -1, root, comm, stream);
 }
 
 // Point to point, to oneself too (in a group with the matching call). The k-th send to a peer meets its k-th receive.
