@@ -57,50 +57,63 @@ __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
-// Bytes kept from forward to backward, per micro-batch and layer: the probabilities [B,NH,T,T].
+// Bytes kept from forward to backward, per micro-batch and layer: the probabilities [B,NH,T,T]. And two dense heads.
 static inline size_t gemm_saved_bytes(size_t B, size_t T, size_t C, size_t NH) {
-    (void)C;
-    return B * NH * T * T * sizeof(floatX);
+    return (B * NH * T * T + 2 * T * (C / NH)) * sizeof(floatX);
 }
 
-// Bytes of scratch for backward: the gradient of the probabilities of one sequence [NH,T,T].
-static inline size_t gemm_scratch_bytes(size_t B, size_t T, size_t C, size_t NH) {
-    (void)B, (void)C;
-    return NH * T * T * sizeof(floatX);
+// Bytes of scratch for backward: the gradient of the probabilities of one sequence [NH,T,T], and two dense heads.
+static inline size_t gemm_scratch_bytes(size_t, size_t T, size_t C, size_t NH) {
+    return (NH * T * T + 2 * T * (C / NH)) * sizeof(floatX);
 }
 
-// d[T,T] = alpha a[T,HS] b[T,HS]^T for each head; a and b are rows of HS values, lda and ldb apart.
-static inline void gemm_scores(floatX *d, float alpha, const floatX *a, size_t lda, const floatX *b,
-                               size_t ldb, size_t T, size_t HS, size_t NH) {
+// The matrices of a product are dense, and a head's rows of HS values are not: copies them times `factor`.
+__global__ void copy_head_kernel(floatX *to, size_t to_stride, const floatX *from, size_t from_stride, size_t n,
+                                 size_t HS, float factor) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, row = i / HS, c = i % HS;
+    if (i < n) to[row * to_stride + c] = from_float<floatX>(to_float(from[row * from_stride + c]) * factor);
+}
+static void copy_head(floatX *to, size_t to_stride, const floatX *from, size_t from_stride, size_t T, size_t HS,
+                      float factor = 1.0f) {
+    LAUNCH(copy_head_kernel, CEIL_DIV(T * HS, (size_t)256), 256, 0, lab.stream)
+    (to, to_stride, from, from_stride, T * HS, HS, factor);
+}
+
+// d[T,T] = factor a[T,HS] b[T,HS]^T for each head; a and b are rows of HS values, lda and ldb apart. heads[2,T,HS] is
+// scratch.
+static inline void gemm_scores(floatX *d, float factor, const floatX *a, size_t lda, const floatX *b, size_t ldb,
+                               size_t T, size_t HS, size_t NH, floatX *heads) {
+    floatX *dense_a = heads, *dense_b = heads + T * HS;
     for (size_t h = 0; h < NH; h++) {
-        GemmArgs g = gemm_args(d + h * T * T, false, a + h * HS, false, b + h * HS, true, T, T, HS);
-        g.alpha = alpha, g.lda = lda, g.ldb = ldb;
-        gemm(&lab.mm, g);
+        copy_head(dense_a, HS, a + h * HS, lda, T, HS, factor);
+        copy_head(dense_b, HS, b + h * HS, ldb, T, HS);
+        gemm(&lab.mm, d + h * T * T, dense_a, false, dense_b, true, T, T, HS);
     }
 }
 
-// d[T,HS] = alpha op(att)[T,T] b[T,HS] for each head.
-static inline void gemm_mix(floatX *d, size_t ldd, float alpha, const floatX *att, bool trans,
-                            const floatX *b, size_t ldb, size_t T, size_t HS, size_t NH) {
+// d[T,HS] = factor op(att)[T,T] b[T,HS] for each head.
+static inline void gemm_mix(floatX *d, size_t ldd, float factor, const floatX *att, bool trans, const floatX *b,
+                            size_t ldb, size_t T, size_t HS, size_t NH, floatX *heads) {
+    floatX *dense_d = heads, *dense_b = heads + T * HS;
     for (size_t h = 0; h < NH; h++) {
-        GemmArgs g = gemm_args(d + h * HS, false, att + h * T * T, trans, b + h * HS, false, T, HS, T);
-        g.alpha = alpha, g.ldb = ldb, g.ldd = ldd;
-        gemm(&lab.mm, g);
+        copy_head(dense_b, HS, b + h * HS, ldb, T, HS);
+        gemm(&lab.mm, dense_d, att + h * T * T, trans, dense_b, false, T, HS, T);
+        copy_head(d + h * HS, ldd, dense_d, HS, T, HS, factor);
     }
 }
 
 // out[B,T,C] from qkv[B,T,3,NH,HS]; fills saved (gemm_saved_bytes) for the backward pass.
 static void gemm_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
     size_t HS = C / NH;
-    floatX *att = (floatX *)saved; // [B,NH,T,T]
+    floatX *att = (floatX *)saved, *heads = att + B * NH * T * T; // [B,NH,T,T] and [2,T,HS]
     for (size_t b = 0; b < B; b++) {
         const floatX *q = qkv + b * T * 3 * C, *k = q + C;
-        gemm_scores(att + b * NH * T * T, 1.0f / sqrtf((float)HS), q, 3 * C, k, 3 * C, T, HS, NH);
+        gemm_scores(att + b * NH * T * T, 1.0f / sqrtf((float)HS), q, 3 * C, k, 3 * C, T, HS, NH, heads);
     }
     LAUNCH(softmax_forward_kernel, row_blocks(B * NH * T), ROW_THREADS, 0, lab.stream)(att, B * NH * T, T);
     for (size_t b = 0; b < B; b++) {
         const floatX *v = qkv + b * T * 3 * C + 2 * C;
-        gemm_mix(out + b * T * C, C, 1.0f, att + b * NH * T * T, false, v, 3 * C, T, HS, NH);
+        gemm_mix(out + b * T * C, C, 1.0f, att + b * NH * T * T, false, v, 3 * C, T, HS, NH, heads);
     }
 }
 
@@ -109,16 +122,16 @@ static void gemm_backward(floatX *dqkv, void *scratch, const floatX *dout, const
                           const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
     size_t HS = C / NH;
     float scale = 1.0f / sqrtf((float)HS);
-    floatX *datt = (floatX *)scratch; // [NH,T,T]
+    floatX *datt = (floatX *)scratch, *heads = datt + NH * T * T; // [NH,T,T] and [2,T,HS]
     for (size_t b = 0; b < B; b++) {
         const floatX *q = qkv + b * T * 3 * C, *k = q + C, *v = q + 2 * C;
         floatX *dq = dqkv + b * T * 3 * C, *dk = dq + C, *dv = dq + 2 * C;
         const floatX *att = (const floatX *)saved + b * NH * T * T, *dout_b = dout + b * T * C;
-        gemm_mix(dv, 3 * C, 1.0f, att, true, dout_b, C, T, HS, NH);
-        gemm_scores(datt, 1.0f, dout_b, C, v, 3 * C, T, HS, NH);
+        gemm_mix(dv, 3 * C, 1.0f, att, true, dout_b, C, T, HS, NH, heads);
+        gemm_scores(datt, 1.0f, dout_b, C, v, 3 * C, T, HS, NH, heads);
         LAUNCH(softmax_backward_kernel, row_blocks(NH * T), ROW_THREADS, 0, lab.stream)(datt, att, NH * T, T);
-        gemm_mix(dq, 3 * C, scale, datt, false, k, 3 * C, T, HS, NH);
-        gemm_mix(dk, 3 * C, scale, datt, true, q, 3 * C, T, HS, NH);
+        gemm_mix(dq, 3 * C, scale, datt, false, k, 3 * C, T, HS, NH, heads);
+        gemm_mix(dk, 3 * C, scale, datt, true, q, 3 * C, T, HS, NH, heads);
     }
 }
 

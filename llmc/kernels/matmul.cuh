@@ -2,8 +2,8 @@
 // Matrices are row-major [rows, cols]. The weights of matmul_ are [IC, OC], as in Hugging Face's GPT-2. Those of
 // linear_ are [OC, IC], as in its Linear and in the embedding, which is the head too.
 //
-// defines: Matmul, matmul_create, GemmArgs, gemm_args, gemm, matmul_forward, matmul_backward_input,
-//          matmul_backward_weight, linear_forward, linear_backward_input, linear_backward_weight
+// defines: Matmul, matmul_create, gemm, matmul_forward, matmul_backward_input, matmul_backward_weight, linear_forward,
+//          linear_backward_input, linear_backward_weight
 #ifndef LLMC_MATMUL_CUH
 #define LLMC_MATMUL_CUH
 
@@ -23,8 +23,8 @@ static constexpr size_t MATMUL_WORKSPACE = 4 << 10;
 
 // The algorithm of one problem, kept because the heuristic takes longer than a small product.
 typedef struct {
-    uint64_t key[14];
-    bool used, supported;
+    uint64_t key[11];
+    bool used;
     cublasLtMatmulAlgo_t algo;
 } MatmulPlan;
 
@@ -45,28 +45,6 @@ static inline void matmul_create(Matmul *mm, cudaStream_t stream) {
     CUBLAS_CHECK(cublasLtCreate(&mm->handle));
 }
 
-// d[M,N] = alpha op(a)[M,K] op(b)[K,N] + (accumulate ? d : 0) + bias; op transposes if trans_. Leading dimensions are
-// elements from one stored row to the next. A bias needs a d of type floatX that is not accumulated.
-typedef struct {
-    const floatX *a, *b;
-    void *d; // float if d_fp32, else floatX
-    bool d_fp32, trans_a, trans_b;
-    size_t M, N, K, lda, ldb, ldd;
-    float alpha;
-    bool accumulate;
-    const floatX *bias; // [N] or NULL
-} GemmArgs;
-
-// Returns the arguments of a product of dense matrices.
-static inline GemmArgs gemm_args(void *d, bool d_fp32, const floatX *a, bool trans_a, const floatX *b, bool trans_b,
-                                 size_t M, size_t N, size_t K, const floatX *bias = NULL, bool accumulate = false) {
-    GemmArgs g = {};
-    g.a = a, g.b = b, g.d = d, g.d_fp32 = d_fp32, g.trans_a = trans_a, g.trans_b = trans_b;
-    g.M = M, g.N = N, g.K = K, g.lda = trans_a ? M : K, g.ldb = trans_b ? K : N, g.ldd = N;
-    g.alpha = 1.0f, g.accumulate = accumulate, g.bias = bias;
-    return g;
-}
-
 // Returns the largest power of two, at most 16, that divides the address. More gains nothing, and would let the
 // algorithm depend on how the layout places a weight.
 static inline uint32_t gemm_alignment(const void *p) {
@@ -75,9 +53,9 @@ static inline uint32_t gemm_alignment(const void *p) {
     return align;
 }
 
-static inline cublasLtMatrixLayout_t gemm_layout(cudaDataType type, size_t rows, size_t cols, size_t ld) {
+static inline cublasLtMatrixLayout_t gemm_layout(cudaDataType type, size_t rows, size_t cols) {
     cublasLtMatrixLayout_t layout;
-    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&layout, type, rows, cols, (int64_t)ld));
+    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&layout, type, rows, cols, (int64_t)rows));
     return layout;
 }
 
@@ -124,99 +102,75 @@ static inline MatmulPlan *gemm_plan(Matmul *mm, const uint64_t *key) {
     return mm->plans;
 }
 
-// Queues one cuBLASLt call. False, with nothing queued, if no algorithm takes this problem with this epilogue.
-static inline bool gemm_launch(Matmul *mm, const GemmArgs &g, cublasLtEpilogue_t epilogue) {
+// Queues d[M,N] = op(a)[M,K] op(b)[K,N] + (accumulate ? d : 0) + bias[N], unless that is NULL; op transposes if trans_.
+// D is floatX or float. A bias needs a d of floatX that is not accumulated.
+template <class D>
+static inline void gemm(Matmul *mm, D *d, const floatX *a, bool trans_a, const floatX *b, bool trans_b, size_t M,
+                        size_t N, size_t K, const floatX *bias = NULL, bool accumulate = false) {
     // cuBLASLt's matrices are column-major: it sees ours transposed, and computes d^T[N,M] = op(b)^T op(a)^T.
-    cudaDataType type = CUDA_FLOATX, type_d = g.d_fp32 ? CUDA_R_32F : CUDA_FLOATX;
-    cublasLtMatrixLayout_t layouts[3] = {
-        gemm_layout(type, g.trans_b ? g.K : g.N, g.trans_b ? g.N : g.K, g.ldb),
-        gemm_layout(type, g.trans_a ? g.M : g.K, g.trans_a ? g.K : g.M, g.lda),
-        gemm_layout(type_d, g.N, g.M, g.ldd)};
+    cublasLtMatrixLayout_t layouts[3] = {gemm_layout(CUDA_FLOATX, trans_b ? K : N, trans_b ? N : K),
+                                         gemm_layout(CUDA_FLOATX, trans_a ? M : K, trans_a ? K : M),
+                                         gemm_layout(sizeof *d == sizeof(float) ? CUDA_R_32F : CUDA_FLOATX, N, M)};
     cublasLtMatmulDesc_t desc;
-    bool has_bias = epilogue == CUBLASLT_EPILOGUE_BIAS;
     CUBLAS_CHECK(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F)); // true float: no TF32
-    gemm_describe(desc, CUBLASLT_MATMUL_DESC_TRANSA, (int32_t)(g.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N));
-    gemm_describe(desc, CUBLASLT_MATMUL_DESC_TRANSB, (int32_t)(g.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N));
-    gemm_describe(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)epilogue);
-    if (has_bias) gemm_describe(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, g.bias);
-    uint32_t align[3] = {gemm_alignment(g.b), gemm_alignment(g.a), gemm_alignment(g.d)};
-    uint64_t key[] = {g.M, g.N, g.K, g.lda, g.ldb, g.ldd, g.d_fp32, g.trans_a, g.trans_b, g.accumulate,
-                      align[0], align[1], align[2], has_bias ? gemm_alignment(g.bias) : 0};
+    gemm_describe(desc, CUBLASLT_MATMUL_DESC_TRANSA, (int32_t)(trans_b ? CUBLAS_OP_T : CUBLAS_OP_N));
+    gemm_describe(desc, CUBLASLT_MATMUL_DESC_TRANSB, (int32_t)(trans_a ? CUBLAS_OP_T : CUBLAS_OP_N));
+    gemm_describe(desc, CUBLASLT_MATMUL_DESC_EPILOGUE,
+                  (uint32_t)(bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT));
+    if (bias) gemm_describe(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    uint32_t align[3] = {gemm_alignment(b), gemm_alignment(a), gemm_alignment(d)};
+    uint64_t key[] = {M, N, K, sizeof *d, trans_a, trans_b, accumulate, align[0], align[1], align[2],
+                      bias ? gemm_alignment(bias) : 0};
     MatmulPlan *plan = gemm_plan(mm, key);
-    if (!plan->used) {
-        memcpy(plan->key, key, sizeof key);
-        plan->used = true;
-        plan->supported = gemm_algorithm(mm, &plan->algo, desc, layouts, align);
-    }
-    if (plan->supported) {
-        float beta = g.accumulate ? 1.0f : 0.0f;
-        gemm_cost(g.M, g.N, g.K, sizeof(floatX), g.d_fp32 ? sizeof(float) : sizeof(floatX), g.accumulate);
-        CUBLAS_CHECK(cublasLtMatmul(mm->handle, desc, &g.alpha, g.b, layouts[0], g.a, layouts[1], &beta, g.d,
-                                    layouts[2], g.d, layouts[2], &plan->algo, mm->workspace, MATMUL_WORKSPACE,
-                                    mm->stream));
-    }
-    CUBLAS_CHECK(cublasLtMatmulDescDestroy(desc));
-    for (int i = 0; i < 3; i++) CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(layouts[i]));
-    return plan->supported;
-}
-
-// Adds bias[cols] to x[rows, cols], for products whose epilogue cannot.
-__global__ void bias_add_kernel(floatX *x, const floatX *bias, size_t rows, size_t cols, size_t ld) {
-    size_t col = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (col >= cols) return;
-    float add = to_float(bias[col]);
-    for (size_t row = blockIdx.y; row < rows; row += gridDim.y)
-        x[row * ld + col] = from_float<floatX>(to_float(x[row * ld + col]) + add);
-}
-
-// Queues the product that GemmArgs describes. A kernel adds the bias if cuBLASLt has no algorithm that does.
-static inline void gemm(Matmul *mm, const GemmArgs &g) {
-    if (g.bias && gemm_launch(mm, g, CUBLASLT_EPILOGUE_BIAS)) return;
-    if (!gemm_launch(mm, g, CUBLASLT_EPILOGUE_DEFAULT)) {
+    if (!plan->used && !gemm_algorithm(mm, &plan->algo, desc, layouts, align)) {
         fflush(stdout);
-        fprintf(stderr, "matrix product [%zu,%zu] x [%zu,%zu]: cuBLASLt has no algorithm\n", g.M, g.K, g.K, g.N);
+        fprintf(stderr, "matrix product [%zu,%zu] x [%zu,%zu]: cuBLASLt has no algorithm\n", M, K, K, N);
         exit(1);
     }
-    if (!g.bias) return;
-    kernel_cost(KERNEL_ELEMENTWISE, g.M * g.N, 2 * sizeof(floatX), 1);
-    dim3 grid((unsigned)CEIL_DIV(g.N, (size_t)128), (unsigned)(g.M < 256 ? g.M : 256));
-    LAUNCH(bias_add_kernel, grid, 128, 0, mm->stream)((floatX *)g.d, g.bias, g.M, g.N, g.ldd);
+    memcpy(plan->key, key, sizeof key);
+    plan->used = true;
+    const float alpha = 1.0f, beta = accumulate ? 1.0f : 0.0f;
+    gemm_cost(M, N, K, sizeof(floatX), sizeof *d, accumulate);
+    CUBLAS_CHECK(cublasLtMatmul(mm->handle, desc, &alpha, b, layouts[0], a, layouts[1], &beta, d, layouts[2], d,
+                                layouts[2], &plan->algo, mm->workspace, MATMUL_WORKSPACE, mm->stream));
+    CUBLAS_CHECK(cublasLtMatmulDescDestroy(desc));
+    for (int i = 0; i < 3; i++) CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(layouts[i]));
 }
 
 // out[N,OC] = inp[N,IC] weight[IC,OC] (+ bias[OC], unless it is NULL).
 static inline void matmul_forward(Matmul *mm, floatX *out, const floatX *inp, const floatX *weight,
                                   const floatX *bias, size_t N, size_t IC, size_t OC) {
-    gemm(mm, gemm_args(out, false, inp, false, weight, false, N, OC, IC, bias));
+    gemm(mm, out, inp, false, weight, false, N, OC, IC, bias);
 }
 
 // dinp[N,IC] = dout[N,OC] weight[IC,OC]^T
 static inline void matmul_backward_input(Matmul *mm, floatX *dinp, const floatX *dout, const floatX *weight,
                                          size_t N, size_t IC, size_t OC) {
-    gemm(mm, gemm_args(dinp, false, dout, false, weight, true, N, IC, OC));
+    gemm(mm, dinp, dout, false, weight, true, N, IC, OC);
 }
 
 // dweight[IC,OC] (float) = or += inp[N,IC]^T dout[N,OC].
 static inline void matmul_backward_weight(Matmul *mm, float *dweight, const floatX *inp, const floatX *dout,
                                           size_t N, size_t IC, size_t OC, bool accumulate) {
-    gemm(mm, gemm_args(dweight, true, inp, true, dout, false, IC, OC, N, NULL, accumulate));
+    gemm(mm, dweight, inp, true, dout, false, IC, OC, N, NULL, accumulate);
 }
 
 // out[N,OC] = inp[N,IC] weight[OC,IC]^T (+ bias[OC], unless it is NULL).
 static inline void linear_forward(Matmul *mm, floatX *out, const floatX *inp, const floatX *weight,
                                   const floatX *bias, size_t N, size_t IC, size_t OC) {
-    gemm(mm, gemm_args(out, false, inp, false, weight, true, N, OC, IC, bias));
+    gemm(mm, out, inp, false, weight, true, N, OC, IC, bias);
 }
 
 // dinp[N,IC] = dout[N,OC] weight[OC,IC]
 static inline void linear_backward_input(Matmul *mm, floatX *dinp, const floatX *dout, const floatX *weight,
                                          size_t N, size_t IC, size_t OC) {
-    gemm(mm, gemm_args(dinp, false, dout, false, weight, false, N, IC, OC));
+    gemm(mm, dinp, dout, false, weight, false, N, IC, OC);
 }
 
 // dweight[OC,IC] (float) = or += dout[N,OC]^T inp[N,IC].
 static inline void linear_backward_weight(Matmul *mm, float *dweight, const floatX *inp, const floatX *dout,
                                           size_t N, size_t IC, size_t OC, bool accumulate) {
-    gemm(mm, gemm_args(dweight, true, dout, true, inp, false, OC, IC, N, NULL, accumulate));
+    gemm(mm, dweight, dout, true, inp, false, OC, IC, N, NULL, accumulate);
 }
 
 #endif
