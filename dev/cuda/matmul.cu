@@ -401,23 +401,6 @@ static void test_bias(size_t N, size_t OC, size_t offset) {
     test_release(mark);
 }
 
-// More problems than the table of plans has places: each still gets its own algorithm.
-static void test_plans(void) {
-    size_t largest = MATMUL_PLANS + 40;
-    float *x = test_values(largest * 8, 0, 1, 12);
-    floatX *dx = to_device_floatX(x, largest * 8), *out = test_floatX(largest);
-    double worst = 0.0, *want = test_doubles(largest), *wide = widened(x, largest * 8);
-    reference_matmul_forward(want, wide, wide, test_doubles(1), largest, 8, 1);
-    for (int round = 0; round < 2; round++) {
-        for (size_t N = 1; N <= largest; N++) {
-            matmul_forward(&lab.mm, out, dx, dx, NULL, N, 8, 1);
-            if (N % 37) continue;
-            worst = fmax(worst, test_error_floatX(out, want, N, lab.stream));
-        }
-    }
-    check(&lab.checks, worst <= OUT_BOUND, "more shapes than plans (%.1e, bound %.1e)", worst, OUT_BOUND);
-}
-
 static Problem make_problem(size_t N, size_t IC, size_t OC) {
     return {test_floatX(N * OC), test_floatX(N * OC), test_floatX(N * IC), test_floats(IC * OC), test_floats(OC),
             test_floats(bias_backward_scratch(N, OC)), to_device_floatX(test_values(N * IC, 0, 1, 1), N * IC),
@@ -509,7 +492,6 @@ static void bench_algorithms(const LabKernel *k, const Product *q) {
     double first = 0.0, best = DBL_MAX;
     int fastest = 0, count = 0;
     for (; count < MATMUL_ALGORITHMS; count++) {
-        memset(mm->plans, 0, sizeof mm->plans);
         mm->algorithm = count;
         k->run(q, 1);
         if (mm->algorithm < count) break;  // there are no more
@@ -517,7 +499,6 @@ static void bench_algorithms(const LabKernel *k, const Product *q) {
         if (count == 0) first = ms;
         if (ms < best) best = ms, fastest = count;
     }
-    memset(mm->plans, 0, sizeof mm->plans);
     mm->algorithm = 0;
     printf("%-29s  number %d of %d algorithms of the heuristic is fastest: %.3f of the first's time\n", "", fastest + 1,
            count, best / first);
@@ -575,7 +556,6 @@ static void checks(void) {
     test_bias(100, 512, 0);
     test_bias(100, 512, 1);
     test_bias(3000, 2304, 0);
-    test_plans();
 }
 
 int main(int argc, char **argv) { return lab_main(&lab, argc, argv, checks, bench); }

@@ -11,7 +11,6 @@
 
 #include "llmc/kernels/cuda_common.cuh"
 
-static constexpr size_t MATMUL_PLANS = 256;
 static constexpr int MATMUL_ALGORITHMS = 8;  // most that the heuristic is asked for
 
 // Bytes of scratch for cuBLASLt. The stand-in takes hardly any, and each rank fills its allocation.
@@ -21,26 +20,17 @@ static constexpr size_t MATMUL_WORKSPACE = 32 << 20;
 static constexpr size_t MATMUL_WORKSPACE = 4 << 10;
 #endif
 
-// The algorithm of one problem, kept because the heuristic takes longer than a small product.
-typedef struct {
-    uint64_t key[11];
-    bool used;
-    cublasLtMatmulAlgo_t algo;
-} MatmulPlan;
-
 // One per stream: its products run there in order and share its workspace.
 typedef struct Matmul {
     cublasLtHandle_t handle;
     cudaStream_t stream;
     void *workspace;
-    int algorithm;  // which of the heuristic's list new plans take, or the last: 0 but in the laboratory
-    MatmulPlan plans[MATMUL_PLANS];
+    int algorithm;  // which of the heuristic's list products take, or the last: 0 but in the laboratory
 } Matmul;
 
-// Opens cuBLASLt; ends the program on failure. A Matmul is too large for the stack.
+// Opens cuBLASLt; ends the program on failure.
 static inline void matmul_create(Matmul *mm, cudaStream_t stream) {
-    memset(mm, 0, sizeof *mm);
-    mm->stream = stream;
+    mm->stream = stream, mm->algorithm = 0;
     CUDA_CHECK(cudaMalloc(&mm->workspace, MATMUL_WORKSPACE));
     CUBLAS_CHECK(cublasLtCreate(&mm->handle));
 }
@@ -94,14 +84,6 @@ static inline bool gemm_algorithm(Matmul *mm, cublasLtMatmulAlgo_t *algo, cublas
     return true;
 }
 
-// Returns the place of a problem in the table, found or to be filled. A full table starts anew.
-static inline MatmulPlan *gemm_plan(Matmul *mm, const uint64_t *key) {
-    for (MatmulPlan &plan : mm->plans)
-        if (!plan.used || memcmp(plan.key, key, sizeof plan.key) == 0) return &plan;
-    memset(mm->plans, 0, sizeof mm->plans);
-    return mm->plans;
-}
-
 // Queues d[M,N] = op(a)[M,K] op(b)[K,N] + (accumulate ? d : 0) + bias[N], unless that is NULL; op transposes if trans_.
 // D is floatX or float. A bias needs a d of floatX that is not accumulated.
 template <class D>
@@ -119,20 +101,16 @@ static inline void gemm(Matmul *mm, D *d, const floatX *a, bool trans_a, const f
                   (uint32_t)(bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT));
     if (bias) gemm_describe(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     uint32_t align[3] = {gemm_alignment(b), gemm_alignment(a), gemm_alignment(d)};
-    uint64_t key[] = {M, N, K, sizeof *d, trans_a, trans_b, accumulate, align[0], align[1], align[2],
-                      bias ? gemm_alignment(bias) : 0};
-    MatmulPlan *plan = gemm_plan(mm, key);
-    if (!plan->used && !gemm_algorithm(mm, &plan->algo, desc, layouts, align)) {
+    cublasLtMatmulAlgo_t algo;
+    if (!gemm_algorithm(mm, &algo, desc, layouts, align)) {
         fflush(stdout);
         fprintf(stderr, "matrix product [%zu,%zu] x [%zu,%zu]: cuBLASLt has no algorithm\n", M, K, K, N);
         exit(1);
     }
-    memcpy(plan->key, key, sizeof key);
-    plan->used = true;
     const float alpha = 1.0f, beta = accumulate ? 1.0f : 0.0f;
     gemm_cost(M, N, K, sizeof(floatX), sizeof *d, accumulate);
     CUBLAS_CHECK(cublasLtMatmul(mm->handle, desc, &alpha, b, layouts[0], a, layouts[1], &beta, d, layouts[2], d,
-                                layouts[2], &plan->algo, mm->workspace, MATMUL_WORKSPACE, mm->stream));
+                                layouts[2], &algo, mm->workspace, MATMUL_WORKSPACE, mm->stream));
     CUBLAS_CHECK(cublasLtMatmulDescDestroy(desc));
     for (int i = 0; i < 3; i++) CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(layouts[i]));
 }

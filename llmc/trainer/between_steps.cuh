@@ -159,7 +159,7 @@ static inline void trainer_save_rest(Trainer *m) {
 }
 
 // Sends the last tokens of a sample that is due to the device, for the trainer to run forward. The pass is rounded up,
-// so that samples of all lengths need few plans of matrix products. Returns false when there is no more: printed.
+// so that samples of all lengths need few algorithms of matrix products. Returns false when there is no more: printed.
 static inline bool sample_goes_on(Trainer *m) {
     Sample *s = &m->sample;
     size_t most = s->prompt + m->opt.sample_tokens;
