@@ -33,10 +33,10 @@ __global__ void __launch_bounds__(ROW_THREADS)
     float max = -INFINITY, sum = 0.0f;
     for (size_t i = s.begin; i <= t; i += s.step) max = fmaxf(max, to_float(scores[i]));
     if constexpr (ROW_LANES == 32) max = warp_max(max);
-    for (size_t i = s.begin; i <= t; i += s.step) sum += exponential_softmax(to_float(scores[i]) - max);
+    for (size_t i = s.begin; i <= t; i += s.step) sum += exponential(to_float(scores[i]) - max);
     float scale = 1.0f / row_sum(sum);
     for (size_t i = s.begin; i < s.end; i += s.step) {
-        scores[i] = from_float<floatX>(i > t ? 0.0f : exponential_softmax(to_float(scores[i]) - max) * scale);
+        scores[i] = from_float<floatX>(i > t ? 0.0f : exponential(to_float(scores[i]) - max) * scale);
     }
 }
 

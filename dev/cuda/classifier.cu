@@ -42,10 +42,10 @@ __global__ void classify_block_a_row(float *losses, floatX *logits, const int *t
     float max = -INFINITY, sum = 0.0f, target_logit = to_float(row[target]);
     for (size_t j = threadIdx.x; j < V; j += blockDim.x) max = fmaxf(max, to_float(row[j]));
     max = block_max(max);
-    for (size_t j = threadIdx.x; j < V; j += blockDim.x) sum += exponential_softmax(to_float(row[j]) - max);
+    for (size_t j = threadIdx.x; j < V; j += blockDim.x) sum += exponential(to_float(row[j]) - max);
     sum = block_sum(sum);
     for (size_t j = threadIdx.x; j < Vp; j += blockDim.x) {
-        float p = j < V ? exponential_softmax(to_float(row[j]) - max) / sum : 0.0f;
+        float p = j < V ? exponential(to_float(row[j]) - max) / sum : 0.0f;
         row[j] = from_float<floatX>(dloss * (p - (j == target ? 1.0f : 0.0f)));
     }
     if (threadIdx.x == 0) losses[blockIdx.x] = logf(sum) + max - target_logit;

@@ -347,7 +347,7 @@ __device__ __forceinline__ void mix_tile(typename A::V (&own)[A::CHANNELS], cons
 
 template <class A>
 __device__ __forceinline__ typename A::V softmax_exponential(typename A::V x) {
-    for (int r = 0; r < A::R; r++) row_of(x, r) = exponential_softmax(row_of(x, r));
+    for (int r = 0; r < A::R; r++) row_of(x, r) = exponential(row_of(x, r));
     return x;
 }
 

@@ -1,6 +1,6 @@
 // exponential.cuh: exponentials: hardware on a GPU, arithmetic that a compiler vectorises on a CPU.
 //
-// defines: exponential_from, exponential_softmax, exponential_fast, exponential2
+// defines: exponential, exponential_fast, exponential2
 #ifndef LLMC_EXPONENTIAL_CUH
 #define LLMC_EXPONENTIAL_CUH
 
@@ -8,19 +8,18 @@
 
 #include "llmc/kernels/cuda_common.cuh"
 
-// Returns exp(x) to about one unit in the last place, but exp(least) below `least`, which is -87 or more. NaN stays. A
-// CPU has only a function call for one number: there it is a few multiplications, which vectorise, and infinite from
-// 88.4 on.
-__device__ __forceinline__ float exponential_from(float least, float x) {
-    x = x < least ? least : x;
+// Returns exp(x) to about one unit in the last place, but 0 below e^-80, which is nothing beside 1 or the sum of a
+// softmax: a CPU is slow at subnormal numbers. NaN stays. A CPU has only a function call for one number: there it is a
+// few multiplications, which vectorise, and infinite from 88.4 on.
+__device__ __forceinline__ float exponential(float x) {
 #ifdef __CUDA_ARCH__
-    return expf(x);
+    return x < -80.0f ? 0.0f : expf(x);
 #else
-    // x = n ln 2 + r with |r| <= ln(2) / 2. Adding 1.5 * 2^23 rounds to an integer, left in the low bits.
-    x = x > 89.0f ? 89.0f : x;
-    float shifted = fmaf(x, 1.44269504f, 12582912.0f), scale;
+    // y = n ln 2 + r with |r| <= ln(2) / 2. Adding 1.5 * 2^23 rounds to an integer, left in the low bits.
+    float y = x < -80.0f ? -80.0f : x > 89.0f ? 89.0f : x;
+    float shifted = fmaf(y, 1.44269504f, 12582912.0f), scale;
     float n = shifted - 12582912.0f;
-    float r = fmaf(n, -1.42860677e-6f, fmaf(n, -0.693145752f, x));
+    float r = fmaf(n, -1.42860677e-6f, fmaf(n, -0.693145752f, y));
     // exp(r) = 1 + r + r^2 q(r), q interpolated at the Chebyshev nodes
     float q = 1.392617611e-3f;
     q = fmaf(q, r, 8.363173074e-3f);
@@ -29,16 +28,10 @@ __device__ __forceinline__ float exponential_from(float least, float x) {
     q = fmaf(q, r, 0.5f);
     uint32_t whole;
     memcpy(&whole, &shifted, sizeof whole);
-    whole = (whole << 23) + 0x3F800000u;  // 2^n
+    whole = x < -80.0f ? 0 : (whole << 23) + 0x3F800000u;  // 2^n, or 0
     memcpy(&scale, &whole, sizeof scale);
     return (fmaf(q, r * r, r) + 1.0f) * scale;
 #endif
-}
-
-// Returns exp(x) as above, but 0 below e^-80, which is nothing beside the sum of a softmax: a CPU is slow at subnormal
-// numbers.
-__device__ __forceinline__ float exponential_softmax(float x) {
-    return x < -80.0f ? 0.0f : exponential_from(-80.0f, x);
 }
 
 // Returns 2^x to about two units in the last place; subnormal results are 0.
@@ -48,7 +41,7 @@ __device__ __forceinline__ float exponential2(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 #else
-    return exponential_softmax(x * 0.693147181f);
+    return exponential(x * 0.693147181f);
 #endif
 }
 
@@ -58,7 +51,7 @@ __device__ __forceinline__ float exponential_fast(float x) {
 #ifdef __CUDA_ARCH__
     return exponential2(x * 1.44269504f);
 #else
-    return exponential_softmax(x);
+    return exponential(x);
 #endif
 }
 

@@ -14,13 +14,8 @@
 #define GELU_CUBIC 0.044715f
 
 // exp(x) and x / y for results that are rounded to bf16: on a GPU with errors in the last bits, in a few instructions.
-// On a CPU exp(x) is e^-87 or more, and 1 + exp(x) has the same bits.
 __device__ __forceinline__ float gelu_exp(float x) {
-#ifdef __CUDA_ARCH__
-    return sizeof(floatX) == 2 ? exponential_fast(x) : expf(x);
-#else
-    return exponential_from(-87.0f, x);
-#endif
+    return sizeof(floatX) == 2 ? exponential_fast(x) : exponential(x);
 }
 __device__ __forceinline__ float gelu_divide(float x, float y) {
 #ifdef __CUDA_ARCH__

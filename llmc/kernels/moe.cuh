@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
         }
         r.choice[n * k + j] = best;
     }
-    for (size_t e = 0; e < E; e++) sum += row[e] = exponential_from(-87.0f, row[e] - max);
+    for (size_t e = 0; e < E; e++) sum += row[e] = exponential(row[e] - max);
     for (size_t e = 0; e < E; e++) row[e] /= sum;
     r.lse[n] = max + logf(sum);
 }
