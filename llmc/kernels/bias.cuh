@@ -73,7 +73,7 @@ static inline void bias_backward(float *dbias, const floatX *dout, float *scratc
                                  bool accumulate, cudaStream_t stream) {
     size_t chunk_rows = bias_chunk_rows(N), chunks = CEIL_DIV(N, chunk_rows);
     kernel_cost(KERNEL_ELEMENTWISE, N * OC, sizeof(floatX), 1);
-    by_packs<ELEMENT_PACK>(aligned16(dout, scratch) ? OC : 1, [&](auto W) {
+    by_packs<ELEMENT_PACK>(OC, [&](auto W) {
         dim3 grid((unsigned)CEIL_DIV(OC, (size_t)BIAS_THREADS * W), (unsigned)chunks);
         LAUNCH(bias_partial_kernel<W>, grid, BIAS_THREADS, 0, stream)(scratch, dout, N, OC, chunk_rows);
     });

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
 // out[n] = gelu(inp[n]); out may be inp.
 static inline void gelu_forward(floatX *out, const floatX *inp, size_t n, cudaStream_t stream) {
     kernel_cost(KERNEL_EXPONENTIAL, n, 2 * sizeof(floatX), 9);
-    by_packs<ELEMENT_PACK>(aligned16(out, inp) ? n : 1, [&](auto W) {
+    by_packs<ELEMENT_PACK>(n, [&](auto W) {
         LAUNCH(gelu_forward_kernel<W>, element_blocks(n), ELEMENT_THREADS, 0, stream)(out, inp, n);
     });
 }
@@ -97,7 +97,7 @@ static inline void gelu_backward(floatX *dinp, float *dbias, float *scratch, con
                                  const floatX *inp, size_t N, size_t F, bool accumulate, cudaStream_t stream) {
     kernel_cost(KERNEL_EXPONENTIAL, N * F, 3 * sizeof(floatX), 18);
     size_t chunk_rows = bias_chunk_rows(N), chunks = CEIL_DIV(N, chunk_rows);
-    by_packs<ELEMENT_PACK>(aligned16(dinp, dout, inp, scratch) ? F : 1, [&](auto W) {
+    by_packs<ELEMENT_PACK>(F, [&](auto W) {
         dim3 grid((unsigned)CEIL_DIV(F, (size_t)BIAS_THREADS * W), (unsigned)chunks);
         LAUNCH(gelu_backward_kernel<W>, grid, BIAS_THREADS, 0, stream)(dinp, scratch, dout, inp, N, F, chunk_rows);
     });

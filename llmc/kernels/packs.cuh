@@ -1,10 +1,10 @@
 // packs.cuh: elements moved by packs of 16 bytes, as floats.
 //
-// Kernels are templates over W, the elements of a step: x128::size if every address and row length is a multiple of it,
-// else 1. ELEMENT_PACK is longer on a CPU: a vector register.
+// Kernels are templates over W, the elements of a step: x128::size if the row length is a multiple of it, else 1. All
+// arrays begin at multiples of 16 bytes. ELEMENT_PACK is longer on a CPU: a vector register.
 //
 // defines: Packed128 as x128 and f128, load128, store128, unpack, load_floats, store_floats, sum_of, max_of,
-//          ELEMENT_PACK, by_packs, aligned16
+//          ELEMENT_PACK, by_packs
 #ifndef LLMC_PACKS_CUH
 #define LLMC_PACKS_CUH
 
@@ -57,12 +57,6 @@ template <int PACK = (int)x128::size, class Launch>
 static inline void by_packs(size_t n, Launch launch) {
     if (n % PACK == 0) launch(std::integral_constant<int, PACK>());
     else launch(std::integral_constant<int, 1>());
-}
-
-// Returns whether all pointers are multiples of 16 bytes.
-template <class... P>
-static inline bool aligned16(const P *...p) {
-    return (((uintptr_t)p % 16 == 0) && ...);
 }
 
 template <typename T>
