@@ -482,26 +482,6 @@ static void logits_weight(const Product *q, unsigned) {
     linear_backward_weight(&lab.mm, q->dw, q->x, q->y, q->N, q->IC, q->OC, true);
 }
 
-// Prints how much faster than the algorithm that cuBLASLt's heuristic names first the fastest of its first ones is. The
-// trainers take the first: two runs that pick by time may pick differently, and then have other bits.
-static void bench_algorithms(const LabKernel *k, const Product *q) {
-    if (lab.list || (lab.only && lab.only != k->number)) return;
-    Matmul *mm = &lab.mm;
-    double first = 0.0, best = DBL_MAX;
-    int fastest = 0, count = 0;
-    for (; count < MATMUL_ALGORITHMS; count++) {
-        mm->algorithm = count;
-        k->run(q, 1);
-        if (mm->algorithm < count) break;  // there are no more
-        double ms = lab_time(&lab, [&] { k->run(q, 1); });
-        if (count == 0) first = ms;
-        if (ms < best) best = ms, fastest = count;
-    }
-    mm->algorithm = 0;
-    printf("%-29s  number %d of %d algorithms of the heuristic is fastest: %.3f of the first's time\n", "", fastest + 1,
-           count, best / first);
-}
-
 static void bench_products(size_t N) {
     const size_t C = 768, V = 50304;
     const struct {
@@ -523,7 +503,6 @@ static void bench_products(size_t N) {
             snprintf(name, sizeof name, "%s, %zu x %zu x %zu (llmc)", shapes[i].name, N, q.IC, q.OC);
             LabKernel kernel = {pass[k], k ? 2 : 6, name, i < 4 ? layer[k] : head[k], 1};
             lab_bench(&lab, &kernel, &q, lab_stated(&lab, &kernel, &q), 0.0);
-            bench_algorithms(&kernel, &q);
         }
         test_release(mark);
     }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run_bench.sh [FOLDER]: `--bench` of the kernel laboratory. Every kernel's row has the bytes and FLOPs that the
 # wrappers of llmc/ state, and its share of the roofline. Then the table of dev/cpu_speed.py.
-# needs: fp32/dev/cuda/layernorm fp32/dev/cuda/matmul fp32/train_gpt
+# needs: fp32/dev/cuda/layernorm fp32/train_gpt
 . "$(dirname "$0")/report.sh"
 OMP_NUM_THREADS=1 "$build/dev/cuda/layernorm" --bench --log "$dir/log" >"$dir/out" 2>&1
 report $? 'layernorm --bench'
@@ -45,9 +45,6 @@ report $? 'layernorm --bench --kernel 2 times the kernels of that number only'
 "$build/dev/cuda/layernorm" --list --kernel 99 >"$dir/out" 2>&1
 [ $? = 2 ] && grep -q 'there is no kernel 99' "$dir/out"
 report $? "a kernel that is not there is refused: $(tail -n 1 "$dir/out")"
-OMP_NUM_THREADS=1 "$build/dev/cuda/matmul" --bench --kernel 6 >"$dir/out" 2>&1 &&
-    [ "$(grep -c '^ .* number [1-8] of [1-8] algorithms .* [01]\.[0-9]* of the first.s time$' "$dir/out")" = 5 ]
-report $? "matmul --bench times the heuristic's first algorithms: $(grep -m1 -o 'number .*' "$dir/out")"
 [ "$device" = cpu ] || finish
 command -v python3 >/dev/null || finish
 

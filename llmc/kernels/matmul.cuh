@@ -11,8 +11,6 @@
 
 #include "llmc/kernels/cuda_common.cuh"
 
-static constexpr int MATMUL_ALGORITHMS = 8;  // most that the heuristic is asked for
-
 // Bytes of scratch for cuBLASLt. The stand-in takes hardly any, and each rank fills its allocation.
 #ifdef __CUDACC__
 static constexpr size_t MATMUL_WORKSPACE = 32 << 20;
@@ -25,12 +23,11 @@ typedef struct Matmul {
     cublasLtHandle_t handle;
     cudaStream_t stream;
     void *workspace;
-    int algorithm;  // which of the heuristic's list products take, or the last: 0 but in the laboratory
 } Matmul;
 
 // Opens cuBLASLt; ends the program on failure.
 static inline void matmul_create(Matmul *mm, cudaStream_t stream) {
-    mm->stream = stream, mm->algorithm = 0;
+    mm->stream = stream;
     CUDA_CHECK(cudaMalloc(&mm->workspace, MATMUL_WORKSPACE));
     CUBLAS_CHECK(cublasLtCreate(&mm->handle));
 }
@@ -58,8 +55,8 @@ static inline void gemm_describe(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAt
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(desc, name, &value, sizeof value));
 }
 
-// Asks the heuristic for algorithms, the one that it takes for the fastest first. False if it has none.
-static inline bool gemm_algorithm(Matmul *mm, cublasLtMatmulAlgo_t *algo, cublasLtMatmulDesc_t desc,
+// Asks the heuristic for the algorithm that it takes for the fastest. False if it has none.
+static inline bool gemm_algorithm(const Matmul *mm, cublasLtMatmulAlgo_t *algo, cublasLtMatmulDesc_t desc,
                                   const cublasLtMatrixLayout_t layouts[3] /*A B D*/, const uint32_t align[3]) {
     cublasLtMatmulPreference_t pref;
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&pref));
@@ -71,17 +68,15 @@ static inline bool gemm_algorithm(Matmul *mm, cublasLtMatmulAlgo_t *algo, cublas
     gemm_prefer(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, align[1]);
     gemm_prefer(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, align[2]);
     gemm_prefer(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, align[2]);
-    cublasLtMatmulHeuristicResult_t results[MATMUL_ALGORITHMS], *result = results;
+    cublasLtMatmulHeuristicResult_t result = {};
     int found = 0;
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(mm->handle, desc, layouts[0], layouts[1], layouts[2],
-                                                           layouts[2], pref, mm->algorithm + 1, results, &found);
+                                                           layouts[2], pref, 1, &result, &found);
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(pref));
     if (status == CUBLAS_STATUS_NOT_SUPPORTED) return false;
     CUBLAS_CHECK(status);
-    if (found > 0 && found <= mm->algorithm) mm->algorithm = found - 1;
-    if (found == 0 || (result += mm->algorithm)->state != CUBLAS_STATUS_SUCCESS) return false;
-    *algo = result->algo;
-    return true;
+    *algo = result.algo;
+    return found > 0 && result.state == CUBLAS_STATUS_SUCCESS;
 }
 
 // Queues d[M,N] = op(a)[M,K] op(b)[K,N] + (accumulate ? d : 0) + bias[N], unless that is NULL; op transposes if trans_.
