@@ -87,7 +87,7 @@ class Kernel:
         self.shared, self.shared_bytes, self.local_bytes = [], 0, 0
         for align, symbol, size in shared:
             if re.search(rf'\b{symbol}\b', body):
-                self.add_shared(symbol, int(size or 0), int(align))
+                self.add_shared(symbol, int(size), int(align))
         for symbol, size in re.findall(r'\.local .*?(\w+)\[(\d+)\]', body):
             self.symbols[symbol], self.local_bytes = 0, -(-int(size) // 16) * 16
         self.registers = {}  # name -> number
@@ -99,9 +99,6 @@ class Kernel:
         self.blocks = self.parse(body)
 
     def add_shared(self, symbol, size, align):
-        if not size:
-            self.symbols[symbol] = None  # dynamic: behind the others
-            return
         at = -(-(self.shared_bytes + GAP * bool(self.shared)) // align) * align
         self.symbols[symbol] = at
         self.shared.append((at, size))
@@ -130,7 +127,7 @@ def read_kernels(text):
     starts = list(re.finditer(r'\.entry (\w+)', text))
     if re.search(r'^\s*(\.visible )?\.(global|const|func)', text, re.M):
         raise Unsupported('variables or functions outside of kernels')
-    shared = re.findall(r'\.shared \.align (\d+) \.b8\s+(\w+)\[(\d*)\]', text)  # some are declared outside
+    shared = re.findall(r'\.shared \.align (\d+) \.b8\s+(\w+)\[(\d+)\]', text)  # some are declared outside
     return {m[1]: Kernel(m[1], text[m.end():text.index('\n}', m.end())], shared) for m in starts}
 
 
@@ -235,9 +232,9 @@ BATCH = 4096  # threads at once, in whole blocks
 
 class Machine:
     """Some blocks of a launch: a number of threads, each row of `registers` has a value for each."""
-    def __init__(self, kernel, device, grid, block, parameters, dynamic, start, first, count):
+    def __init__(self, kernel, device, grid, block, parameters, start, first, count):
         self.kernel, self.device, self.grid, self.block = kernel, device, grid, block
-        self.parameters, self.dynamic, self.start = parameters, dynamic, start
+        self.parameters, self.start = parameters, start
         real = block[0] * block[1] * block[2]
         self.threads = -(-real // 32) * 32  # of a block; those beyond the real ones never start
         n = self.n = self.threads * count
@@ -252,14 +249,12 @@ class Machine:
         self.pc = np.zeros(n, np.int32)
         self.sel = ALL
         self.copies, self.committed = [], np.zeros(n, np.int64)
-        size = -(-kernel.shared_bytes // 16) * 16 + GAP
-        self.dynamic_at = size
-        self.block_shared = size + -(-dynamic // 16) * 16 + GAP
+        self.block_shared = -(-kernel.shared_bytes // 16) * 16 + GAP
         self.shared = Memory(np.full(self.block_shared * count, 0xFF, np.uint8))
         self.local = Memory(np.full(kernel.local_bytes * n, 0xFF, np.uint8), False)
         self.local.mark(0, kernel.local_bytes * n, True, False)
         for b in range(count):
-            for at, bytes_ in kernel.shared + [(size, dynamic)]:
+            for at, bytes_ in kernel.shared:
                 self.shared.mark(b * self.block_shared + at, bytes_, True, False)
         self.shared_base = self.thread // self.threads * self.block_shared
         self.local_base = self.thread * kernel.local_bytes
@@ -394,8 +389,6 @@ def source(kernel, text, kind):
             raise Unsupported(text)
         return lambda m: np.asarray(get(m)).astype(kind)
     if text in kernel.symbols:
-        if kernel.symbols[text] is None:
-            return lambda m: kind.type(m.dynamic_at)
         value = kind.type(kernel.symbols[text])
         return lambda m: value
     if text[:2] in ('0f', '0F'):
@@ -925,10 +918,10 @@ class Interpreter:
             self.device.written[at // 2:(at + size + 1) // 2] = 0
             self.device.read[at // 2:(at + size + 1) // 2] = 0
 
-    def launch(self, name, grid, block, args, dynamic):
+    def launch(self, name, grid, block, args):
         kernel = self.kernels[name.decode()]
         try:
-            self.interpret(kernel, [grid[i] for i in range(3)], [block[i] for i in range(3)], args, dynamic)
+            self.interpret(kernel, [grid[i] for i in range(3)], [block[i] for i in range(3)], args)
         except (Fault, Unsupported) as error:
             what = 'FAULT' if isinstance(error, Fault) else 'UNSUPPORTED'
             print(f'{what} {kernel.name}: {error}', flush=True)
@@ -938,7 +931,7 @@ class Interpreter:
             os._exit(1)
         return 0
 
-    def interpret(self, kernel, grid, block, args, dynamic):
+    def interpret(self, kernel, grid, block, args):
         if not kernel.decoded:
             decode(kernel)
         parameters = np.zeros(kernel.parameter_bytes, np.uint8)
@@ -949,7 +942,7 @@ class Interpreter:
         most = self.start
         for first in range(0, blocks, at_once):
             count = min(at_once, blocks - first)
-            m = Machine(kernel, self.device, grid, block, parameters, dynamic, self.start, first, count)
+            m = Machine(kernel, self.device, grid, block, parameters, self.start, first, count)
             m.at = 0
             kernel.executed += m.run()
             most = max(most, int(m.era.max()))
@@ -982,8 +975,8 @@ def load(library, interpreter):
     """Loads a program with this interpreter behind its launches, and makes the device's memory."""
     program, numbers, size = ctypes.CDLL(library), ctypes.POINTER(ctypes.c_uint), ctypes.c_size_t()
     program.hooks = (
-        ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, numbers, numbers, ctypes.POINTER(ctypes.c_void_p),
-                         ctypes.c_size_t)(interpreter.launch),
+        ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, numbers, numbers,
+                         ctypes.POINTER(ctypes.c_void_p))(interpreter.launch),
         ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)(interpreter.memory))
     program.ptx_start.restype = ctypes.c_void_p
     base = program.ptx_start(*program.hooks, ctypes.byref(size))

@@ -13,7 +13,7 @@ enum Event { ALLOCATED, FREED, WRITTEN };  // what becomes of a range of device 
 static constexpr size_t ARENA = (size_t)1 << 29;
 
 static struct {
-    int (*launch)(const char *name, const unsigned *grid, const unsigned *block, void **args, size_t shared);
+    int (*launch)(const char *name, const unsigned *grid, const unsigned *block, void **args);
     void (*memory)(size_t at, size_t bytes, int event);
     unsigned char *arena;
     struct { size_t at, bytes; } live[MOST];  // by address
@@ -52,11 +52,11 @@ extern "C" cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_
     *(cudaStream_t *)stream = runtime.call.stream;
     return cudaSuccess;
 }
-extern "C" cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **args, size_t shared,
+extern "C" cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **args, size_t,
                                         cudaStream_t) {
     const unsigned g[] = {grid.x, grid.y, grid.z}, b[] = {block.x, block.y, block.z};
     for (int i = 0; i < runtime.kernel_count; i++)
-        if (runtime.kernels[i].host == host && runtime.launch(runtime.kernels[i].name, g, b, args, shared))
+        if (runtime.kernels[i].host == host && runtime.launch(runtime.kernels[i].name, g, b, args))
             runtime.error = cudaErrorLaunchFailure;
     return runtime.error;
 }

@@ -64,13 +64,13 @@ __global__ void adamw_one_pass(floatX *narrow, float *w, const float *grads, flo
 static void update1(const Problem *p, unsigned block) {
     size_t blocks = CEIL_DIV(p->n, (size_t)block);
     float *w = weights_of(p);
-    LAUNCH(adamw_moment1, blocks, block, 0, lab.stream)(p->m, p->grads, p->n, p->h);
-    LAUNCH(adamw_moment2, blocks, block, 0, lab.stream)(p->v, p->grads, p->n, p->h);
-    LAUNCH(adamw_step, blocks, block, 0, lab.stream)(w, p->m, p->v, p->n, p->h);
-    if (NARROW) LAUNCH(adamw_round, blocks, block, 0, lab.stream)(p->params, w, p->n);
+    LAUNCH(adamw_moment1, blocks, block, lab.stream)(p->m, p->grads, p->n, p->h);
+    LAUNCH(adamw_moment2, blocks, block, lab.stream)(p->v, p->grads, p->n, p->h);
+    LAUNCH(adamw_step, blocks, block, lab.stream)(w, p->m, p->v, p->n, p->h);
+    if (NARROW) LAUNCH(adamw_round, blocks, block, lab.stream)(p->params, w, p->n);
 }
 static void update2(const Problem *p, unsigned block) {
-    LAUNCH(adamw_one_pass, CEIL_DIV(p->n, (size_t)block), block, 0, lab.stream)
+    LAUNCH(adamw_one_pass, CEIL_DIV(p->n, (size_t)block), block, lab.stream)
     (NARROW ? p->params : NULL, weights_of(p), p->grads, p->m, p->v, p->n, p->h);
 }
 // The runs of a problem: its weights in RUNS parts, cut at multiples of 8.

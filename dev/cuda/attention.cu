@@ -75,7 +75,7 @@ __global__ void copy_head_kernel(floatX *to, size_t to_stride, const floatX *fro
 }
 static void copy_head(floatX *to, size_t to_stride, const floatX *from, size_t from_stride, size_t T, size_t HS,
                       float factor = 1.0f) {
-    LAUNCH(copy_head_kernel, CEIL_DIV(T * HS, (size_t)256), 256, 0, lab.stream)
+    LAUNCH(copy_head_kernel, CEIL_DIV(T * HS, (size_t)256), 256, lab.stream)
     (to, to_stride, from, from_stride, T * HS, HS, factor);
 }
 
@@ -110,7 +110,7 @@ static void gemm_forward(floatX *out, void *saved, const floatX *qkv, size_t B, 
         const floatX *q = qkv + b * T * 3 * C, *k = q + C;
         gemm_scores(att + b * NH * T * T, 1.0f / sqrtf((float)HS), q, 3 * C, k, 3 * C, T, HS, NH, heads);
     }
-    LAUNCH(softmax_forward_kernel, row_blocks(B * NH * T), ROW_THREADS, 0, lab.stream)(att, B * NH * T, T);
+    LAUNCH(softmax_forward_kernel, row_blocks(B * NH * T), ROW_THREADS, lab.stream)(att, B * NH * T, T);
     for (size_t b = 0; b < B; b++) {
         const floatX *v = qkv + b * T * 3 * C + 2 * C;
         gemm_mix(out + b * T * C, C, 1.0f, att + b * NH * T * T, false, v, 3 * C, T, HS, NH, heads);
@@ -129,7 +129,7 @@ static void gemm_backward(floatX *dqkv, void *scratch, const floatX *dout, const
         const floatX *att = (const floatX *)saved + b * NH * T * T, *dout_b = dout + b * T * C;
         gemm_mix(dv, 3 * C, 1.0f, att, true, dout_b, C, T, HS, NH, heads);
         gemm_scores(datt, 1.0f, dout_b, C, v, 3 * C, T, HS, NH, heads);
-        LAUNCH(softmax_backward_kernel, row_blocks(NH * T), ROW_THREADS, 0, lab.stream)(datt, att, NH * T, T);
+        LAUNCH(softmax_backward_kernel, row_blocks(NH * T), ROW_THREADS, lab.stream)(datt, att, NH * T, T);
         gemm_mix(dq, 3 * C, scale, datt, false, k, 3 * C, T, HS, NH, heads);
         gemm_mix(dk, 3 * C, scale, datt, true, q, 3 * C, T, HS, NH, heads);
     }
@@ -230,15 +230,15 @@ static Attention flash_backward(floatX *dqkv, void *scratch, const floatX *dout,
 
 static void naive_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
     unsigned blocks = (unsigned)CEIL_DIV(B * NH * T, (size_t)NAIVE_THREADS);
-    LAUNCH(naive_forward_kernel, blocks, NAIVE_THREADS, 0, lab.stream)(flash_forward(out, saved, qkv, B, T, C, NH));
+    LAUNCH(naive_forward_kernel, blocks, NAIVE_THREADS, lab.stream)(flash_forward(out, saved, qkv, B, T, C, NH));
 }
 
 static void naive_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *out, const void *saved,
                            const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
     Attention a = flash_backward(dqkv, scratch, dout, out, saved, qkv, B, T, C, NH);
     unsigned blocks = (unsigned)CEIL_DIV(B * NH * T, (size_t)NAIVE_THREADS);
-    LAUNCH(naive_backward_query_kernel, blocks, NAIVE_THREADS, 0, lab.stream)(a);
-    LAUNCH(naive_backward_key_kernel, blocks, NAIVE_THREADS, 0, lab.stream)(a);
+    LAUNCH(naive_backward_query_kernel, blocks, NAIVE_THREADS, lab.stream)(a);
+    LAUNCH(naive_backward_key_kernel, blocks, NAIVE_THREADS, lab.stream)(a);
 }
 
 // ---------------------------------------------------------------------------------------------- 3, 4, 5: llmc's
@@ -279,7 +279,7 @@ struct SixteenRows : AttentionMma<64> {
 #ifdef PRECISION_BF16
     Attention a = flash_forward(out, saved, qkv, B, T, C, NH);
     unsigned blocks = attention_blocks(a, false, ATTENTION_MMA_ROWS);
-    LAUNCH((attention_forward_mma_kernel<SixteenRows, false>), blocks, ATTENTION_MMA_THREADS, 0, lab.stream)
+    LAUNCH((attention_forward_mma_kernel<SixteenRows, false>), blocks, ATTENTION_MMA_THREADS, lab.stream)
     (a, Dropout());
 #else
     (void)out, (void)saved, (void)qkv, (void)B, (void)T, (void)C, (void)NH;
@@ -516,7 +516,7 @@ __global__ void sum_heads(floatX *dqkv, const floatX *dwide, size_t NH, size_t K
 
 static void grouped_forward1(const void *problem, unsigned) {
     const Grouped *p = (const Grouped *)problem;
-    LAUNCH(copy_heads, p->B * p->T, 256, 0, lab.stream)(p->wide, p->qkv, p->NH, p->KV, p->C / p->NH);
+    LAUNCH(copy_heads, p->B * p->T, 256, lab.stream)(p->wide, p->qkv, p->NH, p->KV, p->C / p->NH);
     attention_forward(p->out, p->lse, p->wide, p->B, p->T, p->C, p->NH, lab.stream);
 }
 static void grouped_forward2(const void *problem, unsigned) {
@@ -526,7 +526,7 @@ static void grouped_forward2(const void *problem, unsigned) {
 static void grouped_backward1(const void *problem, unsigned) {
     const Grouped *p = (const Grouped *)problem;
     attention_backward(p->dwide, p->dot, p->dout, p->out, p->lse, p->wide, p->B, p->T, p->C, p->NH, lab.stream);
-    LAUNCH(sum_heads, p->B * p->T, 256, 0, lab.stream)(p->dqkv, p->dwide, p->NH, p->KV, p->C / p->NH);
+    LAUNCH(sum_heads, p->B * p->T, 256, lab.stream)(p->dqkv, p->dwide, p->NH, p->KV, p->C / p->NH);
 }
 static void grouped_backward2(const void *problem, unsigned) {
     const Grouped *p = (const Grouped *)problem;

@@ -41,7 +41,7 @@ static inline LabLaunch *lab_launched(void) {
 }
 
 #ifdef __CUDACC__
-template <class... P> static inline void lab_launch(void (*kernel)(P...), dim3 block, size_t shared) {
+template <class... P> static inline void lab_launch(void (*kernel)(P...), dim3 block) {
     LabLaunch *l = lab_launched();
     struct cudaFuncAttributes of;
     if (l->on) CUDA_CHECK(cudaFuncGetAttributes(&of, (const void *)kernel));
@@ -49,13 +49,13 @@ template <class... P> static inline void lab_launch(void (*kernel)(P...), dim3 b
         int device, most, threads = (int)(block.x * block.y * block.z), blocks;
         CUDA_CHECK(cudaGetDevice(&device));
         CUDA_CHECK(cudaDeviceGetAttribute(&most, cudaDevAttrMaxThreadsPerMultiProcessor, device));
-        CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, (const void *)kernel, threads, shared));
+        CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, (const void *)kernel, threads, 0));
         l->registers = of.numRegs, l->occupancy = (double)blocks * threads / most;
     }
 }
 #undef LAUNCH_UNCHECKED
-#define LAUNCH_UNCHECKED(kernel, grid, block, shared, stream) \
-    (lab_launch(&kernel, block, shared), [=](auto... args) { kernel<<<grid, block, shared, stream>>>(args...); })
+#define LAUNCH_UNCHECKED(kernel, grid, block, stream) \
+    (lab_launch(&kernel, block), [=](auto... args) { kernel<<<grid, block, 0, stream>>>(args...); })
 #endif
 
 #include "llmc/kernels/packs.cuh"
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS) lab_fill_kernel(floatX *x, si
 // n numbers on the device, unlike each other.
 static inline floatX *lab_fill(Lab *lab, size_t n) {
     floatX *x = test_floatX(n);
-    LAUNCH(lab_fill_kernel, element_blocks(n), ELEMENT_THREADS, 0, lab->stream)(x, n);
+    LAUNCH(lab_fill_kernel, element_blocks(n), ELEMENT_THREADS, lab->stream)(x, n);
     CUDA_CHECK(cudaStreamSynchronize(lab->stream));
     return x;
 }
@@ -162,7 +162,7 @@ static inline void lab_measure_peaks(Lab *lab) {
     floatX *x = lab_fill(lab, n * sizeof(float) / sizeof(floatX));
     float *to = test_floats(n), *from = (float *)(void *)x;
     double copy = lab_time(lab, [&] {
-        LAUNCH(lab_copy_kernel, element_blocks(n), ELEMENT_THREADS, 0, lab->stream)(to, from, n);
+        LAUNCH(lab_copy_kernel, element_blocks(n), ELEMENT_THREADS, lab->stream)(to, from, n);
     });
     double call = lab_time(lab, [&] {
         CUDA_CHECK(cudaMemcpyAsync(to, from, n * sizeof(float), cudaMemcpyDeviceToDevice, lab->stream));

@@ -65,11 +65,11 @@ static void classify(float *losses, float *stats, floatX *logits, const int *tar
 }
 
 static void classify1(const Problem *p, unsigned block) {
-    LAUNCH(classify_thread_a_row, CEIL_DIV(p->N, (size_t)block), block, 0, lab.stream)
+    LAUNCH(classify_thread_a_row, CEIL_DIV(p->N, (size_t)block), block, lab.stream)
     (p->losses, p->logits, p->targets, p->dloss, p->N, p->V, p->Vp);
 }
 static void classify2(const Problem *p, unsigned block) {
-    LAUNCH(classify_block_a_row, p->N, block, 0, lab.stream)(p->losses, p->logits, p->targets, p->dloss, p->V, p->Vp);
+    LAUNCH(classify_block_a_row, p->N, block, lab.stream)(p->losses, p->logits, p->targets, p->dloss, p->V, p->Vp);
 }
 static void classify3(const Problem *p, unsigned) {
     classify(p->losses, p->stats, p->logits, p->targets, p->dloss, {p->N, p->V, p->Vp}, true);
@@ -242,9 +242,9 @@ static void check_block_sizes(Shape k) {
     bool ok = true;
     for (int i = 0; i < 3; i++) {
         floatX *d_x = to_device_floatX(x, k.N * k.Vp);
-        LAUNCH(classifier_stats_kernel<x128::size>, (unsigned)k.N, sizes[i], 0, lab.stream)
+        LAUNCH(classifier_stats_kernel<x128::size>, (unsigned)k.N, sizes[i], lab.stream)
         (max, sum, target, d_x, d_targets, k.V, k.Vp, 0);
-        LAUNCH(classifier_gradient_kernel<x128::size>, (unsigned)k.N, sizes[i], 0, lab.stream)
+        LAUNCH(classifier_gradient_kernel<x128::size>, (unsigned)k.N, sizes[i], lab.stream)
         (d_losses, d_x, max, sum, target, d_targets, 1.0f, k.V, k.Vp, 0, true);
         float *got = to_host_floatX(d_x, k.N * k.Vp, lab.stream), *loss = to_host(d_losses, k.N, lab.stream);
         for (size_t j = 0; first && j < k.N * k.Vp; j++) {

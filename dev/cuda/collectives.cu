@@ -33,7 +33,7 @@ __global__ void sum_parts(floatX *out, const floatX *parts, size_t n, size_t cou
 static size_t ranks(void) { return (size_t)job.size; }
 
 static void reduce_parts(floatX *out, const floatX *parts, size_t count) {
-    LAUNCH(sum_parts, CEIL_DIV(count, (size_t)256), 256, 0, lab.stream)(out, parts, ranks(), count);
+    LAUNCH(sum_parts, CEIL_DIV(count, (size_t)256), 256, lab.stream)(out, parts, ranks(), count);
 }
 
 // Every rank sends part r of `send` to rank r, or all of it if whole, and gets n parts in rank order.

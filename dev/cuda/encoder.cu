@@ -57,25 +57,25 @@ __global__ void dwpe_element(float *dwpe, const floatX *dout, size_t B, size_t n
 
 static void forward1(const Problem *p, unsigned block) {
     size_t n = p->B * p->T * p->C;
-    LAUNCH(embed_element, CEIL_DIV(n, (size_t)block), block, 0, lab.stream)
+    LAUNCH(embed_element, CEIL_DIV(n, (size_t)block), block, lab.stream)
     (p->out, p->tokens, p->wte, p->wpe, p->B * p->T, p->T, p->C);
 }
 static void forward2(const Problem *p, unsigned) {
     encoder_forward(p->out, p->tokens, p->wte, p->wpe, p->B, p->T, p->C, 0, p->V, lab.stream);
 }
 static void tokens1(const Problem *p, unsigned block) {
-    LAUNCH(dwte_thread_a_channel, CEIL_DIV(p->C, (size_t)block), block, 0, lab.stream)
+    LAUNCH(dwte_thread_a_channel, CEIL_DIV(p->C, (size_t)block), block, lab.stream)
     (p->dwte, p->dout, p->tokens, p->B * p->T, p->C);
 }
 static void tokens2(const Problem *p, unsigned block) {
-    LAUNCH(dwte_first_of_token, p->B * p->T, block, 0, lab.stream)(p->dwte, p->dout, p->tokens, p->B * p->T, p->C);
+    LAUNCH(dwte_first_of_token, p->B * p->T, block, lab.stream)(p->dwte, p->dout, p->tokens, p->B * p->T, p->C);
 }
 static void tokens3(const Problem *p, unsigned) {
     encoder_backward(p->dwte, NULL, p->dout, p->tokens, p->B, p->T, p->C, p->T, 0, p->V, true, lab.stream);
 }
 static void positions1(const Problem *p, unsigned block) {
     size_t n = p->T * p->C;
-    LAUNCH(dwpe_element, CEIL_DIV(n, (size_t)block), block, 0, lab.stream)(p->dwpe, p->dout, p->B, n);
+    LAUNCH(dwpe_element, CEIL_DIV(n, (size_t)block), block, lab.stream)(p->dwpe, p->dout, p->B, n);
 }
 static void positions2(const Problem *p, unsigned) {
     encoder_backward(NULL, p->dwpe, p->dout, p->tokens, p->B, p->T, p->C, p->T, 0, p->V, true, lab.stream);

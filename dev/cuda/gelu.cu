@@ -44,19 +44,19 @@ __global__ void gelu_backward_element(floatX *dinp, const floatX *dout, const fl
 }
 
 static void forward1(const Problem *p, unsigned block) {
-    LAUNCH(gelu_forward_tanh, CEIL_DIV(p->n, (size_t)block), block, 0, lab.stream)(p->out, p->inp, p->n);
+    LAUNCH(gelu_forward_tanh, CEIL_DIV(p->n, (size_t)block), block, lab.stream)(p->out, p->inp, p->n);
 }
 static void forward2(const Problem *p, unsigned block) {
-    LAUNCH(gelu_forward_element, CEIL_DIV(p->n, (size_t)block), block, 0, lab.stream)(p->out, p->inp, p->n);
+    LAUNCH(gelu_forward_element, CEIL_DIV(p->n, (size_t)block), block, lab.stream)(p->out, p->inp, p->n);
 }
 static void forward3(const Problem *p, unsigned) {
     gelu_forward(p->out, p->inp, p->n, lab.stream);
 }
 static void backward1(const Problem *p, unsigned block) {
-    LAUNCH(gelu_backward_tanh, CEIL_DIV(p->n, (size_t)block), block, 0, lab.stream)(p->out, p->dout, p->inp, p->n);
+    LAUNCH(gelu_backward_tanh, CEIL_DIV(p->n, (size_t)block), block, lab.stream)(p->out, p->dout, p->inp, p->n);
 }
 static void backward2(const Problem *p, unsigned block) {
-    LAUNCH(gelu_backward_element, CEIL_DIV(p->n, (size_t)block), block, 0, lab.stream)(p->out, p->dout, p->inp, p->n);
+    LAUNCH(gelu_backward_element, CEIL_DIV(p->n, (size_t)block), block, lab.stream)(p->out, p->dout, p->inp, p->n);
 }
 static void backward3(const Problem *p, unsigned) {
     gelu_backward(p->out, p->dbias, p->scratch, p->dout, p->inp, p->n / p->F, p->F, false, lab.stream);
@@ -89,7 +89,7 @@ static void check_exponential(void) {
                              -1e30f, 88.7f, 88.8f,    -79.9f,    -80.1f};
     memcpy(x, special, sizeof special);
     float *device = to_device(x, N);
-    LAUNCH(exponential_kernel, 64, 128, 0, lab.stream)(device, N);
+    LAUNCH(exponential_kernel, 64, 128, lab.stream)(device, N);
     float *got = to_host(device, N, lab.stream);
     double worst = 0.0;
     bool ok = true;

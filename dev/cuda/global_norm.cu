@@ -26,7 +26,7 @@ __global__ void norm_block_a_tensor(double *out, const float *grads, const Piece
 }
 
 static void norm1(const Problem *p, unsigned block) {
-    LAUNCH(norm_block_a_tensor, p->count, block, 0, lab.stream)(p->out, p->grads, p->ranges);
+    LAUNCH(norm_block_a_tensor, p->count, block, lab.stream)(p->out, p->grads, p->ranges);
 }
 static void norm2(const Problem *p, unsigned) {
     global_norm_squared(p->out, p->scratch, p->grads, p->ranges, p->count, p->max_size, p->total, lab.stream);

@@ -178,9 +178,9 @@ static inline cublasStatus_t kernel_times_product(cublasLtHandle_t handle, cubla
 
 // The program behind this header is timed.
 #undef LAUNCH
-#define LAUNCH(kernel, grid, block, shared, stream)                                                  \
-    (LaunchCheck{__FILE__, "launch of " #kernel, __LINE__}, KernelTimer(#kernel, stream),            \
-     LAUNCH_UNCHECKED(kernel, grid, block, shared, stream))
+#define LAUNCH(kernel, grid, block, stream)                                               \
+    (LaunchCheck{__FILE__, "launch of " #kernel, __LINE__}, KernelTimer(#kernel, stream), \
+     LAUNCH_UNCHECKED(kernel, grid, block, stream))
 #define cublasLtMatmul(...) kernel_times_product(__VA_ARGS__)
 #define cudaProfilerStart() kernel_times_start()
 #define cudaProfilerStop() kernel_times_stop()

@@ -122,12 +122,14 @@ __global__ void dinp_block_a_row(floatX *dinp, const floatX *dresidual, const fl
 
 // 3: a warp a row, which sums its rows' columns in [2, C] floats of its own: in shared memory, where large C leaves
 // room for few warps; or, if C is too large for that or one thread has the row, one warp in the block's partials.
+enum { COLUMNS_FLOATS = 48 * 1024 / sizeof(float) };  // as much as a block may have: 8 warps with C = 768
+
 template <int W>
 __global__ void __launch_bounds__(ROW_THREADS)
     columns_in_shared_memory(floatX *dinp, float *partials, const floatX *dresidual, const floatX *dout,
                              const floatX *inp, const floatX *weight, const float *mean, const float *rstd,
                              size_t N, size_t C, size_t rows_per_block, bool in_shared) {
-    DYNAMIC_SHARED(float, shared);
+    __shared__ float shared[COLUMNS_FLOATS];
     size_t warp = threadIdx.x / ROW_LANES, warps = blockDim.x / ROW_LANES;
     float *partial = partials + (size_t)blockIdx.x * 2 * C;
     float *dweight = in_shared ? shared + warp * 2 * C : partial, *dbias = dweight + C;
@@ -181,13 +183,13 @@ __global__ void __launch_bounds__(ROW_THREADS)
 }
 
 static void forward1(const Problem *p, unsigned block) {
-    LAUNCH(add_element, CEIL_DIV(p->N * p->C, (size_t)block), block, 0, lab.stream)
+    LAUNCH(add_element, CEIL_DIV(p->N * p->C, (size_t)block), block, lab.stream)
     (p->residual, p->inp1, p->inp2, p->bias2, p->N * p->C, p->C);
-    LAUNCH(normalise_thread_a_row, CEIL_DIV(p->N, (size_t)block), block, 0, lab.stream)
+    LAUNCH(normalise_thread_a_row, CEIL_DIV(p->N, (size_t)block), block, lab.stream)
     (p->out, p->mean, p->rstd, p->residual, p->weight, p->bias, p->N, p->C);
 }
 static void forward2(const Problem *p, unsigned block) {
-    LAUNCH(fused_block_a_row, p->N, block, 0, lab.stream)
+    LAUNCH(fused_block_a_row, p->N, block, lab.stream)
     (p->out, p->residual, p->mean, p->rstd, p->inp1, p->inp2, p->bias2, p->weight, p->bias, p->C);
 }
 static void forward3(const Problem *p, unsigned) {
@@ -202,28 +204,27 @@ static void forward4(const Problem *p, unsigned) {
 static void sum_columns(const Problem *p, unsigned block, size_t rows) {
     size_t chunks = CEIL_DIV(p->N, rows);
     dim3 grid((unsigned)CEIL_DIV(p->C, (size_t)block), (unsigned)chunks);
-    LAUNCH(sums_thread_a_column, grid, block, 0, lab.stream)
+    LAUNCH(sums_thread_a_column, grid, block, lab.stream)
     (p->scratch, p->dout, p->residual, p->mean, p->rstd, p->N, p->C, rows);
     column_sums(p->dweight, p->dbias, p->scratch, chunks, 2 * p->C, p->C, false, lab.stream);
 }
 static void backward1(const Problem *p, unsigned block) {
-    LAUNCH(dinp_thread_a_row, CEIL_DIV(p->N, (size_t)block), block, 0, lab.stream)
+    LAUNCH(dinp_thread_a_row, CEIL_DIV(p->N, (size_t)block), block, lab.stream)
     (p->dinp, p->dresidual, p->dout, p->residual, p->weight, p->mean, p->rstd, p->N, p->C);
     sum_columns(p, block, p->N);
 }
 static void backward2(const Problem *p, unsigned block) {
-    LAUNCH(dinp_block_a_row, p->N, block, 0, lab.stream)
+    LAUNCH(dinp_block_a_row, p->N, block, lab.stream)
     (p->dinp, p->dresidual, p->dout, p->residual, p->weight, p->mean, p->rstd, p->C);
     sum_columns(p, block, layernorm_backward_rows(p->N));
 }
 template <int W>
 static void backward_in_shared(const Problem *p) {
-    size_t rows = layernorm_backward_rows(p->N), blocks = CEIL_DIV(p->N, rows), most = 48 << 10;
+    size_t rows = layernorm_backward_rows(p->N), blocks = CEIL_DIV(p->N, rows);
     unsigned warps = ROW_LANES == 32 ? BLOCK_ROWS : 1;
-    while (warps > 1 && warps * 2 * p->C * sizeof(float) > most) warps /= 2;
-    size_t shared = warps * 2 * p->C * sizeof(float);
-    bool in_shared = ROW_LANES == 32 && shared <= most;
-    LAUNCH(columns_in_shared_memory<W>, blocks, ROW_LANES * warps, in_shared ? shared : 0, lab.stream)
+    while (warps > 1 && warps * 2 * p->C > COLUMNS_FLOATS) warps /= 2;
+    bool in_shared = ROW_LANES == 32 && warps * 2 * p->C <= COLUMNS_FLOATS;
+    LAUNCH(columns_in_shared_memory<W>, blocks, ROW_LANES * warps, lab.stream)
     (p->dinp, p->scratch, p->dresidual, p->dout, p->residual, p->weight, p->mean, p->rstd, p->N, p->C, rows, in_shared);
     column_sums(p->dweight, p->dbias, p->scratch, blocks, 2 * p->C, p->C, false, lab.stream);
 }

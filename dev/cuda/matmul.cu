@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(128)
 
 template <class T, bool TRANS_A, bool TRANS_B>
 static void naive(T *d, const floatX *a, const floatX *b, size_t M, size_t N, size_t K, unsigned block) {
-    LAUNCH((product_naive<T, TRANS_A, TRANS_B>), CEIL_DIV(M * N, (size_t)block), block, 0, lab.stream)
+    LAUNCH((product_naive<T, TRANS_A, TRANS_B>), CEIL_DIV(M * N, (size_t)block), block, lab.stream)
     (d, a, b, M, N, K);
 }
 
@@ -187,7 +187,7 @@ static void forward1(const Problem *p, unsigned block) {
 }
 static void forward2(const Problem *p, unsigned) {
     dim3 grid((unsigned)CEIL_DIV(p->OC, (size_t)TILE), (unsigned)CEIL_DIV(p->N, (size_t)TILE));
-    LAUNCH(product_tiled, grid, TILE * TILE, 0, lab.stream)(p->out, p->inp, p->weight, p->N, p->OC, p->IC);
+    LAUNCH(product_tiled, grid, TILE * TILE, lab.stream)(p->out, p->inp, p->weight, p->N, p->OC, p->IC);
 }
 // Kernels 4 and 5 copy packs of 16 bytes; if these do not divide the rows of both factors, 3 is launched.
 static dim3 wide_grid(const Problem *p) {
@@ -195,16 +195,16 @@ static dim3 wide_grid(const Problem *p) {
 }
 static bool has_packs(const Problem *p) { return (p->IC | p->OC) % (16 / sizeof(floatX)) == 0; }
 static void forward3(const Problem *p, unsigned) {
-    LAUNCH(product_registers, wide_grid(p), 256, 0, lab.stream)(p->out, p->inp, p->weight, p->N, p->OC, p->IC);
+    LAUNCH(product_registers, wide_grid(p), 256, lab.stream)(p->out, p->inp, p->weight, p->N, p->OC, p->IC);
 }
 static void forward4(const Problem *p, unsigned block) {
     if (!has_packs(p)) return forward3(p, block);
-    LAUNCH(product_copies, wide_grid(p), 256, 0, lab.stream)(p->out, p->inp, p->weight, p->N, p->OC, p->IC);
+    LAUNCH(product_copies, wide_grid(p), 256, lab.stream)(p->out, p->inp, p->weight, p->N, p->OC, p->IC);
 }
 #ifdef PRECISION_BF16
 static void forward5(const Problem *p, unsigned block) {
     if (!has_packs(p)) return forward3(p, block);
-    LAUNCH(product_mma, wide_grid(p), 128, 0, lab.stream)(p->out, p->inp, p->weight, p->N, p->OC, p->IC);
+    LAUNCH(product_mma, wide_grid(p), 128, lab.stream)(p->out, p->inp, p->weight, p->N, p->OC, p->IC);
 }
 #endif
 static void forward6(const Problem *p, unsigned) {
@@ -232,7 +232,7 @@ __global__ void bias_add(floatX *x, const floatX *bias, size_t n, size_t cols) {
 static void activated1(const Problem *p, unsigned) {
     size_t n = p->N * p->OC;
     matmul_forward(&lab.mm, p->pre_gelu, p->inp, p->weight, NULL, p->N, p->IC, p->OC);
-    LAUNCH(bias_add, CEIL_DIV(n, (size_t)256), 256, 0, lab.stream)(p->pre_gelu, p->bias, n, p->OC);
+    LAUNCH(bias_add, CEIL_DIV(n, (size_t)256), 256, lab.stream)(p->pre_gelu, p->bias, n, p->OC);
     gelu_forward(p->out, p->pre_gelu, p->N * p->OC, lab.stream);
 }
 static void activated2(const Problem *p, unsigned) {
@@ -266,12 +266,12 @@ __global__ void bias_atomic(float *dbias, const floatX *dout, size_t N, size_t O
 }
 
 static void bias1(const Problem *p, unsigned block) {
-    LAUNCH(bias_thread_a_column, CEIL_DIV(p->OC, (size_t)block), block, 0, lab.stream)(p->dbias, p->dout, p->N, p->OC);
+    LAUNCH(bias_thread_a_column, CEIL_DIV(p->OC, (size_t)block), block, lab.stream)(p->dbias, p->dout, p->N, p->OC);
 }
 static void bias2(const Problem *p, unsigned block) {
     dim3 grid((unsigned)CEIL_DIV(p->OC, (size_t)block), (unsigned)CEIL_DIV(p->N, (size_t)ATOMIC_ROWS));
     CUDA_CHECK(cudaMemsetAsync(p->dbias, 0, p->OC * sizeof(float), lab.stream));
-    LAUNCH(bias_atomic, grid, block, 0, lab.stream)(p->dbias, p->dout, p->N, p->OC);
+    LAUNCH(bias_atomic, grid, block, lab.stream)(p->dbias, p->dout, p->N, p->OC);
 }
 static void bias3(const Problem *p, unsigned) {
     bias_backward(p->dbias, p->dout, p->scratch, p->N, p->OC, false, lab.stream);

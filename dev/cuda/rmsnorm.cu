@@ -63,9 +63,9 @@ __global__ void dweight_thread_a_column(Problem p) {
 }
 
 static void forward1(const Problem *p, unsigned block) {
-    LAUNCH(add_element, CEIL_DIV(p->N * p->C, (size_t)block), block, 0, lab.stream)
+    LAUNCH(add_element, CEIL_DIV(p->N * p->C, (size_t)block), block, lab.stream)
     (p->residual, p->inp1, p->inp2, p->N * p->C);
-    LAUNCH(scale_thread_a_row, CEIL_DIV(p->N, (size_t)block), block, 0, lab.stream)
+    LAUNCH(scale_thread_a_row, CEIL_DIV(p->N, (size_t)block), block, lab.stream)
     (p->out, p->rstd, p->residual, p->weight, p->N, p->C);
 }
 static void forward2(const Problem *p, unsigned) {
@@ -74,8 +74,8 @@ static void forward2(const Problem *p, unsigned) {
 }
 
 static void backward1(const Problem *p, unsigned block) {
-    LAUNCH(dinp_thread_a_row, CEIL_DIV(p->N, (size_t)block), block, 0, lab.stream)(*p);
-    LAUNCH(dweight_thread_a_column, CEIL_DIV(p->C, (size_t)block), block, 0, lab.stream)(*p);
+    LAUNCH(dinp_thread_a_row, CEIL_DIV(p->N, (size_t)block), block, lab.stream)(*p);
+    LAUNCH(dweight_thread_a_column, CEIL_DIV(p->C, (size_t)block), block, lab.stream)(*p);
 }
 static void backward2(const Problem *p, unsigned) {
     layernorm_backward<NORM_RMS>(p->dinp, p->dweight, NULL, p->scratch, p->dresidual, p->dout, p->residual, p->weight,

@@ -51,10 +51,10 @@ __global__ void rope_looks_up(Problem p) {
 static size_t pairs_of(const Problem *p) { return p->N * p->heads * (p->D / 2); }
 
 static void rope1(const Problem *p, unsigned block) {
-    LAUNCH(rope_computes, CEIL_DIV(pairs_of(p), (size_t)block), block, 0, lab.stream)(*p);
+    LAUNCH(rope_computes, CEIL_DIV(pairs_of(p), (size_t)block), block, lab.stream)(*p);
 }
 static void rope2(const Problem *p, unsigned block) {
-    LAUNCH(rope_looks_up, CEIL_DIV(pairs_of(p), (size_t)block), block, 0, lab.stream)(*p);
+    LAUNCH(rope_looks_up, CEIL_DIV(pairs_of(p), (size_t)block), block, lab.stream)(*p);
 }
 static void rope3(const Problem *p, unsigned) {
     rope(p->x, p->table, p->N, p->T, p->heads, p->HS, p->D, p->stride, p->sign, lab.stream);

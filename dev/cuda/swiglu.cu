@@ -60,7 +60,7 @@ __global__ void relu2_backward_element(floatX *dinp, const floatX *dout, const f
     dinp[i] = from_float<floatX>(x > 0.0f ? 2.0f * x * to_float(dout[i]) : 0.0f);
 }
 
-#define FOR_ELEMENTS(kernel) LAUNCH(kernel, CEIL_DIV(p->N * p->F, (size_t)block), block, 0, lab.stream)
+#define FOR_ELEMENTS(kernel) LAUNCH(kernel, CEIL_DIV(p->N * p->F, (size_t)block), block, lab.stream)
 
 static void forward1(const Problem *p, unsigned block) {
     FOR_ELEMENTS(silu_element)(p->silu, p->inp, p->N * p->F, p->F);

@@ -45,10 +45,6 @@ struct dim3 {
     dim3(unsigned x, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 static dim3 threadIdx(0), blockIdx(0), blockDim(1);
-struct NoMemory {
-    unsigned char *data() const { return NULL; }
-};
-static struct { NoMemory shared; } *cpu_block;
 struct CpuRuntime {
     bool warm;
 };

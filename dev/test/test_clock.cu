@@ -40,7 +40,7 @@ static int *device;
 // Launches a kernel that takes ns longer than the shortest one.
 static void kernel(int stream, double ns) {
     kernel_cost(KERNEL_ELEMENTWISE, (size_t)ns, 1, 0);
-    LAUNCH(nothing_kernel, 1, 1, 0, streams[stream])(device);
+    LAUNCH(nothing_kernel, 1, 1, streams[stream])(device);
 }
 
 static uint64_t at(int stream) { return streams[stream]->times.now; }
@@ -69,7 +69,7 @@ static void test_streams() {
     check(&totals, at(0) == 2200 && host() == 2200, "kernels shorter than a launch: the host is late");
     check(&totals, streams[0]->times.spent[TIME_HOST] == 1000 + 800, "and that is counted as the host's");
     begin();
-    LAUNCH(nothing_kernel, 1, 1, 0, streams[0])(device);
+    LAUNCH(nothing_kernel, 1, 1, streams[0])(device);
     CUDA_CHECK(cudaStreamSynchronize(streams[0]));
     check(&totals, at(0) == 1100, "a kernel of which nothing is stated takes what the shortest one takes");
     begin();
@@ -135,7 +135,7 @@ static void test_costs() {
     begin();
     kernel_cost(KERNEL_LAYERNORM_BACKWARD, 1000, 8, 1), kernel_cost(KERNEL_LAYERNORM_BACKWARD, 1000, 6, 1);
     kernel_cost(KERNEL_RESIDUAL_LAYERNORM, 1000, 8, 1);
-    LAUNCH(nothing_kernel, 1, 1, 0, streams[0])(device);
+    LAUNCH(nothing_kernel, 1, 1, streams[0])(device);
     CUDA_CHECK(cudaDeviceSynchronize());
     check(&totals, at(0) == 1000 + 8100 + 6100 + 8100, "layernorms and what is fused with them: %zu ns", (size_t)at(0));
     begin();
@@ -149,7 +149,7 @@ static void test_costs() {
     check(&totals, host() == 1000 + 100 + 10000, "a synchronous copy moves the host on");
     begin();
     kernel_cost(KERNEL_OPTIMIZER, 100, 1, 1), kernel_cost(KERNEL_CLASSIFIER, 100, 1, 1);
-    LAUNCH(nothing_kernel, 1, 1, 0, streams[0])(device);
+    LAUNCH(nothing_kernel, 1, 1, streams[0])(device);
     CUDA_CHECK(cudaDeviceSynchronize());
     check(&totals, at(0) == 1000 + 3100 + 500,
           "updates and logits move what the cluster's software moves; costs add up");

@@ -77,7 +77,7 @@ static void test_launches() {
             size_t n = (size_t)shape[0].x * shape[0].y * shape[0].z * shape[1].x * shape[1].y * shape[1].z;
             int *seen = device<int>(n);
             CUDA_CHECK(cudaMemsetAsync(seen, 0, n * sizeof(int), stream));
-            LAUNCH(count_threads, shape[0], shape[1], 0, stream)(seen);
+            LAUNCH(count_threads, shape[0], shape[1], stream)(seen);
             finish();
             for (int s : fetch(seen, n)) once &= s == 11;
             CUDA_CHECK(cudaFree(seen));
@@ -88,11 +88,11 @@ static void test_launches() {
 
     double *out = device<double>(4);
     Numbers numbers = {{1, 2, 3, 4, 5}, 0.5};
-    LAUNCH(take_arguments, 1, 1, 0, stream)(out, numbers, 3, 1, 2);
+    LAUNCH(take_arguments, 1, 1, stream)(out, numbers, 3, 1, 2);
     numbers.a[4] = 0;  // the launch has its own copy
     finish();
     check(&c, same_bits(fetch(out, 4), {5.5, 3, 1, 1}), "arguments are converted and copied at the launch");
-    LAUNCH((template_sum<3, 4>), (size_t)1, 1, 0, stream)((int *)out);
+    LAUNCH((template_sum<3, 4>), (size_t)1, 1, stream)((int *)out);
     finish();
     check(&c, fetch((int *)out, 1)[0] == 7, "a template with two arguments is launched");
     CUDA_CHECK(cudaFree(out));
@@ -101,26 +101,25 @@ static void test_launches() {
 static void test_refused_launches() {
     int *p = device<int>(1);
     int terminal = dup(2), nowhere = open("/dev/null", O_WRONLY);
-    dup2(nowhere, 2);  // six sentences that are meant to be there
-    cudaError_t errors[6];
+    dup2(nowhere, 2);  // five sentences that are meant to be there
+    cudaError_t errors[5];
     const struct {
-        size_t grid, block, shared;
-    } bad[] = {{0, 1, 0}, {1, 0, 0}, {1, 1025, 0}, {(size_t)1 << 32, 1, 0}, {1, 1, 50000}};
-    for (int i = 0; i < 5; i++) {
-        LAUNCH_UNCHECKED((template_sum<1, 1>), bad[i].grid, bad[i].block, bad[i].shared, stream)(p);
+        size_t grid, block;
+    } bad[] = {{0, 1}, {1, 0}, {1, 1025}, {(size_t)1 << 32, 1}};
+    for (int i = 0; i < 4; i++) {
+        LAUNCH_UNCHECKED((template_sum<1, 1>), bad[i].grid, bad[i].block, stream)(p);
         errors[i] = cudaGetLastError();
     }
-    LAUNCH_UNCHECKED((template_sum<1, 1>), dim3(1, 70000), 1, 0, stream)(p);
+    LAUNCH_UNCHECKED((template_sum<1, 1>), dim3(1, 70000), 1, stream)(p);
     bool silent = cudaStreamSynchronize(stream) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess &&
                   cudaStreamQuery(stream) == cudaSuccess;
-    errors[5] = cudaGetLastError();
+    errors[4] = cudaGetLastError();
     dup2(terminal, 2);
     close(terminal);
     close(nowhere);
     bool invalid = true;
     for (cudaError_t error : errors) invalid &= error == cudaErrorInvalidConfiguration;
-    check(&c, invalid,
-          "impossible grids, blocks and shared memory are refused, 2^32 blocks do not wrap around");
+    check(&c, invalid, "impossible grids and blocks are refused, 2^32 blocks do not wrap around");
     check(&c, silent && cudaGetLastError() == cudaSuccess,
           "no synchronisation reports a refused launch: cudaGetLastError does, once");
     CUDA_CHECK(cudaFree(p));
@@ -153,7 +152,7 @@ static bool shuffles_agree(dim3 block) {
     bool good = true;
     for (int kind = 0; kind < 3; kind++) {
         for (int by : {0, 1, 2, 5, 6, 7, 16, 31}) {
-            LAUNCH(shuffle<T>, 1, block, 0, stream)(out, kind, by);
+            LAUNCH(shuffle<T>, 1, block, stream)(out, kind, by);
             finish();
             std::vector<T> got = fetch(out, threads);
             for (int i = 0; i < (int)threads; i++) {
@@ -216,7 +215,7 @@ static bool reductions_agree() {
             x = (T)((double)(int64_t)random_next(&random) * 1e-19 * (random_next(&random) % 1000));
         T *in = device<T>(threads), *out = device<T>(threads * 8);
         CUDA_CHECK(cudaMemcpyAsync(in, host.data(), threads * sizeof(T), cudaMemcpyHostToDevice, stream));
-        LAUNCH(reductions<T>, 1, block, 0, stream)(out, in);
+        LAUNCH(reductions<T>, 1, block, stream)(out, in);
         finish();
         std::vector<T> got = fetch(out, threads * 8);
         for (size_t i = 0; i < threads * 8; i += 2) good &= memcmp(&got[i], &got[i + 1], sizeof(T)) == 0;
@@ -247,12 +246,6 @@ __global__ void neighbour(float *out, bool with_barrier) {
     if (with_barrier) __syncthreads();
     out[blockIdx.x * 64 + threadIdx.x] = s[(threadIdx.x + 1) % 64];
 }
-// Shared memory beyond what this block wrote is NaN, whatever the block before left.
-__global__ void leftover(float *out) {
-    DYNAMIC_SHARED(float, s);
-    out[blockIdx.x * 8 + threadIdx.x] = s[threadIdx.x];
-    s[threadIdx.x] = 1;
-}
 
 static void test_races() {
     float *out = device<float>(64 * 9);
@@ -261,7 +254,7 @@ static void test_races() {
     for (const char *order : {"random:1", "random:2", "random:3", "random:4", "random:5", ""}) {
         thread_order(order);
         for (bool with_barrier : {true, false}) {
-            LAUNCH(neighbour, 9, 64, 0, stream)(out, with_barrier);
+            LAUNCH(neighbour, 9, 64, stream)(out, with_barrier);
             finish();
             std::vector<float> got = fetch(out, 64 * 9);
             if (first.empty()) first = got;
@@ -271,11 +264,6 @@ static void test_races() {
     }
     check(&c, same, "a kernel with its barriers has the same bits in every thread order");
     check(&c, exposed, "missing barrier: a forgotten __syncthreads shows in a random thread order");
-    LAUNCH(leftover, 9, 8, 8 * sizeof(float), stream)(out);
-    finish();
-    bool nan = true;
-    for (float x : fetch(out, 72)) nan &= x != x;
-    check(&c, nan, "dynamic shared memory is NaN at the start of every block");
     CUDA_CHECK(cudaFree(out));
 }
 
@@ -302,8 +290,8 @@ static float in_turns(const char *order, bool with_events) {
     for (int i = 0; i < 6; i++) {
         cudaStream_t s = i % 2 ? other : stream;
         if (with_events && i > 0) CUDA_CHECK(cudaStreamWaitEvent(s, done[i - 1]));
-        if (i % 2) LAUNCH(times_two, 1, 128, 0, s)(x, 100);
-        else LAUNCH(add_one, 1, 128, 0, s)(x, 100);
+        if (i % 2) LAUNCH(times_two, 1, 128, s)(x, 100);
+        else LAUNCH(add_one, 1, 128, s)(x, 100);
         CUDA_CHECK(cudaEventRecord(done[i], s));
     }
     CUDA_CHECK(cudaDeviceSynchronize());
@@ -440,7 +428,7 @@ static void test_memory() {
           "foreign pointers are not freed");
     cudaGetLastError();
 
-    LAUNCH(add_one, CEIL_DIV(n, 256), 256, 0, stream)(x, n);
+    LAUNCH(add_one, CEIL_DIV(n, 256), 256, stream)(x, n);
     bool drained = false;
     cpu_enqueue(stream, "check", [&] { return drained = true; });
     check(&c, cudaFree(x) == good && drained && cudaFree(x) == value,
@@ -560,10 +548,6 @@ __global__ void different_operations() {
 }
 __global__ void misaligned(float *x) { load128(x + threadIdx.x + 1); }
 __global__ void writes_at(float *x, size_t i) { x[i] = 1; }
-__global__ void reads_shared(float *x) {
-    DYNAMIC_SHARED(float, s);
-    x[0] = s[threadIdx.x];
-}
 
 // Behind a barrier, that is, on a stack that was left and gone on with.
 __global__ void reads_local(float *x, int i) {
@@ -576,18 +560,17 @@ static int run_case(const char *name) {
     std::string n = name;
     CUDA_CHECK(cudaStreamCreate(&stream));
     float *x = device<float>(10);
-    if (n == "divergent") LAUNCH(divergent, 3, dim3(4, 4, 2), 0, stream)();
-    if (n == "exit") LAUNCH(leaves_early, 3, 64, 0, stream)();
-    if (n == "lane") LAUNCH(lane_left, 1, 32, 0, stream)();
-    if (n == "warp-block") LAUNCH(warp_against_block, 1, 32, 0, stream)();
-    if (n == "short") LAUNCH(short_block, 1, 40, 0, stream)();
-    if (n == "part") LAUNCH(part_of_warp, 1, 32, 0, stream)();
-    if (n == "operations") LAUNCH(different_operations, 1, 32, 0, stream)();
-    if (n == "misaligned") LAUNCH(misaligned, 1, 2, 0, stream)(x);
-    if (n == "write") LAUNCH(writes_at, 1, 1, 0, stream)(x, 12);
-    if (n == "shared") LAUNCH(reads_shared, 1, 9, 8 * sizeof(float), stream)(x);
-    if (n == "local") LAUNCH(reads_local, 1, 2, 0, stream)(x, 4);
-    if (n == "stream-0") LAUNCH(writes_at, 1, 1, 0, 0)(x, 3);
+    if (n == "divergent") LAUNCH(divergent, 3, dim3(4, 4, 2), stream)();
+    if (n == "exit") LAUNCH(leaves_early, 3, 64, stream)();
+    if (n == "lane") LAUNCH(lane_left, 1, 32, stream)();
+    if (n == "warp-block") LAUNCH(warp_against_block, 1, 32, stream)();
+    if (n == "short") LAUNCH(short_block, 1, 40, stream)();
+    if (n == "part") LAUNCH(part_of_warp, 1, 32, stream)();
+    if (n == "operations") LAUNCH(different_operations, 1, 32, stream)();
+    if (n == "misaligned") LAUNCH(misaligned, 1, 2, stream)(x);
+    if (n == "write") LAUNCH(writes_at, 1, 1, stream)(x, 12);
+    if (n == "local") LAUNCH(reads_local, 1, 2, stream)(x, 4);
+    if (n == "stream-0") LAUNCH(writes_at, 1, 1, 0)(x, 3);
     if (n == "copy-0") cudaMemsetAsync(x, 0, 4);
     if (n == "no-stream") {
         cudaEvent_t never;
@@ -595,7 +578,7 @@ static int run_case(const char *name) {
         cudaStreamWaitEvent((cudaStream_t)x, never);
     }
     if (n == "refused") {
-        LAUNCH(writes_at, 0, 1, 0, stream)(x, 3);
+        LAUNCH(writes_at, 0, 1, stream)(x, 3);
         _exit(0);
     }
     if (n == "stall") {
@@ -698,7 +681,6 @@ static void test_reports() {
     if (!CPU_ASAN) return;
     check_reports(NULL, {
         {"host-read", {"use-after-poison"}, "the host reading device memory is caught"},
-        {"shared", {"heap-buffer-overflow"}, "a read past dynamic shared memory is caught"},
         {"local", {"stack-buffer-overflow"}, "a read past an array of a thread that has waited is caught"},
     });
 }

@@ -96,8 +96,8 @@ static void test_instructions(cudaStream_t stream) {
     bfloat16 *device_a = to_device_bf16(a, 256);
     bool ok;
     for (int trans = 0; trans < 2; trans++) {
-        if (trans) LAUNCH(ldmatrix_kernel<true>, 1, 32, 0, stream)(out, device_a);
-        else LAUNCH(ldmatrix_kernel<false>, 1, 32, 0, stream)(out, device_a);
+        if (trans) LAUNCH(ldmatrix_kernel<true>, 1, 32, stream)(out, device_a);
+        else LAUNCH(ldmatrix_kernel<false>, 1, 32, stream)(out, device_a);
         float *matrices = to_host(out, 256, stream);
         ok = true;
         for (int m = 0; m < 4; m++)
@@ -108,7 +108,7 @@ static void test_instructions(cudaStream_t stream) {
         check(&c, ok, "ldmatrix.x4%s", trans ? ".trans" : "");
     }
     float *x = test_values(64, 0, 1, 4), *device_x = to_device(x, 64), *reduced;
-    LAUNCH(quad_kernel, 1, 32, 0, stream)(out, device_x);
+    LAUNCH(quad_kernel, 1, 32, stream)(out, device_x);
     reduced = to_host(out, 128, stream);
     ok = true;
     for (int i = 0; i < 64; i++) {
@@ -118,7 +118,7 @@ static void test_instructions(cudaStream_t stream) {
     }
     check(&c, ok, "sum and largest of groups of four lanes have the bits of their shuffles");
     float *gathered = test_floats(12 * 32), *wrong;
-    LAUNCH(gather_kernel, 1, 32, 0, stream)(gathered, device_x);
+    LAUNCH(gather_kernel, 1, 32, stream)(gathered, device_x);
     wrong = to_host(gathered, 12 * 32, stream);
     ok = true;
     for (int i = 0; i < 12 * 32; i++) ok = ok && wrong[i] == 0.0f;
@@ -130,13 +130,13 @@ static void test_copies(cudaStream_t stream) {
     enum { TILES = 5, N = 32 * TILES };
     size_t mark = test_count;
     float *x = test_values(N, 0, 1, 10), *device_x = to_device(x, N), *out = test_floats(N), *got;
-    LAUNCH(copy_kernel<1>, 1, 32, 0, stream)(out, device_x, TILES);
+    LAUNCH(copy_kernel<1>, 1, 32, stream)(out, device_x, TILES);
     got = to_host(out, N, stream);
     bool ok = true;
     for (int i = 0; i < N; i++) ok = ok && got[i] == (i % 32 == 28 ? 0.0f : x[i / 32 * 32 + 31 - i % 32]);
     check(&c, ok, "cp.async brings what is waited for, and zeros for what does not exist");
 #ifndef __CUDACC__
-    LAUNCH(copy_kernel<2>, 1, 32, 0, stream)(out, device_x, TILES);
+    LAUNCH(copy_kernel<2>, 1, 32, stream)(out, device_x, TILES);
     got = to_host(out, N, stream);
     for (int i = 0; i < N; i++) ok = ok && (i % 32 == 28 || got[i] != x[i / 32 * 32 + 31 - i % 32]);
     check(&c, ok && isnan(got[0]), "what was not waited for is not there");
@@ -151,7 +151,7 @@ static void test_product(cudaStream_t stream) {
     float *a = whole_numbers(16 * K, 5), *tile = whole_numbers(ROWS * STRIDE, 6), *d = whole_numbers(16 * N, 7);
     bfloat16 *device_a = to_device_bf16(a, 16 * K), *device_tile = to_device_bf16(tile, ROWS * STRIDE);
     float *device_d = to_device(d, 16 * N), *got;
-    LAUNCH((product_kernel<TRANS, N8, K16>), 1, 32, 0, stream)(device_d, device_a, device_tile);
+    LAUNCH((product_kernel<TRANS, N8, K16>), 1, 32, stream)(device_d, device_a, device_tile);
     got = to_host(device_d, 16 * N, stream);
     bool exact = true;
     for (int row = 0; row < 16; row++)

@@ -431,7 +431,7 @@ static void test_uses(ncclComm_t comm, cudaStream_t *streams) {
     cudaMemset(x, 0, 4096);
     for (int pending = 0; pending < 2; pending++) {
         if (pending && world_rank == 1) NCCL(ncclRecv(x, 8, ncclFloat, 0, comm, streams[1]));
-        LAUNCH(add_one, 1, 1, 0, streams[0])(x + 100);
+        LAUNCH(add_one, 1, 1, streams[0])(x + 100);
         matmul_forward(&matmul, m, m + 256, m + 512, NULL, 8, 8, 8);
         cudaStreamSynchronize(streams[0]);
     }
@@ -622,7 +622,7 @@ static void use(ncclComm_t comm, cudaStream_t *streams, const char *what) {
     nvtxRangePushA("forward micro-batch 3");
     if (world_rank == 1) NCCL(ncclRecv(x, 8, ncclFloat, 0, comm, streams[1]));
     nvtxRangePop();
-    if (!strcmp(what, "kernel")) LAUNCH(add_one, 1, 1, 0, streams[0])(x + 100);
+    if (!strcmp(what, "kernel")) LAUNCH(add_one, 1, 1, streams[0])(x + 100);
     else matmul_forward(&matmul, m, m + 256, m + 512, NULL, 8, 8, 8);
     cudaStreamSynchronize(streams[0]);
     if (world_rank == 0) NCCL(ncclSend(x, 8, ncclFloat, 1, comm, streams[1]));

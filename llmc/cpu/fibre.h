@@ -65,7 +65,6 @@ struct CpuBlock;
 struct CpuGrid {
     const char *name;
     dim3 grid, block;
-    size_t shared;
     void (*run)(CpuBlock *);
 };
 
@@ -81,7 +80,6 @@ struct CpuBlock {
     unsigned created = 1, idle_count, ready_count, barrier_count;
     const char *barrier_file;
     int barrier_line;
-    std::vector<char> shared;    // dynamic shared memory: exactly as large as asked for
     uint32_t waiting[CPU_WARP];  // lanes of each warp that wait for the others
     CpuFibre *idle[CPU_MAX_THREADS + 1], *ready[CPU_MAX_THREADS], *barrier[CPU_MAX_THREADS];
     uint16_t shuffled[CPU_MAX_THREADS];

@@ -1,4 +1,4 @@
-// launch.h: LAUNCH(kernel, grid, block, shared, stream)(args...) on the CPU, and the blocks of a launch, one after the
+// launch.h: LAUNCH(kernel, grid, block, stream)(args...) on the CPU, and the blocks of a launch, one after the
 // other on each OS thread.
 //
 // The arguments become copies of the kernel's parameter types in the stream's queue. The kernel is called through a
@@ -21,7 +21,6 @@ inline CpuBlock *cpu_enter_grid(const CpuGrid *g) {
     b->launch = g;
     b->count = g->block.x * g->block.y * g->block.z;
     b->flat = g->block.y * g->block.z == 1;
-    if (b->shared.size() != g->shared) b->shared = std::vector<char>(g->shared);
     blockDim = g->block;
     gridDim = g->grid;
     threadIdx = {0, 0, 0};
@@ -39,7 +38,6 @@ inline void cpu_run_block(CpuBlock *b, size_t number, Random order) {
         unsigned j = random_next(&b->order) % (i + 1);
         b->shuffled[i] = b->shuffled[j], b->shuffled[j] = (uint16_t)i;
     }
-    std::fill(b->shared.begin(), b->shared.end(), (char)0xFF);  // NaN: it must be written before it is read
     b->launch->run(b);
     cpu_leave(b, true);  // until all threads have ended
 }
@@ -101,9 +99,8 @@ struct CpuWork : CpuGrid {
 };
 
 // Refuses an impossible launch, which has no result of its own: prints why and keeps the error for cudaGetLastError.
-inline bool cpu_check_launch(const char *name, const dim3 &g, const dim3 &b, size_t shared) {
+inline bool cpu_check_launch(const char *name, const dim3 &g, const dim3 &b) {
     const char *why = NULL;
-    if (shared > 48 << 10) why = "more than 48 KiB of dynamic shared memory";
     if (!b.x || !b.y || !b.z || b.x > CPU_MAX_THREADS || b.y > CPU_MAX_THREADS || b.z > 64 ||
         (size_t)b.x * b.y * b.z > CPU_MAX_THREADS)
         why = "a block has 1 to 1024 threads";
@@ -117,15 +114,15 @@ inline bool cpu_check_launch(const char *name, const dim3 &g, const dim3 &b, siz
 
 // Returns a function that launches the kernel with its arguments.
 template <class Call, class... P>
-static inline auto cpu_launcher(void (*)(P...), const char *name, CpuDim grid, CpuDim block, size_t shared,
-                                cudaStream_t stream, Call call) {
+static inline auto cpu_launcher(void (*)(P...), const char *name, CpuDim grid, CpuDim block, cudaStream_t stream,
+                                Call call) {
     static_assert((std::is_trivially_copyable<P>::value && ...), "kernel parameters are copied byte by byte");
     return [=](P... args) {
         typedef CpuWork<Call, P...> Work;
-        if (!cpu_check_launch(name, grid, block, shared)) return (void)cpu_take_cost();
+        if (!cpu_check_launch(name, grid, block)) return (void)cpu_take_cost();
         if (!Work::launched) cpu_first_use(name);
         Work::launched = true;
-        cpu_enqueue_work(stream, name, Work{{name, grid, block, shared, Work::body}, call, {args...}});
+        cpu_enqueue_work(stream, name, Work{{name, grid, block, Work::body}, call, {args...}});
     };
 }
 

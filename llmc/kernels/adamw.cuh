@@ -96,7 +96,7 @@ static inline void adamw_update(floatX *params, float *master, const float *grad
                                 cudaStream_t stream) {
     if (blocks == 0) return;
     kernel_cost(KERNEL_OPTIMIZER, n, 7 * sizeof(float) + (master ? sizeof(floatX) : 0), 17);
-    LAUNCH(adamw_kernel, blocks, ELEMENT_THREADS, 0, stream)(params, master, grads, m, v, pieces, count, h);
+    LAUNCH(adamw_kernel, blocks, ELEMENT_THREADS, stream)(params, master, grads, m, v, pieces, count, h);
 }
 
 #endif

@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS) add_floats_kernel(float *sum,
 static inline void add_floats(float *sum, const float *x, size_t n, cudaStream_t stream) {
     if (n == 0) return;
     kernel_cost(KERNEL_ELEMENTWISE, n, 3 * sizeof(float), 1);
-    LAUNCH(add_floats_kernel, element_blocks(n), ELEMENT_THREADS, 0, stream)(sum, x, n);
+    LAUNCH(add_floats_kernel, element_blocks(n), ELEMENT_THREADS, stream)(sum, x, n);
 }
 
 #endif

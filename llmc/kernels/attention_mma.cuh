@@ -256,13 +256,13 @@ template <class A, bool DROP>
 static inline void attention_mma(const Attention &a, const Dropout &drop, bool backward, cudaStream_t stream) {
     if (!backward) {
         unsigned blocks = attention_blocks(a, false, A::template GROUPS<DROP> * ATTENTION_MMA_ROWS);
-        LAUNCH((attention_forward_mma_kernel<A, DROP>), blocks, ATTENTION_MMA_THREADS, 0, stream)(a, drop);
+        LAUNCH((attention_forward_mma_kernel<A, DROP>), blocks, ATTENTION_MMA_THREADS, stream)(a, drop);
         return;
     }
     dim3 queries(attention_blocks(a, false, ATTENTION_MMA_ROWS), A::template QUERY_PARTS<DROP>);
     dim3 keys(attention_blocks(a, true, ATTENTION_MMA_ROWS), A::template KEY_PARTS<DROP>);
-    LAUNCH((attention_backward_query_mma_kernel<A, DROP>), queries, ATTENTION_MMA_THREADS, 0, stream)(a, drop);
-    LAUNCH((attention_backward_key_mma_kernel<A, DROP>), keys, ATTENTION_MMA_THREADS, 0, stream)(a, drop);
+    LAUNCH((attention_backward_query_mma_kernel<A, DROP>), queries, ATTENTION_MMA_THREADS, stream)(a, drop);
+    LAUNCH((attention_backward_key_mma_kernel<A, DROP>), keys, ATTENTION_MMA_THREADS, stream)(a, drop);
 }
 
 #endif

@@ -505,11 +505,11 @@ template <class A, bool DROP>
 static inline void attention_rows(const Attention &a, const Dropout &drop, bool backward, cudaStream_t stream) {
     unsigned blocks = attention_blocks(a, false, A::BLOCK_ROWS), key_blocks = attention_blocks(a, true, A::BLOCK_ROWS);
     if (!backward) {
-        LAUNCH((attention_forward_rows_kernel<A, DROP>), blocks, A::THREADS, 0, stream)(a, drop);
+        LAUNCH((attention_forward_rows_kernel<A, DROP>), blocks, A::THREADS, stream)(a, drop);
         return;
     }
-    LAUNCH((attention_backward_query_rows_kernel<A, DROP>), blocks, A::THREADS, 0, stream)(a, drop);
-    LAUNCH((attention_backward_key_rows_kernel<A, DROP>), key_blocks, A::THREADS, 0, stream)(a, drop);
+    LAUNCH((attention_backward_query_rows_kernel<A, DROP>), blocks, A::THREADS, stream)(a, drop);
+    LAUNCH((attention_backward_key_rows_kernel<A, DROP>), key_blocks, A::THREADS, stream)(a, drop);
 }
 
 #endif

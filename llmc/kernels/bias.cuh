@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(BIAS_THREADS)
 static inline void column_sums(float *first, float *second, const float *partials, size_t chunks, size_t stride,
                                size_t n, bool accumulate, cudaStream_t stream) {
     unsigned blocks = (unsigned)CEIL_DIV(second ? 2 * n : n, (size_t)BIAS_THREADS);
-    LAUNCH(column_sums_kernel, blocks, BIAS_THREADS, 0, stream)(first, second, partials, chunks, stride, n, accumulate);
+    LAUNCH(column_sums_kernel, blocks, BIAS_THREADS, stream)(first, second, partials, chunks, stride, n, accumulate);
 }
 
 // dbias[OC] (float) = or += sum over N of dout[N,OC]. scratch: bias_backward_scratch(N, OC) floats.
@@ -75,7 +75,7 @@ static inline void bias_backward(float *dbias, const floatX *dout, float *scratc
     kernel_cost(KERNEL_ELEMENTWISE, N * OC, sizeof(floatX), 1);
     by_packs<ELEMENT_PACK>(OC, [&](auto W) {
         dim3 grid((unsigned)CEIL_DIV(OC, (size_t)BIAS_THREADS * W), (unsigned)chunks);
-        LAUNCH(bias_partial_kernel<W>, grid, BIAS_THREADS, 0, stream)(scratch, dout, N, OC, chunk_rows);
+        LAUNCH(bias_partial_kernel<W>, grid, BIAS_THREADS, stream)(scratch, dout, N, OC, chunk_rows);
     });
     column_sums(dbias, NULL, scratch, chunks, OC, OC, accumulate, stream);
 }

@@ -150,7 +150,7 @@ static inline void classifier_stats(float *max, float *sum, float *target_logit,
                                     cudaStream_t stream) {
     kernel_cost(KERNEL_CLASSIFIER, N * Vl, sizeof(floatX), 3);
     by_packs<ELEMENT_PACK>(Vl, [&](auto W) {
-        LAUNCH(classifier_stats_kernel<W>, (unsigned)N, classifier_threads(Vl), 0, stream)
+        LAUNCH(classifier_stats_kernel<W>, (unsigned)N, classifier_threads(Vl), stream)
         (max, sum, target_logit, logits, targets, V, Vl, v_start);
     });
 }
@@ -159,7 +159,7 @@ static inline void classifier_stats(float *max, float *sum, float *target_logit,
 static inline void classifier_rescale(float *sum, const float *local_max, const float *global_max, size_t N,
                                       cudaStream_t stream) {
     kernel_cost(KERNEL_EXPONENTIAL, N, 4 * sizeof(float), 3);
-    LAUNCH(classifier_rescale_kernel, (unsigned)CEIL_DIV(N, (size_t)256), 256, 0, stream)
+    LAUNCH(classifier_rescale_kernel, (unsigned)CEIL_DIV(N, (size_t)256), 256, stream)
     (sum, local_max, global_max, N);
 }
 
@@ -172,7 +172,7 @@ static inline void classifier_gradient(float *losses, floatX *logits, const floa
                                        cudaStream_t stream) {
     if (gradient) kernel_cost(KERNEL_CLASSIFIER, N * Vl, 2 * sizeof(floatX), 3);
     by_packs<ELEMENT_PACK>(Vl, [&](auto W) {
-        LAUNCH(classifier_gradient_kernel<W>, (unsigned)N, classifier_threads(Vl), 0, stream)
+        LAUNCH(classifier_gradient_kernel<W>, (unsigned)N, classifier_threads(Vl), stream)
         (losses, logits, max, sum, target_logit, targets, dloss, V, Vl, v_start, gradient);
     });
 }
@@ -180,7 +180,7 @@ static inline void classifier_gradient(float *losses, floatX *logits, const floa
 // out[1] = the sum of losses[N] in double. The order depends on N alone.
 static inline void loss_sum(double *out, const float *losses, size_t N, cudaStream_t stream) {
     kernel_cost(KERNEL_ELEMENTWISE, N, sizeof(float), 1);
-    LAUNCH(loss_sum_kernel, 1, 256, 0, stream)(out, losses, N);
+    LAUNCH(loss_sum_kernel, 1, 256, stream)(out, losses, N);
 }
 
 #endif

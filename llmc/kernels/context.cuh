@@ -33,7 +33,7 @@ static inline void tokens_move(floatX *to, const floatX *from, size_t B, size_t 
                                bool join, cudaStream_t stream) {
     kernel_cost(KERNEL_ELEMENTWISE, B * T * width, 2 * sizeof(floatX), 0);
     by_packs(width, [&](auto W) {
-        LAUNCH(tokens_kernel<W>, element_blocks(B * T * width), ELEMENT_THREADS, 0, stream)
+        LAUNCH(tokens_kernel<W>, element_blocks(B * T * width), ELEMENT_THREADS, stream)
         (to, from, B, T * width, c, zigzag, join);
     });
 }
@@ -154,7 +154,7 @@ static inline void attention_merge(const Ring &r, float *lse, const RingStep &s,
     size_t heads = s.B * s.pair.Tq * s.NH;
     if (heads == 0 || s.step == 0) return;
     kernel_cost(KERNEL_ELEMENTWISE, heads * (s.A / s.NH), 3 * sizeof(float), 3);
-    LAUNCH(attention_merge_kernel, row_blocks(heads), ROW_THREADS, 0, stream)
+    LAUNCH(attention_merge_kernel, row_blocks(heads), ROW_THREADS, stream)
     (r.sum, lse, r.part, r.part_lse, s.pair, s.B, s.T, s.NH, s.A / s.NH);
 }
 
@@ -178,7 +178,7 @@ static inline void columns_move(To *to, size_t to_stride, const From *from, size
                                 size_t first, size_t count, size_t width, cudaStream_t stream) {
     if (count == 0) return;
     kernel_cost(KERNEL_ELEMENTWISE, B * count * width, sizeof(To) * (ADD ? 2 : 1) + sizeof(From), ADD);
-    LAUNCH((columns_kernel<To, From, ADD>), element_blocks(B * count * width), ELEMENT_THREADS, 0, stream)
+    LAUNCH((columns_kernel<To, From, ADD>), element_blocks(B * count * width), ELEMENT_THREADS, stream)
     (to, to_stride, from, from_stride, B, T, first, count, width);
 }
 

@@ -1,6 +1,6 @@
 // cuda_common.cuh: shared by every kernel and trainer, for nvcc and for the CPU stand-ins alike.
-// defines: floatX, FLOATX_NAME, CUDA_CHECK, CUBLAS_CHECK, CEIL_DIV, LAUNCH, LAUNCH_UNCHECKED, DYNAMIC_SHARED, UNROLL,
-//          ROLLED, to_float, from_float, larger, prefetch, warp_sum, warp_max, block_sum, block_max
+// defines: floatX, FLOATX_NAME, CUDA_CHECK, CUBLAS_CHECK, CEIL_DIV, LAUNCH, LAUNCH_UNCHECKED, UNROLL, ROLLED,
+//          to_float, from_float, larger, prefetch, warp_sum, warp_max, block_sum, block_max
 #ifndef LLMC_CUDA_COMMON_CUH
 #define LLMC_CUDA_COMMON_CUH
 
@@ -59,25 +59,20 @@ struct LaunchCheck {
     }
 };
 
-// LAUNCH(kernel, grid, block, shared, stream)(args...) is kernel<<<grid, block, shared, stream>>>(args...), checked. A
-// template's name with commas stands in parentheses. A grid without blocks is refused: every batch has rows; what a
-// rank may have none of (pieces, shards, keys of a pair) is asked before. LAUNCH_UNCHECKED leaves the error to
-// cudaGetLastError: for tests of refused launches. DYNAMIC_SHARED(type, name) declares the pointer to the block's
-// dynamic shared memory.
-#define LAUNCH(kernel, grid, block, shared, stream)                 \
+// LAUNCH(kernel, grid, block, stream)(args...) is kernel<<<grid, block, 0, stream>>>(args...), checked: no kernel takes
+// dynamic shared memory. A template's name with commas stands in parentheses. A grid without blocks is refused: every
+// batch has rows; what a rank may have none of (pieces, shards, keys of a pair) is asked before. LAUNCH_UNCHECKED
+// leaves the error to cudaGetLastError: for tests of refused launches.
+#define LAUNCH(kernel, grid, block, stream)                 \
     (LaunchCheck{__FILE__, "launch of " #kernel, __LINE__}, \
-     LAUNCH_UNCHECKED(kernel, grid, block, shared, stream))
+     LAUNCH_UNCHECKED(kernel, grid, block, stream))
 #ifdef __CUDACC__
-#define LAUNCH_UNCHECKED(kernel, grid, block, shared, stream) \
-    [=](auto... args) { kernel<<<grid, block, shared, stream>>>(args...); }
-#define DYNAMIC_SHARED(type, name)                                \
-    extern __shared__ __align__(16) unsigned char dynamic_shared[]; \
-    type *name = (type *)dynamic_shared
+#define LAUNCH_UNCHECKED(kernel, grid, block, stream) \
+    [=](auto... args) { kernel<<<grid, block, 0, stream>>>(args...); }
 #else
-#define LAUNCH_UNCHECKED(kernel, grid, block, shared, stream)           \
-    cpu_launcher(&kernel, #kernel, grid, block, shared, stream,         \
+#define LAUNCH_UNCHECKED(kernel, grid, block, stream)   \
+    cpu_launcher(&kernel, #kernel, grid, block, stream, \
                  [=](auto... cpu_args) __attribute__((always_inline)) { kernel(cpu_args...); })
-#define DYNAMIC_SHARED(type, name) type *name = (type *)cpu_block->shared.data()
 #endif
 
 // Before a loop of constant length whose arrays should be registers; before one that spills if it is unrolled.

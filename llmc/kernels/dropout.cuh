@@ -45,7 +45,7 @@ static inline const floatX *dropout_backward(floatX *out, const floatX *dout, Dr
     if (!d.threshold) return dout;
     kernel_cost(KERNEL_ELEMENTWISE, N * C, 2 * sizeof(floatX), 1);
     by_packs(C, [&](auto W) {
-        LAUNCH(dropout_kernel<W>, element_blocks(N * C), ELEMENT_THREADS, 0, stream)(out, dout, d, N, C);
+        LAUNCH(dropout_kernel<W>, element_blocks(N * C), ELEMENT_THREADS, stream)(out, dout, d, N, C);
     });
     return out;
 }

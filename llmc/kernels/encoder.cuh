@@ -145,7 +145,7 @@ static inline void encoder_forward(floatX *out, const int *tokens, const floatX 
     // a row of wte and of out for each token; all B samples share the rows of wpe
     kernel_cost(KERNEL_RESIDUAL, N * C, (2 + (wpe ? 1 / (double)B : 0)) * sizeof(floatX), wpe ? 1 : 0);
     by_packs(C, [&](auto W) {
-        LAUNCH(encoder_forward_kernel<W>, row_blocks(N), ROW_THREADS, 0, stream)
+        LAUNCH(encoder_forward_kernel<W>, row_blocks(N), ROW_THREADS, stream)
         (out, tokens, wte, wpe, N, T, C, v_start, Vl, held);
     });
 }
@@ -158,7 +158,7 @@ static inline void encoder_backward(float *dwte, float *dwpe, const floatX *dout
     if (dwte) {
         kernel_cost(KERNEL_ELEMENTWISE, B * T * C, 2 * sizeof(float) + sizeof(floatX), 1);  // as if no token came twice
         by_packs(C, [&](auto W) {
-            LAUNCH(encoder_backward_wte_kernel<W>, ENCODER_OWNERS, ENCODER_THREADS, 0, stream)
+            LAUNCH(encoder_backward_wte_kernel<W>, ENCODER_OWNERS, ENCODER_THREADS, stream)
             (dwte, dout, tokens, B * T, C, v_start, Vl);
         });
     }
@@ -167,7 +167,7 @@ static inline void encoder_backward(float *dwte, float *dwpe, const floatX *dout
         kernel_cost(KERNEL_ELEMENTWISE, B * T * C, sizeof(floatX), 1);
         kernel_cost(KERNEL_ELEMENTWISE, rows * C, (accumulate_wpe ? 2 : 1) * sizeof(float), 0);
         by_packs(C, [&](auto W) {
-            LAUNCH(encoder_backward_wpe_kernel<W>, row_blocks(rows), ROW_THREADS, 0, stream)
+            LAUNCH(encoder_backward_wpe_kernel<W>, row_blocks(rows), ROW_THREADS, stream)
             (dwpe, dout, B, T, rows, C, held, accumulate_wpe);
         });
     }

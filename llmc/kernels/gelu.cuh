@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
 static inline void gelu_forward(floatX *out, const floatX *inp, size_t n, cudaStream_t stream) {
     kernel_cost(KERNEL_EXPONENTIAL, n, 2 * sizeof(floatX), 9);
     by_packs<ELEMENT_PACK>(n, [&](auto W) {
-        LAUNCH(gelu_forward_kernel<W>, element_blocks(n), ELEMENT_THREADS, 0, stream)(out, inp, n);
+        LAUNCH(gelu_forward_kernel<W>, element_blocks(n), ELEMENT_THREADS, stream)(out, inp, n);
     });
 }
 
@@ -99,7 +99,7 @@ static inline void gelu_backward(floatX *dinp, float *dbias, float *scratch, con
     size_t chunk_rows = bias_chunk_rows(N), chunks = CEIL_DIV(N, chunk_rows);
     by_packs<ELEMENT_PACK>(F, [&](auto W) {
         dim3 grid((unsigned)CEIL_DIV(F, (size_t)BIAS_THREADS * W), (unsigned)chunks);
-        LAUNCH(gelu_backward_kernel<W>, grid, BIAS_THREADS, 0, stream)(dinp, scratch, dout, inp, N, F, chunk_rows);
+        LAUNCH(gelu_backward_kernel<W>, grid, BIAS_THREADS, stream)(dinp, scratch, dout, inp, N, F, chunk_rows);
     });
     column_sums(dbias, NULL, scratch, chunks, F, F, accumulate, stream);
 }

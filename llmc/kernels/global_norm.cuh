@@ -76,8 +76,8 @@ static inline void global_norm_squared(double *out, double *scratch, const float
     size_t max_chunks = norm_chunk_count(max_size);
     kernel_cost(KERNEL_NONE, n, sizeof(float), 2);  // a cluster's optimizer_bytes have it in
     dim3 grid(row_blocks(max_chunks), (unsigned)count);
-    LAUNCH(global_norm_kernel, grid, ROW_THREADS, 0, stream)(scratch, grads, pieces, max_chunks);
-    LAUNCH(global_norm_sum_kernel, (unsigned)count, 32, 0, stream)(out, scratch, pieces, max_chunks);
+    LAUNCH(global_norm_kernel, grid, ROW_THREADS, stream)(scratch, grads, pieces, max_chunks);
+    LAUNCH(global_norm_sum_kernel, (unsigned)count, 32, stream)(out, scratch, pieces, max_chunks);
 }
 
 #endif

@@ -109,7 +109,7 @@ static inline void layernorm_residual_forward(floatX *residual, const Layernorm 
     else kernel_cost(KERNEL_LAYERNORM_FORWARD, N * C, 2 * sizeof(floatX), 8);
     by_packs<ELEMENT_PACK>(C, [&](auto W) {
         by_dropout(drop, [&](auto drops) {
-            LAUNCH((layernorm_forward_kernel<W, NORM, drops>), row_blocks(N), ROW_THREADS, 0, stream)
+            LAUNCH((layernorm_forward_kernel<W, NORM, drops>), row_blocks(N), ROW_THREADS, stream)
             (ln.out, ln.mean, ln.rstd, residual, inp1, inp2, inp2_bias, weight, bias, N, C, epsilon, drop);
         });
     });
@@ -130,7 +130,7 @@ static inline void residual_forward(floatX *out, const floatX *inp1, const float
     kernel_cost(KERNEL_RESIDUAL, N * C, 3 * sizeof(floatX), 2);
     by_packs<ELEMENT_PACK>(C, [&](auto W) {
         by_dropout(drop, [&](auto drops) {
-            LAUNCH((residual_forward_kernel<W, NORM, drops>), row_blocks(N), ROW_THREADS, 0, stream)
+            LAUNCH((residual_forward_kernel<W, NORM, drops>), row_blocks(N), ROW_THREADS, stream)
             (out, inp1, inp2, inp2_bias, N, C, drop);
         });
     });
@@ -219,12 +219,11 @@ __device__ __forceinline__ void unpack(float *out, const Packed128<uint32_t> &wo
 // The same where a block's threads can keep all sums in registers, PACKS packs of a row each. One pack is read once,
 // and before the barrier of the row before it. Several leave no registers to keep a row until its sums are known, and
 // come from the cache the second time. The block has blockDim.y groups of blockDim.x threads, a row for each group at a
-// time; they meet at a barrier for each row, and their sums do at the end. Dynamic shared memory: (blockDim.y - 1) *
-// blockDim.x * W floats.
+// time; they meet at a barrier for each row, and their sums do at the end.
 template <int W, int PACKS, Norm NORM>
 __global__ void __launch_bounds__(PACKS == 1 ? LAYERNORM_THREADS : 512)
     layernorm_backward_columns_kernel(LayernormBackward a) {
-    DYNAMIC_SHARED(float, shared);
+    alignas(16) __shared__ float of_groups[PACKS == 1 ? LAYERNORM_THREADS * W : W];  // of all groups but the first
     __shared__ float of_warp[2][2][LAYERNORM_THREADS / 32];  // of two rows, so that one barrier a row does
     const unsigned warps = blockDim.x / 32, first_warp = threadIdx.y * warps, lane = threadIdx.x % 32;
     const unsigned columns = (unsigned)a.C, stride = blockDim.x * W;
@@ -295,13 +294,13 @@ __global__ void __launch_bounds__(PACKS == 1 ? LAYERNORM_THREADS : 512)
             if (blockDim.y > 1) {
                 __syncthreads();
                 if (threadIdx.y > 0)
-                    store_floats<W>(shared + ((threadIdx.y - 1) * blockDim.x + threadIdx.x) * W, sums);
+                    store_floats<W>(of_groups + ((threadIdx.y - 1) * blockDim.x + threadIdx.x) * W, sums);
                 __syncthreads();
             }
             unsigned column = threadIdx.x * W + p * stride;
             if (threadIdx.y > 0 || column >= columns) continue;
             for (unsigned g = 1; g < blockDim.y; g++) {
-                load_floats<W>(other, shared + ((g - 1) * blockDim.x + threadIdx.x) * W);
+                load_floats<W>(other, of_groups + ((g - 1) * blockDim.x + threadIdx.x) * W);
                 for (int k = 0; k < W; k++) sums[k] += other[k];
             }
             store_floats<W>(partial + which * a.C + column, sums);
@@ -329,8 +328,7 @@ static inline void layernorm_backward_columns(const LayernormBackward &a, unsign
     unsigned x = (unsigned)CEIL_DIV(a.C / W, (size_t)PACKS * 32) * 32, y = LAYERNORM_THREADS / x;
     if (PACKS > 1) y = 1;
     if (y > a.rows) y = (unsigned)a.rows;
-    LAUNCH((layernorm_backward_columns_kernel<W, PACKS, NORM>), blocks, dim3(x, y), (y - 1) * x * W * sizeof(float),
-           stream)(a);
+    LAUNCH((layernorm_backward_columns_kernel<W, PACKS, NORM>), blocks, dim3(x, y), stream)(a);
 }
 
 // dinp[N, C] = dresidual (if not NULL; it may be dinp) + the gradient of layernorm with respect to inp.
@@ -350,7 +348,7 @@ static inline void layernorm_backward(floatX *dinp, float *dweight, float *dbias
     if (columns && C <= W * LAYERNORM_THREADS) layernorm_backward_columns<W, 1, NORM>(a, blocks, stream);
     else if (columns && C <= W * 3 * 512) layernorm_backward_columns<W, 3, NORM>(a, blocks, stream);
     else by_packs<W>(C, [&](auto width) {
-        LAUNCH((layernorm_backward_kernel<width, NORM>), blocks, LONG_ROW_THREADS, 0, stream)(a);
+        LAUNCH((layernorm_backward_kernel<width, NORM>), blocks, LONG_ROW_THREADS, stream)(a);
     });
     column_sums(dweight, dbias, scratch, blocks, 2 * C, C, accumulate, stream);
 }

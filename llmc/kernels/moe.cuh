@@ -122,11 +122,11 @@ static inline void moe_route(const Routing &r, const floatX *x, const floatX *we
     size_t N = B * T;
     kernel_cost(KERNEL_ELEMENTWISE, N * C, sizeof(floatX), 2.0 * (double)moe.E);
     by_packs(C, [&](auto W) {
-        LAUNCH(moe_router_kernel<W>, row_blocks(N), ROW_THREADS, 0, stream)
+        LAUNCH(moe_router_kernel<W>, row_blocks(N), ROW_THREADS, stream)
         (r, x, weight, N, C, moe.E, moe.k);
     });
     kernel_cost(KERNEL_ELEMENTWISE, N * moe.E, (double)(moe.k * sizeof(size_t) + sizeof(float)), 1);
-    LAUNCH(moe_place_kernel, row_blocks(B * moe.E), ROW_THREADS, 0, stream)(r, moe, B, T);
+    LAUNCH(moe_place_kernel, row_blocks(B * moe.E), ROW_THREADS, stream)(r, moe, B, T);
 }
 
 // A warp per place.
@@ -154,7 +154,7 @@ static inline void moe_gather(floatX *rows, const floatX *x, const Routing &r, c
     size_t count = moe_rows(moe, B);
     kernel_cost(KERNEL_ELEMENTWISE, count * C, 2 * sizeof(floatX), 1);
     by_packs(C, [&](auto W) {
-        LAUNCH(moe_gather_kernel<W>, row_blocks(count), ROW_THREADS, 0, stream)
+        LAUNCH(moe_gather_kernel<W>, row_blocks(count), ROW_THREADS, stream)
         (rows, x, r, moe, count, C, weighted);
     });
 }
@@ -187,7 +187,7 @@ static inline void moe_combine(floatX *out, const floatX *residual, const floatX
                                const Moe &moe, size_t N, size_t C, cudaStream_t stream, Dropout drop) {
     kernel_cost(KERNEL_RESIDUAL, N * C, (double)(2 + moe.k) * sizeof(floatX), 2.0 * (double)moe.k);
     by_packs(C, [&](auto W) {
-        LAUNCH(moe_combine_kernel<W>, row_blocks(N), ROW_THREADS, 0, stream)
+        LAUNCH(moe_combine_kernel<W>, row_blocks(N), ROW_THREADS, stream)
         (out, residual, rows, r, moe, N, C, drop);
     });
 }
@@ -211,7 +211,7 @@ static __global__ void moe_statistics_kernel(double *sums, Routing r, Moe moe, s
 static inline void moe_statistics(double *sums, const Routing &r, const Moe &moe, size_t B, size_t T,
                                   cudaStream_t stream) {
     kernel_cost(KERNEL_ELEMENTWISE, B * moe.E, 12, 1);
-    LAUNCH(moe_statistics_kernel, 1, (unsigned)moe.E, 0, stream)(sums, r, moe, B, T);
+    LAUNCH(moe_statistics_kernel, 1, (unsigned)moe.E, stream)(sums, r, moe, B, T);
 }
 
 // A warp per token: dlogits (N, E).
@@ -254,7 +254,7 @@ static inline void moe_backward_router(float *dlogits, const floatX *dout, const
     size_t N = B * T;
     kernel_cost(KERNEL_ELEMENTWISE, N * C, (double)(1 + moe.k) * sizeof(floatX), 2.0 * (double)moe.k);
     by_packs(C, [&](auto W) {
-        LAUNCH(moe_backward_router_kernel<W>, row_blocks(N), ROW_THREADS, 0, stream)
+        LAUNCH(moe_backward_router_kernel<W>, row_blocks(N), ROW_THREADS, stream)
         (dlogits, dout, rows, r, moe, dloss, N, T, C);
     });
 }
@@ -287,7 +287,7 @@ static inline void moe_backward_input(floatX *dx, const floatX *drows, const flo
                                       const Routing &r, const Moe &moe, size_t N, size_t C, cudaStream_t stream) {
     kernel_cost(KERNEL_ELEMENTWISE, N * C, (double)(1 + moe.k) * sizeof(floatX), (double)(moe.k + 2 * moe.E));
     by_packs(C, [&](auto W) {
-        LAUNCH(moe_backward_input_kernel<W>, row_blocks(N), ROW_THREADS, 0, stream)
+        LAUNCH(moe_backward_input_kernel<W>, row_blocks(N), ROW_THREADS, stream)
         (dx, drows, dlogits, weight, r, moe, N, C);
     });
 }
@@ -315,7 +315,7 @@ static inline void moe_backward_weight(float *dweight, float *scratch, const flo
     kernel_cost(KERNEL_ELEMENTWISE, N * C, sizeof(floatX), 2.0 * (double)E);
     by_packs(C, [&](auto W) {
         dim3 grid((unsigned)CEIL_DIV(E * C, (size_t)BIAS_THREADS * W), (unsigned)chunks);
-        LAUNCH(moe_weight_kernel<W>, grid, BIAS_THREADS, 0, stream)(scratch, dlogits, x, N, C, E, chunk_rows);
+        LAUNCH(moe_weight_kernel<W>, grid, BIAS_THREADS, stream)(scratch, dlogits, x, N, C, E, chunk_rows);
     });
     column_sums(dweight, NULL, scratch, chunks, E * C, E * C, accumulate, stream);
 }

@@ -45,7 +45,7 @@ static inline void rope(floatX *x, const float *table, size_t N, size_t T, size_
     by_packs(whole ? D / 2 : 1, [&](auto W) {
         dim3 grid((unsigned)CEIL_DIV(heads * (D / 2 / W), (size_t)ROPE_THREADS),
                   (unsigned)CEIL_DIV(N, (size_t)ROPE_ROWS));
-        LAUNCH(rope_kernel<W>, grid, ROPE_THREADS, 0, stream)
+        LAUNCH(rope_kernel<W>, grid, ROPE_THREADS, stream)
         (x, table, N, T, (unsigned)heads, (unsigned)HS, (unsigned)D, stride, sign);
     });
 }

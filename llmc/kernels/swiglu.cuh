@@ -42,7 +42,7 @@ static inline void swiglu_launch(floatX *out, const floatX *dout, const floatX *
     kernel_cost(KERNEL_EXPONENTIAL, N * F, (BACKWARD ? 5 : 3) * sizeof(floatX), BACKWARD ? 12 : 5);
     by_packs(F, [&](auto W) {
         dim3 grid((unsigned)CEIL_DIV(F, (size_t)SWIGLU_THREADS * W), (unsigned)CEIL_DIV(N, (size_t)SWIGLU_ROWS));
-        LAUNCH((swiglu_kernel<W, BACKWARD>), grid, SWIGLU_THREADS, 0, stream)(out, dout, inp, N, F);
+        LAUNCH((swiglu_kernel<W, BACKWARD>), grid, SWIGLU_THREADS, stream)(out, dout, inp, N, F);
     });
 }
 
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
 static inline void relu2_backward(floatX *dinp, const floatX *dout, const floatX *inp, size_t n, cudaStream_t stream) {
     kernel_cost(KERNEL_ELEMENTWISE, n, (dout ? 3 : 2) * sizeof(floatX), 2);
     by_packs(n, [&](auto W) {
-        LAUNCH(relu2_kernel<W>, element_blocks(n), ELEMENT_THREADS, 0, stream)(dinp, dout, inp, n);
+        LAUNCH(relu2_kernel<W>, element_blocks(n), ELEMENT_THREADS, stream)(dinp, dout, inp, n);
     });
 }
 
