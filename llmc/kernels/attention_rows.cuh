@@ -12,9 +12,6 @@
 #define LLMC_ATTENTION_ROWS_CUH
 
 #include <math.h>
-#if defined(__FMA__) && !defined(__CUDACC__)
-#include <immintrin.h>
-#endif
 
 #include "llmc/masks.h"
 #include "llmc/kernels/cuda_common.cuh"
@@ -60,29 +57,12 @@ __device__ __forceinline__ Philox scores_block(const Dropout &d, const Attention
 
 #if defined(__CUDACC__) || defined(GPU_SHAPES)
 enum { ATTENTION_ROWS = 1, ATTENTION_SUMS = 8 };
-#elif defined(__AVX512F__)
-enum { ATTENTION_ROWS = 32, ATTENTION_SUMS = 8 };
-#elif defined(__AVX__)
-enum { ATTENTION_ROWS = 16, ATTENTION_SUMS = 4 };
 #else
-enum { ATTENTION_ROWS = 8, ATTENTION_SUMS = 4 };
+enum { ATTENTION_ROWS = CPU_ROWS, ATTENTION_SUMS = CPU_SUMS };
 #endif
 
-// R floats: two vectors of a CPU, so that each float of a tile is loaded for two products.
-template <int R>
-struct RowVector {
-    typedef RowVector type;
-    typedef float Half __attribute__((vector_size(2 * R)));
-    Half a, b;
-    RowVector() = default;
-    RowVector(Half a_, Half b_) : a(a_), b(b_) {}
-    RowVector(float x) : a(x - Half{}), b(x - Half{}) {}  // minus zero is no instruction
-    void operator+=(const RowVector &y) { a += y.a, b += y.b; }
-    void operator*=(const RowVector &y) { a *= y.a, b *= y.b; }
-    friend RowVector operator*(const RowVector &x, const RowVector &y) { return {x.a * y.a, x.b * y.b}; }
-    friend RowVector operator-(const RowVector &x, const RowVector &y) { return {x.a - y.a, x.b - y.b}; }
-    friend RowVector operator/(const RowVector &x, const RowVector &y) { return {x.a / y.a, x.b / y.b}; }
-};
+// The type of R rows: llmc/cpu/vectors.h has the others.
+template <int R> struct RowVector;
 template <> struct RowVector<1> { typedef float type; };
 
 // Where a block works. Rows are int, as registers are short.
@@ -200,22 +180,6 @@ __device__ __forceinline__ TileRows load_tile(typename A::Tile *tile, const floa
     return {tile[0], A::CAPACITY};
 }
 
-// Transposes W vectors of W floats: each of log2(W) stages interleaves the first half of them with the second.
-template <class V, int... I>
-__device__ __forceinline__ void transpose(V *x, std::integer_sequence<int, I...>) {
-    constexpr int W = sizeof...(I);
-    for (int stage = 1; stage < W; stage *= 2) {
-        V y[W];
-        UNROLL
-        for (int i = 0; i < W; i++) y[i] = x[i];
-        UNROLL
-        for (int i = 0; i < W / 2; i++) {
-            x[2 * i] = V{y[i + I % 2 * (W / 2)][I / 2]...};
-            x[2 * i + 1] = V{y[i + I % 2 * (W / 2)][W / 2 + I / 2]...};
-        }
-    }
-}
-
 // Loads the thread's rows of p[T, stride], times scale; zeros beyond T and HS.
 template <class A>
 __device__ __forceinline__ void load_rows(typename A::V (&x)[A::CHANNELS], typename A::Tile *tile, const floatX *p,
@@ -277,24 +241,7 @@ __device__ __forceinline__ float lanes_sum(float x) {
     return x;
 }
 
-// Returns sum + x y, rounded once where the machine has an instruction for it.
-template <class V>
-__device__ __forceinline__ V add_product(V sum, V x, float y) {
-#ifndef __CUDACC__
-    if constexpr (sizeof(V) > 4) {
-#ifdef __AVX512F__
-        if constexpr (sizeof sum.a == 64)
-            return {_mm512_fmadd_ps(x.a, _mm512_set1_ps(y), sum.a), _mm512_fmadd_ps(x.b, _mm512_set1_ps(y), sum.b)};
-#endif
-#ifdef __FMA__
-        if constexpr (sizeof sum.a == 32)
-            return {_mm256_fmadd_ps(x.a, _mm256_set1_ps(y), sum.a), _mm256_fmadd_ps(x.b, _mm256_set1_ps(y), sum.b)};
-#endif
-        return {sum.a + x.a * y, sum.b + x.b * y};
-    } else
-#endif
-    return sum + x * y;
-}
+__device__ __forceinline__ float add_product(float sum, float x, float y) { return sum + x * y; }
 
 // Prefetches the tile that begins `rows` rows further.
 template <class A>
