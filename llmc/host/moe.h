@@ -39,7 +39,7 @@ static inline bool moe_check(const MoeSpec *o, size_t d, bool zero, Error *err) 
 // Reads what moe_config_write has written. The flags must name the file's experts.
 static inline bool moe_config_read(const char *path, GPTConfig *config, Error *err) {
     const MoeSpec *moe = moe_of(config);
-    size_t E, k;
+    size_t E = 0, k = 0;
     cJSON *root = json_read(path, 1 << 20, err);
     if (!root) return false;
     bool ok = config_is_type(root, "gpt2_moe", path, err) && config_read_sizes(root, config, path, err) &&
