@@ -151,12 +151,11 @@ static inline CpuCost cpu_take_cost() {
 
 // ---------------------------------------------------------------------------------------------- streams
 
-// Does work of `ns` that may not end before `least`, its end if it began when the host enqueued it. Several kernels can
-// be one operation: they end at max(begin + sum of costs, least).
-static inline void cpu_clock_work(CpuTimes *t, double ns, double least) {
-    double ran = t->now + ns;
-    t->now = std::max(ran, least);
-    t->spent[TIME_HOST] += t->now - ran;  // the host was late
+// Does work that begins when the host has enqueued it, or later.
+static inline void cpu_clock_work(CpuTimes *t, const CpuCost &cost) {
+    t->spent[TIME_HOST] += std::max(0.0, cost.host - t->now);  // the host was late
+    t->spent[cost.part] += cost.ns;
+    t->now = std::max(t->now, cost.host) + cost.ns;
 }
 
 static inline CpuMoment cpu_clock_record(CpuTimes *t, double host) {

@@ -271,7 +271,7 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc
         snprintf(name, sizeof name, "a matrix product %zu x %zu x %zu", g.rows, g.cols, g.depth);
         cpu_first_use(name);
     }
-    cpu_enqueue_work(stream, "cublasLtMatmul", [g] { return cpu_gemm(&g), true; });
+    cpu_enqueue_work(stream, "cublasLtMatmul", [g] { cpu_gemm(&g); });
     return CUBLAS_STATUS_SUCCESS;
 }
 

@@ -208,14 +208,14 @@ static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t byt
     if (error != cudaSuccess) return cpu_error(error);
     bool inside = kind == cudaMemcpyDeviceToDevice;
     cpu_state_bytes(inside ? KERNEL_ELEMENTWISE : KERNEL_COPY, (inside ? 2.0 : 1.0) * (double)bytes);
-    cpu_enqueue_work(stream, "cudaMemcpyAsync", [=] { return cpu_copy(to, from, bytes), true; });
+    cpu_enqueue_work(stream, "cudaMemcpyAsync", [=] { cpu_copy(to, from, bytes); });
     return cudaSuccess;
 }
 static inline cudaError_t cudaMemsetAsync(void *p, int byte, size_t bytes, cudaStream_t stream = 0) {
     if (bytes == 0) return cudaSuccess;
     if (!cpu_is_device_range(p, bytes)) return cpu_error(cudaErrorInvalidValue);
     cpu_state_bytes(KERNEL_ELEMENTWISE, (double)bytes);
-    cpu_enqueue_work(stream, "cudaMemsetAsync", [=] { return cpu_fill(p, byte, bytes), true; });
+    cpu_enqueue_work(stream, "cudaMemsetAsync", [=] { cpu_fill(p, byte, bytes); });
     return cudaSuccess;
 }
 // Waits for all blocking streams, then runs the work at once, with device memory open.

@@ -92,10 +92,7 @@ struct CpuWork : CpuGrid {
             if (b->suspended && b->ready_count) return;  // these run first
         }
     }
-    bool operator()() {
-        cpu_run_grid(this, &thread_seconds);
-        return true;
-    }
+    void operator()() const { cpu_run_grid(this, &thread_seconds); }
 };
 
 // Refuses an impossible launch, which has no result of its own: prints why and keeps the error for cudaGetLastError.

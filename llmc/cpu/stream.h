@@ -51,7 +51,6 @@ struct CpuOp {
     std::function<bool()> run;
     uint64_t number;  // in order of enqueuing
     double started;   // seconds; 0 before the first call
-    double ns, least;  // of work with a cost of its own: see cpu_clock_work; least 0: it takes no time
 };
 
 struct CUstream_st {
@@ -136,28 +135,22 @@ static inline void cpu_check_enqueue(cudaStream_t stream, const char *name) {
 
 // Adds an operation to the stream's queue. The scheduler calls fn until it returns true; false means begun but not
 // complete. fn may not throw, enqueue or synchronise.
-inline void cpu_enqueue(cudaStream_t stream, const char *name, std::function<bool()> fn, double ns = 0,
-                        double least = 0) {
+inline void cpu_enqueue(cudaStream_t stream, const char *name, std::function<bool()> fn) {
     CpuRuntime &r = cpu_runtime();
     cpu_check_enqueue(stream, name);
-    stream->queue.push_back({name, cpu_current_label(), std::move(fn), r.ops++, 0, ns, least});
+    stream->queue.push_back({name, cpu_current_label(), std::move(fn), r.ops++, 0});
 }
 
 // Adds an operation that takes time by itself: a kernel, product, copy or fill, with the cost that was stated for it. A
-// simulation does not run it, and merges successive ones of a stream into one operation.
-inline void cpu_enqueue_work(cudaStream_t stream, const char *name, std::function<bool()> run) {
+// simulation does not run it.
+template <class Work>
+static inline void cpu_enqueue_work(cudaStream_t stream, const char *name, const Work &work) {
     CpuCost cost = cpu_take_cost();
-    double least = cost.host + cost.ns;
     cpu_check_enqueue(stream, name);
-    stream->times.computes = true;
-    stream->times.spent[cost.part] += cost.ns;
-    if (!cpu_simulates()) return cpu_enqueue(stream, name, std::move(run), cost.ns, least);
-    if (stream->queue.empty() || !stream->queue.back().least)
-        return cpu_enqueue(stream, "kernels", [] { return true; }, cost.ns, least);
-    CpuOp &op = stream->queue.back();
-    op.ns += cost.ns;
-    op.least = std::max(op.least, cost.host) + cost.ns;
-    cpu_runtime().ops++;
+    CpuTimes *times = &stream->times;
+    times->computes = true;
+    if (cpu_simulates()) return cpu_enqueue(stream, name, [=] { return cpu_clock_work(times, cost), true; });
+    cpu_enqueue(stream, name, [=] { return work(), cpu_clock_work(times, cost), true; });
 }
 
 // Prints the operation that each stream waits for, after too long without progress, and ends the program.
@@ -198,7 +191,6 @@ inline bool cpu_run_one() {
         if (!op.started) op.started = seconds_wall();
         completed = op.run();
         if (!completed) continue;
-        if (op.least) cpu_clock_work(&ready[i]->times, op.ns, op.least);
         ready[i]->queue.pop_front();
     }
     r.running = false;

@@ -104,7 +104,7 @@ inline void clock_issue(const std::shared_ptr<Group> &g) {
     if (g->ops[0].call.op != NCCL_MPI_SEND) return;
     clock.next.seconds = clock.cluster.host_transfer + (clock.cluster.pipeline_overlap ? 0 : clock_seconds(g.get()));
     clock.next.part = TIME_PIPELINE;
-    if (clock.next.seconds > 0) cpu_enqueue_work(origin, "ncclSend", [] { return true; });
+    if (clock.next.seconds > 0) cpu_enqueue_work(origin, "ncclSend", [] {});
 }
 
 // Notes that this rank is ready: the group's stream has come to it. Tells the others.
