@@ -62,7 +62,7 @@ report $? "communicators destroyed in different orders are reported"
 unset CPU_STALL_SECONDS
 
 must_fail 2 use kernel && said "add_one is used for the first time while ncclRecv of 8 float32 from rank 0 (world)" &&
-    said "labelled forward micro-batch 3"
+    said "in forward micro-batch 3"
 report $? "the first launch of a kernel beside a receive is reported"
 must_fail 2 use product && said "a matrix product 8 x 8 x 8 is used for the first time while ncclRecv"
 report $? "the first use of a matrix product beside a receive is reported"

@@ -47,7 +47,7 @@ static inline const char *cudaGetErrorString(cudaError_t error) {
 }
 
 struct CpuOp {
-    std::string name, label;  // label: the innermost nvtx range when it was enqueued, "" outside of all
+    std::string name;  // with the innermost nvtx range when it was enqueued
     std::function<bool()> run;
     uint64_t number;  // in order of enqueuing
     double started;   // seconds; 0 before the first call
@@ -138,7 +138,8 @@ static inline void cpu_check_enqueue(cudaStream_t stream, const char *name) {
 inline void cpu_enqueue(cudaStream_t stream, const char *name, std::function<bool()> fn) {
     CpuRuntime &r = cpu_runtime();
     cpu_check_enqueue(stream, name);
-    stream->queue.push_back({name, cpu_current_label(), std::move(fn), r.ops++, 0});
+    const char *label = cpu_current_label();
+    stream->queue.push_back({name + std::string(*label ? " in " : "") + label, std::move(fn), r.ops++, 0});
 }
 
 // Adds an operation that takes time by itself: a kernel, product, copy or fill, with the cost that was stated for it. A
@@ -161,9 +162,8 @@ __attribute__((noinline, cold)) inline void cpu_report_stall() {
     for (cudaStream_t s : r.streams) {
         if (s->queue.empty()) continue;
         const CpuOp &op = s->queue.front();
-        fprintf(stderr, "  stream %u: %s%s%s, for %.1f s, %zu behind it\n", s->times.last.stream, op.name.c_str(),
-                op.label.empty() ? "" : " in ", op.label.c_str(), seconds_wall() - op.started,
-                s->queue.size() - 1);
+        fprintf(stderr, "  stream %u: %s, for %.1f s, %zu behind it\n", s->times.last.stream, op.name.c_str(),
+                seconds_wall() - op.started, s->queue.size() - 1);
     }
     fflush(stderr);
     if (cpu_stall_hook) cpu_stall_hook();

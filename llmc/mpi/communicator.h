@@ -85,7 +85,7 @@ inline ncclResult_t first_uses(const Group *group) {
                         "rank %d: %s (%s) is the first of its kind there, so NCCL connects now and the host waits for "
                         "the other ranks; that is refused while %s is in flight: connect at the start, one after the "
                         "other in the same order on all ranks, and synchronise after each", op.comm->rank,
-                        describe(&op.call).c_str(), op.comm->name.c_str(), full_name(*g).c_str());
+                        describe(&op.call).c_str(), op.comm->name.c_str(), g->name.c_str());
         }
     }
     return ncclSuccess;

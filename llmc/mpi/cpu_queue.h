@@ -13,7 +13,7 @@ inline std::vector<std::shared_ptr<Group>> queue_active() { return state().activ
 inline std::string message_in_flight() {
     for (const std::shared_ptr<Group> &g : state().active) {
         for (const Operation &op : g->ops) {
-            if (is_p2p(&op)) return full_name(*g);
+            if (is_p2p(&op)) return g->name;
         }
     }
     return "";
@@ -33,8 +33,6 @@ inline void queue_poll() { cpu_try_one(); }
 
 inline bool is_device_memory(const void *p, size_t bytes) { return cpu_is_device_range(p, bytes); }
 
-inline const char *current_label() { return cpu_current_label(); }
-
 inline std::string queue_group(const std::shared_ptr<Group> &g) {
     state().active.push_back(g);
     cpu_enqueue(g->stream, g->name.c_str(), [g] {
@@ -46,6 +44,7 @@ inline std::string queue_group(const std::shared_ptr<Group> &g) {
         }
         return done;
     });
+    g->name = g->stream->queue.back().name;  // with the nvtx range
     return "";
 }
 

@@ -52,7 +52,6 @@ inline GpuQueue &gpu_queue() {
 
 inline void queue_poll() {}  // the helper thread does
 inline bool queue_open_memory(bool) { return false; }
-inline const char *current_label() { return ""; }
 inline std::vector<std::shared_ptr<Group>> queue_active() {
     std::lock_guard<std::mutex> lock(gpu_queue().mutex);
     return state().active;

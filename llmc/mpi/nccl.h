@@ -36,7 +36,6 @@ inline ncclResult_t issue_open() {
     if (!g || result != ncclSuccess) return result;
     ncclComm_t comm = g->comm;
     g->turn = comm->issued++;
-    g->label = current_label();
     if (g->ops.size() > 1) g->name = "ncclGroup: ";
     for (size_t i = 0; i < g->ops.size(); i++) {
         Operation *op = &g->ops[i];

@@ -92,7 +92,7 @@ struct Operation {
 struct Group {
     ncclComm_t comm;
     cudaStream_t stream;
-    std::string name, label;
+    std::string name;
     uint64_t turn;
     bool started, done;
     std::vector<Operation> ops;

@@ -209,8 +209,6 @@ inline bool progress(Group *g, bool *moved) {
     return true;
 }
 
-inline std::string full_name(const Group &g) { return g.name + (g.label.empty() ? "" : ", labelled " + g.label); }
-
 // Returns one line for each unfinished group of this rank with the peers it waits for: the report of a hang.
 inline std::string waiting_report() {
     int rank;
@@ -226,7 +224,7 @@ inline std::string waiting_report() {
                 if (open && (list + " ").find(peer + " ") == std::string::npos) list += peer;
             }
         }
-        text += waits + "in " + full_name(*g);
+        text += waits + "in " + g->name;
         if (!g->started) text += ": not begun, behind an earlier operation of its stream or communicator";
         if (!lists[0].empty()) text += "; not received by rank" + lists[0];
         if (!lists[1].empty()) text += "; nothing received from rank" + lists[1];
