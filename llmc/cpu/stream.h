@@ -51,6 +51,7 @@ struct CpuOp {
     std::function<bool()> run;
     uint64_t number;  // in order of enqueuing
     double started;   // seconds; 0 before the first call
+    bool message;     // a send or receive
 };
 
 struct CUstream_st {
@@ -105,19 +106,17 @@ static inline const char *cpu_current_label() {
     return r.labels.empty() ? "" : r.labels.back().c_str();
 }
 
-// Names a send or receive of this rank that is not complete, "" if there is none; nccl.h sets it.
-inline std::string (*cpu_message_in_flight)(void) = NULL;
-
 // Ends the program at a first use beside a send or receive. CUDA loads a kernel at its first launch, cuBLASLt's too,
 // and that may wait for all running work (CUDA programming guide, "Lazy Loading"): a deadlock if the peer waits for us.
 // CPU_FIRST_USES=1 lists the first uses after the program's warm-up on stderr.
 __attribute__((noinline, cold)) inline void cpu_first_use(const char *name) {
     static const bool list = getenv("CPU_FIRST_USES") != NULL;
     if (list && cpu_runtime().warm) fprintf(stderr, "first use after the warm-up: %s\n", name);
-    std::string pending = cpu_message_in_flight ? cpu_message_in_flight() : "";
-    if (pending.empty()) return;
-    cpu_abort("%s is used for the first time while %s is in flight: CUDA loads it now and may wait for all that "
-              "runs; use it once before, with nothing in flight", name, pending.c_str());
+    for (cudaStream_t s : cpu_runtime().streams)
+        for (const CpuOp &op : s->queue)
+            if (op.message)
+                cpu_abort("%s is used for the first time while %s is in flight: CUDA loads it now and may wait for all "
+                          "that runs; use it once before, with nothing in flight", name, op.name.c_str());
 }
 
 static inline bool cpu_is_stream(cudaStream_t s) {
@@ -135,11 +134,11 @@ static inline void cpu_check_enqueue(cudaStream_t stream, const char *name) {
 
 // Adds an operation to the stream's queue. The scheduler calls fn until it returns true; false means begun but not
 // complete. fn may not throw, enqueue or synchronise.
-inline void cpu_enqueue(cudaStream_t stream, const char *name, std::function<bool()> fn) {
+inline void cpu_enqueue(cudaStream_t stream, const char *name, std::function<bool()> fn, bool message = false) {
     CpuRuntime &r = cpu_runtime();
     cpu_check_enqueue(stream, name);
     const char *label = cpu_current_label();
-    stream->queue.push_back({name + std::string(*label ? " in " : "") + label, std::move(fn), r.ops++, 0});
+    stream->queue.push_back({name + std::string(*label ? " in " : "") + label, std::move(fn), r.ops++, 0, message});
 }
 
 // Adds an operation that takes time by itself: a kernel, product, copy or fill, with the cost that was stated for it. A

@@ -10,18 +10,8 @@ namespace nccl_mpi {
 
 inline std::vector<std::shared_ptr<Group>> queue_active() { return state().active; }
 
-inline std::string message_in_flight() {
-    for (const std::shared_ptr<Group> &g : state().active) {
-        for (const Operation &op : g->ops) {
-            if (is_p2p(&op)) return g->name;
-        }
-    }
-    return "";
-}
-
 inline std::string queue_start() {
     cpu_stall_hook = give_up;
-    cpu_message_in_flight = message_in_flight;
     return "";
 }
 
@@ -35,7 +25,9 @@ inline bool is_device_memory(const void *p, size_t bytes) { return cpu_is_device
 
 inline std::string queue_group(const std::shared_ptr<Group> &g) {
     state().active.push_back(g);
-    cpu_enqueue(g->stream, g->name.c_str(), [g] {
+    bool message = false;
+    for (const Operation &op : g->ops) message |= is_p2p(&op);
+    const auto poll = [g] {
         bool moved, done = progress(g.get(), &moved);
         if (moved) stall_over(&cpu_runtime().stall);
         if (done) {
@@ -43,7 +35,8 @@ inline std::string queue_group(const std::shared_ptr<Group> &g) {
             active.erase(std::remove(active.begin(), active.end(), g), active.end());
         }
         return done;
-    });
+    };
+    cpu_enqueue(g->stream, g->name.c_str(), poll, message);
     g->name = g->stream->queue.back().name;  // with the nvtx range
     return "";
 }
