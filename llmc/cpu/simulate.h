@@ -54,7 +54,7 @@ struct CpuSimulation {
     std::vector<int> processes;      // 0, 1, ...
     CpuShared *shared;               // of each process
     uint32_t heard;                  // this process's bell at its last look
-    int splits;                      // communicators made so far
+    int splits;                      // so far, of all ranks alike: the number of the last communicator
 };
 
 inline CpuSimulation &cpu_simulation() {

@@ -38,6 +38,7 @@ __attribute__((format(printf, 2, 3))) inline ncclResult_t fail(ncclResult_t resu
 // different calls. Ends the job if there is no progress for too long.
 inline void meet(const ncclComm *comm, const std::string &call) {
     enum { WIDTH = 32 };  // bytes for the name of a call
+    if (simulates()) return;
     std::vector<char> calls((size_t)comm->size * WIDTH);
     const char *first = calls.data(), *other = first;
     call.copy(&calls[(size_t)comm->rank * WIDTH], WIDTH - 1);
@@ -108,15 +109,13 @@ inline void report_traffic(const ncclComm *comm) {
 // lines of many ranks.
 inline void print_traffic(const ncclComm *comm) {
     std::string &mine = state().traffic, all = mine;
-    if (!simulates()) {
-        int length = (int)mine.size(), total = 0;
-        std::vector<int> lengths((size_t)comm->size), at((size_t)comm->size);
-        MPI_Gather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, 0, comm->mpi);
-        for (int r = 0; r < comm->size; r++) at[(size_t)r] = total, total += lengths[(size_t)r];
-        all.resize((size_t)total);
-        MPI_Gatherv(mine.data(), length, MPI_CHAR, &all[0], lengths.data(), at.data(), MPI_CHAR, 0, comm->mpi);
-    }
-    if (comm->rank == 0 || simulates()) fputs(all.c_str(), stderr);
+    int length = (int)mine.size(), total = 0;
+    std::vector<int> lengths((size_t)comm->size), at((size_t)comm->size);
+    MPI_Gather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, 0, comm->mpi);
+    for (int r = 0; r < comm->size; r++) at[(size_t)r] = total, total += lengths[(size_t)r];
+    all.resize((size_t)total);
+    MPI_Gatherv(mine.data(), length, MPI_CHAR, &all[0], lengths.data(), at.data(), MPI_CHAR, 0, comm->mpi);
+    if (comm->rank == 0) fputs(all.c_str(), stderr);
     mine.clear();
 }
 
@@ -165,14 +164,10 @@ inline ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId 
     nccl_mpi::state().delay.state += (unsigned)rank;  // each rank has its own delays
     std::string error = nccl_mpi::queue_start();
     if (!error.empty()) return nccl_mpi::fail(ncclInvalidUsage, "ncclCommInitRank: %s", error.c_str());
-    if (nccl_mpi::simulates()) {
-        *comm = nccl_mpi::simulated_communicator(NULL);
-    } else {
-        *comm = nccl_mpi::new_communicator(MPI_COMM_WORLD, "world", NULL);
-        nccl_mpi::meet(*comm, "ncclCommInitRank");
-        MPI_Comm_split(MPI_COMM_WORLD, 0, rank, &(*comm)->mpi);
-        (*comm)->rank = rank;
-    }
+    *comm = nccl_mpi::new_communicator(MPI_COMM_WORLD, "world", NULL);
+    nccl_mpi::meet(*comm, "ncclCommInitRank");
+    MPI_Comm_split(MPI_COMM_WORLD, 0, rank, &(*comm)->mpi);
+    (*comm)->rank = rank;
     (*comm)->whole = true;
     return ncclSuccess;
 }
@@ -186,10 +181,6 @@ inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_
     if (comm->finished != comm->issued)
         return nccl_mpi::fail(ncclInvalidUsage, "ncclCommSplit of %s, which has operations in flight",
                               comm->name.c_str());
-    if (nccl_mpi::simulates()) {
-        *newcomm = nccl_mpi::simulated_communicator(config);
-        return ncclSuccess;
-    }
     // All ranks meet before MPI_Comm_split, which could not name a missing one.
     nccl_mpi::meet(comm, "ncclCommSplit");
     MPI_Comm mpi;
@@ -219,10 +210,10 @@ inline ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     if (!comm) return ncclSuccess;
     if (comm->finished != comm->issued) cudaDeviceSynchronize();
     nccl_mpi::report_traffic(comm);
-    if (!nccl_mpi::simulates()) nccl_mpi::meet(comm, "ncclCommDestroy");
+    nccl_mpi::meet(comm, "ncclCommDestroy");
     bool before = nccl_mpi::queue_open_memory(true);
     if (comm->whole) nccl_mpi::print_traffic(comm);
-    if (!nccl_mpi::simulates()) MPI_Comm_free(&comm->mpi);
+    MPI_Comm_free(&comm->mpi);
     nccl_mpi::queue_open_memory(before);
     delete comm;
     return ncclSuccess;

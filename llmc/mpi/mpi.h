@@ -13,12 +13,19 @@ static inline size_t simulated_bytes(int count, MPI_Datatype type) {
     return (size_t)count * width;
 }
 
-// Other communicators than the world have one rank: each device is a node of its own.
+// Other communicators than the world have one rank here: each device is a node of its own.
 static inline int simulated_rank(MPI_Comm comm, int *rank) {
     return *rank = comm == MPI_COMM_WORLD ? cpu_simulation().rank : 0, MPI_SUCCESS;
 }
 static inline int simulated_size(MPI_Comm comm, int *size) {
     return *size = comm == MPI_COMM_WORLD ? cpu_simulation().size : 1, MPI_SUCCESS;
+}
+
+// Counts the splits, which all processes make in the same order: timing.h knows the ranks.
+static inline int simulated_split(int color, MPI_Comm *made) {
+    if (++cpu_simulation().splits == CPU_SIMULATED_SPLITS)
+        cpu_abort("a simulated rank makes at most %d communicators", CPU_SIMULATED_SPLITS);
+    return *made = color == MPI_UNDEFINED ? MPI_COMM_NULL : MPI_COMM_SELF, MPI_SUCCESS;
 }
 
 // Reduces one int to its minimum, the only reduction of a simulation.
@@ -37,13 +44,13 @@ static inline int simulated_bcast(void *data, size_t bytes, int root) {
     return MPI_SUCCESS;
 }
 
-// Gathers on rank 0, to to[at[rank]] if these are doubles, or [rank][bytes]; there ranks without a process give zeros.
-static inline int simulated_gather(const void *from, size_t bytes, void *to, const int *at) {
+// Gathers on rank 0, to to[at[rank]] of `width` bytes, or [rank][bytes]; there ranks without a process give zeros.
+static inline int simulated_gather(const void *from, size_t bytes, void *to, const int *at, size_t width) {
     const CpuSimulation &s = cpu_simulation();
     if (s.rank == 0 && !at) memset(to, 0, (size_t)s.size * bytes);
     cpu_exchange(from, bytes, [=, &s](int process, const char *piece, size_t first, size_t n) {
         size_t rank = (size_t)s.ranks[(size_t)process];
-        if (s.rank == 0) memcpy((char *)to + (at ? (size_t)at[rank] * sizeof(double) : rank * bytes) + first, piece, n);
+        if (s.rank == 0) memcpy((char *)to + (at ? (size_t)at[rank] * width : rank * bytes) + first, piece, n);
     });
     return MPI_SUCCESS;
 }
@@ -54,6 +61,8 @@ static inline int simulated_gather(const void *from, size_t bytes, void *to, con
 #define MPI_Finalize() (cpu_simulates() ? MPI_SUCCESS : MPI_Finalize())
 #define MPI_Comm_rank(comm, rank) (cpu_simulates() ? simulated_rank(comm, rank) : MPI_Comm_rank(comm, rank))
 #define MPI_Comm_size(comm, size) (cpu_simulates() ? simulated_size(comm, size) : MPI_Comm_size(comm, size))
+#define MPI_Comm_split(comm, color, key, made) \
+    (cpu_simulates() ? simulated_split(color, made) : MPI_Comm_split(comm, color, key, made))
 #define MPI_Comm_split_type(comm, type, key, info, made) \
     (cpu_simulates() ? (*(made) = MPI_COMM_SELF, MPI_SUCCESS) : MPI_Comm_split_type(comm, type, key, info, made))
 #define MPI_Comm_free(comm) (cpu_simulates() ? MPI_SUCCESS : MPI_Comm_free(comm))
@@ -63,10 +72,10 @@ static inline int simulated_gather(const void *from, size_t bytes, void *to, con
     (cpu_simulates() ? simulated_bcast(data, simulated_bytes(count, type), root) \
                      : MPI_Bcast(data, count, type, root, comm))
 #define MPI_Gather(from, count, type, to, counts, types, root, comm)                     \
-    (cpu_simulates() ? simulated_gather(from, simulated_bytes(count, type), to, NULL)  \
+    (cpu_simulates() ? simulated_gather(from, simulated_bytes(count, type), to, NULL, 0) \
                      : MPI_Gather(from, count, type, to, counts, types, root, comm))
 #define MPI_Gatherv(from, count, type, to, counts, at, types, root, comm)              \
-    (cpu_simulates() ? simulated_gather(from, simulated_bytes(count, type), to, at) \
+    (cpu_simulates() ? simulated_gather(from, simulated_bytes(count, type), to, at, simulated_bytes(1, type)) \
                      : MPI_Gatherv(from, count, type, to, counts, at, types, root, comm))
 #endif
 

@@ -6,7 +6,7 @@
 // A group ends when its cost is over (llmc/sim/cost.h), which follows from its bytes and from the places of the
 // communicator's ranks.
 //
-// defines: simulates, clock_*, simulated_communicator; on a GPU they do nothing
+// defines: simulates, clock_*; on a GPU they do nothing
 #ifndef LLMC_MPI_TIMING_H
 #define LLMC_MPI_TIMING_H
 
@@ -22,22 +22,27 @@ inline void clock_issue(const std::shared_ptr<Group> &) {}
 inline void clock_begin(Group *) {}
 inline void clock_end(Group *) {}
 inline bool clock_met(Group *) { return true; }
-inline ncclComm_t simulated_communicator(const ncclConfig_t *) { return NULL; }
 
 #else
 
 inline bool simulates() { return cpu_simulates(); }
 
-// Places the ranks of a new communicator. Those of a simulation sit `shift` places higher (see CpuClock), unless the
-// group has those places in it: then it has both.
+// Places the ranks of a new communicator; only a simulation's config knows how many they are. They sit `shift` places
+// higher (see CpuClock), unless the group has those places in it: then it has both.
 inline void clock_communicator(ncclComm_t comm, const ncclConfig_t *config) {
     if (!cpu_clock().on) return;
     CommClock *c = &comm->clock;
     int world;
     MPI_Comm_size(MPI_COMM_WORLD, &world);
     c->world = (size_t)world;
-    const int *ranks = config ? config->ranks : NULL;
-    for (int i = 0; i < comm->size; i++) c->ranks.push_back((size_t)(ranks ? ranks[i] : i));
+    c->channel = cpu_simulation().splits;
+    if (simulates() && config) comm->size = (int)config->count;
+    for (int i = 0; i < comm->size; i++) {
+        int rank = config && config->ranks ? config->ranks[i] : i, process = cpu_process_of(rank);
+        c->ranks.push_back((size_t)rank);
+        if (process >= 0) c->processes.push_back(process);
+        if (simulates() && rank == cpu_simulation().rank) comm->rank = i;
+    }
     size_t there = c->ranks[(size_t)comm->rank] + cpu_clock().shift;
     if (std::find(c->ranks.begin(), c->ranks.end(), there) == c->ranks.end())
         for (size_t &rank : c->ranks) rank += cpu_clock().shift;
@@ -137,27 +142,6 @@ inline void clock_end(Group *g) {
     TimePart part = !collective ? TIME_PIPELINE : c->place.alone ? TIME_TENSOR : TIME_DATA;
     cpu_clock_communicated(&g->stream->times, g->clock.ready, c->now, part, collective);
     g->clock.end = g->stream->times.last;
-}
-
-// ---- simulation ----
-
-// Makes the communicator of the config's ranks, or without a config of the whole job. NULL if this rank is in none.
-inline ncclComm_t simulated_communicator(const ncclConfig_t *config) {
-    CpuSimulation &s = cpu_simulation();
-    if (s.splits == CPU_SIMULATED_SPLITS) cpu_abort("a simulated rank makes at most %d communicators", s.splits);
-    int channel = s.splits++;
-    if (config && config->count == 0) return NULL;
-    ncclComm_t comm = new ncclComm();
-    comm->size = config ? (int)config->count : s.size;
-    comm->name = config ? config->commName : "world";
-    for (int i = 0; i < comm->size; i++) {
-        int rank = config ? config->ranks[i] : i, process = cpu_process_of(rank);
-        if (process >= 0) comm->clock.processes.push_back(process);
-        if (rank == s.rank) comm->rank = i;
-    }
-    comm->clock.channel = channel;
-    clock_communicator(comm, config);
-    return comm;
 }
 
 #endif
