@@ -140,9 +140,6 @@ static inline int MPI_Allreduce(int, uint64_t *, int, int, int, int) { return 0;
 // ---- NCCL: counts ---------------------------------------------------------------------------------------------------
 
 #define NCCL_OVER_MPI 1  // ranks may share a device, and their traffic is counted
-namespace nccl_mpi {
-static inline bool queue_open_memory(bool open) { return open; }
-}
 
 enum { GROUP_WORLD, GROUP_TENSOR, GROUP_DATA, GROUP_PIPELINE, GROUP_EMBEDDING, GROUP_COUNT };
 struct ncclComm {

@@ -193,10 +193,7 @@ inline bool cpu_run_one() {
         ready[i]->queue.pop_front();
     }
     r.running = false;
-    if (completed || count == 0) {
-        stall_over(&r.stall);
-        return completed;
-    }
+    if (completed) return stall_over(&r.stall), true;
     if (stall_wait(&r.stall)) cpu_report_stall();
     if (cpu_idle_hook) cpu_idle_hook();
     else if (r.stall.waited < 50e-6) sched_yield();

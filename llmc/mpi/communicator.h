@@ -34,10 +34,11 @@ __attribute__((format(printf, 2, 3))) inline ncclResult_t fail(ncclResult_t resu
     return result;
 }
 
-// Waits on the host, while the device works on, until all ranks of a communicator are in this call. Reports ranks in
+// Completes queued work, then waits on the host until all ranks of a communicator are in this call. Reports ranks in
 // different calls. Ends the job if there is no progress for too long.
 inline void meet(const ncclComm *comm, const std::string &call) {
     enum { WIDTH = 32 };  // bytes for the name of a call
+    cudaDeviceSynchronize();
     if (simulates()) return;
     std::vector<char> calls((size_t)comm->size * WIDTH);
     const char *first = calls.data(), *other = first;
@@ -45,16 +46,13 @@ inline void meet(const ncclComm *comm, const std::string &call) {
     MPI_Request request;
     Stall stall = {0, 0};
     state().host_waits_in = call + " of " + comm->name;
-    bool before = queue_open_memory(true);
     MPI_Iallgather(MPI_IN_PLACE, 0, MPI_CHAR, calls.data(), WIDTH, MPI_CHAR, comm->mpi, &request);
     for (int done = 0;;) {
         MPI_Test(&request, &done, MPI_STATUS_IGNORE);
         if (done) break;
         if (stall_wait(&stall)) give_up();
-        queue_poll();
         sched_yield();
     }
-    queue_open_memory(before);
     state().host_waits_in.clear();
     for (int r = 0; r < comm->size; r++, other += WIDTH) {
         if (strcmp(first, other) == 0) continue;
@@ -208,13 +206,10 @@ inline void ncclMpiResetCounters(ncclComm_t comm) { memset(comm->counters, 0, si
 // Completes queued work, waits for all ranks of comm to call it, then frees.
 inline ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     if (!comm) return ncclSuccess;
-    if (comm->finished != comm->issued) cudaDeviceSynchronize();
-    nccl_mpi::report_traffic(comm);
     nccl_mpi::meet(comm, "ncclCommDestroy");
-    bool before = nccl_mpi::queue_open_memory(true);
+    nccl_mpi::report_traffic(comm);
     if (comm->whole) nccl_mpi::print_traffic(comm);
     MPI_Comm_free(&comm->mpi);
-    nccl_mpi::queue_open_memory(before);
     delete comm;
     return ncclSuccess;
 }

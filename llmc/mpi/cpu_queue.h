@@ -15,12 +15,6 @@ inline std::string queue_start() {
     return "";
 }
 
-// Opens device memory for the time of an MPI call: any of them may advance earlier messages.
-inline bool queue_open_memory(bool open) { return cpu_open_memory(open); }
-
-// The device works on while the host waits for other ranks.
-inline void queue_poll() { cpu_try_one(); }
-
 inline bool is_device_memory(const void *p, size_t bytes) { return cpu_is_device_range(p, bytes); }
 
 inline std::string queue_group(const std::shared_ptr<Group> &g) {

@@ -50,8 +50,6 @@ inline GpuQueue &gpu_queue() {
     return *q;
 }
 
-inline void queue_poll() {}  // the helper thread does
-inline bool queue_open_memory(bool) { return false; }
 inline std::vector<std::shared_ptr<Group>> queue_active() {
     std::lock_guard<std::mutex> lock(gpu_queue().mutex);
     return state().active;
