@@ -1,9 +1,9 @@
 // cublasLt.h (CPU): the cuBLASLt calls that the trainers use, on oneDNN or, with -DUSE_CBLAS, on a CBLAS. Names,
 // signatures, numbers, field sizes, units and status codes are cuBLASLt's; the rest of it does not compile here.
 //
-// Matrices are column-major, as cuBLASLt documents them:
-// D[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * D[m,n], then the epilogue; float32 or bfloat16 in memory,
-// float32 arithmetic. gemm.h computes. cuBLASLt's C must be D here.
+// Matrices are column-major, as cuBLASLt documents them, and dense:
+// D[m,n] = op(A)[m,k] * op(B)[k,n] + beta * D[m,n], then the epilogue; float32 or bfloat16 in memory, float32
+// arithmetic. gemm.h computes. cuBLASLt's C must be D here, its alpha 1.
 //
 // Misuse is refused with cuBLASLt's status and a sentence on stderr. Beyond the real checks: ranges must lie in device
 // memory, the output must not overlap an input, pointers must have the alignment promised to the heuristic, and an
@@ -59,7 +59,6 @@ typedef enum {
 struct cublasLtMatrixLayoutOpaque_t {
     cudaDataType type;
     uint64_t rows, cols;
-    int64_t ld; // elements from one column to the next
 };
 
 // Attributes, each at its number: a pointer or a size has 8 bytes, any other the low 4 of its word.
@@ -83,6 +82,18 @@ typedef struct {
     cublasStatus_t state;
 } cublasLtMatmulHeuristicResult_t;
 
+// Prints a sentence and returns the status.
+__attribute__((format(printf, 2, 3))) static inline cublasStatus_t cpu_lt_refuse(cublasStatus_t status,
+                                                                                 const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    fprintf(stderr, "cuBLASLt: ");
+    vfprintf(stderr, format, args);
+    fprintf(stderr, "\n");
+    va_end(args);
+    return status;
+}
+
 // ---- handles and descriptors ----
 
 static inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
@@ -95,7 +106,10 @@ static inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
 
 static inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type,
                                                         uint64_t rows, uint64_t cols, int64_t ld) {
-    return *layout = new cublasLtMatrixLayoutOpaque_t{type, rows, cols, ld}, CUBLAS_STATUS_SUCCESS;
+    if (ld != (int64_t)rows)
+        return cpu_lt_refuse(CUBLAS_STATUS_NOT_SUPPORTED, "columns of %zu elements lie %lld apart: only dense ones do",
+                             (size_t)rows, (long long)ld);
+    return *layout = new cublasLtMatrixLayoutOpaque_t{type, rows, cols}, CUBLAS_STATUS_SUCCESS;
 }
 static inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t, cudaDataType) {
     *desc = new cublasLtMatmulDescOpaque_t();  // CUBLAS_OP_N
@@ -140,33 +154,18 @@ static inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmul
 
 // ---- checks ----
 
-// Prints a sentence and returns the status.
-__attribute__((format(printf, 2, 3))) static inline cublasStatus_t cpu_lt_refuse(cublasStatus_t status,
-                                                                                 const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    fprintf(stderr, "cuBLASLt: ");
-    vfprintf(stderr, format, args);
-    fprintf(stderr, "\n");
-    va_end(args);
-    return status;
-}
-
 static inline size_t cpu_lt_type_size(cudaDataType type) { return type == CUDA_R_16BF ? 2 : 4; }
 
-// Counts the bytes from the first element to the last, with the gaps between columns.
-static inline uint64_t cpu_lt_bytes(cublasLtMatrixLayout_t m) {
-    return ((uint64_t)m->ld * (m->cols - 1) + m->rows) * cpu_lt_type_size(m->type);
-}
+static inline uint64_t cpu_lt_bytes(cublasLtMatrixLayout_t m) { return m->rows * m->cols * cpu_lt_type_size(m->type); }
 
 // Checks everything that does not depend on addresses. layouts: A, B, D.
 static inline cublasStatus_t cpu_lt_check(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t const layouts[3]) {
     cublasLtMatrixLayout_t a = layouts[0], b = layouts[1], d = layouts[2];
     for (int i = 0; i < 3; i++) {
         cublasLtMatrixLayout_t l = layouts[i];
-        if (!l->rows || !l->cols || l->cols > INT32_MAX || l->ld < (int64_t)l->rows || l->ld > INT32_MAX)
-            return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE, "%c is %zu x %zu with leading dimension %lld", "ABD"[i],
-                                 (size_t)l->rows, (size_t)l->cols, (long long)l->ld);
+        if (!l->rows || !l->cols || l->cols > INT32_MAX || l->rows > INT32_MAX)
+            return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE, "%c is %zu x %zu", "ABD"[i], (size_t)l->rows,
+                                 (size_t)l->cols);
     }
     bool trans_a = desc->value[CUBLASLT_MATMUL_DESC_TRANSA], trans_b = desc->value[CUBLASLT_MATMUL_DESC_TRANSB];
     uint64_t m = trans_a ? a->cols : a->rows, k = trans_a ? a->rows : a->cols;
@@ -185,10 +184,7 @@ static inline uint64_t cpu_lt_fingerprint(cublasLtMatmulDesc_t desc, cublasLtMat
     uint64_t h = 14695981039346656037ull;
     const auto mix = [&h](uint64_t x) { h = (h ^ x) * 1099511628211ull; };
     for (int i = 0; i < CUBLASLT_MATMUL_DESC_BIAS_POINTER; i++) mix(desc->value[i]);
-    for (int i = 0; i < 3; i++) {
-        const cublasLtMatrixLayoutOpaque_t *m = layouts[i];
-        mix(m->type), mix(m->rows), mix(m->cols), mix((uint64_t)m->ld);
-    }
+    for (int i = 0; i < 3; i++) mix(layouts[i]->type), mix(layouts[i]->rows), mix(layouts[i]->cols);
     return h;
 }
 
@@ -214,7 +210,7 @@ cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cubl
 }
 
 static inline CpuMatrix cpu_lt_matrix(const void *p, cublasLtMatrixLayout_t m) {
-    return CpuMatrix{(char *)p, m->type == CUDA_R_16BF, (size_t)m->ld};
+    return CpuMatrix{(char *)p, m->type == CUDA_R_16BF, (size_t)m->rows};
 }
 
 // Queues the product on the stream. alpha and beta are host pointers, read now. algo NULL promises no alignment.
@@ -229,15 +225,16 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc
     const void *pointers[3] = {A, B, D};
     cublasStatus_t status = cpu_lt_check(desc, layouts);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    if (C != D || c != d) return cpu_lt_refuse(CUBLAS_STATUS_NOT_SUPPORTED, "C is not D");
+    if (C != D || c != d || *(const float *)alpha != 1)
+        return cpu_lt_refuse(CUBLAS_STATUS_NOT_SUPPORTED, "C is not D, or alpha is not 1");
     uint64_t bytes_d = cpu_lt_bytes(d);
     for (int i = 0; i < 3; i++) {
         size_t size = cpu_lt_type_size(layouts[i]->type), align = algo ? algo->data[i < 2 ? 2 + i : 5] : size;
         uint64_t bytes = cpu_lt_bytes(layouts[i]);
         const char *p = (const char *)pointers[i];
         if (!cpu_is_device_range(p, bytes))
-            return cpu_lt_refuse(invalid, "%c (%zu x %zu, ld %lld) leaves its device allocation", "ABD"[i],
-                                 (size_t)layouts[i]->rows, (size_t)layouts[i]->cols, (long long)layouts[i]->ld);
+            return cpu_lt_refuse(invalid, "%c (%zu x %zu) leaves its device allocation", "ABD"[i],
+                                 (size_t)layouts[i]->rows, (size_t)layouts[i]->cols);
         if ((uintptr_t)p % std::max(align, size))
             return cpu_lt_refuse(invalid, "%c is not aligned to the %zu bytes promised to the heuristic", "ABD"[i],
                                  align);
@@ -261,7 +258,7 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc
     g.d = cpu_lt_matrix(D, d);
     g.trans_x = desc->value[CUBLASLT_MATMUL_DESC_TRANSB], g.trans_y = desc->value[CUBLASLT_MATMUL_DESC_TRANSA];
     g.rows = d->cols, g.cols = d->rows, g.depth = g.trans_y ? a->rows : a->cols;
-    g.alpha = *(const float *)alpha, g.beta = *(const float *)beta;
+    g.beta = *(const float *)beta;
     if (has_bias) g.bias = bias;
     // Another problem may need another kernel, and so may unaligned pointers and a sum with D.
     uint64_t plan = problem * 2 + (g.beta != 0.0f);

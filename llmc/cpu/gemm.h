@@ -1,5 +1,5 @@
 // gemm.h (CPU): computes the products of cublasLt.h, of row-major matrices:
-// D[rows, cols] = alpha * op(X)[rows, depth] * op(Y)[depth, cols] + beta * D[rows, cols] + bias[cols].
+// D[rows, cols] = op(X)[rows, depth] * op(Y)[depth, cols] + beta * D[rows, cols] + bias[cols].
 //
 // The shape of D's tiles depends on the sizes alone. One thread computes a tile by a single-threaded sgemm and finishes
 // it in its cache. So the bits do not depend on the number of threads, which depends on the layout of the ranks.
@@ -27,7 +27,7 @@
 struct CpuMatrix {
     char *data;
     bool bf16;
-    size_t ld;
+    size_t ld;  // elements of a row
 
     char *at(size_t row, size_t col) const { return data + (row * ld + col) * (bf16 ? 2 : 4); }
 };
@@ -36,7 +36,7 @@ struct CpuGemm {
     CpuMatrix x, y, d;
     bool trans_x, trans_y;
     size_t rows, cols, depth;
-    float alpha, beta;
+    float beta;
     const char *bias; // [cols], of D's type, or NULL
 };
 
@@ -66,16 +66,15 @@ static inline void cpu_store(char *out, const float *in, bool bf16, size_t n) {
 
 // ---- a tile ----
 
-// Computes c[m,n] = alpha op(a) op(b) + beta c, row-major, on one thread.
-static inline void cpu_sgemm(bool trans_a, bool trans_b, size_t m, size_t n, size_t k, float alpha,
-                             const float *a, size_t lda, const float *b, size_t ldb, float beta, float *c,
-                             size_t ldc) {
+// Computes c[m,n] = op(a) op(b) + beta c, row-major, on one thread.
+static inline void cpu_sgemm(bool trans_a, bool trans_b, size_t m, size_t n, size_t k, const float *a, size_t lda,
+                             const float *b, size_t ldb, float beta, float *c, size_t ldc) {
 #ifdef USE_CBLAS
     cblas_sgemm(CblasRowMajor, trans_a ? CblasTrans : CblasNoTrans, trans_b ? CblasTrans : CblasNoTrans,
-                (int)m, (int)n, (int)k, alpha, a, (int)lda, b, (int)ldb, beta, c, (int)ldc);
+                (int)m, (int)n, (int)k, 1.0f, a, (int)lda, b, (int)ldb, beta, c, (int)ldc);
 #else
     dnnl_status_t status = dnnl_sgemm(trans_a ? 'T' : 'N', trans_b ? 'T' : 'N', (dnnl_dim_t)m, (dnnl_dim_t)n,
-                                      (dnnl_dim_t)k, alpha, a, (dnnl_dim_t)lda, b, (dnnl_dim_t)ldb, beta, c,
+                                      (dnnl_dim_t)k, 1.0f, a, (dnnl_dim_t)lda, b, (dnnl_dim_t)ldb, beta, c,
                                       (dnnl_dim_t)ldc);
     if (status != dnnl_success) cpu_abort("cublasLtMatmul: dnnl_sgemm failed with status %d", (int)status);
 #endif
@@ -146,8 +145,7 @@ static inline void cpu_gemm_tile(const CpuGemm *g, size_t r0, size_t rows, size_
             }
             y = y_dense;
         }
-        cpu_sgemm(g->trans_x, trans_y, rows, cols, k, g->alpha, x, ldx, y, ldy, k0 ? 1.0f : g->beta, acc,
-                  ldacc);
+        cpu_sgemm(g->trans_x, trans_y, rows, cols, k, x, ldx, y, ldy, k0 ? 1.0f : g->beta, acc, ldacc);
     }
     if (!g->bias && !g->d.bf16) return;
     if (g->bias) cpu_load(bias, g->bias + c0 * (g->d.bf16 ? 2 : 4), g->d.bf16, cols);
