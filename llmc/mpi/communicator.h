@@ -171,7 +171,7 @@ inline ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId 
 }
 
 // Splits comm: the ranks with one colour form a communicator, ordered by key, then by rank. All ranks of comm call it,
-// with nothing of comm in flight. NCCL_SPLIT_NOCOLOR gives NULL. config->commName names it in reports.
+// with nothing of comm in flight. Completes queued work. NCCL_SPLIT_NOCOLOR gives NULL. commName appears in reports.
 inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config) {
     if (color < NCCL_SPLIT_NOCOLOR) return nccl_mpi::fail(ncclInvalidArgument, "ncclCommSplit: a negative colour");
     if (nccl_mpi::state().group_depth > 0)

@@ -98,7 +98,7 @@ inline void clock_issue(const std::shared_ptr<Group> &g) {
     if (!clock.on) return;
     g->clock.ready = cpu_clock_host_works(cpu_ns(clock.cluster.launch_host));
     cudaStream_t origin = g->stream->origin;
-    if (!origin || origin == g->stream || !cpu_is_stream(origin) || !origin->times.computes) return;
+    if (!origin || origin == g->stream || !origin->times.computes) return;
     if (!is_p2p(&g->ops[0])) {
         if (!g->comm->clock.place.alone || clock.cluster.tensor_overlap) return;
         return cpu_enqueue(origin, "cudaStreamWaitEvent", [g, origin] {
