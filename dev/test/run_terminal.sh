@@ -38,8 +38,7 @@ says() { # says WHAT PATTERN COMMAND...: it fails, and its sentence has the patt
     [ $? != 0 ] && grep -q -- "$pattern" "$dir/out"
     report $? "$what: $(head -n 1 "$dir/out")"
 }
-says 'a misspelt flag' 'did you mean --layers' "$build/train_gpt_3d" --layer 4
-says 'a misspelt flag' 'did you mean --tensor' "$build/train_gpt_3d" --tensr 2
+says 'a misspelt flag of a trainer' "unknown flag '--layer': --help all lists" "$build/train_gpt_3d" --layer 4
 says 'a misspelt flag of a tool' 'did you mean --width' build/tools/timeline --widht 3
 says 'a misspelt flag of the planner' 'did you mean --cluster' build/tools/plan --model gpt2 --clutser dgx-a100
 says 'a misspelt schedule of the planner' 'did you mean zb-auto' build/tools/plan --model gpt2 --cluster dgx-a100 \

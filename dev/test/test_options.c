@@ -42,10 +42,8 @@ typedef struct {
 } Refusal;
 
 static const Refusal REFUSALS[] = {
-    {"--train-date x", "unknown flag '--train-date': did you mean --train-data?", 0, 1},
-    {"--sterps=3", "unknown flag '--sterps=3': did you mean --steps?", 0, 1},
-    {"--tensr 2", "unknown flag '--tensr': --help all lists all flags", 0, 1},
-    {"--tensr 2", "did you mean --tensor?", OPTIONS_TENSOR, 2},
+    {"--train-date x", "unknown flag '--train-date': --help all lists all flags", 0, 1},
+    {"--sterps=3", "unknown flag '--sterps=3': --help all lists all flags", 0, 1},
     {"--help no", "'no' is not a flag", 0, 1},
     {"-x", "unknown flag '-x'", 0, 1},
     {"--", "not a flag", 0, 1},
@@ -278,15 +276,12 @@ static void test_own(Check *c) {
     const FieldTable table = {rows, 2, &own};
     char *words[] = {(char *)"train_moe", (char *)"--experts", (char *)"4", (char *)"--layers", (char *)"3"}, *text;
     char *wrong[] = {(char *)"train_moe", (char *)"--capacity", (char *)"0"};
-    char *near[] = {(char *)"train_moe", (char *)"--expert", (char *)"4"};
     Options o;
     Error err;
     bool ok = options_parse(&o, &table, 5, words, 0, &err);
     check(c, ok && own.experts == 4 && own.capacity == 1.25 && o.config.L == 3, "a lesson's flags and their defaults");
     ok = !options_parse(&o, &table, 3, wrong, 0, &err);
     check(c, ok && strstr(err.text, "--capacity must be a number from 0.001"), "out of range: %s", err.text);
-    ok = !options_parse(&o, &table, 3, near, 0, &err);
-    check(c, ok && strstr(err.text, "did you mean --experts?"), "misspelt: %s", err.text);
     size_t size = 0;
     FILE *file = open_memstream(&text, &size);
     if (!file) return;

@@ -31,44 +31,8 @@ static inline bool option_is_in(const Field *f, unsigned sections) {
     return !(f->tags & OPTION_SECTIONS) || (f->tags & sections);
 }
 
-// True if `edits` insertions, deletions and replacements of letters, or fewer, turn a into b.
-static inline bool option_is_near(const char *a, const char *b, int edits) {
-    while (*a && *a == *b) a++, b++;
-    if (!*a && !*b) return true;
-    return edits > 0 && ((*a && option_is_near(a + 1, b, edits - 1)) || (*b && option_is_near(a, b + 1, edits - 1)) ||
-                         (*a && *b && option_is_near(a + 1, b + 1, edits - 1)));
-}
-
-// Returns the flag that a misspelt name may mean, or NULL.
-static inline const Field *option_similar(const FieldTable tables[2], const char *name, unsigned sections, int edits) {
-    for (const FieldTable *t = tables; t < tables + 2; t++) {
-        for (size_t i = 0; i < t->count; i++) {
-            const Field *f = &t->fields[i];
-            if (f->type != FIELD_TITLE && option_is_in(f, sections) && strlen(f->name) > 2 * (size_t)edits &&
-                option_is_near(name, f->name, edits)) return f;
-        }
-    }
-    return edits < 2 ? option_similar(tables, name, sections, edits + 1) : NULL;
-}
-
-// Refuses a flag that the trainer lacks. Names the trainers that have it, or a flag of this one.
-static inline bool option_unknown(const FieldTable tables[2], const char *word, const char *name, unsigned sections,
-                                  Error *err) {
-    void *object;
-    const Field *f = fields_find(tables, 2, name, &object);
-    if (f && !option_is_in(f, sections)) {
-        unsigned section = f->tags & OPTION_SECTIONS;
-        return error_set(err, "--%s is for %s, not for this trainer", f->name,
-                         section & OPTIONS_TENSOR      ? "train_gpt_tp and the trainers after it"
-                         : section == OPTIONS_PIPELINE ? "train_gpt_pp and train_gpt_3d"
-                                                       : "train_gpt_3d and train_data");
-    }
-    f = option_similar(tables, name, sections, 1);
-    if (f) return error_set(err, "unknown flag '%s': did you mean --%s?", word, f->name);
-    return error_set(err, "unknown flag '%s': --help all lists all flags", word);
-}
-
-// Reads the flag argv[*i] and its value, which may be the next word. Moves *i to the last word read.
+// Reads the flag argv[*i] and its value, which may be the next word. Moves *i to the last word read. Refuses a flag that
+// this trainer lacks, and names the trainers that have it.
 static inline bool option_read(const FieldTable tables[2], int argc, char **argv, int *i, unsigned sections,
                                Error *err) {
     char name[64], wanted[256];
@@ -80,8 +44,15 @@ static inline bool option_read(const FieldTable tables[2], int argc, char **argv
     bool dashes = strncmp(word, "--", 2) == 0;
     snprintf(name, sizeof name, "%.*s", dashes ? (int)strcspn(word + 2, "=") : 0, word + 2 * dashes);
     const Field *f = dashes ? fields_find(tables, 2, name, &object) : NULL;
-    if (!f || !option_is_in(f, sections) || (f->type == FIELD_MARK && text))
-        return option_unknown(tables, word, name, sections, err);
+    if (!f || (f->type == FIELD_MARK && text))
+        return error_set(err, "unknown flag '%s': --help all lists all flags", word);
+    if (!option_is_in(f, sections)) {
+        unsigned section = f->tags & OPTION_SECTIONS;
+        return error_set(err, "--%s is for %s, not for this trainer", f->name,
+                         section & OPTIONS_TENSOR      ? "train_gpt_tp and the trainers after it"
+                         : section == OPTIONS_PIPELINE ? "train_gpt_pp and train_gpt_3d"
+                                                       : "train_gpt_3d and train_data");
+    }
     if (f->type == FIELD_MARK) {
         bool more = f->value && next && strcmp(next, f->value) == 0;
         *(int *)(void *)((char *)object + f->offset) = 1 + more;
