@@ -1,7 +1,7 @@
 // trace.h: a timeline as Chrome trace JSON (chrome://tracing, Perfetto): a process for each rank, a track for each
 // stream.
 //
-// defines: TRACE_START, TraceEvent, TraceList, trace_event, trace_add, trace_free, trace_settle, trace_write
+// defines: TRACE_START, TraceEvent, TraceList, trace_event, trace_add, trace_free, trace_order, trace_write
 #ifndef LLMC_TRACE_H
 #define LLMC_TRACE_H
 
@@ -52,31 +52,6 @@ static inline int trace_order(const void *a, const void *b) {
     if (x->stream != y->stream) return x->stream < y->stream ? -1 : 1;
     if (x->start_us != y->start_us) return x->start_us < y->start_us ? -1 : 1;
     return (x->duration_us < y->duration_us) - (x->duration_us > y->duration_us);
-}
-
-// Sorts the events, rounds them to nanoseconds and makes them nest. Viewers drop an event that begins inside another
-// one of its track and ends after it. Streams run no such work, but CUDA measures times as floats, so late in a trace
-// neighbours seem to overlap by some microseconds. Here they are made to touch.
-static inline void trace_settle(TraceList *list) {
-    enum { DEEPEST = 64 };
-    double ends[DEEPEST];  // of the events around this one, in ns
-    size_t depth = 0;
-    qsort(list->events, list->count, sizeof *list->events, trace_order);
-    for (size_t i = 0; i < list->count; i++) {
-        TraceEvent *e = &list->events[i];
-        if (i == 0 || e->rank != e[-1].rank || e->stream != e[-1].stream) depth = 0;
-        double begin = rint(1e3 * e->start_us), end = rint(1e3 * (e->start_us + e->duration_us));
-        double rounding = 2 + 2.5e-7 * begin;
-        while (depth > 0) {
-            double before = ends[depth - 1];
-            if (before > begin && (before >= end || before > begin + rounding)) break;  // this one is inside
-            begin = fmax(begin, before);
-            depth--;
-        }
-        if (depth > 0) end = fmin(end, ends[depth - 1]);
-        e->start_us = 1e-3 * begin, e->duration_us = 1e-3 * fmax(end - begin, 0);
-        if (depth < DEEPEST) ends[depth++] = fmax(begin, end);
-    }
 }
 
 // Names a process or one of its threads, and gives its place in the viewer.

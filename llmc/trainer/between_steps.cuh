@@ -213,7 +213,7 @@ static inline bool trainer_report_timeline(Trainer *m, Error *err) {
     MPI_Gatherv(mine->events, count, MPI_DOUBLE, all.events, counts, at, MPI_DOUBLE, 0, MPI_COMM_WORLD);
     free(counts);
     if (m->job.rank != 0) return true;
-    trace_settle(&all);
+    qsort(all.events, all.count, sizeof *all.events, trace_order);
     bool ok = trace_write(m->opt.trace, all.events, all.count, m->tracks, m->stream_count, err);
     trace_free(&all);
     return ok;

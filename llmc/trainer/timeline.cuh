@@ -5,6 +5,8 @@
 #ifndef LLMC_TIMELINE_CUH
 #define LLMC_TIMELINE_CUH
 
+#include <utility>
+
 #include <nvtx3/nvToolsExt.h>
 
 #include "llmc/kernels/cuda_common.cuh"
@@ -74,34 +76,33 @@ static inline void span_end(Timeline *t, cudaStream_t stream, size_t number) {
     if (number != SIZE_MAX) CUDA_CHECK(cudaEventRecord(t->spans[number].end, stream));
 }
 
+// Returns the time of a CUDA event in microseconds, rounded to nanoseconds. Of two events the later one has no smaller
+// time. So spans that follow each other or nest do so in the trace: viewers drop one that ends after the one around it.
+static inline double timeline_us(const Timeline *t, cudaEvent_t event) {
+    float ms;
+    CUDA_CHECK(cudaEventElapsedTime(&ms, t->origin, event));
+    return 1e-3 * rint(1e3 * t->origin_us + 1e6 * (double)ms);
+}
+
 // Turns the spans that have ended into trace events of training step `step`, but for waits shorter than a nanosecond.
-// Spans that still run stay for later. If there are none, the end of the last span becomes the origin.
+// Spans that still run stay for later. If there are none, the latest end becomes the origin.
 static inline void timeline_collect(Timeline *t, size_t step) {
     size_t kept = 0;
+    TimelineSpan *last = NULL;
+    double latest = t->origin_us;
     for (size_t i = 0; i < t->open; i++) {
         TimelineSpan *span = &t->spans[i];
         if (span->event.step < 0) span->event.step = (long)step;
         if (cudaEventQuery(span->end) != cudaSuccess) {
-            TimelineSpan swap = t->spans[kept];
-            t->spans[kept++] = *span;
-            *span = swap;
+            std::swap(t->spans[kept++], *span);
             continue;
         }
-        float begin, duration;
-        CUDA_CHECK(cudaEventElapsedTime(&begin, t->origin, span->begin));
-        CUDA_CHECK(cudaEventElapsedTime(&duration, span->begin, span->end));
-        span->event.start_us = t->origin_us + 1e3 * (double)begin;
-        span->event.duration_us = 1e3 * (double)duration;
-        if (strncmp(span->event.kind, "wait", 4) != 0 || span->event.duration_us >= 1e-3)
-            trace_add(&t->trace, &span->event);
+        double start = timeline_us(t, span->begin), end = timeline_us(t, span->end);
+        span->event.start_us = start, span->event.duration_us = end - start;
+        if (strncmp(span->event.kind, "wait", 4) != 0 || end > start) trace_add(&t->trace, &span->event);
+        if (end >= latest) latest = end, last = span;
     }
-    if (t->open > 0 && kept == 0) {
-        TimelineSpan *last = &t->spans[t->open - 1];
-        cudaEvent_t end = last->end;
-        last->end = t->origin;
-        t->origin = end;
-        t->origin_us = last->event.start_us + last->event.duration_us;
-    }
+    if (last && kept == 0) std::swap(t->origin, last->end), t->origin_us = latest;
     t->open = kept;
 }
 
