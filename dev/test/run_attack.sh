@@ -229,10 +229,10 @@ unlike() {
     report $? "ranks with${2:+ $2} and with $3${4:+ of ${4##*/}}: $(grep -m1 '^error' err | cut -c 1-100)"
 }
 for flags in '--lr 1e-4' '--seed 2' '--steps 3' '--out other' '--schedule gpipe' '--help' '--dry-run' '--log other.jsonl'; do
-    unlike 'different command lines' '' "$flags"
+    unlike 'run different .* command lines' '' "$flags"
 done
-unlike 'different command lines' '--out unlike' '--out unlike --resume auto'
-unlike 'unknown flag' '' --lrr
+unlike 'run different .* command lines' '--out unlike' '--out unlike --resume auto'
+unlike 'run different .* command lines' '' --lrr
 unlike 'run different trainers' '' '' "$trainer"
 mkdir -p here there
 cp shard here/data.bin

@@ -106,21 +106,18 @@ static inline void trainer_set_batch(Trainer *m, size_t sequences) {
     m->dloss = (float)(1.0 / ((double)sequences * (double)m->opt.seq));
 }
 
-// Were all ranks started alike? What is wrong with the flags of one is said first. Comes before all that depends on
-// them, --help included: ranks that go different ways wait for each other for ever.
-static inline bool trainer_same_start(const Trainer *m, bool parsed, int argc, char **argv, unsigned sections,
-                                      size_t own_rows, Error *err) {
-    uint64_t line = 0, program[] = {OPTION_ROWS, sizeof(Options), sizeof(floatX), sections, own_rows};
-    size_t programs = sizeof program / sizeof program[0];
-    if (job_first_difference(program, programs) < programs)
-        return error_set(err, "the ranks run different trainers, or builds of one: start the same program on all");
-    job_agree(&m->job, parsed, err);
+// Were all ranks started alike? Comes before all that depends on it, --help included: ranks that go different ways wait
+// for each other for ever.
+static inline bool trainer_same_start(int argc, char **argv, unsigned sections, size_t own_rows, Error *err) {
+    uint64_t line = 0;
     for (int i = 1; i < argc; i++) {
         for (const char *c = argv[i]; *c; c++) line = 31 * line + (unsigned char)*c;
         line = 31 * line + ' ';
     }
-    return job_first_difference(&line, 1) == 1 ||
-           error_set(err, "the ranks have different command lines: give all the same");
+    uint64_t numbers[] = {OPTION_ROWS, sizeof(Options), sizeof(floatX), sections, own_rows, line};
+    size_t count = sizeof numbers / sizeof numbers[0];
+    return job_first_difference(numbers, count) == count ||
+           error_set(err, "the ranks run different trainers, builds of one or command lines: start all of them alike");
 }
 
 // Do all ranks, each on its node, see the same data and the same checkpoint?
@@ -139,8 +136,8 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
     Options *o = &m->opt;
     GPTConfig file;
     strcpy(m->device.name, "no GPU");
-    bool parsed = options_parse(o, &lesson->options, argc, argv, sections, err);
-    if (!trainer_same_start(m, parsed, argc, argv, sections, lesson->options.count, err)) return false;
+    if (!trainer_same_start(argc, argv, sections, lesson->options.count, err) ||
+        !options_parse(o, &lesson->options, argc, argv, sections, err)) return false;
     if (o->help || o->version) {
         if (o->help) options_help(stdout, argv[0], sections, &lesson->options, o->help == 2);
         else printf("%s, built from commit %s\n", argv[0], VERSION);
