@@ -67,7 +67,7 @@ static inline bool trace_check_step(const TracedRun *run, const TraceList *list,
 
 // Checks the whole trace; else err has a sentence. Work between the steps belongs to step 0 and is not checked.
 static inline bool trace_check(const char *path, const TracedRun *run, Error *err) {
-    TraceList list = {NULL, 0, 0};
+    TraceList list = {NULL, 0};
     unsigned char *done = (unsigned char *)malloc((size_t)run->m * (size_t)run->v);
     bool ok = done ? trace_read(path, &list, err) : error_set(err, "out of memory");
     size_t messages[2] = {0, 0}, due = 2 * (size_t)(run->p * run->v - 1) * (size_t)(run->m * run->across * run->steps);

@@ -22,7 +22,7 @@ typedef struct {
 
 typedef struct {
     TraceEvent *events;  // [count]
-    size_t count, capacity;
+    size_t count;
 } TraceList;
 
 // Returns an event whose step and times are still 0.
@@ -33,10 +33,7 @@ static inline TraceEvent trace_event(const char *kind, int rank, int stream, int
 }
 
 static inline void trace_add(TraceList *list, const TraceEvent *event) {
-    if (list->count == list->capacity) {
-        list->capacity = list->capacity ? 2 * list->capacity : 1024;
-        list->events = (TraceEvent *)host_resize(list->events, list->capacity, sizeof(TraceEvent));
-    }
+    list->events = (TraceEvent *)host_resize(list->events, list->count + 1, sizeof(TraceEvent));
     list->events[list->count++] = *event;
 }
 

@@ -205,7 +205,7 @@ static inline bool trainer_report_timeline(Trainer *m, Error *err) {
     const TraceList *mine = &m->timeline.trace;
     int size = m->job.size, count = (int)(mine->count * sizeof(TraceEvent) / unit);
     int *counts = (int *)host_alloc(2 * (size_t)size, sizeof(int)), *at = counts + size;
-    TraceList all = {NULL, 0, 0};
+    TraceList all = {NULL, 0};
     MPI_Gather(&count, 1, MPI_INT, counts, 1, MPI_INT, 0, MPI_COMM_WORLD);
     for (int rank = 1; rank < size; rank++) at[rank] = at[rank - 1] + counts[rank - 1];
     all.count = (size_t)(at[size - 1] + counts[size - 1]) * unit / sizeof(TraceEvent);
