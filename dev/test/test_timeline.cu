@@ -160,8 +160,8 @@ static void test_off_and_paused(void) {
     check(&c, number == SIZE_MAX && t.created == 0 && t.trace.count == 0, "off: nothing is made and nothing kept");
     timeline_start(&t, true, 3, stream);
     for (int i = 0; i < 6; i++) {
-        t.paused = i % 2;
-        size_t outer = begin(&t, t.paused ? "paused" : "forward"), inner = begin(&t, t.paused ? "paused" : "loss");
+        t.on = i % 2 == 0;
+        size_t outer = begin(&t, t.on ? "forward" : "paused"), inner = begin(&t, t.on ? "loss" : "paused");
         span_end(&t, stream, inner);
         span_end(&t, stream, outer);
         CUDA_CHECK(cudaStreamSynchronize(stream));
@@ -173,7 +173,7 @@ static void test_off_and_paused(void) {
     }
     check(&c, ok, "paused: those steps are left out, the others are whole");
     size_t count = t.trace.count;
-    t.paused = false;
+    t.on = true;
     t.trace.count = TIMELINE_LIMIT - 1;
     size_t last = begin(&t, "forward"), beyond = begin(&t, "loss");
     span_end(&t, stream, beyond);

@@ -57,7 +57,7 @@ static inline StepReport trainer_begin_step(Trainer *m) {
     StepReport report = {};
     report.step = m->progress.step + 1;
     timeline_collect(&m->timeline, 0);  // of what ran between the steps
-    m->timeline.paused = m->progress.step >= m->progress.first_step + m->opt.trace_steps;
+    m->timeline.on = m->opt.trace && m->progress.step < m->progress.first_step + m->opt.trace_steps;
     m->step_began = seconds_now();
     trainer_clock_begin_step();
     size_t sequences = ramp_batch(&m->opt.ramp, m->opt.global_batch, m->progress.sample);

@@ -30,7 +30,7 @@ typedef struct {
 } TimelineSpan;
 
 typedef struct {
-    bool on, paused;
+    bool on;              // spans are kept: under --trace, until its last step
     int rank;
     cudaEvent_t origin;   // at origin_us; it moves on with each collection, because CUDA measures times as floats
     double origin_us;
@@ -56,7 +56,7 @@ static inline size_t span_begin(Timeline *t, cudaStream_t stream, int track, con
     char label[64];
     snprintf(label, sizeof label, micro < 0 ? "%s" : "%s micro-batch %d chunk %d", kind, micro, chunk);
     nvtxRangePushA(label);
-    if (!t->on || t->paused || t->trace.count + t->open >= TIMELINE_LIMIT) return SIZE_MAX;
+    if (!t->on || t->trace.count + t->open >= TIMELINE_LIMIT) return SIZE_MAX;
     if (t->open == t->created) {
         t->spans = (TimelineSpan *)host_resize(t->spans, ++t->created, sizeof(TimelineSpan));
         CUDA_CHECK(cudaEventCreate(&t->spans[t->open].begin));
