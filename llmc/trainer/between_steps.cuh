@@ -227,16 +227,6 @@ static inline bool stdout_is_whole(Error *err) {
     return error_set(err, "what was printed is incomplete: is the disk of the standard output full?");
 }
 
-// Writes the reports, on all ranks.
-static inline void trainer_report(Trainer *m) {
-    Error err;
-    const Options *o = &m->opt;
-    if (o->trace) CUDA_CHECK(cudaProfilerStop());
-    trainer_report_clock(m);
-    bool ok = (!o->trace || trainer_report_timeline(m, &err)) && log_close(&m->log, &err) && stdout_is_whole(&err);
-    job_agree(&m->job, ok, &err, 1);
-}
-
 // Saves the weights, which are sound, and leaves with 1, when all ranks know that one of them could not read its data.
 static inline void trainer_give_up(Trainer *m) {
     int who = job_first_failure(&m->job, !m->data_failed);
@@ -244,11 +234,16 @@ static inline void trainer_give_up(Trainer *m) {
     job_stop(&m->job, who, &m->data_error, 1);
 }
 
-// Ends the run. Returns the exit code.
+// Writes the reports and ends the run, on all ranks. Returns the exit code.
 static inline int trainer_close(Trainer *m) {
+    Error err;
+    const Options *o = &m->opt;
     CUDA_CHECK(cudaDeviceSynchronize());
     timeline_collect(&m->timeline, 0);  // validation and samples; spans of a step know its number
-    trainer_report(m);
+    if (o->trace) CUDA_CHECK(cudaProfilerStop());
+    trainer_report_clock(m);
+    bool ok = (!o->trace || trainer_report_timeline(m, &err)) && log_close(&m->log, &err) && stdout_is_whole(&err);
+    job_agree(&m->job, ok, &err, 1);
     job_finish(&m->job);
     return 0;
 }
