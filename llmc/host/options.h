@@ -163,16 +163,15 @@ static inline bool options_resolve_model(Options *o, const GPTConfig *file, Erro
 static inline bool options_resolve_grid(Options *o, size_t ranks, Error *err) {
     const GPTConfig *c = &o->config;
     Grid *g = &o->grid;
-    bool has_tensor = o->sections & OPTIONS_TENSOR, has_pipeline = o->sections & OPTIONS_PIPELINE;
-    bool has_data = o->sections & OPTIONS_DATA;
+    size_t *last = o->sections & OPTIONS_DATA ? &g->d : o->sections & OPTIONS_PIPELINE ? &g->p : &g->t;
+    bool takes_rest = *last == 0;  // the last size that this trainer has: all ranks that are left over
     if (!o->sections && ranks != 1)
         return error_set(err, "train_gpt is one rank, but %zu were %s: use train_gpt_3d", ranks,
                          o->simulate ? "asked for" : "started");
-    if (!g->t) g->t = has_tensor && !has_pipeline ? ranks : 1;
-    bool derive = has_pipeline && !has_data && ranks % g->t == 0;
-    if (!g->p) g->p = derive ? ranks / g->t : 1;
-    size_t tp = g->t * g->p;
-    if (!g->d) g->d = has_data && ranks % tp == 0 ? ranks / tp : 1;
+    if (!g->t) g->t = 1;
+    if (!g->p) g->p = 1;
+    if (!g->d) g->d = 1;
+    if (takes_rest && ranks % (g->t * g->p * g->d) == 0) *last = ranks / (g->t * g->p * g->d);
     if (c->NH % g->t)
         return error_set(err, "--tensor %zu does not divide the %zu heads: take a size that does", g->t, c->NH);
     if (c->Vp % g->t)
