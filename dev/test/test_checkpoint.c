@@ -199,6 +199,12 @@ static void test_damage(void) {
     free(sound);
 }
 
+static float float_from_bits(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
 static void test_types(void) {
     Error err;
     SafeTensors st;
@@ -240,7 +246,7 @@ static void test_types(void) {
     for (uint64_t i = 0; i < 100000; i++) {
         uint32_t bits = (uint32_t)mix(i);
         if (i % 4 == 0) bits = (bits & 0xffff0000) | 0x8000;
-        float x = st_float_from_bits(bits);
+        float x = float_from_bits(bits);
         if (!isfinite(x) || (bits & 0x7fffffff) >= 0x7f7f0000) continue;
         double down = bf16_to_float((uint16_t)(bits >> 16)), up = bf16_to_float((uint16_t)((bits >> 16) + 1));
         double to_down = fabs(x - down), to_up = fabs(x - up);
@@ -248,7 +254,7 @@ static void test_types(void) {
         ok &= bf16_to_float(bf16_from_float(x)) == (float)(take_up ? up : down);
     }
     ok &= isinf(bf16_to_float(bf16_from_float(3.4e38f))) &&
-          isnan(bf16_to_float(bf16_from_float(st_float_from_bits(0x7f800001))));
+          isnan(bf16_to_float(bf16_from_float(float_from_bits(0x7f800001))));
     check(&checks, ok, "BF16 rounds to nearest even");
     free(out);
 }
@@ -263,7 +269,7 @@ static float element(const Tensor *x, StateKind kind, size_t global, bool bf16) 
     uint32_t bits = (uint32_t)mix(((uint64_t)x->id << 40) + ((uint64_t)kind << 60) + global + 1);
     if ((bits >> 23 & 255) == 255) bits &= 0xbfffffff;
     if (bf16 && kind == STATE_WEIGHTS) bits &= 0xffff0000;
-    return st_float_from_bits(bits);
+    return float_from_bits(bits);
 }
 
 // A rank's flat buffer as the model above has it. outside: the value in gaps and padding.

@@ -49,18 +49,12 @@ static const struct {
 };
 enum { ST_TYPE_COUNT = (int)(sizeof ST_TYPES / sizeof ST_TYPES[0]) };
 
-static inline float st_float_from_bits(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
+// A subnormal has no leading 1 and the exponent of the smallest normal.
 static inline float st_from_f16(uint16_t x) {
-    uint32_t sign = (uint32_t)(x & 0x8000) << 16, exponent = x >> 10 & 31, fraction = x & 1023;
-    if (exponent == 31) return st_float_from_bits(sign | 0x7f800000 | fraction << 13);
-    if (exponent) return st_float_from_bits(sign | (exponent + 112) << 23 | fraction << 13);
-    float tiny = (float)fraction / 16777216.0f;  // subnormal: fraction * 2^-24, exact
-    return sign ? -tiny : tiny;
+    int exponent = x >> 10 & 31, fraction = x & 1023;
+    float size = ldexpf((float)(exponent ? 1024 + fraction : fraction), (exponent ? exponent : 1) - 25);
+    if (exponent == 31) size = fraction ? NAN : INFINITY;
+    return x & 0x8000 ? -size : size;
 }
 
 static inline void st_close(SafeTensors *st) {
