@@ -3,7 +3,7 @@
 // into words, and in each word the bytes' tokens are merged, pair by pair (Sennrich et al. 2016).
 //
 // defines: Token, Tokenizer, utf8_read, tokenizer_open, tokenizer_free, tokenizer_encode, tokenizer_decode,
-//          tokenizer_prompt, tokenizer_print, sample_token
+//          tokenizer_prompt, tokenizer_print, SAMPLE_TEMPERATURE, sample_token
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
 
@@ -407,18 +407,19 @@ static inline bool tokenizer_prompt(const Tokenizer *tk, const char *prompt, siz
     return true;
 }
 
-// Draws the next token from softmax(logits [V] / temperature) with coin in [0, 1), but never a NaN. Temperature 0
-// takes the largest logit.
-static inline int sample_token(const float *logits, size_t V, double temperature, double coin) {
+static const double SAMPLE_TEMPERATURE = 0.8;
+
+// Draws the next token from softmax(logits [V] / SAMPLE_TEMPERATURE) with coin in [0, 1), but never a NaN.
+static inline int sample_token(const float *logits, size_t V, double coin) {
     size_t best = 0;
     for (size_t i = 1; i < V; i++) {
         if (logits[i] > logits[best] || isnan(logits[best])) best = i;
     }
-    if (!(temperature > 0.0) || !isfinite(logits[best])) return (int)best;
+    if (!isfinite(logits[best])) return (int)best;
     double sum = 0.0, target = INFINITY;  // the first round sums up, the second looks for the share `coin` of the sum
     for (int round = 0; round < 2; round++, target = coin * sum, sum = 0.0) {
         for (size_t i = 0; i < V; i++) {
-            if (!isnan(logits[i])) sum += exp(((double)logits[i] - (double)logits[best]) / temperature);
+            if (!isnan(logits[i])) sum += exp(((double)logits[i] - (double)logits[best]) / SAMPLE_TEMPERATURE);
             if (sum > target) return (int)i;
         }
     }

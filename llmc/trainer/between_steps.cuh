@@ -6,8 +6,6 @@
 #ifndef LLMC_BETWEEN_STEPS_CUH
 #define LLMC_BETWEEN_STEPS_CUH
 
-static const double SAMPLE_TEMPERATURE = 0.8;
-
 static inline void trainer_leave(Trainer *m);
 
 static inline bool is_last_step(const Trainer *m) { return m->progress.step >= m->opt.steps; }
@@ -195,7 +193,7 @@ static inline void sample_append(Trainer *m, floatX *logits) {
     float *host = (float *)host_alloc(m->config.Vp, sizeof(float));
     state_download(host, logits, m->config.Vp);
     double coin = random_uniform(m->opt.seed, RANDOM_SAMPLE, m->progress.step, 0, s->count - s->prompt);
-    s->tokens[s->count++] = sample_token(host, m->config.V, SAMPLE_TEMPERATURE, coin);
+    s->tokens[s->count++] = sample_token(host, m->config.V, coin);
     free(host);
 }
 
