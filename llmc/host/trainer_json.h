@@ -91,12 +91,9 @@ static inline bool trainer_state_read(const char *dir, TrainerState *state, Erro
 }
 
 // Compares the options of a checkpoint with those of a run that continues it. Returns false with a sentence if a fixed
-// one differs. Lists the others that differ in `changed`: "lr 0.001 -> 0.0005, ...". If none does and the layout is the
-// same, the run continues with the same bits.
-static inline bool trainer_state_compare(const TrainerState *saved, const TrainerState *now, char *changed,
-                                         size_t size, Error *err) {
-    size_t n = 0;
-    changed[0] = '\0';
+// one differs. Prints a note for each other one that differs. Without notes, the same layout continues with the same
+// bits.
+static inline bool trainer_state_compare(const TrainerState *saved, const TrainerState *now, FILE *out, Error *err) {
     for (int i = 0; i < TRAINER_KEY_COUNT; i++) {
         const Field *key = &TRAINER_KEYS[i];
         char a[64], b[64];
@@ -107,22 +104,19 @@ static inline bool trainer_state_compare(const TrainerState *saved, const Traine
         if (key->tags & KEY_FIXED)
             return error_set(err, "the checkpoint was trained with %s = %s, this run has %s: make them equal, or start "
                              "from its weights alone with --init", key->name, a, b);
-        if (n < size)
-            n += (size_t)snprintf(changed + n, size - n, "%s%s %s -> %s", n ? ", " : "", key->name, a, b);
+        fprintf(out, "note: the checkpoint was trained with %s = %s, this run has %s\n", key->name, a, b);
     }
     return true;
 }
 
-// Continues at the step and the sample of the checkpoint in dir. Prints the options that changed. Returns false with a
-// sentence if a run with these options cannot continue it.
+// Continues at the step and the sample of the checkpoint in dir. Returns false with a sentence if a run with these
+// options cannot continue it.
 static inline bool progress_resume(TrainerState *progress, const char *dir, Error *err) {
     TrainerState saved;
-    char changed[512];
-    if (!trainer_state_read(dir, &saved, err) ||
-        !trainer_state_compare(&saved, progress, changed, sizeof changed, err)) return false;
+    if (!trainer_state_read(dir, &saved, err) || !trainer_state_compare(&saved, progress, stdout, err)) return false;
     saved.opt = progress->opt;
     *progress = saved;
-    printf("resuming     %s after step %zu%s%s\n", dir, saved.step, changed[0] ? "; changed: " : "", changed);
+    printf("resuming     %s after step %zu\n", dir, saved.step);
     if (saved.step >= progress->opt.steps)
         printf("note: the checkpoint has done all of --steps %zu: nothing is trained\n", progress->opt.steps);
     return true;
