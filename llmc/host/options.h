@@ -31,8 +31,8 @@ static inline bool option_is_in(const Field *f, unsigned sections) {
     return !(f->tags & OPTION_SECTIONS) || (f->tags & sections);
 }
 
-// Reads the flag argv[*i] and its value, which may be the next word. Moves *i to the last word read. Refuses a flag that
-// this trainer lacks, and names the trainers that have it.
+// Reads the flag argv[*i] and its value, which may be the next word. Moves *i to the last word read. Refuses a flag
+// that this trainer lacks, and names the trainers that have it.
 static inline bool option_read(const FieldTable tables[2], int argc, char **argv, int *i, unsigned sections,
                                Error *err) {
     char name[64], wanted[256];

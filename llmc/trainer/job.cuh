@@ -113,14 +113,12 @@ static inline bool job_check_devices(const Job *job, struct cudaDeviceProp *prop
 
 static volatile sig_atomic_t job_signal = 0;  // the last signal that job_listen has caught
 
-static inline void job_on_signal(int number) { job_signal = number; }
-
 // Catches the signals that ask for an end. mpirun passes SIGUSR1 on at once. SIGCONT is none of them: mpirun begins
 // with it to end the ranks, but `fg` and a Slurm job that goes on send it as well.
 static inline void job_listen(void) {
     static const int numbers[] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP};
     for (int number : numbers) {
-        bool ignored = signal(number, job_on_signal) == SIG_IGN;
+        bool ignored = signal(number, [](int caught) { job_signal = caught; }) == SIG_IGN;
         if (ignored && number == SIGHUP) signal(SIGHUP, SIG_IGN);  // nohup
     }
 }

@@ -78,8 +78,6 @@ template <typename T> static inline void state_upload(T *device, const float *ho
     free(copy);
 }
 
-static inline size_t state_chunk_end(size_t lo, size_t hi) { return hi - lo < STATE_CHUNK ? hi : lo + STATE_CHUNK; }
-
 // Makes the model's initial weights of elements [lo, hi). Every element depends on (seed, tensor, its global position)
 // alone, so each rank makes its own shard and any layout starts from the same model.
 static inline void state_random(const ParamTable *table, float *host, size_t lo, size_t hi, uint64_t seed) {
@@ -114,7 +112,7 @@ static inline bool state_start(State *state, const char *dir, bool optimizer, ui
         for (size_t i = 0; i < (all ? 1 : state->slice_count); i++) {
             Piece slice = all ? whole : state->slices[i];
             for (size_t lo = slice.lo, hi; lo < slice.hi && ok; lo = hi) {
-                hi = state_chunk_end(lo, slice.hi);
+                hi = slice.hi - lo < STATE_CHUNK ? slice.hi : lo + STATE_CHUNK;
                 size_t at = slice.at + (lo - slice.lo);
                 StateKind of = optimizer ? (StateKind)kind : STATE_WEIGHTS;
                 if (dir) ok = checkpoint_read(dir, of, state->table, host, lo, hi, err);
@@ -137,7 +135,7 @@ static inline bool state_save(const State *state, const char *path, Checksums *s
         Piece slice = state->slices[i];
         for (int kind = STATE_WEIGHTS; kind < (sums ? state_kinds(state) : STATE_M); kind++) {
             for (size_t lo = slice.lo, hi; lo < slice.hi && ok; lo = hi) {
-                hi = state_chunk_end(lo, slice.hi);
+                hi = slice.hi - lo < STATE_CHUNK ? slice.hi : lo + STATE_CHUNK;
                 size_t place = state_place(state, slice) + (lo - slice.lo), at = slice.at + (lo - slice.lo);
                 if (!sums) state_download(host, state->grads + place, hi - lo);
                 else if (kind == STATE_WEIGHTS) state_download(host, state->params + place, hi - lo);
