@@ -7,8 +7,8 @@
 //
 // defines: GPTConfig, padded_vocabulary, Split, Init, TensorKind, MAX_KINDS, TENSOR_*, TensorSpec, ModelSpec,
 //          gpt2_dimension, gpt2_flops, GPT2, config_spec, config_dimension, count_tensors, Shard, shard_whole, Tensor,
-//          tensor_describe, tensor_by_id, ParamTable, table_make, table_free, table_find, table_largest, Run,
-//          tensor_run_count, tensor_run, count_parameters, count_flops
+//          tensor_describe, ParamTable, table_make, table_free, table_find, table_largest, Run, tensor_run_count,
+//          tensor_run, count_parameters, count_flops
 #ifndef LLMC_MODEL_H
 #define LLMC_MODEL_H
 
@@ -163,14 +163,17 @@ static inline size_t count_tensors(const GPTConfig *g) {
     return spec->count + (g->L - 1) * tensors_of_layer(spec);
 }
 
-// Describes row `row` of the spec in global layer `layer` as tensor rank t_rank of t holds it; offset is left at 0.
-static inline Tensor tensor_describe(const GPTConfig *g, size_t row, size_t layer, size_t t, size_t t_rank) {
+// Describes tensor `id` of the unsharded model as tensor rank t_rank of t holds it (rank 0 of 1: all of it); held,
+// offset and counted are left at 0.
+static inline Tensor tensor_describe(const GPTConfig *g, size_t id, size_t t, size_t t_rank) {
     const ModelSpec *model = config_spec(g);
-    const TensorSpec *spec = &model->tensors[row];
+    size_t in_layer = tensors_of_layer(model), layer = id < model->layer ? 0 : (id - model->layer) / in_layer;
+    if (layer >= g->L) layer = g->L - 1;  // behind the layers: the spec's rows go on from the last one's
+    const TensorSpec *spec = &model->tensors[id - layer * in_layer];
     Tensor x;
     memset(&x, 0, sizeof x);
     x.spec = spec;
-    x.id = row + (row < model->layer ? 0 : row < model->behind ? layer : g->L - 1) * tensors_of_layer(model);
+    x.id = id;
     snprintf(x.name, sizeof x.name, spec->name, layer);
     x.rows = config_dimension(g, spec->rows);
     x.cols = config_dimension(g, spec->cols);
@@ -212,8 +215,8 @@ static inline ParamTable table_make(const GPTConfig *g, Shard shard) {
             table.buckets[table.bucket_count++] = table.total = round_up(table.total, align);
         if ((before || behind) && !(kind->flags & held)) continue;
         Tensor *x = &table.tensors[table.count++];
-        *x = tensor_describe(g, row, before || behind ? 0 : numbers[l], experts ? shard.e : shard.t,
-                             experts ? shard.e_rank : shard.t_rank);
+        size_t id = row + (before ? 0 : behind ? g->L - 1 : numbers[l]) * in_layer;
+        *x = tensor_describe(g, id, experts ? shard.e : shard.t, experts ? shard.e_rank : shard.t_rank);
         x->held = before || behind ? 0 : l;
         x->offset = kind->flags & TENSOR_JOINED ? end : table.total;
         // Tensor ranks hold whole tensors alike, and the first and the last stage a tied one.
@@ -223,14 +226,6 @@ static inline ParamTable table_make(const GPTConfig *g, Shard shard) {
     }
     table.total = table.buckets[table.bucket_count] = round_up(table.total, align);
     return table;
-}
-
-// Tensor `id` of the unsharded model.
-static inline Tensor tensor_by_id(const GPTConfig *g, size_t id) {
-    const ModelSpec *spec = config_spec(g);
-    size_t in_layer = tensors_of_layer(spec), layer = id < spec->layer ? 0 : (id - spec->layer) / in_layer;
-    if (layer >= g->L) return tensor_describe(g, id - (g->L - 1) * in_layer, 0, 1, 0);
-    return tensor_describe(g, id - layer * in_layer, layer, 1, 0);
 }
 
 static inline void table_free(ParamTable *table) {
@@ -284,7 +279,7 @@ static inline Run tensor_run(const Tensor *x, size_t i) {
 static inline size_t count_parameters(const GPTConfig *g) {
     size_t count = 0;
     for (size_t id = 0; id < count_tensors(g); id++) {
-        Tensor x = tensor_by_id(g, id);
+        Tensor x = tensor_describe(g, id, 1, 0);
         count += x.rows * x.cols;
     }
     return count;

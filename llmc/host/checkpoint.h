@@ -105,7 +105,7 @@ static inline uint64_t checkpoint_state_sum(const GPTConfig *g, const TrainerSta
 // The name of a sum: of what is no tensor, then of the tensors in the order of the files.
 static inline const char *checkpoint_sum_name(char name[STATE_NAME_SIZE], const Checksums *sums, size_t i) {
     if (i == 0) return "state";
-    Tensor x = tensor_by_id(&sums->config, (i - 1) % sums->tensors);
+    Tensor x = tensor_describe(&sums->config, (i - 1) % sums->tensors, 1, 0);
     return state_name(name, &x, (StateKind)((i - 1) / sums->tensors));
 }
 
@@ -147,7 +147,7 @@ static inline bool checkpoint_check(const char *dir, const GPTConfig *config, si
         if (!path_print(path, err, "%s/%s", dir, state_file((StateKind)k)) || !st_open(&st, path, O_RDONLY, err))
             return false;
         for (size_t id = 0; id < tensors && ok; id++) {
-            Tensor x = tensor_by_id(config, id);
+            Tensor x = tensor_describe(config, id, 1, 0);
             const STEntry *entry = slices_find(&st, &x, (StateKind)k, err);
             ok = entry && (!sums || st_sum(&st, entry, share, shares, &piece, &sums->sums[1 + k * tensors + id], err));
         }

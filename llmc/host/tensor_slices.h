@@ -104,7 +104,7 @@ static inline bool slices_create(const char *path, const char *start, const GPTC
     fputs(start, out);
     for (; kind <= last; kind++) {
         for (size_t id = 0; id < count_tensors(config); id++) {
-            Tensor x = tensor_by_id(config, id);
+            Tensor x = tensor_describe(config, id, 1, 0);
             fprintf(out, ",\"%s\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%" PRIu64,
                     state_name(name, &x, (StateKind)kind), ST_TYPES[dtype].name, state_shape(shape, &x), bytes);
             bytes += x.rows * x.cols * ST_TYPES[dtype].width;

@@ -27,7 +27,8 @@ static inline bool replicas_check(const Trainer *m, Error *err) {
     size_t i = job_first_difference(hashes, count);
     free(hashes);
     return i == count ||
-           error_set(err, "%s differs between the ranks that hold it", tensor_by_id(&m->config, i / parts).name);
+           error_set(err, "%s differs between the ranks that hold it",
+                     tensor_describe(&m->config, i / parts, 1, 0).name);
 }
 
 // Checks with nothing queued that writes weights. A difference ends the job.
