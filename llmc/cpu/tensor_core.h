@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "cuda_bf16.h"
-#include "vectors.h"
 #include "warp.h"
 
 // Four 8 x 8 matrices: lane l gives the address of row l % 8 of matrix l / 8. Register i of lane l receives row l/4 of

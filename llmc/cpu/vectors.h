@@ -1,5 +1,5 @@
-// vectors.h: arithmetic in a CPU's vector registers: rows of attention side by side, exponentials that a compiler
-// vectorises, and eight bfloat16 at a time. Kernels for GPUs have one number in a register instead.
+// vectors.h: arithmetic in a CPU's vector registers: rows of attention side by side, and exponentials that a compiler
+// vectorises. A GPU's thread has one number in a register instead.
 #ifndef LLMC_CPU_VECTORS_H
 #define LLMC_CPU_VECTORS_H
 
@@ -89,28 +89,6 @@ __attribute__((always_inline)) static inline float cpu_exponential(float x) {
     whole = x < -80.0f ? 0 : (whole << 23) + 0x3F800000u;  // 2^n, or 0
     memcpy(&scale, &whole, sizeof scale);
     return (fmaf(q, r * r, r) + 1.0f) * scale;
-}
-
-// ---------------------------------------------------------------------------------------------- bfloat16
-
-// bf16.h's conversions of eight numbers, for loops over memory that the compiler does not vectorise by itself.
-typedef uint16_t Bf16x8 __attribute__((vector_size(16)));
-typedef uint32_t Word8 __attribute__((vector_size(32)));
-
-static inline void bf16x8_to_float(float *out, const uint16_t *in) {
-    Bf16x8 half;
-    memcpy(&half, in, sizeof half);
-    Word8 word = __builtin_convertvector(half, Word8) << 16;
-    memcpy(out, &word, sizeof word);
-}
-
-static inline void bf16x8_from_float(uint16_t *out, const float *in) {
-    Word8 word;
-    memcpy(&word, in, sizeof word);
-    Word8 rounded = (word + 0x7FFFu + (word >> 16 & 1)) >> 16;
-    Word8 nan = (Word8)((word & 0x7FFFFFFFu) > 0x7F800000u);  // all ones where true
-    Bf16x8 half = __builtin_convertvector((rounded & ~nan) | (nan & 0x7FFFu), Bf16x8);
-    memcpy(out, &half, sizeof half);
 }
 
 #endif
