@@ -2,7 +2,7 @@
 //
 //   all-reduce      the buffer is cut into a part for each rank, or fewer if it is small. Every rank sends each owner
 //                   its part; the owner adds them up in rank order and sends the result back: a reduce-scatter, then
-//                   an all-gather
+//                   an all-gather. Two ranks exchange a small buffer whole: one message each way, not two
 //   reduce-scatter  its first half, all-gather: its second half
 //   broadcast       the root sends to each
 //
@@ -110,6 +110,10 @@ inline void expect_contributions(Operation *op, const char *own, char *out, size
 
 inline void start_all_reduce(Operation *op) {
     size_t n = (size_t)op->comm->size, rank = (size_t)op->comm->rank, count = op->call.count, w = op->width;
+    if (n == 2 && count * w <= state().small) {
+        add_message(op, false, 1 - (int)rank, 0, op->send, count * w);
+        return expect_contributions(op, op->send, op->recv, count);
+    }
     size_t part = std::max({(count + n - 1) / n, state().small / w, (size_t)1});
     size_t owners = count > 0 ? (count + part - 1) / part : 1;
     for (size_t i = 0; i < owners; i++) {  // each rank begins with another owner, to spread the load
