@@ -16,8 +16,9 @@
 //   - The tag of a send or receive holds its number among the messages to or from that peer: the k-th ncclSend to a
 //     peer meets its k-th ncclRecv from us.
 //   - Payloads have the tag after their header's, and are asked for in the order of the headers.
-// Headers go by MPI_Issend, which completes only once the peer has begun the matching operation. A send without its
-// receive hangs here as it does in NCCL.
+// Headers of sends and broadcasts go by MPI_Issend, which completes only once the peer has begun the matching
+// operation. A send without its receive hangs here as it does in NCCL. The other collectives wait for every rank
+// anyway, so they spare the acknowledgement (no rank is ever more than one of them ahead).
 #ifndef LLMC_MPI_TRANSPORT_H
 #define LLMC_MPI_TRANSPORT_H
 
@@ -47,7 +48,9 @@ inline MPI_Datatype element(const Operation *op) {
 
 inline void post_send(const Operation *op, Message *m) {
     int tag = op->tag + 2 * m->phase;
-    MPI_Issend(&op->call, sizeof op->call, MPI_BYTE, m->peer, tag, op->comm->mpi, &m->requests[0]);
+    bool waits = op->call.op == NCCL_MPI_SEND || op->call.op == NCCL_MPI_BROADCAST;
+    if (waits) MPI_Issend(&op->call, sizeof op->call, MPI_BYTE, m->peer, tag, op->comm->mpi, &m->requests[0]);
+    else MPI_Isend(&op->call, sizeof op->call, MPI_BYTE, m->peer, tag, op->comm->mpi, &m->requests[0]);
     MPI_Isend(m->data, (int)(m->bytes / op->width), element(op), m->peer, tag + 1, op->comm->mpi, &m->requests[1]);
     m->state = Message::POSTED;
 }
