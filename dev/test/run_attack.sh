@@ -35,6 +35,7 @@ said() { cut -c 1-120 err | head -n 1; }
 
 # live FLAGS...: starts a run that goes on, and waits for its first step. ended: waits for it; sets code.
 live() {
+    rm -f first  # else what the run before has printed may be taken for this one's
     # shellcheck disable=SC2086
     "$trainer" $tiny --steps 100000000 "$@" >first 2>first.err </dev/null &
     job=$!
@@ -256,6 +257,7 @@ with open("rows.bin", "wb") as file:
     array.array("i", [20261122, 1, 2000000, 1, 61, 6000000] + [0] * 250).tofile(file)
     array.array("H", row * 2000000).tofile(file)
 END
+rm -f first
 # shellcheck disable=SC2086
 "$trainer" ${tiny#* shard} --init model/step-00000001 --eval rows.bin >first 2>first.err </dev/null &
 job=$!
