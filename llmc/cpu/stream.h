@@ -196,8 +196,8 @@ inline bool cpu_run_one() {
     if (completed) return stall_over(&r.stall), true;
     if (stall_wait(&r.stall)) cpu_report_stall();
     if (cpu_idle_hook) cpu_idle_hook();
-    else if (r.stall.waited < 50e-6) sched_yield();
-    else usleep(50);  // ranks share cores: one that only yields would take as much time as a working one
+    else if (r.stall.waited < 200e-6) sched_yield();  // ranks share cores, and small messages come soon
+    else usleep(50);
     return false;
 }
 
