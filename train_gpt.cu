@@ -212,7 +212,7 @@ static void sample_token(GPT *m) {
 
 int main(int argc, char **argv) {
     static GPT gpt, *m = &gpt;
-    trainer_open(m, argc, argv, 0);  // bad input ends here
+    trainer_open(m, argc, argv);  // bad input ends here
     trainer_shard(m, shard_whole(&m->config));
     trainer_allocate(m, layout);
     trainer_start(m);

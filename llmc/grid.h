@@ -3,7 +3,7 @@
 // A rank number is a mixed-radix number whose digits are the three coordinates. By default tensor is the fastest digit.
 // Tensor ranks communicate most, so they should be neighbours (one node, NVLink); pipeline ranks communicate least.
 //
-// defines: Grid, grid_size, grid_make, grid_rank_at, grid_place, grid_group, grid_print, stage_listed, stage_list_is
+// defines: grid_size, grid_make, grid_rank_at, grid_place, grid_group, grid_print, stage_listed, stage_list_is
 #ifndef LLMC_GRID_H
 #define LLMC_GRID_H
 
@@ -11,14 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/host/error.h"
-
-typedef struct {
-    size_t world, rank;             // all ranks, and this one
-    size_t t, d, p;                 // sizes of the tensor, data and pipeline groups: t * d * p = world
-    size_t t_rank, d_rank, p_rank;  // this rank's coordinates
-    char order[4];                  // the digits from fastest to slowest, as "tdp"
-} Grid;
+#include "llmc/host/options_table.h"
 
 static inline size_t grid_size(const Grid *g, char axis) { return axis == 't' ? g->t : axis == 'd' ? g->d : g->p; }
 

@@ -28,7 +28,6 @@
 #include <cuda_profiler_api.h>
 #include <cuda_runtime.h>
 
-#include "llmc/grid.h"
 #include "llmc/host/checkpoint_list.h"
 #include "llmc/host/dataloader.h"
 #include "llmc/host/eval_file.h"
@@ -113,6 +112,7 @@ struct Trainer {
     Error data_error;
     Validation validation;
     Sample sample;
+    void (*check_replicas)(Trainer *m);  // of --debug-replicas, or NULL
     bool stopped;                  // a rank got a signal, and all know it: the run ends between two steps
     Log log;
     struct cudaDeviceProp device;
@@ -127,6 +127,7 @@ struct Lesson {
     const ModelSpec *spec;
     bool (*sizes)(Options *o, const void *own, Error *err);  // own: options.object
     bool (*tokenizer)(Tokenizer *tk, const Options *o, Error *err) = NULL;
+    RankOptions groups = {};
 };
 
 // Takes memory for a layernorm of N rows of C channels.
@@ -185,11 +186,11 @@ static inline Dropout drop(const Trainer *m, RandomPurpose place, size_t l) {
 #include "llmc/cpu/virtual_run.cuh"
 #else
 static inline bool trainer_virtual_time(const Options *o, Error *err) {
-    return (!o->virtual_time && !o->simulate) ||
+    return (!o->virtual_time && !o->simulate && !o->ranks) ||
            error_set(err, "--%s needs the trainers that need no GPU: build with make DEVICE=cpu",
-                     o->simulate ? "simulate" : "virtual-time");
+                     o->simulate ? "simulate" : o->ranks ? "ranks" : "virtual-time");
 }
-static inline void trainer_simulate(int, char **, unsigned, const Lesson *) {}
+static inline void trainer_simulate(int, char **, const Lesson *) {}
 static inline void trainer_clock_zero(Trainer *) {}
 static inline void trainer_clock_begin_step(void) {}
 static inline void trainer_clock_end_step(Trainer *, double) {}
@@ -198,7 +199,6 @@ static inline void trainer_report_clock(Trainer *) {}
 
 static inline void trainer_give_up(Trainer *m);
 
-#include "llmc/trainer/replicas.cuh"
 #include "llmc/trainer/start.cuh"
 #include "llmc/trainer/step.cuh"
 #include "llmc/trainer/between_steps.cuh"

@@ -7,7 +7,7 @@
 #include "dev/fuzz/files.h"
 #include "dev/scale/rows.h"
 #include "llmc/grid.h"
-#include "llmc/host/options.h"
+#include "llmc/host/options_ranks.h"
 #include "llmc/pipeline.h"
 
 // A command line, a word a line, of as many ranks as the first byte says.
@@ -21,12 +21,11 @@ static void fuzz_options(const uint8_t *data, size_t size) {
     char *text = strndup((const char *)data + 2, size - 2);
     rest = text;
     for (char *word; count < 63 && (word = strsep(&rest, "\n"));) words[count++] = word;
-    if (options_parse(&o, NULL, count, words, data[1] % 8, &err) && options_resolve(&o, NULL, ranks, &err)) {
+    RankOptions groups = rank_options((unsigned)data[1] % 8 * OPTIONS_TENSOR);
+    if (options_parse(&o, NULL, count, words, groups, &err) && options_resolve(&o, NULL, ranks, &err)) {
         fuzz_promise(o.config.C % o.config.NH == 0 && o.config.Vp >= o.config.V);
         fuzz_promise(o.global_batch % o.micro_batch == 0);
-        if (grid_make(&o.grid, ranks, data[1] % ranks, o.order, &err)) {
-            fuzz_promise(o.grid.t * o.grid.d * o.grid.p == ranks);
-        }
+        fuzz_promise(o.grid.t * o.grid.d * o.grid.p == ranks);
     }
     for (const char *c = err.text; *c; c++) fuzz_promise((unsigned char)*c >= ' ');
     free(text);

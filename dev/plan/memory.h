@@ -37,7 +37,7 @@ static inline Options candidate_options(const Candidate *x, size_t vocabulary) {
     const StepLayout *r = &x->run;
     Options o;
     memset(&o, 0, sizeof o);
-    o.sections = r->shard ? OPTIONS_DATA : OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA;
+    o.groups = rank_options(r->shard ? OPTIONS_DATA : OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA);
     o.config = {r->layers, r->C, r->NH, vocabulary, padded_vocabulary(vocabulary), r->T, NULL};
     o.seq = r->T;
     o.micro_batch = r->micro_batch, o.global_batch = r->global_batch;
@@ -66,7 +66,6 @@ static inline bool candidate_refused(const Candidate *x, size_t vocabulary, Erro
     Llama llama;
     if (x->llama && !candidate_llama(&llama, x->llama, &o.config, r->t, err)) return true;
     return !options_resolve(&o, NULL, r->ranks, err) ||
-           !grid_make(&o.grid, r->ranks, 0, o.order, err) ||
            !pipeline_check((Schedule)o.schedule, (int)r->p, (int)m, (int)r->v, err);
 }
 

@@ -234,7 +234,7 @@ for flags in '--lr 1e-4' '--seed 2' '--steps 3' '--out other' '--schedule gpipe'
 done
 unlike 'run different .* command lines' '--out unlike' '--out unlike --resume auto'
 unlike 'run different .* command lines' '' --lrr
-unlike 'run different trainers' '' '' "$trainer"
+unlike 'run different trainers' '' '' "${trainer}_tp"
 mkdir -p here there
 cp shard here/data.bin
 (head -c 1024 shard; head -c 200 <(tail -c +1025 shard)) >there/data.bin

@@ -1,6 +1,6 @@
 // test_nccl_replicas.cu: replicas_check finds equal weights equal, and a single bit that differs on a single rank.
 // Started by mpirun with two ranks or more; dev/test/run_nccl.sh runs it.
-#include "llmc/trainer.cuh"
+#include "llmc/trainer/ranks.cuh"
 
 #include "dev/test/check.h"
 

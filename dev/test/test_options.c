@@ -1,9 +1,11 @@
-// test_options.c: llmc/host/options.h: what it accepts and derives, and the sentence for everything that it
-// refuses.
+// test_options.c: llmc/host/options.h and options_ranks.h: what they accept and derive, and the sentence for
+// everything that they refuse.
 #include "dev/test/check.h"
-#include "llmc/host/options.h"
+#include "llmc/host/options_ranks.h"
 
 enum { ALL = OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA, MAX_WORDS = 64 };
+
+static const RankOptions ONE_RANK = {NULL, 0, 0, NULL};
 
 // Parses a command line of words separated by blanks; '' stands for an empty word.
 static bool parse(Options *o, const char *line, unsigned sections, Error *err) {
@@ -19,7 +21,7 @@ static bool parse(Options *o, const char *line, unsigned sections, Error *err) {
         if (*rest) words[count++] = strcmp(rest, "''") == 0 ? empty : rest;
         rest = last ? end : end + 1;
     }
-    return options_parse(o, NULL, count, words, sections, err);
+    return options_parse(o, NULL, count, words, sections ? rank_options(sections) : ONE_RANK, err);
 }
 
 static bool resolve(Options *o, const char *line, unsigned sections, size_t ranks, const GPTConfig *file,
@@ -42,8 +44,8 @@ typedef struct {
 } Refusal;
 
 static const Refusal REFUSALS[] = {
-    {"--train-date x", "unknown flag '--train-date': --help all lists all flags", 0, 1},
-    {"--sterps=3", "unknown flag '--sterps=3': --help all lists all flags", 0, 1},
+    {"--train-date x", "unknown flag '--train-date': --help all lists all flags of this trainer", 0, 1},
+    {"--sterps=3", "unknown flag '--sterps=3': --help all lists all flags of this trainer", 0, 1},
     {"--help no", "'no' is not a flag", 0, 1},
     {"-x", "unknown flag '-x'", 0, 1},
     {"--", "not a flag", 0, 1},
@@ -51,9 +53,9 @@ static const Refusal REFUSALS[] = {
     {"--layer 3", "unknown flag '--layer'", 0, 1},
     {"--layer=3", "unknown flag '--layer=3'", 0, 1},
     {"--val 3", "unknown flag '--val'", 0, 1},
-    {"--tensor 2", "--tensor is for train_gpt_tp", 0, 2},
-    {"--pipeline=2", "--pipeline is for train_gpt_pp", OPTIONS_TENSOR, 2},
-    {"--zero 1", "--zero is for train_gpt_3d", OPTIONS_TENSOR | OPTIONS_PIPELINE, 2},
+    {"--tensor 2", "unknown flag '--tensor'", 0, 2},
+    {"--pipeline=2", "unknown flag '--pipeline=2'", OPTIONS_TENSOR, 2},
+    {"--zero 1", "unknown flag '--zero'", OPTIONS_TENSOR | OPTIONS_PIPELINE, 2},
     {"--tensorial 2", "unknown flag '--tensorial'", 0, 1},
     {"file.bin", "'file.bin' is not a flag", 0, 1},
     {"--steps 3 4", "'4' is not a flag", 0, 1},
@@ -106,14 +108,13 @@ static const Refusal REFUSALS[] = {
     {"--train-data x --dropout -0.1", "from 0 to 0.99, not '-0.1'", 0, 1},
     {"--train-data x --save-every 5", "--save-every 5 needs --out", 0, 1},
     {"--train-data x --resume a --init b", "exclude each other", 0, 1},
-    {"--train-data x", "train_gpt is one rank, but 2", 0, 2},
     {"--train-data x --tensor 3 --heads 4", "--tensor 3 does not divide the 4 heads", OPTIONS_TENSOR, 3},
     {"--train-data x --tensor 5 --heads 5 --channels 100", "vocabulary padded to 384", OPTIONS_TENSOR, 5},
     {"--train-data x --tensor 4 --seq 6 --sequence-parallel 1", "does not divide --seq 6", OPTIONS_TENSOR, 4},
     {"--train-data x --pipeline 3 --virtual 2 --layers 5", "5 layers do not fill 3 stages * 2 chunks",
      OPTIONS_TENSOR | OPTIONS_PIPELINE, 3},
     {"--train-data x --schedule zb --pipeline 2", "one of gpipe|1f1b|interleaved|zb-h1|zb-auto", ALL, 2},
-    {"--train-data x --schedule zb-h1", "--schedule is for train_gpt_pp and train_gpt_3d", 0, 1},
+    {"--train-data x --schedule zb-h1", "unknown flag '--schedule'", 0, 1},
     {"--train-data x --schedule-file x --schedule 1f1b --pipeline 2", "exclude each other", ALL, 2},
     {"--train-data x --max-in-flight 3 --pipeline 2", "--max-in-flight 3 needs --schedule zb-auto", ALL, 2},
     {"--train-data x --max-in-flight 3 --schedule zb-h1 --pipeline 2", "needs --schedule zb-auto", ALL, 2},
@@ -144,8 +145,8 @@ static void test_defaults(Check *c) {
               o.beta1 == 0.9 && o.beta2 == 0.95 && o.eps == 1e-8 && o.seed == 1337 && o.keep == 2,
           "default optimizer");
     check(c,
-          o.grid.t == 1 && o.grid.p == 1 && o.grid.d == 1 && o.chunks == 1 && o.schedule == SCHEDULE_1F1B &&
-              o.val_every == 0 && o.recompute == RECOMPUTE_NONE && !o.help && !o.dry_run && !o.out,
+          o.grid.world == 1 && o.grid.t == 1 && o.grid.p == 1 && o.grid.d == 1 && o.val_every == 0 &&
+              o.recompute == RECOMPUTE_NONE && !o.help && !o.dry_run && !o.out,
           "the rest is off");
     GPTConfig g = o.config;
     check(c, g.L == 4 && g.C == 128 && g.NH == 4 && g.V == 257 && g.Vp == 384 && g.maxT == 128,
@@ -214,6 +215,9 @@ static void test_grid(Check *c) {
     unsigned tp = OPTIONS_TENSOR, pp = OPTIONS_TENSOR | OPTIONS_PIPELINE;
     bool ok = resolve(&o, "--train-data x", tp, 4, NULL, &err);
     check(c, ok && o.grid.t == 4 && o.grid.p == 1 && o.grid.d == 1, "tensor ranks are all ranks");
+    check(c, o.chunks == 1 && o.schedule == SCHEDULE_1F1B && o.zero && o.overlap, "the defaults of several ranks");
+    check(c, !resolve(&o, "--train-data x --tensor 2", tp, 4, NULL, &err) && strstr(err.text, "has 4 ranks"),
+          "refused: a grid of fewer ranks -> %s", err.text);
     ok = resolve(&o, "--train-data x --heads 3 --channels 96", tp, 3, NULL, &err);
     check(c, ok && o.grid.t == 3, "three tensor ranks: 3 divides the padded vocabulary 384");
     ok = resolve(&o, "--train-data x --tensor 2", pp, 8, NULL, &err);
@@ -232,17 +236,20 @@ static void test_grid(Check *c) {
     check(c, ok && strcmp(o.order, "ptd") == 0 && !o.zero && !o.overlap, "order, zero and overlap");
 }
 
-// Every row of the table has help, a range that holds its default, and a field of its own.
+enum { RANK_ROWS = sizeof RANK_OPTIONS / sizeof *RANK_OPTIONS };
+static const Field *table_row(int i) { return i < OPTION_ROWS ? &OPTIONS[i] : &RANK_OPTIONS[i - OPTION_ROWS]; }
+
+// Every row of the tables has help, a range that holds its default, and a field of its own.
 static void test_table(Check *c) {
     bool help = true, fields = true, defaults = true;
-    for (int i = 0; i < OPTION_ROWS; i++) {
-        const Field *a = &OPTIONS[i];
+    for (int i = 0; i < OPTION_ROWS + RANK_ROWS; i++) {
+        const Field *a = table_row(i);
         help = help && (a->type == FIELD_TITLE ? !a->initial && !a->help : strlen(a->help) > 5);
         Options o;
         defaults = defaults && (!a->initial || field_set(&o, a, a->initial));
         for (int j = 0; j < i && a->help; j++) {
-            if (OPTIONS[j].help && (OPTIONS[j].offset == a->offset || strcmp(OPTIONS[j].name, a->name) == 0))
-                fields = false;
+            const Field *b = table_row(j);
+            if (b->help && (b->offset == a->offset || strcmp(b->name, a->name) == 0)) fields = false;
         }
     }
     check(c, help, "every flag has help");
@@ -255,8 +262,10 @@ static void test_help(Check *c, unsigned sections, bool all, size_t most, const 
     char *text = NULL;
     size_t size = 0, widest = 0, flags = 0;
     FILE *file = open_memstream(&text, &size);
-    if (!file) return;
-    options_help(file, "build/train_gpt", sections, NULL, all);
+    Options o;
+    Error err;
+    if (!file || !parse(&o, "", sections, &err)) return;
+    options_help(file, "build/train_gpt", &o, all);
     fclose(file);
     for (const char *line = text; *line; line += strcspn(line, "\n") + 1) {
         if (strcspn(line, "\n") > widest) widest = strcspn(line, "\n");
@@ -278,14 +287,14 @@ static void test_own(Check *c) {
     char *wrong[] = {(char *)"train_moe", (char *)"--capacity", (char *)"0"};
     Options o;
     Error err;
-    bool ok = options_parse(&o, &table, 5, words, 0, &err);
+    bool ok = options_parse(&o, &table, 5, words, ONE_RANK, &err);
     check(c, ok && own.experts == 4 && own.capacity == 1.25 && o.config.L == 3, "a lesson's flags and their defaults");
-    ok = !options_parse(&o, &table, 3, wrong, 0, &err);
+    ok = !options_parse(&o, &table, 3, wrong, ONE_RANK, &err);
     check(c, ok && strstr(err.text, "--capacity must be a number from 0.001"), "out of range: %s", err.text);
     size_t size = 0;
     FILE *file = open_memstream(&text, &size);
     if (!file) return;
-    options_help(file, "train_moe", 0, &table, false);
+    options_help(file, "train_moe", &o, false);
     fclose(file);
     check(c, strstr(text, "  --capacity X") && !strstr(text, "  --experts"), "help has a lesson's flags at its end");
     free(text);

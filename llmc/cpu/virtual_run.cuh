@@ -3,12 +3,36 @@
 #ifndef LLMC_CPU_VIRTUAL_RUN_CUH
 #define LLMC_CPU_VIRTUAL_RUN_CUH
 
+enum { SIMULATED_STAGES = 1024 };
+
 // Starts the clock of --virtual-time. A simulation's runs already.
 static inline bool trainer_virtual_time(const Options *o, Error *err) {
     Cluster cluster;
+    if (!o->simulate && o->ranks)
+        return error_set(err, "--ranks %zu needs --simulate, whose ranks it counts", o->ranks);
     if (!o->virtual_time || cpu_clock().on) return true;
     if (!cluster_read(&cluster, o->virtual_time, err)) return false;
     cpu_clock_start(&cluster, false);
+    return true;
+}
+
+// Checks a simulation, which has no data, no weights and nothing to save.
+static inline bool options_check_simulation(Options *o, Error *err) {
+    if (!o->ranks) return error_set(err, "--simulate needs --ranks, the GPUs of the job");
+    if (o->virtual_time) return error_set(err, "--simulate and --virtual-time exclude each other");
+    static const char off[sizeof(size_t)] = {0};
+    if (o->val_every == OPTION_LEFT_OUT) o->val_every = 0;
+    for (const FieldTable *t = o->tables; t < o->tables + 3; t++) {
+        for (const Field *f = t->fields; f < t->fields + t->count; f++) {
+            if (!(f->tags & OPTION_TRAINS)) continue;
+            bool mark = f->type == FIELD_MARK, text_or_size = !mark && f->type != FIELD_SWITCH;
+            size_t bytes = text_or_size ? sizeof(size_t) : mark ? sizeof(int) : sizeof(bool);
+            if (memcmp((const char *)t->object + f->offset, off, bytes) != 0)
+                return error_set(err, "--%s has no meaning under --simulate, where no data move: leave it out",
+                                 f->name);
+        }
+    }
+    if (o->steps == 0) return error_set(err, "--simulate needs --steps 1 or more: it has nothing but steps");
     return true;
 }
 
@@ -18,8 +42,10 @@ static inline bool trainer_virtual_time(const Options *o, Error *err) {
 static inline bool trainer_simulate_stages(Options *o, Error *err) {
     Grid *grid = &o->grid;
     Cluster cluster;
-    if (!options_resolve(o, NULL, o->ranks, err)) return false;
-    if (!grid_make(grid, o->ranks, 0, o->order, err)) return false;
+    if (!options_check_simulation(o, err) || !options_resolve(o, NULL, o->ranks, err)) return false;
+    if (grid->p > SIMULATED_STAGES)
+        return error_set(err, "--simulate runs a process for each stage, at most %d, not %zu: lower --pipeline",
+                         SIMULATED_STAGES, grid->p);
     if (getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMI_SIZE"))
         return error_set(err, "--simulate is one command for all ranks: start it without mpirun");
     if (!cluster_read(&cluster, o->simulate, err)) return false;
@@ -34,10 +60,10 @@ static inline bool trainer_simulate_stages(Options *o, Error *err) {
 
 // Under --simulate, becomes these processes, or ends with exit code 2. Does nothing for any other command
 // line, which may be wrong: trainer_open refuses it.
-static inline void trainer_simulate(int argc, char **argv, unsigned sections, const Lesson *lesson) {
+static inline void trainer_simulate(int argc, char **argv, const Lesson *lesson) {
     Options o;
     Error err;
-    if (!options_parse(&o, &lesson->options, argc, argv, sections, &err) || !o.simulate || o.help) return;
+    if (!options_parse(&o, &lesson->options, argc, argv, lesson->groups, &err) || !o.simulate || o.help) return;
     if ((!lesson->sizes || lesson->sizes(&o, lesson->options.object, &err)) && trainer_simulate_stages(&o, &err))
         return;
     fprintf(stderr, "error: %s\n", err.text);

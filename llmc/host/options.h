@@ -8,7 +8,6 @@
 #include "llmc/host/error.h"
 #include "llmc/host/options_table.h"
 
-enum { SIMULATED_STAGES = 1024, OPTION_SECTIONS = OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA };
 #ifndef VERSION  // of the Makefile: the commit
 #define VERSION "unknown"
 #endif
@@ -28,13 +27,12 @@ static const GPTConfig MODEL_PRESETS[MODEL_PRESET_COUNT] = {
 
 // True if a trainer with these sections has the row.
 static inline bool option_is_in(const Field *f, unsigned sections) {
-    return !(f->tags & OPTION_SECTIONS) || (f->tags & sections);
+    unsigned of = f->tags & ~(OPTION_BASIC | OPTION_TRAINS);
+    return !of || (of & sections);
 }
 
-// Reads the flag argv[*i] and its value, which may be the next word. Moves *i to the last word read. Refuses a flag
-// that this trainer lacks, and names the trainers that have it.
-static inline bool option_read(const FieldTable tables[2], int argc, char **argv, int *i, unsigned sections,
-                               Error *err) {
+// Reads the flag argv[*i] and its value, which may be the next word. Moves *i to the last word read.
+static inline bool option_read(const Options *o, int argc, char **argv, int *i, Error *err) {
     char name[64], wanted[256];
     void *object;
     const char *word = strcmp(argv[*i], "-h") == 0 ? "--help" : argv[*i];
@@ -43,16 +41,9 @@ static inline bool option_read(const FieldTable tables[2], int argc, char **argv
         return error_set(err, "'%s' is not a flag: a value follows its --flag", word);
     bool dashes = strncmp(word, "--", 2) == 0;
     snprintf(name, sizeof name, "%.*s", dashes ? (int)strcspn(word + 2, "=") : 0, word + 2 * dashes);
-    const Field *f = dashes ? fields_find(tables, 2, name, &object) : NULL;
-    if (!f || (f->type == FIELD_MARK && text))
-        return error_set(err, "unknown flag '%s': --help all lists all flags", word);
-    if (!option_is_in(f, sections)) {
-        unsigned section = f->tags & OPTION_SECTIONS;
-        return error_set(err, "--%s is for %s, not for this trainer", f->name,
-                         section & OPTIONS_TENSOR      ? "train_gpt_tp and the trainers after it"
-                         : section == OPTIONS_PIPELINE ? "train_gpt_pp and train_gpt_3d"
-                                                       : "train_gpt_3d and train_data");
-    }
+    const Field *f = dashes ? fields_find(o->tables, 3, name, &object) : NULL;
+    if (!f || !option_is_in(f, o->groups.sections) || (f->type == FIELD_MARK && text))
+        return error_set(err, "unknown flag '%s': --help all lists all flags of this trainer", word);
     if (f->type == FIELD_MARK) {
         bool more = f->value && next && strcmp(next, f->value) == 0;
         *(int *)(void *)((char *)object + f->offset) = 1 + more;
@@ -71,54 +62,61 @@ static inline bool option_read(const FieldTable tables[2], int argc, char **argv
     return error_set(err, "--%s must be %s, not '%s'", f->name, wanted, text);
 }
 
-// Sets the options from the defaults and the command line of a trainer that has `sections`. own: the rows that a lesson
-// brings; NULL: none. Returns false with a sentence for a word that is not right. Checks the range of each value;
-// options_resolve compares values.
-static inline bool options_parse(Options *o, const FieldTable *own, int argc, char **argv, unsigned sections,
+// Sets the options from the defaults and the command line of a trainer. own: the rows that a lesson brings; NULL: none.
+// groups: those of several ranks. Returns false with a sentence for a word that is not right. Checks the range of each
+// value; options_resolve compares values.
+static inline bool options_parse(Options *o, const FieldTable *own, int argc, char **argv, RankOptions groups,
                                  Error *err) {
-    FieldTable tables[2] = {{NULL, 0, NULL}, {OPTIONS, OPTION_ROWS, o}};  // the first with a name counts
-    if (own) tables[0] = *own;
+    const FieldTable ranks = {groups.fields, groups.count, o}, all = {OPTIONS, OPTION_ROWS, o};
     memset(o, 0, sizeof *o);
-    o->sections = sections;
+    if (own) o->tables[0] = *own;
+    o->tables[1] = ranks, o->tables[2] = all;
+    o->groups = groups;
     o->val_every = o->steps = OPTION_LEFT_OUT;
     o->model = o->schedule = -1;
     o->context = 1;
-    for (const FieldTable *t = tables; t < tables + 2; t++) {
+    for (const FieldTable *t = o->tables; t < o->tables + 3; t++) {
         for (size_t i = 0; i < t->count; i++) {
             if (t->fields[i].initial) field_set(t->object, &t->fields[i], t->fields[i].initial);
         }
     }
     for (int i = 1; i < argc; i++) {
-        if (!option_read(tables, argc, argv, &i, sections, err)) return false;
+        if (!option_read(o, argc, argv, &i, err)) return false;
     }
     return true;
 }
 
-// Prints --help of a trainer with these sections and rows of its own: the flags that the lessons need, or all.
-static inline void options_help(FILE *file, const char *program, unsigned sections, const FieldTable *own, bool all) {
+// Prints a row of --help.
+static inline void option_help(FILE *file, const Field *f) {
+    char left[80];
+    if (f->type == FIELD_TITLE) {
+        fprintf(file, "\n%s\n", f->name);
+        return;
+    }
+    const char *form = f->type == FIELD_MARK && f->value ? "--%s [%s]" : "--%s %s";
+    bool names = f->value && strlen(f->value) > 60;  // they stand below
+    snprintf(left, sizeof left, form, f->name, names ? "NAME" : f->value ? f->value : "");
+    fprintf(file, "  %-34s%s%s", left, strlen(left) > 33 ? "  " : "", f->help);
+    if (f->initial) fprintf(file, " (default %s)", f->initial);
+    fprintf(file, "\n");
+    for (const char *at = names ? f->value : ""; *at;) {  // lines that end with a |
+        int n = (int)strlen(at);
+        if (n > 70) for (n = 70; at[n - 1] != '|';) n--;
+        fprintf(file, "%36s%.*s\n", "", n, at);
+        at += n;
+    }
+}
+
+// Prints --help of a trainer that has parsed its command line: the flags that the lessons need, or all.
+static inline void options_help(FILE *file, const char *program, const Options *o, bool all) {
     const char *slash = strrchr(program, '/');
+    void *object;
     fprintf(file, "usage: %s --train-data GLOB [--flag value]...\n", slash ? slash + 1 : program);
-    for (size_t i = 0; i < OPTION_ROWS + (own ? own->count : 0); i++) {
-        const Field *f = i < OPTION_ROWS ? &OPTIONS[i] : &own->fields[i - OPTION_ROWS];
-        char left[80];
-        void *object;
-        if (i < OPTION_ROWS && own && fields_find(own, 1, f->name, &object)) continue;  // the lesson has another
-        if (!option_is_in(f, sections) || (!all && !(f->tags & OPTION_BASIC))) continue;
-        if (f->type == FIELD_TITLE) {
-            fprintf(file, "\n%s\n", f->name);
-            continue;
-        }
-        const char *form = f->type == FIELD_MARK && f->value ? "--%s [%s]" : "--%s %s";
-        bool names = f->value && strlen(f->value) > 60;  // they stand below
-        snprintf(left, sizeof left, form, f->name, names ? "NAME" : f->value ? f->value : "");
-        fprintf(file, "  %-34s%s%s", left, strlen(left) > 33 ? "  " : "", f->help);
-        if (f->initial) fprintf(file, " (default %s)", f->initial);
-        fprintf(file, "\n");
-        for (const char *at = names ? f->value : ""; *at;) {  // lines that end with a |
-            int n = (int)strlen(at);
-            if (n > 70) for (n = 70; at[n - 1] != '|';) n--;
-            fprintf(file, "%36s%.*s\n", "", n, at);
-            at += n;
+    for (size_t t = 3; t-- > 0;) {  // a lesson's rows come last
+        for (const Field *f = o->tables[t].fields; f < o->tables[t].fields + o->tables[t].count; f++) {
+            bool replaced = fields_find(o->tables, t, f->name, &object) != NULL;
+            if (option_is_in(f, o->groups.sections) && !replaced && (all || (f->tags & OPTION_BASIC)))
+                option_help(file, f);
         }
     }
 }
@@ -158,61 +156,6 @@ static inline bool options_resolve_model(Options *o, const GPTConfig *file, Erro
     return true;
 }
 
-// Fills in the sizes of the grid that were left out, for a run of `ranks` ranks, and checks the model's divisibility.
-// grid_make checks the product of the sizes.
-static inline bool options_resolve_grid(Options *o, size_t ranks, Error *err) {
-    const GPTConfig *c = &o->config;
-    Grid *g = &o->grid;
-    size_t *last = o->sections & OPTIONS_DATA ? &g->d : o->sections & OPTIONS_PIPELINE ? &g->p : &g->t;
-    bool takes_rest = *last == 0;  // the last size that this trainer has: all ranks that are left over
-    if (!o->sections && ranks != 1)
-        return error_set(err, "train_gpt is one rank, but %zu were %s: use train_gpt_3d", ranks,
-                         o->simulate ? "asked for" : "started");
-    if (!g->t) g->t = 1;
-    if (!g->p) g->p = 1;
-    if (!g->d) g->d = 1;
-    if (takes_rest && ranks % (g->t * g->p * g->d) == 0) *last = ranks / (g->t * g->p * g->d);
-    if (c->NH % g->t)
-        return error_set(err, "--tensor %zu does not divide the %zu heads: take a size that does", g->t, c->NH);
-    if (c->Vp % g->t)
-        return error_set(err, "--tensor %zu does not divide the vocabulary padded to %zu: take a power of 2", g->t,
-                         c->Vp);
-    if (o->sequence_parallel && o->seq % g->t)
-        return error_set(err, "--tensor %zu does not divide --seq %zu, which --sequence-parallel 1 needs", g->t,
-                         o->seq);
-    if (o->schedule_file && o->schedule >= 0)
-        return error_set(err, "--schedule and --schedule-file exclude each other: leave one out");
-    if (o->max_in_flight && o->schedule != SCHEDULE_ZB_AUTO)
-        return error_set(err, "--max-in-flight %zu needs --schedule zb-auto, the only schedule with such a limit",
-                         o->max_in_flight);
-    if (o->schedule < 0) o->schedule = o->chunks > 1 ? SCHEDULE_INTERLEAVED : SCHEDULE_1F1B;
-    if (g->p * o->chunks > c->L)
-        return error_set(err, "%zu layers do not fill %zu stages * %zu chunks: lower --pipeline or --virtual",
-                         c->L, g->p, o->chunks);
-    if (o->layers_per_stage && !stage_list_is(o->layers_per_stage, c->L, g->p, o->chunks))
-        return error_set(err, "--layers-per-stage %.100s must be %zu numbers, one for each stage, that sum to the %zu "
-                         "layers and are %zu or more, as in --layers-per-stage 3,2", o->layers_per_stage, g->p, c->L,
-                         o->chunks);
-    return true;
-}
-
-// Checks a simulation, which has no data, no weights and nothing to save.
-static inline bool options_resolve_simulation(const Options *o, Error *err) {
-    if (!o->simulate && o->ranks)
-        return error_set(err, "--ranks %zu needs --simulate, whose ranks it counts", o->ranks);
-    if (!o->simulate) return true;
-    if (!o->ranks) return error_set(err, "--simulate needs --ranks, the GPUs of the job");
-    if (o->virtual_time) return error_set(err, "--simulate and --virtual-time exclude each other");
-    static const char off[sizeof(size_t)] = {0};
-    for (const Field *f = OPTIONS; f < OPTIONS + OPTION_ROWS; f++) {  // of texts, sizes, switches and marks
-        size_t bytes = f->type == FIELD_SWITCH ? sizeof(bool) : f->type == FIELD_MARK ? sizeof(int) : sizeof(size_t);
-        if ((f->tags & OPTION_TRAINS) && memcmp((const char *)o + f->offset, off, bytes) != 0)
-            return error_set(err, "--%s has no meaning under --simulate, where no data move: leave it out", f->name);
-    }
-    if (o->steps == 0) return error_set(err, "--simulate needs --steps 1 or more: it has nothing but steps");
-    return true;
-}
-
 // Refuses sizes that no machine has, so that no count of bytes passes 2^64. Counts high: every micro-batch in flight.
 static inline bool options_check_size(const Options *o, Error *err) {
     const GPTConfig *c = &o->config;
@@ -226,21 +169,16 @@ static inline bool options_check_size(const Options *o, Error *err) {
                      o->global_batch);
 }
 
-// Fills in options that were left out and checks them, except for files and the schedule, for a run of `ranks` ranks.
-// `file`: the configuration of the checkpoint of --init or --resume, or NULL.
+// Fills in options that were left out and checks them, except for files and the schedule, for a run of `ranks` ranks,
+// of which o->grid.rank is this one. `file`: the configuration of the checkpoint of --init or --resume, or NULL.
 static inline bool options_resolve(Options *o, const GPTConfig *file, size_t ranks, Error *err) {
     if (o->steps == OPTION_LEFT_OUT) o->steps = o->simulate ? 2 : 100;
     if (o->val_every == OPTION_LEFT_OUT) o->val_every = o->val_data ? 20 : 0;
-    if (!options_resolve_simulation(o, err) || !options_resolve_model(o, file, err) ||
-        !options_resolve_grid(o, ranks, err)) return false;
-    if (o->simulate && o->grid.p > SIMULATED_STAGES)
-        return error_set(err, "--simulate runs a process for each stage, at most %d, not %zu: lower --pipeline",
-                         SIMULATED_STAGES, o->grid.p);
+    if (!options_resolve_model(o, file, err)) return false;
+    if (!o->groups.resolve) o->grid.world = o->grid.t = o->grid.d = o->grid.p = 1;
+    else if (!o->groups.resolve(o, ranks, err)) return false;
     if (o->init && o->resume && strcmp(o->resume, "auto") != 0)
         return error_set(err, "--init and --resume exclude each other: resuming already has its weights");
-    if (o->grid.d % o->context)
-        return error_set(err, "--context %zu does not divide the %zu data ranks: take a size that does", o->context,
-                         o->grid.d);
     size_t unit = o->micro_batch * (o->grid.d / o->context);
     if (!o->global_batch) o->global_batch = unit;
     if (o->global_batch % unit)

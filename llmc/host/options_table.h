@@ -1,30 +1,45 @@
-// options_table.h: every flag of the trainers: its field, default, range and help.
+// options_table.h: every flag of train_gpt.cu, which all trainers have: its field, default, range and help.
 //
-// defines: OPTIONS_TENSOR, OPTIONS_PIPELINE, OPTIONS_DATA, OPTION_BASIC, OPTION_TRAINS, OPTION_LEFT_OUT, Options,
-//          OPTIONS, OPTION_ROWS
+// defines: OPTION_BASIC, OPTION_TRAINS, OPTION_LEFT_OUT, Grid, RankOptions, Options, OPTIONS, OPTION_ROWS
 #ifndef LLMC_OPTIONS_TABLE_H
 #define LLMC_OPTIONS_TABLE_H
 
-#include "llmc/grid.h"
 #include "llmc/host/choices.h"
+#include "llmc/host/error.h"
 #include "llmc/host/field.h"
 #include "llmc/host/ramp.h"
 #include "llmc/model.h"
 
-// Tags of a row. A row with none of the first three is a flag of every trainer.
+// Tags of a row.
 enum {
-    OPTIONS_TENSOR = 1,
-    OPTIONS_PIPELINE = 2,
-    OPTIONS_DATA = 4,
-    OPTION_BASIC = 8,    // --help shows it without "all"
-    OPTION_TRAINS = 16,  // refused under --simulate, which has no data
+    OPTION_BASIC = 1,   // --help shows it without "all"
+    OPTION_TRAINS = 2,  // refused under --simulate, which has no data
 };
 
 #define OPTION_LEFT_OUT SIZE_MAX  // for counts in which 0 means "off"
 
-// Texts point into argv (NULL: left out). options_resolve replaces sizes that are 0 because they were left out.
+// The place of a rank among all: t * d * p = world of them, see llmc/grid.h. One rank alone has the sizes 1.
 typedef struct {
-    unsigned sections;  // OPTIONS_TENSOR | ..., as given to options_parse
+    size_t world, rank;             // all ranks, and this one
+    size_t t, d, p;                 // sizes of the tensor, data and pipeline groups
+    size_t t_rank, d_rank, p_rank;  // this rank's coordinates
+    char order[4];                  // the digits of a rank's number from fastest to slowest, as "tdp"
+} Grid;
+
+typedef struct Options Options;
+
+// What a trainer of several ranks adds to the command line, see llmc/host/options_ranks.h.
+typedef struct {
+    const Field *fields;  // [count] rows of Options
+    size_t count;
+    unsigned sections;    // OPTIONS_TENSOR | ...: a row with tags above OPTION_TRAINS needs one of them
+    bool (*resolve)(Options *o, size_t ranks, Error *err);  // makes o->grid, whose rank is set
+} RankOptions;
+
+// Texts point into argv (NULL: left out). options_resolve replaces sizes that are 0 because they were left out.
+struct Options {
+    RankOptions groups;    // as given to options_parse
+    FieldTable tables[3];  // rows of the lesson, of several ranks, and OPTIONS: the first with a name counts
     int help, version;  // help 1: --help, 2: --help all
     const char *init, *resume, *out;
     bool verify;
@@ -50,7 +65,7 @@ typedef struct {
     size_t trace_steps;
     int dry_run;
     bool debug_replicas;
-    Grid grid;                // options_resolve fills in its sizes, and grid_make the rest
+    Grid grid;                // its rank is set before options_resolve, which fills in the rest
     bool sequence_parallel;
     size_t max_in_flight;     // 0: left out
     size_t chunks;            // --virtual, v of the paper
@@ -62,7 +77,7 @@ typedef struct {
     const char *order;
     const char *virtual_time, *simulate;  // a cluster file: see doc/virtual_time.md
     size_t ranks;             // of a simulation
-} Options;
+};
 
 #define MODEL_NAMES "d12|d24|d36|d48|gpt2|gpt2-medium|gpt2-large|gpt2-xl|gpt3-175b|ptdp-1.7b|ptdp-3.6b|ptdp-7.5b|" \
     "ptdp-18b|ptdp-39b|ptdp-76b|ptdp-145b|ptdp-310b|ptdp-530b|ptdp-1t"
@@ -143,8 +158,6 @@ static const Field OPTIONS[] = {
     TEXT("trace", trace, NULL, 0, "FILE", "Chrome trace of ranks and streams"),
     SIZE("trace-steps", trace_steps, "10", 1, 1e6, 0, "first steps that --trace covers"),
     TEXT("dump-gradients", dump_gradients, NULL, OPTION_TRAINS, "FILE", "safetensors of the first step's gradients"),
-    SWITCH("debug-replicas", debug_replicas, "0", OPTIONS_TENSOR | OPTIONS_DATA | OPTION_TRAINS,
-           "compare replicas bit by bit, at first and after every step"),
     TEXT("eval", eval, NULL, OPTION_TRAINS, "FILE", "measure the model on a file's rows and stop: doc/evaluation.md"),
     MARK("dry-run", dry_run, OPTION_BASIC | OPTION_TRAINS, NULL,
          "print configuration, ranks and bytes per rank, then stop"),
@@ -155,33 +168,6 @@ static const Field OPTIONS[] = {
     TEXT("virtual-time", virtual_time, NULL, 0, "FILE", "train, but report the times of this cluster (dev/clusters)"),
     TEXT("simulate", simulate, NULL, 0, "FILE", "report the times of this cluster without data or training"),
     SIZE("ranks", ranks, NULL, 1, 1e6, 0, "ranks of the simulation, started without mpirun"),
-
-    GROUP("Tensor parallelism", OPTIONS_TENSOR | OPTION_BASIC),
-    SIZE("tensor", grid.t, NULL, 1, 1e6, OPTIONS_TENSOR | OPTION_BASIC,
-         "ranks that share each layer (default: all in _tp, else 1)"),
-    SWITCH("sequence-parallel", sequence_parallel, "0", OPTIONS_TENSOR | OPTION_BASIC,
-           "cut layernorms and residuals along the sequence"),
-
-    GROUP("Pipeline parallelism", OPTIONS_PIPELINE | OPTION_BASIC),
-    SIZE("pipeline", grid.p, NULL, 1, 1e6, OPTIONS_PIPELINE | OPTION_BASIC,
-         "stages (default: the ranks left over in _pp, else 1)"),
-    SIZE("virtual", chunks, "1", 1, 1e6, OPTIONS_PIPELINE | OPTION_BASIC,
-         "chunks of layers per stage; needs the interleaved schedule"),
-    TEXT("layers-per-stage", layers_per_stage, NULL, OPTIONS_PIPELINE, "N,N,...",
-         "layers of each stage, for unlike stages (default: equal)"),
-    CHOICE("schedule", schedule, NULL, OPTIONS_PIPELINE | OPTION_BASIC, "gpipe|1f1b|interleaved|zb-h1|zb-auto",
-           "order of steps (default: 1f1b; interleaved with --virtual)"),
-    TEXT("schedule-file", schedule_file, NULL, OPTIONS_PIPELINE, "FILE",
-         "a schedule of your own, a line for each stage: F0 F1 B0 W0 B1 W1"),
-    SIZE("max-in-flight", max_in_flight, NULL, 1, 1e6, OPTIONS_PIPELINE,
-         "most micro-batches in flight under zb-auto (default: twice the stages)"),
-
-    GROUP("Data parallelism", OPTIONS_DATA | OPTION_BASIC),
-    SIZE("data", grid.d, NULL, 1, 1e6, OPTIONS_DATA | OPTION_BASIC, "replicas (default: ranks / (tensor * pipeline))"),
-    SWITCH("zero", zero, "1", OPTIONS_DATA | OPTION_BASIC,
-           "each data rank owns a slice of the optimizer's state (ZeRO-1)"),
-    SWITCH("overlap", overlap, "1", OPTIONS_DATA, "communicate while backward and the next forward compute"),
-    TEXT("order", order, "tdp", OPTIONS_DATA, "ORDER", "rank order, fastest first: t tensor, d data, p pipeline"),
 };
 
 enum { OPTION_ROWS = sizeof OPTIONS / sizeof OPTIONS[0] };

@@ -1,7 +1,7 @@
 // job.cuh: the ranks of one job: start, devices, communicators, and an end for all of them when one fails.
 //
 // defines: NCCL_CHECK, NCCL_FLOATX, Job, job_start, job_check_devices, job_signal, job_listen, job_first_failure,
-//          job_stop, job_agree, job_first_difference, job_dry_run, job_connect, job_reset_traffic, job_check_ranks,
+//          job_stop, job_agree, job_dry_run, job_connect, job_reset_traffic, job_check_ranks,
 //          job_finish
 #ifndef LLMC_JOB_CUH
 #define LLMC_JOB_CUH
@@ -16,7 +16,6 @@
 #include <omp.h>
 #endif
 
-#include "llmc/grid.h"
 #include "llmc/kernels/cuda_common.cuh"
 #include "llmc/host/error.h"
 #include "llmc/host/memory.h"
@@ -144,21 +143,6 @@ static inline void job_stop(const Job *job, int who, const Error *err, int code)
 static inline void job_agree(const Job *job, bool ok, const Error *err, int code = 2) {
     int first = job_first_failure(job, ok);
     if (first < job->size) job_stop(job, first, err, code);
-}
-
-// Returns the first of count numbers that is not the same on all ranks, or count. A rank that has none of a number
-// gives UINT64_MAX. All ranks call it.
-static inline size_t job_first_difference(const uint64_t *numbers, size_t count) {
-    uint64_t *least = (uint64_t *)host_alloc(2 * count, sizeof(uint64_t));  // and of the complements
-    size_t i = 0;
-    for (size_t k = 0; k < count; k++) {
-        bool none = numbers[k] == UINT64_MAX;
-        least[k] = numbers[k], least[count + k] = none ? UINT64_MAX : ~numbers[k];
-    }
-    MPI_Allreduce(MPI_IN_PLACE, least, (int)(2 * count), MPI_UINT64_T, MPI_MIN, MPI_COMM_WORLD);
-    while (i < count && (least[i] == ~least[count + i] || least[i] == UINT64_MAX)) i++;
-    free(least);
-    return i;
 }
 
 // Prints the memory that every rank needs, a row per rank, and ends MPI: --dry-run. mine[4]: in MiB. All ranks call it.

@@ -9,16 +9,33 @@
 //   3. the trainer's connect: a micro-batch forward and backward, twice: the second has dropout, and adds to gradients.
 // The stand-ins refuse what does not keep to this (llmc/mpi/communicator.h), so that it is tested without a GPU.
 //
-// defines: job_split, job_split_grid, job_split_link, job_warm_up, trainer_warm_up, event_create, bucket_count,
-//          zero_gradient, sum_gradient, trainer_copy
+// defines: job_first_difference, job_split, job_split_grid, job_split_link, job_warm_up, trainer_warm_up,
+//          replicas_check, trainer_check_replicas, trainer_open, event_create, bucket_count, zero_gradient,
+//          sum_gradient, share_logits, trainer_copy
 #ifndef LLMC_RANKS_CUH
 #define LLMC_RANKS_CUH
 
+#include "llmc/host/options_ranks.h"
 #include "llmc/trainer.cuh"
 
 enum { LINK_BLOCKS = 4 };  // of a link's kernels: each fills a multiprocessor, and a receive waits long
 
 static constexpr size_t WARM_UP_BYTES = 64 << 20;  // of the largest message in job_warm_up
+
+// Returns the first of count numbers that is not the same on all ranks, or count. A rank that has none of a number
+// gives UINT64_MAX. All ranks call it.
+static inline size_t job_first_difference(const uint64_t *numbers, size_t count) {
+    uint64_t *least = (uint64_t *)host_alloc(2 * count, sizeof(uint64_t));  // and of the complements
+    size_t i = 0;
+    for (size_t k = 0; k < count; k++) {
+        bool none = numbers[k] == UINT64_MAX;
+        least[k] = numbers[k], least[count + k] = none ? UINT64_MAX : ~numbers[k];
+    }
+    MPI_Allreduce(MPI_IN_PLACE, least, (int)(2 * count), MPI_UINT64_T, MPI_MIN, MPI_COMM_WORLD);
+    while (i < count && (least[i] == ~least[count + i] || least[i] == UINT64_MAX)) i++;
+    free(least);
+    return i;
+}
 
 // Splits the world into groups and returns the communicator of this rank's group: these ranks in this order. NULL if
 // count is 0, for a rank in none. All ranks call it. purpose: its name in reports. blocks: most multiprocessors for its
@@ -99,6 +116,79 @@ static inline void trainer_warm_up(Trainer *m) {
     CUDA_CHECK(cudaDeviceSynchronize());
 }
 
+// Compares the ranks that hold the same part of the same tensor, by a 64-bit hash (FNV-1a) of its weights. Collective.
+// False names the first one that differs.
+static inline bool replicas_check(const Trainer *m, Error *err) {
+    size_t parts = m->table.shard.t > m->table.shard.e ? m->table.shard.t : m->table.shard.e;
+    size_t count = count_tensors(&m->config) * parts;
+    uint64_t *hashes = (uint64_t *)host_alloc(count, sizeof(uint64_t));
+    memset(hashes, 0xff, count * sizeof(uint64_t));  // not held
+    for (size_t i = 0; i < m->table.count; i++) {
+        const Tensor *x = &m->table.tensors[i];
+        const floatX *weights = m->w[x->held][x->spec->kind];
+        size_t bytes = x->size * sizeof(floatX);
+        unsigned char *host = (unsigned char *)host_alloc(bytes, 1);
+        CUDA_CHECK(cudaMemcpy(host, weights, bytes, cudaMemcpyDeviceToHost));
+        uint64_t *hash = &hashes[x->id * parts + (x->spec->split == SPLIT_NONE ? 0 : x->t_rank)];
+        *hash = 0xcbf29ce484222325u;
+        for (size_t k = 0; k < bytes; k++) *hash = (*hash ^ host[k]) * 0x100000001b3u;
+        free(host);
+    }
+    size_t i = job_first_difference(hashes, count);
+    free(hashes);
+    return i == count ||
+           error_set(err, "%s differs between the ranks that hold it",
+                     tensor_describe(&m->config, i / parts, 1, 0).name);
+}
+
+// Checks with nothing queued that writes weights. A difference ends the job.
+static inline void trainer_check_replicas(Trainer *m) {
+    Error err;
+    CUDA_CHECK(cudaDeviceSynchronize());
+    if (!replicas_check(m, &err)) job_stop(&m->job, 0, &err, 1);
+}
+
+// Were all ranks started alike? Comes before all that depends on it, --help included: ranks that go different ways wait
+// for each other for ever.
+static inline bool trainer_same_start(int argc, char **argv, unsigned sections, size_t own_rows, Error *err) {
+    uint64_t line = 0;
+    for (int i = 1; i < argc; i++) {
+        for (const char *c = argv[i]; *c; c++) line = 31 * line + (unsigned char)*c;
+        line = 31 * line + ' ';
+    }
+    uint64_t numbers[] = {OPTION_ROWS, sizeof(Options), sizeof(floatX), sections, own_rows, line};
+    size_t count = sizeof numbers / sizeof numbers[0];
+    return job_first_difference(numbers, count) == count ||
+           error_set(err, "the ranks run different trainers, builds of one or command lines: start all of them alike");
+}
+
+// Do all ranks, each on its node, see the same data and the same checkpoint?
+static inline bool trainer_same_files(const Trainer *m, Error *err) {
+    const GPTConfig *c = &m->config;
+    static const char *const what[] = {"--train-data", "--val-data", "--eval", "--resume or --init"};
+    uint64_t numbers[] = {m->train_data.samples, m->val_data.samples, m->eval.rows, m->progress.step,
+                          m->progress.sample, c->L, c->C, c->NH, c->V, c->maxT};
+    size_t count = sizeof numbers / sizeof numbers[0], i = job_first_difference(numbers, count);
+    return i == count || error_set(err, "the ranks see different files under the name that %s gives: have the same on "
+                                   "every node", what[i < 3 ? i : 3]);
+}
+
+// Starts the job and reads everything that the command line names. sections: which of RANK_OPTIONS this trainer has,
+// beside the rows of its lesson. Whatever is wrong is said in one sentence by one rank, and all ranks leave with exit
+// code 2.
+static inline void trainer_open(Trainer *m, int argc, char **argv, unsigned sections, Lesson lesson = {}) {
+    Error err;
+    lesson.groups = rank_options(sections);
+    trainer_simulate(argc, argv, &lesson);
+    job_start(&m->job, &argc, &argv);
+    job_agree(&m->job, trainer_same_start(argc, argv, sections, lesson.options.count, &err), &err);
+    job_agree(&m->job, trainer_prepare(m, argc, argv, &lesson, &err), &err);
+    job_agree(&m->job, trainer_same_files(m, &err), &err);
+    if (m->opt.debug_replicas) m->check_replicas = trainer_check_replicas;
+    if (m->job.size > 1) grid_print(stdout, &m->grid);
+    if (m->opt.layers_per_stage) printf("layers       %s on the stages\n", m->opt.layers_per_stage);
+}
+
 static inline void event_create(cudaEvent_t *event) {
     CUDA_CHECK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
 }
@@ -118,6 +208,14 @@ static inline void sum_gradient(Trainer *m, int kind, ncclComm_t comm) {
     float *dx = m->dw[0][kind];
     size_t count = table_find(&m->table, kind, 0)->size;
     NCCL_CHECK(ncclAllReduce(dx, dx, count, ncclFloat, ncclSum, comm, m->stream));
+}
+
+// Gives all ranks the logits (Vp) of the last stage, and returns them.
+static inline floatX *share_logits(Trainer *m, floatX *logits) {
+    int last = grid_rank_at(&m->grid, 0, 0, m->grid.p - 1);
+    if (m->grid.p > 1)
+        NCCL_CHECK(ncclBroadcast(logits, logits, m->config.Vp, NCCL_FLOATX, last, m->job.world, m->stream));
+    return logits;
 }
 
 // Copies floatX within the device, on the compute stream.

@@ -106,40 +106,13 @@ static inline void trainer_set_batch(Trainer *m, size_t sequences) {
     m->dloss = (float)(1.0 / ((double)sequences * (double)m->opt.seq));
 }
 
-// Were all ranks started alike? Comes before all that depends on it, --help included: ranks that go different ways wait
-// for each other for ever.
-static inline bool trainer_same_start(int argc, char **argv, unsigned sections, size_t own_rows, Error *err) {
-    uint64_t line = 0;
-    for (int i = 1; i < argc; i++) {
-        for (const char *c = argv[i]; *c; c++) line = 31 * line + (unsigned char)*c;
-        line = 31 * line + ' ';
-    }
-    uint64_t numbers[] = {OPTION_ROWS, sizeof(Options), sizeof(floatX), sections, own_rows, line};
-    size_t count = sizeof numbers / sizeof numbers[0];
-    return job_first_difference(numbers, count) == count ||
-           error_set(err, "the ranks run different trainers, builds of one or command lines: start all of them alike");
-}
-
-// Do all ranks, each on its node, see the same data and the same checkpoint?
-static inline bool trainer_same_files(const Trainer *m, Error *err) {
-    const GPTConfig *c = &m->config;
-    static const char *const what[] = {"--train-data", "--val-data", "--eval", "--resume or --init"};
-    uint64_t numbers[] = {m->train_data.samples, m->val_data.samples, m->eval.rows, m->progress.step,
-                          m->progress.sample, c->L, c->C, c->NH, c->V, c->maxT};
-    size_t count = sizeof numbers / sizeof numbers[0], i = job_first_difference(numbers, count);
-    return i == count || error_set(err, "the ranks see different files under the name that %s gives: have the same on "
-                                   "every node", what[i < 3 ? i : 3]);
-}
-
-static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned sections, const Lesson *lesson,
-                                   Error *err) {
+static inline bool trainer_prepare(Trainer *m, int argc, char **argv, const Lesson *lesson, Error *err) {
     Options *o = &m->opt;
     GPTConfig file;
     strcpy(m->device.name, "no GPU");
-    if (!trainer_same_start(argc, argv, sections, lesson->options.count, err) ||
-        !options_parse(o, &lesson->options, argc, argv, sections, err)) return false;
+    if (!options_parse(o, &lesson->options, argc, argv, lesson->groups, err)) return false;
     if (o->help || o->version) {
-        if (o->help) options_help(stdout, argv[0], sections, &lesson->options, o->help == 2);
+        if (o->help) options_help(stdout, argv[0], o, o->help == 2);
         else printf("%s, built from commit %s\n", argv[0], VERSION);
         MPI_Finalize(), exit(0);
     }
@@ -150,8 +123,8 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
     if (!trainer_source(m, err)) return false;
     const char *from = o->resume ? o->resume : o->init;
     if (from && !config_read(from, lesson->spec, &file, err)) return false;
+    o->grid.rank = (size_t)m->job.rank;
     if (!options_resolve(o, from ? &file : NULL, m->job.size, err) || !trainer_virtual_time(o, err) ||
-        !grid_make(&o->grid, m->job.size, m->job.rank, o->order, err) ||
         ((m->job.devices || !o->dry_run) && !job_check_devices(&m->job, &m->device, err))) return false;
     m->config = o->config, m->grid = o->grid;
     if (lesson->check && !lesson->check(m, err)) return false;
@@ -167,14 +140,17 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, unsigned s
     return trainer_files(m, from, lesson, err);
 }
 
-// Starts the job and reads everything that the command line names. sections: which flags this trainer has, beside those
-// of its lesson. Whatever is wrong is said in one sentence by one rank, and all ranks leave with exit code 2.
-static inline void trainer_open(Trainer *m, int argc, char **argv, unsigned sections, Lesson lesson = {}) {
+// Starts the one rank of train_gpt.cu and reads everything that the command line names. Whatever is wrong is said in
+// one sentence, and the program leaves with exit code 2. ranks.cuh has another one for trainers of several ranks.
+static inline void trainer_open(Trainer *m, int argc, char **argv) {
     Error err;
-    trainer_simulate(argc, argv, sections, &lesson);
+    const Lesson lesson = {};
+    trainer_simulate(argc, argv, &lesson);
     job_start(&m->job, &argc, &argv);
-    job_agree(&m->job, trainer_prepare(m, argc, argv, sections, &lesson, &err), &err);
-    job_agree(&m->job, trainer_same_files(m, &err), &err);
+    bool ok = m->job.size == 1 ||
+              error_set(&err, "train_gpt is one rank, but %d were started: use train_gpt_3d", m->job.size);
+    job_agree(&m->job, ok, &err);  // before a rank leaves for --help
+    job_agree(&m->job, trainer_prepare(m, argc, argv, &lesson, &err), &err);
 }
 
 // Takes this rank's part of the model.
@@ -227,8 +203,6 @@ static inline void trainer_print(const Trainer *m) {
     const Ramp *ramp = &m->opt.ramp;
     if (ramp->start) printf("ramp         from %zu sequences by %zu over %zu samples\n", ramp->start, ramp->increment,
                             ramp->samples);
-    if (m->job.size > 1) grid_print(stdout, &m->grid);
-    if (m->opt.layers_per_stage) printf("layers       %s on the stages\n", m->opt.layers_per_stage);
 }
 
 // Allocates the buffers of the trainer's layout, which counts them in a first call and sets pointers in a second, and
@@ -290,7 +264,7 @@ static inline void trainer_start(Trainer *m) {
     bool loaded = o->simulate || state_start(&m->state, from, o->resume != NULL, o->seed, &err);
     job_agree(&m->job, loaded, &err, 1);
     CUDA_CHECK(cudaDeviceSynchronize());  // memory is set on the default stream, which ours do not wait for
-    if (o->debug_replicas) trainer_check_replicas(m);  // after a step ZeRO has gathered one copy over all others
+    if (m->check_replicas) m->check_replicas(m);  // after a step ZeRO has gathered one copy over all others
     // Nothing can be refused any more, on any rank: now the lines that this run writes again may go.
     size_t kept = o->eval ? SIZE_MAX : m->progress.step;  // lines of the steps so far stay in the log
     double peak = m->job.size * device_peak_flops(m->device.name, sizeof(floatX) == 2);

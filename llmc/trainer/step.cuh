@@ -164,7 +164,7 @@ static inline void trainer_end_step(Trainer *m, StepReport *report) {
     report->ms = 1e3 * (seconds_now() - m->step_began);
     report->tokens = (double)m->batch * (double)m->opt.seq;
     trainer_clock_end_step(m, report->ms);
-    if (m->opt.debug_replicas) trainer_check_replicas(m);
+    if (m->check_replicas) m->check_replicas(m);
     log_step(&m->log, report);
 }
 
