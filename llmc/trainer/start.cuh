@@ -124,7 +124,7 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, const Less
     const char *from = o->resume ? o->resume : o->init;
     if (from && !config_read(from, lesson->spec, &file, err)) return false;
     o->grid.rank = (size_t)m->job.rank;
-    if (!options_resolve(o, from ? &file : NULL, m->job.size, err) || !trainer_virtual_time(o, err) ||
+    if (!trainer_virtual_time(o, err) || !options_resolve(o, from ? &file : NULL, m->job.size, err) ||
         ((m->job.devices || !o->dry_run) && !job_check_devices(&m->job, &m->device, err))) return false;
     m->config = o->config, m->grid = o->grid;
     if (lesson->check && !lesson->check(m, err)) return false;
