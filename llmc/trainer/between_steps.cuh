@@ -1,12 +1,10 @@
 // between_steps.cuh: validation, --eval, checkpoints and samples between training steps; and the end of the run.
 // trainer.cuh includes it.
 //
-// defines: is_last_step, validation_goes_on, save_due, trainer_save, sample_goes_on, sample_append, trainer_leave,
-//          trainer_give_up, trainer_close
+// defines: is_last_step, validation_goes_on, save_due, trainer_save, sample_goes_on, sample_append, trainer_close,
+//          trainer_give_up
 #ifndef LLMC_BETWEEN_STEPS_CUH
 #define LLMC_BETWEEN_STEPS_CUH
-
-static inline void trainer_leave(Trainer *m);
 
 static inline bool is_last_step(const Trainer *m) { return m->progress.step >= m->opt.steps; }
 static inline bool has_moved(const Trainer *m) { return m->progress.step > m->progress.first_step; }
@@ -104,7 +102,7 @@ static inline bool validation_goes_on(Trainer *m) {
     bool eval = m->opt.eval != NULL;
     if (v->batch > 0 && eval) evaluation_take(m);
     else if (v->batch > 0) v->sum += trainer_sum(m, 0, trainer_loss_share(m));
-    if (m->stopped) trainer_leave(m);
+    if (m->stopped) trainer_give_up(m);
     if (v->batch == 0) {
         if (!validation_due(m)) return false;
         size_t batches = m->val_data.samples / sequences, most = m->opt.val_batches;
@@ -149,11 +147,6 @@ static inline void trainer_save(Trainer *m) {
     checkpoint_prune(m->opt.out, m->opt.keep, m->progress.step);
     printf("saved %s\n", path);
     fflush(stdout);
-}
-
-// Saves the weights if no checkpoint of this run has them, due or not.
-static inline void trainer_save_rest(Trainer *m) {
-    if (m->opt.out && has_moved(m) && m->saved_step != m->progress.step) trainer_save(m);
 }
 
 // Sends the last tokens of a sample that is due to the device, for the trainer to run forward. The pass is rounded up,
@@ -221,13 +214,6 @@ static inline bool stdout_is_whole(Error *err) {
     return error_set(err, "what was printed is incomplete: is the disk of the standard output full?");
 }
 
-// Saves the weights, which are sound, and leaves with 1, when all ranks know that one of them could not read its data.
-static inline void trainer_give_up(Trainer *m) {
-    int who = job_first_failure(&m->job, !m->data_failed);
-    trainer_save_rest(m);
-    job_stop(&m->job, who, &m->data_error, 1);
-}
-
 // Writes the reports and ends the run, on all ranks. Returns the exit code.
 static inline int trainer_close(Trainer *m) {
     Error err;
@@ -242,9 +228,11 @@ static inline int trainer_close(Trainer *m) {
     return 0;
 }
 
-// Saves and ends the run, on all ranks, between two steps.
-static inline void trainer_leave(Trainer *m) {
-    trainer_save_rest(m);
+// Ends the run on all ranks, when all know that one of them could not read its data or, between two steps, that a signal
+// came. Saves the weights, which are sound, if no checkpoint of this run has them.
+static inline void trainer_give_up(Trainer *m) {
+    if (m->opt.out && has_moved(m) && m->saved_step != m->progress.step) trainer_save(m);
+    job_agree(&m->job, !m->data_failed, &m->data_error, 1);
     printf("stopped by a signal after step %zu: %s\n", m->progress.step,
            m->opt.out ? "the same command with --resume auto goes on" : "without --out nothing was saved");
     exit(trainer_close(m));
