@@ -8,28 +8,17 @@
 
 #include "llmc/trainer.cuh"
 
-#ifndef NCCL_OVER_MPI  // there mpirun ends the others
-// True if the stream, or any stream if it is NULL, still has work.
-static inline bool stream_is_busy(const Trainer *m, cudaStream_t stream) {
-    bool busy = false;
-    for (size_t i = 0; i < m->stream_count; i++) {
-        if (stream && m->streams[i] != stream) continue;
-        cudaError_t state = cudaStreamQuery(m->streams[i]);
-        if (state != cudaErrorNotReady) CUDA_CHECK(state);
-        busy |= state == cudaErrorNotReady;
-    }
-    return busy;
-}
-#endif
-
 // Waits for a stream, or for all, like cudaStreamSynchronize. But it fails when NCCL finds that another rank has ended.
 static inline void trainer_synchronize([[maybe_unused]] Trainer *m, cudaStream_t stream = NULL) {
-#ifndef NCCL_OVER_MPI
+#ifndef NCCL_OVER_MPI  // there mpirun ends the others
     double asked = seconds_wall();
-    for (; stream_is_busy(m, stream); sched_yield()) {
-        if (seconds_wall() - asked < 0.05) continue;
-        asked = seconds_wall();
-        job_check_ranks(&m->job);
+    for (size_t i = 0; i < m->stream_count; i++) {
+        if (stream && m->streams[i] != stream) continue;
+        for (; cudaStreamQuery(m->streams[i]) == cudaErrorNotReady; sched_yield()) {
+            if (seconds_wall() - asked < 0.05) continue;
+            asked = seconds_wall();
+            job_check_ranks(&m->job);
+        }
     }
 #endif
     CUDA_CHECK(stream ? cudaStreamSynchronize(stream) : cudaDeviceSynchronize());  // which a virtual clock sees
