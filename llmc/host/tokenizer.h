@@ -13,8 +13,7 @@
 #include "llmc/host/json.h"
 #include "llmc/host/memory.h"
 
-// Added tokens are compared with the text at each of its bytes, so their number and length are bounded.
-enum { TOKENIZER_MAX_FILE = 128 << 20, TOKENIZER_MAX_ID = 1 << 22, ADDED_MAX = 4096, ADDED_MAX_BYTES = 256 };
+enum { TOKENIZER_MAX_FILE = 128 << 20, TOKENIZER_MAX_ID = 1 << 22 };
 
 #define END_OF_TEXT "<|endoftext|>"
 
@@ -219,25 +218,6 @@ static inline bool json_is_off(const cJSON *object, const char *key) {
            (cJSON_IsNumber(x) && x->valuedouble == 0.0);
 }
 
-// Refuses a model whose tokens we would get wrong. words: also one that splits or normalizes text in another way than
-// GPT-2's.
-static inline bool tokenizer_check(const cJSON *root, bool words, const char *path, Error *err) {
-    static const char *const off[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"};
-    const cJSON *model = cJSON_GetObjectItemCaseSensitive(root, "model");
-    const cJSON *splitter = cJSON_GetObjectItemCaseSensitive(root, "pre_tokenizer");
-    const char *type = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(model, "type")), *wrong = NULL;
-    const char *splits = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(splitter, "type"));
-    if (words && !json_is_off(splitter, "add_prefix_space")) wrong = "add_prefix_space";
-    if (words && !json_is_off(root, "normalizer")) wrong = "normalizer";
-    if (words && cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(splitter, "use_regex"))) wrong = "use_regex";
-    if (words && (!splits || strcmp(splits, "ByteLevel") != 0)) wrong = "pre_tokenizer";
-    for (int i = 0; i < 4; i++) {
-        if (!json_is_off(model, off[i])) wrong = off[i];
-    }
-    if (!cJSON_IsObject(model) || (type ? strcmp(type, "BPE") != 0 : !json_is_off(model, "type"))) wrong = "model";
-    return !wrong || error_set(err, "%s is no byte-level BPE like GPT-2's, for its \"%s\" is another", path, wrong);
-}
-
 // Returns the number of a token, or -1 if it is none.
 static inline int json_token(const cJSON *item) {
     uint64_t n;
@@ -313,22 +293,26 @@ static inline bool tokenizer_read_added(Tokenizer *tk, const cJSON *added, const
     cJSON_ArrayForEach(item, added) {
         const char *content = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "content"));
         int number = json_token(cJSON_GetObjectItemCaseSensitive(item, "id"));
-        if (!content || number < 0 || strlen(content) > ADDED_MAX_BYTES || tk->added == ADDED_MAX) {
-            return error_set(err, "%s: added token %zu has no sound id and content, or is more than %d tokens of %d "
-                             "bytes", path, tk->added, ADDED_MAX, ADDED_MAX_BYTES);
-        }
+        if (!content || number < 0)
+            return error_set(err, "%s: added token %zu has no sound id and content", path, tk->added);
         Token x = {host_string(content), strlen(content), number};
         tokenizer_add(tk, &tk->added, x);
     }
     return true;
 }
 
-// Reads a tokenizer.json whose text `pattern`, a regular expression, splits into words. tokenizer_free in either case.
+// Reads a tokenizer.json whose text `pattern`, a regular expression, splits into words. Refuses a model whose tokens we
+// would get wrong. tokenizer_free in either case.
 static inline bool tokenizer_read(Tokenizer *tk, const cJSON *root, const char *pattern, const char *path, Error *err) {
+    static const char *const off[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"};
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(root, "model");
     const cJSON *vocab = cJSON_GetObjectItemCaseSensitive(model, "vocab");
     const cJSON *merges = cJSON_GetObjectItemCaseSensitive(model, "merges");
     const cJSON *added = cJSON_GetObjectItemCaseSensitive(root, "added_tokens");
+    for (int i = 0; i < 4; i++) {
+        if (!json_is_off(model, off[i]))
+            return error_set(err, "%s is no byte-level BPE like GPT-2's: its \"%s\" is another", path, off[i]);
+    }
     if (!cJSON_IsObject(vocab) || !vocab->child || !cJSON_IsArray(merges) || (added && !cJSON_IsArray(added))) {
         return error_set(err, "%s: vocab, merges or added_tokens is missing, empty or malformed", path);
     }
@@ -339,13 +323,24 @@ static inline bool tokenizer_read(Tokenizer *tk, const cJSON *root, const char *
            tokenizer_read_added(tk, added, path, err) && (tk->words = tokenizer_compile(pattern, path, err)) != NULL;
 }
 
+// Refuses a tokenizer.json that splits or normalizes text in another way than GPT-2's.
+static inline bool tokenizer_check_words(const cJSON *root, const char *path, Error *err) {
+    const cJSON *splitter = cJSON_GetObjectItemCaseSensitive(root, "pre_tokenizer");
+    const char *type = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(splitter, "type"));
+    bool same = type && strcmp(type, "ByteLevel") == 0 && json_is_off(splitter, "add_prefix_space") &&
+                !cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(splitter, "use_regex")) &&
+                json_is_off(root, "normalizer");
+    return same || error_set(err, "%s is no byte-level BPE like GPT-2's: its \"pre_tokenizer\" or \"normalizer\" is "
+                             "another", path);
+}
+
 // Opens a tokenizer.json. Without a path a token is a byte, and 256 is <|endoftext|>. On failure nothing is left to
 // free.
 static inline bool tokenizer_open(Tokenizer *tk, const char *path, Error *err) {
     memset(tk, 0, sizeof *tk);
     if (path) {
         cJSON *root = json_read(path, TOKENIZER_MAX_FILE, err);
-        bool ok = root && tokenizer_check(root, true, path, err) && tokenizer_read(tk, root, BPE_WORD, path, err);
+        bool ok = root && tokenizer_check_words(root, path, err) && tokenizer_read(tk, root, BPE_WORD, path, err);
         cJSON_Delete(root);
         if (!ok) tokenizer_free(tk);
         return ok;

@@ -62,7 +62,6 @@ static inline bool kind_read(Tokenizer *tk, const cJSON *root, const Options *o,
     const char *path = o->tokenizer;
     const cJSON *normalizer = cJSON_GetObjectItemCaseSensitive(root, "normalizer");
     const char *normal = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(normalizer, "type"));
-    if (!tokenizer_check(root, false, path, err)) return false;
     if (!json_is_off(root, "normalizer") && (!normal || strcmp(normal, "NFC") != 0))
         return error_set(err, "%s: \"normalizer\" %.40s is not supported: only NFC is", path, normal ? normal : "?");
     const char *pattern = kind_pattern(cJSON_GetObjectItemCaseSensitive(root, "pre_tokenizer"), path, err);
