@@ -16,7 +16,7 @@ static void test_samples(Check *c) {
     enum { T = 10 };
     DataLoader dl, none;
     Error err = {""};
-    int inputs[T], targets[T];
+    int sample[T + 1];
     counting_shard("a_1.bin", 1000, 41);  // 4 samples; the last target is the last token
     counting_shard("a_0.bin", 0, 30);     // 2 samples: token 29 is input of none
     counting_shard("a_2.bin", 5000, 11);  // 1 sample
@@ -26,20 +26,20 @@ static void test_samples(Check *c) {
     static const int first[7] = {0, 10, 1000, 1010, 1020, 1030, 5000};  // by name, not by creation
     bool good = true;
     for (uint64_t n = 0; n < 21; n++) {
-        good = good && dataloader_read(&dl, n, false, 0, 60000, inputs, targets, &err);
+        good = good && dataloader_read(&dl, n, false, 0, 60000, sample, &err);
         for (int i = 0; i < T; i++)
-            good = good && inputs[i] == first[n % 7] + i && targets[i] == inputs[i] + 1;
+            good = good && sample[i] == first[n % 7] + i && sample[i + 1] == sample[i] + 1;
     }
     check(c, good, "sample n is tokens n*T .. n*T+T of its shard, shard after shard, epoch after epoch");
     check(c, !dataloader_open(&none, "a_*.bin", T, 8, &err), "refused: shard shorter than one batch -> %s", err.text);
-    check(c, !dataloader_read(&dl, 0, false, 0, 5, inputs, targets, &err) && strstr(err.text, "position 5"),
+    check(c, !dataloader_read(&dl, 0, false, 0, 5, sample, &err) && strstr(err.text, "position 5"),
           "refused: token id >= V -> %s", err.text);
     check(c,
           truncate("a_2.bin", 1024 + 20) == 0 &&
-              !dataloader_read(&dl, 6, false, 0, 60000, inputs, targets, &err),
+              !dataloader_read(&dl, 6, false, 0, 60000, sample, &err),
           "refused: a shard that shrinks under the run -> %s", err.text);
     check(c, unlink("a_0.bin") == 0 && mkfifo("a_0.bin", 0666) == 0 &&
-                 !dataloader_read(&dl, 0, false, 0, 60000, inputs, targets, &err),
+                 !dataloader_read(&dl, 0, false, 0, 60000, sample, &err),
           "refused: one that becomes a FIFO -> %s", err.text);
     dataloader_close(&dl);
 }
@@ -49,16 +49,16 @@ static void test_wide(Check *c) {
     enum { T = 10, V = 128256, COUNT = 21 };
     DataLoader dl;
     Error err = {""};
-    int tokens[COUNT], inputs[T], targets[T];
+    int tokens[COUNT], sample[T + 1];
     for (int i = 0; i < COUNT; i++) tokens[i] = V - COUNT + i;
     counting_shard("w_0.bin", 0, 11);
     write_shard("w_1.bin", SHARD_MAGIC_32, SHARD_VERSION_32, COUNT, tokens, COUNT);
     if (!check(c, dataloader_open(&dl, "w_*.bin", T, 1, &err), "a shard of uint32 opens %s", err.text)) return;
-    bool good = dl.samples == 3 && dataloader_read(&dl, 0, false, 0, V, inputs, targets, &err) && targets[9] == 10 &&
-                dataloader_read(&dl, 2, false, 0, V, inputs, targets, &err);
-    for (int i = 0; i < T; i++) good = good && inputs[i] == tokens[T + i] && targets[i] == tokens[T + i + 1];
+    bool good = dl.samples == 3 && dataloader_read(&dl, 0, false, 0, V, sample, &err) && sample[10] == 10 &&
+                dataloader_read(&dl, 2, false, 0, V, sample, &err);
+    for (int i = 0; i < T; i++) good = good && sample[i] == tokens[T + i] && sample[i + 1] == tokens[T + i + 1];
     check(c, good, "with its samples, behind a shard of uint16 %s", err.text);
-    check(c, !dataloader_read(&dl, 2, false, 0, V - 1, inputs, targets, &err) &&
+    check(c, !dataloader_read(&dl, 2, false, 0, V - 1, sample, &err) &&
                  strstr(err.text, "has token 128255 at position 20"), "refused: token id >= V -> %s", err.text);
     dataloader_close(&dl);
 }
@@ -101,16 +101,16 @@ static void test_permutation(Check *c) {
 
     DataLoader dl;
     Error err = {""};
-    int inputs[4], targets[4];
+    int sample[5];
     counting_shard("b_0.bin", 0, 4 * 50 + 1);
     counting_shard("b_1.bin", 200, 4 * 33 + 1);
     if (!check(c, dataloader_open(&dl, "b_*.bin", 4, 1, &err), "two shards open %s", err.text)) return;
     memset(seen, 0, sizeof seen);
     bool once = true;
     for (uint64_t n = 0; n < 83; n++) {
-        once = once && dataloader_read(&dl, n, true, 7, 60000, inputs, targets, &err) && inputs[0] % 4 == 0 &&
-               !seen[inputs[0] / 4] && inputs[3] == inputs[0] + 3 && targets[3] == inputs[3] + 1;
-        if (once) seen[inputs[0] / 4] = 1;
+        once = once && dataloader_read(&dl, n, true, 7, 60000, sample, &err) && sample[0] % 4 == 0 &&
+               !seen[sample[0] / 4] && sample[3] == sample[0] + 3 && sample[4] == sample[3] + 1;
+        if (once) seen[sample[0] / 4] = 1;
     }
     check(c, once, "over several shards too");
     dataloader_close(&dl);
@@ -148,7 +148,7 @@ static void test_blend_shares(Check *c) {
 static void test_blend_samples(Check *c) {
     DataLoader dl;
     Error err = {""};
-    int inputs[4], targets[4];
+    int sample[5];
     counting_shard("c_0.bin", 0, 4 * 5 + 1);       // 5 samples
     counting_shard("c_1.bin", 1000, 4 * 2 + 1);    // 2 more of the same source
     counting_shard("d_0.bin", 20000, 4 * 3 + 1);   // 3 samples
@@ -159,25 +159,25 @@ static void test_blend_samples(Check *c) {
     int order[40];
     uint64_t from_c = 0, from_d = 0;
     for (uint64_t n = 0; n < 40; n++) {
-        right = right && dataloader_read(&dl, n, false, 0, 60000, inputs, targets, &err);
-        bool d = inputs[0] >= 20000;
+        right = right && dataloader_read(&dl, n, false, 0, 60000, sample, &err);
+        bool d = sample[0] >= 20000;
         uint64_t number = d ? from_d++ : from_c++, place = number % (d ? 3 : 7);
         int want = d ? 20000 + 4 * (int)place : place < 5 ? 4 * (int)place : 1000 + 4 * (int)(place - 5);
-        right = right && inputs[0] == want && targets[3] == want + 4;
-        order[n] = inputs[0];
+        right = right && sample[0] == want && sample[4] == want + 4;
+        order[n] = sample[0];
     }
     check(c, right && from_c == 30 && from_d == 10, "3 of 4 samples come from the one that weighs 0.75");
     for (uint64_t n = 40; n-- > 0;) {
-        same = same && dataloader_read(&dl, n, false, 0, 60000, inputs, targets, &err) && inputs[0] == order[n];
+        same = same && dataloader_read(&dl, n, false, 0, 60000, sample, &err) && sample[0] == order[n];
     }
     check(c, same, "read in any order, as a resume or another data rank does, sample n is the same");
     unsigned seen = 0;
     uint64_t from_d_too = 0;
     for (uint64_t n = 0; n < 40; n++) {
-        right = right && dataloader_read(&dl, n, true, 3, 60000, inputs, targets, &err);
-        shuffled |= inputs[0] != order[n];
-        if (inputs[0] < 20000 || from_d_too++ >= 3) continue;
-        seen |= 1u << (inputs[0] - 20000) / 4;
+        right = right && dataloader_read(&dl, n, true, 3, 60000, sample, &err);
+        shuffled |= sample[0] != order[n];
+        if (sample[0] < 20000 || from_d_too++ >= 3) continue;
+        seen |= 1u << (sample[0] - 20000) / 4;
     }
     check(c, right && shuffled && seen == 7, "shuffled, an epoch of a source has each of its samples once");
     dataloader_close(&dl);

@@ -232,10 +232,10 @@ static inline uint64_t dataloader_permute(uint64_t index, uint64_t samples, uint
     return index;
 }
 
-// Reads global sample n into inputs [T] and targets [T]. With `shuffle` each epoch of its source is permuted. A token
-// that is not below the vocabulary V is an error that names shard and position.
-static inline bool dataloader_read(DataLoader *dl, uint64_t n, bool shuffle, uint64_t seed, size_t V,
-                                   int *inputs, int *targets, Error *err) {
+// Reads global sample n into tokens [T + 1]. With `shuffle` each epoch of its source is permuted. A token that is not
+// below the vocabulary V is an error that names shard and position.
+static inline bool dataloader_read(DataLoader *dl, uint64_t n, bool shuffle, uint64_t seed, size_t V, int *tokens,
+                                   Error *err) {
     uint64_t number;
     DataSource *source = blend_source(dl, n, &number);
     uint64_t sample = number % source->samples, epoch = number / source->samples;
@@ -259,8 +259,7 @@ static inline bool dataloader_read(DataLoader *dl, uint64_t n, bool shuffle, uin
             return error_set(err, "data shard %s has token %zu at position %zu, but the vocabulary is %zu",
                              shard->path, token, first + i, V);
         }
-        if (i < dl->T) inputs[i] = (int)token;
-        if (i > 0) targets[i - 1] = (int)token;
+        tokens[i] = (int)token;
     }
     return true;
 }

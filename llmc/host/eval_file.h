@@ -45,14 +45,10 @@ static inline size_t eval_word_at(const EvalFile *e, size_t i) {
     return e->word_bytes == 2 ? ((const uint16_t *)words)[i] : ((const uint32_t *)words)[i];
 }
 
-// Fills inputs and targets with row i of T tokens and its next ones. Zeros pad its end, and stand for a row behind the
-// last one.
-static inline void eval_sample(const EvalFile *e, size_t i, size_t T, int *inputs, int *targets) {
-    for (size_t t = 0; t < T; t++) {
-        bool there = i < e->rows && t + 1 < e->row[i].tokens;
-        inputs[t] = there ? (int)eval_word_at(e, e->row[i].at + t) : 0;
-        targets[t] = there ? (int)eval_word_at(e, e->row[i].at + t + 1) : 0;
-    }
+// Fills tokens [T + 1] with row i. Zeros pad its end, and stand for a row behind the last one.
+static inline void eval_sample(const EvalFile *e, size_t i, size_t T, int *tokens) {
+    size_t count = i < e->rows ? e->row[i].tokens : 0;
+    for (size_t t = 0; t <= T; t++) tokens[t] = t < count ? (int)eval_word_at(e, e->row[i].at + t) : 0;
 }
 
 // Reads the row at word *at, for a model with vocabulary V and sequences of T tokens, and moves *at behind it.

@@ -29,18 +29,17 @@ static inline void trainer_synchronize([[maybe_unused]] Trainer *m, cudaStream_t
 static inline void trainer_load(Trainer *m, DataLoader *data, uint64_t first, size_t sequences, bool shuffle) {
     trainer_set_batch(m, sequences);
     size_t count = sequences / m->readers, T = m->T, bytes = count * T * sizeof(int);
-    int *whole = (int *)host_alloc(2 * m->opt.seq, sizeof(int)), *next = whole + m->opt.seq;
+    int *tokens = (int *)host_alloc(m->opt.seq + 1, sizeof(int));  // the targets are those behind the inputs
     for (size_t i = 0; i < count && !m->data_failed && !m->opt.simulate; i++) {  // a simulation moves no data
         size_t sample = first + m->reader * count + i;
-        if (!data) eval_sample(&m->eval, sample, m->opt.seq, whole, next);
-        else m->data_failed = !dataloader_read(data, sample, shuffle, m->opt.seed, m->config.V, whole, next,
-                                               &m->data_error);
+        if (!data) eval_sample(&m->eval, sample, m->opt.seq, tokens);
+        else m->data_failed = !dataloader_read(data, sample, shuffle, m->opt.seed, m->config.V, tokens, &m->data_error);
         for (size_t t = 0; t < T; t++) {
             size_t position = tokens_position(m->tokens, t);
-            m->host_inputs[i * T + t] = whole[position], m->host_targets[i * T + t] = next[position];
+            m->host_inputs[i * T + t] = tokens[position], m->host_targets[i * T + t] = tokens[position + 1];
         }
     }
-    free(whole);
+    free(tokens);
     if (m->data_failed) memset(m->host_inputs, 0, bytes), memset(m->host_targets, 0, bytes);
     CUDA_CHECK(cudaMemcpyAsync(m->inputs, m->host_inputs, bytes, cudaMemcpyHostToDevice, m->stream));
     CUDA_CHECK(cudaMemcpyAsync(m->targets, m->host_targets, bytes, cudaMemcpyHostToDevice, m->stream));
