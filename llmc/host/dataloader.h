@@ -62,33 +62,26 @@ static inline void dataloader_close(DataLoader *dl) {
     memset(dl, 0, sizeof *dl);
 }
 
-// Returns the length of the number, without sign and exponent, that a ':' follows; else 0.
-static inline size_t blend_number(const char *text) {
-    size_t length = strspn(text, "0123456789.");
-    return text[length] == ':' ? length : 0;
-}
-
 static inline uint64_t blend_divisor(uint64_t a, uint64_t b) { return b ? blend_divisor(b, a % b) : a; }
 
-// Reads "WEIGHT:GLOB,WEIGHT:GLOB,..."; a text that begins with no weight is one source. A weight is a whole number of
-// 10^-9.
+// Reads "WEIGHT:GLOB,WEIGHT:GLOB,..."; a text that begins with no weight is one source. A weight is rounded to a whole
+// number of 10^-9.
 static inline bool blend_read(DataLoader *dl, const char *text, Error *err) {
-    bool blended = blend_number(text) > 0;
+    char *end;
+    double weight = strtod(text, &end);
+    bool blended = end > text && *end == ':';
     uint64_t divisor = 0;
     for (char *rest = dl->text = host_string(text); rest; dl->source_count++) {
         char *at = strsep(&rest, blended ? "," : "");
-        size_t digits = blended ? blend_number(at) : 0;
-        char *end = at, *point = (char *)memchr(at, '.', digits);
-        double weight = blended ? strtod(at, &end) : 1;
+        weight = blended ? strtod(at, &end) : 1;
         if (dl->source_count == BLEND_MOST_SOURCES)
             return error_set(err, "'%s' blends more than %d data sets", text, BLEND_MOST_SOURCES);
-        if (blended && (digits == 0 || !at[digits + 1]))
+        if (blended && (end == at || *end != ':' || !end[1]))
             return error_set(err, "'%s' blends data sets, but '%s' is no WEIGHT:GLOB", text, at);
-        if (end != at + digits || weight > 1e6 || (point && end - point > 10))
-            return error_set(err, "the weight '%.*s' of a data set is no number up to a million with at most 9 "
-                             "decimals", (int)digits, at);
+        if (!(weight >= 0 && weight <= 1e6))
+            return error_set(err, "the weight '%.*s' of a data set is not from 0 to a million", (int)(end - at), at);
         dl->sources[dl->source_count].weight = (uint64_t)llround(1e9 * weight);
-        dl->sources[dl->source_count].pattern = blended ? at + digits + 1 : at;
+        dl->sources[dl->source_count].pattern = blended ? end + 1 : at;
         divisor = blend_divisor(dl->sources[dl->source_count].weight, divisor);
     }
     if (divisor == 0) return error_set(err, "the weights of '%s' add up to 0: one must be more", text);
