@@ -162,7 +162,6 @@ typedef struct {
     TraceList trace;
 } Timeline;
 DOES_NOTHING(double, seconds_now, 0)
-DOES_NOTHING(double, seconds_wall, 0)
 DOES_NOTHING(void, timeline_start, )
 DOES_NOTHING(void, timeline_collect, )
 DOES_NOTHING(size_t, span_begin, 0)

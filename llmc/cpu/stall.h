@@ -1,6 +1,7 @@
 // stall.h: settings of the stand-ins from the environment, and their watchdog: seconds without progress.
 //
-// defines: environment_number, Random, random_next, environment_random, Stall, stall_over, stall_patience, stall_wait
+// defines: environment_number, Random, random_next, environment_random, seconds_wall, Stall, stall_over, stall_patience,
+//          stall_wait
 #ifndef LLMC_STALL_H
 #define LLMC_STALL_H
 
@@ -14,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "llmc/host/seconds.h"
+#include <chrono>
 
 // Ends the program with exit code 2. Under mpirun rank 0 speaks: it ends the job within the seconds that others wait.
 static inline void environment_refuse(const char *name, const char *text, const char *wanted) {
@@ -58,6 +59,11 @@ static inline Random environment_random(const char *name, bool delays) {
     if (end == 0 || text[end]) environment_refuse(name, text, delays ? "random:SEED:MICROSECONDS" : "random:SEED");
     r.on = true;
     return r;
+}
+
+// Returns seconds of the host's clock, which never jumps.
+static inline double seconds_wall() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 typedef struct {

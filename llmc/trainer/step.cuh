@@ -11,12 +11,12 @@
 // Waits for a stream, or for all, like cudaStreamSynchronize. But it fails when NCCL finds that another rank has ended.
 static inline void trainer_synchronize([[maybe_unused]] Trainer *m, cudaStream_t stream = NULL) {
 #ifndef NCCL_OVER_MPI  // there mpirun ends the others
-    double asked = seconds_wall();
+    double asked = seconds_now();
     for (size_t i = 0; i < m->stream_count; i++) {
         if (stream && m->streams[i] != stream) continue;
         for (; cudaStreamQuery(m->streams[i]) == cudaErrorNotReady; sched_yield()) {
-            if (seconds_wall() - asked < 0.05) continue;
-            asked = seconds_wall();
+            if (seconds_now() - asked < 0.05) continue;
+            asked = seconds_now();
             job_check_ranks(&m->job);
         }
     }

@@ -5,23 +5,23 @@
 #ifndef LLMC_TIMELINE_CUH
 #define LLMC_TIMELINE_CUH
 
+#include <chrono>
 #include <utility>
 
 #include <nvtx3/nvToolsExt.h>
 
 #include "llmc/kernels/cuda_common.cuh"
 #include "llmc/host/memory.h"
-#include "llmc/host/seconds.h"
 #include "llmc/host/trace.h"
 
 enum { TIMELINE_LIMIT = 1000000 };  // spans of one rank; a longer run is traced up to there
 
-// Returns seconds_wall, or seconds of the virtual clock if that is on.
+// Returns seconds of a clock that never jumps: of the virtual clock if that is on.
 static inline double seconds_now(void) {
 #ifdef CPU_CLOCK
     if (cpu_clock().on) return 1e-9 * cpu_clock().host;
 #endif
-    return seconds_wall();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 typedef struct {
