@@ -14,8 +14,6 @@
 #include "llmc/host/memory.h"
 #include "llmc/host/trace.h"
 
-enum { TIMELINE_LIMIT = 1000000 };  // spans of one rank; a longer run is traced up to there
-
 // Returns seconds of a clock that never jumps: of the virtual clock if that is on.
 static inline double seconds_now(void) {
 #ifdef CPU_CLOCK
@@ -56,7 +54,7 @@ static inline size_t span_begin(Timeline *t, cudaStream_t stream, int track, con
     char label[64];
     snprintf(label, sizeof label, micro < 0 ? "%s" : "%s micro-batch %d chunk %d", kind, micro, chunk);
     nvtxRangePushA(label);
-    if (!t->on || t->trace.count + t->open >= TIMELINE_LIMIT) return SIZE_MAX;
+    if (!t->on) return SIZE_MAX;
     if (t->open == t->created) {
         t->spans = (TimelineSpan *)host_resize(t->spans, ++t->created, sizeof(TimelineSpan));
         CUDA_CHECK(cudaEventCreate(&t->spans[t->open].begin));
