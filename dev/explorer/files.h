@@ -167,6 +167,5 @@ DOES_NOTHING(void, timeline_collect, )
 DOES_NOTHING(size_t, span_begin, 0)
 DOES_NOTHING(void, span_end, )
 DOES_NOTHING(bool, trace_write, true)
-DOES_NOTHING(void, trace_free, )
 
 #endif

@@ -64,7 +64,7 @@ static inline bool list_run_write(const PipelineRun *r, const PipelineLists *l, 
         }
     qsort(trace.events, trace.count, sizeof *trace.events, trace_order);  // a rank after the other
     bool ok = trace_write(path, trace.events, trace.count, streams, 5, err);
-    trace_free(&trace);
+    free(trace.events);
     return ok;
 }
 

@@ -8,6 +8,11 @@
 #include "dev/plot/svg.h"
 #include "llmc/host/trace.h"
 
+static inline void trace_free(TraceList *list) {
+    free(list->events);
+    memset(list, 0, sizeof *list);
+}
+
 static inline double trace_number(const cJSON *object, const char *name, double missing) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
     return cJSON_IsNumber(item) && isfinite(item->valuedouble) ? item->valuedouble : missing;

@@ -1,7 +1,7 @@
 // trace.h: a timeline as Chrome trace JSON (chrome://tracing, Perfetto): a process for each rank, a track for each
 // stream.
 //
-// defines: TRACE_START, TraceEvent, TraceList, trace_event, trace_add, trace_free, trace_order, trace_write
+// defines: TRACE_START, TraceEvent, TraceList, trace_event, trace_add, trace_order, trace_write
 #ifndef LLMC_TRACE_H
 #define LLMC_TRACE_H
 
@@ -35,11 +35,6 @@ static inline TraceEvent trace_event(const char *kind, int rank, int stream, int
 static inline void trace_add(TraceList *list, const TraceEvent *event) {
     list->events = (TraceEvent *)host_resize(list->events, list->count + 1, sizeof(TraceEvent));
     list->events[list->count++] = *event;
-}
-
-static inline void trace_free(TraceList *list) {
-    free(list->events);
-    memset(list, 0, sizeof *list);
 }
 
 // Orders by rank, stream and start; of events that start together the longest comes first.

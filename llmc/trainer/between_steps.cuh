@@ -202,7 +202,7 @@ static inline bool trainer_report_timeline(Trainer *m, Error *err) {
     if (m->job.rank != 0) return true;
     qsort(all.events, all.count, sizeof *all.events, trace_order);
     bool ok = trace_write(m->opt.trace, all.events, all.count, m->tracks, m->stream_count, err);
-    trace_free(&all);
+    free(all.events);
     return ok;
 }
 
