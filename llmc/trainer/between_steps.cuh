@@ -133,14 +133,11 @@ static inline void trainer_save(Trainer *m) {
     Checksums sums = checksums_make(&m->config, bf16);
     bool others = !m->opt.zero && m->grid.d_rank != 0;  // without ZeRO all data ranks hold the same
     ok = others || state_save(&m->state, tmp, &sums, &err);
-    int bad = job_first_failure(&m->job, ok);
+    bool written = job_first_failure(&m->job, ok) == m->job.size;
     MPI_Reduce(first ? MPI_IN_PLACE : sums.sums, sums.sums, (int)sums.count, MPI_UINT64_T, MPI_SUM, 0, MPI_COMM_WORLD);
-    if (bad == m->job.size) {
-        ok = !first || checkpoint_commit(m->opt.out, tmp, &m->progress, &sums, path, &err);
-        bad = job_first_failure(&m->job, ok);
-    }
-    if (bad < m->job.size && first) checkpoint_remove(tmp);
-    if (bad < m->job.size) job_stop(&m->job, bad, &err, 1);
+    if (first && written) ok = checkpoint_commit(m->opt.out, tmp, &m->progress, &sums, path, &err);
+    if (first && !(written && ok)) checkpoint_remove(tmp);
+    job_agree(&m->job, ok, &err, 1);
     free(sums.sums);
     m->saved_step = m->progress.step;
     if (!first) return;

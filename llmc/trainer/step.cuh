@@ -126,7 +126,7 @@ static inline void trainer_norm(Trainer *m, StepReport *report) {
         error_set(&err, "step %zu: the loss is %g and %s is the first tensor whose gradient is not finite; nothing was "
                   "updated; resume from a checkpoint before the loss grew, or start again, with a lower --lr",
                   report->step, report->loss, bad < tensors ? tensor_describe(&m->config, bad, 1, 0).name : "none");
-        job_stop(&m->job, 0, &err, 1);
+        job_agree(&m->job, false, &err, 1);
     }
     if (m->opt.dump_gradients && m->progress.step == m->progress.first_step) trainer_dump_gradients(m);
 }
