@@ -280,9 +280,10 @@ static void test_damage(void) {
          "no pair"},
         {"merge of numbers", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[[1,2]]}}", "no pair"},
         {"added without id",
-         START "\"added_tokens\":[{\"content\":\"x\"}],\"model\":{\"vocab\":{\"a\":1},\"merges\":[]}}", "id"},
+         START "\"added_tokens\":[{\"content\":\"x\"}],\"model\":{\"vocab\":{\"a\":1},\"merges\":[]}}",
+         "the token \"x\" needs a number"},
         {"added is a number", START "\"added_tokens\":[1],\"model\":{\"vocab\":{\"a\":1},\"merges\":[]}}",
-         "id"},
+         "a number of its own"},
         {"added is an object", START "\"added_tokens\":{},\"model\":{\"vocab\":{\"a\":1},\"merges\":[]}}",
          "malformed"},
     };

@@ -218,12 +218,6 @@ static inline bool json_is_off(const cJSON *object, const char *key) {
            (cJSON_IsNumber(x) && x->valuedouble == 0.0);
 }
 
-// Returns the number of a token, or -1 if it is none.
-static inline int json_token(const cJSON *item) {
-    uint64_t n;
-    return item && json_whole(item, &n) && n < TOKENIZER_MAX_ID ? (int)n : -1;
-}
-
 // Adds a token behind the others.
 static inline void tokenizer_add(Tokenizer *tk, size_t *count, Token x) {
     tk->tokens[tk->vocabulary + tk->added] = x;
@@ -231,19 +225,17 @@ static inline void tokenizer_add(Tokenizer *tk, size_t *count, Token x) {
     ++*count;
 }
 
-// Reads the vocabulary {"name": number, ...}.
-static inline bool tokenizer_read_vocab(Tokenizer *tk, const cJSON *vocab, const char *path, Error *err) {
-    for (const cJSON *item = vocab->child; item; item = item->next) {
-        int number = json_token(item);
-        if (number < 0 || tk->text[number].bytes) {
-            return error_set(err, "%s: the token \"%.99s\" needs a number of its own below %d", path, item->string,
-                             TOKENIZER_MAX_ID);
-        }
-        Token x = {host_string(item->string), 0, number};
-        x.count = name_to_bytes(item->string, x.bytes);
-        tokenizer_add(tk, &tk->vocabulary, x);
-    }
-    qsort(tk->tokens, tk->vocabulary, sizeof(Token), token_compare);
+// Adds a token of the file: of the vocabulary, whose numbers differ, or an added one.
+static inline bool tokenizer_read_token(Tokenizer *tk, size_t *count, const char *text, const cJSON *id,
+                                        const char *path, Error *err) {
+    uint64_t number;
+    bool named = count == &tk->vocabulary;
+    if (!text || !json_whole(id, &number) || number >= TOKENIZER_MAX_ID || (named && tk->text[number].bytes))
+        return error_set(err, "%s: the token \"%.99s\" needs a number of its own below %d", path, text ? text : "",
+                         TOKENIZER_MAX_ID);
+    Token x = {host_string(text), strlen(text), (int)number};
+    if (named) x.count = name_to_bytes(text, x.bytes);
+    tokenizer_add(tk, count, x);
     return true;
 }
 
@@ -286,29 +278,15 @@ static inline pcre2_code *tokenizer_compile(const char *pattern, const char *pat
     return code;
 }
 
-// Reads the tokens that are looked for in the text: [{"id": number, "content": text}, ...]. An empty text is found
-// nowhere.
-static inline bool tokenizer_read_added(Tokenizer *tk, const cJSON *added, const char *path, Error *err) {
-    const cJSON *item;
-    cJSON_ArrayForEach(item, added) {
-        const char *content = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "content"));
-        int number = json_token(cJSON_GetObjectItemCaseSensitive(item, "id"));
-        if (!content || number < 0)
-            return error_set(err, "%s: added token %zu has no sound id and content", path, tk->added);
-        Token x = {host_string(content), strlen(content), number};
-        tokenizer_add(tk, &tk->added, x);
-    }
-    return true;
-}
-
-// Reads a tokenizer.json whose text `pattern`, a regular expression, splits into words. Refuses a model whose tokens we
-// would get wrong. tokenizer_free in either case.
+// Reads a tokenizer.json whose text `pattern`, a regular expression, splits into words: its vocabulary {"name": number,
+// ...}, and the tokens that are looked for in the text, [{"id": number, "content": text}, ...]. An empty text is found
+// nowhere. Refuses a model whose tokens we would get wrong. tokenizer_free in either case.
 static inline bool tokenizer_read(Tokenizer *tk, const cJSON *root, const char *pattern, const char *path, Error *err) {
     static const char *const off[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"};
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(root, "model");
     const cJSON *vocab = cJSON_GetObjectItemCaseSensitive(model, "vocab");
     const cJSON *merges = cJSON_GetObjectItemCaseSensitive(model, "merges");
-    const cJSON *added = cJSON_GetObjectItemCaseSensitive(root, "added_tokens");
+    const cJSON *added = cJSON_GetObjectItemCaseSensitive(root, "added_tokens"), *item;
     for (int i = 0; i < 4; i++) {
         if (!json_is_off(model, off[i]))
             return error_set(err, "%s is no byte-level BPE like GPT-2's: its \"%s\" is another", path, off[i]);
@@ -319,8 +297,17 @@ static inline bool tokenizer_read(Tokenizer *tk, const cJSON *root, const char *
     tk->whole = !json_is_off(model, "ignore_merges");
     tk->text = (Token *)host_alloc(TOKENIZER_MAX_ID, sizeof(Token));
     tk->tokens = (Token *)host_alloc((size_t)(cJSON_GetArraySize(vocab) + cJSON_GetArraySize(added)), sizeof(Token));
-    return tokenizer_read_vocab(tk, vocab, path, err) && tokenizer_read_merges(tk, merges, path, err) &&
-           tokenizer_read_added(tk, added, path, err) && (tk->words = tokenizer_compile(pattern, path, err)) != NULL;
+    for (item = vocab->child; item; item = item->next) {
+        if (!tokenizer_read_token(tk, &tk->vocabulary, item->string, item, path, err)) return false;
+    }
+    qsort(tk->tokens, tk->vocabulary, sizeof(Token), token_compare);
+    cJSON_ArrayForEach(item, added) {
+        const char *content = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "content"));
+        const cJSON *id = cJSON_GetObjectItemCaseSensitive(item, "id");
+        if (!tokenizer_read_token(tk, &tk->added, content, id, path, err)) return false;
+    }
+    tk->words = tokenizer_compile(pattern, path, err);
+    return tk->words && tokenizer_read_merges(tk, merges, path, err);
 }
 
 // Refuses a tokenizer.json that splits or normalizes text in another way than GPT-2's.
