@@ -9,22 +9,14 @@
 static inline bool is_last_step(const Trainer *m) { return m->progress.step >= m->opt.steps; }
 static inline bool has_moved(const Trainer *m) { return m->progress.step > m->progress.first_step; }
 
-// True if one is due after progress.step updates. A resumed run does not repeat the last ones of the run before.
-static inline bool validation_due(const Trainer *m) {
-    const Options *o = &m->opt;
-    if (o->eval) return true;  // the run has no steps
-    return o->val_every && (has_moved(m) || !o->resume) && (m->progress.step % o->val_every == 0 || is_last_step(m));
-}
-
-static inline bool sample_due(const Trainer *m) {
-    size_t every = m->opt.sample_every;
-    return every && ((has_moved(m) && m->progress.step % every == 0) || is_last_step(m));
+// True after the last step, and where `every` (0: never) divides the steps done. Before the first step of this run only
+// if `unmoved`: a resumed run does not repeat what the run before has done.
+static inline bool is_due(const Trainer *m, size_t every, bool unmoved) {
+    return (is_last_step(m) || (every && m->progress.step % every == 0)) && (has_moved(m) || unmoved);
 }
 
 static inline bool save_due(const Trainer *m) {
-    const Options *o = &m->opt;
-    bool due = o->save_every && m->progress.step % o->save_every == 0 && has_moved(m);
-    return o->out && (is_last_step(m) ? has_moved(m) || !o->resume : due);
+    return m->opt.out && is_due(m, m->opt.save_every, is_last_step(m) && !m->opt.resume);
 }
 
 // --eval measures a model on the rows of a file, at any layout. Nothing is trained. The rows are dealt to data ranks
@@ -104,7 +96,8 @@ static inline bool validation_goes_on(Trainer *m) {
     else if (v->batch > 0) v->sum += trainer_sum(m, 0, trainer_loss_share(m));
     if (m->stopped) trainer_give_up(m);
     if (v->batch == 0) {
-        if (!validation_due(m)) return false;
+        bool due = m->opt.val_every && is_due(m, m->opt.val_every, !m->opt.resume);
+        if (!eval && !due) return false;
         size_t batches = m->val_data.samples / sequences, most = m->opt.val_batches;
         *v = {0, batches < most ? batches : most, 0.0, NULL};
         if (eval) v->batches = CEIL_DIV(m->eval.rows, sequences), host_array(v->rows, 2 * m->eval.rows);
@@ -152,7 +145,7 @@ static inline bool sample_goes_on(Trainer *m) {
     Sample *s = &m->sample;
     size_t most = s->prompt + m->opt.sample_tokens;
     if (!s->running) {
-        if (!sample_due(m)) return false;
+        if (!m->opt.sample_every || !is_due(m, m->opt.sample_every, is_last_step(m))) return false;
         s->tokens = (int *)host_resize(s->tokens, most, sizeof(int));
         s->running = true, s->count = s->prompt;
     }
