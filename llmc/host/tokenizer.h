@@ -243,11 +243,9 @@ static inline bool tokenizer_read_token(Tokenizer *tk, size_t *count, const char
 static inline bool tokenizer_read_merges(Tokenizer *tk, const cJSON *merges, const char *path, Error *err) {
     tk->merges = (TokenMerge *)host_alloc((size_t)cJSON_GetArraySize(merges), sizeof(TokenMerge));
     for (const cJSON *item = merges->child; item; item = item->next) {
-        char *left = cJSON_GetStringValue(item), *right = left ? strchr(left, ' ') : NULL;
+        char *right = cJSON_GetStringValue(item), *left = strsep(&right, " ");
         TokenMerge merge = {-1, -1, (int)tk->merge_count, -1};
-        if (right) {
-            *right++ = '\0';
-        } else if (cJSON_IsArray(item) && cJSON_GetArraySize(item) == 2) {
+        if (cJSON_IsArray(item) && cJSON_GetArraySize(item) == 2) {
             left = cJSON_GetStringValue(item->child);
             right = cJSON_GetStringValue(item->child->next);
         }
