@@ -22,7 +22,7 @@ static void test_samples(Check *c) {
     counting_shard("a_2.bin", 5000, 11);  // 1 sample
     if (!check(c, dataloader_open(&dl, "a_*.bin", T, 7, &err),
                "three shards open, for a global batch as large as the epoch %s", err.text)) return;
-    check(c, dl.samples == 7 && dl.sources[0].count == 3, "with 7 samples");
+    check(c, dl.samples == 7 && dl.sources[0].found.gl_pathc == 3, "with 7 samples");
     static const int first[7] = {0, 10, 1000, 1010, 1020, 1030, 5000};  // by name, not by creation
     bool good = true;
     for (uint64_t n = 0; n < 21; n++) {
@@ -153,7 +153,8 @@ static void test_blend_samples(Check *c) {
     counting_shard("c_1.bin", 1000, 4 * 2 + 1);    // 2 more of the same source
     counting_shard("d_0.bin", 20000, 4 * 3 + 1);   // 3 samples
     if (!check(c, dataloader_open(&dl, "0.75:c_*.bin,0.25:d_*.bin", 4, 1, &err), "a blend opens %s", err.text)) return;
-    check(c, dl.samples == 10 && dl.source_count == 2 && dl.sources[0].count == 2 && dl.sources[1].count == 1,
+    check(c, dl.samples == 10 && dl.source_count == 2 && dl.sources[0].found.gl_pathc == 2 &&
+                 dl.sources[1].found.gl_pathc == 1,
           "of two sources with 10 samples together");
     bool same = true, right = true, shuffled = false;
     int order[40];

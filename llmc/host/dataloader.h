@@ -22,7 +22,7 @@ enum { SHARD_MAGIC = 20240520, SHARD_VERSION = 1, SHARD_MAGIC_32 = 20240801, SHA
 enum { SHARD_HEADER_BYTES = 1024, BLEND_MOST_SOURCES = 64, BLEND_MOST_PARTS = 1 << 20 };
 
 typedef struct {
-    char *path;
+    const char *path;
     size_t samples;
     size_t token_bytes;  // 2 or 4
 } DataShard;
@@ -30,8 +30,8 @@ typedef struct {
 typedef struct {
     uint64_t weight;        // w_i: samples of a period
     const char *pattern;    // the names of its shards
-    size_t count;
-    DataShard *shards;      // [count] sorted by name
+    glob_t found;           // these names, sorted
+    DataShard *shards;      // [found.gl_pathc]
     size_t samples;         // of one epoch
     const DataShard *open;  // the last shard that was read stays open; NULL: none
     int fd;                 // its file
@@ -51,8 +51,8 @@ typedef struct {
 
 static inline void dataloader_close(DataLoader *dl) {
     for (DataSource *source = dl->sources; source < dl->sources + dl->source_count; source++) {
-        for (size_t i = 0; i < source->count; i++) free(source->shards[i].path);
         if (source->open) close(source->fd);
+        globfree(&source->found);
         free(source->shards);
     }
     free(dl->buffer);
@@ -158,14 +158,11 @@ static inline bool shard_check(DataShard *shard, size_t T, Error *err) {
 // Finds the shards of one source, whose names match its pattern. glob sorts them byte by byte: no program here leaves
 // the C locale, which every rank of a job has.
 static inline bool dataloader_add(DataLoader *dl, DataSource *source, Error *err) {
-    glob_t found;
-    if (glob(source->pattern, 0, NULL, &found) != 0)
+    if (glob(source->pattern, 0, NULL, &source->found) != 0)
         return error_set(err, "no data shard matches '%s'", source->pattern);
-    source->count = found.gl_pathc;
-    source->shards = (DataShard *)host_alloc(source->count, sizeof(DataShard));
-    for (size_t i = 0; i < source->count; i++) source->shards[i].path = host_string(found.gl_pathv[i]);
-    globfree(&found);
-    for (size_t i = 0; i < source->count; i++) {
+    source->shards = (DataShard *)host_alloc(source->found.gl_pathc, sizeof(DataShard));
+    for (size_t i = 0; i < source->found.gl_pathc; i++) {
+        source->shards[i].path = source->found.gl_pathv[i];
         if (!shard_check(&source->shards[i], dl->T, err)) return false;
         source->samples += source->shards[i].samples;
     }
