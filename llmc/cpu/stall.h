@@ -1,7 +1,7 @@
 // stall.h: settings of the stand-ins from the environment, and their watchdog: seconds without progress.
 //
-// defines: environment_number, Random, random_next, environment_random, seconds_wall, Stall, stall_over, stall_patience,
-//          stall_wait
+// defines: environment_number, Random, random_next, environment_random, seconds_wall, Stall, stall_over,
+//          stall_patience, stall_wait
 #ifndef LLMC_STALL_H
 #define LLMC_STALL_H
 

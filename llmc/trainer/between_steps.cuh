@@ -218,8 +218,8 @@ static inline int trainer_close(Trainer *m) {
     return 0;
 }
 
-// Ends the run on all ranks, when all know that one of them could not read its data or, between two steps, that a signal
-// came. Saves the weights, which are sound, if no checkpoint of this run has them.
+// Ends the run on all ranks, when all know that one of them could not read its data or, between two steps, that a
+// signal came. Saves the weights, which are sound, if no checkpoint of this run has them.
 static inline void trainer_give_up(Trainer *m) {
     if (m->opt.out && has_moved(m) && m->saved_step != m->progress.step) trainer_save(m);
     job_agree(&m->job, !m->data_failed, &m->data_error, 1);
