@@ -197,7 +197,7 @@ static inline void trainer_clock_end_step(Trainer *, double) {}
 static inline void trainer_report_clock(Trainer *) {}
 #endif
 
-static inline void trainer_give_up(Trainer *m);
+static inline void trainer_leave(Trainer *m);
 
 #include "llmc/trainer/start.cuh"
 #include "llmc/trainer/step.cuh"

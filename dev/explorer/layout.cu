@@ -69,7 +69,7 @@ namespace zero_bubble {
 }
 #include "llama.h"
 #undef main
-static inline void trainer_give_up(Trainer *) {}
+static inline void trainer_leave(Trainer *) {}
 
 enum { TRAINER_3D, TRAINER_ZERO_BUBBLE, TRAINER_LLAMA };  // as the page numbers them
 

@@ -31,7 +31,7 @@ namespace fsdp {
 }
 #include "llama.h"
 #undef main
-static inline void trainer_give_up(Trainer *) {}
+static inline void trainer_leave(Trainer *) {}
 
 #include "dev/plan/words.h"
 

@@ -308,6 +308,19 @@ static void test_damage(void) {
         tokenizer_free(&tk);
     }
     check(&checks, ok, "tokenizer.json: gaps, missing bytes, empty added token");
+    // 4096 added tokens of 256 bytes are compared with each byte of a prompt; one more, or a longer one, is refused.
+    for (size_t count = ADDED_MAX; count <= ADDED_MAX + 1; count++) {
+        FILE *f = fopen(path, "wb");
+        fprintf(f, START "\"model\":{\"vocab\":{\"a\":0},\"merges\":[]},\"added_tokens\":[");
+        for (size_t i = 0; i < count; i++)
+            fprintf(f, "%s{\"id\":%zu,\"content\":\"%0*zu\"}", i ? "," : "", i + 1, ADDED_MAX_BYTES, i + 1);
+        fprintf(f, "]}");
+        fclose(f);
+        ok = tokenizer_open(&tk, path, &err) == (count == ADDED_MAX);
+        ok = ok && (count == ADDED_MAX || says(&err, "added token 4096 is one of more"));
+        if (count == ADDED_MAX) tokenizer_free(&tk);
+        check(&checks, ok, "tokenizer.json: %zu added tokens", count);
+    }
     char *json = make_fixture(false, KINDS);
     ok = true;
     for (size_t length = strlen(json) - 1; length > 0; length -= length > 600 ? 37 : 1) {

@@ -13,7 +13,8 @@
 #include "llmc/host/json.h"
 #include "llmc/host/memory.h"
 
-enum { TOKENIZER_MAX_FILE = 128 << 20, TOKENIZER_MAX_ID = 1 << 22 };
+// Added tokens are compared with the text at each of its bytes, so their number and length are bounded.
+enum { TOKENIZER_MAX_FILE = 128 << 20, TOKENIZER_MAX_ID = 1 << 22, ADDED_MAX = 4096, ADDED_MAX_BYTES = 256 };
 
 #define END_OF_TEXT "<|endoftext|>"
 
@@ -302,6 +303,9 @@ static inline bool tokenizer_read(Tokenizer *tk, const cJSON *root, const char *
     cJSON_ArrayForEach(item, added) {
         const char *content = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "content"));
         const cJSON *id = cJSON_GetObjectItemCaseSensitive(item, "id");
+        if (tk->added == ADDED_MAX || (content && strlen(content) > ADDED_MAX_BYTES))
+            return error_set(err, "%s: added token %zu is one of more than %d, or has more than %d bytes", path,
+                             tk->added, ADDED_MAX, ADDED_MAX_BYTES);
         if (!tokenizer_read_token(tk, &tk->added, content, id, path, err)) return false;
     }
     tk->words = tokenizer_compile(pattern, path, err);

@@ -2,7 +2,7 @@
 // trainer.cuh includes it.
 //
 // defines: is_last_step, validation_goes_on, save_due, trainer_save, sample_goes_on, sample_append, trainer_close,
-//          trainer_give_up
+//          trainer_leave
 #ifndef LLMC_BETWEEN_STEPS_CUH
 #define LLMC_BETWEEN_STEPS_CUH
 
@@ -94,7 +94,7 @@ static inline bool validation_goes_on(Trainer *m) {
     bool eval = m->opt.eval != NULL;
     if (v->batch > 0 && eval) evaluation_take(m);
     else if (v->batch > 0) v->sum += trainer_sum(m, 0, trainer_loss_share(m));
-    if (m->stopped) trainer_give_up(m);
+    if (m->stopped) trainer_leave(m);
     if (v->batch == 0) {
         bool due = m->opt.val_every && is_due(m, m->opt.val_every, !m->opt.resume);
         if (!eval && !due) return false;
@@ -220,7 +220,7 @@ static inline int trainer_close(Trainer *m) {
 
 // Ends the run on all ranks, when all know that one of them could not read its data or, between two steps, that a
 // signal came. Saves the weights, which are sound, if no checkpoint of this run has them.
-static inline void trainer_give_up(Trainer *m) {
+static inline void trainer_leave(Trainer *m) {
     if (m->opt.out && has_moved(m) && m->saved_step != m->progress.step) trainer_save(m);
     job_agree(&m->job, !m->data_failed, &m->data_error, 1);
     printf("stopped by a signal after step %zu: %s\n", m->progress.step,

@@ -1,7 +1,7 @@
 // job.cuh: the ranks of one job: start, devices, communicators, and an end for all of them when one fails.
 //
 // defines: NCCL_CHECK, NCCL_FLOATX, Job, job_start, job_check_devices, job_signal, job_listen, job_first_failure,
-//          job_stop, job_agree, job_dry_run, job_connect, job_reset_traffic, job_check_ranks,
+//          job_agree, job_dry_run, job_connect, job_reset_traffic, job_check_ranks,
 //          job_finish
 #ifndef LLMC_JOB_CUH
 #define LLMC_JOB_CUH
@@ -129,20 +129,16 @@ static inline int job_first_failure(const Job *job, bool ok) {
     return first;
 }
 
-// Ends the job with this exit code; rank `who` prints why. All ranks call it.
-static inline void job_stop(const Job *job, int who, const Error *err, int code) {
-    fflush(stdout);
-    if (job->rank == who) fprintf(stderr, "error: %s\n", err->text);
-    fflush(stderr);
-    MPI_Finalize();
-    exit(code);
-}
-
 // Ends the job unless all ranks are ok; the lowest failing rank prints why. Code 2 refuses input before any work. All
 // ranks call it.
 static inline void job_agree(const Job *job, bool ok, const Error *err, int code = 2) {
     int first = job_first_failure(job, ok);
-    if (first < job->size) job_stop(job, first, err, code);
+    if (first == job->size) return;
+    fflush(stdout);
+    if (job->rank == first) fprintf(stderr, "error: %s\n", err->text);
+    fflush(stderr);
+    MPI_Finalize();
+    exit(code);
 }
 
 // Prints the memory that every rank needs, a row per rank, and ends MPI: --dry-run. mine[4]: in MiB. All ranks call it.

@@ -145,7 +145,7 @@ static inline bool replicas_check(const Trainer *m, Error *err) {
 static inline void trainer_check_replicas(Trainer *m) {
     Error err;
     CUDA_CHECK(cudaDeviceSynchronize());
-    if (!replicas_check(m, &err)) job_stop(&m->job, 0, &err, 1);
+    job_agree(&m->job, replicas_check(m, &err), &err, 1);
 }
 
 // Were all ranks started alike? Comes before all that depends on it, --help included: ranks that go different ways wait

@@ -81,7 +81,7 @@ static inline double trainer_sum(Trainer *m, size_t count, double loss) {
     NCCL_CHECK(ncclAllReduce(m->totals, m->totals, count + TOTALS_EXTRA, ncclDouble, ncclSum, m->job.world, m->stream));
     CUDA_CHECK(cudaMemcpyAsync(x, m->totals, bytes, cudaMemcpyDeviceToHost, m->stream));
     trainer_synchronize(m, m->stream);
-    if (x[count + 1] > 0.0) trainer_give_up(m);
+    if (x[count + 1] > 0.0) trainer_leave(m);
     m->stopped = x[count + 2] > 0.0;
     return x[count] / ((double)m->batch * (double)m->opt.seq);
 }
