@@ -30,6 +30,8 @@ template <class T> struct initializer_list {
 #define __shared__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define UNROLL
+#define ROLLED
 
 typedef enum { cudaSuccess, cudaErrorNotReady } cudaError_t;
 typedef struct NoStream *cudaStream_t;
@@ -60,7 +62,8 @@ struct NoLaunch {
 DOES_NOTHING(NoLaunch, kernel_launch, NoLaunch())
 DOES_NOTHING(void, cpu_check_aligned, )
 DOES_NOTHING(void, __syncthreads, )
-template <class T> static inline T cpu_warp_reduce(bool, T x) { return x; }
+template <bool SUM, class T> static inline T warp_reduce(T x) { return x; }
+template <class T> static inline T larger(T a, T b) { return b > a ? b : a; }
 static inline unsigned __shfl_up_sync(unsigned, unsigned x, unsigned) { return x; }
 DOES_NOTHING(const char *, cudaGetErrorString, "")
 DOES_NOTHING(cudaError_t, cudaGetLastError, cudaSuccess)

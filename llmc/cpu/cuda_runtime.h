@@ -15,6 +15,8 @@
 #define __shared__ static thread_local
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
+#define UNROLL
+#define ROLLED
 
 enum cudaDataType { CUDA_R_32F = 0, CUDA_R_16BF = 14 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };

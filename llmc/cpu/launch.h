@@ -122,5 +122,8 @@ static inline auto cpu_launcher(void (*)(P...), const char *name, CpuDim grid, C
         cpu_enqueue_work(stream, name, Work{{name, grid, block, Work::body}, call, {args...}});
     };
 }
+#define LAUNCH_UNCHECKED(kernel, grid, block, stream)   \
+    cpu_launcher(&kernel, #kernel, grid, block, stream, \
+                 [=](auto... cpu_args) __attribute__((always_inline)) { kernel(cpu_args...); })
 
 #endif

@@ -119,10 +119,9 @@ static inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask) {
 }
 
 // Reduces over a full warp in one rendezvous, with the bits of five shuffles.
-template <class T>
-static inline T cpu_warp_reduce(bool sum, T value) {
-    CpuResults results = sum ? cpu_butterfly<T, true> : cpu_butterfly<T, false>;
-    return cpu_from_bits<T>(cpu_warp_meet(results, cpu_to_bits(value), 0));
+template <bool SUM, class T>
+static inline T warp_reduce(T value) {
+    return cpu_from_bits<T>(cpu_warp_meet(cpu_butterfly<T, SUM>, cpu_to_bits(value), 0));
 }
 
 // Comes to the block's barrier, where all threads must be at the same line. Returns true if this one has to wait; else

@@ -66,23 +66,6 @@ struct LaunchCheck {
 #define LAUNCH(kernel, grid, block, stream)                 \
     (LaunchCheck{__FILE__, "launch of " #kernel, __LINE__}, \
      LAUNCH_UNCHECKED(kernel, grid, block, stream))
-#ifdef __CUDACC__
-#define LAUNCH_UNCHECKED(kernel, grid, block, stream) \
-    [=](auto... args) { kernel<<<grid, block, 0, stream>>>(args...); }
-#else
-#define LAUNCH_UNCHECKED(kernel, grid, block, stream)   \
-    cpu_launcher(&kernel, #kernel, grid, block, stream, \
-                 [=](auto... cpu_args) __attribute__((always_inline)) { kernel(cpu_args...); })
-#endif
-
-// Before a loop of constant length whose arrays should be registers; before one that spills if it is unrolled.
-#ifdef __CUDACC__
-#define UNROLL _Pragma("unroll")
-#define ROLLED _Pragma("unroll 1")
-#else
-#define UNROLL
-#define ROLLED
-#endif
 
 __host__ __device__ static inline float to_float(float x) { return x; }
 __host__ __device__ static inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
@@ -94,35 +77,32 @@ template <> __host__ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(f
     return __float2bfloat16_rn(x);
 }
 
-// Returns the larger of two numbers; a if b is NaN. A GPU has an instruction for it.
+// What a GPU has instructions for. A CPU's stand for them in llmc/cpu: launch.h, vectors.h and warp.h.
 #ifdef __CUDACC__
+#define LAUNCH_UNCHECKED(kernel, grid, block, stream) \
+    [=](auto... args) { kernel<<<grid, block, 0, stream>>>(args...); }
+
+// Before a loop of constant length whose arrays should be registers; before one that spills if it is unrolled.
+#define UNROLL _Pragma("unroll")
+#define ROLLED _Pragma("unroll 1")
+
+// Returns the larger of two numbers; a if b is NaN.
 __device__ static inline float larger(float a, float b) { return fmaxf(a, b); }
 __device__ static inline double larger(double a, double b) { return fmax(a, b); }
-#else
-template <class T> static inline T larger(T a, T b) { return b > a ? b : a; }
-#endif
 
 // Has a CPU fetch the cache line of p; a GPU has other warps to run while one waits.
-__device__ __forceinline__ void prefetch([[maybe_unused]] const void *p) {
-#ifndef __CUDACC__
-    __builtin_prefetch(p);
-#endif
-}
+__device__ __forceinline__ void prefetch(const void *) {}
 
-// Returns the sum or the largest of a full warp's 32 values to every lane, in an order that never changes. The CPU
-// needs one rendezvous, and has the bits of the loop of shuffles.
+// Returns the sum or the largest of a full warp's 32 values to every lane, in an order that never changes.
 template <bool SUM, class T>
 __device__ static inline T warp_reduce(T x) {
-#ifdef __CUDACC__
     for (int offset = 16; offset > 0; offset /= 2) {
         T other = __shfl_xor_sync(0xFFFFFFFFu, x, offset);
         x = SUM ? x + other : larger(x, other);
     }
     return x;
-#else
-    return cpu_warp_reduce(SUM, x);
-#endif
 }
+#endif
 template <class T> __device__ static inline T warp_sum(T x) { return warp_reduce<true>(x); }
 template <class T> __device__ static inline T warp_max(T x) { return warp_reduce<false>(x); }
 

@@ -1,4 +1,4 @@
-// exponential.cuh: exponentials: hardware on a GPU, llmc/cpu/vectors.h on a CPU.
+// exponential.cuh: exponentials of a GPU's hardware. Those of a CPU are in llmc/cpu/vectors.h.
 //
 // defines: exponential, exponential_fast, exponential2
 #ifndef LLMC_EXPONENTIAL_CUH
@@ -8,35 +8,21 @@
 
 #include "llmc/kernels/cuda_common.cuh"
 
+#ifdef __CUDACC__
 // Returns exp(x) to about one unit in the last place, but 0 below e^-80, which is nothing beside 1 or the sum of a
 // softmax: a CPU is slow at subnormal numbers. NaN stays.
-__device__ __forceinline__ float exponential(float x) {
-#ifdef __CUDACC__
-    return x < -80.0f ? 0.0f : expf(x);
-#else
-    return cpu_exponential(x);
-#endif
-}
+__device__ __forceinline__ float exponential(float x) { return x < -80.0f ? 0.0f : expf(x); }
 
 // Returns 2^x to about two units in the last place; subnormal results are 0.
 __device__ __forceinline__ float exponential2(float x) {
-#ifdef __CUDACC__
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
-#else
-    return exponential(x * 0.693147181f);
-#endif
 }
 
-// Returns exp(x) in two instructions of a GPU, to about 2 + |x| units in the last place; subnormal results are 0. For
+// Returns exp(x) in two instructions, to about 2 + |x| units in the last place; subnormal results are 0. For
 // probabilities p = exp(x): the error is |x| p, small where p is.
-__device__ __forceinline__ float exponential_fast(float x) {
-#ifdef __CUDACC__
-    return exponential2(x * 1.44269504f);
-#else
-    return exponential(x);
+__device__ __forceinline__ float exponential_fast(float x) { return exponential2(x * 1.44269504f); }
 #endif
-}
 
 #endif

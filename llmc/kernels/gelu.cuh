@@ -18,10 +18,7 @@ __device__ __forceinline__ float gelu_exp(float x) {
     return sizeof(floatX) == 2 ? exponential_fast(x) : exponential(x);
 }
 __device__ __forceinline__ float gelu_divide(float x, float y) {
-#ifdef __CUDA_ARCH__
-    if (sizeof(floatX) == 2) return __fdividef(x, y);
-#endif
-    return x / y;
+    return sizeof(floatX) == 2 ? __fdividef(x, y) : x / y;
 }
 
 // gelu(x): x / (1 + exp(-2u)). The exponential may become infinite, and the result is then 0 or -0.
