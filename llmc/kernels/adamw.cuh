@@ -30,7 +30,7 @@ __device__ __forceinline__ float adamw_element(float p, float g, float *m, float
     return p - h.lr * (*m * h.m_scale / (sqrtf(*v) * h.root_scale + h.eps) + h.decay * p);
 }
 
-// Updates a block's chunk of n elements. `weights` are fp32: the master weights, or params if these are fp32; narrow is
+// Updates a block's chunk of n elements, a multiple of W. `weights` are fp32: the master weights, or params if these are fp32; narrow is
 // then NULL.
 template <int W>
 __device__ __forceinline__ void adamw_chunk(floatX *__restrict narrow, float *__restrict weights,
@@ -48,11 +48,6 @@ __device__ __forceinline__ void adamw_chunk(floatX *__restrict narrow, float *__
         store_floats<W>(ms + i * W, m);
         store_floats<W>(vs + i * W, v);
         if (narrow) store_floats<W>(narrow + i * W, p);
-    }
-    size_t last = n - n % W + threadIdx.x;
-    if (last < n) {
-        weights[last] = adamw_element(weights[last], grads[last], &ms[last], &vs[last], h);
-        if (narrow) narrow[last] = from_float<floatX>(weights[last]);
     }
 }
 
@@ -73,7 +68,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
     floatX *narrow = master ? params + at : NULL;
     float *weights = master ? master + at_state : (float *)(void *)params + at;
     if (!r.decays) h.decay = 0.0f;
-    if (ROW_LANES > 1 && (at | at_state) % 4 == 0)  // packs; a CPU's compiler makes vectors of the plain loop
+    if (ROW_LANES > 1 && (at | at_state | n) % 4 == 0)  // packs; a CPU's compiler makes vectors of the plain loop
         adamw_chunk<4>(narrow, weights, grads + at, ms + at_state, vs + at_state, n, h);
     else adamw_chunk<1>(narrow, weights, grads + at, ms + at_state, vs + at_state, n, h);
 }
