@@ -159,22 +159,16 @@ __global__ void __launch_bounds__(LONG_ROW_THREADS) layernorm_backward_kernel(La
     float *dweight = a.partials + (size_t)blockIdx.x * 2 * C, *dbias = dweight + C;
     size_t first = (size_t)blockIdx.x * a.rows, end = a.N - first < a.rows ? a.N : first + a.rows;
     Share s = share_of(C / W, threadIdx.x, LONG_ROW_THREADS);
-    for (size_t i = s.begin; i < s.end; i += s.step) {
-        float zero[W] = {0.0f};
-        store_floats<W>(dweight + i * W, zero);
-        store_floats<W>(dbias + i * W, zero);
-    }
     for (size_t n = first; n < end; n++) {
         const floatX *x_row = a.inp + n * C, *dout_row = a.dout + n * C;
         float m = NORM == NORM_RMS ? 0.0f : a.mean[n], r = a.rstd[n];
         float x[W], d[W], w[W], sums[W] = {0.0f}, dots[W] = {0.0f};
         for (size_t i = s.begin; i < s.end; i += s.step) {
-            float dw[W], db[W];
+            float dw[W] = {0.0f}, db[W] = {0.0f};
+            if (n > first) load_floats<W>(dw, dweight + i * W), load_floats<W>(db, dbias + i * W);
             load_floats<W>(x, x_row + i * W);
             load_floats<W>(d, dout_row + i * W);
             load_floats<W>(w, a.weight + i * W);
-            load_floats<W>(dw, dweight + i * W);
-            load_floats<W>(db, dbias + i * W);
             for (int k = 0; k < W; k++) {
                 float normal = (x[k] - m) * r, dnormal = d[k] * norm_gain<NORM>(w[k]);
                 dw[k] += d[k] * normal;
