@@ -67,15 +67,10 @@ struct LaunchCheck {
     (LaunchCheck{__FILE__, "launch of " #kernel, __LINE__}, \
      LAUNCH_UNCHECKED(kernel, grid, block, stream))
 
-__host__ __device__ static inline float to_float(float x) { return x; }
-__host__ __device__ static inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+template <class T> __host__ __device__ static inline float to_float(T x) { return (float)x; }
 
 // from_float<T>(x): to nearest, ties to even.
-template <class T> __host__ __device__ static inline T from_float(float x);
-template <> __host__ __device__ inline float from_float<float>(float x) { return x; }
-template <> __host__ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
-    return __float2bfloat16_rn(x);
-}
+template <class T> __host__ __device__ static inline T from_float(float x) { return T(x); }
 
 // What a GPU has instructions for. A CPU's stand for them in llmc/cpu: launch.h, vectors.h and warp.h.
 #ifdef __CUDACC__
