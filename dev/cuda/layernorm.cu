@@ -17,7 +17,7 @@ typedef struct {
     float *mean, *rstd;                             // [N]
     const floatX *inp1, *inp2, *bias2, *weight, *bias;  // [N, C], [N, C], [C], [C], [C]
     floatX *dinp;                                   // [N, C]
-    float *dweight, *dbias, *scratch;               // [C], [C], layernorm_backward_scratch
+    float *dweight, *dbias, *scratch;               // [C], [C], reduce_scratch_floats
     const floatX *dresidual, *dout;                 // [N, C]
     size_t N, C;
 } Problem;
@@ -298,7 +298,7 @@ static void check_shape(size_t N, size_t C, double center) {
     ok = ok && same_bits(out, to_host_floatX(d_out, N * C, stream), N * C);  // of the residual as stored: the same bits
     // backward: overwriting, then in place with accumulation and the residual's gradient
     float *d_dw = to_device(w, C), *d_db = to_device(b, C);
-    float *scratch = test_floats(layernorm_backward_scratch(N, C));
+    float *scratch = test_floats(reduce_scratch_floats(N, C, C));
     layernorm_backward(d_out, d_dw, d_db, scratch, NULL, d_dout, d_res, d_w, ln, N, C, false, stream);
     float *dw = to_host(d_dw, C, stream), *db = to_host(d_db, C, stream);
     worst = fmax(worst, test_error_floatX(d_out, want.dinp, N * C, stream) / outer);
@@ -328,7 +328,7 @@ static Problem make_problem(size_t N, size_t C) {
     p.bias = to_device_floatX(test_values(C, 0.0, 1.0, 5), C);
     p.dout = to_device_floatX(test_values(N * C, 0.0, 1.0, 6), N * C);
     p.dresidual = to_device_floatX(test_values(N * C, 0.0, 1.0, 7), N * C);
-    p.scratch = test_floats(layernorm_backward_scratch(N, C));
+    p.scratch = test_floats(reduce_scratch_floats(N, C, C));
     return p;
 }
 

@@ -17,7 +17,7 @@ typedef struct {
     float *mean, *rstd;                 // [N]; the mean is not read
     const floatX *inp1, *inp2, *weight; // [N, C], [N, C], [C]
     floatX *dinp;                       // [N, C]
-    float *dweight, *scratch;           // [C], layernorm_backward_scratch
+    float *dweight, *scratch;           // [C], reduce_scratch_floats
     const floatX *dresidual, *dout;     // [N, C]
     size_t N, C;
 } Problem;
@@ -107,7 +107,7 @@ static Problem make_problem(size_t N, size_t C) {
     p.weight = to_device_floatX(test_values(C, 1.0, 0.5, 4), C);
     p.dout = to_device_floatX(test_values(N * C, 0.0, 1.0, 6), N * C);
     p.dresidual = to_device_floatX(test_values(N * C, 0.0, 1.0, 7), N * C);
-    p.scratch = test_floats(layernorm_backward_scratch(N, C));
+    p.scratch = test_floats(reduce_scratch_floats(N, C, C));
     return p;
 }
 

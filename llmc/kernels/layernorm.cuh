@@ -2,7 +2,7 @@
 // backward pass, which also adds the gradient of the residual.
 //
 // defines: Norm, norm_gain, Layernorm, layernorm_forward, layernorm_residual_forward, residual_forward,
-//          layernorm_backward, layernorm_backward_scratch, reduce_scratch_floats
+//          layernorm_backward, reduce_scratch_floats
 #ifndef LLMC_LAYERNORM_CUH
 #define LLMC_LAYERNORM_CUH
 
@@ -305,15 +305,10 @@ __global__ void __launch_bounds__(PACKS == 1 ? LAYERNORM_THREADS : 512)
 // Rows of a block of the first stage.
 static inline size_t layernorm_backward_rows(size_t N) { return bias_chunk_rows(N, LAYERNORM_MAX_BLOCKS); }
 
-// Floats of scratch that layernorm_backward wants (aligned to 16 bytes).
-static inline size_t layernorm_backward_scratch(size_t N, size_t C) {
-    return CEIL_DIV(N, layernorm_backward_rows(N)) * 2 * C;
-}
-
-// Floats of scratch for every sum over rows that a layer's backward pass takes: of N rows, the layernorms' and the
-// biases' of C columns, and the biases' of up to F.
+// Floats of scratch, aligned to 16 bytes, for every sum over rows that a layer's backward pass takes: of N rows, the
+// layernorms' and the biases' of C columns, and the biases' of up to F.
 static inline size_t reduce_scratch_floats(size_t N, size_t C, size_t F) {
-    size_t most = layernorm_backward_scratch(N, C), bias = bias_backward_scratch(N, F > C ? F : C);
+    size_t most = CEIL_DIV(N, layernorm_backward_rows(N)) * 2 * C, bias = bias_backward_scratch(N, F > C ? F : C);
     return bias > most ? bias : most;
 }
 
@@ -327,7 +322,7 @@ static inline void layernorm_backward_columns(const LayernormBackward &a, unsign
 
 // dinp[N, C] = dresidual (if not NULL; it may be dinp) + the gradient of layernorm with respect to inp.
 // dweight[C] and dbias[C], NULL where the norm has no bias, are overwritten, or added to with accumulate. dout may be
-// dinp as well.
+// dinp as well. scratch: reduce_scratch_floats(N, C, C).
 template <Norm NORM = NORM_LAYER>
 static inline void layernorm_backward(floatX *dinp, float *dweight, float *dbias, float *scratch,
                                       const floatX *dresidual, const floatX *dout, const floatX *inp,
