@@ -55,37 +55,13 @@ static inline void gemm_describe(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAt
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(desc, name, &value, sizeof value));
 }
 
-// Asks the heuristic for the algorithm that it takes for the fastest. False if it has none.
-static inline bool gemm_algorithm(const Matmul *mm, cublasLtMatmulAlgo_t *algo, cublasLtMatmulDesc_t desc,
-                                  const cublasLtMatrixLayout_t layouts[3] /*A B D*/, const uint32_t align[3]) {
-    cublasLtMatmulPreference_t pref;
-    CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&pref));
-    gemm_prefer(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)MATMUL_WORKSPACE);
-    // Partial sums of a split K are kept in float, not in the type of the output.
-    gemm_prefer(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                (uint32_t)(CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
-    gemm_prefer(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, align[0]);
-    gemm_prefer(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, align[1]);
-    gemm_prefer(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, align[2]);
-    gemm_prefer(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, align[2]);
-    cublasLtMatmulHeuristicResult_t result = {};
-    int found = 0;
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(mm->handle, desc, layouts[0], layouts[1], layouts[2],
-                                                           layouts[2], pref, 1, &result, &found);
-    CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(pref));
-    if (status == CUBLAS_STATUS_NOT_SUPPORTED) return false;
-    CUBLAS_CHECK(status);
-    *algo = result.algo;
-    return found > 0 && result.state == CUBLAS_STATUS_SUCCESS;
-}
-
 // Queues d[M,N] = op(a)[M,K] op(b)[K,N] + (accumulate ? d : 0) + bias[N], unless that is NULL; op transposes if trans_.
 // D is floatX or float. A bias needs a d of floatX that is not accumulated.
 template <class D>
 static inline void gemm(Matmul *mm, D *d, const floatX *a, bool trans_a, const floatX *b, bool trans_b, size_t M,
                         size_t N, size_t K, const floatX *bias = NULL, bool accumulate = false) {
     // cuBLASLt's matrices are column-major: it sees ours transposed, and computes d^T[N,M] = op(b)^T op(a)^T.
-    cublasLtMatrixLayout_t layouts[3] = {gemm_layout(CUDA_FLOATX, trans_b ? K : N, trans_b ? N : K),
+    cublasLtMatrixLayout_t layouts[3] = {gemm_layout(CUDA_FLOATX, trans_b ? K : N, trans_b ? N : K),  // A, B, D
                                          gemm_layout(CUDA_FLOATX, trans_a ? M : K, trans_a ? K : M),
                                          gemm_layout(sizeof *d == sizeof(float) ? CUDA_R_32F : CUDA_FLOATX, N, M)};
     cublasLtMatmulDesc_t desc;
@@ -95,9 +71,23 @@ static inline void gemm(Matmul *mm, D *d, const floatX *a, bool trans_a, const f
     gemm_describe(desc, CUBLASLT_MATMUL_DESC_EPILOGUE,
                   (uint32_t)(bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT));
     if (bias) gemm_describe(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-    uint32_t align[3] = {gemm_alignment(b), gemm_alignment(a), gemm_alignment(d)};
-    cublasLtMatmulAlgo_t algo;
-    if (!gemm_algorithm(mm, &algo, desc, layouts, align)) {
+    cublasLtMatmulPreference_t pref;
+    CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&pref));
+    gemm_prefer(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)MATMUL_WORKSPACE);
+    // Partial sums of a split K are kept in float, not in the type of the output.
+    gemm_prefer(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                (uint32_t)(CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+    gemm_prefer(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, gemm_alignment(b));
+    gemm_prefer(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, gemm_alignment(a));
+    gemm_prefer(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, gemm_alignment(d));
+    gemm_prefer(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, gemm_alignment(d));
+    // The heuristic gives the algorithm that it takes for the fastest.
+    cublasLtMatmulHeuristicResult_t best = {};
+    int found = 0;
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(mm->handle, desc, layouts[0], layouts[1], layouts[2],
+                                                           layouts[2], pref, 1, &best, &found);
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED) CUBLAS_CHECK(status);
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED || found == 0 || best.state != CUBLAS_STATUS_SUCCESS) {
         fflush(stdout);
         fprintf(stderr, "matrix product [%zu,%zu] x [%zu,%zu]: cuBLASLt has no algorithm\n", M, K, K, N);
         exit(1);
@@ -105,7 +95,8 @@ static inline void gemm(Matmul *mm, D *d, const floatX *a, bool trans_a, const f
     const float alpha = 1.0f, beta = accumulate ? 1.0f : 0.0f;
     gemm_cost(M, N, K, sizeof(floatX), sizeof *d, accumulate);
     CUBLAS_CHECK(cublasLtMatmul(mm->handle, desc, &alpha, b, layouts[0], a, layouts[1], &beta, d, layouts[2], d,
-                                layouts[2], &algo, mm->workspace, MATMUL_WORKSPACE, mm->stream));
+                                layouts[2], &best.algo, mm->workspace, MATMUL_WORKSPACE, mm->stream));
+    CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(pref));
     CUBLAS_CHECK(cublasLtMatmulDescDestroy(desc));
     for (int i = 0; i < 3; i++) CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(layouts[i]));
 }
