@@ -267,11 +267,16 @@ static inline size_t tensor_run_count(const Tensor *x) {
     return split == SPLIT_COLUMNS ? x->rows : split == SPLIT_QKV ? 3 * x->rows : 1;
 }
 
-// Run i of the rank's part: ranks take turns. The padding of the vocabulary is in no run; count can be 0.
-static inline Run tensor_run(const Tensor *x, size_t i) {
-    size_t whole = x->rows * x->cols, count = x->size / tensor_run_count(x);
-    Run run = {i * count, x->spec->split == SPLIT_NONE ? 0 : (i * x->t + x->t_rank) * count, count};
-    if (run.global + count > whole) run.count = run.global < whole ? whole - run.global : 0;
+// Run i of the rank's part, as far as it lies in [lo, hi) of this part: ranks take turns. The padding of the vocabulary
+// is in no run; count can be 0.
+static inline Run tensor_run(const Tensor *x, size_t i, size_t lo, size_t hi) {
+    size_t whole = x->rows * x->cols, count = x->size / tensor_run_count(x), end = (i + 1) * count;
+    Run run = {i * count, x->spec->split == SPLIT_NONE ? 0 : (i * x->t + x->t_rank) * count, 0};
+    size_t skip = lo > run.local ? lo - run.local : 0, left = run.global < whole ? whole - run.global : 0;
+    if (end > run.local + left) end = run.local + left;
+    if (end > hi) end = hi;
+    run.local += skip, run.global += skip;
+    if (end > run.local) run.count = end - run.local;
     return run;
 }
 

@@ -108,7 +108,7 @@ static void make_ranges(Problem *p) {
     size_t count = 0;
     for (size_t run = 0; run < RUNS; run++) {
         size_t at = run_begin(p->n, run), end = run_begin(p->n, run + 1);
-        if (at < end) ranges[count++] = {at, end, at, 0, 0, true};
+        if (at < end) ranges[count++] = {at, end, at, 0, 0, true, 0};
     }
     p->ranges = device_ranges(ranges, count, &p->blocks);
 }
@@ -142,8 +142,8 @@ static bool check_size(size_t n, size_t shift, double *worst) {
     if (NARROW && n > 0) CUDA_CHECK(cudaMemcpy(p.master, w + shift, n * sizeof(float), cudaMemcpyHostToDevice));
     if (n > 0) CUDA_CHECK(cudaMemcpy(p.m + state, m + shift, n * sizeof(float), cudaMemcpyHostToDevice));
     if (n > 0) CUDA_CHECK(cudaMemcpy(p.v + state, v + shift, n * sizeof(float), cudaMemcpyHostToDevice));
-    Piece ranges[2] = {{shift, shift + half, state, 0, 0, true},
-                       {shift + half, shift + n, state + half, 0, 0, false}};
+    Piece ranges[2] = {{shift, shift + half, state, 0, 0, true, 0},
+                       {shift + half, shift + n, state + half, 0, 0, false, 0}};
     size_t first = half == 0, count = n == 0 ? 0 : 2 - first;
     unsigned blocks = 0;
     const Piece *device = device_ranges(ranges + first, count, &blocks);
@@ -179,7 +179,7 @@ static void check_slices(void) {
     static const size_t cuts[] = {0, 64, 1001, 2502, 4999};
     for (size_t k : cuts) {
         Problem p = make_problem(w, g, zero, zero, N);
-        Piece ranges[2] = {{0, k, 0, 0, 0, true}, {k, N, k, 0, 0, true}};
+        Piece ranges[2] = {{0, k, 0, 0, 0, true, 0}, {k, N, k, 0, 0, true, 0}};
         size_t first = k == 0;
         unsigned blocks;
         const Piece *device = device_ranges(ranges + first, 2 - first, &blocks);

@@ -41,7 +41,7 @@ static const LabKernel NORM[] = {
 
 enum { RANGES = 12, EXTRA = 17 };
 
-static Piece piece(size_t lo, size_t size) { return {lo, lo + size, 0, 0, 0, false}; }
+static Piece piece(size_t lo, size_t size) { return {lo, lo + size, 0, 0, 0, false, 0}; }
 static size_t size_of(const Piece *p) { return p->hi - p->lo; }
 
 static Problem make_problem(const float *grads, const Piece *ranges, size_t count) {

@@ -50,7 +50,6 @@ DOES_NOTHING(bool, config_read, true)
 DOES_NOTHING(bool, checkpoint_check, true)
 DOES_NOTHING(bool, checkpoint_sum, true)
 DOES_NOTHING(bool, checkpoint_matches, true)
-DOES_NOTHING(bool, checkpoint_read, true)
 DOES_NOTHING(bool, checkpoint_create, true)
 DOES_NOTHING(bool, checkpoint_commit, true)
 DOES_NOTHING(void, checkpoint_prune, )
@@ -58,12 +57,16 @@ DOES_NOTHING(void, checkpoint_prune, )
 #define GRADIENTS_UNFINISHED ""
 enum { ST_F32 };
 DOES_NOTHING(bool, slices_create, true)
+DOES_NOTHING(bool, slices_read, true)
 DOES_NOTHING(bool, slices_write, true)
 typedef struct {
-    const ParamTable *table;
-    size_t lo, hi, tensor, run;
-} SliceWalk;
-DOES_NOTHING(const Tensor *, slices_next, NULL)
+    const char *path;
+    int files[1];
+} SafeTensors;
+DOES_NOTHING(bool, state_open, true)
+DOES_NOTHING(bool, st_open, true)
+DOES_NOTHING(void, st_close, )
+DOES_NOTHING(int, fsync, 0)
 DOES_NOTHING(int, rename, 0)
 DOES_NOTHING(const char *, strerror, "")
 DOES_NOTHING(bool, progress_resume, true)

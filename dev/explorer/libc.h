@@ -127,7 +127,7 @@ typedef void (*SignalHandler)(int);
 enum { SIGHUP = 1, SIGINT = 2, SIGUSR1 = 10, SIGPIPE = 13, SIGTERM = 15, SIGXFSZ = 25 };
 static inline SignalHandler signal(int number, SignalHandler handler) { return (void)number, handler; }
 static inline int sched_yield(void) { return 0; }
-enum { F_OK = 0, R_OK = 4, F_GETFD = 1, O_RDWR = 2 };
+enum { F_OK = 0, R_OK = 4, F_GETFD = 1, O_RDONLY = 0, O_RDWR = 2 };
 static inline int fcntl(int fd, int command) { return (void)fd, command; }
 static inline int open(const char *path, int flags) { return (void)path, flags; }
 static inline int access(const char *path, int mode) {

@@ -54,14 +54,17 @@ static void fuzz_json(const uint8_t *data, size_t size) {
 
 // Fills a rank's values, or compares them, with the model's elements: numbers that bf16 has.
 static void fuzz_fill(const ParamTable *table, size_t lo, size_t hi, float *values, StateKind kind, bool compare) {
-    SliceWalk walk = {table, lo, hi, 0, 0};
-    const Tensor *x;
-    for (Run run; (x = slices_next(&walk, &run)) != NULL;) {
-        for (size_t j = 0; j < run.count; j++) {
-            float *at = &values[x->offset + run.local + j];
-            float value = (float)((x->id * 7919 + (size_t)kind * 104729 + (run.global + j) * 31) % 256);
-            if (compare) fuzz_promise(*at == value);
-            else *at = value;
+    for (size_t i = 0, first, behind; i < table->count; i++) {
+        const Tensor *x = &table->tensors[i];
+        slice_of(x, lo, hi, &first, &behind);
+        for (size_t r = 0; r < tensor_run_count(x); r++) {
+            Run run = tensor_run(x, r, first, behind);
+            for (size_t j = 0; j < run.count; j++) {
+                float *at = &values[x->offset + run.local + j];
+                float value = (float)((x->id * 7919 + (size_t)kind * 104729 + (run.global + j) * 31) % 256);
+                if (compare) fuzz_promise(*at == value);
+                else *at = value;
+            }
         }
     }
 }
@@ -87,8 +90,8 @@ static void fuzz_ranks(const GPTConfig *config, FuzzLayout l, bool bf16, const c
         for (int k = 0; k < (bf16 ? 4 : 3); k++) {
             StateKind kind = (StateKind)k;
             if (sums) fuzz_fill(&table, lo, hi, values, kind, false);
-            fuzz_promise(sums ? slices_write(dir, kind, &table, values + lo, lo, hi, sums, &err)
-                              : checkpoint_read(dir, kind, &table, values + lo, lo, hi, &err));
+            fuzz_promise(sums ? write_range(dir, kind, &table, values, lo, hi, sums, &err)
+                              : read_range(dir, kind, &table, values, lo, hi, &err));
             if (!sums) fuzz_fill(&table, lo, hi, values, kind, true);
         }
         free(values);

@@ -119,7 +119,7 @@ static inline StageMemory candidate_count(const Candidate *x, size_t vocabulary,
     layout(m);
     StageMemory used = {m->weights.used, m->gradients.used, m->optimizer.used, m->activations.used};
     for (size_t i = 0; i < m->plan.slots; i++) release(&m->slots[i]);
-    free(m->slots), free(m->w), free(m->dw), free(m->part.slices), free(m->state.slices);
+    free(m->slots), free(m->w), free(m->dw);
     free(m->part.host_pieces), free(m->state.host_pieces);
     free(m->plan.first), free(m->plan.count), free(m->plan.layers);
     table_free(&m->table);
@@ -142,7 +142,7 @@ static inline StageMemory candidate_sharded(const Candidate *x, size_t vocabular
     fsdp::layout(m);
     StageMemory used = {m->weights.used, m->gradients.used, m->optimizer.used, m->activations.used};
     free(m->acts.layers), free(m->acts.residual), free(m->whole), free(m->dwhole), free(m->holds);
-    free(m->w), free(m->dw), free(m->part.slices), free(m->state.slices);
+    free(m->w), free(m->dw);
     free(m->part.host_pieces), free(m->state.host_pieces);
     table_free(&m->table);
     return used;

@@ -279,7 +279,7 @@ static float *make_values(const ParamTable *table, StateKind kind, bool bf16, fl
     for (size_t i = 0; i < table->count; i++) {
         const Tensor *x = &table->tensors[i];
         for (size_t r = 0; r < tensor_run_count(x); r++) {
-            Run run = tensor_run(x, r);
+            Run run = tensor_run(x, r, 0, x->size);
             for (size_t j = 0; j < run.count; j++) {
                 values[x->offset + run.local + j] = element(x, kind, run.global + j, bf16);
             }
@@ -352,9 +352,9 @@ static bool job_write(const Part *p, Error *err) {
     for (int k = 0; k < (p->bf16 ? 4 : 3) && ok; k++) {
         StateKind kind = (StateKind)k;
         float *values = make_values(p->table, kind, p->bf16, NAN);
-        size_t middle = p->lo + (p->hi - p->lo) / 3;  // in two parts, as a trainer with a small host buffer does
-        ok = slices_write(p->path, kind, p->table, values + p->lo, p->lo, middle, &sums, err) &&
-             slices_write(p->path, kind, p->table, values + middle, middle, p->hi, &sums, err);
+        size_t middle = p->lo + (p->hi - p->lo) / 3;  // two slices
+        ok = write_range(p->path, kind, p->table, values, p->lo, middle, &sums, err) &&
+             write_range(p->path, kind, p->table, values, middle, p->hi, &sums, err);
         free(values);
     }
     for (size_t i = 0; i < sums.count; i++) __atomic_fetch_add(&all_sums[i], sums.sums[i], __ATOMIC_SEQ_CST);
@@ -364,10 +364,10 @@ static bool job_write(const Part *p, Error *err) {
 
 static bool read_back(const Part *p, StateKind kind, Error *err) {
     size_t bytes = (p->hi - p->lo) * sizeof(float);
-    float *wanted = make_values(p->table, kind, p->bf16, 0.0f), *values = allocate(bytes);
-    memset(values, 0xff, bytes);
-    bool ok = checkpoint_read(p->path, kind, p->table, values, p->lo, p->hi, err);
-    if (ok && memcmp(values, wanted + p->lo, bytes) != 0) ok = error_set(err, "other bits were read");
+    float *wanted = make_values(p->table, kind, p->bf16, 0.0f), *values = allocate(p->table->total * sizeof(float));
+    memset(values, 0xff, p->table->total * sizeof(float));
+    bool ok = read_range(p->path, kind, p->table, values, p->lo, p->hi, err);
+    if (ok && memcmp(values + p->lo, wanted + p->lo, bytes) != 0) ok = error_set(err, "other bits were read");
     free(values);
     free(wanted);
     return ok;
@@ -383,7 +383,7 @@ static bool job_read_weights(const Part *p, Error *err) { return read_back(p, ST
 
 static bool job_gradients(const Part *p, Error *err) {
     float *values = make_values(p->table, STATE_WEIGHTS, p->bf16, NAN);
-    bool ok = slices_write(p->path, STATE_WEIGHTS, p->table, values + p->lo, p->lo, p->hi, NULL, err);
+    bool ok = write_range(p->path, STATE_WEIGHTS, p->table, values, p->lo, p->hi, NULL, err);
     free(values);
     return ok;
 }

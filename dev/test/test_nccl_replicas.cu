@@ -59,8 +59,8 @@ int main(int argc, char **argv) {
     }
     CUDA_CHECK(cudaFree(m->state.params));
     free(m->w);
-    free(m->state.slices);
-    free(m->part.slices);
+    free(m->state.host_pieces);
+    free(m->part.host_pieces);
     table_free(&m->table);
     int code = check_summary(&c);
     job_finish(&m->job);

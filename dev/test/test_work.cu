@@ -39,7 +39,7 @@ static void test_wrappers(cudaStream_t s) {
     float *a = zeros<float>(4096), *b = zeros<float>(4096), *c = zeros<float>(4096), *d = zeros<float>(4096);
     int *tokens = zeros<int>(N);
     double *out = zeros<double>(1), *scratch = zeros<double>(1);
-    Piece range = {0, 100, 0, 0, 0, true}, *ranges = zeros<Piece>(1);
+    Piece range = {0, 100, 0, 0, 0, true, 0}, *ranges = zeros<Piece>(1);
     unsigned blocks = adamw_number(&range, 1);
     CUDA_CHECK(cudaMemcpy(ranges, &range, sizeof range, cudaMemcpyHostToDevice));
     CUDA_CHECK(cudaDeviceSynchronize());

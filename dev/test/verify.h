@@ -40,4 +40,41 @@ static inline bool latest_sound(const char *out, bool verify, char path[PATH_MAX
     }
 }
 
+// Tensor x in [lo, hi) of a rank's flat buffer: elements [*first, *behind) of its part, none if *first is not below.
+static inline void slice_of(const Tensor *x, size_t lo, size_t hi, size_t *first, size_t *behind) {
+    *first = lo > x->offset ? lo - x->offset : 0;
+    *behind = hi < x->offset ? 0 : hi - x->offset < x->size ? hi - x->offset : x->size;
+}
+
+// Reads elements [lo, hi) of a rank's flat buffer `values` from a checkpoint; gaps become 0.
+static inline bool read_range(const char *dir, StateKind kind, const ParamTable *table, float *values, size_t lo,
+                              size_t hi, Error *err) {
+    SafeTensors st;
+    bool ok = true;
+    if (!state_open(&st, dir, kind, O_RDONLY, err)) return false;
+    memset(values + lo, 0, (hi - lo) * sizeof(float));
+    for (size_t i = 0, first, behind; i < table->count && ok; i++) {
+        const Tensor *x = &table->tensors[i];
+        slice_of(x, lo, hi, &first, &behind);
+        ok = first >= behind || slices_read(&st, x, kind, values + x->offset + first, first, behind, err);
+    }
+    st_close(&st);
+    return ok;
+}
+
+// Writes them to a checkpoint, or without sums to a file.
+static inline bool write_range(const char *path, StateKind kind, const ParamTable *table, const float *values,
+                               size_t lo, size_t hi, Checksums *sums, Error *err) {
+    SafeTensors st;
+    bool ok = sums ? state_open(&st, path, kind, O_RDWR, err) : st_open(&st, path, O_RDWR, err);
+    if (!ok) return false;
+    for (size_t i = 0, first, behind; i < table->count && ok; i++) {
+        const Tensor *x = &table->tensors[i];
+        slice_of(x, lo, hi, &first, &behind);
+        ok = first >= behind || slices_write(&st, x, kind, values + x->offset + first, first, behind, sums, err);
+    }
+    st_close(&st);
+    return ok;
+}
+
 #endif

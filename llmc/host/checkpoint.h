@@ -6,14 +6,14 @@
 // Saving has phases; the trainer puts a barrier between them and, where a phase fails on any rank, calls
 // checkpoint_remove on rank 0:
 //   rank 0      checkpoint_create    OUT/tmp-00000100-HOST-PID with files of full size: a full disk is met here
-//   every rank  slices_write         its slices, synced to the disk
+//   every rank  slices_write         its slices, then a sync to the disk
 //   all ranks   add up their Checksums, on rank 0
 //   rank 0      checkpoint_commit    trainer.json, sync, rename to OUT/step-00000100
 //   rank 0      checkpoint_prune     old ones go (checkpoint_list.h)
 // A gradient dump has the same phases: slices_create of PATH.unfinished, slices_write, rename to PATH.
 //
 // defines: checkpoint_create, checkpoint_commit, checkpoint_remove, checkpoint_is_ours,
-//          checkpoint_check, checkpoint_sum, checkpoint_matches, checkpoint_read
+//          checkpoint_check, checkpoint_sum, checkpoint_matches
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
 
@@ -139,13 +139,11 @@ static inline bool checkpoint_commit(const char *out_dir, const char *tmp_path, 
 // share of all their checksums. Without sums it reads the headers alone, so it comes before any allocation.
 static inline bool checkpoint_check(const char *dir, const GPTConfig *config, size_t kinds, size_t share, size_t shares,
                                     Checksums *sums, Error *err) {
-    char path[PATH_MAX];
     size_t piece = 0, tensors = count_tensors(config);
     bool ok = true;
     for (size_t k = 0; k < kinds && ok; k++) {
         SafeTensors st;
-        if (!path_print(path, err, "%s/%s", dir, state_file((StateKind)k)) || !st_open(&st, path, O_RDONLY, err))
-            return false;
+        if (!state_open(&st, dir, (StateKind)k, O_RDONLY, err)) return false;
         for (size_t id = 0; id < tensors && ok; id++) {
             Tensor x = tensor_describe(config, id, 1, 0);
             const STEntry *entry = slices_find(&st, &x, (StateKind)k, err);
@@ -189,25 +187,6 @@ static inline bool checkpoint_matches(const char *dir, const Checksums *sums, Er
         if (!ok) break;
     }
     cJSON_Delete(root);
-    return ok;
-}
-
-// Every rank: fills values with elements [lo, hi) of its flat buffer; padding and gaps become 0.
-static inline bool checkpoint_read(const char *dir, StateKind kind, const ParamTable *table, float *values,
-                                   size_t lo, size_t hi, Error *err) {
-    char path[PATH_MAX];
-    SafeTensors st;
-    SliceWalk walk = {table, lo, hi, 0, 0};
-    const Tensor *x;
-    Run run;
-    bool ok = true;
-    if (!path_print(path, err, "%s/%s", dir, state_file(kind)) || !st_open(&st, path, O_RDONLY, err)) return false;
-    memset(values, 0, (hi - lo) * sizeof(float));
-    while (ok && (x = slices_next(&walk, &run)) != NULL) {
-        const STEntry *entry = slices_find(&st, x, kind, err);
-        ok = entry && st_read_floats(&st, entry, run.global, run.count, values + (x->offset + run.local - lo), err);
-    }
-    st_close(&st);
     return ok;
 }
 

@@ -1,8 +1,8 @@
-// tensor_slices.h: moving slices of a rank's flat buffer to and from the unsharded tensors of a safetensors file, and
+// tensor_slices.h: moving slices of a rank's tensors to and from the unsharded tensors of a safetensors file, and
 // the checksums of a checkpoint's tensors, which trainer.json holds and --resume compares with the files.
 //
-// defines: Checksums, checksums_make, StateKind, state_file, state_name, SliceWalk, slices_next,
-//          slices_find, ST_START, GRADIENTS_START, GRADIENTS_UNFINISHED, slices_create, slices_write
+// defines: Checksums, checksums_make, StateKind, state_name, state_file, state_open, slices_find, ST_START,
+//          GRADIENTS_START, GRADIENTS_UNFINISHED, slices_create, slices_read, slices_write
 #ifndef LLMC_TENSOR_SLICES_H
 #define LLMC_TENSOR_SLICES_H
 
@@ -26,30 +26,6 @@ static inline Checksums checksums_make(const GPTConfig *config, bool bf16) {
 
 typedef enum { STATE_WEIGHTS, STATE_M, STATE_V, STATE_MASTER } StateKind;  // master: of a bf16 run
 
-// A walk over [lo, hi) of a flat buffer.
-typedef struct {
-    const ParamTable *table;
-    size_t lo, hi, tensor, run;  // and the next run to look at
-} SliceWalk;
-
-// Sets *run to the next of the runs that make up the range, in memory order, without gaps and padding. Returns its
-// tensor, or NULL behind the last.
-static inline const Tensor *slices_next(SliceWalk *w, Run *run) {
-    for (; w->tensor < w->table->count; w->tensor++, w->run = 0) {
-        const Tensor *x = &w->table->tensors[w->tensor];
-        if (x->offset >= w->hi || x->offset + x->size <= w->lo) continue;
-        while (w->run < tensor_run_count(x)) {
-            *run = tensor_run(x, w->run++);
-            size_t begin = x->offset + run->local, end = begin + run->count, skip = begin < w->lo ? w->lo - begin : 0;
-            if (end > w->hi) end = w->hi;
-            if (begin + skip >= end) continue;
-            run->local += skip, run->global += skip, run->count = end - begin - skip;
-            return x;
-        }
-    }
-    return NULL;
-}
-
 enum { STATE_NAME_SIZE = sizeof ((Tensor *)0)->name + 16 };
 
 // The name of a tensor in the file.
@@ -61,6 +37,12 @@ static inline const char *state_name(char name[STATE_NAME_SIZE], const Tensor *x
 
 static inline const char *state_file(StateKind kind) {
     return kind == STATE_WEIGHTS ? "model.safetensors" : "optimizer.safetensors";
+}
+
+// Opens the file of a checkpoint that has this kind of state.
+static inline bool state_open(SafeTensors *st, const char *dir, StateKind kind, int flags, Error *err) {
+    char path[PATH_MAX];
+    return path_print(path, err, "%s/%s", dir, state_file(kind)) && st_open(st, path, flags, err);
 }
 
 // The shape of a tensor in the file, as JSON.
@@ -129,28 +111,30 @@ static inline bool slices_create(const char *path, const char *start, const GPTC
     return ok;
 }
 
-// Every rank, any number of times: writes elements [lo, hi) of its flat buffer, which `values` holds (values[0] is
-// element lo), into the folder that checkpoint_create has made, and adds them to the sums; without sums into a file of
-// slices_create. Of the ranks that hold a tensor alike the one writes it that counts it.
-static inline bool slices_write(const char *path, StateKind kind, const ParamTable *table, const float *values,
-                                size_t lo, size_t hi, Checksums *sums, Error *err) {
-    char file[PATH_MAX];
-    SafeTensors st;
-    SliceWalk walk = {table, lo, hi, 0, 0};
-    const Tensor *x;
-    Run run;
-    bool ok = true;
-    if (!path_print(file, err, "%s%s%s", path, sums ? "/" : "", sums ? state_file(kind) : "") ||
-        !st_open(&st, file, O_RDWR, err)) return false;
-    while (ok && (x = slices_next(&walk, &run)) != NULL) {
-        if (!x->counted) continue;
-        const STEntry *entry = slices_find(&st, x, kind, err);
-        ok = entry && st_write_floats(&st, entry, run.global, run.count, values + (x->offset + run.local - lo),
-                                      sums ? &sums->sums[1 + kind * sums->tensors + x->id] : NULL, err);
+// Fills values with elements [lo, hi) of the rank's part of a tensor; padding becomes 0.
+static inline bool slices_read(const SafeTensors *st, const Tensor *x, StateKind kind, float *values, size_t lo,
+                               size_t hi, Error *err) {
+    const STEntry *entry = slices_find(st, x, kind, err);
+    memset(values, 0, (hi - lo) * sizeof(float));
+    for (size_t i = 0; i < tensor_run_count(x) && entry; i++) {
+        Run run = tensor_run(x, i, lo, hi);
+        if (!st_read_floats(st, entry, run.global, run.count, values + (run.local - lo), err)) return false;
     }
-    ok = ok && (fsync(st.files[0]) == 0 || error_set(err, "cannot write %s: %s", file, strerror(errno)));
-    st_close(&st);
-    return ok;
+    return entry != NULL;
+}
+
+// Writes elements [lo, hi) of the rank's part of a tensor, which `values` holds, into a file of slices_create, and adds
+// them to the sums unless these are NULL. Of the ranks that hold a tensor alike the one writes it that counts it.
+static inline bool slices_write(const SafeTensors *st, const Tensor *x, StateKind kind, const float *values, size_t lo,
+                                size_t hi, Checksums *sums, Error *err) {
+    if (!x->counted) return true;
+    const STEntry *entry = slices_find(st, x, kind, err);
+    uint64_t *sum = sums ? &sums->sums[1 + kind * sums->tensors + x->id] : NULL;
+    for (size_t i = 0; i < tensor_run_count(x) && entry; i++) {
+        Run run = tensor_run(x, i, lo, hi);
+        if (!st_write_floats(st, entry, run.global, run.count, values + (run.local - lo), sum, err)) return false;
+    }
+    return entry != NULL;
 }
 
 #endif

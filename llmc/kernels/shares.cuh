@@ -14,6 +14,7 @@ typedef struct {
     size_t tensor;         // an index into the parameter table
     unsigned first_block;  // of the optimizer's launch, which has blocks for all pieces
     bool decays;
+    size_t first;          // the element of the rank's part of the tensor that `lo` is
 } Piece;
 
 // The packs of one thread: for (size_t i = s.begin; i < s.end; i += s.step).

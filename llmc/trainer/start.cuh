@@ -167,8 +167,6 @@ static inline Arena *trainer_layout(Trainer *m) {
     if (!m->w) {
         if (!m->part.owned) state_own(&m->part, 0, m->table.total);
         if (!m->state.owned) state_own(&m->state, 0, m->table.total);
-        state_pieces(&m->part);
-        state_pieces(&m->state);
         m->adamw_blocks = adamw_number(m->state.host_pieces, m->state.piece_count);
         host_array(m->w, layers);
         host_array(m->dw, layers);
