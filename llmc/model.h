@@ -108,8 +108,8 @@ typedef struct {
     size_t count;    // tensors
     size_t total;    // elements of the flat buffer, gaps of the alignment included
     Tensor *tensors; // [count] in memory order
-    size_t layer_buckets, bucket_count;  // gradient buckets of a layer, 2 if it has experts, else 1; of the rank
-    size_t *buckets; // [bucket_count + 1] their starts: embeddings, those of each layer, ln_f; then total
+    size_t bucket_count;  // of gradients: embeddings, one of each layer and one of its experts if it has any, ln_f
+    size_t *buckets; // [bucket_count + 1] their starts; then total
 } ParamTable;
 
 static const TensorSpec GPT2_TENSORS[NUM_KINDS] = {  // in the order of TensorKind
@@ -201,8 +201,7 @@ static inline ParamTable table_make(const GPTConfig *g, Shard shard) {
     table.shard = shard;
     size_t *numbers = (size_t *)host_alloc(layers, sizeof(size_t));
     table.tensors = (Tensor *)host_alloc(rows, sizeof(Tensor));
-    table.layer_buckets = spec->tensors[spec->behind - 1].flags & TENSOR_EXPERTS ? 2 : 1;
-    table.buckets = (size_t *)host_alloc(layers * table.layer_buckets + 3, sizeof(size_t));
+    table.buckets = (size_t *)host_alloc(2 * layers + 3, sizeof(size_t));
     for (size_t i = 0; i < layers; i++) numbers[i] = shard.layers ? shard.layers[i] : i;
     table.shard.layers = numbers;
     for (size_t i = 0; i < rows; i++) {
@@ -210,8 +209,8 @@ static inline ParamTable table_make(const GPTConfig *g, Shard shard) {
         size_t l = before ? 0 : behind ? layers - 1 : (i - spec->layer) / in_layer, row = i - l * in_layer;
         const TensorSpec *kind = &spec->tensors[row];
         bool experts = kind->flags & TENSOR_EXPERTS, tied = kind->flags & TENSOR_FIRST && kind->flags & TENSOR_LAST;
-        size_t bucket = before ? 0 : behind ? layers * table.layer_buckets + 1 : 1 + l * table.layer_buckets + experts;
-        while (table.bucket_count <= bucket)
+        bool first_expert = experts && !(kind[-1].flags & TENSOR_EXPERTS);
+        if (row == 0 || row == spec->layer || row == spec->behind || first_expert)
             table.buckets[table.bucket_count++] = table.total = round_up(table.total, align);
         if ((before || behind) && !(kind->flags & held)) continue;
         Tensor *x = &table.tensors[table.count++];
