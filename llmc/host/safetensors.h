@@ -112,16 +112,15 @@ static inline bool st_check_places(STEntry *x, size_t count, uint64_t data, uint
     qsort(x, count, sizeof *x, st_compare_places);
     uint64_t at = 0;
     for (size_t i = 0; i < count; i++, x++) {
-        if (x->begin < at) return error_set(err, "%s: tensor %s overlaps another one", path, x->name);
-        if (x->begin > at) return error_set(err, "%s: there is a hole before tensor %s", path, x->name);
+        if (x->begin != at)
+            return error_set(err, "%s: tensor %s overlaps another one or has a hole before it", path, x->name);
         at += x->count * ST_TYPES[x->dtype].width;
-        if (at > file_size - data)
-            return error_set(err, "%s is truncated: tensor %s ends %llu bytes behind its end", path, x->name,
-                             (unsigned long long)(at - (file_size - data)));
         x->begin += data;
     }
-    return data + at == file_size || error_set(err, "%s has %llu bytes that belong to no tensor", path,
-                                               (unsigned long long)(file_size - data - at));
+    return data + at == file_size ||
+           error_set(err, "%s %s: its tensors need %llu bytes, and it has %llu", path, data + at > file_size ?
+                     "is truncated" : "has bytes that belong to no tensor", (unsigned long long)(data + at),
+                     (unsigned long long)file_size);
 }
 
 // Opens a file and adds its tensors to those of *st, which then are sorted by name, for st_find.
@@ -167,8 +166,8 @@ static inline STEntry *st_find(const SafeTensors *st, const char *name) {
     return (STEntry *)bsearch(&key, st->entries, st->count, sizeof key, st_compare_names);
 }
 
-// Opens each file that the index names, and looks for each tensor in the file that the index says.
-static inline bool st_read_index(SafeTensors *st, const cJSON *map, Error *err) {
+// Adds the tensors of all files that the weight_map of the index st->path names. Both must agree on every one of them.
+static inline bool st_add_listed(SafeTensors *st, const cJSON *map, Error *err) {
     const cJSON *item;
     const char *names[ST_MAX_FILES], *slash = strrchr(st->path, '/');
     int folder = slash ? (int)(slash + 1 - st->path) : 0;
@@ -198,14 +197,6 @@ static inline bool st_read_index(SafeTensors *st, const cJSON *map, Error *err) 
            error_set(err, "%s lies: it lists %zu tensors, and its files have %zu", st->path, number, st->count);
 }
 
-// Adds the tensors of all files of the index st->path, which must agree on every one of them.
-static inline bool st_add_index(SafeTensors *st, Error *err) {
-    cJSON *root = json_read(st->path, ST_MAX_HEADER, err);
-    bool ok = root && st_read_index(st, cJSON_GetObjectItemCaseSensitive(root, "weight_map"), err);
-    cJSON_Delete(root);
-    return ok;
-}
-
 // Opens the file or, where PATH.index.json is instead, all files of this index, as if they were one. flags: O_RDONLY,
 // or O_RDWR for a rank that fills in its slices of a file that slices_create has made. False with a sentence, and
 // nothing to close, for whatever is not sound.
@@ -215,7 +206,10 @@ static inline bool st_open(SafeTensors *st, const char *path, int flags, Error *
     if (!path_print(index, err, "%s.index.json", path)) return false;
     bool split = access(path, F_OK) != 0 && access(index, F_OK) == 0;
     st->path = host_string(split ? index : path);
-    bool ok = split ? st_add_index(st, err) : st_add(st, path, flags, err);
+    cJSON *root = split ? json_read(index, ST_MAX_HEADER, err) : NULL;
+    const cJSON *map = cJSON_GetObjectItemCaseSensitive(root, "weight_map");
+    bool ok = split ? root && st_add_listed(st, map, err) : st_add(st, path, flags, err);
+    cJSON_Delete(root);
     if (!ok) st_close(st);
     return ok;
 }
