@@ -1,6 +1,6 @@
 // json.h: reads JSON files that may be damaged or hostile. The parser is cJSON.
 //
-// defines: JSON_MAX_WHOLE, json_read, json_parse, json_whole, json_set_field, json_print_field
+// defines: JSON_MAX_WHOLE, compare_names, json_parse, json_read, json_whole, json_set_field, json_print_field
 #ifndef LLMC_JSON_H
 #define LLMC_JSON_H
 
@@ -25,7 +25,8 @@ static inline bool json_is_bloated(const char *text, size_t bytes) {
     return values * 80 + strings * 24 > 9 * bytes + ((size_t)64 << 20);
 }
 
-static inline int json_compare_names(const void *a, const void *b) {
+// Orders names, and structs that begin with one.
+static inline int compare_names(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
@@ -40,7 +41,7 @@ static inline bool json_names_differ(const cJSON *value, const char *file, Error
         if (child->string) names[count++] = child->string;
         ok = ok && json_names_differ(child, file, err);
     }
-    qsort(names, count, sizeof *names, json_compare_names);
+    qsort(names, count, sizeof *names, compare_names);
     for (size_t i = 1; i < count && ok; i++) {
         if (strcmp(names[i - 1], names[i]) == 0) ok = error_set(err, "%s has \"%s\" twice", file, names[i]);
     }

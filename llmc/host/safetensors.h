@@ -23,7 +23,8 @@ enum { ST_MAX_HEADER = 100000000, ST_STAGE = 16384, ST_MAX_FILES = 1000 };
 enum { ST_F32, ST_BF16, ST_F16, ST_F64, ST_OTHER };  // rows of ST_TYPES; from ST_OTHER on: they can be skipped
 
 typedef struct {
-    char *name, *shape;  // shape: as JSON, [2,3]
+    char *name;          // comes first: compare_names sorts entries
+    char *shape;         // as JSON, [2,3]
     int dtype;           // row of ST_TYPES
     size_t count;        // elements: the product of the shape
     uint64_t begin;      // byte of the file
@@ -64,10 +65,6 @@ static inline void st_close(SafeTensors *st) {
     free(st->path);
     free(st->entries);
     memset(st, 0, sizeof *st);
-}
-
-static inline int st_compare_names(const void *a, const void *b) {
-    return strcmp(((const STEntry *)a)->name, ((const STEntry *)b)->name);
 }
 
 static inline int st_compare_places(const void *a, const void *b) {
@@ -155,15 +152,13 @@ static inline bool st_add(SafeTensors *st, const char *path, int flags, Error *e
     }
     cJSON_Delete(root);
     ok = ok && st_check_places(st->entries + before, st->count - before, 8 + length, size, path, err);
-    qsort(st->entries, st->count, sizeof(STEntry), st_compare_names);
+    qsort(st->entries, st->count, sizeof(STEntry), compare_names);
     return ok;
 }
 
 // The tensor of that name, or NULL.
 static inline STEntry *st_find(const SafeTensors *st, const char *name) {
-    STEntry key;
-    key.name = (char *)name;
-    return (STEntry *)bsearch(&key, st->entries, st->count, sizeof key, st_compare_names);
+    return (STEntry *)bsearch(&name, st->entries, st->count, sizeof(STEntry), compare_names);
 }
 
 // Adds the tensors of all files that the weight_map of the index st->path names. Both must agree on every one of them.
@@ -263,18 +258,16 @@ static inline uint64_t checksum_values(const void *values, int dtype, size_t fir
 static inline bool st_sum(const SafeTensors *st, const STEntry *x, size_t share, size_t shares, size_t *piece,
                           uint64_t *sum, Error *err) {
     enum { PIECE = 1 << 16 };
-    bool ok = true;
+    uint32_t stage[PIECE];
     if (x->dtype != ST_F32 && x->dtype != ST_BF16)
         return error_set(err, "%s: tensor %s is neither F32 nor BF16, as it was saved", st->path, x->name);
-    char *stage = (char *)host_alloc(PIECE, sizeof(float));
-    for (size_t first = 0, n; first < x->count && ok; first += n) {
+    for (size_t first = 0, n; first < x->count; first += n) {
         n = x->count - first < PIECE ? x->count - first : (size_t)PIECE;
         if ((*piece)++ % shares != share) continue;
-        ok = st_read(st, x, first, n, stage, err);
-        if (ok) *sum += checksum_values(stage, x->dtype, first, n);
+        if (!st_read(st, x, first, n, stage, err)) return false;
+        *sum += checksum_values(stage, x->dtype, first, n);
     }
-    free(stage);
-    return ok;
+    return true;
 }
 
 // Writes elements [first, first + count) of an F32 tensor, or of a BF16 one, rounded to nearest even. Adds their
