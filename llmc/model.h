@@ -7,8 +7,8 @@
 //
 // defines: GPTConfig, padded_vocabulary, Split, Init, TensorKind, MAX_KINDS, TENSOR_*, TensorSpec, ModelSpec,
 //          gpt2_dimension, gpt2_flops, GPT2, config_spec, config_dimension, count_tensors, Shard, shard_whole, Tensor,
-//          tensor_describe, ParamTable, table_make, table_free, table_find, table_largest, Run, tensor_run_count,
-//          tensor_run, count_parameters, count_flops
+//          tensor_describe, ParamTable, table_make, table_free, table_find, table_largest, Run, tensor_run,
+//          count_parameters, count_flops
 #ifndef LLMC_MODEL_H
 #define LLMC_MODEL_H
 
@@ -260,23 +260,19 @@ typedef struct {
     size_t count;
 } Run;
 
-// How many runs the rank's part of a tensor consists of. All of a matrix is one.
-static inline size_t tensor_run_count(const Tensor *x) {
+// Sets *run to run i of the rank's part, as far as it lies in [lo, hi) of this part: ranks take turns. All of a matrix
+// is one run. The padding of the vocabulary is in none; count can be 0. Returns false behind the last run.
+static inline bool tensor_run(const Tensor *x, size_t i, size_t lo, size_t hi, Run *run) {
     Split split = x->t == 1 ? SPLIT_NONE : x->spec->split;
-    return split == SPLIT_COLUMNS ? x->rows : split == SPLIT_QKV ? 3 * x->rows : 1;
-}
-
-// Run i of the rank's part, as far as it lies in [lo, hi) of this part: ranks take turns. The padding of the vocabulary
-// is in no run; count can be 0.
-static inline Run tensor_run(const Tensor *x, size_t i, size_t lo, size_t hi) {
-    size_t whole = x->rows * x->cols, count = x->size / tensor_run_count(x), end = (i + 1) * count;
-    Run run = {i * count, x->spec->split == SPLIT_NONE ? 0 : (i * x->t + x->t_rank) * count, 0};
-    size_t skip = lo > run.local ? lo - run.local : 0, left = run.global < whole ? whole - run.global : 0;
-    if (end > run.local + left) end = run.local + left;
+    size_t runs = split == SPLIT_COLUMNS ? x->rows : split == SPLIT_QKV ? 3 * x->rows : 1, count = x->size / runs;
+    size_t begin = i * count, end = begin + count, whole = x->rows * x->cols, skip = lo > begin ? lo - begin : 0;
+    size_t global = x->spec->split == SPLIT_NONE ? 0 : (i * x->t + x->t_rank) * count;
+    size_t left = global < whole ? whole - global : 0;
+    if (end > begin + left) end = begin + left;
     if (end > hi) end = hi;
-    run.local += skip, run.global += skip;
-    if (end > run.local) run.count = end - run.local;
-    return run;
+    run->local = begin + skip, run->global = global + skip;
+    run->count = end > run->local ? end - run->local : 0;
+    return i < runs;
 }
 
 // Parameters as the literature counts them: unpadded, the tied embedding once.

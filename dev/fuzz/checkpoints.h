@@ -57,8 +57,8 @@ static void fuzz_fill(const ParamTable *table, size_t lo, size_t hi, float *valu
     for (size_t i = 0, first, behind; i < table->count; i++) {
         const Tensor *x = &table->tensors[i];
         slice_of(x, lo, hi, &first, &behind);
-        for (size_t r = 0; r < tensor_run_count(x); r++) {
-            Run run = tensor_run(x, r, first, behind);
+        Run run;
+        for (size_t r = 0; tensor_run(x, r, first, behind, &run); r++) {
             for (size_t j = 0; j < run.count; j++) {
                 float *at = &values[x->offset + run.local + j];
                 float value = (float)((x->id * 7919 + (size_t)kind * 104729 + (run.global + j) * 31) % 256);

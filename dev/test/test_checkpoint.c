@@ -278,8 +278,8 @@ static float *make_values(const ParamTable *table, StateKind kind, bool bf16, fl
     for (size_t i = 0; i < table->total; i++) values[i] = outside;
     for (size_t i = 0; i < table->count; i++) {
         const Tensor *x = &table->tensors[i];
-        for (size_t r = 0; r < tensor_run_count(x); r++) {
-            Run run = tensor_run(x, r, 0, x->size);
+        Run run;
+        for (size_t r = 0; tensor_run(x, r, 0, x->size, &run); r++) {
             for (size_t j = 0; j < run.count; j++) {
                 values[x->offset + run.local + j] = element(x, kind, run.global + j, bf16);
             }

@@ -116,10 +116,9 @@ static inline bool slices_read(const SafeTensors *st, const Tensor *x, StateKind
                                size_t hi, Error *err) {
     const STEntry *entry = slices_find(st, x, kind, err);
     memset(values, 0, (hi - lo) * sizeof(float));
-    for (size_t i = 0; i < tensor_run_count(x) && entry; i++) {
-        Run run = tensor_run(x, i, lo, hi);
+    Run run;
+    for (size_t i = 0; entry && tensor_run(x, i, lo, hi, &run); i++)
         if (!st_read_floats(st, entry, run.global, run.count, values + (run.local - lo), err)) return false;
-    }
     return entry != NULL;
 }
 
@@ -130,10 +129,9 @@ static inline bool slices_write(const SafeTensors *st, const Tensor *x, StateKin
     if (!x->counted) return true;
     const STEntry *entry = slices_find(st, x, kind, err);
     uint64_t *sum = sums ? &sums->sums[1 + kind * sums->tensors + x->id] : NULL;
-    for (size_t i = 0; i < tensor_run_count(x) && entry; i++) {
-        Run run = tensor_run(x, i, lo, hi);
+    Run run;
+    for (size_t i = 0; entry && tensor_run(x, i, lo, hi, &run); i++)
         if (!st_write_floats(st, entry, run.global, run.count, values + (run.local - lo), sum, err)) return false;
-    }
     return entry != NULL;
 }
 

@@ -85,9 +85,9 @@ static inline void state_random(const GPTConfig *config, const Tensor *x, float 
                                 uint64_t seed) {
     double stddev = config_spec(config)->stddev;
     if (x->spec->init == INIT_RESIDUAL) stddev /= sqrt(2.0 * (double)config->L);
+    Run run;
     memset(host, 0, (hi - lo) * sizeof(float));
-    for (size_t i = 0; i < tensor_run_count(x); i++) {
-        Run run = tensor_run(x, i, lo, hi);
+    for (size_t i = 0; tensor_run(x, i, lo, hi, &run); i++) {
         float *out = host + (run.local - lo);
         for (size_t j = 0; j < run.count && x->spec->init == INIT_ONE; j++) out[j] = 1.0f;
         if (x->spec->init == INIT_NORMAL || x->spec->init == INIT_RESIDUAL)
@@ -115,8 +115,7 @@ static inline bool state_start(State *state, const char *dir, bool optimizer, ui
         if (!optimizer && (kind == STATE_M || kind == STATE_V)) continue;
         ok = !dir || state_open(&st, dir, of, O_RDONLY, err);
         for (size_t i = 0; i < (all ? table->count : state->piece_count) && ok; i++) {
-            size_t tensor = all ? i : state->host_pieces[i].tensor;
-            const Tensor *x = &table->tensors[tensor];
+            const Tensor *x = &table->tensors[all ? i : state->host_pieces[i].tensor];
             Piece piece = all ? Piece{x->offset, x->offset + x->size, 0, i, 0, false, 0} : state->host_pieces[i];
             size_t n = piece.hi - piece.lo;
             if (dir) ok = slices_read(&st, x, of, host, piece.first, piece.first + n, err);
