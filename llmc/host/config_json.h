@@ -1,6 +1,6 @@
 // config_json.h: config.json as Hugging Face's GPT-2 writes and reads it.
 //
-// defines: config_size, config_is, config_is_type, config_read_sizes, config_read, config_write_kind, config_write
+// defines: config_size, config_is, config_read_kind, config_read, config_write_kind, config_write
 #ifndef LLMC_CONFIG_JSON_H
 #define LLMC_CONFIG_JSON_H
 
@@ -30,48 +30,46 @@ static inline bool config_is(const cJSON *root, const char *key, const char *val
     return ok || error_set(err, "%s: \"%s\" must be %s: this variant is not supported", path, key, value);
 }
 
-static inline bool config_is_type(const cJSON *root, const char *type, const char *path, Error *err) {
+// Reads a config.json with GPT-2's names and that "model_type". Returns it, for members of its own, or NULL with a
+// sentence that names the first thing that is not as we compute it. The caller frees it with cJSON_Delete. The limits
+// of sizes, which are no lower than those of the flags, keep every product of sizes far from 2^63.
+static inline cJSON *config_read_kind(const char *path, const char *type, GPTConfig *g, Error *err) {
+    cJSON *root = json_read(path, 1 << 20, err);
     const char *found = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(root, "model_type"));
-    return (found && strcmp(found, type) == 0) ||
-           error_set(err, "%s: \"model_type\" is not \"%s\", the only one that can be loaded here", path, type);
+    char inner[24] = "";
+    bool ok = root && ((found && strcmp(found, type) == 0) ||
+                       error_set(err, "%s: \"model_type\" is not \"%s\", the only one that can be loaded here", path,
+                                 type)) &&
+              config_size(root, "n_embd", 1 << 17, &g->C, path, err) &&
+              config_size(root, "n_layer", 5000, &g->L, path, err) &&
+              config_size(root, "n_head", 1 << 17, &g->NH, path, err) &&
+              config_size(root, "vocab_size", 1 << 24, &g->V, path, err) &&
+              config_size(root, "n_positions", 1 << 24, &g->maxT, path, err) &&
+              (g->C % g->NH == 0 || error_set(err, "%s: n_head %zu does not divide n_embd %zu", path, g->NH, g->C));
+    if (ok) snprintf(inner, sizeof inner, "%zu", 4 * g->C);
+    ok = ok && config_is(root, "activation_function", "\"gelu_new\"", "\"gelu_pytorch_tanh\"", path, err) &&
+         config_is(root, "layer_norm_epsilon", "1e-05", "", path, err) &&
+         config_is(root, "n_inner", inner, "null", path, err) &&
+         config_is(root, "tie_word_embeddings", "true", "", path, err) &&
+         config_is(root, "scale_attn_weights", "true", "", path, err) &&
+         config_is(root, "scale_attn_by_inverse_layer_idx", "false", "", path, err) &&
+         config_is(root, "add_cross_attention", "false", "", path, err);
+    if (ok) {
+        g->Vp = padded_vocabulary(g->V);
+        return root;
+    }
+    cJSON_Delete(root);
+    return NULL;
 }
 
-// Reads the sizes by GPT-2's names. The limits, which are no lower than those of the flags, keep every product of sizes
-// far from 2^63.
-static inline bool config_read_sizes(const cJSON *root, GPTConfig *g, const char *path, Error *err) {
-    if (!config_size(root, "n_embd", 1 << 17, &g->C, path, err) ||
-        !config_size(root, "n_layer", 5000, &g->L, path, err) ||
-        !config_size(root, "n_head", 1 << 17, &g->NH, path, err) ||
-        !config_size(root, "vocab_size", 1 << 24, &g->V, path, err) ||
-        !config_size(root, "n_positions", 1 << 24, &g->maxT, path, err)) return false;
-    g->Vp = padded_vocabulary(g->V);
-    return g->C % g->NH == 0 ||
-           error_set(err, "%s: n_head %zu does not divide n_embd %zu", path, g->NH, g->C);
-}
-
-static inline bool config_check_variant(const cJSON *root, size_t channels, const char *path, Error *err) {
-    char inner[24];
-    snprintf(inner, sizeof inner, "%zu", 4 * channels);
-    return config_is(root, "activation_function", "\"gelu_new\"", "\"gelu_pytorch_tanh\"", path, err) &&
-           config_is(root, "layer_norm_epsilon", "1e-05", "", path, err) &&
-           config_is(root, "n_inner", inner, "null", path, err) &&
-           config_is(root, "tie_word_embeddings", "true", "", path, err) &&
-           config_is(root, "scale_attn_weights", "true", "", path, err) &&
-           config_is(root, "scale_attn_by_inverse_layer_idx", "false", "", path, err) &&
-           config_is(root, "add_cross_attention", "false", "", path, err);
-}
-
-// Reads config.json of our own folders or Hugging Face's, of that kind of model (NULL: GPT-2). False with a sentence
-// that names the first thing that is not as we compute it.
+// Reads config.json of our own folders or Hugging Face's, of that kind of model (NULL: GPT-2).
 static inline bool config_read(const char *dir, const ModelSpec *spec, GPTConfig *config, Error *err) {
     char path[PATH_MAX];
     config->spec = spec;
     if (!path_print(path, err, "%s/config.json", dir)) return false;
     if (spec && spec->read) return spec->read(path, config, err);
-    cJSON *root = json_read(path, 1 << 20, err);
-    if (!root) return false;
-    bool ok = config_is_type(root, "gpt2", path, err) && config_read_sizes(root, config, path, err) &&
-              config_check_variant(root, config->C, path, err);
+    cJSON *root = config_read_kind(path, "gpt2", config, err);
+    bool ok = root != NULL;
     cJSON_Delete(root);
     return ok;
 }

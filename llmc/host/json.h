@@ -98,8 +98,7 @@ static inline bool json_set_field(void *object, const Field *f, const cJSON *ite
     if (f->type == FIELD_SEED || f->type == FIELD_CHOICE || f->type == FIELD_CHARS)
         return cJSON_IsString(item) && field_set(object, f, item->valuestring);
     char number[32];
-    uint64_t whole;
-    if (!cJSON_IsNumber(item) || (f->type == FIELD_SIZE && !json_whole(item, &whole))) return false;
+    if (!cJSON_IsNumber(item)) return false;
     snprintf(number, sizeof number, "%.17g", item->valuedouble);
     return field_set(object, f, number);
 }

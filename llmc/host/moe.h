@@ -40,10 +40,8 @@ static inline bool moe_check(const MoeSpec *o, size_t d, bool zero, Error *err) 
 static inline bool moe_config_read(const char *path, GPTConfig *config, Error *err) {
     const MoeSpec *moe = moe_of(config);
     size_t E = 0, k = 0;
-    cJSON *root = json_read(path, 1 << 20, err);
-    if (!root) return false;
-    bool ok = config_is_type(root, "gpt2_moe", path, err) && config_read_sizes(root, config, path, err) &&
-              config_size(root, "num_local_experts", 128, &E, path, err) &&
+    cJSON *root = config_read_kind(path, "gpt2_moe", config, err);
+    bool ok = root && config_size(root, "num_local_experts", 128, &E, path, err) &&
               config_size(root, "num_experts_per_tok", 128, &k, path, err);
     cJSON_Delete(root);
     if (ok && (E != moe->E || k != moe->k))
