@@ -7,8 +7,8 @@
 //
 // defines: GPTConfig, padded_vocabulary, Split, Init, TensorKind, MAX_KINDS, TENSOR_*, TensorSpec, ModelSpec,
 //          gpt2_dimension, gpt2_flops, GPT2, config_spec, config_dimension, count_tensors, Shard, shard_whole, Tensor,
-//          tensor_describe, ParamTable, table_make, table_free, table_find, table_largest, Run, tensor_run,
-//          count_parameters, count_flops
+//          tensor_describe, ParamTable, table_make, table_free, table_find, Run, tensor_run, count_parameters,
+//          count_flops
 #ifndef LLMC_MODEL_H
 #define LLMC_MODEL_H
 
@@ -107,6 +107,7 @@ typedef struct {
     Shard shard;     // with layers of its own
     size_t count;    // tensors
     size_t total;    // elements of the flat buffer, gaps of the alignment included
+    size_t largest;  // elements of the largest tensor's part
     Tensor *tensors; // [count] in memory order
     size_t bucket_count;  // of gradients: embeddings, one of each layer and one of its experts if it has any, ln_f
     size_t *buckets; // [bucket_count + 1] their starts; then total
@@ -221,6 +222,7 @@ static inline ParamTable table_make(const GPTConfig *g, Shard shard) {
         // Tensor ranks hold whole tensors alike, and the first and the last stage a tied one.
         x->counted = (kind->split != SPLIT_NONE || shard.t_rank == 0) && (!tied || shard.embedding);
         end = x->offset + x->size;
+        if (x->size > table.largest) table.largest = x->size;
         table.total = round_up(end, TENSOR_ALIGN);
     }
     table.total = table.buckets[table.bucket_count] = round_up(table.total, align);
@@ -242,15 +244,6 @@ static inline const Tensor *table_find(const ParamTable *table, int kind, size_t
         if (x->spec->kind == kind && (outside || x->held == l)) return x;
     }
     return NULL;
-}
-
-// Elements of the largest tensor that the rank holds.
-static inline size_t table_largest(const ParamTable *table) {
-    size_t largest = 0;
-    for (size_t i = 0; i < table->count; i++) {
-        if (table->tensors[i].size > largest) largest = table->tensors[i].size;
-    }
-    return largest;
 }
 
 // A run: `count` elements that are contiguous both in this rank's memory and in the unsharded tensor.

@@ -184,7 +184,7 @@ static inline Arena *trainer_layout(Trainer *m) {
     take(arena, m->losses, micros * 2 * N);
     take(arena, m->part.pieces, m->part.piece_count), take(arena, m->norms, m->part.piece_count);
     take(arena, m->state.pieces, m->state.piece_count);
-    take(arena, m->norm_scratch, global_norm_scratch(m->part.piece_count, table_largest(&m->table)));
+    take(arena, m->norm_scratch, global_norm_scratch(m->part.piece_count, m->table.largest));
     take(arena, m->totals, count_tensors(&m->config) + TOTALS_EXTRA);
     return arena;
 }
@@ -258,7 +258,7 @@ static inline void trainer_start(Trainer *m) {
     CUDA_CHECK(cudaDeviceSynchronize());  // copies of pageable memory may still be on their way
     trainer_set_dropout(m, false);
     global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->part.pieces, m->part.piece_count,
-                        table_largest(&m->table), m->part.owned, m->stream);  // loads its kernels before any message
+                        m->table.largest, m->part.owned, m->stream);  // loads its kernels before any message
     bool loaded = o->simulate || state_start(&m->state, from, o->resume != NULL, o->seed, &err);
     job_agree(&m->job, loaded, &err, 1);
     CUDA_CHECK(cudaDeviceSynchronize());  // memory is set on the default stream, which ours do not wait for

@@ -102,7 +102,7 @@ static inline int state_kinds(const State *state) { return state->master ? STATE
 // weights (dir NULL). Without an optimizer moments are 0, and master weights are the weights before they are rounded.
 static inline bool state_start(State *state, const char *dir, bool optimizer, uint64_t seed, Error *err) {
     const ParamTable *table = state->table;
-    float *host = (float *)host_alloc(table_largest(table), sizeof(float));
+    float *host = (float *)host_alloc(table->largest, sizeof(float));
     bool ok = true;
     CUDA_CHECK(cudaMemset(state->params, 0, state_held(state) * sizeof(floatX)));
     CUDA_CHECK(cudaMemset(state->grads, 0, state_held(state) * sizeof(float)));
@@ -132,7 +132,7 @@ static inline bool state_start(State *state, const char *dir, bool optimizer, ui
 // Writes what this rank owns into the folder that checkpoint_create has made, or, without sums, its gradients into the
 // unfinished file of a dump, and waits until it is on the disk.
 static inline bool state_save(const State *state, const char *path, Checksums *sums, Error *err) {
-    float *host = (float *)host_alloc(table_largest(state->table), sizeof(float));
+    float *host = (float *)host_alloc(state->table->largest, sizeof(float));
     bool ok = true;
     for (int kind = STATE_WEIGHTS; kind < (sums ? state_kinds(state) : STATE_M) && ok; kind++) {
         SafeTensors st = {};

@@ -107,7 +107,7 @@ static inline void trainer_norm(Trainer *m, StepReport *report) {
     Error err;
     size_t count = m->part.piece_count, tensors = count_tensors(&m->config), bad = tensors;
     double *totals = m->host_totals, sum = 0.0;
-    global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->part.pieces, count, table_largest(&m->table),
+    global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->part.pieces, count, m->table.largest,
                         m->part.owned, m->stream);
     CUDA_CHECK(cudaMemcpyAsync(m->host_norms, m->norms, count * sizeof(double), cudaMemcpyDeviceToHost, m->stream));
     double loss = trainer_loss_share(m);
