@@ -243,22 +243,24 @@ static void naive_backward(floatX *dqkv, void *scratch, const floatX *dout, cons
 
 // ---------------------------------------------------------------------------------------------- 3, 4, 5: llmc's
 
-// One row a thread (3) or ATTENTION_ROWS (4), whatever machine this is.
-template <int R>
+// One row a thread (3), or as many as this machine's threads take (4).
+template <int CAPACITY> using OneRow = AttentionRows<CAPACITY>;
+template <int CAPACITY> using OwnRows = RowsOf<CAPACITY>;
+template <template <int> class Rows>
 static void rows_launch(const Attention &a, bool backward) {
     attention_capacity<32, 64, 128>(a.HS, [&](auto capacity) {
-        typedef RowsOf<decltype(capacity)::value, R> A;
+        typedef Rows<decltype(capacity)::value> A;
         by_dropout(dropping, [&](auto drops) { attention_rows<A, drops>(a, dropping, backward, lab.stream); });
     });
 }
-template <int R>
+template <template <int> class Rows>
 static void rows_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
-    rows_launch<R>(flash_forward(out, saved, qkv, B, T, C, NH), false);
+    rows_launch<Rows>(flash_forward(out, saved, qkv, B, T, C, NH), false);
 }
-template <int R>
+template <template <int> class Rows>
 static void rows_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *out, const void *saved,
                           const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
-    rows_launch<R>(flash_backward(dqkv, scratch, dout, out, saved, qkv, B, T, C, NH), true);
+    rows_launch<Rows>(flash_backward(dqkv, scratch, dout, out, saved, qkv, B, T, C, NH), true);
 }
 
 static void llmc_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
@@ -311,11 +313,11 @@ static const Kernel KERNELS[] = {
      gemm_backward, 1024, 0},
     {2, "naive", "flash: a thread a row, the others in global memory", NAIVE_THREADS, flash_bytes, flash_bytes,
      naive_forward, naive_backward, NAIVE_CHANNELS, 0},
-    {3, "lanes", "flash: tiles in shared memory, several threads a row", 1, flash_bytes, flash_bytes, rows_forward<1>,
-     rows_backward<1>, 128, 0},
+    {3, "lanes", "flash: tiles in shared memory, several threads a row", 1, flash_bytes, flash_bytes,
+     rows_forward<OneRow>, rows_backward<OneRow>, 128, 0},
 #ifndef __CUDACC__
     {4, "vectors", "flash: 4 to 16 rows a thread, lanes of a CPU's vector", 1, flash_bytes, flash_bytes,
-     rows_forward<ATTENTION_ROWS>, rows_backward<ATTENTION_ROWS>, 128, 0},
+     rows_forward<OwnRows>, rows_backward<OwnRows>, 128, 0},
 #endif
 #ifdef PRECISION_BF16
     {TENSOR, "tensor", "flash: tensor cores, fragments stay in registers", ATTENTION_MMA_THREADS, flash_bytes,
@@ -331,7 +333,7 @@ static int kernel_number(const Kernel *k, size_t B, size_t T, size_t C, size_t N
     if (k->number != LLMC) return k->number;
     Attention a = attention_of(NULL, B, T, C, NH);
     if (sizeof(floatX) == 2 && attention_mma_takes(a)) return a.HS > 32 && a.HS <= 64 ? LLMC : TENSOR;
-    return ATTENTION_ROWS == 1 ? 3 : 4;
+    return RowsOf<32>::R == 1 ? 3 : 4;
 }
 
 // A row of the table: one pass of one kernel.

@@ -2,7 +2,7 @@
 //
 // Names, signatures and error codes are CUDA's; the rest of it does not compile. It is stricter than the real thing:
 // stream 0 is refused for kernels and asynchronous work, host and device pointers are told apart, and every range is
-// checked. allocation.h has the memory, stream.h the queues, fibre.h and warp.h the threads, vectors.h the arithmetic.
+// checked. allocation.h has the memory, stream.h the queues, fibre.h and warp.h the threads, vectors.h the exponential.
 #ifndef LLMC_CPU_CUDA_RUNTIME_H
 #define LLMC_CPU_CUDA_RUNTIME_H
 

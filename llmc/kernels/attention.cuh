@@ -15,10 +15,12 @@
 #include "llmc/kernels/attention_rows.cuh"
 #include "llmc/kernels/dropout.cuh"
 
-// The fp32 kernels with R rows a thread. One row: 16 channels a lane. More: one capacity is enough, as registers hold
-// no row.
-template <int CAPACITY, int R, bool PAIR = false>
-using RowsOf = AttentionRows<R == 1 ? CAPACITY : ATTENTION_MAX_HEAD_SIZE, R, R == 1 ? CAPACITY / 16 : 1, PAIR>;
+// The rows of this machine's threads in fp32 arithmetic.
+#if defined(__CUDACC__) || defined(GPU_SHAPES)
+template <int CAPACITY, bool PAIR = false> using RowsOf = AttentionRows<CAPACITY, PAIR>;
+#else
+#include "llmc/cpu/attention_vectors.h"
+#endif
 
 // Describes qkv[B,T,NH + 2 KV,HS]; the caller adds the outputs. KV 0: NH.
 static inline Attention attention_of(const floatX *qkv, size_t B, size_t T, size_t C, size_t NH, size_t KV = 0) {
@@ -58,7 +60,7 @@ static inline void attention_launch(const Attention &a, const Dropout &drop, boo
     }
 #endif
     attention_capacity<32, 64, 128, 512>(a.HS, [&](auto capacity) {
-        typedef RowsOf<decltype(capacity)::value, ATTENTION_ROWS, PAIR> A;
+        typedef RowsOf<decltype(capacity)::value, PAIR> A;
         by_dropout(drop, [&](auto drops) { attention_rows<A, drops>(a, drop, backward, stream); });
     });
 }

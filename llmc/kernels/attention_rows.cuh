@@ -3,9 +3,8 @@
 // makes the probabilities again from their log-sum-exp.
 //
 // A thread owns R rows (queries; keys for the gradient of keys and values), and LANES threads share a row by its
-// channels. On a GPU a row has one float in each register, 16 channels a lane, and the block shares the tiles of the
-// other side. On a CPU a thread takes rows that are the lanes of a vector register, with all their channels: eight sums
-// and what they need fit in the registers, and it meets no barrier. Both are the code below.
+// channels. On a GPU R is 1: a row has one float in each register, 16 channels a lane, and the block shares the tiles
+// of the other side. A CPU has structs of its own beside AttentionRows, with several rows and the same kernels.
 //
 // defines: Attention, AttentionPlace, place_head, attention_blocks, attention_place, AttentionRows, attention_rows
 #ifndef LLMC_ATTENTION_ROWS_CUH
@@ -55,16 +54,6 @@ __device__ __forceinline__ Philox scores_block(const Dropout &d, const Attention
                                      tokens_position(a.k_tokens, a.k_first + k), a.whole);
 }
 
-#if defined(__CUDACC__) || defined(GPU_SHAPES)
-enum { ATTENTION_ROWS = 1, ATTENTION_SUMS = 8 };
-#else
-enum { ATTENTION_ROWS = CPU_ROWS, ATTENTION_SUMS = CPU_SUMS };
-#endif
-
-// The type of R rows: llmc/cpu/vectors.h has the others.
-template <int R> struct RowVector;
-template <> struct RowVector<1> { typedef float type; };
-
 // Where a block works. Rows are int, as registers are short.
 struct AttentionPlace {
     size_t in, in_k, out;  // where the head begins in q, in k and v, and in out
@@ -102,28 +91,62 @@ __device__ __forceinline__ void attention_place(AttentionPlace &p, const Attenti
     p.end = p.block_row + (int)rows < p.others && !p.full ? p.block_row + (int)rows : p.others;
 }
 
-// CAPACITY: the largest head size, which decides the registers; channels beyond HS are zero. A thread that is alone
-// goes over the HS channels only.
-template <int CAPACITY_, int R_, int LANES_, bool PAIR_ = false>
+// The rows of a GPU's threads. CAPACITY: the largest head size, which decides the lanes of a row; channels beyond HS are
+// zero. A CPU has the same names in llmc/cpu/attention_vectors.h.
+template <int CAPACITY_, bool PAIR_ = false>
 struct AttentionRows {
     static constexpr bool PAIR = PAIR_;
-    static constexpr int CAPACITY = CAPACITY_, R = R_, LANES = LANES_;
-    static constexpr int CHANNELS = CAPACITY / LANES;            // of a lane
-    static constexpr bool ALONE = LANES == 1 && R > 1;           // each thread has its own tiles
-    static constexpr int TILE = ALONE ? 16 : 8;                  // rows of the other side at a time
-    static constexpr int STEP = R > 16 ? R / 2 : 8;              // channels are padded to a multiple of it
-    static constexpr int SUMS = R > 1 ? (int)ATTENTION_SUMS : 8; // rows or channels that share a load of the thread's
-    static constexpr unsigned THREADS = ALONE ? 1 : 128;
-    static constexpr unsigned BLOCK_ROWS = THREADS / LANES * R;
-    typedef typename RowVector<R>::type V;
-    typedef V Scores[TILE];                                      // of R rows and each row of a tile
+    static constexpr int CAPACITY = CAPACITY_, R = 1, CHANNELS = 16, LANES = CAPACITY / CHANNELS;  // channels of a lane
+    static constexpr int TILE = 8;  // rows of the other side at a time
+    static constexpr int SUMS = 8;  // rows or channels that share a load of the thread's
+    static constexpr unsigned THREADS = 128, BLOCK_ROWS = THREADS / LANES;
+    typedef float V;                // of R rows
     typedef float Tile[CAPACITY];
-    static_assert(CHANNELS % STEP == 0 && TILE % 8 == 0 && 32 % LANES == 0, "channels and rows go by 8");
-    // Returns the number of channels of a lane that are not all zero.
-    __device__ __forceinline__ static int channels(const Attention &a) {
-        return ALONE ? (int)((a.HS + STEP - 1) / STEP * STEP) : CHANNELS;
+    __device__ __forceinline__ static constexpr int channels(const Attention &) { return CHANNELS; }
+    __device__ __forceinline__ static void barrier() { __syncthreads(); }
+
+    // Returns the head's channel that is the lane's channel i: a lane has four in a row, the lanes' fours lie side by
+    // side.
+    __device__ __forceinline__ static int channel(int i) {
+        return (i / 4 * LANES + (int)(threadIdx.x % LANES)) * 4 + i % 4;
+    }
+
+    // Loads rows first, first + 1, ... of p[T, stride] as floats; zeros beyond T and HS.
+    __device__ __forceinline__ static const Tile *load_tile(Tile *tile, const floatX *p, size_t stride, int first,
+                                                            int T, const Attention &a) {
+        for (unsigned i = threadIdx.x; i < TILE * CAPACITY; i += THREADS) {
+            int j = (int)i / CAPACITY;
+            size_t c = i % CAPACITY;
+            tile[j][c] = first + j < T && c < a.HS ? to_float(p[(first + j) * stride + c]) : 0.0f;
+        }
+        return tile;
+    }
+    // A CPU prefetches the tile that begins so many rows further.
+    __device__ __forceinline__ static void prefetch_tile(const Tile *, size_t, const Attention &) {}
+
+    // Loads the thread's row of p[T, stride], times scale; zeros beyond T and HS.
+    __device__ __forceinline__ static void load_rows(V (&x)[CHANNELS], Tile *, const floatX *p, size_t stride,
+                                                     const AttentionPlace &at, const Attention &a, float scale) {
+        for (int i = 0; i < CHANNELS; i++) {
+            size_t c = (size_t)channel(i);
+            x[i] = c < a.HS && at.row < at.T ? to_float(p[at.row * stride + c]) : 0.0f;
+            x[i] *= scale;
+        }
+    }
+
+    // Writes the thread's row, times `by`.
+    template <class To>
+    __device__ __forceinline__ static void store_rows(To *p, size_t stride, const AttentionPlace &at,
+                                                      const Attention &a, const V (&x)[CHANNELS], V by) {
+        for (int i = 0; i < CHANNELS; i++) {
+            size_t c = (size_t)channel(i);
+            if (c < a.HS && at.row < at.T) p[at.row * stride + c] = from_float<To>(x[i] * by);
+        }
     }
 };
+
+// Of a thread's rows and each row of a tile.
+template <class A> using Scores = typename A::V[A::TILE];
 
 template <class A>
 __device__ __forceinline__ AttentionPlace row_place(const Attention &a, bool keys) {
@@ -139,97 +162,6 @@ __device__ __forceinline__ float &row_of(V &x, size_t r) {
     return ((float *)&x)[r];
 }
 
-// Returns the head's channel that is the lane's channel i: a lane has four in a row, the lanes' fours lie side by side.
-template <class A>
-__device__ __forceinline__ int channel(int i) {
-    return A::LANES == 1 ? i : (i / 4 * A::LANES + (int)(threadIdx.x % A::LANES)) * 4 + i % 4;
-}
-
-template <class A>
-__device__ __forceinline__ void tile_barrier() {
-    if constexpr (!A::ALONE) __syncthreads();
-}
-
-// Rows of the other side: HS channels, as floats.
-typedef struct {
-    const float *at;
-    size_t stride;
-} TileRows;
-
-// Loads rows first, first + 1, ... of p[T, stride] as floats; zeros beyond T and HS. A thread that is alone reads whole
-// tiles of floats where they are.
-template <class A>
-__device__ __forceinline__ TileRows load_tile(typename A::Tile *tile, const floatX *p, size_t stride, int first,
-                                              int T, const Attention &a) {
-    if constexpr (A::ALONE) {
-        if (sizeof(floatX) == 4 && first + A::TILE <= T && a.HS % A::STEP == 0)
-            return {(const float *)(const void *)(p + first * stride), stride};
-        for (int j = 0; j < A::TILE; j++) {
-            int n = first + j < T ? (int)a.HS : 0, end = A::channels(a);
-            const floatX *from = p + (first + j) * stride;
-            for (int c = 0; c < n; c++) tile[j][c] = to_float(from[c]);
-            for (int c = n; c < end; c++) tile[j][c] = 0.0f;
-        }
-    } else {
-        for (unsigned i = threadIdx.x; i < A::TILE * A::CAPACITY; i += A::THREADS) {
-            int j = (int)i / A::CAPACITY;
-            size_t c = i % A::CAPACITY;
-            tile[j][c] = first + j < T && c < a.HS ? to_float(p[(first + j) * stride + c]) : 0.0f;
-        }
-    }
-    return {tile[0], A::CAPACITY};
-}
-
-// Loads the thread's rows of p[T, stride], times scale; zeros beyond T and HS.
-template <class A>
-__device__ __forceinline__ void load_rows(typename A::V (&x)[A::CHANNELS], typename A::Tile *tile, const floatX *p,
-                                          size_t stride, const AttentionPlace &at, const Attention &a, float scale) {
-    if constexpr (A::ALONE) {
-        constexpr int W = A::R / 2;
-        typename A::V::Half square[W];
-        for (int half = 0; half < 2; half++) {
-            TileRows from = load_tile<A>(tile, p, stride, at.row + half * W, at.T, a);
-            for (int i = 0; i < A::channels(a); i += W) {
-                for (int r = 0; r < W; r++) memcpy(&square[r], from.at + r * from.stride + i, sizeof square[r]);
-                transpose(square, std::make_integer_sequence<int, W>());
-                for (int c = 0; c < W; c++) (half ? x[i + c].b : x[i + c].a) = square[c] * scale;
-            }
-        }
-        return;
-    }
-    for (int i = 0; i < A::channels(a); i++) {
-        size_t c = (size_t)channel<A>(i);
-        x[i] = c < a.HS && at.row < at.T ? to_float(p[at.row * stride + c]) : 0.0f;
-        x[i] *= scale;
-    }
-}
-
-// Writes the thread's rows, times `by`.
-template <class A, class To>
-__device__ __forceinline__ void store_rows(To *p, size_t stride, const AttentionPlace &at, const Attention &a,
-                                           const typename A::V (&x)[A::CHANNELS], typename A::V by) {
-    if constexpr (A::ALONE) {
-        constexpr int W = A::R / 2;
-        typename A::V::Half square[W];
-        for (int r0 = 0; r0 < A::R; r0 += W) {
-            for (size_t c0 = 0; c0 < a.HS; c0 += W) {
-                for (int c = 0; c < W; c++) square[c] = r0 ? x[c0 + c].b * by.b : x[c0 + c].a * by.a;
-                transpose(square, std::make_integer_sequence<int, W>());
-                for (int r = 0; r < W && at.row + r0 + r < at.T; r++) {
-                    To *to = p + (at.row + r0 + r) * stride + c0;
-                    if (c0 + W <= a.HS) for (int c = 0; c < W; c++) to[c] = from_float<To>(square[r][c]); // a vector
-                    else for (size_t c = 0; c0 + c < a.HS; c++) to[c] = from_float<To>(square[r][c]);
-                }
-            }
-        }
-        return;
-    }
-    for (int i = 0; i < A::channels(a); i++) {
-        size_t c = (size_t)channel<A>(i);
-        if (c < a.HS && at.row < at.T) p[at.row * stride + c] = from_float<To>(row_of(x[i], 0) * row_of(by, 0));
-    }
-}
-
 template <class A>
 __device__ __forceinline__ void zero_rows(typename A::V (&x)[A::CHANNELS], const Attention &a) {
     for (int i = 0; i < A::channels(a); i++) x[i] = typename A::V{};
@@ -243,27 +175,19 @@ __device__ __forceinline__ float lanes_sum(float x) {
 
 __device__ __forceinline__ float add_product(float sum, float x, float y) { return sum + x * y; }
 
-// Prefetches the tile that begins `rows` rows further.
-template <class A>
-__device__ __forceinline__ void prefetch_tile(const TileRows &tile, size_t rows, const Attention &a) {
-    if constexpr (A::ALONE)
-        for (int j = 0; j < A::TILE; j++)
-            for (size_t c = 0; c < a.HS; c += 16) prefetch(tile.at + (rows + j) * tile.stride + c);
-}
-
 // Computes scores[j][r], the dot product of the thread's row r and the tile's row j.
-template <class A>
-__device__ __forceinline__ void dot_tile(typename A::Scores &scores, const typename A::V (&own)[A::CHANNELS],
-                                         const TileRows &tile, const Attention &a) {
+template <class A, class T>
+__device__ __forceinline__ void dot_tile(Scores<A> &scores, const typename A::V (&own)[A::CHANNELS],
+                                         const T &tile, const Attention &a) {
     for (int j0 = 0; j0 < A::TILE; j0 += A::SUMS) {
         typename A::V sum[A::SUMS] = {};
         const float *at[A::SUMS];
-        for (int j = 0; j < A::SUMS; j++) at[j] = tile.at + (j0 + j) * tile.stride;
+        for (int j = 0; j < A::SUMS; j++) at[j] = tile[j0 + j];
         for (int i = 0; i < A::channels(a); i += 4) {
             UNROLL
             for (int e = 0; e < 4; e++)
                 UNROLL
-                for (int j = 0; j < A::SUMS; j++) sum[j] = add_product(sum[j], own[i + e], at[j][channel<A>(i) + e]);
+                for (int j = 0; j < A::SUMS; j++) sum[j] = add_product(sum[j], own[i + e], at[j][A::channel(i) + e]);
         }
         UNROLL
         for (int j = 0; j < A::SUMS; j++) {
@@ -274,15 +198,15 @@ __device__ __forceinline__ void dot_tile(typename A::Scores &scores, const typen
 }
 
 // Adds to own the sum over j of weights[j] times the tile's row j.
-template <class A>
-__device__ __forceinline__ void mix_tile(typename A::V (&own)[A::CHANNELS], const typename A::Scores &weights,
-                                         const TileRows &tile, const Attention &a) {
+template <class A, class T>
+__device__ __forceinline__ void mix_tile(typename A::V (&own)[A::CHANNELS], const Scores<A> &weights,
+                                         const T &tile, const Attention &a) {
     for (int i = 0; i < A::channels(a); i += A::SUMS) {
         typename A::V sum[A::SUMS];
         UNROLL
         for (int e = 0; e < A::SUMS; e++) sum[e] = own[i + e];
         for (int j = 0; j < A::TILE; j++) {
-            const float *at = tile.at + j * tile.stride + channel<A>(i);
+            const float *at = tile[j] + A::channel(i);
             UNROLL
             for (int e = 0; e < A::SUMS; e++)
                 sum[e] = add_product(sum[e], weights[j], at[e / 4 * 4 * A::LANES + e % 4]);
@@ -292,15 +216,9 @@ __device__ __forceinline__ void mix_tile(typename A::V (&own)[A::CHANNELS], cons
     }
 }
 
-template <class A>
-__device__ __forceinline__ typename A::V softmax_exponential(typename A::V x) {
-    for (int r = 0; r < A::R; r++) row_of(x, r) = exponential(row_of(x, r));
-    return x;
-}
-
 // Sets the scores of keys first + j that query row + r must not see to minus infinity.
 template <class A>
-__device__ __forceinline__ void hide_keys(typename A::Scores &s, const AttentionPlace &at, int first) {
+__device__ __forceinline__ void hide_keys(Scores<A> &s, const AttentionPlace &at, int first) {
     int last = (at.full ? at.others - 1 : at.row) - first, step = at.full ? 0 : 1;  // row + r sees j <= last + r step
     if (last + 1 >= A::TILE) return;
     for (int j = 0; j < A::TILE; j++)
@@ -310,7 +228,7 @@ __device__ __forceinline__ void hide_keys(typename A::Scores &s, const Attention
 // Multiplies the probabilities of queries row + r and keys first + j, or their gradients, by dropout's factors. The 8
 // numbers of a block of Philox belong to 8 neighbouring keys of a query.
 template <class A>
-__device__ __forceinline__ void drop_keys(typename A::Scores &s, const Dropout &drop, const AttentionPlace &at,
+__device__ __forceinline__ void drop_keys(Scores<A> &s, const Dropout &drop, const AttentionPlace &at,
                                           int first, const Attention &a) {
     for (int j0 = 0; j0 < A::TILE; j0 += DROPOUT_BLOCK) {
         for (int r = 0; r < A::R; r++) {
@@ -322,7 +240,7 @@ __device__ __forceinline__ void drop_keys(typename A::Scores &s, const Dropout &
 
 // Computes the factors of queries first + j and keys row + r.
 template <class A>
-__device__ __forceinline__ void keep_queries(typename A::Scores &keep, const Dropout &drop, const AttentionPlace &at,
+__device__ __forceinline__ void keep_queries(Scores<A> &keep, const Dropout &drop, const AttentionPlace &at,
                                              int first, const Attention &a) {
     constexpr int COUNT = A::R < DROPOUT_BLOCK ? A::R : DROPOUT_BLOCK;
     for (int j = 0; j < A::TILE; j++) {
@@ -340,31 +258,30 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_forward_rows_kernel(A
     AttentionPlace at = row_place<A>(a, false);
     typename A::V own[A::CHANNELS], mixed[A::CHANNELS];
     zero_rows<A>(mixed, a);
-    load_rows<A>(own, k_tile, a.q + at.in, a.stride, at, a, a.scale);
+    A::load_rows(own, k_tile, a.q + at.in, a.stride, at, a, a.scale);
     typename A::V max = typename A::V{} - INFINITY, sum = {};
     for (int first = 0; first < at.end; first += A::TILE) {
-        TileRows k = load_tile<A>(k_tile, a.k + at.in_k, a.k_stride, first, at.others, a);
-        TileRows v = load_tile<A>(v_tile, a.v + at.in_k, a.k_stride, first, at.others, a);
-        tile_barrier<A>();
-        typename A::Scores s;
-        prefetch_tile<A>(v, 0, a);
+        const auto k = A::load_tile(k_tile, a.k + at.in_k, a.k_stride, first, at.others, a);
+        const auto v = A::load_tile(v_tile, a.v + at.in_k, a.k_stride, first, at.others, a);
+        A::barrier();
+        Scores<A> s;
+        A::prefetch_tile(v, 0, a);
         dot_tile<A>(s, own, k, a);
-        prefetch_tile<A>(k, A::TILE, a);
+        A::prefetch_tile(k, A::TILE, a);
         hide_keys<A>(s, at, first); // key 0 is always seen: max becomes finite
         typename A::V before = max;
-        for (int j = 0; j < A::TILE; j++)
-            for (int r = 0; r < A::R; r++) row_of(max, r) = larger(row_of(max, r), row_of(s[j], r));
-        bool grows = !A::ALONE; // a thread that is alone mostly finds nothing larger
+        for (int j = 0; j < A::TILE; j++) max = larger(max, s[j]);
+        bool grows = A::R == 1; // of several rows mostly none finds a larger score
         for (int r = 0; r < A::R; r++) grows |= row_of(max, r) > row_of(before, r);
-        typename A::V correction = softmax_exponential<A>(before - max);
+        typename A::V correction = exponential(before - max);
         sum *= correction;
-        for (int j = 0; j < A::TILE; j++) sum += s[j] = softmax_exponential<A>(s[j] - max);
+        for (int j = 0; j < A::TILE; j++) sum += s[j] = exponential(s[j] - max);
         if constexpr (DROP) drop_keys<A>(s, drop, at, first, a); // the sum has all of them
         for (int i = 0; grows && i < A::channels(a); i++) mixed[i] *= correction;
         mix_tile<A>(mixed, s, v, a);
-        tile_barrier<A>();
+        A::barrier();
     }
-    store_rows<A>(part_or<A>(a.part, a.out) + at.out, a.out_stride, at, a, mixed, 1.0f / sum);
+    A::store_rows(part_or<A>(a.part, a.out) + at.out, a.out_stride, at, a, mixed, 1.0f / sum);
     if (threadIdx.x % A::LANES == 0)
         for (int r = 0; r < A::R; r++)
             if (at.row + r < at.T) a.lse[at.stat + at.row + r] = row_of(max, r) + logf(row_of(sum, r));
@@ -377,8 +294,8 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_query_rows_k
     alignas(64) __shared__ typename A::Tile k_tile[A::TILE], v_tile[A::TILE];
     AttentionPlace at = row_place<A>(a, false);
     typename A::V q[A::CHANNELS], d[A::CHANNELS], dq[A::CHANNELS];
-    load_rows<A>(dq, k_tile, a.out + at.out, a.out_stride, at, a, 1.0f);
-    load_rows<A>(d, k_tile, a.dout + at.out, a.out_stride, at, a, 1.0f);
+    A::load_rows(dq, k_tile, a.out + at.out, a.out_stride, at, a, 1.0f);
+    A::load_rows(d, k_tile, a.dout + at.out, a.out_stride, at, a, 1.0f);
     typename A::V product = {};
     for (int i = 0; i < A::channels(a); i++) product += dq[i] * d[i];
     zero_rows<A>(dq, a);
@@ -388,22 +305,22 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_query_rows_k
         row_of(norm, r) = at.row + r < at.T ? a.lse[at.stat + at.row + r] : 0.0f;
         if (threadIdx.x % A::LANES == 0 && at.row + r < at.T) a.dot[at.stat + at.row + r] = row_of(product, r);
     }
-    load_rows<A>(q, k_tile, a.q + at.in, a.stride, at, a, a.scale);
+    A::load_rows(q, k_tile, a.q + at.in, a.stride, at, a, a.scale);
     for (int first = 0; first < at.end; first += A::TILE) {
-        TileRows k = load_tile<A>(k_tile, a.k + at.in_k, a.k_stride, first, at.others, a);
-        TileRows v = load_tile<A>(v_tile, a.v + at.in_k, a.k_stride, first, at.others, a);
-        tile_barrier<A>();
-        typename A::Scores s, ds;
+        const auto k = A::load_tile(k_tile, a.k + at.in_k, a.k_stride, first, at.others, a);
+        const auto v = A::load_tile(v_tile, a.v + at.in_k, a.k_stride, first, at.others, a);
+        A::barrier();
+        Scores<A> s, ds;
         dot_tile<A>(s, q, k, a);
         dot_tile<A>(ds, d, v, a);
         hide_keys<A>(s, at, first);
         if constexpr (DROP) drop_keys<A>(ds, drop, at, first, a);
-        for (int j = 0; j < A::TILE; j++) ds[j] = softmax_exponential<A>(s[j] - norm) * (ds[j] - product);
+        for (int j = 0; j < A::TILE; j++) ds[j] = exponential(s[j] - norm) * (ds[j] - product);
         mix_tile<A>(dq, ds, k, a);
-        tile_barrier<A>();
+        A::barrier();
     }
     const size_t to = A::PAIR ? at.out : at.in, stride = A::PAIR ? a.out_stride : a.stride;
-    store_rows<A>(part_or<A>(a.part, a.dq) + to, stride, at, a, dq, a.scale);
+    A::store_rows(part_or<A>(a.part, a.dq) + to, stride, at, a, dq, a.scale);
 }
 
 // Computes the gradients of the keys and values: the rows are keys, the tiles queries and their gradients.
@@ -413,16 +330,16 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_key_rows_ker
     AttentionPlace at = row_place<A>(a, true);
     typename A::V k[A::CHANNELS], v[A::CHANNELS], dk[A::CHANNELS], dv[A::CHANNELS];
     zero_rows<A>(dk, a), zero_rows<A>(dv, a);
-    load_rows<A>(k, q_tile, a.k + at.in_k, a.k_stride, at, a, a.scale);
-    load_rows<A>(v, q_tile, a.v + at.in_k, a.k_stride, at, a, 1.0f);
+    A::load_rows(k, q_tile, a.k + at.in_k, a.k_stride, at, a, a.scale);
+    A::load_rows(v, q_tile, a.v + at.in_k, a.k_stride, at, a, 1.0f);
     const size_t queries = (size_t)at.others;  // not int: the compiler would spill
     for (unsigned h = at.h, end = h + (unsigned)(a.NH / a.KV); h < end; h++) {
         place_head(at, h, a);
         for (size_t first = at.full ? 0 : at.block_row; first < queries; first += A::TILE) {
-            TileRows q = load_tile<A>(q_tile, a.q + at.in, a.stride, first, at.others, a);
-            TileRows d = load_tile<A>(d_tile, a.dout + at.out, a.out_stride, first, at.others, a);
-            tile_barrier<A>();
-            typename A::Scores p, ds, keep;
+            const auto q = A::load_tile(q_tile, a.q + at.in, a.stride, first, at.others, a);
+            const auto d = A::load_tile(d_tile, a.dout + at.out, a.out_stride, first, at.others, a);
+            A::barrier();
+            Scores<A> p, ds, keep;
             dot_tile<A>(p, k, q, a);
             dot_tile<A>(ds, v, d, a);
             if constexpr (DROP) keep_queries<A>(keep, drop, at, first, a);
@@ -434,17 +351,17 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_key_rows_ker
                 int last = !exists ? -1 : at.full ? A::R : (int)(first + j) - at.row;
                 if (last < A::R)
                     for (int r = 0; r < A::R; r++) row_of(p[j], r) = r <= last ? row_of(p[j], r) : -INFINITY;
-                p[j] = softmax_exponential<A>(p[j] - norm);
+                p[j] = exponential(p[j] - norm);
                 ds[j] = p[j] * ((DROP ? ds[j] * keep[j] : ds[j]) - of_query);
                 if (DROP) p[j] *= keep[j];
             }
             mix_tile<A>(dv, p, d, a);
             mix_tile<A>(dk, ds, q, a);
-            tile_barrier<A>();
+            A::barrier();
         }
     }
-    store_rows<A>(part_or<A>(a.part_k, a.dk) + at.in_k, a.k_stride, at, a, dk, a.scale);
-    store_rows<A>(part_or<A>(a.part_v, a.dv) + at.in_k, a.k_stride, at, a, dv, 1.0f);
+    A::store_rows(part_or<A>(a.part_k, a.dk) + at.in_k, a.k_stride, at, a, dk, a.scale);
+    A::store_rows(part_or<A>(a.part_v, a.dv) + at.in_k, a.k_stride, at, a, dv, 1.0f);
 }
 
 // Queues the forward or the backward pass.
