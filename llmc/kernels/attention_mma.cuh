@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     } else {
         load_fragments<A>(v, a.v + at.in_k, a.k_stride, at, a);
     }
-    SharedTile values = matrix_rows<A::STRIDE>(own_values + threadIdx.x / 32 * 16 * A::STRIDE);
+    SharedTile values = matrix_row<true, A::STRIDE>(own_values + threadIdx.x / 32 * 16 * A::STRIDE);
     const float to_log2 = a.scale * LOG2_E, up = DROP ? drop.scale : 1.0f;
     // With dropout a head of keys has one of queries (attention_launch): the loop would take registers.
     const unsigned head = at.h, group = DROP ? 1 : (unsigned)(a.NH / a.KV);

@@ -137,11 +137,7 @@ __device__ __forceinline__ void load_fragments(uint32_t (&x)[A::K16][4], const b
     for (int i = 0; i < 4 * A::K16; i++) x[i / 4][i % 4] = load_pair<A>(p, stride, at, a, i);
 }
 
-// Returns where the lane reads rows of a tile as a fragments; p is the warp's first row.
-template <int STRIDE>
-__device__ __forceinline__ SharedTile matrix_rows(const bfloat16 *p) {
-    return SharedTile(p + threadIdx.x % 16 * STRIDE + threadIdx.x % 32 / 16 * 8);
-}
+// Loads 16 rows of a tile as a fragments; rows is matrix_row<true> of the first.
 template <int K16>
 __device__ __forceinline__ void tile_fragments(uint32_t (&x)[K16][4], SharedTile rows) {
     UNROLL
