@@ -12,7 +12,7 @@ int main(void) {
     a.scale = 0.125f;
     a.q = to_device_floatX(test_values(3 * n, 0, 1.5, 1), 3 * n), a.k = a.q + HS, a.v = a.k + HS;
     a.dout = to_device_floatX(test_values(n, 0, 1, 2), n);
-    a.out = test_floatX(n), a.dq = test_floatX(3 * n), a.dk = a.dq + HS, a.dv = a.dk + HS;
+    a.y = a.out = test_floatX(n), a.dq = test_floatX(3 * n), a.dk = a.dq + HS, a.dv = a.dk + HS;
     a.lse = test_floats(T), a.dot = test_floats(T);
     attention_mma<AttentionMma<64>, false>(a, Dropout(), false, stream);
     attention_mma<AttentionMma<64>, false>(a, Dropout(), true, stream);

@@ -28,7 +28,7 @@ static void attention_case(size_t B, size_t T, size_t NH, size_t KV, size_t HS, 
     float *lse = test_floats(B * NH * T), *dot = test_floats(B * NH * T);
     Dropout d = dropout_for(dropout_make(drop, 5, 1, 3), DROPOUT_SCORES, 2);
     Attention a = attention_of(qkv, B, T, C, NH, KV);
-    a.out = out, a.lse = lse, a.dout = dout, a.dot = dot, a.dq = dqkv, a.dk = dqkv + C, a.dv = a.dk + KV * HS;
+    a.y = a.out = out, a.lse = lse, a.dout = dout, a.dot = dot, a.dq = dqkv, a.dk = dqkv + C, a.dv = a.dk + KV * HS;
     attention_launch(a, d, false, stream);
     attention_launch(a, d, true, stream);
     char name[64];

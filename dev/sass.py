@@ -34,16 +34,16 @@ import tempfile
 # failure too.
 BUDGETS = [
     # 64 keys of a head of 64 channels and 32 rows: 128 products of 16 x 8 x 16 by a warp
-    ('attention_forward_mma_kernel<Mma<64, false>, false>', 'bf16', 'instructions', 600),
-    ('attention_forward_mma_kernel<Mma<64, false>, false>', 'bf16', 'each', 3.6),
+    ('attention_forward_mma_kernel<Mma<64>, false>', 'bf16', 'instructions', 600),
+    ('attention_forward_mma_kernel<Mma<64>, false>', 'bf16', 'each', 3.6),
     # 16 rows with dropout: 64 products, 4 blocks of Philox a lane
-    ('attention_forward_mma_kernel<Mma<64, false>, true>', 'bf16', 'instructions', 750),
+    ('attention_forward_mma_kernel<Mma<64>, true>', 'bf16', 'instructions', 750),
     # of a pair of ranks, whose rows have positions of their own; with dropout these number the masks
-    ('attention_forward_mma_kernel<Mma<64, true>, false>', 'bf16', 'instructions', 600),
-    ('attention_forward_mma_kernel<Mma<64, true>, true>', 'bf16', 'instructions', 870),
-    ('attention_backward_query_mma_kernel<Mma<64, true>, false>', 'bf16', 'instructions', 380),
+    ('attention_forward_mma_kernel<Mma<64, Pair>, false>', 'bf16', 'instructions', 600),
+    ('attention_forward_mma_kernel<Mma<64, Pair>, true>', 'bf16', 'instructions', 870),
+    ('attention_backward_query_mma_kernel<Mma<64, Pair>, false>', 'bf16', 'instructions', 380),
     # 64 queries against 64 keys and values, for each head of q that a head of k serves: 128 products by a warp
-    ('attention_backward_key_mma_kernel<Mma<64, false>, false>', 'bf16', 'instructions', 500),
+    ('attention_backward_key_mma_kernel<Mma<64>, false>', 'bf16', 'instructions', 500),
     # the merge of a ring's outputs: reads 8 bytes and writes 4 for each channel
     ('attention_merge_kernel', 'bf16', 'each', 32),
     # 24 a logit: 10 where 16 bytes are 8 logits that are read, 14 where they are 4 that are read and written
@@ -305,7 +305,9 @@ def warps_of(arch, threads, registers, shared):
 def names(mangled):
     text = subprocess.run(['c++filt'], input='\n'.join(mangled), capture_output=True, text=True, check=True).stdout
     short = [re.sub(r'\(.*', '', re.sub(r'^void |\(Norm\)', '', line)) for line in text.splitlines()]
-    return dict(zip(mangled, [s.replace('Attention', '').replace('(int)', '').replace(' >', '>') for s in short]))
+    for left_out in (', Attention>', '>'), ('Attention', ''), ('(int)', ''), (' >', '>'):
+        short = [s.replace(*left_out) for s in short]
+    return dict(zip(mangled, short))
 
 
 def rows(folder, pattern):

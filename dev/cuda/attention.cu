@@ -170,7 +170,7 @@ static __global__ void naive_backward_query_kernel(Attention a) {
     if (i >= a.B * a.NH * a.T) return;
     size_t t = i % a.T, h = i / a.T % a.NH, b = i / a.T / a.NH, in = (b * a.T + t) * a.stride + h * a.HS;
     const floatX *q = a.q + in, *d = a.dout + (b * a.T + t) * a.out_stride + h * a.HS;
-    const floatX *o = a.out + (b * a.T + t) * a.out_stride + h * a.HS;
+    const floatX *o = a.y + (b * a.T + t) * a.out_stride + h * a.HS;
     float dq[NAIVE_CHANNELS], of_row = 0.0f;
     for (size_t c = 0; c < a.HS; c++) dq[c] = 0.0f, of_row += to_float(d[c]) * to_float(o[c]);
     for (size_t s = 0; s <= t; s++) {
@@ -223,8 +223,8 @@ static Attention flash_forward(floatX *out, void *saved, const floatX *qkv, size
 }
 static Attention flash_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *out, const void *saved,
                                 const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
-    Attention a = flash_forward((floatX *)out, (void *)saved, qkv, B, T, C, NH);
-    a.dout = dout, a.dq = dqkv, a.dk = dqkv + C, a.dv = dqkv + 2 * C, a.dot = (float *)scratch;
+    Attention a = flash_forward(NULL, (void *)saved, qkv, B, T, C, NH);
+    a.y = out, a.dout = dout, a.dq = dqkv, a.dk = dqkv + C, a.dv = dqkv + 2 * C, a.dot = (float *)scratch;
     return a;
 }
 

@@ -75,9 +75,9 @@ __attribute__((always_inline)) inline void transpose(V *x, std::integer_sequence
     }
 }
 
-template <int R_, bool PAIR_ = false>
+template <int R_, class Args_ = Attention>
 struct AttentionVectors {
-    static constexpr bool PAIR = PAIR_;
+    typedef Args_ Args;
     static constexpr int CAPACITY = ATTENTION_MAX_HEAD_SIZE, R = R_, CHANNELS = CAPACITY, LANES = 1;
     static constexpr int TILE = 16, SUMS = CPU_SUMS, W = R / 2, STEP = W > 8 ? W : 8;
     static constexpr unsigned THREADS = 1, BLOCK_ROWS = R;
@@ -148,6 +148,6 @@ struct AttentionVectors {
 };
 
 // One capacity is enough, as registers hold no row.
-template <int, bool PAIR = false> using RowsOf = AttentionVectors<CPU_ROWS, PAIR>;
+template <int, class Args = Attention> using RowsOf = AttentionVectors<CPU_ROWS, Args>;
 
 #endif

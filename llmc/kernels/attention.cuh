@@ -17,7 +17,7 @@
 
 // The rows of this machine's threads in fp32 arithmetic.
 #if defined(__CUDACC__) || defined(GPU_SHAPES)
-template <int CAPACITY, bool PAIR = false> using RowsOf = AttentionRows<CAPACITY, PAIR>;
+template <int CAPACITY, class Args = Attention> using RowsOf = AttentionRows<CAPACITY, Args>;
 #else
 #include "llmc/cpu/attention_vectors.h"
 #endif
@@ -43,9 +43,9 @@ static inline void attention_capacity(size_t HS, Launch launch) {
     launch(std::integral_constant<int, CAPACITY>());
 }
 
-// PAIR: of rows of two ranks, see llmc/kernels/context.cuh.
-template <bool PAIR = false>
-static inline void attention_launch(const Attention &a, const Dropout &drop, bool backward, cudaStream_t stream) {
+// Args: Attention, or of rows of two ranks, see llmc/kernels/context.cuh.
+template <class Args>
+static inline void attention_launch(const Args &a, const Dropout &drop, bool backward, cudaStream_t stream) {
     if (drop.threshold && a.KV != a.NH) {
         fprintf(stderr, "error: dropout of attention needs as many heads of keys as of queries\n");
         exit(1);
@@ -53,14 +53,14 @@ static inline void attention_launch(const Attention &a, const Dropout &drop, boo
 #ifdef PRECISION_BF16
     if (attention_mma_takes(a)) {
         attention_capacity<ATTENTION_MMA_CAPACITIES>(a.HS, [&](auto capacity) {
-            typedef AttentionMma<decltype(capacity)::value, PAIR> A;
+            typedef AttentionMma<decltype(capacity)::value, Args> A;
             by_dropout(drop, [&](auto drops) { attention_mma<A, drops>(a, drop, backward, stream); });
         });
         return;
     }
 #endif
     attention_capacity<32, 64, 128, 512>(a.HS, [&](auto capacity) {
-        typedef RowsOf<decltype(capacity)::value, PAIR> A;
+        typedef RowsOf<decltype(capacity)::value, Args> A;
         by_dropout(drop, [&](auto drops) { attention_rows<A, drops>(a, drop, backward, stream); });
     });
 }
@@ -81,7 +81,7 @@ static inline void attention_backward(floatX *dqkv, float *dot, const floatX *do
                                       const float *lse, const floatX *qkv, size_t B, size_t T, size_t C,
                                       size_t NH, cudaStream_t stream, Dropout d = Dropout{}, size_t KV = 0) {
     Attention a = attention_of(qkv, B, T, C, NH, KV);
-    a.out = (floatX *)out, a.lse = (float *)lse, a.dout = dout, a.dot = dot;  // out and lse are only read
+    a.y = out, a.lse = (float *)lse, a.dout = dout, a.dot = dot;  // lse is only read
     a.dq = dqkv, a.dk = dqkv + C, a.dv = a.dk + a.KV * a.HS;
     attention_cost(true, B, T, NH, a.KV, a.HS, sizeof(floatX));
     attention_launch(a, d, true, stream);

@@ -19,7 +19,8 @@
 static constexpr float LOG2_E = 1.44269504f;
 
 template <class A, bool DROP>
-__global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1) attention_forward_mma_kernel(Attention a, Dropout drop) {
+__global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
+    attention_forward_mma_kernel(typename A::Args a, Dropout drop) {
     typedef TilePair<A, A::KEYS> Tiles;
     constexpr int M = A::template GROUPS<DROP>;
     alignas(16) __shared__ bfloat16 shared[4 * Tiles::TILE]; // keys and values
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1) attention_forward_mm
         MmaPlace rows = mma_group(at, m);
         quad_sum(sum[m]);
         const float up = DROP ? drop.scale : 1.0f, up0 = up / sum[m][0], up1 = up / sum[m][1];
-        store_fragments(part_or<A>(a.part, a.out) + at.out, a.out_stride, 0, rows, a, mixed[m], up0, up1);
+        store_fragments(a.out + at.out, a.out_stride, 0, rows, a, mixed[m], up0, up1);
         UNROLL
         for (int i = 0; i < 2; i++)
             if (at.pair == 0 && rows.row + i * 8 < at.T)
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1) attention_forward_mm
 // over the keys of probability times gradient, as both have the same factors.
 template <class A, bool DROP>
 __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
-    attention_backward_query_mma_kernel(Attention a, Dropout drop) {
+    attention_backward_query_mma_kernel(typename A::Args a, Dropout drop) {
     typedef TilePair<A, A::KEYS> Tiles;
     alignas(16) __shared__ bfloat16 shared[4 * Tiles::TILE]; // keys and values
     MmaPlace at = mma_place<A>(a, false);
@@ -112,7 +113,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     float of_row[2] = {0.0f, 0.0f}, norm[2];
     UNROLL
     for (int i = 0; i < 4 * A::K16; i++) {
-        uint32_t x = load_pair<A>(a.out + at.out, a.out_stride, at, a, i), y = d[i / 4][i % 4];
+        uint32_t x = load_pair<A>(a.y + at.out, a.out_stride, at, a, i), y = d[i / 4][i % 4];
         of_row[i % 2] += low_float(x) * low_float(y) + high_float(x) * high_float(y);
     }
     quad_sum(of_row);
@@ -149,14 +150,14 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
         }
         __syncthreads();
     }
-    const size_t to = A::PAIR ? at.out : at.in, stride = A::PAIR ? a.out_stride : a.stride;
-    store_fragments(part_or<A>(a.part, a.dq) + to, stride, part, at, a, dq, a.scale, a.scale);
+    const size_t to = a.PAIR ? at.out : at.in, stride = a.PAIR ? a.out_stride : a.stride;
+    store_fragments(a.dq + to, stride, part, at, a, dq, a.scale, a.scale);
 }
 
 // Computes the gradients of the keys and values: rows are keys, columns of the (transposed) scores are queries.
 template <class A, bool DROP>
 __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
-    attention_backward_key_mma_kernel(Attention a, Dropout drop) {
+    attention_backward_key_mma_kernel(typename A::Args a, Dropout drop) {
     typedef TilePair<A, A::QUERIES> Tiles;
     constexpr int TILE = Tiles::TILE, PART = A::CAPACITY / A::template KEY_PARTS<DROP>;
     alignas(16) __shared__ bfloat16 shared[4 * TILE]; // queries and the gradients of their outputs
@@ -237,8 +238,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
             __syncthreads();
         }
     }
-    store_fragments(part_or<A>(a.part_k, a.dk) + at.in_k, a.k_stride, part, at, a, dk, a.scale, a.scale);
-    store_fragments(part_or<A>(a.part_v, a.dv) + at.in_k, a.k_stride, part, at, a, dv, up, up);
+    store_fragments(a.dk + at.in_k, a.k_stride, part, at, a, dk, a.scale, a.scale);
+    store_fragments(a.dv + at.in_k, a.k_stride, part, at, a, dv, up, up);
 }
 
 // Capacities of these kernels. The Makefile gives a CPU's trainers fewer: they compile faster.
@@ -253,7 +254,7 @@ static inline bool attention_mma_takes(const Attention &a) {
 
 // Queues the forward or the backward pass.
 template <class A, bool DROP>
-static inline void attention_mma(const Attention &a, const Dropout &drop, bool backward, cudaStream_t stream) {
+static inline void attention_mma(const typename A::Args &a, const Dropout &drop, bool backward, cudaStream_t stream) {
     if (!backward) {
         unsigned blocks = attention_blocks(a, false, A::template GROUPS<DROP> * ATTENTION_MMA_ROWS);
         LAUNCH((attention_forward_mma_kernel<A, DROP>), blocks, ATTENTION_MMA_THREADS, stream)(a, drop);

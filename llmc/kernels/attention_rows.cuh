@@ -19,40 +19,26 @@
 // Rows of q, k, v and their gradients are tokens, `stride` elements apart, with heads of HS channels side by side. Rows
 // of out and dout are out_stride apart. Sequences follow each other without a gap. Each of the KV heads of k and v
 // serves NH / KV neighbouring ones of q (Ainslie et al. 2023), whose gradients of k and v are summed in their order.
-typedef struct {
+struct Attention {
     size_t B, T, NH, KV, HS, stride, out_stride;
     float scale;          // of the scores: 1 / sqrt(HS)
     const floatX *q, *k, *v;
     floatX *out;
     float *lse;           // [B,NH,T] log-sum-exp of each row of scores
-    const floatX *dout;   // from here on for the backward pass
+    const floatX *y, *dout;  // from here on for the backward pass: the outputs, and their gradients
     floatX *dq, *dk, *dv;
     float *dot;           // [B,NH,T] dot product of each output and its gradient
     // T queries and Tk keys of sequences whose rows, and those of lse and dot, are `rows` apart. Rows of k and v are
-    // k_stride apart. These three differ from T and stride for a pair only (context parallelism), which also has:
+    // k_stride apart. These three differ from T and stride in AttentionPair only (llmc/kernels/context.cuh), which has
+    // results and the names below of its own.
     size_t Tk, rows, k_stride;
-    bool full;               // every query sees every key
-    float *part;             // in place of out and dq
-    float *part_k, *part_v;  // in place of dk and dv
-    Tokens q_tokens, k_tokens;  // for dropout: the positions of their rows, from rows q_first and k_first on,
-    size_t q_first, k_first, whole;  // in sequences of `whole` tokens
-} Attention;
+    static constexpr bool PAIR = false, full = false;  // full: every query sees every key
 
-// Where a kernel writes its result: in fp32 for a pair.
-template <class A>
-__device__ __forceinline__ auto part_or(float *part, floatX *whole) {
-    if constexpr (A::PAIR) return part;
-    else return whole;
-}
-
-// The generator's block of query q and keys k .. k+7, rows of this launch.
-template <class A>
-__device__ __forceinline__ Philox scores_block(const Dropout &d, const Attention &a, size_t b, size_t h, size_t q,
-                                               size_t k, size_t T) {
-    if constexpr (!A::PAIR) return dropout_probability_block(&d, b, h, q, k, T);
-    return dropout_probability_block(&d, b, h, tokens_position(a.q_tokens, a.q_first + q),
-                                     tokens_position(a.k_tokens, a.k_first + k), a.whole);
-}
+    // The generator's block of query q and keys k .. k+7, rows of this launch.
+    __device__ __forceinline__ Philox scores_block(const Dropout &d, size_t b, size_t h, size_t q, size_t k) const {
+        return dropout_probability_block(&d, b, h, q, k, T);
+    }
+};
 
 // Where a block works. Rows are int, as registers are short.
 struct AttentionPlace {
@@ -82,20 +68,21 @@ static inline unsigned attention_blocks(const Attention &a, bool keys, size_t ro
 // Fills in the place of one of these blocks, but for the thread's row. The blocks of a head are neighbours: their keys
 // and values stay in the L2 cache. Those with most work begin first.
 template <class A>
-__device__ __forceinline__ void attention_place(AttentionPlace &p, const Attention &a, bool keys, unsigned rows) {
+__device__ __forceinline__ void attention_place(AttentionPlace &p, const typename A::Args &a, bool keys,
+                                                unsigned rows) {
     unsigned T = (unsigned)(keys ? a.Tk : a.T), heads = (unsigned)(keys ? a.KV : a.NH), blocks = CEIL_DIV(T, rows);
     unsigned head = blockIdx.x / blocks, block = blockIdx.x % blocks;
-    p.T = (int)T, p.others = (int)(keys ? a.T : a.Tk), p.full = A::PAIR && a.full, p.b = head / heads;
+    p.T = (int)T, p.others = (int)(keys ? a.T : a.Tk), p.full = a.full, p.b = head / heads;
     place_head(p, (head - p.b * heads) * ((unsigned)a.NH / heads), a);
     p.block_row = (int)((keys ? block : blocks - 1 - block) * rows);
     p.end = p.block_row + (int)rows < p.others && !p.full ? p.block_row + (int)rows : p.others;
 }
 
-// The rows of a GPU's threads. CAPACITY: the largest head size, which decides the lanes of a row; channels beyond HS are
-// zero. A CPU has the same names in llmc/cpu/attention_vectors.h.
-template <int CAPACITY_, bool PAIR_ = false>
+// The rows of a GPU's threads. CAPACITY: the largest head size, which decides the lanes of a row; channels beyond HS
+// are zero. A CPU has the same names in llmc/cpu/attention_vectors.h.
+template <int CAPACITY_, class Args_ = Attention>
 struct AttentionRows {
-    static constexpr bool PAIR = PAIR_;
+    typedef Args_ Args;
     static constexpr int CAPACITY = CAPACITY_, R = 1, CHANNELS = 16, LANES = CAPACITY / CHANNELS;  // channels of a lane
     static constexpr int TILE = 8;  // rows of the other side at a time
     static constexpr int SUMS = 8;  // rows or channels that share a load of the thread's
@@ -149,7 +136,7 @@ struct AttentionRows {
 template <class A> using Scores = typename A::V[A::TILE];
 
 template <class A>
-__device__ __forceinline__ AttentionPlace row_place(const Attention &a, bool keys) {
+__device__ __forceinline__ AttentionPlace row_place(const typename A::Args &a, bool keys) {
     AttentionPlace p;
     attention_place<A>(p, a, keys, A::BLOCK_ROWS);
     p.row = p.block_row + (int)threadIdx.x / A::LANES * A::R;
@@ -229,10 +216,10 @@ __device__ __forceinline__ void hide_keys(Scores<A> &s, const AttentionPlace &at
 // numbers of a block of Philox belong to 8 neighbouring keys of a query.
 template <class A>
 __device__ __forceinline__ void drop_keys(Scores<A> &s, const Dropout &drop, const AttentionPlace &at,
-                                          int first, const Attention &a) {
+                                          int first, const typename A::Args &a) {
     for (int j0 = 0; j0 < A::TILE; j0 += DROPOUT_BLOCK) {
         for (int r = 0; r < A::R; r++) {
-            Philox block = scores_block<A>(drop, a, at.b, at.h, at.row + r, first + j0, a.T);
+            Philox block = a.scores_block(drop, at.b, at.h, at.row + r, first + j0);
             for (int j = 0; j < DROPOUT_BLOCK; j++) row_of(s[j0 + j], r) *= dropout_factor(&drop, &block, j);
         }
     }
@@ -241,19 +228,19 @@ __device__ __forceinline__ void drop_keys(Scores<A> &s, const Dropout &drop, con
 // Computes the factors of queries first + j and keys row + r.
 template <class A>
 __device__ __forceinline__ void keep_queries(Scores<A> &keep, const Dropout &drop, const AttentionPlace &at,
-                                             int first, const Attention &a) {
+                                             int first, const typename A::Args &a) {
     constexpr int COUNT = A::R < DROPOUT_BLOCK ? A::R : DROPOUT_BLOCK;
     for (int j = 0; j < A::TILE; j++) {
         for (int r0 = 0; r0 < A::R; r0 += COUNT) {
             unsigned place = (unsigned)((at.row + r0) % DROPOUT_BLOCK);
-            Philox block = scores_block<A>(drop, a, at.b, at.h, first + j, at.row + r0 - place, a.T);
+            Philox block = a.scores_block(drop, at.b, at.h, first + j, at.row + r0 - place);
             for (int r = 0; r < COUNT; r++) row_of(keep[j], r0 + r) = dropout_factor(&drop, &block, place + r);
         }
     }
 }
 
 template <class A, bool DROP>
-__global__ void __launch_bounds__(A::THREADS, 1) attention_forward_rows_kernel(Attention a, Dropout drop) {
+__global__ void __launch_bounds__(A::THREADS, 1) attention_forward_rows_kernel(typename A::Args a, Dropout drop) {
     alignas(64) __shared__ typename A::Tile k_tile[A::TILE], v_tile[A::TILE];
     AttentionPlace at = row_place<A>(a, false);
     typename A::V own[A::CHANNELS], mixed[A::CHANNELS];
@@ -281,7 +268,7 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_forward_rows_kernel(A
         mix_tile<A>(mixed, s, v, a);
         A::barrier();
     }
-    A::store_rows(part_or<A>(a.part, a.out) + at.out, a.out_stride, at, a, mixed, 1.0f / sum);
+    A::store_rows(a.out + at.out, a.out_stride, at, a, mixed, 1.0f / sum);
     if (threadIdx.x % A::LANES == 0)
         for (int r = 0; r < A::R; r++)
             if (at.row + r < at.T) a.lse[at.stat + at.row + r] = row_of(max, r) + logf(row_of(sum, r));
@@ -290,11 +277,12 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_forward_rows_kernel(A
 // Computes the gradient of the queries, and dot, which the other kernel needs too. With dropout dot is still the sum
 // over the keys of probability times gradient, as both have the same factors.
 template <class A, bool DROP>
-__global__ void __launch_bounds__(A::THREADS, 1) attention_backward_query_rows_kernel(Attention a, Dropout drop) {
+__global__ void __launch_bounds__(A::THREADS, 1)
+    attention_backward_query_rows_kernel(typename A::Args a, Dropout drop) {
     alignas(64) __shared__ typename A::Tile k_tile[A::TILE], v_tile[A::TILE];
     AttentionPlace at = row_place<A>(a, false);
     typename A::V q[A::CHANNELS], d[A::CHANNELS], dq[A::CHANNELS];
-    A::load_rows(dq, k_tile, a.out + at.out, a.out_stride, at, a, 1.0f);
+    A::load_rows(dq, k_tile, a.y + at.out, a.out_stride, at, a, 1.0f);
     A::load_rows(d, k_tile, a.dout + at.out, a.out_stride, at, a, 1.0f);
     typename A::V product = {};
     for (int i = 0; i < A::channels(a); i++) product += dq[i] * d[i];
@@ -319,13 +307,13 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_query_rows_k
         mix_tile<A>(dq, ds, k, a);
         A::barrier();
     }
-    const size_t to = A::PAIR ? at.out : at.in, stride = A::PAIR ? a.out_stride : a.stride;
-    A::store_rows(part_or<A>(a.part, a.dq) + to, stride, at, a, dq, a.scale);
+    const size_t to = a.PAIR ? at.out : at.in, stride = a.PAIR ? a.out_stride : a.stride;
+    A::store_rows(a.dq + to, stride, at, a, dq, a.scale);
 }
 
 // Computes the gradients of the keys and values: the rows are keys, the tiles queries and their gradients.
 template <class A, bool DROP>
-__global__ void __launch_bounds__(A::THREADS, 1) attention_backward_key_rows_kernel(Attention a, Dropout drop) {
+__global__ void __launch_bounds__(A::THREADS, 1) attention_backward_key_rows_kernel(typename A::Args a, Dropout drop) {
     alignas(64) __shared__ typename A::Tile q_tile[A::TILE], d_tile[A::TILE];
     AttentionPlace at = row_place<A>(a, true);
     typename A::V k[A::CHANNELS], v[A::CHANNELS], dk[A::CHANNELS], dv[A::CHANNELS];
@@ -360,13 +348,13 @@ __global__ void __launch_bounds__(A::THREADS, 1) attention_backward_key_rows_ker
             A::barrier();
         }
     }
-    A::store_rows(part_or<A>(a.part_k, a.dk) + at.in_k, a.k_stride, at, a, dk, a.scale);
-    A::store_rows(part_or<A>(a.part_v, a.dv) + at.in_k, a.k_stride, at, a, dv, 1.0f);
+    A::store_rows(a.dk + at.in_k, a.k_stride, at, a, dk, a.scale);
+    A::store_rows(a.dv + at.in_k, a.k_stride, at, a, dv, 1.0f);
 }
 
 // Queues the forward or the backward pass.
 template <class A, bool DROP>
-static inline void attention_rows(const Attention &a, const Dropout &drop, bool backward, cudaStream_t stream) {
+static inline void attention_rows(const typename A::Args &a, const Dropout &drop, bool backward, cudaStream_t stream) {
     unsigned blocks = attention_blocks(a, false, A::BLOCK_ROWS), key_blocks = attention_blocks(a, true, A::BLOCK_ROWS);
     if (!backward) {
         LAUNCH((attention_forward_rows_kernel<A, DROP>), blocks, A::THREADS, stream)(a, drop);

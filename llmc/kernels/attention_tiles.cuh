@@ -14,9 +14,9 @@ static constexpr size_t ATTENTION_MMA_ROWS = 64;
 
 // CAPACITY: a multiple of 16, at least HS; the channels between are zero. A tile's rows are 16 bytes longer than its
 // channels, so that the 8 rows that an ldmatrix reads lie in different banks.
-template <int CAPACITY_, bool PAIR_ = false>
+template <int CAPACITY_, class Args_ = Attention>
 struct AttentionMma {
-    static constexpr bool PAIR = PAIR_;
+    typedef Args_ Args;
     static constexpr int CAPACITY = CAPACITY_, STRIDE = CAPACITY + 8;
     static constexpr int K16 = CAPACITY / 16;                                            // steps over the channels
     static constexpr int KEYS = CAPACITY <= 64 ? 64 : CAPACITY <= 160 ? 32 : 16;         // of a tile, as registers
@@ -39,7 +39,7 @@ struct MmaPlace : AttentionPlace {
 
 // A warp has GROUPS times 16 rows; the place is that of the first 16.
 template <class A, int GROUPS = 1>
-__device__ __forceinline__ MmaPlace mma_place(const Attention &a, bool keys) {
+__device__ __forceinline__ MmaPlace mma_place(const typename A::Args &a, bool keys) {
     MmaPlace p;
     attention_place<A>(p, a, keys, GROUPS * (unsigned)ATTENTION_MMA_ROWS);
     p.warp_row = p.block_row + (int)(threadIdx.x / 32) * GROUPS * 16;
@@ -209,13 +209,14 @@ __device__ __forceinline__ void hide_fragments(float (&s)[N8][4], const MmaPlace
 // belong to 8 neighbouring keys of a query: a row of 8 columns, four lanes wide. Lane t of the four makes those of row
 // t % 2 and every second n; the lanes exchange a bit an element.
 template <class A>
-__device__ __forceinline__ uint32_t kept_keys(const Dropout &d, const MmaPlace &at, const Attention &a, int first) {
+__device__ __forceinline__ uint32_t kept_keys(const Dropout &d, const MmaPlace &at, const typename A::Args &a,
+                                              int first) {
     int t = at.pair / 2;
     uint32_t own = 0, of_row[4], kept = 0;
     UNROLL
     for (int i = 0; i < A::KEYS / 16; i++) {
         int query = at.row + t % 2 * 8, key = first + (2 * i + t / 2) * 8;
-        Philox block = scores_block<A>(d, a, at.b, at.h, (size_t)query, (size_t)key, (size_t)at.T);
+        Philox block = a.scores_block(d, at.b, at.h, (size_t)query, (size_t)key);
         own |= dropout_kept(&d, &block) << 8 * i;
     }
     warp_gather<4, 1>(of_row, own);
@@ -227,13 +228,14 @@ __device__ __forceinline__ uint32_t kept_keys(const Dropout &d, const MmaPlace &
 // The same of the warp's keys and queries first .. first + QUERIES - 1. A block is half a column: lane g of the eight
 // of a column pair makes those of fragment element g % 4 for every second n.
 template <class A>
-__device__ __forceinline__ uint32_t kept_queries(const Dropout &d, const MmaPlace &at, const Attention &a, int first) {
+__device__ __forceinline__ uint32_t kept_queries(const Dropout &d, const MmaPlace &at, const typename A::Args &a,
+                                                 int first) {
     int g = at.row % 8;
     uint32_t own = 0, of_column[8], kept = 0;
     UNROLL
     for (int i = 0; i < A::QUERIES / 16; i++) {
         int query = first + (2 * i + g / 4) * 8 + at.pair + g % 2, key = at.warp_row + g / 2 % 2 * 8;
-        Philox block = scores_block<A>(d, a, at.b, at.h, (size_t)query, (size_t)key, (size_t)at.T);
+        Philox block = a.scores_block(d, at.b, at.h, (size_t)query, (size_t)key);
         own |= dropout_kept(&d, &block) << 8 * i;
     }
     warp_gather<8, 4>(of_column, own);

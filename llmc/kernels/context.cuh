@@ -95,9 +95,23 @@ static inline void take_ring(Arena *arena, Ring *r, size_t N, size_t A, size_t N
     for (int i = 0; i < 2; i++) take(arena, r->kv[i], 2 * N * A), take(arena, r->dkv[i], 2 * N * A);
 }
 
-static inline Attention attention_of_pair(const Ring &r, const RingStep &s, const floatX *qkv, bool backward) {
+// Attention between the rows of two ranks. Its results are in fp32; dq is in the rows of out, not of q.
+struct AttentionPair : Attention {
+    static constexpr bool PAIR = true;
+    bool full;
+    float *out, *dq, *dk, *dv;
+    Tokens q_tokens, k_tokens;       // for dropout: the positions of their rows, from rows q_first and k_first on,
+    size_t q_first, k_first, whole;  // in sequences of `whole` tokens
+    __device__ __forceinline__ Philox scores_block(const Dropout &d, size_t b, size_t h, size_t q, size_t k) const {
+        return dropout_probability_block(&d, b, h, tokens_position(q_tokens, q_first + q),
+                                         tokens_position(k_tokens, k_first + k), whole);
+    }
+};
+
+static inline AttentionPair attention_of_pair(const Ring &r, const RingStep &s, const floatX *qkv, bool backward) {
     const TokenPair &pair = s.pair;
-    Attention a = attention_of(qkv + pair.q * 3 * s.A, s.B, pair.Tq, s.A, s.NH);
+    AttentionPair a = {};
+    (Attention &)a = attention_of(qkv + pair.q * 3 * s.A, s.B, pair.Tq, s.A, s.NH);
     a.k = r.kv[s.step % 2] + pair.k * 2 * s.A, a.v = a.k + s.A, a.k_stride = 2 * s.A;
     a.Tk = pair.Tk, a.rows = s.T, a.full = pair.full;
     a.q_tokens = s.mine, a.k_tokens = s.others, a.q_first = pair.q, a.k_first = pair.k, a.whole = s.whole;
@@ -112,9 +126,9 @@ static inline Attention attention_of_pair(const Ring &r, const RingStep &s, cons
 static inline void attention_pair_forward(const Ring &r, float *lse, const floatX *qkv, const RingStep &s,
                                           cudaStream_t stream, Dropout d) {
     if (s.pair.Tq == 0) return;
-    Attention a = attention_of_pair(r, s, qkv, false);
-    a.part = (s.step ? r.part : r.sum) + s.pair.q * s.A, a.lse = (s.step ? r.part_lse : lse) + s.pair.q;
-    attention_launch<true>(a, d, false, stream);
+    AttentionPair a = attention_of_pair(r, s, qkv, false);
+    a.out = (s.step ? r.part : r.sum) + s.pair.q * s.A, a.lse = (s.step ? r.part_lse : lse) + s.pair.q;
+    attention_launch(a, d, false, stream);
 }
 
 // Computes a step's parts of dq and dkv, in fp32, from the outputs and lse of all keys: into the sums in step 0, then
@@ -123,12 +137,12 @@ static inline void attention_pair_backward(const Ring &r, float *dot, const floa
                                            const float *lse, const floatX *qkv, const RingStep &s, cudaStream_t stream,
                                            Dropout d) {
     if (s.pair.Tq == 0) return;
-    Attention a = attention_of_pair(r, s, qkv, true);
-    a.out = (floatX *)out + s.pair.q * s.A, a.lse = (float *)lse + s.pair.q;  // only read
+    AttentionPair a = attention_of_pair(r, s, qkv, true);
+    a.y = out + s.pair.q * s.A, a.lse = (float *)lse + s.pair.q;  // lse is only read
     a.dout = dout + s.pair.q * s.A, a.dot = dot + s.pair.q;
-    a.part = (s.step ? r.part : r.sum) + s.pair.q * s.A;
-    a.part_k = (s.step ? r.part_dkv : r.dkv[0]) + s.pair.k * 2 * s.A, a.part_v = a.part_k + s.A;
-    attention_launch<true>(a, d, true, stream);
+    a.dq = (s.step ? r.part : r.sum) + s.pair.q * s.A;
+    a.dk = (s.step ? r.part_dkv : r.dkv[0]) + s.pair.k * 2 * s.A, a.dv = a.dk + s.A;
+    attention_launch(a, d, true, stream);
 }
 
 // A warp for each head of a row.
