@@ -432,7 +432,7 @@ static void sample_token(GPT *m) {
         linear_forward(&m->matmul, m->logits, lnf + last * C, m->w[0][WTE], NULL, 1, C, m->Vl);
         NCCL_CHECK(ncclAllGather(m->logits, m->last_logits, m->Vl, NCCL_FLOATX, m->tensor, m->stream));
     }
-    sample_append(m, share_logits(m, m->last_logits));
+    sample_append(m, m->last_logits);
 }
 
 // Makes one end of a link but for its communicator.

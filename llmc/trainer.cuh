@@ -72,6 +72,7 @@ struct Trainer {
     GPTConfig config;
     Job job;                       // the ranks, and how they end together
     Grid grid;                     // t, d, p, and this rank's place in it
+    int last_stage;                // its first rank, which has the logits of samples
     size_t B, T, micros;           // sequences of a micro-batch, their tokens on this rank, micro-batches of the batch
     Tokens tokens;                 // which T of a sequence's tokens: all, but in a lesson that cuts sequences
     size_t readers, reader;        // groups of ranks that read different samples, and this rank's

@@ -11,7 +11,7 @@
 //
 // defines: job_first_difference, job_split, job_split_grid, job_split_link, job_warm_up, trainer_warm_up,
 //          replicas_check, trainer_check_replicas, trainer_open, event_create, bucket_count, zero_gradient,
-//          sum_gradient, share_logits, trainer_copy
+//          sum_gradient, trainer_copy
 #ifndef LLMC_RANKS_CUH
 #define LLMC_RANKS_CUH
 
@@ -185,6 +185,7 @@ static inline void trainer_open(Trainer *m, int argc, char **argv, unsigned sect
     job_agree(&m->job, trainer_prepare(m, argc, argv, &lesson, &err), &err);
     job_agree(&m->job, trainer_same_files(m, &err), &err);
     if (m->opt.debug_replicas) m->check_replicas = trainer_check_replicas;
+    m->last_stage = grid_rank_at(&m->grid, 0, 0, m->grid.p - 1);
     if (m->job.size > 1) grid_print(stdout, &m->grid);
     if (m->opt.layers_per_stage) printf("layers       %s on the stages\n", m->opt.layers_per_stage);
 }
@@ -208,14 +209,6 @@ static inline void sum_gradient(Trainer *m, int kind, ncclComm_t comm) {
     float *dx = m->dw[0][kind];
     size_t count = table_find(&m->table, kind, 0)->size;
     NCCL_CHECK(ncclAllReduce(dx, dx, count, ncclFloat, ncclSum, comm, m->stream));
-}
-
-// Gives all ranks the logits (Vp) of the last stage, and returns them.
-static inline floatX *share_logits(Trainer *m, floatX *logits) {
-    int last = grid_rank_at(&m->grid, 0, 0, m->grid.p - 1);
-    if (m->grid.p > 1)
-        NCCL_CHECK(ncclBroadcast(logits, logits, m->config.Vp, NCCL_FLOATX, last, m->job.world, m->stream));
-    return logits;
 }
 
 // Copies floatX within the device, on the compute stream.
