@@ -22,7 +22,9 @@ static void fuzz_options(const uint8_t *data, size_t size) {
     rest = text;
     for (char *word; count < 63 && (word = strsep(&rest, "\n"));) words[count++] = word;
     RankOptions groups = rank_options((unsigned)data[1] % 8 * OPTIONS_TENSOR);
-    if (options_parse(&o, NULL, count, words, groups, &err) && options_resolve(&o, NULL, ranks, &err)) {
+    bool parsed = options_parse(&o, NULL, count, words, groups, &err);
+    o.grid.rank = data[1] % ranks;
+    if (parsed && options_resolve(&o, NULL, ranks, &err)) {
         fuzz_promise(o.config.C % o.config.NH == 0 && o.config.Vp >= o.config.V);
         fuzz_promise(o.global_batch % o.micro_batch == 0);
         fuzz_promise(o.grid.t * o.grid.d * o.grid.p == ranks);

@@ -30,8 +30,8 @@ __device__ __forceinline__ float adamw_element(float p, float g, float *m, float
     return p - h.lr * (*m * h.m_scale / (sqrtf(*v) * h.root_scale + h.eps) + h.decay * p);
 }
 
-// Updates a block's chunk of n elements, a multiple of W. `weights` are fp32: the master weights, or params if these are
-// fp32; narrow is then NULL.
+// Updates a block's chunk of n elements, a multiple of W. `weights` are fp32: the master weights, or params if these
+// are fp32; narrow is then NULL.
 template <int W>
 __device__ __forceinline__ void adamw_chunk(floatX *__restrict narrow, float *__restrict weights,
                                             const float *__restrict grads, float *__restrict ms, float *__restrict vs,
