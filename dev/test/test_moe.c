@@ -398,7 +398,7 @@ static void group_refusals(Context *x) {
         {4, "--expert-parallel 2 --zero 0", "--expert-parallel 2 needs --zero 1"},
         {1, "--init golden", "\"model_type\" is not \"gpt2_moe\""},
         {1, "--expert-paralel 2", "unknown flag '--expert-paralel': --help all lists all flags"},
-        {1, "--tensor 2", "unknown flag '--tensor'"},
+        {1, "--tensor 2", "--tensor is for train_gpt_tp"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         Layout layout = {"train_moe", rows[i].d, rows[i].flags};

@@ -5,7 +5,7 @@
 
 enum { ALL = OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA, MAX_WORDS = 64 };
 
-static const RankOptions ONE_RANK = {NULL, 0, 0, NULL};
+static const RankOptions ONE_RANK = {NULL, 0, 0, NULL, NULL};
 
 // Parses a command line of words separated by blanks; '' stands for an empty word.
 static bool parse(Options *o, const char *line, unsigned sections, Error *err) {
@@ -54,8 +54,9 @@ static const Refusal REFUSALS[] = {
     {"--layer=3", "unknown flag '--layer=3'", 0, 1},
     {"--val 3", "unknown flag '--val'", 0, 1},
     {"--tensor 2", "unknown flag '--tensor'", 0, 2},
-    {"--pipeline=2", "unknown flag '--pipeline=2'", OPTIONS_TENSOR, 2},
-    {"--zero 1", "unknown flag '--zero'", OPTIONS_TENSOR | OPTIONS_PIPELINE, 2},
+    {"--tensor 2", "--tensor is for train_gpt_tp", OPTIONS_DATA, 2},
+    {"--pipeline=2", "--pipeline is for train_gpt_pp", OPTIONS_TENSOR, 2},
+    {"--zero 1", "--zero is for train_gpt_3d", OPTIONS_TENSOR | OPTIONS_PIPELINE, 2},
     {"--tensorial 2", "unknown flag '--tensorial'", 0, 1},
     {"file.bin", "'file.bin' is not a flag", 0, 1},
     {"--steps 3 4", "'4' is not a flag", 0, 1},
@@ -114,7 +115,7 @@ static const Refusal REFUSALS[] = {
     {"--train-data x --pipeline 3 --virtual 2 --layers 5", "5 layers do not fill 3 stages * 2 chunks",
      OPTIONS_TENSOR | OPTIONS_PIPELINE, 3},
     {"--train-data x --schedule zb --pipeline 2", "one of gpipe|1f1b|interleaved|zb-h1|zb-auto", ALL, 2},
-    {"--train-data x --schedule zb-h1", "unknown flag '--schedule'", 0, 1},
+    {"--train-data x --schedule zb-h1", "--schedule is for train_gpt_pp and train_gpt_3d", OPTIONS_TENSOR, 1},
     {"--train-data x --schedule-file x --schedule 1f1b --pipeline 2", "exclude each other", ALL, 2},
     {"--train-data x --max-in-flight 3 --pipeline 2", "--max-in-flight 3 needs --schedule zb-auto", ALL, 2},
     {"--train-data x --max-in-flight 3 --schedule zb-h1 --pipeline 2", "needs --schedule zb-auto", ALL, 2},

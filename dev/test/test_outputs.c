@@ -21,7 +21,7 @@ static bool outputs_are_fine(const char *line, Error *err) {
     snprintf(copy, sizeof copy, "--train-data train.bin --val-data val_*.bin --tokenizer tokenizer.json %s", line);
     for (char *word; (word = strtok_r(rest, " ", &rest));) words[n++] = word;
     Options o;
-    if (!options_parse(&o, NULL, n, words, (RankOptions){NULL, 0, 0, NULL}, err)) die(line, err->text);
+    if (!options_parse(&o, NULL, n, words, (RankOptions){NULL, 0, 0, NULL, NULL}, err)) die(line, err->text);
     return outputs_check(&o, err);
 }
 

@@ -31,7 +31,8 @@ static inline bool option_is_in(const Field *f, unsigned sections) {
     return !of || (of & sections);
 }
 
-// Reads the flag argv[*i] and its value, which may be the next word. Moves *i to the last word read.
+// Reads the flag argv[*i] and its value, which may be the next word. Moves *i to the last word read. Refuses a flag
+// that this trainer lacks.
 static inline bool option_read(const Options *o, int argc, char **argv, int *i, Error *err) {
     char name[64], wanted[256];
     void *object;
@@ -42,8 +43,10 @@ static inline bool option_read(const Options *o, int argc, char **argv, int *i, 
     bool dashes = strncmp(word, "--", 2) == 0;
     snprintf(name, sizeof name, "%.*s", dashes ? (int)strcspn(word + 2, "=") : 0, word + 2 * dashes);
     const Field *f = dashes ? fields_find(o->tables, 3, name, &object) : NULL;
-    if (!f || !option_is_in(f, o->groups.sections) || (f->type == FIELD_MARK && text))
+    if (!f || (f->type == FIELD_MARK && text))
         return error_set(err, "unknown flag '%s': --help all lists all flags of this trainer", word);
+    if (!option_is_in(f, o->groups.sections))
+        return error_set(err, "--%s is for %s, not for this trainer", f->name, o->groups.trainers(f->tags));
     if (f->type == FIELD_MARK) {
         bool more = f->value && next && strcmp(next, f->value) == 0;
         *(int *)(void *)((char *)object + f->offset) = 1 + more;

@@ -85,9 +85,17 @@ static inline bool rank_options_resolve(Options *o, size_t ranks, Error *err) {
     return grid_make(g, ranks, g->rank, o->order, err);
 }
 
+// The trainers that have a row with these tags.
+static inline const char *rank_option_trainers(unsigned tags) {
+    return tags & OPTIONS_TENSOR     ? "train_gpt_tp and the trainers after it"
+           : tags & OPTIONS_PIPELINE ? "train_gpt_pp and train_gpt_3d"
+                                     : "train_gpt_3d and train_data";
+}
+
 // What a trainer with these sections of RANK_OPTIONS adds to the command line.
 static inline RankOptions rank_options(unsigned sections) {
-    const RankOptions x = {RANK_OPTIONS, sizeof RANK_OPTIONS / sizeof *RANK_OPTIONS, sections, rank_options_resolve};
+    const RankOptions x = {RANK_OPTIONS, sizeof RANK_OPTIONS / sizeof *RANK_OPTIONS, sections,
+                           rank_option_trainers, rank_options_resolve};
     return x;
 }
 

@@ -33,6 +33,7 @@ typedef struct {
     const Field *fields;  // [count] rows of Options
     size_t count;
     unsigned sections;    // OPTIONS_TENSOR | ...: a row with tags above OPTION_TRAINS needs one of them
+    const char *(*trainers)(unsigned tags);  // those that have a row with these tags
     bool (*resolve)(Options *o, size_t ranks, Error *err);  // makes o->grid, whose rank is set
 } RankOptions;
 
