@@ -1,5 +1,5 @@
-// ranks.cuh: what trainers of more than one rank have beside Trainer: the communicators of groups and links, the way in
-// which ranks come together before training, and sums over them.
+// ranks.cuh: what trainers of more than one rank have beside Trainer: checks that all started alike, the communicators
+// of groups and links, their first use before training, a comparison of replicas, and sums over ranks.
 //
 // On GPUs some things happen at first use, on the host, and may wait for all that is in flight: NCCL connects two ranks
 // at their first message, and a communicator at its first collective of each kind and size; CUDA loads a kernel at its
