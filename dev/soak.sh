@@ -2,9 +2,9 @@
 # soak.sh BUILD [MINUTES] [SEED]: one training run, interrupted at random until the time is up: ranks and launchers
 # killed, signals, full disks, ranks that stand still, slow messages, a second run in the same folder, damaged
 # checkpoints, clocks that jump, copied folders, Ctrl-Z, removed locks; and resumed at another layout each time. Every
-# announced save must be there and sound. At the end the losses of all steps are compared with the losses of one calm
-# run. The seed makes the same choices (their effect depends on the machine's speed). Ends with counts; the exit code is
-# 1 if anything was lost.
+# announced save must be there and sound. Beside it, runs with large matrix products get signals. At the end the losses
+# of all steps are compared with the losses of one calm run. The seed makes the same choices (their effect depends on
+# the machine's speed). Ends with counts; the exit code is 1 if anything was lost.
 set -u
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.." || exit 1
@@ -30,13 +30,14 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 1' HUP INT TERM
 
+build/tools/byte_corpus "$dir/train.bin" "$dir/val.bin" README.md llmc/*.h llmc/host/*.h >/dev/null || exit 1
 out=$dir/disk/out log=$dir/log.jsonl
 model="--layers 4 --heads 4 --channels 32 --vocab 61 --train-data dev/test/golden/train.bin --seq 24 --micro-batch 1
        --global-batch 8 --lr 1e-3 --lr-final 1 --val-every 0 --shuffle 1"
 layouts=('1' '2 --data 2' '2 --pipeline 2' '2 --tensor 2 --sequence-parallel 1' '4 --tensor 2 --pipeline 2'
          '4 --data 4' '4 --data 2 --pipeline 2 --zero 0' '6 --tensor 2 --pipeline 3'
          '8 --tensor 2 --data 2 --pipeline 2 --virtual 2' '4 --pipeline 4 --schedule gpipe')
-events=(calm kill launcher signal signal stop slow second disk damage clock copy suspend unlock)
+events=(calm kill launcher signal signal stop slow second disk damage clock copy suspend unlock large)
 declare -A counts
 declare -A spoiled  # checkpoints that were damaged here, and may stay among the newest for some runs
 bump() { counts[$1]=$((${counts[$1]:-0} + 1)); }
@@ -93,6 +94,27 @@ sound() {
     "$build/train_gpt" --resume "$1" --dry-run --seq 24 --micro-batch 1 --global-batch 8 --shuffle 1 >/dev/null 2>&1
 }
 
+# large: a run of its own, with products that are large enough for kernels that no handler may interrupt, gets 1 to 100
+# signals in a row, and must save.
+large() {
+    local signal i
+    signal=$(printf 'TERM\nINT\nHUP\nUSR1' | sed -n "$((1 + RANDOM % 4))p") ranks=1
+    rm -rf "$dir/large" "$dir"/pids/*
+    : >"$dir/out"
+    ONEDNN_MAX_CPU_ISA=ALL "$build/train_gpt" --layers 4 --heads 4 --channels 128 --seq 128 --micro-batch 8 \
+        --global-batch 8 --train-data "$dir/train.bin" --steps 100000 --val-every 0 --out "$dir/large" \
+        >"$dir/out" 2>"$dir/err" </dev/null &
+    job=$!
+    await '^step '
+    milliseconds "$((RANDOM % 400))"
+    for ((i = RANDOM % 3 ? 0 : RANDOM % 100; i >= 0; i--)); do
+        send "$signal" "$job"
+        sleep 0.001
+    done
+    ends || { failed 'still runs after 5 minutes'; return; }
+    { [ "$code" = 0 ] && grep -q '^saved ' "$dir/out"; } || failed "SIG$signal into large products: exit code $code"
+}
+
 run=0 last=0 announced=0
 while [ $SECONDS -lt $end ]; do
     run=$((run + 1))
@@ -100,6 +122,11 @@ while [ $SECONDS -lt $end ]; do
     read -ra layout <<<"${layouts[RANDOM % ${#layouts[@]}]}"
     ranks=${layout[0]} delay=$((RANDOM % 1500)) every=$((1 + RANDOM % 3)) more=$((3 + RANDOM % 12))
     [ "$what" = disk ] && [ "$disk" = 0 ] && what=calm
+    if [ "$what" = large ]; then
+        large
+        bump large
+        continue
+    fi
     [ "$what" = second ] && more=100000  # it ends by a signal
     newest='' damaged='' whole=0
     for folder in "$out"/step-*; do

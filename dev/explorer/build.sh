@@ -12,7 +12,7 @@ trap 'rm -rf "$dir"' EXIT
 
 # Standard headers by their names: of the C library, CUDA, NCCL and MPI.
 mkdir -p "$dir/include/nvtx3"
-for name in ctype errno fcntl limits math sched signal stdarg stdbool stddef stdint stdio stdlib string time \
+for name in ctype errno fcntl limits math pthread sched signal stdarg stdbool stddef stdint stdio stdlib string time \
             unistd; do
     echo '#include "dev/explorer/libc.h"' >"$dir/include/$name.h"
 done

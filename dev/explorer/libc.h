@@ -21,7 +21,7 @@ typedef signed char int8_t;
 typedef unsigned char uint8_t;
 typedef short int16_t;
 typedef unsigned short uint16_t;
-typedef int int32_t, sig_atomic_t;
+typedef int int32_t;
 typedef unsigned int uint32_t;
 typedef long long int64_t;
 typedef unsigned long long uint64_t;
@@ -126,6 +126,23 @@ typedef void (*SignalHandler)(int);
 #define SIG_IGN ((SignalHandler)1)
 enum { SIGHUP = 1, SIGINT = 2, SIGUSR1 = 10, SIGPIPE = 13, SIGTERM = 15, SIGXFSZ = 25 };
 static inline SignalHandler signal(int number, SignalHandler handler) { return (void)number, handler; }
+typedef unsigned sigset_t;
+typedef int pthread_t;
+enum { SIG_BLOCK, SIG_UNBLOCK };
+struct sigaction {
+    SignalHandler sa_handler;
+};
+static inline int sigemptyset(sigset_t *set) { return *set = 0; }
+static inline int sigaddset(sigset_t *set, int number) { return *set |= 1u << number, 0; }
+static inline int sigwait(const sigset_t *set, int *number) { return *number = (int)*set; }
+static inline int raise(int number) { return number; }
+static inline int pthread_sigmask(int how, const sigset_t *set, sigset_t *old) { return (void)set, (void)old, how; }
+static inline int pthread_create(pthread_t *thread, const void *attributes, void *(*run)(void *), void *argument) {
+    return (void)attributes, (void)run, (void)argument, *thread = 0;
+}
+static inline int sigaction(int number, const struct sigaction *now, struct sigaction *old) {
+    return (void)now, (void)old, number;
+}
 static inline int sched_yield(void) { return 0; }
 enum { F_OK = 0, R_OK = 4, F_GETFD = 1, O_RDONLY = 0, O_RDWR = 2 };
 static inline int fcntl(int fd, int command) { return (void)fd, command; }

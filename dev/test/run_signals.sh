@@ -99,6 +99,56 @@ pkill -TERM -o -P "$job" -x train_gpt_3d
 ends 5000 && [ $code = 0 ] && whole 2 "$quick"
 report $? "SIGTERM in a long validation: code $code after $took ms, step 2 saved"
 
+# ---- signals in large products, and before training ------------------------------------------------------------------
+
+# The kernels that oneDNN makes for these sizes use the stack pointer for a buffer of theirs: the frame of a handler would
+# overwrite the heap. So the trainer has none: one thread waits for the signals, and all others block them.
+large="--layers 4 --heads 4 --channels 128 --train-data $dir/train.bin --seq 128 --micro-batch 8 --global-batch 16"
+bits() { sed -n "s/^$2:[[:space:]]*/0x/p" "/proc/$1/status" 2>/dev/null || echo 0; }  # bits PROCESS NAME
+asked=$((1 << 14 | 1 << 1 | 1 << 9 | 1))  # TERM, INT, USR1, HUP
+# Handlers of the fault itself (ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS), and the C library's own three.
+allowed=$((1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 10 | 1 << 30 | 7 << 31))
+ok=0 threads=0
+for signal in TERM INT USR1 HUP; do
+    ONEDNN_MAX_CPU_ISA=ALL train 1 $large --steps 1000
+    await have_steps 1
+    caught=$(($(bits "$job" SigCgt) & ~allowed)) open=0
+    for thread in "/proc/$job/task"/*; do
+        threads=$((threads + 1))
+        [ $(($(bits "$job/task/${thread##*/}" SigBlk) & asked)) = $asked ] || open=$((open + 1))
+    done
+    for ((i = 0; i < 100; i++)); do
+        kill -$signal "$job" 2>/dev/null || break
+        sleep 0.001
+    done
+    ends 20000 && [ "$code $caught $open" = '0 0 1' ] && whole "$(steps)" "$large" && ok=$((ok + 1))
+done
+[ $ok = 4 ]
+report $? "a hundred signals in a row into large products: $ok of 4 runs have no handler and save"
+[ $threads -ge 8 ]
+report $? "$threads threads were looked at: one of each run takes the signals"
+
+ONEDNN_MAX_CPU_ISA=ALL train 4 $large --tensor 2 --pipeline 2 --micro-batch 4 --steps 1000
+await have_steps 1
+ranks=$(pgrep -P "$job" -x train_gpt_3d)
+for ((i = 0; i < 100; i++)); do
+    # shellcheck disable=SC2086
+    kill -USR1 $ranks 2>/dev/null || break
+    sleep 0.001
+done
+ends 30000 && [ $code = 0 ] && whole "$(steps)" "${large/batch 8/batch 4}"
+report $? "the same into all of 4 ranks: code $code, step $(steps) saved"
+
+for signal in TERM USR1; do  # 130 million weights take seconds to make
+    train 1 $large --channels 1024 --layers 10 --steps 1
+    is_blocked() { [ $(($(bits "$job" SigBlk) & asked)) = $asked ]; }
+    await is_blocked
+    sleep 0.2
+    kill -$signal "$job"
+    ends 2000 && [ $code = $((128 + $(kill -l $signal))) ] && [ ! -e "$out.jsonl" ]
+    report $? "SIG$signal before training ends the run at once (code $code after $took ms)"
+done
+
 # ---- stopped, and told to go on --------------------------------------------------------------------------------------
 
 for pair in 'TSTP mpirun' 'STOP mpirun' 'STOP all' 'CONT all'; do

@@ -1,12 +1,12 @@
 // job.cuh: the ranks of one job: start, devices, communicators, and an end for all of them when one fails.
 //
-// defines: NCCL_CHECK, NCCL_FLOATX, Job, job_start, job_check_devices, job_signal, job_listen, job_first_failure,
-//          job_agree, job_dry_run, job_connect, job_reset_traffic, job_check_ranks,
-//          job_finish
+// defines: NCCL_CHECK, NCCL_FLOATX, Job, job_block_signals, job_listen, job_signalled, job_start, job_check_devices,
+//          job_first_failure, job_agree, job_dry_run, job_connect, job_reset_traffic, job_check_ranks, job_finish
 #ifndef LLMC_JOB_CUH
 #define LLMC_JOB_CUH
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -63,6 +63,53 @@ static inline void job_start_alone(void) {
     setenv("OMPI_MCA_orte_create_session_dirs", "0", 0);
 }
 
+// The last signal that asked for an end: 0 if none came, JOB_STARTING while they still end the program. Atomic.
+enum { JOB_STARTING = -1 };
+static int job_signal = JOB_STARTING;
+
+// Waits for signals in a thread of its own. Before training a signal has its usual effect on the whole program.
+static inline void *job_await_signals(void *signals) {
+    for (int number;;) {
+        sigset_t one;
+        if (sigwait((const sigset_t *)signals, &number) != 0) continue;
+        if (__atomic_load_n(&job_signal, __ATOMIC_SEQ_CST) != JOB_STARTING) {
+            __atomic_store_n(&job_signal, number, __ATOMIC_SEQ_CST);
+            continue;
+        }
+        sigemptyset(&one);
+        sigaddset(&one, number);
+        pthread_sigmask(SIG_UNBLOCK, &one, NULL);
+        raise(number);  // ends the program, unless its parent ignores this signal
+        pthread_sigmask(SIG_BLOCK, &one, NULL);
+    }
+    return NULL;
+}
+
+// Blocks the signals that ask for an end, in this thread and in all that it and libraries will start, and waits for them
+// in another thread. There is no handler, because a handler's frame would lie on the stack of the code that it
+// interrupts, and oneDNN's matrix products keep the address of their own buffer in the stack pointer. SIGCONT asks for
+// no end: mpirun begins with it to end the ranks, but `fg` and a Slurm job that goes on send it as well.
+static inline void job_block_signals(void) {
+    static const int numbers[] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP};
+    static sigset_t signals;
+    pthread_t thread;
+    sigemptyset(&signals);
+    for (int number : numbers) {
+        struct sigaction now = {};
+        sigaction(number, NULL, &now);
+        if (number != SIGHUP || now.sa_handler != SIG_IGN) sigaddset(&signals, number);  // nohup ignores SIGHUP
+    }
+    pthread_sigmask(SIG_BLOCK, &signals, NULL);
+    if (pthread_create(&thread, NULL, job_await_signals, &signals) == 0) return;
+    fprintf(stderr, "error: no thread can be started\n");
+    exit(1);
+}
+
+// From here on a signal does not end the program, but job_signalled tells of it.
+static inline void job_listen(void) { __atomic_store_n(&job_signal, 0, __ATOMIC_SEQ_CST); }
+
+static inline bool job_signalled(void) { return __atomic_load_n(&job_signal, __ATOMIC_SEQ_CST) > 0; }
+
 // Starts MPI and gives this rank its device (device = local rank). From here on only rank 0's stdout is seen.
 static inline void job_start(Job *job, int *argc, char ***argv) {
 #ifdef NCCL_MPI_HELPER
@@ -73,6 +120,7 @@ static inline void job_start(Job *job, int *argc, char ***argv) {
     MPI_Comm node;
     *job = {};  // no groups yet
     job_open_standard();
+    job_block_signals();  // before any library starts a thread
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);  // streams that share a hardware queue wait for each other
     job_start_alone();
     if (MPI_Init_thread(argc, argv, wanted, &provided) != MPI_SUCCESS) exit(1);
@@ -108,18 +156,6 @@ static inline bool job_check_devices(const Job *job, struct cudaDeviceProp *prop
                          "where ranks may share a GPU", job->local_size, job->devices);
 #endif
     return true;
-}
-
-static volatile sig_atomic_t job_signal = 0;  // the last signal that job_listen has caught
-
-// Catches the signals that ask for an end. mpirun passes SIGUSR1 on at once. SIGCONT is none of them: mpirun begins
-// with it to end the ranks, but `fg` and a Slurm job that goes on send it as well.
-static inline void job_listen(void) {
-    static const int numbers[] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP};
-    for (int number : numbers) {
-        bool ignored = signal(number, [](int caught) { job_signal = caught; }) == SIG_IGN;
-        if (ignored && number == SIGHUP) signal(SIGHUP, SIG_IGN);  // nohup
-    }
 }
 
 // Returns the lowest failing rank, or job->size if none failed. All ranks call it.

@@ -76,7 +76,7 @@ static inline double trainer_loss_share(Trainer *m) {
 static inline double trainer_sum(Trainer *m, size_t count, double loss) {
     double *x = m->host_totals;
     size_t bytes = (count + TOTALS_EXTRA) * sizeof(double);
-    x[count] = loss, x[count + 1] = m->data_failed, x[count + 2] = job_signal != 0;
+    x[count] = loss, x[count + 1] = m->data_failed, x[count + 2] = job_signalled();
     CUDA_CHECK(cudaMemcpyAsync(m->totals, x, bytes, cudaMemcpyHostToDevice, m->stream));
     NCCL_CHECK(ncclAllReduce(m->totals, m->totals, count + TOTALS_EXTRA, ncclDouble, ncclSum, m->job.world, m->stream));
     CUDA_CHECK(cudaMemcpyAsync(x, m->totals, bytes, cudaMemcpyDeviceToHost, m->stream));
