@@ -277,11 +277,12 @@ static void group_resume(Context *x) {
 
 static bool lr_follows(const Log *log, bool cosine, double lr, double final, size_t warmup, size_t steps) {
     bool ok = log->steps == steps;
-    for (size_t s = 0; s < log->steps; s++) {
-        double at = ((double)s - (double)warmup) / (double)(steps - warmup);
+    size_t peak = warmup ? warmup : 1;
+    for (size_t s = 1; s <= log->steps; s++) {
+        double at = ((double)s - (double)peak) / (double)(steps - peak);
         double share = cosine ? 0.5 * (1 + cos(acos(-1.0) * at)) : 1 - at;
-        double want = s < warmup ? lr * (double)(s + 1) / (double)warmup : lr * (final + (1 - final) * share);
-        ok = ok && relative(log->lr[s], want) < 1e-6;
+        double want = s < peak ? lr * (double)s / (double)peak : lr * (final + (1 - final) * share);
+        ok = ok && relative(log->lr[s - 1], want) < 1e-6;
     }
     return ok;
 }

@@ -41,18 +41,27 @@ static void test_learning_rate(Check *c) {
           near(learning_rate(LR_COSINE, 1, 4, 10, 1.0, 0.1), 0.25) &&
               near(learning_rate(LR_COSINE, 4, 4, 10, 1.0, 0.1), 1),
           "warm-up reaches lr in its last step");
-    check(c, learning_rate(LR_COSINE, 5, 4, 10, 1.0, 0.1) == 1.0, "decay starts from lr");
     check(c,
-          near(learning_rate(LR_COSINE, 8, 4, 10, 1.0, 0.1), 0.55) &&
-              near(learning_rate(LR_LINEAR, 8, 4, 10, 1.0, 0.1), 0.55),
+          near(learning_rate(LR_COSINE, 7, 4, 10, 1.0, 0.1), 0.55) &&
+              near(learning_rate(LR_LINEAR, 7, 4, 10, 1.0, 0.1), 0.55),
           "half way is the mean");
-    check(c, near(learning_rate(LR_COSINE, 6, 4, 10, 1.0, 0.1), 0.1 + 0.45 * (1 + cos(acos(-1.0) / 6))),
+    check(c, near(learning_rate(LR_COSINE, 5, 4, 10, 1.0, 0.1), 0.1 + 0.45 * (1 + cos(acos(-1.0) / 6))),
           "cosine");
-    check(c, near(learning_rate(LR_LINEAR, 6, 4, 10, 1.0, 0.1), 0.1 + 0.9 * 5 / 6), "linear");
-    check(c,
-          near(learning_rate(LR_COSINE, 11, 4, 10, 2.0, 0.1), 0.2) &&
-              near(learning_rate(LR_LINEAR, 100, 4, 10, 2.0, 0.1), 0.2),
-          "then lr * lr_final");
+    check(c, near(learning_rate(LR_LINEAR, 5, 4, 10, 1.0, 0.1), 0.1 + 0.9 * 5 / 6), "linear");
+    static const LRSchedule schedules[] = {LR_COSINE, LR_LINEAR};
+    bool ends = true, peaks = true;
+    for (size_t i = 0; i < 2; i++) {
+        for (size_t warmup = 0; warmup < 10; warmup++) {
+            size_t peak = warmup ? warmup : 1;
+            peaks = peaks && learning_rate(schedules[i], peak, warmup, 10, 2.0, 0.1) == 2.0 &&
+                    learning_rate(schedules[i], peak + 1, warmup, 10, 2.0, 0.1) < 2.0;
+            ends = ends && near(learning_rate(schedules[i], 10, warmup, 10, 2.0, 0.1), 0.2) &&
+                   near(learning_rate(schedules[i], 11, warmup, 10, 2.0, 0.1), 0.2);
+        }
+    }
+    check(c, peaks, "one step has lr: the last of the warm-up, or the first");
+    check(c, ends, "the last step has lr * lr_final, as all behind it");
+    check(c, learning_rate(LR_COSINE, 1, 0, 1, 1.0, 0.1) == 1.0, "the only step of a run has lr");
     bool constant = true;
     for (size_t step = 0; step < 12; step++)
         constant = constant && learning_rate(LR_COSINE, step + 1, 0, 10, 1e-3, 1.0) == 1e-3;

@@ -132,9 +132,9 @@ static const Field OPTIONS[] = {
 
     GROUP("Optimizer", OPTION_BASIC),
     SIZE("steps", steps, NULL, 0, 1e15, OPTION_BASIC, "updates, with those before a resume (default 100; simulated 2)"),
-    REAL("lr", lr, "1e-3", 0, 1e3, OPTION_BASIC, "learning rate after warm-up"),
-    SIZE("warmup", warmup, "0", 0, 1e15, 0, "steps of linear warm-up"),
-    CHOICE("lr-schedule", lr_schedule, "cosine", 0, LR_SCHEDULES, "decay of the learning rate after warm-up"),
+    REAL("lr", lr, "1e-3", 0, 1e3, OPTION_BASIC, "largest learning rate, at the end of the warm-up"),
+    SIZE("warmup", warmup, "0", 0, 1e15, 0, "steps of linear warm-up; the last of them has --lr"),
+    CHOICE("lr-schedule", lr_schedule, "cosine", 0, LR_SCHEDULES, "decay from there to the last step"),
     REAL("lr-final", lr_final, "0.1", 0, 1, 0, "fraction of --lr at the last step"),
     REAL("weight-decay", weight_decay, "0.1", 0, 1e3, 0, "decoupled, on matrices and embeddings"),
     REAL("clip", clip, "1.0", 0, 1e30, 0, "largest norm of the gradient (0: off)"),

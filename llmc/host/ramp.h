@@ -46,15 +46,18 @@ static inline size_t ramp_batch(const Ramp *ramp, size_t G, size_t sample) {
 
 typedef enum { LR_COSINE, LR_LINEAR } LRSchedule;
 
-// Returns the learning rate of step `step`, counted from 1, of `steps`. Warm-up: lr * step / warmup. Then, with
-// x = (step - 1 - warmup) / (steps - warmup) and final = lr * final_fraction, cosine:
-// final + (lr - final) * (1 + cos(pi x)) / 2; linear: final + (lr - final) * (1 - x).
+// Returns the learning rate of step `step`, counted from 1, of `steps`. Warm-up: lr * step / warmup. The peak lr is in
+// the last step of the warm-up, or in step 1 without one. Then, with final = lr * final_fraction and
+// x = (step - peak) / (steps - peak), which is 1 in the last step, cosine: final + (lr - final) * (1 + cos(pi x)) / 2;
+// linear: final + (lr - final) * (1 - x).
 static inline double learning_rate(LRSchedule schedule, size_t step, size_t warmup, size_t steps, double lr,
                                    double final_fraction) {
-    if (step <= warmup) return step < warmup ? lr * (double)step / (double)warmup : lr;
+    size_t peak = warmup ? warmup : 1;
     double final = lr * final_fraction;
-    if (step > steps) return final;
-    double x = (double)(step - 1 - warmup) / (double)(steps - warmup);
+    if (step < peak) return lr * (double)step / (double)peak;
+    if (step == peak) return lr;
+    if (step >= steps) return final;
+    double x = (double)(step - peak) / (double)(steps - peak);
     double share = schedule == LR_COSINE ? 0.5 * (1.0 + cos(3.14159265358979323846 * x)) : 1.0 - x;
     return final + (lr - final) * share;
 }

@@ -201,6 +201,9 @@ static inline void trainer_print(const Trainer *m) {
     const Ramp *ramp = &m->opt.ramp;
     if (ramp->start) printf("ramp         from %zu sequences by %zu over %zu samples\n", ramp->start, ramp->increment,
                             ramp->samples);
+    if (m->opt.steps && m->opt.warmup >= m->opt.steps)
+        printf("note: --warmup %zu leaves none of --steps %zu for the decay to --lr-final\n", m->opt.warmup,
+               m->opt.steps);
 }
 
 // Allocates the buffers of the trainer's layout, which counts them in a first call and sets pointers in a second, and
