@@ -99,6 +99,35 @@ pkill -TERM -o -P "$job" -x train_gpt_3d
 ends 5000 && [ $code = 0 ] && whole 2 "$quick"
 report $? "SIGTERM in a long validation: code $code after $took ms, step 2 saved"
 
+# ---- validations and samples that a signal keeps from being done ----------------------------------------------------
+
+# resumes: the last run goes on with the same command; steps_of KEY: the steps of all lines of the log that have it.
+steps_of() { sed -n "s/^{\"step\":\([0-9]*\),.*\"$1\":.*/\1/p" "$out.jsonl" | tr '\n' ' '; }
+due="$quick --val-data $dir/val.bin --val-every 1 --val-batches 2 --sample-every 1 --sample-tokens 2"
+ok=0
+for ((i = 0; i < 3; i++)); do
+    train 1 $due --steps 40
+    await have_steps $((3 + i))
+    kill -USR1 "$job"
+    ends 10000
+    first=$(grep -c '^sample: ' "$dir/out")
+    "$build/train_gpt" $due --steps 40 --resume auto --out "$out" --log "$out.jsonl" >"$dir/out" 2>"$dir/err"
+    [ "$code$?" = 00 ] && [ "$(steps_of val_loss)" = "$(seq -s ' ' 0 40) " ] &&
+        [ $((first + $(grep -c '^sample: ' "$dir/out"))) = 40 ] && ok=$((ok + 1))
+done
+[ $ok = 3 ]
+report $? "a signal, and a resume: $ok of 3 runs have a validation and a sample of every step, once"
+
+due="$slow --val-data $dir/val.bin --val-every 5 --val-batches 1 --sample-every 5 --sample-tokens 2"
+train 1 $due --steps 2
+await have_steps 1
+kill -USR1 "$job"
+ends 10000
+stopped=$code$(newest "$out")$(steps_of val_loss)
+again() { "$build/train_gpt" $due --steps 2 --resume auto --out "$out" --log "$out.jsonl" >"$dir/out" 2>"$dir/err"; }
+again && [ "$stopped$(steps_of val_loss)" = '020 0 2 ' ] && [ "$(grep -c '^sample: ' "$dir/out")" = 1 ]
+report $? "a signal in the last step, and a resume: the last validation and sample are done"
+
 # ---- signals in large products, and before training ------------------------------------------------------------------
 
 # The kernels that oneDNN makes for these sizes use the stack pointer for a buffer of theirs: the frame of a handler would

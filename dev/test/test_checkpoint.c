@@ -676,6 +676,7 @@ static void test_state(void) {
         a.sample = (size_t)(mix(i + 1000) >> 11);
         a.opt.shuffle = i % 2;
         a.save = i;
+        a.validated = 2 * i, a.sampled = 3 * i;
         double *fields[] = {&a.opt.lr,   &a.opt.lr_final, &a.opt.weight_decay, &a.opt.clip,
                             &a.opt.beta1, &a.opt.beta2,    &a.opt.eps};
         for (int k = 0; k < 7; k++) {
@@ -683,7 +684,7 @@ static void test_state(void) {
         }
         ok &= trainer_state_write(path, &a, NULL, &err) && trainer_state_read(dir, &b, &err);
         ok &= a.step == b.step && a.sample == b.sample && b.first_step == b.step && a.bf16 == b.bf16;
-        ok &= a.save == b.save;
+        ok &= a.save == b.save && a.validated == b.validated && a.sampled == b.sampled;
         ok &= strcmp(a.data, b.data) == 0 && memcmp(&a.opt, &b.opt, sizeof a.opt) == 0;
     }
     check(&checks, ok, "trainer.json: 200 states come back bit for bit");
@@ -714,6 +715,11 @@ static void test_state(void) {
         ok &= !trainer_state_read(dir, &s, &err) && says(&err, wrong[i].says);
         free(changed);
     }
+    char *older = replaced(text, "\"validated\":", "\"invalidated\":");
+    write_text(path, older);
+    bool late = trainer_state_read(dir, &s, &err) && s.validated == 0 && s.sampled == 3 * 199;
+    check(&checks, late, "trainer.json: the step of the last validation is 0 in files of older builds, which lack it");
+    free(older);
     free(text);
     check(&checks, ok, "trainer.json: wrong version, missing, malformed and repeated members");
     char *notes;

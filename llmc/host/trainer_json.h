@@ -20,13 +20,14 @@ typedef struct {
     bool bf16;
     char data[TRAINER_DATA_SIZE];  // the training data as dataloader_describe prints them, or "" if there are none yet
     size_t save;        // orders the checkpoints of a folder, whatever their steps: each save counts on
+    size_t validated, sampled;  // steps of the last validation and of the last sample; 0: none
     size_t lr_unit;     // 0: steps, the only unit of --warmup and the decay
     Options opt;        // of a state that was read: the options in TRAINER_KEYS, 0 elsewhere
 } TrainerState;
 
 // Fixed: a resumed run must have the same value. Free: it may have another. Sparse: the checksum "state" leaves out the
-// value 0 or "".
-enum { KEY_FIXED = 1, KEY_FREE = 2, KEY_SPARSE = 4 };
+// value 0 or "". Late: older files lack it, which is the value 0 or "".
+enum { KEY_FIXED = 1, KEY_FREE = 2, KEY_SPARSE = 4, KEY_LATE = 8 };
 
 // The keys, in the order of the checksum "state": new ones go to the end. The values of flags have no limits here: the
 // command line has them.
@@ -54,6 +55,8 @@ static const Field TRAINER_KEYS[] = {
     REAL(dropout, KEY_FREE | KEY_SPARSE),
     KEY("data", FIELD_CHARS, data, TRAINER_DATA_SIZE, "0123456789 x+", KEY_SPARSE),  // progress_data compares it
     SIZE("save", save, TRAINER_MOST_SAVES, KEY_SPARSE),
+    SIZE("validated", validated, 1e15, KEY_SPARSE | KEY_LATE),
+    SIZE("sampled", sampled, 1e15, KEY_SPARSE | KEY_LATE),
 };
 #undef KEY
 #undef SIZE
@@ -82,6 +85,7 @@ static inline bool trainer_state_read(const char *dir, TrainerState *state, Erro
     for (int i = 0; i < TRAINER_KEY_COUNT && ok; i++) {
         const Field *key = &TRAINER_KEYS[i];
         item = cJSON_GetObjectItemCaseSensitive(root, key->name);
+        if (!item && (key->tags & KEY_LATE)) continue;
         if (!item) ok = error_set(err, "%s: \"%s\" is missing", path, key->name);
         else if (!json_set_field(state, key, item)) ok = error_set(err, "%s: \"%s\" is malformed", path, key->name);
     }

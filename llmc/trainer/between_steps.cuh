@@ -1,7 +1,7 @@
 // between_steps.cuh: validation, --eval, checkpoints and samples between training steps; and the end of the run.
 // trainer.cuh includes it.
 //
-// defines: is_last_step, validation_goes_on, save_due, trainer_save, sample_goes_on, sample_append, trainer_close,
+// defines: is_last_step, validation_due, sample_due, validation_goes_on, save_due, trainer_save, sample_goes_on, sample_append, trainer_close,
 //          trainer_leave
 #ifndef LLMC_BETWEEN_STEPS_CUH
 #define LLMC_BETWEEN_STEPS_CUH
@@ -10,9 +10,21 @@ static inline bool is_last_step(const Trainer *m) { return m->progress.step >= m
 static inline bool has_moved(const Trainer *m) { return m->progress.step > m->progress.first_step; }
 
 // True after the last step, and where `every` (0: never) divides the steps done. Before the first step of this run only
-// if `unmoved`: a resumed run does not repeat what the run before has done.
+// if `unmoved`.
 static inline bool is_due(const Trainer *m, size_t every, bool unmoved) {
     return (is_last_step(m) || (every && m->progress.step % every == 0)) && (has_moved(m) || unmoved);
+}
+
+// A resumed run begins with the validation and the sample of its first step if a signal kept the run before from them:
+// trainer.json has the steps of the last ones.
+static inline bool validation_due(const Trainer *m) {
+    bool missed = m->progress.validated != m->progress.step;
+    return m->opt.val_every && is_due(m, m->opt.val_every, !m->opt.resume || missed);
+}
+
+static inline bool sample_due(const Trainer *m) {
+    bool missed = m->opt.resume && m->progress.sampled != m->progress.step;
+    return m->opt.sample_every && is_due(m, m->opt.sample_every, is_last_step(m) || missed);
 }
 
 static inline bool save_due(const Trainer *m) {
@@ -96,8 +108,7 @@ static inline bool validation_goes_on(Trainer *m) {
     else if (v->batch > 0) v->sum += trainer_sum(m, 0, trainer_loss_share(m));
     if (m->stopped) trainer_leave(m);
     if (v->batch == 0) {
-        bool due = m->opt.val_every && is_due(m, m->opt.val_every, !m->opt.resume);
-        if (!eval && !due) return false;
+        if (!eval && !validation_due(m)) return false;
         size_t batches = m->val_data.samples / sequences, most = m->opt.val_batches;
         *v = {0, batches < most ? batches : most, 0.0, NULL};
         if (eval) v->batches = CEIL_DIV(m->eval.rows, sequences), host_array(v->rows, 2 * m->eval.rows);
@@ -107,6 +118,7 @@ static inline bool validation_goes_on(Trainer *m) {
         return true;
     }
     v->batch = 0;
+    m->progress.validated = m->progress.step;
     if (eval) evaluation_report(m);
     else log_validation(&m->log, m->progress.step, v->sum / (double)v->batches);
     return false;
@@ -119,6 +131,7 @@ static inline void trainer_save(Trainer *m) {
     char tmp[PATH_MAX] = "", path[PATH_MAX];
     bool bf16 = sizeof(floatX) != sizeof(float), first = m->job.rank == 0;
     CUDA_CHECK(cudaDeviceSynchronize());  // ZeRO's weights may still be on their way
+    if (!m->stopped && sample_due(m)) m->progress.sampled = m->progress.step;  // it comes next
     if (first) m->progress.save = checkpoint_next_save(m->opt.out, m->progress.save);
     bool ok = !first || checkpoint_create(m->opt.out, &m->out_lock, m->progress.step, &m->config, bf16, tmp, &err);
     job_agree(&m->job, ok, &err, 1);
@@ -145,7 +158,7 @@ static inline bool sample_goes_on(Trainer *m) {
     Sample *s = &m->sample;
     size_t most = s->prompt + m->opt.sample_tokens;
     if (!s->running) {
-        if (!m->opt.sample_every || !is_due(m, m->opt.sample_every, is_last_step(m))) return false;
+        if (!sample_due(m)) return false;
         s->tokens = (int *)host_resize(s->tokens, most, sizeof(int));
         s->running = true, s->count = s->prompt;
     }
@@ -223,6 +236,7 @@ static inline int trainer_close(Trainer *m) {
 // Ends the run on all ranks, when all know that one of them could not read its data or, between two steps, that a
 // signal came. Saves the weights, which are sound, if no checkpoint of this run has them.
 static inline void trainer_leave(Trainer *m) {
+    m->stopped = true;
     if (m->opt.out && has_moved(m) && m->saved_step != m->progress.step) trainer_save(m);
     job_agree(&m->job, !m->data_failed, &m->data_error, 1);
     printf("stopped by a signal after step %zu: %s\n", m->progress.step,
