@@ -49,6 +49,7 @@ typedef enum {
     NUM_KINDS
 } TensorKind;
 
+enum { BUCKET_LAYERS = 2 };  // buckets of gradients: 0 wte, 1 the other embeddings, then the layers, at last ln_f
 enum { MAX_KINDS = 24, TENSOR_ALIGN = 64 };  // every tensor starts at a multiple of 64 elements, unless it is joined
 
 enum {
@@ -109,7 +110,7 @@ typedef struct {
     size_t total;    // elements of the flat buffer, gaps of the alignment included
     size_t largest;  // elements of the largest tensor's part
     Tensor *tensors; // [count] in memory order
-    size_t bucket_count;  // of gradients: embeddings, one of each layer and one of its experts if it has any, ln_f
+    size_t bucket_count;  // of gradients: wte, other embeddings, each layer and its experts if it has any, ln_f
     size_t *buckets; // [bucket_count + 1] their starts; then total
 } ParamTable;
 
@@ -202,7 +203,7 @@ static inline ParamTable table_make(const GPTConfig *g, Shard shard) {
     table.shard = shard;
     size_t *numbers = (size_t *)host_alloc(layers, sizeof(size_t));
     table.tensors = (Tensor *)host_alloc(rows, sizeof(Tensor));
-    table.buckets = (size_t *)host_alloc(2 * layers + 3, sizeof(size_t));
+    table.buckets = (size_t *)host_alloc(2 * layers + 4, sizeof(size_t));
     for (size_t i = 0; i < layers; i++) numbers[i] = shard.layers ? shard.layers[i] : i;
     table.shard.layers = numbers;
     for (size_t i = 0; i < rows; i++) {
@@ -211,6 +212,8 @@ static inline ParamTable table_make(const GPTConfig *g, Shard shard) {
         const TensorSpec *kind = &spec->tensors[row];
         bool experts = kind->flags & TENSOR_EXPERTS, tied = kind->flags & TENSOR_FIRST && kind->flags & TENSOR_LAST;
         bool first_expert = experts && !(kind[-1].flags & TENSOR_EXPERTS);
+        // wte is a bucket of its own: the first and the last stage hold it, and cut it over the data ranks alike.
+        if (i == 1) table.buckets[table.bucket_count++] = table.total = round_up(table.total, align);
         if (row == 0 || row == spec->layer || row == spec->behind || first_expert)
             table.buckets[table.bucket_count++] = table.total = round_up(table.total, align);
         if ((before || behind) && !(kind->flags & held)) continue;

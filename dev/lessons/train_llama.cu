@@ -5,7 +5,7 @@
 // Grouped-query attention: KV key/value heads for NH query heads. The MLP is down(silu(gate x) * up x) (Nemotron:
 // down(relu(up x)^2)). No biases (Qwen2: of q, k and v), no dropout. The head is a matrix of its own or the embedding.
 //
-// The d replicas share the global batch. A bucket of gradients (the embeddings, each layer, ln_f) is summed over them
+// The d replicas share the global batch. A bucket of gradients (wte, each layer, the final norm) is summed over them
 // by a reduce-scatter. ZeRO-1: each data rank then owns 1/d of every bucket, whatever tensors that cuts, updates it,
 // and the weights are gathered again while the next forward runs.
 //
@@ -309,6 +309,15 @@ static void reduce_bucket(GPT *m, size_t bucket) {
     if (!m->opt.zero) NCCL_CHECK(ncclAllGather(mine, grads, part, ncclFloat, m->data, m->data_stream));
 }
 
+// Sums wte's gradient over the first and the last stage, which each saw one use of it. The data ranks have reduced it
+// before: their sums may take another order on each stage, but a + b has the same bits on both. So the two copies of the
+// weights stay equal. With ZeRO a rank sums the part that it owns.
+static void sum_tied_embedding(GPT *m) {
+    size_t count = m->table.buckets[1] / (m->opt.zero ? m->grid.d : 1);
+    float *mine = m->state.grads + (m->opt.zero ? m->grid.d_rank * count : 0);
+    if (m->embedding) NCCL_CHECK(ncclAllReduce(mine, mine, count, ncclFloat, ncclSum, m->embedding, m->stream));
+}
+
 // Gathers the updated weights of all buckets, in the order in which forward needs them.
 static void gather_weights(GPT *m) {
     if (m->grid.d == 1 || !m->opt.zero) return;
@@ -444,7 +453,7 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
         g_forward(m, x, partial, N);
     }
     for (size_t l = 0; l < L; l++) {
-        use_bucket(m, 1 + first + l);
+        use_bucket(m, BUCKET_LAYERS + first + l);
         layer_forward(m, first + l, &acts->layers[l], acts->residual[l + 1], acts->residual[l], B, T);
     }
     if (!is_last(m, chunk)) return;
@@ -487,7 +496,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk
     Span span(m, m->stream, "backward", micro, chunk);
     for (size_t l = L; l-- > 0;) {
         layer_backward(m, first + l, &acts->layers[l], acts->residual[l], add);
-        if (reduce_now(m, micro)) reduce_bucket(m, 1 + first + l);
+        if (reduce_now(m, micro)) reduce_bucket(m, BUCKET_LAYERS + first + l);
     }
     if (!is_first(m, chunk)) return;
     const floatX *dout = g_backward(m, m->dresidual);
@@ -533,11 +542,13 @@ static void train_step(GPT *m) {
     // A head that is wte writes its gradient, the encoder adds to it: with one stage nothing is left to be zero.
     if (m->w[0][WTE] && (m->embedding || m->head != WTE)) zero_gradient(m, WTE);
     run_batch(m, true);
-    sum_gradient(m, WTE, m->embedding);  // of two stages: each saw one use of the tied embedding
-    reduce_bucket(m, 0);  // after the sum over two stages, whose slices of wte differ, as their buckets 0 do (wpe)
-    for (size_t b = m->opt.overlap ? bucket_count(m) : 1; b < bucket_count(m); b++) reduce_bucket(m, b);
+    for (size_t b = 0; b < bucket_count(m); b++) {
+        bool overlapped = m->opt.overlap && b >= BUCKET_LAYERS;  // then backward has begun it
+        if (!overlapped) reduce_bucket(m, b);
+    }
     CUDA_CHECK(cudaEventRecord(m->reduced_all, m->data_stream));
     if (m->grid.d > 1) wait_for(m, m->reduced_all, "wait data");
+    sum_tied_embedding(m);
     trainer_norm(m, &report);
     trainer_adamw(m, &report);
     gather_weights(m);

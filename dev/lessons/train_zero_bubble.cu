@@ -5,7 +5,7 @@
 // the weights, for which no stage waits: a schedule puts weight steps where a stage would be idle. The input half keeps
 // what the weight half reads.
 //
-// The d replicas share the global batch. A bucket of gradients (the embeddings, each layer, ln_f) is summed over them
+// The d replicas share the global batch. A bucket of gradients (wte, wpe, each layer, ln_f) is summed over them
 // by a reduce-scatter. ZeRO-1: each data rank then owns 1/d of every bucket, whatever tensors that cuts, updates it,
 // and the weights are gathered again while the next forward runs.
 //
@@ -291,6 +291,15 @@ static void reduce_bucket(GPT *m, size_t bucket) {
     if (!m->opt.zero) NCCL_CHECK(ncclAllGather(mine, grads, part, ncclFloat, m->data, m->data_stream));
 }
 
+// Sums wte's gradient over the first and the last stage, which each saw one use of it. The data ranks have reduced it
+// before: their sums may take another order on each stage, but a + b has the same bits on both. So the two copies of the
+// weights stay equal. With ZeRO a rank sums the part that it owns.
+static void sum_tied_embedding(GPT *m) {
+    size_t count = m->table.buckets[1] / (m->opt.zero ? m->grid.d : 1);
+    float *mine = m->state.grads + (m->opt.zero ? m->grid.d_rank * count : 0);
+    if (m->embedding) NCCL_CHECK(ncclAllReduce(mine, mine, count, ncclFloat, ncclSum, m->embedding, m->stream));
+}
+
 // Gathers the updated weights of all buckets, in the order in which forward needs them.
 static void gather_weights(GPT *m) {
     if (m->grid.d == 1 || !m->opt.zero) return;
@@ -405,6 +414,7 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     Span span(m, m->stream, "forward", micro, chunk);
     if (is_first(m, chunk)) {
         use_bucket(m, 0);
+        use_bucket(m, 1);
         floatX *partial = m->sp > 1 ? m->proj : x;
         const floatX *wpe = m->grid.t_rank == 0 ? w[WPE] : NULL;
         encoder_forward(partial, inputs, w[WTE], wpe, B, T, C, m->V0, m->Vl, m->stream);
@@ -412,7 +422,7 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
         dropout_forward(x, drop(m, DROPOUT_EMBEDDING, 0), Nl, C, m->stream);
     }
     for (size_t l = 0; l < L; l++) {
-        use_bucket(m, 1 + first + l);
+        use_bucket(m, BUCKET_LAYERS + first + l);
         layer_forward(m, first + l, &acts->layers[l], acts->residual[l + 1], acts->residual[l], B, T);
     }
     if (!is_last(m, chunk)) return;
@@ -470,7 +480,7 @@ static void backward_weight(GPT *m, Acts *acts, int micro, int chunk) {
     Span span(m, m->stream, "weight", micro, chunk);
     for (size_t l = m->plan.count[chunk]; l-- > 0;) {
         layer_backward_weight(m, first + l, &acts->layers[l], &acts->grads[l], acts->residual[l], micro > 0);
-        if (reduce_now(m, micro)) reduce_bucket(m, 1 + first + l);
+        if (reduce_now(m, micro)) reduce_bucket(m, BUCKET_LAYERS + first + l);
     }
 }
 
@@ -515,11 +525,13 @@ static void train_step(GPT *m) {
     StepReport report = trainer_begin_step(m);
     if (m->embedding) zero_gradient(m, WTE);  // the head's gradient writes wte's, the encoder's adds to it
     run_batch(m, true);
-    sum_gradient(m, WTE, m->embedding);  // of two stages: each saw one use of the tied embedding
-    reduce_bucket(m, 0);  // after the sum over two stages, whose slices of wte differ, as their buckets 0 do (wpe)
-    for (size_t b = m->opt.overlap ? bucket_count(m) : 1; b < bucket_count(m); b++) reduce_bucket(m, b);
+    for (size_t b = 0; b < bucket_count(m); b++) {
+        bool overlapped = m->opt.overlap && b >= BUCKET_LAYERS;  // then backward has begun it
+        if (!overlapped) reduce_bucket(m, b);
+    }
     CUDA_CHECK(cudaEventRecord(m->reduced_all, m->data_stream));
     if (m->grid.d > 1) wait_for(m, m->reduced_all, "wait data");
+    sum_tied_embedding(m);
     trainer_norm(m, &report);
     trainer_adamw(m, &report);
     gather_weights(m);

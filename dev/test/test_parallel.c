@@ -185,6 +185,8 @@ static void check_stale_row(Context *x, const StaleRow *row) {
 }
 
 static void group_replicas(Context *x) {
+    // NCCL's ring adds in an order that depends on an element's place in the buffer, and every communicator may have a
+    // ring of its own: the copies of the tied embedding must not depend on either.
     static const Grid GRIDS[] = {
         {"_3d", 2, 2, 2, 2, "--sequence-parallel 1", true},
         {"_3d", 2, 2, 2, 1, "--sequence-parallel 1 --zero 0 --overlap 0", false},
@@ -192,19 +194,26 @@ static void group_replicas(Context *x) {
         {"data", 1, 4, 1, 1, "", false},
         {"fsdp", 1, 4, 1, 1, "", false},  // the embeddings, ln_f, and what was gathered for the first two layers
         {"context", 1, 4, 1, 1, "--context 2 --context-by ring", false},
+        {"_3d", 1, 4, 2, 1, "", false},
+        {"_3d", 1, 4, 2, 1, "--zero 0", false},
+        {"_3d", 2, 4, 1, 1, "--sequence-parallel 1", false},
+        {"_3d", 1, 4, 2, 1, "--zero 1", false},
+        {"zero_bubble", 1, 4, 2, 1, "--schedule zb-h1", false},
     };
+    static const char *const ORDERS[] = {"", "", "", "", "", "", "NCCL_ORDER=ring:0", "NCCL_ORDER=ring:5",
+                                         "NCCL_ORDER=ring:5", "NCCL_ORDER=any:1", "NCCL_ORDER=any:2"};
     size_t steps = x->sanitized ? 5 : 50;
     for (size_t i = 0; i < sizeof GRIDS / sizeof *GRIDS; i++) {
         Started s;
         if (skipped(x, &GRIDS[i])) continue;
         remove("log");
-        bool ok = runs(x, start_of(&GRIDS[i], &s), "", "--init golden --train-data golden/train.bin --seq 24 "
+        bool ok = runs(x, start_of(&GRIDS[i], &s), ORDERS[i], "--init golden --train-data golden/train.bin --seq 24 "
                        "--global-batch 8 --micro-batch 1 --steps %zu --lr 0.01 --val-every 0 --log log "
                        "--debug-replicas 1", steps);
         Log log = read_log("log");
         check(&x->check, ok && log.steps == steps && log.loss[steps - 1] < log.loss[0],
-              "%s: replicas are bit-equal after each of %zu steps, \"layernorm drift\", \"seed + rank\"",
-              s.name, steps);
+              "%s%s%s: replicas are bit-equal after each of %zu steps, \"layernorm drift\", \"seed + rank\"",
+              s.name, *ORDERS[i] ? ", " : "", ORDERS[i], steps);
     }
     for (size_t i = 0; i < sizeof STALE / sizeof *STALE; i++) {
         if (!skipped(x, &STALE[i].grid)) check_stale_row(x, &STALE[i]);
@@ -319,8 +328,8 @@ static ParamTable stage_table(const GPTConfig *config, const Grid *g, int stage)
 // layers' gradients are summed in each. Of L layers 2 have their weights, or all: the first ones after an update and
 // after each backward, the last ones after each forward. The others are gathered again.
 static void expected_sharding(const Grid *g, size_t bucket, double m, double *sums, double *gathers) {
-    size_t held = has(g, "--shard 2") ? TL : 2, l = bucket - 1;
-    bool layer = bucket > 0 && bucket <= TL;
+    size_t held = has(g, "--shard 2") ? TL : 2, l = bucket - BUCKET_LAYERS;
+    bool layer = bucket >= BUCKET_LAYERS && l < TL;
     *sums = layer ? TSTEPS * m : TSTEPS;
     *gathers = !layer || l < held ? TSTEPS + 1 : 0;  // before the first step, too
     if (layer) *gathers += TSTEPS * m * ((l >= held) + (l < TL - held));
@@ -385,14 +394,15 @@ static Counts expected_traffic(const Grid *g, int micro, size_t width) {
     c.by[PIPELINE][SEND].bytes = all * messages * X;
     if (t > 1 && !sp) add_halves(&tensor[ALL_GATHER], all * messages, t, X);
     GPTConfig config = traffic_model();
-    double wte = (double)config.Vp * TC * 4 / t;
-    if (g->p > 1) add_all_reduces(&c.by[EMBEDDING][ALL_REDUCE], steps * t * d, 2, wte);
     // Gradients in fp32 are reduce-scattered; then weights are gathered, or gradients without ZeRO.
     for (int stage = 0; stage < g->p; stage++) {
         ParamTable table = stage_table(&config, g, stage);
         double after = has(g, "--zero 0") ? 4 : w;
         c.parameters += t * d * (double)table.total;
-        for (size_t b = 0; b < table.shard.n_layers + 2 && d > 1; b++) {
+        // The two stages sum the tied embedding, bucket 0: with ZeRO each data rank the part that it owns.
+        double tied = (double)table.buckets[1] * 4 / (has(g, "--zero 0") ? 1 : d);
+        if (g->p > 1 && stage == 0) add_all_reduces(&c.by[EMBEDDING][ALL_REDUCE], steps * t * d, 2, tied);
+        for (size_t b = 0; b < table.bucket_count && d > 1; b++) {
             double size = (double)(table.buckets[b + 1] - table.buckets[b]);
             if (size == 0) continue;
             double sums = steps, gathers = steps;
@@ -631,7 +641,7 @@ static void memory_over_shards(Context *x, double MiB) {
             start_of(&g, &s);
             Memory m = dry_run(x, &g, LARGE "--layers 8 --micro-batch 1 --global-batch 8");
             ParamTable table = stage_table(&config, &g, 0);
-            double all = (double)table.total / MiB, layer = (double)(table.buckets[2] - table.buckets[1]) / MiB;
+            double all = (double)table.total / MiB, layer = (double)(table.buckets[3] - table.buckets[2]) / MiB;
             double two = d > 1 ? all - 6 * layer : 0, weights = d > 1 && shard == 2 ? all : two;
             double want[3] = {(all / d + weights) * w, (all / d + two) * 4, all / d * (x->bf16 ? 12 : 8)};
             printf("     %-54s %9.1f %9.1f %9.1f %9.1f %9.1f %9.1f\n", s.name, m.weights, want[0], m.gradients,

@@ -117,12 +117,26 @@ inline void print_traffic(const ncclComm *comm) {
     mine.clear();
 }
 
+// Returns a seed for a communicator's own ring. Its first rank says which, so that all of its ranks have the same.
+inline uint64_t ring_seed(const ncclComm *comm) {
+    State &s = state();
+    int rank;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    Random random = {true, s.order.seed + 1000003 * s.communicators + 7919 * (uint64_t)rank, 0};
+    uint64_t seed = random_next(&random);
+    MPI_Bcast(&seed, 1, MPI_UINT64_T, 0, comm->mpi);
+    return seed;
+}
+
 inline ncclComm_t new_communicator(MPI_Comm mpi, const std::string &name, const ncclConfig_t *config) {
     ncclComm_t comm = new ncclComm();
     comm->mpi = mpi;
     MPI_Comm_rank(mpi, &comm->rank);
     MPI_Comm_size(mpi, &comm->size);
     comm->name = name;
+    State &s = state();
+    if (s.order.on && !simulates()) comm->ring = ring_of(comm->size, s.order.any ? ring_seed(comm) : s.order.seed);
+    s.communicators++;
     clock_communicator(comm, config);
     return comm;
 }

@@ -50,6 +50,7 @@ struct ncclComm {
     uint64_t collectives;                 // issued
     std::map<size_t, uint64_t> uses;      // operations issued on each way: see way_of
     NcclMpiCounter counters[NCCL_MPI_OPS];  // since the start or the last reset
+    std::vector<int> ring;                // [size] ranks in the order of NCCL_ORDER's ring; empty: sums in rank order
     CommClock clock;
 };
 
@@ -82,6 +83,7 @@ struct Operation {
     size_t reads, writes;    // bytes at send and at recv
     char *out;               // the part that this rank reduces
     size_t elements;         // of it
+    int first;               // rank whose contribution the sum begins with
     char *inputs;            // [size][elements]: the contributions to it, NULL if this rank reduces none
     int tag, phase;
     double due;              // injected delay: earliest time to take the next message
@@ -110,6 +112,36 @@ struct Group {
     _exit(1);
 }
 
+// NCCL_ORDER: in which order the ranks' contributions to an element are added.
+struct RingOrder {
+    bool on;
+    bool any;            // every communicator has a ring of its own, as NCCL's search for rings may give it
+    unsigned long long seed;  // of the ring; 0: the order of ranks
+};
+
+// Reads ring:SEED or any:SEED. Off if the variable is unset or empty: contributions are added in rank order.
+inline RingOrder environment_order(const char *name) {
+    RingOrder order = {};
+    const char *text = getenv(name);
+    int end = 0;
+    if (!text || !*text) return order;
+    order.any = strncmp(text, "any:", 4) == 0;
+    sscanf(text, order.any ? "any:%llu%n" : "ring:%llu%n", &order.seed, &end);
+    if (end == 0 || text[end]) environment_refuse(name, text, "ring:SEED or any:SEED");
+    order.on = true;
+    return order;
+}
+
+// Returns a ring of `size` ranks: their numbers in an order that the seed gives; 0 gives 0, 1, 2 ...
+inline std::vector<int> ring_of(int size, uint64_t seed) {
+    std::vector<int> ring((size_t)size);
+    Random random = {true, seed, 0};
+    for (int i = 0; i < size; i++) ring[(size_t)i] = i;
+    for (int i = size - 1; i > 0 && seed != 0; i--)
+        std::swap(ring[(size_t)i], ring[random_next(&random) % (size_t)(i + 1)]);
+    return ring;
+}
+
 struct State {
     size_t small = 32768;  // least bytes of a part of an all-reduce, as few messages beat short ones; tests make it 0
     std::vector<std::shared_ptr<Group>> active;  // issued, not finished: for the report of a hang
@@ -119,6 +151,8 @@ struct State {
     std::string host_waits_in;       // a call that has to wait for other ranks
     std::string last_error, traffic;
     Random delay = environment_random("NCCL_DELAY", true);  // of every message
+    RingOrder order = environment_order("NCCL_ORDER");
+    uint64_t communicators;  // that this rank has taken part in making
 };
 
 inline State &state() {
@@ -154,25 +188,34 @@ void narrow(T *out, T x) { *out = x; }
 inline float widen(uint16_t x) { return bf16_to_float(x); }
 inline void narrow(uint16_t *out, float x) { *out = bf16_from_float(x); }
 
+// Returns the rank at a place of the ring, counted from the rank that a sum begins with.
+inline int ring_rank(const Operation *op, int i) {
+    const std::vector<int> &ring = op->comm->ring;
+    if (ring.empty()) return i;
+    size_t first = (size_t)(std::find(ring.begin(), ring.end(), op->first) - ring.begin());
+    return ring[(first + (size_t)i) % ring.size()];
+}
+
 // Reduces element by element: out[i] = ((x0 + x1) + x2) + ... over the inputs in rank order. So the bits depend neither
-// on the rank that computes, nor on the cut of the buffer, nor on the order of arrival. bfloat16 is summed in fp32 and
-// rounded once, at the end.
+// on the rank that computes, nor on the cut of the buffer, nor on the order of arrival. NCCL promises none of this:
+// with NCCL_ORDER the sum goes once round a ring from the owner's successor to the owner, as in NCCL's ring algorithm,
+// so it depends on the element's place in the buffer. bfloat16 is summed in fp32 and rounded once, at the end.
 template <typename T>
 void reduce(const Operation *op) {
     enum { BLOCK = 1024 };  // fits the first-level cache
     decltype(widen(T())) sum[BLOCK];
     for (size_t begin = 0; begin < op->elements; begin += BLOCK) {
         size_t size = std::min(op->elements - begin, (size_t)BLOCK);
-        for (int r = 0; r < op->comm->size; r++) {
-            const T *in = (const T *)op->inputs + r * op->elements + begin;
-            if (r == 0) {
-                for (size_t i = 0; i < size; i++) sum[i] = widen(in[i]);
+        for (int i = 0; i < op->comm->size; i++) {
+            const T *in = (const T *)op->inputs + ring_rank(op, i) * op->elements + begin;
+            if (i == 0) {
+                for (size_t k = 0; k < size; k++) sum[k] = widen(in[k]);
             } else if (op->call.redop == ncclSum) {
-                for (size_t i = 0; i < size; i++) sum[i] = sum[i] + widen(in[i]);
+                for (size_t k = 0; k < size; k++) sum[k] = sum[k] + widen(in[k]);
             } else {
-                for (size_t i = 0; i < size; i++) {  // a NaN on any rank reaches the result
-                    auto x = widen(in[i]);
-                    sum[i] = sum[i] != sum[i] || sum[i] >= x ? sum[i] : x;
+                for (size_t k = 0; k < size; k++) {  // a NaN on any rank reaches the result
+                    auto x = widen(in[k]);
+                    sum[k] = sum[k] != sum[k] || sum[k] >= x ? sum[k] : x;
                 }
             }
         }

@@ -99,9 +99,14 @@ inline void copy_own(char *to, const char *from, size_t bytes) {
     if (to != from && bytes) memcpy(to, from, bytes);
 }
 
-// Expects every rank's contribution to the part at `out`. own: this rank's.
-inline void expect_contributions(Operation *op, const char *own, char *out, size_t elements) {
+// Expects every rank's contribution to the part at `out`. own: this rank's. owner: the rank at which a sum on the ring
+// ends.
+inline void expect_contributions(Operation *op, const char *own, char *out, size_t elements, size_t owner) {
     size_t bytes = elements * op->width;
+    const std::vector<int> &ring = op->comm->ring;
+    for (size_t i = 0; i < ring.size(); i++) {
+        if (ring[i] == (int)owner) op->first = ring[(i + 1) % ring.size()];
+    }
     op->out = out;
     op->elements = elements;
     op->inputs = (char *)host_resize(NULL, op->comm->size * bytes, 1);
@@ -115,15 +120,16 @@ inline void start_all_reduce(Operation *op) {
     size_t n = (size_t)op->comm->size, rank = (size_t)op->comm->rank, count = op->call.count, w = op->width;
     if (n == 2 && count * w <= state().small) {
         add_message(op, false, 1 - (int)rank, 0, op->send, count * w);
-        return expect_contributions(op, op->send, op->recv, count);
+        return expect_contributions(op, op->send, op->recv, count, 0);
     }
-    size_t part = std::max({(count + n - 1) / n, state().small / w, (size_t)1});
+    bool ring = !op->comm->ring.empty();  // then part k has owner k, as in NCCL, and a small buffer has n parts too
+    size_t part = std::max({(count + n - 1) / n, ring ? 0 : state().small / w, (size_t)1});
     size_t owners = count > 0 ? (count + part - 1) / part : 1;
     for (size_t i = 0; i < owners; i++) {  // each rank begins with another owner, to spread the load
-        size_t k = (i + rank) % owners, owner = (k + op->call.sequence) % n;
+        size_t k = (i + rank) % owners, owner = ring ? k : (k + op->call.sequence) % n;
         size_t first = k * part, elements = std::min(part, count - first);
         if (owner == rank) {
-            expect_contributions(op, op->send + first * w, op->recv + first * w, elements);
+            expect_contributions(op, op->send + first * w, op->recv + first * w, elements, owner);
             for (size_t r = 1; r < n; r++)
                 add_message(op, false, (int)((rank + r) % n), 1, op->recv + first * w, elements * w);
         } else {
@@ -145,7 +151,7 @@ inline void start_op(Operation *op) {
             start_all_reduce(op);
             break;
         case NCCL_MPI_REDUCE_SCATTER:
-            expect_contributions(op, op->send + rank * bytes, op->recv, op->call.count);
+            expect_contributions(op, op->send + rank * bytes, op->recv, op->call.count, (size_t)rank);
             for (int i = 1; i < n; i++) {
                 int r = (rank + i) % n;
                 add_message(op, false, r, 0, op->send + r * bytes, bytes);

@@ -194,7 +194,7 @@ static inline void event_create(cudaEvent_t *event) {
     CUDA_CHECK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
 }
 
-// Returns how many buckets the flat buffer has: 0 the embeddings, 1 + l layer l, the last ln_f.
+// Returns how many buckets the flat buffer has: 0 wte, 1 the other embeddings, BUCKET_LAYERS + l layer l, the last ln_f.
 static inline size_t bucket_count(const Trainer *m) { return m->table.bucket_count; }
 
 // Sets the gradient of a tensor outside the layers to zero.
