@@ -10,14 +10,16 @@
                                                    --text wiki.test.tokens)
     prepare.py lambada                             LAMBADA's test passages, of which the last word counts
     prepare.py hellaswag                           HellaSwag's validation set, four endings each
-    prepare.py text --text FILE                    shards of a text of one's own, without a network
-    prepare.py windows --text FILE --stride 32     a text of one's own in overlapping windows, without a network
-    prepare.py cloze --text FILE                   passages of one's own, one a line, of which the last word counts
-    prepare.py choices --text FILE                 JSON Lines of one's own: {"ctx": .., "endings": [..], "label": ..}
+    prepare.py text --text FILE                    shards of your own text, without a network
+    prepare.py windows --text FILE --stride 32     your own text in overlapping windows, without a network
+    prepare.py cloze --text FILE                   your own passages, one a line: the last word counts
+    prepare.py choices --text FILE                 your own JSON Lines: {"ctx": .., "endings": [..], "label": ..}
 
 A shard is llm.c's: 256 int32 (20240520, 1, number of tokens), then uint16 tokens; with a vocabulary above 65536
-(20240801, 7, number of tokens), then uint32 tokens. <|endoftext|>, or what the tokenizer has for it, stands before each
-document. In a text of one's own an empty line ends a document.
+(20240801, 7, number of tokens), then uint32 tokens. One token stands before each document: the one that the tokenizer
+itself puts before a text (Llama 3: <|begin_of_text|>), else <|endoftext|>; --document-token names another.
+An empty line ends a document of your own text, or the line that --separator names. Your text keeps its bytes:
+indentation, empty lines and line ends; only a byte order mark at its start is left out.
 Shards are written to OUT/SET_train_000001.bin ... and OUT/SET_val_000000.bin, so that
 --train-data 'OUT/SET_train_*.bin' --val-data 'OUT/SET_val_*.bin' names them. With GPT-2's tokens OUT/tokenizer.json
 comes too: give it to the trainer as --tokenizer, for prompts and samples. What is for --eval goes to OUT/SET.bin, in
@@ -95,31 +97,83 @@ def download(url, folder):
 
 
 class Bytes:
-    end_of_text, vocabulary = 256, 257
+    end_of_text, vocabulary, special_tokens_in_text = 256, 257, 0
 
     def encode(self, texts):
         return [list(text.encode()) for text in texts]
 
 
 class GPT2:
-    def __init__(self, path):
+    """The tokens of a tokenizer.json, as the package tokenizers makes them.
+
+    A file can hold the truncation and padding of its last user's batches. They are no part of the text, so both are
+    switched off here, for everything that this program writes.
+    """
+
+    def __init__(self, path, document_token, vocabulary):
         try:
             import tokenizers
         except ImportError:
             fail("GPT-2's tokens need a package: pip install tokenizers (or take --tokenizer bytes)")
-        self.tokenizer = tokenizers.Tokenizer.from_file(path)
+        path = tokenizer_file(path)
+        try:
+            self.tokenizer = tokenizers.Tokenizer.from_file(path)
+        except Exception as problem:  # the package raises nothing more special
+            fail(f"{path} is no tokenizer.json: {problem}")
+        for kind in ("truncation", "padding"):
+            if getattr(self.tokenizer, kind):
+                print(f"note: {path} asks for {kind}, which is switched off: the whole text is taken")
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        # Ids may have holes, so the largest one counts.
+        self.vocabulary = vocabulary or max(self.tokenizer.get_vocab().values()) + 1
+        self.end_of_text = self.first_token(path, document_token)
+        self.special_tokens_in_text = 0
+
+    def first_token(self, path, name):
+        """Returns the token that stands before each document."""
+        if name:
+            token = self.tokenizer.token_to_id(name)
+            if token is None:
+                fail(f"{path} has no token {name}, which --document-token names")
+            return token
+        added = self.tokenizer.encode("", add_special_tokens=True).ids
+        if len(added) == 1:
+            return added[0]
         ends = [token for token in map(self.tokenizer.token_to_id, END_OF_TEXTS) if token is not None]
-        self.vocabulary = self.tokenizer.get_vocab_size()
         if not ends:
-            fail(f"{path} has none of the tokens {', '.join(END_OF_TEXTS)}, to stand before each document")
-        self.end_of_text = ends[0]
+            fail(f"{path} has none of the tokens {', '.join(END_OF_TEXTS)} to stand before each document: "
+                 "--document-token names one")
+        return ends[0]
 
     def encode(self, texts):
-        return [encoding.ids for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
+        encoded = [encoding.ids for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
+        for token in [self.end_of_text] + [max(ids, default=0) for ids in encoded]:
+            if token >= self.vocabulary:
+                fail(f"the text has token {token} ({self.tokenizer.id_to_token(token)}), which a --vocab of "
+                     f"{self.vocabulary} does not hold")
+        self.special_tokens_in_text += sum(ids.count(self.end_of_text) for ids in encoded)
+        return encoded
+
+
+def tokenizer_file(path):
+    """Returns the path of a tokenizer.json: PATH, or the one in the folder PATH."""
+    if os.path.isdir(path):
+        path = os.path.join(path, "tokenizer.json")
+    if not os.path.isfile(path):
+        fail(f"--tokenizer {path}: there is no such file. It takes bytes, gpt2, the path of a tokenizer.json, or its folder")
+    with open(path, "rb") as file:
+        if file.read(40).startswith(b"version https://git-lfs"):
+            fail(f"{path} is a pointer of git-lfs: `git lfs pull` fetches the file itself")
+    return path
 
 
 class Shards:
-    """Writes tokens to one shard after the other; the first ones can be validation."""
+    """Writes tokens to one shard after the other; the first ones can be validation.
+
+    The last shard takes the rest as well, so that none is shorter than a sample of the trainer: it has fewer than
+    twice --shard-tokens.
+    """
 
     def __init__(self, args, tokenizer, kind, first):
         self.name, self.kind, self.number = os.path.join(args.out, args.set), kind, first
@@ -127,7 +181,7 @@ class Shards:
 
     def put(self, tokens):
         self.tokens.extend(tokens)
-        while len(self.tokens) >= self.size:
+        while len(self.tokens) >= 2 * self.size:
             self.write(self.tokens[: self.size])
             self.tokens = self.tokens[self.size :]
 
@@ -135,6 +189,8 @@ class Shards:
         path = f"{self.name}_{self.kind}_{self.number:06d}.bin"
         eval_rows.write(path, ([20240520, 1] if tokens.itemsize == 2 else [20240801, 7]) + [len(tokens)], tokens)
         print(f"{path}: {len(tokens)} tokens", flush=True)
+        if len(tokens) <= 1024:
+            print(f"note: a shard of {len(tokens)} tokens serves --seq up to {len(tokens) - 1}")
         self.number += 1
 
     def finish(self):
@@ -157,17 +213,25 @@ def encode_documents(documents, tokenizer):
 
 
 def text_documents(path, separator):
-    """The pieces of a text file between separator lines, without reading the file whole."""
-    lines = []
-    with open(path, encoding="utf-8") as file:
+    """Yields the documents of a text file without reading it whole. A line that equals the separator ends one.
+
+    The separator is left out, unless it is the empty line: then the documents are the text, byte for byte.
+    """
+    lines, content, ended = [], False, False
+    with open(path, encoding="utf-8-sig", newline="") as file:
         for line in file:
-            if line.strip() != separator:
-                lines.append(line)
-            elif lines:
-                yield "".join(lines).strip()
-                lines = []
-    if lines:
-        yield "".join(lines).strip()
+            if line.rstrip("\r\n") == separator:
+                ended = content
+                if separator == "":
+                    lines.append(line)
+                continue
+            if ended:
+                yield "".join(lines)
+                lines, ended = [], False
+            lines.append(line)
+            content = True
+    if content:
+        yield "".join(lines)
 
 
 def parquet_documents(source, folder):
@@ -178,7 +242,7 @@ def parquet_documents(source, folder):
     for number in range(15):
         path = download(f"{source}/{number:03d}_00000.parquet", folder)
         for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=1024, columns=["text"]):
-            yield from batch.column("text").to_pylist()
+            yield from (document for document in batch.column("text").to_pylist() if document)  # null: no text
 
 
 def tinyshakespeare(args, tokenizer):
@@ -190,13 +254,14 @@ def text(args, tokenizer):
 
 
 def small_text(args, tokenizer, path):
-    documents = list(text_documents(path, ""))
+    documents = list(text_documents(path, args.separator))
     split = len(documents) // 20  # a 20th, from the start, is validation
     if split == 0:
-        fail(f"{path} has fewer than 20 documents, which empty lines end: none would be for validation")
+        what = f"lines {args.separator}" if args.separator else "empty lines"
+        fail(f"{path} has fewer than 20 documents, which {what} end: none would be for validation")
     for kind, part in (("val", documents[:split]), ("train", documents[split:])):
         shards = Shards(args, tokenizer, kind, kind == "train")
-        for tokens in encode_documents((document + "\n\n" for document in part), tokenizer):
+        for tokens in encode_documents(part, tokenizer):
             shards.put(tokens)
         shards.finish()
 
@@ -205,7 +270,8 @@ def tinystories(args, tokenizer):
     for kind, file in (("val", "valid"), ("train", "train")):
         path = download(f"{args.source}/TinyStoriesV2-GPT4-{file}.txt", args.download)
         shards = Shards(args, tokenizer, kind, kind == "train")
-        for tokens in encode_documents(text_documents(path, END_OF_TEXT), tokenizer):
+        stories = (story.strip() for story in text_documents(path, END_OF_TEXT))
+        for tokens in encode_documents(filter(None, stories), tokenizer):
             shards.put(tokens)
             if kind == "train" and args.shards and shards.number > args.shards:
                 return
@@ -228,7 +294,7 @@ def fineweb(args, tokenizer):
 
 
 def read_text(path):
-    with open(path, encoding="utf-8") as file:
+    with open(path, encoding="utf-8-sig", newline="") as file:
         return file.read()
 
 
@@ -266,7 +332,7 @@ def windows(args, tokenizer):
 def json_lines(path, row):
     """What row makes of each line; the line that is not as it must be is named."""
     rows = []
-    with open(path, encoding="utf-8") as file:
+    with open(path, encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             try:
                 if line.strip():
@@ -282,7 +348,7 @@ def lambada(args, tokenizer):
 
 
 def cloze(args, tokenizer):
-    eval_cloze(args, tokenizer, read_text(args.text).splitlines())
+    eval_cloze(args, tokenizer, read_text(args.text).split("\n"))
 
 
 def eval_cloze(args, tokenizer, passages):
@@ -323,9 +389,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("set", choices=list(MAKERS))
     parser.add_argument("--out", default="build/data", help="folder of the shards (default build/data)")
-    parser.add_argument("--tokenizer", help="bytes, gpt2, or the path of a tokenizer.json (default: gpt2 for "
+    parser.add_argument("--tokenizer", help="bytes, gpt2, or the path of a tokenizer.json or its folder (default: gpt2 for "
                         "fineweb, wikitext103, lambada and hellaswag, else bytes)")
-    parser.add_argument("--vocab", type=int, help="the model's vocabulary, if it is larger than its tokenizer's")
+    parser.add_argument("--document-token", metavar="TOKEN", help="the token before each document, as <|endoftext|>")
+    parser.add_argument("--separator", default="", metavar="LINE", help="text: the line that ends a document (default: "
+                        "an empty line)")
+    parser.add_argument("--vocab", type=int, help="the model's vocabulary, if it is not its tokenizer's: no token of "
+                        "the text may reach it")
     parser.add_argument("--shards", type=int, default=0, help="training shards (0: all; fineweb: 1)")
     parser.add_argument("--shard-tokens", type=int, default=100_000_000, help="tokens of a shard (default 100000000)")
     parser.add_argument("--pretokenized", action="store_true", help="fineweb: download shards of GPT-2's tokens")
@@ -352,6 +422,12 @@ def main():
     args.source = (args.source or SOURCES["pretokenized" if args.pretokenized else args.set]).rstrip("/")
     large = ("fineweb", "wikitext103", "lambada", "hellaswag")
     args.tokenizer = args.tokenizer or ("gpt2" if args.set in large else "bytes")
+    if args.vocab is not None and not (257 if args.tokenizer == "bytes" else 1) <= args.vocab < 2**31:
+        fail("--vocab must lie between 1 (257 with bytes) and 2147483647")
+    if args.document_token and args.tokenizer == "bytes":
+        fail("--document-token needs --tokenizer: bytes have <|endoftext|> alone")
+    if args.separator and args.set != "text":
+        fail("--separator is for text")
     args.download = os.path.join(args.out, "download")
     try:
         os.makedirs(args.out, exist_ok=True)
@@ -359,11 +435,15 @@ def main():
             args.tokenizer = download(SOURCES["tokenizer"] + "/tokenizer.json", args.out)
         tokenizer = None
         if not args.pretokenized:
-            tokenizer = Bytes() if args.tokenizer == "bytes" else GPT2(args.tokenizer)
-            if args.vocab is not None and not tokenizer.vocabulary <= args.vocab < 2**31:
-                fail(f"--vocab must lie between the tokenizer's {tokenizer.vocabulary} and 2147483647")
-            tokenizer.vocabulary = args.vocab or tokenizer.vocabulary
+            if args.tokenizer == "bytes":
+                tokenizer = Bytes()
+                tokenizer.vocabulary = args.vocab or tokenizer.vocabulary
+            else:
+                tokenizer = GPT2(args.tokenizer, args.document_token, args.vocab)
         MAKERS[args.set](args, tokenizer)
+        if tokenizer and tokenizer.special_tokens_in_text:
+            print(f"note: the text names the token before documents {tokenizer.special_tokens_in_text} times, and each "
+                  "is that one token: a document seems to begin there")
     except OSError as problem:
         fail(f"{problem.filename}: {problem.strerror}" if problem.filename else problem)
     except (KeyError, ValueError) as problem:  # text that is no UTF-8, a damaged parquet file

@@ -59,9 +59,9 @@ rm "$out"/*.bin
 prepare tinyshakespeare --source "file://$source" --out "$out" --shard-tokens 600
 report $? 'what has been downloaded is not fetched again'
 holds "$out/tinyshakespeare_train_000001.bin" "$split" $((split + 599)) "$dir/tokens" &&
-    holds "$out/tinyshakespeare_train_000002.bin" $((split + 600)) $((split + 1199)) "$dir/tokens" &&
-    holds "$out/tinyshakespeare_train_000003.bin" $((split + 1200)) "$total" "$dir/tokens"
-report $? '--shard-tokens 600: two whole shards and a rest'
+    holds "$out/tinyshakespeare_train_000002.bin" $((split + 600)) "$total" "$dir/tokens" &&
+    [ ! -e "$out/tinyshakespeare_train_000003.bin" ] && [ $((total - split + 1)) -lt 1800 ]
+report $? '--shard-tokens 600: a whole shard, and one that takes the rest as well, so that none is short'
 mv "$dir/moved" "$source"
 
 out=$dir/again
@@ -90,16 +90,38 @@ report $? 'validation is the other file; nothing stands behind the last separato
 
 # ---- a vocabulary above 65536: tokens of 32 bits -----------------------------------------------------------------------
 
-# Stands in for the package: a token is 100000 and a byte, and <|endoftext|> is the last one.
+# Stands in for the package: a token is 100000 and a byte, and <|endoftext|> is the last one. The file's words say
+# whether it asks for truncation and padding, and whether <|first|> stands before each text; `damaged` is refused.
 mkdir "$dir/package"
 cat >"$dir/package/tokenizers.py" <<'PYTHON'
+class Encoding:
+    def __init__(self, ids): self.ids = ids
 class Tokenizer:
-    from_file = classmethod(lambda kind, path: kind())
-    def token_to_id(self, token): return 128255 if token == "<|endoftext|>" else None
-    def get_vocab_size(self): return 128256
-    def encode_batch(self, texts, add_special_tokens):
-        return [type("Encoding", (), {"ids": [100000 + byte for byte in text.encode()]}) for text in texts]
+    special = {"<|endoftext|>": 128255, "<|first|>": 128254}
+    @classmethod
+    def from_file(kind, path):
+        self, words = kind(), open(path).read().split()
+        if "damaged" in words: raise Exception("expected value at line 1 column 1")
+        self.truncation, self.padding = "truncation" in words or None, "padding" in words or None
+        self.first = "first" in words
+        return self
+    def no_truncation(self): self.truncation = None
+    def no_padding(self): self.padding = None
+    def token_to_id(self, token): return self.special.get(token)
+    def id_to_token(self, token): return next((t for t, id in self.special.items() if id == token), "a byte")
+    def get_vocab(self): return dict(self.special, a=100000)
+    def encode(self, text, add_special_tokens):
+        ids = [128255 if part is None else 100000 + part for part in self.split(text)]
+        ids = ids[:4] if self.truncation else ids
+        ids = ids + [100000] * (16 - len(ids)) if self.padding else ids
+        return Encoding([128254] + ids if self.first and add_special_tokens else ids)
+    def split(self, text):
+        for number, piece in enumerate(text.split("<|endoftext|>")):
+            yield from [None] * (number > 0)
+            yield from piece.encode()
+    def encode_batch(self, texts, add_special_tokens): return [self.encode(text, add_special_tokens) for text in texts]
 PYTHON
+echo >"$dir/tokenizer.json"
 wide() { PYTHONPATH=$dir/package prepare "$@" --tokenizer "$dir/tokenizer.json" --out "$dir/wide"; }
 paragraph='Paragraph %d.\n\n'
 for ((i = 1; i <= 40; i++)); do
@@ -126,10 +148,72 @@ wide choices --text "$dir/line" --seq 8 && "$build/train_gpt" --init "$dir/wide/
     --eval "$dir/wide/choices.bin" --seq 8 --micro-batch 2 >"$dir/out" 2>&1
 report $? "choices too: $(tail -n 1 "$dir/out")"
 wide windows --text LICENSE --seq 8 --vocab 128255
-[ $? = 1 ] && grep -q "^error: --vocab must lie between the tokenizer's 128256 and" "$dir/out"
-report $? 'refused: a --vocab below the tokenizer'"'"'s'
+[ $? = 1 ] && grep -q '^error: the text has token 128255 (<|endoftext|>), which a --vocab of 128255' "$dir/out"
+report $? 'refused: a --vocab that a token of the text reaches'
+PYTHONPATH=$dir/package prepare windows --text LICENSE --seq 8 --document-token '<|first|>' --vocab 128255 \
+    --tokenizer "$dir/tokenizer.json" --out "$dir/smaller" &&
+    [ "$(od -An -td4 -j16 -N4 "$dir/smaller/windows.bin")" -eq 128255 ]
+report $? 'a model with fewer tokens than its tokenizer is served, as long as the text has none of the others'
 wide windows --text LICENSE --seq 8 --vocab 128512 && [ "$(od -An -td4 -j16 -N4 "$dir/wide/windows.bin")" -eq 128512 ]
 report $? '--vocab stands in the rows: a model may have more tokens than its tokenizer'
+
+# ---- the text is taken as it is -----------------------------------------------------------------------------------------
+
+# whole TEXT TOKENIZER: the tokens of all shards that prepare.py text makes of the file TEXT, one a line.
+whole() {
+    rm -rf "$dir/whole"
+    echo "$2" >"$dir/kind.json"
+    PYTHONPATH=$dir/package prepare text --text "$1" --tokenizer "$dir/kind.json" --out "$dir/whole" "${@:3}" &&
+        for file in "$dir"/whole/text_val_*.bin "$dir"/whole/text_train_*.bin; do od -An -v -tu4 -j1024 -w4 "$file"; done |
+        tr -d ' '
+}
+whole "$dir/text" '' >"$dir/plain"
+whole "$dir/text" 'truncation padding' >"$dir/cut"
+[ -s "$dir/plain" ] && cmp "$dir/plain" "$dir/cut" >>"$dir/out" 2>&1 && grep -q 'asks for truncation, which' "$dir/out" &&
+    grep -q 'asks for padding, which' "$dir/out"
+report $? 'truncation and padding of a tokenizer.json are for batches: no text is lost, and a note says so'
+whole "$dir/text" 'first' | cmp - <(sed 's/128255/128254/' "$dir/plain") >>"$dir/out" 2>&1
+report $? 'the token that the tokenizer puts before a text stands before each document'
+whole "$dir/text" 'first' --document-token '<|endoftext|>' | cmp - "$dir/plain" >>"$dir/out" 2>&1
+report $? '--document-token names another'
+
+# Indentation, lines that are not quite empty, line ends of Windows, ideographic blanks; the mark at the start goes.
+printf '\xef\xbb\xbf\n  first\r\n\r\n' >"$dir/odd"
+for ((i = 1; i <= 40; i++)); do printf '    y = %d\n  \n\xe3\x80\x80return\xe2\x80\xa8y\r\n\n\n' $i; done >>"$dir/odd"
+printf 'the end' >>"$dir/odd"
+tail -c +4 "$dir/odd" | od -An -v -tu1 -w1 | awk '{ print 100000 + $1 }' >"$dir/bytes"
+whole "$dir/odd" '' | grep -v 128255 | cmp - "$dir/bytes" >>"$dir/out" 2>&1 &&
+    [ "$(whole "$dir/odd" '' | grep -c 128255)" = 42 ]
+report $? 'the documents of a text are the text, byte for byte: 42 of them'
+sed 's/^$/===/' "$dir/text" >"$dir/marked"
+[ "$(whole "$dir/marked" '' --separator === | grep -c 128255)" = 40 ]
+report $? '--separator names the line that ends a document'
+{ cat "$dir/text"; printf 'It says <|endoftext|> here.\n'; } >"$dir/named"
+whole "$dir/named" '' >"$dir/tokens" && grep -q '^note: the text names the token before documents 1 times' "$dir/out"
+report $? 'a text that names <|endoftext|> gets that token, and a note'
+printf 'one two\xe2\x80\xa8three\x0cfour\r\nfive six\r\n' >"$dir/line"
+wide cloze --text "$dir/line" --seq 64 && grep -q '2 rows' "$dir/out"
+report $? 'cloze: lines end at a line feed, and nowhere else'
+rm -rf "$dir/short"
+prepare text --text "$dir/text" --out "$dir/short" && grep -q '^note: a shard of [0-9]* tokens serves --seq up to' "$dir/out"
+report $? 'a shard that is shorter than usual samples says which --seq it serves'
+
+# unusable PATTERN TOKENIZER: what is no tokenizer.json gets one sentence.
+unusable() {
+    PYTHONPATH=$dir/package prepare text --text "$dir/text" --tokenizer "$2" --out "$dir/none"
+    [ $? = 1 ] && grep -q "^error: .*$1" "$dir/out" && ! grep -q Traceback "$dir/out"
+    report $? "refused: $(grep -m1 '^error: ' "$dir/out" | sed "s|$dir||g")"
+}
+mkdir -p "$dir/folder" "$dir/empty"
+echo >"$dir/folder/tokenizer.json"
+PYTHONPATH=$dir/package prepare text --text "$dir/text" --tokenizer "$dir/folder" --out "$dir/whole"
+report $? '--tokenizer takes a folder, too'
+unusable 'there is no such file' "$dir/empty"
+unusable 'there is no such file' openai-community/gpt2
+echo damaged >"$dir/vocab.json"
+unusable 'is no tokenizer.json: expected value' "$dir/vocab.json"
+echo 'version https://git-lfs.github.com/spec/v1' >"$dir/pointer.json"
+unusable 'git lfs pull' "$dir/pointer.json"
 
 # ---- fineweb, already in tokens -----------------------------------------------------------------------------------------
 
