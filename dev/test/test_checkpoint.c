@@ -742,6 +742,16 @@ static void test_state(void) {
     ok &= strstr(notes, "balance-loss") == NULL;
     free(notes);
     check(&checks, ok, "a run that resumes with other options is told, with another seq refused");
+    static DataLoader data = {.source_count = 2, .sources = {{.weight = 1, .samples = 500}, {.weight = 1, .samples = 500}}};
+    static const char older_blend[] = "1 x 500 + 1 x 500";
+    strcpy(a.data, older_blend);
+    a.opt.shuffle = true;
+    ok = !progress_data(&a, &data, false, &err) && says(&err, "than --train-data names (1 x 500 + 1 x 500, each in an order");
+    a.opt.shuffle = false;
+    ok &= progress_data(&a, &data, false, &err) && strcmp(a.data, older_blend) == 0;
+    a.opt.shuffle = true;
+    ok &= progress_data(&a, &data, true, &err) && progress_data(&a, &data, false, &err);
+    check(&checks, ok, "a blend that was shuffled in one order for all its sets is refused, or taken with --verify 0");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -54,7 +54,8 @@ static const Field TRAINER_KEYS[] = {
     SIZE("ramp_samples", opt.ramp.samples, JSON_MAX_WHOLE, KEY_FREE | KEY_SPARSE),
     SIZE("lr_unit", lr_unit, 0, KEY_SPARSE),
     REAL(dropout, KEY_FREE | KEY_SPARSE),
-    KEY("data", FIELD_CHARS, data, TRAINER_DATA_SIZE, "0123456789 x+", KEY_SPARSE),  // progress_data compares it
+    KEY("data", FIELD_CHARS, data, TRAINER_DATA_SIZE, "0123456789abcdefghijklmnopqrstuvwxyz +,",
+        KEY_SPARSE),  // progress_data compares it
     SIZE("save", save, TRAINER_MOST_SAVES, KEY_SPARSE),
     KEY("lesson", FIELD_CHARS, lesson, TRAINER_LESSON_SIZE, "abcdefghijklmnopqrstuvwxyz0123456789-+.,= ",
         KEY_SPARSE | KEY_LATE),  // trainer_state_compare looks at each of its options
@@ -161,7 +162,7 @@ static inline bool progress_resume(TrainerState *progress, const char *dir, Erro
 // Notes the training data. Returns false with a sentence if the checkpoint was trained on other data, unless `anyway`.
 static inline bool progress_data(TrainerState *progress, const DataLoader *data, bool anyway, Error *err) {
     char now[TRAINER_DATA_SIZE];
-    dataloader_describe(data, now, sizeof now);
+    dataloader_describe(data, progress->opt.shuffle, now, sizeof now);
     if (progress->data[0] && strcmp(progress->data, now) != 0 && !anyway)
         return error_set(err, "the checkpoint was trained on other data (weight x samples: %s) than --train-data names "
                          "(%s): name the same, or start from its weights alone with --init (--verify 0 continues with "
