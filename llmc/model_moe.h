@@ -16,7 +16,8 @@ enum { ROUTERW = NUM_KINDS };
 typedef struct {
     ModelSpec model;     // the first member: the spec of a configuration is one of these
     size_t E, k, e;      // experts of a layer, experts of a token, expert ranks
-    double capacity;     // an expert has capacity * T k / E places for a sequence
+    double capacity;     // an expert has capacity * T k / E places for a sequence; 0: as the checkpoint has it
+    double of_checkpoint;  // the capacity that its config.json has; 0: none
     double balance, z;   // coefficients of the two losses
 } MoeSpec;
 

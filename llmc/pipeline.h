@@ -381,8 +381,8 @@ static inline bool pipeline_walk(const PipelineLists *l, size_t buffers, const P
     return ok;
 }
 
-// Checks the list of one stage by itself, of steps within p, m and v: every forward and backward (and weight step)
-// exactly once, inputs before their use, and the backwards of each chunk in the order of the micro-batches. Trainers
+// Checks the list of one stage by itself: every step is of one of m micro-batches and v chunks, every forward and
+// backward (and weight step) is there exactly once, inputs before their use, and the backwards of each chunk in the order of the micro-batches. Trainers
 // rely on this order: the first writes the gradients, the others add to them with the same bits under any schedule, the
 // last has them reduced.
 static inline bool pipeline_prove_list(const PipelineLists *l, int stage, Error *err) {
@@ -398,6 +398,11 @@ static inline bool pipeline_prove_list(const PipelineLists *l, int stage, Error 
     bool ok = true;
     for (size_t i = 0; ok && i < count; i++) {
         int micro = steps[i].micro, chunk = steps[i].chunk, kind = (int)steps[i].kind;
+        if (kind < STEP_FORWARD || kind > STEP_WEIGHT || micro < 0 || micro >= m || chunk < 0 || chunk >= v) {
+            ok = error_set(err, "stage %d has a step of kind %d, micro-batch %d, chunk %d: none of %d kinds, %d "
+                           "micro-batches and %d chunks", stage, kind, micro, chunk, STEP_WEIGHT + 1, m, v);
+            break;
+        }
         const char *name = pipeline_step_name(steps[i].kind);
         int before = done[(size_t)micro * v + chunk]++, next = ordered[kind * v + chunk]++;
         if (before > kind)

@@ -2,6 +2,7 @@
 // double.
 #include "dev/cuda/bench.h"
 
+#include "llmc/host/options_table.h"
 #include "llmc/kernels/adamw.cuh"
 
 static Lab lab;
@@ -31,11 +32,13 @@ static float *weights_of(const Problem *p) { return NARROW ? p->master : (float 
 // 1: the formulas as they are written, a kernel for each. Every one reads and writes memory again.
 __global__ void adamw_moment1(float *m, const float *g, size_t n, AdamW h) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) m[i] = h.beta1 * m[i] + (1.0f - h.beta1) * (g[i] * h.grad_scale);
+    if (i < n) m[i] = m[i] - h.gain1 * m[i] + h.gain1 * (g[i] * h.grad_scale);
 }
 __global__ void adamw_moment2(float *v, const float *g, size_t n, AdamW h) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) v[i] = h.beta2 * v[i] + (1.0f - h.beta2) * (g[i] * h.grad_scale) * (g[i] * h.grad_scale);
+    if (i >= n) return;
+    float grad = g[i] * h.grad_scale;
+    v[i] = v[i] - h.gain2 * v[i] + h.gain2 * grad * grad;
 }
 __global__ void adamw_step(float *w, const float *m, const float *v, size_t n, AdamW h) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -52,8 +55,8 @@ __global__ void adamw_round(floatX *params, const float *w, size_t n) {
 __global__ void adamw_one_pass(floatX *narrow, float *w, const float *grads, float *ms, float *vs, size_t n, AdamW h) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
-    float g = grads[i] * h.grad_scale, m = h.beta1 * ms[i] + (1.0f - h.beta1) * g;
-    float v = h.beta2 * vs[i] + (1.0f - h.beta2) * g * g, x = w[i];
+    float g = grads[i] * h.grad_scale, m = ms[i] - h.gain1 * ms[i] + h.gain1 * g;
+    float v = vs[i] - h.gain2 * vs[i] + h.gain2 * g * g, x = w[i];
     x -= h.lr * (m * h.m_scale / (sqrtf(v) * h.root_scale + h.eps) + h.decay * x);
     ms[i] = m;
     vs[i] = v;
@@ -90,16 +93,26 @@ static const LabKernel UPDATE[] = {
 
 // ---- the checks --------------------------------------------------------------------------------------------
 
-static AdamW adamw_at(double t) { return adamw_factors(3e-3, 0.9, 0.95, 1e-8, 0.1, t, 0.7); }
+// What the formulas take, as the command line has it.
+typedef struct {
+    double lr, beta1, beta2, eps, decay;
+} Flags;
+static const Flags USUAL = {3e-3, 0.9, 0.95, 1e-8, 0.1};
+
+static AdamW adamw_with(const Flags *f, double t) {
+    return adamw_factors(f->lr, f->beta1, f->beta2, f->eps, f->decay, t, 0.7);
+}
+static AdamW adamw_at(double t) { return adamw_with(&USUAL, t); }
 
 // The formulas in double, for step t, on elements [first, end) of weights w, gradients g and moments m and v.
 static void plain_update(double *w, const float *g, double *m, double *v, size_t first, size_t end, double t,
-                         double decay) {
+                         const Flags *f) {
+    double c1 = 1.0 - pow(f->beta1, t), c2 = 1.0 - pow(f->beta2, t);
     for (size_t i = first; i < end; i++) {
         double grad = (double)g[i] * 0.7;
-        m[i] = 0.9 * m[i] + 0.1 * grad;
-        v[i] = 0.95 * v[i] + 0.05 * grad * grad;
-        w[i] -= 3e-3 * (m[i] / (1.0 - pow(0.9, t)) / (sqrt(v[i] / (1.0 - pow(0.95, t))) + 1e-8) + decay * w[i]);
+        m[i] = f->beta1 * m[i] + (1.0 - f->beta1) * grad;
+        v[i] = f->beta2 * v[i] + (1.0 - f->beta2) * grad * grad;
+        w[i] -= f->lr * (m[i] / c1 / (sqrt(v[i] / c2) + f->eps) + f->decay * w[i]);
     }
 }
 
@@ -147,11 +160,13 @@ static bool check_size(size_t n, size_t shift, double *worst) {
     size_t first = half == 0, count = n == 0 ? 0 : 2 - first;
     unsigned blocks = 0;
     const Piece *device = device_ranges(ranges + first, count, &blocks);
+    Flags no_decay = USUAL;
+    no_decay.decay = 0.0;
     for (int t = 1; t <= 3; t++) {
         AdamW h = adamw_at(t);
         adamw_update(p.params, p.master, p.grads, p.m, p.v, device, count, blocks, n, h, lab.stream);
-        plain_update(ww, g, mw, vw, shift, shift + half, t, 0.1);
-        plain_update(ww, g, mw, vw, shift + half, shift + n, t, 0.0);
+        plain_update(ww, g, mw, vw, shift, shift + half, t, &USUAL);
+        plain_update(ww, g, mw, vw, shift + half, shift + n, t, &no_decay);
     }
     float *got_w = host_weights(&p) + state, *got_m = to_host(p.m, total, lab.stream) + state;
     float *got_v = to_host(p.v, total, lab.stream) + state, *params = to_host_floatX(p.params, total, lab.stream);
@@ -199,7 +214,7 @@ static void check_kernels(void) {
         size_t mark = test_count;
         float *x = test_values(n, 0.0, 1.0, 1), *g = test_values(n, 0.0, 0.1, 2), *zero = test_values(n, 0.0, 0.0, 3);
         double *want = widened(x, n), *m = test_doubles(n), *v = test_doubles(n);
-        for (int t = 1; t <= 2; t++) plain_update(want, g, m, v, 0, n, t, 0.1);
+        for (int t = 1; t <= 2; t++) plain_update(want, g, m, v, 0, n, t, &USUAL);
         for (size_t k = 0; k < LAB_COUNT(UPDATE); k++) {
             Problem p = make_problem(x, g, zero, zero, n);
             for (int t = 1; t <= 2; t++) {
@@ -214,8 +229,59 @@ static void check_kernels(void) {
     for (size_t k = 0; k < LAB_COUNT(UPDATE); k++) lab_check(&lab, &UPDATE[k], errors[k], 1e-6);
 }
 
+// The row of a flag.
+static const Field *flag_of(const char *name) {
+    void *object;
+    FieldTable table = {OPTIONS, OPTION_ROWS, NULL};
+    return fields_find(&table, 1, name, &object);
+}
+
+// Five steps at one end of the range of every flag, by the bits of `ends`, with weights, moments and the update as in
+// double. Gradients are from 1e-6 to 1: the largest --eps hides some, the least none.
+static double error_at(const Flags *f) {
+    enum { N = 1000, STEPS = 5 };
+    size_t mark = test_count;
+    float *x = test_values(N, 0.0, 1.0, 1), *zero = test_values(N, 0.0, 0.0, 2);
+    double *w = widened(x, N), *m = test_doubles(N), *v = test_doubles(N), worst = 0.0;
+    Problem p = make_problem(x, zero, zero, zero, N);
+    for (int t = 1; t <= STEPS; t++) {
+        float *g = test_values(N, 0.0, 1.0, 2 + (uint64_t)t);
+        for (size_t i = 0; i < N; i++) g[i] *= (float)pow(10.0, -(double)(i % 7));
+        CUDA_CHECK(cudaMemcpy(p.grads, g, N * sizeof(float), cudaMemcpyHostToDevice));
+        // From the kernel's own weights: --lr and --weight-decay at their most grow each rounding a millionfold a step.
+        float *before = host_weights(&p);
+        for (size_t i = 0; i < N; i++) w[i] = (double)before[i];
+        p.h = adamw_with(f, t);
+        update3(&p, 0);
+        plain_update(w, g, m, v, 0, N, t, f);
+        worst = fmax(worst, test_error(host_weights(&p), w, N));
+        worst = fmax(worst, test_error(to_host(p.m, N, lab.stream), m, N));
+        worst = fmax(worst, test_error(to_host(p.v, N, lab.stream), v, N));
+    }
+    test_release(mark);
+    return worst;
+}
+
+// All ends of what the command line accepts, together.
+static void check_flags(void) {
+    const Field *rows[] = {flag_of("lr"), flag_of("beta1"), flag_of("beta2"), flag_of("eps"), flag_of("weight-decay")};
+    double worst = 0.0;
+    for (unsigned ends = 0; ends < 1u << LAB_COUNT(rows); ends++) {
+        double at[LAB_COUNT(rows)];
+        for (size_t i = 0; i < LAB_COUNT(rows); i++) at[i] = ends >> i & 1 ? rows[i]->max : rows[i]->min;
+        Flags f = {at[0], at[1], at[2], at[3], at[4]};
+        double error = error_at(&f);
+        if (error > worst) worst = error;
+        if (!(error < 2e-6))
+            check(&lab.checks, false, "--lr %g --beta1 %.9g --beta2 %.9g --eps %g --weight-decay %g: error %.2e", f.lr,
+                  f.beta1, f.beta2, f.eps, f.decay, error);
+    }
+    check(&lab.checks, worst < 2e-6, "at the ends of all flags' ranges (" FLOATX_NAME "): error %.2e", worst);
+}
+
 static void checks(void) {
     check_kernels();
+    check_flags();
     const size_t sizes[] = {0, 1, 3, 4, 5, 8, 63, 768, 4096, 4099, 30001};
     for (size_t shift = 0; shift < 9; shift = shift * 2 + (shift == 0)) {
         bool ok = true;

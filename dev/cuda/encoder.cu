@@ -103,6 +103,27 @@ typedef struct {
     size_t B, T, maxT, C, V, ranks;
 } Case;  // ranks: into how many parts the vocabulary is cut
 
+// Adds dout[N, C] to dwte as the kernel does if each block has one row of the vocabulary, so that no other row comes
+// between: in the order of the positions, compensated until its list is full.
+static void add_in_order(float *dwte, const float *dout, const int *tokens, size_t N, size_t C, size_t V) {
+    size_t mark = test_count, *listed = (size_t *)test_memory(V * sizeof(size_t));
+    float *lost = (float *)test_memory(V * C * sizeof(float));
+    memset(listed, 0, V * sizeof *listed);
+    memset(lost, 0, V * C * sizeof *lost);
+    for (size_t n = 0; n < N; n++) {
+        size_t row = (size_t)tokens[n];
+        listed[row]++;
+        for (size_t c = 0; c < C; c++) add_compensated(&dwte[row * C + c], &lost[row * C + c], dout[n * C + c]);
+        if ((n + 1) % ENCODER_CHUNK) continue;
+        for (size_t v = 0; v < V; v++) {
+            if (listed[v] <= ENCODER_LIST - ENCODER_CHUNK) continue;
+            listed[v] = 0;
+            memset(lost + v * C, 0, C * sizeof *lost);
+        }
+    }
+    test_release(mark);
+}
+
 static void check_case(Case k) {
     size_t mark = test_count, N = k.B * k.T, C = k.C, Vl = CEIL_DIV(k.V, k.ranks), Vp = Vl * k.ranks;
     cudaStream_t stream = lab.stream;
@@ -119,7 +140,7 @@ static void check_case(Case k) {
     reference_encoder_backward(dwte, dwpe, widened(dout, N * C), tokens, k.B, k.T, C);
     float *in_order = (float *)test_memory(Vp * C * sizeof(float));
     memcpy(in_order, start, Vp * C * sizeof(float));
-    for (size_t i = 0; i < N * C; i++) in_order[(size_t)tokens[i / C] * C + i % C] += dout[i];
+    add_in_order(in_order, dout, tokens, N, C, Vp);
     int *d_tokens = to_device(tokens, N);
     floatX *d_wpe = to_device_floatX(wpe, k.maxT * C), *d_dout = to_device_floatX(dout, N * C);
     float *whole = (float *)test_memory(N * C * sizeof(float)), *d_dwpe = to_device(start + Vp * C, k.maxT * C);
@@ -180,6 +201,27 @@ static double row_error(const Row *row, size_t B, size_t T, size_t C, size_t V) 
     return error;
 }
 
+// One token alone, and many sequences of one position: sums of 65536 gradients of one sign.
+static void check_frequent(void) {
+    enum { N = 65536, C = 8 };
+    size_t mark = test_count;
+    Problem p = make_problem(N, 1, C, 3);
+    int *tokens = (int *)test_memory(N * sizeof(int));
+    for (size_t n = 0; n < N; n++) tokens[n] = 1;
+    float *dout = test_values(N * C, 1.0, 1.0, 3);
+    p.tokens = to_device(tokens, N);
+    p.dout = to_device_floatX(dout, N * C);
+    double *dwte = test_doubles(3 * C), *dwpe = test_doubles(C);
+    reference_encoder_backward(dwte, dwpe, widened(dout, N * C), tokens, N, 1, C);
+    tokens3(&p, 0);
+    positions2(&p, 0);
+    double of_token = test_error_float(p.dwte + C, dwte + C, C, lab.stream);
+    double of_position = test_error_float(p.dwpe, dwpe, C, lab.stream);
+    check(&lab.checks, of_token < 1e-6 && of_position < 1e-6,
+          "one token 65536 times (" FLOATX_NAME "): error %.2e, of its position %.2e", of_token, of_position);
+    test_release(mark);
+}
+
 static void checks(void) {
     static const size_t shapes[][4] = {
         {1, 1, 1, 3}, {2, 7, 18, 40}, {4, 16, 64, 257}, {3, 24, 20, 7}, {2, 33, 768, 50}};
@@ -192,6 +234,7 @@ static void checks(void) {
                                  {3, 24, 30, 20, 100, 3}, {2, 33, 40, 768, 5, 4}, {2, 65, 65, 24, 4000, 8},
                                  {1, 9, 64, 1604, 50, 1}, {3, 1500, 1500, 8, 5, 1}};
     for (const Case &k : cases) check_case(k);
+    check_frequent();
 }
 
 // Times all kernels. Forward asks for a row of wte and of wpe for each position and writes one; wpe need be read only

@@ -112,6 +112,14 @@ static void checks(void) {
         lab_check(&lab, &k, norm_error(to_host(p.out, RANGES, lab.stream), want, RANGES), 1e-12);
     }
     check_norms(g, total, ranges, want);
+    // more pieces than a grid has blocks along y
+    size_t many = 65536 + 9;
+    Piece *single = (Piece *)test_memory(many * sizeof(Piece));
+    for (size_t i = 0; i < many; i++) single[i] = piece(i % total, 1);
+    double *squares = norms(to_device(g, total), single, many);
+    bool each = true;
+    for (size_t i = 0; i < many; i++) each = each && squares[i] == (double)g[i % total] * (double)g[i % total];
+    check(&lab.checks, each, "65545 pieces");
     // chunk counts never exceed those of a larger range: scratch is sized by the largest
     bool ok = true;
     for (size_t s = 1, last = 0; s < ((size_t)1 << 40); s = s + s / 7 + 1) {

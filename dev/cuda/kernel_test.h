@@ -101,16 +101,20 @@ static inline float *to_host_floatX(const floatX *device, size_t n, cudaStream_t
     return x;
 }
 
-// Largest |got - want| / (|want| + the root mean square of want); infinite if got has a NaN.
-static inline double test_error(const float *got, const double *want, size_t n) {
+// Largest |got - want| / (|want| + the root mean square of want); infinite if got has a NaN. `terms` is the size of the
+// numbers whose sum an element is: it counts where all of want is 0, which they cancel to, up to their rounding.
+static inline double test_error_beside(const float *got, const double *want, size_t n, double terms) {
     double square = 0.0, worst = 0.0;
     for (size_t i = 0; i < n; i++) square += want[i] * want[i];
-    double rms = n ? sqrt(square / (double)n) : 0.0;
+    double rms = square > 0.0 ? sqrt(square / (double)n) : terms;
     for (size_t i = 0; i < n; i++) {
         double error = fabs((double)got[i] - want[i]) / (fabs(want[i]) + rms + 1e-30);
         if (!(error <= worst)) worst = isnan(error) ? (double)INFINITY : error;
     }
     return worst;
+}
+static inline double test_error(const float *got, const double *want, size_t n) {
+    return test_error_beside(got, want, n, 0.0);
 }
 
 // The same for an array on the device.

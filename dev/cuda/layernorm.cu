@@ -254,14 +254,17 @@ static const LabKernel BACKWARD[] = {
 
 typedef struct {
     double *out, *dinp, *dweight, *dbias;  // [N, C], [N, C], [C], [C]
+    double terms;  // the largest of the numbers that an element of dinp is a sum of
 } Want;
 
 static Want reference(const float *x, const float *w, const float *b, const float *dout, size_t N, size_t C) {
-    Want want = {test_doubles(N * C), test_doubles(N * C), test_doubles(C), test_doubles(C)};
+    Want want = {test_doubles(N * C), test_doubles(N * C), test_doubles(C), test_doubles(C), 0.0};
     double *inp = widened(x, N * C), *weight = widened(w, C), *mean = test_doubles(N), *rstd = test_doubles(N);
     reference_layernorm_forward(want.out, mean, rstd, inp, weight, widened(b, C), N, C);
     reference_layernorm_backward(want.dinp, want.dweight, want.dbias, widened(dout, N * C), inp, weight, mean, rstd, N,
                                  C);
+    for (size_t i = 0; i < N * C; i++)
+        want.terms = fmax(want.terms, fabs((double)w[i % C] * (double)dout[i]) * rstd[i / C]);
     return want;
 }
 
@@ -301,7 +304,8 @@ static void check_shape(size_t N, size_t C, double center) {
     float *scratch = test_floats(reduce_scratch_floats(N, C, C));
     layernorm_backward(d_out, d_dw, d_db, scratch, NULL, d_dout, d_res, d_w, ln, N, C, false, stream);
     float *dw = to_host(d_dw, C, stream), *db = to_host(d_db, C, stream);
-    worst = fmax(worst, test_error_floatX(d_out, want.dinp, N * C, stream) / outer);
+    float *dinp = to_host_floatX(d_out, N * C, stream);
+    worst = fmax(worst, test_error_beside(dinp, want.dinp, N * C, want.terms) / outer);
     worst = fmax(worst, test_error(dw, want.dweight, C) / (inner + sum_bound(N)));
     worst = fmax(worst, test_error(db, want.dbias, C) / sum_bound(N));
     copy_to_floatX(d_sum, dres, N * C);
@@ -313,6 +317,26 @@ static void check_shape(size_t N, size_t C, double center) {
     check(&lab.checks, ok && worst <= 1.0,
           "N %zu C %zu mean %g, %2d threads a row (" FLOATX_NAME "): error %.2f of its bound", N, C, center,
           ROW_LANES, worst);
+    test_release(mark);
+}
+
+// A row of one channel has the gradient 0, which w dout and its mean cancel to. A GPU multiplies and subtracts in one
+// operation, and leaves what rounded off w dout: within the bound, while a gradient that is not 0 is not.
+static void check_zero(void) {
+    size_t mark = test_count;
+    enum { N = 30 };
+    float *x = test_values(N, 0.0, 1.5, 1), *dout = test_values(N, 0.0, 1.0, 2), *w = test_values(1, 1.0, 0.5, 3);
+    float left[N], wrong[N], rstd = 316.2f;
+    Want want = reference(x, w, w, dout, N, 1);
+    for (int i = 0; i < N; i++) {
+        volatile float rounded = *w * dout[i];
+        left[i] = rstd * fmaf(*w, dout[i], -rounded);
+        wrong[i] = rstd * rounded * 1e-4f;
+    }
+    double of_left = test_error_beside(left, want.dinp, N, want.terms), bound = FLOATX_ROUNDING + sum_bound(1);
+    double of_wrong = test_error_beside(wrong, want.dinp, N, want.terms);
+    check(&lab.checks, of_left <= bound && of_wrong > 5e-5, "a gradient of 0: fused, %.2e of its terms (bound %.1e)",
+          of_left, bound);
     test_release(mark);
 }
 
@@ -373,6 +397,7 @@ static void checks(void) {
                   {65, 768, 0.0}, {40, 768, 50.0}, {9, 1600, 0.0}, {5, 6152, 0.0}, {4500, 16, 0.0},
                   {3, 12296, 0.0}};
     for (const auto &s : shapes) check_shape(s.N, s.C, s.center);
+    check_zero();
 }
 
 // Times all kernels. Memory traffic in units of N C elements: forward reads inp1 and inp2 and writes residual and out.

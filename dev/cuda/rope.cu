@@ -126,7 +126,7 @@ static void check_inverse(void) {
 static void checks(void) {
     static const size_t shapes[][5] = {{1, 1, 1, 2, 2},    {7, 5, 3, 6, 4},      {9, 9, 2, 24, 12},
                                        {40, 20, 5, 64, 64}, {33, 33, 4, 128, 64}, {17, 8, 2, 80, 40},
-                                       {600, 300, 2, 16, 16}};
+                                       {600, 300, 2, 16, 16}, {8 * 65535 + 9, 25, 1, 2, 2}};  // past a grid's y
     bool ok = true;
     for (const size_t(&s)[5] : shapes) {
         ok &= check_kernels_at(s[0], s[1], s[2], s[3], s[4], 1.0f);

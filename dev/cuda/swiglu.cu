@@ -154,7 +154,8 @@ static void check_extremes(void) {
 }
 
 static void checks(void) {
-    static const size_t shapes[][2] = {{1, 1}, {1, 7}, {3, 24}, {17, 129}, {9, 1024}, {40, 320}};
+    static const size_t shapes[][2] = {{1, 1}, {1, 7}, {3, 24}, {17, 129}, {9, 1024}, {40, 320},
+                                       {8 * 65535 + 9, 2}};  // past a grid's y
     const double bound = FLOATX_ROUNDING + 1e-6;
     for (const size_t(&s)[2] : shapes) check_kernels_at(s[0], s[1]);
     // Version 1 rounds silu(gate) to floatX on its way through memory.

@@ -420,14 +420,17 @@ static void connect(GPT *m) {
 // Checks this lesson's flags, once all others have been checked.
 static bool check_experts(Trainer *trainer, Error *err) {
     GPT *m = static_cast<GPT *>(trainer);
-    const MoeSpec *o = &m->experts;
+    MoeSpec *o = &m->experts;
+    moe_take_capacity(o, m->opt.resume != NULL, stdout);
     m->moe = {o->E, o->k, moe_capacity(o->capacity, m->opt.seq, o->k, o->E), (float)o->balance, (float)o->z};
     return moe_check(o, m->grid.d, m->opt.zero, err);
 }
 
 int main(int argc, char **argv) {
     static GPT gpt, *m = &gpt;
-    m->experts = moe_spec(8, 1), m->experts.model.read = moe_config_read, m->experts.model.write = moe_config_write;
+    m->experts = moe_spec(8, 1);
+    m->experts.capacity = 0;  // of the command line, or the checkpoint's
+    m->experts.model.read = moe_config_read, m->experts.model.write = moe_config_write;
     Lesson lesson = {{MOE_OPTIONS, MOE_OPTION_ROWS, &m->experts}, check_experts, &m->experts.model, NULL};
     trainer_open(m, argc, argv, OPTIONS_DATA, lesson);  // bad input ends here
     shard(m);

@@ -3,7 +3,7 @@
 # changes no bit, and its times do not depend on the order of streams and messages. --simulate gives the times of a run
 # of all ranks. Bubbles follow the formulas of the schedules, links count, and bad input is refused.
 # needs: fp32/dev/test/test_clock fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d
-# needs: fp32/train_context fp32/train_data fp32/train_fsdp fp32/train_zero_bubble bf16/train_gpt_3d bf16/train_fsdp bf16/train_zero_bubble bf16/train_context bf16-profile/train_gpt tools/byte_corpus tools/scale tools/bubbles tools/profile
+# needs: fp32/train_context fp32/train_data fp32/train_fsdp fp32/train_zero_bubble fp32/train_moe fp32/train_llama bf16/train_gpt_3d bf16/train_fsdp bf16/train_zero_bubble bf16/train_context bf16-profile/train_gpt tools/byte_corpus tools/scale tools/bubbles tools/profile
 . "$(dirname "$0")/report.sh"
 cpu_only 'the virtual clock belongs to the stand-ins: DEVICE=cpu'
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive ONEDNN_MAX_CPU_ISA=SSE41
@@ -220,6 +220,29 @@ code=$?
 report $? "175B parameters on 1024 GPUs: a row for each of 16 stages, in $((($(date +%s%N) - begin) / 1000000)) ms"
 head -c 1 "$dir/large.json" | grep -q '{' && [ "$(grep -c '"process_name"' "$dir/large.json")" = 16 ]
 report $? 'the trace has the stages that were simulated, and no other rank'
+
+# No dimension of a grid but x may grow with the tokens of a micro-batch: y and z end at 65535 blocks. The stand-in
+# refuses such a launch as a GPU does.
+many() {  # many TRAINER RANKS FLAGS...: a million tokens a micro-batch
+    simulated "$2" many "$1" --layers 2 --heads 2 --channels 8 --vocab 8 --seq 8 --micro-batch 131072 --steps 1 "${@:3}"
+    code=$?
+    report $code "$1 launches all kernels for 1048576 tokens a micro-batch ${*:3}: $(tail -n 1 "$dir/err")"
+}
+many train_gpt 1
+many train_gpt_tp 2 --sequence-parallel 1
+many train_gpt_3d 2 --pipeline 2
+many train_fsdp 2
+many train_zero_bubble 2 --pipeline 2 --schedule zb-h1
+many train_context 2 --context 2
+many train_context 2 --context 2 --context-by ring
+many train_moe 2 --experts 2 --expert-parallel 2
+many train_llama 1 --model llama
+many train_llama 1 --model nemotron
+cluster=dev/clusters/eos-2025.json
+simulated 64 long train_llama --tensor 8 --pipeline 8 --sequence-parallel 1 --model llama-3.2-1b --seq 131072 \
+    --micro-batch 4 --global-batch 8 --recompute layer
+report $? "Llama 3.2 1B with 4 sequences of 131072 tokens at a time, on 64 GPUs: $(tail -n 1 "$dir/err")"
+cluster=dev/clusters/selene-2021.json
 
 # Perfetto drops an event that begins before another one of its track has ended, and ends after it. In ns, and bounded:
 # the steps of a trace are long and its times are floats where they are measured.

@@ -28,4 +28,22 @@ for precision in fp32 bf16; do
         report $? "$precision: the bits of 1 thread with $threads"
     done
 done
+
+# A tensor of more than 65536 elements gets its first weights from all threads.
+first() {  # first PRECISION THREADS
+    OMP_NUM_THREADS=$2 "${build/fp32/$1}/train_gpt" --train-data dev/test/golden/train.bin --layers 1 --heads 2 \
+        --channels 150 --vocab 500 --seq 8 --steps 0 --out "$dir/first-$1-$2" >"$dir/output" 2>&1
+}
+for precision in fp32 bf16; do
+    first $precision 1
+    report $? "$precision: first weights with 1 thread"
+    for threads in 2 3; do
+        first $precision $threads &&
+            cmp "$dir/first-$precision-1/step-00000000/model.safetensors" \
+                "$dir/first-$precision-$threads/step-00000000/model.safetensors" &&
+            cmp "$dir/first-$precision-1/step-00000000/optimizer.safetensors" \
+                "$dir/first-$precision-$threads/step-00000000/optimizer.safetensors"
+        report $? "$precision: the same first weights with $threads"
+    done
+done
 finish

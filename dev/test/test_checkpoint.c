@@ -720,21 +720,44 @@ static void test_state(void) {
     bool late = trainer_state_read(dir, &s, &err) && s.validated == 0 && s.sampled == 3 * 199;
     check(&checks, late, "trainer.json: the step of the last validation is 0 in files of older builds, which lack it");
     free(older);
-    free(text);
     check(&checks, ok, "trainer.json: wrong version, missing, malformed and repeated members");
+    TrainerState of_lesson = example_state(5);
+    snprintf(of_lesson.lesson, sizeof of_lesson.lesson, "capacity = 4, z-loss = 0.01");
+    ok = trainer_state_write(path, &of_lesson, NULL, &err) && trainer_state_read(dir, &s, &err) &&
+         strcmp(s.lesson, of_lesson.lesson) == 0;
+    older = replaced(text, ",\n  \"lesson\": \"\"", "");
+    write_text(path, older);
+    ok = ok && strstr(text, "\"lesson\"") && !strstr(older, "lesson") && trainer_state_read(dir, &s, &err) && !s.lesson[0];
+    free(older);
+    free(text);
+    check(&checks, ok, "trainer.json: a lesson's options come back, and an older file without them is read");
     char *notes;
     FILE *out = open_memstream(&notes, &bytes);
     TrainerState a = example_state(5), b = example_state(9);
     ok = out && trainer_state_compare(&a, &b, out, &err) && fflush(out) == 0 && bytes == 0;
     b.opt.lr = 0.5;
     b.opt.global_batch = 16;
+    strcpy(a.lesson, "capacity = 4, balance-loss = 0.1, z-loss = 0.01");
+    strcpy(b.lesson, "capacity = 0.5, balance-loss = 0.1, z-loss = 0");
     ok &= trainer_state_compare(&a, &b, out, &err);
     b.opt.seq = 128;
     ok &= !trainer_state_compare(&a, &b, out, &err) && says(&err, "seq = 64, this run has 128");
     fclose(out);
     ok &= strstr(notes, "with global_batch = 8, this run has 16\n") && strstr(notes, "with lr = 0.000") != NULL;
+    ok &= strstr(notes, "with capacity = 4, this run has 0.5\n") && strstr(notes, "with z-loss = 0.01, this run has 0\n");
+    ok &= strstr(notes, "balance-loss") == NULL;
     free(notes);
     check(&checks, ok, "a run that resumes with other options is told, with another seq refused");
+    static DataLoader data = {.source_count = 2, .sources = {{.weight = 1, .samples = 500}, {.weight = 1, .samples = 500}}};
+    static const char older_blend[] = "1 x 500 + 1 x 500";
+    strcpy(a.data, older_blend);
+    a.opt.shuffle = true;
+    ok = !progress_data(&a, &data, false, &err) && says(&err, "than --train-data names (1 x 500 + 1 x 500, each in an order");
+    a.opt.shuffle = false;
+    ok &= progress_data(&a, &data, false, &err) && strcmp(a.data, older_blend) == 0;
+    a.opt.shuffle = true;
+    ok &= progress_data(&a, &data, true, &err) && progress_data(&a, &data, false, &err);
+    check(&checks, ok, "a blend that was shuffled in one order for all its sets is refused, or taken with --verify 0");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -71,12 +71,12 @@ static void test_permutation(Check *c) {
         memset(seen, 0, sizeof seen);
         size_t fixed = 0, same_epoch = 0, same_seed = 0;
         for (uint64_t i = 0; i < sizes[s]; i++) {
-            uint64_t j = dataloader_permute(i, sizes[s], 42, 0);
+            uint64_t j = dataloader_permute(i, sizes[s], 42, 0, 0);
             bijective = bijective && j < sizes[s] && !seen[j];
             if (j < sizes[s]) seen[j] = 1;
             fixed += j == i;
-            same_epoch += j == dataloader_permute(i, sizes[s], 42, 1);
-            same_seed += j == dataloader_permute(i, sizes[s], 43, 0);
+            same_epoch += j == dataloader_permute(i, sizes[s], 42, 1, 0);
+            same_seed += j == dataloader_permute(i, sizes[s], 43, 0, 0);
         }
         if (sizes[s] < 100) continue;
         differs = differs && fixed < 12 && same_epoch < 12;  // about 1 is expected of random permutations
@@ -90,13 +90,13 @@ static void test_permutation(Check *c) {
     double distance = 0;
     enum { N = 10000 };
     for (uint64_t i = 0; i + 1 < N; i++) {
-        distance += fabs((double)dataloader_permute(i, N, 1, 0) - (double)dataloader_permute(i + 1, N, 1, 0));
+        distance += fabs((double)dataloader_permute(i, N, 1, 0, 0) - (double)dataloader_permute(i + 1, N, 1, 0, 0));
     }
     check(c, fabs(distance / (N - 1) / N - 1.0 / 3) < 0.02, "neighbours are %.3f of the epoch apart",
           distance / (N - 1) / N);
     bool large = true;
     for (uint64_t i = 0; i < 1000; i++)
-        large = large && dataloader_permute(i, UINT64_C(1) << 40, 1, 0) < (UINT64_C(1) << 40);
+        large = large && dataloader_permute(i, UINT64_C(1) << 40, 1, 0, 0) < (UINT64_C(1) << 40);
     check(c, large, "an epoch of 2^40 samples");
 
     DataLoader dl;
@@ -114,6 +114,46 @@ static void test_permutation(Check *c) {
     }
     check(c, once, "over several shards too");
     dataloader_close(&dl);
+}
+
+// Two sources of one size have orders of their own, in each epoch: a sample meets its number of the other source as often
+// as chance has it, once in an epoch. The first source has the order that it has alone.
+static void test_blend_orders(Check *c) {
+    enum { SAMPLES = 500, EPOCHS = 3 };
+    DataLoader blend, alone;
+    Error err = {""};
+    int sample[5], other[5];
+    counting_shard("e.bin", 0, 4 * SAMPLES + 1);
+    counting_shard("f.bin", 20000, 4 * SAMPLES + 1);
+    bool ok = dataloader_open(&blend, "0.5:e.bin,0.5:f.bin", 4, 1, &err) && dataloader_open(&alone, "e.bin", 4, 1, &err);
+    if (!check(c, ok, "two sources of one size open %s", err.text)) return;
+    int together = 0;
+    bool same = true, all = true;
+    static char seen[EPOCHS][SAMPLES];
+    for (uint64_t n = 0; ok && n < SAMPLES * EPOCHS; n++) {
+        int of_e = 0, of_f = 0;
+        for (uint64_t k = 2 * n; k < 2 * n + 2; k++) {
+            ok = ok && dataloader_read(&blend, k, true, 7, 60000, sample, &err);
+            if (sample[0] >= 20000) of_f = (sample[0] - 20000) / 4;
+            else of_e = sample[0] / 4;
+        }
+        ok = ok && dataloader_read(&alone, n, true, 7, 60000, other, &err);
+        same = same && other[0] == 4 * of_e;
+        all = all && !seen[n / SAMPLES][of_f]++;
+        together += of_e == of_f;
+    }
+    check(c, ok && together < 20, "a shuffled blend: %d of %d pairs have the same number in both sources", together,
+          SAMPLES * EPOCHS);
+    check(c, ok && same && all, "the first has the order it has alone, and the second each of its samples once an epoch");
+    char text[200], of_one[200];
+    dataloader_describe(&blend, true, text, sizeof text);
+    dataloader_describe(&alone, true, of_one, sizeof of_one);
+    check(c, strcmp(text, "1 x 500 + 1 x 500, each in an order of its own") == 0 && strcmp(of_one, "1 x 500") == 0,
+          "its text says so: %s", text);
+    dataloader_describe(&blend, false, text, sizeof text);
+    check(c, strcmp(text, "1 x 500 + 1 x 500") == 0, "and without --shuffle it does not: %s", text);
+    dataloader_close(&blend);
+    dataloader_close(&alone);
 }
 
 // The share of every source is right at every k, to within one sample, and the sequence follows from k alone.
@@ -254,6 +294,7 @@ int main(void) {
     test_permutation(&c);
     test_blend_shares(&c);
     test_blend_samples(&c);
+    test_blend_orders(&c);
     test_refusals(&c);
     if (chdir("../..") == 0) remove_tree(folder);
     return check_summary(&c);

@@ -371,6 +371,31 @@ static void test_proof_is_quick(void) {
           1e3 * bound);
 }
 
+// Steps that no micro-batch, chunk or kind has, at every place of a list: refused, and nothing outside of the proof's own
+// tables is touched (the sanitized build sees it).
+static void test_out_of_range(void) {
+    enum { M = 4, V = 2, P = 2 };
+    static const int micros[] = {-1, M, INT_MAX, INT_MIN}, chunks[] = {-1, V, INT_MAX, INT_MIN}, kinds[] = {-1, 3, 1 << 20};
+    Error err;
+    Lists l = lists_make(SCHEDULE_INTERLEAVED, P, M, V);
+    size_t tried = 0, refused = 0;
+    for (size_t at = 0; at < l.counts[1]; at++) {
+        PipelineStep right = l.steps[1][at], wrong[11];
+        for (int i = 0; i < 11; i++) wrong[i] = right;
+        for (int i = 0; i < 4; i++) wrong[i].micro = micros[i], wrong[4 + i].chunk = chunks[i];
+        for (int i = 0; i < 3; i++) wrong[8 + i].kind = (StepKind)kinds[i];
+        for (int i = 0; i < 11; i++) {
+            l.steps[1][at] = wrong[i];
+            tried++;
+            refused += !pipeline_prove(&l, PIPELINE_BUFFERS, &err) && strstr(err.text, "stage 1 has a step of kind ");
+        }
+        l.steps[1][at] = right;
+    }
+    check(&c, tried == 11 * l.counts[1] && refused == tried && pipeline_prove(&l, PIPELINE_BUFFERS, &err),
+          "%zu of %zu steps out of range are refused: %s", refused, tried, err.text);
+    pipeline_lists_free(&l);
+}
+
 // Right lists, wrong execution. Each of these has hung or corrupted someone's training.
 static void test_wrong_rules(void) {
     Lists l;
@@ -674,6 +699,7 @@ int main(void) {
     test_wrong_lists();
     test_reversed_backwards();
     test_proof_is_quick();
+    test_out_of_range();
     test_wrong_rules();
     test_mutants();
     test_text();

@@ -189,25 +189,29 @@ static inline bool dataloader_open(DataLoader *dl, const char *pattern, size_t T
 }
 
 // Writes the weight and the samples of each source: "7 x 4000 + 3 x 2000". If two texts differ, the same sample numbers
-// mean other samples. Names are not part of the text, because data may be moved.
-static inline void dataloader_describe(const DataLoader *dl, char *text, size_t size) {
+// mean other samples. Names are not part of the text, because data may be moved. A shuffled blend says how: in older
+// builds all its sources had one order.
+static inline void dataloader_describe(const DataLoader *dl, bool shuffle, char *text, size_t size) {
     size_t n = 0;
     text[0] = '\0';
     for (size_t i = 0; i < dl->source_count && n < size; i++) {
         n += (size_t)snprintf(text + n, size - n, "%s%llu x %zu", n ? " + " : "",
                               (unsigned long long)dl->sources[i].weight, dl->sources[i].samples);
     }
+    if (shuffle && dl->source_count > 1 && n < size) snprintf(text + n, size - n, ", each in an order of its own");
 }
 
-// Permutes sample `index` < samples of an epoch, without memory: a Feistel network of eight Philox rounds permutes the
-// next power of 4, and a result past the end passes through it again (cycle walking).
-static inline uint64_t dataloader_permute(uint64_t index, uint64_t samples, uint64_t seed, uint64_t epoch) {
+// Permutes sample `index` < samples of an epoch of source number `source`, without memory: a Feistel network of eight
+// Philox rounds permutes the next power of 4, and a result past the end passes through it again (cycle walking).
+static inline uint64_t dataloader_permute(uint64_t index, uint64_t samples, uint64_t seed, uint64_t epoch,
+                                          uint64_t source) {
+    enum { ROUNDS = 8 };
     unsigned half = 1;
     while (half < 32 && (UINT64_C(1) << (2 * half)) < samples) half++;
     uint64_t mask = (UINT64_C(1) << half) - 1;
     do {
         uint64_t left = index >> half, right = index & mask;
-        for (uint64_t round = 0; round < 8; round++) {
+        for (uint64_t round = ROUNDS * source; round < ROUNDS * source + ROUNDS; round++) {
             uint64_t mixed = left ^ (random_words(seed, RANDOM_SHUFFLE, epoch, round, right).word[0] & mask);
             left = right;
             right = mixed;
@@ -217,14 +221,15 @@ static inline uint64_t dataloader_permute(uint64_t index, uint64_t samples, uint
     return index;
 }
 
-// Reads global sample n into tokens [T + 1]. With `shuffle` each epoch of its source is permuted. A token that is not
+// Reads global sample n into tokens [T + 1]. With `shuffle` each epoch of each source has a permutation of its own. A token that is not
 // below the vocabulary V is an error that names shard and position.
 static inline bool dataloader_read(DataLoader *dl, uint64_t n, bool shuffle, uint64_t seed, size_t V, int *tokens,
                                    Error *err) {
     uint64_t number;
     DataSource *source = blend_source(dl, n, &number);
     uint64_t sample = number % source->samples, epoch = number / source->samples;
-    if (shuffle) sample = dataloader_permute(sample, source->samples, seed, epoch);
+    if (shuffle)
+        sample = dataloader_permute(sample, source->samples, seed, epoch, (uint64_t)(source - dl->sources));
     const DataShard *shard = source->shards;
     while (sample >= shard->samples) sample -= shard++->samples;
     if (source->open != shard) {

@@ -1,7 +1,7 @@
 // moe.h: the flags of a mixture of experts, and its config.json.
 // lesson: moe
 //
-// defines: MOE_OPTIONS, MOE_OPTION_ROWS, moe_check, moe_config_read, moe_config_write
+// defines: MOE_CAPACITY, MOE_OPTIONS, MOE_OPTION_ROWS, moe_take_capacity, moe_check, moe_config_read, moe_config_write
 #ifndef LLMC_MOE_H
 #define LLMC_MOE_H
 
@@ -10,19 +10,31 @@
 #include "llmc/host/options_table.h"
 #include "llmc/model_moe.h"
 
+static const double MOE_CAPACITY = 1.25;  // if neither --capacity nor a checkpoint says another one
+
 static const Field MOE_OPTIONS[] = {
     {"Experts", FIELD_TITLE, 0, NULL, 0, 0, OPTION_BASIC, NULL, NULL},
     {"experts", FIELD_SIZE, offsetof(MoeSpec, E), "8", 1, 128, OPTION_BASIC, "N", "MLPs of each layer"},
     {"top-k", FIELD_SIZE, offsetof(MoeSpec, k), "1", 1, 128, OPTION_BASIC, "N", "experts of a token"},
-    {"capacity", FIELD_REAL, offsetof(MoeSpec, capacity), "1.25", 0.01, 128, OPTION_BASIC, "X",
-     "an expert takes X * seq * top-k / experts tokens of a sequence"},
+    {"capacity", FIELD_REAL, offsetof(MoeSpec, capacity), NULL, 0.01, 128, OPTION_BASIC | OPTION_COMPUTES, "X",
+     "an expert takes X * seq * top-k / experts tokens of a sequence (default 1.25, or the checkpoint's)"},
     {"expert-parallel", FIELD_SIZE, offsetof(MoeSpec, e), "1", 1, 128, OPTION_BASIC, "N",
      "data ranks that share out the experts"},
-    {"balance-loss", FIELD_REAL, offsetof(MoeSpec, balance), "0.01", 0, 1e3, 0, "X",
+    {"balance-loss", FIELD_REAL, offsetof(MoeSpec, balance), "0.01", 0, 1e3, OPTION_COMPUTES, "X",
      "coefficient of the loss of uneven experts"},
-    {"z-loss", FIELD_REAL, offsetof(MoeSpec, z), "0.001", 0, 1e3, 0, "X", "coefficient of the loss of large logits"},
+    {"z-loss", FIELD_REAL, offsetof(MoeSpec, z), "0.001", 0, 1e3, OPTION_COMPUTES, "X",
+     "coefficient of the loss of large logits"},
 };
 enum { MOE_OPTION_ROWS = sizeof MOE_OPTIONS / sizeof MOE_OPTIONS[0] };
+
+// Takes the capacity of the checkpoint if the command line has none. Prints a note where both have one and differ; at a
+// resume that is for trainer.json, which has it too.
+static inline void moe_take_capacity(MoeSpec *o, bool resumes, FILE *out) {
+    if (o->capacity > 0 && o->of_checkpoint > 0 && o->capacity != o->of_checkpoint && !resumes)
+        fprintf(out, "note: the checkpoint was trained with capacity = %.15g, this run has %.15g\n", o->of_checkpoint,
+                o->capacity);
+    if (!(o->capacity > 0)) o->capacity = o->of_checkpoint > 0 ? o->of_checkpoint : MOE_CAPACITY;
+}
 
 // Refuses sizes that do not fit each other or the d data ranks.
 static inline bool moe_check(const MoeSpec *o, size_t d, bool zero, Error *err) {
@@ -36,13 +48,17 @@ static inline bool moe_check(const MoeSpec *o, size_t d, bool zero, Error *err) 
            error_set(err, "--expert-parallel %zu needs --zero 1, with which every rank saves what it owns", o->e);
 }
 
-// Reads what moe_config_write has written. The flags must name the file's experts.
+// Reads what moe_config_write has written. The flags must name the file's experts. An older file has no capacity.
 static inline bool moe_config_read(const char *path, GPTConfig *config, Error *err) {
-    const MoeSpec *moe = moe_of(config);
+    MoeSpec *moe = (MoeSpec *)(void *)config->spec;
     size_t E = 0, k = 0;
     cJSON *root = config_read_kind(path, "gpt2_moe", config, err);
     bool ok = root && config_size(root, "num_local_experts", 128, &E, path, err) &&
               config_size(root, "num_experts_per_tok", 128, &k, path, err);
+    const cJSON *capacity = cJSON_GetObjectItemCaseSensitive(root, "capacity_factor");
+    moe->of_checkpoint = cJSON_IsNumber(capacity) ? capacity->valuedouble : 0;
+    if (ok && capacity && !(moe->of_checkpoint >= 0.01 && moe->of_checkpoint <= 128))
+        ok = error_set(err, "%s: \"capacity_factor\" must be a number from 0.01 to 128", path);
     cJSON_Delete(root);
     if (ok && (E != moe->E || k != moe->k))
         ok = error_set(err, "--experts %zu --top-k %zu contradict the checkpoint, which has %zu and %zu", moe->E,
@@ -50,12 +66,14 @@ static inline bool moe_config_read(const char *path, GPTConfig *config, Error *e
     return ok;
 }
 
-// GPT-2's config.json with another "model_type", so that nobody takes it for one, and Mixtral's names for E and k.
+// GPT-2's config.json with another "model_type", so that nobody takes it for one, Mixtral's names for E and k, and the
+// capacity, which an evaluation needs as well.
 static inline bool moe_config_write(const char *path, const GPTConfig *g, bool bf16, Error *err) {
-    char members[160];
+    char members[256];
     snprintf(members, sizeof members,
-             "  \"model_type\": \"gpt2_moe\",\n  \"num_local_experts\": %zu,\n  \"num_experts_per_tok\": %zu,\n",
-             moe_of(g)->E, moe_of(g)->k);
+             "  \"model_type\": \"gpt2_moe\",\n  \"num_local_experts\": %zu,\n  \"num_experts_per_tok\": %zu,\n"
+             "  \"capacity_factor\": %.17g,\n",
+             moe_of(g)->E, moe_of(g)->k, moe_of(g)->capacity);
     return config_write_kind(path, g, bf16, members, err);
 }
 

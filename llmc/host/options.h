@@ -27,7 +27,7 @@ static const GPTConfig MODEL_PRESETS[MODEL_PRESET_COUNT] = {
 
 // True if a trainer with these sections has the row.
 static inline bool option_is_in(const Field *f, unsigned sections) {
-    unsigned of = f->tags & ~(OPTION_BASIC | OPTION_TRAINS);
+    unsigned of = f->tags & ~(OPTION_BASIC | OPTION_TRAINS | OPTION_COMPUTES);
     return !of || (of & sections);
 }
 

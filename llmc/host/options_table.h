@@ -1,6 +1,6 @@
 // options_table.h: every flag of train_gpt.cu, which all trainers have: its field, default, range and help.
 //
-// defines: OPTION_BASIC, OPTION_TRAINS, OPTION_LEFT_OUT, Grid, RankOptions, Options, OPTIONS, OPTION_ROWS
+// defines: OPTION_BASIC, OPTION_TRAINS, OPTION_COMPUTES, OPTION_LEFT_OUT, Grid, RankOptions, Options, OPTIONS, OPTION_ROWS
 #ifndef LLMC_OPTIONS_TABLE_H
 #define LLMC_OPTIONS_TABLE_H
 
@@ -14,6 +14,7 @@
 enum {
     OPTION_BASIC = 1,   // --help shows it without "all"
     OPTION_TRAINS = 2,  // refused under --simulate, which has no data
+    OPTION_COMPUTES = 32,  // of a lesson's row that changes what is computed: trainer.json has it
 };
 
 #define OPTION_LEFT_OUT SIZE_MAX  // for counts in which 0 means "off"

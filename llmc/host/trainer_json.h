@@ -1,7 +1,7 @@
 // trainer_json.h: trainer.json, which has the progress of a run, and the options that it was trained with.
 //
 // defines: TRAINER_MOST_SAVES, TrainerState, TRAINER_KEYS, trainer_state_print, trainer_state_read,
-//          trainer_state_compare, progress_resume, progress_data
+//          trainer_state_compare, progress_lesson, progress_resume, progress_data
 #ifndef LLMC_TRAINER_JSON_H
 #define LLMC_TRAINER_JSON_H
 
@@ -10,6 +10,7 @@
 #include "llmc/host/options.h"
 
 enum { TRAINER_VERSION = 1, TRAINER_DATA_SIZE = 2304, TRAINER_VALUE_SIZE = TRAINER_DATA_SIZE + 8 };  // of a JSON value
+enum { TRAINER_LESSON_SIZE = 512 };
 enum { TRAINER_MAX_FILE = 64 << 20 };  // the checksums of 10000 layers
 #define TRAINER_MOST_SAVES 1000000000000000u
 
@@ -22,6 +23,7 @@ typedef struct {
     size_t save;        // orders the checkpoints of a folder, whatever their steps: each save counts on
     size_t validated, sampled;  // steps of the last validation and of the last sample; 0: none
     size_t lr_unit;     // 0: steps, the only unit of --warmup and the decay
+    char lesson[TRAINER_LESSON_SIZE];  // a lesson's own options, as progress_lesson prints them, or ""
     Options opt;        // of a state that was read: the options in TRAINER_KEYS, 0 elsewhere
 } TrainerState;
 
@@ -53,10 +55,13 @@ static const Field TRAINER_KEYS[] = {
     SIZE("ramp_samples", opt.ramp.samples, JSON_MAX_WHOLE, KEY_FREE | KEY_SPARSE),
     SIZE("lr_unit", lr_unit, 0, KEY_SPARSE),
     REAL(dropout, KEY_FREE | KEY_SPARSE),
-    KEY("data", FIELD_CHARS, data, TRAINER_DATA_SIZE, "0123456789 x+", KEY_SPARSE),  // progress_data compares it
+    KEY("data", FIELD_CHARS, data, TRAINER_DATA_SIZE, "0123456789abcdefghijklmnopqrstuvwxyz +,",
+        KEY_SPARSE),  // progress_data compares it
     SIZE("save", save, TRAINER_MOST_SAVES, KEY_SPARSE),
     SIZE("validated", validated, 1e15, KEY_SPARSE | KEY_LATE),
     SIZE("sampled", sampled, 1e15, KEY_SPARSE | KEY_LATE),
+    KEY("lesson", FIELD_CHARS, lesson, TRAINER_LESSON_SIZE, "abcdefghijklmnopqrstuvwxyz0123456789-+.,= ",
+        KEY_SPARSE | KEY_LATE),  // trainer_state_compare looks at each of its options
 };
 #undef KEY
 #undef SIZE
@@ -94,6 +99,35 @@ static inline bool trainer_state_read(const char *dir, TrainerState *state, Erro
     return ok;
 }
 
+// Notes the options of a lesson that change what is computed: "capacity = 1.25, z-loss = 0.001". Numbers have as few
+// digits as give back the same double.
+static inline void progress_lesson(TrainerState *progress, const FieldTable *rows) {
+    char value[64], shorter[64];
+    size_t n = 0, size = sizeof progress->lesson;
+    progress->lesson[0] = '\0';
+    for (const Field *f = rows->fields; f < rows->fields + rows->count; f++) {
+        if (!(f->tags & OPTION_COMPUTES)) continue;
+        json_print_field(rows->object, f, value, sizeof value);
+        snprintf(shorter, sizeof shorter, "%.15g", strtod(value, NULL));
+        if (f->type == FIELD_REAL && strtod(shorter, NULL) == strtod(value, NULL)) strcpy(value, shorter);
+        if (n < size) n += (size_t)snprintf(progress->lesson + n, size - n, "%s%s = %s", n ? ", " : "", f->name, value);
+    }
+}
+
+// Prints a note for each option of a lesson that differs. A checkpoint of an older build, or of another trainer, has no
+// text or other names: nothing is known then.
+static inline void trainer_lesson_compare(const char *saved, const char *now, FILE *out) {
+    for (const char *a = saved, *b = now; *a && *b;) {
+        int of_a = (int)strcspn(a, ","), of_b = (int)strcspn(b, ","), name = (int)strcspn(a, "=");
+        bool same_name = strncmp(a, b, (size_t)name + 1) == 0;
+        if (same_name && (of_a != of_b || strncmp(a, b, (size_t)of_a) != 0))
+            fprintf(out, "note: the checkpoint was trained with %.*s, this run has %.*s\n", of_a, a, of_b - name - 2,
+                    b + name + 2);
+        a += of_a + (int)strspn(a + of_a, ", ");
+        b += of_b + (int)strspn(b + of_b, ", ");
+    }
+}
+
 // Compares the options of a checkpoint with those of a run that continues it. Returns false with a sentence if a fixed
 // one differs. Prints a note for each other one that differs. Without notes, the same layout continues with the same
 // bits.
@@ -110,6 +144,7 @@ static inline bool trainer_state_compare(const TrainerState *saved, const Traine
                              "from its weights alone with --init", key->name, a, b);
         fprintf(out, "note: the checkpoint was trained with %s = %s, this run has %s\n", key->name, a, b);
     }
+    trainer_lesson_compare(saved->lesson, now->lesson, out);
     return true;
 }
 
@@ -119,6 +154,7 @@ static inline bool progress_resume(TrainerState *progress, const char *dir, Erro
     TrainerState saved;
     if (!trainer_state_read(dir, &saved, err) || !trainer_state_compare(&saved, progress, stdout, err)) return false;
     saved.opt = progress->opt;
+    memcpy(saved.lesson, progress->lesson, sizeof saved.lesson);
     *progress = saved;
     printf("resuming     %s after step %zu\n", dir, saved.step);
     if (saved.step >= progress->opt.steps)
@@ -129,7 +165,7 @@ static inline bool progress_resume(TrainerState *progress, const char *dir, Erro
 // Notes the training data. Returns false with a sentence if the checkpoint was trained on other data, unless `anyway`.
 static inline bool progress_data(TrainerState *progress, const DataLoader *data, bool anyway, Error *err) {
     char now[TRAINER_DATA_SIZE];
-    dataloader_describe(data, now, sizeof now);
+    dataloader_describe(data, progress->opt.shuffle, now, sizeof now);
     if (progress->data[0] && strcmp(progress->data, now) != 0 && !anyway)
         return error_set(err, "the checkpoint was trained on other data (weight x samples: %s) than --train-data names "
                          "(%s): name the same, or start from its weights alone with --init (--verify 0 continues with "

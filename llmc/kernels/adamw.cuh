@@ -9,8 +9,11 @@
 
 #include "llmc/kernels/packs.cuh"
 
+// A beta near 1 is 1 as a float, but 1 - beta has all its digits if it is the number that is rounded. The kernel reads
+// nothing else of a beta, so that the moments decay by what they gain.
 typedef struct {
-    float lr, beta1, beta2, eps, decay;
+    float lr, eps, decay;
+    float gain1, gain2;         // 1 - beta1 and 1 - beta2
     float m_scale, root_scale;  // 1 / c1 and 1 / sqrt(c2)
     float grad_scale;           // multiplies the gradients: clipping
 } AdamW;
@@ -18,15 +21,22 @@ typedef struct {
 // Returns the factors of step t = 1, 2, ...
 static inline AdamW adamw_factors(double lr, double beta1, double beta2, double eps, double decay, double t,
                                   double grad_scale) {
-    float c1 = (float)(1.0 - pow(beta1, t)), c2 = (float)(1.0 - pow(beta2, t));
-    return {(float)lr, (float)beta1, (float)beta2, (float)eps, (float)decay, (float)(1.0 / (double)c1),
-            (float)(1.0 / sqrt((double)c2)), (float)grad_scale};
+    AdamW h;
+    h.lr = (float)lr;
+    h.eps = (float)eps;
+    h.decay = (float)decay;
+    h.gain1 = (float)(1.0 - beta1);
+    h.gain2 = (float)(1.0 - beta2);
+    h.m_scale = (float)(1.0 / (1.0 - pow(beta1, t)));
+    h.root_scale = (float)(1.0 / sqrt(1.0 - pow(beta2, t)));
+    h.grad_scale = (float)grad_scale;
+    return h;
 }
 
 __device__ __forceinline__ float adamw_element(float p, float g, float *m, float *v, const AdamW &h) {
     g *= h.grad_scale;
-    *m = h.beta1 * *m + (1.0f - h.beta1) * g;
-    *v = h.beta2 * *v + (1.0f - h.beta2) * (g * g);
+    *m = *m - h.gain1 * *m + h.gain1 * g;
+    *v = *v - h.gain2 * *v + h.gain2 * (g * g);
     return p - h.lr * (*m * h.m_scale / (sqrtf(*v) * h.root_scale + h.eps) + h.decay * p);
 }
 

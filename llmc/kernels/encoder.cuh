@@ -74,9 +74,18 @@ __device__ __forceinline__ int encoder_collect(int *list, unsigned *rows, int co
     return count + (int)all;
 }
 
+// Adds x to sum and keeps in lost what the addition rounds off, for the next one to give back (Kahan 1965): a token may
+// come ten thousands of times, and one addition after the other would lose a digit and more.
+__device__ __forceinline__ void add_compensated(float *sum, float *lost, float x) {
+    float y = x - *lost, all = *sum + y;
+    *lost = (all - *sum) - y;
+    *sum = all;
+}
+
 // Each block owns the embedding rows r with r % ENCODER_OWNERS == blockIdx.x. It lists the positions of their tokens.
 // Then a thread for each pack of columns goes through the list with the sum in registers, and reads several positions
-// before it adds them in order: no atomics, always the same order, one wait for memory in ENCODER_BATCH positions.
+// before it adds them in order: no atomics, always the same order, one wait for memory in ENCODER_BATCH positions. What
+// additions have lost is forgotten where a row is left or the list is full.
 template <int W>
 __global__ void __launch_bounds__(ENCODER_THREADS)
     encoder_backward_wte_kernel(float *dwte, const floatX *dout, const int *tokens, size_t N, size_t C,
@@ -90,7 +99,7 @@ __global__ void __launch_bounds__(ENCODER_THREADS)
         if (count == 0 || (count <= (int)(ENCODER_LIST - ENCODER_CHUNK) && end < N)) continue;
         for (size_t i = threadIdx.x * W; i < C; i += ENCODER_THREADS * W) {
             unsigned row = rows[0];
-            float sum[W], d[ENCODER_BATCH][W] = {};
+            float sum[W], lost[W] = {}, d[ENCODER_BATCH][W] = {};
             load_floats<W>(sum, dwte + row * C + i);
             for (int k = 0; k < count; k += ENCODER_BATCH) {
                 UNROLL
@@ -103,8 +112,9 @@ __global__ void __launch_bounds__(ENCODER_THREADS)
                         store_floats<W>(dwte + row * C + i, sum);
                         row = rows[k + j];
                         load_floats<W>(sum, dwte + row * C + i);
+                        for (int e = 0; e < W; e++) lost[e] = 0.0f;
                     }
-                    for (int e = 0; e < W; e++) sum[e] += d[j][e];
+                    for (int e = 0; e < W; e++) add_compensated(&sum[e], &lost[e], d[j][e]);
                 }
             }
             store_floats<W>(dwte + row * C + i, sum);
@@ -123,14 +133,14 @@ __global__ void __launch_bounds__(ROW_THREADS)
     if (position >= rows) return;
     Share s = row_share(C / W);
     for (size_t i = s.begin; i < s.end; i += s.step) {
-        float sum[W] = {0.0f}, d[W];
+        float sum[W] = {0.0f}, lost[W] = {0.0f}, d[W];
         for (size_t b = 0; t < T && b < B; b++) {
             load_floats<W>(d, dout + (b * T + t) * C + i * W);
-            for (int k = 0; k < W; k++) sum[k] += d[k];
+            for (int k = 0; k < W; k++) add_compensated(&sum[k], &lost[k], d[k]);
         }
         if (accumulate) {
             load_floats<W>(d, dwpe + position * C + i * W);
-            for (int k = 0; k < W; k++) sum[k] += d[k];
+            for (int k = 0; k < W; k++) add_compensated(&sum[k], &lost[k], d[k]);
         }
         store_floats<W>(dwpe + position * C + i * W, sum);
     }

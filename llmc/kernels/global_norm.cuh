@@ -34,21 +34,21 @@ __device__ __forceinline__ double norm_share(const float *g, Share s) {
     return sum_of<NORM_WIDTH>(sums);
 }
 
-// First stage: blockIdx.y is the piece, of which a chunk is a row; scratch is [count, max_chunks].
+// First stage: blockIdx.x is the piece, of which a chunk is a row; scratch is [count, max_chunks].
 __global__ void __launch_bounds__(ROW_THREADS)
     global_norm_kernel(double *scratch, const float *grads, const Piece *pieces, size_t max_chunks) {
-    size_t size = pieces[blockIdx.y].hi - pieces[blockIdx.y].lo;
-    size_t chunk = block_row();
+    size_t size = pieces[blockIdx.x].hi - pieces[blockIdx.x].lo;
+    size_t chunk = (size_t)blockIdx.y * BLOCK_ROWS + threadIdx.x / ROW_LANES;
     if (chunk >= norm_chunk_count(size)) return;
     size_t elements = norm_chunk_elements(size), first = chunk * elements;
     size_t count = size - first < elements ? size - first : elements;
-    const float *g = grads + pieces[blockIdx.y].lo + first;
+    const float *g = grads + pieces[blockIdx.x].lo + first;
     Share s = row_share(count / NORM_WIDTH);
     double sum = (uintptr_t)g % 16 == 0 ? norm_share<true>(g, s) : norm_share<false>(g, s);
     if (row_lane() == 0)
         for (size_t i = count - count % NORM_WIDTH; i < count; i++) sum += (double)g[i] * (double)g[i];
     sum = row_sum(sum);
-    if (row_lane() == 0) scratch[blockIdx.y * max_chunks + chunk] = sum;
+    if (row_lane() == 0) scratch[blockIdx.x * max_chunks + chunk] = sum;
 }
 
 // Second stage: a warp per piece adds its chunks.
@@ -75,7 +75,7 @@ static inline void global_norm_squared(double *out, double *scratch, const float
     if (count == 0) return;
     size_t max_chunks = norm_chunk_count(max_size);
     kernel_cost(KERNEL_NONE, n, sizeof(float), 2);  // a cluster's optimizer_bytes have it in
-    dim3 grid(row_blocks(max_chunks), (unsigned)count);
+    dim3 grid((unsigned)count, row_blocks(max_chunks));
     LAUNCH(global_norm_kernel, grid, ROW_THREADS, stream)(scratch, grads, pieces, max_chunks);
     LAUNCH(global_norm_sum_kernel, (unsigned)count, 32, stream)(out, scratch, pieces, max_chunks);
 }

@@ -19,8 +19,7 @@ __global__ void __launch_bounds__(ROPE_THREADS)
     unsigned packs = D / 2 / W, i = blockIdx.x * ROPE_THREADS + threadIdx.x;
     if (i >= heads * packs) return;
     unsigned c = i % packs * W;
-    size_t first = (size_t)blockIdx.y * ROPE_ROWS, end = first + ROPE_ROWS < N ? first + ROPE_ROWS : N;
-    for (size_t n = first; n < end; n++) {
+    for (size_t n = blockIdx.y; n < N; n += gridDim.y) {
         floatX *pair = x + n * stride + i / packs * HS + c;
         float a[W], b[W], turn[2 * W];
         load_floats<W>(a, pair);
@@ -43,8 +42,7 @@ static inline void rope(floatX *x, const float *table, size_t N, size_t T, size_
     kernel_cost(KERNEL_ELEMENTWISE, N * heads * D, 2 * sizeof(floatX), 3);
     bool whole = HS % x128::size == 0 && stride % x128::size == 0;
     by_packs(whole ? D / 2 : 1, [&](auto W) {
-        dim3 grid((unsigned)CEIL_DIV(heads * (D / 2 / W), (size_t)ROPE_THREADS),
-                  (unsigned)CEIL_DIV(N, (size_t)ROPE_ROWS));
+        dim3 grid((unsigned)CEIL_DIV(heads * (D / 2 / W), (size_t)ROPE_THREADS), row_strides(N, ROPE_ROWS));
         LAUNCH(rope_kernel<W>, grid, ROPE_THREADS, stream)
         (x, table, N, T, (unsigned)heads, (unsigned)HS, (unsigned)D, stride, sign);
     });

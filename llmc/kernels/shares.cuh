@@ -1,7 +1,7 @@
 // shares.cuh: the division of arrays and rows among threads, and sums over a row's threads.
 //
 // defines: Piece, Share, share_of, ROW_LANES, LONG_ROW_THREADS, BLOCK_ROWS, ROW_THREADS, row_blocks, block_row,
-//          row_lane, row_share, row_sum, lanes_before, element_share, element_blocks
+//          row_lane, row_share, row_sum, lanes_before, row_strides, element_share, element_blocks
 #ifndef LLMC_SHARES_CUH
 #define LLMC_SHARES_CUH
 
@@ -68,6 +68,13 @@ __device__ __forceinline__ T lanes_before(T x) {
         if (threadIdx.x % 32 >= delta) sum += other;
     }
     return sum - x;
+}
+
+// Returns how many blocks along y take about `each` of the rows y, y + blocks, y + 2 blocks, ...: a grid has 65535 at
+// most along y, and rows grow with the tokens.
+static inline unsigned row_strides(size_t rows, size_t each) {
+    size_t blocks = CEIL_DIV(rows, each);
+    return blocks < 65535 ? (unsigned)blocks : 65535;
 }
 
 static constexpr size_t ELEMENT_CHUNK = 4096;  // of a block of ELEMENT_THREADS

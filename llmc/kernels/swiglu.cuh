@@ -16,9 +16,8 @@ template <int W, bool BACKWARD>
 __global__ void __launch_bounds__(SWIGLU_THREADS)
     swiglu_kernel(floatX *out, const floatX *dout, const floatX *inp, size_t N, size_t F) {
     size_t c = ((size_t)blockIdx.x * SWIGLU_THREADS + threadIdx.x) * W;
-    size_t first = (size_t)blockIdx.y * SWIGLU_ROWS, end = first + SWIGLU_ROWS < N ? first + SWIGLU_ROWS : N;
     if (c >= F) return;
-    for (size_t n = first; n < end; n++) {
+    for (size_t n = blockIdx.y; n < N; n += gridDim.y) {
         float gate[W], up[W];
         [[maybe_unused]] float d[W];
         load_floats<W>(gate, inp + n * 2 * F + c);
@@ -41,7 +40,7 @@ static inline void swiglu_launch(floatX *out, const floatX *dout, const floatX *
                                  cudaStream_t stream) {
     kernel_cost(KERNEL_EXPONENTIAL, N * F, (BACKWARD ? 5 : 3) * sizeof(floatX), BACKWARD ? 12 : 5);
     by_packs(F, [&](auto W) {
-        dim3 grid((unsigned)CEIL_DIV(F, (size_t)SWIGLU_THREADS * W), (unsigned)CEIL_DIV(N, (size_t)SWIGLU_ROWS));
+        dim3 grid((unsigned)CEIL_DIV(F, (size_t)SWIGLU_THREADS * W), row_strides(N, SWIGLU_ROWS));
         LAUNCH((swiglu_kernel<W, BACKWARD>), grid, SWIGLU_THREADS, stream)(out, dout, inp, N, F);
     });
 }

@@ -131,6 +131,7 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, const Less
     if (o->init && !checkpoint_check(o->init, &m->config, 1, 0, 1, NULL, err)) return false;
     m->progress = {};
     m->progress.opt = *o, m->progress.bf16 = sizeof(floatX) == 2;
+    progress_lesson(&m->progress, &lesson->options);
     if (o->resume && !progress_resume(&m->progress, o->resume, err)) return false;
     m->B = o->micro_batch;
     m->T = o->seq / o->context;

@@ -1,7 +1,7 @@
 // state.cuh: what training changes, on the device: weights, gradients, and the optimizer's moments and master weights.
 // How they are initialised, loaded, saved and stepped; all of it by walking the parameter table.
 //
-// defines: State, state_create, state_own, state_layout, state_start, state_save, state_download
+// defines: State, state_create, state_own, state_layout, state_initialise, state_start, state_save, state_download
 #ifndef LLMC_STATE_CUH
 #define LLMC_STATE_CUH
 
@@ -64,17 +64,25 @@ static inline float *state_moments(const State *state, int kind) {
     return kind == STATE_M ? state->m : kind == STATE_V ? state->v : state->master;
 }
 
+// Calls each(i) for i < count, with all cores if they are many.
+template <class Each> static inline void state_each(size_t count, Each each) {
+#ifdef _OPENMP
+#pragma omp parallel for if (count > 65536)
+#endif
+    for (size_t i = 0; i < count; i++) each(i);
+}
+
 // Copies `count` elements of a device buffer to host floats, or back. Synchronous.
 template <typename T> static inline void state_download(float *host, const T *device, size_t count) {
     T *copy = (T *)host_alloc(count, sizeof(T));
     CUDA_CHECK(cudaMemcpy(copy, device, count * sizeof(T), cudaMemcpyDeviceToHost));
-    for (size_t i = 0; i < count; i++) host[i] = to_float(copy[i]);
+    state_each(count, [&](size_t i) { host[i] = to_float(copy[i]); });
     free(copy);
 }
 
 template <typename T> static inline void state_upload(T *device, const float *host, size_t count) {
     T *copy = (T *)host_alloc(count, sizeof(T));
-    for (size_t i = 0; i < count; i++) copy[i] = from_float<T>(host[i]);
+    state_each(count, [&](size_t i) { copy[i] = from_float<T>(host[i]); });
     CUDA_CHECK(cudaMemcpy(device, copy, count * sizeof(T), cudaMemcpyHostToDevice));
     free(copy);
 }
@@ -86,12 +94,34 @@ static inline void state_random(const GPTConfig *config, const Tensor *x, float 
     double stddev = config_spec(config)->stddev;
     if (x->spec->init == INIT_RESIDUAL) stddev /= sqrt(2.0 * (double)config->L);
     Run run;
-    memset(host, 0, (hi - lo) * sizeof(float));
+    state_each(hi - lo, [&](size_t i) { host[i] = 0.0f; });
     for (size_t i = 0; tensor_run(x, i, lo, hi, &run); i++) {
         float *out = host + (run.local - lo);
         for (size_t j = 0; j < run.count && x->spec->init == INIT_ONE; j++) out[j] = 1.0f;
         if (x->spec->init == INIT_NORMAL || x->spec->init == INIT_RESIDUAL)
             random_normal_fill(out, seed, x->id, run.global, run.count, stddev);
+    }
+}
+
+// Makes the initial weights, and their master copies before they are rounded. Each is made once, with all cores: a
+// billion takes a core a minute.
+static inline void state_initialise(State *state, float *host, uint64_t seed) {
+    const ParamTable *table = state->table;
+    for (size_t i = 0, next = 0; i < table->count; i++) {
+        const Tensor *x = &table->tensors[i];
+        if (!state->sharded) {  // every data rank has the weights of all
+            state_random(&table->config, x, host, 0, x->size, seed);
+            state_upload(state->params + x->offset, host, x->size);
+        }
+        for (; next < state->piece_count && state->host_pieces[next].tensor == i; next++) {
+            Piece piece = state->host_pieces[next];
+            size_t n = piece.hi - piece.lo;
+            if (state->sharded) {
+                state_random(&table->config, x, host, piece.first, piece.first + n, seed);
+                state_upload(state->params + piece.lo, host, n);
+            }
+            if (state->master) state_upload(state->master + piece.at, host + (state->sharded ? 0 : piece.first), n);
+        }
     }
 }
 
@@ -108,18 +138,18 @@ static inline bool state_start(State *state, const char *dir, bool optimizer, ui
     CUDA_CHECK(cudaMemset(state->grads, 0, state_held(state) * sizeof(float)));
     CUDA_CHECK(cudaMemset(state->m, 0, state->owned * sizeof(float)));
     CUDA_CHECK(cudaMemset(state->v, 0, state->owned * sizeof(float)));
-    for (int kind = STATE_WEIGHTS; kind < state_kinds(state) && ok; kind++) {
+    if (!dir) state_initialise(state, host, seed);
+    for (int kind = STATE_WEIGHTS; dir && kind < state_kinds(state) && ok; kind++) {
         bool all = kind == STATE_WEIGHTS && !state->sharded;  // every data rank has the weights of all
         StateKind of = optimizer ? (StateKind)kind : STATE_WEIGHTS;
         SafeTensors st = {};
         if (!optimizer && (kind == STATE_M || kind == STATE_V)) continue;
-        ok = !dir || state_open(&st, dir, of, O_RDONLY, err);
+        ok = state_open(&st, dir, of, O_RDONLY, err);
         for (size_t i = 0; i < (all ? table->count : state->piece_count) && ok; i++) {
             const Tensor *x = &table->tensors[all ? i : state->host_pieces[i].tensor];
             Piece piece = all ? Piece{x->offset, x->offset + x->size, 0, i, 0, false, 0} : state->host_pieces[i];
             size_t n = piece.hi - piece.lo;
-            if (dir) ok = slices_read(&st, x, of, host, piece.first, piece.first + n, err);
-            else state_random(&table->config, x, host, piece.first, piece.first + n, seed);
+            ok = slices_read(&st, x, of, host, piece.first, piece.first + n, err);
             if (kind == STATE_WEIGHTS) state_upload(state->params + piece.lo, host, n);
             else state_upload(state_moments(state, kind) + piece.at, host, n);
         }
