@@ -4,6 +4,29 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+// A folder that can have no other name, as one in a lower layer of overlayfs; NULL: none. The headers below rename with
+// these two.
+static const char *fixed_folder;
+
+static int rename_unless_fixed(const char *from, const char *to) {
+    if (!fixed_folder || strcmp(from, fixed_folder) != 0) return (rename)(from, to);
+    errno = EXDEV;
+    return -1;
+}
+
+static long exchange_unless_fixed(long number, int a, const char *from, int b, const char *to, unsigned flags) {
+    if (!fixed_folder || strcmp(to, fixed_folder) != 0) return (syscall)(number, a, from, b, to, flags);
+    errno = EXDEV;
+    return -1;
+}
+
+#define rename(from, to) rename_unless_fixed(from, to)
+#define syscall(number, a, from, b, to, flags) exchange_unless_fixed(number, a, from, b, to, flags)
 #include "llmc/host/checkpoint_list.h"
 
 #include <sched.h>
@@ -1168,6 +1191,66 @@ static void test_full_disk(void) {
     check(&checks, status == 0, "full disk while saving: one sentence, previous checkpoint intact (%d)", status >> 8);
 }
 
+// A folder whose name is taken by one that cannot be renamed: ours goes, anything else stays, and so does the new one.
+static void test_fixed(void) {
+    Error err = {""};
+    TrainerState state;
+    const char *out = in_root("fixed"), *named = in(out, "step-00000004");
+    bool ok = save_one(out, 4, &TINY, &err);
+    fixed_folder = named;
+    ok = ok && save(out, 4, &TINY, &ONE, true, &err) && count_entries(out) == 1 &&
+         checkpoint_is_complete(named, &TINY, 4, &err);
+    check(&checks, ok, "a checkpoint that cannot be renamed is replaced %s", err.text);
+    ok = save_one(out, 5, &TINY, &err);
+    checkpoint_prune(out, 1, 5);
+    check(&checks, ok && count_entries(out) == 1, "or pruned");
+    out = in_root("held"), named = fixed_folder = in(out, "step-00000006");
+    ok = folder_make(named, &err);
+    write_text(in(named, "notes"), "mine");
+    ok = ok && !save_one(out, 6, &TINY, &err) && says(&err, "the checkpoint is whole, and stays in ");
+    check(&checks, ok && is_mine(in(named, "notes")) && count_entries(out) == 2,
+          "somebody's folder stays, and so does the checkpoint that should have its name -> %s", err.text);
+    char stays[PATH_MAX];
+    snprintf(stays, sizeof stays, "%s", strstr(err.text, "stays in ") + strlen("stays in "));
+    ok = ok && checkpoint_claim(out, true, &lock, &err) && trainer_state_read(stays, &state, &err) && state.step == 6;
+    check(&checks, ok && checkpoint_verify(stays, &err), "also when the next run clears the folder up %s", err.text);
+    fixed_folder = NULL;
+    ok = ok && unlink(in(named, "notes")) == 0 && checkpoint_claim(out, true, &lock, &err);
+    check(&checks, ok && latest_is(out, "step-00000006") && count_entries(out) == 1,
+          "which gives it its name once this is free");
+}
+
+// The same on overlayfs itself: in a container that was made from an image with a run in it.
+static int overlay(const char *lower) {
+    Error err = {""};
+    const char *upper = in(lower, "../upper"), *work = in(lower, "../work"), *mounted = in(lower, "../mounted");
+    char options[PATH_MAX];
+    snprintf(options, sizeof options, "lowerdir=%s,upperdir=%s,workdir=%s", lower, upper, work);
+    if (mkdir(upper, 0777) != 0 || mkdir(work, 0777) != 0 || mkdir(mounted, 0777) != 0) return 1;
+    if (unshare(CLONE_NEWNS) != 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+        mount("overlay", mounted, "overlay", 0, options) != 0) return 77;
+    if ((rename)(in(mounted, "step-00000004"), in(mounted, "other")) == 0) return 77;  // mounted with redirect_dir
+    if (!save(mounted, 4, &TINY, &ONE, true, &err)) return fprintf(stderr, "%s\n", err.text), 2;
+    if (count_entries(mounted) != 2 || !latest_is(mounted, "step-00000004")) return 3;
+    if (!checkpoint_is_complete(in(mounted, "step-00000004"), &TINY, 4, &err)) return 4;
+    checkpoint_prune(mounted, 1, 4);
+    return count_entries(mounted) == 1 ? 0 : 5;
+}
+
+static void test_overlay(void) {
+    Error err = {""};
+    int status = 0;
+    const char *lower = in_root("lower");
+    bool ok = save_one(lower, 2, &TINY, &err) && save_one(lower, 4, &TINY, &err);
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) _exit(overlay(lower));
+    waitpid(child, &status, 0);
+    if (status >> 8 == 77) printf("     no right to mount overlayfs: only its error was tested\n");
+    else check(&checks, ok && status == 0, "in a lower layer of overlayfs it is replaced and pruned, too (%d)",
+               status >> 8);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 
 int main(void) {
@@ -1194,6 +1277,8 @@ int main(void) {
     test_shares();
     test_kill();
     test_full_disk();
+    test_fixed();
+    test_overlay();
     remove_tree(root);
     return check_summary(&checks);
 }

@@ -3,16 +3,16 @@
 // (optimizer.safetensors) and where training stands (trainer.json). Every rank reads and writes its own
 // slices at their offsets.
 //
-// Saving has phases; the trainer puts a barrier between them and, where a phase fails on any rank, calls
+// Saving has phases; the trainer puts a barrier between them and, where one of the first two fails on any rank, calls
 // checkpoint_remove on rank 0:
 //   rank 0      checkpoint_create    OUT/tmp-00000100-HOST-PID with files of full size: a full disk is met here
 //   every rank  slices_write         its slices, then a sync to the disk
 //   all ranks   add up their Checksums, on rank 0
-//   rank 0      checkpoint_commit    trainer.json, sync, rename to OUT/step-00000100
+//   rank 0      checkpoint_commit    trainer.json, sync, rename to OUT/step-00000100; what cannot be renamed stays
 //   rank 0      checkpoint_prune     old ones go (checkpoint_list.h)
 // A gradient dump has the same phases: slices_create of PATH.unfinished, slices_write, rename to PATH.
 //
-// defines: checkpoint_create, checkpoint_commit, checkpoint_remove, checkpoint_is_ours,
+// defines: checkpoint_create, checkpoint_give_name, checkpoint_commit, checkpoint_remove, checkpoint_is_ours,
 //          checkpoint_check, checkpoint_sum, checkpoint_matches
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
@@ -109,14 +109,26 @@ static inline const char *checkpoint_sum_name(char name[STATE_NAME_SIZE], const 
     return state_name(name, &x, (StateKind)((i - 1) / sums->tensors));
 }
 
-// Rank 0, after all have written: completes the folder and gives it its name OUT/step-<step>. A checkpoint of the same
-// step that is already there is replaced; anything else of that name is not ours, and now has the temporary name.
-static inline bool checkpoint_commit(const char *out_dir, const char *tmp_path, const TrainerState *state,
-                                     Checksums *sums, char final_path[PATH_MAX], Error *err) {
+// Gives a complete checkpoint in tmp_path its name. A checkpoint of the same step that has the name is replaced;
+// anything else is not ours, and now has the temporary name. False with a sentence: the checkpoint stays in tmp_path.
+static inline bool checkpoint_give_name(const char *tmp_path, const char *final_path, size_t step, Error *err) {
+    Error why;
+    bool named = folder_replace(tmp_path, final_path, &why);
+    if (!named && errno == EXDEV && checkpoint_is_ours(final_path, step)) {
+        // The old one can have no other name, but it can go. If we are killed here, the next run gives ours the name.
+        checkpoint_remove(final_path);
+        named = rename(tmp_path, final_path) == 0;
+    }
+    if (!named) return error_set(err, "%s; the checkpoint is whole, and stays in %s", why.text, tmp_path);
+    if (checkpoint_is_ours(tmp_path, step)) checkpoint_remove(tmp_path);  // the one that had the name
+    return true;
+}
+
+// Writes trainer.json, which completes a checkpoint, and waits until all of the folder is on the disk.
+static inline bool checkpoint_complete(const char *tmp_path, const TrainerState *state, Checksums *sums, Error *err) {
     char path[PATH_MAX], name[STATE_NAME_SIZE], *text;
     size_t bytes;
-    if (!path_print(final_path, err, "%s/step-%08zu", out_dir, state->step) ||
-        !path_print(path, err, "%s/trainer.json", tmp_path)) return false;
+    if (!path_print(path, err, "%s/trainer.json", tmp_path)) return false;
     sums->sums[0] = checkpoint_state_sum(&sums->config, state);
     FILE *out = open_memstream(&text, &bytes);
     trainer_state_print(out, state);
@@ -127,9 +139,17 @@ static inline bool checkpoint_commit(const char *out_dir, const char *tmp_path, 
     fclose(out);
     bool written = file_write_text(path, text, err);
     free(text);
-    if (!written || !folder_sync(tmp_path, err) || !folder_replace(tmp_path, final_path, err)) return false;
-    if (checkpoint_is_ours(tmp_path, state->step)) checkpoint_remove(tmp_path);  // the one that had the name
-    return folder_sync(out_dir, err);
+    return written && folder_sync(tmp_path, err);
+}
+
+// Rank 0, after all have written: completes the folder and gives it its name OUT/step-<step>. A folder that cannot be
+// completed goes.
+static inline bool checkpoint_commit(const char *out_dir, const char *tmp_path, const TrainerState *state,
+                                     Checksums *sums, char final_path[PATH_MAX], Error *err) {
+    bool whole = path_print(final_path, err, "%s/step-%08zu", out_dir, state->step) &&
+                 checkpoint_complete(tmp_path, state, sums, err);
+    if (!whole) checkpoint_remove(tmp_path);
+    return whole && checkpoint_give_name(tmp_path, final_path, state->step, err) && folder_sync(out_dir, err);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

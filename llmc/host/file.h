@@ -141,6 +141,7 @@ static inline bool folder_sync(const char *dir, Error *err) {
 }
 
 // Gives the folder `from` the name `to`. What has it already, whatever it is, gets the name `from` in the same step.
+// False with a sentence and errno; EXDEV: what has the name lies in a lower layer of overlayfs, and can have no other.
 static inline bool folder_replace(const char *from, const char *to, Error *err) {
     if (rename(from, to) == 0) return true;  // there was nothing, or an empty folder
     bool taken = errno == ENOTEMPTY || errno == EEXIST || errno == ENOTDIR;
@@ -158,7 +159,10 @@ static inline bool folder_replace(const char *from, const char *to, Error *err) 
         }
         errno = reason;
     }
-    return error_set(err, "cannot rename %s to %s: %s", from, to, strerror(errno));
+    int reason = errno;
+    error_set(err, "cannot rename %s to %s: %s", from, to, strerror(reason));
+    errno = reason;
+    return false;
 }
 
 // Locks a file until this process closes any descriptor of it. Returns 1, 0 with a sentence if another process has

@@ -129,7 +129,7 @@ static inline void trainer_save(Trainer *m) {
     bool written = job_first_failure(&m->job, ok) == m->job.size;
     MPI_Reduce(first ? MPI_IN_PLACE : sums.sums, sums.sums, (int)sums.count, MPI_UINT64_T, MPI_SUM, 0, MPI_COMM_WORLD);
     if (first && written) ok = checkpoint_commit(m->opt.out, tmp, &m->progress, &sums, path, &err);
-    if (first && !(written && ok)) checkpoint_remove(tmp);
+    if (first && !written) checkpoint_remove(tmp);
     job_agree(&m->job, ok, &err, 1);
     free(sums.sums);
     m->saved_step = m->progress.step;
