@@ -122,7 +122,9 @@ static const HeaderCase HEADERS[] = {
     {"negative size", ONE_TENSOR("[-2]", "[0,8]"), 8, "absurd shape"},
     {"a size that is text", ONE_TENSOR("[\"2\"]", "[0,8]"), 8, "absurd shape"},
     {"nine dimensions", ONE_TENSOR("[1,1,1,1,1,1,1,1,2]", "[0,8]"), 8, NULL},
-    {"unknown dtype", "{\"x\":{\"dtype\":\"Q4\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "unknown dtype"},
+    {"a dtype of later files", "{\"x\":{\"dtype\":\"F4\",\"shape\":[2],\"data_offsets\":[0,1]}," TENSOR("y", "[2]", "[1,9]") "}",
+     9, NULL},
+    {"a dtype of later files with a hole", "{\"x\":{\"dtype\":\"F4\",\"shape\":[2],\"data_offsets\":[1,2]}}", 2, "hole"},
     {"no dtype", "{\"x\":{\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "lacks a dtype"},
     {"a tensor that is a number", "{\"x\":1}", 8, "lacks a dtype"},
     {"a name with an escape sequence", "{\"\\u001b[2J\":1}", 8, "tensor ?[2J lacks a dtype"},
@@ -528,26 +530,70 @@ static void rewrite_header(const char *from_dir, const char *to_dir, const char 
     free(file);
 }
 
+// What else a file of weights may hold, and what not: each with the bytes of its tensor behind the others.
+typedef struct {
+    const char *what, *name, *dtype, *shape;
+    size_t bytes;
+    char fill;         // all bytes; 'e': the embedding's
+    const char *says;  // NULL: the file is read
+} ExtraCase;
+
+static const ExtraCase EXTRAS[] = {
+    {"a mask", "transformer.h.0.attn.bias", "BOOL", "[1,1,10,10]", 100, 1, NULL},
+    {"a mask of F32", "h.0.attn.bias", "F32", "[1,1,10,10]", 400, 1, NULL},
+    {"a scalar for masked scores", "transformer.h.0.attn.masked_bias", "F32", "[]", 4, 1, NULL},
+    {"the angles of RoPE", "model.layers.0.self_attn.rotary_emb.inv_freq", "F32", "[4]", 16, 1, NULL},
+    {"a head that is the embedding", "lm_head.weight", "F32", "[257,24]", 24672, 'e', NULL},
+    {"a head of its own", "lm_head.weight", "F32", "[257,24]", 24672, 1, "lm_head.weight differs from wte.weight"},
+    {"a head of another size", "lm_head.weight", "F32", "[256,24]", 24576, 1, "lm_head.weight differs from wte.weight"},
+    {"a head of F8", "lm_head.weight", "F8_E8M0", "[257,24]", 6168, 1, "lm_head.weight differs from wte.weight"},
+    {"a bias that GPT-2 lacks", "h.0.attn.q_norm.weight", "F32", "[24]", 96, 1, "has a tensor h.0.attn.q_norm.weight"},
+    {"a tensor of one layer more", "h.7.ln_1.weight", "F32", "[24]", 96, 1, "has a tensor h.7.ln_1.weight"},
+    {"a weight twice", "transformer.wpe.weight", "F32", "[10,24]", 960, 1, "has a tensor transformer.wpe.weight"},
+    {"a head for classes", "score.weight", "F6_E2M3", "[2,24]", 36, 1, "has a tensor score.weight"},
+    {"a bias that only ends like a mask", "h.0.self_attn.bias", "F32", "[24]", 96, 1, "h.0.self_attn.bias"},
+};
+
+static void test_extra(void) {
+    Error err;
+    const char *dir = in_root("extra"), *whole = in_root("whole/step-00000100");
+    size_t data = 4 * count_parameters(&SMALL);
+    ParamTable table = table_make(&SMALL, shard_whole(&SMALL));
+    float *embedding = make_values(&table, STATE_WEIGHTS, false, 0.0f);
+    mkdir(dir, 0777);
+    for (size_t i = 0; i < sizeof EXTRAS / sizeof EXTRAS[0]; i++) {
+        const ExtraCase *c = &EXTRAS[i];
+        char extra[256];
+        snprintf(extra, sizeof extra, "\"%s\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%zu,%zu]}", c->name,
+                 c->dtype, c->shape, data, data + c->bytes);
+        rewrite_header(whole, dir, "\"h.8.", "\"h.8.", extra, c->bytes);
+        size_t bytes;
+        const char *path = in(dir, "model.safetensors");
+        char *file = read_file(path, &bytes);
+        memset(file + bytes - c->bytes, c->fill, c->bytes);
+        if (c->fill == 'e') memcpy(file + bytes - c->bytes, embedding, c->bytes);
+        write_file(path, file, bytes);
+        free(file);
+        bool read = checkpoint_is_complete(dir, &SMALL, 1, &err);
+        check(&checks, read == !c->says && (read || says(&err, c->says)), "beside the weights: %s%s%s", c->what,
+              read ? "" : " -> ", read ? "" : err.text);
+    }
+    free(embedding);
+    table_free(&table);
+}
+
 static void test_foreign(void) {
     Error err;
     const char *dir = in_root("foreign"), *whole = in_root("whole/step-00000100");
     mkdir(dir, 0777);
-    ParamTable table = table_make(&SMALL, shard_whole(&SMALL));
-    size_t data = 0;
-    for (size_t i = 0; i < table.count; i++) data += table.tensors[i].rows * table.tensors[i].cols * 4;
-    table_free(&table);
-    char extra[512];
-    snprintf(
-        extra, sizeof extra,
-        "\"lm_head.weight\":{\"dtype\":\"F32\",\"shape\":[257,24],\"data_offsets\":[%zu,%zu]},"
-        "\"transformer.h.0.attn.bias\":{\"dtype\":\"BOOL\",\"shape\":[1,1,10,10],\"data_offsets\":[%zu,%zu]},"
-        "\"transformer.h.0.attn.masked_bias\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[%zu,%zu]}",
-        data, data + 24672, data + 24672, data + 24772, data + 24772, data + 24776);
-    rewrite_header(whole, dir, "\"h.", "\"transformer.h.", extra, 24776);
+    rewrite_header(whole, dir, "\"h.", "\"transformer.h.", "", 0);
     bool ok = checkpoint_is_complete(dir, &SMALL, 1, &err);
     if (!ok) printf("     %s\n", err.text);
     ok = ok && each_rank(&SMALL, &ONE, false, dir, job_read_weights, &err);
-    check(&checks, ok, "names with the prefix \"transformer.\", extra lm_head.weight and buffers");
+    check(&checks, ok, "names with the prefix \"transformer.\"");
+    rewrite_header(whole, dir, "\"wte.weight", "\"lm_head.weight", "", 0);
+    ok = checkpoint_is_complete(dir, &SMALL, 1, &err) && each_rank(&SMALL, &ONE, false, dir, job_read_weights, &err);
+    check(&checks, ok, "a tied embedding by the name of the head %s", ok ? "" : err.text);
     static const struct { const char *what, *from, *to, *says;
     } wrong[] = {
         {"a tensor is missing", "\"ln_f.bias\"", "\"ln_g.bias\"", "has no tensor ln_f.bias"},
@@ -556,8 +602,10 @@ static void test_foreign(void) {
          "has shape [1728] instead of [24,72]"},
         {"integers", "\"F32\",\"shape\":[10,24]", "\"I32\",\"shape\":[10,24]",
          "tensor wpe.weight is I32"},
+        {"a type of later files", "\"F32\",\"shape\":[10,24]", "\"F4\",\"shape\":[10,24]",
+         "tensor wpe.weight is of an unknown dtype"},
     };
-    for (int i = 0; i < 4; i++) {
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         rewrite_header(whole, dir, wrong[i].from, wrong[i].to, "", 0);
         ok = !checkpoint_is_complete(dir, &SMALL, 1, &err) && says(&err, wrong[i].says);
         check(&checks, ok, "weights: %s", wrong[i].what);
@@ -1263,6 +1311,7 @@ int main(void) {
     test_types();
     test_layouts();
     test_foreign();
+    test_extra();
     test_split();
     test_config();
     test_state();

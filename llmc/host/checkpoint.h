@@ -155,8 +155,9 @@ static inline bool checkpoint_commit(const char *out_dir, const char *tmp_path, 
 // ---------------------------------------------------------------------------------------------------------------------
 // Loading
 
-// Looks at every tensor of the first `kinds` kinds of state: is it there, with the right shape and type? Adds up one
-// share of all their checksums. Without sums it reads the headers alone, so it comes before any allocation.
+// Looks at every tensor of the first `kinds` kinds of state: is it there, with the right shape and type, and are there
+// no weights beside them? Adds up one share of all their checksums. Without sums it reads the headers alone, but for a
+// head beside the embedding that it is tied to, so it comes before any allocation.
 static inline bool checkpoint_check(const char *dir, const GPTConfig *config, size_t kinds, size_t share, size_t shares,
                                     Checksums *sums, Error *err) {
     size_t piece = 0, tensors = count_tensors(config);
@@ -164,11 +165,15 @@ static inline bool checkpoint_check(const char *dir, const GPTConfig *config, si
     for (size_t k = 0; k < kinds && ok; k++) {
         SafeTensors st;
         if (!state_open(&st, dir, (StateKind)k, O_RDONLY, err)) return false;
+        bool *used = (bool *)host_alloc(st.count, sizeof(bool));
         for (size_t id = 0; id < tensors && ok; id++) {
             Tensor x = tensor_describe(config, id, 1, 0);
             const STEntry *entry = slices_find(&st, &x, (StateKind)k, err);
             ok = entry && (!sums || st_sum(&st, entry, share, shares, &piece, &sums->sums[1 + k * tensors + id], err));
+            if (ok) used[entry - st.entries] = true;
         }
+        ok = ok && (k != STATE_WEIGHTS || slices_check_rest(&st, used, config, err));
+        free(used);
         st_close(&st);
     }
     return ok;
