@@ -684,6 +684,26 @@ static void test_split(void) {
 
 #define SIZES "\"n_layer\":2,\"n_head\":4,\"n_embd\":32,\"n_positions\":24,\"vocab_size\":61"
 #define GPT2(members) "{\"model_type\":\"gpt2\"," members "}"
+#define GPT2_DEFAULTS \
+    "\"_name_or_path\":\"\",\"activation_function\":\"gelu_new\",\"add_cross_attention\":false,\"architectures\":null," \
+    "\"attn_pdrop\":0.1,\"bad_words_ids\":null,\"begin_suppress_tokens\":null,\"bos_token_id\":50256," \
+    "\"chunk_size_feed_forward\":0,\"cross_attention_hidden_size\":null,\"decoder_start_token_id\":null," \
+    "\"diversity_penalty\":0.0,\"do_sample\":false,\"dtype\":null,\"early_stopping\":false,\"embd_pdrop\":0.1," \
+    "\"encoder_no_repeat_ngram_size\":0,\"eos_token_id\":50256,\"exponential_decay_length_penalty\":null," \
+    "\"finetuning_task\":null,\"forced_bos_token_id\":null,\"forced_eos_token_id\":null,\"id2label\":{\"0\":\"A\"}," \
+    "\"initializer_range\":0.02,\"is_decoder\":false,\"is_encoder_decoder\":false,\"label2id\":{\"A\":0}," \
+    "\"layer_norm_epsilon\":1e-05,\"length_penalty\":1.0,\"max_length\":20,\"min_length\":0,\"n_inner\":null," \
+    "\"no_repeat_ngram_size\":0,\"num_beam_groups\":1,\"num_beams\":1,\"num_return_sequences\":1," \
+    "\"output_attentions\":false,\"output_hidden_states\":false,\"output_scores\":false,\"pad_token_id\":null," \
+    "\"prefix\":null,\"problem_type\":null,\"pruned_heads\":{},\"remove_invalid_values\":false," \
+    "\"reorder_and_upcast_attn\":false,\"repetition_penalty\":1.0,\"resid_pdrop\":0.1,\"return_dict\":true," \
+    "\"return_dict_in_generate\":false,\"scale_attn_by_inverse_layer_idx\":false,\"scale_attn_weights\":true," \
+    "\"sep_token_id\":null,\"summary_activation\":null,\"summary_first_dropout\":0.1," \
+    "\"summary_proj_to_labels\":true,\"summary_type\":\"cls_index\",\"summary_use_proj\":true," \
+    "\"suppress_tokens\":null,\"task_specific_params\":{\"text-generation\":{\"max_length\":50}}," \
+    "\"temperature\":1.0,\"tf_legacy_loss\":false,\"tie_encoder_decoder\":false,\"tie_word_embeddings\":true," \
+    "\"tokenizer_class\":null,\"top_k\":50,\"top_p\":1.0,\"torchscript\":false," \
+    "\"transformers_version\":\"4.57.6\",\"typical_p\":1.0,\"use_bfloat16\":false,\"use_cache\":true"
 static void test_config(void) {
     static const struct { const char *what, *text, *says;
     } cases[] = {
@@ -693,6 +713,20 @@ static void test_config(void) {
                     "\"tie_word_embeddings\":true,\"scale_attn_weights\":true,"
                     "\"scale_attn_by_inverse_layer_idx\":false,\"reorder_and_upcast_attn\":false,\"attn_pdrop\":0.1"),
          NULL},
+        {"newer names that agree",
+         GPT2(SIZES ",\"hidden_size\":32,\"num_hidden_layers\":2,\"num_attention_heads\":4,"
+                    "\"max_position_embeddings\":24,\"n_ctx\":24,\"n_inner\":null"), NULL},
+        {"all that transformers 5.24 and 4.57 write", GPT2(SIZES "," GPT2_DEFAULTS), NULL},
+        {"two widths", GPT2(SIZES ",\"hidden_size\":64"), "\"n_embd\" and \"hidden_size\" disagree"},
+        {"two depths", GPT2(SIZES ",\"num_hidden_layers\":3"), "\"n_layer\" and \"num_hidden_layers\" disagree"},
+        {"two counts of heads", GPT2(SIZES ",\"num_attention_heads\":8"), "\"num_attention_heads\" disagree"},
+        {"two lengths", GPT2(SIZES ",\"n_ctx\":1024"), "\"n_positions\" and \"n_ctx\" disagree"},
+        {"two types", GPT2(SIZES ",\"dtype\":\"float16\",\"torch_dtype\":\"float32\""), "\"torch_dtype\" disagree"},
+        {"RoPE", GPT2(SIZES ",\"rope_theta\":10000.0"), "\"rope_theta\" is not supported"},
+        {"a member that nobody knows", GPT2(SIZES ",\"logit_scale\":0.5"), "\"logit_scale\" is not supported"},
+        {"a member that is null", GPT2(SIZES ",\"logit_scale\":null"), NULL},
+        {"cross attention", GPT2(SIZES ",\"add_cross_attention\":true"), "\"add_cross_attention\" must be false"},
+        {"heads that were cut out", GPT2(SIZES ",\"pruned_heads\":{\"0\":[1]}"), "\"pruned_heads\" must be {}"},
         {"another architecture", "{\"model_type\":\"llama\"," SIZES "}", "model_type"},
         {"no model_type", "{" SIZES "}", "model_type"},
         {"model_type is a number", "{\"model_type\":2," SIZES "}", "model_type"},

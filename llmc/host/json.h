@@ -43,7 +43,7 @@ static inline bool json_names_differ(const cJSON *value, const char *file, Error
     }
     qsort(names, count, sizeof *names, compare_names);
     for (size_t i = 1; i < count && ok; i++) {
-        if (strcmp(names[i - 1], names[i]) == 0) ok = error_set(err, "%s has \"%s\" twice", file, names[i]);
+        if (strcmp(names[i - 1], names[i]) == 0) ok = error_set(err, "%s has \"%s\" twice: keep one", file, names[i]);
     }
     free(names);
     return ok;
