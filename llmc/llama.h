@@ -20,7 +20,7 @@ static const char *const LLAMA_TYPES[] = {"llama", "qwen2", "nemotron"};
 
 enum { KW = NUM_KINDS, VW, KB, VB, UPW, HEADW, LLAMA_KINDS };
 
-enum { LLAMA_TENSORS = 20, LLAMA_TOKEN_TEXT = 64 };
+enum { LLAMA_TENSORS = 20 };
 
 // What GPTConfig lacks. GPTConfig.spec points to the first member.
 typedef struct {
@@ -32,7 +32,6 @@ typedef struct {
     double theta, epsilon;   // of RoPE, of the norms
     double rotary;           // share of a head's channels that RoPE rotates, the first ones
     double factor, low, high, original;  // Llama 3's scaling of RoPE; factor 0: none
-    char bos[LLAMA_TOKEN_TEXT], eos[LLAMA_TOKEN_TEXT];  // of config.json, as JSON
 } Llama;
 
 static inline const Llama *llama_of(const GPTConfig *g) { return (const Llama *)(const void *)g->spec; }
@@ -183,14 +182,6 @@ static inline bool llama_read_rope(const cJSON *root, Llama *m, const char *path
            error_set(err, "%s: \"partial_rotary_factor\" must be 1: %s turns all of a head", path, LLAMA_TYPES[m->type]);
 }
 
-// Keeps the text of a token id, or of a list of them.
-static inline void llama_read_token(const cJSON *root, const char *key, char text[LLAMA_TOKEN_TEXT]) {
-    char *printed = cJSON_PrintUnformatted(cJSON_GetObjectItemCaseSensitive(root, key));
-    bool plain = printed && strlen(printed) < LLAMA_TOKEN_TEXT && !printed[strspn(printed, "[]0123456789,")];
-    snprintf(text, LLAMA_TOKEN_TEXT, "%s", plain ? printed : "null");
-    free(printed);
-}
-
 // The members of all three that are read, or change nothing.
 static const char *const LLAMA_NAMES_READ[] = {
     "head_dim", "hidden_act", "hidden_size", "intermediate_size", "is_llama_config", "layer_types", "max_position_embeddings",
@@ -289,7 +280,6 @@ static inline bool llama_read(const char *path, GPTConfig *config, Error *err) {
     if (ok) m->tied = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(root, "tie_word_embeddings"));
     Error why;
     if (ok && !llama_check_sizes(&g, m, &why)) ok = error_set(err, "%s: %.900s", path, why.text);
-    if (ok) llama_read_token(root, "bos_token_id", m->bos), llama_read_token(root, "eos_token_id", m->eos);
     cJSON_Delete(root);
     if (!ok) return false;
     llama_make(m);
@@ -297,19 +287,22 @@ static inline bool llama_read(const char *path, GPTConfig *config, Error *err) {
     return true;
 }
 
-// Writes config.json with RoPE's members at the top: transformers 4 and 5 both read these.
+// Writes config.json with RoPE's members at the top: transformers 4 and 5 both read these. Reals stay floats: 4.57 warns
+// of a factor that is a whole number.
 static inline bool llama_write(const char *path, const GPTConfig *g, bool bf16, Error *err) {
     static const char *const CLASSES[] = {"LlamaForCausalLM", "Qwen2ForCausalLM", "NemotronForCausalLM"};
     const Llama *m = llama_of(g);
-    char text[2560], rope[320] = "null", own[200];
+    char text[2560], rope[320] = "null", own[200], real[3][40];
     if (m->factor > 0)
-        snprintf(rope, sizeof rope, "{\"rope_type\": \"llama3\", \"factor\": %.17g, \"low_freq_factor\": %.17g, "
-                 "\"high_freq_factor\": %.17g, \"original_max_position_embeddings\": %.0f}", m->factor, m->low, m->high,
-                 m->original);
+        snprintf(rope, sizeof rope, "{\"rope_type\": \"llama3\", \"factor\": %s, \"low_freq_factor\": %s, "
+                 "\"high_freq_factor\": %s, \"original_max_position_embeddings\": %.0f}",
+                 json_print_real(real[0], m->factor), json_print_real(real[1], m->low),
+                 json_print_real(real[2], m->high), m->original);
     if (m->type == QWEN2) snprintf(own, sizeof own, "  \"use_sliding_window\": false,\n");
     else snprintf(own, sizeof own, "  \"attention_bias\": false,\n  \"mlp_bias\": false,\n");
     if (m->type == NEMOTRON)
-        snprintf(own + strlen(own), sizeof own - strlen(own), "  \"partial_rotary_factor\": %.17g,\n", m->rotary);
+        snprintf(own + strlen(own), sizeof own - strlen(own), "  \"partial_rotary_factor\": %s,\n",
+                 json_print_real(real[0], m->rotary));
     snprintf(text, sizeof text,
              "{\n"
              "  \"architectures\": [\"%s\"],\n"
@@ -323,20 +316,20 @@ static inline bool llama_write(const char *path, const GPTConfig *g, bool bf16, 
              "  \"vocab_size\": %zu,\n"
              "  \"max_position_embeddings\": %zu,\n"
              "  \"hidden_act\": \"%s\",\n"
-             "  \"%s\": %.17g,\n"
-             "  \"rope_theta\": %.17g,\n"
+             "  \"%s\": %s,\n"
+             "  \"rope_theta\": %s,\n"
              "  \"rope_scaling\": %s,\n"
              "%s"
-             "  \"initializer_range\": %g,\n"
+             "  \"initializer_range\": %s,\n"
              "  \"tie_word_embeddings\": %s,\n"
-             "  \"bos_token_id\": %s,\n"
-             "  \"eos_token_id\": %s,\n"
+             "  \"bos_token_id\": null,\n"
+             "  \"eos_token_id\": null,\n"
              "  \"torch_dtype\": \"%s\"\n"
              "}\n",
              CLASSES[m->type], LLAMA_TYPES[m->type], g->L, g->C, g->NH, m->KV, g->C / g->NH, m->F, g->V, g->maxT,
-             m->type == NEMOTRON ? "relu2" : "silu", m->type == NEMOTRON ? "norm_eps" : "rms_norm_eps", m->epsilon,
-             m->theta, rope, own, m->spec.stddev, m->tied ? "true" : "false", m->bos[0] ? m->bos : "null",
-             m->eos[0] ? m->eos : "null", bf16 ? "bfloat16" : "float32");
+             m->type == NEMOTRON ? "relu2" : "silu", m->type == NEMOTRON ? "norm_eps" : "rms_norm_eps",
+             json_print_real(real[0], m->epsilon), json_print_real(real[1], m->theta), rope, own,
+             json_print_real(real[2], m->spec.stddev), m->tied ? "true" : "false", bf16 ? "bfloat16" : "float32");
     return file_write_text(path, text, err);
 }
 

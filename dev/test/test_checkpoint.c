@@ -41,6 +41,8 @@ static long exchange_unless_fixed(long number, int a, const char *from, int b, c
 #include "dev/test/files.h"
 #include "dev/test/verify.h"
 
+static size_t count_entries(const char *dir);
+
 static Check checks;
 static char root[256];  // where this run keeps its files
 static int lock, no_lock = -1;  // of the last folder that was claimed; of none
@@ -435,7 +437,7 @@ static bool save(const char *out, size_t step, const GPTConfig *config, const La
     Checksums sums = checksums_make(config, bf16);
     if (sums.count > MAX_SUMS) exit(1);
     memset(all_sums, 0, MAX_SUMS * sizeof *all_sums);
-    bool ok = checkpoint_create(out, &no_lock, step, config, bf16, tmp, err) &&
+    bool ok = checkpoint_create(out, &no_lock, step, config, bf16, NULL, tmp, err) &&
               (each_rank(config, l, bf16, tmp, job_write, err) || (checkpoint_remove(tmp), false));
     memcpy(sums.sums, all_sums, sums.count * sizeof *all_sums);
     ok = ok && checkpoint_commit(out, tmp, &state, &sums, dir, err);
@@ -769,6 +771,96 @@ static void test_config(void) {
           "config.json: each truncation is refused");
 }
 
+// What a folder brought and training does not change comes out again.
+static void test_kept(void) {
+    static const char source[] =
+        "{\n    \"architectures\" : [ \"GPT2Model\" ],\"model_type\":\"gpt2\"," SIZES ",\n"
+        "    \"bos_token_id\": 0, \"eos_token_id\": [0, 60], \"pad_token_id\": 3, \"resid_pdrop\": 0.10,\n"
+        "    \"task_specific_params\": {\"torch_dtype\": \"}\\\"{\", \"a\": [1.0, {\"x\": 2e0}]}, \"dty\\u0070e\": \"float16\"\t}\n";
+    Error err = {""};
+    GPTConfig g = {2, 32, 4, 61, 128, 24, NULL}, read;
+    Kept kept;
+    char tmp[PATH_MAX], name[32];
+    const char *dir = in_root("brought"), *out = in_root("kept");
+    mkdir(dir, 0777);
+    write_text(in(dir, "config.json"), source);
+    for (int i = 0; i < KEPT_COUNT; i++) {
+        snprintf(name, sizeof name, "%d\n%cfile", i, 0);
+        if (i != 2) write_file(in(dir, CHECKPOINT_FILES[KEPT_FIRST + i]), name, 8);
+    }
+    bool ok = kept_read(&kept, dir, &err) && !kept.files[2] && folder_make(out, &err);
+    remove_tree(dir);  // as a resume may do with the checkpoint that it began with
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        ok = ok && checkpoint_create(out, &no_lock, 1, &g, bf16, &kept, tmp, &err);
+        char *want = replaced(source, "[ \"GPT2Model\" ]", "[\"GPT2LMHeadModel\"]"), *got = NULL;
+        char *typed = replaced(want, "\"float16\"", bf16 ? "\"bfloat16\"" : "\"float32\"");
+        ok = ok && (got = read_file(in(tmp, "config.json"), NULL)) != NULL && strcmp(got, typed) == 0;
+        check(&checks, ok && config_read(tmp, NULL, &read, &err),
+              "config.json comes out as it was but for class and type %s", got ? got : err.text);
+        for (int i = 0; i < KEPT_COUNT && ok; i++) {
+            size_t bytes = 0;
+            const char *file = in(tmp, CHECKPOINT_FILES[KEPT_FIRST + i]);
+            snprintf(name, sizeof name, "%d\n%cfile", i, 0);
+            if (i == 2) {
+                ok = !file_exists(file);
+            } else {
+                char *text = read_file(file, &bytes);
+                ok = text && bytes == 8 && memcmp(text, name, 8) == 0;
+                free(text);
+            }
+        }
+        check(&checks, ok, "and the files beside it as they were");
+        checkpoint_remove(tmp);
+        check(&checks, ok && count_entries(out) == 0, "which all belong to the checkpoint");
+        free(want), free(typed), free(got);
+    }
+    kept_free(&kept);
+    // Members that the source does not have.
+    static const struct { const char *text, *key, *value, *want; } MEMBERS[] = {
+        {"{}", "a", "1", "{\n  \"a\": 1\n}"},
+        {" { } ", "a", "1", " {\n  \"a\": 1\n} "},
+        {"{\"b\":{\"a\":2}}\n", "a", "[1]", "{\"b\":{\"a\":2},\n  \"a\": [1]\n}\n"},
+        {"{\"a\":\",}\",\"b\":3}", "a", "1", "{\"a\":1,\"b\":3}"},
+        {"{\"a b\":3 , \"a\" : [1,{\"a\":\"]\"}] }", "a", "1", "{\"a b\":3 , \"a\" : 1 }"},
+        {"{\n  \"b\": \"a\"\n}", "a", "1", "{\n  \"b\": \"a\",\n  \"a\": 1\n}"},
+    };
+    for (size_t i = 0; i < sizeof MEMBERS / sizeof MEMBERS[0]; i++) {
+        char *made = json_set_member(strdup(MEMBERS[i].text), MEMBERS[i].key, MEMBERS[i].value);
+        check(&checks, strcmp(made, MEMBERS[i].want) == 0, "\"%s\" set in %s", MEMBERS[i].key, MEMBERS[i].text);
+        free(made);
+    }
+    // What cannot be kept is left out: training does not need it.
+    const char *odd = in_root("odd");
+    mkdir(odd, 0777);
+    write_text(in(odd, "config.json"), source);
+    ok = symlink("nowhere", in(odd, "tokenizer.json")) == 0 && mkdir(in(odd, "vocab.json"), 0777) == 0;
+    write_text(in(odd, "merges.txt"), "x");
+    ok = ok && truncate(in(odd, "merges.txt"), KEPT_MOST_BYTES + 1) == 0 && kept_read(&kept, odd, &err);
+    for (int i = 0; i < KEPT_COUNT; i++) ok = ok && !kept.files[i];
+    check(&checks, ok, "a dangling link, a folder and a file that is too large are left out with a note");
+    kept_free(&kept);
+}
+
+static void test_reals(void) {
+    static const struct { double x; const char *text; } REALS[] = {
+        {8, "8.0"}, {1e-6, "1e-06"}, {1e-5, "1e-05"}, {0.0001, "0.0001"}, {0.5, "0.5"}, {5e5, "500000.0"},
+        {0.041666666666666664, "0.041666666666666664"}, {1e16, "1e+16"}, {123456789012345680.0, "1.2345678901234568e+17"},
+        {0.1, "0.1"}, {1.0 / 3, "0.3333333333333333"}, {1e11, "100000000000.0"}, {12345.678, "12345.678"}, {0, "0.0"},
+    };
+    char text[40];
+    bool ok = true;
+    for (size_t i = 0; i < sizeof REALS / sizeof REALS[0]; i++) {
+        if (strcmp(json_print_real(text, REALS[i].x), REALS[i].text) == 0) continue;
+        printf("     %s instead of %s\n", text, REALS[i].text);
+        ok = false;
+    }
+    for (uint64_t i = 0; i < 10000; i++) {
+        double x = ldexp((double)(mix(i) >> 11), (int)(mix(i + 9) % 150) - 100);
+        ok = ok && strtod(json_print_real(text, x), NULL) == x && strpbrk(text, ".e");
+    }
+    check(&checks, ok, "floats are printed as Python prints them, and come back");
+}
+
 static void test_state(void) {
     Error err;
     const char *dir = in_root("state"), *path = in(dir, "trainer.json");
@@ -866,7 +958,7 @@ static void test_folders(void) {
     check(&checks, ok, "no folder yet: no checkpoint, and no error");
     ok = save_one(out, 5, &SMALL, &err) && save_one(out, 10, &SMALL, &err);
     check(&checks, ok && latest_is(out, "step-00000010"), "the newest checkpoint is found");
-    ok = checkpoint_create(out, &no_lock, 15, &SMALL, false, tmp, &err) && latest_is(out, "step-00000010");
+    ok = checkpoint_create(out, &no_lock, 15, &SMALL, false, NULL, tmp, &err) && latest_is(out, "step-00000010");
     ok = ok && save_one(out, 20, &SMALL, &err) && count_entries(out) == 4;
     mkdir(in(out, "step-00000099"), 0777);  // somebody's empty folder
     mkdir(in(out, "step-mine"), 0777);
@@ -899,7 +991,7 @@ static void test_folders(void) {
     ok &= !checkpoint_claim("/proc/out", true, &lock, &err) && says(&err, "/proc/out");
     ok &= !checkpoint_claim("", true, &lock, &err) && says(&err, "");
     ok &= checkpoint_claim(in_root("a/b/new/"), true, &lock, &err) && count_entries(in_root("a/b/new")) == 0;
-    ok &= !checkpoint_create(in_root("file/out"), &no_lock, 1, &SMALL, false, tmp, &err) &&
+    ok &= !checkpoint_create(in_root("file/out"), &no_lock, 1, &SMALL, false, NULL, tmp, &err) &&
           says(&err, "Not a directory");
     check(&checks, ok, "unwritable --out");
 }
@@ -1238,7 +1330,7 @@ static int full_disk(const char *out, const GPTConfig *large, bool limit_now) {
     if (!each_rank(&TINY, &ONE, false, in(out, "step-00000001"), job_read, &err)) return 6;
     if (!save_one(out, 3, &TINY, &err)) return 7;
     // The disk fills up later: while a rank writes.
-    if (!checkpoint_create(out, &no_lock, 4, &TINY, false, tmp, &err)) return 8;
+    if (!checkpoint_create(out, &no_lock, 4, &TINY, false, NULL, tmp, &err)) return 8;
     struct rlimit none = {100, 100};
     signal(SIGXFSZ, SIG_IGN);
     if (setrlimit(RLIMIT_FSIZE, &none) != 0) return 9;
@@ -1348,6 +1440,8 @@ int main(void) {
     test_extra();
     test_split();
     test_config();
+    test_kept();
+    test_reals();
     test_state();
     test_folders();
     test_order();

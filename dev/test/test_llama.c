@@ -480,6 +480,8 @@ static void test_files(Context *x, const Model *s) {
         c.ref.params[i] = fabs(value) < 1.0 / 16384 ? 0 : value;  // what F16 too has without rounding
     }
     write_folder("model", llama_config(&table->config), table, c.ref.params, INTACT);
+    write_text("model/generation_config.json", "{\"eos_token_id\": [2, 3]}\n");
+    write_text("model/chat_template.jinja", "{{ messages }}");
     char flags[ARG_BYTES], *map = allocate(table->count * 128 + 100);
     const char *rest = strchr(c.flags + 7, ' ');  // behind "--init model"
     snprintf(flags, sizeof flags, "%s --micro-batch 1", rest);
@@ -509,6 +511,9 @@ static void test_files(Context *x, const Model *s) {
          runs(x, &LLAMA_ONE, "", "--resume out/step-00000001 %s --out again --log two", flags);
     check(&x->check, ok && same_checkpoint("again/step-00000002", "out/step-00000002"),
           "%s: a saved folder is read again, and the run goes on with the same bits", s->name);
+    check(&x->check, same_file("model/generation_config.json", "again/step-00000002/generation_config.json") &&
+          same_file("model/chat_template.jinja", "again/step-00000002/chat_template.jinja"),
+          "%s: and so do the files beside the weights", s->name);
     cJSON *saved = read_json("out/step-00000002/config.json");
     const cJSON *scaling = cJSON_GetObjectItem(saved, "rope_scaling");
     check(&x->check, number(saved, "num_key_value_heads") == (double)s->KV && number(saved, "rope_theta") == 100 &&
@@ -604,7 +609,8 @@ static const BadModel BAD_MODELS[] = {
     {"rope_type yarn", 0, {"config", "\"llama3\"", "\"yarn\"", 0}, "\"rope_type\" yarn"},
     {"scaling without its factor", 0, {"config", "\"factor\": 8, ", "", 0}, "llama3 needs factor"},
     {"a sliding window", 0, {"config", "{", "{\"sliding_window\": 4096, ", 0}, "sliding_window"},
-    {"Qwen2 with a sliding window", 1, {"config", "{", "{\"use_sliding_window\": true, ", 0}, "use_sliding_window"},
+    {"Qwen2 with a sliding window", 1, {"config", "{", "{\"use_sliding_window\": true, \"max_window_layers\": 2, ", 0},
+     "use_sliding_window"},
     {"biases of attention", 0, {"config", "{", "{\"attention_bias\": true, ", 0}, "attention_bias"},
     {"biases of the MLP", 0, {"config", "{", "{\"mlp_bias\": true, ", 0}, "mlp_bias"},
     {"heads of another size", 0, {"config", "{", "{\"head_dim\": 5, ", 0}, "head_dim"},

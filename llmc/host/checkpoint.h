@@ -1,7 +1,7 @@
 // checkpoint.h: saving and loading training, whatever layout does it. A checkpoint is a folder that holds the
 // unsharded model as Hugging Face's GPT-2 does (config.json, model.safetensors), the optimizer
-// (optimizer.safetensors) and where training stands (trainer.json). Every rank reads and writes its own
-// slices at their offsets.
+// (optimizer.safetensors), where training stands (trainer.json), and the tokenizer's files, if the folder that the
+// weights came from has them. Every rank reads and writes its own slices at their offsets.
 //
 // Saving has phases; the trainer puts a barrier between them and, where one of the first two fails on any rank, calls
 // checkpoint_remove on rank 0:
@@ -12,7 +12,7 @@
 //   rank 0      checkpoint_prune     old ones go (checkpoint_list.h)
 // A gradient dump has the same phases: slices_create of PATH.unfinished, slices_write, rename to PATH.
 //
-// defines: checkpoint_create, checkpoint_give_name, checkpoint_commit, checkpoint_remove, checkpoint_is_ours,
+// defines: Kept, kept_read, kept_free, checkpoint_create, checkpoint_give_name, checkpoint_commit, checkpoint_remove, checkpoint_is_ours,
 //          checkpoint_check, checkpoint_sum, checkpoint_matches
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
@@ -26,11 +26,63 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Saving
 
-// All that a checkpoint consists of, in the order in which it is removed. Without the first, a folder is no checkpoint;
-// the last says whose it is, so that a removal that was interrupted can be completed.
-static const char *const CHECKPOINT_FILES[] = {"trainer.json", "model.safetensors", "optimizer.safetensors",
-                                               "config.json"};
-enum { CHECKPOINT_FILE_COUNT = sizeof CHECKPOINT_FILES / sizeof CHECKPOINT_FILES[0] };
+// All that a checkpoint may consist of, in the order in which it is removed. Without the first, a folder is no
+// checkpoint; the last, which is made first, says whose it is, so that a removal that was interrupted can be completed.
+static const char *const CHECKPOINT_FILES[] = {
+    "trainer.json", "model.safetensors", "optimizer.safetensors",
+    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
+    "config.json"};
+enum {
+    CHECKPOINT_FILE_COUNT = sizeof CHECKPOINT_FILES / sizeof CHECKPOINT_FILES[0],
+    KEPT_FIRST = 3,  // of CHECKPOINT_FILES: from here to the one before the last they only go along
+    KEPT_COUNT = CHECKPOINT_FILE_COUNT - 1 - KEPT_FIRST,
+    KEPT_MOST_BYTES = 128 << 20
+};
+
+// What the folder of --init or --resume has and training does not change. It comes out again in every checkpoint, so
+// that this alone can be resumed, sampled and served. All NULL: random weights came from no folder.
+typedef struct {
+    char *config;             // the text of config.json
+    char *files[KEPT_COUNT];  // of CHECKPOINT_FILES; NULL: not there
+    size_t bytes[KEPT_COUNT];
+} Kept;
+
+static inline void kept_free(Kept *kept) {
+    free(kept->config);
+    for (int i = 0; i < KEPT_COUNT; i++) free(kept->files[i]);
+    memset(kept, 0, sizeof *kept);
+}
+
+// Reads the files of a folder into memory: a resume may remove the folder that it came from. A file beside config.json
+// that cannot be read is needed for no training, and so it is left out with a note. kept_free it in either case.
+static inline bool kept_read(Kept *kept, const char *dir, Error *err) {
+    char path[PATH_MAX];
+    size_t bytes;
+    struct stat info;
+    Error why;
+    memset(kept, 0, sizeof *kept);
+    for (int i = 0; i < KEPT_COUNT; i++) {
+        if (!path_print(path, err, "%s/%s", dir, CHECKPOINT_FILES[KEPT_FIRST + i])) return false;
+        if (lstat(path, &info) != 0) continue;
+        kept->files[i] = file_read(path, KEPT_MOST_BYTES, &kept->bytes[i], &why);
+        if (!kept->files[i]) printf("note: checkpoints will not have %s: %s\n", CHECKPOINT_FILES[KEPT_FIRST + i], why.text);
+    }
+    if (!path_print(path, err, "%s/config.json", dir)) return false;
+    kept->config = file_read(path, CONFIG_MAX_FILE, &bytes, err);
+    return kept->config != NULL;
+}
+
+// Writes them into a folder, but for config.json.
+static inline bool kept_write(const Kept *kept, const char *dir, Error *err) {
+    char path[PATH_MAX];
+    for (int i = 0; i < KEPT_COUNT; i++) {
+        if (!kept->files[i]) continue;
+        if (!path_print(path, err, "%s/%s", dir, CHECKPOINT_FILES[KEPT_FIRST + i]) ||
+            !file_write(path, kept->files[i], kept->bytes[i], err)) return false;
+    }
+    return true;
+}
 
 // Is it a folder with nothing in it but files of a checkpoint, config.json (which is made first) among them?
 static inline bool checkpoint_looks_ours(const char *path) {
@@ -69,16 +121,19 @@ static inline bool checkpoint_tmp_path(char path[PATH_MAX], const char *out_dir,
     return path_print(path, err, "%s/tmp-%08zu-%s-%ld", out_dir, step, host, (long)getpid());
 }
 
-// Rank 0: makes the temporary folder with config.json and the tensors' files at full size, and gives its path.
-// lock: of checkpoint_claim. bf16: weights are stored as BF16 beside fp32 master weights. A failure leaves nothing.
+// Rank 0: makes the temporary folder with config.json, what is kept (NULL: nothing) and the tensors' files at full size,
+// and gives its path. lock: of checkpoint_claim. bf16: weights are stored as BF16 beside fp32 master weights. A failure
+// leaves nothing.
 static inline bool checkpoint_create(const char *out_dir, int *lock, size_t step, const GPTConfig *config, bool bf16,
-                                     char tmp_path[PATH_MAX], Error *err) {
+                                     const Kept *kept, char tmp_path[PATH_MAX], Error *err) {
     char path[PATH_MAX];
     if (!folder_make(out_dir, err) || !folder_keep_lock(out_dir, lock, err) ||
         !checkpoint_tmp_path(tmp_path, out_dir, step, err)) return false;
     checkpoint_remove(tmp_path);
     if (mkdir(tmp_path, 0777) != 0) return error_set(err, "cannot create %s: %s", tmp_path, strerror(errno));
-    bool ok = path_print(path, err, "%s/config.json", tmp_path) && config_write(path, config, bf16, err) &&
+    bool ok = path_print(path, err, "%s/config.json", tmp_path) &&
+              config_write_again(path, config, bf16, kept ? kept->config : NULL, err) &&
+              (!kept || kept_write(kept, tmp_path, err)) &&
               path_print(path, err, "%s/model.safetensors", tmp_path) &&
               slices_create(path, ST_START, config, STATE_WEIGHTS, STATE_WEIGHTS, bf16 ? ST_BF16 : ST_F32, err) &&
               path_print(path, err, "%s/optimizer.safetensors", tmp_path) &&

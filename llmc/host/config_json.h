@@ -2,12 +2,14 @@
 // is read, or known to change nothing, or refused by its name; and two that state one fact must agree.
 //
 // defines: config_size, config_is, config_agree, config_check_keys, config_read_kind, config_read,
-//          config_write_kind, config_write
+//          config_write_kind, config_write, config_write_again
 #ifndef LLMC_CONFIG_JSON_H
 #define LLMC_CONFIG_JSON_H
 
 #include "llmc/host/json.h"
 #include "llmc/model.h"
+
+enum { CONFIG_MAX_FILE = 1 << 20 };
 
 // Reads member `key` as a size from 1 to max into *out; it must be there.
 static inline bool config_size(const cJSON *root, const char *key, size_t max, size_t *out, const char *path,
@@ -119,7 +121,7 @@ static const char *const GPT2_VALUES[][2] = {
 // from 2^63.
 static inline cJSON *config_read_kind(const char *path, const char *type, const char *const *more, GPTConfig *g,
                                       Error *err) {
-    cJSON *root = json_read(path, 1 << 20, err);
+    cJSON *root = json_read(path, CONFIG_MAX_FILE, err);
     const char *found = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(root, "model_type"));
     const char *names[64];
     size_t count = 0;
@@ -201,6 +203,32 @@ static inline bool config_write(const char *path, const GPTConfig *g, bool bf16,
     static const char gpt2[] = "  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"model_type\": \"gpt2\",\n";
     if (config_spec(g)->write) return config_spec(g)->write(path, g, bf16, err);
     return config_write_kind(path, g, bf16, gpt2, err);
+}
+
+// Writes `source`, the text of the config.json that the model was read from, in the place of what config_write does
+// (NULL): as it is, but for what a run changes, the type of the weights and the class whose names they have.
+static inline bool config_write_again(const char *path, const GPTConfig *g, bool bf16, const char *source, Error *err) {
+    if (!config_write(path, g, bf16, err)) return false;
+    if (!source) return true;
+    size_t bytes;
+    const char *end, *value;
+    char *own = file_read(path, CONFIG_MAX_FILE, &bytes, err), member[128], *text = host_string(source);
+    if (!own) return free(text), false;
+    bool newer = json_member(text, "dtype", &end) != NULL, older = json_member(text, "torch_dtype", &end) != NULL;
+    const char *const set[][2] = {  // a member of the source, and the one of ours that says it
+        {"architectures", "architectures"},
+        {newer ? "dtype" : "torch_dtype", "torch_dtype"},
+        {older || !newer ? "torch_dtype" : "dtype", "torch_dtype"},
+    };
+    for (int i = 0; i < 3; i++) {
+        if (!(value = json_member(own, set[i][1], &end))) continue;
+        snprintf(member, sizeof member, "%.*s", (int)(end - value), value);
+        text = json_set_member(text, set[i][0], member);
+    }
+    bool ok = file_write_text(path, text, err);
+    free(own);
+    free(text);
+    return ok;
 }
 
 #endif

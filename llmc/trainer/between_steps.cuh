@@ -120,7 +120,8 @@ static inline void trainer_save(Trainer *m) {
     bool bf16 = sizeof(floatX) != sizeof(float), first = m->job.rank == 0;
     CUDA_CHECK(cudaDeviceSynchronize());  // ZeRO's weights may still be on their way
     if (first) m->progress.save = checkpoint_next_save(m->opt.out, m->progress.save);
-    bool ok = !first || checkpoint_create(m->opt.out, &m->out_lock, m->progress.step, &m->config, bf16, tmp, &err);
+    bool ok = !first || checkpoint_create(m->opt.out, &m->out_lock, m->progress.step, &m->config, bf16, &m->kept, tmp,
+                                          &err);
     job_agree(&m->job, ok, &err, 1);
     MPI_Bcast(tmp, sizeof tmp, MPI_CHAR, 0, MPI_COMM_WORLD);
     Checksums sums = checksums_make(&m->config, bf16);
