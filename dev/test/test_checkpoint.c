@@ -1280,6 +1280,23 @@ static void test_checksums(void) {
     check(&checks, ok, "one whose checksums are none is not");
 }
 
+// What stands in config.json alone, and in no tensor's shape, has a sum of its own, which older checkpoints lack.
+static void test_config_sum(void) {
+    Error err = {""};
+    const char *out = in_root("edited"), *dir = in(out, "step-00000001"), *config = in(dir, "config.json");
+    bool ok = save_one(out, 1, &TINY, &err) && checkpoint_verify(dir, &err);
+    char *text = read_file(config, NULL), *edited = replaced(text, "\"eos_token_id\": null", "\"eos_token_id\": 1234");
+    write_text(config, edited);
+    ok = ok && !checkpoint_verify(dir, &err) && says(&err, "config.json is damaged: the file has the checksum");
+    check(&checks, ok, "a member of config.json that was edited is found -> %s", err.text);
+    const char *trainer = in(dir, "trainer.json");
+    char *sums = read_file(trainer, NULL), *last = strstr(sums, ",\n    \"config.json\"");
+    if (last) strcpy(last, "\n  }\n}\n");
+    write_text(trainer, sums);
+    check(&checks, ok && last && checkpoint_verify(dir, &err), "a checkpoint without this sum stays valid %s", err.text);
+    free(text), free(edited), free(sums);
+}
+
 // SIGKILL at any moment of saving: the newest checkpoint is a whole one.
 static void test_kill(void) {
     const char *out = in_root("kill");
@@ -1451,6 +1468,7 @@ int main(void) {
     test_path_lengths();
     test_unsound();
     test_checksums();
+    test_config_sum();
     test_shares();
     test_kill();
     test_full_disk();

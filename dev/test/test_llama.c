@@ -521,6 +521,12 @@ static void test_files(Context *x, const Model *s) {
           (s->factor > 0 ? number(scaling, "factor") == s->factor : cJSON_IsNull(scaling)),
           "%s: config.json has what it was read with", s->name);
     cJSON_Delete(saved);
+    char *text = read_file("out/step-00000001/config.json", NULL), *warmer = replaced(text, "_theta\": 100", "_theta\": 500");
+    write_text("out/step-00000001/config.json", warmer);
+    char resumed[ARG_BYTES + 64];
+    snprintf(resumed, sizeof resumed, "--resume out/step-00000001 %s", flags);
+    check_refusal(x, &LLAMA_ONE, "another rope_theta in a checkpoint", PLAIN, resumed, 2, "config.json is damaged");
+    free(text), free(warmer);
     remove("one"), remove("two");
     write_file("parts/model.safetensors.index.json", map, strlen(map) / 2);
     check_refusal(x, &LLAMA_ONE, "half an index file", PLAIN, "--init parts --dry-run", 2, "index.json");

@@ -157,6 +157,19 @@ static inline uint64_t checkpoint_state_sum(const GPTConfig *g, const TrainerSta
     return sum;
 }
 
+// The sum of config.json as it stands. The one above covers the sizes in it, of all versions of the trainers; this one
+// covers what no tensor's shape shows, of any kind of model, and checkpoints of earlier versions have none.
+static inline bool checkpoint_config_sum(const char *dir, uint64_t *sum, Error *err) {
+    char path[PATH_MAX];
+    size_t bytes;
+    char *text = path_print(path, err, "%s/config.json", dir) ? file_read(path, CONFIG_MAX_FILE, &bytes, err) : NULL;
+    if (!text) return false;
+    *sum = 0;
+    for (size_t i = 0; i < bytes; i++) *sum += checksum_element(i, (unsigned char)text[i]);
+    free(text);
+    return true;
+}
+
 // The name of a sum: of what is no tensor, then of the tensors in the order of the files.
 static inline const char *checkpoint_sum_name(char name[STATE_NAME_SIZE], const Checksums *sums, size_t i) {
     if (i == 0) return "state";
@@ -183,14 +196,16 @@ static inline bool checkpoint_give_name(const char *tmp_path, const char *final_
 static inline bool checkpoint_complete(const char *tmp_path, const TrainerState *state, Checksums *sums, Error *err) {
     char path[PATH_MAX], name[STATE_NAME_SIZE], *text;
     size_t bytes;
-    if (!path_print(path, err, "%s/trainer.json", tmp_path)) return false;
+    uint64_t config;
+    if (!path_print(path, err, "%s/trainer.json", tmp_path) || !checkpoint_config_sum(tmp_path, &config, err))
+        return false;
     sums->sums[0] = checkpoint_state_sum(&sums->config, state);
     FILE *out = open_memstream(&text, &bytes);
     trainer_state_print(out, state);
     for (size_t i = 0; i < sums->count; i++)
         fprintf(out, "%s\n    \"%s\": \"%016" PRIx64 "\"", i ? "," : ",\n  \"checksums\": {",
                 checkpoint_sum_name(name, sums, i), sums->sums[i]);
-    fprintf(out, "\n  }\n}\n");
+    fprintf(out, ",\n    \"config.json\": \"%016" PRIx64 "\"\n  }\n}\n", config);
     fclose(out);
     bool written = file_write_text(path, text, err);
     free(text);
@@ -248,24 +263,36 @@ static inline bool checkpoint_sum(const char *dir, const ModelSpec *spec, size_t
     return checkpoint_check(dir, &config, state.bf16 ? 4 : 3, share, shares, verify ? sums : NULL, err);
 }
 
+// Refuses a sum that is not the one in trainer.json. of: what it is of, in that file.
+static inline bool checkpoint_same_sum(const char *dir, const char *file, const char *of, const char *was, uint64_t sum,
+                                       Error *err) {
+    char now[17];
+    snprintf(now, sizeof now, "%016" PRIx64, sum);
+    return strcmp(was, now) == 0 ||
+           error_set(err, "%s/%s is damaged: %s has the checksum %s instead of %.16s; take another checkpoint "
+                     "(--verify 0 takes this one as it is)", dir, file, of, now, was);
+}
+
 // Are the sums of the whole files, the configuration and the position those that were saved?
 static inline bool checkpoint_matches(const char *dir, const Checksums *sums, Error *err) {
-    char path[PATH_MAX], name[STATE_NAME_SIZE], now[17];
+    char path[PATH_MAX], name[STATE_NAME_SIZE];
     cJSON *root = path_print(path, err, "%s/trainer.json", dir) ? json_read(path, TRAINER_MAX_FILE, err) : NULL;
-    const cJSON *saved = cJSON_GetObjectItemCaseSensitive(root, "checksums");
+    const cJSON *all = cJSON_GetObjectItemCaseSensitive(root, "checksums");
+    const cJSON *saved = cJSON_IsObject(all) ? all->child : NULL;
+    const char *config = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(all, "config.json"));
+    uint64_t sum;
     bool ok = root != NULL;
-    saved = cJSON_IsObject(saved) ? saved->child : NULL;
     for (size_t i = 0; i < sums->count && ok; i++, saved = saved->next) {
         const char *of = checkpoint_sum_name(name, sums, i);
         const char *was = saved && strcmp(saved->string, of) == 0 ? cJSON_GetStringValue(saved) : NULL;
         const char *file = i ? state_file((StateKind)((i - 1) / sums->tensors)) : "trainer.json or config.json";
-        snprintf(now, sizeof now, "%016" PRIx64, sums->sums[i]);
         if (!was) ok = error_set(err, "%s has no checksum of %s (--verify 0 takes it as it is)", path, of);
-        if (was && strcmp(was, now) != 0)
-            ok = error_set(err, "%s/%s is damaged: %s has the checksum %s instead of %.16s; take another checkpoint "
-                           "(--verify 0 takes this one as it is)", dir, file, of, now, was);
+        if (was) ok = checkpoint_same_sum(dir, file, of, was, sums->sums[i], err);
         if (!ok) break;
     }
+    if (ok && config)
+        ok = checkpoint_config_sum(dir, &sum, err) &&
+             checkpoint_same_sum(dir, "config.json", "the file", config, sum, err);
     cJSON_Delete(root);
     return ok;
 }
