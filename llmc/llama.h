@@ -20,7 +20,7 @@ static const char *const LLAMA_TYPES[] = {"llama", "qwen2", "nemotron"};
 
 enum { KW = NUM_KINDS, VW, KB, VB, UPW, HEADW, LLAMA_KINDS };
 
-enum { LLAMA_TENSORS = 20, LLAMA_TOKEN_TEXT = 64 };
+enum { LLAMA_TENSORS = 20 };
 
 // What GPTConfig lacks. GPTConfig.spec points to the first member.
 typedef struct {
@@ -32,7 +32,6 @@ typedef struct {
     double theta, epsilon;   // of RoPE, of the norms
     double rotary;           // share of a head's channels that RoPE rotates, the first ones
     double factor, low, high, original;  // Llama 3's scaling of RoPE; factor 0: none
-    char bos[LLAMA_TOKEN_TEXT], eos[LLAMA_TOKEN_TEXT];  // of config.json, as JSON
 } Llama;
 
 static inline const Llama *llama_of(const GPTConfig *g) { return (const Llama *)(const void *)g->spec; }
@@ -128,51 +127,109 @@ static inline bool llama_number(const cJSON *root, const char *key, double *out,
            error_set(err, "%s: \"%s\" must be a number above 0", path, key);
 }
 
-// RoPE's members: at the top, as transformers 4 has them, or together in "rope_parameters" as 5 writes them.
+// What RoPE's object may have; the last four with Llama 3's scaling.
+static const char *const ROPE_NAMES[] = {"rope_type", "type", "rope_theta", "partial_rotary_factor", NULL};
+static const char *const ROPE_SCALED[] = {"factor", "low_freq_factor", "high_freq_factor",
+                                          "original_max_position_embeddings", NULL};
+
+// Reads RoPE's object, "rope_parameters" or "rope_scaling".
+static inline bool llama_read_scaling(const cJSON *rope, Llama *m, const char *path, Error *err) {
+    const cJSON *kind = cJSON_GetObjectItemCaseSensitive(rope, "rope_type"), *item;
+    if (!kind) kind = cJSON_GetObjectItemCaseSensitive(rope, "type");
+    if (kind && !cJSON_IsString(kind)) return error_set(err, "%s: \"rope_type\" must be a word", path);
+    const char *name = kind ? kind->valuestring : "default";
+    bool scaled = strcmp(name, "llama3") == 0;
+    size_t original = 0;
+    if (!scaled && strcmp(name, "default") != 0)
+        return error_set(err, "%s: \"rope_type\" %.40s is not supported: only default and llama3 are", path, name);
+    cJSON_ArrayForEach(item, rope) {
+        bool known = config_listed(ROPE_NAMES, item->string) || (scaled && config_listed(ROPE_SCALED, item->string));
+        if (!known && !cJSON_IsNull(item))
+            return error_set(err, "%s: \"%s\" of RoPE is not supported with \"rope_type\" %s", path, item->string, name);
+    }
+    if (!llama_number(rope, "rope_theta", &m->theta, path, err) ||
+        !llama_number(rope, "partial_rotary_factor", &m->rotary, path, err)) return false;
+    if (!scaled) return true;
+    if (!llama_number(rope, "factor", &m->factor, path, err) ||
+        !llama_number(rope, "low_freq_factor", &m->low, path, err) ||
+        !llama_number(rope, "high_freq_factor", &m->high, path, err) ||
+        !config_size(rope, "original_max_position_embeddings", 1 << 24, &original, path, err)) return false;
+    m->original = (double)original;
+    return (m->factor > 0 && m->low > 0 && m->high > m->low) ||
+           error_set(err, "%s: \"rope_type\" llama3 needs factor, original_max_position_embeddings, and a "
+                     "low_freq_factor below high_freq_factor", path);
+}
+
+// RoPE's members: at the top and in "rope_scaling", as transformers 4 has them, or together in "rope_parameters" as 5
+// writes them. Where both objects are there, transformers takes one and loses what the other says.
 static inline bool llama_read_rope(const cJSON *root, Llama *m, const char *path, Error *err) {
-    const cJSON *nested = cJSON_GetObjectItemCaseSensitive(root, "rope_parameters");
-    const cJSON *scaling = cJSON_GetObjectItemCaseSensitive(root, "rope_scaling");
+    static const char *const OBJECTS[] = {"rope_parameters", "rope_scaling"};
+    const cJSON *rope = NULL;
     if (!llama_number(root, "rope_theta", &m->theta, path, err) ||
-        !llama_number(root, "partial_rotary_factor", &m->rotary, path, err)) return false;
-    if (cJSON_IsObject(nested)) scaling = nested;
-    if (!cJSON_IsObject(scaling)) return true;
-    if (!llama_number(scaling, "rope_theta", &m->theta, path, err) ||
-        !llama_number(scaling, "partial_rotary_factor", &m->rotary, path, err)) return false;
-    const cJSON *kind = cJSON_GetObjectItemCaseSensitive(scaling, "rope_type");
-    if (!kind) kind = cJSON_GetObjectItemCaseSensitive(scaling, "type");
-    const char *name = kind && cJSON_IsString(kind) ? kind->valuestring : "default";
-    if (strcmp(name, "default") == 0) return true;
-    if (strcmp(name, "llama3") != 0)
-        return error_set(err, "%s: \"rope_type\" %s is not supported: only default and llama3 are", path, name);
-    return (llama_number(scaling, "factor", &m->factor, path, err) &&
-            llama_number(scaling, "low_freq_factor", &m->low, path, err) &&
-            llama_number(scaling, "high_freq_factor", &m->high, path, err) &&
-            llama_number(scaling, "original_max_position_embeddings", &m->original, path, err)) &&
-           ((m->factor > 0 && m->high > m->low && m->original > 0) ||
-            error_set(err, "%s: \"rope_type\" llama3 needs factor, original_max_position_embeddings, and a "
-                      "low_freq_factor below high_freq_factor", path));
+        !llama_number(root, "partial_rotary_factor", &m->rotary, path, err) ||
+        !config_agree(root, OBJECTS[0], root, OBJECTS[1], path, err)) return false;
+    for (int i = 0; i < 2; i++) {
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, OBJECTS[i]);
+        if (item && !cJSON_IsNull(item) && !cJSON_IsObject(item))
+            return error_set(err, "%s: \"%s\" must be an object", path, OBJECTS[i]);
+        if (cJSON_IsObject(item)) rope = item;
+    }
+    if (!config_agree(root, "rope_theta", rope, "rope_theta", path, err) ||
+        !config_agree(root, "partial_rotary_factor", rope, "partial_rotary_factor", path, err) ||
+        !config_agree(rope, "rope_type", rope, "type", path, err) ||
+        (rope && !llama_read_scaling(rope, m, path, err))) return false;
+    return m->type == NEMOTRON || m->rotary == 1 ||
+           error_set(err, "%s: \"partial_rotary_factor\" must be 1: %s turns all of a head", path, LLAMA_TYPES[m->type]);
 }
 
-// Keeps the text of a token id, or of a list of them.
-static inline void llama_read_token(const cJSON *root, const char *key, char text[LLAMA_TOKEN_TEXT]) {
-    char *printed = cJSON_PrintUnformatted(cJSON_GetObjectItemCaseSensitive(root, key));
-    bool plain = printed && strlen(printed) < LLAMA_TOKEN_TEXT && !printed[strspn(printed, "[]0123456789,")];
-    snprintf(text, LLAMA_TOKEN_TEXT, "%s", plain ? printed : "null");
-    free(printed);
+// The members of all three that are read, or change nothing.
+static const char *const LLAMA_NAMES_READ[] = {
+    "head_dim", "hidden_act", "hidden_size", "intermediate_size", "is_llama_config", "layer_types", "max_position_embeddings",
+    "max_window_layers", "norm_eps", "num_attention_heads", "num_hidden_layers", "num_key_value_heads",
+    "partial_rotary_factor", "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "sliding_window",
+    "use_sliding_window", NULL};
+
+// What our kernels do not compute must be off.
+static const char *const LLAMA_VALUES[][2] = {
+    {"attention_bias", "false|null"}, {"attention_dropout", "0|null"},   {"attn_pdrop", "0|null"},
+    {"embd_pdrop", "0|null"},         {"hidden_dropout", "0|null"},      {"mlp_bias", "false|null"},
+    {"resid_pdrop", "0|null"},        {"rope_interleaved", "false|null"}, {"tie_word_embeddings", "false|true|null"},
+    {"use_mrope", "false|null"},      {NULL, NULL}};
+
+// Refuses windows of attention. Those of Qwen2 begin at layer "max_window_layers", 28 if it is absent, unless
+// "layer_types" says which slide.
+static inline bool llama_check_windows(const cJSON *root, const GPTConfig *g, const Llama *m, const char *path,
+                                       Error *err) {
+    const cJSON *types = cJSON_GetObjectItemCaseSensitive(root, "layer_types"), *type;
+    const cJSON *first = cJSON_GetObjectItemCaseSensitive(root, "max_window_layers");
+    uint64_t before = 28;
+    if (types && !cJSON_IsNull(types)) {
+        bool full = cJSON_IsArray(types) && (size_t)cJSON_GetArraySize(types) == g->L;
+        cJSON_ArrayForEach(type, types) {
+            full = full && cJSON_IsString(type) && strcmp(type->valuestring, "full_attention") == 0;
+        }
+        if (!full)
+            return error_set(err, "%s: \"layer_types\" must be %zu times full_attention: windows are not supported",
+                             path, g->L);
+    }
+    if (first && !cJSON_IsNull(first) && !json_whole(first, &before))
+        return error_set(err, "%s: \"max_window_layers\" must be a whole number", path);
+    if (m->type != QWEN2 && !config_is(root, "sliding_window", "null", path, err)) return false;
+    bool none_slides = m->type == QWEN2 && (before >= g->L || cJSON_IsArray(types) ||
+                                            cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(root, "sliding_window")));
+    return config_is(root, "use_sliding_window", none_slides ? "false|true|null" : "false|null", path, err);
 }
 
-// Refuses what our kernels do not compute.
+// Refuses what our kernels do not compute, and what nobody here knows.
 static inline bool llama_check_variant(const cJSON *root, const GPTConfig *g, const Llama *m, const char *path,
                                        Error *err) {
-    char HS[24];
-    snprintf(HS, sizeof HS, "%zu", g->C / g->NH);
-    return config_is(root, "hidden_act", m->type == NEMOTRON ? "\"relu2\"" : "\"silu\"", "", path, err) &&
-           config_is(root, "head_dim", HS, "null", path, err) &&
-           config_is(root, "quantization_config", "null", "", path, err) &&
-           (m->type == QWEN2 || config_is(root, "sliding_window", "null", "", path, err)) &&
-           config_is(root, "use_sliding_window", "false", "", path, err) &&
-           config_is(root, "attention_bias", "false", "", path, err) &&
-           config_is(root, "mlp_bias", "false", "", path, err);
+    const bool nemotron = m->type == NEMOTRON;
+    char HS[40];
+    snprintf(HS, sizeof HS, "%zu|null", g->C / g->NH);
+    return config_is(root, "head_dim", HS, path, err) && llama_check_windows(root, g, m, path, err) &&
+           config_is(root, nemotron ? "rms_norm_eps" : "norm_eps", "null", path, err) &&
+           config_is(root, "hidden_act", nemotron ? "\"relu2\"" : "\"silu\"", path, err) &&
+           config_check_keys(root, LLAMA_NAMES_READ, LLAMA_VALUES, path, err);
 }
 
 // Checks sizes against each other, of a file or of the command line. False with a sentence.
@@ -223,7 +280,6 @@ static inline bool llama_read(const char *path, GPTConfig *config, Error *err) {
     if (ok) m->tied = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(root, "tie_word_embeddings"));
     Error why;
     if (ok && !llama_check_sizes(&g, m, &why)) ok = error_set(err, "%s: %.900s", path, why.text);
-    if (ok) llama_read_token(root, "bos_token_id", m->bos), llama_read_token(root, "eos_token_id", m->eos);
     cJSON_Delete(root);
     if (!ok) return false;
     llama_make(m);
@@ -231,19 +287,22 @@ static inline bool llama_read(const char *path, GPTConfig *config, Error *err) {
     return true;
 }
 
-// Writes config.json with RoPE's members at the top: transformers 4 and 5 both read these.
+// Writes config.json with RoPE's members at the top: transformers 4 and 5 both read these. Reals stay floats: 4.57 warns
+// of a factor that is a whole number.
 static inline bool llama_write(const char *path, const GPTConfig *g, bool bf16, Error *err) {
     static const char *const CLASSES[] = {"LlamaForCausalLM", "Qwen2ForCausalLM", "NemotronForCausalLM"};
     const Llama *m = llama_of(g);
-    char text[2560], rope[320] = "null", own[200];
+    char text[2560], rope[320] = "null", own[200], real[3][40];
     if (m->factor > 0)
-        snprintf(rope, sizeof rope, "{\"rope_type\": \"llama3\", \"factor\": %.17g, \"low_freq_factor\": %.17g, "
-                 "\"high_freq_factor\": %.17g, \"original_max_position_embeddings\": %.0f}", m->factor, m->low, m->high,
-                 m->original);
+        snprintf(rope, sizeof rope, "{\"rope_type\": \"llama3\", \"factor\": %s, \"low_freq_factor\": %s, "
+                 "\"high_freq_factor\": %s, \"original_max_position_embeddings\": %.0f}",
+                 json_print_real(real[0], m->factor), json_print_real(real[1], m->low),
+                 json_print_real(real[2], m->high), m->original);
     if (m->type == QWEN2) snprintf(own, sizeof own, "  \"use_sliding_window\": false,\n");
     else snprintf(own, sizeof own, "  \"attention_bias\": false,\n  \"mlp_bias\": false,\n");
     if (m->type == NEMOTRON)
-        snprintf(own + strlen(own), sizeof own - strlen(own), "  \"partial_rotary_factor\": %.17g,\n", m->rotary);
+        snprintf(own + strlen(own), sizeof own - strlen(own), "  \"partial_rotary_factor\": %s,\n",
+                 json_print_real(real[0], m->rotary));
     snprintf(text, sizeof text,
              "{\n"
              "  \"architectures\": [\"%s\"],\n"
@@ -257,20 +316,20 @@ static inline bool llama_write(const char *path, const GPTConfig *g, bool bf16, 
              "  \"vocab_size\": %zu,\n"
              "  \"max_position_embeddings\": %zu,\n"
              "  \"hidden_act\": \"%s\",\n"
-             "  \"%s\": %.17g,\n"
-             "  \"rope_theta\": %.17g,\n"
+             "  \"%s\": %s,\n"
+             "  \"rope_theta\": %s,\n"
              "  \"rope_scaling\": %s,\n"
              "%s"
-             "  \"initializer_range\": %g,\n"
+             "  \"initializer_range\": %s,\n"
              "  \"tie_word_embeddings\": %s,\n"
-             "  \"bos_token_id\": %s,\n"
-             "  \"eos_token_id\": %s,\n"
+             "  \"bos_token_id\": null,\n"
+             "  \"eos_token_id\": null,\n"
              "  \"torch_dtype\": \"%s\"\n"
              "}\n",
              CLASSES[m->type], LLAMA_TYPES[m->type], g->L, g->C, g->NH, m->KV, g->C / g->NH, m->F, g->V, g->maxT,
-             m->type == NEMOTRON ? "relu2" : "silu", m->type == NEMOTRON ? "norm_eps" : "rms_norm_eps", m->epsilon,
-             m->theta, rope, own, m->spec.stddev, m->tied ? "true" : "false", m->bos[0] ? m->bos : "null",
-             m->eos[0] ? m->eos : "null", bf16 ? "bfloat16" : "float32");
+             m->type == NEMOTRON ? "relu2" : "silu", m->type == NEMOTRON ? "norm_eps" : "rms_norm_eps",
+             json_print_real(real[0], m->epsilon), json_print_real(real[1], m->theta), rope, own,
+             json_print_real(real[2], m->spec.stddev), m->tied ? "true" : "false", bf16 ? "bfloat16" : "float32");
     return file_write_text(path, text, err);
 }
 

@@ -108,6 +108,7 @@ struct Trainer {
     TrainerState progress;         // steps done, next sample
     double step_began;             // seconds
     int out_lock;                  // of --out, see folder_lock; 0: not taken yet, -1: there are no locks
+    Kept kept;                     // rank 0 of a run with --out: what its checkpoints take along
     size_t saved_step;             // of the last checkpoint of this run; 0: none
     bool data_failed;              // this rank could not read its data, and data_error says why
     Error data_error;

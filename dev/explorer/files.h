@@ -43,6 +43,10 @@ typedef struct {
     size_t count;
     uint64_t *sums;
 } Checksums;
+typedef struct {
+    int none;
+} Kept;
+DOES_NOTHING(bool, kept_read, true)
 DOES_NOTHING(bool, checkpoint_claim, true)
 DOES_NOTHING(bool, checkpoint_latest, true)
 DOES_NOTHING(void, checkpoint_pass_over, )

@@ -106,7 +106,7 @@ static void fuzz_save(const GPTConfig *config, FuzzLayout l, bool bf16, size_t s
     char *words[] = {"train_gpt", "--seq", "8", "--global-batch", "8", "--steps", "9"};
     fuzz_promise(options_parse(&state.opt, NULL, 7, words, (RankOptions){}, &err));
     Checksums sums = checksums_make(config, bf16);
-    fuzz_promise(checkpoint_create(fuzz_out, &fuzz_lock, step, config, bf16, tmp, &err));
+    fuzz_promise(checkpoint_create(fuzz_out, &fuzz_lock, step, config, bf16, NULL, tmp, &err));
     fuzz_ranks(config, l, bf16, tmp, &sums);
     fuzz_promise(checkpoint_commit(fuzz_out, tmp, &state, &sums, dir, &err));
     free(sums.sums);

@@ -4,6 +4,29 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+// A folder that can have no other name, as one in a lower layer of overlayfs; NULL: none. The headers below rename with
+// these two.
+static const char *fixed_folder;
+
+static int rename_unless_fixed(const char *from, const char *to) {
+    if (!fixed_folder || strcmp(from, fixed_folder) != 0) return (rename)(from, to);
+    errno = EXDEV;
+    return -1;
+}
+
+static long exchange_unless_fixed(long number, int a, const char *from, int b, const char *to, unsigned flags) {
+    if (!fixed_folder || strcmp(to, fixed_folder) != 0) return (syscall)(number, a, from, b, to, flags);
+    errno = EXDEV;
+    return -1;
+}
+
+#define rename(from, to) rename_unless_fixed(from, to)
+#define syscall(number, a, from, b, to, flags) exchange_unless_fixed(number, a, from, b, to, flags)
 #include "llmc/host/checkpoint_list.h"
 
 #include <sched.h>
@@ -17,6 +40,8 @@
 #include "dev/test/check.h"
 #include "dev/test/files.h"
 #include "dev/test/verify.h"
+
+static size_t count_entries(const char *dir);
 
 static Check checks;
 static char root[256];  // where this run keeps its files
@@ -99,7 +124,9 @@ static const HeaderCase HEADERS[] = {
     {"negative size", ONE_TENSOR("[-2]", "[0,8]"), 8, "absurd shape"},
     {"a size that is text", ONE_TENSOR("[\"2\"]", "[0,8]"), 8, "absurd shape"},
     {"nine dimensions", ONE_TENSOR("[1,1,1,1,1,1,1,1,2]", "[0,8]"), 8, NULL},
-    {"unknown dtype", "{\"x\":{\"dtype\":\"Q4\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "unknown dtype"},
+    {"a dtype of later files", "{\"x\":{\"dtype\":\"F4\",\"shape\":[2],\"data_offsets\":[0,1]}," TENSOR("y", "[2]", "[1,9]") "}",
+     9, NULL},
+    {"a dtype of later files with a hole", "{\"x\":{\"dtype\":\"F4\",\"shape\":[2],\"data_offsets\":[1,2]}}", 2, "hole"},
     {"no dtype", "{\"x\":{\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "lacks a dtype"},
     {"a tensor that is a number", "{\"x\":1}", 8, "lacks a dtype"},
     {"a name with an escape sequence", "{\"\\u001b[2J\":1}", 8, "tensor ?[2J lacks a dtype"},
@@ -410,7 +437,7 @@ static bool save(const char *out, size_t step, const GPTConfig *config, const La
     Checksums sums = checksums_make(config, bf16);
     if (sums.count > MAX_SUMS) exit(1);
     memset(all_sums, 0, MAX_SUMS * sizeof *all_sums);
-    bool ok = checkpoint_create(out, &no_lock, step, config, bf16, tmp, err) &&
+    bool ok = checkpoint_create(out, &no_lock, step, config, bf16, NULL, tmp, err) &&
               (each_rank(config, l, bf16, tmp, job_write, err) || (checkpoint_remove(tmp), false));
     memcpy(sums.sums, all_sums, sums.count * sizeof *all_sums);
     ok = ok && checkpoint_commit(out, tmp, &state, &sums, dir, err);
@@ -505,26 +532,70 @@ static void rewrite_header(const char *from_dir, const char *to_dir, const char 
     free(file);
 }
 
+// What else a file of weights may hold, and what not: each with the bytes of its tensor behind the others.
+typedef struct {
+    const char *what, *name, *dtype, *shape;
+    size_t bytes;
+    char fill;         // all bytes; 'e': the embedding's
+    const char *says;  // NULL: the file is read
+} ExtraCase;
+
+static const ExtraCase EXTRAS[] = {
+    {"a mask", "transformer.h.0.attn.bias", "BOOL", "[1,1,10,10]", 100, 1, NULL},
+    {"a mask of F32", "h.0.attn.bias", "F32", "[1,1,10,10]", 400, 1, NULL},
+    {"a scalar for masked scores", "transformer.h.0.attn.masked_bias", "F32", "[]", 4, 1, NULL},
+    {"the angles of RoPE", "model.layers.0.self_attn.rotary_emb.inv_freq", "F32", "[4]", 16, 1, NULL},
+    {"a head that is the embedding", "lm_head.weight", "F32", "[257,24]", 24672, 'e', NULL},
+    {"a head of its own", "lm_head.weight", "F32", "[257,24]", 24672, 1, "lm_head.weight differs from wte.weight"},
+    {"a head of another size", "lm_head.weight", "F32", "[256,24]", 24576, 1, "lm_head.weight differs from wte.weight"},
+    {"a head of F8", "lm_head.weight", "F8_E8M0", "[257,24]", 6168, 1, "lm_head.weight differs from wte.weight"},
+    {"a bias that GPT-2 lacks", "h.0.attn.q_norm.weight", "F32", "[24]", 96, 1, "has a tensor h.0.attn.q_norm.weight"},
+    {"a tensor of one layer more", "h.7.ln_1.weight", "F32", "[24]", 96, 1, "has a tensor h.7.ln_1.weight"},
+    {"a weight twice", "transformer.wpe.weight", "F32", "[10,24]", 960, 1, "has a tensor transformer.wpe.weight"},
+    {"a head for classes", "score.weight", "F6_E2M3", "[2,24]", 36, 1, "has a tensor score.weight"},
+    {"a bias that only ends like a mask", "h.0.self_attn.bias", "F32", "[24]", 96, 1, "h.0.self_attn.bias"},
+};
+
+static void test_extra(void) {
+    Error err;
+    const char *dir = in_root("extra"), *whole = in_root("whole/step-00000100");
+    size_t data = 4 * count_parameters(&SMALL);
+    ParamTable table = table_make(&SMALL, shard_whole(&SMALL));
+    float *embedding = make_values(&table, STATE_WEIGHTS, false, 0.0f);
+    mkdir(dir, 0777);
+    for (size_t i = 0; i < sizeof EXTRAS / sizeof EXTRAS[0]; i++) {
+        const ExtraCase *c = &EXTRAS[i];
+        char extra[256];
+        snprintf(extra, sizeof extra, "\"%s\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%zu,%zu]}", c->name,
+                 c->dtype, c->shape, data, data + c->bytes);
+        rewrite_header(whole, dir, "\"h.8.", "\"h.8.", extra, c->bytes);
+        size_t bytes;
+        const char *path = in(dir, "model.safetensors");
+        char *file = read_file(path, &bytes);
+        memset(file + bytes - c->bytes, c->fill, c->bytes);
+        if (c->fill == 'e') memcpy(file + bytes - c->bytes, embedding, c->bytes);
+        write_file(path, file, bytes);
+        free(file);
+        bool read = checkpoint_is_complete(dir, &SMALL, 1, &err);
+        check(&checks, read == !c->says && (read || says(&err, c->says)), "beside the weights: %s%s%s", c->what,
+              read ? "" : " -> ", read ? "" : err.text);
+    }
+    free(embedding);
+    table_free(&table);
+}
+
 static void test_foreign(void) {
     Error err;
     const char *dir = in_root("foreign"), *whole = in_root("whole/step-00000100");
     mkdir(dir, 0777);
-    ParamTable table = table_make(&SMALL, shard_whole(&SMALL));
-    size_t data = 0;
-    for (size_t i = 0; i < table.count; i++) data += table.tensors[i].rows * table.tensors[i].cols * 4;
-    table_free(&table);
-    char extra[512];
-    snprintf(
-        extra, sizeof extra,
-        "\"lm_head.weight\":{\"dtype\":\"F32\",\"shape\":[257,24],\"data_offsets\":[%zu,%zu]},"
-        "\"transformer.h.0.attn.bias\":{\"dtype\":\"BOOL\",\"shape\":[1,1,10,10],\"data_offsets\":[%zu,%zu]},"
-        "\"transformer.h.0.attn.masked_bias\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[%zu,%zu]}",
-        data, data + 24672, data + 24672, data + 24772, data + 24772, data + 24776);
-    rewrite_header(whole, dir, "\"h.", "\"transformer.h.", extra, 24776);
+    rewrite_header(whole, dir, "\"h.", "\"transformer.h.", "", 0);
     bool ok = checkpoint_is_complete(dir, &SMALL, 1, &err);
     if (!ok) printf("     %s\n", err.text);
     ok = ok && each_rank(&SMALL, &ONE, false, dir, job_read_weights, &err);
-    check(&checks, ok, "names with the prefix \"transformer.\", extra lm_head.weight and buffers");
+    check(&checks, ok, "names with the prefix \"transformer.\"");
+    rewrite_header(whole, dir, "\"wte.weight", "\"lm_head.weight", "", 0);
+    ok = checkpoint_is_complete(dir, &SMALL, 1, &err) && each_rank(&SMALL, &ONE, false, dir, job_read_weights, &err);
+    check(&checks, ok, "a tied embedding by the name of the head %s", ok ? "" : err.text);
     static const struct { const char *what, *from, *to, *says;
     } wrong[] = {
         {"a tensor is missing", "\"ln_f.bias\"", "\"ln_g.bias\"", "has no tensor ln_f.bias"},
@@ -533,8 +604,10 @@ static void test_foreign(void) {
          "has shape [1728] instead of [24,72]"},
         {"integers", "\"F32\",\"shape\":[10,24]", "\"I32\",\"shape\":[10,24]",
          "tensor wpe.weight is I32"},
+        {"a type of later files", "\"F32\",\"shape\":[10,24]", "\"F4\",\"shape\":[10,24]",
+         "tensor wpe.weight is of an unknown dtype"},
     };
-    for (int i = 0; i < 4; i++) {
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         rewrite_header(whole, dir, wrong[i].from, wrong[i].to, "", 0);
         ok = !checkpoint_is_complete(dir, &SMALL, 1, &err) && says(&err, wrong[i].says);
         check(&checks, ok, "weights: %s", wrong[i].what);
@@ -613,6 +686,26 @@ static void test_split(void) {
 
 #define SIZES "\"n_layer\":2,\"n_head\":4,\"n_embd\":32,\"n_positions\":24,\"vocab_size\":61"
 #define GPT2(members) "{\"model_type\":\"gpt2\"," members "}"
+#define GPT2_DEFAULTS \
+    "\"_name_or_path\":\"\",\"activation_function\":\"gelu_new\",\"add_cross_attention\":false,\"architectures\":null," \
+    "\"attn_pdrop\":0.1,\"bad_words_ids\":null,\"begin_suppress_tokens\":null,\"bos_token_id\":50256," \
+    "\"chunk_size_feed_forward\":0,\"cross_attention_hidden_size\":null,\"decoder_start_token_id\":null," \
+    "\"diversity_penalty\":0.0,\"do_sample\":false,\"dtype\":null,\"early_stopping\":false,\"embd_pdrop\":0.1," \
+    "\"encoder_no_repeat_ngram_size\":0,\"eos_token_id\":50256,\"exponential_decay_length_penalty\":null," \
+    "\"finetuning_task\":null,\"forced_bos_token_id\":null,\"forced_eos_token_id\":null,\"id2label\":{\"0\":\"A\"}," \
+    "\"initializer_range\":0.02,\"is_decoder\":false,\"is_encoder_decoder\":false,\"label2id\":{\"A\":0}," \
+    "\"layer_norm_epsilon\":1e-05,\"length_penalty\":1.0,\"max_length\":20,\"min_length\":0,\"n_inner\":null," \
+    "\"no_repeat_ngram_size\":0,\"num_beam_groups\":1,\"num_beams\":1,\"num_return_sequences\":1," \
+    "\"output_attentions\":false,\"output_hidden_states\":false,\"output_scores\":false,\"pad_token_id\":null," \
+    "\"prefix\":null,\"problem_type\":null,\"pruned_heads\":{},\"remove_invalid_values\":false," \
+    "\"reorder_and_upcast_attn\":false,\"repetition_penalty\":1.0,\"resid_pdrop\":0.1,\"return_dict\":true," \
+    "\"return_dict_in_generate\":false,\"scale_attn_by_inverse_layer_idx\":false,\"scale_attn_weights\":true," \
+    "\"sep_token_id\":null,\"summary_activation\":null,\"summary_first_dropout\":0.1," \
+    "\"summary_proj_to_labels\":true,\"summary_type\":\"cls_index\",\"summary_use_proj\":true," \
+    "\"suppress_tokens\":null,\"task_specific_params\":{\"text-generation\":{\"max_length\":50}}," \
+    "\"temperature\":1.0,\"tf_legacy_loss\":false,\"tie_encoder_decoder\":false,\"tie_word_embeddings\":true," \
+    "\"tokenizer_class\":null,\"top_k\":50,\"top_p\":1.0,\"torchscript\":false," \
+    "\"transformers_version\":\"4.57.6\",\"typical_p\":1.0,\"use_bfloat16\":false,\"use_cache\":true"
 static void test_config(void) {
     static const struct { const char *what, *text, *says;
     } cases[] = {
@@ -622,6 +715,20 @@ static void test_config(void) {
                     "\"tie_word_embeddings\":true,\"scale_attn_weights\":true,"
                     "\"scale_attn_by_inverse_layer_idx\":false,\"reorder_and_upcast_attn\":false,\"attn_pdrop\":0.1"),
          NULL},
+        {"newer names that agree",
+         GPT2(SIZES ",\"hidden_size\":32,\"num_hidden_layers\":2,\"num_attention_heads\":4,"
+                    "\"max_position_embeddings\":24,\"n_ctx\":24,\"n_inner\":null"), NULL},
+        {"all that transformers 5.24 and 4.57 write", GPT2(SIZES "," GPT2_DEFAULTS), NULL},
+        {"two widths", GPT2(SIZES ",\"hidden_size\":64"), "\"n_embd\" and \"hidden_size\" disagree"},
+        {"two depths", GPT2(SIZES ",\"num_hidden_layers\":3"), "\"n_layer\" and \"num_hidden_layers\" disagree"},
+        {"two counts of heads", GPT2(SIZES ",\"num_attention_heads\":8"), "\"num_attention_heads\" disagree"},
+        {"two lengths", GPT2(SIZES ",\"n_ctx\":1024"), "\"n_positions\" and \"n_ctx\" disagree"},
+        {"two types", GPT2(SIZES ",\"dtype\":\"float16\",\"torch_dtype\":\"float32\""), "\"torch_dtype\" disagree"},
+        {"RoPE", GPT2(SIZES ",\"rope_theta\":10000.0"), "\"rope_theta\" is not supported"},
+        {"a member that nobody knows", GPT2(SIZES ",\"logit_scale\":0.5"), "\"logit_scale\" is not supported"},
+        {"a member that is null", GPT2(SIZES ",\"logit_scale\":null"), NULL},
+        {"cross attention", GPT2(SIZES ",\"add_cross_attention\":true"), "\"add_cross_attention\" must be false"},
+        {"heads that were cut out", GPT2(SIZES ",\"pruned_heads\":{\"0\":[1]}"), "\"pruned_heads\" must be {}"},
         {"another architecture", "{\"model_type\":\"llama\"," SIZES "}", "model_type"},
         {"no model_type", "{" SIZES "}", "model_type"},
         {"model_type is a number", "{\"model_type\":2," SIZES "}", "model_type"},
@@ -662,6 +769,96 @@ static void test_config(void) {
     }
     check(&checks, ok && !config_read(in_root("nowhere"), NULL, &g, &err) && says(&err, "No such file"),
           "config.json: each truncation is refused");
+}
+
+// What a folder brought and training does not change comes out again.
+static void test_kept(void) {
+    static const char source[] =
+        "{\n    \"architectures\" : [ \"GPT2Model\" ],\"model_type\":\"gpt2\"," SIZES ",\n"
+        "    \"bos_token_id\": 0, \"eos_token_id\": [0, 60], \"pad_token_id\": 3, \"resid_pdrop\": 0.10,\n"
+        "    \"task_specific_params\": {\"torch_dtype\": \"}\\\"{\", \"a\": [1.0, {\"x\": 2e0}]}, \"dty\\u0070e\": \"float16\"\t}\n";
+    Error err = {""};
+    GPTConfig g = {2, 32, 4, 61, 128, 24, NULL}, read;
+    Kept kept;
+    char tmp[PATH_MAX], name[32];
+    const char *dir = in_root("brought"), *out = in_root("kept");
+    mkdir(dir, 0777);
+    write_text(in(dir, "config.json"), source);
+    for (int i = 0; i < KEPT_COUNT; i++) {
+        snprintf(name, sizeof name, "%d\n%cfile", i, 0);
+        if (i != 2) write_file(in(dir, CHECKPOINT_FILES[KEPT_FIRST + i]), name, 8);
+    }
+    bool ok = kept_read(&kept, dir, &err) && !kept.files[2] && folder_make(out, &err);
+    remove_tree(dir);  // as a resume may do with the checkpoint that it began with
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        ok = ok && checkpoint_create(out, &no_lock, 1, &g, bf16, &kept, tmp, &err);
+        char *want = replaced(source, "[ \"GPT2Model\" ]", "[\"GPT2LMHeadModel\"]"), *got = NULL;
+        char *typed = replaced(want, "\"float16\"", bf16 ? "\"bfloat16\"" : "\"float32\"");
+        ok = ok && (got = read_file(in(tmp, "config.json"), NULL)) != NULL && strcmp(got, typed) == 0;
+        check(&checks, ok && config_read(tmp, NULL, &read, &err),
+              "config.json comes out as it was but for class and type %s", got ? got : err.text);
+        for (int i = 0; i < KEPT_COUNT && ok; i++) {
+            size_t bytes = 0;
+            const char *file = in(tmp, CHECKPOINT_FILES[KEPT_FIRST + i]);
+            snprintf(name, sizeof name, "%d\n%cfile", i, 0);
+            if (i == 2) {
+                ok = !file_exists(file);
+            } else {
+                char *text = read_file(file, &bytes);
+                ok = text && bytes == 8 && memcmp(text, name, 8) == 0;
+                free(text);
+            }
+        }
+        check(&checks, ok, "and the files beside it as they were");
+        checkpoint_remove(tmp);
+        check(&checks, ok && count_entries(out) == 0, "which all belong to the checkpoint");
+        free(want), free(typed), free(got);
+    }
+    kept_free(&kept);
+    // Members that the source does not have.
+    static const struct { const char *text, *key, *value, *want; } MEMBERS[] = {
+        {"{}", "a", "1", "{\n  \"a\": 1\n}"},
+        {" { } ", "a", "1", " {\n  \"a\": 1\n} "},
+        {"{\"b\":{\"a\":2}}\n", "a", "[1]", "{\"b\":{\"a\":2},\n  \"a\": [1]\n}\n"},
+        {"{\"a\":\",}\",\"b\":3}", "a", "1", "{\"a\":1,\"b\":3}"},
+        {"{\"a b\":3 , \"a\" : [1,{\"a\":\"]\"}] }", "a", "1", "{\"a b\":3 , \"a\" : 1 }"},
+        {"{\n  \"b\": \"a\"\n}", "a", "1", "{\n  \"b\": \"a\",\n  \"a\": 1\n}"},
+    };
+    for (size_t i = 0; i < sizeof MEMBERS / sizeof MEMBERS[0]; i++) {
+        char *made = json_set_member(strdup(MEMBERS[i].text), MEMBERS[i].key, MEMBERS[i].value);
+        check(&checks, strcmp(made, MEMBERS[i].want) == 0, "\"%s\" set in %s", MEMBERS[i].key, MEMBERS[i].text);
+        free(made);
+    }
+    // What cannot be kept is left out: training does not need it.
+    const char *odd = in_root("odd");
+    mkdir(odd, 0777);
+    write_text(in(odd, "config.json"), source);
+    ok = symlink("nowhere", in(odd, "tokenizer.json")) == 0 && mkdir(in(odd, "vocab.json"), 0777) == 0;
+    write_text(in(odd, "merges.txt"), "x");
+    ok = ok && truncate(in(odd, "merges.txt"), KEPT_MOST_BYTES + 1) == 0 && kept_read(&kept, odd, &err);
+    for (int i = 0; i < KEPT_COUNT; i++) ok = ok && !kept.files[i];
+    check(&checks, ok, "a dangling link, a folder and a file that is too large are left out with a note");
+    kept_free(&kept);
+}
+
+static void test_reals(void) {
+    static const struct { double x; const char *text; } REALS[] = {
+        {8, "8.0"}, {1e-6, "1e-06"}, {1e-5, "1e-05"}, {0.0001, "0.0001"}, {0.5, "0.5"}, {5e5, "500000.0"},
+        {0.041666666666666664, "0.041666666666666664"}, {1e16, "1e+16"}, {123456789012345680.0, "1.2345678901234568e+17"},
+        {0.1, "0.1"}, {1.0 / 3, "0.3333333333333333"}, {1e11, "100000000000.0"}, {12345.678, "12345.678"}, {0, "0.0"},
+    };
+    char text[40];
+    bool ok = true;
+    for (size_t i = 0; i < sizeof REALS / sizeof REALS[0]; i++) {
+        if (strcmp(json_print_real(text, REALS[i].x), REALS[i].text) == 0) continue;
+        printf("     %s instead of %s\n", text, REALS[i].text);
+        ok = false;
+    }
+    for (uint64_t i = 0; i < 10000; i++) {
+        double x = ldexp((double)(mix(i) >> 11), (int)(mix(i + 9) % 150) - 100);
+        ok = ok && strtod(json_print_real(text, x), NULL) == x && strpbrk(text, ".e");
+    }
+    check(&checks, ok, "floats are printed as Python prints them, and come back");
 }
 
 static void test_state(void) {
@@ -790,7 +987,7 @@ static void test_folders(void) {
     check(&checks, ok, "no folder yet: no checkpoint, and no error");
     ok = save_one(out, 5, &SMALL, &err) && save_one(out, 10, &SMALL, &err);
     check(&checks, ok && latest_is(out, "step-00000010"), "the newest checkpoint is found");
-    ok = checkpoint_create(out, &no_lock, 15, &SMALL, false, tmp, &err) && latest_is(out, "step-00000010");
+    ok = checkpoint_create(out, &no_lock, 15, &SMALL, false, NULL, tmp, &err) && latest_is(out, "step-00000010");
     ok = ok && save_one(out, 20, &SMALL, &err) && count_entries(out) == 4;
     mkdir(in(out, "step-00000099"), 0777);  // somebody's empty folder
     mkdir(in(out, "step-mine"), 0777);
@@ -823,7 +1020,7 @@ static void test_folders(void) {
     ok &= !checkpoint_claim("/proc/out", true, &lock, &err) && says(&err, "/proc/out");
     ok &= !checkpoint_claim("", true, &lock, &err) && says(&err, "");
     ok &= checkpoint_claim(in_root("a/b/new/"), true, &lock, &err) && count_entries(in_root("a/b/new")) == 0;
-    ok &= !checkpoint_create(in_root("file/out"), &no_lock, 1, &SMALL, false, tmp, &err) &&
+    ok &= !checkpoint_create(in_root("file/out"), &no_lock, 1, &SMALL, false, NULL, tmp, &err) &&
           says(&err, "Not a directory");
     check(&checks, ok, "unwritable --out");
 }
@@ -1112,6 +1309,23 @@ static void test_checksums(void) {
     check(&checks, ok, "one whose checksums are none is not");
 }
 
+// What stands in config.json alone, and in no tensor's shape, has a sum of its own, which older checkpoints lack.
+static void test_config_sum(void) {
+    Error err = {""};
+    const char *out = in_root("edited"), *dir = in(out, "step-00000001"), *config = in(dir, "config.json");
+    bool ok = save_one(out, 1, &TINY, &err) && checkpoint_verify(dir, &err);
+    char *text = read_file(config, NULL), *edited = replaced(text, "\"eos_token_id\": null", "\"eos_token_id\": 1234");
+    write_text(config, edited);
+    ok = ok && !checkpoint_verify(dir, &err) && says(&err, "config.json is damaged: the file has the checksum");
+    check(&checks, ok, "a member of config.json that was edited is found -> %s", err.text);
+    const char *trainer = in(dir, "trainer.json");
+    char *sums = read_file(trainer, NULL), *last = strstr(sums, ",\n    \"config.json\"");
+    if (last) strcpy(last, "\n  }\n}\n");
+    write_text(trainer, sums);
+    check(&checks, ok && last && checkpoint_verify(dir, &err), "a checkpoint without this sum stays valid %s", err.text);
+    free(text), free(edited), free(sums);
+}
+
 // SIGKILL at any moment of saving: the newest checkpoint is a whole one.
 static void test_kill(void) {
     const char *out = in_root("kill");
@@ -1162,7 +1376,7 @@ static int full_disk(const char *out, const GPTConfig *large, bool limit_now) {
     if (!each_rank(&TINY, &ONE, false, in(out, "step-00000001"), job_read, &err)) return 6;
     if (!save_one(out, 3, &TINY, &err)) return 7;
     // The disk fills up later: while a rank writes.
-    if (!checkpoint_create(out, &no_lock, 4, &TINY, false, tmp, &err)) return 8;
+    if (!checkpoint_create(out, &no_lock, 4, &TINY, false, NULL, tmp, &err)) return 8;
     struct rlimit none = {100, 100};
     signal(SIGXFSZ, SIG_IGN);
     if (setrlimit(RLIMIT_FSIZE, &none) != 0) return 9;
@@ -1197,6 +1411,66 @@ static void test_full_disk(void) {
     check(&checks, status == 0, "full disk while saving: one sentence, previous checkpoint intact (%d)", status >> 8);
 }
 
+// A folder whose name is taken by one that cannot be renamed: ours goes, anything else stays, and so does the new one.
+static void test_fixed(void) {
+    Error err = {""};
+    TrainerState state;
+    const char *out = in_root("fixed"), *named = in(out, "step-00000004");
+    bool ok = save_one(out, 4, &TINY, &err);
+    fixed_folder = named;
+    ok = ok && save(out, 4, &TINY, &ONE, true, &err) && count_entries(out) == 1 &&
+         checkpoint_is_complete(named, &TINY, 4, &err);
+    check(&checks, ok, "a checkpoint that cannot be renamed is replaced %s", err.text);
+    ok = save_one(out, 5, &TINY, &err);
+    checkpoint_prune(out, 1, 5);
+    check(&checks, ok && count_entries(out) == 1, "or pruned");
+    out = in_root("held"), named = fixed_folder = in(out, "step-00000006");
+    ok = folder_make(named, &err);
+    write_text(in(named, "notes"), "mine");
+    ok = ok && !save_one(out, 6, &TINY, &err) && says(&err, "the checkpoint is whole, and stays in ");
+    check(&checks, ok && is_mine(in(named, "notes")) && count_entries(out) == 2,
+          "somebody's folder stays, and so does the checkpoint that should have its name -> %s", err.text);
+    char stays[PATH_MAX];
+    snprintf(stays, sizeof stays, "%s", strstr(err.text, "stays in ") + strlen("stays in "));
+    ok = ok && checkpoint_claim(out, true, &lock, &err) && trainer_state_read(stays, &state, &err) && state.step == 6;
+    check(&checks, ok && checkpoint_verify(stays, &err), "also when the next run clears the folder up %s", err.text);
+    fixed_folder = NULL;
+    ok = ok && unlink(in(named, "notes")) == 0 && checkpoint_claim(out, true, &lock, &err);
+    check(&checks, ok && latest_is(out, "step-00000006") && count_entries(out) == 1,
+          "which gives it its name once this is free");
+}
+
+// The same on overlayfs itself: in a container that was made from an image with a run in it.
+static int overlay(const char *lower) {
+    Error err = {""};
+    const char *upper = in(lower, "../upper"), *work = in(lower, "../work"), *mounted = in(lower, "../mounted");
+    char options[PATH_MAX];
+    snprintf(options, sizeof options, "lowerdir=%s,upperdir=%s,workdir=%s", lower, upper, work);
+    if (mkdir(upper, 0777) != 0 || mkdir(work, 0777) != 0 || mkdir(mounted, 0777) != 0) return 1;
+    if (unshare(CLONE_NEWNS) != 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+        mount("overlay", mounted, "overlay", 0, options) != 0) return 77;
+    if ((rename)(in(mounted, "step-00000004"), in(mounted, "other")) == 0) return 77;  // mounted with redirect_dir
+    if (!save(mounted, 4, &TINY, &ONE, true, &err)) return fprintf(stderr, "%s\n", err.text), 2;
+    if (count_entries(mounted) != 2 || !latest_is(mounted, "step-00000004")) return 3;
+    if (!checkpoint_is_complete(in(mounted, "step-00000004"), &TINY, 4, &err)) return 4;
+    checkpoint_prune(mounted, 1, 4);
+    return count_entries(mounted) == 1 ? 0 : 5;
+}
+
+static void test_overlay(void) {
+    Error err = {""};
+    int status = 0;
+    const char *lower = in_root("lower");
+    bool ok = save_one(lower, 2, &TINY, &err) && save_one(lower, 4, &TINY, &err);
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) _exit(overlay(lower));
+    waitpid(child, &status, 0);
+    if (status >> 8 == 77) printf("     no right to mount overlayfs: only its error was tested\n");
+    else check(&checks, ok && status == 0, "in a lower layer of overlayfs it is replaced and pruned, too (%d)",
+               status >> 8);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 
 int main(void) {
@@ -1209,8 +1483,11 @@ int main(void) {
     test_types();
     test_layouts();
     test_foreign();
+    test_extra();
     test_split();
     test_config();
+    test_kept();
+    test_reals();
     test_state();
     test_folders();
     test_order();
@@ -1220,9 +1497,12 @@ int main(void) {
     test_path_lengths();
     test_unsound();
     test_checksums();
+    test_config_sum();
     test_shares();
     test_kill();
     test_full_disk();
+    test_fixed();
+    test_overlay();
     remove_tree(root);
     return check_summary(&checks);
 }

@@ -42,6 +42,14 @@ static void test_samples(Check *c) {
                  !dataloader_read(&dl, 0, false, 0, 60000, sample, &err),
           "refused: one that becomes a FIFO -> %s", err.text);
     dataloader_close(&dl);
+    // A file's own name is no pattern, whatever is in it.
+    mkdir("run[1]", 0777);
+    counting_shard("run[1]/b*\\.bin", 7, 11);
+    counting_shard("run[1]/b2\\.bin", 70, 11);
+    good = dataloader_open(&dl, "run[1]/b*\\.bin", T, 1, &err) && dl.samples == 1 &&
+           dataloader_read(&dl, 0, false, 0, 60000, sample, &err) && sample[0] == 7;
+    check(c, good, "a shard whose name has characters of a pattern %s", good ? "" : err.text);
+    if (good) dataloader_close(&dl);
 }
 
 // One source may have shards of both widths: the shard's own header counts.

@@ -295,6 +295,179 @@ static void group_layouts(Context *x) {
     }
 }
 
+// ---- group config: config.json alone --------------------------------------------------------------------
+
+// The members of `base` with those of `more` set (null: as it stands; "-KEY": without it), as text.
+static char *with_members(const char *base, const char *more) {
+    cJSON *root = cJSON_Parse(base), *set = cJSON_Parse(more), *item;
+    if (!root || !set) die("not JSON:", more);
+    while ((item = cJSON_DetachItemFromArray(set, 0)) != NULL) {
+        const char *key = item->string[0] == '-' ? item->string + 1 : item->string;
+        cJSON_DeleteItemFromObjectCaseSensitive(root, key);
+        if (key == item->string) cJSON_AddItemToObject(root, strdup(key), item);
+        else cJSON_Delete(item);
+    }
+    char *text = cJSON_Print(root);
+    cJSON_Delete(root);
+    cJSON_Delete(set);
+    return text;
+}
+
+// A change of config.json of one of the three models, and what refuses it; NULL: nothing does.
+typedef struct {
+    LlamaType type;
+    const char *members, *says;
+} Change;
+
+#define YARN "{\"rope_type\": \"yarn\", \"factor\": 4.0}"
+#define SCALED(factor) "{\"rope_type\": \"llama3\", \"factor\": " factor ", \"low_freq_factor\": 1.0, " \
+    "\"high_freq_factor\": 4.0, \"original_max_position_embeddings\": 16}"
+#define NESTED(members) "{\"rope_parameters\": {\"rope_type\": \"default\", " members "}"
+static const Change CHANGES[] = {
+    // two places of RoPE
+    {QWEN2, NESTED("\"rope_theta\": 100.0") ", \"rope_scaling\": " YARN "}", "\"rope_parameters\" and \"rope_scaling\" disagree"},
+    {LLAMA, NESTED("\"rope_theta\": 100.0") ", \"rope_scaling\": " SCALED("8.0") "}", "\"rope_scaling\" disagree"},
+    {LLAMA, "{\"rope_parameters\": " SCALED("8.0") ", \"rope_scaling\": " SCALED("4.0") "}", "\"rope_scaling\" disagree"},
+    {LLAMA, "{\"rope_parameters\": " SCALED("8.0") ", \"rope_scaling\": " SCALED("8.0") "}", NULL},
+    {LLAMA, NESTED("\"rope_theta\": 100.0") ", \"rope_scaling\": null}", NULL},
+    {LLAMA, NESTED("\"rope_theta\": 77.0") ", \"rope_scaling\": null}", "has \"rope_theta\" twice, and they disagree"},
+    {LLAMA, NESTED("\"rope_theta\": 77.0") ", \"-rope_theta\": 0, \"rope_scaling\": null}", NULL},
+    {NEMOTRON, NESTED("\"partial_rotary_factor\": 0.25") "}", "has \"partial_rotary_factor\" twice"},
+    {NEMOTRON, NESTED("\"partial_rotary_factor\": 0.5") "}", NULL},
+    {LLAMA, NESTED("\"type\": \"llama3\"") ", \"rope_scaling\": null}", "\"rope_type\" and \"type\" disagree"},
+    {LLAMA, "{\"rope_scaling\": {\"type\": \"default\"}}", NULL},
+    {LLAMA, "{\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}}", "\"rope_type\" linear"},
+    {LLAMA, "{\"rope_scaling\": {\"type\": \"default\", \"mrope_section\": [1, 1]}}", "\"mrope_section\" of RoPE"},
+    {LLAMA, "{\"rope_scaling\": {\"type\": \"default\", \"factor\": 2.0}}", "\"factor\" of RoPE"},
+    {LLAMA, "{\"rope_scaling\": {\"full_attention\": {\"rope_theta\": 5.0}}}", "\"full_attention\" of RoPE"},
+    {LLAMA, "{\"rope_scaling\": 2.0}", "\"rope_scaling\" must be an object"},
+    {LLAMA, "{\"rope_scaling\": {\"rope_type\": 3}}", "\"rope_type\" must be a word"},
+    // a share of a head's channels, which only Nemotron turns
+    {LLAMA, "{\"partial_rotary_factor\": 0.5}", "\"partial_rotary_factor\" must be 1: llama"},
+    {QWEN2, NESTED("\"partial_rotary_factor\": 0.5") ", \"-partial_rotary_factor\": 0}",
+     "\"partial_rotary_factor\" must be 1: qwen2"},
+    {LLAMA, "{\"-partial_rotary_factor\": 0}", NULL},
+    // dropout
+    {LLAMA, "{\"attention_dropout\": 0.1}", "\"attention_dropout\" must be 0"},
+    {QWEN2, "{\"attention_dropout\": 0.1}", "\"attention_dropout\" must be 0"},
+    {NEMOTRON, "{\"hidden_dropout\": 0.1}", "\"hidden_dropout\" must be 0"},
+    {NEMOTRON, "{\"attention_dropout\": 0.0, \"hidden_dropout\": 0}", NULL},
+    // windows
+    {QWEN2, "{\"use_sliding_window\": true, \"sliding_window\": 8, \"max_window_layers\": 4}", NULL},
+    {QWEN2, "{\"use_sliding_window\": true, \"sliding_window\": 8, \"max_window_layers\": 3}", "\"use_sliding_window\""},
+    {QWEN2, "{\"use_sliding_window\": true, \"sliding_window\": null, \"max_window_layers\": 3}", NULL},
+    {QWEN2, "{\"sliding_window\": 8, \"max_window_layers\": 0}", NULL},
+    {QWEN2, "{\"max_window_layers\": -1}", "\"max_window_layers\" must be a whole number"},
+    {QWEN2, "{\"layer_types\": [\"full_attention\", \"full_attention\", \"full_attention\", \"full_attention\"]}", NULL},
+    {QWEN2, "{\"layer_types\": [\"full_attention\", \"full_attention\", \"full_attention\", \"sliding_attention\"]}",
+     "\"layer_types\" must be 4 times full_attention"},
+    {LLAMA, "{\"layer_types\": [\"full_attention\"]}", "\"layer_types\" must be 4 times"},
+    {LLAMA, "{\"use_sliding_window\": true}", "\"use_sliding_window\""},
+    // what belongs to another kind of model, or is not known
+    {LLAMA, "{\"norm_eps\": 1e-5}", "\"norm_eps\" must be null"},
+    {NEMOTRON, "{\"rms_norm_eps\": 1e-5}", "\"rms_norm_eps\" must be null"},
+    {LLAMA, "{\"num_local_experts\": 8}", "\"num_local_experts\" is not supported"},
+    {LLAMA, "{\"rope_interleaved\": true}", "\"rope_interleaved\" must be false"},
+    {LLAMA, "{\"my_own_scale\": 2}", "\"my_own_scale\" is not supported: if it changes nothing in the model, take it out"},
+    {LLAMA, "{\"my_own_scale\": null}", NULL},
+    {LLAMA, "{\"add_cross_attention\": true}", "\"add_cross_attention\" must be false"},
+    {LLAMA, "{\"pruned_heads\": {\"0\": [1]}}", "\"pruned_heads\" must be {}"},
+    {LLAMA, "{\"tie_word_embeddings\": \"true\"}", "\"tie_word_embeddings\""},
+    {LLAMA, "{\"dtype\": \"float32\", \"torch_dtype\": \"bfloat16\"}", "\"dtype\" and \"torch_dtype\" disagree"},
+    {LLAMA, "{\"dtype\": \"float32\", \"torch_dtype\": \"float32\"}", NULL},
+};
+
+// What transformers 5.24 and 4.57 write with all defaults written out, but for sizes and what is in llama_config.
+#define NEWER "\"_name_or_path\": \"\", \"chunk_size_feed_forward\": 0, \"dtype\": null, \"id2label\": {\"0\": \"A\"}, " \
+    "\"label2id\": {\"A\": 0}, \"initializer_range\": 0.02, \"is_encoder_decoder\": false, \"attention_dropout\": 0.0, " \
+    "\"output_attentions\": false, \"output_hidden_states\": false, \"pad_token_id\": null, \"problem_type\": null, " \
+    "\"return_dict\": true, \"transformers_version\": \"5.24.0\", \"use_cache\": true"
+#define OLDER ", \"add_cross_attention\": false, \"bad_words_ids\": null, \"begin_suppress_tokens\": null, " \
+    "\"cross_attention_hidden_size\": null, \"decoder_start_token_id\": null, \"diversity_penalty\": 0.0, " \
+    "\"do_sample\": false, \"early_stopping\": false, \"encoder_no_repeat_ngram_size\": 0, " \
+    "\"exponential_decay_length_penalty\": null, \"finetuning_task\": null, \"forced_bos_token_id\": null, " \
+    "\"forced_eos_token_id\": null, \"is_decoder\": false, \"length_penalty\": 1.0, \"max_length\": 20, " \
+    "\"min_length\": 0, \"no_repeat_ngram_size\": 0, \"num_beam_groups\": 1, \"num_beams\": 1, " \
+    "\"num_return_sequences\": 1, \"output_scores\": false, \"prefix\": null, \"pruned_heads\": {}, " \
+    "\"remove_invalid_values\": false, \"repetition_penalty\": 1.0, \"return_dict_in_generate\": false, " \
+    "\"sep_token_id\": null, \"suppress_tokens\": null, \"task_specific_params\": null, \"temperature\": 1.0, " \
+    "\"tf_legacy_loss\": false, \"tie_encoder_decoder\": false, \"tokenizer_class\": null, \"top_k\": 50, " \
+    "\"top_p\": 1.0, \"torchscript\": false, \"typical_p\": 1.0, \"use_bfloat16\": false"
+#define BIASES ", \"attention_bias\": false, \"mlp_bias\": false"
+#define WINDOWS ", \"max_window_layers\": 28, \"sliding_window\": null, \"use_sliding_window\": false, " \
+    "\"layer_types\": [\"full_attention\", \"full_attention\", \"full_attention\", \"full_attention\"]"
+#define LATEST_ROPE ", \"-rope_theta\": 0, \"-rope_scaling\": 0, \"-partial_rotary_factor\": 0, \"rope_parameters\": "
+static const Change WRITTEN[] = {
+    {LLAMA, "{" NEWER BIASES ", \"head_dim\": 4, \"pretraining_tp\": 1" LATEST_ROPE
+     "{\"rope_theta\": 100.0, \"rope_type\": \"default\"}}", NULL},
+    {QWEN2, "{" NEWER WINDOWS LATEST_ROPE "{\"rope_theta\": 100.0, \"rope_type\": \"default\"}}", NULL},
+    {NEMOTRON, "{" NEWER BIASES ", \"head_dim\": 4" LATEST_ROPE
+     "{\"partial_rotary_factor\": 0.5, \"rope_theta\": 100.0, \"rope_type\": \"default\"}}", NULL},
+    {LLAMA, "{" NEWER OLDER BIASES ", \"head_dim\": 4, \"pretraining_tp\": 1}", NULL},
+    {QWEN2, "{" NEWER OLDER WINDOWS ", \"-partial_rotary_factor\": 0}", NULL},
+    {NEMOTRON, "{" NEWER OLDER BIASES ", \"head_dim\": 4, \"num_key_value_heads\": null}", NULL},
+    // SmolLM2's
+    {LLAMA, "{\"is_llama_config\": true, \"rope_interleaved\": false, \"pretraining_tp\": 1, "
+     "\"transformers.js_config\": {\"kv_cache_dtype\": {\"fp16\": \"float16\"}}}", NULL},
+};
+
+static bool reads(const char *text, GPTConfig *g, Llama *m, Error *err) {
+    memset(g, 0, sizeof *g), memset(m, 0, sizeof *m);
+    g->spec = &m->spec;
+    write_text("config.json", text);
+    return llama_read("config.json", g, err);
+}
+
+static void check_change(Context *x, char *const *bases, const Change *c) {
+    GPTConfig g;
+    Llama m;
+    Error err = {""};
+    char *text = with_members(bases[c->type], c->members);
+    bool read = reads(text, &g, &m, &err);
+    check(&x->check, read == !c->says && (read || strstr(err.text, c->says)), "config.json of %s: %.60s -> %s",
+          LLAMA_TYPES[c->type], c->members, err.text);
+    free(text);
+}
+
+// Every member of the struct that llama_read sets comes back from what llama_write writes.
+static bool same_llama(const GPTConfig *a, const Llama *x, const GPTConfig *b, const Llama *y) {
+    return a->L == b->L && a->C == b->C && a->NH == b->NH && a->V == b->V && a->Vp == b->Vp && a->maxT == b->maxT &&
+           x->type == y->type && x->tied == y->tied && memcmp(&x->KV, &y->KV, sizeof *x - offsetof(Llama, KV)) == 0;
+}
+
+static void group_config(Context *x) {
+    char *bases[3];
+    for (int i = 0; i < 3; i++) {
+        Llama m;
+        Reference ref = llama_model(&MODELS[i], &m, 0, 0);
+        bases[i] = llama_config(&ref.config);
+        reference_free(&ref);
+    }
+    for (size_t i = 0; i < sizeof CHANGES / sizeof *CHANGES; i++) check_change(x, bases, &CHANGES[i]);
+    for (size_t i = 0; i < sizeof WRITTEN / sizeof *WRITTEN; i++) check_change(x, bases, &WRITTEN[i]);
+    static const Change EACH[] = {
+        {LLAMA, "{}", NULL},
+        {LLAMA, "{\"rms_norm_eps\": 3e-7, \"rope_theta\": 12345.678, \"tie_word_embeddings\": true}", NULL},
+        {LLAMA, "{\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 3.3, \"low_freq_factor\": 1.1, "
+         "\"high_freq_factor\": 4.4, \"original_max_position_embeddings\": 77}}", NULL},
+        {QWEN2, "{\"num_key_value_heads\": 2, \"intermediate_size\": 60, \"rms_norm_eps\": 0.1}", NULL},
+        {NEMOTRON, "{\"norm_eps\": 0.3, \"partial_rotary_factor\": 1, \"rope_theta\": 1e11}", NULL},
+    };
+    for (size_t i = 0; i < sizeof EACH / sizeof *EACH; i++) {
+        GPTConfig a, b;
+        Llama m, n;
+        Error err = {""};
+        char *text = with_members(bases[EACH[i].type], EACH[i].members);
+        bool ok = reads(text, &a, &m, &err) && llama_write("again.json", &a, i % 2, &err);
+        memset(&n, 0, sizeof n);
+        b.spec = &n.spec;
+        ok = ok && llama_read("again.json", &b, &err);
+        check(&x->check, ok && same_llama(&a, &m, &b, &n), "read, written, read: %.60s %s", EACH[i].members, err.text);
+        free(text);
+    }
+    for (int i = 0; i < 3; i++) free(bases[i]);
+}
+
 // ---- group files ----------------------------------------------------------------------------------------
 
 // The folder in two files of BF16 or F16, and a saved folder, are the same model.
@@ -307,6 +480,8 @@ static void test_files(Context *x, const Model *s) {
         c.ref.params[i] = fabs(value) < 1.0 / 16384 ? 0 : value;  // what F16 too has without rounding
     }
     write_folder("model", llama_config(&table->config), table, c.ref.params, INTACT);
+    write_text("model/generation_config.json", "{\"eos_token_id\": [2, 3]}\n");
+    write_text("model/chat_template.jinja", "{{ messages }}");
     char flags[ARG_BYTES], *map = allocate(table->count * 128 + 100);
     const char *rest = strchr(c.flags + 7, ' ');  // behind "--init model"
     snprintf(flags, sizeof flags, "%s --micro-batch 1", rest);
@@ -336,6 +511,9 @@ static void test_files(Context *x, const Model *s) {
          runs(x, &LLAMA_ONE, "", "--resume out/step-00000001 %s --out again --log two", flags);
     check(&x->check, ok && same_checkpoint("again/step-00000002", "out/step-00000002"),
           "%s: a saved folder is read again, and the run goes on with the same bits", s->name);
+    check(&x->check, same_file("model/generation_config.json", "again/step-00000002/generation_config.json") &&
+          same_file("model/chat_template.jinja", "again/step-00000002/chat_template.jinja"),
+          "%s: and so do the files beside the weights", s->name);
     cJSON *saved = read_json("out/step-00000002/config.json");
     const cJSON *scaling = cJSON_GetObjectItem(saved, "rope_scaling");
     check(&x->check, number(saved, "num_key_value_heads") == (double)s->KV && number(saved, "rope_theta") == 100 &&
@@ -343,6 +521,12 @@ static void test_files(Context *x, const Model *s) {
           (s->factor > 0 ? number(scaling, "factor") == s->factor : cJSON_IsNull(scaling)),
           "%s: config.json has what it was read with", s->name);
     cJSON_Delete(saved);
+    char *text = read_file("out/step-00000001/config.json", NULL), *warmer = replaced(text, "_theta\": 100", "_theta\": 500");
+    write_text("out/step-00000001/config.json", warmer);
+    char resumed[ARG_BYTES + 64];
+    snprintf(resumed, sizeof resumed, "--resume out/step-00000001 %s", flags);
+    check_refusal(x, &LLAMA_ONE, "another rope_theta in a checkpoint", PLAIN, resumed, 2, "config.json is damaged");
+    free(text), free(warmer);
     remove("one"), remove("two");
     write_file("parts/model.safetensors.index.json", map, strlen(map) / 2);
     check_refusal(x, &LLAMA_ONE, "half an index file", PLAIN, "--init parts --dry-run", 2, "index.json");
@@ -431,7 +615,8 @@ static const BadModel BAD_MODELS[] = {
     {"rope_type yarn", 0, {"config", "\"llama3\"", "\"yarn\"", 0}, "\"rope_type\" yarn"},
     {"scaling without its factor", 0, {"config", "\"factor\": 8, ", "", 0}, "llama3 needs factor"},
     {"a sliding window", 0, {"config", "{", "{\"sliding_window\": 4096, ", 0}, "sliding_window"},
-    {"Qwen2 with a sliding window", 1, {"config", "{", "{\"use_sliding_window\": true, ", 0}, "use_sliding_window"},
+    {"Qwen2 with a sliding window", 1, {"config", "{", "{\"use_sliding_window\": true, \"max_window_layers\": 2, ", 0},
+     "use_sliding_window"},
     {"biases of attention", 0, {"config", "{", "{\"attention_bias\": true, ", 0}, "attention_bias"},
     {"biases of the MLP", 0, {"config", "{", "{\"mlp_bias\": true, ", 0}, "mlp_bias"},
     {"heads of another size", 0, {"config", "{", "{\"head_dim\": 5, ", 0}, "head_dim"},
@@ -511,6 +696,7 @@ static const Group GROUPS[] = {
     {"reference", group_reference},  // the reference itself, no trainer
     {"shapes", group_shapes},        // odd sizes against the reference
     {"layouts", group_layouts},      // layouts against the reference, and the bits that they must share
+    {"config", group_config},        // config.json alone
     {"files", group_files},          // folders in and out
     {"uses", group_uses},            // --eval and samples
     {"refusals", group_refusals},    // bad input

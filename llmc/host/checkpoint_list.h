@@ -77,22 +77,30 @@ static inline void checkpoint_prune(const char *out_dir, size_t keep, size_t ste
         const CheckpointEntry *x = &list[i];
         if (x->save == SIZE_MAX || x->step >= step || ++kept <= keep) continue;
         // Renamed first: an interrupted removal must not leave half a checkpoint under a good name.
-        if (checkpoint_is_ours(x->path, x->step) && checkpoint_tmp_path(tmp, out_dir, x->step, &ignored) &&
-            rename(x->path, tmp) == 0) checkpoint_remove(tmp);
+        if (!checkpoint_is_ours(x->path, x->step) || !checkpoint_tmp_path(tmp, out_dir, x->step, &ignored)) continue;
+        if (rename(x->path, tmp) == 0) checkpoint_remove(tmp);
+        else if (errno == EXDEV) checkpoint_remove(x->path);  // see folder_replace
     }
     free(list);
 }
 
-// Clears away what interrupted saves have left: a checkpoint that lacked only its name gets it, the others go. Only
-// under the lock: else another run may be saving.
+// Clears away what interrupted saves have left: a checkpoint that lacked only its name gets it, the others go. A whole
+// one that cannot get its name stays, if what has the name was not saved later. Only under the lock: else another run
+// may be saving.
 static inline void checkpoint_clean(const char *out_dir) {
     char named[PATH_MAX];
-    Error ignored;
+    Error err;
+    TrainerState state;
     CheckpointEntry *list;
     for (size_t i = checkpoint_list(out_dir, true, &list); i-- > 0;) {
         const CheckpointEntry *x = &list[i];
-        if (!path_print(named, &ignored, "%s/step-%08zu", out_dir, x->step)) continue;
-        if (checkpoint_is_ours(x->path, x->step) && access(named, F_OK) != 0 && rename(x->path, named) == 0) continue;
+        if (!path_print(named, &err, "%s/step-%08zu", out_dir, x->step)) continue;
+        if (checkpoint_is_ours(x->path, x->step) && trainer_state_read(x->path, &state, &err)) {
+            size_t save = state.save;
+            bool later = trainer_state_read(named, &state, &err) && state.save >= save;
+            if (!later && !checkpoint_give_name(x->path, named, x->step, &err)) printf("note: %s\n", err.text);
+            if (!later) continue;
+        }
         if (checkpoint_looks_ours(x->path)) checkpoint_remove(x->path);
         else rmdir(x->path);  // interrupted before the first file, or somebody's
     }

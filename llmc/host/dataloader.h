@@ -155,10 +155,23 @@ static inline bool shard_check(DataShard *shard, size_t T, Error *err) {
     return true;
 }
 
-// Finds the shards of one source, whose names match its pattern. glob sorts them byte by byte: no program here leaves
-// the C locale, which every rank of a job has.
+// Finds the files whose names match the pattern, or the one that has it as its name, as "run[1].bin" may be. glob sorts
+// them byte by byte: no program here leaves the C locale, which every rank of a job has.
+static inline bool dataloader_find(const char *pattern, glob_t *found) {
+    char *literal = (char *)host_alloc(2 * strlen(pattern) + 1, 1), *end = literal;
+    for (const char *c = pattern; *c; c++) {
+        if (strchr("*?[]\\", *c)) *end++ = '\\';
+        *end++ = *c;
+    }
+    bool is_name = access(pattern, F_OK) == 0;
+    int failure = glob(is_name ? literal : pattern, 0, NULL, found);
+    free(literal);
+    return failure == 0;
+}
+
+// Finds the shards of one source.
 static inline bool dataloader_add(DataLoader *dl, DataSource *source, Error *err) {
-    if (glob(source->pattern, 0, NULL, &source->found) != 0)
+    if (!dataloader_find(source->pattern, &source->found))
         return error_set(err, "no data shard matches '%s'", source->pattern);
     source->shards = (DataShard *)host_alloc(source->found.gl_pathc, sizeof(DataShard));
     for (size_t i = 0; i < source->found.gl_pathc; i++) {

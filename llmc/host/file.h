@@ -1,7 +1,7 @@
 // file.h: reading and writing files at offsets, whole or not at all; making, locking and replacing folders.
 //
 // defines: file_read_at, file_read_failure, file_open, file_read, file_open_output, file_write_at, file_reserve,
-//          file_write_text, path_print, folder_make, folder_sync, folder_replace, file_lock, folder_lock,
+//          file_write, file_write_text, path_print, folder_make, folder_sync, folder_replace, file_lock, folder_lock,
 //          folder_keep_lock
 #ifndef LLMC_FILE_H
 #define LLMC_FILE_H
@@ -97,12 +97,16 @@ static inline bool file_reserve(int fd, uint64_t bytes) {
 }
 
 // Writes a small file and waits until it is on the disk.
-static inline bool file_write_text(const char *path, const char *text, Error *err) {
+static inline bool file_write(const char *path, const void *data, size_t bytes, Error *err) {
     int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    bool ok = (fd >= 0 && file_write_at(fd, text, strlen(text), 0) && fsync(fd) == 0) ||
+    bool ok = (fd >= 0 && file_write_at(fd, data, bytes, 0) && fsync(fd) == 0) ||
               error_set(err, "cannot write %s: %s", path, strerror(errno));
     if (fd >= 0) close(fd);
     return ok;
+}
+
+static inline bool file_write_text(const char *path, const char *text, Error *err) {
+    return file_write(path, text, strlen(text), err);
 }
 
 // snprintf into a path of PATH_MAX bytes; false with a sentence if it does not fit.
@@ -141,6 +145,7 @@ static inline bool folder_sync(const char *dir, Error *err) {
 }
 
 // Gives the folder `from` the name `to`. What has it already, whatever it is, gets the name `from` in the same step.
+// False with a sentence and errno; EXDEV: what has the name lies in a lower layer of overlayfs, and can have no other.
 static inline bool folder_replace(const char *from, const char *to, Error *err) {
     if (rename(from, to) == 0) return true;  // there was nothing, or an empty folder
     bool taken = errno == ENOTEMPTY || errno == EEXIST || errno == ENOTDIR;
@@ -158,7 +163,10 @@ static inline bool folder_replace(const char *from, const char *to, Error *err) 
         }
         errno = reason;
     }
-    return error_set(err, "cannot rename %s to %s: %s", from, to, strerror(errno));
+    int reason = errno;
+    error_set(err, "cannot rename %s to %s: %s", from, to, strerror(reason));
+    errno = reason;
+    return false;
 }
 
 // Locks a file until this process closes any descriptor of it. Returns 1, 0 with a sentence if another process has

@@ -1,6 +1,7 @@
 // json.h: reads JSON files that may be damaged or hostile. The parser is cJSON.
 //
-// defines: JSON_MAX_WHOLE, compare_names, json_parse, json_read, json_whole, json_set_field, json_print_field
+// defines: JSON_MAX_WHOLE, compare_names, json_parse, json_read, json_whole, json_print_real, json_member,
+//          json_set_member, json_set_field, json_print_field
 #ifndef LLMC_JSON_H
 #define LLMC_JSON_H
 
@@ -43,7 +44,7 @@ static inline bool json_names_differ(const cJSON *value, const char *file, Error
     }
     qsort(names, count, sizeof *names, compare_names);
     for (size_t i = 1; i < count && ok; i++) {
-        if (strcmp(names[i - 1], names[i]) == 0) ok = error_set(err, "%s has \"%s\" twice", file, names[i]);
+        if (strcmp(names[i - 1], names[i]) == 0) ok = error_set(err, "%s has \"%s\" twice: keep one", file, names[i]);
     }
     free(names);
     return ok;
@@ -82,6 +83,68 @@ static inline bool json_whole(const cJSON *item, uint64_t *out) {
     if (!(x >= 0.0 && x <= JSON_MAX_WHOLE) || x != floor(x)) return false;
     *out = (uint64_t)x;
     return true;
+}
+
+// Prints a number as Python writes a float, so that it stays one: with the fewest digits that give it back, and a point
+// or an exponent.
+static inline const char *json_print_real(char text[40], double x) {
+    int digits = 1, exponent = 0;
+    do snprintf(text, 40, "%.*e", digits - 1, x);
+    while (strtod(text, NULL) != x && ++digits <= 17);
+    sscanf(strchr(text, 'e'), "e%d", &exponent);
+    int decimals = digits - 1 - exponent;
+    if (exponent >= -4 && exponent < 16) snprintf(text, 40, "%.*f", decimals > 1 ? decimals : 1, x);
+    return text;
+}
+
+// Returns the end of the JSON value at `c`, or of the name, in valid JSON.
+static inline const char *json_skip(const char *c) {
+    int depth = 0;
+    bool inside = false;
+    for (; *c; c++) {
+        if (inside && *c == '\\') c++;
+        else if (*c == '"') inside = !inside;
+        else if (inside) continue;
+        else if (*c == '{' || *c == '[') depth++;
+        else if ((*c == '}' || *c == ']') && --depth < 0) break;
+        else if (depth == 0 && (*c == ',' || *c == ':')) break;
+    }
+    while (strchr(" \n\r\t", c[-1])) c--;
+    return c;
+}
+
+// Finds a member of the object that the text is, which is valid JSON: its value, and the end of it; or NULL.
+static inline const char *json_member(const char *text, const char *key, const char **end) {
+    for (const char *c = strchr(text, '{') + 1;; c++) {
+        c += strspn(c, " \n\r\t");
+        if (*c != '"') return NULL;  // an empty object
+        cJSON *name = cJSON_ParseWithOpts(c, NULL, 0);
+        bool found = name && strcmp(name->valuestring, key) == 0;
+        cJSON_Delete(name);
+        const char *value = strchr(json_skip(c), ':') + 1;
+        value += strspn(value, " \n\r\t");
+        *end = c = json_skip(value);
+        if (found) return value;
+        c += strspn(c, " \n\r\t");
+        if (*c != ',') return NULL;
+    }
+}
+
+// Returns the text, one valid JSON object, with a member set to a value, which is JSON: in its old place, or behind the
+// last one. All else stays byte for byte. Frees `text`; free() the result.
+static inline char *json_set_member(char *text, const char *key, const char *value) {
+    const char *end, *at = json_member(text, key, &end);
+    const char *before = "", *after = at ? "" : "\n";
+    char *made = (char *)host_alloc(strlen(text) + strlen(key) + strlen(value) + 16, 1), name[64] = "";
+    if (!at) {
+        end = strrchr(text, '}');
+        for (at = end; strchr(" \n\r\t", at[-1]);) at--;
+        before = at[-1] == '{' ? "\n" : ",\n";
+        snprintf(name, sizeof name, "  \"%s\": ", key);
+    }
+    sprintf(made, "%.*s%s%s%s%s%s", (int)(at - text), text, before, name, value, after, end);
+    free(text);
+    return made;
 }
 
 // Sets a field of the struct. Returns false if the item has another type or a value that field_wanted does not name. A

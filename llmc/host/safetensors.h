@@ -6,7 +6,7 @@
 // order, and the ranks' sums added together are those of the whole tensors, whatever the layout is. They find what
 // disks, copies and people damage; they are no protection against somebody who means it.
 //
-// defines: SafeTensors, STEntry, ST_TYPES, st_open, st_find, st_read, st_read_floats, st_close,
+// defines: SafeTensors, STEntry, ST_TYPES, st_open, st_find, st_read, st_read_floats, st_compare, st_close,
 //          checksum_element, st_sum, st_write_floats
 #ifndef LLMC_SAFETENSORS_H
 #define LLMC_SAFETENSORS_H
@@ -20,7 +20,7 @@
 
 enum { ST_MAX_HEADER = 100000000, ST_STAGE = 16384, ST_MAX_FILES = 1000 };
 
-enum { ST_F32, ST_BF16, ST_F16, ST_F64, ST_OTHER };  // rows of ST_TYPES; from ST_OTHER on: they can be skipped
+enum { ST_F32, ST_BF16, ST_F16, ST_F64, ST_OTHER };  // rows of ST_TYPES; from ST_OTHER on: no model has them
 
 typedef struct {
     char *name;          // comes first: compare_names sorts entries
@@ -28,6 +28,7 @@ typedef struct {
     int dtype;           // row of ST_TYPES
     size_t count;        // elements: the product of the shape
     uint64_t begin;      // byte of the file
+    uint64_t bytes;      // how many it has there
     size_t file;         // which of the files
 } STEntry;
 
@@ -39,14 +40,15 @@ typedef struct {
     int *files;        // [file_count] open
 } SafeTensors;
 
-// The types that the format knows and how wide they are.
+// The types that the format knows and how many bytes they are wide. The last row stands for all others, which newer
+// files may have, of any width: so a file opens whatever they are.
 static const struct {
     const char *name;
     size_t width;
 } ST_TYPES[] = {
     {"F32", 4}, {"BF16", 2}, {"F16", 2}, {"F64", 8},
-    {"BOOL", 1}, {"U8", 1}, {"I8", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"I16", 2}, {"U16", 2},
-    {"I32", 4}, {"U32", 4}, {"I64", 8}, {"U64", 8}, {"C64", 8},
+    {"BOOL", 1}, {"U8", 1}, {"I8", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}, {"I16", 2}, {"U16", 2},
+    {"I32", 4}, {"U32", 4}, {"I64", 8}, {"U64", 8}, {"C64", 8}, {"of an unknown dtype", 0},
 };
 enum { ST_TYPE_COUNT = (int)(sizeof ST_TYPES / sizeof ST_TYPES[0]) };
 
@@ -70,7 +72,7 @@ static inline void st_close(SafeTensors *st) {
 static inline int st_compare_places(const void *a, const void *b) {
     const STEntry *x = (const STEntry *)a, *y = (const STEntry *)b;
     if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
-    return x->count < y->count ? -1 : x->count > y->count;  // an empty tensor comes before the one behind it
+    return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;  // an empty tensor comes before the one behind it
 }
 
 // Fills in all but the file; begin is relative to the data.
@@ -83,8 +85,7 @@ static inline bool st_parse_entry(STEntry *x, const cJSON *item, const char *pat
         cJSON_GetArraySize(offsets) != 2) {
         return error_set(err, "%s: tensor %s lacks a dtype, a shape or two data_offsets", path, x->name);
     }
-    while (x->dtype < ST_TYPE_COUNT && strcmp(ST_TYPES[x->dtype].name, dtype->valuestring) != 0) x->dtype++;
-    if (x->dtype == ST_TYPE_COUNT) return error_set(err, "%s: tensor %s has an unknown dtype", path, x->name);
+    while (ST_TYPES[x->dtype].width && strcmp(ST_TYPES[x->dtype].name, dtype->valuestring) != 0) x->dtype++;
     x->shape = (char *)host_check(cJSON_PrintUnformatted(shape), 1, 1);
     x->count = 1;
     cJSON_ArrayForEach(number, shape) {
@@ -93,11 +94,12 @@ static inline bool st_parse_entry(STEntry *x, const cJSON *item, const char *pat
             return error_set(err, "%s: tensor %s has an absurd shape", path, x->name);
     }
     uint64_t end;
-    size_t bytes;
+    size_t bytes, width = ST_TYPES[x->dtype].width;
     if (!json_whole(offsets->child, &x->begin) || !json_whole(offsets->child->next, &end) || x->begin > end) {
         return error_set(err, "%s: tensor %s has absurd data_offsets", path, x->name);
     }
-    if (__builtin_mul_overflow(x->count, ST_TYPES[x->dtype].width, &bytes) || bytes != end - x->begin) {
+    x->bytes = end - x->begin;
+    if (width && (__builtin_mul_overflow(x->count, width, &bytes) || bytes != x->bytes)) {
         return error_set(err, "%s: tensor %s has data_offsets that contradict its shape", path, x->name);
     }
     return true;
@@ -111,7 +113,7 @@ static inline bool st_check_places(STEntry *x, size_t count, uint64_t data, uint
     for (size_t i = 0; i < count; i++, x++) {
         if (x->begin != at)
             return error_set(err, "%s: tensor %s overlaps another one or has a hole before it", path, x->name);
-        at += x->count * ST_TYPES[x->dtype].width;
+        at += x->bytes;
         x->begin += data;
     }
     return data + at == file_size ||
@@ -228,6 +230,18 @@ static inline bool st_read_floats(const SafeTensors *st, const STEntry *x, size_
             out[i + j] = x->dtype == ST_BF16 ? bf16_to_float(stage.half[j])
                        : x->dtype == ST_F16 ? st_from_f16(stage.half[j]) : (float)stage.wide[j];
         }
+    }
+    return true;
+}
+
+// Sets *same: have two tensors the same shape and, as floats, the same values?
+static inline bool st_compare(const SafeTensors *st, const STEntry *x, const STEntry *y, bool *same, Error *err) {
+    float a[ST_STAGE], b[ST_STAGE];
+    *same = strcmp(x->shape, y->shape) == 0 && x->dtype < ST_OTHER && y->dtype < ST_OTHER;
+    for (size_t i = 0, n; i < x->count && *same; i += n) {
+        n = x->count - i < ST_STAGE ? x->count - i : (size_t)ST_STAGE;
+        if (!st_read_floats(st, x, i, n, a, err) || !st_read_floats(st, y, i, n, b, err)) return false;
+        *same = memcmp(a, b, n * sizeof(float)) == 0;
     }
     return true;
 }

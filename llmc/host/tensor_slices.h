@@ -1,8 +1,8 @@
 // tensor_slices.h: moving slices of a rank's tensors to and from the unsharded tensors of a safetensors file, and
 // the checksums of a checkpoint's tensors, which trainer.json holds and --resume compares with the files.
 //
-// defines: Checksums, checksums_make, StateKind, state_name, state_file, state_open, slices_find, ST_START,
-//          GRADIENTS_START, GRADIENTS_UNFINISHED, slices_create, slices_read, slices_write
+// defines: Checksums, checksums_make, StateKind, state_name, state_file, state_open, slices_find, slices_check_rest,
+//          ST_START, GRADIENTS_START, GRADIENTS_UNFINISHED, slices_create, slices_read, slices_write
 #ifndef LLMC_TENSOR_SLICES_H
 #define LLMC_TENSOR_SLICES_H
 
@@ -28,6 +28,8 @@ typedef enum { STATE_WEIGHTS, STATE_M, STATE_V, STATE_MASTER } StateKind;  // ma
 
 enum { STATE_NAME_SIZE = sizeof ((Tensor *)0)->name + 16 };
 
+#define SLICES_HEAD "lm_head.weight"  // in files of all models that we read
+
 // The name of a tensor in the file.
 static inline const char *state_name(char name[STATE_NAME_SIZE], const Tensor *x, StateKind kind) {
     static const char *const suffixes[] = {"", ".m", ".v", ".master"};
@@ -52,21 +54,63 @@ static inline const char *state_shape(char shape[48], const Tensor *x) {
     return shape;
 }
 
-// Finds the tensor of the table in the file (with the kind's suffix, and in foreign files with "transformer." in front)
-// and compares their shapes.
+// The name that a weight may have in files of others: GPT-2's with "transformer." in front, Llama's without "model.". A
+// tied embedding may be there as the head alone.
+static inline const STEntry *slices_find_foreign(const SafeTensors *st, const Tensor *x) {
+    const unsigned tied = TENSOR_FIRST | TENSOR_LAST;
+    char prefixed[STATE_NAME_SIZE + 12];
+    snprintf(prefixed, sizeof prefixed, "transformer.%s", x->name);
+    const STEntry *entry = st_find(st, prefixed);
+    if (!entry && strncmp(x->name, "model.", 6) == 0) entry = st_find(st, x->name + 6);
+    if (!entry && (x->spec->flags & tied) == tied) entry = st_find(st, SLICES_HEAD);
+    return entry;
+}
+
+// Finds the tensor of the table in the file, with the kind's suffix, and compares their shapes.
 static inline const STEntry *slices_find(const SafeTensors *st, const Tensor *x, StateKind kind, Error *err) {
-    char name[STATE_NAME_SIZE], prefixed[STATE_NAME_SIZE + 12], shape[48];
+    char name[STATE_NAME_SIZE], shape[48];
     const STEntry *entry = st_find(st, state_name(name, x, kind));
-    snprintf(prefixed, sizeof prefixed, "transformer.%s", name);
-    if (!entry) entry = st_find(st, prefixed);
+    if (!entry && kind == STATE_WEIGHTS) entry = slices_find_foreign(st, x);
     bool ok = entry || error_set(err, "%s has no tensor %s", st->path, name);
     if (ok && strcmp(entry->shape, state_shape(shape, x)) != 0)
-        ok = error_set(err, "%s: tensor %s has shape %s instead of %s", st->path, name, entry->shape, shape);
+        ok = error_set(err, "%s: tensor %s has shape %s instead of %s", st->path, entry->name, entry->shape, shape);
     // Optimizer state is exact or useless; weights may come in any floating-point type.
     if (ok && (entry->dtype >= ST_OTHER || (kind != STATE_WEIGHTS && entry->dtype != ST_F32)))
-        ok = error_set(err, "%s: tensor %s is %s instead of %s", st->path, name, ST_TYPES[entry->dtype].name,
+        ok = error_set(err, "%s: tensor %s is %s instead of %s", st->path, entry->name, ST_TYPES[entry->dtype].name,
                        kind == STATE_WEIGHTS ? "F32, BF16 or F16" : "F32");
     return ok ? entry : NULL;
+}
+
+// What transformers once saved beside the weights: masks and RoPE's angles, which follow from config.json.
+static inline bool slices_is_buffer(const char *name) {
+    static const char *const BUFFERS[] = {"attn.bias", "attn.masked_bias", "rotary_emb.inv_freq",
+                                          "rotary_emb.cos_cached", "rotary_emb.sin_cached"};
+    for (size_t i = 0; i < sizeof BUFFERS / sizeof BUFFERS[0]; i++) {
+        size_t whole = strlen(name), part = strlen(BUFFERS[i]);
+        if (whole < part || strcmp(name + whole - part, BUFFERS[i]) != 0) continue;
+        if (whole == part || name[whole - part - 1] == '.') return true;
+    }
+    return false;
+}
+
+// Refuses a file of weights that has more than the model: with them it may be another model. used [st->count]: the
+// tensors that the table has found. A tied model may have its head a second time, if it is the embedding.
+static inline bool slices_check_rest(const SafeTensors *st, const bool *used, const GPTConfig *config, Error *err) {
+    for (size_t i = 0; i < st->count; i++) {
+        const STEntry *x = &st->entries[i];
+        bool same = false;
+        if (used[i] || slices_is_buffer(x->name)) continue;
+        if (strcmp(x->name, SLICES_HEAD) != 0)
+            return error_set(err, "%s has a tensor %s, which the model of config.json does not have", st->path,
+                             x->name);
+        Tensor embedding = tensor_describe(config, 0, 1, 0);
+        const STEntry *tied = slices_find(st, &embedding, STATE_WEIGHTS, err);
+        if (!tied || !st_compare(st, x, tied, &same, err)) return false;
+        if (!same)
+            return error_set(err, "%s: tensor %s differs from %s, and config.json says that the two are one "
+                             "(\"tie_word_embeddings\")", st->path, x->name, tied->name);
+    }
+    return true;
 }
 
 // How the headers of weights and of gradient dumps begin; transformers wants to see the format "pt".

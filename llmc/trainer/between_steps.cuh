@@ -133,7 +133,8 @@ static inline void trainer_save(Trainer *m) {
     CUDA_CHECK(cudaDeviceSynchronize());  // ZeRO's weights may still be on their way
     if (!m->stopped && sample_due(m)) m->progress.sampled = m->progress.step;  // it comes next
     if (first) m->progress.save = checkpoint_next_save(m->opt.out, m->progress.save);
-    bool ok = !first || checkpoint_create(m->opt.out, &m->out_lock, m->progress.step, &m->config, bf16, tmp, &err);
+    bool ok = !first || checkpoint_create(m->opt.out, &m->out_lock, m->progress.step, &m->config, bf16, &m->kept, tmp,
+                                          &err);
     job_agree(&m->job, ok, &err, 1);
     MPI_Bcast(tmp, sizeof tmp, MPI_CHAR, 0, MPI_COMM_WORLD);
     Checksums sums = checksums_make(&m->config, bf16);
@@ -142,7 +143,7 @@ static inline void trainer_save(Trainer *m) {
     bool written = job_first_failure(&m->job, ok) == m->job.size;
     MPI_Reduce(first ? MPI_IN_PLACE : sums.sums, sums.sums, (int)sums.count, MPI_UINT64_T, MPI_SUM, 0, MPI_COMM_WORLD);
     if (first && written) ok = checkpoint_commit(m->opt.out, tmp, &m->progress, &sums, path, &err);
-    if (first && !(written && ok)) checkpoint_remove(tmp);
+    if (first && !written) checkpoint_remove(tmp);
     job_agree(&m->job, ok, &err, 1);
     free(sums.sums);
     m->saved_step = m->progress.step;

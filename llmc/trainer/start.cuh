@@ -90,6 +90,7 @@ static inline bool trainer_files(Trainer *m, const char *from, const Lesson *les
            (!o->sample_every || tokenizer_prompt(&m->tokenizer, o->prompt, m->config.V, &m->sample.tokens,
                                                  &m->sample.prompt, err)) &&
            trainer_claim(m, err) &&
+           (m->job.rank != 0 || !from || !o->out || o->dry_run || o->eval || kept_read(&m->kept, from, err)) &&
            (m->job.rank != 0 || outputs_check(o, err));
 }
 
