@@ -743,7 +743,7 @@ typedef struct {
     Reference ref;
     Expected want;
     Training h;
-    char flags[ARG_BYTES], between[128];  // between: for validation and samples
+    char flags[ARG_BYTES], between[192];  // between: for validation and samples
     double *one_rank;                     // gradients of the first row; NULL before
 } Case;
 
@@ -793,7 +793,8 @@ static void open_case(const Context *x, Case *c, int fixture) {
     }
     training_flags(c->flags, &c->h, model, shard);
     snprintf(c->between, sizeof c->between, "--val-data %s --val-every 3 --val-batches 1 --sample-every 3 "
-             "--sample-tokens 1 --prompt ~", shard);
+             "--sample-tokens 1 --prompt ~ --tokenizer letters.json", shard);
+    write_letters("letters.json");
 }
 
 // All gradients are the same bits, that of the tied embedding aside if it may differ.

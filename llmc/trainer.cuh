@@ -34,7 +34,7 @@
 #include "llmc/host/log.h"
 #include "llmc/host/options.h"
 #include "llmc/host/outputs.h"
-#include "llmc/host/tokenizer.h"
+#include "llmc/host/tokenizer_file.h"
 #include "llmc/host/trainer_json.h"
 #include "llmc/kernels/dropout.cuh"
 #include "llmc/kernels/global_norm.cuh"

@@ -22,6 +22,7 @@
 #define RANDOM_FUNCTION static inline
 #define LLMC_TIMELINE_CUH
 #define LLMC_TOKENIZER_H
+#define LLMC_TOKENIZER_FILE_H
 #define LLMC_TRACE_H
 #define LLMC_TRAINER_JSON_H
 
@@ -88,6 +89,7 @@ DOES_NOTHING(bool, dataloader_read, true)
 typedef struct {
     int none;
 } Tokenizer;
+DOES_NOTHING(bool, tokenizer_beside, true)
 DOES_NOTHING(bool, tokenizer_open, true)
 DOES_NOTHING(bool, tokenizer_prompt, true)
 DOES_NOTHING(void, tokenizer_print, )

@@ -1,6 +1,7 @@
 // files.h: fuzz targets: the binary and JSON files that a trainer reads.
 //
-// defines: fuzz_promise, fuzz_file, fuzz_shards, fuzz_log, fuzz_eval, fuzz_safetensors, fuzz_index, fuzz_tokenizer
+// defines: fuzz_promise, fuzz_file, fuzz_shards, fuzz_log, fuzz_eval, fuzz_safetensors, fuzz_index, fuzz_tokenizer,
+//          fuzz_tokenizer_keys
 #ifndef DEV_FUZZ_FILES_H
 #define DEV_FUZZ_FILES_H
 
@@ -13,7 +14,7 @@
 #include "llmc/host/dataloader.h"
 #include "llmc/host/eval_file.h"
 #include "llmc/host/log.h"
-#include "llmc/host/tokenizer.h"
+#include "llmc/host/tokenizer_kinds.h"
 
 static void fuzz_promise(bool kept) {
     if (!kept) abort();
@@ -161,33 +162,115 @@ static void fuzz_index(const uint8_t *data, size_t size) {
     close(fd);
 }
 
+// A tokenizer that was opened: a prompt has no more tokens than bytes, each of them known. Frees it.
+static void fuzz_prompt(Tokenizer *tk, const uint8_t *text, size_t bytes) {
+    Error err;
+    int *tokens = (int *)host_alloc(bytes + 1, sizeof(int));
+    char *prompt = (char *)host_alloc(bytes + 1, 1);
+    if (bytes) memcpy(prompt, text, bytes);
+    size_t count = tokenizer_encode(tk, prompt, bytes, tokens), read = 0, got;
+    if (count == TOKENIZER_FAILED) count = 0;
+    fuzz_promise(count <= bytes);
+    for (size_t i = 0; i < count; i++) {
+        fuzz_promise(tokens[i] >= 0 && tokens[i] < TOKENIZER_MAX_ID);
+        const char *part = tokenizer_decode(tk, tokens[i], &got);
+        fuzz_promise(part != NULL && tk->text[tokens[i]].bytes != NULL);
+        for (size_t j = 0; j < got; j++) read += (unsigned char)part[j];
+    }
+    fuzz_promise(read <= 255 * bytes * 1024);
+    free(tokens);
+    tokenizer_prompt(tk, prompt, TOKENIZER_MAX_ID, &tokens, &count, &err);
+    free(prompt);
+    free(tokens);
+    tokenizer_free(tk);
+}
+
 // A tokenizer.json and, behind its last 0 byte, a prompt.
 static void fuzz_tokenizer(const uint8_t *data, size_t size) {
     char path[40];
     Error err;
     Tokenizer tk;
     const uint8_t *zero = size ? (const uint8_t *)memrchr(data, 0, size) : NULL;
-    size_t file_size = zero ? (size_t)(zero - data) : size, bytes = zero ? size - file_size - 1 : 0, got;
+    size_t file_size = zero ? (size_t)(zero - data) : size, bytes = zero ? size - file_size - 1 : 0;
     int fd = fuzz_file(data, file_size, path);
-    if (tokenizer_open(&tk, path, &err)) {
-        int *tokens = (int *)host_alloc(bytes + 1, sizeof(int));
-        char *prompt = (char *)host_alloc(bytes + 1, 1);
-        if (bytes) memcpy(prompt, zero + 1, bytes);
-        size_t count = tokenizer_encode(&tk, prompt, bytes, tokens), read = 0;
-        fuzz_promise(count <= bytes);
-        for (size_t i = 0; i < count; i++) {
-            fuzz_promise(tokens[i] >= 0 && tokens[i] < TOKENIZER_MAX_ID);
-            const char *text = tokenizer_decode(&tk, tokens[i], &got);
-            fuzz_promise(text != NULL);
-            for (size_t j = 0; j < got; j++) read += (unsigned char)text[j];
+    if (tokenizer_open(&tk, path, &err)) fuzz_prompt(&tk, zero + 1, bytes);
+    close(fd);
+}
+
+// Returns the object of a sound tokenizer.json that such keys stand in. second: the other one of two.
+static cJSON *fuzz_key_object(cJSON *root, const char *name, bool second) {
+    cJSON *object = strcmp(name, "tokenizer") == 0 ? root : cJSON_GetObjectItem(root, name);
+    cJSON *list = cJSON_IsArray(object) ? object : cJSON_GetObjectItem(object, "pretokenizers");
+    if (!list) list = cJSON_GetObjectItem(object, "processors");
+    cJSON *item = cJSON_GetArrayItem(list, second);
+    return item ? item : object;
+}
+
+// Keys of a sound tokenizer.json get other values, and one each that no format has. Two bytes are a key and its value,
+// which is one of a list, or text up to the next 0 byte. A key of 255 ends them, and the prompt follows.
+static void fuzz_tokenizer_keys(const uint8_t *data, size_t size) {
+    static const char base[] =
+        "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[{\"id\":4,\"content\":"
+        "\"<|endoftext|>\",\"special\":true},{\"id\":5,\"content\":\"ba\",\"lstrip\":false}],\"normalizer\":null,"
+        "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":"
+        "\"\\\\p{L}+| \"},\"behavior\":\"Isolated\",\"invert\":false},{\"type\":\"ByteLevel\",\"add_prefix_space\":"
+        "false,\"use_regex\":false}]},\"post_processor\":{\"type\":\"Sequence\",\"processors\":[{\"type\":"
+        "\"ByteLevel\"},{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"s\"}},{\"Sequence\":"
+        "{\"id\":\"A\"}}],\"special_tokens\":{\"s\":{\"ids\":[4]}}}]},\"decoder\":{\"type\":\"ByteLevel\"},\"model\":"
+        "{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2,\"\\u0120\":3,\"<|endoftext|>\":4},\"merges\":"
+        "[\"a b\"]}}";
+    static const char *const values[] = {
+        "null", "true", "false", "0", "1", "4", "\"\"", "\"ab\"", "\"NFC\"", "\"ByteLevel\"", "\"Sequence\"",
+        "\"Digits\"", "\"Split\"", "\"TemplateProcessing\"", "\"BPE\"", "\"Isolated\"", "\"1.0\"", "[]", "{}",
+        "[[\"a\",\"b\"]]", "{\"type\":\"NFC\"}", "{\"type\":\"ByteLevel\"}", "{\"Regex\":\"(?:a|b)+?\"}",
+        "[{\"Sequence\":{\"id\":\"A\"}}]", "{\"s\":{\"ids\":[0,1,2]}}", "\"a\\u00e9\"", "\" \"", "5", "6",
+        "{\"a\":0,\"b\":1,\" \":5}",
+    };
+    enum { VALUES = sizeof values / sizeof values[0] };
+    char path[40];
+    Error err;
+    Tokenizer tk;
+    Options o;
+    size_t at = 0;
+    cJSON *root = cJSON_Parse(base);
+    while (at + 2 <= size && data[at] != 255) {
+        size_t row = data[at] % (TOKENIZER_KEY_COUNT + 1), which = data[at + 1] % (VALUES + 2);
+        bool second = data[at] >= 128, known = row < TOKENIZER_KEY_COUNT;
+        const TokenizerKey *key = &TOKENIZER_KEYS[known ? row : data[at + 1] % TOKENIZER_KEY_COUNT];
+        const char *name = known ? key->key : "another";
+        cJSON *object = fuzz_key_object(root, key->object, second), *value;
+        at += 2;
+        if (which < VALUES) {
+            value = cJSON_Parse(values[which]);
+        } else {
+            char *text = strndup((const char *)data + at, size - at);
+            at += strlen(text) + (at + strlen(text) < size);
+            value = cJSON_CreateString(text);
+            if (which == VALUES) {  // a pattern, whatever the key
+                cJSON *pattern = cJSON_CreateObject();
+                cJSON_AddItemToObject(pattern, "Regex", value);
+                value = pattern;
+                name = "pattern";
+                object = fuzz_key_object(root, "pre_tokenizer", false);
+            }
+            free(text);
         }
-        fuzz_promise(read <= 255 * bytes * 1024);
-        free(tokens);
-        tokenizer_prompt(&tk, prompt, TOKENIZER_MAX_ID, &tokens, &count, &err);
-        free(prompt);
-        free(tokens);
-        tokenizer_free(&tk);
+        if (!cJSON_IsObject(object)) {
+            cJSON_Delete(value);
+            continue;
+        }
+        cJSON_DeleteItemFromObjectCaseSensitive(object, name);
+        cJSON_AddItemToObject(object, name, value);
     }
+    size_t begin = at + 1 < size ? at + 1 : size;
+    char *json = cJSON_PrintUnformatted(root);
+    cJSON_Delete(root);
+    int fd = fuzz_file((const uint8_t *)json, strlen(json), path);
+    memset(&o, 0, sizeof o);
+    o.tokenizer = path;
+    if (tokenizer_open_kind(&tk, &o, &err)) fuzz_prompt(&tk, data + begin, size - begin);
+    if (tokenizer_open(&tk, path, &err)) fuzz_prompt(&tk, data + begin, size - begin);
+    free(json);
     close(fd);
 }
 

@@ -30,6 +30,7 @@ static const FuzzTarget FUZZ_TARGETS[] = {
     {"folder", fuzz_folder, 64, false},
     {"json", fuzz_json, 8192, false},
     {"tokenizer", fuzz_tokenizer, 16384, false},
+    {"tokenizer_keys", fuzz_tokenizer_keys, 512, false},
     {"options", fuzz_options, 1024, false},
     {"blend", fuzz_blend, 256, false},
     {"ramp", fuzz_ramp, 64, false},

@@ -7,6 +7,18 @@
 #include "llmc/reference.h"
 #include "llmc/host/safetensors.h"
 
+// A tokenizer.json whose tokens are the blank, the signs and the letters of ASCII, numbered by their codes.
+static inline void write_letters(const char *path) {
+    char text[2048];
+    size_t n = (size_t)sprintf(text, "{\"pre_tokenizer\":{\"type\":\"ByteLevel\"},\"model\":{\"type\":\"BPE\","
+                               "\"vocab\":{\"\\u0120\":32");
+    for (int c = 33; c < 127; c++) {
+        n += (size_t)sprintf(text + n, ",\"%s%c\":%d", strchr("\"\\", c) ? "\\" : "", c, c);
+    }
+    sprintf(text + n, "},\"merges\":[]}}");
+    write_text(path, text);
+}
+
 // A shard: 256 int32 (magic, version, count), then tokens: uint16 in version 1, else uint32.
 static inline void write_shard(const char *path, int magic, int version, int stated, const int *tokens,
                                size_t count) {

@@ -131,7 +131,7 @@ refused() {
     [ $? = 2 ] && [ "$(wc -l <"$dir/out")" = 1 ] && grep -q "^error: .*$pattern" "$dir/out" && [ ! -e "$dir/log" ]
     report $? "refused: $(sed "s|$dir/||g" "$dir/out")"
 }
-refused 'vocabulary of 257, and the model.s is 61' --init dev/test/golden --eval "$dir/windows.bin"
+refused 'has token [0-9]* in row 0, but the model.s vocabulary is 61' --init dev/test/golden --eval "$dir/windows.bin"
 refused 'needs the weights that it measures' --eval "$dir/windows.bin"
 refused 'is no evaluation file' --init dev/test/golden --eval dev/test/golden/train.bin
 refused 'seq 12 takes 13' --init "$dir/bytes" --eval "$dir/windows.bin" --seq 12

@@ -77,6 +77,23 @@ static void test_wide(Check *c) {
     eval_close(&e);
 }
 
+// A tokenizer with one token more than the model, such as a [PAD], which no row has: the rows are what they are without.
+static void test_larger(Check *c) {
+    static const int head[8] = {EVAL_MAGIC, 1, 2, EVAL_CLOZE, V + 1, 5};
+    EvalFile e;
+    Error err = {""};
+    int words[WORDS];
+    write_eval("larger.bin", head, ROWS, ROWS_COUNT);
+    if (!check(c, eval_open(&e, "larger.bin", V, T, &err), "a larger vocabulary is read %s", err.text)) return;
+    check(c, e.rows == 2 && row_is(&e, 0, 4, 2, 2, 13) && row_is(&e, 1, 3, 1, 1, 22), "with the same rows");
+    eval_close(&e);
+    memcpy(words, ROWS, sizeof ROWS);
+    words[ROWS_COUNT - 1] = V;
+    write_eval("larger.bin", head, words, ROWS_COUNT);
+    check(c, !eval_open(&e, "larger.bin", V, T, &err) && strstr(err.text, "larger.bin has token 61 in row 1"),
+          "refused: a token of it that the model lacks -> %s", err.text);
+}
+
 typedef struct {
     const char *what, *expected;
     bool choices;
@@ -92,7 +109,8 @@ static const BadEval BAD[] = {
     {"more rows than there are", "is truncated in row 2", false, 2, 3, -1, 0},
     {"fewer rows than there are", "12 bytes behind its last row", false, 2, 1, -1, 0},
     {"unknown kind", "2 rows of kind 4", false, 3, 4, -1, 0},
-    {"another vocabulary", "a vocabulary of 50257, and the model's is 61", false, 4, 50257, -1, 0},
+    {"a smaller vocabulary", "a vocabulary of 60, and the model's is 61", false, 4, 60, -1, 0},
+    {"a negative vocabulary", "a vocabulary of -1, and the model's is 61", false, 4, -1, -1, 0},
     {"a mask longer than the row", "counts 3 tokens from 2 on of row 0, which has 4", false, -1, 0, 2, 3},
     {"a mask behind the row", "counts 2 tokens from 5 on of row 0, which has 4", false, -1, 0, 1, 5},
     {"nothing counts", "counts 0 tokens", false, -1, 0, 2, 0},
@@ -164,6 +182,7 @@ int main(void) {
     if (!mkdtemp(folder) || chdir(folder)) die("cannot make", folder);
     test_layouts(&c);
     test_wide(&c);
+    test_larger(&c);
     test_refusals(&c);
     test_damage(&c);
     if (chdir("../..") == 0) remove_tree(folder);

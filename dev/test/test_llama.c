@@ -576,6 +576,7 @@ static void group_uses(Context *x) {
         char *text = NULL;
         bool ok = true, same = true;
         write_rows("rows.bin", tokens, EVAL_ROWS, s->T, s->V);
+        write_letters("letters.json");
         for (size_t i = 0; i < 2; i++) {
             double sum = NAN;
             if (LAYOUTS[i].ranks > x->max_ranks) continue;
@@ -585,7 +586,8 @@ static void group_uses(Context *x) {
             ok = ok && o.code == 0 && at && sscanf(at, "loss sum %lf", &sum) == 1;
             worst = fmax(worst, relative(sum, want));
             outcome_free(&o);
-            o = run(x->build, &LAYOUTS[i], PLAIN, "%s --sample-every 2 --sample-tokens 12 --prompt abc", c.flags);
+            o = run(x->build, &LAYOUTS[i], PLAIN, "%s --sample-every 2 --sample-tokens 12 --prompt abc "
+                    "--tokenizer letters.json", c.flags);
             const char *sample = strstr(o.out, "sample: abc");
             ok = ok && o.code == 0 && sample;
             if (sample && !text) text = strdup(sample);

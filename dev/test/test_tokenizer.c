@@ -254,37 +254,38 @@ static void test_damage(void) {
         {"another splitter", "{\"model\":{\"type\":\"BPE\"},\"pre_tokenizer\":{\"type\":\"Metaspace\"}}",
          "pre_tokenizer"},
         {"no splitter", "{\"model\":{\"type\":\"BPE\"}}", "pre_tokenizer"},
+#define MODEL_BPE "\"model\":{\"type\":\"BPE\","
 #define START "{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},"
-        {"no model", START "\"version\":\"1.0\"}", "vocab, merges"},
-        {"another model", START "\"model\":{\"type\":\"WordPiece\",\"vocab\":{\"a\":1}}}", "vocab, merges"},
+        {"no model", START "\"version\":\"1.0\"}", "\"model\" ? is not"},
+        {"another model", START "\"model\":{\"type\":\"WordPiece\",\"vocab\":{\"a\":1}}}", "\"model\" WordPiece"},
         {"prefix space",
          "{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true},\"model\":{}}",
          "pre_tokenizer"},
         {"pieces without a regular expression",
          "{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"use_regex\":false},\"model\":{}}", "pre_tokenizer"},
         {"normalizer", START "\"normalizer\":{\"type\":\"NFC\"},\"model\":{}}", "normalizer"},
-        {"dropout", START "\"model\":{\"dropout\":0.1}}", "dropout"},
-        {"no vocabulary", START "\"model\":{\"merges\":[]}}", "vocab, merges"},
-        {"no merges", START "\"model\":{\"vocab\":{}}}", "vocab, merges"},
-        {"nothing in it", START "\"model\":{\"vocab\":{},\"merges\":[]}}", "empty or malformed"},
-        {"negative number", START "\"model\":{\"vocab\":{\"a\":-1},\"merges\":[]}}", "a number of its own"},
-        {"huge number", START "\"model\":{\"vocab\":{\"a\":1e300},\"merges\":[]}}", "a number of its own"},
-        {"number past the limit", START "\"model\":{\"vocab\":{\"a\":4194304},\"merges\":[]}}",
+        {"dropout", START MODEL_BPE "\"dropout\":0.1}}", "dropout"},
+        {"no vocabulary", START MODEL_BPE "\"merges\":[]}}", "vocab, merges"},
+        {"no merges", START MODEL_BPE "\"vocab\":{}}}", "vocab, merges"},
+        {"nothing in it", START MODEL_BPE "\"vocab\":{},\"merges\":[]}}", "empty or malformed"},
+        {"negative number", START MODEL_BPE "\"vocab\":{\"a\":-1},\"merges\":[]}}", "a number of its own"},
+        {"huge number", START MODEL_BPE "\"vocab\":{\"a\":1e300},\"merges\":[]}}", "a number of its own"},
+        {"number past the limit", START MODEL_BPE "\"vocab\":{\"a\":4194304},\"merges\":[]}}",
          "a number of its own"},
-        {"number twice", START "\"model\":{\"vocab\":{\"a\":1,\"b\":1},\"merges\":[]}}", "a number of its own"},
-        {"merge of unknown tokens", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[\"a b\"]}}",
+        {"number twice", START MODEL_BPE "\"vocab\":{\"a\":1,\"b\":1},\"merges\":[]}}", "a number of its own"},
+        {"merge of unknown tokens", START MODEL_BPE "\"vocab\":{\"a\":1},\"merges\":[\"a b\"]}}",
          "merge 0 is no pair"},
-        {"merge into nothing", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[\"a a\"]}}", "merge 0 is no pair"},
-        {"merge of one", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[\"a\"]}}", "no pair"},
-        {"merge of three", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[[\"a\",\"a\",\"a\"]]}}",
+        {"merge into nothing", START MODEL_BPE "\"vocab\":{\"a\":1},\"merges\":[\"a a\"]}}", "merge 0 is no pair"},
+        {"merge of one", START MODEL_BPE "\"vocab\":{\"a\":1},\"merges\":[\"a\"]}}", "no pair"},
+        {"merge of three", START MODEL_BPE "\"vocab\":{\"a\":1},\"merges\":[[\"a\",\"a\",\"a\"]]}}",
          "no pair"},
-        {"merge of numbers", START "\"model\":{\"vocab\":{\"a\":1},\"merges\":[[1,2]]}}", "no pair"},
+        {"merge of numbers", START MODEL_BPE "\"vocab\":{\"a\":1},\"merges\":[[1,2]]}}", "no pair"},
         {"added without id",
-         START "\"added_tokens\":[{\"content\":\"x\"}],\"model\":{\"vocab\":{\"a\":1},\"merges\":[]}}",
+         START "\"added_tokens\":[{\"content\":\"x\"}]," MODEL_BPE "\"vocab\":{\"a\":1},\"merges\":[]}}",
          "the token \"x\" needs a number"},
-        {"added is a number", START "\"added_tokens\":[1],\"model\":{\"vocab\":{\"a\":1},\"merges\":[]}}",
+        {"added is a number", START "\"added_tokens\":[1]," MODEL_BPE "\"vocab\":{\"a\":1},\"merges\":[]}}",
          "a number of its own"},
-        {"added is an object", START "\"added_tokens\":{},\"model\":{\"vocab\":{\"a\":1},\"merges\":[]}}",
+        {"added is an object", START "\"added_tokens\":{}," MODEL_BPE "\"vocab\":{\"a\":1},\"merges\":[]}}",
          "malformed"},
     };
     Error err;
@@ -294,11 +295,11 @@ static void test_damage(void) {
         check(&checks, !tokenizer_open(&tk, path, &err) && says(&err, cases[i].says), "tokenizer.json: %s",
               cases[i].what);
     }
-    write_text(path, START "\"added_tokens\":[{\"id\":9,\"content\":\"\"}],\"model\":{\"vocab\":{\"a\":1,\"aa\":7},"
+    write_text(path, START "\"added_tokens\":[{\"id\":9,\"content\":\"\"}]," MODEL_BPE "\"vocab\":{\"a\":1,\"aa\":7},"
                      "\"merges\":[\"a a\"]}}");
     int tokens[8], *prompt;
     size_t n = 0;
-    bool ok = tokenizer_open(&tk, path, &err) && tk.vocabulary == 2 && tk.added == 1;
+    bool ok = tokenizer_open(&tk, path, &err) && tk.vocabulary == 2 && tk.added == 0;
     if (ok) {
         n = tokenizer_encode(&tk, "aaxa", 4, tokens);
         ok = n == 2 && tokens[0] == 7 && tokens[1] == 1 && tokenizer_decode(&tk, 3, &n) && n == 0;
@@ -308,18 +309,33 @@ static void test_damage(void) {
         tokenizer_free(&tk);
     }
     check(&checks, ok, "tokenizer.json: gaps, missing bytes, empty added token");
-    // 4096 added tokens of 256 bytes are compared with each byte of a prompt; one more, or a longer one, is refused.
-    for (size_t count = ADDED_MAX; count <= ADDED_MAX + 1; count++) {
+    // Any number of added tokens; a text that begins like all of them takes no longer for it.
+    enum { MANY = 100000, BYTES = 1 << 18 };
+    for (int longer = 0; longer < 2; longer++) {
+        int digits = ADDED_MAX_BYTES - 1 + longer;
         FILE *f = fopen(path, "wb");
-        fprintf(f, START "\"model\":{\"vocab\":{\"a\":0},\"merges\":[]},\"added_tokens\":[");
-        for (size_t i = 0; i < count; i++)
-            fprintf(f, "%s{\"id\":%zu,\"content\":\"%0*zu\"}", i ? "," : "", i + 1, ADDED_MAX_BYTES, i + 1);
+        fprintf(f, START MODEL_BPE "\"vocab\":{\"a\":0},\"merges\":[]},\"added_tokens\":[");
+        for (int i = 0; i < MANY; i++)
+            fprintf(f, "%s{\"id\":%d,\"content\":\"<%0*d\"}", i ? "," : "", i + 1, i ? 30 : digits, i + 1);
         fprintf(f, "]}");
         fclose(f);
-        ok = tokenizer_open(&tk, path, &err) == (count == ADDED_MAX);
-        ok = ok && (count == ADDED_MAX || says(&err, "added token 4096 is one of more"));
-        if (count == ADDED_MAX) tokenizer_free(&tk);
-        check(&checks, ok, "tokenizer.json: %zu added tokens", count);
+        ok = tokenizer_open(&tk, path, &err);
+        if (longer) ok = !ok && says(&err, "has more than 256 bytes");
+        check(&checks, ok, "tokenizer.json: %d added tokens, one of %d bytes", MANY, digits + 1);
+        if (longer || !ok) continue;
+        char *text = malloc(BYTES);
+        int *numbers = malloc(BYTES * sizeof(int));
+        if (!text || !numbers) exit(1);
+        for (int i = 0; i < BYTES; i++) text[i] = i % 30 ? '0' : '<';
+        clock_t begin = clock();
+        n = tokenizer_encode(&tk, text, BYTES, numbers);
+        double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
+        check(&checks, n == 0 && seconds < 5, "and 256 KiB that begin like them take %.2f s, at most 5", seconds);
+        n = tokenizer_encode(&tk, "a<000000000000000000000000099999a", 33, numbers);
+        check(&checks, n == 3 && numbers[1] == 99999, "and each is found");
+        free(numbers);
+        free(text);
+        tokenizer_free(&tk);
     }
     char *json = make_fixture(false, KINDS);
     ok = true;
@@ -342,7 +358,9 @@ static void test_characters(void) {
         if (byte < 0) continue;
         ok &= byte < 256 && !seen[byte] && (c >= 256 || (int)c == byte);
         seen[byte] = true;
-        ok &= byte_to_utf8(byte, name) == strlen(name) && name_to_bytes(name, text) == 1 && text[0] == (char)byte;
+        bool named;
+        ok &= byte_to_utf8(byte, name) == strlen(name) && name_to_bytes(name, text, &named) == 1;
+        ok &= text[0] == (char)byte && !named;
     }
     for (int byte = 0; byte < 256; byte++) ok &= seen[byte];
     for (unsigned c = 324; c < 1000; c++) ok &= character_to_byte(c) == -1;
@@ -351,7 +369,8 @@ static void test_characters(void) {
     for (int i = 0; i < 5; i++) {
         char out[8];
         size_t n = strlen(strange[i]);
-        ok &= name_to_bytes(strange[i], out) == n && memcmp(out, strange[i], n) == 0;
+        bool named;
+        ok &= name_to_bytes(strange[i], out, &named) == n && memcmp(out, strange[i], n) == 0 && named;
     }
     check(&checks, ok, "names with other characters stand for themselves");
 }
@@ -478,16 +497,107 @@ static void test_kinds(void) {
     }
 }
 
+// Applies an edit: [path, value], or [path] to remove.
+static void apply_edit(cJSON *root, const cJSON *edit) {
+    cJSON *at = root;
+    const cJSON *step = edit->child->child, *value = edit->child->next;
+    for (; step->next; step = step->next) {
+        at = cJSON_IsString(step) ? cJSON_GetObjectItemCaseSensitive(at, step->valuestring)
+                                  : cJSON_GetArrayItem(at, step->valueint);
+    }
+    if (cJSON_IsString(step)) {
+        cJSON_DeleteItemFromObjectCaseSensitive(at, step->valuestring);
+        if (value) cJSON_AddItemToObject(at, step->valuestring, cJSON_Duplicate(value, true));
+    } else if (step->valueint < cJSON_GetArraySize(at)) {
+        cJSON_ReplaceItemInArray(at, step->valueint, cJSON_Duplicate(value, true));
+    } else {
+        cJSON_AddItemToArray(at, cJSON_Duplicate(value, true));
+    }
+}
+
+// Opens the file at `path`, and returns whether the text has the tokens of the package tokenizers, or the refusal names
+// the key or the object that it stands in.
+static bool key_is_kept(const cJSON *line, bool plain) {
+    Tokenizer tk;
+    Error err = {""};
+    const char *key = cJSON_GetObjectItem(line, "key")->valuestring, *name = strchr(key, '.') + 1;
+    const char *text = cJSON_GetObjectItem(line, "text")->valuestring;
+    const cJSON *expected = cJSON_GetObjectItem(line, "tokens"), *token = expected->child;
+    if (!(plain ? tokenizer_open(&tk, path, &err) : open_kind(&tk, path, text, &err))) {
+        char object[64];
+        snprintf(object, sizeof object, "%.*s", (int)(name - key - 1), key);
+        if (!cJSON_IsTrue(cJSON_GetObjectItem(line, "reads")) && says(&err, path) &&
+            (strstr(err.text, name) || strstr(err.text, object))) return true;
+        printf("     %s: %s\n", key, err.text);
+        return false;
+    }
+    int *tokens = NULL;
+    size_t n = 0;
+    bool same = tokenizer_prompt(&tk, text, 1000, &tokens, &n, &err) && cJSON_IsArray(expected) &&
+                n == (size_t)cJSON_GetArraySize(expected);
+    for (size_t i = 0; i < n && same; i++, token = token->next) same = tokens[i] == token->valueint;
+    if (!same) {
+        printf("     %s: '%s' has other tokens:", key, text);
+        for (size_t i = 0; i < n && tokens; i++) printf(" %d", tokens[i]);
+        printf("\n");
+    }
+    free(tokens);
+    tokenizer_free(&tk);
+    return same;
+}
+
+// Turns on every key that the format has, and one more in each object, as dev/data/golden_tokenizers.py has done: none is
+// passed over without a word.
+static void test_keys(void) {
+    Error err;
+    size_t bytes, count = 0, kept = 0, reads = 0;
+    bool seen[TOKENIZER_KEY_COUNT] = {false};
+    char *lines = file_read("dev/test/tokenizer/keys.jsonl", 1 << 20, &bytes, &err), *rest = lines, *text;
+    while (lines && (text = strtok_r(rest, "\n", &rest))) {
+        cJSON *line = json_parse(text, strlen(text), "keys.jsonl", &err);
+        if (!line) break;
+        const char *key = cJSON_GetObjectItem(line, "key")->valuestring;
+        const Kind *kind = KINDS;
+        while (strcmp(kind->name, cJSON_GetObjectItem(line, "kind")->valuestring) != 0) kind++;
+        char *json = make_fixture(false, kind), name[64];
+        cJSON *root = json_parse(json, strlen(json), path, &err);
+        const cJSON *edit;
+        cJSON_ArrayForEach(edit, cJSON_GetObjectItem(line, "edits")) apply_edit(root, edit);
+        free(json);
+        json = cJSON_Print(root);
+        write_text(path, json);
+        bool ok = key_is_kept(line, false);
+        ok = (kind != KINDS || key_is_kept(line, true)) && ok;
+        if (!ok) printf("     in line %zu\n", count + 1);
+        count++;
+        kept += ok;
+        reads += cJSON_IsTrue(cJSON_GetObjectItem(line, "reads"));
+        for (int i = 0; i < TOKENIZER_KEY_COUNT; i++) {
+            snprintf(name, sizeof name, "%s.%s", TOKENIZER_KEYS[i].object, TOKENIZER_KEYS[i].key);
+            seen[i] = seen[i] || strcmp(name, key) == 0;
+        }
+        free(json);
+        cJSON_Delete(root);
+        cJSON_Delete(line);
+    }
+    free(lines);
+    check(&checks, count >= 100 && kept == count, "keys: %zu of %zu files give the reference's tokens (%zu must) or are "
+          "refused by the key", kept, count, reads);
+    for (int i = 0; i < TOKENIZER_KEY_COUNT; i++) {
+        check(&checks, seen[i], "keys: %s of %s is among them", TOKENIZER_KEYS[i].key, TOKENIZER_KEYS[i].object);
+    }
+}
+
 static void test_kinds_refused(void) {
 #define BPE(member) "{\"model\":{\"type\":\"BPE\"}," member "}"
 #define MODEL(model) "{\"pre_tokenizer\":" BYTE_LEVEL("true") ",\"model\":" model "}"
 #define BPE_SPLIT(first) BPE("\"pre_tokenizer\":" LIST(first, "false"))
     static const struct { const char *what, *text, *says; } cases[] = {
-        {"sentencepiece's Unigram", MODEL("{\"type\":\"Unigram\",\"vocab\":[]}"), "vocab, merges"},
+        {"sentencepiece's Unigram", MODEL("{\"type\":\"Unigram\",\"vocab\":[]}"), "\"model\" Unigram"},
         {"sentencepiece's BPE", MODEL("{\"type\":\"BPE\",\"byte_fallback\":true}"), "\"byte_fallback\""},
         {"sentencepiece's spaces", BPE("\"pre_tokenizer\":{\"type\":\"Metaspace\"}"), "\"pre_tokenizer\""},
-        {"another model", MODEL("{\"type\":\"WordPiece\",\"vocab\":{\"a\":1}}"), "vocab, merges"},
-        {"no model", MODEL("null"), "vocab, merges"},
+        {"another model", MODEL("{\"type\":\"WordPiece\",\"vocab\":{\"a\":1}}"), "\"model\" WordPiece"},
+        {"no model", MODEL("null"), "\"model\" ? is not"},
         {"another normalizer", BPE("\"normalizer\":{\"type\":\"Lowercase\"}"), "\"normalizer\" Lowercase"},
         {"dropout", MODEL("{\"type\":\"BPE\",\"dropout\":0.1}"), "\"dropout\""},
         {"no splitter", "{\"model\":{\"type\":\"BPE\"}}", "\"pre_tokenizer\" does not end with a ByteLevel"},
@@ -496,11 +606,12 @@ static void test_kinds_refused(void) {
         {"a split that drops", BPE_SPLIT("{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a\"},\"behavior\":\"Removed\"}"),
          "\"pre_tokenizer\" Split"},
         {"a split in between", BPE_SPLIT("{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a\"},\"behavior\":\"Isolated\","
-                                         "\"invert\":true}"), "\"pre_tokenizer\" Split"},
+                                         "\"invert\":true}"), "\"invert\" of \"pre_tokenizer\""},
         {"a split by a text", BPE_SPLIT("{\"type\":\"Split\",\"pattern\":{\"String\":\"a\"},"
                                         "\"behavior\":\"Isolated\"}"), "\"pre_tokenizer\" Split"},
     };
     static const Kind broken = {"broken", LIST(SPLIT("(a"), "false"), "null", false};
+    static const Kind slow = {"slow", LIST(SPLIT("(?:l+)+[xy]"), "false"), "null", false};
     Tokenizer tk;
     Error err;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -511,6 +622,15 @@ static void test_kinds_refused(void) {
     write_fixture(false, &broken);
     check(&checks, !open_kind(&tk, path, NULL, &err) && says(&err, "PCRE2 cannot split text by"),
           "kinds: a broken regular expression: refused");
+    int *tokens = NULL;
+    size_t n;
+    write_fixture(false, &slow);
+    bool ok = open_kind(&tk, path, NULL, &err);
+    ok = ok && !tokenizer_prompt(&tk, "llllllllllllllllllllllllllllllllllllllll", 300, &tokens, &n, &err);
+    ok = ok && says(&err, path) && says(&err, "PCRE2 gives up");
+    check(&checks, ok, "kinds: a pattern that takes PCRE2 too long: a sentence that names the file");
+    free(tokens);
+    if (ok) tokenizer_free(&tk);
 }
 
 static void test_gpt2(void) {
@@ -599,6 +719,7 @@ int main(int argc, char **argv) {
     test_gpt2();
     test_kinds();
     test_kinds_refused();
+    test_keys();
     test_damage();
     test_print();
     test_sampler();

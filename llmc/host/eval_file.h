@@ -1,10 +1,11 @@
 // eval_file.h: the file of --eval: rows of tokens, some of which count.
 //
-// Little-endian: 256 int32 of header, then uint16 in version 1 and uint32 in version 2. Header: 20261122, version,
-// rows, kind (1 text, 2 cloze, 3 choices), vocabulary V, words of the original text (0: not known). A row: tokens n,
-// first, count, then n tokens. The model predicts each of the tokens first .. first+count-1 from all tokens before it.
-// A row of choices is a context and an ending, and has a word behind `count`: 1 if its ending is the right one, which
-// begins an example, or 0 if it is another of the same example.
+// Little-endian: 256 int32 of header, then uint16 in version 1 and uint32 in version 2. Header:
+// 20261122, version, rows, kind (1 text, 2 cloze, 3 choices), vocabulary V (the model's, or a
+// larger one), words of the original text (0: not known). A row: tokens n, first, count, then n
+// tokens. The model predicts each of the tokens first .. first+count-1 from all tokens before it. A
+// row of choices is a context and an ending, and has a word behind `count`: 1 if its ending is the
+// right one, which begins an example, or 0 if it is another of the same example.
 //
 // defines: EvalKind, EvalRow, EvalFile, eval_sample, eval_open, eval_close
 #ifndef LLMC_EVAL_FILE_H
@@ -60,8 +61,8 @@ static inline bool eval_read_row(EvalFile *e, const char *path, size_t *at, size
     for (size_t i = 0; i < row.tokens; i++) {
         size_t token = eval_word_at(e, row.at + i);
         if (token >= V)
-            return error_set(err, "%s has token %zu in row %zu, but the model's vocabulary is %zu", path, token,
-                             e->rows, V);
+            return error_set(err, "%s has token %zu in row %zu, but the model's vocabulary is %zu: "
+                             "prepare it with that tokenizer", path, token, e->rows, V);
     }
     if (word[3] > 1 || (e->kind == EVAL_CHOICES && e->rows == 0 && !row.right))
         return error_set(err, "%s: row %zu has the mark %zu: 1 is the right ending, which comes first, and 0 another",
@@ -91,9 +92,10 @@ static inline bool eval_read(EvalFile *e, const char *path, size_t bytes, size_t
         header[5] < 0)
         return error_set(err, "%s says that it has %d rows of kind %d in %zu words: kinds are 1 (text), 2 (cloze) and "
                          "3 (choices)", path, (int)header[2], (int)header[3], e->count);
-    if (header[4] != (int32_t)V)
-        return error_set(err, "%s is in tokens of a vocabulary of %d, and the model's is %zu: prepare it with that "
-                         "tokenizer", path, (int)header[4], V);
+    // A tokenizer may have tokens that the model lacks, such as a [PAD] that no row has: each row is checked.
+    if (header[4] < 0 || (size_t)header[4] < V)
+        return error_set(err, "%s is in tokens of a vocabulary of %d, and the model's is %zu: prepare "
+                         "it with that tokenizer", path, (int)header[4], V);
     e->kind = (EvalKind)header[3];
     e->words = (size_t)header[5];
     e->row = (EvalRow *)host_alloc((size_t)header[2], sizeof(EvalRow));

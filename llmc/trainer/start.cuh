@@ -74,22 +74,32 @@ static inline bool trainer_source(Trainer *m, Error *err) {
     return true;
 }
 
+// Opens the tokenizer and makes the tokens of the prompt, if the run prints samples or names a file for that. Any other
+// run needs none: weights beside a tokenizer that we cannot read are sound. began: --init as the command line has it.
+static inline bool trainer_tokenizer(Trainer *m, const char *from, const char *began, const Lesson *lesson,
+                                     Error *err) {
+    static char beside[PATH_MAX];
+    Options *o = &m->opt;
+    if (!o->sample_every && !o->tokenizer) return true;
+    if (!o->tokenizer) {
+        if (!tokenizer_beside(beside, from, began, m->config.V, err)) return false;
+        if (beside[0]) o->tokenizer = beside;
+    }
+    return (lesson->tokenizer ? lesson->tokenizer(&m->tokenizer, o, err)
+                              : tokenizer_open(&m->tokenizer, o->tokenizer, err)) &&
+           (!o->sample_every || tokenizer_prompt(&m->tokenizer, o->prompt, m->config.V, &m->sample.tokens,
+                                                 &m->sample.prompt, err));
+}
+
 // Opens the data and the tokenizer, and proves that the outputs can be written. Runs last, so that a run that is
 // refused for its options or data leaves no empty --out.
-static inline bool trainer_files(Trainer *m, const char *from, const Lesson *lesson, Error *err) {
-    static char beside[PATH_MAX];
+static inline bool trainer_files(Trainer *m, const char *from, const char *began, const Lesson *lesson, Error *err) {
     Options *o = &m->opt;
     if (o->train_data && (!dataloader_open(&m->train_data, o->train_data, o->seq, o->global_batch, err) ||
                           !progress_data(&m->progress, &m->train_data, !o->verify, err))) return false;
     if (o->val_every && !dataloader_open(&m->val_data, o->val_data, o->seq, o->global_batch, err)) return false;
     if (o->eval && !eval_open(&m->eval, o->eval, m->config.V, o->seq, err)) return false;
-    if (!o->tokenizer && from && path_print(beside, err, "%s/tokenizer.json", from) &&
-        access(beside, R_OK) == 0) o->tokenizer = beside;
-    return (lesson->tokenizer ? lesson->tokenizer(&m->tokenizer, o, err)
-                              : tokenizer_open(&m->tokenizer, o->tokenizer, err)) &&
-           (!o->sample_every || tokenizer_prompt(&m->tokenizer, o->prompt, m->config.V, &m->sample.tokens,
-                                                 &m->sample.prompt, err)) &&
-           trainer_claim(m, err) &&
+    return trainer_tokenizer(m, from, began, lesson, err) && trainer_claim(m, err) &&
            (m->job.rank != 0 || !from || !o->out || o->dry_run || o->eval || kept_read(&m->kept, from, err)) &&
            (m->job.rank != 0 || outputs_check(o, err));
 }
@@ -121,6 +131,7 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, const Less
     if (o->out || o->log) signal(SIGPIPE, SIG_IGN);  // nobody reads what we print: that is no reason to lose the run
     o->config.spec = lesson->spec;
     if (lesson->sizes && !lesson->sizes(o, lesson->options.object, err)) return false;
+    const char *began = o->init;
     if (!trainer_source(m, err)) return false;
     const char *from = o->resume ? o->resume : o->init;
     if (from && !config_read(from, lesson->spec, &file, err)) return false;
@@ -139,7 +150,7 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, const Less
     m->readers = m->grid.d / o->context, m->reader = m->grid.d_rank / o->context;
     trainer_set_batch(m, o->global_batch);
     trainer_sizes(m, 1), m->V0 = 0, m->sp = 1;
-    return trainer_files(m, from, lesson, err);
+    return trainer_files(m, from, began, lesson, err);
 }
 
 // Starts the one rank of train_gpt.cu and reads everything that the command line names. Whatever is wrong is said in
