@@ -8,7 +8,7 @@
 # needs: tools/profile tools/byte_corpus
 . "$(dirname "$0")/report.sh"
 cpu_only 'the numbers are those of the stand-ins'
-pages=(README.md doc/*.md dev/slurm/README.md)
+pages=(README.md doc/course/*.md doc/lab/*.md dev/slurm/README.md)
 
 verdicts 'tables of the pages' dev/plot/tables.sh check "$build"
 
@@ -23,9 +23,9 @@ $2}"
 rates() {
     local rows
     build/tools/bubbles paper "${build/fp32/bf16}" dev/clusters/dgx-a100.json 6.2B 2>&1 | grep -v '^|-' |
-        while read -r row; do grep -qxF -- "$row" doc/zero_bubble.md || echo "not there: $row"; done
+        while read -r row; do grep -qxF -- "$row" doc/lab/zero_bubble.md || echo "not there: $row"; done
     rows=$(awk -F' *[|,] *' '/^<!-- table bubbles_paper/ { on = 1 } /^<!-- end/ { on = 0 }
-        on && $2 ~ /B$/ && $6 == $7 && $12 == $13 && $15 == $16' doc/zero_bubble.md | wc -l)
+        on && $2 ~ /B$/ && $6 == $7 && $12 == $13 && $15 == $16' doc/lab/zero_bubble.md | wc -l)
     [ "$rows" = 12 ] || echo "$rows rows of 12 have the paper's rates"
 }
 check "the lists have the bubble rates of Zero Bubble's Table 5, and rows of the trainers' clock are as written" "$(rates)"
@@ -78,12 +78,16 @@ links() {
             [[ $link != *#* || $target == *.html ]] || headings "$target" | grep -qx -- "${link#*#}" || echo "$page: no heading $link"
         done
     done
-    for page in doc/*.md; do grep -q "($page" README.md || echo "README does not lead to $page"; done
+    for page in doc/course/*.md; do grep -q "($page" README.md || echo "README does not lead to $page"; done
+    for page in doc/lab/*.md; do
+        [ "$page" = doc/lab/README.md ] || grep -q "(${page##*/}" doc/lab/README.md || echo "doc/lab/README.md does not lead to $page"
+    done
+    grep -q '(doc/lab/README.md)' README.md || echo 'README does not lead to doc/lab/README.md'
     for page in doc/pictures/*.svg; do
-        grep -q "pictures/${page##*/})" README.md doc/*.md || echo "no page shows $page"
+        grep -q "pictures/${page##*/})" "${pages[@]}" || echo "no page shows $page"
     done
 }
-check "links lead somewhere, README leads to all pages, all pictures are shown" "$(links)"
+check "links lead somewhere, README and the list of the laboratory lead to all pages, all pictures are shown" "$(links)"
 
 files() {
     local path
@@ -103,7 +107,7 @@ flags() {
         sed 's/]/ ]/g; s/$/ /' >"$dir/help"
     grep -ohE '(^|[ `("])--[a-z][a-z0-9-]*' "${pages[@]}" | sed -E 's/^[ `("]*--//' | sort -u | grep -vxE "$others" |
         while read -r flag; do grep -q -- "--$flag " "$dir/help" || echo "--$flag"; done
-    grep -ohE '(`|^)make [a-z-]+( |`|$)' README.md doc/*.md | tr -d '\140' | sort -u | while read -r _ flag; do
+    grep -ohE '(`|^)make [a-z-]+( |`|$)' "${pages[@]}" | tr -d '\140' | sort -u | while read -r _ flag; do
         grep -qE "^${flag% }:" Makefile || echo "make $flag"
     done
 }
@@ -118,7 +122,7 @@ debugger() {
         grep -- '-o build/cpu-fp32/train_gpt')
     [[ $fast = *' -O3 '* && $fast != *' -O0 '* && $fast != *' -g '* ]] || echo 'make does not compile with -O3 alone'
 }
-check "make GDB=1 builds for a debugger, as doc/stand_ins.md says" "$(debugger)"
+check "make GDB=1 builds for a debugger, as doc/lab/stand_ins.md says" "$(debugger)"
 
 # README's rows `| [file] | lines | diff |`.
 budgets() {
@@ -138,7 +142,7 @@ budgets() {
 }
 check "trainers and their diffs are as short as README says" "$(budgets)"
 
-# Each bug stands by its name in a string of each test that doc/bugs.md gives for it.
+# Each bug stands by its name in a string of each test that doc/lab/bugs.md gives for it.
 bugs() {
     local name tests file rows=0
     while IFS='|' read -r _ name _ _ tests _; do
@@ -147,16 +151,16 @@ bugs() {
             awk -v name="$name" '{ at = index($0, name) } at && index(substr($0, 1, at), "\"") { found = 1 }
                                  END { exit !found }' "$file" || echo "\"$name\" is not in $file"
         done
-    done < <(grep -E '\.(c|cu|sh) \|$' doc/bugs.md)
+    done < <(grep -E '\.(c|cu|sh) \|$' doc/lab/bugs.md)
     [ $rows = 31 ] || echo "$rows rows were read, not 31"
 }
-check "each bug is in the tests that doc/bugs.md names" "$(bugs)"
+check "each bug is in the tests that doc/lab/bugs.md names" "$(bugs)"
 
-# The schedule of doc/recipes.md is one that pipeline_prove accepts.
+# The schedule of doc/lab/recipes.md is one that pipeline_prove accepts.
 schedule() {
     {
         printf '#include <stdio.h>\n#include "llmc/pipeline.h"\n'
-        awk '/^<!-- code pipeline_eager/ { on = 1 } on && /^```$/ { exit } on && !/^(<!--|```)/' doc/recipes.md
+        awk '/^<!-- code pipeline_eager/ { on = 1 } on && /^```$/ { exit } on && !/^(<!--|```)/' doc/lab/recipes.md
         cat <<'END'
 int main(void) {
     enum { P = 8, M = 32 };
@@ -174,6 +178,6 @@ END
     } >"$dir/schedule.c"
     ${CC:-cc} -std=gnu11 -I. -o "$dir/schedule" "$dir/schedule.c" -lm 2>&1 && "$dir/schedule"
 }
-check "the schedule of doc/recipes.md cannot hang" "$(schedule)"
+check "the schedule of doc/lab/recipes.md cannot hang" "$(schedule)"
 
 finish

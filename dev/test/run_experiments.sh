@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# run_experiments.sh [BUILD]: runs the commands of doc/experiments.md, as they stand there, on copies of the trainers,
+# run_experiments.sh [BUILD]: runs the commands of doc/course/experiments.md, as they stand there, on copies of the trainers,
 # and checks the page's claims. Their output stays in build/experiments/NAME.out for `make doc`.
 # needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_3d bf16/train_gpt_3d tools/byte_corpus
 . "$(dirname "$0")/report.sh"
-page=doc/experiments.md dir=build/experiments
+page=doc/course/experiments.md dir=build/experiments
 cpu_only 'they are about the stand-ins'
 export OMP_NUM_THREADS=1
 mkdir -p $dir
